@@ -1,0 +1,104 @@
+package manifest
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"regexp"
+	"time"
+)
+
+// Version is the manifest_version that a device announces.
+const Version = 1
+
+// Bounds of an announce.
+const (
+	MaxCapabilities = 32
+	MaxToolNameLen  = 64
+)
+
+// Capability is one entry of announce.payload.capabilities (RFC-0005 §9).
+type Capability struct {
+	CapID       string      `json:"cap_id"`
+	Kind        string      `json:"kind"`
+	SchemaRef   string      `json:"schema_ref"` // input of Verbs[0]
+	Verbs       []string    `json:"verbs"`
+	SafetyClass SafetyClass `json:"safety_class"`
+	Constraints Constraints `json:"constraints"`
+}
+
+// Constraints bound the use of a capability, on both ends of the link.
+type Constraints struct {
+	RateLimitRPS      int `json:"rate_limit_rps"`      // calls in any one second, 1..100
+	MaxConcurrency    int `json:"max_concurrency"`     // calls in flight, 1..64
+	DeadlineMSDefault int `json:"deadline_ms_default"` // handler budget in ms, 1..5000
+}
+
+// DefaultConstraints are those of RFC-0005 §9.
+var DefaultConstraints = Constraints{RateLimitRPS: 10, MaxConcurrency: 4, DeadlineMSDefault: 2000}
+
+// Deadline is the handler's budget.
+func (c Constraints) Deadline() time.Duration {
+	if c.DeadlineMSDefault <= 0 {
+		return 2 * time.Second
+	}
+	return time.Duration(c.DeadlineMSDefault) * time.Millisecond
+}
+
+// Echo is the capability object of RFC-0005 §9.
+func Echo() Capability {
+	return Capability{CapID: "echo", Kind: KindEcho, SchemaRef: "mcp://schemas/system.echo.invoke.input@1.0.0",
+		Verbs: []string{VerbInvoke}, SafetyClass: ReadOnly, Constraints: DefaultConstraints}
+}
+
+// Metrics is the capability object of the machine's metrics.
+func Metrics() Capability {
+	return Capability{CapID: "metrics", Kind: KindMetrics, SchemaRef: "mcp://schemas/system.metrics.snapshot.input@1.0.0",
+		Verbs: []string{VerbSnapshot, VerbSubscribe}, SafetyClass: ReadOnly, Constraints: DefaultConstraints}
+}
+
+var capIDRE = regexp.MustCompile(`^[a-z0-9_]{1,24}$`)
+
+// Check tells whether c is a capability of this release: known kind, known verbs, the
+// kind's safety class, the right schema reference, sane constraints. The error is
+// always E_MANIFEST_INVALID and quotes nothing of c.
+func (c *Capability) Check() error {
+	k, ok := LookupKind(c.Kind)
+	switch {
+	case !capIDRE.MatchString(c.CapID):
+		return E(ManifestInvalid, "cap_id must match ^[a-z0-9_]{1,24}$")
+	case !ok:
+		return E(ManifestInvalid, "kind is not one of the kinds this relay knows")
+	case c.SafetyClass != k.Safety:
+		return E(ManifestInvalid, "safety_class is not the one this kind admits")
+	case len(c.Verbs) == 0 || len(c.Verbs) > len(k.Verbs):
+		return E(ManifestInvalid, "verbs must name at least one verb of the kind, each once")
+	}
+	for i, name := range c.Verbs {
+		if _, ok := k.Verb(name); !ok {
+			return E(ManifestInvalid, "a verb is not one of the kind's verbs")
+		}
+		for _, earlier := range c.Verbs[:i] {
+			if earlier == name {
+				return E(ManifestInvalid, "verbs must name at least one verb of the kind, each once")
+			}
+		}
+	}
+	if v, _ := k.Verb(c.Verbs[0]); c.SchemaRef != v.Input {
+		return E(ManifestInvalid, "schema_ref must name the input schema of the first verb")
+	}
+	return c.Constraints.check()
+}
+
+func (c Constraints) check() error {
+	if c.RateLimitRPS < 1 || c.RateLimitRPS > 100 || c.MaxConcurrency < 1 || c.MaxConcurrency > 64 ||
+		c.DeadlineMSDefault < 1 || c.DeadlineMSDefault > 5000 {
+		return E(ManifestInvalid, "constraints are out of range: rate_limit_rps 1..100, max_concurrency 1..64, deadline_ms_default 1..5000")
+	}
+	return nil
+}
+
+// Hash is manifest_sha256: the hex SHA-256 of the raw bytes of `capabilities` as sent.
+func Hash(rawCapabilities []byte) string {
+	sum := sha256.Sum256(rawCapabilities)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,64 @@
+package manifest
+
+import "errors"
+
+// Code is one of the seven error codes of the product (RFC-0001 §4 as used by
+// RFC-0005 §8 and RFC-0009 §3). The set is closed.
+type Code string
+
+// The closed set of error codes.
+const (
+	BadRequest       Code = "E_BAD_REQUEST"       // malformed request, Accept, tool name or unknown tool on an own node
+	ManifestInvalid  Code = "E_MANIFEST_INVALID"  // arguments fail the tool's schema, or a bad announce
+	SafetyDenied     Code = "E_SAFETY_DENIED"     // token, scope, tenant or safety class
+	NodeOffline      Code = "E_NODE_OFFLINE"      // an own node without a ready link
+	DeadlineExceeded Code = "E_DEADLINE_EXCEEDED" // 5 s at the gateway or 2 s at the handler
+	RateLimited      Code = "E_RATE_LIMITED"      // rate, concurrency, queue or quota
+	Internal         Code = "E_INTERNAL"          // a bug here or a device that answered wrongly
+)
+
+// Codes lists the closed set.
+var Codes = []Code{BadRequest, ManifestInvalid, SafetyDenied, NodeOffline, DeadlineExceeded, RateLimited, Internal}
+
+// Valid reports whether c is one of the seven codes.
+func (c Code) Valid() bool {
+	switch c {
+	case BadRequest, ManifestInvalid, SafetyDenied, NodeOffline, DeadlineExceeded, RateLimited, Internal:
+		return true
+	}
+	return false
+}
+
+// Retryable reports whether the same request may succeed later without a change.
+func (c Code) Retryable() bool {
+	switch c {
+	case NodeOffline, RateLimited, Internal:
+		return true
+	}
+	return false
+}
+
+// Error is what a caller is told. Message is printable ASCII written by this product:
+// nothing that a device sent is ever part of it (RFC-0005 §8).
+type Error struct {
+	Code         Code
+	Message      string
+	RetryAfterMS int64  // when > 0, the earliest useful retry
+	Reason       string // short word for the audit log; never sent to the caller
+}
+
+func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
+
+// Errorf is not provided on purpose: messages are constants or are built from checked
+// words only. E makes one.
+func E(c Code, message string) *Error { return &Error{Code: c, Message: message} }
+
+// AsError returns err as an *Error; any other error becomes E_INTERNAL with a neutral
+// message, so that nothing internal leaks.
+func AsError(err error) *Error {
+	var e *Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return &Error{Code: Internal, Message: "the relay failed to answer this call", Reason: "internal"}
+}

@@ -1,0 +1,74 @@
+package manifest
+
+import (
+	"crypto/rand"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+)
+
+const (
+	// ULIDLen is the length of every ULID in text form.
+	ULIDLen = 26
+	// MaxNameLen bounds a node's friendly name.
+	MaxNameLen = 32
+)
+
+var (
+	tenantRE = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
+	nameRE   = tenantRE // a node name has the same form as a tenant id
+)
+
+// NewNodeID mints a node id: a ULID in lower case Crockford base 32 (RFC-0009 §2).
+func NewNodeID() string { return strings.ToLower(NewULID()) }
+
+// NewULID mints an upper case ULID, the form of msg_id, session_id, stream_id and jti.
+// Its time part is informative only: nothing orders or expires by it.
+func NewULID() string {
+	return ulid.MustNew(ulid.Timestamp(time.Now()), rand.Reader).String()
+}
+
+// ValidNodeID reports whether s is a node id: 26 characters of lower case Crockford
+// base 32 that are a ULID as well (the pattern of RFC-0009 §5.1 alone also admits
+// values above the ULID range).
+func ValidNodeID(s string) bool {
+	if len(s) != ULIDLen || s[0] > '7' {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		if !isCrockfordLower(s[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// ParseULID checks a ULID in either case and returns its upper case form.
+func ParseULID(s string) (string, bool) {
+	if len(s) != ULIDLen {
+		return "", false
+	}
+	u := strings.ToUpper(s)
+	if _, err := ulid.ParseStrict(u); err != nil {
+		return "", false
+	}
+	return u, true
+}
+
+// ValidTenant reports whether s is a tenant id: ^[a-z0-9][a-z0-9-]{0,31}$.
+func ValidTenant(s string) bool { return tenantRE.MatchString(s) }
+
+// ValidNodeName reports whether s may name a node: ^[a-z0-9][a-z0-9-]{0,31}$.
+func ValidNodeName(s string) bool { return nameRE.MatchString(s) }
+
+func isCrockfordLower(c byte) bool {
+	switch {
+	case c >= '0' && c <= '9':
+		return true
+	case c >= 'a' && c <= 'z':
+		return c != 'i' && c != 'l' && c != 'o' && c != 'u'
+	}
+	return false
+}

@@ -1,0 +1,62 @@
+package manifest
+
+import (
+	"sync"
+	"time"
+)
+
+// Limit enforces a capability's Constraints exactly: at most RateLimitRPS starts in any
+// window and at most MaxConcurrency in flight. A token bucket would admit nearly twice
+// the rate in its first second; a ring of the last starts does not.
+type Limit struct {
+	mu       sync.Mutex // protects the fields below
+	starts   []time.Time
+	next     int
+	inFlight int
+
+	window  time.Duration
+	maxBusy int
+}
+
+// RelayWindow and DeviceWindow are the windows of the rate on the two ends. The
+// device's is a little shorter, so that jitter on the link cannot make it refuse what
+// the relay rightly admitted.
+const (
+	RelayWindow  = time.Second
+	DeviceWindow = 900 * time.Millisecond
+)
+
+// NewLimit makes the limit of one capability.
+func NewLimit(c Constraints, window time.Duration) *Limit {
+	return &Limit{starts: make([]time.Time, max(c.RateLimitRPS, 1)), window: window, maxBusy: max(c.MaxConcurrency, 1)}
+}
+
+// Acquire admits one call or tells why not: E_RATE_LIMITED with RetryAfterMS. Every
+// admitted call is ended by Release.
+func (l *Limit) Acquire(now time.Time) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.inFlight >= l.maxBusy {
+		return &Error{Code: RateLimited, Message: "too many calls of this capability are in flight; wait for one to end", Reason: "concurrency"}
+	}
+	oldest := l.starts[l.next]
+	if !oldest.IsZero() {
+		if wait := l.window - now.Sub(oldest); wait > 0 {
+			return &Error{Code: RateLimited, Message: "this capability's rate limit is used up; retry later",
+				RetryAfterMS: max(1, wait.Milliseconds()), Reason: "rate"}
+		}
+	}
+	l.starts[l.next] = now
+	l.next = (l.next + 1) % len(l.starts)
+	l.inFlight++
+	return nil
+}
+
+// Release ends a call that Acquire admitted.
+func (l *Limit) Release() {
+	l.mu.Lock()
+	if l.inFlight > 0 {
+		l.inFlight--
+	}
+	l.mu.Unlock()
+}

@@ -1,0 +1,111 @@
+package manifest
+
+import "strings"
+
+// ToolName is a projected tool name in parts: `{kind_short}.{node_id}.{cap_id}.{verb}`
+// (RFC-0009 §2, RFC-0005 §2).
+type ToolName struct {
+	Short  string
+	NodeID string
+	CapID  string
+	Verb   string
+}
+
+// String is the canonical, dotted spelling.
+func (t ToolName) String() string {
+	return t.Short + "." + t.NodeID + "." + t.CapID + "." + t.Verb
+}
+
+// Alias is the flat spelling for clients that refuse dots: dots become underscores.
+func (t ToolName) Alias() string {
+	return t.Short + "_" + t.NodeID + "_" + t.CapID + "_" + t.Verb
+}
+
+// ParseToolName parses the canonical spelling. It accepts exactly the names that
+// RFC-0002 §5.7 (`^[a-z0-9_]+(\.[a-z0-9_]+){3}$`) admits, that fit into 64 characters
+// and whose second segment is a node id.
+func ParseToolName(s string) (ToolName, bool) {
+	if !toolSyntax(s) {
+		return ToolName{}, false
+	}
+	p := strings.SplitN(s, ".", 4)
+	if !ValidNodeID(p[1]) {
+		return ToolName{}, false
+	}
+	return ToolName{p[0], p[1], p[2], p[3]}, true
+}
+
+// Canonical returns the dotted spelling of a tool name given in either spelling.
+// Names that are neither come back unchanged.
+func Canonical(s string) string {
+	if strings.IndexByte(s, '.') >= 0 || len(s) > MaxToolNameLen {
+		return s
+	}
+	short, rest, ok := strings.Cut(s, "_")
+	if !ok || len(rest) < ULIDLen+4 || rest[ULIDLen] != '_' || !ValidNodeID(rest[:ULIDLen]) {
+		return s
+	}
+	tail := rest[ULIDLen+1:]
+	i := strings.LastIndexByte(tail, '_')
+	if i <= 0 || i == len(tail)-1 {
+		return s
+	}
+	return short + "." + rest[:ULIDLen] + "." + tail[:i] + "." + tail[i+1:]
+}
+
+// toolSyntax is ^[a-z0-9_]+(\.[a-z0-9_]+){3}$ and at most 64 characters, by hand: it
+// runs on every call.
+func toolSyntax(s string) bool {
+	if len(s) == 0 || len(s) > MaxToolNameLen {
+		return false
+	}
+	dots, run := 0, 0
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		switch {
+		case c == '.':
+			if run == 0 {
+				return false
+			}
+			dots, run = dots+1, 0
+		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '_':
+			run++
+		default:
+			return false
+		}
+	}
+	return dots == 3 && run > 0
+}
+
+// Tool is one verb of one capability of one node, as a relay offers it and as the
+// device answers it.
+type Tool struct {
+	Name       ToolName
+	Canonical  string // Name.String(), made once
+	Capability *Capability
+	Kind       *Kind
+	Verb       *Verb
+}
+
+// Project turns a checked capability of a node into its tools, one for each verb. The
+// error is E_MANIFEST_INVALID: a name over 64 characters, or a capability that Check refuses.
+func Project(nodeID string, c *Capability) ([]Tool, error) {
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
+	if !ValidNodeID(nodeID) {
+		return nil, E(ManifestInvalid, "the node id is not a lower case ULID")
+	}
+	k, _ := LookupKind(c.Kind)
+	tools := make([]Tool, 0, len(c.Verbs))
+	for _, name := range c.Verbs {
+		v, _ := k.Verb(name)
+		t := ToolName{k.Short, nodeID, c.CapID, v.Name}
+		s := t.String()
+		if len(s) > MaxToolNameLen {
+			return nil, E(ManifestInvalid, "a projected tool name is longer than 64 characters")
+		}
+		tools = append(tools, Tool{Name: t, Canonical: s, Capability: c, Kind: k, Verb: v})
+	}
+	return tools, nil
+}

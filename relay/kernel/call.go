@@ -1,0 +1,195 @@
+package kernel
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"time"
+
+	"agentctl/manifest"
+)
+
+// Call answers a request within CallBudget. The error is always a *manifest.Error.
+// An opened stream outlives the budget: it ends with ctx, by its Close, or by itself.
+func (k *Kernel) Call(ctx context.Context, r *Request) (*Result, error) {
+	if r.TraceID == "" {
+		r.TraceID = NewTraceID()
+	}
+	r.Tool = manifest.Canonical(r.Tool)
+	res, err := k.callInBudget(ctx, r)
+	rec := Record{Tenant: r.Caller.Tenant, Actor: r.Caller.Actor, TraceID: r.TraceID, Decision: Allowed}
+	if r.tool != nil {
+		rec.Tool, rec.NodeID = r.tool.Name, r.tool.NodeID
+	} else if n, ok := manifest.ParseToolName(r.Tool); ok {
+		rec.Tool, rec.NodeID = r.Tool, n.NodeID
+	}
+	if err != nil {
+		e := k.asError(ctx, err)
+		rec.Code, rec.Reason, rec.Decision = e.Code, e.Reason, Denied
+		if r.plugin != nil { // it was handed to the plugin
+			rec.Decision = Failed
+		}
+		k.Audit(rec)
+		return nil, e
+	}
+	k.Audit(rec)
+	return res, nil
+}
+
+// callInBudget ends ctx after CallBudget unless a stream was opened, which keeps it.
+func (k *Kernel) callInBudget(ctx context.Context, r *Request) (*Result, error) {
+	callCtx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(CallBudget, func() { cancel(context.DeadlineExceeded) })
+	res, err := k.pipe.Handle(callCtx, r)
+	inTime := timer.Stop()
+	if err == nil && res != nil && res.Stream != nil {
+		if inTime {
+			return res, nil // the stream's reader closes it; ctx is the caller's
+		}
+		res.Stream.Close()
+		err = context.DeadlineExceeded
+	}
+	if err != nil && errors.Is(context.Cause(callCtx), context.DeadlineExceeded) && ctx.Err() == nil {
+		err = deadlineExceeded()
+	}
+	cancel(nil)
+	return res, err
+}
+
+func (k *Kernel) asError(ctx context.Context, err error) *manifest.Error {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return deadlineExceeded()
+	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
+		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the caller gave the call up", Reason: "cancelled"}
+	}
+	return manifest.AsError(err)
+}
+
+func deadlineExceeded() *manifest.Error {
+	return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the device did not answer within 5 s", Reason: "gateway_deadline"}
+}
+
+// dispatch is the innermost handler: the fixed checks in their order, then the plugin.
+// No stage can remove or reorder them.
+func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
+	e, ok := k.tool(r.Tool)
+	if !ok {
+		return nil, k.missing(r)
+	}
+	if !r.Caller.Has(e.tool.Scope) {
+		return nil, &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope that this tool needs", Reason: "scope"}
+	}
+	if !e.visible(r.Caller) {
+		return nil, NotYours()
+	}
+	t := e.tool
+	r.tool = t
+	if t.SafetyClass != "" && t.SafetyClass != manifest.ReadOnly {
+		return nil, &manifest.Error{Code: manifest.SafetyDenied, Message: "tools of this safety class need an approval that this release does not give", Reason: "safety_class"}
+	}
+	if t.Streams && !r.Stream {
+		return nil, &manifest.Error{Code: manifest.BadRequest, Message: "this tool is a stream: send Accept: text/event-stream, or call the snapshot tool for one reading", Reason: "unary_on_stream"}
+	}
+	if len(r.Arguments) == 0 {
+		r.Arguments = []byte("{}")
+	}
+	if t.Check != nil {
+		args, err := t.Check(r.Arguments)
+		if err != nil {
+			return nil, err
+		}
+		r.Arguments = args
+	}
+	if t.Limit != nil && !t.Streams {
+		if err := t.Limit.Acquire(time.Now()); err != nil {
+			return nil, err
+		}
+		defer t.Limit.Release()
+	}
+	r.plugin = e.plugin
+	return e.plugin.plugin.Call(ctx, r)
+}
+
+// missing explains a tool that no plugin has. The scope is checked first, so that a
+// token without it learns nothing about names.
+func (k *Kernel) missing(r *Request) error {
+	if _, ok := manifest.ParseToolName(r.Tool); !ok {
+		return &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
+	}
+	if !r.Caller.Has(manifest.ScopeCallReadOnly) {
+		return &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope that this tool needs", Reason: "scope"}
+	}
+	if k.opt.Missing != nil {
+		return k.opt.Missing(r.Caller, r.Tool)
+	}
+	return &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
+}
+
+// NotYours is the one answer for another tenant's node and for a node that does not
+// exist, so that tenants cannot be probed.
+func NotYours() *manifest.Error {
+	return &manifest.Error{Code: manifest.SafetyDenied, Message: "this token may not use that node", Reason: "tenant"}
+}
+
+// NewTraceID makes a W3C trace id: 32 hex digits, not all zero.
+func NewTraceID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails on Linux
+	return hex.EncodeToString(b[:])
+}
+
+// Read returns a resource's content for a caller who may see it.
+func (k *Kernel) Read(ctx context.Context, c *Caller, uri string) (*Resource, []byte, error) {
+	e, err := k.resource(c, uri)
+	if err != nil {
+		return nil, nil, err
+	}
+	rd, ok := e.plugin.plugin.(Reader)
+	if !ok {
+		return nil, nil, ErrNoResource
+	}
+	ctx, cancel := context.WithTimeout(ctx, CallBudget)
+	defer cancel()
+	data, err := rd.Read(ctx, c, uri)
+	if err != nil {
+		return nil, nil, k.asError(ctx, err)
+	}
+	return e.resource, data, nil
+}
+
+// ErrNoResource is returned for a URI that does not exist or that the caller may not
+// see; the two are not told apart.
+var ErrNoResource = errors.New("kernel: no such resource")
+
+func (k *Kernel) resource(c *Caller, uri string) (resourceEntry, error) {
+	k.mu.RLock()
+	e, ok := k.resources[uri]
+	k.mu.RUnlock()
+	if !ok || !c.Has(e.resource.Scope) || (e.plugin.manifest.Tenant != "" && e.plugin.manifest.Tenant != c.Tenant) {
+		return resourceEntry{}, ErrNoResource
+	}
+	return e, nil
+}
+
+// Method finds the plugin that serves an MCP method beyond tools and resources. Plugins
+// are asked in the order of their names.
+func (k *Kernel) Method(c *Caller, method string) (Methods, bool) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	var found Methods
+	var name string
+	for n, l := range k.plugins {
+		m, ok := l.plugin.(Methods)
+		if !ok || (l.manifest.Tenant != "" && l.manifest.Tenant != c.Tenant) || (found != nil && n > name) {
+			continue
+		}
+		for _, s := range m.Serves() {
+			if s == method {
+				found, name = m, n
+			}
+		}
+	}
+	return found, found != nil
+}

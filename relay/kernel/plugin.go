@@ -1,0 +1,203 @@
+package kernel
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"agentctl/manifest"
+)
+
+// Manifest says what a plugin offers. A connected device is a plugin: its capability
+// manifest becomes one of these.
+type Manifest struct {
+	Name      string // unique; a device's is "device:<node_id>"
+	Version   string // semantic version
+	Tenant    string // whose callers see it; empty: everybody's
+	Tools     []*Tool
+	Resources []*Resource
+}
+
+// Tool is one callable thing.
+type Tool struct {
+	Name         string // canonical spelling, unique in the kernel
+	Title        string
+	Description  string
+	InputSchema  json.RawMessage
+	OutputSchema json.RawMessage // nil: the tool has content only
+	SafetyClass  manifest.SafetyClass
+	Scope        string // what a caller must hold; never empty
+	NodeID       string // of a device tool
+	Streams      bool   // answers with a stream
+	// Check validates the arguments against InputSchema and returns them in their
+	// normal form. It runs before dispatch.
+	Check func(args []byte) ([]byte, error)
+	// Limit is the capability's rate and concurrency. The kernel enforces it on unary
+	// tools; a streaming plugin charges it when it really opens a stream, since joining
+	// one costs the device nothing.
+	Limit *manifest.Limit
+}
+
+// Resource is one readable thing.
+type Resource struct {
+	URI         string
+	Name        string
+	Title       string
+	Description string
+	MIME        string
+	Scope       string
+	NodeID      string
+	Watchable   bool
+}
+
+// Plugin serves the tools and resources of its manifest. Call, Read and Watch may run
+// concurrently.
+type Plugin interface {
+	Manifest() *Manifest
+	Call(ctx context.Context, r *Request) (*Result, error)
+}
+
+// Reader is a plugin with resources.
+type Reader interface {
+	Read(ctx context.Context, c *Caller, uri string) ([]byte, error)
+}
+
+// Watcher is a plugin with resources that change. Watch blocks until ctx ends and calls
+// changed after each change.
+type Watcher interface {
+	Watch(ctx context.Context, uri string, changed func()) error
+}
+
+// Methods is a plugin that answers MCP methods beyond tools and resources (prompts,
+// completion, resource templates, logging).
+type Methods interface {
+	// Serves lists the methods.
+	Serves() []string
+	// Serve answers one; params and result are JSON.
+	Serve(ctx context.Context, c *Caller, s Session, method string, params json.RawMessage) (json.RawMessage, error)
+}
+
+type loaded struct {
+	plugin   Plugin
+	manifest *Manifest
+}
+
+// Bounds of the registry.
+const (
+	MaxPlugins        = 20000
+	MaxToolsPerPlugin = 256
+)
+
+var (
+	// ErrLoaded is returned by Load for a name that is taken.
+	ErrLoaded = errors.New("kernel: a plugin of this name is loaded")
+	// ErrFull is returned by Load when MaxPlugins are loaded.
+	ErrFull = errors.New("kernel: too many plugins")
+)
+
+// Load registers a plugin's tools and resources and tells the subscribers. With replace
+// a plugin of the same name gives way in the same step, so that no moment without its
+// tools can be seen.
+func (k *Kernel) Load(p Plugin, replace bool) error {
+	m := p.Manifest()
+	if err := checkManifest(m); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	old, taken := k.plugins[m.Name]
+	if taken && !replace {
+		return fmt.Errorf("load plugin %s: %w", m.Name, ErrLoaded)
+	}
+	if !taken && len(k.plugins) >= MaxPlugins {
+		return ErrFull
+	}
+	for _, t := range m.Tools {
+		if e, clash := k.tools[t.Name]; clash && (!taken || e.plugin != old) {
+			return fmt.Errorf("load plugin %s: a tool of the same name belongs to another plugin", m.Name)
+		}
+	}
+	if taken {
+		k.dropLocked(old)
+	}
+	l := &loaded{plugin: p, manifest: m}
+	k.plugins[m.Name] = l
+	v := k.viewLocked(m.Tenant)
+	for _, t := range m.Tools {
+		k.tools[t.Name] = entry{tool: t, plugin: l}
+		v.tools.insert(t.Name)
+	}
+	for _, r := range m.Resources {
+		k.resources[r.URI] = resourceEntry{resource: r, plugin: l}
+		v.resources.insert(r.URI)
+	}
+	if !taken || !sameSurface(old.manifest, m) {
+		k.changedLocked(m)
+	}
+	return nil
+}
+
+// Unload removes a plugin, only if it is still p: a late unload of a plugin that was
+// replaced changes nothing.
+func (k *Kernel) Unload(p Plugin) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	name := p.Manifest().Name
+	l, ok := k.plugins[name]
+	if !ok || l.plugin != p {
+		return false
+	}
+	k.dropLocked(l)
+	delete(k.plugins, name)
+	k.changedLocked(l.manifest)
+	return true
+}
+
+func (k *Kernel) dropLocked(l *loaded) {
+	v := k.viewLocked(l.manifest.Tenant)
+	for _, t := range l.manifest.Tools {
+		delete(k.tools, t.Name)
+		v.tools.remove(t.Name)
+	}
+	for _, r := range l.manifest.Resources {
+		delete(k.resources, r.URI)
+		v.resources.remove(r.URI)
+	}
+	if l.manifest.Tenant != "" && len(v.tools) == 0 && len(v.resources) == 0 {
+		delete(k.views, l.manifest.Tenant)
+	}
+}
+
+func checkManifest(m *Manifest) error {
+	if m == nil || m.Name == "" {
+		return errors.New("kernel: a plugin manifest needs a name")
+	}
+	if len(m.Tools) > MaxToolsPerPlugin || len(m.Resources) > MaxToolsPerPlugin {
+		return fmt.Errorf("load plugin %s: at most %d tools and resources each", m.Name, MaxToolsPerPlugin)
+	}
+	names := make(map[string]bool, len(m.Tools))
+	for _, t := range m.Tools {
+		if t.Name == "" || t.Scope == "" || names[t.Name] {
+			return fmt.Errorf("load plugin %s: every tool needs a name of its own and a scope", m.Name)
+		}
+		names[t.Name] = true
+	}
+	for _, r := range m.Resources {
+		if r.URI == "" || r.Scope == "" {
+			return fmt.Errorf("load plugin %s: every resource needs a URI and a scope", m.Name)
+		}
+	}
+	return nil
+}
+
+// sameSurface tells whether a replacement shows a client exactly what it replaces.
+func sameSurface(a, b *Manifest) bool {
+	return a.Tenant == b.Tenant &&
+		slices.EqualFunc(a.Tools, b.Tools, func(x, y *Tool) bool {
+			return x.Name == y.Name && x.Description == y.Description && x.SafetyClass == y.SafetyClass &&
+				string(x.InputSchema) == string(y.InputSchema) && string(x.OutputSchema) == string(y.OutputSchema)
+		}) &&
+		slices.EqualFunc(a.Resources, b.Resources, func(x, y *Resource) bool { return x.URI == y.URI })
+}
