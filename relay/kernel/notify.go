@@ -181,7 +181,7 @@ func (n *notifier) startLocked(k *Kernel, key watchKey, w *watch, p Watcher) {
 			k.mu.RLock()
 			e, ok := k.resources[key.uri]
 			k.mu.RUnlock()
-			if !ok {
+			if !ok || (e.plugin.manifest.Tenant != "" && e.plugin.manifest.Tenant != key.tenant) {
 				continue // still away; Watch of the old one returns at once
 			}
 			if p, ok = e.plugin.plugin.(Watcher); !ok {
