@@ -1,0 +1,98 @@
+package strictjson
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+type doc struct {
+	Type    string `json:"type"`
+	N       int64  `json:"n,omitempty"`
+	Payload Raw    `json:"payload,omitempty"`
+}
+
+func TestUnmarshal(t *testing.T) {
+	deep := strings.Repeat("[", 15) + strings.Repeat("]", 15)
+	tests := []struct {
+		name, in string
+		ok       bool
+	}{
+		{"plain", `{"type":"a","n":1}`, true},
+		{"payload", `{"type":"a","payload":{"x":[1,2.5e3,"\u00e9"]}}`, true},
+		{"white space around", " {\"type\":\"a\"}\n", true},
+		{"16 deep", `{"type":"a","payload":` + deep + `}`, true},
+		{"17 deep", `{"type":"a","payload":[` + deep + `]}`, false},
+		{"brackets in a string", `{"type":"` + strings.Repeat("[", 40) + `"}`, true},
+		{"escaped quote", `{"type":"\"[[[[[[[[[[[[[[[[[[[["}`, true},
+		{"upper case key", `{"TYPE":"a"}`, false},
+		{"mixed case key", `{"Type":"a"}`, false},
+		{"duplicate key", `{"type":"a","type":"b"}`, false},
+		{"duplicate key by escape", `{"type":"a","\u0074ype":"b"}`, false},
+		{"duplicate key inside", `{"type":"a","payload":{"k":1,"k":2}}`, false},
+		{"unknown key", `{"type":"a","x":1}`, false},
+		{"trailing bytes", `{"type":"a"}{}`, false},
+		{"trailing comma", `{"type":"a",}`, false},
+		{"bad utf-8", "{\"type\":\"\xff\"}", false},
+		{"lone surrogate", `{"type":"\ud800"}`, false},
+		{"bad utf-8 inside payload", "{\"type\":\"a\",\"payload\":{\"k\":\"\xc3\x28\"}}", false},
+		{"huge number", `{"type":"a","payload":{"k":1e999}}`, false},
+		{"very long number", `{"type":"a","payload":` + strings.Repeat("9", 401) + `}`, false},
+		{"NaN", `{"type":"a","payload":NaN}`, false},
+		{"wrong type", `{"type":1}`, false},
+		{"empty", ``, false},
+		{"array", `[]`, false},
+		{"comment", `{"type":"a"/*x*/}`, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var d doc
+			err := Unmarshal([]byte(tt.in), &d)
+			if (err == nil) != tt.ok {
+				t.Errorf("Unmarshal(%q) = %v, want ok %v", tt.in, err, tt.ok)
+			}
+		})
+	}
+}
+
+func TestErrorsQuoteNothing(t *testing.T) {
+	const canary = "IGNORE-PREVIOUS"
+	for _, in := range []string{`{"` + canary + `":1}`, `{"type":{"` + canary + `":1}}`, `{"type":"a"} ` + canary, `{"n":"` + canary + `"}`} {
+		var d doc
+		err := Unmarshal([]byte(in), &d)
+		if err == nil {
+			t.Fatalf("Unmarshal(%q) accepted", in)
+		}
+		if strings.Contains(err.Error(), canary) {
+			t.Errorf("error quotes the input: %v", err)
+		}
+	}
+}
+
+// FuzzUnmarshal holds the strict decoder against encoding/json: what it accepts, the
+// standard library accepts with the same meaning.
+func FuzzUnmarshal(f *testing.F) {
+	for _, s := range []string{`{"type":"a","n":5}`, `{"type":"a","payload":{"x":[1,2]}}`, `{"TYPE":"a"}`, `{"n":1e3}`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var d doc
+		if Unmarshal(data, &d) != nil {
+			return
+		}
+		if err := Check(data); err != nil {
+			t.Fatalf("Unmarshal accepts %q, Check says %v", data, err)
+		}
+		var std struct {
+			Type    string          `json:"type"`
+			N       json.Number     `json:"n"`
+			Payload json.RawMessage `json:"payload"`
+		}
+		if err := json.Unmarshal(data, &std); err != nil {
+			t.Fatalf("Unmarshal accepts %q, encoding/json says %v", data, err)
+		}
+		if std.Type != d.Type {
+			t.Fatalf("type %q, encoding/json says %q", d.Type, std.Type)
+		}
+	})
+}
