@@ -1,0 +1,334 @@
+package fanout
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func drain[T any](s *Sub[T]) []T {
+	var out []T
+	for v, ok := s.Next(); ok; v, ok = s.Next() {
+		out = append(out, v)
+	}
+	return out
+}
+
+func isReady[T any](s *Sub[T]) bool { return len(s.ready) > 0 || s.Err() != nil }
+
+func TestOverflow(t *testing.T) {
+	tests := []struct {
+		name    string
+		opts    SubOptions[int]
+		want    []int
+		dropped uint64
+		err     error
+	}{
+		{"close keeps what was queued", SubOptions[int]{Buffer: 3}, []int{1, 2, 3}, 1, ErrOverflow},
+		{"drop the new ones", SubOptions[int]{Buffer: 3, Overflow: DropAndCount}, []int{1, 2, 3}, 4, nil},
+		{"keep the newest", SubOptions[int]{Buffer: 3, Overflow: Coalesce}, []int{5, 6, 7}, 4, nil},
+		{"one slot", SubOptions[int]{Buffer: 1, Overflow: Coalesce}, []int{7}, 6, nil},
+		{"default buffer holds all", SubOptions[int]{}, []int{1, 2, 3, 4, 5, 6, 7}, 0, nil},
+		{"filtered values take no room", SubOptions[int]{Buffer: 3, Filter: func(v int) bool { return v%2 == 0 }}, []int{2, 4, 6}, 0, nil},
+		{"by key, in the place of the first", SubOptions[int]{Buffer: 3, Overflow: Coalesce, Key: func(v int) string { return string(rune('a' + v%3)) }}, []int{7, 5, 6}, 0, nil},
+		{"by key, too many keys", SubOptions[int]{Buffer: 2, Overflow: Coalesce, Key: func(v int) string { return string(rune('a' + v%3)) }}, []int{6, 7}, 5, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var topic Topic[int]
+			s := topic.Subscribe(tt.opts)
+			defer s.Close()
+			for v := 1; v <= 7; v++ {
+				topic.Publish(v)
+			}
+			if got := drain(s); !slices.Equal(got, tt.want) {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+			if got := s.Dropped(); got != tt.dropped {
+				t.Errorf("dropped %d, want %d", got, tt.dropped)
+			}
+			if err := s.Err(); !errors.Is(err, tt.err) {
+				t.Errorf("err %v, want %v", err, tt.err)
+			}
+			wantReaders := 1
+			if tt.err != nil {
+				wantReaders = 0
+			}
+			if st := topic.Stats(); st.Readers != wantReaders || st.Published != 7 || st.Dropped != tt.dropped {
+				t.Errorf("stats %+v", st)
+			}
+		})
+	}
+}
+
+// A reader that overflows must not take another one's place on the list with it.
+func TestOverflowSparesOthers(t *testing.T) {
+	var topic Topic[int]
+	var subs []*Sub[int]
+	for i := range 9 {
+		subs = append(subs, topic.Subscribe(SubOptions[int]{Buffer: 1 + i%3}))
+	}
+	for v := range 3 {
+		topic.Publish(v)
+	}
+	for i, s := range subs {
+		want := []int{0, 1, 2}[:1+i%3]
+		if got := drain(s); !slices.Equal(got, want) {
+			t.Errorf("reader %d got %v, want %v", i, got, want)
+		}
+	}
+	if n := topic.Len(); n != 3 {
+		t.Errorf("%d readers left, want the 3 with room", n)
+	}
+}
+
+func TestResume(t *testing.T) {
+	tests := []struct {
+		name   string
+		after  uint64
+		want   []int
+		missed bool
+	}{
+		{"from the middle of the ring", 8, []int{9, 10}, false},
+		{"nothing missed", 10, nil, false},
+		{"just older than the ring", 6, []int{7, 8, 9, 10}, false},
+		{"a value is gone", 5, []int{7, 8, 9, 10}, true},
+		{"never seen", 0, []int{7, 8, 9, 10}, true},
+		{"from the future", 11, []int{7, 8, 9, 10}, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			topic := New[int](Options{Ring: 4})
+			for v := 1; v <= 10; v++ {
+				topic.Publish(v)
+			}
+			s := topic.Subscribe(SubOptions[int]{Resume: true, After: tt.after})
+			defer s.Close()
+			want := Joined{Missed: tt.missed, Oldest: 7, Next: 11, Replay: len(tt.want)}
+			if s.Joined() != want {
+				t.Errorf("joined %+v, want %+v", s.Joined(), want)
+			}
+			if got := isReady(s); got != (len(tt.want) > 0) {
+				t.Errorf("ready %v", got)
+			}
+			topic.Publish(11)
+			if got := drain(s); !slices.Equal(got, append(tt.want, 11)) {
+				t.Errorf("got %v, want %v and 11", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestPublishAt(t *testing.T) {
+	topic := New[string](Options{Ring: 2, FirstSeq: 1000})
+	if s := topic.Subscribe(SubOptions[string]{Resume: true, After: 999}); s.Joined().Missed || s.Joined().Next != 1000 {
+		t.Errorf("an empty topic at its beginning: joined %+v", s.Joined())
+	}
+	if s := topic.Subscribe(SubOptions[string]{Resume: true, After: 12}); !s.Joined().Missed {
+		t.Error("a number from before the topic's first one was not reported")
+	}
+	for _, seq := range []uint64{1005, 1010, 1020} {
+		if err := topic.PublishAt(seq, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, seq := range []uint64{0, 1010, 1020} {
+		if err := topic.PublishAt(seq, "y"); !errors.Is(err, ErrOrder) {
+			t.Errorf("seq %d: %v, want ErrOrder", seq, err)
+		}
+	}
+	if got := topic.Publish("z"); got != 1021 {
+		t.Errorf("next number %d, want 1021", got)
+	}
+	// 1010 left the ring: whoever saw it or a hole above it misses nothing.
+	for after, missed := range map[uint64]bool{1009: true, 1010: false, 1015: false, 1021: false} {
+		if s := topic.Subscribe(SubOptions[string]{Resume: true, After: after}); s.Joined().Missed != missed {
+			t.Errorf("after %d: missed %v, want %v", after, !missed, missed)
+		}
+	}
+}
+
+func TestLastWithin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var topic Topic[int]
+		if _, _, ok := topic.Last(); ok {
+			t.Error("a last value before the first one")
+		}
+		topic.Publish(7)
+		time.Sleep(4 * time.Second)
+		if v, at, ok := topic.Last(); v != 7 || time.Since(at) != 4*time.Second || !ok {
+			t.Errorf("last %v %v %v", v, at, ok)
+		}
+		for within, want := range map[time.Duration][]int{5 * time.Second: {7, 8}, 4 * time.Second: {8}, 0: {8}} {
+			var topic Topic[int]
+			topic.Publish(7)
+			time.Sleep(4 * time.Second)
+			s := topic.Subscribe(SubOptions[int]{LastWithin: within})
+			topic.Publish(8)
+			if got := drain(s); !slices.Equal(got, want) {
+				t.Errorf("within %v: got %v, want %v", within, got, want)
+			}
+		}
+	})
+}
+
+func TestEnd(t *testing.T) {
+	offline := errors.New("device offline")
+	topic := New[int](Options{MaxReaders: 1, Ring: 4})
+	s := topic.Subscribe(SubOptions[int]{})
+	full := topic.Subscribe(SubOptions[int]{})
+	if !errors.Is(full.Err(), ErrFull) {
+		t.Errorf("second reader: %v, want ErrFull", full.Err())
+	}
+	full.Close()
+	topic.Publish(1)
+	topic.Close(offline)
+	topic.Close(nil)
+	if topic.Publish(2) != 0 || !errors.Is(topic.PublishAt(9, 2), offline) {
+		t.Error("a closed topic took a value")
+	}
+	<-s.Ready()
+	if got := drain(s); !slices.Equal(got, []int{1}) || !errors.Is(s.Err(), offline) {
+		t.Errorf("got %v, %v", got, s.Err())
+	}
+	<-s.Ready() // stays ready at the end
+	late := topic.Subscribe(SubOptions[int]{Resume: true})
+	<-late.Ready()
+	if _, ok := late.Next(); ok || !errors.Is(late.Err(), offline) {
+		t.Errorf("late reader: %v", late.Err())
+	}
+	s.Close()
+	s.Close()
+	late.Close()
+}
+
+func TestClosedReaderHoldsNothing(t *testing.T) {
+	topic := New[*int](Options{Ring: 4})
+	v := new(int)
+	topic.Publish(v)
+	s := topic.Subscribe(SubOptions[*int]{Resume: true})
+	topic.Publish(v)
+	s.Close()
+	topic.Publish(v)
+	if got := drain(s); got != nil || topic.Len() != 0 {
+		t.Errorf("after Close: %v, %d readers", got, topic.Len())
+	}
+	for i, p := range s.buf {
+		if p != nil {
+			t.Errorf("slot %d still holds a value", i)
+		}
+	}
+}
+
+// Ready is level-triggered: a reader that takes one value a wake-up sees all.
+func TestReadyOneAtATime(t *testing.T) {
+	var topic Topic[int]
+	s := topic.Subscribe(SubOptions[int]{})
+	for v := range 5 {
+		topic.Publish(v)
+	}
+	for v := range 5 {
+		<-s.Ready()
+		if got, ok := s.Next(); !ok || got != v {
+			t.Fatalf("got %v %v, want %v", got, ok, v)
+		}
+	}
+	if isReady(s) {
+		t.Error("ready with nothing queued")
+	}
+	topic.Publish(1)
+	topic.Publish(2)
+	dst := make([]int, 1)
+	for range 2 {
+		<-s.Ready()
+		if n := s.Take(dst); n != 1 {
+			t.Fatalf("took %d", n)
+		}
+	}
+	if isReady(s) || s.Take(dst) != 0 {
+		t.Error("ready with nothing queued")
+	}
+}
+
+// Readers join at any moment of a running publisher and name a number they saw:
+// every one must get each later number once and in order.
+func TestJoinUnderLoad(t *testing.T) {
+	const total, readers = 20_000, 16
+	topic := New[uint64](Options{Ring: total})
+	var wg sync.WaitGroup
+	for r := range readers {
+		wg.Go(func() {
+			var seen uint64
+			for round := 0; seen < total; round++ {
+				s := topic.Subscribe(SubOptions[uint64]{Buffer: total, Resume: true, After: seen})
+				if s.Joined().Missed {
+					t.Errorf("reader %d: missed after %d", r, seen)
+				}
+				stop := seen + uint64(100*(round+r+1)) // leave and come back
+				for seen < total && seen < stop {
+					<-s.Ready()
+					for v, ok := s.Next(); ok; v, ok = s.Next() {
+						if v != seen+1 {
+							t.Errorf("reader %d: %d follows %d", r, v, seen)
+						}
+						seen = v
+					}
+					if s.Err() != nil {
+						t.Errorf("reader %d: %v", r, s.Err())
+						return
+					}
+				}
+				s.Close()
+			}
+		})
+	}
+	wg.Go(func() {
+		for v := uint64(1); v <= total; v++ {
+			topic.Publish(v)
+		}
+	})
+	wg.Wait()
+	if topic.Len() != 0 {
+		t.Errorf("%d readers left", topic.Len())
+	}
+}
+
+// One reader that takes nothing costs the others nothing, and the publisher never waits.
+func TestStalledReader(t *testing.T) {
+	for _, policy := range []Overflow{CloseReader, DropAndCount, Coalesce} {
+		var topic Topic[int]
+		stalled := topic.Subscribe(SubOptions[int]{Buffer: 4, Overflow: policy})
+		live := topic.Subscribe(SubOptions[int]{Buffer: 1})
+		for v := range 1000 {
+			topic.Publish(v)
+			<-live.Ready()
+			if got, ok := live.Next(); !ok || got != v {
+				t.Fatalf("policy %d: live reader got %v %v, want %v", policy, got, ok, v)
+			}
+		}
+		if n := len(drain(stalled)); n != 4 {
+			t.Errorf("policy %d: stalled reader kept %d values, want 4", policy, n)
+		}
+		if len(stalled.buf) > 4 {
+			t.Errorf("policy %d: queue grew to %d slots", policy, len(stalled.buf))
+		}
+	}
+}
+
+func TestPublishDoesNotAllocate(t *testing.T) {
+	topic := New[[]byte](Options{Ring: 8})
+	frame := []byte(strings.Repeat("x", 250))
+	for range 100 {
+		topic.Subscribe(SubOptions[[]byte]{Buffer: 3, Overflow: Coalesce})
+	}
+	for range 16 {
+		topic.Publish(frame)
+	}
+	if n := testing.AllocsPerRun(100, func() { topic.Publish(frame) }); n != 0 {
+		t.Errorf("%v allocations a Publish with 100 readers, want 0", n)
+	}
+}
