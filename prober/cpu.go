@@ -1,0 +1,63 @@
+package prober
+
+// cpuTimes are ticks of all CPUs together. Inside a Sample they are cumulative
+// and never go back; zero when the Source has none.
+type cpuTimes struct{ busy, idle uint64 }
+
+func (t cpuTimes) total() uint64 { return t.busy + t.idle }
+
+// pctSince is the busy share between an earlier reading and t, 0..100 with two
+// decimals; ok is false when no time has passed between them.
+func (t cpuTimes) pctSince(earlier cpuTimes) (pct float64, ok bool) {
+	total := t.total() - earlier.total()
+	if t.total() <= earlier.total() || t.busy < earlier.busy {
+		return 0, false
+	}
+	return min(100, round2(100*float64(t.busy-earlier.busy)/float64(total))), true
+}
+
+// minTicks is the shortest window a percentage is taken over: with fewer, one
+// tick is worth more than 12 % and two watchers a millisecond apart would read
+// 0 or 100.
+const minTicks = 8
+
+// cpuMeter turns the kernel's counters into percentages. It is the one owner of
+// the deltas; its zero value is ready.
+//
+// The first reading has nothing to be compared with and gives the mean since
+// boot, as top and vmstat do: a short second look instead would mostly see this
+// process starting.
+type cpuMeter struct {
+	raw   cpuTimes // as last read
+	cum   cpuTimes // grows by what raw grew
+	newer cpuTimes // where the current window began
+	older cpuTimes // where the window before it began
+	pct   float64
+}
+
+// add takes a reading of the counters and returns the percentage and the
+// cumulative times.
+//
+// Counters do go back: iowait by itself, everything when a container is moved or
+// a CPU is unplugged. A part that went back counts as no progress; when there is
+// no progress at all the last percentage stands.
+func (m *cpuMeter) add(raw cpuTimes) (float64, cpuTimes) {
+	if raw.busy > m.raw.busy {
+		m.cum.busy += raw.busy - m.raw.busy
+	}
+	if raw.idle > m.raw.idle {
+		m.cum.idle += raw.idle - m.raw.idle
+	}
+	m.raw = raw
+
+	from := m.newer
+	if m.cum.total()-m.newer.total() >= minTicks {
+		m.older, m.newer = m.newer, m.cum
+	} else {
+		from = m.older
+	}
+	if pct, ok := m.cum.pctSince(from); ok {
+		m.pct = pct
+	}
+	return m.pct, m.cum
+}

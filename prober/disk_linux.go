@@ -1,0 +1,167 @@
+package prober
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// diskPatience is how long a reading waits for statfs, once for each call that
+// hangs: a slow network mount answers within it, a dead one costs one late sample.
+const diskPatience = 250 * time.Millisecond
+
+var (
+	errDiskHangs  = errors.New("no answer from statfs, a dead network mount hangs like this")
+	errDiskNoSize = errors.New("this filesystem has no size (ramfs, proc), choose one that fills up")
+	errDiskRange  = errors.New("block counts contradict each other")
+)
+
+// disk asks statfs how full a filesystem is. The kernel may keep such a call for
+// ever on a dead NFS mount, and nothing can end it, so it runs in a goroutine of
+// its own, one call at a time. While a call is out no other is made: the last
+// figure is given until it is older than maxAge, then an error.
+//
+// ask, answer and close are called from one goroutine.
+type disk struct {
+	path   string
+	statfs func(string, *unix.Statfs_t) error
+	maxAge func() time.Duration
+
+	asks    chan struct{}   // one call each; closed by close
+	answers chan diskAnswer // room for the one answer that can be due
+	done    chan struct{}   // closed when the goroutine is gone
+	timer   *time.Timer     // armed only while answer waits
+
+	running bool       // the goroutine was started
+	out     bool       // a call is out
+	waited  bool       // and was waited for already
+	last    diskAnswer // the newest figure; at is zero before the first
+}
+
+type diskAnswer struct {
+	pct float64
+	err error
+	at  time.Time
+}
+
+func newDisk(path string, statfs func(string, *unix.Statfs_t) error, maxAge func() time.Duration) *disk {
+	return &disk{
+		path:    path,
+		statfs:  statfs,
+		maxAge:  maxAge,
+		asks:    make(chan struct{}, 1),
+		answers: make(chan diskAnswer, 1),
+		done:    make(chan struct{}),
+	}
+}
+
+// ask starts a call unless one is out.
+func (d *disk) ask() {
+	if !d.running {
+		d.running = true
+		d.timer = time.NewTimer(time.Hour)
+		d.timer.Stop()
+		go d.run()
+	}
+	if !d.out {
+		d.out, d.waited = true, false
+		d.asks <- struct{}{}
+	}
+}
+
+// run makes the calls. It never blocks on answers: one call, one answer, and ask
+// makes no second call before the answer was taken.
+func (d *disk) run() {
+	defer close(d.done)
+	var st unix.Statfs_t
+	for range d.asks {
+		a := diskAnswer{}
+		if a.err = d.call(&st); a.err == nil {
+			a.pct, a.err = usedPct(uint64(st.Blocks), uint64(st.Bfree), uint64(st.Bavail))
+		}
+		a.at = time.Now()
+		d.answers <- a
+	}
+}
+
+func (d *disk) call(st *unix.Statfs_t) error {
+	for {
+		if err := d.statfs(d.path, st); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// answer gives the figure of the call that ask made, or the last one.
+func (d *disk) answer() (float64, error) {
+	if a, ok := d.take(); ok {
+		d.out = false
+		if a.err != nil {
+			return 0, fmt.Errorf("statfs %s: %w; try: df %s", d.path, a.err, d.path)
+		}
+		d.last = a
+		return a.pct, nil
+	}
+	if age := time.Since(d.last.at); d.last.at.IsZero() || age > d.maxAge() {
+		return 0, fmt.Errorf("statfs %s: %w; try: df %s", d.path, errDiskHangs, d.path)
+	}
+	return d.last.pct, nil
+}
+
+// take waits for an answer, but for one that hangs only the first time.
+func (d *disk) take() (a diskAnswer, ok bool) {
+	select {
+	case a = <-d.answers:
+		return a, true
+	default:
+	}
+	if d.waited {
+		return a, false
+	}
+	d.waited = true
+	d.timer.Reset(diskPatience)
+	defer d.timer.Stop()
+	select {
+	case a = <-d.answers:
+		return a, true
+	case <-d.timer.C:
+		return a, false
+	}
+}
+
+// close ends the goroutine. A call that hangs cannot be ended: it is left to the
+// end of the process after a moment, and the error says so.
+func (d *disk) close() error {
+	close(d.asks)
+	if !d.running {
+		return nil
+	}
+	d.timer.Reset(diskPatience)
+	defer d.timer.Stop()
+	select {
+	case <-d.done:
+		return nil
+	case <-d.timer.C:
+		return fmt.Errorf("close statfs %s: %w; left to the end of the process", d.path, errDiskHangs)
+	}
+}
+
+// usedPct is what df prints: the share of used blocks in those that are used or
+// that an ordinary user may still take.
+func usedPct(blocks, free, avail uint64) (float64, error) {
+	if blocks == 0 {
+		return 0, errDiskNoSize
+	}
+	// Bounds each so that the sum cannot overflow.
+	if free > blocks || avail > blocks {
+		return 0, errDiskRange
+	}
+	used := float64(blocks - free)
+	total := used + float64(avail)
+	if total == 0 {
+		return 0, errDiskRange
+	}
+	return round2(100 * used / total), nil
+}

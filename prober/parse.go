@@ -1,0 +1,205 @@
+package prober
+
+import (
+	"bytes"
+	"errors"
+)
+
+// The three parsers take what one read of a /proc file returned. They are strict
+// where it matters: a number that is cut off, negative, too long or missing is an
+// error, because a wrong figure looks like a healthy one. None allocates.
+
+var (
+	errEmpty    = errors.New("it is empty")
+	errNoCPU    = errors.New(`no complete "cpu" line with at least 7 counters`)
+	errNumber   = errors.New("a counter is not a number in range")
+	errCPUZero  = errors.New("all CPU counters are zero")
+	errNoTotal  = errors.New("no MemTotal above zero")
+	errNoFree   = errors.New("neither MemAvailable nor MemFree")
+	errMemRange = errors.New("memory sizes contradict each other")
+	errNoLoad   = errors.New("fewer than three load figures")
+)
+
+// maxTicks bounds one CPU counter; ten of them still add up without overflow.
+// At 100 Hz and 1,024 CPUs it is 2,700 years.
+const maxTicks = 1 << 53
+
+// parseStat reads the first line of /proc/stat:
+//
+//	cpu  user nice system idle iowait irq softirq [steal [guest guest_nice]]
+//
+// Waiting for I/O counts as idle. guest and guest_nice are already part of user
+// and nice and are not added again.
+func parseStat(b []byte) (cpuTimes, error) {
+	if len(b) == 0 {
+		return cpuTimes{}, errEmpty
+	}
+	line, _, whole := bytes.Cut(b, []byte{'\n'})
+	line, isCPU := bytes.CutPrefix(line, []byte("cpu "))
+	if !whole || !isCPU {
+		return cpuTimes{}, errNoCPU
+	}
+	var t cpuTimes
+	fields := 0
+	for ; fields < 8; fields++ {
+		line = bytes.TrimLeft(line, " ")
+		if len(line) == 0 {
+			break
+		}
+		v, rest, ok := parseUint(line)
+		if !ok || v > maxTicks || len(rest) > 0 && rest[0] != ' ' {
+			return cpuTimes{}, errNumber
+		}
+		if fields == 3 || fields == 4 {
+			t.idle += v
+		} else {
+			t.busy += v
+		}
+		line = rest
+	}
+	if fields < 7 {
+		return cpuTimes{}, errNoCPU
+	}
+	if t.total() == 0 {
+		// Some sandboxes serve a /proc/stat of zeros; 0 % would be a lie.
+		return cpuTimes{}, errCPUZero
+	}
+	return t, nil
+}
+
+// meminfo holds the lines of /proc/meminfo that are needed, in bytes. seen has a
+// bit for each that was there.
+type meminfo struct {
+	total, free, available                         uint64
+	cached, sReclaimable, activeFile, inactiveFile uint64
+	seen                                           uint8
+}
+
+const (
+	sawTotal = 1 << iota
+	sawFree
+	sawAvailable
+	sawCached
+	sawSReclaimable
+	sawActiveFile
+	sawInactiveFile
+)
+
+func (m *meminfo) has(bits uint8) bool { return m.seen&bits == bits }
+
+// field returns where the value of a line belongs, nil for lines not needed.
+func (m *meminfo) field(key []byte) (*uint64, uint8) {
+	switch string(key) {
+	case "MemTotal":
+		return &m.total, sawTotal
+	case "MemFree":
+		return &m.free, sawFree
+	case "MemAvailable":
+		return &m.available, sawAvailable
+	case "Cached":
+		return &m.cached, sawCached
+	case "SReclaimable":
+		return &m.sReclaimable, sawSReclaimable
+	case "Active(file)":
+		return &m.activeFile, sawActiveFile
+	case "Inactive(file)":
+		return &m.inactiveFile, sawInactiveFile
+	}
+	return nil, 0
+}
+
+// parseMeminfo reads /proc/meminfo and stops at MemAvailable, the third line of
+// every kernel since 3.14.
+func parseMeminfo(b []byte) (meminfo, error) {
+	var m meminfo
+	if len(b) == 0 {
+		return m, errEmpty
+	}
+	for len(b) > 0 && !m.has(sawTotal|sawFree|sawAvailable) {
+		line, rest, whole := bytes.Cut(b, []byte{'\n'})
+		if !whole {
+			break // cut off: its number may be too
+		}
+		b = rest
+		key, value, ok := bytes.Cut(line, []byte{':'})
+		if !ok {
+			continue
+		}
+		dst, bit := m.field(key)
+		if dst == nil {
+			continue
+		}
+		kb, tail, ok := parseUint(bytes.TrimLeft(value, " \t"))
+		if !ok || kb > maxBytes/1024 || string(bytes.TrimLeft(tail, " ")) != "kB" {
+			return meminfo{}, errNumber
+		}
+		*dst = kb * 1024
+		m.seen |= bit
+	}
+	if m.total == 0 {
+		return meminfo{}, errNoTotal
+	}
+	if m.seen&(sawAvailable|sawFree) == 0 {
+		return meminfo{}, errNoFree
+	}
+	return m, nil
+}
+
+// parseLoadavg reads the three averages at the start of /proc/loadavg.
+func parseLoadavg(b []byte) ([3]float64, error) {
+	var load [3]float64
+	if len(b) == 0 {
+		return load, errEmpty
+	}
+	line, _, _ := bytes.Cut(b, []byte{'\n'})
+	for i := range load {
+		line = bytes.TrimLeft(line, " ")
+		if len(line) == 0 {
+			return [3]float64{}, errNoLoad
+		}
+		v, rest, ok := parseDecimal(line)
+		if !ok || len(rest) > 0 && rest[0] != ' ' {
+			return [3]float64{}, errNumber
+		}
+		load[i], line = v, rest
+	}
+	return load, nil
+}
+
+// parseUint reads leading decimal digits; ok is false without any or above 2^64.
+func parseUint(b []byte) (v uint64, rest []byte, ok bool) {
+	i := 0
+	for ; i < len(b) && b[i]-'0' < 10; i++ {
+		d := uint64(b[i] - '0')
+		if v > (1<<64-1-d)/10 {
+			return 0, nil, false
+		}
+		v = v*10 + d
+	}
+	return v, b[i:], i > 0
+}
+
+// parseDecimal reads digits[.digits] of at most 15 digits together, which a
+// float64 holds exactly, so that the one division rounds correctly. It knows no
+// sign, exponent, NaN or Inf.
+func parseDecimal(b []byte) (float64, []byte, bool) {
+	whole, rest, ok := parseUint(b)
+	if !ok {
+		return 0, nil, false
+	}
+	digits := len(b) - len(rest)
+	scale := uint64(1)
+	if len(rest) > 0 && rest[0] == '.' {
+		frac, tail, ok := parseUint(rest[1:])
+		n := len(rest) - 1 - len(tail)
+		digits += n
+		if !ok || digits > 15 {
+			return 0, nil, false
+		}
+		for range n {
+			scale *= 10
+		}
+		whole, rest = whole*scale+frac, tail
+	}
+	return float64(whole) / float64(scale), rest, digits <= 15
+}

@@ -1,0 +1,314 @@
+// Package prober samples the machine on a cadence: cpu, memory, disk and load,
+// the readings of a metric frame (RFC-0009 §5.1).
+//
+// One goroutine takes every reading, so there is one owner of the CPU deltas, and
+// one timer drives it:
+//
+//	p := prober.New(prober.Options{})
+//	go p.Run(ctx)                       // samples every 5 s until ctx ends
+//	s, err := p.Latest()                // what it last saw
+//	s, err = p.Now(ctx)                 // not older than a second
+//	err = p.Watch(ctx, time.Second, fn) // fn for each sample, here, until ctx ends
+//
+// Instants are kept on the monotonic clock and do not drift. Whoever wants the
+// same instant gets the same reading. After a stop of the process, instants that
+// were missed are counted and skipped, never made up for.
+//
+// A reading that cannot be had is an error, never a frame of zeros.
+package prober
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Bounds of the base cadence and of a watcher's interval.
+const (
+	MinInterval     = 100 * time.Millisecond
+	MaxInterval     = 60 * time.Second
+	DefaultInterval = 5 * time.Second
+)
+
+const (
+	// freshFor is how old a sample may be to be the answer of Now.
+	freshFor = time.Second
+	// patience bounds Now, and the wait of Run for a reading that hangs.
+	patience = time.Second
+	// maxWaiting bounds the watchers and the callers of Now, together.
+	maxWaiting = 256
+)
+
+// Errors a caller may decide by.
+var (
+	ErrNoSample = errors.New("prober: no sample was taken yet")
+	ErrHung     = errors.New("prober: the sampler does not answer, a collector hangs")
+	ErrStopped  = errors.New("prober: stopped")
+	ErrBusy     = fmt.Errorf("prober: %d watchers already", maxWaiting)
+)
+
+// Options configure a Prober. The zero value samples this machine every 5 s.
+type Options struct {
+	Root     string        // the tree with proc/ in it; default "/"
+	DiskPath string        // a path on the filesystem whose fill is measured; default "/"
+	Interval time.Duration // base cadence, MinInterval..MaxInterval (else the nearer one); default DefaultInterval
+	Now      func() int64  // trusted wall clock, milliseconds since 1970; default the system's
+	Source   Source        // where readings come from; default the machine. Run closes it
+	Logger   *zap.Logger   // default none
+}
+
+// Prober takes samples and hands them out. Its methods may be called from any
+// goroutine, before Run as well.
+type Prober struct {
+	src   Source
+	wall  func() int64
+	log   *zap.Logger
+	start time.Time
+	wake  chan struct{} // room for one: the plan changed
+	ended chan struct{} // closed when no more samples will come
+
+	mu        sync.Mutex // protects the fields below
+	ran       bool
+	base      schedule
+	waiting   []*waiter
+	latest    Sample
+	latestErr error
+	stats     Stats
+}
+
+// Stats counts what a Prober did since New.
+type Stats struct {
+	Samples     uint64 // readings taken
+	Errors      uint64 // readings that failed
+	Slips       uint64 // instants of the base cadence or of a watcher that were skipped, because the process or a reading was held up
+	Missed      uint64 // samples a watcher did not get, because its fn was still busy
+	Watchers    int    // watchers now
+	LastError   string // of the newest failed reading, kept when the next one succeeds
+	LastErrorAt int64  // trusted wall clock, milliseconds; 0 when none failed
+}
+
+// New makes a Prober; nothing starts or is opened before Run.
+func New(o Options) *Prober {
+	p := &Prober{
+		src:       o.Source,
+		wall:      o.Now,
+		log:       o.Logger,
+		start:     time.Now(),
+		wake:      make(chan struct{}, 1),
+		ended:     make(chan struct{}),
+		base:      schedule{every: DefaultInterval},
+		latestErr: ErrNoSample,
+	}
+	if o.Interval != 0 {
+		p.base.every = min(max(o.Interval, MinInterval), MaxInterval)
+	}
+	if p.wall == nil {
+		p.wall = func() int64 { return time.Now().UnixMilli() }
+	}
+	if p.log == nil {
+		p.log = zap.NewNop()
+	}
+	if p.src == nil {
+		if o.Root == "" {
+			o.Root = "/"
+		} else if o.Root[len(o.Root)-1] != '/' {
+			o.Root += "/"
+		}
+		if o.DiskPath == "" {
+			o.DiskPath = "/"
+		}
+		p.src = newMachine(o.Root, o.DiskPath, p.staleAfter)
+	}
+	return p
+}
+
+// Run samples until ctx ends and returns its error. It may be called once. A
+// reading that hangs cannot be ended: Run then returns after a second with an
+// error that wraps ErrHung as well, and leaves it behind.
+func (p *Prober) Run(ctx context.Context) error {
+	p.mu.Lock()
+	if p.ran {
+		p.mu.Unlock()
+		return errors.New("prober: Run was called twice")
+	}
+	p.ran = true
+	p.base.next = p.now()
+	p.mu.Unlock()
+
+	// Run itself takes no readings, so that one that hangs cannot hold it.
+	go p.loop(ctx)
+	<-ctx.Done()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+		return ctx.Err()
+	case <-timer.C:
+		return fmt.Errorf("%w (%w)", ErrHung, ctx.Err())
+	}
+}
+
+// loop is the sampler: one timer, set to the earliest instant anybody wants.
+func (p *Prober) loop(ctx context.Context) {
+	defer close(p.ended)
+	defer func() {
+		if err := p.src.Close(); err != nil {
+			p.log.Warn("sampler did not close", zap.Error(err))
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var s Sample
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.wake:
+		case <-timer.C:
+		}
+		at, wait := p.plan()
+		for ; wait <= 0 && ctx.Err() == nil; at, wait = p.plan() {
+			err := p.read(&s, at)
+			p.publish(&s, err, at)
+		}
+		timer.Reset(wait)
+	}
+}
+
+// plan tells the time, and how long until the next instant somebody wants.
+func (p *Prober) plan() (at, wait time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	next := p.base.next
+	for _, w := range p.waiting {
+		next = min(next, w.next)
+	}
+	at = p.now()
+	return at, next - at
+}
+
+// read takes one reading. Nothing that the frame's schema refuses gets past it,
+// whatever the Source; only the wall clock may still be unset (see Sample.Check).
+func (p *Prober) read(s *Sample, at time.Duration) error {
+	*s = Sample{}
+	if err := p.src.Read(s); err != nil {
+		return fmt.Errorf("sample: %w", err)
+	}
+	if err := s.checkReadings(); err != nil {
+		return fmt.Errorf("sample: %w", err)
+	}
+	s.TSMS, s.Mono = p.wall(), at
+	return nil
+}
+
+// publish hands a reading to everybody who wanted the instant.
+func (p *Prober) publish(s *Sample, err error, at time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.noteLocked(err)
+	if err != nil {
+		p.latest, p.latestErr = Sample{}, err
+	} else {
+		p.latest, p.latestErr = *s, nil
+	}
+	if p.base.next <= at {
+		p.stats.Slips += p.base.advance(at)
+	}
+	kept := p.waiting[:0]
+	for _, w := range p.waiting {
+		if w.next > at {
+			kept = append(kept, w)
+			continue
+		}
+		if err == nil || w.once() {
+			p.stats.Missed += w.deliver(reading{p.latest, err})
+		}
+		if !w.once() {
+			p.stats.Slips += w.advance(at)
+			kept = append(kept, w)
+		}
+	}
+	clear(p.waiting[len(kept):])
+	p.waiting = kept
+}
+
+// noteLocked counts a reading, and logs when readings begin to fail and when they
+// succeed again, not each one.
+func (p *Prober) noteLocked(err error) {
+	failed := p.latestErr != nil && !errors.Is(p.latestErr, ErrNoSample)
+	if err == nil {
+		p.stats.Samples++
+		if failed {
+			p.log.Info("sampling again")
+		}
+		return
+	}
+	p.stats.Errors++
+	p.stats.LastError, p.stats.LastErrorAt = err.Error(), p.wall()
+	if !failed {
+		p.log.Warn("sampling failed", zap.Error(err))
+	}
+}
+
+// Interval is the base cadence.
+func (p *Prober) Interval() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.base.every
+}
+
+// SetInterval changes the base cadence, MinInterval..MaxInterval. The next sample
+// comes d after the last one, at once if that is past. Watchers keep theirs.
+func (p *Prober) SetInterval(d time.Duration) error {
+	if err := checkInterval(d); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.base.next += d - p.base.every
+	p.base.next = max(p.base.next, p.now())
+	p.base.every = d
+	p.mu.Unlock()
+	p.kick()
+	return nil
+}
+
+// Stats tells what was done so far.
+func (p *Prober) Stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.stats
+	for _, w := range p.waiting {
+		if !w.once() {
+			s.Watchers++
+		}
+	}
+	return s
+}
+
+// staleAfter is the age at which a reading no longer stands for the present:
+// three base intervals, at least 3 s.
+func (p *Prober) staleAfter() time.Duration {
+	return max(3*p.Interval(), 3*time.Second)
+}
+
+// now is the monotonic time since New.
+func (p *Prober) now() time.Duration { return time.Since(p.start) }
+
+// kick makes the loop plan anew.
+func (p *Prober) kick() {
+	select {
+	case p.wake <- struct{}{}:
+	default: // already told
+	}
+}
+
+func checkInterval(d time.Duration) error {
+	if d < MinInterval || d > MaxInterval {
+		return fmt.Errorf("prober: interval %v is outside %v..%v", d, MinInterval, MaxInterval)
+	}
+	return nil
+}

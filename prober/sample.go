@@ -1,0 +1,78 @@
+package prober
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// MinTSMS is the earliest ts_ms a frame may carry (2023-11-14; RFC-0009 §5.1).
+// A board without a battery-backed clock boots below it.
+const MinTSMS = 1_700_000_000_000
+
+// maxBytes bounds memory sizes: above it an integer is no longer exact in the
+// JSON readers that keep numbers as float64.
+const maxBytes = 1 << 53
+
+// ErrClock says that a sample is sound but its wall clock is not yet: it may be
+// kept here with its Mono, and must not be sent.
+var ErrClock = errors.New("the clock is not set yet (before 2023-11-14)")
+
+// Sample is one reading of the machine: the frame of RFC-0009 §5.1 but for the
+// node_id, which whoever sends it adds.
+type Sample struct {
+	TSMS          int64   `json:"ts_ms"`           // trusted wall clock, milliseconds since 1970
+	CPUPct        float64 `json:"cpu_pct"`         // busy share of all CPUs together, 0..100
+	MemBytes      uint64  `json:"mem_bytes"`       // MemTotal - MemAvailable
+	MemTotalBytes uint64  `json:"mem_total_bytes"` // MemTotal, at least 1
+	DiskPct       float64 `json:"disk_pct"`        // used / (used + available to users), 0..100, as df counts
+	Load1         float64 `json:"load_1m"`
+	Load5         float64 `json:"load_5m"`
+	Load15        float64 `json:"load_15m"`
+
+	Mono time.Duration `json:"-"` // when the reading began, monotonic, since New
+
+	cpu cpuTimes // so that each watcher can have the mean over its own interval
+}
+
+// Check tells whether s may leave the machine as a frame: every number in the
+// range of RFC-0009 §5.1. The error wraps ErrClock when only the time is wrong.
+func (s *Sample) Check() error {
+	if err := s.checkReadings(); err != nil {
+		return err
+	}
+	if s.TSMS < MinTSMS {
+		return fmt.Errorf("ts_ms %d: %w", s.TSMS, ErrClock)
+	}
+	return nil
+}
+
+// checkReadings is Check without the clock.
+func (s *Sample) checkReadings() error {
+	for _, f := range [...]struct {
+		name   string
+		v, max float64
+	}{
+		{"cpu_pct", s.CPUPct, 100},
+		{"disk_pct", s.DiskPct, 100},
+		{"load_1m", s.Load1, math.MaxFloat64},
+		{"load_5m", s.Load5, math.MaxFloat64},
+		{"load_15m", s.Load15, math.MaxFloat64},
+	} {
+		// Written so that NaN, which compares false with everything, fails.
+		if !(f.v >= 0 && f.v <= f.max) {
+			return fmt.Errorf("%s is %v, outside 0..%g", f.name, f.v, f.max)
+		}
+	}
+	if s.MemTotalBytes < 1 || s.MemTotalBytes > maxBytes {
+		return fmt.Errorf("mem_total_bytes is %d, outside 1..%d", s.MemTotalBytes, uint64(maxBytes))
+	}
+	if s.MemBytes > s.MemTotalBytes {
+		return fmt.Errorf("mem_bytes is %d, more than the total of %d", s.MemBytes, s.MemTotalBytes)
+	}
+	return nil
+}
+
+// round2 keeps two decimals: more is noise, and each costs every frame bytes.
+func round2(v float64) float64 { return math.Round(v*100) / 100 }

@@ -1,0 +1,142 @@
+package prober
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// machine reads a Linux machine: /proc/stat, meminfo and loadavg through
+// descriptors kept open, and one statfs. A reading is three preads into buffers
+// made once; opening, and gopsutil's way of splitting lines into strings, cost
+// several times as much.
+type machine struct {
+	stat, meminfo, loadavg procFile
+	zoneinfo               string
+	disk                   *disk
+	cpu                    cpuMeter
+}
+
+var _ Source = (*machine)(nil)
+
+// newMachine opens nothing yet. root ends in a slash. maxDiskAge tells how old a
+// disk figure may be used while statfs hangs.
+func newMachine(root, diskPath string, maxDiskAge func() time.Duration) Source {
+	return &machine{
+		// The first line of stat is what counts; ten counters of 20 digits fit.
+		stat:     procFile{path: root + "proc/stat", fd: -1, buf: make([]byte, 512)},
+		meminfo:  procFile{path: root + "proc/meminfo", fd: -1, buf: make([]byte, 4096)},
+		loadavg:  procFile{path: root + "proc/loadavg", fd: -1, buf: make([]byte, 128)},
+		zoneinfo: root + "proc/zoneinfo",
+		disk:     newDisk(diskPath, unix.Statfs, maxDiskAge),
+	}
+}
+
+// Read asks for the disk first, so that a statfs that takes its time runs while
+// the rest is read.
+func (m *machine) Read(s *Sample) error {
+	m.disk.ask()
+
+	b, err := m.stat.read()
+	if err != nil {
+		return err
+	}
+	times, err := parseStat(b)
+	if err != nil {
+		return m.stat.explain(err)
+	}
+	if b, err = m.meminfo.read(); err != nil {
+		return err
+	}
+	mem, err := parseMeminfo(b)
+	if err != nil {
+		return m.meminfo.explain(err)
+	}
+	used, err := mem.used(func() (uint64, bool) { return lowWatermarks(m.zoneinfo) })
+	if err != nil {
+		return m.meminfo.explain(err)
+	}
+	if b, err = m.loadavg.read(); err != nil {
+		return err
+	}
+	load, err := parseLoadavg(b)
+	if err != nil {
+		return m.loadavg.explain(err)
+	}
+	if s.DiskPct, err = m.disk.answer(); err != nil {
+		return err
+	}
+
+	s.CPUPct, s.cpu = m.cpu.add(times)
+	s.MemBytes, s.MemTotalBytes = used, mem.total
+	s.Load1, s.Load5, s.Load15 = load[0], load[1], load[2]
+	return nil
+}
+
+// Close closes the files and waits a moment for a statfs that is under way.
+func (m *machine) Close() error {
+	m.stat.close()
+	m.meminfo.close()
+	m.loadavg.close()
+	return m.disk.close()
+}
+
+// procFile is a file under /proc that stays open. It is opened at the first read
+// and again after a failed one.
+type procFile struct {
+	path string
+	fd   int // -1 while closed
+	buf  []byte
+}
+
+// read returns the start of the file, valid until the next read. One pread from
+// the start makes the kernel write the text anew; a second one, to see the end of
+// the file, would make it do so twice.
+func (f *procFile) read() ([]byte, error) {
+	if f.fd < 0 {
+		fd, err := f.open()
+		if err != nil {
+			return nil, f.explain(err)
+		}
+		f.fd = fd
+	}
+	for {
+		n, err := unix.Pread(f.fd, f.buf, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			f.close()
+			return nil, f.explain(err)
+		}
+		return f.buf[:n], nil
+	}
+}
+
+func (f *procFile) open() (int, error) {
+	for {
+		// O_NONBLOCK: a fixture or a bind mount may be a pipe, whose open hangs.
+		fd, err := unix.Open(f.path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return fd, err
+		}
+	}
+}
+
+func (f *procFile) close() {
+	if f.fd >= 0 {
+		unix.Close(f.fd)
+		f.fd = -1
+	}
+}
+
+// explain says which file and what to look at.
+func (f *procFile) explain(err error) error {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("read %s: %w; the service may not see it (ProcSubset=pid hides it), try: cat %s", f.path, err, f.path)
+	}
+	return fmt.Errorf("read %s: %w; try: cat %s", f.path, err, f.path)
+}

@@ -1,0 +1,202 @@
+package prober
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// schedule is a row of instants, next, next+every, …
+type schedule struct {
+	next, every time.Duration
+}
+
+// advance moves past at, which is not before next, and tells how many instants
+// were skipped: all that are due but for the one that is served now.
+func (s *schedule) advance(at time.Duration) (skipped uint64) {
+	late := (at - s.next) / s.every
+	s.next += (late + 1) * s.every
+	return uint64(late)
+}
+
+// waiter is somebody who wants samples: each interval, or once (every is zero).
+type waiter struct {
+	schedule
+	// ch has room for one reading. A reader that is slow finds the newest there,
+	// and nobody else waits for it.
+	ch chan reading
+}
+
+type reading struct {
+	sample Sample
+	err    error
+}
+
+func newWaiter(next, every time.Duration) *waiter {
+	return &waiter{schedule{next, every}, make(chan reading, 1)}
+}
+
+func (w *waiter) once() bool { return w.every == 0 }
+
+// deliver replaces what was not taken yet; missed is 1 if there was such. Only
+// publish and join call it, under p.mu, so the send finds room.
+func (w *waiter) deliver(r reading) (missed uint64) {
+	select {
+	case <-w.ch:
+		missed = 1
+	default:
+	}
+	w.ch <- r
+	return missed
+}
+
+// Latest returns the newest sample, or why there is none: none was taken yet, the
+// newest reading failed, or no reading has ended for three intervals.
+func (p *Prober) Latest() (Sample, error) {
+	stale := p.staleAfter()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.latestErr != nil {
+		return Sample{}, p.latestErr
+	}
+	if age := p.now() - p.latest.Mono; age > stale {
+		return Sample{}, fmt.Errorf("%w: the newest sample is %v old", p.endedOr(ErrHung), age.Round(time.Second))
+	}
+	return p.latest, nil
+}
+
+// Now returns the newest sample if it is younger than a second, else takes one;
+// callers who ask together share it. It waits at most a second, and not beyond
+// ctx.
+func (p *Prober) Now(ctx context.Context) (Sample, error) {
+	p.mu.Lock()
+	at := p.now()
+	if p.latestErr == nil && at-p.latest.Mono < freshFor {
+		defer p.mu.Unlock()
+		return p.latest, nil
+	}
+	w := newWaiter(at, 0)
+	err := p.addLocked(w)
+	p.mu.Unlock()
+	if err != nil {
+		return Sample{}, err
+	}
+	defer p.leave(w)
+	p.kick()
+
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case r := <-w.ch:
+		return r.sample, r.err
+	case <-ctx.Done():
+		return Sample{}, ctx.Err()
+	case <-p.ended:
+		return Sample{}, ErrStopped
+	case <-timer.C:
+		return Sample{}, fmt.Errorf("%w: no sample within %v", ErrHung, patience)
+	}
+}
+
+// Watch calls fn with a sample at once and then each interval
+// (MinInterval..MaxInterval), in the caller's goroutine, until ctx ends or fn
+// returns an error, and returns that. It returns ErrStopped when Run has ended.
+//
+// At once means the newest sample if it is younger than a tenth of the interval,
+// else a new one; the row of instants begins there. A reading that failed is left
+// out: the reason is in Latest and Stats. A fn that is slow gets the newest sample
+// when it is done and misses those between; it holds up nobody else.
+//
+// CPUPct is the mean since the sample fn got before, whatever others asked for in
+// between; in the first it is what Latest says.
+func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Sample) error) error {
+	if err := checkInterval(interval); err != nil {
+		return err
+	}
+	w, err := p.join(interval)
+	if err != nil {
+		return err
+	}
+	defer p.leave(w)
+	p.kick()
+
+	var before cpuTimes
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-p.ended:
+			return p.whyEnded(ctx)
+		case r := <-w.ch:
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			s := r.sample
+			if pct, ok := s.cpu.pctSince(before); ok && before.total() > 0 {
+				s.CPUPct = pct
+			}
+			before = s.cpu
+			if err := fn(s); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// join adds a watcher. One that comes soon after a sample starts with it, and
+// from then on shares instants with whoever wanted that one.
+func (p *Prober) join(interval time.Duration) (*waiter, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := p.now()
+	w := newWaiter(at, interval)
+	if err := p.addLocked(w); err != nil {
+		return nil, err
+	}
+	if p.latestErr == nil && at-p.latest.Mono <= min(interval/10, freshFor) {
+		w.next = p.latest.Mono + interval
+		w.deliver(reading{sample: p.latest})
+	}
+	return w, nil
+}
+
+func (p *Prober) addLocked(w *waiter) error {
+	select {
+	case <-p.ended:
+		return ErrStopped
+	default:
+	}
+	if len(p.waiting) >= maxWaiting {
+		return ErrBusy
+	}
+	p.waiting = append(p.waiting, w)
+	return nil
+}
+
+// leave forgets a waiter; one that was served once is gone already.
+func (p *Prober) leave(w *waiter) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i := slices.Index(p.waiting, w); i >= 0 {
+		p.waiting = slices.Delete(p.waiting, i, i+1)
+	}
+}
+
+// whyEnded prefers the caller's own end: both often come from one cancel.
+func (p *Prober) whyEnded(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return ErrStopped
+}
+
+// endedOr is ErrStopped once there will be no more samples, else err.
+func (p *Prober) endedOr(err error) error {
+	select {
+	case <-p.ended:
+		return ErrStopped
+	default:
+		return err
+	}
+}
