@@ -102,3 +102,6 @@ func Hash(rawCapabilities []byte) string {
 	sum := sha256.Sum256(rawCapabilities)
 	return hex.EncodeToString(sum[:])
 }
+
+// ValidCapID reports whether s may be a cap_id: ^[a-z0-9_]{1,24}$.
+func ValidCapID(s string) bool { return capIDRE.MatchString(s) }
