@@ -38,6 +38,12 @@ type Request struct {
 	Stream    bool            // the caller takes a stream
 	Session   Session         // the client's side of the conversation; may be nil
 
+	// InputResponses and RequestState answer an earlier Result that asked for input (MCP
+	// multi round trip, SEP-2322): a JSON object by input name, and the state as it was
+	// given. Both come from the client and are to be trusted as little as Arguments.
+	InputResponses json.RawMessage
+	RequestState   string
+
 	tool   *Tool
 	plugin *loaded
 }
@@ -51,6 +57,9 @@ type Session interface {
 	Notify(ctx context.Context, method string, params json.RawMessage) error
 	Ask(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
 	ProgressToken() any // nil when the caller asked for no progress
+	// Capabilities is what the client said that it can do, as MCP's ClientCapabilities
+	// object; nil when it said nothing.
+	Capabilities() json.RawMessage
 }
 
 // Result is the answer to a call: Structured for tools with an output schema, Content
@@ -62,7 +71,25 @@ type Result struct {
 	Stream     Stream
 	// Meta, when set, goes into the result's _meta.
 	Meta json.RawMessage
+	// InputRequests, when set, asks the client for input instead of answering: a JSON
+	// object {name: {"method", "params"}}. The call is repeated with Request.InputResponses
+	// and RequestState, which the plugin has to protect if it relies on it.
+	InputRequests json.RawMessage
+	RequestState  string
+	// Fault, when set, is the answer of a plugin that speaks MCP itself.
+	Fault *Fault
 }
+
+// Fault is a JSON-RPC error of the MCP protocol (not one of ours: those are
+// *manifest.Error and never use the codes -32768..-32000). A Methods plugin may return
+// it as its error, a tool puts it into Result.Fault.
+type Fault struct {
+	Code    int64
+	Message string
+	Data    json.RawMessage
+}
+
+func (f *Fault) Error() string { return f.Message }
 
 // Frame is one element of a stream. Data is the JSON of the frame; Event is the same
 // frame as a whole SSE event, encoded once for all readers. Both are shared: read only.

@@ -12,6 +12,7 @@ import (
 type Change struct {
 	Tools     bool     // the list of tools changed
 	Resources bool     // the list of resources changed
+	Prompts   bool     // the list of prompts of a Methods plugin changed
 	Updated   []string // URIs whose content changed, at most MaxWatched
 }
 
@@ -67,6 +68,7 @@ func (s *Subscription) push(c Change, uri string) {
 	s.mu.Lock()
 	s.pending.Tools = s.pending.Tools || c.Tools
 	s.pending.Resources = s.pending.Resources || c.Resources
+	s.pending.Prompts = s.pending.Prompts || c.Prompts
 	if uri != "" && len(s.uris) < MaxWatched {
 		s.uris[uri] = struct{}{}
 	}
@@ -114,6 +116,18 @@ func (k *Kernel) Subscribe(tenant string) (*Subscription, error) {
 
 func (k *Kernel) changedLocked(m *Manifest) {
 	k.notify.push(m.Tenant, Change{Tools: len(m.Tools) > 0, Resources: len(m.Resources) > 0}, "")
+}
+
+// Changed tells the subscribers of a tenant ("": of every tenant) about a change that
+// Load and Unload cannot see, such as another list of prompts.
+func (k *Kernel) Changed(tenant string, c Change) {
+	for _, uri := range c.Updated {
+		k.notify.push(tenant, Change{}, uri)
+	}
+	c.Updated = nil
+	if c.Tools || c.Resources || c.Prompts {
+		k.notify.push(tenant, c, "")
+	}
 }
 
 func (n *notifier) push(tenant string, c Change, uri string) {
