@@ -1,0 +1,355 @@
+// Package hub holds the relay's live devices: their sessions, the commands in flight,
+// the shared metric streams, and what happens when one identity connects twice.
+//
+//	h := hub.New(hub.Options{...})
+//	go h.Run(ctx)        // liveness, revocation; waits for every session
+//	h.Attach(conn)       // one device link; Options.Ready hands out its Node
+//	node.Call(...)       // one command, ended exactly once
+//	node.Subscribe(...)  // one device stream an interval, shared by all its readers
+package hub
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/link"
+)
+
+// Bounds of a hub.
+const (
+	// MaxNodes is how many devices may be linked at a time.
+	MaxNodes = 20000
+	// maxShaking is how many links may be in their handshake at a time.
+	maxShaking = 2048
+	// DrainFor bounds the wait for sessions at the end of Run.
+	DrainFor = 5 * time.Second
+)
+
+// Options join the hub with the rooms around it.
+type Options struct {
+	// Authenticate checks a device's token: link.AcceptOptions.
+	Authenticate func(ctx context.Context, a *link.Auth) (*link.Grant, error)
+	// Validate checks one announced capability against its schema.
+	Validate func(raw []byte) error
+	// CheckResult checks a cmd_ack's result against the verb's schema and the node id.
+	CheckResult func(schemaRef string, raw []byte, nodeID string) error
+	// CheckFrame checks a metric sample likewise, and that it is one line.
+	CheckFrame func(raw []byte, nodeID string) error
+	// EncodeFrame makes the SSE event of a checked sample, once for all its readers.
+	EncodeFrame func(sample []byte) []byte
+	// Ready is called when a node is ready or has announced again, Gone when a node that
+	// was ready has ended. For one node they come one after the other.
+	Ready func(n *Node)
+	Gone  func(n *Node)
+	// Seen is called now and then with the nodes that are alive.
+	Seen func(nodeIDs []string)
+	// Event reports what the audit log should know: late_ack, dup_ack, foreign_ack,
+	// bad_result, bad_sample, clone_suspected, revoked, device_connect,
+	// device_disconnect, device_refused. It must not block.
+	Event func(e Event)
+}
+
+// Event is one remarkable thing about a device.
+type Event struct {
+	Kind   string
+	Tenant string
+	NodeID string
+	Tool   string
+	Code   manifest.Code
+	Close  int // close code, for device_disconnect and device_refused
+}
+
+// Stats are counters since the start, and gauges.
+type Stats struct {
+	Nodes       int
+	Handshaking int
+	Accepted    uint64
+	Refused     uint64
+	Commands    uint64
+	LateAcks    uint64
+	StrayAcks   uint64 // duplicate or foreign
+	BadResults  uint64
+	Frames      uint64
+	BadFrames   uint64
+	Takeovers   uint64
+	Streams     int // open device streams
+}
+
+// Hub is the set of live devices. Make one with New.
+type Hub struct {
+	opt     Options
+	shaking atomic.Int64
+	wg      sync.WaitGroup
+	ctx     context.Context // ends all sessions
+	cancel  context.CancelFunc
+
+	mu      sync.Mutex // protects the fields below
+	nodes   map[string]*Node
+	rivals  map[string]*rivalry
+	closing bool
+
+	accepted, refused, commands, lateAcks, strayAcks atomic.Uint64
+	badResults, frames, badFrames, takeovers         atomic.Uint64
+	streams                                          atomic.Int64
+}
+
+// New makes a hub without devices.
+func New(opt Options) *Hub {
+	h := &Hub{opt: opt, nodes: make(map[string]*Node), rivals: make(map[string]*rivalry)}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	return h
+}
+
+// Attach takes one upgraded link and serves it until it ends. It returns at once, so
+// that the HTTP server's buffers are freed; Run waits for the session.
+func (h *Hub) Attach(conn link.Conn) {
+	h.mu.Lock()
+	full := h.closing || len(h.nodes) >= MaxNodes || h.shaking.Load() >= maxShaking
+	if !full {
+		h.shaking.Add(1)
+		h.wg.Go(func() { h.session(conn) })
+	}
+	h.mu.Unlock()
+	if full {
+		_ = conn.Close(link.CloseDraining, "overloaded")
+	}
+}
+
+func (h *Hub) session(conn link.Conn) {
+	n := &Node{hub: h}
+	// A link that is still shaking hands when the relay stops is cut, not waited for.
+	stop := context.AfterFunc(h.ctx, func() { _ = conn.Close(link.CloseDraining, "draining") })
+	s, m, err := link.Accept(h.ctx, conn, link.AcceptOptions{Authenticate: h.authenticate, SpreadMS: h.spread, Validate: h.opt.Validate})
+	h.shaking.Add(-1)
+	stop()
+	if err != nil {
+		h.refused.Add(1)
+		h.event(Event{Kind: "device_refused", Close: refusalCode(err)})
+		return
+	}
+	h.accepted.Add(1)
+	n.session = s
+	n.nextPing = time.Now().Add(pingIn())
+	if !h.enter(n) {
+		s.Close(link.CloseDraining, "draining")
+		_ = s.Run(h.ctx, n)
+		return
+	}
+	h.event(Event{Kind: "device_connect", Tenant: s.Tenant, NodeID: s.NodeID})
+	n.Announced(m)
+	err = s.Run(h.ctx, n)
+	h.leave(n)
+	n.lost()
+	if h.opt.Gone != nil {
+		h.opt.Gone(n)
+	}
+	h.event(Event{Kind: "device_disconnect", Tenant: s.Tenant, NodeID: s.NodeID, Close: link.CloseCode(err)})
+}
+
+func refusalCode(err error) int {
+	var r *link.Refusal
+	if errors.As(err, &r) {
+		return r.Code
+	}
+	return link.CloseCode(err)
+}
+
+func (h *Hub) authenticate(ctx context.Context, a *link.Auth) (*link.Grant, error) {
+	g, err := h.opt.Authenticate(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	if h.contested(g.NodeID) {
+		return nil, &link.Refusal{Code: link.CloseSuperseded, Reason: "superseded"}
+	}
+	return g, nil
+}
+
+// spread is reconnect_spread_ms: 200 devices a second come back after a restart.
+func (h *Hub) spread() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return max(1000, int64(len(h.nodes))*1000/200)
+}
+
+// enter makes n the node of its id; an older link of the same id is superseded.
+func (h *Hub) enter(n *Node) bool {
+	h.mu.Lock()
+	if h.closing {
+		h.mu.Unlock()
+		return false
+	}
+	old := h.nodes[n.session.NodeID]
+	h.nodes[n.session.NodeID] = n
+	clone, both := false, false
+	if old != nil {
+		h.takeovers.Add(1)
+		if clone = old.session.InstanceID != n.session.InstanceID; clone {
+			both = h.rivalLocked(n.session.NodeID)
+		}
+	}
+	h.mu.Unlock()
+	if old == nil {
+		return true
+	}
+	old.session.Close(link.CloseSuperseded, "superseded")
+	if clone {
+		h.event(Event{Kind: "clone_suspected", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
+	}
+	if both {
+		n.session.Close(link.CloseSuperseded, "superseded")
+	}
+	return true
+}
+
+func (h *Hub) leave(n *Node) {
+	h.mu.Lock()
+	if h.nodes[n.session.NodeID] == n {
+		delete(h.nodes, n.session.NodeID)
+	}
+	h.mu.Unlock()
+}
+
+// Online reports whether the node has a ready link.
+func (h *Hub) Online(nodeID string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, ok := h.nodes[nodeID]
+	return ok
+}
+
+func (h *Hub) event(e Event) {
+	if h.opt.Event != nil {
+		h.opt.Event(e)
+	}
+}
+
+// rivalry remembers links of one node id that come from different installs.
+type rivalry struct {
+	times   []time.Time // of the takeovers in the last minute, at most maxRivals
+	until   time.Time   // both are refused until then
+	penalty time.Duration
+}
+
+const (
+	maxRivals   = 3
+	rivalWindow = time.Minute
+	maxPenalty  = time.Hour
+	maxContests = 4096
+)
+
+// rivalLocked notes a takeover between installs; true means that both are refused now.
+func (h *Hub) rivalLocked(id string) bool {
+	now := time.Now()
+	r := h.rivals[id]
+	if r == nil {
+		if len(h.rivals) >= maxContests {
+			return false
+		}
+		r = &rivalry{}
+		h.rivals[id] = r
+	}
+	r.times = append(r.times, now)
+	for len(r.times) > 0 && now.Sub(r.times[0]) > rivalWindow {
+		r.times = r.times[1:]
+	}
+	if len(r.times) < maxRivals {
+		return false
+	}
+	r.penalty = min(max(2*r.penalty, rivalWindow), maxPenalty)
+	r.until, r.times = now.Add(r.penalty), nil
+	return true
+}
+
+func (h *Hub) contested(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.rivals[id]
+	return r != nil && time.Now().Before(r.until)
+}
+
+// Run pings, drops silent links, cuts revoked ones and tells Seen, until ctx ends; then
+// it closes every link with 4503 and waits for the sessions, at most DrainFor.
+func (h *Hub) Run(ctx context.Context) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for round := 0; ; round++ {
+		select {
+		case <-ctx.Done():
+			h.drain()
+			return context.Cause(ctx)
+		case <-tick.C:
+			h.sweep(round)
+		}
+	}
+}
+
+// seenEvery is how many seconds lie between two calls of Options.Seen.
+const seenEvery = 300
+
+func (h *Hub) sweep(round int) {
+	now := time.Now()
+	h.mu.Lock()
+	nodes := make([]*Node, 0, len(h.nodes))
+	for _, n := range h.nodes {
+		nodes = append(nodes, n)
+	}
+	for id, r := range h.rivals {
+		if now.After(r.until.Add(maxPenalty)) && (len(r.times) == 0 || now.Sub(r.times[len(r.times)-1]) > rivalWindow) {
+			delete(h.rivals, id)
+		}
+	}
+	h.mu.Unlock()
+	var seen []string
+	for _, n := range nodes {
+		if now.After(n.nextPing) || n.session.Idle() > link.DeadAfter {
+			n.session.Tick()
+			n.nextPing = now.Add(pingIn())
+		}
+		if n.session.Active != nil && n.session.Active() != nil {
+			h.event(Event{Kind: "revoked", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
+			n.session.Close(link.CloseAuthFailed, "auth_failed")
+		}
+		if h.opt.Seen != nil && round%seenEvery == seenEvery-1 {
+			seen = append(seen, n.session.NodeID)
+		}
+	}
+	if len(seen) > 0 {
+		h.opt.Seen(seen)
+	}
+}
+
+func (h *Hub) drain() {
+	h.mu.Lock()
+	h.closing = true
+	h.mu.Unlock()
+	h.cancel() // every session closes with 4503 draining
+	done := make(chan struct{})
+	go func() { h.wg.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(DrainFor):
+	}
+}
+
+// pingIn is link.PingEvery +-20 %.
+func pingIn() time.Duration { return link.PingEvery*4/5 + rand.N(link.PingEvery*2/5) }
+
+// Stats is a snapshot of the counters.
+func (h *Hub) Stats() Stats {
+	h.mu.Lock()
+	nodes := len(h.nodes)
+	h.mu.Unlock()
+	return Stats{
+		Nodes: nodes, Handshaking: int(h.shaking.Load()),
+		Accepted: h.accepted.Load(), Refused: h.refused.Load(), Commands: h.commands.Load(),
+		LateAcks: h.lateAcks.Load(), StrayAcks: h.strayAcks.Load(), BadResults: h.badResults.Load(),
+		Frames: h.frames.Load(), BadFrames: h.badFrames.Load(), Takeovers: h.takeovers.Load(),
+		Streams: int(h.streams.Load()),
+	}
+}

@@ -1,0 +1,225 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/link"
+)
+
+// Node is one linked device, from ready to gone.
+type Node struct {
+	hub      *Hub
+	session  *link.Session
+	nextPing time.Time // of the hub's sweep only
+
+	mu      sync.Mutex // protects the fields below
+	tools   []manifest.Tool
+	raw     []byte
+	calls   link.Calls[*pending]
+	streams map[streamKey]*stream
+	byID    map[string]*stream // streams by the device's stream_id
+	gone    bool
+}
+
+// pending is one command that a caller waits for.
+type pending struct {
+	tool *manifest.Tool
+	done chan answer // takes one
+	// accepted, for a subscription, runs in the session's goroutine, before any frame
+	// of the stream can be read.
+	accepted func(result []byte) error
+}
+
+type answer struct {
+	result []byte
+	err    error
+}
+
+// ID is the node id.
+func (n *Node) ID() string { return n.session.NodeID }
+
+// Tenant is whose device it is.
+func (n *Node) Tenant() string { return n.session.Tenant }
+
+// Tools are what the device announced last; the slice is read-only.
+func (n *Node) Tools() []manifest.Tool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.tools
+}
+
+// Manifest is the raw JSON of the capabilities announced last.
+func (n *Node) Manifest() []byte {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.raw
+}
+
+// CallOptions of one command.
+type CallOptions struct {
+	TraceID string // goes on to the device; "" if the caller sent none
+}
+
+// Call sends one command and waits for its end: the device's result, checked against
+// the verb's schema and this node's id, or a *manifest.Error. ctx carries the gateway's
+// budget. The command runs at most once and is never sent again.
+func (n *Node) Call(ctx context.Context, t *manifest.Tool, args []byte, opt CallOptions) ([]byte, error) {
+	p := &pending{tool: t, done: make(chan answer, 1)}
+	_, result, err := n.do(ctx, p, args, opt)
+	return result, err
+}
+
+func (n *Node) do(ctx context.Context, p *pending, args []byte, opt CallOptions) (id string, result []byte, err error) {
+	id = manifest.NewULID()
+	deadline, _ := ctx.Deadline()
+	n.mu.Lock()
+	if n.gone {
+		n.mu.Unlock()
+		return id, nil, offline()
+	}
+	err = n.calls.Add(id, deadline, p)
+	n.mu.Unlock()
+	if err != nil {
+		return id, nil, &manifest.Error{Code: manifest.RateLimited, Message: "too many commands wait for this device; retry later", RetryAfterMS: 1000, Reason: "queue"}
+	}
+	n.hub.commands.Add(1)
+	frame := link.AppendCmd(make([]byte, 0, len(args)+192), id, p.tool.Canonical, args, 0, opt.TraceID)
+	if err := n.session.Send(frame); err == nil {
+		n.mu.Lock()
+		n.calls.Sent(id)
+		n.mu.Unlock()
+	} // else the link is ending: lost() answers
+	select {
+	case a := <-p.done:
+		return id, a.result, a.err
+	case <-ctx.Done():
+	}
+	n.mu.Lock()
+	tell := n.calls.Expire(id)
+	n.mu.Unlock()
+	if tell {
+		n.cancel(id)
+	}
+	select {
+	case a := <-p.done: // it came while we gave up: exactly one end, this one
+		if a.err == nil && p.accepted == nil {
+			return id, a.result, nil
+		}
+		if p.accepted != nil {
+			n.cancel(id)
+		}
+	default:
+	}
+	return id, nil, context.Cause(ctx)
+}
+
+func (n *Node) cancel(cmdID string) {
+	_ = n.session.Send(link.Encode(link.TypeCmdCancel, manifest.NewULID(), cmdID, nil))
+}
+
+func offline() error {
+	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", Reason: "offline"}
+}
+
+// Announced takes a checked manifest: the first, or one that replaces it.
+func (n *Node) Announced(m *link.Manifest) {
+	n.mu.Lock()
+	n.tools, n.raw = m.Tools, m.Raw
+	n.mu.Unlock()
+	if n.hub.opt.Ready != nil {
+		n.hub.opt.Ready(n)
+	}
+}
+
+// Acked ends the command that a cmd_ack answers; known is false for an ack of nothing.
+func (n *Node) Acked(inReplyTo string, a *link.CmdAck) (known bool) {
+	n.mu.Lock()
+	p, verdict := n.calls.Ack(inReplyTo)
+	n.mu.Unlock()
+	switch verdict {
+	case link.AckLate:
+		n.hub.lateAcks.Add(1)
+		n.note("late_ack", "", "")
+		return true
+	case link.AckDuplicate:
+		n.hub.strayAcks.Add(1)
+		n.note("dup_ack", "", "")
+		return false
+	case link.AckForeign:
+		n.hub.strayAcks.Add(1)
+		n.note("foreign_ack", "", "")
+		return false
+	}
+	p.done <- n.judge(p, a)
+	return true
+}
+
+// judge turns an ack into the caller's answer. Nothing that the device wrote is in an
+// error (RFC-0005 §8).
+func (n *Node) judge(p *pending, a *link.CmdAck) answer {
+	if !a.OK {
+		return answer{err: refused(a.Code)}
+	}
+	if err := n.hub.opt.CheckResult(p.tool.Verb.Ack, a.Result, n.ID()); err != nil {
+		n.hub.badResults.Add(1)
+		n.note("bad_result", p.tool.Canonical, manifest.Internal)
+		return answer{err: &manifest.Error{Code: manifest.Internal, Message: "the device gave a result that breaks its contract", Reason: "bad_result"}}
+	}
+	result := append([]byte(nil), a.Result...) // the bytes are the reader's
+	if p.accepted != nil {
+		if err := p.accepted(result); err != nil {
+			return answer{err: err}
+		}
+	}
+	return answer{result: result}
+}
+
+// refused is the caller's error for a device that said no.
+func refused(code manifest.Code) *manifest.Error {
+	e := &manifest.Error{Code: code, Reason: "device"}
+	switch code {
+	case manifest.DeadlineExceeded:
+		e.Message = "the device's handler did not answer in time"
+	case manifest.RateLimited:
+		e.Message, e.RetryAfterMS = "the device is busy; retry later", 1000
+	case manifest.ManifestInvalid:
+		e.Message = "the device refused the arguments or the tool"
+	case manifest.SafetyDenied:
+		e.Message = "the device refused the call"
+	case manifest.BadRequest:
+		e.Message = "the device could not read the call"
+	default: // a linked device cannot be offline; everything else is its fault
+		e.Code, e.Message = manifest.Internal, "the device failed to answer this call"
+	}
+	return e
+}
+
+// lost ends everything that waits for this device.
+func (n *Node) lost() {
+	n.mu.Lock()
+	n.gone = true
+	waiting := n.calls.Fail()
+	streams := n.streams
+	n.hub.streams.Add(-int64(len(n.byID)))
+	n.streams, n.byID = nil, nil
+	n.mu.Unlock()
+	for _, p := range waiting {
+		p.done <- answer{err: offline()}
+	}
+	for _, s := range streams {
+		s.end(ErrOffline)
+	}
+}
+
+func (n *Node) note(kind, tool string, code manifest.Code) {
+	n.hub.event(Event{Kind: kind, Tenant: n.Tenant(), NodeID: n.ID(), Tool: tool, Code: code})
+}
+
+// ErrOffline ends the streams of a device that went away.
+var ErrOffline = errors.New("hub: the device went offline")
+
+var _ link.SessionHandler = (*Node)(nil)

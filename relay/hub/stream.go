@@ -1,0 +1,237 @@
+package hub
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/fanout"
+	"agentctl/transport/link"
+	"agentctl/transport/strictjson"
+)
+
+// Frame is one metric frame: the sample as JSON, and as an SSE event encoded once for
+// all readers. Both are shared and read-only. (An alias, so that the kernel's frame is
+// the same type and no reader pays for a conversion.)
+type Frame = struct {
+	Data  []byte
+	Event []byte
+}
+
+// readerQueue is how many frames may wait for one reader before it is behind
+// (RFC-0009 §6: more than 3).
+const readerQueue = 3
+
+// maxReaders bounds the readers of one device stream.
+const maxReaders = 10000
+
+type streamKey struct {
+	tool       string
+	intervalMS int64
+}
+
+// stream is one device stream and its readers.
+type stream struct {
+	node   *Node
+	key    streamKey
+	topic  *fanout.Topic[*Frame]
+	opened chan struct{} // closed when the device answered; err and cmdID are set then
+	err    error
+	cmdID  string
+
+	refs     int   // readers and joiners; protected by node.mu
+	seq      int64 // of the last frame; session's goroutine only
+	streamID string
+}
+
+func (s *stream) end(cause error) { s.topic.Close(cause) }
+
+// Reader is one subscriber of a stream.
+type Reader struct {
+	*fanout.Sub[*Frame]
+	stream *stream
+	closed bool // Close is called by one goroutine
+}
+
+// Close leaves the stream; the last reader's leaving ends it on the device.
+func (r *Reader) Close() {
+	if !r.closed {
+		r.closed = true
+		r.Sub.Close()
+		r.stream.release()
+	}
+}
+
+// Subscribe joins the node's stream of that tool and interval, and opens it on the
+// device when nobody reads it yet. Only the opening runs acquire, which charges the
+// capability's rate and concurrency and returns how to give it back. The joiner of a
+// running stream gets the last frame at once if it is younger than the interval.
+func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, intervalMS int64,
+	acquire func() (release func(), err error), opt CallOptions) (*Reader, error) {
+	key := streamKey{t.Canonical, intervalMS}
+	for {
+		n.mu.Lock()
+		if n.gone {
+			n.mu.Unlock()
+			return nil, offline()
+		}
+		s, opener := n.streams[key], false
+		if s == nil {
+			if len(n.streams) >= link.MaxStreams {
+				n.mu.Unlock()
+				return nil, &manifest.Error{Code: manifest.RateLimited, Message: "this device serves no more streams of other intervals; use an interval that is open", RetryAfterMS: 1000, Reason: "streams"}
+			}
+			s = &stream{node: n, key: key, topic: fanout.New[*Frame](fanout.Options{MaxReaders: maxReaders}), opened: make(chan struct{})}
+			if n.streams == nil {
+				n.streams, n.byID = make(map[streamKey]*stream), make(map[string]*stream)
+			}
+			n.streams[key], opener = s, true
+		}
+		s.refs++
+		n.mu.Unlock()
+		if opener {
+			n.open(ctx, s, t, args, acquire, opt)
+		}
+		select {
+		case <-s.opened:
+		case <-ctx.Done():
+			s.release()
+			return nil, context.Cause(ctx)
+		}
+		if s.err == nil {
+			sub := s.topic.Subscribe(fanout.SubOptions[*Frame]{Buffer: readerQueue, Overflow: fanout.CloseReader,
+				LastWithin: time.Duration(intervalMS) * time.Millisecond})
+			if err := sub.Err(); errors.Is(err, fanout.ErrFull) {
+				s.release()
+				return nil, &manifest.Error{Code: manifest.RateLimited, Message: "too many readers of this stream", RetryAfterMS: 1000, Reason: "readers"}
+			}
+			return &Reader{Sub: sub, stream: s}, nil
+		}
+		s.release()
+		if opener || !errors.Is(s.err, errOpenerLeft) {
+			return nil, s.err
+		}
+		// The one who was opening gave up; try ourselves.
+	}
+}
+
+// errOpenerLeft: the caller that opened the stream went away before the device
+// answered, which is no reason for those who joined it.
+var errOpenerLeft = errors.New("hub: the opening caller left")
+
+// open asks the device for the stream and settles s.err.
+func (n *Node) open(ctx context.Context, s *stream, t *manifest.Tool, args []byte, acquire func() (func(), error), opt CallOptions) {
+	defer close(s.opened)
+	release, err := acquire()
+	if err != nil {
+		s.fail(err)
+		return
+	}
+	defer release()
+	p := &pending{tool: t, done: make(chan answer, 1), accepted: func(result []byte) error {
+		var sub link.Subscribed
+		if err := strictjson.Unmarshal(result, &sub); err != nil || sub.IntervalMS != s.key.intervalMS {
+			return &manifest.Error{Code: manifest.Internal, Message: "the device opened another stream than the one asked for", Reason: "bad_result"}
+		}
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.byID == nil || n.byID[sub.StreamID] != nil {
+			return &manifest.Error{Code: manifest.Internal, Message: "the device used a stream id twice", Reason: "bad_result"}
+		}
+		s.streamID = sub.StreamID
+		n.byID[sub.StreamID] = s
+		n.hub.streams.Add(1)
+		return nil
+	}}
+	id, _, err := n.do(ctx, p, args, opt)
+	s.cmdID = id
+	switch {
+	case err == nil:
+	case errors.Is(context.Cause(ctx), context.Canceled) && ctx.Err() != nil:
+		s.fail(errOpenerLeft)
+	default:
+		s.fail(err)
+	}
+}
+
+// fail takes a stream that could not be opened out of the tables.
+func (s *stream) fail(err error) {
+	s.err = err
+	s.node.mu.Lock()
+	s.dropLocked()
+	s.node.mu.Unlock()
+}
+
+func (s *stream) dropLocked() {
+	n := s.node
+	if n.streams[s.key] == s {
+		delete(n.streams, s.key)
+	}
+	if s.streamID != "" && n.byID[s.streamID] == s {
+		delete(n.byID, s.streamID)
+		n.hub.streams.Add(-1)
+	}
+}
+
+// release gives one reference back; without readers the device's stream ends.
+func (s *stream) release() {
+	n := s.node
+	n.mu.Lock()
+	s.refs--
+	last := s.refs == 0
+	live := last && s.streamID != "" && n.byID[s.streamID] == s
+	if last {
+		s.dropLocked()
+	}
+	n.mu.Unlock()
+	if live {
+		n.cancel(s.cmdID)
+	}
+}
+
+// Metered takes one frame from the device. A sample that breaks the frame's schema is
+// dropped and audited; one that is no single line ends the link.
+func (n *Node) Metered(m *link.Metric) error {
+	n.mu.Lock()
+	s := n.byID[m.StreamID]
+	n.mu.Unlock()
+	if s == nil {
+		return nil // still on its way when the stream was cancelled
+	}
+	if m.Seq <= s.seq {
+		return link.ErrBadFrame
+	}
+	s.seq = m.Seq
+	if bytes.ContainsAny(m.Sample, "\r\n") {
+		return link.ErrBadFrame
+	}
+	if err := n.hub.opt.CheckFrame(m.Sample, n.ID()); err != nil {
+		if n.hub.badFrames.Add(1)%100 == 1 {
+			n.note("bad_sample", s.key.tool, manifest.Internal)
+		}
+		return nil
+	}
+	n.hub.frames.Add(1)
+	data := append([]byte(nil), m.Sample...)
+	f := &Frame{Data: data}
+	if n.hub.opt.EncodeFrame != nil {
+		f.Event = n.hub.opt.EncodeFrame(data)
+	}
+	s.topic.Publish(f)
+	return nil
+}
+
+// Ended takes the device's own end of a stream.
+func (n *Node) Ended(e *link.StreamEnd) {
+	n.mu.Lock()
+	s := n.byID[e.StreamID]
+	if s != nil {
+		s.dropLocked()
+	}
+	n.mu.Unlock()
+	if s != nil {
+		s.end(ErrOffline)
+	}
+}
