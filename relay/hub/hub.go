@@ -42,8 +42,11 @@ type Options struct {
 	CheckFrame func(raw []byte, nodeID string) error
 	// EncodeFrame makes the SSE event of a checked sample, once for all its readers.
 	EncodeFrame func(sample []byte) []byte
+	// Known is called with each checked announce; it may write to disk.
+	Known func(n *Node)
 	// Ready is called when a node is ready or has announced again, Gone when a node that
-	// was ready has ended. For one node they come one after the other.
+	// was ready has ended; one at a time. A node that was superseded is not made ready
+	// again. They must be quick.
 	Ready func(n *Node)
 	Gone  func(n *Node)
 	// Seen is called now and then with the nodes that are alive.
@@ -87,6 +90,8 @@ type Hub struct {
 	wg      sync.WaitGroup
 	ctx     context.Context // ends all sessions
 	cancel  context.CancelFunc
+
+	surface sync.Mutex // one Ready or Gone at a time
 
 	mu      sync.Mutex // protects the fields below
 	nodes   map[string]*Node
@@ -135,18 +140,22 @@ func (h *Hub) session(conn link.Conn) {
 	h.accepted.Add(1)
 	n.session = s
 	n.nextPing = time.Now().Add(pingIn())
-	if !h.enter(n) {
+	over, ok := h.enter(n)
+	if !ok {
 		s.Close(link.CloseDraining, "draining")
 		_ = s.Run(h.ctx, n)
 		return
 	}
 	h.event(Event{Kind: "device_connect", Tenant: s.Tenant, NodeID: s.NodeID})
 	n.Announced(m)
+	h.supersede(over, n) // only now: the node's tools were there all the time
 	err = s.Run(h.ctx, n)
 	h.leave(n)
 	n.lost()
 	if h.opt.Gone != nil {
+		h.surface.Lock()
 		h.opt.Gone(n)
+		h.surface.Unlock()
 	}
 	h.event(Event{Kind: "device_disconnect", Tenant: s.Tenant, NodeID: s.NodeID, Close: link.CloseCode(err)})
 }
@@ -177,34 +186,42 @@ func (h *Hub) spread() int64 {
 	return max(1000, int64(len(h.nodes))*1000/200)
 }
 
-// enter makes n the node of its id; an older link of the same id is superseded.
-func (h *Hub) enter(n *Node) bool {
+// takeover is what enter found in n's place.
+type takeover struct {
+	old   *Node
+	clone bool // from another install
+	both  bool // too often: neither is served
+}
+
+// enter makes n the node of its id.
+func (h *Hub) enter(n *Node) (over takeover, ok bool) {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	if h.closing {
-		h.mu.Unlock()
-		return false
+		return over, false
 	}
-	old := h.nodes[n.session.NodeID]
+	over.old = h.nodes[n.session.NodeID]
 	h.nodes[n.session.NodeID] = n
-	clone, both := false, false
-	if old != nil {
+	if over.old != nil {
 		h.takeovers.Add(1)
-		if clone = old.session.InstanceID != n.session.InstanceID; clone {
-			both = h.rivalLocked(n.session.NodeID)
-		}
+		over.clone = over.old.session.InstanceID != n.session.InstanceID
+		over.both = over.clone && h.rivalLocked(n.session.NodeID)
 	}
-	h.mu.Unlock()
-	if old == nil {
-		return true
+	return over, true
+}
+
+// supersede ends the older link of the same id. The same install twice is a half-open
+// leftover; two installs are a clone, and the owner hears of it.
+func (h *Hub) supersede(over takeover, n *Node) {
+	if over.old != nil {
+		over.old.session.Close(link.CloseSuperseded, "superseded")
 	}
-	old.session.Close(link.CloseSuperseded, "superseded")
-	if clone {
+	if over.clone {
 		h.event(Event{Kind: "clone_suspected", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
 	}
-	if both {
+	if over.both {
 		n.session.Close(link.CloseSuperseded, "superseded")
 	}
-	return true
 }
 
 func (h *Hub) leave(n *Node) {
@@ -213,6 +230,12 @@ func (h *Hub) leave(n *Node) {
 		delete(h.nodes, n.session.NodeID)
 	}
 	h.mu.Unlock()
+}
+
+func (h *Hub) current(n *Node) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.nodes[n.session.NodeID] == n
 }
 
 // Online reports whether the node has a ready link.

@@ -130,7 +130,12 @@ func (n *Node) Announced(m *link.Manifest) {
 	n.mu.Lock()
 	n.tools, n.raw = m.Tools, m.Raw
 	n.mu.Unlock()
-	if n.hub.opt.Ready != nil {
+	if n.hub.opt.Known != nil {
+		n.hub.opt.Known(n)
+	}
+	n.hub.surface.Lock()
+	defer n.hub.surface.Unlock()
+	if n.hub.opt.Ready != nil && n.hub.current(n) {
 		n.hub.opt.Ready(n)
 	}
 }

@@ -93,7 +93,9 @@ func (f *Fault) Error() string { return f.Message }
 
 // Frame is one element of a stream. Data is the JSON of the frame; Event is the same
 // frame as a whole SSE event, encoded once for all readers. Both are shared: read only.
-type Frame struct {
+// (An alias of a plain struct, so that the hub, which may not import this room, makes
+// the same type.)
+type Frame = struct {
 	Data  []byte
 	Event []byte
 }
