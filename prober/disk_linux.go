@@ -18,13 +18,13 @@ var (
 	errDiskRange  = errors.New("block counts contradict each other")
 )
 
-// disk asks statfs how full a filesystem is. The kernel may keep such a call for
+// diskReader asks statfs how full a filesystem is. The kernel may keep such a call for
 // ever on a dead NFS mount, and nothing can end it, so it runs in a goroutine of
 // its own, one call at a time. While a call is out no other is made: the last
 // figure is given until it is older than maxAge, then an error.
 //
 // ask, answer and close are called from one goroutine.
-type disk struct {
+type diskReader struct {
 	path   string
 	statfs func(string, *unix.Statfs_t) error
 	maxAge func() time.Duration
@@ -46,8 +46,8 @@ type diskAnswer struct {
 	at  time.Time
 }
 
-func newDisk(path string, statfs func(string, *unix.Statfs_t) error, maxAge func() time.Duration) *disk {
-	return &disk{
+func newDisk(path string, statfs func(string, *unix.Statfs_t) error, maxAge func() time.Duration) *diskReader {
+	return &diskReader{
 		path:    path,
 		statfs:  statfs,
 		maxAge:  maxAge,
@@ -58,7 +58,7 @@ func newDisk(path string, statfs func(string, *unix.Statfs_t) error, maxAge func
 }
 
 // ask starts a call unless one is out.
-func (d *disk) ask() {
+func (d *diskReader) ask() {
 	if !d.running {
 		d.running = true
 		d.timer = time.NewTimer(time.Hour)
@@ -73,7 +73,7 @@ func (d *disk) ask() {
 
 // run makes the calls. It never blocks on answers: one call, one answer, and ask
 // makes no second call before the answer was taken.
-func (d *disk) run() {
+func (d *diskReader) run() {
 	defer close(d.done)
 	var st unix.Statfs_t
 	for range d.asks {
@@ -86,7 +86,7 @@ func (d *disk) run() {
 	}
 }
 
-func (d *disk) call(st *unix.Statfs_t) error {
+func (d *diskReader) call(st *unix.Statfs_t) error {
 	for {
 		if err := d.statfs(d.path, st); !errors.Is(err, unix.EINTR) {
 			return err
@@ -95,7 +95,7 @@ func (d *disk) call(st *unix.Statfs_t) error {
 }
 
 // answer gives the figure of the call that ask made, or the last one.
-func (d *disk) answer() (float64, error) {
+func (d *diskReader) answer() (float64, error) {
 	if a, ok := d.take(); ok {
 		d.out = false
 		if a.err != nil {
@@ -111,7 +111,7 @@ func (d *disk) answer() (float64, error) {
 }
 
 // take waits for an answer, but for one that hangs only the first time.
-func (d *disk) take() (a diskAnswer, ok bool) {
+func (d *diskReader) take() (a diskAnswer, ok bool) {
 	select {
 	case a = <-d.answers:
 		return a, true
@@ -133,7 +133,7 @@ func (d *disk) take() (a diskAnswer, ok bool) {
 
 // close ends the goroutine. A call that hangs cannot be ended: it is left to the
 // end of the process after a moment, and the error says so.
-func (d *disk) close() error {
+func (d *diskReader) close() error {
 	close(d.asks)
 	if !d.running {
 		return nil

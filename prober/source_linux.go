@@ -16,7 +16,7 @@ import (
 type machine struct {
 	stat, meminfo, loadavg procFile
 	zoneinfo               string
-	disk                   *disk
+	disk                   *diskReader
 	cpu                    cpuMeter
 }
 
