@@ -109,3 +109,14 @@ func Project(nodeID string, c *Capability) ([]Tool, error) {
 	}
 	return tools, nil
 }
+
+// KnownTool reports whether the kind registry has a kind of this short name with this
+// verb, whatever the node.
+func KnownTool(t ToolName) bool {
+	k, ok := lookupShort(t.Short)
+	if !ok {
+		return false
+	}
+	_, ok = k.Verb(t.Verb)
+	return ok
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	"agentctl/manifest"
@@ -234,4 +235,9 @@ func (n *Node) Ended(e *link.StreamEnd) {
 	if s != nil {
 		s.end(ErrOffline)
 	}
+}
+
+// IntervalArgs are the arguments of a subscribe command.
+func IntervalArgs(intervalMS int64) []byte {
+	return append(strconv.AppendInt([]byte(`{"interval_ms":`), intervalMS, 10), '}')
 }

@@ -193,3 +193,25 @@ func (k *Kernel) Method(c *Caller, method string) (Methods, bool) {
 	}
 	return found, found != nil
 }
+
+// ParseTraceparent takes the trace id out of a W3C traceparent header.
+func ParseTraceparent(tp string) (id string, ok bool) {
+	if len(tp) < 55 || tp[2] != '-' || tp[35] != '-' || tp[52] != '-' || (len(tp) > 55 && (tp[:2] == "00" || tp[55] != '-')) || tp[:2] == "ff" {
+		return "", false
+	}
+	id = tp[3:35]
+	if !lowerHex(tp[:2]) || !lowerHex(id) || !lowerHex(tp[36:52]) || !lowerHex(tp[53:55]) ||
+		id == "00000000000000000000000000000000" || tp[36:52] == "0000000000000000" {
+		return "", false
+	}
+	return id, true
+}
+
+func lowerHex(s string) bool {
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}

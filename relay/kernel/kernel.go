@@ -27,6 +27,9 @@ const CallBudget = 5 * time.Second
 // Stage is middleware around every call.
 type Stage = pipeline.Stage[*Request, *Result]
 
+// Handler is what a stage wraps.
+type Handler = pipeline.Handler[*Request, *Result]
+
 // Options configure a Kernel. All fields may be left empty.
 type Options struct {
 	// Missing explains why no loaded plugin has a tool: somebody else's, offline, or no

@@ -1,0 +1,230 @@
+package relay
+
+import (
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
+	"agentctl/transport/strictjson"
+)
+
+// MaxBody bounds a request body, bytes.
+const MaxBody = 1 << 20
+
+// bodyTimeout bounds the reading of a request body.
+const bodyTimeout = 10 * time.Second
+
+// callBody is the body of POST /mcp/tools/call (RFC-0009 §3): these keys and no others.
+type callBody struct {
+	Tool      string         `json:"tool"`
+	Arguments strictjson.Raw `json:"arguments"`
+}
+
+// toolsCall is POST /mcp/tools/call. The order of the checks decides the code: method,
+// size, token, Content-Type and body, Accept, then the kernel's.
+func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
+	trace, traced := traceOf(req)
+	fail := func(status int, e *manifest.Error) {
+		r.metrics.refused(e.Code)
+		r.writeError(w, status, e, trace)
+	}
+	bad := func(status int, message string) { fail(status, manifest.E(manifest.BadRequest, message)) }
+	if req.Method != http.MethodPost {
+		w.Header().Set("Allow", "POST")
+		bad(http.StatusMethodNotAllowed, "tools are called with POST")
+		return
+	}
+	if req.ContentLength > MaxBody {
+		bad(http.StatusRequestEntityTooLarge, "the body is larger than 1 MiB")
+		return
+	}
+	c, err := r.caller(req)
+	if err != nil {
+		e, status := denial(err)
+		r.audited(kernel.Record{Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: trace})
+		fail(status, e)
+		return
+	}
+	if !jsonType(req.Header.Get("Content-Type")) {
+		bad(http.StatusBadRequest, "send Content-Type: application/json")
+		return
+	}
+	body, err := readBody(w, req)
+	if err != nil {
+		var large *http.MaxBytesError
+		if errors.As(err, &large) {
+			bad(http.StatusRequestEntityTooLarge, "the body is larger than 1 MiB")
+			return
+		}
+		bad(http.StatusBadRequest, "the body did not arrive in time")
+		return
+	}
+	var b callBody
+	if err := strictjson.Unmarshal(body, &b); err != nil || b.Tool == "" || (len(b.Arguments) > 0 && b.Arguments[0] != '{') {
+		bad(http.StatusBadRequest, `the body must be strict JSON of the form {"tool":"...","arguments":{...}} with no other keys`)
+		return
+	}
+	wantJSON, wantStream := parseAccept(req.Header.Values("Accept"))
+	subscribe := strings.HasSuffix(b.Tool, "."+manifest.VerbSubscribe) || strings.HasSuffix(b.Tool, "_"+manifest.VerbSubscribe)
+	if !subscribe && !wantJSON {
+		bad(http.StatusBadRequest, "this tool answers with application/json; send Accept: application/json")
+		return
+	}
+	if _, ok := manifest.ParseToolName(manifest.Canonical(b.Tool)); !ok && !pluginName(b.Tool) {
+		bad(http.StatusBadRequest, "the tool name is malformed; tools/list shows the names")
+		return
+	}
+	kr := &kernel.Request{Caller: c, Tool: b.Tool, Arguments: []byte(b.Arguments), TraceID: trace, Traced: traced, Stream: subscribe && wantStream}
+	res, err := r.kernel.Call(req.Context(), kr)
+	if err != nil {
+		e := manifest.AsError(err)
+		if e.RetryAfterMS > 0 {
+			w.Header().Set("Retry-After", strconv.FormatInt((e.RetryAfterMS+999)/1000, 10))
+		}
+		r.writeError(w, httpStatus(e.Code), e, kr.TraceID)
+		return
+	}
+	if res.Stream != nil {
+		r.serveStream(w, req, kr, res.Stream)
+		return
+	}
+	h := w.Header()
+	h["Content-Type"] = contentJSON
+	h["Cache-Control"] = noStore
+	h["Content-Length"] = []string{strconv.Itoa(len(res.Structured))}
+	_, _ = w.Write(res.Structured)
+}
+
+var (
+	contentJSON = []string{"application/json"}
+	noStore     = []string{"no-store"}
+)
+
+// pluginName reports whether s looks like a tool of a plugin that is no device, such as
+// tickets.create: the four segments are a rule of device tools only.
+func pluginName(s string) bool {
+	if len(s) > manifest.MaxToolNameLen || s == "" {
+		return false
+	}
+	dots := 0
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if c == '.' {
+			dots++
+		} else if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {
+			return false
+		}
+	}
+	return dots >= 1 && dots <= 2 && s[0] != '.' && s[len(s)-1] != '.' && !strings.Contains(s, "..") && !strings.HasPrefix(s, "system.")
+}
+
+func readBody(w http.ResponseWriter, req *http.Request) ([]byte, error) {
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout))
+	defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
+	body := http.MaxBytesReader(w, req.Body, MaxBody)
+	if n := req.ContentLength; n >= 0 {
+		b := make([]byte, n)
+		_, err := io.ReadFull(body, b)
+		return b, err
+	}
+	return io.ReadAll(body)
+}
+
+func jsonType(v string) bool {
+	if v == "application/json" {
+		return true
+	}
+	t, params, err := mime.ParseMediaType(v)
+	charset := params["charset"]
+	return err == nil && t == "application/json" && (charset == "" || strings.EqualFold(charset, "utf-8"))
+}
+
+// parseAccept tells which of the two answers a caller takes. No Accept, and */*, mean
+// JSON; a type with q=0 is not accepted; a stream must be asked for by its name.
+func parseAccept(values []string) (wantJSON, wantStream bool) {
+	any := false
+	for _, v := range values {
+		for item := range strings.SplitSeq(v, ",") {
+			item = strings.TrimSpace(item)
+			if item == "" {
+				continue
+			}
+			any = true
+			typ, params, err := mime.ParseMediaType(item)
+			if err != nil || zeroQuality(params["q"]) {
+				continue
+			}
+			switch typ {
+			case "text/event-stream":
+				wantStream = true
+			case "application/json", "application/*", "*/*":
+				wantJSON = true
+			}
+		}
+	}
+	return wantJSON || !any, wantStream
+}
+
+func zeroQuality(q string) bool {
+	if q == "" {
+		return false
+	}
+	f, err := strconv.ParseFloat(q, 64)
+	return err != nil || f <= 0 || f > 1
+}
+
+// traceOf takes the trace id of a valid traceparent (W3C Trace Context), or makes one.
+func traceOf(req *http.Request) (id string, given bool) {
+	if tp := req.Header.Get("Traceparent"); tp != "" {
+		if id, ok := kernel.ParseTraceparent(tp); ok {
+			return id, true
+		}
+	}
+	return kernel.NewTraceID(), false
+}
+
+// caller proves who sends a request; the tenant comes from the token only.
+func (r *Relay) caller(req *http.Request) (*kernel.Caller, error) {
+	h := req.Header["Authorization"]
+	if len(h) == 0 && r.opt.Anonymous {
+		return &kernel.Caller{Tenant: auth.DefaultTenant, Actor: "anonymous", Transport: "http", Scopes: anonymousScopes}, nil
+	}
+	token := ""
+	if len(h) == 1 {
+		if scheme, rest, ok := strings.Cut(h[0], " "); ok && strings.EqualFold(scheme, "Bearer") {
+			token = strings.TrimLeft(rest, " ")
+		}
+	}
+	id, err := r.store.Verify(token, auth.ClassAgent)
+	if err != nil {
+		return nil, err
+	}
+	return &kernel.Caller{Tenant: id.Tenant, Actor: id.Subject, JTI: id.JTI, Transport: "http", Scopes: id.Scopes,
+		Active: func() error { return r.store.Active(id) }}, nil
+}
+
+// anonymousScopes are those of a caller without a token, on loopback and only with
+// --anonymous.
+var anonymousScopes = func() auth.Scopes {
+	s, err := auth.ParseScopes(manifest.ScopeCallReadOnly, manifest.ScopeToolsList)
+	if err != nil {
+		panic(err)
+	}
+	return s
+}()
+
+// denied answers a request whose token is not good.
+func (r *Relay) denied(w http.ResponseWriter, req *http.Request, err error) {
+	e, status := denial(err)
+	trace, _ := traceOf(req)
+	r.audited(kernel.Record{Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: trace})
+	r.writeError(w, status, e, trace)
+}

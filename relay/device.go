@@ -1,0 +1,211 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/hub"
+	"agentctl/relay/kernel"
+	"agentctl/transport/strictjson"
+)
+
+// device is a connected device as a plugin of the kernel: connect is load, disconnect is
+// unload, the capability manifest is the plugin manifest.
+type device struct {
+	node     *hub.Node
+	manifest *kernel.Manifest
+	tools    []manifest.Tool
+
+	mu   sync.Mutex // protects the fields below
+	last *hub.Frame // newest frame of a watched resource
+	at   time.Time
+}
+
+// Cadence of a metrics stream, ms (RFC-0009 §4).
+const defaultIntervalMS = 5000
+
+// checks holds the argument check of each verb, made once.
+var checks = func() map[*manifest.Verb]func([]byte) ([]byte, error) {
+	m := make(map[*manifest.Verb]func([]byte) ([]byte, error))
+	for i := range manifest.Kinds {
+		for j := range manifest.Kinds[i].Verbs {
+			v := &manifest.Kinds[i].Verbs[j]
+			m[v] = func(args []byte) ([]byte, error) { return manifest.CheckArgs(v.Input, args) }
+		}
+	}
+	return m
+}()
+
+func newDevice(n *hub.Node) *device {
+	d := &device{node: n, tools: n.Tools()}
+	m := &kernel.Manifest{Name: "device:" + n.ID(), Version: "1.0.0", Tenant: n.Tenant(), Tools: make([]*kernel.Tool, 0, len(d.tools))}
+	limits := make(map[*manifest.Capability]*manifest.Limit, 2)
+	for i := range d.tools {
+		t := &d.tools[i]
+		if limits[t.Capability] == nil {
+			limits[t.Capability] = manifest.NewLimit(t.Capability.Constraints, manifest.RelayWindow)
+		}
+		m.Tools = append(m.Tools, deviceTool(t, n.ID(), limits[t.Capability]))
+		if t.Kind.Name == manifest.KindMetrics && t.Verb.Name == manifest.VerbSnapshot {
+			m.Resources = append(m.Resources, metricsResource(n.ID()))
+		}
+	}
+	d.manifest = m
+	return d
+}
+
+func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.Tool {
+	in, _ := manifest.Schema(t.Verb.Input)
+	out, _ := manifest.Schema(t.Verb.Output)
+	return &kernel.Tool{
+		Name: t.Canonical, Title: t.Verb.Title, Description: t.Verb.Description,
+		InputSchema: in, OutputSchema: out,
+		SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass),
+		NodeID: nodeID, Streams: t.Verb.Stream(), Check: checks[t.Verb], Limit: limit,
+	}
+}
+
+func metricsResource(nodeID string) *kernel.Resource {
+	return &kernel.Resource{
+		URI: "mcp://devices/" + nodeID + "/metrics.json", Name: nodeID + "/metrics.json", Title: "Metrics",
+		Description: "The newest CPU, memory, disk and load figures of this device. Subscribe to hear of new ones.",
+		MIME:        "application/json", Scope: manifest.ScopeCallReadOnly, NodeID: nodeID, Watchable: true,
+	}
+}
+
+// Manifest is the device's plugin manifest.
+func (d *device) Manifest() *kernel.Manifest { return d.manifest }
+
+// Call sends a command to the device, or joins one of its streams.
+func (d *device) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+	t := d.tool(r.Target().Name)
+	opt := hub.CallOptions{}
+	if r.Traced {
+		opt.TraceID = r.TraceID
+	}
+	if !t.Verb.Stream() {
+		result, err := d.node.Call(ctx, t, r.Arguments, opt)
+		if err != nil {
+			return nil, err
+		}
+		return &kernel.Result{Structured: result}, nil
+	}
+	var args struct {
+		IntervalMS int64 `json:"interval_ms"`
+	}
+	if err := strictjson.Unmarshal(r.Arguments, &args); err != nil {
+		return nil, manifest.E(manifest.ManifestInvalid, "the arguments do not fit the tool's schema")
+	}
+	if args.IntervalMS == 0 {
+		args.IntervalMS = defaultIntervalMS
+	}
+	s, err := d.subscribe(ctx, t, args.IntervalMS, r.Target().Limit, opt)
+	if err != nil {
+		return nil, err
+	}
+	return &kernel.Result{Stream: s}, nil
+}
+
+func (d *device) subscribe(ctx context.Context, t *manifest.Tool, intervalMS int64, limit *manifest.Limit, opt hub.CallOptions) (*hub.Reader, error) {
+	acquire := func() (func(), error) { return limit.Release, limit.Acquire(time.Now()) }
+	return d.node.Subscribe(ctx, t, hub.IntervalArgs(intervalMS), intervalMS, acquire, opt)
+}
+
+func (d *device) tool(name string) *manifest.Tool {
+	for i := range d.tools {
+		if d.tools[i].Canonical == name {
+			return &d.tools[i]
+		}
+	}
+	panic("relay: the kernel routed a tool that this device does not have")
+}
+
+// verb finds the device's metrics tool of a verb, with its limit.
+func (d *device) verb(verb string) (*manifest.Tool, *manifest.Limit) {
+	for i := range d.tools {
+		if t := &d.tools[i]; t.Kind.Name == manifest.KindMetrics && t.Verb.Name == verb {
+			return t, d.manifest.Tools[i].Limit
+		}
+	}
+	return nil, nil
+}
+
+// Read gives the metrics resource: the newest frame while it is watched, else a snapshot.
+func (d *device) Read(ctx context.Context, _ *kernel.Caller, _ string) ([]byte, error) {
+	d.mu.Lock()
+	f, at := d.last, d.at
+	d.mu.Unlock()
+	if f != nil && time.Since(at) < defaultIntervalMS*time.Millisecond {
+		return f.Data, nil
+	}
+	t, limit := d.verb(manifest.VerbSnapshot)
+	if t == nil {
+		return nil, kernel.ErrNoResource
+	}
+	if err := limit.Acquire(time.Now()); err != nil {
+		return nil, err
+	}
+	defer limit.Release()
+	return d.node.Call(ctx, t, []byte("{}"), hub.CallOptions{})
+}
+
+// Watch reports new frames of the metrics resource until ctx ends or the device goes.
+func (d *device) Watch(ctx context.Context, _ string, changed func()) error {
+	t, limit := d.verb(manifest.VerbSubscribe)
+	if t == nil {
+		return kernel.ErrNotWatchable
+	}
+	openCtx, cancel := context.WithTimeout(ctx, kernel.CallBudget)
+	r, err := d.subscribe(openCtx, t, defaultIntervalMS, limit, hub.CallOptions{})
+	cancel()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-r.Ready():
+		}
+		for f, ok := r.Next(); ok; f, ok = r.Next() {
+			d.mu.Lock()
+			d.last, d.at = f, time.Now()
+			d.mu.Unlock()
+			changed()
+		}
+		if err := r.Err(); err != nil {
+			return err
+		}
+	}
+}
+
+// missing explains a call to a tool that no connected device has: somebody else's node
+// and an unknown one are one answer, an own node is offline or lacks the tool.
+func (r *Relay) missing(c *kernel.Caller, tool string) error {
+	name, ok := manifest.ParseToolName(tool)
+	if !ok {
+		return &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
+	}
+	owner, known := r.store.Owner(name.NodeID)
+	switch {
+	case !known || owner != c.Tenant:
+		return kernel.NotYours()
+	case r.hub.Online(name.NodeID) || !manifest.KnownTool(name):
+		return &manifest.Error{Code: manifest.BadRequest, Message: "the node is yours but has no such tool; tools/list shows its tools", Reason: "tool"}
+	}
+	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", RetryAfterMS: 5000, Reason: "offline"}
+}
+
+var (
+	_ kernel.Plugin  = (*device)(nil)
+	_ kernel.Reader  = (*device)(nil)
+	_ kernel.Watcher = (*device)(nil)
+	_ kernel.Stream  = (*hub.Reader)(nil)
+)
+
+// streamEnded tells whether err is the end of the device's side of a stream.
+func streamEnded(err error) bool { return errors.Is(err, hub.ErrOffline) }

@@ -1,0 +1,91 @@
+package relay
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"strconv"
+
+	"go.uber.org/zap"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/relay/hub"
+	"agentctl/relay/kernel"
+	"agentctl/transport/link"
+)
+
+// authenticateDevice turns a device's auth into a grant. The node and the tenant come
+// from the token only.
+func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Grant, error) {
+	id, err := r.store.Verify(a.Token, auth.ClassDevice)
+	switch {
+	case errors.Is(err, auth.ErrClass), errors.Is(err, auth.ErrScope):
+		return nil, &link.Refusal{Code: link.CloseForbidden, Reason: "forbidden"}
+	case err != nil:
+		return nil, &link.Refusal{Code: link.CloseAuthFailed, Reason: "auth_failed"}
+	case !id.Has(manifest.ScopeDeviceConnect) || !manifest.ValidNodeID(id.NodeID) || !boundTo(id, a.InstanceID):
+		return nil, &link.Refusal{Code: link.CloseForbidden, Reason: "forbidden"}
+	}
+	name, err := r.store.UpsertNode(ctx, id.Tenant, id.NodeID, a.Name, nil)
+	if errors.Is(err, auth.ErrForeignNode) {
+		return nil, &link.Refusal{Code: link.CloseForbidden, Reason: "forbidden"}
+	}
+	if err != nil {
+		r.log.Warn("node registry", zap.String("node_id", id.NodeID), zap.Error(err))
+		return nil, &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
+	}
+	return &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, Active: func() error { return r.store.Active(id) }}, nil
+}
+
+// boundTo checks the install that a token is bound to, if it is.
+func boundTo(id *auth.Identity, instanceID string) bool {
+	if id.Instance == "" {
+		return true
+	}
+	sum := sha256.Sum256([]byte(instanceID))
+	return subtle.ConstantTimeCompare([]byte(id.Instance), []byte(hex.EncodeToString(sum[:]))) == 1
+}
+
+func (r *Relay) deviceKnown(n *hub.Node) {
+	if _, err := r.store.UpsertNode(context.Background(), n.Tenant(), n.ID(), "", n.Manifest()); err != nil {
+		r.log.Warn("node registry", zap.String("node_id", n.ID()), zap.Error(err))
+	}
+}
+
+func (r *Relay) deviceReady(n *hub.Node) {
+	d := newDevice(n)
+	if err := r.kernel.Load(d, true); err != nil {
+		r.log.Error("load device", zap.String("node_id", n.ID()), zap.Error(err))
+		return
+	}
+	r.devices.Store(n, d)
+}
+
+func (r *Relay) deviceGone(n *hub.Node) {
+	if d, ok := r.devices.LoadAndDelete(n); ok {
+		r.kernel.Unload(d.(*device))
+	}
+	r.store.Seen(n.ID())
+}
+
+// deviceEvent writes what happened to a device into the audit log and the service log.
+func (r *Relay) deviceEvent(e hub.Event) {
+	decision, reason := kernel.Failed, e.Kind
+	switch e.Kind {
+	case "device_connect":
+		decision = kernel.Allowed
+	case "device_disconnect":
+		decision = kernel.Closed
+	case "device_refused", "revoked", "clone_suspected":
+		decision = kernel.Denied
+	}
+	if e.Close != 0 {
+		reason += " close=" + strconv.Itoa(e.Close)
+	}
+	r.audit.write(&kernel.Record{Tenant: e.Tenant, Actor: e.NodeID, NodeID: e.NodeID, Tool: e.Tool, Decision: decision, Code: e.Code, Reason: reason})
+	r.metrics.deviceEvent(e.Kind)
+	r.log.Info(e.Kind, zap.String("node_id", e.NodeID), zap.Int("close", e.Close))
+}

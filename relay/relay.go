@@ -1,0 +1,327 @@
+// Package relay is the cloud side's front door: it joins the relay's rooms and serves
+// them over HTTP.
+//
+//	r, err := relay.Open(relay.Options{StateDir: dir})   // state, keys, listeners
+//	err = r.Run(ctx)                                     // serves until ctx ends
+//
+// routes.go is the whole HTTP surface.
+package relay
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"go.uber.org/zap"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/relay/hub"
+	"agentctl/relay/kernel"
+	"agentctl/relay/mcp"
+	"agentctl/transport/link"
+	"agentctl/transport/sse"
+)
+
+// Options configure a relay.
+type Options struct {
+	StateDir      string
+	Listen        string   // HOST:PORT; default 127.0.0.1:8460
+	MetricsListen string   // HOST:PORT of /metrics; "" serves none
+	TLSCert       string   // PEM files; both or none. Read again when they change
+	TLSKey        string   //
+	Public        string   // URL that clients use, when it is not the listener's
+	Audience      string   // see auth.Options
+	AllowOrigin   []string // origins of browsers that may call; none by default
+	Insecure      bool     // plain HTTP beyond loopback, behind a TLS proxy
+	Anonymous     bool     // loopback only: no token needed
+	Plugins       []kernel.Plugin
+	// StreamQuota is the number of streams of one tenant above which a counter grows;
+	// with EnforceQuota further ones are closed with 4429. 0: no quota.
+	StreamQuota    int
+	EnforceQuota   bool
+	ScopelessUntil time.Time // see auth.Options
+	Version        string
+	Logger         *zap.Logger
+}
+
+// DefaultListen is where a relay listens unless told otherwise.
+const DefaultListen = "127.0.0.1:8460"
+
+// Relay is an opened relay.
+type Relay struct {
+	opt      Options
+	log      *zap.Logger
+	store    *auth.Store
+	audit    *auditLog
+	kernel   *kernel.Kernel
+	hub      *hub.Hub
+	mcp      *mcp.Handler
+	streams  sse.Streams
+	upgrader *websocket.Upgrader
+	metrics  *metrics
+	devices  sync.Map // *hub.Node -> *device
+
+	listener, metricsListener net.Listener
+	tls                       *certificate // nil: plain
+	public                    *url.URL
+	loopback                  bool
+	origins                   map[string]bool
+	ready                     atomic.Bool
+	open                      openStreams
+}
+
+// Open prepares a relay: state directory, keys, listeners. Nothing is served before Run.
+// Close must be called when Run is not.
+func Open(opt Options) (r *Relay, err error) {
+	if opt.Listen == "" {
+		opt.Listen = DefaultListen
+	}
+	if opt.Logger == nil {
+		opt.Logger = zap.NewNop()
+	}
+	r = &Relay{opt: opt, log: opt.Logger, origins: make(map[string]bool)}
+	defer func() {
+		if err != nil {
+			_ = r.Close()
+		}
+	}()
+	if err = r.checkOptions(); err != nil {
+		return r, err
+	}
+	if r.listener, err = net.Listen("tcp", opt.Listen); err != nil {
+		return r, fmt.Errorf("listen on %s: %w; choose another address with --listen", opt.Listen, err)
+	}
+	if opt.MetricsListen != "" {
+		if r.metricsListener, err = net.Listen("tcp", opt.MetricsListen); err != nil {
+			return r, fmt.Errorf("listen on %s for /metrics: %w; choose another address with --metrics-listen", opt.MetricsListen, err)
+		}
+	}
+	if r.store, err = auth.Open(auth.Options{StateDir: opt.StateDir, Audience: opt.Audience, ScopelessUntil: opt.ScopelessUntil, Logger: opt.Logger}); err != nil {
+		return r, err
+	}
+	if r.audit, err = openAudit(opt.StateDir); err != nil {
+		return r, err
+	}
+	r.join()
+	return r, r.loadPlugins()
+}
+
+func (r *Relay) checkOptions() error {
+	o := &r.opt
+	host, _, err := net.SplitHostPort(o.Listen)
+	if err != nil {
+		return fmt.Errorf("--listen %s is not HOST:PORT", o.Listen)
+	}
+	r.loopback = loopbackHost(host)
+	if (o.TLSCert == "") != (o.TLSKey == "") {
+		return errors.New("--tls-cert and --tls-key go together")
+	}
+	if o.TLSCert != "" {
+		if r.tls, err = loadCertificate(o.TLSCert, o.TLSKey); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !r.loopback && r.tls == nil && !o.Insecure:
+		return fmt.Errorf("refusing plain HTTP on %s: tokens would cross the network in the clear; give --tls-cert and --tls-key, or --insecure behind a TLS proxy", o.Listen)
+	case o.Anonymous && !r.loopback:
+		return fmt.Errorf("--anonymous is for loopback only, not for %s", o.Listen)
+	}
+	if o.Public != "" {
+		u, err := url.Parse(o.Public)
+		if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+			return fmt.Errorf("--public %s is not an http or https URL", o.Public)
+		}
+		r.public = u
+	}
+	for _, a := range o.AllowOrigin {
+		u, err := url.Parse(a)
+		if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
+			return fmt.Errorf("--allow-origin %s is not of the form https://HOST[:PORT]", a)
+		}
+		r.origins[a] = true
+	}
+	return nil
+}
+
+// join builds the rooms; the order is the order of dependence.
+func (r *Relay) join() {
+	r.metrics = newMetrics(r)
+	r.kernel = kernel.New(kernel.Options{Missing: r.missing, Audit: r.audited, Stages: []kernel.Stage{r.metrics.traceStage(r.log)}})
+	r.hub = hub.New(hub.Options{
+		Authenticate: r.authenticateDevice,
+		Validate:     func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
+		CheckResult:  manifest.CheckResult,
+		CheckFrame:   manifest.CheckFrame,
+		EncodeFrame:  encodeFrame,
+		Known:        r.deviceKnown,
+		Ready:        r.deviceReady,
+		Gone:         r.deviceGone,
+		Seen:         func(ids []string) { r.store.Seen(ids...) },
+		Event:        r.deviceEvent,
+	})
+	r.mcp = mcp.New(mcp.Options{
+		Kernel: r.kernel, Authenticate: r.caller, OnDenied: r.denied, Version: r.opt.Version, Logger: r.log,
+		AllowOrigin: r.opt.AllowOrigin,
+	})
+	r.upgrader = link.NewUpgrader(r.originAllowed)
+}
+
+func (r *Relay) loadPlugins() error {
+	for _, p := range r.opt.Plugins {
+		if err := r.kernel.Load(p, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// URL is the base URL that clients use: Public, or the listener's.
+func (r *Relay) URL() string { return r.base() }
+
+func (r *Relay) base() string {
+	if r.public != nil {
+		s := r.public.String()
+		for len(s) > 0 && s[len(s)-1] == '/' {
+			s = s[:len(s)-1]
+		}
+		return s
+	}
+	scheme := "http"
+	if r.tls != nil {
+		scheme = "https"
+	}
+	return scheme + "://" + r.listener.Addr().String()
+}
+
+// MetricsURL is where /metrics is served; "" if nowhere.
+func (r *Relay) MetricsURL() string {
+	if r.metricsListener == nil {
+		return ""
+	}
+	return "http://" + r.metricsListener.Addr().String() + "/metrics"
+}
+
+// Store gives the relay's identities, for the demo and tests.
+func (r *Relay) Store() *auth.Store { return r.store }
+
+// Run serves until ctx ends, then closes in order: streams (1000), device links (4503),
+// HTTP. It returns nil after a clean end.
+func (r *Relay) Run(ctx context.Context) error {
+	defer func() { _ = r.Close() }()
+	srv := r.server(r.routes())
+	// The rooms outlive ctx until the streams and links have been closed properly.
+	rooms, stopRooms := context.WithCancel(context.WithoutCancel(ctx))
+	streams, stopStreams := context.WithCancel(rooms)
+	links, stopLinks := context.WithCancel(rooms)
+	defer stopRooms()
+	defer stopStreams()
+	defer stopLinks()
+	r.open.ctx = streams
+
+	var background, linked sync.WaitGroup
+	background.Go(func() { _ = r.kernel.Run(rooms) })
+	background.Go(func() { _ = r.mcp.Run(streams) })
+	background.Go(func() { _ = r.store.Run(rooms) })
+	background.Go(func() { r.audit.run(rooms) })
+	background.Go(func() { r.open.sweep(rooms) })
+	linked.Go(func() { _ = r.hub.Run(links) })
+
+	failed := make(chan error, 2)
+	var serving sync.WaitGroup
+	var ln net.Listener = sse.NewListener(r.listener)
+	if r.tls != nil {
+		ln = tls.NewListener(ln, r.tls.config())
+	}
+	serving.Go(func() { failed <- srv.Serve(ln) })
+	if r.metricsListener != nil {
+		ms := r.server(r.metricsRoutes())
+		serving.Go(func() { failed <- ms.Serve(r.metricsListener) })
+		defer func() { _ = ms.Close() }()
+	}
+	r.ready.Store(true)
+	r.log.Info("relay ready", zap.String("url", r.base()), zap.String("state_dir", r.opt.StateDir))
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	r.ready.Store(false)
+	stopStreams()
+	drain, cancel := context.WithTimeout(rooms, drainFor)
+	_ = r.streams.Drain(drain)
+	stopLinks()
+	linked.Wait()
+	if e := srv.Shutdown(drain); e != nil {
+		_ = srv.Close()
+	}
+	cancel()
+	stopRooms()
+	background.Wait()
+	r.log.Info("relay stopped")
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// drainFor bounds the polite part of a shutdown.
+const drainFor = 5 * time.Second
+
+func (r *Relay) server(h http.Handler) *http.Server {
+	s := &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ConnContext:       sse.ConnContext,
+		ErrorLog:          zap.NewStdLog(r.log.Named("http")),
+		Protocols:         new(http.Protocols),
+	}
+	s.Protocols.SetHTTP1(true) // streams need a connection of their own
+	return s
+}
+
+// Close gives the listeners and the state back; after Run it does nothing.
+func (r *Relay) Close() error {
+	var errs []error
+	for _, l := range []net.Listener{r.listener, r.metricsListener} {
+		if l != nil {
+			if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	if r.audit != nil {
+		errs = append(errs, r.audit.close())
+	}
+	if r.store != nil {
+		errs = append(errs, r.store.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func loopbackHost(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	a, err := netip.ParseAddr(host)
+	return err == nil && a.IsLoopback()
+}
+
+// audited receives the kernel's records.
+func (r *Relay) audited(rec kernel.Record) {
+	r.audit.write(&rec)
+	r.metrics.decided(&rec)
+}

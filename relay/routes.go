@@ -1,0 +1,239 @@
+package relay
+
+import (
+	"encoding/json"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"agentctl/manifest"
+	"agentctl/transport/link"
+)
+
+// metadataPath is where RFC 9728 puts a protected resource's metadata.
+const metadataPath = "/.well-known/oauth-protected-resource"
+
+// routes is the whole HTTP surface of the relay. /metrics has a listener of its own.
+func (r *Relay) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/mcp/tools/call", r.toolsCall)          // unary calls and metric streams
+	mux.Handle("/mcp", r.mcp)                               // MCP, both eras
+	mux.HandleFunc(link.Path, r.deviceLink)                 // device links
+	mux.HandleFunc("GET /v1/nodes", r.nodes)                // the tenant's fleet
+	mux.HandleFunc("GET /schemas/", r.schemas)              // schema registry
+	mux.HandleFunc("GET "+metadataPath, r.resourceMeta)     // RFC 9728
+	mux.HandleFunc("GET "+metadataPath+"/", r.resourceMeta) // the same for /mcp
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { text(w, http.StatusOK, "ok\n") })
+	mux.HandleFunc("GET /readyz", r.readyz)
+	return r.guard(mux)
+}
+
+// guard runs before every route: Host (DNS rebinding) and Origin (browsers).
+func (r *Relay) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if !r.hostAllowed(req.Host) {
+			r.refuse(w, req, http.StatusForbidden, "this Host is not served here; a relay behind a name needs --public")
+			return
+		}
+		if !r.originAllowed(req) {
+			r.refuse(w, req, http.StatusForbidden, "this Origin may not call the relay; the operator can admit it with --allow-origin")
+			return
+		}
+		if o := req.Header.Get("Origin"); o != "" {
+			cors(w, o)
+			if req.Method == http.MethodOptions && req.Header.Get("Access-Control-Request-Method") != "" {
+				w.WriteHeader(http.StatusNoContent)
+				return
+			}
+		}
+		next.ServeHTTP(w, req)
+	})
+}
+
+func (r *Relay) refuse(w http.ResponseWriter, req *http.Request, status int, message string) {
+	code := manifest.BadRequest
+	if status == http.StatusForbidden {
+		code = manifest.SafetyDenied
+	}
+	trace, _ := traceOf(req)
+	r.writeError(w, status, manifest.E(code, message), trace)
+}
+
+func cors(w http.ResponseWriter, origin string) {
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", origin)
+	h.Add("Vary", "Origin")
+	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS")
+	h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Accept, Last-Event-ID, MCP-Protocol-Version, Mcp-Session-Id, Mcp-Method, Mcp-Name, Traceparent")
+	h.Set("Access-Control-Expose-Headers", "Mcp-Session-Id, WWW-Authenticate")
+	h.Set("Access-Control-Max-Age", "600")
+}
+
+// originAllowed: requests without Origin are not a browser's cross-site ones.
+func (r *Relay) originAllowed(req *http.Request) bool {
+	o := req.Header.Get("Origin")
+	return o == "" || r.origins[o]
+}
+
+// hostAllowed keeps a page that resolves its own name to 127.0.0.1 away from a relay on
+// loopback. Elsewhere TLS and tokens do that.
+func (r *Relay) hostAllowed(host string) bool {
+	if !r.loopback {
+		return true
+	}
+	name := host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		name = h
+	}
+	name = strings.Trim(name, "[]")
+	return loopbackHost(name) || (r.public != nil && strings.EqualFold(name, r.public.Hostname()))
+}
+
+func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
+	if req.Method != http.MethodGet {
+		w.Header().Set("Allow", "GET")
+		r.refuse(w, req, http.StatusMethodNotAllowed, "the device link is a WebSocket: GET with Upgrade")
+		return
+	}
+	if !r.ready.Load() {
+		http.Error(w, "draining", http.StatusServiceUnavailable)
+		return
+	}
+	conn, err := link.Upgrade(r.upgrader, w, req)
+	if err != nil {
+		return // answered by the upgrader
+	}
+	r.hub.Attach(conn)
+}
+
+func (r *Relay) readyz(w http.ResponseWriter, _ *http.Request) {
+	if !r.ready.Load() {
+		text(w, http.StatusServiceUnavailable, "draining\n")
+		return
+	}
+	text(w, http.StatusOK, "ready\n")
+}
+
+func text(w http.ResponseWriter, status int, body string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write([]byte(body))
+}
+
+// schemas serves the registry: an index at /schemas/, one schema at /schemas/NAME@VERSION.
+func (r *Relay) schemas(w http.ResponseWriter, req *http.Request) {
+	name := strings.TrimPrefix(req.URL.Path, "/schemas/")
+	h := w.Header()
+	if name == "" {
+		type row struct {
+			Ref string `json:"ref"`
+			URL string `json:"url"`
+		}
+		rows := []row{}
+		for _, ref := range manifest.SchemaNames() {
+			rows = append(rows, row{ref, r.base() + "/schemas/" + strings.TrimPrefix(ref, "mcp://schemas/")})
+		}
+		h.Set("Cache-Control", "public, max-age=300")
+		writeJSON(w, map[string]any{"schemas": rows})
+		return
+	}
+	s, ok := manifest.Schema(name)
+	if !ok {
+		r.refuse(w, req, http.StatusNotFound, "no schema has this name; GET /schemas/ lists them")
+		return
+	}
+	h.Set("Content-Type", "application/schema+json")
+	h.Set("Cache-Control", "public, max-age=86400, immutable") // a version never changes
+	_, _ = w.Write(s)
+}
+
+// resourceMeta is RFC 9728 metadata of /mcp.
+func (r *Relay) resourceMeta(w http.ResponseWriter, req *http.Request) {
+	switch strings.TrimPrefix(req.URL.Path, metadataPath) {
+	case "", "/mcp":
+	default:
+		r.refuse(w, req, http.StatusNotFound, "no such resource")
+		return
+	}
+	writeJSON(w, map[string]any{
+		"resource":                 r.base() + "/mcp",
+		"bearer_methods_supported": []string{"header"},
+		"scopes_supported":         []string{manifest.ScopeCallReadOnly, manifest.ScopeToolsList},
+		"resource_name":            "agentctl relay",
+	})
+}
+
+// Bounds of GET /v1/nodes.
+const (
+	nodesPage    = 1000
+	nodesMaxPage = 5000
+)
+
+// nodeRow is one board of GET /v1/nodes.
+type nodeRow struct {
+	NodeID       string          `json:"node_id"`
+	Name         string          `json:"name"`
+	Online       bool            `json:"online"`
+	LastSeenMS   int64           `json:"last_seen_ms"`
+	Capabilities json.RawMessage `json:"capabilities"`
+}
+
+// nodes lists the boards of the caller's tenant, offline ones included, by node id.
+// ?after=NODE_ID and ?limit=N page; `next` names the next page's after.
+func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
+	c, err := r.caller(req)
+	if err != nil {
+		r.denied(w, req, err)
+		return
+	}
+	if !c.Has(manifest.ScopeToolsList) && !c.Has(manifest.ScopeCallReadOnly) {
+		r.refuse(w, req, http.StatusForbidden, "the token lacks the scope tools:list")
+		return
+	}
+	q := req.URL.Query()
+	limit, after := nodesPage, q.Get("after")
+	if s := q.Get("limit"); s != "" {
+		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > nodesMaxPage {
+			r.refuse(w, req, http.StatusBadRequest, "limit is a number from 1 to 5000")
+			return
+		}
+	}
+	nodes, err := r.store.Nodes(req.Context(), c.Tenant)
+	if err != nil {
+		trace, _ := traceOf(req)
+		r.writeError(w, http.StatusInternalServerError, manifest.AsError(err), trace)
+		return
+	}
+	body := struct {
+		Nodes []nodeRow `json:"nodes"`
+		Next  string    `json:"next,omitempty"`
+	}{Nodes: []nodeRow{}}
+	for _, n := range nodes {
+		if n.NodeID <= after {
+			continue
+		}
+		if len(body.Nodes) == limit {
+			body.Next = body.Nodes[limit-1].NodeID
+			break
+		}
+		row := nodeRow{NodeID: n.NodeID, Name: n.Name, Online: r.hub.Online(n.NodeID), LastSeenMS: n.LastSeenMS, Capabilities: json.RawMessage(n.Manifest)}
+		if len(row.Capabilities) == 0 {
+			row.Capabilities = json.RawMessage("[]")
+		}
+		body.Nodes = append(body.Nodes, row)
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	writeJSON(w, body)
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	b, err := json.Marshal(v)
+	if err != nil { // only if our own types are broken
+		http.Error(w, "internal error", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(append(b, '\n'))
+}

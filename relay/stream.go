@@ -1,0 +1,121 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+	"agentctl/transport/fanout"
+	"agentctl/transport/sse"
+)
+
+// encodeFrame makes the SSE event of a metric frame (RFC-0009 §5.1).
+func encodeFrame(sample []byte) []byte {
+	b, err := sse.AppendEvent(make([]byte, 0, len(sample)+24), "metric", sample)
+	if err != nil {
+		return nil // CR and LF were refused before
+	}
+	return b
+}
+
+// serveStream runs an opened stream to its close event. From here on every end is told
+// in the stream, never by an HTTP status (RFC-0009 §3).
+func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel.Request, s kernel.Stream) {
+	defer s.Close()
+	ctx, done, over := r.open.add(req.Context(), kr.Caller, r.opt.StreamQuota)
+	defer done()
+	wr, err := r.streams.Open(w, req, sse.Options{})
+	if err != nil {
+		if errors.Is(err, sse.ErrDraining) {
+			r.writeError(w, http.StatusServiceUnavailable, &manifest.Error{Code: manifest.RateLimited, Message: "the relay is stopping; connect again", RetryAfterMS: 1000}, kr.TraceID)
+		}
+		return
+	}
+	code := sse.RateLimited
+	if over {
+		r.metrics.overQuota.Inc()
+	}
+	if !over || !r.opt.EnforceQuota {
+		code = closeCode(sse.Run(ctx, wr, s, func(f *kernel.Frame) []byte { return f.Event }))
+	}
+	_ = wr.Close(code)
+	r.kernel.Audit(kernel.Record{Tenant: kr.Caller.Tenant, Actor: kr.Caller.Actor, Tool: kr.Tool, NodeID: kr.Target().NodeID,
+		Decision: kernel.Closed, Reason: "close=" + strconv.Itoa(int(code)), TraceID: kr.TraceID})
+}
+
+// closeCode is the one map from the end of a stream to RFC-0009 §7.
+func closeCode(err error) sse.Code {
+	switch {
+	case streamEnded(err):
+		return sse.DeviceOffline
+	case errors.Is(err, fanout.ErrOverflow): // its goroutine could not write for 3 frames
+		return sse.Backpressure
+	}
+	return sse.CodeOf(err)
+}
+
+// openStreams knows the open streams, to cut those whose token ended and to count a
+// tenant's.
+type openStreams struct {
+	ctx context.Context // ends all streams; set before serving
+
+	mu      sync.Mutex // protects the fields below
+	streams map[*openStream]struct{}
+	tenants map[string]int
+}
+
+type openStream struct {
+	caller *kernel.Caller
+	cancel context.CancelFunc
+}
+
+// add registers a stream. Its context ends with the relay's streams, the request, and
+// the caller's token. over tells that the tenant has more than quota (0: none).
+func (o *openStreams) add(ctx context.Context, c *kernel.Caller, quota int) (_ context.Context, done func(), over bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(o.ctx, cancel)
+	s := &openStream{caller: c, cancel: cancel}
+	o.mu.Lock()
+	if o.streams == nil {
+		o.streams, o.tenants = make(map[*openStream]struct{}), make(map[string]int)
+	}
+	o.streams[s] = struct{}{}
+	o.tenants[c.Tenant]++
+	over = quota > 0 && o.tenants[c.Tenant] > quota
+	o.mu.Unlock()
+	return ctx, func() {
+		stop()
+		cancel()
+		o.mu.Lock()
+		delete(o.streams, s)
+		if o.tenants[c.Tenant]--; o.tenants[c.Tenant] == 0 {
+			delete(o.tenants, c.Tenant)
+		}
+		o.mu.Unlock()
+	}, over
+}
+
+// sweep cuts the streams of expired and revoked tokens, within a second.
+func (o *openStreams) sweep(ctx context.Context) {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		o.mu.Lock()
+		for s := range o.streams {
+			if s.caller.Active != nil && s.caller.Active() != nil {
+				s.cancel()
+			}
+		}
+		o.mu.Unlock()
+	}
+}

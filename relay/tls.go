@@ -1,0 +1,69 @@
+package relay
+
+import (
+	"crypto/tls"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+)
+
+// certificate is a PEM pair that is read again when its files change.
+type certificate struct {
+	certFile, keyFile string
+
+	mu      sync.Mutex // protects the fields below
+	cert    *tls.Certificate
+	changed time.Time // newest of the two mtimes
+	looked  time.Time
+}
+
+// lookEvery is how often the files' times are looked at.
+const lookEvery = 10 * time.Second
+
+func loadCertificate(certFile, keyFile string) (*certificate, error) {
+	c := &certificate{certFile: certFile, keyFile: keyFile}
+	return c, c.load()
+}
+
+func (c *certificate) load() error {
+	changed, err := c.mtime()
+	if err != nil {
+		return err
+	}
+	cert, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
+	if err != nil {
+		return fmt.Errorf("load the certificate %s with the key %s: %w", c.certFile, c.keyFile, err)
+	}
+	c.cert, c.changed = &cert, changed
+	return nil
+}
+
+func (c *certificate) mtime() (newest time.Time, err error) {
+	for _, f := range []string{c.certFile, c.keyFile} {
+		st, err := os.Stat(f)
+		if err != nil {
+			return newest, fmt.Errorf("certificate: %w", err)
+		}
+		if st.ModTime().After(newest) {
+			newest = st.ModTime()
+		}
+	}
+	return newest, nil
+}
+
+func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := time.Now(); now.Sub(c.looked) > lookEvery {
+		c.looked = now
+		if m, err := c.mtime(); err == nil && !m.Equal(c.changed) {
+			_ = c.load() // half-written files: the old pair serves on
+		}
+	}
+	return c.cert, nil
+}
+
+func (c *certificate) config() *tls.Config {
+	return &tls.Config{GetCertificate: c.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
+}
