@@ -1,0 +1,118 @@
+// Package enroll keeps a device's identity on disk: the install's instance id and the
+// node id that its relay gave it.
+package enroll
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"agentctl/manifest"
+	"agentctl/transport/strictjson"
+)
+
+// File is the identity's name in the state directory.
+const File = "identity.json"
+
+// maxFile bounds what is read of it, bytes.
+const maxFile = 64 << 10
+
+// Identity is who this install is. Make one with Load; it is safe for concurrent use.
+type Identity struct {
+	path string
+
+	mu sync.Mutex // protects the fields below
+	d  data
+}
+
+type data struct {
+	InstanceID string `json:"instance_id"` // 32 hex digits, made once an install
+	NodeID     string `json:"node_id"`     // the relay's word, or minted here before there is one
+	TenantID   string `json:"tenant_id,omitempty"`
+}
+
+// Load reads STATE/identity.json, or makes it (0600, in a directory of 0700) with a new
+// instance id and a node id of its own. A damaged file is an error: a board must not
+// change who it is by accident.
+func Load(stateDir string) (*Identity, error) {
+	id := &Identity{path: filepath.Join(stateDir, File)}
+	if err := os.MkdirAll(stateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state directory %s: %w; choose another with --state-dir", stateDir, err)
+	}
+	b, err := os.ReadFile(id.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		id.d = data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}
+		return id, id.save()
+	case err != nil:
+		return nil, fmt.Errorf("read the identity: %w", err)
+	case len(b) > maxFile:
+		return nil, fmt.Errorf("identity file %s is damaged (%d bytes); restore it, or remove it to become a new node", id.path, len(b))
+	}
+	if err := strictjson.Unmarshal(b, &id.d); err != nil || len(id.d.InstanceID) != 32 || !manifest.ValidNodeID(id.d.NodeID) {
+		return nil, fmt.Errorf("identity file %s is damaged; restore it, or remove it to become a new node", id.path)
+	}
+	return id, nil
+}
+
+// NewInstanceID makes 128 random bits in hex.
+func NewInstanceID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// InstanceID is 32 hex digits, the same for the life of the install.
+func (id *Identity) InstanceID() string {
+	id.mu.Lock()
+	defer id.mu.Unlock()
+	return id.d.InstanceID
+}
+
+// NodeID is the node id in force.
+func (id *Identity) NodeID() string {
+	id.mu.Lock()
+	defer id.mu.Unlock()
+	return id.d.NodeID
+}
+
+// Adopt takes the node and tenant that the relay told, and keeps them on disk. changed
+// tells whether the node id is another one than before.
+func (id *Identity) Adopt(nodeID, tenant string) (changed bool, err error) {
+	id.mu.Lock()
+	defer id.mu.Unlock()
+	if id.d.NodeID == nodeID && id.d.TenantID == tenant {
+		return false, nil
+	}
+	changed = id.d.NodeID != nodeID
+	id.d.NodeID, id.d.TenantID = nodeID, tenant
+	return changed, id.save()
+}
+
+// save replaces the file in one step, so that a power cut leaves the old or the new one.
+func (id *Identity) save() error {
+	b, err := json.MarshalIndent(id.d, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(id.path), File+".*")
+	if err != nil {
+		return fmt.Errorf("write the identity: %w", err)
+	}
+	defer func() { _ = os.Remove(tmp.Name()) }()
+	_, err = tmp.Write(append(b, '\n'))
+	err = errors.Join(err, tmp.Sync(), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), id.path)
+	}
+	if err != nil {
+		return fmt.Errorf("write the identity %s: %w", id.path, err)
+	}
+	return nil
+}
