@@ -1,0 +1,133 @@
+package manifest
+
+import (
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// explain says in words of this product what the library refused: the first thing that
+// is wrong, named by the schema's own names. Nothing of the value is quoted.
+func (sh *shape) explain(tree any) string {
+	o, ok := tree.(map[string]any)
+	if !ok {
+		return sh.noun + "s: must be a JSON object"
+	}
+	known := 0
+	for i := range sh.props {
+		p := &sh.props[i]
+		v, present := o[p.name]
+		if present {
+			known++
+		}
+		why := ""
+		switch {
+		case present:
+			why = p.explain(v)
+		case i < maxProps && sh.required&(1<<i) != 0:
+			why = "missing"
+		}
+		if why != "" {
+			return sh.noun + " " + p.name + ": " + why
+		}
+	}
+	if sh.closed && known < len(o) {
+		return sh.unknown()
+	}
+	return "the value does not fit schema " + strings.TrimPrefix(sh.ref, SchemaPrefix)
+}
+
+func (sh *shape) unknown() string {
+	if len(sh.props) == 0 {
+		return "unknown " + sh.noun + ": there are none"
+	}
+	names := make([]string, len(sh.props))
+	for i := range sh.props {
+		names[i] = sh.props[i].name
+	}
+	return "unknown " + sh.noun + "; known: " + strings.Join(names, ", ")
+}
+
+func (p *prop) explain(v any) string {
+	switch v := v.(type) {
+	case string:
+		return p.explainString(v)
+	case int64:
+		return p.explainNumber(float64(v), true)
+	case float64:
+		return p.explainNumber(v, v >= 1e18 || v <= -1e18) // see decodeNumber
+	case bool:
+		return p.mustBe("boolean")
+	case nil:
+		return p.mustBe("null")
+	case []any:
+		return p.mustBe("array")
+	}
+	return p.mustBe("object")
+}
+
+// mustBe complains unless got is the property's type.
+func (p *prop) mustBe(got string) string {
+	switch p.typ {
+	case "", got:
+		return ""
+	case "integer", "array", "object":
+		return "must be an " + p.typ
+	}
+	return "must be a " + p.typ
+}
+
+func (p *prop) explainNumber(v float64, whole bool) string {
+	if p.typ != "number" && (p.typ != "integer" || !whole) {
+		return p.mustBe("number")
+	}
+	// A float64 of a whole number this large may be off by a little, a bound is not:
+	// only the wording depends on it.
+	low, high := p.hasMin && v < float64(p.min), p.hasMax && v > float64(p.max)
+	switch {
+	case (low || high) && p.hasMin && p.hasMax:
+		return "out of range " + strconv.FormatInt(p.min, 10) + ".." + strconv.FormatInt(p.max, 10)
+	case low:
+		return "less than " + strconv.FormatInt(p.min, 10)
+	case high:
+		return "more than " + strconv.FormatInt(p.max, 10)
+	}
+	return ""
+}
+
+func (p *prop) explainString(v string) string {
+	n := int64(utf8.RuneCountInString(v))
+	switch {
+	case p.typ != "string":
+		return p.mustBe("string")
+	case p.hasMax && n > p.max:
+		return "longer than " + strconv.FormatInt(p.max, 10) + " characters"
+	case p.hasMin && n < p.min:
+		return "shorter than " + strconv.FormatInt(p.min, 10) + " characters"
+	case p.text != nil && !p.text.match(v):
+		return "has characters or a form that the schema does not allow"
+	}
+	return ""
+}
+
+func (t *pattern) match(v string) bool {
+	i := 0
+	for _, r := range v {
+		if !t.allows(i, r) {
+			return false
+		}
+		i++
+	}
+	return i >= len(t.row)
+}
+
+// allows tells whether character r may stand at position i.
+func (t *pattern) allows(i int, r rune) bool {
+	switch {
+	case r < 0 || r >= 128:
+		return false
+	case i < len(t.row):
+		return t.row[i][r]
+	}
+	return t.tail != nil && t.tail[r]
+}

@@ -1,0 +1,219 @@
+package manifest
+
+import (
+	"bytes"
+	"embed"
+	"encoding/json"
+	"io/fs"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// The schema registry. A file's name is its reference without the prefix:
+// schemas/NAME@VERSION.json is mcp://schemas/NAME@VERSION. Devices send references,
+// never schemas, and nothing is ever loaded from elsewhere.
+//
+//go:embed schemas/*.json
+var schemaFiles embed.FS
+
+// SchemaPrefix begins every schema reference; a relay serves them under /schemas/.
+const SchemaPrefix = "mcp://schemas/"
+
+// References of the product's own schemas; those of the tools are in Kinds.
+const (
+	CapabilityRef = SchemaPrefix + "agentctl.capability@1.0.0" // one announced capability
+	AnnounceRef   = SchemaPrefix + "agentctl.announce@1.0.0"   // payload of announce
+	ErrorRef      = SchemaPrefix + "agentctl.error@1.0.0"      // the error envelope
+	ToolsCallRef  = SchemaPrefix + "agentctl.tools_call@1.0.0" // body of POST /mcp/tools/call
+)
+
+// schema is one registered schema. Each part is made at its first use: a process that
+// validates nothing pays for nothing.
+type schema struct {
+	ref   string
+	json  func() []byte
+	shape func() *shape
+	judge func() judge
+}
+
+// judge is a compiled schema of the library behind this build; see decodeTree for the
+// values it gets. Its error may quote the value, so it goes nowhere.
+type judge func(tree any) error
+
+var registry = sync.OnceValue(func() map[string]*schema {
+	names, err := fs.Glob(schemaFiles, "schemas/*.json")
+	if err != nil {
+		panic("manifest: " + err.Error()) // a pattern is malformed
+	}
+	m := make(map[string]*schema, len(names))
+	for _, file := range names {
+		ref := SchemaPrefix + strings.TrimSuffix(strings.TrimPrefix(file, "schemas/"), ".json")
+		s := &schema{ref: ref}
+		s.json = sync.OnceValue(func() []byte { return compactFile(file) })
+		s.shape = sync.OnceValue(func() *shape { return newShape(ref, s.json()) })
+		s.judge = sync.OnceValue(func() judge { return mustCompile(m, ref) })
+		m[ref] = s
+	}
+	return m
+})
+
+func compactFile(file string) []byte {
+	raw, err := schemaFiles.ReadFile(file)
+	var b bytes.Buffer
+	if err == nil {
+		err = json.Compact(&b, raw)
+	}
+	if err != nil {
+		panic("manifest: " + file + ": " + err.Error()) // the file is part of the program
+	}
+	return bytes.Clone(b.Bytes())
+}
+
+func mustCompile(all map[string]*schema, ref string) judge {
+	j, err := compile(all, ref)
+	if err != nil {
+		panic("manifest: compile " + ref + ": " + err.Error()) // as above
+	}
+	return j
+}
+
+func lookupSchema(ref string) (*schema, bool) {
+	s, ok := registry()[ref]
+	if !ok && !strings.HasPrefix(ref, SchemaPrefix) {
+		s, ok = registry()[SchemaPrefix+ref]
+	}
+	return s, ok
+}
+
+// SchemaNames lists the references of all schemas in ascending order.
+func SchemaNames() []string {
+	names := make([]string, 0, len(registry()))
+	for ref := range registry() {
+		names = append(names, ref)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Schema returns a schema as compact JSON. ref is a full reference or NAME@VERSION. The
+// bytes are shared: read only.
+func Schema(ref string) (raw []byte, ok bool) {
+	s, ok := lookupSchema(ref)
+	if !ok {
+		return nil, false
+	}
+	return s.json(), true
+}
+
+// Validate checks one JSON value against the schema of that reference. A value that does
+// not fit is E_MANIFEST_INVALID; so are malformed JSON, duplicate keys, nesting deeper
+// than 16 levels and numbers that a float64 cannot tell from a whole or an infinite one.
+// The message names what is wrong in words of this product only.
+func Validate(ref string, raw []byte) error {
+	s, ok := lookupSchema(ref)
+	if !ok {
+		return noSchema()
+	}
+	if sh := s.shape(); sh.exact {
+		if _, ok := sh.scan(raw); ok {
+			return nil
+		}
+	}
+	_, err := s.validate(raw)
+	return err
+}
+
+// CheckArgs is Validate for a tool's arguments, which it returns in their normal form:
+// without white space, and with 5000 for 5000.0 or 5e3 where the schema says integer.
+// Arguments in normal form come back as they are.
+func CheckArgs(ref string, raw []byte) ([]byte, error) {
+	s, ok := lookupSchema(ref)
+	if !ok {
+		return nil, noSchema()
+	}
+	sh := s.shape()
+	if sh.exact {
+		if seen, ok := sh.scan(raw); ok && seen.compact {
+			return raw, nil
+		}
+	}
+	if _, err := s.validate(raw); err != nil {
+		return nil, err
+	}
+	return sh.normalise(raw), nil
+}
+
+// Reasons in the *Error of CheckResult and CheckFrame, for the audit log.
+const (
+	ReasonBadResult   = "bad_result"   // does not fit the schema
+	ReasonForeignNode = "foreign_node" // names another node
+	ReasonLineBreak   = "line_break"   // a frame with CR or LF
+	ReasonFrameSize   = "frame_size"   // a frame over MaxSample
+)
+
+// CheckResult checks what a device answered: against the schema, and that a node_id in
+// it is the one the link is bound to (RFC-0005 §6.8). The error is E_INTERNAL, since
+// the caller did nothing wrong, and has a Reason.
+func CheckResult(ref string, raw []byte, nodeID string) error {
+	s, ok := lookupSchema(ref)
+	if !ok {
+		return noSchema()
+	}
+	sh := s.shape()
+	if sh.exact {
+		if seen, ok := sh.scan(raw); ok {
+			return checkNode(sh, seen.nodeID, nodeID)
+		}
+	}
+	tree, err := s.validate(raw)
+	if err != nil {
+		return badAnswer(ReasonBadResult)
+	}
+	o, _ := tree.(map[string]any)
+	id, _ := o["node_id"].(string)
+	return checkNode(sh, []byte(id), nodeID)
+}
+
+// MaxSample bounds a metric frame in bytes. A frame in its plain form has some 250; a
+// padded one would be copied to every reader of the stream.
+const MaxSample = 4096
+
+// CheckFrame is CheckResult for a metric frame. A frame's bytes go to the readers as
+// they are, so one that could break an event stream's line is refused as well.
+func CheckFrame(raw []byte, nodeID string) error {
+	if len(raw) > MaxSample {
+		return badAnswer(ReasonFrameSize)
+	}
+	if bytes.IndexByte(raw, '\n') >= 0 || bytes.IndexByte(raw, '\r') >= 0 {
+		return badAnswer(ReasonLineBreak)
+	}
+	return CheckResult(FrameRef, raw, nodeID)
+}
+
+func checkNode(sh *shape, got []byte, bound string) error {
+	if sh.hasNode && string(got) != bound {
+		return badAnswer(ReasonForeignNode)
+	}
+	return nil
+}
+
+func badAnswer(reason string) *Error {
+	return &Error{Code: Internal, Message: "the device's answer is not what this tool may answer", Reason: reason}
+}
+
+func noSchema() *Error {
+	return &Error{Code: Internal, Message: "no schema is registered under this reference", Reason: "schema_ref"}
+}
+
+// validate is the long way: the library's verdict, then a message of our own.
+func (s *schema) validate(raw []byte) (tree any, err error) {
+	tree, err = decodeTree(raw)
+	if err != nil {
+		return nil, E(ManifestInvalid, s.shape().noun+"s: "+err.Error())
+	}
+	if s.judge()(tree) != nil {
+		return nil, E(ManifestInvalid, s.shape().explain(tree))
+	}
+	return tree, nil
+}
