@@ -50,7 +50,11 @@ func Canonical(s string) string {
 	if i <= 0 || i == len(tail)-1 {
 		return s
 	}
-	return short + "." + rest[:ULIDLen] + "." + tail[:i] + "." + tail[i+1:]
+	dotted := short + "." + rest[:ULIDLen] + "." + tail[:i] + "." + tail[i+1:]
+	if !toolSyntax(dotted) {
+		return s
+	}
+	return dotted
 }
 
 // toolSyntax is ^[a-z0-9_]+(\.[a-z0-9_]+){3}$ and at most 64 characters, by hand: it

@@ -1,0 +1,145 @@
+package manifest
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The capability object of RFC-0005 §9, byte for byte in what matters.
+func TestEchoIsTheRFCs(t *testing.T) {
+	const want = `{"cap_id":"echo","kind":"system.echo","schema_ref":"mcp://schemas/system.echo.invoke.input@1.0.0","verbs":["invoke"],"safety_class":"read_only","constraints":{"rate_limit_rps":10,"max_concurrency":4,"deadline_ms_default":2000}}`
+	got, err := json.Marshal(Echo())
+	if err != nil || string(got) != want {
+		t.Errorf("got %s, %v; want %s", got, err, want)
+	}
+	for _, c := range []Capability{Echo(), Metrics()} {
+		raw, _ := json.Marshal(c)
+		if err := Validate(CapabilityRef, raw); err != nil {
+			t.Errorf("%s: %v", c.CapID, err)
+		}
+		if err := c.Check(); err != nil {
+			t.Errorf("%s: %v", c.CapID, err)
+		}
+		if c.Constraints.Deadline() != 2*time.Second {
+			t.Errorf("%s: deadline %v", c.CapID, c.Constraints.Deadline())
+		}
+	}
+	if (Constraints{}).Deadline() != 2*time.Second {
+		t.Error("the default deadline is not 2 s")
+	}
+}
+
+func TestCapabilityRefusals(t *testing.T) {
+	tests := []struct {
+		name string
+		edit func(*Capability)
+	}{
+		{"unknown kind", func(c *Capability) { c.Kind = "system.foo" }},
+		{"kind in upper case", func(c *Capability) { c.Kind = "System.metrics" }},
+		{"no kind", func(c *Capability) { c.Kind = "" }},
+		{"mutating", func(c *Capability) { c.SafetyClass = Mutating }},
+		{"destructive", func(c *Capability) { c.SafetyClass = Destructive }},
+		{"unknown class", func(c *Capability) { c.SafetyClass = "careless" }},
+		{"no class", func(c *Capability) { c.SafetyClass = "" }},
+		{"no verbs", func(c *Capability) { c.Verbs = nil }},
+		{"unknown verb", func(c *Capability) { c.Verbs = []string{"snapshot", "call"} }},
+		{"another kind's verb", func(c *Capability) { c.Verbs = []string{"invoke"} }},
+		{"a verb twice", func(c *Capability) { c.Verbs = []string{"snapshot", "snapshot"} }},
+		{"too many verbs", func(c *Capability) { c.Verbs = []string{"snapshot", "subscribe", "snapshot"} }},
+		{"schema of the second verb", func(c *Capability) { c.SchemaRef = "mcp://schemas/system.metrics.subscribe.input@1.0.0" }},
+		{"schema of another version", func(c *Capability) { c.SchemaRef = "mcp://schemas/system.metrics.snapshot.input@2.0.0" }},
+		{"schema in a file", func(c *Capability) { c.SchemaRef = "file:///etc/passwd" }},
+		{"no cap_id", func(c *Capability) { c.CapID = "" }},
+		{"cap_id in upper case", func(c *Capability) { c.CapID = "Metrics" }},
+		{"cap_id with a dot", func(c *Capability) { c.CapID = "a.b" }},
+		{"cap_id with a hyphen", func(c *Capability) { c.CapID = "a-b" }},
+		{"cap_id with a line feed", func(c *Capability) { c.CapID = "metrics\n" }},
+		{"long cap_id", func(c *Capability) { c.CapID = strings.Repeat("a", 25) }},
+		{"rate 0", func(c *Capability) { c.Constraints.RateLimitRPS = 0 }},
+		{"rate -1", func(c *Capability) { c.Constraints.RateLimitRPS = -1 }},
+		{"rate 101", func(c *Capability) { c.Constraints.RateLimitRPS = 101 }},
+		{"concurrency 0", func(c *Capability) { c.Constraints.MaxConcurrency = 0 }},
+		{"concurrency 65", func(c *Capability) { c.Constraints.MaxConcurrency = 65 }},
+		{"deadline 0", func(c *Capability) { c.Constraints.DeadlineMSDefault = 0 }},
+		{"deadline 5001", func(c *Capability) { c.Constraints.DeadlineMSDefault = 5001 }},
+	}
+	for _, tt := range tests {
+		c := Metrics()
+		tt.edit(&c)
+		err := c.Check()
+		if err == nil || AsError(err).Code != ManifestInvalid {
+			t.Errorf("%s: Check says %v, want E_MANIFEST_INVALID", tt.name, err)
+			continue
+		}
+		for _, told := range []string{"careless", "system.foo", "passwd", "Metrics", "a-b"} {
+			if strings.Contains(err.Error(), told) {
+				t.Errorf("%s: the message quotes %q", tt.name, told)
+			}
+		}
+		if tools, err := Project(testNode, &c); err == nil {
+			t.Errorf("%s: Project made %d tools", tt.name, len(tools))
+		}
+	}
+}
+
+// Whatever Check admits fits the announced schema too, so that the two cannot drift.
+func TestCheckAndSchemaAgree(t *testing.T) {
+	classes := []SafetyClass{ReadOnly, Mutating, Destructive, "x"}
+	verbs := [][]string{{}, {"invoke"}, {"snapshot"}, {"subscribe"}, {"snapshot", "subscribe"}, {"subscribe", "snapshot"}, {"invoke", "invoke"}, {"call"}}
+	admitted := 0
+	for _, kind := range []string{KindEcho, KindMetrics, "system.foo"} {
+		for _, class := range classes {
+			for _, v := range verbs {
+				for _, n := range []int{0, 1, 64, 65, 100, 101, 5000, 5001} {
+					c := Capability{CapID: "a", Kind: kind, Verbs: v, SafetyClass: class, Constraints: Constraints{n, n, n}}
+					if len(v) > 0 {
+						c.SchemaRef = SchemaPrefix + kind + "." + v[0] + ".input@1.0.0"
+					}
+					raw, _ := json.Marshal(c)
+					check, schema := c.Check(), Validate(CapabilityRef, raw)
+					if (check == nil) != (schema == nil) {
+						t.Errorf("%s: Check says %v, the schema %v", raw, check, schema)
+					}
+					if check == nil {
+						admitted++
+					}
+				}
+			}
+		}
+	}
+	if admitted != 10 { // (1 echo + 4 metrics verb lists) x 2 of the numbers
+		t.Errorf("%d of the combinations were admitted, want 10", admitted)
+	}
+}
+
+func TestCodes(t *testing.T) {
+	if len(Codes) != 7 {
+		t.Errorf("%d codes, want the closed set of seven", len(Codes))
+	}
+	for _, c := range Codes {
+		if !c.Valid() {
+			t.Errorf("%s is not valid", c)
+		}
+		e := `{"error":{"code":"` + string(c) + `","message":"x","retryable":true,"trace_id":"0af7651916cd43dd8448eb211c80319c"}}`
+		if err := Validate(ErrorRef, []byte(e)); err != nil {
+			t.Errorf("%s: not in the schema of the envelope", c)
+		}
+	}
+	if Code("E_INVALID_ARGS").Valid() || Code("").Valid() {
+		t.Error("a code outside the set is valid")
+	}
+	if e := AsError(errTest); e.Code != Internal || strings.Contains(e.Message, "secret") {
+		t.Errorf("a foreign error became %v", e)
+	}
+}
+
+var errTest = &time.ParseError{Message: "secret"}
+
+func TestHash(t *testing.T) {
+	// sha256sum of the three bytes abc.
+	if got := Hash([]byte("abc")); got != "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad" {
+		t.Errorf("Hash(abc) = %s", got)
+	}
+}
