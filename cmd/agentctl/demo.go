@@ -1,0 +1,332 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"agentctl/control"
+	"agentctl/manifest"
+	"agentctl/prober"
+	"agentctl/relay"
+	"agentctl/relay/auth"
+	"agentctl/transport/enroll"
+)
+
+// demoMocks is how many mock boards the demo runs beside this machine.
+const demoMocks = 4
+
+func newDemo() *cobra.Command {
+	var listen string
+	var dur time.Duration
+	var out output
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "The whole loop on this machine: a relay, this machine and four mock boards",
+		Long: `Run a relay on loopback, this machine as a device and four mock boards, each over a
+real WebSocket link; prove the loop with one echo through MCP; then show live metrics
+until Ctrl-C. It keeps its state in a temporary directory and removes it at the end.`,
+		Example: "  agentctl demo\n  agentctl demo -o json --listen 127.0.0.1:0",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := out.check(); err != nil {
+				return err
+			}
+			ctx, cancel := cmd.Context(), context.CancelFunc(func() {})
+			if dur > 0 {
+				ctx, cancel = context.WithTimeout(ctx, dur)
+			}
+			defer cancel()
+			d := &demo{out: cmd.OutOrStdout(), asJSON: out.format != "", chosen: cmd.Flags().Changed("listen")}
+			err := d.run(ctx, listen)
+			if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
+				return nil // Ctrl-C, or --for
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&listen, "listen", relay.DefaultListen, "`HOST:PORT` of the relay, loopback; :0 for a free port")
+	c.Flags().DurationVar(&dur, "for", 0, "end after `DURATION` (0: with Ctrl-C)")
+	out.flags(c)
+	return c
+}
+
+type demo struct {
+	out    io.Writer
+	asJSON bool
+	chosen bool // --listen was given
+	dir    string
+	relay  *relay.Relay
+	token  string
+	nodes  []demoNode
+	socket string
+}
+
+type demoNode struct {
+	NodeID string `json:"node_id"`
+	Name   string `json:"name"`
+}
+
+func (d *demo) run(ctx context.Context, listen string) (err error) {
+	if d.dir, err = os.MkdirTemp("", "agentctl-demo-"); err != nil {
+		return exit(exitFailure, "make a temporary directory: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(d.dir) }()
+	if err := d.open(listen); err != nil {
+		return exit(exitFailure, "%w", err)
+	}
+	// The relay ends last, so that the boards and the stream end properly.
+	relayCtx, stopRelay := context.WithCancel(context.WithoutCancel(ctx))
+	boardCtx, stopBoards := context.WithCancel(ctx)
+	var relayDone, boards sync.WaitGroup
+	relayErr := make(chan error, 1)
+	relayDone.Go(func() { relayErr <- d.relay.Run(relayCtx) })
+	defer relayDone.Wait()
+	defer stopRelay()
+	defer boards.Wait()
+	defer stopBoards()
+	if err := d.startBoards(boardCtx, &boards); err != nil {
+		return err
+	}
+	rc, err := d.client()
+	if err != nil {
+		return err
+	}
+	fleet, err := d.wait(ctx, rc)
+	if err != nil {
+		return err
+	}
+	if d.asJSON {
+		if err := d.printJSON(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-relayErr:
+			return err
+		}
+	}
+	return d.show(ctx, rc, fleet)
+}
+
+// open starts nothing; it takes the port and mints the tokens. The default port gives
+// way to a free one when it is taken.
+func (d *demo) open(listen string) (err error) {
+	o := relay.Options{StateDir: filepath.Join(d.dir, "relay"), Listen: listen, Version: version, Logger: zap.NewNop()}
+	d.relay, err = relay.Open(o)
+	if errors.Is(err, syscall.EADDRINUSE) && !d.chosen {
+		o.Listen = "127.0.0.1:0"
+		d.relay, err = relay.Open(o)
+	}
+	return err
+}
+
+func (d *demo) startBoards(ctx context.Context, wg *sync.WaitGroup) error {
+	store := d.relay.Store()
+	agent, err := store.Mint(ctx, auth.MintRequest{Class: auth.ClassAgent, Subject: "demo", TTL: 24 * time.Hour})
+	if err != nil {
+		return err
+	}
+	d.token = agent[0].Token
+	devices, err := store.Mint(ctx, auth.MintRequest{Class: auth.ClassDevice, Count: 1 + demoMocks, TTL: 24 * time.Hour})
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(d.dir, "agent.token"), []byte(d.token+"\n"), 0o600); err != nil {
+		return err
+	}
+	for i, m := range devices {
+		o := deviceOptions{Relay: d.relay.URL(), Interval: time.Second, Logger: zap.NewNop(), InstanceID: enroll.NewInstanceID(),
+			Token: func() (string, error) { return m.Token, nil }, Name: "this-machine"}
+		if i > 0 {
+			o.Name, o.Source = "mock-"+strconv.Itoa(i), prober.NewMockSource(uint64(i))
+		}
+		d.nodes = append(d.nodes, demoNode{NodeID: m.NodeID, Name: o.Name})
+		dev := newDevice(o, time.Time{})
+		if i == 0 {
+			if err := d.serveSocket(ctx, wg, dev); err != nil {
+				return err
+			}
+		}
+		wg.Go(func() { _ = dev.run(ctx) })
+	}
+	return nil
+}
+
+// serveSocket gives this machine's device a control socket, as `agentctl run` does.
+func (d *demo) serveSocket(ctx context.Context, wg *sync.WaitGroup, dev *device) error {
+	id, err := enroll.Load(filepath.Join(d.dir, "device"))
+	if err != nil {
+		return err
+	}
+	d.socket = filepath.Join(d.dir, "run", "agentctl.sock")
+	srv, err := control.NewServer(control.Options{Path: d.socket, Prober: dev.prober, Clock: dev.clock, Version: version, Logger: zap.NewNop(),
+		Status: dev.statusOf(id, "this-machine", d.relay.URL(), d.dir)})
+	if err != nil {
+		return err
+	}
+	if err := srv.Listen(); err != nil {
+		return err
+	}
+	if _, err := id.Adopt(d.nodes[0].NodeID, auth.DefaultTenant); err != nil {
+		return err
+	}
+	wg.Go(func() { _ = srv.Serve(ctx) })
+	return nil
+}
+
+func (d *demo) client() (*relayClient, error) {
+	f := relayFlags{relay: d.relay.URL(), tokenFile: filepath.Join(d.dir, "agent.token")}
+	return f.client()
+}
+
+// demoStart bounds the wait for the boards.
+const demoStart = 20 * time.Second
+
+func (d *demo) wait(ctx context.Context, rc *relayClient) ([]node, error) {
+	ctx, cancel := context.WithTimeout(ctx, demoStart)
+	defer cancel()
+	for {
+		nodes, err := rc.nodes(ctx)
+		if err == nil {
+			up := 0
+			for _, n := range nodes {
+				if n.Online {
+					up++
+				}
+			}
+			if up == len(d.nodes) {
+				return nodes, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, exit(exitTimeout, "the demo's boards did not get their links within %s", demoStart)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func (d *demo) printJSON() error {
+	b, err := json.Marshal(struct {
+		RelayURL string     `json:"relay_url"`
+		MCPURL   string     `json:"mcp_url"`
+		SSEURL   *string    `json:"sse_url"`
+		Token    string     `json:"token"`
+		Nodes    []demoNode `json:"nodes"`
+		Socket   string     `json:"socket"`
+	}{d.relay.URL(), d.relay.URL() + "/mcp", nil, d.token, d.nodes, d.socket})
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(d.out, "%s\n", b)
+	return err
+}
+
+func (d *demo) show(ctx context.Context, rc *relayClient, fleet []node) error {
+	w := d.out
+	fmt.Fprintf(w, "agentctl demo: a relay and %d boards on this machine, over real links\n\n", len(fleet))
+	for _, dn := range d.nodes {
+		kind := "mock board (simulated figures)"
+		if dn.Name == "this-machine" {
+			kind = "this machine (real figures)"
+		}
+		fmt.Fprintf(w, "  %-13s %s  online   %s\n", dn.Name, dn.NodeID, kind)
+	}
+	self := d.nodes[0]
+	echo := manifest.ToolName{Short: "sysecho", NodeID: self.NodeID, CapID: "echo", Verb: manifest.VerbInvoke}.String()
+	took, answer, err := d.mcpEcho(ctx, rc, echo)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\nEcho through MCP, relay and link and back: %q in %s\n", answer, took.Round(10*time.Microsecond))
+	stream := manifest.ToolName{Short: "sys", NodeID: self.NodeID, CapID: "metrics", Verb: manifest.VerbSubscribe}.String()
+	fmt.Fprintf(w, `
+Paste into an MCP client (while this demo runs):
+
+  {"mcpServers":{"agentctl":{"type":"http","url":"%[1]s/mcp?names=flat","headers":{"Authorization":"Bearer %[2]s"}}}}
+
+The metric stream with curl:
+
+  curl -N -X POST %[1]s/mcp/tools/call -H 'Authorization: Bearer %[2]s' \
+    -H 'Content-Type: application/json' -H 'Accept: text/event-stream' \
+    -d '{"tool":"%[3]s","arguments":{"interval_ms":1000}}'
+
+In another terminal:  agentctl status --socket %[4]s
+
+Live from this machine, once a second (Ctrl-C ends the demo):
+
+  %-12s %7s %20s %7s  %s
+`, d.relay.URL(), d.token, stream, d.socket, "TIME", "CPU", "MEMORY", "DISK", "LOAD")
+	return rc.frames(ctx, stream, json.RawMessage(`{"interval_ms":1000}`), func(data []byte) error {
+		var f frame
+		if err := json.Unmarshal(data, &f); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(w, "  %-12s %5.1f %% %8s of %8s %5.1f %%  %.2f %.2f %.2f\n", time.UnixMilli(f.TSMS).Format("15:04:05"),
+			f.CPUPct, bytesText(f.MemBytes), bytesText(f.MemTotalBytes), f.DiskPct, f.Load1, f.Load5, f.Load15)
+		return err
+	})
+}
+
+// mcpEcho makes one MCP tools/call, as a client of version 2026-07-28 does.
+func (d *demo) mcpEcho(ctx context.Context, rc *relayClient, tool string) (time.Duration, string, error) {
+	const mcpVersion = "2026-07-28"
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": map[string]any{
+		"name": tool, "arguments": map[string]string{"message": "hello, board"},
+		"_meta": map[string]any{"io.modelcontextprotocol/protocolVersion": mcpVersion,
+			"io.modelcontextprotocol/clientInfo":         map[string]string{"name": "agentctl-demo", "version": version},
+			"io.modelcontextprotocol/clientCapabilities": map[string]any{}},
+	}})
+	if err != nil {
+		return 0, "", err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, d.relay.URL()+"/mcp", bytes.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	for k, v := range map[string]string{"Content-Type": "application/json", "Accept": "application/json, text/event-stream",
+		"Authorization": "Bearer " + d.token, "MCP-Protocol-Version": mcpVersion, "Mcp-Method": "tools/call", "Mcp-Name": tool} {
+		req.Header.Set(k, v)
+	}
+	start := time.Now()
+	resp, err := rc.http.Do(req)
+	if err != nil {
+		return 0, "", rc.transportError(ctx, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	took := time.Since(start)
+	if err != nil {
+		return 0, "", exit(exitFailure, "read the MCP answer: %w", err)
+	}
+	if i := bytes.Index(b, []byte("data: {")); i >= 0 { // answered as an event stream
+		b, _, _ = bytes.Cut(b[i+len("data: "):], []byte("\n"))
+	}
+	var answer struct {
+		Result struct {
+			Structured struct {
+				Message string `json:"message"`
+			} `json:"structuredContent"`
+		} `json:"result"`
+	}
+	if err := json.Unmarshal(b, &answer); err != nil || answer.Result.Structured.Message == "" {
+		return 0, "", exit(exitFailure, "the echo through MCP failed: HTTP %d %s", resp.StatusCode, b)
+	}
+	return took, answer.Result.Structured.Message, nil
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/handlers"
+	"agentctl/manifest"
+	"agentctl/prober"
+	"agentctl/transport/clock"
+	"agentctl/transport/link"
+)
+
+// deviceOptions describe one device of this process: the machine itself or a mock board.
+type deviceOptions struct {
+	Relay      string // "" works alone
+	TLS        *tls.Config
+	Token      func() (string, error)
+	Name       string
+	InstanceID string
+	Source     prober.Source // nil: the machine
+	Interval   time.Duration
+	Dialing    chan struct{} // when not nil, bounds how many dial at a time
+	OnReady    func(link.AuthOK)
+	Logger     *zap.Logger
+}
+
+// device is a prober, its handlers and the link to the relay.
+type device struct {
+	prober *prober.Prober
+	client *link.Client // nil without a relay
+	clock  *clock.Clock
+}
+
+// newDevice builds a device; floor is the moment that has surely passed.
+func newDevice(o deviceOptions, floor time.Time) *device {
+	d := &device{clock: clock.New(floor)}
+	d.prober = prober.New(prober.Options{
+		Interval: o.Interval, Source: o.Source, Logger: o.Logger,
+		Now: func() int64 {
+			ms, ok := d.clock.NowMS()
+			if !ok {
+				return 0 // below every floor: kept here, not sent
+			}
+			return ms
+		},
+	})
+	if o.Relay == "" {
+		return d
+	}
+	if o.TLS != nil { // a board that boots in 1970 still has to check certificates
+		o.TLS = o.TLS.Clone()
+		o.TLS.Time = d.clock.TLSTime
+	}
+	mux := handlers.NewMux(d.clock.NowMS)
+	mux.Handle(manifest.Echo(), handlers.Echo(d.clock.NowMS))
+	mux.Handle(manifest.Metrics(), handlers.Metrics(d.prober))
+	d.client = link.NewClient(link.ClientOptions{
+		Dial: func(ctx context.Context) (link.Conn, error) {
+			if o.Dialing != nil {
+				select {
+				case o.Dialing <- struct{}{}:
+					defer func() { <-o.Dialing }()
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
+			return link.Dial(ctx, o.Relay, link.DialOptions{TLS: o.TLS})
+		},
+		Token: o.Token, Version: version, InstanceID: o.InstanceID, Name: o.Name,
+		Handler: mux, Clock: d.clock, OnReady: o.OnReady, OnState: logState(o.Logger), Untrusted: link.UntrustedCertificate,
+	})
+	return d
+}
+
+// logState logs a link's changes once each, with what to do.
+func logState(log *zap.Logger) func(link.Status) {
+	var last link.State
+	return func(s link.Status) {
+		if s.State == last {
+			return
+		}
+		last = s.State
+		fields := []zap.Field{zap.String("state", string(s.State))}
+		if s.State != link.StateReady && s.State != link.StateConnecting {
+			fields = append(fields, zap.String("error", s.LastErr), zap.Int("close", s.LastCode), zap.String("hint", linkHint(s)))
+		}
+		log.Info("link", fields...)
+	}
+}
+
+// linkHint is the next step for a link that is down.
+func linkHint(s link.Status) string {
+	switch {
+	case s.State == link.StateTLSUntrusted:
+		return "the relay's certificate is not trusted: pass its authority with --ca-file"
+	case s.LastCode == link.CloseAuthFailed, s.LastCode == link.CloseForbidden:
+		return "the relay does not accept the token: mint one with `agentctl token create --class device` and put it into --token-file"
+	case s.LastCode == link.CloseManifestInvalid, s.LastCode == link.CloseUpgradeRequired:
+		return "the relay speaks another version: update agentctl on both sides"
+	case s.CloneSuspected:
+		return "another install uses the same token: give every board a token of its own"
+	}
+	return "it is tried again by itself; check the relay's URL and network if this lasts"
+}
+
+// run serves the device until ctx ends and waits for its parts.
+func (d *device) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	parts := []func(context.Context) error{d.prober.Run}
+	if d.client != nil {
+		parts = append(parts, d.client.Run)
+	}
+	return runAll(ctx, cancel, parts...)
+}
+
+// runAll runs parts together; the first that ends ends the others. It returns the first
+// error that is no cancellation.
+func runAll(ctx context.Context, cancel context.CancelFunc, parts ...func(context.Context) error) error {
+	errs := make(chan error, len(parts))
+	for _, p := range parts {
+		go func() { errs <- p(ctx) }()
+	}
+	var first error
+	for range parts {
+		err := <-errs
+		cancel()
+		if first == nil && err != nil && !errors.Is(err, context.Canceled) {
+			first = err
+		}
+	}
+	return first
+}

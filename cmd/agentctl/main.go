@@ -1,0 +1,114 @@
+// Command agentctl is hands and eyes for an AI agent on every board: the device daemon,
+// the relay that the boards report to, and what a person types on either.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() { os.Exit(Main()) }
+
+// Main runs the command line and returns the exit code. It is separate from main so that
+// the script tests can run it in their own process.
+func Main() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := newRoot()
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return exitOK
+	}
+	var e *exitError
+	if !errors.As(err, &e) {
+		e = &exitError{code: exitFailure, err: err}
+	}
+	if e.err != nil {
+		fmt.Fprintf(os.Stderr, "agentctl: %s\n", e.err)
+	}
+	if e.code == exitUsage {
+		fmt.Fprintf(os.Stderr, "Try '%s --help'.\n", cmd.CommandPath())
+	}
+	return e.code
+}
+
+// Exit codes, the same for every command.
+const (
+	exitOK           = 0
+	exitFailure      = 1
+	exitUsage        = 2
+	exitNotRunning   = 3
+	exitUnauthorized = 4
+	exitOffline      = 5
+	exitApproval     = 6
+	exitTimeout      = 7
+)
+
+// exitError carries an exit code up to main.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func exit(code int, format string, args ...any) error {
+	return &exitError{code: code, err: fmt.Errorf(format, args...)}
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "agentctl",
+		Short: "Hands and eyes for an AI agent on every board",
+		Long: `agentctl watches and operates small Linux boards, with a person's finger on the trigger.
+
+On a board     agentctl run          the daemon: dials out to a relay, samples the machine
+               agentctl status       what the daemon knows
+On a server    agentctl relay        boards in, MCP tools and metric streams out
+Anywhere       agentctl demo         the whole loop on this machine, in one process`,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{code: exitUsage, err: err} })
+	root.AddCommand(newRun(), newStatus(), newSnapshot(), newLs(), newCall(), newVersion())
+	addRelayCommands(root)
+	for _, c := range root.Commands() {
+		usageArgs(c)
+	}
+	return root
+}
+
+// usageArgs makes wrong arguments a usage error, with its own exit code.
+func usageArgs(c *cobra.Command) {
+	check := c.Args
+	if check == nil {
+		check = cobra.NoArgs
+		if c.HasSubCommands() {
+			check = unknownSubcommand
+		}
+	}
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return &exitError{code: exitUsage, err: err}
+		}
+		return nil
+	}
+	for _, sub := range c.Commands() {
+		usageArgs(sub)
+	}
+}
+
+func unknownSubcommand(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+	}
+	return nil
+}

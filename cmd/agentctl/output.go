@@ -1,0 +1,172 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
+)
+
+// output is how a read command prints: for people, or as data.
+type output struct {
+	format string
+	json   bool
+}
+
+func (o *output) flags(c *cobra.Command) {
+	c.Flags().StringVarP(&o.format, "output", "o", "", "print `FORMAT` instead of text: json, yaml or ndjson")
+	c.Flags().BoolVar(&o.json, "json", false, "short for -o json")
+}
+
+func (o *output) check() error {
+	if o.json {
+		if o.format != "" && o.format != "json" {
+			return exit(exitUsage, "--json and -o %s contradict each other", o.format)
+		}
+		o.format = "json"
+	}
+	switch o.format {
+	case "", "json", "yaml", "ndjson":
+		return nil
+	}
+	return exit(exitUsage, "-o %s: the formats are json, yaml and ndjson", o.format)
+}
+
+// print writes v in the chosen format, or calls human.
+func (o *output) print(cmd *cobra.Command, v any, human func() error) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	w := cmd.OutOrStdout()
+	switch o.format {
+	case "json":
+		return writeIndented(w, v)
+	case "ndjson":
+		return json.NewEncoder(w).Encode(v)
+	case "yaml":
+		return writeYAML(w, v)
+	}
+	return human()
+}
+
+func writeIndented(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// isTerminal reports whether f is a terminal.
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// newLogger logs to stderr: JSON for a service, text for a terminal.
+func newLogger(level string) (*zap.Logger, error) {
+	l, err := zapcore.ParseLevel(level)
+	if err != nil {
+		return nil, exit(exitUsage, "--log-level %s: the levels are debug, info, warn and error", level)
+	}
+	cfg := zap.NewProductionEncoderConfig()
+	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	var enc zapcore.Encoder
+	if isTerminal(os.Stderr) {
+		cfg.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
+		cfg.EncodeLevel = zapcore.CapitalLevelEncoder
+		enc = zapcore.NewConsoleEncoder(cfg)
+	} else {
+		enc = zapcore.NewJSONEncoder(cfg)
+	}
+	return zap.New(zapcore.NewCore(enc, zapcore.Lock(os.Stderr), l)), nil
+}
+
+// env is the value of a flag's environment variable, or def.
+func env(name, def string) string {
+	if v, ok := os.LookupEnv(name); ok && v != "" {
+		return v
+	}
+	return def
+}
+
+// systemDaemon tells whether the paths of the system service apply.
+func systemDaemon() bool { return os.Geteuid() == 0 }
+
+// defaultStateDir is where a service or an ordinary user keeps state.
+func defaultStateDir(sub string) string {
+	if d := os.Getenv("STATE_DIRECTORY"); d != "" { // systemd
+		return strings.Split(d, ":")[0]
+	}
+	base := "/var/lib/agentctl"
+	if !systemDaemon() {
+		base = filepath.Join(env("XDG_STATE_HOME", filepath.Join(os.Getenv("HOME"), ".local", "state")), "agentctl")
+	}
+	return filepath.Join(base, sub)
+}
+
+// defaultSocket is the control socket's path.
+func defaultSocket() string {
+	if d := os.Getenv("RUNTIME_DIRECTORY"); d != "" {
+		return filepath.Join(strings.Split(d, ":")[0], "agentctl.sock")
+	}
+	if systemDaemon() {
+		return "/run/agentctl/agentctl.sock"
+	}
+	if d := os.Getenv("XDG_RUNTIME_DIR"); d != "" {
+		return filepath.Join(d, "agentctl", "agentctl.sock")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("agentctl-%d", os.Geteuid()), "agentctl.sock")
+}
+
+// readSecret reads a token file: the first line, trimmed.
+func readSecret(path string) (string, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("read the token: %w; mint one on the relay with: agentctl token create", err)
+	}
+	line, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
+	if line = strings.TrimSpace(line); line == "" {
+		return "", fmt.Errorf("token file %s is empty; mint one on the relay with: agentctl token create", path)
+	}
+	return line, nil
+}
+
+// ago says how long ago a moment was, for people.
+func ago(ms int64) string {
+	if ms == 0 {
+		return "never"
+	}
+	d := time.Since(time.UnixMilli(ms))
+	switch {
+	case d < 2*time.Second:
+		return "now"
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%d s ago", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%d min ago", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h ago", int(d.Hours()))
+	}
+	return fmt.Sprintf("%d days ago", int(d.Hours()/24))
+}
+
+// bytesText is a size for people: 512.3 MiB.
+func bytesText(n uint64) string {
+	const unit = 1024
+	if n < unit {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, i := float64(n)/unit, 0
+	for ; v >= unit && i < 4; i++ {
+		v /= unit
+	}
+	return fmt.Sprintf("%.1f %ciB", v, "KMGTP"[i])
+}

@@ -1,0 +1,119 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"agentctl/relay"
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/conformance"
+)
+
+func addRelayCommands(root *cobra.Command) { root.AddCommand(newRelay(), newToken(), newDemo()) }
+
+// defaultMetricsListen is where /metrics is served unless told otherwise.
+const defaultMetricsListen = "127.0.0.1:8461"
+
+func newRelay() *cobra.Command {
+	var o relay.Options
+	var plugins []string
+	var logLevel, scopeless string
+	c := &cobra.Command{
+		Use:   "relay",
+		Short: "Run the relay: boards in, MCP tools and metric streams out",
+		Long: `Run the relay. Boards dial in at /v1/device/ws; MCP clients call /mcp; programs call
+POST /mcp/tools/call. When it serves, one line of JSON with its URL is on stdout.
+
+Plain HTTP is served on loopback only, unless --insecure says that a TLS proxy stands in
+front. Tokens come from 'agentctl token create'.`,
+		Example: `  agentctl relay
+  agentctl relay --listen :8460 --tls-cert cert.pem --tls-key key.pem --public https://relay.example:8460`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := newLogger(logLevel)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = log.Sync() }()
+			o.Logger, o.Version = log, version
+			if scopeless != "" {
+				if o.ScopelessUntil, err = time.Parse(time.DateOnly, scopeless); err != nil {
+					return exit(exitUsage, "--scopeless-until %s is no date of the form 2026-12-31", scopeless)
+				}
+			}
+			if o.Plugins, err = pluginsByName(plugins); err != nil {
+				return err
+			}
+			if err := startMaxFiles(); err != nil {
+				log.Warn("the limit of open files stays low", zap.Error(err))
+			}
+			r, err := relay.Open(o)
+			if errors.Is(err, syscall.EADDRINUSE) && !cmd.Flags().Changed("metrics-listen") && strings.Contains(err.Error(), o.MetricsListen) {
+				// Another relay on this machine has the default port: serve without.
+				log.Warn("no /metrics here: the default address is taken; choose one with --metrics-listen", zap.String("address", o.MetricsListen))
+				o.MetricsListen = ""
+				r, err = relay.Open(o)
+			}
+			if err != nil {
+				return exit(exitFailure, "%w", err)
+			}
+			line, _ := json.Marshal(map[string]any{"ready": true, "url": r.URL(), "mcp_url": r.URL() + "/mcp", "sse_url": nil, "metrics_url": r.MetricsURL()})
+			r.OnReady(func() {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s\n", line)
+				sdNotify("READY=1")
+			})
+			if err := r.Run(cmd.Context()); err != nil {
+				return exit(exitFailure, "%w", err)
+			}
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Listen, "listen", env("AGENTCTL_LISTEN", relay.DefaultListen), "`HOST:PORT` to serve [AGENTCTL_LISTEN]")
+	f.StringVar(&o.StateDir, "state-dir", env("AGENTCTL_STATE_DIR", defaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
+	f.StringVar(&o.Public, "public", env("AGENTCTL_PUBLIC", ""), "`URL` that clients use, when it is not the listener's [AGENTCTL_PUBLIC]")
+	f.StringVar(&o.TLSCert, "tls-cert", env("AGENTCTL_TLS_CERT", ""), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
+	f.StringVar(&o.TLSKey, "tls-key", env("AGENTCTL_TLS_KEY", ""), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
+	f.StringVar(&o.MetricsListen, "metrics-listen", env("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
+	f.StringVar(&o.Audience, "audience", env("AGENTCTL_AUDIENCE", ""), "`NAME` that tokens are made for; kept in the state directory [AGENTCTL_AUDIENCE]")
+	f.StringArrayVar(&o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
+	f.BoolVar(&o.Insecure, "insecure", false, "plain HTTP beyond loopback: only behind a TLS proxy")
+	f.BoolVar(&o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
+	f.StringArrayVar(&plugins, "plugin", nil, "load the plugin `NAME` (repeatable): conformance")
+	f.IntVar(&o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
+	f.BoolVar(&o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
+	f.StringVar(&scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
+	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	return c
+}
+
+func pluginsByName(names []string) ([]kernel.Plugin, error) {
+	var ps []kernel.Plugin
+	for _, n := range names {
+		switch n {
+		case "conformance":
+			ps = append(ps, conformance.New())
+		default:
+			return nil, exit(exitUsage, "--plugin %s: the plugins are: conformance", n)
+		}
+	}
+	return ps, nil
+}
+
+// startMaxFiles raises the soft limit of open files to the hard one: a device is one.
+func startMaxFiles() error {
+	var lim syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {
+		return err
+	}
+	lim.Cur = lim.Max
+	return syscall.Setrlimit(syscall.RLIMIT_NOFILE, &lim)
+}

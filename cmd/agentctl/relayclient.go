@@ -1,0 +1,234 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/manifest"
+)
+
+// relayFlags name a relay and who calls it.
+type relayFlags struct {
+	relay, tokenFile, caFile string
+}
+
+func (f *relayFlags) flags(c *cobra.Command) {
+	c.Flags().StringVar(&f.relay, "relay", env("AGENTCTL_RELAY", "http://127.0.0.1:8460"), "`URL` of the relay [AGENTCTL_RELAY]")
+	c.Flags().StringVar(&f.tokenFile, "token-file", env("AGENTCTL_TOKEN_FILE", ""), "`FILE` with an agent token [AGENTCTL_TOKEN_FILE]")
+	c.Flags().StringVar(&f.caFile, "ca-file", env("AGENTCTL_CA_FILE", ""), "PEM `FILE` of the authority that signed the relay's certificate [AGENTCTL_CA_FILE]")
+}
+
+// relayClient calls a relay over HTTP.
+type relayClient struct {
+	base  string
+	token string
+	http  *http.Client
+}
+
+// maxAnswer bounds what is read of one answer, bytes.
+const maxAnswer = 64 << 20
+
+func (f *relayFlags) client() (*relayClient, error) {
+	u, err := url.Parse(f.relay)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return nil, exit(exitUsage, "--relay %q is not of the form https://HOST[:PORT]", f.relay)
+	}
+	c := &relayClient{base: strings.TrimSuffix(f.relay, "/")}
+	if f.tokenFile != "" {
+		if c.token, err = readSecret(f.tokenFile); err != nil {
+			return nil, exit(exitFailure, "%w", err)
+		}
+	}
+	if u.Scheme == "http" && c.token != "" && !loopbackName(u.Hostname()) {
+		return nil, exit(exitUsage, "refusing to send a token to %s in the clear; use https://", f.relay)
+	}
+	tlsConfig, err := clientTLS(f.caFile, nil)
+	if err != nil {
+		return nil, exit(exitFailure, "%w", err)
+	}
+	tr := http.DefaultTransport.(*http.Transport).Clone()
+	tr.TLSClientConfig = tlsConfig
+	tr.ResponseHeaderTimeout = 15 * time.Second
+	tr.ForceAttemptHTTP2 = false
+	c.http = &http.Client{Transport: tr}
+	return c, nil
+}
+
+func loopbackName(h string) bool {
+	if h == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(h)
+	return ip != nil && ip.IsLoopback()
+}
+
+// clientTLS trusts the system's authorities, or only those of caFile. now may replace
+// the clock that certificates are checked against.
+func clientTLS(caFile string, now func() time.Time) (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, Time: now}
+	if caFile == "" {
+		return c, nil
+	}
+	pem, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, fmt.Errorf("read --ca-file: %w", err)
+	}
+	c.RootCAs = x509.NewCertPool()
+	if !c.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("--ca-file %s holds no PEM certificate", caFile)
+	}
+	return c, nil
+}
+
+// do sends a request and returns an answer with status 2xx; every other end is an
+// exitError. The caller closes the body.
+func (c *relayClient) do(ctx context.Context, method, path, accept string, body any) (*http.Response, error) {
+	var rd io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		rd = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, rd)
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	req.Header.Set("Accept", accept)
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.transportError(ctx, err)
+	}
+	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		return resp, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return nil, answerError(resp)
+}
+
+func (c *relayClient) transportError(ctx context.Context, err error) error {
+	var op *net.OpError
+	var ue *url.Error
+	switch {
+	case ctx.Err() != nil:
+		return exit(exitFailure, "interrupted")
+	case errors.As(err, &op) && op.Op == "dial":
+		return exit(exitNotRunning, "no relay answers at %s (%w); start one with: agentctl relay, or name it with --relay", c.base, op.Err)
+	case errors.As(err, &ue) && ue.Timeout():
+		return exit(exitTimeout, "the relay at %s did not answer in time", c.base)
+	}
+	return exit(exitFailure, "call the relay at %s: %w", c.base, err)
+}
+
+// answerError turns the relay's error envelope into an exit code and a sentence with
+// the next step.
+func answerError(resp *http.Response) error {
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	var env struct {
+		Error struct {
+			Code         manifest.Code `json:"code"`
+			Message      string        `json:"message"`
+			RetryAfterMS int64         `json:"retry_after_ms"`
+			TraceID      string        `json:"trace_id"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(b, &env) != nil || env.Error.Code == "" {
+		return exit(exitFailure, "the server answered HTTP %d without an agentctl error; is this an agentctl relay?", resp.StatusCode)
+	}
+	code, next := exitFailure, ""
+	switch {
+	case resp.StatusCode == http.StatusUnauthorized:
+		code, next = exitUnauthorized, "; mint a token with: agentctl token create, and pass it with --token-file"
+	case env.Error.Code == manifest.SafetyDenied:
+		code, next = exitUnauthorized, "; see your nodes with: agentctl ls"
+	case env.Error.Code == manifest.NodeOffline:
+		code, next = exitOffline, "; see when it was last there with: agentctl ls"
+	case env.Error.Code == manifest.DeadlineExceeded:
+		code = exitTimeout
+	case env.Error.Code == manifest.BadRequest, env.Error.Code == manifest.ManifestInvalid:
+		next = "; see the tools with: agentctl ls -o json"
+	}
+	return exit(code, "%s: %s%s (trace %s)", env.Error.Code, env.Error.Message, next, env.Error.TraceID)
+}
+
+func (c *relayClient) getJSON(ctx context.Context, path string, v any) error {
+	resp, err := c.do(ctx, http.MethodGet, path, "application/json", nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(v); err != nil {
+		return exit(exitFailure, "the relay's answer to %s is not what it should be: %w", path, err)
+	}
+	return nil
+}
+
+// node is one row of GET /v1/nodes.
+type node struct {
+	NodeID       string                `json:"node_id"`
+	Name         string                `json:"name"`
+	Online       bool                  `json:"online"`
+	LastSeenMS   int64                 `json:"last_seen_ms"`
+	Capabilities []manifest.Capability `json:"capabilities"`
+}
+
+// nodes reads the whole fleet, page by page.
+func (c *relayClient) nodes(ctx context.Context) ([]node, error) {
+	all := []node{}
+	for after := ""; ; {
+		var page struct {
+			Nodes []node `json:"nodes"`
+			Next  string `json:"next"`
+		}
+		if err := c.getJSON(ctx, "/v1/nodes?after="+url.QueryEscape(after), &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Nodes...)
+		if page.Next == "" || page.Next <= after {
+			return all, nil
+		}
+		after = page.Next
+	}
+}
+
+// findNode takes a full id, a unique prefix of it, or a name.
+func findNode(nodes []node, ref string) (*node, error) {
+	var found *node
+	for i := range nodes {
+		n := &nodes[i]
+		if n.NodeID == ref || n.Name == ref {
+			return n, nil
+		}
+		if strings.HasPrefix(n.NodeID, ref) {
+			if found != nil {
+				return nil, exit(exitUsage, "%q begins more than one node id; give more of it, see: agentctl ls", ref)
+			}
+			found = n
+		}
+	}
+	if found == nil {
+		return nil, exit(exitFailure, "no node has the id, the name or the id prefix %q; see: agentctl ls", ref)
+	}
+	return found, nil
+}

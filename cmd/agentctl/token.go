@@ -1,0 +1,173 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/relay/auth"
+)
+
+func newToken() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "token",
+		Short: "Mint, list and revoke the relay's tokens",
+		Long:  "Mint, list and revoke tokens in a relay's state directory, while the relay runs or not.",
+	}
+	c.AddCommand(newTokenCreate(), newTokenLs(), newTokenRevoke())
+	return c
+}
+
+func tokenStore(dir string) (*auth.Store, error) {
+	s, err := auth.Open(auth.Options{StateDir: dir})
+	if err != nil {
+		return nil, exit(exitFailure, "%w", err)
+	}
+	return s, nil
+}
+
+func stateDirFlag(c *cobra.Command, dir *string) {
+	c.Flags().StringVar(dir, "state-dir", env("AGENTCTL_STATE_DIR", defaultStateDir("relay")), "`DIR` of the relay's state [AGENTCTL_STATE_DIR]")
+}
+
+func newTokenCreate() *cobra.Command {
+	var dir string
+	var req auth.MintRequest
+	var out output
+	c := &cobra.Command{
+		Use:   "create",
+		Short: "Mint a token; it is printed once, alone, on stdout",
+		Long: `Mint a token. Classes:
+
+  device   for one board (agentctl run --token-file); a new node each, or --node
+  agent    for people, programs and LLM agents; read-only tools unless --scope says more
+  admin    an agent token with every scope of its tenant, kernel:admin included
+  enroll   for a board that has no identity yet`,
+		Example: `  agentctl token create --class device > board.token
+  agentctl token create --class agent --tenant greenhouse --ttl 720h > agent.token
+  agentctl token create --class device --count 100 > mock.tokens`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := out.check(); err != nil {
+				return err
+			}
+			if cmd.Flags().Changed("ttl") && req.TTL <= 0 {
+				return exit(exitUsage, "--ttl must be positive, such as 720h")
+			}
+			s, err := tokenStore(dir)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = s.Close() }()
+			minted, err := s.Mint(cmd.Context(), req)
+			if err != nil {
+				return exit(exitUsage, "%w", err)
+			}
+			if out.format != "" {
+				return out.print(cmd, minted, nil)
+			}
+			for _, m := range minted {
+				fmt.Fprintln(cmd.OutOrStdout(), m.Token)
+			}
+			m := minted[0]
+			fmt.Fprintf(cmd.ErrOrStderr(), "%d %s token(s) for %s of tenant %s, until %s; take back with: agentctl token revoke --jti %s\n",
+				len(minted), m.Class, m.Subject, m.Tenant, m.Expires.Format(time.DateOnly), m.JTI)
+			return nil
+		},
+	}
+	stateDirFlag(c, &dir)
+	f := c.Flags()
+	f.StringVar(&req.Class, "class", "agent", "`CLASS`: agent, device, enroll or admin")
+	f.StringVar(&req.Tenant, "tenant", auth.DefaultTenant, "`TENANT` that the token is of")
+	f.StringArrayVar(&req.Scopes, "scope", nil, "`SCOPE` instead of the class's own (repeatable)")
+	f.DurationVar(&req.TTL, "ttl", 0, "`DURATION` of its life (default: agent 90 days, device 1 year, enroll 1 hour)")
+	f.StringVar(&req.NodeID, "node", "", "the `NODE` that a device token is for (default: a new one)")
+	f.StringVar(&req.Subject, "subject", "", "`NAME` of the agent, shown in the audit log (default: a new one)")
+	f.IntVar(&req.Count, "count", 1, "mint `N` tokens, one a line")
+	out.flags(c)
+	return c
+}
+
+func newTokenLs() *cobra.Command {
+	var dir string
+	var out output
+	c := &cobra.Command{
+		Use:     "ls",
+		Short:   "List the tokens that were minted (never the tokens themselves)",
+		Example: "  agentctl token ls\n  agentctl token ls -o json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := tokenStore(dir)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = s.Close() }()
+			rows, err := s.Tokens(cmd.Context())
+			if err != nil {
+				return exit(exitFailure, "%w", err)
+			}
+			return out.print(cmd, rows, func() error {
+				w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+				fmt.Fprintln(w, "JTI\tCLASS\tTENANT\tSUBJECT\tEXPIRES\tSTATE\tSCOPES")
+				for _, t := range rows {
+					state := "good"
+					switch {
+					case t.Revoked:
+						state = "revoked"
+					case t.Expired:
+						state = "expired"
+					}
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", t.JTI, t.Class, t.Tenant, t.Subject, t.Expires.Format(time.DateOnly), state, t.Scopes)
+				}
+				return w.Flush()
+			})
+		},
+	}
+	stateDirFlag(c, &dir)
+	out.flags(c)
+	return c
+}
+
+func newTokenRevoke() *cobra.Command {
+	var dir string
+	var req auth.RevokeRequest
+	c := &cobra.Command{
+		Use:     "revoke",
+		Short:   "Take tokens back; live links and streams end within 5 s",
+		Example: "  agentctl token revoke --jti 01HZX9K3M4P7Q8R9S0T1V2W3XY\n  agentctl token revoke --node attic",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if set := nonEmpty(req.JTI, req.Subject, req.Node, req.Tenant); set != 1 {
+				return exit(exitUsage, "give one of --jti, --sub, --node and --tenant")
+			}
+			s, err := tokenStore(dir)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = s.Close() }()
+			n, err := s.Revoke(cmd.Context(), req)
+			if err != nil {
+				return exit(exitFailure, "%w", err)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "revoked %d token(s); a revocation is not undone: mint a new token with: agentctl token create\n", n)
+			return nil
+		},
+	}
+	stateDirFlag(c, &dir)
+	f := c.Flags()
+	f.StringVar(&req.JTI, "jti", "", "one token, by its `JTI`")
+	f.StringVar(&req.Subject, "sub", "", "all tokens of a `SUBJECT`")
+	f.StringVar(&req.Node, "node", "", "all tokens of a `NODE`, by id or name")
+	f.StringVar(&req.Tenant, "tenant", "", "all tokens of a `TENANT`")
+	return c
+}
+
+func nonEmpty(words ...string) (n int) {
+	for _, w := range words {
+		if w != "" {
+			n++
+		}
+	}
+	return n
+}

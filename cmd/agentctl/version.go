@@ -1,0 +1,59 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set by the linker (make build); a plain `go build` says devel.
+var version = "devel"
+
+// buildInfo is what `agentctl version -o json` prints.
+type buildInfo struct {
+	Version string `json:"version"`
+	Go      string `json:"go"`
+	OS      string `json:"os"`
+	Arch    string `json:"arch"`
+	ARM     string `json:"goarm,omitempty"`
+	Tags    string `json:"tags,omitempty"`
+}
+
+func readBuildInfo() buildInfo {
+	b := buildInfo{Version: version, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
+	if bi, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range bi.Settings {
+			switch s.Key {
+			case "GOARM":
+				b.ARM = s.Value
+			case "-tags":
+				b.Tags = s.Value
+			}
+		}
+	}
+	return b
+}
+
+func newVersion() *cobra.Command {
+	var out output
+	c := &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version and what it was built for",
+		Example: "  agentctl version\n  agentctl version -o json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			b := readBuildInfo()
+			return out.print(cmd, b, func() error {
+				arch := b.OS + "/" + b.Arch
+				if b.ARM != "" {
+					arch += " v" + b.ARM
+				}
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "agentctl %s (%s, %s)\n", b.Version, arch, b.Go)
+				return err
+			})
+		},
+	}
+	out.flags(c)
+	return c
+}
