@@ -1,0 +1,183 @@
+//lint:file-ignore SA1019 roots, sampling and logging are deprecated by MCP 2026-07-28 but part of the versions before it.
+
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"agentctl/relay/kernel"
+)
+
+// client is the client's side of one request, as a plugin sees it.
+type client struct {
+	x   *exchange
+	req sdk.Request
+	// ctx is the SDK's for this request: what is sent under it reaches the right stream,
+	// whatever context a plugin uses. It ends with the request.
+	ctx context.Context
+}
+
+var _ kernel.Session = (*client)(nil)
+
+// errNoAsk is the answer to Ask in the modern era, which has no requests from server to
+// client.
+var errNoAsk = errors.New("mcp: this protocol version takes no requests during a call; return Result.InputRequests instead")
+
+func (c *client) session() *sdk.ServerSession {
+	ss, _ := c.req.GetSession().(*sdk.ServerSession)
+	return ss
+}
+
+// ProgressToken implements kernel.Session.
+func (c *client) ProgressToken() any {
+	if p, ok := c.req.GetParams().(sdk.RequestParams); ok {
+		return p.GetProgressToken()
+	}
+	return nil
+}
+
+// Capabilities implements kernel.Session.
+func (c *client) Capabilities() json.RawMessage {
+	if c.x.modern {
+		data, err := json.Marshal(c.req.GetParams().GetMeta()[sdk.MetaKeyClientCapabilities])
+		if err != nil {
+			return nil
+		}
+		return data
+	}
+	init := c.session().InitializeParams()
+	if init == nil || init.Capabilities == nil {
+		return nil
+	}
+	data, err := json.Marshal(struct {
+		*sdk.ClientCapabilities
+		Roots *sdk.RootCapabilities `json:"roots,omitempty"` // the SDK's own field is never omitted
+	}{init.Capabilities, init.Capabilities.RootsV2})
+	if err != nil {
+		return nil
+	}
+	return data
+}
+
+func (c *client) can(capability string) bool {
+	var caps map[string]json.RawMessage
+	return json.Unmarshal(c.Capabilities(), &caps) == nil && caps[capability] != nil
+}
+
+// progress tells about a frame if the client asked for progress.
+func (c *client) progress(done, total float64, message []byte) {
+	if tok := c.ProgressToken(); tok != nil {
+		_ = c.session().NotifyProgress(c.ctx, &sdk.ProgressNotificationParams{
+			ProgressToken: tok, Progress: done, Total: total, Message: string(message),
+		})
+	}
+}
+
+// Notify implements kernel.Session: progress (dropped when the client asked for none),
+// log messages (dropped below the level that the client set) and the end of an
+// elicitation by URL.
+func (c *client) Notify(_ context.Context, method string, params json.RawMessage) error {
+	switch method {
+	case "notifications/progress":
+		tok := c.ProgressToken()
+		if tok == nil {
+			return nil
+		}
+		var p sdk.ProgressNotificationParams
+		if err := json.Unmarshal(params, &p); err != nil {
+			return fmt.Errorf("notify %s: %w", method, err)
+		}
+		p.ProgressToken = tok
+		return c.session().NotifyProgress(c.ctx, &p)
+	case "notifications/message":
+		var p sdk.LoggingMessageParams
+		if err := json.Unmarshal(params, &p); err != nil {
+			return fmt.Errorf("notify %s: %w", method, err)
+		}
+		return c.session().Log(c.ctx, &p)
+	case "notifications/elicitation/complete":
+		var p sdk.ElicitationCompleteParams
+		if err := json.Unmarshal(params, &p); err != nil {
+			return fmt.Errorf("notify %s: %w", method, err)
+		}
+		return c.session().NotifyElicitationComplete(c.ctx, &p)
+	}
+	return fmt.Errorf("notify %s: not a notification of a request", method)
+}
+
+// Ask implements kernel.Session for sessions: elicitation/create, sampling/createMessage
+// and roots/list, if the client has the capability.
+func (c *client) Ask(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+	if c.x.modern {
+		return nil, errNoAsk
+	}
+	ask, cancel := context.WithCancel(c.ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
+	need := map[string]string{"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}[method]
+	if need == "" {
+		return nil, fmt.Errorf("ask %s: not a request to a client", method)
+	}
+	if !c.can(need) {
+		return nil, fmt.Errorf("ask %s: %w: it has no %s capability", method, errNoInput, need)
+	}
+	var res any
+	var err error
+	switch method {
+	case "elicitation/create":
+		var p sdk.ElicitParams
+		if err = json.Unmarshal(params, &p); err == nil {
+			res, err = c.session().Elicit(ask, &p)
+		}
+	case "sampling/createMessage":
+		var p sdk.CreateMessageWithToolsParams
+		if err = json.Unmarshal(params, &p); err == nil {
+			res, err = c.session().CreateMessageWithTools(ask, &p)
+		}
+	default:
+		res, err = c.session().ListRoots(ask, nil)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask %s: %w", method, err)
+	}
+	return json.Marshal(res)
+}
+
+// maxInputs bounds what a tool may ask for in one round.
+const maxInputs = 16
+
+// answered asks a legacy client for what a result wants and returns the request that
+// repeats the call with it.
+func (c *client) answered(r *kernel.Request, res *kernel.Result) (*kernel.Request, error) {
+	var wants map[string]struct {
+		Method string          `json:"method"`
+		Params json.RawMessage `json:"params"`
+	}
+	if err := json.Unmarshal(res.InputRequests, &wants); err != nil || len(wants) > maxInputs {
+		return nil, errors.New("mcp: the tool asks for its input in a wrong way")
+	}
+	got := make(map[string]json.RawMessage, len(wants))
+	for name, w := range wants {
+		if len(w.Params) == 0 {
+			w.Params = json.RawMessage("{}")
+		}
+		data, err := c.Ask(c.ctx, w.Method, w.Params)
+		if err != nil {
+			return nil, invalidParams("the client did not give the input that the tool needs")
+		}
+		got[name] = data
+	}
+	data, err := json.Marshal(got)
+	if err != nil {
+		return nil, err
+	}
+	return &kernel.Request{
+		Caller: r.Caller, Tool: r.Tool, Arguments: r.Arguments, TraceID: r.TraceID, Traced: r.Traced,
+		Session: r.Session, InputResponses: data, RequestState: res.RequestState,
+	}, nil
+}

@@ -1,0 +1,339 @@
+package mcp
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.uber.org/zap"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// Options configure a Handler. Kernel and Authenticate are required.
+type Options struct {
+	Kernel *kernel.Kernel
+	// Authenticate proves who sends a request, from its token alone.
+	Authenticate func(r *http.Request) (*kernel.Caller, error)
+	// OnDenied answers a request that Authenticate refused: 401 or 403, the envelope and
+	// WWW-Authenticate. Default: 401 with the envelope.
+	OnDenied func(w http.ResponseWriter, r *http.Request, err error)
+	Version  string      // of the relay, told to clients; default "dev"
+	Logger   *zap.Logger // default: none
+	// AllowOrigin lists origins ("https://app.example") that may send requests beside
+	// the page's own host. A request without Origin is not a browser's and passes.
+	AllowOrigin []string
+	// AllowHosts lists further values of the Host header (without port). On a loopback
+	// connection every other host than loopback's names is refused (DNS rebinding).
+	AllowHosts []string
+
+	MaxBody              int64         // bytes of a request; default 1 MiB
+	MaxTenants           int           // served at once; default 1024
+	MaxSessions          int           // legacy sessions; default 4096
+	MaxSessionsPerTenant int           // and as many streams; default 1024
+	MaxStreams           int           // open GET and listen streams; default 8192
+	MaxInFlight          int           // requests in progress of one tenant; default 1024
+	SessionIdle          time.Duration // a session without requests and streams ends; default 30 min
+}
+
+// Fixed bounds.
+const (
+	maxBatch      = 32                     // messages of a JSON-RPC batch (protocol 2025-03-26)
+	maxWatchedURI = 64                     // watched resources of a session or a listen stream
+	tenantIdle    = 10 * time.Minute       // then an unused tenant's servers are dropped
+	sweepEvery    = time.Second            // tokens of open streams are asked this often
+	notifyEvery   = time.Second            // at most one round of change notifications a tenant
+	notifyWait    = 5 * time.Second        // for one round
+	writeWait     = 15 * time.Second       // for one write to a client
+	pingEvery     = 25 * time.Second       // a comment on an idle stream
+	pageSize      = 200                    // entries of a list
+	listTTL       = 10 * time.Second       // how long a client may cache a list
+	modernVersion = "2026-07-28"           // first version without sessions
+	headerVersion = "Mcp-Protocol-Version" // canonical forms
+	headerSession = "Mcp-Session-Id"
+)
+
+// Handler is the http.Handler of /mcp. Make one with New; it serves while Run runs.
+type Handler struct {
+	opt    Options
+	log    *zap.Logger
+	guard  guard
+	impl   *sdk.Implementation
+	legacy http.Handler // sessions
+	modern http.Handler // no sessions: listen, and everything that the mux does not take
+	send   sdk.MethodHandler
+
+	serverMeta []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
+
+	mu       sync.RWMutex // protects the fields below
+	ctx      context.Context
+	stopped  bool
+	tenants  map[string]*tenant
+	sessions map[string]*session
+	streams  map[*exchange]*queued
+	wg       sync.WaitGroup
+
+	count counters
+}
+
+type counters struct {
+	modern, legacy, refused, cut, notified, panics atomic.Uint64
+}
+
+// Stats is a snapshot of what the handler does.
+type Stats struct {
+	Tenants, Sessions, Streams int
+	Modern, Legacy             uint64 // requests of the two eras
+	Refused                    uint64 // requests refused before a message of theirs was handled
+	Cut                        uint64 // streams cut because their reader stalled
+	Notified                   uint64 // rounds of change notifications
+	Panics                     uint64 // handlers that panicked and were answered with E_INTERNAL
+}
+
+// New makes a Handler; it starts nothing.
+func New(opt Options) *Handler {
+	def := func(n *int, d int) {
+		if *n <= 0 {
+			*n = d
+		}
+	}
+	def(&opt.MaxTenants, 1024)
+	def(&opt.MaxSessions, 4096)
+	def(&opt.MaxSessionsPerTenant, 1024)
+	def(&opt.MaxStreams, 8192)
+	def(&opt.MaxInFlight, 1024)
+	if opt.MaxBody <= 0 {
+		opt.MaxBody = 1 << 20
+	}
+	if opt.SessionIdle <= 0 {
+		opt.SessionIdle = 30 * time.Minute
+	}
+	if opt.Version == "" {
+		opt.Version = "dev"
+	}
+	if opt.Logger == nil {
+		opt.Logger = zap.NewNop()
+	}
+	h := &Handler{
+		opt:      opt,
+		log:      opt.Logger,
+		guard:    newGuard(opt.AllowOrigin, opt.AllowHosts),
+		impl:     &sdk.Implementation{Name: "agentctl", Title: "agentctl relay", Version: opt.Version},
+		tenants:  make(map[string]*tenant),
+		sessions: make(map[string]*session),
+		streams:  make(map[*exchange]*queued),
+	}
+	if h.opt.OnDenied == nil {
+		h.opt.OnDenied = func(w http.ResponseWriter, _ *http.Request, err error) {
+			refuse(w, http.StatusUnauthorized, manifest.AsError(err))
+		}
+	}
+	h.serverMeta = serverMeta(h.impl)
+	h.bindSDK()
+	return h
+}
+
+// Run serves until ctx ends; then it ends every stream and session and waits for its
+// goroutines.
+func (h *Handler) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	h.mu.Lock()
+	if h.ctx != nil {
+		h.mu.Unlock()
+		return errors.New("mcp: Run was called twice")
+	}
+	h.ctx = ctx
+	h.mu.Unlock()
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case now := <-tick.C:
+			h.sweep(now)
+		}
+	}
+	h.mu.Lock()
+	h.stopped = true
+	for x := range h.streams {
+		x.cancel()
+	}
+	for _, s := range h.sessions {
+		h.endLocked(s)
+	}
+	h.mu.Unlock()
+	h.wg.Wait()
+	return context.Cause(ctx)
+}
+
+// sweep ends what is over: streams whose token ended, idle sessions and idle tenants.
+func (h *Handler) sweep(now time.Time) {
+	h.mu.RLock()
+	var over []*exchange
+	for x, q := range h.streams {
+		if x.caller.Active != nil && x.caller.Active() != nil {
+			over = append(over, x)
+			continue
+		}
+		q.ping(now)
+	}
+	h.mu.RUnlock()
+	for _, x := range over {
+		x.cancel()
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, s := range h.sessions {
+		if s.idle(now) > h.opt.SessionIdle {
+			h.endLocked(s)
+		}
+	}
+	for name, t := range h.tenants {
+		if t.unused(now) > tenantIdle {
+			t.stop()
+			delete(h.tenants, name)
+		}
+	}
+}
+
+// Stats tells what is going on.
+func (h *Handler) Stats() Stats {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return Stats{
+		Tenants: len(h.tenants), Sessions: len(h.sessions), Streams: len(h.streams),
+		Modern: h.count.modern.Load(), Legacy: h.count.legacy.Load(), Refused: h.count.refused.Load(),
+		Cut: h.count.cut.Load(), Notified: h.count.notified.Load(), Panics: h.count.panics.Load(),
+	}
+}
+
+// exchange is one HTTP request on /mcp. The SDK carries it to the middleware, so that a
+// message's caller is that of its own request, whoever opened the session.
+type exchange struct {
+	caller  *kernel.Caller
+	tenant  *tenant
+	session *session // legacy, once it is known
+	modern  bool
+	flat    bool // ?names=flat
+	trace   string
+	id      []byte // of a single message, as it was sent
+
+	// ctx ends when the client goes away; cancel ends it from here (nil on short
+	// requests). It is in a struct because the SDK runs the handler under another one.
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	call *call // of a request that the mux carries
+}
+
+// ServeHTTP answers one request. The order of the checks decides the status: method,
+// origin and host, size, token, content type and strict body, then the protocol's own.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch r.Method {
+	case http.MethodGet, http.MethodPost, http.MethodDelete:
+	default:
+		w.Header().Set("Allow", "GET, POST, DELETE")
+		h.refuse(w, http.StatusMethodNotAllowed, manifest.BadRequest, "this method is not allowed here; use POST")
+		return
+	}
+	if msg := h.guard.check(r); msg != "" {
+		h.refuse(w, http.StatusForbidden, manifest.SafetyDenied, msg)
+		return
+	}
+	if r.ContentLength > h.opt.MaxBody {
+		h.refuse(w, http.StatusRequestEntityTooLarge, manifest.BadRequest, "the request body is too large")
+		return
+	}
+	caller, err := h.opt.Authenticate(r)
+	if err != nil {
+		h.count.refused.Add(1)
+		h.opt.OnDenied(w, r, err)
+		return
+	}
+	t, e := h.enter(caller.Tenant)
+	if e != nil {
+		status := http.StatusServiceUnavailable
+		if e.Code == manifest.RateLimited {
+			status = http.StatusTooManyRequests
+		}
+		h.count.refused.Add(1)
+		refuse(w, status, e)
+		return
+	}
+	defer t.leave()
+	x := &exchange{caller: caller, tenant: t, ctx: r.Context(), trace: traceOf(r.Header.Get("Traceparent"))}
+	x.flat = strings.Contains(r.URL.RawQuery, "names=flat") && r.URL.Query().Get("names") == "flat"
+	if r.Method == http.MethodPost {
+		h.post(w, r, x)
+		return
+	}
+	if r.Header.Get(headerVersion) >= modernVersion {
+		w.Header().Set("Allow", "POST")
+		h.refuse(w, http.StatusMethodNotAllowed, manifest.BadRequest, "this protocol version knows POST only")
+		return
+	}
+	h.count.legacy.Add(1)
+	h.sessionRequest(w, r, x)
+}
+
+// enter finds or makes the tenant and counts the request in.
+func (h *Handler) enter(name string) (*tenant, *manifest.Error) {
+	h.mu.RLock()
+	t, running := h.tenants[name], h.ctx != nil && !h.stopped
+	if t != nil && running {
+		t.busy.Add(1)
+	}
+	h.mu.RUnlock()
+	if !running {
+		return nil, manifest.E(manifest.Internal, "the relay is starting or stopping; retry shortly")
+	}
+	if t == nil {
+		var err *manifest.Error
+		if t, err = h.addTenant(name); err != nil {
+			return nil, err
+		}
+	}
+	if t.busy.Load()-t.streaming.Load() > int64(h.opt.MaxInFlight) {
+		t.leave()
+		return nil, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 1000,
+			Message: "too many requests of this tenant are in progress; retry later", Reason: "tenant_in_flight"}
+	}
+	return t, nil
+}
+
+func (h *Handler) addTenant(name string) (*tenant, *manifest.Error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if t := h.tenants[name]; t != nil {
+		t.busy.Add(1)
+		return t, nil
+	}
+	if h.stopped {
+		return nil, manifest.E(manifest.Internal, "the relay is stopping; retry shortly")
+	}
+	if len(h.tenants) >= h.opt.MaxTenants {
+		return nil, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: tenantIdle.Milliseconds(),
+			Message: "the relay serves as many tenants as it may; retry later", Reason: "tenants"}
+	}
+	t, err := newTenant(h, name)
+	if err != nil {
+		h.log.Error("mcp tenant", zap.Error(err))
+		return nil, manifest.E(manifest.Internal, "the relay failed to serve this tenant")
+	}
+	t.busy.Add(1)
+	h.tenants[name] = t
+	h.wg.Go(func() { t.run(h.ctx) })
+	return t, nil
+}
+
+func (h *Handler) refuse(w http.ResponseWriter, status int, code manifest.Code, message string) {
+	h.count.refused.Add(1)
+	refuse(w, status, manifest.E(code, message))
+}

@@ -1,0 +1,84 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// viaMethods answers a method that the kernel has no notion of from the plugin that
+// serves it. Params and result pass as JSON.
+func viaMethods[P sdk.Params](ctx context.Context, t *tenant, x *exchange, method string, req *sdk.ServerRequest[P], given bool) (sdk.Result, error) {
+	plugin, ok := t.h.opt.Kernel.Method(x.caller, method)
+	if !ok {
+		if method == "resources/templates/list" { // resources are always offered, if only an empty list
+			b := &builder{}
+			b.raw("resourceTemplates", []byte("[]"))
+			return t.finish(b, x, "complete", listTTL.Milliseconds(), nil), nil
+		}
+		return nil, methodNotFound(method)
+	}
+	ctx, cancel := context.WithTimeout(ctx, kernel.CallBudget)
+	defer cancel()
+	defer context.AfterFunc(x.ctx, cancel)()
+	ctx = context.WithValue(ctx, callKey{}, x.call)
+	params := json.RawMessage("{}")
+	if given {
+		var err error
+		if params, err = json.Marshal(req.Params); err != nil {
+			return nil, invalidParams("params are malformed")
+		}
+	}
+	data, err := plugin.Serve(ctx, x.caller, &client{x: x, req: req, ctx: ctx}, method, params)
+	if err != nil {
+		return nil, methodError(method, req, err)
+	}
+	return t.wrap(x, method, data)
+}
+
+func methodError(method string, req sdk.Request, err error) error {
+	var f *kernel.Fault
+	if errors.As(err, &f) {
+		return &jsonrpc.Error{Code: f.Code, Message: f.Message, Data: f.Data}
+	}
+	if r, ok := req.GetParams().(*sdk.ReadResourceParams); ok && errors.Is(err, kernel.ErrNoResource) {
+		return notFound(r.URI)
+	}
+	return rpcError(manifest.AsError(err), kernel.NewTraceID())
+}
+
+// wrap adds to a plugin's result what the era wants and the plugin left out.
+func (t *tenant) wrap(x *exchange, method string, data []byte) (sdk.Result, error) {
+	if !json.Valid(data) || data[space(data, 0)] != '{' {
+		return nil, rpcError(manifest.E(manifest.Internal, "a plugin answered with no JSON object"), kernel.NewTraceID())
+	}
+	kind, ttl := "complete", int64(-1)
+	switch method {
+	case "prompts/list", "resources/templates/list", "resources/read":
+		ttl = listTTL.Milliseconds()
+	}
+	b := &builder{b: make([]byte, 0, len(data)+256)}
+	var meta []byte
+	members(data, func(key string, v []byte) {
+		switch {
+		case key == "_meta":
+			meta = v
+		case x.modern && key == "resultType":
+			kind = text(v)
+		case x.modern && (key == "ttlMs" || key == "cacheScope"): // ours to say
+		default:
+			k, _ := json.Marshal(key)
+			b.raw(string(k[1:len(k)-1]), v)
+		}
+	})
+	if kind != "complete" {
+		ttl = -1
+	}
+	return t.finish(b, x, kind, ttl, meta), nil
+}

@@ -1,0 +1,213 @@
+package mcp
+
+import (
+	"encoding/json"
+	"errors"
+	"unicode/utf8"
+
+	"agentctl/transport/strictjson"
+)
+
+// envelope is what the door looks at in a JSON-RPC message before the SDK parses it. The
+// parts are the message's own bytes.
+type envelope struct {
+	id     []byte // nil for a notification
+	method string
+	params []byte
+	name   string // params.name, or params.uri for resources/read
+	era    string // params._meta["io.modelcontextprotocol/protocolVersion"]
+}
+
+var (
+	errBatchSize = errors.New("a batch holds 1 to 32 messages")
+	errNotObject = errors.New("a message is a JSON object")
+)
+
+const eraKey = "io.modelcontextprotocol/protocolVersion"
+
+// scanBody checks a body strictly (exact keys, no duplicates, UTF-8, no trailing bytes,
+// bounded depth) and returns the envelopes of its messages. The SDK alone would take the
+// last of two equal keys and ignore what follows the first value.
+func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
+	if err := strictjson.Check(body); err != nil {
+		return nil, false, err
+	}
+	i := space(body, 0)
+	switch body[i] {
+	case '{':
+		m := scanMessage(body[i:])
+		return []envelope{m}, false, nil
+	case '[':
+		err = elements(body[i:], func(e []byte) error {
+			if e[0] != '{' {
+				return errNotObject
+			}
+			if len(msgs) == maxBatch {
+				return errBatchSize
+			}
+			msgs = append(msgs, scanMessage(e))
+			return nil
+		})
+		if err == nil && len(msgs) == 0 {
+			err = errBatchSize
+		}
+		return msgs, true, err
+	}
+	return nil, false, errNotObject
+}
+
+func scanMessage(obj []byte) (m envelope) {
+	members(obj, func(key string, v []byte) {
+		switch key {
+		case "id":
+			if string(v) != "null" {
+				m.id = v
+			}
+		case "method":
+			m.method = text(v)
+		case "params":
+			m.params = v
+		}
+	})
+	if len(m.params) == 0 || m.params[0] != '{' {
+		return m
+	}
+	name := "name"
+	if m.method == "resources/read" {
+		name = "uri"
+	}
+	members(m.params, func(key string, v []byte) {
+		switch {
+		case key == name:
+			m.name = text(v)
+		case key == "_meta" && v[0] == '{':
+			members(v, func(key string, v []byte) {
+				if key == eraKey {
+					m.era = text(v)
+				}
+			})
+		}
+	})
+	return m
+}
+
+// members calls yield for each member of an object. Its input has passed
+// strictjson.Check, so the walk only has to find the borders of values.
+func members(obj []byte, yield func(key string, value []byte)) {
+	i := space(obj, 1)
+	for obj[i] != '}' {
+		end := skip(obj, i)
+		key := text(obj[i:end])
+		i = space(obj, space(obj, end)+1) // behind the colon
+		end = skip(obj, i)
+		yield(key, obj[i:end])
+		if i = space(obj, end); obj[i] == ',' {
+			i = space(obj, i+1)
+		}
+	}
+}
+
+func elements(arr []byte, yield func([]byte) error) error {
+	i := space(arr, 1)
+	for arr[i] != ']' {
+		end := skip(arr, i)
+		if err := yield(arr[i:end]); err != nil {
+			return err
+		}
+		if i = space(arr, end); arr[i] == ',' {
+			i = space(arr, i+1)
+		}
+	}
+	return nil
+}
+
+// skip returns the index behind the value that begins at i.
+func skip(b []byte, i int) int {
+	switch b[i] {
+	case '"':
+		for i++; b[i] != '"'; i++ {
+			if b[i] == '\\' {
+				i++
+			}
+		}
+		return i + 1
+	case '{', '[':
+		for depth := 0; ; i++ {
+			switch b[i] {
+			case '"':
+				i = skip(b, i) - 1
+			case '{', '[':
+				depth++
+			case '}', ']':
+				if depth--; depth == 0 {
+					return i + 1
+				}
+			}
+		}
+	}
+	for i < len(b) && b[i] != ',' && b[i] != '}' && b[i] != ']' && b[i] > ' ' {
+		i++
+	}
+	return i
+}
+
+func space(b []byte, i int) int {
+	for i < len(b) && (b[i] == ' ' || b[i] == '\t' || b[i] == '\n' || b[i] == '\r') {
+		i++
+	}
+	return i
+}
+
+// text is the Go string of a JSON string; "" for any other value.
+func text(v []byte) string {
+	if len(v) < 2 || v[0] != '"' {
+		return ""
+	}
+	for _, c := range v {
+		if c == '\\' {
+			var s string
+			if json.Unmarshal(v, &s) != nil {
+				return ""
+			}
+			return s
+		}
+	}
+	return string(v[1 : len(v)-1])
+}
+
+const hexDigits = "0123456789abcdef"
+
+// appendString appends s as a JSON string; bytes that are no UTF-8 become U+FFFD.
+func appendString[S ~string | ~[]byte](b []byte, s S) []byte {
+	b = append(b, '"')
+	start := 0
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c >= ' ' && c != '"' && c != '\\' && c < utf8.RuneSelf {
+			i++
+			continue
+		}
+		if c >= utf8.RuneSelf {
+			r, n := utf8.DecodeRuneInString(string(s[i:min(i+utf8.UTFMax, len(s))]))
+			if r != utf8.RuneError || n > 1 {
+				i += n
+				continue
+			}
+			b = append(append(b, s[start:i]...), "\ufffd"...)
+		} else {
+			b = append(b, s[start:i]...)
+			switch c {
+			case '"', '\\':
+				b = append(b, '\\', c)
+			case '\n':
+				b = append(b, '\\', 'n')
+			default:
+				b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
+			}
+		}
+		i++
+		start = i
+	}
+	b = append(b, s[start:]...)
+	return append(b, '"')
+}

@@ -1,0 +1,285 @@
+package mcp
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"strings"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// listTools renders one page of the tools that the caller may call, in the order of
+// their names. The schemas are the kernel's bytes.
+func (t *tenant) listTools(x *exchange, req *sdk.ListToolsRequest) (sdk.Result, error) {
+	var cursor string
+	if req.Params != nil {
+		cursor = req.Params.Cursor
+	}
+	after, ok := parseCursor(cursor)
+	if !ok {
+		return nil, invalidParams("the cursor is not one of this server's; list from the start")
+	}
+	page, more := t.h.opt.Kernel.ListTools(x.caller, after, pageSize)
+	b := &builder{b: make([]byte, 0, 512+1024*len(page))}
+	b.key("tools")
+	b.b = append(b.b, '[')
+	for i, tool := range page {
+		if i > 0 {
+			b.b = append(b.b, ',')
+		}
+		b.b = appendTool(b.b, tool, x.flat)
+	}
+	b.b = append(b.b, ']')
+	if more {
+		b.str("nextCursor", makeCursor(page[len(page)-1].Name))
+	}
+	return t.finish(b, x, "complete", listTTL.Milliseconds(), nil), nil
+}
+
+func appendTool(dst []byte, tool *kernel.Tool, flat bool) []byte {
+	b := builder{b: dst}
+	name := tool.Name
+	if flat {
+		name = flatName(name)
+	}
+	b.str("name", name)
+	if tool.Title != "" {
+		b.str("title", tool.Title)
+	}
+	if tool.Description != "" {
+		b.str("description", tool.Description)
+	}
+	if len(tool.InputSchema) > 0 {
+		b.raw("inputSchema", tool.InputSchema)
+	} else {
+		b.raw("inputSchema", []byte(`{"type":"object"}`))
+	}
+	if len(tool.OutputSchema) > 0 {
+		b.raw("outputSchema", tool.OutputSchema)
+	}
+	switch tool.SafetyClass {
+	case "":
+	case manifest.ReadOnly:
+		b.raw("annotations", []byte(`{"readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}`))
+	case manifest.Mutating:
+		b.raw("annotations", []byte(`{"readOnlyHint":false,"destructiveHint":false,"idempotentHint":false,"openWorldHint":false}`))
+	default:
+		b.raw("annotations", []byte(`{"readOnlyHint":false,"destructiveHint":true,"idempotentHint":false,"openWorldHint":false}`))
+	}
+	if tool.SafetyClass != "" { // an annotation of ours would be lost in clients' fixed structs
+		b.key("_meta")
+		b.b = append(b.b, `{"x-safety-class":"`...)
+		b.b = append(append(b.b, tool.SafetyClass...), `"}`...)
+	}
+	return append(b.b, '}')
+}
+
+// flatName is the spelling without dots, for clients that refuse them.
+func flatName(name string) string {
+	if n, ok := manifest.ParseToolName(name); ok {
+		return n.Alias()
+	}
+	return strings.ReplaceAll(name, ".", "_")
+}
+
+// resolve finds the tool that a name in either spelling means, if the caller may use it.
+func (t *tenant) resolve(c *kernel.Caller, name string) (string, *kernel.Tool) {
+	name = manifest.Canonical(name)
+	if tool, ok := t.h.opt.Kernel.Tool(c, name); ok {
+		return name, tool
+	}
+	if strings.Contains(name, ".") {
+		return name, nil
+	}
+	if full, ok := t.flatNames(c)[name]; ok {
+		if tool, ok := t.h.opt.Kernel.Tool(c, full); ok {
+			return full, tool
+		}
+	}
+	return name, nil
+}
+
+// flatNames maps the flat spellings of plugin tools (a device's are parsed, not looked
+// up). It is kept until the list of tools changes; whether a caller may use a tool is
+// asked of the kernel each time.
+func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
+	t.mu.Lock()
+	m := t.flat
+	t.mu.Unlock()
+	if m != nil {
+		return m
+	}
+	m = make(map[string]string)
+	everything := &kernel.Caller{Tenant: c.Tenant, Scopes: allScopes{}}
+	for after, more := "", true; more; {
+		var page []*kernel.Tool
+		page, more = t.h.opt.Kernel.ListTools(everything, after, 1000)
+		for _, tool := range page {
+			if tool.NodeID == "" && strings.Contains(tool.Name, ".") {
+				m[flatName(tool.Name)] = tool.Name
+			}
+			after = tool.Name
+		}
+	}
+	t.mu.Lock()
+	t.flat = m
+	t.mu.Unlock()
+	return m
+}
+
+func (t *tenant) forgetNames() {
+	t.mu.Lock()
+	t.flat = nil
+	t.mu.Unlock()
+}
+
+type allScopes struct{}
+
+func (allScopes) Has(string) bool { return true }
+
+// A cursor is opaque to clients: it holds the last name of the page before.
+func makeCursor(last string) string { return base64.RawURLEncoding.EncodeToString([]byte("1" + last)) }
+
+func parseCursor(s string) (after string, ok bool) {
+	if s == "" {
+		return "", true
+	}
+	if len(s) > 1024 {
+		return "", false
+	}
+	b, err := base64.RawURLEncoding.Strict().DecodeString(s)
+	if err != nil || len(b) < 2 || b[0] != '1' {
+		return "", false
+	}
+	for _, c := range b {
+		if c <= ' ' || c > '~' {
+			return "", false
+		}
+	}
+	return string(b[1:]), true
+}
+
+// callTool is tools/call. A failure of ours is a result with isError; only what no tool
+// could answer (an unknown name, malformed params) is a JSON-RPC error.
+func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolRequest) (sdk.Result, error) {
+	p := req.Params
+	if len(p.Arguments) > 0 && p.Arguments[0] != '{' {
+		if string(p.Arguments) != "null" {
+			return nil, invalidParams("arguments must be an object")
+		}
+		p.Arguments = nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(x.ctx, cancel)() // the client went away: so does the call
+	ctx = context.WithValue(ctx, callKey{}, x.call)
+
+	name, tool := t.resolve(x.caller, p.Name)
+	cl := &client{x: x, req: req, ctx: ctx}
+	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl}
+	kr.TraceID = x.trace
+	if tp, ok := p.Meta["traceparent"].(string); ok {
+		if id := traceOf(tp); id != "" {
+			kr.TraceID = id
+		}
+	}
+	kr.Traced = kr.TraceID != ""
+	var lim limits
+	if tool != nil && tool.Streams {
+		var err error
+		if lim, err = limitsOf(p.Meta); err != nil {
+			return nil, err
+		}
+		kr.Stream = true
+	}
+	if len(p.InputResponses) > 0 || p.RequestState != "" {
+		var err error
+		if kr.InputResponses, err = json.Marshal(p.InputResponses); err != nil {
+			return nil, invalidParams("inputResponses are malformed")
+		}
+		kr.RequestState = p.RequestState
+	}
+	res, err := t.h.opt.Kernel.Call(ctx, kr)
+	for round := 0; err == nil && len(res.InputRequests) > 0 && !x.modern; round++ {
+		if round == maxRounds {
+			return t.failed(x, manifest.E(manifest.Internal, "the tool asks for more input again and again"), kr.TraceID), nil
+		}
+		if kr, err = cl.answered(kr, res); err != nil {
+			return nil, err
+		}
+		res, err = t.h.opt.Kernel.Call(ctx, kr)
+	}
+	if err != nil {
+		e := manifest.AsError(err)
+		if e.Code == manifest.BadRequest && kr.Target() == nil {
+			return nil, invalidParams(e.Message) // the protocol's answer to an unknown tool
+		}
+		return t.failed(x, e, kr.TraceID), nil
+	}
+	if res.Stream != nil {
+		return t.follow(ctx, x, cl, kr, res.Stream, lim)
+	}
+	return t.answered(x, res)
+}
+
+// maxRounds bounds how often a tool may ask a legacy client for input.
+const maxRounds = 4
+
+// answered renders a kernel result.
+func (t *tenant) answered(x *exchange, res *kernel.Result) (sdk.Result, error) {
+	if f := res.Fault; f != nil {
+		return nil, &jsonrpc.Error{Code: f.Code, Message: f.Message, Data: f.Data}
+	}
+	b := &builder{b: make([]byte, 0, 384+3*len(res.Structured))}
+	if len(res.InputRequests) > 0 {
+		b.raw("inputRequests", res.InputRequests)
+		if res.RequestState != "" {
+			b.str("requestState", res.RequestState)
+		}
+		return t.finish(b, x, "input_required", -1, res.Meta), nil
+	}
+	b.key("content")
+	b.b = append(b.b, '[')
+	for i, c := range res.Content {
+		if i > 0 {
+			b.b = append(b.b, ',')
+		}
+		b.b = append(b.b, c...)
+	}
+	if len(res.Content) == 0 && len(res.Structured) > 0 {
+		b.b = appendText(b.b, res.Structured)
+	}
+	b.b = append(b.b, ']')
+	if len(res.Structured) > 0 {
+		b.raw("structuredContent", res.Structured)
+	}
+	if res.IsError {
+		b.raw("isError", []byte("true"))
+	}
+	return t.finish(b, x, "complete", -1, res.Meta), nil
+}
+
+// appendText appends a text block.
+func appendText[S ~string | ~[]byte](b []byte, text S) []byte {
+	b = append(b, `{"type":"text","text":`...)
+	return append(appendString(b, text), '}')
+}
+
+// failed renders one of our errors as a tool's result, in the shape it has everywhere.
+func (t *tenant) failed(x *exchange, e *manifest.Error, trace string) sdk.Result {
+	body := appendError(nil, e, trace)
+	b := &builder{b: make([]byte, 0, 384+3*len(body))}
+	b.key("content")
+	b.b = append(appendText(append(b.b, '['), body), ']')
+	b.raw("structuredContent", body)
+	b.raw("isError", []byte("true"))
+	return t.finish(b, x, "complete", -1, nil)
+}
+
+var errNoInput = errors.New("mcp: the client cannot give this input")

@@ -1,0 +1,177 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"agentctl/relay/kernel"
+)
+
+const watched = "test://watched-resource"
+
+var resources = []*kernel.Resource{
+	{URI: "test://static-text", Name: "static-text", Description: "A text that never changes.", MIME: "text/plain", Scope: scope},
+	{URI: "test://static-binary", Name: "static-binary", Description: "An image that never changes.", MIME: "image/png", Scope: scope},
+	{URI: watched, Name: "watched-resource", Description: "A text that changes every 3 seconds.", MIME: "text/plain", Scope: scope, Watchable: true},
+}
+
+// Read implements kernel.Reader.
+func (p *Plugin) Read(_ context.Context, _ *kernel.Caller, uri string) ([]byte, error) {
+	switch uri {
+	case "test://static-text":
+		return []byte("This is the content of the static text resource."), nil
+	case "test://static-binary":
+		return picture(), nil
+	case watched:
+		return []byte("Now: " + time.Now().UTC().Format(time.RFC3339)), nil
+	}
+	return nil, kernel.ErrNoResource
+}
+
+// Watch implements kernel.Watcher.
+func (p *Plugin) Watch(ctx context.Context, _ string, changed func()) error {
+	tick := time.NewTicker(3 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+			changed()
+		}
+	}
+}
+
+// Serves implements kernel.Methods.
+func (p *Plugin) Serves() []string {
+	return []string{"prompts/list", "prompts/get", "completion/complete", "resources/templates/list", "resources/read", "logging/setLevel"}
+}
+
+// Serve implements kernel.Methods. logging/setLevel is kept by the protocol's own side;
+// naming it says that fixtures here do log.
+func (p *Plugin) Serve(_ context.Context, _ *kernel.Caller, _ kernel.Session, method string, params json.RawMessage) (json.RawMessage, error) {
+	switch method {
+	case "prompts/list":
+		return p.listPrompts(), nil
+	case "prompts/get":
+		return getPrompt(params)
+	case "completion/complete":
+		return encode(object{"completion": object{"values": []string{}, "total": 0, "hasMore": false}}), nil
+	case "resources/templates/list":
+		return encode(object{"resourceTemplates": []object{{
+			"uriTemplate": "test://template/{id}/data", "name": "template",
+			"description": "Echoes the id in its URI.", "mimeType": "application/json",
+		}}}), nil
+	case "resources/read":
+		return readTemplate(params)
+	}
+	return nil, &kernel.Fault{Code: -32601, Message: "no such method"}
+}
+
+func readTemplate(params json.RawMessage) (json.RawMessage, error) {
+	var in struct {
+		URI string `json:"uri"`
+	}
+	if err := json.Unmarshal(params, &in); err != nil {
+		return nil, &kernel.Fault{Code: codeInvalidParams, Message: "params are malformed"}
+	}
+	id, ok := strings.CutPrefix(in.URI, "test://template/")
+	if !ok {
+		return nil, kernel.ErrNoResource
+	}
+	if id, ok = strings.CutSuffix(id, "/data"); !ok || id == "" || strings.Contains(id, "/") {
+		return nil, kernel.ErrNoResource
+	}
+	text := encode(struct {
+		ID   string `json:"id"`
+		Test bool   `json:"templateTest"`
+		Data string `json:"data"`
+	}{id, true, "Data for ID: " + id})
+	return encode(object{"contents": []object{{"uri": in.URI, "mimeType": "application/json", "text": string(text)}}}), nil
+}
+
+// prompt is one prompt fixture.
+type prompt struct {
+	name, about string
+	arguments   []string // names; all are required
+	messages    func(args map[string]string) []object
+}
+
+var prompts = []prompt{
+	{"test_simple_prompt", "A prompt without arguments.", nil, func(map[string]string) []object {
+		return []object{textBlock("This is a simple prompt for testing.")}
+	}},
+	{"test_prompt_with_arguments", "A prompt with two arguments.", []string{"arg1", "arg2"}, func(a map[string]string) []object {
+		return []object{textBlock("Prompt with arguments: arg1='%s', arg2='%s'", a["arg1"], a["arg2"])}
+	}},
+	{"test_prompt_with_embedded_resource", "A prompt with a resource in it.", []string{"resourceUri"}, func(a map[string]string) []object {
+		return []object{resourceBlock(a["resourceUri"], "text/plain", "Embedded resource content for testing."),
+			textBlock("Please process the embedded resource above.")}
+	}},
+	{"test_prompt_with_image", "A prompt with an image in it.", nil, func(map[string]string) []object {
+		return []object{imageBlock(), textBlock("Please analyze the image above.")}
+	}},
+	{"test_input_required_result_prompt", "A prompt that asks for its context first.", nil, nil},
+}
+
+func (p *Plugin) listPrompts() json.RawMessage {
+	list := make([]object, 0, len(prompts)+1)
+	for _, f := range prompts {
+		o := object{"name": f.name, "description": f.about}
+		var args []object
+		for _, a := range f.arguments {
+			args = append(args, object{"name": a, "description": "the " + a + " of this prompt", "required": true})
+		}
+		if args != nil {
+			o["arguments"] = args
+		}
+		list = append(list, o)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.prompts {
+		list = append(list, object{"name": "test_transient_prompt", "description": "Is in the list after every other test_trigger_prompt_change."})
+	}
+	return encode(object{"prompts": list})
+}
+
+func getPrompt(params json.RawMessage) (json.RawMessage, error) {
+	var in struct {
+		Name      string            `json:"name"`
+		Arguments map[string]string `json:"arguments"`
+		Responses inputs            `json:"inputResponses"`
+	}
+	if err := json.Unmarshal(params, &in); err != nil {
+		return nil, &kernel.Fault{Code: codeInvalidParams, Message: "params are malformed"}
+	}
+	for _, f := range prompts {
+		if f.name != in.Name {
+			continue
+		}
+		for _, a := range f.arguments {
+			if _, ok := in.Arguments[a]; !ok {
+				return nil, &kernel.Fault{Code: codeInvalidParams, Message: "the argument " + a + " is missing"}
+			}
+		}
+		if f.messages != nil {
+			return promptResult(f.messages(in.Arguments)...), nil
+		}
+		if c := in.Responses.accepted("user_context", "context"); c != "" {
+			return promptResult(textBlock("The context is: %s", c)), nil
+		}
+		return encode(object{"resultType": "input_required", "inputRequests": object{
+			"user_context": form("What context should the prompt use?", "context", "string"),
+		}}), nil
+	}
+	return nil, &kernel.Fault{Code: codeInvalidParams, Message: "no such prompt"}
+}
+
+func promptResult(blocks ...object) json.RawMessage {
+	messages := make([]object, len(blocks))
+	for i, b := range blocks {
+		messages[i] = object{"role": "user", "content": b}
+	}
+	return encode(object{"messages": messages})
+}

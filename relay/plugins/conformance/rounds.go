@@ -1,0 +1,232 @@
+package conformance
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"strings"
+
+	"agentctl/relay/kernel"
+)
+
+// rounds are the tools of 2026-07-28 that ask for input by their result (SEP-2322) or
+// look at what the client can do.
+var rounds = []fixture{
+	{"test_missing_capability", "Needs a client with sampling.", "", missingCapability},
+	{"test_input_required_result_elicitation", "Asks for a name.", "", askName},
+	{"test_input_required_result_sampling", "Asks the client's model for a capital.", "", askModel},
+	{"test_input_required_result_list_roots", "Asks for the client's roots.", "", askRoots},
+	{"test_input_required_result_request_state", "Asks for a confirmation and keeps a signed state.", "", confirm},
+	{"test_input_required_result_tampered_state", "Refuses a state that it did not sign.", "", confirm},
+	{"test_input_required_result_multiple_inputs", "Asks for three things at once.", "", askAll},
+	{"test_input_required_result_multi_round", "Asks twice.", "", askTwice},
+	{"test_input_required_result_capabilities", "Asks only for what the client can give.", "", askWhatItCan},
+}
+
+// Codes of MCP and JSON-RPC that these fixtures answer with.
+const (
+	codeInvalidParams     = -32602
+	codeMissingCapability = -32021
+)
+
+func form(message, field, kind string) object {
+	return object{"method": "elicitation/create", "params": object{
+		"mode": "form", "message": message,
+		"requestedSchema": object{"type": "object", "properties": object{field: object{"type": kind}}, "required": []string{field}},
+	}}
+}
+
+func model(question string) object {
+	return object{"method": "sampling/createMessage", "params": object{
+		"messages": []object{{"role": "user", "content": textBlock("%s", question)}}, "maxTokens": 100,
+	}}
+}
+
+func roots() object { return object{"method": "roots/list", "params": object{}} }
+
+// ask is a result that wants input.
+func ask(state string, inputs object) *kernel.Result {
+	return &kernel.Result{InputRequests: encode(inputs), RequestState: state}
+}
+
+// inputs are the answers of a repeated call.
+type inputs map[string]struct {
+	Action  string          `json:"action"`
+	Content json.RawMessage `json:"content"`
+	Roots   []any           `json:"roots"`
+	Role    string          `json:"role"`
+}
+
+func answers(r *kernel.Request) inputs {
+	var in inputs
+	if json.Unmarshal(r.InputResponses, &in) != nil {
+		return nil // the first call, or nothing usable: ask
+	}
+	return in
+}
+
+// accepted is a field of an accepted form; "" when there is none.
+func (in inputs) accepted(name, field string) string {
+	a, ok := in[name]
+	if !ok || a.Action != "accept" {
+		return ""
+	}
+	var fields map[string]any
+	if json.Unmarshal(a.Content, &fields) != nil {
+		return ""
+	}
+	switch v := fields[field].(type) {
+	case string:
+		return v
+	case bool:
+		return "yes"
+	}
+	return ""
+}
+
+// said is the text of a model's answer.
+func (in inputs) said(name string) string {
+	a, ok := in[name]
+	if !ok || a.Role == "" {
+		return ""
+	}
+	var block struct {
+		Text string `json:"text"`
+	}
+	if json.Unmarshal(a.Content, &block) != nil {
+		return ""
+	}
+	return block.Text
+}
+
+func missingCapability(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	if can(r, "sampling") {
+		return texts("The client can sample."), nil
+	}
+	return &kernel.Result{Fault: &kernel.Fault{
+		Code: codeMissingCapability, Message: "this tool needs the client's sampling capability",
+		Data: encode(object{"requiredCapabilities": object{"sampling": object{}}}),
+	}}, nil
+}
+
+func can(r *kernel.Request, capability string) bool {
+	var caps map[string]json.RawMessage
+	_ = json.Unmarshal(r.Session.Capabilities(), &caps) // none said, none had
+	return caps[capability] != nil
+}
+
+func askName(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	if name := answers(r).accepted("user_name", "name"); name != "" {
+		return texts("Hello, %s!", name), nil
+	}
+	return ask("", object{"user_name": form("What is your name?", "name", "string")}), nil
+}
+
+func askModel(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	if said := answers(r).said("capital_question"); said != "" {
+		return texts("The model says: %s", said), nil
+	}
+	return ask("", object{"capital_question": model("What is the capital of France?")}), nil
+}
+
+func askRoots(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	if a, ok := answers(r)["client_roots"]; ok && a.Roots != nil {
+		return texts("The client has %d roots: %s", len(a.Roots), encode(a.Roots)), nil
+	}
+	return ask("", object{"client_roots": roots()}), nil
+}
+
+// sign makes a state that only this process can have made.
+func (p *Plugin) sign(tool, state string) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(state)) + "." + base64.RawURLEncoding.EncodeToString(p.mac(tool, state))
+}
+
+func (p *Plugin) mac(tool, state string) []byte {
+	h := hmac.New(sha256.New, p.key[:])
+	h.Write([]byte(tool + "\x00" + state))
+	return h.Sum(nil)
+}
+
+func (p *Plugin) verify(tool, signed string) (state string, ok bool) {
+	a, b, _ := strings.Cut(signed, ".")
+	raw, err := base64.RawURLEncoding.DecodeString(a)
+	if err != nil {
+		return "", false
+	}
+	mac, err := base64.RawURLEncoding.DecodeString(b)
+	if err != nil || !hmac.Equal(mac, p.mac(tool, string(raw))) {
+		return "", false
+	}
+	return string(raw), true
+}
+
+var badState = &kernel.Result{Fault: &kernel.Fault{Code: codeInvalidParams, Message: "the requestState is not one of this server's"}}
+
+func confirm(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	if r.RequestState != "" {
+		if _, ok := p.verify(r.Tool, r.RequestState); !ok {
+			return badState, nil
+		}
+		if answers(r).accepted("confirm", "ok") != "" {
+			return texts("state-ok: the state came back unchanged and the user has confirmed."), nil
+		}
+	}
+	return ask(p.sign(r.Tool, "confirm"), object{"confirm": form("Please confirm", "ok", "boolean")}), nil
+}
+
+func askAll(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	in := answers(r)
+	if name, hello := in.accepted("user_name", "name"), in.said("greeting"); name != "" && hello != "" && in["client_roots"].Roots != nil {
+		if _, ok := p.verify(r.Tool, r.RequestState); !ok {
+			return badState, nil
+		}
+		return texts("%s %s, you have %d roots.", hello, name, len(in["client_roots"].Roots)), nil
+	}
+	return ask(p.sign(r.Tool, "all"), object{
+		"user_name":    form("What is your name?", "name", "string"),
+		"greeting":     model("Generate a greeting"),
+		"client_roots": roots(),
+	}), nil
+}
+
+func askTwice(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	in := answers(r)
+	state := ""
+	if r.RequestState != "" {
+		var ok bool
+		if state, ok = p.verify(r.Tool, r.RequestState); !ok {
+			return badState, nil
+		}
+	}
+	if name, ok := strings.CutPrefix(state, "name:"); ok {
+		if colour := in.accepted("step2", "color"); colour != "" {
+			return texts("%s likes %s.", name, colour), nil
+		}
+	}
+	if name := in.accepted("step1", "name"); name != "" && state == "first" {
+		return ask(p.sign(r.Tool, "name:"+name), object{"step2": form("Step 2: What is your favorite color?", "color", "string")}), nil
+	}
+	return ask(p.sign(r.Tool, "first"), object{"step1": form("Step 1: What is your name?", "name", "string")}), nil
+}
+
+func askWhatItCan(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	if len(answers(r)) > 0 {
+		return texts("The client gave what it can give."), nil
+	}
+	want := object{}
+	if can(r, "elicitation") {
+		want["user_name"] = form("What is your name?", "name", "string")
+	}
+	if can(r, "sampling") {
+		want["greeting"] = model("Generate a short greeting")
+	}
+	if can(r, "roots") {
+		want["client_roots"] = roots()
+	}
+	if len(want) == 0 {
+		return texts("The client can give nothing."), nil
+	}
+	return ask("", want), nil
+}

@@ -1,0 +1,213 @@
+package conformance
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"time"
+
+	"agentctl/relay/kernel"
+)
+
+type run = func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
+
+// fixed answers with the same blocks every time.
+func fixed(blocks func() []object) run {
+	return func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error) {
+		return content(blocks()...), nil
+	}
+}
+
+// step is the pause between two notifications, as the suite asks for.
+const step = 50 * time.Millisecond
+
+// tools are the fixtures in the order of the suite. They are filled in by init, since
+// some of them look at the list themselves.
+var tools []fixture
+
+func init() {
+	tools = append(tools, plain...)
+	tools = append(tools, asking...)
+	tools = append(tools, rounds...)
+}
+
+var plain = []fixture{
+	{"test_simple_text", "Answers with one text.", "", fixed(func() []object {
+		return []object{textBlock("This is a simple text response for testing.")}
+	})},
+	{"test_image_content", "Answers with an image.", "", fixed(func() []object { return []object{imageBlock()} })},
+	{"test_audio_content", "Answers with a sound.", "", fixed(func() []object {
+		return []object{{"type": "audio", "data": base64.StdEncoding.EncodeToString(silence()), "mimeType": "audio/wav"}}
+	})},
+	{"test_embedded_resource", "Answers with a resource.", "", fixed(func() []object {
+		return []object{resourceBlock("test://embedded-resource", "text/plain", "This is an embedded resource content.")}
+	})},
+	{"test_multiple_content_types", "Answers with a text, an image and a resource.", "", fixed(func() []object {
+		return []object{textBlock("Multiple content types test:"), imageBlock(),
+			resourceBlock("test://mixed-content-resource", "application/json", `{"test":"data","value":123}`)}
+	})},
+	{"test_error_handling", "Fails always.", "", func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error) {
+		return failure("This tool intentionally returns an error for testing"), nil
+	}},
+	{"test_tool_with_logging", "Logs three messages while it runs.", "", logging},
+	{"test_logging_tool", "Logs one message.", "", func(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+		say(ctx, r, "a message that only a client with a log level gets")
+		return texts("Logged once."), nil
+	}},
+	{"test_tool_with_progress", "Reports its progress three times.", "", progress},
+	{"test_streaming_elicitation", "Reports progress and asks for nothing.", "", progress},
+	{"json_schema_2020_12_tool", "Has an input schema of the 2020-12 vocabulary.", schema2020, func(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+		return texts("Called with %s", r.Arguments), nil
+	}},
+	{"test_trigger_tool_change", "Changes the list of tools.", "", func(_ context.Context, p *Plugin, _ *kernel.Request) (*kernel.Result, error) {
+		p.mu.Lock()
+		p.extra = !p.extra
+		p.mu.Unlock()
+		if err := p.k.Load(p, true); err != nil {
+			return nil, err
+		}
+		return texts("The list of tools has changed."), nil
+	}},
+	{"test_trigger_prompt_change", "Changes the list of prompts.", "", func(_ context.Context, p *Plugin, _ *kernel.Request) (*kernel.Result, error) {
+		p.mu.Lock()
+		p.prompts = !p.prompts
+		p.mu.Unlock()
+		p.k.Changed("", kernel.Change{Prompts: true})
+		return texts("The list of prompts has changed."), nil
+	}},
+}
+
+const schema2020 = `{
+	"$schema": "https://json-schema.org/draft/2020-12/schema",
+	"type": "object",
+	"$defs": {"address": {"$anchor": "addressDef", "type": "object",
+		"properties": {"street": {"type": "string"}, "city": {"type": "string"}}}},
+	"properties": {
+		"name": {"type": "string"},
+		"address": {"$ref": "#/$defs/address"},
+		"contactMethod": {"type": "string", "enum": ["phone", "email"]},
+		"phone": {"type": "string"},
+		"email": {"type": "string"}
+	},
+	"allOf": [{"anyOf": [{"required": ["phone"]}, {"required": ["email"]}]}],
+	"if": {"properties": {"contactMethod": {"const": "phone"}}, "required": ["contactMethod"]},
+	"then": {"required": ["phone"]},
+	"else": {"required": ["email"]},
+	"additionalProperties": false
+}`
+
+func say(ctx context.Context, r *kernel.Request, message string) {
+	_ = r.Session.Notify(ctx, "notifications/message", encode(object{"level": "info", "logger": "conformance", "data": message}))
+}
+
+func logging(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	say(ctx, r, "Tool execution started")
+	sleep(ctx, step)
+	say(ctx, r, "Tool processing data")
+	sleep(ctx, step)
+	say(ctx, r, "Tool execution completed")
+	return texts("Three messages were logged."), nil
+}
+
+func progress(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	for i, done := range []int{0, 50, 100} {
+		if i > 0 {
+			sleep(ctx, step)
+		}
+		_ = r.Session.Notify(ctx, "notifications/progress", encode(object{"progress": done, "total": 100}))
+	}
+	return texts("Progress token: %v", r.Session.ProgressToken()), nil
+}
+
+// asking are the tools of the versions with sessions: they send requests to the client
+// while they run.
+var asking = []fixture{
+	{"test_sampling", "Asks the client's model.", `{"type":"object","properties":{"prompt":{"type":"string","description":"what to ask the model"}},"required":["prompt"]}`, sampling},
+	{"test_elicitation", "Asks the client's user.", `{"type":"object","properties":{"message":{"type":"string","description":"what to ask the user"}},"required":["message"]}`, elicitation},
+	{"test_elicitation_sep1034_defaults", "Asks the user with a default for every kind of value.", "", elicit("Please check these values", object{
+		"type": "object",
+		"properties": object{
+			"name":     object{"type": "string", "description": "a name", "default": "John Doe"},
+			"age":      object{"type": "integer", "description": "an age", "default": 30},
+			"score":    object{"type": "number", "description": "a score", "default": 95.5},
+			"status":   object{"type": "string", "description": "a status", "enum": []string{"active", "inactive", "pending"}, "default": "active"},
+			"verified": object{"type": "boolean", "description": "whether it was verified", "default": true},
+		},
+		"required": []string{},
+	})},
+	{"test_elicitation_sep1330_enums", "Asks the user with every form of choice.", "", elicit("Please choose", object{
+		"type": "object",
+		"properties": object{
+			"untitledSingle": object{"type": "string", "enum": options("option")},
+			"titledSingle":   object{"type": "string", "oneOf": titled()},
+			"legacyEnum":     object{"type": "string", "enum": options("opt"), "enumNames": []string{"Option One", "Option Two", "Option Three"}},
+			"untitledMulti":  object{"type": "array", "items": object{"type": "string", "enum": options("option")}},
+			"titledMulti":    object{"type": "array", "items": object{"anyOf": titled()}},
+		},
+		"required": []string{},
+	})},
+}
+
+func options(prefix string) []string { return []string{prefix + "1", prefix + "2", prefix + "3"} }
+
+func titled() []object {
+	return []object{
+		{"const": "value1", "title": "First Option"},
+		{"const": "value2", "title": "Second Option"},
+		{"const": "value3", "title": "Third Option"},
+	}
+}
+
+func argument(r *kernel.Request, name string) string {
+	var args map[string]any
+	_ = json.Unmarshal(r.Arguments, &args) // a wrong argument is an empty one
+	s, _ := args[name].(string)
+	return s
+}
+
+func sampling(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	answer, err := r.Session.Ask(ctx, "sampling/createMessage", encode(object{
+		"messages":  []object{{"role": "user", "content": textBlock("%s", argument(r, "prompt"))}},
+		"maxTokens": 100,
+	}))
+	if err != nil {
+		return failure("The client's model did not answer: %v", err), nil
+	}
+	var got struct {
+		Content struct {
+			Text string `json:"text"`
+		} `json:"content"`
+	}
+	if err := json.Unmarshal(answer, &got); err != nil {
+		return failure("The client's model answered with something else than one text."), nil
+	}
+	return texts("LLM response: %s", got.Content.Text), nil
+}
+
+func elicitation(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	return elicit(argument(r, "message"), object{
+		"type": "object",
+		"properties": object{
+			"username": object{"type": "string", "description": "User's response"},
+			"email":    object{"type": "string", "description": "User's email address"},
+		},
+		"required": []string{"username", "email"},
+	})(ctx, p, r)
+}
+
+func elicit(message string, schema object) run {
+	return func(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+		answer, err := r.Session.Ask(ctx, "elicitation/create", encode(object{"mode": "form", "message": message, "requestedSchema": schema}))
+		if err != nil {
+			return failure("The user was not asked: %v", err), nil
+		}
+		var got struct {
+			Action  string          `json:"action"`
+			Content json.RawMessage `json:"content"`
+		}
+		if err := json.Unmarshal(answer, &got); err != nil {
+			return failure("The user's answer is malformed."), nil
+		}
+		return texts("Elicitation completed: action=%s, content=%s", got.Action, got.Content), nil
+	}
+}
