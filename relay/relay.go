@@ -20,7 +20,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gorilla/websocket"
 	"go.uber.org/zap"
 
 	"agentctl/manifest"
@@ -67,7 +66,7 @@ type Relay struct {
 	hub      *hub.Hub
 	mcp      *mcp.Handler
 	streams  sse.Streams
-	upgrader *websocket.Upgrader
+	upgrader *link.Upgrader
 	metrics  *metrics
 	devices  sync.Map // *hub.Node -> *device
 
@@ -77,6 +76,7 @@ type Relay struct {
 	loopback                  bool
 	origins                   map[string]bool
 	ready                     atomic.Bool
+	onReady                   func()
 	open                      openStreams
 }
 
@@ -204,6 +204,9 @@ func (r *Relay) base() string {
 	return scheme + "://" + r.listener.Addr().String()
 }
 
+// OnReady sets what Run calls once, when it serves. It is set before Run.
+func (r *Relay) OnReady(fn func()) { r.onReady = fn }
+
 // MetricsURL is where /metrics is served; "" if nowhere.
 func (r *Relay) MetricsURL() string {
 	if r.metricsListener == nil {
@@ -250,6 +253,9 @@ func (r *Relay) Run(ctx context.Context) error {
 		defer func() { _ = ms.Close() }()
 	}
 	r.ready.Store(true)
+	if r.onReady != nil {
+		r.onReady()
+	}
 	r.log.Info("relay ready", zap.String("url", r.base()), zap.String("state_dir", r.opt.StateDir))
 
 	var err error

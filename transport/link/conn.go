@@ -63,9 +63,12 @@ var writeBuffers sync.Pool
 // bufferSize is the size of a link's I/O buffers, bytes.
 const bufferSize = 1024
 
+// Upgrader turns requests into links; the name keeps the WebSocket library in this room.
+type Upgrader = websocket.Upgrader
+
 // NewUpgrader makes the relay's upgrader. checkOrigin decides about requests with an
 // Origin header; devices send none.
-func NewUpgrader(checkOrigin func(*http.Request) bool) *websocket.Upgrader {
+func NewUpgrader(checkOrigin func(*http.Request) bool) *Upgrader {
 	return &websocket.Upgrader{
 		HandshakeTimeout:  AuthTimeout,
 		ReadBufferSize:    bufferSize,
@@ -78,7 +81,7 @@ func NewUpgrader(checkOrigin func(*http.Request) bool) *websocket.Upgrader {
 }
 
 // Upgrade turns a request into a Conn, or answers it with an error.
-func Upgrade(u *websocket.Upgrader, w http.ResponseWriter, r *http.Request) (Conn, error) {
+func Upgrade(u *Upgrader, w http.ResponseWriter, r *http.Request) (Conn, error) {
 	ws, err := u.Upgrade(w, r, nil)
 	if err != nil {
 		return nil, err

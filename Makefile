@@ -1,0 +1,83 @@
+# agentctl. `make demo` shows it, `make test` tests it; both need Go and git only.
+# `make help` lists the rest.
+
+GO          ?= go
+BIN         := bin
+DIST        := dist
+VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+BUILT_AT    ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+LDFLAGS     := -s -w -buildid= -X main.version=$(VERSION) -X main.builtAt=$(BUILT_AT)
+BUILD       := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
+BOARD_TAG   := agentctl_omit_relay
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@2026.2.2
+# The race detector needs a C compiler; without one the tests run without it.
+CC_FOUND    := $(shell command -v gcc || command -v cc || command -v clang)
+RACE        := $(if $(CC_FOUND),-race,)
+RACE_ENV    := $(if $(CC_FOUND),CGO_ENABLED=1,CGO_ENABLED=0)
+# Platforms of a release: GOOS/GOARCH[/GOARM].
+PLATFORMS   := linux/amd64 linux/arm64 linux/arm/6 linux/arm/7 linux/riscv64
+FUZZTIME    ?= 60s
+DEMO        ?=
+
+.DEFAULT_GOAL := build
+.PHONY: build board demo test test-board lint ci cross reproducible conformance fuzz bench soak clean help
+
+build: ## this machine's binary, full build: bin/agentctl
+	$(BUILD) -o $(BIN)/agentctl ./cmd/agentctl
+
+board: ## this machine's binary without the relay, as small boards get it
+	$(BUILD) -tags $(BOARD_TAG) -o $(BIN)/agentctl-board ./cmd/agentctl
+
+demo: build ## the whole loop on this machine; Ctrl-C ends it (DEMO='--for 10s' ends by itself)
+	@$(BIN)/agentctl demo $(DEMO)
+
+test: ## all tests, with the race detector where there is a C compiler
+	$(RACE_ENV) $(GO) test $(RACE) -timeout 20m ./...
+
+test-board: ## the tests of what differs in the board build
+	CGO_ENABLED=0 $(GO) test -tags $(BOARD_TAG) ./manifest/... ./cmd/... ./control/... ./handlers/...
+
+lint: ## gofmt, vet (both builds), staticcheck (both builds); the import walls are a test
+	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "gofmt would change:"; echo "$$out"; exit 1; }
+	$(GO) vet ./...
+	$(GO) vet -tags $(BOARD_TAG) ./...
+	$(GO) run $(STATICCHECK) ./...
+	$(GO) run $(STATICCHECK) -tags $(BOARD_TAG) ./cmd/... ./manifest/...
+	$(GO) test -run TestWalls ./test
+
+cross: ## release binaries for every platform, full and board: dist/
+	@mkdir -p $(DIST)
+	@set -e; for p in $(PLATFORMS); do \
+	  IFS=/ read -r os arch arm <<< "$$p"; name=$$os-$$arch$${arm:+v$$arm}; \
+	  for kind in agentctl agentctl-board; do \
+	    tags=; [ $$kind = agentctl ] || tags='-tags $(BOARD_TAG)'; \
+	    GOOS=$$os GOARCH=$$arch GOARM=$$arm $(BUILD) $$tags -o $(DIST)/$$kind-$$name ./cmd/agentctl; \
+	    echo "$$(wc -c < $(DIST)/$$kind-$$name) $(DIST)/$$kind-$$name"; \
+	  done; \
+	done
+cross reproducible: SHELL := /bin/bash
+
+reproducible: ## two builds from two folders give the same bytes
+	test/reproducible.sh
+
+conformance: build ## the official MCP conformance suite, both eras (needs npm)
+	AGENTCTL=$(CURDIR)/$(BIN)/agentctl test/conformance.sh
+
+fuzz: ## every fuzz target for FUZZTIME each
+	FUZZTIME=$(FUZZTIME) test/fuzz.sh
+
+bench: build board ## the performance bars, side by side in one run (see docs/performance.md)
+	test/bench.sh
+
+soak: build ## an hour of faults and load; SOAK=5m for a slice
+	test/soak.sh
+
+ci: build lint test test-board cross reproducible ## what CI runs
+	FUZZTIME=3s test/fuzz.sh
+	AGENTCTL=$(CURDIR)/$(BIN)/agentctl test/conformance.sh
+
+clean:
+	rm -rf $(BIN) $(DIST)
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
