@@ -193,7 +193,7 @@ func parseDecimal(b []byte) (float64, []byte, bool) {
 		frac, tail, ok := parseUint(rest[1:])
 		n := len(rest) - 1 - len(tail)
 		digits += n
-		if !ok || digits > 15 {
+		if !ok {
 			return 0, nil, false
 		}
 		for range n {

@@ -172,6 +172,24 @@ func TestMachineWithoutProc(t *testing.T) {
 	}
 }
 
+// A descriptor that went bad is not used for ever.
+func TestMachineOpensAgain(t *testing.T) {
+	root := tree(t, "quad")
+	m := openMachine(t, root)
+	dir, err := unix.Open(root, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.meminfo.fd = dir // the machine closes it
+	var s Sample
+	if err := m.Read(&s); !errors.Is(err, unix.EISDIR) {
+		t.Errorf("reading a directory: %v", err)
+	}
+	if err := m.Read(&s); err != nil {
+		t.Errorf("the next reading: %v", err)
+	}
+}
+
 func TestUsedPct(t *testing.T) {
 	tests := []struct {
 		name                string
