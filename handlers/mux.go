@@ -1,0 +1,164 @@
+// Package handlers is what a device answers: a Mux that announces exactly what it
+// answers, and the handlers Echo and Metrics.
+//
+//	mux, err := handlers.New(handlers.Options{},
+//		handlers.NewEcho(clock.NowMS),
+//		handlers.NewMetrics(sampler, clock.NowMS))
+//	mux.Capabilities()                                // for the announce
+//	result, stream, err := mux.Call(ctx, tool, args)
+//
+// The relay checked a call before it sent it; the Mux checks again, since a device does
+// not have to trust its relay (RFC-0005 §6.6): the tool, the arguments, the rate and the
+// concurrency. A handler sees only calls that passed.
+package handlers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"agentctl/manifest"
+)
+
+// Stream produces the frames of an open stream: it calls send for each and returns when
+// ctx ends, send fails or there will be no more. A frame is not changed after send.
+type Stream = func(ctx context.Context, send func(frame []byte) error) error
+
+// Handler answers the calls of one capability. Calls may run concurrently, as many as
+// the capability's constraints admit.
+type Handler interface {
+	Capability() manifest.Capability
+	// Call answers one call; args fit the verb's input schema and are in normal form. It
+	// should return soon after ctx ends. For a stream it returns the result of opening
+	// it and a Stream. An error that is no *manifest.Error becomes E_INTERNAL.
+	Call(ctx context.Context, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error)
+}
+
+// Options of a Mux. The zero value is good.
+type Options struct {
+	// Panicked is told where a handler panicked; the call ended with E_INTERNAL. The
+	// panic's value is kept back, since it may quote arguments.
+	Panicked func(capID string, stack []byte)
+}
+
+// Mux routes calls to handlers. Make one with New; its methods may be called from any
+// goroutine.
+type Mux struct {
+	opt   Options
+	caps  []manifest.Capability
+	slots map[string]*slot // by cap_id
+}
+
+type slot struct {
+	capability manifest.Capability
+	kind       *manifest.Kind
+	handler    Handler
+	limit      *manifest.Limit
+}
+
+// New makes a Mux. It refuses a handler whose capability is not one of this release,
+// two handlers of one cap_id, and more than manifest.MaxCapabilities.
+func New(o Options, hs ...Handler) (*Mux, error) {
+	if len(hs) > manifest.MaxCapabilities {
+		return nil, fmt.Errorf("handlers: %d capabilities, at most %d", len(hs), manifest.MaxCapabilities)
+	}
+	m := &Mux{opt: o, slots: make(map[string]*slot, len(hs))}
+	for _, h := range hs {
+		c := h.Capability()
+		if err := c.Check(); err != nil {
+			return nil, fmt.Errorf("handlers: capability %q: %w", c.CapID, err)
+		}
+		if m.slots[c.CapID] != nil {
+			return nil, fmt.Errorf("handlers: capability %q stands twice", c.CapID)
+		}
+		kind, _ := manifest.LookupKind(c.Kind)
+		m.slots[c.CapID] = &slot{c, kind, h, manifest.NewLimit(c.Constraints, manifest.DeviceWindow)}
+		m.caps = append(m.caps, c)
+	}
+	return m, nil
+}
+
+// Capabilities lists what the handlers answer, in the order of New. It is shared: read
+// only.
+func (m *Mux) Capabilities() []manifest.Capability { return m.caps }
+
+// Call checks a call and hands it to its handler. The error is always a *manifest.Error:
+// E_MANIFEST_INVALID for a tool that was not announced or arguments that do not fit,
+// E_RATE_LIMITED, E_DEADLINE_EXCEEDED when ctx ended, or the handler's. A stream has to
+// be run by the caller; only its opening counts against the limits.
+func (m *Mux) Call(ctx context.Context, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error) {
+	s, verb := m.find(tool)
+	if verb == nil {
+		return nil, nil, manifest.E(manifest.ManifestInvalid, "the tool is not in this device's manifest")
+	}
+	if args, err = manifest.CheckArgs(verb.Input, args); err != nil {
+		return nil, nil, err
+	}
+	if err := s.limit.Acquire(time.Now()); err != nil {
+		return nil, nil, err
+	}
+	defer s.limit.Release()
+	result, stream, err = m.guarded(ctx, s, tool, args)
+	switch {
+	case err != nil:
+		return nil, nil, asError(ctx, err)
+	case len(result) == 0 || (stream != nil) != verb.Stream():
+		return nil, nil, manifest.E(manifest.Internal, "the handler gave no answer of its kind")
+	}
+	return result, m.guardedStream(s, stream), nil
+}
+
+func (m *Mux) find(tool manifest.ToolName) (*slot, *manifest.Verb) {
+	s := m.slots[tool.CapID]
+	if s == nil || tool.Short != s.kind.Short {
+		return nil, nil
+	}
+	for _, name := range s.capability.Verbs {
+		if name == tool.Verb {
+			v, _ := s.kind.Verb(name)
+			return s, v
+		}
+	}
+	return nil, nil
+}
+
+// guarded turns a panic into E_INTERNAL: one bad handler does not take the board's
+// daemon down.
+func (m *Mux) guarded(ctx context.Context, s *slot, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error) {
+	defer m.recovered(s, &err)
+	return s.handler.Call(ctx, tool, args)
+}
+
+func (m *Mux) guardedStream(s *slot, stream Stream) Stream {
+	if stream == nil {
+		return nil
+	}
+	return func(ctx context.Context, send func([]byte) error) (err error) {
+		defer m.recovered(s, &err)
+		return stream(ctx, send)
+	}
+}
+
+// recovered is deferred: it ends a panic and puts E_INTERNAL in its place.
+func (m *Mux) recovered(s *slot, err *error) {
+	if recover() == nil {
+		return
+	}
+	*err = manifest.E(manifest.Internal, "the handler failed")
+	if m.opt.Panicked != nil {
+		m.opt.Panicked(s.capability.CapID, debug.Stack())
+	}
+}
+
+func asError(ctx context.Context, err error) *manifest.Error {
+	var e *manifest.Error
+	switch {
+	case errors.As(err, &e):
+		return e
+	case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
+		return manifest.E(manifest.DeadlineExceeded, "the handler did not answer in time")
+	}
+	return manifest.E(manifest.Internal, "the handler could not answer")
+}
