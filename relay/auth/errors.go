@@ -1,0 +1,67 @@
+package auth
+
+import (
+	"errors"
+
+	"agentctl/manifest"
+)
+
+// The kinds of refusal. Every error of Verify and Active is an *Error that wraps one
+// of them. All are E_SAFETY_DENIED; the comment tells the HTTP status that fits.
+var (
+	ErrMissing = errors.New("auth: no token")             // 401
+	ErrInvalid = errors.New("auth: invalid token")        // 401: form, signature, key, aud, iss, exp, nbf
+	ErrRevoked = errors.New("auth: revoked token")        // 403
+	ErrClass   = errors.New("auth: wrong class")          // 403: a device token at an agent's door, or the reverse
+	ErrScope   = errors.New("auth: token grants nothing") // 403: no scope claim, or no scope that its class may hold
+)
+
+// Errors of the registry and of minting that a caller may decide by.
+var (
+	ErrNoNode      = errors.New("auth: no such node in this tenant")
+	ErrAmbiguous   = errors.New("auth: more than one node matches")
+	ErrForeignNode = errors.New("auth: the node belongs to another tenant")
+	ErrFull        = errors.New("auth: the state directory holds as much as it may")
+)
+
+// Error is why a token is refused. Nothing of the token is in it.
+type Error struct {
+	Kind    error  // ErrMissing, ErrInvalid, ErrRevoked, ErrClass or ErrScope
+	Reason  string // one word for the audit log
+	Message string // for the caller: printable ASCII, what to do next included
+}
+
+func (e *Error) Error() string { return "auth: " + e.Message }
+
+// Unwrap makes errors.Is(err, ErrInvalid) and its siblings work.
+func (e *Error) Unwrap() error { return e.Kind }
+
+// As lets manifest.AsError turn any refusal into E_SAFETY_DENIED, so that a door that
+// forgets to look at Kind still denies.
+func (e *Error) As(target any) bool {
+	t, ok := target.(**manifest.Error)
+	if ok {
+		*t = &manifest.Error{Code: manifest.SafetyDenied, Message: e.Message, Reason: e.Reason}
+	}
+	return ok
+}
+
+const mintHint = "ask the relay's operator for one made by: agentctl token create"
+
+// The refusals are made once: a refused call allocates nothing for its error.
+var (
+	errMissing    = &Error{ErrMissing, "no_token", "no token; send Authorization: Bearer TOKEN; " + mintHint}
+	errMalformed  = &Error{ErrInvalid, "malformed", "the token is malformed; " + mintHint}
+	errHeader     = &Error{ErrInvalid, "header", "the token's header is not the one this relay makes (EdDSA, at+jwt, kid); " + mintHint}
+	errKey        = &Error{ErrInvalid, "key", "the token was signed by a key this relay does not know; " + mintHint}
+	errSignature  = &Error{ErrInvalid, "signature", "the token's signature is wrong; check that it was copied whole"}
+	errClaims     = &Error{ErrInvalid, "claims", "the token's claims are not those this relay makes; " + mintHint}
+	errIssuer     = &Error{ErrInvalid, "issuer", "the token was made by another relay; " + mintHint}
+	errAudience   = &Error{ErrInvalid, "audience", "the token is for another relay or audience; " + mintHint}
+	errExpired    = &Error{ErrInvalid, "expired", "the token has expired; " + mintHint}
+	errNotYet     = &Error{ErrInvalid, "not_yet_valid", "the token is not valid yet; check the clock of the relay"}
+	errRevoked    = &Error{ErrRevoked, "revoked", "the token was revoked; " + mintHint}
+	errClass      = &Error{ErrClass, "class", "a token of this class is not accepted here; agents and devices have tokens of their own"}
+	errNoScope    = &Error{ErrScope, "no_scope", "the token carries no scope that its class may use; " + mintHint}
+	errScopelessX = &Error{ErrScope, "scopeless", "tokens without a scope are no longer accepted; " + mintHint}
+)

@@ -1,0 +1,122 @@
+package auth
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// A job runs in a process of its own, started from this test binary. It prints one
+// token a line.
+func runJob(job string) int {
+	dir, n := os.Getenv("AUTH_TEST_DIR"), 0
+	n, _ = strconv.Atoi(os.Getenv("AUTH_TEST_N"))
+	s, err := Open(Options{StateDir: dir})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer s.Close()
+	for i := range n {
+		switch job {
+		case "mint":
+			list, err := s.Mint(context.Background(), MintRequest{Class: "device", Tenant: "t" + strconv.Itoa(i%3)})
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return 1
+			}
+			fmt.Println(list[0].Token)
+		case "revoke":
+			if _, err := s.Revoke(context.Background(), RevokeRequest{Subject: os.Getenv("AUTH_TEST_SUB")}); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return 1
+			}
+		}
+	}
+	return 0
+}
+
+func job(t *testing.T, name, dir string, n int, env ...string) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), append(env, "AUTH_TEST_JOB="+name, "AUTH_TEST_DIR="+dir, "AUTH_TEST_N="+strconv.Itoa(n))...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Errorf("job %s: %v: %s", name, err, stderr.String())
+	}
+	return string(out)
+}
+
+// Several processes set up one fresh directory at once and mint in it: they agree on
+// one relay and one key, and nothing is lost.
+func TestConcurrentProcesses(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	const procs, each = 4, 15
+	outs := make([]string, procs)
+	var wg sync.WaitGroup
+	for i := range procs {
+		wg.Go(func() { outs[i] = job(t, "mint", dir, each) })
+	}
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	s := openStore(t, Options{StateDir: dir})
+	seen := map[string]bool{}
+	for _, token := range strings.Fields(strings.Join(outs, "\n")) {
+		id, err := s.Verify(token, ClassDevice)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tenant, ok := s.Owner(id.NodeID); !ok || tenant != id.Tenant {
+			t.Errorf("owner of %s: got %q, %v", id.NodeID, tenant, ok)
+		}
+		seen[id.JTI] = true
+	}
+	list, err := s.Tokens(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(seen) != procs*each || len(list) != procs*each {
+		t.Errorf("got %d tokens, %d in the list, want %d", len(seen), len(list), procs*each)
+	}
+	if keys, _ := os.ReadDir(filepath.Join(dir, keysDir)); len(keys) != 1 {
+		t.Errorf("got %d keys, want 1", len(keys))
+	}
+}
+
+// A running relay and `agentctl token revoke` in another process.
+func TestRevokeFromAnotherProcess(t *testing.T) {
+	s := openStore(t, Options{})
+	m := mint(t, s, MintRequest{Class: "agent", Subject: "claude"})
+	id, err := s.Verify(m.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() { job(t, "revoke", s.dir.path, 5, "AUTH_TEST_SUB=claude") })
+	}
+	for i := range 50 { // writes of ours meanwhile
+		mint(t, s, MintRequest{Class: "agent", Subject: "other" + strconv.Itoa(i)})
+	}
+	wg.Wait()
+	if err := s.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, s.Active(id), m.Token, ErrRevoked, "revoked")
+	_, err = s.Verify(m.Token)
+	refused(t, err, m.Token, ErrRevoked, "revoked")
+}
