@@ -1,0 +1,277 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/creachadair/jrpc2"
+	"github.com/creachadair/jrpc2/channel"
+)
+
+// Errors of a client that a caller may decide by; their text says what to do.
+var (
+	ErrNotRunning = errors.New("the daemon is not running; start it with: agentctl run")
+	ErrPermission = errors.New("permission denied; join group " + Group + " (sudo usermod -aG " + Group + " $USER, then log in again) or use sudo")
+	ErrClosed     = errors.New("the daemon closed the connection; see its log, and try again")
+)
+
+// dialTimeout bounds Dial when its context does not.
+const dialTimeout = 5 * time.Second
+
+// Event is an event of the daemon.
+type Event struct {
+	Method string          // EventMetrics, EventState, …
+	Params json.RawMessage // Snapshot, State, …
+}
+
+// DialOptions of a client. The zero value is what a command needs that asks and goes.
+type DialOptions struct {
+	AppVersion string // told to the daemon; default "agentctl"
+	Token      string // default "agentctl": any will do unless the daemon's config names one
+
+	// OnEvent takes the events, in their order, in the goroutine that reads: what
+	// takes long belongs elsewhere. With it the connection says metrics_stream,
+	// which turns push on for everybody.
+	OnEvent func(Event)
+}
+
+// Client is a connection to a daemon. Its methods may be called from any goroutine.
+type Client struct {
+	rpc   *jrpc2.Client
+	ch    *clientChannel
+	hello Hello
+}
+
+// Dial connects to the daemon at path and says hello. The error is ErrNotRunning,
+// ErrPermission or an *Error where it is one of these.
+func Dial(ctx context.Context, path string) (*Client, error) {
+	return DialOptions{}.Dial(ctx, path)
+}
+
+// Dial is the function Dial with options. Close must be called.
+func (o DialOptions) Dial(ctx context.Context, path string) (*Client, error) {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+	}
+	nc, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, dialError(path, err)
+	}
+	c, err := o.open(ctx, nc)
+	if err != nil {
+		return nil, fmt.Errorf("control socket %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// open says hello on a connection.
+func (o DialOptions) open(ctx context.Context, nc net.Conn) (*Client, error) {
+	ch := &clientChannel{wire: newWire(nc, maxAnswer), onEvent: o.OnEvent, ended: make(chan struct{})}
+	c := &Client{rpc: jrpc2.NewClient(ch, nil), ch: ch}
+	p := HelloParams{AppVersion: o.AppVersion, ProtocolVersion: ProtocolVersion, Token: o.Token}
+	if p.AppVersion == "" {
+		p.AppVersion = "agentctl"
+	}
+	if p.Token == "" {
+		p.Token = "agentctl"
+	}
+	if o.OnEvent != nil {
+		p.Capabilities = []string{CapMetricsStream}
+	}
+	err := c.Call(ctx, MethodHello, p, &c.hello)
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// dialError names the errors of connect(2) that a person can do something about.
+func dialError(path string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("control socket %s: %w", path, ErrNotRunning)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("control socket %s: %w", path, ErrPermission)
+	}
+	return fmt.Errorf("control socket %s: %w", path, err)
+}
+
+// Call calls any method; out may be nil. An error of the daemon is an *Error.
+func (c *Client) Call(ctx context.Context, method string, params, out any) error {
+	rsp, err := c.rpc.Call(ctx, method, params)
+	if err != nil {
+		return c.callError(ctx, err)
+	}
+	if out == nil {
+		return nil
+	}
+	if err := rsp.UnmarshalResult(out); err != nil {
+		return fmt.Errorf("the daemon's answer to %s: %w", method, err)
+	}
+	return nil
+}
+
+// callError finds out why a call failed: the daemon's error to it, the daemon's last
+// word before it hung up, or the caller's context.
+func (c *Client) callError(ctx context.Context, err error) error {
+	var je *jrpc2.Error
+	if errors.As(err, &je) && je.Code != jrpc2.InternalError {
+		var d errorData
+		json.Unmarshal(je.Data, &d) // whatever it is, Code and Message say it
+		return &Error{int(je.Code), je.Message, d.Field, d.Detail}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	select { // what was written before the end may not be read yet
+	case <-c.ch.ended:
+	case <-ctx.Done():
+	case <-time.After(time.Second):
+	}
+	last := c.ch.last.Load()
+	switch {
+	case last == nil:
+		return ErrClosed
+	case last.Code == CodeUnauthorized:
+		return fmt.Errorf("%w (%s)", ErrPermission, last.Message)
+	}
+	return last
+}
+
+// Hello is what the daemon said of itself.
+func (c *Client) Hello() Hello { return c.hello }
+
+// Snapshot asks what modules say now; none: cpu and memory.
+func (c *Client) Snapshot(ctx context.Context, modules ...string) (*Snapshot, error) {
+	var s Snapshot
+	if err := c.Call(ctx, MethodSnapshot, moduleParams{modules}, &s); err != nil {
+		return nil, err
+	}
+	return &s, nil
+}
+
+// Status decodes the daemon's status into out.
+func (c *Client) Status(ctx context.Context, out any) error {
+	return c.Call(ctx, MethodStatus, nil, out)
+}
+
+// Start has modules pushed and recorded, these and no others; none: cpu and memory.
+// It returns their names as the daemon spells them.
+func (c *Client) Start(ctx context.Context, modules ...string) ([]string, error) {
+	var r startResult
+	err := c.Call(ctx, MethodStart, moduleParams{modules}, &r)
+	return r.StartedModules, err
+}
+
+// Stop ends push and recording, for everybody.
+func (c *Client) Stop(ctx context.Context) error {
+	return c.Call(ctx, MethodStop, nil, nil)
+}
+
+// SetConfig changes cadences, for everybody.
+func (c *Client) SetConfig(ctx context.Context, cfg Config) (*ConfigResult, error) {
+	var r ConfigResult
+	if err := c.Call(ctx, MethodSetConfig, cfg, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// Burst has metrics come each interval until the returned time, for everybody.
+func (c *Client) Burst(ctx context.Context, interval, ttl time.Duration) (expires time.Time, err error) {
+	var r burstResult
+	err = c.Call(ctx, MethodBurst, burstParams{interval.Milliseconds(), ttl.Milliseconds()}, &r)
+	return time.UnixMilli(r.ExpiresAt), err
+}
+
+// SubscribeMetrics turns push on or off, for everybody.
+func (c *Client) SubscribeMetrics(ctx context.Context, enable bool) error {
+	return c.Call(ctx, MethodSubscribe, subscribeParams{enable}, nil)
+}
+
+// Done is closed when the daemon hung up, or Close was called.
+func (c *Client) Done() <-chan struct{} { return c.ch.ended }
+
+// Close ends the connection and waits for its goroutines.
+func (c *Client) Close() error { return c.rpc.Close() }
+
+type moduleParams struct {
+	Modules []string `json:"modules,omitempty"`
+}
+
+type burstParams struct {
+	IntervalMS int64 `json:"interval_ms"`
+	TTLMS      int64 `json:"ttl_ms"`
+}
+
+type subscribeParams struct {
+	Enable bool `json:"enable"`
+}
+
+var _ channel.Channel = (*clientChannel)(nil)
+
+// clientChannel is what jrpc2's client reads answers from. Events do not reach the
+// library, which would not keep them in order; neither does the error without an id
+// that a daemon says before it hangs up.
+type clientChannel struct {
+	*wire
+	onEvent func(Event)
+	last    atomic.Pointer[Error]
+	ended   chan struct{} // closed when nothing more will be read
+}
+
+// Send writes a request.
+func (c *clientChannel) Send(body []byte) error { return c.write(frame(body)) }
+
+// Recv returns the next answer. jrpc2 calls it in one goroutine, until it fails.
+func (c *clientChannel) Recv() ([]byte, error) {
+	for {
+		body, err := c.read()
+		if err != nil {
+			close(c.ended)
+			return nil, io.EOF
+		}
+		var m struct {
+			ID     json.RawMessage `json:"id"`
+			Method string          `json:"method"`
+			Params json.RawMessage `json:"params"`
+			Error  *errorObject    `json:"error"`
+		}
+		switch err := json.Unmarshal(body, &m); {
+		case err == nil && m.Method != "":
+			if c.onEvent != nil {
+				c.onEvent(Event{m.Method, m.Params})
+			}
+		case err == nil && m.Error != nil && (m.ID == nil || string(m.ID) == "null"):
+			last := &Error{Code: m.Error.Code, Message: m.Error.Message}
+			if m.Error.Data != nil {
+				last.Field, last.Detail = m.Error.Data.Field, m.Error.Data.Detail
+			}
+			c.last.Store(last)
+		default:
+			return body, nil
+		}
+	}
+}
+
+func (c *clientChannel) read() ([]byte, error) {
+	if err := c.in.wait(); err != nil {
+		return nil, err
+	}
+	n, err := c.in.header()
+	if err != nil {
+		return nil, err
+	}
+	return c.in.body(n)
+}

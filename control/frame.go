@@ -1,0 +1,175 @@
+package control
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// errFraming is a stream that cannot be followed any further.
+var errFraming = errors.New("wrong framing")
+
+// frameReader reads messages, each behind header lines that end with CRLF:
+//
+//	Content-Length: 17\r\n
+//	\r\n
+//	{"jsonrpc":"2.0"}
+//
+// Content-Length must be there, once, in decimal digits. Other header lines are read
+// over. The size of a line and their number are bounded.
+type frameReader struct {
+	in  *bufio.Reader
+	max int // bytes of a body
+}
+
+func newFrameReader(r io.Reader, maxBody int) frameReader {
+	return frameReader{bufio.NewReaderSize(r, maxHeader), maxBody}
+}
+
+// wait returns when a message has begun, and io.EOF at the orderly end.
+func (r *frameReader) wait() error {
+	_, err := r.in.Peek(1)
+	return err
+}
+
+// header reads the header lines and returns the length of the body, at most r.max.
+func (r *frameReader) header() (int, error) {
+	length := -1
+	for range maxLines {
+		line, err := r.line()
+		if err != nil {
+			return 0, err
+		}
+		if len(line) == 0 {
+			if length < 0 {
+				return 0, fmt.Errorf("%w: no Content-Length", errFraming)
+			}
+			return length, nil
+		}
+		name, value, ok := bytes.Cut(line, []byte(":"))
+		if !ok || !isToken(name) {
+			return 0, fmt.Errorf("%w: a header line is not \"Name: value\"", errFraming)
+		}
+		if !strings.EqualFold(string(name), "Content-Length") {
+			continue
+		}
+		if length >= 0 {
+			return 0, fmt.Errorf("%w: Content-Length twice", errFraming)
+		}
+		if length, err = r.length(bytes.Trim(value, " \t")); err != nil {
+			return 0, err
+		}
+	}
+	return 0, fmt.Errorf("%w: more than %d header lines", errFraming, maxLines)
+}
+
+// isToken tells whether a header's name is one: letters, digits and dashes.
+func isToken(name []byte) bool {
+	for _, c := range name {
+		if c != '-' && (c < '0' || c > '9') && (c|0x20 < 'a' || c|0x20 > 'z') {
+			return false
+		}
+	}
+	return len(name) > 0
+}
+
+// line reads one header line without its CRLF. It is valid until the next read.
+func (r *frameReader) line() ([]byte, error) {
+	line, err := r.in.ReadSlice('\n')
+	switch {
+	case errors.Is(err, bufio.ErrBufferFull):
+		return nil, fmt.Errorf("%w: a header line is longer than %d bytes", errFraming, maxHeader)
+	case errors.Is(err, io.EOF):
+		return nil, io.ErrUnexpectedEOF
+	case err != nil:
+		return nil, err
+	}
+	line, ok := bytes.CutSuffix(line, []byte("\r\n"))
+	if !ok {
+		return nil, fmt.Errorf("%w: a header line does not end with CRLF", errFraming)
+	}
+	return line, nil
+}
+
+func (r *frameReader) length(digits []byte) (int, error) {
+	for _, c := range digits {
+		if c < '0' || c > '9' {
+			return 0, fmt.Errorf("%w: Content-Length is not a number", errFraming)
+		}
+	}
+	n, err := strconv.Atoi(string(digits))
+	if errors.Is(err, strconv.ErrRange) || n > r.max {
+		return 0, fmt.Errorf("%w: the message is longer than %d bytes", errFraming, r.max)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%w: Content-Length is not a number", errFraming)
+	}
+	return n, nil
+}
+
+// body reads the n bytes behind the header.
+func (r *frameReader) body(n int) ([]byte, error) {
+	b := make([]byte, n)
+	if _, err := io.ReadFull(r.in, b); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, err
+	}
+	return b, nil
+}
+
+// frame is a message as it goes over the wire.
+func frame(body []byte) []byte {
+	f := make([]byte, 0, len("Content-Length: \r\n\r\n")+10+len(body))
+	f = append(f, "Content-Length: "...)
+	f = strconv.AppendInt(f, int64(len(body)), 10)
+	f = append(f, "\r\n\r\n"...)
+	return append(f, body...)
+}
+
+// wire is one end of a connection. It writes whole frames, one at a time, and gives
+// up on a peer that does not read.
+type wire struct {
+	nc     net.Conn
+	in     frameReader
+	closed chan struct{} // closed by Close
+
+	wmu       sync.Mutex // held while a frame is written
+	closeOnce sync.Once
+}
+
+func newWire(nc net.Conn, maxBody int) *wire {
+	return &wire{nc: nc, in: newFrameReader(nc, maxBody), closed: make(chan struct{})}
+}
+
+// write sends a frame, or gives up after writeTimeout. A stream that was torn is
+// closed; one whose reader is gone may still hold something to read.
+func (w *wire) write(f []byte) error {
+	w.wmu.Lock()
+	defer w.wmu.Unlock()
+	w.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
+	n, err := w.nc.Write(f)
+	if n > 0 && n < len(f) || errors.Is(err, os.ErrDeadlineExceeded) {
+		w.nc.Close()
+	}
+	return err
+}
+
+// Close ends the connection; the second time it does nothing.
+func (w *wire) Close() error {
+	err := net.ErrClosed
+	w.closeOnce.Do(func() {
+		close(w.closed)
+		err = w.nc.Close()
+	})
+	return err
+}

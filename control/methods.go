@@ -1,0 +1,350 @@
+package control
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+
+	"agentctl/prober"
+	"agentctl/transport/fanout"
+
+	"github.com/creachadair/jrpc2"
+	"go.uber.org/zap"
+)
+
+// session is a connection's requests. They come one at a time, so its fields need no
+// lock; joined crosses over to the goroutine that writes events.
+type session struct {
+	srv    *Server
+	c      *serverChannel
+	id     string                  // UUID v4, once hello was good
+	sub    *fanout.Sub[event]      // once it takes events
+	joined chan *fanout.Sub[event] // sub, when the answer to hello is out
+}
+
+// methods are all there are, but for hello.
+var methods = map[string]func(*session, context.Context, *fields) (any, error){
+	MethodSnapshot:  (*session).snapshot,
+	MethodStatus:    (*session).status,
+	MethodStart:     (*session).start,
+	MethodStop:      (*session).stop,
+	MethodSetConfig: (*session).setConfig,
+	MethodBurst:     (*session).burst,
+	MethodSubscribe: (*session).subscribe,
+	MethodHistory:   (*session).history,
+}
+
+// capabilities are what hello may ask for, served what it may count on.
+var (
+	capabilities = []string{CapMetricsStream, CapBurstMode, CapHistoryQuery}
+	served       = []string{CapMetricsStream, CapBurstMode}
+)
+
+// writeEvents writes the events of a connection until it is closed.
+func (ss *session) writeEvents() {
+	var sub *fanout.Sub[event]
+	var ready <-chan struct{}
+	for {
+		select {
+		case <-ss.c.closed:
+			return
+		case sub = <-ss.joined:
+			ready = sub.Ready()
+		case <-ready:
+			e, ok := sub.Next()
+			if ok && ss.c.write(e.frame) != nil {
+				ready = nil // the connection is torn; jrpc2 will see it
+			}
+		}
+	}
+}
+
+// Assign gives every method to one handler.
+func (ss *session) Assign(context.Context, string) jrpc2.Handler { return ss.handle }
+
+// handle calls a method.
+func (ss *session) handle(ctx context.Context, req *jrpc2.Request) (result any, err error) {
+	if req.IsNotification() {
+		defer ss.c.endTurn() // no answer will do it
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			ss.srv.log.Error("control method panicked", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
+			result, err = nil, wireError(errInternal("a bug in the daemon; see its log"))
+		}
+	}()
+	ss.srv.stats.requests.Add(1)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	result, err = ss.call(ctx, req)
+	if err != nil {
+		return nil, wireError(err)
+	}
+	return result, nil
+}
+
+func (ss *session) call(ctx context.Context, req *jrpc2.Request) (any, error) {
+	var params json.RawMessage
+	if err := req.UnmarshalParams(&params); err != nil {
+		return nil, errParams("params", "must be an object")
+	}
+	if req.Method() == MethodHello {
+		return ss.hello(parseFields(params))
+	}
+	if ss.id == "" {
+		return nil, errUnauthorized("say hello first")
+	}
+	method, ok := methods[req.Method()]
+	if !ok {
+		return nil, &Error{CodeMethodNotFound, "method_not_found", "", "see docs/control.md for the methods"}
+	}
+	return method(ss, ctx, parseFields(params))
+}
+
+// wireError is an error as jrpc2 sends it. What is not an Error is internal.
+func wireError(err error) *jrpc2.Error {
+	var e *Error
+	if !errors.As(err, &e) {
+		e = errInternal(err.Error())
+	}
+	o := e.object()
+	w := &jrpc2.Error{Code: jrpc2.Code(o.Code), Message: o.Message}
+	if o.Data == nil {
+		return w
+	}
+	return w.WithData(o.Data)
+}
+
+func (ss *session) hello(f *fields) (any, error) {
+	// The version first: what else a later version sends is not known here.
+	var version whole
+	versionGiven := f.take("protocol_version", &version)
+	if versionGiven && f.err == nil && version != ProtocolVersion {
+		return nil, errNotSupported("protocol_version", fmt.Sprintf("this server speaks %d", ProtocolVersion))
+	}
+	f.text("app_version", 256)
+	if !versionGiven {
+		f.fail(errParams("protocol_version", "is missing"))
+	}
+	var token string
+	f.take("token", &token)
+	if len(token) > 4<<10 {
+		f.fail(errParams("token", "is longer than 4096 bytes"))
+	}
+	if f.err == nil && !ss.srv.goodToken(token) {
+		f.fail(errUnauthorized("hello needs the token; any non-empty one will do where none is configured"))
+	}
+	asked := f.words("capabilities", capabilities)
+	if err := f.end(); err != nil {
+		return nil, err
+	}
+
+	ss.c.hello = true
+	if ss.id == "" {
+		ss.id = newSessionID()
+	}
+	for _, capability := range asked {
+		if capability == CapMetricsStream {
+			ss.join()
+		}
+	}
+	return Hello{ss.srv.o.Version, ProtocolVersion, served, ss.id}, nil
+}
+
+func (s *Server) goodToken(token string) bool {
+	if s.o.Token == "" {
+		return token != ""
+	}
+	return subtle.ConstantTimeCompare([]byte(token), []byte(s.o.Token)) == 1
+}
+
+// join has this connection take events. They begin behind the answer to hello.
+func (ss *session) join() {
+	if ss.sub != nil {
+		return
+	}
+	sub, set := ss.srv.join()
+	ss.sub = sub
+	ss.c.after(func() {
+		ss.joined <- sub
+		ss.srv.tell("start", MethodHello, startExtra{set.names()})
+	})
+}
+
+type startExtra struct {
+	Modules []string `json:"modules"`
+}
+
+type burstExtra struct {
+	IntervalMS int64 `json:"interval_ms"`
+	ExpiresAt  int64 `json:"expires_at"`
+}
+
+func (ss *session) snapshot(ctx context.Context, f *fields) (any, error) {
+	set := f.modules("modules", defaultModules)
+	if err := f.end(); err != nil {
+		return nil, err
+	}
+	sample, err := ss.srv.sampler.Now(ctx)
+	if err != nil {
+		return nil, errInternal(err.Error())
+	}
+	return set.snapshot(sample), nil
+}
+
+func (ss *session) status(ctx context.Context, f *fields) (any, error) {
+	if err := f.end(); err != nil {
+		return nil, err
+	}
+	if ss.srv.o.Status == nil {
+		return nil, errNotSupported("", "this daemon gives no status")
+	}
+	b, err := json.Marshal(ss.srv.o.Status(ctx))
+	if err != nil {
+		return nil, errInternal("the status cannot be encoded")
+	}
+	return json.RawMessage(b), nil
+}
+
+func (ss *session) start(_ context.Context, f *fields) (any, error) {
+	set := f.modules("modules", defaultModules)
+	if err := f.end(); err != nil {
+		return nil, err
+	}
+	s := ss.srv
+	s.mu.Lock()
+	s.startLocked(set)
+	s.mu.Unlock()
+	names := set.names()
+	ss.c.after(func() { s.tell("start", MethodStart, startExtra{names}) })
+	return startResult{true, names}, nil
+}
+
+func (ss *session) stop(_ context.Context, f *fields) (any, error) {
+	if err := f.end(); err != nil {
+		return nil, err
+	}
+	s := ss.srv
+	s.mu.Lock()
+	s.push.running = false
+	s.changeLocked()
+	s.mu.Unlock()
+	ss.c.after(func() { s.tell("stop", MethodStop, nil) })
+	return okResult{true}, nil
+}
+
+func (ss *session) setConfig(ctx context.Context, f *fields) (any, error) {
+	base := f.millis("base_interval_ms", prober.MinInterval, prober.MaxInterval)
+	var byName map[string]whole
+	f.take("module_intervals", &byName)
+	var persist bool
+	f.take("persist", &persist)
+	every, err := parseIntervals(byName)
+	if err != nil {
+		f.fail(err)
+	}
+	if err := f.end(); err != nil {
+		return nil, err
+	}
+
+	now, serr := ss.srv.setIntervals(base, every)
+	if serr != nil {
+		return nil, serr
+	}
+	result := ConfigResult{OK: true, BaseIntervalMS: now.Milliseconds(), EffectiveIntervals: every.byName()}
+	if persist {
+		kept := ss.persist(ctx, Config{base.Milliseconds(), result.EffectiveIntervals, true})
+		result.Persisted = &kept
+	}
+	return result, nil
+}
+
+func (ss *session) persist(ctx context.Context, c Config) bool {
+	if ss.srv.o.Persist == nil {
+		return false
+	}
+	if err := ss.srv.o.Persist(ctx, c); err != nil {
+		ss.srv.log.Warn("set_config was not kept", zap.Error(err))
+		return false
+	}
+	return true
+}
+
+func parseIntervals(byName map[string]whole) (every intervals, err *Error) {
+	const name = "module_intervals"
+	for n, ms := range byName {
+		m, ok := moduleOf(n)
+		if !ok {
+			return every, errParams(name, "knows only %s", knownModules)
+		}
+		if every[m] != 0 {
+			return every, errParams(name, "names module mem twice")
+		}
+		d, err := ms.millis(name, prober.MinInterval, prober.MaxInterval)
+		if err != nil {
+			return every, err
+		}
+		every[m] = d
+	}
+	return every, nil
+}
+
+func (iv *intervals) byName() map[string]int64 {
+	byName := map[string]int64{}
+	for m, d := range iv {
+		if d > 0 {
+			byName[moduleNames[m]] = d.Milliseconds()
+		}
+	}
+	return byName
+}
+
+func (ss *session) burst(_ context.Context, f *fields) (any, error) {
+	var unused []string // all modules are sped up, as the document has it
+	f.take("modules", &unused)
+	every := f.needMillis("interval_ms", prober.MinInterval, prober.MaxInterval)
+	ttl := f.needMillis("ttl_ms", prober.MinInterval, maxBurstTTL)
+	if err := f.end(); err != nil {
+		return nil, err
+	}
+
+	s := ss.srv
+	if err := s.setBurst(every, ttl); err != nil {
+		return nil, err
+	}
+	ms, _ := s.clock.NowMS()
+	expires := ms + ttl.Milliseconds()
+	ss.c.after(func() { s.tell("burst", MethodBurst, burstExtra{every.Milliseconds(), expires}) })
+	return burstResult{true, expires}, nil
+}
+
+func (ss *session) subscribe(_ context.Context, f *fields) (any, error) {
+	var enable bool
+	f.need("enable", &enable)
+	if err := f.end(); err != nil {
+		return nil, err
+	}
+	s := ss.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.push.on = enable
+	s.changeLocked()
+	return okResult{true}, nil
+}
+
+func (ss *session) history(context.Context, *fields) (any, error) {
+	return nil, errNotSupported("", "this daemon keeps no history; ask for snapshot, or take the event metrics")
+}
+
+// newSessionID is a UUID v4 (RFC 9562 §5.4).
+func newSessionID() string {
+	var b [16]byte
+	rand.Read(b[:])
+	b[6] = b[6]&0x0f | 0x40
+	b[8] = b[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}

@@ -1,0 +1,81 @@
+package control
+
+import (
+	"time"
+
+	"agentctl/prober"
+)
+
+// module is one thing a snapshot tells about.
+type module uint8
+
+// The modules, in the order they are answered in.
+const (
+	modCPU module = iota
+	modMem
+	modDisk
+	modLoad
+	numModules
+)
+
+// modules is a set of them.
+type modules uint8
+
+const defaultModules = modules(1<<modCPU | 1<<modMem)
+
+var moduleNames = [numModules]string{"cpu", "mem", "disk", "load"}
+
+const knownModules = "cpu, mem (or memory), disk and load"
+
+// moduleOf knows mem by two names.
+func moduleOf(name string) (module, bool) {
+	if name == "memory" {
+		return modMem, true
+	}
+	for m, n := range moduleNames {
+		if n == name {
+			return module(m), true
+		}
+	}
+	return 0, false
+}
+
+func (s modules) has(m module) bool { return s&(1<<m) != 0 }
+
+func (s modules) names() []string {
+	names := []string{}
+	for m := range numModules {
+		if s.has(m) {
+			names = append(names, moduleNames[m])
+		}
+	}
+	return names
+}
+
+// snapshot is what a sample says of the modules in set.
+func (s modules) snapshot(p prober.Sample) Snapshot {
+	snap := Snapshot{TS: p.TSMS}
+	if s.has(modCPU) {
+		snap.CPU = &CPU{p.CPUPct}
+	}
+	if s.has(modMem) {
+		snap.Memory = &Memory{Total: p.MemTotalBytes >> 20, Used: p.MemBytes >> 20}
+	}
+	if s.has(modDisk) {
+		snap.Disk = &Disk{p.DiskPct}
+	}
+	if s.has(modLoad) {
+		snap.Load = &Load{p.Load1, p.Load5, p.Load15}
+	}
+	return snap
+}
+
+// intervals is how often each module wants to be told; zero: the base interval.
+type intervals [numModules]time.Duration
+
+func (iv *intervals) of(m module, base time.Duration) time.Duration {
+	if iv[m] > 0 {
+		return iv[m]
+	}
+	return base
+}

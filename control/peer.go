@@ -1,0 +1,51 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/user"
+	"slices"
+	"strconv"
+)
+
+// errPeer is why a peer was refused; it tells it what to do.
+var errPeer = errors.New("this user may not use the control socket; join group " + Group +
+	" (sudo usermod -aG " + Group + " $USER, then log in again) or use sudo")
+
+// AllowGroup lets in root, the daemon's own user, and members of group agentctl. It
+// is the default of Options.Allow.
+func AllowGroup(uid, gid uint32) error {
+	if uid == 0 || int64(uid) == int64(os.Geteuid()) {
+		return nil
+	}
+	group, err := user.LookupGroup(Group)
+	if err != nil {
+		return errPeer
+	}
+	if group.Gid == strconv.FormatUint(uint64(gid), 10) {
+		return nil
+	}
+	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
+	if err != nil {
+		return errPeer
+	}
+	groups, err := u.GroupIds()
+	if err != nil {
+		return fmt.Errorf("groups of user %s: %w", u.Username, err)
+	}
+	if !slices.Contains(groups, group.Gid) {
+		return errPeer
+	}
+	return nil
+}
+
+// unixPeer asks the kernel who connected.
+func unixPeer(nc net.Conn) (uid, gid uint32, err error) {
+	u, ok := nc.(*net.UnixConn)
+	if !ok {
+		return 0, 0, errors.New("not a unix socket")
+	}
+	return peerCred(u)
+}

@@ -1,0 +1,263 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"time"
+
+	"agentctl/prober"
+	"agentctl/transport/fanout"
+
+	"go.uber.org/zap"
+)
+
+// Sampler is what the socket needs of the prober.
+type Sampler interface {
+	Now(context.Context) (prober.Sample, error)
+	Watch(context.Context, time.Duration, func(prober.Sample) error) error
+	Interval() time.Duration
+	SetInterval(time.Duration) error
+}
+
+var _ Sampler = (*prober.Prober)(nil)
+
+// Sampling is what start, stop and set_config made of the sampler, for status.
+type Sampling struct {
+	Running    bool     `json:"running"`
+	IntervalMS int64    `json:"interval_ms"`
+	Modules    []string `json:"modules"` // names, as start answers them
+}
+
+// event is an event as it goes over the wire, the same bytes for everybody.
+type event struct {
+	key   string // of two waiting events with one key, the newer replaces the older
+	frame []byte
+}
+
+func eventKey(e event) string { return e.key }
+
+func newEvent(method, key string, params any) (event, error) {
+	body, err := json.Marshal(struct {
+		JSONRPC string `json:"jsonrpc"`
+		Method  string `json:"method"`
+		Params  any    `json:"params"`
+	}{"2.0", method, params})
+	return event{key, frame(body)}, err
+}
+
+// push is the state of local push, protected by Server.mu. While somebody wants
+// samples, one goroutine (Server.feed) watches the prober; else nothing runs.
+type push struct {
+	running bool
+	on      bool // the switch of subscribe_metrics, for everybody
+	readers int  // connections that take events
+	modules modules
+	every   intervals
+	bursts  []burst
+
+	seq  uint64                    // of the last metrics
+	told uint64                    // states so far
+	due  [numModules]time.Duration // when a module is told next, on the samples' clock
+	now  plan                      // what feed does
+	stop context.CancelFunc        // makes feed plan anew
+}
+
+type burst struct {
+	every time.Duration
+	until time.Time
+}
+
+// plan is what feed shall do: watch at an interval, or nothing when it is zero, and
+// think again at until.
+type plan struct {
+	every time.Duration
+	until time.Time // zero: until told
+	burst bool
+}
+
+func (p *push) plan(base time.Duration, now time.Time) (pl plan) {
+	p.bursts = slices.DeleteFunc(p.bursts, func(b burst) bool { return !b.until.After(now) })
+	if !p.running || p.modules == 0 || (len(p.bursts) == 0 && (!p.on || p.readers == 0)) {
+		return plan{}
+	}
+	for m := range numModules {
+		if d := p.every.of(m, base); p.modules.has(m) && (pl.every == 0 || d < pl.every) {
+			pl.every = d
+		}
+	}
+	for _, b := range p.bursts {
+		pl.every, pl.burst = min(pl.every, b.every), true
+		if pl.until.IsZero() || b.until.Before(pl.until) {
+			pl.until = b.until
+		}
+	}
+	return pl
+}
+
+// context is what the plan holds for.
+func (pl plan) context(ctx context.Context) (context.Context, context.CancelFunc) {
+	if pl.until.IsZero() {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, pl.until)
+}
+
+// changeLocked has feed plan anew if there is anything new.
+func (s *Server) changeLocked() {
+	if s.push.stop != nil && s.push.plan(s.sampler.Interval(), time.Now()) != s.push.now {
+		s.push.stop()
+	}
+}
+
+// feed watches the prober as long and as fast as somebody wants it, until ctx ends.
+func (s *Server) feed(ctx context.Context) {
+	for ctx.Err() == nil {
+		s.mu.Lock()
+		pl := s.push.plan(s.sampler.Interval(), time.Now())
+		pctx, cancel := pl.context(ctx)
+		s.push.now, s.push.stop = pl, cancel
+		s.push.due = [numModules]time.Duration{}
+		s.mu.Unlock()
+
+		if pl.every > 0 {
+			if err := s.sampler.Watch(pctx, pl.every, s.emit); pctx.Err() == nil {
+				s.log.Warn("no samples for the control socket", zap.Error(err))
+				s.sleep(pctx, time.Second) // too many watchers, or a prober that ended
+			}
+		} else {
+			<-pctx.Done()
+		}
+		cancel()
+	}
+}
+
+// sleep waits for d or the end of ctx.
+func (s *Server) sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// emit publishes a sample as the event metrics, with the modules that are due.
+func (s *Server) emit(p prober.Sample) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.push.running || !s.push.on || s.push.readers == 0 {
+		return nil // only a burst keeps the sampler going
+	}
+	set := s.push.dueLocked(p.Mono, s.sampler.Interval())
+	if set == 0 {
+		return nil
+	}
+	snap := set.snapshot(p)
+	s.push.seq++
+	snap.Seq = s.push.seq
+	e, err := newEvent(EventMetrics, EventMetrics, snap)
+	if err != nil {
+		return err
+	}
+	s.events.Publish(e)
+	return nil
+}
+
+// dueLocked takes the modules that are due at a sample and sets their next time. A
+// module is not told twice when it was held up.
+func (p *push) dueLocked(at, base time.Duration) (set modules) {
+	slack := p.now.every / 2
+	for m := range numModules {
+		if !p.modules.has(m) || (!p.now.burst && at+slack < p.due[m]) {
+			continue
+		}
+		set |= 1 << m
+		every := p.every.of(m, base)
+		if next := p.due[m] + every; p.due[m] > 0 && next > at {
+			p.due[m] = next
+		} else {
+			p.due[m] = at + every
+		}
+	}
+	return set
+}
+
+// tell publishes the event state.
+func (s *Server) tell(phase, reason string, extra any) {
+	ms, _ := s.clock.NowMS()
+	s.mu.Lock()
+	s.push.told++
+	key := EventState + strconv.FormatUint(s.push.told, 10) // states never replace one another
+	s.mu.Unlock()
+	e, err := newEvent(EventState, key, State{ms, phase, reason, extra})
+	if err != nil {
+		s.log.Error("event state", zap.Error(err))
+		return
+	}
+	s.events.Publish(e)
+}
+
+// join makes a connection one that takes events: push goes on, cpu and mem start.
+func (s *Server) join() (*fanout.Sub[event], modules) {
+	sub := s.events.Subscribe(fanout.SubOptions[event]{Buffer: maxQueue, Overflow: fanout.Coalesce, Key: eventKey})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.push.readers++
+	s.push.on = true
+	s.startLocked(s.push.modules | defaultModules)
+	return sub, s.push.modules
+}
+
+func (s *Server) leave(sub *fanout.Sub[event]) {
+	sub.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.push.readers--
+	s.changeLocked()
+}
+
+func (s *Server) startLocked(set modules) {
+	s.push.running, s.push.modules = true, set
+	s.changeLocked()
+}
+
+// setBurst adds a burst of a fast cadence, for everybody.
+func (s *Server) setBurst(every, ttl time.Duration) error {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.push.plan(0, now) // forgets those that are over
+	if len(s.push.bursts) >= maxBursts {
+		return errRate("8 bursts are running: wait for one to end")
+	}
+	s.push.bursts = append(s.push.bursts, burst{every, now.Add(ttl)})
+	s.changeLocked()
+	return nil
+}
+
+// setIntervals applies set_config; zeros change nothing.
+func (s *Server) setIntervals(base time.Duration, every intervals) (time.Duration, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if base > 0 {
+		if err := s.sampler.SetInterval(base); err != nil {
+			return 0, errInternal(err.Error())
+		}
+	}
+	for m, d := range every {
+		if d > 0 {
+			s.push.every[m] = d
+		}
+	}
+	s.changeLocked()
+	return s.sampler.Interval(), nil
+}
+
+// Sampling tells what is sampled for this socket now.
+func (s *Server) Sampling() Sampling {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Sampling{s.push.running, s.sampler.Interval().Milliseconds(), s.push.modules.names()}
+}
