@@ -9,7 +9,7 @@ BUILT_AT    ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 LDFLAGS     := -s -w -buildid= -X main.version=$(VERSION) -X main.builtAt=$(BUILT_AT)
 BUILD       := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 BOARD_TAG   := agentctl_omit_relay
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@2026.2.2
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # The race detector needs a C compiler; without one the tests run without it.
 CC_FOUND    := $(shell command -v gcc || command -v cc || command -v clang)
 RACE        := $(if $(CC_FOUND),-race,)

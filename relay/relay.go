@@ -34,16 +34,16 @@ import (
 // Options configure a relay.
 type Options struct {
 	StateDir      string
-	Listen        string   // HOST:PORT; default 127.0.0.1:8460
-	MetricsListen string   // HOST:PORT of /metrics; "" serves none
-	TLSCert       string   // PEM files; both or none. Read again when they change
-	TLSKey        string   //
-	Public        string   // URL that clients use, when it is not the listener's
-	Audience      string   // see auth.Options
-	AllowOrigin   []string // origins of browsers that may call; none by default
-	Insecure      bool     // plain HTTP beyond loopback, behind a TLS proxy
-	Anonymous     bool     // loopback only: no token needed
-	Plugins       []kernel.Plugin
+	Listen        string                               // HOST:PORT; default 127.0.0.1:8460
+	MetricsListen string                               // HOST:PORT of /metrics; "" serves none
+	TLSCert       string                               // PEM files; both or none. Read again when they change
+	TLSKey        string                               //
+	Public        string                               // URL that clients use, when it is not the listener's
+	Audience      string                               // see auth.Options
+	AllowOrigin   []string                             // origins of browsers that may call; none by default
+	Insecure      bool                                 // plain HTTP beyond loopback, behind a TLS proxy
+	Anonymous     bool                                 // loopback only: no token needed
+	Plugins       []func(*kernel.Kernel) kernel.Plugin // loaded at the start
 	// StreamQuota is the number of streams of one tenant above which a counter grows;
 	// with EnforceQuota further ones are closed with 4429. 0: no quota.
 	StreamQuota    int
@@ -178,8 +178,8 @@ func (r *Relay) join() {
 }
 
 func (r *Relay) loadPlugins() error {
-	for _, p := range r.opt.Plugins {
-		if err := r.kernel.Load(p, false); err != nil {
+	for _, make := range r.opt.Plugins {
+		if err := r.kernel.Load(make(r.kernel), false); err != nil {
 			return err
 		}
 	}

@@ -53,7 +53,7 @@ until Ctrl-C. It keeps its state in a temporary directory and removes it at the 
 			defer cancel()
 			d := &demo{out: cmd.OutOrStdout(), asJSON: out.format != "", chosen: cmd.Flags().Changed("listen")}
 			err := d.run(ctx, listen)
-			if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
+			if ctx.Err() != nil {
 				return nil // Ctrl-C, or --for
 			}
 			return err
@@ -89,9 +89,9 @@ func (d *demo) run(ctx context.Context, listen string) (err error) {
 	if err := d.open(listen); err != nil {
 		return exit(exitFailure, "%w", err)
 	}
-	// The relay ends last, so that the boards and the stream end properly.
+	// The stream ends first, then the boards, then the relay: each in order.
 	relayCtx, stopRelay := context.WithCancel(context.WithoutCancel(ctx))
-	boardCtx, stopBoards := context.WithCancel(ctx)
+	boardCtx, stopBoards := context.WithCancel(context.WithoutCancel(ctx))
 	var relayDone, boards sync.WaitGroup
 	relayErr := make(chan error, 1)
 	relayDone.Go(func() { relayErr <- d.relay.Run(relayCtx) })
@@ -157,7 +157,10 @@ func (d *demo) startBoards(ctx context.Context, wg *sync.WaitGroup) error {
 			o.Name, o.Source = "mock-"+strconv.Itoa(i), prober.NewMockSource(uint64(i))
 		}
 		d.nodes = append(d.nodes, demoNode{NodeID: m.NodeID, Name: o.Name})
-		dev := newDevice(o, time.Time{})
+		dev, err := newDevice(o, time.Time{})
+		if err != nil {
+			return err
+		}
 		if i == 0 {
 			if err := d.serveSocket(ctx, wg, dev); err != nil {
 				return err
@@ -263,22 +266,25 @@ Paste into an MCP client (while this demo runs):
 
 The metric stream with curl:
 
-  curl -N -X POST %[1]s/mcp/tools/call -H 'Authorization: Bearer %[2]s' \
+  curl -N -X POST %[1]s/mcp/tools/call -H "Authorization: Bearer $(cat %[5]s)" \
     -H 'Content-Type: application/json' -H 'Accept: text/event-stream' \
     -d '{"tool":"%[3]s","arguments":{"interval_ms":1000}}'
 
-In another terminal:  agentctl status --socket %[4]s
+In another terminal:
+
+  agentctl status --socket %[4]s
+  agentctl ls --relay %[1]s --token-file %[5]s
 
 Live from this machine, once a second (Ctrl-C ends the demo):
 
-  %-12s %7s %20s %7s  %s
-`, d.relay.URL(), d.token, stream, d.socket, "TIME", "CPU", "MEMORY", "DISK", "LOAD")
+`, d.relay.URL(), d.token, stream, d.socket, filepath.Join(d.dir, "agent.token"))
+	fmt.Fprintf(w, "  %-10s %7s %21s %7s  %s\n", "TIME", "CPU", "MEMORY", "DISK", "LOAD")
 	return rc.frames(ctx, stream, json.RawMessage(`{"interval_ms":1000}`), func(data []byte) error {
 		var f frame
 		if err := json.Unmarshal(data, &f); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(w, "  %-12s %5.1f %% %8s of %8s %5.1f %%  %.2f %.2f %.2f\n", time.UnixMilli(f.TSMS).Format("15:04:05"),
+		_, err := fmt.Fprintf(w, "  %-10s %5.1f %% %9s of %8s %5.1f %%  %.2f %.2f %.2f\n", time.UnixMilli(f.TSMS).Format("15:04:05"),
 			f.CPUPct, bytesText(f.MemBytes), bytesText(f.MemTotalBytes), f.DiskPct, f.Load1, f.Load5, f.Load15)
 		return err
 	})

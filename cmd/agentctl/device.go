@@ -9,7 +9,6 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/handlers"
-	"agentctl/manifest"
 	"agentctl/prober"
 	"agentctl/transport/clock"
 	"agentctl/transport/link"
@@ -37,7 +36,7 @@ type device struct {
 }
 
 // newDevice builds a device; floor is the moment that has surely passed.
-func newDevice(o deviceOptions, floor time.Time) *device {
+func newDevice(o deviceOptions, floor time.Time) (*device, error) {
 	d := &device{clock: clock.New(floor)}
 	d.prober = prober.New(prober.Options{
 		Interval: o.Interval, Source: o.Source, Logger: o.Logger,
@@ -50,15 +49,16 @@ func newDevice(o deviceOptions, floor time.Time) *device {
 		},
 	})
 	if o.Relay == "" {
-		return d
+		return d, nil
 	}
 	if o.TLS != nil { // a board that boots in 1970 still has to check certificates
 		o.TLS = o.TLS.Clone()
 		o.TLS.Time = d.clock.TLSTime
 	}
-	mux := handlers.NewMux(d.clock.NowMS)
-	mux.Handle(manifest.Echo(), handlers.Echo(d.clock.NowMS))
-	mux.Handle(manifest.Metrics(), handlers.Metrics(d.prober))
+	mux, err := handlers.New(handlers.Options{}, handlers.NewEcho(d.clock.NowMS), handlers.NewMetrics(d.prober, d.clock.NowMS))
+	if err != nil {
+		return nil, err
+	}
 	d.client = link.NewClient(link.ClientOptions{
 		Dial: func(ctx context.Context) (link.Conn, error) {
 			if o.Dialing != nil {
@@ -74,7 +74,7 @@ func newDevice(o deviceOptions, floor time.Time) *device {
 		Token: o.Token, Version: version, InstanceID: o.InstanceID, Name: o.Name,
 		Handler: mux, Clock: d.clock, OnReady: o.OnReady, OnState: logState(o.Logger), Untrusted: link.UntrustedCertificate,
 	})
-	return d
+	return d, nil
 }
 
 // logState logs a link's changes once each, with what to do.

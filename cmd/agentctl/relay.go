@@ -95,12 +95,12 @@ front. Tokens come from 'agentctl token create'.`,
 	return c
 }
 
-func pluginsByName(names []string) ([]kernel.Plugin, error) {
-	var ps []kernel.Plugin
+func pluginsByName(names []string) ([]func(*kernel.Kernel) kernel.Plugin, error) {
+	var ps []func(*kernel.Kernel) kernel.Plugin
 	for _, n := range names {
 		switch n {
 		case "conformance":
-			ps = append(ps, conformance.New())
+			ps = append(ps, func(k *kernel.Kernel) kernel.Plugin { return conformance.New(k) })
 		default:
 			return nil, exit(exitUsage, "--plugin %s: the plugins are: conformance", n)
 		}

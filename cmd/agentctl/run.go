@@ -166,7 +166,7 @@ func (o *runOptions) open(id *enroll.Identity, log *zap.Logger) (*device, error)
 		}
 		do.TLS = tlsConfig
 	}
-	return newDevice(do, floor), nil
+	return newDevice(do, floor)
 }
 
 // clockFloor is the newest moment that has surely passed: the build's and the state
@@ -211,7 +211,7 @@ func (o *runOptions) runMock(ctx context.Context, log *zap.Logger) error {
 		if name == "" {
 			name = "mock"
 		}
-		d := newDevice(deviceOptions{
+		d, err := newDevice(deviceOptions{
 			Relay: o.relay, TLS: tlsConfig, Dialing: dialing, Logger: mockLogger(log, o.mock),
 			Token: func() (string, error) { return token, nil },
 			Name:  name + "-" + strconv.Itoa(i+1), InstanceID: mockInstance(token),
@@ -225,6 +225,11 @@ func (o *runOptions) runMock(ctx context.Context, log *zap.Logger) error {
 				})
 			},
 		}, time.Time{})
+		if err != nil {
+			cancel()
+			wg.Wait()
+			return exit(exitFailure, "%w", err)
+		}
 		wg.Go(func() { _ = d.run(ctx) })
 	}
 	wg.Wait()

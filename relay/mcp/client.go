@@ -44,7 +44,11 @@ func (c *client) ProgressToken() any {
 // Capabilities implements kernel.Session.
 func (c *client) Capabilities() json.RawMessage {
 	if c.x.modern {
-		data, err := json.Marshal(c.req.GetParams().GetMeta()[sdk.MetaKeyClientCapabilities])
+		caps, ok := c.req.GetParams().GetMeta()[sdk.MetaKeyClientCapabilities]
+		if !ok {
+			return nil
+		}
+		data, err := json.Marshal(caps)
 		if err != nil {
 			return nil
 		}

@@ -36,6 +36,7 @@ type tenant struct {
 	sessions  map[*session]struct{}
 	listeners map[*listener]struct{}
 	flat      map[string]string // names of plugin tools by their flat spelling; nil: unknown
+	flatAge   uint64            // counts the changes of the list of tools
 }
 
 // listener is one open subscriptions/listen stream.

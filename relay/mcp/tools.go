@@ -110,7 +110,7 @@ func (t *tenant) resolve(c *kernel.Caller, name string) (string, *kernel.Tool) {
 // asked of the kernel each time.
 func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 	t.mu.Lock()
-	m := t.flat
+	m, age := t.flat, t.flatAge
 	t.mu.Unlock()
 	if m != nil {
 		return m
@@ -128,7 +128,9 @@ func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 		}
 	}
 	t.mu.Lock()
-	t.flat = m
+	if t.flatAge == age { // else the list has changed meanwhile
+		t.flat = m
+	}
 	t.mu.Unlock()
 	return m
 }
@@ -136,6 +138,7 @@ func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 func (t *tenant) forgetNames() {
 	t.mu.Lock()
 	t.flat = nil
+	t.flatAge++
 	t.mu.Unlock()
 }
 

@@ -1,0 +1,210 @@
+package mcp
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/conformance"
+)
+
+// listening is a client that hears of changes, in the way of its era.
+type listening struct {
+	cs                        *sdk.ClientSession
+	tools, resources, prompts chan struct{}
+	updated                   chan string
+}
+
+func (e *env) listen(version string) *listening {
+	l := &listening{tools: make(chan struct{}, 64), resources: make(chan struct{}, 64), prompts: make(chan struct{}, 64), updated: make(chan string, 64)}
+	l.cs = e.client("", version, &sdk.ClientOptions{
+		ToolListChangedHandler:     func(context.Context, *sdk.ToolListChangedRequest) { l.tools <- struct{}{} },
+		ResourceListChangedHandler: func(context.Context, *sdk.ResourceListChangedRequest) { l.resources <- struct{}{} },
+		PromptListChangedHandler:   func(context.Context, *sdk.PromptListChangedRequest) { l.prompts <- struct{}{} },
+		ResourceUpdatedHandler:     func(_ context.Context, r *sdk.ResourceUpdatedNotificationRequest) { l.updated <- r.Params.URI },
+	})
+	return l
+}
+
+func TestNotifications(t *testing.T) {
+	eras(t, func(t *testing.T, version string) {
+		e := newEnv(t, Options{})
+		b := newBoard("default", nodeA)
+		e.load(b)
+		fix := conformance.New(e.kernel)
+		e.load(fix)
+		l := e.listen(version)
+		uri := b.m.Resources[0].URI
+		if err := l.cs.Subscribe(t.Context(), &sdk.SubscribeParams{URI: uri}); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "listeners", func() bool { return e.listeners("default") > 0 })
+		until(t, "watch", func() bool {
+			select {
+			case b.changed <- struct{}{}: // taken only by a watch
+			default:
+			}
+			return len(l.updated) > 0
+		})
+		if got := wait(t, "update", l.updated); got != uri {
+			t.Errorf("updated %q, want %q", got, uri)
+		}
+
+		e.load(newBoard("other", nodeB)) // not this tenant's business
+		e.load(newBoard("default", "01j8zz3f0v4q7k2m9x5c1b6ada"))
+		wait(t, "tools/list_changed", l.tools)
+		wait(t, "resources/list_changed", l.resources)
+		e.kernel.Changed("", kernel.Change{Prompts: true})
+		wait(t, "prompts/list_changed", l.prompts)
+
+		if err := l.cs.Unsubscribe(t.Context(), &sdk.UnsubscribeParams{URI: uri}); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "release of the watch", func() bool {
+			for len(b.changed) > 0 {
+				<-b.changed
+			}
+			b.changed <- struct{}{}
+			time.Sleep(5 * time.Millisecond)
+			return len(b.changed) == 1 // nobody took it
+		})
+	})
+}
+
+// listeners counts who could be told of a change in a tenant.
+func (e *env) listeners(tenant string) int {
+	e.h.mu.RLock()
+	t := e.h.tenants[tenant]
+	e.h.mu.RUnlock()
+	if t == nil {
+		return 0
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := len(t.listeners)
+	for s := range t.sessions {
+		n += int(s.listening.Load())
+	}
+	return n
+}
+
+// TestNotifyRate lets devices come and go all the time: clients hear of it once a second,
+// no more often and no more seldom.
+func TestNotifyRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		h := New(Options{Kernel: k})
+		var sent, updated atomic.Int64
+		h.send = func(_ context.Context, method string, _ sdk.Request) (sdk.Result, error) {
+			switch method {
+			case "notifications/tools/list_changed":
+				sent.Add(1)
+			case "notifications/resources/updated":
+				updated.Add(1)
+			}
+			return nil, nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		h.ctx = ctx
+		ten, e := h.enter("default")
+		if e != nil {
+			t.Fatal(e)
+		}
+		s := &session{watches: map[string]func(){"u:1": func() {}}}
+		s.listening.Add(1)
+		ten.mu.Lock()
+		ten.sessions[s] = struct{}{}
+		ten.mu.Unlock()
+		b := newBoard("default", nodeA)
+		for range 200 { // 10 s of churn
+			if err := k.Load(b, true); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(25 * time.Millisecond)
+			k.Unload(b)
+			k.Changed("default", kernel.Change{Updated: []string{"u:1", "u:2"}})
+			time.Sleep(25 * time.Millisecond)
+		}
+		synctest.Wait()
+		if n := sent.Load(); n < 10 || n > 11 {
+			t.Errorf("%d notifications of tools in 10 s of churn, want 10 or 11", n)
+		}
+		if n := updated.Load(); n < 10 || n > 11 {
+			t.Errorf("%d updates of a resource in 10 s, want 10 or 11", n)
+		}
+		time.Sleep(3 * time.Second)
+		quiet := sent.Load()
+		_ = k.Load(b, true)
+		synctest.Wait()
+		if sent.Load() != quiet+1 {
+			t.Error("a change after a quiet time did not go out at once")
+		}
+		cancel()
+		h.wg.Wait()
+	})
+}
+
+// TestListenFilter: a listen stream is told what it asked for and may see, no more.
+func TestListenFilter(t *testing.T) {
+	e := newEnv(t, Options{})
+	b := newBoard("default", nodeA)
+	e.load(b)
+	e.load(newBoard("other", nodeB))
+	uri := b.m.Resources[0].URI
+	c := dial(t, e.srv.Listener.Addr().String())
+	body := `{"jsonrpc":"2.0","id":"sub-1","method":"subscriptions/listen","params":{` + modernMeta + `,"notifications":{"toolsListChanged":true,"promptsListChanged":true,
+		"resourceSubscriptions":["` + uri + `","` + uri + `","mcp://devices/` + nodeB + `/metrics.json","file:///etc/passwd"]}}}`
+	events := c.stream("Mcp-Protocol-Version: 2026-07-28\r\nMcp-Method: subscriptions/listen\r\n", body)
+	ack := wait(t, "acknowledgement", events)
+	params := ack["params"].(map[string]any)
+	n := params["notifications"].(map[string]any)
+	if subs := n["resourceSubscriptions"].([]any); ack["method"] != "notifications/subscriptions/acknowledged" || n["toolsListChanged"] != true ||
+		n["promptsListChanged"] != nil || len(subs) != 1 || subs[0] != uri {
+		t.Fatalf("acknowledged %v", ack)
+	}
+	if id := params["_meta"].(map[string]any)["io.modelcontextprotocol/subscriptionId"]; id != "sub-1" {
+		t.Errorf("subscription id %v, want sub-1", id)
+	}
+	e.kernel.Changed("default", kernel.Change{Resources: true, Prompts: true}) // not asked for
+	b.changed <- struct{}{}
+	got := wait(t, "update", events)
+	if got["method"] != "notifications/resources/updated" || got["params"].(map[string]any)["_meta"].(map[string]any)["io.modelcontextprotocol/subscriptionId"] != "sub-1" {
+		t.Errorf("got %v, want the update with its subscription", got)
+	}
+	if s := e.h.Stats(); s.Streams != 1 {
+		t.Errorf("stats %+v, want one stream", s)
+	}
+	_ = c.c.Close()
+	until(t, "end of the stream", func() bool { return e.h.Stats().Streams == 0 && e.listeners("default") == 0 })
+}
+
+func TestWatchBounds(t *testing.T) {
+	e := newEnv(t, Options{})
+	b := newBoard("default", nodeA)
+	for i := range maxWatchedURI + 1 {
+		r := *b.m.Resources[0]
+		r.URI += "?" + string(rune('0'+i))
+		b.m.Resources = append(b.m.Resources, &r)
+	}
+	r := *b.m.Resources[0]
+	r.URI, r.Watchable = "mcp://still", false
+	b.m.Resources = append(b.m.Resources, &r)
+	e.load(b)
+	cs := e.client("", legacyEra, nil)
+	for i, r := range b.m.Resources[:maxWatchedURI+1] {
+		err := cs.Subscribe(t.Context(), &sdk.SubscribeParams{URI: r.URI})
+		if (err == nil) != (i < maxWatchedURI) {
+			t.Fatalf("subscription %d: %v", i, err)
+		}
+	}
+	for _, uri := range []string{"mcp://still", "mcp://none", ""} {
+		if err := cs.Subscribe(t.Context(), &sdk.SubscribeParams{URI: uri}); err == nil {
+			t.Errorf("subscribed to %q", uri)
+		}
+	}
+}

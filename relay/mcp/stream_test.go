@@ -1,0 +1,262 @@
+package mcp
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+const streamA = "sys." + nodeA + ".metrics.subscribe"
+
+type outcome struct {
+	res *sdk.CallToolResult
+	err error
+}
+
+// subscribe calls the stream tool; progress is told on the channel.
+func subscribe(ctx context.Context, cs *sdk.ClientSession, meta sdk.Meta) <-chan outcome {
+	done := make(chan outcome, 1)
+	go func() {
+		res, err := cs.CallTool(ctx, &sdk.CallToolParams{Name: streamA, Meta: meta})
+		done <- outcome{res, err}
+	}()
+	return done
+}
+
+func progressClient(e *env, token, version string) (*sdk.ClientSession, <-chan *sdk.ProgressNotificationParams) {
+	c := make(chan *sdk.ProgressNotificationParams, 64)
+	return e.client(token, version, &sdk.ClientOptions{
+		ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) { c <- r.Params },
+	}), c
+}
+
+func frame(i int) string { return fmt.Sprintf(`{"seq":%d}`, i) }
+
+func TestStream(t *testing.T) {
+	eras(t, func(t *testing.T, version string) {
+		e := newEnv(t, Options{})
+		b := newBoard("default", nodeA)
+		e.load(b)
+		cs, progress := progressClient(e, "", version)
+
+		done := subscribe(t.Context(), cs, sdk.Meta{"progressToken": "p1", metaFrames: 3, metaTime: 999_999})
+		f := wait(t, "stream", b.streams)
+		for i := range 3 {
+			f.send(frame(i))
+			p := wait(t, "progress", progress)
+			if p.ProgressToken != "p1" || p.Progress != float64(i+1) || p.Total != 3 || p.Message != frame(i) {
+				t.Errorf("progress %+v", p)
+			}
+		}
+		o := wait(t, "result", done)
+		if o.err != nil || o.res.IsError || fmt.Sprint(o.res.StructuredContent) != "map[seq:2]" {
+			t.Fatalf("result %+v %v, want the last frame", o.res, o.err)
+		}
+		wait(t, "close of the stream", f.closed)
+
+		// Without a token: the same bound, no progress.
+		done = subscribe(t.Context(), cs, nil)
+		f = wait(t, "stream", b.streams)
+		for i := range maxFrames + 5 {
+			f.send(frame(i))
+		}
+		o = wait(t, "result", done)
+		if o.err != nil || fmt.Sprint(o.res.StructuredContent) != fmt.Sprintf("map[seq:%d]", maxFrames-1) {
+			t.Fatalf("result %+v %v, want frame %d", o.res, o.err, maxFrames-1)
+		}
+		if len(progress) != 0 {
+			t.Errorf("progress without a token: %+v", <-progress)
+		}
+
+		// The time runs out after one frame.
+		done = subscribe(t.Context(), cs, sdk.Meta{metaTime: 50})
+		wait(t, "stream", b.streams).send(frame(7))
+		if o = wait(t, "result", done); o.err != nil || fmt.Sprint(o.res.StructuredContent) != "map[seq:7]" {
+			t.Fatalf("result %+v %v, want the only frame", o.res, o.err)
+		}
+
+		// And before any.
+		done = subscribe(t.Context(), cs, sdk.Meta{metaTime: 20})
+		if o = wait(t, "result", done); o.err != nil || errorOf(t, o.res)["code"] != string(manifest.DeadlineExceeded) {
+			t.Fatalf("result %+v %v, want E_DEADLINE_EXCEEDED", o.res, o.err)
+		}
+		reasons := ""
+		for _, r := range e.records() {
+			if r.Decision == kernel.Closed {
+				reasons += r.Reason + " "
+				if r.Tool != streamA || r.NodeID != nodeA {
+					t.Errorf("audit %+v", r)
+				}
+			}
+		}
+		if reasons != "frames frames time no_frame " {
+			t.Errorf("audited ends: %q", reasons)
+		}
+	})
+}
+
+func TestStreamEnds(t *testing.T) {
+	eras(t, func(t *testing.T, version string) {
+		e := newEnv(t, Options{})
+		b := newBoard("default", nodeA)
+		e.load(b)
+		cs, progress := progressClient(e, "default/me", version)
+		tests := []struct {
+			name   string
+			frames int
+			end    func(*frames)
+			code   manifest.Code // empty: the last frame
+		}{
+			{"away before any frame", 0, func(f *frames) { f.end(errTest) }, manifest.NodeOffline},
+			{"away after a frame", 1, func(f *frames) { f.end(errTest) }, manifest.NodeOffline},
+			{"ended by the device", 1, func(f *frames) { f.end(manifest.E(manifest.Internal, "bad frame")) }, manifest.Internal},
+			{"complete", 2, func(f *frames) { f.end(io.EOF) }, ""},
+			{"complete and empty", 0, func(f *frames) { f.end(io.EOF) }, manifest.NodeOffline},
+			{"token ended", 1, func(*frames) { e.revoke("default/me") }, manifest.SafetyDenied},
+		}
+		for _, tt := range tests {
+			t.Run(tt.name, func(t *testing.T) {
+				done := subscribe(t.Context(), cs, sdk.Meta{"progressToken": "x"})
+				f := wait(t, "stream", b.streams)
+				for i := range tt.frames {
+					f.send(frame(i))
+					wait(t, "progress", progress)
+				}
+				tt.end(f)
+				o := wait(t, "result", done)
+				if o.err != nil {
+					t.Fatal(o.err)
+				}
+				if tt.code == "" {
+					if o.res.IsError || fmt.Sprint(o.res.StructuredContent) != fmt.Sprintf("map[seq:%d]", tt.frames-1) {
+						t.Errorf("got %+v, want the last frame", o.res)
+					}
+				} else if got := errorOf(t, o.res)["code"]; got != string(tt.code) {
+					t.Errorf("got %v, want %v", got, tt.code)
+				}
+				wait(t, "close of the stream", f.closed)
+			})
+		}
+	})
+}
+
+// TestStreamCancel: when the client gives up, in whatever way, the device's stream is
+// closed at once.
+func TestStreamCancel(t *testing.T) {
+	eras(t, func(t *testing.T, version string) {
+		e := newEnv(t, Options{})
+		b := newBoard("default", nodeA)
+		e.load(b)
+		cs, _ := progressClient(e, "", version)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := subscribe(ctx, cs, nil)
+		f := wait(t, "stream", b.streams)
+		cancel()
+		wait(t, "close of the stream", f.closed)
+		if o := wait(t, "result", done); !errors.Is(o.err, context.Canceled) {
+			t.Errorf("got %+v %v, want cancelled", o.res, o.err)
+		}
+		until(t, "audit of the end", func() bool {
+			for _, r := range e.records() {
+				if r.Reason == "cancelled" && r.Decision == kernel.Closed {
+					return true
+				}
+			}
+			return false
+		})
+	})
+}
+
+func TestStreamDisconnect(t *testing.T) {
+	for _, version := range []string{legacyEra, modernEra} {
+		t.Run(version, func(t *testing.T) {
+			e := newEnv(t, Options{})
+			b := newBoard("default", nodeA)
+			e.load(b)
+			meta := `"_meta":{"progressToken":1}`
+			head := map[string]string{"Mcp-Protocol-Version": version}
+			if version == modernEra {
+				meta = modernMeta[:len(modernMeta)-1] + `,"progressToken":1}`
+				head["Mcp-Method"], head["Mcp-Name"] = "tools/call", streamA
+			} else {
+				head["Mcp-Session-Id"] = e.initialize("")
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			req, err := http.NewRequestWithContext(ctx, "POST", e.url, strings.NewReader(
+				`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"`+streamA+`",`+meta+`}}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Content-Type", "application/json")
+			req.Header.Set("Accept", "application/json, text/event-stream")
+			for k, v := range head {
+				req.Header.Set(k, v)
+			}
+			got := make(chan string, 1)
+			go func() {
+				res, err := e.srv.Client().Do(req)
+				if err != nil {
+					got <- err.Error()
+					return
+				}
+				defer res.Body.Close()
+				sc := bufio.NewScanner(res.Body)
+				for sc.Scan() {
+					if d, ok := strings.CutPrefix(sc.Text(), "data: "); ok {
+						got <- d
+						break
+					}
+				}
+				<-ctx.Done()
+			}()
+			f := wait(t, "stream", b.streams)
+			f.send(frame(0))
+			if d := wait(t, "event", got); !strings.Contains(d, `"progressToken":1`) || !strings.Contains(d, `"message":"{\"seq\":0}"`) {
+				t.Errorf("event %s", d)
+			}
+			cancel()
+			wait(t, "close of the stream", f.closed)
+		})
+	}
+}
+
+func TestStreamLimits(t *testing.T) {
+	tests := []struct {
+		name string
+		meta sdk.Meta
+		want limits
+		ok   bool
+	}{
+		{"none", nil, limits{20, time.Minute}, true},
+		{"lower", sdk.Meta{metaFrames: 5.0, metaTime: 1500.0}, limits{5, 1500 * time.Millisecond}, true},
+		{"above", sdk.Meta{metaFrames: 21.0, metaTime: 1e9}, limits{20, time.Minute}, true},
+		{"zero", sdk.Meta{metaFrames: 0.0}, limits{}, false},
+		{"fraction", sdk.Meta{metaTime: 1.5}, limits{}, false},
+		{"negative", sdk.Meta{metaTime: -1.0}, limits{}, false},
+		{"text", sdk.Meta{metaFrames: "3"}, limits{}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := limitsOf(tt.meta)
+			if (err == nil) != tt.ok || (tt.ok && got != tt.want) {
+				t.Errorf("got %v %v, want %v", got, err, tt.want)
+			}
+			var f *jsonrpc.Error
+			if !tt.ok && (!errors.As(err, &f) || f.Code != jsonrpc.CodeInvalidParams) {
+				t.Errorf("error %v, want invalid params", err)
+			}
+		})
+	}
+}
