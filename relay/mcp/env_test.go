@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -32,6 +33,9 @@ type env struct {
 	h      *Handler
 	srv    *httptest.Server
 	url    string
+
+	deaf bool // clients open no stream of their own
+	conn func(context.Context, net.Conn) context.Context
 
 	mu    sync.Mutex
 	audit []kernel.Record
@@ -71,9 +75,7 @@ func newEnv(t testing.TB, opt Options) *env {
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = e.kernel.Run(ctx) })
 	wg.Go(func() { _ = e.h.Run(ctx) })
-	e.srv = httptest.NewUnstartedServer(e.h)
-	e.srv.Start()
-	e.url = e.srv.URL + "/mcp"
+	e.serve()
 	t.Cleanup(func() {
 		cancel()
 		e.srv.CloseClientConnections()
@@ -88,6 +90,15 @@ func newEnv(t testing.TB, opt Options) *env {
 			return e
 		}
 	}
+}
+
+func (e *env) serve() {
+	e.srv = httptest.NewUnstartedServer(e.h)
+	if e.conn != nil {
+		e.srv.Config.ConnContext = e.conn
+	}
+	e.srv.Start()
+	e.url = e.srv.URL + "/mcp"
 }
 
 func (e *env) authenticate(r *http.Request) (*kernel.Caller, error) {
@@ -150,7 +161,7 @@ func (e *env) client(token, version string, opt *sdk.ClientOptions) *sdk.ClientS
 func (e *env) clientAt(url, token, version string, opt *sdk.ClientOptions) *sdk.ClientSession {
 	e.t.Helper()
 	c := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, opt)
-	tr := &sdk.StreamableClientTransport{Endpoint: url, MaxRetries: -1,
+	tr := &sdk.StreamableClientTransport{Endpoint: url, MaxRetries: -1, DisableStandaloneSSE: e.deaf,
 		HTTPClient: &http.Client{Transport: bearer{token, e.srv.Client().Transport}}}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -174,7 +185,7 @@ func eras(t *testing.T, f func(t *testing.T, version string)) {
 	}
 }
 
-// do sends one raw request.
+// do sends one raw request and reads its answer.
 func (e *env) do(method string, header map[string]string, body string) *http.Response {
 	e.t.Helper()
 	req, err := http.NewRequest(method, e.url, strings.NewReader(body))
@@ -201,7 +212,12 @@ func (e *env) do(method string, header map[string]string, body string) *http.Res
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	e.t.Cleanup(func() { _ = res.Body.Close() })
+	got, err := io.ReadAll(res.Body)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	_ = res.Body.Close()
+	res.Body = io.NopCloser(bytes.NewReader(got))
 	return res
 }
 

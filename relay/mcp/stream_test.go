@@ -112,6 +112,7 @@ func TestStreamEnds(t *testing.T) {
 		e := newEnv(t, Options{})
 		b := newBoard("default", nodeA)
 		e.load(b)
+		e.deaf = true // or the end of the token would end the client's stream, and so the client
 		cs, progress := progressClient(e, "default/me", version)
 		tests := []struct {
 			name   string
