@@ -73,7 +73,9 @@ func (p *Pipeline[Req, Res]) Swap(stages ...Stage[Req, Res]) error {
 		c.names = append(c.names, s.Name)
 	}
 	for i := len(stages) - 1; i >= 0; i-- {
-		c.handle = stages[i].Wrap(c.handle)
+		if c.handle = stages[i].Wrap(c.handle); c.handle == nil {
+			return fmt.Errorf("pipeline: the Wrap of stage %q returns no handler", stages[i].Name)
+		}
 	}
 	p.list.Store(c)
 	return nil
