@@ -1,0 +1,230 @@
+//go:build linux
+
+package sse
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// large is a frame that a kernel does not take many of.
+func large(n int) []byte {
+	b, err := AppendEvent(nil, "metric", fmt.Appendf(nil, `{"n":%d,"pad":"%s"}`, n, strings.Repeat("x", 20_000)))
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// stuff fills every buffer between a stream and its client with whole frames, up to
+// the one that is refused, and returns how many went in.
+func stuff(t *testing.T, w *Writer) int {
+	t.Helper()
+	w.raw.patience = time.Millisecond
+	shrinkSendBuffer(t, w.raw)
+	for n := 0; n < 60; n++ {
+		switch err := w.Frame(large(n + 1)); {
+		case errors.Is(err, ErrBackpressure):
+			if len(w.raw.rest) == 0 || len(w.raw.rest) > maxRest {
+				t.Errorf("%d bytes rest, want some and at most %d", len(w.raw.rest), maxRest)
+			}
+			return n
+		case err != nil:
+			t.Fatal(err)
+		}
+	}
+	t.Fatal("60 frames of 20 kB went into small buffers")
+	return 0
+}
+
+// A frame the kernel takes only in part is never torn: its rest goes first when
+// there is room again, also through TLS, also when the stream closes.
+func TestPartialFrame(t *testing.T) {
+	bothWays(t, func(t *testing.T, secure bool) {
+		s := serve(t, secure, Options{}, nil)
+		t.Run("then close", func(t *testing.T) {
+			c, w := s.open(4096)
+			n := stuff(t, w)
+			if err := w.Ping(); err != nil || s.streams.Stats().Pings != 0 {
+				t.Errorf("ping to a full connection: %v, %d written", err, s.streams.Stats().Pings)
+			}
+			read := make(chan struct{})
+			go func() {
+				defer close(read)
+				got, err := c.events()
+				wantStream(t, got, err, n, Backpressure)
+			}()
+			w.Close(Backpressure)
+			<-read
+		})
+		t.Run("then go on", func(t *testing.T) {
+			c, w := s.open(4096)
+			n := stuff(t, w)
+			read := make(chan struct{})
+			go func() {
+				defer close(read)
+				got, err := c.events()
+				wantStream(t, got, err, n+1, Normal)
+			}()
+			if !eventually(patient, func() bool { return w.Check() == nil && !w.resting }) {
+				t.Error("Check does not send the rest")
+			}
+			if err := w.Frame(large(n + 1)); err != nil {
+				t.Error(err)
+			}
+			w.Close(Normal)
+			<-read
+		})
+		t.Run("and nobody reads", func(t *testing.T) {
+			c, w := s.open(4096)
+			stuff(t, w)
+			start := time.Now()
+			w.Close(Backpressure)
+			if d := time.Since(start); d > 3*patience {
+				t.Errorf("Close took %v", d)
+			}
+			got, err := c.events()
+			if len(got) == 0 || got[len(got)-1].Type != "metric" || errors.Is(err, io.EOF) {
+				t.Errorf("%d events, then %v: a torn stream must not look like a whole one", len(got), err)
+			}
+		})
+	})
+}
+
+func TestFrameDoesNotAllocate(t *testing.T) {
+	s := serve(t, false, Options{}, nil)
+	c, w := s.open(0)
+	go io.Copy(io.Discard, c)
+	frame := metric(1)
+	w.ledger.frames = make([]mark, 0, 64) // grows to this and stays
+	if n := testing.AllocsPerRun(30, func() {
+		if err := w.Frame(frame); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations a frame, want 0", n)
+	}
+}
+
+func TestListenerCounts(t *testing.T) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln := NewListener(tcp)
+	defer ln.Close()
+	c, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	accepted, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	conn := FromContext(ConnContext(context.Background(), tls.Server(accepted, &tls.Config{})))
+	if conn == nil || conn != accepted || FromContext(ConnContext(context.Background(), c)) != nil {
+		t.Fatalf("FromContext gives %v", conn)
+	}
+	if _, ok := conn.NetConn().(*net.TCPConn); !ok {
+		t.Errorf("NetConn is %T", conn.NetConn())
+	}
+	if _, err := conn.SyscallConn(); err != nil {
+		t.Error(err)
+	}
+	io.WriteString(conn, "12345")
+	if conn.Written() != 5 {
+		t.Errorf("written %d, want 5", conn.Written())
+	}
+	if !eventually(patient, func() bool { n, err := conn.Unacked(); return n == 0 && err == nil }) {
+		t.Error("5 bytes are not acknowledged")
+	}
+	// What is read by nobody fills the client's window and then stays.
+	conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	if n, err := conn.Write(make([]byte, 64<<20)); err == nil || conn.Written() != int64(n)+5 {
+		t.Errorf("wrote %d, %v; written %d", n, err, conn.Written())
+	}
+	if n, err := conn.Unacked(); n == 0 || err != nil {
+		t.Errorf("unacked %d, %v", n, err)
+	}
+	a, b := net.Pipe()
+	defer a.Close()
+	defer b.Close()
+	if _, err := (&Conn{Conn: a}).Unacked(); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("a pipe: %v", err)
+	}
+}
+
+// noHijack is a ResponseWriter that cannot give its connection away, as HTTP/2's.
+type noHijack struct{ http.ResponseWriter }
+
+func TestOpenRefused(t *testing.T) {
+	var s Streams
+	r := httptest.NewRequest("POST", "/", nil)
+	r2 := r.Clone(context.Background())
+	r2.Proto, r2.ProtoMajor, r2.ProtoMinor = "HTTP/2.0", 2, 0
+	tests := []struct {
+		name string
+		r    *http.Request
+		o    Options
+		want error
+	}{
+		{"no connection", r, Options{}, http.ErrNotSupported},
+		{"HTTP/2", r2, Options{}, errors.ErrUnsupported},
+		{"torn ping", r, Options{PingEvent: []byte("event: x\n")}, ErrFrame},
+	}
+	for _, tt := range tests {
+		rec := httptest.NewRecorder()
+		if _, err := s.Open(noHijack{rec}, tt.r, tt.o); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
+		}
+		if rec.Body.Len() > 0 || len(rec.Header()) > 0 {
+			t.Errorf("%s: something was answered", tt.name)
+		}
+	}
+	if st := s.Stats(); st.Open != 0 || st.Opened != 0 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
+// TLS that does not stand on a Listener cannot be counted: that is a mistake of the
+// server's author, said at the first stream.
+func TestTLSWithoutListener(t *testing.T) {
+	var s Streams
+	failed := make(chan error, 1)
+	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, err := s.Open(w, r, Options{})
+		failed <- err
+	}))
+	defer srv.Close()
+	if _, err := srv.Client().Get(srv.URL); err == nil {
+		t.Error("got an answer")
+	}
+	if err := <-failed; err == nil || !strings.Contains(err.Error(), "sse.NewListener") {
+		t.Errorf("got %v", err)
+	}
+	if st := s.Stats(); st.Open != 0 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
+func TestHeadCannotBeSplit(t *testing.T) {
+	head := appendHead(nil, http.Header{"X-A": {"1\r\nX-B: 2"}, "Content-Length": {"5"}, "Transfer-Encoding": {"chunked"}, "Connection": {"keep-alive"}})
+	if bytes.Contains(head, []byte("\nX-B")) || bytes.Contains(head, []byte("chunked")) || bytes.Contains(head, []byte("Content-Length")) || bytes.Contains(head, []byte("keep-alive")) {
+		t.Errorf("head is %q", head)
+	}
+	if !bytes.HasSuffix(head, []byte("\r\n\r\n")) || bytes.Count(head, []byte("\r\n\r\n")) != 1 {
+		t.Errorf("head is %q", head)
+	}
+}

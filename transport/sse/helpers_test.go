@@ -1,0 +1,110 @@
+package sse
+
+import (
+	"agentctl/transport/fanout"
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// patient is how long a test waits for something that must happen.
+const patient = 10 * time.Second
+
+var testCert = sync.OnceValue(func() tls.Certificate {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), DNSNames: []string{"relay.test"},
+		NotBefore: time.Unix(0, 0), NotAfter: time.Unix(1<<33, 0),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		panic(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		panic(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
+})
+
+func clientTLS() *tls.Config {
+	roots := x509.NewCertPool()
+	roots.AddCert(testCert().Leaf)
+	return &tls.Config{RootCAs: roots, ServerName: "relay.test"}
+}
+
+// eventually polls what a kernel does in its own time.
+func eventually(within time.Duration, ok func() bool) bool {
+	for end := time.Now().Add(within); time.Now().Before(end); {
+		if ok() {
+			return true
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return ok()
+}
+
+func metric(n int) []byte {
+	b, err := AppendEvent(nil, "metric", fmt.Appendf(nil, `{"n":%d,"pad":"%s"}`, n, strings.Repeat("x", 200)))
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// wantStream checks n metric frames in order and the close event as the last.
+func wantStream(t *testing.T, got []Event, err error, n int, c Code) {
+	t.Helper()
+	if !errors.Is(err, io.EOF) {
+		t.Errorf("stream ended with %v, want EOF", err)
+	}
+	metrics := 0
+	for i, ev := range got {
+		switch ev.Type {
+		case "metric":
+			if metrics++; !bytes.HasPrefix(ev.Data, fmt.Appendf(nil, `{"n":%d,`, metrics)) {
+				t.Fatalf("event %d is %.20q, want metric %d", i, ev.Data, metrics)
+			}
+		case "ping":
+		case "close":
+			if i != len(got)-1 {
+				t.Errorf("close is event %d of %d", i+1, len(got))
+			}
+		default:
+			t.Errorf("event type %q", ev.Type)
+		}
+	}
+	if metrics != n {
+		t.Errorf("%d metric events, want %d", metrics, n)
+	}
+	want := fmt.Sprintf(`{"code":%d,"reason":"%s"}`, c, c.Reason())
+	if len(got) == 0 || got[len(got)-1].Type != "close" || string(got[len(got)-1].Data) != want {
+		t.Errorf("last event of %d is not close %s", len(got), want)
+	}
+}
+
+// bothWays runs a test plain and with TLS.
+func bothWays(t *testing.T, f func(t *testing.T, secure bool)) {
+	t.Run("plain", func(t *testing.T) { f(t, false) })
+	t.Run("tls", func(t *testing.T) { f(t, true) })
+}
+
+var _ Source[[]byte] = (*fanout.Sub[[]byte])(nil)
+
+func same(b []byte) []byte { return b }
+
+var errOffline = errors.New("device offline")

@@ -1,0 +1,47 @@
+package sse
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// quickack makes a kernel acknowledge at once (1) or as late as it may (0).
+func quickack(raw syscall.RawConn, on int) {
+	raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_QUICKACK, on) })
+}
+
+// shrinkSendBuffer makes a server's kernel buffer small, to fill it quickly.
+func shrinkSendBuffer(t *testing.T, c *Conn) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, 16<<10) })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kernelHas says that the server's socket to the client at addr still exists.
+func kernelHas(t *testing.T, addr net.Addr) bool {
+	t.Helper()
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	remote := fmt.Sprintf(" 0100007F:%04X ", addr.(*net.TCPAddr).Port)
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		if len(f) > 3 && strings.HasSuffix(" "+f[2]+" ", remote) && f[3] != "06" { // 06: TIME_WAIT
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,246 @@
+package sse
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Listener hands out connections that count what is written to them. It belongs
+// directly on the TCP listener, below TLS: only there do written bytes and
+// acknowledged bytes mean the same.
+type Listener struct{ net.Listener }
+
+// NewListener wraps ln.
+func NewListener(ln net.Listener) *Listener { return &Listener{ln} }
+
+// Accept waits for the next connection; it is a *Conn.
+func (l *Listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{Conn: c}, nil
+}
+
+type connKey struct{}
+
+// ConnContext is for http.Server.ConnContext: FromContext then finds the counted
+// connection in a request's context, also below a *tls.Conn.
+func ConnContext(ctx context.Context, c net.Conn) context.Context {
+	if raw := rawConn(c); raw != nil {
+		return context.WithValue(ctx, connKey{}, raw)
+	}
+	return ctx
+}
+
+// FromContext is the connection a request came in on, nil without ConnContext or
+// without a Listener.
+func FromContext(ctx context.Context) *Conn {
+	c, _ := ctx.Value(connKey{}).(*Conn)
+	return c
+}
+
+// rawConn is the counted connection at or below c, or nil.
+func rawConn(c net.Conn) *Conn {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	raw, _ := c.(*Conn)
+	return raw
+}
+
+// Conn is a connection that counts the bytes written to it.
+//
+// Once a Writer owns it, a write waits for a bounded time only: what the kernel
+// does not take is kept in rest and goes first next time. A TLS layer above so
+// never meets a write timeout, which would break it for good.
+type Conn struct {
+	net.Conn
+	written atomic.Int64
+	owned   bool // set once, before the Writer's first write
+
+	mu       sync.Mutex    // protects the fields below: TLS answers the peer from the reading goroutine
+	sock     *sock         // nil when the kernel cannot be asked
+	patience time.Duration // how long a write may wait
+	rest     []byte        // accepted, not yet taken by the kernel
+	err      error         // the first failure, for good
+}
+
+// own turns c over to one Writer.
+func (c *Conn) own(patience time.Duration) {
+	c.owned, c.patience, c.sock = true, patience, newSock(c.Conn)
+}
+
+// Written is the number of bytes accepted for writing so far.
+func (c *Conn) Written() int64 { return c.written.Load() }
+
+// Unacked asks the kernel how many written bytes the peer's TCP has not
+// acknowledged. The error is errors.ErrUnsupported where it cannot say.
+func (c *Conn) Unacked() (int, error) {
+	s := newSock(c.Conn)
+	if s == nil {
+		return 0, errors.ErrUnsupported
+	}
+	return s.unacked()
+}
+
+// NetConn is the connection below.
+func (c *Conn) NetConn() net.Conn { return c.Conn }
+
+// SyscallConn gives access to the descriptor, for socket options.
+func (c *Conn) SyscallConn() (syscall.RawConn, error) {
+	if sc, ok := c.Conn.(syscall.Conn); ok {
+		return sc.SyscallConn()
+	}
+	return nil, errors.ErrUnsupported
+}
+
+// CloseWrite sends FIN and leaves the reading side open, where c can do that.
+func (c *Conn) CloseWrite() error {
+	if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return cw.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// SetWriteDeadline does nothing once a Writer owns c: it sets its own, and
+// crypto/tls would leave an expired one behind.
+func (c *Conn) SetWriteDeadline(t time.Time) error {
+	if c.owned {
+		return nil
+	}
+	return c.Conn.SetWriteDeadline(t)
+}
+
+// Write counts, and in a Writer's hands never waits longer than its patience.
+func (c *Conn) Write(b []byte) (int, error) {
+	if !c.owned {
+		n, err := c.Conn.Write(b)
+		c.written.Add(int64(n))
+		return n, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return 0, c.err
+	}
+	n := 0
+	if len(c.rest) == 0 {
+		if n = c.putLocked(b, c.patience); c.err != nil {
+			return n, c.err
+		}
+	}
+	c.rest = append(c.rest, b[n:]...) // the Writer writes no more than its bound into rest
+	c.written.Add(int64(len(b)))
+	return len(b), nil
+}
+
+// flush tries to get rid of the rest within wait and returns how much stays.
+func (c *Conn) flush(wait time.Duration) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.rest) == 0 || c.err != nil {
+		return len(c.rest)
+	}
+	n := c.putLocked(c.rest, wait)
+	if c.rest = c.rest[:copy(c.rest, c.rest[n:])]; len(c.rest) == 0 {
+		c.rest = nil
+	}
+	return len(c.rest)
+}
+
+// resting says that something is left over.
+func (c *Conn) resting() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.rest) > 0
+}
+
+// shortest is the least time a connection without a descriptor is given to move:
+// with less it would refuse before it tried.
+const shortest = time.Millisecond
+
+// putLocked writes what the connection takes within wait and returns how much that was.
+func (c *Conn) putLocked(b []byte, wait time.Duration) int {
+	n := 0
+	if c.sock != nil {
+		if n, c.err = c.sock.write(b); n == len(b) || c.err != nil || wait <= 0 {
+			return n
+		}
+	}
+	c.Conn.SetWriteDeadline(time.Now().Add(max(wait, shortest)))
+	m, err := c.Conn.Write(b[n:])
+	c.Conn.SetWriteDeadline(time.Time{})
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		c.err = err
+	}
+	return n + m
+}
+
+// outstanding is how many written bytes the peer has not acknowledged.
+func (c *Conn) outstanding() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := len(c.rest)
+	if c.sock != nil {
+		if q, err := c.sock.unacked(); err == nil {
+			n += q
+		}
+	}
+	return n
+}
+
+// finish makes the writes to come wait for nothing, and waits itself up to wait for
+// the room they need, after last wrote them. What then still does not fit is dropped.
+func (c *Conn) finish(wait time.Duration, last func()) {
+	c.mu.Lock()
+	c.patience = 0
+	c.mu.Unlock()
+	last()
+	c.flush(wait)
+	c.mu.Lock()
+	c.rest = nil
+	c.mu.Unlock()
+}
+
+// leaveToKernel closes c; what the peer has not fetched goes on being delivered
+// for d at most.
+func (c *Conn) leaveToKernel(d time.Duration) {
+	if c.sock != nil {
+		c.sock.expire(max(d, time.Second))
+	}
+	c.discardInput()
+	c.Conn.Close()
+}
+
+// reset closes c with RST and throws away what the peer has not fetched.
+func (c *Conn) reset() {
+	if t, ok := c.Conn.(*net.TCPConn); ok {
+		t.SetLinger(0)
+	}
+	c.Conn.Close()
+}
+
+// discardInput empties the receive queue: closing a socket with unread input makes
+// the kernel send RST, which can cost the peer the close event.
+func (c *Conn) discardInput() {
+	if c.sock == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var junk [512]byte
+	for n := 0; n < maxInput; {
+		m, err := c.sock.read(junk[:])
+		if n += m; m == 0 || err != nil {
+			return
+		}
+	}
+}

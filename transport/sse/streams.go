@@ -1,0 +1,148 @@
+package sse
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// maxLingering bounds the descriptors kept open for stalled peers after a close.
+const maxLingering = 1024
+
+// Streams opens event streams and counts them. The zero value is ready for use;
+// all methods may be called from any goroutine.
+type Streams struct {
+	frames, bytes, pings, opened atomic.Uint64
+	closes                       [len(codes) + 1]atomic.Uint64 // by place in codes; the last: without a close event
+
+	mu        sync.Mutex // protects the fields below
+	open      int
+	draining  bool
+	empty     chan struct{} // made by Drain, closed by the last stream
+	lingering map[*linger]struct{}
+}
+
+// Stats are counters since the start, but Open and Lingering, which are now.
+type Stats struct {
+	Open      int
+	Lingering int // closed streams whose stalled peer may still fetch the close event
+	Opened    uint64
+	Frames    uint64
+	Bytes     uint64 // of frames, pings and close events, without headers and TLS
+	Pings     uint64
+	Closes    map[Code]uint64 // by code; 0: ended without a close event
+}
+
+// Stats returns the counters.
+func (s *Streams) Stats() Stats {
+	st := Stats{
+		Opened: s.opened.Load(), Frames: s.frames.Load(), Bytes: s.bytes.Load(), Pings: s.pings.Load(),
+		Closes: make(map[Code]uint64, len(s.closes)),
+	}
+	for i := range codes {
+		st.Closes[codes[i].code] = s.closes[i].Load()
+	}
+	st.Closes[0] = s.closes[len(codes)].Load()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st.Open, st.Lingering = s.open, len(s.lingering)
+	return st
+}
+
+func (s *Streams) enter() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return ErrDraining
+	}
+	s.open++
+	return nil
+}
+
+func (s *Streams) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open--; s.open == 0 && s.empty != nil {
+		close(s.empty)
+		s.empty = nil
+	}
+}
+
+// Drain refuses new streams with ErrDraining and waits until the open ones are
+// closed, or for ctx. It ends none itself: end the context their handlers run
+// under. http.Server.Shutdown does not wait for streams, so call Drain before the
+// process ends. Sockets that still linger are left to the kernel.
+func (s *Streams) Drain(ctx context.Context) error {
+	s.mu.Lock()
+	s.draining = true
+	var empty chan struct{}
+	if s.open > 0 {
+		if s.empty == nil {
+			s.empty = make(chan struct{})
+		}
+		empty = s.empty
+	}
+	s.mu.Unlock()
+
+	if empty != nil {
+		select {
+		case <-empty:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l := range s.lingering {
+		l.timer.Stop()
+		l.conn.leaveToKernel(time.Until(l.until))
+	}
+	s.lingering = nil
+	return nil
+}
+
+// linger is a connection after its last byte and FIN. Its peer had stalled: it may
+// come back within the time and read the close event; then it is reset.
+type linger struct {
+	conn  *Conn
+	until time.Time
+	timer *time.Timer
+}
+
+// linger takes c over. A timer looks once a second whether the peer took
+// everything; no goroutine waits. Beyond maxLingering the kernel has to do.
+func (s *Streams) linger(c *Conn, d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.sock == nil || s.draining || len(s.lingering) >= maxLingering {
+		c.leaveToKernel(d)
+		return
+	}
+	if s.lingering == nil {
+		s.lingering = make(map[*linger]struct{})
+	}
+	l := &linger{conn: c, until: time.Now().Add(d)}
+	s.lingering[l] = struct{}{}
+	l.timer = time.AfterFunc(min(d, time.Second), func() { s.look(l) })
+}
+
+func (s *Streams) look(l *linger) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.lingering[l]; !ok {
+		return
+	}
+	left := time.Until(l.until)
+	switch {
+	case l.conn.outstanding() == 0:
+		l.conn.discardInput()
+		l.conn.Conn.Close()
+	case left <= 0:
+		l.conn.reset()
+	default:
+		l.timer.Reset(min(left, time.Second))
+		return
+	}
+	delete(s.lingering, l)
+}
