@@ -67,7 +67,7 @@ type Relay struct {
 	mcp      *mcp.Handler
 	streams  sse.Streams
 	upgrader *link.Upgrader
-	metrics  *metrics
+	metrics  *counters
 	devices  sync.Map // *hub.Node -> *device
 
 	listener, metricsListener net.Listener
@@ -156,7 +156,7 @@ func (r *Relay) checkOptions() error {
 
 // join builds the rooms; the order is the order of dependence.
 func (r *Relay) join() {
-	r.metrics = newMetrics(r)
+	r.metrics = newCounters()
 	r.kernel = kernel.New(kernel.Options{Missing: r.missing, Audit: r.audited, Stages: []kernel.Stage{r.metrics.traceStage(r.log)}})
 	r.hub = hub.New(hub.Options{
 		Authenticate: r.authenticateDevice,
@@ -222,6 +222,7 @@ func (r *Relay) Store() *auth.Store { return r.store }
 // HTTP. It returns nil after a clean end.
 func (r *Relay) Run(ctx context.Context) error {
 	defer func() { _ = r.Close() }()
+	tuneGC()
 	srv := r.server(r.routes())
 	// The rooms outlive ctx until the streams and links have been closed properly.
 	rooms, stopRooms := context.WithCancel(context.WithoutCancel(ctx))

@@ -38,7 +38,7 @@ func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel
 	}
 	code := sse.RateLimited
 	if over {
-		r.metrics.overQuota.Inc()
+		r.metrics.overQuota.Add(1)
 	}
 	if !over || !r.opt.EnforceQuota {
 		code = closeCode(sse.Run(ctx, wr, s, func(f *kernel.Frame) []byte { return f.Event }))
