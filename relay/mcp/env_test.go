@@ -55,10 +55,14 @@ func (s scopes) Has(v string) bool {
 
 // newEnv starts the whole. A token is "tenant/subject" or "tenant/subject/scope,scope";
 // without scopes it may list and call.
-func newEnv(t testing.TB, opt Options) *env {
+func newEnv(t testing.TB, opt Options, more ...func(*env)) *env {
 	t.Helper()
 	e := &env{t: t, gone: make(map[string]bool)}
-	e.kernel = kernel.New(kernel.Options{Audit: func(r kernel.Record) {
+	for _, m := range more {
+		m(e)
+	}
+	missing := func(*kernel.Caller, string) error { return kernel.NotYours() }
+	e.kernel = kernel.New(kernel.Options{Missing: missing, Audit: func(r kernel.Record) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.audit = append(e.audit, r)

@@ -16,11 +16,12 @@ type envelope struct {
 	params []byte
 	name   string // params.name, or params.uri for resources/read
 	era    string // params._meta["io.modelcontextprotocol/protocolVersion"]
+	answer bool   // has a result or an error
 }
 
 var (
 	errBatchSize = errors.New("a batch holds 1 to 32 messages")
-	errNotObject = errors.New("a message is a JSON object")
+	errNotObject = errors.New("a message is a JSON object with a method, a result or an error")
 )
 
 const eraKey = "io.modelcontextprotocol/protocolVersion"
@@ -36,6 +37,9 @@ func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 	switch body[i] {
 	case '{':
 		m := scanMessage(body[i:])
+		if m.method == "" && !m.answer {
+			return nil, false, errNotObject
+		}
 		return []envelope{m}, false, nil
 	case '[':
 		err = elements(body[i:], func(e []byte) error {
@@ -45,7 +49,11 @@ func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 			if len(msgs) == maxBatch {
 				return errBatchSize
 			}
-			msgs = append(msgs, scanMessage(e))
+			m := scanMessage(e)
+			if m.method == "" && !m.answer {
+				return errNotObject
+			}
+			msgs = append(msgs, m)
 			return nil
 		})
 		if err == nil && len(msgs) == 0 {
@@ -67,6 +75,8 @@ func scanMessage(obj []byte) (m envelope) {
 			m.method = text(v)
 		case "params":
 			m.params = v
+		case "result", "error":
+			m.answer = true
 		}
 	})
 	if len(m.params) == 0 || m.params[0] != '{' {

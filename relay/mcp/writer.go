@@ -34,7 +34,8 @@ type queued struct {
 	mu      sync.Mutex // protects the fields below
 	wg      sync.WaitGroup
 	queue   [][]byte
-	size    int // bytes queued and being written
+	events  int // queued and being written
+	size    int // their bytes
 	pumping bool
 	failed  bool
 	closed  bool
@@ -55,11 +56,12 @@ func (q *queued) Write(b []byte) (int, error) {
 	if q.failed || q.closed {
 		return 0, errStalled
 	}
-	if len(q.queue) >= maxQueued || q.size+len(b) > maxQueuedBytes {
+	if q.events >= maxQueued || q.size+len(b) > maxQueuedBytes {
 		q.failLocked()
 		return 0, errStalled
 	}
 	q.queue = append(q.queue, append([]byte(nil), b...))
+	q.events++
 	q.size += len(b)
 	if !q.pumping {
 		q.pumping = true
@@ -84,36 +86,49 @@ func (q *queued) pump() {
 		q.mu.Lock()
 		batch := q.queue
 		q.queue = nil
-		if len(batch) == 0 || q.failed {
+		if len(batch) == 0 {
 			q.pumping = false
 			q.mu.Unlock()
 			return
 		}
-		wait := writeWait
-		if q.closed {
-			wait = drainWait
-		}
-		_ = q.rc.SetWriteDeadline(time.Now().Add(wait))
 		q.mu.Unlock()
-		n := 0
-		var err error
 		for _, b := range batch {
-			n += len(b)
-			if err == nil {
-				_, err = q.w.Write(b)
+			err := q.write(b)
+			q.mu.Lock()
+			q.events--
+			q.size -= len(b)
+			q.last = time.Now()
+			if err != nil {
+				q.failLocked()
+				q.pumping = false
+				q.mu.Unlock()
+				return
 			}
+			q.mu.Unlock()
 		}
-		if err == nil {
-			err = q.rc.Flush()
-		}
-		q.mu.Lock()
-		q.size -= n
-		q.last = time.Now()
-		if err != nil {
+		if err := q.rc.Flush(); err != nil {
+			q.mu.Lock()
 			q.failLocked()
+			q.mu.Unlock()
 		}
-		q.mu.Unlock()
 	}
+}
+
+// write passes one event on, within its own time.
+func (q *queued) write(b []byte) error {
+	q.mu.Lock()
+	if q.failed {
+		q.mu.Unlock()
+		return errStalled
+	}
+	wait := writeWait
+	if q.closed {
+		wait = drainWait
+	}
+	_ = q.rc.SetWriteDeadline(time.Now().Add(wait))
+	q.mu.Unlock()
+	_, err := q.w.Write(b)
+	return err
 }
 
 // ping writes a comment when nothing was written for a while, so that proxies keep the
