@@ -33,7 +33,7 @@ func newSnapshot() *cobra.Command {
 	}
 	out.flags(c)
 	c.Flags().StringVar(&socket, "socket", env("AGENTCTL_SOCKET", defaultSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
-	c.Flags().StringSliceVar(&modules, "modules", nil, "only these `MODULES`: cpu, memory, disk, load")
+	c.Flags().StringSliceVar(&modules, "modules", []string{"cpu", "memory", "disk", "load"}, "only these `MODULES`: cpu, memory, disk, load")
 	return c
 }
 
