@@ -170,9 +170,13 @@ func (r *Relay) join() {
 		Seen:         func(ids []string) { r.store.Seen(ids...) },
 		Event:        r.deviceEvent,
 	})
+	var hosts []string
+	if r.public != nil { // a proxy on this machine may pass the public name on
+		hosts = append(hosts, r.public.Hostname())
+	}
 	r.mcp = mcp.New(mcp.Options{
 		Kernel: r.kernel, Authenticate: r.caller, OnDenied: r.denied, Version: r.opt.Version, Logger: r.log,
-		AllowOrigin: r.opt.AllowOrigin,
+		AllowOrigin: r.opt.AllowOrigin, AllowHosts: hosts,
 	})
 	r.upgrader = link.NewUpgrader(r.originAllowed)
 }

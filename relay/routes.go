@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -37,7 +38,7 @@ func (r *Relay) guard(next http.Handler) http.Handler {
 			r.refuse(w, req, http.StatusForbidden, "this Host is not served here; a relay behind a name needs --public")
 			return
 		}
-		if !r.originAllowed(req) {
+		if !r.originAllowed(req) && !sameOrigin(req) {
 			r.refuse(w, req, http.StatusForbidden, "this Origin may not call the relay; the operator can admit it with --allow-origin")
 			return
 		}
@@ -75,6 +76,12 @@ func cors(w http.ResponseWriter, origin string) {
 func (r *Relay) originAllowed(req *http.Request) bool {
 	o := req.Header.Get("Origin")
 	return o == "" || r.origins[o]
+}
+
+// sameOrigin: a page that the relay itself has served, under a Host that was checked.
+func sameOrigin(req *http.Request) bool {
+	u, err := url.Parse(req.Header.Get("Origin"))
+	return err == nil && u.Host != "" && strings.EqualFold(u.Host, req.Host)
 }
 
 // hostAllowed keeps a page that resolves its own name to 127.0.0.1 away from a relay on

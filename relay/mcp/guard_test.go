@@ -229,11 +229,6 @@ func FuzzScanBody(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	type message struct {
-		ID     json.RawMessage `json:"id"`
-		Method any             `json:"method"`
-		Params json.RawMessage `json:"params"`
-	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		msgs, batch, err := scanBody(body)
 		if err != nil {
