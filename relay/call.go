@@ -31,11 +31,18 @@ type callBody struct {
 // size, token, Content-Type and body, Accept, then the kernel's.
 func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 	trace, traced := traceOf(req)
+	var c *kernel.Caller
 	fail := func(status int, e *manifest.Error) {
-		r.metrics.refused(e.Code)
+		rec := kernel.Record{Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: trace}
+		if c != nil {
+			rec.Tenant, rec.Actor = c.Tenant, c.Actor
+		}
+		r.audited(rec)
 		r.writeError(w, status, e, trace)
 	}
-	bad := func(status int, message string) { fail(status, manifest.E(manifest.BadRequest, message)) }
+	bad := func(status int, message string) {
+		fail(status, &manifest.Error{Code: manifest.BadRequest, Message: message, Reason: "request"})
+	}
 	if req.Method != http.MethodPost {
 		w.Header().Set("Allow", "POST")
 		bad(http.StatusMethodNotAllowed, "tools are called with POST")
@@ -48,7 +55,6 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 	c, err := r.caller(req)
 	if err != nil {
 		e, status := denial(err)
-		r.audited(kernel.Record{Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: trace})
 		fail(status, e)
 		return
 	}
@@ -209,6 +215,15 @@ func (r *Relay) caller(req *http.Request) (*kernel.Caller, error) {
 	}
 	return &kernel.Caller{Tenant: id.Tenant, Actor: id.Subject, JTI: id.JTI, Transport: "http", Scopes: id.Scopes,
 		Active: func() error { return r.store.Active(id) }}, nil
+}
+
+// mcpCaller is caller for /mcp.
+func (r *Relay) mcpCaller(req *http.Request) (*kernel.Caller, error) {
+	c, err := r.caller(req)
+	if err == nil {
+		c.Transport = "mcp"
+	}
+	return c, err
 }
 
 // anonymousScopes are those of a caller without a token, on loopback and only with
