@@ -25,19 +25,18 @@ var _ channel.Channel = (*serverChannel)(nil)
 //   - A client has a few seconds to say hello, and to finish a message it began.
 type serverChannel struct {
 	*wire
-	large chan struct{} // held by the one large message there may be
-	since time.Time     // when the client came
-	hello bool          // a good hello was said; only touched by who has the turn
+	large chan []byte // the one memory for large messages, of all connections
+	since time.Time   // when the client came
+	hello bool        // a good hello was said; only touched by who has the turn
 
 	turn      chan struct{} // a token while no request is in work
-	holdsMore bool          // the request in work holds large
 	afterTurn []func()      // run when the request in work is answered
 
 	dmu      sync.Mutex // protects the fields below
 	draining bool
 }
 
-func newServerChannel(w *wire, large chan struct{}) *serverChannel {
+func newServerChannel(w *wire, large chan []byte) *serverChannel {
 	c := &serverChannel{wire: w, large: large, since: time.Now(), turn: make(chan struct{}, 1)}
 	c.turn <- struct{}{}
 	return c
@@ -51,16 +50,14 @@ func (c *serverChannel) Recv() ([]byte, error) {
 		return nil, io.EOF
 	}
 	for {
-		body, err := c.read()
+		request, reply, err := c.read()
 		if err != nil {
 			c.farewell(err)
 			return nil, io.EOF
 		}
-		pass, reply := judge(body)
-		if pass {
-			return body, nil
+		if request != nil {
+			return request, nil
 		}
-		c.releaseLarge()
 		if reply != nil {
 			if err := c.write(frame(reply)); err != nil {
 				return nil, io.EOF
@@ -69,15 +66,15 @@ func (c *serverChannel) Recv() ([]byte, error) {
 	}
 }
 
-// read reads one message.
-func (c *serverChannel) read() ([]byte, error) {
+// read reads one message and judges it.
+func (c *serverChannel) read() (request, reply []byte, err error) {
 	var byHello time.Time
 	if !c.hello {
 		byHello = c.since.Add(helloTimeout)
 	}
 	c.readBy(byHello)
 	if err := c.in.wait(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	by := time.Now().Add(frameTimeout)
 	if !c.hello && byHello.Before(by) {
@@ -86,41 +83,42 @@ func (c *serverChannel) read() ([]byte, error) {
 	c.readBy(by)
 	n, err := c.in.header()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if n > smallBody {
-		if err := c.holdLarge(by); err != nil {
-			return nil, err
-		}
+		return c.readLarge(n, by)
 	}
-	body, err := c.in.body(n)
-	if err != nil {
-		c.releaseLarge()
+	body := make([]byte, n)
+	if err := c.in.body(body); err != nil {
+		return nil, nil, err
 	}
-	return body, err
+	request, reply = judge(body)
+	return request, reply, nil
 }
 
-// holdLarge waits for the right to read a large message: all clients together may
-// have one in memory.
-func (c *serverChannel) holdLarge(by time.Time) error {
+// readLarge is the end of read for a large message. There is memory for one, so that
+// all clients together cannot make the daemon grow; the others wait for their turn.
+// What it returns is small.
+func (c *serverChannel) readLarge(n int, by time.Time) (request, reply []byte, err error) {
 	timer := time.NewTimer(time.Until(by))
 	defer timer.Stop()
+	var mem []byte
 	select {
-	case c.large <- struct{}{}:
-		c.holdsMore = true
-		return nil
+	case mem = <-c.large:
 	case <-c.closed:
-		return io.EOF
+		return nil, nil, io.EOF
 	case <-timer.C:
-		return os.ErrDeadlineExceeded
+		return nil, nil, os.ErrDeadlineExceeded
 	}
-}
-
-func (c *serverChannel) releaseLarge() {
-	if c.holdsMore {
-		c.holdsMore = false
-		<-c.large
+	defer func() { c.large <- mem }()
+	if mem == nil {
+		mem = make([]byte, MaxMessage)
 	}
+	if err := c.in.body(mem[:n]); err != nil {
+		return nil, nil, err
+	}
+	request, reply = judge(mem[:n])
+	return request, reply, nil
 }
 
 // farewell tells a client why it is hung up on, where that helps it.
@@ -155,7 +153,6 @@ func (c *serverChannel) endTurn() {
 		fn()
 	}
 	c.afterTurn = nil
-	c.releaseLarge()
 	select {
 	case c.turn <- struct{}{}:
 	default:
@@ -185,30 +182,60 @@ func (c *serverChannel) isDraining() bool {
 	return c.draining
 }
 
-// judge looks at a message. One that passes is a sound request. For any other there
-// is a reply, or nil when it needs none.
-func judge(body []byte) (pass bool, reply []byte) {
+// judge looks at a message. A sound request is handed on, any other is replied to, or
+// not when it needs no reply. The results of a large message do not share its memory.
+func judge(body []byte) (request, reply []byte) {
 	if bytes.Count(body, []byte{','}) > maxItems && items(body) > maxItems {
-		return false, errRequest("too many elements").answer(nil)
+		return nil, errRequest("too many elements").answer(nil)
 	}
-	var m map[string]strictjson.Raw
+	var m map[string]member
 	if err := strictjson.Unmarshal(body, &m); err != nil {
-		return false, notAnObject(body).answer(nil)
+		return nil, notAnObject(body).answer(nil)
 	}
 	id, err := idOf(m)
 	if err != nil {
-		return false, err.answer(nil)
+		return nil, err.answer(nil)
 	}
-	if _, isMethod := m["method"]; !isMethod && (m["result"] != nil || m["error"] != nil) {
-		return false, nil // an answer: nothing was asked, and answering answers would not end
+	_, result := m["result"]
+	_, fault := m["error"]
+	if _, isMethod := m["method"]; !isMethod && (result || fault) {
+		return nil, nil // an answer: nothing was asked, and answering answers would not end
 	}
 	if err := checkRequest(m); err != nil {
 		if id == nil && err.Code == CodeInvalidParams {
-			return false, nil // a notification is never answered
+			return nil, nil // a notification is never answered
 		}
-		return false, err.answer(id)
+		return nil, err.answer(id)
 	}
-	return true, nil
+	if len(body) > smallBody {
+		return rebuild(m), nil
+	}
+	return body, nil
+}
+
+// member is a value of a message, kept only if it may be part of a request.
+type member struct {
+	raw     strictjson.Raw
+	tooLong bool
+}
+
+// UnmarshalJSON copies what is not too long.
+func (m *member) UnmarshalJSON(b []byte) error {
+	if m.tooLong = len(b) > MaxParams; !m.tooLong {
+		m.raw = bytes.Clone(b)
+	}
+	return nil
+}
+
+// rebuild is a sound request without the blanks around its members.
+func rebuild(m map[string]member) []byte {
+	b := []byte(`{"jsonrpc":"2.0"`)
+	for _, name := range []string{"id", "method", "params"} {
+		if raw := m[name].raw; raw != nil {
+			b = append(append(append(append(b, `,"`...), name...), `":`...), raw...)
+		}
+	}
+	return append(b, '}')
 }
 
 // items counts the commas outside strings: the members and elements, about.
@@ -239,20 +266,21 @@ func notAnObject(body []byte) *Error {
 }
 
 // idOf returns the id, nil when there is none.
-func idOf(m map[string]strictjson.Raw) (strictjson.Raw, *Error) {
-	id, ok := m["id"]
-	switch {
+func idOf(m map[string]member) (strictjson.Raw, *Error) {
+	v, ok := m["id"]
+	switch id := v.raw; {
 	case !ok:
 		return nil, nil
-	case len(id) > maxID:
+	case v.tooLong || len(id) > maxID:
 		return nil, errRequest("the id is longer than 128 bytes")
 	case id[0] != '"' && id[0] != '-' && (id[0] < '0' || id[0] > '9'):
 		return nil, errRequest("the id is neither a string nor a number")
+	default:
+		return id, nil
 	}
-	return id, nil
 }
 
-func checkRequest(m map[string]strictjson.Raw) *Error {
+func checkRequest(m map[string]member) *Error {
 	for name := range m {
 		switch name {
 		case "jsonrpc", "id", "method", "params":
@@ -261,16 +289,16 @@ func checkRequest(m map[string]strictjson.Raw) *Error {
 		}
 	}
 	var method string
-	if string(m["jsonrpc"]) != `"2.0"` {
+	if string(m["jsonrpc"].raw) != `"2.0"` {
 		return errRequest(`jsonrpc is not "2.0"`)
 	}
-	if strictjson.Unmarshal(m["method"], &method) != nil || method == "" || len(method) > 64 {
+	if strictjson.Unmarshal(m["method"].raw, &method) != nil || method == "" || len(method) > 64 {
 		return errRequest("method is not a string of 1 to 64 bytes")
 	}
 	switch params := m["params"]; {
-	case len(params) > MaxParams:
+	case params.tooLong:
 		return errParams("params", "is longer than %d bytes", MaxParams)
-	case len(params) > 0 && params[0] != '{' && string(params) != "null":
+	case params.raw != nil && params.raw[0] != '{' && string(params.raw) != "null":
 		return errParams("params", "must be an object")
 	}
 	return nil

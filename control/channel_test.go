@@ -1,8 +1,10 @@
 package control
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -62,9 +64,9 @@ func TestJudge(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			ok, reply := judge([]byte(tt.in))
+			request, reply := judge([]byte(tt.in))
 			got, id := silent, ""
-			if ok {
+			if request != nil {
 				got = pass
 			} else if reply != nil {
 				got, id = parseReply(t, reply)
@@ -111,14 +113,14 @@ func FuzzJudge(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		ok, reply := judge(data)
-		if ok && reply != nil {
+		request, reply := judge(data)
+		if request != nil && reply != nil {
 			t.Fatalf("%q passes and is answered", data)
 		}
 		if reply != nil {
 			parseReply(t, reply)
 		}
-		if !ok {
+		if request == nil {
 			return
 		}
 		reqs, err := jrpc2.ParseRequests(data)
@@ -131,6 +133,11 @@ func FuzzJudge(f *testing.F) {
 		}
 		if _, called := m["id"]; called != (reqs[0].ID != "") {
 			t.Fatalf("%q: jrpc2 disagrees about an answer", data)
+		}
+		large, _ := judge(append(bytes.Repeat([]byte{' '}, smallBody), data...))
+		again, err := jrpc2.ParseRequests(large)
+		if err != nil || !reflect.DeepEqual(again, reqs) || len(large) > len(data)+len(`{"jsonrpc":"2.0","id":,"method":,"params":}`) {
+			t.Fatalf("%q as a large message becomes %q, %v", data, large, err)
 		}
 		if fmt.Sprint(m["method"]) != reqs[0].Method {
 			t.Fatalf("%q: jrpc2 reads method %q", data, reqs[0].Method)

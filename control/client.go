@@ -273,5 +273,6 @@ func (c *clientChannel) read() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.in.body(n)
+	body := make([]byte, n)
+	return body, c.in.body(body)
 }

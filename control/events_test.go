@@ -145,7 +145,7 @@ func TestStates(t *testing.T) {
 func TestStopAndSwitch(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, r *rig) {
 		a, b := r.peer().hello(bridge), r.peer().hello(bridge)
-		if n := len(b.run(5 * time.Second)); n != 5 {
+		if n := len(b.run(5 * time.Second)); n < 5 || n > 6 {
 			t.Errorf("%d metrics in 5 s, want 5", n)
 		}
 		a.ok("subscribe_metrics", `{"enable":false}`)
@@ -296,8 +296,8 @@ func TestSlowReader(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			body, err := in.body(n)
-			if err != nil {
+			body := make([]byte, n)
+			if err := in.body(body); err != nil {
 				t.Fatal(err)
 			}
 			return string(body)

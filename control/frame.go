@@ -115,16 +115,13 @@ func (r *frameReader) length(digits []byte) (int, error) {
 	return n, nil
 }
 
-// body reads the n bytes behind the header.
-func (r *frameReader) body(n int) ([]byte, error) {
-	b := make([]byte, n)
-	if _, err := io.ReadFull(r.in, b); err != nil {
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
-		return nil, err
+// body reads what is behind the header into b, which is as long as the header says.
+func (r *frameReader) body(b []byte) error {
+	_, err := io.ReadFull(r.in, b)
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
 	}
-	return b, nil
+	return err
 }
 
 // frame is a message as it goes over the wire.

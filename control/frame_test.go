@@ -20,8 +20,8 @@ func readFrames(r io.Reader, maxBody int) (bodies []string, err error) {
 		if err != nil {
 			return bodies, err
 		}
-		body, err := fr.body(n)
-		if err != nil {
+		body := make([]byte, n)
+		if err := fr.body(body); err != nil {
 			return bodies, err
 		}
 		bodies = append(bodies, string(body))

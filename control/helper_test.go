@@ -204,8 +204,8 @@ func (p *peer) read() {
 		if err != nil {
 			return
 		}
-		body, err := in.body(n)
-		if err != nil {
+		body := make([]byte, n)
+		if err := in.body(body); err != nil {
 			return
 		}
 		var m msg

@@ -156,7 +156,7 @@ func clearPath(path string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return fmt.Errorf("control socket: %w", err)
+		return fmt.Errorf("control socket: %w; give another path with --socket", err)
 	case info.Mode()&fs.ModeSymlink != 0:
 		return fmt.Errorf("control socket %s is a symbolic link, which is not followed; remove it, or give another path with --socket", path)
 	case info.Mode()&fs.ModeSocket == 0:

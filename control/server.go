@@ -56,7 +56,7 @@ type Server struct {
 	clock   *clock.Clock
 	log     *zap.Logger
 	events  *fanout.Topic[event]
-	large   chan struct{} // held by the one large message in memory
+	large   chan []byte // the memory for large messages: there is one at a time
 	stats   counters
 
 	mu       sync.Mutex // protects the fields below
@@ -85,10 +85,11 @@ func NewServer(o Options) (*Server, error) {
 	s := &Server{
 		o: o, sampler: o.sampler, clock: o.Clock, log: o.Logger,
 		events: fanout.New[event](fanout.Options{MaxReaders: MaxClients}),
-		large:  make(chan struct{}, 1),
+		large:  make(chan []byte, 1),
 		conns:  make(map[*serverChannel]struct{}),
 		push:   push{running: true, modules: defaultModules},
 	}
+	s.large <- nil
 	if s.sampler == nil {
 		if o.Prober == nil {
 			return nil, errors.New("control: no prober")
@@ -246,7 +247,6 @@ func (s *Server) talk(ctx context.Context, c *serverChannel) {
 	}).Start(c)
 	sess.writeEvents()
 	rpc.Wait()
-	c.releaseLarge() // a request that was not worked off any more
 	if sess.sub != nil {
 		s.leave(sess.sub)
 	}

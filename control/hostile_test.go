@@ -1,0 +1,177 @@
+package control
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// rssKB reads a line of /proc/PID/status, in KiB.
+func rssKB(t *testing.T, pid int, key string) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(key + `:\s+(\d+) kB`).FindSubmatch(b)
+	if m == nil {
+		t.Fatalf("no %s in %s", key, b)
+	}
+	n, _ := strconv.Atoi(string(m[1]))
+	return n
+}
+
+// TestHostileClient has one local process do its worst to a daemon of its own, and
+// looks at the daemon's memory, which must hardly grow, and at its answers.
+func TestHostileClient(t *testing.T) {
+	path := filepath.Join(shortDir(t), "s")
+	cmd := startServer(t, path)
+	pid := cmd.Process.Pid
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d/status", pid)); err != nil {
+		t.Skip("no /proc to read the daemon's memory from")
+	}
+	ask := func() {
+		t.Helper()
+		for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+			c, err := Dial(t.Context(), path)
+			if err == nil {
+				_, err = c.Snapshot(t.Context())
+				c.Close()
+			}
+			if err == nil {
+				return
+			}
+			if time.Since(begun) > 10*time.Second {
+				t.Fatalf("the daemon does not answer any more: %v", err)
+			}
+		}
+	}
+	for range 50 {
+		ask()
+	}
+	before := rssKB(t, pid, "VmRSS")
+	os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0) // the peak begins here
+
+	last := before
+	for _, a := range attacks {
+		begun := time.Now()
+		a.run(t, path)
+		ask()
+		peak := rssKB(t, pid, "VmHWM")
+		t.Logf("%-40s peak %+6d KiB, in %v", a.name, peak-last, time.Since(begun).Round(time.Millisecond))
+		last = peak
+	}
+	grown, limit := last-before, 8<<10
+	if raceEnabled {
+		limit *= 10 // the detector's shadow of all memory that was ever touched
+	}
+	t.Logf("resident %d KiB before, peak %+d KiB", before, grown)
+	if grown > limit {
+		t.Errorf("the daemon's memory grew by %d KiB, want at most %d", grown, limit)
+	}
+}
+
+var attacks = []struct {
+	name string
+	run  func(*testing.T, string)
+}{
+	{"1,000 connects", func(t *testing.T, path string) {
+		var held []net.Conn
+		for range 1000 {
+			if nc, err := net.Dial("unix", path); err == nil {
+				held = append(held, nc)
+			}
+		}
+		for _, nc := range held {
+			nc.Close()
+		}
+	}},
+	{"64 MB header line", func(t *testing.T, path string) { flood(path, "", "a", 64) }},
+	{"64 MB of header lines", func(t *testing.T, path string) { flood(path, "", "a: b\r\n", 64) }},
+	{"64 MB body announced and sent", func(t *testing.T, path string) { flood(path, "Content-Length: 67108864\r\n\r\n", "x", 64) }},
+	{"1 MiB messages of blanks", each(20, `{"jsonrpc":"2.0","id":1,`+strings.Repeat(" ", 1<<20-100)+`"method":"snapshot"}`)},
+	{"1 MiB messages of one string", each(20, `{"jsonrpc":"2.0","id":1,"method":"snapshot","params":{"a":"`+strings.Repeat("x", 1<<20-100)+`"}}`)},
+	{"1 MiB messages of brackets", each(20, strings.Repeat("[", 1<<20))},
+	{"1 MiB messages of small objects", each(20, "["+strings.Repeat("{},", 349000)+"{}]")},
+	{"1 MiB messages of keys", each(20, manyKeys(1<<20-100))},
+	{"60 KiB messages of keys", each(200, manyKeys(60<<10))},
+	{"60 KiB messages of commas", each(200, `{"jsonrpc":"2.0","id":1,"method":"start","params":{"modules":[1`+strings.Repeat(",1", 4000)+`]}}`)},
+	{"1 MiB messages half sent", func(t *testing.T, path string) {
+		all(path, func(nc net.Conn) { nc.Write([]byte("Content-Length: 1048576\r\n\r\n" + strings.Repeat("x", 1<<19))) })
+	}},
+	{"requests without reading", each(20000, `{"jsonrpc":"2.0","id":1,"method":"nope"}`)},
+	{"events without reading", func(t *testing.T, path string) {
+		all(path, func(nc net.Conn) {
+			nc.Write(frame([]byte(`{"jsonrpc":"2.0","id":2,"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t","capabilities":["metrics_stream"]}}`)))
+			for range 500 {
+				nc.Write(frame([]byte(`{"jsonrpc":"2.0","method":"start"}`)))
+			}
+		})
+	}},
+}
+
+// all runs f on as many connections as the daemon lets in.
+func all(path string, f func(net.Conn)) {
+	var wg sync.WaitGroup
+	for range MaxClients - 1 {
+		wg.Go(func() {
+			nc, err := net.Dial("unix", path)
+			if err != nil {
+				return
+			}
+			defer nc.Close()
+			nc.SetDeadline(time.Now().Add(time.Second))
+			nc.Write(frame([]byte(`{"jsonrpc":"2.0","id":1,"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t"}}`)))
+			f(nc)
+		})
+	}
+	wg.Wait()
+}
+
+// each has all connections send a message n times, and read nothing.
+func each(n int, body string) func(*testing.T, string) {
+	f := frame([]byte(body))
+	return func(t *testing.T, path string) {
+		all(path, func(nc net.Conn) {
+			for range n {
+				if _, err := nc.Write(f); err != nil {
+					return
+				}
+			}
+		})
+	}
+}
+
+// flood writes head and then what, until it is mb MB or the daemon hangs up.
+func flood(path, head, what string, mb int) {
+	nc, err := net.Dial("unix", path)
+	if err != nil {
+		return
+	}
+	defer nc.Close()
+	nc.SetDeadline(time.Now().Add(5 * time.Second))
+	nc.Write([]byte(head))
+	block := []byte(strings.Repeat(what, 1<<20/len(what)))
+	for range mb {
+		if _, err := nc.Write(block); err != nil {
+			return
+		}
+	}
+}
+
+func manyKeys(size int) string {
+	var b strings.Builder
+	b.WriteString(`{"jsonrpc":"2.0","id":1,"method":"snapshot","params":{`)
+	for i := 0; b.Len() < size-20; i++ {
+		fmt.Fprintf(&b, `"k%d":0,`, i)
+	}
+	b.WriteString(`"z":0}}`)
+	return b.String()
+}
