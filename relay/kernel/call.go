@@ -48,7 +48,9 @@ func (k *Kernel) callInBudget(ctx context.Context, r *Request) (*Result, error) 
 			return res, nil // the stream's reader closes it; ctx is the caller's
 		}
 		res.Stream.Close()
-		err = context.DeadlineExceeded
+	}
+	if err == nil && !inTime { // too late is too late: the caller was promised an end
+		res, err = nil, context.DeadlineExceeded
 	}
 	if err != nil && errors.Is(context.Cause(callCtx), context.DeadlineExceeded) && ctx.Err() == nil {
 		err = deadlineExceeded()
@@ -75,14 +77,11 @@ func deadlineExceeded() *manifest.Error {
 // No stage can remove or reorder them.
 func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 	e, ok := k.tool(r.Tool)
-	if !ok {
+	if !ok || !e.visible(r.Caller) { // one way, so that tenants cannot be probed
 		return nil, k.missing(r)
 	}
 	if !r.Caller.Has(e.tool.Scope) {
 		return nil, &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope that this tool needs", Reason: "scope"}
-	}
-	if !e.visible(r.Caller) {
-		return nil, NotYours()
 	}
 	t := e.tool
 	r.tool = t
@@ -112,8 +111,8 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 	return e.plugin.plugin.Call(ctx, r)
 }
 
-// missing explains a tool that no plugin has. The scope is checked first, so that a
-// token without it learns nothing about names.
+// missing explains a tool that none of the caller's plugins has. The scope is checked
+// first, so that a token without it learns nothing about names.
 func (k *Kernel) missing(r *Request) error {
 	if _, ok := manifest.ParseToolName(r.Tool); !ok {
 		return &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
