@@ -119,6 +119,11 @@ func (k *Kernel) Load(p Plugin, replace bool) error {
 			return fmt.Errorf("load plugin %s: a tool of the same name belongs to another plugin", m.Name)
 		}
 	}
+	for _, r := range m.Resources {
+		if e, clash := k.resources[r.URI]; clash && (!taken || e.plugin != old) {
+			return fmt.Errorf("load plugin %s: a resource of the same URI belongs to another plugin", m.Name)
+		}
+	}
 	if taken {
 		k.dropLocked(old)
 	}
@@ -133,7 +138,10 @@ func (k *Kernel) Load(p Plugin, replace bool) error {
 		k.resources[r.URI] = resourceEntry{resource: r, plugin: l}
 		v.resources.insert(r.URI)
 	}
-	if !taken || !sameSurface(old.manifest, m) {
+	if !taken {
+		k.changedLocked(m)
+	} else if !sameSurface(old.manifest, m) {
+		k.changedLocked(old.manifest) // what it had may be gone, for another tenant perhaps
 		k.changedLocked(m)
 	}
 	return nil
@@ -184,10 +192,12 @@ func checkManifest(m *Manifest) error {
 		}
 		names[t.Name] = true
 	}
+	uris := make(map[string]bool, len(m.Resources))
 	for _, r := range m.Resources {
-		if r.URI == "" || r.Scope == "" {
-			return fmt.Errorf("load plugin %s: every resource needs a URI and a scope", m.Name)
+		if r.URI == "" || r.Scope == "" || uris[r.URI] {
+			return fmt.Errorf("load plugin %s: every resource needs a URI of its own and a scope", m.Name)
 		}
+		uris[r.URI] = true
 	}
 	return nil
 }
@@ -196,8 +206,9 @@ func checkManifest(m *Manifest) error {
 func sameSurface(a, b *Manifest) bool {
 	return a.Tenant == b.Tenant &&
 		slices.EqualFunc(a.Tools, b.Tools, func(x, y *Tool) bool {
-			return x.Name == y.Name && x.Description == y.Description && x.SafetyClass == y.SafetyClass &&
-				string(x.InputSchema) == string(y.InputSchema) && string(x.OutputSchema) == string(y.OutputSchema)
+			return x.Name == y.Name && x.Title == y.Title && x.Description == y.Description &&
+				x.SafetyClass == y.SafetyClass && x.Scope == y.Scope && string(x.InputSchema) == string(y.InputSchema) &&
+				string(x.OutputSchema) == string(y.OutputSchema)
 		}) &&
-		slices.EqualFunc(a.Resources, b.Resources, func(x, y *Resource) bool { return x.URI == y.URI })
+		slices.EqualFunc(a.Resources, b.Resources, func(x, y *Resource) bool { return *x == *y })
 }
