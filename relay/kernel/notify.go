@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -44,7 +45,7 @@ type Subscription struct {
 // Ready is signalled when Next has something.
 func (s *Subscription) Ready() <-chan struct{} { return s.ready }
 
-// Next takes everything that is pending.
+// Next takes everything that is pending; Updated is in ascending order.
 func (s *Subscription) Next() Change {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,6 +53,7 @@ func (s *Subscription) Next() Change {
 	for u := range s.uris {
 		c.Updated = append(c.Updated, u)
 	}
+	slices.Sort(c.Updated)
 	clear(s.uris)
 	s.pending = Change{}
 	return c
