@@ -1,0 +1,322 @@
+package kernel_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+func TestLoadRefuses(t *testing.T) {
+	many := simple("many", "", "x:y")
+	for i := range kernel.MaxToolsPerPlugin {
+		many.m.Tools = append(many.m.Tools, &kernel.Tool{Name: fmt.Sprint("many.", i), Scope: "x:y"})
+	}
+	twice := simple("twice", "", "x:y")
+	twice.m.Tools = append(twice.m.Tools, twice.m.Tools[0])
+	uris := simple("uris", "", "x:y")
+	uris.m.Resources = append(uris.m.Resources, uris.m.Resources[0])
+	taken := simple("other", "", "x:y")
+	taken.m.Tools[0].Name = "base.do"
+	takenURI := simple("other", "b", "x:y")
+	takenURI.m.Resources[0].URI = "base://all"
+	tests := []struct {
+		name string
+		p    *plugin
+		is   error
+	}{
+		{"no manifest", &plugin{}, nil},
+		{"no name", &plugin{m: &kernel.Manifest{}}, nil},
+		{"a name that is taken", simple("base", "", "x:y"), kernel.ErrLoaded},
+		{"a tool without a name", &plugin{m: &kernel.Manifest{Name: "p", Tools: []*kernel.Tool{{Scope: "x:y"}}}}, nil},
+		{"a tool without a scope", &plugin{m: &kernel.Manifest{Name: "p", Tools: []*kernel.Tool{{Name: "p.do"}}}}, nil},
+		{"a resource without a scope", &plugin{m: &kernel.Manifest{Name: "p", Resources: []*kernel.Resource{{URI: "p://all"}}}}, nil},
+		{"a resource without a URI", &plugin{m: &kernel.Manifest{Name: "p", Resources: []*kernel.Resource{{Scope: "x:y"}}}}, nil},
+		{"a tool twice", twice, nil},
+		{"a resource twice", uris, nil},
+		{"257 tools", many, nil},
+		{"another plugin's tool", taken, nil},
+		{"another plugin's resource", takenURI, nil},
+	}
+	for _, replace := range []bool{false, true} {
+		for _, tt := range tests {
+			if replace && tt.is != nil {
+				continue // that is what replace is for
+			}
+			k := kernel.New(kernel.Options{})
+			base := simple("base", "", "x:y")
+			load(t, k, base)
+			sub, err := k.Subscribe("a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := k.Load(tt.p, replace); err == nil || (tt.is != nil && !errors.Is(err, tt.is)) {
+				t.Errorf("%s (replace %v): got %v", tt.name, replace, err)
+			}
+			p, tools, resources := k.Counts()
+			if p != 1 || tools != 1 || resources != 1 {
+				t.Errorf("%s: left %d plugins, %d tools, %d resources", tt.name, p, tools, resources)
+			}
+			if c := sub.Next(); c.Tools || c.Resources {
+				t.Errorf("%s: told of a change", tt.name)
+			}
+			if r, data, err := k.Read(t.Context(), caller("a", "x:y"), "base://all"); err != nil || r != base.m.Resources[0] || string(data) != "base base://all" {
+				t.Errorf("%s: then base://all is %v %s %v", tt.name, r, data, err)
+			}
+		}
+	}
+}
+
+func TestUnload(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	old, fresh := board("a", nodeA), board("a", nodeA)
+	load(t, k, old)
+	if err := k.Load(fresh, true); err != nil {
+		t.Fatal(err)
+	}
+	sub, _ := k.Subscribe("a")
+	if k.Unload(old) {
+		t.Error("the unload of a replaced plugin did something")
+	}
+	if got := toolNames(k, reader("a")); len(got) != 3 {
+		t.Errorf("then lists %v", got)
+	}
+	if c := sub.Next(); c.Tools {
+		t.Error("and told of it")
+	}
+	if k.Unload(simple("never", "", "x:y")) {
+		t.Error("the unload of a plugin that was never loaded did something")
+	}
+	if !k.Unload(fresh) || k.Unload(fresh) {
+		t.Error("Unload of the loaded plugin works once")
+	}
+	if p, tools, resources := k.Counts(); p+tools+resources != 0 {
+		t.Errorf("left %d plugins, %d tools, %d resources", p, tools, resources)
+	}
+	if c := sub.Next(); !c.Tools || !c.Resources {
+		t.Errorf("told %+v", c)
+	}
+	load(t, k, old) // and again
+}
+
+// While a device's plugin is replaced over and over, no list and no call finds its tools
+// missing, and every call is answered by one of the two.
+func TestReplaceLeavesNoGap(t *testing.T) {
+	const rounds = 2000
+	k := kernel.New(kernel.Options{})
+	boards := [2]*plugin{board("a", nodeA), board("a", nodeA)}
+	for i, p := range boards {
+		for _, tool := range p.m.Tools {
+			tool.Limit = nil
+		}
+		p.m.Tools[0].Description = fmt.Sprint("version ", i) // so that a change is told
+	}
+	load(t, k, boards[0], board("a", nodeB))
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, err := k.Call(context.Background(), &kernel.Request{Caller: reader("a"), Tool: echoTool(nodeA), Arguments: []byte(`{"message":"x"}`)}); err != nil {
+					t.Errorf("call: %v", err)
+					return
+				}
+				if got := toolNames(k, reader("a")); len(got) != 6 {
+					t.Errorf("lists %v", got)
+					return
+				}
+				if _, _, err := k.Read(context.Background(), reader("a"), metricsURI(nodeA)); err != nil {
+					t.Errorf("read: %v", err)
+					return
+				}
+			}
+		})
+	}
+	for i := 0; i < rounds || boards[0].calls.Load() == 0 || boards[1].calls.Load() == 0; i++ {
+		if t.Failed() {
+			break
+		}
+		if err := k.Load(boards[(i+1)%2], true); err != nil {
+			t.Error(err)
+		}
+		if k.Unload(boards[i%2]) {
+			t.Error("the replaced one could still be unloaded")
+		}
+	}
+	close(stop)
+	wg.Wait()
+}
+
+// Pages are in the order of names, hold only what the caller may use, and meet whatever
+// was there throughout, while other devices come and go between them.
+func TestPages(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	load(t, k, board("a", nodeB), board("a", nodeA), board("b", unknown), simple("tickets", "", manifest.ScopeTicketsRead), simple("zoo", "", manifest.ScopeCallReadOnly))
+	tests := []struct {
+		name  string
+		c     *kernel.Caller
+		tools []string
+	}{
+		{"a reader", reader("a"), []string{
+			snapshotTool(nodeA), subscribeTool(nodeA), snapshotTool(nodeB), subscribeTool(nodeB), echoTool(nodeA), echoTool(nodeB), "zoo.do"}},
+		{"a reader of the other tenant", reader("b"), []string{snapshotTool(unknown), subscribeTool(unknown), echoTool(unknown), "zoo.do"}},
+		{"a ticket clerk", caller("a", manifest.ScopeTicketsRead), []string{"tickets.do"}},
+		{"one of no tenant", reader(""), []string{"zoo.do"}},
+		{"one without scopes", caller("a"), nil},
+		{"one whose scopes are not known", &kernel.Caller{Tenant: "a"}, nil},
+	}
+	for _, tt := range tests {
+		want := slices.Clone(tt.tools)
+		slices.Sort(want)
+		for _, size := range []int{1, 2, 3, 100} {
+			var got []string
+			after := ""
+			for range 20 {
+				page, more := k.ListTools(tt.c, after, size)
+				if len(page) > size || (more && len(page) < size) {
+					t.Errorf("%s: a page of %d, more %v", tt.name, len(page), more)
+				}
+				for _, tool := range page {
+					got = append(got, tool.Name)
+				}
+				if !more {
+					break
+				}
+				after = page[len(page)-1].Name
+				churn := board("a", "01hzx9k3m4p7q8r9s0t1v2w3x0")
+				load(t, k, churn)
+				k.Unload(churn)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s, pages of %d: got %v, want %v", tt.name, size, got, want)
+			}
+		}
+		for _, name := range append(tt.tools, "tickets.do", echoTool(nodeA)) {
+			_, ok := k.Tool(tt.c, name)
+			if want := slices.Contains(tt.tools, name); ok != want {
+				t.Errorf("%s: Tool(%s) = %v, want %v", tt.name, name, ok, want)
+			}
+		}
+	}
+	// A page may begin behind a name that is gone by now.
+	page, more := k.ListTools(reader("a"), "sys.~", 1)
+	if len(page) != 1 || page[0].Name != echoTool(nodeA) || !more {
+		t.Errorf("behind a name that is gone: %v, %v", page, more)
+	}
+	// Resources likewise.
+	var uris []string
+	after := ""
+	for more := true; more; {
+		var page []*kernel.Resource
+		page, more = k.ListResources(reader("a"), after, 1)
+		for _, r := range page {
+			uris = append(uris, r.URI)
+			after = r.URI
+		}
+	}
+	if want := []string{metricsURI(nodeA), metricsURI(nodeB), "zoo://all"}; !slices.Equal(uris, want) {
+		t.Errorf("resources: got %v, want %v", uris, want)
+	}
+}
+
+// methods is a plugin that answers MCP methods.
+type methods struct {
+	*plugin
+	serves []string
+}
+
+func (m *methods) Serves() []string { return m.serves }
+
+func (m *methods) Serve(context.Context, *kernel.Caller, kernel.Session, string, json.RawMessage) (json.RawMessage, error) {
+	return nil, nil
+}
+
+func TestMethodFindsTheFirstByName(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	second := &methods{simple("second", "", "x:y"), []string{"prompts/list", "completion/complete"}}
+	first := &methods{simple("first", "", "x:y"), []string{"prompts/list"}}
+	theirs := &methods{simple("aaa", "b", "x:y"), []string{"prompts/list", "logging/setLevel"}}
+	load(t, k, second, first, theirs)
+	for range 20 { // a map decides the order of the search
+		for method, want := range map[string]kernel.Methods{"prompts/list": first, "completion/complete": second, "logging/setLevel": nil, "x": nil} {
+			if got, ok := k.Method(reader("a"), method); ok != (want != nil) || (ok && got != want) {
+				t.Fatalf("Method(%s) = %v, %v", method, got, ok)
+			}
+		}
+	}
+}
+
+// The kernel is deterministic: the same script gives the same transcript, a thousand
+// times, with nothing but memory in it.
+func TestSameSeedSameTranscript(t *testing.T) {
+	first := transcript(t, 42)
+	if !strings.Contains(first, " allow ") || !strings.Contains(first, " deny ") || !strings.Contains(first, "changed") {
+		t.Fatalf("the script does too little:\n%s", first)
+	}
+	if other := transcript(t, 43); other == first {
+		t.Fatal("two seeds give one transcript: the script says nothing")
+	}
+	for i := range 1000 {
+		if got := transcript(t, 42); got != first {
+			t.Fatalf("run %d differs:\n%s\nfrom\n%s", i, got, first)
+		}
+	}
+}
+
+// transcript runs a script drawn from seed against a new kernel and writes down all that
+// can be seen of it.
+func transcript(t *testing.T, seed uint64) string {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	var b strings.Builder
+	k := kernel.New(kernel.Options{
+		Audit:   func(r kernel.Record) { fmt.Fprintln(&b, "audit", r) },
+		Missing: owners(map[string]string{nodeA: "a", nodeB: "b"}),
+	})
+	fleet := []*plugin{board("a", nodeA), board("b", nodeB), board("a", unknown), simple("zoo", "", manifest.ScopeCallReadOnly)}
+	for _, p := range fleet {
+		for _, tool := range p.m.Tools {
+			tool.Limit = nil // by the clock, which is no part of this
+		}
+	}
+	sub, err := k.Subscribe("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for step := range 120 {
+		p := fleet[rng.IntN(len(fleet))]
+		c := reader([]string{"a", "b"}[rng.IntN(2)])
+		switch rng.IntN(6) {
+		case 0, 1:
+			fmt.Fprintln(&b, "load", p.m.Name, k.Load(p, rng.IntN(2) == 0))
+		case 2:
+			fmt.Fprintln(&b, "unload", p.m.Name, k.Unload(p))
+		case 3:
+			tool := p.m.Tools[rng.IntN(len(p.m.Tools))]
+			if rng.IntN(2) == 0 {
+				c.Tenant = p.m.Tenant // else most calls would be refused
+			}
+			args := []string{`{}`, `{"message":"x"}`}[rng.IntN(2)]
+			res, err := k.Call(context.Background(), &kernel.Request{Caller: c, Tool: tool.Name, Arguments: []byte(args), TraceID: fmt.Sprintf("%032x", step+1)})
+			fmt.Fprintln(&b, "call", tool.Name, res != nil, err)
+		case 4:
+			fmt.Fprintln(&b, "list", toolNames(k, c))
+		case 5:
+			k.Changed("a", kernel.Change{Updated: []string{metricsURI(nodeA), metricsURI(unknown), "zoo://all"}})
+			fmt.Fprintln(&b, "changed", sub.Next())
+		}
+	}
+	return b.String()
+}
