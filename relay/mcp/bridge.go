@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -68,13 +69,20 @@ func (h *Handler) post(w http.ResponseWriter, r *http.Request, x *exchange) {
 	}
 }
 
-func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
-	if n := r.ContentLength; n >= 0 { // ServeHTTP has compared it with the limit
-		body := make([]byte, n)
-		_, err := io.ReadFull(r.Body, body)
-		return body, err
+// readBody reads a body of at most limit bytes within the deadline that ServeHTTP set.
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, err error) {
+	if n := r.ContentLength; n >= 0 && n <= 16<<10 {
+		body = make([]byte, n)
+		_, err = io.ReadFull(r.Body, body)
+	} else {
+		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, limit)) // grows with what has come
 	}
-	return io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if err != nil {
+		w.Header().Set("Connection", "close") // and the deadline stays: nobody waits for the rest
+		return nil, err
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	return body, nil
 }
 
 // mayList tells whether a token may ask for the list at all; the list then shows only
@@ -182,6 +190,7 @@ func (t *tenant) prune(x *exchange, c *sdk.ServerCapabilities) {
 		c.Completions = nil
 	}
 	if !has("logging/setLevel") {
+		//lint:ignore SA1019 logging belongs to the versions with sessions
 		c.Logging = nil
 	}
 }

@@ -1,3 +1,5 @@
+//lint:file-ignore SA1019 sampling belongs to the versions with sessions.
+
 package mcp
 
 import (

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
@@ -148,6 +149,27 @@ func TestBody(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, res.Body)
 	})
+}
+
+// TestSlowBody: a body that does not come is not waited for, whether it is wanted or
+// refused.
+func TestSlowBody(t *testing.T) {
+	for origin, want := range map[string]int{"": 400, "Origin: https://evil.example\r\n": 403} {
+		e := newEnv(t, Options{})
+		e.h.bodyWait = 50 * time.Millisecond
+		c := dial(t, e.srv.Listener.Addr().String())
+		if _, err := fmt.Fprintf(c.c, "POST /mcp HTTP/1.1\r\nHost: %s\r\n%sContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", c.addr, origin); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		res, err := http.ReadResponse(c.r, nil)
+		if err != nil || res.StatusCode != want {
+			t.Fatalf("%v %v, want %d", res, err, want)
+		}
+		if _, err := io.Copy(io.Discard, c.r); err != nil {
+			t.Errorf("the connection stays open: %v", err)
+		}
+	}
 }
 
 // TestOrder: the first check that fails decides.

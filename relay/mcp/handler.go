@@ -46,6 +46,7 @@ type Options struct {
 const (
 	maxBatch      = 32                     // messages of a JSON-RPC batch (protocol 2025-03-26)
 	maxWatchedURI = 64                     // watched resources of a session or a listen stream
+	maxWatched    = kernel.MaxWatched / 4  // of a tenant, so that none takes all of the kernel's
 	tenantIdle    = 10 * time.Minute       // then an unused tenant's servers are dropped
 	sweepEvery    = time.Second            // tokens of open streams are asked this often
 	notifyEvery   = time.Second            // at most one round of change notifications a tenant
@@ -69,6 +70,7 @@ type Handler struct {
 	modern http.Handler // no sessions: listen, and everything that the mux does not take
 	send   sdk.MethodHandler
 
+	bodyWait   time.Duration
 	serverMeta []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
 
 	mu       sync.RWMutex // protects the fields below
@@ -128,6 +130,7 @@ func New(opt Options) *Handler {
 		tenants:  make(map[string]*tenant),
 		sessions: make(map[string]*session),
 		streams:  make(map[*exchange]*queued),
+		bodyWait: 10 * time.Second,
 	}
 	if h.opt.OnDenied == nil {
 		h.opt.OnDenied = func(w http.ResponseWriter, _ *http.Request, err error) {
@@ -236,6 +239,9 @@ type exchange struct {
 // ServeHTTP answers one request. The order of the checks decides the status: method,
 // origin and host, size, token, content type and strict body, then the protocol's own.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 { // also when it is not read here: net/http waits for what is left
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.bodyWait))
+	}
 	switch r.Method {
 	case http.MethodGet, http.MethodPost, http.MethodDelete:
 	default:

@@ -202,9 +202,40 @@ func TestWatchBounds(t *testing.T) {
 			t.Fatalf("subscription %d: %v", i, err)
 		}
 	}
+	e.h.mu.RLock()
+	ten := e.h.tenants["default"]
+	e.h.mu.RUnlock()
+	held := func() int {
+		ten.mu.Lock()
+		defer ten.mu.Unlock()
+		return len(ten.watched)
+	}
+	if n := held(); n != maxWatchedURI {
+		t.Errorf("%d resources are watched, want %d", n, maxWatchedURI)
+	}
+	ten.mu.Lock()
+	for i := range maxWatched {
+		ten.watched[string(rune(0x4e00+i))] = 1
+	}
+	ten.mu.Unlock()
+	other := e.client("", legacyEra, nil)
+	if err := other.Subscribe(t.Context(), &sdk.SubscribeParams{URI: b.m.Resources[0].URI}); err != nil {
+		t.Errorf("another watch of a watched resource: %v", err)
+	}
+	if err := other.Subscribe(t.Context(), &sdk.SubscribeParams{URI: b.m.Resources[maxWatchedURI].URI}); err == nil {
+		t.Error("a tenant watches more than its share")
+	}
+	ten.mu.Lock()
+	for i := range maxWatched {
+		delete(ten.watched, string(rune(0x4e00+i)))
+	}
+	ten.mu.Unlock()
 	for _, uri := range []string{"mcp://still", "mcp://none", ""} {
 		if err := cs.Subscribe(t.Context(), &sdk.SubscribeParams{URI: uri}); err == nil {
 			t.Errorf("subscribed to %q", uri)
 		}
 	}
+	// The end of the sessions gives everything back.
+	_, _ = cs.Close(), other.Close()
+	until(t, "release of all watches", func() bool { return held() == 0 })
 }

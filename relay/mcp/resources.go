@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -121,21 +122,39 @@ func notFound(uri string) error {
 	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "Resource not found", Data: data}
 }
 
+var errWatches = &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 10_000, Message: "too many resources are watched; retry later", Reason: "watches"}
+
 // watch starts a kernel watch for a caller, or says why not in the protocol's words.
 func (t *tenant) watch(x *exchange, uri string) (release func(), err error) {
 	if !validURI(uri) {
 		return nil, notFound(uri)
 	}
-	release, err = t.h.opt.Kernel.Watch(x.caller, uri)
+	t.mu.Lock()
+	if t.watched[uri] == 0 && len(t.watched) >= maxWatched {
+		t.mu.Unlock()
+		return nil, rpcError(errWatches, kernel.NewTraceID())
+	}
+	t.watched[uri]++
+	t.mu.Unlock()
+	forget := func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.watched[uri]--; t.watched[uri] == 0 {
+			delete(t.watched, uri)
+		}
+	}
+	end, err := t.h.opt.Kernel.Watch(x.caller, uri)
+	if err == nil {
+		return sync.OnceFunc(func() { end(); forget() }), nil
+	}
+	forget()
 	switch {
 	case errors.Is(err, kernel.ErrNoResource):
 		return nil, notFound(uri)
 	case errors.Is(err, kernel.ErrNotWatchable):
 		return nil, invalidParams("this resource does not report changes; read it instead")
-	case err != nil:
-		return nil, rpcError(&manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 10_000, Message: "too many resources are watched; retry later"}, kernel.NewTraceID())
 	}
-	return release, nil
+	return nil, rpcError(errWatches, kernel.NewTraceID())
 }
 
 // subscribe is resources/subscribe of a session. The session's table holds the watch, so

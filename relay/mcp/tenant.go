@@ -35,6 +35,7 @@ type tenant struct {
 	mu        sync.Mutex // protects the fields below
 	sessions  map[*session]struct{}
 	listeners map[*listener]struct{}
+	watched   map[string]int    // watches by URI
 	flat      map[string]string // names of plugin tools by their flat spelling; nil: unknown
 	flatAge   uint64            // counts the changes of the list of tools
 }
@@ -56,6 +57,7 @@ func newTenant(h *Handler, name string) (*tenant, error) {
 	t := &tenant{
 		h: h, name: name, sub: sub, mux: newMux(), quit: make(chan struct{}),
 		sessions: make(map[*session]struct{}), listeners: make(map[*listener]struct{}),
+		watched: make(map[string]int),
 	}
 	t.stop = sync.OnceFunc(func() { close(t.quit) })
 	t.used.Store(time.Now().UnixNano())
@@ -72,7 +74,8 @@ func (t *tenant) server() *sdk.Server {
 			Resources:   &sdk.ResourceCapabilities{ListChanged: true, Subscribe: true},
 			Prompts:     &sdk.PromptCapabilities{ListChanged: true},
 			Completions: &sdk.CompletionCapabilities{},
-			Logging:     &sdk.LoggingCapabilities{},
+			//lint:ignore SA1019 logging belongs to the versions with sessions
+			Logging: &sdk.LoggingCapabilities{},
 		},
 		SetCacheable: func(_ context.Context, _ sdk.Request, c *sdk.Cacheable) {
 			c.TTLMs, c.CacheScope = int(listTTL.Milliseconds()), "private"
