@@ -238,7 +238,7 @@ func (ss *session) stop(_ context.Context, f *fields) (any, error) {
 }
 
 func (ss *session) setConfig(ctx context.Context, f *fields) (any, error) {
-	base := f.millis("base_interval_ms", prober.MinInterval, prober.MaxInterval)
+	base, _ := f.millis("base_interval_ms", prober.MinInterval, prober.MaxInterval)
 	var byName map[string]whole
 	f.take("module_intervals", &byName)
 	var persist bool

@@ -152,25 +152,27 @@ func (f *fields) text(name string, limit int) (s string) {
 	return s
 }
 
-// millis takes a duration in whole milliseconds, least..most; zero when it is missing.
-func (f *fields) millis(name string, least, most time.Duration) time.Duration {
+// millis takes a duration in whole milliseconds, least..most, and tells whether it was
+// there.
+func (f *fields) millis(name string, least, most time.Duration) (time.Duration, bool) {
 	var n whole
 	if !f.take(name, &n) {
-		return 0
+		return 0, false
 	}
 	d, err := n.millis(name, least, most)
 	if err != nil {
 		f.fail(err)
 	}
-	return d
+	return d, true
 }
 
 // needMillis is millis for a member that must be there.
 func (f *fields) needMillis(name string, least, most time.Duration) time.Duration {
-	if _, ok := f.m[name]; !ok {
+	d, ok := f.millis(name, least, most)
+	if !ok {
 		f.fail(errParams(name, "is missing"))
 	}
-	return f.millis(name, least, most)
+	return d
 }
 
 // end refuses what was not taken and returns the first error.

@@ -1,0 +1,241 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+)
+
+// contract is testdata/contract.json, the frozen document in a form that a program
+// can hold the server against.
+type contract struct {
+	ProtocolVersion int `json:"protocol_version"`
+	Capabilities    struct{ Known, Served []string }
+	Modules         []string
+	Codes           map[string]int
+	Methods         map[string]struct{ Params, Result any }
+	Events          map[string]any
+	Dialogue        []struct{ Send, Recv any }
+}
+
+func readContract(t *testing.T) (*contract, *jsonschema.Compiler) {
+	t.Helper()
+	b, err := os.ReadFile("testdata/contract.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c contract
+	if err := json.Unmarshal(b, &c); err != nil {
+		t.Fatal(err)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	compiler := jsonschema.NewCompiler()
+	compiler.DefaultDraft(jsonschema.Draft2020)
+	if err := compiler.AddResource("contract.json", doc); err != nil {
+		t.Fatal(err)
+	}
+	return &c, compiler
+}
+
+// TestContractIsWhole: the contract and the code know the same words.
+func TestContractIsWhole(t *testing.T) {
+	c, _ := readContract(t)
+	names := append(slices.Collect(maps.Keys(methods)), MethodHello)
+	for _, tt := range []struct {
+		what       string
+		file, code []string
+	}{
+		{"methods", slices.Collect(maps.Keys(c.Methods)), names},
+		{"events", slices.Collect(maps.Keys(c.Events)), []string{EventMetrics, EventState}},
+		{"known capabilities", c.Capabilities.Known, slices.Clone(capabilities)},
+		{"served capabilities", c.Capabilities.Served, slices.Clone(served)},
+		{"modules", c.Modules, slices.Clone(moduleNames[:])},
+	} {
+		slices.Sort(tt.file)
+		slices.Sort(tt.code)
+		if !slices.Equal(tt.file, tt.code) {
+			t.Errorf("%s: the contract has %v, the code %v", tt.what, tt.file, tt.code)
+		}
+	}
+	codes := map[string]int{}
+	for code, word := range codeWords {
+		codes[word] = code
+	}
+	if !maps.Equal(codes, c.Codes) {
+		t.Errorf("codes: the contract has %v, the code %v", c.Codes, codes)
+	}
+	if c.ProtocolVersion != ProtocolVersion {
+		t.Errorf("protocol_version: the contract has %d, the code %d", c.ProtocolVersion, ProtocolVersion)
+	}
+}
+
+// TestContractDialogue runs the dialogue, word for word, and holds what is sent and
+// what comes back against the schemas.
+func TestContractDialogue(t *testing.T) {
+	c, compiler := readContract(t)
+	valid := func(pointer string, v any) error { return compiler.MustCompile("contract.json#" + pointer).Validate(v) }
+	tried := map[string]bool{}
+	o := Options{Version: "1.0.0", Status: func(context.Context) any { return map[string]int{"uptime_s": 7} }}
+	inBubble(t, o, func(t *testing.T, r *rig) {
+		nc := r.dial()
+		defer nc.Close()
+		in := newFrameReader(nc, maxAnswer)
+		for i, step := range c.Dialogue {
+			send, _ := step.Send.(map[string]any)
+			if step.Send != nil {
+				b, _ := json.Marshal(step.Send)
+				if _, err := nc.Write(frame(b)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n, err := in.header()
+			if err != nil {
+				t.Fatalf("step %d: %v", i, err)
+			}
+			body := make([]byte, n)
+			if err := in.body(body); err != nil {
+				t.Fatalf("step %d: %v", i, err)
+			}
+			var got map[string]any
+			if err := json.Unmarshal(body, &got); err != nil {
+				t.Fatal(err)
+			}
+			checkSnakeCase(t, got)
+			if want := fill(step.Recv, got); !reflect.DeepEqual(got, want) {
+				w, _ := json.Marshal(want)
+				t.Fatalf("step %d: got\n%s\nwant\n%s", i, body, w)
+			}
+
+			method := fmt.Sprint(send["method"])
+			switch {
+			case send == nil && got["method"] != nil:
+				tried[fmt.Sprint(got["method"])] = true
+				err = valid("/events/"+fmt.Sprint(got["method"]), got["params"])
+			case got["error"] != nil:
+				err = valid("/$defs/error", got["error"])
+				if c.Methods[method].Params != nil && got["error"].(map[string]any)["message"] == "invalid_params" && valid("/methods/"+method+"/params", send["params"]) == nil {
+					t.Errorf("step %d: the server refuses params the contract allows", i)
+				}
+			default:
+				tried[method] = true
+				err = valid("/methods/"+method+"/result", got["result"])
+				if perr := valid("/methods/"+method+"/params", orNothing(send["params"])); perr != nil {
+					t.Errorf("step %d: the server takes params the contract forbids: %v", i, perr)
+				}
+			}
+			if err != nil {
+				t.Errorf("step %d: %s: %v", i, body, err)
+			}
+		}
+	})
+	for name := range c.Methods {
+		if !tried[name] && name != MethodHistory {
+			t.Errorf("the dialogue has no good %s", name)
+		}
+	}
+	for name := range c.Events {
+		if !tried[name] {
+			t.Errorf("the dialogue has no %s", name)
+		}
+	}
+}
+
+func orNothing(v any) any {
+	if v == nil {
+		return map[string]any{}
+	}
+	return v
+}
+
+// fill puts what cannot be written down beforehand in place of $ words: the time of
+// the bubble, and a session id that is one.
+func fill(want, got any) any {
+	switch want := want.(type) {
+	case map[string]any:
+		out := map[string]any{}
+		g, _ := got.(map[string]any)
+		for k, v := range want {
+			out[k] = fill(v, g[k])
+		}
+		return out
+	case string:
+		if want == "$uuid4" && uuid4.MatchString(fmt.Sprint(got)) {
+			return got
+		}
+		if plus, ok := strings.CutPrefix(want, "$now"); ok {
+			ms, _ := strconv.Atoi(plus)
+			return float64(time.Now().UnixMilli() + int64(ms))
+		}
+	}
+	return want
+}
+
+// TestContractParams holds the server's judgement of params against the schemas'. They
+// must agree on each; the server says what it takes by not saying invalid_params.
+func TestContractParams(t *testing.T) {
+	c, compiler := readContract(t)
+	values := []string{`null`, `true`, `0`, `1`, `-1`, `99`, `100`, `1000`, `1000.0`, `1000.5`, `60000`, `60001`, `600000`, `600001`,
+		`""`, `"x"`, `[]`, `["cpu"]`, `["memory","mem"]`, `["gpu"]`, `[1]`, `["metrics_stream"]`, `{}`, `{"cpu":100}`, `{"memory":60000}`, `{"cpu":99}`, `{"gpu":1000}`, `{"cpu":"1"}`}
+	good := map[string]string{
+		"app_version": `"1"`, "protocol_version": `1`, "token": `"x"`, "interval_ms": `1000`, "ttl_ms": `1000`, "enable": `true`,
+	}
+	inBubble(t, Options{}, func(t *testing.T, r *rig) {
+		p := r.peer().hello("")
+		n := 0
+		for method, m := range c.Methods {
+			if method == MethodHistory || method == MethodStatus {
+				continue // not supported here, whatever the params
+			}
+			schema := compiler.MustCompile("contract.json#/methods/" + method + "/params")
+			props, _ := m.Params.(map[string]any)["properties"].(map[string]any)
+			required, _ := m.Params.(map[string]any)["required"].([]any)
+			names := append(slices.Collect(maps.Keys(props)), "surprise")
+			for _, name := range names {
+				for _, value := range values {
+					var b strings.Builder
+					fmt.Fprintf(&b, `{%q:%s`, name, value)
+					for _, req := range required {
+						if req != name {
+							fmt.Fprintf(&b, `,%q:%s`, req, good[req.(string)])
+						}
+					}
+					b.WriteString("}")
+					v, err := jsonschema.UnmarshalJSON(strings.NewReader(b.String()))
+					if err != nil {
+						t.Fatal(err)
+					}
+					n++
+					allowed := schema.Validate(v) == nil
+					if _, known := props[name]; known && value == "null" && !slices.Contains(required, any(name)) {
+						allowed = true // the server takes null for not there
+					}
+					if method == MethodBurst {
+						r.srv.mu.Lock()
+						r.srv.push.bursts = nil // so that there is room for another
+						r.srv.mu.Unlock()
+					}
+					if m := p.call(method, b.String()); (m["error"] == nil) != allowed {
+						t.Errorf("%s %s: the contract says %v, the server %v", method, b.String(), allowed, m)
+					}
+				}
+			}
+		}
+		if n < 300 {
+			t.Errorf("only %d params were tried", n)
+		}
+	})
+}
