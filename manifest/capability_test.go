@@ -143,3 +143,53 @@ func TestHash(t *testing.T) {
 		t.Errorf("Hash(abc) = %s", got)
 	}
 }
+
+// FuzzCapability: whatever a device announces, Check and the schema admit the same, but
+// for what only Check knows (that schema_ref is the first verb's), and nothing panics.
+func FuzzCapability(f *testing.F) {
+	for _, c := range []Capability{Echo(), Metrics()} {
+		raw, _ := json.Marshal(c)
+		f.Add(raw)
+	}
+	for _, c := range corpus(f) {
+		if c.ref == CapabilityRef {
+			f.Add(c.value)
+		}
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		schema := Validate(CapabilityRef, raw)
+		norm, err := CheckArgs(CapabilityRef, raw)
+		if (err == nil) != (schema == nil) {
+			t.Fatalf("%q: Validate says %v, CheckArgs %v", raw, schema, err)
+		}
+		if err == nil {
+			raw = norm // 2e3 is an integer to the schema, not to Go
+		}
+		var c Capability
+		if err := json.Unmarshal(raw, &c); err != nil {
+			if schema == nil {
+				t.Errorf("%q fits the schema but is no Capability: %v", raw, err)
+			}
+			return
+		}
+		check := c.Check()
+		if again, _ := json.Marshal(c); check == nil && Validate(CapabilityRef, again) != nil {
+			t.Errorf("Check admits %s, the schema does not", again)
+		}
+		if schema == nil && check != nil {
+			k, _ := LookupKind(c.Kind)
+			if v, ok := k.Verb(c.Verbs[0]); !ok || v.Input == c.SchemaRef {
+				t.Errorf("the schema admits %q, Check says %v", raw, check)
+			}
+		}
+		tools, err := Project(testNode, &c)
+		if err == nil && (check != nil || len(tools) != len(c.Verbs)) {
+			t.Errorf("%q became %d tools", raw, len(tools))
+		}
+		for _, tool := range tools {
+			if _, ok := ParseToolName(tool.Canonical); !ok {
+				t.Errorf("%q became %q", raw, tool.Canonical)
+			}
+		}
+	})
+}

@@ -35,6 +35,7 @@ type prop struct {
 	min, max       int64  // of a number; of a string's length in characters
 	hasMin, hasMax bool
 	text           *pattern
+	inner          *shape // of an object
 }
 
 // schemaJSON is the part of JSON Schema that a shape covers. Every other keyword makes a
@@ -108,6 +109,8 @@ func newProp(name string, raw []byte) (p prop, exact bool) {
 		exact = s.parse(raw, stringWords)
 		low, high = s.MinLength, s.MaxLength
 		p.text, exact = newPattern(s.Pattern, exact)
+	case "object":
+		p.inner = newShape("", raw)
 	}
 	if low != nil {
 		p.min, p.hasMin = *low, true
@@ -184,13 +187,10 @@ func (p *pattern) add(re *syntax.Regexp) bool {
 }
 
 // normalise rewrites a valid object without white space and with whole numbers written
-// plainly where the schema says integer.
+// plainly where the schema says integer, in objects of objects too, not in arrays.
 func (sh *shape) normalise(raw []byte) []byte {
 	v := jsontext.Value(bytes.Clone(raw))
 	_ = v.Compact() // cannot fail: the value was validated
-	if v.Kind() != '{' {
-		return v
-	}
 	dec := jsontext.NewDecoder(bytes.NewBuffer(v))
 	_, _ = dec.ReadToken()
 	out := make([]byte, 0, len(v))
@@ -201,12 +201,11 @@ func (sh *shape) normalise(raw []byte) []byte {
 		out = append(out, sep)
 		out, _ = jsontext.AppendQuote(out, key)
 		out = append(out, ':')
-		i := slices.IndexFunc(sh.props, func(p prop) bool { return p.name == key && p.typ == "integer" })
-		if n, whole := wholeValue(i >= 0, val); whole {
-			out = strconv.AppendInt(out, n, 10)
-		} else {
-			out = append(out, val...)
+		i := slices.IndexFunc(sh.props, func(p prop) bool { return p.name == key })
+		if i >= 0 {
+			val = sh.props[i].normalise(val)
 		}
+		out = append(out, val...)
 	}
 	if len(out) == 0 {
 		return append(out, "{}"...)
@@ -214,9 +213,14 @@ func (sh *shape) normalise(raw []byte) []byte {
 	return append(out, '}')
 }
 
-func wholeValue(integer bool, val jsontext.Value) (int64, bool) {
-	if !integer || val.Kind() != '0' {
-		return 0, false
+func (p *prop) normalise(val jsontext.Value) jsontext.Value {
+	switch {
+	case p.inner != nil && val.Kind() == '{':
+		return p.inner.normalise(val)
+	case p.typ == "integer" && val.Kind() == '0':
+		if n, ok := wholeNumber(val); ok {
+			return strconv.AppendInt(nil, n, 10)
+		}
 	}
-	return wholeNumber(val)
+	return val
 }
