@@ -35,6 +35,7 @@ import (
 type Options struct {
 	StateDir      string
 	Listen        string                               // HOST:PORT; default 127.0.0.1:8460
+	Listener      net.Listener                         // served instead of Listen when not nil; Open takes it over
 	MetricsListen string                               // HOST:PORT of /metrics; "" serves none
 	TLSCert       string                               // PEM files; both or none. Read again when they change
 	TLSKey        string                               //
@@ -83,13 +84,15 @@ type Relay struct {
 // Open prepares a relay: state directory, keys, listeners. Nothing is served before Run.
 // Close must be called when Run is not.
 func Open(opt Options) (r *Relay, err error) {
-	if opt.Listen == "" {
+	if opt.Listener != nil {
+		opt.Listen = opt.Listener.Addr().String()
+	} else if opt.Listen == "" {
 		opt.Listen = DefaultListen
 	}
 	if opt.Logger == nil {
 		opt.Logger = zap.NewNop()
 	}
-	r = &Relay{opt: opt, log: opt.Logger, origins: make(map[string]bool)}
+	r = &Relay{opt: opt, log: opt.Logger, origins: make(map[string]bool), listener: opt.Listener}
 	defer func() {
 		if err != nil {
 			_ = r.Close()
@@ -98,8 +101,10 @@ func Open(opt Options) (r *Relay, err error) {
 	if err = r.checkOptions(); err != nil {
 		return r, err
 	}
-	if r.listener, err = net.Listen("tcp", opt.Listen); err != nil {
-		return r, fmt.Errorf("listen on %s: %w; choose another address with --listen", opt.Listen, err)
+	if r.listener == nil {
+		if r.listener, err = net.Listen("tcp", opt.Listen); err != nil {
+			return r, fmt.Errorf("listen on %s: %w; choose another address with --listen", opt.Listen, err)
+		}
 	}
 	if opt.MetricsListen != "" {
 		if r.metricsListener, err = net.Listen("tcp", opt.MetricsListen); err != nil {
