@@ -3,7 +3,6 @@ package manifest
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"regexp"
 	"time"
 )
 
@@ -56,15 +55,13 @@ func Metrics() Capability {
 		Verbs: []string{VerbSnapshot, VerbSubscribe}, SafetyClass: ReadOnly, Constraints: DefaultConstraints}
 }
 
-var capIDRE = regexp.MustCompile(`^[a-z0-9_]{1,24}$`)
-
 // Check tells whether c is a capability of this release: known kind, known verbs, the
 // kind's safety class, the right schema reference, sane constraints. The error is
 // always E_MANIFEST_INVALID and quotes nothing of c.
 func (c *Capability) Check() error {
 	k, ok := LookupKind(c.Kind)
 	switch {
-	case !capIDRE.MatchString(c.CapID):
+	case !ValidCapID(c.CapID):
 		return E(ManifestInvalid, "cap_id must match ^[a-z0-9_]{1,24}$")
 	case !ok:
 		return E(ManifestInvalid, "kind is not one of the kinds this relay knows")
@@ -104,4 +101,4 @@ func Hash(rawCapabilities []byte) string {
 }
 
 // ValidCapID reports whether s may be a cap_id: ^[a-z0-9_]{1,24}$.
-func ValidCapID(s string) bool { return capIDRE.MatchString(s) }
+func ValidCapID(s string) bool { return wordOf(s, 24, '_') }

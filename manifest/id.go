@@ -2,7 +2,6 @@ package manifest
 
 import (
 	"crypto/rand"
-	"regexp"
 	"strings"
 	"time"
 
@@ -14,11 +13,6 @@ const (
 	ULIDLen = 26
 	// MaxNameLen bounds a node's friendly name.
 	MaxNameLen = 32
-)
-
-var (
-	tenantRE = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
-	nameRE   = tenantRE // a node name has the same form as a tenant id
 )
 
 // NewNodeID mints a node id: a ULID in lower case Crockford base 32 (RFC-0009 §2).
@@ -58,10 +52,24 @@ func ParseULID(s string) (string, bool) {
 }
 
 // ValidTenant reports whether s is a tenant id: ^[a-z0-9][a-z0-9-]{0,31}$.
-func ValidTenant(s string) bool { return tenantRE.MatchString(s) }
+func ValidTenant(s string) bool { return wordOf(s, MaxNameLen, '-') && s[0] != '-' }
 
 // ValidNodeName reports whether s may name a node: ^[a-z0-9][a-z0-9-]{0,31}$.
-func ValidNodeName(s string) bool { return nameRE.MatchString(s) }
+func ValidNodeName(s string) bool { return ValidTenant(s) }
+
+// wordOf reports whether s is 1 to most characters of a-z, 0-9 and extra. The patterns
+// are checked by hand because compiling them costs every start of a board.
+func wordOf(s string, most int, extra byte) bool {
+	if len(s) == 0 || len(s) > most {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != extra {
+			return false
+		}
+	}
+	return true
+}
 
 func isCrockfordLower(c byte) bool {
 	switch {

@@ -8,8 +8,12 @@ import (
 	"github.com/oklog/ulid/v2"
 )
 
-// nodeIDRE is the pattern of RFC-0009 §5.1, which also admits ids that are no ULID.
-var nodeIDRE = regexp.MustCompile(`^[0-9a-hjkmnp-tv-z]{26}$`)
+// The patterns of the words; that of RFC-0009 §5.1 also admits ids that are no ULID.
+var (
+	nodeIDRE = regexp.MustCompile(`^[0-9a-hjkmnp-tv-z]{26}$`)
+	tenantRE = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
+	capIDRE  = regexp.MustCompile(`^[a-z0-9_]{1,24}$`)
+)
 
 func TestValidNodeID(t *testing.T) {
 	tests := []struct {
@@ -54,13 +58,19 @@ func TestMintedIDs(t *testing.T) {
 
 // FuzzID holds the ids against the library and the pattern.
 func FuzzID(f *testing.F) {
-	for _, s := range []string{"01hzx9k3m4p7q8r9s0t1v2w3xy", "8zzzzzzzzzzzzzzzzzzzzzzzzz", "01HZX9K3M4P7Q8R9S0T1V2W3XY", "01hzx9k3m4p7q8r9s0t1v2w3xi", ""} {
+	for _, s := range []string{"01hzx9k3m4p7q8r9s0t1v2w3xy", "8zzzzzzzzzzzzzzzzzzzzzzzzz", "01HZX9K3M4P7Q8R9S0T1V2W3XY", "01hzx9k3m4p7q8r9s0t1v2w3xi", "", "default", "-a", "a_b", "a-b\n", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		_, err := ulid.ParseStrict(s)
 		if want := err == nil && nodeIDRE.MatchString(s); ValidNodeID(s) != want {
 			t.Errorf("ValidNodeID(%q) = %v; pattern and library say %v", s, !want, want)
+		}
+		if want := tenantRE.MatchString(s); ValidTenant(s) != want || ValidNodeName(s) != want {
+			t.Errorf("ValidTenant(%q) = %v, the pattern says %v", s, !want, want)
+		}
+		if want := capIDRE.MatchString(s); ValidCapID(s) != want {
+			t.Errorf("ValidCapID(%q) = %v, the pattern says %v", s, !want, want)
 		}
 		up, ok := ParseULID(s)
 		if ok != (err == nil) {
