@@ -89,7 +89,7 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 		return nil, &manifest.Error{Code: manifest.SafetyDenied, Message: "tools of this safety class need an approval that this release does not give", Reason: "safety_class"}
 	}
 	if t.Streams && !r.Stream {
-		return nil, &manifest.Error{Code: manifest.BadRequest, Message: "this tool is a stream: send Accept: text/event-stream, or call the snapshot tool for one reading", Reason: "unary_on_stream"}
+		return nil, &manifest.Error{Code: manifest.BadRequest, Message: "this tool is a stream: send Accept: text/event-stream, or call metrics.snapshot for one reading", Reason: "unary_on_stream"}
 	}
 	if len(r.Arguments) == 0 {
 		r.Arguments = []byte("{}")

@@ -295,7 +295,7 @@ func transcript(t *testing.T, seed uint64) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for step := range 120 {
+	for step := range 70 {
 		p := fleet[rng.IntN(len(fleet))]
 		c := reader([]string{"a", "b"}[rng.IntN(2)])
 		switch rng.IntN(6) {
