@@ -79,6 +79,10 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 	}
 	wantJSON, wantStream := parseAccept(req.Header.Values("Accept"))
 	subscribe := strings.HasSuffix(b.Tool, "."+manifest.VerbSubscribe) || strings.HasSuffix(b.Tool, "_"+manifest.VerbSubscribe)
+	if subscribe && !wantStream {
+		bad(http.StatusBadRequest, "this tool is a stream: send Accept: text/event-stream, or call metrics.snapshot for one reading")
+		return
+	}
 	if !subscribe && !wantJSON {
 		bad(http.StatusBadRequest, "this tool answers with application/json; send Accept: application/json")
 		return
@@ -87,7 +91,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		bad(http.StatusBadRequest, "the tool name is malformed; tools/list shows the names")
 		return
 	}
-	kr := &kernel.Request{Caller: c, Tool: b.Tool, Arguments: []byte(b.Arguments), TraceID: trace, Traced: traced, Stream: subscribe && wantStream}
+	kr := &kernel.Request{Caller: c, Tool: b.Tool, Arguments: []byte(b.Arguments), TraceID: trace, Traced: traced, Stream: subscribe}
 	res, err := r.kernel.Call(req.Context(), kr)
 	if err != nil {
 		e := manifest.AsError(err)

@@ -108,7 +108,18 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 		defer t.Limit.Release()
 	}
 	r.plugin = e.plugin
-	return e.plugin.plugin.Call(ctx, r)
+	return guarded(ctx, e.plugin.plugin, r)
+}
+
+// guarded turns a plugin's panic into an error of its call. A panic in a goroutine that
+// the plugin started cannot be caught here.
+func guarded(ctx context.Context, p Plugin, r *Request) (res *Result, err error) {
+	defer func() {
+		if recover() != nil { // its value may quote arguments
+			res, err = nil, &manifest.Error{Code: manifest.Internal, Message: "the plugin failed to answer this call", Reason: "panic"}
+		}
+	}()
+	return p.Call(ctx, r)
 }
 
 // missing explains a tool that none of the caller's plugins has. The scope is checked

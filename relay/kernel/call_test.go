@@ -338,3 +338,22 @@ func TestParseTraceparent(t *testing.T) {
 		}
 	}
 }
+
+func TestPanickingPlugin(t *testing.T) {
+	const canary = "the-message-of-the-caller"
+	p := simple("bad", "a", manifest.ScopeCallReadOnly)
+	p.call = func(_ context.Context, r *kernel.Request) (*kernel.Result, error) { panic(string(r.Arguments)) }
+	var records []kernel.Record
+	k := kernel.New(kernel.Options{Audit: func(r kernel.Record) { records = append(records, r) }})
+	if err := k.Load(p, false); err != nil {
+		t.Fatal(err)
+	}
+	_, err := k.Call(t.Context(), &kernel.Request{Caller: reader("a"), Tool: "bad.do", Arguments: []byte(`{"m":"` + canary + `"}`)})
+	e := manifest.AsError(err)
+	if e.Code != manifest.Internal || e.Reason != "panic" || strings.Contains(e.Error(), canary) {
+		t.Errorf("got %v, want E_INTERNAL that quotes nothing", err)
+	}
+	if len(records) != 1 || records[0].Decision != kernel.Failed || records[0].Reason != "panic" {
+		t.Errorf("audit %+v, want one failed record", records)
+	}
+}
