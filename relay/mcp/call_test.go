@@ -173,7 +173,11 @@ func TestTrace(t *testing.T) {
 		inMeta   = "1af7651916cd43dd8448eb211c80319c"
 	)
 	trace := func(m map[string]any) string {
-		return m["result"].(map[string]any)["structuredContent"].(map[string]any)["trace"].(string)
+		got := m["result"].(map[string]any)["structuredContent"].(map[string]any)
+		if got["traced"] != true {
+			t.Error("the plugin is not told that the caller traces")
+		}
+		return got["trace"].(string)
 	}
 	head := map[string]string{"Traceparent": "00-" + inHeader + "-b7ad6b7169203331-01"}
 	_, m := e.modern("tools/call", echoA, `"name":"`+echoA+`"`, head)

@@ -336,7 +336,7 @@ func (b *board) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, er
 		b.streams <- f
 		return &kernel.Result{Stream: f}, nil
 	}
-	return &kernel.Result{Structured: json.RawMessage(fmt.Sprintf(`{"node_id":%q,"arguments":%s,"trace":%q}`, b.node, r.Arguments, r.TraceID))}, nil
+	return &kernel.Result{Structured: json.RawMessage(fmt.Sprintf(`{"node_id":%q,"arguments":%s,"trace":%q,"traced":%t}`, b.node, r.Arguments, r.TraceID, r.Traced))}, nil
 }
 
 func (b *board) Read(context.Context, *kernel.Caller, string) ([]byte, error) {

@@ -32,6 +32,9 @@ func TestListTools(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if len(res.Tools) != min(pageSize, 3*boards-len(names)) {
+				t.Errorf("%d tools on page %d", len(res.Tools), pages)
+			}
 			if version == modernEra && (res.CacheScope != "private" || res.TTLMs <= 0) {
 				t.Errorf("cache %q %d, want private and a time", res.CacheScope, res.TTLMs)
 			}
