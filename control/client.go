@@ -37,8 +37,8 @@ type DialOptions struct {
 	AppVersion string // told to the daemon; default "agentctl"
 	Token      string // default "agentctl": any will do unless the daemon's config names one
 
-	// OnEvent takes the events, in their order, in the goroutine that reads: what
-	// takes long belongs elsewhere. With it the connection says metrics_stream,
+	// OnEvent takes the events, in their order, in the goroutine that reads: it must
+	// be quick and must not use the client. With it the connection says metrics_stream,
 	// which turns push on for everybody.
 	OnEvent func(Event)
 }

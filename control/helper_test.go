@@ -68,7 +68,7 @@ func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes", Net: "unix
 // rig is a server with a prober on the fixed machine. In a bubble its clock is false,
 // and so are its sockets.
 type rig struct {
-	t      *testing.T
+	t      testing.TB
 	srv    *Server
 	prober *prober.Prober
 	source *fixed
@@ -96,7 +96,7 @@ func inBubble(t *testing.T, o Options, f func(*testing.T, *rig)) {
 }
 
 // onSocket starts a rig on a real socket, to be ended by the test's cleanup.
-func onSocket(t *testing.T, o Options) *rig {
+func onSocket(t testing.TB, o Options) *rig {
 	t.Helper()
 	if o.Path == "" {
 		o.Path = filepath.Join(shortDir(t), "s")
@@ -113,7 +113,7 @@ func onSocket(t *testing.T, o Options) *rig {
 	return r
 }
 
-func newRig(t *testing.T, o Options) *rig {
+func newRig(t testing.TB, o Options) *rig {
 	t.Helper()
 	r := &rig{t: t, source: &fixed{}, served: make(chan error, 1)}
 	r.prober = prober.New(prober.Options{Interval: time.Second, Source: r.source})
@@ -150,7 +150,7 @@ func (r *rig) end() {
 }
 
 // shortDir is a new directory with a path short enough for a socket.
-func shortDir(t *testing.T) string {
+func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ctl")
 	if err != nil {
@@ -162,7 +162,7 @@ func shortDir(t *testing.T) string {
 
 // peer is a client made of nothing but the wire.
 type peer struct {
-	t  *testing.T
+	t  testing.TB
 	nc net.Conn
 
 	mu      sync.Mutex
@@ -215,8 +215,10 @@ func (p *peer) read() {
 		}
 		checkSnakeCase(p.t, map[string]any(m))
 		p.mu.Lock()
-		if ch := p.waiting[fmt.Sprint(m["id"])]; ch != nil {
+		id := fmt.Sprint(m["id"])
+		if ch := p.waiting[id]; ch != nil {
 			ch <- m
+			delete(p.waiting, id)
 		} else {
 			p.strays = append(p.strays, m)
 		}
@@ -237,7 +239,7 @@ func (p *peer) call(method, params string) msg {
 	p.t.Helper()
 	p.mu.Lock()
 	p.next++
-	id := fmt.Sprintf("q%d", p.next)
+	id := fmt.Sprintf("call-%d-of-this-peer", p.next)
 	ch := make(chan msg, 1)
 	p.waiting[id] = ch
 	p.mu.Unlock()
@@ -295,7 +297,7 @@ func (p *peer) take(method string) (out []msg) {
 }
 
 // checkSnakeCase holds every key the server says against the document's rule.
-func checkSnakeCase(t *testing.T, v any) {
+func checkSnakeCase(t testing.TB, v any) {
 	t.Helper()
 	switch v := v.(type) {
 	case map[string]any:

@@ -141,6 +141,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	if err := s.Listen(); err != nil {
 		return err
 	}
+	s.log.Info("control socket open", zap.String("path", s.Addr()))
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	hard, cut := context.WithCancel(context.WithoutCancel(ctx))
