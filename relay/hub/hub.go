@@ -10,7 +10,6 @@ package hub
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -86,6 +85,8 @@ type Stats struct {
 // Hub is the set of live devices. Make one with New.
 type Hub struct {
 	opt     Options
+	most    int // MaxNodes and maxShaking; tests lower them
+	shakes  int64
 	shaking atomic.Int64
 	wg      sync.WaitGroup
 	ctx     context.Context // ends all sessions
@@ -105,47 +106,56 @@ type Hub struct {
 
 // New makes a hub without devices.
 func New(opt Options) *Hub {
-	h := &Hub{opt: opt, nodes: make(map[string]*Node), rivals: make(map[string]*rivalry)}
+	h := &Hub{opt: opt, most: MaxNodes, shakes: maxShaking, nodes: make(map[string]*Node), rivals: make(map[string]*rivalry)}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	return h
 }
 
 // Attach takes one upgraded link and serves it until it ends. It returns at once, so
-// that the HTTP server's buffers are freed; Run waits for the session.
+// that the HTTP server's buffers are freed; Run waits for the session. A link too many
+// is closed with 4503, here.
 func (h *Hub) Attach(conn link.Conn) {
 	h.mu.Lock()
-	full := h.closing || len(h.nodes) >= MaxNodes || h.shaking.Load() >= maxShaking
+	full := h.closing || len(h.nodes) >= h.most || h.shaking.Load() >= h.shakes
 	if !full {
 		h.shaking.Add(1)
 		h.wg.Go(func() { h.session(conn) })
 	}
 	h.mu.Unlock()
 	if full {
+		h.refused.Add(1)
 		_ = conn.Close(link.CloseDraining, "overloaded")
 	}
 }
 
 func (h *Hub) session(conn link.Conn) {
-	n := &Node{hub: h}
-	// A link that is still shaking hands when the relay stops is cut, not waited for.
-	stop := context.AfterFunc(h.ctx, func() { _ = conn.Close(link.CloseDraining, "draining") })
-	s, m, err := link.Accept(h.ctx, conn, link.AcceptOptions{Authenticate: h.authenticate, SpreadMS: h.spread, Validate: h.opt.Validate})
+	var who link.Grant // for the audit log, when the handshake fails later on
+	s, m, err := link.Accept(h.ctx, conn, link.AcceptOptions{
+		Authenticate: func(ctx context.Context, a *link.Auth) (*link.Grant, error) {
+			g, err := h.opt.Authenticate(ctx, a)
+			if err != nil {
+				return nil, err
+			}
+			who = *g
+			return g, h.contested(g.NodeID)
+		},
+		SpreadMS: h.spread, Validate: h.opt.Validate,
+	})
 	h.shaking.Add(-1)
-	stop()
 	if err != nil {
 		h.refused.Add(1)
-		h.event(Event{Kind: "device_refused", Close: refusalCode(err)})
+		h.event(Event{Kind: "device_refused", Tenant: who.Tenant, NodeID: who.NodeID, Close: link.CloseCode(err)})
 		return
 	}
-	h.accepted.Add(1)
-	n.session = s
-	n.nextPing = time.Now().Add(pingIn())
+	n := &Node{hub: h, session: s, nextPing: time.Now().Add(pingIn())}
 	over, ok := h.enter(n)
 	if !ok {
-		s.Close(link.CloseDraining, "draining")
+		h.refused.Add(1)
+		s.Close(link.CloseDraining, "overloaded")
 		_ = s.Run(h.ctx, n)
 		return
 	}
+	h.accepted.Add(1)
 	h.event(Event{Kind: "device_connect", Tenant: s.Tenant, NodeID: s.NodeID})
 	n.Announced(m)
 	h.supersede(over, n) // only now: the node's tools were there all the time
@@ -158,25 +168,6 @@ func (h *Hub) session(conn link.Conn) {
 		h.surface.Unlock()
 	}
 	h.event(Event{Kind: "device_disconnect", Tenant: s.Tenant, NodeID: s.NodeID, Close: link.CloseCode(err)})
-}
-
-func refusalCode(err error) int {
-	var r *link.Refusal
-	if errors.As(err, &r) {
-		return r.Code
-	}
-	return link.CloseCode(err)
-}
-
-func (h *Hub) authenticate(ctx context.Context, a *link.Auth) (*link.Grant, error) {
-	g, err := h.opt.Authenticate(ctx, a)
-	if err != nil {
-		return nil, err
-	}
-	if h.contested(g.NodeID) {
-		return nil, &link.Refusal{Code: link.CloseSuperseded, Reason: "superseded"}
-	}
-	return g, nil
 }
 
 // spread is reconnect_spread_ms: 200 devices a second come back after a restart.
@@ -197,10 +188,10 @@ type takeover struct {
 func (h *Hub) enter(n *Node) (over takeover, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closing {
+	over.old = h.nodes[n.session.NodeID]
+	if h.closing || (over.old == nil && len(h.nodes) >= h.most) {
 		return over, false
 	}
-	over.old = h.nodes[n.session.NodeID]
 	h.nodes[n.session.NodeID] = n
 	if over.old != nil {
 		h.takeovers.Add(1)
@@ -289,11 +280,14 @@ func (h *Hub) rivalLocked(id string) bool {
 	return true
 }
 
-func (h *Hub) contested(id string) bool {
+// contested refuses a node id that two installs fight for.
+func (h *Hub) contested(id string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	r := h.rivals[id]
-	return r != nil && time.Now().Before(r.until)
+	if r := h.rivals[id]; r != nil && time.Now().Before(r.until) {
+		return &link.Refusal{Code: link.CloseSuperseded, Reason: "superseded"}
+	}
+	return nil
 }
 
 // Run pings, drops silent links, cuts revoked ones and tells Seen, until ctx ends; then
@@ -330,11 +324,12 @@ func (h *Hub) sweep(round int) {
 	h.mu.Unlock()
 	var seen []string
 	for _, n := range nodes {
-		if now.After(n.nextPing) || n.session.Idle() > link.DeadAfter {
+		if now.After(n.nextPing) || n.session.Idle() >= link.DeadAfter {
 			n.session.Tick()
 			n.nextPing = now.Add(pingIn())
 		}
-		if n.session.Active != nil && n.session.Active() != nil {
+		if !n.revoked && n.session.Active != nil && n.session.Active() != nil {
+			n.revoked = true
 			h.event(Event{Kind: "revoked", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
 			n.session.Close(link.CloseAuthFailed, "auth_failed")
 		}

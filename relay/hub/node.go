@@ -15,6 +15,7 @@ type Node struct {
 	hub      *Hub
 	session  *link.Session
 	nextPing time.Time // of the hub's sweep only
+	revoked  bool      // likewise
 
 	mu      sync.Mutex // protects the fields below
 	tools   []manifest.Tool
@@ -27,6 +28,7 @@ type Node struct {
 
 // pending is one command that a caller waits for.
 type pending struct {
+	id   string
 	tool *manifest.Tool
 	done chan answer // takes one
 	// accepted, for a subscription, runs in the session's goroutine, before any frame
@@ -65,60 +67,69 @@ type CallOptions struct {
 }
 
 // Call sends one command and waits for its end: the device's result, checked against
-// the verb's schema and this node's id, or a *manifest.Error. ctx carries the gateway's
-// budget. The command runs at most once and is never sent again.
+// the verb's schema and this node's id, a *manifest.Error, or ctx's cause. ctx carries
+// the gateway's budget. The command runs at most once and is never sent again.
 func (n *Node) Call(ctx context.Context, t *manifest.Tool, args []byte, opt CallOptions) ([]byte, error) {
-	p := &pending{tool: t, done: make(chan answer, 1)}
-	_, result, err := n.do(ctx, p, args, opt)
-	return result, err
+	return n.do(ctx, &pending{tool: t, done: make(chan answer, 1)}, args, opt)
 }
 
-func (n *Node) do(ctx context.Context, p *pending, args []byte, opt CallOptions) (id string, result []byte, err error) {
-	id = manifest.NewULID()
-	deadline, _ := ctx.Deadline()
-	n.mu.Lock()
-	if n.gone {
-		n.mu.Unlock()
-		return id, nil, offline()
+func (n *Node) do(ctx context.Context, p *pending, args []byte, opt CallOptions) (result []byte, err error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
-	err = n.calls.Add(id, deadline, p)
-	n.mu.Unlock()
-	if err != nil {
-		return id, nil, &manifest.Error{Code: manifest.RateLimited, Message: "too many commands wait for this device; retry later", RetryAfterMS: 1000, Reason: "queue"}
+	p.id = link.NewID()
+	frame := link.AppendCmd(make([]byte, 0, len(args)+192), p.id, p.tool.Canonical, args, 0, opt.TraceID)
+	if err := n.dispatch(ctx, p, frame); err != nil {
+		return nil, err
 	}
-	n.hub.commands.Add(1)
-	frame := link.AppendCmd(make([]byte, 0, len(args)+192), id, p.tool.Canonical, args, 0, opt.TraceID)
-	if err := n.session.Send(frame); err == nil {
-		n.mu.Lock()
-		n.calls.Sent(id)
-		n.mu.Unlock()
-	} // else the link is ending: lost() answers
 	select {
 	case a := <-p.done:
-		return id, a.result, a.err
+		return a.result, a.err
 	case <-ctx.Done():
 	}
 	n.mu.Lock()
-	tell := n.calls.Expire(id)
-	n.mu.Unlock()
+	ended, tell := n.calls.Expire(p.id)
 	if tell {
-		n.cancel(id)
+		n.cancel(p.id)
 	}
-	select {
-	case a := <-p.done: // it came while we gave up: exactly one end, this one
-		if a.err == nil && p.accepted == nil {
-			return id, a.result, nil
-		}
-		if p.accepted != nil {
-			n.cancel(id)
-		}
-	default:
+	n.mu.Unlock()
+	if ended {
+		return nil, context.Cause(ctx)
 	}
-	return id, nil, context.Cause(ctx)
+	a := <-p.done // its end came first: the session's goroutine is about to tell it
+	return a.result, a.err
 }
 
+// dispatch notes a command and hands its frame to the link, in one step: what is in the
+// table and what the device gets are never in another order.
+func (n *Node) dispatch(ctx context.Context, p *pending, frame []byte) error {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(callBudget)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gone {
+		return offline()
+	}
+	if n.calls.Add(p.id, deadline, p) != nil {
+		return &manifest.Error{Code: manifest.RateLimited, Message: "too many commands wait for this device; retry later", RetryAfterMS: 1000, Reason: "queue"}
+	}
+	if n.session.Send(frame) != nil { // the link is ending
+		n.calls.Expire(p.id)
+		return offline()
+	}
+	n.calls.Sent(p.id)
+	n.hub.commands.Add(1)
+	return nil
+}
+
+// callBudget is the gateway's (RFC-0005 §7), for a ctx that does not tell it.
+const callBudget = 5 * time.Second
+
+// cancel tells the device to end a command or the stream that it opened.
 func (n *Node) cancel(cmdID string) {
-	_ = n.session.Send(link.Encode(link.TypeCmdCancel, manifest.NewULID(), cmdID, nil))
+	_ = n.session.Send(link.Encode(link.TypeCmdCancel, link.NewID(), cmdID, nil))
 }
 
 func offline() error {
@@ -159,7 +170,11 @@ func (n *Node) Acked(inReplyTo string, a *link.CmdAck) (known bool) {
 		n.note("foreign_ack", "", "")
 		return false
 	}
-	p.done <- n.judge(p, a)
+	ans := n.judge(p, a)
+	if ans.err != nil && a.OK && p.accepted != nil {
+		n.cancel(p.id) // it opened a stream that nobody will read
+	}
+	p.done <- ans
 	return true
 }
 
@@ -169,18 +184,16 @@ func (n *Node) judge(p *pending, a *link.CmdAck) answer {
 	if !a.OK {
 		return answer{err: refused(a.Code)}
 	}
-	if err := n.hub.opt.CheckResult(p.tool.Verb.Ack, a.Result, n.ID()); err != nil {
+	err := n.hub.opt.CheckResult(p.tool.Verb.Ack, a.Result, n.ID())
+	if err == nil && p.accepted != nil {
+		err = p.accepted(a.Result)
+	}
+	if err != nil {
 		n.hub.badResults.Add(1)
 		n.note("bad_result", p.tool.Canonical, manifest.Internal)
 		return answer{err: &manifest.Error{Code: manifest.Internal, Message: "the device gave a result that breaks its contract", Reason: "bad_result"}}
 	}
-	result := append([]byte(nil), a.Result...) // the bytes are the reader's
-	if p.accepted != nil {
-		if err := p.accepted(result); err != nil {
-			return answer{err: err}
-		}
-	}
-	return answer{result: result}
+	return answer{result: append([]byte(nil), a.Result...)} // the bytes are the reader's
 }
 
 // refused is the caller's error for a device that said no.

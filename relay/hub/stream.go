@@ -1,7 +1,6 @@
 package hub
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"strconv"
@@ -44,6 +43,7 @@ type stream struct {
 
 	refs     int   // readers and joiners; protected by node.mu
 	seq      int64 // of the last frame; session's goroutine only
+	bad      int   // samples that broke the schema; likewise
 	streamID string
 }
 
@@ -72,7 +72,7 @@ func (r *Reader) Close() {
 func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, intervalMS int64,
 	acquire func() (release func(), err error), opt CallOptions) (*Reader, error) {
 	key := streamKey{t.Canonical, intervalMS}
-	for {
+	for ctx.Err() == nil {
 		n.mu.Lock()
 		if n.gone {
 			n.mu.Unlock()
@@ -111,11 +111,12 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 			return &Reader{Sub: sub, stream: s}, nil
 		}
 		s.release()
-		if opener || !errors.Is(s.err, errOpenerLeft) {
+		if !errors.Is(s.err, errOpenerLeft) {
 			return nil, s.err
 		}
-		// The one who was opening gave up; try ourselves.
+		// The one who was opening gave up; try ourselves, if it was another one.
 	}
+	return nil, context.Cause(ctx)
 }
 
 // errOpenerLeft: the caller that opened the stream went away before the device
@@ -131,30 +132,35 @@ func (n *Node) open(ctx context.Context, s *stream, t *manifest.Tool, args []byt
 		return
 	}
 	defer release()
-	p := &pending{tool: t, done: make(chan answer, 1), accepted: func(result []byte) error {
-		var sub link.Subscribed
-		if err := strictjson.Unmarshal(result, &sub); err != nil || sub.IntervalMS != s.key.intervalMS {
-			return &manifest.Error{Code: manifest.Internal, Message: "the device opened another stream than the one asked for", Reason: "bad_result"}
-		}
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		if n.byID == nil || n.byID[sub.StreamID] != nil {
-			return &manifest.Error{Code: manifest.Internal, Message: "the device used a stream id twice", Reason: "bad_result"}
-		}
-		s.streamID = sub.StreamID
-		n.byID[sub.StreamID] = s
-		n.hub.streams.Add(1)
-		return nil
-	}}
-	id, _, err := n.do(ctx, p, args, opt)
-	s.cmdID = id
+	p := &pending{tool: t, done: make(chan answer, 1), accepted: s.accept}
+	_, err = n.do(ctx, p, args, opt)
+	s.cmdID = p.id
 	switch {
 	case err == nil:
-	case errors.Is(context.Cause(ctx), context.Canceled) && ctx.Err() != nil:
+	case ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 		s.fail(errOpenerLeft)
 	default:
 		s.fail(err)
 	}
+}
+
+// accept takes the device's answer to the opening. It runs in the session's goroutine,
+// so that the stream is known before its first frame is read.
+func (s *stream) accept(result []byte) error {
+	n := s.node
+	var sub link.Subscribed
+	if err := strictjson.Unmarshal(result, &sub); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if sub.IntervalMS != s.key.intervalMS || n.byID == nil || n.byID[sub.StreamID] != nil {
+		return errors.New("hub: another stream than the one asked for, or a stream id twice")
+	}
+	s.streamID = sub.StreamID
+	n.byID[sub.StreamID] = s
+	n.hub.streams.Add(1)
+	return nil
 }
 
 // fail takes a stream that could not be opened out of the tables.
@@ -181,19 +187,17 @@ func (s *stream) release() {
 	n := s.node
 	n.mu.Lock()
 	s.refs--
-	last := s.refs == 0
-	live := last && s.streamID != "" && n.byID[s.streamID] == s
-	if last {
+	if s.refs == 0 {
+		if s.streamID != "" && n.byID[s.streamID] == s {
+			n.cancel(s.cmdID) // under the lock: before the command of whoever opens it again
+		}
 		s.dropLocked()
 	}
 	n.mu.Unlock()
-	if live {
-		n.cancel(s.cmdID)
-	}
 }
 
 // Metered takes one frame from the device. A sample that breaks the frame's schema is
-// dropped and audited; one that is no single line ends the link.
+// dropped and audited; one that is not numbered above the last ends the link.
 func (n *Node) Metered(m *link.Metric) error {
 	n.mu.Lock()
 	s := n.byID[m.StreamID]
@@ -205,11 +209,9 @@ func (n *Node) Metered(m *link.Metric) error {
 		return link.ErrBadFrame
 	}
 	s.seq = m.Seq
-	if bytes.ContainsAny(m.Sample, "\r\n") {
-		return link.ErrBadFrame
-	}
 	if err := n.hub.opt.CheckFrame(m.Sample, n.ID()); err != nil {
-		if n.hub.badFrames.Add(1)%100 == 1 {
+		n.hub.badFrames.Add(1)
+		if s.bad++; s.bad%100 == 1 {
 			n.note("bad_sample", s.key.tool, manifest.Internal)
 		}
 		return nil

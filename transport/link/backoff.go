@@ -11,7 +11,7 @@ type Backoff struct {
 	spread   time.Duration
 	failures int
 	badFrame []time.Duration // when close 4400 came, at most 3
-	takeover time.Duration   // next wait after 4409
+	takeover time.Duration   // last wait after 4409
 }
 
 // Bounds of reconnecting.
@@ -21,6 +21,13 @@ const (
 	maxBackoff    = time.Minute
 	firstBackoff  = time.Second
 	readyLong     = time.Minute // a link that was ready this long starts afresh
+	refusedWait   = 5 * time.Minute
+	firstTakeover = time.Minute
+	maxTakeover   = time.Hour
+	// cloneFor is how long a takeover is remembered. It is longer than the longest wait:
+	// two installs that alternate are each ready for as long as the other one waits, and
+	// that must not start the doubling afresh.
+	cloneFor = 2 * time.Hour
 )
 
 // SetSpread takes reconnect_spread_ms of the last auth_ok.
@@ -30,16 +37,19 @@ func (b *Backoff) SetSpread(d time.Duration) { b.spread = min(max(d, 0), maxSpre
 // dialled) at the monotonic moment now, having been ready for the given time.
 func (b *Backoff) Next(code int, ready, now time.Duration) time.Duration {
 	if ready >= readyLong {
-		b.failures, b.takeover = 0, 0
+		b.failures = 0
+	}
+	if ready >= cloneFor {
+		b.takeover = 0
 	}
 	b.failures++
 	switch code {
 	case CloseGoingAway, CloseServiceRestart, CloseDraining:
 		return b.inSpread()
 	case CloseAuthFailed, CloseForbidden:
-		return 5*time.Minute + jitter(30*time.Second)
+		return refusedWait + jitter(refusedWait/10)
 	case CloseSuperseded:
-		b.takeover = min(max(2*b.takeover, time.Minute), time.Hour)
+		b.takeover = min(max(2*b.takeover, firstTakeover), maxTakeover)
 		return b.takeover
 	case CloseManifestInvalid, CloseUpgradeRequired:
 		return time.Hour + jitter(5*time.Minute)

@@ -2,7 +2,10 @@ package link
 
 import (
 	"errors"
+	"slices"
 	"time"
+
+	"agentctl/manifest"
 )
 
 // CallState is where a command stands on the relay (RFC-0002 §7.3):
@@ -12,6 +15,7 @@ import (
 //	               -> InDoubt         the link was lost
 //	InDoubt -> Sent                   resumed; the device knows the command
 //	        -> Sent, written again    resumed; the device does not know it
+//	        -> expired                as above
 //	        -> failed                 not resumable
 type CallState uint8
 
@@ -28,9 +32,9 @@ type Verdict uint8
 // Verdicts of Ack.
 const (
 	AckAccepted Verdict = iota
-	AckLate             // its command had expired
+	AckLate             // the first one for a command that had expired
 	AckDuplicate
-	AckForeign // no command of this node
+	AckForeign // no command of this node, or one that ended long ago
 )
 
 // ErrQueueFull is returned by Add when MaxInflight commands are alive.
@@ -38,7 +42,8 @@ var ErrQueueFull = errors.New("link: command queue full")
 
 // Calls is the relay's table of one node's commands: a pure state machine without
 // clock, lock or I/O. Its owner holds a lock and does what the methods say. V is what
-// the owner keeps for a command. The zero value is ready.
+// the owner keeps for a command. A command ends exactly once: by Ack, Expire or Fail.
+// The zero value is ready.
 type Calls[V any] struct {
 	live   []call[V] // at most MaxInflight: a scan beats a map, and an idle node holds nothing
 	recent []ended   // ring of the last maxRecent ended commands, for late and double acks
@@ -52,12 +57,14 @@ type call[V any] struct {
 	value    V
 }
 
+// ended is what stays of a command. The id is an array, so that the ring of a node is
+// one small block that keeps no strings alive.
 type ended struct {
-	id      string
-	expired bool
+	id      [manifest.ULIDLen]byte
+	unheard bool // no ack has come yet
 }
 
-const maxRecent = 128
+const maxRecent = MaxInflight
 
 // Add takes a new command in state Queued.
 func (c *Calls[V]) Add(id string, deadline time.Time, v V) error {
@@ -83,9 +90,10 @@ func (c *Calls[V]) Ack(id string) (v V, verdict Verdict) {
 		c.end(i, false)
 		return v, AckAccepted
 	}
-	for _, e := range c.recent {
-		if e.id == id {
-			if e.expired {
+	for i := range c.recent {
+		if e := &c.recent[i]; string(e.id[:]) == id {
+			if e.unheard {
+				e.unheard = false
 				return v, AckLate
 			}
 			return v, AckDuplicate
@@ -94,16 +102,17 @@ func (c *Calls[V]) Ack(id string) (v V, verdict Verdict) {
 	return v, AckForeign
 }
 
-// Expire ends a command whose caller no longer waits. cancel tells whether the device
-// has it and should be told.
-func (c *Calls[V]) Expire(id string) (cancel bool) {
+// Expire ends a command whose caller no longer waits. ended is false when it has ended
+// already: its value was handed out by Ack or Fail. cancel tells whether the device has
+// the command and should be told.
+func (c *Calls[V]) Expire(id string) (ended, cancel bool) {
 	i := c.find(id)
 	if i < 0 {
-		return false
+		return false, false
 	}
 	cancel = c.live[i].state == Sent
 	c.end(i, true)
-	return cancel
+	return true, cancel
 }
 
 // Lost moves every sent command to InDoubt: the link broke.
@@ -116,18 +125,16 @@ func (c *Calls[V]) Lost() {
 }
 
 // Resume settles the commands in doubt on a resumed link: the device told which it has
-// seen. The ids to write again come back; commands past their deadline are ended.
+// seen. The ids to write again come back, in the order of Add. One past its deadline is
+// not written again; its caller is about to Expire it.
 func (c *Calls[V]) Resume(seen map[string]bool, now time.Time) (resend []string) {
-	for i := 0; i < len(c.live); i++ {
+	for i := range c.live {
 		e := &c.live[i]
 		switch {
 		case e.state != InDoubt:
 		case seen[e.id]:
 			e.state = Sent
-		case !now.Before(e.deadline):
-			c.end(i, true)
-			i--
-		default:
+		case now.Before(e.deadline):
 			e.state = Sent
 			resend = append(resend, e.id)
 		}
@@ -166,69 +173,17 @@ func (c *Calls[V]) find(id string) int {
 	return -1
 }
 
-func (c *Calls[V]) end(i int, expired bool) {
-	e := ended{c.live[i].id, expired}
-	last := len(c.live) - 1
-	c.live[i] = c.live[last]
-	c.live[last] = call[V]{}
-	c.live = c.live[:last]
+func (c *Calls[V]) end(i int, unheard bool) {
+	e := ended{unheard: unheard}
+	copy(e.id[:], c.live[i].id)
+	c.live = slices.Delete(c.live, i, i+1) // keeps the order, zeroes the rest
+	if len(c.live) == 0 && cap(c.live) > 4 {
+		c.live = nil // after a burst
+	}
 	if len(c.recent) < maxRecent {
 		c.recent = append(c.recent, e)
 		return
 	}
 	c.recent[c.next] = e
 	c.next = (c.next + 1) % maxRecent
-}
-
-// Seen is the device's table of commands: it makes a command run at most once, whatever
-// the relay sends again. The zero value is ready; it belongs to one goroutine or lock.
-type Seen struct {
-	byID  map[string]*seenCmd
-	order []string // oldest first
-}
-
-type seenCmd struct {
-	done bool
-	ack  []byte
-	at   time.Time
-}
-
-// Bounds of Seen: SeenMax commands, and up to four times as many while they are younger
-// than SeenFor.
-const (
-	SeenMax = 256
-	SeenFor = time.Minute
-)
-
-// Start notes a command. fresh means: run it. Otherwise ack is the stored answer to
-// send again, or nil while the command still runs. ok is false when the table is full
-// of commands younger than SeenFor: the command must be refused, unrun.
-func (s *Seen) Start(id string, now time.Time) (fresh bool, ack []byte, ok bool) {
-	if c, known := s.byID[id]; known {
-		return false, c.ack, true
-	}
-	for len(s.order) > 0 && len(s.order) >= SeenMax {
-		c := s.byID[s.order[0]]
-		if !c.done || now.Sub(c.at) < SeenFor {
-			if len(s.order) < 4*SeenMax {
-				break
-			}
-			return false, nil, false
-		}
-		delete(s.byID, s.order[0])
-		s.order = s.order[1:]
-	}
-	if s.byID == nil {
-		s.byID = make(map[string]*seenCmd)
-	}
-	s.byID[id] = &seenCmd{at: now}
-	s.order = append(s.order, id)
-	return true, nil, true
-}
-
-// Done keeps the answer of a command.
-func (s *Seen) Done(id string, ack []byte, now time.Time) {
-	if c, ok := s.byID[id]; ok {
-		c.done, c.ack, c.at = true, ack, now
-	}
 }

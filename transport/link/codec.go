@@ -2,10 +2,15 @@ package link
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
+	"time"
+
+	"github.com/oklog/ulid/v2"
 
 	"agentctl/manifest"
 	"agentctl/transport/strictjson"
@@ -13,10 +18,10 @@ import (
 
 // Envelope is one message of the link.
 type Envelope struct {
-	Type      string         `json:"type"`
-	MsgID     string         `json:"msg_id"`
-	InReplyTo string         `json:"in_reply_to,omitempty"`
-	Payload   strictjson.Raw `json:"payload"`
+	Type      string
+	MsgID     string // upper case
+	InReplyTo string // upper case; "" if there is none
+	Payload   []byte // a JSON object; a part of the frame
 }
 
 var (
@@ -32,34 +37,44 @@ func Decode(frame []byte) (Envelope, error) {
 	if len(frame) > MaxAnnounce {
 		return e, ErrTooLarge
 	}
-	if err := strictjson.Unmarshal(frame, &e); err != nil {
+	if err := strictjson.Check(frame); err != nil {
 		return e, fmt.Errorf("%w: %w", ErrBadFrame, err)
 	}
-	if !knownType(e.Type) {
-		return e, fmt.Errorf("%w: unknown type", ErrBadFrame)
+	frame = trim(frame)
+	if frame[0] != '{' {
+		return e, bad("no JSON object")
 	}
-	if len(frame) > MaxFrame && e.Type != TypeAnnounce {
-		return e, ErrTooLarge
-	}
-	var ok bool
-	if e.MsgID, ok = manifest.ParseULID(e.MsgID); !ok {
-		return e, fmt.Errorf("%w: msg_id is no ULID", ErrBadFrame)
-	}
-	if e.InReplyTo != "" {
-		if e.InReplyTo, ok = manifest.ParseULID(e.InReplyTo); !ok {
-			return e, fmt.Errorf("%w: in_reply_to is no ULID", ErrBadFrame)
+	w := walk(frame)
+	for name, value, more := w.next(); more; name, value, more = w.next() {
+		ok := false
+		switch string(name) {
+		case "type":
+			e.Type, ok = typeOf(value)
+		case "msg_id":
+			e.MsgID, ok = idOf(value)
+		case "in_reply_to":
+			e.InReplyTo, ok = idOf(value)
+		case "payload":
+			e.Payload, ok = value, value[0] == '{'
+		}
+		if !ok {
+			return e, bad("an unknown key, an unknown type, an id that is no ULID or a payload that is no object")
 		}
 	}
-	if needsReply(e.Type) && e.InReplyTo == "" {
-		return e, fmt.Errorf("%w: in_reply_to is missing", ErrBadFrame)
-	}
-	if len(e.Payload) == 0 || e.Payload[0] != '{' {
-		return e, fmt.Errorf("%w: payload is no object", ErrBadFrame)
+	switch {
+	case e.Type == "", e.MsgID == "", e.Payload == nil:
+		return e, bad("type, msg_id or payload is missing")
+	case len(frame) > MaxFrame && e.Type != TypeAnnounce:
+		return e, ErrTooLarge
+	case e.InReplyTo == "" && needsReply(e.Type):
+		return e, bad("in_reply_to is missing")
 	}
 	return e, nil
 }
 
-// Payload decodes the payload of e strictly into v.
+func bad(what string) error { return fmt.Errorf("%w: %s", ErrBadFrame, what) }
+
+// Decode decodes the payload of e strictly into v, which keeps no part of the frame.
 func (e *Envelope) Decode(v any) error {
 	if err := strictjson.Unmarshal(e.Payload, v); err != nil {
 		return fmt.Errorf("%w: payload of %s: %w", ErrBadFrame, e.Type, err)
@@ -67,13 +82,92 @@ func (e *Envelope) Decode(v any) error {
 	return nil
 }
 
-func knownType(t string) bool {
-	switch t {
-	case TypeHello, TypeAuth, TypeAuthOK, TypeAnnounce, TypeAnnounceAck, TypeMetric, TypeCmd,
-		TypeCmdAck, TypeCmdCancel, TypeStreamEnd, TypeError:
-		return true
+// ack decodes the payload of a cmd_ack; Result is a part of the frame. By hand, since a
+// caller waits for it.
+func (e *Envelope) ack() (a CmdAck, err error) {
+	told := false
+	w := walk(e.Payload)
+	for name, value, more := w.next(); more; name, value, more = w.next() {
+		ok := true
+		switch string(name) {
+		case "ok":
+			told, a.OK = true, value[0] == 't'
+			ok = value[0] == 't' || value[0] == 'f'
+		case "result":
+			a.Result = value
+		case "code":
+			var s []byte
+			s, ok = text(value)
+			a.Code = manifest.Code(s)
+		case "detail":
+			var s []byte
+			s, ok = text(value)
+			a.Detail = string(s)
+		default:
+			ok = false
+		}
+		if !ok {
+			return a, bad("payload of cmd_ack")
+		}
 	}
-	return false
+	if !told || !a.valid() {
+		return a, bad("payload of cmd_ack")
+	}
+	return a, nil
+}
+
+// valid tells whether a is {ok:true, result} or {ok:false, code, detail?}.
+func (a *CmdAck) valid() bool {
+	if a.OK {
+		return len(a.Result) > 0 && a.Code == "" && a.Detail == ""
+	}
+	return len(a.Result) == 0 && a.Code.Valid() && len(a.Detail) <= maxDetail && ascii(a.Detail) == a.Detail
+}
+
+// metric decodes the payload of a metric; Sample is a part of the frame. The sample is
+// passed on as it stands, so it has to be one line.
+func (e *Envelope) metric() (m Metric, err error) {
+	w := walk(e.Payload)
+	for name, value, more := w.next(); more; name, value, more = w.next() {
+		ok := false
+		switch string(name) {
+		case "stream_id":
+			m.StreamID, ok = idOf(value)
+		case "seq":
+			m.Seq, err = strconv.ParseInt(string(value), 10, 64)
+			ok = err == nil && m.Seq > 0
+		case "sample":
+			m.Sample, ok = value, value[0] == '{' && !bytes.ContainsAny(value, "\r\n")
+		}
+		if !ok {
+			return m, bad("payload of metric")
+		}
+	}
+	if m.StreamID == "" || m.Seq == 0 || m.Sample == nil {
+		return m, bad("payload of metric")
+	}
+	return m, nil
+}
+
+var types = [...]string{TypeHello, TypeAuth, TypeAuthOK, TypeAnnounce, TypeAnnounceAck, TypeMetric,
+	TypeCmd, TypeCmdAck, TypeCmdCancel, TypeStreamEnd, TypeError}
+
+func typeOf(value []byte) (string, bool) {
+	s, _ := text(value)
+	for _, t := range types {
+		if string(s) == t {
+			return t, true
+		}
+	}
+	return "", false
+}
+
+func idOf(value []byte) (string, bool) {
+	s, _ := text(value)
+	if len(s) != manifest.ULIDLen {
+		return "", false
+	}
+	return manifest.ParseULID(string(s))
 }
 
 func needsReply(t string) bool { return t == TypeCmdAck || t == TypeCmdCancel }
@@ -108,12 +202,18 @@ func appendHead(b []byte, typ, msgID, inReplyTo string) []byte {
 	return append(b, `","payload":`...)
 }
 
-// AppendCmd appends a cmd frame; it is Encode by hand, since a call waits for it.
+var noArgs = []byte("{}")
+
+// AppendCmd appends a cmd frame; it is Encode by hand, since a call waits for it. args
+// is a JSON object, empty for {}.
 func AppendCmd(b []byte, msgID, tool string, args []byte, deadlineMS int64, traceID string) []byte {
 	b = appendHead(b, TypeCmd, msgID, "")
 	b = append(b, `{"tool":"`...)
 	b = append(b, tool...) // checked name: needs no escaping
 	b = append(b, `","arguments":`...)
+	if len(args) == 0 {
+		args = noArgs
+	}
 	b = append(b, args...)
 	if deadlineMS > 0 {
 		b = append(b, `,"deadline_ms":`...)
@@ -145,6 +245,37 @@ func AppendMetric(b []byte, msgID, streamID string, seq int64, sample []byte) []
 	b = append(b, `,"sample":`...)
 	b = append(b, sample...)
 	return append(b, `}}`...)
+}
+
+// NewID mints the id of a message: a ULID in upper case. It is unique, not secret, so
+// its random part comes from the process's own generator, seeded by the system.
+func NewID() string {
+	var u ulid.ULID
+	_ = u.SetTime(uint64(time.Now().UnixMilli())) // in range for 8,000 years
+	binary.BigEndian.PutUint64(u[6:], rand.Uint64())
+	binary.BigEndian.PutUint16(u[14:], uint16(rand.Uint32()))
+	return u.String()
+}
+
+// maxDetail bounds CmdAck.Detail.
+const maxDetail = 200
+
+// ascii keeps at most maxDetail printable ASCII characters.
+func ascii(s string) string {
+	clean := len(s) <= maxDetail
+	for i := 0; i < len(s) && clean; i++ {
+		clean = s[i] >= 0x20 && s[i] <= 0x7e
+	}
+	if clean {
+		return s
+	}
+	b := make([]byte, 0, min(len(s), maxDetail))
+	for i := 0; i < len(s) && len(b) < maxDetail; i++ {
+		if s[i] >= 0x20 && s[i] <= 0x7e {
+			b = append(b, s[i])
+		}
+	}
+	return string(b)
 }
 
 // encodeJSON encodes one of this package's own types, which cannot fail.

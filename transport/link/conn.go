@@ -1,7 +1,6 @@
 package link
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
-	"golang.org/x/sys/unix"
 )
 
 // Conn carries whole text messages. One goroutine reads; writes and pings come from one
@@ -24,22 +22,35 @@ type Conn interface {
 	Ping() error
 	// SetReadDeadline bounds the wait of Read; the zero time lifts it.
 	SetReadDeadline(t time.Time) error
+	// SetReadLimit bounds a message, bytes; Read gives ErrTooLarge for a longer one. It
+	// starts at MaxFrame and is called by the reading goroutine.
+	SetReadLimit(n int)
 	// OnPing is called, from within Read, when the peer pings (ping true) or answers a
 	// ping. It is set before the first Read.
 	OnPing(fn func(ping bool))
-	// Close sends a close frame as far as that is possible at once, and closes.
+	// Close sends a close frame, gives the peer a moment to take it, and closes: at most
+	// about two seconds. The first call counts; the others wait for it.
 	Close(code int, reason string) error
 }
 
-// CloseError is the peer's close frame.
+// CloseError ends a link with a close frame: the peer's, or this end's own when Err
+// tells why it was sent.
 type CloseError struct {
 	Code   int
-	Reason string
+	Reason string // printable ASCII
+	Err    error
 }
 
-func (e *CloseError) Error() string { return fmt.Sprintf("link closed: %d %s", e.Code, e.Reason) }
+func (e *CloseError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("link closed with %d %s: %v", e.Code, e.Reason, e.Err)
+	}
+	return fmt.Sprintf("link closed: %d %s", e.Code, e.Reason)
+}
 
-// CloseCode is the code that ended a link: the peer's, or 0 when it just broke.
+func (e *CloseError) Unwrap() error { return e.Err }
+
+// CloseCode is the code that ended a link, or 0 when it just broke.
 func CloseCode(err error) int {
 	var c *CloseError
 	if errors.As(err, &c) {
@@ -95,33 +106,33 @@ func Upgrade(u *Upgrader, w http.ResponseWriter, r *http.Request) (Conn, error) 
 }
 
 type wsConn struct {
-	ws *websocket.Conn
+	ws     *websocket.Conn
+	limit  int // of a message; gorilla's own limit would answer 1009, not our code
+	closed sync.Once
 }
+
+var _ Conn = (*wsConn)(nil)
 
 func newWSConn(ws *websocket.Conn) *wsConn {
-	ws.SetReadLimit(MaxAnnounce)
 	setUserTimeout(ws.NetConn())
-	return &wsConn{ws: ws}
+	return &wsConn{ws: ws, limit: MaxFrame}
 }
 
-// setUserTimeout makes the kernel give a dead peer up, as a back-stop of DeadAfter.
-func setUserTimeout(c net.Conn) {
-	if t, ok := c.(*tls.Conn); ok {
-		c = t.NetConn()
-	}
-	if u, ok := c.(interface{ NetConn() net.Conn }); ok {
+// tcpConn finds the TCP connection below TLS and listeners' wrappers.
+func tcpConn(c net.Conn) (*net.TCPConn, bool) {
+	for {
+		if t, ok := c.(*net.TCPConn); ok {
+			return t, true
+		}
+		u, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return nil, false
+		}
 		c = u.NetConn()
 	}
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
-		return
-	}
-	if raw, err := tcp.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(tcpUserTimeout.Milliseconds()))
-		})
-	}
 }
+
+func (c *wsConn) SetReadLimit(n int) { c.limit = n }
 
 func (c *wsConn) Read(fn func([]byte) error) error {
 	typ, r, err := c.ws.NextReader()
@@ -145,6 +156,9 @@ func (c *wsConn) Read(fn func([]byte) error) error {
 		}
 		n, err := r.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
+		if len(buf) > c.limit {
+			return ErrTooLarge
+		}
 		if err == io.EOF {
 			return fn(buf)
 		}
@@ -157,12 +171,12 @@ func (c *wsConn) Read(fn func([]byte) error) error {
 func wsError(err error) error {
 	var ce *websocket.CloseError
 	switch {
-	case errors.As(err, &ce):
-		return &CloseError{Code: ce.Code, Reason: ce.Text}
-	case errors.Is(err, websocket.ErrReadLimit):
-		return ErrTooLarge
+	case !errors.As(err, &ce):
+		return err
+	case ce.Code == websocket.CloseAbnormalClosure: // gorilla's word for no close frame at all
+		return io.ErrUnexpectedEOF
 	}
-	return err
+	return &CloseError{Code: ce.Code, Reason: ascii(ce.Text)}
 }
 
 func (c *wsConn) Write(msg []byte) error {
@@ -192,136 +206,30 @@ func (c *wsConn) OnPing(fn func(bool)) {
 }
 
 func (c *wsConn) Close(code int, reason string) error {
-	_ = c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, reason), time.Now().Add(time.Second))
-	return c.ws.Close()
-}
-
-// Pipe returns the two ends of an in-memory link. Messages are handed over directly, so
-// it works inside a testing/synctest bubble.
-func Pipe() (device, relay Conn) {
-	a2b, b2a := make(chan pipeMsg, 16), make(chan pipeMsg, 16)
-	done := make(chan struct{})
-	shared := &pipeShared{done: done}
-	return &pipeConn{in: b2a, out: a2b, shared: shared}, &pipeConn{in: a2b, out: b2a, shared: shared}
-}
-
-type pipeMsg struct {
-	kind byte // 't' text, 'p' ping, 'o' pong
-	data []byte
-}
-
-type pipeShared struct {
-	once sync.Once
-	done chan struct{}
-	err  *CloseError
-}
-
-type pipeConn struct {
-	in     <-chan pipeMsg
-	out    chan<- pipeMsg
-	shared *pipeShared
-	onPing func(bool)
-
-	mu       sync.Mutex // protects deadline and wake
-	deadline time.Time
-	wake     chan struct{}
-}
-
-type pipeTimeout struct{}
-
-func (pipeTimeout) Error() string   { return "link: read deadline passed" }
-func (pipeTimeout) Timeout() bool   { return true }
-func (pipeTimeout) Temporary() bool { return true }
-
-func (p *pipeConn) Read(fn func([]byte) error) error {
-	for {
-		p.mu.Lock()
-		var timeout <-chan time.Time
-		if !p.deadline.IsZero() {
-			timeout = time.After(time.Until(p.deadline))
+	err := net.ErrClosed
+	c.closed.Do(func() {
+		if c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, reason), time.Now().Add(time.Second)) == nil {
+			c.linger()
 		}
-		if p.wake == nil {
-			p.wake = make(chan struct{}, 1)
-		}
-		wake := p.wake
-		p.mu.Unlock()
-		select {
-		case m := <-p.in:
-			switch m.kind {
-			case 'p':
-				if p.onPing != nil {
-					p.onPing(true)
-				}
-				_ = p.send(pipeMsg{kind: 'o'})
-				continue
-			case 'o':
-				if p.onPing != nil {
-					p.onPing(false)
-				}
-				continue
-			}
-			if len(m.data) > MaxAnnounce {
-				return ErrTooLarge
-			}
-			return fn(m.data)
-		case <-p.shared.done:
-			select { // what was sent before the close is still read
-			case m := <-p.in:
-				if m.kind == 't' {
-					return fn(m.data)
-				}
-			default:
-			}
-			return p.shared.err
-		case <-wake: // the deadline changed
-		case <-timeout:
-			return pipeTimeout{}
-		}
-	}
-}
-
-func (p *pipeConn) send(m pipeMsg) error {
-	select {
-	case <-p.shared.done:
-		return p.shared.err
-	default:
-	}
-	t := time.NewTimer(writeTimeout)
-	defer t.Stop()
-	select {
-	case p.out <- m:
-		return nil
-	case <-p.shared.done:
-		return p.shared.err
-	case <-t.C:
-		return pipeTimeout{}
-	}
-}
-
-func (p *pipeConn) Write(msg []byte) error {
-	return p.send(pipeMsg{kind: 't', data: append([]byte(nil), msg...)})
-}
-func (p *pipeConn) Ping() error          { return p.send(pipeMsg{kind: 'p'}) }
-func (p *pipeConn) OnPing(fn func(bool)) { p.onPing = fn }
-
-func (p *pipeConn) SetReadDeadline(t time.Time) error {
-	p.mu.Lock()
-	p.deadline = t
-	wake := p.wake
-	p.mu.Unlock()
-	if wake != nil {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-	}
-	return nil
-}
-
-func (p *pipeConn) Close(code int, reason string) error {
-	p.shared.once.Do(func() {
-		p.shared.err = &CloseError{Code: code, Reason: reason}
-		close(p.shared.done)
+		err = c.ws.Close()
 	})
-	return nil
+	return err
+}
+
+// Bounds of what Close still takes from a peer.
+const (
+	lingerFor   = time.Second
+	lingerBytes = 1 << 20
+)
+
+// linger waits until the peer has closed too. Closing a socket with unread input resets
+// it, and the reset can overtake the close frame that says why.
+func (c *wsConn) linger() {
+	conn := c.ws.NetConn()
+	if w, ok := conn.(interface{ CloseWrite() error }); ok {
+		_ = w.CloseWrite()
+	}
+	stop := time.AfterFunc(lingerFor, func() { _ = conn.Close() })
+	defer stop.Stop()
+	_, _ = io.CopyN(io.Discard, conn, lingerBytes)
 }

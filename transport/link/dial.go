@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -98,5 +97,3 @@ func UntrustedCertificate(err error) bool {
 	)
 	return errors.As(err, &unknown) || errors.As(err, &name) || errors.As(err, &invalid) || errors.As(err, &verify)
 }
-
-var _ net.Error = pipeTimeout{}

@@ -59,9 +59,10 @@ const (
 	writeTimeout    = 10 * time.Second
 	tcpUserTimeout  = 30 * time.Second
 
-	MaxInflight = 64 // commands a node, queued and sent
-	MaxStreams  = 32 // streams a node
-	maxQueue    = 256
+	MaxInflight = 64  // commands a node, queued and sent
+	MaxStreams  = 32  // streams a node
+	maxQueue    = 256 // frames that wait for one device; more end the link with 4413
+	clientQueue = 64  // frames that wait on the device; acks wait for room, metrics are dropped
 )
 
 // Hello is the relay's first word.
@@ -91,8 +92,14 @@ type Resume struct {
 // SeenResume is one command that the device knows.
 type SeenResume struct {
 	MsgID string `json:"msg_id"`
-	State string `json:"state"` // "running" or "done"
+	State string `json:"state"` // SeenRunning or SeenDone
 }
+
+// States of SeenResume, a closed set.
+const (
+	SeenRunning = "running"
+	SeenDone    = "done"
+)
 
 // AuthOK admits the device.
 type AuthOK struct {

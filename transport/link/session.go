@@ -2,44 +2,12 @@ package link
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/base64"
 	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"agentctl/manifest"
-	"agentctl/transport/strictjson"
 )
-
-// Grant is what the relay's authenticator gives to a device.
-type Grant struct {
-	NodeID string
-	Tenant string
-	Name   string
-	Active func() error // still good? nil: cannot end
-}
-
-// Refusal ends a handshake with a close code.
-type Refusal struct {
-	Code   int
-	Reason string
-}
-
-func (r *Refusal) Error() string { return "link refused: " + r.Reason }
-
-// AcceptOptions configure the relay's end.
-type AcceptOptions struct {
-	// Authenticate checks the token; a *Refusal tells the close code, any other error
-	// closes with 4401.
-	Authenticate func(ctx context.Context, a *Auth) (*Grant, error)
-	// SpreadMS is the reconnect_spread_ms that a device gets.
-	SpreadMS func() int64
-	// Validate checks one announced capability against its schema; nil skips.
-	Validate func(raw []byte) error
-}
 
 // Session is the relay's end of a link whose device is authenticated and announced.
 type Session struct {
@@ -54,165 +22,24 @@ type Session struct {
 	lastRead atomic.Int64 // monotonic ns since epoch
 	pinged   atomic.Int64 // when the peer last pinged
 
+	// Of the reading goroutine only.
+	strange int     // acks that answer nothing
+	tokens  float64 // flood bucket
+	filled  int64   // when tokens was counted; 0 before the first
+
 	mu      sync.Mutex // protects the fields below
 	queue   [][]byte
 	writing bool
-	closed  bool
-	strange int     // acks that answer nothing
-	tokens  float64 // flood bucket
-	filled  int64
+	code    int // why this end closed; 0 while it has not
+	reason  string
 
-	wg sync.WaitGroup // the writer
+	wg sync.WaitGroup // the writer and the closer
 }
 
 // epoch is the zero of the package's monotonic readings.
 var epoch = time.Now()
 
 func monoNow() int64 { return int64(time.Since(epoch)) }
-
-// Manifest is a checked announce.
-type Manifest struct {
-	Capabilities []*manifest.Capability
-	Tools        []manifest.Tool
-	Raw          []byte // the raw bytes of capabilities
-}
-
-// Accept runs the relay's handshake: hello, auth, auth_ok, announce, announce_ack. It
-// closes the link itself when it returns an error. Every wait is bounded.
-func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manifest, error) {
-	s := &Session{conn: conn, opt: opt, ID: manifest.NewULID()}
-	s.lastRead.Store(monoNow())
-	conn.OnPing(func(ping bool) {
-		now := monoNow()
-		s.lastRead.Store(now)
-		if ping {
-			s.pinged.Store(now)
-		}
-	})
-	m, err := s.handshake(ctx)
-	if err != nil {
-		code, reason := closeFor(err)
-		_ = conn.Close(code, reason)
-		return nil, nil, err
-	}
-	_ = conn.SetReadDeadline(time.Time{}) // the owner's sweep calls Tick from here on
-	return s, m, nil
-}
-
-func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
-	_ = s.conn.SetReadDeadline(time.Now().Add(AuthTimeout))
-	nonce := make([]byte, 32)
-	_, _ = rand.Read(nonce)
-	hello := Hello{Protocol: Protocol, Nonce: base64.RawURLEncoding.EncodeToString(nonce), ServerTimeMS: time.Now().UnixMilli()}
-	if err := s.conn.Write(Encode(TypeHello, manifest.NewULID(), "", hello)); err != nil {
-		return nil, err
-	}
-	var auth Auth
-	if err := s.expect(TypeAuth, &auth); err != nil {
-		return nil, err
-	}
-	if err := auth.check(); err != nil {
-		return nil, err
-	}
-	g, err := s.opt.Authenticate(ctx, &auth)
-	if err != nil {
-		return nil, err
-	}
-	s.Grant, s.BootID, s.InstanceID, s.Version = *g, auth.BootID, auth.InstanceID, auth.AgentVersion
-	ok := AuthOK{NodeID: g.NodeID, TenantID: g.Tenant, SessionID: s.ID, ServerTimeMS: time.Now().UnixMilli(),
-		ReconnectSpreadMS: s.opt.SpreadMS(), Limits: Limits{MaxInflight: MaxInflight, MaxStreams: MaxStreams}}
-	if err := s.conn.Write(Encode(TypeAuthOK, manifest.NewULID(), "", ok)); err != nil {
-		return nil, err
-	}
-	_ = s.conn.SetReadDeadline(time.Now().Add(AnnounceTimeout))
-	var a Announce
-	var replyTo string
-	err = s.conn.Read(func(msg []byte) error {
-		e, err := Decode(msg)
-		if err != nil {
-			return err
-		}
-		if e.Type != TypeAnnounce {
-			return ErrBadFrame
-		}
-		replyTo = e.MsgID
-		if err := e.Decode(&a); err != nil {
-			return err
-		}
-		a.Capabilities = append(strictjson.Raw(nil), a.Capabilities...) // the bytes are the reader's
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	m, ack, err := s.project(&a)
-	if err != nil {
-		return nil, err
-	}
-	return m, s.conn.Write(Encode(TypeAnnounceAck, manifest.NewULID(), replyTo, ack))
-}
-
-func (s *Session) expect(typ string, v any) error {
-	return s.conn.Read(func(msg []byte) error {
-		e, err := Decode(msg)
-		if err != nil {
-			return err
-		}
-		if e.Type != typ {
-			return ErrBadFrame // anything before its state
-		}
-		return e.Decode(v)
-	})
-}
-
-func (a *Auth) check() error {
-	_, bootOK := manifest.ParseULID(a.BootID)
-	switch {
-	case !bootOK, !validInstance(a.InstanceID), len(a.AgentVersion) > 64, a.Token == "",
-		a.Name != "" && !manifest.ValidNodeName(a.Name),
-		a.Resume != nil && len(a.Resume.Seen) > MaxInflight:
-		return ErrBadFrame
-	}
-	return nil
-}
-
-func validInstance(s string) bool {
-	if len(s) != 32 {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
-}
-
-// closeFor maps the end of a link to the close code that the device is told.
-func closeFor(err error) (code int, reason string) {
-	var r *Refusal
-	var me *manifest.Error
-	var ne net.Error
-	switch {
-	case errors.As(err, &r):
-		return r.Code, r.Reason
-	case errors.Is(err, ErrTooLarge):
-		return CloseTooLarge, "too_large"
-	case errors.Is(err, errBackpressure):
-		return CloseTooLarge, "backpressure"
-	case errors.Is(err, errFlood):
-		return CloseRateLimited, "rate_limited"
-	case errors.Is(err, ErrBadFrame):
-		return CloseBadFrame, "bad_frame"
-	case errors.As(err, &me) && me.Code == manifest.ManifestInvalid:
-		return CloseManifestInvalid, "manifest_invalid"
-	case errors.As(err, &ne) && ne.Timeout():
-		return CloseTimeout, "timeout"
-	case errors.Is(err, context.Canceled):
-		return CloseDraining, "draining"
-	}
-	return CloseAuthFailed, "auth_failed"
-}
 
 var (
 	errBackpressure = errors.New("link: the device does not read")
@@ -229,7 +56,8 @@ type SessionHandler interface {
 }
 
 // Run reads the link until it ends and returns why; it waits for the writer. The link
-// is closed when it returns.
+// is closed when it returns. CloseCode of the error is the code that ended the link,
+// whichever side sent it, or 0 when it just broke.
 func (s *Session) Run(ctx context.Context, h SessionHandler) error {
 	stop := context.AfterFunc(ctx, func() { s.Close(CloseDraining, "draining") })
 	defer stop()
@@ -237,23 +65,31 @@ func (s *Session) Run(ctx context.Context, h SessionHandler) error {
 	for err == nil {
 		err = s.conn.Read(func(msg []byte) error { return s.handle(msg, h) })
 	}
-	if CloseCode(err) == 0 && ctx.Err() == nil && !s.isClosed() {
-		code, reason := closeFor(err)
-		if code == CloseAuthFailed { // a broken connection, not a refusal
-			code, reason = CloseGoingAway, "gone"
-		}
-		s.Close(code, reason)
-	} else {
-		s.Close(CloseNormal, "normal")
+	return s.end(err)
+}
+
+// end closes the link that ended with err, waits for the session's goroutines and tells
+// why in terms of close codes.
+func (s *Session) end(err error) error {
+	code, reason := closeFor(err)
+	s.mu.Lock()
+	if s.code != 0 && s.code != CloseGoingAway { // closed from this end; the reader fell over that
+		code, reason = s.code, s.reason
+		err = &CloseError{Code: code, Reason: reason, Err: err}
 	}
+	s.closeLocked(code, reason)
+	s.mu.Unlock()
 	s.wg.Wait()
-	return err
+	if CloseCode(err) != 0 || code == CloseGoingAway {
+		return err // the peer's code, or it broke
+	}
+	return &CloseError{Code: code, Reason: reason, Err: err}
 }
 
 func (s *Session) handle(msg []byte, h SessionHandler) error {
 	now := monoNow()
 	s.lastRead.Store(now)
-	if !s.admit(now) {
+	if !s.admit(now, frameCost(len(msg))) {
 		return errFlood
 	}
 	e, err := Decode(msg)
@@ -262,21 +98,18 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 	}
 	switch e.Type {
 	case TypeCmdAck:
-		var a CmdAck
-		if err := e.Decode(&a); err != nil {
+		a, err := e.ack()
+		if err != nil {
 			return err
-		}
-		if !a.valid() {
-			return ErrBadFrame
 		}
 		if !h.Acked(e.InReplyTo, &a) {
 			if s.strange++; s.strange > maxStrange {
-				return ErrBadFrame
+				return bad("too many answers to nothing")
 			}
 		}
 	case TypeMetric:
-		var m Metric
-		if err := e.Decode(&m); err != nil {
+		m, err := e.metric()
+		if err != nil {
 			return err
 		}
 		return h.Metered(&m)
@@ -286,31 +119,29 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 			return err
 		}
 		if end.Reason != EndCancelled && end.Reason != EndHandlerError && end.Reason != EndShutdown {
-			return ErrBadFrame
+			return bad("payload of stream_end")
 		}
 		h.Ended(&end)
 	case TypeAnnounce:
-		var a Announce
-		if err := e.Decode(&a); err != nil {
-			return err
+		if !s.admit(now, announceCost) {
+			return errFlood
 		}
-		a.Capabilities = append(strictjson.Raw(nil), a.Capabilities...)
-		m, ack, err := s.project(&a)
+		m, ack, err := s.announced(&e)
 		if err != nil {
 			return err
 		}
 		h.Announced(m)
-		return s.Send(Encode(TypeAnnounceAck, manifest.NewULID(), e.MsgID, ack))
+		return s.Send(ack)
 	case TypeError:
 		var p ErrorPayload
 		if err := e.Decode(&p); err != nil {
 			return err
 		}
 		if !p.Code.Valid() {
-			return ErrBadFrame
+			return bad("payload of error")
 		}
 	default: // auth again, or a relay's word
-		return ErrBadFrame
+		return bad(e.Type + " from a device")
 	}
 	return nil
 }
@@ -318,36 +149,46 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 // maxStrange is how many acks that answer nothing a device may send in one session.
 const maxStrange = 64
 
-func (a *CmdAck) valid() bool {
-	if a.OK {
-		return len(a.Result) > 0 && a.Code == "" && a.Detail == ""
-	}
-	return len(a.Result) == 0 && a.Code.Valid() && len(a.Detail) <= 200
-}
-
-// A device may send 1,000 frames at once and 500 a second: five times what its
-// streams and commands can need.
+// A device may send 1,000 small frames at once and 500 a second: five times what its
+// streams and commands can need. What costs the relay more costs the device more.
 const (
-	floodBurst = 1000
-	floodRate  = 500
+	floodBurst   = 1000
+	floodRate    = 500
+	announceCost = 100 // beside its size: it is written to disk and shown to every client
 )
 
-func (s *Session) admit(now int64) bool {
+// frameCost of a frame of n bytes: 1, and 16 more at MaxFrame.
+func frameCost(n int) float64 { return 1 + float64(n>>12) }
+
+// admit takes a frame's or ping's cost from the flood bucket; false: there is too little.
+func (s *Session) admit(now int64, cost float64) bool {
 	if s.filled == 0 {
 		s.tokens = floodBurst
 	} else {
 		s.tokens = min(floodBurst, s.tokens+float64(now-s.filled)/1e9*floodRate)
 	}
 	s.filled = now
-	if s.tokens < 1 {
+	if s.tokens < cost {
 		return false
 	}
-	s.tokens--
+	s.tokens -= cost
 	return true
 }
 
+// heard is told of each ping and pong, in the reading goroutine.
+func (s *Session) heard(ping bool) {
+	now := monoNow()
+	s.lastRead.Store(now)
+	if ping {
+		s.pinged.Store(now)
+	}
+	if !s.admit(now, 1) {
+		s.Close(CloseRateLimited, "rate_limited")
+	}
+}
+
 // Send queues a frame for the device; a full queue ends the link with 4413. It never
-// blocks.
+// blocks. After an error the link has ended.
 func (s *Session) Send(frame []byte) error { return s.enqueue(frame) }
 
 // enqueue hands a frame to the writer, which lives only while there is work: an idle
@@ -355,7 +196,7 @@ func (s *Session) Send(frame []byte) error { return s.enqueue(frame) }
 func (s *Session) enqueue(frame []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.code != 0 {
 		return net.ErrClosed
 	}
 	if len(s.queue) >= maxQueue {
@@ -373,7 +214,7 @@ func (s *Session) enqueue(frame []byte) error {
 func (s *Session) write() {
 	for {
 		s.mu.Lock()
-		if len(s.queue) == 0 || s.closed {
+		if len(s.queue) == 0 || s.code != 0 {
 			s.queue, s.writing = nil, false
 			s.mu.Unlock()
 			return
@@ -402,23 +243,17 @@ func (s *Session) Close(code int, reason string) {
 }
 
 func (s *Session) closeLocked(code int, reason string) {
-	if !s.closed {
-		s.closed = true
+	if s.code == 0 {
+		s.code, s.reason = code, reason
 		s.wg.Go(func() { _ = s.conn.Close(code, reason) })
 	}
-}
-
-func (s *Session) isClosed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closed
 }
 
 // Tick is called by the owner's sweep, about once in PingEvery: it closes a link that
 // has been silent for DeadAfter and pings one whose device has not pinged lately.
 func (s *Session) Tick() {
 	now := monoNow()
-	if time.Duration(now-s.lastRead.Load()) > DeadAfter {
+	if time.Duration(now-s.lastRead.Load()) >= DeadAfter {
 		s.Close(CloseTimeout, "idle_timeout")
 		return
 	}
@@ -430,64 +265,3 @@ func (s *Session) Tick() {
 
 // Idle is how long the link has been silent.
 func (s *Session) Idle() time.Duration { return time.Duration(monoNow() - s.lastRead.Load()) }
-
-// project checks an announce and turns it into tools. Bad capabilities are rejected one
-// by one; a malformed announce or one with nothing left is E_MANIFEST_INVALID.
-func (s *Session) project(a *Announce) (*Manifest, *AnnounceAck, error) {
-	if a.ManifestVersion != manifest.Version || manifest.Hash(a.Capabilities) != a.ManifestSHA256 {
-		return nil, nil, manifest.E(manifest.ManifestInvalid, "manifest_version or manifest_sha256 does not fit")
-	}
-	var raws []strictjson.Raw
-	if err := strictjson.Unmarshal(a.Capabilities, &raws); err != nil || len(raws) > manifest.MaxCapabilities {
-		return nil, nil, manifest.E(manifest.ManifestInvalid, "capabilities is no array of at most 32 objects")
-	}
-	m := &Manifest{Raw: a.Capabilities}
-	ack := &AnnounceAck{Tools: []string{}, Rejected: []Rejected{}}
-	seen := make(map[string]bool, len(raws))
-	m.Capabilities = make([]*manifest.Capability, 0, len(raws))
-	for _, raw := range raws {
-		c, tools, err := s.capability(raw)
-		if err == nil && seen[c.CapID] {
-			err = manifest.E(manifest.ManifestInvalid, "cap_id stands twice")
-		}
-		if err != nil {
-			ack.Rejected = append(ack.Rejected, Rejected{CapID: capID(raw), Code: manifest.ManifestInvalid})
-			continue
-		}
-		seen[c.CapID] = true
-		m.Capabilities = append(m.Capabilities, c)
-		m.Tools = append(m.Tools, tools...)
-		for _, t := range tools {
-			ack.Tools = append(ack.Tools, t.Canonical)
-		}
-	}
-	if len(m.Tools) == 0 {
-		return nil, nil, manifest.E(manifest.ManifestInvalid, "no capability is left")
-	}
-	return m, ack, nil
-}
-
-func (s *Session) capability(raw []byte) (*manifest.Capability, []manifest.Tool, error) {
-	if s.opt.Validate != nil {
-		if err := s.opt.Validate(raw); err != nil {
-			return nil, nil, err
-		}
-	}
-	c := new(manifest.Capability)
-	if err := strictjson.Unmarshal(raw, c); err != nil {
-		return nil, nil, err
-	}
-	tools, err := manifest.Project(s.NodeID, c)
-	return c, tools, err
-}
-
-// capID is the cap_id of a rejected capability if it has a well-formed one, so that a
-// developer can tell which; otherwise "".
-func capID(raw []byte) string {
-	var c map[string]strictjson.Raw
-	var id string
-	if strictjson.Unmarshal(raw, &c) != nil || strictjson.Unmarshal(c["cap_id"], &id) != nil || !manifest.ValidCapID(id) {
-		return ""
-	}
-	return id
-}
