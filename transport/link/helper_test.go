@@ -1,0 +1,215 @@
+package link
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/strictjson"
+)
+
+// bubble runs a test on a fake clock that stands in 2026: samples of earlier years are
+// refused.
+func bubble(t *testing.T, fn func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
+		fn(t)
+	})
+}
+
+// peer is one end of a link, driven by the test frame by frame.
+type peer struct {
+	t    *testing.T
+	conn Conn
+}
+
+func (p *peer) send(frame string) {
+	p.t.Helper()
+	if err := p.conn.Write([]byte(frame)); err != nil {
+		p.t.Fatalf("write %.80s: %v", frame, err)
+	}
+}
+
+func (p *peer) sendAs(typ, inReplyTo string, payload any) (id string) {
+	p.t.Helper()
+	id = NewID()
+	if s, ok := payload.(string); ok {
+		payload = strictjson.Raw(s)
+	}
+	p.send(string(Encode(typ, id, inReplyTo, payload)))
+	return id
+}
+
+// read takes the next frame of that type into v; frames of other types are a failure.
+func (p *peer) read(typ string, v any) Envelope {
+	p.t.Helper()
+	var e Envelope
+	err := p.conn.Read(func(msg []byte) (err error) {
+		if e, err = Decode(append([]byte(nil), msg...)); err != nil {
+			return err
+		}
+		return nil
+	})
+	if err != nil || e.Type != typ {
+		p.t.Fatalf("got %s %s, %v, want %s", e.Type, e.Payload, err, typ)
+	}
+	if v != nil {
+		if err := e.Decode(v); err != nil {
+			p.t.Fatalf("payload of %s: %v", typ, err)
+		}
+	}
+	return e
+}
+
+// ended reads until the link ends and returns the close code of the other side, with the
+// frames that came before.
+func (p *peer) ended() (code int, before []Envelope) {
+	p.t.Helper()
+	for {
+		err := p.conn.Read(func(msg []byte) error {
+			e, err := Decode(append([]byte(nil), msg...))
+			before = append(before, e)
+			return err
+		})
+		if err != nil {
+			return CloseCode(err), before
+		}
+	}
+}
+
+// silent fails when a frame comes within d.
+func (p *peer) silent(d time.Duration) {
+	p.t.Helper()
+	_ = p.conn.SetReadDeadline(time.Now().Add(d))
+	err := p.conn.Read(func(msg []byte) error {
+		p.t.Errorf("got %s, want nothing", msg)
+		return nil
+	})
+	if err != nil && !errors.Is(err, pipeTimeout{}) {
+		p.t.Errorf("the link ended: %v", err)
+	}
+	_ = p.conn.SetReadDeadline(time.Time{})
+}
+
+func (p *peer) close() { _ = p.conn.Close(CloseNormal, "normal") }
+
+const testInstance = "0123456789abcdef0123456789abcdef"
+
+func goodAuth() Auth {
+	return Auth{Token: "good", AgentVersion: "1.0.0", BootID: NewID(), InstanceID: testInstance}
+}
+
+func announceOf(caps string) Announce {
+	return Announce{ManifestVersion: 1, ManifestSHA256: manifest.Hash([]byte(caps)), Capabilities: strictjson.Raw(caps)}
+}
+
+func capsJSON(caps ...manifest.Capability) string {
+	b, err := json.Marshal(caps)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+func bothCaps() string { return capsJSON(manifest.Echo(), manifest.Metrics()) }
+
+// authenticate knows three tokens.
+func authenticate(_ context.Context, a *Auth) (*Grant, error) {
+	switch a.Token {
+	case "good":
+		return &Grant{NodeID: testNode, Tenant: "acme"}, nil
+	case "forbidden":
+		return nil, &Refusal{Code: CloseForbidden, Reason: "forbidden"}
+	}
+	return nil, errors.New("no such token")
+}
+
+// log is a SessionHandler that writes down what it is told.
+type log struct {
+	known bool // what Acked returns
+
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *log) add(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, fmt.Sprintf(format, args...))
+}
+
+func (l *log) all() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.lines, "\n")
+}
+
+func (l *log) Announced(m *Manifest) {
+	names := make([]string, len(m.Tools))
+	for i := range m.Tools {
+		names[i] = m.Tools[i].Name.CapID + "." + m.Tools[i].Name.Verb
+	}
+	l.add("announced %s", strings.Join(names, " "))
+}
+func (l *log) Acked(id string, a *CmdAck) bool {
+	l.add("acked %s %v %s%s", id, a.OK, a.Code, a.Result)
+	return l.known
+}
+func (l *log) Metered(m *Metric) error { l.add("metered %d %s", m.Seq, m.Sample); return nil }
+func (l *log) Ended(e *StreamEnd)      { l.add("ended %s", e.Reason) }
+
+// relaySide is Accept and Run in a goroutine.
+type relaySide struct {
+	*log
+	cancel  context.CancelFunc
+	session *Session  // after ready
+	ready   chan bool // closed when Accept has returned
+	done    chan error
+	took    time.Duration // from the start to the end
+}
+
+func startRelay(conn Conn) *relaySide {
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &relaySide{log: &log{known: true}, cancel: cancel, ready: make(chan bool), done: make(chan error, 1)}
+	start := time.Now()
+	go func() {
+		s, m, err := Accept(ctx, conn, AcceptOptions{
+			Authenticate: authenticate,
+			SpreadMS:     func() int64 { return 1234 },
+			Validate:     func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
+		})
+		if err == nil {
+			r.session = s
+			close(r.ready)
+			r.Announced(m)
+			err = s.Run(ctx, r.log)
+		} else {
+			close(r.ready)
+		}
+		r.took = time.Since(start)
+		r.done <- err
+	}()
+	return r
+}
+
+// readyPair is a session in READY and the device that it serves, driven by the test.
+func readyPair(t *testing.T) (*relaySide, *peer) {
+	t.Helper()
+	dev, rel := Pipe()
+	r, p := startRelay(rel), &peer{t, dev}
+	p.read(TypeHello, nil)
+	p.sendAs(TypeAuth, "", goodAuth())
+	p.read(TypeAuthOK, nil)
+	p.sendAs(TypeAnnounce, "", announceOf(bothCaps()))
+	p.read(TypeAnnounceAck, nil)
+	<-r.ready
+	return r, p
+}

@@ -1,0 +1,473 @@
+package link
+
+import (
+	"context"
+	"encoding/base64"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/manifest"
+)
+
+func TestHandshake(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		dev, rel := Pipe()
+		r, p := startRelay(rel), &peer{t, dev}
+		var hello Hello
+		p.read(TypeHello, &hello)
+		if nonce, err := base64.RawURLEncoding.DecodeString(hello.Nonce); err != nil || len(nonce) != 32 || hello.Protocol != "v2" || hello.ServerTimeMS != time.Now().UnixMilli() {
+			t.Errorf("hello %+v", hello)
+		}
+		p.sendAs(TypeAuth, "", goodAuth())
+		var ok AuthOK
+		p.read(TypeAuthOK, &ok)
+		if _, isULID := manifest.ParseULID(ok.SessionID); !isULID || ok.NodeID != testNode || ok.TenantID != "acme" || ok.Resumed ||
+			ok.ReconnectSpreadMS != 1234 || ok.Limits != (Limits{64, 32}) {
+			t.Errorf("auth_ok %+v", ok)
+		}
+		var ack AnnounceAck
+		id := p.sendAs(TypeAnnounce, "", announceOf(bothCaps()))
+		if e := p.read(TypeAnnounceAck, &ack); e.InReplyTo != id {
+			t.Errorf("announce_ack answers %s, want %s", e.InReplyTo, id)
+		}
+		want := "[" + echoTool + " sys." + testNode + ".metrics.snapshot " + testSub + "]"
+		if got := "[" + strings.Join(ack.Tools, " ") + "]"; got != want || len(ack.Rejected) != 0 {
+			t.Errorf("announce_ack %+v, want %s", ack, want)
+		}
+		p.close()
+		if err := <-r.done; CloseCode(err) != CloseNormal {
+			t.Errorf("the session ended with %v", err)
+		}
+	})
+}
+
+// What a device may do wrong before it is ready, and the code that it gets.
+func TestHandshakeRefused(t *testing.T) {
+	auth := func(change func(*Auth)) func(p *peer) {
+		return func(p *peer) {
+			a := goodAuth()
+			change(&a)
+			p.sendAs(TypeAuth, "", a)
+		}
+	}
+	announce := func(a any) func(p *peer) {
+		return func(p *peer) {
+			p.sendAs(TypeAuth, "", goodAuth())
+			p.sendAs(TypeAnnounce, "", a)
+		}
+	}
+	raw := func(frame string) func(p *peer) { return func(p *peer) { p.send(frame) } }
+	echo := capsJSON(manifest.Echo())
+	tests := []struct {
+		name string
+		do   func(p *peer)
+		code int
+	}{
+		{"bad token", auth(func(a *Auth) { a.Token = "stolen" }), CloseAuthFailed},
+		{"no token", auth(func(a *Auth) { a.Token = "" }), CloseAuthFailed},
+		{"forbidden", auth(func(a *Auth) { a.Token = "forbidden" }), CloseForbidden},
+		{"no boot id", auth(func(a *Auth) { a.BootID = "" }), CloseBadFrame},
+		{"boot id is no ULID", auth(func(a *Auth) { a.BootID = strings.Repeat("u", 26) }), CloseBadFrame},
+		{"instance id in upper case", auth(func(a *Auth) { a.InstanceID = strings.ToUpper(testInstance) }), CloseBadFrame},
+		{"instance id too short", auth(func(a *Auth) { a.InstanceID = testInstance[1:] }), CloseBadFrame},
+		{"long version", auth(func(a *Auth) { a.AgentVersion = strings.Repeat("1", 65) }), CloseBadFrame},
+		{"version with a control character", auth(func(a *Auth) { a.AgentVersion = "\x1b[31m" }), CloseBadFrame},
+		{"bad name", auth(func(a *Auth) { a.Name = "Porch Pi" }), CloseBadFrame},
+		{"resume of 65", auth(func(a *Auth) {
+			a.Resume = &Resume{SessionID: NewID()}
+			for range 65 {
+				a.Resume.Seen = append(a.Resume.Seen, SeenResume{NewID(), SeenDone})
+			}
+		}), CloseBadFrame},
+		{"resume with another state", auth(func(a *Auth) { a.Resume = &Resume{NewID(), []SeenResume{{NewID(), "lost"}}} }), CloseBadFrame},
+		{"resume of no session", auth(func(a *Auth) { a.Resume = &Resume{} }), CloseBadFrame},
+		{"unknown key in auth", raw(frame("auth", `,"payload":{"token":"good","extra":1}`)), CloseBadFrame},
+		{"wrong case in auth", raw(frame("auth", `,"payload":{"Token":"good"}`)), CloseBadFrame},
+		{"announce before auth", func(p *peer) { p.sendAs(TypeAnnounce, "", announceOf(echo)) }, CloseBadFrame},
+		{"cmd_ack before auth", raw(goldenAck), CloseBadFrame},
+		{"metric before auth", raw(goldenMetric), CloseBadFrame},
+		{"metric before announce", func(p *peer) { p.sendAs(TypeAuth, "", goodAuth()); p.send(goldenMetric) }, CloseBadFrame},
+		{"cmd_ack before announce", func(p *peer) { p.sendAs(TypeAuth, "", goodAuth()); p.send(goldenAck) }, CloseBadFrame},
+		{"second auth", func(p *peer) { p.sendAs(TypeAuth, "", goodAuth()); p.sendAs(TypeAuth, "", goodAuth()) }, CloseBadFrame},
+		{"no JSON", raw("GET / HTTP/1.1"), CloseBadFrame},
+		{"64 KiB and one before auth", raw(strings.Repeat(" ", MaxFrame+1)), CloseTooLarge},
+		{"announce of 256 KiB and one", func(p *peer) { p.sendAs(TypeAuth, "", goodAuth()); p.send(strings.Repeat(" ", MaxAnnounce+1)) }, CloseTooLarge},
+
+		{"hash mismatch", announce(Announce{1, manifest.Hash([]byte("[]")), []byte(echo)}), CloseManifestInvalid},
+		{"hash in upper case", announce(Announce{1, strings.ToUpper(manifest.Hash([]byte(echo))), []byte(echo)}), CloseManifestInvalid},
+		{"another version", announce(Announce{2, manifest.Hash([]byte(echo)), []byte(echo)}), CloseManifestInvalid},
+		{"announce without keys", announce("{}"), CloseManifestInvalid},
+		{"announce with an unknown key", announce(`{"manifest_version":1,"x":1}`), CloseManifestInvalid},
+		{"version as text", announce(`{"manifest_version":"1"}`), CloseManifestInvalid},
+		{"capabilities are no array", announce(announceOf(`{}`)), CloseManifestInvalid},
+		{"capabilities are null", announce(announceOf(`null`)), CloseManifestInvalid},
+		{"no capability", announce(announceOf(`[]`)), CloseManifestInvalid},
+		{"33 capabilities", announce(announceOf(capsJSON(make([]manifest.Capability, 33)...))), CloseManifestInvalid},
+		{"none left", announce(announceOf(`[{"cap_id":"gpio"},5]`)), CloseManifestInvalid},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				dev, rel := Pipe()
+				r, p := startRelay(rel), &peer{t, dev}
+				tt.do(p)
+				if code, _ := p.ended(); code != tt.code {
+					t.Errorf("the device got %d, want %d", code, tt.code)
+				}
+				if err := <-r.done; CloseCode(err) != tt.code || r.session != nil {
+					t.Errorf("the relay says %v, want %d", err, tt.code)
+				}
+				if r.took != 0 {
+					t.Errorf("took %v", r.took)
+				}
+			})
+		})
+	}
+}
+
+func TestHandshakeDeadlines(t *testing.T) {
+	tests := []struct {
+		name string
+		do   func(p *peer)
+		took time.Duration
+	}{
+		{"nothing", func(*peer) {}, 5 * time.Second},
+		{"pings are no auth", func(p *peer) {
+			for range 9 {
+				time.Sleep(500 * time.Millisecond)
+				_ = p.conn.Ping()
+			}
+		}, 5 * time.Second},
+		{"late auth, no announce", func(p *peer) {
+			time.Sleep(4 * time.Second)
+			p.sendAs(TypeAuth, "", goodAuth())
+		}, 9 * time.Second},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				dev, rel := Pipe()
+				r, p := startRelay(rel), &peer{t, dev}
+				go tt.do(p)
+				code, _ := p.ended()
+				if err := <-r.done; code != CloseTimeout || CloseCode(err) != CloseTimeout || r.took != tt.took {
+					t.Errorf("closed with %d after %v (%v), want 4408 after %v", code, r.took, err, tt.took)
+				}
+			})
+		})
+	}
+}
+
+// An authenticator that hangs ends the handshake too.
+func TestSlowAuthenticator(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		dev, rel := Pipe()
+		p := &peer{t, dev}
+		done := make(chan error, 1)
+		start := time.Now()
+		go func() {
+			_, _, err := Accept(t.Context(), rel, AcceptOptions{Authenticate: func(ctx context.Context, _ *Auth) (*Grant, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}})
+			done <- err
+		}()
+		p.sendAs(TypeAuth, "", goodAuth())
+		if code, _ := p.ended(); code != CloseTimeout {
+			t.Errorf("got %d, want 4408", code)
+		}
+		if err := <-done; CloseCode(err) != CloseTimeout || time.Since(start) != AuthTimeout {
+			t.Errorf("got %v after %v", err, time.Since(start))
+		}
+	})
+}
+
+// A bad capability is rejected by name, the others are served.
+func TestRejectedCapabilities(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		dev, rel := Pipe()
+		r, p := startRelay(rel), &peer{t, dev}
+		gpio := manifest.Echo()
+		gpio.CapID, gpio.Kind = "gpio", "system.gpio"
+		writes := manifest.Metrics()
+		writes.CapID, writes.SafetyClass = "writes", "mutating"
+		long := manifest.Metrics()
+		long.CapID = strings.Repeat("x", 24) // sys + 26 + 24 + subscribe and three dots: 65
+		fast := manifest.Echo()
+		fast.CapID, fast.Constraints.RateLimitRPS = "fast", 1000
+		caps := capsJSON(gpio, manifest.Echo(), writes, manifest.Echo(), long, fast)
+		caps = caps[:len(caps)-1] + `,7,{"cap_id":"<script>"},{"cap_id":"extra","x":1}]`
+		p.sendAs(TypeAuth, "", goodAuth())
+		p.sendAs(TypeAnnounce, "", announceOf(caps))
+		p.read(TypeHello, nil)
+		p.read(TypeAuthOK, nil)
+		var ack AnnounceAck
+		p.read(TypeAnnounceAck, &ack)
+		var rejected []string
+		for _, x := range ack.Rejected {
+			rejected = append(rejected, x.CapID+":"+string(x.Code))
+		}
+		const e = ":E_MANIFEST_INVALID"
+		want := "gpio" + e + " writes" + e + " echo" + e + " " + long.CapID + e + " fast" + e + " " + e + " " + e + " extra" + e
+		if got := strings.Join(rejected, " "); got != want {
+			t.Errorf("rejected\n%s, want\n%s", got, want)
+		}
+		if len(ack.Tools) != 1 || ack.Tools[0] != echoTool {
+			t.Errorf("tools %v", ack.Tools)
+		}
+		p.close()
+		<-r.done
+		if got := r.all(); got != "announced echo.invoke" {
+			t.Errorf("the relay serves %q", got)
+		}
+	})
+}
+
+// What a ready device may send wrong, and the code that it gets.
+func TestReadyRefused(t *testing.T) {
+	tests := []struct {
+		name, frame string
+		code        int
+	}{
+		{"second auth", string(Encode(TypeAuth, deviceID, "", goodAuth())), CloseBadFrame},
+		{"a relay's word", goldenCmd, CloseBadFrame},
+		{"hello", frame("hello", `,"payload":{}`), CloseBadFrame},
+		{"no JSON", "}{", CloseBadFrame},
+		{"duplicate key", frame("error", `,"payload":{},"payload":{}`), CloseBadFrame},
+		{"wrong case", strings.Replace(goldenAck, "ok", "OK", 1), CloseBadFrame},
+		{"17 levels", frame("error", `,"payload":`+strings.Repeat(`{"a":`, 16)+"1"+strings.Repeat("}", 16)), CloseBadFrame},
+		{"oversized", frame("error", `,"payload":{"message":"`+strings.Repeat("x", MaxFrame)+`"}`), CloseTooLarge},
+		{"over any size", strings.Repeat("x", MaxAnnounce+1), CloseTooLarge},
+		{"ack without ok", strings.Replace(goldenAck, `"ok":true,`, "", 1), CloseBadFrame},
+		{"ack of nothing", strings.Replace(goldenAck, `"in_reply_to":"01HZXC0000000000000000SRV0",`, "", 1), CloseBadFrame},
+		{"metric with CR", strings.Replace(goldenMetric, `{"ts_ms"`, "{\r\"ts_ms\"", 1), CloseBadFrame},
+		{"metric with LF", strings.Replace(goldenMetric, `{"ts_ms"`, "{\n\"ts_ms\"", 1), CloseBadFrame},
+		{"stream_end with another reason", frame("stream_end", `,"payload":{"stream_id":"x","reason":"bored"}`), CloseBadFrame},
+		{"error with another code", frame("error", `,"payload":{"code":"E_TIMEOUT","message":""}`), CloseBadFrame},
+		{"announce that does not hold", frame("announce", `,"payload":{}`), CloseManifestInvalid},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r, p := readyPair(t)
+				p.send(tt.frame)
+				if code, _ := p.ended(); code != tt.code {
+					t.Errorf("the device got %d, want %d", code, tt.code)
+				}
+				if err := <-r.done; CloseCode(err) != tt.code {
+					t.Errorf("the relay says %v, want %d", err, tt.code)
+				}
+				if got := r.all(); got != "announced echo.invoke metrics.snapshot metrics.subscribe" {
+					t.Errorf("the handler heard %s", got)
+				}
+			})
+		})
+	}
+}
+
+func TestReadyFrames(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, p := readyPair(t)
+		p.send(goldenAck)
+		p.send(strings.ToLower(goldenMetric))
+		p.sendAs(TypeError, "", ErrorPayload{manifest.Internal, "\x1b[31mlook at me"})
+		p.sendAs(TypeStreamEnd, "", StreamEnd{NewID(), EndHandlerError})
+		id := p.sendAs(TypeAnnounce, "", announceOf(capsJSON(manifest.Echo())))
+		var ack AnnounceAck
+		if e := p.read(TypeAnnounceAck, &ack); e.InReplyTo != id || len(ack.Tools) != 1 {
+			t.Errorf("announce_ack %+v", ack)
+		}
+		p.close()
+		<-r.done
+		want := `announced echo.invoke metrics.snapshot metrics.subscribe
+acked 01HZXC0000000000000000SRV0 true {"message":"ping","received_at_ms":1745236800012,"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy"}
+metered 7 {"ts_ms":1745300000000}
+ended handler_error
+announced echo.invoke`
+		if got := r.all(); got != want {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+	})
+}
+
+func TestFlood(t *testing.T) {
+	big := frame("error", `,"payload":{"code":"E_INTERNAL","message":"`+strings.Repeat("x", MaxFrame-200)+`"}`)
+	tests := []struct {
+		name     string
+		send     func(p *peer) error
+		fit, max int // how many go through at once
+	}{
+		{"small frames", func(p *peer) error { return p.conn.Write([]byte(goldenMetric)) }, 900, 1000},
+		{"frames of 64 KiB", func(p *peer) error { return p.conn.Write([]byte(big)) }, 50, 63},
+		{"announces", func(p *peer) error {
+			return p.conn.Write(Encode(TypeAnnounce, NewID(), "", announceOf(bothCaps())))
+		}, 8, 10},
+		{"pings", func(p *peer) error { return p.conn.Ping() }, 900, 1000},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r, p := readyPair(t)
+				ended := make(chan int, 1)
+				go func() { code, _ := p.ended(); ended <- code }()
+				n := 0
+				for tt.send(p) == nil && n < 5000 {
+					synctest.Wait()
+					n++
+				}
+				if code := <-ended; code != CloseRateLimited || n < tt.fit || n > tt.max+1 {
+					t.Errorf("closed with %d after %d, want 4429 after %d to %d", code, n, tt.fit, tt.max)
+				}
+				if err := <-r.done; CloseCode(err) != CloseRateLimited {
+					t.Errorf("the relay says %v", err)
+				}
+			})
+		})
+	}
+}
+
+// Ten times what streams and commands need, for a minute, is no flood.
+func TestNoFlood(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, p := readyPair(t)
+		for range 60 {
+			for range 320 {
+				p.send(goldenMetric)
+			}
+			time.Sleep(time.Second)
+		}
+		p.close()
+		if err := <-r.done; CloseCode(err) != CloseNormal {
+			t.Errorf("the session ended with %v", err)
+		}
+	})
+}
+
+// A device may answer nothing 64 times; then it is broken.
+func TestStrangeAcks(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, p := readyPair(t)
+		r.known = false
+		for i := range maxStrange + 1 {
+			p.send(string(AppendAck(nil, NewID(), NewID(), []byte(`{"n":`+strconv.Itoa(i)+`}`))))
+		}
+		if code, _ := p.ended(); code != CloseBadFrame {
+			t.Errorf("closed with %d, want 4400", code)
+		}
+		<-r.done
+		if n := strings.Count(r.all(), "acked"); n != maxStrange+1 {
+			t.Errorf("%d acks were heard of", n)
+		}
+	})
+}
+
+// A device that does not read ends with 4413 when its queue is full, and with a broken
+// link when a single write hangs for 10 s; Send never waits.
+func TestBackpressure(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, p := readyPair(t)
+		start := time.Now()
+		n := 0
+		for r.session.Send([]byte(goldenCmd)) == nil {
+			n++
+		}
+		if n < maxQueue || n > maxQueue+20 || time.Since(start) != 0 {
+			t.Errorf("%d frames were taken in %v", n, time.Since(start))
+		}
+		code, before := p.ended()
+		if err := <-r.done; code != CloseTooLarge || CloseCode(err) != CloseTooLarge || len(before) > 20 {
+			t.Errorf("closed with %d and %v after %d frames", code, err, len(before))
+		}
+		if r.session.Send([]byte(goldenCmd)) == nil {
+			t.Error("a closed session took a frame")
+		}
+	})
+	bubble(t, func(t *testing.T) {
+		r, _ := readyPair(t)
+		start := time.Now()
+		for range 20 {
+			_ = r.session.Send([]byte(goldenCmd))
+		}
+		if err := <-r.done; CloseCode(err) != 0 || time.Since(start) != writeTimeout {
+			t.Errorf("ended with %v after %v, want a broken link after 10 s", err, time.Since(start))
+		}
+	})
+}
+
+func TestSessionClose(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, p := readyPair(t)
+		r.session.Close(CloseSuperseded, "superseded")
+		r.session.Close(CloseNormal, "normal") // the first one counts
+		if code, _ := p.ended(); code != CloseSuperseded {
+			t.Errorf("the device got %d", code)
+		}
+		if err := <-r.done; CloseCode(err) != CloseSuperseded {
+			t.Errorf("Run says %v", err)
+		}
+	})
+	bubble(t, func(t *testing.T) { // the relay stops
+		r, p := readyPair(t)
+		r.cancel()
+		if code, _ := p.ended(); code != CloseDraining {
+			t.Errorf("the device got %d", code)
+		}
+		if err := <-r.done; CloseCode(err) != CloseDraining {
+			t.Errorf("Run says %v", err)
+		}
+	})
+	bubble(t, func(t *testing.T) { // the relay stops during a handshake
+		dev, rel := Pipe()
+		r, p := startRelay(rel), &peer{t, dev}
+		p.read(TypeHello, nil)
+		r.cancel()
+		if code, _ := p.ended(); code != CloseDraining {
+			t.Errorf("the device got %d", code)
+		}
+		if err := <-r.done; CloseCode(err) != CloseDraining {
+			t.Errorf("Accept says %v", err)
+		}
+	})
+}
+
+// Tick drops a device that has been silent for 60 s, and pings one that does not ping.
+func TestTick(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, p := readyPair(t)
+		pings := 0
+		p.conn.OnPing(func(ping bool) { pings++ })
+		go p.ended()
+		for range 10 { // the device's own pings make the relay's unnecessary
+			time.Sleep(24 * time.Second)
+			_ = p.conn.Ping()
+			synctest.Wait()
+			r.session.Tick()
+		}
+		synctest.Wait()
+		if pings != 10 { // the pongs
+			t.Errorf("%d pings and pongs, want the 10 pongs only", pings)
+		}
+		time.Sleep(25 * time.Second)
+		r.session.Tick()
+		synctest.Wait()
+		if pings != 11 || r.session.Idle() != 0 {
+			t.Errorf("%d pings and pongs, idle for %v, want a ping that was answered", pings, r.session.Idle())
+		}
+		p.close()
+		<-r.done
+	})
+	bubble(t, func(t *testing.T) {
+		r, p := readyPair(t)
+		time.Sleep(59 * time.Second)
+		r.session.Tick() // pings, and nobody answers
+		time.Sleep(time.Second)
+		r.session.Tick()
+		code, _ := p.ended()
+		if err := <-r.done; code != CloseTimeout || CloseCode(err) != CloseTimeout {
+			t.Errorf("closed with %d, %v, want 4408", code, err)
+		}
+	})
+}
