@@ -12,7 +12,7 @@ type Identity struct {
 	Scopes   Scopes
 	JTI      string // upper case ULID
 	Expires  time.Time
-	Instance string // claim iid, the hash of the install this token is bound to; may be empty
+	Instance string // claim iid, hex SHA-256 of the instance_id this token is bound to; empty is not bound
 	Gen      int    // claim gen, counts refreshes of a device token
 
 	issued    int64 // claim iat, Unix seconds: what a revocation by subject, node or tenant compares

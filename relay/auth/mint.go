@@ -43,7 +43,7 @@ type MintRequest struct {
 	Scopes   []string      // default: those of the class
 	TTL      time.Duration // default 90 days for agents, 1 year for devices, 1 hour for enrollment
 	Count    int           // default 1, at most MaxCount; more than one excludes NodeID
-	Instance string        // devices: hash of the install that the token is bound to; default none
+	Instance string        // devices: hex SHA-256 of the instance_id that the token is bound to; default none
 	Gen      int           // devices: generation; default 1
 }
 

@@ -32,6 +32,20 @@ func runJob(job string) int {
 				return 1
 			}
 			fmt.Println(list[0].Token)
+		case "crash":
+			list, err := s.Mint(context.Background(), MintRequest{Class: "device", Tenant: "acme", Count: 2})
+			if err == nil {
+				_, err = s.Revoke(context.Background(), RevokeRequest{JTI: list[1].JTI})
+			}
+			if err == nil {
+				_, err = s.UpsertNode(context.Background(), "acme", list[0].NodeID, "lab", []byte("[1]"))
+			}
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return 1
+			}
+			fmt.Printf("%s\n%s\n", list[0].Token, list[1].Token)
+			os.Exit(0) // nothing is closed, as after kill -9
 		case "revoke":
 			if _, err := s.Revoke(context.Background(), RevokeRequest{Subject: os.Getenv("AUTH_TEST_SUB")}); err != nil {
 				fmt.Fprintln(os.Stderr, err)
@@ -119,4 +133,26 @@ func TestRevokeFromAnotherProcess(t *testing.T) {
 	refused(t, s.Active(id), m.Token, ErrRevoked, "revoked")
 	_, err = s.Verify(m.Token)
 	refused(t, err, m.Token, ErrRevoked, "revoked")
+}
+
+// What was answered for is on disk, however the process ends.
+func TestCrashKeepsWhatWasDone(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	tokens := strings.Fields(job(t, "crash", dir, 1))
+	if len(tokens) != 2 {
+		t.Fatalf("got %q", tokens)
+	}
+	if _, err := os.Stat(filepath.Join(dir, dbFile+"-wal")); err != nil {
+		t.Fatalf("the process closed its database: %v", err)
+	}
+	s := openStore(t, Options{StateDir: dir})
+	id, err := s.Verify(tokens[0], ClassDevice)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Verify(tokens[1], ClassDevice)
+	refused(t, err, tokens[1], ErrRevoked, "revoked")
+	if n, err := s.Node(t.Context(), "acme", "lab"); err != nil || n.NodeID != id.NodeID || string(n.Manifest) != "[1]" {
+		t.Errorf("got %+v, %v", n, err)
+	}
 }

@@ -3,6 +3,7 @@ package auth
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -82,6 +83,9 @@ func TestNamesAreUnique(t *testing.T) {
 	second := ids[2]
 	if name := upsert(t, s, "acme", second, "lab", ""); name != "lab-2" {
 		t.Errorf("the same wish again: got %q", name)
+	}
+	if name := upsert(t, s, "acme", second, "lab-2", ""); name != "lab-2" {
+		t.Errorf("a wish for the name it has: got %q", name)
 	}
 	if name := upsert(t, s, "acme", second, "shed", ""); name != "shed" {
 		t.Errorf("a new wish: got %q", name)
@@ -223,8 +227,10 @@ func TestReconnectWritesNothing(t *testing.T) {
 
 		before := version()
 		time.Sleep(SeenInterval / 2)
+		s.db.turn <- struct{}{} // nobody may write now: what follows must not wait for it
 		upsert(t, s, "acme", node, "lab", `[1]`)
 		upsert(t, s, "acme", node, "", "")
+		<-s.db.turn
 		s.Seen(node)
 		seen := time.Now().UnixMilli()
 		if got := version(); got != before {
@@ -238,6 +244,11 @@ func TestReconnectWritesNothing(t *testing.T) {
 		if n, err := reader.Node(ctx, "acme", node); err != nil || n.LastSeenMS != seen {
 			t.Errorf("after the flush: got %d, %v, want %d", n.LastSeenMS, err, seen)
 		}
+		s.db.turn <- struct{}{} // with nothing new to save, no write is even begun
+		if err := s.flushSeen(ctx); err != nil {
+			t.Error(err)
+		}
+		<-s.db.turn
 		after := version()
 		time.Sleep(3 * SeenInterval)
 		synctest.Wait()
@@ -334,4 +345,50 @@ func TestWriteCancelled(t *testing.T) {
 	if list, err := s.Nodes(t.Context(), "acme"); err != nil || len(list) != 1 {
 		t.Errorf("got %d nodes, %v", len(list), err)
 	}
+}
+
+// A row that was read before a change must not replace what the change left in memory.
+func TestAnOlderNodeDoesNotWin(t *testing.T) {
+	s := openStore(t, Options{})
+	id := manifest.NewNodeID()
+	upsert(t, s, "acme", id, "lab", "")
+	stale := s.nodes.get(id)
+	upsert(t, s, "acme", id, "shed", "")
+	s.nodes.put([]*node{stale})
+	if n := s.nodes.get(id); n.name != "shed" {
+		t.Errorf("got %q", n.name)
+	}
+}
+
+// In a shared transaction the one that fails takes back what it did, and only that.
+func TestAFailedWriteTakesBackItsOwn(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		s := openStore(t, Options{StateDir: dir})
+		insert := func(id int, err error) error {
+			return s.db.write(t.Context(), func(tx *sql.Tx) error {
+				if _, err := tx.Exec("INSERT INTO seen VALUES (?, 1)", id); err != nil {
+					t.Error(err)
+				}
+				return err
+			}, nil)
+		}
+		bad := errors.New("bad")
+		s.db.turn <- struct{}{} // so that all three wait for one transaction
+		var wg sync.WaitGroup
+		for id, err := range []error{nil, bad, nil} {
+			wg.Go(func() {
+				if got := insert(id, err); !errors.Is(got, err) {
+					t.Errorf("%d: got %v, want %v", id, got, err)
+				}
+			})
+		}
+		synctest.Wait()
+		<-s.db.turn
+		wg.Wait()
+		var ids string
+		if err := s.db.r.QueryRow("SELECT group_concat(id) FROM (SELECT id FROM seen ORDER BY id)").Scan(&ids); err != nil || ids != "0,2" {
+			t.Errorf("got rows %s, %v", ids, err)
+		}
+	})
 }

@@ -135,7 +135,7 @@ func TestMintAfterRevoke(t *testing.T) {
 		}
 	}
 	ck.t = testTime.Add(-time.Hour) // the clock was ahead; what was revoked stays so, what is minted works
-	m := mint(t, s, MintRequest{Class: "agent", Tenant: "acme", Subject: "claude"})
+	m := mint(t, s, MintRequest{Class: "agent", Tenant: "acme", Subject: "claude", TTL: time.Minute})
 	if _, err := s.Verify(m.Token); err != nil {
 		t.Errorf("after the clock was set back: %v", err)
 	}
@@ -211,4 +211,20 @@ func TestDenyListIsBounded(t *testing.T) {
 	if size() != 20 {
 		t.Errorf("got %d", size())
 	}
+}
+
+// A poll that read before a revocation of ours must not undo it by finishing after it.
+func TestAnOlderDenyListDoesNotWin(t *testing.T) {
+	s := openStore(t, Options{})
+	stale, err := loadDeny(t.Context(), s.db.r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := mint(t, s, MintRequest{Class: "agent"})
+	if _, err := s.Revoke(t.Context(), RevokeRequest{JTI: m.JTI}); err != nil {
+		t.Fatal(err)
+	}
+	s.setDeny(stale)
+	_, err = s.Verify(m.Token)
+	refused(t, err, m.Token, ErrRevoked, "revoked")
 }

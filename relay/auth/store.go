@@ -156,10 +156,13 @@ func (s *Store) each(ctx context.Context, interval time.Duration, what string, f
 		if err != nil {
 			s.pollErrors.Add(1)
 		}
-		if failing != (err != nil) {
-			failing = err != nil
-			s.log.Error("state directory", zap.String("task", what), zap.Bool("failing", failing), zap.Error(err))
+		switch {
+		case err != nil && !failing:
+			s.log.Error("state directory cannot be used; what is known so far stays in force", zap.String("task", what), zap.Error(err))
+		case err == nil && failing:
+			s.log.Info("state directory works again", zap.String("task", what))
 		}
+		failing = err != nil
 	}
 }
 

@@ -93,6 +93,9 @@ func TestVerifyRefuses(t *testing.T) {
 		return text + "." + b64(mac.Sum(nil))
 	}
 	withHeader := func(h string) string { return signRaw(h, claimsText(), s.keys.sign) }
+	extra := func(name, value string) string {
+		return withHeader(`{"alg":"EdDSA","kid":"` + kid + `","typ":"at+jwt","` + name + `":` + value + `}`)
+	}
 	withClaims := func(c string) string { return signRaw(goodHeader(s), c, s.keys.sign) }
 	f := func(kv ...any) string {
 		m := map[string]any{}
@@ -122,7 +125,8 @@ func TestVerifyRefuses(t *testing.T) {
 		{"standard base64", strings.Replace(good, ".", ".+", 1), ErrInvalid, "malformed"},
 		{"empty signature", parts[0] + "." + parts[1] + ".", ErrInvalid, "malformed"},
 		{"header is no JSON", b64([]byte("nope")) + "." + parts[1] + "." + parts[2], ErrInvalid, "header"},
-		{"header bits left over", parts[0][:len(parts[0])-1] + "B." + parts[1] + "." + parts[2], ErrInvalid, "header"},
+		{"header bits left over", leftover(t, goodHeader(s)) + "." + parts[1] + "." + parts[2], ErrInvalid, "header"},
+		{"claims bits left over", parts[0] + "." + leftover(t, claimsText()) + "." + parts[2], ErrInvalid, "malformed"},
 
 		{"alg none", withHeader(`{"alg":"none","kid":"` + kid + `","typ":"at+jwt"}`), ErrInvalid, "header"},
 		{"alg none unsigned", b64([]byte(`{"alg":"none","kid":"`+kid+`","typ":"at+jwt"}`)) + "." + parts[1] + ".AA", ErrInvalid, "header"},
@@ -143,11 +147,17 @@ func TestVerifyRefuses(t *testing.T) {
 		{"kid of nobody", withHeader(`{"alg":"EdDSA","kid":"nobody","typ":"at+jwt"}`), ErrInvalid, "key"},
 		{"kid with its file suffix", withHeader(`{"alg":"EdDSA","kid":"` + kid + `.pem","typ":"at+jwt"}`), ErrInvalid, "header"},
 
+		{"jku", extra("jku", `"http://127.0.0.1/keys"`), ErrInvalid, "header"},
+		{"jwk", extra("jwk", `{"kty":"OKP","crv":"Ed25519","x":"`+b64(pub)+`"}`), ErrInvalid, "header"},
+		{"x5u", extra("x5u", `"http://127.0.0.1/cert"`), ErrInvalid, "header"},
+		{"x5c", extra("x5c", `["AA"]`), ErrInvalid, "header"},
+		{"crit", extra("crit", `["exp"]`), ErrInvalid, "header"},
+
 		{"other relay", mint(t, other, MintRequest{Class: "agent"}).Token, ErrInvalid, "issuer"},
 		{"other key, our kid", signRaw(goodHeader(s), claimsText(), strange), ErrInvalid, "signature"},
 		{"payload swapped", parts[0] + "." + strings.Split(f("tid", "acme"), ".")[1] + "." + parts[2], ErrInvalid, "signature"},
 		{"signature cut", good[:len(good)-2], ErrInvalid, "signature"},
-		{"signature bits left over", good[:len(good)-1] + flipLast(good), ErrInvalid, "malformed"},
+		{"signature bits left over", flipLast(good), ErrInvalid, "malformed"},
 
 		{"other issuer", f("iss", "agentctl:other"), ErrInvalid, "issuer"},
 		{"other audience", f("aud", "agentctl:other"), ErrInvalid, "audience"},
@@ -239,12 +249,24 @@ func unb64(t testing.TB, s string) []byte {
 	return b
 }
 
-// flipLast sets an unused bit of the last character of a 64-byte signature: the same
+// leftover encodes JSON with a bit set that no byte of it owns.
+func leftover(t *testing.T, text string) string {
+	for len(text)%3 != 1 {
+		text += " "
+	}
+	seg := flipLast(b64([]byte(text)))
+	if b, err := base64.RawURLEncoding.DecodeString(seg); err != nil || string(b) != text {
+		t.Fatalf("a lax decoder reads %q, %v", b, err)
+	}
+	return seg
+}
+
+// flipLast sets an unused bit of the last character, which must have one: the same
 // bytes to a lax decoder, another token to a cache.
 func flipLast(token string) string {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	i := strings.IndexByte(alphabet, token[len(token)-1])
-	return string(alphabet[i|1])
+	return token[:len(token)-1] + string(alphabet[i|1])
 }
 
 func rs256(t *testing.T, header, claims string) string {
@@ -347,5 +369,18 @@ func TestIdentityOfNobody(t *testing.T) {
 	front := &Identity{Tenant: "default", Subject: "anonymous", Class: ClassAgent, Scopes: bitCallReadOnly} // made by a front door
 	if err := s.Active(front); err != nil {
 		t.Errorf("an identity without expiry: got %v", err)
+	}
+}
+
+func TestWellFormed(t *testing.T) {
+	for token, want := range map[string]bool{
+		"a.b.c": true, "A-_9.zZ.0": true, strings.Repeat("a", MaxTokenLen-4) + ".b.c": true,
+		"": false, "a": false, "a.b": false, "a.b.": false, ".b.c": false, "a..c": false, "a.b.c.": false, "a.b.c.d": false,
+		"a.b.c=": false, "a.b+.c": false, "a.b/.c": false, "a.b.c\n": false, "a.b.c\x00": false, "a.b.\u00e9": false,
+		strings.Repeat("a", MaxTokenLen-3) + ".b.c": false,
+	} {
+		if got := wellFormed(token); got != want {
+			t.Errorf("%.20q: got %v, want %v", token, got, want)
+		}
 	}
 }
