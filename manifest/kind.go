@@ -11,7 +11,7 @@ const (
 	Destructive SafetyClass = "destructive" // reserved: needs a commit_token
 )
 
-// Scopes of tokens. The set is closed; a token with another word is refused.
+// Scopes of tokens. The set is closed: another word is refused at mint and grants nothing.
 const (
 	ScopeCallReadOnly    = "tools:call:read_only"
 	ScopeToolsList       = "tools:list"
