@@ -108,6 +108,11 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 				res, err = nil, &jsonrpc.Error{Code: codeInternal, Message: "the relay failed to answer this request"}
 			}
 		}()
+		if x.call != nil && x.call.given { // the mux has kept _meta back
+			if meta := x.call.rest(); meta != nil {
+				req.GetParams().SetMeta(meta)
+			}
+		}
 		switch r := req.(type) {
 		case *sdk.CallToolRequest:
 			return t.callTool(ctx, x, r)

@@ -138,20 +138,21 @@ func TestCallErrors(t *testing.T) {
 	})
 }
 
-// blower panics.
-type blower struct{ board }
+// blower panics in a method beyond tools.
+type blower struct{ *board }
 
-func (*blower) Call(context.Context, *kernel.Request) (*kernel.Result, error) {
+func (blower) Serves() []string { return []string{"prompts/list"} }
+
+func (blower) Serve(context.Context, *kernel.Caller, kernel.Session, string, json.RawMessage) (json.RawMessage, error) {
 	panic("a secret value")
 }
 
 func TestPanic(t *testing.T) {
 	eras(t, func(t *testing.T, version string) {
 		e := newEnv(t, Options{})
-		b := &blower{*newBoard("default", nodeA)}
-		e.load(b)
+		e.load(blower{newBoard("default", nodeA)})
 		cs := e.client("", version, nil)
-		_, err := cs.CallTool(context.Background(), &sdk.CallToolParams{Name: echoA})
+		_, err := cs.ListPrompts(context.Background(), nil)
 		var f *jsonrpc.Error
 		if !errors.As(err, &f) || f.Code != codeInternal || strings.Contains(err.Error(), "secret") {
 			t.Errorf("got %v, want a neutral internal error", err)
@@ -163,6 +164,40 @@ func TestPanic(t *testing.T) {
 			t.Errorf("after a panic: %v", err)
 		}
 	})
+}
+
+// TestMeta: what the mux keeps back from the SDK is still heard.
+func TestMeta(t *testing.T) {
+	e := newEnv(t, Options{})
+	e.load(newBoard("default", nodeA))
+	e.load(conformance.New(e.kernel))
+	meta := modernMeta[:len(modernMeta)-1] + `,"progressToken":"t","io.modelcontextprotocol/logLevel":"%s"}`
+	send := func(method, name, level, params string) string {
+		head := map[string]string{"Mcp-Protocol-Version": modernEra, "Mcp-Method": method}
+		if name != "" {
+			head["Mcp-Name"], params = name, params+`"name":"`+name+`",`
+		}
+		return readAll(t, e.do("POST", head, `{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":{`+params+fmt.Sprintf(meta, level)+`}}`))
+	}
+	if got := send("tools/list", "", "info", ""); !strings.Contains(got, echoA) {
+		t.Errorf("tools/list: %s", got)
+	}
+	for level, logs := range map[string]bool{"debug": true, "info": true, "warning": false, "loud": false} {
+		if got := send("tools/call", "test_logging_tool", level, ""); strings.Contains(got, "notifications/message") != logs || !strings.Contains(got, "Logged once") {
+			t.Errorf("level %s: %s, want a message %v", level, got, logs)
+		}
+	}
+	got := send("tools/call", "test_tool_with_progress", "error", `"arguments":{},`)
+	if strings.Count(got, `"progressToken":"t"`) != 3 {
+		t.Errorf("progress: %s", got)
+	}
+	for _, bad := range []string{`"io.modelcontextprotocol/clientCapabilities":7`, `"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":7`} {
+		res := e.do("POST", map[string]string{"Mcp-Protocol-Version": modernEra, "Mcp-Method": "tools/list"},
+			`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",`+bad+`}}}`)
+		if body := readAll(t, res); res.StatusCode != 400 || !strings.Contains(body, "-32602") {
+			t.Errorf("%s: %d %s, want 400 and -32602", bad, res.StatusCode, body)
+		}
+	}
 }
 
 func TestTrace(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -43,6 +44,9 @@ func (c *client) ProgressToken() any {
 
 // Capabilities implements kernel.Session.
 func (c *client) Capabilities() json.RawMessage {
+	if c.x.call != nil {
+		return c.x.call.caps
+	}
 	if c.x.modern {
 		caps, ok := c.req.GetParams().GetMeta()[sdk.MetaKeyClientCapabilities]
 		if !ok {
@@ -103,6 +107,13 @@ func (c *client) Notify(_ context.Context, method string, params json.RawMessage
 		if err := json.Unmarshal(params, &p); err != nil {
 			return fmt.Errorf("notify %s: %w", method, err)
 		}
+		if c.x.call != nil { // the session has no level; the request has
+			if !logs(c.req.GetParams().GetMeta()[levelKey], p.Level) {
+				return nil
+			}
+			_, err := c.x.tenant.h.send(c.ctx, method, &sdk.ServerRequest[*sdk.LoggingMessageParams]{Session: c.session(), Params: &p})
+			return err
+		}
 		return c.session().Log(c.ctx, &p)
 	case "notifications/elicitation/complete":
 		var p sdk.ElicitationCompleteParams
@@ -112,6 +123,16 @@ func (c *client) Notify(_ context.Context, method string, params json.RawMessage
 		return c.session().NotifyElicitationComplete(c.ctx, &p)
 	}
 	return fmt.Errorf("notify %s: not a notification of a request", method)
+}
+
+var levels = []sdk.LoggingLevel{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
+
+// logs tells whether a client that asked for a level (none: for nothing) gets a message
+// of another.
+func logs(asked any, level sdk.LoggingLevel) bool {
+	want, ok := asked.(string)
+	at := slices.Index(levels, sdk.LoggingLevel(want))
+	return ok && at >= 0 && slices.Index(levels, level) >= at
 }
 
 // Ask implements kernel.Session for sessions: elicitation/create, sampling/createMessage

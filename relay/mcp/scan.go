@@ -15,7 +15,10 @@ type envelope struct {
 	method string
 	params []byte
 	name   string // params.name, or params.uri for resources/read
-	era    string // params._meta["io.modelcontextprotocol/protocolVersion"]
+	meta   []byte // params._meta
+	era    string // its protocolVersion
+	info   []byte // its clientInfo
+	caps   []byte // its clientCapabilities
 	answer bool   // has a result or an error
 }
 
@@ -24,7 +27,13 @@ var (
 	errNotObject = errors.New("a message is a JSON object with a method, a result or an error")
 )
 
-const eraKey = "io.modelcontextprotocol/protocolVersion"
+// Keys of _meta in the modern era.
+const (
+	eraKey   = "io.modelcontextprotocol/protocolVersion"
+	infoKey  = "io.modelcontextprotocol/clientInfo"
+	capsKey  = "io.modelcontextprotocol/clientCapabilities"
+	levelKey = "io.modelcontextprotocol/logLevel"
+)
 
 // scanBody checks a body strictly (exact keys, no duplicates, UTF-8, no trailing bytes,
 // bounded depth) and returns the envelopes of its messages. The SDK alone would take the
@@ -91,14 +100,62 @@ func scanMessage(obj []byte) (m envelope) {
 		case key == name:
 			m.name = text(v)
 		case key == "_meta" && v[0] == '{':
+			m.meta = v
 			members(v, func(key string, v []byte) {
-				if key == eraKey {
+				switch key {
+				case eraKey:
 					m.era = text(v)
+				case infoKey:
+					m.info = v
+				case capsKey:
+					m.caps = v
 				}
 			})
 		}
 	})
 	return m
+}
+
+// withoutMeta is the params without _meta; nil if nothing else is in them.
+func (m *envelope) withoutMeta() []byte {
+	b := make([]byte, 0, len(m.params)-len(m.meta))
+	b = append(b, '{')
+	members(m.params, func(key string, v []byte) {
+		if key == "_meta" {
+			return
+		}
+		if len(b) > 1 {
+			b = append(b, ',')
+		}
+		b = append(append(appendString(b, key), ':'), v...)
+	})
+	if len(b) == 1 {
+		return nil
+	}
+	return append(b, '}')
+}
+
+// rest decodes the members of _meta that are not the protocol's own; nil if there are
+// none, which is the rule.
+func (m *envelope) rest() map[string]any {
+	var rest map[string]any
+	if len(m.meta) == 0 {
+		return nil
+	}
+	members(m.meta, func(key string, v []byte) {
+		if key == eraKey || key == infoKey || key == capsKey {
+			return
+		}
+		var value any
+		if json.Unmarshal(v, &value) != nil {
+			return
+		}
+		if rest == nil {
+			rest = make(map[string]any)
+		}
+		rest[key] = value
+	})
+	return rest
 }
 
 // members calls yield for each member of an object. Its input has passed

@@ -112,7 +112,7 @@ func (t *tenant) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer t.sub.Close()
-	ss, err := t.call.Connect(ctx, t.mux, nil)
+	ss, err := t.call.Connect(ctx, t.mux, modernSession())
 	if err != nil {
 		t.h.log.Error("mcp connect", zap.Error(err))
 		t.mux.end()
