@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"agentctl/transport/fanout"
 )
 
 // large is a frame that a kernel does not take many of.
@@ -61,6 +63,7 @@ func TestPartialFrame(t *testing.T) {
 			read := make(chan struct{})
 			go func() {
 				defer close(read)
+				c.tcp.SetReadBuffer(1 << 20) // a window of 4096 bytes crawls
 				got, err := c.events()
 				wantStream(t, got, err, n, Backpressure)
 			}()
@@ -73,6 +76,7 @@ func TestPartialFrame(t *testing.T) {
 			read := make(chan struct{})
 			go func() {
 				defer close(read)
+				c.tcp.SetReadBuffer(1 << 20) // a window of 4096 bytes crawls
 				got, err := c.events()
 				wantStream(t, got, err, n+1, Normal)
 			}()
@@ -90,7 +94,7 @@ func TestPartialFrame(t *testing.T) {
 			stuff(t, w)
 			start := time.Now()
 			w.Close(Backpressure)
-			if d := time.Since(start); d > 3*patience {
+			if d := time.Since(start); d > patient { // a second, on an idle machine
 				t.Errorf("Close took %v", d)
 			}
 			got, err := c.events()
@@ -99,6 +103,87 @@ func TestPartialFrame(t *testing.T) {
 			}
 		})
 	})
+}
+
+// Input nobody asked for must not turn the end of a stream into a reset, with Run
+// watching the client before or without.
+func TestUnreadInput(t *testing.T) {
+	ended, goOn := make(chan struct{}), make(chan struct{})
+	runs := map[string]func(context.Context, *Writer) Code{
+		"after Run": func(ctx context.Context, w *Writer) Code {
+			var topic fanout.Topic[[]byte]
+			sub := topic.Subscribe(fanout.SubOptions[[]byte]{})
+			topic.Publish(metric(1))
+			topic.Close(nil)
+			if err := Run(ctx, w, sub, same); !errors.Is(err, fanout.ErrClosed) {
+				t.Error(err)
+			}
+			ended <- struct{}{}
+			<-goOn
+			return Normal
+		},
+		"without Run": func(ctx context.Context, w *Writer) Code {
+			if err := w.Frame(metric(1)); err != nil {
+				t.Error(err)
+			}
+			ended <- struct{}{}
+			<-goOn
+			return Normal
+		},
+	}
+	for name, run := range runs {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, false, Options{}, run)
+			c, _ := s.open(0)
+			<-ended
+			if _, err := c.Write(make([]byte, 5000)); err != nil {
+				t.Fatal(err)
+			}
+			goOn <- struct{}{}
+			got, err := c.events()
+			wantStream(t, got, err, 1, Normal)
+		})
+	}
+}
+
+// recorder keeps a copy of what is read.
+type recorder struct {
+	net.Conn
+	in bytes.Buffer
+}
+
+func (r *recorder) Read(b []byte) (int, error) {
+	n, err := r.Conn.Read(b)
+	r.in.Write(b[:n])
+	return n, err
+}
+
+// A TLS stream ends with TLS's own end mark, so that nobody can cut it short unseen.
+func TestTLSEndMark(t *testing.T) {
+	s := serve(t, true, Options{}, nil)
+	conn, err := net.Dial("tcp", s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	rec := &recorder{Conn: conn}
+	cfg := clientTLS()
+	cfg.MaxVersion = tls.VersionTLS12 // shows the type of a record
+	c := tls.Client(rec, cfg)
+	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: relay.test\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	(<-s.opened).Close(Normal)
+	if _, err := io.Copy(io.Discard, c); err != nil {
+		t.Fatal(err)
+	}
+	last := byte(0)
+	for b := rec.in.Bytes(); len(b) >= 5; b = b[min(len(b), 5+int(b[3])<<8+int(b[4])):] {
+		last = b[0]
+	}
+	if last != 21 {
+		t.Errorf("the last record has type %d, want 21 (alert)", last)
+	}
 }
 
 func TestFrameDoesNotAllocate(t *testing.T) {
@@ -128,6 +213,9 @@ func TestListenerCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	if err := c.(*net.TCPConn).SetReadBuffer(4096); err != nil {
+		t.Fatal(err)
+	}
 	accepted, err := ln.Accept()
 	if err != nil {
 		t.Fatal(err)
@@ -151,12 +239,13 @@ func TestListenerCounts(t *testing.T) {
 		t.Error("5 bytes are not acknowledged")
 	}
 	// What is read by nobody fills the client's window and then stays.
+	lots := make([]byte, 16<<20)
 	conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	if n, err := conn.Write(make([]byte, 64<<20)); err == nil || conn.Written() != int64(n)+5 {
+	if n, err := conn.Write(lots); err == nil || conn.Written() != int64(n)+5 {
 		t.Errorf("wrote %d, %v; written %d", n, err, conn.Written())
 	}
 	if n, err := conn.Unacked(); n == 0 || err != nil {
-		t.Errorf("unacked %d, %v", n, err)
+		t.Errorf("unacked %d, %v; written %d", n, err, conn.Written())
 	}
 	a, b := net.Pipe()
 	defer a.Close()
@@ -220,11 +309,11 @@ func TestTLSWithoutListener(t *testing.T) {
 }
 
 func TestHeadCannotBeSplit(t *testing.T) {
-	head := appendHead(nil, http.Header{"X-A": {"1\r\nX-B: 2"}, "Content-Length": {"5"}, "Transfer-Encoding": {"chunked"}, "Connection": {"keep-alive"}})
-	if bytes.Contains(head, []byte("\nX-B")) || bytes.Contains(head, []byte("chunked")) || bytes.Contains(head, []byte("Content-Length")) || bytes.Contains(head, []byte("keep-alive")) {
-		t.Errorf("head is %q", head)
+	got := head(http.Header{"X-A": {"1\r\nX-B: 2"}, "Content-Length": {"5"}, "Transfer-Encoding": {"chunked"}, "Connection": {"keep-alive"}})
+	if bytes.Contains(got, []byte("\nX-B")) || bytes.Contains(got, []byte("chunked")) || bytes.Contains(got, []byte("Content-Length")) || bytes.Contains(got, []byte("keep-alive")) {
+		t.Errorf("head is %q", got)
 	}
-	if !bytes.HasSuffix(head, []byte("\r\n\r\n")) || bytes.Count(head, []byte("\r\n\r\n")) != 1 {
-		t.Errorf("head is %q", head)
+	if !bytes.HasSuffix(got, []byte("\r\n\r\n")) || bytes.Count(got, []byte("\r\n\r\n")) != 1 {
+		t.Errorf("head is %q", got)
 	}
 }

@@ -62,7 +62,7 @@ func TestLedgerIdle(t *testing.T) {
 		{90 * time.Second, 0, true},
 		{91 * time.Second, 40, false}, // half way between 90 and 91
 		{180 * time.Second, 0, false},
-		{181 * time.Second, 0, true},
+		{180*time.Second + 500*time.Millisecond, 0, true},
 		{200 * time.Second, 100, false},
 		{900 * time.Second, 0, false}, // all acknowledged
 	}

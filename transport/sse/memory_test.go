@@ -242,3 +242,19 @@ func TestShortStall(t *testing.T) {
 		}
 	})
 }
+
+// What a stall left over is sent soon after the reader is back, not with the next frame.
+func TestRestIsRetried(t *testing.T) {
+	bothWaysInTime(t, func(t *testing.T, secure bool) {
+		got, _, _, _ := pipeStream{secure: secure, interval: 15 * time.Second, frames: 3, pause: 17 * time.Second, stop: func(timed) bool { return true }}.run(t)
+		want := []time.Duration{0, 17 * time.Second, 30 * time.Second} // the second was due at 15
+		for i, at := range times(got, "metric") {
+			if i >= len(want) || at < want[i] || at > want[i]+time.Second {
+				t.Errorf("frame %d at %v, want %v", i+1, at, want)
+			}
+		}
+		if n := len(times(got, "metric")); n != len(want) {
+			t.Errorf("%d frames, want %d", n, len(want))
+		}
+	})
+}

@@ -17,9 +17,13 @@
 //	event: close     data: {"code":N,"reason":"..."}  the last event, then FIN
 //
 // A stream takes its connection over from net/http (Hijack), because that
-// halves what an event costs above the write itself. Nothing watches the
-// connection after that but the writer: Check, once a second, notices a client
-// that has gone.
+// halves what an event costs above the write itself. net/http then neither
+// cancels the request's context when the client goes, which is Run's to notice,
+// nor waits for the stream on Shutdown, which is Drain's.
+//
+// What nobody can see from here: a program that stops reading while its kernel still
+// has room and goes on acknowledging; and what lies behind a proxy, whose
+// acknowledgements are the proxy's.
 //
 // On a connection that is not TCP, and on other systems than Linux, nobody can say
 // what the peer has acknowledged; there "acknowledged" means taken by the

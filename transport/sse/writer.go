@@ -1,6 +1,7 @@
 package sse
 
 import (
+	"bytes"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -114,16 +115,16 @@ func (s *Streams) Open(w http.ResponseWriter, r *http.Request, o Options) (*Writ
 		written: raw.Written(), acked: raw.Written() - int64(raw.outstanding()),
 	}
 	s.opened.Add(1)
-	if err := wr.write(appendHead(nil, w.Header()), 0, false); err != nil {
+	if err := wr.write(head(w.Header()), 0, false); err != nil {
 		wr.Close(0)
 		return nil, err
 	}
 	return wr, nil
 }
 
-// appendHead makes the response's head. Framing headers are ours: the body has no
-// length and no coding, it ends with the connection.
-func appendHead(dst []byte, extra http.Header) []byte {
+// head makes the response's head. Framing headers are ours: the body has no length
+// and no coding, it ends with the connection.
+func head(extra http.Header) []byte {
 	h := extra.Clone()
 	if h == nil {
 		h = http.Header{}
@@ -136,21 +137,11 @@ func appendHead(dst []byte, extra http.Header) []byte {
 	h.Set("X-Accel-Buffering", "no")
 	h.Set("Connection", "close")
 	h.Set("Date", time.Now().UTC().Format(http.TimeFormat))
-	buf := appender(append(dst, "HTTP/1.1 200 OK\r\n"...))
+	var buf bytes.Buffer
+	buf.WriteString("HTTP/1.1 200 OK\r\n")
 	h.Write(&buf) // cannot fail; replaces CR and LF in values
-	return append(buf, "\r\n"...)
-}
-
-type appender []byte
-
-func (a *appender) Write(b []byte) (int, error) {
-	*a = append(*a, b...)
-	return len(b), nil
-}
-
-func (a *appender) WriteString(s string) (int, error) {
-	*a = append(*a, s...)
-	return len(s), nil
+	buf.WriteString("\r\n")
+	return buf.Bytes()
 }
 
 func whole(b []byte) bool {
@@ -292,7 +283,7 @@ func (w *Writer) Close(c Code) error {
 	defer w.streams.leave()
 	now := w.now()
 	w.refresh(now)
-	stalled := w.ledger.stalled(now) >= w.opts.Grace
+	stalled := c == Backpressure || c == IdleTimeout || w.ledger.stalled(now) >= w.opts.Grace
 
 	var err error
 	w.raw.finish(patience, func() { err = w.last(c, now) })
