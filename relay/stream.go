@@ -32,10 +32,12 @@ func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel
 	wr, err := r.streams.Open(w, req, sse.Options{})
 	if err != nil {
 		if errors.Is(err, sse.ErrDraining) {
-			r.writeError(w, http.StatusServiceUnavailable, &manifest.Error{Code: manifest.RateLimited, Message: "the relay is stopping; connect again", RetryAfterMS: 1000}, kr.TraceID)
+			e := &manifest.Error{Code: manifest.NodeOffline, Message: "the relay is stopping; connect again", RetryAfterMS: 1000}
+			r.writeError(w, httpStatus(e.Code), e, kr.TraceID)
 		}
 		return
 	}
+	defer func() { _ = wr.Close(0) }() // only after a panic: the first Close counts
 	code := sse.RateLimited
 	if over {
 		r.metrics.overQuota.Add(1)
