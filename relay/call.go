@@ -27,8 +27,8 @@ type callBody struct {
 	Arguments strictjson.Raw `json:"arguments"`
 }
 
-// toolsCall is POST /mcp/tools/call. The order of the checks decides the code: method,
-// size, token, Content-Type and body, Accept, then the kernel's.
+// toolsCall is POST /mcp/tools/call. The order of the checks decides the code: size, token,
+// Content-Type and body, Accept, name, then the kernel's.
 func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 	trace, traced := traceOf(req)
 	var c *kernel.Caller
@@ -42,11 +42,6 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 	}
 	bad := func(status int, message string) {
 		fail(status, &manifest.Error{Code: manifest.BadRequest, Message: message, Reason: "request"})
-	}
-	if req.Method != http.MethodPost {
-		w.Header().Set("Allow", "POST")
-		bad(http.StatusMethodNotAllowed, "tools are called with POST")
-		return
 	}
 	if req.ContentLength > MaxBody {
 		bad(http.StatusRequestEntityTooLarge, "the body is larger than 1 MiB")
@@ -135,17 +130,19 @@ func pluginName(s string) bool {
 	return dots >= 1 && dots <= 2 && s[0] != '.' && s[len(s)-1] != '.' && !strings.Contains(s, "..") && !strings.HasPrefix(s, "system.")
 }
 
-func readBody(w http.ResponseWriter, req *http.Request) ([]byte, error) {
-	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout))
-	defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
+// readBody reads the whole body, within the deadline that guard has set.
+func readBody(w http.ResponseWriter, req *http.Request) (b []byte, err error) {
 	body := http.MaxBytesReader(w, req.Body, MaxBody)
 	if n := req.ContentLength; n >= 0 {
-		b := make([]byte, n)
-		_, err := io.ReadFull(body, b)
-		return b, err
+		b = make([]byte, n)
+		_, err = io.ReadFull(body, b)
+	} else {
+		b, err = io.ReadAll(body)
 	}
-	return io.ReadAll(body)
+	if err == nil {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	}
+	return b, err
 }
 
 func jsonType(v string) bool {

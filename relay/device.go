@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"sync"
 	"time"
@@ -184,7 +185,7 @@ func (d *device) Watch(ctx context.Context, _ string, changed func()) error {
 }
 
 // missing explains a call to a tool that no connected device has: somebody else's node
-// and an unknown one are one answer, an own node is offline or lacks the tool.
+// and an unknown one are one answer, an own node lacks the tool or is offline.
 func (r *Relay) missing(c *kernel.Caller, tool string) error {
 	name, ok := manifest.ParseToolName(tool)
 	if !ok {
@@ -194,10 +195,35 @@ func (r *Relay) missing(c *kernel.Caller, tool string) error {
 	switch {
 	case !known || owner != c.Tenant:
 		return kernel.NotYours()
-	case r.hub.Online(name.NodeID) || !manifest.KnownTool(name):
+	case !r.announced(c.Tenant, name):
 		return &manifest.Error{Code: manifest.BadRequest, Message: "the node is yours but has no such tool; tools/list shows its tools", Reason: "tool"}
 	}
 	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", RetryAfterMS: 5000, Reason: "offline"}
+}
+
+// announced tells whether the node's last manifest has the tool; a node that never came may
+// have any that there is.
+func (r *Relay) announced(tenant string, name manifest.ToolName) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	n, err := r.store.Node(ctx, tenant, name.NodeID)
+	var caps []json.RawMessage
+	if err != nil || len(n.Manifest) == 0 || json.Unmarshal(n.Manifest, &caps) != nil {
+		return manifest.KnownTool(name)
+	}
+	for _, raw := range caps {
+		var c manifest.Capability
+		if strictjson.Unmarshal(raw, &c) != nil {
+			continue
+		}
+		tools, _ := manifest.Project(n.NodeID, &c)
+		for i := range tools {
+			if tools[i].Name == name {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 var (

@@ -59,7 +59,11 @@ func (r *Relay) writeError(w http.ResponseWriter, status int, e *manifest.Error,
 	h.Set("Content-Type", "application/json")
 	h.Set("Cache-Control", "no-store")
 	if status == http.StatusUnauthorized {
-		h.Set("WWW-Authenticate", `Bearer realm="agentctl", error="invalid_token", resource_metadata="`+r.base()+metadataPath+`"`)
+		reason := ""
+		if e.Reason != "no_token" { // RFC 6750 §3.1: no error code for who sent no token
+			reason = `error="invalid_token", `
+		}
+		h.Set("WWW-Authenticate", `Bearer realm="agentctl", `+reason+`resource_metadata="`+r.base()+metadataPath+`/mcp"`)
 	}
 	w.WriteHeader(status)
 	_, _ = w.Write(append(body, '\n'))

@@ -259,6 +259,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	serving.Go(func() { failed <- srv.Serve(ln) })
 	if r.metricsListener != nil {
 		ms := r.server(r.metricsRoutes())
+		ms.ReadTimeout, ms.WriteTimeout = bodyTimeout, writeTimeout
 		serving.Go(func() { failed <- ms.Serve(r.metricsListener) })
 		defer func() { _ = ms.Close() }()
 	}

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"agentctl/manifest"
 	"agentctl/transport/link"
@@ -18,9 +19,9 @@ const metadataPath = "/.well-known/oauth-protected-resource"
 // routes is the whole HTTP surface of the relay. /metrics has a listener of its own.
 func (r *Relay) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/mcp/tools/call", r.toolsCall)          // unary calls and metric streams
+	mux.HandleFunc("POST /mcp/tools/call", r.toolsCall)     // unary calls and metric streams
 	mux.Handle("/mcp", r.mcp)                               // MCP, both eras
-	mux.HandleFunc(link.Path, r.deviceLink)                 // device links
+	mux.HandleFunc("GET "+link.Path, r.deviceLink)          // device links
 	mux.HandleFunc("GET /v1/nodes", r.nodes)                // the tenant's fleet
 	mux.HandleFunc("GET /schemas/", r.schemas)              // schema registry
 	mux.HandleFunc("GET "+metadataPath, r.resourceMeta)     // RFC 9728
@@ -30,10 +31,21 @@ func (r *Relay) routes() http.Handler {
 	return r.guard(mux)
 }
 
-// guard runs before every route: Host (DNS rebinding) and Origin (browsers).
-func (r *Relay) guard(next http.Handler) http.Handler {
+// guard runs before every route: path and method, Host (DNS rebinding), Origin (browsers).
+func (r *Relay) guard(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if req.ContentLength != 0 {
+			// Before it sends an answer, net/http waits for a body that nobody has read, and
+			// would do so without end. Whoever reads the body to its end lifts this.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
+		}
+		origin := req.Header.Get("Origin")
+		preflight := req.Method == http.MethodOptions && origin != "" && req.Header.Get("Access-Control-Request-Method") != ""
+		if h, pattern := mux.Handler(req); !preflight && (pattern == "" || !mcpMethod(pattern, req.Method)) {
+			r.noRoute(w, req, h, pattern)
+			return
+		}
 		if !r.hostAllowed(req.Host) {
 			r.refuse(w, req, http.StatusForbidden, "this Host is not served here; a relay behind a name needs --public")
 			return
@@ -42,16 +54,48 @@ func (r *Relay) guard(next http.Handler) http.Handler {
 			r.refuse(w, req, http.StatusForbidden, "this Origin may not call the relay; the operator can admit it with --allow-origin")
 			return
 		}
-		if o := req.Header.Get("Origin"); o != "" {
-			cors(w, o)
-			if req.Method == http.MethodOptions && req.Header.Get("Access-Control-Request-Method") != "" {
+		if origin != "" {
+			cors(w, origin)
+			if preflight {
 				w.WriteHeader(http.StatusNoContent)
 				return
 			}
 		}
-		next.ServeHTTP(w, req)
+		mux.ServeHTTP(w, req)
 	})
 }
+
+// mcpMethod: /mcp takes three methods under one pattern.
+func mcpMethod(pattern, method string) bool {
+	return pattern != "/mcp" || method == http.MethodGet || method == http.MethodPost || method == http.MethodDelete
+}
+
+// noRoute answers a path or a method that is not served, h being what the mux would say.
+func (r *Relay) noRoute(w http.ResponseWriter, req *http.Request, h http.Handler, pattern string) {
+	if pattern != "" {
+		w.Header().Set("Allow", "GET, POST, DELETE")
+		r.refuse(w, req, http.StatusMethodNotAllowed, "this path does not take this method")
+		return
+	}
+	said := &heard{header: make(http.Header)}
+	h.ServeHTTP(said, req)
+	if allow := said.header.Get("Allow"); said.status == http.StatusMethodNotAllowed && allow != "" {
+		w.Header().Set("Allow", allow)
+		r.refuse(w, req, http.StatusMethodNotAllowed, "this path does not take this method")
+		return
+	}
+	r.refuse(w, req, http.StatusNotFound, "nothing is served at this path")
+}
+
+// heard is a ResponseWriter that only listens.
+type heard struct {
+	header http.Header
+	status int
+}
+
+func (h *heard) Header() http.Header         { return h.header }
+func (h *heard) WriteHeader(status int)      { h.status = status }
+func (h *heard) Write(b []byte) (int, error) { return len(b), nil }
 
 func (r *Relay) refuse(w http.ResponseWriter, req *http.Request, status int, message string) {
 	code := manifest.BadRequest
@@ -99,11 +143,6 @@ func (r *Relay) hostAllowed(host string) bool {
 }
 
 func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
-	if req.Method != http.MethodGet {
-		w.Header().Set("Allow", "GET")
-		r.refuse(w, req, http.StatusMethodNotAllowed, "the device link is a WebSocket: GET with Upgrade")
-		return
-	}
 	if !r.ready.Load() {
 		http.Error(w, "draining", http.StatusServiceUnavailable)
 		return
@@ -153,7 +192,7 @@ func (r *Relay) schemas(w http.ResponseWriter, req *http.Request) {
 	}
 	h.Set("Content-Type", "application/schema+json")
 	h.Set("Cache-Control", "public, max-age=86400, immutable") // a version never changes
-	_, _ = w.Write(s)
+	writeWhole(w, s)
 }
 
 // resourceMeta is RFC 9728 metadata of /mcp.
@@ -242,5 +281,18 @@ func writeJSON(w http.ResponseWriter, v any) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(append(b, '\n'))
+	writeWhole(w, append(b, '\n'))
+}
+
+// writeTimeout bounds the writing of one whole answer.
+const writeTimeout = 30 * time.Second
+
+// writeWhole writes a body that may be large to a reader that may be slow.
+func writeWhole(w http.ResponseWriter, b []byte) {
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_, _ = w.Write(b)
+	_ = rc.Flush()
+	_ = rc.SetWriteDeadline(time.Time{}) // the connection may serve another request
 }
