@@ -1,0 +1,393 @@
+package test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/transport/link"
+)
+
+// ask is a request to POST /mcp/tools/call in its parts, so that faults can be put together.
+type ask struct {
+	method, path, origin, host, token, ctype, accept string
+	pad                                              int // spaces behind the body
+	name                                             string
+	short, node, capID, verb                         string
+	args, extra                                      string
+}
+
+func (r *rig) send(q ask) *answer {
+	r.t.Helper()
+	if q.name == "" {
+		q.name = q.short + "." + q.node + "." + q.capID + "." + q.verb
+	}
+	body := `{"tool":"` + q.name + `","arguments":` + q.args + q.extra + `}` + strings.Repeat(" ", q.pad)
+	return r.do(q.method, q.path, body, map[string]string{"Origin": q.origin, "Host": q.host, "Content-Type": q.ctype,
+		"Accept": q.accept, "Authorization": q.token})
+}
+
+// The order of the checks decides the answer (docs/protocol.md, "Errors"): of any two
+// faults in one request the earlier one is told. None reaches a device.
+func TestOrderOfChecks(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		busy := r.device(mockOptions{script: func(*mock) func(string, link.Cmd) { return func(string, link.Cmd) {} }})
+		offline := r.device(mockOptions{})
+		offline.kill()
+		foreign := r.device(mockOptions{tenant: "other"})
+		good := ask{method: http.MethodPost, path: "/mcp/tools/call", token: "Bearer " + r.agent, ctype: "application/json",
+			accept: "application/json", short: "sysecho", node: busy.node, capID: "echo", verb: "invoke", args: `{"message":"x"}`}
+		noScope := "Bearer " + r.agentOf(auth.DefaultTenant, manifest.ScopeToolsList)
+		faults := []struct {
+			name   string
+			put    func(q *ask)
+			status int
+			code   manifest.Code
+		}{
+			{"path", func(q *ask) { q.path = "/mcp/tools/calls" }, http.StatusNotFound, manifest.BadRequest},
+			{"method", func(q *ask) { q.method = http.MethodPut }, http.StatusMethodNotAllowed, manifest.BadRequest},
+			{"host", func(q *ask) { q.host = "evil.example" }, http.StatusForbidden, manifest.SafetyDenied},
+			{"origin", func(q *ask) { q.origin = "https://evil.example" }, http.StatusForbidden, manifest.SafetyDenied},
+			{"size", func(q *ask) { q.pad = 1 << 20 }, http.StatusRequestEntityTooLarge, manifest.BadRequest},
+			{"token", func(q *ask) { q.token = "Bearer x.y.z" }, http.StatusUnauthorized, manifest.SafetyDenied},
+			{"type", func(q *ask) { q.ctype = "text/plain" }, http.StatusBadRequest, manifest.BadRequest},
+			{"body", func(q *ask) { q.extra = `,"x":1` }, http.StatusBadRequest, manifest.BadRequest},
+			{"accept", func(q *ask) { q.accept = "text/event-stream" }, http.StatusBadRequest, manifest.BadRequest},
+			{"syntax", func(q *ask) { q.name = "Sysecho." + q.node + ".echo.invoke" }, http.StatusBadRequest, manifest.BadRequest},
+			{"scope", func(q *ask) { q.token = noScope }, http.StatusForbidden, manifest.SafetyDenied},
+			{"owner", func(q *ask) { q.node = foreign.node }, http.StatusForbidden, manifest.SafetyDenied},
+			{"tool", func(q *ask) { q.capID = "nosuch" }, http.StatusBadRequest, manifest.BadRequest},
+			{"offline", func(q *ask) { q.node = offline.node }, http.StatusServiceUnavailable, manifest.NodeOffline},
+			{"schema", func(q *ask) { q.args = `{}` }, http.StatusUnprocessableEntity, manifest.ManifestInvalid},
+			{"busy", func(*ask) {}, http.StatusTooManyRequests, manifest.RateLimited},
+		}
+		var waiting []*stream // four calls keep the capability's concurrency used up
+		for range 4 {
+			waiting = append(waiting, nil)
+			go func() {
+				_, _ = r.try(http.MethodPost, good.path, strings.NewReader(fmt.Sprintf(`{"tool":"%s","arguments":{"message":"wait"}}`, busy.echoTool())), r.headers())
+			}()
+		}
+		eventually(t, "four calls in flight", func() bool { return len(busy.cmds()) == len(waiting) })
+		alone := make([]*answer, len(faults))
+		for i, f := range faults {
+			q := good
+			f.put(&q)
+			alone[i] = r.send(q)
+			r.refused(alone[i], f.status, f.code)
+		}
+		for i, first := range faults {
+			for _, second := range faults[i+1:] {
+				q := good
+				second.put(&q)
+				first.put(&q)
+				a := r.send(q)
+				if a.status != alone[i].status || message(a) != message(alone[i]) {
+					t.Errorf("%s with %s: got %d %s, want %s", first.name, second.name, a.status, a.body, alone[i].body)
+				}
+			}
+		}
+		for _, m := range []*mock{busy, offline, foreign} {
+			if n := len(m.cmds()); n != 0 && (m != busy || n != 4) {
+				t.Errorf("a refused call reached a device: %d commands", n)
+			}
+		}
+	})
+}
+
+func message(a *answer) string {
+	_, rest, _ := strings.Cut(a.body, `"message":`)
+	m, _, _ := strings.Cut(rest, `,"retryable"`)
+	return m
+}
+
+// A stream without its Accept is refused for that, whoever asks and for whatever node.
+func TestRFC0009AcceptComesFirst(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		own, foreign := r.device(mockOptions{}), r.device(mockOptions{tenant: "other"})
+		noScope := "Bearer " + r.agentOf(auth.DefaultTenant, manifest.ScopeToolsList)
+		for _, node := range []string{own.node, foreign.node, manifest.NewNodeID()} {
+			for _, spelling := range []string{"sys." + node + ".metrics.subscribe", "sys_" + node + "_metrics_subscribe"} {
+				for _, token := range []string{"Bearer " + r.agent, noScope} {
+					a := r.call(spelling, `{}`, "Authorization", token)
+					r.refused(a, http.StatusBadRequest, manifest.BadRequest)
+					if !strings.Contains(a.body, "metrics.snapshot") {
+						t.Errorf("the message does not name the snapshot tool: %s", a.body)
+					}
+				}
+			}
+		}
+		if len(own.cmds())+len(foreign.cmds()) != 0 {
+			t.Error("a device was asked")
+		}
+	})
+}
+
+// RFC-0009 §3, §10: one method; errors are envelopes; nothing is upgraded.
+func TestRFC0009Methods(t *testing.T) {
+	r := newRig(t)
+	for path, allow := range map[string]string{"/mcp/tools/call": "POST", "/v1/nodes": "GET, HEAD", "/v1/device/ws": "GET, HEAD", "/schemas/": "GET, HEAD"} {
+		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch, http.MethodOptions, "SUBSCRIBE"} {
+			if strings.Contains(allow, method) {
+				continue
+			}
+			a := r.do(method, path, "", r.headers())
+			r.refused(a, http.StatusMethodNotAllowed, manifest.BadRequest)
+			if a.header.Get("Allow") != allow {
+				t.Errorf("%s %s: Allow %q, want %q", method, path, a.header.Get("Allow"), allow)
+			}
+		}
+	}
+	if a := r.do(http.MethodHead, "/mcp/tools/call", "", r.headers()); a.status != http.StatusMethodNotAllowed || a.header.Get("Allow") != "POST" {
+		t.Errorf("HEAD: %d %v", a.status, a.header)
+	}
+	for _, path := range []string{"/", "/mcp/tools", "/mcp/tools/call/", "/v1", "/favicon.ico", "/.well-known/oauth-protected-resource/x"} {
+		r.refused(r.do(http.MethodGet, path, "", r.headers()), http.StatusNotFound, manifest.BadRequest)
+	}
+	m := r.device(mockOptions{})
+	for _, method := range []string{http.MethodGet, http.MethodPost} {
+		a := r.do(method, "/mcp/tools/call", `{"tool":"`+m.subscribeTool()+`","arguments":{}}`, r.headers("Accept", "text/html",
+			"Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="))
+		if a.status == http.StatusSwitchingProtocols || a.status < 400 {
+			t.Errorf("%s with Upgrade: %d %s", method, a.status, a.body)
+		}
+	}
+}
+
+// The door's JSON is strict: exact keys, each once, valid UTF-8, 16 levels, nothing behind.
+func TestStrictBody(t *testing.T) {
+	deep := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.device(mockOptions{})
+		e := m.echoTool()
+		bad := []string{
+			``, ` `, `null`, `true`, `[]`, `"x"`, `{}`, `{"tool":1}`, `{"tool":null,"arguments":{}}`, `{"arguments":{"message":"x"}}`,
+			`{"tool":"` + e + `","arguments":null}`, `{"tool":"` + e + `","arguments":[]}`, `{"tool":"` + e + `","arguments":"{}"}`,
+			`{"Tool":"` + e + `","arguments":{"message":"x"}}`, `{"tool":"` + e + `","Arguments":{"message":"x"}}`,
+			`{"tool":"` + e + `","tool":"` + e + `","arguments":{"message":"x"}}`,
+			`{"tool":"` + e + `","to\u006fl":"` + e + `","arguments":{"message":"x"}}`,
+			`{"tool":"` + e + `","arguments":{"message":"x"},"arguments":{"message":"y"}}`,
+			`{"tool":"` + e + `","arguments":{"message":"x","message":"y"}}`,
+			`{"tool":"` + e + `","arguments":{"message":"x"},"name":"y"}`, `{"tool":"` + e + `","arguments":{"message":"x"},"commit_token":"y"}`,
+			`{"tool":"` + e + `","arguments":{"message":"x"}} {}`, `{"tool":"` + e + `","arguments":{"message":"x"}},`,
+			`{"tool":"` + e + `","arguments":{"message":"x"},}`, `{'tool':'` + e + `'}`, `{"tool":"` + e + `","arguments":{"message":"x"}`,
+			"\xef\xbb\xbf" + `{"tool":"` + e + `","arguments":{"message":"x"}}`, `{"tool":"` + e + `","arguments":{"message":"` + "\xff" + `"}}`,
+			`{"tool":"` + e + `","arguments":{"message":"\ud800"}}`, `{"tool":"` + e + `","arguments":{"message":"` + "a\nb" + `"}}`,
+			`{"tool":"` + e + `","arguments":{"message":"x","y":` + deep(15) + `}}`, `{"tool":"` + e + `","arguments":{"message":NaN}}`,
+			`{"tool":"` + e + `","arguments":{"message":1e999}}`, `{"tool":"` + e + `","arguments":{"message":01}}`,
+			`{"tool":"` + e + `"/**/,"arguments":{"message":"x"}}`, deep(100000), strings.Repeat(`{"tool":`, 50000),
+		}
+		m.untouched(func() {
+			for _, body := range bad {
+				r.refused(r.callRaw(body), http.StatusBadRequest, manifest.BadRequest)
+			}
+			for _, ctype := range []string{"", "text/plain", "application/json; charset=latin1", "application/jsonx", "multipart/form-data", "application/json, text/plain"} {
+				r.refused(r.call(e, `{"message":"x"}`, "Content-Type", ctype), http.StatusBadRequest, manifest.BadRequest)
+			}
+		})
+		// What is only unusual is not refused.
+		for _, ctype := range []string{"application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8"} {
+			if a := r.call(e, `{"message":"x"}`, "Content-Type", ctype); a.status != http.StatusOK {
+				t.Errorf("Content-Type %q: %d %s", ctype, a.status, a.body)
+			}
+		}
+		if a := r.callRaw("\r\n\t" + `{ "arguments" : { "m\u0065ssage" : "x" } , "tool" : "` + e + `" }` + "\n"); a.status != http.StatusOK {
+			t.Errorf("white space and escapes: %d %s", a.status, a.body)
+		}
+		if a := r.callRaw(`{"tool":"` + m.snapshotTool() + `"}`); a.status != http.StatusOK {
+			t.Errorf("no arguments: %d %s", a.status, a.body)
+		}
+		// 15 levels below the body's one are 16; the schema then refuses the key.
+		r.refused(r.call(e, `{"message":"x","y":`+deep(14)+`}`), http.StatusUnprocessableEntity, manifest.ManifestInvalid)
+	})
+}
+
+// One mebibyte of body and no more, however its length is told.
+func TestBodySize(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.device(mockOptions{})
+		call := `{"tool":"` + m.echoTool() + `","arguments":{"message":"x"}}`
+		full := call + strings.Repeat(" ", 1<<20-len(call))
+		for _, chunked := range []bool{false, true} {
+			post := func(body string) *answer {
+				var rd io.Reader = strings.NewReader(body)
+				if chunked {
+					rd = struct{ io.Reader }{rd}
+				}
+				a, err := r.try(http.MethodPost, "/mcp/tools/call", rd, r.headers())
+				if err != nil {
+					t.Fatalf("chunked %v, %d bytes: %v", chunked, len(body), err)
+				}
+				return a
+			}
+			if a := post(full); a.status != http.StatusOK {
+				t.Errorf("chunked %v, 1 MiB: %d %s", chunked, a.status, a.body)
+			}
+			m.untouched(func() { r.refused(post(full+" "), http.StatusRequestEntityTooLarge, manifest.BadRequest) })
+		}
+	})
+}
+
+// A body that does not come, or stops in the middle, ends in bounded time, whether
+// anybody wanted to read it or not.
+func TestSlowBody(t *testing.T) {
+	for path, tests := range map[string]map[string]string{
+		"/mcp/tools/call": {"good": "400", "bad": "401", "": "401"},
+		"/mcp":            {"good": "400", "bad": "401"},
+		"/nowhere":        {"": "404"},
+	} {
+		for token, status := range tests {
+			bubble(t, func(t *testing.T, r *rig) {
+				conn, err := r.dial(t.Context(), "tcp", r.addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = conn.Close() }()
+				start := time.Now()
+				_ = conn.SetDeadline(start.Add(time.Minute))
+				if token == "good" {
+					token = r.agent
+				}
+				_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\nContent-Length: 100\r\n\r\n{", path, r.addr, token)
+				b, err := io.ReadAll(conn)
+				if d := time.Since(start); err != nil || d > 15*time.Second || !strings.HasPrefix(string(b), "HTTP/1.1 "+status) {
+					t.Errorf("%s %q: after %s %v %s", path, token, d, err, b)
+				}
+			})
+		}
+	}
+}
+
+// A client that does not read its answer does not keep the relay's goroutine.
+func TestSlowReaderOfAnAnswer(t *testing.T) {
+	for _, path := range []string{"/v1/nodes", "/schemas/", "/schemas/agentctl.announce@1.0.0", "/.well-known/oauth-protected-resource"} {
+		bubble(t, func(t *testing.T, r *rig) {
+			conn, err := r.dial(t.Context(), "tcp", r.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = conn.Close() }()
+			_, _ = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\n\r\n", path, r.addr, r.agent)
+			time.Sleep(time.Minute) // nothing is read: a pipe holds nothing
+			_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+			if b, err := io.ReadAll(conn); err != nil || len(b) != 0 {
+				t.Errorf("%s: the connection was still open: %d bytes, %v", path, len(b), err)
+			}
+		})
+	}
+}
+
+// A tenant cannot tell another tenant's node from one that does not exist.
+func TestTenantsCannotProbe(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		foreign := r.device(mockOptions{tenant: "other"})
+		gone := r.device(mockOptions{tenant: "other"})
+		gone.kill()
+		never := r.mint(auth.MintRequest{Class: "device", Tenant: "other"}).NodeID
+		unknown := manifest.NewNodeID()
+		foreign.untouched(func() {
+			for _, verb := range []string{"sysecho.echo.invoke", "sys.metrics.snapshot", "sys.metrics.subscribe", "sys.nosuch.snapshot", "nosuch.echo.invoke"} {
+				var want string
+				for i, node := range []string{unknown, foreign.node, gone.node, never} {
+					short, rest, _ := strings.Cut(verb, ".")
+					a := r.call(short+"."+node+"."+rest, `{"bad":1}`, "Accept", "text/event-stream, application/json")
+					r.refused(a, http.StatusForbidden, manifest.SafetyDenied)
+					got := anonymous(a, node)
+					if i == 0 {
+						want = got
+					} else if got != want {
+						t.Errorf("%s: a foreign node gets\n%s\nan unknown one\n%s", verb, got, want)
+					}
+				}
+			}
+		})
+		if a := r.do(http.MethodGet, "/v1/nodes", "", r.headers()); a.status != http.StatusOK || strings.Contains(a.body, foreign.node) {
+			t.Errorf("the fleet of another tenant: %d %s", a.status, a.body)
+		}
+	})
+}
+
+// anonymous is an answer without what differs between any two: trace id, date, length of
+// nothing else.
+func anonymous(a *answer, node string) string {
+	_, trace, _ := strings.Cut(a.body, `"trace_id":"`)
+	h := a.header.Clone()
+	h.Del("Date")
+	return fmt.Sprint(a.status, h, strings.NewReplacer(trace[:32], "TRACE", node, "NODE").Replace(a.body))
+}
+
+// Who may come in: every kind of token, each with its status. None reaches the device.
+func TestTokens(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.device(mockOptions{})
+		claim := func(k string, v any) string {
+			return r.forge(func(_, c map[string]any) { c[k] = v })
+		}
+		head := func(k string, v any) string {
+			return r.forge(func(h, _ map[string]any) { h[k] = v })
+		}
+		revoked := r.mint(auth.MintRequest{Class: "agent"})
+		if _, err := r.relay.Store().Revoke(t.Context(), auth.RevokeRequest{JTI: revoked.JTI}); err != nil {
+			t.Fatal(err)
+		}
+		now := time.Now().Unix()
+		good := r.forge(func(_, _ map[string]any) {})
+		parts := strings.Split(good, ".")
+		tests := []struct {
+			name, auth string
+			status     int
+		}{
+			{"none", "", http.StatusUnauthorized},
+			{"no scheme", good, http.StatusUnauthorized},
+			{"another scheme", "Basic " + good, http.StatusUnauthorized},
+			{"empty", "Bearer ", http.StatusUnauthorized},
+			{"two parts", "Bearer " + parts[0] + "." + parts[1], http.StatusUnauthorized},
+			{"a dot too many", "Bearer " + good + ".x", http.StatusUnauthorized},
+			{"huge", "Bearer " + good + strings.Repeat("A", 4096), http.StatusUnauthorized},
+			{"other signature", "Bearer " + parts[0] + "." + parts[1] + "." + strings.Repeat("A", len(parts[2])), http.StatusUnauthorized},
+			{"other claims", "Bearer " + parts[0] + "." + strings.Split(claim("tid", "other"), ".")[1] + "." + parts[2], http.StatusUnauthorized},
+			{"alg none", "Bearer " + head("alg", "none"), http.StatusUnauthorized},
+			{"alg HS256", "Bearer " + head("alg", "HS256"), http.StatusUnauthorized},
+			{"typ JWT", "Bearer " + head("typ", "JWT"), http.StatusUnauthorized},
+			{"unknown kid", "Bearer " + head("kid", "nobody"), http.StatusUnauthorized},
+			{"kid as a path", "Bearer " + head("kid", "../keys/x"), http.StatusUnauthorized},
+			{"jku", "Bearer " + head("jku", "https://evil.example/jwks"), http.StatusUnauthorized},
+			{"other audience", "Bearer " + claim("aud", "agentctl:other"), http.StatusUnauthorized},
+			{"other issuer", "Bearer " + claim("iss", "agentctl:other"), http.StatusUnauthorized},
+			{"expired", "Bearer " + claim("exp", now-61), http.StatusUnauthorized},
+			{"not yet", "Bearer " + claim("nbf", now+300), http.StatusUnauthorized},
+			{"no expiry", "Bearer " + claim("exp", nil), http.StatusUnauthorized},
+			{"an unknown claim", "Bearer " + claim("act", "x"), http.StatusUnauthorized},
+			{"an unknown class", "Bearer " + claim("cls", "root"), http.StatusUnauthorized},
+			{"a bad tenant", "Bearer " + claim("tid", "../x"), http.StatusUnauthorized},
+			{"no scope claim", "Bearer " + claim("scope", nil), http.StatusForbidden},
+			{"an unknown scope", "Bearer " + claim("scope", "tools:call:everything"), http.StatusForbidden},
+			{"a device's", "Bearer " + m.token, http.StatusForbidden},
+			{"an enrollment's", "Bearer " + r.mint(auth.MintRequest{Class: "enroll"}).Token, http.StatusForbidden},
+			{"revoked", "Bearer " + revoked.Token, http.StatusForbidden},
+		}
+		for name, auth := range map[string]string{"good": "Bearer " + good, "scheme in another case": "bearer " + good,
+			"expired within the leeway": "Bearer " + claim("exp", now-30), "early within the leeway": "Bearer " + claim("nbf", now+30)} {
+			if a := r.call(m.snapshotTool(), `{}`, "Authorization", auth); a.status != http.StatusOK {
+				t.Errorf("%s: %d %s", name, a.status, a.body)
+			}
+		}
+		m.untouched(func() {
+			for _, tt := range tests {
+				a := r.call(m.snapshotTool(), `{}`, "Authorization", tt.auth)
+				if a.status != tt.status {
+					t.Errorf("%s: got %d, want %d", tt.name, a.status, tt.status)
+				}
+				r.refused(a, tt.status, manifest.SafetyDenied)
+				if has := a.header.Get("WWW-Authenticate") != ""; has != (tt.status == http.StatusUnauthorized) {
+					t.Errorf("%s: WWW-Authenticate %q", tt.name, a.header.Get("WWW-Authenticate"))
+				}
+			}
+		})
+	})
+}

@@ -1,0 +1,382 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"agentctl/manifest"
+	"agentctl/relay"
+	"agentctl/relay/auth"
+)
+
+// rig is a whole relay in this process, with its state in a directory of the test. It
+// listens on 127.0.0.1, or on memory inside a synctest bubble, where minutes cost nothing.
+type rig struct {
+	t      testing.TB
+	relay  *relay.Relay
+	url    string
+	addr   string
+	dir    string // state directory
+	logs   *buffer
+	http   *http.Client
+	dial   func(ctx context.Context, network, addr string) (net.Conn, error)
+	agent  string            // a token of tenant default with the default scopes
+	agents map[string]string // the same, by tenant
+	stop   func() error      // ends the relay in order and tells what Run returned
+}
+
+// newRig starts a relay on 127.0.0.1.
+func newRig(t testing.TB, edit ...func(*relay.Options)) *rig {
+	t.Helper()
+	var d net.Dialer
+	return openRig(t, nil, d.DialContext, edit)
+}
+
+// bubble runs f with a relay on memory, inside a synctest bubble. Its clock says 2026, as
+// the bubble's own start lies before every timestamp that the wire admits.
+func bubble(t *testing.T, f func(t *testing.T, r *rig), edit ...func(*relay.Options)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)))
+		ln := &memory{conns: make(chan net.Conn), done: make(chan struct{})}
+		f(t, openRig(t, ln, ln.dial, edit))
+	})
+}
+
+func openRig(t testing.TB, ln net.Listener, dial func(context.Context, string, string) (net.Conn, error), edit []func(*relay.Options)) *rig {
+	t.Helper()
+	r := &rig{t: t, dir: t.TempDir(), logs: new(buffer), dial: dial, agents: make(map[string]string)}
+	enc := zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())
+	opt := relay.Options{StateDir: r.dir, Listener: ln, Listen: "127.0.0.1:0", Version: "test",
+		Logger: zap.New(zapcore.NewCore(enc, zapcore.AddSync(r.logs), zapcore.DebugLevel))}
+	for _, e := range edit {
+		e(&opt)
+	}
+	var err error
+	if r.relay, err = relay.Open(opt); err != nil {
+		t.Fatal(err)
+	}
+	r.url = r.relay.URL()
+	r.addr = strings.TrimPrefix(r.url, "http://")
+	tr := &http.Transport{DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 16}
+	r.http = &http.Client{Transport: tr, Timeout: time.Minute}
+	ctx, cancel := context.WithCancel(context.Background())
+	ready, ended := make(chan struct{}), make(chan error, 1)
+	r.relay.OnReady(func() { close(ready) })
+	go func() { ended <- r.relay.Run(ctx) }()
+	<-ready
+	r.stop = sync.OnceValue(func() error {
+		tr.CloseIdleConnections()
+		cancel()
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(30 * time.Second):
+			return errors.New("the relay did not end within 30 s")
+		}
+	})
+	t.Cleanup(func() {
+		if err := r.stop(); err != nil {
+			t.Errorf("the relay ended with %v", err)
+		}
+	})
+	r.agent = r.agentFor(auth.DefaultTenant)
+	return r
+}
+
+func (r *rig) mint(req auth.MintRequest) auth.Minted {
+	r.t.Helper()
+	m, err := r.relay.Store().Mint(context.Background(), req)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return m[0]
+}
+
+// agentOf mints an agent token of a tenant; without scopes it has the default ones.
+func (r *rig) agentOf(tenant string, scopes ...string) string {
+	r.t.Helper()
+	return r.mint(auth.MintRequest{Class: "agent", Tenant: tenant, Scopes: scopes}).Token
+}
+
+// agentFor is agentOf with the default scopes, one token for each tenant.
+func (r *rig) agentFor(tenant string) string {
+	r.t.Helper()
+	if r.agents[tenant] == "" {
+		r.agents[tenant] = r.agentOf(tenant)
+	}
+	return r.agents[tenant]
+}
+
+// forge signs a token with the relay's own key after edit changed what stands in it. A
+// claim that edit sets to nil is left out.
+func (r *rig) forge(edit func(header, claims map[string]any)) string {
+	r.t.Helper()
+	keys, err := filepath.Glob(filepath.Join(r.dir, "keys", "*.pem"))
+	if err != nil || len(keys) != 1 {
+		r.t.Fatalf("keys %v, %v", keys, err)
+	}
+	b, err := os.ReadFile(keys[0])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	block, _ := pem.Decode(b)
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	now := time.Now().Unix()
+	header := map[string]any{"alg": "EdDSA", "typ": "at+jwt", "kid": strings.TrimSuffix(filepath.Base(keys[0]), ".pem")}
+	claims := map[string]any{"iss": r.relay.Store().Issuer(), "aud": r.relay.Store().Audience(), "sub": "forger",
+		"tid": auth.DefaultTenant, "cls": auth.ClassAgent, "scope": manifest.ScopeCallReadOnly, "jti": manifest.NewULID(),
+		"iat": now - 600, "nbf": now - 600, "exp": now + 600}
+	edit(header, claims)
+	for k, v := range claims {
+		if v == nil {
+			delete(claims, k)
+		}
+	}
+	h, _ := json.Marshal(header)
+	c, _ := json.Marshal(claims)
+	signed := base64.RawURLEncoding.EncodeToString(h) + "." + base64.RawURLEncoding.EncodeToString(c)
+	return signed + "." + base64.RawURLEncoding.EncodeToString(ed25519.Sign(key.(ed25519.PrivateKey), []byte(signed)))
+}
+
+// answer is one HTTP answer, read whole.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+// code is the error code of the envelope, "" when the body is none.
+func (a *answer) code() string {
+	var e envelope
+	if json.Unmarshal([]byte(a.body), &e) != nil {
+		return ""
+	}
+	return e.Error.Code
+}
+
+type envelope struct {
+	Error struct {
+		Code         string `json:"code"`
+		Message      string `json:"message"`
+		Retryable    *bool  `json:"retryable"`
+		RetryAfterMS int64  `json:"retry_after_ms"`
+		TraceID      string `json:"trace_id"`
+	} `json:"error"`
+}
+
+// do sends one request. A header with an empty value is not sent.
+func (r *rig) do(method, path string, body string, header map[string]string) *answer {
+	r.t.Helper()
+	a, err := r.try(method, path, strings.NewReader(body), header)
+	if err != nil {
+		r.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	return a
+}
+
+func (r *rig) try(method, path string, body io.Reader, header map[string]string) (*answer, error) {
+	req, err := http.NewRequest(method, r.url+path, body)
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range header {
+		switch {
+		case v == "":
+		case k == "Host":
+			req.Host = v
+		default:
+			req.Header.Set(k, v)
+		}
+	}
+	resp, err := r.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 8<<20))
+	return &answer{resp.StatusCode, resp.Header, string(b)}, err
+}
+
+// headers of a good unary call with the rig's token; changes override or remove.
+func (r *rig) headers(changes ...string) map[string]string {
+	h := map[string]string{"Authorization": "Bearer " + r.agent, "Content-Type": "application/json", "Accept": "application/json"}
+	for i := 0; i+1 < len(changes); i += 2 {
+		h[changes[i]] = changes[i+1]
+	}
+	return h
+}
+
+// callRaw posts a body to /mcp/tools/call.
+func (r *rig) callRaw(body string, changes ...string) *answer {
+	r.t.Helper()
+	return r.do(http.MethodPost, "/mcp/tools/call", body, r.headers(changes...))
+}
+
+// call makes a unary call of a tool with arguments as JSON text.
+func (r *rig) call(tool, args string, changes ...string) *answer {
+	r.t.Helper()
+	return r.callRaw(`{"tool":"`+tool+`","arguments":`+args+`}`, changes...)
+}
+
+// refused checks that an answer is the envelope with this status and code.
+func (r *rig) refused(a *answer, status int, code manifest.Code) {
+	r.t.Helper()
+	if a.status != status || a.code() != string(code) {
+		r.t.Errorf("got %d %s, want %d %s", a.status, a.body, status, code)
+		return
+	}
+	checkEnvelope(r.t, a)
+}
+
+// checkEnvelope: one shape, closed, ASCII, nothing else.
+func checkEnvelope(t testing.TB, a *answer) {
+	t.Helper()
+	var e envelope
+	dec := json.NewDecoder(strings.NewReader(a.body))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&e); err != nil {
+		t.Errorf("%q is not the envelope: %v", a.body, err)
+		return
+	}
+	retryable := manifest.Code(e.Error.Code).Retryable()
+	switch {
+	case !manifest.Code(e.Error.Code).Valid(), e.Error.Message == "", len(e.Error.TraceID) != 32,
+		e.Error.Retryable == nil || *e.Error.Retryable != retryable:
+		t.Errorf("not a good envelope: %s", a.body)
+	case a.header.Get("Content-Type") != "application/json":
+		t.Errorf("an envelope of type %q", a.header.Get("Content-Type"))
+	}
+	for _, c := range e.Error.Message {
+		if c < 0x20 || c > 0x7e {
+			t.Errorf("message %q is not printable ASCII", e.Error.Message)
+		}
+	}
+}
+
+// audit reads the audit log; every line is JSON with the fields of RFC-0005 §12 only.
+func (r *rig) audit() []map[string]string {
+	r.t.Helper()
+	b, err := os.ReadFile(filepath.Join(r.dir, "audit.jsonl"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var lines []map[string]string
+	for line := range strings.Lines(string(b)) {
+		var m map[string]string
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			r.t.Fatalf("audit line %q: %v", line, err)
+		}
+		for k := range m {
+			if !strings.Contains(" ts tenant actor tool node_id decision code reason trace_id ", " "+k+" ") {
+				r.t.Errorf("audit line has a field %s", k)
+			}
+		}
+		lines = append(lines, m)
+	}
+	return lines
+}
+
+// audited waits for an audit line that has all of want ("key=value").
+func (r *rig) audited(want ...string) {
+	r.t.Helper()
+	eventually(r.t, "audit line with "+strings.Join(want, " "), func() bool {
+		for _, m := range r.audit() {
+			n := 0
+			for _, w := range want {
+				if k, v, _ := strings.Cut(w, "="); m[k] == v {
+					n++
+				}
+			}
+			if n == len(want) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// eventually waits until ok, at most 5 s.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("5 s passed without: %s", what)
+		}
+	}
+}
+
+// buffer is a bytes.Buffer for several goroutines.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// memory is a listener whose connections are net.Pipes.
+type memory struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func (m *memory) Accept() (net.Conn, error) {
+	select {
+	case c := <-m.conns:
+		return c, nil
+	case <-m.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (m *memory) Close() error {
+	m.once.Do(func() { close(m.done) })
+	return nil
+}
+
+func (m *memory) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8460} }
+
+func (m *memory) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	client, server := net.Pipe()
+	select {
+	case m.conns <- server:
+		return client, nil
+	case <-m.done:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}

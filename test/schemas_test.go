@@ -1,0 +1,102 @@
+package test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"agentctl/manifest"
+)
+
+// schema compiles a schema as it is served, with a validator that knows what is served and
+// nothing else.
+func (r *rig) schema(name string) *jsonschema.Schema {
+	r.t.Helper()
+	c := jsonschema.NewCompiler()
+	c.DefaultDraft(jsonschema.Draft2020)
+	c.UseLoader(served{r})
+	s, err := c.Compile("mcp://schemas/" + name)
+	if err != nil {
+		r.t.Fatalf("schema %s: %v", name, err)
+	}
+	return s
+}
+
+// served loads schemas from the relay's registry.
+type served struct{ r *rig }
+
+func (l served) Load(ref string) (any, error) {
+	name, ok := strings.CutPrefix(ref, "mcp://schemas/")
+	if !ok {
+		return nil, fmt.Errorf("a reference to %s", ref)
+	}
+	a := l.r.do(http.MethodGet, "/schemas/"+name, "", nil)
+	if a.status != http.StatusOK {
+		return nil, fmt.Errorf("%s: %d %s", ref, a.status, a.body)
+	}
+	return jsonschema.UnmarshalJSON(strings.NewReader(a.body))
+}
+
+func decoded(t testing.TB, body string) any {
+	t.Helper()
+	v, err := jsonschema.UnmarshalJSON(strings.NewReader(body))
+	if err != nil {
+		t.Fatalf("%s: %v", body, err)
+	}
+	return v
+}
+
+// The registry: an index, and every schema under its reference, in draft 2020-12, cacheable
+// for ever. RFC-0005 §3, §4 and RFC-0009 §4, §5.1 name four of them.
+func TestSchemas(t *testing.T) {
+	r := newRig(t)
+	var index struct {
+		Schemas []struct{ Ref, URL string }
+	}
+	a := r.do(http.MethodGet, "/schemas/", "", nil)
+	if err := json.Unmarshal([]byte(a.body), &index); err != nil || a.status != http.StatusOK || len(index.Schemas) != len(manifest.SchemaNames()) {
+		t.Fatalf("index: %d %s, %v", a.status, a.body, err)
+	}
+	seen := make(map[string]bool)
+	for _, row := range index.Schemas {
+		name, ok := strings.CutPrefix(row.Ref, "mcp://schemas/")
+		if !ok || row.URL != r.url+"/schemas/"+name {
+			t.Errorf("index row %v", row)
+		}
+		seen[name] = true
+		a := r.do(http.MethodGet, "/schemas/"+name, "", nil)
+		if a.status != http.StatusOK || a.header.Get("Content-Type") != "application/schema+json" ||
+			!strings.Contains(a.header.Get("Cache-Control"), "max-age=86400") {
+			t.Errorf("%s: %d %v", name, a.status, a.header)
+		}
+		var head struct {
+			Schema string `json:"$schema"`
+			ID     string `json:"$id"`
+		}
+		if err := json.Unmarshal([]byte(a.body), &head); err != nil || head.ID != row.Ref ||
+			head.Schema != "https://json-schema.org/draft/2020-12/schema" {
+			t.Errorf("%s: $id %s, $schema %s, %v", name, head.ID, head.Schema, err)
+		}
+		meta, err := jsonschema.NewCompiler().Compile(head.Schema)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := meta.Validate(decoded(t, a.body)); err != nil {
+			t.Errorf("%s is no schema: %v", name, err)
+		}
+		r.schema(name)
+	}
+	for _, name := range []string{"system.echo.invoke.input@1.0.0", "system.echo.invoke.output@1.0.0",
+		"system.metrics.subscribe.input@1.0.0", "system.metrics.subscribe.frame@1.0.0"} {
+		if !seen[name] {
+			t.Errorf("the index lacks %s", name)
+		}
+	}
+	for _, bad := range []string{"system.echo.invoke.input", "system.echo.invoke.input@2.0.0", "..%2f..%2frelay.json", "mcp://schemas/x"} {
+		r.refused(r.do(http.MethodGet, "/schemas/"+bad, "", nil), http.StatusNotFound, manifest.BadRequest)
+	}
+}
