@@ -6,8 +6,6 @@ import (
 	"io"
 	"time"
 
-	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
-
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 )
@@ -26,7 +24,7 @@ type limits struct {
 }
 
 // limitsOf reads the bounds; a value above ours means ours.
-func limitsOf(meta sdk.Meta) (limits, error) {
+func limitsOf(meta map[string]any) (limits, error) {
 	l := limits{maxFrames, maxStreamTime}
 	frames, err := positive(meta, metaFrames, maxFrames)
 	if err != nil {
@@ -37,7 +35,7 @@ func limitsOf(meta sdk.Meta) (limits, error) {
 	return l, err
 }
 
-func positive(meta sdk.Meta, key string, most int64) (int64, error) {
+func positive(meta map[string]any, key string, most int64) (int64, error) {
 	v, ok := meta[key]
 	if !ok {
 		return most, nil
@@ -51,14 +49,14 @@ func positive(meta sdk.Meta, key string, most int64) (int64, error) {
 
 // follow turns a stream into progress notifications and a result, the last frame. It
 // ends after lim, when the client goes away, when the token ends, or with the stream.
-func (t *tenant) follow(ctx context.Context, x *exchange, cl *client, kr *kernel.Request, s kernel.Stream, lim limits) (sdk.Result, error) {
+func (t *tenant) follow(ctx context.Context, x *exchange, client peer, kr *kernel.Request, s kernel.Stream, lim limits) (*result, error) {
 	defer s.Close()
 	over := time.NewTimer(lim.wait)
 	defer over.Stop()
 	check := time.NewTicker(sweepEvery)
 	defer check.Stop()
 	var last []byte
-	end := func(reason string, e *manifest.Error) (sdk.Result, error) {
+	end := func(reason string, e *manifest.Error) (*result, error) {
 		rec := kernel.Record{Tenant: x.caller.Tenant, Actor: x.caller.Actor, Decision: kernel.Closed, Reason: reason, TraceID: kr.TraceID}
 		if tool := kr.Target(); tool != nil {
 			rec.Tool, rec.NodeID = tool.Name, tool.NodeID
@@ -76,7 +74,7 @@ func (t *tenant) follow(ctx context.Context, x *exchange, cl *client, kr *kernel
 		if f, ok := s.Next(); ok {
 			n++
 			last = f.Data
-			cl.progress(float64(n), float64(lim.frames), last)
+			client.progress(float64(n), float64(lim.frames), last)
 			continue
 		}
 		if err := s.Err(); err != nil {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
-	"go.uber.org/zap"
 
 	"agentctl/relay/kernel"
 )
@@ -23,7 +22,6 @@ type tenant struct {
 	name string
 
 	legacy, call, listen *sdk.Server
-	mux                  *mux
 	sub                  *kernel.Subscription
 	stop                 func()
 	quit                 chan struct{}
@@ -55,7 +53,7 @@ func newTenant(h *Handler, name string) (*tenant, error) {
 		return nil, err
 	}
 	t := &tenant{
-		h: h, name: name, sub: sub, mux: newMux(), quit: make(chan struct{}),
+		h: h, name: name, sub: sub, quit: make(chan struct{}),
 		sessions: make(map[*session]struct{}), listeners: make(map[*listener]struct{}),
 		watched: make(map[string]int),
 	}
@@ -106,19 +104,9 @@ func (t *tenant) unused(now time.Time) time.Duration {
 	return now.Sub(time.Unix(0, t.used.Load()))
 }
 
-// run carries modern calls and change notifications until ctx ends or the tenant is
-// dropped.
+// run sends change notifications until ctx ends or the tenant is dropped.
 func (t *tenant) run(ctx context.Context) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	defer t.sub.Close()
-	ss, err := t.call.Connect(ctx, t.mux, modernSession())
-	if err != nil {
-		t.h.log.Error("mcp connect", zap.Error(err))
-		t.mux.end()
-		return
-	}
-	defer func() { t.mux.end(); _ = ss.Wait() }()
 	var (
 		pending kernel.Change
 		updated = make(map[string]bool)
