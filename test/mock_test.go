@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/auth"
 	"agentctl/transport/link"
+	"agentctl/transport/strictjson"
 )
 
 // mock is a device written by hand: it says what a test wants it to say, well or badly.
@@ -33,6 +35,7 @@ type mock struct {
 	script  func(id string, c link.Cmd) // answers one command; nil: answer
 	cadence bool                        // streams go on at their interval after the first frame
 	now     func() int64                // the board's clock
+	deaf    atomic.Bool                 // pings are not answered
 
 	wmu sync.Mutex // one writer at a time
 
@@ -110,6 +113,12 @@ func (r *rig) link(o mockOptions) (*mock, error) {
 		_ = ws.NetConn().Close()
 		return nil, err
 	}
+	ws.SetPingHandler(func(data string) error {
+		if !m.deaf.Load() {
+			_ = ws.WriteControl(websocket.PongMessage, []byte(data), time.Now().Add(time.Second))
+		}
+		return nil
+	})
 	m.wg.Go(m.read)
 	r.t.Cleanup(m.kill)
 	return m, nil
@@ -152,7 +161,7 @@ func (m *mock) handshake(o mockOptions) error {
 	if o.announce != nil {
 		body = o.announce(body)
 	}
-	if err := m.write(string(link.Encode(link.TypeAnnounce, manifest.NewULID(), "", json.RawMessage(body)))); err != nil {
+	if err := m.write(string(link.Encode(link.TypeAnnounce, manifest.NewULID(), "", strictjson.Raw(body)))); err != nil {
 		return err
 	}
 	return m.expect(link.TypeAnnounceAck, &m.ack)
