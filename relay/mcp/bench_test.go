@@ -38,6 +38,7 @@ func benchServer(kind string) {
 	if kind == "bare" {
 		srv = httptest.NewServer(http.HandlerFunc(bareEcho))
 	} else {
+		throughSDK = strings.HasSuffix(kind, "-sdk")
 		e := newEnv(&t, Options{})
 		e.load(newBoard("default", nodeA))
 		srv = e.srv
@@ -82,9 +83,10 @@ func bareEcho(w http.ResponseWriter, r *http.Request) {
 }
 
 // BenchmarkEcho measures the CPU that a server process uses for one echo: bare net/http,
-// /mcp without sessions and /mcp with one. Compare cpu-us/op of the three.
+// /mcp without sessions and /mcp with one, and both again when the SDK carries the
+// message. Compare cpu-us/op.
 func BenchmarkEcho(b *testing.B) {
-	for _, kind := range []string{"bare", "modern", "legacy"} {
+	for _, kind := range []string{"bare", "modern", "legacy", "modern-sdk", "legacy-sdk"} {
 		b.Run(kind, func(b *testing.B) { benchEcho(b, kind) })
 	}
 }
@@ -113,7 +115,7 @@ func benchEcho(b *testing.B, kind string) {
 
 	tool := "sysecho." + nodeA + ".echo.invoke"
 	head, meta := "", ""
-	switch kind {
+	switch strings.TrimSuffix(kind, "-sdk") {
 	case "modern":
 		head = "Mcp-Protocol-Version: 2026-07-28\r\nMcp-Method: tools/call\r\nMcp-Name: " + tool + "\r\n"
 		meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"bench","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}},`
