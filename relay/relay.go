@@ -99,7 +99,12 @@ func Open(opt Options) (r *Relay, err error) {
 		}
 	}()
 	if err = r.checkOptions(); err != nil {
-		return r, err
+		return r, optionError{err}
+	}
+	if opt.TLSCert != "" {
+		if r.tls, err = loadCertificate(opt.TLSCert, opt.TLSKey); err != nil {
+			return r, err
+		}
 	}
 	if r.listener == nil {
 		if r.listener, err = net.Listen("tcp", opt.Listen); err != nil {
@@ -121,6 +126,13 @@ func Open(opt Options) (r *Relay, err error) {
 	return r, r.loadPlugins()
 }
 
+// ErrOptions is what an error of Open is (errors.Is) when the Options cannot be served.
+var ErrOptions = errors.New("relay: bad options")
+
+type optionError struct{ error }
+
+func (optionError) Is(target error) bool { return target == ErrOptions }
+
 func (r *Relay) checkOptions() error {
 	o := &r.opt
 	host, _, err := net.SplitHostPort(o.Listen)
@@ -131,13 +143,8 @@ func (r *Relay) checkOptions() error {
 	if (o.TLSCert == "") != (o.TLSKey == "") {
 		return errors.New("--tls-cert and --tls-key go together")
 	}
-	if o.TLSCert != "" {
-		if r.tls, err = loadCertificate(o.TLSCert, o.TLSKey); err != nil {
-			return err
-		}
-	}
 	switch {
-	case !r.loopback && r.tls == nil && !o.Insecure:
+	case !r.loopback && o.TLSCert == "" && !o.Insecure:
 		return fmt.Errorf("refusing plain HTTP on %s: tokens would cross the network in the clear; give --tls-cert and --tls-key, or --insecure behind a TLS proxy", o.Listen)
 	case o.Anonymous && !r.loopback:
 		return fmt.Errorf("--anonymous is for loopback only, not for %s", o.Listen)

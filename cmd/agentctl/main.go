@@ -80,20 +80,20 @@ Anywhere       agentctl demo         the whole loop on this machine, in one proc
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{code: exitUsage, err: err} })
 	root.AddCommand(newRun(), newStatus(), newSnapshot(), newLs(), newCall(), newVersion())
 	addRelayCommands(root)
-	for _, c := range root.Commands() {
-		usageArgs(c)
-	}
+	usageArgs(root)
 	return root
 }
 
-// usageArgs makes wrong arguments a usage error, with its own exit code.
+// usageArgs makes wrong arguments a usage error, with its own exit code, in c and below.
 func usageArgs(c *cobra.Command) {
 	check := c.Args
 	if check == nil {
 		check = cobra.NoArgs
-		if c.HasSubCommands() {
-			check = unknownSubcommand
-		}
+	}
+	if c.HasSubCommands() { // a command that is only a group: cobra would print help and exit 0
+		check = unknownSubcommand
+		c.DisableFlagsInUseLine = true
+		c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
 	c.Args = func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
@@ -107,8 +107,13 @@ func usageArgs(c *cobra.Command) {
 }
 
 func unknownSubcommand(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+	if len(args) == 0 {
+		return nil
 	}
-	return nil
+	near := ""
+	cmd.SuggestionsMinimumDistance = 2
+	if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+		near = fmt.Sprintf("; did you mean %q?", s[0])
+	}
+	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), near)
 }

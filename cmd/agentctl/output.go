@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -22,8 +23,22 @@ type output struct {
 }
 
 func (o *output) flags(c *cobra.Command) {
-	c.Flags().StringVarP(&o.format, "output", "o", "", "print `FORMAT` instead of text: json, yaml or ndjson")
+	c.Flags().VarP((*formatFlag)(&o.format), "output", "o", "print `FORMAT` instead of text: json, yaml or ndjson")
 	c.Flags().BoolVar(&o.json, "json", false, "short for -o json")
+}
+
+// formatFlag is the value of -o, refused while flags are parsed.
+type formatFlag string
+
+func (f *formatFlag) String() string { return string(*f) }
+func (f *formatFlag) Type() string   { return "string" }
+func (f *formatFlag) Set(s string) error {
+	switch s {
+	case "json", "yaml", "ndjson":
+		*f = formatFlag(s)
+		return nil
+	}
+	return errors.New("the formats are json, yaml and ndjson")
 }
 
 func (o *output) check() error {
@@ -33,11 +48,7 @@ func (o *output) check() error {
 		}
 		o.format = "json"
 	}
-	switch o.format {
-	case "", "json", "yaml", "ndjson":
-		return nil
-	}
-	return exit(exitUsage, "-o %s: the formats are json, yaml and ndjson", o.format)
+	return nil
 }
 
 // print writes v in the chosen format, or calls human.
@@ -100,16 +111,33 @@ func env(name, def string) string {
 // systemDaemon tells whether the paths of the system service apply.
 func systemDaemon() bool { return os.Geteuid() == 0 }
 
-// defaultStateDir is where a service or an ordinary user keeps state.
+// defaultStateDir is where a service or an ordinary user keeps state: sub is "" for the
+// device, "relay" for the relay. The services have a directory each, /var/lib/agentctl
+// and /var/lib/agentctl-relay, because each belongs to another user.
 func defaultStateDir(sub string) string {
 	if d := os.Getenv("STATE_DIRECTORY"); d != "" { // systemd
 		return strings.Split(d, ":")[0]
 	}
-	base := "/var/lib/agentctl"
-	if !systemDaemon() {
-		base = filepath.Join(env("XDG_STATE_HOME", filepath.Join(os.Getenv("HOME"), ".local", "state")), "agentctl")
+	if systemDaemon() {
+		return strings.TrimSuffix("/var/lib/agentctl-"+sub, "-")
 	}
-	return filepath.Join(base, sub)
+	return filepath.Join(env("XDG_STATE_HOME", filepath.Join(os.Getenv("HOME"), ".local", "state")), "agentctl", sub)
+}
+
+// serviceSocketPath is where agentctl.socket listens.
+const serviceSocketPath = "/run/agentctl/agentctl.sock"
+
+// clientSocket is the control socket a command asks: the user's own daemon's where there
+// is one, else the service's where that is installed.
+func clientSocket() string {
+	own := defaultSocket()
+	if _, err := os.Lstat(own); err == nil {
+		return own
+	}
+	if _, err := os.Lstat(filepath.Dir(serviceSocketPath)); err == nil {
+		return serviceSocketPath
+	}
+	return own
 }
 
 // defaultSocket is the control socket's path.
@@ -118,7 +146,7 @@ func defaultSocket() string {
 		return filepath.Join(strings.Split(d, ":")[0], "agentctl.sock")
 	}
 	if systemDaemon() {
-		return "/run/agentctl/agentctl.sock"
+		return serviceSocketPath
 	}
 	if d := os.Getenv("XDG_RUNTIME_DIR"); d != "" {
 		return filepath.Join(d, "agentctl", "agentctl.sock")

@@ -131,6 +131,8 @@ func (c *relayClient) transportError(ctx context.Context, err error) error {
 	var op *net.OpError
 	var ue *url.Error
 	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return exit(exitTimeout, "no answer within the time of --for")
 	case ctx.Err() != nil:
 		return exit(exitFailure, "interrupted")
 	case errors.As(err, &op) && op.Op == "dial":
