@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
 	"agentctl/relay/kernel"
 )
 
@@ -38,7 +40,6 @@ func benchServer(kind string) {
 	if kind == "bare" {
 		srv = httptest.NewServer(http.HandlerFunc(bareEcho))
 	} else {
-		throughSDK = strings.HasSuffix(kind, "-sdk")
 		e := newEnv(&t, Options{})
 		e.load(newBoard("default", nodeA))
 		srv = e.srv
@@ -83,10 +84,9 @@ func bareEcho(w http.ResponseWriter, r *http.Request) {
 }
 
 // BenchmarkEcho measures the CPU that a server process uses for one echo: bare net/http,
-// /mcp without sessions and /mcp with one, and both again when the SDK carries the
-// message. Compare cpu-us/op.
+// /mcp without sessions and /mcp with one. Compare cpu-us/op of the three.
 func BenchmarkEcho(b *testing.B) {
-	for _, kind := range []string{"bare", "modern", "legacy", "modern-sdk", "legacy-sdk"} {
+	for _, kind := range []string{"bare", "modern", "legacy"} {
 		b.Run(kind, func(b *testing.B) { benchEcho(b, kind) })
 	}
 }
@@ -115,7 +115,7 @@ func benchEcho(b *testing.B, kind string) {
 
 	tool := "sysecho." + nodeA + ".echo.invoke"
 	head, meta := "", ""
-	switch strings.TrimSuffix(kind, "-sdk") {
+	switch kind {
 	case "modern":
 		head = "Mcp-Protocol-Version: 2026-07-28\r\nMcp-Method: tools/call\r\nMcp-Name: " + tool + "\r\n"
 		meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"bench","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}},`
@@ -218,8 +218,8 @@ func BenchmarkListTools(b *testing.B) {
 	x := &exchange{caller: c, modern: true, tenant: &tenant{h: e.h}}
 	b.ReportAllocs()
 	for b.Loop() {
-		res, err := x.tenant.listTools(x, "")
-		if err != nil || len(res.body) < 1000 {
+		res, err := x.tenant.listTools(x, &sdk.ListToolsRequest{})
+		if err != nil || len(res.(*result).body) < 1000 {
 			b.Fatal(err)
 		}
 	}

@@ -60,8 +60,8 @@ func (h *Handler) post(w http.ResponseWriter, r *http.Request, x *exchange) {
 	}
 	h.count.modern.Add(1)
 	switch {
-	case !batch && h.plain && plainModern(r, &msgs[0]):
-		x.tenant.plainly(w, x, &msgs[0], func() { toSDK(h.modern, w, r, x, body) })
+	case !batch && takes(r, &msgs[0]):
+		x.tenant.mux.serve(w, x, &msgs[0])
 	case !batch && msgs[0].method == "subscriptions/listen":
 		h.stream(w, x, func(w http.ResponseWriter) { toSDK(h.modern, w, r, x, body) })
 	default:
@@ -103,32 +103,25 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 		// The SDK runs handlers in goroutines of its own, where a panic ends the process.
 		defer func() {
 			if p := recover(); p != nil {
-				res, err = nil, t.h.panicked(method, p)
+				t.h.count.panics.Add(1)
+				t.h.log.Error("mcp handler panicked", zap.String("method", method), zap.String("type", fmt.Sprintf("%T", p)), zap.Stack("stack"))
+				res, err = nil, &jsonrpc.Error{Code: codeInternal, Message: "the relay failed to answer this request"}
 			}
 		}()
-		// The client went away: so does its request.
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		defer context.AfterFunc(x.ctx, cancel)()
+		if x.call != nil && x.call.given { // the mux has kept _meta back
+			if meta := x.call.rest(); meta != nil {
+				req.GetParams().SetMeta(meta)
+			}
+		}
 		switch r := req.(type) {
 		case *sdk.CallToolRequest:
-			return t.callToolSDK(ctx, x, r)
+			return t.callTool(ctx, x, r)
 		case *sdk.ListToolsRequest:
-			if r.Params == nil {
-				return orError(t.listTools(x, ""))
-			}
-			return orError(t.listTools(x, r.Params.Cursor))
+			return t.listTools(x, r)
 		case *sdk.ListResourcesRequest:
-			if r.Params == nil {
-				return orError(t.listResources(x, ""))
-			}
-			return orError(t.listResources(x, r.Params.Cursor))
+			return t.listResources(x, r)
 		case *sdk.ReadResourceRequest:
-			res, err := t.readResource(ctx, x, r.Params.URI)
-			if errors.Is(err, errUnlisted) {
-				return viaMethods(ctx, t, x, method, r, true)
-			}
-			return orError(res, err)
+			return t.readResource(ctx, x, r)
 		case *sdk.SubscribeRequest:
 			return t.subscribe(x, r.Params.URI)
 		case *sdk.UnsubscribeRequest:
@@ -160,33 +153,6 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 		}
 		return next(ctx, method, req)
 	}
-}
-
-// panicked logs a panic without its value, which may hold a caller's arguments.
-func (h *Handler) panicked(method string, p any) error {
-	h.count.panics.Add(1)
-	h.log.Error("mcp handler panicked", zap.String("method", method), zap.String("type", fmt.Sprintf("%T", p)), zap.Stack("stack"))
-	return &jsonrpc.Error{Code: codeInternal, Message: "the relay failed to answer this request"}
-}
-
-// orError keeps a nil *result from becoming an sdk.Result that is not nil.
-func orError(res *result, err error) (sdk.Result, error) {
-	if err != nil {
-		return nil, err
-	}
-	return res, nil
-}
-
-// callToolSDK is callTool for a message that came through the SDK.
-func (t *tenant) callToolSDK(ctx context.Context, x *exchange, req *sdk.CallToolRequest) (sdk.Result, error) {
-	p := &toolCall{name: req.Params.Name, args: req.Params.Arguments, meta: req.Params.Meta, state: req.Params.RequestState}
-	if len(req.Params.InputResponses) > 0 {
-		var err error
-		if p.responses, err = json.Marshal(req.Params.InputResponses); err != nil {
-			return nil, invalidParams("inputResponses are malformed")
-		}
-	}
-	return orError(t.callTool(ctx, x, p, newClient(ctx, x, req)))
 }
 
 func exchangeOf(req sdk.Request) *exchange {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -17,21 +18,20 @@ import (
 type client struct {
 	x   *exchange
 	req sdk.Request
-	ss  *sdk.ServerSession
 	// ctx is the SDK's for this request: what is sent under it reaches the right stream,
 	// whatever context a plugin uses. It ends with the request.
 	ctx context.Context
 }
 
-var _ peer = (*client)(nil)
+var _ kernel.Session = (*client)(nil)
 
 // errNoAsk is the answer to Ask in the modern era, which has no requests from server to
 // client.
 var errNoAsk = errors.New("mcp: this protocol version takes no requests during a call; return Result.InputRequests instead")
 
-func newClient(ctx context.Context, x *exchange, req sdk.Request) *client {
-	ss, _ := req.GetSession().(*sdk.ServerSession)
-	return &client{x: x, req: req, ss: ss, ctx: ctx}
+func (c *client) session() *sdk.ServerSession {
+	ss, _ := c.req.GetSession().(*sdk.ServerSession)
+	return ss
 }
 
 // ProgressToken implements kernel.Session.
@@ -44,6 +44,9 @@ func (c *client) ProgressToken() any {
 
 // Capabilities implements kernel.Session.
 func (c *client) Capabilities() json.RawMessage {
+	if c.x.call != nil {
+		return c.x.call.caps
+	}
 	if c.x.modern {
 		caps, ok := c.req.GetParams().GetMeta()[sdk.MetaKeyClientCapabilities]
 		if !ok {
@@ -55,7 +58,7 @@ func (c *client) Capabilities() json.RawMessage {
 		}
 		return data
 	}
-	init := c.ss.InitializeParams()
+	init := c.session().InitializeParams()
 	if init == nil || init.Capabilities == nil {
 		return nil
 	}
@@ -77,7 +80,7 @@ func (c *client) can(capability string) bool {
 // progress tells about a frame if the client asked for progress.
 func (c *client) progress(done, total float64, message []byte) {
 	if tok := c.ProgressToken(); tok != nil {
-		_ = c.ss.NotifyProgress(c.ctx, &sdk.ProgressNotificationParams{
+		_ = c.session().NotifyProgress(c.ctx, &sdk.ProgressNotificationParams{
 			ProgressToken: tok, Progress: done, Total: total, Message: string(message),
 		})
 	}
@@ -98,21 +101,38 @@ func (c *client) Notify(_ context.Context, method string, params json.RawMessage
 			return fmt.Errorf("notify %s: %w", method, err)
 		}
 		p.ProgressToken = tok
-		return c.ss.NotifyProgress(c.ctx, &p)
+		return c.session().NotifyProgress(c.ctx, &p)
 	case "notifications/message":
 		var p sdk.LoggingMessageParams
 		if err := json.Unmarshal(params, &p); err != nil {
 			return fmt.Errorf("notify %s: %w", method, err)
 		}
-		return c.ss.Log(c.ctx, &p)
+		if c.x.call != nil { // the session has no level; the request has
+			if !logs(c.req.GetParams().GetMeta()[levelKey], p.Level) {
+				return nil
+			}
+			_, err := c.x.tenant.h.send(c.ctx, method, &sdk.ServerRequest[*sdk.LoggingMessageParams]{Session: c.session(), Params: &p})
+			return err
+		}
+		return c.session().Log(c.ctx, &p)
 	case "notifications/elicitation/complete":
 		var p sdk.ElicitationCompleteParams
 		if err := json.Unmarshal(params, &p); err != nil {
 			return fmt.Errorf("notify %s: %w", method, err)
 		}
-		return c.ss.NotifyElicitationComplete(c.ctx, &p)
+		return c.session().NotifyElicitationComplete(c.ctx, &p)
 	}
 	return fmt.Errorf("notify %s: not a notification of a request", method)
+}
+
+var levels = []sdk.LoggingLevel{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
+
+// logs tells whether a client that asked for a level (none: for nothing) gets a message
+// of another.
+func logs(asked any, level sdk.LoggingLevel) bool {
+	want, ok := asked.(string)
+	at := slices.Index(levels, sdk.LoggingLevel(want))
+	return ok && at >= 0 && slices.Index(levels, level) >= at
 }
 
 // Ask implements kernel.Session for sessions: elicitation/create, sampling/createMessage
@@ -137,15 +157,15 @@ func (c *client) Ask(ctx context.Context, method string, params json.RawMessage)
 	case "elicitation/create":
 		var p sdk.ElicitParams
 		if err = json.Unmarshal(params, &p); err == nil {
-			res, err = c.ss.Elicit(ask, &p)
+			res, err = c.session().Elicit(ask, &p)
 		}
 	case "sampling/createMessage":
 		var p sdk.CreateMessageWithToolsParams
 		if err = json.Unmarshal(params, &p); err == nil {
-			res, err = c.ss.CreateMessageWithTools(ask, &p)
+			res, err = c.session().CreateMessageWithTools(ask, &p)
 		}
 	default:
-		res, err = c.ss.ListRoots(ask, nil)
+		res, err = c.session().ListRoots(ask, nil)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ask %s: %w", method, err)
@@ -156,9 +176,9 @@ func (c *client) Ask(ctx context.Context, method string, params json.RawMessage)
 // maxInputs bounds what a tool may ask for in one round.
 const maxInputs = 16
 
-// answerInputs asks a legacy client for what a result wants and returns the request that
+// answered asks a legacy client for what a result wants and returns the request that
 // repeats the call with it.
-func answerInputs(ctx context.Context, r *kernel.Request, res *kernel.Result) (*kernel.Request, error) {
+func (c *client) answered(r *kernel.Request, res *kernel.Result) (*kernel.Request, error) {
 	var wants map[string]struct {
 		Method string          `json:"method"`
 		Params json.RawMessage `json:"params"`
@@ -171,7 +191,7 @@ func answerInputs(ctx context.Context, r *kernel.Request, res *kernel.Result) (*
 		if len(w.Params) == 0 {
 			w.Params = json.RawMessage("{}")
 		}
-		data, err := r.Session.Ask(ctx, w.Method, w.Params)
+		data, err := c.Ask(c.ctx, w.Method, w.Params)
 		if err != nil {
 			return nil, invalidParams("the client did not give the input that the tool needs")
 		}

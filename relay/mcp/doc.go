@@ -4,18 +4,16 @@
 //	go h.Run(ctx)              // owns every goroutine of the package
 //	mux.Handle("/mcp", h)
 //
-// The official SDK owns the wire: handshakes, sessions, streams, requests to clients,
-// the two eras of the protocol. The kernel owns what is offered and who may use it.
-// Between them stands one receiving middleware; nothing is ever registered with the SDK.
-// Plain requests, which need none of what the SDK owns, are answered beside it
-// (plain.go).
+// The official SDK owns the wire: framing, sessions, the two eras of the protocol. The
+// kernel owns what is offered and who may use it. Between them stands one receiving
+// middleware; nothing is ever registered with the SDK.
 //
-//	POST /mcp ── guard ── strict JSON ── era? ─┬─ legacy (<= 2025-11-25) ─┬─ plain
-//	                                           │                          └─ SDK, sessions
-//	                                           └─ modern (2026-07-28) ────┬─ plain
-//	                                                                      └─ SDK, no sessions
-//	      plain, middleware: tools/*, resources/*, subscriptions/* -> kernel;
-//	      middleware:        prompts/*, completion/*, templates -> a kernel.Methods plugin
+//	POST /mcp ── guard ── strict JSON ── era? ─┬─ legacy  (<= 2025-11-25)  SDK, sessions
+//	                                           ├─ listen  (2026-07-28)     SDK, one stream a request
+//	                                           └─ call    (2026-07-28)     mux: all requests of a
+//	                                              tenant share one SDK session in memory
+//	      middleware: tools/*, resources/*, subscriptions/* -> kernel;
+//	                  prompts/*, completion/*, templates -> a kernel.Methods plugin
 //
 // The era is chosen by the header MCP-Protocol-Version or by the body's _meta, never by
 // Mcp-Method. The caller of every message is the one that this HTTP request's token

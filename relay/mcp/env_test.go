@@ -75,7 +75,6 @@ func newEnv(t testing.TB, opt Options, more ...func(*env)) *env {
 		opt.Version = "1.2.3"
 	}
 	e.h = New(opt)
-	e.h.plain = !throughSDK
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = e.kernel.Run(ctx) })
@@ -183,19 +182,10 @@ const (
 	modernEra = "2026-07-28"
 )
 
-// throughSDK makes new handlers give plain requests to the SDK as well.
-var throughSDK bool
-
-// eras runs a test with a client of each era, with and without the short way for plain
-// requests.
+// eras runs a test with a client of each era.
 func eras(t *testing.T, f func(t *testing.T, version string)) {
 	for _, v := range []string{legacyEra, modernEra} {
 		t.Run(v, func(t *testing.T) { f(t, v) })
-		t.Run(v+" through the SDK", func(t *testing.T) {
-			throughSDK = true
-			defer func() { throughSDK = false }()
-			f(t, v)
-		})
 	}
 }
 

@@ -67,11 +67,10 @@ type Handler struct {
 	guard  guard
 	impl   *sdk.Implementation
 	legacy http.Handler // sessions
-	modern http.Handler // no sessions: listen, and everything that is not plain
+	modern http.Handler // no sessions: listen, and everything that the mux does not take
 	send   sdk.MethodHandler
 
 	bodyWait   time.Duration
-	plain      bool   // whether plain requests are spared the SDK; false in tests only
 	serverMeta []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
 
 	mu       sync.RWMutex // protects the fields below
@@ -132,7 +131,6 @@ func New(opt Options) *Handler {
 		sessions: make(map[string]*session),
 		streams:  make(map[*exchange]*queued),
 		bodyWait: 10 * time.Second,
-		plain:    true,
 	}
 	if h.opt.OnDenied == nil {
 		h.opt.OnDenied = func(w http.ResponseWriter, _ *http.Request, err error) {
@@ -234,6 +232,8 @@ type exchange struct {
 	// requests). It is in a struct because the SDK runs the handler under another one.
 	ctx    context.Context
 	cancel context.CancelFunc
+
+	call *call // of a request that the mux carries
 }
 
 // ServeHTTP answers one request. The order of the checks decides the status: method,

@@ -26,6 +26,8 @@ func viaMethods[P sdk.Params](ctx context.Context, t *tenant, x *exchange, metho
 	}
 	ctx, cancel := context.WithTimeout(ctx, kernel.CallBudget)
 	defer cancel()
+	defer context.AfterFunc(x.ctx, cancel)()
+	ctx = context.WithValue(ctx, callKey{}, x.call)
 	params := json.RawMessage("{}")
 	if given {
 		var err error
@@ -33,7 +35,7 @@ func viaMethods[P sdk.Params](ctx context.Context, t *tenant, x *exchange, metho
 			return nil, invalidParams("params are malformed")
 		}
 	}
-	data, err := plugin.Serve(ctx, x.caller, newClient(ctx, x, req), method, params)
+	data, err := plugin.Serve(ctx, x.caller, &client{x: x, req: req, ctx: ctx}, method, params)
 	if err != nil {
 		return nil, methodError(method, req, err)
 	}

@@ -18,8 +18,6 @@ import (
 
 const maxURI = 512
 
-var errUnlisted = errors.New("mcp: no listed resource")
-
 // validURI bounds what becomes a key of a table here.
 func validURI(uri string) bool {
 	if uri == "" || len(uri) > maxURI {
@@ -33,7 +31,11 @@ func validURI(uri string) bool {
 	return true
 }
 
-func (t *tenant) listResources(x *exchange, cursor string) (*result, error) {
+func (t *tenant) listResources(x *exchange, req *sdk.ListResourcesRequest) (sdk.Result, error) {
+	var cursor string
+	if req.Params != nil {
+		cursor = req.Params.Cursor
+	}
 	after, ok := parseCursor(cursor)
 	if !ok {
 		return nil, invalidParams("the cursor is not one of this server's; list from the start")
@@ -65,19 +67,22 @@ func (t *tenant) listResources(x *exchange, cursor string) (*result, error) {
 	return t.finish(b, x, "complete", listTTL.Milliseconds(), nil), nil
 }
 
-// readResource reads a listed resource. The error is errUnlisted for any other: a plugin
-// with resource templates may have it.
-func (t *tenant) readResource(ctx context.Context, x *exchange, uri string) (*result, error) {
+// readResource reads a listed resource, or asks a plugin with resource templates.
+func (t *tenant) readResource(ctx context.Context, x *exchange, req *sdk.ReadResourceRequest) (sdk.Result, error) {
+	uri := req.Params.URI
 	if !validURI(uri) {
 		return nil, notFound(uri)
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(x.ctx, cancel)()
 	r, data, err := t.h.opt.Kernel.Read(ctx, x.caller, uri)
 	switch {
 	case errors.Is(err, kernel.ErrNoResource):
 		if _, ok := t.h.opt.Kernel.Method(x.caller, "resources/read"); !ok {
 			return nil, notFound(uri)
 		}
-		return nil, errUnlisted
+		return viaMethods(ctx, t, x, "resources/read", req, true)
 	case err != nil:
 		return nil, rpcError(manifest.AsError(err), kernel.NewTraceID())
 	}

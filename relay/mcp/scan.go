@@ -11,17 +11,15 @@ import (
 // envelope is what the door looks at in a JSON-RPC message before the SDK parses it. The
 // parts are the message's own bytes.
 type envelope struct {
-	version string // of JSON-RPC
-	id      []byte // nil for a notification
-	method  string
-	params  []byte
-	name    string // params.name, or params.uri for resources/read
-	meta    []byte // params._meta
-	era     string // its protocolVersion
-	info    []byte // its clientInfo
-	caps    []byte // its clientCapabilities
-	level   []byte // its logLevel
-	answer  bool   // has a result or an error
+	id     []byte // nil for a notification
+	method string
+	params []byte
+	name   string // params.name, or params.uri for resources/read
+	meta   []byte // params._meta
+	era    string // its protocolVersion
+	info   []byte // its clientInfo
+	caps   []byte // its clientCapabilities
+	answer bool   // has a result or an error
 }
 
 var (
@@ -82,8 +80,6 @@ func scanMessage(obj []byte) (m envelope) {
 			if string(v) != "null" {
 				m.id = v
 			}
-		case "jsonrpc":
-			m.version = text(v)
 		case "method":
 			m.method = text(v)
 		case "params":
@@ -113,13 +109,30 @@ func scanMessage(obj []byte) (m envelope) {
 					m.info = v
 				case capsKey:
 					m.caps = v
-				case levelKey:
-					m.level = v
 				}
 			})
 		}
 	})
 	return m
+}
+
+// withoutMeta is the params without _meta; nil if nothing else is in them.
+func (m *envelope) withoutMeta() []byte {
+	b := make([]byte, 0, len(m.params)-len(m.meta))
+	b = append(b, '{')
+	members(m.params, func(key string, v []byte) {
+		if key == "_meta" {
+			return
+		}
+		if len(b) > 1 {
+			b = append(b, ',')
+		}
+		b = append(append(appendString(b, key), ':'), v...)
+	})
+	if len(b) == 1 {
+		return nil
+	}
+	return append(b, '}')
 }
 
 // rest decodes the members of _meta that are not the protocol's own; nil if there are
@@ -130,7 +143,7 @@ func (m *envelope) rest() map[string]any {
 		return nil
 	}
 	members(m.meta, func(key string, v []byte) {
-		if key == eraKey || key == infoKey || key == capsKey || key == levelKey {
+		if key == eraKey || key == infoKey || key == capsKey {
 			return
 		}
 		var value any

@@ -33,8 +33,7 @@ type session struct {
 	mu      sync.Mutex // protects the fields below
 	ended   bool
 	open    map[*exchange]struct{}
-	plain   map[string]context.CancelFunc // plain requests in progress by their id
-	watches map[string]func()             // release by URI
+	watches map[string]func() // release by URI
 }
 
 // owner is the identity that a session is bound to. A refreshed token of the same
@@ -102,12 +101,7 @@ func (h *Handler) bindSDK() {
 	}
 	h.legacy = bind(sdk.NewStreamableHTTPHandler(server(func(x *exchange) *sdk.Server { return x.tenant.legacy }), &opt))
 	opt.Stateless = true
-	h.modern = bind(sdk.NewStreamableHTTPHandler(server(func(x *exchange) *sdk.Server {
-		if x.cancel != nil { // a stream
-			return x.tenant.listen
-		}
-		return x.tenant.call
-	}), &opt))
+	h.modern = bind(sdk.NewStreamableHTTPHandler(server(func(x *exchange) *sdk.Server { return x.tenant.listen }), &opt))
 	sdk.NewServer(h.impl, nil).AddSendingMiddleware(func(next sdk.MethodHandler) sdk.MethodHandler {
 		h.send = next
 		return next
@@ -138,22 +132,11 @@ func (h *Handler) legacyPost(w http.ResponseWriter, r *http.Request, x *exchange
 		if s.begin(x) {
 			x.session = s
 			defer s.done(x)
-			next := func() {
-				pw := &patient{ResponseWriter: w, rc: http.NewResponseController(w)}
-				toSDK(h.legacy, pw, r, x, body)
-				if pw.done() == http.StatusNotFound { // the SDK has lost it
-					h.end(s)
-				}
+			pw := &patient{ResponseWriter: w, rc: http.NewResponseController(w)}
+			toSDK(h.legacy, pw, r, x, body)
+			if pw.done() == http.StatusNotFound { // the SDK has lost it
+				h.end(s)
 			}
-			switch {
-			case batch || !h.plain:
-			case msgs[0].method == "notifications/cancelled":
-				s.cancelPlain(&msgs[0])
-			case plainLegacy(r, &msgs[0]):
-				s.plainly(w, x, &msgs[0], next)
-				return
-			}
-			next()
 			return
 		}
 	}
@@ -255,7 +238,7 @@ func (t *tenant) count() int {
 func (h *Handler) admit(ss *sdk.ServerSession, x *exchange) (*session, error) {
 	s := &session{
 		id: ss.ID(), owner: owner(x.caller), tenant: x.tenant, ss: ss,
-		open: make(map[*exchange]struct{}), plain: make(map[string]context.CancelFunc), watches: make(map[string]func()),
+		open: make(map[*exchange]struct{}), watches: make(map[string]func()),
 	}
 	s.used.Store(time.Now().UnixNano())
 	h.mu.Lock()

@@ -6,6 +6,8 @@ import (
 	"io"
 	"time"
 
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 )
@@ -24,7 +26,7 @@ type limits struct {
 }
 
 // limitsOf reads the bounds; a value above ours means ours.
-func limitsOf(meta map[string]any) (limits, error) {
+func limitsOf(meta sdk.Meta) (limits, error) {
 	l := limits{maxFrames, maxStreamTime}
 	frames, err := positive(meta, metaFrames, maxFrames)
 	if err != nil {
@@ -35,7 +37,7 @@ func limitsOf(meta map[string]any) (limits, error) {
 	return l, err
 }
 
-func positive(meta map[string]any, key string, most int64) (int64, error) {
+func positive(meta sdk.Meta, key string, most int64) (int64, error) {
 	v, ok := meta[key]
 	if !ok {
 		return most, nil
@@ -49,14 +51,14 @@ func positive(meta map[string]any, key string, most int64) (int64, error) {
 
 // follow turns a stream into progress notifications and a result, the last frame. It
 // ends after lim, when the client goes away, when the token ends, or with the stream.
-func (t *tenant) follow(ctx context.Context, x *exchange, client peer, kr *kernel.Request, s kernel.Stream, lim limits) (*result, error) {
+func (t *tenant) follow(ctx context.Context, x *exchange, cl *client, kr *kernel.Request, s kernel.Stream, lim limits) (sdk.Result, error) {
 	defer s.Close()
 	over := time.NewTimer(lim.wait)
 	defer over.Stop()
 	check := time.NewTicker(sweepEvery)
 	defer check.Stop()
 	var last []byte
-	end := func(reason string, e *manifest.Error) (*result, error) {
+	end := func(reason string, e *manifest.Error) (sdk.Result, error) {
 		rec := kernel.Record{Tenant: x.caller.Tenant, Actor: x.caller.Actor, Decision: kernel.Closed, Reason: reason, TraceID: kr.TraceID}
 		if tool := kr.Target(); tool != nil {
 			rec.Tool, rec.NodeID = tool.Name, tool.NodeID
@@ -74,7 +76,7 @@ func (t *tenant) follow(ctx context.Context, x *exchange, client peer, kr *kerne
 		if f, ok := s.Next(); ok {
 			n++
 			last = f.Data
-			client.progress(float64(n), float64(lim.frames), last)
+			cl.progress(float64(n), float64(lim.frames), last)
 			continue
 		}
 		if err := s.Err(); err != nil {

@@ -181,54 +181,56 @@ func TestStreamCancel(t *testing.T) {
 }
 
 func TestStreamDisconnect(t *testing.T) {
-	eras(t, func(t *testing.T, version string) {
-		e := newEnv(t, Options{})
-		b := newBoard("default", nodeA)
-		e.load(b)
-		meta := `"_meta":{"progressToken":1}`
-		head := map[string]string{"Mcp-Protocol-Version": version}
-		if version == modernEra {
-			meta = modernMeta[:len(modernMeta)-1] + `,"progressToken":1}`
-			head["Mcp-Method"], head["Mcp-Name"] = "tools/call", streamA
-		} else {
-			head["Mcp-Session-Id"] = e.initialize("")
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		req, err := http.NewRequestWithContext(ctx, "POST", e.url, strings.NewReader(
-			`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"`+streamA+`",`+meta+`}}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", "application/json")
-		req.Header.Set("Accept", "application/json, text/event-stream")
-		for k, v := range head {
-			req.Header.Set(k, v)
-		}
-		got := make(chan string, 1)
-		go func() {
-			res, err := e.srv.Client().Do(req)
+	for _, version := range []string{legacyEra, modernEra} {
+		t.Run(version, func(t *testing.T) {
+			e := newEnv(t, Options{})
+			b := newBoard("default", nodeA)
+			e.load(b)
+			meta := `"_meta":{"progressToken":1}`
+			head := map[string]string{"Mcp-Protocol-Version": version}
+			if version == modernEra {
+				meta = modernMeta[:len(modernMeta)-1] + `,"progressToken":1}`
+				head["Mcp-Method"], head["Mcp-Name"] = "tools/call", streamA
+			} else {
+				head["Mcp-Session-Id"] = e.initialize("")
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			req, err := http.NewRequestWithContext(ctx, "POST", e.url, strings.NewReader(
+				`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"`+streamA+`",`+meta+`}}`))
 			if err != nil {
-				got <- err.Error()
-				return
+				t.Fatal(err)
 			}
-			defer res.Body.Close()
-			sc := bufio.NewScanner(res.Body)
-			for sc.Scan() {
-				if d, ok := strings.CutPrefix(sc.Text(), "data: "); ok {
-					got <- d
-					break
+			req.Header.Set("Content-Type", "application/json")
+			req.Header.Set("Accept", "application/json, text/event-stream")
+			for k, v := range head {
+				req.Header.Set(k, v)
+			}
+			got := make(chan string, 1)
+			go func() {
+				res, err := e.srv.Client().Do(req)
+				if err != nil {
+					got <- err.Error()
+					return
 				}
+				defer res.Body.Close()
+				sc := bufio.NewScanner(res.Body)
+				for sc.Scan() {
+					if d, ok := strings.CutPrefix(sc.Text(), "data: "); ok {
+						got <- d
+						break
+					}
+				}
+				<-ctx.Done()
+			}()
+			f := wait(t, "stream", b.streams)
+			f.send(frame(0))
+			if d := wait(t, "event", got); !strings.Contains(d, `"progressToken":1`) || !strings.Contains(d, `"message":"{\"seq\":0}"`) {
+				t.Errorf("event %s", d)
 			}
-			<-ctx.Done()
-		}()
-		f := wait(t, "stream", b.streams)
-		f.send(frame(0))
-		if d := wait(t, "event", got); !strings.Contains(d, `"progressToken":1`) || !strings.Contains(d, `"message":"{\"seq\":0}"`) {
-			t.Errorf("event %s", d)
-		}
-		cancel()
-		wait(t, "close of the stream", f.closed)
-	})
+			cancel()
+			wait(t, "close of the stream", f.closed)
+		})
+	}
 }
 
 func TestStreamLimits(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.uber.org/zap"
 
 	"agentctl/relay/kernel"
 )
@@ -22,6 +23,7 @@ type tenant struct {
 	name string
 
 	legacy, call, listen *sdk.Server
+	mux                  *mux
 	sub                  *kernel.Subscription
 	stop                 func()
 	quit                 chan struct{}
@@ -53,7 +55,7 @@ func newTenant(h *Handler, name string) (*tenant, error) {
 		return nil, err
 	}
 	t := &tenant{
-		h: h, name: name, sub: sub, quit: make(chan struct{}),
+		h: h, name: name, sub: sub, mux: newMux(), quit: make(chan struct{}),
 		sessions: make(map[*session]struct{}), listeners: make(map[*listener]struct{}),
 		watched: make(map[string]int),
 	}
@@ -104,9 +106,19 @@ func (t *tenant) unused(now time.Time) time.Duration {
 	return now.Sub(time.Unix(0, t.used.Load()))
 }
 
-// run sends change notifications until ctx ends or the tenant is dropped.
+// run carries modern calls and change notifications until ctx ends or the tenant is
+// dropped.
 func (t *tenant) run(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	defer t.sub.Close()
+	ss, err := t.call.Connect(ctx, t.mux, modernSession())
+	if err != nil {
+		t.h.log.Error("mcp connect", zap.Error(err))
+		t.mux.end()
+		return
+	}
+	defer func() { t.mux.end(); _ = ss.Wait() }()
 	var (
 		pending kernel.Change
 		updated = make(map[string]bool)

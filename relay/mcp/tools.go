@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
@@ -15,7 +16,11 @@ import (
 
 // listTools renders one page of the tools that the caller may call, in the order of
 // their names. The schemas are the kernel's bytes.
-func (t *tenant) listTools(x *exchange, cursor string) (*result, error) {
+func (t *tenant) listTools(x *exchange, req *sdk.ListToolsRequest) (sdk.Result, error) {
+	var cursor string
+	if req.Params != nil {
+		cursor = req.Params.Cursor
+	}
 	after, ok := parseCursor(cursor)
 	if !ok {
 		return nil, invalidParams("the cursor is not one of this server's; list from the start")
@@ -163,36 +168,26 @@ func parseCursor(s string) (after string, ok bool) {
 	return string(b[1:]), true
 }
 
-// toolCall is the params of tools/call.
-type toolCall struct {
-	name      string
-	args      json.RawMessage
-	meta      map[string]any
-	responses json.RawMessage // of an earlier result's input requests
-	state     string
-}
-
-// peer is the client of a call, with the progress of a stream.
-type peer interface {
-	kernel.Session
-	progress(done, total float64, message []byte)
-}
-
 // callTool is tools/call. A failure of ours is a result with isError; only what no tool
 // could answer (an unknown name, malformed params) is a JSON-RPC error.
-func (t *tenant) callTool(ctx context.Context, x *exchange, p *toolCall, client peer) (*result, error) {
-	if len(p.args) > 0 && p.args[0] != '{' {
-		if string(p.args) != "null" {
+func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolRequest) (sdk.Result, error) {
+	p := req.Params
+	if len(p.Arguments) > 0 && p.Arguments[0] != '{' {
+		if string(p.Arguments) != "null" {
 			return nil, invalidParams("arguments must be an object")
 		}
-		p.args = nil
+		p.Arguments = nil
 	}
-	name, tool := t.resolve(x.caller, p.name)
-	kr := &kernel.Request{
-		Caller: x.caller, Tool: name, Arguments: p.args, Session: client,
-		TraceID: x.trace, InputResponses: p.responses, RequestState: p.state,
-	}
-	if tp, ok := p.meta["traceparent"].(string); ok {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(x.ctx, cancel)() // the client went away: so does the call
+	ctx = context.WithValue(ctx, callKey{}, x.call)
+
+	name, tool := t.resolve(x.caller, p.Name)
+	cl := &client{x: x, req: req, ctx: ctx}
+	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl}
+	kr.TraceID = x.trace
+	if tp, ok := p.Meta["traceparent"].(string); ok {
 		if id := traceOf(tp); id != "" {
 			kr.TraceID = id
 		}
@@ -201,17 +196,24 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, p *toolCall, client 
 	var lim limits
 	if tool != nil && tool.Streams {
 		var err error
-		if lim, err = limitsOf(p.meta); err != nil {
+		if lim, err = limitsOf(p.Meta); err != nil {
 			return nil, err
 		}
 		kr.Stream = true
+	}
+	if len(p.InputResponses) > 0 || p.RequestState != "" {
+		var err error
+		if kr.InputResponses, err = json.Marshal(p.InputResponses); err != nil {
+			return nil, invalidParams("inputResponses are malformed")
+		}
+		kr.RequestState = p.RequestState
 	}
 	res, err := t.h.opt.Kernel.Call(ctx, kr)
 	for round := 0; err == nil && len(res.InputRequests) > 0 && !x.modern; round++ {
 		if round == maxRounds {
 			return t.failed(x, manifest.E(manifest.Internal, "the tool asks for more input again and again"), kr.TraceID), nil
 		}
-		if kr, err = answerInputs(ctx, kr, res); err != nil {
+		if kr, err = cl.answered(kr, res); err != nil {
 			return nil, err
 		}
 		res, err = t.h.opt.Kernel.Call(ctx, kr)
@@ -224,7 +226,7 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, p *toolCall, client 
 		return t.failed(x, e, kr.TraceID), nil
 	}
 	if res.Stream != nil {
-		return t.follow(ctx, x, client, kr, res.Stream, lim)
+		return t.follow(ctx, x, cl, kr, res.Stream, lim)
 	}
 	return t.answered(x, res)
 }
@@ -233,7 +235,7 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, p *toolCall, client 
 const maxRounds = 4
 
 // answered renders a kernel result.
-func (t *tenant) answered(x *exchange, res *kernel.Result) (*result, error) {
+func (t *tenant) answered(x *exchange, res *kernel.Result) (sdk.Result, error) {
 	if f := res.Fault; f != nil {
 		return nil, &jsonrpc.Error{Code: f.Code, Message: f.Message, Data: f.Data}
 	}
@@ -273,7 +275,7 @@ func appendText[S ~string | ~[]byte](b []byte, text S) []byte {
 }
 
 // failed renders one of our errors as a tool's result, in the shape it has everywhere.
-func (t *tenant) failed(x *exchange, e *manifest.Error, trace string) *result {
+func (t *tenant) failed(x *exchange, e *manifest.Error, trace string) sdk.Result {
 	body := appendError(nil, e, trace)
 	b := &builder{b: make([]byte, 0, 384+3*len(body))}
 	b.key("content")
