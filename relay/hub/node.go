@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/transport/fanout"
 	"agentctl/transport/link"
 )
 
@@ -237,7 +238,12 @@ func (n *Node) note(kind, tool string, code manifest.Code) {
 	n.hub.event(Event{Kind: kind, Tenant: n.Tenant(), NodeID: n.ID(), Tool: tool, Code: code})
 }
 
-// ErrOffline ends the streams of a device that went away.
-var ErrOffline = errors.New("hub: the device went offline")
+// ErrOffline ends the streams of a device that went away, ErrBehind a reader that did
+// not take its frames. Both carry the *manifest.Error that a caller is told.
+var (
+	ErrOffline = errors.Join(errors.New("hub: the device went offline"), offline())
+	ErrBehind  = errors.Join(fanout.ErrOverflow, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 1000,
+		Message: "this reader was too slow for the stream; use a longer interval_ms", Reason: "behind"})
+)
 
 var _ link.SessionHandler = (*Node)(nil)

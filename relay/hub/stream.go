@@ -56,6 +56,16 @@ type Reader struct {
 	closed bool // Close is called by one goroutine
 }
 
+// Err is why the stream ended for this reader: ErrOffline or ErrBehind; nil while it
+// lives.
+func (r *Reader) Err() error {
+	err := r.Sub.Err()
+	if errors.Is(err, fanout.ErrOverflow) {
+		return ErrBehind
+	}
+	return err
+}
+
 // Close leaves the stream; the last reader's leaving ends it on the device.
 func (r *Reader) Close() {
 	if !r.closed {
