@@ -31,15 +31,17 @@ func TestCallsModel(t *testing.T) {
 		anyID := func(t *rapid.T) string { return rapid.SampledFrom(all).Draw(t, "id") }
 		t.Repeat(map[string]func(*rapid.T){
 			"add": func(t *rapid.T) {
-				id := NewID()
-				d := now.Add(time.Duration(rapid.IntRange(-1, 5).Draw(t, "deadline")) * time.Second)
-				err := c.Add(id, d, len(all))
-				if full := len(live) == MaxInflight; full != (err != nil) {
-					t.Fatalf("Add with %d live: %v", len(live), err)
-				}
-				if err == nil {
-					live[id], deadline[id] = entry{len(all), Queued}, d
-					all, order = append(all, id), append(order, id)
+				for range rapid.IntRange(1, 40).Draw(t, "n") {
+					id := NewID()
+					d := now.Add(time.Duration(rapid.IntRange(-1, 5).Draw(t, "deadline")) * time.Second)
+					err := c.Add(id, d, len(all))
+					if full := len(live) == MaxInflight; full != (err != nil) {
+						t.Fatalf("Add with %d live: %v", len(live), err)
+					}
+					if err == nil {
+						live[id], deadline[id] = entry{len(all), Queued}, d
+						all, order = append(all, id), append(order, id)
+					}
 				}
 			},
 			"sent": func(t *rapid.T) {
@@ -216,7 +218,7 @@ func TestAtMostOnce(t *testing.T) {
 		w := &world{now: time.Unix(1_800_000_000, 0), up: true, ran: make(map[string]int), acked: make(map[string]bool)}
 		t.Repeat(map[string]func(*rapid.T){
 			"call": func(t *rapid.T) {
-				for range rapid.IntRange(1, 20).Draw(t, "n") {
+				for range rapid.IntRange(1, 40).Draw(t, "n") {
 					id := NewID()
 					if !w.up || w.calls.Add(id, w.now.Add(5*time.Second), len(w.ids)) != nil {
 						return

@@ -511,6 +511,90 @@ func TestHungHandler(t *testing.T) {
 	})
 }
 
+// The same for a stream that hangs. One that looks at nothing but send's error ends.
+func TestHungStream(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		release, ended := make(chan bool), make(chan error, 1)
+		n := 0
+		d := startDevice(t, func(context.Context, manifest.ToolName, []byte) ([]byte, StreamFunc, error) {
+			if n++; n == 1 {
+				return []byte("{}"), func(context.Context, func([]byte) error) error { <-release; return nil }, nil
+			}
+			return []byte("{}"), func(_ context.Context, send func([]byte) error) error {
+				for {
+					if err := send([]byte("{}")); err != nil {
+						ended <- err
+						return err
+					}
+					time.Sleep(time.Second)
+				}
+			}, nil
+		})
+		p := d.admit()
+		p.ack(p.cmd(testSub, "{}"))
+		p.ack(p.cmd(testSub, "{}"))
+		_ = p.conn.Close(CloseGoingAway, "going_away")
+		start := time.Now()
+		d.admit()
+		if time.Since(start) > 2*time.Second {
+			t.Errorf("back after %v", time.Since(start))
+		}
+		<-ended
+		close(release)
+		d.end()
+	})
+}
+
+// slowConn takes a second to close, as a dead peer's WebSocket does.
+type slowConn struct {
+	Conn
+	closing *atomic.Int64
+}
+
+func (c slowConn) Close(code int, reason string) error {
+	c.closing.Add(1)
+	defer c.closing.Add(-1)
+	time.Sleep(time.Second)
+	return c.Conn.Close(code, reason)
+}
+
+// Run waits for everything that it started, the closing of a link included.
+func TestRunWaits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var closing atomic.Int64
+		// In the handshake, when ready, while a link that the relay closed is closing.
+		for _, after := range []time.Duration{0, 3 * time.Second, 1500 * time.Millisecond} {
+			dialled := make(chan Conn, 1)
+			c := NewClient(ClientOptions{Handler: &testHandler{}, Token: func() (string, error) { return "good", nil },
+				Dial: func(context.Context) (Conn, error) {
+					dev, rel := Pipe()
+					dialled <- rel
+					return slowConn{dev, &closing}, nil
+				}})
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- c.Run(ctx) }()
+			p := &peer{t, <-dialled}
+			if after > 0 {
+				p.sendAs(TypeHello, "", Hello{Protocol: Protocol})
+				p.sendAs(TypeAuthOK, "", testAuthOK())
+				p.sendAs(TypeAnnounceAck, "", AnnounceAck{})
+				go p.ended()
+			}
+			synctest.Wait()
+			if after == 1500*time.Millisecond {
+				p.close()
+			}
+			time.Sleep(after)
+			cancel()
+			<-done
+			if n := closing.Load(); n != 0 {
+				t.Errorf("after Run %d links are still closing", n)
+			}
+		}
+	})
+}
+
 // ticks is a stream of frames {"n":1}, {"n":2} ... at a cadence.
 func ticks(every time.Duration) tool {
 	return func(context.Context, manifest.ToolName, []byte) ([]byte, StreamFunc, error) {

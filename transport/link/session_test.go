@@ -105,7 +105,7 @@ func TestHandshakeRefused(t *testing.T) {
 		{"capabilities are no array", announce(announceOf(`{}`)), CloseManifestInvalid},
 		{"capabilities are null", announce(announceOf(`null`)), CloseManifestInvalid},
 		{"no capability", announce(announceOf(`[]`)), CloseManifestInvalid},
-		{"33 capabilities", announce(announceOf(capsJSON(make([]manifest.Capability, 33)...))), CloseManifestInvalid},
+		{"33 capabilities", announce(announceOf(capsJSON(append(make([]manifest.Capability, 32), manifest.Echo())...))), CloseManifestInvalid},
 		{"none left", announce(announceOf(`[{"cap_id":"gpio"},5]`)), CloseManifestInvalid},
 	}
 	for _, tt := range tests {
@@ -223,6 +223,29 @@ func TestRejectedCapabilities(t *testing.T) {
 		if got := r.all(); got != "announced echo.invoke" {
 			t.Errorf("the relay serves %q", got)
 		}
+	})
+}
+
+// An announce, and only an announce, may have up to 256 KiB, at once and later.
+func TestLargeAnnounce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, p := readyPair(t)
+		caps := strings.Replace(bothCaps(), ",", ","+strings.Repeat(" ", 200<<10), 1)
+		announce := `{"manifest_version":1,"manifest_sha256":"` + manifest.Hash([]byte(caps)) + `","capabilities":` + caps + `}`
+		p.sendAs(TypeAnnounce, "", announce)
+		p.read(TypeAnnounceAck, nil)
+		p.close()
+		<-r.done
+
+		dev, rel := Pipe()
+		r, p = startRelay(rel), &peer{t, dev}
+		p.sendAs(TypeAuth, "", goodAuth())
+		p.sendAs(TypeAnnounce, "", announce)
+		p.read(TypeHello, nil)
+		p.read(TypeAuthOK, nil)
+		p.read(TypeAnnounceAck, nil)
+		p.close()
+		<-r.done
 	})
 }
 
