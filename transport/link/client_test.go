@@ -577,7 +577,9 @@ func TestRunWaits(t *testing.T) {
 			p := &peer{t, <-dialled}
 			if after > 0 {
 				p.sendAs(TypeHello, "", Hello{Protocol: Protocol})
-				p.sendAs(TypeAuthOK, "", testAuthOK())
+				ok := testAuthOK()
+				ok.ReconnectSpreadMS = 600_000 // no dial in between
+				p.sendAs(TypeAuthOK, "", ok)
 				p.sendAs(TypeAnnounceAck, "", AnnounceAck{})
 				go p.ended()
 			}
