@@ -132,6 +132,9 @@ func (c *Client) Run(ctx context.Context) error {
 		} else {
 			sleep(ctx, wait)
 		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 	}
 }
 
