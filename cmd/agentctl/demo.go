@@ -43,9 +43,6 @@ real WebSocket link; prove the loop with one echo through MCP; then show live me
 until Ctrl-C. It keeps its state in a temporary directory and removes it at the end.`,
 		Example: "  agentctl demo\n  agentctl demo -o json --listen 127.0.0.1:0",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
 			ctx, cancel := cmd.Context(), context.CancelFunc(func() {})
 			if dur > 0 {
 				ctx, cancel = context.WithTimeout(ctx, dur)

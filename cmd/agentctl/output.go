@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -18,44 +19,46 @@ import (
 
 // output is how a read command prints: for people, or as data.
 type output struct {
-	format string
-	json   bool
+	format string // "" is for people
 }
 
 func (o *output) flags(c *cobra.Command) {
 	c.Flags().VarP((*formatFlag)(&o.format), "output", "o", "print `FORMAT` instead of text: json, yaml or ndjson")
-	c.Flags().BoolVar(&o.json, "json", false, "short for -o json")
+	c.Flags().Var((*jsonFlag)(&o.format), "json", "short for -o json")
+	c.Flags().Lookup("json").NoOptDefVal = "true"
 }
 
-// formatFlag is the value of -o, refused while flags are parsed.
+// formatFlag is the value of -o, checked while flags are parsed.
 type formatFlag string
 
 func (f *formatFlag) String() string { return string(*f) }
 func (f *formatFlag) Type() string   { return "string" }
 func (f *formatFlag) Set(s string) error {
-	switch s {
-	case "json", "yaml", "ndjson":
-		*f = formatFlag(s)
-		return nil
+	switch {
+	case s != "json" && s != "yaml" && s != "ndjson":
+		return errors.New("the formats are json, yaml and ndjson")
+	case *f != "" && *f != formatFlag(s):
+		return fmt.Errorf("it contradicts %s, which was given before", *f)
 	}
-	return errors.New("the formats are json, yaml and ndjson")
+	*f = formatFlag(s)
+	return nil
 }
 
-func (o *output) check() error {
-	if o.json {
-		if o.format != "" && o.format != "json" {
-			return exit(exitUsage, "--json and -o %s contradict each other", o.format)
-		}
-		o.format = "json"
+// jsonFlag is --json.
+type jsonFlag formatFlag
+
+func (f *jsonFlag) String() string { return "" }
+func (f *jsonFlag) Type() string   { return "bool" }
+func (f *jsonFlag) Set(s string) error {
+	on, err := strconv.ParseBool(s)
+	if err != nil || !on {
+		return err
 	}
-	return nil
+	return (*formatFlag)(f).Set("json")
 }
 
 // print writes v in the chosen format, or calls human.
 func (o *output) print(cmd *cobra.Command, v any, human func() error) error {
-	if err := o.check(); err != nil {
-		return err
-	}
 	w := cmd.OutOrStdout()
 	switch o.format {
 	case "json":

@@ -51,9 +51,6 @@ func newTokenCreate() *cobra.Command {
   agentctl token create --class agent --tenant greenhouse --ttl 720h > agent.token
   agentctl token create --class device --count 100 > mock.tokens`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
 			if cmd.Flags().Changed("ttl") && req.TTL <= 0 {
 				return exit(exitUsage, "--ttl must be positive, such as 720h")
 			}
