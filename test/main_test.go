@@ -1,0 +1,63 @@
+package test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+// update rewrites the golden files: go test ./test -update.
+var update = flag.Bool("update", false, "rewrite the golden files in testdata")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	code := m.Run()
+	if built.dir != "" {
+		_ = os.RemoveAll(built.dir)
+	}
+	os.Exit(code)
+}
+
+// built holds what this run of the tests has built.
+var built struct {
+	sync.Mutex
+	dir  string
+	done map[string]error // by the name of the binary
+}
+
+// testVersion is what the binaries of the tests say.
+const testVersion = "v0.0.0-test"
+
+// binary builds agentctl once for a whole run and gives its path. env may name another
+// platform; tags may leave the relay out.
+func binary(t testing.TB, name, tags string, env ...string) string {
+	t.Helper()
+	built.Lock()
+	defer built.Unlock()
+	if built.dir == "" {
+		dir, err := os.MkdirTemp("", "agentctl-test-bin-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		built.dir, built.done = dir, make(map[string]error)
+	}
+	path := filepath.Join(built.dir, name)
+	err, ok := built.done[name]
+	if !ok {
+		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", tags,
+			"-ldflags", "-s -w -X main.version="+testVersion, "-o", path, "agentctl/cmd/agentctl")
+		cmd.Env = append(append(os.Environ(), "CGO_ENABLED=0"), env...)
+		if out, e := cmd.CombinedOutput(); e != nil {
+			err = fmt.Errorf("build %s: %w\n%s", name, e, out)
+		}
+		built.done[name] = err
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

@@ -1,0 +1,304 @@
+package test
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// TestScript types what a user types. The commands beside testscript's own:
+//
+//	exits CODE command...          runs it and wants this exit code
+//	daemon NAME REGEXP command...  starts it and waits for a line like this; the strings of
+//	                               that line's JSON become NAME_KEY in the environment
+//	stop NAME [CODE]               SIGTERM, and wants this exit code (0); NAME.out and
+//	                               NAME.err then hold what it printed
+//	until REGEXP command...        repeats it until its stdout is like this
+//	ca                             makes ca.pem, cert.pem and key.pem for 127.0.0.1
+//	fakerelay NAME EVENTS          serves EVENTS (a file) as the stream of every call
+func TestScript(t *testing.T) {
+	bin := filepath.Dir(binary(t, "agentctl", ""))
+	testscript.Run(t, testscript.Params{
+		Dir:                "testdata/script",
+		UpdateScripts:      *update,
+		RequireUniqueNames: true,
+		Setup: func(e *testscript.Env) error {
+			run, err := os.MkdirTemp("", "ac") // a socket's path is short
+			if err != nil {
+				return err
+			}
+			e.Defer(func() { _ = os.RemoveAll(run) })
+			d := &daemons{byName: make(map[string]*daemon)}
+			e.Values[daemonsKey{}] = d
+			e.Defer(d.killAll)
+			for k, v := range map[string]string{"PATH": bin + ":" + os.Getenv("PATH"), "AGENTCTL_SOCKET": filepath.Join(run, "agentctl.sock"),
+				"RUN": run, "HOME": e.WorkDir, "NO_COLOR": "1", "TMPDIR": run, "AGENTCTL_METRICS_LISTEN": "127.0.0.1:0"} {
+				e.Setenv(k, v)
+			}
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"exits": cmdExits, "daemon": cmdDaemon, "stop": cmdStop, "until": cmdUntil, "ca": cmdCA, "fakerelay": cmdFakeRelay,
+		},
+	})
+}
+
+type daemonsKey struct{}
+
+type daemons struct {
+	mu     sync.Mutex
+	byName map[string]*daemon
+}
+
+type daemon struct {
+	cmd      *exec.Cmd
+	out, err *buffer
+	ended    chan struct{}
+	code     int
+}
+
+func (d *daemons) killAll() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range d.byName {
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+	}
+}
+
+func command(ts *testscript.TestScript, args []string) *exec.Cmd {
+	path, err := exec.LookPath(args[0])
+	if args[0] == "agentctl" {
+		path, err = filepath.Join(strings.Split(ts.Getenv("PATH"), ":")[0], "agentctl"), nil
+	}
+	ts.Check(err)
+	cmd := exec.Command(path, args[1:]...)
+	cmd.Dir = ts.MkAbs(".")
+	for _, k := range []string{"PATH", "HOME", "TMPDIR", "NO_COLOR", "AGENTCTL_SOCKET", "AGENTCTL_METRICS_LISTEN", "AGENTCTL_RELAY",
+		"AGENTCTL_TOKEN_FILE", "AGENTCTL_CA_FILE", "AGENTCTL_STATE_DIR"} {
+		if v := ts.Getenv(k); v != "" {
+			cmd.Env = append(cmd.Env, k+"="+v)
+		}
+	}
+	return cmd
+}
+
+func exitCode(err error) int {
+	var ee *exec.ExitError
+	if errors.As(err, &ee) {
+		return ee.ExitCode()
+	}
+	if err != nil {
+		return -1
+	}
+	return 0
+}
+
+func cmdExits(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exits CODE command...")
+	}
+	cmd := command(ts, args[1:])
+	cmd.Stdout, cmd.Stderr = ts.Stdout(), ts.Stderr()
+	timer := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
+	defer timer.Stop()
+	if code := exitCode(cmd.Run()); strconv.Itoa(code) != args[0] {
+		ts.Fatalf("exit code %d, want %s", code, args[0])
+	}
+}
+
+func cmdDaemon(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: daemon NAME REGEXP command...")
+	}
+	re, err := regexp.Compile(args[1])
+	ts.Check(err)
+	p := &daemon{cmd: command(ts, args[2:]), out: new(buffer), err: new(buffer), ended: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = p.out, p.err
+	ts.Check(p.cmd.Start())
+	go func() {
+		p.code = exitCode(p.cmd.Wait())
+		close(p.ended)
+	}()
+	d := ts.Value(daemonsKey{}).(*daemons)
+	d.mu.Lock()
+	d.byName[args[0]] = p
+	d.mu.Unlock()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		for line := range strings.Lines(p.out.String() + p.err.String()) {
+			if re.MatchString(line) {
+				setenvs(ts, args[0], line)
+				return
+			}
+		}
+		select {
+		case <-p.ended:
+			ts.Fatalf("%s ended with %d\n%s%s", args[0], p.code, p.out, p.err)
+		default:
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("%s did not get ready\n%s%s", args[0], p.out, p.err)
+		}
+	}
+}
+
+func setenvs(ts *testscript.TestScript, name, line string) {
+	var m map[string]any
+	if json.Unmarshal([]byte(line), &m) != nil {
+		return
+	}
+	for k, v := range m {
+		if s, ok := v.(string); ok {
+			ts.Setenv(name+"_"+k, s)
+		}
+	}
+}
+
+func cmdStop(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: stop NAME [CODE]")
+	}
+	d := ts.Value(daemonsKey{}).(*daemons)
+	d.mu.Lock()
+	p := d.byName[args[0]]
+	delete(d.byName, args[0])
+	d.mu.Unlock()
+	if p == nil {
+		ts.Fatalf("no daemon %s", args[0])
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.ended:
+	case <-time.After(20 * time.Second):
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+		ts.Fatalf("%s did not end\n%s%s", args[0], p.out, p.err)
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]+".out"), []byte(p.out.String()), 0o600))
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]+".err"), []byte(p.err.String()), 0o600))
+	want := "0"
+	if len(args) > 1 {
+		want = args[1]
+	}
+	if strconv.Itoa(p.code) != want {
+		ts.Fatalf("%s ended with %d, want %s\n%s%s", args[0], p.code, want, p.out, p.err)
+	}
+}
+
+func cmdUntil(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: until REGEXP command...")
+	}
+	re, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		var out, errs bytes.Buffer
+		cmd := command(ts, args[1:])
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		_ = cmd.Run()
+		if re.Match(out.Bytes()) {
+			_, _ = ts.Stdout().Write(out.Bytes())
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("15 s passed without %s\n%s%s", args[0], &out, &errs)
+		}
+	}
+}
+
+func cmdCA(ts *testscript.TestScript, _ bool, _ []string) {
+	ca, cert, key, err := certificates("127.0.0.1")
+	ts.Check(err)
+	for name, b := range map[string][]byte{"ca.pem": ca, "cert.pem": cert, "key.pem": key} {
+		ts.Check(os.WriteFile(ts.MkAbs(name), b, 0o600))
+	}
+}
+
+// certificates makes an authority and a certificate of an address, PEM.
+func certificates(ip string) (ca, cert, key []byte, err error) {
+	template := func(n int64, name string) *x509.Certificate {
+		return &x509.Certificate{SerialNumber: big.NewInt(n), Subject: pkix.Name{CommonName: name}, BasicConstraintsValid: true,
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageDigitalSignature}
+	}
+	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	leafKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	root := template(1, "agentctl test authority")
+	root.IsCA, root.KeyUsage = true, x509.KeyUsageCertSign
+	caDER, err := x509.CreateCertificate(rand.Reader, root, root, &caKey.PublicKey, caKey)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	leaf := template(2, ip)
+	leaf.IPAddresses, leaf.ExtKeyUsage = []net.IP{net.ParseIP(ip)}, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	der, err := x509.CreateCertificate(rand.Reader, leaf, root, &leafKey.PublicKey, caKey)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(leafKey)
+	encode := func(typ string, b []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: b}) }
+	return encode("CERTIFICATE", caDER), encode("CERTIFICATE", der), encode("PRIVATE KEY", keyDER), err
+}
+
+// cmdFakeRelay serves a stream that is written by hand, to see what the client makes of it.
+func cmdFakeRelay(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) != 2 {
+		ts.Fatalf("usage: fakerelay NAME EVENTS")
+	}
+	events := ts.ReadFile(args[1])
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	gone := make(chan struct{}) // closed when the client has closed its connection
+	var once sync.Once
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		sc := bufio.NewWriter(w)
+		_, _ = sc.WriteString(events)
+		_ = sc.Flush()
+		_ = http.NewResponseController(w).Flush()
+		select { // the stream stays open: it is the client who closes
+		case <-r.Context().Done():
+			once.Do(func() { close(gone) })
+		case <-time.After(20 * time.Second):
+		}
+	})}
+	go func() { _ = srv.Serve(ln) }()
+	ts.Setenv(args[0], "http://"+ln.Addr().String())
+	ts.Defer(func() {
+		_ = srv.Close()
+		select {
+		case <-gone:
+		default:
+			ts.Logf("the client never closed the stream")
+		}
+	})
+}
