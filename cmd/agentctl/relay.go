@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -62,14 +63,18 @@ front. Tokens come from 'agentctl token create'.`,
 				o.MetricsListen = ""
 				r, err = relay.Open(o)
 			}
+			if errors.Is(err, relay.ErrOptions) {
+				return exit(exitUsage, "%w", err)
+			}
 			if err != nil {
 				return exit(exitFailure, "%w", err)
 			}
 			line, _ := json.Marshal(map[string]any{"ready": true, "url": r.URL(), "mcp_url": r.URL() + "/mcp", "sse_url": nil, "metrics_url": r.MetricsURL()})
 			r.OnReady(func() {
 				fmt.Fprintf(cmd.OutOrStdout(), "%s\n", line)
-				sdNotify("READY=1")
+				sdNotify("READY=1", "STATUS=serving "+r.URL())
 			})
+			defer context.AfterFunc(cmd.Context(), sdStopping)()
 			if err := r.Run(cmd.Context()); err != nil {
 				return exit(exitFailure, "%w", err)
 			}
@@ -80,8 +85,8 @@ front. Tokens come from 'agentctl token create'.`,
 	f.StringVar(&o.Listen, "listen", env("AGENTCTL_LISTEN", relay.DefaultListen), "`HOST:PORT` to serve [AGENTCTL_LISTEN]")
 	f.StringVar(&o.StateDir, "state-dir", env("AGENTCTL_STATE_DIR", defaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
 	f.StringVar(&o.Public, "public", env("AGENTCTL_PUBLIC", ""), "`URL` that clients use, when it is not the listener's [AGENTCTL_PUBLIC]")
-	f.StringVar(&o.TLSCert, "tls-cert", env("AGENTCTL_TLS_CERT", ""), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
-	f.StringVar(&o.TLSKey, "tls-key", env("AGENTCTL_TLS_KEY", ""), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
+	f.StringVar(&o.TLSCert, "tls-cert", env("AGENTCTL_TLS_CERT", credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
+	f.StringVar(&o.TLSKey, "tls-key", env("AGENTCTL_TLS_KEY", credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
 	f.StringVar(&o.MetricsListen, "metrics-listen", env("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
 	f.StringVar(&o.Audience, "audience", env("AGENTCTL_AUDIENCE", ""), "`NAME` that tokens are made for; kept in the state directory [AGENTCTL_AUDIENCE]")
 	f.StringArrayVar(&o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")

@@ -79,7 +79,7 @@ func (o *runOptions) check() error {
 			return exit(exitUsage, "%w", err)
 		}
 		if o.tokenPath() == "" {
-			return exit(exitUsage, "--relay needs --token-file; mint a token on the relay with: agentctl token create --class device")
+			return exit(exitUsage, "--relay needs --token-file (the service reads /etc/agentctl/token); mint a token on the relay with: agentctl token create --class device")
 		}
 	}
 	return nil
@@ -88,18 +88,9 @@ func (o *runOptions) check() error {
 // tokenPath is --token-file, or the systemd credential.
 func (o *runOptions) tokenPath() string {
 	if o.tokenFile == "" {
-		if d := os.Getenv("CREDENTIALS_DIRECTORY"); d != "" {
-			if p := filepath.Join(d, "token"); exists(p) {
-				return p
-			}
-		}
+		return credential("token")
 	}
 	return o.tokenFile
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 func (o *runOptions) run(ctx context.Context) error {
@@ -122,7 +113,11 @@ func (o *runOptions) run(ctx context.Context) error {
 	if err != nil {
 		return exit(exitFailure, "%w", err)
 	}
-	srv, err := control.NewServer(control.Options{Path: o.socket, Prober: d.prober, Clock: d.clock, Version: version, Logger: log,
+	ln, err := serviceSocket()
+	if err != nil {
+		return exit(exitFailure, "%w", err)
+	}
+	srv, err := control.NewServer(control.Options{Path: o.socket, Listener: ln, Prober: d.prober, Clock: d.clock, Version: version, Logger: log,
 		Status: d.statusOf(id, o.name, o.relay, o.stateDir)})
 	if err != nil {
 		return exit(exitFailure, "%w", err)
@@ -130,12 +125,11 @@ func (o *runOptions) run(ctx context.Context) error {
 	if err := srv.Listen(); err != nil {
 		return exit(exitFailure, "%w", err)
 	}
-	log.Info("ready", zap.String("node_id", id.NodeID()), zap.String("socket", o.socket), zap.String("relay", o.relay), zap.String("version", version))
-	sdNotify("READY=1")
+	log.Info("ready", zap.String("node_id", id.NodeID()), zap.String("socket", srv.Addr()), zap.String("relay", o.relay), zap.String("version", version))
+	sdNotify("READY=1", "STATUS=node "+id.NodeID()+"; ask it with: agentctl status")
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	err = runAll(ctx, cancel, d.run, srv.Serve)
-	sdNotify("STOPPING=1")
+	err = runAll(ctx, cancel, d.run, srv.Serve, supervised(d.prober, log))
 	log.Info("stopped")
 	if err != nil {
 		return exit(exitFailure, "%w", err)

@@ -32,7 +32,7 @@ func newSnapshot() *cobra.Command {
 		},
 	}
 	out.flags(c)
-	c.Flags().StringVar(&socket, "socket", env("AGENTCTL_SOCKET", defaultSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	c.Flags().StringVar(&socket, "socket", env("AGENTCTL_SOCKET", clientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
 	c.Flags().StringSliceVar(&modules, "modules", []string{"cpu", "memory", "disk", "load"}, "only these `MODULES`: cpu, memory, disk, load")
 	return c
 }

@@ -126,7 +126,7 @@ func newStatus() *cobra.Command {
 		},
 	}
 	out.flags(c)
-	c.Flags().StringVar(&socket, "socket", env("AGENTCTL_SOCKET", defaultSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	c.Flags().StringVar(&socket, "socket", env("AGENTCTL_SOCKET", clientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
 	return c
 }
 
