@@ -168,12 +168,13 @@ func (c *serverChannel) readBy(t time.Time) {
 	}
 }
 
-// drain lets the request in work be answered, and reads no other.
+// drain lets the request in work be answered, and reads no other. A newcomer may still
+// ask what it came for: it could not know that the daemon was about to stop.
 func (c *serverChannel) drain() {
 	c.dmu.Lock()
 	defer c.dmu.Unlock()
 	c.draining = true
-	c.nc.SetReadDeadline(time.Unix(1, 0))
+	c.nc.SetReadDeadline(c.since.Add(newcomer))
 }
 
 func (c *serverChannel) isDraining() bool {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -93,6 +94,7 @@ func TestContractDialogue(t *testing.T) {
 	inBubble(t, o, func(t *testing.T, r *rig) {
 		nc := r.dial()
 		defer nc.Close()
+		nc.SetDeadline(time.Now().Add(time.Minute))
 		in := newFrameReader(nc, maxAnswer)
 		for i, step := range c.Dialogue {
 			send, _ := step.Send.(map[string]any)
@@ -102,6 +104,7 @@ func TestContractDialogue(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			synctest.Wait() // so that an event and an answer have their order
 			n, err := in.header()
 			if err != nil {
 				t.Fatalf("step %d: %v", i, err)

@@ -140,19 +140,23 @@ type wire struct {
 	in     frameReader
 	closed chan struct{} // closed by Close
 
-	wmu       sync.Mutex // held while a frame is written
+	writing   chan struct{} // has room while no frame is written
 	closeOnce sync.Once
 }
 
 func newWire(nc net.Conn, maxBody int) *wire {
-	return &wire{nc: nc, in: newFrameReader(nc, maxBody), closed: make(chan struct{})}
+	return &wire{nc: nc, in: newFrameReader(nc, maxBody), closed: make(chan struct{}), writing: make(chan struct{}, 1)}
 }
 
 // write sends a frame, or gives up after writeTimeout. A stream that was torn is
 // closed; one whose reader is gone may still hold something to read.
 func (w *wire) write(f []byte) error {
-	w.wmu.Lock()
-	defer w.wmu.Unlock()
+	select {
+	case w.writing <- struct{}{}:
+	case <-w.closed:
+		return net.ErrClosed
+	}
+	defer func() { <-w.writing }()
 	w.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
 	n, err := w.nc.Write(f)
 	if n > 0 && n < len(f) || errors.Is(err, os.ErrDeadlineExceeded) {

@@ -184,10 +184,7 @@ func (s *Server) accept(ctx, hard context.Context, wg *sync.WaitGroup) error {
 	for {
 		nc, err := s.listener.Accept()
 		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				nc.Close()
-			}
+		case err != nil && ctx.Err() != nil: // one that came at the last moment is served
 			return ctx.Err()
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("control socket: %w", err)

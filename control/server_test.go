@@ -156,35 +156,37 @@ func TestPathInTheWay(t *testing.T) {
 // TestStartTogether: of daemons that start at once on a stale socket one gets it.
 func TestStartTogether(t *testing.T) {
 	path := filepath.Join(shortDir(t), "s")
-	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln.SetUnlinkOnClose(false)
-	ln.Close()
-	var mu sync.Mutex
-	var winners []*Server
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			srv, _ := NewServer(Options{Path: path, Prober: prober.New(prober.Options{})})
-			err := srv.Listen()
-			mu.Lock()
-			defer mu.Unlock()
-			if err == nil {
-				winners = append(winners, srv)
-			} else if !errors.Is(err, ErrInUse) {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	if len(winners) != 1 {
-		t.Errorf("%d daemons have the socket", len(winners))
-	}
-	for _, srv := range winners {
-		srv.listener.Close()
-		srv.file.remove()
+	for range 50 {
+		ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ln.SetUnlinkOnClose(false)
+		ln.Close()
+		var mu sync.Mutex
+		var winners []*Server
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				srv, _ := NewServer(Options{Path: path, Prober: prober.New(prober.Options{})})
+				err := srv.Listen()
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					winners = append(winners, srv)
+				} else if !errors.Is(err, ErrInUse) {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		for _, srv := range winners {
+			srv.listener.Close()
+			srv.file.remove()
+		}
+		if len(winners) != 1 {
+			t.Fatalf("%d daemons have the socket", len(winners))
+		}
 	}
 }
 
@@ -300,13 +302,13 @@ func TestClientEvents(t *testing.T) {
 	if _, err := c.Burst(t.Context(), 100*time.Millisecond, time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	for seq := uint64(0); seq < 5; {
+	for seq := uint64(0); seq < 5; { // one that waits may give way to a newer one
 		var s Snapshot
 		e := <-events
 		if e.Method != EventMetrics {
 			continue
 		}
-		if err := json.Unmarshal(e.Params, &s); err != nil || s.Seq != seq+1 || s.CPU == nil {
+		if err := json.Unmarshal(e.Params, &s); err != nil || s.Seq <= seq || s.CPU == nil {
 			t.Fatalf("after %d came %s, %v", seq, e.Params, err)
 		}
 		seq = s.Seq
