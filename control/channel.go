@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -259,7 +260,7 @@ func items(body []byte) (n int) {
 func notAnObject(body []byte) *Error {
 	switch err := strictjson.Check(body); {
 	case err != nil:
-		return errParse(err.Error())
+		return errParse(strings.TrimPrefix(err.Error(), "strictjson: "))
 	case bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte{'['}):
 		return errRequest("batches are not supported: send one request a message")
 	}

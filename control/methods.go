@@ -189,7 +189,7 @@ func (ss *session) snapshot(ctx context.Context, f *fields) (any, error) {
 	if err := f.end(); err != nil {
 		return nil, err
 	}
-	sample, err := ss.srv.sampler.Now(ctx)
+	sample, err := ss.srv.prober.Now(ctx)
 	if err != nil {
 		return nil, errInternal(err.Error())
 	}

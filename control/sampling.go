@@ -13,16 +13,6 @@ import (
 	"go.uber.org/zap"
 )
 
-// Sampler is what the socket needs of the prober.
-type Sampler interface {
-	Now(context.Context) (prober.Sample, error)
-	Watch(context.Context, time.Duration, func(prober.Sample) error) error
-	Interval() time.Duration
-	SetInterval(time.Duration) error
-}
-
-var _ Sampler = (*prober.Prober)(nil)
-
 // Sampling is what start, stop and set_config made of the sampler, for status.
 type Sampling struct {
 	Running    bool     `json:"running"`
@@ -106,7 +96,7 @@ func (pl plan) context(ctx context.Context) (context.Context, context.CancelFunc
 
 // changeLocked has feed plan anew if there is anything new.
 func (s *Server) changeLocked() {
-	if s.push.stop != nil && s.push.plan(s.sampler.Interval(), time.Now()) != s.push.now {
+	if s.push.stop != nil && s.push.plan(s.prober.Interval(), time.Now()) != s.push.now {
 		s.push.stop()
 	}
 }
@@ -115,14 +105,14 @@ func (s *Server) changeLocked() {
 func (s *Server) feed(ctx context.Context) {
 	for ctx.Err() == nil {
 		s.mu.Lock()
-		pl := s.push.plan(s.sampler.Interval(), time.Now())
+		pl := s.push.plan(s.prober.Interval(), time.Now())
 		pctx, cancel := pl.context(ctx)
 		s.push.now, s.push.stop = pl, cancel
 		s.push.due = [numModules]time.Duration{}
 		s.mu.Unlock()
 
 		if pl.every > 0 {
-			if err := s.sampler.Watch(pctx, pl.every, s.emit); pctx.Err() == nil {
+			if err := s.prober.Watch(pctx, pl.every, s.emit); pctx.Err() == nil {
 				s.log.Warn("no samples for the control socket", zap.Error(err))
 				s.sleep(pctx, time.Second) // too many watchers, or a prober that ended
 			}
@@ -150,7 +140,7 @@ func (s *Server) emit(p prober.Sample) error {
 	if !s.push.running || !s.push.on || s.push.readers == 0 {
 		return nil // only a burst keeps the sampler going
 	}
-	set := s.push.dueLocked(p.Mono, s.sampler.Interval())
+	set := s.push.dueLocked(p.Mono, s.prober.Interval())
 	if set == 0 {
 		return nil
 	}
@@ -242,7 +232,7 @@ func (s *Server) setIntervals(base time.Duration, every intervals) (time.Duratio
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if base > 0 {
-		if err := s.sampler.SetInterval(base); err != nil {
+		if err := s.prober.SetInterval(base); err != nil {
 			return 0, errInternal(err.Error())
 		}
 	}
@@ -252,12 +242,12 @@ func (s *Server) setIntervals(base time.Duration, every intervals) (time.Duratio
 		}
 	}
 	s.changeLocked()
-	return s.sampler.Interval(), nil
+	return s.prober.Interval(), nil
 }
 
 // Sampling tells what is sampled for this socket now.
 func (s *Server) Sampling() Sampling {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Sampling{s.push.running, s.sampler.Interval().Milliseconds(), s.push.modules.names()}
+	return Sampling{s.push.running, s.prober.Interval().Milliseconds(), s.push.modules.names()}
 }

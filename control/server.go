@@ -45,19 +45,19 @@ type Options struct {
 	// Listener, when given, is served in place of Path: a socket that systemd made.
 	Listener net.Listener
 
-	sampler Sampler                                     // tests put one in Prober's place
-	peerOf  func(net.Conn) (uid, gid uint32, err error) // and in the kernel's
+	// peerOf stands for the kernel where tests have no sockets.
+	peerOf func(net.Conn) (uid, gid uint32, err error)
 }
 
 // Server serves the control socket. Its methods may be called from any goroutine.
 type Server struct {
-	o       Options
-	sampler Sampler
-	clock   *clock.Clock
-	log     *zap.Logger
-	events  *fanout.Topic[event]
-	large   chan []byte // the memory for large messages: there is one at a time
-	stats   counters
+	o      Options
+	prober *prober.Prober
+	clock  *clock.Clock
+	log    *zap.Logger
+	events *fanout.Topic[event]
+	large  chan []byte // the memory for large messages: there is one at a time
+	stats  counters
 
 	mu       sync.Mutex // protects the fields below
 	listener net.Listener
@@ -83,18 +83,15 @@ type counters struct{ accepted, denied, busy, requests atomic.Uint64 }
 // NewServer makes a Server; nothing starts or is opened before Listen or Serve.
 func NewServer(o Options) (*Server, error) {
 	s := &Server{
-		o: o, sampler: o.sampler, clock: o.Clock, log: o.Logger,
+		o: o, prober: o.Prober, clock: o.Clock, log: o.Logger,
 		events: fanout.New[event](fanout.Options{MaxReaders: MaxClients}),
 		large:  make(chan []byte, 1),
 		conns:  make(map[*serverChannel]struct{}),
 		push:   push{running: true, modules: defaultModules},
 	}
 	s.large <- nil
-	if s.sampler == nil {
-		if o.Prober == nil {
-			return nil, errors.New("control: no prober")
-		}
-		s.sampler = o.Prober
+	if s.prober == nil {
+		return nil, errors.New("control: no prober")
 	}
 	if s.clock == nil {
 		s.clock = clock.New(time.Time{})
