@@ -26,7 +26,12 @@ var ErrInsecure = errors.New("ws:// is only for loopback addresses; use wss:// (
 // link's path) into the link's URL. Plain schemes are accepted for loopback only.
 func RelayURL(raw string) (string, error) {
 	u, err := url.Parse(raw)
-	if err != nil || u.Host == "" {
+	switch {
+	case err != nil: // it may hold a password, so it is not quoted
+		return "", errors.New("the relay URL is malformed; write wss://HOST[:PORT]")
+	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
+		return "", errors.New("a relay URL carries no user, query or fragment; the token comes from --token-file")
+	case u.Hostname() == "":
 		return "", fmt.Errorf("relay URL %q is not of the form wss://HOST[:PORT]", raw)
 	}
 	switch u.Scheme {
@@ -39,9 +44,6 @@ func RelayURL(raw string) (string, error) {
 		}
 	default:
 		return "", fmt.Errorf("relay URL %q: scheme %q is not wss or https", raw, u.Scheme)
-	}
-	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return "", errors.New("a relay URL carries no user, query or fragment; the token comes from --token-file")
 	}
 	if !strings.HasSuffix(u.Path, Path) {
 		u.Path = strings.TrimSuffix(u.Path, "/") + Path

@@ -1,0 +1,434 @@
+package link
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	stdlog "log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"agentctl/manifest"
+)
+
+// socketServer is a relay on 127.0.0.1; fn gets each upgraded link.
+func socketServer(t *testing.T, secure bool, fn func(Conn)) (srv *httptest.Server, roots *tls.Config) {
+	t.Helper()
+	up := NewUpgrader(func(r *http.Request) bool { return r.Header.Get("Origin") == "" })
+	srv = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if conn, err := Upgrade(up, w, r); err == nil {
+			fn(conn)
+		}
+	}))
+	srv.Config.ErrorLog = stdlog.New(io.Discard, "", 0) // failed TLS handshakes
+	roots = &tls.Config{}
+	if secure {
+		srv.StartTLS()
+		roots.RootCAs = x509.NewCertPool()
+		roots.RootCAs.AddCert(srv.Certificate())
+	} else {
+		srv.Start()
+	}
+	t.Cleanup(srv.Close)
+	return srv, roots
+}
+
+func dial(t *testing.T, url string, tc *tls.Config) *wsConn {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	c, err := Dial(ctx, url, DialOptions{TLS: tc})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close(CloseNormal, "normal") })
+	return c.(*wsConn)
+}
+
+// The whole link over TCP and over TLS: handshake, command, stream, cancel, end.
+func TestSocketLink(t *testing.T) {
+	for _, secure := range []bool{false, true} {
+		t.Run(fmt.Sprintf("tls=%v", secure), func(t *testing.T) {
+			h := &log{known: true}
+			sessions, ended := make(chan *Session, 1), make(chan error, 1)
+			srv, roots := socketServer(t, secure, func(c Conn) {
+				if !hasUserTimeout(c.(*wsConn)) {
+					t.Error("TCP_USER_TIMEOUT is not set on the relay's side")
+				}
+				s, m, err := Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, SpreadMS: func() int64 { return 1000 }})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				h.Announced(m)
+				sessions <- s
+				ended <- s.Run(t.Context(), h)
+			})
+			ready := make(chan AuthOK, 1)
+			c := NewClient(ClientOptions{
+				Dial: func(ctx context.Context) (Conn, error) {
+					c, err := Dial(ctx, srv.URL, DialOptions{TLS: roots})
+					if err == nil && !hasUserTimeout(c.(*wsConn)) {
+						t.Error("TCP_USER_TIMEOUT is not set on the device's side")
+					}
+					return c, err
+				},
+				Token: func() (string, error) { return "good", nil }, InstanceID: testInstance, OnReady: func(ok AuthOK) { ready <- ok },
+				Handler: &testHandler{caps: []manifest.Capability{manifest.Echo(), manifest.Metrics()}, call: func(ctx context.Context, n manifest.ToolName, args []byte) ([]byte, StreamFunc, error) {
+					if n.Verb == manifest.VerbSubscribe {
+						return ticks(time.Hour)(ctx, n, args)
+					}
+					return []byte(strings.Repeat(" ", 5000) + string(args)), nil, nil // fragments
+				}},
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- c.Run(ctx) }()
+			<-ready
+			s := <-sessions
+			cmd, sub := NewID(), NewID()
+			_ = s.Send(AppendCmd(nil, cmd, echoTool, []byte(`{"message":"`+strings.Repeat("x", 5000)+`"}`), 0, ""))
+			_ = s.Send(AppendCmd(nil, sub, testSub, []byte(`{}`), 0, ""))
+			wait(t, func() bool { return strings.Contains(h.all(), "metered") && strings.Contains(h.all(), cmd) })
+			_ = s.Send(Encode(TypeCmdCancel, NewID(), sub, nil))
+			wait(t, func() bool { return strings.Contains(h.all(), "ended cancelled") })
+			cancel()
+			<-done
+			if err := <-ended; CloseCode(err) != CloseNormal {
+				t.Errorf("the session ended with %v", err)
+			}
+		})
+	}
+}
+
+// wait polls for a moment of a real kernel, at most 5 s.
+func wait(t *testing.T, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("timed out")
+		}
+	}
+}
+
+func TestUpgradeRefused(t *testing.T) {
+	srv, _ := socketServer(t, false, func(c Conn) { _ = c.Close(CloseNormal, "normal") })
+	url := "ws" + strings.TrimPrefix(srv.URL, "http")
+
+	_, resp, err := websocket.DefaultDialer.Dial(url, http.Header{"Origin": {"https://evil.example"}, "Sec-Websocket-Protocol": {Subprotocol}})
+	if err == nil || resp == nil || resp.StatusCode != http.StatusForbidden {
+		t.Errorf("a foreign Origin: %v, %v, want 403", resp, err)
+	}
+
+	ws, _, err := websocket.DefaultDialer.Dial(url, nil) // offers no subprotocol
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ws.Close() }()
+	if _, _, err = ws.NextReader(); !websocket.IsCloseError(err, CloseUpgradeRequired) {
+		t.Errorf("without the subprotocol: %v, want 4426", err)
+	}
+
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		up := websocket.Upgrader{}
+		if c, err := up.Upgrade(w, r, nil); err == nil {
+			_ = c.Close()
+		}
+	}))
+	defer other.Close()
+	if c, err := Dial(t.Context(), other.URL, DialOptions{}); err == nil || !strings.Contains(err.Error(), "does not speak") {
+		t.Errorf("a server of another protocol: %v, %v", c, err)
+	}
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
+	if _, err := Dial(t.Context(), plain.URL, DialOptions{}); err == nil || !strings.Contains(err.Error(), "HTTP 404") {
+		t.Errorf("no relay: %v", err)
+	}
+}
+
+// permessage-deflate is neither offered nor accepted: it would undo the size limits.
+func TestNoCompression(t *testing.T) {
+	offered := make(chan string, 1)
+	up := NewUpgrader(nil)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		offered <- r.Header.Get("Sec-Websocket-Extensions")
+		if c, err := Upgrade(up, w, r); err == nil {
+			_ = c.Close(CloseNormal, "normal")
+		}
+	}))
+	defer srv.Close()
+	dial(t, srv.URL, nil)
+	if got := <-offered; got != "" {
+		t.Errorf("the device offers %q", got)
+	}
+	d := websocket.Dialer{EnableCompression: true, Subprotocols: []string{Subprotocol}}
+	ws, resp, err := d.Dial("ws"+strings.TrimPrefix(srv.URL, "http"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ws.Close() }()
+	if o, a := <-offered, resp.Header.Get("Sec-Websocket-Extensions"); !strings.Contains(o, "permessage-deflate") || a != "" {
+		t.Errorf("offered %q, the relay accepts %q", o, a)
+	}
+}
+
+// maskedFrame is one WebSocket frame of a client; head is its first byte.
+func maskedFrame(head byte, payload string) []byte {
+	b := []byte{head}
+	switch n := len(payload); {
+	case n < 126:
+		b = append(b, 0x80|byte(n))
+	case n < 1<<16:
+		b = binary.BigEndian.AppendUint16(append(b, 0x80|126), uint16(n))
+	default:
+		b = binary.BigEndian.AppendUint64(append(b, 0x80|127), uint64(n))
+	}
+	b = append(b, 0, 0, 0, 0) // the mask
+	return append(b, payload...)
+}
+
+// What a device does at the level of WebSocket frames, and what it gets.
+func TestSocketFrames(t *testing.T) {
+	const fin, text, bin, cont, rsv1 = 0x80, 1, 2, 0, 0x40
+	frames := func(parts ...[]byte) (all []byte) {
+		for _, p := range parts {
+			all = append(all, p...)
+		}
+		return all
+	}
+	auth := string(Encode(TypeAuth, NewID(), "", goodAuth()))
+	tests := []struct {
+		name string
+		raw  []byte
+		code int
+	}{
+		{"binary", maskedFrame(fin|bin, auth), CloseBadFrame},
+		{"compressed", maskedFrame(fin|text|rsv1, auth), websocket.CloseProtocolError},
+		{"not masked", append([]byte{fin | text, byte(2)}, "{}"...), websocket.CloseProtocolError},
+		{"64 KiB and one in a frame", maskedFrame(fin|text, strings.Repeat(" ", MaxFrame+1)), CloseTooLarge},
+		{"a length of 2^62", append([]byte{fin | text, 0x80 | 127, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 1<<20)...), CloseTooLarge},
+		{"64 KiB and one in fragments", frames(maskedFrame(text, strings.Repeat(" ", MaxFrame)), maskedFrame(cont, " "), maskedFrame(fin|cont, "")), CloseTooLarge},
+		{"auth in fragments with a ping between", frames(maskedFrame(text, auth[:10]), maskedFrame(fin|9, "x"), maskedFrame(cont, ""), maskedFrame(fin|cont, auth[10:]),
+			maskedFrame(fin|text, string(Encode(TypeAnnounce, NewID(), "", Announce{})))), CloseManifestInvalid},
+		{"bad UTF-8", maskedFrame(fin|text, "\xff"), CloseBadFrame},
+		{"goodbye", maskedFrame(fin|8, "\x03\xe8so long"), CloseNormal},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			ended := make(chan error, 1)
+			srv, _ := socketServer(t, false, func(c Conn) {
+				_, _, err := Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, SpreadMS: func() int64 { return 1000 }})
+				ended <- err
+			})
+			c := dial(t, srv.URL, nil)
+			go func() { _, _ = c.ws.NetConn().Write(tt.raw) }()
+			var err error
+			for err == nil {
+				err = c.Read(func([]byte) error { return nil })
+			}
+			if CloseCode(err) != tt.code {
+				t.Errorf("the device got %v, want %d", err, tt.code)
+			}
+			_ = c.Close(CloseNormal, "normal")
+			if err := <-ended; err == nil {
+				t.Error("the relay accepted the link")
+			}
+		})
+	}
+}
+
+// The close frame arrives although the device was in the middle of a long message that
+// nobody reads any more.
+func TestCloseFrameArrives(t *testing.T) {
+	for range 20 {
+		srv, _ := socketServer(t, false, func(c Conn) {
+			_, _, _ = Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, SpreadMS: func() int64 { return 1000 }})
+		})
+		c := dial(t, srv.URL, nil)
+		go func() { _ = c.Write([]byte(strings.Repeat("x", 600<<10))) }()
+		time.Sleep(time.Millisecond) // the device looks at its input later
+		var err error
+		for err == nil {
+			err = c.Read(func([]byte) error { return nil })
+		}
+		if CloseCode(err) != CloseTooLarge {
+			t.Fatalf("the device got %v, want 4413", err)
+		}
+		srv.Close()
+	}
+}
+
+// Close waits for a peer that does not answer, but not for long; a link that was cut has
+// no code.
+func TestCloseBounded(t *testing.T) {
+	took := make(chan time.Duration, 1)
+	srv, _ := socketServer(t, false, func(c Conn) {
+		start := time.Now()
+		_ = c.Close(CloseSuperseded, "superseded")
+		_ = c.Close(CloseNormal, "normal")
+		took <- time.Since(start)
+	})
+	c := dial(t, srv.URL, nil)
+	start := time.Now()
+	if err := c.Read(func([]byte) error { return nil }); CloseCode(err) != CloseSuperseded {
+		t.Errorf("got %v, want 4409", err)
+	}
+	// A device that waits for the relay to hang up first is not kept waiting.
+	if n, err := c.ws.NetConn().Read(make([]byte, 1)); n != 0 || err != io.EOF || time.Since(start) > lingerFor/2 {
+		t.Errorf("after the close frame: %d bytes, %v after %v, want EOF at once", n, err, time.Since(start))
+	}
+	if d := <-took; d < lingerFor || d > 3*lingerFor { // the device does not close
+		t.Errorf("Close took %v", d)
+	}
+
+	cut, _ := socketServer(t, false, func(c Conn) { _ = c.(*wsConn).ws.NetConn().Close() })
+	c = dial(t, cut.URL, nil)
+	if err := c.Read(func([]byte) error { return nil }); err == nil || CloseCode(err) != 0 {
+		t.Errorf("a cut link: %v", err)
+	}
+	_ = c.Close(CloseNormal, "normal") // comes back, whatever it says
+
+	rude, _ := socketServer(t, false, func(c Conn) { _ = c.Close(4999, "\x1b[31mred") })
+	c = dial(t, rude.URL, nil)
+	if err := c.Read(func([]byte) error { return nil }); CloseCode(err) != 4999 || strings.ContainsRune(err.Error(), '\x1b') {
+		t.Errorf("got %q", err)
+	}
+}
+
+func TestUntrustedCertificate(t *testing.T) {
+	srv, roots := socketServer(t, true, func(c Conn) { _ = c.Close(CloseNormal, "normal") })
+	dial(t, srv.URL, roots)
+	named := roots.Clone()
+	named.ServerName = "another.example.org"
+	old := roots.Clone()
+	old.Time = func() time.Time { return time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC) }
+	tests := []struct {
+		name, url string
+		tls       *tls.Config
+		want      bool
+	}{
+		{"unknown authority", srv.URL, &tls.Config{RootCAs: x509.NewCertPool()}, true},
+		{"another name", srv.URL, named, true},
+		{"expired", srv.URL, old, true},
+		{"nobody there", "https://127.0.0.1:1", roots, false},
+	}
+	for _, tt := range tests {
+		_, err := Dial(t.Context(), tt.url, DialOptions{TLS: tt.tls})
+		if err == nil || UntrustedCertificate(err) != tt.want {
+			t.Errorf("%s: %v, untrusted %v, want %v", tt.name, err, UntrustedCertificate(err), tt.want)
+		}
+	}
+}
+
+func TestRelayURL(t *testing.T) {
+	tests := []struct{ in, want string }{ // "" is refused
+		{"wss://relay.example", "wss://relay.example/v1/device/ws"},
+		{"https://relay.example/", "wss://relay.example/v1/device/ws"},
+		{"https://relay.example:8460", "wss://relay.example:8460/v1/device/ws"},
+		{"https://relay.example/fleet", "wss://relay.example/fleet/v1/device/ws"},
+		{"https://relay.example/fleet/", "wss://relay.example/fleet/v1/device/ws"},
+		{"wss://relay.example/v1/device/ws", "wss://relay.example/v1/device/ws"},
+		{"HTTPS://relay.example", "wss://relay.example/v1/device/ws"},
+		{"http://127.0.0.1:8460", "ws://127.0.0.1:8460/v1/device/ws"},
+		{"ws://127.8.9.10", "ws://127.8.9.10/v1/device/ws"},
+		{"ws://localhost:8460/", "ws://localhost:8460/v1/device/ws"},
+		{"http://[::1]:8460", "ws://[::1]:8460/v1/device/ws"},
+		{"ws://[::ffff:127.0.0.1]", "ws://[::ffff:127.0.0.1]/v1/device/ws"},
+
+		{"ws://relay.example", ""},
+		{"http://10.0.0.1", ""},
+		{"http://0.0.0.0:8460", ""},
+		{"ws://[::]:8460", ""},
+		{"ws://127.0.0.1.example", ""},
+		{"ws://localhost.example", ""},
+		{"ws://127.1", ""},
+		{"ws://2130706433", ""},
+		{"relay.example", ""},
+		{"127.0.0.1:8460", ""},
+		{"localhost:8460", ""},
+		{"", ""},
+		{"wss://", ""},
+		{"wss://:8460", ""},
+		{"ftp://relay.example", ""},
+		{"wss://user:secret@relay.example", ""},
+		{"ws://user:secret@relay.example", ""},
+		{"ftp://user:secret@relay.example", ""},
+		{"https://relay.example?token=secret", ""},
+		{"https://relay.example#secret", ""},
+		{"https://relay.example:port", ""},
+		{"https://user:secret@relay example", ""},
+	}
+	for _, tt := range tests {
+		got, err := RelayURL(tt.in)
+		if got != tt.want || (err == nil) != (tt.want != "") {
+			t.Errorf("RelayURL(%q) = %q, %v, want %q", tt.in, got, err, tt.want)
+		}
+		if err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("RelayURL(%q) quotes the secret: %v", tt.in, err)
+		}
+	}
+	if _, err := RelayURL("ws://relay.example"); !errors.Is(err, ErrInsecure) {
+		t.Errorf("got %v, want ErrInsecure", err)
+	}
+}
+
+// The device link goes through HTTPS_PROXY. Go reads the variable once a process, so the
+// dialling happens in a child.
+func TestProxy(t *testing.T) {
+	if target := os.Getenv("LINK_TEST_DIAL"); target != "" {
+		_, err := Dial(t.Context(), target, DialOptions{TLS: &tls.Config{InsecureSkipVerify: true}}) // 127.0.0.1's certificate
+		if err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	srv, _ := socketServer(t, true, func(c Conn) { _ = c.Close(CloseNormal, "normal") })
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	asked := make(chan string, 1)
+	go func() {
+		c, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer func() { _ = c.Close() }()
+		br := bufio.NewReader(c)
+		req, err := http.ReadRequest(br)
+		if err != nil {
+			return
+		}
+		asked <- req.Method + " " + req.Host
+		up, err := net.Dial("tcp", srv.Listener.Addr().String())
+		if err != nil {
+			return
+		}
+		defer func() { _ = up.Close() }()
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() { _, _ = io.Copy(up, br) }()
+		_, _ = io.Copy(c, up)
+	}()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestProxy$", "-test.timeout=20s")
+	cmd.Env = append(os.Environ(), "LINK_TEST_DIAL=https://relay.example", "HTTPS_PROXY=http://"+ln.Addr().String(), "NO_PROXY=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if got := <-asked; got != "CONNECT relay.example:443" {
+		t.Errorf("the proxy was asked for %q", got)
+	}
+}
