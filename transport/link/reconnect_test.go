@@ -1,0 +1,372 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestClientHandshakeFails(t *testing.T) {
+	ok := testAuthOK()
+	ok.NodeID = strings.ToUpper(testNode)
+	tests := []struct {
+		name  string
+		do    func(d *device)
+		code  int // that the relay gets; 0: it closed itself
+		state State
+		back  time.Duration // the next dial comes after at most this
+	}{
+		{"silent relay", func(d *device) { <-d.dialled }, -1, StateWaiting, 10*time.Second + 5*time.Second},
+		{"a relay that only pings", func(d *device) {
+			c := <-d.dialled
+			for range 15 {
+				_ = c.Ping()
+				time.Sleep(time.Second)
+			}
+		}, -1, StateWaiting, 15 * time.Second},
+		{"another protocol", func(d *device) {
+			(&peer{d.t, <-d.dialled}).sendAs(TypeHello, "", Hello{Protocol: "v3\x1b"})
+		}, -1, StateRefused, time.Hour + 5*time.Minute},
+		{"a word too early", func(d *device) {
+			p := &peer{d.t, <-d.dialled}
+			p.send(goldenCmd)
+			if code, _ := p.ended(); code != CloseBadFrame {
+				d.t.Errorf("closed with %d", code)
+			}
+		}, CloseBadFrame, StateWaiting, 5 * time.Second},
+		{"a node id in upper case", func(d *device) {
+			p := d.greet()
+			p.sendAs(TypeAuthOK, "", ok)
+			if code, _ := p.ended(); code != CloseBadFrame {
+				d.t.Errorf("closed with %d", code)
+			}
+		}, CloseBadFrame, StateWaiting, 5 * time.Second},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := startDevice(t, echoArgs)
+				start := time.Now()
+				tt.do(d)
+				<-d.dialled // the next try
+				if after := time.Since(start); after > tt.back {
+					t.Errorf("back after %v, want %v at most", after, tt.back)
+				}
+				d.mu.Lock()
+				if s := d.states[1]; s.State != tt.state || strings.Contains(s.LastErr, "\x1b") {
+					t.Errorf("status %+v, want %s", s, tt.state)
+				}
+				d.mu.Unlock()
+				d.end()
+			})
+		})
+	}
+}
+
+// slowConn takes a second to close, as a dead peer's WebSocket does.
+type slowConn struct {
+	Conn
+	closing *atomic.Int64
+}
+
+func (c slowConn) Close(code int, reason string) error {
+	c.closing.Add(1)
+	defer c.closing.Add(-1)
+	time.Sleep(time.Second)
+	return c.Conn.Close(code, reason)
+}
+
+// Run waits for everything that it started, the closing of a link included.
+func TestRunWaits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var closing atomic.Int64
+		// In the handshake, when ready, while a link that the relay closed is closing.
+		for _, after := range []time.Duration{0, 3 * time.Second, 1500 * time.Millisecond} {
+			dialled := make(chan Conn, 1)
+			c := NewClient(ClientOptions{Handler: &testHandler{}, Token: func() (string, error) { return "good", nil },
+				Dial: func(context.Context) (Conn, error) {
+					dev, rel := Pipe()
+					dialled <- rel
+					return slowConn{dev, &closing}, nil
+				}})
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- c.Run(ctx) }()
+			p := &peer{t, <-dialled}
+			if after > 0 {
+				p.sendAs(TypeHello, "", Hello{Protocol: Protocol})
+				ok := testAuthOK()
+				ok.ReconnectSpreadMS = 600_000 // no dial in between
+				p.sendAs(TypeAuthOK, "", ok)
+				p.sendAs(TypeAnnounceAck, "", AnnounceAck{})
+				go p.ended()
+			}
+			synctest.Wait()
+			if after == 1500*time.Millisecond {
+				p.close()
+			}
+			time.Sleep(after)
+			cancel()
+			<-done
+			if n := closing.Load(); n != 0 {
+				t.Errorf("after Run %d links are still closing", n)
+			}
+		}
+	})
+}
+
+// A relay that stops reading is given up after 10 s, even when the device's reader waits
+// for room in the send queue.
+func TestRelayDoesNotRead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := startDevice(t, echoArgs)
+		p := d.admit()
+		start := time.Now()
+		done := make(chan bool)
+		go func() {
+			defer close(done)
+			for p.conn.Write(AppendCmd(nil, NewID(), echoTool, []byte("{}"), 0, "")) == nil {
+				_ = p.conn.Ping()
+			}
+		}()
+		<-d.dialled
+		if took := time.Since(start); took < writeTimeout || took > writeTimeout+2*time.Second+2*time.Second {
+			t.Errorf("the next dial came after %v", took)
+		}
+		<-done
+		d.end()
+	})
+}
+
+func TestClientLiveness(t *testing.T) {
+	bubble(t, func(t *testing.T) { // a silent relay is dropped after 60 s
+		d := startDevice(t, echoArgs)
+		p := d.admit()
+		start := time.Now()
+		var pings []time.Duration
+		for {
+			select { // the pipe answers pings only while somebody reads it
+			case m := <-p.conn.(*pipeConn).in:
+				if m.kind == 'p' {
+					pings = append(pings, time.Since(start))
+				}
+				continue
+			case <-d.dialled:
+			}
+			break
+		}
+		if took := time.Since(start); took < DeadAfter || took > DeadAfter+2*time.Second {
+			t.Errorf("the next dial came after %v, want 60 s and at most the spread of 2 s", took)
+		}
+		if len(pings) < 2 || pings[0] < 20*time.Second || pings[0] > 30*time.Second || pings[1]-pings[0] < 20*time.Second || pings[1]-pings[0] > 30*time.Second {
+			t.Errorf("pings after %v", pings)
+		}
+		d.end()
+	})
+	bubble(t, func(t *testing.T) { // one that answers pings stays, and so does one that pings
+		d := startDevice(t, echoArgs)
+		p := d.admit()
+		var pings atomic.Int64
+		p.conn.OnPing(func(ping bool) {
+			if ping {
+				pings.Add(1)
+			}
+		})
+		done := make(chan bool)
+		go func() { p.ended(); close(done) }()
+		time.Sleep(10 * time.Minute)
+		before := pings.Load()
+		if before < 20 || before > 30 {
+			t.Errorf("%d pings in 10 min, want one in 20 to 30 s", before)
+		}
+		for range 30 {
+			_ = p.conn.Ping()
+			time.Sleep(20 * time.Second)
+		}
+		if n := pings.Load() - before; n > 1 {
+			t.Errorf("%d pings in 10 min beside the relay's own", n)
+		}
+		if d.dialCount() != 1 {
+			t.Errorf("%d dials", d.dialCount())
+		}
+		d.end()
+		<-done
+	})
+}
+
+// A relay that is gone for 10 minutes finds its devices back within one cap.
+func TestReconnectForEver(t *testing.T) {
+	for range 20 {
+		bubble(t, func(t *testing.T) {
+			d := startDevice(t, echoArgs)
+			p := d.admit()
+			go p.ended()
+			time.Sleep(2 * time.Minute)
+			d.fail(errors.New("connection refused"))
+			p.close()
+			time.Sleep(10 * time.Minute)
+			if s := d.client.Status(); s.State != StateWaiting || s.LastErr != "connection refused" {
+				t.Errorf("status %+v", s)
+			}
+			if n := d.dialCount(); n < 10 || n > 80 {
+				t.Errorf("%d dials in 10 min", n)
+			}
+			d.fail(nil)
+			start := time.Now()
+			d.admit()
+			if took := time.Since(start); took > maxBackoff {
+				t.Errorf("back after %v, want %v at most", took, maxBackoff)
+			}
+			d.end()
+		})
+	}
+}
+
+func TestHungDial(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var starts []time.Time
+		c := NewClient(ClientOptions{Token: func() (string, error) { return "", nil }, Handler: &testHandler{},
+			Dial: func(ctx context.Context) (Conn, error) {
+				starts = append(starts, time.Now())
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		if err := c.Run(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Run ended with %v", err)
+		}
+		if len(starts) < 3 || starts[1].Sub(starts[0]) > 35*time.Second {
+			t.Errorf("dials at %v", starts)
+		}
+	})
+}
+
+// What each close code of the relay does to the device.
+func TestClientCloseCodes(t *testing.T) {
+	tests := []struct {
+		code     int
+		state    State
+		min, max time.Duration
+		cloned   bool
+	}{
+		{CloseNormal, StateWaiting, 0, 2 * time.Second, false},
+		{CloseGoingAway, StateWaiting, 0, 2 * time.Second, false},
+		{CloseBadFrame, StateWaiting, 0, 2 * time.Second, false},
+		{CloseAuthFailed, StateRefused, 5 * time.Minute, 330 * time.Second, false},
+		{CloseForbidden, StateRefused, 5 * time.Minute, 330 * time.Second, false},
+		{CloseTimeout, StateWaiting, 0, 2 * time.Second, false},
+		{CloseSuperseded, StateWaiting, time.Minute, time.Minute, true},
+		{CloseTooLarge, StateWaiting, 0, 2 * time.Second, false},
+		{CloseManifestInvalid, StateRefused, time.Hour, 65 * time.Minute, false},
+		{CloseUpgradeRequired, StateRefused, time.Hour, 65 * time.Minute, false},
+		{CloseRateLimited, StateWaiting, 30 * time.Second, time.Minute, false},
+		{CloseDraining, StateWaiting, 0, 2 * time.Second, false},
+	}
+	for _, tt := range tests {
+		t.Run(fmt.Sprint(tt.code), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := startDevice(t, echoArgs)
+				p := d.admit()
+				start := time.Now()
+				_ = p.conn.Close(tt.code, "because\x07")
+				synctest.Wait()
+				s := d.client.Status()
+				if tt.min > 0 && (s.State != tt.state || s.LastCode != tt.code || s.CloneSuspected != tt.cloned || s.LastErrAt != start || s.Since != start) {
+					t.Errorf("status %+v", s)
+				}
+				<-d.dialled
+				if took := time.Since(start); took < tt.min || took > tt.max {
+					t.Errorf("the next dial came after %v, want %v to %v", took, tt.min, tt.max)
+				}
+				d.end()
+			})
+		})
+	}
+}
+
+// A refused token is tried again after 5 min, another token at once.
+func TestNewToken(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := startDevice(t, echoArgs)
+		p := d.greet()
+		p.read(TypeAuth, nil)
+		_ = p.conn.Close(CloseAuthFailed, "auth_failed")
+		time.Sleep(time.Minute)
+		if n := d.dialCount(); n != 1 {
+			t.Errorf("%d dials with the refused token", n)
+		}
+		d.mu.Lock()
+		d.token = "another"
+		d.mu.Unlock()
+		start := time.Now()
+		p = d.greet()
+		var a Auth
+		if p.read(TypeAuth, &a); a.Token != "another" || time.Since(start) > tokenPoll {
+			t.Errorf("dialled with %q after %v", a.Token, time.Since(start))
+		}
+		d.end()
+	})
+}
+
+// An install that was superseded waits 60 s, then twice that, and says why for 2 hours.
+func TestSuperseded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := startDevice(t, echoArgs)
+		for wait := time.Minute; wait <= 8*time.Minute; wait *= 2 {
+			p := d.admit()
+			go p.ended()
+			time.Sleep(wait) // as long as the other install waits
+			start := time.Now()
+			_ = p.conn.Close(CloseSuperseded, "superseded")
+			time.Sleep(wait - time.Nanosecond)
+			dials := d.dialCount()
+			time.Sleep(time.Nanosecond)
+			synctest.Wait()
+			if n := d.dialCount(); n != dials+1 {
+				t.Errorf("%d dials %v after the takeover, want 1", n-dials, time.Since(start))
+			}
+			if !d.client.Status().CloneSuspected {
+				t.Error("no clone is suspected")
+			}
+		}
+		p := d.admit()
+		go p.ended()
+		time.Sleep(111 * time.Minute) // and 8 before
+		if !d.client.Status().CloneSuspected {
+			t.Error("the clone is forgotten too soon")
+		}
+		d.end()
+		time.Sleep(time.Minute)
+		if d.client.Status().CloneSuspected {
+			t.Error("a clone is suspected for ever")
+		}
+	})
+}
+
+func TestTokenUnreadable(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		dials := make(chan Conn, 10)
+		c := NewClient(ClientOptions{Handler: &testHandler{}, Token: func() (string, error) { return "", errors.New("open token: permission denied") },
+			Dial: func(context.Context) (Conn, error) { dev, rel := Pipe(); dials <- rel; return dev, nil }})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- c.Run(ctx) }()
+		p := &peer{t, <-dials}
+		p.sendAs(TypeHello, "", Hello{Protocol: Protocol})
+		if code, _ := p.ended(); code != CloseNormal {
+			t.Errorf("closed with %d", code)
+		}
+		<-dials
+		if s := c.Status(); !strings.Contains(s.LastErr, "permission denied") {
+			t.Errorf("status %+v", s)
+		}
+		cancel()
+		<-done
+	})
+}
