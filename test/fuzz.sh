@@ -9,7 +9,7 @@ for pkg in $(go list ./...); do
   targets=$(grep -hoE '^func (Fuzz[A-Za-z0-9_]+)\(' "$dir"/*_test.go 2>/dev/null | sed -E 's/^func (Fuzz[A-Za-z0-9_]+)\(/\1/' || true)
   for t in $targets; do
     echo "fuzz: $pkg $t"
-    CGO_ENABLED=0 go test -run '^$' -fuzz "^$t\$" -fuzztime "$FUZZTIME" "$pkg" | tail -n 1
+    CGO_ENABLED=0 go test -run '^$' -fuzz "^$t\$" -fuzztime "$FUZZTIME" -fuzzminimizetime 10x "$pkg" | tail -n 1
     n=$((n + 1))
   done
 done
