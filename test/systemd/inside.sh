@@ -1,0 +1,188 @@
+#!/bin/bash
+# The test's inside: runs as root in the container that run.sh boots, with the packages
+# and the client in /in. Each step prints what it saw; the first that fails ends all.
+set -euo pipefail
+cd /in
+systemctl --version > /out/systemd
+sock=/run/agentctl/agentctl.sock
+failures=0
+
+say() { printf '%s\n' "$*"; }
+check() { # WHAT COMMAND...
+  local what=$1; shift
+  if "$@" > /tmp/check 2>&1; then say "ok    $what"; return; fi
+  say "FAIL  $what: $*"; sed 's/^/      /' /tmp/check
+  journalctl --no-pager -n 30 -o cat -u agentctl -u agentctl.socket -u agentctl-relay | sed 's/^/      | /'
+  exit 1
+}
+is() { # WANT GOT
+  [ "$1" = "$2" ] || { echo "got $2, want $1"; return 1; }
+}
+until_true() { # SECONDS COMMAND...
+  local tries=$(($1 * 20)); shift
+  while ! "$@" > /tmp/until 2>&1; do
+    [ $((tries--)) -gt 0 ] || { cat /tmp/until; return 1; }
+    sleep 0.05
+  done
+}
+prop() { systemctl show -P "$1" "${2:-agentctl}"; }
+main_pid() { prop MainPID "${1:-agentctl}"; }
+status_of() { agentctl status --json | sed -n "s/^ *\"$1\": \"\\{0,1\\}\\([^\",]*\\).*/\\1/p" | head -n 1; }
+proc() { sed -n "s/^$1:[[:space:]]*//p" "/proc/${3:-$(main_pid "${2:-agentctl}")}/status"; }
+as() { # USER COMMAND...
+  local u=$1; shift
+  setpriv --reuid "$u" --regid "$(id -g "$u")" --init-groups env -u XDG_RUNTIME_DIR HOME=/ "$@"
+}
+exits() { # CODE COMMAND...
+  local want=$1 got=0; shift
+  "$@" || got=$?
+  is "$want" "$got"
+}
+poll_begin() { rm -f /tmp/enough; ./client poll $sock /tmp/enough > /tmp/poll & poller=$!; sleep 0.3; }
+poll_end() { # WHAT
+  sleep 0.3; : > /tmp/enough; wait $poller
+  check "$1: no request failed ($(tail -n 1 /tmp/poll))" is "" "$(grep -v ' failed=0 ' /tmp/poll)"
+}
+leftovers() {
+  find / -xdev -path /proc -prune -o -path /in -prune -o -path /out -prune -o -path /var/log/journal -prune \
+    -o \( -name '*agentctl*' -o -name 'sys_sensor*' \) ! -name 'agentctl-test.*' -print | grep -v ^/run/log || true
+}
+
+say "# The board's package"
+: > /tmp/none
+leftovers > /tmp/before
+check "nothing of agentctl is here" is "" "$(cat /tmp/before)"
+useradd --no-create-home member; useradd --no-create-home stranger
+check "dpkg -i" dpkg -i agentctl_0.0.1_*.deb
+usermod -aG agentctl member
+check "the service is up" until_true 5 systemctl is-active agentctl
+check "both units start at boot" systemctl is-enabled agentctl.service agentctl.socket
+us() { echo $(($(prop ActiveEnterTimestampMonotonic) - $(prop "$1"))); }
+systemctl restart agentctl
+say "      ready $(($(us InactiveExitTimestampMonotonic) / 1000)) ms after the start, $(($(us ExecMainStartTimestampMonotonic) / 1000)) ms after exec"
+check "systemd-analyze verify" systemd-analyze verify agentctl.service agentctl.socket
+say "      $(systemd-analyze security --no-pager agentctl.service | sed -n 's/^.*Overall/Overall/p')"
+check "exposure at most 1.2" systemd-analyze security --threshold=12 agentctl.service
+
+say "# The socket"
+check "directory 0750 root:agentctl" is "750 root agentctl" "$(stat -c '%a %U %G' /run/agentctl)"
+check "socket 0660 root:agentctl" is "660 root agentctl" "$(stat -c '%a %U %G' $sock)"
+check "root asks" agentctl status
+check "the well-known name answers" agentctl status --socket /run/agentctl/sys_sensor_v3.rpc
+check "a member of the group asks" as member agentctl status
+check "a stranger gets exit 4" exits 4 as stranger agentctl status
+as stranger agentctl status 2> /tmp/hint || true
+check "and the hint to join the group" grep -q 'usermod -aG agentctl' /tmp/hint
+# The file system kept the stranger out; the daemon does so itself as well.
+chmod 0755 /run/agentctl; chmod 0666 $sock
+check "a stranger at an open door gets exit 4" exits 4 as stranger agentctl status
+check "a member at an open door is served" as member agentctl status
+chmod 0660 $sock; chmod 0750 /run/agentctl
+
+say "# The sandbox"
+check "seccomp is on" is 2 "$(proc Seccomp)"
+check "no new privileges" is 1 "$(proc NoNewPrivs)"
+check "no capability" is 0000000000000000 "$(proc CapBnd)"
+check "not root" test "$(proc Uid | cut -f 1)" -ge 61184
+check "state is its own" is 700 "$(stat -c %a /var/lib/private/agentctl)"
+check "memory and tasks are bounded" is "67108864 48" "$(prop MemoryMax) $(prop TasksMax)"
+check "no warning in its journal" test -z "$(journalctl -u agentctl -p warning -o cat --no-pager | grep -Ev "RestartSteps|RestartMaxDelaySec")"
+check "it samples" until_true 5 sh -c 'agentctl snapshot >/dev/null && agentctl status | grep -q "^Disk"'
+node=$(status_of node_id)
+
+say "# Watchdog and restarts"
+pid=$(main_pid); kill -9 "$pid"
+check "restart after kill -9" until_true 5 sh -c "agentctl status && [ \$(systemctl show -P MainPID agentctl) != $pid ]"
+check "with the same node id" is "$node" "$(status_of node_id)"
+mkdir -p /run/systemd/system/agentctl.service.d
+printf '[Service]\nWatchdogSec=2s\n' > /run/systemd/system/agentctl.service.d/watchdog.conf
+systemctl daemon-reload; systemctl restart agentctl
+pid=$(main_pid)
+./client stop $sock
+sleep 5
+check "a daemon whose local sampling was stopped lives on" is "$pid" "$(main_pid)"
+begin=$SECONDS; kill -STOP "$pid"
+check "a daemon that does not sample is killed and replaced" until_true 20 sh -c "agentctl status && [ \$(systemctl show -P MainPID agentctl) != $pid ]"
+check "by the watchdog" sh -c "journalctl -u agentctl -o cat --no-pager | grep -q 'Watchdog timeout'"
+check "its goroutines are in the journal" sh -c "journalctl -u agentctl -o cat --no-pager | grep -q '^goroutine '"
+say "      $((SECONDS - begin)) s from SIGSTOP to the next answer, at WatchdogSec=2s"
+rm -r /run/systemd/system/agentctl.service.d; systemctl daemon-reload; systemctl restart agentctl
+
+poll_begin
+for _ in 1 2 3; do systemctl restart agentctl; sleep 0.3; done
+poll_end "three restarts under a polling client"
+systemctl stop agentctl.service 2> /dev/null
+check "a request wakes a stopped daemon" agentctl status
+check "which runs then" systemctl is-active agentctl
+
+say "# Token and settings"
+echo 'AGENTCTL_RELAY=wss://127.0.0.1:9' >> /etc/default/agentctl
+systemctl restart agentctl --no-block
+check "without a token it says what to do" until_true 5 sh -c "journalctl -u agentctl -o cat --no-pager | grep -q 'token create --class device'"
+install -m 0600 /dev/stdin /etc/agentctl/token <<< not-a-real-token
+systemctl restart agentctl
+check "with one it dials" until_true 5 sh -c "agentctl status | grep -q 127.0.0.1:9"
+credential=/run/credentials/agentctl.service/token
+check "the daemon's user reads the credential" is not-a-real-token "$(setpriv --reuid "$(proc Uid | cut -f 1)" --clear-groups cat $credential)"
+check "others do not" exits 1 as stranger cat $credential
+
+say "# Upgrade"
+poll_begin
+check "dpkg -i of the next release" dpkg -i agentctl_0.0.2_*.deb
+check "the new one runs" until_true 5 sh -c "agentctl status | grep -q 'v0.0.2'"
+poll_end "upgrade under a polling client"
+check "node id and settings are kept" is "$node wss://127.0.0.1:9" "$(status_of node_id) $(sed -n 's/^AGENTCTL_RELAY=//p' /etc/default/agentctl)"
+sleep 3
+pid=$(main_pid)
+say "      memory: RSS $(proc VmRSS) (anonymous $(proc RssAnon)), $(proc Threads) threads"
+
+say "# Removal and purge"
+check "dpkg -r" dpkg -r agentctl
+check "nothing runs" test ! -e "/proc/$pid"
+check "the socket is gone" test ! -e /run/agentctl
+check "state and settings are kept" test -e /etc/default/agentctl -a -e /etc/agentctl/token -a -d /var/lib/private/agentctl
+check "installed again" dpkg -i agentctl_0.0.1_*.deb
+check "it is the same node" until_true 5 sh -c "agentctl status | grep -q $node"
+
+say "# The relay's package takes the board's place"
+check "dpkg -i" dpkg -i agentctl-relay_0.0.1_*.deb
+check "the relay is up" until_true 5 systemctl is-active agentctl-relay
+check "the device runs on, as it was enabled" until_true 5 sh -c "agentctl status | grep -q $node"
+check "verify" systemd-analyze verify agentctl-relay.service
+say "      $(systemd-analyze security --no-pager agentctl-relay.service | sed -n 's/^.*Overall/Overall/p')"
+check "exposure at most 1.2" systemd-analyze security --threshold=12 agentctl-relay.service
+check "seccomp is on" is 2 "$(proc Seccomp agentctl-relay)"
+./client cert /tmp
+install -m 0600 /tmp/tls.crt /tmp/tls.key /etc/agentctl-relay/
+install -m 0644 /tmp/tls.crt /etc/agentctl/ca.pem
+echo AGENTCTL_LISTEN=:8460 >> /etc/default/agentctl-relay
+systemctl restart agentctl-relay
+umask 077
+agentctl token create --class device 2> /dev/null > /etc/agentctl/token
+agentctl token create --class agent 2> /dev/null > /tmp/agent.token
+check "what root minted belongs to the relay" is "" "$(find /var/lib/private/agentctl-relay -uid 0)"
+sed -i '/^AGENTCTL_RELAY/d' /etc/default/agentctl
+printf 'AGENTCTL_RELAY=wss://127.0.0.1:8460\nAGENTCTL_CA_FILE=/etc/agentctl/ca.pem\nAGENTCTL_NAME=box\n' >> /etc/default/agentctl
+systemctl restart agentctl
+linked() { agentctl status --json | grep -q '"state": "ready"'; }
+check "the board links, over TLS, with the token of the credential" until_true 10 linked
+export SSL_CERT_FILE=/tmp/tls.crt
+call() { agentctl call box:echo message=hello --relay https://127.0.0.1:8460 --token-file /tmp/agent.token; }
+check "echo through relay and board" call
+systemctl restart agentctl-relay
+check "the board links again after a restart of the relay" until_true 20 linked
+check "and echoes" call
+sleep 2
+say "      memory: relay RSS $(proc VmRSS agentctl-relay), linked board RSS $(proc VmRSS) (anonymous $(proc RssAnon))"
+check "dpkg -i of the next release" dpkg -i agentctl-relay_0.0.2_*.deb
+check "the device is of the next release" until_true 10 sh -c "agentctl status | grep -q v0.0.2"
+check "so is the relay" test /usr/bin/agentctl -ef "/proc/$(main_pid agentctl-relay)/exe"
+check "which serves" until_true 10 call
+check "purge of the board's package, which is gone, takes nothing from it" dpkg --purge agentctl
+check "the board still links" until_true 20 linked
+pid=$(main_pid agentctl-relay)
+check "dpkg -P" dpkg -P agentctl-relay
+check "no process is left" test ! -e "/proc/$pid" -a -z "$(pgrep -x agentctl)"
+check "no group is left" exits 2 getent group agentctl
+check "no file is left" is "" "$(leftovers)"
+say "all passed"

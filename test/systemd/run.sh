@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Tries the units and the Debian packages under a real systemd: boots Debian in a
+# throw-away container and runs inside.sh there as a unit of its own. Without root or the
+# tools it says what is missing and ends with success.
+#
+#   SUITE=trixie test/systemd/run.sh     another Debian release (default bookworm)
+#   CACHE=DIR    test/systemd/run.sh     where its root file system is kept
+#
+# The host's cgroups may be of the old kind, so that MemoryMax= and TasksMax= are checked
+# as settings only; everything else of a unit is in force inside.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+SUITE=${SUITE:-bookworm}
+CACHE=${CACHE:-/var/cache/agentctl-test/$SUITE}
+
+skip() { echo "test-systemd: skipped: $*"; exit 0; }
+[ "$(id -u)" = 0 ] || skip "it needs root to boot a container; try: sudo make test-systemd"
+for tool in systemd-nspawn:systemd-container mmdebstrap:mmdebstrap dpkg-deb:dpkg; do
+  command -v "${tool%:*}" > /dev/null || skip "${tool%:*} is not installed; try: apt-get install ${tool#*:}"
+done
+
+work=$(mktemp -d)
+pid=
+cleanup() {
+  if [ -n "$pid" ] && kill -0 "$pid" 2> /dev/null; then
+    kill "$pid" 2> /dev/null || true # nspawn shuts the container down
+    wait "$pid" 2> /dev/null || true
+  fi
+  rm -rf "$work"
+}
+trap cleanup EXIT
+
+if [ ! -e "$CACHE/etc/os-release" ]; then
+  echo "test-systemd: making a root file system of Debian $SUITE in $CACHE"
+  rm -rf "$CACHE" "$CACHE.new"
+  mkdir -p "$(dirname "$CACHE")"
+  mmdebstrap --quiet --variant=minbase --include=systemd,systemd-sysv,dbus,procps,init-system-helpers \
+    "$SUITE" "$CACHE.new" > "$work/mmdebstrap" 2>&1 \
+    || { tail -n 5 "$work/mmdebstrap" >&2; rm -rf "$CACHE.new"; skip "Debian's packages are not to be had from here"; }
+  mv "$CACHE.new" "$CACHE"
+fi
+
+# Two releases, so that an upgrade can be tried, and the client that asks meanwhile.
+platform=linux/$(go env GOARCH)
+mkdir "$work/in" "$work/out"
+for v in 0.0.1 0.0.2; do
+  make --no-print-directory -s deb DEB_PLATFORMS="$platform" DIST="$work/dist" VERSION="v$v" > "$work/make" 2>&1 \
+    || { cat "$work/make" >&2; exit 1; }
+done
+mv "$work"/dist/*.deb "$work/in/"
+CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$work/in/client" ./test/systemd/client
+cp test/systemd/inside.sh "$work/in/"
+
+cat > "$work/agentctl-test.service" << 'UNIT'
+[Unit]
+Description=The test itself
+After=multi-user.target
+SuccessAction=exit
+FailureAction=exit
+[Service]
+Type=oneshot
+ExecStart=/bin/bash /in/inside.sh
+StandardOutput=append:/out/log
+StandardError=append:/out/log
+TimeoutStartSec=240
+UNIT
+: > "$work/out/log"
+begin=$SECONDS
+# --volatile=overlay: nothing the test does is kept. The exit status of the test's unit is
+# the container's.
+timeout --kill-after=20 300 systemd-nspawn --quiet --register=no --keep-unit --private-network \
+  --volatile=overlay --directory="$CACHE" --bind-ro="$work/in:/in" --bind="$work/out:/out" \
+  --bind-ro="$work/agentctl-test.service:/etc/systemd/system/agentctl-test.service" \
+  --boot --console=pipe systemd.unit=multi-user.target systemd.wants=agentctl-test.service \
+  > "$work/console" 2>&1 < /dev/null &
+pid=$!
+tail -n +1 -f --pid="$pid" "$work/out/log" &
+status=0
+wait "$pid" || status=$?
+wait $! 2> /dev/null || true
+pid=
+if [ "$status" != 0 ] || ! grep -q '^all passed' "$work/out/log"; then
+  echo "test-systemd: failed (status $status); the container's console ended so:" >&2
+  tail -n 15 "$work/console" >&2
+  exit 1
+fi
+echo "test-systemd: passed in $((SECONDS - begin)) s under $(head -n 1 "$work/out/systemd")"
