@@ -119,6 +119,20 @@ func (d *device) run(ctx context.Context) error {
 	return runAll(ctx, cancel, parts...)
 }
 
+// runUntil runs the device and part until either ends; the device ends after part, so
+// that part's last requests find what they ask about.
+func (d *device) runUntil(part func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		device, stop := context.WithCancel(context.WithoutCancel(ctx))
+		defer stop()
+		return runAll(ctx, cancel,
+			func(context.Context) error { return d.run(device) },
+			func(ctx context.Context) error { defer stop(); return part(ctx) })
+	}
+}
+
 // runAll runs parts together; the first that ends ends the others. It returns the first
 // error that is no cancellation.
 func runAll(ctx context.Context, cancel context.CancelFunc, parts ...func(context.Context) error) error {

@@ -129,7 +129,7 @@ func (o *runOptions) run(ctx context.Context) error {
 	sdNotify("READY=1", "STATUS=node "+id.NodeID()+"; ask it with: agentctl status")
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	err = runAll(ctx, cancel, d.run, srv.Serve, supervised(d.prober, log))
+	err = runAll(ctx, cancel, d.runUntil(srv.Serve), supervised(d.prober, log))
 	log.Info("stopped")
 	if err != nil {
 		return exit(exitFailure, "%w", err)

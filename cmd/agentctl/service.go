@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"net"
 	"os"
@@ -33,14 +34,14 @@ func sdStopping() {
 }
 
 // credential is the path of the systemd credential name, "" when there is none. The
-// units give an empty default (SetCredential=), which counts as none.
+// units give a blank default (SetCredential=), which counts as none.
 func credential(name string) string {
 	dir := os.Getenv("CREDENTIALS_DIRECTORY")
 	if dir == "" {
 		return ""
 	}
 	path := filepath.Join(dir, name)
-	if st, err := os.Stat(path); err != nil || st.Size() == 0 {
+	if b, err := os.ReadFile(path); err != nil || len(bytes.TrimSpace(b)) == 0 {
 		return ""
 	}
 	return path

@@ -130,13 +130,13 @@ func TestSupervised(t *testing.T) {
 
 func TestCredential(t *testing.T) {
 	dir := t.TempDir()
-	for name, content := range map[string]string{"token": "abc\n", "empty": ""} {
+	for name, content := range map[string]string{"token": "abc\n", "empty": "", "blank": "\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Setenv("CREDENTIALS_DIRECTORY", dir)
-	for name, want := range map[string]string{"token": filepath.Join(dir, "token"), "empty": "", "absent": ""} {
+	for name, want := range map[string]string{"token": filepath.Join(dir, "token"), "empty": "", "blank": "", "absent": ""} {
 		if got := credential(name); got != want {
 			t.Errorf("credential(%q) = %q, want %q", name, got, want)
 		}
