@@ -14,13 +14,17 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 CC_FOUND    := $(shell command -v gcc || command -v cc || command -v clang)
 RACE        := $(if $(CC_FOUND),-race,)
 RACE_ENV    := $(if $(CC_FOUND),CGO_ENABLED=1,CGO_ENABLED=0)
+# The last nfpm whose dependencies the public module proxy serves.
+NFPM        := $(GO) run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
 # Platforms of a release: GOOS/GOARCH[/GOARM].
 PLATFORMS   := linux/amd64 linux/arm64 linux/arm/6 linux/arm/7 linux/riscv64
+# Of the packages; Debian's armhf is built for ARMv6, so that it runs on every Raspberry Pi.
+DEB_PLATFORMS ?= linux/amd64 linux/arm64 linux/arm/6 linux/riscv64
 FUZZTIME    ?= 60s
 DEMO        ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build board demo test test-board lint ci cross reproducible conformance fuzz bench soak clean help
+.PHONY: build board demo test test-board lint ci cross reproducible deb test-systemd conformance fuzz bench soak clean help
 
 build: ## this machine's binary, full build: bin/agentctl
 	$(BUILD) -o $(BIN)/agentctl ./cmd/agentctl
@@ -56,6 +60,14 @@ cross: ## release binaries for every platform, full and board: dist/
 	  done; \
 	done
 cross reproducible: SHELL := /bin/bash
+
+deb: board ## Debian packages of both builds: dist/*.deb
+	$(MAKE) cross PLATFORMS='$(DEB_PLATFORMS)'
+	@NFPM='$(NFPM)' DIST='$(DIST)' PLATFORMS='$(DEB_PLATFORMS)' VERSION='$(VERSION)' BUILT_AT='$(BUILT_AT)' \
+	  HOST_BINARY=$(BIN)/agentctl-board systemd/deb.sh
+
+test-systemd: ## units and packages under a real systemd, in a container (needs root; says so and skips)
+	test/systemd/run.sh
 
 reproducible: ## two builds from two folders give the same bytes
 	test/reproducible.sh
