@@ -266,35 +266,6 @@ func TestRFC0009Ping(t *testing.T) {
 	}
 }
 
-// RFC-0009 §9 fixture 1, but for the half-close, which needs a kernel (TestRFC0009Wire).
-func TestRFC0009Fixture1(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
-		m := r.device(mockOptions{cadence: true})
-		s := m.subscribe(`{"interval_ms":5000}`)
-		var metrics, pings int
-		for end := time.After(30*time.Second + time.Millisecond); ; {
-			select {
-			case ev := <-s.events:
-				switch ev.Type {
-				case "metric":
-					metrics++
-				case "ping":
-					pings++
-				}
-				continue
-			case <-end:
-			}
-			break
-		}
-		if metrics < 6 || metrics > 8 || pings != 1 {
-			t.Errorf("%d frames and %d pings in 30 s", metrics, pings)
-		}
-		_ = s.conn.Close()
-		r.audited("reason=close=1000")
-		eventually(t, "cmd_cancel", func() bool { return m.count(link.TypeCmdCancel) == 1 })
-	})
-}
-
 // RFC-0009 §7, §9 fixture 3: however the device goes, the stream ends with 4503.
 func TestRFC0009DeviceGone(t *testing.T) {
 	for name, go1 := range map[string]func(m *mock){

@@ -71,6 +71,7 @@ func openRig(t testing.TB, ln net.Listener, dial func(context.Context, string, s
 	for _, e := range edit {
 		e(&opt)
 	}
+	r.dir = opt.StateDir
 	var err error
 	if r.relay, err = relay.Open(opt); err != nil {
 		t.Fatal(err)
@@ -346,7 +347,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// memory is a listener whose connections are net.Pipes.
+// memory is a listener whose connections are in memory.
 type memory struct {
 	conns chan net.Conn
 	done  chan struct{}
@@ -370,13 +371,29 @@ func (m *memory) Close() error {
 func (m *memory) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8460} }
 
 func (m *memory) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	client, server := net.Pipe()
+	up, upEnd := net.Pipe()
+	down, downEnd := net.Pipe()
 	select {
-	case m.conns <- server:
-		return client, nil
+	case m.conns <- &duplex{upEnd, down}:
+		return &duplex{downEnd, up}, nil
 	case <-m.done:
 		return nil, net.ErrClosed
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// duplex is a connection of two one-way pipes, so that one way can be closed alone.
+type duplex struct{ r, w net.Conn }
+
+func (d *duplex) Read(b []byte) (int, error)         { return d.r.Read(b) }
+func (d *duplex) Write(b []byte) (int, error)        { return d.w.Write(b) }
+func (d *duplex) CloseWrite() error                  { return d.w.Close() }
+func (d *duplex) Close() error                       { return errors.Join(d.r.Close(), d.w.Close()) }
+func (d *duplex) LocalAddr() net.Addr                { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8460} }
+func (d *duplex) RemoteAddr() net.Addr               { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 40000} }
+func (d *duplex) SetReadDeadline(t time.Time) error  { return d.r.SetReadDeadline(t) }
+func (d *duplex) SetWriteDeadline(t time.Time) error { return d.w.SetWriteDeadline(t) }
+func (d *duplex) SetDeadline(t time.Time) error {
+	return errors.Join(d.r.SetReadDeadline(t), d.w.SetWriteDeadline(t))
 }

@@ -137,6 +137,7 @@ func TestRFC0009Fixture2Real(t *testing.T) {
 	}
 	s.read()
 	s.end(sse.IdleTimeout, 5*time.Second)
+	golden(t, "fixture2", []part{{"after the reader came back", s.raw.String()}})
 }
 
 // RFC-0009 §6 in real time: interval 1000, a reader with the smallest window there is.

@@ -202,7 +202,7 @@ func (s *stream) checkWire() {
 // halfClose ends the client's side only.
 func (s *stream) halfClose() {
 	s.t.Helper()
-	if err := s.conn.(*net.TCPConn).CloseWrite(); err != nil {
+	if err := s.conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
 		s.t.Fatal(err)
 	}
 }

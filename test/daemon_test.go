@@ -1,0 +1,271 @@
+package test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay"
+	"agentctl/relay/auth"
+	"agentctl/transport/link"
+)
+
+// process is an agentctl that a test runs.
+type process struct {
+	t        testing.TB
+	cmd      *exec.Cmd
+	out, err *buffer
+	ended    chan struct{}
+}
+
+// start runs a binary (name and tags as for binary) with a deadline of its own.
+func start(t testing.TB, wrap []string, path string, args ...string) *process {
+	t.Helper()
+	argv := append(append(slices.Clone(wrap), path), args...)
+	p := &process{t: t, cmd: exec.Command(argv[0], argv[1:]...), out: new(buffer), err: new(buffer), ended: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = p.out, p.err
+	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = p.cmd.Wait()
+		close(p.ended)
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+	})
+	return p
+}
+
+// says waits until the process has printed a word.
+func (p *process) says(word string) {
+	p.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !strings.Contains(p.out.String()+p.err.String(), word); time.Sleep(5 * time.Millisecond) {
+		select {
+		case <-p.ended:
+			p.t.Fatalf("%v ended without saying %s\n%s%s", p.cmd.Args, word, p.out, p.err)
+		default:
+		}
+		if time.Now().After(deadline) {
+			p.t.Fatalf("%v did not say %s\n%s%s", p.cmd.Args, word, p.out, p.err)
+		}
+	}
+}
+
+// stop ends the process as a service manager does, and wants exit code 0.
+func (p *process) stop() {
+	p.t.Helper()
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.ended:
+	case <-time.After(15 * time.Second):
+		p.t.Fatalf("%v did not end\n%s", p.cmd.Args, p.err)
+	}
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		p.t.Errorf("%v ended with %d\n%s", p.cmd.Args, code, p.err)
+	}
+}
+
+// run starts a board's daemon against a rig.
+func (r *rig) run(name string, args ...string) (p *process, node, dir, socket string) {
+	r.t.Helper()
+	minted := r.mint(auth.MintRequest{Class: "device"})
+	dir = r.t.TempDir()
+	token := filepath.Join(dir, "token")
+	if err := os.WriteFile(token, []byte(minted.Token+"\n"), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	run, err := os.MkdirTemp("", "ac")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = os.RemoveAll(run) })
+	socket = filepath.Join(run, "s")
+	p = start(r.t, nil, binary(r.t, "agentctl-board", "agentctl_omit_relay"), append([]string{"run", "--relay", r.url, "--token-file", token,
+		"--state-dir", filepath.Join(dir, "state"), "--socket", socket, "--name", name, "--interval", "200ms", "--log-level", "debug"}, args...)...)
+	p.says(`"msg":"ready"`)
+	p.says("node id given by the relay") // and kept
+	eventually(r.t, "the board is online", func() bool {
+		return r.call("sysecho."+minted.NodeID+".echo.invoke", `{}`).status == http.StatusUnprocessableEntity
+	})
+	return p, minted.NodeID, dir, socket
+}
+
+// files hashes what a directory holds, sockets and times aside.
+func files(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	m := make(map[string]string)
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		m[path] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// RFC-0005 §12, §1: what a message says stands in no file and no log of relay or board,
+// nor does any of the names that the taxonomy dropped; and a board's state is as it was.
+func TestRFC0005NothingIsKept(t *testing.T) {
+	const canary = "CANARY-7f3a91"
+	r := newRig(t)
+	p, node, dir, _ := r.run("attic")
+	before := files(t, filepath.Join(dir, "state"))
+	echo := "sysecho." + node + ".echo.invoke"
+	for _, args := range []string{text(canary), `{"message":"` + canary + `","` + canary + `":1}`, `{"message":["` + canary + `"]}`, `{"message":"` + canary + `\n"}`} {
+		r.call(echo, args)
+	}
+	for _, body := range []string{canary, `{"tool":"` + canary + `","arguments":{}}`, `{"tool":"` + echo + `","arguments":{},"` + canary + `":1}`} {
+		r.callRaw(body)
+	}
+	r.call("sysecho."+node+".nosuch.invoke", text(canary))
+	r.call(echo, text("x"), "Authorization", "Bearer "+canary)
+	r.call(echo, text("x"), "Traceparent", canary)
+	r.do(http.MethodGet, "/"+canary, canary, nil)
+	r.do(http.MethodGet, "/v1/nodes?limit="+canary, "", r.headers())
+	liar := r.device(mockOptions{script: func(m *mock) func(string, link.Cmd) {
+		return func(id string, _ link.Cmd) { m.refuse(id, manifest.Internal, canary) }
+	}})
+	r.call(liar.echoTool(), text(canary))
+	_ = liar.write(`{"type":"error","msg_id":"` + manifest.NewULID() + `","payload":{"code":"E_INTERNAL","message":"` + canary + `"}}`)
+	_ = liar.write(canary)
+	liar.closed()
+	p.stop()
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	after := files(t, filepath.Join(dir, "state"))
+	if fmt.Sprint(before) != fmt.Sprint(after) {
+		t.Errorf("the board's state changed from %v to %v", before, after)
+	}
+	logs := map[string]string{"the relay's log": r.logs.String(), "the board's log": p.out.String() + p.err.String()}
+	for _, m := range []map[string]string{logs, after, files(t, r.dir)} {
+		for name, content := range m {
+			for _, word := range []string{canary, "E_TIMEOUT", "E_DEVICE_OFFLINE", "E_INVALID_ARGS", "E_UNAUTHORIZED"} {
+				if strings.Contains(content, word) {
+					t.Errorf("%s is in %s", word, name)
+				}
+			}
+		}
+	}
+	if len(logs["the relay's log"]) == 0 || len(logs["the board's log"]) == 0 {
+		t.Error("there are no logs")
+	}
+}
+
+// A board dials out: it listens on no TCP and no UDP port.
+func TestBoardListensNowhere(t *testing.T) {
+	r := newRig(t)
+	p, _, _, socket := r.run("attic")
+	inodes := make(map[string]bool)
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if l, err := os.Readlink(fd); err == nil && strings.HasPrefix(l, "socket:[") {
+			inodes[strings.Trim(l, "socket:[]")] = true
+		}
+	}
+	connected := 0
+	for _, proto := range []string{"tcp", "tcp6", "udp", "udp6"} {
+		f, err := os.Open("/proc/net/" + proto)
+		if err != nil {
+			continue
+		}
+		for sc := bufio.NewScanner(f); sc.Scan(); {
+			field := strings.Fields(sc.Text())
+			if len(field) < 10 || !inodes[field[9]] {
+				continue
+			}
+			if field[3] == "0A" || strings.HasPrefix(proto, "udp") {
+				t.Errorf("the board listens: %s %s", proto, sc.Text())
+			}
+			connected++
+		}
+		_ = f.Close()
+	}
+	if connected != 1 {
+		t.Errorf("%d TCP sockets, want the link alone", connected)
+	}
+	if st, err := os.Stat(socket); err != nil || st.Mode().Type() != fs.ModeSocket || st.Mode().Perm()&0o007 != 0 {
+		t.Errorf("the control socket: %v %v", st, err)
+	}
+	p.stop()
+	if _, err := os.Stat(socket); err == nil {
+		t.Error("the control socket is still there")
+	}
+}
+
+// The relay goes and comes back under the same address: so does the board, by itself, and
+// it is the node that it was.
+func TestBoardComesBack(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, func(o *relay.Options) { o.Listener = ln })
+	p, node, dir, _ := r.run("attic")
+	var id struct {
+		NodeID   string `json:"node_id"`
+		TenantID string `json:"tenant_id"`
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "state", "identity.json"))
+	if err != nil || json.Unmarshal(b, &id) != nil || id.NodeID != node || id.TenantID != auth.DefaultTenant {
+		t.Fatalf("identity %s, %v", b, err)
+	}
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	p.says(`"state":"waiting"`)
+	again := newRig(t, func(o *relay.Options) { o.StateDir, o.Listen = r.dir, ln.Addr().String() })
+	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if a := again.call("sysecho."+node+".echo.invoke", text("again")); a.status == http.StatusOK {
+			break
+		} else if a.status != http.StatusServiceUnavailable || time.Now().After(deadline) {
+			t.Fatalf("the node is not back: %d %s", a.status, a.body)
+		}
+	}
+	p.stop()
+}
+
+// RFC-0005 §11, §7: a round trip is far below the budgets.
+func TestRFC0005Latency(t *testing.T) {
+	r := newRig(t)
+	var took []time.Duration
+	for range 10 { // 10 a second each
+		m := r.device(mockOptions{})
+		for range 9 {
+			begin := time.Now()
+			if a := r.call(m.echoTool(), text("ping")); a.status != http.StatusOK {
+				t.Fatalf("%d %s", a.status, a.body)
+			}
+			took = append(took, time.Since(begin))
+		}
+	}
+	slices.Sort(took)
+	p50, p99 := took[len(took)/2], took[len(took)*99/100]
+	t.Logf("p50 %s, p99 %s", p50, p99)
+	if p50 > 50*time.Millisecond {
+		t.Errorf("p50 %s", p50)
+	}
+}

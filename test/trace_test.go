@@ -1,0 +1,277 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/diff"
+	"golang.org/x/tools/txtar"
+
+	"agentctl/handlers"
+	"agentctl/prober"
+	"agentctl/relay/auth"
+	"agentctl/transport/clock"
+	"agentctl/transport/link"
+	"agentctl/transport/sse"
+)
+
+// The golden traces in testdata/trace are the wire as it is; `go test ./test -update`
+// rewrites them. A change in one of them is a change of the protocol.
+
+// part is one piece of a trace.
+type part struct{ name, data string }
+
+// golden compares a trace with its file.
+func golden(t *testing.T, name string, parts []part) {
+	t.Helper()
+	n := newNames()
+	path := filepath.Join("testdata", "trace", name+".txtar")
+	old, err := txtar.ParseFile(path)
+	if err != nil && !*update {
+		t.Fatal(err)
+	}
+	if old == nil {
+		old = new(txtar.Archive)
+	}
+	a := &txtar.Archive{Comment: old.Comment}
+	for _, p := range parts {
+		a.Files = append(a.Files, txtar.File{Name: p.name, Data: []byte(n.normal(p.data) + "\n")})
+	}
+	got := txtar.Format(a)
+	if *update {
+		if err := os.WriteFile(path, got, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if want := txtar.Format(old); !bytes.Equal(got, want) {
+		t.Errorf("the wire changed; go test ./test -update rewrites %s\n%s", path, diff.Diff("golden", want, "now", got))
+	}
+}
+
+// names gives what differs from run to run a name: ids in the order of their appearance,
+// times, tokens, addresses.
+type names struct{ ids map[string]string }
+
+func newNames() *names { return &names{make(map[string]string)} }
+
+var (
+	tokenRE = regexp.MustCompile(`[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{20,}\.[A-Za-z0-9_-]{40,}`)
+	nonceRE = regexp.MustCompile(`"nonce":"[A-Za-z0-9_-]{43}"`)
+	hexRE   = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
+	traceRE = regexp.MustCompile(`\b[0-9a-f]{32}\b`)
+	idRE    = regexp.MustCompile(`\b[0-7][0-9a-hjkmnp-tv-z]{25}\b|\b[0-7][0-9A-HJKMNP-TV-Z]{25}\b`)
+	timeRE  = regexp.MustCompile(`\b1[0-9]{12}\b`)
+	dateRE  = regexp.MustCompile(`Date: [^\r\n]*`)
+	padRE   = regexp.MustCompile(` {100,}`)
+	hostRE  = regexp.MustCompile(`127\.0\.0\.1:[0-9]+`)
+)
+
+func (n *names) normal(s string) string {
+	s = tokenRE.ReplaceAllString(s, "TOKEN")
+	s = nonceRE.ReplaceAllString(s, `"nonce":"NONCE"`)
+	s = hexRE.ReplaceAllString(s, "SHA256")
+	s = traceRE.ReplaceAllString(s, "HEX32")
+	s = idRE.ReplaceAllStringFunc(s, func(id string) string {
+		if n.ids[id] == "" {
+			kind := "MSG"
+			if id == strings.ToLower(id) {
+				kind = "node"
+			}
+			n.ids[id] = fmt.Sprint(kind, len(n.ids)+1)
+		}
+		return n.ids[id]
+	})
+	s = timeRE.ReplaceAllString(s, "TIME")
+	s = dateRE.ReplaceAllString(s, "Date: DATE")
+	s = padRE.ReplaceAllString(s, " PADDING ")
+	s = hostRE.ReplaceAllString(s, "HOST")
+	return strings.TrimRight(strings.ReplaceAll(s, "\r\n", "\n"), "\n")
+}
+
+// recorder is a device's link.Conn that keeps every frame, in their order.
+type recorder struct {
+	link.Conn
+	mu    *sync.Mutex
+	parts *[]part
+}
+
+func (r recorder) keep(side string, b []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, typ, _ := strings.Cut(string(b), `"type":"`)
+	typ, _, _ = strings.Cut(typ, `"`)
+	*r.parts = append(*r.parts, part{side + " " + typ, string(b)})
+}
+
+func (r recorder) Read(fn func([]byte) error) error {
+	return r.Conn.Read(func(b []byte) error {
+		r.keep("relay", b)
+		return fn(b)
+	})
+}
+
+func (r recorder) Write(b []byte) error {
+	r.keep("device", b)
+	return r.Conn.Write(b)
+}
+
+// recorded links the real device code to the rig and gives what stands on the link.
+func (r *rig) recorded() (node string, frames func() []part) {
+	r.t.Helper()
+	var mu sync.Mutex
+	var parts []part
+	minted := r.mint(auth.MintRequest{Class: "device"})
+	c := clock.New(time.Time{})
+	p := prober.New(prober.Options{Source: stood{}, Interval: time.Second, Now: func() int64 { ms, _ := c.NowMS(); return ms }})
+	mux, err := handlers.New(handlers.Options{}, handlers.NewEcho(c.NowMS), handlers.NewMetrics(p, c.NowMS))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ready := make(chan struct{})
+	client := link.NewClient(link.ClientOptions{
+		Dial: func(ctx context.Context) (link.Conn, error) {
+			conn, err := link.Dial(ctx, r.url, link.DialOptions{})
+			if err != nil {
+				return nil, err
+			}
+			return recorder{conn, &mu, &parts}, nil
+		},
+		Token: func() (string, error) { return minted.Token, nil }, Version: "v1.2.3", InstanceID: strings.Repeat("0a", 16),
+		Name: "attic", Handler: mux, Clock: c, OnReady: func(link.AuthOK) { close(ready) },
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = p.Run(ctx) })
+	wg.Go(func() { _ = client.Run(ctx) })
+	r.t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	<-ready
+	eventually(r.t, "the node is online", func() bool {
+		return r.call("sys."+minted.NodeID+".metrics.snapshot", `{"x":1}`).status == http.StatusUnprocessableEntity
+	})
+	return minted.NodeID, func() []part {
+		mu.Lock()
+		defer mu.Unlock()
+		list := parts
+		parts = nil
+		return list
+	}
+}
+
+// exchange makes a request by hand and gives both sides of it as text.
+func (r *rig) exchange(tool, args, accept string) (request, response string, s *stream) {
+	r.t.Helper()
+	body := `{"tool":"` + tool + `","arguments":` + args + `}`
+	request = "POST /mcp/tools/call HTTP/1.1\nHost: " + r.addr + "\nAuthorization: Bearer " + r.agent +
+		"\nContent-Type: application/json\nAccept: " + accept + "\n\n" + body
+	s = r.post(body, streamOptions{header: map[string]string{"Accept": accept}})
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s\n", s.resp.Proto, s.resp.Status)
+	_ = s.resp.Header.Write(&b)
+	return request, b.String(), s
+}
+
+// RFC-0005 §11, byte for byte but for ids and times: the request, the command, its answer
+// and the response, between the real relay and the real device.
+func TestTraceEcho(t *testing.T) {
+	r := newRig(t)
+	node, frames := r.recorded()
+	golden(t, "handshake", frames())
+	request, response, s := r.exchange("sysecho."+node+".echo.invoke", `{"message":"ping"}`, "application/json")
+	body, err := io.ReadAll(io.LimitReader(s.resp.Body, s.resp.ContentLength))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := append([]part{{"agent request", request}}, frames()...)
+	golden(t, "echo", append(parts, part{"relay response", response + "\n" + string(body)}))
+}
+
+// A metric stream from its opening to the reader's end, on both wires.
+func TestTraceStream(t *testing.T) {
+	r := newRig(t)
+	node, frames := r.recorded()
+	frames()
+	request, response, s := r.exchange("sys."+node+".metrics.subscribe", `{"interval_ms":60000}`, "text/event-stream")
+	s.read()
+	s.metric(time.Second)
+	s.halfClose()
+	s.end(sse.Normal, 2*time.Second)
+	parts := append([]part{{"agent request", request}}, until(t, frames, "device stream_end")...)
+	golden(t, "stream", append(parts, part{"relay response", response + "\n" + s.raw.String()}))
+}
+
+// until collects frames up to the one of that name.
+func until(t *testing.T, frames func() []part, name string) (all []part) {
+	t.Helper()
+	eventually(t, name, func() bool {
+		all = append(all, frames()...)
+		return len(all) > 0 && all[len(all)-1].name == name
+	})
+	return all
+}
+
+// timed is a stream's events with the second at which each came. A ping and a frame of the
+// same moment may come in either order.
+func timed(s *stream, start time.Time, until time.Duration) (parts []part) {
+	defer func() {
+		for i := 1; i < len(parts); i++ {
+			if parts[i].name == parts[i-1].name && strings.HasPrefix(parts[i].data, "event: ping") {
+				parts[i-1], parts[i] = parts[i], parts[i-1]
+			}
+		}
+	}()
+	over := time.After(time.Until(start.Add(until)))
+	for {
+		select {
+		case ev, ok := <-s.events:
+			if !ok {
+				return parts
+			}
+			name := fmt.Sprintf("%.0f s", time.Since(start).Seconds())
+			parts = append(parts, part{name, "event: " + ev.Type + "\ndata: " + string(ev.Data)})
+		case <-over:
+			return parts
+		}
+	}
+}
+
+// RFC-0009 §9 fixture 1: 5000 ms, a prompt reader for 30 s, then it closes its side.
+func TestRFC0009Fixture1(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.device(mockOptions{cadence: true})
+		start := time.Now()
+		s := m.subscribe(`{"interval_ms":5000}`)
+		parts := timed(s, start, 30*time.Second+time.Millisecond)
+		s.halfClose()
+		golden(t, "fixture1", append(parts, timed(s, start, 40*time.Second)...))
+		s.checkEnd(sse.Event{}, sse.Normal)
+		eventually(t, "cmd_cancel", func() bool { return m.count(link.TypeCmdCancel) == 1 })
+		r.audited("decision=close", "reason=close=1000")
+	})
+}
+
+// RFC-0009 §9 fixture 3: the device dies in the middle.
+func TestRFC0009Fixture3(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.device(mockOptions{cadence: true})
+		start := time.Now()
+		s := m.subscribe(`{"interval_ms":5000}`)
+		parts := timed(s, start, 12*time.Second)
+		m.kill()
+		golden(t, "fixture3", append(parts, timed(s, start, 20*time.Second)...))
+		s.checkEnd(sse.Event{}, sse.DeviceOffline)
+	})
+}
