@@ -175,12 +175,9 @@ func (d *demo) serveSocket(ctx context.Context, wg *sync.WaitGroup, dev *device)
 		return err
 	}
 	d.socket = filepath.Join(d.dir, "run", "agentctl.sock")
-	srv, err := control.NewServer(control.Options{Path: d.socket, Prober: dev.prober, Clock: dev.clock, Version: version, Logger: zap.NewNop(),
-		Status: dev.statusOf(id, "this-machine", d.relay.URL(), d.dir)})
+	srv, err := dev.newControl(control.Options{Path: d.socket, Logger: zap.NewNop()},
+		identity{id, "this-machine", d.relay.URL(), d.dir, time.Now()})
 	if err != nil {
-		return err
-	}
-	if err := srv.Listen(); err != nil {
 		return err
 	}
 	if _, err := id.Adopt(d.nodes[0].NodeID, auth.DefaultTenant); err != nil {

@@ -117,12 +117,9 @@ func (o *runOptions) run(ctx context.Context) error {
 	if err != nil {
 		return exit(exitFailure, "%w", err)
 	}
-	srv, err := control.NewServer(control.Options{Path: o.socket, Listener: ln, Prober: d.prober, Clock: d.clock, Version: version, Logger: log,
-		Status: d.statusOf(id, o.name, o.relay, o.stateDir)})
+	srv, err := d.newControl(control.Options{Path: o.socket, Listener: ln, Logger: log},
+		identity{id, o.name, o.relay, o.stateDir, time.Now()})
 	if err != nil {
-		return exit(exitFailure, "%w", err)
-	}
-	if err := srv.Listen(); err != nil {
 		return exit(exitFailure, "%w", err)
 	}
 	log.Info("ready", zap.String("node_id", id.NodeID()), zap.String("socket", srv.Addr()), zap.String("relay", o.relay), zap.String("version", version))

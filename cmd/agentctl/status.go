@@ -56,10 +56,8 @@ type storageStatus struct {
 }
 
 type samplingStatus struct {
-	Running    bool     `json:"running"`
-	IntervalMS int64    `json:"interval_ms"`
-	Modules    []string `json:"modules"`
-	LastError  string   `json:"last_error,omitempty"`
+	control.Sampling
+	LastError string `json:"last_error,omitempty"` // why there is no sample
 }
 
 // frame is a sample with the nine fields of RFC-0009 §5.1.
@@ -68,32 +66,46 @@ type frame struct {
 	prober.Sample
 }
 
-// statusOf makes the function that the control socket answers `status` with.
-func (d *device) statusOf(id *enroll.Identity, name, relay, stateDir string) func(context.Context) any {
-	start := time.Now()
-	return func(context.Context) any {
-		s := status{NodeID: id.NodeID(), Name: name, Version: version, UptimeS: int64(time.Since(start).Seconds()),
-			Link:    linkStatus{State: link.StateDisabled, Relay: relay, SinceMS: start.UnixMilli()},
-			Storage: storageStatus{State: "off", Path: stateDir}}
-		if d.client != nil {
-			l := d.client.Status()
-			s.Link.State, s.Link.SinceMS = l.State, l.Since.UnixMilli()
-			s.CloneSuspected, s.Drops = l.CloneSuspected, l.Drops
-			if l.LastErr != "" {
-				s.Link.LastError = &linkError{Code: l.LastCode, Message: l.LastErr, AtMS: l.LastErrAt.UnixMilli()}
-			}
-		}
-		s.Clock.State, s.Clock.OffsetMS = d.clock.State()
-		st := d.prober.Stats()
-		s.Sampling = samplingStatus{Running: true, IntervalMS: d.prober.Interval().Milliseconds(), Modules: []string{"cpu", "memory", "disk", "load"}}
-		sample, err := d.prober.Latest()
-		if err != nil {
-			s.Sampling.LastError = st.LastError
-		} else {
-			s.Sample = &frame{NodeID: s.NodeID, Sample: sample}
-		}
-		return s
+// identity is what status says of a device beyond its parts.
+type identity struct {
+	*enroll.Identity
+	name, relay, stateDir string
+	start                 time.Time
+}
+
+// newControl makes the device's control socket and listens on it.
+func (d *device) newControl(o control.Options, id identity) (*control.Server, error) {
+	var srv *control.Server
+	o.Prober, o.Clock, o.Version = d.prober, d.clock, version
+	o.Status = func(context.Context) any { return d.status(id, srv.Sampling()) }
+	srv, err := control.NewServer(o)
+	if err != nil {
+		return nil, err
 	}
+	return srv, srv.Listen()
+}
+
+func (d *device) status(id identity, sampling control.Sampling) *status {
+	s := &status{NodeID: id.NodeID(), Name: id.name, Version: version, UptimeS: int64(time.Since(id.start).Seconds()),
+		Link:     linkStatus{State: link.StateDisabled, Relay: id.relay, SinceMS: id.start.UnixMilli()},
+		Storage:  storageStatus{State: "off", Path: id.stateDir},
+		Sampling: samplingStatus{Sampling: sampling}}
+	if d.client != nil {
+		l := d.client.Status()
+		s.Link.State, s.Link.SinceMS = l.State, l.Since.UnixMilli()
+		s.CloneSuspected, s.Drops = l.CloneSuspected, l.Drops
+		if l.LastErr != "" {
+			s.Link.LastError = &linkError{Code: l.LastCode, Message: l.LastErr, AtMS: l.LastErrAt.UnixMilli()}
+		}
+	}
+	s.Clock.State, s.Clock.OffsetMS = d.clock.State()
+	sample, err := d.prober.Latest()
+	if err != nil {
+		s.Sampling.LastError = err.Error()
+	} else {
+		s.Sample = &frame{NodeID: s.NodeID, Sample: sample}
+	}
+	return s
 }
 
 // dialSocket connects to the daemon; its errors carry the exit code and the next step.
