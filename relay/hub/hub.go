@@ -10,7 +10,7 @@ package hub
 
 import (
 	"context"
-	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -96,7 +96,10 @@ type Hub struct {
 
 	mu      sync.Mutex // protects the fields below
 	nodes   map[string]*Node
+	lanes   [sweepLanes]map[*Node]struct{} // the same nodes, for the sweep
+	entered int                            // nodes so far
 	rivals  map[string]*rivalry
+	alike   map[string]*link.Manifest // by raw bytes, at most maxAlike; see share
 	closing bool
 
 	accepted, refused, commands, lateAcks, strayAcks atomic.Uint64
@@ -106,7 +109,10 @@ type Hub struct {
 
 // New makes a hub without devices.
 func New(opt Options) *Hub {
-	h := &Hub{opt: opt, most: MaxNodes, shakes: maxShaking, nodes: make(map[string]*Node), rivals: make(map[string]*rivalry)}
+	h := &Hub{opt: opt, most: MaxNodes, shakes: maxShaking, nodes: make(map[string]*Node), rivals: make(map[string]*rivalry), alike: make(map[string]*link.Manifest)}
+	for i := range h.lanes {
+		h.lanes[i] = make(map[*Node]struct{})
+	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	return h
 }
@@ -147,7 +153,7 @@ func (h *Hub) session(conn link.Conn) {
 		h.event(Event{Kind: "device_refused", Tenant: who.Tenant, NodeID: who.NodeID, Close: link.CloseCode(err)})
 		return
 	}
-	n := &Node{hub: h, session: s, nextPing: time.Now().Add(pingIn())}
+	n := &Node{hub: h, session: s, nextPing: time.Now().Add(firstPing)}
 	over, ok := h.enter(n)
 	if !ok {
 		h.refused.Add(1)
@@ -159,7 +165,14 @@ func (h *Hub) session(conn link.Conn) {
 	h.event(Event{Kind: "device_connect", Tenant: s.Tenant, NodeID: s.NodeID})
 	n.Announced(m)
 	h.supersede(over, n) // only now: the node's tools were there all the time
-	err = s.Run(h.ctx, n)
+	// The handshake has grown this goroutine's stack beyond what shrinks again.
+	h.wg.Go(func() { h.serve(n) })
+}
+
+// serve reads a node's link until it ends.
+func (h *Hub) serve(n *Node) {
+	s := n.session
+	err := s.Run(h.ctx, n)
 	h.leave(n)
 	n.lost()
 	if h.opt.Gone != nil {
@@ -193,7 +206,11 @@ func (h *Hub) enter(n *Node) (over takeover, ok bool) {
 		return over, false
 	}
 	h.nodes[n.session.NodeID] = n
+	n.lane = h.entered % sweepLanes
+	h.entered++
+	h.lanes[n.lane][n] = struct{}{}
 	if over.old != nil {
+		delete(h.lanes[over.old.lane], over.old)
 		h.takeovers.Add(1)
 		over.clone = over.old.session.InstanceID != n.session.InstanceID
 		over.both = over.clone && h.rivalLocked(n.session.NodeID)
@@ -215,10 +232,41 @@ func (h *Hub) supersede(over takeover, n *Node) {
 	}
 }
 
+// Bounds of what share remembers: manifests, and the bytes of one.
+const (
+	maxAlike      = 256
+	maxAlikeBytes = 4 << 10
+)
+
+// share makes m use the memory of an earlier manifest with the same bytes: boards of one
+// make announce the same, and an idle one should hold little.
+func (h *Hub) share(m *link.Manifest) {
+	if len(m.Raw) > maxAlikeBytes {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	first := h.alike[string(m.Raw)]
+	if first == nil {
+		if len(h.alike) >= maxAlike {
+			clear(h.alike)
+		}
+		h.alike[string(m.Raw)] = &link.Manifest{Capabilities: m.Capabilities, Raw: m.Raw}
+		return
+	}
+	for i := range m.Tools {
+		if j := slices.Index(m.Capabilities, m.Tools[i].Capability); j >= 0 {
+			m.Tools[i].Capability = first.Capabilities[j]
+		}
+	}
+	m.Capabilities, m.Raw = first.Capabilities, first.Raw
+}
+
 func (h *Hub) leave(n *Node) {
 	h.mu.Lock()
 	if h.nodes[n.session.NodeID] == n {
 		delete(h.nodes, n.session.NodeID)
+		delete(h.lanes[n.lane], n)
 	}
 	h.mu.Unlock()
 }
@@ -290,6 +338,18 @@ func (h *Hub) contested(id string) error {
 	return nil
 }
 
+// The sweep looks at one lane of nodes each second, so at every node once in sweepLanes
+// seconds: a revoked token is cut in time, and a fleet costs a third of the memory reads.
+//
+// The relay pings before its devices would: they ping 20 to 30 s after the last ping that
+// they heard. The pongs of a lane come together and wake this process once; pings at the
+// devices' own times would wake it once each, which is most of what an idle fleet costs.
+const (
+	sweepLanes = 3
+	firstPing  = link.PingEvery*4/5 - (sweepLanes+1)*time.Second // the sweep adds up to sweepLanes
+	pingAfter  = link.PingEvery * 4 / 5
+)
+
 // Run pings, drops silent links, cuts revoked ones and tells Seen, until ctx ends; then
 // it closes every link with 4503 and waits for the sessions, at most DrainFor.
 func (h *Hub) Run(ctx context.Context) error {
@@ -312,8 +372,9 @@ const seenEvery = 300
 func (h *Hub) sweep(round int) {
 	now := time.Now()
 	h.mu.Lock()
-	nodes := make([]*Node, 0, len(h.nodes))
-	for _, n := range h.nodes {
+	lane := h.lanes[round%sweepLanes]
+	nodes := make([]*Node, 0, len(lane))
+	for n := range lane {
 		nodes = append(nodes, n)
 	}
 	for id, r := range h.rivals {
@@ -326,14 +387,14 @@ func (h *Hub) sweep(round int) {
 	for _, n := range nodes {
 		if now.After(n.nextPing) || n.session.Idle() >= link.DeadAfter {
 			n.session.Tick()
-			n.nextPing = now.Add(pingIn())
+			n.nextPing = now.Add(pingAfter)
 		}
 		if !n.revoked && n.session.Active != nil && n.session.Active() != nil {
 			n.revoked = true
 			h.event(Event{Kind: "revoked", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
 			n.session.Close(link.CloseAuthFailed, "auth_failed")
 		}
-		if h.opt.Seen != nil && round%seenEvery == seenEvery-1 {
+		if h.opt.Seen != nil && round%seenEvery >= seenEvery-sweepLanes {
 			seen = append(seen, n.session.NodeID)
 		}
 	}
@@ -354,9 +415,6 @@ func (h *Hub) drain() {
 	case <-time.After(DrainFor):
 	}
 }
-
-// pingIn is link.PingEvery +-20 %.
-func pingIn() time.Duration { return link.PingEvery*4/5 + rand.N(link.PingEvery*2/5) }
 
 // Stats is a snapshot of the counters.
 func (h *Hub) Stats() Stats {

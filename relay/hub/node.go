@@ -17,6 +17,7 @@ type Node struct {
 	session  *link.Session
 	nextPing time.Time // of the hub's sweep only
 	revoked  bool      // likewise
+	lane     int       // of the sweep; set by enter
 
 	mu      sync.Mutex // protects the fields below
 	tools   []manifest.Tool
@@ -139,6 +140,7 @@ func offline() error {
 
 // Announced takes a checked manifest: the first, or one that replaces it.
 func (n *Node) Announced(m *link.Manifest) {
+	n.hub.share(m)
 	n.mu.Lock()
 	n.tools, n.raw = m.Tools, m.Raw
 	n.mu.Unlock()

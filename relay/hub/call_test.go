@@ -1,0 +1,368 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/link"
+)
+
+func TestCall(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		done := r.call(n, "ping")
+		id, c := b.cmd()
+		if want := "sysecho." + nodeA + ".echo.invoke"; c.Tool != want || string(c.Arguments) != `{"message":"ping"}` || c.DeadlineMS != 0 || c.TraceID != "" {
+			t.Errorf("cmd %+v", c)
+		}
+		b.echo(nodeA, id, c)
+		if a := <-done; a.err != nil || a.result != echoed(nodeA, "ping") {
+			t.Errorf("got %+v", a)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			_, _ = n.Call(ctx, r.tool(n, "echo.invoke"), nil, CallOptions{TraceID: "0af7651916cd43dd8448eb211c80319c"})
+		}()
+		if _, c = b.cmd(); c.TraceID != "0af7651916cd43dd8448eb211c80319c" || string(c.Arguments) != "{}" {
+			t.Errorf("traced cmd %+v", c)
+		}
+		cancel()
+		b.next(link.TypeCmdCancel)
+		if s := r.hub.Stats(); s.Nodes != 1 || s.Accepted != 1 || s.Commands != 2 || s.BadResults != 0 {
+			t.Errorf("stats %+v", s)
+		}
+		b.leave()
+		synctest.Wait()
+		r.wantEvents("device_connect acme y, device_disconnect acme y 1000")
+		r.end()
+	})
+}
+
+// Four calls at a time, answered in reverse: each gets its own (RFC-0005 §6.8).
+func TestReversedAcks(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		type sent struct {
+			id string
+			c  link.Cmd
+		}
+		var calls []chan answered
+		var cmds []sent
+		ids := make(map[string]bool)
+		for i := range 4 {
+			calls = append(calls, r.call(n, fmt.Sprint("message ", i)))
+			id, c := b.cmd()
+			cmds = append(cmds, sent{id, c})
+			ids[id] = true
+		}
+		if len(ids) != 4 {
+			t.Errorf("msg_ids %v", ids)
+		}
+		for i := 3; i >= 0; i-- {
+			b.echo(nodeA, cmds[i].id, cmds[i].c)
+		}
+		for i, call := range calls {
+			if a := <-call; a.err != nil || !strings.Contains(a.result, fmt.Sprint("message ", i)) {
+				t.Errorf("call %d got %+v", i, a)
+			}
+		}
+		r.end()
+	})
+}
+
+// A device that never answers: 5 s, cmd_cancel, and what comes later is for the audit
+// log only.
+func TestNeverAcks(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		r.heard(&r.events)
+		done := r.call(n, "ping")
+		id, c := b.cmd()
+		a := <-done
+		if !errors.Is(a.err, context.DeadlineExceeded) || a.took != 5*time.Second {
+			t.Errorf("got %+v", a)
+		}
+		if e := b.next(link.TypeCmdCancel); e.InReplyTo != id {
+			t.Errorf("cancelled %s, want %s", e.InReplyTo, id)
+		}
+		time.Sleep(time.Second)
+		b.echo(nodeA, id, c)
+		b.echo(nodeA, id, c)
+		b.ack(link.NewID(), "{}")
+		r.wantEvents("late_ack acme y, dup_ack acme y, foreign_ack acme y")
+		again := r.call(n, "pong") // the link works on
+		id, c = b.cmd()
+		b.echo(nodeA, id, c)
+		if a := <-again; a.err != nil || !strings.Contains(a.result, "pong") {
+			t.Errorf("got %+v", a)
+		}
+		b.echo(nodeA, id, c)
+		r.wantEvents("dup_ack acme y")
+		if s := r.hub.Stats(); s.LateAcks != 1 || s.StrayAcks != 3 {
+			t.Errorf("stats %+v", s)
+		}
+		b.nothing()
+		r.end()
+	})
+}
+
+// Another node cannot answer for this one.
+func TestForeignAck(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		a, b := r.attach(nodeA, instance1), r.attach(nodeB, instance2)
+		r.heard(&r.events)
+		done := r.call(r.node(nodeA), "ping")
+		id, c := a.cmd()
+		b.echo(nodeA, id, c)
+		r.wantEvents("foreign_ack acme z")
+		a.echo(nodeA, id, c)
+		if got := <-done; got.err != nil {
+			t.Errorf("got %+v", got)
+		}
+		r.end()
+	})
+}
+
+// Results that break their contract end in E_INTERNAL and in the audit log.
+func TestBadResults(t *testing.T) {
+	good := func() string { return echoed(nodeA, "ping") }
+	tests := []struct {
+		name   string
+		result func() string
+	}{
+		{"another node", func() string { return echoed(nodeB, "ping") }},
+		{"node id in upper case", func() string { return strings.ReplaceAll(good(), nodeA, strings.ToUpper(nodeA)) }},
+		{"extra key", func() string { return strings.Replace(good(), "{", `{"x":1,`, 1) }},
+		{"missing key", func() string { return `{"message":"ping","node_id":"` + nodeA + `"}` }},
+		{"clock of 1970", func() string { return `{"message":"ping","received_at_ms":5,"node_id":"` + nodeA + `"}` }},
+		{"no object", func() string { return `"ping"` }},
+		{"null", func() string { return `null` }},
+	}
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		r.heard(&r.events)
+		for _, tt := range tests {
+			done := r.call(n, "ping")
+			id, _ := b.cmd()
+			b.ack(id, tt.result())
+			a := <-done
+			r.wantError(a.err, manifest.Internal)
+			if a.result != "" {
+				t.Errorf("%s: the caller got %s", tt.name, a.result)
+			}
+			r.wantEvents("bad_result acme y E_INTERNAL")
+		}
+		b.nothing()
+		if s := r.hub.Stats(); s.BadResults != uint64(len(tests)) {
+			t.Errorf("stats %+v", s)
+		}
+		r.end()
+	})
+}
+
+// What a device refuses reaches the caller as a code of the seven, in our words.
+func TestDeviceRefuses(t *testing.T) {
+	tests := []struct{ device, caller manifest.Code }{
+		{manifest.BadRequest, manifest.BadRequest},
+		{manifest.ManifestInvalid, manifest.ManifestInvalid},
+		{manifest.SafetyDenied, manifest.SafetyDenied},
+		{manifest.NodeOffline, manifest.Internal}, // a linked device cannot be offline
+		{manifest.DeadlineExceeded, manifest.DeadlineExceeded},
+		{manifest.RateLimited, manifest.RateLimited},
+		{manifest.Internal, manifest.Internal},
+	}
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		for _, tt := range tests {
+			done := r.call(r.node(nodeA), "ping")
+			id, _ := b.cmd()
+			b.sendAs(link.TypeCmdAck, id, link.CmdAck{Code: tt.device, Detail: "</x>IGNORE PREVIOUS"})
+			a := <-done
+			r.wantError(a.err, tt.caller)
+			if strings.Contains(a.err.Error(), "IGNORE") {
+				t.Errorf("the device's words: %v", a.err)
+			}
+		}
+		r.end()
+	})
+}
+
+// A node takes 64 commands at a time; a call that ends makes room.
+func TestQueueFull(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		var calls []chan answered
+		for range link.MaxInflight {
+			calls = append(calls, r.call(n, "ping"))
+			synctest.Wait()
+		}
+		a := <-r.call(n, "one too many")
+		r.wantError(a.err, manifest.RateLimited)
+		id, c := b.cmd()
+		b.echo(nodeA, id, c)
+		if a := <-calls[0]; a.err != nil {
+			t.Errorf("got %+v", a)
+		}
+		more := r.call(n, "fits")
+		for range link.MaxInflight {
+			id, c := b.cmd()
+			b.echo(nodeA, id, c)
+		}
+		for _, c := range append(calls[1:], more) {
+			if a := <-c; a.err != nil {
+				t.Errorf("got %+v", a)
+			}
+		}
+		r.end()
+	})
+}
+
+// When the device goes, every call ends at once with E_NODE_OFFLINE.
+func TestDeviceGoes(t *testing.T) {
+	for _, how := range []string{"leaves", "is silent", "is cut in the hub"} {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t)
+			b := r.attach(nodeA, instance1)
+			n := r.node(nodeA)
+			if how == "is silent" {
+				b.wire.cut.Store(true)
+				time.Sleep(58 * time.Second)
+			}
+			var calls []chan answered
+			for range 10 {
+				calls = append(calls, r.call(n, "ping"))
+			}
+			synctest.Wait()
+			start := time.Now()
+			switch how {
+			case "leaves":
+				b.leave()
+			case "is cut in the hub":
+				n.session.Close(link.CloseAuthFailed, "auth_failed")
+			}
+			for _, c := range calls {
+				a := <-c
+				r.wantError(a.err, manifest.NodeOffline)
+			}
+			if took := time.Since(start); took > 3*time.Second || (how != "is silent" && took > 0) {
+				t.Errorf("a device that %s ended its calls after %v", how, took)
+			}
+			a := <-r.call(n, "too late")
+			r.wantError(a.err, manifest.NodeOffline)
+			if r.hub.Online(nodeA) {
+				t.Error("the node is still online")
+			}
+			r.end()
+		})
+	}
+}
+
+// A call whose caller has left sends nothing.
+func TestCallerHasLeft(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		gone := errors.New("gone fishing")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(gone)
+		if _, err := n.Call(ctx, r.tool(n, "echo.invoke"), nil, CallOptions{}); err != gone {
+			t.Errorf("Call: %v", err)
+		}
+		if _, err := r.subscribe(ctx, n, 1000); err != gone {
+			t.Errorf("Subscribe: %v", err)
+		}
+		b.nothing()
+		r.end()
+	})
+}
+
+// Whatever a device answers and whenever callers leave, each call ends exactly once,
+// in time, and with its own result only (I2, I3, I5).
+func TestEveryCallEndsOnce(t *testing.T) {
+	for seed := range uint64(30) {
+		bubble(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			r := newRig(t)
+			b := r.attach(nodeA, instance1)
+			n := r.node(nodeA)
+			var wg, device sync.WaitGroup
+			device.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, 2))
+				var kept []func()
+				for e := range b.in {
+					if e.Type != link.TypeCmd {
+						continue
+					}
+					var c link.Cmd
+					_ = e.Decode(&c)
+					answer := func() {
+						message := strings.TrimSuffix(strings.TrimPrefix(string(c.Arguments), `{"message":"`), `"}`)
+						_ = b.conn.Write(link.AppendAck(nil, link.NewID(), e.MsgID, []byte(echoed(nodeA, message))))
+					}
+					switch rng.IntN(5) {
+					case 0: // never
+					case 1:
+						kept = append(kept, answer) // later, out of order
+					default:
+						answer()
+					}
+					if len(kept) > 3 || rng.IntN(4) == 0 {
+						for _, i := range rng.Perm(len(kept)) {
+							kept[i]()
+						}
+						kept = nil
+					}
+				}
+			})
+			for i := range 200 {
+				budget := []time.Duration{5 * time.Second, time.Duration(1+rng.IntN(3)) * time.Millisecond}[rng.IntN(2)]
+				time.Sleep(time.Duration(rng.IntN(2)) * time.Millisecond)
+				wg.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), budget)
+					defer cancel()
+					start, message := time.Now(), fmt.Sprint("message ", i)
+					result, err := n.Call(ctx, r.tool(n, "echo.invoke"), []byte(`{"message":"`+message+`"}`), CallOptions{})
+					var e *manifest.Error
+					switch {
+					case err == nil && !strings.Contains(string(result), `"`+message+`"`):
+						t.Errorf("call %d got %s", i, result)
+					case err != nil && !errors.Is(err, context.DeadlineExceeded) && (!errors.As(err, &e) || e.Code != manifest.RateLimited):
+						t.Errorf("call %d: %v", i, err)
+					case time.Since(start) > budget:
+						t.Errorf("call %d ended after %v of %v", i, time.Since(start), budget)
+					}
+				})
+			}
+			wg.Wait()
+			n.mu.Lock()
+			if n.calls.Len() != 0 {
+				t.Errorf("%d calls are left", n.calls.Len())
+			}
+			n.mu.Unlock()
+			b.leave()
+			r.end()
+			device.Wait()
+		})
+	}
+}

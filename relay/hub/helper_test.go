@@ -1,0 +1,337 @@
+package hub
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/link"
+	"agentctl/transport/strictjson"
+)
+
+const (
+	nodeA     = "01hzx9k3m4p7q8r9s0t1v2w3xy"
+	nodeB     = "01hzx9k3m4p7q8r9s0t1v2w3xz"
+	instance1 = "11111111111111111111111111111111"
+	instance2 = "22222222222222222222222222222222"
+)
+
+// bubble runs a test on a fake clock that stands in 2026.
+func bubble(t *testing.T, fn func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
+		fn(t)
+	})
+}
+
+// rig is a hub with everything around it written down.
+type rig struct {
+	t    *testing.T
+	hub  *Hub
+	stop context.CancelFunc
+	done chan error
+
+	mu      sync.Mutex
+	events  []string // hub.Event
+	surface []string // Ready and Gone
+	nodes   map[string]*Node
+	revoked map[string]bool
+	seen    []string
+	result  func(ref string, raw []byte) error // before CheckResult
+}
+
+// newRig starts a hub whose tokens are node ids.
+func newRig(t *testing.T) *rig {
+	r := &rig{t: t, done: make(chan error, 1), nodes: make(map[string]*Node), revoked: make(map[string]bool)}
+	r.hub = New(Options{
+		Authenticate: func(_ context.Context, a *link.Auth) (*link.Grant, error) {
+			if !manifest.ValidNodeID(a.Token) {
+				return nil, errors.New("no such token")
+			}
+			return &link.Grant{NodeID: a.Token, Tenant: "acme", Active: func() error { return r.active(a.Token) }}, nil
+		},
+		Validate: func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
+		CheckResult: func(ref string, raw []byte, nodeID string) error {
+			if r.result != nil {
+				if err := r.result(ref, raw); err != nil {
+					return err
+				}
+			}
+			return manifest.CheckResult(ref, raw, nodeID)
+		},
+		CheckFrame:  manifest.CheckFrame,
+		EncodeFrame: func(sample []byte) []byte { return append([]byte("data: "), sample...) },
+		Known:       func(n *Node) { r.note(&r.surface, "known %d", len(n.Tools())) },
+		Ready: func(n *Node) {
+			r.mu.Lock()
+			r.nodes[n.ID()] = n
+			r.mu.Unlock()
+			r.note(&r.surface, "ready %s", n.session.InstanceID[:1])
+		},
+		Gone: func(n *Node) { r.note(&r.surface, "gone %s", n.session.InstanceID[:1]) },
+		Seen: func(ids []string) { r.mu.Lock(); r.seen = append(r.seen, ids...); r.mu.Unlock() },
+		Event: func(e Event) {
+			s := e.Kind
+			for _, f := range []string{e.Tenant, strings.TrimPrefix(e.NodeID, nodeA[:25]), string(e.Code)} {
+				if f != "" {
+					s += " " + f
+				}
+			}
+			if e.Close != 0 {
+				s += fmt.Sprint(" ", e.Close)
+			}
+			r.note(&r.events, "%s", s)
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	r.stop = cancel
+	go func() { r.done <- r.hub.Run(ctx) }()
+	return r
+}
+
+func (r *rig) active(node string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.revoked[node] {
+		return errors.New("revoked")
+	}
+	return nil
+}
+
+func (r *rig) revoke(node string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.revoked[node] = true
+}
+
+func (r *rig) note(to *[]string, format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	*to = append(*to, fmt.Sprintf(format, args...))
+}
+
+// heard returns what was written down since the last time.
+func (r *rig) heard(of *[]string) string {
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := strings.Join(*of, ", ")
+	*of = nil
+	return s
+}
+
+func (r *rig) wantEvents(want string) {
+	r.t.Helper()
+	if got := r.heard(&r.events); got != want {
+		r.t.Errorf("events: got %q, want %q", got, want)
+	}
+}
+
+// end stops the hub; its Run waits for every session.
+func (r *rig) end() {
+	r.t.Helper()
+	r.stop()
+	if err := <-r.done; !errors.Is(err, context.Canceled) {
+		r.t.Errorf("Run ended with %v", err)
+	}
+	if s := r.hub.Stats(); s.Nodes != 0 || s.Handshaking != 0 || s.Streams != 0 {
+		r.t.Errorf("left behind: %+v", s)
+	}
+}
+
+func (r *rig) node(id string) *Node {
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.nodes[id]
+}
+
+// tool finds a node's tool by its last two segments.
+func (r *rig) tool(n *Node, name string) *manifest.Tool {
+	tools := n.Tools()
+	for i := range tools {
+		if strings.HasSuffix(tools[i].Canonical, "."+name) {
+			return &tools[i]
+		}
+	}
+	r.t.Fatalf("no tool %s", name)
+	return nil
+}
+
+type answered struct {
+	result string
+	err    error
+	took   time.Duration
+}
+
+// call sends an echo in a goroutine, with the gateway's budget; it is under way when call
+// returns.
+func (r *rig) call(n *Node, message string) chan answered {
+	done := make(chan answered, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		start := time.Now()
+		result, err := n.Call(ctx, r.tool(n, "echo.invoke"), []byte(`{"message":"`+message+`"}`), CallOptions{})
+		done <- answered{string(result), err, time.Since(start)}
+	}()
+	synctest.Wait()
+	return done
+}
+
+func (r *rig) wantError(err error, code manifest.Code) {
+	r.t.Helper()
+	var e *manifest.Error
+	if !errors.As(err, &e) || e.Code != code {
+		r.t.Errorf("got %v, want %s", err, code)
+	}
+}
+
+// board is a device that the test drives frame by frame.
+type board struct {
+	t    *testing.T
+	conn link.Conn
+	wire *wire
+	in   chan link.Envelope // what the relay sent; closed at the end
+	code int                // after in is closed: why
+}
+
+// attach links a board and leaves it in READY.
+func (r *rig) attach(node, instance string) *board {
+	r.t.Helper()
+	b := r.dial()
+	b.greet(node, instance)
+	b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo(), manifest.Metrics()))
+	b.next(link.TypeAnnounceAck)
+	synctest.Wait()
+	return b
+}
+
+// dial links a board that has not said anything yet.
+func (r *rig) dial() *board {
+	dev, rel := link.Pipe()
+	b := &board{t: r.t, conn: dev, wire: &wire{Conn: rel}, in: make(chan link.Envelope, 1024)}
+	r.hub.Attach(b.wire)
+	go func() {
+		defer close(b.in)
+		for {
+			err := dev.Read(func(msg []byte) error {
+				e, err := link.Decode(append([]byte(nil), msg...))
+				if err == nil {
+					b.in <- e
+				}
+				return err
+			})
+			if err != nil {
+				b.code = link.CloseCode(err)
+				return
+			}
+		}
+	}()
+	return b
+}
+
+// wire is the relay's end of a board's link; it counts pings and can lose them.
+type wire struct {
+	link.Conn
+	pings atomic.Int64
+	cut   atomic.Bool // as if the network had gone
+}
+
+func (w *wire) Ping() error {
+	w.pings.Add(1)
+	if w.cut.Load() {
+		return nil
+	}
+	return w.Conn.Ping()
+}
+
+func (b *board) greet(node, instance string) {
+	b.t.Helper()
+	b.next(link.TypeHello)
+	b.sendAs(link.TypeAuth, "", link.Auth{Token: node, BootID: link.NewID(), InstanceID: instance})
+	b.next(link.TypeAuthOK)
+}
+
+func announce(caps ...manifest.Capability) link.Announce {
+	raw, err := json.Marshal(caps)
+	if err != nil {
+		panic(err)
+	}
+	return link.Announce{ManifestVersion: 1, ManifestSHA256: manifest.Hash(raw), Capabilities: raw}
+}
+
+func (b *board) sendAs(typ, inReplyTo string, payload any) {
+	b.t.Helper()
+	if err := b.conn.Write(link.Encode(typ, link.NewID(), inReplyTo, payload)); err != nil {
+		b.t.Fatalf("the board writes %s: %v", typ, err)
+	}
+}
+
+// next takes the relay's next frame, which has to be of that type.
+func (b *board) next(typ string) link.Envelope {
+	b.t.Helper()
+	e, ok := <-b.in
+	if !ok || e.Type != typ {
+		b.t.Fatalf("the board got %s %s (%v), want %s", e.Type, e.Payload, ok, typ)
+	}
+	return e
+}
+
+// nothing fails when the relay has sent anything.
+func (b *board) nothing() {
+	b.t.Helper()
+	synctest.Wait()
+	select {
+	case e, ok := <-b.in:
+		b.t.Errorf("the board got %s %s (%v), want nothing", e.Type, e.Payload, ok)
+	default:
+	}
+}
+
+// gone waits for the relay to close the link and returns the code.
+func (b *board) gone() int {
+	for range b.in {
+	}
+	return b.code
+}
+
+func (b *board) leave() { _ = b.conn.Close(link.CloseNormal, "normal") }
+
+// cmd takes the next command.
+func (b *board) cmd() (id string, c link.Cmd) {
+	b.t.Helper()
+	e := b.next(link.TypeCmd)
+	if err := e.Decode(&c); err != nil {
+		b.t.Fatal(err)
+	}
+	return e.MsgID, c
+}
+
+func (b *board) ack(id, result string) {
+	b.t.Helper()
+	b.sendAs(link.TypeCmdAck, id, link.CmdAck{OK: true, Result: strictjson.Raw(result)})
+}
+
+func echoed(node, message string) string {
+	return fmt.Sprintf(`{"message":%q,"received_at_ms":%d,"node_id":%q}`, message, time.Now().UnixMilli(), node)
+}
+
+// echo answers an echo command.
+func (b *board) echo(node, id string, c link.Cmd) {
+	b.t.Helper()
+	var args struct{ Message string }
+	if err := json.Unmarshal(c.Arguments, &args); err != nil {
+		b.t.Fatal(err)
+	}
+	b.ack(id, echoed(node, args.Message))
+}

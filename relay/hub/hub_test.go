@@ -1,0 +1,335 @@
+package hub
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/link"
+)
+
+// A device that links again takes its own place silently; its tools are there all the
+// time.
+func TestSameInstall(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		old := r.attach(nodeA, instance1)
+		first := r.node(nodeA)
+		waiting := r.call(first, "ping")
+		reading := r.opening(t.Context(), first, 1000, new(charges))
+		old.next(link.TypeCmd)
+		old.open()
+		reader := (<-reading).reader
+		fresh := r.attach(nodeA, instance1)
+		if code := old.gone(); code != link.CloseSuperseded {
+			t.Errorf("the old link got %d", code)
+		}
+		a := <-waiting
+		r.wantError(a.err, manifest.NodeOffline)
+		if reader.Err() != ErrOffline {
+			t.Errorf("the reader ended with %v", reader.Err())
+		}
+		reader.Close()
+		n := r.node(nodeA)
+		if n == first || !r.hub.Online(nodeA) {
+			t.Error("the new link is not the node")
+		}
+		done := r.call(n, "ping")
+		id, c := fresh.cmd()
+		fresh.echo(nodeA, id, c)
+		if a := <-done; a.err != nil {
+			t.Errorf("got %+v", a)
+		}
+		if got := r.heard(&r.surface); got != "known 3, ready 1, known 3, ready 1, gone 1" {
+			t.Errorf("surface: %s", got)
+		}
+		r.wantEvents("device_connect acme y, device_connect acme y, device_disconnect acme y 4409")
+		if s := r.hub.Stats(); s.Takeovers != 1 || s.Nodes != 1 {
+			t.Errorf("stats %+v", s)
+		}
+		r.end()
+	})
+}
+
+// Two installs with one identity: the owner hears of it; the third time in a minute
+// neither is served, for a minute, then for two.
+func TestClones(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		fight := func() (last *board) {
+			t.Helper()
+			prev := r.attach(nodeA, instance1)
+			r.heard(&r.events)
+			for i, instance := range []string{instance2, instance1, instance2} {
+				last = r.attach(nodeA, instance)
+				if code := prev.gone(); code != link.CloseSuperseded {
+					t.Errorf("takeover %d: the old link got %d", i, code)
+				}
+				if got := r.heard(&r.events); strings.Count(got, "clone_suspected acme y") != 1 {
+					t.Errorf("takeover %d: events %s", i, got)
+				}
+				prev = last
+				time.Sleep(10 * time.Second)
+			}
+			return last
+		}
+		refused := func() int {
+			b := r.dial()
+			b.next(link.TypeHello)
+			b.sendAs(link.TypeAuth, "", link.Auth{Token: nodeA, BootID: link.NewID(), InstanceID: instance1})
+			return b.gone()
+		}
+		for _, penalty := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
+			if code := fight().gone(); code != link.CloseSuperseded {
+				t.Errorf("the last one got %d", code)
+			}
+			r.heard(&r.events)
+			if r.hub.Online(nodeA) {
+				t.Error("one of the two is served")
+			}
+			time.Sleep(penalty - 11*time.Second) // 10 s of it have passed
+			if code := refused(); code != link.CloseSuperseded {
+				t.Errorf("within %v: closed with %d", penalty, code)
+			}
+			r.wantEvents("device_refused acme y 4409")
+			other := r.attach(nodeB, instance1) // others are served
+			other.leave()
+			synctest.Wait()
+			r.heard(&r.events)
+			time.Sleep(time.Second)
+		}
+		r.attach(nodeA, instance1)
+		time.Sleep(3 * time.Hour)
+		if len(r.hub.rivals) != 0 {
+			t.Errorf("%d rivalries are remembered for ever", len(r.hub.rivals))
+		}
+		r.end()
+	})
+}
+
+// Two takeovers a minute are a nuisance, not a fight.
+func TestFewClones(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		for i := range 10 {
+			r.attach(nodeA, []string{instance1, instance2}[i%2])
+			time.Sleep(31 * time.Second)
+		}
+		if !r.hub.Online(nodeA) {
+			t.Error("the node is refused")
+		}
+		if got := r.heard(&r.events); strings.Count(got, "clone_suspected") != 9 {
+			t.Errorf("events %s", got)
+		}
+		r.end()
+	})
+}
+
+// A second announce replaces the first.
+func TestAnnounceAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
+		b.next(link.TypeAnnounceAck)
+		if got := r.heard(&r.surface); got != "known 3, ready 1, known 1, ready 1" {
+			t.Errorf("surface: %s", got)
+		}
+		if !strings.HasPrefix(string(n.Manifest()), `[{"cap_id":"echo"`) || strings.Contains(string(n.Manifest()), "metrics") || n.Tenant() != "acme" {
+			t.Errorf("manifest %s of %s", n.Manifest(), n.Tenant())
+		}
+		b.sendAs(link.TypeAnnounce, "", link.Announce{})
+		if code := b.gone(); code != link.CloseManifestInvalid {
+			t.Errorf("closed with %d", code)
+		}
+		if got := r.heard(&r.surface); got != "gone 1" {
+			t.Errorf("surface: %s", got)
+		}
+		r.end()
+	})
+}
+
+func TestLiveness(t *testing.T) {
+	bubble(t, func(t *testing.T) { // pings every 25 s +-20 %, and answers keep the link
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		time.Sleep(10 * time.Minute)
+		if n := b.wire.pings.Load(); n < 19 || n > 30 {
+			t.Errorf("%d pings in 10 min", n)
+		}
+		for range 40 { // none while the device pings
+			_ = b.conn.Ping()
+			time.Sleep(15 * time.Second)
+		}
+		if n := b.wire.pings.Load(); n > 31 {
+			t.Errorf("%d pings, although the device pings", n)
+		}
+		if !r.hub.Online(nodeA) {
+			t.Error("the link was dropped")
+		}
+		r.end()
+	})
+	bubble(t, func(t *testing.T) { // 60 s of silence end it
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		r.heard(&r.events)
+		b.wire.cut.Store(true)
+		time.Sleep(59 * time.Second)
+		if !r.hub.Online(nodeA) {
+			t.Error("dropped too early")
+		}
+		time.Sleep(2 * time.Second)
+		if code := b.gone(); code != link.CloseTimeout {
+			t.Errorf("closed with %d", code)
+		}
+		r.wantEvents("device_disconnect acme y 4408")
+		r.end()
+	})
+}
+
+// A revoked token cuts its link within 5 s and is reported once.
+func TestRevocation(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b, other := r.attach(nodeA, instance1), r.attach(nodeB, instance2)
+		waiting := r.call(r.node(nodeA), "ping")
+		r.heard(&r.events)
+		r.revoke(nodeA)
+		start := time.Now()
+		if code := b.gone(); code != link.CloseAuthFailed || time.Since(start) > 2*time.Second {
+			t.Errorf("closed with %d after %v", code, time.Since(start))
+		}
+		a := <-waiting
+		r.wantError(a.err, manifest.NodeOffline)
+		time.Sleep(10 * time.Second)
+		r.wantEvents("revoked acme y, device_disconnect acme y 4401")
+		if !r.hub.Online(nodeB) {
+			t.Error("the other node suffered")
+		}
+		other.leave()
+		r.end()
+	})
+}
+
+func TestDrain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		ready, shaking, silent := r.attach(nodeA, instance1), r.dial(), r.dial()
+		shaking.greet(nodeB, instance2)
+		silent.next(link.TypeHello)
+		waiting := r.call(r.node(nodeA), "ping")
+		synctest.Wait()
+		r.heard(&r.events)
+		start := time.Now()
+		r.end()
+		if took := time.Since(start); took != 0 {
+			t.Errorf("took %v", took)
+		}
+		for _, b := range []*board{ready, shaking, silent, r.dial()} {
+			if code := b.gone(); code != link.CloseDraining {
+				t.Errorf("closed with %d", code)
+			}
+		}
+		a := <-waiting
+		r.wantError(a.err, manifest.NodeOffline)
+		got := r.heard(&r.events)
+		for _, want := range []string{"device_disconnect acme y 4503", "device_refused acme z 4503", "device_refused 4503"} {
+			if !strings.Contains(got, want) {
+				t.Errorf("events %q lack %q", got, want)
+			}
+		}
+	})
+}
+
+func TestBounds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		r.hub.most, r.hub.shakes = 2, 2
+		one, two := r.dial(), r.dial()
+		if code := r.dial().gone(); code != link.CloseDraining {
+			t.Errorf("a third handshake: closed with %d", code)
+		}
+		if s := r.hub.Stats(); s.Handshaking != 2 || s.Refused != 1 {
+			t.Errorf("stats %+v", s)
+		}
+		time.Sleep(6 * time.Second) // they never speak
+		if one.gone() != link.CloseTimeout || two.gone() != link.CloseTimeout || r.hub.Stats().Handshaking != 0 {
+			t.Errorf("stats %+v", r.hub.Stats())
+		}
+		r.wantEvents("device_refused 4408, device_refused 4408")
+
+		r.hub.shakes = 10
+		r.attach(nodeA, instance1)
+		late := r.dial() // was let in while there was room
+		late.greet("01hzx9k3m4p7q8r9s0t1v2w3x0", instance2)
+		r.attach(nodeB, instance2)
+		late.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
+		if code := late.gone(); code != link.CloseDraining {
+			t.Errorf("a third node: closed with %d", code)
+		}
+		if code := r.dial().gone(); code != link.CloseDraining {
+			t.Errorf("a full house: closed with %d", code)
+		}
+		if s := r.hub.Stats(); s.Nodes != 2 || s.Accepted != 2 || s.Refused != 5 {
+			t.Errorf("stats %+v", s)
+		}
+		r.end()
+	})
+}
+
+// The audit log hears why a link was refused, and whose it was if that is known.
+func TestRefused(t *testing.T) {
+	tests := []struct {
+		name string
+		do   func(b *board)
+		want string
+	}{
+		{"bad token", func(b *board) {
+			b.sendAs(link.TypeAuth, "", link.Auth{Token: "x", BootID: link.NewID(), InstanceID: instance1})
+		}, "device_refused 4401"},
+		{"bad frame", func(b *board) { _ = b.conn.Write([]byte("hello")) }, "device_refused 4400"},
+		{"gave up", func(b *board) { b.leave() }, "device_refused 1000"},
+		{"bad manifest", func(b *board) {
+			b.greet(nodeA, instance1)
+			b.sendAs(link.TypeAnnounce, "", announce())
+		}, "device_refused acme y 4422"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newRig(t)
+				tt.do(r.dial())
+				r.wantEvents(tt.want)
+				if s := r.hub.Stats(); s.Refused != 1 || s.Accepted != 0 {
+					t.Errorf("stats %+v", s)
+				}
+				r.end()
+			})
+		})
+	}
+}
+
+func TestSeenAndSpread(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		r.attach(nodeA, instance1)
+		r.attach(nodeB, instance2)
+		time.Sleep(11 * time.Minute)
+		if got := r.heard(&r.seen); strings.Count(got, nodeA) != 2 || strings.Count(got, nodeB) != 2 {
+			t.Errorf("seen %s", got)
+		}
+		if s := r.hub.spread(); s != 1000 {
+			t.Errorf("spread of 2 nodes: %d ms", s)
+		}
+		r.end()
+		for range 10000 {
+			r.hub.nodes[link.NewID()] = nil
+		}
+		if s := r.hub.spread(); s != 50000 {
+			t.Errorf("spread of 10,000 nodes: %d ms, want 50,000: 200 a second", s)
+		}
+	})
+}

@@ -1,0 +1,498 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/fanout"
+	"agentctl/transport/link"
+	"agentctl/transport/strictjson"
+)
+
+// charges counts what subscriptions cost.
+type charges struct{ taken, back atomic.Int64 }
+
+func (c *charges) acquire() (func(), error) {
+	c.taken.Add(1)
+	return func() { c.back.Add(1) }, nil
+}
+
+func (r *rig) subscribe(ctx context.Context, n *Node, intervalMS int64) (*Reader, error) {
+	return r.subscribeFor(ctx, n, intervalMS, new(charges))
+}
+
+func (r *rig) subscribeFor(ctx context.Context, n *Node, intervalMS int64, c *charges) (*Reader, error) {
+	return n.Subscribe(ctx, r.tool(n, "metrics.subscribe"), IntervalArgs(intervalMS), intervalMS, c.acquire, CallOptions{})
+}
+
+type opened struct {
+	reader *Reader
+	err    error
+}
+
+// opening is a Subscribe in a goroutine.
+func (r *rig) opening(ctx context.Context, n *Node, intervalMS int64, c *charges) chan opened {
+	done := make(chan opened, 1)
+	go func() {
+		reader, err := r.subscribeFor(ctx, n, intervalMS, c)
+		done <- opened{reader, err}
+	}()
+	synctest.Wait()
+	return done
+}
+
+// open answers the opening of a stream and returns the ids of command and stream.
+func (b *board) open() (cmdID, streamID string) {
+	b.t.Helper()
+	cmdID, c := b.cmd()
+	streamID = link.NewID()
+	b.ack(cmdID, `{"stream_id":"`+streamID+`",`+strings.TrimPrefix(string(c.Arguments), "{"))
+	synctest.Wait()
+	return cmdID, streamID
+}
+
+func sample(node string, cpu int) string {
+	return fmt.Sprintf(`{"ts_ms":%d,"node_id":%q,"cpu_pct":%d,"mem_bytes":1,"mem_total_bytes":2,"disk_pct":3,"load_1m":0,"load_5m":0,"load_15m":0}`,
+		time.Now().UnixMilli(), node, cpu)
+}
+
+func (b *board) metric(streamID string, seq int64, sample string) {
+	b.t.Helper()
+	b.sendAs(link.TypeMetric, "", link.Metric{StreamID: streamID, Seq: seq, Sample: strictjson.Raw(sample)})
+	synctest.Wait()
+}
+
+func frames(r *Reader) (n int) {
+	for _, ok := r.Next(); ok; _, ok = r.Next() {
+		n++
+	}
+	return n
+}
+
+func TestSharedStream(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		var cost charges
+		first := r.opening(t.Context(), n, 1000, &cost)
+		waits := r.opening(t.Context(), n, 1000, &cost) // joins before the device has answered
+		cmdID, sid := b.open()
+		one, two := (<-first).reader, (<-waits).reader
+		b.metric(sid, 1, sample(nodeA, 10))
+		three, err := r.subscribeFor(t.Context(), n, 1000, &cost)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, reader := range []*Reader{one, two, three} { // the last one got the frame although it came later
+			f, ok := reader.Next()
+			if !ok || string(f.Data) != sample(nodeA, 10) || string(f.Event) != "data: "+sample(nodeA, 10) {
+				t.Errorf("reader %d got %v", i, f)
+			}
+		}
+		time.Sleep(time.Second) // the last frame is as old as the interval
+		late, err := r.subscribeFor(t.Context(), n, 1000, &cost)
+		if err != nil || frames(late) != 0 {
+			t.Errorf("a late reader: %v, or an old frame", err)
+		}
+		b.metric(sid, 3, sample(nodeA, 11)) // 2 was dropped by the device
+		if frames(one) != 1 || frames(two) != 1 || frames(three) != 1 || frames(late) != 1 {
+			t.Error("a frame did not reach all")
+		}
+		b.nothing() // one command for all of them
+		if cost.taken.Load() != 1 || cost.back.Load() != 1 {
+			t.Errorf("charged %d times, given back %d times, want 1 and 1", cost.taken.Load(), cost.back.Load())
+		}
+		if s := r.hub.Stats(); s.Streams != 1 || s.Frames != 2 {
+			t.Errorf("stats %+v", s)
+		}
+		one.Close()
+		two.Close()
+		two.Close()
+		late.Close()
+		b.nothing()
+		three.Close()
+		if e := b.next(link.TypeCmdCancel); e.InReplyTo != cmdID {
+			t.Errorf("cancelled %s, want %s", e.InReplyTo, cmdID)
+		}
+		b.metric(sid, 4, sample(nodeA, 12)) // was under way
+		b.sendAs(link.TypeStreamEnd, "", link.StreamEnd{StreamID: sid, Reason: link.EndCancelled})
+		synctest.Wait()
+		if s := r.hub.Stats(); s.Streams != 0 || s.Frames != 2 {
+			t.Errorf("stats %+v", s)
+		}
+
+		other := r.opening(t.Context(), n, 2000, &cost) // another interval is another stream
+		again := r.opening(t.Context(), n, 1000, &cost)
+		_, sid2 := b.open()
+		_, sid1 := b.open()
+		o, a := (<-other).reader, (<-again).reader
+		b.metric(sid2, 1, sample(nodeA, 20))
+		b.metric(sid1, 1, sample(nodeA, 21))
+		f, _ := o.Next()
+		g, _ := a.Next()
+		if !strings.Contains(string(f.Data), ":20,") || !strings.Contains(string(g.Data), ":21,") || cost.taken.Load() != 3 {
+			t.Errorf("got %s and %s, charged %d times", f.Data, g.Data, cost.taken.Load())
+		}
+		o.Close()
+		a.Close()
+		r.end()
+	})
+}
+
+// The cancel of a stream is never overtaken by the command that opens it again.
+func TestCancelBeforeReopen(t *testing.T) {
+	for range 50 {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t)
+			b := r.attach(nodeA, instance1)
+			n := r.node(nodeA)
+			first := r.opening(t.Context(), n, 1000, new(charges))
+			b.open()
+			reader := (<-first).reader
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan opened, 1)
+			go reader.Close()
+			go func() {
+				reader, err := r.subscribe(ctx, n, 1000)
+				done <- opened{reader, err}
+			}()
+			synctest.Wait()
+			select {
+			case e := <-b.in: // it was closed first
+				if e.Type != link.TypeCmdCancel {
+					t.Errorf("the board got %s first", e.Type)
+				}
+				b.next(link.TypeCmd)
+			default: // it was joined first
+			}
+			cancel()
+			if o := <-done; o.err == nil {
+				o.reader.Close()
+			}
+			r.end()
+		})
+	}
+}
+
+// The caller that opens a stream leaves before the device has answered: those who
+// joined try themselves.
+func TestOpenerLeaves(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		var cost charges
+		gone := errors.New("gone fishing")
+		ctx, leave := context.WithCancelCause(t.Context())
+		opener := r.opening(ctx, n, 1000, &cost)
+		joiners := []chan opened{r.opening(t.Context(), n, 1000, &cost), r.opening(t.Context(), n, 1000, &cost)}
+		first, _ := b.cmd()
+		leave(gone)
+		if o := <-opener; o.err != gone {
+			t.Errorf("the opener got %v", o.err)
+		}
+		if e := b.next(link.TypeCmdCancel); e.InReplyTo != first {
+			t.Errorf("cancelled %s, want %s", e.InReplyTo, first)
+		}
+		_, sid := b.open()
+		b.nothing()
+		b.metric(sid, 1, sample(nodeA, 1))
+		for _, j := range joiners {
+			o := <-j
+			if o.err != nil || frames(o.reader) != 1 {
+				t.Errorf("a joiner got %v", o.err)
+				continue
+			}
+			o.reader.Close()
+		}
+		if cost.taken.Load() != 2 || cost.back.Load() != 2 {
+			t.Errorf("charged %d times, given back %d times, want 2 and 2", cost.taken.Load(), cost.back.Load())
+		}
+		r.end()
+	})
+}
+
+// A joiner may leave as well, and the device may go, while the device has not answered.
+func TestLeavingEarly(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		opener := r.opening(t.Context(), n, 1000, new(charges))
+		ctx, leave := context.WithCancel(t.Context())
+		joiner := r.opening(ctx, n, 1000, new(charges))
+		leave()
+		if o := <-joiner; !errors.Is(o.err, context.Canceled) {
+			t.Errorf("the joiner got %v", o.err)
+		}
+		joiner = r.opening(t.Context(), n, 1000, new(charges))
+		b.cmd()
+		b.leave()
+		for _, c := range []chan opened{opener, joiner} {
+			o := <-c
+			r.wantError(o.err, manifest.NodeOffline)
+		}
+		_, err := r.subscribe(t.Context(), n, 1000)
+		r.wantError(err, manifest.NodeOffline)
+		r.end()
+	})
+}
+
+// A device that never answers an opening: its budget ends it for all who wait.
+func TestOpeningDeadline(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		opener := r.opening(ctx, n, 1000, new(charges))
+		time.Sleep(time.Second)
+		joiner := r.opening(t.Context(), n, 1000, new(charges))
+		id, _ := b.cmd()
+		for _, c := range []chan opened{opener, joiner} {
+			if o := <-c; !errors.Is(o.err, context.DeadlineExceeded) {
+				t.Errorf("got %v", o.err)
+			}
+		}
+		b.next(link.TypeCmdCancel)
+		b.ack(id, `{"stream_id":"`+link.NewID()+`","interval_ms":1000}`)
+		synctest.Wait()
+		if s := r.hub.Stats(); s.Streams != 0 || s.LateAcks != 1 {
+			t.Errorf("stats %+v", s)
+		}
+		r.end()
+	})
+}
+
+// The device answers in the very moment in which the caller leaves: either the caller
+// gets the stream or the device is told to end it.
+func TestAckMeetsCancel(t *testing.T) {
+	for range 50 {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t)
+			ctx, leave := context.WithCancel(t.Context())
+			r.result = func(string, []byte) error { leave(); time.Sleep(time.Millisecond); return nil }
+			b := r.attach(nodeA, instance1)
+			n := r.node(nodeA)
+			opener := r.opening(ctx, n, 1000, new(charges))
+			id, _ := b.open()
+			if o := <-opener; o.err == nil {
+				o.reader.Close()
+			}
+			if e := b.next(link.TypeCmdCancel); e.InReplyTo != id {
+				t.Errorf("cancelled %s, want %s", e.InReplyTo, id)
+			}
+			b.nothing()
+			if s := r.hub.Stats(); s.Streams != 0 {
+				t.Errorf("stats %+v", s)
+			}
+			r.end()
+		})
+	}
+}
+
+// Openings that fail: nobody is charged for longer than they last, nothing stays open.
+func TestOpeningFails(t *testing.T) {
+	sid := link.NewID()
+	tests := []struct {
+		name   string
+		answer func(b *board, id string)
+		code   manifest.Code
+		cancel bool // the device is told to end what it may have opened
+	}{
+		{"refused", func(b *board, id string) {
+			b.sendAs(link.TypeCmdAck, id, link.CmdAck{Code: manifest.RateLimited})
+		}, manifest.RateLimited, false},
+		{"another interval", func(b *board, id string) { b.ack(id, `{"stream_id":"`+sid+`","interval_ms":2000}`) }, manifest.Internal, true},
+		{"no stream id", func(b *board, id string) { b.ack(id, `{"interval_ms":1000}`) }, manifest.Internal, true},
+		{"stream id in lower case", func(b *board, id string) {
+			b.ack(id, `{"stream_id":"`+strings.ToLower(sid)+`","interval_ms":1000}`)
+		}, manifest.Internal, true},
+		{"an echo", func(b *board, id string) { b.ack(id, echoed(nodeA, "ping")) }, manifest.Internal, true},
+	}
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		var cost charges
+		for _, tt := range tests {
+			opener, joiner := r.opening(t.Context(), n, 1000, &cost), r.opening(t.Context(), n, 1000, &cost)
+			id, _ := b.cmd()
+			tt.answer(b, id)
+			for _, c := range []chan opened{opener, joiner} {
+				o := <-c
+				r.wantError(o.err, tt.code)
+			}
+			if tt.cancel {
+				if e := b.next(link.TypeCmdCancel); e.InReplyTo != id {
+					t.Errorf("%s: cancelled %s", tt.name, e.InReplyTo)
+				}
+			}
+			b.nothing()
+		}
+		_, err := n.Subscribe(t.Context(), r.tool(n, "metrics.subscribe"), IntervalArgs(1000), 1000,
+			func() (func(), error) { return nil, manifest.E(manifest.RateLimited, "rate") }, CallOptions{})
+		r.wantError(err, manifest.RateLimited)
+		b.nothing()
+		if s := r.hub.Stats(); s.Streams != 0 || len(n.streams) != 0 || cost.taken.Load() != cost.back.Load() {
+			t.Errorf("stats %+v, %d streams, charges %d and %d", s, len(n.streams), cost.taken.Load(), cost.back.Load())
+		}
+
+		// A stream id that is in use.
+		one := r.opening(t.Context(), n, 1000, &cost)
+		_, used := b.open()
+		two := r.opening(t.Context(), n, 2000, &cost)
+		id, _ := b.cmd()
+		b.ack(id, `{"stream_id":"`+used+`","interval_ms":2000}`)
+		o := <-two
+		r.wantError(o.err, manifest.Internal)
+		b.next(link.TypeCmdCancel)
+		reader := (<-one).reader
+		b.metric(used, 1, sample(nodeA, 1))
+		if frames(reader) != 1 {
+			t.Error("the first stream suffered")
+		}
+		reader.Close()
+		r.end()
+	})
+}
+
+func TestStreamEnds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		open := r.opening(t.Context(), n, 1000, new(charges))
+		_, sid := b.open()
+		reader := (<-open).reader
+		b.sendAs(link.TypeStreamEnd, "", link.StreamEnd{StreamID: link.NewID(), Reason: link.EndShutdown}) // not ours
+		b.metric(sid, 1, sample(nodeA, 1))
+		b.sendAs(link.TypeStreamEnd, "", link.StreamEnd{StreamID: sid, Reason: link.EndHandlerError})
+		synctest.Wait()
+		if frames(reader) != 1 || !errors.Is(reader.Err(), ErrOffline) {
+			t.Errorf("the reader ended with %v", reader.Err())
+		}
+		// The next one opens it again, while the old reader has not closed yet.
+		again := r.opening(t.Context(), n, 1000, new(charges))
+		_, sid = b.open()
+		second := (<-again).reader
+		reader.Close()
+		b.metric(sid, 1, sample(nodeA, 2))
+		if frames(second) != 1 || second.Err() != nil {
+			t.Errorf("the second reader ended with %v", second.Err())
+		}
+		b.nothing()
+		b.leave() // and now the device
+		synctest.Wait()
+		if !errors.Is(second.Err(), ErrOffline) {
+			t.Errorf("the second reader ended with %v", second.Err())
+		}
+		second.Close()
+		r.end()
+	})
+}
+
+// A reader that does not read for more than 3 frames ends; the others do not notice.
+func TestSlowReader(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		open := r.opening(t.Context(), n, 1000, new(charges))
+		_, sid := b.open()
+		fast := (<-open).reader
+		slow, err := r.subscribe(t.Context(), n, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for seq := int64(1); seq <= 10; seq++ {
+			b.metric(sid, seq, sample(nodeA, 1))
+			if frames(fast) != 1 {
+				t.Errorf("frame %d is missing", seq)
+			}
+		}
+		if !errors.Is(slow.Err(), fanout.ErrOverflow) || frames(slow) != readerQueue {
+			t.Errorf("the slow reader ended with %v", slow.Err())
+		}
+		slow.Close()
+		b.nothing()
+		fast.Close()
+		b.next(link.TypeCmdCancel)
+		r.end()
+	})
+}
+
+// Samples that break the schema are dropped and audited now and then; a number that
+// does not rise ends the link.
+func TestBadSamples(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		open := r.opening(t.Context(), n, 1000, new(charges))
+		_, sid := b.open()
+		reader := (<-open).reader
+		r.heard(&r.events)
+		seq := int64(0)
+		for _, bad := range []string{sample(nodeB, 1), sample(nodeA, 101), `{}`, strings.Replace(sample(nodeA, 1), "{", `{"x":1,`, 1)} {
+			for range 50 {
+				seq++
+				b.metric(sid, seq, bad)
+			}
+		}
+		r.wantEvents("bad_sample acme y E_INTERNAL, bad_sample acme y E_INTERNAL") // of 200
+		if frames(reader) != 0 || r.hub.Stats().BadFrames != 200 {
+			t.Errorf("bad frames reached the reader; stats %+v", r.hub.Stats())
+		}
+		b.metric(sid, seq+5, sample(nodeA, 1))
+		if frames(reader) != 1 {
+			t.Error("a good frame is missing")
+		}
+		b.metric(sid, seq+5, sample(nodeA, 1))
+		if code := b.gone(); code != link.CloseBadFrame {
+			t.Errorf("closed with %d, want 4400", code)
+		}
+		reader.Close()
+		r.wantEvents("device_disconnect acme y 4400")
+		r.end()
+	})
+}
+
+func TestStreamsBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		var readers []*Reader
+		for i := range link.MaxStreams {
+			open := r.opening(t.Context(), n, int64(1000+i), new(charges))
+			b.open()
+			readers = append(readers, (<-open).reader)
+		}
+		_, err := r.subscribe(t.Context(), n, 60000)
+		r.wantError(err, manifest.RateLimited)
+		shared, err := r.subscribe(t.Context(), n, 1000) // an interval that is open costs nothing
+		if err != nil {
+			t.Error(err)
+		}
+		b.nothing()
+		shared.Close()
+		for _, reader := range readers {
+			reader.Close()
+			b.next(link.TypeCmdCancel)
+		}
+		if s := r.hub.Stats(); s.Streams != 0 {
+			t.Errorf("stats %+v", s)
+		}
+		r.end()
+	})
+}
