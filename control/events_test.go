@@ -426,6 +426,7 @@ func TestDrain(t *testing.T) {
 				work = make(chan struct{})
 				idle := r.peer().hello(bridge)
 				p := r.peer().hello("")
+				time.Sleep(newcomer) // these are none
 				p.send(`{"jsonrpc":"2.0","id":1,"method":"status"}`)
 				synctest.Wait()
 				go p.send(`{"jsonrpc":"2.0","id":2,"method":"stop"}`)

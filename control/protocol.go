@@ -95,7 +95,7 @@ const (
 	writeTimeout = 5 * time.Second  // a client that reads nothing for so long is dropped
 	callTimeout  = 5 * time.Second  // a method
 	grace        = time.Second      // for the request in work when the daemon stops
-	newcomer     = grace / 4        // from its connection, what a client may still ask then
+	newcomer     = grace * 3 / 4    // from its connection, what a client may still ask then
 
 	maxBurstTTL = 10 * time.Minute
 )
