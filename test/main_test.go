@@ -1,6 +1,7 @@
 package test
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 )
 
 // update rewrites the golden files: go test ./test -update.
@@ -48,7 +50,9 @@ func binary(t testing.TB, name, tags string, env ...string) string {
 	path := filepath.Join(built.dir, name)
 	err, ok := built.done[name]
 	if !ok {
-		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", tags,
+		ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", tags,
 			"-ldflags", "-s -w -X main.version="+testVersion, "-o", path, "agentctl/cmd/agentctl")
 		cmd.Env = append(append(os.Environ(), "CGO_ENABLED=0"), env...)
 		if out, e := cmd.CombinedOutput(); e != nil {

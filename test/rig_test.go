@@ -73,11 +73,16 @@ func openRig(t testing.TB, ln net.Listener, dial func(context.Context, string, s
 	}
 	r.dir = opt.StateDir
 	var err error
+	if opt.Listener == nil {
+		if opt.Listener, err = net.Listen("tcp", opt.Listen); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.addr = opt.Listener.Addr().String()
+	r.url = "http://" + r.addr
 	if r.relay, err = relay.Open(opt); err != nil {
 		t.Fatal(err)
 	}
-	r.url = r.relay.URL()
-	r.addr = strings.TrimPrefix(r.url, "http://")
 	tr := &http.Transport{DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 16}
 	r.http = &http.Client{Transport: tr, Timeout: time.Minute}
 	ctx, cancel := context.WithCancel(context.Background())

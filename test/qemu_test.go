@@ -1,0 +1,86 @@
+package test
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"agentctl/relay/auth"
+)
+
+// The boards' binaries run, under qemu-user where it is installed: version, the daemon with
+// its socket, one snapshot, and a link to a relay with one echo.
+func TestBoards(t *testing.T) {
+	tests := []struct {
+		name, qemu string
+		env        []string
+		goarm      string
+	}{
+		{"armv6", "qemu-arm-static", []string{"GOOS=linux", "GOARCH=arm", "GOARM=6"}, "6"},
+		{"arm64", "qemu-aarch64-static", []string{"GOOS=linux", "GOARCH=arm64"}, ""},
+		{"riscv64", "qemu-riscv64-static", []string{"GOOS=linux", "GOARCH=riscv64"}, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if testing.Short() {
+				t.Skip("a cold cross build takes a minute")
+			}
+			qemu, err := exec.LookPath(tt.qemu)
+			if err != nil {
+				t.Skipf("%s is not installed", tt.qemu)
+			}
+			bin := binary(t, "agentctl-board-"+tt.name, "agentctl_omit_relay", tt.env...)
+			if st, err := os.Stat(bin); err != nil || st.Size() > 12_500_000 {
+				t.Errorf("the binary has %d bytes, at most 12.5 MB; %v", st.Size(), err)
+			}
+			v := start(t, []string{qemu}, bin, "version", "-o", "json")
+			<-v.ended
+			var info struct {
+				Version, OS, Arch string
+				GOARM             string
+			}
+			if err := json.Unmarshal([]byte(v.out.String()), &info); err != nil || info.Version != testVersion ||
+				"GOARCH="+info.Arch != tt.env[1] || !strings.HasPrefix(info.GOARM, tt.goarm) {
+				t.Errorf("version: %s%s %v", v.out, v.err, err)
+			}
+
+			r := newRig(t)
+			minted := r.mint(auth.MintRequest{Class: "device"})
+			dir, err := os.MkdirTemp("", "ac")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = os.RemoveAll(dir) })
+			token, socket := filepath.Join(dir, "token"), filepath.Join(dir, "s")
+			if err := os.WriteFile(token, []byte(minted.Token), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d := start(t, []string{qemu}, bin, "run", "--relay", r.url, "--token-file", token, "--state-dir", filepath.Join(dir, "state"), "--socket", socket)
+			d.says(`"msg":"ready"`)
+			s := start(t, []string{qemu}, bin, "snapshot", "--socket", socket, "-o", "json")
+			<-s.ended
+			var snap struct {
+				CPU    map[string]float64
+				Memory map[string]float64
+			}
+			if err := json.Unmarshal([]byte(s.out.String()), &snap); err != nil || snap.Memory["total"] < 1 {
+				t.Errorf("snapshot: %s%s %v", s.out, s.err, err)
+			}
+			for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+				a := r.call("sysecho."+minted.NodeID+".echo.invoke", text(tt.name))
+				if a.status == http.StatusOK && strings.Contains(a.body, `"message":"`+tt.name+`"`) {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("echo: %d %s\n%s", a.status, a.body, d.err)
+				}
+			}
+			d.stop()
+		})
+	}
+}
