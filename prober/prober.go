@@ -15,6 +15,10 @@
 // were missed are counted and skipped, never made up for.
 //
 // A reading that cannot be had is an error, never a frame of zeros.
+//
+// Beyond the frame there are modules (ModuleNames), off unless enabled: network,
+// temperature, power and wear. They come in Sample.Extra, each read in a goroutine of
+// its own.
 package prober
 
 import (
@@ -58,6 +62,7 @@ type Options struct {
 	Interval time.Duration // base cadence, MinInterval..MaxInterval (else the nearer one); default DefaultInterval
 	Now      func() int64  // trusted wall clock, milliseconds since 1970; default the system's
 	Source   Source        // where readings come from; default the machine. Run closes it
+	Modules  []string      // of ModuleNames, to be read as well; default none. A name that is unknown is an error of Run
 	Logger   *zap.Logger   // default none
 }
 
@@ -70,14 +75,20 @@ type Prober struct {
 	start time.Time
 	wake  chan struct{} // room for one: the plan changed
 	ended chan struct{} // closed when no more samples will come
+	wrong error         // of Options, told by Run
 
-	mu        sync.Mutex // protects the fields below
-	ran       bool
-	base      schedule
-	waiting   []*waiter
-	latest    Sample
-	latestErr error
-	stats     Stats
+	collect collectors // the loop's
+
+	mu          sync.Mutex // protects the fields below
+	ran         bool
+	base        schedule
+	waiting     []*waiter
+	latest      Sample
+	latestErr   error
+	stats       Stats
+	modules     moduleSet
+	moduleEvery [numModules]time.Duration
+	moduleSeen  [numModules]ModuleState // State and LastError, of the newest sample
 }
 
 // Stats counts what a Prober did since New.
@@ -102,7 +113,10 @@ func New(o Options) *Prober {
 		ended:     make(chan struct{}),
 		base:      schedule{every: DefaultInterval},
 		latestErr: ErrNoSample,
+
+		moduleEvery: moduleEvery,
 	}
+	p.modules, p.wrong = moduleSetOf(o.Modules)
 	if o.Interval != 0 {
 		p.base.every = min(max(o.Interval, MinInterval), MaxInterval)
 	}
@@ -123,6 +137,7 @@ func New(o Options) *Prober {
 		}
 		p.src = newMachine(o.Root, o.DiskPath, p.staleAfter)
 	}
+	p.collect.source, _ = p.src.(ModuleSource)
 	return p
 }
 
@@ -138,6 +153,10 @@ func (p *Prober) Run(ctx context.Context) error {
 	p.ran = true
 	p.base.next = p.now()
 	p.mu.Unlock()
+	if p.wrong != nil {
+		close(p.ended)
+		return errors.Join(p.wrong, p.src.Close())
+	}
 
 	// Run itself takes no readings, so that one that hangs cannot hold it.
 	go p.loop(ctx)
@@ -156,7 +175,7 @@ func (p *Prober) Run(ctx context.Context) error {
 func (p *Prober) loop(ctx context.Context) {
 	defer close(p.ended)
 	defer func() {
-		if err := p.src.Close(); err != nil {
+		if err := errors.Join(p.collect.close(), p.src.Close()); err != nil {
 			p.log.Warn("sampler did not close", zap.Error(err))
 		}
 	}()
@@ -179,10 +198,12 @@ func (p *Prober) loop(ctx context.Context) {
 	}
 }
 
-// plan tells the time, and how long until the next instant somebody wants.
+// plan tells the time, and how long until the next instant somebody wants. It takes
+// the wishes for modules along.
 func (p *Prober) plan() (at, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.collect.want, p.collect.every = p.modules, p.moduleEvery
 	next := p.base.next
 	for _, w := range p.waiting {
 		next = min(next, w.next)
@@ -192,9 +213,11 @@ func (p *Prober) plan() (at, wait time.Duration) {
 }
 
 // read takes one reading. Nothing that the frame's schema refuses gets past it,
-// whatever the Source; only the wall clock may still be unset (see Sample.Check).
+// whatever the Source; only the wall clock may still be unset (see Sample.Check). The
+// modules are read meanwhile, so that they are of the same moment.
 func (p *Prober) read(s *Sample, at time.Duration) error {
 	*s = Sample{}
+	p.collect.ask(at)
 	if err := p.src.Read(s); err != nil {
 		return fmt.Errorf("sample: %w", err)
 	}
@@ -202,6 +225,11 @@ func (p *Prober) read(s *Sample, at time.Duration) error {
 		return fmt.Errorf("sample: %w", err)
 	}
 	s.TSMS, s.Mono = p.wall(), at
+	s.Extra = nil
+	if p.collect.busy > 0 {
+		s.Extra = p.collect.collect(at, p.staleAfter())
+		p.noteModules()
+	}
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 // made once; opening, and gopsutil's way of splitting lines into strings, cost
 // several times as much.
 type machine struct {
+	root                   string
 	stat, meminfo, loadavg procFile
 	zoneinfo               string
 	disk                   *diskReader
@@ -26,6 +27,7 @@ var _ Source = (*machine)(nil)
 // disk figure may be used while statfs hangs.
 func newMachine(root, diskPath string, maxDiskAge func() time.Duration) Source {
 	return &machine{
+		root: root,
 		// The first line of stat is what counts; ten counters of 20 digits fit.
 		stat:     procFile{path: root + "proc/stat", fd: -1, buf: make([]byte, 512)},
 		meminfo:  procFile{path: root + "proc/meminfo", fd: -1, buf: make([]byte, 4096)},
@@ -103,16 +105,43 @@ func (f *procFile) read() ([]byte, error) {
 		}
 		f.fd = fd
 	}
-	for {
-		n, err := unix.Pread(f.fd, f.buf, 0)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
+	n, err := f.pread(0)
+	if err != nil {
+		f.close()
+		return nil, f.explain(err)
+	}
+	return f.buf[:n], nil
+}
+
+// readAll reads as much of the file as the buffer holds, for files of which the kernel
+// gives no more than a page a read.
+func (f *procFile) readAll() ([]byte, error) {
+	b, err := f.read()
+	if err != nil {
+		return nil, err
+	}
+	n := len(b)
+	for n > 0 && n < len(f.buf) {
+		more, err := f.pread(n)
 		if err != nil {
 			f.close()
 			return nil, f.explain(err)
 		}
-		return f.buf[:n], nil
+		if more == 0 {
+			break
+		}
+		n += more
+	}
+	return f.buf[:n], nil
+}
+
+// pread fills the buffer from off on, once.
+func (f *procFile) pread(off int) (int, error) {
+	for {
+		n, err := unix.Pread(f.fd, f.buf[off:], int64(off))
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
 	}
 }
 

@@ -109,7 +109,7 @@ func (p *Prober) Now(ctx context.Context) (Sample, error) {
 // when it is done and misses those between; it holds up nobody else.
 //
 // CPUPct is the mean since the sample fn got before, whatever others asked for in
-// between; in the first it is what Latest says.
+// between; in the first it is what Latest says. The same goes for Extra.Network.
 func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Sample) error) error {
 	if err := checkInterval(interval); err != nil {
 		return err
@@ -122,6 +122,7 @@ func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Samp
 	p.kick()
 
 	var before cpuTimes
+	var traffic netWindow
 	for {
 		select {
 		case <-ctx.Done():
@@ -137,6 +138,7 @@ func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Samp
 				s.CPUPct = pct
 			}
 			before = s.cpu
+			s.Extra = traffic.over(s.Extra)
 			if err := fn(s); err != nil {
 				return err
 			}

@@ -1,0 +1,331 @@
+package prober
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// rediscover is how long the sensors that were found, or not found, are believed:
+// drivers are loaded late, and disks come and go.
+const rediscover = 5 * time.Minute
+
+// maxEntries bounds what is looked at in a directory of sysfs.
+const maxEntries = 256
+
+var _ ModuleSource = (*machine)(nil)
+
+// Module gives the reader of one module of this machine.
+func (m *machine) Module(name string) ModuleReader {
+	switch name {
+	case moduleNames[modNetwork]:
+		return newNet(m.root)
+	case moduleNames[modTemperature]:
+		return &thermometer{root: m.root}
+	case moduleNames[modPower]:
+		return &powerMeter{root: m.root}
+	case moduleNames[modWear]:
+		return wearGauge{root: m.root}
+	}
+	return nil
+}
+
+// thermometer reads the thermal zones and hwmon sensors through files kept open.
+type thermometer struct {
+	root    string
+	sensors []*sensor
+	looked  time.Time
+}
+
+type sensor struct {
+	procFile
+	name string
+	zone bool // of the thermal class, not of hwmon
+}
+
+// Read skips a sensor that says nothing now: a Wi-Fi chip that sleeps has no
+// temperature.
+func (t *thermometer) Read(m *Modules) error {
+	if t.looked.IsZero() || time.Since(t.looked) >= rediscover {
+		t.discover()
+	}
+	var got Temperature
+	var failed error
+	for _, s := range t.sensors {
+		b, err := s.read()
+		if err != nil {
+			failed = err
+			continue
+		}
+		c, err := parseTemp(b, s.zone)
+		if err != nil {
+			failed = s.explain(err)
+			continue
+		}
+		if len(got.Zones) == 0 || c > got.HottestC {
+			got.HottestC = c
+		}
+		if got.Zones == nil {
+			got.Zones = make([]Zone, 0, len(t.sensors))
+		}
+		got.Zones = append(got.Zones, Zone{s.name, c})
+	}
+	if len(got.Zones) == 0 {
+		return failed
+	}
+	m.Temperature = &got
+	return nil
+}
+
+func (t *thermometer) Close() error {
+	for _, s := range t.sensors {
+		s.close()
+	}
+	return nil
+}
+
+func (t *thermometer) discover() {
+	t.Close()
+	t.sensors, t.looked = nil, time.Now()
+	for _, dir := range entries(t.root+"sys/class/thermal", "thermal_zone") {
+		t.add(word(dir+"/type"), dir+"/temp", true)
+	}
+	zones := len(t.sensors)
+	for _, dir := range entries(t.root+"sys/class/hwmon", "hwmon") {
+		chip := word(dir + "/name")
+		if chip == "" || isUnwired(chip) || t.mirrors(dir, chip, zones) {
+			continue
+		}
+		inputs := slices.DeleteFunc(entries(dir, "temp"), func(p string) bool { return !strings.HasSuffix(p, "_input") })
+		for _, input := range inputs {
+			name := chip
+			if label := word(strings.TrimSuffix(input, "input") + "label"); label != "" {
+				name += " " + label
+			} else if len(inputs) > 1 {
+				name += " " + strings.TrimSuffix(filepath.Base(input), "_input")
+			}
+			t.add(name, input, false)
+		}
+	}
+}
+
+// mirrors tells whether a chip of hwmon is one of the first zones once more: the
+// thermal class shows each zone there as well, on older kernels without a device.
+func (t *thermometer) mirrors(dir, chip string, zones int) bool {
+	if exists(dir+"/device/temp") && exists(dir+"/device/type") {
+		return true
+	}
+	return slices.ContainsFunc(t.sensors[:zones], func(s *sensor) bool {
+		return strings.ReplaceAll(s.name, "-", "_") == chip
+	})
+}
+
+// isUnwired knows the chips of PC mainboards, some of whose inputs are connected to
+// nothing and read like a fire.
+func isUnwired(chip string) bool {
+	for _, p := range []string{"nct", "it8", "w83", "f71"} {
+		if strings.HasPrefix(chip, p) {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *thermometer) add(name, path string, zone bool) {
+	if name == "" || len(t.sensors) >= maxZones || !exists(path) {
+		return
+	}
+	base := name[:min(len(name), maxZoneName-3)]
+	taken := func(s *sensor) bool { return s.name == name }
+	name = base
+	for i := 2; slices.ContainsFunc(t.sensors, taken); i++ {
+		name = base + " " + strconv.Itoa(i)
+	}
+	t.sensors = append(t.sensors, &sensor{procFile{path: path, fd: -1, buf: make([]byte, 24)}, name, zone})
+}
+
+// powerMeter reads what the kernel tells of the Raspberry Pi's supply.
+type powerMeter struct {
+	root      string
+	alarms    []*procFile // in*_lcrit_alarm of rpi_volt
+	throttled *procFile   // get_throttled, on kernels that have it
+	looked    time.Time
+}
+
+func (p *powerMeter) Read(m *Modules) error {
+	if p.looked.IsZero() || time.Since(p.looked) >= rediscover {
+		p.discover()
+	}
+	var got Power
+	var failed error
+	if p.throttled != nil {
+		b, err := p.throttled.read()
+		if err == nil {
+			if got, err = parseThrottled(b); err != nil {
+				err = p.throttled.explain(err)
+			}
+		}
+		failed = err
+	}
+	for _, f := range p.alarms {
+		b, err := f.read()
+		if err != nil {
+			failed = err
+			continue
+		}
+		low, err := parseFlag(b)
+		if err != nil {
+			failed = f.explain(err)
+			continue
+		}
+		if got.UnderVoltage == nil || low {
+			got.UnderVoltage = &low
+		}
+	}
+	if got == (Power{}) {
+		return failed
+	}
+	m.Power = &got
+	return nil
+}
+
+func (p *powerMeter) Close() error {
+	for _, f := range p.alarms {
+		f.close()
+	}
+	if p.throttled != nil {
+		p.throttled.close()
+	}
+	return nil
+}
+
+func (p *powerMeter) discover() {
+	p.Close()
+	p.alarms, p.throttled, p.looked = nil, nil, time.Now()
+	for _, dir := range entries(p.root+"sys/class/hwmon", "hwmon") {
+		if word(dir+"/name") != "rpi_volt" {
+			continue
+		}
+		for _, path := range entries(dir, "in") {
+			if strings.HasSuffix(path, "_lcrit_alarm") {
+				p.alarms = append(p.alarms, &procFile{path: path, fd: -1, buf: make([]byte, 8)})
+			}
+		}
+	}
+	// The device's name has the bus address in it from the Pi 5 on, so look through
+	// its driver as well. Since 4.19 the kernel logs once that the file is deprecated;
+	// nothing else there tells of throttling.
+	paths := []string{p.root + "sys/devices/platform/soc/soc:firmware/get_throttled"}
+	for _, dir := range entries(p.root+"sys/bus/platform/drivers/raspberrypi-firmware", "") {
+		paths = append(paths, dir+"/get_throttled")
+	}
+	for _, path := range paths {
+		if exists(path) {
+			p.throttled = &procFile{path: path, fd: -1, buf: make([]byte, 24)}
+			return
+		}
+	}
+}
+
+// wearGauge reads the wear of the eMMCs. Its files are not kept open: it is read once
+// an hour.
+type wearGauge struct{ root string }
+
+func (g wearGauge) Read(m *Modules) error {
+	var got Wear
+	var failed error
+	for _, dir := range entries(g.root+"sys/block", "mmcblk") {
+		// Not the boot partitions, mmcblk0boot0.
+		if _, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(dir), "mmcblk")); err != nil {
+			continue
+		}
+		d, err := wornDevice(dir)
+		if err != nil {
+			failed = err
+		}
+		if d.UsedPct == nil && d.PreEOL == "" || len(got.Devices) >= maxWorn {
+			continue
+		}
+		got.Devices = append(got.Devices, d)
+		if got.UsedPct == nil || d.UsedPct != nil && *d.UsedPct > *got.UsedPct {
+			got.UsedPct = d.UsedPct
+		}
+		if eolRank(d.PreEOL) > eolRank(got.PreEOL) {
+			got.PreEOL = d.PreEOL
+		}
+	}
+	if got.Devices == nil {
+		return failed
+	}
+	m.Wear = &got
+	return nil
+}
+
+func (g wearGauge) Close() error { return nil }
+
+// wornDevice reads one eMMC. What it does not have is left out: SD cards have none.
+func wornDevice(dir string) (WornDevice, error) {
+	d := WornDevice{Name: filepath.Base(dir)}
+	life, err := readSmall(dir+"/device/life_time", 64)
+	if err == nil {
+		var pct float64
+		var known bool
+		if pct, known, err = parseLifeTime(life); known {
+			d.UsedPct = &pct
+		}
+	}
+	eol, eolErr := readSmall(dir+"/device/pre_eol_info", 64)
+	if eolErr == nil {
+		d.PreEOL, eolErr = parsePreEOL(eol)
+	}
+	for _, e := range []error{err, eolErr} {
+		if e != nil && !errors.Is(e, os.ErrNotExist) {
+			return d, fmt.Errorf("read wear of %s: %w; try: head %s/device/life_time %s/device/pre_eol_info", d.Name, e, dir, dir)
+		}
+	}
+	return d, nil
+}
+
+// eolRank orders the states of PreEOL.
+func eolRank(s string) int { return slices.Index([]string{EOLNormal, EOLWarning, EOLUrgent}, s) }
+
+// entries lists what in dir has a name of prefix and something after it, by the number
+// that follows it and then by name; nothing when there is no such directory.
+func entries(dir, prefix string) []string {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(maxEntries)
+	names = slices.DeleteFunc(names, func(n string) bool { return len(n) <= len(prefix) || !strings.HasPrefix(n, prefix) })
+	number := func(n string) uint64 {
+		v, _, _ := parseUint([]byte(n[len(prefix):]))
+		return v
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(number(a), number(b)), cmp.Compare(a, b)) })
+	for i, n := range names {
+		names[i] = dir + "/" + n
+	}
+	return names
+}
+
+// word is the text of a small file, printable; "" when there is none.
+func word(path string) string {
+	b, err := readSmall(path, 256)
+	if err != nil {
+		return ""
+	}
+	return printable(string(b))
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
