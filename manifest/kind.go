@@ -31,7 +31,12 @@ var Scopes = []string{
 }
 
 // ScopeForClass is the scope that a caller of a tool of class c needs: `tools:call:<c>`.
-func ScopeForClass(c SafetyClass) string { return "tools:call:" + string(c) }
+func ScopeForClass(c SafetyClass) string {
+	if c == ReadOnly {
+		return ScopeCallReadOnly // not a new string for each tool of each device
+	}
+	return "tools:call:" + string(c)
+}
 
 // Verb names, a closed set.
 const (

@@ -9,11 +9,12 @@ import (
 // window and at most MaxConcurrency in flight. A token bucket would admit nearly twice
 // the rate in its first second; a ring of the last starts does not.
 type Limit struct {
-	mu       sync.Mutex // protects the fields below
-	starts   []time.Time
+	mu       sync.Mutex  // protects the fields below
+	starts   []time.Time // ring of rate elements, made at the first start: most devices are never called
 	next     int
 	inFlight int
 
+	rate    int
 	window  time.Duration
 	maxBusy int
 }
@@ -28,7 +29,7 @@ const (
 
 // NewLimit makes the limit of one capability.
 func NewLimit(c Constraints, window time.Duration) *Limit {
-	return &Limit{starts: make([]time.Time, max(c.RateLimitRPS, 1)), window: window, maxBusy: max(c.MaxConcurrency, 1)}
+	return &Limit{rate: max(c.RateLimitRPS, 1), window: window, maxBusy: max(c.MaxConcurrency, 1)}
 }
 
 // Acquire admits one call or tells why not: E_RATE_LIMITED with RetryAfterMS. Every
@@ -38,6 +39,9 @@ func (l *Limit) Acquire(now time.Time) error {
 	defer l.mu.Unlock()
 	if l.inFlight >= l.maxBusy {
 		return &Error{Code: RateLimited, Message: "too many calls of this capability are in flight; wait for one to end", Reason: "concurrency"}
+	}
+	if l.starts == nil {
+		l.starts = make([]time.Time, l.rate)
 	}
 	oldest := l.starts[l.next]
 	if !oldest.IsZero() {
