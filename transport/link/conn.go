@@ -71,8 +71,12 @@ const keepBuffer = 16 << 10
 // writeBuffers is shared by all links, so that an idle one holds none.
 var writeBuffers sync.Pool
 
-// bufferSize is the size of a link's I/O buffers, bytes.
-const bufferSize = 1024
+// bufferSize is the size of a link's I/O buffers, bytes. The relay reads into a smaller
+// one, of which it has thousands: an echo's ack or a metric frame still comes in one read.
+const (
+	bufferSize      = 1024
+	relayReadBuffer = 512
+)
 
 // Upgrader turns requests into links; the name keeps the WebSocket library in this room.
 type Upgrader = websocket.Upgrader
@@ -82,7 +86,7 @@ type Upgrader = websocket.Upgrader
 func NewUpgrader(checkOrigin func(*http.Request) bool) *Upgrader {
 	return &websocket.Upgrader{
 		HandshakeTimeout:  AuthTimeout,
-		ReadBufferSize:    bufferSize,
+		ReadBufferSize:    relayReadBuffer,
 		WriteBufferSize:   bufferSize,
 		WriteBufferPool:   &writeBuffers,
 		Subprotocols:      []string{Subprotocol},
@@ -186,8 +190,11 @@ func (c *wsConn) Write(msg []byte) error {
 	return c.ws.WriteMessage(websocket.TextMessage, msg)
 }
 
+// Pings and pongs go without a deadline. Its timer would stay behind and wake the process
+// once more for each, which is most of what an idle link costs. A peer that takes nothing
+// is ended by tcpUserTimeout and by the owner's sweep.
 func (c *wsConn) Ping() error {
-	return c.ws.WriteControl(websocket.PingMessage, nil, time.Now().Add(writeTimeout))
+	return c.ws.WriteControl(websocket.PingMessage, nil, time.Time{})
 }
 
 func (c *wsConn) SetReadDeadline(t time.Time) error { return c.ws.SetReadDeadline(t) }
@@ -195,7 +202,7 @@ func (c *wsConn) SetReadDeadline(t time.Time) error { return c.ws.SetReadDeadlin
 func (c *wsConn) OnPing(fn func(bool)) {
 	c.ws.SetPingHandler(func(data string) error {
 		fn(true)
-		err := c.ws.WriteControl(websocket.PongMessage, []byte(data), time.Now().Add(time.Second))
+		err := c.ws.WriteControl(websocket.PongMessage, []byte(data), time.Time{})
 		var ne net.Error
 		if errors.Is(err, websocket.ErrCloseSent) || (errors.As(err, &ne) && ne.Timeout()) {
 			return nil // the reader finds out by itself
