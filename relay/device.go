@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -69,9 +70,13 @@ func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.
 	}
 }
 
+// devicesURI begins the URIs of the devices' resources.
+const devicesURI = "mcp://devices/"
+
 func metricsResource(nodeID string) *kernel.Resource {
+	uri := devicesURI + nodeID + "/metrics.json"
 	return &kernel.Resource{
-		URI: "mcp://devices/" + nodeID + "/metrics.json", Name: nodeID + "/metrics.json", Title: "Metrics",
+		URI: uri, Name: strings.TrimPrefix(uri, devicesURI), Title: "Metrics",
 		Description: "The newest CPU, memory, disk and load figures of this device. Subscribe to hear of new ones.",
 		MIME:        "application/json", Scope: manifest.ScopeCallReadOnly, NodeID: nodeID, Watchable: true,
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"strconv"
+	"sync"
 
 	"go.uber.org/zap"
 
@@ -47,6 +48,38 @@ func boundTo(id *auth.Identity, instanceID string) bool {
 	}
 	sum := sha256.Sum256([]byte(instanceID))
 	return subtle.ConstantTimeCompare([]byte(id.Instance), []byte(hex.EncodeToString(sum[:]))) == 1
+}
+
+// capabilities remembers announced capabilities that fit the schema. Boards of one make
+// announce the same bytes, and validation is most of what a link's opening costs.
+type capabilities struct {
+	mu   sync.Mutex // protects good
+	good map[string]struct{}
+}
+
+// Bounds of what is remembered: capabilities, and the bytes of one.
+const (
+	maxGood      = 256
+	maxGoodBytes = 2 << 10
+)
+
+func (c *capabilities) check(raw []byte) error {
+	c.mu.Lock()
+	_, ok := c.good[string(raw)]
+	c.mu.Unlock()
+	if ok {
+		return nil
+	}
+	if err := manifest.Validate(manifest.CapabilityRef, raw); err != nil || len(raw) > maxGoodBytes {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.good == nil || len(c.good) >= maxGood {
+		c.good = make(map[string]struct{})
+	}
+	c.good[string(raw)] = struct{}{}
+	return nil
 }
 
 func (r *Relay) deviceKnown(n *hub.Node) {

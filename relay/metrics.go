@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"runtime/metrics"
 	"strconv"
 	"sync/atomic"
@@ -243,15 +242,4 @@ func (r *Relay) metricsRoutes() http.Handler {
 		_, _ = w.Write(r.writeMetrics(make([]byte, 0, 8<<10)))
 	})
 	return mux
-}
-
-// tuneGC trades memory for time in the relay, unless the environment says otherwise: MCP
-// messages make garbage, and the memory limit keeps the heap from growing with it.
-func tuneGC() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(400)
-	}
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(memoryLimit())
-	}
 }

@@ -71,6 +71,8 @@ type Relay struct {
 	metrics  *counters
 	devices  sync.Map // *hub.Node -> *device
 
+	fitting capabilities
+
 	listener, metricsListener net.Listener
 	tls                       *certificate // nil: plain
 	public                    *url.URL
@@ -172,7 +174,7 @@ func (r *Relay) join() {
 	r.kernel = kernel.New(kernel.Options{Missing: r.missing, Audit: r.audited, Stages: []kernel.Stage{r.metrics.traceStage(r.log)}})
 	r.hub = hub.New(hub.Options{
 		Authenticate: r.authenticateDevice,
-		Validate:     func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
+		Validate:     r.fitting.check,
 		CheckResult:  manifest.CheckResult,
 		CheckFrame:   manifest.CheckFrame,
 		EncodeFrame:  encodeFrame,
@@ -187,7 +189,7 @@ func (r *Relay) join() {
 		hosts = append(hosts, r.public.Hostname())
 	}
 	r.mcp = mcp.New(mcp.Options{
-		Kernel: r.kernel, Authenticate: r.caller, OnDenied: r.denied, Version: r.opt.Version, Logger: r.log,
+		Kernel: r.kernel, Authenticate: r.mcpCaller, OnDenied: r.denied, Version: r.opt.Version, Logger: r.log,
 		AllowOrigin: r.opt.AllowOrigin, AllowHosts: hosts,
 	})
 	r.upgrader = link.NewUpgrader(r.originAllowed)
@@ -254,6 +256,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	background.Go(func() { _ = r.mcp.Run(streams) })
 	background.Go(func() { _ = r.store.Run(rooms) })
 	background.Go(func() { r.audit.run(rooms) })
+	background.Go(func() { newMemory().tend(rooms) })
 	background.Go(func() { r.open.sweep(rooms) })
 	linked.Go(func() { _ = r.hub.Run(links) })
 

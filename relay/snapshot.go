@@ -1,9 +1,6 @@
 package relay
 
 import (
-	"math"
-	"syscall"
-
 	"agentctl/relay/hub"
 	"agentctl/relay/mcp"
 	"agentctl/transport/sse"
@@ -25,13 +22,4 @@ func (r *Relay) snapshot() *snapshot {
 	s.plugins, s.tools, _ = r.kernel.Counts()
 	s.auditLines, s.auditLost = r.audit.stats()
 	return s
-}
-
-// memoryLimit is three quarters of the machine's memory.
-func memoryLimit() int64 {
-	var si syscall.Sysinfo_t
-	if syscall.Sysinfo(&si) != nil {
-		return math.MaxInt64
-	}
-	return int64(uint64(si.Totalram) * uint64(si.Unit) / 4 * 3)
 }
