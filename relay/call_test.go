@@ -1,0 +1,64 @@
+package relay
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"unicode"
+
+	"agentctl/manifest"
+)
+
+// Whatever Accept says: a stream is only given to who names its type, and how the header
+// was cut into lines does not matter.
+func FuzzAccept(f *testing.F) {
+	for _, s := range []string{"", "*/*", "text/event-stream", "application/json, text/event-stream;q=0", "a/b;q=\"", ",,;", "text/event-stream;q=NaN",
+		"TEXT/EVENT-STREAM;charset=utf-8, */*;q=0.1", "text/event-stream ; q = 0"} {
+		f.Add(s, s)
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		wantJSON, wantStream := parseAccept([]string{a, b})
+		lower := strings.ToLower(a + "," + b)
+		if wantStream && !strings.Contains(lower, "text/event-stream") {
+			t.Errorf("%q, %q: a stream", a, b)
+		}
+		said := strings.TrimFunc(lower, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) != ""
+		if wantJSON && said && !strings.Contains(lower, "application/") && !strings.Contains(lower, "*/*") {
+			t.Errorf("%q, %q: JSON", a, b)
+		}
+		if j, s := parseAccept([]string{a + "," + b}); j != wantJSON || s != wantStream {
+			t.Errorf("%q, %q: %v %v apart, %v %v together", a, b, wantJSON, wantStream, j, s)
+		}
+	})
+}
+
+// No name is a device tool's and a plugin's at once, and no name of either kind has
+// anything but lower case letters, digits, underscores and inner dots.
+func FuzzPluginName(f *testing.F) {
+	for _, s := range []string{"tickets.create", "kernel.middleware.list", "system.echo", "sysecho.01hzx9k3m4p7q8r9s0t1v2w3xy.echo.invoke", "a..b", ".a", "a.", ""} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		plugin := pluginName(s)
+		if _, device := manifest.ParseToolName(s); device && plugin {
+			t.Errorf("%q is both", s)
+		}
+		if plugin && (strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789_.") != "" || strings.HasPrefix(s, "system.") || len(s) > 64) {
+			t.Errorf("%q is taken for a plugin's tool", s)
+		}
+	})
+}
+
+// The one map from codes to HTTP is total and stays inside the table of docs/protocol.md.
+func TestHTTPStatus(t *testing.T) {
+	want := map[manifest.Code]int{manifest.BadRequest: 400, manifest.ManifestInvalid: 422, manifest.SafetyDenied: 403, manifest.NodeOffline: 503,
+		manifest.DeadlineExceeded: 504, manifest.RateLimited: 429, manifest.Internal: 500}
+	for _, c := range manifest.Codes {
+		if got := httpStatus(c); got != want[c] {
+			t.Errorf("%s: %d, want %d", c, got, want[c])
+		}
+	}
+	if got := httpStatus("E_NEW"); got != http.StatusInternalServerError {
+		t.Errorf("an unknown code: %d", got)
+	}
+}

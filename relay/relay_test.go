@@ -1,0 +1,187 @@
+package relay
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/relay/kernel"
+)
+
+// What a relay refuses to be, before it has touched anything.
+func TestOptions(t *testing.T) {
+	tests := []struct {
+		name string
+		opt  Options
+		want string // "" is good
+	}{
+		{"loopback", Options{Listen: "127.0.0.1:0"}, ""},
+		{"loopback, IPv6 and names", Options{Listen: "localhost:0"}, ""},
+		{"behind a proxy", Options{Listen: "0.0.0.0:0", Insecure: true}, ""},
+		{"anonymous on loopback", Options{Listen: "127.0.0.1:0", Anonymous: true}, ""},
+		{"public", Options{Listen: "127.0.0.1:0", Public: "https://relay.example/base/"}, ""},
+		{"plain beyond loopback", Options{Listen: "0.0.0.0:0"}, "in the clear"},
+		{"plain on every address", Options{Listen: ":0"}, "in the clear"},
+		{"anonymous beyond loopback", Options{Listen: "0.0.0.0:0", Insecure: true, Anonymous: true}, "loopback only"},
+		{"a certificate alone", Options{Listen: "127.0.0.1:0", TLSCert: "x"}, "go together"},
+		{"a key alone", Options{Listen: "127.0.0.1:0", TLSKey: "x"}, "go together"},
+		{"no port", Options{Listen: "127.0.0.1"}, "HOST:PORT"},
+		{"public without a scheme", Options{Listen: "127.0.0.1:0", Public: "relay.example"}, "http or https"},
+		{"public by another scheme", Options{Listen: "127.0.0.1:0", Public: "ftp://relay.example"}, "http or https"},
+		{"an origin with a path", Options{Listen: "127.0.0.1:0", AllowOrigin: []string{"https://x.example/"}}, "--allow-origin"},
+		{"any origin", Options{Listen: "127.0.0.1:0", AllowOrigin: []string{"*"}}, "--allow-origin"},
+	}
+	for _, tt := range tests {
+		tt.opt.StateDir = filepath.Join(t.TempDir(), "state")
+		r, err := Open(tt.opt)
+		if tt.want == "" {
+			if err != nil {
+				t.Errorf("%s: %v", tt.name, err)
+			} else if err := errors.Join(r.Close(), r.Close()); err != nil {
+				t.Errorf("%s: close: %v", tt.name, err)
+			}
+			continue
+		}
+		if !errors.Is(err, ErrOptions) || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: got %v, want ... %s", tt.name, err, tt.want)
+		}
+		if _, err := os.Stat(tt.opt.StateDir); err == nil {
+			t.Errorf("%s: the state directory was made", tt.name)
+		}
+	}
+}
+
+// The audit log is 0600, rotates by size, keeps four files, and comes back by itself after
+// it could not be written.
+func TestAuditRotates(t *testing.T) {
+	dir := t.TempDir()
+	a, err := openAudit(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := kernel.Record{Tenant: "default", Actor: `a"b\c`, Tool: strings.Repeat("t", 60), NodeID: "n", Decision: kernel.Allowed, Reason: strings.Repeat("r", 4<<10), TraceID: "x"}
+	for range 5 * auditSize / (4 << 10) {
+		a.write(&rec)
+	}
+	if err := a.close(); err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range []string{"audit.jsonl", "audit.jsonl.1", "audit.jsonl.2", "audit.jsonl.3"} {
+		st, err := os.Stat(filepath.Join(dir, name))
+		if err != nil || st.Mode().Perm() != 0o600 || st.Size() > auditSize || (i > 0 && st.Size() < auditSize-(8<<10)) {
+			t.Errorf("%s: %v %v", name, st, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "audit.jsonl.4")); err == nil {
+		t.Error("a fifth file")
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "audit.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, _, _ := bytes.Cut(b, []byte("\n"))
+	var m map[string]string
+	if err := json.Unmarshal(line, &m); err != nil || m["actor"] != rec.Actor || m["decision"] != "allow" {
+		t.Errorf("%s: %v", line, err)
+	}
+	if lines, lost := a.stats(); lines == 0 || lost != 0 {
+		t.Errorf("%d lines, %d lost", lines, lost)
+	}
+	a.write(&rec) // after the end: counted, not written, no panic
+	if _, lost := a.stats(); lost != 1 {
+		t.Errorf("%d lost", lost)
+	}
+}
+
+// A certificate that was replaced on disk is served within seconds; one that is half
+// written is not.
+func TestCertificateReloads(t *testing.T) {
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	write := func(serial int64, at time.Time) {
+		t.Helper()
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &x509.Certificate{SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "x"}}
+		der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, b := range map[string][]byte{certFile: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+			keyFile: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})} {
+			if err := errors.Join(os.WriteFile(name, b, 0o600), os.Chtimes(name, at, at)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		write(1, time.Now())
+		c, err := loadCertificate(certFile, keyFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		serves := func(want int64) {
+			t.Helper()
+			got, err := c.get(nil)
+			if err != nil || got.Leaf.SerialNumber.Int64() != want {
+				t.Errorf("serves %v, %v; want %d", got.Leaf.SerialNumber, err, want)
+			}
+		}
+		serves(1)
+		time.Sleep(time.Minute)
+		write(2, time.Now())
+		serves(2)
+		time.Sleep(time.Second)
+		write(3, time.Now())
+		serves(2) // looked a second ago
+		time.Sleep(lookEvery)
+		serves(3)
+		if err := os.WriteFile(certFile, []byte("-----BEGIN CERT"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		serves(3)
+		if err := os.Remove(keyFile); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		serves(3)
+	})
+	if _, err := loadCertificate(certFile, keyFile); err == nil {
+		t.Error("a missing key was loaded")
+	}
+}
+
+// Buckets are cumulative and every observation is in exactly one.
+func TestHistogram(t *testing.T) {
+	var h histogram
+	for _, d := range []time.Duration{0, 500 * time.Microsecond, 501 * time.Microsecond, time.Second, 5 * time.Second, time.Minute} {
+		h.observe(d)
+	}
+	text := string(h.appendTo(nil, "x", "help."))
+	for _, want := range []string{"# HELP x help.\n# TYPE x histogram\n", `x_bucket{le="0.0005"} 2` + "\n", `x_bucket{le="0.001"} 3` + "\n", `x_bucket{le="0.5"} 3` + "\n",
+		`x_bucket{le="1"} 4` + "\n", `x_bucket{le="5"} 5` + "\n", `x_bucket{le="+Inf"} 6` + "\n", "x_count 6\n", "x_sum 66.001001\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
