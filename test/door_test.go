@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/relay"
 	"agentctl/relay/auth"
 	"agentctl/transport/link"
+	"agentctl/transport/sse"
 )
 
 // ask is a request to POST /mcp/tools/call in its parts, so that faults can be put together.
@@ -390,4 +392,34 @@ func TestTokens(t *testing.T) {
 			}
 		})
 	})
+}
+
+// RFC-0009 §8, RFC-0006 §4.1: tokens without a scope claim are refused, unless the operator
+// set a date until which they count as read-only; a stream of theirs ends with it.
+func TestRFC0009Scopeless(t *testing.T) {
+	for _, until := range []time.Duration{0, -time.Hour, time.Hour} {
+		bubble(t, func(t *testing.T, r *rig) {
+			m := r.device(mockOptions{cadence: true})
+			token := r.forge(func(_, c map[string]any) { c["scope"], c["exp"] = nil, time.Now().Add(24*time.Hour).Unix() })
+			if until <= 0 {
+				m.untouched(func() {
+					r.refused(r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+token), http.StatusForbidden, manifest.SafetyDenied)
+				})
+				return
+			}
+			if a := r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+token); a.status != http.StatusOK {
+				t.Errorf("before the date: %d %s", a.status, a.body)
+			}
+			if a := r.do(http.MethodGet, "/v1/nodes", "", r.headers("Authorization", "Bearer "+token)); a.status != http.StatusOK {
+				t.Errorf("before the date: %d %s", a.status, a.body)
+			}
+			s := r.stream(m.subscribeTool(), `{"interval_ms":60000}`, streamOptions{token: token})
+			s.end(sse.Normal, time.Hour+5*time.Second)
+			r.refused(r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+token), http.StatusForbidden, manifest.SafetyDenied)
+		}, func(o *relay.Options) {
+			if until != 0 {
+				o.ScopelessUntil = time.Now().Add(until)
+			}
+		})
+	}
 }

@@ -1,11 +1,19 @@
 package test
 
 import (
+	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"agentctl/manifest"
 	"agentctl/relay"
+	"agentctl/transport/sse"
 )
 
 func withMetrics(o *relay.Options) { o.MetricsListen = "127.0.0.1:0" }
@@ -21,5 +29,168 @@ func metricsText(t testing.TB, r *rig) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if ct := resp.Header.Get("Content-Type"); resp.StatusCode != http.StatusOK || !strings.HasPrefix(ct, "text/plain; version=0.0.4") {
+		t.Errorf("/metrics: %d %s", resp.StatusCode, ct)
+	}
 	return string(b)
+}
+
+// The reference parser reads /metrics; every family has HELP and TYPE, no label names a
+// tenant, a node or a tool, the series are the same whatever happened, and they count.
+func TestMetrics(t *testing.T) {
+	r := newRig(t, withMetrics)
+	parse := func() map[string]float64 {
+		t.Helper()
+		p := expfmt.NewTextParser(model.LegacyValidation)
+		families, err := p.TextToMetricFamilies(strings.NewReader(metricsText(t, r)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		values := make(map[string]float64)
+		for name, f := range families {
+			if f.GetHelp() == "" || f.GetType().String() == "UNTYPED" {
+				t.Errorf("%s: HELP %q, TYPE %s", name, f.GetHelp(), f.GetType())
+			}
+			if strings.HasSuffix(name, "_total") != (f.GetType().String() == "COUNTER") {
+				t.Errorf("%s is a %s", name, f.GetType())
+			}
+			for _, m := range f.GetMetric() {
+				key := name
+				for _, l := range m.GetLabel() {
+					if !strings.Contains(" code kind ", " "+l.GetName()+" ") {
+						t.Errorf("%s has a label %s", name, l.GetName())
+					}
+					key += fmt.Sprintf("{%s=%s}", l.GetName(), l.GetValue())
+				}
+				switch {
+				case m.Counter != nil:
+					values[key] = m.GetCounter().GetValue()
+				case m.Gauge != nil:
+					values[key] = m.GetGauge().GetValue()
+				case m.Histogram != nil:
+					values[key] = float64(m.GetHistogram().GetSampleCount())
+					if b := m.GetHistogram().GetBucket(); b[len(b)-1].GetCumulativeCount() != m.GetHistogram().GetSampleCount() {
+						t.Errorf("%s: the last bucket has %d of %d", name, b[len(b)-1].GetCumulativeCount(), m.GetHistogram().GetSampleCount())
+					}
+				}
+			}
+		}
+		return values
+	}
+	before := parse()
+	m := r.device(mockOptions{})
+	gone := r.device(mockOptions{tenant: "other"})
+	gone.kill()
+	for range 3 {
+		r.call(m.echoTool(), text("x"))
+	}
+	r.call(m.echoTool(), `{}`)
+	r.call(gone.echoTool(), text("x"))
+	r.call(m.echoTool(), text("x"), "Authorization", "Bearer x.y.z")
+	r.callRaw(`{`)
+	s := m.subscribe(`{}`)
+	s.metric(time.Second)
+	open := parse()
+	s.halfClose()
+	s.end(sse.Normal, time.Second)
+	after := parse()
+	if len(after) != len(before) || len(after) < 40 {
+		t.Errorf("%d series before, %d after", len(before), len(after))
+	}
+	for key := range after {
+		for _, word := range []string{m.node, gone.node, "other", "echo"} {
+			if strings.Contains(key, word) {
+				t.Errorf("series %s", key)
+			}
+		}
+	}
+	grew := func(key string) float64 { return after[key] - before[key] }
+	for key, want := range map[string]float64{
+		"agentctl_commands_total":                       4,
+		"agentctl_tool_calls_total{code=ok}":            4,
+		"agentctl_metric_frames_total":                  1,
+		"agentctl_sse_events_total":                     1,
+		"agentctl_sse_closes_total{code=1000}":          1,
+		"agentctl_device_links_total":                   2,
+		"agentctl_tool_calls_total{code=E_INTERNAL}":    0,
+		"agentctl_device_events_total{kind=late_ack}":   0,
+		"agentctl_tool_calls_total{code=E_BAD_REQUEST}": 1,
+	} {
+		if got := grew(key); got != want {
+			t.Errorf("%s grew by %v, want %v", key, got, want)
+		}
+	}
+	// Waiting for a device to be loaded probes it with bad arguments.
+	for key, least := range map[string]float64{"E_MANIFEST_INVALID": 1, "E_SAFETY_DENIED": 2} {
+		if got := grew("agentctl_tool_calls_total{code=" + key + "}"); got < least {
+			t.Errorf("%s grew by %v", key, got)
+		}
+	}
+	if open["agentctl_sse_streams"] != 1 || open["agentctl_device_streams"] != 1 || open["agentctl_devices_connected"] != 1 || after["agentctl_sse_streams"] != 0 {
+		t.Errorf("gauges: open %v, after %v", open, after)
+	}
+	if grew("agentctl_tool_call_seconds") < 5 || after["process_resident_memory_bytes"] < 1<<20 || after["go_goroutines"] < 1 || after["agentctl_audit_lines_total"] < 7 {
+		t.Errorf("got %v", after)
+	}
+	if a := r.do(http.MethodGet, "/metrics", "", r.headers()); a.status != http.StatusNotFound {
+		t.Errorf("/metrics on the public listener: %d", a.status)
+	}
+	for _, path := range []string{"/", "/mcp", "/v1/nodes", "/healthz"} {
+		resp, err := http.Get(strings.TrimSuffix(r.relay.MetricsURL(), "/metrics") + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusNotFound {
+			t.Errorf("%s on the metrics listener: %d", path, resp.StatusCode)
+		}
+	}
+}
+
+// A refused token counts once.
+func TestMetricsCountOnce(t *testing.T) {
+	r := newRig(t, withMetrics)
+	for range 7 {
+		r.refused(r.callRaw(`{}`, "Authorization", ""), http.StatusUnauthorized, manifest.SafetyDenied)
+	}
+	if want := `agentctl_tool_calls_total{code="E_SAFETY_DENIED"} 7` + "\n"; !strings.Contains(metricsText(t, r), want) {
+		t.Errorf("no %s in\n%s", want, metricsText(t, r))
+	}
+}
+
+// /healthz and /readyz need no token; readiness ends before the relay does.
+func TestHealth(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		for path, want := range map[string]string{"/healthz": "ok\n", "/readyz": "ready\n"} {
+			if a := r.do(http.MethodGet, path, "", nil); a.status != http.StatusOK || a.body != want {
+				t.Errorf("%s: %d %q", path, a.status, a.body)
+			}
+			if a := r.do(http.MethodPost, path, "", nil); a.status != http.StatusMethodNotAllowed {
+				t.Errorf("POST %s: %d", path, a.status)
+			}
+		}
+		// A stalled stream keeps the relay in its polite end for a moment; new streams and
+		// links are refused meanwhile.
+		m := r.device(mockOptions{cadence: true})
+		r.stream(m.subscribeTool(), `{"interval_ms":1000}`, streamOptions{stalled: true})
+		time.Sleep(1500 * time.Millisecond)
+		ended := make(chan error, 1)
+		go func() { ended <- r.stop() }()
+		time.Sleep(100 * time.Millisecond)
+		seen := make(map[string]int)
+		for range 5 {
+			a, err := r.try(http.MethodGet, "/readyz", strings.NewReader(""), nil)
+			if err != nil {
+				break // the listener has gone
+			}
+			seen[a.body]++
+			time.Sleep(50 * time.Millisecond)
+		}
+		if seen["ready\n"] != 0 || seen["draining\n"] == 0 {
+			t.Errorf("while it ended: %v", seen)
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -99,6 +99,11 @@ func TestRFC0005Verbatim(t *testing.T) {
 		if len(ids) != 1000 {
 			t.Errorf("%d commands", len(ids))
 		}
+		for _, line := range r.audit() { // the device said 2025 each time
+			if !strings.HasPrefix(line["ts"], "2026-11-20T") {
+				t.Fatalf("the audit log goes by the device's clock: %v", line)
+			}
+		}
 	})
 }
 

@@ -38,7 +38,8 @@ import (
 //	                               NAME.err then hold what it printed
 //	until REGEXP command...        repeats it until its stdout is like this
 //	ca                             makes ca.pem, cert.pem and key.pem for 127.0.0.1
-//	fakerelay NAME EVENTS          serves EVENTS (a file) as the stream of every call
+//	fakerelay NAME FILE [STATUS]   serves FILE as the stream of every call, or as the whole
+//	                               answer with this status; NAME is then its URL
 func TestScript(t *testing.T) {
 	bin := filepath.Dir(binary(t, "agentctl", ""))
 	testscript.Run(t, testscript.Params{
@@ -270,8 +271,8 @@ func certificates(ip string) (ca, cert, key []byte, err error) {
 
 // cmdFakeRelay serves a stream that is written by hand, to see what the client makes of it.
 func cmdFakeRelay(ts *testscript.TestScript, _ bool, args []string) {
-	if len(args) != 2 {
-		ts.Fatalf("usage: fakerelay NAME EVENTS")
+	if len(args) != 2 && len(args) != 3 {
+		ts.Fatalf("usage: fakerelay NAME FILE [STATUS]")
 	}
 	events := ts.ReadFile(args[1])
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -280,6 +281,12 @@ func cmdFakeRelay(ts *testscript.TestScript, _ bool, args []string) {
 	var once sync.Once
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
+		if len(args) == 3 {
+			status, _ := strconv.Atoi(args[2])
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, events)
+			return
+		}
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 		sc := bufio.NewWriter(w)
 		_, _ = sc.WriteString(events)
@@ -298,7 +305,9 @@ func cmdFakeRelay(ts *testscript.TestScript, _ bool, args []string) {
 		select {
 		case <-gone:
 		default:
-			ts.Logf("the client never closed the stream")
+			if len(args) == 2 {
+				ts.Logf("the client never closed the stream of %s", args[0])
+			}
 		}
 	})
 }
