@@ -87,6 +87,7 @@ soak: build ## an hour of faults and load; SOAK=5m for a slice
 ci: build lint test test-board cross reproducible ## what CI runs
 	FUZZTIME=3s test/fuzz.sh
 	AGENTCTL=$(CURDIR)/$(BIN)/agentctl test/conformance.sh
+	test/systemd/run.sh
 
 clean:
 	rm -rf $(BIN) $(DIST)

@@ -5,7 +5,6 @@ set -euo pipefail
 cd /in
 systemctl --version > /out/systemd
 sock=/run/agentctl/agentctl.sock
-failures=0
 
 say() { printf '%s\n' "$*"; }
 check() { # WHAT COMMAND...
@@ -49,7 +48,6 @@ leftovers() {
 }
 
 say "# The board's package"
-: > /tmp/none
 leftovers > /tmp/before
 check "nothing of agentctl is here" is "" "$(cat /tmp/before)"
 useradd --no-create-home member; useradd --no-create-home stranger
@@ -119,6 +117,7 @@ say "# Token and settings"
 echo 'AGENTCTL_RELAY=wss://127.0.0.1:9' >> /etc/default/agentctl
 systemctl restart agentctl --no-block
 check "without a token it says what to do" until_true 5 sh -c "journalctl -u agentctl -o cat --no-pager | grep -q 'token create --class device'"
+check "and a client waits no longer than its 5 s, exit 7" exits 7 agentctl status
 install -m 0600 /dev/stdin /etc/agentctl/token <<< not-a-real-token
 systemctl restart agentctl
 check "with one it dials" until_true 5 sh -c "agentctl status | grep -q 127.0.0.1:9"

@@ -47,6 +47,15 @@ for v in 0.0.1 0.0.2; do
   make --no-print-directory -s deb DEB_PLATFORMS="$platform" DIST="$work/dist" VERSION="v$v" > "$work/make" 2>&1 \
     || { cat "$work/make" >&2; exit 1; }
 done
+# The same packages from another place, hour and umask are the same bytes.
+mkdir "$work/again"
+cp "$work"/dist/agentctl-*linux* "$work/again/"
+(umask 077; TZ=Asia/Tokyo make --no-print-directory -s deb DEB_PLATFORMS="$platform" DIST="$work/again" VERSION=v0.0.2 > "$work/make" 2>&1) \
+  || { cat "$work/make" >&2; exit 1; }
+for deb in "$work"/again/*.deb; do
+  cmp "$deb" "$work/dist/${deb##*/}" || { echo "test-systemd: ${deb##*/} is not reproducible" >&2; exit 1; }
+done
+echo "ok    packages are reproducible"
 mv "$work"/dist/*.deb "$work/in/"
 CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$work/in/client" ./test/systemd/client
 cp test/systemd/inside.sh "$work/in/"
