@@ -14,14 +14,18 @@ import (
 // so the heap of a small relay may grow to five times what lives before it is collected:
 // that is memory traded for time. With thousands of idle devices the same factor would
 // cost hundreds of megabytes and save nothing, so the growth is bounded by gcRoom, and
-// the heap at least doubles. What a storm of arrivals has left is given back to the
-// system when the relay is calm; the runtime alone would keep most of it.
+// the heap at least doubles. While devices arrive by the hundred it may grow by half
+// only: what they leave behind lies between what stays, and no collection closes the
+// gaps. What a storm has left in whole pages is given back to the system when the relay
+// is calm; the runtime alone would keep most of it.
 const (
 	tendEvery = time.Second
 
 	gcRoom     = 32 << 20 // bytes of garbage before a collection
 	gcMost     = 400      // percent of what lives, see debug.SetGCPercent
 	gcLeast    = 100
+	gcStorm    = 50
+	stormSize  = 100     // arrivals in a second
 	gcNoticed  = 10      // a smaller change of the percentage is not worth a call
 	calmBytes  = 1 << 20 // allocated in a second at most, in a calm relay
 	calmAfter  = 5       // calm seconds before memory is given back
@@ -55,15 +59,17 @@ func gcPercent(live uint64) int {
 
 // memory is what the relay looks at, each second.
 type memory struct {
+	arrivals  func() uint64 // devices since the start
 	samples   []metrics.Sample
+	arrived   uint64 // arrivals, when last looked
 	percent   int    // in force; 0: the environment's
 	allocated uint64 // bytes since the start, when last looked
 	calm      int    // seconds
 	trimmed   time.Time
 }
 
-func newMemory() *memory {
-	m := &memory{samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
+func newMemory(arrivals func() uint64) *memory {
+	m := &memory{arrivals: arrivals, samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
 		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"}}}
 	if os.Getenv("GOGC") == "" {
 		m.percent = gcMost
@@ -88,7 +94,12 @@ func (m *memory) tend(ctx context.Context) {
 func (m *memory) look(now time.Time) {
 	metrics.Read(m.samples)
 	live, allocs, objects, free := m.value(0), m.value(1), m.value(2), m.value(3)
-	if p := gcPercent(live); m.percent != 0 && (p >= m.percent+gcNoticed || p <= m.percent-gcNoticed) {
+	p, arrived := gcPercent(live), m.arrivals()
+	if arrived-m.arrived >= stormSize {
+		p = gcStorm
+	}
+	m.arrived = arrived
+	if m.percent != 0 && (p >= m.percent+gcNoticed || p <= m.percent-gcNoticed) {
 		m.percent = p
 		debug.SetGCPercent(p)
 	}

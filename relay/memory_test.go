@@ -22,7 +22,7 @@ func TestGCPercent(t *testing.T) {
 // After a storm a calm relay gives memory back, once a minute at most, and a busy one never.
 func TestMemoryIsGivenBack(t *testing.T) {
 	t.Setenv("GOGC", "400") // leave this process's percentage alone
-	m := newMemory()
+	m := newMemory(func() uint64 { return 0 })
 	now := time.Now()
 	second := func(garbage int) (trimmed bool) {
 		now = now.Add(time.Second)

@@ -256,7 +256,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	background.Go(func() { _ = r.mcp.Run(streams) })
 	background.Go(func() { _ = r.store.Run(rooms) })
 	background.Go(func() { r.audit.run(rooms) })
-	background.Go(func() { newMemory().tend(rooms) })
+	background.Go(func() { newMemory(func() uint64 { return r.hub.Stats().Accepted }).tend(rooms) })
 	background.Go(func() { r.open.sweep(rooms) })
 	linked.Go(func() { _ = r.hub.Run(links) })
 

@@ -60,7 +60,8 @@ func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manif
 	if err != nil {
 		return nil, nil, s.end(err)
 	}
-	_ = conn.SetReadDeadline(time.Time{}) // the owner's sweep calls Tick from here on
+	_ = conn.SetReadDeadline(time.Time{})         // the owner's sweep calls Tick from here on
+	s.opt.Authenticate, s.opt.SpreadMS = nil, nil // they hold what the handshake needed
 	return s, m, nil
 }
 

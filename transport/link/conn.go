@@ -194,7 +194,10 @@ func (c *wsConn) Write(msg []byte) error {
 // once more for each, which is most of what an idle link costs. A peer that takes nothing
 // is ended by tcpUserTimeout and by the owner's sweep.
 func (c *wsConn) Ping() error {
-	return c.ws.WriteControl(websocket.PingMessage, nil, time.Time{})
+	if err := c.ws.SetWriteDeadline(time.Time{}); err != nil {
+		return err
+	}
+	return c.ws.WriteMessage(websocket.PingMessage, nil) // WriteControl would make a timer and a buffer
 }
 
 func (c *wsConn) SetReadDeadline(t time.Time) error { return c.ws.SetReadDeadline(t) }
