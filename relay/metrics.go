@@ -149,7 +149,7 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 		b = appendHead(b, m.name, m.typ, m.help)
 		b = appendSample(b, m.name, "", m.get(s))
 	}
-	b = appendHead(b, "agentctl_tool_calls_total", "counter", "Decisions about tool calls, by error code (ok: served).")
+	b = appendHead(b, "agentctl_tool_calls_total", "counter", "Decisions about tool calls and reads of resources, by error code (ok: served).")
 	b = appendSample(b, "agentctl_tool_calls_total", `code="ok"`, float64(r.metrics.calls[""].Load()))
 	for _, c := range manifest.Codes {
 		b = appendSample(b, "agentctl_tool_calls_total", `code="`+string(c)+`"`, float64(r.metrics.calls[c].Load()))

@@ -328,6 +328,7 @@ func TestMCPResource(t *testing.T) {
 		if got := read(); got != m.sample(1) {
 			t.Errorf("read %s", got)
 		}
+		r.audited("reason=read", "decision=allow", "node_id="+m.node, "tenant="+auth.DefaultTenant)
 		if err := c.cs.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uri}); err != nil {
 			t.Fatal(err)
 		}

@@ -150,7 +150,8 @@ func NewTraceID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Read returns a resource's content for a caller who may see it.
+// Read returns a resource's content for a caller who may see it. It may ask the device, so
+// it is audited as calls are.
 func (k *Kernel) Read(ctx context.Context, c *Caller, uri string) (*Resource, []byte, error) {
 	e, err := k.resource(c, uri)
 	if err != nil {
@@ -162,10 +163,15 @@ func (k *Kernel) Read(ctx context.Context, c *Caller, uri string) (*Resource, []
 	}
 	ctx, cancel := context.WithTimeout(ctx, CallBudget)
 	defer cancel()
+	rec := Record{Tenant: c.Tenant, Actor: c.Actor, NodeID: e.resource.NodeID, Decision: Allowed, Reason: "read", TraceID: NewTraceID()}
 	data, err := rd.Read(ctx, c, uri)
 	if err != nil {
-		return nil, nil, k.asError(ctx, err)
+		e := k.asError(ctx, err)
+		rec.Decision, rec.Code = Failed, e.Code
+		k.Audit(rec)
+		return nil, nil, e
 	}
+	k.Audit(rec)
 	return e.resource, data, nil
 }
 
