@@ -5,11 +5,13 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/relay/auth"
 	"agentctl/transport/link"
 )
 
@@ -252,6 +254,7 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 		r.writeError(w, http.StatusInternalServerError, manifest.AsError(err), trace)
 		return
 	}
+	slices.SortFunc(nodes, func(a, b auth.Node) int { return strings.Compare(a.NodeID, b.NodeID) })
 	body := struct {
 		Nodes []nodeRow `json:"nodes"`
 		Next  string    `json:"next,omitempty"`

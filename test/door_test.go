@@ -1,9 +1,11 @@
 package test
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -321,6 +323,49 @@ func anonymous(a *answer, node string) string {
 	h := a.header.Clone()
 	h.Del("Date")
 	return fmt.Sprint(a.status, h, strings.NewReplacer(trace[:32], "TRACE", node, "NODE").Replace(a.body))
+}
+
+// The fleet comes in pages, in the order of node ids, of one tenant.
+func TestNodesPages(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		want := make([]string, 7)
+		for i := range want {
+			want[i] = r.mint(auth.MintRequest{Class: "device"}).NodeID
+		}
+		r.mint(auth.MintRequest{Class: "device", Tenant: "other"})
+		slices.Sort(want)
+		var got []string
+		for after, pages := "", 1; ; pages++ {
+			a := r.do(http.MethodGet, "/v1/nodes?limit=3&after="+after, "", r.headers())
+			var page struct {
+				Nodes []struct {
+					NodeID string `json:"node_id"`
+				}
+				Next string
+			}
+			if err := json.Unmarshal([]byte(a.body), &page); err != nil || a.status != http.StatusOK || len(page.Nodes) > 3 {
+				t.Fatalf("%d %s %v", a.status, a.body, err)
+			}
+			for _, n := range page.Nodes {
+				got = append(got, n.NodeID)
+			}
+			if after = page.Next; after == "" {
+				if pages != 3 {
+					t.Errorf("%d pages", pages)
+				}
+				break
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		for _, limit := range []string{"0", "-1", "5001", "x", "1e3"} {
+			r.refused(r.do(http.MethodGet, "/v1/nodes?limit="+limit, "", r.headers()), http.StatusBadRequest, manifest.BadRequest)
+		}
+		r.refused(r.do(http.MethodGet, "/v1/nodes", "", nil), http.StatusUnauthorized, manifest.SafetyDenied)
+		events := "Bearer " + r.agentOf(auth.DefaultTenant, manifest.ScopeEventsSubscribe)
+		r.refused(r.do(http.MethodGet, "/v1/nodes", "", r.headers("Authorization", events)), http.StatusForbidden, manifest.SafetyDenied)
+	})
 }
 
 // Who may come in: every kind of token, each with its status. None reaches the device.

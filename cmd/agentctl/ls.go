@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -26,6 +27,7 @@ func newLs() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			slices.SortFunc(nodes, func(a, b node) int { return strings.Compare(a.Name, b.Name) })
 			if out.format == "ndjson" {
 				for _, n := range nodes {
 					if err := out.print(cmd, n, nil); err != nil {
