@@ -126,7 +126,7 @@ func (r *rig) link(o mockOptions) (*mock, error) {
 
 // websocket opens the device link's WebSocket and nothing more.
 func (r *rig) websocket() (*websocket.Conn, error) {
-	d := websocket.Dialer{NetDialContext: r.dial, Subprotocols: []string{link.Subprotocol}, HandshakeTimeout: 10 * time.Second}
+	d := websocket.Dialer{NetDialContext: r.dial, TLSClientConfig: r.tls, Subprotocols: []string{link.Subprotocol}, HandshakeTimeout: 10 * time.Second}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	ws, resp, err := d.DialContext(ctx, "ws"+strings.TrimPrefix(r.url, "http")+link.Path, nil)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
@@ -42,6 +43,7 @@ type rig struct {
 	agent  string            // a token of tenant default with the default scopes
 	agents map[string]string // the same, by tenant
 	stop   func() error      // ends the relay in order and tells what Run returned
+	tls    *tls.Config       // how clients and devices dial; nil: plain
 }
 
 // newRig starts a relay on 127.0.0.1.
@@ -80,6 +82,9 @@ func openRig(t testing.TB, ln net.Listener, dial func(context.Context, string, s
 	}
 	r.addr = opt.Listener.Addr().String()
 	r.url = "http://" + r.addr
+	if opt.TLSCert != "" {
+		r.url = "https://" + r.addr
+	}
 	if r.relay, err = relay.Open(opt); err != nil {
 		t.Fatal(err)
 	}
