@@ -47,6 +47,7 @@ type rig struct {
 	revoked map[string]bool
 	seen    []string
 	result  func(ref string, raw []byte) error // before CheckResult
+	known   func(n *Node)                      // in Known
 }
 
 // newRig starts a hub whose tokens are node ids.
@@ -70,7 +71,12 @@ func newRig(t *testing.T) *rig {
 		},
 		CheckFrame:  manifest.CheckFrame,
 		EncodeFrame: func(sample []byte) []byte { return append([]byte("data: "), sample...) },
-		Known:       func(n *Node) { r.note(&r.surface, "known %d", len(n.Tools())) },
+		Known: func(n *Node) {
+			r.note(&r.surface, "known %d", len(n.Tools()))
+			if r.known != nil {
+				r.known(n)
+			}
+		},
 		Ready: func(n *Node) {
 			r.mu.Lock()
 			r.nodes[n.ID()] = n

@@ -53,6 +53,29 @@ func TestSameInstall(t *testing.T) {
 	})
 }
 
+// A link that is superseded before it was ready never becomes ready.
+func TestSupersededBeforeReady(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		release := make(chan bool)
+		r.known = func(n *Node) {
+			if n.session.InstanceID == instance1 {
+				<-release // a slow disk
+			}
+		}
+		slow := r.attach(nodeA, instance1)
+		r.attach(nodeA, instance2)
+		close(release)
+		if code := slow.gone(); code != link.CloseSuperseded {
+			t.Errorf("the slow link got %d", code)
+		}
+		if got := r.heard(&r.surface); got != "known 3, known 3, ready 2, gone 1" {
+			t.Errorf("surface: %s", got)
+		}
+		r.end()
+	})
+}
+
 // Two installs with one identity: the owner hears of it; the third time in a minute
 // neither is served, for a minute, then for two.
 func TestClones(t *testing.T) {

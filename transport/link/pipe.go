@@ -64,7 +64,9 @@ func (p *pipeConn) Read(fn func([]byte) error) error {
 		case len(m.data) > p.limit:
 			return ErrTooLarge
 		default:
-			return fn(m.data)
+			err := fn(m.data)
+			clear(m.data) // as a socket's buffer is used again
+			return err
 		}
 	}
 }
