@@ -1,0 +1,207 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"runtime/pprof"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"go.uber.org/zap"
+
+	"agentctl/relay"
+)
+
+// The references are what a person writes in an hour: no authentication, no schema, no
+// audit, no bounds. They print their address and serve until they are ended.
+func serve(args []string) error {
+	if len(args) == 0 {
+		return errors.New("serve what? echo, ws, naive or relay")
+	}
+	switch args[0] {
+	case "echo":
+		return listen(http.HandlerFunc(echo))
+	case "ws":
+		return listen(http.HandlerFunc(websocketEcho))
+	case "naive":
+		return listen(newNaive())
+	case "relay":
+		return serveRelay(args[1:])
+	}
+	return fmt.Errorf("there is no reference %q", args[0])
+}
+
+func listen(h http.Handler) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	fmt.Println(l.Addr())
+	return http.Serve(l, h)
+}
+
+// echo is the bare JSON echo: decode, encode.
+func echo(w http.ResponseWriter, r *http.Request) {
+	var in struct {
+		Tool      string `json:"tool"`
+		Arguments struct {
+			Message string `json:"message"`
+		} `json:"arguments"`
+	}
+	body, err := io.ReadAll(r.Body)
+	if err == nil {
+		err = json.Unmarshal(body, &in)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	out, _ := json.Marshal(map[string]string{"message": in.Arguments.Message})
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(out)
+}
+
+// websocketEcho is the bare round trip: one message in, one message out.
+func websocketEcho(w http.ResponseWriter, r *http.Request) {
+	var up websocket.Upgrader
+	c, err := up.Upgrade(w, r, nil)
+	if err != nil {
+		return
+	}
+	defer func() { _ = c.Close() }()
+	for {
+		t, msg, err := c.ReadMessage()
+		if err != nil || c.WriteMessage(t, msg) != nil {
+			return
+		}
+	}
+}
+
+// naive is the write-and-flush loop of a metric stream, a frame a second to everybody.
+// A reader that does not read is waited for.
+type naive struct {
+	mu   sync.Mutex // protects subs
+	subs map[chan []byte]struct{}
+}
+
+func newNaive() *naive {
+	n := &naive{subs: make(map[chan []byte]struct{})}
+	go func() {
+		for now := range time.Tick(time.Second) {
+			frame := fmt.Appendf(nil, "event: metric\ndata: {\"ts_ms\":%d,\"node_id\":\"01hzx9k3m4p7q8r9s0t1v2w3xy\",\"cpu_pct\":12.4,"+
+				"\"mem_bytes\":1234567890,\"mem_total_bytes\":8589934592,\"disk_pct\":31.2,\"load_1m\":0.42,\"load_5m\":0.39,\"load_15m\":0.35}\n\n", now.UnixMilli())
+			n.mu.Lock()
+			for c := range n.subs {
+				c <- frame
+			}
+			n.mu.Unlock()
+		}
+	}()
+	return n
+}
+
+func (n *naive) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	c := make(chan []byte, 16)
+	n.mu.Lock()
+	n.subs[c] = struct{}{}
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		delete(n.subs, c)
+		n.mu.Unlock()
+	}()
+	w.Header().Set("Content-Type", "text/event-stream")
+	f := w.(http.Flusher)
+	f.Flush()
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case frame := <-c:
+			if _, err := w.Write(frame); err != nil {
+				return
+			}
+			f.Flush()
+		}
+	}
+}
+
+// serveRelay is `agentctl relay` with two things that the product has not: SIGUSR1
+// collects garbage and gives free memory back; --profile writes a CPU profile.
+func serveRelay(args []string) error {
+	var o relay.Options
+	var profile string
+	f := flag.NewFlagSet("relay", flag.ContinueOnError)
+	f.StringVar(&o.StateDir, "state-dir", "", "")
+	f.StringVar(&o.TLSCert, "tls-cert", "", "")
+	f.StringVar(&o.TLSKey, "tls-key", "", "")
+	f.StringVar(&profile, "profile", "", "")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	o.Listen, o.Version, o.Logger = "127.0.0.1:0", "bench", zap.NewNop()
+	if profile != "" {
+		runtime.MemProfileRate = 256 // nearly every object: it costs time, so read no bars from such a run
+		if err := cpuProfile(profile + ".cpu.prof"); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	r, err := relay.Open(o)
+	if err != nil {
+		return err
+	}
+	told := make(chan os.Signal, 1)
+	signal.Notify(told, syscall.SIGUSR1)
+	go func() {
+		for range told {
+			debug.FreeOSMemory()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			fmt.Printf("%s: %d goroutines, heap %d KiB live in %d KiB, stacks %d KiB, other %d KiB\n", collected, runtime.NumGoroutine(),
+				m.HeapAlloc>>10, (m.HeapSys-m.HeapReleased)>>10, m.StackInuse>>10, (m.Sys-m.HeapSys-m.StackInuse)>>10)
+			if profile != "" {
+				heapProfile(profile + ".heap.prof")
+				pprof.StopCPUProfile() // what follows is another story
+				_ = cpuProfile(profile + ".after.cpu.prof")
+			}
+		}
+	}()
+	line, _ := json.Marshal(map[string]any{"ready": true, "url": r.URL()})
+	r.OnReady(func() { fmt.Printf("%s\n", line) })
+	return r.Run(ctx)
+}
+
+func cpuProfile(path string) error {
+	f, err := os.Create(path) // open until the process ends
+	if err != nil {
+		return err
+	}
+	return pprof.StartCPUProfile(f)
+}
+
+func heapProfile(path string) {
+	f, err := os.Create(path)
+	if err != nil {
+		return
+	}
+	defer func() { _ = f.Close() }()
+	_ = pprof.Lookup("heap").WriteTo(f, 0)
+}
