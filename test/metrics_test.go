@@ -13,6 +13,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay"
+	"agentctl/transport/link"
 	"agentctl/transport/sse"
 )
 
@@ -192,6 +193,29 @@ func TestHealth(t *testing.T) {
 		}
 		if err := <-ended; err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// Calls that are in flight when the relay stops are answered, not dropped.
+func TestShutdownAnswers(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.device(mockOptions{script: func(*mock) func(string, link.Cmd) { return func(string, link.Cmd) {} }})
+		var calls []<-chan *answer
+		for range 3 {
+			calls = append(calls, r.later(m.echoTool(), text("x")))
+		}
+		opening := r.later(m.subscribeTool(), `{}`, "Accept", "text/event-stream")
+		eventually(t, "four commands", func() bool { return len(m.cmds()) == 4 })
+		start := time.Now()
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("it took %s to stop", took)
+		}
+		for _, c := range append(calls, opening) {
+			r.refused(<-c, http.StatusServiceUnavailable, manifest.NodeOffline)
 		}
 	})
 }

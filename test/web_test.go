@@ -91,3 +91,20 @@ func TestAllowedPages(t *testing.T) {
 		t.Errorf("WWW-Authenticate %q", a.header.Get("WWW-Authenticate"))
 	}
 }
+
+// --anonymous: a caller without a token is a read-only one of the default tenant; a bad
+// token is still a bad token.
+func TestAnonymous(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		own, other := r.device(mockOptions{}), r.device(mockOptions{tenant: "other"})
+		if a := r.call(own.echoTool(), text("x"), "Authorization", ""); a.status != http.StatusOK {
+			t.Errorf("%d %s", a.status, a.body)
+		}
+		r.audited("actor=anonymous", "decision=allow", "node_id="+own.node)
+		r.refused(r.call(other.echoTool(), text("x"), "Authorization", ""), http.StatusForbidden, manifest.SafetyDenied)
+		r.refused(r.call(own.echoTool(), text("x"), "Authorization", "Bearer x.y.z"), http.StatusUnauthorized, manifest.SafetyDenied)
+		if len(other.cmds()) != 0 {
+			t.Error("another tenant's device was asked")
+		}
+	}, func(o *relay.Options) { o.Anonymous = true })
+}
