@@ -37,7 +37,7 @@ var walls = []struct {
 	{"relay/plugins/...", []string{"relay/hub", "relay/mcp", "relay/auth", "relay", "transport/..."}, nil, "plugins use the kernel's API only"},
 	{"...", []string{"github.com/spf13/cobra"}, []string{"cmd/..."}, "flags, files and environment are parsed in cmd and nowhere else"},
 	{"...", []string{"github.com/shirou/gopsutil/..."}, []string{"prober/..."}, "one owner of the machine's readings"},
-	{"...", []string{"github.com/gorilla/websocket"}, []string{"transport/link"}, "only the link speaks WebSocket"},
+	{"...", []string{"github.com/gorilla/websocket"}, []string{"transport/link", "test/bench"}, "only the link speaks WebSocket (and the bare server that it is compared with)"},
 	{"...", []string{"github.com/modelcontextprotocol/go-sdk/..."}, []string{"relay/mcp"}, "the SDK stays at the edge"},
 	{"...", []string{"modernc.org/..."}, []string{"relay/auth", "relay/eventlog", "prober/history"}, "storage rooms own their database"},
 	{"...", []string{"github.com/prometheus/..."}, []string{"relay"}, "rooms give Stats; the front door makes metrics of them"},
