@@ -87,9 +87,9 @@ func (s *Session) end(err error) error {
 }
 
 func (s *Session) handle(msg []byte, h SessionHandler) error {
-	now := monoNow()
+	now, cost := monoNow(), frameCost(len(msg))
 	s.lastRead.Store(now)
-	if !s.admit(now, frameCost(len(msg))) {
+	if !s.admit(now, cost) {
 		return errFlood
 	}
 	e, err := Decode(msg)
@@ -102,10 +102,10 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 		if err != nil {
 			return err
 		}
-		if !h.Acked(e.InReplyTo, &a) {
-			if s.strange++; s.strange > maxStrange {
-				return bad("too many answers to nothing")
-			}
+		if h.Acked(e.InReplyTo, &a) {
+			s.tokens += cost // it was asked for
+		} else if s.strange++; s.strange > maxStrange {
+			return bad("too many answers to nothing")
 		}
 	case TypeMetric:
 		m, err := e.metric()
@@ -149,8 +149,9 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 // maxStrange is how many acks that answer nothing a device may send in one session.
 const maxStrange = 64
 
-// A device may send 1,000 small frames at once and 500 a second: five times what its
-// streams and commands can need. What costs the relay more costs the device more.
+// A device may send 1,000 small frames at once and 500 a second, beside the answers to its
+// commands: ten times what its streams can need. What costs the relay more costs the
+// device more.
 const (
 	floodBurst   = 1000
 	floodRate    = 500
