@@ -92,7 +92,8 @@ type Hub struct {
 	ctx     context.Context // ends all sessions
 	cancel  context.CancelFunc
 
-	surface sync.Mutex // one Ready or Gone at a time
+	surface  sync.Mutex // one Ready or Gone at a time
+	pendings sync.Pool  // of *pending, to be used again
 
 	mu      sync.Mutex // protects the fields below
 	nodes   map[string]*Node
@@ -114,6 +115,7 @@ func New(opt Options) *Hub {
 		h.lanes[i] = make(map[*Node]struct{})
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.pendings.New = newPending
 	return h
 }
 

@@ -30,9 +30,10 @@ type Node struct {
 
 // pending is one command that a caller waits for.
 type pending struct {
-	id   string
-	tool *manifest.Tool
-	done chan answer // takes one
+	id     string
+	tool   *manifest.Tool
+	done   chan struct{} // takes one, when answer is set
+	answer answer
 	// accepted, for a subscription, runs in the session's goroutine, before any frame
 	// of the stream can be read.
 	accepted func(result []byte) error
@@ -42,6 +43,15 @@ type answer struct {
 	result []byte
 	err    error
 }
+
+// end tells the caller. It is called at most once, by whoever took p out of the table,
+// and is the last that happens to p from that side.
+func (p *pending) end(a answer) {
+	p.answer = a
+	p.done <- struct{}{}
+}
+
+func newPending() any { return &pending{done: make(chan struct{}, 1)} }
 
 // ID is the node id.
 func (n *Node) ID() string { return n.session.NodeID }
@@ -72,7 +82,12 @@ type CallOptions struct {
 // the verb's schema and this node's id, a *manifest.Error, or ctx's cause. ctx carries
 // the gateway's budget. The command runs at most once and is never sent again.
 func (n *Node) Call(ctx context.Context, t *manifest.Tool, args []byte, opt CallOptions) ([]byte, error) {
-	return n.do(ctx, &pending{tool: t, done: make(chan answer, 1)}, args, opt)
+	p := n.hub.pendings.Get().(*pending)
+	p.tool = t
+	result, err := n.do(ctx, p, args, opt)
+	*p = pending{done: p.done} // nobody else knows it any more
+	n.hub.pendings.Put(p)
+	return result, err
 }
 
 func (n *Node) do(ctx context.Context, p *pending, args []byte, opt CallOptions) (result []byte, err error) {
@@ -85,8 +100,8 @@ func (n *Node) do(ctx context.Context, p *pending, args []byte, opt CallOptions)
 		return nil, err
 	}
 	select {
-	case a := <-p.done:
-		return a.result, a.err
+	case <-p.done:
+		return p.answer.result, p.answer.err
 	case <-ctx.Done():
 	}
 	n.mu.Lock()
@@ -98,8 +113,8 @@ func (n *Node) do(ctx context.Context, p *pending, args []byte, opt CallOptions)
 	if ended {
 		return nil, context.Cause(ctx)
 	}
-	a := <-p.done // its end came first: the session's goroutine is about to tell it
-	return a.result, a.err
+	<-p.done // its end came first: the session's goroutine is about to tell it
+	return p.answer.result, p.answer.err
 }
 
 // dispatch notes a command and hands its frame to the link, in one step: what is in the
@@ -155,7 +170,7 @@ func (n *Node) Announced(m *link.Manifest) {
 }
 
 // Acked ends the command that a cmd_ack answers; known is false for an ack of nothing.
-func (n *Node) Acked(inReplyTo string, a *link.CmdAck) (known bool) {
+func (n *Node) Acked(inReplyTo string, a link.CmdAck) (known bool) {
 	n.mu.Lock()
 	p, verdict := n.calls.Ack(inReplyTo)
 	n.mu.Unlock()
@@ -177,13 +192,13 @@ func (n *Node) Acked(inReplyTo string, a *link.CmdAck) (known bool) {
 	if ans.err != nil && a.OK && p.accepted != nil {
 		n.cancel(p.id) // it opened a stream that nobody will read
 	}
-	p.done <- ans
+	p.end(ans)
 	return true
 }
 
 // judge turns an ack into the caller's answer. Nothing that the device wrote is in an
 // error (RFC-0005 §8).
-func (n *Node) judge(p *pending, a *link.CmdAck) answer {
+func (n *Node) judge(p *pending, a link.CmdAck) answer {
 	if !a.OK {
 		return answer{err: refused(a.Code)}
 	}
@@ -229,7 +244,7 @@ func (n *Node) lost() {
 	n.streams, n.byID = nil, nil
 	n.mu.Unlock()
 	for _, p := range waiting {
-		p.done <- answer{err: offline()}
+		p.end(answer{err: offline()})
 	}
 	for _, s := range streams {
 		s.end(ErrOffline)

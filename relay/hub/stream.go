@@ -142,7 +142,7 @@ func (n *Node) open(ctx context.Context, s *stream, t *manifest.Tool, args []byt
 		return
 	}
 	defer release()
-	p := &pending{tool: t, done: make(chan answer, 1), accepted: s.accept}
+	p := &pending{tool: t, done: make(chan struct{}, 1), accepted: s.accept}
 	_, err = n.do(ctx, p, args, opt)
 	s.cmdID = p.id
 	switch {
@@ -208,7 +208,7 @@ func (s *stream) release() {
 
 // Metered takes one frame from the device. A sample that breaks the frame's schema is
 // dropped and audited; one that is not numbered above the last ends the link.
-func (n *Node) Metered(m *link.Metric) error {
+func (n *Node) Metered(m link.Metric) error {
 	n.mu.Lock()
 	s := n.byID[m.StreamID]
 	n.mu.Unlock()

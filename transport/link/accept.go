@@ -52,6 +52,7 @@ type Manifest struct {
 // it with 4503.
 func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manifest, error) {
 	s := &Session{conn: conn, opt: opt, ID: manifest.NewULID()}
+	s.writer = s.write
 	s.lastRead.Store(monoNow())
 	conn.OnPing(s.heard)
 	stop := context.AfterFunc(ctx, func() { s.Close(CloseDraining, "draining") })

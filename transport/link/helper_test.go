@@ -159,12 +159,12 @@ func (l *log) Announced(m *Manifest) {
 	}
 	l.add("announced %s", strings.Join(names, " "))
 }
-func (l *log) Acked(id string, a *CmdAck) bool {
+func (l *log) Acked(id string, a CmdAck) bool {
 	l.add("acked %s %v %s%s", id, a.OK, a.Code, a.Result)
 	return l.known
 }
-func (l *log) Metered(m *Metric) error { l.add("metered %d %s", m.Seq, m.Sample); return nil }
-func (l *log) Ended(e *StreamEnd)      { l.add("ended %s", e.Reason) }
+func (l *log) Metered(m Metric) error { l.add("metered %d %s", m.Seq, m.Sample); return nil }
+func (l *log) Ended(e *StreamEnd)     { l.add("ended %s", e.Reason) }
 
 // relaySide is Accept and Run in a goroutine.
 type relaySide struct {

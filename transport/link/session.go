@@ -27,8 +27,11 @@ type Session struct {
 	tokens  float64 // flood bucket
 	filled  int64   // when tokens was counted; 0 before the first
 
+	writer func() // s.write; a method value made once instead of at every burst
+
 	mu      sync.Mutex // protects the fields below
-	queue   [][]byte
+	queue   [][]byte   // from head on; nil is a ping
+	head    int
 	writing bool
 	code    int // why this end closed; 0 while it has not
 	reason  string
@@ -50,8 +53,8 @@ var (
 // one at a time; byte slices are the handler's only until it returns.
 type SessionHandler interface {
 	Announced(m *Manifest)
-	Acked(inReplyTo string, a *CmdAck) (known bool)
-	Metered(m *Metric) error
+	Acked(inReplyTo string, a CmdAck) (known bool)
+	Metered(m Metric) error
 	Ended(e *StreamEnd)
 }
 
@@ -61,9 +64,10 @@ type SessionHandler interface {
 func (s *Session) Run(ctx context.Context, h SessionHandler) error {
 	stop := context.AfterFunc(ctx, func() { s.Close(CloseDraining, "draining") })
 	defer stop()
+	handle := func(msg []byte) error { return s.handle(msg, h) }
 	var err error
 	for err == nil {
-		err = s.conn.Read(func(msg []byte) error { return s.handle(msg, h) })
+		err = s.conn.Read(handle)
 	}
 	return s.end(err)
 }
@@ -102,7 +106,7 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 		if err != nil {
 			return err
 		}
-		if h.Acked(e.InReplyTo, &a) {
+		if h.Acked(e.InReplyTo, a) {
 			s.tokens += cost // it was asked for
 		} else if s.strange++; s.strange > maxStrange {
 			return bad("too many answers to nothing")
@@ -112,7 +116,7 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 		if err != nil {
 			return err
 		}
-		return h.Metered(&m)
+		return h.Metered(m)
 	case TypeStreamEnd:
 		var end StreamEnd
 		if err := e.Decode(&end); err != nil {
@@ -200,28 +204,40 @@ func (s *Session) enqueue(frame []byte) error {
 	if s.code != 0 {
 		return net.ErrClosed
 	}
-	if len(s.queue) >= maxQueue {
+	if len(s.queue)-s.head >= maxQueue {
 		s.closeLocked(CloseTooLarge, "backpressure")
 		return errBackpressure
+	}
+	if s.head > 0 && len(s.queue) == cap(s.queue) { // room in front instead of more
+		s.queue, s.head = append(s.queue[:0], s.queue[s.head:]...), 0
 	}
 	s.queue = append(s.queue, frame)
 	if !s.writing {
 		s.writing = true
-		s.wg.Go(s.write)
+		s.wg.Add(1)
+		go s.writer()
 	}
 	return nil
 }
 
+// keepQueue is how long a queue may be that an idle session keeps.
+const keepQueue = 4
+
 func (s *Session) write() {
+	defer s.wg.Done()
 	for {
 		s.mu.Lock()
-		if len(s.queue) == 0 || s.code != 0 {
-			s.queue, s.writing = nil, false
+		if s.head == len(s.queue) || s.code != 0 {
+			if s.queue, s.head = s.queue[:0], 0; cap(s.queue) > keepQueue {
+				s.queue = nil
+			}
+			s.writing = false
 			s.mu.Unlock()
 			return
 		}
-		frame := s.queue[0]
-		s.queue = s.queue[1:]
+		frame := s.queue[s.head]
+		s.queue[s.head] = nil
+		s.head++
 		s.mu.Unlock()
 		var err error
 		if frame == nil {
