@@ -158,13 +158,16 @@ func (n *Node) open(ctx context.Context, s *stream, t *manifest.Tool, args []byt
 // so that the stream is known before its first frame is read.
 func (s *stream) accept(result []byte) error {
 	n := s.node
-	var sub link.Subscribed
+	var sub struct {
+		StreamID   string  `json:"stream_id"`
+		IntervalMS float64 `json:"interval_ms"` // 5000.0 is a whole number to JSON Schema
+	}
 	if err := strictjson.Unmarshal(result, &sub); err != nil {
 		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if sub.IntervalMS != s.key.intervalMS || n.byID == nil || n.byID[sub.StreamID] != nil {
+	if sub.IntervalMS != float64(s.key.intervalMS) || n.byID == nil || n.byID[sub.StreamID] != nil {
 		return errors.New("hub: another stream than the one asked for, or a stream id twice")
 	}
 	s.streamID = sub.StreamID

@@ -385,6 +385,15 @@ func TestStreamEnds(t *testing.T) {
 		again := r.opening(t.Context(), n, 1000, new(charges))
 		_, sid = b.open()
 		second := (<-again).reader
+		other := r.opening(t.Context(), n, 5000, new(charges))
+		id, _ := b.cmd()
+		b.ack(id, `{"stream_id":"`+link.NewID()+`","interval_ms":5e3}`)
+		if o := <-other; o.err != nil {
+			t.Errorf("5e3 is not 5000: %v", o.err)
+		} else {
+			o.reader.Close()
+			b.next(link.TypeCmdCancel)
+		}
 		reader.Close()
 		b.metric(sid, 1, sample(nodeA, 2))
 		if frames(second) != 1 || second.Err() != nil {

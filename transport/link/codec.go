@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -134,8 +135,7 @@ func (e *Envelope) metric() (m Metric, err error) {
 		case "stream_id":
 			m.StreamID, ok = idOf(value)
 		case "seq":
-			m.Seq, err = strconv.ParseInt(string(value), 10, 64)
-			ok = err == nil && m.Seq > 0
+			m.Seq, ok = whole(value)
 		case "sample":
 			m.Sample, ok = value, value[0] == '{' && !bytes.ContainsAny(value, "\r\n")
 		}
@@ -143,10 +143,19 @@ func (e *Envelope) metric() (m Metric, err error) {
 			return m, bad("payload of metric")
 		}
 	}
-	if m.StreamID == "" || m.Seq == 0 || m.Sample == nil {
+	if m.StreamID == "" || m.Seq < 1 || m.Sample == nil {
 		return m, bad("payload of metric")
 	}
 	return m, nil
+}
+
+// whole reads a whole number as JSON Schema knows it: 7, 7.0 and 7e0 are the same.
+func whole(value []byte) (int64, bool) {
+	if n, err := strconv.ParseInt(string(value), 10, 64); err == nil {
+		return n, true
+	}
+	f, err := strconv.ParseFloat(string(value), 64)
+	return int64(f), err == nil && f == math.Trunc(f) && math.Abs(f) < 1<<53
 }
 
 var types = [...]string{TypeHello, TypeAuth, TypeAuthOK, TypeAnnounce, TypeAnnounceAck, TypeMetric,

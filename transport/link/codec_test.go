@@ -190,7 +190,12 @@ func TestDecodeMetric(t *testing.T) {
 		{`{"sample":{},"seq":9007199254740993,"stream_id":"` + strings.ToLower(sid) + `"}`, true},
 		{`{"stream_id":"` + sid + `","seq":0,"sample":{}}`, false},
 		{`{"stream_id":"` + sid + `","seq":-1,"sample":{}}`, false},
-		{`{"stream_id":"` + sid + `","seq":1.0,"sample":{}}`, false},
+		{`{"stream_id":"` + sid + `","seq":1.0,"sample":{}}`, true}, // an integer to JSON Schema
+		{`{"stream_id":"` + sid + `","seq":5e3,"sample":{}}`, true},
+		{`{"stream_id":"` + sid + `","seq":1.5,"sample":{}}`, false},
+		{`{"stream_id":"` + sid + `","seq":1e-3,"sample":{}}`, false},
+		{`{"stream_id":"` + sid + `","seq":1e300,"sample":{}}`, false},
+		{`{"stream_id":"` + sid + `","seq":true,"sample":{}}`, false},
 		{`{"stream_id":"` + sid + `","seq":99999999999999999999,"sample":{}}`, false},
 		{`{"stream_id":"` + sid + `","seq":"1","sample":{}}`, false},
 		{`{"stream_id":"` + sid + `","seq":1}`, false},
@@ -243,6 +248,7 @@ type reference struct {
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{goldenCmd, goldenAck, goldenNo, goldenMetric, goldenCancel, goldenTraced,
 		frame("announce", `,"payload":{"manifest_version":1,"manifest_sha256":"","capabilities":[{}]}`),
+		strings.Replace(goldenMetric, `"seq":7`, `"seq":7.0`, 1), strings.Replace(goldenMetric, `"seq":7`, `"seq":7e0`, 1),
 		`{"ty\u0070e":"hello","msg_id":"` + deviceID + `","payload":{"a":"\"}{\\"}}`,
 		"{\n \"type\": \"error\", \"msg_id\": \"" + deviceID + "\",\t\"payload\": { \"a\" : [ 1 , {} , null ] } }",
 		`{"type":"hello","msg_id":"` + deviceID + `","payload":{}}x`, `[]`, `{`, `"`, `{"type":1}`} {
@@ -287,8 +293,18 @@ func fuzzPayload(t *testing.T, e *Envelope) {
 	}
 	if m, err := e.metric(); err == nil {
 		var want Metric
-		if err := e.Decode(&want); err != nil || m.Seq != want.Seq || !bytes.Equal(m.Sample, want.Sample) || m.StreamID != strings.ToUpper(want.StreamID) {
-			t.Fatalf("metric %+v, the decoder says %+v, %v", m, want, err)
+		if err := e.Decode(&want); err != nil {
+			want.Seq, err = m.Seq, e.Decode(&struct { // 7.0 is a whole number here
+				StreamID *string         `json:"stream_id"`
+				Seq      float64         `json:"seq"`
+				Sample   *strictjson.Raw `json:"sample"`
+			}{&want.StreamID, 0, &want.Sample})
+			if err != nil {
+				t.Fatalf("metric %+v, the decoder says %v", m, err)
+			}
+		}
+		if m.Seq != want.Seq || !bytes.Equal(m.Sample, want.Sample) || m.StreamID != strings.ToUpper(want.StreamID) {
+			t.Fatalf("metric %+v, the decoder says %+v", m, want)
 		}
 	}
 }
