@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -170,6 +171,35 @@ func TestAnnounceAgain(t *testing.T) {
 		}
 		if got := r.heard(&r.surface); got != "gone 1" {
 			t.Errorf("surface: %s", got)
+		}
+		r.end()
+	})
+}
+
+// Boards of one make share the memory of one manifest, and nothing else.
+func TestSharedManifest(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		r.attach(nodeA, instance1)
+		other := r.attach(nodeB, instance2)
+		a, b := r.node(nodeA), r.node(nodeB)
+		if &a.Manifest()[0] != &b.Manifest()[0] || a.Tools()[0].Capability != b.Tools()[0].Capability {
+			t.Error("two nodes hold one manifest twice")
+		}
+		for i, tool := range b.Tools() {
+			if tool.Name.NodeID != nodeB || a.Tools()[i].Name.NodeID != nodeA || tool.Capability.CapID != tool.Name.CapID {
+				t.Errorf("tools %s and %s", a.Tools()[i].Canonical, tool.Canonical)
+			}
+		}
+		for i := range 2 * maxAlike { // a device that announces ever new ones
+			c := manifest.Echo()
+			c.CapID = fmt.Sprint("echo", i)
+			other.sendAs(link.TypeAnnounce, "", announce(c))
+			other.next(link.TypeAnnounceAck)
+			time.Sleep(time.Second)
+		}
+		if n := len(r.hub.alike); n > maxAlike || b.Tools()[0].Name.CapID != fmt.Sprint("echo", 2*maxAlike-1) || len(a.Tools()) != 3 {
+			t.Errorf("%d manifests are remembered; tools %v", n, b.Tools())
 		}
 		r.end()
 	})
