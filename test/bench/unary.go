@@ -107,12 +107,16 @@ func (b *bench) unarySides(r *relayProc) ([]*side, error) {
 	}
 	for i, s := range sides {
 		s.load.perSecond = b.devices * 9
-		for range callers {
+		for n := range callers {
 			a, err := dial[i]()
 			if err != nil {
 				return sides, fmt.Errorf("%s: %w", s.name, err)
 			}
 			s.load.askers = append(s.load.askers, a)
+			// A server closes a connection that sends nothing; this one's turn may be late.
+			if err := a.ask(n); err != nil {
+				return sides, fmt.Errorf("%s: first call: %w", s.name, err)
+			}
 		}
 	}
 	return sides, nil
