@@ -341,3 +341,63 @@ func (b *board) echo(node, id string, c link.Cmd) {
 	}
 	b.ack(id, echoed(node, args.Message))
 }
+
+// charges counts what subscriptions cost.
+type charges struct{ taken, back atomic.Int64 }
+
+func (c *charges) acquire() (func(), error) {
+	c.taken.Add(1)
+	return func() { c.back.Add(1) }, nil
+}
+
+func (r *rig) subscribe(ctx context.Context, n *Node, intervalMS int64) (*Reader, error) {
+	return r.subscribeFor(ctx, n, intervalMS, new(charges))
+}
+
+func (r *rig) subscribeFor(ctx context.Context, n *Node, intervalMS int64, c *charges) (*Reader, error) {
+	return n.Subscribe(ctx, r.tool(n, "metrics.subscribe"), IntervalArgs(intervalMS), intervalMS, c.acquire, CallOptions{})
+}
+
+type opened struct {
+	reader *Reader
+	err    error
+}
+
+// opening is a Subscribe in a goroutine.
+func (r *rig) opening(ctx context.Context, n *Node, intervalMS int64, c *charges) chan opened {
+	done := make(chan opened, 1)
+	go func() {
+		reader, err := r.subscribeFor(ctx, n, intervalMS, c)
+		done <- opened{reader, err}
+	}()
+	synctest.Wait()
+	return done
+}
+
+// open answers the opening of a stream and returns the ids of command and stream.
+func (b *board) open() (cmdID, streamID string) {
+	b.t.Helper()
+	cmdID, c := b.cmd()
+	streamID = link.NewID()
+	b.ack(cmdID, `{"stream_id":"`+streamID+`",`+strings.TrimPrefix(string(c.Arguments), "{"))
+	synctest.Wait()
+	return cmdID, streamID
+}
+
+func sample(node string, cpu int) string {
+	return fmt.Sprintf(`{"ts_ms":%d,"node_id":%q,"cpu_pct":%d,"mem_bytes":1,"mem_total_bytes":2,"disk_pct":3,"load_1m":0,"load_5m":0,"load_15m":0}`,
+		time.Now().UnixMilli(), node, cpu)
+}
+
+func (b *board) metric(streamID string, seq int64, sample string) {
+	b.t.Helper()
+	b.sendAs(link.TypeMetric, "", link.Metric{StreamID: streamID, Seq: seq, Sample: strictjson.Raw(sample)})
+	synctest.Wait()
+}
+
+func frames(r *Reader) (n int) {
+	for _, ok := r.Next(); ok; _, ok = r.Next() {
+		n++
+	}
+	return n
+}
