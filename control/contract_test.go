@@ -95,7 +95,25 @@ func TestContractDialogue(t *testing.T) {
 		nc := r.dial()
 		defer nc.Close()
 		nc.SetDeadline(time.Now().Add(time.Minute))
-		in := newFrameReader(nc, maxAnswer)
+		// The client reads at all times: a server whose write is stuck in an unbuffered pipe
+		// holds a lock that another of its goroutines waits for, and synctest.Wait never
+		// sees that goroutine at rest.
+		answers := make(chan []byte, len(c.Dialogue))
+		go func() {
+			defer close(answers)
+			in := newFrameReader(nc, maxAnswer)
+			for {
+				n, err := in.header()
+				if err != nil {
+					return
+				}
+				body := make([]byte, n)
+				if in.body(body) != nil {
+					return
+				}
+				answers <- body
+			}
+		}()
 		for i, step := range c.Dialogue {
 			send, _ := step.Send.(map[string]any)
 			if step.Send != nil {
@@ -105,24 +123,27 @@ func TestContractDialogue(t *testing.T) {
 				}
 			}
 			synctest.Wait() // so that an event and an answer have their order
-			n, err := in.header()
-			if err != nil {
-				t.Fatalf("step %d: %v", i, err)
-			}
-			body := make([]byte, n)
-			if err := in.body(body); err != nil {
-				t.Fatalf("step %d: %v", i, err)
+			body, ok := <-answers
+			if !ok {
+				t.Fatalf("step %d: the server hung up", i)
 			}
 			var got map[string]any
 			if err := json.Unmarshal(body, &got); err != nil {
 				t.Fatal(err)
 			}
 			checkSnakeCase(t, got)
+			if next := i + 1; step.Send == nil && next < len(c.Dialogue) && c.Dialogue[next].Send == nil {
+				// The order of two events of different names is no promise.
+				if other, _ := c.Dialogue[next].Recv.(map[string]any); other["method"] == got["method"] {
+					c.Dialogue[next].Recv, step.Recv = step.Recv, c.Dialogue[next].Recv
+				}
+			}
 			if want := fill(step.Recv, got); !reflect.DeepEqual(got, want) {
 				w, _ := json.Marshal(want)
 				t.Fatalf("step %d: got\n%s\nwant\n%s", i, body, w)
 			}
 
+			var err error
 			method := fmt.Sprint(send["method"])
 			switch {
 			case send == nil && got["method"] != nil:

@@ -85,13 +85,13 @@ func inBubble(t *testing.T, o Options, f func(*testing.T, *rig)) {
 		o.Listener = ln
 		o.peerOf = func(net.Conn) (uint32, uint32, error) { return 0, 0, nil }
 		r := newRig(t, o)
+		defer r.end() // after a failure too: what still runs keeps the bubble open
 		r.dial = func() net.Conn {
 			a, b := net.Pipe()
 			ln.ch <- b
 			return a
 		}
 		f(t, r)
-		r.end()
 	})
 }
 
