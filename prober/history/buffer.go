@@ -1,0 +1,68 @@
+package history
+
+import (
+	"slices"
+	"sort"
+)
+
+// buffer holds unsaved items sorted by id, one for each. Beyond max the first goes.
+type buffer[T any] struct {
+	items []item[T]
+	max   int
+}
+
+type item[T any] struct {
+	id  int64
+	seq uint64 // order of arrival
+	v   T
+}
+
+// add keeps v under id, unless there is one already.
+func (b *buffer[T]) add(id int64, v T, seq uint64) (dropped, repeated bool) {
+	i := len(b.items)
+	if i > 0 && b.items[i-1].id >= id { // the clock went back, or two came at once
+		i = b.index(id)
+		if b.items[i].id == id {
+			return false, true
+		}
+	}
+	if len(b.items) >= b.max {
+		if i == 0 {
+			return true, false // it is the oldest itself
+		}
+		b.items = slices.Delete(b.items, 0, 1)
+		i--
+		dropped = true
+	}
+	b.items = slices.Insert(b.items, i, item[T]{id, seq, v})
+	return dropped, false
+}
+
+// index is where the first item not below id is.
+func (b *buffer[T]) index(id int64) int {
+	return sort.Search(len(b.items), func(i int) bool { return b.items[i].id >= id })
+}
+
+// between is the items from..to, both included.
+func (b *buffer[T]) between(from, to int64) []item[T] {
+	i := b.index(from)
+	j := i + sort.Search(len(b.items)-i, func(k int) bool { return b.items[i+k].id > to })
+	return b.items[i:j]
+}
+
+// forget removes what arrived up to seq. Room that only an outage needed goes too.
+func (b *buffer[T]) forget(seq uint64) {
+	b.items = slices.DeleteFunc(b.items, func(it item[T]) bool { return it.seq <= seq })
+	if cap(b.items) > 1024 && len(b.items) < cap(b.items)/8 {
+		b.items = slices.Clone(b.items)
+	}
+}
+
+// rebase moves the items with ids below zero by delta.
+func (b *buffer[T]) rebase(delta int64) {
+	early := slices.Clone(b.between(-1<<63, -1))
+	b.items = slices.Delete(b.items, 0, len(early))
+	for _, it := range early {
+		b.add(it.id+delta, it.v, it.seq)
+	}
+}

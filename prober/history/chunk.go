@@ -1,0 +1,347 @@
+package history
+
+import (
+	"cmp"
+	"database/sql/driver"
+	"slices"
+)
+
+const (
+	selectSamples     = "SELECT * FROM samples WHERE ts BETWEEN ? AND ? ORDER BY ts LIMIT ?"
+	selectLastSample  = "SELECT * FROM samples WHERE ts BETWEEN ? AND ? ORDER BY ts DESC LIMIT 1"
+	selectReadings    = "SELECT id, value FROM readings WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
+	selectReadingsRev = "SELECT id, value FROM readings WHERE id BETWEEN ? AND ? ORDER BY id DESC"
+	selectNth         = "SELECT ts FROM samples WHERE ts BETWEEN ? AND ? ORDER BY ts LIMIT 1 OFFSET ?"
+	selectNthReading  = "SELECT id >> 8 FROM readings WHERE id BETWEEN ? AND ? ORDER BY id LIMIT 1 OFFSET ?"
+)
+
+// chunk fetches what comes next and moves the cursor behind it. d is nil for memory
+// only. An error leaves the reader as it was, so that it can be tried again.
+func (s *Store) chunk(d *db, r *reader) error {
+	s.mu.Lock()
+	r.known = s.keys.names
+	s.mu.Unlock()
+	r.nwant = 0
+	for i, name := range r.known {
+		if r.want[i+1] = r.wants(name); r.want[i+1] {
+			r.nwant++
+		}
+	}
+	dense, err := s.dense(d, r)
+	if err != nil {
+		return err
+	}
+	fetch := s.scan
+	if dense {
+		fetch = s.seek
+	}
+	groups, next, err := fetch(d, r)
+	if err != nil {
+		return err
+	}
+
+	r.rows, r.flat = r.rows[:0], r.flat[:0]
+	for i := range groups {
+		r.feed(&groups[i])
+	}
+	r.cursor = next
+	if r.cursor > r.to {
+		r.done = true
+		r.endBucket()
+	}
+	return nil
+}
+
+// wants tells whether readings of that name are asked for.
+func (r *reader) wants(name string) bool {
+	return r.all || slices.ContainsFunc(r.names, func(m string) bool {
+		return len(name) >= len(m) && name[:len(m)] == m && (len(name) == len(m) || name[len(m)] == '.')
+	})
+}
+
+// feed takes the next group: a row of its own, or part of a bucket.
+func (r *reader) feed(g *group) {
+	if r.step == 0 {
+		r.rows = append(r.rows, *g)
+		return
+	}
+	if r.pending.ts != 0 && r.pending.ts/r.step != g.ts/r.step {
+		r.endBucket()
+	}
+	r.pending.ts = g.ts
+	if g.has {
+		r.pending.has, r.pending.v = true, g.v
+	}
+	for _, it := range g.readings {
+		i, found := slices.BinarySearchFunc(r.last, readingKey(it.id), func(it item[int64], k uint8) int { return cmp.Compare(readingKey(it.id), k) })
+		if !found {
+			r.last = slices.Insert(r.last, i, it)
+		}
+		r.last[i] = it
+	}
+}
+
+// endBucket makes a row of the bucket, if there is one.
+func (r *reader) endBucket() {
+	if r.pending.ts == 0 {
+		return
+	}
+	from := len(r.flat)
+	r.flat = append(r.flat, r.last...)
+	r.pending.readings = r.flat[from:]
+	r.rows = append(r.rows, r.pending)
+	r.pending, r.last = group{}, r.last[:0]
+}
+
+// bucketEnd is the last millisecond of the bucket of ts, within the window.
+func (r *reader) bucketEnd(ts int64) int64 { return min(ts-ts%r.step+r.step-1, r.to) }
+
+// dense tells whether the bucket at the cursor has so many rows in the file that looking
+// for its last one is cheaper than reading them all.
+func (s *Store) dense(d *db, r *reader) (bool, error) {
+	if d == nil || r.step == 0 {
+		return false, nil
+	}
+	end := r.bucketEnd(r.cursor)
+	if r.core {
+		ts, err := d.number(selectNth, r.cursor, end, int64(seekFrom-1))
+		if ts != 0 || err != nil {
+			return ts != 0, err
+		}
+	}
+	if r.nwant == 0 {
+		return false, nil
+	}
+	ts, err := d.number(selectNthReading, r.cursor<<8, end<<8|255, int64(seekFrom*max(1, r.nwant)-1))
+	return ts != 0, err
+}
+
+// scan reads what is at the cursor, row by row.
+func (s *Store) scan(d *db, r *reader) (groups []group, next int64, err error) {
+	to := r.to
+	var samples []item[values]
+	if r.core {
+		if samples, to, err = s.scanSamples(d, r.cursor, to); err != nil {
+			return nil, 0, err
+		}
+	}
+	var readings []item[int64]
+	if r.nwant > 0 {
+		if readings, to, err = s.scanReadings(d, r.cursor, to); err != nil {
+			return nil, 0, err
+		}
+		readings = slices.DeleteFunc(readings, func(it item[int64]) bool { return !r.want[readingKey(it.id)] })
+	}
+	return join(samples, readings, to), to + 1, nil
+}
+
+// join makes groups of samples and readings up to a time.
+func join(samples []item[values], readings []item[int64], to int64) []group {
+	groups := make([]group, 0, max(len(samples), len(readings)))
+	for len(samples) > 0 || len(readings) > 0 {
+		g := group{ts: maxTS}
+		if len(samples) > 0 {
+			g.ts = samples[0].id
+		}
+		if len(readings) > 0 {
+			g.ts = min(g.ts, readingTS(readings[0].id))
+		}
+		if g.ts > to {
+			break
+		}
+		if len(samples) > 0 && samples[0].id == g.ts {
+			g.has, g.v, samples = true, samples[0].v, samples[1:]
+		}
+		n := 0
+		for n < len(readings) && readingTS(readings[n].id) == g.ts {
+			n++
+		}
+		g.readings, readings = readings[:n], readings[n:]
+		groups = append(groups, g)
+	}
+	return groups
+}
+
+// scanSamples is the first samples of from..to, from the file and from memory, and the
+// time up to which they are all.
+func (s *Store) scanSamples(d *db, from, to int64) (got []item[values], upto int64, err error) {
+	upto = to
+	if d != nil {
+		err := d.each(selectSamples, func(row []driver.Value) bool {
+			got = append(got, sampleOf(row))
+			return true
+		}, from, to, int64(chunkSamples))
+		if err != nil {
+			return nil, 0, err
+		}
+		if len(got) == chunkSamples {
+			upto = got[chunkSamples-1].id
+		}
+	}
+	s.mu.Lock()
+	unsaved := s.samples.between(from, upto)
+	if len(unsaved) > chunkSamples {
+		unsaved = unsaved[:chunkSamples]
+		upto = unsaved[chunkSamples-1].id
+	}
+	got = append(got, unsaved...)
+	s.mu.Unlock()
+	return merged(got), upto, nil
+}
+
+// scanReadings is to readings what scanSamples is to samples. Those of the last
+// millisecond that was read may not all be there, so it is left out.
+func (s *Store) scanReadings(d *db, from, to int64) (got []item[int64], upto int64, err error) {
+	upto = to
+	if d != nil {
+		err := d.each(selectReadings, func(row []driver.Value) bool {
+			got = append(got, d.readingOf(row))
+			return true
+		}, from<<8, to<<8|255, int64(chunkReadings))
+		if err != nil {
+			return nil, 0, err
+		}
+		if len(got) == chunkReadings {
+			upto = readingTS(got[chunkReadings-1].id) - 1
+		}
+	}
+	s.mu.Lock()
+	unsaved := s.readings.between(from<<8, upto<<8|255)
+	if len(unsaved) > chunkReadings {
+		unsaved = unsaved[:chunkReadings]
+		upto = readingTS(unsaved[chunkReadings-1].id) - 1
+	}
+	got = append(got, unsaved...)
+	s.mu.Unlock()
+	return merged(got), upto, nil
+}
+
+// merged sorts items, those of the file before those of memory, and keeps the first of
+// each id: it is what the file has, or will have.
+func merged[T any](items []item[T]) []item[T] {
+	byID := func(a, b item[T]) int { return cmp.Compare(a.id, b.id) }
+	if !slices.IsSortedFunc(items, byID) {
+		slices.SortStableFunc(items, byID)
+	}
+	return slices.CompactFunc(items, func(a, b item[T]) bool { return a.id == b.id })
+}
+
+// seek finds the last rows of the buckets from the cursor on.
+func (s *Store) seek(d *db, r *reader) (groups []group, next int64, err error) {
+	next = r.cursor
+	for next <= r.to && len(groups) < chunkBuckets {
+		end := r.bucketEnd(next)
+		g, err := s.lastIn(d, r, next, end)
+		if err != nil {
+			return nil, 0, err
+		}
+		next = end + 1
+		if g.ts != 0 {
+			groups = append(groups, g)
+		} else if next, err = s.firstFrom(d, r, next); err != nil {
+			return nil, 0, err
+		}
+	}
+	return groups, next, nil
+}
+
+// lastIn is the last sample of from..to and the last reading of each name; its ts is 0
+// when there is neither.
+func (s *Store) lastIn(d *db, r *reader, from, to int64) (g group, err error) {
+	if r.core {
+		var last item[values]
+		err = d.each(selectLastSample, func(row []driver.Value) bool {
+			last = sampleOf(row)
+			return false
+		}, from, to)
+		if err != nil {
+			return g, err
+		}
+		s.mu.Lock()
+		if unsaved := s.samples.between(from, to); len(unsaved) > 0 && unsaved[len(unsaved)-1].id > last.id {
+			last = unsaved[len(unsaved)-1]
+		}
+		s.mu.Unlock()
+		g = group{ts: last.id, has: last.id != 0, v: last.v}
+	}
+	if r.nwant == 0 {
+		return g, nil
+	}
+	last := map[uint8]item[int64]{}
+	left := r.nwant
+	err = d.each(selectReadingsRev, func(row []driver.Value) bool {
+		it := d.readingOf(row)
+		k := readingKey(it.id)
+		if _, known := last[k]; !known && r.want[k] {
+			last[k] = it
+			left--
+		}
+		return left > 0
+	}, from<<8, to<<8|255)
+	if err != nil {
+		return g, err
+	}
+	s.mu.Lock()
+	for _, it := range s.readings.between(from<<8, to<<8|255) {
+		if k := readingKey(it.id); r.want[k] && it.id > last[k].id {
+			last[k] = it
+		}
+	}
+	s.mu.Unlock()
+	for _, it := range last {
+		g.readings = append(g.readings, it)
+		g.ts = max(g.ts, readingTS(it.id))
+	}
+	return g, nil
+}
+
+// firstFrom is the time of the first row from a time on, and behind the window when
+// there is none.
+func (s *Store) firstFrom(d *db, r *reader, from int64) (int64, error) {
+	first := r.to + 1
+	if r.core {
+		ts, err := d.number(selectNth, from, r.to, int64(0))
+		if err != nil {
+			return 0, err
+		}
+		if ts != 0 {
+			first = ts
+		}
+	}
+	if r.nwant > 0 {
+		ts, err := d.number(selectNthReading, from<<8, r.to<<8|255, int64(0))
+		if err != nil {
+			return 0, err
+		}
+		if ts != 0 {
+			first = min(first, ts)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if unsaved := s.samples.between(from, r.to); r.core && len(unsaved) > 0 {
+		first = min(first, unsaved[0].id)
+	}
+	if unsaved := s.readings.between(from<<8, r.to<<8|255); r.nwant > 0 && len(unsaved) > 0 {
+		first = min(first, readingTS(unsaved[0].id))
+	}
+	return first, nil
+}
+
+func sampleOf(row []driver.Value) (it item[values]) {
+	n := func(i int) int64 { v, _ := row[i].(int64); return v }
+	it.id = n(0)
+	it.v = values{
+		cpu: int32(n(1)), mem: n(2), total: n(3), disk: int32(n(4)),
+		load: [3]int32{int32(n(5)), int32(n(6)), int32(n(7))},
+	}
+	return it
+}
+
+// readingOf has the name's number of memory, 0 for a name that memory does not know.
+func (d *db) readingOf(row []driver.Value) (it item[int64]) {
+	id, _ := row[0].(int64)
+	it.id = readingID(readingTS(id), d.in[readingKey(id)])
+	it.v, _ = row[1].(int64)
+	return it
+}

@@ -1,0 +1,196 @@
+package history
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestBootInThePast: a board without a clock of its own records from the first second,
+// and what it recorded gets its time when that is known.
+func TestBootInThePast(t *testing.T) {
+	for _, flushed := range []bool{false, true} {
+		t.Run(fmt.Sprint("flushed before ", flushed), func(t *testing.T) {
+			s, c := open(t, Options{})
+			c.set(3_000) // 1970
+			for i := range 5 {
+				c.step(time.Second)
+				x := c.sample(i)
+				s.Add(x)
+				c.mono += 3 * time.Millisecond // the reading comes a little later
+				c.wall += 3
+				s.AddModule(x, "temperature.hottest_c", float64(40+i))
+				c.mono -= 3 * time.Millisecond
+				c.wall -= 3
+			}
+			if rows := query(t, s, Query{}); len(rows) != 1 || rows[0].TSMS != 0 {
+				t.Errorf("without a time: %v, want the newest sample as it is", rows)
+			}
+			if flushed {
+				flush(t, s)
+			}
+			if st := s.Stats(); st.State != "ok" || st.LastFlushMS != 0 {
+				t.Errorf("stats %+v, want ok and no time of a flush", st)
+			}
+			c.set(epoch)
+			record(s, c, 2)
+			rows := query(t, s, Query{FromMS: epoch - 60_000})
+			want := []int64{epoch - 4000, epoch - 3000, epoch - 2000, epoch - 1000, epoch, epoch + 1000, epoch + 2000}
+			if !slices.Equal(times(rows), want) {
+				t.Fatalf("rows at %v, want %v", times(rows), want)
+			}
+			if r := rows[3]; r.Sample.CPUPct != sampleAt(0, 3).CPUPct || fmt.Sprint(r.Modules) != "[{temperature.hottest_c 43}]" {
+				t.Errorf("row %v has not kept what belongs to it", r)
+			}
+			flush(t, s)
+			checkIntegrity(t, s.path)
+			if got := sqlite3Shell(t, s.path, "SELECT count(*), (SELECT count(*) FROM boots) FROM metrics"); got != "7|0" {
+				t.Errorf("in the file: %s, want 7 rows and no boots", got)
+			}
+		})
+	}
+}
+
+// TestReadingsAloneWithoutATime: readings need no sample beside them.
+func TestReadingsAloneWithoutATime(t *testing.T) {
+	s, c := open(t, Options{})
+	c.set(0)
+	s.AddModule(c.sample(0), "a", 1)
+	flush(t, s)
+	c.step(time.Second)
+	s.AddModule(c.sample(0), "a", 2)
+	c.set(epoch)
+	flush(t, s)
+	rows := query(t, s, Query{FromMS: epoch - 5000})
+	if len(rows) != 2 || rows[0].TSMS != epoch-1000 || rows[1].TSMS != epoch {
+		t.Errorf("rows %+v, want two a second apart", rows)
+	}
+}
+
+// TestRestartBeforeTheTimeIsKnown: the process may restart, the machine's clock since
+// its boot goes on.
+func TestRestartBeforeTheTimeIsKnown(t *testing.T) {
+	s, c := open(t, Options{})
+	c.set(0)
+	record(s, c, 3)
+	s = reopen(t, s, c, "boot-1")
+	record(s, c, 2)
+	c.set(epoch)
+	got := times(query(t, s, Query{}))
+	if want := []int64{epoch - 4000, epoch - 3000, epoch - 2000, epoch - 1000, epoch}; !slices.Equal(got, want) {
+		t.Errorf("rows at %v, want %v", got, want)
+	}
+}
+
+// TestHurryWhenTheTimeIsKnown: the first sample with a time has what waits for it in the
+// file saved soon, after a restart too.
+func TestHurryWhenTheTimeIsKnown(t *testing.T) {
+	s, c := open(t, Options{})
+	c.set(0)
+	record(s, c, 3)
+	s = reopen(t, s, c, "boot-1")
+	flush(t, s)
+	if s.takeHurry() {
+		t.Error("in a hurry while the time is unknown")
+	}
+	c.set(epoch)
+	record(s, c, 1)
+	if !s.takeHurry() {
+		t.Error("in no hurry when the time is known")
+	}
+	flush(t, s)
+	record(s, c, 1)
+	if s.takeHurry() {
+		t.Error("in a hurry with nothing that waits")
+	}
+}
+
+// TestTwoBoots: what another boot recorded without a time never gets a wrong one.
+func TestTwoBoots(t *testing.T) {
+	s, c := open(t, Options{})
+	c.set(0)
+	record(s, c, 3)
+	s = reopen(t, s, c, "boot-2")
+	c.mono = 10 * time.Second
+	record(s, c, 4)
+	flush(t, s)
+	if got := sqlite3Shell(t, s.path, "SELECT group_concat(boot) FROM (SELECT boot FROM boots ORDER BY id)"); got != "boot-1,boot-2" {
+		t.Errorf("boots %q, want both", got)
+	}
+	c.set(epoch)
+	flush(t, s)
+	got := times(query(t, s, Query{}))
+	if want := []int64{epoch - 3000, epoch - 2000, epoch - 1000, epoch}; !slices.Equal(got, want) {
+		t.Errorf("rows at %v, want those of this boot, %v", got, want)
+	}
+	if st := s.Stats(); st.Rows != 7 {
+		t.Errorf("%d rows, want those of the other boot kept", st.Rows)
+	}
+	checkIntegrity(t, s.path)
+}
+
+// TestManyBootsWithoutATime: their number is bounded.
+func TestManyBootsWithoutATime(t *testing.T) {
+	s, c := open(t, Options{})
+	c.set(0)
+	record(s, c, 3)
+	flush(t, s)
+	if err := s.use(func(d *db) error {
+		return d.run("UPDATE boots SET id = 4095; UPDATE samples SET ts = ts + 4094 * (1 << 42)")
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(t, s, c, "boot-2")
+	record(s, c, 2)
+	flush(t, s)
+	c.set(epoch)
+	if got := times(query(t, s, Query{})); !slices.Equal(got, []int64{epoch - 1000, epoch}) {
+		t.Errorf("rows at %v, want two", got)
+	}
+	flush(t, s)
+	if got := sqlite3Shell(t, s.path, "SELECT count(*) FROM samples"); got != "2" {
+		t.Errorf("%s rows, want those of the other boot gone", got)
+	}
+}
+
+// TestClockBack: an hour that comes twice is recorded twice, and read in order.
+func TestClockBack(t *testing.T) {
+	s, c := open(t, Options{})
+	record(s, c, 600)
+	flush(t, s)
+	c.set(epoch + 300_500) // half a second off, so that no millisecond is taken
+	record(s, c, 600)
+	for range 2 {
+		got := times(query(t, s, Query{FromMS: epoch}))
+		if len(got) != 1200 || !slices.IsSorted(got) {
+			t.Errorf("%d rows, sorted %v; want 1200 in order", len(got), slices.IsSorted(got))
+		}
+		flush(t, s)
+	}
+}
+
+// TestClockAhead: a clock that is years ahead for an hour does not empty the history.
+func TestClockAhead(t *testing.T) {
+	s, c := open(t, Options{})
+	const n = 8192
+	for range n / 1024 {
+		record(s, c, 1024)
+		flush(t, s)
+	}
+	right, _ := c.now()
+	c.set(right + 10*365*msPerDay)
+	record(s, c, 5)
+	flush(t, s)
+	if got := query(t, s, Query{}); len(got) != 5 {
+		t.Errorf("%d rows by the wrong clock, want 5: the others look too old", len(got))
+	}
+	c.set(right)
+	if got := query(t, s, Query{FromMS: epoch}); len(got) < n-300 {
+		t.Errorf("%d rows of %d are left", len(got), n)
+	}
+	if got := query(t, s, Query{FromMS: epoch, ToMS: right + 11*365*msPerDay}); got[len(got)-1].TSMS < right+9*365*msPerDay {
+		t.Error("what the wrong clock recorded is gone")
+	}
+	checkIntegrity(t, s.path)
+}

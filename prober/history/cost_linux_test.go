@@ -1,0 +1,191 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// day is a Store with 86,400 samples in the file, the last 200 of them in memory.
+func day(t testing.TB) *Store {
+	t.Helper()
+	s, c := open(t, Options{Path: filepath.Join(quickDir(t), "history.db"), MaxAge: 10 * 365 * 24 * time.Hour})
+	for range 86_200 / 1724 {
+		record(s, c, 1724)
+		flush(t, s)
+	}
+	record(s, c, 200)
+	return s
+}
+
+// cpu is what this thread used; the caller holds it.
+func cpu() time.Duration {
+	var ru unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &ru); err != nil {
+		return 0
+	}
+	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+}
+
+// TestQueryCost: a day in steps of a minute takes at most 25 ms of CPU, and a day in
+// steps of a second, which is every row, little memory.
+func TestQueryCost(t *testing.T) {
+	s := day(t)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	least := time.Hour
+	for range 5 {
+		before := cpu()
+		rows := 0
+		err := s.Query(context.Background(), Query{FromMS: epoch, ToMS: epoch + msPerDay, StepMS: 60_000}, func(Row) error { rows++; return nil })
+		least = min(least, cpu()-before)
+		if err != nil || rows != 1441 { // the last sample begins a minute of its own
+			t.Fatalf("%d rows, want 1441: %v", rows, err)
+		}
+	}
+	t.Logf("a day by minutes: %v of CPU", least)
+	if least > 25*time.Millisecond && !raceDetector && strconv.IntSize == 64 { // SQLite counts in 64 bits
+		t.Errorf("a day by minutes took %v of CPU, want at most 25 ms", least)
+	}
+
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	before, most, rows := m.HeapAlloc, uint64(0), 0
+	started := cpu()
+	err := s.Query(context.Background(), Query{FromMS: epoch, StepMS: 1000}, func(Row) error {
+		if rows++; rows%5000 == 0 {
+			runtime.GC()
+			runtime.ReadMemStats(&m)
+			most = max(most, m.HeapAlloc)
+		}
+		return nil
+	})
+	if err != nil || rows != 86_400 {
+		t.Fatalf("%d rows, want 86400: %v", rows, err)
+	}
+	t.Logf("a day by seconds: %v of CPU (with %d collections), %d KiB more on the heap", cpu()-started, rows/5000, (int64(most)-int64(before))>>10)
+	if most > before+512<<10 {
+		t.Errorf("the heap grew by %d KiB during the query, want at most 512", (most-before)>>10)
+	}
+}
+
+// memoryEnv makes the test binary measure what an open Store takes.
+const memoryEnv = "HISTORY_TEST_MEMORY"
+
+// TestMemory: a Store that records takes at most 2.5 MB of anonymous memory.
+func TestMemory(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector takes more")
+	}
+	if dir := os.Getenv(memoryEnv); dir != "" {
+		measureMemory(t, dir)
+		return
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "-test.run", "^TestMemory$", "-test.v")
+	cmd.Env = append(os.Environ(), memoryEnv+"="+quickDir(t))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var anon, file int64
+	_, line, _ := strings.Cut(string(out), "added ")
+	if _, err := fmt.Sscanf(line, "%d KiB anonymous, %d KiB of files", &anon, &file); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Logf("a Store that records: %d KiB of anonymous memory, %d KiB of the program's own pages", anon, file)
+	if anon > 2500 {
+		t.Errorf("%d KiB of anonymous memory, want at most 2500", anon)
+	}
+}
+
+func measureMemory(t *testing.T, dir string) {
+	c := &fakeClock{wall: epoch, mono: time.Minute}
+	for range 3 { // what the runtime takes once
+		debug.FreeOSMemory()
+	}
+	anon, file := resident(t)
+	s, err := Open(Options{Path: filepath.Join(dir, "history.db"), Now: c.now, Mono: c.monotonic, BootID: "boot"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 600 { // two days
+		record(s, c, 300)
+		flush(t, s)
+	}
+	for range 300 {
+		s.Add(c.sample(1))
+	}
+	debug.FreeOSMemory()
+	anon2, file2 := resident(t)
+	fmt.Printf("added %d KiB anonymous, %d KiB of files\n", anon2-anon, file2-file)
+}
+
+// resident is the process's resident memory, in KiB.
+func resident(t *testing.T) (anon, file int64) {
+	b, err := os.ReadFile("/proc/self/smaps_rollup")
+	if err != nil {
+		t.Skip(err)
+	}
+	var rss int64
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "Rss:"); ok {
+			fmt.Sscan(v, &rss)
+		}
+		if v, ok := strings.CutPrefix(line, "Anonymous:"); ok {
+			fmt.Sscan(v, &anon)
+		}
+	}
+	return anon, rss - anon
+}
+
+func BenchmarkFlush(b *testing.B) {
+	s, c := open(b, Options{Path: filepath.Join(quickDir(b), "history.db")})
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		record(s, c, 300)
+		b.StartTimer()
+		if err := s.Flush(context.Background()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/300, "ns/sample")
+}
+
+func BenchmarkAdd(b *testing.B) {
+	s, c := open(b, Options{Path: filepath.Join(b.TempDir(), "history.db")})
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		c.step(time.Second)
+		s.Add(c.sample(i))
+	}
+}
+
+func BenchmarkQuery(b *testing.B) {
+	s := day(b)
+	for _, step := range []int64{60_000, 10_000, 5_000, 1000, 0} {
+		b.Run(fmt.Sprint("day/step_ms=", step), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := s.Query(context.Background(), Query{FromMS: epoch, StepMS: step}, func(Row) error { return nil }); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,235 @@
+package history
+
+import (
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+)
+
+// keepCorrupt is how many files that were set aside are kept.
+const keepCorrupt = 2
+
+// errFault is a crash inside the database code. What it left behind is not trusted.
+var errFault = errors.New("the database code failed; restart agentctl to record again")
+
+// use runs fn on the open file; the caller holds the disk. A corrupt file is set aside,
+// and fn is run on a new one.
+func (s *Store) use(fn func(*db) error) error {
+	err := s.try(fn)
+	if reasonOf(err) != "corrupt" {
+		return err
+	}
+	aside, asideErr := s.setAside()
+	if asideErr != nil {
+		return fmt.Errorf("%w; it could not be set aside: %w", err, asideErr)
+	}
+	s.log.Error("history file is corrupt, a new one is begun", zap.String("path", s.path), zap.String("set_aside", aside), zap.Error(err))
+	s.mu.Lock()
+	s.stats.SetAside++
+	s.noteErrorLocked(fmt.Errorf("%w; set aside as %s", err, filepath.Base(aside)))
+	s.mu.Unlock()
+	return s.try(fn)
+}
+
+// try opens the file if need be and runs fn. A memory fault, as a disk that fails under
+// the mapped index of the WAL gives, is an error like another, but the last.
+func (s *Store) try(fn func(*db) error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			s.log.Error("history", zap.Any("panic", p), zap.Stack("stack"))
+			s.db, s.dead = nil, fmt.Errorf("history %s: %w", s.path, errFault) // left open: closing runs the same code
+			err = s.dead
+		}
+	}()
+	if s.dead != nil {
+		return s.dead
+	}
+	if err := s.open(); err != nil {
+		return fmt.Errorf("open history %s: %w", s.path, err)
+	}
+	if err := fn(s.db); err != nil {
+		return fmt.Errorf("history %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// open makes s.db the file that has the name now.
+func (s *Store) open() error {
+	if s.db != nil {
+		info, err := os.Stat(s.path)
+		if err == nil && os.SameFile(info, s.db.file) {
+			return nil
+		}
+		s.log.Warn("history file was removed or replaced, opening it anew", zap.String("path", s.path))
+		if err := s.closeDB(); err != nil {
+			s.log.Warn("history file did not close", zap.Error(err))
+		}
+	}
+	d, err := openDB(s.path)
+	if err != nil {
+		return err
+	}
+	if err := s.load(d); err != nil {
+		d.close()
+		return err
+	}
+	s.db = d
+	return nil
+}
+
+// load learns what the file knows: names of readings and whether this boot has samples
+// that wait for the time.
+func (s *Store) load(d *db) (err error) {
+	if d.slot, err = d.number("SELECT id FROM boots WHERE boot = ?", s.bootID); err != nil {
+		return err
+	}
+	var names [256]string
+	d.taken = [256]bool{}
+	err = d.each("SELECT id, key FROM keys WHERE id BETWEEN 1 AND 255", func(row []driver.Value) bool {
+		id, _ := row[0].(int64)
+		names[uint8(id)], _ = row[1].(string)
+		d.taken[uint8(id)] = true
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.early = s.early || d.slot != 0
+	s.stats.Rows = d.rows
+	d.in, d.out = [256]uint8{}, [256]uint8{}
+	for id, name := range names {
+		if k, ok := s.keys.id(name); ok {
+			d.in[id], d.out[k] = k, uint8(id)
+		}
+	}
+	return nil
+}
+
+func (s *Store) closeDB() error {
+	d := s.db
+	s.db = nil
+	if d == nil {
+		return nil
+	}
+	return d.close()
+}
+
+// setAside renames the file, with the WAL that belongs to it, so that what is in it can
+// be got out by hand. Of earlier ones only the newest stays.
+func (s *Store) setAside() (string, error) {
+	s.closeDB() // its error is the one that brought us here
+	at := time.Now()
+	if ms, ok := s.now(); ok {
+		at = time.UnixMilli(ms)
+	}
+	aside := s.path + ".corrupt-" + at.UTC().Format("20060102T150405.000")
+	if err := os.Rename(s.path, aside); err != nil {
+		return "", err
+	}
+	// A WAL beside the new file would be taken for its own: it goes along, or away.
+	if err := os.Rename(s.path+"-wal", aside+"-wal"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(s.path + "-wal"); err != nil {
+			return "", err
+		}
+	}
+	if err := os.Remove(s.path + "-shm"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	old, err := filepath.Glob(escapeGlob(s.path) + ".corrupt-*[0-9]")
+	if err != nil {
+		return aside, nil
+	}
+	slices.Sort(old)
+	for _, name := range old[:max(0, len(old)-keepCorrupt)] {
+		os.Remove(name)
+		os.Remove(name + "-wal")
+	}
+	return aside, nil
+}
+
+// escapeGlob makes path stand for itself in a pattern.
+func escapeGlob(path string) string {
+	var out []byte
+	for i := range len(path) {
+		switch path[i] {
+		case '*', '?', '[', '\\':
+			out = append(out, '\\')
+		}
+		out = append(out, path[i])
+	}
+	return string(out)
+}
+
+// reasonOf is a word for an error of the disk; "" for none.
+func reasonOf(err error) string {
+	var e *sqlite.Error
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, errForeign):
+		return "foreign"
+	case errors.Is(err, errNewer):
+		return "newer"
+	case errors.Is(err, errFault):
+		return "fault"
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return "full"
+	case errors.Is(err, syscall.EROFS), errors.Is(err, fs.ErrPermission):
+		return "read-only"
+	case !errors.As(err, &e):
+		return "io"
+	}
+	switch e.Code() & 0xff { // the extended code says more than a word can
+	case sqlite3.SQLITE_FULL:
+		return "full"
+	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM:
+		return "read-only"
+	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
+		return "corrupt"
+	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
+		return "busy"
+	}
+	return "io"
+}
+
+// noteFault keeps how the disk is, and logs when that changes.
+func (s *Store) noteFault(err error) {
+	if errors.Is(err, ErrClosed) {
+		return
+	}
+	s.mu.Lock()
+	before, now := s.fault, reasonOf(err)
+	s.fault = now
+	if err != nil {
+		s.noteErrorLocked(err)
+	}
+	s.mu.Unlock()
+	switch {
+	case now == before:
+	case err == nil:
+		s.log.Info("history is recorded again")
+	default:
+		s.log.Error("history is kept in memory only, the disk is tried again", zap.String("reason", now), zap.Error(err))
+	}
+}
+
+func (s *Store) noteErrorLocked(err error) {
+	s.stats.LastError = err.Error()
+	if ms, ok := s.now(); ok {
+		s.stats.LastErrorMS = ms
+	}
+}

@@ -1,0 +1,241 @@
+package history
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"slices"
+)
+
+// Flush commits what is unsaved and removes what is too old or too much. An error says
+// why it could not; nothing is lost by that yet.
+func (s *Store) Flush(ctx context.Context) error {
+	if err := s.lock(ctx); err != nil {
+		return err
+	}
+	defer s.unlock()
+	stop := countWrites()
+	err := s.use(func(d *db) error {
+		if err := s.rebase(d); err != nil {
+			return err
+		}
+		if err := s.save(d); err != nil {
+			return err
+		}
+		if err := d.boundEarly(); err != nil {
+			return err
+		}
+		return s.purgeAll(d)
+	})
+	s.noteWrites(stop())
+	s.noteFault(err)
+	return err
+}
+
+// noteWrites adds what was written, and looks how large the file is.
+func (s *Store) noteWrites(n int64) {
+	var size int64
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		if info, err := os.Stat(s.path + suffix); err == nil {
+			size += info.Size()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noteWrittenLocked(n)
+	s.stats.Bytes = size
+	if s.db != nil {
+		s.stats.Rows = s.db.rows
+	}
+}
+
+const (
+	insertSample  = "INSERT OR IGNORE INTO samples VALUES(?,?,?,?,?,?,?,?)"
+	insertReading = "INSERT OR IGNORE INTO readings VALUES(?,?)"
+	insertKey     = "INSERT INTO keys VALUES(?,?)"
+	insertBoot    = "INSERT INTO boots VALUES(?,?)"
+	lastBoot      = "SELECT max(id) FROM boots"
+)
+
+// save commits what is unsaved, in one transaction that first removes about as much as
+// it adds if there is too much: the pages that become free are used again at once, so
+// they are written once. Rows the file has already stay as they are: a commit that
+// failed half way and is repeated changes nothing.
+func (s *Store) save(d *db) error {
+	s.mu.Lock()
+	samples, readings := slices.Clone(s.samples.items), slices.Clone(s.readings.items)
+	names, upto := s.keys.names, s.seq
+	s.mu.Unlock()
+	before, err := s.tooOld(d)
+	if err != nil || len(samples)+len(readings) == 0 && before == anyTS {
+		return err
+	}
+	slot := d.slot
+	var lost uint64
+	err = d.tx(func() (err error) {
+		if _, err := d.remove(before, int64(2*max(len(samples), len(readings), 100))); err != nil {
+			return err
+		}
+		if slot == 0 && (anyEarly(samples) || anyEarly(readings)) {
+			if slot, err = s.addBoot(d); err != nil {
+				return err
+			}
+		}
+		lost, err = d.insert(samples, readings, names, slot)
+		return err
+	})
+	if err != nil {
+		if loadErr := s.load(d); loadErr != nil { // names that were given numbers have none now
+			s.closeDB()
+		}
+		return err
+	}
+	d.slot = slot
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.samples.forget(upto)
+	s.readings.forget(upto)
+	s.stats.Dropped += lost
+	if ms, ok := s.now(); ok {
+		s.stats.LastFlushMS = ms
+	}
+	return nil
+}
+
+// insert adds rows, those without a time to a boot's slot, and tells how many readings
+// had a name that could not be given a number.
+func (d *db) insert(samples []item[values], readings []item[int64], names []string, slot int64) (lost uint64, err error) {
+	rebase := slotBase(slot) - slotBase(memorySlot)
+	for i := range samples {
+		it := &samples[i]
+		if it.id < 0 {
+			it.id += rebase
+		}
+		n, err := d.exec(insertSample, it.id, int64(it.v.cpu), it.v.mem, it.v.total, int64(it.v.disk), int64(it.v.load[0]), int64(it.v.load[1]), int64(it.v.load[2]))
+		if err != nil {
+			return 0, err
+		}
+		d.rows += n
+	}
+	for _, it := range readings {
+		key, err := d.key(names, readingKey(it.id))
+		if err != nil {
+			return 0, err
+		}
+		if key == 0 {
+			lost++
+			continue
+		}
+		ts := readingTS(it.id)
+		if ts < 0 {
+			ts += rebase
+		}
+		if _, err := d.exec(insertReading, readingID(ts, key), it.v); err != nil {
+			return 0, err
+		}
+	}
+	return lost, nil
+}
+
+// anyEarly tells whether some of items, which are sorted, have no time.
+func anyEarly[T any](items []item[T]) bool { return len(items) > 0 && items[0].id < 0 }
+
+// key is the number in the file of a name's number in memory; a new one is given while
+// there are any, else it is 0.
+func (d *db) key(names []string, k uint8) (uint8, error) {
+	if d.out[k] != 0 {
+		return d.out[k], nil
+	}
+	id := slices.Index(d.taken[1:], false) + 1
+	if id == 0 {
+		return 0, nil
+	}
+	if _, err := d.exec(insertKey, int64(id), names[k-1]); err != nil {
+		return 0, err
+	}
+	d.taken[id], d.in[id], d.out[k] = true, k, uint8(id)
+	return uint8(id), nil
+}
+
+// addBoot gives this boot a slot. Boots whose time never came to be known are forgotten
+// when all slots are used.
+func (s *Store) addBoot(d *db) (int64, error) {
+	last, err := d.number(lastBoot)
+	if err != nil {
+		return 0, err
+	}
+	if last >= slots-1 {
+		for _, q := range []string{"DELETE FROM samples WHERE ts < 0", "DELETE FROM readings WHERE id < 0", "DELETE FROM boots"} {
+			if _, err := d.exec(q); err != nil {
+				return 0, err
+			}
+		}
+		last = 0
+	}
+	_, err = d.exec(insertBoot, last+1, s.bootID)
+	return last + 1, err
+}
+
+// rebase gives the samples of this boot that wait for the time theirs, once it is known.
+func (s *Store) rebase(d *db) error {
+	now, ok := s.now()
+	if !ok {
+		return nil
+	}
+	start := now - s.mono().Milliseconds() // the time at which the boot's clock was zero
+	if d != nil && d.slot != 0 {
+		if err := d.rebase(start); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.samples.rebase(start - slotBase(memorySlot))
+	s.readings.rebase((start - slotBase(memorySlot)) << 8)
+	s.early = d == nil && s.early
+	return nil
+}
+
+// rebase is Store.rebase for what is in the file.
+func (d *db) rebase(start int64) error {
+	from := slotBase(d.slot)
+	to, by := from+slotWidth-1, start-from
+	err := d.tx(func() error {
+		for _, q := range []struct {
+			move, drop   string
+			from, to, by int64
+			counts       bool
+		}{
+			{"UPDATE OR IGNORE samples SET ts = ts + ? WHERE ts BETWEEN ? AND ?", "DELETE FROM samples WHERE ts BETWEEN ? AND ?", from, to, by, true},
+			{"UPDATE OR IGNORE readings SET id = id + ? WHERE id BETWEEN ? AND ?", "DELETE FROM readings WHERE id BETWEEN ? AND ?", from << 8, to<<8 | 255, by << 8, false},
+		} {
+			if _, err := d.exec(q.move, q.by, q.from, q.to); err != nil {
+				return err
+			}
+			n, err := d.exec(q.drop, q.from, q.to) // their millisecond is taken
+			if err != nil {
+				return err
+			}
+			if q.counts {
+				d.rows -= n
+			}
+		}
+		_, err := d.exec("DELETE FROM boots WHERE id = ?", d.slot)
+		return err
+	})
+	if err == nil {
+		d.slot = 0
+	}
+	return err
+}
+
+// countWrites tells, when what it returns is called, how many bytes this goroutine sent
+// to the disk in between.
+func countWrites() (stop func() int64) {
+	runtime.LockOSThread() // the kernel counts by thread
+	before := threadWrites()
+	return func() int64 {
+		defer runtime.UnlockOSThread()
+		return max(0, threadWrites()-before)
+	}
+}

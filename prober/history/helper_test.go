@@ -1,0 +1,191 @@
+package history
+
+import (
+	"context"
+	"database/sql/driver"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"agentctl/prober"
+)
+
+// epoch is where the tests' clocks begin: 2026-11-20 at 0:00 UTC.
+const epoch int64 = 1_795_132_800_000
+
+// fakeClock is a wall clock and a boot's clock that move by hand.
+type fakeClock struct {
+	mu   sync.Mutex
+	wall int64 // milliseconds since 1970; below prober.MinTSMS it is not trusted
+	mono time.Duration
+}
+
+func (c *fakeClock) now() (int64, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.wall, c.wall >= prober.MinTSMS
+}
+
+func (c *fakeClock) monotonic() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mono
+}
+
+// step moves both clocks.
+func (c *fakeClock) step(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wall += d.Milliseconds()
+	c.mono += d
+}
+
+// set moves the wall clock alone.
+func (c *fakeClock) set(wall int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wall = wall
+}
+
+// sample is what a prober would hand out now: n tells samples apart.
+func (c *fakeClock) sample(n int) prober.Sample {
+	x := sampleAt(0, n)
+	if ms, ok := c.now(); ok {
+		x.TSMS = ms
+	}
+	x.Mono = c.monotonic()
+	return x
+}
+
+func sampleAt(ts int64, n int) prober.Sample {
+	return prober.Sample{
+		TSMS:          ts,
+		CPUPct:        float64(n%10001) / 100,
+		MemBytes:      uint64(1<<20+n) << 10,
+		MemTotalBytes: 8 << 30,
+		DiskPct:       45.23,
+		Load1:         float64(n%400) / 100,
+		Load5:         0.5,
+		Load15:        0.25,
+	}
+}
+
+// open makes a Store with a clock of its own, closed at the end of the test.
+func open(t testing.TB, o Options) (*Store, *fakeClock) {
+	t.Helper()
+	c := &fakeClock{wall: epoch, mono: time.Minute}
+	if o.Path == "" {
+		o.Path = filepath.Join(t.TempDir(), "history.db")
+	}
+	o.Now, o.Mono = c.now, c.monotonic
+	if o.BootID == "" {
+		o.BootID = "boot-1"
+	}
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s, c
+}
+
+// record adds n samples, one each second.
+func record(s *Store, c *fakeClock, n int) {
+	for i := range n {
+		c.step(time.Second)
+		s.Add(c.sample(i))
+	}
+}
+
+func flush(t testing.TB, s *Store) {
+	t.Helper()
+	if err := s.Flush(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func reopen(t testing.TB, s *Store, c *fakeClock, bootID string) *Store {
+	t.Helper()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next, err := Open(Options{Path: s.path, Now: c.now, Mono: c.monotonic, BootID: bootID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { next.Close() })
+	return next
+}
+
+// query collects rows, with copies of what is valid in fn only.
+func query(t testing.TB, s *Store, q Query) []Row {
+	t.Helper()
+	var got []Row
+	err := s.Query(context.Background(), q, func(r Row) error {
+		r.Modules = append([]Reading(nil), r.Modules...)
+		got = append(got, r)
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("Query(%+v): %v", q, err)
+	}
+	return got
+}
+
+func times(rows []Row) []int64 {
+	ts := make([]int64, len(rows))
+	for i, r := range rows {
+		ts[i] = r.TSMS
+	}
+	return ts
+}
+
+// checkIntegrity has SQLite look at the whole file.
+func checkIntegrity(t testing.TB, path string) {
+	t.Helper()
+	d, err := openDB(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	var said string
+	err = d.each("PRAGMA integrity_check", func(row []driver.Value) bool {
+		said, _ = row[0].(string)
+		return false
+	})
+	if err != nil || said != "ok" {
+		t.Fatalf("integrity_check: %q, %v", said, err)
+	}
+	counted, err := d.number("SELECT count(*) FROM samples")
+	if err != nil || counted != d.rows {
+		t.Fatalf("the file says it has %d samples, it has %d (%v)", d.rows, counted, err)
+	}
+}
+
+// sqlite3 asks SQLite's own shell, an independent reader of the file.
+func sqlite3Shell(t testing.TB, path, sql string) string {
+	t.Helper()
+	exe, err := exec.LookPath("sqlite3")
+	if err != nil {
+		t.Skip("there is no sqlite3 here to compare with")
+	}
+	out, err := exec.Command(exe, path, sql).CombinedOutput()
+	if err != nil {
+		t.Fatalf("sqlite3: %v: %s", err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// quickDir is a directory where a commit need not wait for a disk, if there is one.
+func quickDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("/dev/shm", "history-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}

@@ -1,0 +1,201 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"agentctl/prober"
+)
+
+// Query asks for a window of time.
+type Query struct {
+	FromMS, ToMS int64    // both included, milliseconds since 1970; ToMS 0 is now
+	StepMS       int64    // above 0: the last record of each bucket of that length; buckets begin at multiples of it since 1970, empty ones are left out
+	Modules      []string // "cpu", "memory" (or "mem"), "disk", "load": the sample; others: readings of that name or below it ("network": "network.eth0.rx"); none: everything
+	Limit        int      // above 0: at most so many rows, the first
+}
+
+// Row is what was recorded at a time. With a step it is what was recorded last in its
+// bucket, each module by itself, and TSMS the time of the newest of them.
+type Row struct {
+	TSMS      int64
+	HasSample bool
+	Sample    prober.Sample // valid when HasSample; memory sizes in whole KiB
+	Modules   []Reading     // by name; valid until fn returns
+}
+
+// Reading is a value of another module, see AddModule.
+type Reading struct {
+	Key   string
+	Value float64
+}
+
+const (
+	chunkSamples  = 256     // samples that are read before fn is called
+	chunkReadings = 1024    // likewise; more than the readings of one millisecond
+	chunkBuckets  = 64      // likewise, buckets
+	seekFrom      = 10      // rows in a bucket from which on seeking is cheaper than reading
+	maxTS         = 1 << 53 // beyond every clock
+)
+
+// Query calls fn with the rows of a window, in ascending order, and returns fn's error if
+// there is one. It holds no lock while fn runs, and a few hundred rows in memory at most.
+// Rows older than the retention are not shown.
+//
+// When the window is empty fn gets the newest sample there was since the start, whatever
+// its time, if samples were asked for.
+//
+// Where the disk cannot be read the rows in memory are the answer; see Stats.
+func (s *Store) Query(ctx context.Context, q Query, fn func(Row) error) error {
+	r, err := s.newReader(q)
+	if err != nil {
+		return err
+	}
+	for !r.done {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := s.read(ctx, r); err != nil {
+			return err
+		}
+		if more, err := r.emit(fn); err != nil || !more {
+			return err
+		}
+	}
+	if r.emitted > 0 || !r.core {
+		return nil
+	}
+	s.mu.Lock()
+	latest, id := s.latest, s.latestID
+	s.mu.Unlock()
+	if id == 0 {
+		return nil
+	}
+	return fn(Row{TSMS: latest.TSMS, HasSample: true, Sample: latest})
+}
+
+// reader is a query under way.
+type reader struct {
+	cursor, to, step int64
+	limit, emitted   int
+	all, core        bool     // readings of all names; samples as well
+	names            []string // readings wanted, when not all
+	memoryOnly       bool     // the disk did not answer
+	done             bool
+
+	rows    []group       // ready for fn
+	flat    []item[int64] // their readings
+	pending group         // a bucket that may not be complete; its ts is 0 when there is none
+	last    []item[int64] // the readings of pending, by name's number
+
+	known []string  // names of readings by number, as of this chunk
+	want  [256]bool // by number
+	nwant int
+	out   []Reading
+}
+
+// group is what was recorded at a time.
+type group struct {
+	ts       int64
+	has      bool
+	v        values
+	readings []item[int64]
+}
+
+func (s *Store) newReader(q Query) (*reader, error) {
+	now, known := s.now()
+	s.mu.Lock()
+	age, closed := s.maxAge, s.closed
+	s.mu.Unlock()
+	if closed {
+		return nil, ErrClosed
+	}
+	if q.StepMS < 0 {
+		return nil, fmt.Errorf("history: a step of %d ms", q.StepMS)
+	}
+	to := min(q.ToMS, maxTS)
+	if to == 0 {
+		if to = now; !known {
+			to = maxTS // whatever is in the file was before
+		}
+	}
+	if q.FromMS > to {
+		return nil, fmt.Errorf("%w: from %d to %d", ErrRange, q.FromMS, to)
+	}
+	r := &reader{cursor: max(q.FromMS, 1), to: to, step: q.StepMS, limit: q.Limit}
+	if known {
+		r.cursor = max(r.cursor, now-age.Milliseconds())
+	}
+	r.all, r.core = len(q.Modules) == 0, len(q.Modules) == 0
+	for _, m := range q.Modules {
+		switch m {
+		case "cpu", "mem", "memory", "disk", "load":
+			r.core = true
+		default:
+			r.names = append(r.names, m)
+		}
+	}
+	r.done = r.cursor > r.to
+	return r, nil
+}
+
+// read fetches some rows more: none, when a bucket has not ended yet.
+func (s *Store) read(ctx context.Context, r *reader) error {
+	if !r.memoryOnly {
+		err := s.lock(ctx)
+		if err == nil {
+			defer s.unlock()
+			err = s.use(func(d *db) error {
+				if err := s.rebase(d); err != nil {
+					return err
+				}
+				return s.chunk(d, r)
+			})
+		}
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, ErrClosed):
+			return err
+		case !errors.Is(err, ErrBusy):
+			s.noteFault(err)
+		}
+		r.memoryOnly = true
+	}
+	if err := s.rebase(nil); err != nil {
+		return err
+	}
+	return s.chunk(nil, r)
+}
+
+// emit calls fn with the rows that are ready, and tells whether it may have more.
+func (r *reader) emit(fn func(Row) error) (more bool, err error) {
+	for i := range r.rows {
+		g := &r.rows[i]
+		row := Row{TSMS: g.ts, HasSample: g.has}
+		if g.has {
+			row.Sample = g.v.sample(g.ts)
+		}
+		r.out = r.out[:0]
+		for _, it := range g.readings {
+			r.out = append(r.out, Reading{r.known[readingKey(it.id)-1], float64(it.v) / 1000})
+		}
+		slices.SortFunc(r.out, func(a, b Reading) int { return strings.Compare(a.Key, b.Key) })
+		if len(r.out) > 0 {
+			row.Modules = r.out
+		}
+		r.emitted++
+		if err := fn(row); err != nil {
+			return false, err
+		}
+		if r.emitted == r.limit {
+			return false, nil
+		}
+	}
+	return true, nil
+}

@@ -1,0 +1,99 @@
+package history
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+)
+
+// TestAge: a retention of a minute.
+func TestAge(t *testing.T) {
+	s, c := open(t, Options{MaxAge: time.Minute})
+	record(s, c, 100)
+	s.AddModule(c.sample(0), "a", 1)
+	flush(t, s)
+	now, _ := c.now()
+	got := query(t, s, Query{FromMS: 1})
+	if len(got) != 61 || got[0].TSMS != now-60_000 {
+		t.Errorf("%d rows from %d, want 61 from %d", len(got), got[0].TSMS, now-60_000)
+	}
+	// The next flush removes them, one that saves nothing as well.
+	flush(t, s)
+	if n := sqlite3Shell(t, s.path, "SELECT count(*), min(ts) FROM samples"); n != fmt.Sprint("61|", now-60_000) {
+		t.Errorf("rows in the file and the first: %s, want 61 from %d", n, now-60_000)
+	}
+	c.step(2 * time.Minute)
+	if got := query(t, s, Query{}); len(got) != 1 || got[0].TSMS != now {
+		t.Errorf("all too old: %v, want the newest sample", got)
+	}
+	if err := s.SetRetention(time.Second, 0); err == nil {
+		t.Error("a retention of a second was taken")
+	}
+}
+
+// TestRetentionByHand: what is beyond a bound that was lowered goes at once, however
+// much it is, and the file shrinks.
+func TestRetentionByHand(t *testing.T) {
+	s, c := open(t, Options{Path: quickDir(t) + "/history.db"})
+	for range 25 {
+		for i := range 4000 {
+			c.step(time.Second)
+			x := c.sample(i)
+			s.Add(x)
+			if i%4 == 0 {
+				s.AddModule(x, "network.in", float64(i))
+			}
+		}
+		flush(t, s)
+	}
+	if st := s.Stats(); st.Rows != 100_000 || st.Bytes < 3_000_000 {
+		t.Fatalf("stats %+v, want 100000 rows in more than 3 MB", st)
+	}
+	if err := s.SetRetention(0, MinMaxBytes); err != nil {
+		t.Fatal(err)
+	}
+	flush(t, s)
+	if st := s.Stats(); st.Rows < 15_000 || st.Rows > 40_000 {
+		t.Errorf("%d rows in 1 MB, want about 25000", st.Rows)
+	}
+	if info, err := os.Stat(s.path); err != nil || info.Size() > MinMaxBytes-walRoom {
+		t.Errorf("the file has %d bytes (%v), want at most %d", info.Size(), err, MinMaxBytes-walRoom)
+	}
+	now, _ := c.now()
+	if got := query(t, s, Query{FromMS: now - 1000_000}); len(got) != 1001 {
+		t.Errorf("%d of the newest 1001 rows are left", len(got))
+	}
+	if err := s.SetRetention(time.Minute, 0); err != nil {
+		t.Fatal(err)
+	}
+	flush(t, s)
+	if st := s.Stats(); st.Rows != 61 {
+		t.Errorf("%d rows of a minute, want 61", st.Rows)
+	}
+	checkIntegrity(t, s.path)
+}
+
+// TestSizeIsBounded: the file grows to its bound and stays there, and the newest
+// samples are always in it.
+func TestSizeIsBounded(t *testing.T) {
+	s, c := open(t, Options{Path: quickDir(t) + "/history.db", MaxBytes: MinMaxBytes})
+	most := int64(0)
+	for range 60 {
+		record(s, c, 1000)
+		flush(t, s)
+		most = max(most, s.Stats().Bytes)
+	}
+	if most > MinMaxBytes {
+		t.Errorf("up to %d bytes with the WAL, want at most %d", most, MinMaxBytes)
+	}
+	st := s.Stats()
+	if st.Rows < 15_000 {
+		t.Errorf("%d rows are left, want most of what fits", st.Rows)
+	}
+	now, _ := c.now()
+	if got := query(t, s, Query{FromMS: now - 14_999_000}); len(got) != 15_000 {
+		t.Errorf("%d of the last 15000 rows", len(got))
+	}
+	checkIntegrity(t, s.path)
+}

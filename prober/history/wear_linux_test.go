@@ -1,0 +1,109 @@
+package history
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// written is how many bytes a block device has taken so far.
+func written(t *testing.T, device string) int64 {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(device), "stat"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := strings.Fields(string(b))
+	var sectors int64
+	if _, err := fmt.Sscan(f[6], &sectors); err != nil {
+		t.Fatal(err)
+	}
+	return sectors * 512
+}
+
+// TestWear: a day of one sample a second costs the card at most 30 MB, the filesystem's
+// own journal included, and a row at most 45 bytes of file. The second day, which makes
+// room by removing as much as it adds, costs no more.
+func TestWear(t *testing.T) {
+	if testing.Short() {
+		t.Skip("records two days")
+	}
+	dir, device, _, _ := loopExt4(t, 256)
+	root, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	// Between two flushes the kernel has minutes to write what is dirty. Here it is told to.
+	settle := func() {
+		if err := unix.Syncfs(int(root.Fd())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, c := open(t, Options{Path: filepath.Join(dir, "history.db"), MaxAge: 24 * time.Hour})
+	for _, day := range []string{"first day", "second day"} {
+		settle()
+		before := written(t, device)
+		counted := int64(0)
+		for range 86_400 / 300 {
+			record(s, c, 300)
+			had := s.Stats().WrittenToday // 0 when the day is new
+			flush(t, s)
+			counted += s.Stats().WrittenToday - had
+			settle()
+		}
+		total := written(t, device) - before
+		st := s.Stats()
+		row := float64(st.Bytes) / float64(st.Rows)
+		t.Logf("%s: %.1f MB written to the device, %.1f MB counted; %d rows of %.1f bytes", day, float64(total)/1e6, float64(counted)/1e6, st.Rows, row)
+		if total > 30e6 {
+			t.Errorf("%s: %.1f MB written, want at most 30", day, float64(total)/1e6)
+		}
+		if counted < total/3 || counted > total {
+			t.Errorf("%s: %.1f MB counted of %.1f MB", day, float64(counted)/1e6, float64(total)/1e6)
+		}
+		if st.Rows < 86_400 || st.Rows > 86_400+3900 || row > 45 {
+			t.Errorf("%s: %d rows of %.1f bytes, want 86400 of at most 45", day, st.Rows, row)
+		}
+	}
+	if st := s.Stats(); st.Dropped+st.Repeated != 0 {
+		t.Errorf("stats %+v, want nothing lost", st)
+	}
+}
+
+// TestWrittenToday: what is counted is what the kernel was given, and a day begins at 0.
+func TestWrittenToday(t *testing.T) {
+	dir := t.TempDir()
+	before := threadWrites()
+	if err := os.WriteFile(filepath.Join(dir, "probe"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stop := countWrites()
+	if err := os.WriteFile(filepath.Join(dir, "probe"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n := stop(); n == 0 && before == threadWrites() {
+		t.Skip("this kernel or filesystem does not count")
+	}
+	s, c := open(t, Options{Path: filepath.Join(dir, "history.db")})
+	record(s, c, 3000)
+	flush(t, s)
+	st := s.Stats()
+	if st.WrittenToday < 3000*30 || st.WrittenToday > 2_000_000 {
+		t.Errorf("%d bytes counted for 3000 rows", st.WrittenToday)
+	}
+	c.step(24 * time.Hour)
+	if n := s.Stats().WrittenToday; n != 0 {
+		t.Errorf("%d bytes on a new day, want 0", n)
+	}
+	record(s, c, 1)
+	flush(t, s)
+	if n := s.Stats().WrittenToday; n == 0 || n >= st.WrittenToday {
+		t.Errorf("%d bytes for a commit on a new day, after %d", n, st.WrittenToday)
+	}
+}
