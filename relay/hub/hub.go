@@ -349,7 +349,7 @@ func (h *Hub) contested(id string) error {
 const (
 	sweepLanes = 3
 	firstPing  = link.PingEvery*4/5 - (sweepLanes+1)*time.Second // the sweep adds up to sweepLanes
-	pingAfter  = link.PingEvery * 4 / 5
+	pingAfter  = link.PingEvery - sweepLanes*time.Second         // and so heard within PingEvery
 )
 
 // Run pings, drops silent links, cuts revoked ones and tells Seen, until ctx ends; then
