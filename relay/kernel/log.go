@@ -1,0 +1,139 @@
+package kernel
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Event is one row of the event log. Events of plugins carry their own domain data;
+// events about device calls carry ids, decision and code, never arguments or results
+// (RFC-0005 §12).
+type Event struct {
+	Seq       uint64          `json:"seq"` // given by the log, rising
+	Tenant    string          `json:"tenant,omitempty"`
+	Type      string          `json:"type"`         // "ticket.created", "presence.offline", "call" …: a-z, 0-9, dot and underscore, at most 64 bytes
+	Aggregate string          `json:"aggregate_id"` // what it is about: a ticket, a node, an agent, a tool; at most 128 bytes
+	Payload   json.RawMessage `json:"payload"`      // a JSON object, at most MaxPayload bytes; nil means {}
+	CreatedMS int64           `json:"created_at"`   // wall clock, milliseconds since 1970; 0: the log's now
+}
+
+// MaxPayload bounds the payload of an Event, bytes.
+const MaxPayload = 64 << 10
+
+// ErrLogFull is returned by a log whose queue is full; nothing was kept.
+var ErrLogFull = errors.New("kernel: the event log is behind, try again")
+
+// Log is an append-only event log. relay/eventlog keeps one on disk, MemoryLog in
+// memory. Its methods may be called from any goroutine.
+type Log interface {
+	// Append keeps events, all or none, in their order, and returns the seq of the last
+	// once they are durable.
+	Append(ctx context.Context, events ...Event) (last uint64, err error)
+	// Offer keeps an event soon, without waiting; false when the queue is full.
+	Offer(e Event) bool
+	// Replay calls fn with the events behind seq after, ascending, and returns its error.
+	// fn must not append.
+	Replay(ctx context.Context, after uint64, fn func(Event) error) error
+	// Last is the seq of the newest event, 0 for none.
+	Last() uint64
+}
+
+// Check tells what is wrong with an event's form.
+func (e *Event) Check() error {
+	switch {
+	case !eventType(e.Type):
+		return fmt.Errorf("kernel: event type %q: a-z, 0-9, dot and underscore, 1 to 64 bytes", e.Type)
+	case len(e.Aggregate) > 128 || len(e.Tenant) > 64:
+		return errors.New("kernel: an event's aggregate_id has at most 128 bytes and its tenant 64")
+	case len(e.Payload) > MaxPayload:
+		return fmt.Errorf("kernel: an event's payload has at most %d bytes", MaxPayload)
+	case len(e.Payload) > 0 && (e.Payload[0] != '{' || !json.Valid(e.Payload)):
+		return errors.New("kernel: an event's payload is a JSON object")
+	}
+	return nil
+}
+
+func eventType(s string) bool {
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '.' && c != '_' {
+			return false
+		}
+	}
+	return len(s) > 0 && len(s) <= 64
+}
+
+// MemoryLog is a Log in memory, of the newest Max events, for tests and for a kernel
+// without a disk. The zero value is ready.
+type MemoryLog struct {
+	Max int // events kept; default 10,000
+
+	mu     sync.Mutex // protects the fields below
+	events []Event
+	last   uint64
+}
+
+// Append implements Log.
+func (l *MemoryLog) Append(_ context.Context, events ...Event) (uint64, error) {
+	for i := range events {
+		if err := events[i].Check(); err != nil {
+			return 0, err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range events {
+		l.last++
+		e.Seq = l.last
+		if e.CreatedMS == 0 {
+			e.CreatedMS = time.Now().UnixMilli()
+		}
+		if len(e.Payload) == 0 {
+			e.Payload = json.RawMessage("{}")
+		}
+		l.events = append(l.events, e)
+	}
+	limit := l.Max
+	if limit <= 0 {
+		limit = 10_000
+	}
+	if n := len(l.events); n > limit {
+		l.events = append([]Event(nil), l.events[n-limit:]...)
+	}
+	return l.last, nil
+}
+
+// Offer implements Log.
+func (l *MemoryLog) Offer(e Event) bool {
+	_, err := l.Append(context.Background(), e)
+	return err == nil
+}
+
+// Replay implements Log.
+func (l *MemoryLog) Replay(ctx context.Context, after uint64, fn func(Event) error) error {
+	l.mu.Lock()
+	events := append([]Event(nil), l.events...)
+	l.mu.Unlock()
+	for _, e := range events {
+		if e.Seq <= after {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := fn(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Last implements Log.
+func (l *MemoryLog) Last() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last
+}
