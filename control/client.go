@@ -129,7 +129,7 @@ func (c *Client) callError(ctx context.Context, err error) error {
 	if errors.As(err, &je) && je.Code != jrpc2.InternalError {
 		var d errorData
 		json.Unmarshal(je.Data, &d) // whatever it is, Code and Message say it
-		return &Error{int(je.Code), je.Message, d.Field, d.Detail}
+		return &Error{int(je.Code), je.Message, d.Field, d.Detail, d.Code}
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -164,6 +164,66 @@ func (c *Client) Snapshot(ctx context.Context, modules ...string) (*Snapshot, er
 // Status decodes the daemon's status into out.
 func (c *Client) Status(ctx context.Context, out any) error {
 	return c.Call(ctx, MethodStatus, nil, out)
+}
+
+// GetConfig decodes the daemon's configuration, values and where they come from, into
+// out.
+func (c *Client) GetConfig(ctx context.Context, out any) error {
+	return c.Call(ctx, MethodGetConfig, nil, out)
+}
+
+// Capabilities decodes what the device announces, {node_id, capabilities}, into out.
+func (c *Client) Capabilities(ctx context.Context, out any) error {
+	return c.Call(ctx, MethodCapabilities, nil, out)
+}
+
+// CallTool calls a tool of the device, by its whole name; args is an object, nil for an
+// empty one. An *Error has the tool's code.
+func (c *Client) CallTool(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error) {
+	var out json.RawMessage
+	err := c.Call(ctx, MethodCall, callParams{tool, args}, &out)
+	return out, err
+}
+
+// History asks what was recorded. The daemon does not give more than 16 MiB at a time;
+// HistoryEach gives any number of items.
+func (c *Client) History(ctx context.Context, q HistoryQuery) ([]HistoryItem, error) {
+	var r struct {
+		Items []HistoryItem `json:"items"`
+	}
+	err := c.Call(ctx, MethodHistory, q, &r)
+	return r.Items, err
+}
+
+// HistoryEach is History for any number of items, in little memory: it asks for a part
+// at a time and calls fn with each item, in ascending order.
+func (c *Client) HistoryEach(ctx context.Context, q HistoryQuery, fn func(HistoryItem) error) error {
+	left := q.Limit
+	for first := true; ; first = false {
+		q.Limit = historyPage
+		if left > 0 {
+			q.Limit = min(left, historyPage)
+		}
+		items, err := c.History(ctx, q)
+		if err != nil {
+			return err
+		}
+		if len(items) == 0 || !first && items[0].TS < q.FromMS {
+			return nil // an empty window is answered with what is newest
+		}
+		for _, item := range items {
+			if err := fn(item); err != nil {
+				return err
+			}
+		}
+		if left -= len(items); len(items) < q.Limit || left == 0 {
+			return nil
+		}
+		last := items[len(items)-1].TS
+		if q.FromMS = last + 1; q.StepMS > 0 {
+			q.FromMS = last - last%q.StepMS + q.StepMS // the bucket was told whole
+		}
+	}
 }
 
 // Start has modules pushed and recorded, these and no others; none: cpu and memory.
@@ -208,6 +268,11 @@ func (c *Client) Close() error { return c.rpc.Close() }
 
 type moduleParams struct {
 	Modules []string `json:"modules,omitempty"`
+}
+
+type callParams struct {
+	Tool      string          `json:"tool"`
+	Arguments json.RawMessage `json:"arguments,omitempty"`
 }
 
 type burstParams struct {

@@ -8,9 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
+	"time"
 
 	"agentctl/prober"
-	"agentctl/transport/fanout"
 
 	"github.com/creachadair/jrpc2"
 	"go.uber.org/zap"
@@ -21,44 +22,63 @@ import (
 type session struct {
 	srv    *Server
 	c      *serverChannel
-	id     string                  // UUID v4, once hello was good
-	sub    *fanout.Sub[event]      // once it takes events
-	joined chan *fanout.Sub[event] // sub, when the answer to hello is out
+	id     string       // UUID v4, once hello was good
+	reader *reader      // once it takes events
+	joined chan *reader // reader, when the answer to hello is out
 }
 
 // methods are all there are, but for hello.
 var methods = map[string]func(*session, context.Context, *fields) (any, error){
 	MethodSnapshot:  (*session).snapshot,
-	MethodStatus:    (*session).status,
 	MethodStart:     (*session).start,
 	MethodStop:      (*session).stop,
 	MethodSetConfig: (*session).setConfig,
 	MethodBurst:     (*session).burst,
 	MethodSubscribe: (*session).subscribe,
 	MethodHistory:   (*session).history,
+
+	MethodStatus:       (*session).status,
+	MethodGetConfig:    (*session).getConfig,
+	MethodCapabilities: (*session).capabilities,
+	MethodCall:         (*session).callTool,
 }
 
-// capabilities are what hello may ask for, served what it may count on.
-var (
-	capabilities = []string{CapMetricsStream, CapBurstMode, CapHistoryQuery}
-	served       = []string{CapMetricsStream, CapBurstMode}
-)
+// capabilities are what hello may ask for.
+var capabilities = []string{CapMetricsStream, CapBurstMode, CapHistoryQuery}
+
+// served is what a client may count on.
+func (s *Server) served() []string {
+	if s.o.History == nil {
+		return []string{CapMetricsStream, CapBurstMode}
+	}
+	return capabilities
+}
 
 // writeEvents writes the events of a connection until it is closed.
 func (ss *session) writeEvents() {
-	var sub *fanout.Sub[event]
-	var ready <-chan struct{}
+	var r *reader
+	var events, notices <-chan struct{}
+	var ping <-chan time.Time
 	for {
+		var e event
 		select {
 		case <-ss.c.closed:
 			return
-		case sub = <-ss.joined:
-			ready = sub.Ready()
-		case <-ready:
-			e, ok := sub.Next()
-			if ok && ss.c.write(e.frame) != nil {
-				ready = nil // the connection is torn; jrpc2 will see it
-			}
+		case r = <-ss.joined:
+			events, notices = r.events.Ready(), r.notices.Ready()
+			ticker := time.NewTicker(pingEvery)
+			defer ticker.Stop()
+			ping = ticker.C
+			e = r.update
+		case <-events:
+			e, _ = r.events.Next()
+		case <-notices:
+			e, _ = r.notices.Next()
+		case <-ping:
+			e = pingEvent
+		}
+		if e.frame != nil && ss.c.write(e.frame) != nil {
+			events, notices, ping = nil, nil, nil // the connection is torn; jrpc2 will see it
 		}
 	}
 }
@@ -100,7 +120,7 @@ func (ss *session) call(ctx context.Context, req *jrpc2.Request) (any, error) {
 	}
 	method, ok := methods[req.Method()]
 	if !ok {
-		return nil, &Error{CodeMethodNotFound, "method_not_found", "", "see docs/control.md for the methods"}
+		return nil, &Error{Code: CodeMethodNotFound, Message: "method_not_found", Detail: "see docs/control.md for the methods"}
 	}
 	return method(ss, ctx, parseFields(params))
 }
@@ -143,16 +163,16 @@ func (ss *session) hello(f *fields) (any, error) {
 		return nil, err
 	}
 
+	if slices.Contains(asked, CapMetricsStream) {
+		if err := ss.join(); err != nil {
+			return nil, err
+		}
+	}
 	ss.c.hello = true
 	if ss.id == "" {
 		ss.id = newSessionID()
 	}
-	for _, capability := range asked {
-		if capability == CapMetricsStream {
-			ss.join()
-		}
-	}
-	return Hello{ss.srv.o.Version, ProtocolVersion, served, ss.id}, nil
+	return Hello{ss.srv.o.Version, ProtocolVersion, ss.srv.served(), ss.id}, nil
 }
 
 func (s *Server) goodToken(token string) bool {
@@ -163,16 +183,20 @@ func (s *Server) goodToken(token string) bool {
 }
 
 // join has this connection take events. They begin behind the answer to hello.
-func (ss *session) join() {
-	if ss.sub != nil {
-		return
+func (ss *session) join() error {
+	if ss.reader != nil {
+		return nil
 	}
-	sub, set := ss.srv.join()
-	ss.sub = sub
+	r, set, err := ss.srv.join()
+	if err != nil {
+		return err
+	}
+	ss.reader = r
 	ss.c.after(func() {
-		ss.joined <- sub
+		ss.joined <- r
 		ss.srv.tell("start", MethodHello, startExtra{set.names()})
 	})
+	return nil
 }
 
 type startExtra struct {
@@ -196,29 +220,15 @@ func (ss *session) snapshot(ctx context.Context, f *fields) (any, error) {
 	return set.snapshot(sample), nil
 }
 
-func (ss *session) status(ctx context.Context, f *fields) (any, error) {
-	if err := f.end(); err != nil {
-		return nil, err
-	}
-	if ss.srv.o.Status == nil {
-		return nil, errNotSupported("", "this daemon gives no status")
-	}
-	b, err := json.Marshal(ss.srv.o.Status(ctx))
-	if err != nil {
-		return nil, errInternal("the status cannot be encoded")
-	}
-	return json.RawMessage(b), nil
-}
-
 func (ss *session) start(_ context.Context, f *fields) (any, error) {
 	set := f.modules("modules", defaultModules)
 	if err := f.end(); err != nil {
 		return nil, err
 	}
 	s := ss.srv
-	s.mu.Lock()
-	s.startLocked(set)
-	s.mu.Unlock()
+	if _, err := s.govern(true, func(modules) modules { return set }); err != nil {
+		return nil, err
+	}
 	names := set.names()
 	ss.c.after(func() { s.tell("start", MethodStart, startExtra{names}) })
 	return startResult{true, names}, nil
@@ -229,10 +239,9 @@ func (ss *session) stop(_ context.Context, f *fields) (any, error) {
 		return nil, err
 	}
 	s := ss.srv
-	s.mu.Lock()
-	s.push.running = false
-	s.changeLocked()
-	s.mu.Unlock()
+	if _, err := s.govern(false, func(now modules) modules { return now }); err != nil {
+		return nil, err
+	}
 	ss.c.after(func() { s.tell("stop", MethodStop, nil) })
 	return okResult{true}, nil
 }
@@ -251,7 +260,7 @@ func (ss *session) setConfig(ctx context.Context, f *fields) (any, error) {
 		return nil, err
 	}
 
-	now, serr := ss.srv.setIntervals(base, every)
+	now, serr := ss.srv.setIntervals(base, every, false)
 	if serr != nil {
 		return nil, serr
 	}
@@ -334,10 +343,6 @@ func (ss *session) subscribe(_ context.Context, f *fields) (any, error) {
 	s.push.on = enable
 	s.changeLocked()
 	return okResult{true}, nil
-}
-
-func (ss *session) history(context.Context, *fields) (any, error) {
-	return nil, errNotSupported("", "this daemon keeps no history; ask for snapshot, or take the event metrics")
 }
 
 // newSessionID is a UUID v4 (RFC 9562 §5.4).

@@ -15,17 +15,24 @@ const (
 	modMem
 	modDisk
 	modLoad
+	modNetwork
+	modTemperature
+	modPower
+	modWear
 	numModules
 )
 
 // modules is a set of them.
 type modules uint8
 
-const defaultModules = modules(1<<modCPU | 1<<modMem)
+const (
+	defaultModules = modules(1<<modCPU | 1<<modMem)
+	extraModules   = modules(1<<modNetwork | 1<<modTemperature | 1<<modPower | 1<<modWear) // read only when enabled
+)
 
-var moduleNames = [numModules]string{"cpu", "mem", "disk", "load"}
+var moduleNames = [numModules]string{"cpu", "mem", "disk", "load", "network", "temperature", "power", "wear"}
 
-const knownModules = "cpu, mem (or memory), disk and load"
+const knownModules = "cpu, mem (or memory), disk, load, network, temperature, power and wear"
 
 // moduleOf knows mem by two names.
 func moduleOf(name string) (module, bool) {
@@ -66,6 +73,21 @@ func (s modules) snapshot(p prober.Sample) Snapshot {
 	}
 	if s.has(modLoad) {
 		snap.Load = &Load{p.Load1, p.Load5, p.Load15}
+	}
+	if p.Extra == nil {
+		return snap
+	}
+	if s.has(modNetwork) {
+		snap.Network = p.Extra.Network
+	}
+	if s.has(modTemperature) {
+		snap.Temperature = p.Extra.Temperature
+	}
+	if s.has(modPower) {
+		snap.Power = p.Extra.Power
+	}
+	if s.has(modWear) {
+		snap.Wear = p.Extra.Wear
 	}
 	return snap
 }

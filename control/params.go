@@ -17,11 +17,16 @@ type Error struct {
 	Message string // one of a few words, for programs: invalid_params, …
 	Field   string // the parameter it is about, if any
 	Detail  string // for people
+
+	ToolCode string // of the method call: the tool's own code, such as E_RATE_LIMITED
 }
 
 // Error says it to a person.
 func (e *Error) Error() string {
 	s := e.Message
+	if e.ToolCode != "" {
+		s += ": " + e.ToolCode
+	}
 	if e.Field != "" {
 		s += ": " + e.Field
 	}
@@ -35,6 +40,7 @@ func (e *Error) Error() string {
 type errorData struct {
 	Field  string `json:"field,omitempty"`
 	Detail string `json:"detail,omitempty"`
+	Code   string `json:"code,omitempty"`
 }
 
 type errorObject struct {
@@ -45,8 +51,8 @@ type errorObject struct {
 
 func (e *Error) object() errorObject {
 	o := errorObject{Code: e.Code, Message: e.Message}
-	if e.Field != "" || e.Detail != "" {
-		o.Data = &errorData{e.Field, e.Detail}
+	if d := (errorData{e.Field, e.Detail, e.ToolCode}); d != (errorData{}) {
+		o.Data = &d
 	}
 	return o
 }
@@ -68,31 +74,31 @@ func (e *Error) answer(id strictjson.Raw) []byte {
 }
 
 func errParse(detail string) *Error {
-	return &Error{CodeParse, "parse_error", "", detail}
+	return &Error{Code: CodeParse, Message: "parse_error", Detail: detail}
 }
 
 func errRequest(detail string) *Error {
-	return &Error{CodeInvalidRequest, "invalid_request", "", detail}
+	return &Error{Code: CodeInvalidRequest, Message: "invalid_request", Detail: detail}
 }
 
 func errParams(field, format string, args ...any) *Error {
-	return &Error{CodeInvalidParams, "invalid_params", field, fmt.Sprintf(format, args...)}
+	return &Error{Code: CodeInvalidParams, Message: "invalid_params", Field: field, Detail: fmt.Sprintf(format, args...)}
 }
 
 func errUnauthorized(detail string) *Error {
-	return &Error{CodeUnauthorized, "unauthorized", "", detail}
+	return &Error{Code: CodeUnauthorized, Message: "unauthorized", Detail: detail}
 }
 
 func errNotSupported(field, detail string) *Error {
-	return &Error{CodeNotSupported, "not_supported", field, detail}
+	return &Error{Code: CodeNotSupported, Message: "not_supported", Field: field, Detail: detail}
 }
 
 func errRate(detail string) *Error {
-	return &Error{CodeRateLimited, "rate_limited", "", detail}
+	return &Error{Code: CodeRateLimited, Message: "rate_limited", Detail: detail}
 }
 
 func errInternal(detail string) *Error {
-	return &Error{CodeInternal, "internal", "", detail}
+	return &Error{Code: CodeInternal, Message: "internal", Detail: detail}
 }
 
 // fields are the members of a params object that were not asked for yet. Whoever

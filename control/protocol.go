@@ -26,7 +26,11 @@
 // The requests of one client are worked off one after the other, in their order.
 package control
 
-import "time"
+import (
+	"time"
+
+	"agentctl/prober"
+)
 
 // ProtocolVersion is the version that hello agrees on.
 const ProtocolVersion = 1
@@ -42,26 +46,34 @@ const Group = "agentctl"
 const (
 	MethodHello     = "hello"             // HelloParams -> Hello
 	MethodSnapshot  = "snapshot"          // {modules?} -> Snapshot
-	MethodStatus    = "status"            // none -> what Options.Status gives
 	MethodStart     = "start"             // {modules?} -> {ok, started_modules}
 	MethodStop      = "stop"              // none -> {ok}
 	MethodSetConfig = "set_config"        // Config -> ConfigResult
 	MethodBurst     = "burst_subscribe"   // {modules?, interval_ms, ttl_ms} -> {ok, expires_at}
 	MethodSubscribe = "subscribe_metrics" // {enable} -> {ok}
-	MethodHistory   = "query_history"     // not served yet: not_supported
+	MethodHistory   = "query_history"     // HistoryQuery -> {ok, items}
+
+	// Additions to the frozen document.
+	MethodStatus       = "status"       // none -> what Options.Status gives
+	MethodGetConfig    = "get_config"   // none -> what Options.GetConfig gives
+	MethodCapabilities = "capabilities" // none -> what Options.Capabilities gives
+	MethodCall         = "call"         // {tool, arguments?} -> what the tool answers
 )
 
 // Events.
 const (
-	EventMetrics = "metrics" // Snapshot with seq
-	EventState   = "state"   // State
+	EventMetrics     = "metrics"      // Snapshot with seq
+	EventState       = "state"        // State
+	EventAlert       = "alert"        // Alert
+	EventPing        = "ping"         // {}, every 30 s
+	EventUpdateReady = "update_ready" // UpdateReady
 )
 
 // Capabilities a client may name in hello.
 const (
 	CapMetricsStream = "metrics_stream" // events to this connection; push on; cpu and mem started
 	CapBurstMode     = "burst_mode"
-	CapHistoryQuery  = "history_query" // known, not served yet
+	CapHistoryQuery  = "history_query" // served when there is a history
 )
 
 // Codes of errors, with their message. They are used on this socket and nowhere else.
@@ -78,22 +90,25 @@ const (
 
 // Sizes and times. What is above a bound is refused, never queued.
 const (
-	MaxClients = 16       // connections at a time
-	MaxMessage = 1 << 20  // a message, bytes; a longer one closes its connection
-	MaxParams  = 64 << 10 // the params of a request, bytes
-	maxHeader  = 1 << 10  // a header line, bytes
-	maxLines   = 8        // header lines of a message
-	maxID      = 128      // the id of a request, bytes
-	maxItems   = 4096     // commas of a message: elements and members, about
-	maxAnswer  = 16 << 20 // a message to a client, bytes
-	maxBursts  = 8        // bursts at a time
-	maxQueue   = 16       // events that wait for a client that reads slowly
-	smallBody  = 16 << 10 // a longer message waits for its turn among those like it
+	MaxClients  = 16       // connections at a time
+	MaxMessage  = 1 << 20  // a message, bytes; a longer one closes its connection
+	MaxParams   = 64 << 10 // the params of a request, bytes
+	maxHeader   = 1 << 10  // a header line, bytes
+	maxLines    = 8        // header lines of a message
+	maxID       = 128      // the id of a request, bytes
+	maxItems    = 4096     // commas of a message: elements and members, about
+	maxAnswer   = 16 << 20 // a message to a client, bytes
+	maxBursts   = 8        // bursts at a time
+	maxQueue    = 16       // events that wait for a client that reads slowly
+	historyPage = 4096     // items HistoryEach asks for at a time
+	maxNotices  = 32       // alerts and updates that wait likewise
+	smallBody   = 16 << 10 // a longer message waits for its turn among those like it
 
 	helloTimeout = 5 * time.Second  // from the connection to a good hello
 	frameTimeout = 10 * time.Second // from a message's first byte to its last
 	writeTimeout = 5 * time.Second  // a client that reads nothing for so long is dropped
 	callTimeout  = 5 * time.Second  // a method
+	pingEvery    = 30 * time.Second // to a client that takes events
 	grace        = time.Second      // for the request in work when the daemon stops
 	newcomer     = grace * 3 / 4    // from its connection, what a client may still ask then
 
@@ -125,6 +140,11 @@ type Snapshot struct {
 	Memory *Memory `json:"memory,omitempty"`
 	Disk   *Disk   `json:"disk,omitempty"`
 	Load   *Load   `json:"load,omitempty"`
+
+	Network     *prober.Network     `json:"network,omitempty"`
+	Temperature *prober.Temperature `json:"temperature,omitempty"`
+	Power       *prober.Power       `json:"power,omitempty"`
+	Wear        *prober.Wear        `json:"wear,omitempty"`
 }
 
 // CPU is the module cpu.
@@ -156,6 +176,25 @@ type State struct {
 	Phase  string `json:"phase"`            // start, stop, burst
 	Reason string `json:"reason,omitempty"` // the method that caused it
 	Extra  any    `json:"extra,omitempty"`  // start: {modules}; burst: {interval_ms, expires_at}
+}
+
+// Alert is the event alert: a figure went beyond a threshold, or came back (then its
+// level is info).
+type Alert struct {
+	Level     string  `json:"level"` // info, warn, error
+	Metric    string  `json:"metric"`
+	Value     float64 `json:"value"`
+	Threshold float64 `json:"threshold"`
+	RuleID    string  `json:"rule_id,omitempty"`
+	Message   string  `json:"message"` // one line for a person
+	TS        int64   `json:"ts"`      // milliseconds since 1970
+}
+
+// UpdateReady is the event update_ready: a newer version is there, and comes into
+// force when the component is started again.
+type UpdateReady struct {
+	Component string `json:"component"`
+	Version   string `json:"version"`
 }
 
 // Config is what set_config changes; what is zero stays as it is.

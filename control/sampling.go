@@ -2,13 +2,10 @@ package control
 
 import (
 	"context"
-	"encoding/json"
 	"slices"
-	"strconv"
 	"time"
 
 	"agentctl/prober"
-	"agentctl/transport/fanout"
 
 	"go.uber.org/zap"
 )
@@ -18,23 +15,6 @@ type Sampling struct {
 	Running    bool     `json:"running"`
 	IntervalMS int64    `json:"interval_ms"`
 	Modules    []string `json:"modules"` // names, as start answers them
-}
-
-// event is an event as it goes over the wire, the same bytes for everybody.
-type event struct {
-	key   string // of two waiting events with one key, the newer replaces the older
-	frame []byte
-}
-
-func eventKey(e event) string { return e.key }
-
-func newEvent(method, key string, params any) (event, error) {
-	body, err := json.Marshal(struct {
-		JSONRPC string `json:"jsonrpc"`
-		Method  string `json:"method"`
-		Params  any    `json:"params"`
-	}{"2.0", method, params})
-	return event{key, frame(body)}, err
 }
 
 // push is the state of local push, protected by Server.mu. While somebody wants
@@ -174,43 +154,36 @@ func (p *push) dueLocked(at, base time.Duration) (set modules) {
 	return set
 }
 
-// tell publishes the event state.
-func (s *Server) tell(phase, reason string, extra any) {
-	ms, _ := s.clock.NowMS()
+// govern makes what runs anew, out of the modules that are started now. It tells those
+// who read and record, in the order of the changes; if modules cannot be had nothing is
+// changed.
+func (s *Server) govern(running bool, change func(now modules) modules) (modules, error) {
+	s.governing.Lock()
+	defer s.governing.Unlock()
 	s.mu.Lock()
-	s.push.told++
-	key := EventState + strconv.FormatUint(s.push.told, 10) // states never replace one another
+	set, ran := change(s.push.modules), s.push.running
 	s.mu.Unlock()
-	e, err := newEvent(EventState, key, State{ms, phase, reason, extra})
-	if err != nil {
-		s.log.Error("event state", zap.Error(err))
-		return
+
+	extra := modules(0)
+	if running {
+		extra = set & extraModules
 	}
-	s.events.Publish(e)
-}
-
-// join makes a connection one that takes events: push goes on, cpu and mem start.
-func (s *Server) join() (*fanout.Sub[event], modules) {
-	sub := s.events.Subscribe(fanout.SubOptions[event]{Buffer: maxQueue, Overflow: fanout.Coalesce, Key: eventKey})
+	if extra != s.enabled {
+		if s.o.Enable == nil {
+			extra = 0
+		} else if err := s.o.Enable(extra.names()); err != nil && running {
+			return 0, errInternal(err.Error())
+		}
+		s.enabled = extra
+	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.push.readers++
-	s.push.on = true
-	s.startLocked(s.push.modules | defaultModules)
-	return sub, s.push.modules
-}
-
-func (s *Server) leave(sub *fanout.Sub[event]) {
-	sub.Close()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.push.readers--
+	s.push.running, s.push.modules = running, set
 	s.changeLocked()
-}
-
-func (s *Server) startLocked(set modules) {
-	s.push.running, s.push.modules = true, set
-	s.changeLocked()
+	s.mu.Unlock()
+	if running != ran && s.o.Recording != nil {
+		s.o.Recording(running)
+	}
+	return set, nil
 }
 
 // setBurst adds a burst of a fast cadence, for everybody.
@@ -227,8 +200,8 @@ func (s *Server) setBurst(every, ttl time.Duration) error {
 	return nil
 }
 
-// setIntervals applies set_config; zeros change nothing.
-func (s *Server) setIntervals(base time.Duration, every intervals) (time.Duration, error) {
+// setIntervals applies set_config; zeros change nothing, unless all modules are set.
+func (s *Server) setIntervals(base time.Duration, every intervals, all bool) (time.Duration, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if base > 0 {
@@ -236,13 +209,40 @@ func (s *Server) setIntervals(base time.Duration, every intervals) (time.Duratio
 			return 0, errInternal(err.Error())
 		}
 	}
-	for m, d := range every {
-		if d > 0 {
-			s.push.every[m] = d
+	for m := range numModules {
+		if every[m] == 0 && !all {
+			continue
 		}
+		if extraModules.has(m) {
+			if err := s.prober.SetModuleInterval(moduleNames[m], every[m]); err != nil {
+				return 0, errInternal(err.Error())
+			}
+		}
+		s.push.every[m] = every[m]
 	}
 	s.changeLocked()
 	return s.prober.Interval(), nil
+}
+
+// Configure changes cadences as set_config does, at once: for a configuration that was
+// read anew. ModuleIntervals, unless nil, names all modules that have an interval of
+// their own; the others have none any more. Persist is not looked at. When something is
+// wrong nothing is changed.
+func (s *Server) Configure(c Config) error {
+	base := time.Duration(c.BaseIntervalMS) * time.Millisecond
+	if c.BaseIntervalMS != 0 && (c.BaseIntervalMS < prober.MinInterval.Milliseconds() || c.BaseIntervalMS > prober.MaxInterval.Milliseconds()) {
+		return errParams("base_interval_ms", "must be %d..%d", prober.MinInterval.Milliseconds(), prober.MaxInterval.Milliseconds())
+	}
+	byName := map[string]whole{}
+	for name, ms := range c.ModuleIntervals {
+		byName[name] = whole(ms)
+	}
+	every, err := parseIntervals(byName)
+	if err != nil {
+		return err
+	}
+	_, serr := s.setIntervals(base, every, c.ModuleIntervals != nil)
+	return serr
 }
 
 // Sampling tells what is sampled for this socket now.

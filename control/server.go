@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -39,6 +40,32 @@ type Options struct {
 	// and the answer says so.
 	Persist func(context.Context, Config) error
 
+	// History answers query_history. Default: it is answered with a snapshot, and the
+	// capability history_query is not served.
+	History History
+
+	// Recording is told when start or stop (or a hello with metrics_stream) turned
+	// recording on or off; it is on at first. Default: nobody is.
+	Recording func(on bool)
+
+	// Enable has the prober read exactly these of its modules (prober.ModuleNames) for
+	// this socket, in place of those before; the first time is when some are started. An
+	// error fails the request. Default: none can be read beyond what others enabled.
+	Enable func(modules []string) error
+
+	// GetConfig gives what get_config answers, an object with snake_case keys: values
+	// and where they come from. Default: the method is not supported.
+	GetConfig func(context.Context) any
+
+	// Capabilities gives what the method capabilities answers, an object with the
+	// node_id and the list of capabilities that the device announces. Default: the
+	// method is not supported.
+	Capabilities func() any
+
+	// Call calls a tool of the device; args is an object. A *manifest.Error becomes an
+	// error with its code in data. Default: the method call is not supported.
+	Call func(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error)
+
 	// Allow decides who may connect, by what the kernel says. Default AllowGroup.
 	Allow func(uid, gid uint32) error
 
@@ -51,19 +78,24 @@ type Options struct {
 
 // Server serves the control socket. Its methods may be called from any goroutine.
 type Server struct {
-	o      Options
-	prober *prober.Prober
-	clock  *clock.Clock
-	log    *zap.Logger
-	events *fanout.Topic[event]
-	large  chan []byte // the memory for large messages: there is one at a time
-	stats  counters
+	o       Options
+	prober  *prober.Prober
+	clock   *clock.Clock
+	log     *zap.Logger
+	events  *fanout.Topic[event]
+	notices *fanout.Topic[event]
+	large   chan []byte // the memory for large messages: there is one at a time
+	stats   counters
+
+	governing sync.Mutex // serialises govern, protects enabled; taken before mu
+	enabled   modules    // what Options.Enable was told
 
 	mu       sync.Mutex // protects the fields below
 	listener net.Listener
 	file     *socketFile // nil when the listener was given
 	conns    map[*serverChannel]struct{}
 	push     push
+	update   event     // update_ready, for those who come later
 	warned   time.Time // when a refused peer was logged last
 }
 
@@ -84,10 +116,11 @@ type counters struct{ accepted, denied, busy, requests atomic.Uint64 }
 func NewServer(o Options) (*Server, error) {
 	s := &Server{
 		o: o, prober: o.Prober, clock: o.Clock, log: o.Logger,
-		events: fanout.New[event](fanout.Options{MaxReaders: MaxClients}),
-		large:  make(chan []byte, 1),
-		conns:  make(map[*serverChannel]struct{}),
-		push:   push{running: true, modules: defaultModules},
+		events:  fanout.New[event](fanout.Options{MaxReaders: MaxClients}),
+		notices: fanout.New[event](fanout.Options{MaxReaders: MaxClients}),
+		large:   make(chan []byte, 1),
+		conns:   make(map[*serverChannel]struct{}),
+		push:    push{running: true, modules: defaultModules},
 	}
 	s.large <- nil
 	if s.prober == nil {
@@ -234,7 +267,7 @@ func (s *Server) serve(ctx context.Context, c *serverChannel) {
 
 // talk serves a client that may be served.
 func (s *Server) talk(ctx context.Context, c *serverChannel) {
-	sess := &session{srv: s, c: c, joined: make(chan *fanout.Sub[event], 1)}
+	sess := &session{srv: s, c: c, joined: make(chan *reader, 1)}
 	rpc := jrpc2.NewServer(sess, &jrpc2.ServerOptions{
 		Concurrency:    1,
 		DisableBuiltin: true,
@@ -242,8 +275,8 @@ func (s *Server) talk(ctx context.Context, c *serverChannel) {
 	}).Start(c)
 	sess.writeEvents()
 	rpc.Wait()
-	if sess.sub != nil {
-		s.leave(sess.sub)
+	if sess.reader != nil {
+		s.leave(sess.reader)
 	}
 }
 
@@ -286,7 +319,7 @@ func (s *Server) Addr() string {
 
 // Stats tells what was done so far.
 func (s *Server) Stats() Stats {
-	ev := s.events.Stats()
+	ev, notices := s.events.Stats(), s.notices.Stats()
 	s.mu.Lock()
 	clients := len(s.conns)
 	s.mu.Unlock()
@@ -296,8 +329,8 @@ func (s *Server) Stats() Stats {
 		Denied:   s.stats.denied.Load(),
 		Busy:     s.stats.busy.Load(),
 		Requests: s.stats.requests.Load(),
-		Events:   ev.Published,
-		Dropped:  ev.Dropped + ev.Coalesced,
+		Events:   ev.Published + notices.Published,
+		Dropped:  ev.Dropped + ev.Coalesced + notices.Dropped,
 	}
 }
 

@@ -1,0 +1,110 @@
+package control
+
+import (
+	"bytes"
+	"encoding/json"
+	"strconv"
+
+	"agentctl/transport/fanout"
+
+	"go.uber.org/zap"
+)
+
+// event is an event as it goes over the wire, the same bytes for everybody.
+type event struct {
+	key   string // of two waiting events with one key, the newer replaces the older
+	frame []byte
+}
+
+func eventKey(e event) string { return e.key }
+
+func newEvent(method, key string, params any) (event, error) {
+	body, err := json.Marshal(struct {
+		JSONRPC string `json:"jsonrpc"`
+		Method  string `json:"method"`
+		Params  any    `json:"params"`
+	}{"2.0", method, params})
+	return event{key, frame(body)}, err
+}
+
+var pingEvent, _ = newEvent(EventPing, EventPing, struct{}{})
+
+// reader is what a connection that takes events reads. Alerts have a queue of their
+// own, so that neither metrics nor states can push one out.
+type reader struct {
+	events  *fanout.Sub[event] // metrics and states
+	notices *fanout.Sub[event] // alerts and updates
+	update  event              // one that came before this reader; empty when there is none
+}
+
+// join makes a connection one that takes events: push goes on, cpu and mem start.
+func (s *Server) join() (*reader, modules, error) {
+	set, err := s.govern(true, func(now modules) modules { return now | defaultModules })
+	if err != nil {
+		return nil, 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := &reader{
+		events:  s.events.Subscribe(fanout.SubOptions[event]{Buffer: maxQueue, Overflow: fanout.Coalesce, Key: eventKey}),
+		notices: s.notices.Subscribe(fanout.SubOptions[event]{Buffer: maxNotices, Overflow: fanout.DropAndCount}),
+		update:  s.update,
+	}
+	s.push.readers++
+	s.push.on = true
+	s.changeLocked()
+	return r, set, nil
+}
+
+func (s *Server) leave(r *reader) {
+	r.events.Close()
+	r.notices.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.push.readers--
+	s.changeLocked()
+}
+
+// tell publishes the event state.
+func (s *Server) tell(phase, reason string, extra any) {
+	ms, _ := s.clock.NowMS()
+	s.mu.Lock()
+	s.push.told++
+	key := EventState + strconv.FormatUint(s.push.told, 10) // states never replace one another
+	s.mu.Unlock()
+	e, err := newEvent(EventState, key, State{ms, phase, reason, extra})
+	if err != nil {
+		s.log.Error("event state", zap.Error(err))
+		return
+	}
+	s.events.Publish(e)
+}
+
+// Alert tells every client that takes events. A client that reads too slowly misses
+// those beyond 32; they are counted in Stats.
+func (s *Server) Alert(a Alert) {
+	e, err := newEvent(EventAlert, "", a)
+	if err != nil { // a value that is no number
+		s.log.Error("event alert", zap.String("rule", a.RuleID), zap.Error(err))
+		return
+	}
+	s.notices.Publish(e)
+}
+
+// UpdateReady tells every client that takes events, now or when it comes, that a newer
+// version of a component is there; once, however often it is called for a version. An
+// empty version takes the word back for those who come later.
+func (s *Server) UpdateReady(component, version string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if version == "" {
+		s.update = event{}
+		return
+	}
+	e, err := newEvent(EventUpdateReady, "", UpdateReady{component, version})
+	if err != nil || bytes.Equal(e.frame, s.update.frame) {
+		return
+	}
+	s.update = e
+	s.notices.Publish(e)
+}
