@@ -173,7 +173,7 @@ func TestClockBack(t *testing.T) {
 // TestClockAhead: a clock that is years ahead for an hour does not empty the history.
 func TestClockAhead(t *testing.T) {
 	s, c := open(t, Options{})
-	const n = 8192
+	n := often(8192, 2048)
 	for range n / 1024 {
 		record(s, c, 1024)
 		flush(t, s)

@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -33,7 +34,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
-	flag.Set("rapid.checks", "40") // by default; the command line may say more
+	flag.Set("rapid.checks", strconv.Itoa(often(100, 6))) // by default; the command line may say more
 	os.Exit(m.Run())
 }
 
@@ -152,13 +153,10 @@ func checkCommitted(t *testing.T, path string, committed int64) {
 	}
 }
 
-// TestKill: 60 times kill -9 at a random moment, and no committed row is lost.
+// TestKill: kill -9 at random moments, 60 times in a slow run, and no committed row is lost.
 func TestKill(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts 60 processes")
-	}
 	path := filepath.Join(t.TempDir(), "history.db")
-	for range 60 {
+	for range often(60, 4) {
 		c := startChild(t, path)
 		_, committed := c.run(t, func() { c.cmd.Process.Kill() })
 		checkCommitted(t, path, committed)
@@ -264,12 +262,9 @@ func loopExt4(t *testing.T, megabytes int64) (dir, device string, mount, unmount
 	return dir, device, mount, unmount
 }
 
-// TestPowerCut: 30 times the filesystem ends between one write and the next, and what
+// TestPowerCut: 3 times, 30 in a slow run, the filesystem ends between one write and the next, and what
 // had not reached the device is lost. No committed row is.
 func TestPowerCut(t *testing.T) {
-	if testing.Short() {
-		t.Skip("mounts 30 times")
-	}
 	dir, _, mount, unmount := loopExt4(t, 64)
 	path := filepath.Join(dir, "history.db")
 	cut := func() {
@@ -285,7 +280,7 @@ func TestPowerCut(t *testing.T) {
 			t.Errorf("shut the filesystem down: %v", errno)
 		}
 	}
-	for range 30 {
+	for range often(30, 3) {
 		c := startChild(t, path)
 		time.AfterFunc(10*time.Second, func() { c.cmd.Process.Kill() }) // it ends by itself when a write fails
 		// While a filesystem is being shut down a sync may return as if it had succeeded;
@@ -311,7 +306,7 @@ func TestTornWrite(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	tried, whole := 0, 0
-	for n := int64(0); tried < 300; n += 40 {
+	for n := int64(0); tried < often(300, 30); n += 40 {
 		db, wal := read(""), read("-wal")
 		record(s, c, 40)
 		flush(t, s)

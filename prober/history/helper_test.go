@@ -180,6 +180,17 @@ func sqlite3Shell(t testing.TB, path, sql string) string {
 	return strings.TrimSpace(string(out))
 }
 
+// slow tells whether AGENTCTL_SLOW=1 asks for the tests in full: whole days, 60 kills.
+func slow() bool { return os.Getenv("AGENTCTL_SLOW") != "" }
+
+// often is full in a slow run, else short.
+func often(full, short int) int {
+	if slow() {
+		return full
+	}
+	return short
+}
+
 // quickDir is a directory where a commit need not wait for a disk, if there is one.
 func quickDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("/dev/shm", "history-test-")
