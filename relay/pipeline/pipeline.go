@@ -1,10 +1,17 @@
 // Package pipeline runs ordered middleware around a handler.
 //
-// A Pipeline holds its list of stages behind one atomic pointer: Swap replaces the
-// whole list at once, and a request keeps the list it began with until it ends.
+// A Pipeline holds its list of stages behind one atomic pointer: Swap and SwapEntries
+// replace the whole list at once, and a request keeps the list it began with until it
+// ends.
 //
 //	p := pipeline.New(handler, stages...)
 //	res, err := p.Handle(ctx, req)
+//
+// An Entry puts a stage into the list for a Scope: for every request, or for those of one
+// transport, plugin or connection. The entries of one stage stand side by side, and a
+// request meets at most one of them, the narrowest that matches it: connection before
+// plugin before transport before global. So a narrow entry that is not enabled switches
+// the stage off there, and a stage never runs twice on a request.
 package pipeline
 
 import (
@@ -14,8 +21,11 @@ import (
 	"sync/atomic"
 )
 
-// MaxStages bounds a list of stages.
-const MaxStages = 32
+// Bounds of a list.
+const (
+	MaxStages = 32 // different names
+	MaxScoped = 64 // entries of one stage that are not global
+)
 
 // Handler answers a request.
 type Handler[Req, Res any] func(ctx context.Context, req Req) (Res, error)
@@ -25,7 +35,20 @@ type Handler[Req, Res any] func(ctx context.Context, req Req) (Res, error)
 type Stage[Req, Res any] struct {
 	Name string
 	Wrap func(next Handler[Req, Res]) Handler[Req, Res]
+	// Outside lists the stages that this one has to stand outside of: it comes earlier in
+	// the list, sees the request earlier and the answer later. A list in another order is
+	// refused; stages that are not in the list bind nothing.
+	Outside []Rule
 }
+
+// Rule is one constraint on the order of a list.
+type Rule struct {
+	Of  string // the name of the other stage; AllOthers: every other one
+	Why string // ends the sentence "A has to stand before B: ..."
+}
+
+// AllOthers in a Rule means every other stage of the list.
+const AllOthers = "*"
 
 // Pipeline is a handler inside an ordered list of stages. Make one with New.
 type Pipeline[Req, Res any] struct {
@@ -34,8 +57,8 @@ type Pipeline[Req, Res any] struct {
 }
 
 type composed[Req, Res any] struct {
-	names  []string
-	handle Handler[Req, Res]
+	entries []Entry[Req, Res]
+	handle  Handler[Req, Res]
 }
 
 // New makes a pipeline around inner; the first stage is the outermost. It panics on a
@@ -53,35 +76,101 @@ func (p *Pipeline[Req, Res]) Handle(ctx context.Context, req Req) (Res, error) {
 	return p.list.Load().handle(ctx, req)
 }
 
-// Swap puts a new list in force for the requests that begin after it. It refuses a list
-// with an unnamed, unusable or repeated stage, or with more than MaxStages, and then
-// changes nothing.
+// Swap is SwapEntries with stages that are enabled for every request.
 func (p *Pipeline[Req, Res]) Swap(stages ...Stage[Req, Res]) error {
-	if len(stages) > MaxStages {
-		return fmt.Errorf("pipeline: %d stages, at most %d", len(stages), MaxStages)
+	entries := make([]Entry[Req, Res], len(stages))
+	for i, s := range stages {
+		entries[i] = Entry[Req, Res]{Stage: s, Enabled: true}
 	}
-	c := &composed[Req, Res]{handle: p.inner}
-	seen := make(map[string]bool, len(stages))
-	for _, s := range stages {
-		switch {
-		case s.Name == "" || s.Wrap == nil:
-			return errors.New("pipeline: a stage needs a name and a Wrap function")
-		case seen[s.Name]:
-			return fmt.Errorf("pipeline: stage %q stands twice in the list", s.Name)
-		}
-		seen[s.Name] = true
-		c.names = append(c.names, s.Name)
+	return p.SwapEntries(entries...)
+}
+
+// SwapEntries puts a new list in force for the requests that begin after it. A list that
+// it refuses changes nothing: an unnamed or unusable stage, two entries of one stage and
+// scope, entries of a stage that do not stand side by side, an order that breaks a Rule
+// (ErrOrder), or more than the bounds.
+func (p *Pipeline[Req, Res]) SwapEntries(entries ...Entry[Req, Res]) error {
+	groups, err := group(entries)
+	if err != nil {
+		return err
 	}
-	for i := len(stages) - 1; i >= 0; i-- {
-		if c.handle = stages[i].Wrap(c.handle); c.handle == nil {
-			return fmt.Errorf("pipeline: the Wrap of stage %q returns no handler", stages[i].Name)
+	if err := checkOrder(groups); err != nil {
+		return err
+	}
+	c := &composed[Req, Res]{handle: p.inner, entries: append([]Entry[Req, Res](nil), entries...)}
+	for i := len(groups) - 1; i >= 0; i-- {
+		if c.handle, err = wrap(groups[i], c.handle); err != nil {
+			return err
 		}
 	}
 	p.list.Store(c)
 	return nil
 }
 
-// Names lists the stages in force, outermost first.
+// Entries lists what is in force, outermost first.
+func (p *Pipeline[Req, Res]) Entries() []Entry[Req, Res] {
+	return append([]Entry[Req, Res](nil), p.list.Load().entries...)
+}
+
+// Names lists the stages that are enabled for at least one scope, outermost first.
 func (p *Pipeline[Req, Res]) Names() []string {
-	return append([]string(nil), p.list.Load().names...)
+	var names []string
+	for _, e := range p.list.Load().entries {
+		if e.Enabled && (len(names) == 0 || names[len(names)-1] != e.Stage.Name) {
+			names = append(names, e.Stage.Name)
+		}
+	}
+	return names
+}
+
+// group checks the entries one by one and gathers those of each stage.
+func group[Req, Res any](entries []Entry[Req, Res]) ([][]Entry[Req, Res], error) {
+	var groups [][]Entry[Req, Res]
+	begun := make(map[string]bool)
+	for i, e := range entries {
+		name := e.Stage.Name
+		switch {
+		case name == "" || e.Stage.Wrap == nil:
+			return nil, errors.New("pipeline: a stage needs a name and a Wrap function")
+		case e.Scope.Kind != Global && e.Match == nil:
+			return nil, fmt.Errorf("pipeline: stage %q for %s needs a Match function", name, e.Scope)
+		case i > 0 && entries[i-1].Stage.Name == name:
+			last := &groups[len(groups)-1]
+			for _, other := range *last {
+				if other.Scope == e.Scope {
+					return nil, fmt.Errorf("pipeline: stage %q stands twice in the list for %s", name, e.Scope)
+				}
+			}
+			if *last = append(*last, e); len(*last) > MaxScoped+1 {
+				return nil, fmt.Errorf("pipeline: more than %d scopes of stage %q", MaxScoped, name)
+			}
+		case begun[name]:
+			return nil, fmt.Errorf("pipeline: stage %q stands at two places of the list", name)
+		default:
+			begun[name] = true
+			if groups = append(groups, []Entry[Req, Res]{e}); len(groups) > MaxStages {
+				return nil, fmt.Errorf("pipeline: more than %d stages", MaxStages)
+			}
+		}
+	}
+	return groups, nil
+}
+
+// ErrOrder is in the error of a list whose order breaks a Rule.
+var ErrOrder = errors.New("pipeline: incompatible order")
+
+// checkOrder looks for a stage that stands inside one it has to be outside of, whether
+// the two are enabled or not: a list is good or bad before anybody enables anything.
+func checkOrder[Req, Res any](groups [][]Entry[Req, Res]) error {
+	for i, g := range groups {
+		s := g[0].Stage
+		for _, r := range s.Outside {
+			for _, before := range groups[:i] {
+				if name := before[0].Stage.Name; r.Of == name || r.Of == AllOthers {
+					return fmt.Errorf("%w: %s has to stand before %s: %s", ErrOrder, s.Name, name, r.Why)
+				}
+			}
+		}
+	}
+	return nil
 }
