@@ -1,0 +1,184 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// reading is what the modules said at a moment: numbers by dotted name, such as
+// cpu.usage_percent or temperature.hottest_c. Yes and no are 1 and 0.
+type reading struct {
+	TS     int64 // milliseconds since 1970
+	Values map[string]float64
+}
+
+// parseReading takes a snapshot, the params of the event metrics, or an item of the
+// history. Lists are left out: they are details of a number beside them.
+func parseReading(raw []byte) (reading, error) {
+	var m map[string]any
+	if err := json.Unmarshal(raw, &m); err != nil {
+		return reading{}, fmt.Errorf("the daemon's reading: %w", err)
+	}
+	r := reading{Values: make(map[string]float64, 8)}
+	if ts, ok := m["ts"].(float64); ok {
+		r.TS = int64(ts)
+	}
+	delete(m, "ts")
+	delete(m, "seq")
+	r.add("", m)
+	return r, nil
+}
+
+func (r reading) add(prefix string, m map[string]any) {
+	for k, v := range m {
+		key := prefix + k
+		switch v := v.(type) {
+		case float64:
+			r.Values[key] = v
+		case bool:
+			r.Values[key] = 0
+			if v {
+				r.Values[key] = 1
+			}
+		case string:
+			if i := slices.Index(eolStates, v); i >= 0 {
+				r.Values[key] = float64(i)
+			}
+		case map[string]any:
+			if key == "readings" {
+				key = ""
+			} else {
+				key += "."
+			}
+			r.add(key, v)
+		}
+	}
+}
+
+// eolStates are what wear.pre_eol says, from good to bad, as history keeps them.
+var eolStates = []string{"normal", "warning", "urgent"}
+
+// series is a number that is drawn over time.
+type series struct {
+	key, module, label, unit string
+	max                      float64 // the end of its scale, when it has one
+	maxKey                   string  // or where it is told
+}
+
+// catalogue is what is drawn, in this order.
+var catalogue = []series{
+	{key: "cpu.usage_percent", module: "cpu", label: "CPU", unit: "%", max: 100},
+	{key: "memory.used", module: "memory", label: "Memory", unit: "MiB", maxKey: "memory.total"},
+	{key: "disk.usage_percent", module: "disk", label: "Disk", unit: "%", max: 100},
+	{key: "load.load_1m", module: "load", label: "Load 1m"},
+	{key: "network.bytes_in_per_s", module: "network", label: "Net in", unit: "B/s"},
+	{key: "network.bytes_out_per_s", module: "network", label: "Net out", unit: "B/s"},
+	{key: "temperature.hottest_c", module: "temperature", label: "Temp", unit: "C"},
+	{key: "wear.used_pct", module: "wear", label: "Wear", unit: "%", max: 100},
+}
+
+// baseModules are those of every daemon; moduleNames all there are.
+var (
+	baseModules = []string{"cpu", "memory", "disk", "load"}
+	moduleNames = append(slices.Clone(baseModules), "network", "temperature", "power", "wear")
+)
+
+// module is the module that a dotted name belongs to.
+func module(key string) string {
+	m, _, _ := strings.Cut(key, ".")
+	return m
+}
+
+// checkModules makes one spelling of module names and refuses others.
+func checkModules(names []string) ([]string, error) {
+	var out []string
+	for _, n := range names {
+		if n == "mem" {
+			n = "memory"
+		}
+		if !slices.Contains(moduleNames, n) {
+			return nil, exit(exitUsage, "--modules %s: the modules are %s", n, strings.Join(moduleNames, ", "))
+		}
+		if !slices.Contains(out, n) {
+			out = append(out, n)
+		}
+	}
+	return out, nil
+}
+
+// compareKeys orders dotted names by module, then by name.
+func compareKeys(a, b string) int {
+	rank := func(k string) int {
+		if i := slices.Index(moduleNames, module(k)); i >= 0 {
+			return i
+		}
+		return len(moduleNames)
+	}
+	if d := rank(a) - rank(b); d != 0 {
+		return d
+	}
+	return strings.Compare(a, b)
+}
+
+// valueText is a number for people, at most nine characters.
+func valueText(v float64, unit string) string {
+	switch unit {
+	case "%", "C":
+		return fmt.Sprintf("%.1f %s", v, unit)
+	case "MiB":
+		if v >= 10240 {
+			return fmt.Sprintf("%.1f GiB", v/1024)
+		}
+		return fmt.Sprintf("%.0f MiB", v)
+	case "B/s":
+		for _, p := range []string{"B/s", "kB/s", "MB/s"} {
+			if v < 999.5 {
+				if p == "B/s" {
+					return fmt.Sprintf("%.0f B/s", v)
+				}
+				return fmt.Sprintf("%.1f %s", v, p)
+			}
+			v /= 1000
+		}
+		return fmt.Sprintf("%.1f GB/s", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+// powerText is what the firmware says about supply and heat, "" when it says nothing.
+func powerText(values map[string]float64) (text string, bad bool) {
+	known := false
+	var now []string
+	for _, f := range [][2]string{{"under_voltage", "under-voltage"}, {"throttled", "throttled"},
+		{"freq_capped", "frequency capped"}, {"soft_temp_limit", "soft temperature limit"}} {
+		v, ok := values["power."+f[0]]
+		known = known || ok
+		if v > 0 {
+			now = append(now, f[1])
+		}
+	}
+	if !known {
+		return "", false
+	}
+	if len(now) == 0 {
+		return "good", false
+	}
+	return strings.Join(now, ", "), true
+}
+
+// niceAbove is the least of 1, 2, 5, 10, 20, 50, ... that is not below v.
+func niceAbove(v float64) float64 {
+	if v <= 0 || math.IsInf(v, 0) || math.IsNaN(v) {
+		return 1
+	}
+	p := math.Pow(10, math.Floor(math.Log10(v)))
+	for _, m := range []float64{1, 2, 5, 10} {
+		if m*p >= v*(1-1e-9) {
+			return m * p
+		}
+	}
+	return 10 * p
+}

@@ -1,0 +1,326 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/control"
+)
+
+func newHistory() *cobra.Command {
+	var h historyQuery
+	var socket, since, until, step, format string
+	c := &cobra.Command{
+		Use:   "history",
+		Short: "What was recorded on this box: a chart, or an export",
+		Long: `What was recorded on this box: a chart for people, or with -o the records themselves.
+
+A time is how long ago it was (90s, 15m, 24h, 7d, 2w), or RFC 3339 (2026-01-02T15:04:05Z), or
+a day (2026-01-02, local time). --step keeps the last record of each so much time; without it a
+chart takes what fits its width, and an export takes every record. In an export ts is in
+milliseconds since 1970.`,
+		Example: `  agentctl history
+  agentctl history --since 24h --modules cpu,temperature
+  agentctl history --since 7d --step 10m -o csv > week.csv
+  agentctl history --since 2026-01-02T00:00:00Z --until 2026-01-03T00:00:00Z -o ndjson`,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if h.modules, err = checkModules(h.modules); err != nil {
+				return err
+			}
+			if step != "" {
+				d, err := parseSpan(step)
+				if err != nil || d < time.Millisecond {
+					return exit(exitUsage, "--step %s is no duration such as 30s, 10m or 1h", step)
+				}
+				h.step = d.Milliseconds()
+			}
+			cl, err := dialSocket(cmd.Context(), socket)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = cl.Close() }()
+			if err := h.window(cmd.Context(), cl, since, until); err != nil {
+				return err
+			}
+			h.cl = cl
+			if format != "" {
+				return h.export(cmd.Context(), cmd.OutOrStdout(), format)
+			}
+			return h.draw(cmd.Context(), cmd.OutOrStdout(), time.Local)
+		},
+	}
+	f := c.Flags()
+	f.VarP((*historyFormat)(&format), "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
+	f.Var((*historyJSON)(&format), "json", "short for -o json")
+	f.Lookup("json").NoOptDefVal = "true"
+	f.StringVar(&socket, "socket", env("AGENTCTL_SOCKET", clientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	f.StringVar(&since, "since", "1h", "begin so long ago, or at this `TIME`")
+	f.StringVar(&until, "until", "0s", "end so long ago, or at this `TIME`")
+	f.StringVar(&step, "step", "", "keep one record each `DURATION`")
+	f.StringSliceVar(&h.modules, "modules", nil, "only these `MODULES`: "+strings.Join(moduleNames, ", ")+" (chart: cpu and memory, export: all)")
+	return c
+}
+
+// historyFormat is the value of -o of history.
+type historyFormat string
+
+func (f *historyFormat) String() string { return string(*f) }
+func (f *historyFormat) Type() string   { return "string" }
+func (f *historyFormat) Set(s string) error {
+	switch {
+	case !slices.Contains([]string{"csv", "json", "ndjson", "yaml"}, s):
+		return errors.New("the formats are csv, json, ndjson and yaml")
+	case *f != "" && *f != historyFormat(s):
+		return fmt.Errorf("it contradicts %s, which was given before", *f)
+	}
+	*f = historyFormat(s)
+	return nil
+}
+
+// historyJSON is --json of history.
+type historyJSON historyFormat
+
+func (f *historyJSON) String() string { return "" }
+func (f *historyJSON) Type() string   { return "bool" }
+func (f *historyJSON) Set(s string) error {
+	on, err := strconv.ParseBool(s)
+	if err != nil || !on {
+		return err
+	}
+	return (*historyFormat)(f).Set("json")
+}
+
+// parseSpan is time.ParseDuration with days (d) and weeks (w).
+func parseSpan(s string) (time.Duration, error) {
+	for suffix, unit := range map[string]time.Duration{"d": day, "w": 7 * day} {
+		if n, ok := strings.CutSuffix(s, suffix); ok {
+			v, err := strconv.ParseFloat(n, 64)
+			if err != nil || v < 0 || v > 36500 {
+				return 0, fmt.Errorf("%s is no number of days or weeks", s)
+			}
+			return time.Duration(v * float64(unit)), nil
+		}
+	}
+	return time.ParseDuration(s)
+}
+
+// parseMoment is a time that a person gave: how long before now, or a date.
+func parseMoment(s string, now time.Time) (time.Time, error) {
+	if d, err := parseSpan(s); err == nil && d >= 0 {
+		return now.Add(-d), nil
+	}
+	if t, err := time.Parse(time.RFC3339Nano, s); err == nil {
+		return t, nil
+	}
+	for _, layout := range []string{time.DateOnly, "2006-01-02T15:04", time.DateTime} {
+		if t, err := time.ParseInLocation(layout, s, now.Location()); err == nil {
+			return t, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("%q is no time: say how long ago (15m, 24h, 7d) or RFC 3339 (2026-01-02T15:04:05Z)", s)
+}
+
+// historyQuery asks the daemon for a window of time.
+type historyQuery struct {
+	cl       *control.Client
+	from, to int64 // milliseconds since 1970, both included
+	step     int64 // milliseconds; 0: every record
+	modules  []string
+}
+
+// window finds the times asked for, by the daemon's clock: this board's may be off.
+func (h *historyQuery) window(ctx context.Context, cl *control.Client, since, until string) error {
+	now := time.Now()
+	if s, err := cl.Snapshot(ctx); err == nil && s.TS > 0 {
+		now = time.UnixMilli(s.TS)
+	}
+	from, err := parseMoment(since, now)
+	if err != nil {
+		return exit(exitUsage, "--since: %w", err)
+	}
+	to, err := parseMoment(until, now)
+	if err != nil {
+		return exit(exitUsage, "--until: %w", err)
+	}
+	if !from.Before(to) {
+		return exit(exitUsage, "--since %s is not before --until %s", since, until)
+	}
+	h.from, h.to = max(from.UnixMilli(), 0), to.UnixMilli()
+	if h.to < h.from {
+		return exit(exitUsage, "--until %s is before 1970", until)
+	}
+	return nil
+}
+
+// What one request covers: its answer is bounded, and so is the time the daemon takes.
+const (
+	historyRaw  = 30 * time.Minute // of every record
+	historyRows = 2000             // of records with a step
+)
+
+// each calls fn with the items of the window, in ascending order, and asks for them piece
+// by piece.
+func (h *historyQuery) each(ctx context.Context, modules []string, step int64, fn func(raw json.RawMessage, r reading) error) error {
+	piece := historyRaw.Milliseconds()
+	if step > 0 {
+		piece = max(piece, historyRows*step)
+	}
+	last := int64(-1)
+	for from := h.from; from <= h.to; {
+		next := (from/piece + 1) * piece
+		if step > 0 { // no bucket is cut in two: they begin at multiples of the step
+			next = (from/step + piece/step) * step
+		}
+		to := min(next-1, h.to)
+		items, err := h.ask(ctx, from, to, step, modules)
+		if err != nil {
+			return err
+		}
+		for _, raw := range items {
+			r, err := parseReading(raw)
+			if err != nil {
+				return exit(exitFailure, "%w", err)
+			}
+			// An empty window is answered with the newest reading, which is not of it.
+			if r.TS < from || r.TS > to || r.TS < last {
+				continue
+			}
+			last = r.TS
+			if err := fn(raw, r); err != nil {
+				return err
+			}
+		}
+		from = next
+	}
+	return nil
+}
+
+// ask is one request query_history.
+func (h *historyQuery) ask(ctx context.Context, from, to, step int64, modules []string) ([]json.RawMessage, error) {
+	p := map[string]any{"from_ts": from, "to_ts": to}
+	if step > 0 {
+		p["step_ms"] = step
+	}
+	if len(modules) > 0 {
+		p["modules"] = modules
+	}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	var out struct {
+		Items []json.RawMessage `json:"items"`
+	}
+	err := h.cl.Call(ctx, control.MethodHistory, p, &out)
+	var ce *control.Error
+	if errors.As(err, &ce) && ce.Code == control.CodeNotSupported {
+		return nil, exit(exitFailure, "%w; see whether it records with: agentctl status", err)
+	}
+	if err != nil {
+		return nil, socketError(err)
+	}
+	return out.Items, nil
+}
+
+// draw prints charts as wide as the terminal.
+func (h *historyQuery) draw(ctx context.Context, w io.Writer, zone *time.Location) error {
+	width, height, _ := terminalSize(w)
+	ascii := asciiOnly()
+	if len(h.modules) == 0 {
+		h.modules = []string{"cpu", "memory"}
+	}
+	if h.step == 0 {
+		dots := int64(plotWidth(width))
+		if !ascii {
+			dots *= 2
+		}
+		h.step = niceStep(time.Duration((h.to-h.from)/dots) * time.Millisecond).Milliseconds()
+	}
+	points := map[string][]point{}
+	most := map[string]float64{}
+	err := h.each(ctx, h.modules, h.step, func(_ json.RawMessage, r reading) error {
+		for k, x := range r.Values {
+			points[k] = append(points[k], point{r.TS, x})
+			most[k] = max(most[k], x)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	shown := h.shown(points)
+	if len(points) == 0 || len(shown) == 0 {
+		fmt.Fprintf(w, "Nothing was recorded from %s to %s.\nA longer window may have something: agentctl history --since 7d; whether anything is recorded: agentctl status\n",
+			timeText(h.from, zone), timeText(h.to, zone))
+		return nil
+	}
+	colour := colours(w)
+	fmt.Fprintln(w, cutLine(fmt.Sprintf("%s to %s, a point each %s", timeText(h.from, zone), timeText(h.to, zone), spanText(h.step)), width))
+	for _, s := range shown {
+		c := chart{label: s.label, unit: s.unit, points: points[s.key], from: h.from, to: h.to, step: h.step, max: s.max,
+			width: max(width, minChartWidth), height: chartHeight(height, len(shown)), ascii: ascii, zone: zone}
+		if s.maxKey != "" {
+			c.max = most[s.maxKey]
+		}
+		for i, l := range c.lines() {
+			if i == 0 {
+				l = paint(colour, bold, l)
+			}
+			fmt.Fprintln(w, l)
+		}
+	}
+	return nil
+}
+
+// shown are the series of the modules asked for that have points; a reading that has no
+// place in the catalogue is drawn by its name.
+func (h *historyQuery) shown(points map[string][]point) []series {
+	var out []series
+	known := map[string]bool{"memory.total": true, "load.load_5m": true, "load.load_15m": true}
+	for _, s := range catalogue {
+		known[s.key] = true
+		if len(points[s.key]) > 0 && slices.Contains(h.modules, s.module) {
+			out = append(out, s)
+		}
+	}
+	rest := []string{}
+	for k := range points {
+		if !known[k] && slices.Contains(h.modules, module(k)) {
+			rest = append(rest, k)
+		}
+	}
+	slices.SortFunc(rest, compareKeys)
+	for _, k := range rest {
+		out = append(out, series{key: k, module: module(k), label: k})
+	}
+	return out
+}
+
+// chartHeight is how many lines a plot may have so that n charts fit the terminal.
+func chartHeight(lines, n int) int {
+	h := (lines-2)/n - 3
+	return min(max(h, 4), 12)
+}
+
+func timeText(ms int64, zone *time.Location) string {
+	return time.UnixMilli(ms).In(zone).Format("2006-01-02 15:04:05 MST")
+}
+
+// spanText is a duration without needless zeros: 1m0s is 1m.
+func spanText(ms int64) string {
+	s := (time.Duration(ms) * time.Millisecond).String()
+	if strings.HasSuffix(s, "m0s") {
+		s = s[:len(s)-2]
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = s[:len(s)-2]
+	}
+	return s
+}

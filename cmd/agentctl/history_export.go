@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+)
+
+// export writes the records of the window as they come.
+func (h *historyQuery) export(ctx context.Context, w io.Writer, format string) error {
+	b := bufio.NewWriterSize(w, 64<<10)
+	var err error
+	switch format {
+	case "csv":
+		err = h.exportCSV(ctx, b)
+	case "ndjson":
+		err = h.each(ctx, h.modules, h.step, func(raw json.RawMessage, _ reading) error {
+			_, err := b.Write(append(compactJSON(raw), '\n'))
+			return err
+		})
+	case "json":
+		err = h.exportJSON(ctx, b)
+	case "yaml":
+		err = h.exportYAML(ctx, b)
+	}
+	if ferr := b.Flush(); err == nil && ferr != nil {
+		return exit(exitFailure, "write: %w", ferr)
+	}
+	return err
+}
+
+func compactJSON(raw []byte) []byte {
+	var b bytes.Buffer
+	if json.Compact(&b, raw) != nil {
+		return raw
+	}
+	return b.Bytes()
+}
+
+// exportJSON writes {"from_ts", "to_ts", "step_ms", "items"}, an item a line.
+func (h *historyQuery) exportJSON(ctx context.Context, w io.Writer) error {
+	fmt.Fprintf(w, "{\n  \"from_ts\": %d,\n  \"to_ts\": %d,\n  \"step_ms\": %d,\n  \"items\": [", h.from, h.to, h.step)
+	sep := "\n    "
+	err := h.each(ctx, h.modules, h.step, func(raw json.RawMessage, _ reading) error {
+		_, err := fmt.Fprintf(w, "%s%s", sep, compactJSON(raw))
+		sep = ",\n    "
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, "\n  ]\n}\n")
+	return err
+}
+
+func (h *historyQuery) exportYAML(ctx context.Context, w io.Writer) error {
+	fmt.Fprintf(w, "from_ts: %d\nto_ts: %d\nstep_ms: %d\n", h.from, h.to, h.step)
+	none := true
+	err := h.each(ctx, h.modules, h.step, func(raw json.RawMessage, _ reading) error {
+		if none {
+			fmt.Fprintln(w, "items:")
+			none = false
+		}
+		return writeYAML(w, []json.RawMessage{raw})
+	})
+	if err == nil && none {
+		_, err = fmt.Fprintln(w, "items: []")
+	}
+	return err
+}
+
+// historyProbe is how many records are looked at to learn the columns of an export.
+const historyProbe = 200
+
+// exportCSV writes a column for each number there is in the window, by its dotted name. A
+// first, coarse look tells which these are, so that the rest need not be held in memory;
+// what that look missed is told on the way.
+func (h *historyQuery) exportCSV(ctx context.Context, w io.Writer) error {
+	seen := map[string]bool{}
+	for _, m := range h.modules {
+		for _, k := range csvColumns[m] {
+			seen[k] = true
+		}
+	}
+	coarse := max((h.to-h.from)/historyProbe, h.step, 1)
+	err := h.each(ctx, h.modules, coarse, func(_ json.RawMessage, r reading) error {
+		for k := range r.Values {
+			seen[k] = true
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	columns := make([]string, 0, len(seen))
+	for k := range seen {
+		columns = append(columns, k)
+	}
+	slices.SortFunc(columns, compareKeys)
+	out := csv.NewWriter(w)
+	record := append([]string{"ts"}, columns...)
+	if err := out.Write(record); err != nil {
+		return err
+	}
+	missed := ""
+	err = h.each(ctx, h.modules, h.step, func(_ json.RawMessage, r reading) error {
+		record[0] = strconv.FormatInt(r.TS, 10)
+		found := 0
+		for i, k := range columns {
+			record[i+1] = ""
+			if v, ok := r.Values[k]; ok {
+				record[i+1] = strconv.FormatFloat(v, 'f', -1, 64)
+				found++
+			}
+		}
+		if found < len(r.Values) && missed == "" {
+			for k := range r.Values {
+				if !seen[k] {
+					missed = k
+				}
+			}
+		}
+		return out.Write(record)
+	})
+	out.Flush()
+	if err == nil && missed != "" {
+		return exit(exitFailure, "the records have %s only now and then, so it has no column here; ask for its module: --modules %s", missed, module(missed))
+	}
+	if err == nil {
+		err = out.Error()
+	}
+	return err
+}
+
+// csvColumns are the columns a module has whether it was recorded or not.
+var csvColumns = map[string][]string{
+	"cpu":         {"cpu.usage_percent"},
+	"memory":      {"memory.total", "memory.used"},
+	"disk":        {"disk.usage_percent"},
+	"load":        {"load.load_1m", "load.load_5m", "load.load_15m"},
+	"network":     {"network.bytes_in_per_s", "network.bytes_out_per_s", "network.errors_in", "network.errors_out"},
+	"temperature": {"temperature.hottest_c"},
+	"power":       {"power.under_voltage", "power.freq_capped", "power.throttled", "power.soft_temp_limit"},
+	"wear":        {"wear.used_pct", "wear.pre_eol"},
+}

@@ -1,0 +1,293 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"agentctl/control"
+)
+
+// view is the live view of watch.
+type view struct {
+	colour, ascii bool
+	zone          *time.Location
+
+	state   watchState
+	back    bool // connected again after a loss
+	lostAt  time.Time
+	newest  time.Time // when the newest sample came
+	ts      int64     // and when it was taken
+	samples int
+	lost    int64
+	phase   string // of the last event state: stop is worth a word
+	update  string
+	now     map[string]float64
+	past    map[string][]float64 // by key, oldest first
+	alerts  []string             // newest last
+}
+
+const (
+	viewPast   = 512 // values kept of each series
+	viewAlerts = 5
+)
+
+func newView(colour, ascii bool) *view {
+	return &view{colour: colour, ascii: ascii, zone: time.Local, now: map[string]float64{}, past: map[string][]float64{}}
+}
+
+// run shows the view on f until ctx ends, q is typed, or count samples came.
+func (v *view) run(ctx context.Context, f *os.File, msgs <-chan watchMsg, count int) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP, syscall.SIGQUIT)
+	defer stop()
+	ctx, cancel := context.WithCancel(ctx)
+	s := &screen{out: f}
+	resized, paused := notify(syscall.SIGWINCH), notify(syscall.SIGTSTP)
+	defer signal.Stop(resized)
+	defer signal.Stop(paused)
+	var wg sync.WaitGroup
+	s.enter()
+	defer func() { // also when drawing panics
+		cancel()
+		wg.Wait()
+		s.leave()
+		fmt.Fprintln(f, v.summary())
+	}()
+	wg.Go(func() { s.keys(ctx, cancel) })
+
+	clock := time.NewTicker(time.Second)
+	defer clock.Stop()
+	for {
+		width, height, _ := terminalSize(f)
+		if err := s.draw(v.lines(width, height, time.Now())); err != nil {
+			return exit(exitFailure, "write to the terminal: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case m := <-msgs:
+			v.take(m)
+			if count > 0 && v.samples >= count {
+				return errEnough
+			}
+		case <-resized:
+		case <-paused:
+			s.stopped()
+		case <-clock.C:
+		}
+	}
+}
+
+// take changes the view by an event.
+func (v *view) take(m watchMsg) {
+	switch m.event {
+	case watchConnection:
+		was := v.state.State
+		_ = json.Unmarshal(m.params, &v.state)
+		if v.state.State == "lost" {
+			v.lostAt = time.Now()
+			v.gap()
+		} else {
+			v.back = was == "lost"
+		}
+	case control.EventMetrics, watchSnapshot:
+		r, err := parseReading(m.params)
+		if err != nil {
+			return
+		}
+		v.newest, v.ts = time.Now(), r.TS
+		if m.event == control.EventMetrics {
+			v.samples, v.phase = v.samples+1, ""
+		}
+		for k, x := range r.Values {
+			v.now[k] = x
+			v.keep(k, x)
+		}
+	case control.EventState:
+		var st control.State
+		_ = json.Unmarshal(m.params, &st)
+		v.phase = st.Phase
+	case watchLost:
+		var l struct{ Count int64 }
+		_ = json.Unmarshal(m.params, &l)
+		v.lost += l.Count
+	case "alert":
+		v.alert(m.params)
+	case "update_ready":
+		var u struct{ Component, Version string }
+		_ = json.Unmarshal(m.params, &u)
+		v.update = printable(u.Component + " " + u.Version)
+	}
+}
+
+func (v *view) keep(key string, x float64) {
+	past := append(v.past[key], x)
+	if len(past) > 2*viewPast {
+		past = append([]float64(nil), past[len(past)-viewPast:]...)
+	}
+	v.past[key] = past
+}
+
+// gap marks a time without samples in every line.
+func (v *view) gap() {
+	for k := range v.past {
+		v.keep(k, math.NaN())
+	}
+}
+
+func (v *view) alert(params []byte) {
+	var a struct {
+		Level, Message string
+		TS             int64
+	}
+	if json.Unmarshal(params, &a) != nil {
+		return
+	}
+	sgr := map[string]string{"error": red, "warn": yellow}[a.Level]
+	line := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), printable(a.Level))
+	v.alerts = append(v.alerts, paint(v.colour && sgr != "", sgr, line+printable(a.Message)))
+	if len(v.alerts) > viewAlerts {
+		v.alerts = v.alerts[1:]
+	}
+}
+
+// printable is s without what a terminal would act on.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) {
+			return -1
+		}
+		return r
+	}, s)
+}
+
+// lines draws the view for a terminal of this size.
+func (v *view) lines(width, height int, now time.Time) []string {
+	out := []string{v.header(width), ""}
+	for _, s := range catalogue {
+		if line := v.row(s, width); line != "" {
+			out = append(out, line)
+		}
+	}
+	if text, bad := powerText(v.now); text != "" {
+		out = append(out, fmt.Sprintf("%-8s ", "Power")+paint(v.colour && bad, yellow, text))
+	}
+	if len(v.now) == 0 {
+		out = append(out, "waiting for the first sample")
+	}
+	foot := []string{""}
+	for _, a := range v.alerts {
+		foot = append(foot, cutLine(a, width))
+	}
+	foot = append(foot, paint(v.colour, faint, cutLine(v.foot(now, width), width)))
+	if room := height - len(foot); len(out) > room { // the end matters more than the last rows
+		out = out[:max(room, 1)]
+	}
+	return append(out, foot...)
+}
+
+func (v *view) header(width int) string {
+	name := printable(v.state.Name)
+	if name == "" {
+		name, _ = os.Hostname() // the socket is this machine's
+	}
+	if id := v.state.NodeID; id != "" && len(name)+len(id)+12 < width {
+		name += "  " + id
+	}
+	at := ""
+	if v.ts > 0 {
+		at = time.UnixMilli(v.ts).In(v.zone).Format(time.TimeOnly)
+	}
+	room := max(width-len(at)-1, 1)
+	return paint(v.colour, bold, fmt.Sprintf("%-*s", room, cutLine(name, room))) + " " + at
+}
+
+// row is a line of one series: label, value, sparkline.
+func (v *view) row(s series, width int) string {
+	x, ok := v.now[s.key]
+	if !ok {
+		return ""
+	}
+	text := valueText(x, s.unit)
+	hi := s.max
+	if t := v.now[s.maxKey]; s.maxKey != "" && t > 0 {
+		text, hi = fmt.Sprintf("%s of %s", text, valueText(t, s.unit)), t
+		if s.unit == "MiB" && width >= 60 {
+			text += fmt.Sprintf(", %.0f %%", x/t*100)
+		}
+	}
+	if s.key == "load.load_1m" {
+		s.label = "Load"
+		text = fmt.Sprintf("%.2f %.2f %.2f", x, v.now["load.load_5m"], v.now["load.load_15m"])
+	}
+	valueWidth := 28
+	if width < 60 {
+		valueWidth = 19
+	}
+	line := fmt.Sprintf("%-8s %-*s", s.label, valueWidth, text)
+	room := width - len(line) - 1
+	if room < 4 {
+		return line
+	}
+	past := v.past[s.key]
+	lo := 0.0
+	if s.unit == "C" {
+		lo, hi = 20, 100
+	}
+	if hi == 0 { // no scale of its own: the largest that is seen
+		hi = 1e-9
+		for _, p := range past[max(len(past)-room, 0):] {
+			if p > hi { // false for NaN
+				hi = p
+			}
+		}
+	}
+	return line + " " + paint(v.colour, barColour(s, x), sparkline(past, room, lo, hi, v.ascii))
+}
+
+// barColour warns of what runs full or hot.
+func barColour(s series, x float64) string {
+	switch {
+	case s.unit == "%" && x >= 95, s.unit == "C" && x >= 85:
+		return red
+	case s.unit == "%" && x >= 85, s.unit == "C" && x >= 75:
+		return yellow
+	}
+	return cyan
+}
+
+func (v *view) foot(now time.Time, width int) string {
+	var parts []string
+	switch {
+	case v.state.State == "lost":
+		parts = append(parts, fmt.Sprintf("daemon gone for %d s; waiting for it", int(now.Sub(v.lostAt).Seconds())))
+	case v.phase == "stop":
+		parts = append(parts, "sampling was stopped; go on with: agentctl start")
+	case !v.newest.IsZero() && now.Sub(v.newest) > 3*time.Second:
+		parts = append(parts, fmt.Sprintf("no sample for %d s", int(now.Sub(v.newest).Seconds())))
+	case v.back:
+		parts = append(parts, "daemon came back")
+	}
+	if v.update != "" {
+		parts = append(parts, "update ready: "+v.update)
+	}
+	if v.lost > 0 {
+		parts = append(parts, fmt.Sprintf("%d events lost", v.lost))
+	}
+	if len(parts) == 0 || width >= 60 {
+		parts = append(parts, "q ends")
+	}
+	return strings.Join(parts, " | ")
+}
+
+// summary is what stays on the terminal.
+func (v *view) summary() string {
+	return fmt.Sprintf("watched %d samples; see more with: agentctl history", v.samples)
+}
