@@ -43,7 +43,7 @@ var checks = func() map[*manifest.Verb]func([]byte) ([]byte, error) {
 
 func newDevice(n *hub.Node) *device {
 	d := &device{node: n, tools: n.Tools()}
-	m := &kernel.Manifest{Name: "device:" + n.ID(), Version: "1.0.0", Tenant: n.Tenant(), Tools: make([]*kernel.Tool, 0, len(d.tools))}
+	m := &kernel.Manifest{Name: "device:" + n.ID(), Version: "1.0.0", Tenant: n.Tenant(), Tools: make([]*kernel.Tool, 0, len(d.tools)), Inline: true}
 	limits := make(map[*manifest.Capability]*manifest.Limit, 2)
 	for i := range d.tools {
 		t := &d.tools[i]
@@ -66,7 +66,7 @@ func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.
 		Name: t.Canonical, Title: t.Verb.Title, Description: t.Verb.Description,
 		InputSchema: in, OutputSchema: out,
 		SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass),
-		NodeID: nodeID, Streams: t.Verb.Stream(), Check: checks[t.Verb], Limit: limit,
+		NodeID: nodeID, Streams: t.Verb.Stream(), Check: checks[t.Verb], Limit: limit, LogCalls: true,
 	}
 }
 

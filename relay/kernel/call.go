@@ -4,37 +4,94 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"time"
 
 	"agentctl/manifest"
 )
 
-// Call answers a request within CallBudget. The error is always a *manifest.Error.
-// An opened stream outlives the budget: it ends with ctx, by its Close, or by itself.
+// Call answers a request within CallBudget. The error is always a *manifest.Error, except
+// that a resource which is not there, or not for the caller, is ErrNoResource. An opened
+// stream outlives the budget: it ends with ctx, by its Close, or by itself.
 func (k *Kernel) Call(ctx context.Context, r *Request) (*Result, error) {
 	if r.TraceID == "" {
 		r.TraceID = NewTraceID()
 	}
-	r.Tool = manifest.Canonical(r.Tool)
+	k.resolve(r)
 	res, err := k.callInBudget(ctx, r)
+	k.total.calls.Add(1)
 	rec := Record{Tenant: r.Caller.Tenant, Actor: r.Caller.Actor, TraceID: r.TraceID, Decision: Allowed}
-	if r.tool != nil {
+	switch {
+	case r.Method == MethodRead:
+		rec.Reason = "read"
+		if r.resource != nil {
+			rec.NodeID = r.resource.NodeID
+		}
+	case r.tool != nil:
 		rec.Tool, rec.NodeID = r.tool.Name, r.tool.NodeID
-	} else if n, ok := manifest.ParseToolName(r.Tool); ok {
-		rec.Tool, rec.NodeID = r.Tool, n.NodeID
+	default:
+		if n, ok := manifest.ParseToolName(r.Tool); ok {
+			rec.Tool, rec.NodeID = r.Tool, n.NodeID
+		}
 	}
 	if err != nil {
-		e := k.asError(ctx, err)
-		rec.Code, rec.Reason, rec.Decision = e.Code, e.Reason, Denied
-		if r.plugin != nil { // it was handed to the plugin
-			rec.Decision = Failed
-		}
-		k.Audit(rec)
-		return nil, e
+		k.total.errors.Add(1)
+		return nil, k.refused(ctx, r, rec, err)
 	}
 	k.Audit(rec)
+	k.logCall(r)
 	return res, nil
+}
+
+// refused audits a call that ends with err, and makes the error that its caller sees.
+func (k *Kernel) refused(ctx context.Context, r *Request, rec Record, err error) error {
+	if errors.Is(err, ErrNoResource) && !r.dispatched {
+		return ErrNoResource
+	}
+	e := k.asError(ctx, err)
+	rec.Code, rec.Reason, rec.Decision = e.Code, e.Reason, Denied
+	if r.dispatched {
+		rec.Decision = Failed
+	}
+	k.Audit(rec)
+	return e
+}
+
+// logCall offers an event about a served call to the log, if its tool wants that.
+func (k *Kernel) logCall(r *Request) {
+	if k.opt.Log == nil || r.tool == nil || !r.tool.LogCalls {
+		return
+	}
+	payload, _ := json.Marshal(callEvent{Tool: r.tool.Name, NodeID: r.tool.NodeID, Decision: Allowed, Actor: r.Caller.Actor, TraceID: r.TraceID})
+	k.opt.Log.Offer(Event{Tenant: r.Caller.Tenant, Type: "call", Aggregate: r.tool.Name, Payload: payload})
+}
+
+// callEvent is the payload of the event "call": ids, decision and code (RFC-0005 §12).
+type callEvent struct {
+	Tool     string        `json:"tool"`
+	NodeID   string        `json:"node_id,omitempty"`
+	Decision Decision      `json:"decision"`
+	Code     manifest.Code `json:"code"`
+	Actor    string        `json:"actor"`
+	TraceID  string        `json:"trace_id"`
+}
+
+// resolve finds what the request goes to, before the stages run. What the caller may not
+// see is not found; the fixed checks behind the stages say why.
+func (k *Kernel) resolve(r *Request) {
+	r.tool, r.resource, r.plugin, r.dispatched = nil, nil, nil, false
+	if r.Method == MethodRead {
+		if e, err := k.resource(r.Caller, r.URI); err == nil {
+			r.plugin = e.plugin
+		}
+		return
+	}
+	r.Method = MethodCall
+	r.Tool = manifest.Canonical(r.Tool)
+	if e, ok := k.tool(r.Tool); ok && e.visible(r.Caller) {
+		r.plugin = e.plugin
+	}
 }
 
 // callInBudget ends ctx after CallBudget unless a stream was opened, which keeps it.
@@ -76,6 +133,9 @@ func deadlineExceeded() *manifest.Error {
 // dispatch is the innermost handler: the fixed checks in their order, then the plugin.
 // No stage can remove or reorder them.
 func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
+	if r.Method == MethodRead {
+		return k.dispatchRead(ctx, r)
+	}
 	e, ok := k.tool(r.Tool)
 	if !ok || !e.visible(r.Caller) { // one way, so that tenants cannot be probed
 		return nil, k.missing(r)
@@ -107,8 +167,25 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 		}
 		defer t.Limit.Release()
 	}
-	r.plugin = e.plugin
+	r.plugin, r.dispatched = e.plugin, true
 	return guarded(ctx, e.plugin.plugin, r)
+}
+
+func (k *Kernel) dispatchRead(ctx context.Context, r *Request) (*Result, error) {
+	e, err := k.resource(r.Caller, r.URI)
+	if err != nil {
+		return nil, err
+	}
+	rd, ok := e.plugin.plugin.(Reader)
+	if !ok {
+		return nil, ErrNoResource
+	}
+	r.resource, r.plugin, r.dispatched = e.resource, e.plugin, true
+	data, err := rd.Read(ctx, r.Caller, r.URI)
+	if err != nil {
+		return nil, err
+	}
+	return &Result{Resource: e.resource, Data: data}, nil
 }
 
 // guarded turns a plugin's panic into an error of its call. A panic in a goroutine that
@@ -150,29 +227,14 @@ func NewTraceID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Read returns a resource's content for a caller who may see it. It may ask the device, so
-// it is audited as calls are.
+// Read returns a resource's content for a caller who may see it. It is Call with
+// MethodRead.
 func (k *Kernel) Read(ctx context.Context, c *Caller, uri string) (*Resource, []byte, error) {
-	e, err := k.resource(c, uri)
+	res, err := k.Call(ctx, &Request{Method: MethodRead, Caller: c, URI: uri})
 	if err != nil {
 		return nil, nil, err
 	}
-	rd, ok := e.plugin.plugin.(Reader)
-	if !ok {
-		return nil, nil, ErrNoResource
-	}
-	ctx, cancel := context.WithTimeout(ctx, CallBudget)
-	defer cancel()
-	rec := Record{Tenant: c.Tenant, Actor: c.Actor, NodeID: e.resource.NodeID, Decision: Allowed, Reason: "read", TraceID: NewTraceID()}
-	data, err := rd.Read(ctx, c, uri)
-	if err != nil {
-		e := k.asError(ctx, err)
-		rec.Decision, rec.Code = Failed, e.Code
-		k.Audit(rec)
-		return nil, nil, e
-	}
-	k.Audit(rec)
-	return e.resource, data, nil
+	return res.Resource, res.Data, nil
 }
 
 // ErrNoResource is returned for a URI that does not exist or that the caller may not

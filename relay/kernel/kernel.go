@@ -39,6 +39,12 @@ type Options struct {
 	Audit func(Record)
 	// Stages are in force from the start, outermost first.
 	Stages []Stage
+	// Log receives events: calls of tools that say LogCalls, changes of presence. The
+	// kernel only offers them and never waits. nil: none.
+	Log Log
+	// PresenceTimeout is how long after its last sign of life somebody is offline;
+	// default 90 s.
+	PresenceTimeout time.Duration
 }
 
 // Kernel routes calls to plugins. Make one with New.
@@ -52,7 +58,9 @@ type Kernel struct {
 	resources map[string]resourceEntry
 	views     map[string]*view
 
-	notify notifier
+	notify   notifier
+	presence presence
+	total    counters
 }
 
 // New makes a kernel with no plugin loaded.
@@ -65,13 +73,20 @@ func New(opt Options) *Kernel {
 		views:     make(map[string]*view),
 	}
 	k.notify.init()
+	k.presence.init(opt)
 	k.pipe = pipeline.New(k.dispatch, opt.Stages...)
 	return k
 }
 
-// Run owns the goroutines of watched resources; it returns after ctx ends and all of
-// them have.
-func (k *Kernel) Run(ctx context.Context) error { return k.notify.run(ctx) }
+// Run owns the goroutines of watched resources and marks the silent as offline; it
+// returns after ctx ends and all of them have.
+func (k *Kernel) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() { k.presence.run(ctx) })
+	err := k.notify.run(ctx)
+	wg.Wait()
+	return err
+}
 
 // Pipeline gives the stages around every call, to be swapped at run time.
 func (k *Kernel) Pipeline() *pipeline.Pipeline[*Request, *Result] { return k.pipe }

@@ -28,10 +28,19 @@ func (c *Caller) Has(scope string) bool {
 	return c != nil && c.Scopes != nil && c.Scopes.Has(scope)
 }
 
-// Request is one tool call on the bus.
+// Methods of a Request.
+const (
+	MethodCall = "tools/call"
+	MethodRead = "resources/read"
+)
+
+// Request is one message on the bus: a tool call, or the reading of a resource.
 type Request struct {
 	Caller    *Caller
-	Tool      string          // canonical or flat spelling
+	Method    string          // MethodCall when empty, or MethodRead
+	Tool      string          // of a call: canonical or flat spelling
+	URI       string          // of a read
+	Conn      string          // the connection or session that it came by, as the door names it
 	Arguments json.RawMessage // a strict JSON object; nil means {}
 	TraceID   string          // 32 hex digits; the kernel makes one when empty
 	Traced    bool            // the caller sent the trace id (traceparent), so it goes on to the device
@@ -44,12 +53,27 @@ type Request struct {
 	InputResponses json.RawMessage
 	RequestState   string
 
-	tool   *Tool
-	plugin *loaded
+	// Meta is the request's _meta as the client sent it, a JSON object; nil when there is
+	// none. It is to be trusted as little as Arguments.
+	Meta json.RawMessage
+
+	tool       *Tool // set when the caller may know of it
+	resource   *Resource
+	plugin     *loaded // what it resolves to, before the stages; nil: nothing that the caller sees
+	dispatched bool    // the plugin was asked
 }
 
 // Target is the tool that the request was resolved to; nil before that.
 func (r *Request) Target() *Tool { return r.tool }
+
+// Plugin is the name of the plugin that the request goes to, known before the stages
+// run; "" when it goes to none that the caller may see.
+func (r *Request) Plugin() string {
+	if r.plugin == nil {
+		return ""
+	}
+	return r.plugin.manifest.Name
+}
 
 // Session is what a plugin may ask of the client during a call: progress, log messages
 // and requests from server to client, as MCP knows them. Params and results are JSON.
@@ -69,6 +93,9 @@ type Result struct {
 	Content    []json.RawMessage
 	IsError    bool // the tool ran and reports a failure of its own
 	Stream     Stream
+	// Resource and Data answer MethodRead.
+	Resource *Resource
+	Data     []byte
 	// Meta, when set, goes into the result's _meta.
 	Meta json.RawMessage
 	// InputRequests, when set, asks the client for input instead of answering: a JSON

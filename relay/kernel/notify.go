@@ -1,8 +1,10 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -237,3 +239,29 @@ func (n *notifier) run(ctx context.Context) error {
 	n.wg.Wait()
 	return context.Cause(ctx)
 }
+
+func (n *notifier) info() Subscriptions {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	count := make(map[string]int)
+	for s := range n.subs {
+		count[s.tenant]++
+	}
+	var in Subscriptions
+	for _, t := range slices.Sorted(maps.Keys(count)) {
+		in.Tenants = append(in.Tenants, TenantSubscriptions{Tenant: t, Subscribers: count[t]})
+	}
+	for key, w := range n.watches {
+		in.Watches = append(in.Watches, WatchInfo{Tenant: key.tenant, URI: key.uri, Watchers: w.refs})
+	}
+	slices.SortFunc(in.Watches, func(a, b WatchInfo) int { return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.URI, b.URI)) })
+	return in
+}
+
+func (n *notifier) stats(s *Stats) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s.Subscriptions, s.Watches = len(n.subs), len(n.watches)
+}
+
+func (n *notifier) reset() {}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"agentctl/manifest"
 )
@@ -18,7 +19,19 @@ type Manifest struct {
 	Tenant    string // whose callers see it; empty: everybody's
 	Tools     []*Tool
 	Resources []*Resource
+	// MaxConcurrency bounds the plugin's calls in flight; 0: DefaultConcurrency. Devices
+	// have the limits of their capabilities instead (RFC-0005 §7).
+	MaxConcurrency int
+	// CallTimeout ends a call earlier than CallBudget, which it cannot exceed; 0: CallBudget.
+	CallTimeout time.Duration
+	// Inline calls run in the caller's goroutine. It is for trusted code that obeys its
+	// context. Other plugins run in goroutines of their own, so that one that ignores its
+	// context cannot hold its caller; MaxConcurrency bounds what such a plugin leaks.
+	Inline bool
 }
+
+// DefaultConcurrency is the number of calls in flight of a plugin that names none.
+const DefaultConcurrency = 64
 
 // Tool is one callable thing.
 type Tool struct {
@@ -38,6 +51,13 @@ type Tool struct {
 	// tools; a streaming plugin charges it when it really opens a stream, since joining
 	// one costs the device nothing.
 	Limit *manifest.Limit
+	// CheckResult, when set, holds the structured answer against OutputSchema. A plugin
+	// whose answers break it has a fault. nil: the plugin is trusted.
+	CheckResult func(structured []byte) error
+	// LogCalls offers each served call to Options.Log: ids, decision and code, never
+	// arguments or results (RFC-0005 §12). Plugins with a domain of their own append
+	// their own events instead.
+	LogCalls bool
 }
 
 // Resource is one readable thing.
@@ -82,6 +102,7 @@ type Methods interface {
 type loaded struct {
 	plugin   Plugin
 	manifest *Manifest
+	counts   counters
 }
 
 // Bounds of the registry.
