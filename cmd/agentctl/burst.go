@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/control"
+	"agentctl/prober"
+)
+
+// maxBurst is the longest burst the daemon takes.
+const maxBurst = 10 * time.Minute
+
+func newBurst() *cobra.Command {
+	var c changer
+	var interval, dur time.Duration
+	cmd := &cobra.Command{
+		Use:   "burst",
+		Short: "Sample faster for a while",
+		Long: `Have the daemon sample and push faster for a while, for everybody on this box. It falls back by
+itself. Of bursts that overlap the fastest counts.`,
+		Example: "  agentctl burst\n  agentctl burst --interval 200ms --for 2m\n  agentctl burst --dry-run",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if interval < prober.MinInterval || interval > prober.MaxInterval {
+				return exit(exitUsage, "--interval %s is out of range: 100ms to 60s", interval)
+			}
+			if dur < prober.MinInterval || dur > maxBurst {
+				return exit(exitUsage, "--for %s is out of range: 100ms to 10m", dur)
+			}
+			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {
+				ch.Undo = "none needed: it falls back by itself"
+				until := time.Now().Add(dur)
+				if !c.dryRun {
+					var err error
+					if until, err = cl.Burst(ctx, interval, dur); err != nil {
+						return "", err
+					}
+				}
+				ch.ExpiresAt = until.UnixMilli()
+				text := fmt.Sprintf("burst: every %s for %s, until %s", spanText(interval.Milliseconds()), spanText(dur.Milliseconds()), until.Format(time.TimeOnly))
+				switch base := time.Duration(ch.Before.IntervalMS) * time.Millisecond; {
+				case !ch.Before.Running:
+					text += "; but sampling is stopped, go on with: agentctl start"
+				case interval >= base:
+					text += fmt.Sprintf("; but that is no faster than every %s, which goes on", spanText(ch.Before.IntervalMS))
+				default:
+					ch.After.IntervalMS = interval.Milliseconds()
+				}
+				return text, nil
+			})
+		},
+	}
+	cmd.Flags().DurationVar(&interval, "interval", prober.MinInterval, "sample each `DURATION`, 100ms to 60s")
+	cmd.Flags().DurationVar(&dur, "for", 30*time.Second, "fall back after `DURATION`, 100ms to 10m")
+	c.flags(cmd)
+	return cmd
+}

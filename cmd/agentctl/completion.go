@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"agentctl/manifest"
+)
+
+// completionTime bounds what completion asks a relay: nobody waits for a Tab.
+const completionTime = time.Second
+
+// addCompletion tells the shells what flags and arguments may be, in c and below. What
+// cannot be found out is left out without a word.
+func addCompletion(c *cobra.Command) {
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		var fn cobra.CompletionFunc
+		switch {
+		case f.Name == "output":
+			fn = cobra.FixedCompletions(outputFormats(f.Usage), cobra.ShellCompDirectiveNoFileComp)
+		case f.Name == "modules":
+			fn = completeModules
+		case f.Name == "log-level":
+			fn = cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp)
+		case f.Name == "class":
+			fn = cobra.FixedCompletions([]string{"agent", "device", "enroll", "admin"}, cobra.ShellCompDirectiveNoFileComp)
+		case strings.HasSuffix(f.Name, "-dir"):
+			fn = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+				return nil, cobra.ShellCompDirectiveFilterDirs
+			}
+		case strings.HasSuffix(f.Name, "-file"), f.Name == "socket", f.Name == "config", f.Name == "tls-cert", f.Name == "tls-key":
+			return // a file, which is what the shell completes by itself
+		default:
+			fn = cobra.NoFileCompletions
+		}
+		_ = c.RegisterFlagCompletionFunc(f.Name, fn) // fails where a command has its own
+	})
+	if c.ValidArgsFunction == nil && len(c.ValidArgs) == 0 && c.Name() != "help" {
+		switch {
+		case c.Name() == "call":
+			c.ValidArgsFunction = completeTools
+		case c.Name() == "start":
+			c.ValidArgsFunction = completeModuleArgs
+		case strings.Contains(c.Use, " NODE"):
+			c.ValidArgsFunction = completeNodes
+		default:
+			c.ValidArgsFunction = cobra.NoFileCompletions
+		}
+	}
+	for _, sub := range c.Commands() {
+		addCompletion(sub)
+	}
+}
+
+// outputFormats are the formats a flag's text names, in its order.
+func outputFormats(usage string) []string {
+	var out []string
+	for _, word := range strings.FieldsFunc(usage, func(r rune) bool { return r < 'a' || r > 'z' }) {
+		if slices.Contains([]string{"csv", "json", "ndjson", "yaml"}, word) {
+			out = append(out, word)
+		}
+	}
+	return out
+}
+
+// completeModules completes the last name of a list with commas.
+func completeModules(_ *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+	before := word[:strings.LastIndexByte(word, ',')+1]
+	var out []string
+	for _, m := range moduleNames {
+		if !slices.Contains(strings.Split(before, ","), m) && strings.HasPrefix(before+m, word) {
+			out = append(out, before+m)
+		}
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+}
+
+func completeModuleArgs(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return slices.DeleteFunc(slices.Clone(moduleNames), func(m string) bool { return slices.Contains(args, m) }), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completionNodes asks the relay of the command's flags and environment for its boards.
+func completionNodes(cmd *cobra.Command) []node {
+	var rf relayFlags
+	for name, to := range map[string]*string{"relay": &rf.relay, "token-file": &rf.tokenFile, "ca-file": &rf.caFile} {
+		f := cmd.Flags().Lookup(name)
+		if f == nil {
+			return nil
+		}
+		*to = f.Value.String()
+	}
+	rc, err := rf.client()
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	defer cancel()
+	nodes, err := rc.nodes(ctx)
+	if err != nil {
+		return nil
+	}
+	return nodes
+}
+
+// nodeWord is what a person would type for a node, with what the shell may show beside it.
+func nodeWord(n *node) (word, about string) {
+	about = "offline"
+	if n.Online {
+		about = "online"
+	}
+	if n.Name == "" {
+		return n.NodeID, about
+	}
+	return n.Name, about
+}
+
+func completeNodes(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	var out []string
+	if len(args) == 0 {
+		for _, n := range completionNodes(cmd) {
+			word, about := nodeWord(&n)
+			out = append(out, word+"\t"+about)
+		}
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeTools completes NODE: and then its verbs.
+func completeTools(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	name, _, verbsWanted := strings.Cut(word, ":")
+	var out []string
+	for _, n := range completionNodes(cmd) {
+		node, about := nodeWord(&n)
+		if !verbsWanted {
+			out = append(out, node+":\t"+about)
+			continue
+		}
+		if node != name && n.NodeID != name {
+			continue
+		}
+		for _, c := range n.Capabilities {
+			for _, v := range c.Verbs {
+				if v == manifest.VerbInvoke {
+					v = c.CapID // attic:echo
+				}
+				out = append(out, name+":"+v)
+			}
+		}
+	}
+	if verbsWanted {
+		return out, cobra.ShellCompDirectiveNoFileComp
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/control"
+)
+
+// change is what start, stop and burst print with -o json: how local push and recording
+// were, how they are now (or would be, with --dry-run), and the command that undoes it.
+type change struct {
+	DryRun    bool             `json:"dry_run"`
+	Before    control.Sampling `json:"before"`
+	After     control.Sampling `json:"after"`
+	ExpiresAt int64            `json:"expires_at,omitempty"` // of a burst, milliseconds since 1970
+	Undo      string           `json:"undo"`
+}
+
+// changer is what the commands have in common that change sampling.
+type changer struct {
+	out    output
+	socket string
+	dryRun bool
+}
+
+func (c *changer) flags(cmd *cobra.Command) {
+	c.out.flags(cmd)
+	cmd.Flags().StringVar(&c.socket, "socket", env("AGENTCTL_SOCKET", clientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "say what would change, and change nothing")
+}
+
+// run connects, asks how sampling is, and prints what do made of it.
+func (c *changer) run(cmd *cobra.Command, do func(context.Context, *control.Client, *change) (text string, err error)) error {
+	ctx := cmd.Context()
+	cl, err := dialSocket(ctx, c.socket)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = cl.Close() }()
+	var s struct {
+		Sampling control.Sampling `json:"sampling"`
+	}
+	if err := cl.Status(ctx, &s); err != nil {
+		return socketError(err)
+	}
+	ch := &change{DryRun: c.dryRun, Before: s.Sampling, After: s.Sampling}
+	text, err := do(ctx, cl, ch)
+	if err != nil {
+		return socketError(err)
+	}
+	return c.out.print(cmd, ch, func() error {
+		if c.dryRun {
+			text = "would be: " + text
+		}
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\nbefore: %s\nundo: %s\n", text, samplingText(s.Sampling), ch.Undo)
+		return err
+	})
+}
+
+func samplingText(s control.Sampling) string {
+	if !s.Running {
+		return "stopped"
+	}
+	return fmt.Sprintf("%s every %s", strings.Join(s.Modules, ", "), spanText(s.IntervalMS))
+}
+
+// undo is the command that brings back how sampling was.
+func undo(s control.Sampling) string {
+	if !s.Running {
+		return "agentctl stop"
+	}
+	return strings.TrimSpace("agentctl start " + strings.Join(s.Modules, " "))
+}
+
+func newStart() *cobra.Command {
+	var c changer
+	cmd := &cobra.Command{
+		Use:   "start [MODULE...]",
+		Short: "Have modules pushed to local clients and recorded",
+		Long: `Have modules pushed to local clients and recorded, these and no others; without a MODULE cpu
+and memory. It holds for everybody on this box until the next start or stop. Streams to a relay
+go on whatever is started here.
+
+The modules are ` + strings.Join(moduleNames, ", ") + `.`,
+		Example: "  agentctl start\n  agentctl start cpu memory temperature power\n  agentctl start cpu --dry-run",
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			modules, err := checkModules(args)
+			if err != nil {
+				return err
+			}
+			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {
+				ch.Undo = undo(ch.Before)
+				ch.After.Running, ch.After.Modules = true, modules
+				if len(modules) == 0 {
+					ch.After.Modules = []string{"cpu", "memory"}
+				}
+				if !c.dryRun {
+					if ch.After.Modules, err = cl.Start(ctx, modules...); err != nil {
+						return "", err
+					}
+				}
+				return "started: " + samplingText(ch.After), nil
+			})
+		},
+	}
+	c.flags(cmd)
+	return cmd
+}
+
+func newStop() *cobra.Command {
+	var c changer
+	cmd := &cobra.Command{
+		Use:   "stop",
+		Short: "End push to local clients and recording; the daemon goes on",
+		Long: `End push to local clients and recording, for everybody on this box. The daemon goes on, and
+with it its link and the streams of a relay. To end the daemon: systemctl stop agentctl.`,
+		Example: "  agentctl stop\n  agentctl stop --dry-run",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {
+				ch.Undo = undo(ch.Before)
+				ch.After.Running = false
+				if !c.dryRun {
+					if err := cl.Stop(ctx); err != nil {
+						return "", err
+					}
+				}
+				return "stopped: nothing is pushed to local clients or recorded; streams to a relay go on", nil
+			})
+		},
+	}
+	c.flags(cmd)
+	return cmd
+}
