@@ -20,7 +20,7 @@ func TestBootInThePast(t *testing.T) {
 				s.Add(x)
 				c.mono += 3 * time.Millisecond // the reading comes a little later
 				c.wall += 3
-				s.AddModule(x, "temperature.hottest_c", float64(40+i))
+				addReading(s, x, "temperature.hottest_c", float64(40+i))
 				c.mono -= 3 * time.Millisecond
 				c.wall -= 3
 			}
@@ -56,10 +56,10 @@ func TestBootInThePast(t *testing.T) {
 func TestReadingsAloneWithoutATime(t *testing.T) {
 	s, c := open(t, Options{})
 	c.set(0)
-	s.AddModule(c.sample(0), "a", 1)
+	addReading(s, c.sample(0), "a", 1)
 	flush(t, s)
 	c.step(time.Second)
-	s.AddModule(c.sample(0), "a", 2)
+	addReading(s, c.sample(0), "a", 2)
 	c.set(epoch)
 	flush(t, s)
 	rows := query(t, s, Query{FromMS: epoch - 5000})

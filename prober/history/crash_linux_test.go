@@ -59,9 +59,7 @@ func recordForEver(path string) error {
 	for i := 0; ; i++ {
 		for range 25 {
 			c.step(time.Second)
-			x := c.sample(i)
-			s.Add(x)
-			s.AddModule(x, "network.in", float64(i))
+			s.Add(c.sample(i), Reading{"network.in", float64(i)})
 		}
 		if err := s.Flush(context.Background()); err != nil {
 			return err
@@ -175,7 +173,7 @@ func TestNoRoomForMore(t *testing.T) {
 			t.Fatal(err)
 		}
 		cmd := exec.Command(exe, "-test.run", "^TestNoRoomForMore$")
-		cmd.Env = append(os.Environ(), limitEnv+"=1")
+		cmd.Env = append(os.Environ(), limitEnv+"=1", "GORACE=atexit_sleep_ms=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}

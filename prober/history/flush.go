@@ -96,6 +96,7 @@ func (s *Store) save(d *db) error {
 	s.samples.forget(upto)
 	s.readings.forget(upto)
 	s.stats.Dropped += lost
+	s.hurry = s.hurry && s.purge // what asked for haste is saved
 	if ms, ok := s.now(); ok {
 		s.stats.LastFlushMS = ms
 	}

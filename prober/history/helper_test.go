@@ -101,6 +101,25 @@ func record(s *Store, c *fakeClock, n int) {
 	}
 }
 
+// addReading adds a reading without a sample; one of the newest sample has its time.
+func addReading(s *Store, of prober.Sample, key string, value float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	id := of.TSMS
+	switch {
+	case s.latestID != 0 && s.latest.TSMS == of.TSMS && s.latest.Mono == of.Mono:
+		id = s.latestID
+	case id < prober.MinTSMS:
+		id = earlyID(memorySlot, s.mono())
+	}
+	s.seq++
+	s.addReadingLocked(id, Reading{key, value})
+	s.early = s.early || id < 0
+}
+
 func flush(t testing.TB, s *Store) {
 	t.Helper()
 	if err := s.Flush(context.Background()); err != nil {

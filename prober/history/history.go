@@ -114,6 +114,7 @@ type Store struct {
 	latestID int64         // the id it was given, 0 when there is none
 	early    bool          // there may be samples that wait for the time
 	fault    string        // why the disk cannot be used, "" when it can
+	held     time.Time     // since when somebody has the disk, zero for nobody
 	stats    Stats
 	today    int64 // the day of stats.WrittenToday, in days since 1970
 }
@@ -218,9 +219,14 @@ func (s *Store) SetRecording(on bool) {
 	s.mu.Unlock()
 }
 
-// Add keeps a sample, in memory at first. It never waits for the disk: beyond the bound
-// the oldest unsaved sample goes and is counted, as one with impossible readings is.
-func (s *Store) Add(x prober.Sample) {
+// Add keeps a sample and the readings of other modules that belong to it, in memory at
+// first. It never waits for the disk: beyond the bound the oldest unsaved goes and is
+// counted, as a sample with impossible readings is, with all that belongs to it.
+//
+// A reading's value is kept to three decimals. Its key, such as "temperature.hottest_c",
+// is 1..64 printable ASCII characters; there are at most 255. One whose key is none or
+// one too many, or whose value is no number, is dropped and counted.
+func (s *Store) Add(x prober.Sample, readings ...Reading) {
 	v, err := valuesOf(&x)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,60 +234,34 @@ func (s *Store) Add(x prober.Sample) {
 		return
 	}
 	if err != nil {
-		s.stats.Dropped++
+		s.stats.Dropped += 1 + uint64(len(readings))
 		return
 	}
-	s.seq++
-	id := s.newIDLocked(&x)
+	id := x.TSMS
+	if id < prober.MinTSMS {
+		id = earlyID(memorySlot, s.mono()) // it came without a time
+	}
 	s.latest, s.latestID = x, id
 	s.latest.Extra = nil
-	dropped, repeated := s.samples.add(id, v, s.seq)
-	s.countLocked(dropped, repeated)
-	if len(s.samples.items) == hurryAt || s.early && id > 0 {
+	s.seq++
+	s.countLocked(s.samples.add(id, v, s.seq))
+	for _, r := range readings {
+		s.addReadingLocked(id, r)
+	}
+	if len(s.samples.items) >= hurryAt || len(s.readings.items) >= hurryReadingsAt || s.early && id > 0 {
 		s.hurryLocked() // there is much to save, or the time is known now
 	}
 	s.early = s.early || id < 0
 }
 
-// AddModule keeps a reading of another module, such as "temperature.cpu-thermal", that
-// belongs to sample of, and has its time. The value is kept to three decimals. Keys are
-// 1..64 printable ASCII characters; there are at most 255. A reading whose key is none
-// or one too many, or whose value is no number, is dropped and counted.
-//
-// A reading costs about half of what a sample does, so those that change slowly are
-// better recorded less often than samples.
-func (s *Store) AddModule(of prober.Sample, key string, value float64) {
-	v, ok := milli(value)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return
-	}
-	k, known := s.keys.id(key)
+func (s *Store) addReadingLocked(id int64, r Reading) {
+	v, ok := milli(r.Value)
+	k, known := s.keys.id(r.Key)
 	if !ok || !known {
 		s.stats.Dropped++
 		return
 	}
-	s.seq++
-	id := s.latestID
-	if id == 0 || s.latest.TSMS != of.TSMS || s.latest.Mono != of.Mono {
-		id = s.newIDLocked(&of)
-	}
-	dropped, repeated := s.readings.add(readingID(id, k), v, s.seq)
-	s.countLocked(dropped, repeated)
-	s.early = s.early || id < 0
-	if len(s.readings.items) == hurryReadingsAt {
-		s.hurryLocked()
-	}
-}
-
-// newIDLocked is the timestamp a sample is kept under: its own, or, without a time, that
-// of its arrival on the boot's clock.
-func (s *Store) newIDLocked(x *prober.Sample) int64 {
-	if x.TSMS >= prober.MinTSMS {
-		return x.TSMS
-	}
-	return earlyID(memorySlot, s.mono())
+	s.countLocked(s.readings.add(readingID(id, k), v, s.seq))
 }
 
 func (s *Store) countLocked(dropped, repeated bool) {
@@ -329,23 +309,46 @@ func (s *Store) kick() {
 	}
 }
 
-// lock takes the file, waiting for at most ten seconds.
+// lock takes the file. It waits until somebody has had it for ten seconds: a disk that
+// hangs costs that once, not each who asks.
 func (s *Store) lock(ctx context.Context) error {
 	select {
 	case <-s.disk:
-		return nil
 	default:
+		timer := time.NewTimer(patience - s.heldFor())
+		defer timer.Stop()
+		select {
+		case <-s.disk:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timer.C:
+			return ErrBusy
+		}
 	}
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	select {
-	case <-s.disk:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return ErrBusy
-	}
+	s.setHeld(time.Now())
+	return nil
 }
 
-func (s *Store) unlock() { s.disk <- struct{}{} }
+func (s *Store) unlock() {
+	s.setHeld(time.Time{})
+	s.disk <- struct{}{}
+}
+
+func (s *Store) setHeld(since time.Time) {
+	s.mu.Lock()
+	s.held = since
+	s.mu.Unlock()
+}
+
+func (s *Store) heldFor() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.heldForLocked()
+}
+
+func (s *Store) heldForLocked() time.Duration {
+	if s.held.IsZero() {
+		return 0
+	}
+	return time.Since(s.held)
+}

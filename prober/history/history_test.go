@@ -119,7 +119,7 @@ func TestGapBeforeMemory(t *testing.T) {
 	add := func(n int) {
 		for i := range n {
 			c.step(time.Second)
-			s.AddModule(c.sample(0), "network.in", float64(i))
+			addReading(s, c.sample(0), "network.in", float64(i))
 		}
 	}
 	add(120)
@@ -140,7 +140,7 @@ func TestManyReadings(t *testing.T) {
 	for i := range n {
 		c.step(time.Second)
 		for k := range 7 {
-			s.AddModule(c.sample(0), fmt.Sprint("k", k), float64(i))
+			addReading(s, c.sample(0), fmt.Sprint("k", k), float64(i))
 		}
 	}
 	for range 2 { // from memory, from the file
@@ -162,7 +162,7 @@ func TestManyReadings(t *testing.T) {
 func TestFormat(t *testing.T) {
 	s, c := open(t, Options{})
 	s.Add(sampleAt(epoch+500, 1234))
-	s.AddModule(sampleAt(epoch+500, 0), "temperature.cpu-thermal", 48.312)
+	addReading(s, sampleAt(epoch+500, 0), "temperature.cpu-thermal", 48.312)
 	c.step(time.Second)
 	flush(t, s)
 	tests := []struct{ sql, want string }{
@@ -187,7 +187,7 @@ func TestFormat(t *testing.T) {
 func TestSurvivesRestart(t *testing.T) {
 	s, c := open(t, Options{})
 	record(s, c, 7)
-	s.AddModule(c.sample(0), "network.bytes_in_per_s", 1234.5)
+	addReading(s, c.sample(0), "network.bytes_in_per_s", 1234.5)
 	before := query(t, s, Query{FromMS: epoch})
 	s = reopen(t, s, c, "boot-1")
 	after := query(t, s, Query{FromMS: epoch})
@@ -220,12 +220,11 @@ func TestModules(t *testing.T) {
 	s, c := open(t, Options{})
 	for i := range 20 {
 		c.step(time.Second)
-		x := c.sample(i)
-		s.Add(x)
-		s.AddModule(x, "network.in", float64(i)*1.5)
+		readings := []Reading{{"network.in", float64(i) * 1.5}}
 		if i%5 == 0 {
-			s.AddModule(x, "temperature.a b", -40.125+float64(i))
+			readings = append(readings, Reading{"temperature.a b", -40.125 + float64(i)})
 		}
+		s.Add(c.sample(i), readings...)
 		if i == 11 {
 			flush(t, s)
 		}
@@ -265,10 +264,10 @@ func TestHostileReadings(t *testing.T) {
 	c.step(time.Second)
 	x := c.sample(1)
 	for _, v := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
-		s.AddModule(x, "a", v)
+		addReading(s, x, "a", v)
 	}
 	for _, key := range []string{"", strings.Repeat("x", 65), "a\nb", "\x00", "käse"} {
-		s.AddModule(x, key, 1)
+		addReading(s, x, key, 1)
 	}
 	bad := x
 	bad.CPUPct = math.NaN()
@@ -277,7 +276,7 @@ func TestHostileReadings(t *testing.T) {
 		t.Errorf("%d dropped, want 9", d)
 	}
 	for i := range 1000 { // 255 names and no more
-		s.AddModule(x, fmt.Sprint("key", i), math.MaxFloat64)
+		addReading(s, x, fmt.Sprint("key", i), math.MaxFloat64)
 	}
 	if d := s.Stats().Dropped; d != 9+1000-255+1 && d != 9+1000-255 {
 		t.Errorf("%d dropped of 1000 names, want all but 255", d-9)
@@ -295,14 +294,14 @@ func TestNewNamesInAnOldFile(t *testing.T) {
 	s, c := open(t, Options{})
 	c.step(time.Second)
 	for i := range 200 {
-		s.AddModule(c.sample(0), fmt.Sprint("old", i), float64(i))
+		addReading(s, c.sample(0), fmt.Sprint("old", i), float64(i))
 	}
 	s = reopen(t, s, c, "boot-1")
 	c.step(time.Second)
 	for i := range 100 { // memory numbers them before it has read the file
-		s.AddModule(c.sample(0), fmt.Sprint("new", i), float64(i))
+		addReading(s, c.sample(0), fmt.Sprint("new", i), float64(i))
 	}
-	s.AddModule(c.sample(0), "old7", 77)
+	addReading(s, c.sample(0), "old7", 77)
 	for range 2 { // from memory, from the file
 		rows := query(t, s, Query{Modules: []string{"old7", "new7"}})
 		if len(rows) != 2 || fmt.Sprint(rows[0].Modules) != "[{old7 7}]" || fmt.Sprint(rows[1].Modules) != "[{new7 7} {old7 77}]" {
@@ -358,10 +357,10 @@ func TestOneSampleAMillisecond(t *testing.T) {
 
 	// The same for readings, looked for and read.
 	for i := range 30 {
-		s.AddModule(sampleAt(epoch+int64(i), 0), "a", float64(i))
+		addReading(s, sampleAt(epoch+int64(i), 0), "a", float64(i))
 	}
 	flush(t, s)
-	s.AddModule(sampleAt(epoch+29, 0), "a", 77)
+	addReading(s, sampleAt(epoch+29, 0), "a", 77)
 	c.step(time.Second)
 	for _, step := range []int64{0, 1000} {
 		rows := query(t, s, Query{FromMS: epoch, StepMS: step, Modules: []string{"a"}})
@@ -380,7 +379,6 @@ func TestClosed(t *testing.T) {
 		}
 	}
 	s.Add(c.sample(1))
-	s.AddModule(c.sample(1), "a", 1)
 	if err := s.Flush(t.Context()); !errors.Is(err, ErrClosed) {
 		t.Errorf("Flush: %v, want ErrClosed", err)
 	}

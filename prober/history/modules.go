@@ -19,9 +19,12 @@ type moduleNotes struct {
 	seen            *prober.Network // counted already
 	window, in, out uint64          // ms and bytes since at
 	inErrs, outErrs uint64
+
+	ready []Reading
 }
 
-// add looks at every sample, and hands a reading of each module to keep from time to time:
+// of looks at every sample, and returns readings to keep with it from time to time; they
+// are valid until the next call:
 //
 //	network.bytes_in_per_s, network.bytes_out_per_s    mean since the one before
 //	network.errors_in, network.errors_out              since the one before, if there were any
@@ -29,9 +32,9 @@ type moduleNotes struct {
 //	power.under_voltage, .freq_capped, .throttled, .soft_temp_limit    0 or 1
 //	wear.used_pct
 //	wear.pre_eol                                       0 normal, 1 warning, 2 urgent
-func (m *moduleNotes) add(x prober.Sample, keep func(key string, value float64)) {
+func (m *moduleNotes) of(x prober.Sample) []Reading {
 	if x.Extra == nil {
-		return
+		return nil
 	}
 	now := *x.Extra
 	if n := now.Network; n != nil && n != m.seen {
@@ -42,44 +45,48 @@ func (m *moduleNotes) add(x prober.Sample, keep func(key string, value float64))
 	}
 	// A sample may come a little early.
 	if m.at != 0 && x.Mono-m.at < modulesEvery-modulesEvery/20 {
-		return
+		return nil
 	}
 	m.at = x.Mono
+	m.ready = m.ready[:0]
 	if m.window > 0 {
-		keep("network.bytes_in_per_s", float64(m.in)*1000/float64(m.window))
-		keep("network.bytes_out_per_s", float64(m.out)*1000/float64(m.window))
+		m.keep("network.bytes_in_per_s", float64(m.in)*1000/float64(m.window))
+		m.keep("network.bytes_out_per_s", float64(m.out)*1000/float64(m.window))
 		if m.inErrs+m.outErrs > 0 {
-			keep("network.errors_in", float64(m.inErrs))
-			keep("network.errors_out", float64(m.outErrs))
+			m.keep("network.errors_in", float64(m.inErrs))
+			m.keep("network.errors_out", float64(m.outErrs))
 		}
 		m.window, m.in, m.out, m.inErrs, m.outErrs = 0, 0, 0, 0, 0
 	}
 	if t := now.Temperature; t != nil && t != m.kept.Temperature {
-		keep("temperature.hottest_c", t.HottestC)
+		m.keep("temperature.hottest_c", t.HottestC)
 	}
 	if p := now.Power; p != nil && p != m.kept.Power {
-		keepFlag(keep, "power.under_voltage", p.UnderVoltage)
-		keepFlag(keep, "power.freq_capped", p.FreqCapped)
-		keepFlag(keep, "power.throttled", p.Throttled)
-		keepFlag(keep, "power.soft_temp_limit", p.SoftTempLimit)
+		m.keepFlag("power.under_voltage", p.UnderVoltage)
+		m.keepFlag("power.freq_capped", p.FreqCapped)
+		m.keepFlag("power.throttled", p.Throttled)
+		m.keepFlag("power.soft_temp_limit", p.SoftTempLimit)
 	}
 	if w := now.Wear; w != nil && w != m.kept.Wear {
 		if w.UsedPct != nil {
-			keep("wear.used_pct", *w.UsedPct)
+			m.keep("wear.used_pct", *w.UsedPct)
 		}
 		if level, ok := map[string]float64{prober.EOLNormal: 0, prober.EOLWarning: 1, prober.EOLUrgent: 2}[w.PreEOL]; ok {
-			keep("wear.pre_eol", level)
+			m.keep("wear.pre_eol", level)
 		}
 	}
 	m.kept = now
+	return m.ready
 }
 
-func keepFlag(keep func(string, float64), key string, v *bool) {
+func (m *moduleNotes) keep(key string, v float64) { m.ready = append(m.ready, Reading{key, v}) }
+
+func (m *moduleNotes) keepFlag(key string, v *bool) {
 	switch {
 	case v == nil:
 	case *v:
-		keep(key, 1)
+		m.keep(key, 1)
 	default:
-		keep(key, 0)
+		m.keep(key, 0)
 	}
 }

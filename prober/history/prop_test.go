@@ -149,7 +149,7 @@ func TestQueryIsTheModel(t *testing.T) {
 			}
 			for i, key := range propKeys {
 				if n%(1<<i) == 0 {
-					s.AddModule(x, key, float64(n)/8)
+					addReading(s, x, key, float64(n)/8)
 					if _, taken := rs[key]; !taken {
 						rs[key] = float64(n) / 8
 					}

@@ -27,7 +27,7 @@ type Row struct {
 	Modules   []Reading     // by name; valid until fn returns
 }
 
-// Reading is a value of another module, see AddModule.
+// Reading is a value of another module, see Add.
 type Reading struct {
 	Key   string
 	Value float64
@@ -49,6 +49,13 @@ const (
 // its time, if samples were asked for.
 //
 // Where the disk cannot be read the rows in memory are the answer; see Stats.
+//
+// A window that was answered can be asked for again, with ToMS the time of its last row:
+// fn gets the same rows, whatever was added and saved meanwhile. Only what is older than
+// the retention by then is missing from the first; and a clock that was set back or first
+// became known in between, or a disk that failed, may have changed what is there. So one
+// who counts first and writes then must be ready for less or more, however unlikely. The
+// newest sample that stands for an empty window lies outside of it: keep that one.
 func (s *Store) Query(ctx context.Context, q Query, fn func(Row) error) error {
 	r, err := s.newReader(q)
 	if err != nil {
@@ -74,7 +81,8 @@ func (s *Store) Query(ctx context.Context, q Query, fn func(Row) error) error {
 	if id == 0 {
 		return nil
 	}
-	return fn(Row{TSMS: latest.TSMS, HasSample: true, Sample: latest})
+	v, _ := valuesOf(&latest) // it was kept, so it can be
+	return fn(Row{TSMS: latest.TSMS, HasSample: true, Sample: v.sample(latest.TSMS)})
 }
 
 // reader is a query under way.

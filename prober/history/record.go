@@ -26,9 +26,8 @@ var _ Sampler = (*prober.Prober)(nil)
 
 // Record keeps the samples of p at its base cadence, and every ten seconds the readings
 // of its other modules, and commits them in time, until ctx ends or p stops, and returns
-// why. What is unsaved is committed then; a disk that does
-// not answer for ten seconds is left behind, and ErrBusy returned as well. One Record
-// runs at a time.
+// why. What is unsaved is committed then; a disk that does not answer for ten seconds is
+// left behind, and ErrBusy returned as well. One Record runs at a time.
 func (s *Store) Record(ctx context.Context, p Sampler) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -71,8 +70,7 @@ func (s *Store) watch(ctx context.Context, p Sampler) error {
 			<-round.Done()
 		} else {
 			err = p.Watch(round, every, func(x prober.Sample) error {
-				s.Add(x)
-				notes.add(x, func(key string, v float64) { s.AddModule(x, key, v) })
+				s.Add(x, notes.of(x)...)
 				if p.Interval() != every {
 					return errAgain
 				}

@@ -248,8 +248,12 @@ func TestWaitIsBounded(t *testing.T) {
 		if rows := query(t, s, Query{FromMS: 1}); len(rows) != 1 || time.Since(begin) != patience {
 			t.Errorf("%d rows after %v, want 1 after %v", len(rows), time.Since(begin), patience)
 		}
-		if err := s.Flush(t.Context()); !errors.Is(err, ErrBusy) {
-			t.Errorf("Flush: %v, want ErrBusy", err)
+		begin = time.Now()
+		if err := s.Flush(t.Context()); !errors.Is(err, ErrBusy) || time.Since(begin) != 0 {
+			t.Errorf("Flush: %v after %v, want ErrBusy at once: it was waited for", err, time.Since(begin))
+		}
+		if st := s.Stats(); st.State != "degraded:busy" {
+			t.Errorf("stats %+v, want degraded:busy", st)
 		}
 		p := prober.New(prober.Options{Source: prober.NewMockSource(1), Interval: time.Second})
 		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
@@ -266,5 +270,8 @@ func TestWaitIsBounded(t *testing.T) {
 			t.Errorf("Close: %v, want that the disk does not answer", err)
 		}
 		s.unlock()
+		if st := s.Stats(); st.State != "ok" {
+			t.Errorf("stats %+v, want ok", st)
+		}
 	})
 }

@@ -2,7 +2,7 @@ package history
 
 // Stats tells how a Store is.
 type Stats struct {
-	State        string // "ok", or "degraded:" and why: full, read-only, corrupt, busy, io, foreign, newer, fault
+	State        string // "ok", or "degraded:" and why: full, read-only, corrupt, busy (another program has the file, or the disk does not answer), io, foreign, newer, fault
 	Path         string
 	Bytes        int64  // size of the file and what belongs to it, at the last flush
 	Rows         int64  // samples in the file
@@ -22,8 +22,11 @@ func (s *Store) Stats() Stats {
 	defer s.mu.Unlock()
 	st := s.stats
 	st.Path, st.State, st.Unsaved = s.path, "ok", len(s.samples.items)
-	if s.fault != "" {
+	switch {
+	case s.fault != "":
 		st.State = "degraded:" + s.fault
+	case s.heldForLocked() >= patience:
+		st.State = "degraded:busy"
 	}
 	if ms, ok := s.now(); ok && ms/msPerDay != s.today {
 		st.WrittenToday = 0

@@ -1,0 +1,83 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestAskedAgain: a window up to the last row of an answer gives that answer again, to a
+// byte, while samples come, are saved, and give way to newer ones.
+func TestAskedAgain(t *testing.T) {
+	const saved, unsaved = 2100, 900
+	tests := []struct {
+		name string
+		q    Query
+	}{
+		{"every row", Query{}},
+		{"seconds", Query{StepMS: 1000}},
+		{"buckets that are read", Query{StepMS: 7000}},
+		{"buckets that are looked for", Query{StepMS: 60_000}},
+		{"one bucket", Query{StepMS: 1 << 40}},
+		{"samples only", Query{StepMS: 60_000, Modules: []string{"cpu"}}},
+		{"readings only", Query{StepMS: 30_000, Modules: []string{"network"}}},
+		{"the first", Query{Limit: 2500}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s, c := open(t, Options{Path: quickDir(t) + "/history.db"})
+			busy := func(n int) {
+				for i := range n {
+					c.step(500 * time.Millisecond)
+					s.Add(c.sample(i), Reading{"network.in", float64(i)}, Reading{"temperature", float64(i % 7)})
+				}
+			}
+			// ask collects an answer; between its rows the daemon goes on.
+			ask := func(q Query) (rows []string, last int64) {
+				err := s.Query(context.Background(), q, func(r Row) error {
+					rows, last = append(rows, fmt.Sprint(r)), r.TSMS
+					if n := len(rows); n == 1 || n%200 == 0 {
+						busy(20)
+						flush(t, s)
+						busy(1)
+					}
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return rows, last
+			}
+			busy(saved)
+			flush(t, s)
+			busy(unsaved)
+			q := tt.q
+			q.FromMS = epoch
+			first, last := ask(q)
+			q.ToMS = last
+			again, _ := ask(q)
+			if !slices.Equal(first, again) || len(first) == 0 {
+				t.Fatalf("%d rows, then %d, or others", len(first), len(again))
+			}
+
+			// Retention takes from the front, and changes nothing behind.
+			if err := s.SetRetention(15*time.Minute, 0); err != nil {
+				t.Fatal(err)
+			}
+			q.Limit = 0
+			short, _ := ask(q)
+			flush(t, s)
+			shorter, _ := ask(q)
+			if tt.q.Limit > 0 {
+				return // the limit has others now
+			}
+			for _, rows := range [][]string{short, shorter} {
+				if len(rows) == 0 || len(rows) >= len(first) && len(first) > 1 || !slices.Equal(rows, first[len(first)-len(rows):]) {
+					t.Errorf("%d rows are left of %d, and they are not the last", len(rows), len(first))
+				}
+			}
+		})
+	}
+}
