@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"agentctl/manifest"
@@ -46,14 +47,21 @@ func (k *Kernel) Call(ctx context.Context, r *Request) (*Result, error) {
 
 // refused audits a call that ends with err, and makes the error that its caller sees.
 func (k *Kernel) refused(ctx context.Context, r *Request, rec Record, err error) error {
-	if errors.Is(err, ErrNoResource) && !r.dispatched {
-		return ErrNoResource
-	}
-	e := k.asError(ctx, err)
-	rec.Code, rec.Reason, rec.Decision = e.Code, e.Reason, Denied
+	rec.Decision = Denied
 	if r.dispatched {
 		rec.Decision = Failed
+	} else {
+		k.total.refused.Add(1)
 	}
+	if errors.Is(err, ErrNoResource) {
+		rec.Code, rec.Reason = manifest.BadRequest, "resource"
+		if _, templates := k.Method(r.Caller, MethodRead); !templates || r.dispatched { // else that plugin decides
+			k.Audit(rec)
+		}
+		return ErrNoResource
+	}
+	e := asError(ctx, r, err)
+	rec.Code, rec.Reason = e.Code, e.Reason
 	k.Audit(rec)
 	return e
 }
@@ -80,24 +88,28 @@ type callEvent struct {
 // resolve finds what the request goes to, before the stages run. What the caller may not
 // see is not found; the fixed checks behind the stages say why.
 func (k *Kernel) resolve(r *Request) {
-	r.tool, r.resource, r.plugin, r.dispatched = nil, nil, nil, false
+	r.tool, r.resource, r.plugin, r.needs, r.dispatched = nil, nil, nil, "", false
 	if r.Method == MethodRead {
 		if e, err := k.resource(r.Caller, r.URI); err == nil {
-			r.plugin = e.plugin
+			r.plugin, r.needs = e.plugin, e.resource.Scope
 		}
 		return
 	}
 	r.Method = MethodCall
 	r.Tool = manifest.Canonical(r.Tool)
 	if e, ok := k.tool(r.Tool); ok && e.visible(r.Caller) {
-		r.plugin = e.plugin
+		r.plugin, r.needs = e.plugin, e.tool.Scope
 	}
 }
 
-// callInBudget ends ctx after CallBudget unless a stream was opened, which keeps it.
+// errBudget is why a call's context ended when its time was over.
+var errBudget = fmt.Errorf("kernel: the call's budget is spent: %w", context.DeadlineExceeded)
+
+// callInBudget ends ctx after CallBudget, or earlier when the plugin says so, unless a
+// stream was opened, which keeps it.
 func (k *Kernel) callInBudget(ctx context.Context, r *Request) (*Result, error) {
 	callCtx, cancel := context.WithCancelCause(ctx)
-	timer := time.AfterFunc(CallBudget, func() { cancel(context.DeadlineExceeded) })
+	timer := time.AfterFunc(r.budget(), func() { cancel(errBudget) })
 	res, err := k.pipe.Handle(callCtx, r)
 	inTime := timer.Stop()
 	if err == nil && res != nil && res.Stream != nil {
@@ -107,27 +119,34 @@ func (k *Kernel) callInBudget(ctx context.Context, r *Request) (*Result, error) 
 		res.Stream.Close()
 	}
 	if err == nil && !inTime { // too late is too late: the caller was promised an end
-		res, err = nil, context.DeadlineExceeded
+		res, err = nil, errBudget
 	}
 	if err != nil && errors.Is(context.Cause(callCtx), context.DeadlineExceeded) && ctx.Err() == nil {
-		err = deadlineExceeded()
+		err = errBudget
 	}
 	cancel(nil)
 	return res, err
 }
 
-func (k *Kernel) asError(ctx context.Context, err error) *manifest.Error {
+func (r *Request) budget() time.Duration {
+	if r.plugin != nil && r.plugin.manifest.CallTimeout > 0 {
+		return min(r.plugin.manifest.CallTimeout, CallBudget)
+	}
+	return CallBudget
+}
+
+func asError(ctx context.Context, r *Request, err error) *manifest.Error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return deadlineExceeded()
+		e := &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the device did not answer within 5 s", Reason: "gateway_deadline"}
+		if r.plugin != nil && !r.plugin.device() {
+			e.Message = "the plugin did not answer in time"
+		}
+		return e
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the caller gave the call up", Reason: "cancelled"}
 	}
 	return manifest.AsError(err)
-}
-
-func deadlineExceeded() *manifest.Error {
-	return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the device did not answer within 5 s", Reason: "gateway_deadline"}
 }
 
 // dispatch is the innermost handler: the fixed checks in their order, then the plugin.
@@ -137,7 +156,7 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 		return k.dispatchRead(ctx, r)
 	}
 	e, ok := k.tool(r.Tool)
-	if !ok || !e.visible(r.Caller) { // one way, so that tenants cannot be probed
+	if !ok || !e.visible(r.Caller) || movedTo(r, e.plugin) { // one way, so that tenants cannot be probed
 		return nil, k.missing(r)
 	}
 	if !r.Caller.Has(e.tool.Scope) {
@@ -167,8 +186,7 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 		}
 		defer t.Limit.Release()
 	}
-	r.plugin, r.dispatched = e.plugin, true
-	return guarded(ctx, e.plugin.plugin, r)
+	return k.ask(ctx, e.plugin, r)
 }
 
 func (k *Kernel) dispatchRead(ctx context.Context, r *Request) (*Result, error) {
@@ -176,27 +194,17 @@ func (k *Kernel) dispatchRead(ctx context.Context, r *Request) (*Result, error) 
 	if err != nil {
 		return nil, err
 	}
-	rd, ok := e.plugin.plugin.(Reader)
-	if !ok {
+	if _, ok := e.plugin.plugin.(Reader); !ok || movedTo(r, e.plugin) {
 		return nil, ErrNoResource
 	}
-	r.resource, r.plugin, r.dispatched = e.resource, e.plugin, true
-	data, err := rd.Read(ctx, r.Caller, r.URI)
-	if err != nil {
-		return nil, err
-	}
-	return &Result{Resource: e.resource, Data: data}, nil
+	r.resource = e.resource
+	return k.ask(ctx, e.plugin, r)
 }
 
-// guarded turns a plugin's panic into an error of its call. A panic in a goroutine that
-// the plugin started cannot be caught here.
-func guarded(ctx context.Context, p Plugin, r *Request) (res *Result, err error) {
-	defer func() {
-		if recover() != nil { // its value may quote arguments
-			res, err = nil, &manifest.Error{Code: manifest.Internal, Message: "the plugin failed to answer this call", Reason: "panic"}
-		}
-	}()
-	return p.Call(ctx, r)
+// movedTo tells whether a name went to another plugin while the stages ran: those of the
+// new one have not seen the request. It is as if the name were not there.
+func movedTo(r *Request, l *loaded) bool {
+	return r.plugin == nil || (r.plugin != l && r.plugin.manifest.Name != l.manifest.Name)
 }
 
 // missing explains a tool that none of the caller's plugins has. The scope is checked
@@ -251,25 +259,17 @@ func (k *Kernel) resource(c *Caller, uri string) (resourceEntry, error) {
 	return e, nil
 }
 
-// Method finds the plugin that serves an MCP method beyond tools and resources. Plugins
-// are asked in the order of their names.
+// Method finds the plugin that serves an MCP method beyond tools and resources: the first
+// by name, when there are several.
 func (k *Kernel) Method(c *Caller, method string) (Methods, bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	var found Methods
-	var name string
-	for n, l := range k.plugins {
-		m, ok := l.plugin.(Methods)
-		if !ok || (l.manifest.Tenant != "" && l.manifest.Tenant != c.Tenant) || (found != nil && n > name) {
-			continue
-		}
-		for _, s := range m.Serves() {
-			if s == method {
-				found, name = m, n
-			}
+	for _, l := range k.methods[method] {
+		if l.manifest.Tenant == "" || l.manifest.Tenant == c.Tenant {
+			return l.plugin.(Methods), true
 		}
 	}
-	return found, found != nil
+	return nil, false
 }
 
 // ParseTraceparent takes the trace id out of a W3C traceparent header.

@@ -62,7 +62,7 @@ func (k *Kernel) Info() Info {
 
 func (l *loaded) info() PluginInfo {
 	m, c := l.manifest, &l.counts
-	return PluginInfo{Name: m.Name, Version: m.Version, Tenant: m.Tenant, State: StateLoaded, InFlight: c.inFlight.Load(),
+	return PluginInfo{Name: m.Name, Version: m.Version, Tenant: m.Tenant, State: l.state(), InFlight: c.inFlight.Load(),
 		Calls: c.calls.Load(), Errors: c.errors.Load(), Panics: c.panics.Load(), Timeouts: c.timeouts.Load(),
 		Tools: len(m.Tools), Resources: len(m.Resources), Manifest: m}
 }
@@ -118,13 +118,23 @@ type Stats struct {
 }
 
 // SubscriptionsInfo tells who listens.
-func (k *Kernel) SubscriptionsInfo() Subscriptions { return k.notify.info() }
+func (k *Kernel) SubscriptionsInfo() Subscriptions {
+	return Subscriptions{Tenants: k.notify.info(), Watches: k.watcher.info()}
+}
 
 // Stats gives the figures of now.
 func (k *Kernel) Stats() Stats {
 	c := &k.total
 	s := Stats{Calls: c.calls.Load(), Errors: c.errors.Load(), Refused: c.refused.Load(), Panics: c.panics.Load(), Timeouts: c.timeouts.Load(), InFlight: c.inFlight.Load()}
+	k.mu.RLock()
+	for _, l := range k.plugins {
+		if l.breaker.Load() != nil && l.state() == StateOpen {
+			s.BreakersOpen++
+		}
+	}
+	k.mu.RUnlock()
 	s.Plugins, s.Tools, s.Resources = k.Counts()
+	s.Watches = len(k.watcher.info())
 	k.notify.stats(&s)
 	k.presence.mu.RLock()
 	s.Presences = len(k.presence.entries)

@@ -56,9 +56,11 @@ type Kernel struct {
 	plugins   map[string]*loaded
 	tools     map[string]entry
 	resources map[string]resourceEntry
+	methods   map[string][]*loaded // of Methods plugins, ascending by name
 	views     map[string]*view
 
 	notify   notifier
+	watcher  watcher
 	presence presence
 	total    counters
 }
@@ -70,9 +72,10 @@ func New(opt Options) *Kernel {
 		plugins:   make(map[string]*loaded),
 		tools:     make(map[string]entry),
 		resources: make(map[string]resourceEntry),
+		methods:   make(map[string][]*loaded),
 		views:     make(map[string]*view),
 	}
-	k.notify.init()
+	k.watcher.watches = make(map[watchKey]*watch)
 	k.presence.init(opt)
 	k.pipe = pipeline.New(k.dispatch, opt.Stages...)
 	return k
@@ -83,7 +86,7 @@ func New(opt Options) *Kernel {
 func (k *Kernel) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { k.presence.run(ctx) })
-	err := k.notify.run(ctx)
+	err := k.watcher.run(ctx)
 	wg.Wait()
 	return err
 }

@@ -73,7 +73,7 @@ var (
 // board is a device as the relay makes a plugin of it: echo and metrics, with the real
 // checks and limits.
 func board(tenant, node string) *plugin {
-	m := &kernel.Manifest{Name: "device:" + node, Version: "1.0.0", Tenant: tenant}
+	m := &kernel.Manifest{Name: "device:" + node, Version: "1.0.0", Tenant: tenant, Inline: true}
 	for _, c := range []manifest.Capability{manifest.Echo(), manifest.Metrics()} {
 		tools, err := manifest.Project(node, &c)
 		if err != nil {

@@ -60,6 +60,7 @@ type Request struct {
 	tool       *Tool // set when the caller may know of it
 	resource   *Resource
 	plugin     *loaded // what it resolves to, before the stages; nil: nothing that the caller sees
+	needs      string  // the scope of what it resolves to
 	dispatched bool    // the plugin was asked
 }
 
@@ -74,6 +75,10 @@ func (r *Request) Plugin() string {
 	}
 	return r.plugin.manifest.Name
 }
+
+// Needs is the scope that the request's tool or resource wants, known before the stages
+// run; "" when it goes to nothing that the caller may see.
+func (r *Request) Needs() string { return r.needs }
 
 // Session is what a plugin may ask of the client during a call: progress, log messages
 // and requests from server to client, as MCP knows them. Params and results are JSON.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"agentctl/manifest"
@@ -99,12 +100,6 @@ type Methods interface {
 	Serve(ctx context.Context, c *Caller, s Session, method string, params json.RawMessage) (json.RawMessage, error)
 }
 
-type loaded struct {
-	plugin   Plugin
-	manifest *Manifest
-	counts   counters
-}
-
 // Bounds of the registry.
 const (
 	MaxPlugins        = 20000
@@ -150,6 +145,7 @@ func (k *Kernel) Load(p Plugin, replace bool) error {
 	}
 	l := &loaded{plugin: p, manifest: m}
 	k.plugins[m.Name] = l
+	k.indexMethodsLocked(l)
 	v := k.viewLocked(m.Tenant)
 	for _, t := range m.Tools {
 		k.tools[t.Name] = entry{tool: t, plugin: l}
@@ -184,7 +180,37 @@ func (k *Kernel) Unload(p Plugin) bool {
 	return true
 }
 
+// indexMethodsLocked enters what a Methods plugin serves.
+func (k *Kernel) indexMethodsLocked(l *loaded) {
+	m, ok := l.plugin.(Methods)
+	if !ok {
+		return
+	}
+	for _, method := range m.Serves() {
+		list := k.methods[method]
+		i, _ := slices.BinarySearchFunc(list, l, func(a, b *loaded) int { return strings.Compare(a.manifest.Name, b.manifest.Name) })
+		if i == len(list) || list[i] != l {
+			k.methods[method] = slices.Insert(list, i, l)
+		}
+	}
+}
+
+// dropMethodsLocked forgets it, whatever the plugin says now that it serves.
+func (k *Kernel) dropMethodsLocked(l *loaded) {
+	if _, ok := l.plugin.(Methods); !ok {
+		return
+	}
+	for method, list := range k.methods {
+		if list = slices.DeleteFunc(list, func(o *loaded) bool { return o == l }); len(list) == 0 {
+			delete(k.methods, method)
+		} else {
+			k.methods[method] = list
+		}
+	}
+}
+
 func (k *Kernel) dropLocked(l *loaded) {
+	k.dropMethodsLocked(l)
 	v := k.viewLocked(l.manifest.Tenant)
 	for _, t := range l.manifest.Tools {
 		delete(k.tools, t.Name)

@@ -1,0 +1,173 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+
+	"agentctl/manifest"
+)
+
+// loaded is a plugin in the registry, with what watches over it.
+type loaded struct {
+	plugin   Plugin
+	manifest *Manifest
+	counts   counters
+	breaker  atomic.Pointer[breaker] // nil until the first fault
+}
+
+// devicePrefix begins the names of the plugins that are devices.
+const devicePrefix = "device:"
+
+// device tells whether the plugin is a connected device. Devices have the limits of their
+// capabilities, and no breaker: RFC-0005 §7 and §8 fix what a caller of a slow or failing
+// device is told each time, the hub ends a link that does not answer, and a breaker would
+// keep everybody from a device because of one bad capability of it.
+func (l *loaded) device() bool { return strings.HasPrefix(l.manifest.Name, devicePrefix) }
+
+// Faults that the kernel finds in a plugin. Their texts quote nothing of the call.
+var (
+	errPanic  = &manifest.Error{Code: manifest.Internal, Message: "the plugin failed to answer this call", Reason: "panic"}
+	errAnswer = &manifest.Error{Code: manifest.Internal, Message: "the plugin gave an answer that its own schema refuses", Reason: "bad_result"}
+	errBusy   = &manifest.Error{Code: manifest.RateLimited, Message: "too many calls of this plugin are in flight; wait for one to end", Reason: "concurrency"}
+)
+
+// ask hands a request that passed the checks to its plugin, within the plugin's bounds,
+// and judges the answer.
+func (k *Kernel) ask(ctx context.Context, l *loaded, r *Request) (*Result, error) {
+	limit := int64(l.manifest.MaxConcurrency)
+	if limit == 0 {
+		limit = DefaultConcurrency
+	}
+	if n := l.counts.inFlight.Add(1); n > limit && !l.device() {
+		l.counts.inFlight.Add(-1)
+		return nil, errBusy
+	}
+	var judged func(error)
+	if b := l.breaker.Load(); b != nil {
+		var err error
+		if judged, err = b.allow(l); err != nil {
+			l.counts.inFlight.Add(-1)
+			return nil, err
+		}
+	}
+	k.total.inFlight.Add(1)
+	l.counts.calls.Add(1)
+	r.plugin, r.dispatched = l, true
+	var res *Result
+	var err error
+	if l.manifest.Inline {
+		res, err = l.serve(ctx, r)
+		l.counts.inFlight.Add(-1)
+	} else {
+		res, err = l.serveApart(ctx, r)
+	}
+	k.total.inFlight.Add(-1)
+	fault := k.count(ctx, l, err)
+	switch {
+	case judged != nil:
+		judged(fault)
+	case fault != nil && !errors.Is(fault, context.Canceled) && !l.device():
+		l.faulty(fault)
+	}
+	return res, err
+}
+
+// count counts the outcome of a call and tells what fault of the plugin it shows: nil for
+// an answer and for a refusal, context.Canceled when the caller left, which says nothing.
+func (k *Kernel) count(ctx context.Context, l *loaded, err error) error {
+	late := false
+	if ctx.Err() != nil {
+		if !errors.Is(context.Cause(ctx), errBudget) {
+			if err != nil {
+				l.counts.errors.Add(1)
+			}
+			return context.Canceled
+		}
+		late = true
+	}
+	switch {
+	case late:
+		k.total.timeouts.Add(1)
+		l.counts.timeouts.Add(1)
+	case err == nil:
+		return nil
+	case errors.Is(err, errPanic):
+		k.total.panics.Add(1)
+		l.counts.panics.Add(1)
+	}
+	l.counts.errors.Add(1)
+	if late {
+		return errBudget
+	}
+	if errors.Is(err, ErrNoResource) || manifest.AsError(err).Code != manifest.Internal {
+		return nil
+	}
+	return err
+}
+
+// serve calls the plugin, turns its panic into an error of its call and holds its answer
+// against the schema. A panic in a goroutine that the plugin started cannot be caught here.
+func (l *loaded) serve(ctx context.Context, r *Request) (res *Result, err error) {
+	defer func() {
+		if recover() != nil { // its value may quote arguments
+			res, err = nil, errPanic
+		}
+	}()
+	if r.Method == MethodRead {
+		data, err := l.plugin.(Reader).Read(ctx, r.Caller, r.URI)
+		if err != nil {
+			return nil, err
+		}
+		return &Result{Resource: r.resource, Data: data}, nil
+	}
+	if res, err = l.plugin.Call(ctx, r); err != nil {
+		return nil, err
+	}
+	if res == nil {
+		return nil, errAnswer
+	}
+	if check := r.tool.CheckResult; check != nil && !res.IsError && res.Stream == nil && res.InputRequests == nil && res.Fault == nil {
+		if check(res.Structured) != nil {
+			return nil, errAnswer
+		}
+	}
+	return res, nil
+}
+
+// serveApart is serve in a goroutine of its own, left behind when ctx ends first: the
+// plugin may ignore its context, its caller may not have to wait for that. What is left
+// behind still counts as in flight, so its number is bounded, and its answer is dropped.
+func (l *loaded) serveApart(ctx context.Context, r *Request) (*Result, error) {
+	own := *r // the caller goes on with r
+	a := &apart{done: make(chan struct{})}
+	go func() {
+		defer l.counts.inFlight.Add(-1)
+		res, err := l.serve(ctx, &own)
+		a.res, a.err = res, err
+		if !a.decided.CompareAndSwap(false, true) {
+			if res != nil && res.Stream != nil {
+				res.Stream.Close()
+			}
+			return
+		}
+		close(a.done)
+	}()
+	select {
+	case <-a.done:
+	case <-ctx.Done():
+		if a.decided.CompareAndSwap(false, true) {
+			return nil, context.Cause(ctx)
+		}
+		<-a.done
+	}
+	return a.res, a.err
+}
+
+type apart struct {
+	decided atomic.Bool // by the plugin's answer or by the caller's leaving, whichever is first
+	done    chan struct{}
+	res     *Result
+	err     error
+}
