@@ -1,0 +1,314 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// Names in a plugin's folder.
+const (
+	manifestFile = "plugin.json"
+	runFile      = "run"
+	socketFile   = "run.sock"
+)
+
+// MaxProcesses bounds the plugins of a Host.
+const MaxProcesses = 32
+
+const maxManifest = 1 << 20 // a plugin.json, bytes
+
+// Errors a caller may decide by.
+var (
+	ErrNotLoaded  = errors.New("no such plugin is loaded; `agentctl plugin ls` shows them")
+	ErrNotRunning = errors.New("the relay is starting or stopping, try again")
+)
+
+var folderName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,31}$`)
+
+// reserved are the names whose tools or resources are the relay's own.
+var reserved = []string{"kernel", "tickets", "agents", "devices", "schemas", "sys", "sysecho"}
+
+// Options configure a Host. Dir and Kernel must be given.
+type Options struct {
+	Dir     string // the plugin directory
+	Kernel  *kernel.Kernel
+	Version string // of the relay, told to plugins
+	Logger  *zap.Logger
+}
+
+// Host runs the plugins of a directory. Its methods may be called from any goroutine.
+type Host struct {
+	o   Options
+	log *zap.Logger
+
+	mu      sync.Mutex // protects the fields below
+	ctx     context.Context
+	loaded  map[string]*process
+	wg      sync.WaitGroup
+	stopped bool
+}
+
+type process struct {
+	plugin *Plugin
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// New makes a Host; nothing starts before Run.
+func New(o Options) *Host {
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	return &Host{o: o, log: o.Logger, loaded: make(map[string]*process)}
+}
+
+// Run starts the named plugins, and keeps them and those that Load adds up until ctx
+// ends; then it stops them and waits for their processes. A named plugin that does not
+// come up is tried again, and offered once it does.
+func (h *Host) Run(ctx context.Context, names ...string) error {
+	h.mu.Lock()
+	h.ctx = ctx
+	h.mu.Unlock()
+	for _, name := range names {
+		p, err := h.open(name)
+		if err == nil {
+			_, err = h.start(p)
+		}
+		if err != nil {
+			h.log.Error("plugin not loaded", zap.String("plugin", name), zap.Error(err))
+		}
+	}
+	<-ctx.Done()
+	h.mu.Lock()
+	h.stopped = true
+	h.mu.Unlock()
+	h.wg.Wait()
+	return ctx.Err()
+}
+
+// Check tells what is wrong with the plugin of that name before anything is started.
+func (h *Host) Check(name string) error {
+	_, err := h.open(name)
+	return err
+}
+
+// Load starts the plugin of that name and offers it once it has shown that it serves
+// what its manifest says. It lasts until Unload or the end of Run.
+func (h *Host) Load(ctx context.Context, name string) (*State, error) {
+	p, err := h.open(name)
+	if err != nil {
+		return nil, err
+	}
+	pr, err := h.start(p)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
+	defer cancel()
+	for err == nil {
+		p.mu.Lock()
+		up, change, last := p.conn != nil, p.change, p.lastErr
+		p.mu.Unlock()
+		switch {
+		case up:
+			s := p.state()
+			return &s, nil
+		case last != "":
+			err = errors.New(last)
+			continue
+		}
+		select {
+		case <-change:
+		case <-pr.done:
+			err = ErrNotRunning
+		case <-ctx.Done():
+			err = errors.New("it did not come up in time; see its lines in the relay's log")
+		}
+	}
+	pr.cancel()
+	<-pr.done
+	return nil, fmt.Errorf("plugin %s is not loaded: %w", name, err)
+}
+
+// Unload stops a plugin: NAME or NAME@VERSION.
+func (h *Host) Unload(name string) error {
+	name, version, exact := strings.Cut(name, "@")
+	h.mu.Lock()
+	pr := h.loaded[name]
+	h.mu.Unlock()
+	if pr == nil || (exact && pr.plugin.manifest.Version != version) {
+		return ErrNotLoaded
+	}
+	pr.cancel()
+	<-pr.done
+	return nil
+}
+
+// List tells how the loaded plugins are, by name.
+func (h *Host) List() []State {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := make([]State, 0, len(h.loaded))
+	for _, pr := range h.loaded {
+		list = append(list, pr.plugin.state())
+	}
+	slices.SortFunc(list, func(a, b State) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// start has the plugin kept up in a goroutine of Run.
+func (h *Host) start(p *Plugin) (*process, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	name := p.manifest.Name
+	switch {
+	case h.ctx == nil || h.stopped:
+		return nil, ErrNotRunning
+	case h.loaded[name] != nil:
+		return nil, fmt.Errorf("plugin %s is loaded already; unload it first: agentctl plugin unload %s", name, name)
+	case len(h.loaded) >= MaxProcesses:
+		return nil, fmt.Errorf("%d plugins are loaded, that is the most; unload one", MaxProcesses)
+	}
+	ctx, cancel := context.WithCancel(h.ctx)
+	pr := &process{plugin: p, cancel: cancel, done: make(chan struct{})}
+	h.loaded[name] = pr
+	h.wg.Go(func() {
+		defer close(pr.done)
+		defer cancel()
+		err := p.run(ctx, func() error { return h.o.Kernel.Load(p, false) })
+		if ctx.Err() == nil {
+			p.set(nil, err)
+			h.log.Error("plugin not loaded", zap.String("plugin", name), zap.Error(err))
+		}
+		h.o.Kernel.Unload(p)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.loaded, name)
+	})
+	return pr, nil
+}
+
+// open reads and checks the folder of a plugin. Whoever can write to it runs programs as
+// the relay, so nobody but the relay's user and root may.
+func (h *Host) open(name string) (*Plugin, error) {
+	if h.o.Dir == "" {
+		return nil, errors.New("the relay has no plugin directory; give it one with --plugin-dir")
+	}
+	if !folderName.MatchString(name) || slices.Contains(reserved, name) {
+		return nil, fmt.Errorf("%q cannot be the name of a plugin: a-z, 0-9, - and _, at most 32, and none of %s", name, strings.Join(reserved, ", "))
+	}
+	root, err := os.OpenRoot(h.o.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the plugin directory: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	if err := guarded(root, name, fs.ModeDir); err != nil {
+		return nil, err
+	}
+	if err := guarded(root, filepath.Join(name, manifestFile), 0); err != nil {
+		return nil, err
+	}
+	raw, err := root.ReadFile(filepath.Join(name, manifestFile))
+	if err != nil {
+		return nil, err
+	}
+	if len(raw) > maxManifest {
+		return nil, fmt.Errorf("%s of plugin %s is larger than 1 MiB", manifestFile, name)
+	}
+	m, err := Manifest(name, raw)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := filepath.Abs(filepath.Join(h.o.Dir, name))
+	if err != nil {
+		return nil, err
+	}
+	log := h.log.With(zap.String("plugin", name))
+	dial := processDialer(dir, name, log)
+	if err := guarded(root, filepath.Join(name, runFile), 0); errors.Is(err, fs.ErrNotExist) {
+		if _, err := root.Lstat(filepath.Join(name, socketFile)); err != nil {
+			return nil, fmt.Errorf("plugin %s has neither an executable %q nor a socket %q in its folder", name, runFile, socketFile)
+		}
+		dial = socketDialer(filepath.Join(dir, socketFile))
+	} else if err != nil {
+		return nil, err
+	}
+	return newPlugin(m, dial, h.o.Version, log), nil
+}
+
+// guarded checks that path is what it should be, and that nobody but its owner writes it.
+func guarded(root *os.Root, path string, typ fs.FileMode) error {
+	st, err := root.Lstat(path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("plugin: %w", err)
+	case st.Mode().Type() != typ:
+		return fmt.Errorf("plugin: %s must be a %s, not a link or anything else", path, map[fs.FileMode]string{0: "file", fs.ModeDir: "folder"}[typ])
+	case st.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("plugin: others may write %s; mend it with: chmod go-w %s", path, path)
+	}
+	return nil
+}
+
+// Manifest reads a plugin.json as the manifest of the plugin name. What names no
+// capability needs kernel:admin of its caller.
+func Manifest(name string, raw []byte) (*kernel.Manifest, error) {
+	pm, err := kernel.ParseManifest(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
+	}
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%s of plugin %s: %w", manifestFile, name, fmt.Errorf(format, args...))
+	}
+	if pm.Name != name {
+		return nil, bad("it names itself %s: rename the folder or the plugin", pm.Name)
+	}
+	m := pm.Manifest("")
+	for _, t := range m.Tools {
+		if !own(name, t.Name) {
+			return nil, bad("tool %s must be named %s.…", t.Name, name)
+		}
+		if t.Scope, err = scope(t.Scope); err != nil {
+			return nil, bad("tool %s: %w", t.Name, err)
+		}
+		if t.Check, err = argumentCheck(t.InputSchema); err != nil {
+			return nil, bad("inputSchema of %s: %w", t.Name, err)
+		}
+		if t.CheckResult, err = resultCheck(t.OutputSchema); err != nil {
+			return nil, bad("outputSchema of %s: %w", t.Name, err)
+		}
+	}
+	for _, r := range m.Resources {
+		if !own(name, r.URI) {
+			return nil, bad("resource %s must begin with mcp://%s/", r.URI, name)
+		}
+		if r.Scope, err = scope(r.Scope); err != nil {
+			return nil, bad("resource %s: %w", r.URI, err)
+		}
+	}
+	return m, nil
+}
+
+// scope is what a caller must hold: one of the closed set, and never what boards hold.
+func scope(s string) (string, error) {
+	switch {
+	case s == "":
+		return manifest.ScopeKernelAdmin, nil
+	case s == manifest.ScopeDeviceConnect || s == manifest.ScopeDeviceEnroll || !slices.Contains(manifest.Scopes, s):
+		return "", fmt.Errorf("capability %q is no scope of a caller; the scopes are %s", s, strings.Join(manifest.Scopes, " "))
+	}
+	return s, nil
+}

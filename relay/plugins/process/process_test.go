@@ -1,0 +1,433 @@
+package process
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// notes is the example plugin of docs/examples, built once.
+var notes = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "notes")
+	if err != nil {
+		return "", err
+	}
+	bin := filepath.Join(dir, "run")
+	out, err := exec.Command("go", "build", "-o", bin, "agentctl/docs/examples/notes").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return bin, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if bin, err := notes(); err == nil {
+		_ = os.RemoveAll(filepath.Dir(bin))
+	}
+	os.Exit(code)
+}
+
+type scopes []string
+
+func (s scopes) Has(want string) bool {
+	for _, have := range s {
+		if have == want {
+			return true
+		}
+	}
+	return false
+}
+
+func caller(have ...string) *kernel.Caller {
+	return &kernel.Caller{Tenant: "default", Actor: "tester", Transport: "inproc", Scopes: scopes(have)}
+}
+
+var all = caller(manifest.ScopeTicketsRead, manifest.ScopeTicketsWrite, manifest.ScopeKernelAdmin)
+
+// rig is a kernel with a running host and a plugin directory.
+type rig struct {
+	t    *testing.T
+	k    *kernel.Kernel
+	h    *Host
+	dir  string
+	logs *observer.ObservedLogs
+}
+
+func newRig(t *testing.T, names ...string) *rig {
+	t.Helper()
+	r := &rig{t: t, k: kernel.New(kernel.Options{}), dir: t.TempDir()}
+	core, logs := observer.New(zap.DebugLevel)
+	r.logs = logs
+	r.h = New(Options{Dir: r.dir, Kernel: r.k, Version: "test", Logger: zap.New(core)})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = r.k.Run(ctx) })
+	started := make(chan struct{})
+	wg.Go(func() {
+		close(started)
+		_ = r.h.Run(ctx, names...)
+	})
+	<-started
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return r
+}
+
+// folder makes a plugin folder with a manifest, and an executable when run is not "".
+func (r *rig) folder(name, manifest, run string) string {
+	r.t.Helper()
+	dir := filepath.Join(r.dir, name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "plugin.json"), []byte(manifest), 0o644); err != nil {
+		r.t.Fatal(err)
+	}
+	if run != "" {
+		if err := os.WriteFile(filepath.Join(dir, "run"), []byte(run), 0o755); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// notes installs the example as its documentation says.
+func (r *rig) notes() {
+	r.t.Helper()
+	bin, err := notes()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	exe, err := os.ReadFile(bin)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	m, err := os.ReadFile("../../../docs/examples/notes/plugin.json")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.folder("notes", string(m), string(exe))
+}
+
+func (r *rig) load(name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for {
+		_, err := r.h.Load(ctx, name)
+		if !errors.Is(err, ErrNotRunning) {
+			return err
+		}
+	}
+}
+
+func (r *rig) call(tool, args string) (*kernel.Result, error) {
+	return r.k.Call(context.Background(), &kernel.Request{Caller: all, Tool: tool, Arguments: json.RawMessage(args)})
+}
+
+func (r *rig) mustCall(tool, args, want string) {
+	r.t.Helper()
+	res, err := r.call(tool, args)
+	if err != nil {
+		r.t.Fatalf("%s: %v", tool, err)
+	}
+	if string(res.Structured) != want {
+		r.t.Fatalf("%s: got %s, want %s", tool, res.Structured, want)
+	}
+}
+
+// pid is that of the plugin's process, from the log.
+func (r *rig) pid() int {
+	r.t.Helper()
+	es := r.logs.FilterMessage("plugin started").All()
+	if len(es) == 0 {
+		r.t.Fatal("no plugin was started")
+	}
+	return int(es[len(es)-1].ContextMap()["pid"].(int64))
+}
+
+func TestExamplePlugin(t *testing.T) {
+	r := newRig(t)
+	r.notes()
+	if err := r.load("notes"); err != nil {
+		t.Fatal(err)
+	}
+	tools, _ := r.k.ListTools(all, "", 10)
+	if len(tools) != 2 || tools[0].Name != "notes.add" {
+		t.Fatalf("tools: %v", tools)
+	}
+	r.mustCall("notes.add", `{"text":"water the beans"}`, `{"number":1}`)
+	r.mustCall("notes.search", `{"word":"beans"}`, `{"notes":["water the beans"]}`)
+
+	if _, err := r.call("notes.add", `{"text":""}`); manifest.AsError(err).Code != manifest.ManifestInvalid {
+		t.Errorf("arguments that break the schema: %v", err)
+	}
+	reader := caller(manifest.ScopeTicketsRead)
+	if tools, _ := r.k.ListTools(reader, "", 10); len(tools) != 1 || tools[0].Name != "notes.search" {
+		t.Errorf("a reader sees %v", tools)
+	}
+	if tools, _ := r.k.ListTools(caller(manifest.ScopeCallReadOnly), "", 10); len(tools) != 0 {
+		t.Errorf("a stranger sees %v", tools)
+	}
+
+	sub, err := r.k.Subscribe("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	release, err := r.k.Watch(reader, "mcp://notes/all.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	deadline := time.After(5 * time.Second)
+	for n, told := 2, false; !told; n++ { // the plugin may not have heard of the subscription yet
+		r.mustCall("notes.add", `{"text":"again"}`, `{"number":`+strconv.Itoa(n)+`}`)
+		select {
+		case <-sub.Ready():
+			told = len(sub.Next().Updated) > 0
+		case <-time.After(20 * time.Millisecond):
+		case <-deadline:
+			t.Fatal("no update of the watched resource")
+		}
+	}
+	_, content, err := r.k.Read(context.Background(), reader, "mcp://notes/all.json")
+	if err != nil || !strings.HasPrefix(string(content), `["water the beans","again"`) {
+		t.Errorf("read: %s %v", content, err)
+	}
+	if err := r.h.Unload("notes@2.0.0"); !errors.Is(err, ErrNotLoaded) {
+		t.Errorf("another version was unloaded: %v", err)
+	}
+	if err := r.h.Unload("notes@1.0.0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(r.pid(), 0); err == nil {
+		t.Error("the process outlived its plugin")
+	}
+	if tools, _ := r.k.ListTools(all, "", 10); len(tools) != 0 {
+		t.Errorf("an unloaded plugin still offers %v", tools)
+	}
+}
+
+// TestKilledPluginComesBack: its tools stay listed, the next call waits for it.
+func TestKilledPluginComesBack(t *testing.T) {
+	r := newRig(t)
+	r.notes()
+	if err := r.load("notes"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		r.mustCall("notes.add", `{"text":"x"}`, `{"number":1}`) // a new process knows nothing
+		old := r.pid()
+		if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		deadline := time.Now().Add(10 * time.Second)
+		for r.pid() == old { // not sooner, or the call may still reach the dying one
+			if time.Now().After(deadline) {
+				t.Fatal("it was not started again")
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if got := r.h.List(); len(got) != 1 || got[0].Failures != i+1 {
+			t.Errorf("list: %+v", got)
+		}
+		if tools, _ := r.k.ListTools(all, "", 10); len(tools) != 2 {
+			t.Errorf("tools went with the process: %v", tools)
+		}
+	}
+}
+
+// sh is a plugin in a few lines of shell: it answers the handshake and does as told.
+func sh(calls string) string {
+	return `#!/bin/sh
+while read -r line; do
+  id=$(printf '%s' "$line" | sed -n 's/.*"id":\([0-9]*\).*/\1/p')
+  case $line in
+  *'"initialize"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"protocolVersion":"2025-06-18","capabilities":{}}}';;
+  *'"tools/list"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"tools":[{"name":"odd.do"}]}}';;
+  *'"tools/call"'*) ` + calls + `;;
+  esac
+done
+`
+}
+
+const odd = `{"name":"odd","version":"0.1.0","tools":[{"name":"odd.do","description":"d","inputSchema":{"type":"object"},"outputSchema":{"type":"object","required":["n"]}}]}`
+
+func TestOddPlugins(t *testing.T) {
+	for _, tt := range []struct {
+		name, calls string
+		reason      string
+	}{
+		{"dies in a call", `kill -9 $$`, "plugin_died"},
+		{"answers nonsense", `echo '{"jsonrpc":"2.0","id":'$id',"result":7}'`, manifest.ReasonBadResult},
+		{"lies about its result", `echo '{"jsonrpc":"2.0","id":'$id',"result":{"structuredContent":{"m":1}}}'`, manifest.ReasonBadResult},
+		{"fails", `echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32603,"message":"secret"}}'`, "plugin_error"},
+		{"writes no JSON", `echo hello`, "plugin_died"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			r.folder("odd", odd, sh(tt.calls))
+			if err := r.load("odd"); err != nil {
+				t.Fatal(err)
+			}
+			_, err := r.call("odd.do", `{}`)
+			if e := manifest.AsError(err); err == nil || e.Reason != tt.reason || strings.Contains(e.Message, "secret") {
+				t.Errorf("got %v (%+v), want the reason %s", err, e, tt.reason)
+			}
+		})
+	}
+	t.Run("its own error", func(t *testing.T) {
+		r := newRig(t)
+		r.folder("odd", odd, sh(`echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32602,"message":"no such bed"}}'`))
+		if err := r.load("odd"); err != nil {
+			t.Fatal(err)
+		}
+		res, err := r.call("odd.do", `{}`)
+		if err != nil || res.Fault == nil || res.Fault.Code != -32602 {
+			t.Errorf("got %+v %v", res, err)
+		}
+	})
+	t.Run("hangs", func(t *testing.T) {
+		r := newRig(t)
+		r.folder("odd", odd, sh(`echo "$line" >&2; sleep 60`))
+		if err := r.load("odd"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		_, err := r.k.Call(ctx, &kernel.Request{Caller: all, Tool: "odd.do", TraceID: strings.Repeat("a", 32)})
+		if manifest.AsError(err).Code != manifest.DeadlineExceeded || time.Since(begin) > 4*time.Second {
+			t.Errorf("got %v after %s", err, time.Since(begin))
+		}
+		deadline := time.Now().Add(5 * time.Second)
+		for r.logs.FilterMessage("plugin says").Len() == 0 && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond)
+		}
+		said := ""
+		for _, e := range r.logs.FilterMessage("plugin says").All() {
+			said += fmt.Sprint(e.ContextMap()["line"])
+		}
+		if !strings.Contains(said, strings.Repeat("a", 32)) || !strings.Contains(said, `"agent_id":"tester"`) {
+			t.Errorf("the plugin was not told the trace id and the caller: %s", said)
+		}
+	})
+}
+
+// TestRefused: what is wrong with a folder is said before anything runs.
+func TestRefused(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		lay   func(r *rig)
+		wants string
+	}{
+		{"nothing there", func(*rig) {}, "no such file"},
+		{"no executable", func(r *rig) { r.folder("odd", odd, "") }, `neither an executable "run" nor a socket`},
+		{"bad JSON", func(r *rig) { r.folder("odd", "{", sh("")) }, "plugin.json of plugin odd"},
+		{"another name", func(r *rig) { r.folder("odd", strings.ReplaceAll(odd, "odd", "even"), sh("")) }, "names itself even"},
+		{"another's tool", func(r *rig) { r.folder("odd", strings.Replace(odd, "odd.do", "kernel.do", 1), sh("")) }, "must be named odd."},
+		{"a device's scope", func(r *rig) {
+			r.folder("odd", strings.Replace(odd, `"tools"`, `"capabilities":["device.connect"],"tools"`, 1), sh(""))
+		}, "no scope of a caller"},
+		{"a schema that reads files", func(r *rig) {
+			r.folder("odd", strings.Replace(odd, `{"type":"object"}`, `{"$ref":"file:///etc/passwd"}`, 1), sh(""))
+		}, "inputSchema of odd.do"},
+		{"writable by others", func(r *rig) {
+			if err := os.Chmod(filepath.Join(r.folder("odd", odd, sh("")), "run"), 0o777); err != nil {
+				r.t.Fatal(err)
+			}
+		}, "chmod go-w"},
+		{"a link", func(r *rig) {
+			dir := r.folder("odd", odd, "")
+			if err := os.Symlink("/bin/true", filepath.Join(dir, "run")); err != nil {
+				r.t.Fatal(err)
+			}
+		}, "not a link"},
+		{"serves less than it says", func(r *rig) {
+			r.folder("odd", strings.Replace(odd, `"tools":[`, `"tools":[{"name":"odd.more","description":"d","inputSchema":{"type":"object"}},`, 1), sh(""))
+		}, "tools/list of the server has not"},
+		{"does not start", func(r *rig) { r.folder("odd", odd, "#!/nonexistent\n") }, "start "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			tt.lay(r)
+			if err := r.load("odd"); err == nil || !strings.Contains(err.Error(), tt.wants) {
+				t.Errorf("got %v, want %q in it", err, tt.wants)
+			}
+			if tools, _ := r.k.ListTools(all, "", 10); len(tools) != 0 {
+				t.Errorf("it offers %v", tools)
+			}
+		})
+	}
+	r := newRig(t)
+	for _, name := range []string{"../odd", "kernel", "", "a/b"} {
+		if err := r.load(name); err == nil || !strings.Contains(err.Error(), "cannot be the name") {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+// TestSocketPlugin: the same example behind a unix socket.
+func TestSocketPlugin(t *testing.T) {
+	r := newRig(t)
+	bin, err := notes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := os.ReadFile("../../../docs/examples/notes/plugin.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := r.folder("notes", string(m), "")
+	ln, err := net.Listen("unix", filepath.Join(dir, "run.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	conns := make(chan net.Conn, 16)
+	wg.Go(func() {
+		for {
+			nc, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			conns <- nc
+			wg.Go(func() {
+				defer nc.Close()
+				cmd := exec.Command(bin)
+				cmd.Stdin, cmd.Stdout = nc, nc
+				_ = cmd.Run()
+			})
+		}
+	})
+	defer wg.Wait()
+	defer ln.Close()
+	if err := r.load("notes"); err != nil {
+		t.Fatal(err)
+	}
+	r.mustCall("notes.add", `{"text":"x"}`, `{"number":1}`)
+	(<-conns).Close()
+	again := <-conns // it is dialled again
+	r.mustCall("notes.add", `{"text":"x"}`, `{"number":1}`)
+	if err := r.h.Unload("notes"); err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
+}

@@ -1,0 +1,93 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// A plugin's process gets stopGrace after its stdin closed before it is killed with
+// everything it started.
+const stopGrace = 2 * time.Second
+
+// socketDialer connects to a server that somebody else runs.
+func socketDialer(path string) func(context.Context) (*lines, error) {
+	return func(ctx context.Context) (*lines, error) {
+		var d net.Dialer
+		nc, err := d.DialContext(ctx, "unix", path)
+		if err != nil {
+			return nil, err
+		}
+		return newLines(nc, nc, nc.Close), nil
+	}
+}
+
+// processDialer starts the executable dir/run and speaks to its stdio. Its environment
+// is its own: nothing of the relay's, where secrets may be.
+func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*lines, error) {
+	return func(context.Context) (*lines, error) {
+		cmd := exec.Command(filepath.Join(dir, runFile))
+		cmd.Dir = dir
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LANG=C.UTF-8", "MCP_AGENT_ID=plugin:" + name}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			return nil, err
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return nil, err
+		}
+		cmd.Stderr = &lineLogger{log: log}
+		cmd.WaitDelay = stopGrace // for a pipe that something it started holds open
+		if err := cmd.Start(); err != nil {
+			return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+		}
+		log.Debug("plugin started", zap.Int("pid", cmd.Process.Pid))
+		return newLines(out, in, func() error {
+			_ = in.Close() // the end of its input is its order to stop
+			kill := time.AfterFunc(stopGrace, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+			err := cmd.Wait()
+			kill.Stop()
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what it left behind
+			var exit *exec.ExitError
+			if errors.As(err, &exit) {
+				log.Info("plugin ended", zap.String("status", exit.String()))
+			}
+			return nil
+		}), nil
+	}
+}
+
+// maxLogLine bounds what one line of a plugin's stderr puts into our log, bytes.
+const maxLogLine = 512
+
+// lineLogger passes a plugin's stderr on, line by line.
+type lineLogger struct {
+	log  *zap.Logger
+	line []byte
+}
+
+func (l *lineLogger) Write(b []byte) (int, error) {
+	for _, c := range b {
+		switch {
+		case c == '\n':
+			l.log.Info("plugin says", zap.ByteString("line", l.line))
+			l.line = l.line[:0]
+		case len(l.line) >= maxLogLine: // the rest of a long line is not kept
+		case c < ' ' || c == 0x7f: // no control characters in our log
+			l.line = append(l.line, '?')
+		default:
+			l.line = append(l.line, c)
+		}
+	}
+	return len(b), nil
+}
