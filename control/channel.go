@@ -28,7 +28,9 @@ type serverChannel struct {
 	*wire
 	large chan []byte // the one memory for large messages, of all connections
 	since time.Time   // when the client came
-	hello bool        // a good hello was said; only touched by who has the turn
+	hello bool        // a good hello was said; only touched by who has the turn, as the next
+
+	streamed bool // the answer to the request in work is out already
 
 	turn      chan struct{} // a token while no request is in work
 	afterTurn []func()      // run when the request in work is answered
@@ -138,9 +140,13 @@ func (c *serverChannel) farewell(err error) {
 	c.write(frame(why.answer(nil)))
 }
 
-// Send writes the answer to the request in work, which ends its turn.
-func (c *serverChannel) Send(body []byte) error {
-	err := c.write(frame(body))
+// Send writes the answer to the request in work, unless it was streamed; that ends its
+// turn.
+func (c *serverChannel) Send(body []byte) (err error) {
+	if !c.streamed {
+		err = c.write(frame(body))
+	}
+	c.streamed = false
 	c.endTurn()
 	return err
 }

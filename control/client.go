@@ -223,6 +223,9 @@ func (c *Client) HistoryEach(ctx context.Context, q HistoryQuery, fn func(Histor
 		if q.FromMS = last + 1; q.StepMS > 0 {
 			q.FromMS = last - last%q.StepMS + q.StepMS // the bucket was told whole
 		}
+		if q.ToMS > 0 && q.FromMS > q.ToMS {
+			return nil
+		}
 	}
 }
 

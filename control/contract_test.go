@@ -15,6 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"agentctl/manifest"
+	"agentctl/prober"
+
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
@@ -27,7 +30,10 @@ type contract struct {
 	Codes           map[string]int
 	Methods         map[string]struct{ Params, Result any }
 	Events          map[string]any
-	Dialogue        []struct{ Send, Recv any }
+	Dialogue        []struct {
+		When       string
+		Send, Recv any
+	}
 }
 
 func readContract(t *testing.T) (*contract, *jsonschema.Compiler) {
@@ -61,9 +67,9 @@ func TestContractIsWhole(t *testing.T) {
 		file, code []string
 	}{
 		{"methods", slices.Collect(maps.Keys(c.Methods)), names},
-		{"events", slices.Collect(maps.Keys(c.Events)), []string{EventMetrics, EventState}},
+		{"events", slices.Collect(maps.Keys(c.Events)), []string{EventMetrics, EventState, EventAlert, EventPing, EventUpdateReady}},
 		{"known capabilities", c.Capabilities.Known, slices.Clone(capabilities)},
-		{"served capabilities", c.Capabilities.Served, (&Server{}).served()},
+		{"served capabilities", c.Capabilities.Served, slices.Clone((&Server{o: Options{History: tape{}}}).served())},
 		{"modules", c.Modules, slices.Clone(moduleNames[:])},
 	} {
 		slices.Sort(tt.file)
@@ -84,14 +90,46 @@ func TestContractIsWhole(t *testing.T) {
 	}
 }
 
+// wholeOptions are those of a daemon that has everything, as the dialogue expects it.
+func wholeOptions() Options {
+	a := prober.Sample{CPUPct: 10.1, MemTotalBytes: 16000 << 20, MemBytes: 7650 << 20, DiskPct: 40.25, Load1: 0.5, Load5: 0.25, Load15: 0.1}
+	b := a
+	b.CPUPct, b.MemBytes = 11, 7651<<20
+	readings := []Reading{{"network.bytes_in_per_s", 1000.5}, {"network.bytes_out_per_s", 20}, {"power.throttled", 0}, {"power.under_voltage", 1},
+		{"somebody.else", 1}, {"temperature.hottest_c", 51.2}, {"wear.pre_eol", 0}, {"wear.used_pct", 10}}
+	return Options{
+		Version: "1.0.0",
+		Status:  func(context.Context) any { return map[string]int{"uptime_s": 7} },
+		History: tape{{1893456000000, &a, readings}, {1893456001000, &b, nil}},
+		GetConfig: func(context.Context) any {
+			return map[string]any{"interval_ms": map[string]any{"value": 1000, "origin": "default"}}
+		},
+		Capabilities: func() any {
+			return map[string]any{"node_id": "01j9zq3v8k5m7n2p4r6s8t0w1x", "capabilities": []any{map[string]any{"cap_id": "echo", "verbs": []string{"invoke"}}}}
+		},
+		Call: func(_ context.Context, tool string, args json.RawMessage) (json.RawMessage, error) {
+			if tool != "sysecho.01j9zq3v8k5m7n2p4r6s8t0w1x.echo.invoke" {
+				return nil, manifest.E(manifest.ManifestInvalid, "the tool is not in this device's manifest")
+			}
+			return args, nil
+		},
+	}
+}
+
 // TestContractDialogue runs the dialogue, word for word, and holds what is sent and
 // what comes back against the schemas.
 func TestContractDialogue(t *testing.T) {
 	c, compiler := readContract(t)
 	valid := func(pointer string, v any) error { return compiler.MustCompile("contract.json#" + pointer).Validate(v) }
 	tried := map[string]bool{}
-	o := Options{Version: "1.0.0", Status: func(context.Context) any { return map[string]int{"uptime_s": 7} }}
-	inBubble(t, o, func(t *testing.T, r *rig) {
+	when := map[string]func(*Server){
+		"an alert is raised": func(s *Server) {
+			s.Alert(Alert{"warn", "cpu_pct", 97.5, 95, "cpu", "cpu use is 97.5 %", 1893456000000})
+		},
+		"a newer version is there": func(s *Server) { s.UpdateReady("agentctl", "1.2.3") },
+		"30 seconds pass":          func(*Server) { time.Sleep(30 * time.Second) },
+	}
+	inBubble(t, wholeOptions(), func(t *testing.T, r *rig) {
 		nc := r.dial()
 		defer nc.Close()
 		nc.SetDeadline(time.Now().Add(time.Minute))
@@ -122,6 +160,9 @@ func TestContractDialogue(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			if step.When != "" {
+				when[step.When](r.srv)
+			}
 			synctest.Wait() // so that an event and an answer have their order
 			body, ok := <-answers
 			if !ok {
@@ -132,7 +173,7 @@ func TestContractDialogue(t *testing.T) {
 				t.Fatal(err)
 			}
 			checkSnakeCase(t, got)
-			if next := i + 1; step.Send == nil && next < len(c.Dialogue) && c.Dialogue[next].Send == nil {
+			if next := i + 1; step.Send == nil && next < len(c.Dialogue) && c.Dialogue[next].Send == nil && c.Dialogue[next].When == "" {
 				// The order of two events of different names is no promise.
 				if other, _ := c.Dialogue[next].Recv.(map[string]any); other["method"] == got["method"] {
 					c.Dialogue[next].Recv, step.Recv = step.Recv, c.Dialogue[next].Recv
@@ -151,7 +192,7 @@ func TestContractDialogue(t *testing.T) {
 				err = valid("/events/"+fmt.Sprint(got["method"]), got["params"])
 			case got["error"] != nil:
 				err = valid("/$defs/error", got["error"])
-				if c.Methods[method].Params != nil && got["error"].(map[string]any)["message"] == "invalid_params" && valid("/methods/"+method+"/params", send["params"]) == nil {
+				if c.Methods[method].Params != nil && fromServer(got) && valid("/methods/"+method+"/params", send["params"]) == nil {
 					t.Errorf("step %d: the server refuses params the contract allows", i)
 				}
 			default:
@@ -167,7 +208,7 @@ func TestContractDialogue(t *testing.T) {
 		}
 	})
 	for name := range c.Methods {
-		if !tried[name] && name != MethodHistory {
+		if !tried[name] {
 			t.Errorf("the dialogue has no good %s", name)
 		}
 	}
@@ -176,6 +217,13 @@ func TestContractDialogue(t *testing.T) {
 			t.Errorf("the dialogue has no %s", name)
 		}
 	}
+}
+
+// fromServer tells whether params were refused by the server, not by a tool.
+func fromServer(got map[string]any) bool {
+	e, _ := got["error"].(map[string]any)
+	data, _ := e["data"].(map[string]any)
+	return e["message"] == "invalid_params" && data["code"] == nil
 }
 
 func orNothing(v any) any {
@@ -215,15 +263,14 @@ func TestContractParams(t *testing.T) {
 	values := []string{`null`, `true`, `0`, `1`, `-1`, `99`, `100`, `1000`, `1000.0`, `1000.5`, `60000`, `60001`, `600000`, `600001`,
 		`""`, `"x"`, `[]`, `["cpu"]`, `["memory","mem"]`, `["gpu"]`, `[1]`, `["metrics_stream"]`, `{}`, `{"cpu":100}`, `{"memory":60000}`, `{"cpu":99}`, `{"gpu":1000}`, `{"cpu":"1"}`}
 	good := map[string]string{
-		"app_version": `"1"`, "protocol_version": `1`, "token": `"x"`, "interval_ms": `1000`, "ttl_ms": `1000`, "enable": `true`,
+		"app_version": `"1"`, "protocol_version": `1`, "token": `"x"`, "interval_ms": `1000`, "ttl_ms": `1000`, "enable": `true`, "from_ts": `0`, "to_ts": `0`, "tool": `"x"`,
 	}
-	inBubble(t, Options{}, func(t *testing.T, r *rig) {
+	o := wholeOptions()
+	o.Call = func(_ context.Context, _ string, args json.RawMessage) (json.RawMessage, error) { return args, nil }
+	inBubble(t, o, func(t *testing.T, r *rig) {
 		p := r.peer().hello("")
 		n := 0
 		for method, m := range c.Methods {
-			if method == MethodHistory || method == MethodStatus {
-				continue // not supported here, whatever the params
-			}
 			schema := compiler.MustCompile("contract.json#/methods/" + method + "/params")
 			props, _ := m.Params.(map[string]any)["properties"].(map[string]any)
 			required, _ := m.Params.(map[string]any)["required"].([]any)

@@ -53,6 +53,9 @@ func encoded(v any, what string) (any, error) {
 // callTool calls a tool of the device, as a relay does.
 func (ss *session) callTool(ctx context.Context, f *fields) (any, error) {
 	tool := f.text("tool", 64)
+	if tool == "" {
+		f.fail(errParams("tool", "is empty"))
+	}
 	args := json.RawMessage("{}")
 	if f.take("arguments", &args) && args[0] != '{' {
 		f.fail(errParams("arguments", "must be an object"))

@@ -52,6 +52,7 @@ func (s *Server) join() (*reader, modules, error) {
 	}
 	s.push.readers++
 	s.push.on = true
+	s.push.extra = readings{} // a module that is seldom read is told to this reader as well
 	s.changeLocked()
 	return r, set, nil
 }

@@ -11,11 +11,16 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // errFraming is a stream that cannot be followed any further.
 var errFraming = errors.New("wrong framing")
+
+var errLength = errors.New("a streamed message is not as long as announced")
 
 // frameReader reads messages, each behind header lines that end with CRLF:
 //
@@ -127,10 +132,13 @@ func (r *frameReader) body(b []byte) error {
 // frame is a message as it goes over the wire.
 func frame(body []byte) []byte {
 	f := make([]byte, 0, len("Content-Length: \r\n\r\n")+10+len(body))
-	f = append(f, "Content-Length: "...)
-	f = strconv.AppendInt(f, int64(len(body)), 10)
-	f = append(f, "\r\n\r\n"...)
-	return append(f, body...)
+	return append(appendHeader(f, len(body)), body...)
+}
+
+func appendHeader(b []byte, n int) []byte {
+	b = append(b, "Content-Length: "...)
+	b = strconv.AppendInt(b, int64(n), 10)
+	return append(b, "\r\n\r\n"...)
 }
 
 // wire is one end of a connection. It writes whole frames, one at a time, and gives
@@ -163,6 +171,58 @@ func (w *wire) write(f []byte) error {
 		w.nc.Close()
 	}
 	return err
+}
+
+// stream sends a frame of n bytes that is made while it is written. fn makes the body
+// and has it written in parts, n bytes in all; if it fails, the stream is torn and the
+// connection is closed.
+func (w *wire) stream(n int, fn func(write func(part []byte) error) error) error {
+	select {
+	case w.writing <- struct{}{}:
+	case <-w.closed:
+		return net.ErrClosed
+	}
+	defer func() { <-w.writing }()
+	write := func(part []byte) error {
+		w.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
+		_, err := w.nc.Write(part)
+		return err
+	}
+	sent := 0
+	err := write(appendHeader(nil, n))
+	if err == nil {
+		err = fn(func(part []byte) error {
+			if sent += len(part); sent > n {
+				return errLength
+			}
+			return write(part)
+		})
+	}
+	if err == nil && sent < n {
+		err = errLength
+	}
+	if err != nil {
+		w.nc.Close()
+	}
+	return err
+}
+
+// hungUp tells whether the other end is closed, without reading from it.
+func (w *wire) hungUp() (gone bool) {
+	sc, ok := w.nc.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return true
+	}
+	err = raw.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(p, 0)
+		gone = err == nil && n > 0 && p[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0
+	})
+	return gone || err != nil
 }
 
 // Close ends the connection; the second time it does nothing.

@@ -252,7 +252,7 @@ func (p *peer) call(method, params string) msg {
 	select {
 	case m := <-ch:
 		return m
-	case <-time.After(time.Minute): // a prober that ticks keeps a bubble alive for ever
+	case <-time.After(2 * time.Minute): // a prober that ticks keeps a bubble alive for ever
 		p.t.Fatalf("%s: no answer", method)
 		return nil
 	case <-p.ended:

@@ -18,7 +18,7 @@ type HistoryQuery struct {
 // History is where query_history finds what was recorded. Query calls fn with the rows
 // of the window in ascending order, and returns fn's error. ToMS 0 is now; Modules are
 // the server's names (cpu, mem, disk, load, network, temperature, power, wear). It may
-// be called by several goroutines.
+// be called by several goroutines at a time. HistoryQuery.Limit is kept by the server.
 type History interface {
 	Query(ctx context.Context, q HistoryQuery, fn func(HistoryRow) error) error
 }
@@ -52,8 +52,8 @@ type HistoryItem struct {
 	Wear        *HistoryWear        `json:"wear,omitempty"`
 }
 
-// HistoryNetwork is what is recorded of the module network: the mean since the record
-// before, and errors if there were any.
+// HistoryNetwork is what is recorded of the module network: means since the record
+// before, and how many errors there were since, if any.
 type HistoryNetwork struct {
 	BytesInPerS  *float64 `json:"bytes_in_per_s,omitempty"`
 	BytesOutPerS *float64 `json:"bytes_out_per_s,omitempty"`
@@ -70,9 +70,4 @@ type HistoryTemperature struct {
 type HistoryWear struct {
 	UsedPct *float64 `json:"used_pct,omitempty"`
 	PreEOL  string   `json:"pre_eol,omitempty"` // normal, warning, urgent
-}
-
-// history answers query_history.
-func (ss *session) history(ctx context.Context, f *fields) (any, error) {
-	return nil, errNotSupported("", "this daemon keeps no history; ask for snapshot, or take the event metrics")
 }

@@ -23,6 +23,7 @@ type session struct {
 	srv    *Server
 	c      *serverChannel
 	id     string       // UUID v4, once hello was good
+	asked  string       // the id of the request in work as it came; "" of a notification
 	reader *reader      // once it takes events
 	joined chan *reader // reader, when the answer to hello is out
 }
@@ -98,7 +99,11 @@ func (ss *session) handle(ctx context.Context, req *jrpc2.Request) (result any, 
 		}
 	}()
 	ss.srv.stats.requests.Add(1)
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	timeout := callTimeout
+	if req.Method() == MethodHistory {
+		timeout = queryTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	result, err = ss.call(ctx, req)
 	if err != nil {
@@ -122,6 +127,7 @@ func (ss *session) call(ctx context.Context, req *jrpc2.Request) (any, error) {
 	if !ok {
 		return nil, &Error{Code: CodeMethodNotFound, Message: "method_not_found", Detail: "see docs/control.md for the methods"}
 	}
+	ss.asked = req.ID()
 	return method(ss, ctx, parseFields(params))
 }
 

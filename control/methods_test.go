@@ -78,7 +78,7 @@ func TestHello(t *testing.T) {
 func TestHelloFirst(t *testing.T) {
 	inBubble(t, Options{Status: func(context.Context) any { return 1 }}, func(t *testing.T, r *rig) {
 		p := r.peer()
-		for _, method := range []string{"snapshot", "status", "start", "stop", "set_config", "burst_subscribe", "subscribe_metrics", "query_history", "nope", "rpc.serverInfo"} {
+		for _, method := range []string{"snapshot", "status", "start", "stop", "set_config", "burst_subscribe", "subscribe_metrics", "query_history", "get_config", "capabilities", "call", "nope", "rpc.serverInfo"} {
 			if m := p.call(method, ""); m.code() != CodeUnauthorized {
 				t.Errorf("%s before hello gives %v", method, m)
 			}
@@ -182,6 +182,21 @@ func TestBadParams(t *testing.T) {
 		{"subscribe_metrics", ``, "enable"},
 		{"subscribe_metrics", `{"enable":1}`, "enable"},
 		{"subscribe_metrics", `{"enable":null}`, "enable"},
+		{"query_history", `{"to_ts":0}`, "from_ts"},
+		{"query_history", `{"from_ts":0}`, "to_ts"},
+		{"query_history", `{"from_ts":-1,"to_ts":0}`, "from_ts"},
+		{"query_history", `{"from_ts":2,"to_ts":1}`, "to_ts"},
+		{"query_history", `{"from_ts":0,"to_ts":0,"step_ms":-1}`, "step_ms"},
+		{"query_history", `{"from_ts":0,"to_ts":0,"step_ms":0.5}`, "step_ms"},
+		{"query_history", `{"from_ts":0,"to_ts":0,"limit":-1}`, "limit"},
+		{"query_history", `{"from_ts":0,"to_ts":0,"modules":["gpu"]}`, "modules"},
+		{"query_history", `{"from_ts":0,"to_ts":0,"order":"desc"}`, "order"},
+		{"get_config", `{"x":1}`, "x"},
+		{"capabilities", `{"x":1}`, "x"},
+		{"call", `{}`, "tool"},
+		{"call", `{"tool":""}`, "tool"},
+		{"call", `{"tool":"x","arguments":[]}`, "arguments"},
+		{"call", `{"tool":"x","commit_token":"x"}`, "commit_token"},
 	}
 	inBubble(t, Options{}, func(t *testing.T, r *rig) {
 		p := r.peer().hello("")
@@ -194,9 +209,9 @@ func TestBadParams(t *testing.T) {
 		if after := r.srv.Sampling(); !reflect.DeepEqual(before, after) {
 			t.Errorf("refused requests changed %v to %v", before, after)
 		}
-		for _, tt := range []struct{ method, params string }{{"status", ``}, {"query_history", `{"from_ts":0,"to_ts":0}`}} {
-			if m := p.call(tt.method, tt.params); m.code() != CodeNotSupported {
-				t.Errorf("%s gives %v", tt.method, m)
+		for method, params := range map[string]string{"status": ``, "get_config": ``, "capabilities": ``, "call": `{"tool":"x"}`} {
+			if m := p.call(method, params); m.code() != CodeNotSupported {
+				t.Errorf("%s gives %v", method, m)
 			}
 		}
 	})

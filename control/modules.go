@@ -92,6 +92,46 @@ func (s modules) snapshot(p prober.Sample) Snapshot {
 	return snap
 }
 
+// readings are the modules beyond the frame as they were told last. What was read anew
+// since has another address.
+type readings prober.Modules
+
+// news are the modules that were not told yet as they are in now.
+func (r *readings) news(now *prober.Modules) (set modules) {
+	if now == nil {
+		return 0
+	}
+	if now.Network != nil && now.Network != r.Network {
+		set |= 1 << modNetwork
+	}
+	if now.Temperature != nil && now.Temperature != r.Temperature {
+		set |= 1 << modTemperature
+	}
+	if now.Power != nil && now.Power != r.Power {
+		set |= 1 << modPower
+	}
+	if now.Wear != nil && now.Wear != r.Wear {
+		set |= 1 << modWear
+	}
+	return set
+}
+
+// keep notes that the modules in told were told as they are in now.
+func (r *readings) keep(now *prober.Modules, told modules) {
+	if told.has(modNetwork) {
+		r.Network = now.Network
+	}
+	if told.has(modTemperature) {
+		r.Temperature = now.Temperature
+	}
+	if told.has(modPower) {
+		r.Power = now.Power
+	}
+	if told.has(modWear) {
+		r.Wear = now.Wear
+	}
+}
+
 // intervals is how often each module wants to be told; zero: the base interval.
 type intervals [numModules]time.Duration
 

@@ -181,6 +181,18 @@ func (f *fields) needMillis(name string, least, most time.Duration) time.Duratio
 	return d
 }
 
+// whole takes a number that is not negative and has no fraction; 0 when it is not there.
+func (f *fields) whole(name string, must bool) int64 {
+	var n whole
+	if !f.take(name, &n) && must {
+		f.fail(errParams(name, "is missing"))
+	}
+	if n < 0 {
+		f.fail(errParams(name, "is negative"))
+	}
+	return int64(n)
+}
+
 // end refuses what was not taken and returns the first error.
 func (f *fields) end() error {
 	left := ""

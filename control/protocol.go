@@ -101,6 +101,8 @@ const (
 	maxBursts   = 8        // bursts at a time
 	maxQueue    = 16       // events that wait for a client that reads slowly
 	historyPage = 4096     // items HistoryEach asks for at a time
+	smallAnswer = 64 << 10 // an answer of query_history that is not streamed, bytes
+	chunk       = 32 << 10 // of a longer one, what is written at a time, bytes
 	maxNotices  = 32       // alerts and updates that wait likewise
 	smallBody   = 16 << 10 // a longer message waits for its turn among those like it
 
@@ -108,6 +110,7 @@ const (
 	frameTimeout = 10 * time.Second // from a message's first byte to its last
 	writeTimeout = 5 * time.Second  // a client that reads nothing for so long is dropped
 	callTimeout  = 5 * time.Second  // a method
+	queryTimeout = time.Minute      // query_history, until its last byte is written
 	pingEvery    = 30 * time.Second // to a client that takes events
 	grace        = time.Second      // for the request in work when the daemon stops
 	newcomer     = grace * 3 / 4    // from its connection, what a client may still ask then

@@ -27,11 +27,12 @@ type push struct {
 	every   intervals
 	bursts  []burst
 
-	seq  uint64                    // of the last metrics
-	told uint64                    // states so far
-	due  [numModules]time.Duration // when a module is told next, on the samples' clock
-	now  plan                      // what feed does
-	stop context.CancelFunc        // makes feed plan anew
+	seq   uint64                    // of the last metrics
+	told  uint64                    // states so far
+	extra readings                  // of the modules beyond the frame, told last
+	due   [numModules]time.Duration // when a module is told next, on the samples' clock
+	now   plan                      // what feed does
+	stop  context.CancelFunc        // makes feed plan anew
 }
 
 type burst struct {
@@ -120,7 +121,7 @@ func (s *Server) emit(p prober.Sample) error {
 	if !s.push.running || !s.push.on || s.push.readers == 0 {
 		return nil // only a burst keeps the sampler going
 	}
-	set := s.push.dueLocked(p.Mono, s.prober.Interval())
+	set := s.push.dueLocked(&p, s.prober.Interval())
 	if set == 0 {
 		return nil
 	}
@@ -136,21 +137,24 @@ func (s *Server) emit(p prober.Sample) error {
 }
 
 // dueLocked takes the modules that are due at a sample and sets their next time. A
-// module is not told twice when it was held up.
-func (p *push) dueLocked(at, base time.Duration) (set modules) {
+// module is not told twice when it was held up; one beyond the frame only when it was
+// read anew.
+func (p *push) dueLocked(s *prober.Sample, base time.Duration) (set modules) {
 	slack := p.now.every / 2
+	news := p.extra.news(s.Extra)
 	for m := range numModules {
-		if !p.modules.has(m) || (!p.now.burst && at+slack < p.due[m]) {
+		if !p.modules.has(m) || (!p.now.burst && s.Mono+slack < p.due[m]) || (extraModules.has(m) && !news.has(m)) {
 			continue
 		}
 		set |= 1 << m
 		every := p.every.of(m, base)
-		if next := p.due[m] + every; p.due[m] > 0 && next > at {
+		if next := p.due[m] + every; p.due[m] > 0 && next > s.Mono {
 			p.due[m] = next
 		} else {
-			p.due[m] = at + every
+			p.due[m] = s.Mono + every
 		}
 	}
+	p.extra.keep(s.Extra, set)
 	return set
 }
 

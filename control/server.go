@@ -86,6 +86,7 @@ type Server struct {
 	notices *fanout.Topic[event]
 	large   chan []byte // the memory for large messages: there is one at a time
 	stats   counters
+	long    chan struct{} // has room while no long answer of query_history is made
 
 	governing sync.Mutex // serialises govern, protects enabled; taken before mu
 	enabled   modules    // what Options.Enable was told
@@ -119,6 +120,7 @@ func NewServer(o Options) (*Server, error) {
 		events:  fanout.New[event](fanout.Options{MaxReaders: MaxClients}),
 		notices: fanout.New[event](fanout.Options{MaxReaders: MaxClients}),
 		large:   make(chan []byte, 1),
+		long:    make(chan struct{}, 1),
 		conns:   make(map[*serverChannel]struct{}),
 		push:    push{running: true, modules: defaultModules},
 	}

@@ -268,8 +268,8 @@ func TestClient(t *testing.T) {
 		t.Error(err)
 	}
 	var e *Error
-	if err := c.Call(t.Context(), "query_history", struct{}{}, nil); !errors.As(err, &e) || e.Code != CodeNotSupported {
-		t.Errorf("query_history: %v", err)
+	if err := c.GetConfig(t.Context(), nil); !errors.As(err, &e) || e.Code != CodeNotSupported {
+		t.Errorf("get_config: %v", err)
 	}
 	if _, err := c.Snapshot(t.Context(), "gpu"); !errors.As(err, &e) || e.Code != CodeInvalidParams || e.Field != "modules" {
 		t.Errorf("snapshot gpu: %v", err)

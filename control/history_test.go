@@ -1,0 +1,417 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/prober"
+)
+
+// tape is a history that was written down.
+type tape []HistoryRow
+
+func (t tape) Query(ctx context.Context, q HistoryQuery, fn func(HistoryRow) error) error {
+	in := func(ts int64) bool { return ts >= q.FromMS && (q.ToMS == 0 || ts <= q.ToMS) }
+	for i, row := range t {
+		if !in(row.TS) || q.StepMS > 0 && i+1 < len(t) && in(t[i+1].TS) && t[i+1].TS/q.StepMS == row.TS/q.StepMS {
+			continue
+		}
+		if err := fn(row); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// teller is a history that is a function; the first call has number 1.
+type teller struct {
+	mu    sync.Mutex
+	calls int
+	tell  func(ctx context.Context, call int, q HistoryQuery, fn func(HistoryRow) error) error
+}
+
+func (h *teller) Query(ctx context.Context, q HistoryQuery, fn func(HistoryRow) error) error {
+	h.mu.Lock()
+	h.calls++
+	call := h.calls
+	h.mu.Unlock()
+	return h.tell(ctx, call, q, fn)
+}
+
+// bubbleStart is when a bubble's time begins, in ms.
+const bubbleStart = 946_684_800_000
+
+// rowAt is a row whose cpu is known by its time.
+func rowAt(ts int64) HistoryRow {
+	return HistoryRow{TS: ts, Sample: &prober.Sample{TSMS: ts, CPUPct: float64(ts%101) + 0.25, MemTotalBytes: 1 << 34, MemBytes: 1 << 33}}
+}
+
+// seconds are n rows, one a second.
+func seconds(from int64, n int) (t tape) {
+	for i := range n {
+		t = append(t, rowAt(from+int64(i)*1000))
+	}
+	return t
+}
+
+func TestHistory(t *testing.T) {
+	const from = bubbleStart - 10_000
+	recorded := seconds(from, 5) // then nothing for 5 s
+	recorded[1].Readings = []Reading{{"temperature.hottest_c", 40.5}}
+	recorded = append(recorded, HistoryRow{TS: from + 4500, Readings: []Reading{{"temperature.hottest_c", 41}, {"temperature.cpu-thermal", 1}}})
+	at := func(offsets ...int64) string { // the items by their times
+		return strings.ReplaceAll(strings.Trim(fmt.Sprint(offsets), "[]"), " ", ",")
+	}
+	tests := []struct {
+		name, params string
+		want         string
+		keys         string // of the first item
+	}{
+		{"all", `{"from_ts":0,"to_ts":0}`, at(0, 1000, 2000, 3000, 4000), "[cpu memory ts]"},
+		{"both ends are in", fmt.Sprintf(`{"from_ts":%d,"to_ts":%d}`, from+1000, from+3000), at(1000, 2000, 3000), "[cpu memory ts]"},
+		{"ends between rows", fmt.Sprintf(`{"from_ts":%d,"to_ts":%d}`, from+1001, from+2999), at(2000), "[cpu memory ts]"},
+		{"one moment", fmt.Sprintf(`{"from_ts":%d,"to_ts":%d}`, from+2000, from+2000), at(2000), "[cpu memory ts]"},
+		{"a module", `{"from_ts":0,"to_ts":0,"modules":["memory"]}`, at(0, 1000, 2000, 3000, 4000), "[memory ts]"},
+		{"frame and more", `{"from_ts":0,"to_ts":0,"modules":["cpu","temperature"]}`, at(0, 1000, 2000, 3000, 4000, 4500), "[cpu ts]"},
+		{"beyond the frame", `{"from_ts":0,"to_ts":0,"modules":["temperature"]}`, at(1000, 4500), "[temperature ts]"},
+		{"steps", fmt.Sprintf(`{"from_ts":0,"to_ts":%d,"step_ms":2000,"modules":["mem","cpu"]}`, from+4000), at(1000, 3000, 4000), "[cpu memory ts]"},
+		{"step 0", `{"from_ts":0,"to_ts":0,"step_ms":0,"limit":0}`, at(0, 1000, 2000, 3000, 4000), "[cpu memory ts]"},
+		{"a limit", `{"from_ts":0,"to_ts":0,"limit":2}`, at(0, 1000), "[cpu memory ts]"},
+		{"a limit counts items", `{"from_ts":0,"to_ts":0,"limit":2,"modules":["temperature"]}`, at(1000, 4500), "[temperature ts]"},
+		{"a limit that is not reached", `{"from_ts":0,"to_ts":0,"limit":9000000000000}`, at(0, 1000, 2000, 3000, 4000), "[cpu memory ts]"},
+		{"nothing then: a snapshot", fmt.Sprintf(`{"from_ts":%d,"to_ts":%d}`, from+5000, from+6000), at(10_000), "[cpu memory ts]"},
+		{"nothing of a module: a bare snapshot", fmt.Sprintf(`{"from_ts":%d,"to_ts":%d,"modules":["wear"]}`, from, from+6000), at(10_000), "[ts]"},
+		{"from the future till now", `{"from_ts":4000000000000,"to_ts":0}`, at(10_000), "[cpu memory ts]"},
+		{"in the future", `{"from_ts":4000000000000,"to_ts":5000000000000}`, at(10_000), "[cpu memory ts]"},
+	}
+	recorded = append(recorded, HistoryRow{TS: from + 4600, Readings: []Reading{{"fan.rpm", 1}}})
+	inBubble(t, Options{History: recorded}, func(t *testing.T, r *rig) {
+		p := r.peer().hello("")
+		for _, tt := range tests {
+			res := p.ok("query_history", tt.params)
+			items, _ := res["items"].([]any)
+			var times []int64
+			for _, item := range items {
+				times = append(times, int64(item.(map[string]any)["ts"].(float64))-from)
+			}
+			if got := at(times...); got != tt.want || res["ok"] != true {
+				t.Errorf("%s: got %v at %s, want %s", tt.name, res, got, tt.want)
+				continue
+			}
+			if got := fmt.Sprint(keys(items[0].(map[string]any))); got != tt.keys {
+				t.Errorf("%s: items have %s, want %s", tt.name, got, tt.keys)
+			}
+		}
+		p.ok("start", `{"modules":["cpu"]}`) // what is started is what is meant
+		items := p.ok("query_history", `{"from_ts":0,"to_ts":0}`)["items"].([]any)
+		if got := fmt.Sprint(keys(items[0].(map[string]any))); got != "[cpu ts]" {
+			t.Errorf("with cpu started items have %s", got)
+		}
+		if err := p.send(`{"jsonrpc":"2.0","method":"query_history","params":{"from_ts":0,"to_ts":0}}`); err != nil {
+			t.Fatal(err)
+		}
+		p.ok("snapshot", "")
+		if got := p.take(""); len(got) != 0 {
+			t.Errorf("a notification is answered: %v", got)
+		}
+	})
+}
+
+// TestHistoryFails: a history that does not answer is no reason to answer nothing; one
+// that breaks off is an error and no half answer.
+func TestHistoryFails(t *testing.T) {
+	down := errors.New("the card is gone")
+	h := &teller{tell: func(ctx context.Context, call int, q HistoryQuery, fn func(HistoryRow) error) error {
+		switch q.FromMS {
+		case 1:
+			return errors.Join(fn(rowAt(1)), down)
+		case 2:
+			<-ctx.Done()
+			return ctx.Err()
+		case 3:
+			panic("a bug")
+		case 4:
+			sample := prober.Sample{CPUPct: nan()}
+			return errors.Join(fn(HistoryRow{TS: 1, Sample: &sample}), fn(HistoryRow{TS: 2, Readings: []Reading{{"wear.used_pct", nan()}, {"wear.pre_eol", 7}}}), fn(rowAt(3)))
+		}
+		return down
+	}}
+	inBubble(t, Options{History: h}, func(t *testing.T, r *rig) {
+		p := r.peer().hello("")
+		if items := p.ok("query_history", `{"from_ts":0,"to_ts":0}`)["items"].([]any); len(items) != 1 || items[0].(map[string]any)["ts"] != float64(time.Now().UnixMilli()) {
+			t.Errorf("without its history the daemon says %v", items)
+		}
+		if m := p.call("query_history", `{"from_ts":1,"to_ts":0}`); m.code() != CodeInternal || !strings.Contains(fmt.Sprint(m), "card is gone") {
+			t.Errorf("a history that breaks off gives %v", m)
+		}
+		began := time.Now()
+		if m := p.call("query_history", `{"from_ts":2,"to_ts":0}`); m.code() != CodeInternal || !strings.Contains(fmt.Sprint(m), "step_ms") || time.Since(began) != queryTimeout {
+			t.Errorf("a history that takes for ever gives %v after %v", m, time.Since(began))
+		}
+		if m := p.call("query_history", `{"from_ts":3,"to_ts":0}`); m.code() != CodeInternal {
+			t.Errorf("a history that panics gives %v", m)
+		}
+		if items := p.ok("query_history", `{"from_ts":4,"to_ts":0,"modules":["cpu","wear"]}`)["items"].([]any); len(items) != 1 || items[0].(map[string]any)["ts"] != 3.0 {
+			t.Errorf("of what is no number came %v", items)
+		}
+		r.source.setFail(errors.New("proc is gone"))
+		time.Sleep(5 * time.Second)
+		if m := p.call("query_history", `{"from_ts":0,"to_ts":0}`); m.code() != CodeInternal {
+			t.Errorf("with neither history nor machine: %v", m)
+		}
+	})
+	inBubble(t, Options{}, func(t *testing.T, r *rig) {
+		p := r.peer().hello("")
+		if items := p.ok("query_history", `{"from_ts":0,"to_ts":0,"modules":["disk"]}`)["items"].([]any); fmt.Sprint(keys(items[0].(map[string]any))) != "[disk ts]" {
+			t.Errorf("a daemon without a history says %v", items)
+		}
+	})
+}
+
+func nan() float64 { var zero float64; return zero / zero }
+
+// TestHistoryStream: an answer whose length must stand in front of it before it is
+// known keeps its word, whatever the history says the second time.
+func TestHistoryStream(t *testing.T) {
+	const from, n = bubbleStart - 10_000_000, 5000
+	all := seconds(from, n)
+	longer := append(tape(nil), all...)
+	for i := range longer {
+		s := *longer[i].Sample
+		s.CPUPct = 33.333333333333
+		longer[i].Sample = &s
+	}
+	tests := []struct {
+		name   string
+		second tape
+		err    error
+		check  func(times []int64) bool // nil: the connection is closed
+	}{
+		{"the same", all, nil, func(times []int64) bool { return len(times) == n }},
+		{"the oldest gone", all[n/2:], nil, func(times []int64) bool { return len(times) == n/2 && times[0] == from+n/2*1000 }},
+		{"all gone", nil, nil, func(times []int64) bool { return len(times) == 0 }},
+		{"later ones as well", append(all[:n:n], seconds(from+n*1000, 1000)...), nil, func(times []int64) bool { return len(times) == n }},
+		{"earlier ones as well", append(seconds(from-100_000, 100), all...), nil, func(times []int64) bool { return len(times) >= n-1 && times[0] == from-100_000 }},
+		{"longer ones", longer, nil, func(times []int64) bool { return len(times) > n/2 && len(times) < n }},
+		{"none any more", all[:n/2], errors.New("the card is gone"), nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			h := &teller{tell: func(ctx context.Context, call int, q HistoryQuery, fn func(HistoryRow) error) error {
+				if call == 1 {
+					return all.Query(ctx, q, fn)
+				}
+				return errors.Join(tt.second.Query(ctx, q, fn), tt.err)
+			}}
+			inBubble(t, Options{History: h}, func(t *testing.T, r *rig) {
+				p := r.peer().hello(bridge) // so that events want to come in between
+				body := fmt.Sprintf(`{"jsonrpc":"2.0","id":"stream me","method":"query_history","params":{"from_ts":%d,"to_ts":0}}`, from-200_000)
+				if err := p.send(body); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Second)
+				synctest.Wait()
+				var got []msg
+				for _, m := range p.take("") {
+					if m["method"] == nil {
+						got = append(got, m)
+					}
+				}
+				if tt.check == nil {
+					if <-p.ended; len(got) != 0 {
+						t.Errorf("got %v", got)
+					}
+					return
+				}
+				if len(got) != 1 || got[0]["id"] != "stream me" {
+					t.Fatalf("got %d answers", len(got))
+				}
+				var times []int64
+				for _, item := range got[0].result()["items"].([]any) {
+					times = append(times, int64(item.(map[string]any)["ts"].(float64)))
+				}
+				if !tt.check(times) {
+					t.Errorf("got %d items", len(times))
+				}
+				for i := 1; i < len(times); i++ {
+					if times[i] <= times[i-1] {
+						t.Fatalf("after %d came %d", times[i-1], times[i])
+					}
+				}
+				p.ok("snapshot", "") // and the connection goes on
+			})
+		})
+	}
+}
+
+// TestHistoryTooLong: the error names a step that works.
+func TestHistoryTooLong(t *testing.T) {
+	endless := &teller{tell: func(ctx context.Context, _ int, q HistoryQuery, fn func(HistoryRow) error) error {
+		for ts := int64(1_000_000); ts <= q.ToMS; ts += max(1000, q.StepMS) {
+			if err := fn(rowAt(ts)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+	inBubble(t, Options{History: endless}, func(t *testing.T, r *rig) {
+		p := r.peer().hello("")
+		m := p.call("query_history", `{"from_ts":0,"to_ts":400000000}`)
+		if m.code() != CodeInvalidParams || m.field() != "step_ms" {
+			t.Fatalf("got %v", m)
+		}
+		detail := m["error"].(map[string]any)["data"].(map[string]any)["detail"].(string)
+		var mb, step int
+		if _, err := fmt.Sscanf(detail, "the answer would be longer than %d MiB: ask with step_ms %d", &mb, &step); err != nil || mb != 16 || step < 2000 {
+			t.Fatalf("%q: %v", detail, err)
+		}
+		if items := p.ok("query_history", fmt.Sprintf(`{"from_ts":0,"to_ts":400000000,"step_ms":%d}`, step))["items"].([]any); len(items) < 10000 {
+			t.Errorf("with step_ms %d came %d items", step, len(items))
+		}
+	})
+}
+
+// TestOneLongAnswer: who reads a long answer slowly keeps others from long answers, but
+// from nothing else, and not for longer than a minute.
+func TestOneLongAnswer(t *testing.T) {
+	h := seconds(bubbleStart-100_000_000, 20_000)
+	const long, short = `{"from_ts":0,"to_ts":0}`, `{"from_ts":0,"to_ts":0,"limit":10}`
+	inBubble(t, Options{History: h}, func(t *testing.T, r *rig) {
+		p := r.peer().hello("")
+		slow := r.dial()
+		defer slow.Close()
+		go func() {
+			slow.Write(frame([]byte(`{"jsonrpc":"2.0","id":1,"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t"}}`)))
+			slow.Write(frame([]byte(`{"jsonrpc":"2.0","id":2,"method":"query_history","params":` + long + `}`)))
+		}()
+		began := time.Now()
+		ended := make(chan time.Duration, 1)
+		go func() {
+			for { // a chunk each 4 s
+				if _, err := io.ReadFull(slow, make([]byte, chunk+200)); err != nil {
+					ended <- time.Since(began)
+					return
+				}
+				time.Sleep(4 * time.Second)
+			}
+		}()
+		time.Sleep(10 * time.Second)
+		if m := p.call("query_history", long); m.code() != CodeRateLimited {
+			t.Errorf("a second long answer: %v", m["error"])
+		}
+		if d := time.Since(began); d != 10*time.Second+callTimeout {
+			t.Errorf("it was refused after %v", d)
+		}
+		if items := p.ok("query_history", short)["items"].([]any); len(items) != 10 {
+			t.Errorf("a short answer has %d items", len(items))
+		}
+		if d := <-ended; d < queryTimeout || d > queryTimeout+writeTimeout {
+			t.Errorf("the slow reader was cut off after %v", d)
+		}
+		if items := p.ok("query_history", long)["items"].([]any); len(items) != len(h) {
+			t.Errorf("afterwards came %d items", len(items))
+		}
+	})
+}
+
+// TestHangUpEndsQuery: nobody waits for the answer, so nobody looks for it.
+func TestHangUpEndsQuery(t *testing.T) {
+	begun, ended := make(chan struct{}), make(chan error, 1)
+	endless := &teller{tell: func(ctx context.Context, _ int, _ HistoryQuery, fn func(HistoryRow) error) (err error) {
+		close(begun)
+		for err == nil && ctx.Err() == nil {
+			err = fn(HistoryRow{TS: 1}) // nothing that counts
+		}
+		ended <- err
+		return err
+	}}
+	r := onSocket(t, Options{History: endless})
+	p := r.peer().hello("")
+	p.send(`{"jsonrpc":"2.0","id":1,"method":"query_history","params":{"from_ts":0,"to_ts":0}}`)
+	<-begun
+	p.nc.Close()
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("the query ended without a reason")
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the query goes on")
+	}
+}
+
+// TestHalfClosedClientIsAnswered: who has said all it will say still listens.
+func TestHalfClosedClientIsAnswered(t *testing.T) {
+	r := onSocket(t, Options{History: seconds(1_700_000_000_000, 5000)})
+	nc := r.dial()
+	defer nc.Close()
+	nc.Write(frame([]byte(`{"jsonrpc":"2.0","id":1,"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t"}}`)))
+	nc.Write(frame([]byte(`{"jsonrpc":"2.0","id":2,"method":"query_history","params":{"from_ts":0,"to_ts":0}}`)))
+	nc.(interface{ CloseWrite() error }).CloseWrite()
+	b, err := io.ReadAll(nc)
+	if err != nil || !bytes.HasSuffix(b, []byte(answerTail)) || bytes.Count(b, []byte(`"ts"`)) != 5000 {
+		t.Errorf("got %d bytes with %d items, %v", len(b), bytes.Count(b, []byte(`"ts"`)), err)
+	}
+}
+
+func TestClientHistory(t *testing.T) {
+	h := seconds(1_700_000_000_000, 10_000)
+	h[3].Readings = []Reading{{"power.throttled", 1}, {"wear.pre_eol", 2}, {"network.errors_in", 3}}
+	r := onSocket(t, Options{History: h})
+	c, err := Dial(t.Context(), r.srv.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	all, err := c.History(t.Context(), HistoryQuery{Modules: []string{"cpu", "power", "wear", "network"}})
+	if err != nil || len(all) != len(h) || all[7].TS != h[7].TS || all[7].CPU.UsagePercent != h[7].Sample.CPUPct || all[7].Memory != nil || all[7].Power != nil {
+		t.Fatalf("got %d items, %v", len(all), err)
+	}
+	if x := all[3]; x.Power == nil || x.Power.UnderVoltage != nil || !*x.Power.Throttled || x.Wear.PreEOL != prober.EOLUrgent || *x.Network.ErrorsIn != 3 {
+		b, _ := json.Marshal(x)
+		t.Errorf("item 3 is %s", b)
+	}
+	for _, tt := range []HistoryQuery{
+		{},
+		{ToMS: h[9000].TS},
+		{FromMS: h[100].TS + 1, ToMS: h[100+historyPage].TS},
+		{FromMS: h[100].TS, ToMS: h[99+historyPage].TS},
+		{StepMS: 2000},
+		{StepMS: 7000, ToMS: h[9000].TS},
+		{Limit: 1},
+		{Limit: 2 * historyPage},
+		{Limit: historyPage + 1, StepMS: 2000},
+		{FromMS: 1, ToMS: 2},
+	} {
+		want, err := c.History(t.Context(), tt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []HistoryItem
+		err = c.HistoryEach(t.Context(), tt, func(x HistoryItem) error {
+			got = append(got, x)
+			return nil
+		})
+		if tt.ToMS == 2 { // a snapshot each
+			want, got = want[:1], got[:1]
+			want[0].TS = got[0].TS
+		}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v: in parts %d items, at once %d, %v", tt, len(got), len(want), err)
+		}
+	}
+	enough := errors.New("enough")
+	if err := c.HistoryEach(t.Context(), HistoryQuery{}, func(HistoryItem) error { return enough }); err != enough {
+		t.Errorf("fn's error becomes %v", err)
+	}
+}

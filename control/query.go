@@ -1,0 +1,271 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// An answer of query_history may be far longer than what a board can spare in memory,
+// and its length stands in front of it. So the history is asked twice: once to count,
+// and a second time to write. What changed in between fits by cutting and padding. An
+// answer that turns out short is kept from the first time and sent like any other.
+
+const (
+	answerHead = `{"jsonrpc":"2.0","id":`
+	answerBody = `,"result":{"ok":true,"items":[`
+	answerTail = `]}}`
+)
+
+// look is how many rows are worked off before it is looked whether the client is there.
+const look = 1024
+
+// errEnough ends a query that gave what was wanted.
+var errEnough = errors.New("enough")
+
+// query is a query_history in work.
+type query struct {
+	ss  *session
+	ask HistoryQuery // as it goes to Options.History
+	set modules
+	max int // items, 0 for no limit
+	end int64
+
+	buf         []byte // all items as long as they are few, else those that are not out yet
+	long        bool   // no longer few; the server's long is taken
+	rows        int    // given by the history
+	items, size int    // of the items, with the commas between them
+	first, last int64  // ts of items
+	enough      bool   // fn ended the query
+}
+
+func (ss *session) history(ctx context.Context, f *fields) (any, error) {
+	q := &query{ss: ss}
+	if err := q.parse(f); err != nil {
+		return nil, err
+	}
+	if ss.asked == "" {
+		return nil, nil // a notification: nobody waits for the answer
+	}
+	defer q.release()
+	switch err := q.run(ctx, q.count); {
+	case err != nil && (q.rows > 0 || ctx.Err() != nil):
+		return nil, q.failed(ctx, err)
+	case err != nil && ss.srv.mayWarn(): // the history is closed, or its disk is busy
+		ss.srv.log.Warn("query_history: a snapshot is given", zap.Error(err))
+	}
+	if q.items == 0 {
+		if err := q.snapshot(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if !q.long {
+		return historyResult{true, q.array()}, nil
+	}
+	if err := q.stream(ctx); err != nil {
+		ss.srv.log.Debug("query_history: the answer is cut off", zap.Error(err))
+		return nil, q.failed(ctx, err)
+	}
+	ss.c.streamed = true
+	return nil, nil
+}
+
+type historyResult struct {
+	OK    bool            `json:"ok"`
+	Items json.RawMessage `json:"items"`
+}
+
+func (q *query) parse(f *fields) error {
+	from, to := f.whole("from_ts", true), f.whole("to_ts", true)
+	step, limit := f.whole("step_ms", false), f.whole("limit", false)
+	s := q.ss.srv
+	s.mu.Lock()
+	q.set = s.push.modules
+	s.mu.Unlock()
+	q.set = f.modules("modules", q.set)
+	if to > 0 && from > to {
+		f.fail(errParams("to_ts", "is before from_ts"))
+	}
+	if err := f.end(); err != nil {
+		return err
+	}
+	now, ok := s.clock.NowMS()
+	if q.end = to; to == 0 {
+		q.end = now
+	}
+	if to == 0 && ok {
+		to = now // not later rows the second time
+	}
+	q.ask = HistoryQuery{FromMS: from, ToMS: to, StepMS: step, Modules: q.set.names()}
+	q.max = int(min(limit, math.MaxInt32))
+	return nil
+}
+
+// run asks the history. An empty window, which one that begins in the future is, gives
+// no error.
+func (q *query) run(ctx context.Context, fn func(context.Context, *HistoryRow) error) error {
+	h := q.ss.srv.o.History
+	if h == nil || q.ask.ToMS > 0 && q.ask.FromMS > q.ask.ToMS {
+		return nil
+	}
+	q.rows, q.enough = 0, false
+	err := h.Query(ctx, q.ask, func(row HistoryRow) error {
+		if q.rows++; q.rows%look == 0 && q.ss.c.hungUp() {
+			return errors.New("the client hung up")
+		}
+		err := fn(ctx, &row)
+		if errors.Is(err, errEnough) {
+			q.enough = true
+		}
+		return err
+	})
+	if q.enough {
+		return nil
+	}
+	return err
+}
+
+// appendItem appends a row to buf, behind a comma if it is not the first, and returns
+// how many bytes that were.
+func (q *query) appendItem(row *HistoryRow) int {
+	begin := len(q.buf)
+	if q.items > 0 {
+		q.buf = append(q.buf, ',')
+	}
+	item := len(q.buf)
+	if q.buf = q.set.appendRow(q.buf, row); len(q.buf) == item {
+		q.buf = q.buf[:begin]
+		return 0
+	}
+	return len(q.buf) - begin
+}
+
+// count is the first pass.
+func (q *query) count(ctx context.Context, row *HistoryRow) error {
+	if q.long {
+		q.buf = q.buf[:0]
+	}
+	n := q.appendItem(row)
+	if n == 0 {
+		return nil
+	}
+	if q.items++; q.items == 1 {
+		q.first = row.TS
+	}
+	q.size, q.last = q.size+n, row.TS
+	switch {
+	case q.length() > maxAnswer:
+		return errParams("step_ms", "the answer would be longer than %d MiB: ask with step_ms %d or more, or for a shorter window, or with a limit", maxAnswer>>20, q.fittingStep())
+	case q.items == q.max:
+		return errEnough
+	case !q.long && q.size > smallAnswer:
+		return q.goLong(ctx)
+	}
+	return nil
+}
+
+// length of the whole answer.
+func (q *query) length() int {
+	return len(answerHead) + len(q.ss.asked) + len(answerBody) + q.size + len(answerTail)
+}
+
+// fittingStep is the step that makes the answer short enough, in whole seconds.
+func (q *query) fittingStep() int64 {
+	room := maxAnswer / (q.size/q.items + 1)
+	step := (max(q.end, q.last)-q.first)/int64(room) + 1
+	return (step + 999) / 1000 * 1000
+}
+
+// goLong waits until no other long answer is made.
+func (q *query) goLong(ctx context.Context) error {
+	timer := time.NewTimer(callTimeout)
+	defer timer.Stop()
+	select {
+	case q.ss.srv.long <- struct{}{}:
+		q.long = true
+		return nil
+	case <-timer.C:
+		return errRate("another long answer of query_history is being read: try again, or ask with a larger step_ms")
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (q *query) release() {
+	if q.long {
+		<-q.ss.srv.long
+	}
+}
+
+// failed is why there is no answer.
+func (q *query) failed(ctx context.Context, err error) error {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return e
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return errInternal(fmt.Sprintf("query_history took longer than %v: ask for a shorter window, or with a larger step_ms", queryTimeout))
+	}
+	return errInternal(err.Error())
+}
+
+// snapshot is the answer when nothing was recorded: what the machine says now.
+func (q *query) snapshot(ctx context.Context) error {
+	sample, err := q.ss.srv.prober.Now(ctx)
+	if err != nil {
+		return errInternal(err.Error())
+	}
+	row := rowOf(&sample)
+	if q.appendItem(&row) == 0 {
+		q.buf = fmt.Appendf(q.buf, `{"ts":%d}`, row.TS)
+	}
+	return nil
+}
+
+func (q *query) array() json.RawMessage {
+	return append(append([]byte{'['}, q.buf...), ']')
+}
+
+// stream is the second pass: it writes as many bytes as the first has counted.
+func (q *query) stream(ctx context.Context) error {
+	size, last := q.size, q.last
+	return q.ss.c.stream(q.length(), func(write func([]byte) error) error {
+		q.buf = append(append(append(q.buf[:0], answerHead...), q.ss.asked...), answerBody...)
+		q.items, q.size = 0, 0
+		flush := func() error {
+			err := write(q.buf)
+			q.buf = q.buf[:0]
+			return errors.Join(err, ctx.Err())
+		}
+		err := q.run(ctx, func(_ context.Context, row *HistoryRow) error {
+			before := len(q.buf)
+			n := q.appendItem(row)
+			if row.TS > last || q.size+n > size {
+				q.buf = q.buf[:before]
+				return errEnough
+			}
+			if n > 0 {
+				q.items, q.size = q.items+1, q.size+n
+			}
+			if len(q.buf) >= chunk {
+				return flush()
+			}
+			return nil
+		})
+		for left := size - q.size; left > 0 && err == nil; left -= min(left, chunk) {
+			q.buf = append(q.buf, bytes.Repeat([]byte{' '}, min(left, chunk))...)
+			err = flush()
+		}
+		if err == nil {
+			q.buf = append(q.buf, answerTail...)
+			err = flush()
+		}
+		return err
+	})
+}
