@@ -60,6 +60,8 @@ func TestWindow(t *testing.T) {
 		{"last of each bucket", Query{FromMS: at(1), StepMS: 4000}, []int64{at(3), at(7), at(11), at(15)}},
 		{"a bucket that the window cuts", Query{FromMS: at(1), ToMS: at(6), StepMS: 4000}, []int64{at(3), at(6)}},
 		{"one bucket", Query{FromMS: at(1), StepMS: 1 << 50}, []int64{at(15)}},
+		{"one bucket of all time", Query{FromMS: math.MinInt64, ToMS: math.MaxInt64, StepMS: math.MaxInt64}, []int64{at(15)}},
+		{"from tomorrow until now", Query{FromMS: at(86_400)}, []int64{at(15)}},
 		{"one module of the sample", Query{FromMS: at(15), Modules: []string{"cpu"}}, []int64{at(15)}},
 		{"nothing there: the newest sample", Query{FromMS: at(-100), ToMS: at(-50)}, []int64{at(15)}},
 		{"an unknown module", Query{Modules: []string{"tea"}}, []int64{}},

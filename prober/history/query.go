@@ -130,10 +130,10 @@ func (s *Store) newReader(q Query) (*reader, error) {
 			to = maxTS // whatever is in the file was before
 		}
 	}
-	if q.FromMS > to {
+	if q.FromMS > to && q.ToMS != 0 { // until now: who asks may have a clock that is ahead
 		return nil, fmt.Errorf("%w: from %d to %d", ErrRange, q.FromMS, to)
 	}
-	r := &reader{cursor: max(q.FromMS, 1), to: to, step: q.StepMS, limit: q.Limit}
+	r := &reader{cursor: max(q.FromMS, 1), to: to, step: min(q.StepMS, maxTS), limit: q.Limit}
 	if known {
 		r.cursor = max(r.cursor, now-age.Milliseconds())
 	}
