@@ -1,0 +1,410 @@
+package tickets
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+var ann, bob = who("a", "ann"), who("a", "bob")
+
+const node = "01hzx9k3m4p7q8r9s0t1v2w3xy"
+
+// TestCRUD walks through every tool once, and again after a restart.
+func TestCRUD(t *testing.T) {
+	d := newDesk(t)
+	made := d.do(ann, "create", object{"title": "Disk full", "body": "90 %\nsince noon", "node_id": node, "priority": "high"}).Ticket
+	if made.Status != Open || made.CreatedBy != "ann" || made.NodeID != node || made.Priority != "high" || made.Body != "" || made.Version != 1 {
+		t.Errorf("created %+v", made)
+	}
+	if c := d.do(bob, "comment", object{"id": made.ID, "text": "on it"}).Ticket; c.CommentCount != 1 {
+		t.Errorf("commented %+v", c)
+	}
+	d.do(bob, "assign", object{"id": made.ID, "agent_id": "bob"})
+	d.move(bob, made.ID, InProgress)
+	check := func(d *desk) {
+		t.Helper()
+		got := d.do(ann, "get", object{"id": made.ID}).Ticket
+		if got.Body != "90 %\nsince noon" || got.Status != InProgress || got.AgentID != "bob" || got.Version != 4 ||
+			len(got.Comments) != 1 || got.Comments[0].By != "bob" || got.Comments[0].Text != "on it" || !slices.Equal(got.Allowed, InProgress.Next()) {
+			t.Errorf("got %+v", got)
+		}
+		if l := d.do(ann, "list", object{}); len(l.Tickets) != 1 || l.Tickets[0].Comments != nil || l.Tickets[0].Body != "" {
+			t.Errorf("listed %+v", l.Tickets)
+		}
+	}
+	check(d)
+	types := []string{}
+	_ = d.log.Replay(context.Background(), 0, func(e kernel.Event) error {
+		if e.Aggregate != made.ID || e.Tenant != "a" {
+			t.Errorf("event %+v", e)
+		}
+		types = append(types, e.Type)
+		return nil
+	})
+	if want := []string{eventCreated, eventCommented, eventAssigned, eventTransitioned}; !slices.Equal(types, want) {
+		t.Errorf("events %v, want %v", types, want)
+	}
+	again := open(t, d.log)
+	check(again)
+	if dump(again.p) != dump(d.p) {
+		t.Error("the restarted plugin has another state")
+	}
+	if id := again.create(ann, "next"); id <= made.ID {
+		t.Errorf("id %s after %s", id, made.ID)
+	}
+}
+
+// TestMachine tries every pair of statuses.
+func TestMachine(t *testing.T) {
+	way := map[Status][]Status{
+		Open: {}, InProgress: {InProgress}, Waiting: {Waiting}, Resolved: {Resolved}, Closed: {Closed},
+		Pending: {}, Approved: {Approved}, Rejected: {Rejected}, Expired: nil,
+	}
+	legal := map[Status][]Status{
+		Open: {InProgress, Waiting, Resolved, Closed}, InProgress: {Open, Waiting, Resolved, Closed},
+		Waiting: {Open, InProgress, Resolved, Closed}, Resolved: {Open, Closed}, Closed: {Open},
+		Pending: {Approved, Rejected}, Approved: {}, Rejected: {}, Expired: {},
+	}
+	for _, from := range Statuses {
+		for _, to := range Statuses {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDesk(t)
+				args := object{"title": "x"}
+				if from == Pending || from == Approved || from == Rejected || from == Expired {
+					args["approval"] = object{"action": "reboot attic", "expires_in_s": 60}
+				}
+				id := d.do(ann, "create", args).Ticket.ID
+				d.move(bob, id, way[from]...)
+				if from == Expired {
+					time.Sleep(time.Minute)
+					if err := d.p.expireOne(t.Context(), d.p.tenant("a", false), id); err != nil {
+						t.Fatal(err)
+					}
+				}
+				before := d.log.Last()
+				v, err := d.try(bob, "transition", object{"id": id, "to": to})
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := d.do(bob, "get", object{"id": id}).Ticket.Status
+				if slices.Contains(legal[from], to) {
+					if v.Error.Code != "" || got != to {
+						t.Errorf("%s -> %s: %+v, now %s", from, to, v.Error, got)
+					}
+					return
+				}
+				if v.Error.Reason != "illegal_transition" || v.Error.Code != manifest.BadRequest || v.Error.Status != from ||
+					!slices.Equal(v.Error.Allowed, legal[from]) || v.Error.Allowed == nil || got != from || d.log.Last() != before {
+					t.Errorf("%s -> %s: %+v, now %s", from, to, v.Error, got)
+				}
+			})
+		}
+	}
+}
+
+func TestApproval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		ask := func() string {
+			return d.do(ann, "create", object{"title": "Reboot", "approval": object{"action": "reboot attic"}}).Ticket.ID
+		}
+		id := ask()
+		if v, err := d.try(ann, "transition", object{"id": id, "to": Approved}); err != nil || v.Error.Reason != "own_request" || v.Error.Code != manifest.SafetyDenied {
+			t.Errorf("ann approves her own request: %v %+v", err, v.Error)
+		}
+		time.Sleep(time.Hour - time.Second)
+		d.move(bob, id, Approved)
+		a := d.do(ann, "get", object{"id": id}).Ticket.Approval
+		if a == nil || a.DecidedBy != "bob" || a.DecidedAt != time.Now().UnixMilli() || a.Action != "reboot attic" {
+			t.Errorf("approval %+v", a)
+		}
+		d.move(ann, ask(), Rejected) // she may withdraw it
+
+		// Nobody runs Run here: a decision that comes too late is refused all the same.
+		late := ask()
+		time.Sleep(time.Hour)
+		v, err := d.try(bob, "transition", object{"id": late, "to": Approved})
+		if err != nil || v.Error.Reason != "illegal_transition" || v.Error.Status != Expired || len(v.Error.Allowed) != 0 {
+			t.Errorf("late: %v %+v", err, v.Error)
+		}
+		if dump(open(t, d.log).p) != dump(d.p) {
+			t.Error("another state after a restart")
+		}
+	})
+}
+
+// TestExpiry: Run lets approvals expire on the millisecond, also those that were there
+// before it began, and tries again when the log fails.
+func TestExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := &slowLog{}
+		k := kernel.New(kernel.Options{})
+		d := &desk{t: t, k: k, p: New(k, log), log: &log.MemoryLog}
+		if err := k.Load(d.p, false); err != nil {
+			t.Fatal(err)
+		}
+		ask := func(seconds int) string {
+			return d.do(ann, "create", object{"title": "x", "approval": object{"action": "y", "expires_in_s": seconds}}).Ticket.ID
+		}
+		first := ask(600)
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = d.p.Run(ctx) })
+		synctest.Wait()
+		second := ask(30)
+		status := func(id string) Status {
+			synctest.Wait()
+			return d.do(bob, "get", object{"id": id}).Ticket.Status
+		}
+		time.Sleep(30*time.Second - time.Millisecond)
+		if s := status(second); s != Pending {
+			t.Errorf("second is %s too early", s)
+		}
+		time.Sleep(time.Millisecond)
+		if s := status(second); s != Expired {
+			t.Errorf("second is %s, want expired", s)
+		}
+		log.mu.Lock()
+		log.err = kernel.ErrLogFull
+		log.mu.Unlock()
+		time.Sleep(570 * time.Second)
+		if s := status(first); s != Pending {
+			t.Errorf("first is %s though the log failed", s)
+		}
+		log.mu.Lock()
+		log.err = nil
+		log.mu.Unlock()
+		time.Sleep(time.Second)
+		if s := status(first); s != Expired {
+			t.Errorf("first is %s, want expired", s)
+		}
+		stop()
+		wg.Wait()
+	})
+}
+
+// TestTenants: another tenant's ticket is one that does not exist, for every tool.
+func TestTenants(t *testing.T) {
+	d := newDesk(t)
+	eve := who("b", "ann")
+	id := d.create(ann, "secret")
+	d.create(eve, "own")
+	for tool, args := range map[string]object{"get": {}, "comment": {"text": "x"}, "assign": {"agent_id": "eve"}, "transition": {"to": Closed}} {
+		args["id"] = id
+		_, theirs := d.try(eve, tool, args)
+		args["id"] = "01HZX9K3M4P7Q8R9S0T1V2W3XY"
+		_, nobodys := d.try(eve, tool, args)
+		if reason(theirs) != "not_found" || theirs.Error() != nobodys.Error() {
+			t.Errorf("%s: %v and %v", tool, theirs, nobodys)
+		}
+	}
+	if l := d.do(eve, "list", object{"cursor": "7ZZZZZZZZZZZZZZZZZZZZZZZZZ"}); len(l.Tickets) != 1 || l.Tickets[0].Title != "own" {
+		t.Errorf("eve sees %+v", l.Tickets)
+	}
+	for _, r := range resources {
+		_, data, err := d.k.Read(context.Background(), eve, r.URI)
+		if err != nil || bytes.Contains(data, []byte("secret")) {
+			t.Errorf("%s: %s %v", r.URI, data, err)
+		}
+	}
+	if _, err := d.try(who("c", "x"), "list", object{}); err != nil || len(d.p.all()) != 2 {
+		t.Errorf("reading made a tenant: %v, %d", err, len(d.p.all()))
+	}
+}
+
+func TestScopes(t *testing.T) {
+	d := newDesk(t)
+	id := d.create(ann, "x")
+	reader := &kernel.Caller{Tenant: "a", Actor: "r", Scopes: scopes{manifest.ScopeTicketsRead}}
+	nobody := &kernel.Caller{Tenant: "a", Actor: "n", Scopes: scopes{manifest.ScopeCallReadOnly, manifest.ScopeToolsList}}
+	for tool, args := range map[string]object{"create": {"title": "y"}, "get": {"id": id}, "list": {}, "comment": {"id": id, "text": "y"},
+		"assign": {"id": id, "agent_id": "r"}, "transition": {"id": id, "to": Closed}} {
+		reads := tool == "get" || tool == "list"
+		if _, err := d.try(reader, tool, args); (err == nil) != reads {
+			t.Errorf("a reader's %s: %v", tool, err)
+		}
+		if _, err := d.try(nobody, tool, args); reason(err) != "scope" {
+			t.Errorf("%s without a scope: %v", tool, err)
+		}
+	}
+	if _, _, err := d.k.Read(context.Background(), nobody, resources[0].URI); !errors.Is(err, kernel.ErrNoResource) {
+		t.Errorf("a queue without a scope: %v", err)
+	}
+}
+
+// TestOneWins: of many who move a ticket at once exactly one succeeds.
+func TestOneWins(t *testing.T) {
+	d := newDesk(t)
+	id := d.do(ann, "create", object{"title": "x", "approval": object{"action": "y"}}).Ticket.ID
+	var won, lost atomic.Int32
+	var wg sync.WaitGroup
+	for i := range 40 {
+		to := []Status{Approved, Rejected}[i%2]
+		wg.Go(func() {
+			v, err := d.try(who("a", fmt.Sprint("w", i)), "transition", object{"id": id, "to": to})
+			switch {
+			case err == nil && v.Error.Code == "":
+				won.Add(1)
+			case v.Error.Reason == "illegal_transition":
+				lost.Add(1)
+			default:
+				t.Errorf("%v %+v", err, v.Error)
+			}
+		})
+	}
+	wg.Wait()
+	if won.Load() != 1 || lost.Load() != 39 || d.log.Last() != 2 {
+		t.Errorf("%d won, %d lost, %d events", won.Load(), lost.Load(), d.log.Last())
+	}
+}
+
+func TestPages(t *testing.T) {
+	d := newDesk(t)
+	var want []string
+	for i := range 25 {
+		id := d.create(ann, fmt.Sprint("t", i))
+		if i%2 == 0 {
+			d.move(ann, id, Closed)
+			want = append([]string{id}, want...)
+		}
+	}
+	var got []string
+	args := object{"limit": 5, "status": Closed}
+	for pages := 0; pages < 10; pages++ {
+		v := d.do(ann, "list", args)
+		for _, k := range v.Tickets {
+			got = append(got, k.ID)
+		}
+		d.move(ann, d.create(ann, "new"), Closed) // does not shift the pages
+		if v.Next == "" {
+			break
+		}
+		args["cursor"] = v.Next
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("pages gave %v, want %v", got, want)
+	}
+}
+
+func TestIdempotency(t *testing.T) {
+	d := newDesk(t)
+	args := object{"title": "x", "body": "b", "idempotency_key": "k1"}
+	first := d.do(ann, "create", args).Ticket.ID
+	for _, d := range []*desk{d, open(t, d.log)} {
+		if again := d.do(ann, "create", args).Ticket.ID; again != first {
+			t.Errorf("the same key made %s and %s", first, again)
+		}
+		if _, err := d.try(ann, "create", object{"title": "y", "idempotency_key": "k1"}); reason(err) != "key_reused" {
+			t.Errorf("another ticket with the same key: %v", err)
+		}
+		if d.log.Last() != 1 {
+			t.Errorf("%d events", d.log.Last())
+		}
+	}
+	if theirs := d.do(bob, "create", args).Ticket.ID; theirs == first {
+		t.Error("bob got ann's ticket for a key of his own")
+	}
+}
+
+// TestLogFails: what the log does not take does not happen, and nobody is told of it.
+func TestLogFails(t *testing.T) {
+	log := &slowLog{}
+	k := kernel.New(kernel.Options{})
+	d := &desk{t: t, k: k, p: New(k, log)}
+	if err := k.Load(d.p, false); err != nil {
+		t.Fatal(err)
+	}
+	id := d.create(ann, "x")
+	before := dump(d.p)
+	sub, err := k.Subscribe("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	log.err = errors.New("no space left on device")
+	for tool, args := range map[string]object{"create": {"title": "y"}, "comment": {"id": id, "text": "y"}, "assign": {"id": id, "agent_id": "r"}, "transition": {"id": id, "to": Closed}} {
+		if _, err := d.try(ann, tool, args); reason(err) != "event_log" || strings.Contains(err.Error(), "space") {
+			t.Errorf("%s: %v", tool, err)
+		}
+	}
+	if dump(d.p) != before || len(sub.Next().Updated) != 0 {
+		t.Errorf("changed to %s", dump(d.p))
+	}
+}
+
+// TestReadsDoNotWait: a log that hangs holds the change that waits for it and those
+// behind it, but no reader and no other tenant's tickets.
+func TestReadsDoNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := &slowLog{}
+		k := kernel.New(kernel.Options{})
+		d := &desk{t: t, k: k, p: New(k, log)}
+		if err := k.Load(d.p, false); err != nil {
+			t.Fatal(err)
+		}
+		id := d.create(ann, "x")
+		hold := make(chan struct{})
+		log.mu.Lock()
+		log.hold = hold
+		log.mu.Unlock()
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = d.try(ann, "transition", object{"id": id, "to": Closed}) })
+		synctest.Wait()
+		start := time.Now()
+		if s := d.do(ann, "get", object{"id": id}).Ticket.Status; s != Open || time.Since(start) > 0 {
+			t.Errorf("read %s after %v, before the log had it", s, time.Since(start))
+		}
+		if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); manifest.AsError(err).Code != manifest.DeadlineExceeded {
+			t.Errorf("behind a log that hangs: %v", err)
+		}
+		close(hold)
+		wg.Wait()
+		synctest.Wait()
+		if s := d.do(ann, "get", object{"id": id}).Ticket.Status; s != Closed {
+			t.Errorf("in the end %s", s)
+		}
+	})
+}
+
+func TestRestoreSkips(t *testing.T) {
+	d := newDesk(t)
+	id := d.create(ann, "x")
+	d.move(ann, id, Waiting)
+	want := dump(d.p)
+	for _, e := range []kernel.Event{
+		{Type: "ticket.merged", Tenant: "a", Aggregate: id, Payload: json.RawMessage(`{"v":3}`)},
+		{Type: "presence.online", Tenant: "a", Aggregate: "x"},
+		{Type: eventCommented, Tenant: "a", Aggregate: id, Payload: json.RawMessage(`{"v":"three"}`)},
+		{Type: eventCommented, Tenant: "a", Aggregate: id, Payload: json.RawMessage(`{"v":9,"text":"lost its past"}`)},
+		{Type: eventTransitioned, Tenant: "a", Aggregate: id, Payload: json.RawMessage(`{"v":2,"to":"closed"}`)},
+		{Type: eventCreated, Tenant: "A B", Aggregate: id, Payload: json.RawMessage(`{"v":1}`)},
+		{Type: eventCreated, Tenant: "a", Aggregate: "../x", Payload: json.RawMessage(`{"v":1}`)},
+	} {
+		if _, err := d.log.Append(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := New(d.k, d.log)
+	for range 2 { // the second time changes nothing
+		done, err := p.Restore(t.Context(), d.log)
+		if err != nil || done.Tickets != 1 || done.Skipped != 5 {
+			t.Errorf("restored %+v, %v", done, err)
+		}
+		if got := dump(p); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package tickets
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"slices"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// queue is a watchable list of a tenant's tickets, most urgent and then oldest first.
+type queue struct {
+	uri, name, title, about string
+	holds                   func(k *Ticket, actor string) bool
+}
+
+var queues = []queue{
+	{"mcp://tickets/queue/open.json", "open", "Open tickets",
+		"The tickets that are open, in progress or waiting, most urgent first. Subscribe to hear of changes.",
+		func(k *Ticket, _ string) bool { return k.Status.active() }},
+	{"mcp://tickets/queue/approvals.json", "approvals", "Pending approvals",
+		"The approvals that nobody has decided yet, most urgent first. Subscribe to hear of changes.",
+		func(k *Ticket, _ string) bool { return k.Status == Pending }},
+	{"mcp://tickets/queue/mine.json", "mine", "My tickets",
+		"The unfinished tickets that are assigned to you, most urgent first. Subscribe to hear of changes.",
+		func(k *Ticket, actor string) bool { return !k.Status.finished() && k.AgentID == actor }},
+}
+
+// maxQueue bounds the tickets in one reading of a queue; its total tells how many there are.
+const maxQueue = 100
+
+var resources = func() (list []*kernel.Resource) {
+	for _, q := range queues {
+		list = append(list, &kernel.Resource{URI: q.uri, Name: "tickets/" + q.name, Title: q.title, Description: q.about,
+			MIME: "application/json", Scope: manifest.ScopeTicketsRead, Watchable: true})
+	}
+	return list
+}()
+
+// Read implements kernel.Reader.
+func (p *Plugin) Read(_ context.Context, c *kernel.Caller, uri string) ([]byte, error) {
+	i := slices.IndexFunc(queues, func(q queue) bool { return q.uri == uri })
+	if i < 0 {
+		return nil, kernel.ErrNoResource
+	}
+	q := queues[i]
+	found := p.tenant(c.Tenant, false).pick(func(k *Ticket) bool { return q.holds(k, c.Actor) })
+	slices.SortStableFunc(found, func(a, b *Ticket) int {
+		return cmp.Compare(slices.Index(Priorities, b.Priority), slices.Index(Priorities, a.Priority))
+	})
+	body := struct {
+		Queue   string    `json:"queue"`
+		Total   int       `json:"total"`
+		Tickets []summary `json:"tickets"`
+	}{q.name, len(found), summaries(found[:min(len(found), maxQueue)])}
+	return json.Marshal(body)
+}
+
+// Watch implements kernel.Watcher. A change is told where it is made, to the subscribers
+// of its tenant alone, so there is nothing to do here but to wait.
+func (p *Plugin) Watch(ctx context.Context, _ string, _ func()) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// touch notes the queues that show a ticket. mu is held.
+func (t *tenant) touch(set map[string]bool, id string) {
+	e := t.tickets[id]
+	if e == nil {
+		return
+	}
+	for _, q := range queues {
+		if q.holds(&e.Ticket, e.AgentID) && (q.name != "mine" || e.AgentID != "") {
+			set[q.uri] = true
+		}
+	}
+}

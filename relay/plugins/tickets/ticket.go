@@ -1,0 +1,129 @@
+package tickets
+
+import "slices"
+
+// Status is where a ticket stands. The set is closed.
+type Status string
+
+// The statuses. A ticket that asks for an approval begins as pending, every other one as
+// open.
+const (
+	Open       Status = "open"        // nobody works on it
+	InProgress Status = "in_progress" // somebody does
+	Waiting    Status = "waiting"     // for something outside
+	Resolved   Status = "resolved"    // done, to be confirmed
+	Closed     Status = "closed"      // finished
+	Pending    Status = "pending"     // an approval nobody has decided yet
+	Approved   Status = "approved"    // finished
+	Rejected   Status = "rejected"    // finished
+	Expired    Status = "expired"     // finished: nobody decided in time
+)
+
+// Statuses lists the closed set.
+var Statuses = []Status{Open, InProgress, Waiting, Resolved, Closed, Pending, Approved, Rejected, Expired}
+
+// Next lists the statuses that a caller may move a ticket of status s to. From pending
+// there is one more way, to expired, which only the clock takes.
+func (s Status) Next() []Status {
+	switch s {
+	case Open:
+		return []Status{InProgress, Waiting, Resolved, Closed}
+	case InProgress:
+		return []Status{Open, Waiting, Resolved, Closed}
+	case Waiting:
+		return []Status{Open, InProgress, Resolved, Closed}
+	case Resolved:
+		return []Status{Open, Closed}
+	case Closed:
+		return []Status{Open}
+	case Pending:
+		return []Status{Approved, Rejected}
+	}
+	return []Status{} // never null on the wire
+}
+
+// May tells whether a caller may move a ticket from s to to.
+func (s Status) May(to Status) bool { return slices.Contains(s.Next(), to) }
+
+// active tells whether s is of the queue of work.
+func (s Status) active() bool { return s == Open || s == InProgress || s == Waiting }
+
+// finished tells whether a ticket of status s may be forgotten when there are too many.
+func (s Status) finished() bool {
+	return s == Closed || s == Approved || s == Rejected || s == Expired
+}
+
+// Priorities lists the closed set, least urgent first.
+var Priorities = []string{"low", "normal", "high", "urgent"}
+
+// Ticket is one entry of the fleet's queue. Times are milliseconds since 1970.
+type Ticket struct {
+	ID        string    `json:"id"` // ULID; rising with the time of creation
+	Title     string    `json:"title"`
+	Body      string    `json:"body,omitempty"`
+	Status    Status    `json:"status"`
+	Priority  string    `json:"priority"`
+	NodeID    string    `json:"node_id,omitempty"`  // the device that it is about
+	AgentID   string    `json:"agent_id,omitempty"` // whom it is assigned to
+	CreatedBy string    `json:"created_by"`
+	CreatedAt int64     `json:"created_at"`
+	UpdatedAt int64     `json:"updated_at"`
+	Version   int64     `json:"version"` // number of changes so far
+	Comments  []Comment `json:"comments,omitempty"`
+	Approval  *Approval `json:"approval,omitempty"`
+}
+
+// Approval is what a ticket asks for and who decided.
+type Approval struct {
+	Action    string `json:"action"` // what will be done, in a sentence
+	ExpiresAt int64  `json:"expires_at"`
+	DecidedBy string `json:"decided_by,omitempty"` // empty: undecided, or expired
+	DecidedAt int64  `json:"decided_at,omitempty"`
+}
+
+// Comment is a remark. N counts from 1 in each ticket.
+type Comment struct {
+	N    int    `json:"n"`
+	By   string `json:"by"`
+	At   int64  `json:"at"`
+	Text string `json:"text"`
+}
+
+// Bounds of what one tenant keeps. Lengths are in characters; the longest texts, escaped,
+// still fit into one event of the log.
+const (
+	MaxUnfinished = 2000     // tickets that are not finished
+	MaxFinished   = 500      // beyond it the one finished longest ago is dropped
+	MaxText       = 16 << 20 // bytes of titles, bodies and comments; finished tickets give way
+	MaxComments   = 100      // of one ticket
+	MaxTitle      = 200
+	MaxBody       = 8000
+	MaxComment    = 2000
+	MaxAction     = 500
+	MaxKey        = 64
+	MaxAgentID    = 64
+
+	MaxTenants = 4096 // that have tickets at all
+
+	minExpiry, maxExpiry, defaultExpiry = 10, 604800, 3600 // seconds
+)
+
+// size is what a ticket counts towards MaxText.
+func (t *Ticket) size() int {
+	n := len(t.Title) + len(t.Body)
+	if t.Approval != nil {
+		n += len(t.Approval.Action)
+	}
+	for i := range t.Comments {
+		n += len(t.Comments[i].Text)
+	}
+	return n
+}
+
+// clone is a copy that later changes do not reach. Comments are only ever appended, and
+// an Approval is replaced, never written to.
+func (t *Ticket) clone() *Ticket {
+	c := *t
+	c.Comments = slices.Clip(c.Comments)
+	return &c
+}

@@ -1,0 +1,369 @@
+package tickets
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// tool is one tool with its arguments and what it does.
+type tool struct {
+	tool *kernel.Tool
+	run  func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
+}
+
+var (
+	idField = field{name: "id", about: "the ticket's id", kind: "string", min: manifest.ULIDLen, max: manifest.ULIDLen, pattern: ulidPattern, required: true}
+
+	createFields = fields{
+		{name: "title", about: "what it is about, in one line", kind: "string", min: 1, max: MaxTitle, pattern: linePattern, required: true},
+		{name: "body", about: "everything that somebody needs to work on it", kind: "string", max: MaxBody},
+		{name: "node_id", about: "the device that it is about", kind: "string", min: manifest.ULIDLen, max: manifest.ULIDLen, pattern: nodePattern},
+		{name: "priority", about: "how urgent it is", kind: "string", enum: Priorities, def: "normal"},
+		{name: "approval", about: "asks for an approval: the ticket is pending until somebody else than its creator approves or rejects it, or it expires", kind: "object", fields: fields{
+			{name: "action", about: "what will be done once it is approved, in one line", kind: "string", min: 1, max: MaxAction, pattern: linePattern, required: true},
+			{name: "expires_in_s", about: "seconds until nobody can approve it any more", kind: "integer", min: minExpiry, max: maxExpiry, def: defaultExpiry},
+		}},
+		{name: "idempotency_key", about: "a word of your own: the same call with the same key creates one ticket, however often it is repeated", kind: "string", min: 1, max: MaxKey, pattern: keyPattern},
+	}
+	listFields = fields{
+		{name: "status", about: "only tickets of this status", kind: "string", enum: words(Statuses)},
+		{name: "limit", about: "tickets in one answer", kind: "integer", min: 1, max: 100, def: 50},
+		{name: "cursor", about: "next_cursor of the answer before", kind: "string", min: manifest.ULIDLen, max: manifest.ULIDLen, pattern: ulidPattern},
+	}
+	commentFields = fields{idField, {name: "text", about: "the comment", kind: "string", min: 1, max: MaxComment}}
+	assignFields  = fields{idField, {name: "agent_id", about: "whom to assign it to, an agent or a person; empty for nobody", kind: "string", max: MaxAgentID, pattern: agentPattern, required: true}}
+	moveFields    = fields{idField, {name: "to", about: "the new status; the error of an illegal one names those that are allowed", kind: "string", enum: words(Statuses), required: true}}
+)
+
+var tools = []tool{
+	newTool("create", "Create a ticket", "Opens a ticket in the fleet's queue: an incident, a task, or with approval a request that a person decides.",
+		manifest.ScopeTicketsWrite, createFields, `"ticket":`+summarySchema, create),
+	newTool("get", "Get a ticket", "One ticket with its body, its comments and the statuses that it may change to.",
+		manifest.ScopeTicketsRead, fields{idField}, `"ticket":`+fullSchema, get),
+	newTool("list", "List tickets", "Tickets, newest first, without bodies and comments.",
+		manifest.ScopeTicketsRead, listFields, `"tickets":{"type":"array","maxItems":100,"items":`+summarySchema+`},"next_cursor":{"type":"string"}`, list),
+	newTool("comment", "Comment on a ticket", "Adds a comment to a ticket.",
+		manifest.ScopeTicketsWrite, commentFields, `"ticket":`+summarySchema, comment),
+	newTool("assign", "Assign a ticket", "Assigns a ticket to an agent or a person, or to nobody.",
+		manifest.ScopeTicketsWrite, assignFields, `"ticket":`+summarySchema, assign),
+	newTool("transition", "Change a ticket's status", "Moves a ticket to another status; approves or rejects an approval, which its creator cannot approve.",
+		manifest.ScopeTicketsWrite, moveFields, `"ticket":`+summarySchema, transition),
+}
+
+func words(set []Status) (list []string) {
+	for _, s := range set {
+		list = append(list, string(s))
+	}
+	return list
+}
+
+func newTool(verb, title, about, scope string, args fields, output string, run func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error)) tool {
+	in, _ := json.Marshal(args.schema())
+	t := &kernel.Tool{Name: "tickets." + verb, Title: title, Description: about, Scope: scope, InputSchema: in,
+		OutputSchema: json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
+		Check:        args.check}
+	if scope == manifest.ScopeTicketsRead {
+		t.SafetyClass = manifest.ReadOnly
+	}
+	return tool{t, run}
+}
+
+const (
+	// An answer has either what was asked for or an error; clients check both.
+	errorSchema = `{"type":"object","properties":{"code":{"type":"string"},"message":{"type":"string"},"reason":{"type":"string"},` +
+		`"status":{"type":"string"},"allowed":{"type":"array","items":{"type":"string"}},` +
+		`"retry_after_ms":{"type":"integer"},"trace_id":{"type":"string"}},"required":["code","message"]}`
+
+	summaryProps = `"id":{"type":"string"},"title":{"type":"string"},"status":{"type":"string"},"priority":{"type":"string"},` +
+		`"node_id":{"type":"string"},"agent_id":{"type":"string"},"created_by":{"type":"string"},` +
+		`"created_at":{"type":"integer","description":"milliseconds since 1970"},"updated_at":{"type":"integer"},` +
+		`"version":{"type":"integer"},"comment_count":{"type":"integer"},` +
+		`"approval":{"type":"object","properties":{"action":{"type":"string"},"expires_at":{"type":"integer"},` +
+		`"decided_by":{"type":"string"},"decided_at":{"type":"integer"}},"required":["action","expires_at"],"additionalProperties":false},` +
+		`"allowed":{"type":"array","items":{"type":"string"},"description":"statuses that it may change to"}`
+	required = `"required":["id","title","status","priority","created_by","created_at","updated_at","version","comment_count","allowed"]`
+
+	summarySchema = `{"type":"object","properties":{` + summaryProps + `},` + required + `,"additionalProperties":false}`
+	fullSchema    = `{"type":"object","properties":{` + summaryProps + `,"body":{"type":"string"},` +
+		`"comments":{"type":"array","items":{"type":"object","properties":{"n":{"type":"integer"},"by":{"type":"string"},` +
+		`"at":{"type":"integer"},"text":{"type":"string"}},"required":["n","by","at","text"],"additionalProperties":false}}},` +
+		required + `,"additionalProperties":false}`
+)
+
+// summary is a ticket without body and comments.
+type summary struct {
+	*Ticket
+	Body         string    `json:"body,omitempty"`     // hides the ticket's
+	Comments     []Comment `json:"comments,omitempty"` // hides the ticket's
+	CommentCount int       `json:"comment_count"`
+	Allowed      []Status  `json:"allowed"`
+}
+
+func summarise(k *Ticket) summary {
+	return summary{Ticket: k, CommentCount: len(k.Comments), Allowed: k.Status.Next()}
+}
+
+func summaries(list []*Ticket) []summary {
+	s := make([]summary, len(list))
+	for i, k := range list {
+		s[i] = summarise(k)
+	}
+	return s
+}
+
+func answer(v any) (*kernel.Result, error) {
+	data, err := json.Marshal(v)
+	return &kernel.Result{Structured: data}, err
+}
+
+func answerTicket(s summary) (*kernel.Result, error) {
+	return answer(struct {
+		Ticket summary `json:"ticket"`
+	}{s})
+}
+
+// refusal is a failure that says more than an error of the kernel can.
+type refusal struct {
+	Code    manifest.Code `json:"code"`
+	Reason  string        `json:"reason"`
+	Message string        `json:"message"`
+	Status  Status        `json:"status"`
+	Allowed []Status      `json:"allowed"`
+	TraceID string        `json:"trace_id"`
+}
+
+func refuse(e refusal) (*kernel.Result, error) {
+	res, err := answer(struct {
+		Error refusal `json:"error"`
+	}{e})
+	res.IsError = true
+	return res, err
+}
+
+// arguments reads what Check has let through.
+func arguments[T any](r *kernel.Request) (v T) {
+	_ = json.Unmarshal(r.Arguments, &v) // cannot fail
+	return v
+}
+
+type createArgs struct {
+	Title    string `json:"title"`
+	Body     string `json:"body"`
+	NodeID   string `json:"node_id"`
+	Priority string `json:"priority"`
+	Approval *struct {
+		Action string `json:"action"`
+		Expiry int64  `json:"expires_in_s"`
+	} `json:"approval"`
+	Key string `json:"idempotency_key"`
+}
+
+func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	a := arguments[createArgs](r)
+	t := p.tenant(r.Caller.Tenant, true)
+	if t == nil {
+		return nil, full("this relay keeps tickets of as many tenants as it can")
+	}
+	pl := payload{V: 1, By: r.Caller.Actor, Trace: r.TraceID, Title: a.Title, Body: a.Body, NodeID: a.NodeID, Priority: a.Priority}
+	if pl.Priority == "" {
+		pl.Priority = "normal"
+	}
+	if a.Approval != nil {
+		if a.Approval.Expiry == 0 {
+			a.Approval.Expiry = defaultExpiry
+		}
+		pl.Action, pl.Expires = a.Approval.Action, time.Now().UnixMilli()+1000*a.Approval.Expiry
+	}
+	if a.Key != "" {
+		pl.Key = r.Caller.Actor + " " + a.Key
+	}
+	if err := t.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer t.unlock()
+	if k := t.byKey(pl.Key); k != nil {
+		if !k.asked(&pl) {
+			return nil, &manifest.Error{Code: manifest.BadRequest, Message: "another ticket was created with this idempotency_key; use a new one", Reason: "key_reused"}
+		}
+		return answerTicket(summarise(k))
+	}
+	if t.unfinished() >= MaxUnfinished {
+		return nil, full("there are %d unfinished tickets; close some", MaxUnfinished)
+	}
+	id := p.ids.next()
+	changes := []change{{eventCreated, id, pl}}
+	drop, ok := t.room(len(pl.Title)+len(pl.Body)+len(pl.Action), 0, "")
+	if !ok {
+		return nil, full("the unfinished tickets hold as much text as they may; close some")
+	}
+	for _, d := range drop {
+		changes = append(changes, change{eventDropped, d, payload{Trace: r.TraceID}})
+	}
+	if err := p.commit(ctx, t, changes...); err != nil {
+		return nil, err
+	}
+	if pl.Action != "" {
+		p.poke()
+	}
+	return t.answer(id)
+}
+
+func full(format string, a ...any) error {
+	return &manifest.Error{Code: manifest.RateLimited, Message: fmt.Sprintf(format, a...), Reason: "full"}
+}
+
+// byKey finds the ticket that was created with a key; "" is no key.
+func (t *tenant) byKey(key string) *Ticket {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if e := t.tickets[t.keys[key]]; e != nil && key != "" {
+		return e.clone()
+	}
+	return nil
+}
+
+// asked tells whether the ticket is what this call of create would make.
+func (t *Ticket) asked(p *payload) bool {
+	action := ""
+	if t.Approval != nil {
+		action = t.Approval.Action
+	}
+	return t.Title == p.Title && t.Body == p.Body && t.NodeID == p.NodeID && t.Priority == p.Priority && action == p.Action
+}
+
+// answer answers with a ticket as it is now.
+func (t *tenant) answer(id string) (*kernel.Result, error) {
+	k, err := t.get(id)
+	if err != nil {
+		return nil, err
+	}
+	return answerTicket(summarise(k))
+}
+
+func get(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	a := arguments[struct{ ID string }](r)
+	k, err := p.tenant(r.Caller.Tenant, false).get(a.ID)
+	if err != nil {
+		return nil, err
+	}
+	s := summarise(k)
+	s.Body, s.Comments = k.Body, k.Comments
+	return answerTicket(s)
+}
+
+func list(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	a := arguments[struct {
+		Status Status
+		Limit  int
+		Cursor string
+	}](r)
+	if a.Limit == 0 {
+		a.Limit = 50
+	}
+	page, more := p.tenant(r.Caller.Tenant, false).list(a.Status, a.Cursor, a.Limit)
+	body := struct {
+		Tickets []summary `json:"tickets"`
+		Next    string    `json:"next_cursor,omitempty"`
+	}{Tickets: summaries(page)}
+	if more {
+		body.Next = page[len(page)-1].ID
+	}
+	return answer(body)
+}
+
+// changing runs fn on a ticket of the caller's tenant with the gate held.
+func changing(ctx context.Context, p *Plugin, r *kernel.Request, id string, fn func(t *tenant, k *Ticket) (*kernel.Result, error)) (*kernel.Result, error) {
+	t := p.tenant(r.Caller.Tenant, false)
+	if _, err := t.get(id); err != nil {
+		return nil, err
+	}
+	if err := t.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer t.unlock()
+	k, err := t.get(id)
+	if err != nil {
+		return nil, err
+	}
+	res, err := fn(t, k)
+	if res != nil || err != nil {
+		return res, err
+	}
+	return t.answer(id)
+}
+
+func comment(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	a := arguments[struct{ ID, Text string }](r)
+	return changing(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
+		n := len(k.Comments)
+		if n >= MaxComments {
+			return nil, full("a ticket has at most %d comments; open another ticket", MaxComments)
+		}
+		if n > 0 {
+			n = k.Comments[n-1].N
+		}
+		changes := []change{{eventCommented, k.ID, payload{V: k.Version + 1, By: r.Caller.Actor, Trace: r.TraceID, N: n + 1, Text: a.Text}}}
+		drop, ok := t.room(len(a.Text), 0, k.ID)
+		if !ok {
+			return nil, full("the unfinished tickets hold as much text as they may; close some")
+		}
+		for _, d := range drop {
+			changes = append(changes, change{eventDropped, d, payload{Trace: r.TraceID}})
+		}
+		return nil, p.commit(ctx, t, changes...)
+	})
+}
+
+func assign(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	a := arguments[struct {
+		ID      string
+		AgentID string `json:"agent_id"`
+	}](r)
+	return changing(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
+		if k.AgentID == a.AgentID {
+			return nil, nil
+		}
+		return nil, p.commit(ctx, t, change{eventAssigned, k.ID, payload{V: k.Version + 1, By: r.Caller.Actor, Trace: r.TraceID, AgentID: a.AgentID}})
+	})
+}
+
+func transition(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
+	a := arguments[struct {
+		ID string
+		To Status
+	}](r)
+	return changing(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
+		if k.due() { // the clock was first
+			if err := p.move(ctx, t, k, Expired, "", r.TraceID); err != nil {
+				return nil, err
+			}
+			var err error
+			if k, err = t.get(a.ID); err != nil {
+				return nil, err
+			}
+		}
+		if !k.Status.May(a.To) {
+			return refuse(refusal{manifest.BadRequest, "illegal_transition", illegal(k.Status, a.To), k.Status, k.Status.Next(), r.TraceID})
+		}
+		if a.To == Approved && k.CreatedBy == r.Caller.Actor {
+			return refuse(refusal{manifest.SafetyDenied, "own_request", "who asks for an approval cannot give it; somebody else has to", k.Status, []Status{Rejected}, r.TraceID})
+		}
+		if k.Status.finished() && t.unfinished() >= MaxUnfinished {
+			return nil, full("there are %d unfinished tickets; close some", MaxUnfinished)
+		}
+		return nil, p.move(ctx, t, k, a.To, r.Caller.Actor, r.TraceID)
+	})
+}
+
+func illegal(from, to Status) string {
+	if next := from.Next(); len(next) > 0 {
+		return fmt.Sprintf("a ticket that is %s cannot become %s; it can become %s", from, to, strings.Join(words(next), ", "))
+	}
+	return fmt.Sprintf("a ticket that is %s stays so", from)
+}
