@@ -1,0 +1,390 @@
+package stdio
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/transport/sse"
+)
+
+const (
+	headerVersion = "Mcp-Protocol-Version"
+	headerSession = "Mcp-Session-Id"
+)
+
+// session is what a client of the versions with sessions has with the server.
+type session struct {
+	id, version string
+	init        *message        // the client's initialize, to begin again with
+	watched     map[string]bool // URIs
+	listening   context.CancelFunc
+	renewing    chan struct{} // closed when the renewal in progress has ended
+}
+
+// errSession says that the server does not know the session any more.
+var errSession = errors.New("the server has lost the session")
+
+// initialize opens a session and remembers how.
+func (b *bridge) initialize(ctx context.Context, m *message) {
+	b.end(ctx) // of a session before
+	answer, err := b.open(ctx, m)
+	if err != nil {
+		b.failWith(m.ID, err)
+		return
+	}
+	b.write(answer)
+}
+
+// open sends an initialize and takes the session from its answer.
+func (b *bridge) open(ctx context.Context, m *message) (answer []byte, err error) {
+	resp, err := b.send(ctx, http.MethodPost, m, "", "")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	err = messages(resp, func(msg []byte) { answer = msg })
+	if err != nil {
+		return nil, err
+	}
+	var a struct {
+		Result struct {
+			ProtocolVersion string `json:"protocolVersion"`
+		} `json:"result"`
+	}
+	if json.Unmarshal(answer, &a) != nil {
+		return nil, errors.New("the server's answer to initialize is no JSON-RPC message")
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if a.Result.ProtocolVersion != "" {
+		watched := b.session.watched
+		if watched == nil || b.session.init != m {
+			watched = make(map[string]bool)
+		}
+		b.session.id, b.session.version, b.session.init, b.session.watched = resp.Header.Get(headerSession), a.Result.ProtocolVersion, m, watched
+	}
+	return answer, nil
+}
+
+// post sends a message and writes out what comes back; answered tells whether the
+// message's own answer was among it. A session that was lost is made anew once.
+func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error) {
+	for try := 0; ; try++ {
+		id, version := b.current(m)
+		answered, err = b.postOnce(ctx, m, id, version)
+		if !errors.Is(err, errSession) || try > 0 {
+			break
+		}
+		if err = b.renew(ctx, id); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		b.remember(m)
+	}
+	return answered, err
+}
+
+func (b *bridge) postOnce(ctx context.Context, m *message, id, version string) (answered bool, err error) {
+	resp, err := b.send(ctx, http.MethodPost, m, id, version)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	err = messages(resp, func(msg []byte) {
+		var a struct {
+			ID     json.RawMessage `json:"id"`
+			Method string          `json:"method"`
+		}
+		if json.Unmarshal(msg, &a) == nil && a.Method == "" && bytes.Equal(a.ID, m.ID) {
+			answered = true
+		}
+		b.write(msg)
+	})
+	return answered, err
+}
+
+// current is the session for a message: none in the modern era.
+func (b *bridge) current(m *message) (id, version string) {
+	if m.era != "" {
+		return "", m.era
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.session.id, b.session.version
+}
+
+// remember keeps what a new session would have to be told.
+func (b *bridge) remember(m *message) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case m.era != "" || b.session.watched == nil:
+	case m.Method == "resources/subscribe" && len(b.session.watched) < 1024:
+		b.session.watched[m.name] = true
+	case m.Method == "resources/unsubscribe":
+		delete(b.session.watched, m.name)
+	}
+}
+
+// renew makes the session anew that had the id lost, unless somebody has.
+func (b *bridge) renew(ctx context.Context, lost string) error {
+	b.mu.Lock()
+	for b.session.renewing != nil {
+		wait := b.session.renewing
+		b.mu.Unlock()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		b.mu.Lock()
+	}
+	init := b.session.init
+	if b.session.id != lost || init == nil {
+		b.mu.Unlock()
+		return nil
+	}
+	done := make(chan struct{})
+	b.session.renewing = done
+	var uris []string
+	for u := range b.session.watched {
+		uris = append(uris, u)
+	}
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		b.session.renewing = nil
+		b.mu.Unlock()
+		close(done)
+	}()
+	if _, err := b.open(ctx, init); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	id, version := b.session.id, b.session.version
+	b.mu.Unlock()
+	if id == lost {
+		return errSession
+	}
+	_, err := b.postOnce(ctx, &message{raw: []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)}, id, version)
+	for _, u := range uris {
+		if err != nil {
+			return err
+		}
+		uri, _ := json.Marshal(u)
+		var resp *http.Response
+		if resp, err = b.send(ctx, http.MethodPost, &message{raw: fmt.Appendf(nil, `{"jsonrpc":"2.0","id":"agentctl-renew","method":"resources/subscribe","params":{"uri":%s}}`, uri)}, id, version); err == nil {
+			err = messages(resp, func([]byte) {})
+			_ = resp.Body.Close()
+		}
+	}
+	b.log.Info("mcp session made anew")
+	// What the client knew may be old.
+	b.write([]byte(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`))
+	b.write([]byte(`{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}`))
+	return err
+}
+
+// listen reads the session's own stream, for as long as the session lasts.
+func (b *bridge) listen(ctx context.Context) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.session.id == "" || b.session.listening != nil {
+		return
+	}
+	ctx, b.session.listening = context.WithCancel(ctx)
+	b.wg.Go(func() {
+		for wait := time.Second; ctx.Err() == nil; {
+			begin := time.Now()
+			b.mu.Lock()
+			id, version := b.session.id, b.session.version
+			b.mu.Unlock()
+			resp, err := b.send(ctx, http.MethodGet, nil, id, version)
+			if err == nil {
+				err = messages(resp, b.write)
+				_ = resp.Body.Close()
+			}
+			var f *fault
+			switch {
+			case errors.Is(err, errSession):
+				err = b.renew(ctx, id)
+			case errors.As(err, &f):
+				return // the server has no such stream, or refuses it
+			}
+			if time.Since(begin) > time.Minute || err == nil {
+				wait = time.Second
+			}
+			select {
+			case <-time.After(wait/2 + rand.N(wait/2)):
+				wait = min(2*wait, 30*time.Second)
+			case <-ctx.Done():
+			}
+		}
+	})
+}
+
+// end closes the session.
+func (b *bridge) end(ctx context.Context) {
+	b.mu.Lock()
+	s := b.session
+	b.session = session{}
+	for _, r := range b.inFlight {
+		if !r.ends {
+			r.cancel()
+		}
+	}
+	b.mu.Unlock()
+	if s.listening != nil {
+		s.listening()
+	}
+	if s.id == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	resp, err := b.send(ctx, http.MethodDelete, nil, s.id, s.version)
+	if err != nil {
+		b.log.Debug("mcp session not ended", zap.Error(err))
+		return
+	}
+	_ = resp.Body.Close()
+}
+
+// send makes an HTTP request of a message. An answer that is neither a message nor a
+// stream of them is an error.
+func (b *bridge) send(ctx context.Context, method string, m *message, id, version string) (*http.Response, error) {
+	var body io.Reader
+	if m != nil {
+		body = bytes.NewReader(m.raw)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, b.o.URL, body)
+	if err != nil {
+		return nil, err
+	}
+	h := req.Header
+	h.Set("Accept", "application/json, text/event-stream")
+	if method == http.MethodGet {
+		h.Set("Accept", "text/event-stream")
+	}
+	if m != nil {
+		h.Set("Content-Type", "application/json")
+	}
+	if version != "" {
+		h.Set(headerVersion, version)
+	}
+	if id != "" {
+		h.Set(headerSession, id)
+	}
+	if m != nil && m.era != "" {
+		h.Set("Mcp-Method", m.Method)
+		if m.name != "" && plain(m.name) {
+			h.Set("Mcp-Name", m.name)
+		}
+	}
+	if b.o.Token != nil {
+		token, err := b.o.Token()
+		if err != nil {
+			return nil, err
+		}
+		if token != "" {
+			h.Set("Authorization", "Bearer "+token)
+		}
+	}
+	resp, err := b.o.Client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		return resp, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return b.refused(resp, m, id)
+}
+
+// refused sorts an answer that is no success: a JSON-RPC error is the client's, the rest
+// is told in our words.
+func (b *bridge) refused(resp *http.Response, m *message, id string) (*http.Response, error) {
+	raw, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if resp.StatusCode == http.StatusNotFound && id != "" {
+		return nil, errSession
+	}
+	var a struct {
+		JSONRPC string `json:"jsonrpc"`
+		Error   struct {
+			Code    json.RawMessage `json:"code"`
+			Message string          `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(raw, &a) == nil {
+		switch {
+		case a.JSONRPC != "" && m != nil && len(m.ID) > 0:
+			resp.Body = io.NopCloser(bytes.NewReader(raw))
+			resp.Header.Set("Content-Type", "application/json")
+			return resp, nil
+		case a.JSONRPC != "":
+			return nil, &fault{codeInvalid, a.Error.Message}
+		case a.Error.Message != "":
+			var code string
+			_ = json.Unmarshal(a.Error.Code, &code)
+			return nil, &fault{-31000 - int64(resp.StatusCode), code + ": " + a.Error.Message + next(resp.StatusCode)}
+		}
+	}
+	return nil, &fault{-31000 - int64(resp.StatusCode), fmt.Sprintf("the server answered HTTP %d; is this the URL of an MCP endpoint?", resp.StatusCode)}
+}
+
+// next is the next step for a status.
+func next(status int) string {
+	if status == http.StatusUnauthorized {
+		return "; mint a token with `agentctl token create` and give its file with --token-file"
+	}
+	return ""
+}
+
+// plain tells whether a name can stand in a header as it is.
+func plain(s string) bool {
+	return strings.IndexFunc(s, func(r rune) bool { return r < '!' || r > '~' }) < 0
+}
+
+// messages hands on the messages of an answer: one as JSON, many as an event stream, none
+// for anything else.
+func messages(resp *http.Response, fn func([]byte)) error {
+	switch typ, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";"); typ {
+	case "application/json":
+		body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+		if err != nil {
+			return err
+		}
+		if len(body) > maxAnswer {
+			return errors.New("the server's answer is larger than 16 MiB")
+		}
+		if len(body) > 0 {
+			fn(body)
+		}
+	case "text/event-stream":
+		rd := sse.NewReader(resp.Body, sse.ReaderOptions{MaxLine: maxAnswer, MaxEvent: maxAnswer})
+		for {
+			e, err := rd.Next()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if len(e.Data) > 0 {
+				fn(e.Data)
+			}
+		}
+	}
+	return nil
+}

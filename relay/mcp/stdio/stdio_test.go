@@ -1,0 +1,312 @@
+package stdio
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+	"agentctl/relay/mcp"
+)
+
+// toy is a plugin with one tool: it says what it is told, after a while when told so.
+type toy struct{ version string }
+
+func (p *toy) Manifest() *kernel.Manifest {
+	return &kernel.Manifest{Name: "toy", Version: "1.0.0", Tools: []*kernel.Tool{{
+		Name: "toy.say", Description: p.version, InputSchema: json.RawMessage(`{"type":"object"}`), Scope: manifest.ScopeCallReadOnly}},
+		Resources: []*kernel.Resource{{URI: "mcp://toy/a.json", Name: "a", Scope: manifest.ScopeCallReadOnly, Watchable: true}}}
+}
+
+func (p *toy) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+	var a struct {
+		Wait int    `json:"wait_ms"`
+		Text string `json:"text"`
+	}
+	_ = json.Unmarshal(r.Arguments, &a)
+	if r.Session != nil {
+		_ = r.Session.Notify(ctx, "notifications/progress", json.RawMessage(`{"progress":1}`))
+	}
+	select {
+	case <-time.After(time.Duration(a.Wait) * time.Millisecond):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	text, _ := json.Marshal(a.Text)
+	return &kernel.Result{Content: []json.RawMessage{json.RawMessage(`{"type":"text","text":` + string(text) + `}`)}}, nil
+}
+
+func (p *toy) Read(context.Context, *kernel.Caller, string) ([]byte, error) { return []byte(`{}`), nil }
+
+func (p *toy) Watch(ctx context.Context, _ string, changed func()) error {
+	changed()
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+type every struct{}
+
+func (every) Has(string) bool { return true }
+
+// server is /mcp behind one URL over restarts.
+type server struct {
+	t    *testing.T
+	http *httptest.Server
+	now  atomic.Pointer[mcp.Handler]
+	k    atomic.Pointer[kernel.Kernel]
+	stop func()
+}
+
+func newServer(t *testing.T) *server {
+	s := &server{t: t}
+	s.http = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if h := s.now.Load(); h != nil {
+			h.ServeHTTP(w, r)
+		}
+	}))
+	s.start()
+	t.Cleanup(func() { s.stop(); s.http.Close() })
+	return s
+}
+
+func (s *server) start() {
+	k := kernel.New(kernel.Options{})
+	if err := k.Load(&toy{}, false); err != nil {
+		s.t.Fatal(err)
+	}
+	h := mcp.New(mcp.Options{Kernel: k, Authenticate: func(r *http.Request) (*kernel.Caller, error) {
+		if r.Header.Get("Authorization") != "Bearer good" {
+			return nil, manifest.E(manifest.SafetyDenied, "the token is not good")
+		}
+		return &kernel.Caller{Tenant: "default", Actor: "a", Transport: "mcp", Scopes: every{}}, nil
+	}})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = k.Run(ctx) })
+	wg.Go(func() { _ = h.Run(ctx) })
+	for {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodDelete, "/mcp", nil)
+		r.Header.Set("Authorization", "Bearer good")
+		if h.ServeHTTP(w, r); w.Code == http.StatusBadRequest { // it runs: what it misses is the session id
+			break
+		}
+	}
+	s.k.Store(k)
+	s.now.Store(h)
+	s.stop = func() { s.now.Store(nil); cancel(); wg.Wait() }
+}
+
+// client is a program on the other end of the pipes.
+type client struct {
+	t     *testing.T
+	in    *io.PipeWriter
+	lines chan string
+	ended chan error
+}
+
+func newClient(t *testing.T, o Options) *client {
+	inR, inW := io.Pipe()
+	outR, outW := io.Pipe()
+	c := &client{t: t, in: inW, lines: make(chan string, 1024), ended: make(chan error, 1)}
+	if o.Token == nil {
+		o.Token = func() (string, error) { return "good", nil }
+	}
+	o.Client = &http.Client{Transport: &http.Transport{}}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		c.ended <- Serve(context.Background(), inR, outW, o)
+		outW.Close()
+	})
+	wg.Go(func() {
+		sc := bufio.NewScanner(outR)
+		sc.Buffer(nil, 1<<20)
+		for sc.Scan() {
+			c.lines <- sc.Text()
+		}
+		close(c.lines)
+	})
+	t.Cleanup(func() { inW.Close(); wg.Wait(); o.Client.CloseIdleConnections() })
+	return c
+}
+
+func (c *client) send(line string) {
+	c.t.Helper()
+	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// until returns the first line that has all of the words.
+func (c *client) until(words ...string) string {
+	c.t.Helper()
+	deadline := time.After(20 * time.Second)
+	var seen []string
+next:
+	for {
+		select {
+		case line, ok := <-c.lines:
+			if !ok {
+				c.t.Fatalf("it ended before %q; it wrote %q", words, seen)
+			}
+			seen = append(seen, line)
+			for _, w := range words {
+				if !strings.Contains(line, w) {
+					continue next
+				}
+			}
+			return line
+		case <-deadline:
+			c.t.Fatalf("no line with %q; it wrote %q", words, seen)
+		}
+	}
+}
+
+const initialize = `{"jsonrpc":"2.0","id":"i","method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
+
+func (c *client) hello() {
+	c.t.Helper()
+	c.send(initialize)
+	c.until(`"id":"i"`, `"protocolVersion":"2025-11-25"`)
+	c.send(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+}
+
+func TestSessionEra(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
+	c.hello()
+	c.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
+	c.until(`"id":1`, `toy.say`)
+	c.send(`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"toy.say","arguments":{"text":"a\nb"},"_meta":{"progressToken":"p"}}}`)
+	c.until(`notifications/progress`, `"progressToken":"p"`)
+	c.until(`"id":2`, `"text":"a\nb"`)
+
+	// Side by side: the slow one does not hold up the fast one.
+	c.send(`{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"toy.say","arguments":{"text":"slow","wait_ms":300}}}`)
+	c.send(`{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"toy.say","arguments":{"text":"fast"}}}`)
+	c.until(`"id":4`, "fast")
+	c.until(`"id":3`, "slow")
+
+	c.send(`{"jsonrpc":"2.0","id":5,"method":"resources/subscribe","params":{"uri":"mcp://toy/a.json"}}`)
+	c.until(`"id":5`, `"result"`)
+	c.until("notifications/resources/updated", "mcp://toy/a.json")
+}
+
+// TestServerRestarts: the session is made anew, the client told that lists changed, and
+// its subscription still stands.
+func TestServerRestarts(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
+	c.hello()
+	c.send(`{"jsonrpc":"2.0","id":5,"method":"resources/subscribe","params":{"uri":"mcp://toy/a.json"}}`)
+	c.until(`"id":5`, `"result"`)
+	s.stop()
+	s.start()
+	c.send(`{"jsonrpc":"2.0","id":6,"method":"tools/call","params":{"name":"toy.say","arguments":{"text":"again"}}}`)
+	c.until(`"id":6`, "again")
+	c.send(`{"jsonrpc":"2.0","id":7,"method":"ping"}`)
+	c.until(`"id":7`, `"result":{}`)
+	deadline := time.After(20 * time.Second)
+	for len(s.k.Load().SubscriptionsInfo().Watches) == 0 {
+		select {
+		case <-deadline:
+			t.Fatal("the subscription was not made again")
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+const modern = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
+
+func TestSessionlessEra(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
+	c.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + modern + `}}`)
+	c.until(`"id":1`, `toy.say`, `"cacheScope"`)
+	c.send(`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"toy.say","arguments":{"text":"x"},` + modern + `}}`)
+	c.until(`"id":2`, `"text":"x"`)
+	c.send(`{"jsonrpc":"2.0","id":3,"method":"subscriptions/listen","params":{"notifications":{"toolsListChanged":true},` + modern + `}}`)
+	c.until("notifications/subscriptions/acknowledged")
+	if err := s.k.Load().Load(&other{}, false); err != nil {
+		t.Fatal(err)
+	}
+	c.until("notifications/tools/list_changed")
+
+	// Hanging up is the way to cancel; no answer follows, and the id is free again.
+	c.send(`{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"toy.say","arguments":{"text":"never","wait_ms":60000},` + modern + `}}`)
+	c.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":4}}`)
+	c.send(`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"toy.say","arguments":{"text":"y"},` + modern + `}}`)
+	if line := c.until(`"id":5`); !strings.Contains(line, `"text":"y"`) {
+		t.Error(line)
+	}
+}
+
+type other struct{ toy }
+
+func (p *other) Manifest() *kernel.Manifest {
+	return &kernel.Manifest{Name: "other", Version: "1.0.0", Tools: []*kernel.Tool{{
+		Name: "other.say", InputSchema: json.RawMessage(`{"type":"object"}`), Scope: manifest.ScopeCallReadOnly}}}
+}
+
+func TestErrors(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
+	c.send(`{"jsonrpc":"2.0",`)
+	c.until(`"id":null`, `-32700`)
+	c.send(`[]`)
+	c.until(`"id":null`, `-32700`, "batches")
+	c.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"x":"` + strings.Repeat("y", maxLine) + `"}}`)
+	c.until(`"id":null`, `-32600`, "1 MiB")
+	c.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
+	c.until(`"id":1`, `"error"`, "send initialize first")
+	c.hello()
+	c.send(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"toy.say","arguments":{"wait_ms":300}}}`)
+	c.send(`{"jsonrpc":"2.0","id":1,"method":"ping"}`)
+	c.until(`"id":1`, `-32600`, "in progress")
+	c.until(`"id":1`, `"result"`)
+
+	bad := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func() (string, error) { return "bad", nil }})
+	bad.send(initialize)
+	bad.until(`"id":"i"`, `-31401`, "agentctl token create")
+	lost := newClient(t, Options{URL: "http://127.0.0.1:1/mcp"})
+	lost.send(initialize)
+	lost.until(`"id":"i"`, fmt.Sprint(codeUnreachable), "refused")
+}
+
+// TestEndOfInput: a pipe that closes after its last request still gets its answers, and
+// the session is ended.
+func TestEndOfInput(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
+	c.hello()
+	for i := range 20 {
+		c.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"toy.say","arguments":{"wait_ms":50}}}`, i))
+	}
+	c.in.Close()
+	answers := 0
+	for line := range c.lines {
+		if strings.Contains(line, `"result"`) {
+			answers++
+		}
+	}
+	if answers != 20 {
+		t.Errorf("%d answers of 20", answers)
+	}
+	if err := <-c.ended; err != nil && !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	if n := s.now.Load().Stats().Sessions; n != 0 {
+		t.Errorf("%d sessions are left", n)
+	}
+}
