@@ -185,40 +185,6 @@ func (s *stream) Close()                      { s.closed.Add(1) }
 
 var _ kernel.Stream = (*stream)(nil)
 
-func BenchmarkCall(b *testing.B) {
-	p := board("a", nodeA)
-	for _, t := range p.m.Tools {
-		t.Limit = nil
-	}
-	answer := &kernel.Result{}
-	p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { return answer, nil }
-	k := kernel.New(kernel.Options{Audit: func(kernel.Record) {}})
-	load(b, k, p)
-	c, args := reader("a"), json.RawMessage(`{"message":"ping"}`)
-	name := echoTool(nodeA)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := k.Call(context.Background(), &kernel.Request{Caller: c, Tool: name, Arguments: args}); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkLoadUnload(b *testing.B) {
-	k := kernel.New(kernel.Options{})
-	for i := range 2000 {
-		load(b, k, board("a", fmt.Sprintf("01hzx9k3m4p7q8r9s0t1v2%04d", i)))
-	}
-	p := board("a", nodeA)
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := k.Load(p, false); err != nil {
-			b.Fatal(err)
-		}
-		k.Unload(p)
-	}
-}
-
 func ExampleKernel() {
 	k := kernel.New(kernel.Options{Audit: func(r kernel.Record) { fmt.Printf("audit: %s %q %q\n", r.Decision, r.Tool, r.Code) }})
 	clock := &plugin{m: &kernel.Manifest{Name: "clock", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "clock.now", Scope: manifest.ScopeToolsList}}}}

@@ -149,11 +149,11 @@ func (k *Kernel) Load(p Plugin, replace bool) error {
 	v := k.viewLocked(m.Tenant)
 	for _, t := range m.Tools {
 		k.tools[t.Name] = entry{tool: t, plugin: l}
-		v.tools.insert(t.Name)
+		v.tools.insert(t)
 	}
 	for _, r := range m.Resources {
 		k.resources[r.URI] = resourceEntry{resource: r, plugin: l}
-		v.resources.insert(r.URI)
+		v.resources.insert(r)
 	}
 	if !taken {
 		k.changedLocked(m)

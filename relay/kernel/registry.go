@@ -17,32 +17,48 @@ type resourceEntry struct {
 
 // view is what one tenant's plugins offer, in order. The view of tenant "" is shared.
 type view struct {
-	tools     sorted
-	resources sorted
+	tools     sorted[*Tool]
+	resources sorted[*Resource]
 }
 
-// sorted is a set of strings in ascending order; a page of it costs no sorting however
-// often devices come and go.
-type sorted []string
+// named is what a sorted list is in the order of.
+type named interface {
+	comparable
+	key() string
+	scope() string
+}
 
-func (s *sorted) insert(v string) {
-	if i, found := slices.BinarySearch(*s, v); !found {
+func (t *Tool) key() string       { return t.Name }
+func (t *Tool) scope() string     { return t.Scope }
+func (r *Resource) key() string   { return r.URI }
+func (r *Resource) scope() string { return r.Scope }
+
+// sorted is a list in ascending order of keys; a page of it costs no sorting however often
+// devices come and go. Pointers keep an insertion among 30,000 at some microseconds.
+type sorted[T named] []T
+
+func (s sorted[T]) find(key string) (int, bool) {
+	return slices.BinarySearchFunc(s, key, func(v T, key string) int { return strings.Compare(v.key(), key) })
+}
+
+func (s *sorted[T]) insert(v T) {
+	if i, found := s.find(v.key()); !found {
 		*s = slices.Insert(*s, i, v)
 	}
 }
 
-func (s *sorted) remove(v string) {
-	if i, found := slices.BinarySearch(*s, v); found {
+func (s *sorted[T]) remove(key string) {
+	if i, found := s.find(key); found {
 		*s = slices.Delete(*s, i, i+1)
 	}
 }
 
-// after returns the elements behind v; all of them for "".
-func (s sorted) after(v string) sorted {
-	if v == "" {
+// after returns the elements behind key; all of them for "".
+func (s sorted[T]) after(key string) sorted[T] {
+	if key == "" {
 		return s
 	}
-	i, found := slices.BinarySearch(s, v)
+	i, found := s.find(key)
 	if found {
 		i++
 	}
@@ -58,70 +74,63 @@ func (k *Kernel) viewLocked(tenant string) *view {
 	return v
 }
 
-// merged walks two sorted lists as one.
-func merged(a, b sorted, yield func(string) bool) {
-	for len(a) > 0 || len(b) > 0 {
-		var next string
-		if len(b) == 0 || (len(a) > 0 && strings.Compare(a[0], b[0]) <= 0) {
-			next, a = a[0], a[1:]
+// page walks two lists as one and takes up to limit elements that the caller has the
+// scope for; more tells whether another follows.
+func page[T named](c *Caller, own, shared sorted[T], limit int) (taken []T, more bool) {
+	asked, has := "", false // neighbours mostly need the same scope
+	for len(own) > 0 || len(shared) > 0 {
+		var next T
+		if len(shared) == 0 || (len(own) > 0 && own[0].key() <= shared[0].key()) {
+			next, own = own[0], own[1:]
 		} else {
-			next, b = b[0], b[1:]
+			next, shared = shared[0], shared[1:]
 		}
-		if !yield(next) {
-			return
+		if scope := next.scope(); scope != asked {
+			asked, has = scope, c.Has(scope)
 		}
+		if !has {
+			continue
+		}
+		if len(taken) == limit {
+			return taken, true
+		}
+		if taken == nil {
+			taken = make([]T, 0, min(limit, len(own)+len(shared)+1))
+		}
+		taken = append(taken, next)
 	}
+	return taken, false
 }
 
 // ListTools returns up to limit tools that the caller may use, in ascending order of
 // their names, starting behind the name `after` ("" for the start). more tells whether
 // another page follows. Nobody else's tools, and none the caller lacks the scope for,
 // are ever in it.
-func (k *Kernel) ListTools(c *Caller, after string, limit int) (page []*Tool, more bool) {
+func (k *Kernel) ListTools(c *Caller, after string, limit int) (tools []*Tool, more bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	own, shared := k.listsLocked(c.Tenant, func(v *view) sorted { return v.tools.after(after) })
-	merged(own, shared, func(name string) bool {
-		t := k.tools[name].tool
-		if t == nil || !c.Has(t.Scope) {
-			return true
-		}
-		if len(page) == limit {
-			more = true
-			return false
-		}
-		page = append(page, t)
-		return true
-	})
-	return page, more
+	own, shared := k.viewsLocked(c.Tenant)
+	return page(c, own.tools.after(after), shared.tools.after(after), limit)
 }
 
 // ListResources is ListTools for resources.
-func (k *Kernel) ListResources(c *Caller, after string, limit int) (page []*Resource, more bool) {
+func (k *Kernel) ListResources(c *Caller, after string, limit int) (resources []*Resource, more bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	own, shared := k.listsLocked(c.Tenant, func(v *view) sorted { return v.resources.after(after) })
-	merged(own, shared, func(uri string) bool {
-		r := k.resources[uri].resource
-		if r == nil || !c.Has(r.Scope) {
-			return true
-		}
-		if len(page) == limit {
-			more = true
-			return false
-		}
-		page = append(page, r)
-		return true
-	})
-	return page, more
+	own, shared := k.viewsLocked(c.Tenant)
+	return page(c, own.resources.after(after), shared.resources.after(after), limit)
 }
 
-func (k *Kernel) listsLocked(tenant string, pick func(*view) sorted) (own, shared sorted) {
+// nothing is the view of a tenant that has no plugins.
+var nothing = new(view)
+
+func (k *Kernel) viewsLocked(tenant string) (own, shared *view) {
+	own, shared = nothing, nothing
 	if v, ok := k.views[""]; ok {
-		shared = pick(v)
+		shared = v
 	}
 	if v, ok := k.views[tenant]; ok && tenant != "" {
-		own = pick(v)
+		own = v
 	}
 	return own, shared
 }

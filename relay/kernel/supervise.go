@@ -140,20 +140,8 @@ func (l *loaded) serve(ctx context.Context, r *Request) (res *Result, err error)
 // plugin may ignore its context, its caller may not have to wait for that. What is left
 // behind still counts as in flight, so its number is bounded, and its answer is dropped.
 func (l *loaded) serveApart(ctx context.Context, r *Request) (*Result, error) {
-	own := *r // the caller goes on with r
-	a := &apart{done: make(chan struct{})}
-	go func() {
-		defer l.counts.inFlight.Add(-1)
-		res, err := l.serve(ctx, &own)
-		a.res, a.err = res, err
-		if !a.decided.CompareAndSwap(false, true) {
-			if res != nil && res.Stream != nil {
-				res.Stream.Close()
-			}
-			return
-		}
-		close(a.done)
-	}()
+	a := &apart{l: l, ctx: ctx, req: *r, done: make(chan struct{})}
+	go a.serve()
 	select {
 	case <-a.done:
 	case <-ctx.Done():
@@ -165,9 +153,24 @@ func (l *loaded) serveApart(ctx context.Context, r *Request) (*Result, error) {
 	return a.res, a.err
 }
 
+// apart is a call that runs beside its caller.
 type apart struct {
+	l       *loaded
+	ctx     context.Context
+	req     Request     // the plugin's own: the caller goes on with the original
 	decided atomic.Bool // by the plugin's answer or by the caller's leaving, whichever is first
 	done    chan struct{}
 	res     *Result
 	err     error
+}
+
+func (a *apart) serve() {
+	res, err := a.l.serve(a.ctx, &a.req)
+	a.l.counts.inFlight.Add(-1)
+	if a.decided.CompareAndSwap(false, true) {
+		a.res, a.err = res, err
+		close(a.done)
+	} else if res != nil && res.Stream != nil {
+		res.Stream.Close()
+	}
 }

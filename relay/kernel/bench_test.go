@@ -1,0 +1,225 @@
+package kernel_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// nodeID makes the id of the nth node of a fleet; they are spread as real ones are.
+func nodeID(n int) string {
+	const digits = "0123456789abcdefghjkmnpqrstvwxyz"
+	x := uint64(n) * 0x9e3779b97f4a7c15 // a permutation: no two are equal
+	b := []byte("01hzx9k3m4p7q8r9s0t1v2w3xy")
+	for i := range 13 {
+		b[25-i] = digits[x&31]
+		x >>= 5
+	}
+	return string(b)
+}
+
+// fleet loads n boards, three tools and a resource each, whose Tool structs and strings
+// exist before, so that what is measured is the kernel's.
+func fleet(tb testing.TB, k *kernel.Kernel, n int) []*plugin {
+	boards := make([]*plugin, n)
+	for i := range boards {
+		boards[i] = board("a", nodeID(i))
+		load(tb, k, boards[i])
+	}
+	return boards
+}
+
+// stages are two that do what trace and metrics do: look at the clock and count.
+func stages() []kernel.Stage {
+	var count, took int64
+	wrap := func(next kernel.Handler) kernel.Handler {
+		return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+			start := time.Now()
+			res, err := next(ctx, r)
+			took += int64(time.Since(start))
+			count++
+			return res, err
+		}
+	}
+	return []kernel.Stage{{Name: "trace", Wrap: wrap}, {Name: "metrics", Wrap: wrap}}
+}
+
+// What the kernel adds to a call: the plugin's handler alone, with its argument check, and
+// the same behind the kernel, as a device (in the caller's goroutine) and as a plugin that
+// runs apart. The bar is 5 us and 10 allocations.
+func BenchmarkCall(b *testing.B) {
+	answer := &kernel.Result{Structured: json.RawMessage(`{"message":"ping"}`)}
+	p := board("a", nodeA)
+	for _, t := range p.m.Tools {
+		t.Limit = nil
+	}
+	p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { return answer, nil }
+	zoo := simple("zoo", "", manifest.ScopeCallReadOnly)
+	zoo.m.Tools[0].Check = p.m.Tools[0].Check
+	zoo.call = p.call
+	c, args := reader("a"), json.RawMessage(`{"message":"ping"}`)
+	b.Run("bare", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			checked, err := p.m.Tools[0].Check(args)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if _, err := p.Call(context.Background(), &kernel.Request{Caller: c, Tool: echoTool(nodeA), Arguments: checked}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	for name, tool := range map[string]string{"device": echoTool(nodeA), "plugin": "zoo.do"} {
+		b.Run(name, func(b *testing.B) {
+			k := kernel.New(kernel.Options{Audit: func(kernel.Record) {}, Stages: stages()})
+			load(b, k, p, zoo)
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := k.Call(context.Background(), &kernel.Request{Caller: c, Tool: tool, Arguments: args}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// A device that connects and one that leaves, among 10,000.
+func BenchmarkLoadUnload(b *testing.B) {
+	k := kernel.New(kernel.Options{})
+	fleet(b, k, 10_000)
+	p := board("a", nodeA)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := k.Load(p, false); err != nil {
+			b.Fatal(err)
+		}
+		k.Unload(p)
+	}
+}
+
+// A page of 200 of 30,000 tools, at rest, while devices come and go as fast as they can,
+// and for a caller who may use only what stands at the very end. The bar is 5 ms.
+func BenchmarkListTools(b *testing.B) {
+	k := kernel.New(kernel.Options{})
+	boards := fleet(b, k, 10_000)
+	load(b, k, simple("zoo", "", "x:y"))
+	list := func(b *testing.B, c *kernel.Caller, want int) {
+		b.ReportAllocs()
+		after := ""
+		for i := 0; b.Loop(); i++ {
+			page, more := k.ListTools(c, after, 200)
+			if more && len(page) != 200 || len(page) < want {
+				b.Fatalf("a page of %d", len(page))
+			}
+			if after = ""; more {
+				after = page[len(page)-1].Name
+			}
+		}
+	}
+	b.Run("rest", func(b *testing.B) { list(b, reader("a"), 1) })
+	b.Run("churn", func(b *testing.B) {
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				p := boards[i%len(boards)]
+				k.Unload(p)
+				_ = k.Load(p, false)
+			}
+		}()
+		list(b, reader("a"), 1)
+		close(stop)
+		<-stopped
+	})
+	b.Run("foreign", func(b *testing.B) { list(b, caller("a", "x:y"), 1) })
+}
+
+// What a change costs that 1,000 subscribers take, and one that nobody takes.
+func BenchmarkFanout(b *testing.B) {
+	for name, healthy := range map[string]int{"1000": 1000, "stalled": 0} {
+		b.Run(name, func(b *testing.B) {
+			k := kernel.New(kernel.Options{})
+			subs := make([]*kernel.Subscription, 1000)
+			for i := range subs {
+				subs[i] = subscribe(b, k, "a")
+			}
+			uris := []string{"x://1"}
+			b.ReportAllocs()
+			for b.Loop() {
+				k.Changed("a", kernel.Change{Updated: uris})
+				for _, s := range subs[:healthy] {
+					<-s.Ready()
+					s.Next()
+				}
+			}
+			if s := k.Stats(); healthy > 0 {
+				b.ReportMetric(float64(s.FanoutP99US), "p99-us")
+			}
+		})
+	}
+}
+
+// BenchmarkRegistry reports what a tool costs the kernel's registry, without the Tool
+// itself, which is the plugin's. The bar is 200 bytes at 30,000 tools.
+func BenchmarkRegistry(b *testing.B) {
+	for b.Loop() {
+		b.ReportMetric(registryBytes(b, 10_000), "B/tool")
+	}
+}
+
+func TestRegistryBytes(t *testing.T) {
+	if got := registryBytes(t, 10_000); got > 200 {
+		t.Errorf("a tool costs the registry %.0f bytes, at most 200 are planned", got)
+	}
+}
+
+func registryBytes(tb testing.TB, boards int) float64 {
+	all := make([]*plugin, boards)
+	for i := range all {
+		all[i] = board("a", nodeID(i))
+	}
+	before := heap()
+	k := kernel.New(kernel.Options{})
+	for _, p := range all {
+		load(tb, k, p)
+	}
+	grown := heap() - before
+	_, tools, _ := k.Counts()
+	runtime.KeepAlive(all)
+	if want := 3 * boards; tools != want {
+		tb.Fatalf("%d tools, want %d", tools, want)
+	}
+	return float64(grown) / float64(tools)
+}
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// A sign of life that is one of many.
+func BenchmarkSeen(b *testing.B) {
+	k := kernel.New(kernel.Options{})
+	p := kernel.Presence{Tenant: "a", ID: "agent-1", Kind: kernel.PresenceAgent, Name: "one", Transport: "http"}
+	b.ReportAllocs()
+	for b.Loop() {
+		k.Seen(p)
+	}
+}
+
+var _ = fmt.Sprint
