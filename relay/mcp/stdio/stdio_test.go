@@ -50,9 +50,16 @@ func (p *toy) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, erro
 func (p *toy) Read(context.Context, *kernel.Caller, string) ([]byte, error) { return []byte(`{}`), nil }
 
 func (p *toy) Watch(ctx context.Context, _ string, changed func()) error {
-	changed()
-	<-ctx.Done()
-	return ctx.Err()
+	tick := time.NewTicker(10 * time.Millisecond) // a session that does not listen yet misses some
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			changed()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 type every struct{}
