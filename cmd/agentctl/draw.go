@@ -30,8 +30,8 @@ func sparkline(values []float64, width int, lo, hi float64, ascii bool) string {
 		case hi <= lo:
 			b.WriteRune(levels[0])
 		default:
-			i := int((v - lo) / (hi - lo) * float64(len(levels)))
-			b.WriteRune(levels[min(max(i, 0), len(levels)-1)])
+			share := min(max((v-lo)/(hi-lo), 0), 1)
+			b.WriteRune(levels[min(int(share*float64(len(levels))), len(levels)-1)])
 		}
 	}
 	return b.String()
@@ -199,7 +199,7 @@ func gapAfter(points []point, step int64) int64 {
 		d = append(d, points[i].ts-points[i-1].ts)
 	}
 	slices.Sort(d)
-	return max(d[len(d)/2], step) * 5 / 2
+	return max(d[(len(d)-1)/2], step) * 5 / 2
 }
 
 // joinDots draws a line (Bresenham).

@@ -169,13 +169,13 @@ func powerText(values map[string]float64) (text string, bad bool) {
 	return strings.Join(now, ", "), true
 }
 
-// niceAbove is the least of 1, 2, 5, 10, 20, 50, ... that is not below v.
+// niceAbove is the least round number that is not below v: 1, 2, 3, 4, 5, 6, 8, 10, 20, ...
 func niceAbove(v float64) float64 {
 	if v <= 0 || math.IsInf(v, 0) || math.IsNaN(v) {
 		return 1
 	}
 	p := math.Pow(10, math.Floor(math.Log10(v)))
-	for _, m := range []float64{1, 2, 5, 10} {
+	for _, m := range []float64{1, 2, 3, 4, 5, 6, 8, 10} {
 		if m*p >= v*(1-1e-9) {
 			return m * p
 		}

@@ -53,6 +53,9 @@ milliseconds since 1970.`,
 			}
 			h.cl = cl
 			if format != "" {
+				if len(h.modules) == 0 {
+					h.modules, h.all = moduleNames, true
+				}
 				return h.export(cmd.Context(), cmd.OutOrStdout(), format)
 			}
 			return h.draw(cmd.Context(), cmd.OutOrStdout(), time.Local)
@@ -135,6 +138,7 @@ type historyQuery struct {
 	from, to int64 // milliseconds since 1970, both included
 	step     int64 // milliseconds; 0: every record
 	modules  []string
+	all      bool // modules are not of the user's choice
 }
 
 // window finds the times asked for, by the daemon's clock: this board's may be off.
@@ -161,72 +165,39 @@ func (h *historyQuery) window(ctx context.Context, cl *control.Client, since, un
 	return nil
 }
 
-// What one request covers: its answer is bounded, and so is the time the daemon takes.
-const (
-	historyRaw  = 30 * time.Minute // of every record
-	historyRows = 2000             // of records with a step
-)
-
-// each calls fn with the items of the window, in ascending order, and asks for them piece
-// by piece.
-func (h *historyQuery) each(ctx context.Context, modules []string, step int64, fn func(raw json.RawMessage, r reading) error) error {
-	piece := historyRaw.Milliseconds()
-	if step > 0 {
-		piece = max(piece, historyRows*step)
-	}
-	last := int64(-1)
-	for from := h.from; from <= h.to; {
-		next := (from/piece + 1) * piece
-		if step > 0 { // no bucket is cut in two: they begin at multiples of the step
-			next = (from/step + piece/step) * step
+// each calls fn with the items of the window, in ascending order, as JSON and as numbers.
+func (h *historyQuery) each(ctx context.Context, modules []string, step int64, fn func(raw []byte, r reading) error) error {
+	q := control.HistoryQuery{FromMS: h.from, ToMS: h.to, Modules: modules, StepMS: step}
+	own := false // fn's error, not the daemon's
+	err := h.cl.HistoryEach(ctx, q, func(item control.HistoryItem) error {
+		if item.TS < h.from || item.TS > h.to {
+			return nil // an empty window is answered with what is newest
 		}
-		to := min(next-1, h.to)
-		items, err := h.ask(ctx, from, to, step, modules)
+		own = true
+		raw, err := json.Marshal(item)
 		if err != nil {
 			return err
 		}
-		for _, raw := range items {
-			r, err := parseReading(raw)
-			if err != nil {
-				return exit(exitFailure, "%w", err)
-			}
-			// An empty window is answered with the newest reading, which is not of it.
-			if r.TS < from || r.TS > to || r.TS < last {
-				continue
-			}
-			last = r.TS
-			if err := fn(raw, r); err != nil {
-				return err
-			}
+		r, err := parseReading(raw)
+		if err != nil {
+			return err
 		}
-		from = next
-	}
-	return nil
-}
-
-// ask is one request query_history.
-func (h *historyQuery) ask(ctx context.Context, from, to, step int64, modules []string) ([]json.RawMessage, error) {
-	p := map[string]any{"from_ts": from, "to_ts": to}
-	if step > 0 {
-		p["step_ms"] = step
-	}
-	if len(modules) > 0 {
-		p["modules"] = modules
-	}
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	var out struct {
-		Items []json.RawMessage `json:"items"`
-	}
-	err := h.cl.Call(ctx, control.MethodHistory, p, &out)
+		if err := fn(raw, r); err != nil {
+			return err
+		}
+		own = false
+		return nil
+	})
 	var ce *control.Error
-	if errors.As(err, &ce) && ce.Code == control.CodeNotSupported {
-		return nil, exit(exitFailure, "%w; see whether it records with: agentctl status", err)
+	switch {
+	case err == nil:
+		return nil
+	case own:
+		return exit(exitFailure, "%w", err)
+	case errors.As(err, &ce) && ce.Code == control.CodeNotSupported:
+		return exit(exitFailure, "%w; see whether it records with: agentctl status", err)
 	}
-	if err != nil {
-		return nil, socketError(err)
-	}
-	return out.Items, nil
+	return socketError(err)
 }
 
 // draw prints charts as wide as the terminal.
@@ -245,7 +216,7 @@ func (h *historyQuery) draw(ctx context.Context, w io.Writer, zone *time.Locatio
 	}
 	points := map[string][]point{}
 	most := map[string]float64{}
-	err := h.each(ctx, h.modules, h.step, func(_ json.RawMessage, r reading) error {
+	err := h.each(ctx, h.modules, h.step, func(_ []byte, r reading) error {
 		for k, x := range r.Values {
 			points[k] = append(points[k], point{r.TS, x})
 			most[k] = max(most[k], x)
@@ -286,13 +257,13 @@ func (h *historyQuery) shown(points map[string][]point) []series {
 	known := map[string]bool{"memory.total": true, "load.load_5m": true, "load.load_15m": true}
 	for _, s := range catalogue {
 		known[s.key] = true
-		if len(points[s.key]) > 0 && slices.Contains(h.modules, s.module) {
+		if len(points[s.key]) > 0 {
 			out = append(out, s)
 		}
 	}
 	rest := []string{}
 	for k := range points {
-		if !known[k] && slices.Contains(h.modules, module(k)) {
+		if !known[k] {
 			rest = append(rest, k)
 		}
 	}

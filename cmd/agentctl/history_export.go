@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/csv"
 	"encoding/json"
@@ -20,8 +19,8 @@ func (h *historyQuery) export(ctx context.Context, w io.Writer, format string) e
 	case "csv":
 		err = h.exportCSV(ctx, b)
 	case "ndjson":
-		err = h.each(ctx, h.modules, h.step, func(raw json.RawMessage, _ reading) error {
-			_, err := b.Write(append(compactJSON(raw), '\n'))
+		err = h.each(ctx, h.modules, h.step, func(raw []byte, _ reading) error {
+			_, err := b.Write(append(raw, '\n'))
 			return err
 		})
 	case "json":
@@ -35,20 +34,12 @@ func (h *historyQuery) export(ctx context.Context, w io.Writer, format string) e
 	return err
 }
 
-func compactJSON(raw []byte) []byte {
-	var b bytes.Buffer
-	if json.Compact(&b, raw) != nil {
-		return raw
-	}
-	return b.Bytes()
-}
-
 // exportJSON writes {"from_ts", "to_ts", "step_ms", "items"}, an item a line.
 func (h *historyQuery) exportJSON(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "{\n  \"from_ts\": %d,\n  \"to_ts\": %d,\n  \"step_ms\": %d,\n  \"items\": [", h.from, h.to, h.step)
 	sep := "\n    "
-	err := h.each(ctx, h.modules, h.step, func(raw json.RawMessage, _ reading) error {
-		_, err := fmt.Fprintf(w, "%s%s", sep, compactJSON(raw))
+	err := h.each(ctx, h.modules, h.step, func(raw []byte, _ reading) error {
+		_, err := fmt.Fprintf(w, "%s%s", sep, raw)
 		sep = ",\n    "
 		return err
 	})
@@ -62,12 +53,12 @@ func (h *historyQuery) exportJSON(ctx context.Context, w io.Writer) error {
 func (h *historyQuery) exportYAML(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "from_ts: %d\nto_ts: %d\nstep_ms: %d\n", h.from, h.to, h.step)
 	none := true
-	err := h.each(ctx, h.modules, h.step, func(raw json.RawMessage, _ reading) error {
+	err := h.each(ctx, h.modules, h.step, func(raw []byte, _ reading) error {
 		if none {
 			fmt.Fprintln(w, "items:")
 			none = false
 		}
-		return writeYAML(w, []json.RawMessage{raw})
+		return writeYAML(w, []json.RawMessage{json.RawMessage(raw)})
 	})
 	if err == nil && none {
 		_, err = fmt.Fprintln(w, "items: []")
@@ -83,13 +74,15 @@ const historyProbe = 200
 // what that look missed is told on the way.
 func (h *historyQuery) exportCSV(ctx context.Context, w io.Writer) error {
 	seen := map[string]bool{}
-	for _, m := range h.modules {
-		for _, k := range csvColumns[m] {
-			seen[k] = true
+	if !h.all {
+		for _, m := range h.modules {
+			for _, k := range csvColumns[m] {
+				seen[k] = true
+			}
 		}
 	}
 	coarse := max((h.to-h.from)/historyProbe, h.step, 1)
-	err := h.each(ctx, h.modules, coarse, func(_ json.RawMessage, r reading) error {
+	err := h.each(ctx, h.modules, coarse, func(_ []byte, r reading) error {
 		for k := range r.Values {
 			seen[k] = true
 		}
@@ -109,7 +102,7 @@ func (h *historyQuery) exportCSV(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	missed := ""
-	err = h.each(ctx, h.modules, h.step, func(_ json.RawMessage, r reading) error {
+	err = h.each(ctx, h.modules, h.step, func(_ []byte, r reading) error {
 		record[0] = strconv.FormatInt(r.TS, 10)
 		found := 0
 		for i, k := range columns {
