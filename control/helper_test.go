@@ -17,6 +17,8 @@ import (
 	"agentctl/prober"
 )
 
+var _ prober.ModuleSource = (*fixed)(nil)
+
 // fixed is a machine that says the same each time; fail makes it say nothing.
 type fixed struct {
 	mu   sync.Mutex
@@ -33,6 +35,38 @@ func (f *fixed) Read(s *prober.Sample) error {
 }
 
 func (f *fixed) Close() error { return nil }
+
+// reading is a module of the fixed machine: a temperature that rises with each reading,
+// a supply and an eMMC that are well. It has no network.
+type reading func(*prober.Modules) error
+
+func (f reading) Read(m *prober.Modules) error { return f(m) }
+func (reading) Close() error                   { return nil }
+
+func (f *fixed) Module(name string) prober.ModuleReader {
+	switch name {
+	case "temperature":
+		c := 40.0
+		return reading(func(m *prober.Modules) error {
+			c++
+			m.Temperature = &prober.Temperature{HottestC: c, Zones: []prober.Zone{{Name: "cpu-thermal", C: c}}}
+			return nil
+		})
+	case "power":
+		no := false
+		return reading(func(m *prober.Modules) error {
+			m.Power = &prober.Power{UnderVoltage: &no}
+			return nil
+		})
+	case "wear":
+		used := 10.0
+		return reading(func(m *prober.Modules) error {
+			m.Wear = &prober.Wear{UsedPct: &used, PreEOL: prober.EOLNormal, Devices: []prober.WornDevice{{Name: "mmcblk0", UsedPct: &used}}}
+			return nil
+		})
+	}
+	return nil
+}
 
 func (f *fixed) setFail(err error) {
 	f.mu.Lock()
