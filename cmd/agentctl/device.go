@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -23,6 +24,8 @@ type deviceOptions struct {
 	InstanceID string
 	Source     prober.Source // nil: the machine
 	Interval   time.Duration
+	DiskPath   string        // "": /
+	Modules    []string      // of the prober
 	Dialing    chan struct{} // when not nil, bounds how many dial at a time
 	OnReady    func(link.AuthOK)
 	Logger     *zap.Logger
@@ -31,15 +34,19 @@ type deviceOptions struct {
 // device is a prober, its handlers and the link to the relay.
 type device struct {
 	prober *prober.Prober
-	client *link.Client // nil without a relay
 	clock  *clock.Clock
+	mux    *handlers.Mux
+
+	mu     sync.Mutex         // protects the fields below
+	client *link.Client       // nil without a relay
+	unlink context.CancelFunc // ends the client that runs
 }
 
 // newDevice builds a device; floor is the moment that has surely passed.
 func newDevice(o deviceOptions, floor time.Time) (*device, error) {
 	d := &device{clock: clock.New(floor)}
 	d.prober = prober.New(prober.Options{
-		Interval: o.Interval, Source: o.Source, Logger: o.Logger,
+		Interval: o.Interval, Source: o.Source, Logger: o.Logger, DiskPath: o.DiskPath, Modules: o.Modules,
 		Now: func() int64 {
 			ms, ok := d.clock.NowMS()
 			if !ok {
@@ -48,18 +55,25 @@ func newDevice(o deviceOptions, floor time.Time) (*device, error) {
 			return ms
 		},
 	})
+	var err error
+	d.mux, err = handlers.New(handlers.Options{}, handlers.NewEcho(d.clock.NowMS), handlers.NewMetrics(d.prober, d.clock.NowMS))
+	if err != nil {
+		return nil, err
+	}
+	d.client = d.newClient(o)
+	return d, nil
+}
+
+// newClient makes the device's end of a link, nil without a relay.
+func (d *device) newClient(o deviceOptions) *link.Client {
 	if o.Relay == "" {
-		return d, nil
+		return nil
 	}
 	if o.TLS != nil { // a board that boots in 1970 still has to check certificates
 		o.TLS = o.TLS.Clone()
 		o.TLS.Time = d.clock.TLSTime
 	}
-	mux, err := handlers.New(handlers.Options{}, handlers.NewEcho(d.clock.NowMS), handlers.NewMetrics(d.prober, d.clock.NowMS))
-	if err != nil {
-		return nil, err
-	}
-	d.client = link.NewClient(link.ClientOptions{
+	return link.NewClient(link.ClientOptions{
 		Dial: func(ctx context.Context) (link.Conn, error) {
 			if o.Dialing != nil {
 				select {
@@ -72,9 +86,47 @@ func newDevice(o deviceOptions, floor time.Time) (*device, error) {
 			return link.Dial(ctx, o.Relay, link.DialOptions{TLS: o.TLS})
 		},
 		Token: o.Token, Version: version, InstanceID: o.InstanceID, Name: o.Name,
-		Handler: mux, Clock: d.clock, OnReady: o.OnReady, OnState: logState(o.Logger), Untrusted: link.UntrustedCertificate,
+		Handler: d.mux, Clock: d.clock, OnReady: o.OnReady, OnState: logState(o.Logger), Untrusted: link.UntrustedCertificate,
 	})
-	return d, nil
+}
+
+// relink puts another link in the place of the one there is.
+func (d *device) relink(o deviceOptions) {
+	client := d.newClient(o)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.client = client
+	if d.unlink != nil {
+		d.unlink()
+	}
+}
+
+// link is the device's end of the link, nil without a relay.
+func (d *device) link() *link.Client {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.client
+}
+
+// runLink keeps the link, and whatever comes in its place, until ctx ends.
+func (d *device) runLink(ctx context.Context) error {
+	for {
+		round, cancel := context.WithCancel(ctx)
+		d.mu.Lock()
+		client := d.client
+		d.unlink = cancel
+		d.mu.Unlock()
+		if client == nil {
+			<-round.Done()
+		} else if err := client.Run(round); round.Err() == nil {
+			cancel()
+			return err
+		}
+		cancel()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
 }
 
 // logState logs a link's changes once each, with what to do.
@@ -112,11 +164,7 @@ func linkHint(s link.Status) string {
 func (d *device) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	parts := []func(context.Context) error{d.prober.Run}
-	if d.client != nil {
-		parts = append(parts, d.client.Run)
-	}
-	return runAll(ctx, cancel, parts...)
+	return runAll(ctx, cancel, d.prober.Run, d.runLink)
 }
 
 // runUntil runs the device and part until either ends; the device ends after part, so

@@ -90,6 +90,11 @@ func newLogger(level string) (*zap.Logger, error) {
 	if err != nil {
 		return nil, exit(exitUsage, "--log-level %s: the levels are debug, info, warn and error", level)
 	}
+	return newLoggerAt(l), nil
+}
+
+// newLoggerAt is newLogger with a level that may change.
+func newLoggerAt(level zapcore.LevelEnabler) *zap.Logger {
 	cfg := zap.NewProductionEncoderConfig()
 	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	var enc zapcore.Encoder
@@ -100,7 +105,7 @@ func newLogger(level string) (*zap.Logger, error) {
 	} else {
 		enc = zapcore.NewJSONEncoder(cfg)
 	}
-	return zap.New(zapcore.NewCore(enc, zapcore.Lock(os.Stderr), l)), nil
+	return zap.New(zapcore.NewCore(enc, zapcore.Lock(os.Stderr), level))
 }
 
 // env is the value of a flag's environment variable, or def.

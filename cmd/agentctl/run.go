@@ -8,156 +8,159 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+	"os/signal"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
-	"agentctl/control"
-	"agentctl/manifest"
 	"agentctl/prober"
+	"agentctl/prober/history"
 	"agentctl/transport/enroll"
 	"agentctl/transport/link"
 )
 
+// runOptions are the flags of agentctl run. What a configuration file has as well is in
+// cfg, once it was read.
 type runOptions struct {
-	relay, stateDir, socket, tokenFile, caFile, name, logLevel string
-	mock                                                       int
-	interval                                                   time.Duration
+	config string
+	mock   int
+	flags  map[string]*string // by key of the configuration
+	every  time.Duration
+	cfg    *config
 }
 
 // maxMock bounds --mock.
 const maxMock = 20000
 
 func newRun() *cobra.Command {
-	var o runOptions
+	o := runOptions{flags: map[string]*string{}}
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Run the device daemon",
-		Long: `Run the device daemon: sample this machine, serve the local control socket and, with
---relay, keep a link to a relay. It dials out only and listens on no TCP port.
+		Long: `Run the device daemon: sample this machine, keep a history, serve the local control
+socket and, with --relay, keep a link to a relay. It dials out only and listens on no TCP
+port.
+
+Settings come from flags, else the environment, else the configuration file, which is read
+anew when it changes, and on SIGHUP; see: agentctl config show --origin
 
 The token is read from --token-file, else from the systemd credential "token".`,
 		Example: `  agentctl run                                            works alone; see: agentctl status
   agentctl run --relay wss://relay.example --token-file /etc/agentctl/token
   agentctl run --relay ws://127.0.0.1:8460 --mock 5 --token-file tokens.txt`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.relay, "relay", env("AGENTCTL_RELAY", ""), "`URL` of the relay, wss:// (ws:// for loopback only) [AGENTCTL_RELAY]")
-	f.StringVar(&o.stateDir, "state-dir", env("AGENTCTL_STATE_DIR", defaultStateDir("")), "`DIR` for identity and history [AGENTCTL_STATE_DIR]")
-	f.StringVar(&o.socket, "socket", env("AGENTCTL_SOCKET", defaultSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
-	f.StringVar(&o.tokenFile, "token-file", env("AGENTCTL_TOKEN_FILE", ""), "`FILE` with the device token; with --mock, one token a line [AGENTCTL_TOKEN_FILE]")
-	f.StringVar(&o.caFile, "ca-file", env("AGENTCTL_CA_FILE", ""), "PEM `FILE` of the authority that signed the relay's certificate [AGENTCTL_CA_FILE]")
-	f.StringVar(&o.name, "name", env("AGENTCTL_NAME", ""), "`NAME` that the relay should show for this board [AGENTCTL_NAME]")
-	f.DurationVar(&o.interval, "interval", time.Second, "base sampling `INTERVAL`, 100ms to 60s")
+	text := func(key, def, usage string) {
+		k := findKey(key)
+		o.flags[key] = f.String(k.flag, def, usage+" ["+k.env()+"]")
+	}
+	text("relay", "", "`URL` of the relay, wss:// (ws:// for loopback only)")
+	text("state_dir", defaultStateDir(""), "`DIR` for identity and history")
+	text("socket", defaultSocket(), "`PATH` of the control socket")
+	text("token_file", "", "`FILE` with the device token; with --mock, one token a line")
+	text("ca_file", "", "PEM `FILE` of the authority that signed the relay's certificate")
+	text("name", "", "`NAME` that the relay should show for this board")
+	text("history.flush", durationText(history.DefaultFlush), "how often samples are written to the disk, 1s to 1h; 0 for no history")
+	text("modules", strings.Join(prober.ModuleNames(), ","), "`MODULES` to read beyond cpu, memory, disk and load")
+	text("disk_path", "/", "a `PATH` on the filesystem whose fill is measured")
+	text("log_level", "info", "log `LEVEL`: debug, info, warn, error")
+	f.StringVar(&o.config, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`, beside it conf.d/*.yaml (default \""+configPath()+"\") [AGENTCTL_CONFIG]")
+	f.DurationVar(&o.every, "interval", time.Second, "base sampling `INTERVAL`, 100ms to 60s [AGENTCTL_BASE_INTERVAL_MS]")
 	f.IntVar(&o.mock, "mock", 0, "run `N` mock boards over N links instead of this machine, for load and demos")
-	f.StringVar(&o.logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	return c
 }
 
-func (o *runOptions) check() error {
-	if o.interval < prober.MinInterval || o.interval > prober.MaxInterval {
-		return exit(exitUsage, "--interval %s is out of range: 100ms to 60s", o.interval)
+// source is where the configuration of this daemon comes from.
+func (o *runOptions) source(f *pflag.FlagSet) (configSource, error) {
+	s := newConfigSource(o.config)
+	s.daemon, s.flags = true, settings{}
+	if f.Changed("interval") {
+		s.flags["base_interval_ms"] = setting{o.every.Milliseconds(), "--interval"}
+		if o.every < prober.MinInterval || o.every > prober.MaxInterval {
+			return s, exit(exitUsage, "--interval %s is out of range: 100ms to 60s", o.every)
+		}
 	}
-	if o.name != "" && !manifest.ValidNodeName(o.name) {
-		return exit(exitUsage, "--name %q must be 1 to 32 lower case letters, digits and hyphens", o.name)
+	for name, text := range o.flags {
+		k := findKey(name)
+		if !f.Changed(k.flag) || *text == "" && name != "modules" {
+			continue
+		}
+		v, err := k.parseFor(*text)
+		if err != nil {
+			return s, exit(exitUsage, "--%s: %w", k.flag, err)
+		}
+		s.flags[name] = setting{v, "--" + k.flag}
 	}
+	return s, nil
+}
+
+// load reads the configuration.
+func (o *runOptions) load(f *pflag.FlagSet) (configSource, error) {
 	if o.mock < 0 || o.mock > maxMock {
-		return exit(exitUsage, "--mock takes 1 to %d boards", maxMock)
+		return configSource{}, exit(exitUsage, "--mock takes 1 to %d boards", maxMock)
 	}
-	if o.mock > 0 && o.relay == "" {
-		return exit(exitUsage, "--mock needs --relay")
+	source, err := o.source(f)
+	if err != nil {
+		return source, err
 	}
-	if o.relay != "" {
-		if _, err := link.RelayURL(o.relay); err != nil {
-			return exit(exitUsage, "%w", err)
-		}
-		if o.tokenPath() == "" {
-			return exit(exitUsage, "--relay needs --token-file (the service reads /etc/agentctl/token); mint a token on the relay with: agentctl token create --class device")
-		}
+	if o.cfg, err = source.load(); wrongFile(err) {
+		return source, exit(exitFailure, "%w\nmend it, and try it with: agentctl config validate", err)
+	} else if err != nil {
+		return source, exit(exitUsage, "%w", err)
 	}
-	return nil
+	if o.mock > 0 && o.cfg.text("relay") == "" {
+		return source, exit(exitUsage, "--mock needs --relay")
+	}
+	return source, nil
 }
 
-// tokenPath is --token-file, or the systemd credential.
-func (o *runOptions) tokenPath() string {
-	if o.tokenFile == "" {
-		return credential("token")
-	}
-	return o.tokenFile
-}
-
-func (o *runOptions) run(ctx context.Context) error {
-	if err := o.check(); err != nil {
-		return err
-	}
-	log, err := newLogger(o.logLevel)
+func (o *runOptions) run(cmd *cobra.Command) error {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	source, err := o.load(cmd.Flags())
 	if err != nil {
 		return err
 	}
+	level := zap.NewAtomicLevel()
+	if err := level.UnmarshalText([]byte(o.cfg.text("log_level"))); err != nil {
+		return exit(exitUsage, "log_level: %w", err)
+	}
+	log := newLoggerAt(level)
 	defer func() { _ = log.Sync() }()
 	if o.mock > 0 {
-		return o.runMock(ctx, log)
+		return o.runMock(cmd.Context(), log)
 	}
-	id, err := enroll.Load(o.stateDir)
+	id, err := enroll.Load(o.cfg.text("state_dir"))
 	if err != nil {
 		return exit(exitFailure, "%w", err)
 	}
-	d, err := o.open(id, log)
+	b, err := newBox(source, o.cfg, id, log, level)
 	if err != nil {
 		return exit(exitFailure, "%w", err)
 	}
-	ln, err := serviceSocket()
-	if err != nil {
+	defer b.close()
+	if err := b.listen(); err != nil {
 		return exit(exitFailure, "%w", err)
 	}
-	srv, err := d.newControl(control.Options{Path: o.socket, Listener: ln, Logger: log},
-		identity{id, o.name, o.relay, o.stateDir, time.Now()})
-	if err != nil {
-		return exit(exitFailure, "%w", err)
-	}
-	log.Info("ready", zap.String("node_id", id.NodeID()), zap.String("socket", srv.Addr()), zap.String("relay", o.relay), zap.String("version", version))
+	log.Info("ready", zap.String("node_id", id.NodeID()), zap.String("socket", b.srv.Addr()), zap.String("relay", o.cfg.text("relay")), zap.String("version", version))
 	sdNotify("READY=1", "STATUS=node "+id.NodeID()+"; ask it with: agentctl status")
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(cmd.Context())
 	defer cancel()
-	err = runAll(ctx, cancel, d.runUntil(srv.Serve), supervised(d.prober, log))
+	err = runAll(ctx, cancel, b.dev.runUntil(func(ctx context.Context) error { return b.run(ctx, hup) }), supervised(b.dev.prober, log))
 	log.Info("stopped")
 	if err != nil {
 		return exit(exitFailure, "%w", err)
 	}
 	return nil
-}
-
-// open builds this machine's device.
-func (o *runOptions) open(id *enroll.Identity, log *zap.Logger) (*device, error) {
-	floor := clockFloor(filepath.Join(o.stateDir, enroll.File))
-	do := deviceOptions{
-		Relay: o.relay, Name: o.name, InstanceID: id.InstanceID(), Interval: o.interval, Logger: log,
-		Token: func() (string, error) { return readSecret(o.tokenPath()) },
-		OnReady: func(ok link.AuthOK) {
-			changed, err := id.Adopt(ok.NodeID, ok.TenantID)
-			switch {
-			case err != nil:
-				log.Warn("the node id could not be kept", zap.Error(err))
-			case changed:
-				log.Info("node id given by the relay", zap.String("node_id", ok.NodeID))
-			}
-		},
-	}
-	if o.relay != "" {
-		tlsConfig, err := clientTLS(o.caFile, nil)
-		if err != nil {
-			return nil, err
-		}
-		do.TLS = tlsConfig
-	}
-	return newDevice(do, floor)
 }
 
 // clockFloor is the newest moment that has surely passed: the build's and the state
@@ -183,11 +186,11 @@ func buildTime() time.Time {
 
 // runMock runs N simulated boards over N links.
 func (o *runOptions) runMock(ctx context.Context, log *zap.Logger) error {
-	tokens, err := readTokens(o.tokenPath(), o.mock)
+	tokens, err := readTokens(o.cfg.tokenPath(), o.mock)
 	if err != nil {
 		return exit(exitFailure, "%w", err)
 	}
-	tlsConfig, err := clientTLS(o.caFile, nil)
+	tlsConfig, err := clientTLS(o.cfg.text("ca_file"), nil)
 	if err != nil {
 		return exit(exitFailure, "%w", err)
 	}
@@ -198,12 +201,12 @@ func (o *runOptions) runMock(ctx context.Context, log *zap.Logger) error {
 	var wg sync.WaitGroup
 	for i, token := range tokens {
 		var once sync.Once
-		name := o.name
+		name := o.cfg.text("name")
 		if name == "" {
 			name = "mock"
 		}
 		d, err := newDevice(deviceOptions{
-			Relay: o.relay, TLS: tlsConfig, Dialing: dialing, Logger: mockLogger(log, o.mock),
+			Relay: o.cfg.text("relay"), TLS: tlsConfig, Dialing: dialing, Logger: mockLogger(log, o.mock),
 			Token: func() (string, error) { return token, nil },
 			Name:  name + "-" + strconv.Itoa(i+1), InstanceID: mockInstance(token),
 			Source: prober.NewMockSource(uint64(i + 1)), Interval: o.mockInterval(),
@@ -233,7 +236,7 @@ func (o *runOptions) mockInterval() time.Duration {
 	if o.mock > 16 {
 		return prober.MaxInterval
 	}
-	return o.interval
+	return o.cfg.interval()
 }
 
 // mockLogger silences the single boards of a large fleet.

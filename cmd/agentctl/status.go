@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,6 +30,7 @@ type status struct {
 	Sample         *frame         `json:"sample"`
 	CloneSuspected bool           `json:"clone_suspected"`
 	Drops          uint64         `json:"drops"`
+	Config         *configStatus  `json:"config,omitempty"`
 }
 
 type linkStatus struct {
@@ -50,14 +52,28 @@ type clockStatus struct {
 }
 
 type storageStatus struct {
-	State string `json:"state"` // "off": this release keeps no history
-	Path  string `json:"path"`
-	Bytes int64  `json:"bytes"`
+	State  string `json:"state"` // off, ok, or degraded:storage: then what is new is in memory only
+	Detail string `json:"detail,omitempty"`
+	Path   string `json:"path"`
+	Bytes  int64  `json:"bytes"` // of the history
+
+	WrittenTodayBytes int64  `json:"written_today_bytes"` // since 0:00 UTC
+	Rows              int64  `json:"rows"`
+	Unsaved           int    `json:"unsaved"` // samples in memory only
+	LastFlushMS       int64  `json:"last_flush_ms"`
+	Dropped           uint64 `json:"dropped"`
 }
 
 type samplingStatus struct {
 	control.Sampling
-	LastError string `json:"last_error,omitempty"` // why there is no sample
+	LastError    string               `json:"last_error,omitempty"` // why there is no sample
+	ModuleStates []prober.ModuleState `json:"module_states,omitempty"`
+}
+
+type configStatus struct {
+	Files         []string `json:"files"`
+	Error         string   `json:"error,omitempty"` // why the files are not in force
+	RestartNeeded []string `json:"restart_needed,omitempty"`
 }
 
 // frame is a sample with the nine fields of RFC-0009 §5.1.
@@ -77,7 +93,9 @@ type identity struct {
 func (d *device) newControl(o control.Options, id identity) (*control.Server, error) {
 	var srv *control.Server
 	o.Prober, o.Clock, o.Version = d.prober, d.clock, version
-	o.Status = func(context.Context) any { return d.status(id, srv.Sampling()) }
+	if o.Status == nil {
+		o.Status = func(context.Context) any { return d.status(id, srv.Sampling()) }
+	}
 	srv, err := control.NewServer(o)
 	if err != nil {
 		return nil, err
@@ -89,9 +107,9 @@ func (d *device) status(id identity, sampling control.Sampling) *status {
 	s := &status{NodeID: id.NodeID(), Name: id.name, Version: version, UptimeS: int64(time.Since(id.start).Seconds()),
 		Link:     linkStatus{State: link.StateDisabled, Relay: id.relay, SinceMS: id.start.UnixMilli()},
 		Storage:  storageStatus{State: "off", Path: id.stateDir},
-		Sampling: samplingStatus{Sampling: sampling}}
-	if d.client != nil {
-		l := d.client.Status()
+		Sampling: samplingStatus{Sampling: sampling, ModuleStates: d.prober.ModuleStates()}}
+	if client := d.link(); client != nil {
+		l := client.Status()
 		s.Link.State, s.Link.SinceMS = l.State, l.Since.UnixMilli()
 		s.CloneSuspected, s.Drops = l.CloneSuspected, l.Drops
 		if l.LastErr != "" {
@@ -104,6 +122,31 @@ func (d *device) status(id identity, sampling control.Sampling) *status {
 		s.Sampling.LastError = err.Error()
 	} else {
 		s.Sample = &frame{NodeID: s.NodeID, Sample: sample}
+	}
+	return s
+}
+
+// status is the device's, with what the daemon joins to it.
+func (b *box) status() *status {
+	c := b.config()
+	s := b.dev.status(identity{b.id, c.text("name"), c.text("relay"), c.text("state_dir"), b.start}, b.srv.Sampling())
+	v := b.view()
+	s.Config = &configStatus{Files: v.Files, Error: v.Error, RestartNeeded: v.Restart}
+	if b.store == nil {
+		return s
+	}
+	h := b.store.Stats()
+	s.Storage = storageStatus{State: "ok", Path: h.Path, Bytes: h.Bytes, WrittenTodayBytes: h.WrittenToday, Rows: h.Rows,
+		Unsaved: h.Unsaved, LastFlushMS: h.LastFlushMS, Dropped: h.Dropped}
+	switch {
+	case !b.recording.Load():
+		s.Storage.State = "off"
+	case h.State != "ok":
+		s.Storage.State = "degraded:storage"
+		s.Storage.Detail = strings.TrimPrefix(h.State, "degraded:")
+		if h.LastError != "" {
+			s.Storage.Detail += ": " + h.LastError
+		}
 	}
 	return s
 }
@@ -163,6 +206,12 @@ func printStatus(w io.Writer, s *status) error {
 		row("", "%s", linkHint(link.Status{State: s.Link.State, LastCode: e.Code, CloneSuspected: s.CloneSuspected}))
 	}
 	row("Clock", "%s, %d ms off the relay's", s.Clock.State, s.Clock.OffsetMS)
+	printStorage(row, &s.Storage)
+	if c := s.Config; c != nil && c.Error != "" {
+		row("Config", "the files are wrong, the settings before are in force; see: agentctl config validate")
+	} else if c != nil && len(c.RestartNeeded) > 0 {
+		row("Config", "changed, and waits for a restart: %s", strings.Join(c.RestartNeeded, ", "))
+	}
 	if s.Sample == nil {
 		row("Sampling", "no sample yet: %s", s.Sampling.LastError)
 		return nil
@@ -173,6 +222,18 @@ func printStatus(w io.Writer, s *status) error {
 	row("Memory", "%s of %s", bytesText(m.MemBytes), bytesText(m.MemTotalBytes))
 	row("Disk", "%.1f %% used", m.DiskPct)
 	return nil
+}
+
+func printStorage(row func(k, format string, args ...any), s *storageStatus) {
+	switch s.State {
+	case "off":
+		row("History", "off; turn it on with: agentctl config set history.enabled true")
+	case "ok":
+		row("History", "%d samples in %s, %s written today", s.Rows+int64(s.Unsaved), bytesText(uint64(s.Bytes)), bytesText(uint64(s.WrittenTodayBytes)))
+	default:
+		row("History", "%s, in memory only: %s", s.State, s.Detail)
+		row("", "free or mend the disk of %s; recording goes on by itself then", s.Path)
+	}
 }
 
 // socketError gives an error of the control socket its exit code.

@@ -1,0 +1,397 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"agentctl/prober/alert"
+)
+
+// maxConfigFile bounds a configuration file, bytes.
+const maxConfigFile = 256 << 10
+
+// setting is a value of a key and where it comes from.
+type setting struct {
+	value  any
+	origin string // default, FILE:LINE, AGENTCTL_NAME or --flag
+}
+
+// settings are the values that one source, or all of them, give to keys.
+type settings map[string]setting
+
+// configError is one thing that is wrong in a source.
+type configError struct {
+	where, key, what string
+}
+
+func (e *configError) Error() string {
+	if e.key == "" {
+		return e.where + ": " + e.what
+	}
+	return e.where + ": " + e.key + ": " + e.what
+}
+
+// configErrors are all things that are wrong, one a line.
+type configErrors []error
+
+func (e configErrors) Error() string {
+	lines := make([]string, len(e))
+	for i, err := range e {
+		lines[i] = err.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// fileParser reads one file and gathers what is wrong with it.
+type fileParser struct {
+	path string
+	out  settings
+	errs configErrors
+}
+
+// readConfigFile reads and checks a file. A file that is not there is an error that wraps
+// fs.ErrNotExist.
+func readConfigFile(path string) (settings, configErrors) {
+	b, err := readRegular(path)
+	if err != nil {
+		return nil, configErrors{err}
+	}
+	return parseConfig(path, b)
+}
+
+// readRegular reads a file of bounded size; it never waits for a FIFO.
+func readRegular(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, &configError{path, "", "is no regular file; write the settings into a YAML file"}
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration: %w", err)
+	}
+	if len(b) > maxConfigFile {
+		return nil, &configError{path, "", "is larger than 256 KiB; a configuration is a few lines"}
+	}
+	return b, nil
+}
+
+// parseConfig reads and checks the text of a file.
+func parseConfig(path string, b []byte) (settings, configErrors) {
+	p := &fileParser{path: path, out: settings{}}
+	dec := yaml.NewDecoder(bytes.NewReader(b))
+	var doc, second yaml.Node
+	err := dec.Decode(&doc)
+	if errors.Is(err, io.EOF) {
+		return p.out, nil // empty, or comments only
+	}
+	if err == nil && len(doc.Content) == 1 {
+		p.document(doc.Content[0])
+		if err = dec.Decode(&second); errors.Is(err, io.EOF) {
+			err = nil
+		} else if err == nil {
+			err = errors.New("there is a second document; write all settings into one")
+		}
+	}
+	if err != nil {
+		p.syntax(err)
+	}
+	return p.out, p.errs
+}
+
+// syntax notes an error of the YAML library, with its line.
+func (p *fileParser) syntax(err error) {
+	what := strings.TrimPrefix(err.Error(), "yaml: ")
+	where := p.path
+	if rest, ok := strings.CutPrefix(what, "line "); ok {
+		line, text, _ := strings.Cut(rest, ": ")
+		where, what = p.path+":"+line, text
+	}
+	p.errs = append(p.errs, &configError{where, "", "is no YAML: " + what})
+}
+
+func (p *fileParser) at(n *yaml.Node) string { return fmt.Sprintf("%s:%d", p.path, n.Line) }
+
+func (p *fileParser) fail(n *yaml.Node, key, format string, args ...any) {
+	p.errs = append(p.errs, &configError{p.at(n), key, fmt.Sprintf(format, args...)})
+}
+
+// pairs calls fn for each key of a mapping that is there once; it notes all else.
+func (p *fileParser) pairs(n *yaml.Node, name string, known []string, fn func(key string, v *yaml.Node)) {
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, v := n.Content[i], n.Content[i+1]
+		full := strings.TrimPrefix(name+"."+k.Value, ".")
+		switch {
+		case k.Kind != yaml.ScalarNode || k.Tag != "!!str":
+			p.fail(k, name, "a key must be a plain word; write one of %s", strings.Join(known, ", "))
+		case !slices.Contains(known, k.Value):
+			p.fail(k, full[:min(len(full), 64)], "unknown key%s", p.near(k.Value, full, known))
+		case seen[k.Value]:
+			p.fail(k, full, "stands there twice; keep one")
+		case v.Kind == yaml.AliasNode || v.Anchor != "":
+			p.fail(v, full, "anchors and aliases are not read; write the value out")
+		default:
+			seen[k.Value] = true
+			fn(k.Value, v)
+		}
+	}
+}
+
+// near hints at the key that was meant: of the same map, or else of all.
+func (p *fileParser) near(word, full string, known []string) string {
+	if hint := nearest(word, known); hint != "" {
+		return hint
+	}
+	all := make([]string, 0, len(configKeys))
+	for i := range configKeys {
+		name := configKeys[i].name
+		if _, leaf, ok := strings.Cut(name, "."); ok && leaf == word {
+			return fmt.Sprintf(", did you mean %q?", name)
+		}
+		all = append(all, name)
+	}
+	if hint := nearest(full, all); hint != "" {
+		return hint
+	}
+	return "; the keys are " + strings.Join(known, ", ")
+}
+
+func (p *fileParser) document(n *yaml.Node) {
+	if n.Tag == "!!null" {
+		return
+	}
+	if n.Kind != yaml.MappingNode {
+		p.fail(n, "", "the file must hold keys and values, like base_interval_ms: 1000")
+		return
+	}
+	groups := keyGroups()
+	known := slices.Clone(groups)
+	for i := range configKeys {
+		if !strings.Contains(configKeys[i].name, ".") {
+			known = append(known, configKeys[i].name)
+		}
+	}
+	p.pairs(n, "", known, func(key string, v *yaml.Node) {
+		if slices.Contains(groups, key) {
+			p.group(key, v)
+			return
+		}
+		p.key(findKey(key), v)
+	})
+}
+
+// group reads a map of keys, which may be empty.
+func (p *fileParser) group(name string, n *yaml.Node) {
+	if n.Tag == "!!null" {
+		return
+	}
+	var known []string
+	for i := range configKeys {
+		if group, leaf, ok := strings.Cut(configKeys[i].name, "."); ok && group == name {
+			known = append(known, leaf)
+		}
+	}
+	if name == "module_intervals" {
+		known = append(known, "memory")
+	}
+	if n.Kind != yaml.MappingNode {
+		p.fail(n, name, "must be a map with %s", strings.Join(known, ", "))
+		return
+	}
+	p.pairs(n, name, known, func(key string, v *yaml.Node) {
+		k := findKey(name + "." + key)
+		if first, twice := p.out[k.name]; twice { // memory and mem
+			p.fail(v, name+"."+key, "%s is set in %s already; keep one", k.name, first.origin)
+			return
+		}
+		p.key(k, v)
+	})
+}
+
+// key reads the value of a key.
+func (p *fileParser) key(k *configKey, n *yaml.Node) {
+	var v any
+	ok := true
+	switch k.kind {
+	case kindText, kindPath:
+		v, ok = p.text(n, k.name, k.right())
+	case kindInt:
+		v, ok = p.whole(n, k)
+	case kindBool:
+		var b bool
+		ok = n.Kind == yaml.ScalarNode && n.Tag == "!!bool" && n.Decode(&b) == nil
+		v = b
+		if !ok {
+			p.fail(n, k.name, "%s is neither true nor false; write true or false", shown(n))
+		}
+	case kindDuration:
+		v, ok = p.duration(n, k.name, k.right())
+	case kindWords:
+		v, ok = p.list(n, k)
+	case kindRules:
+		v, ok = p.rules(n, k)
+	}
+	if !ok {
+		return
+	}
+	if err := k.checkValue(v); err != nil {
+		for line := range strings.SplitSeq(err.Error(), "\n") {
+			p.fail(n, k.name, "%s", line)
+		}
+		return
+	}
+	p.out[k.name] = setting{v, p.at(n)}
+}
+
+// shown is a value in an error.
+func shown(n *yaml.Node) string {
+	switch {
+	case n.Kind == yaml.MappingNode:
+		return "a map"
+	case n.Kind == yaml.SequenceNode:
+		return "a list"
+	case n.Tag == "!!null":
+		return "nothing"
+	}
+	return fmt.Sprintf("%.40q", n.Value)
+}
+
+func (p *fileParser) text(n *yaml.Node, key, right string) (string, bool) {
+	if n.Kind == yaml.ScalarNode && n.Tag == "!!str" {
+		return n.Value, true
+	}
+	quotes := ""
+	if n.Kind == yaml.ScalarNode && n.Tag != "!!null" {
+		quotes = " in quotes"
+	}
+	p.fail(n, key, "%s is no text; write %s%s", shown(n), right, quotes)
+	return "", false
+}
+
+// number reads a finite number. A whole one may be written 1000.0, as in JSON.
+func (p *fileParser) number(n *yaml.Node) (float64, bool) {
+	var f float64
+	ok := n.Kind == yaml.ScalarNode && (n.Tag == "!!int" || n.Tag == "!!float") && n.Decode(&f) == nil
+	return f, ok && !math.IsNaN(f) && !math.IsInf(f, 0)
+}
+
+func (p *fileParser) whole(n *yaml.Node, k *configKey) (int64, bool) {
+	f, ok := p.number(n)
+	if !ok || f != math.Trunc(f) || math.Abs(f) >= 1<<53 {
+		p.fail(n, k.name, "%s is no whole number; write %s", shown(n), k.right())
+		return 0, false
+	}
+	return int64(f), true
+}
+
+// duration reads a text with units, or the number 0.
+func (p *fileParser) duration(n *yaml.Node, key, right string) (time.Duration, bool) {
+	if n.Kind == yaml.ScalarNode && (n.Tag == "!!str" || n.Tag == "!!int") {
+		d, err := parseDuration(n.Value)
+		if err == nil {
+			return d, true
+		}
+		p.fail(n, key, "%v; write %s", err, right)
+		return 0, false
+	}
+	p.fail(n, key, "%s is no duration; write %s", shown(n), right)
+	return 0, false
+}
+
+func (p *fileParser) list(n *yaml.Node, k *configKey) ([]string, bool) {
+	if n.Kind != yaml.SequenceNode {
+		p.fail(n, k.name, "%s is no list; write %s", shown(n), k.right())
+		return nil, false
+	}
+	words, before := []string{}, len(p.errs)
+	for _, item := range n.Content {
+		if w, ok := p.text(item, k.name, k.right()); ok {
+			words = append(words, w)
+		}
+	}
+	return words, len(p.errs) == before
+}
+
+func (p *fileParser) rules(n *yaml.Node, k *configKey) ([]alert.Rule, bool) {
+	if n.Kind != yaml.SequenceNode {
+		p.fail(n, k.name, "%s is no list; write %s", shown(n), k.right())
+		return nil, false
+	}
+	rules, wrong := []alert.Rule{}, len(p.errs)
+	for i, item := range n.Content {
+		name, before := fmt.Sprintf("%s[%d]", k.name, i), len(p.errs)
+		if item.Kind != yaml.MappingNode {
+			p.fail(item, name, "%s is no rule; write %s", shown(item), k.right())
+			continue
+		}
+		r := p.rule(item, name)
+		if len(p.errs) > before {
+			continue
+		}
+		if err := alert.Check([]alert.Rule{r}); err != nil {
+			for line := range strings.SplitSeq(err.Error(), "\n") {
+				p.fail(item, name, "%s", strings.TrimPrefix(line, "alert rule "))
+			}
+		}
+		if slices.ContainsFunc(rules, func(o alert.Rule) bool { return o.ID == r.ID }) {
+			p.fail(item, name, "another rule has the id %q; give it another", r.ID)
+		}
+		rules = append(rules, r)
+	}
+	return rules, len(p.errs) == wrong
+}
+
+func (p *fileParser) rule(n *yaml.Node, name string) alert.Rule {
+	var r alert.Rule
+	given := map[string]bool{}
+	p.pairs(n, name, ruleKeys, func(key string, v *yaml.Node) {
+		given[key] = true
+		full := name + "." + key
+		text := func(right string) string { s, _ := p.text(v, full, right); return s }
+		number := func() float64 {
+			f, ok := p.number(v)
+			if !ok {
+				p.fail(v, full, "%s is no number; write one without a unit", shown(v))
+			}
+			return f
+		}
+		switch key {
+		case "id":
+			r.ID = text("a short name")
+		case "metric":
+			r.Metric = text("the name of a figure")
+		case "op":
+			r.Op = alert.Op(text("one of >, >=, <, <="))
+		case "level":
+			r.Level = alert.Level(text("one of info, warn, error"))
+		case "threshold":
+			r.Threshold = number()
+		case "hysteresis":
+			r.Hysteresis = number()
+		case "for":
+			r.For, _ = p.duration(v, full, "0 to 24h")
+		case "clear_for":
+			r.ClearFor, _ = p.duration(v, full, "0 to 24h")
+		}
+	})
+	for _, key := range []string{"id", "metric", "op", "threshold", "level"} {
+		if !given[key] {
+			p.fail(n, name, "%s is missing; a rule has %s", key, strings.Join(ruleKeys, ", "))
+		}
+	}
+	return r
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"time"
+
+	"agentctl/prober/alert"
+)
+
+// schemaURL names the schema; docs/config.schema.json is it.
+const schemaURL = "https://agentctl.invalid/schemas/config.schema.json"
+
+// object is a JSON object that is put together.
+type object = map[string]any
+
+// configSchema is the JSON Schema (draft 2020-12) of a configuration file. It refuses
+// nothing that the daemon takes; bounds of durations, and what depends on other values,
+// only the daemon checks: agentctl config validate.
+func configSchema() object {
+	top := object{}
+	for i := range configKeys {
+		k := &configKeys[i]
+		group, leaf, nested := strings.Cut(k.name, ".")
+		if !nested {
+			top[k.name] = k.schema()
+			continue
+		}
+		if top[group] == nil {
+			top[group] = object{"type": []string{"object", "null"}, "additionalProperties": false, "properties": object{}}
+		}
+		properties := top[group].(object)["properties"].(object)
+		properties[leaf] = k.schema()
+		if k.name == "module_intervals.mem" {
+			properties["memory"] = k.schema()
+		}
+	}
+	// memory and mem are one module
+	top["module_intervals"].(object)["not"] = object{"required": []string{"mem", "memory"}}
+	return object{"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": schemaURL,
+		"title": "agentctl configuration", "type": []string{"object", "null"}, "additionalProperties": false, "properties": top}
+}
+
+// schema is the schema of a value in a file.
+func (k *configKey) schema() object {
+	s := object{"description": k.doc}
+	switch k.kind {
+	case kindText, kindPath:
+		s["type"] = "string"
+		if len(k.words) > 0 {
+			s["enum"] = k.words
+		} else {
+			s["maxLength"] = 4096
+		}
+		if k.kind == kindPath {
+			s["pattern"] = "^/"
+		}
+		if k.name == "name" {
+			s["pattern"] = "^([a-z0-9][a-z0-9-]{0,31})?$"
+		}
+	case kindInt:
+		s["type"], s["minimum"], s["maximum"] = "integer", k.min, k.max
+	case kindBool:
+		s["type"] = "boolean"
+	case kindDuration:
+		s = durationSchema(k.doc)
+		if k.zero == "" {
+			s["not"] = object{"const": 0}
+		}
+	case kindWords:
+		s["type"], s["uniqueItems"] = "array", true
+		s["items"] = object{"enum": k.words}
+	case kindRules:
+		s["type"], s["maxItems"], s["items"] = "array", alert.MaxRules, ruleSchema()
+	}
+	switch v := k.def().(type) {
+	case time.Duration:
+		s["default"] = durationText(v)
+	case []alert.Rule:
+		s["default"] = []any{}
+	case string:
+		if k.kind != kindPath || k.name == "disk_path" { // the others depend on the user
+			s["default"] = v
+		}
+	case int64:
+		if v != 0 {
+			s["default"] = v
+		}
+	default:
+		s["default"] = v
+	}
+	return s
+}
+
+func durationSchema(doc string) object {
+	return object{"description": doc + " Whole numbers with a unit (d, h, m, s, ms) each.",
+		"anyOf": []any{object{"type": "string", "pattern": durationPattern}, object{"const": 0}}}
+}
+
+func ruleSchema() object {
+	var metrics []string
+	for _, m := range alert.Metrics() {
+		metrics = append(metrics, m.Name)
+	}
+	text := func(doc string, words ...string) object {
+		return object{"type": "string", "enum": words, "description": doc}
+	}
+	return object{"type": "object", "additionalProperties": false,
+		"required": []string{"id", "metric", "op", "threshold", "level"},
+		"properties": object{
+			"id":         object{"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,63}$", "description": "Name of the rule; no two alike."},
+			"metric":     text("The figure to watch.", metrics...),
+			"op":         text("How it is compared.", string(alert.Above), string(alert.AtLeast), string(alert.Below), string(alert.AtMost)),
+			"threshold":  object{"type": "number", "description": "In the metric's unit; flags are 0 and 1."},
+			"hysteresis": object{"type": "number", "minimum": 0, "description": "How far back past the threshold clears it. Default 0."},
+			"for":        durationSchema("How long it must hold, up to 24h. Default: at once."),
+			"clear_for":  durationSchema("How long it must be well, up to 24h. Default: for."),
+			"level":      text("How bad it is.", string(alert.Info), string(alert.Warn), string(alert.Error)),
+		}}
+}
+
+// configSchemaJSON is the schema as it is published.
+func configSchemaJSON() ([]byte, error) {
+	b, err := json.MarshalIndent(configSchema(), "", "  ")
+	return append(b, '\n'), err
+}

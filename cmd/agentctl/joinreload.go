@@ -1,0 +1,252 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"agentctl/control"
+)
+
+const (
+	lookEvery   = 3 * time.Second // at the configuration files
+	updateEvery = 20              // looks, to one at the binary: once a minute
+)
+
+// keepUp reads the configuration anew when a file of it changed, or on SIGHUP, and looks
+// for a newer binary, until ctx ends.
+func (b *box) keepUp(ctx context.Context, hup <-chan os.Signal) error {
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	update := newUpdateWatch(os.Executable)
+	seen := b.source.fingerprint(b.config())
+	for n := 0; ; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-hup:
+			sdReloading()
+			seen = b.source.fingerprint(b.config())
+			_ = b.reload() // logged
+			sdNotify("READY=1")
+		case <-ticker.C:
+			if now := b.source.fingerprint(b.config()); now != seen {
+				seen = now
+				_ = b.reload()
+			}
+			if n++; n%updateEvery == 1 {
+				if v := update.look(); v != "" {
+					b.log.Info("a newer version is staged; it comes into force with the next start", zap.String("version", v), zap.String("file", update.path))
+					b.srv.UpdateReady("agentctl", v)
+				}
+			}
+		}
+	}
+}
+
+// sdReloading tells systemd that a reload begins; READY=1 ends it (sd_notify(3)).
+func sdReloading() {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) == nil {
+		sdNotify("RELOADING=1", "MONOTONIC_USEC="+strconv.FormatInt(ts.Nano()/1000, 10))
+	}
+}
+
+// fingerprint changes with the files that a configuration is read from.
+func (s configSource) fingerprint(c *config) string {
+	paths := []string{s.path, c.settingsPath()}
+	others, err := s.confD()
+	paths = append(paths, others...)
+	var sb strings.Builder
+	fmt.Fprintln(&sb, err)
+	for _, path := range paths {
+		var st unix.Stat_t
+		err := unix.Stat(path, &st)
+		fmt.Fprintln(&sb, path, err, st.Ino, st.Size, st.Mtim, st.Ctim, st.Mode)
+	}
+	return sb.String()
+}
+
+// reload reads the configuration anew and puts it into force. When anything of it is
+// wrong all stays as it is.
+func (b *box) reload() error {
+	b.reloading.Lock()
+	defer b.reloading.Unlock()
+	return b.reloadLocked()
+}
+
+func (b *box) reloadLocked() error {
+	old := b.config()
+	now, err := b.source.load()
+	if err == nil {
+		err = b.apply(old, now)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.wrong = ""
+	b.reloads++
+	if err != nil {
+		b.wrong = err.Error()
+		b.log.Error("the new configuration is wrong; the one before stays in force", zap.Strings("errors", strings.Split(b.wrong, "\n")),
+			zap.String("hint", "mend it, and try it with: agentctl config validate"))
+		return err
+	}
+	return nil
+}
+
+// apply puts a configuration into force in place of another.
+func (b *box) apply(old, now *config) error {
+	changed := map[string]string{} // key to when it comes into force
+	for i := range configKeys {
+		if k := &configKeys[i]; !reflect.DeepEqual(old.settings[k.name].value, now.settings[k.name].value) {
+			changed[k.name] = k.apply
+		}
+	}
+	has := func(prefix string) bool {
+		return slices.ContainsFunc(slices.Collect(maps.Keys(changed)), func(k string) bool { return strings.HasPrefix(k, prefix) })
+	}
+	var wait []string
+	if has("history.") && now.recording() && b.store == nil {
+		wait = append(wait, "history.enabled")
+	}
+	for name, when := range changed {
+		if when == applyRestart {
+			wait = append(wait, name)
+		}
+	}
+
+	// What may fail comes first, so that all or nothing changes.
+	o, err := b.deviceOptions(now)
+	if err != nil {
+		return err
+	}
+	cleared, err := b.alerts.Replace(now.rules())
+	if err != nil {
+		return err
+	}
+	b.tell(cleared)
+	if err := b.configureHistory(now); err != nil {
+		return err
+	}
+	if err := b.setModules(now); err != nil {
+		return err
+	}
+	if err := b.configureSocket(has, now); err != nil {
+		return err
+	}
+	if err := b.level.UnmarshalText([]byte(now.text("log_level"))); err != nil {
+		return err
+	}
+	if slices.Contains(slices.Collect(maps.Values(changed)), applyLink) {
+		b.dev.relink(o)
+	}
+	b.inForce(now, changed, wait)
+	return nil
+}
+
+// configureSocket changes cadences; what a client set meanwhile stays unless the
+// configuration changed.
+func (b *box) configureSocket(has func(prefix string) bool, now *config) error {
+	var c control.Config
+	if has("base_interval_ms") {
+		c.BaseIntervalMS = now.number("base_interval_ms")
+	}
+	if has("module_intervals.") {
+		c.ModuleIntervals = now.moduleIntervals()
+	}
+	if c.BaseIntervalMS == 0 && c.ModuleIntervals == nil {
+		return nil
+	}
+	return b.srv.Configure(c)
+}
+
+func (b *box) configureHistory(now *config) error {
+	b.recording.Store(now.recording())
+	if b.store == nil || !now.recording() {
+		return nil
+	}
+	return errors.Join(b.store.SetFlush(now.duration("history.flush")),
+		b.store.SetRetention(now.duration("history.max_age"), now.number("history.max_bytes")))
+}
+
+// inForce notes and logs what a configuration changed.
+func (b *box) inForce(now *config, changed map[string]string, wait []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cfg = now
+	for _, name := range wait {
+		if !slices.Contains(b.waiting, name) {
+			b.waiting = append(b.waiting, name)
+		}
+	}
+	slices.Sort(b.waiting)
+	if len(changed) == 0 {
+		return
+	}
+	b.log.Info("configuration read anew", zap.Strings("changed", slices.Sorted(maps.Keys(changed))))
+	if len(wait) > 0 {
+		b.log.Warn("these settings come into force with the next start", zap.Strings("keys", wait), zap.String("hint", "systemctl restart agentctl"))
+	}
+}
+
+// persist keeps what a client set, in the settings of the state directory.
+func (b *box) persist(_ context.Context, c control.Config) error {
+	change := settings{}
+	if c.BaseIntervalMS > 0 {
+		change["base_interval_ms"] = setting{value: c.BaseIntervalMS}
+	}
+	for name, ms := range c.ModuleIntervals {
+		k := findKey("module_intervals." + name)
+		if k == nil {
+			return fmt.Errorf("no module %s", name)
+		}
+		change[k.name] = setting{value: ms}
+	}
+	b.reloading.Lock()
+	defer b.reloading.Unlock()
+	if err := keepSettings(b.config().settingsPath(), change); err != nil {
+		return err
+	}
+	return b.reloadLocked()
+}
+
+// configView is what get_config answers, and `config show` prints.
+type configView struct {
+	Files   []string          `json:"files"`
+	Values  map[string]any    `json:"values"`
+	Origins map[string]string `json:"origins"`
+	Error   string            `json:"error,omitempty"`          // of files that are not in force
+	Restart []string          `json:"restart_needed,omitempty"` // keys that changed, but not yet in the daemon
+	Notes   []string          `json:"notes,omitempty"`
+	Reloads uint64            `json:"reloads"` // how often the files were read anew
+}
+
+func (c *config) view() configView {
+	v := configView{Files: c.files, Values: map[string]any{}, Origins: map[string]string{}, Notes: c.notes}
+	for name, s := range c.settings {
+		v.Values[name], v.Origins[name] = plain(s.value), s.origin
+	}
+	return v
+}
+
+// view is the configuration with what clients changed since.
+func (b *box) view() configView {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v := b.cfg.view()
+	v.Error, v.Restart, v.Reloads = b.wrong, b.waiting, b.reloads
+	if ms := b.dev.prober.Interval().Milliseconds(); ms != b.cfg.number("base_interval_ms") {
+		v.Values["base_interval_ms"], v.Origins["base_interval_ms"] = ms, "a client's set_config, until the next start"
+	}
+	return v
+}
