@@ -232,10 +232,20 @@ func checkManifest(m *Manifest) error {
 	if len(m.Tools) > MaxToolsPerPlugin || len(m.Resources) > MaxToolsPerPlugin {
 		return fmt.Errorf("load plugin %s: at most %d tools and resources each", m.Name, MaxToolsPerPlugin)
 	}
+	if !validVersion(m.Version) {
+		return fmt.Errorf("load plugin %s: version %q is no semantic version; write one like 1.0.0", m.Name, m.Version)
+	}
+	if m.MaxConcurrency < 0 || m.CallTimeout < 0 {
+		return fmt.Errorf("load plugin %s: MaxConcurrency and CallTimeout are not negative", m.Name)
+	}
+	device := strings.HasPrefix(m.Name, devicePrefix)
 	names := make(map[string]bool, len(m.Tools))
 	for _, t := range m.Tools {
 		if t.Name == "" || t.Scope == "" || names[t.Name] {
 			return fmt.Errorf("load plugin %s: every tool needs a name of its own and a scope", m.Name)
+		}
+		if _, ofDevice := manifest.ParseToolName(t.Name); ofDevice && !device {
+			return fmt.Errorf("load plugin %s: the name of tool %s is a device's", m.Name, t.Name)
 		}
 		names[t.Name] = true
 	}
