@@ -1,0 +1,91 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/relay/mcp/stdio"
+)
+
+func newMCP() *cobra.Command {
+	var rf relayFlags
+	var local bool
+	var socket, names, logLevel string
+	c := &cobra.Command{
+		Use:   "mcp",
+		Short: "An MCP server on stdin and stdout, for clients that start one",
+		Long: `An MCP server on stdin and stdout, for clients that only start programs.
+
+It is a bridge to the relay's /mcp: what the relay offers to the token, the client sees.
+The token comes from --token-file, else from the environment variable MCP_TOKEN.
+
+With --local there is no relay: it serves this board from the daemon's control socket.
+MCP_AGENT_ID names the agent then.
+
+Tool names have _ for the dots of the relay's, because some clients refuse dots;
+--names dotted keeps them.`,
+		Example: `  agentctl mcp --relay https://relay.example:8460 --token-file ~/agent.token
+  agentctl mcp --local
+  claude mcp add agentctl -- agentctl mcp --relay http://127.0.0.1:8460 --token-file ~/agent.token`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := newLogger(logLevel)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = log.Sync() }()
+			query := ""
+			switch names {
+			case "flat":
+				query = "?names=flat"
+			case "dotted":
+			default:
+				return exit(exitUsage, "--names %s is neither flat nor dotted", names)
+			}
+			ctx := cmd.Context()
+			o := stdio.Options{Logger: log}
+			if local {
+				b, err := openLocal(ctx, socket, os.Getenv("MCP_AGENT_ID"), log)
+				if err != nil {
+					return err
+				}
+				defer b.close()
+				o.URL, o.Client = localURL+query, b.client()
+			} else {
+				rc, err := rf.client()
+				if err != nil {
+					return err
+				}
+				o.URL, o.Client = rc.base+"/mcp"+query, rc.http
+				o.Token = rf.token
+			}
+			// A read of stdin cannot be interrupted: closing it is what ends one.
+			defer context.AfterFunc(ctx, func() { _ = os.Stdin.Close() })()
+			err = stdio.Serve(ctx, cmd.InOrStdin(), cmd.OutOrStdout(), o)
+			if err != nil && !errors.Is(err, context.Canceled) {
+				return exit(exitFailure, "%w", err)
+			}
+			return nil
+		},
+	}
+	rf.flags(c)
+	f := c.Flags()
+	f.BoolVar(&local, "local", false, "serve this board from its control socket, without a relay")
+	f.StringVar(&socket, "socket", env("AGENTCTL_SOCKET", defaultSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
+	f.StringVar(&names, "names", "flat", "spelling of tool names: flat or dotted")
+	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "warn"), "log `LEVEL` on stderr: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	return c
+}
+
+// token is what a request carries: that of the file, read anew since it may be renewed,
+// else that of the environment.
+func (f *relayFlags) token() (string, error) {
+	if f.tokenFile == "" {
+		return os.Getenv("MCP_TOKEN"), nil
+	}
+	return readSecret(f.tokenFile)
+}
