@@ -106,12 +106,31 @@ func (a *wsAsker) ask(int) error {
 // load keeps askers busy.
 type load struct {
 	askers []asker
-	next   atomic.Int64
+	next   *atomic.Int64 // numbers the calls of all loads, so that devices take turns
 	done   atomic.Int64
 	failed atomic.Int64
 	reason atomic.Pointer[error]
-	// perSecond bounds the rate; 0: none.
-	perSecond int
+
+	perSecond int // bounds the rate; at least 1
+
+	mu   sync.Mutex // protects slot
+	slot time.Time  // of the last call that was let through
+}
+
+// wait holds a caller back to the rate. What was missed is made up for by a twentieth of
+// a second at most: a device's limit knows no credit.
+func (l *load) wait() {
+	l.mu.Lock()
+	now := time.Now()
+	l.slot = l.slot.Add(time.Second / time.Duration(l.perSecond))
+	if late := now.Add(-time.Second / 20); l.slot.Before(late) {
+		l.slot = late
+	}
+	d := l.slot.Sub(now)
+	l.mu.Unlock()
+	if d > 0 {
+		time.Sleep(d)
+	}
 }
 
 // turn runs the load for d after a short start, and returns what one operation cost the
@@ -121,25 +140,17 @@ func (l *load) turn(server *process, d time.Duration) (cpu, rate float64, latenc
 	begin := time.Now()
 	warm := min(d/4, 500*time.Millisecond)
 	end := begin.Add(warm + d)
-	first := l.next.Load()
 	took := make([][]float64, len(l.askers))
 	var wg sync.WaitGroup
 	for i, a := range l.askers {
 		wg.Go(func() {
 			for {
-				n := l.next.Add(1)
+				l.wait()
 				now := time.Now()
-				if l.perSecond > 0 {
-					due := begin.Add(time.Duration(n-first) * time.Second / time.Duration(l.perSecond))
-					if due.After(now) {
-						time.Sleep(due.Sub(now))
-						now = time.Now()
-					}
-				}
 				if now.After(end) {
 					return
 				}
-				if err := a.ask(int(n)); err != nil {
+				if err := a.ask(int(l.next.Add(1))); err != nil {
 					l.failed.Add(1)
 					l.reason.Store(&err)
 					if _, ok := err.(net.Error); ok {

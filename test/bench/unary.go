@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"sync/atomic"
 	"time"
 )
 
@@ -44,6 +45,7 @@ func (b *bench) unaryBars() error {
 	if err := r.listNodes(b.devices); err != nil {
 		return err
 	}
+	b.sleep(time.Second) // a board is online a moment before its tools are
 	sides, err := b.unarySides(r)
 	if err != nil {
 		return err
@@ -105,16 +107,17 @@ func (b *bench) unarySides(r *relayProc) ([]*side, error) {
 		func() (asker, error) { return dialHTTP(r.addr, r.unaryRequest) },
 		func() (asker, error) { return dialHTTP(r.addr, r.mcpRequest) },
 	}
+	next := new(atomic.Int64)
 	for i, s := range sides {
-		s.load.perSecond = b.devices * 9
-		for n := range callers {
+		s.load.perSecond, s.load.next = b.devices*9, next
+		for range callers {
 			a, err := dial[i]()
 			if err != nil {
 				return sides, fmt.Errorf("%s: %w", s.name, err)
 			}
 			s.load.askers = append(s.load.askers, a)
 			// A server closes a connection that sends nothing; this one's turn may be late.
-			if err := a.ask(n); err != nil {
+			if err := a.ask(int(next.Add(1))); err != nil {
 				return sides, fmt.Errorf("%s: first call: %w", s.name, err)
 			}
 		}
