@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -113,7 +114,7 @@ func (c chart) title() string {
 // (temperatures).
 func (c chart) scale() (lo, hi float64) {
 	if len(c.points) == 0 {
-		return 0, cmpOr(c.max, 1)
+		return 0, cmp.Or(c.max, 1)
 	}
 	byValue := func(a, b point) int {
 		switch {
@@ -129,19 +130,12 @@ func (c chart) scale() (lo, hi float64) {
 		return math.Floor(least/10) * 10, max(math.Ceil(most/10)*10, math.Floor(least/10)*10+10)
 	}
 	switch {
-	case c.max > 0 && c.unit != "%": // of so much memory
+	case c.max > 0 && most*4 >= c.max:
 		return 0, max(c.max, most)
-	case c.max > 0: // a little of 100 % would be a flat line
+	case c.max > 0: // a little of all there is would be a flat line
 		return 0, max(min(niceAbove(most), c.max), most)
 	}
 	return min(0, least), niceAbove(most)
-}
-
-func cmpOr(a, b float64) float64 {
-	if a != 0 {
-		return a
-	}
-	return b
 }
 
 // plot draws the points and what joins them into height rows. A braille character is a

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -109,18 +110,28 @@ func checkModules(names []string) ([]string, error) {
 	return out, nil
 }
 
-// compareKeys orders dotted names by module, then by name.
+// compareKeys orders dotted names by module, then as moduleKeys has them, then by name.
 func compareKeys(a, b string) int {
-	rank := func(k string) int {
-		if i := slices.Index(moduleNames, module(k)); i >= 0 {
+	rank := func(list []string, k string) int {
+		if i := slices.Index(list, k); i >= 0 {
 			return i
 		}
-		return len(moduleNames)
+		return len(list)
 	}
-	if d := rank(a) - rank(b); d != 0 {
-		return d
-	}
-	return strings.Compare(a, b)
+	ma, mb := module(a), module(b)
+	return cmp.Or(rank(moduleNames, ma)-rank(moduleNames, mb), rank(moduleKeys[ma], a)-rank(moduleKeys[mb], b), strings.Compare(a, b))
+}
+
+// moduleKeys are the numbers of a module as history has them.
+var moduleKeys = map[string][]string{
+	"cpu":         {"cpu.usage_percent"},
+	"memory":      {"memory.total", "memory.used"},
+	"disk":        {"disk.usage_percent"},
+	"load":        {"load.load_1m", "load.load_5m", "load.load_15m"},
+	"network":     {"network.bytes_in_per_s", "network.bytes_out_per_s", "network.errors_in", "network.errors_out"},
+	"temperature": {"temperature.hottest_c"},
+	"power":       {"power.under_voltage", "power.freq_capped", "power.throttled", "power.soft_temp_limit"},
+	"wear":        {"wear.used_pct", "wear.pre_eol"},
 }
 
 // valueText is a number for people, at most nine characters.

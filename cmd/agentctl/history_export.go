@@ -76,7 +76,7 @@ func (h *historyQuery) exportCSV(ctx context.Context, w io.Writer) error {
 	seen := map[string]bool{}
 	if !h.all {
 		for _, m := range h.modules {
-			for _, k := range csvColumns[m] {
+			for _, k := range moduleKeys[m] {
 				seen[k] = true
 			}
 		}
@@ -129,16 +129,4 @@ func (h *historyQuery) exportCSV(ctx context.Context, w io.Writer) error {
 		err = out.Error()
 	}
 	return err
-}
-
-// csvColumns are the columns a module has whether it was recorded or not.
-var csvColumns = map[string][]string{
-	"cpu":         {"cpu.usage_percent"},
-	"memory":      {"memory.total", "memory.used"},
-	"disk":        {"disk.usage_percent"},
-	"load":        {"load.load_1m", "load.load_5m", "load.load_15m"},
-	"network":     {"network.bytes_in_per_s", "network.bytes_out_per_s", "network.errors_in", "network.errors_out"},
-	"temperature": {"temperature.hottest_c"},
-	"power":       {"power.under_voltage", "power.freq_capped", "power.throttled", "power.soft_temp_limit"},
-	"wear":        {"wear.used_pct", "wear.pre_eol"},
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -209,7 +210,7 @@ func (w *watcher) serve(ctx context.Context, cl *control.Client) error {
 		if missing, err = w.poll(ctx, cl, missing); err != nil {
 			return err
 		}
-		t := time.NewTicker(max(cmpDuration(w.interval, base), time.Second))
+		t := time.NewTicker(max(cmp.Or(w.interval, base), time.Second))
 		defer t.Stop()
 		poll = t.C
 	}
@@ -228,13 +229,6 @@ func (w *watcher) serve(ctx context.Context, cl *control.Client) error {
 			return err
 		}
 	}
-}
-
-func cmpDuration(a, b time.Duration) time.Duration {
-	if a > 0 {
-		return a
-	}
-	return b
 }
 
 // hello asks who answers, and says it.

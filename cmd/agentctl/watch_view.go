@@ -21,7 +21,7 @@ type view struct {
 	zone          *time.Location
 
 	state   watchState
-	back    bool // connected again after a loss
+	backAt  time.Time // connected again after a loss
 	lostAt  time.Time
 	newest  time.Time // when the newest sample came
 	ts      int64     // and when it was taken
@@ -95,7 +95,9 @@ func (v *view) take(m watchMsg) {
 			v.lostAt = time.Now()
 			v.gap()
 		} else {
-			v.back = was == "lost"
+			if was == "lost" {
+				v.backAt = time.Now()
+			}
 		}
 	case control.EventMetrics, watchSnapshot:
 		r, err := parseReading(m.params)
@@ -237,17 +239,19 @@ func (v *view) row(s series, width int) string {
 		return line
 	}
 	past := v.past[s.key]
-	lo := 0.0
-	if s.unit == "C" {
-		lo, hi = 20, 100
-	}
-	if hi == 0 { // no scale of its own: the largest that is seen
-		hi = 1e-9
-		for _, p := range past[max(len(past)-room, 0):] {
-			if p > hi { // false for NaN
-				hi = p
-			}
+	past = past[max(len(past)-room, 0):]
+	most := 0.0
+	for _, p := range past {
+		if p > most { // false for NaN
+			most = p
 		}
+	}
+	lo := 0.0
+	switch {
+	case s.unit == "C":
+		lo, hi = 20, 100
+	case hi == 0, s.maxKey != "" && most*4 < hi: // no scale of its own, or a flat line on it
+		hi = niceAbove(most)
 	}
 	return line + " " + paint(v.colour, barColour(s, x), sparkline(past, room, lo, hi, v.ascii))
 }
@@ -272,7 +276,7 @@ func (v *view) foot(now time.Time, width int) string {
 		parts = append(parts, "sampling was stopped; go on with: agentctl start")
 	case !v.newest.IsZero() && now.Sub(v.newest) > 3*time.Second:
 		parts = append(parts, fmt.Sprintf("no sample for %d s", int(now.Sub(v.newest).Seconds())))
-	case v.back:
+	case now.Sub(v.backAt) < 10*time.Second:
 		parts = append(parts, "daemon came back")
 	}
 	if v.update != "" {
