@@ -19,7 +19,9 @@ import (
 	"agentctl/relay/plugins/conformance"
 )
 
-func addRelayCommands(root *cobra.Command) { root.AddCommand(newRelay(), newToken(), newDemo()) }
+func addRelayCommands(root *cobra.Command) {
+	root.AddCommand(newRelay(), newToken(), newEvents(), newMCP(), newDemo())
+}
 
 // defaultMetricsListen is where /metrics is served unless told otherwise.
 const defaultMetricsListen = "127.0.0.1:8461"

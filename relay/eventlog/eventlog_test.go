@@ -1,0 +1,347 @@
+package eventlog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"agentctl/relay/kernel"
+)
+
+// The log on disk answers as the one in memory does, but for the numbers, over reopenings
+// and a clock that jumps.
+func TestLikeMemory(t *testing.T) {
+	path, c := logPath(t), newClock()
+	o := Options{Path: path, Now: c.now}
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := run(t, s)
+	reopen := func() {
+		stop()
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if s, err = Open(o); err != nil {
+			t.Fatal(err)
+		}
+		stop = run(t, s)
+	}
+	var memory kernel.MemoryLog
+	rapid.Check(t, func(rt *rapid.T) {
+		for range rapid.IntRange(1, 5).Draw(rt, "appends") {
+			events := rapid.SliceOfN(rapid.Custom(drawEvent), 1, 6).Draw(rt, "events")
+			_, errMemory := memory.Append(context.Background(), events...)
+			_, err := s.Append(context.Background(), events...)
+			if (err == nil) != (errMemory == nil) {
+				rt.Fatalf("disk %v, memory %v", err, errMemory)
+			}
+		}
+		if rapid.IntRange(0, 5).Draw(rt, "reopen") == 0 {
+			c.move(time.Duration(rapid.Int64Range(-5000, 5000).Draw(rt, "clock")) * time.Millisecond)
+			reopen()
+		}
+	})
+	var want []kernel.Event
+	_ = memory.Replay(context.Background(), 0, func(e kernel.Event) error { want = append(want, e); return nil })
+	got := all(t, s, Query{})
+	if len(got) != len(want) {
+		t.Fatalf("%d events, want %d", len(got), len(want))
+	}
+	last := uint64(epoch)<<12 - 1
+	for i, e := range got {
+		if e.Seq <= last {
+			t.Fatalf("seq %d after %d", e.Seq, last)
+		}
+		last = e.Seq
+		e.Seq = want[i].Seq
+		if !reflect.DeepEqual(e, want[i]) {
+			t.Fatalf("event %d is %+v, want %+v", i, e, want[i])
+		}
+	}
+	if s.Last() != last || s.Stats().Events != int64(len(got)) {
+		t.Errorf("Last %d, want %d; stats %+v", s.Last(), last, s.Stats())
+	}
+	stop()
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// drawEvent draws events that are good, and some that are not.
+func drawEvent(t *rapid.T) kernel.Event {
+	e := kernel.Event{
+		Tenant:    rapid.SampledFrom([]string{"", "default", "b\u00e4ume", strings.Repeat("t", 64)}).Draw(t, "tenant"),
+		Type:      rapid.SampledFrom([]string{"ticket.created", "call", "presence.offline", "call", "No"}).Draw(t, "type"),
+		Aggregate: rapid.SampledFrom([]string{"", "T-1", "a\nb'\"", strings.Repeat("a", 128)}).Draw(t, "aggregate"),
+		CreatedMS: rapid.Int64Range(1, epoch).Draw(t, "created"),
+	}
+	if rapid.Bool().Draw(t, "payload") {
+		b, err := json.Marshal(map[string]any{"text": rapid.String().Draw(t, "text"), "n": rapid.Int64().Draw(t, "n")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Payload = b
+	}
+	return e
+}
+
+func TestAppend(t *testing.T) {
+	s := open(t, Options{Path: logPath(t)})
+	if _, err := s.Append(context.Background(), event("call", "t", 1)); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("before Run: %v", err)
+	}
+	stop := run(t, s)
+	if err := s.Run(context.Background()); err == nil {
+		t.Error("Run ran twice at a time")
+	}
+	seq := mustAppend(t, s, event("call", "t", 1), event("call", "t", 2))
+	many := make([]kernel.Event, MaxAppend+1)
+	for i := range many {
+		many[i] = event("call", "t", i)
+	}
+	bad := func(change func(*kernel.Event)) []kernel.Event {
+		e := event("call", "t", 3)
+		change(&e)
+		return []kernel.Event{event("call", "t", 2), e} // the good one must not be kept either
+	}
+	tests := []struct {
+		name   string
+		events []kernel.Event
+		want   string
+	}{
+		{"type", bad(func(e *kernel.Event) { e.Type = "A" }), "type"},
+		{"NUL", bad(func(e *kernel.Event) { e.Aggregate = "a\x00" }), "NUL"},
+		{"tenant", bad(func(e *kernel.Event) { e.Tenant = "\xff" }), "UTF-8"},
+		{"payload", bad(func(e *kernel.Event) { e.Payload = json.RawMessage("{\"a\":\"\xff\"}") }), "UTF-8"},
+		{"array", bad(func(e *kernel.Event) { e.Payload = json.RawMessage("[]") }), "object"},
+		{"large", bad(func(e *kernel.Event) { e.Payload = make([]byte, kernel.MaxPayload+1) }), "payload"},
+		{"many", many, "at most"},
+	}
+	for _, tt := range tests {
+		if last, err := s.Append(context.Background(), tt.events...); err == nil || last != 0 || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %d, %v; want an error with %q", tt.name, last, err, tt.want)
+		}
+	}
+	if s.Last() != seq {
+		t.Errorf("Last %d, want %d", s.Last(), seq)
+	}
+	e := event("call", "t", 3)
+	e.Payload = json.RawMessage("{ \"a\": 1,\r\n\"b\": [2] }")
+	mustAppend(t, s, e)
+	if got := all(t, s, Query{After: seq}); len(got) != 1 || string(got[0].Payload) != `{"a":1,"b":[2]}` {
+		t.Errorf("kept %+v", got)
+	}
+	stop()
+	if _, err := s.Append(context.Background(), event("call", "t", 1)); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("after Run: %v", err)
+	}
+	if s.Offer(event("call", "t", 1)) {
+		t.Error("an offer was taken after Run")
+	}
+	if st := s.Stats(); st.Appended != 3 || st.Events != 3 || st.Dropped != 1 || st.Offered != 1 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
+// An appender who goes away before its transaction keeps nothing; one who goes away
+// during it is told that it may have.
+func TestAppendContext(t *testing.T) {
+	var s *Store
+	inside, leave := make(chan bool), make(chan bool)
+	s = open(t, Options{Path: logPath(t), OnCommit: func([]kernel.Event) { inside <- true; <-leave }})
+	run(t, s)
+	first, cancelFirst := context.WithCancel(context.Background())
+	second, cancelSecond := context.WithCancel(context.Background())
+	errs := make(chan error)
+	go func() { _, err := s.Append(first, event("call", "t", 1)); errs <- err }()
+	<-inside // the first is durable, the second waits
+	go func() { _, err := s.Append(second, event("call", "t", 2)); errs <- err }()
+	for s.Stats().Waiting == 0 {
+		time.Sleep(100 * time.Microsecond)
+	}
+	cancelSecond()
+	if err := <-errs; err != context.Canceled {
+		t.Errorf("withdrawn: %v", err)
+	}
+	cancelFirst()
+	if err := <-errs; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "may have been kept") {
+		t.Errorf("too late: %v", err)
+	}
+	leave <- true
+	if got := all(t, s, Query{}); len(got) != 1 || string(got[0].Payload) != `{"n":1}` {
+		t.Errorf("kept %+v", got)
+	}
+}
+
+// Offers are kept within 200 ms, those from before Run too; a full queue refuses them and
+// leaves room for those who wait.
+func TestOffer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := Open(Options{Path: logPath(t), Queue: 8})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 6 {
+			if got := s.Offer(event("call", "t", i)); got != (i < 4) {
+				t.Errorf("offer %d: %v", i, got)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- s.Run(ctx) }()
+		for round := range 2 {
+			time.Sleep(200 * time.Millisecond)
+			if st := s.Stats(); st.Appended != uint64(4+round) || st.Commits != uint64(1+round) {
+				t.Errorf("round %d: stats %+v", round, st)
+			}
+			if !s.Offer(event("call", "t", 9)) {
+				t.Error("the queue is still full")
+			}
+		}
+		cancel()
+		if err := <-done; err != context.Canceled {
+			t.Error(err)
+		}
+		if st := s.Stats(); st.Offered != 8 || st.Dropped != 2 || st.Appended != 6 {
+			t.Errorf("stats %+v", st)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestQueueFull(t *testing.T) {
+	inside, leave := make(chan bool), make(chan bool)
+	s := start(t, Options{Path: logPath(t), Queue: 3, OnCommit: func([]kernel.Event) { inside <- true; <-leave }})
+	errs := make(chan error, 4)
+	try := func() { _, err := s.Append(context.Background(), event("call", "t", 1)); errs <- err }
+	go try()
+	<-inside
+	for range 3 {
+		go try()
+	}
+	for s.Stats().Waiting < 3 {
+		time.Sleep(100 * time.Microsecond)
+	}
+	if try(); !errors.Is(<-errs, kernel.ErrLogFull) {
+		t.Error("a full queue took more")
+	}
+	leave <- true
+	<-inside
+	leave <- true
+	for range 4 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if st := s.Stats(); st.Commits != 2 || st.Groups != 1 || st.Appended != 4 {
+		t.Errorf("stats %+v, want the three in one group", st)
+	}
+}
+
+// Numbers begin at the clock and never go back, whatever the clock does.
+func TestSeq(t *testing.T) {
+	path, c := logPath(t), newClock()
+	life := func() (first, last uint64) {
+		s, err := Open(Options{Path: path, Now: c.now})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop := run(t, s)
+		first = mustAppend(t, s, event("call", "t", 1))
+		c.move(time.Hour)
+		last = mustAppend(t, s, event("call", "t", 1))
+		c.move(-time.Hour)
+		stop()
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return first, last
+	}
+	first, last := life()
+	if first != uint64(epoch)<<12 || last != first+1 {
+		t.Errorf("first life %d %d", first, last)
+	}
+	c.move(-time.Hour)
+	if first, last = life(); first != uint64(epoch)<<12+2 {
+		t.Errorf("clock went back: %d", first)
+	}
+	c.move(2 * time.Hour)
+	if first, last = life(); first != uint64(epoch+3600_000)<<12 {
+		t.Errorf("clock went on: %d", first)
+	}
+	c.move(100 * 365 * 24 * time.Hour) // numbers beyond 2^53 are not for JSON
+	if first, _ = life(); first != last+1 {
+		t.Errorf("absurd clock: %d after %d", first, last)
+	}
+}
+
+func TestOpen(t *testing.T) {
+	path := logPath(t)
+	s := open(t, Options{Path: path})
+	if _, err := Open(Options{Path: path}); err == nil || !strings.Contains(err.Error(), "another relay") {
+		t.Errorf("two at a time: %v", err)
+	}
+	for _, name := range []string{"", "-wal", "-shm", ".lock"} {
+		info, err := os.Stat(path + name)
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Run(context.Background()); !errors.Is(err, ErrClosed) {
+		t.Errorf("Run after Close: %v", err)
+	}
+
+	dir := t.TempDir()
+	write := func(name string, data []byte) string {
+		p := filepath.Join(dir, name)
+		if err := os.WriteFile(p, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	foreign := filepath.Join(dir, "foreign")
+	if _, err := other(t, foreign).Exec("CREATE TABLE x (y)"); err != nil {
+		t.Fatal(err)
+	}
+	newer := filepath.Join(dir, "newer")
+	if _, err := other(t, newer).Exec("PRAGMA application_id = 1634166018"); err != nil { // "age" 2
+		t.Fatal(err)
+	}
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct{ name, path, want string }{
+		{"nothing", "", "no path"},
+		{"directory", dir, "regular file"},
+		{"text", write("text", []byte(strings.Repeat("no database\n", 100))), "damaged"},
+		{"cut", write("cut", good[:5000]), "damaged"},
+		{"foreign", foreign, "another program"},
+		{"newer", newer, "newer agentctl"},
+		{"below a file", filepath.Join(write("file", nil), "x"), "not a directory"},
+	}
+	for _, tt := range tests {
+		if s, err := Open(Options{Path: tt.path}); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+			if err == nil {
+				s.Close()
+			}
+		}
+	}
+}

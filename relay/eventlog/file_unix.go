@@ -1,0 +1,39 @@
+//go:build unix
+
+package eventlog
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockFile keeps a second relay off the log; it holds while the file is open, and readers
+// do not ask for it.
+func lockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		f.Close()
+		return nil, fmt.Errorf("another relay writes it; stop that one, or choose another with --state-dir DIR (who: fuser -v %s)", path)
+	case err != nil && !errors.Is(err, unix.ENOTSUP) && !errors.Is(err, unix.ENOLCK): // some network file systems have no locks
+		f.Close()
+		return nil, err
+	}
+	return f, giveToOwner(f, filepath.Dir(path))
+}
+
+// giveToOwner hands a file that root made to the owner of the directory.
+func giveToOwner(f *os.File, dir string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil || os.Geteuid() != 0 || st.Uid == 0 {
+		return err
+	}
+	return f.Chown(int(st.Uid), int(st.Gid))
+}

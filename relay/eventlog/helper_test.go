@@ -1,0 +1,147 @@
+package eventlog
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"agentctl/relay/kernel"
+)
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(childEnv); path != "" {
+		fmt.Println("error:", appendForEver(path))
+		os.Exit(1)
+	}
+	checks := "20"
+	if slow() {
+		checks = "200"
+	}
+	flag.Set("rapid.checks", checks)
+	os.Exit(m.Run())
+}
+
+// slow tells whether AGENTCTL_SLOW=1 asks for the tests in full.
+func slow() bool { return os.Getenv("AGENTCTL_SLOW") != "" }
+
+// epoch is where the tests' clocks begin: 2026-11-20 at 0:00 UTC.
+const epoch int64 = 1_795_132_800_000
+
+// clock is a wall clock that is moved by hand.
+type clock struct {
+	mu sync.Mutex
+	ms int64
+}
+
+func newClock() *clock { return &clock{ms: epoch} }
+
+func (c *clock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.UnixMilli(c.ms)
+}
+
+func (c *clock) move(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ms += d.Milliseconds()
+}
+
+func logPath(t testing.TB) string { return filepath.Join(t.TempDir(), "state", FileName) }
+
+func open(t testing.TB, o Options) *Store {
+	t.Helper()
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// run starts Run; stop ends it and waits.
+func run(t testing.TB, s *Store) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	for ready := false; !ready; time.Sleep(100 * time.Microsecond) {
+		s.mu.Lock()
+		ready = s.state == running
+		s.mu.Unlock()
+	}
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != context.Canceled {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func start(t testing.TB, o Options) *Store {
+	t.Helper()
+	s := open(t, o)
+	run(t, s)
+	return s
+}
+
+func event(typ, about string, n int) kernel.Event {
+	return kernel.Event{Tenant: "default", Type: typ, Aggregate: about, Payload: json.RawMessage(fmt.Sprintf(`{"n":%d}`, n))}
+}
+
+func mustAppend(t testing.TB, s *Store, events ...kernel.Event) uint64 {
+	t.Helper()
+	seq, err := s.Append(context.Background(), events...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return seq
+}
+
+type selecter interface {
+	Select(context.Context, Query, func(kernel.Event) error) error
+}
+
+func all(t testing.TB, r selecter, q Query) (events []kernel.Event) {
+	t.Helper()
+	err := r.Select(context.Background(), q, func(e kernel.Event) error {
+		events = append(events, e)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return events
+}
+
+// other is a connection of another program, without any of our settings.
+func other(t testing.TB, path string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open("sqlite", dsn(path, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+func integrity(t testing.TB, path string) {
+	t.Helper()
+	var said string
+	if err := other(t, path).QueryRow("PRAGMA integrity_check").Scan(&said); err != nil || said != "ok" {
+		t.Fatalf("integrity_check: %q, %v", said, err)
+	}
+}

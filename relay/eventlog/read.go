@@ -1,0 +1,231 @@
+package eventlog
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"agentctl/relay/kernel"
+)
+
+// A replay reads the log in pages, each in a read transaction of its own, and calls back
+// between them: however slow its reader is, it holds no lock and never more than a page.
+const (
+	pageRows  = 1024
+	pageBytes = 1 << 20 // payload; an event more at most
+)
+
+// maxPatterns bounds each list of a Query.
+const maxPatterns = 64
+
+// Query selects events. The zero value selects all.
+type Query struct {
+	After  uint64 // events above this seq
+	To     uint64 // up to this one; 0: up to the newest when the query begins
+	Tenant string // of this tenant; "" of all
+
+	// Of one of these types, about one of these aggregates; empty: any. A name that ends
+	// in * stands for all that begin like it: "ticket.*". At most 64 each.
+	Types      []string
+	Aggregates []string
+}
+
+func (q *Query) check() error {
+	if len(q.Types) > maxPatterns || len(q.Aggregates) > maxPatterns {
+		return fmt.Errorf("eventlog: a query has at most %d types and %d aggregates", maxPatterns, maxPatterns)
+	}
+	return nil
+}
+
+// matches tells whether the query selects e, its seq aside.
+func (q *Query) matches(e kernel.Event) bool {
+	return (q.Tenant == "" || q.Tenant == e.Tenant) && anyMatches(q.Types, e.Type) && anyMatches(q.Aggregates, e.Aggregate)
+}
+
+func anyMatches(patterns []string, name string) bool {
+	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool {
+		prefix, all := strings.CutSuffix(p, "*")
+		return p == name || all && strings.HasPrefix(name, prefix)
+	})
+}
+
+// where is the same as matches, in SQL.
+func (q *Query) where() (clause string, args []any) {
+	if q.Tenant != "" {
+		clause, args = " AND tenant = ?", []any{q.Tenant}
+	}
+	for _, f := range []struct {
+		column   string
+		patterns []string
+	}{{"type", q.Types}, {"aggregate_id", q.Aggregates}} {
+		var or []string
+		for _, p := range f.patterns {
+			or = append(or, f.column+" = ?")
+			args = append(args, p)
+			if prefix, all := strings.CutSuffix(p, "*"); all {
+				or = append(or, "substr("+f.column+", 1, length(?)) = ?")
+				args = append(args, prefix, prefix)
+			}
+		}
+		if or != nil {
+			clause += " AND (" + strings.Join(or, " OR ") + ")"
+		}
+	}
+	return clause, args
+}
+
+// Reader reads an event log. A Store is one; OpenReader makes one for another process.
+type Reader struct {
+	path string
+	db   *sql.DB
+}
+
+// OpenReader opens the log for reading only, while a relay writes it or not.
+func OpenReader(path string) (*Reader, error) {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there is no event log %s: %w; a relay makes it: name the relay's directory with --state-dir DIR", path, err)
+	} else if err != nil {
+		return nil, explain(path, err)
+	}
+	r, err := newReader(path, "mode=ro&_query_only=1")
+	if err != nil {
+		return nil, explain(path, err)
+	}
+	fresh, err := identify(func(query string, to *int64) error { return r.db.QueryRow(query).Scan(to) })
+	if err == nil && fresh {
+		err = errors.New("it is empty; run a relay first: agentctl relay")
+	}
+	if err != nil {
+		_ = r.Close()
+		return nil, explain(path, err)
+	}
+	return r, nil
+}
+
+func newReader(path, query string) (*Reader, error) {
+	db, err := sql.Open("sqlite", dsn(path, fmt.Sprintf("%s&_busy_timeout=%d", query, busyTimeoutMS)))
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(readers)
+	db.SetMaxIdleConns(1)
+	return &Reader{path: path, db: db}, nil
+}
+
+// Close closes the reader.
+func (r *Reader) Close() error { return r.db.Close() }
+
+// Bounds tells the oldest and the newest seq that are kept, 0 for none.
+func (r *Reader) Bounds(ctx context.Context) (first, last uint64, err error) {
+	err = r.db.QueryRowContext(ctx, "SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM events").Scan(&first, &last)
+	return first, last, explain(r.path, err)
+}
+
+// Replay implements kernel.Log. Events that are appended meanwhile are not seen; Follow
+// sees them too. ErrGone: retention removed events that were not read yet.
+func (r *Reader) Replay(ctx context.Context, after uint64, fn func(kernel.Event) error) error {
+	return r.Select(ctx, Query{After: after}, fn)
+}
+
+// Select calls fn with the events of q in the order of seq, and returns its error. Like
+// Replay it has a stable end. Events that were removed before it began are no error: ask
+// Since first.
+func (r *Reader) Select(ctx context.Context, q Query, fn func(kernel.Event) error) error {
+	if err := q.check(); err != nil {
+		return err
+	}
+	_, last, err := r.Bounds(ctx)
+	if err != nil {
+		return err
+	}
+	if q.To == 0 || q.To > last {
+		q.To = last
+	}
+	mark, err := r.mark(ctx)
+	if err != nil {
+		return err
+	}
+	p := pager{r: r, q: q, pos: q.After}
+	if mark > p.pos {
+		p.pos = mark - 1
+	}
+	p.clause, p.args = q.where()
+	for p.pos < q.To {
+		page, err := p.next(ctx)
+		if err != nil {
+			return err
+		}
+		for _, e := range page {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if err := fn(e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (r *Reader) mark(ctx context.Context) (mark uint64, err error) {
+	err = r.db.QueryRowContext(ctx, "SELECT mark FROM retention").Scan(&mark)
+	return mark, explain(r.path, err)
+}
+
+// pager is one replay: pos is how far it has come, before q.To.
+type pager struct {
+	r      *Reader
+	q      Query
+	pos    uint64
+	clause string
+	args   []any
+}
+
+// next reads the next page, and leaves pos behind it.
+func (p *pager) next(ctx context.Context) ([]kernel.Event, error) {
+	from, bound := p.pos, p.q.To
+	// A page is bounded by the rows it looks at, not by those it finds: a query that
+	// finds little must not hold its transaction for the whole log.
+	err := p.r.db.QueryRowContext(ctx, "SELECT seq FROM events WHERE seq > ? AND seq < ? ORDER BY seq LIMIT 1 OFFSET ?", from, bound, pageRows-1).Scan(&bound)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return nil, explain(p.r.path, err)
+	}
+	page, err := p.read(ctx, from, bound)
+	if err != nil {
+		return nil, explain(p.r.path, err)
+	}
+	// The mark and the rows below it go in one transaction: if the mark, read after the
+	// page, is not beyond where the page began, the page is whole.
+	mark, err := p.r.mark(ctx)
+	if err == nil && mark > from+1 {
+		err = ErrGone
+	}
+	return page, err
+}
+
+func (p *pager) read(ctx context.Context, from, bound uint64) (page []kernel.Event, err error) {
+	args := append([]any{from, bound}, p.args...)
+	rows, err := p.r.db.QueryContext(ctx, "SELECT seq, tenant, type, aggregate_id, payload, created_at FROM events WHERE seq > ? AND seq <= ?"+p.clause+" ORDER BY seq", args...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	p.pos = bound
+	for size := 0; rows.Next(); {
+		var e kernel.Event
+		if err := rows.Scan(&e.Seq, &e.Tenant, &e.Type, &e.Aggregate, (*[]byte)(&e.Payload), &e.CreatedMS); err != nil {
+			return nil, err
+		}
+		page = append(page, e)
+		if size += len(e.Payload) + eventBytes; size >= pageBytes {
+			p.pos = e.Seq
+			break
+		}
+	}
+	return page, rows.Err()
+}
