@@ -26,6 +26,7 @@ type DeclaredTool struct {
 	Description  string          `json:"description"`
 	InputSchema  json.RawMessage `json:"inputSchema"`
 	OutputSchema json.RawMessage `json:"outputSchema,omitempty"`
+	Capability   string          `json:"capability,omitempty"` // what a caller needs; default: the last of Capabilities
 }
 
 // DeclaredResource is a resource of a PluginManifest; its URI begins with mcp://NAME/.
@@ -34,6 +35,7 @@ type DeclaredResource struct {
 	Description   string          `json:"description"`
 	ContentSchema json.RawMessage `json:"contentSchema,omitempty"`
 	Subscribable  bool            `json:"subscribable,omitempty"`
+	Capability    string          `json:"capability,omitempty"` // what a caller needs; default: the first of Capabilities
 }
 
 // Bounds of a PluginManifest.
@@ -106,23 +108,31 @@ func ParseManifest(data []byte) (*PluginManifest, error) {
 }
 
 // Manifest is what the kernel loads for a plugin with this declaration; tenant "" offers
-// it to everybody. A caller needs the first of the capabilities for resources and the last
-// for tools, kernel:admin when there is none. Checks are the host's to add.
+// it to everybody. Where no capability is named a caller needs the first of all for
+// resources and the last for tools; kernel:admin when there is none. Checks of arguments
+// and results are the host's to add.
 func (p *PluginManifest) Manifest(tenant string) *Manifest {
 	m := &Manifest{Name: p.Name, Version: p.Version, Tenant: tenant}
-	read, write := manifest.ScopeKernelAdmin, manifest.ScopeKernelAdmin
-	if n := len(p.Capabilities); n > 0 {
-		read, _ = CapabilityScope(p.Capabilities[0])
-		write, _ = CapabilityScope(p.Capabilities[n-1])
-	}
 	for i := range p.Tools {
 		t := &p.Tools[i]
-		m.Tools = append(m.Tools, &Tool{Name: t.Name, Description: t.Description, Scope: write, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema})
+		m.Tools = append(m.Tools, &Tool{Name: t.Name, Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
+			Scope: p.scope(t.Capability, len(p.Capabilities)-1)})
 	}
 	for i := range p.Resources {
 		r := &p.Resources[i]
 		m.Resources = append(m.Resources, &Resource{URI: r.URI, Name: strings.TrimPrefix(r.URI, uriPrefix), Description: r.Description,
-			MIME: "application/json", Scope: read, Watchable: r.Subscribable})
+			MIME: "application/json", Scope: p.scope(r.Capability, 0), Watchable: r.Subscribable})
 	}
 	return m
+}
+
+// scope is that of a capability, or else of the one at i, or else of an admin.
+func (p *PluginManifest) scope(capability string, i int) string {
+	if capability == "" && i >= 0 && i < len(p.Capabilities) {
+		capability = p.Capabilities[i]
+	}
+	if scope, ok := CapabilityScope(capability); ok {
+		return scope
+	}
+	return manifest.ScopeKernelAdmin
 }

@@ -14,7 +14,8 @@ import (
 // known keys.
 type manifestCheck struct {
 	problems []Problem
-	name     string // of the plugin, when it is a good one
+	name     string          // of the plugin, when it is a good one
+	scopes   map[string]bool // of its capabilities
 }
 
 func (c *manifestCheck) wrong(where, format string, args ...any) {
@@ -102,7 +103,8 @@ func kindOf(v any) string {
 }
 
 func (c *manifestCheck) manifest(v any) {
-	tools, uris, words := make(map[string]bool), make(map[string]bool), make(map[string]bool)
+	tools, uris := make(map[string]bool), make(map[string]bool)
+	c.scopes = make(map[string]bool)
 	c.object("", v, []key{
 		{"name", true, c.pluginName},
 		{"version", true, func(at string, v any) {
@@ -110,14 +112,14 @@ func (c *manifestCheck) manifest(v any) {
 				c.wrong(at, "%s is no semantic version; write one like 1.0.0 or 1.2.3-beta.1, at most %d bytes", quoted(s), maxVersion)
 			}
 		}},
+		{"capabilities", false, func(at string, v any) {
+			c.list(at, v, maxCapabilities, func(at string, v any) { c.capability(at, v) })
+		}},
 		{"tools", false, func(at string, v any) {
 			c.list(at, v, MaxToolsPerPlugin, func(at string, v any) { c.tool(at, v, tools) })
 		}},
 		{"resources", false, func(at string, v any) {
 			c.list(at, v, MaxToolsPerPlugin, func(at string, v any) { c.resource(at, v, uris) })
-		}},
-		{"capabilities", false, func(at string, v any) {
-			c.list(at, v, maxCapabilities, func(at string, v any) { c.capability(at, v, words) })
 		}},
 	})
 }
@@ -162,6 +164,7 @@ func (c *manifestCheck) tool(at string, v any, seen map[string]bool) {
 		{"description", true, c.description},
 		{"inputSchema", true, func(at string, v any) { c.schema(at, v, true) }},
 		{"outputSchema", false, func(at string, v any) { c.schema(at, v, true) }},
+		{"capability", false, c.needs},
 	})
 }
 
@@ -196,6 +199,7 @@ func (c *manifestCheck) resource(at string, v any, seen map[string]bool) {
 				c.wrong(at, "must be true or false, not %s", kindOf(v))
 			}
 		}},
+		{"capability", false, c.needs},
 	})
 }
 
@@ -241,7 +245,7 @@ func (c *manifestCheck) description(at string, v any) {
 	}
 }
 
-func (c *manifestCheck) capability(at string, v any, seen map[string]bool) {
+func (c *manifestCheck) capability(at string, v any) {
 	s, ok := c.text(at, v)
 	if !ok {
 		return
@@ -250,10 +254,19 @@ func (c *manifestCheck) capability(at string, v any, seen map[string]bool) {
 	switch {
 	case !ok:
 		c.wrong(at, "%s is no capability; the capabilities are %s", quoted(s), strings.Join(capabilityWords(), ", "))
-	case seen[scope]:
+	case c.scopes[scope]:
 		c.wrong(at, "%s is there twice", quoted(s))
 	}
-	seen[scope] = true
+	c.scopes[scope] = true
+}
+
+// needs checks the capability that a tool or resource names as its own.
+func (c *manifestCheck) needs(at string, v any) {
+	if s, ok := c.text(at, v); ok {
+		if scope, ok := CapabilityScope(s); !ok || !c.scopes[scope] {
+			c.wrong(at, "%s is not among the manifest's capabilities; add it there", quoted(s))
+		}
+	}
 }
 
 // CapabilityScope is the scope that a capability of a manifest stands for, in either

@@ -109,6 +109,8 @@ const (
 var (
 	// ErrLoaded is returned by Load for a name that is taken.
 	ErrLoaded = errors.New("kernel: a plugin of this name is loaded")
+	// ErrNotLoaded is returned by UnloadNamed for what is not there.
+	ErrNotLoaded = errors.New("kernel: no such plugin is loaded")
 	// ErrFull is returned by Load when MaxPlugins are loaded.
 	ErrFull = errors.New("kernel: too many plugins")
 )
@@ -174,10 +176,34 @@ func (k *Kernel) Unload(p Plugin) bool {
 	if !ok || l.plugin != p {
 		return false
 	}
-	k.dropLocked(l)
-	delete(k.plugins, name)
-	k.changedLocked(l.manifest)
+	k.unloadLocked(l)
 	return true
+}
+
+// UnloadNamed removes the plugin that ref names: name, or name@version, which must be the
+// loaded one. Devices are not unloaded by name; they leave when their link ends.
+func (k *Kernel) UnloadNamed(ref string) error {
+	name, version, pinned := strings.Cut(ref, "@")
+	if strings.HasPrefix(name, devicePrefix) {
+		return fmt.Errorf("unload %s: a device is unloaded by the end of its link", name)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	l, ok := k.plugins[name]
+	switch {
+	case !ok:
+		return fmt.Errorf("unload %s: %w", name, ErrNotLoaded)
+	case pinned && l.manifest.Version != version:
+		return fmt.Errorf("unload %s: the loaded version is %s: %w", ref, l.manifest.Version, ErrNotLoaded)
+	}
+	k.unloadLocked(l)
+	return nil
+}
+
+func (k *Kernel) unloadLocked(l *loaded) {
+	k.dropLocked(l)
+	delete(k.plugins, l.manifest.Name)
+	k.changedLocked(l.manifest)
 }
 
 // indexMethodsLocked enters what a Methods plugin serves.

@@ -141,6 +141,13 @@ func (t *tenant) run(ctx context.Context) {
 					updated[u] = true
 				}
 			}
+			if c.Missed { // more changed than the kernel keeps: all that is watched may have
+				t.mu.Lock()
+				for u := range t.watched {
+					updated[u] = true
+				}
+				t.mu.Unlock()
+			}
 			if c.Tools {
 				t.forgetNames()
 			}
