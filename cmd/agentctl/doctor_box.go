@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,8 +24,12 @@ import (
 
 // patient is the install that doctor looks at.
 type patient struct {
-	socket, stateDir, relay, tokenFile, caFile string
+	config, socket, stateDir, relay, tokenFile, caFile string
 
+	// What resolve found.
+	cfg       *config // nil: cfgErr says why
+	cfgErr    error
+	cfgPath   string // of the file, whether it is there or not
 	relayFrom string // who named the relay
 }
 
@@ -38,66 +41,21 @@ const (
 func (p *patient) flags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&p.socket, "socket", env("AGENTCTL_SOCKET", clientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
-	f.StringVar(&p.stateDir, "state-dir", env("AGENTCTL_STATE_DIR", ""), "`DIR` of the daemon's state [AGENTCTL_STATE_DIR]")
-	f.StringVar(&p.relay, "relay", env("AGENTCTL_RELAY", ""), "`URL` of the relay [AGENTCTL_RELAY]")
-	f.StringVar(&p.tokenFile, "token-file", env("AGENTCTL_TOKEN_FILE", ""), "`FILE` with the device token [AGENTCTL_TOKEN_FILE]")
-	f.StringVar(&p.caFile, "ca-file", env("AGENTCTL_CA_FILE", ""), "PEM `FILE` of the authority that signed the relay's certificate [AGENTCTL_CA_FILE]")
+	f.StringVar(&p.config, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE` of the daemon [AGENTCTL_CONFIG]")
+	f.StringVar(&p.stateDir, "state-dir", "", "`DIR` of the daemon's state [AGENTCTL_STATE_DIR]")
+	f.StringVar(&p.relay, "relay", "", "`URL` of the relay [AGENTCTL_RELAY]")
+	f.StringVar(&p.tokenFile, "token-file", "", "`FILE` with the device token [AGENTCTL_TOKEN_FILE]")
+	f.StringVar(&p.caFile, "ca-file", "", "PEM `FILE` of the authority that signed the relay's certificate [AGENTCTL_CA_FILE]")
 }
 
 // service tells whether the daemon that is asked is the system's.
 func (p *patient) service() bool { return p.socket == serviceSocketPath }
 
-// resolve fills in what flags and the environment left open.
-func (p *patient) resolve() {
-	if p.relay != "" {
-		p.relayFrom = "--relay or AGENTCTL_RELAY"
-	}
-	if !p.service() {
-		if p.stateDir == "" {
-			p.stateDir = defaultStateDir("")
-		}
-		return
-	}
-	vars := envFile(serviceEnvFile)
-	for name, to := range map[string]*string{"AGENTCTL_RELAY": &p.relay, "AGENTCTL_STATE_DIR": &p.stateDir,
-		"AGENTCTL_TOKEN_FILE": &p.tokenFile, "AGENTCTL_CA_FILE": &p.caFile} {
-		if *to == "" && vars[name] != "" {
-			*to = vars[name]
-			if name == "AGENTCTL_RELAY" {
-				p.relayFrom = serviceEnvFile
-			}
-		}
-	}
-	if p.stateDir == "" {
-		p.stateDir = "/var/lib/agentctl"
-	}
-	if _, err := os.Lstat(serviceToken); p.tokenFile == "" && err == nil {
-		p.tokenFile = serviceToken
-	}
-}
-
-// envFile reads VARIABLE=VALUE lines as systemd does, without its finer points.
-func envFile(path string) map[string]string {
-	vars := map[string]string{}
-	f, err := os.Open(path)
-	if err != nil {
-		return vars
-	}
-	defer func() { _ = f.Close() }()
-	for sc := bufio.NewScanner(f); sc.Scan(); {
-		k, v, ok := strings.Cut(strings.TrimSpace(sc.Text()), "=")
-		if ok && !strings.HasPrefix(k, "#") {
-			vars[k] = strings.Trim(v, `"'`)
-		}
-	}
-	return vars
-}
-
 // checks are all there are, in the order they are shown.
 func (p *patient) checks() []check {
 	known := &answer{ready: make(chan struct{})}
 	return []check{
-		{[]string{"config"}, one(p.checkConfig)},
+		{[]string{"config"}, one(func(context.Context) finding { return p.configFinding() })},
 		{[]string{"state_dir"}, one(func(ctx context.Context) finding { return p.checkStateDir(known.wait(ctx)) })},
 		{[]string{"socket"}, one(p.checkSocket)},
 		{[]string{"daemon"}, func(ctx context.Context) []finding { return p.checkDaemon(ctx, known) }},

@@ -19,11 +19,6 @@ import (
 	"agentctl/transport/link"
 )
 
-// checkConfig says which configuration is in force.
-func (p *patient) checkConfig(context.Context) finding {
-	return configFinding(p)
-}
-
 // checkRelay goes the way the link goes: name, TCP, TLS. st is what the daemon said, or nil.
 func (p *patient) checkRelay(ctx context.Context, st *boxStatus) []finding {
 	relay, from := p.relay, p.relayFrom
