@@ -192,9 +192,7 @@ func (p *Plugin) Restore(ctx context.Context, log kernel.Log) (Restored, error) 
 			return foreign, err
 		}
 		defer t.unlock()
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		return t.apply(&ev, &pl), nil
+		return p.apply(t, &ev, &pl), nil
 	}
 	err := log.Replay(ctx, 0, func(ev kernel.Event) error {
 		if len(ev.Type) < 7 || ev.Type[:7] != "ticket." {

@@ -98,7 +98,7 @@ func (d *desk) do(c *kernel.Caller, tool string, args any) view {
 	d.t.Helper()
 	v, err := d.try(c, tool, args)
 	if err != nil || v.Error.Code != "" {
-		d.t.Fatalf("%s %v: %v %+v", tool, args, err, v.Error)
+		d.t.Fatalf("%s %.200v: %v %+v", tool, args, err, v.Error)
 	}
 	return v
 }

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -32,6 +33,8 @@ type Plugin struct {
 	log  kernel.Log
 	ids  ids
 	wake chan struct{} // of one: there may be a new earliest expiry
+
+	tickets, text atomic.Int64 // of all tenants
 
 	mu      sync.RWMutex // protects tenants
 	tenants map[string]*tenant
@@ -124,17 +127,44 @@ func (p *Plugin) commit(ctx context.Context, t *tenant, changes ...change) error
 		return e
 	}
 	touched := make(map[string]bool)
-	t.mu.Lock()
 	for i := range events {
 		t.touch(touched, events[i].Aggregate)
-		t.apply(&events[i], &changes[i].payload)
+		p.apply(t, &events[i], &changes[i].payload)
 		t.touch(touched, events[i].Aggregate)
 	}
-	t.mu.Unlock()
 	if len(touched) > 0 {
 		p.k.Changed(t.name, kernel.Change{Updated: sortedKeys(touched)})
 	}
 	return nil
+}
+
+// apply makes a change and counts. The tenant's gate is held.
+func (p *Plugin) apply(t *tenant, ev *kernel.Event, pl *payload) outcome {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tickets, text := len(t.tickets), t.text
+	out := t.apply(ev, pl)
+	p.tickets.Add(int64(len(t.tickets) - tickets))
+	p.text.Add(int64(t.text - text))
+	return out
+}
+
+// maxDrops bounds the tickets that are dropped by one append.
+const maxDrops = 200
+
+// makeRoom is commit of a change for which finished tickets give way. Very many of them
+// go in appends before it.
+func (p *Plugin) makeRoom(ctx context.Context, t *tenant, drop []string, c change) error {
+	changes := make([]change, 0, min(len(drop), maxDrops)+1)
+	for _, id := range drop {
+		if changes = append(changes, change{eventDropped, id, payload{Trace: c.payload.Trace}}); len(changes) == maxDrops {
+			if err := p.commit(ctx, t, changes...); err != nil {
+				return err
+			}
+			changes = changes[:0]
+		}
+	}
+	return p.commit(ctx, t, append(changes, c)...)
 }
 
 // Run lets approvals expire that nobody decided in time, until ctx ends.
@@ -200,14 +230,11 @@ func (t *Ticket) due() bool {
 
 // move changes a ticket's status, which was checked. The gate is held.
 func (p *Plugin) move(ctx context.Context, t *tenant, k *Ticket, to Status, by, trace string) error {
-	changes := []change{{eventTransitioned, k.ID, payload{V: k.Version + 1, By: by, Trace: trace, From: k.Status, To: to}}}
+	var drop []string
 	if to.finished() && !k.Status.finished() {
-		drop, _ := t.room(0, 1, k.ID)
-		for _, id := range drop {
-			changes = append(changes, change{eventDropped, id, payload{Trace: trace}})
-		}
+		drop, _ = t.room(0, 1, k.ID)
 	}
-	return p.commit(ctx, t, changes...)
+	return p.makeRoom(ctx, t, drop, change{eventTransitioned, k.ID, payload{V: k.Version + 1, By: by, Trace: trace, From: k.Status, To: to}})
 }
 
 // ids mints ULIDs that rise, also within a millisecond and when the clock is set back.

@@ -65,8 +65,10 @@ func (p *Plugin) Watch(ctx context.Context, _ string, _ func()) error {
 	return ctx.Err()
 }
 
-// touch notes the queues that show a ticket. mu is held.
+// touch notes the queues that show a ticket.
 func (t *tenant) touch(set map[string]bool, id string) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
 	e := t.tickets[id]
 	if e == nil {
 		return

@@ -92,10 +92,10 @@ type Comment struct {
 // Bounds of what one tenant keeps. Lengths are in characters; the longest texts, escaped,
 // still fit into one event of the log.
 const (
-	MaxUnfinished = 2000     // tickets that are not finished
-	MaxFinished   = 500      // beyond it the one finished longest ago is dropped
-	MaxText       = 16 << 20 // bytes of titles, bodies and comments; finished tickets give way
-	MaxComments   = 100      // of one ticket
+	MaxUnfinished = 2000    // tickets that are not finished
+	MaxFinished   = 500     // beyond it the one finished longest ago is dropped
+	MaxText       = 8 << 20 // bytes of titles, bodies and comments; finished tickets give way
+	MaxComments   = 100     // of one ticket
 	MaxTitle      = 200
 	MaxBody       = 8000
 	MaxComment    = 2000
@@ -103,7 +103,10 @@ const (
 	MaxKey        = 64
 	MaxAgentID    = 64
 
-	MaxTenants = 4096 // that have tickets at all
+	// Of all tenants together, so that a Snapshot stays small.
+	MaxTenants    = 4096 // that have tickets at all
+	MaxAllTickets = 20_000
+	MaxAllText    = 64 << 20
 
 	minExpiry, maxExpiry, defaultExpiry = 10, 604800, 3600 // seconds
 )

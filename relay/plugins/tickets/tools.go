@@ -196,22 +196,33 @@ func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 	if t.unfinished() >= MaxUnfinished {
 		return nil, full("there are %d unfinished tickets; close some", MaxUnfinished)
 	}
+	if p.tickets.Load() >= MaxAllTickets {
+		return nil, full("this relay keeps as many tickets as it can")
+	}
+	drop, err := p.roomFor(t, len(pl.Title)+len(pl.Body)+len(pl.Action), "")
+	if err != nil {
+		return nil, err
+	}
 	id := p.ids.next()
-	changes := []change{{eventCreated, id, pl}}
-	drop, ok := t.room(len(pl.Title)+len(pl.Body)+len(pl.Action), 0, "")
-	if !ok {
-		return nil, full("the unfinished tickets hold as much text as they may; close some")
-	}
-	for _, d := range drop {
-		changes = append(changes, change{eventDropped, d, payload{Trace: r.TraceID}})
-	}
-	if err := p.commit(ctx, t, changes...); err != nil {
+	if err := p.makeRoom(ctx, t, drop, change{eventCreated, id, pl}); err != nil {
 		return nil, err
 	}
 	if pl.Action != "" {
 		p.poke()
 	}
 	return t.answer(id)
+}
+
+// roomFor finds the finished tickets that give way to text more bytes.
+func (p *Plugin) roomFor(t *tenant, text int, keep string) (drop []string, err error) {
+	drop, ok := t.room(text, 0, keep)
+	switch {
+	case !ok:
+		return nil, full("the unfinished tickets hold as much text as they may; close some")
+	case p.text.Load()+int64(text) > MaxAllText:
+		return nil, full("this relay keeps as much text of tickets as it can")
+	}
+	return drop, nil
 }
 
 func full(format string, a ...any) error {
@@ -308,15 +319,12 @@ func comment(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result,
 		if n > 0 {
 			n = k.Comments[n-1].N
 		}
-		changes := []change{{eventCommented, k.ID, payload{V: k.Version + 1, By: r.Caller.Actor, Trace: r.TraceID, N: n + 1, Text: a.Text}}}
-		drop, ok := t.room(len(a.Text), 0, k.ID)
-		if !ok {
-			return nil, full("the unfinished tickets hold as much text as they may; close some")
+		drop, err := p.roomFor(t, len(a.Text), k.ID)
+		if err != nil {
+			return nil, err
 		}
-		for _, d := range drop {
-			changes = append(changes, change{eventDropped, d, payload{Trace: r.TraceID}})
-		}
-		return nil, p.commit(ctx, t, changes...)
+		return nil, p.makeRoom(ctx, t, drop, change{eventCommented, k.ID,
+			payload{V: k.Version + 1, By: r.Caller.Actor, Trace: r.TraceID, N: n + 1, Text: a.Text}})
 	})
 }
 

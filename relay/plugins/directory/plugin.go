@@ -1,0 +1,113 @@
+// Package directory is the plugin that lists who is there: the devices and agents of the
+// caller's tenant, as mcp://agents/directory.json and as the tool agents.list.
+//
+//	p := directory.New(k)
+//	err := k.Load(p, false)
+//	err = p.Run(ctx) // tells subscribers of changes
+package directory
+
+import (
+	"context"
+	"encoding/json"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// URI is the resource's.
+const URI = "mcp://agents/directory.json"
+
+// Tool is the tool's name; it answers with what the resource holds.
+const Tool = "agents.list"
+
+// Plugin serves the directory. Make one with New.
+type Plugin struct{ k *kernel.Kernel }
+
+// New makes the plugin; k is the kernel that knows who is there.
+func New(k *kernel.Kernel) *Plugin { return &Plugin{k: k} }
+
+var (
+	_ kernel.Plugin  = (*Plugin)(nil)
+	_ kernel.Reader  = (*Plugin)(nil)
+	_ kernel.Watcher = (*Plugin)(nil)
+)
+
+// Directory is the resource's content. At most kernel.MaxPresences entries, ascending by
+// kind and id.
+type Directory struct {
+	Agents []kernel.Presence `json:"agents"`
+}
+
+const output = `{"type":"object","properties":{"agents":{"type":"array","items":{"type":"object","properties":{` +
+	`"id":{"type":"string"},"kind":{"type":"string","enum":["device","agent"]},"name":{"type":"string"},` +
+	`"status":{"type":"string","enum":["online","offline"]},"transport":{"type":"string"},` +
+	`"last_ping_at":{"type":"integer","description":"the last sign of life, milliseconds since 1970"}},` +
+	`"required":["id","kind","status","last_ping_at"],"additionalProperties":false}},` +
+	`"error":{"type":"object","properties":{"code":{"type":"string"},"message":{"type":"string"}},"required":["code","message"]}},` +
+	`"additionalProperties":false}`
+
+// Manifest implements kernel.Plugin.
+func (p *Plugin) Manifest() *kernel.Manifest {
+	return &kernel.Manifest{
+		Name: "directory", Version: "1.0.0", Inline: true,
+		Tools: []*kernel.Tool{{
+			Name: Tool, Title: "List devices and agents", Description: "The devices and agents of your tenant: who is online and when each gave its last sign of life.",
+			InputSchema: json.RawMessage(`{"type":"object","properties":{},"additionalProperties":false}`), OutputSchema: json.RawMessage(output),
+			SafetyClass: manifest.ReadOnly, Scope: manifest.ScopeToolsList, Check: noArguments,
+		}},
+		Resources: []*kernel.Resource{{
+			URI: URI, Name: "agents/directory", Title: "Devices and agents", MIME: "application/json", Scope: manifest.ScopeToolsList, Watchable: true,
+			Description: "The devices and agents of your tenant, online and offline. Subscribe to hear who comes and goes.",
+		}},
+	}
+}
+
+func noArguments(raw []byte) ([]byte, error) {
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &m); err != nil || m == nil {
+		return nil, manifest.E(manifest.ManifestInvalid, "arguments: must be a JSON object")
+	}
+	if len(m) > 0 {
+		return nil, manifest.E(manifest.ManifestInvalid, "unknown argument: there are none")
+	}
+	return []byte("{}"), nil
+}
+
+// Call implements kernel.Plugin.
+func (p *Plugin) Call(_ context.Context, r *kernel.Request) (*kernel.Result, error) {
+	data, err := p.list(r.Caller)
+	return &kernel.Result{Structured: data}, err
+}
+
+// Read implements kernel.Reader.
+func (p *Plugin) Read(_ context.Context, c *kernel.Caller, uri string) ([]byte, error) {
+	if uri != URI {
+		return nil, kernel.ErrNoResource
+	}
+	return p.list(c)
+}
+
+func (p *Plugin) list(c *kernel.Caller) ([]byte, error) {
+	d := Directory{Agents: p.k.Directory(c.Tenant)}
+	if d.Agents == nil {
+		d.Agents = []kernel.Presence{}
+	}
+	return json.Marshal(d)
+}
+
+// Watch implements kernel.Watcher. Run tells of changes, to the tenant concerned alone,
+// so there is nothing to do here but to wait.
+func (p *Plugin) Watch(ctx context.Context, _ string, _ func()) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// Run tells the subscribers of a tenant when one of its own comes or goes, until ctx ends.
+func (p *Plugin) Run(ctx context.Context) error {
+	remove := p.k.OnPresence(func(s kernel.Presence) {
+		p.k.Changed(s.Tenant, kernel.Change{Updated: []string{URI}})
+	})
+	defer remove()
+	<-ctx.Done()
+	return context.Cause(ctx)
+}

@@ -1,0 +1,154 @@
+package directory
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+type scope string
+
+func (s scope) Has(v string) bool { return string(s) == v }
+
+func who(tenant string) *kernel.Caller {
+	return &kernel.Caller{Tenant: tenant, Actor: "x", Scopes: scope(manifest.ScopeToolsList)}
+}
+
+const node = "01hzx9k3m4p7q8r9s0t1v2w3xy"
+
+// TestDirectory: who comes and goes is listed for the tenant concerned and told to it.
+func TestDirectory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{PresenceTimeout: 30 * time.Second})
+		p := New(k)
+		if err := k.Load(p, false); err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = k.Run(ctx) })
+		wg.Go(func() { _ = p.Run(ctx) })
+		defer func() { stop(); wg.Wait() }()
+		subs := map[string]*kernel.Subscription{}
+		for _, tenant := range []string{"a", "b"} {
+			release, err := k.Watch(who(tenant), URI)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer release()
+			if subs[tenant], err = k.Subscribe(tenant); err != nil {
+				t.Fatal(err)
+			}
+		}
+		told := func(tenant string) bool {
+			synctest.Wait()
+			return slices.Equal(subs[tenant].Next().Updated, []string{URI})
+		}
+		if got := read(t, k, "a"); len(got) != 0 || got == nil {
+			t.Errorf("nobody is there: %v", got)
+		}
+		synctest.Wait()
+
+		start := time.Now().UnixMilli()
+		k.Seen(kernel.Presence{Tenant: "a", Kind: kernel.PresenceDevice, ID: node, Name: "attic", Transport: "link"})
+		k.Seen(kernel.Presence{Tenant: "a", Kind: kernel.PresenceAgent, ID: "claude"})
+		if !told("a") || told("b") {
+			t.Error("two came: a is to be told and b not")
+		}
+		got := read(t, k, "a")
+		want := []kernel.Presence{{ID: "claude", Kind: "agent", Status: "online", LastPingMS: start},
+			{ID: node, Kind: "device", Name: "attic", Transport: "link", Status: "online", LastPingMS: start}}
+		if !slices.Equal(got, want) || len(read(t, k, "b")) != 0 {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		k.Gone("a", kernel.PresenceDevice, node)
+		if !told("a") || told("b") || read(t, k, "a")[1].Status != "offline" {
+			t.Errorf("the device went: %+v", read(t, k, "a"))
+		}
+		time.Sleep(32 * time.Second) // the agent falls silent
+		if !told("a") || read(t, k, "a")[0].Status != "offline" || read(t, k, "a")[0].LastPingMS != start {
+			t.Errorf("the agent fell silent: %+v", read(t, k, "a"))
+		}
+
+		// Unloaded: the resource and the tool are gone, and subscribers are told.
+		if !k.Unload(p) {
+			t.Fatal("not unloaded")
+		}
+		synctest.Wait()
+		if c := subs["b"].Next(); !c.Resources || !c.Tools {
+			t.Errorf("told of %+v", c)
+		}
+		if _, _, err := k.Read(ctx, who("a"), URI); !errors.Is(err, kernel.ErrNoResource) {
+			t.Errorf("read of an unloaded plugin: %v", err)
+		}
+		if list, _ := k.ListResources(who("a"), "", 10); len(list) != 0 {
+			t.Errorf("listed: %v", list)
+		}
+	})
+}
+
+// read gives the directory by the resource, and holds the tool's answer against it and
+// against its schema.
+func read(t *testing.T, k *kernel.Kernel, tenant string) []kernel.Presence {
+	t.Helper()
+	_, data, err := k.Read(context.Background(), who(tenant), URI)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := k.Call(context.Background(), &kernel.Request{Caller: who(tenant), Tool: Tool})
+	if err != nil || !bytes.Equal(res.Structured, data) {
+		t.Fatalf("the tool says %s, %v; the resource %s", res.Structured, err, data)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader([]byte(output)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("mem:x", doc); err != nil {
+		t.Fatal(err)
+	}
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.MustCompile("mem:x").Validate(value); err != nil {
+		t.Errorf("%s: %v", data, err)
+	}
+	var d Directory
+	if err := json.Unmarshal(data, &d); err != nil {
+		t.Fatal(err)
+	}
+	return d.Agents
+}
+
+func TestRefused(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	if err := k.Load(New(k), false); err != nil {
+		t.Fatal(err)
+	}
+	stranger := &kernel.Caller{Tenant: "a", Scopes: scope(manifest.ScopeTicketsRead)}
+	if _, _, err := k.Read(t.Context(), stranger, URI); !errors.Is(err, kernel.ErrNoResource) {
+		t.Errorf("read without the scope: %v", err)
+	}
+	for args, want := range map[string]manifest.Code{"{}": manifest.SafetyDenied} {
+		if _, err := k.Call(t.Context(), &kernel.Request{Caller: stranger, Tool: Tool, Arguments: json.RawMessage(args)}); manifest.AsError(err).Code != want {
+			t.Errorf("call without the scope: %v", err)
+		}
+	}
+	for _, args := range []string{`{"x":1}`, `null`, `[]`} {
+		if _, err := k.Call(t.Context(), &kernel.Request{Caller: who("a"), Tool: Tool, Arguments: json.RawMessage(args)}); manifest.AsError(err).Code != manifest.ManifestInvalid {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
