@@ -1,0 +1,362 @@
+package kernel_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// zoo is a plugin that is no device: its calls run apart from their callers.
+func zoo() *plugin { return simple("zoo", "", "x:y") }
+
+func callZoo(k *kernel.Kernel) error {
+	_, err := k.Call(context.Background(), &kernel.Request{Caller: caller("a", "x:y"), Tool: "zoo.do"})
+	return err
+}
+
+func info(t *testing.T, k *kernel.Kernel, name string) kernel.PluginInfo {
+	t.Helper()
+	for _, p := range k.Info().Plugins {
+		if p.Name == name {
+			return p
+		}
+	}
+	t.Fatalf("no plugin %s", name)
+	return kernel.PluginInfo{}
+}
+
+// A plugin that ignores its context holds neither its callers nor more goroutines than it
+// may have calls; what it answers later is dropped, streams are closed.
+func TestPluginThatIgnoresItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		p := zoo()
+		p.m.MaxConcurrency, p.m.CallTimeout = 3, 2*time.Second
+		late := newStream()
+		var running atomic.Int64
+		p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) {
+			running.Add(1)
+			defer running.Add(-1)
+			time.Sleep(time.Hour)
+			return &kernel.Result{Stream: late}, nil
+		}
+		load(t, k, p)
+		for range 3 {
+			start := time.Now()
+			wantCode(t, "slow", callZoo(k), manifest.DeadlineExceeded, "gateway_deadline")
+			if took := time.Since(start); took != 2*time.Second {
+				t.Errorf("held its caller for %v, want 2s", took)
+			}
+		}
+		for range 10 {
+			wantCode(t, "all places taken", callZoo(k), manifest.RateLimited, "concurrency")
+		}
+		if n := running.Load(); n != 3 {
+			t.Errorf("%d calls run, at most 3 may", n)
+		}
+		if in := info(t, k, "zoo"); in.InFlight != 3 || in.Timeouts != 3 || in.Calls != 3 {
+			t.Errorf("told %+v", in)
+		}
+		time.Sleep(2 * time.Hour)
+		if late.closed.Load() != 3 || running.Load() != 0 {
+			t.Errorf("%d of 3 late streams were closed, %d calls run", late.closed.Load(), running.Load())
+		}
+		p.call = nil
+		if err := callZoo(k); err != nil {
+			t.Errorf("once they have ended: %v", err)
+		}
+	})
+}
+
+// A caller who leaves is not held either, and that is no fault of the plugin.
+func TestCallerLeavesASlowPlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		p := zoo()
+		p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) {
+			time.Sleep(4 * time.Second)
+			return &kernel.Result{}, nil
+		}
+		load(t, k, p)
+		for range 20 {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+			start := time.Now()
+			_, err := k.Call(ctx, &kernel.Request{Caller: caller("a", "x:y"), Tool: "zoo.do"})
+			if cancel(); err == nil || time.Since(start) != time.Millisecond {
+				t.Fatalf("got %v after %v", err, time.Since(start))
+			}
+		}
+		if in := info(t, k, "zoo"); in.State != kernel.StateLoaded || in.Timeouts != 0 {
+			t.Errorf("told %+v", in)
+		}
+		time.Sleep(10 * time.Second)
+	})
+}
+
+// What is a fault, and what is none: after ten of a kind the plugin is still asked, or not.
+func TestFaults(t *testing.T) {
+	answer := func(res *kernel.Result, err error) func(context.Context, *kernel.Request) (*kernel.Result, error) {
+		return func(context.Context, *kernel.Request) (*kernel.Result, error) { return res, err }
+	}
+	tests := []struct {
+		name  string
+		call  func(context.Context, *kernel.Request) (*kernel.Result, error)
+		code  manifest.Code
+		asked int64
+	}{
+		{"an answer", answer(&kernel.Result{Structured: json.RawMessage(`{"ok":true}`)}, nil), "", 10},
+		{"a refusal", answer(nil, manifest.E(manifest.BadRequest, "illegal transition")), manifest.BadRequest, 10},
+		{"a failure of the tool's own", answer(&kernel.Result{IsError: true}, nil), "", 10},
+		{"an internal error", answer(nil, manifest.E(manifest.Internal, "broken")), manifest.Internal, 5},
+		{"an error of the plugin's own", answer(nil, errors.New("broken")), manifest.Internal, 5},
+		{"a lie", answer(&kernel.Result{Structured: json.RawMessage(`{"lie":true}`)}, nil), manifest.Internal, 5},
+		{"nothing", answer(nil, nil), manifest.Internal, 5},
+		{"a panic", func(context.Context, *kernel.Request) (*kernel.Result, error) { panic("canary9876") }, manifest.Internal, 5},
+		{"silence", func(ctx context.Context, _ *kernel.Request) (*kernel.Result, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, manifest.DeadlineExceeded, 5},
+	}
+	for _, inline := range []bool{false, true} {
+		for _, tt := range tests {
+			synctest.Test(t, func(t *testing.T) {
+				k := kernel.New(kernel.Options{})
+				p := zoo()
+				p.m.Inline, p.m.CallTimeout = inline, time.Second
+				p.m.Tools[0].CheckResult = func(b []byte) error {
+					if string(b) != `{"ok":true}` {
+						return errors.New("canary9876")
+					}
+					return nil
+				}
+				p.call = tt.call
+				load(t, k, p)
+				for i := range 10 {
+					err := callZoo(k)
+					want := tt.code
+					if int64(i) >= tt.asked {
+						wantCode(t, tt.name, err, manifest.Internal, "breaker")
+						if ms := manifest.AsError(err).RetryAfterMS; ms < 1 || ms > 1000 {
+							t.Errorf("%s: retry after %d ms, the breaker opens for a second", tt.name, ms)
+						}
+						continue
+					}
+					if (want == "") != (err == nil) || (err != nil && manifest.AsError(err).Code != want) {
+						t.Errorf("%s, call %d: got %v, want %q", tt.name, i+1, err, want)
+					}
+				}
+				if n := p.calls.Load(); n != tt.asked {
+					t.Errorf("%s: asked %d times, want %d", tt.name, n, tt.asked)
+				}
+				state := kernel.StateLoaded
+				if tt.asked < 10 {
+					state = kernel.StateOpen
+				}
+				if in := info(t, k, "zoo"); in.State != state {
+					t.Errorf("%s: the state is %s, want %s", tt.name, in.State, state)
+				}
+			})
+		}
+	}
+}
+
+// An open breaker lets one call try after its time, which doubles with each failed try;
+// one that works closes it, and then all is as at first.
+func TestBreakerBacksOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		p := zoo()
+		broken := func(context.Context, *kernel.Request) (*kernel.Result, error) { panic("broken") }
+		p.call = broken
+		load(t, k, p)
+		trip := func() {
+			for range 5 {
+				wantCode(t, "trip", callZoo(k), manifest.Internal, "panic")
+			}
+		}
+		trip()
+		if k.Stats().BreakersOpen != 1 {
+			t.Error("no breaker is open")
+		}
+		for _, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+			before := p.calls.Load()
+			time.Sleep(pause*time.Second - time.Millisecond)
+			wantCode(t, "a little early", callZoo(k), manifest.Internal, "breaker")
+			time.Sleep(2 * time.Millisecond)
+			if in := info(t, k, "zoo"); in.State != kernel.StateHalfOpen {
+				t.Errorf("after %v s the state is %s", int64(pause), in.State)
+			}
+			wantCode(t, "the try", callZoo(k), manifest.Internal, "panic")
+			wantCode(t, "behind the try", callZoo(k), manifest.Internal, "breaker")
+			if n := p.calls.Load() - before; n != 1 {
+				t.Errorf("after %v s it was asked %d times, want once", int64(pause), n)
+			}
+		}
+		p.call = nil
+		time.Sleep(61 * time.Second)
+		for range 3 {
+			if err := callZoo(k); err != nil {
+				t.Errorf("mended: %v", err)
+			}
+		}
+		if in := info(t, k, "zoo"); in.State != kernel.StateLoaded || in.Panics != 13 {
+			t.Errorf("then told %+v", in)
+		}
+		p.call = broken
+		trip()
+		time.Sleep(1001 * time.Millisecond)
+		wantCode(t, "the first pause is short again", callZoo(k), manifest.Internal, "panic")
+	})
+}
+
+// Only one call tries a half-open plugin; the others are told to wait.
+func TestOneTry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		p := zoo()
+		p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { return nil, nil }
+		load(t, k, p)
+		for range 5 {
+			_ = callZoo(k)
+		}
+		time.Sleep(1500 * time.Millisecond)
+		p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) {
+			time.Sleep(time.Second)
+			return &kernel.Result{}, nil
+		}
+		before := p.calls.Load()
+		errs := make(chan error, 10)
+		for range 10 {
+			go func() { errs <- callZoo(k) }()
+		}
+		refused := 0
+		for range 10 {
+			if err := <-errs; err != nil {
+				wantCode(t, "beside the try", err, manifest.Internal, "breaker")
+				refused++
+			}
+		}
+		if n := p.calls.Load() - before; n != 1 || refused != 9 {
+			t.Errorf("%d tried, %d were refused", n, refused)
+		}
+	})
+}
+
+// Devices have no breaker: each call is answered for itself (RFC-0005 §8).
+func TestDevicesHaveNoBreaker(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	p := board("a", nodeA)
+	p.m.Tools[0].Limit = nil
+	p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { return nil, errors.New("x") }
+	load(t, k, p)
+	for range 50 {
+		_, err := k.Call(t.Context(), &kernel.Request{Caller: reader("a"), Tool: echoTool(nodeA), Arguments: []byte(`{"message":"x"}`)})
+		wantCode(t, "device", err, manifest.Internal, "internal")
+	}
+	if p.calls.Load() != 50 || k.Stats().BreakersOpen != 0 {
+		t.Errorf("asked %d times, want 50", p.calls.Load())
+	}
+}
+
+// Reads are supervised as calls are.
+func TestReadsAreSupervised(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		p := zoo()
+		p.read = func(context.Context, *kernel.Caller, string) ([]byte, error) { panic("canary9876") }
+		load(t, k, p)
+		for range 5 {
+			_, _, err := k.Read(t.Context(), caller("a", "x:y"), "zoo://all")
+			wantCode(t, "panic", err, manifest.Internal, "panic")
+		}
+		_, _, err := k.Read(t.Context(), caller("a", "x:y"), "zoo://all")
+		wantCode(t, "then", err, manifest.Internal, "breaker")
+	})
+}
+
+// A plugin whose Watch panics is asked again; the relay lives.
+func TestPanickingWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		p := newWatched("a", nodeA)
+		work := p.watch
+		p.watch = func(ctx context.Context, uri string, changed func()) error {
+			if p.started.Load() == 0 {
+				p.started.Add(1)
+				panic("broken")
+			}
+			return work(ctx, uri, changed)
+		}
+		load(t, k, p)
+		run(t, k)
+		sub := subscribe(t, k, "a")
+		release, err := k.Watch(reader("a"), metricsURI(nodeA))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		time.Sleep(5 * time.Second)
+		if c := sub.Next(); len(c.Updated) != 1 {
+			t.Errorf("told %+v after the panic", c)
+		}
+	})
+}
+
+// The plugin gets a request of its own: the caller of one that is left behind may go on
+// with the original (the race detector judges).
+func TestRequestIsNotShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		p := zoo()
+		p.m.CallTimeout = time.Millisecond
+		p.call = func(_ context.Context, r *kernel.Request) (*kernel.Result, error) {
+			time.Sleep(time.Second)
+			r.TraceID += r.Tool + string(r.Arguments)
+			return nil, nil
+		}
+		load(t, k, p)
+		r := &kernel.Request{Caller: caller("a", "x:y"), Tool: "zoo.do"}
+		_, err := k.Call(context.Background(), r)
+		wantCode(t, "slow", err, manifest.DeadlineExceeded, "gateway_deadline")
+		*r = kernel.Request{}
+		time.Sleep(time.Minute)
+		if r.TraceID != "" {
+			t.Error("the plugin wrote into its caller's request")
+		}
+	})
+}
+
+// The counters tell what happened, and begin anew.
+func TestCounters(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	p := zoo()
+	load(t, k, p)
+	for range 3 {
+		_ = callZoo(k)
+	}
+	_, _ = k.Call(t.Context(), &kernel.Request{Caller: caller("a"), Tool: "zoo.do"})
+	p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { panic("x") }
+	_ = callZoo(k)
+	s := k.Stats()
+	if s.Plugins != 1 || s.Tools != 1 || s.Resources != 1 || s.Calls != 5 || s.Errors != 2 || s.Refused != 1 || s.Panics != 1 || s.InFlight != 0 {
+		t.Errorf("told %+v", s)
+	}
+	in := info(t, k, "zoo")
+	if in.Calls != 4 || in.Errors != 1 || in.Panics != 1 || in.Version != "1.0.0" || in.Tools != 1 || in.Resources != 1 {
+		t.Errorf("told %+v", in)
+	}
+	k.ResetCounters()
+	if s := k.Stats(); s.Calls+s.Errors+s.Refused+s.Panics != 0 || s.Plugins != 1 {
+		t.Errorf("after the reset %+v", s)
+	}
+	if in := info(t, k, "zoo"); in.Calls+in.Errors+in.Panics != 0 {
+		t.Errorf("after the reset %+v", in)
+	}
+}
