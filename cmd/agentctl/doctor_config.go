@@ -45,6 +45,9 @@ func (p *patient) resolve() {
 			*to, _ = s.value.(string)
 		}
 	}
+	if p.stateDir == "" {
+		p.stateDir = defaultStateDir("")
+	}
 	p.relayFrom = cfg.settings["relay"].origin
 	if _, err := os.Lstat(serviceToken); p.service() && p.tokenFile == "" && err == nil {
 		p.tokenFile = serviceToken

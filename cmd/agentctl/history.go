@@ -228,12 +228,12 @@ func (h *historyQuery) draw(ctx context.Context, w io.Writer, zone *time.Locatio
 	}
 	shown := h.shown(points)
 	if len(points) == 0 || len(shown) == 0 {
-		fmt.Fprintf(w, "Nothing was recorded from %s to %s.\nA longer window may have something: agentctl history --since 7d; whether anything is recorded: agentctl status\n",
-			timeText(h.from, zone), timeText(h.to, zone))
+		fmt.Fprintf(w, "%s: nothing was recorded.\nA longer window may have something: agentctl history --since 7d; whether anything is recorded: agentctl status\n",
+			windowText(h.from, h.to, zone))
 		return nil
 	}
 	colour := colours(w)
-	fmt.Fprintln(w, cutLine(fmt.Sprintf("%s to %s, a point each %s", timeText(h.from, zone), timeText(h.to, zone), spanText(h.step)), width))
+	fmt.Fprintln(w, cutLine(fmt.Sprintf("%s, a point each %s", windowText(h.from, h.to, zone), spanText(h.step)), width))
 	for _, s := range shown {
 		c := chart{label: s.label, unit: s.unit, points: points[s.key], from: h.from, to: h.to, step: h.step, max: s.max,
 			width: max(width, minChartWidth), height: chartHeight(height, len(shown)), ascii: ascii, zone: zone}
@@ -280,8 +280,14 @@ func chartHeight(lines, n int) int {
 	return min(max(h, 4), 12)
 }
 
-func timeText(ms int64, zone *time.Location) string {
-	return time.UnixMilli(ms).In(zone).Format("2006-01-02 15:04:05 MST")
+// windowText is a window for people, with the day once where it is one day.
+func windowText(from, to int64, zone *time.Location) string {
+	a, b := time.UnixMilli(from).In(zone), time.UnixMilli(to).In(zone)
+	layout := time.DateTime
+	if a.Format(time.DateOnly) == b.Format(time.DateOnly) {
+		layout = time.TimeOnly
+	}
+	return a.Format(time.DateTime) + " to " + b.Format(layout+" MST")
 }
 
 // spanText is a duration without needless zeros: 1m0s is 1m.

@@ -178,13 +178,20 @@ func (v *view) lines(width, height int, now time.Time) []string {
 			out = append(out, line)
 		}
 	}
-	if text, bad := powerText(v.now); text != "" {
-		out = append(out, fmt.Sprintf("%-8s ", "Power")+paint(v.colour && bad, yellow, text))
+	power, bad := powerText(v.now)
+	if power != "" {
+		power = fmt.Sprintf("%-8s ", "Power") + paint(v.colour && bad, yellow, power)
+		if !bad {
+			out = append(out, power)
+		}
 	}
 	if len(v.now) == 0 {
 		out = append(out, "waiting for the first sample")
 	}
 	foot := []string{""}
+	if bad {
+		foot = append(foot, power)
+	}
 	for _, a := range v.alerts {
 		foot = append(foot, cutLine(a, width))
 	}
@@ -192,7 +199,8 @@ func (v *view) lines(width, height int, now time.Time) []string {
 	if room := height - len(foot); len(out) > room { // the end matters more than the last rows
 		out = out[:max(room, 1)]
 	}
-	return append(out, foot...)
+	out = append(out, foot...)
+	return out[max(len(out)-height, 0):]
 }
 
 func (v *view) header(width int) string {

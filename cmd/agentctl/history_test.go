@@ -1,0 +1,158 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"agentctl/control"
+	"agentctl/prober"
+)
+
+// pastHour is a history of one record each 10 s for an hour, with a hole; temperature comes
+// each minute.
+type pastHour struct{ from int64 }
+
+func (r pastHour) Query(_ context.Context, q control.HistoryQuery, fn func(control.HistoryRow) error) error {
+	to := q.ToMS
+	var held *control.HistoryRow
+	for i, p := range wave(r.from) {
+		if p.ts < q.FromMS || p.ts > to {
+			continue
+		}
+		row := control.HistoryRow{TS: p.ts, Sample: &prober.Sample{TSMS: p.ts, CPUPct: float64(i % 100), MemBytes: 100 << 20, MemTotalBytes: 400 << 20}}
+		if i%6 == 0 {
+			row.Readings = []control.Reading{{Key: "temperature.hottest_c", Value: 50}}
+		}
+		if q.StepMS > 0 { // the last of each bucket
+			if held != nil && held.TS/q.StepMS != row.TS/q.StepMS {
+				if err := fn(*held); err != nil {
+					return err
+				}
+			} else if held != nil && row.Readings == nil {
+				row.Readings = held.Readings // each module by itself
+			}
+			held = &row
+			continue
+		}
+		if err := fn(row); err != nil {
+			return err
+		}
+	}
+	if held != nil {
+		return fn(*held)
+	}
+	return nil
+}
+
+var historyStart = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func historyOf(t *testing.T, modules ...string) *historyQuery {
+	t.Helper()
+	path := socketPath(t)
+	from := historyStart.UnixMilli()
+	t.Cleanup(fakeBox(t, path, pastHour{from}))
+	cl, err := control.Dial(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cl.Close() })
+	return &historyQuery{cl: cl, from: from, to: from + 3_600_000, modules: modules}
+}
+
+func TestHistoryDraw(t *testing.T) {
+	t.Setenv("COLUMNS", "60")
+	t.Setenv("LINES", "20")
+	t.Setenv("LC_ALL", "C.UTF-8")
+	t.Setenv("TERM", "xterm")
+	var b bytes.Buffer
+	if err := historyOf(t).draw(t.Context(), &b, time.UTC); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("LC_ALL", "C")
+	h := historyOf(t, "temperature", "wear")
+	if err := h.draw(t.Context(), &b, time.UTC); err != nil {
+		t.Fatal(err)
+	}
+	h.from, h.to = 1, 2
+	if err := h.draw(t.Context(), &b, time.UTC); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "history.txt", b.String())
+}
+
+func TestHistoryExport(t *testing.T) {
+	h := historyOf(t, "cpu", "memory", "temperature")
+	text := func(format string) string {
+		var b bytes.Buffer
+		if err := h.export(t.Context(), &b, format); err != nil {
+			t.Fatalf("%s: %v", format, err)
+		}
+		return b.String()
+	}
+	lines := strings.Split(strings.TrimSpace(text("csv")), "\n")
+	if lines[0] != "ts,cpu.usage_percent,memory.total,memory.used,temperature.hottest_c" || lines[1] != "1772366400000,0,400,100,50" ||
+		lines[2] != "1772366410000,1,400,100," || len(lines) != 1+270 {
+		t.Errorf("csv: %d lines:\n%s", len(lines), strings.Join(lines[:3], "\n"))
+	}
+	if n := strings.Count(text("ndjson"), "\n"); n != 270 {
+		t.Errorf("ndjson: %d lines", n)
+	}
+	h.step = 600_000
+	var doc, doc2 struct {
+		StepMS int64 `json:"step_ms" yaml:"step_ms"`
+		Items  []struct {
+			TS  int64
+			CPU struct {
+				UsagePercent float64 `json:"usage_percent" yaml:"usage_percent"`
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(text("json")), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal([]byte(text("yaml")), &doc2); err != nil {
+		t.Fatal(err)
+	}
+	// Six buckets of ten minutes; the hole of a quarter of an hour swallows one.
+	for _, d := range [][]int64{{doc.StepMS, int64(len(doc.Items)), doc.Items[0].TS}, {doc2.StepMS, int64(len(doc2.Items)), doc2.Items[0].TS}} {
+		if d[0] != 600_000 || d[1] != 5 || d[2] != historyStart.UnixMilli()+590_000 {
+			t.Errorf("got %v", d)
+		}
+	}
+	h.from, h.to = 1, 2
+	if got := text("json"); !strings.Contains(got, `"items": [`) || json.Unmarshal([]byte(got), &doc) != nil || len(doc.Items) != 0 {
+		t.Errorf("an empty window is %s", got)
+	}
+	if got := text("yaml"); !strings.Contains(got, "items: []") {
+		t.Errorf("an empty window is %s", got)
+	}
+	if got := text("csv"); strings.Count(got, "\n") != 1 {
+		t.Errorf("an empty window is %s", got)
+	}
+}
+
+func TestParseMoment(t *testing.T) {
+	now := time.Date(2026, 3, 10, 12, 0, 0, 0, time.FixedZone("", 3600))
+	tests := []struct {
+		in   string
+		want time.Time // zero: an error
+	}{
+		{"0s", now}, {"90s", now.Add(-90 * time.Second)}, {"7d", now.Add(-7 * day)}, {"1.5d", now.Add(-36 * time.Hour)}, {"2w", now.Add(-14 * day)},
+		{"2026-03-01T00:00:00Z", time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)},
+		{"2026-03-01T00:00:00.5+02:00", time.Date(2026, 2, 28, 22, 0, 0, 5e8, time.UTC)},
+		{"2026-03-01", time.Date(2026, 3, 1, 0, 0, 0, 0, now.Location())},
+		{"-1h", time.Time{}}, {"d", time.Time{}}, {"yesterday", time.Time{}}, {"", time.Time{}}, {"1e9d", time.Time{}}, {"NaNd", time.Time{}},
+	}
+	for _, tt := range tests {
+		got, err := parseMoment(tt.in, now)
+		if (err != nil) != tt.want.IsZero() || (err == nil && !got.Equal(tt.want)) {
+			t.Errorf("%q is %v, %v; want %v", tt.in, got, err, tt.want)
+		}
+	}
+}
