@@ -78,7 +78,7 @@ Anywhere       agentctl demo         the whole loop on this machine, in one proc
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{code: exitUsage, err: err} })
-	root.AddCommand(newRun(), newStatus(), newSnapshot(), newWatch(), newHistory(), newBurst(), newStart(), newStop(), newDoctor(), newMan(), newLs(), newCall(), newVersion(), newConfig())
+	root.AddCommand(newRun(), newStatus(), newSnapshot(), newWatch(), newHistory(), newBurst(), newStart(), newStop(), newDoctor(), newMan(), newLs(), newCall(), newTickets(), newVersion(), newConfig())
 	addRelayCommands(root)
 	addCompletion(root)
 	usageArgs(root)

@@ -97,6 +97,20 @@ func clientTLS(caFile string, now func() time.Time) (*tls.Config, error) {
 // do sends a request and returns an answer with status 2xx; every other end is an
 // exitError. The caller closes the body.
 func (c *relayClient) do(ctx context.Context, method, path, accept string, body any) (*http.Response, error) {
+	resp, err := c.send(ctx, method, path, accept, body)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		return resp, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return nil, answerError(resp)
+}
+
+// send sends a request and returns the answer, whatever its status. The caller closes
+// the body.
+func (c *relayClient) send(ctx context.Context, method, path, accept string, body any) (*http.Response, error) {
 	var rd io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
@@ -120,11 +134,7 @@ func (c *relayClient) do(ctx context.Context, method, path, accept string, body 
 	if err != nil {
 		return nil, c.transportError(ctx, err)
 	}
-	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
-		return resp, nil
-	}
-	defer func() { _ = resp.Body.Close() }()
-	return nil, answerError(resp)
+	return resp, nil
 }
 
 func (c *relayClient) transportError(ctx context.Context, err error) error {

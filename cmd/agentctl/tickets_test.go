@@ -1,0 +1,188 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"agentctl/relay"
+	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/tickets"
+)
+
+// ticketRig is a relay with the tickets plugin, and the command line on it.
+type ticketRig struct {
+	t      *testing.T
+	url    string
+	tokens map[string]string // file by person
+}
+
+func newTicketRig(t *testing.T) *ticketRig {
+	t.Helper()
+	dir := t.TempDir()
+	load := func(k *kernel.Kernel) kernel.Plugin { return tickets.New(k, nil) }
+	r, err := relay.Open(relay.Options{StateDir: filepath.Join(dir, "relay"), Listen: "127.0.0.1:0", Plugins: []func(*kernel.Kernel) kernel.Plugin{load}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rig := &ticketRig{t: t, url: r.URL(), tokens: map[string]string{"": ""}}
+	for _, m := range []auth.MintRequest{
+		{Class: "admin", Subject: "ann"}, {Class: "admin", Subject: "bob"}, {Class: "agent", Subject: "reader"}, {Class: "admin", Subject: "eve", Tenant: "other"},
+	} {
+		minted, err := r.Store().Mint(t.Context(), m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rig.tokens[m.Subject] = filepath.Join(dir, m.Subject)
+		if err := os.WriteFile(rig.tokens[m.Subject], []byte(minted[0].Token), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	ready := make(chan struct{})
+	r.OnReady(func() { close(ready) })
+	wg.Go(func() { _ = r.Run(ctx) })
+	t.Cleanup(func() { stop(); wg.Wait() })
+	<-ready
+	return rig
+}
+
+// run runs `agentctl tickets` as a person, and wants an exit code.
+func (r *ticketRig) run(person string, code int, args ...string) (stdout, stderr string) {
+	r.t.Helper()
+	root := newRoot()
+	found := false
+	for _, c := range root.Commands() {
+		found = found || c.Name() == "tickets"
+	}
+	if !found {
+		r.t.Fatal("the command is not joined")
+	}
+	var out, errs bytes.Buffer
+	root.SetOut(&out)
+	root.SetErr(&errs)
+	root.SetIn(strings.NewReader("from stdin\n"))
+	root.SetArgs(append(append([]string{"tickets"}, args...), "--relay", r.url, "--token-file", r.tokens[person]))
+	err := root.ExecuteContext(r.t.Context())
+	got := exitOK
+	var e *exitError
+	if errors.As(err, &e) {
+		got = e.code
+		errs.WriteString(e.Error())
+	}
+	if got != code {
+		r.t.Fatalf("tickets %v: exit %d, want %d: %v", args, got, code, err)
+	}
+	return out.String(), errs.String()
+}
+
+func (r *ticketRig) want(text string, words ...string) {
+	r.t.Helper()
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			r.t.Errorf("%q is not in:\n%s", w, text)
+		}
+	}
+}
+
+func TestTicketsCommand(t *testing.T) {
+	r := newTicketRig(t)
+	_, errs := r.run("ann", exitOK, "ls")
+	r.want(errs, "agentctl tickets create")
+	_, errs = r.run("ann", exitOK, "create", "Disk full", "--dry-run")
+	r.want(errs, "nothing was done")
+	out, errs := r.run("ann", exitOK, "create", "Disk full", "--body-file", "-", "--priority", "high")
+	id := strings.TrimSpace(out)
+	r.want(errs, "created "+id, "agentctl tickets move "+id+" closed")
+
+	tail := id[len(id)-6:]
+	_, errs = r.run("bob", exitOK, "comment", tail, "on \x1b[31mit")
+	r.want(errs, "a comment stays")
+	_, errs = r.run("bob", exitOK, "assign", id, "bob")
+	r.want(errs, "to bob", "agentctl tickets assign "+id+" -")
+	_, errs = r.run("bob", exitFailure, "move", id, "approved", "--dry-run")
+	r.want(errs, "is open and cannot become approved", "in_progress")
+	_, errs = r.run("bob", exitOK, "move", id, "waiting", "--dry-run")
+	r.want(errs, "tickets.transition", "nothing was done")
+	_, errs = r.run("bob", exitOK, "move", id, "in_progress")
+	r.want(errs, "open -> in_progress", "agentctl tickets move "+id+" open")
+	_, errs = r.run("bob", exitFailure, "move", id, "rejected")
+	r.want(errs, "cannot become rejected", "open, waiting, resolved, closed")
+	out, _ = r.run("reader", exitOK, "show", strings.ToLower(id))
+	r.want(out, "Disk full", "high", "bob", "from stdin", "on ?[31mit", "can become: open")
+	out, _ = r.run("ann", exitOK, "ls")
+	r.want(out, id, "in_progress", "high", "bob", "Disk full")
+	out, _ = r.run("ann", exitOK, "ls", "--status", "closed", "-o", "json")
+	r.want(out, "[]")
+	out, _ = r.run("ann", exitOK, "show", id, "-o", "yaml")
+	r.want(out, "status: in_progress\n", "comment_count: 1\n")
+	_, errs = r.run("bob", exitOK, "move", id, "resolved")
+	r.want(errs, "take it up again with: agentctl tickets move "+id+" open")
+	_, errs = r.run("bob", exitOK, "move", id, "closed")
+	r.want(errs, "agentctl tickets move "+id+" open")
+
+	// Somebody else's, nobody's, and what a token may not do.
+	_, errs = r.run("eve", exitFailure, "show", id)
+	r.want(errs, "no ticket has this id")
+	_, errs = r.run("eve", exitFailure, "show", tail)
+	r.want(errs, "no ticket has an id")
+	_, errs = r.run("reader", exitUnauthorized, "create", "x")
+	r.want(errs, "--scope tickets:write")
+	r.run("", exitUnauthorized, "ls")
+	r.run("ann", exitUsage, "show", "abc")
+	r.run("ann", exitUsage, "create", "x", "--expires", "5m")
+	_, errs = r.run("ann", exitFailure, "ls", "--status", "nonsense")
+	r.want(errs, "must be one of open")
+}
+
+func TestTicketsApproval(t *testing.T) {
+	r := newTicketRig(t)
+	out, errs := r.run("ann", exitOK, "create", "Reboot attic", "--approval", "reboot attic now", "--expires", "15m", "-o", "json")
+	var k ticket
+	if err := json.Unmarshal([]byte(out), &k); err != nil || k.Status != "pending" || k.Approval == nil || k.Approval.ExpiresAt-k.CreatedAt != 900_000 {
+		t.Fatalf("%s: %v", out, err)
+	}
+	r.want(errs, "agentctl tickets reject "+k.ID)
+	_, errs = r.run("ann", exitUnauthorized, "approve", k.ID)
+	r.want(errs, "somebody else has to")
+	out, _ = r.run("bob", exitOK, "ls", "--status", "pending", "-o", "ndjson")
+	r.want(out, k.ID)
+	_, errs = r.run("bob", exitOK, "approve", k.ID)
+	r.want(errs, "pending -> approved", "final")
+	_, errs = r.run("bob", exitFailure, "reject", k.ID)
+	r.want(errs, "stays so")
+	out, _ = r.run("ann", exitOK, "show", k.ID)
+	r.want(out, "reboot attic now", "approved by bob", "can become: nothing")
+}
+
+// TestTicketsPages: more tickets than one answer holds.
+func TestTicketsPages(t *testing.T) {
+	r := newTicketRig(t)
+	f := relayFlags{relay: r.url, tokenFile: r.tokens["ann"]}
+	rc, err := f.client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 120 {
+		var res struct{ Ticket ticket }
+		if err := rc.ticketTool(t.Context(), "create", map[string]any{"title": "x"}, &res); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, limit := range []int{1, 100, 101, 1000} {
+		list, err := rc.tickets(t.Context(), "", limit)
+		if err != nil || len(list) != min(limit, 120) {
+			t.Errorf("limit %d: %d tickets, %v", limit, len(list), err)
+		}
+	}
+}
