@@ -3,7 +3,6 @@ package kernel_test
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"runtime"
 	"testing"
 	"time"
@@ -221,5 +220,3 @@ func BenchmarkSeen(b *testing.B) {
 		k.Seen(p)
 	}
 }
-
-var _ = fmt.Sprint

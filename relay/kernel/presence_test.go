@@ -1,0 +1,213 @@
+package kernel_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/relay/kernel"
+)
+
+func agent(tenant, id string) kernel.Presence {
+	return kernel.Presence{Tenant: tenant, ID: id, Kind: kernel.PresenceAgent, Name: "n-" + id, Transport: "http"}
+}
+
+func directory(k *kernel.Kernel, tenant string) string {
+	var b []string
+	for _, p := range k.Directory(tenant) {
+		b = append(b, p.Kind+" "+p.ID+" "+p.Status)
+	}
+	return strings.Join(b, ", ")
+}
+
+// Who is silent for the timeout is offline, at most a second late; who comes back is
+// online; each change is told once, in order, to the hooks and to the log.
+func TestPresence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log kernel.MemoryLog
+		k := kernel.New(kernel.Options{Log: &log})
+		run(t, k)
+		var told []string
+		remove := k.OnPresence(func(p kernel.Presence) {
+			told = append(told, fmt.Sprint(p.Tenant, " ", p.ID, " ", p.Status, " ", len(k.Directory(p.Tenant))))
+		})
+		start := time.Now()
+		k.Seen(agent("a", "two"))
+		k.Seen(agent("a", "one"))
+		k.Seen(kernel.Presence{Tenant: "a", ID: nodeA, Kind: kernel.PresenceDevice})
+		k.Seen(agent("b", "one"))
+		if got := directory(k, "a"); got != "agent one online, agent two online, device "+nodeA+" online" {
+			t.Errorf("directory: %s", got)
+		}
+		if got := directory(k, "c"); got != "" {
+			t.Errorf("a stranger sees %s", got)
+		}
+		for range 100 { // one goes on
+			time.Sleep(time.Second)
+			k.Seen(agent("a", "one"))
+		}
+		synctest.Wait()
+		if got := directory(k, "a"); got != "agent one online, agent two offline, device "+nodeA+" offline" {
+			t.Errorf("after 100 s: %s", got)
+		}
+		if p := k.Directory("a")[0]; p.LastPingMS != time.Now().UnixMilli() || p.Name != "n-one" || p.Transport != "http" {
+			t.Errorf("the one that goes on: %+v", p)
+		}
+		if p := k.Directory("a")[1]; p.LastPingMS != start.UnixMilli() {
+			t.Errorf("the silent one: %+v", p)
+		}
+		k.Seen(agent("a", "two"))
+		k.Gone("a", kernel.PresenceAgent, "one")
+		k.Gone("a", kernel.PresenceAgent, "one")
+		k.Gone("a", kernel.PresenceAgent, "nobody")
+		want := []string{"a two online 1", "a one online 2", "a " + nodeA + " online 3", "b one online 1",
+			"a two offline 3", "a " + nodeA + " offline 3", "b one offline 1", "a two online 3", "a one offline 3"}
+		if !slices.Equal(told, want) {
+			t.Errorf("told %q,\nwant %q", told, want)
+		}
+		var logged []string
+		_ = log.Replay(t.Context(), 0, func(e kernel.Event) error {
+			logged = append(logged, fmt.Sprint(e.Tenant, " ", e.Aggregate, " ", strings.TrimPrefix(e.Type, "presence.")))
+			return nil
+		})
+		for i := range want {
+			want[i] = want[i][:strings.LastIndexByte(want[i], ' ')]
+		}
+		if !slices.Equal(logged, want) {
+			t.Errorf("logged %q,\nwant %q", logged, want)
+		}
+		remove()
+		remove()
+		before := len(told)
+		k.Seen(agent("a", "three"))
+		if len(told) != before {
+			t.Error("told after remove")
+		}
+	})
+}
+
+// Who stays away for a month is forgotten, by a restart as well.
+func TestPresenceForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log kernel.MemoryLog
+		month := 30 * 24 * time.Hour
+		for id, ago := range map[string]time.Duration{"nearly": month - time.Minute, "over": month + time.Minute} {
+			payload := fmt.Sprintf(`{"id":%q,"kind":"agent","status":"offline","last_ping_at":%d}`, id, time.Now().Add(-ago).UnixMilli())
+			if _, err := log.Append(t.Context(), kernel.Event{Tenant: "a", Type: "presence.offline", Aggregate: id, Payload: []byte(payload)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		k := kernel.New(kernel.Options{})
+		if err := k.RestorePresence(t.Context(), &log); err != nil {
+			t.Fatal(err)
+		}
+		if got := directory(k, "a"); got != "agent nearly offline" {
+			t.Errorf("restored %s", got)
+		}
+		run(t, k)
+		time.Sleep(2 * time.Minute)
+		if got := directory(k, "a"); got != "" {
+			t.Errorf("after a month of silence: %s", got)
+		}
+	})
+}
+
+// A restart rebuilds who was there; who was online has a timeout to come back, and no one
+// is told anything until it is over. The snapshot is enough for the same.
+func TestRestorePresence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log kernel.MemoryLog
+		k := kernel.New(kernel.Options{Log: &log})
+		k.Seen(agent("a", "one"))
+		k.Seen(agent("a", "two"))
+		k.Seen(agent("b", "one"))
+		k.Gone("a", kernel.PresenceAgent, "two")
+		time.Sleep(time.Hour) // the log says nothing of those who stay
+		var snapshot kernel.MemoryLog
+		if _, err := snapshot.Append(t.Context(), k.PresenceSnapshot()...); err != nil {
+			t.Fatal(err)
+		}
+		for name, l := range map[string]kernel.Log{"log": &log, "snapshot": &snapshot} {
+			fresh := kernel.New(kernel.Options{})
+			var told []string
+			fresh.OnPresence(func(p kernel.Presence) { told = append(told, p.Tenant+" "+p.ID+" "+p.Status) })
+			if err := fresh.RestorePresence(t.Context(), l); err != nil {
+				t.Fatal(err)
+			}
+			if a, b := fmt.Sprint(fresh.Directory("a"), fresh.Directory("b")), fmt.Sprint(k.Directory("a"), k.Directory("b")); a != b {
+				t.Errorf("%s: got %s, want %s", name, a, b)
+			}
+			stop := run(t, fresh)
+			time.Sleep(80 * time.Second)
+			fresh.Seen(agent("a", "one"))
+			if len(told) != 0 {
+				t.Errorf("%s: told %q", name, told)
+			}
+			time.Sleep(15 * time.Second)
+			synctest.Wait()
+			if !slices.Equal(told, []string{"b one offline"}) {
+				t.Errorf("%s: told %q", name, told)
+			}
+			stop()
+		}
+	})
+}
+
+// Entries are bounded: the one that is offline for longest gives way, one a second; who
+// is online stays.
+func TestPresenceIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		for i := range kernel.MaxPresences {
+			k.Seen(agent("a", fmt.Sprint(i)))
+		}
+		k.Seen(agent("a", "more"))
+		if n := k.Stats().Presences; n != kernel.MaxPresences {
+			t.Fatalf("%d entries", n)
+		}
+		time.Sleep(2 * time.Second)
+		k.Gone("a", kernel.PresenceAgent, "7")
+		k.Seen(agent("a", "more"))
+		k.Seen(agent("a", "most")) // in the same second
+		var found []string
+		for _, p := range k.Directory("a") {
+			if p.ID == "7" || p.ID == "more" || p.ID == "most" {
+				found = append(found, p.ID)
+			}
+		}
+		if !slices.Equal(found, []string{"more"}) || k.Stats().Presences != kernel.MaxPresences {
+			t.Errorf("found %v, %d entries", found, k.Stats().Presences)
+		}
+	})
+}
+
+// Status changes from many sides end in what was said last, and the hooks hear every
+// change as a change.
+func TestPresenceConcurrently(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	last, changes := "", 0
+	k.OnPresence(func(p kernel.Presence) {
+		if p.Status == last {
+			t.Errorf("told %s twice in a row", last)
+		}
+		last = p.Status
+		changes++
+	})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 500 {
+				k.Seen(agent("a", "one"))
+				k.Gone("a", kernel.PresenceAgent, "one")
+			}
+		})
+	}
+	wg.Wait()
+	if p := k.Directory("a")[0]; p.Status != last || last != kernel.Offline || changes < 2 {
+		t.Errorf("told %s after %d changes, the directory says %s", last, changes, p.Status)
+	}
+}
