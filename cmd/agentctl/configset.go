@@ -102,7 +102,7 @@ func (f *configFlags) change(cmd *cobra.Command, ch settingChange, dry bool) err
 	was, wasKept := kept[ch.key.name]
 	old := valueLine(before.Values[ch.key.name], ch.key.name)
 	if wasKept {
-		old = valueLine(plain(was.value), ch.key.name)
+		old = valueLine(fileValue(was.value), ch.key.name)
 	}
 	if ch.value == nil && !wasKept {
 		fmt.Fprintf(w, "%s was not set in %s; it is %s (%s)\n", ch.key.name, path, old, before.Origins[ch.key.name])
@@ -142,7 +142,7 @@ func (ch *settingChange) text() string {
 	if ch.value == nil {
 		return "not set"
 	}
-	return valueLine(plain(ch.value), ch.key.name)
+	return valueLine(fileValue(ch.value), ch.key.name)
 }
 
 func (ch *settingChange) undo(old string, wasKept bool) string {

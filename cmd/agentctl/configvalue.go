@@ -68,8 +68,8 @@ func durationText(d time.Duration) string {
 	return d.String()
 }
 
-// plain is a value as JSON and YAML show it.
-func plain(v any) any {
+// fileValue is a value as JSON and YAML show it.
+func fileValue(v any) any {
 	switch v := v.(type) {
 	case time.Duration:
 		return durationText(v)

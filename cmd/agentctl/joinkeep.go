@@ -47,13 +47,13 @@ func settingsText(s settings) ([]byte, error) {
 	for name, v := range s {
 		group, leaf, nested := strings.Cut(name, ".")
 		if !nested {
-			doc[name] = plain(v.value)
+			doc[name] = fileValue(v.value)
 			continue
 		}
 		if doc[group] == nil {
 			doc[group] = object{}
 		}
-		doc[group].(object)[leaf] = plain(v.value)
+		doc[group].(object)[leaf] = fileValue(v.value)
 	}
 	b, err := json.Marshal(doc)
 	if err != nil {

@@ -234,7 +234,7 @@ type configView struct {
 func (c *config) view() configView {
 	v := configView{Files: c.files, Values: map[string]any{}, Origins: map[string]string{}, Notes: c.notes}
 	for name, s := range c.settings {
-		v.Values[name], v.Origins[name] = plain(s.value), s.origin
+		v.Values[name], v.Origins[name] = fileValue(s.value), s.origin
 	}
 	return v
 }

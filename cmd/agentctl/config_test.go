@@ -1,0 +1,293 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/tools/txtar"
+	"pgregory.net/rapid"
+)
+
+func schemaForTest(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	b, err := configSchemaJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource(schemaURL, doc); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Compile(schemaURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// schemaTakes judges the text of a file by the schema, as an editor would.
+func schemaTakes(s *jsonschema.Schema, text []byte) error {
+	var v any
+	if err := yaml.Unmarshal(text, &v); err != nil {
+		return nil // no question for a schema
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil // .nan
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(b))
+	if err != nil {
+		return err
+	}
+	return s.Validate(doc)
+}
+
+// TestConfigCorpus: the daemon and the schema judge alike, and every error says where,
+// what, and what would be right.
+func TestConfigCorpus(t *testing.T) {
+	schema := schemaForTest(t)
+	corpus, err := txtar.ParseFile("testdata/config/corpus.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := regexp.MustCompile(`(?m)^# want: (.*)$`)
+	for _, f := range corpus.Files {
+		t.Run(f.Name, func(t *testing.T) {
+			_, errs := parseConfig(f.Name, f.Data)
+			schemaErr := schemaTakes(schema, f.Data)
+			wants := want.FindAllSubmatch(f.Data, -1)
+			if len(errs) != len(wants) {
+				t.Errorf("%d errors, want %d:\n%v", len(errs), len(wants), errs)
+			}
+			for _, w := range wants {
+				if !slices.ContainsFunc(errs, func(e error) bool { return strings.Contains(e.Error(), string(w[1])) }) {
+					t.Errorf("no error says %q:\n%v", w[1], errs)
+				}
+			}
+			for _, e := range errs {
+				if !strings.HasPrefix(e.Error(), f.Name+":") && !strings.Contains(e.Error(), "second document") {
+					t.Errorf("%v does not say where", e)
+				}
+			}
+			kind, _, _ := strings.Cut(f.Name, "-")
+			if kind == "good" != (len(errs) == 0) {
+				t.Errorf("the daemon: %v", errs)
+			}
+			if (kind == "bad") != (schemaErr != nil) {
+				t.Errorf("the schema: %v", schemaErr)
+			}
+		})
+	}
+}
+
+// TestConfigNeverPanics: whatever a file holds, it is taken or refused with a reason, and
+// what is taken can be written and read again.
+func TestConfigNeverPanics(t *testing.T) {
+	corpus, err := txtar.ParseFile("testdata/config/corpus.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		text := slices.Clone(rapid.SampledFrom(corpus.Files).Draw(t, "file").Data)
+		for range rapid.IntRange(0, 4).Draw(t, "changes") {
+			if len(text) == 0 {
+				break
+			}
+			at := rapid.IntRange(0, len(text)-1).Draw(t, "at")
+			switch rapid.IntRange(0, 2).Draw(t, "how") {
+			case 0:
+				text[at] = rapid.SampledFrom([]byte("{}[]:,&*!|>-#\"' \n\t0a\x00\xff")).Draw(t, "byte")
+			case 1:
+				text = slices.Delete(text, at, at+1)
+			default:
+				text = slices.Insert(text, at, rapid.SampledFrom([]byte("{}[]:,-\n 0")).Draw(t, "byte"))
+			}
+		}
+		got, errs := parseConfig("f", text)
+		if len(errs) > 0 {
+			if errs.Error() == "" {
+				t.Fatal("an error without a word")
+			}
+			return
+		}
+		written, err := settingsText(got)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, errs := parseConfig("f", written)
+		if len(errs) > 0 || len(again) != len(got) {
+			t.Fatalf("%q became %q: %v", text, written, errs)
+		}
+		for name, v := range got {
+			if a, b := valueLine(fileValue(v.value), name), valueLine(fileValue(again[name].value), name); a != b {
+				t.Fatalf("%s: %s became %s", name, a, b)
+			}
+		}
+	})
+}
+
+func write(t *testing.T, path, text string) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestConfigLayers: flag, environment, kept settings, conf.d by name, file, default.
+func TestConfigLayers(t *testing.T) {
+	dir := t.TempDir()
+	state := filepath.Join(dir, "state")
+	path := write(t, filepath.Join(dir, "config.yaml"), "name: file\nlog_level: debug\nbase_interval_ms: 2000\nmodules: [wear]\nmodule_intervals: {cpu: 200, disk: 300}\nstate_dir: "+state+"\n")
+	write(t, filepath.Join(dir, "conf.d", "20-b.yaml"), "name: second\nlog_level: warn\nhistory: {flush: 10s}")
+	write(t, filepath.Join(dir, "conf.d", "10-a.yml"), "name: first\nmodule_intervals: {cpu: 400}")
+	write(t, filepath.Join(dir, "conf.d", ".hidden.yaml"), "nonsense")
+	write(t, filepath.Join(dir, "conf.d", "note.txt"), "nonsense")
+	write(t, filepath.Join(state, settingsFile), "log_level: error\nbase_interval_ms: 3000\nmodules: [power]")
+	env := map[string]string{"AGENTCTL_BASE_INTERVAL_MS": "4000", "AGENTCTL_MODULES": "network, power", "AGENTCTL_HISTORY_FLUSH": "20s", "AGENTCTL_NAME": ""}
+	s := configSource{path: path, env: func(k string) (string, bool) { v, ok := env[k]; return v, ok },
+		flags: settings{"base_interval_ms": {int64(5000), "--interval"}}}
+	c, err := s.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ key, value, origin string }{
+		{"name", "second", filepath.Join(dir, "conf.d", "20-b.yaml") + ":1"},
+		{"log_level", "error", filepath.Join(state, settingsFile) + ":1"},
+		{"base_interval_ms", "5000", "--interval"},
+		{"modules", "network,power", "AGENTCTL_MODULES"},
+		{"history.flush", "20s", "AGENTCTL_HISTORY_FLUSH"},
+		{"module_intervals.cpu", "400", filepath.Join(dir, "conf.d", "10-a.yml") + ":2"},
+		{"module_intervals.disk", "300", path + ":5"},
+		{"history.max_age", "30d", "default"},
+	} {
+		got := c.settings[tt.key]
+		if text := valueLine(fileValue(got.value), tt.key); text != tt.value || got.origin != tt.origin {
+			t.Errorf("%s is %s from %s, want %s from %s", tt.key, text, got.origin, tt.value, tt.origin)
+		}
+	}
+	if want := []string{path, filepath.Join(dir, "conf.d", "10-a.yml"), filepath.Join(dir, "conf.d", "20-b.yaml"), filepath.Join(state, settingsFile)}; !slices.Equal(c.files, want) {
+		t.Errorf("read %v, want %v", c.files, want)
+	}
+	if got := c.moduleIntervals(); len(got) != 2 || got["cpu"] != 400 {
+		t.Errorf("module intervals %v", got)
+	}
+}
+
+// TestConfigSources: what is wrong is told of all sources at once.
+func TestConfigSources(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "conf.d", "20.yaml")
+	path := write(t, filepath.Join(dir, "config.yaml"), "name: X\nstate_dir: "+dir+"\n")
+	write(t, filepath.Join(dir, "conf.d", "10.yaml"), strings.Repeat("#", maxConfigFile+1))
+	if err := os.Mkdir(fifo, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, settingsFile), "socket: /x")
+	env := map[string]string{"AGENTCTL_LOG_LEVEL": "loud", "AGENTCTL_HISTORY_ENABLED": "1", "AGENTCTL_BASE_INTERVAL_MS": "1s", "AGENTCTL_HISTORY_MAX_AGE": "x"}
+	_, err := configSource{path: path, env: func(k string) (string, bool) { v, ok := env[k]; return v, ok }}.load()
+	if err == nil {
+		t.Fatal("taken")
+	}
+	for _, want := range []string{path + ":1: name: ", "10.yaml: is larger than 256 KiB", fifo + ": is no regular file", "settings.yaml:1: socket: cannot be set here",
+		"AGENTCTL_LOG_LEVEL: log_level: ", "AGENTCTL_HISTORY_ENABLED: history.enabled: ", "AGENTCTL_BASE_INTERVAL_MS: base_interval_ms: ", "AGENTCTL_HISTORY_MAX_AGE: history.max_age"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("nothing says %q:\n%v", want, err)
+		}
+	}
+	if n := strings.Count(err.Error(), "\n") + 1; n != 8 {
+		t.Errorf("%d errors:\n%v", n, err)
+	}
+
+	// --config names a file that must be there; the usual one need not be.
+	none := configSource{path: filepath.Join(dir, "x", "none.yaml"), env: func(string) (string, bool) { return "", false }, flags: settings{"state_dir": {filepath.Join(dir, "y"), "--state-dir"}}}
+	if _, err := none.load(); err != nil {
+		t.Error(err)
+	}
+	none.given = true
+	if _, err := none.load(); err == nil || !strings.Contains(err.Error(), "none.yaml: no such file") {
+		t.Errorf("a missing --config: %v", err)
+	}
+	// A daemon with a relay needs a token, and a person who looks needs none.
+	none.given, none.flags["relay"] = false, setting{"wss://relay.example", "--relay"}
+	if _, err := none.load(); err != nil {
+		t.Error(err)
+	}
+	none.daemon = true
+	if _, err := none.load(); err == nil || !strings.Contains(err.Error(), "agentctl token create") || wrongFile(err) {
+		t.Errorf("no token: %v", err)
+	}
+}
+
+// TestConfigRules: a rule of the file stands for the built-in one of the same id.
+func TestConfigRules(t *testing.T) {
+	s, errs := parseConfig("f", []byte(`alerts: {rules: [{id: disk-full, metric: disk_pct, op: ">", threshold: 50, level: info}, {id: own, metric: cpu_pct, op: ">", threshold: 50, level: info}]}`))
+	if errs != nil {
+		t.Fatal(errs)
+	}
+	c := &config{settings: defaultSettings()}
+	builtIn := len(c.rules())
+	for name, v := range s {
+		c.settings[name] = v
+	}
+	n := 0
+	for _, r := range c.rules() {
+		if r.ID == "disk-full" {
+			n++
+			if r.Threshold != 50 {
+				t.Errorf("disk-full is at %v", r.Threshold)
+			}
+		}
+	}
+	if got := len(c.rules()); n != 1 || got != builtIn+1 {
+		t.Errorf("%d rules, %d named disk-full; want %d, 1", got, n, builtIn+1)
+	}
+	c.settings["alerts.defaults"] = setting{value: false}
+	if got := len(c.rules()); got != 2 {
+		t.Errorf("%d rules without the built-in ones, want 2", got)
+	}
+}
+
+func TestDuration(t *testing.T) {
+	for _, tt := range []struct {
+		in   string
+		want time.Duration
+		out  string
+	}{{"0", 0, "0"}, {"300s", 5 * time.Minute, "5m"}, {"12h", 12 * time.Hour, "12h"}, {"30d", 720 * time.Hour, "30d"}, {"1h30m", 90 * time.Minute, "90m"},
+		{"250ms", 250 * time.Millisecond, "250ms"}, {"24h", 24 * time.Hour, "24h"}, {"0s", 0, "0"}, {"1m30s", 90 * time.Second, "90s"}} {
+		got, err := parseDuration(tt.in)
+		if err != nil || got != tt.want || durationText(got) != tt.out {
+			t.Errorf("%s is %v (%s), %v; want %v (%s)", tt.in, got, durationText(got), err, tt.want, tt.out)
+		}
+	}
+	for _, in := range []string{"", "s", "1", "1.5h", "-1s", "1 s", "1us", "1w", "1s1", "9999999999999s", "999999999999h", "1S", "١s"} {
+		if d, err := parseDuration(in); err == nil {
+			t.Errorf("%q is %v", in, d)
+		}
+	}
+}
+
+func TestNearest(t *testing.T) {
+	words := []string{"name", "relay", "base_interval_ms", "cpu"}
+	for in, want := range map[string]string{"nmae": "name", "relais": "relay", "base_interval": "base_interval_ms", "BASE_INTERVAL_MS": "base_interval_ms", "zzz": "", strings.Repeat("n", 1000): ""} {
+		if got := nearest(in, words); got != "" != (want != "") || want != "" && !strings.Contains(got, `"`+want+`"`) {
+			t.Errorf("nearest %.20q: %q, want %q", in, got, want)
+		}
+	}
+}
