@@ -73,7 +73,7 @@ func newRedact(_ *env, config []byte) (stage, error) {
 			return nil, wrong(where, wantPatterns)
 		}
 		if re.MatchString("") || re.MatchString(Redacted) {
-			return nil, wrong(where, "a pattern that finds neither nothing nor the word "+Redacted)
+			return nil, wrong(where, "a pattern that matches neither the empty text nor "+Redacted)
 		}
 		r.patterns = append(r.patterns, re)
 	}

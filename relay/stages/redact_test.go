@@ -1,0 +1,126 @@
+package stages_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+	"agentctl/relay/stages"
+)
+
+const canary = "hunter2-canary"
+
+// A secret leaves by no way that a result, an error or a session has.
+func TestRedactNothingLeaves(t *testing.T) {
+	escaped := strings.ReplaceAll(canary, "h", `\u0068`) // the same string, in other bytes
+	doc := `{"a":1.50,"password":{"deep":["` + canary + `"]},"list":[{"PassWord":"` + canary + `"},"say ` + escaped + `!"],"` + canary + `":true,"n":4242424242424242,"text":"{\"inner\":{\"password\":\"` + canary + `\"}}"}`
+	clean := `{"a":1.50,"password":"[redacted]","list":[{"PassWord":"[redacted]"},"say [redacted]!"],"[redacted]":true,"n":"[redacted]","text":"{\"inner\":{\"password\":\"[redacted]\"}}"}`
+	p := &plugin{name: "p", read: doc}
+	session := &progress{}
+	k, m := bench(t, stages.Options{}, p)
+	set(t, m, "redact", `{"fields":["password"],"patterns":["hunter2-[a-z]+","42{1}[0-9]{14}"]}`)
+	answers := map[string]func() (*kernel.Result, error){
+		"structured": func() (*kernel.Result, error) { return &kernel.Result{Structured: json.RawMessage(doc)}, nil },
+		"content":    func() (*kernel.Result, error) { return &kernel.Result{Content: []json.RawMessage{[]byte(doc)}}, nil },
+		"meta":       func() (*kernel.Result, error) { return &kernel.Result{Meta: json.RawMessage(doc)}, nil },
+		"input": func() (*kernel.Result, error) {
+			return &kernel.Result{InputRequests: json.RawMessage(doc), RequestState: canary}, nil
+		},
+		"fault": func() (*kernel.Result, error) {
+			return &kernel.Result{Fault: &kernel.Fault{Message: canary, Data: json.RawMessage(doc)}}, nil
+		},
+		"error": func() (*kernel.Result, error) { return nil, manifest.E(manifest.BadRequest, "no "+canary) },
+	}
+	for name, answer := range answers {
+		given, _ := answer()
+		before := fmt.Sprintf("%+v", given)
+		p.call = func(r *kernel.Request) (*kernel.Result, error) {
+			if r.Session != nil {
+				_ = r.Session.Notify(t.Context(), "notifications/message", json.RawMessage(doc))
+				_, _ = r.Session.Ask(t.Context(), "elicitation/create", json.RawMessage(doc))
+			}
+			if given == nil {
+				return answer()
+			}
+			return given, nil // the same one to everybody
+		}
+		for range 2 {
+			r := request(agent(), "p.do", `{"password":"`+canary+`"}`, "")
+			r.Session = session
+			res, err := k.Call(t.Context(), r)
+			all := fmt.Sprint(err)
+			if res != nil {
+				all += fmt.Sprintf("%s %s %s %s %s", res.Structured, res.Content, res.Meta, res.InputRequests, res.RequestState)
+				if f := res.Fault; f != nil {
+					all += f.Message + string(f.Data)
+				}
+			}
+			if strings.Contains(all, "hunter2") || strings.Contains(all, "4242") || !strings.Contains(all, "[redacted]") {
+				t.Errorf("%s: %s", name, all)
+			}
+			if name == "structured" && string(res.Structured) != clean {
+				t.Errorf("got  %s\nwant %s", res.Structured, clean)
+			}
+			if p.last() != `{"password":"`+canary+`"}` {
+				t.Errorf("%s: the plugin saw %s", name, p.last())
+			}
+		}
+		if after := fmt.Sprintf("%+v", given); after != before {
+			t.Errorf("%s: the plugin's own result was changed to %s", name, after)
+		}
+	}
+	for _, told := range session.told {
+		if !strings.HasSuffix(told, clean) {
+			t.Errorf("told the client %s", told)
+		}
+	}
+	if len(session.told) == 0 {
+		t.Error("the client was told nothing")
+	}
+	if _, data, err := k.Read(t.Context(), agent(), "mcp://p/all.json"); err != nil || string(data) != clean {
+		t.Errorf("a resource: %s, %v", data, err)
+	}
+	p.read = "plain text with " + canary
+	if _, data, _ := k.Read(t.Context(), agent(), "mcp://p/all.json"); string(data) != "plain text with [redacted]" {
+		t.Errorf("a text resource: %s", data)
+	}
+	p.read = "\xff\xfe binary"
+	if _, data, _ := k.Read(t.Context(), agent(), "mcp://p/all.json"); string(data) != p.read {
+		t.Errorf("a binary resource: %q", data)
+	}
+}
+
+func TestRedactLeavesTheRestAlone(t *testing.T) {
+	p := &plugin{name: "p"}
+	k, m := bench(t, stages.Options{}, p)
+	if err := m.Enable("redact", ""); err != nil { // its defaults
+		t.Fatal(err)
+	}
+	var given string
+	p.call = func(*kernel.Request) (*kernel.Result, error) {
+		return &kernel.Result{Structured: json.RawMessage(given)}, nil
+	}
+	tests := []struct{ given, want string }{
+		{`{ "n" : 1.0e3, "s" : "\u0041", "tokens" : 5 }`, `{ "n" : 1.0e3, "s" : "\u0041", "tokens" : 5 }`}, // byte for byte
+		{`{"token":5}`, `{"token":"[redacted]"}`},
+		{`{"token":"[redacted]"}`, `{"token":"[redacted]"}`}, // and again
+		{`"eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJ4In0.c2ln"`, `"[redacted]"`},
+		{`{"k":"-----BEGIN PRIVATE KEY-----\nMC4C\n-----END PRIVATE KEY-----\n"}`, `{"k":"[redacted]\n"}`},
+		{`{"a":1,"a":{"secret":2}}`, `{"a":1,"a":{"secret":"[redacted]"}}`}, // whatever a client may still read
+		{"", ""},
+	}
+	for _, tt := range tests {
+		given = tt.given
+		res, err := k.Call(t.Context(), request(agent(), "p.do", "", ""))
+		if err != nil || string(res.Structured) != tt.want {
+			t.Errorf("%s: got %s, %v", tt.given, res.Structured, err)
+		}
+	}
+	for _, given = range []string{`{"a":`, `{} {}`, `{"a" 1}`, `nope`} { // fails closed
+		_, err := k.Call(t.Context(), request(agent(), "p.do", "", ""))
+		wantCode(t, given, err, manifest.Internal, "redact")
+	}
+}
