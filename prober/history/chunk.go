@@ -18,15 +18,6 @@ const (
 // chunk fetches what comes next and moves the cursor behind it. d is nil for memory
 // only. An error leaves the reader as it was, so that it can be tried again.
 func (s *Store) chunk(d *db, r *reader) error {
-	s.mu.Lock()
-	r.known = s.keys.names
-	s.mu.Unlock()
-	r.nwant = 0
-	for i, name := range r.known {
-		if r.want[i+1] = r.wants(name); r.want[i+1] {
-			r.nwant++
-		}
-	}
 	dense, err := s.dense(d, r)
 	if err != nil {
 		return err
@@ -50,13 +41,6 @@ func (s *Store) chunk(d *db, r *reader) error {
 		r.endBucket()
 	}
 	return nil
-}
-
-// wants tells whether readings of that name are asked for.
-func (r *reader) wants(name string) bool {
-	return r.all || slices.ContainsFunc(r.names, func(m string) bool {
-		return len(name) >= len(m) && name[:len(m)] == m && (len(name) == len(m) || name[len(m)] == '.')
-	})
 }
 
 // feed takes the next group: a row of its own, or part of a bucket.
@@ -121,18 +105,49 @@ func (s *Store) scan(d *db, r *reader) (groups []group, next int64, err error) {
 	to := r.to
 	var samples []item[values]
 	if r.core {
-		if samples, to, err = s.scanSamples(d, r.cursor, to); err != nil {
+		if samples, to, err = first(s, d, &s.samples, selectSamples, sampleOf, r.cursor, to, chunkSamples); err != nil {
 			return nil, 0, err
 		}
 	}
 	var readings []item[int64]
 	if r.nwant > 0 {
-		if readings, to, err = s.scanReadings(d, r.cursor, to); err != nil {
+		all := to<<8 | 255
+		var upto int64
+		if readings, upto, err = first(s, d, &s.readings, selectReadings, readingOf, r.cursor<<8, all, chunkReadings); err != nil {
 			return nil, 0, err
+		}
+		if upto < all {
+			to = readingTS(upto) - 1 // those of that millisecond may not all be there
 		}
 		readings = slices.DeleteFunc(readings, func(it item[int64]) bool { return !r.want[readingKey(it.id)] })
 	}
 	return join(samples, readings, to), to + 1, nil
+}
+
+// first is the first items with ids from..to, about as many as most, from the file and
+// from memory, and the id up to which they are all.
+func first[T any](s *Store, d *db, b *buffer[T], sql string, of func([]driver.Value) item[T], from, to int64, most int) (got []item[T], upto int64, err error) {
+	if d != nil {
+		err := d.each(sql, func(row []driver.Value) bool {
+			got = append(got, of(row))
+			return true
+		}, from, to, int64(most))
+		if err != nil {
+			return nil, 0, err
+		}
+		if len(got) == most {
+			to = got[most-1].id
+		}
+	}
+	s.mu.Lock()
+	unsaved := b.between(from, to)
+	if len(unsaved) > most {
+		unsaved = unsaved[:most]
+		to = unsaved[most-1].id
+	}
+	got = append(got, unsaved...)
+	s.mu.Unlock()
+	return merged(got), to, nil
 }
 
 // join makes groups of samples and readings up to a time.
@@ -160,60 +175,6 @@ func join(samples []item[values], readings []item[int64], to int64) []group {
 		groups = append(groups, g)
 	}
 	return groups
-}
-
-// scanSamples is the first samples of from..to, from the file and from memory, and the
-// time up to which they are all.
-func (s *Store) scanSamples(d *db, from, to int64) (got []item[values], upto int64, err error) {
-	upto = to
-	if d != nil {
-		err := d.each(selectSamples, func(row []driver.Value) bool {
-			got = append(got, sampleOf(row))
-			return true
-		}, from, to, int64(chunkSamples))
-		if err != nil {
-			return nil, 0, err
-		}
-		if len(got) == chunkSamples {
-			upto = got[chunkSamples-1].id
-		}
-	}
-	s.mu.Lock()
-	unsaved := s.samples.between(from, upto)
-	if len(unsaved) > chunkSamples {
-		unsaved = unsaved[:chunkSamples]
-		upto = unsaved[chunkSamples-1].id
-	}
-	got = append(got, unsaved...)
-	s.mu.Unlock()
-	return merged(got), upto, nil
-}
-
-// scanReadings is to readings what scanSamples is to samples. Those of the last
-// millisecond that was read may not all be there, so it is left out.
-func (s *Store) scanReadings(d *db, from, to int64) (got []item[int64], upto int64, err error) {
-	upto = to
-	if d != nil {
-		err := d.each(selectReadings, func(row []driver.Value) bool {
-			got = append(got, d.readingOf(row))
-			return true
-		}, from<<8, to<<8|255, int64(chunkReadings))
-		if err != nil {
-			return nil, 0, err
-		}
-		if len(got) == chunkReadings {
-			upto = readingTS(got[chunkReadings-1].id) - 1
-		}
-	}
-	s.mu.Lock()
-	unsaved := s.readings.between(from<<8, upto<<8|255)
-	if len(unsaved) > chunkReadings {
-		unsaved = unsaved[:chunkReadings]
-		upto = readingTS(unsaved[chunkReadings-1].id) - 1
-	}
-	got = append(got, unsaved...)
-	s.mu.Unlock()
-	return merged(got), upto, nil
 }
 
 // merged sorts items, those of the file before those of memory, and keeps the first of
@@ -270,7 +231,7 @@ func (s *Store) lastIn(d *db, r *reader, from, to int64) (g group, err error) {
 	last := map[uint8]item[int64]{}
 	left := r.nwant
 	err = d.each(selectReadingsRev, func(row []driver.Value) bool {
-		it := d.readingOf(row)
+		it := readingOf(row)
 		k := readingKey(it.id)
 		if _, known := last[k]; !known && r.want[k] {
 			last[k] = it
@@ -338,10 +299,8 @@ func sampleOf(row []driver.Value) (it item[values]) {
 	return it
 }
 
-// readingOf has the name's number of memory, 0 for a name that memory does not know.
-func (d *db) readingOf(row []driver.Value) (it item[int64]) {
-	id, _ := row[0].(int64)
-	it.id = readingID(readingTS(id), d.in[readingKey(id)])
+func readingOf(row []driver.Value) (it item[int64]) {
+	it.id, _ = row[0].(int64)
 	it.v, _ = row[1].(int64)
 	return it
 }

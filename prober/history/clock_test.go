@@ -56,10 +56,10 @@ func TestBootInThePast(t *testing.T) {
 func TestReadingsAloneWithoutATime(t *testing.T) {
 	s, c := open(t, Options{})
 	c.set(0)
-	addReading(s, c.sample(0), "a", 1)
+	addReading(s, c.sample(0), "wear.used_pct", 1)
 	flush(t, s)
 	c.step(time.Second)
-	addReading(s, c.sample(0), "a", 2)
+	addReading(s, c.sample(0), "wear.used_pct", 2)
 	c.set(epoch)
 	flush(t, s)
 	rows := query(t, s, Query{FromMS: epoch - 5000})

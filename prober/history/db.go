@@ -76,9 +76,6 @@ type db struct {
 	stmts map[string]*stmt
 	file  os.FileInfo // which file it is, whatever its name comes to name
 	slot  int64       // of this boot, 0 for none
-	in    [256]uint8  // a key's number in the file to the one in memory, 0 for unknown
-	out   [256]uint8  // and back
-	taken [256]bool   // the numbers in the file that are given
 	rows  int64
 }
 
@@ -123,8 +120,27 @@ func openDB(path string) (_ *db, err error) {
 			return nil, err
 		}
 	}
+	if err := d.addKeys(); err != nil {
+		return nil, err
+	}
 	d.rows, err = d.number("PRAGMA user_version")
 	return d, err
+}
+
+// addKeys writes down the names that the file does not have yet.
+func (d *db) addKeys() error {
+	last, err := d.number("SELECT max(id) FROM keys")
+	if err != nil || last >= int64(len(keyNames)) {
+		return err
+	}
+	return d.tx(func() error {
+		for i, name := range keyNames[last:] {
+			if _, err := d.exec("INSERT INTO keys VALUES(?,?)", last+1+int64(i), name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // identify tells whose file it is, and writes nothing.

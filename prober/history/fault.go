@@ -1,7 +1,6 @@
 package history
 
 import (
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -81,41 +80,15 @@ func (s *Store) open() error {
 	if err != nil {
 		return err
 	}
-	if err := s.load(d); err != nil {
+	if d.slot, err = d.number("SELECT id FROM boots WHERE boot = ?", s.bootID); err != nil {
 		d.close()
 		return err
 	}
 	s.db = d
-	return nil
-}
-
-// load learns what the file knows: names of readings and whether this boot has samples
-// that wait for the time.
-func (s *Store) load(d *db) (err error) {
-	if d.slot, err = d.number("SELECT id FROM boots WHERE boot = ?", s.bootID); err != nil {
-		return err
-	}
-	var names [256]string
-	d.taken = [256]bool{}
-	err = d.each("SELECT id, key FROM keys WHERE id BETWEEN 1 AND 255", func(row []driver.Value) bool {
-		id, _ := row[0].(int64)
-		names[uint8(id)], _ = row[1].(string)
-		d.taken[uint8(id)] = true
-		return true
-	})
-	if err != nil {
-		return err
-	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.early = s.early || d.slot != 0
 	s.stats.Rows = d.rows
-	d.in, d.out = [256]uint8{}, [256]uint8{}
-	for id, name := range names {
-		if k, ok := s.keys.id(name); ok {
-			d.in[id], d.out[k] = k, uint8(id)
-		}
-	}
+	s.mu.Unlock()
 	return nil
 }
 

@@ -52,7 +52,6 @@ func (s *Store) noteWrites(n int64) {
 const (
 	insertSample  = "INSERT OR IGNORE INTO samples VALUES(?,?,?,?,?,?,?,?)"
 	insertReading = "INSERT OR IGNORE INTO readings VALUES(?,?)"
-	insertKey     = "INSERT INTO keys VALUES(?,?)"
 	insertBoot    = "INSERT INTO boots VALUES(?,?)"
 	lastBoot      = "SELECT max(id) FROM boots"
 )
@@ -64,14 +63,13 @@ const (
 func (s *Store) save(d *db) error {
 	s.mu.Lock()
 	samples, readings := slices.Clone(s.samples.items), slices.Clone(s.readings.items)
-	names, upto := s.keys.names, s.seq
+	upto := s.seq
 	s.mu.Unlock()
 	before, err := s.tooOld(d)
 	if err != nil || len(samples)+len(readings) == 0 && before == anyTS {
 		return err
 	}
 	slot := d.slot
-	var lost uint64
 	err = d.tx(func() (err error) {
 		if _, err := d.remove(before, int64(2*max(len(samples), len(readings), 100))); err != nil {
 			return err
@@ -81,13 +79,9 @@ func (s *Store) save(d *db) error {
 				return err
 			}
 		}
-		lost, err = d.insert(samples, readings, names, slot)
-		return err
+		return d.insert(samples, readings, slot)
 	})
 	if err != nil {
-		if loadErr := s.load(d); loadErr != nil { // names that were given numbers have none now
-			s.closeDB()
-		}
 		return err
 	}
 	d.slot = slot
@@ -95,7 +89,6 @@ func (s *Store) save(d *db) error {
 	defer s.mu.Unlock()
 	s.samples.forget(upto)
 	s.readings.forget(upto)
-	s.stats.Dropped += lost
 	s.hurry = s.hurry && s.purge // what asked for haste is saved
 	if ms, ok := s.now(); ok {
 		s.stats.LastFlushMS = ms
@@ -103,9 +96,8 @@ func (s *Store) save(d *db) error {
 	return nil
 }
 
-// insert adds rows, those without a time to a boot's slot, and tells how many readings
-// had a name that could not be given a number.
-func (d *db) insert(samples []item[values], readings []item[int64], names []string, slot int64) (lost uint64, err error) {
+// insert adds rows, those without a time to a boot's slot.
+func (d *db) insert(samples []item[values], readings []item[int64], slot int64) error {
 	rebase := slotBase(slot) - slotBase(memorySlot)
 	for i := range samples {
 		it := &samples[i]
@@ -114,49 +106,23 @@ func (d *db) insert(samples []item[values], readings []item[int64], names []stri
 		}
 		n, err := d.exec(insertSample, it.id, int64(it.v.cpu), it.v.mem, it.v.total, int64(it.v.disk), int64(it.v.load[0]), int64(it.v.load[1]), int64(it.v.load[2]))
 		if err != nil {
-			return 0, err
+			return err
 		}
 		d.rows += n
 	}
 	for _, it := range readings {
-		key, err := d.key(names, readingKey(it.id))
-		if err != nil {
-			return 0, err
+		if it.id < 0 {
+			it.id += rebase << 8
 		}
-		if key == 0 {
-			lost++
-			continue
-		}
-		ts := readingTS(it.id)
-		if ts < 0 {
-			ts += rebase
-		}
-		if _, err := d.exec(insertReading, readingID(ts, key), it.v); err != nil {
-			return 0, err
+		if _, err := d.exec(insertReading, it.id, it.v); err != nil {
+			return err
 		}
 	}
-	return lost, nil
+	return nil
 }
 
 // anyEarly tells whether some of items, which are sorted, have no time.
 func anyEarly[T any](items []item[T]) bool { return len(items) > 0 && items[0].id < 0 }
-
-// key is the number in the file of a name's number in memory; a new one is given while
-// there are any, else it is 0.
-func (d *db) key(names []string, k uint8) (uint8, error) {
-	if d.out[k] != 0 {
-		return d.out[k], nil
-	}
-	id := slices.Index(d.taken[1:], false) + 1
-	if id == 0 {
-		return 0, nil
-	}
-	if _, err := d.exec(insertKey, int64(id), names[k-1]); err != nil {
-		return 0, err
-	}
-	d.taken[id], d.in[id], d.out[k] = true, k, uint8(id)
-	return uint8(id), nil
-}
 
 // addBoot gives this boot a slot. Boots whose time never came to be known are forgotten
 // when all slots are used.

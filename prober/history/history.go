@@ -109,12 +109,11 @@ type Store struct {
 	samples  buffer[values]     // unsaved, by timestamp
 	readings buffer[int64]      // unsaved, by readingID
 	seq      uint64             // of the newest item in both
-	keys     keyring
-	latest   prober.Sample // the newest there was, saved or not
-	latestID int64         // the id it was given, 0 when there is none
-	early    bool          // there may be samples that wait for the time
-	fault    string        // why the disk cannot be used, "" when it can
-	held     time.Time     // since when somebody has the disk, zero for nobody
+	latest   prober.Sample      // the newest there was, saved or not
+	latestID int64              // the id it was given, 0 when there is none
+	early    bool               // there may be samples that wait for the time
+	fault    string             // why the disk cannot be used, "" when it can
+	held     time.Time          // since when somebody has the disk, zero for nobody
 	stats    Stats
 	today    int64 // the day of stats.WrittenToday, in days since 1970
 }
@@ -223,9 +222,8 @@ func (s *Store) SetRecording(on bool) {
 // first. It never waits for the disk: beyond the bound the oldest unsaved goes and is
 // counted, as a sample with impossible readings is, with all that belongs to it.
 //
-// A reading's value is kept to three decimals. Its key, such as "temperature.hottest_c",
-// is 1..64 printable ASCII characters; there are at most 255. One whose key is none or
-// one too many, or whose value is no number, is dropped and counted.
+// A reading's value is kept to three decimals. One with another key than those at Reading,
+// or whose value is no number, is dropped and counted.
 func (s *Store) Add(x prober.Sample, readings ...Reading) {
 	v, err := valuesOf(&x)
 	s.mu.Lock()
@@ -256,8 +254,8 @@ func (s *Store) Add(x prober.Sample, readings ...Reading) {
 
 func (s *Store) addReadingLocked(id int64, r Reading) {
 	v, ok := milli(r.Value)
-	k, known := s.keys.id(r.Key)
-	if !ok || !known {
+	k := keyOf(r.Key)
+	if !ok || k == 0 {
 		s.stats.Dropped++
 		return
 	}

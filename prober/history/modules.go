@@ -1,6 +1,7 @@
 package history
 
 import (
+	"slices"
 	"time"
 
 	"agentctl/prober"
@@ -9,6 +10,25 @@ import (
 // modulesEvery is how often the readings of other modules are kept at most: at every
 // sample they would double what is written to the card.
 const modulesEvery = 10 * time.Second
+
+// keyNames are the readings there are. In the file and in memory a name is its place here,
+// from 1, so names are only ever added, at the end; 255 are the most.
+var keyNames = [...]string{
+	"network.bytes_in_per_s",
+	"network.bytes_out_per_s",
+	"network.errors_in",
+	"network.errors_out",
+	"temperature.hottest_c",
+	"power.under_voltage",
+	"power.freq_capped",
+	"power.throttled",
+	"power.soft_temp_limit",
+	"wear.used_pct",
+	"wear.pre_eol",
+}
+
+// keyOf is the number of a name, 0 when there is none.
+func keyOf(name string) uint8 { return uint8(slices.Index(keyNames[:], name) + 1) }
 
 // moduleNotes keeps what the modules beside the sample say, while Record runs. What was
 // not read anew since is not kept again.
@@ -24,14 +44,7 @@ type moduleNotes struct {
 }
 
 // of looks at every sample, and returns readings to keep with it from time to time; they
-// are valid until the next call:
-//
-//	network.bytes_in_per_s, network.bytes_out_per_s    mean since the one before
-//	network.errors_in, network.errors_out              since the one before, if there were any
-//	temperature.hottest_c
-//	power.under_voltage, .freq_capped, .throttled, .soft_temp_limit    0 or 1
-//	wear.used_pct
-//	wear.pre_eol                                       0 normal, 1 warning, 2 urgent
+// are valid until the next call.
 func (m *moduleNotes) of(x prober.Sample) []Reading {
 	if x.Extra == nil {
 		return nil

@@ -23,7 +23,7 @@ type model struct {
 	latest   *prober.Sample
 }
 
-var propKeys = []string{"network.in", "network.out", "temperature.hottest_c", "net"}
+var propKeys = []string{"network.bytes_in_per_s", "network.bytes_out_per_s", "temperature.hottest_c", "power.throttled"}
 
 // settle gives early samples their time.
 func (m *model) settle(now int64, mono time.Duration) {
@@ -221,7 +221,7 @@ func TestQueryIsTheModel(t *testing.T) {
 					FromMS:  at.Draw(rt, "from"),
 					ToMS:    at.Draw(rt, "to"),
 					StepMS:  rapid.SampledFrom([]int64{0, 0, 1, 7, 1000, 9999, 60_000, 3_600_000, 1 << 45}).Draw(rt, "step"),
-					Modules: rapid.SampledFrom([][]string{nil, nil, {"cpu"}, {"network"}, {"mem", "net"}, {"temperature.hottest_c"}, {"none"}}).Draw(rt, "modules"),
+					Modules: rapid.SampledFrom([][]string{nil, nil, {"cpu"}, {"network"}, {"mem", "power", "net"}, {"temperature.hottest_c"}, {"none"}}).Draw(rt, "modules"),
 					Limit:   rapid.SampledFrom([]int{0, 0, 0, 1, 300}).Draw(rt, "limit"),
 				}
 				if q.FromMS > q.ToMS {

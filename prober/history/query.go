@@ -27,7 +27,14 @@ type Row struct {
 	Modules   []Reading     // by name; valid until fn returns
 }
 
-// Reading is a value of another module, see Add.
+// Reading is a value of another module:
+//
+//	network.bytes_in_per_s, network.bytes_out_per_s    mean since the one before
+//	network.errors_in, network.errors_out              since the one before, if there were any
+//	temperature.hottest_c
+//	power.under_voltage, power.freq_capped, power.throttled, power.soft_temp_limit    0 or 1
+//	wear.used_pct
+//	wear.pre_eol                                       0 normal, 1 warning, 2 urgent
 type Reading struct {
 	Key   string
 	Value float64
@@ -89,20 +96,17 @@ func (s *Store) Query(ctx context.Context, q Query, fn func(Row) error) error {
 type reader struct {
 	cursor, to, step int64
 	limit, emitted   int
-	all, core        bool     // readings of all names; samples as well
-	names            []string // readings wanted, when not all
-	memoryOnly       bool     // the disk did not answer
+	core             bool      // samples are asked for
+	want             [256]bool // readings that are, by key
+	nwant            int       // how many those are
+	memoryOnly       bool      // the disk did not answer
 	done             bool
 
 	rows    []group       // ready for fn
 	flat    []item[int64] // their readings
 	pending group         // a bucket that may not be complete; its ts is 0 when there is none
-	last    []item[int64] // the readings of pending, by name's number
-
-	known []string  // names of readings by number, as of this chunk
-	want  [256]bool // by number
-	nwant int
-	out   []Reading
+	last    []item[int64] // the readings of pending, by key
+	out     []Reading
 }
 
 // group is what was recorded at a time.
@@ -137,13 +141,13 @@ func (s *Store) newReader(q Query) (*reader, error) {
 	if known {
 		r.cursor = max(r.cursor, now-age.Milliseconds())
 	}
-	r.all, r.core = len(q.Modules) == 0, len(q.Modules) == 0
-	for _, m := range q.Modules {
-		switch m {
-		case "cpu", "mem", "memory", "disk", "load":
-			r.core = true
-		default:
-			r.names = append(r.names, m)
+	r.core = len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(m string) bool {
+		return slices.Contains([]string{"cpu", "mem", "memory", "disk", "load"}, m)
+	})
+	for i, name := range keyNames {
+		if len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(m string) bool { return name == m || strings.HasPrefix(name, m+".") }) {
+			r.want[i+1] = true
+			r.nwant++
 		}
 	}
 	r.done = r.cursor > r.to
@@ -191,7 +195,7 @@ func (r *reader) emit(fn func(Row) error) (more bool, err error) {
 		}
 		r.out = r.out[:0]
 		for _, it := range g.readings {
-			r.out = append(r.out, Reading{r.known[readingKey(it.id)-1], float64(it.v) / 1000})
+			r.out = append(r.out, Reading{keyNames[readingKey(it.id)-1], float64(it.v) / 1000})
 		}
 		slices.SortFunc(r.out, func(a, b Reading) int { return strings.Compare(a.Key, b.Key) })
 		if len(r.out) > 0 {

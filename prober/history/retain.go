@@ -82,7 +82,7 @@ func (d *db) remove(before, atOnce int64) (removed int64, err error) {
 		{"SELECT ts FROM samples WHERE ts > ? ORDER BY ts LIMIT 1 OFFSET ?", from},
 		{"SELECT id >> 8 FROM readings WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?", from << 8},
 	} {
-		ts, err := d.number(q.sql, q.from, max(atOnce, maxKeys))
+		ts, err := d.number(q.sql, q.from, atOnce)
 		if err != nil {
 			return 0, err
 		}

@@ -11,7 +11,7 @@ import (
 func TestAge(t *testing.T) {
 	s, c := open(t, Options{MaxAge: time.Minute})
 	record(s, c, 100)
-	addReading(s, c.sample(0), "a", 1)
+	addReading(s, c.sample(0), "wear.used_pct", 1)
 	flush(t, s)
 	now, _ := c.now()
 	got := query(t, s, Query{FromMS: 1})
@@ -43,7 +43,7 @@ func TestRetentionByHand(t *testing.T) {
 			x := c.sample(i)
 			s.Add(x)
 			if i%4 == 0 {
-				addReading(s, x, "network.in", float64(i))
+				addReading(s, x, "network.bytes_in_per_s", float64(i))
 			}
 		}
 		flush(t, s)

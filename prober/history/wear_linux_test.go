@@ -51,7 +51,7 @@ func TestWear(t *testing.T) {
 		var readings []Reading
 		if day == "day with modules" {
 			for i := range 7 {
-				readings = append(readings, Reading{Key: fmt.Sprint("module.reading", i)})
+				readings = append(readings, Reading{Key: keyNames[i]})
 			}
 		}
 		settle()
