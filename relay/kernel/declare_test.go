@@ -1,0 +1,252 @@
+package kernel_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+const goodManifest = `{
+  "name": "notes", "version": "1.2.0-rc.1",
+  "tools": [
+    {"name": "notes.add", "description": "Adds a note.", "inputSchema": {"type": "object", "properties": {"text": {"$ref": "#/$defs/t"}}, "$defs": {"t": {"type": "string"}}}},
+    {"name": "notes.book.get", "description": "Gets one.", "inputSchema": {"type": "object"}, "outputSchema": {"type": "object"}, "capability": "tickets.read"}
+  ],
+  "resources": [
+    {"uri": "mcp://notes/all.json", "description": "All notes.", "contentSchema": {"type": "array"}, "subscribable": true},
+    {"uri": "mcp://notes/log", "description": "What was written.", "capability": "tickets:write"}
+  ],
+  "capabilities": ["tickets.read", "tickets:write"]
+}`
+
+func TestParseManifest(t *testing.T) {
+	pm, err := kernel.ParseManifest([]byte(goodManifest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := pm.Manifest("a")
+	got := fmt.Sprint(m.Name, " ", m.Version, " ", m.Tenant)
+	for _, t := range m.Tools {
+		got += fmt.Sprint("; ", t.Name, " ", t.Scope, " ", len(t.OutputSchema) > 0)
+	}
+	for _, r := range m.Resources {
+		got += fmt.Sprint("; ", r.URI, " ", r.Name, " ", r.Scope, " ", r.Watchable)
+	}
+	want := "notes 1.2.0-rc.1 a; notes.add tickets:write false; notes.book.get tickets:read true" +
+		"; mcp://notes/all.json notes/all.json tickets:read true; mcp://notes/log notes/log tickets:write false"
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	pm.Capabilities = nil
+	if s := pm.Manifest("").Tools[0].Scope; s != manifest.ScopeKernelAdmin {
+		t.Errorf("without a capability a caller needs %s", s)
+	}
+}
+
+// Everything wrong is named at once, with where it is and what would be right.
+func TestParseManifestNamesAll(t *testing.T) {
+	const bad = `{
+  "name": "notes", "version": "1.0", "Tools": [],
+  "tools": [
+    {"name": "other.add", "description": "", "inputSchema": {"type": "array"}},
+    {"name": "notes.add", "description": "a\u0007", "inputSchema": {"type": "object", "properties": {"f": {"$ref": "file:///etc/passwd"}}}},
+    {"name": "notes.add", "description": "x", "outputSchema": true},
+    {"name": "Notes-add", "description": 7, "inputSchema": {"type": "object", "enum": [{"$ref": "x"}]}, "hidden": 1},
+    "notes.add"
+  ],
+  "resources": [{"uri": "mcp://other/all", "description": "x"}, {"uri": "http://notes/", "description": "x", "subscribable": "yes", "capability": "kernel.admin"}],
+  "capabilities": ["tickets.read", "tickets:read", "root", "device.connect"]
+}`
+	_, err := kernel.ParseManifest([]byte(bad))
+	var e *kernel.ManifestError
+	if !errors.As(err, &e) {
+		t.Fatal(err)
+	}
+	want := []string{
+		`version: "1.0" is no semantic version`,
+		`capabilities[1]: "tickets:read" is there twice`, `capabilities[2]: "root" is no capability; the capabilities are tools.call.read_only, `, `capabilities[3]: "device.connect" is no`,
+		`tools[0].name: "other.add" must begin with the plugin's name: notes.`, `tools[0].description: has 0 characters`, `tools[0].inputSchema.type: must be "object"`,
+		`tools[1].description: has a control`, `tools[1].inputSchema.properties.f.$ref: "file:///etc/passwd" leads outside`,
+		`tools[2].name: "notes.add" is there twice`, `tools[2].inputSchema: is missing`, `tools[2].outputSchema: must be a JSON Schema object, not a boolean`,
+		`tools[3].name: "Notes-add" is no tool name`, `tools[3].description: must be a string, not a number`, `tools[3]: unknown key "hidden"; the keys are name, `,
+		`tools[4]: must be an object, not a string`,
+		`resources[0].uri: "mcp://other/all" must begin with mcp://notes/`,
+		`resources[1].uri: "http://notes/" is no resource URI`, `resources[1].subscribable: must be true or false`, `resources[1].capability: "kernel.admin" is not among`,
+		`unknown key "Tools"; the keys are name, version, `,
+	}
+	lines := strings.Split(err.Error(), "\n")[1:]
+	for i := range max(len(want), len(lines)) {
+		if i >= len(want) || i >= len(lines) || !strings.HasPrefix(lines[i], "  "+want[i]) {
+			t.Fatalf("problem %d of:\n%s\nwant %q", i, err, want[min(i, len(want)-1)])
+		}
+	}
+	for _, doc := range []string{``, `[]`, `null`, `{}`, `{"name":"notes","name":"notes","version":"1.0.0"}`, `{"name":"notes","version":"1.0.0"} x`,
+		`{"name":"kernel","version":"1.0.0"}`, `{"name":"9","version":"1.0.0"}`, `{"name":"\ud800","version":"1.0.0"}`,
+		`{"name":"notes","version":"1.0.0","tools":{}}`, `{"name":"notes","version":"1.0.0","x":` + strings.Repeat("[", 20) + strings.Repeat("]", 20) + `}`,
+		`{"name":"notes","version":"1.0.0","x":"` + strings.Repeat("x", kernel.MaxManifest) + `"}`} {
+		if _, err := kernel.ParseManifest([]byte(doc)); !errors.As(err, &e) || len(e.Problems) == 0 {
+			t.Errorf("%.60s: %v", doc, err)
+		}
+	}
+}
+
+func publishedSchema(t testing.TB) *jsonschema.Schema {
+	t.Helper()
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(kernel.ManifestSchema()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("plugin.schema.json", doc); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Compile("plugin.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// beyondSchema are the problems that the published schema cannot see.
+var beyondSchema = []string{"must begin with", "is there twice", "leads outside", "is not among the manifest's", "is larger than", "not strict JSON"}
+
+// agrees holds the parser against the published schema: what it accepts the schema accepts,
+// and what it refuses the schema refuses, but for what a schema cannot say.
+func agrees(t testing.TB, s *jsonschema.Schema, doc []byte) {
+	t.Helper()
+	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(doc))
+	if err != nil {
+		return
+	}
+	bySchema := s.Validate(v)
+	_, byParser := kernel.ParseManifest(doc)
+	if byParser == nil && bySchema != nil {
+		t.Fatalf("the schema refuses what is accepted: %s\n%v", doc, bySchema)
+	}
+	var e *kernel.ManifestError
+	if byParser == nil || bySchema != nil || !errors.As(byParser, &e) {
+		return
+	}
+	for _, p := range e.Problems {
+		known := false
+		for _, b := range beyondSchema {
+			known = known || strings.Contains(p.What, b)
+		}
+		if !known {
+			t.Fatalf("the schema accepts what is refused: %s\n%v", doc, byParser)
+		}
+	}
+}
+
+// Thousands of manifests, each a good one with some parts replaced, are judged alike by
+// the parser and by the published schema.
+func TestManifestSchemaAgrees(t *testing.T) {
+	s := publishedSchema(t)
+	rng := rand.New(rand.NewPCG(1, 2))
+	accepted := 0
+	for range 1500 {
+		var tree any
+		if err := json.Unmarshal([]byte(goodManifest), &tree); err != nil {
+			t.Fatal(err)
+		}
+		for range 1 + rng.IntN(2) {
+			tree = mutate(rng, tree)
+		}
+		doc, err := json.Marshal(tree)
+		if err != nil {
+			t.Fatal(err)
+		}
+		agrees(t, s, doc)
+		if _, err := kernel.ParseManifest(doc); err == nil {
+			accepted++
+		}
+	}
+	if accepted < 75 || accepted > 1425 {
+		t.Errorf("%d of 1500 are good: the test says little", accepted)
+	}
+}
+
+// pieces are what parts of a manifest are replaced by.
+var pieces = []any{
+	nil, true, 7.0, -0.5, "", "notes", "kernel", "notes.add", "notes.add.one", "notes.a.b.c", "Notes", "notes..x", "a b", "ünicode", "a\x01b", "line\nline\ttab", "del\x7f",
+	"1.0.0", "1.0.0-a.01", "1.0.0+b", "1.0", "mcp://notes/x", "mcp://notes/", "mcp://no-tes/x", "mcp://notes/x y", "MCP://notes/x", "tickets.read", "kernel:admin", "device:connect",
+	strings.Repeat("a", 33), strings.Repeat("ä", 1024), strings.Repeat("a", 1025), "mcp://notes/" + strings.Repeat("a", 244), "mcp://notes/" + strings.Repeat("a", 245),
+	[]any{}, []any{"tickets.read"}, []any{"tickets.read", "tickets.write"}, map[string]any{}, map[string]any{"type": "object"}, map[string]any{"type": "array"},
+	map[string]any{"name": "notes.x", "description": "x", "inputSchema": map[string]any{"type": "object"}},
+}
+
+func mutate(rng *rand.Rand, v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		if len(v) > 0 && rng.IntN(8) > 0 {
+			keys := make([]string, 0, len(v))
+			for k := range v {
+				keys = append(keys, k)
+			}
+			slices.Sort(keys) // a map's order is no part of the seed
+			k := keys[rng.IntN(len(keys))]
+			switch rng.IntN(10) {
+			case 0:
+				delete(v, k)
+			case 1:
+				v[strings.ToUpper(k)] = v[k]
+			default:
+				v[k] = mutate(rng, v[k])
+			}
+			return v
+		}
+	case []any:
+		if len(v) > 0 && rng.IntN(8) > 0 {
+			i := rng.IntN(len(v))
+			v[i] = mutate(rng, v[i])
+			return v
+		}
+	}
+	raw, _ := json.Marshal(pieces[rng.IntN(len(pieces))])
+	var fresh any // a copy: it may be changed in its turn
+	_ = json.Unmarshal(raw, &fresh)
+	return fresh
+}
+
+// FuzzParseManifest: no input makes the parser fail otherwise than by saying why, it
+// agrees with the published schema, and what it accepts it accepts again when printed.
+func FuzzParseManifest(f *testing.F) {
+	f.Add([]byte(goodManifest))
+	f.Add([]byte(`{"name":"x","version":"1.0.0"}`))
+	f.Add([]byte(`{"name":"x","version":"1.0.0","tools":[{"name":"x.y","description":"d","inputSchema":{"type":"object","$ref":"#"}}]}`))
+	s := publishedSchema(f)
+	f.Fuzz(func(t *testing.T, doc []byte) {
+		m, err := kernel.ParseManifest(doc)
+		agrees(t, s, doc)
+		if err != nil {
+			return
+		}
+		printed, err := json.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := kernel.ParseManifest(printed)
+		if err != nil {
+			t.Fatalf("%s was accepted, printed as %s it is not: %v", doc, printed, err)
+		}
+		reprinted, _ := json.Marshal(again)
+		if !bytes.Equal(printed, reprinted) || !reflect.DeepEqual(m.Capabilities, again.Capabilities) {
+			t.Fatalf("printed as %s, then as %s", printed, reprinted)
+		}
+		p := &plugin{m: m.Manifest("")}
+		if err := kernel.New(kernel.Options{}).Load(p, false); err != nil {
+			t.Fatalf("%s was accepted and cannot be loaded: %v", doc, err)
+		}
+	})
+}
