@@ -120,9 +120,11 @@ func (p *Plugin) commit(ctx context.Context, t *tenant, changes ...change) error
 		events[i] = newEvent(t.name, c.typ, c.id, now, c.payload)
 	}
 	if _, err := p.log.Append(context.WithoutCancel(ctx), events...); err != nil {
-		e := &manifest.Error{Code: manifest.Internal, Message: "the event log did not take the change; nothing was changed", Reason: "event_log"}
+		// Not E_INTERNAL: that is a fault of the plugin to the kernel, which would soon keep
+		// the readers away as well.
+		e := &manifest.Error{Code: manifest.RateLimited, Message: "the event log did not take the change; nothing was changed", RetryAfterMS: 10_000, Reason: "event_log"}
 		if errors.Is(err, kernel.ErrLogFull) {
-			e.Code, e.RetryAfterMS = manifest.RateLimited, 1000
+			e.RetryAfterMS = 1000
 		}
 		return e
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"agentctl/manifest"
 )
@@ -35,13 +36,26 @@ func newTenant(name string) *tenant {
 		keys: make(map[string]string), count: make(map[Status]int)}
 }
 
-// lock takes the gate, or gives up with ctx.
+// gateWait is how long a change waits for those before it: less than kernel.CallBudget, so
+// that its caller knows that nothing was changed.
+const gateWait = 4 * time.Second
+
+// lock takes the gate, or gives up with ctx or after gateWait.
 func (t *tenant) lock(ctx context.Context) error {
+	select {
+	case t.gate <- struct{}{}:
+		return nil
+	default:
+	}
+	timer := time.NewTimer(gateWait)
+	defer timer.Stop()
 	select {
 	case t.gate <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-timer.C:
+		return &manifest.Error{Code: manifest.RateLimited, Message: "earlier changes wait for the event log; nothing was changed", RetryAfterMS: 1000, Reason: "event_log"}
 	}
 }
 
