@@ -1,0 +1,263 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/control"
+	"agentctl/manifest"
+	"agentctl/transport/enroll"
+)
+
+// boxForTest is a daemon that is joined and listens, but does not run.
+type boxForTest struct {
+	*box
+	t    *testing.T
+	path string
+}
+
+func newBoxForTest(t *testing.T, text string) *boxForTest {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ac") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := write(t, filepath.Join(dir, "config.yaml"), text)
+	state := filepath.Join(dir, "state")
+	source := configSource{path: path, given: true, daemon: true, env: func(string) (string, bool) { return "", false },
+		flags: settings{"state_dir": {state, "--state-dir"}, "socket": {filepath.Join(dir, "a.sock"), "--socket"}}}
+	cfg, err := source.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := enroll.Load(state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := newBox(source, cfg, id, zap.NewNop(), zap.NewAtomicLevel())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.close)
+	if err := b.listen(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	t.Cleanup(func() { _ = b.srv.Serve(ctx) }) // closes the socket
+	return &boxForTest{b, t, path}
+}
+
+// becomes writes the file and has it read.
+func (b *boxForTest) becomes(text string) error {
+	b.t.Helper()
+	write(b.t, b.path, text)
+	return b.reload()
+}
+
+func (b *boxForTest) enabled(want ...string) {
+	b.t.Helper()
+	var got []string
+	if err := b.dev.prober.SetModules([]string{"gpu"}); err == nil {
+		b.t.Error("the prober takes anything")
+	}
+	for _, m := range b.dev.prober.ModuleStates() {
+		if m.State != "off" {
+			got = append(got, m.Name)
+		}
+	}
+	if !slices.Equal(got, want) {
+		b.t.Errorf("modules %v are read, want %v", got, want)
+	}
+}
+
+func TestReload(t *testing.T) {
+	b := newBoxForTest(t, "modules: []\nalerts: {defaults: false}\n")
+	if got := b.dev.prober.Interval(); got != time.Second {
+		t.Errorf("sampled every %v", got)
+	}
+	b.enabled()
+	const rules = `
+base_interval_ms: 2000
+log_level: debug
+modules: [wear]
+history: {flush: 10s, max_age: 1h, max_bytes: 3000000}
+alerts: {defaults: false, rules: [{id: hot, metric: temperature_c, op: ">", threshold: 70, level: warn}]}
+`
+	if err := b.becomes(rules); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.dev.prober.Interval(); got != 2*time.Second || b.level.Level() != zap.DebugLevel || len(b.alerts.Rules()) != 1 {
+		t.Errorf("every %v, level %v, rules %v", got, b.level.Level(), b.alerts.Rules())
+	}
+	b.enabled("temperature", "wear") // of the rule and of the list
+	if err := b.enable([]string{"network"}); err != nil {
+		t.Fatal(err)
+	}
+	b.enabled("network", "temperature", "wear")
+
+	// What is wrong changes nothing, and is told until it is mended.
+	for _, text := range []string{"base_interval_ms: 1", "nonsense", rules + "ca_file: /nonexistent/ca.pem\nrelay: wss://127.0.0.1:1\ntoken_file: /x\nbase_interval_ms: 3000", "relay: wss://127.0.0.1:1"} {
+		if err := b.becomes(text); err == nil {
+			t.Errorf("taken: %s", text)
+		}
+		if v := b.view(); v.Error == "" || b.status().Config.Error != v.Error || v.Values["base_interval_ms"] != int64(2000) || b.dev.prober.Interval() != 2*time.Second || len(b.alerts.Rules()) != 1 {
+			t.Errorf("after %s: %+v", text, v)
+		}
+	}
+	if err := b.becomes(rules + "disk_path: /proc\nrelay: ws://127.0.0.1:1\ntoken_file: /x\n"); err != nil {
+		t.Fatal(err)
+	}
+	if v := b.view(); v.Error != "" || !slices.Equal(v.Restart, []string{"disk_path"}) || b.dev.link() == nil || b.status().Link.Relay == "" {
+		t.Errorf("%+v, link %v", v, b.dev.link())
+	}
+	if err := b.becomes("history: {enabled: false}\nalerts: {defaults: false}"); err != nil {
+		t.Fatal(err)
+	}
+	if b.dev.link() != nil || b.recording.Load() || b.status().Storage.State != "off" || len(b.alerts.Rules()) != 0 || b.dev.prober.Interval() != time.Second {
+		t.Errorf("not undone: %+v", b.status())
+	}
+	if err := b.becomes("history: {flush: 0}"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.becomes("history: {flush: 2s}"); err != nil || !b.recording.Load() || b.status().Storage.State != "ok" {
+		t.Errorf("%v, %+v", err, b.status().Storage)
+	}
+}
+
+// TestReloadHistory: a daemon that started without history cannot begin one, and says so.
+func TestReloadHistory(t *testing.T) {
+	b := newBoxForTest(t, "history: {flush: 0}")
+	if b.store != nil || b.status().Storage.State != "off" {
+		t.Fatalf("%+v", b.status().Storage)
+	}
+	if err := b.becomes(""); err != nil {
+		t.Fatal(err)
+	}
+	if v := b.view(); !slices.Equal(v.Restart, []string{"history.enabled"}) {
+		t.Errorf("%+v", v.Restart)
+	}
+}
+
+// TestPersist: what a client set is kept beside what was kept before, and counts.
+func TestPersist(t *testing.T) {
+	b := newBoxForTest(t, "base_interval_ms: 4000\nmodule_intervals: {cpu: 200}")
+	path := b.config().settingsPath()
+	write(t, path, "log_level: warn\n")
+	if err := b.reload(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := b.persist(t.Context(), control.Config{BaseIntervalMS: 5000, ModuleIntervals: map[string]int64{"mem": 700}, Persist: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v := b.view()
+	if v.Values["base_interval_ms"] != int64(5000) || v.Values["module_intervals.mem"] != int64(700) || v.Values["module_intervals.cpu"] != int64(200) ||
+		v.Values["log_level"] != "warn" || !strings.HasPrefix(v.Origins["base_interval_ms"], path) || b.dev.prober.Interval() != 5*time.Second {
+		t.Errorf("%+v", v)
+	}
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", st, err)
+	}
+	if err := keepSettings(path, settings{"base_interval_ms": {}, "module_intervals.mem": {}, "log_level": {}}); err != nil {
+		t.Fatal(err)
+	}
+	if got, errs := readConfigFile(path); len(got) != 0 || errs != nil {
+		t.Errorf("left: %v %v", got, errs)
+	}
+	// A client's cadence that is not to be kept shows as such.
+	if err := b.srv.Configure(control.Config{BaseIntervalMS: 300}); err != nil {
+		t.Fatal(err)
+	}
+	if v := b.view(); v.Values["base_interval_ms"] != int64(300) || !strings.Contains(v.Origins["base_interval_ms"], "until the next start") {
+		t.Errorf("%v from %v", v.Values["base_interval_ms"], v.Origins["base_interval_ms"])
+	}
+	// Kept settings that cannot be read are not written over.
+	write(t, path, "nonsense")
+	if err := b.persist(t.Context(), control.Config{BaseIntervalMS: 6000}); err == nil {
+		t.Error("written over")
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "nonsense" {
+		t.Errorf("%q %v", b, err)
+	}
+	left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".settings-*"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
+// TestBoxCall: the device's tools answer on the socket, under this device's names only.
+func TestBoxCall(t *testing.T) {
+	b := newBoxForTest(t, "")
+	text, err := json.Marshal(b.capabilities())
+	if err != nil || !strings.Contains(string(text), b.id.NodeID()) || !strings.Contains(string(text), `"system.echo"`) {
+		t.Errorf("%s %v", text, err)
+	}
+	var tools []string
+	for _, c := range b.dev.mux.Capabilities() {
+		kind, ok := manifest.LookupKind(c.Kind)
+		if !ok {
+			t.Fatal(c.Kind)
+		}
+		for _, verb := range c.Verbs {
+			tools = append(tools, (manifest.ToolName{Short: kind.Short, NodeID: b.id.NodeID(), CapID: c.CapID, Verb: verb}).String())
+		}
+	}
+	for _, tool := range tools {
+		if strings.HasSuffix(tool, ".echo") {
+			if out, err := b.call(t.Context(), tool, json.RawMessage(`{"message":"x"}`)); err != nil || !strings.Contains(string(out), `"x"`) {
+				t.Errorf("%s: %s %v", tool, out, err)
+			}
+		}
+		if strings.HasSuffix(tool, ".subscribe") {
+			var e *manifest.Error
+			if _, err := b.call(t.Context(), tool, json.RawMessage(`{"interval_ms":1000}`)); !errors.As(err, &e) || e.Code != manifest.BadRequest {
+				t.Errorf("%s: %v", tool, err)
+			}
+		}
+		if _, err := b.call(t.Context(), strings.Replace(tool, b.id.NodeID(), enroll.NewInstanceID()[:26], 1), nil); err == nil {
+			t.Errorf("%s of another device answers", tool)
+		}
+	}
+}
+
+// TestFingerprint: it changes with every file that counts, and only then.
+func TestFingerprint(t *testing.T) {
+	b := newBoxForTest(t, "")
+	last := ""
+	now := func(changed bool, what string) {
+		t.Helper()
+		f := b.source.fingerprint(b.config())
+		if (f != last) != changed {
+			t.Errorf("%s: changed %v", what, !changed)
+		}
+		last = f
+	}
+	now(true, "begin")
+	now(false, "nothing")
+	confD := filepath.Join(filepath.Dir(b.path), "conf.d", "1.yaml")
+	write(t, confD, "")
+	now(true, "a file in conf.d")
+	write(t, b.config().settingsPath(), "")
+	now(true, "kept settings")
+	write(t, filepath.Join(filepath.Dir(b.path), "other"), "")
+	now(false, "another file")
+	write(t, b.path, "name: a")
+	now(true, "the file")
+	if err := os.Remove(confD); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	now(true, "a file less")
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"bytes"
+	"debug/buildinfo"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// binaryWith is the head of this test's own binary, and behind it, at an offset, what a
+// build leaves in one.
+func binaryWith(t *testing.T, at int, info, stampText string) []byte {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make([]byte, at)
+	copy(out, b[:64])
+	if info != "" {
+		head := make([]byte, buildInfoHead)
+		copy(head, buildInfoMagic)
+		head[15] = 2
+		out = append(out, head...)
+		for _, s := range []string{"go1.26", strings.Repeat("<", 16) + info + strings.Repeat(">", 16)} {
+			out = binary.AppendUvarint(out, uint64(len(s)))
+			out = append(out, s...)
+		}
+	}
+	return append(out, stampText...)
+}
+
+func TestStagedVersion(t *testing.T) {
+	const ours = "path\t" + mainPath + "\nmod\tagentctl\t(devel)\t\nbuild\t-tags=x\n"
+	mark := string(stampMark())
+	tests := []struct {
+		name, info, stamp, want string
+	}{
+		{"a release", ours, mark + "v1.2.3-4-gabc;", "v1.2.3-4-gabc"},
+		{"go install", strings.Replace(ours, "(devel)", "v1.3.0", 1), "", "v1.3.0"},
+		{"a mark that is none", ours, mark + "\x00\x01;" + mark + "v1.2.3;", "v1.2.3"},
+		{"no version", ours, "", ""},
+		{"a long version", ours, mark + strings.Repeat("1", 65) + ";", ""},
+		{"another program", strings.Replace(ours, mainPath, "example.com/x", 1), mark + "v1.2.3;", ""},
+		{"no Go", "", mark + "v1.2.3;", ""},
+	}
+	for _, tt := range tests {
+		for _, at := range []int{64, scanPiece - 20, scanPiece + scanOverlap - 20, 3 * scanPiece} {
+			path := filepath.Join(t.TempDir(), "x")
+			if err := os.WriteFile(path, binaryWith(t, at, tt.info, tt.stamp), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := stagedVersion(path); got != tt.want || (err == nil) != (tt.want != "") {
+				t.Errorf("%s at %d: %q, %v; want %q", tt.name, at, got, err, tt.want)
+			}
+		}
+	}
+	other := binaryWith(t, 64, ours, mark+"v1;")
+	other[18] ^= 1
+	path := filepath.Join(t.TempDir(), "x")
+	if err := os.WriteFile(path, other, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := stagedVersion(path); err == nil {
+		t.Errorf("a binary of another machine is %q", v)
+	}
+}
+
+// TestBuildInfo: what scan finds in a real binary is what Go's own package finds.
+func TestBuildInfo(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := buildinfo.ReadFile(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s scan
+	if err := s.read(bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	if wanted := want.String(); !strings.HasSuffix(wanted, s.info) || len(s.info) < 100 {
+		t.Errorf("got %q, want %q", s.info, wanted)
+	}
+}
+
+// TestUpdateWatch: a staged binary is told once, and again when it is another.
+func TestUpdateWatch(t *testing.T) {
+	exe := filepath.Join(t.TempDir(), "agentctl")
+	u := newUpdateWatch(func() (string, error) { return exe, nil })
+	stage := func(stamp string) {
+		t.Helper()
+		next := exe + ".tmp"
+		if err := os.WriteFile(next, binaryWith(t, 64, "path\t"+mainPath+"\n"+strings.Repeat("x", 64), stamp), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, exe+".new"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look := func(want string) {
+		t.Helper()
+		if got := u.look(); got != want {
+			t.Errorf("saw %q, want %q", got, want)
+		}
+	}
+	look("")
+	stage("half written")
+	look("")
+	stage(string(stampMark()) + "v2.0.0;")
+	look("v2.0.0")
+	look("")
+	stage(string(stampMark()) + version + ";")
+	look("") // what runs already
+	stage(string(stampMark()) + "v2.0.1;")
+	look("v2.0.1")
+	if err := os.Remove(exe + ".new"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/zero", exe+".new"); err != nil {
+		t.Fatal(err)
+	}
+	look("")
+}
