@@ -49,39 +49,67 @@ func stages() []kernel.Stage {
 	return []kernel.Stage{{Name: "trace", Wrap: wrap}, {Name: "metrics", Wrap: wrap}}
 }
 
-// What the kernel adds to a call: the plugin's handler alone, with its argument check, and
-// the same behind the kernel, as a device (in the caller's goroutine) and as a plugin that
-// runs apart. The bar is 5 us and 10 allocations.
-func BenchmarkCall(b *testing.B) {
+// discard is a log that keeps nothing.
+type discard struct{ kernel.Log }
+
+func (discard) Offer(kernel.Event) bool { return true }
+
+// callBench is one handler reached in three ways: alone behind its argument check, as a
+// device (in the caller's goroutine, its calls logged), and as a plugin that runs apart.
+func callBench(tb testing.TB) map[string]func() error {
 	answer := &kernel.Result{Structured: json.RawMessage(`{"message":"ping"}`)}
 	p := board("a", nodeA)
 	for _, t := range p.m.Tools {
-		t.Limit = nil
+		t.Limit, t.LogCalls = nil, true
 	}
 	p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { return answer, nil }
 	zoo := simple("zoo", "", manifest.ScopeCallReadOnly)
 	zoo.m.Tools[0].Check = p.m.Tools[0].Check
 	zoo.call = p.call
 	c, args := reader("a"), json.RawMessage(`{"message":"ping"}`)
-	b.Run("bare", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			checked, err := p.m.Tools[0].Check(args)
-			if err != nil {
-				b.Fatal(err)
-			}
-			if _, err := p.Call(context.Background(), &kernel.Request{Caller: c, Tool: echoTool(nodeA), Arguments: checked}); err != nil {
-				b.Fatal(err)
-			}
+	k := kernel.New(kernel.Options{Audit: func(kernel.Record) {}, Stages: stages(), Log: discard{}})
+	load(tb, k, p, zoo)
+	through := func(tool string) func() error {
+		return func() error {
+			_, err := k.Call(context.Background(), &kernel.Request{Caller: c, Tool: tool, Arguments: args})
+			return err
 		}
-	})
-	for name, tool := range map[string]string{"device": echoTool(nodeA), "plugin": "zoo.do"} {
+	}
+	return map[string]func() error{"device": through(echoTool(nodeA)), "plugin": through("zoo.do"), "bare": func() error {
+		checked, err := p.m.Tools[0].Check(args)
+		if err != nil {
+			return err
+		}
+		_, err = p.Call(context.Background(), &kernel.Request{Caller: c, Tool: echoTool(nodeA), Arguments: checked})
+		return err
+	}}
+}
+
+// What the kernel adds to a call is at most 10 allocations.
+func TestCallAllocations(t *testing.T) {
+	n := make(map[string]float64)
+	for name, call := range callBench(t) {
+		n[name] = testing.AllocsPerRun(200, func() {
+			if err := call(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	for _, name := range []string{"device", "plugin"} {
+		if added := n[name] - n["bare"]; added > 10 {
+			t.Errorf("the kernel adds %.0f allocations to a call of a %s", added, name)
+		}
+	}
+}
+
+// What the kernel adds to a call, side by side. The bar is 5 us and 10 allocations.
+func BenchmarkCall(b *testing.B) {
+	calls := callBench(b)
+	for _, name := range []string{"bare", "device", "plugin"} {
 		b.Run(name, func(b *testing.B) {
-			k := kernel.New(kernel.Options{Audit: func(kernel.Record) {}, Stages: stages()})
-			load(b, k, p, zoo)
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := k.Call(context.Background(), &kernel.Request{Caller: c, Tool: tool, Arguments: args}); err != nil {
+				if err := calls[name](); err != nil {
 					b.Fatal(err)
 				}
 			}

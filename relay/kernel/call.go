@@ -2,11 +2,10 @@ package kernel
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"agentctl/manifest"
@@ -71,18 +70,36 @@ func (k *Kernel) logCall(r *Request) {
 	if k.opt.Log == nil || r.tool == nil || !r.tool.LogCalls {
 		return
 	}
-	payload, _ := json.Marshal(callEvent{Tool: r.tool.Name, NodeID: r.tool.NodeID, Decision: Allowed, Actor: r.Caller.Actor, TraceID: r.TraceID})
-	k.opt.Log.Offer(Event{Tenant: r.Caller.Tenant, Type: "call", Aggregate: r.tool.Name, Payload: payload})
+	k.opt.Log.Offer(Event{Tenant: r.Caller.Tenant, Type: eventCall, Aggregate: r.tool.Name, Payload: callPayload(r)})
 }
 
-// callEvent is the payload of the event "call": ids, decision and code (RFC-0005 §12).
-type callEvent struct {
-	Tool     string        `json:"tool"`
-	NodeID   string        `json:"node_id,omitempty"`
-	Decision Decision      `json:"decision"`
-	Code     manifest.Code `json:"code"`
-	Actor    string        `json:"actor"`
-	TraceID  string        `json:"trace_id"`
+// eventCall is the type of the event about a served call. Its payload holds ids, decision
+// and code (RFC-0005 §12).
+const eventCall = "call"
+
+func callPayload(r *Request) json.RawMessage {
+	b := make([]byte, 0, 224+len(r.Caller.Actor))
+	b = append(b, `{"tool":`...)
+	b = appendJSON(b, r.tool.Name)
+	if r.tool.NodeID != "" {
+		b = append(b, `,"node_id":`...)
+		b = appendJSON(b, r.tool.NodeID)
+	}
+	b = append(b, `,"decision":"`+Allowed+`","code":"","actor":`...)
+	b = appendJSON(b, r.Caller.Actor)
+	b = append(b, `,"trace_id":`...)
+	return append(appendJSON(b, r.TraceID), '}')
+}
+
+// appendJSON appends a JSON string; ids are plain and take the short way.
+func appendJSON(b []byte, s string) []byte {
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			quoted, _ := json.Marshal(s) // a string: cannot fail
+			return append(b, quoted...)
+		}
+	}
+	return append(append(append(b, '"'), s...), '"')
 }
 
 // resolve finds what the request goes to, before the stages run. What the caller may not
@@ -228,11 +245,16 @@ func NotYours() *manifest.Error {
 	return &manifest.Error{Code: manifest.SafetyDenied, Message: "this token may not use that node", Reason: "tenant"}
 }
 
-// NewTraceID makes a W3C trace id: 32 hex digits, not all zero.
+// NewTraceID makes a W3C trace id: 32 hex digits, not all zero. It is no secret.
 func NewTraceID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails on Linux
-	return hex.EncodeToString(b[:])
+	const hexDigits = "0123456789abcdef"
+	var b [32]byte
+	hi, lo := rand.Uint64(), rand.Uint64()|1
+	for i := range 16 {
+		b[15-i], b[31-i] = hexDigits[hi&15], hexDigits[lo&15]
+		hi, lo = hi>>4, lo>>4
+	}
+	return string(b[:])
 }
 
 // Read returns a resource's content for a caller who may see it. It is Call with
