@@ -80,8 +80,14 @@ func completeModules(_ *cobra.Command, _ []string, word string) ([]string, cobra
 	return out, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }
 
-func completeModuleArgs(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	return slices.DeleteFunc(slices.Clone(moduleNames), func(m string) bool { return slices.Contains(args, m) }), cobra.ShellCompDirectiveNoFileComp
+func completeModuleArgs(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	left := slices.DeleteFunc(slices.Clone(moduleNames), func(m string) bool { return slices.Contains(args, m) })
+	return begins(left, word), cobra.ShellCompDirectiveNoFileComp
+}
+
+// begins are the words that begin so.
+func begins(words []string, so string) []string {
+	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, so) })
 }
 
 // completionNodes asks the relay of the command's flags and environment for its boards.
@@ -119,15 +125,15 @@ func nodeWord(n *node) (word, about string) {
 	return n.Name, about
 }
 
-func completeNodes(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func completeNodes(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	var out []string
 	if len(args) == 0 {
 		for _, n := range completionNodes(cmd) {
-			word, about := nodeWord(&n)
-			out = append(out, word+"\t"+about)
+			name, about := nodeWord(&n)
+			out = append(out, name+"\t"+about)
 		}
 	}
-	return out, cobra.ShellCompDirectiveNoFileComp
+	return begins(out, word), cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeTools completes NODE: and then its verbs.
@@ -155,6 +161,7 @@ func completeTools(cmd *cobra.Command, args []string, word string) ([]string, co
 			}
 		}
 	}
+	out = begins(out, word)
 	if verbsWanted {
 		return out, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// complete is what the shell would be told for these words.
+func complete(t *testing.T, words ...string) string {
+	t.Helper()
+	root := newRoot()
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetErr(&bytes.Buffer{})
+	root.SetArgs(append([]string{"__complete"}, words...))
+	if err := root.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	return strings.Join(lines[:len(lines)-1], " ") // without the directive
+}
+
+func TestCompletion(t *testing.T) {
+	relay := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"nodes":[{"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","name":"attic","online":true,
+			"capabilities":[{"cap_id":"echo","kind":"system.echo","verbs":["invoke"]},{"cap_id":"metrics","kind":"system.metrics","verbs":["snapshot","subscribe"]}]},
+			{"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xz","name":"","online":false}]}`))
+	}))
+	defer relay.Close()
+	t.Setenv("AGENTCTL_RELAY", relay.URL)
+	tests := []struct {
+		words []string
+		want  string
+	}{
+		{[]string{"history", "-o", ""}, "csv json ndjson yaml"},
+		{[]string{"status", "-o", ""}, "json yaml ndjson"},
+		{[]string{"watch", "-o", ""}, "ndjson"},
+		{[]string{"watch", "--modules", "cpu,m"}, "cpu,memory"},
+		{[]string{"start", "cpu", "d"}, "disk"},
+		{[]string{"stop", ""}, ""},
+		{[]string{"call", ""}, "attic:\tonline 01hzx9k3m4p7q8r9s0t1v2w3xz:\toffline"},
+		{[]string{"call", "attic:"}, "attic:echo attic:snapshot attic:subscribe"},
+		{[]string{"call", "attic:e"}, "attic:echo"},
+		{[]string{"burst", "--for", ""}, ""},
+	}
+	for _, tt := range tests {
+		if got := complete(t, tt.words...); got != tt.want {
+			t.Errorf("%q: got %q, want %q", tt.words, got, tt.want)
+		}
+	}
+}
+
+// A relay that is slow, or not there, is left out without a word, and soon.
+func TestCompletionSlow(t *testing.T) {
+	release := make(chan struct{})
+	slow := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+	defer slow.Close()
+	defer close(release)
+	for _, url := range []string{slow.URL, "http://127.0.0.1:1", "nonsense"} {
+		t.Setenv("AGENTCTL_RELAY", url)
+		start := time.Now()
+		if got := complete(t, "call", ""); got != "" || time.Since(start) > 3*time.Second {
+			t.Errorf("%s: got %q after %v", url, got, time.Since(start))
+		}
+	}
+}
