@@ -159,10 +159,10 @@ func (t *Ticket) addComments(more ...Comment) {
 
 // Restored tells what Restore did.
 type Restored struct {
-	Events  int // that were applied
-	Skipped int // events of tickets that could not be read or had lost their ticket
-	Tickets int // in the end, of all tenants
-	Tenants int
+	Events  int `json:"events"`  // that were applied
+	Skipped int `json:"skipped"` // events of tickets that could not be read or had lost their ticket
+	Tickets int `json:"tickets"` // in the end, of all tenants
+	Tenants int `json:"tenants"`
 }
 
 // maxParked bounds what Restore sets aside.
