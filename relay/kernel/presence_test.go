@@ -133,8 +133,18 @@ func TestRestorePresence(t *testing.T) {
 		}
 		for name, l := range map[string]kernel.Log{"log": &log, "snapshot": &snapshot} {
 			fresh := kernel.New(kernel.Options{})
-			var told []string
-			fresh.OnPresence(func(p kernel.Presence) { told = append(told, p.Tenant+" "+p.ID+" "+p.Status) })
+			var mu sync.Mutex
+			var heard []string
+			fresh.OnPresence(func(p kernel.Presence) {
+				mu.Lock()
+				defer mu.Unlock()
+				heard = append(heard, p.Tenant+" "+p.ID+" "+p.Status)
+			})
+			told := func() []string {
+				mu.Lock()
+				defer mu.Unlock()
+				return slices.Clone(heard)
+			}
 			if err := fresh.RestorePresence(t.Context(), l); err != nil {
 				t.Fatal(err)
 			}
@@ -144,13 +154,14 @@ func TestRestorePresence(t *testing.T) {
 			stop := run(t, fresh)
 			time.Sleep(80 * time.Second)
 			fresh.Seen(agent("a", "one"))
-			if len(told) != 0 {
-				t.Errorf("%s: told %q", name, told)
+			synctest.Wait()
+			if len(told()) != 0 {
+				t.Errorf("%s: told %q", name, told())
 			}
 			time.Sleep(15 * time.Second)
 			synctest.Wait()
-			if !slices.Equal(told, []string{"b one offline"}) {
-				t.Errorf("%s: told %q", name, told)
+			if got := told(); !slices.Equal(got, []string{"b one offline"}) {
+				t.Errorf("%s: told %q", name, got)
 			}
 			stop()
 		}
