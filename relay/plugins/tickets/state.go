@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"agentctl/manifest"
@@ -16,6 +17,8 @@ import (
 type tenant struct {
 	name string
 	gate chan struct{} // of one: held while a change is made
+
+	waiting atomic.Int32 // changes before the gate
 
 	mu      sync.RWMutex // protects the fields below; written to by the holder of the gate
 	tickets map[string]*entry
@@ -40,12 +43,24 @@ func newTenant(name string) *tenant {
 // that its caller knows that nothing was changed.
 const gateWait = 4 * time.Second
 
+// maxWaiting bounds the changes of one tenant that wait, so that a slow log leaves room for
+// the calls of others (maxConcurrency).
+const (
+	maxWaiting     = 32
+	maxConcurrency = 256
+)
+
 // lock takes the gate, or gives up with ctx or after gateWait.
 func (t *tenant) lock(ctx context.Context) error {
 	select {
 	case t.gate <- struct{}{}:
 		return nil
 	default:
+	}
+	busy := &manifest.Error{Code: manifest.RateLimited, Message: "earlier changes wait for the event log; nothing was changed", RetryAfterMS: 1000, Reason: "event_log"}
+	defer t.waiting.Add(-1)
+	if t.waiting.Add(1) > maxWaiting {
+		return busy
 	}
 	timer := time.NewTimer(gateWait)
 	defer timer.Stop()
@@ -55,7 +70,7 @@ func (t *tenant) lock(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timer.C:
-		return &manifest.Error{Code: manifest.RateLimited, Message: "earlier changes wait for the event log; nothing was changed", RetryAfterMS: 1000, Reason: "event_log"}
+		return busy
 	}
 }
 
