@@ -3,6 +3,7 @@ package history
 import (
 	"context"
 	"database/sql/driver"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -118,6 +119,23 @@ func addReading(s *Store, of prober.Sample, key string, value float64) {
 	s.seq++
 	s.addReadingLocked(id, Reading{key, value})
 	s.early = s.early || id < 0
+}
+
+// fillFile is record and flush of many samples, by SQLite itself.
+func fillFile(t testing.TB, s *Store, c *fakeClock, n int) {
+	t.Helper()
+	from, _ := c.now()
+	c.step(time.Duration(n) * time.Second)
+	err := s.use(func(d *db) error {
+		return d.tx(func() error {
+			d.rows += int64(n)
+			return d.run(fmt.Sprintf("WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < %d) "+
+				"INSERT INTO samples SELECT %d + n * 1000, n %% 10001, (1 << 20) + n, 1 << 23, 4523, n %% 400, 50, 25 FROM i", n, from))
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func flush(t testing.TB, s *Store) {

@@ -14,7 +14,7 @@ import (
 type Query struct {
 	FromMS, ToMS int64    // both included, milliseconds since 1970; ToMS 0 is now
 	StepMS       int64    // above 0: the last record of each bucket of that length; buckets begin at multiples of it since 1970, empty ones are left out
-	Modules      []string // "cpu", "memory" (or "mem"), "disk", "load": the sample; others: readings of that name or below it ("network": "network.eth0.rx"); none: everything
+	Modules      []string // "cpu", "memory" (or "mem"), "disk", "load": the sample; others: readings of that name or below it ("network", "power.throttled"); none: everything
 	Limit        int      // above 0: at most so many rows, the first
 }
 

@@ -38,13 +38,10 @@ func TestRetentionByHand(t *testing.T) {
 	s, c := open(t, Options{Path: quickDir(t) + "/history.db"})
 	n := often(25, 7)
 	for range n {
-		for i := range 4000 {
+		fillFile(t, s, c, 3600)
+		for i := range 400 {
 			c.step(time.Second)
-			x := c.sample(i)
-			s.Add(x)
-			if i%4 == 0 {
-				addReading(s, x, "network.bytes_in_per_s", float64(i))
-			}
+			s.Add(c.sample(i), Reading{"network.bytes_in_per_s", 1}, Reading{"power.throttled", 0})
 		}
 		flush(t, s)
 	}
@@ -79,8 +76,9 @@ func TestRetentionByHand(t *testing.T) {
 // samples are always in it.
 func TestSizeIsBounded(t *testing.T) {
 	s, c := open(t, Options{Path: quickDir(t) + "/history.db", MaxBytes: MinMaxBytes})
+	fillFile(t, s, c, 20_000)
 	most := int64(0)
-	for range often(60, 28) {
+	for range often(60, 10) {
 		record(s, c, 1000)
 		flush(t, s)
 		most = max(most, s.Stats().Bytes)
