@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
-	flag.Set("rapid.checks", strconv.Itoa(often(100, 6))) // by default; the command line may say more
+	flag.Set("rapid.checks", strconv.Itoa(often(100, 4))) // by default; the command line may say more
 	os.Exit(m.Run())
 }
 
