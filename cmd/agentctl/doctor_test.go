@@ -227,7 +227,10 @@ func TestDoctorHangs(t *testing.T) {
 	start := time.Now()
 	d := diagnose(t.Context(), []check{
 		{[]string{"mount", "twin"}, func(context.Context) []finding { <-never; return nil }},
-		{[]string{"slow"}, func(ctx context.Context) []finding { <-ctx.Done(); return []finding{{"slow", findWarn, "timed out", "wait"}} }},
+		{[]string{"slow"}, func(ctx context.Context) []finding {
+			<-ctx.Done()
+			return []finding{{"slow", findWarn, "timed out", "wait"}}
+		}},
 		{[]string{"good"}, func(context.Context) []finding { return []finding{{"good", findOK, "", ""}} }},
 	}, 50*time.Millisecond)
 	if d := time.Since(start); d > 3*time.Second {

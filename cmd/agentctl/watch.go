@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -112,6 +113,10 @@ type watcher struct {
 	out  chan watchMsg
 	lost atomic.Int64 // events since the last one that found room
 
+	mu      sync.Mutex // protects the fields below
+	opening bool       // a new connection has not been announced: its events wait in early
+	early   []watchMsg
+
 	// What the goroutine that reads events keeps.
 	held map[string]json.RawMessage // members of metrics that were not passed on
 	last int64                      // ts of the metrics passed on last
@@ -152,6 +157,9 @@ func (w *watcher) dial(ctx context.Context) (*control.Client, error) {
 		w.out = make(chan watchMsg, watchQueue)
 	}
 	w.held, w.last = nil, 0
+	w.mu.Lock()
+	w.opening, w.early = true, nil
+	w.mu.Unlock()
 	cl, err := control.DialOptions{OnEvent: w.onEvent}.Dial(ctx, w.socket)
 	if err != nil {
 		return nil, socketError(err)
@@ -195,6 +203,7 @@ func (w *watcher) serve(ctx context.Context, cl *control.Client) error {
 	if err != nil {
 		return err
 	}
+	defer w.opened() // also when it fails
 	missing := w.missing(st.Sampling.Modules)
 	base := time.Duration(st.Sampling.IntervalMS) * time.Millisecond
 	var renew, poll <-chan time.Time
@@ -214,6 +223,7 @@ func (w *watcher) serve(ctx context.Context, cl *control.Client) error {
 		defer t.Stop()
 		poll = t.C
 	}
+	w.opened()
 	for {
 		select {
 		case <-ctx.Done():
@@ -300,7 +310,7 @@ func (w *watcher) burst(ctx context.Context, cl *control.Client) error {
 // is held back is joined to the next.
 func (w *watcher) onEvent(e control.Event) {
 	if e.Method != control.EventMetrics || (w.interval == 0 && len(w.modules) == 0) {
-		w.offer(watchMsg{e.Method, e.Params})
+		w.pass(watchMsg{e.Method, e.Params})
 		return
 	}
 	var m map[string]json.RawMessage
@@ -325,8 +335,32 @@ func (w *watcher) onEvent(e control.Event) {
 	held := w.held
 	w.held, w.last = nil, ts.TS
 	if b, err := json.Marshal(held); err == nil && len(held) > 2 {
-		w.offer(watchMsg{e.Method, b})
+		w.pass(watchMsg{e.Method, b})
 	}
+}
+
+// pass offers an event of the daemon, or keeps it until the connection is announced.
+func (w *watcher) pass(m watchMsg) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case !w.opening:
+		w.offer(m)
+	case len(w.early) < watchQueue:
+		w.early = append(w.early, m)
+	default:
+		w.lost.Add(1)
+	}
+}
+
+// opened says that the connection was announced.
+func (w *watcher) opened() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range w.early {
+		w.offer(m)
+	}
+	w.opening, w.early = false, nil
 }
 
 // say offers an event of this command's own.

@@ -124,6 +124,7 @@ func TestWatchBurst(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = cl.Close() }()
+	w.opened()
 	w.interval = 100 * time.Millisecond
 	if err := w.burst(t.Context(), cl); err != nil {
 		t.Fatal(err)
