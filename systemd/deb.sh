@@ -6,10 +6,10 @@
 #
 # for each GOOS/GOARCH[/GOARM] of $PLATFORMS. The same commit gives the same bytes.
 # $NFPM is the command that makes a package, $VERSION the release, $BUILT_AT the commit's
-# time, $HOST_BINARY one that runs here.
+# time, $HOST_BINARY and $HOST_FULL the two builds that run here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-: "${DIST:=dist}" "${PLATFORMS:?}" "${VERSION:?}" "${BUILT_AT:?}" "${NFPM:?}" "${HOST_BINARY:?}"
+: "${DIST:=dist}" "${PLATFORMS:?}" "${VERSION:?}" "${BUILT_AT:?}" "${NFPM:?}" "${HOST_BINARY:?}" "${HOST_FULL:?}"
 
 # debian_version prints a version that Debian sorts as the releases came: v1.2.0 is 1.2.0,
 # five commits later it is 1.2.0+5.gabc1234, and without any tag 0.0~DATE.COMMIT.
@@ -32,6 +32,10 @@ trap 'rm -rf "$extra"' EXIT
 for shell in bash zsh fish; do
   "$HOST_BINARY" completion "$shell" > "$extra/agentctl.$shell"
 done
+# Each build has the pages of its own commands.
+"$HOST_BINARY" man "$extra/man/agentctl"
+"$HOST_FULL" man "$extra/man/agentctl-relay"
+gzip -9n "$extra"/man/*/*.1
 
 SOURCE_DATE_EPOCH=$BUILT_AT
 DEB_VERSION=$(debian_version)
