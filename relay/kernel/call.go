@@ -282,13 +282,13 @@ func (k *Kernel) resource(c *Caller, uri string) (resourceEntry, error) {
 }
 
 // Method finds the plugin that serves an MCP method beyond tools and resources: the first
-// by name, when there are several.
+// by name, when there are several. It is served within the plugin's bounds.
 func (k *Kernel) Method(c *Caller, method string) (Methods, bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	for _, l := range k.methods[method] {
 		if l.manifest.Tenant == "" || l.manifest.Tenant == c.Tenant {
-			return l.plugin.(Methods), true
+			return supervised{k, l}, true
 		}
 	}
 	return nil, false

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
@@ -236,27 +238,83 @@ func TestPages(t *testing.T) {
 type methods struct {
 	*plugin
 	serves []string
+	serve  func() (json.RawMessage, error)
 }
 
 func (m *methods) Serves() []string { return m.serves }
 
 func (m *methods) Serve(context.Context, *kernel.Caller, kernel.Session, string, json.RawMessage) (json.RawMessage, error) {
-	return nil, nil
+	if m.serve != nil {
+		return m.serve()
+	}
+	return json.RawMessage(`"` + m.m.Name + `"`), nil
 }
 
 func TestMethodFindsTheFirstByName(t *testing.T) {
 	k := kernel.New(kernel.Options{})
-	second := &methods{simple("second", "", "x:y"), []string{"prompts/list", "completion/complete"}}
-	first := &methods{simple("first", "", "x:y"), []string{"prompts/list"}}
-	theirs := &methods{simple("aaa", "b", "x:y"), []string{"prompts/list", "logging/setLevel"}}
+	second := &methods{plugin: simple("second", "", "x:y"), serves: []string{"prompts/list", "completion/complete"}}
+	first := &methods{plugin: simple("first", "", "x:y"), serves: []string{"prompts/list"}}
+	theirs := &methods{plugin: simple("aaa", "b", "x:y"), serves: []string{"prompts/list", "logging/setLevel"}}
 	load(t, k, second, first, theirs)
-	for range 20 { // a map decides the order of the search
-		for method, want := range map[string]kernel.Methods{"prompts/list": first, "completion/complete": second, "logging/setLevel": nil, "x": nil} {
-			if got, ok := k.Method(reader("a"), method); ok != (want != nil) || (ok && got != want) {
-				t.Fatalf("Method(%s) = %v, %v", method, got, ok)
-			}
+	answers := func(method, want string) {
+		t.Helper()
+		got, ok := k.Method(reader("a"), method)
+		if ok != (want != "") {
+			t.Fatalf("Method(%s): %v", method, ok)
+		}
+		if !ok {
+			return
+		}
+		if data, err := got.Serve(t.Context(), reader("a"), nil, method, nil); err != nil || string(data) != want {
+			t.Fatalf("%s was answered by %s, %v, want %s", method, data, err, want)
 		}
 	}
+	answers("prompts/list", `"first"`)
+	answers("completion/complete", `"second"`)
+	answers("logging/setLevel", "") // another tenant's
+	answers("x", "")
+	first.serves = nil // what it says now is too late
+	k.Unload(first)
+	answers("prompts/list", `"second"`)
+	k.Unload(second)
+	answers("prompts/list", "")
+}
+
+// A Methods plugin is supervised as others are; what it says in MCP's words is no fault.
+func TestMethodsAreSupervised(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		p := &methods{plugin: simple("p", "", "x:y"), serves: []string{"prompts/list"}}
+		load(t, k, p)
+		call := func() error {
+			m, _ := k.Method(reader("a"), "prompts/list")
+			_, err := m.Serve(t.Context(), reader("a"), nil, "prompts/list", nil)
+			return err
+		}
+		for _, fault := range []error{&kernel.Fault{Code: -32602, Message: "no such prompt"}, kernel.ErrNoResource} {
+			p.serve = func() (json.RawMessage, error) { return nil, fault }
+			for range 10 {
+				if err := call(); !errors.Is(err, fault) {
+					t.Fatalf("got %v, want %v", err, fault)
+				}
+			}
+		}
+		p.serve = func() (json.RawMessage, error) {
+			time.Sleep(time.Minute)
+			return nil, nil
+		}
+		start := time.Now()
+		wantCode(t, "slow", call(), manifest.DeadlineExceeded, "gateway_deadline")
+		if took := time.Since(start); took != kernel.CallBudget {
+			t.Errorf("took %v", took)
+		}
+		p.serve = func() (json.RawMessage, error) { panic("canary9876") }
+		for range 4 {
+			wantCode(t, "panic", call(), manifest.Internal, "panic")
+		}
+		wantCode(t, "then", call(), manifest.Internal, "breaker")
+		time.Sleep(time.Hour)
+	})
 }
 
 // The kernel is deterministic: the same script gives the same transcript, a thousand

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -101,7 +102,8 @@ func (k *Kernel) count(ctx context.Context, l *loaded, err error) error {
 	if late {
 		return errBudget
 	}
-	if errors.Is(err, ErrNoResource) || manifest.AsError(err).Code != manifest.Internal {
+	var f *Fault // an answer in MCP's words
+	if errors.As(err, &f) || errors.Is(err, ErrNoResource) || manifest.AsError(err).Code != manifest.Internal {
 		return nil
 	}
 	return err
@@ -115,7 +117,14 @@ func (l *loaded) serve(ctx context.Context, r *Request) (res *Result, err error)
 			res, err = nil, errPanic
 		}
 	}()
-	if r.Method == MethodRead {
+	if m, ok := l.plugin.(Methods); ok && r.tool == nil && r.resource == nil {
+		data, err := m.Serve(ctx, r.Caller, r.Session, r.Method, r.Arguments)
+		if err != nil {
+			return nil, err
+		}
+		return &Result{Data: data}, nil
+	}
+	if r.resource != nil {
 		data, err := l.plugin.(Reader).Read(ctx, r.Caller, r.URI)
 		if err != nil {
 			return nil, err
@@ -141,6 +150,10 @@ func (l *loaded) serve(ctx context.Context, r *Request) (res *Result, err error)
 // behind still counts as in flight, so its number is bounded, and its answer is dropped.
 func (l *loaded) serveApart(ctx context.Context, r *Request) (*Result, error) {
 	a := &apart{l: l, ctx: ctx, req: *r, done: make(chan struct{})}
+	if r.Session != nil {
+		a.session = apartSession{r.Session, a}
+		a.req.Session = &a.session
+	}
 	go a.serve()
 	select {
 	case <-a.done:
@@ -162,6 +175,55 @@ type apart struct {
 	done    chan struct{}
 	res     *Result
 	err     error
+	session apartSession
+}
+
+// apartSession ends what a plugin may say to the client with the call: nothing follows
+// its result.
+type apartSession struct {
+	Session
+	a *apart
+}
+
+func (s *apartSession) Notify(ctx context.Context, method string, params json.RawMessage) error {
+	if s.a.decided.Load() {
+		return context.Canceled
+	}
+	return s.Session.Notify(ctx, method, params)
+}
+
+func (s *apartSession) Ask(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+	if s.a.decided.Load() {
+		return nil, context.Canceled
+	}
+	return s.Session.Ask(ctx, method, params)
+}
+
+// supervised is a Methods plugin within its bounds.
+type supervised struct {
+	k *Kernel
+	l *loaded
+}
+
+func (s supervised) Serves() []string { return s.l.plugin.(Methods).Serves() }
+
+// Serve asks the plugin, and ends with its CallTimeout or CallBudget. The error is a
+// *Fault, ErrNoResource or a *manifest.Error.
+func (s supervised) Serve(ctx context.Context, c *Caller, session Session, method string, params json.RawMessage) (json.RawMessage, error) {
+	r := &Request{Caller: c, Method: method, Session: session, Arguments: params, plugin: s.l}
+	callCtx, cancel := context.WithTimeoutCause(ctx, r.budget(), errBudget)
+	defer cancel()
+	res, err := s.k.ask(callCtx, s.l, r)
+	var f *Fault
+	switch {
+	case err == nil:
+		return res.Data, nil
+	case errors.As(err, &f), errors.Is(err, ErrNoResource):
+		return nil, err
+	case errors.Is(context.Cause(callCtx), errBudget):
+		err = errBudget
+	}
+	return nil, asError(ctx, r, err)
 }
 
 func (a *apart) serve() {

@@ -333,6 +333,48 @@ func TestRequestIsNotShared(t *testing.T) {
 	})
 }
 
+// talk is a client's side that counts what it is told.
+type talk struct {
+	kernel.Session
+	told atomic.Int64
+}
+
+func (s *talk) Notify(context.Context, string, json.RawMessage) error {
+	s.told.Add(1)
+	return nil
+}
+
+func (s *talk) Ask(context.Context, string, json.RawMessage) (json.RawMessage, error) {
+	s.told.Add(1)
+	return nil, nil
+}
+
+// A plugin that was left behind tells its client nothing more.
+func TestNothingAfterTheResult(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		p := zoo()
+		p.m.CallTimeout = time.Second
+		var late [2]error
+		p.call = func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+			_ = r.Session.Notify(ctx, "notifications/progress", nil)
+			time.Sleep(time.Minute)
+			late[0] = r.Session.Notify(ctx, "notifications/progress", nil)
+			_, late[1] = r.Session.Ask(ctx, "roots/list", nil)
+			return &kernel.Result{}, nil
+		}
+		load(t, k, p)
+		s := &talk{}
+		_, err := k.Call(context.Background(), &kernel.Request{Caller: caller("a", "x:y"), Tool: "zoo.do", Session: s})
+		wantCode(t, "slow", err, manifest.DeadlineExceeded, "gateway_deadline")
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if s.told.Load() != 1 || late[0] == nil || late[1] == nil {
+			t.Errorf("told %d times, late %v", s.told.Load(), late)
+		}
+	})
+}
+
 // The counters tell what happened, and begin anew.
 func TestCounters(t *testing.T) {
 	k := kernel.New(kernel.Options{})

@@ -24,7 +24,7 @@ func viaMethods[P sdk.Params](ctx context.Context, t *tenant, x *exchange, metho
 		}
 		return nil, methodNotFound(method)
 	}
-	ctx, cancel := context.WithTimeout(ctx, kernel.CallBudget)
+	ctx, cancel := context.WithCancel(ctx) // the kernel bounds the time
 	defer cancel()
 	defer context.AfterFunc(x.ctx, cancel)()
 	ctx = context.WithValue(ctx, callKey{}, x.call)
