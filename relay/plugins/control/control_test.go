@@ -1,0 +1,452 @@
+package control_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/control"
+	"agentctl/relay/stages"
+)
+
+var _ control.Middleware = (*stages.Manager)(nil)
+
+type scopes string
+
+func (s scopes) Has(scope string) bool { return slices.Contains(strings.Fields(string(s)), scope) }
+
+func caller(actor string, has ...string) *kernel.Caller {
+	return &kernel.Caller{Tenant: "a", Actor: actor, Transport: "http", Scopes: scopes(strings.Join(has, " "))}
+}
+
+var (
+	admin  = caller("root", manifest.ScopeKernelAdmin)
+	others = caller("agent", manifest.ScopeCallReadOnly, manifest.ScopeToolsList, manifest.ScopeTicketsWrite)
+)
+
+// StaticTransports is two transports in memory.
+type StaticTransports struct {
+	mu   sync.Mutex // protects list
+	list []control.Transport
+}
+
+func (s *StaticTransports) List() []control.Transport {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.list)
+}
+
+func (s *StaticTransports) Configure(name string, config json.RawMessage) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.list, func(t control.Transport) bool { return t.Name == name })
+	if i < 0 {
+		return errors.New("no such transport: " + name + "\n\u00fc")
+	}
+	s.list[i].Config = config
+	return nil
+}
+
+// house is a real kernel with stages, a log and the control plane.
+type house struct {
+	k          *kernel.Kernel
+	m          *stages.Manager
+	log        *kernel.MemoryLog
+	p          *control.Plugin
+	transports *StaticTransports
+	loaded     []string
+	problems   []string
+	loadErr    error
+}
+
+func (h *house) Load(_ context.Context, name string) error {
+	h.loaded = append(h.loaded, "+"+name)
+	return h.loadErr
+}
+
+func (h *house) Unload(_ context.Context, name string) error {
+	h.loaded = append(h.loaded, "-"+name)
+	return h.loadErr
+}
+
+func build(t testing.TB) *house {
+	t.Helper()
+	h := &house{log: &kernel.MemoryLog{}, transports: &StaticTransports{list: []control.Transport{{Name: "http", Listen: "127.0.0.1:1", Enabled: true, Sessions: 2}, {Name: "link"}}}}
+	h.k = kernel.New(kernel.Options{Log: h.log})
+	var err error
+	if h.m, err = stages.New(h.k.Pipeline(), stages.Options{OnChange: func() { h.p.MiddlewareChanged() }}); err != nil {
+		t.Fatal(err)
+	}
+	h.p = control.New(control.Options{Kernel: h.k, Log: h.log, Middleware: h.m, Transports: h.transports, Plugins: h,
+		Metrics: func() any { return h.m.Metrics().Stats() }, ResetMetrics: h.m.Metrics().Reset, Health: func() []string { return h.problems }})
+	if err := h.k.Load(h.p, false); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// call answers a tool as its JSON.
+func (h *house) call(c *kernel.Caller, tool, args string) (string, error) {
+	res, err := h.k.Call(context.Background(), &kernel.Request{Caller: c, Tool: tool, Arguments: json.RawMessage(args), TraceID: "4bf92f3577b34da6a3ce929d0e0e4736"})
+	if err != nil {
+		return "", err
+	}
+	return string(res.Structured), nil
+}
+
+func (h *house) events(t testing.TB) (out []string) {
+	t.Helper()
+	if err := h.log.Replay(context.Background(), 0, func(e kernel.Event) error {
+		out = append(out, e.Tenant+" "+e.Type+" "+e.Aggregate+" "+string(e.Payload))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func compile(t testing.TB, raw []byte) *jsonschema.Schema {
+	t.Helper()
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
+	if err != nil {
+		t.Fatalf("%s: %v", raw, err)
+	}
+	c := jsonschema.NewCompiler()
+	c.DefaultDraft(jsonschema.Draft2020)
+	if err := c.AddResource("mem:x", doc); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Compile("mem:x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Every tool answers as its schema says, and says what it should.
+func TestTools(t *testing.T) {
+	h := build(t)
+	h.m.Metrics() // counts the calls below
+	tests := []struct{ tool, args, says string }{
+		{"kernel.middleware.list", ``, `{"middleware":[{"name":"trace","scope":"global","enabled":true,"config":{"level":"debug","sample":1}},{"name":"metrics"`},
+		{"kernel.middleware.enable", `{"name":"acl"}`, `{"name":"acl","scope":"global","enabled":true,"config":{"rules":[]}}`},
+		{"kernel.middleware.enable", `{"name":"redact","scope":"plugin=tickets"}`, `{"name":"redact","scope":"plugin=tickets","enabled":true,`},
+		{"kernel.middleware.disable", `{"name":"acl","scope":"global"}`, `{"name":"acl","scope":"global","enabled":false,`},
+		{"kernel.middleware.configure", `{"name":"compress","config":{"min_bytes":2048},"scope":"transport=mcp"}`, `{"name":"compress","scope":"transport=mcp","enabled":false,"config":{"min_bytes":2048,`},
+		{"kernel.middleware.configure", `{"order":["trace","rate","metrics","sign","compress","acl","redact"]}`, `"scope":"global","enabled":true,"config":{"level":"debug","sample":1}},{"name":"rate"`},
+		{"kernel.transport.list", `{}`, `{"transports":[{"name":"http","listen":"127.0.0.1:1","enabled":true,"sessions":2,"config":{}},{"name":"link","enabled":false,"sessions":0,"config":{}}]}`},
+		{"kernel.transport.configure", `{"name":"link","config":{"max_streams":5}}`, `"config":{"max_streams":5}`},
+		{"kernel.introspection.router", ``, `{"stages":["trace","rate","metrics","sign","compress","acl","redact"]`},
+		{"kernel.introspection.router", `{"tool":"kernel.health.get"}`, `"route":{"tool":"kernel.health.get","plugin":"kernel","scope":"kernel:admin","streams":false}`},
+		{"kernel.introspection.subscriptions", ``, `{"tenants":[],"watches":[],"total_tenants":0,"total_watches":0}`},
+		{"kernel.introspection.plugins", `{"limit":1.0}`, `{"total":1,"plugins":[{"name":"kernel","version":"1.0.0","state":"loaded",`},
+		{"kernel.introspection.plugins", `{"after":"kernel"}`, `{"total":1,"plugins":[]}`},
+		{"kernel.plugin.load", `{"name":"weather"}`, `{"name":"weather"}`},
+		{"kernel.plugin.unload", `{"name":"weather@1.0.0"}`, `{"name":"weather@1.0.0"}`},
+		{"kernel.health.get", ``, `{"status":"ok","problems":[],"uptime_ms":`},
+		{"kernel.health.reset_counters", ``, `{"reset":true}`},
+	}
+	seen := map[string]bool{}
+	for _, tt := range tests {
+		tool, ok := h.k.Tool(admin, tt.tool)
+		if !ok {
+			t.Fatalf("no tool %s", tt.tool)
+		}
+		seen[tt.tool] = true
+		got, err := h.call(admin, tt.tool, tt.args)
+		if strings.HasPrefix(tt.says, `{"stages"`) {
+			tt.says = `{"stages":["trace","metrics"],"plugins":1,"tools":13,"resources":4,` // only what is enabled somewhere
+			if strings.Contains(got, `"redact"`) {
+				tt.says = `{"stages":["trace","metrics","redact"],"plugins":1,"tools":13,"resources":4,`
+			}
+		}
+		if err != nil || !strings.Contains(got, tt.says) {
+			t.Errorf("%s %s: got %s, %v; want %s", tt.tool, tt.args, got, err, tt.says)
+			continue
+		}
+		doc, err := jsonschema.UnmarshalJSON(strings.NewReader(got))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := compile(t, tool.OutputSchema).Validate(doc); err != nil {
+			t.Errorf("%s: %v", tt.tool, err)
+		}
+	}
+	tools, more := h.k.ListTools(admin, "", 100)
+	for _, tool := range tools {
+		if !seen[tool.Name] || tool.Scope != manifest.ScopeKernelAdmin {
+			t.Errorf("tool %s is not tried here, or has scope %s", tool.Name, tool.Scope)
+		}
+	}
+	if more || len(tools) != 13 || !slices.Equal(h.loaded, []string{"+weather", "-weather@1.0.0"}) {
+		t.Errorf("%d tools; loaded %v", len(tools), h.loaded)
+	}
+}
+
+// Every change leaves one event with who made it and the trace id, and without secrets;
+// what is refused and what only reads leaves none.
+func TestEvents(t *testing.T) {
+	h := build(t)
+	by := `"actor":"root","trace_id":"4bf92f3577b34da6a3ce929d0e0e4736"}`
+	steps := []struct{ tool, args, event string }{
+		{"kernel.middleware.enable", `{"name":"acl"}`, `a kernel.middleware acl {"action":"enable","name":"acl","scope":"global",` + by},
+		{"kernel.middleware.disable", `{"name":"acl","scope":"transport=http"}`, `a kernel.middleware acl {"action":"disable","name":"acl","scope":"transport=http",` + by},
+		{"kernel.middleware.configure", `{"name":"redact","config":{"patterns":["hunter2"]}}`, `a kernel.middleware redact {"action":"configure","name":"redact","scope":"global","config_sha256":"` + digest(`{"patterns":["hunter2"]}`) + `",` + by},
+		{"kernel.middleware.configure", `{"order":["trace","rate","metrics","sign","compress","acl","redact"]}`, `a kernel.middleware reorder {"action":"reorder","order":["trace","rate","metrics","sign","compress","acl","redact"],` + by},
+		{"kernel.transport.configure", `{"name":"http","config":{"token":"hunter2"}}`, `a kernel.transport http {"action":"configure","name":"http","config_sha256":"` + digest(`{"token":"hunter2"}`) + `",` + by},
+		{"kernel.plugin.load", `{"name":"weather"}`, `a kernel.plugin weather {"action":"load","name":"weather",` + by},
+		{"kernel.plugin.unload", `{"name":"weather"}`, `a kernel.plugin weather {"action":"unload","name":"weather",` + by},
+		{"kernel.health.reset_counters", ``, `a kernel.counters reset {"action":"reset",` + by},
+		{"kernel.middleware.list", ``, ""},
+		{"kernel.health.get", ``, ""},
+		{"kernel.middleware.enable", `{"name":"sign"}`, ""},
+		{"kernel.middleware.enable", `{"name":"nothing"}`, ""},
+		{"kernel.middleware.configure", `{"order":["trace"]}`, ""},
+		{"kernel.middleware.configure", `{"order":["trace","metrics","rate","compress","sign","acl","redact"]}`, ""},
+		{"kernel.transport.configure", `{"name":"nothing","config":{}}`, ""},
+	}
+	for _, s := range steps {
+		before := len(h.events(t))
+		_, err := h.call(admin, s.tool, s.args)
+		got := h.events(t)[before:]
+		if s.event == "" {
+			if len(got) != 0 {
+				t.Errorf("%s %s (%v): left %v", s.tool, s.args, err, got)
+			}
+			continue
+		}
+		if err != nil || len(got) != 1 || got[0] != s.event {
+			t.Errorf("%s %s: %v\n got %v\nwant %s", s.tool, s.args, err, got, s.event)
+		}
+	}
+	if got, _ := h.call(others, "kernel.middleware.enable", `{"name":"acl"}`); got != "" {
+		t.Errorf("others: %s", got)
+	}
+	h.loadErr = errors.New("no plugin of this name\u2028")
+	before := len(h.events(t))
+	for tool, says := range map[string]string{"kernel.plugin.load": "no plugin of this name?", "kernel.transport.configure": "no such transport: x??"} {
+		args := `{"name":"x"}`
+		if tool == "kernel.transport.configure" {
+			args = `{"name":"x","config":{}}`
+		}
+		_, err := h.call(admin, tool, args)
+		if e := manifest.AsError(err); e.Code != manifest.BadRequest || e.Message != says {
+			t.Errorf("%s: %+v", tool, e)
+		}
+	}
+	if got := h.events(t)[before:]; len(got) != 0 {
+		t.Errorf("refused: left %v", got)
+	}
+}
+
+func digest(config string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(config))) }
+
+// badLog refuses to append.
+type badLog struct{ kernel.MemoryLog }
+
+func (*badLog) Append(context.Context, ...kernel.Event) (uint64, error) { return 0, kernel.ErrLogFull }
+
+// A change that the log did not keep is told so.
+func TestLogFails(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	m, err := stages.New(k.Pipeline(), stages.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Load(control.New(control.Options{Kernel: k, Log: &badLog{}, Middleware: m}), false); err != nil {
+		t.Fatal(err)
+	}
+	h := &house{k: k}
+	_, err = h.call(admin, "kernel.middleware.enable", `{"name":"acl"}`)
+	if e := manifest.AsError(err); e.Code != manifest.Internal || e.Reason != "log" || !strings.Contains(e.Message, "the change is made") {
+		t.Errorf("got %+v", e)
+	}
+	for _, tool := range []string{"kernel.transport.configure", "kernel.plugin.load"} { // nothing to configure or load
+		if _, err := h.call(admin, tool, `{"name":"x"}`); err == nil {
+			t.Errorf("%s: served", tool)
+		}
+	}
+	if got, err := h.call(admin, "kernel.transport.list", ""); err != nil || got != `{"transports":[]}` {
+		t.Errorf("transports: %s, %v", got, err)
+	}
+}
+
+// Who is no administrator sees nothing of the control plane and is refused.
+func TestAdminOnly(t *testing.T) {
+	h := build(t)
+	if err := h.k.Load(simple{}, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []*kernel.Caller{others, caller("nobody"), {Tenant: "a", Actor: "x"}} {
+		tools, _ := h.k.ListTools(c, "", 100)
+		resources, _ := h.k.ListResources(c, "", 100)
+		for _, tool := range tools {
+			if strings.HasPrefix(tool.Name, "kernel.") {
+				t.Errorf("%s sees %s", c.Actor, tool.Name)
+			}
+		}
+		for _, r := range resources {
+			if strings.HasPrefix(r.URI, "mcp://kernel/") {
+				t.Errorf("%s sees %s", c.Actor, r.URI)
+			}
+		}
+		all, _ := h.k.ListTools(admin, "", 100)
+		for _, tool := range all {
+			if !strings.HasPrefix(tool.Name, "kernel.") {
+				continue
+			}
+			_, err := h.call(c, tool.Name, `{"name":"acl"}`)
+			if e := manifest.AsError(err); err == nil || e.Code != manifest.SafetyDenied {
+				t.Errorf("%s calls %s: %v", c.Actor, tool.Name, err)
+			}
+		}
+		for _, uri := range []string{control.MiddlewareURI, control.TransportsURI, control.MetricsURI, control.PluginsURI} {
+			if _, data, err := h.k.Read(t.Context(), c, uri); !errors.Is(err, kernel.ErrNoResource) {
+				t.Errorf("%s reads %s: %s, %v", c.Actor, uri, data, err)
+			}
+			if _, err := h.k.Watch(c, uri); !errors.Is(err, kernel.ErrNoResource) {
+				t.Errorf("%s watches %s: %v", c.Actor, uri, err)
+			}
+		}
+	}
+	if got := h.events(t); len(got) != 0 {
+		t.Errorf("left %v", got)
+	}
+}
+
+// simple is a plugin with one tool; Call may block.
+type simple struct{ block chan struct{} }
+
+func (simple) Manifest() *kernel.Manifest {
+	return &kernel.Manifest{Name: "simple", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "simple.do", Scope: manifest.ScopeCallReadOnly}}}
+}
+
+func (s simple) Call(ctx context.Context, _ *kernel.Request) (*kernel.Result, error) {
+	if s.block != nil {
+		select {
+		case <-s.block:
+		case <-ctx.Done():
+		}
+	}
+	return &kernel.Result{Structured: json.RawMessage(`{}`)}, nil
+}
+
+// The resources show what is, and whoever watches one hears of a change of it and of no
+// other.
+func TestResources(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := build(t)
+		ctx, stop := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = h.k.Run(ctx) })
+		defer func() { stop(); wg.Wait() }()
+		sub, err := h.k.Subscribe("a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sub.Close()
+		for _, uri := range []string{control.MiddlewareURI, control.TransportsURI, control.MetricsURI, control.PluginsURI} {
+			release, err := h.k.Watch(admin, uri)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer release()
+		}
+		synctest.Wait()
+		// hears lists what was told until two seconds later, less the metrics, which
+		// every call changes.
+		hears := func() (uris []string) {
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			for _, u := range sub.Next().Updated {
+				if u != control.MetricsURI {
+					uris = append(uris, u)
+				}
+			}
+			return uris
+		}
+		read := func(uri string) string {
+			t.Helper()
+			_, data, err := h.k.Read(t.Context(), admin, uri)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(data)
+		}
+		if got := hears(); len(got) != 0 {
+			t.Errorf("heard %v of nothing", got)
+		}
+		steps := []struct {
+			do        func() error
+			uri, says string
+		}{
+			{func() error { _, err := h.call(admin, "kernel.middleware.enable", `{"name":"acl"}`); return err }, control.MiddlewareURI, `{"name":"acl","scope":"global","enabled":true,`},
+			{func() error { return h.m.Disable("acl", "global") }, control.MiddlewareURI, `{"name":"acl","scope":"global","enabled":false,`},
+			{func() error {
+				_, err := h.call(admin, "kernel.transport.configure", `{"name":"http","config":{"a":1}}`)
+				return err
+			}, control.TransportsURI, `"config":{"a":1}`},
+			{func() error { return h.k.Load(simple{}, false) }, control.PluginsURI, `"tool_names":["simple.do"]`},
+			{func() error { h.k.Unload(simple{}); return nil }, control.PluginsURI, `{"total":1,`},
+		}
+		for i, s := range steps {
+			if err := s.do(); err != nil {
+				t.Fatal(err)
+			}
+			if got := hears(); !slices.Equal(got, []string{s.uri}) {
+				t.Errorf("step %d: heard %v, want %s", i, got, s.uri)
+			}
+			if got := read(s.uri); !strings.Contains(got, s.says) {
+				t.Errorf("step %d: %s is %s", i, s.uri, got)
+			}
+		}
+
+		// Metrics: at most once a second, and silence when nothing goes on.
+		hears()
+		told := 0
+		for range 40 {
+			time.Sleep(100 * time.Millisecond)
+			_, _ = h.call(others, "simple.do", "")
+			synctest.Wait()
+			if slices.Contains(sub.Next().Updated, control.MetricsURI) {
+				told++
+			}
+		}
+		if told < 3 || told > 5 {
+			t.Errorf("told %d times of the metrics in 4 s", told)
+		}
+		hears()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if got := sub.Next().Updated; len(got) != 0 {
+			t.Errorf("told of %v in silence", got)
+		}
+		var m struct {
+			Kernel  kernel.Stats        `json:"kernel"`
+			Classes []stages.ClassStats `json:"classes"`
+		}
+		if err := json.Unmarshal([]byte(read(control.MetricsURI)), &m); err != nil || m.Kernel.Calls < 40 || len(m.Classes) != 5 || m.Classes[4].Calls < 40 {
+			t.Errorf("metrics: %+v, %v", m, err)
+		}
+		if _, err := h.call(admin, "kernel.health.reset_counters", ""); err != nil {
+			t.Error(err)
+		}
+		m.Classes = nil
+		if err := json.Unmarshal([]byte(read(control.MetricsURI)), &m); err != nil || m.Kernel.Calls > 2 || m.Kernel.Errors != 0 || m.Classes[4].Calls != 0 {
+			t.Errorf("after the reset: %+v, %v", m, err)
+		}
+	})
+}

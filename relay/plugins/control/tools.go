@@ -1,0 +1,349 @@
+package control
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// tool is one tool with what it does. The value that run returns becomes the answer.
+type tool struct {
+	tool *kernel.Tool
+	run  func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error)
+}
+
+func newTool(name, title, about string, reads bool, list []arg, more, output string, run func(context.Context, *Plugin, *kernel.Request, *args) (any, error)) tool {
+	t := &kernel.Tool{Name: name, Title: title, Description: about, Scope: manifest.ScopeKernelAdmin, InputSchema: schema(list, more),
+		OutputSchema: json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
+		Check: func(raw []byte) ([]byte, error) {
+			out, err := check(list, raw)
+			if err == nil && more != "" {
+				err = eitherOr(out)
+			}
+			return out, err
+		}}
+	if reads {
+		t.SafetyClass = manifest.ReadOnly
+	}
+	return tool{t, run}
+}
+
+// eitherRule says in a schema what eitherOr checks. (Not oneOf: some clients refuse it at
+// the top of an input schema.)
+const eitherRule = `{"minProperties":1,"dependentRequired":{"name":["config"],"config":["name"],"scope":["name"]},"dependentSchemas":{"order":{"maxProperties":1}}}`
+
+func eitherOr(raw []byte) error {
+	var has map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &has); err != nil {
+		return err
+	}
+	switch {
+	case has["order"] != nil && len(has) == 1:
+		return nil
+	case has["order"] == nil && has["name"] != nil && has["config"] != nil:
+		return nil
+	}
+	return invalid("either name and config, or order alone")
+}
+
+const (
+	// An answer has either what was asked for or an error; clients check both.
+	errorSchema = `{"type":"object","properties":{"code":{"type":"string"},"message":{"type":"string"},"retryable":{"type":"boolean"},"retry_after_ms":{"type":"integer"},"trace_id":{"type":"string"}},"required":["code","message"]}`
+
+	stageSchema     = `{"type":"object","properties":{"name":{"type":"string"},"scope":{"type":"string"},"enabled":{"type":"boolean"},"config":{"type":"object"}},"required":["name","scope","enabled","config"],"additionalProperties":false}`
+	stagesOutput    = `"middleware":{"type":"array","description":"outermost first; of each stage the global line first","items":` + stageSchema + `}`
+	transportSchema = `{"type":"object","properties":{"name":{"type":"string"},"listen":{"type":"string"},"enabled":{"type":"boolean"},"sessions":{"type":"integer"},"config":{"type":"object"}},"required":["name","enabled","sessions","config"],"additionalProperties":false}`
+	transportOutput = `"transports":{"type":"array","items":` + transportSchema + `}`
+	names           = `{"type":"array","items":{"type":"string"}}`
+	pluginSchema    = `{"type":"object","properties":{"name":{"type":"string"},"version":{"type":"string"},"tenant":{"type":"string"},"state":{"type":"string","enum":["loaded","open","half_open"]},` +
+		`"in_flight":{"type":"integer"},"calls":{"type":"integer"},"errors":{"type":"integer"},"panics":{"type":"integer"},"timeouts":{"type":"integer"},` +
+		`"tools":{"type":"integer"},"resources":{"type":"integer"},"tool_names":` + names + `,"resource_uris":` + names + `},` +
+		`"required":["name","version","state","in_flight","calls","errors","tool_names","resource_uris"],"additionalProperties":false}`
+	pluginsOutput = `"total":{"type":"integer"},"next":{"type":"string","description":"give it as after for the next rows"},"plugins":{"type":"array","items":` + pluginSchema + `}`
+	tenantSchema  = `{"type":"object","properties":{"tenant":{"type":"string"},"subscribers":{"type":"integer"},"waiting":{"type":"integer"}},"required":["tenant","subscribers","waiting"],"additionalProperties":false}`
+	watchSchema   = `{"type":"object","properties":{"tenant":{"type":"string"},"uri":{"type":"string"},"watchers":{"type":"integer"}},"required":["tenant","uri","watchers"],"additionalProperties":false}`
+	statsSchema   = `{"type":"object","additionalProperties":{"type":"integer"}}`
+)
+
+var tools = []tool{
+	newTool("kernel.middleware.list", "List middleware", "The stages of the pipeline in their order, with scopes, state and configuration.", true,
+		nil, "", stagesOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
+			return p.middleware(), nil
+		}),
+	newTool("kernel.middleware.enable", "Enable middleware", "Switches a stage on, for every request or for one scope.", false,
+		[]arg{argStage, argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+			return p.turn(ctx, r, a, "enable", p.opt.Middleware.Enable)
+		}),
+	newTool("kernel.middleware.disable", "Disable middleware", "Switches a stage off, for every request or for one scope.", false,
+		[]arg{argStage, argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+			return p.turn(ctx, r, a, "disable", p.opt.Middleware.Disable)
+		}),
+	newTool("kernel.middleware.configure", "Configure middleware", "Gives a stage another configuration (name, config, scope), or puts the stages into another order (order).", false,
+		[]arg{optional(argStage), argScope, argConfig, argOrder}, eitherRule, stagesOutput, configureMiddleware),
+	newTool("kernel.transport.list", "List transports", "The ways into the relay: adapters, listeners, sessions, and what can be configured.", true,
+		nil, "", transportOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
+			return p.transports(), nil
+		}),
+	newTool("kernel.transport.configure", "Configure a transport", "Changes what a transport lets change while it runs; the fields are those that kernel.transport.list shows.", false,
+		[]arg{{name: "name", about: "the transport, as kernel.transport.list names it", kind: "string", pattern: wordPattern, required: true},
+			{name: "config", about: "an object with the fields to change, at most 16 KiB", kind: "object", required: true}}, "", transportOutput, configureTransport),
+	newTool("kernel.introspection.router", "Inspect the router", "How many plugins, tools and resources there are and which stages are in force; with tool, where calls of it go.", true,
+		[]arg{{name: "tool", about: "a tool's name", kind: "string", pattern: cursorPattern}}, "",
+		`"stages":`+names+`,"plugins":{"type":"integer"},"tools":{"type":"integer"},"resources":{"type":"integer"},"in_flight":{"type":"integer"},`+
+			`"route":{"type":"object","properties":{"tool":{"type":"string"},"plugin":{"type":"string"},"tenant":{"type":"string"},"scope":{"type":"string"},"streams":{"type":"boolean"}},"required":["tool","plugin","scope","streams"],"additionalProperties":false}`,
+		router),
+	newTool("kernel.introspection.subscriptions", "Inspect subscriptions", "Who listens to changes: subscribers by tenant, and watched resources.", true,
+		nil, "", `"tenants":{"type":"array","items":`+tenantSchema+`},"watches":{"type":"array","items":`+watchSchema+`},"total_tenants":{"type":"integer"},"total_watches":{"type":"integer"}`, subscriptions),
+	newTool("kernel.introspection.plugins", "Inspect plugins", "The loaded plugins by name: versions, states, calls and faults, and what they offer.", true,
+		[]arg{argAfter, argLimit}, "", pluginsOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
+			if a.Limit == 0 {
+				a.Limit = 100
+			}
+			return p.plugins(a.After, a.Limit), nil
+		}),
+	newTool("kernel.plugin.load", "Load a plugin", "Loads a plugin from the relay's plugin directory by the name of its folder.", false,
+		[]arg{{name: "name", about: "the plugin's folder below the plugin directory", kind: "string", pattern: pluginPattern, required: true}}, "",
+		`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+			return p.load(ctx, r, a, "load", Plugins.Load)
+		}),
+	newTool("kernel.plugin.unload", "Unload a plugin", "Unloads a plugin: NAME or NAME@VERSION. A device is unloaded by the end of its link.", false,
+		[]arg{{name: "name", about: "the plugin, with or without its version", kind: "string", pattern: versionPattern, required: true}}, "",
+		`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+			return p.load(ctx, r, a, "unload", Plugins.Unload)
+		}),
+	newTool("kernel.health.get", "Get health", "Whether the kernel is well, what is wrong if not, and its figures.", true,
+		nil, "", `"status":{"type":"string","enum":["ok","degraded"]},"problems":`+names+`,"uptime_ms":{"type":"integer"},"figures":`+statsSchema, health),
+	newTool("kernel.health.reset_counters", "Reset counters", "Begins all counters of the kernel and its plugins anew; gauges stay.", false,
+		nil, "", `"reset":{"type":"boolean"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, _ *args) (any, error) {
+			err := p.change(ctx, r, EventCounters, MetricsURI, Change{Action: "reset"}, func() error {
+				p.opt.Kernel.ResetCounters()
+				if p.opt.ResetMetrics != nil {
+					p.opt.ResetMetrics()
+				}
+				return nil
+			})
+			return struct {
+				Reset bool `json:"reset"`
+			}{true}, err
+		}),
+}
+
+type middlewareAnswer struct {
+	Middleware []Stage `json:"middleware"`
+}
+
+func (p *Plugin) middleware() any {
+	return middlewareAnswer{append([]Stage{}, p.opt.Middleware.List()...)}
+}
+
+func (p *Plugin) turn(ctx context.Context, r *kernel.Request, a *args, action string, do func(name, scope string) error) (any, error) {
+	if a.Scope == "" {
+		a.Scope = "global"
+	}
+	err := p.change(ctx, r, EventMiddleware, MiddlewareURI, Change{Action: action, Name: a.Name, Scope: a.Scope}, func() error { return do(a.Name, a.Scope) })
+	return p.middleware(), err
+}
+
+func configureMiddleware(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+	c := Change{Action: "reorder", Order: a.Order}
+	do := func() error { return p.opt.Middleware.Reorder(a.Order) }
+	if a.Name != "" {
+		if a.Scope == "" {
+			a.Scope = "global"
+		}
+		c = Change{Action: "configure", Name: a.Name, Scope: a.Scope, Digest: digest(a.Config)}
+		do = func() error { return p.opt.Middleware.Configure(a.Name, a.Scope, a.Config) }
+	}
+	err := p.change(ctx, r, EventMiddleware, MiddlewareURI, c, do)
+	return p.middleware(), err
+}
+
+func digest(config []byte) string {
+	sum := sha256.Sum256(config)
+	return hex.EncodeToString(sum[:])
+}
+
+type transportsAnswer struct {
+	Transports []Transport `json:"transports"`
+}
+
+func (p *Plugin) transports() any {
+	list := []Transport{}
+	if p.opt.Transports != nil {
+		list = append(list, p.opt.Transports.List()...)
+	}
+	for i := range list {
+		if len(list[i].Config) == 0 {
+			list[i].Config = json.RawMessage("{}")
+		}
+	}
+	return transportsAnswer{list}
+}
+
+func configureTransport(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+	if p.opt.Transports == nil {
+		return nil, manifest.E(manifest.BadRequest, "this relay has no transport to configure")
+	}
+	err := p.change(ctx, r, EventTransport, TransportsURI, Change{Action: "configure", Name: a.Name, Digest: digest(a.Config)},
+		func() error { return p.opt.Transports.Configure(a.Name, a.Config) })
+	return p.transports(), err
+}
+
+type route struct {
+	Tool    string `json:"tool"`
+	Plugin  string `json:"plugin"`
+	Tenant  string `json:"tenant,omitempty"`
+	Scope   string `json:"scope"`
+	Streams bool   `json:"streams"`
+}
+
+func router(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
+	s, in := p.opt.Kernel.Stats(), p.opt.Kernel.Info()
+	out := struct {
+		Stages    []string `json:"stages"`
+		Plugins   int      `json:"plugins"`
+		Tools     int      `json:"tools"`
+		Resources int      `json:"resources"`
+		InFlight  int64    `json:"in_flight"`
+		Route     *route   `json:"route,omitempty"`
+	}{append([]string{}, in.Stages...), s.Plugins, s.Tools, s.Resources, s.InFlight, nil}
+	if a.Tool == "" {
+		return out, nil
+	}
+	name := manifest.Canonical(a.Tool)
+	for _, i := range in.Plugins {
+		for _, t := range i.Manifest.Tools {
+			if t.Name == name {
+				out.Route = &route{name, i.Name, i.Tenant, t.Scope, t.Streams}
+				return out, nil
+			}
+		}
+	}
+	return nil, manifest.E(manifest.BadRequest, "no loaded plugin has a tool of this name")
+}
+
+// maxRows bounds the rows of an answer that has no pages.
+const maxRows = 500
+
+func subscriptions(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
+	s := p.opt.Kernel.SubscriptionsInfo()
+	return struct {
+		Tenants      []kernel.TenantSubscriptions `json:"tenants"`
+		Watches      []kernel.WatchInfo           `json:"watches"`
+		TotalTenants int                          `json:"total_tenants"`
+		TotalWatches int                          `json:"total_watches"`
+	}{append([]kernel.TenantSubscriptions{}, s.Tenants[:min(len(s.Tenants), maxRows)]...),
+		append([]kernel.WatchInfo{}, s.Watches[:min(len(s.Watches), maxRows)]...), len(s.Tenants), len(s.Watches)}, nil
+}
+
+// maxRead bounds the rows of PluginsURI; kernel.introspection.plugins has pages.
+const maxRead = 200
+
+type pluginRow struct {
+	kernel.PluginInfo
+	ToolNames []string `json:"tool_names"`
+	URIs      []string `json:"resource_uris"`
+}
+
+type pluginsAnswer struct {
+	Total   int         `json:"total"`
+	Next    string      `json:"next,omitempty"`
+	Plugins []pluginRow `json:"plugins"`
+}
+
+// plugins is a page of the loaded plugins, in the order of their names.
+func (p *Plugin) plugins(after string, limit int) any {
+	all := p.opt.Kernel.Info().Plugins
+	out := pluginsAnswer{Total: len(all), Plugins: []pluginRow{}}
+	from := 0
+	if after != "" {
+		var found bool
+		from, found = slices.BinarySearchFunc(all, after, func(i kernel.PluginInfo, name string) int {
+			switch {
+			case i.Name < name:
+				return -1
+			case i.Name > name:
+				return 1
+			}
+			return 0
+		})
+		if found {
+			from++
+		}
+	}
+	for _, i := range all[from:] {
+		if len(out.Plugins) == limit {
+			out.Next = out.Plugins[limit-1].Name
+			break
+		}
+		row := pluginRow{PluginInfo: i, ToolNames: []string{}, URIs: []string{}}
+		for _, t := range i.Manifest.Tools {
+			row.ToolNames = append(row.ToolNames, t.Name)
+		}
+		for _, r := range i.Manifest.Resources {
+			row.URIs = append(row.URIs, r.URI)
+		}
+		out.Plugins = append(out.Plugins, row)
+	}
+	return out
+}
+
+// load loads or unloads. It does not hold up other changes: a plugin may take seconds to
+// come up.
+func (p *Plugin) load(ctx context.Context, r *kernel.Request, a *args, action string, do func(Plugins, context.Context, string) error) (any, error) {
+	if p.opt.Plugins == nil {
+		return nil, manifest.E(manifest.BadRequest, "this relay loads no plugins; give it a directory of them with --plugin-dir")
+	}
+	select {
+	case p.loading <- struct{}{}:
+	default:
+		return nil, &manifest.Error{Code: manifest.RateLimited, Message: "other plugins are being loaded; retry in a moment", RetryAfterMS: 1000, Reason: "loading"}
+	}
+	defer func() { <-p.loading }()
+	if err := do(p.opt.Plugins, ctx, a.Name); err != nil {
+		return nil, err
+	}
+	err := p.change(context.WithoutCancel(ctx), r, EventPlugin, PluginsURI, Change{Action: action, Name: a.Name}, func() error { return nil })
+	return struct {
+		Name string `json:"name"`
+	}{a.Name}, err
+}
+
+// metrics is what MetricsURI shows.
+func (p *Plugin) metrics() any {
+	out := struct {
+		Kernel  kernel.Stats `json:"kernel"`
+		Classes any          `json:"classes,omitempty"`
+	}{Kernel: p.opt.Kernel.Stats()}
+	if p.opt.Metrics != nil {
+		out.Classes = p.opt.Metrics()
+	}
+	return out
+}
+
+func health(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
+	s := p.opt.Kernel.Stats()
+	problems := []string{}
+	if s.BreakersOpen > 0 {
+		problems = append(problems, "plugins fail and are not called for now; kernel.introspection.plugins shows which")
+	}
+	if p.opt.Health != nil {
+		problems = append(problems, p.opt.Health()...)
+	}
+	status := "ok"
+	if len(problems) > 0 {
+		status = "degraded"
+	}
+	return struct {
+		Status   string       `json:"status"`
+		Problems []string     `json:"problems"`
+		UptimeMS int64        `json:"uptime_ms"`
+		Figures  kernel.Stats `json:"figures"`
+	}{status, problems, time.Since(p.started).Milliseconds(), s}, nil
+}
