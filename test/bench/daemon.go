@@ -145,11 +145,7 @@ func (b *bench) daemonBars() error {
 	if err := askBoard(b.boardSocket()); err != nil {
 		failed = errors.Join(failed, err)
 	}
-	if st, err := os.Stat(filepath.Join(b.boardState(), "history.db")); err != nil {
-		failed = errors.Join(failed, err)
-	} else if age := time.Since(st.ModTime()); st.Size() == 0 || age > 10*b.daemon+time.Minute {
-		failed = errors.Join(failed, fmt.Errorf("%s has %d bytes, %s old: nothing is recorded", st.Name(), st.Size(), age))
-	}
+	failed = errors.Join(failed, b.isRecording())
 	if failed != nil || !d.agent.alive() || !d.exporter.alive() {
 		return errors.Join(errors.New("a daemon is not well"), failed)
 	}

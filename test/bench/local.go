@@ -63,6 +63,24 @@ func askBoard(path string) error {
 	return nil
 }
 
+// isRecording tells whether the board's history took a commit in the last windows.
+func (b *bench) isRecording() error {
+	var newest time.Time
+	for _, name := range []string{"history.db", "history.db-wal"} {
+		st, err := os.Stat(filepath.Join(b.boardState(), name))
+		if err != nil {
+			return err
+		}
+		if st.ModTime().After(newest) {
+			newest = st.ModTime()
+		}
+	}
+	if age := time.Since(newest); age > 3*b.daemon {
+		return fmt.Errorf("the board's history had its last commit %s ago", age.Round(time.Second))
+	}
+	return nil
+}
+
 // firstSampleBar is the time from exec to the answer that has the first sample, with a
 // state directory that has a history already.
 func (b *bench) firstSampleBar() error {
