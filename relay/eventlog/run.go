@@ -44,6 +44,8 @@ func (s *Store) Run(ctx context.Context) error {
 		case <-look.C:
 			look.Reset(retainEvery)
 			s.retain(taking, &wg)
+		case <-s.look:
+			s.retain(taking, &wg)
 		case snap := <-s.keep.results:
 			s.keepSnapshot(taking, &wg, snap)
 		case <-again:

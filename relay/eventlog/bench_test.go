@@ -1,0 +1,57 @@
+package eventlog
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"testing"
+
+	"agentctl/relay/kernel"
+)
+
+// BenchmarkAppend is appenders at once, each waiting until its event is on the disk of
+// TMPDIR: events/s durable, and how many share a commit.
+func BenchmarkAppend(b *testing.B) {
+	for _, appenders := range []int{1, 16, 64, 512} {
+		b.Run(fmt.Sprint(appenders), func(b *testing.B) {
+			s := start(b, Options{Path: logPath(b)})
+			e := event("call", "01HZX9K3M4P7Q8R9S0T1V2W3XY", 1)
+			e.Payload = []byte(`{"tool":"metrics.read","node_id":"01HZX9K3M4P7Q8R9S0T1V2W3XY","decision":"allow","code":"ok","agent_id":"agent-7"}`)
+			b.SetParallelism(max(1, appenders/runtime.GOMAXPROCS(0)))
+			if appenders == 1 {
+				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if _, err := s.Append(context.Background(), e); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+			st := s.Stats()
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
+			b.ReportMetric(float64(st.Appended)/float64(st.Commits), "events/commit")
+		})
+	}
+}
+
+// BenchmarkReplay is the reading of a whole log.
+func BenchmarkReplay(b *testing.B) {
+	s := start(b, Options{Path: logPath(b)})
+	events := make([]kernel.Event, MaxAppend)
+	for i := range events {
+		events[i] = event("call", "01HZX9K3M4P7Q8R9S0T1V2W3XY", i)
+	}
+	for range 80 {
+		mustAppend(b, s, events...)
+	}
+	for b.Loop() {
+		n := 0
+		if err := s.Replay(context.Background(), 0, func(kernel.Event) error { n++; return nil }); err != nil || n != 80*MaxAppend {
+			b.Fatal(n, err)
+		}
+	}
+	b.ReportMetric(float64(b.N*80*MaxAppend)/b.Elapsed().Seconds(), "events/s")
+}

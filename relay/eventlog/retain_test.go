@@ -1,0 +1,245 @@
+package eventlog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/relay/kernel"
+)
+
+// lifetime runs a Store in a bubble, whose clock retention follows.
+func lifetime(t *testing.T, o Options, fn func(*Store)) {
+	path := logPath(t)
+	synctest.Test(t, func(t *testing.T) {
+		o.Path = path
+		s, err := Open(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- s.Run(ctx) }()
+		synctest.Wait()
+		fn(s)
+		cancel()
+		if err := <-done; err != context.Canceled {
+			t.Error(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	integrity(t, path)
+}
+
+func TestRetainAge(t *testing.T) {
+	snapshots := 0
+	o := Options{MaxAge: 16 * time.Hour, Snapshot: func(context.Context) ([]kernel.Event, error) {
+		snapshots++
+		return []kernel.Event{event("snapshot.ticket", "open", snapshots)}, nil
+	}}
+	lifetime(t, o, func(s *Store) {
+		first := mustAppend(t, s, event("ticket.created", "open", 0))
+		for range 19 * 60 { // an event a minute
+			time.Sleep(time.Minute)
+			mustAppend(t, s, event("call", "t", 0))
+		}
+		// MaxAge and a 16th of it, and again each hour: at 17 h, 18 h and 19 h.
+		st := s.Stats()
+		if snapshots < 2 || snapshots > 3 || st.Snapshots != uint64(snapshots) || st.RetentionError != "" {
+			t.Errorf("%d snapshots, %+v", snapshots, st)
+		}
+		if st.Events < 16*60 || st.Events > 17*60+5 || st.Removed == 0 || s.First() != st.Mark || s.First() <= first || s.Since(first) || !s.Since(st.Mark-1) || s.Since(s.Last()+1) {
+			t.Errorf("stats %+v", st)
+		}
+		got := all(t, s, Query{})
+		if got[0].Seq != s.First() || int64(len(got)) != st.Events {
+			t.Errorf("%d events from %d; stats %+v", len(got), got[0].Seq, st)
+		}
+		if got := all(t, s, Query{Aggregates: []string{"open"}}); len(got) == 0 || got[0].Type != "snapshot.ticket" {
+			t.Errorf("what was known of the ticket is gone: %+v", got)
+		}
+	})
+}
+
+// Everything may go; the numbers go on above.
+func TestRetainAll(t *testing.T) {
+	lifetime(t, Options{MaxAge: time.Hour}, func(s *Store) {
+		last := mustAppend(t, s, event("call", "t", 0), event("call", "t", 1))
+		time.Sleep(2 * time.Hour)
+		if st := s.Stats(); st.Events != 0 || st.First != 0 || st.Last != last || st.Mark != last+1 {
+			t.Errorf("stats %+v", st)
+		}
+		if got, err := s.readLast(); got != last || err != nil {
+			t.Errorf("the last seq is %d on disk (%v), want %d", got, err, last)
+		}
+		if next := mustAppend(t, s, event("call", "t", 2)); next != last+1 || s.First() != next {
+			t.Errorf("next %d, first %d, after %d", next, s.First(), last)
+		}
+	})
+}
+
+func TestRetainSize(t *testing.T) {
+	big := json.RawMessage(`{"x":"` + strings.Repeat("x", 4000) + `"}`)
+	lifetime(t, Options{MaxBytes: 1 << 20, MaxAge: -1}, func(s *Store) {
+		peak := int64(0)
+		e := kernel.Event{Type: "call", Aggregate: "t", Payload: big}
+		for range 120 { // 5 MB
+			mustAppend(t, s, e, e, e, e, e, e, e, e, e, e)
+			time.Sleep(20 * time.Second)
+			peak = max(peak, s.Stats().Bytes)
+		}
+		time.Sleep(2 * time.Minute)
+		size, err := s.size()
+		if st := s.Stats(); err != nil || size > 1<<20 || size < 1<<19 || st.Removed < 900 || peak > 8<<20 {
+			t.Errorf("size %d, peak on disk %d, %v, stats %+v", size, peak, err, st)
+		}
+	})
+}
+
+// No snapshot, no removal.
+func TestRetainRefused(t *testing.T) {
+	fail := errors.New("the tickets are busy")
+	lifetime(t, Options{MaxAge: time.Hour, Snapshot: func(context.Context) ([]kernel.Event, error) { return nil, fail }}, func(s *Store) {
+		mustAppend(t, s, event("call", "t", 0))
+		time.Sleep(3 * time.Hour)
+		if st := s.Stats(); st.Events != 1 || !strings.Contains(st.RetentionError, fail.Error()) || st.LastError != "" {
+			t.Errorf("stats %+v", st)
+		}
+		fail = nil
+		time.Sleep(2 * time.Minute)
+		if st := s.Stats(); st.Events != 0 || st.RetentionError != "" {
+			t.Errorf("stats %+v", st)
+		}
+	})
+}
+
+// counters is a plugin whose state is sums: a replay that misses or repeats an event of a
+// counter shows. It does as docs/eventlog.md says: one lock around Append and apply, and
+// around the snapshot.
+type counters struct {
+	mu   sync.Mutex
+	sums map[string]int
+	log  *Store
+}
+
+type sum struct {
+	N   int  `json:"n"`
+	End bool `json:"end,omitempty"`
+}
+
+func (c *counters) apply(e kernel.Event) {
+	var s sum
+	if err := json.Unmarshal(e.Payload, &s); err != nil {
+		panic(err)
+	}
+	_, known := c.sums[e.Aggregate]
+	switch {
+	case e.Type == "snapshot.counter", e.Type == "counter.begun":
+		c.sums[e.Aggregate] = s.N
+	case e.Type == "counter.ended":
+		delete(c.sums, e.Aggregate)
+	case known: // else it began before the mark, and has ended or its snapshot follows
+		c.sums[e.Aggregate] += s.N
+	}
+}
+
+func (c *counters) do(ctx context.Context, typ, about string, n int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := event(typ, about, n)
+	if _, err := c.log.Append(ctx, e); err != nil {
+		return err
+	}
+	c.apply(e)
+	return nil
+}
+
+func (c *counters) snapshot(context.Context) (events []kernel.Event, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for about, n := range c.sums {
+		events = append(events, event("snapshot.counter", about, n))
+	}
+	return events, nil
+}
+
+// While counters count, retention removes nearly all of the log, again and again; a replay
+// of what is left rebuilds them each time.
+func TestSnapshotRebuilds(t *testing.T) {
+	c := &counters{sums: map[string]int{}}
+	path, ck := logPath(t), newClock()
+	s := open(t, Options{Path: path, Now: ck.now, MaxAge: time.Second, Snapshot: c.snapshot})
+	look := make(chan struct{})
+	c.log, s.look = s, look
+	run(t, s)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for g := range 4 {
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				about := fmt.Sprintf("%d-%d", g, i%40)
+				typ := "counter.added"
+				switch {
+				case i < 40 || i%97 == 40: // some end and begin anew
+					typ = "counter.begun"
+				case i%53 == 0:
+					typ = "counter.ended"
+				}
+				if err := c.do(ctx, typ, about, i%7); err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	rounds := 3
+	if slow() {
+		rounds = 30
+	}
+	for round := range rounds {
+		removed := s.Stats().Removed
+		for before := s.Stats().Appended; s.Stats().Appended < before+300; {
+			time.Sleep(time.Millisecond)
+		}
+		ck.move(time.Minute) // those are old now
+		for s.Stats().Removed < removed+10 {
+			select { // again and again: a retention that is under way does not look
+			case look <- struct{}{}:
+			default:
+			}
+			time.Sleep(time.Millisecond)
+			if e := s.Stats().RetentionError; e != "" {
+				t.Fatal(e)
+			}
+		}
+		c.mu.Lock() // nobody is between Append and apply
+		got := counters{sums: map[string]int{}}
+		for _, e := range all(t, s, Query{}) {
+			got.apply(e)
+		}
+		if len(got.sums) == 0 {
+			t.Error("no counters")
+		}
+		for about, n := range c.sums {
+			if got.sums[about] != n {
+				t.Errorf("round %d: %s is %d, rebuilt as %d", round, about, n, got.sums[about])
+			}
+		}
+		for about := range got.sums {
+			if _, ok := c.sums[about]; !ok {
+				t.Errorf("round %d: %s had ended", round, about)
+			}
+		}
+		c.mu.Unlock()
+	}
+	cancel()
+	wg.Wait()
+	t.Logf("stats %+v", s.Stats())
+}
