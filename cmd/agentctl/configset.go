@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -193,7 +192,7 @@ func (ch *settingChange) send(ctx context.Context, cl *control.Client) error {
 	return nil
 }
 
-// inForce says when the change comes into force. A daemon that runs is waited for: its
+// inForce says when the change comes into force. A daemon that runs takes it over: its
 // refusal is the error.
 func (ch *settingChange) inForce(ctx context.Context, cl *control.Client, before configView) (string, error) {
 	origin := before.Origins[ch.key.name]
@@ -207,26 +206,16 @@ func (ch *settingChange) inForce(ctx context.Context, cl *control.Client, before
 	case ch.key.apply == applyRestart:
 		return "in force after: systemctl restart agentctl", nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookEvery+3*time.Second)
-	defer cancel()
-	ticker := time.NewTicker(lookEvery / 10)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return "the daemon did not take it over yet; see: agentctl config show", nil
-		case <-ticker.C:
-		}
-		var v configView
-		if err := cl.Call(ctx, control.MethodGetConfig, nil, &v); err != nil {
-			continue
-		}
-		switch {
-		case v.Reloads == before.Reloads:
-		case v.Error != "":
-			return "", exit(exitFailure, "the daemon refuses it, and nothing was changed: %s", v.Error)
-		default:
-			return "in force now", nil
-		}
+	// To keep nothing more: the daemon reads its files anew at once.
+	if _, err := cl.SetConfig(ctx, control.Config{Persist: true}); err != nil {
+		return "", socketError(err)
 	}
+	var v configView
+	if err := cl.Call(ctx, control.MethodGetConfig, nil, &v); err != nil {
+		return "", socketError(err)
+	}
+	if v.Error != "" {
+		return "", exit(exitFailure, "the daemon refuses it, and nothing was changed: %s", v.Error)
+	}
+	return "in force now", nil
 }

@@ -43,7 +43,6 @@ type box struct {
 	mu        sync.Mutex // protects the fields below
 	cfg       *config
 	wrong     string   // why the configuration that is there now is not in force
-	reloads   uint64   // tries to read it anew
 	waiting   []string // keys that need a restart
 	started   []string // modules of the prober that the socket asked for
 }

@@ -94,7 +94,6 @@ func (b *box) reloadLocked() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.wrong = ""
-	b.reloads++
 	if err != nil {
 		b.wrong = err.Error()
 		b.log.Error("the new configuration is wrong; the one before stays in force", zap.Strings("errors", strings.Split(b.wrong, "\n")),
@@ -199,7 +198,8 @@ func (b *box) inForce(now *config, changed map[string]string, wait []string) {
 	}
 }
 
-// persist keeps what a client set, in the settings of the state directory.
+// persist keeps what a client set, in the settings of the state directory. Where that is
+// nothing the files are read anew all the same: so a client has it done at once.
 func (b *box) persist(_ context.Context, c control.Config) error {
 	change := settings{}
 	if c.BaseIntervalMS > 0 {
@@ -214,8 +214,10 @@ func (b *box) persist(_ context.Context, c control.Config) error {
 	}
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
-	if err := keepSettings(b.config().settingsPath(), change); err != nil {
-		return err
+	if len(change) > 0 {
+		if err := keepSettings(b.config().settingsPath(), change); err != nil {
+			return err
+		}
 	}
 	return b.reloadLocked()
 }
@@ -228,7 +230,6 @@ type configView struct {
 	Error   string            `json:"error,omitempty"`          // of files that are not in force
 	Restart []string          `json:"restart_needed,omitempty"` // keys that changed, but not yet in the daemon
 	Notes   []string          `json:"notes,omitempty"`
-	Reloads uint64            `json:"reloads"` // how often the files were read anew
 }
 
 func (c *config) view() configView {
@@ -244,7 +245,7 @@ func (b *box) view() configView {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	v := b.cfg.view()
-	v.Error, v.Restart, v.Reloads = b.wrong, b.waiting, b.reloads
+	v.Error, v.Restart = b.wrong, b.waiting
 	if ms := b.dev.prober.Interval().Milliseconds(); ms != b.cfg.number("base_interval_ms") {
 		v.Values["base_interval_ms"], v.Origins["base_interval_ms"] = ms, "a client's set_config, until the next start"
 	}
