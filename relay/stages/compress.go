@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 
 	"agentctl/manifest"
@@ -130,7 +131,7 @@ func (c *compressor) wrap(next kernel.Handler) kernel.Handler {
 		}
 		res, err := next(ctx, r)
 		if err != nil || res == nil || res.Stream != nil || res.Fault != nil || len(res.InputRequests) > 0 ||
-			(!c.cfg.Force && text(r.Meta, MetaAccept) != "gzip") || text(res.Meta, MetaEncoding) != "" {
+			(!c.cfg.Force && !acceptsGzip(text(r.Meta, MetaAccept))) || text(res.Meta, MetaEncoding) != "" {
 			return res, err
 		}
 		if r.Method == kernel.MethodRead {
@@ -138,6 +139,19 @@ func (c *compressor) wrap(next kernel.Handler) kernel.Handler {
 		}
 		return c.result(res), nil
 	}
+}
+
+// acceptsGzip reads a list like that of Accept-Encoding. The star is not meant: who sends
+// it does not know of envelopes.
+func acceptsGzip(list string) bool {
+	for item := range strings.SplitSeq(list, ",") {
+		coding, weight, _ := strings.Cut(strings.TrimSpace(item), ";")
+		q, weighed := strings.CutPrefix(strings.TrimSpace(weight), "q=")
+		if strings.TrimSpace(coding) == "gzip" && !(weighed && strings.Trim(q, "0.") == "") {
+			return true
+		}
+	}
+	return false
 }
 
 // unpackArguments takes a request's arguments out of their envelope. Arguments that

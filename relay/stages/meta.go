@@ -11,8 +11,8 @@ import (
 // Keys in the _meta of requests and results.
 const (
 	MetaSignature = "agentctl/sig"      // Signature, of a request or of a result
-	MetaNonce     = "agentctl/nonce"    // in a request: a string of at most 64 bytes that the signatures cover
-	MetaAccept    = "agentctl/accept"   // in a request: "gzip" asks for a packed result
+	MetaNonce     = "agentctl/nonce"    // in a request: a string of at most 256 bytes that the signatures cover
+	MetaAccept    = "agentctl/accept"   // in a request: "gzip", or an Accept-Encoding header with it, asks for a packed result
 	MetaEncoding  = "agentctl/encoding" // in a result: "gzip" says that it is packed
 )
 
@@ -28,10 +28,10 @@ func member(meta json.RawMessage, key string) json.RawMessage {
 	return json.RawMessage(m[key])
 }
 
-// text is a string member of a _meta object, at most 64 bytes; "" when there is none.
+// text is a string member of a _meta object, at most 256 bytes; "" when there is none.
 func text(meta json.RawMessage, key string) string {
 	var s string
-	if raw := member(meta, key); raw == nil || strictjson.Unmarshal(raw, &s) != nil || len(s) > 64 {
+	if raw := member(meta, key); raw == nil || strictjson.Unmarshal(raw, &s) != nil || len(s) > 256 {
 		return ""
 	}
 	return s

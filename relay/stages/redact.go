@@ -31,8 +31,8 @@ const (
 // resources, messages of errors, and what a plugin tells the client during a call. The
 // trace stage asks it about log fields. In JSON it replaces the values of named members
 // at any depth, whatever their type, and what its patterns find in strings, names and
-// numbers; a string that holds a JSON document is treated as one. Frames of streams and
-// binary data pass untouched: what is encoded or encrypted cannot be searched.
+// numbers; a string that holds nothing but a JSON document is treated as one. Frames of
+// streams and binary data pass untouched: what is encoded or encrypted cannot be searched.
 type redactor struct {
 	cfg struct {
 		Fields   []string `json:"fields"`   // member names, in any case
@@ -84,11 +84,10 @@ func (r *redactor) config() any { return r.cfg }
 
 func (r *redactor) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, req *kernel.Request) (*kernel.Result, error) {
-		if req.Session != nil {
-			// It stays: a plugin that was given up may still hold the request.
-			if _, already := req.Session.(*session); !already {
-				req.Session = &session{Session: req.Session, r: r}
-			}
+		if s, again := req.Session.(*session); again { // a further round of the same call
+			req.Session = &session{Session: s.Session, r: r}
+		} else if req.Session != nil {
+			req.Session = &session{Session: req.Session, r: r}
 		}
 		res, err := next(ctx, req)
 		if err != nil {

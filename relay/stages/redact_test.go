@@ -124,3 +124,76 @@ func TestRedactLeavesTheRestAlone(t *testing.T) {
 		wantCode(t, given, err, manifest.Internal, "redact")
 	}
 }
+
+// FuzzRedact: whatever comes out has no secret in any string, name or number that a
+// client may read out of it, also in documents inside of strings, and a second pass
+// finds nothing more.
+func FuzzRedact(f *testing.F) {
+	for _, seed := range []string{`{"a":["hunter2-canary"]}`, `"{\"b\":\"\\u0068unter2-x\"}"`, `{"password":{"a":1},"n":42}`, `{"\u0068unter2-a":1}`, `[1,{}]`, `"[\"hunter2-\\u0061\"]"`} {
+		f.Add(seed)
+	}
+	p := &plugin{name: "p"}
+	k := kernel.New(kernel.Options{})
+	m, err := stages.New(k.Pipeline(), stages.Options{})
+	if err != nil || k.Load(p, false) != nil {
+		f.Fatal(err)
+	}
+	if err := m.Configure("redact", "", []byte(`{"fields":["password"],"patterns":["hunter2-[a-z]"]}`)); err != nil {
+		f.Fatal(err)
+	}
+	if err := m.Enable("redact", ""); err != nil {
+		f.Fatal(err)
+	}
+	clean := func(t *testing.T, doc string) (string, bool) {
+		p.call = func(*kernel.Request) (*kernel.Result, error) {
+			return &kernel.Result{Structured: json.RawMessage(doc)}, nil
+		}
+		res, err := k.Call(t.Context(), request(agent(), "p.do", "", ""))
+		if err != nil {
+			return "", false
+		}
+		return string(res.Structured), true
+	}
+	f.Fuzz(func(t *testing.T, doc string) {
+		out, ok := clean(t, doc)
+		if !ok {
+			return
+		}
+		var v any
+		if json.Unmarshal([]byte(out), &v) != nil {
+			if json.Valid([]byte(doc)) {
+				t.Fatalf("%q became %q", doc, out)
+			}
+			return
+		}
+		noSecret(t, v, 0)
+		if again, ok := clean(t, out); !ok || again != out {
+			t.Errorf("%q, then %q, then %q", doc, out, again)
+		}
+	})
+}
+
+func noSecret(t *testing.T, v any, nested int) {
+	switch v := v.(type) {
+	case map[string]any:
+		for name, x := range v {
+			if strings.EqualFold(name, "password") && x != stages.Redacted {
+				t.Errorf("a password: %v", x)
+			}
+			noSecret(t, name, nested)
+			noSecret(t, x, nested)
+		}
+	case []any:
+		for _, x := range v {
+			noSecret(t, x, nested)
+		}
+	case string:
+		if i := strings.Index(v, "hunter2-"); i >= 0 && i+8 < len(v) && v[i+8] >= 'a' && v[i+8] <= 'z' {
+			t.Errorf("a secret: %q", v)
+		}
+		var inner any
+		if s := strings.TrimSpace(v); nested < 4 && s != "" && (s[0] == '{' || s[0] == '[') && json.Unmarshal([]byte(s), &inner) == nil {
+			noSecret(t, inner, nested+1)
+		}
+	}
+}
