@@ -202,7 +202,7 @@ func (c *client) answered(r *kernel.Request, res *kernel.Result) (*kernel.Reques
 		return nil, err
 	}
 	return &kernel.Request{
-		Caller: r.Caller, Tool: r.Tool, Arguments: r.Arguments, TraceID: r.TraceID, Traced: r.Traced,
+		Caller: r.Caller, Conn: r.Conn, Tool: r.Tool, Arguments: r.Arguments, TraceID: r.TraceID, Traced: r.Traced,
 		Session: r.Session, InputResponses: data, RequestState: res.RequestState,
 	}, nil
 }

@@ -236,6 +236,14 @@ type exchange struct {
 	call *call // of a request that the mux carries
 }
 
+// conn names the session for stages that are meant for one; modern requests have none.
+func (x *exchange) conn() string {
+	if x.session == nil {
+		return ""
+	}
+	return x.session.id
+}
+
 // ServeHTTP answers one request. The order of the checks decides the status: method,
 // origin and host, size, token, content type and strict body, then the protocol's own.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {

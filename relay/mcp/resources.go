@@ -76,7 +76,8 @@ func (t *tenant) readResource(ctx context.Context, x *exchange, req *sdk.ReadRes
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(x.ctx, cancel)()
-	r, data, err := t.h.opt.Kernel.Read(ctx, x.caller, uri)
+	kr := &kernel.Request{Method: kernel.MethodRead, Caller: x.caller, URI: uri, Conn: x.conn(), TraceID: x.trace}
+	res, err := t.h.opt.Kernel.Call(ctx, kr)
 	switch {
 	case errors.Is(err, kernel.ErrNoResource):
 		if _, ok := t.h.opt.Kernel.Method(x.caller, "resources/read"); !ok {
@@ -84,8 +85,9 @@ func (t *tenant) readResource(ctx context.Context, x *exchange, req *sdk.ReadRes
 		}
 		return viaMethods(ctx, t, x, "resources/read", req, true)
 	case err != nil:
-		return nil, rpcError(manifest.AsError(err), kernel.NewTraceID())
+		return nil, rpcError(manifest.AsError(err), kr.TraceID)
 	}
+	r, data := res.Resource, res.Data
 	b := &builder{b: make([]byte, 0, 256+2*len(data))}
 	b.key("contents")
 	b.b = append(b.b, '[')

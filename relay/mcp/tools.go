@@ -185,7 +185,7 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolReq
 
 	name, tool := t.resolve(x.caller, p.Name)
 	cl := &client{x: x, req: req, ctx: ctx}
-	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl}
+	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl, Conn: x.conn()}
 	kr.TraceID = x.trace
 	if tp, ok := p.Meta["traceparent"].(string); ok {
 		if id := traceOf(tp); id != "" {
