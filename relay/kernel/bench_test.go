@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"runtime"
 	"testing"
-	"time"
+
+	"go.uber.org/zap"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/relay/stages"
 )
 
 // nodeID makes the id of the nth node of a fleet; they are spread as real ones are.
@@ -34,28 +36,14 @@ func fleet(tb testing.TB, k *kernel.Kernel, n int) []*plugin {
 	return boards
 }
 
-// stages are two that do what trace and metrics do: look at the clock and count.
-func stages() []kernel.Stage {
-	var count, took int64
-	wrap := func(next kernel.Handler) kernel.Handler {
-		return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-			start := time.Now()
-			res, err := next(ctx, r)
-			took += int64(time.Since(start))
-			count++
-			return res, err
-		}
-	}
-	return []kernel.Stage{{Name: "trace", Wrap: wrap}, {Name: "metrics", Wrap: wrap}}
-}
-
 // discard is a log that keeps nothing.
 type discard struct{ kernel.Log }
 
 func (discard) Offer(kernel.Event) bool { return true }
 
 // callBench is one handler reached in three ways: alone behind its argument check, as a
-// device (in the caller's goroutine, its calls logged), and as a plugin that runs apart.
+// device (in the caller's goroutine, its calls logged), and as a plugin that runs apart;
+// the latter two through the default pipeline.
 func callBench(tb testing.TB) map[string]func() error {
 	answer := &kernel.Result{Structured: json.RawMessage(`{"message":"ping"}`)}
 	p := board("a", nodeA)
@@ -67,7 +55,10 @@ func callBench(tb testing.TB) map[string]func() error {
 	zoo.m.Tools[0].Check = p.m.Tools[0].Check
 	zoo.call = p.call
 	c, args := reader("a"), json.RawMessage(`{"message":"ping"}`)
-	k := kernel.New(kernel.Options{Audit: func(kernel.Record) {}, Stages: stages(), Log: discard{}})
+	k := kernel.New(kernel.Options{Audit: func(kernel.Record) {}, Log: discard{}})
+	if _, err := stages.New(k.Pipeline(), stages.Options{Log: zap.NewNop()}); err != nil { // the default ones
+		tb.Fatal(err)
+	}
 	load(tb, k, p, zoo)
 	through := func(tool string) func() error {
 		return func() error {
