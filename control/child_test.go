@@ -49,6 +49,7 @@ func childServer(path string) {
 		o.Listener = ln
 	}
 	o.Status = func(context.Context) any { return map[string]int{"pid": os.Getpid()} }
+	o.History = openHistory(path)
 	srv, err := NewServer(o)
 	if err == nil {
 		err = srv.Listen()

@@ -2,6 +2,7 @@ package control
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -32,6 +33,7 @@ func rssKB(t *testing.T, pid int, key string) int {
 // looks at the daemon's memory, which must hardly grow, and at its answers.
 func TestHostileClient(t *testing.T) {
 	path := filepath.Join(shortDir(t), "s")
+	record(t, historyFile(path), 60_000)
 	cmd := startServer(t, path)
 	pid := cmd.Process.Pid
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d/status", pid)); err != nil {
@@ -43,6 +45,9 @@ func TestHostileClient(t *testing.T) {
 			c, err := Dial(t.Context(), path)
 			if err == nil {
 				_, err = c.Snapshot(t.Context())
+				if err == nil {
+					_, err = c.History(t.Context(), HistoryQuery{FromMS: 1, StepMS: 60_000, Limit: 100})
+				}
 				c.Close()
 			}
 			if err == nil {
@@ -60,7 +65,7 @@ func TestHostileClient(t *testing.T) {
 	os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0) // the peak begins here
 
 	last := before
-	for _, a := range attacks {
+	for _, a := range attacks() {
 		begun := time.Now()
 		a.run(t, path)
 		ask()
@@ -78,44 +83,83 @@ func TestHostileClient(t *testing.T) {
 	}
 }
 
-var attacks = []struct {
+type attack struct {
 	name string
 	run  func(*testing.T, string)
-}{
-	{"1,000 connects", func(t *testing.T, path string) {
-		var held []net.Conn
-		for range 1000 {
-			if nc, err := net.Dial("unix", path); err == nil {
-				held = append(held, nc)
-			}
-		}
-		for _, nc := range held {
-			nc.Close()
-		}
-	}},
-	{"64 MB header line", func(t *testing.T, path string) { flood(path, "", "a", 64) }},
-	{"64 MB of header lines", func(t *testing.T, path string) { flood(path, "", "a: b\r\n", 64) }},
-	{"64 MB body announced and sent", func(t *testing.T, path string) { flood(path, "Content-Length: 67108864\r\n\r\n", "x", 64) }},
-	{"1 MiB messages of blanks", each(20, `{"jsonrpc":"2.0","id":1,`+strings.Repeat(" ", 1<<20-100)+`"method":"snapshot"}`)},
-	{"1 MiB messages of one string", each(20, `{"jsonrpc":"2.0","id":1,"method":"snapshot","params":{"a":"`+strings.Repeat("x", 1<<20-100)+`"}}`)},
-	{"1 MiB messages of brackets", each(20, strings.Repeat("[", 1<<20))},
-	{"1 MiB messages of small objects", each(20, "["+strings.Repeat("{},", 349000)+"{}]")},
-	{"1 MiB messages of keys", each(20, manyKeys(1<<20-100))},
-	{"60 KiB messages of keys", each(200, manyKeys(60<<10))},
-	{"60 KiB messages of commas", each(200, `{"jsonrpc":"2.0","id":1,"method":"start","params":{"modules":[1`+strings.Repeat(",1", 4000)+`]}}`)},
-	{"1 MiB messages half sent", func(t *testing.T, path string) {
-		all(path, func(nc net.Conn) { nc.Write([]byte("Content-Length: 1048576\r\n\r\n" + strings.Repeat("x", 1<<19))) })
-	}},
-	{"requests without reading", each(20000, `{"jsonrpc":"2.0","id":1,"method":"nope"}`)},
-	{"events without reading", func(t *testing.T, path string) {
-		all(path, func(nc net.Conn) {
-			nc.Write(frame([]byte(`{"jsonrpc":"2.0","id":2,"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t","capabilities":["metrics_stream"]}}`)))
-			for range 500 {
-				nc.Write(frame([]byte(`{"jsonrpc":"2.0","method":"start"}`)))
-			}
-		})
-	}},
 }
+
+// attacks is a function, so that the daemon, which is the same binary, has no heap of
+// their messages, in whose shadow more would grow before it is collected.
+func attacks() []attack {
+	return []attack{
+		{"1,000 connects", func(t *testing.T, path string) {
+			var held []net.Conn
+			for range 1000 {
+				if nc, err := net.Dial("unix", path); err == nil {
+					held = append(held, nc)
+				}
+			}
+			for _, nc := range held {
+				nc.Close()
+			}
+		}},
+		{"64 MB header line", func(t *testing.T, path string) { flood(path, "", "a", 64) }},
+		{"64 MB of header lines", func(t *testing.T, path string) { flood(path, "", "a: b\r\n", 64) }},
+		{"64 MB body announced and sent", func(t *testing.T, path string) { flood(path, "Content-Length: 67108864\r\n\r\n", "x", 64) }},
+		{"1 MiB messages of blanks", each(20, `{"jsonrpc":"2.0","id":1,`+strings.Repeat(" ", 1<<20-100)+`"method":"snapshot"}`)},
+		{"1 MiB messages of one string", each(20, `{"jsonrpc":"2.0","id":1,"method":"snapshot","params":{"a":"`+strings.Repeat("x", 1<<20-100)+`"}}`)},
+		{"1 MiB messages of brackets", each(20, strings.Repeat("[", 1<<20))},
+		{"1 MiB messages of small objects", each(20, "["+strings.Repeat("{},", 349000)+"{}]")},
+		{"1 MiB messages of keys", each(20, manyKeys(1<<20-100))},
+		{"60 KiB messages of keys", each(200, manyKeys(60<<10))},
+		{"60 KiB messages of commas", each(200, `{"jsonrpc":"2.0","id":1,"method":"start","params":{"modules":[1`+strings.Repeat(",1", 4000)+`]}}`)},
+		{"1 MiB messages half sent", func(t *testing.T, path string) {
+			all(path, func(nc net.Conn) { nc.Write([]byte("Content-Length: 1048576\r\n\r\n" + strings.Repeat("x", 1<<19))) })
+		}},
+		{"long histories, read", func(t *testing.T, path string) {
+			all(path, func(nc net.Conn) {
+				nc.SetDeadline(time.Now().Add(5 * time.Second))
+				nc.Write(longHistory)
+				io.CopyN(io.Discard, nc, 3<<20)
+			})
+		}},
+		{"long histories, not read", func(t *testing.T, path string) {
+			all(path, func(nc net.Conn) {
+				for range 20 {
+					nc.Write(longHistory)
+				}
+				time.Sleep(300 * time.Millisecond)
+			})
+		}},
+		{"long histories, hung up on", func(t *testing.T, path string) {
+			for range 5 {
+				all(path, func(nc net.Conn) {
+					nc.Write(longHistory)
+					nc.Read(make([]byte, 1000))
+				})
+			}
+		}},
+		{"short histories", func(t *testing.T, path string) {
+			all(path, func(nc net.Conn) {
+				for range 20 {
+					nc.Write(frame([]byte(`{"jsonrpc":"2.0","id":1,"method":"query_history","params":{"from_ts":0,"to_ts":0,"limit":350}}`)))
+				}
+				io.Copy(io.Discard, nc)
+			})
+		}},
+		{"requests without reading", each(20000, `{"jsonrpc":"2.0","id":1,"method":"nope"}`)},
+		{"events without reading", func(t *testing.T, path string) {
+			all(path, func(nc net.Conn) {
+				nc.Write(frame([]byte(`{"jsonrpc":"2.0","id":2,"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t","capabilities":["metrics_stream"]}}`)))
+				for range 500 {
+					nc.Write(frame([]byte(`{"jsonrpc":"2.0","method":"start"}`)))
+				}
+			})
+		}},
+	}
+}
+
+var longHistory = frame([]byte(`{"jsonrpc":"2.0","id":1,"method":"query_history","params":{"from_ts":0,"to_ts":0,"modules":["cpu","mem","disk","load","network","temperature","power","wear"]}}`))
 
 // all runs f on as many connections as the daemon lets in.
 func all(path string, f func(net.Conn)) {

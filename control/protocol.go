@@ -90,21 +90,23 @@ const (
 
 // Sizes and times. What is above a bound is refused, never queued.
 const (
-	MaxClients  = 16       // connections at a time
-	MaxMessage  = 1 << 20  // a message, bytes; a longer one closes its connection
-	MaxParams   = 64 << 10 // the params of a request, bytes
-	maxHeader   = 1 << 10  // a header line, bytes
-	maxLines    = 8        // header lines of a message
-	maxID       = 128      // the id of a request, bytes
-	maxItems    = 4096     // commas of a message: elements and members, about
-	maxAnswer   = 16 << 20 // a message to a client, bytes
-	maxBursts   = 8        // bursts at a time
-	maxQueue    = 16       // events that wait for a client that reads slowly
-	historyPage = 4096     // items HistoryEach asks for at a time
-	smallAnswer = 64 << 10 // an answer of query_history that is not streamed, bytes
-	chunk       = 32 << 10 // of a longer one, what is written at a time, bytes
-	maxNotices  = 32       // alerts and updates that wait likewise
-	smallBody   = 16 << 10 // a longer message waits for its turn among those like it
+	MaxClients  = 16        // connections at a time
+	MaxMessage  = 1 << 20   // a message, bytes; a longer one closes its connection
+	MaxParams   = 64 << 10  // the params of a request, bytes
+	maxHeader   = 1 << 10   // a header line, bytes
+	maxLines    = 8         // header lines of a message
+	maxID       = 128       // the id of a request, bytes
+	maxItems    = 4096      // commas of a message: elements and members, about
+	maxAnswer   = 16 << 20  // a message to a client, bytes
+	maxBursts   = 8         // bursts at a time
+	maxQueue    = 16        // events that wait for a client that reads slowly
+	historyPage = 4096      // items HistoryEach asks for at a time
+	maxQueries  = 2         // query_history that look for their rows at a time
+	smallAnswer = 32 << 10  // items of query_history, bytes; of longer answers there is one at a time
+	longAnswer  = 256 << 10 // beyond it they are not kept in memory
+	chunk       = 32 << 10  // of a longer one, what is written at a time, bytes
+	maxNotices  = 32        // alerts and updates that wait likewise
+	smallBody   = 16 << 10  // a longer message waits for its turn among those like it
 
 	helloTimeout = 5 * time.Second  // from the connection to a good hello
 	frameTimeout = 10 * time.Second // from a message's first byte to its last

@@ -3,7 +3,6 @@ package control
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -15,7 +14,7 @@ import (
 // An answer of query_history may be far longer than what a board can spare in memory,
 // and its length stands in front of it. So the history is asked twice: once to count,
 // and a second time to write. What changed in between fits by cutting and padding. An
-// answer that turns out short is kept from the first time and sent like any other.
+// answer that turns out shorter than 256 KiB is kept from the first time.
 
 const (
 	answerHead = `{"jsonrpc":"2.0","id":`
@@ -26,8 +25,11 @@ const (
 // look is how many rows are worked off before it is looked whether the client is there.
 const look = 1024
 
-// errEnough ends a query that gave what was wanted.
-var errEnough = errors.New("enough")
+var (
+	errEnough = errors.New("enough")    // ends a query that gave what was wanted
+	errTurn   = errors.New("not small") // ends a query that must wait for its turn
+	errHungUp = errors.New("the client hung up")
+)
 
 // query is a query_history in work.
 type query struct {
@@ -38,7 +40,8 @@ type query struct {
 	end int64
 
 	buf         []byte // all items as long as they are few, else those that are not out yet
-	long        bool   // no longer few; the server's long is taken
+	turn        bool   // it is in the server's memory for answers that are not small
+	long        bool   // no longer few
 	rows        int    // given by the history
 	items, size int    // of the items, with the commas between them
 	first, last int64  // ts of items
@@ -53,8 +56,21 @@ func (ss *session) history(ctx context.Context, f *fields) (any, error) {
 	if ss.asked == "" {
 		return nil, nil // a notification: nobody waits for the answer
 	}
-	defer q.release()
-	switch err := q.run(ctx, q.count); {
+	defer func() {
+		if q.turn {
+			ss.srv.long <- q.buf[:0]
+		}
+	}()
+	err := q.countAll(ctx)
+	if errors.Is(err, errTurn) {
+		if err := q.takeTurn(ctx); err != nil {
+			return nil, err
+		}
+		err = q.countAll(ctx)
+	}
+	switch e := (*Error)(nil); {
+	case errors.As(err, &e):
+		return nil, e
 	case err != nil && (q.rows > 0 || ctx.Err() != nil):
 		return nil, q.failed(ctx, err)
 	case err != nil && ss.srv.mayWarn(): // the history is closed, or its disk is busy
@@ -65,20 +81,16 @@ func (ss *session) history(ctx context.Context, f *fields) (any, error) {
 			return nil, err
 		}
 	}
-	if !q.long {
-		return historyResult{true, q.array()}, nil
+	write := q.writeKept
+	if q.long {
+		write = q.writeAgain
 	}
-	if err := q.stream(ctx); err != nil {
+	if err := write(ctx); err != nil {
 		ss.srv.log.Debug("query_history: the answer is cut off", zap.Error(err))
 		return nil, q.failed(ctx, err)
 	}
 	ss.c.streamed = true
 	return nil, nil
-}
-
-type historyResult struct {
-	OK    bool            `json:"ok"`
-	Items json.RawMessage `json:"items"`
 }
 
 func (q *query) parse(f *fields) error {
@@ -117,7 +129,7 @@ func (q *query) run(ctx context.Context, fn func(context.Context, *HistoryRow) e
 	q.rows, q.enough = 0, false
 	err := h.Query(ctx, q.ask, func(row HistoryRow) error {
 		if q.rows++; q.rows%look == 0 && q.ss.c.hungUp() {
-			return errors.New("the client hung up")
+			return errHungUp
 		}
 		err := fn(ctx, &row)
 		if errors.Is(err, errEnough) {
@@ -146,7 +158,18 @@ func (q *query) appendItem(row *HistoryRow) int {
 	return len(q.buf) - begin
 }
 
-// count is the first pass.
+// countAll is the first pass. Few are made at a time, none of which waits for a client.
+func (q *query) countAll(ctx context.Context) error {
+	place, err := take(ctx, q.ss.c, q.ss.srv.places)
+	if err != nil {
+		return q.failed(ctx, err)
+	}
+	defer func() { q.ss.srv.places <- place }()
+	q.buf, q.items, q.size = q.buf[:0], 0, 0
+	return q.run(ctx, q.count)
+}
+
+// count takes a row of the first pass.
 func (q *query) count(ctx context.Context, row *HistoryRow) error {
 	if q.long {
 		q.buf = q.buf[:0]
@@ -164,9 +187,10 @@ func (q *query) count(ctx context.Context, row *HistoryRow) error {
 		return errParams("step_ms", "the answer would be longer than %d MiB: ask with step_ms %d or more, or for a shorter window, or with a limit", maxAnswer>>20, q.fittingStep())
 	case q.items == q.max:
 		return errEnough
-	case !q.long && q.size > smallAnswer:
-		return q.goLong(ctx)
+	case !q.turn && q.size > smallAnswer:
+		return errTurn
 	}
+	q.long = q.size > longAnswer
 	return nil
 }
 
@@ -182,24 +206,40 @@ func (q *query) fittingStep() int64 {
 	return (step + 999) / 1000 * 1000
 }
 
-// goLong waits until no other long answer is made.
-func (q *query) goLong(ctx context.Context) error {
-	timer := time.NewTimer(callTimeout)
-	defer timer.Stop()
-	select {
-	case q.ss.srv.long <- struct{}{}:
-		q.long = true
-		return nil
-	case <-timer.C:
+// takeTurn waits for the memory of answers that are not small. The one who has it may
+// have to wait for its client; meanwhile nothing is held here.
+func (q *query) takeTurn(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	mem, err := take(ctx, q.ss.c, q.ss.srv.long)
+	if errors.Is(err, context.DeadlineExceeded) {
 		return errRate("another long answer of query_history is being read: try again, or ask with a larger step_ms")
-	case <-ctx.Done():
-		return ctx.Err()
 	}
+	if err != nil {
+		return err
+	}
+	if q.turn = true; mem == nil {
+		mem = make([]byte, 0, longAnswer+chunk)
+	}
+	q.buf = mem
+	return nil
 }
 
-func (q *query) release() {
-	if q.long {
-		<-q.ss.srv.long
+// take receives from ch, unless ctx ends or the client hangs up before.
+func take(ctx context.Context, c *serverChannel, ch <-chan []byte) ([]byte, error) {
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		select {
+		case mem := <-ch:
+			return mem, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-ticker.C:
+			if c.hungUp() { // its place is wanted
+				return nil, errHungUp
+			}
+		}
 	}
 }
 
@@ -222,22 +262,31 @@ func (q *query) snapshot(ctx context.Context) error {
 		return errInternal(err.Error())
 	}
 	row := rowOf(&sample)
-	if q.appendItem(&row) == 0 {
+	if q.size = q.appendItem(&row); q.size == 0 {
 		q.buf = fmt.Appendf(q.buf, `{"ts":%d}`, row.TS)
+		q.size = len(q.buf)
 	}
 	return nil
 }
 
-func (q *query) array() json.RawMessage {
-	return append(append([]byte{'['}, q.buf...), ']')
+// writeKept writes what the first pass has kept.
+func (q *query) writeKept(context.Context) error {
+	return q.ss.c.stream(q.length(), func(write func([]byte) error) error {
+		return errors.Join(write(q.head(nil)), write(q.buf), write([]byte(answerTail)))
+	})
 }
 
-// stream is the second pass: it writes as many bytes as the first has counted.
-func (q *query) stream(ctx context.Context) error {
+func (q *query) head(b []byte) []byte {
+	return append(append(append(b, answerHead...), q.ss.asked...), answerBody...)
+}
+
+// writeAgain is the second pass: it writes as many bytes as the first has counted.
+func (q *query) writeAgain(ctx context.Context) error {
 	size, last := q.size, q.last
 	return q.ss.c.stream(q.length(), func(write func([]byte) error) error {
-		q.buf = append(append(append(q.buf[:0], answerHead...), q.ss.asked...), answerBody...)
+		q.buf = q.head(q.buf[:0])
 		q.items, q.size = 0, 0
+		q.ask.ToMS = last
 		flush := func() error {
 			err := write(q.buf)
 			q.buf = q.buf[:0]

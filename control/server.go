@@ -86,7 +86,8 @@ type Server struct {
 	notices *fanout.Topic[event]
 	large   chan []byte // the memory for large messages: there is one at a time
 	stats   counters
-	long    chan struct{} // has room while no long answer of query_history is made
+	places  chan []byte // one for each query_history that may be counted at a time
+	long    chan []byte // the memory for answers of query_history that are not small: likewise
 
 	governing sync.Mutex // serialises govern, protects enabled; taken before mu
 	enabled   modules    // what Options.Enable was told
@@ -120,11 +121,16 @@ func NewServer(o Options) (*Server, error) {
 		events:  fanout.New[event](fanout.Options{MaxReaders: MaxClients}),
 		notices: fanout.New[event](fanout.Options{MaxReaders: MaxClients}),
 		large:   make(chan []byte, 1),
-		long:    make(chan struct{}, 1),
+		long:    make(chan []byte, 1),
+		places:  make(chan []byte, maxQueries),
 		conns:   make(map[*serverChannel]struct{}),
 		push:    push{running: true, modules: defaultModules},
 	}
 	s.large <- nil
+	s.long <- nil
+	for range maxQueries {
+		s.places <- nil
+	}
 	if s.prober == nil {
 		return nil, errors.New("control: no prober")
 	}
