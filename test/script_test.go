@@ -34,7 +34,7 @@ import (
 //	exits CODE command...          runs it and wants this exit code
 //	daemon NAME REGEXP command...  starts it and waits for a line like this; the strings of
 //	                               that line's JSON become NAME_KEY in the environment
-//	stop NAME [CODE]               SIGTERM, and wants this exit code (0); NAME.out and
+//	halt NAME [CODE]               (stop is testscript's own, and ends a script) SIGTERM, and wants this exit code (0); NAME.out and
 //	                               NAME.err then hold what it printed
 //	until REGEXP command...        repeats it until its stdout is like this
 //	ca                             makes ca.pem, cert.pem and key.pem for 127.0.0.1
@@ -62,7 +62,7 @@ func TestScript(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": cmdExits, "daemon": cmdDaemon, "stop": cmdStop, "until": cmdUntil, "ca": cmdCA, "fakerelay": cmdFakeRelay,
+			"exits": cmdExits, "daemon": cmdDaemon, "halt": cmdHalt, "until": cmdUntil, "ca": cmdCA, "fakerelay": cmdFakeRelay,
 		},
 	})
 }
@@ -178,9 +178,9 @@ func setenvs(ts *testscript.TestScript, name, line string) {
 	}
 }
 
-func cmdStop(ts *testscript.TestScript, neg bool, args []string) {
+func cmdHalt(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) == 0 {
-		ts.Fatalf("usage: stop NAME [CODE]")
+		ts.Fatalf("usage: halt NAME [CODE]")
 	}
 	d := ts.Value(daemonsKey{}).(*daemons)
 	d.mu.Lock()
