@@ -194,3 +194,35 @@ func TestClockAhead(t *testing.T) {
 	}
 	checkIntegrity(t, s.path)
 }
+
+// TestMuchWithoutATime: a board that never learns the time keeps its newest samples.
+func TestMuchWithoutATime(t *testing.T) {
+	if raceDetector && !slow() {
+		t.Skip("adds 100,000 rows")
+	}
+	s, c := open(t, Options{Path: quickDir(t) + "/history.db"})
+	c.set(0)
+	record(s, c, 1)
+	addReading(s, c.sample(0), "wear.used_pct", 1)
+	flush(t, s)
+	err := s.use(func(d *db) error {
+		return d.tx(func() error {
+			d.rows += maxEarly + 1
+			return d.run(fmt.Sprintf("WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n <= %d) "+
+				"INSERT INTO samples SELECT ts + n, cpu, mem, mem_total, disk, load_1m, load_5m, load_15m FROM i, samples", maxEarly))
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		flush(t, s)
+		if st := s.Stats(); st.Rows != maxEarly {
+			t.Errorf("%d rows, want %d", st.Rows, maxEarly)
+		}
+	}
+	if got := ask(t, s, "SELECT count(*) FROM readings"); got != "0\n" {
+		t.Errorf("%s readings are left of a sample that is gone", got)
+	}
+	checkIntegrity(t, s.path)
+}

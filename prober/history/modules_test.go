@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"agentctl/prober"
@@ -74,4 +75,29 @@ func TestRecordModules(t *testing.T) {
 	if st := s.Stats(); st.Rows != 21 || st.Unsaved != 0 || st.Dropped != 0 {
 		t.Errorf("stats %+v, want 21 rows", st)
 	}
+}
+
+// crowded is a Sampler that has no room for a reader at first.
+type crowded struct {
+	script
+	tries int
+}
+
+func (c *crowded) Watch(ctx context.Context, d time.Duration, fn func(prober.Sample) error) error {
+	if c.tries++; c.tries < 3 {
+		return prober.ErrBusy
+	}
+	return c.script.Watch(ctx, d, fn)
+}
+
+// TestRecordWaitsForRoom: a prober with too many readers is asked again.
+func TestRecordWaitsForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, c := open(t, Options{Path: quickDir(t) + "/history.db"})
+		begin := time.Now()
+		err := s.Record(t.Context(), &crowded{script: script{c.sample(1)}})
+		if took := time.Since(begin); !errors.Is(err, errPlayed) || took != 2*retryAfter || s.Stats().Rows != 1 {
+			t.Errorf("Record: %v after %v, %d rows; want to the end after %v", err, took, s.Stats().Rows, 2*retryAfter)
+		}
+	})
 }
