@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -285,6 +286,9 @@ func TestMethodsAreSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
 		p := &methods{plugin: simple("p", "", "x:y"), serves: []string{"prompts/list"}}
+		var serve atomic.Pointer[func() (json.RawMessage, error)]
+		p.serve = func() (json.RawMessage, error) { return (*serve.Load())() }
+		will := func(fn func() (json.RawMessage, error)) { serve.Store(&fn) }
 		load(t, k, p)
 		call := func() error {
 			m, _ := k.Method(reader("a"), "prompts/list")
@@ -292,23 +296,23 @@ func TestMethodsAreSupervised(t *testing.T) {
 			return err
 		}
 		for _, fault := range []error{&kernel.Fault{Code: -32602, Message: "no such prompt"}, kernel.ErrNoResource} {
-			p.serve = func() (json.RawMessage, error) { return nil, fault }
+			will(func() (json.RawMessage, error) { return nil, fault })
 			for range 10 {
 				if err := call(); !errors.Is(err, fault) {
 					t.Fatalf("got %v, want %v", err, fault)
 				}
 			}
 		}
-		p.serve = func() (json.RawMessage, error) {
+		will(func() (json.RawMessage, error) {
 			time.Sleep(time.Minute)
 			return nil, nil
-		}
+		})
 		start := time.Now()
 		wantCode(t, "slow", call(), manifest.DeadlineExceeded, "gateway_deadline")
 		if took := time.Since(start); took != kernel.CallBudget {
 			t.Errorf("took %v", took)
 		}
-		p.serve = func() (json.RawMessage, error) { panic("canary9876") }
+		will(func() (json.RawMessage, error) { panic("canary9876") })
 		for range 4 {
 			wantCode(t, "panic", call(), manifest.Internal, "panic")
 		}
