@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
 )
 
 // A full disk refuses appends with the reason and keeps none of their events; when there
@@ -99,4 +98,3 @@ func fill(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 }
-
