@@ -29,7 +29,10 @@ func TestVSCodeClient(t *testing.T) {
 		t.Skipf("no independent client: npm does not give vscode-jsonrpc: %v\n%s", err, out)
 	}
 
-	r := onSocket(t, Options{Version: "1.0.0", Status: func(context.Context) any { return map[string]int{"uptime_s": 7} }})
+	o := wholeOptions()
+	o.History = seconds(1_700_000_000_000, 6000)
+	r := onSocket(t, o)
+	r.srv.UpdateReady("agentctl", "1.2.3") // before anybody listens
 	script, err := filepath.Abs("testdata/vscode.cjs")
 	if err != nil {
 		t.Fatal(err)
@@ -51,6 +54,10 @@ func TestVSCodeClient(t *testing.T) {
 		"config":  `{"ok":true,"base_interval_ms":1000,"effective_intervals":{"cpu":300,"mem":1200},"persisted":false}`,
 		"invalid": `{"code":-32001,"message":"invalid_params","data":{"field":"interval_ms","detail":"must be 100..60000"}}`,
 		"unknown": `{"code":-32601,"message":"method_not_found","data":{"detail":"see docs/control.md for the methods"}}`,
+		"history": `[6000,1700000000000,true]`,
+		"steps":   `101`,
+		"called":  `{"message":"hi"}`,
+		"refused": `{"code":-32001,"message":"invalid_params","data":{"detail":"the tool is not in this device's manifest","code":"E_MANIFEST_INVALID"}}`,
 		"stopped": `{"ok":true}`,
 	}
 	for name, w := range want {
@@ -85,6 +92,10 @@ func TestVSCodeClient(t *testing.T) {
 			var s State
 			json.Unmarshal(e.Params, &s)
 			phases = append(phases, s.Phase)
+		case EventUpdateReady:
+			if string(e.Params) != `{"component":"agentctl","version":"1.2.3"}` {
+				t.Errorf("update_ready says %s", e.Params)
+			}
 		case EventMetrics:
 			var s Snapshot
 			if err := json.Unmarshal(e.Params, &s); err != nil || s.Seq <= seq {

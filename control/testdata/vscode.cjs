@@ -50,6 +50,13 @@ async function main() {
   out.unknown = await fails("set_log_level", { level: "debug" });
   await c.sendNotification("nobody_knows_this", { x: 1 });
   while (events.filter((e) => e.method === "metrics").length < 3) await new Promise((ok) => (wake = ok));
+  // A long answer comes in parts, with events around it.
+  const { items } = await c.sendRequest("query_history", { from_ts: 0, to_ts: 0, modules: ["cpu", "memory"] });
+  out.history = [items.length, items[0].ts, items.every((x, i) => i === 0 || x.ts > items[i - 1].ts)];
+  out.steps = (await c.sendRequest("query_history", { from_ts: 0, to_ts: 0, step_ms: 60000 })).items.length;
+  out.called = await c.sendRequest("call", { tool: "sysecho.01j9zq3v8k5m7n2p4r6s8t0w1x.echo.invoke", arguments: { message: "hi" } });
+  out.refused = await fails("call", { tool: "x" });
+  while (!events.some((e) => e.method === "update_ready")) await new Promise((ok) => (wake = ok));
   out.stopped = await c.sendRequest("stop");
   out.events = events;
   console.log(JSON.stringify(out));
