@@ -35,6 +35,7 @@ type box struct {
 	srv    *control.Server
 	store  *history.Store // nil when the daemon started without history
 	alerts *alert.Engine
+	given  bool // the socket is systemd's
 
 	running   atomic.Bool // start and stop of the socket
 	recording atomic.Bool // the configuration wants a history
@@ -108,6 +109,7 @@ func (b *box) listen() error {
 	if err != nil {
 		return err
 	}
+	b.given = ln != nil
 	o := control.Options{
 		Path: b.config().text("socket"), Listener: ln, Logger: b.log,
 		Status:       func(context.Context) any { return b.status() },
@@ -128,6 +130,9 @@ func (b *box) listen() error {
 	c := b.config()
 	return b.srv.Configure(control.Config{ModuleIntervals: c.moduleIntervals()})
 }
+
+// ready is what systemd shows of a daemon that is well.
+func (b *box) ready() string { return "node " + b.id.NodeID() + "; ask it with: agentctl status" }
 
 // run serves until ctx ends. What is recorded is on the disk then.
 func (b *box) run(ctx context.Context, hup <-chan os.Signal) error {

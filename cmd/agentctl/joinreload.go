@@ -37,8 +37,11 @@ func (b *box) keepUp(ctx context.Context, hup <-chan os.Signal) error {
 		case <-hup:
 			sdReloading()
 			seen = b.source.fingerprint(b.config())
-			_ = b.reload() // logged
-			sdNotify("READY=1")
+			state := "STATUS=" + b.ready()
+			if b.reload() != nil { // logged
+				state = "STATUS=the new configuration is wrong, the one before is in force; see: agentctl config validate"
+			}
+			sdNotify("READY=1", state)
 		case <-ticker.C:
 			if now := b.source.fingerprint(b.config()); now != seen {
 				seen = now
@@ -246,6 +249,9 @@ func (b *box) view() configView {
 	defer b.mu.Unlock()
 	v := b.cfg.view()
 	v.Error, v.Restart = b.wrong, b.waiting
+	if b.given { // by systemd
+		v.Values["socket"], v.Origins["socket"] = b.srv.Addr(), "agentctl.socket"
+	}
 	if ms := b.dev.prober.Interval().Milliseconds(); ms != b.cfg.number("base_interval_ms") {
 		v.Values["base_interval_ms"], v.Origins["base_interval_ms"] = ms, "a client's set_config, until the next start"
 	}

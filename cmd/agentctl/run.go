@@ -152,7 +152,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 		return exit(exitFailure, "%w", err)
 	}
 	log.Info("ready", zap.String("node_id", id.NodeID()), zap.String("socket", b.srv.Addr()), zap.String("relay", o.cfg.text("relay")), zap.String("version", version))
-	sdNotify("READY=1", "STATUS=node "+id.NodeID()+"; ask it with: agentctl status")
+	sdNotify("READY=1", "STATUS="+b.ready())
 	ctx, cancel := context.WithCancel(cmd.Context())
 	defer cancel()
 	err = runAll(ctx, cancel, b.dev.runUntil(func(ctx context.Context) error { return b.run(ctx, hup) }), supervised(b.dev.prober, log))
