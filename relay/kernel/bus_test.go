@@ -132,6 +132,26 @@ func TestCallsAreLogged(t *testing.T) {
 	}
 }
 
+// fullLog takes nothing.
+type fullLog struct{ kernel.Log }
+
+func (fullLog) Offer(kernel.Event) bool { return false }
+
+// What a full log does not take is counted, and nobody waits for it.
+func TestFullLog(t *testing.T) {
+	k := kernel.New(kernel.Options{Log: fullLog{}})
+	p := zoo()
+	p.m.Tools[0].LogCalls = true
+	load(t, k, p)
+	if err := callZoo(k); err != nil {
+		t.Error(err)
+	}
+	k.Seen(agent("a", "one"))
+	if n := k.Stats().Unlogged; n != 2 {
+		t.Errorf("%d events were not taken, want 2", n)
+	}
+}
+
 func TestUnloadNamed(t *testing.T) {
 	k := kernel.New(kernel.Options{})
 	load(t, k, zoo(), board("a", nodeA))

@@ -70,7 +70,9 @@ func (k *Kernel) logCall(r *Request) {
 	if k.opt.Log == nil || r.tool == nil || !r.tool.LogCalls {
 		return
 	}
-	k.opt.Log.Offer(Event{Tenant: r.Caller.Tenant, Type: eventCall, Aggregate: r.tool.Name, Payload: callPayload(r)})
+	if !k.opt.Log.Offer(Event{Tenant: r.Caller.Tenant, Type: eventCall, Aggregate: r.tool.Name, Payload: callPayload(r)}) {
+		k.total.unlogged.Add(1)
+	}
 }
 
 // eventCall is the type of the event about a served call. Its payload holds ids, decision

@@ -12,6 +12,12 @@ type counters struct {
 	inFlight                                 atomic.Int64
 }
 
+// totals are the counters of the whole kernel.
+type totals struct {
+	counters
+	unlogged atomic.Int64
+}
+
 func (c *counters) reset() {
 	for _, n := range []*atomic.Int64{&c.calls, &c.errors, &c.panics, &c.timeouts, &c.refused} {
 		n.Store(0)
@@ -106,6 +112,7 @@ type Stats struct {
 	Refused  int64 `json:"refused"`
 	Panics   int64 `json:"panics"`
 	Timeouts int64 `json:"timeouts"`
+	Unlogged int64 `json:"unlogged"` // events that a full log did not take
 
 	Changes   int64 `json:"changes"`   // told to the notifier
 	Delivered int64 `json:"delivered"` // taken by subscribers
@@ -145,6 +152,7 @@ func (k *Kernel) Stats() Stats {
 // ResetCounters begins all counters anew; gauges stay.
 func (k *Kernel) ResetCounters() {
 	k.total.reset()
+	k.total.unlogged.Store(0)
 	k.notify.reset()
 	k.mu.RLock()
 	defer k.mu.RUnlock()

@@ -5,11 +5,15 @@
 // answers it:
 //
 //	audit -> pipeline stages -> name -> scope -> ownership -> tool -> online
-//	      -> schema -> rate and concurrency -> plugin
+//	      -> schema -> rate and concurrency -> breaker -> plugin -> result check
 //
 // A refusal anywhere before the plugin means that the plugin, and so the device behind
-// it, saw nothing of the call. Load and Unload change what is offered; Subscribe tells
-// about such changes.
+// it, saw nothing of the call. Reading a resource goes the same way. Load and Unload change
+// what is offered; Subscribe tells about such changes; Seen and Directory know who is
+// there; Info and Stats tell how it goes.
+//
+// A plugin is trusted with its own tools and nothing else: its panics, its silence and its
+// lies end in an error of the call, and after repeated ones it is left alone for a while.
 package kernel
 
 import (
@@ -62,7 +66,7 @@ type Kernel struct {
 	notify   notifier
 	watcher  watcher
 	presence presence
-	total    counters
+	total    totals
 }
 
 // New makes a kernel with no plugin loaded.
@@ -76,7 +80,7 @@ func New(opt Options) *Kernel {
 		views:     make(map[string]*view),
 	}
 	k.watcher.watches = make(map[watchKey]*watch)
-	k.presence.init(opt)
+	k.presence.init(opt, &k.total.unlogged)
 	k.pipe = pipeline.New(k.dispatch, opt.Stages...)
 	return k
 }

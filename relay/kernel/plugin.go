@@ -123,6 +123,11 @@ func (k *Kernel) Load(p Plugin, replace bool) error {
 	if err := checkManifest(m); err != nil {
 		return err
 	}
+	l := &loaded{plugin: p, manifest: m}
+	var serves []string // asked before the lock: the plugin may ask the kernel in its turn
+	if methods, ok := p.(Methods); ok {
+		serves = methods.Serves()
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	old, taken := k.plugins[m.Name]
@@ -145,9 +150,8 @@ func (k *Kernel) Load(p Plugin, replace bool) error {
 	if taken {
 		k.dropLocked(old)
 	}
-	l := &loaded{plugin: p, manifest: m}
 	k.plugins[m.Name] = l
-	k.indexMethodsLocked(l)
+	k.indexMethodsLocked(l, serves)
 	v := k.viewLocked(m.Tenant)
 	for _, t := range m.Tools {
 		k.tools[t.Name] = entry{tool: t, plugin: l}
@@ -169,9 +173,9 @@ func (k *Kernel) Load(p Plugin, replace bool) error {
 // Unload removes a plugin, only if it is still p: a late unload of a plugin that was
 // replaced changes nothing.
 func (k *Kernel) Unload(p Plugin) bool {
+	name := p.Manifest().Name
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	name := p.Manifest().Name
 	l, ok := k.plugins[name]
 	if !ok || l.plugin != p {
 		return false
@@ -207,12 +211,8 @@ func (k *Kernel) unloadLocked(l *loaded) {
 }
 
 // indexMethodsLocked enters what a Methods plugin serves.
-func (k *Kernel) indexMethodsLocked(l *loaded) {
-	m, ok := l.plugin.(Methods)
-	if !ok {
-		return
-	}
-	for _, method := range m.Serves() {
+func (k *Kernel) indexMethodsLocked(l *loaded, serves []string) {
+	for _, method := range serves {
 		list := k.methods[method]
 		i, _ := slices.BinarySearchFunc(list, l, func(a, b *loaded) int { return strings.Compare(a.manifest.Name, b.manifest.Name) })
 		if i == len(list) || list[i] != l {

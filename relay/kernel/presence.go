@@ -60,8 +60,9 @@ type presenceEntry struct {
 }
 
 type presence struct {
-	timeout time.Duration
-	log     Log
+	timeout  time.Duration
+	log      Log
+	unlogged *atomic.Int64
 
 	// turns keeps changes of status and what is told of them in one order. It is taken
 	// before mu and never by those who only repeat that they are there.
@@ -73,7 +74,8 @@ type presence struct {
 	evicted int64 // when the last search for room was, ms
 }
 
-func (p *presence) init(opt Options) {
+func (p *presence) init(opt Options, unlogged *atomic.Int64) {
+	p.unlogged = unlogged
 	p.timeout, p.log = opt.PresenceTimeout, opt.Log
 	if p.timeout <= 0 {
 		p.timeout = DefaultPresenceTimeout
@@ -198,7 +200,9 @@ func (e *presenceEntry) presence(key presenceKey) Presence {
 // tell hands a change to the log and the hooks; turns is held.
 func (p *presence) tell(s Presence) {
 	if p.log != nil {
-		p.log.Offer(s.event())
+		if !p.log.Offer(s.event()) {
+			p.unlogged.Add(1)
+		}
 	}
 	p.mu.RLock()
 	hooks := slices.Clone(p.hooks)
