@@ -132,7 +132,7 @@ func (k *Kernel) SubscriptionsInfo() Subscriptions {
 // Stats gives the figures of now.
 func (k *Kernel) Stats() Stats {
 	c := &k.total
-	s := Stats{Calls: c.calls.Load(), Errors: c.errors.Load(), Refused: c.refused.Load(), Panics: c.panics.Load(), Timeouts: c.timeouts.Load(), InFlight: c.inFlight.Load()}
+	s := Stats{Calls: c.calls.Load(), Errors: c.errors.Load(), Refused: c.refused.Load(), Panics: c.panics.Load(), Timeouts: c.timeouts.Load(), InFlight: c.inFlight.Load(), Unlogged: c.unlogged.Load()}
 	k.mu.RLock()
 	for _, l := range k.plugins {
 		if l.breaker.Load() != nil && l.state() == StateOpen {
