@@ -114,7 +114,7 @@ type Store struct {
 
 	wake    chan struct{} // an Append waits
 	offered chan struct{} // an Offer waits
-	look    chan struct{} // retention looks now; for tests, never else
+	look    chan struct{} // nil but in tests: retention looks now
 	next    uint64        // the next seq; of Run's goroutine
 	keep    retention     // of Run's goroutine
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -344,4 +345,36 @@ func TestOpen(t *testing.T) {
 			}
 		}
 	}
+}
+
+func ExampleStore() {
+	dir, err := os.MkdirTemp("", "eventlog")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	log, err := Open(Options{Path: filepath.Join(dir, FileName)})
+	if err != nil {
+		panic(err)
+	}
+	defer log.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	log.Offer(kernel.Event{Type: "presence.online", Aggregate: "attic"}) // kept once Run runs
+	go func() { done <- log.Run(ctx) }()
+	for log.Last() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := log.Append(ctx, kernel.Event{Type: "ticket.created", Aggregate: "T-1", Payload: json.RawMessage(`{"title": "pump"}`)}); err != nil {
+		panic(err)
+	}
+	cancel()
+	<-done
+	_ = log.Replay(context.Background(), 0, func(e kernel.Event) error {
+		fmt.Println(e.Type, e.Aggregate, string(e.Payload))
+		return nil
+	})
+	// Output:
+	// presence.online attic {}
+	// ticket.created T-1 {"title":"pump"}
 }

@@ -17,7 +17,7 @@ import (
 // is room again the log goes on by itself.
 func TestDiskFull(t *testing.T) {
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m"); err != nil {
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
 		t.Skipf("cannot mount a small filesystem here (root may): %v", err)
 	}
 	t.Cleanup(func() {
@@ -35,7 +35,7 @@ func TestDiskFull(t *testing.T) {
 	big := event("call", "big", 0)
 	big.Payload = []byte(`{"x":"` + strings.Repeat("x", 50_000) + `"}`)
 	failures := 0
-	for range 60 { // what fits into the files' last pages is kept
+	for range 25 { // what fits into the files' last pages is kept
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {
