@@ -63,7 +63,7 @@ well or there are only warnings, 1 when something fails.`,
 			p.resolve()
 			d := diagnose(cmd.Context(), p.checks(), checkTime)
 			w := cmd.OutOrStdout()
-			if err := out.print(cmd, d, func() error { return d.write(w, colours(w)) }); err != nil {
+			if err := out.print(cmd, d, func() error { return d.write(w) }); err != nil {
 				return err
 			}
 			switch {
@@ -135,14 +135,48 @@ func (c check) within(ctx context.Context) []finding {
 	return fs
 }
 
-func (d *diagnosis) write(w io.Writer, colour bool) error {
+// write prints the findings, on a terminal in its width.
+func (d *diagnosis) write(w io.Writer) error {
+	const indent = 18
+	width, _, terminal := terminalSize(w)
+	if !terminal {
+		width = 1 << 16
+	}
+	colour := colours(w)
 	sgr := map[string]string{findOK: green, findWarn: yellow, findFail: red, findSkip: faint}
 	for _, f := range d.Checks {
-		fmt.Fprintf(w, "%s  %-11s %s\n", paint(colour, sgr[f.Status], fmt.Sprintf("%-4s", f.Status)), f.Name, printable(f.Message))
-		if f.Next != "" {
-			fmt.Fprintf(w, "%s%s\n", strings.Repeat(" ", 18), paint(colour, bold, "-> "+printable(f.Next)))
+		fmt.Fprintf(w, "%s  %-11s ", paint(colour, sgr[f.Status], fmt.Sprintf("%-4s", f.Status)), f.Name)
+		for i, line := range wrapText(printable(f.Message), width-indent) {
+			if i > 0 {
+				line = strings.Repeat(" ", indent) + line
+			}
+			fmt.Fprintln(w, line)
+		}
+		if f.Next == "" {
+			continue
+		}
+		for i, line := range wrapText(printable(f.Next), width-indent-3) {
+			fmt.Fprintf(w, "%s%s %s\n", strings.Repeat(" ", indent), []string{"->", "  "}[min(i, 1)], paint(colour, bold, line))
 		}
 	}
 	_, err := fmt.Fprintf(w, "%s, %s\n", counted(d.Failures, "failure"), counted(d.Warnings, "warning"))
 	return err
+}
+
+// wrapText breaks a text between words into lines of at most width columns; a longer word
+// stays whole. There is at least one line.
+func wrapText(s string, width int) []string {
+	lines := []string{""}
+	for _, word := range strings.Fields(s) {
+		last := &lines[len(lines)-1]
+		switch {
+		case *last == "":
+			*last = word
+		case len(*last)+1+len(word) <= width:
+			*last += " " + word
+		default:
+			lines = append(lines, word)
+		}
+	}
+	return lines
 }

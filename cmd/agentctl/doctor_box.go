@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"agentctl/control"
+	"agentctl/prober"
 )
 
 // patient is the install that doctor looks at.
@@ -192,14 +193,20 @@ type boxStatus struct {
 		OffsetMS int64  `json:"offset_ms"`
 	} `json:"clock"`
 	Storage struct {
-		State string `json:"state"`
-		Path  string `json:"path"`
-		Bytes int64  `json:"bytes"`
+		State  string `json:"state"`
+		Path   string `json:"path"`
+		Bytes  int64  `json:"bytes"`
+		Detail string `json:"detail"`
 	} `json:"storage"`
 	Sampling struct {
 		control.Sampling
-		LastError string `json:"last_error"`
+		LastError    string               `json:"last_error"`
+		ModuleStates []prober.ModuleState `json:"module_states"`
 	} `json:"sampling"`
+	Config struct {
+		Error         string   `json:"error"`
+		RestartNeeded []string `json:"restart_needed"`
+	} `json:"config"`
 	CloneSuspected bool `json:"clone_suspected"`
 }
 
@@ -236,8 +243,14 @@ func (p *patient) checkDaemon(ctx context.Context, known *answer) []finding {
 
 func daemonFinding(s *boxStatus) finding {
 	text := fmt.Sprintf("version %s, up %s", s.Version, time.Duration(s.UptimeS)*time.Second)
-	if s.Version != version {
-		return finding{"daemon", findWarn, text + "; this command is " + version, "restart it to run the same version: sudo systemctl restart agentctl"}
+	const restart = "sudo systemctl restart agentctl, or however you run it"
+	switch {
+	case s.Config.Error != "":
+		return finding{"daemon", findFail, text + "; it goes on with an older configuration: " + s.Config.Error, "agentctl config validate"}
+	case s.Version != version:
+		return finding{"daemon", findWarn, text + "; this command is " + version, restart}
+	case len(s.Config.RestartNeeded) > 0:
+		return finding{"daemon", findWarn, text + "; not in force before a restart: " + strings.Join(s.Config.RestartNeeded, ", "), restart}
 	}
 	return finding{"daemon", findOK, text, ""}
 }
@@ -248,6 +261,11 @@ func samplingFinding(s *boxStatus) finding {
 		return finding{"sampling", findFail, "no sample: " + s.Sampling.LastError, "see its log: journalctl -u agentctl"}
 	case !s.Sampling.Running:
 		return finding{"sampling", findWarn, "stopped: nothing is recorded or pushed", "agentctl start"}
+	}
+	for _, m := range s.Sampling.ModuleStates {
+		if m.State == "failing" || m.State == "hung" {
+			return finding{"sampling", findWarn, fmt.Sprintf("module %s is %s: %s", m.Name, m.State, m.LastError), "see the kernel's log: dmesg; or leave it out: agentctl config set modules ..."}
+		}
 	}
 	return finding{"sampling", findOK, samplingText(s.Sampling.Sampling), ""}
 }
@@ -285,6 +303,9 @@ func storageFinding(s *boxStatus) finding {
 		return finding{"history", findOK, text, ""}
 	case s.Storage.State == "memory":
 		return finding{"history", findWarn, text + ": what was recorded is lost at a restart", "see its log: journalctl -u agentctl"}
+	}
+	if s.Storage.Detail != "" {
+		text += ": " + s.Storage.Detail
 	}
 	return finding{"history", findFail, text, "see the line state_dir, and its log: journalctl -u agentctl; it resumes by itself"}
 }

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"agentctl/prober"
 )
 
 var doctorNow = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
@@ -208,6 +210,18 @@ func TestDoctorMachine(t *testing.T) {
 	expect(t, "daemon", daemonFinding(&s), findOK, "up")
 	s.Version = "older"
 	expect(t, "other version", daemonFinding(&s), findWarn, "restart")
+	s.Version = version
+	s.Config.RestartNeeded = []string{"socket"}
+	expect(t, "restart", daemonFinding(&s), findWarn, "socket")
+	s.Config.Error = "config.yaml:1: x"
+	expect(t, "bad reload", daemonFinding(&s), findFail, "config validate")
+	expect(t, "stopped", samplingFinding(&s), findWarn, "agentctl start")
+	s.Sampling.Running = true
+	expect(t, "sampling", samplingFinding(&s), findOK, "every")
+	s.Sampling.ModuleStates = []prober.ModuleState{{Name: "wear", State: "absent"}, {Name: "power", State: "hung"}}
+	expect(t, "hung module", samplingFinding(&s), findWarn, "power is hung")
+	s.Sampling.LastError = "no /proc"
+	expect(t, "no sample", samplingFinding(&s), findFail, "no /proc")
 	for state, want := range map[string]string{"off": findSkip, "ok": findOK, "degraded:storage": findFail} {
 		s.Storage.State = state
 		expect(t, state, storageFinding(&s), want, "")
@@ -237,7 +251,7 @@ func TestDoctorHangs(t *testing.T) {
 		t.Errorf("it took %v", d)
 	}
 	var b strings.Builder
-	if err := d.write(&b, false); err != nil {
+	if err := d.write(&b); err != nil {
 		t.Fatal(err)
 	}
 	want := `fail  mount       no answer in time
@@ -251,5 +265,13 @@ ok    good
 `
 	if b.String() != want || d.Failures != 2 || d.Warnings != 1 {
 		t.Errorf("got\n%s", b.String())
+	}
+}
+
+func TestWrapText(t *testing.T) {
+	for in, want := range map[string]string{"": "", "a": "a", "one two three": "one two|three", "incomprehensible a b": "incomprehensible|a b"} {
+		if got := strings.Join(wrapText(in, 8), "|"); got != want {
+			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
 	}
 }

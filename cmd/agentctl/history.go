@@ -233,7 +233,11 @@ func (h *historyQuery) draw(ctx context.Context, w io.Writer, zone *time.Locatio
 		return nil
 	}
 	colour := colours(w)
-	fmt.Fprintln(w, cutLine(fmt.Sprintf("%s, a point each %s", windowText(h.from, h.to, zone), spanText(h.step)), width))
+	title := windowText(h.from, h.to, zone)
+	if each := ", a point each " + spanText(h.step); len(title)+len(each) <= width {
+		title += each
+	}
+	fmt.Fprintln(w, cutLine(title, width))
 	for _, s := range shown {
 		c := chart{label: s.label, unit: s.unit, points: points[s.key], from: h.from, to: h.to, step: h.step, max: s.max,
 			width: max(width, minChartWidth), height: chartHeight(height, len(shown)), ascii: ascii, zone: zone}
