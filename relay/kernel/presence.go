@@ -117,7 +117,7 @@ func (p *presence) describe(e *presenceEntry, s *Presence) {
 		return
 	}
 	p.mu.Lock()
-	e.name, e.transport = cmp.Or(s.Name, e.name), cmp.Or(s.Transport, e.transport)
+	e.name, e.transport = strings.Clone(cmp.Or(s.Name, e.name)), strings.Clone(cmp.Or(s.Transport, e.transport))
 	p.mu.Unlock()
 }
 
