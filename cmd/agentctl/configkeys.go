@@ -245,11 +245,7 @@ func (k *configKey) parseText(s string) (any, error) {
 		}
 		return d, nil
 	case kindWords:
-		words := []string{}
-		for _, w := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' }) {
-			words = append(words, w)
-		}
-		return words, nil
+		return append([]string{}, strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })...), nil
 	case kindRules:
 		return nil, fmt.Errorf("rules are written in a file; see docs/config.md, then: agentctl config validate")
 	}

@@ -84,16 +84,8 @@ func isTerminal(f *os.File) bool {
 	return err == nil
 }
 
-// newLogger logs to stderr: JSON for a service, text for a terminal.
-func newLogger(level string) (*zap.Logger, error) {
-	l, err := zapcore.ParseLevel(level)
-	if err != nil {
-		return nil, exit(exitUsage, "--log-level %s: the levels are debug, info, warn and error", level)
-	}
-	return newLoggerAt(l), nil
-}
-
-// newLoggerAt is newLogger with a level that may change.
+// newLoggerAt logs to stderr, JSON for a service and text for a terminal, from a level on
+// that may change.
 func newLoggerAt(level zapcore.LevelEnabler) *zap.Logger {
 	cfg := zap.NewProductionEncoderConfig()
 	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder
