@@ -190,7 +190,7 @@ func TestView(t *testing.T) {
 	} {
 		v.take(watchMsg{control.EventMetrics, []byte(m)})
 	}
-	v.take(watchMsg{"alert", []byte(`{"level":"warn","metric":"temperature.hottest_c","value":71.5,"message":"too \u001b[2Jhot","ts":1772366402000}`)})
+	v.take(watchMsg{"alert", []byte(`{"level":"warn","metric":"temperature.hottest_c","value":71.5,"message":"too \u001b[2Jhot: give it air, or a cooler place, away from the oven","ts":1772366402000}`)})
 	v.take(watchMsg{"update_ready", []byte(`{"component":"agentctl","version":"v2"}`)})
 	v.newest, v.backAt = now, time.Time{}
 	var all strings.Builder

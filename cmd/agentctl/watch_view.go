@@ -31,8 +31,11 @@ type view struct {
 	update  string
 	now     map[string]float64
 	past    map[string][]float64 // by key, oldest first
-	alerts  []string             // newest last
+	alerts  []viewAlert          // newest last
 }
+
+// viewAlert is an alert as it is shown.
+type viewAlert struct{ head, text, sgr string }
 
 const (
 	viewPast   = 512 // values kept of each series
@@ -154,7 +157,7 @@ func (v *view) alert(params []byte) {
 	}
 	sgr := map[string]string{"error": red, "warn": yellow}[a.Level]
 	line := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), printable(a.Level))
-	v.alerts = append(v.alerts, paint(v.colour && sgr != "", sgr, line+printable(a.Message)))
+	v.alerts = append(v.alerts, viewAlert{line, printable(a.Message), sgr})
 	if len(v.alerts) > viewAlerts {
 		v.alerts = v.alerts[1:]
 	}
@@ -192,9 +195,24 @@ func (v *view) lines(width, height int, now time.Time) []string {
 	if bad {
 		foot = append(foot, power)
 	}
-	for _, a := range v.alerts {
-		foot = append(foot, cutLine(a, width))
+	var told []string
+	room := 1 // lines of an alert
+	if height >= 16 {
+		room = 3
 	}
+	for _, a := range v.alerts {
+		for i, line := range wrapText(a.text, max(width-len(a.head), 1)) {
+			head := a.head
+			if i == room {
+				break
+			}
+			if i > 0 {
+				head = strings.Repeat(" ", len(head))
+			}
+			told = append(told, paint(v.colour && a.sgr != "", a.sgr, cutLine(head+line, width)))
+		}
+	}
+	foot = append(foot, told[max(len(told)-max(height/3, 1), 0):]...)
 	foot = append(foot, paint(v.colour, faint, cutLine(v.foot(now, width), width)))
 	if room := height - len(foot); len(out) > room { // the end matters more than the last rows
 		out = out[:max(room, 1)]
