@@ -27,6 +27,13 @@ const devicePrefix = "device:"
 // keep everybody from a device because of one bad capability of it.
 func (l *loaded) device() bool { return strings.HasPrefix(l.manifest.Name, devicePrefix) }
 
+// ControlPlugin is the name of the control plane. It has no breaker: it is the operator's
+// way in when something is broken.
+const ControlPlugin = "kernel"
+
+// breaks tells whether the plugin has a breaker.
+func (l *loaded) breaks() bool { return !l.device() && l.manifest.Name != ControlPlugin }
+
 // Faults that the kernel finds in a plugin. Their texts quote nothing of the call.
 var (
 	errPanic  = &manifest.Error{Code: manifest.Internal, Message: "the plugin failed to answer this call", Reason: "panic"}
@@ -69,7 +76,7 @@ func (k *Kernel) ask(ctx context.Context, l *loaded, r *Request) (*Result, error
 	switch {
 	case judged != nil:
 		judged(fault)
-	case fault != nil && !errors.Is(fault, context.Canceled) && !l.device():
+	case fault != nil && !errors.Is(fault, context.Canceled) && l.breaks():
 		l.faulty(fault)
 	}
 	return res, err

@@ -249,19 +249,23 @@ func TestOneTry(t *testing.T) {
 	})
 }
 
-// Devices have no breaker: each call is answered for itself (RFC-0005 §8).
-func TestDevicesHaveNoBreaker(t *testing.T) {
-	k := kernel.New(kernel.Options{})
-	p := board("a", nodeA)
+// Devices have no breaker: each call is answered for itself (RFC-0005 §8). Nor has the
+// control plane.
+func TestWithoutBreaker(t *testing.T) {
+	broken := func(context.Context, *kernel.Request) (*kernel.Result, error) { return nil, errors.New("x") }
+	p, control := board("a", nodeA), simple(kernel.ControlPlugin, "", manifest.ScopeCallReadOnly)
 	p.m.Tools[0].Limit = nil
-	p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { return nil, errors.New("x") }
-	load(t, k, p)
+	p.call, control.call = broken, broken
+	k := kernel.New(kernel.Options{})
+	load(t, k, p, control)
 	for range 50 {
-		_, err := k.Call(t.Context(), &kernel.Request{Caller: reader("a"), Tool: echoTool(nodeA), Arguments: []byte(`{"message":"x"}`)})
-		wantCode(t, "device", err, manifest.Internal, "internal")
+		for _, tool := range []string{echoTool(nodeA), "kernel.do"} {
+			_, err := k.Call(t.Context(), &kernel.Request{Caller: reader("a"), Tool: tool, Arguments: []byte(`{"message":"x"}`)})
+			wantCode(t, tool, err, manifest.Internal, "internal")
+		}
 	}
-	if p.calls.Load() != 50 || k.Stats().BreakersOpen != 0 {
-		t.Errorf("asked %d times, want 50", p.calls.Load())
+	if p.calls.Load() != 50 || control.calls.Load() != 50 || k.Stats().BreakersOpen != 0 {
+		t.Errorf("asked %d and %d times, want 50", p.calls.Load(), control.calls.Load())
 	}
 }
 
