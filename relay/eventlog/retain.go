@@ -31,7 +31,8 @@ const (
 	touchedMax      = 65_536
 	stepMin         = 32 // rows of a step
 	stepMax         = 2048
-	stepLong        = 8 * time.Millisecond // a step that took longer makes the next one shorter
+	stepLong        = 4 * time.Millisecond // a step that took longer makes the next one shorter
+	restFactor      = 4                    // after a step, appenders have the disk for this many times as long
 	stepsPerRetains = 16                   // retention by age begins MaxAge/16 late, so that snapshots are rare
 )
 
@@ -50,6 +51,7 @@ type retention struct {
 	missing  map[about]bool // those to ask for again; nil: all
 	rows     int            // of the next step
 	removed  int64
+	size     int64         // at the last step
 	results  chan snapshot // one; of the goroutine that asks
 }
 
@@ -197,22 +199,27 @@ func (s *Store) appendSnapshot(events []kernel.Event) error {
 	return nil
 }
 
-// removeStep removes some of the oldest rows, and tells whether there is more to do.
-func (s *Store) removeStep() (more bool) {
+// removeStep removes some of the oldest rows. more tells that there are others, to be
+// removed after the rest: none when the log grows faster than it is taken from.
+func (s *Store) removeStep() (rest time.Duration, more bool) {
 	began := time.Now()
 	n, err := s.tryRemove()
 	s.keep.removed += n
 	if n == 0 || err != nil {
 		s.retained(err)
 		s.keep.reset()
-		return false
+		return 0, false
 	}
-	if time.Since(began) > stepLong {
+	took := time.Since(began)
+	if took > stepLong {
 		s.keep.rows = max(s.keep.rows/2, stepMin)
 	} else {
 		s.keep.rows = min(s.keep.rows*2, stepMax)
 	}
-	return true
+	if s.keep.size > s.opts.MaxBytes/4*5 {
+		return 0, true
+	}
+	return restFactor * took, true
 }
 
 // retained notes how a retention ended.
@@ -269,6 +276,7 @@ func (s *Store) nextMark() (mark uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
+	s.keep.size = size
 	large := size > s.opts.MaxBytes/4*3
 	cutoff := s.opts.Now().Add(-s.opts.MaxAge).UnixMilli()
 	rows, err := s.conn.QueryContext(context.Background(), "SELECT seq, created_at FROM events WHERE seq <= ? ORDER BY seq LIMIT ?", int64(s.keep.asof), s.keep.rows)

@@ -26,6 +26,9 @@ func (s *Store) Run(ctx context.Context) error {
 		s.keep.reset()
 	}()
 	var soon, again <-chan time.Time
+	var rested time.Time
+	step := time.NewTimer(0) // of the next step of retention
+	defer step.Stop()
 	look := time.NewTimer(retainFirst)
 	defer look.Stop()
 	for {
@@ -49,14 +52,18 @@ func (s *Store) Run(ctx context.Context) error {
 		case snap := <-s.keep.results:
 			s.keepSnapshot(taking, &wg, snap)
 		case <-again:
+		case <-step.C:
 		}
 		again = nil
 		if s.commitNext() {
 			again = at
 		}
 		// Between two groups, one step of retention: appenders wait for no more than that.
-		if s.keep.removing && s.removeStep() {
-			again = at
+		if s.keep.removing && !time.Now().Before(rested) {
+			rest, more := s.removeStep()
+			if rested = time.Now().Add(rest); more {
+				step.Reset(rest)
+			}
 		}
 	}
 }
