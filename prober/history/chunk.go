@@ -229,7 +229,12 @@ func (s *Store) lastIn(d *db, r *reader, from, to int64) (g group, err error) {
 		return g, nil
 	}
 	last := map[uint8]item[int64]{}
-	left := r.nwant
+	left := 0 // keys that may be found; one that never was recorded must not have all be read
+	for k, want := range r.want {
+		if want && d.used[k] {
+			left++
+		}
+	}
 	err = d.each(selectReadingsRev, func(row []driver.Value) bool {
 		it := readingOf(row)
 		k := readingKey(it.id)

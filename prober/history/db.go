@@ -29,7 +29,7 @@ CREATE TABLE samples(
   load_5m   INTEGER NOT NULL,
   load_15m  INTEGER NOT NULL
 ) STRICT;
-CREATE TABLE keys(id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE) STRICT;
+CREATE TABLE keys(id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE) STRICT; -- those that were recorded
 CREATE TABLE readings(
   id    INTEGER PRIMARY KEY, -- ts * 256 + keys.id
   value INTEGER NOT NULL     -- 1/1000
@@ -77,6 +77,7 @@ type db struct {
 	file  os.FileInfo // which file it is, whatever its name comes to name
 	slot  int64       // of this boot, 0 for none
 	rows  int64
+	used  [256]bool // keys that the file has readings of, or had
 }
 
 // openDB opens the file, or makes it.
@@ -120,27 +121,16 @@ func openDB(path string) (_ *db, err error) {
 			return nil, err
 		}
 	}
-	if err := d.addKeys(); err != nil {
+	err = d.each("SELECT id FROM keys", func(row []driver.Value) bool {
+		id, _ := row[0].(int64)
+		d.used[uint8(id)] = true
+		return true
+	})
+	if err != nil {
 		return nil, err
 	}
 	d.rows, err = d.number("PRAGMA user_version")
 	return d, err
-}
-
-// addKeys writes down the names that the file does not have yet.
-func (d *db) addKeys() error {
-	last, err := d.number("SELECT max(id) FROM keys")
-	if err != nil || last >= int64(len(keyNames)) {
-		return err
-	}
-	return d.tx(func() error {
-		for i, name := range keyNames[last:] {
-			if _, err := d.exec("INSERT INTO keys VALUES(?,?)", last+1+int64(i), name); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }
 
 // identify tells whose file it is, and writes nothing.

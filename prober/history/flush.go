@@ -52,6 +52,7 @@ func (s *Store) noteWrites(n int64) {
 const (
 	insertSample  = "INSERT OR IGNORE INTO samples VALUES(?,?,?,?,?,?,?,?)"
 	insertReading = "INSERT OR IGNORE INTO readings VALUES(?,?)"
+	insertKey     = "INSERT OR IGNORE INTO keys VALUES(?,?)"
 	insertBoot    = "INSERT INTO boots VALUES(?,?)"
 	lastBoot      = "SELECT max(id) FROM boots"
 )
@@ -69,7 +70,7 @@ func (s *Store) save(d *db) error {
 	if err != nil || len(samples)+len(readings) == 0 && before == anyTS {
 		return err
 	}
-	slot := d.slot
+	slot, used := d.slot, d.used
 	err = d.tx(func() (err error) {
 		if _, err := d.remove(before, int64(2*max(len(samples), len(readings), 100))); err != nil {
 			return err
@@ -82,6 +83,7 @@ func (s *Store) save(d *db) error {
 		return d.insert(samples, readings, slot)
 	})
 	if err != nil {
+		d.used = used
 		return err
 	}
 	d.slot = slot
@@ -111,6 +113,12 @@ func (d *db) insert(samples []item[values], readings []item[int64], slot int64) 
 		d.rows += n
 	}
 	for _, it := range readings {
+		if key := readingKey(it.id); !d.used[key] {
+			if _, err := d.exec(insertKey, int64(key), keyNames[key-1]); err != nil {
+				return err
+			}
+			d.used[key] = true
+		}
 		if it.id < 0 {
 			it.id += rebase << 8
 		}

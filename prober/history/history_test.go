@@ -292,29 +292,38 @@ func TestHostileReadings(t *testing.T) {
 	checkIntegrity(t, s.path)
 }
 
-// TestNewNamesInAnOldFile: what an agentctl with fewer names wrote gets those it lacks,
-// and what one with more wrote stays, unseen.
+// TestNewNamesInAnOldFile: a name is written down when it is first used, and what an
+// agentctl with more names wrote stays, unseen.
 func TestNewNamesInAnOldFile(t *testing.T) {
 	s, c := open(t, Options{})
 	c.step(time.Second)
 	s.Add(c.sample(0), Reading{keyNames[0], 1})
 	flush(t, s)
 	err := s.use(func(d *db) error {
-		return d.run("DELETE FROM keys WHERE id > 3; INSERT INTO readings SELECT id | 255, 7 FROM readings")
+		return d.run("INSERT INTO keys VALUES(255, 'later'); INSERT INTO readings SELECT id | 255, 7 FROM readings")
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s = reopen(t, s, c, "boot-1")
-	c.step(time.Second)
-	s.Add(c.sample(0), Reading{"wear.pre_eol", 2})
-	flush(t, s)
-	rows := query(t, s, Query{FromMS: epoch})
-	if got := fmt.Sprint(rows[0].Modules, rows[1].Modules); got != "[{network.bytes_in_per_s 1}] [{wear.pre_eol 2}]" {
-		t.Errorf("readings %s", got)
+	for range 20 {
+		c.step(time.Second)
+		s.Add(c.sample(0), Reading{"wear.pre_eol", 2})
+		flush(t, s)
 	}
-	if got := ask(t, s, "SELECT count(*), max(id) FROM keys"); got != fmt.Sprintf("%d|%[1]d\n", len(keyNames)) {
-		t.Errorf("keys %s, want %d", got, len(keyNames))
+	for _, step := range []int64{0, 1, 1 << 40} {
+		rows := query(t, s, Query{FromMS: epoch, StepMS: step})
+		got := fmt.Sprint(rows[0].Modules, rows[len(rows)-1].Modules)
+		want := "[{network.bytes_in_per_s 1}] [{wear.pre_eol 2}]"
+		if step > 1 {
+			want = "[{network.bytes_in_per_s 1} {wear.pre_eol 2}] [{network.bytes_in_per_s 1} {wear.pre_eol 2}]"
+		}
+		if got != want {
+			t.Errorf("step %d: readings %s, want %s", step, got, want)
+		}
+	}
+	if got := ask(t, s, "SELECT group_concat(key) FROM keys"); got != "network.bytes_in_per_s,wear.pre_eol,later\n" {
+		t.Errorf("keys %s", got)
 	}
 }
 
