@@ -116,6 +116,10 @@ func flagText(f *pflag.Flag) (name, usage string) {
 	if value != "" && f.NoOptDefVal == "" {
 		name += " " + value
 	}
+	if before, rest, ok := strings.Cut(usage, ` (default "/`); ok {
+		_, after, _ := strings.Cut(rest, `")`)
+		return name, before + after
+	}
 	switch d := f.DefValue; {
 	case d == "", d == "0", d == "0s", d == "false", d == "[]":
 	case strings.HasPrefix(d, "/"), strings.Contains(usage, "(default"), strings.Contains(usage, "[AGENTCTL_"):
