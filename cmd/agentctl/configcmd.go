@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -28,8 +29,11 @@ func (f *configFlags) add(c *cobra.Command) {
 // source is the configuration as the files and the environment of this person give it.
 func (f *configFlags) source() (configSource, error) {
 	s := newConfigSource(f.path)
-	s.given = s.given && f.path != ""
 	s.flags = settings{}
+	if f.path == "" && !exists(s.path) && exists(systemConfigPath) { // the service's, who has none of their own
+		s.path = systemConfigPath
+		s.flags["state_dir"] = setting{serviceStateDir, "the service"}
+	}
 	for name, text := range map[string]string{"state_dir": f.stateDir, "socket": f.socket} {
 		if text == "" {
 			continue
@@ -41,6 +45,11 @@ func (f *configFlags) source() (configSource, error) {
 		s.flags[name] = setting{v, "--" + findKey(name).flag}
 	}
 	return s, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // dial connects to the daemon; nil when there is none, or files were named.

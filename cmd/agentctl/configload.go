@@ -26,6 +26,7 @@ import (
 
 const (
 	systemConfigPath = "/etc/agentctl/config.yaml"
+	serviceStateDir  = "/var/lib/agentctl"
 	settingsFile     = "settings.yaml" // in the state directory
 	maxConfD         = 64              // files in conf.d
 )

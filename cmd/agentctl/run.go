@@ -123,9 +123,17 @@ func (o *runOptions) load(f *pflag.FlagSet) (configSource, error) {
 }
 
 func (o *runOptions) run(cmd *cobra.Command) error {
+	ctx, cancel := context.WithCancel(cmd.Context())
+	defer cancel()
 	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
+	if isTerminal(os.Stderr) { // it goes away with its terminal
+		var stop context.CancelFunc
+		ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
+		defer stop()
+	} else {
+		signal.Notify(hup, syscall.SIGHUP)
+		defer signal.Stop(hup)
+	}
 	source, err := o.load(cmd.Flags())
 	if err != nil {
 		return err
@@ -137,7 +145,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	log := newLoggerAt(level)
 	defer func() { _ = log.Sync() }()
 	if o.mock > 0 {
-		return o.runMock(cmd.Context(), log)
+		return o.runMock(ctx, log)
 	}
 	id, err := enroll.Load(o.cfg.text("state_dir"))
 	if err != nil {
@@ -153,8 +161,6 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	}
 	log.Info("ready", zap.String("node_id", id.NodeID()), zap.String("socket", b.srv.Addr()), zap.String("relay", o.cfg.text("relay")), zap.String("version", version))
 	sdNotify("READY=1", "STATUS="+b.ready())
-	ctx, cancel := context.WithCancel(cmd.Context())
-	defer cancel()
 	err = runAll(ctx, cancel, b.dev.runUntil(func(ctx context.Context) error { return b.run(ctx, hup) }), supervised(b.dev.prober, log))
 	log.Info("stopped")
 	if err != nil {

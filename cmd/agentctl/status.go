@@ -12,6 +12,7 @@ import (
 
 	"agentctl/control"
 	"agentctl/prober"
+	"agentctl/prober/alert"
 	"agentctl/transport/clock"
 	"agentctl/transport/enroll"
 	"agentctl/transport/link"
@@ -31,6 +32,7 @@ type status struct {
 	CloneSuspected bool           `json:"clone_suspected"`
 	Drops          uint64         `json:"drops"`
 	Config         *configStatus  `json:"config,omitempty"`
+	Alerts         []alert.Event  `json:"alerts,omitempty"` // raised and not cleared
 }
 
 type linkStatus struct {
@@ -131,6 +133,7 @@ func (b *box) status() *status {
 	c := b.config()
 	s := b.dev.status(identity{b.id, c.text("name"), c.text("relay"), c.text("state_dir"), b.start}, b.srv.Sampling())
 	v := b.view()
+	s.Alerts = b.alerts.Active()
 	s.Config = &configStatus{Files: v.Files, Error: v.Error, RestartNeeded: v.Restart}
 	if b.store == nil {
 		return s
@@ -221,6 +224,9 @@ func printStatus(w io.Writer, s *status) error {
 	row("CPU", "%.1f %%   load %.2f %.2f %.2f", m.CPUPct, m.Load1, m.Load5, m.Load15)
 	row("Memory", "%s of %s", bytesText(m.MemBytes), bytesText(m.MemTotalBytes))
 	row("Disk", "%.1f %% used", m.DiskPct)
+	for _, a := range s.Alerts {
+		row("Alert", "%s: %s (%s)", a.Level, a.Message, ago(a.TS))
+	}
 	return nil
 }
 
