@@ -57,8 +57,9 @@ type Options struct {
 	// Snapshot gives events that each say all that is known of their Tenant and Aggregate
 	// (an open ticket, who is present), before retention takes the events that said it
 	// first. At most 100,000, within 30 s. It is called from a goroutine of its own while
-	// appends go on, so it may take locks that are held around Append; see
-	// docs/eventlog.md for what a replay makes of it. Nil: old events simply go.
+	// appends go on, so it may take locks that are held around Append; it must heed its
+	// context, and not append. See docs/eventlog.md for what a replay makes of it. Nil:
+	// old events simply go.
 	Snapshot func(context.Context) ([]kernel.Event, error)
 
 	// OnCommit sees each group of events once it is durable, in the order of seq and

@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"agentctl/relay/kernel"
+	"agentctl/transport/fanout"
 )
 
 // The log on disk answers as the one in memory does, but for the numbers, over reopenings
@@ -249,6 +250,29 @@ func TestQueueFull(t *testing.T) {
 	}
 	if st := s.Stats(); st.Commits != 2 || st.Groups != 1 || st.Appended != 4 {
 		t.Errorf("stats %+v, want the three in one group", st)
+	}
+}
+
+// Run may end and begin again; what was offered meanwhile is refused, what is followed goes on.
+func TestRunAgain(t *testing.T) {
+	s := open(t, Options{Path: logPath(t)})
+	sub := s.Tail(fanout.SubOptions[kernel.Event]{})
+	for n := range 3 {
+		stop := run(t, s)
+		seq := mustAppend(t, s, event("call", "t", n))
+		if e, ok := sub.Next(); !ok || e.Seq != seq {
+			t.Errorf("life %d: followed %+v, want %d", n, e, seq)
+		}
+		if err := s.Close(); err == nil {
+			t.Error("closed while Run runs")
+		}
+		stop()
+		if s.Offer(event("call", "t", n)) {
+			t.Error("an offer was taken that nobody writes")
+		}
+	}
+	if st := s.Stats(); st.Events != 3 || st.Dropped != 3 {
+		t.Errorf("stats %+v", st)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -221,7 +222,7 @@ func TestReader(t *testing.T) {
 	s := open(t, Options{Path: path})
 	stop := run(t, s)
 	want := mustAppend(t, s, event("call", "t", 1), event("call", "t", 2))
-	check := func(when string) {
+	checkAt := func(when, path string) {
 		t.Helper()
 		r, err := OpenReader(path)
 		if err != nil {
@@ -238,9 +239,32 @@ func TestReader(t *testing.T) {
 			t.Errorf("%s: a reader wrote", when)
 		}
 	}
+	check := func(when string) { t.Helper(); checkAt(when, path) }
 	check("while a relay writes")
 	stop()
 	check("while a relay is idle")
+
+	crashed := logPath(t) // all in the write-ahead log, and no relay to move it
+	if err := os.Mkdir(filepath.Dir(crashed), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"", "-wal"} {
+		b, err := os.ReadFile(path + name)
+		if err == nil {
+			err = os.WriteFile(crashed+name, b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	checkAt("after a crash", crashed)
+	checkAt("after a crash, again", crashed)
+	if s2, err := Open(Options{Path: crashed}); err != nil || !s2.Stats().Recovered || s2.Last() != want {
+		t.Errorf("after a crash and a reader: %v", err)
+	} else if err := s2.Close(); err != nil {
+		t.Error(err)
+	}
+
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
