@@ -272,9 +272,14 @@ func TestSetConfig(t *testing.T) {
 func TestSlowReader(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, r *rig) {
 		good := r.peer().hello(bridge)
-		nc := r.dial() // nobody reads here: a write to a pipe waits
+		nc := r.dial() // of the events nobody reads one: a write to a pipe waits
 		hello := frame([]byte(`{"jsonrpc":"2.0","id":1,"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t","capabilities":["metrics_stream"]}}`))
 		nc.Write(hello)
+		// The answer is read: while it waits, jrpc2 holds a lock that its reader may want,
+		// and a bubble with a goroutine that waits for a lock stands still.
+		if _, err := nc.Read(make([]byte, 1<<10)); err != nil {
+			t.Fatal(err)
+		}
 		if n := len(good.run(4 * time.Second)); n < 4 {
 			t.Errorf("%d metrics in 4 s beside a client that does not read", n)
 		}

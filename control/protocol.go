@@ -9,7 +9,11 @@
 //	c -> s  set_config               cadences
 //	c -> s  burst_subscribe          a faster cadence for a while
 //	c -> s  subscribe_metrics        the switch of push, for everybody
-//	s -> c  metrics, state           events, only to clients that said metrics_stream
+//	c -> s  query_history            what was recorded
+//	c -> s  get_config               what the daemon is configured with
+//	c -> s  capabilities, call       the tools that the device has for its relay
+//	s -> c  metrics, state, alert,   events, only to clients that said metrics_stream
+//	        update_ready, ping
 //
 // A daemon joins it so:
 //
