@@ -78,7 +78,7 @@ func TestSizeIsBounded(t *testing.T) {
 	s, c := open(t, Options{Path: quickDir(t) + "/history.db", MaxBytes: MinMaxBytes})
 	fillFile(t, s, c, 20_000)
 	most := int64(0)
-	for range often(60, 10) {
+	for range often(60, 6) {
 		record(s, c, 1000)
 		flush(t, s)
 		most = max(most, s.Stats().Bytes)
