@@ -15,6 +15,12 @@ import (
 // completionTime bounds what completion asks a relay: nobody waits for a Tab.
 const completionTime = time.Second
 
+// completing tells that a shell asks. Else nobody pays for what it would be told: a tenth
+// of a millisecond of each start.
+func completing(args []string) bool {
+	return len(args) > 1 && strings.HasPrefix(args[1], cobra.ShellCompRequestCmd)
+}
+
 // addCompletion tells the shells what flags and arguments may be, in c and below. What
 // cannot be found out is left out without a word.
 func addCompletion(c *cobra.Command) {
@@ -25,6 +31,10 @@ func addCompletion(c *cobra.Command) {
 			fn = cobra.FixedCompletions(outputFormats(f.Usage), cobra.ShellCompDirectiveNoFileComp)
 		case f.Name == "modules":
 			fn = completeModules
+		case f.Name == "node":
+			fn = func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+				return completeNodes(cmd, nil, word)
+			}
 		case f.Name == "log-level":
 			fn = cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp)
 		case f.Name == "class":

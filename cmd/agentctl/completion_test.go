@@ -12,11 +12,15 @@ import (
 // complete is what the shell would be told for these words.
 func complete(t *testing.T, words ...string) string {
 	t.Helper()
+	if words = append([]string{"__complete"}, words...); !completing(append([]string{"agentctl"}, words...)) {
+		t.Error("this is no completion")
+	}
 	root := newRoot()
+	addCompletion(root)
 	var out bytes.Buffer
 	root.SetOut(&out)
 	root.SetErr(&bytes.Buffer{})
-	root.SetArgs(append([]string{"__complete"}, words...))
+	root.SetArgs(words)
 	if err := root.Execute(); err != nil {
 		t.Fatal(err)
 	}

@@ -80,7 +80,9 @@ Anywhere       agentctl demo         the whole loop on this machine, in one proc
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{code: exitUsage, err: err} })
 	root.AddCommand(newRun(), newStatus(), newSnapshot(), newWatch(), newHistory(), newBurst(), newStart(), newStop(), newDoctor(), newMan(), newLs(), newCall(), newTickets(), newVersion(), newConfig())
 	addRelayCommands(root)
-	addCompletion(root)
+	if completing(os.Args) {
+		addCompletion(root)
+	}
 	usageArgs(root)
 	return root
 }
