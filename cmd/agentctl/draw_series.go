@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"agentctl/control"
 )
 
 // reading is what the modules said at a moment: numbers by dotted name, such as
@@ -57,6 +59,55 @@ func (r reading) add(prefix string, m map[string]any) {
 			r.add(key, v)
 		}
 	}
+}
+
+// itemReading is parseReading for an item of the history, of which there may be very many.
+func itemReading(i control.HistoryItem) reading {
+	r := reading{i.TS, make(map[string]float64, 8)}
+	add := func(key string, v *float64) {
+		if v != nil {
+			r.Values[key] = *v
+		}
+	}
+	if i.CPU != nil {
+		r.Values["cpu.usage_percent"] = i.CPU.UsagePercent
+	}
+	if i.Memory != nil {
+		r.Values["memory.total"], r.Values["memory.used"] = float64(i.Memory.Total), float64(i.Memory.Used)
+	}
+	if i.Disk != nil {
+		r.Values["disk.usage_percent"] = i.Disk.UsagePercent
+	}
+	if l := i.Load; l != nil {
+		r.Values["load.load_1m"], r.Values["load.load_5m"], r.Values["load.load_15m"] = l.Load1, l.Load5, l.Load15
+	}
+	if n := i.Network; n != nil {
+		add("network.bytes_in_per_s", n.BytesInPerS)
+		add("network.bytes_out_per_s", n.BytesOutPerS)
+		add("network.errors_in", n.ErrorsIn)
+		add("network.errors_out", n.ErrorsOut)
+	}
+	if i.Temperature != nil {
+		r.Values["temperature.hottest_c"] = i.Temperature.HottestC
+	}
+	if p := i.Power; p != nil {
+		for key, on := range map[string]*bool{"power.under_voltage": p.UnderVoltage, "power.freq_capped": p.FreqCapped,
+			"power.throttled": p.Throttled, "power.soft_temp_limit": p.SoftTempLimit} {
+			if on != nil {
+				r.Values[key] = 0
+				if *on {
+					r.Values[key] = 1
+				}
+			}
+		}
+	}
+	if w := i.Wear; w != nil {
+		add("wear.used_pct", w.UsedPct)
+		if at := slices.Index(eolStates, w.PreEOL); at >= 0 {
+			r.Values["wear.pre_eol"] = float64(at)
+		}
+	}
+	return r
 }
 
 // eolStates are what wear.pre_eol says, from good to bad, as history keeps them.

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"encoding/json"
 	"flag"
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"agentctl/control"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files and docs/cli.md")
@@ -174,5 +178,35 @@ func TestParseReading(t *testing.T) {
 	}
 	if _, err := parseReading([]byte(`[1]`)); err == nil {
 		t.Error("a list is no reading")
+	}
+}
+
+// Both ways to a reading say the same of everything an item may hold.
+func TestItemReading(t *testing.T) {
+	raw := `{"ts":1700000000000,"cpu":{"usage_percent":1.5},"memory":{"total":512,"used":100},"disk":{"usage_percent":9},
+		"load":{"load_1m":1,"load_5m":2,"load_15m":3},"network":{"bytes_in_per_s":4,"bytes_out_per_s":5,"errors_in":6,"errors_out":7},
+		"temperature":{"hottest_c":50},"power":{"under_voltage":true,"freq_capped":false,"throttled":false,"soft_temp_limit":true},
+		"wear":{"used_pct":10,"pre_eol":"urgent"}}`
+	want, err := parseReading([]byte(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var item control.HistoryItem
+	if err := json.Unmarshal([]byte(raw), &item); err != nil {
+		t.Fatal(err)
+	}
+	got := itemReading(item)
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	keys := 0
+	for _, k := range moduleKeys {
+		keys += len(k)
+	}
+	if len(want.Values) != keys {
+		t.Errorf("%d numbers, but there are %d columns", len(want.Values), keys)
+	}
+	if got := itemReading(control.HistoryItem{TS: 1}); len(got.Values) != 0 {
+		t.Errorf("an empty item is %v", got)
 	}
 }

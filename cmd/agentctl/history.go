@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -165,27 +164,18 @@ func (h *historyQuery) window(ctx context.Context, cl *control.Client, since, un
 	return nil
 }
 
-// each calls fn with the items of the window, in ascending order, as JSON and as numbers.
-func (h *historyQuery) each(ctx context.Context, modules []string, step int64, fn func(raw []byte, r reading) error) error {
+// each calls fn with the items of the window, in ascending order.
+func (h *historyQuery) each(ctx context.Context, modules []string, step int64, fn func(control.HistoryItem) error) error {
 	q := control.HistoryQuery{FromMS: h.from, ToMS: h.to, Modules: modules, StepMS: step}
 	own := false // fn's error, not the daemon's
 	err := h.cl.HistoryEach(ctx, q, func(item control.HistoryItem) error {
 		if item.TS < h.from || item.TS > h.to {
 			return nil // an empty window is answered with what is newest
 		}
-		own = true
-		raw, err := json.Marshal(item)
-		if err != nil {
+		if err := fn(item); err != nil {
+			own = true
 			return err
 		}
-		r, err := parseReading(raw)
-		if err != nil {
-			return err
-		}
-		if err := fn(raw, r); err != nil {
-			return err
-		}
-		own = false
 		return nil
 	})
 	var ce *control.Error
@@ -216,7 +206,8 @@ func (h *historyQuery) draw(ctx context.Context, w io.Writer, zone *time.Locatio
 	}
 	points := map[string][]point{}
 	most := map[string]float64{}
-	err := h.each(ctx, h.modules, h.step, func(_ []byte, r reading) error {
+	err := h.each(ctx, h.modules, h.step, func(item control.HistoryItem) error {
+		r := itemReading(item)
 		for k, x := range r.Values {
 			points[k] = append(points[k], point{r.TS, x})
 			most[k] = max(most[k], x)

@@ -9,20 +9,20 @@ import (
 	"io"
 	"slices"
 	"strconv"
+
+	"agentctl/control"
 )
 
 // export writes the records of the window as they come.
 func (h *historyQuery) export(ctx context.Context, w io.Writer, format string) error {
 	b := bufio.NewWriterSize(w, 64<<10)
+	enc := json.NewEncoder(b)
 	var err error
 	switch format {
 	case "csv":
 		err = h.exportCSV(ctx, b)
 	case "ndjson":
-		err = h.each(ctx, h.modules, h.step, func(raw []byte, _ reading) error {
-			_, err := b.Write(append(raw, '\n'))
-			return err
-		})
+		err = h.each(ctx, h.modules, h.step, func(item control.HistoryItem) error { return enc.Encode(item) })
 	case "json":
 		err = h.exportJSON(ctx, b)
 	case "yaml":
@@ -38,8 +38,12 @@ func (h *historyQuery) export(ctx context.Context, w io.Writer, format string) e
 func (h *historyQuery) exportJSON(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "{\n  \"from_ts\": %d,\n  \"to_ts\": %d,\n  \"step_ms\": %d,\n  \"items\": [", h.from, h.to, h.step)
 	sep := "\n    "
-	err := h.each(ctx, h.modules, h.step, func(raw []byte, _ reading) error {
-		_, err := fmt.Fprintf(w, "%s%s", sep, raw)
+	err := h.each(ctx, h.modules, h.step, func(item control.HistoryItem) error {
+		raw, err := json.Marshal(item)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(w, "%s%s", sep, raw)
 		sep = ",\n    "
 		return err
 	})
@@ -53,12 +57,12 @@ func (h *historyQuery) exportJSON(ctx context.Context, w io.Writer) error {
 func (h *historyQuery) exportYAML(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "from_ts: %d\nto_ts: %d\nstep_ms: %d\n", h.from, h.to, h.step)
 	none := true
-	err := h.each(ctx, h.modules, h.step, func(raw []byte, _ reading) error {
+	err := h.each(ctx, h.modules, h.step, func(item control.HistoryItem) error {
 		if none {
 			fmt.Fprintln(w, "items:")
 			none = false
 		}
-		return writeYAML(w, []json.RawMessage{json.RawMessage(raw)})
+		return writeYAML(w, []control.HistoryItem{item})
 	})
 	if err == nil && none {
 		_, err = fmt.Fprintln(w, "items: []")
@@ -82,8 +86,8 @@ func (h *historyQuery) exportCSV(ctx context.Context, w io.Writer) error {
 		}
 	}
 	coarse := max((h.to-h.from)/historyProbe, h.step, 1)
-	err := h.each(ctx, h.modules, coarse, func(_ []byte, r reading) error {
-		for k := range r.Values {
+	err := h.each(ctx, h.modules, coarse, func(item control.HistoryItem) error {
+		for k := range itemReading(item).Values {
 			seen[k] = true
 		}
 		return nil
@@ -102,7 +106,8 @@ func (h *historyQuery) exportCSV(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	missed := ""
-	err = h.each(ctx, h.modules, h.step, func(_ []byte, r reading) error {
+	err = h.each(ctx, h.modules, h.step, func(item control.HistoryItem) error {
+		r := itemReading(item)
 		record[0] = strconv.FormatInt(r.TS, 10)
 		found := 0
 		for i, k := range columns {
