@@ -3,3 +3,5 @@
 package control
 
 const raceEnabled = false
+
+const slowness = 1

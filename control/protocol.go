@@ -104,7 +104,7 @@ const (
 	maxAnswer   = 16 << 20  // a message to a client, bytes
 	maxBursts   = 8         // bursts at a time
 	maxQueue    = 16        // events that wait for a client that reads slowly
-	historyPage = 4096      // items HistoryEach asks for at a time
+	historyPage = 2048      // items HistoryEach asks for at a time
 	maxQueries  = 2         // query_history that look for their rows at a time
 	smallAnswer = 32 << 10  // items of query_history, bytes; of longer answers there is one at a time
 	longAnswer  = 256 << 10 // beyond it they are not kept in memory
