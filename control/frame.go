@@ -188,7 +188,12 @@ func (w *wire) stream(n int, fn func(write func(part []byte) error) error) error
 		_, err := w.nc.Write(part)
 		return err
 	}
-	sent := 0
+	sent, whole := 0, false
+	defer func() {
+		if !whole { // after a panic as well
+			w.nc.Close()
+		}
+	}()
 	err := write(appendHeader(nil, n))
 	if err == nil {
 		err = fn(func(part []byte) error {
@@ -201,9 +206,7 @@ func (w *wire) stream(n int, fn func(write func(part []byte) error) error) error
 	if err == nil && sent < n {
 		err = errLength
 	}
-	if err != nil {
-		w.nc.Close()
-	}
+	whole = err == nil
 	return err
 }
 

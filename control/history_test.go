@@ -180,6 +180,8 @@ func TestHistoryFails(t *testing.T) {
 
 func nan() float64 { var zero float64; return zero / zero }
 
+var errBug = errors.New("a bug")
+
 // TestHistoryStream: an answer whose length must stand in front of it before it is
 // known keeps its word, whatever the history says the second time.
 func TestHistoryStream(t *testing.T) {
@@ -204,6 +206,7 @@ func TestHistoryStream(t *testing.T) {
 		{"earlier ones as well", append(seconds(from-100_000, 100), all...), nil, func(times []int64) bool { return len(times) >= n-1 && times[0] == from-100_000 }},
 		{"longer ones", longer, nil, func(times []int64) bool { return len(times) > n/2 && len(times) < n }},
 		{"none any more", all[:n/2], errors.New("the card is gone"), nil},
+		{"a bug", all[:n/2], errBug, nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -211,7 +214,11 @@ func TestHistoryStream(t *testing.T) {
 				if call <= 2 { // the second time in its turn
 					return all.Query(ctx, q, fn)
 				}
-				return errors.Join(tt.second.Query(ctx, q, fn), tt.err)
+				err := tt.second.Query(ctx, q, fn)
+				if tt.err == errBug {
+					panic(errBug)
+				}
+				return errors.Join(err, tt.err)
 			}}
 			inBubble(t, Options{History: h}, func(t *testing.T, r *rig) {
 				p := r.peer().hello(bridge) // so that events want to come in between
