@@ -1,10 +1,12 @@
 package relay
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -47,7 +49,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		bad(http.StatusRequestEntityTooLarge, "the body is larger than 1 MiB")
 		return
 	}
-	c, err := r.caller(req)
+	c, err := r.httpCaller(req)
 	if err != nil {
 		e, status := denial(err)
 		fail(status, e)
@@ -86,7 +88,12 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		bad(http.StatusBadRequest, "the tool name is malformed; tools/list shows the names")
 		return
 	}
-	kr := &kernel.Request{Caller: c, Tool: b.Tool, Arguments: []byte(b.Arguments), TraceID: trace, Traced: traced, Stream: subscribe}
+	meta, ok := requestMeta(req)
+	if !ok {
+		bad(http.StatusBadRequest, "the header "+metaHeader+" must be one strict JSON object of at most 4 KiB")
+		return
+	}
+	kr := &kernel.Request{Caller: c, Tool: b.Tool, Arguments: []byte(b.Arguments), Meta: meta, TraceID: trace, Traced: traced, Stream: subscribe}
 	res, err := r.kernel.Call(req.Context(), kr)
 	if err != nil {
 		e := manifest.AsError(err)
@@ -100,11 +107,62 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		r.serveStream(w, req, kr, res.Stream)
 		return
 	}
+	r.answerCall(w, kr, res)
+}
+
+// answerCall writes the result of an unary call: what is structured as it is, else its
+// content blocks as {"content":[...]}. A failure that the tool itself reports has the
+// status of its code.
+func (r *Relay) answerCall(w http.ResponseWriter, kr *kernel.Request, res *kernel.Result) {
+	if res.Fault != nil {
+		e := manifest.E(manifest.Internal, "the plugin failed to answer this call")
+		if res.Fault.Code == invalidParams {
+			e = manifest.E(manifest.BadRequest, "the plugin refuses these arguments")
+		}
+		r.writeError(w, httpStatus(e.Code), e, kr.TraceID)
+		return
+	}
+	body := []byte(res.Structured)
+	if len(body) == 0 {
+		body, _ = json.Marshal(map[string][]json.RawMessage{"content": res.Content}) // the kernel's own JSON
+	}
 	h := w.Header()
 	h["Content-Type"] = contentJSON
 	h["Cache-Control"] = noStore
-	h["Content-Length"] = []string{strconv.Itoa(len(res.Structured))}
-	_, _ = w.Write(res.Structured)
+	h["Content-Length"] = []string{strconv.Itoa(len(body))}
+	if len(res.Meta) > 0 && len(res.Meta) <= maxMeta {
+		h.Set(metaHeader, string(res.Meta))
+	}
+	if res.IsError {
+		var own struct {
+			Error struct{ Code manifest.Code } `json:"error"`
+		}
+		status := http.StatusUnprocessableEntity
+		if json.Unmarshal(body, &own) == nil && slices.Contains(manifest.Codes, own.Error.Code) {
+			status = httpStatus(own.Error.Code)
+		}
+		w.WriteHeader(status)
+	}
+	_, _ = w.Write(body)
+}
+
+// metaHeader carries on this door what _meta carries in MCP: the stages sign and compress
+// speak to their clients through it. A JSON object on one line.
+const metaHeader = "Agentctl-Meta"
+
+const maxMeta = 4 << 10
+
+const invalidParams = -32602 // of JSON-RPC
+
+func requestMeta(req *http.Request) (json.RawMessage, bool) {
+	v := req.Header[metaHeader]
+	switch {
+	case len(v) == 0:
+		return nil, true
+	case len(v) > 1 || len(v[0]) > maxMeta || v[0] == "" || v[0][0] != '{' || strictjson.Check([]byte(v[0])) != nil:
+		return nil, false
+	}
+	return json.RawMessage(v[0]), true
 }
 
 var (
@@ -218,11 +276,21 @@ func (r *Relay) caller(req *http.Request) (*kernel.Caller, error) {
 		Active: func() error { return r.store.Active(id) }}, nil
 }
 
+// httpCaller is caller for the plain HTTP doors, and a sign of life.
+func (r *Relay) httpCaller(req *http.Request) (*kernel.Caller, error) {
+	c, err := r.caller(req)
+	if err == nil {
+		r.agentSeen(c)
+	}
+	return c, err
+}
+
 // mcpCaller is caller for /mcp.
 func (r *Relay) mcpCaller(req *http.Request) (*kernel.Caller, error) {
 	c, err := r.caller(req)
 	if err == nil {
 		c.Transport = "mcp"
+		r.agentSeen(c)
 	}
 	return c, err
 }

@@ -95,12 +95,14 @@ func (r *Relay) deviceReady(n *hub.Node) {
 		return
 	}
 	r.devices.Store(n, d)
+	r.deviceAlive(n)
 }
 
 func (r *Relay) deviceGone(n *hub.Node) {
 	if d, ok := r.devices.LoadAndDelete(n); ok {
 		r.kernel.Unload(d.(*device))
 	}
+	r.kernel.Gone(n.Tenant(), kernel.PresenceDevice, n.ID())
 	r.store.Seen(n.ID())
 }
 

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"bytes"
-	"context"
 	"math"
 	"net/http"
 	"os"
@@ -13,10 +12,9 @@ import (
 	"syscall"
 	"time"
 
-	"go.uber.org/zap"
-
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/relay/stages"
 	"agentctl/transport/sse"
 )
 
@@ -32,7 +30,6 @@ import (
 type counters struct {
 	calls     map[manifest.Code]*atomic.Uint64 // "" is success; fixed keys
 	events    map[string]*atomic.Uint64        // by kind; fixed keys
-	duration  histogram
 	overQuota atomic.Uint64
 }
 
@@ -69,42 +66,6 @@ func (c *counters) deviceEvent(kind string) {
 	}
 }
 
-// histogram counts durations in fixed buckets.
-type histogram struct {
-	buckets [len(bounds) + 1]atomic.Uint64
-	sumNS   atomic.Int64
-}
-
-// bounds are the upper bounds of the buckets, seconds.
-var bounds = [...]float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}
-
-func (h *histogram) observe(d time.Duration) {
-	s, i := d.Seconds(), 0
-	for i < len(bounds) && s > bounds[i] {
-		i++
-	}
-	h.buckets[i].Add(1)
-	h.sumNS.Add(int64(d))
-}
-
-// traceStage is the pipeline's tracing stage: it times every call and logs it with its
-// trace id at debug level, never with arguments or results.
-func (c *counters) traceStage(log *zap.Logger) kernel.Stage {
-	return kernel.Stage{Name: "trace", Wrap: func(next kernel.Handler) kernel.Handler {
-		return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-			start := time.Now()
-			res, err := next(ctx, r)
-			took := time.Since(start)
-			c.duration.observe(took)
-			if ce := log.Check(zap.DebugLevel, "call"); ce != nil && r.Target() != nil {
-				ce.Write(zap.String("trace_id", r.TraceID), zap.String("tool", r.Target().Name), zap.String("agent_id", r.Caller.Actor),
-					zap.Duration("took", took), zap.Bool("ok", err == nil))
-			}
-			return res, err
-		}
-	}}
-}
-
 // metric is one family without labels, read at scrape time.
 type metric struct {
 	name, typ, help string
@@ -132,6 +93,22 @@ var families = []metric{
 	{"agentctl_mcp_streams_cut_total", "counter", "Event streams of MCP clients cut because the reader stalled.", func(s *snapshot) float64 { return float64(s.mcp.Cut) }},
 	{"agentctl_kernel_plugins", "gauge", "Plugins loaded, devices included.", func(s *snapshot) float64 { return float64(s.plugins) }},
 	{"agentctl_kernel_tools", "gauge", "Tools offered.", func(s *snapshot) float64 { return float64(s.tools) }},
+	{"agentctl_kernel_calls_in_flight", "gauge", "Calls and reads in progress.", func(s *snapshot) float64 { return float64(s.kernel.InFlight) }},
+	{"agentctl_kernel_subscriptions", "gauge", "Subscriptions to changes.", func(s *snapshot) float64 { return float64(s.kernel.Subscriptions) }},
+	{"agentctl_kernel_subscriptions_pending", "gauge", "Subscriptions that something waits for.", func(s *snapshot) float64 { return float64(s.kernel.Pending) }},
+	{"agentctl_kernel_watches", "gauge", "Watched resources.", func(s *snapshot) float64 { return float64(s.kernel.Watches) }},
+	{"agentctl_kernel_breakers_open", "gauge", "Plugins that get no calls because they failed too often.", func(s *snapshot) float64 { return float64(s.kernel.BreakersOpen) }},
+	{"agentctl_kernel_changes_total", "counter", "Changes of lists and resources.", func(s *snapshot) float64 { return float64(s.kernel.Changes) }},
+	{"agentctl_kernel_changes_delivered_total", "counter", "Changes that subscribers took.", func(s *snapshot) float64 { return float64(s.kernel.Delivered) }},
+	{"agentctl_kernel_changes_coalesced_total", "counter", "Changes merged into others before a subscriber took them.", func(s *snapshot) float64 { return float64(s.kernel.Coalesced) }},
+	{"agentctl_kernel_changes_dropped_total", "counter", "Times that a subscriber had to be told that it missed some.", func(s *snapshot) float64 { return float64(s.kernel.Dropped) }},
+	{"agentctl_eventlog_events", "gauge", "Events kept.", func(s *snapshot) float64 { return float64(s.events.Events) }},
+	{"agentctl_eventlog_bytes", "gauge", "Size of the event log on disk.", func(s *snapshot) float64 { return float64(s.events.Bytes) }},
+	{"agentctl_eventlog_waiting", "gauge", "Events that wait for the disk.", func(s *snapshot) float64 { return float64(s.events.Waiting) }},
+	{"agentctl_eventlog_appended_total", "counter", "Events made durable.", func(s *snapshot) float64 { return float64(s.events.Appended) }},
+	{"agentctl_eventlog_dropped_total", "counter", "Offered events that were not kept.", func(s *snapshot) float64 { return float64(s.events.Dropped) }},
+	{"agentctl_eventlog_commits_total", "counter", "Transactions of the event log.", func(s *snapshot) float64 { return float64(s.events.Commits) }},
+	{"agentctl_eventlog_failed_total", "counter", "Transactions that the disk refused.", func(s *snapshot) float64 { return float64(s.events.Failed) }},
 	{"agentctl_audit_lines_total", "counter", "Audit lines written.", func(s *snapshot) float64 { return float64(s.auditLines) }},
 	{"agentctl_audit_lost_total", "counter", "Audit lines that could not be written.", func(s *snapshot) float64 { return float64(s.auditLost) }},
 	{"go_goroutines", "gauge", "Goroutines that exist.", func(*snapshot) float64 { return float64(runtime.NumGoroutine()) }},
@@ -162,22 +139,47 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 	for _, c := range []sse.Code{0, sse.Normal, sse.IdleTimeout, sse.Backpressure, sse.RateLimited, sse.DeviceOffline} {
 		b = appendSample(b, "agentctl_sse_closes_total", `code="`+strconv.Itoa(int(c))+`"`, float64(s.sse.Closes[c]))
 	}
-	return r.metrics.duration.appendTo(b, "agentctl_tool_call_seconds", "Time of a tool call inside the relay, the opening of streams included.")
+	b = appendHead(b, "agentctl_plugin_errors_total", "counter", "Calls of plugins that failed, by how: an error, a panic, out of time.")
+	for _, e := range []struct {
+		kind string
+		n    int64
+	}{{"error", s.kernel.Errors - s.kernel.Refused}, {"panic", s.kernel.Panics}, {"timeout", s.kernel.Timeouts}} {
+		b = appendSample(b, "agentctl_plugin_errors_total", `kind="`+e.kind+`"`, float64(max(e.n, 0)))
+	}
+	b = appendHead(b, "agentctl_fanout_seconds", "gauge", "From a change of a resource or list until a subscriber took it, by quantile.")
+	for _, q := range []struct {
+		q  string
+		us int64
+	}{{"0.5", s.kernel.FanoutP50US}, {"0.95", s.kernel.FanoutP95US}, {"0.99", s.kernel.FanoutP99US}} {
+		b = appendSample(b, "agentctl_fanout_seconds", `quantile="`+q.q+`"`, float64(q.us)/1e6)
+	}
+	classes := r.stages.Metrics().Stats()
+	b = appendHistograms(b, "agentctl_tool_call_seconds", "Time of a call or read inside the relay, the opening of streams included, by class of tool.", classes,
+		func(c *stages.ClassStats) *stages.Histogram { return &c.Latency })
+	b = appendHistograms(b, "agentctl_request_bytes", "Size of the arguments, by class of tool.", classes,
+		func(c *stages.ClassStats) *stages.Histogram { return &c.RequestBytes })
+	return appendHistograms(b, "agentctl_response_bytes", "Size of the results, streams left out, by class of tool.", classes,
+		func(c *stages.ClassStats) *stages.Histogram { return &c.ResponseBytes })
 }
 
-func (h *histogram) appendTo(b []byte, name, help string) []byte {
+// appendHistograms writes one family of histograms, a series for each class of request.
+func appendHistograms(b []byte, name, help string, classes []stages.ClassStats, of func(*stages.ClassStats) *stages.Histogram) []byte {
 	b = appendHead(b, name, "histogram", help)
-	var n uint64
-	for i := range h.buckets {
-		n += h.buckets[i].Load()
-		le := "+Inf"
-		if i < len(bounds) {
-			le = strconv.FormatFloat(bounds[i], 'g', -1, 64)
+	for i := range classes {
+		h, class := of(&classes[i]), `class="`+classes[i].Class+`"`
+		var n uint64
+		for j, c := range h.Counts {
+			n += c
+			le := "+Inf"
+			if j < len(h.Bounds) {
+				le = strconv.FormatFloat(h.Bounds[j], 'g', -1, 64)
+			}
+			b = appendSample(b, name+"_bucket", class+`,le="`+le+`"`, float64(n))
 		}
-		b = appendSample(b, name+"_bucket", `le="`+le+`"`, float64(n))
+		b = appendSample(b, name+"_sum", class, h.Sum)
+		b = appendSample(b, name+"_count", class, float64(n))
 	}
-	b = appendSample(b, name+"_sum", "", float64(h.sumNS.Load())/1e9)
-	return appendSample(b, name+"_count", "", float64(n))
+	return b
 }
 
 func appendHead(b []byte, name, typ, help string) []byte {

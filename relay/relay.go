@@ -24,9 +24,16 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/auth"
+	"agentctl/relay/eventlog"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
 	"agentctl/relay/mcp"
+	"agentctl/relay/pipeline"
+	"agentctl/relay/plugins/control"
+	"agentctl/relay/plugins/directory"
+	"agentctl/relay/plugins/process"
+	"agentctl/relay/plugins/tickets"
+	"agentctl/relay/stages"
 	"agentctl/transport/link"
 	"agentctl/transport/sse"
 )
@@ -45,6 +52,9 @@ type Options struct {
 	Insecure      bool                                 // plain HTTP beyond loopback, behind a TLS proxy
 	Anonymous     bool                                 // loopback only: no token needed
 	Plugins       []func(*kernel.Kernel) kernel.Plugin // loaded at the start
+	PluginDir     string                               // of plugins in processes of their own; default STATE/plugins
+	Processes     []string                             // of these, started at the start
+	Without       []string                             // built-in plugins that are not loaded: PluginTickets, PluginDirectory
 	// StreamQuota is the number of streams of one tenant above which a counter grows;
 	// with EnforceQuota further ones are closed with 4429. 0: no quota.
 	StreamQuota    int
@@ -63,7 +73,9 @@ type Relay struct {
 	log      *zap.Logger
 	store    *auth.Store
 	audit    *auditLog
+	events   *eventlog.Store
 	kernel   *kernel.Kernel
+	stages   *stages.Manager
 	hub      *hub.Hub
 	mcp      *mcp.Handler
 	streams  sse.Streams
@@ -72,6 +84,12 @@ type Relay struct {
 	devices  sync.Map // *hub.Node -> *device
 
 	fitting capabilities
+
+	doors     doors
+	control   *control.Plugin
+	tickets   *tickets.Plugin   // nil: left out
+	directory *directory.Plugin // nil: left out
+	processes *process.Host
 
 	listener, metricsListener net.Listener
 	tls                       *certificate // nil: plain
@@ -124,7 +142,12 @@ func Open(opt Options) (r *Relay, err error) {
 	if r.audit, err = openAudit(opt.StateDir); err != nil {
 		return r, err
 	}
-	r.join()
+	if err = r.openEvents(); err != nil {
+		return r, err
+	}
+	if err = r.join(); err != nil {
+		return r, err
+	}
 	return r, r.loadPlugins()
 }
 
@@ -169,9 +192,11 @@ func (r *Relay) checkOptions() error {
 }
 
 // join builds the rooms; the order is the order of dependence.
-func (r *Relay) join() {
+func (r *Relay) join() error {
 	r.metrics = newCounters()
-	r.kernel = kernel.New(kernel.Options{Missing: r.missing, Audit: r.audited, Stages: []kernel.Stage{r.metrics.traceStage(r.log)}})
+	if err := r.joinKernel(); err != nil {
+		return err
+	}
 	r.hub = hub.New(hub.Options{
 		Authenticate: r.authenticateDevice,
 		Validate:     r.fitting.check,
@@ -182,6 +207,7 @@ func (r *Relay) join() {
 		Ready:        r.deviceReady,
 		Gone:         r.deviceGone,
 		Seen:         func(ids []string) { r.store.Seen(ids...) },
+		Alive:        r.deviceAlive,
 		Event:        r.deviceEvent,
 	})
 	var hosts []string
@@ -191,16 +217,9 @@ func (r *Relay) join() {
 	r.mcp = mcp.New(mcp.Options{
 		Kernel: r.kernel, Authenticate: r.mcpCaller, OnDenied: r.denied, Version: r.opt.Version, Logger: r.log,
 		AllowOrigin: r.opt.AllowOrigin, AllowHosts: hosts,
+		Gone: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
 	})
 	r.upgrader = link.NewUpgrader(r.originAllowed)
-}
-
-func (r *Relay) loadPlugins() error {
-	for _, make := range r.opt.Plugins {
-		if err := r.kernel.Load(make(r.kernel), false); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
@@ -242,17 +261,21 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer func() { _ = r.Close() }()
 	tuneGC()
 	srv := r.server(r.routes())
-	// The rooms outlive ctx until the streams and links have been closed properly.
-	rooms, stopRooms := context.WithCancel(context.WithoutCancel(ctx))
+	// The log outlives the rooms, whose last events it keeps; they outlive ctx until the
+	// streams and links have been closed properly.
+	logging, stopLog := context.WithCancel(context.WithoutCancel(ctx))
+	rooms, stopRooms := context.WithCancel(logging)
 	streams, stopStreams := context.WithCancel(rooms)
 	links, stopLinks := context.WithCancel(rooms)
+	defer stopLog()
 	defer stopRooms()
 	defer stopStreams()
 	defer stopLinks()
 	r.open.ctx = streams
 
-	var background, linked sync.WaitGroup
-	background.Go(func() { _ = r.kernel.Run(rooms) })
+	var log, background, linked sync.WaitGroup
+	log.Go(func() { _ = r.events.Run(logging) })
+	r.runRooms(rooms, &background)
 	background.Go(func() { _ = r.mcp.Run(streams) })
 	background.Go(func() { _ = r.store.Run(rooms) })
 	background.Go(func() { r.audit.run(rooms) })
@@ -296,6 +319,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	cancel()
 	stopRooms()
 	background.Wait()
+	stopLog()
+	log.Wait()
 	r.log.Info("relay stopped")
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -332,6 +357,9 @@ func (r *Relay) Close() error {
 	}
 	if r.audit != nil {
 		errs = append(errs, r.audit.close())
+	}
+	if r.events != nil {
+		errs = append(errs, r.events.Close())
 	}
 	if r.store != nil {
 		errs = append(errs, r.store.Close())

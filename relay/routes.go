@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"agentctl/manifest"
@@ -21,13 +22,14 @@ const metadataPath = "/.well-known/oauth-protected-resource"
 // routes is the whole HTTP surface of the relay. /metrics has a listener of its own.
 func (r *Relay) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /mcp/tools/call", r.toolsCall)     // unary calls and metric streams
-	mux.Handle("/mcp", r.mcp)                               // MCP, both eras
-	mux.HandleFunc("GET "+link.Path, r.deviceLink)          // device links
-	mux.HandleFunc("GET /v1/nodes", r.nodes)                // the tenant's fleet
-	mux.HandleFunc("GET /schemas/", r.schemas)              // schema registry
-	mux.HandleFunc("GET "+metadataPath, r.resourceMeta)     // RFC 9728
-	mux.HandleFunc("GET "+metadataPath+"/", r.resourceMeta) // the same for /mcp
+	door := func(open *atomic.Bool, h http.HandlerFunc) http.Handler { return r.through(open, h) }
+	mux.Handle("POST /mcp/tools/call", door(&r.doors.http, r.toolsCall)) // unary calls and metric streams
+	mux.Handle("/mcp", door(&r.doors.mcp, r.mcp.ServeHTTP))              // MCP, both eras
+	mux.Handle("GET "+link.Path, door(&r.doors.link, r.deviceLink))      // device links
+	mux.HandleFunc("GET /v1/nodes", r.nodes)                             // the tenant's fleet
+	mux.HandleFunc("GET /schemas/", r.schemas)                           // schema registry
+	mux.HandleFunc("GET "+metadataPath, r.resourceMeta)                  // RFC 9728
+	mux.HandleFunc("GET "+metadataPath+"/", r.resourceMeta)              // the same for /mcp
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { text(w, http.StatusOK, "ok\n") })
 	mux.HandleFunc("GET /readyz", r.readyz)
 	return r.guard(mux)
@@ -231,7 +233,7 @@ type nodeRow struct {
 // nodes lists the boards of the caller's tenant, offline ones included, by node id.
 // ?after=NODE_ID and ?limit=N page; `next` names the next page's after.
 func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
-	c, err := r.caller(req)
+	c, err := r.httpCaller(req)
 	if err != nil {
 		r.denied(w, req, err)
 		return

@@ -1,7 +1,9 @@
 package relay
 
 import (
+	"agentctl/relay/eventlog"
 	"agentctl/relay/hub"
+	"agentctl/relay/kernel"
 	"agentctl/relay/mcp"
 	"agentctl/transport/sse"
 )
@@ -12,6 +14,8 @@ type snapshot struct {
 	hub                   hub.Stats
 	sse                   sse.Stats
 	mcp                   mcp.Stats
+	kernel                kernel.Stats
+	events                eventlog.Stats
 	plugins, tools        int
 	auditLines, auditLost uint64
 	heap                  float64
@@ -19,7 +23,8 @@ type snapshot struct {
 
 func (r *Relay) snapshot() *snapshot {
 	s := &snapshot{r: r, hub: r.hub.Stats(), sse: r.streams.Stats(), mcp: r.mcp.Stats(), heap: heapBytes()}
-	s.plugins, s.tools, _ = r.kernel.Counts()
+	s.kernel, s.events = r.kernel.Stats(), r.events.Stats()
+	s.plugins, s.tools = s.kernel.Plugins, s.kernel.Tools
 	s.auditLines, s.auditLost = r.audit.stats()
 	return s
 }

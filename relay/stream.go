@@ -27,7 +27,7 @@ func encodeFrame(sample []byte) []byte {
 // in the stream, never by an HTTP status (RFC-0009 §3).
 func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel.Request, s kernel.Stream) {
 	defer s.Close()
-	ctx, done, over := r.open.add(req.Context(), kr.Caller, r.opt.StreamQuota)
+	ctx, done, over := r.open.add(req.Context(), kr.Caller, int(r.doors.streamQuota.Load()))
 	defer done()
 	wr, err := r.streams.Open(w, req, sse.Options{})
 	if err != nil {
@@ -42,7 +42,7 @@ func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel
 	if over {
 		r.metrics.overQuota.Add(1)
 	}
-	if !over || !r.opt.EnforceQuota {
+	if !over || !r.doors.enforceQuota.Load() {
 		code = closeCode(sse.Run(ctx, wr, s, func(f *kernel.Frame) []byte { return f.Event }))
 	}
 	_ = wr.Close(code)

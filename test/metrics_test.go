@@ -58,7 +58,7 @@ func TestMetrics(t *testing.T) {
 			for _, m := range f.GetMetric() {
 				key := name
 				for _, l := range m.GetLabel() {
-					if !strings.Contains(" code kind ", " "+l.GetName()+" ") {
+					if !strings.Contains(" code kind class quantile ", " "+l.GetName()+" ") {
 						t.Errorf("%s has a label %s", name, l.GetName())
 					}
 					key += fmt.Sprintf("{%s=%s}", l.GetName(), l.GetValue())
@@ -131,7 +131,7 @@ func TestMetrics(t *testing.T) {
 	if open["agentctl_sse_streams"] != 1 || open["agentctl_device_streams"] != 1 || open["agentctl_devices_connected"] != 1 {
 		t.Errorf("gauges: %v", open)
 	}
-	if grew("agentctl_tool_call_seconds") < 5 || after["process_resident_memory_bytes"] < 1<<20 || after["go_goroutines"] < 1 || after["agentctl_audit_lines_total"] < 7 {
+	if grew("agentctl_tool_call_seconds{class=device}") < 5 || after["process_resident_memory_bytes"] < 1<<20 || after["go_goroutines"] < 1 || after["agentctl_audit_lines_total"] < 7 {
 		t.Errorf("got %v", after)
 	}
 	if a := r.do(http.MethodGet, "/metrics", "", r.headers()); a.status != http.StatusNotFound {

@@ -27,7 +27,7 @@ func TestReadme(t *testing.T) {
 		t.Fatal(err)
 	}
 	help := make(map[string]string)
-	groups := map[string]bool{"token": true, "config": true, "tickets": true, "events": true} // of commands
+	groups := map[string]bool{"token": true, "config": true, "tickets": true, "events": true, "plugin": true} // of commands
 	commands := 0
 	for _, page := range pages {
 		b, err := os.ReadFile(page)

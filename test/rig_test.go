@@ -68,7 +68,8 @@ func openRig(t testing.TB, ln net.Listener, dial func(context.Context, string, s
 	t.Helper()
 	r := &rig{t: t, dir: t.TempDir(), logs: new(buffer), dial: dial, agents: make(map[string]string)}
 	enc := zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())
-	opt := relay.Options{StateDir: r.dir, Listener: ln, Listen: "127.0.0.1:0", Version: "test",
+	// The devices' tools alone, unless a test wants more.
+	opt := relay.Options{StateDir: r.dir, Listener: ln, Listen: "127.0.0.1:0", Version: "test", Without: []string{relay.PluginTickets, relay.PluginDirectory},
 		Logger: zap.New(zapcore.NewCore(enc, zapcore.AddSync(r.logs), zapcore.DebugLevel))}
 	for _, e := range edit {
 		e(&opt)

@@ -6,7 +6,7 @@ import "github.com/spf13/cobra"
 
 // addRelayCommands: a board build has none; it says where they are.
 func addRelayCommands(root *cobra.Command) {
-	for _, name := range []string{"relay", "token", "events", "mcp", "demo"} {
+	for _, name := range []string{"relay", "token", "events", "mcp", "plugin", "demo"} {
 		root.AddCommand(&cobra.Command{
 			Use:                name,
 			Short:              "Not in this build: install the package agentctl-relay",

@@ -20,7 +20,7 @@ import (
 )
 
 func addRelayCommands(root *cobra.Command) {
-	root.AddCommand(newRelay(), newToken(), newEvents(), newMCP(), newDemo())
+	root.AddCommand(newRelay(), newToken(), newEvents(), newMCP(), newPlugin(), newDemo())
 }
 
 // defaultMetricsListen is where /metrics is served unless told otherwise.
@@ -52,9 +52,7 @@ front. Tokens come from 'agentctl token create'.`,
 					return exit(exitUsage, "--scopeless-until %s is no date of the form 2026-12-31", scopeless)
 				}
 			}
-			if o.Plugins, err = pluginsByName(plugins); err != nil {
-				return err
-			}
+			o.Plugins, o.Processes = pluginsByName(plugins)
 			if err := startMaxFiles(); err != nil {
 				log.Warn("the limit of open files stays low", zap.Error(err))
 			}
@@ -94,7 +92,9 @@ front. Tokens come from 'agentctl token create'.`,
 	f.StringArrayVar(&o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
 	f.BoolVar(&o.Insecure, "insecure", false, "plain HTTP beyond loopback: only behind a TLS proxy")
 	f.BoolVar(&o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
-	f.StringArrayVar(&plugins, "plugin", nil, "load the plugin `NAME` (repeatable): conformance")
+	f.StringArrayVar(&plugins, "plugin", nil, "start with the plugin `NAME` of the plugin directory (repeatable)")
+	f.StringVar(&o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, a folder each; default plugins below the state directory [AGENTCTL_PLUGIN_DIR]")
+	f.StringArrayVar(&o.Without, "without", nil, "leave the built-in plugin `NAME` out (repeatable): tickets, directory")
 	f.IntVar(&o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
 	f.BoolVar(&o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
 	f.StringVar(&scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
@@ -102,17 +102,16 @@ front. Tokens come from 'agentctl token create'.`,
 	return c
 }
 
-func pluginsByName(names []string) ([]func(*kernel.Kernel) kernel.Plugin, error) {
-	var ps []func(*kernel.Kernel) kernel.Plugin
+// pluginsByName sorts what --plugin named: built in, or of the plugin directory.
+func pluginsByName(names []string) (builtin []func(*kernel.Kernel) kernel.Plugin, processes []string) {
 	for _, n := range names {
-		switch n {
-		case "conformance":
-			ps = append(ps, func(k *kernel.Kernel) kernel.Plugin { return conformance.New(k) })
-		default:
-			return nil, exit(exitUsage, "--plugin %s: the plugins are: conformance", n)
+		if n == "conformance" {
+			builtin = append(builtin, func(k *kernel.Kernel) kernel.Plugin { return conformance.New(k) })
+		} else {
+			processes = append(processes, n)
 		}
 	}
-	return ps, nil
+	return builtin, processes
 }
 
 // startMaxFiles raises the soft limit of open files to the hard one: a device is one.

@@ -50,6 +50,9 @@ type Options struct {
 	Gone  func(n *Node)
 	// Seen is called now and then with the nodes that are alive.
 	Seen func(nodeIDs []string)
+	// Alive is called with a node that has just been pinged and is not silent, so more
+	// often than each link.PingEvery. It must be quick.
+	Alive func(n *Node)
 	// Event reports what the audit log should know: late_ack, dup_ack, foreign_ack,
 	// bad_result, bad_sample, clone_suspected, revoked, device_connect,
 	// device_disconnect, device_refused. It must not block.
@@ -390,6 +393,9 @@ func (h *Hub) sweep(round int) {
 		if now.After(n.nextPing) || n.session.Idle() >= link.DeadAfter {
 			n.session.Tick()
 			n.nextPing = now.Add(pingAfter)
+			if h.opt.Alive != nil && n.session.Idle() < link.DeadAfter {
+				h.opt.Alive(n)
+			}
 		}
 		if !n.revoked && n.session.Active != nil && n.session.Active() != nil {
 			n.revoked = true

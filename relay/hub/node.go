@@ -56,6 +56,9 @@ func newPending() any { return &pending{done: make(chan struct{}, 1)} }
 // ID is the node id.
 func (n *Node) ID() string { return n.session.NodeID }
 
+// Name is the node's name among its tenant's, "" if it has none.
+func (n *Node) Name() string { return n.session.Name }
+
 // Tenant is whose device it is.
 func (n *Node) Tenant() string { return n.session.Tenant }
 

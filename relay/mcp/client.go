@@ -203,6 +203,6 @@ func (c *client) answered(r *kernel.Request, res *kernel.Result) (*kernel.Reques
 	}
 	return &kernel.Request{
 		Caller: r.Caller, Conn: r.Conn, Tool: r.Tool, Arguments: r.Arguments, TraceID: r.TraceID, Traced: r.Traced,
-		Session: r.Session, InputResponses: data, RequestState: res.RequestState,
+		Session: r.Session, Meta: r.Meta, InputResponses: data, RequestState: res.RequestState,
 	}, nil
 }

@@ -24,8 +24,10 @@ type Options struct {
 	// OnDenied answers a request that Authenticate refused: 401 or 403, the envelope and
 	// WWW-Authenticate. Default: 401 with the envelope.
 	OnDenied func(w http.ResponseWriter, r *http.Request, err error)
-	Version  string      // of the relay, told to clients; default "dev"
-	Logger   *zap.Logger // default: none
+	// Gone, when set, is called with the id of each session that has ended.
+	Gone    func(session string)
+	Version string      // of the relay, told to clients; default "dev"
+	Logger  *zap.Logger // default: none
 	// AllowOrigin lists origins ("https://app.example") that may send requests beside
 	// the page's own host. A request without Origin is not a browser's and passes.
 	AllowOrigin []string

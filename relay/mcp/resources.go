@@ -76,7 +76,7 @@ func (t *tenant) readResource(ctx context.Context, x *exchange, req *sdk.ReadRes
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(x.ctx, cancel)()
-	kr := &kernel.Request{Method: kernel.MethodRead, Caller: x.caller, URI: uri, Conn: x.conn(), TraceID: x.trace}
+	kr := &kernel.Request{Method: kernel.MethodRead, Caller: x.caller, URI: uri, Conn: x.conn(), Meta: metaOf(req.Params.Meta), TraceID: x.trace}
 	res, err := t.h.opt.Kernel.Call(ctx, kr)
 	switch {
 	case errors.Is(err, kernel.ErrNoResource):
@@ -110,7 +110,7 @@ func (t *tenant) readResource(ctx context.Context, x *exchange, req *sdk.ReadRes
 	if r.Watchable {
 		ttl = 0 // its updates are announced; what was read is old at once
 	}
-	return t.finish(b, x, "complete", ttl, nil), nil
+	return t.finish(b, x, "complete", ttl, res.Meta), nil
 }
 
 func isText(mime string) bool {

@@ -294,5 +294,10 @@ func (h *Handler) endLocked(s *session) {
 	for _, release := range watches {
 		release()
 	}
-	h.wg.Go(func() { _ = s.ss.Close() })
+	h.wg.Go(func() {
+		_ = s.ss.Close()
+		if h.opt.Gone != nil {
+			h.opt.Gone(s.id)
+		}
+	})
 }

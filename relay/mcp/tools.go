@@ -186,6 +186,7 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolReq
 	name, tool := t.resolve(x.caller, p.Name)
 	cl := &client{x: x, req: req, ctx: ctx}
 	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl, Conn: x.conn()}
+	kr.Meta = metaOf(p.Meta)
 	kr.TraceID = x.trace
 	if tp, ok := p.Meta["traceparent"].(string); ok {
 		if id := traceOf(tp); id != "" {
@@ -229,6 +230,20 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolReq
 		return t.follow(ctx, x, cl, kr, res.Stream, lim)
 	}
 	return t.answered(x, res)
+}
+
+// metaOf is what a request's _meta says to the kernel's stages; nil when nothing does.
+func metaOf(m sdk.Meta) json.RawMessage {
+	for k := range m {
+		if strings.HasPrefix(k, "agentctl/") && k != metaFrames && k != metaTime {
+			data, err := json.Marshal(m)
+			if err != nil {
+				return nil
+			}
+			return data
+		}
+	}
+	return nil
 }
 
 // maxRounds bounds how often a tool may ask a legacy client for input.

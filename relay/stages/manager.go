@@ -140,7 +140,14 @@ func (m *Manager) Reorder(names []string) error {
 
 // Forget drops every line of a scope that is gone, such as that of an ended connection.
 func (m *Manager) Forget(scope pipeline.Scope) {
-	if scope.Kind == pipeline.Global {
+	none := func() bool { // as most connections have
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return !slices.ContainsFunc(m.rows, func(r row) bool {
+			return slices.ContainsFunc(r.lines, func(l line) bool { return l.scope == scope })
+		})
+	}
+	if scope.Kind == pipeline.Global || none() {
 		return
 	}
 	_ = m.change(func(rows []row) ([]row, error) {

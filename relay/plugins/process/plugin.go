@@ -112,24 +112,23 @@ func (p *Plugin) run(ctx context.Context, up func() error) error {
 }
 
 // connect starts the server, greets it and holds its lists against the manifest.
-func (p *Plugin) connect(ctx context.Context) (c *conn, err error) {
+func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
 	ch, err := p.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c = newConn(ch, p.updated)
-	defer func() {
-		if err != nil {
-			c.close()
-			<-c.ended
-		}
-	}()
-	if err := c.greet(ctx, p.version); err != nil {
+	c := newConn(ch, p.updated)
+	if err = c.greet(ctx, p.version); err == nil {
+		err = p.fits(ctx, c)
+	}
+	if err != nil {
+		c.close()
+		<-c.ended
 		return nil, err
 	}
-	return c, p.fits(ctx, c)
+	return c, nil
 }
 
 // resubscribe has a new server tell about what is watched. Whoever begins to watch from

@@ -342,13 +342,13 @@ func TestRefused(t *testing.T) {
 		{"no executable", func(r *rig) { r.folder("odd", odd, "") }, `neither an executable "run" nor a socket`},
 		{"bad JSON", func(r *rig) { r.folder("odd", "{", sh("")) }, "plugin.json of plugin odd"},
 		{"another name", func(r *rig) { r.folder("odd", strings.ReplaceAll(odd, "odd", "even"), sh("")) }, "names itself even"},
-		{"another's tool", func(r *rig) { r.folder("odd", strings.Replace(odd, "odd.do", "kernel.do", 1), sh("")) }, "must be named odd."},
+		{"another's tool", func(r *rig) { r.folder("odd", strings.Replace(odd, "odd.do", "kernel.do", 1), sh("")) }, "must begin with the plugin's name"},
 		{"a device's scope", func(r *rig) {
 			r.folder("odd", strings.Replace(odd, `"tools"`, `"capabilities":["device.connect"],"tools"`, 1), sh(""))
-		}, "no scope of a caller"},
+		}, "is no capability"},
 		{"a schema that reads files", func(r *rig) {
 			r.folder("odd", strings.Replace(odd, `{"type":"object"}`, `{"$ref":"file:///etc/passwd"}`, 1), sh(""))
-		}, "inputSchema of odd.do"},
+		}, "leads outside"},
 		{"writable by others", func(r *rig) {
 			if err := os.Chmod(filepath.Join(r.folder("odd", odd, sh("")), "run"), 0o777); err != nil {
 				r.t.Fatal(err)
@@ -363,6 +363,7 @@ func TestRefused(t *testing.T) {
 		{"serves less than it says", func(r *rig) {
 			r.folder("odd", strings.Replace(odd, `"tools":[`, `"tools":[{"name":"odd.more","description":"d","inputSchema":{"type":"object"}},`, 1), sh(""))
 		}, "tools/list of the server has not"},
+		{"does not greet", func(r *rig) { r.folder("odd", odd, "#!/bin/sh\nexit 3\n") }, "does not answer initialize"},
 		{"does not start", func(r *rig) { r.folder("odd", odd, "#!/nonexistent\n") }, "start "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

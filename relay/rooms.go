@@ -1,0 +1,158 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"agentctl/relay/eventlog"
+	"agentctl/relay/hub"
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/control"
+	"agentctl/relay/plugins/directory"
+	"agentctl/relay/plugins/process"
+	"agentctl/relay/plugins/tickets"
+	"agentctl/relay/stages"
+)
+
+// Directories below the state directory.
+const (
+	pluginDir = "plugins" // of Options.PluginDir, unless given
+	keyDir    = "keys"
+)
+
+// Built-in plugins that every relay loads, unless Options.Without names them. The
+// control plane is always there.
+const (
+	PluginTickets   = "tickets"
+	PluginDirectory = "directory"
+)
+
+// openEvents opens the event log.
+func (r *Relay) openEvents() (err error) {
+	r.events, err = eventlog.Open(eventlog.Options{
+		Path: filepath.Join(r.opt.StateDir, eventlog.FileName), Logger: r.log.Named("events"), Snapshot: r.remembered,
+	})
+	return err
+}
+
+// remembered is what a replay needs of the events that retention is about to take.
+func (r *Relay) remembered(context.Context) ([]kernel.Event, error) {
+	events := r.kernel.PresenceSnapshot()
+	if r.tickets != nil {
+		events = append(events, r.tickets.Snapshot()...)
+	}
+	return events, nil
+}
+
+// joinKernel makes the kernel with its stages, and the plugins of the relay's own.
+func (r *Relay) joinKernel() (err error) {
+	r.kernel = kernel.New(kernel.Options{Missing: r.missing, Audit: r.audited, Log: r.events})
+	if r.stages, err = stages.New(r.kernel.Pipeline(), stages.Options{
+		Log: r.log, KeyDir: filepath.Join(r.opt.StateDir, keyDir), OnChange: func() {
+			if r.control != nil { // not while it is made
+				r.control.MiddlewareChanged()
+			}
+		},
+	}); err != nil {
+		return err
+	}
+	if r.opt.PluginDir == "" {
+		r.opt.PluginDir = filepath.Join(r.opt.StateDir, pluginDir)
+	}
+	r.processes = process.New(process.Options{Dir: r.opt.PluginDir, Kernel: r.kernel, Version: r.opt.Version, Logger: r.log})
+	r.doors.init(&r.opt)
+	r.control = control.New(control.Options{
+		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: plugins{r}, Health: r.unwell,
+		Metrics: func() any { return r.stages.Metrics().Stats() }, ResetMetrics: func() { r.stages.Metrics().Reset() },
+	})
+	return nil
+}
+
+// loadPlugins rebuilds what the log remembers and loads the plugins.
+func (r *Relay) loadPlugins() error {
+	for _, name := range r.opt.Without {
+		if !slices.Contains([]string{PluginTickets, PluginDirectory}, name) {
+			return optionError{fmt.Errorf("plugin %s cannot be left out; %s and %s can", name, PluginTickets, PluginDirectory)}
+		}
+	}
+	for _, name := range r.opt.Processes {
+		if err := r.processes.Check(name); err != nil {
+			return optionError{fmt.Errorf("plugin %s: %w", name, err)}
+		}
+	}
+	ctx := context.Background() // a local file; Open has no caller to wait for
+	if err := r.kernel.RestorePresence(ctx, r.events); err != nil {
+		return fmt.Errorf("rebuild presence from the event log: %w", err)
+	}
+	plugins := []kernel.Plugin{r.control}
+	if !slices.Contains(r.opt.Without, PluginTickets) {
+		r.tickets = tickets.New(r.kernel, r.events)
+		done, err := r.tickets.Restore(ctx, r.events)
+		if err != nil {
+			return fmt.Errorf("rebuild the tickets from the event log: %w", err)
+		}
+		r.log.Info("tickets rebuilt from the event log", zap.Any("restored", done))
+		plugins = append(plugins, r.tickets)
+	}
+	if !slices.Contains(r.opt.Without, PluginDirectory) {
+		r.directory = directory.New(r.kernel)
+		plugins = append(plugins, r.directory)
+	}
+	for _, p := range plugins {
+		if err := r.kernel.Load(p, false); err != nil {
+			return err
+		}
+	}
+	for _, make := range r.opt.Plugins {
+		if err := r.kernel.Load(make(r.kernel), false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runRooms runs what stands around the kernel until ctx ends.
+func (r *Relay) runRooms(ctx context.Context, wg *sync.WaitGroup) {
+	wg.Go(func() { _ = r.kernel.Run(ctx) })
+	wg.Go(func() { _ = r.processes.Run(ctx, r.opt.Processes...) })
+	if r.tickets != nil {
+		wg.Go(func() { _ = r.tickets.Run(ctx) })
+	}
+	if r.directory != nil {
+		wg.Go(func() { _ = r.directory.Run(ctx) })
+	}
+}
+
+// deviceAlive and agentSeen are signs of life.
+func (r *Relay) deviceAlive(n *hub.Node) {
+	r.kernel.Seen(kernel.Presence{Tenant: n.Tenant(), Kind: kernel.PresenceDevice, ID: n.ID(), Name: n.Name(), Transport: "link"})
+}
+
+func (r *Relay) agentSeen(c *kernel.Caller) {
+	r.kernel.Seen(kernel.Presence{Tenant: c.Tenant, Kind: kernel.PresenceAgent, ID: c.Actor, Transport: c.Transport})
+}
+
+// plugins is what the control plane loads and unloads.
+type plugins struct{ r *Relay }
+
+// Load starts a plugin of the plugin directory.
+func (p plugins) Load(ctx context.Context, name string) error {
+	_, err := p.r.processes.Load(ctx, name)
+	return err
+}
+
+// Unload ends one: NAME or NAME@VERSION. What is built in stays until the relay stops.
+func (p plugins) Unload(_ context.Context, name string) error {
+	err := p.r.processes.Unload(name)
+	if errors.Is(err, process.ErrNotLoaded) && !strings.Contains(name, ":") {
+		return p.r.kernel.UnloadNamed(name)
+	}
+	return err
+}
