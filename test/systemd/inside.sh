@@ -113,6 +113,23 @@ systemctl stop agentctl.service 2> /dev/null
 check "a request wakes a stopped daemon" agentctl status
 check "which runs then" systemctl is-active agentctl
 
+say "# Configuration"
+check "the installed file is good" agentctl config validate
+sed -i 's/^#base_interval_ms:.*/base_interval_ms: 2000/' /etc/agentctl/config.yaml
+check "a reload takes it over" sh -c "systemctl reload agentctl && agentctl config get base_interval_ms | grep -qx 2000"
+echo 'nonsense: 1' >> /etc/agentctl/config.yaml
+check "systemctl reload of a wrong file" systemctl reload agentctl
+check "which changes nothing, and is told" sh -c "agentctl status | grep -q 'files are wrong' && agentctl config get base_interval_ms | grep -qx 2000"
+sed -i '$d' /etc/agentctl/config.yaml
+check "mended, it is seen without a reload" until_true 8 sh -c "! agentctl status | grep -q 'files are wrong'"
+check "a member sets a cadence" as member agentctl config set base_interval_ms 3000
+check "but nothing that takes root, exit 4" exits 4 as member agentctl config set log_level debug
+check "root does" agentctl config set log_level debug
+systemctl restart agentctl
+check "both are kept over a restart" until_true 5 sh -c "agentctl config show | grep -c -e '^base_interval_ms  *3000' -e '^log_level  *debug' | grep -qx 2"
+check "and so is the history" until_true 6 sh -c "agentctl status --json | grep -q '\"rows\": [1-9]'"
+agentctl config unset base_interval_ms > /dev/null; agentctl config unset log_level > /dev/null
+
 say "# Token and settings"
 echo 'AGENTCTL_RELAY=wss://127.0.0.1:9' >> /etc/default/agentctl
 systemctl restart agentctl --no-block
