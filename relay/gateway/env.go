@@ -1,0 +1,168 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// hmacLiteral is the name under which the source document has the HMAC secret.
+const hmacLiteral = "MCP_SSE_HMAC_REDACTED_BY_AUDIT_ISSUE_70"
+
+// Env is what the environment says.
+type Env struct {
+	Options          // Listen, Heartbeat, Ring, SubscribeToken, IngestToken, HMACSecret, AllowOrigins
+	IngestURL string // MCP_SSE_INGEST_URL: where the emit helper posts; default this gateway on loopback
+	Include   bool   // MCP_INCLUDE_SSE: the relay starts the gateway too
+}
+
+// FromEnv reads the document's variables through getenv (os.Getenv). A token or secret
+// may come from a file: NAME_FILE holds its path. An empty variable is an unset one.
+//
+//	MCP_SSE_PORT           39300
+//	MCP_SSE_HOST           loopback while subscribers need no token, else every address
+//	MCP_SSE_HEARTBEAT_MS   15000
+//	MCP_SSE_RING_MAX       500
+//	MCP_SSE_AUTH_TOKEN     bearer token of subscribers
+//	MCP_SSE_INGEST_TOKEN   bearer token of ingest; default MCP_SSE_AUTH_TOKEN
+//	MCP_SSE_HMAC_SECRET    signs each event; also under the name that the document has
+//	MCP_SSE_ALLOW_ORIGINS  web origins that may connect, by comma
+//	MCP_SSE_INGEST_URL     http://127.0.0.1:PORT/model_context_protocol/2024-11-05/events
+//	MCP_INCLUDE_SSE        1 or true: under the relay
+func FromEnv(getenv func(string) string) (Env, error) {
+	r := reader{getenv: getenv}
+	var e Env
+	port := r.number("MCP_SSE_PORT", DefaultPort, 0, 65535)
+	host := getenv("MCP_SSE_HOST")
+	e.Listen = host + ":" + strconv.Itoa(port)
+	if strings.Contains(host, ":") {
+		e.Listen = "[" + strings.Trim(host, "[]") + "]:" + strconv.Itoa(port)
+	}
+	e.Heartbeat = time.Duration(r.number("MCP_SSE_HEARTBEAT_MS", 15000, 10, 3_600_000)) * time.Millisecond
+	e.Ring = r.number("MCP_SSE_RING_MAX", 500, 1, maxRing)
+	e.SubscribeToken = r.token("MCP_SSE_AUTH_TOKEN")
+	e.IngestToken = r.token("MCP_SSE_INGEST_TOKEN")
+	secret, literal := r.secret("MCP_SSE_HMAC_SECRET"), r.secret(hmacLiteral)
+	if secret != "" && literal != "" && secret != literal {
+		r.fail("MCP_SSE_HMAC_SECRET", "differs from "+hmacLiteral+"; set one of them")
+	}
+	if secret == "" {
+		secret = literal
+	}
+	if secret != "" {
+		e.HMACSecret = []byte(secret)
+	}
+	e.AllowOrigins = r.origins("MCP_SSE_ALLOW_ORIGINS")
+	e.IngestURL = r.url("MCP_SSE_INGEST_URL", "http://127.0.0.1:"+strconv.Itoa(port)+IngestPath)
+	e.Include = r.truth("MCP_INCLUDE_SSE")
+	return e, errors.Join(r.errs...)
+}
+
+// reader collects all that is wrong.
+type reader struct {
+	getenv func(string) string
+	errs   []error
+}
+
+func (r *reader) fail(name, what string) {
+	r.errs = append(r.errs, fmt.Errorf("%s %s", name, what))
+}
+
+func (r *reader) number(name string, def, least, most int) int {
+	s := r.getenv(name)
+	if s == "" {
+		return def
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < least || n > most || s[0] == '+' {
+		r.fail(name, fmt.Sprintf("is %q: a whole number from %d to %d", s, least, most))
+		return def
+	}
+	return n
+}
+
+// secret reads a variable or the file that NAME_FILE names. Its value is never shown.
+func (r *reader) secret(name string) string {
+	value, path := r.getenv(name), r.getenv(name+"_FILE")
+	if path == "" {
+		return value
+	}
+	if value != "" {
+		r.fail(name, "and "+name+"_FILE are both set; set one of them")
+		return ""
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		r.fail(name+"_FILE", "cannot be read: "+err.Error())
+		return ""
+	}
+	defer func() { _ = f.Close() }()
+	buf := make([]byte, 4097)
+	n := 0
+	for n < len(buf) && err == nil {
+		var m int
+		m, err = f.Read(buf[n:])
+		n += m
+	}
+	value = strings.TrimRight(string(buf[:n]), "\r\n")
+	if n == len(buf) || value == "" {
+		r.fail(name+"_FILE", "names "+path+", which is empty or has more than 4,096 bytes")
+		return ""
+	}
+	return value
+}
+
+// token is a secret that can stand in a header.
+func (r *reader) token(name string) string {
+	s := r.secret(name)
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] > '~' {
+			r.fail(name, "has a character that cannot stand in a bearer token (visible ASCII, no blanks)")
+			return ""
+		}
+	}
+	return s
+}
+
+func (r *reader) origins(name string) []string {
+	var list []string
+	for _, o := range strings.Split(r.getenv(name), ",") {
+		if o = strings.TrimSuffix(strings.TrimSpace(o), "/"); o == "" {
+			continue
+		}
+		u, err := url.Parse(o)
+		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.Scheme+"://"+u.Host != o {
+			r.fail(name, fmt.Sprintf("has %q: an origin is https://host or https://host:port", o))
+			continue
+		}
+		list = append(list, o)
+	}
+	return list
+}
+
+func (r *reader) url(name, def string) string {
+	s := r.getenv(name)
+	if s == "" {
+		return def
+	}
+	if u, err := url.Parse(s); err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		r.fail(name, fmt.Sprintf("is %q: http://host:port%s", s, IngestPath))
+		return def
+	}
+	return s
+}
+
+func (r *reader) truth(name string) bool {
+	switch s := strings.ToLower(r.getenv(name)); s {
+	case "", "0", "false", "no", "off":
+	case "1", "true", "yes", "on":
+		return true
+	default:
+		r.fail(name, fmt.Sprintf("is %q: 1 or 0", s))
+	}
+	return false
+}

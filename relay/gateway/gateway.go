@@ -1,0 +1,220 @@
+// Package gateway serves topic events over SSE: ingest, subscription by topic, resume.
+//
+//	g, err := gateway.New(gateway.Options{Log: log})
+//	go g.Run(ctx)                                     // the listener, and everything behind it
+//	g.Emit(tenant, "log/level", map[string]string{…}) // never blocks, never fails its caller
+//
+// Wire (docs/events.md; it is an event feed, not MCP's HTTP+SSE transport):
+//
+//	GET  /model_context_protocol/2024-11-05/sse?topics=a,log/*   Last-Event-ID: N
+//	     : stream start id=<next>
+//	     id: N       event: <topic>   data: <JSON>               [data: {"sig","ts","d"}]
+//	     event: heartbeat             data: {"ts":ms}            no id, not in the ring
+//	     event: gateway/reset         data: {"requested":N,"oldest":M[,"dropped":K]}
+//	POST /model_context_protocol/2024-11-05/events  {"topic","data"} -> 202 {"id":N}
+//	POST /model_context_protocol/2024-11-05/ticket  -> {"ticket","expires_at"}
+//	GET  /metrics/sse, /healthz, /readyz
+//
+// An event is encoded once. A few goroutines (shards) write it to all subscribers with
+// writes that never wait; a subscriber has no goroutine and no buffer while it keeps up.
+// One that does not is given a bounded queue; what does not fit is dropped for it alone,
+// counted, and told with gateway/reset once it reads again.
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Paths of the endpoints.
+const (
+	StreamPath  = "/model_context_protocol/2024-11-05/sse"
+	IngestPath  = "/model_context_protocol/2024-11-05/events"
+	TicketPath  = "/model_context_protocol/2024-11-05/ticket"
+	MetricsPath = "/metrics/sse"
+)
+
+// Defaults and bounds.
+const (
+	DefaultPort = 39300
+	MaxData     = 64 << 10  // bytes of an event's compact data
+	maxBody     = 128 << 10 // bytes of an ingest request
+	maxRing     = 100_000   // events
+	maxRingSize = 64 << 20  // bytes of all events in the ring
+	maxBacklog  = 1024      // events that may wait for a shard
+	chunkSize   = 64 << 10  // bytes joined into one write
+	queueSize   = 256 << 10 // bytes that may wait for one subscriber
+	stallLimit  = 5 * time.Minute
+)
+
+// Reasons for a refused event.
+var (
+	ErrTopic    = errors.New("gateway: a topic begins with a letter, a digit or _, and has up to 128 of A-Z a-z 0-9 _ . / -")
+	ErrReserved = errors.New("gateway: heartbeat and gateway/... are the gateway's own topics")
+	ErrTooLarge = errors.New("gateway: an event's data has at most 64 KiB")
+	ErrBusy     = errors.New("gateway: too many events wait; try again")
+	ErrStopped  = errors.New("gateway: stopping")
+)
+
+// Options of a Gateway. The zero value is an open gateway on loopback.
+type Options struct {
+	Listen    string        // host:port; default port 39300 of loopback, or of every address when subscribers need a token
+	Insecure  bool          // open beyond loopback even without tokens
+	TLS       *tls.Config   // nil: plain HTTP
+	Heartbeat time.Duration // default 15 s; 10 ms to 1 h
+	Ring      int           // events kept for resume; default 500, at most 100,000 (and 64 MiB)
+
+	SubscribeToken string        // bearer token of subscribers, tenant "default"
+	IngestToken    string        // bearer token of ingest; default SubscribeToken
+	Identities     Authenticator // other tokens; nil: none
+	HMACSecret     []byte        // signs each event; nil: unsigned
+	AllowOrigins   []string      // web origins that may read and post, as https://host:port
+
+	// Events a second of one identity, twice as many at once: default 1,000, and 10,000
+	// for the holders of the tokens above and for everybody of an open gateway.
+	IngestRate, OpenIngestRate float64
+
+	MaxClients int           // subscribers; default 20,000
+	TicketTTL  time.Duration // life of a query ticket; default 60 s
+	MaxData    int           // bytes of data, less than MaxData when the log wraps them
+	Shards     int           // delivering goroutines; default one a core, at most 4
+	Log        Log           // where events are durable; nil: the ring alone
+	Logger     *zap.Logger   // default none
+}
+
+func (o *Options) defaults() error {
+	if o.IngestToken == "" {
+		o.IngestToken = o.SubscribeToken
+	}
+	if o.Heartbeat == 0 {
+		o.Heartbeat = 15 * time.Second
+	}
+	if o.Heartbeat < 10*time.Millisecond || o.Heartbeat > time.Hour {
+		return fmt.Errorf("gateway: heartbeat %s: 10 ms to 1 h", o.Heartbeat)
+	}
+	if o.Ring == 0 {
+		o.Ring = 500
+	}
+	if o.Ring < 1 || o.Ring > maxRing {
+		return fmt.Errorf("gateway: ring of %d events: 1 to %d", o.Ring, maxRing)
+	}
+	setDefault(&o.IngestRate, 1000)
+	setDefault(&o.OpenIngestRate, 10_000)
+	setDefault(&o.MaxClients, 20_000)
+	setDefault(&o.TicketTTL, time.Minute)
+	setDefault(&o.MaxData, MaxData)
+	setDefault(&o.Shards, min(runtime.GOMAXPROCS(0), 4))
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	return o.checkListen()
+}
+
+func setDefault[T int | float64 | time.Duration](p *T, v T) {
+	if *p <= 0 {
+		*p = v
+	}
+}
+
+// Gateway is one event gateway. Its methods may be called from any goroutine.
+type Gateway struct {
+	opts    Options
+	log     *zap.Logger
+	handler http.Handler
+	signer  *signer
+	tickets tickets
+	limits  limits
+	addr    atomic.Pointer[string]
+	onReady func(addr string)
+
+	connections, ingested, bytes   atomic.Uint64
+	emitted, emitLost, rateLimited atomic.Uint64
+	replayed                       atomic.Uint64 // delivered before a client came to its shard
+	clients                        atomic.Int64
+
+	mu       sync.Mutex // protects the fields below, and what shards say it protects
+	ring     ring
+	shards   []*shard
+	turn     int  // the shard of the next client
+	serving  bool // Serve runs and takes clients
+	ctx      context.Context
+	grown    chan struct{} // closed when the ring grows; nil: nobody waits
+	room     chan struct{} // closed when a shard takes its backlog; nil: nobody waits
+	replays  sync.WaitGroup
+	stopping bool
+}
+
+// New makes a gateway; nothing runs before Run or Serve, but Emit may be called.
+func New(o Options) (*Gateway, error) {
+	if err := o.defaults(); err != nil {
+		return nil, err
+	}
+	g := &Gateway{opts: o, log: o.Logger, signer: newSigner(o.HMACSecret)}
+	g.tickets.ttl = o.TicketTTL
+	// Above every id of an earlier life, as long as that one had fewer than 4,096 events
+	// a millisecond; below 2^53 until 2039.
+	g.ring = newRing(o.Ring, uint64(time.Now().UnixMilli())<<12)
+	for range o.Shards {
+		g.shards = append(g.shards, newShard(g))
+	}
+	g.handler = g.routes()
+	return g, nil
+}
+
+// Handler serves the endpoints, for a listener of the caller's; Serve with a nil listener
+// then runs the rest. The server needs sse.ConnContext, and below TLS an sse.Listener.
+func (g *Gateway) Handler() http.Handler { return g.handler }
+
+// OnReady has fn called once the gateway listens. Call it before Run.
+func (g *Gateway) OnReady(fn func(addr string)) { g.onReady = fn }
+
+// Addr is the address it listens on, "" before that.
+func (g *Gateway) Addr() string {
+	if p := g.addr.Load(); p != nil {
+		return *p
+	}
+	return ""
+}
+
+// Stats are counters since New, but Clients, which is now.
+type Stats struct {
+	Clients     int
+	Connections uint64
+	Ingested    uint64 // events that came into the ring, by whichever door
+	Delivered   uint64 // events given to a client's connection or its bounded queue, replayed ones included
+	Dropped     uint64 // events that a client lost because it did not read
+	Bytes       uint64 // written to clients, without HTTP heads and TLS
+	Emitted     uint64 // events given to Emit
+	EmitLost    uint64 // of those, not taken: malformed, too large, too many
+	RateLimited uint64 // ingest requests refused with 429
+	RingEvents  int
+	RingBytes   int
+	LastID      uint64
+}
+
+// Stats returns the counters. While nothing is being delivered, Delivered + Dropped is
+// exactly the sum over all events of the clients that subscribed to them.
+func (g *Gateway) Stats() Stats {
+	st := Stats{
+		Clients: int(g.clients.Load()), Connections: g.connections.Load(), Ingested: g.ingested.Load(), Bytes: g.bytes.Load(),
+		Delivered: g.replayed.Load(), Emitted: g.emitted.Load(), EmitLost: g.emitLost.Load(), RateLimited: g.rateLimited.Load(),
+	}
+	for _, s := range g.shards {
+		st.Delivered += s.delivered.Load()
+		st.Dropped += s.dropped.Load()
+		st.Bytes += s.bytes.Load()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	st.RingEvents, st.RingBytes, st.LastID = g.ring.n, g.ring.bytes, g.ring.last
+	return st
+}

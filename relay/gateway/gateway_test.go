@@ -1,0 +1,68 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+func TestForward(t *testing.T) {
+	g := start(t, Options{})
+	all, some := g.open(""), g.open("?topics=metrics,log/level")
+	if !strings.HasPrefix(all.first, ": stream start id=") {
+		t.Fatalf("first line %q", all.first)
+	}
+	start, err := strconv.ParseUint(strings.TrimSpace(strings.TrimPrefix(all.first, ": stream start id=")), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := g.post("log/level", `{"previous":"info", "current":"debug"}`)
+	if id != start {
+		t.Errorf("first id %d, announced %d", id, start)
+	}
+	g.post("c", `1`)
+	g.post("metrics", `"x\ny"`)
+	all.want("log/level", `{"previous":"info","current":"debug"}`, "c", "1", "metrics", `"x\ny"`)
+	some.want("log/level", `{"previous":"info","current":"debug"}`, "metrics", `"x\ny"`)
+	if all.read.LastID() != fmt.Sprint(id+2) {
+		t.Errorf("last id %s, want %d", all.read.LastID(), id+2)
+	}
+	status, _, body := g.request("GET", MetricsPath, "")
+	if status != http.StatusOK {
+		t.Fatal(status)
+	}
+	for _, want := range []string{"mcp_sse_clients 2", "mcp_sse_total_connections 2", "mcp_sse_events_ingested 3", "mcp_sse_events_delivered 5", "mcp_sse_events_dropped 0"} {
+		if !strings.Contains(body, "\n"+want+"\n") {
+			t.Errorf("metrics lack %q:\n%s", want, body)
+		}
+	}
+	_ = all.conn.Close()
+	eventually(t, "one client left", func() bool { return g.Stats().Clients == 1 })
+}
+
+func TestResume(t *testing.T) {
+	g := start(t, Options{Ring: 10})
+	var ids []uint64
+	for i := range 14 {
+		ids = append(ids, g.post([]string{"a", "b"}[i%2], strconv.Itoa(i)))
+	}
+	s := g.open("", "Last-Event-ID", fmt.Sprint(ids[10]))
+	s.want("b", "11", "a", "12", "b", "13")
+	g.post("a", "14")
+	s.want("a", "14")
+	s = g.open("?topics=b&lastEventId=" + fmt.Sprint(ids[8]))
+	s.want("b", "9", "b", "11", "b", "13")
+	// Older than the ring, of another life, of the future, none of ours: a reset, then the ring.
+	for _, asked := range []string{"0", fmt.Sprint(ids[2]), fmt.Sprint(ids[13] + 100), "18446744073709551615", "abc"} {
+		s = g.open("?topics=a", "Last-Event-ID", asked)
+		requested := asked
+		if asked == "abc" || len(asked) > 19 {
+			requested = "null"
+		}
+		s.want("gateway/reset", fmt.Sprintf(`{"requested":%s,"oldest":%d}`, requested, ids[5]), "a", "6", "a", "8", "a", "10", "a", "12", "a", "14")
+	}
+	// Right below the oldest nothing is missing.
+	g.open("", "Last-Event-ID", fmt.Sprint(ids[4])).want("b", "5", "a", "6")
+}

@@ -1,0 +1,201 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"agentctl/transport/strictjson"
+)
+
+// Log is where events are durable; its numbers are the gateway's ids. The relay joins
+// its event log here. All methods may be called from any goroutine.
+type Log interface {
+	// Append keeps an event and returns its id once it is durable. ErrBusy: too many wait.
+	Append(ctx context.Context, e Event) (id uint64, err error)
+	// Offer keeps an event soon, without waiting; false when it cannot.
+	Offer(e Event) bool
+	// Follow calls fn with the events above after, in the order of their ids, those kept
+	// first and then each as it becomes durable, until ctx ends or fn fails.
+	Follow(ctx context.Context, after uint64, fn func(Event) error) error
+	// Select calls fn with the events above after and up to to, in the order of their ids.
+	Select(ctx context.Context, after, to uint64, fn func(Event) error) error
+	// Since tells whether nothing above after was removed, and after is not above Last.
+	Since(after uint64) bool
+	// Last is the newest durable id.
+	Last() uint64
+}
+
+// check brings an event's data to one line and says what is wrong with it.
+func (g *Gateway) check(topic string, data []byte) ([]byte, error) {
+	switch {
+	case !validTopic(topic):
+		return nil, ErrTopic
+	case reserved(topic):
+		return nil, ErrReserved
+	}
+	if len(data) == 0 {
+		data = []byte("null")
+	}
+	v := strictjson.Raw(data)
+	if err := v.Compact(); err != nil {
+		return nil, fmt.Errorf("gateway: data is no JSON: %w", err)
+	}
+	if len(v) > g.opts.MaxData {
+		return nil, ErrTooLarge
+	}
+	if bytes.ContainsAny(v, "\r\n") { // cannot be, in JSON; a line of its own would be another field
+		return nil, errors.New("gateway: data has a line break")
+	}
+	return v, nil
+}
+
+// publish takes a checked event: into the log and from there into the ring, or into the
+// ring alone. It returns once the event is in the ring.
+func (g *Gateway) publish(ctx context.Context, e Event) (uint64, error) {
+	e.TimeMS = time.Now().UnixMilli()
+	if g.opts.Log == nil {
+		return g.insert(ctx, e, true)
+	}
+	id, err := g.opts.Log.Append(ctx, e)
+	if err != nil {
+		return 0, err
+	}
+	return id, g.waitRing(ctx, id)
+}
+
+// insert puts an event into the ring and hands it to the shards. Without an id it is
+// given the next one. With wait it waits for shards that are behind, else it is ErrBusy.
+func (g *Gateway) insert(ctx context.Context, e Event, wait bool) (uint64, error) {
+	digest := g.signer.digest(e.Data)
+	g.mu.Lock()
+	for g.behindLocked() {
+		if !wait {
+			g.mu.Unlock()
+			return 0, ErrBusy
+		}
+		if g.room == nil {
+			g.room = make(chan struct{})
+		}
+		room := g.room
+		g.mu.Unlock()
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
+		g.mu.Lock()
+	}
+	defer g.mu.Unlock()
+	if g.stopping {
+		return 0, ErrStopped
+	}
+	if e.ID == 0 {
+		e.ID = g.ring.last + 1
+	} else if e.ID <= g.ring.last {
+		return e.ID, nil // the log tells nothing twice; if it did, once is enough
+	}
+	ev := g.signer.encode(&e, digest)
+	g.ring.push(ev)
+	g.ingested.Add(1)
+	for _, s := range g.shards {
+		s.putLocked(ev)
+	}
+	if g.grown != nil {
+		close(g.grown)
+		g.grown = nil
+	}
+	return e.ID, nil
+}
+
+func (g *Gateway) behindLocked() bool {
+	for _, s := range g.shards {
+		if len(s.events) >= maxBacklog && !g.stopping {
+			return true
+		}
+	}
+	return false
+}
+
+// waitRing waits until the log's follower has put event id into the ring.
+func (g *Gateway) waitRing(ctx context.Context, id uint64) error {
+	for {
+		g.mu.Lock()
+		if g.ring.last >= id {
+			g.mu.Unlock()
+			return nil
+		}
+		if g.stopping {
+			g.mu.Unlock()
+			return ErrStopped
+		}
+		if g.grown == nil {
+			g.grown = make(chan struct{})
+		}
+		grown := g.grown
+		g.mu.Unlock()
+		select {
+		case <-grown:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// follow feeds the ring from the log, from its end on.
+func (g *Gateway) follow(ctx context.Context, after uint64) error {
+	err := g.opts.Log.Follow(ctx, after, func(e Event) error {
+		data, err := g.check(e.Topic, e.Data)
+		if err != nil {
+			g.log.Warn("an event of the log is not served")
+			return nil
+		}
+		e.Data = data
+		_, err = g.insert(ctx, e, true)
+		return err
+	})
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("gateway: follow the event log: %w", err)
+}
+
+// Emit publishes data, made JSON, for the relay's own rooms. It never waits and never
+// fails its caller: what cannot be taken is counted (Stats.EmitLost). Tenant "" is the
+// relay itself. With a log the event is durable soon after.
+func (g *Gateway) Emit(tenant, topic string, data any) {
+	g.emitted.Add(1)
+	if err := g.emit(tenant, topic, data); err != nil {
+		g.emitLost.Add(1)
+	}
+}
+
+func (g *Gateway) emit(tenant, topic string, data any) (err error) {
+	defer func() { // a MarshalJSON of the caller's
+		if p := recover(); p != nil {
+			err = fmt.Errorf("gateway: emit %s: panic: %v", topic, p)
+		}
+	}()
+	raw, err := json.Marshal(data)
+	if err != nil {
+		return err
+	}
+	if err := strictjson.Check(raw); err != nil {
+		return err
+	}
+	if raw, err = g.check(topic, raw); err != nil {
+		return err
+	}
+	e := Event{Tenant: tenant, Topic: topic, Data: raw, TimeMS: time.Now().UnixMilli()}
+	if g.opts.Log == nil {
+		_, err = g.insert(context.Background(), e, false)
+		return err
+	}
+	if !g.opts.Log.Offer(e) {
+		return ErrBusy
+	}
+	return nil
+}

@@ -1,0 +1,325 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"agentctl/transport/sse"
+)
+
+// shard is one goroutine that writes to its share of the clients. Only it touches them
+// after they have joined.
+type shard struct {
+	g    *Gateway
+	wake chan struct{}
+
+	delivered, dropped, bytes atomic.Uint64
+
+	// protected by Gateway.mu
+	events   []*event // not delivered yet, at most maxBacklog
+	spare    []*event
+	joins    []*client
+	writable []*client
+	gone     []*client
+	members  int // clients, those in joins included
+
+	// the goroutine's own
+	poller *sse.Poller
+	groups map[string]*group
+	first  *client // by the time of the next heartbeat
+	last   *client
+	timed  int     // clients whose identity can end
+	retry  int     // blocked clients that nobody tells when they are writable
+	seen   uint64  // newest event handled
+	chunks []chunk // of the group at hand
+	joined []byte  // several chunks of one client's queue
+	timer  *time.Timer
+	look   time.Time // when to look at identities and retries next
+}
+
+// group is the clients of a shard that see the same events.
+type group struct {
+	view    view
+	key     string
+	clients []*client
+}
+
+// chunk is one or more whole events, written at once.
+type chunk struct {
+	b           []byte
+	n           int // events in it, 0 for the gateway's own words
+	first, last uint64
+}
+
+func newShard(g *Gateway) *shard {
+	return &shard{g: g, wake: make(chan struct{}, 1), groups: make(map[string]*group)}
+}
+
+func (s *shard) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *shard) putLocked(e *event) {
+	if s.members > 0 {
+		s.events = append(s.events, e)
+		s.signal()
+	}
+}
+
+// run delivers until ctx ends, then closes all clients.
+func (s *shard) run(ctx context.Context, p *sse.Poller) {
+	s.poller = p
+	s.timer = time.NewTimer(time.Hour)
+	defer s.timer.Stop()
+	for ctx.Err() == nil {
+		s.arm()
+		select {
+		case <-ctx.Done():
+		case <-s.wake:
+		case <-s.timer.C:
+		}
+		s.step()
+	}
+	s.g.mu.Lock()
+	joins := s.joins
+	s.joins, s.writable, s.gone, s.events = nil, nil, nil, nil
+	s.g.mu.Unlock()
+	for _, c := range joins {
+		s.enter(c)
+	}
+	for s.first != nil {
+		s.end(s.first)
+	}
+}
+
+// step handles what waits: who came, who can be written to again, new events, who went,
+// and what is due.
+func (s *shard) step() {
+	g := s.g
+	g.mu.Lock()
+	events, joins, writable, gone := s.events, s.joins, s.writable, s.gone
+	s.events, s.spare, s.joins, s.writable, s.gone = s.spare[:0], nil, nil, nil, nil
+	if g.room != nil {
+		close(g.room)
+		g.room = nil
+	}
+	g.mu.Unlock()
+	for _, c := range joins {
+		s.enter(c)
+	}
+	for _, c := range writable {
+		s.drain(c)
+	}
+	if len(events) > 0 {
+		s.deliver(events)
+	}
+	for _, c := range gone {
+		s.end(c)
+	}
+	now := time.Now()
+	s.beat(now)
+	if !s.look.After(now) {
+		s.sweep(now)
+	}
+	if cap(events) <= 64 { // a larger one is given back
+		clear(events)
+		g.mu.Lock()
+		s.spare = events[:0]
+		g.mu.Unlock()
+	}
+}
+
+// arm sets the timer to what is due next.
+func (s *shard) arm() {
+	at := time.Now().Add(time.Hour)
+	if s.first != nil {
+		at = s.first.due
+	}
+	if s.timed > 0 || s.retry > 0 {
+		if s.look.Before(at) {
+			at = s.look
+		}
+	}
+	s.timer.Reset(time.Until(at))
+}
+
+func (s *shard) enter(c *client) {
+	key := c.view.key()
+	gr := s.groups[key]
+	if gr == nil {
+		gr = &group{view: c.view, key: key}
+		s.groups[key] = gr
+	}
+	c.view = view{} // the group's, from here on
+	c.group, c.at = gr, len(gr.clients)
+	gr.clients = append(gr.clients, c)
+	now := time.Now()
+	c.due = now.Add(s.g.opts.Heartbeat)
+	s.append(c)
+	if c.active != nil {
+		if s.timed++; s.timed == 1 && s.retry == 0 {
+			s.look = now.Add(time.Second)
+		}
+	}
+	told, err := s.poller.Add(c.out, c)
+	if err != nil {
+		s.end(c)
+		return
+	}
+	c.told = told
+	s.drain(c)
+}
+
+// end takes a client off and closes its stream.
+func (s *shard) end(c *client) {
+	if c.group == nil {
+		return
+	}
+	gr := c.group
+	n := len(gr.clients) - 1
+	gr.clients[c.at] = gr.clients[n]
+	gr.clients[c.at].at = c.at
+	gr.clients[n] = nil
+	if gr.clients = gr.clients[:n]; n == 0 {
+		delete(s.groups, gr.key)
+	}
+	s.unlink(c)
+	if c.active != nil {
+		s.timed--
+	}
+	s.setBlocked(c, false)
+	c.group, c.queue = nil, nil
+	s.poller.Remove(c.out)
+	c.out.Close()
+	s.g.left(s)
+}
+
+// deliver hands out events to every group that sees them.
+func (s *shard) deliver(events []*event) {
+	for _, gr := range s.groups {
+		s.cut(gr, events)
+		if len(s.chunks) == 0 {
+			continue
+		}
+		for i := len(gr.clients) - 1; i >= 0; i-- { // end moves the last one
+			c := gr.clients[i]
+			if c.from >= s.chunks[0].first {
+				s.deliverRest(c, events)
+				continue
+			}
+			for j := range s.chunks {
+				if !s.give(c, &s.chunks[j]) {
+					break
+				}
+			}
+		}
+	}
+	clear(s.chunks)
+	s.chunks = s.chunks[:0]
+	s.seen = events[len(events)-1].id
+}
+
+// deliverRest is for a client that joined among these events.
+func (s *shard) deliverRest(c *client, events []*event) {
+	v := &c.group.view
+	for _, e := range events {
+		if e.id > c.from && v.sees(e.tenant, e.topic) && !s.give(c, &chunk{b: e.frame, n: 1, first: e.id, last: e.id}) {
+			return
+		}
+	}
+}
+
+// cut makes the chunks of a group: neighbours are joined up to chunkSize, one alone is
+// the event's own bytes.
+func (s *shard) cut(gr *group, events []*event) {
+	s.chunks = s.chunks[:0]
+	for _, e := range events {
+		if !gr.view.sees(e.tenant, e.topic) {
+			continue
+		}
+		if n := len(s.chunks); n > 0 {
+			if ch := &s.chunks[n-1]; len(ch.b)+len(e.frame) <= chunkSize {
+				if ch.n == 1 {
+					ch.b = append(make([]byte, 0, min(chunkSize, 8*(len(ch.b)+len(e.frame)))), ch.b...)
+				}
+				ch.b, ch.n, ch.last = append(ch.b, e.frame...), ch.n+1, e.id
+				continue
+			}
+		}
+		s.chunks = append(s.chunks, chunk{b: e.frame, n: 1, first: e.id, last: e.id})
+	}
+}
+
+// beat writes the heartbeats that are due. All clients have the same period, so the
+// first in the list is the next.
+func (s *shard) beat(now time.Time) {
+	var frame []byte
+	for c := s.first; c != nil && !c.due.After(now); c = s.first {
+		s.unlink(c)
+		if c.due = c.due.Add(s.g.opts.Heartbeat); !c.due.After(now) {
+			c.due = now.Add(s.g.opts.Heartbeat)
+		}
+		s.append(c)
+		if c.blocked() {
+			if now.Sub(c.since) > stallLimit {
+				s.end(c)
+			}
+			continue
+		}
+		if frame == nil {
+			frame = fmt.Appendf(nil, "event: heartbeat\ndata: {\"ts\":%d}\n\n", now.UnixMilli())
+		}
+		s.give(c, &chunk{b: frame})
+	}
+}
+
+// sweep ends the streams of identities that ended, and tries blocked clients that nobody
+// tells about.
+func (s *shard) sweep(now time.Time) {
+	s.look = now.Add(time.Hour)
+	if s.timed == 0 && s.retry == 0 {
+		return
+	}
+	var next *client
+	for c := s.first; c != nil; c = next {
+		next = c.next
+		if c.active != nil && c.active() != nil {
+			s.end(c)
+		} else if c.blocked() && !c.told {
+			s.drain(c)
+		}
+	}
+	s.look = now.Add(time.Second)
+	if s.retry > 0 {
+		s.look = now.Add(50 * time.Millisecond)
+	}
+}
+
+func (s *shard) append(c *client) {
+	c.prev, c.next = s.last, nil
+	if s.last != nil {
+		s.last.next = c
+	} else {
+		s.first = c
+	}
+	s.last = c
+}
+
+func (s *shard) unlink(c *client) {
+	if c.prev != nil {
+		c.prev.next = c.next
+	} else {
+		s.first = c.next
+	}
+	if c.next != nil {
+		c.next.prev = c.prev
+	} else {
+		s.last = c.prev
+	}
+	c.prev, c.next = nil, nil
+}

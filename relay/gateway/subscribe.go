@@ -1,0 +1,237 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"agentctl/transport/sse"
+)
+
+// maxReplays bounds the requests that read the log at a time.
+const maxReplays = 256
+
+// errBehind: the ring has moved on past the position.
+var errBehind = errors.New("gateway: position is below the ring")
+
+// subscribe opens a stream. Every client resumes: one that names no id does so from the
+// end, so that the first line's id and its first event agree.
+func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) {
+	id, err := g.identify(r, ScopeSubscribe)
+	if err != nil {
+		g.denied(w, r, err)
+		return
+	}
+	v, err := viewOf(r, id)
+	if err != nil {
+		g.denied(w, r, err)
+		return
+	}
+	if r.Method == http.MethodHead {
+		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		w.WriteHeader(http.StatusOK)
+		return
+	}
+	if n := g.clients.Add(1); n > int64(g.opts.MaxClients) {
+		g.clients.Add(-1)
+		g.unavailable(w, r, "the gateway has as many subscribers as it may have")
+		return
+	}
+	pos, first, ctx, ok := g.position(r)
+	if !ok {
+		g.clients.Add(-1)
+		g.unavailable(w, r, "the gateway is stopping; connect again")
+		return
+	}
+	defer g.replays.Done()
+	out, err := sse.Detach(w, r)
+	if err != nil {
+		g.clients.Add(-1)
+		if !errors.Is(err, sse.ErrPeerClosed) {
+			g.fail(w, r, http.StatusInternalServerError, codeInternal, err.Error())
+		}
+		return
+	}
+	g.connections.Add(1)
+	c := &client{out: out, view: v, active: id.Active}
+	if err := g.bring(ctx, c, pos, first); err != nil {
+		out.Close()
+		g.clients.Add(-1)
+	}
+}
+
+// viewOf is what an identity may see of what the request asks for.
+func viewOf(r *http.Request, id Identity) (view, error) {
+	topics, ok := parseTopics(r.URL.Query()["topics"])
+	if !ok {
+		return view{}, refused(http.StatusBadRequest, codeBadRequest,
+			fmt.Sprintf("topics is a list like a,b,log/* of at most %d names: each begins with a letter, a digit or _, and has up to 128 of A-Z a-z 0-9 _ . / -", maxTopics))
+	}
+	v := view{tenant: id.Tenant, admin: id.Scopes.Has(ScopeAdmin), topics: topics, limit: id.Topics}
+	for _, t := range topics {
+		name := strings.TrimSuffix(t, "/*")
+		if adminTopic(name) && !v.admin {
+			return view{}, refused(http.StatusForbidden, codeDenied, "the topics audit and kernel need the scope "+ScopeAdmin)
+		}
+		if name == t && !v.limit.match(t) {
+			return view{}, refused(http.StatusForbidden, codeDenied, "the token does not cover this topic")
+		}
+	}
+	return v, nil
+}
+
+// position says from which event on the stream goes and makes its first lines. With ok
+// the caller calls replays.Done.
+func (g *Gateway) position(r *http.Request) (pos uint64, first []byte, _ context.Context, ok bool) {
+	asked := r.Header.Get("Last-Event-ID")
+	if asked == "" {
+		asked = r.URL.Query().Get("lastEventId") // a fresh EventSource cannot set headers
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.serving {
+		return 0, nil, nil, false
+	}
+	g.replays.Add(1)
+	first = fmt.Appendf(nil, ": stream start id=%d\n\n", g.ring.last+1)
+	if asked == "" {
+		return g.ring.last, first, g.ctx, true
+	}
+	requested := "null" // no number of ours
+	if n, err := strconv.ParseUint(asked, 10, 63); err == nil {
+		requested = strconv.FormatUint(n, 10)
+		if n <= g.ring.last && (n >= g.ring.floor || (g.opts.Log != nil && g.opts.Log.Since(n))) {
+			return n, first, g.ctx, true
+		}
+	}
+	return g.ring.floor, append(first, resetFrame(requested, g.ring.oldest(), 0)...), g.ctx, true
+}
+
+// bring writes a client's first lines and what the log has for it, and hands it to a
+// shard. An error: it did not get there.
+func (g *Gateway) bring(ctx context.Context, c *client, pos uint64, first []byte) error {
+	if err := g.write(ctx, c, first); err != nil {
+		return err
+	}
+	for {
+		floor, err := g.join(c, pos)
+		if !errors.Is(err, errBehind) {
+			return err
+		}
+		if g.opts.Log != nil {
+			if pos, err = g.replay(ctx, c, pos, floor); err == nil {
+				continue
+			}
+			if g.opts.Log.Since(pos) || ctx.Err() != nil {
+				return err
+			}
+		}
+		// The ring, or the log's retention, was faster: begin with what there is.
+		if err := g.write(ctx, c, resetFrame(strconv.FormatUint(pos, 10), floor+1, 0)); err != nil {
+			return err
+		}
+		pos = floor
+	}
+}
+
+// join hands a client to a shard with all events of the ring above pos; nothing is
+// missed or told twice, because this and the arrival of events exclude each other.
+func (g *Gateway) join(c *client, pos uint64) (floor uint64, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.serving {
+		return 0, ErrStopped
+	}
+	if pos < g.ring.floor {
+		return g.ring.floor, errBehind
+	}
+	c.given = pos
+	for i := g.ring.after(pos); i < g.ring.n; i++ {
+		if e := g.ring.at(i); c.view.sees(e.tenant, e.topic) {
+			c.queue = append(c.queue, chunk{b: e.frame, n: 1, first: e.id, last: e.id})
+			c.queued += len(e.frame) + chunkCost
+			c.given = e.id
+		}
+	}
+	g.replayed.Add(uint64(len(c.queue)))
+	c.room = c.queued + queueSize // the replay does not count against the queue
+	c.from = g.ring.last
+	s := g.shards[g.turn%len(g.shards)]
+	g.turn++
+	c.shard = s
+	s.members++
+	s.joins = append(s.joins, c)
+	s.signal()
+	return 0, nil
+}
+
+// left is called by a client's shard at its end.
+func (g *Gateway) left(s *shard) {
+	g.clients.Add(-1)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s.members--
+}
+
+// replay writes what the log has above pos and up to to, and returns how far it came.
+func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64, error) {
+	var buf []byte
+	n, last := 0, pos
+	flush := func() error {
+		if n == 0 {
+			return nil
+		}
+		if c.active != nil && c.active() != nil {
+			return ErrStopped
+		}
+		err := g.write(ctx, c, buf)
+		if err == nil {
+			g.replayed.Add(uint64(n))
+			pos = last
+		}
+		buf, n = buf[:0], 0
+		return err
+	}
+	err := g.opts.Log.Select(ctx, pos, to, func(e Event) error {
+		if !c.view.sees(e.Tenant, e.Topic) {
+			return nil
+		}
+		data, err := g.check(e.Topic, e.Data)
+		if err != nil {
+			return nil // it was not served when it came either
+		}
+		e.Data, last = data, e.ID
+		buf = append(buf, g.signer.encode(&e, g.signer.digest(data)).frame...)
+		if n++; len(buf) < chunkSize {
+			return nil
+		}
+		return flush()
+	})
+	if err == nil {
+		err = flush()
+	}
+	if err != nil {
+		return pos, err
+	}
+	return to, nil
+}
+
+// write waits until the client's connection has taken b, for 30 s at most.
+func (g *Gateway) write(ctx context.Context, c *client, b []byte) error {
+	full, err := c.out.Offer(b)
+	g.bytes.Add(uint64(len(b)))
+	for end := time.Now().Add(30 * time.Second); full && err == nil; {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if time.Now().After(end) {
+			return sse.ErrIdle
+		}
+		full, err = c.out.Flush(time.Second)
+	}
+	return err
+}
