@@ -34,7 +34,7 @@ type counters struct {
 }
 
 // eventKinds are the kinds of hub.Event.
-var eventKinds = []string{"bad_result", "bad_sample", "clone_suspected", "device_connect", "device_disconnect",
+var eventKinds = []string{"bad_event", "bad_result", "bad_sample", "clone_suspected", "device_connect", "device_disconnect",
 	"device_refused", "dup_ack", "foreign_ack", "late_ack", "revoked"}
 
 func newCounters() *counters {

@@ -208,6 +208,7 @@ func (r *Relay) join() error {
 		Gone:         r.deviceGone,
 		Seen:         func(ids []string) { r.store.Seen(ids...) },
 		Alive:        r.deviceAlive,
+		Told:         r.deviceTold,
 		Event:        r.deviceEvent,
 	})
 	var hosts []string

@@ -20,6 +20,8 @@ import (
 	"agentctl/handlers"
 	"agentctl/prober"
 	"agentctl/relay/auth"
+	"agentctl/relay/eventlog"
+	"agentctl/relay/kernel"
 	"agentctl/transport/clock"
 	"agentctl/transport/link"
 	"agentctl/transport/sse"
@@ -127,7 +129,7 @@ func (r recorder) Write(b []byte) error {
 }
 
 // recorded links the real device code to the rig and gives what stands on the link.
-func (r *rig) recorded() (node string, frames func() []part) {
+func (r *rig) recorded() (node string, client *link.Client, frames func() []part) {
 	r.t.Helper()
 	var mu sync.Mutex
 	var parts []part
@@ -139,7 +141,7 @@ func (r *rig) recorded() (node string, frames func() []part) {
 		r.t.Fatal(err)
 	}
 	ready := make(chan struct{})
-	client := link.NewClient(link.ClientOptions{
+	client = link.NewClient(link.ClientOptions{
 		Dial: func(ctx context.Context) (link.Conn, error) {
 			conn, err := link.Dial(ctx, r.url, link.DialOptions{})
 			if err != nil {
@@ -162,7 +164,7 @@ func (r *rig) recorded() (node string, frames func() []part) {
 	eventually(r.t, "the node is online", func() bool {
 		return r.call("sys."+minted.NodeID+".metrics.snapshot", `{"x":1}`).status == http.StatusUnprocessableEntity
 	})
-	return minted.NodeID, func() []part {
+	return minted.NodeID, client, func() []part {
 		mu.Lock()
 		defer mu.Unlock()
 		list := parts
@@ -188,7 +190,7 @@ func (r *rig) exchange(tool, args, accept string) (request, response string, s *
 // and the response, between the real relay and the real device.
 func TestTraceEcho(t *testing.T) {
 	r := newRig(t)
-	node, frames := r.recorded()
+	node, _, frames := r.recorded()
 	golden(t, "handshake", frames())
 	request, response, s := r.exchange("sysecho."+node+".echo.invoke", `{"message":"ping"}`, "application/json")
 	body, err := io.ReadAll(io.LimitReader(s.resp.Body, s.resp.ContentLength))
@@ -199,10 +201,41 @@ func TestTraceEcho(t *testing.T) {
 	golden(t, "echo", append(parts, part{"relay response", response + "\n" + string(body)}))
 }
 
+// An alert of a board, from its link into the event log.
+func TestTraceAlert(t *testing.T) {
+	r := newRig(t)
+	node, client, frames := r.recorded()
+	frames()
+	client.Tell(link.TopicAlert, []byte(`{"level":"warn","metric":"disk_pct","value":93.5,"threshold":90,"rule_id":"disk-full","message":"disk use is 93.5 %, above 90 %; free some","ts":1795000000000}`))
+	client.Tell(link.TopicAlert, []byte(`{"level":"info","metric":"disk_pct","value":80,"threshold":90,"rule_id":"disk-full","message":"cleared: 80 °","cleared":true,"ts":1795000060000}`))
+	client.Tell(link.TopicAlert, []byte(`{"level":"info","metric":"x","value":1,"message":"\u001b[31mred","ts":1}`))
+	eventually(t, "all are told", func() bool { return strings.Contains(r.logs.String(), "bad_event") })
+	sent := frames()
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	log, err := eventlog.OpenReader(filepath.Join(r.dir, eventlog.FileName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = log.Close() }()
+	err = log.Select(t.Context(), eventlog.Query{Types: []string{"alert.*"}}, func(e kernel.Event) error {
+		if e.Tenant != "default" || e.Aggregate != node {
+			t.Errorf("%+v", e)
+		}
+		sent = append(sent, part{"log " + e.Type, string(e.Payload)})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "alert", sent)
+}
+
 // A metric stream from its opening to the reader's end, on both wires.
 func TestTraceStream(t *testing.T) {
 	r := newRig(t)
-	node, frames := r.recorded()
+	node, _, frames := r.recorded()
 	frames()
 	request, response, s := r.exchange("sys."+node+".metrics.subscribe", `{"interval_ms":60000}`, "text/event-stream")
 	s.read()

@@ -201,6 +201,13 @@ func (b *box) tell(events []alert.Event) {
 	for _, e := range events {
 		b.srv.Alert(control.Alert{Level: string(e.Level), Metric: e.Metric, Value: e.Value, Threshold: e.Threshold,
 			RuleID: e.RuleID, Message: e.Message, TS: e.TS})
+		if client := b.dev.link(); client != nil {
+			data, _ := json.Marshal(struct { // plain values
+				alert.Event
+				Cleared bool `json:"cleared,omitempty"`
+			}{e, e.Cleared})
+			client.Tell(link.TopicAlert, data)
+		}
 		log := b.log.Info
 		switch e.Level {
 		case alert.Warn:

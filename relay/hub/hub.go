@@ -53,6 +53,10 @@ type Options struct {
 	// Alive is called with a node that has just been pinged and is not silent, so more
 	// often than each link.PingEvery. It must be quick.
 	Alive func(n *Node)
+	// Told is called with each event that a device sends of itself, in its session's
+	// goroutine. data, a JSON object of at most link.MaxEvent bytes, is the callee's only
+	// until it returns. It must not block.
+	Told func(n *Node, topic string, data []byte)
 	// Event reports what the audit log should know: late_ack, dup_ack, foreign_ack,
 	// bad_result, bad_sample, clone_suspected, revoked, device_connect,
 	// device_disconnect, device_refused. It must not block.

@@ -252,6 +252,13 @@ func (n *Node) Ended(e *link.StreamEnd) {
 	}
 }
 
+// Told takes an event of the device.
+func (n *Node) Told(e *link.Event) {
+	if n.hub.opt.Told != nil {
+		n.hub.opt.Told(n, e.Topic, e.Data)
+	}
+}
+
 // IntervalArgs are the arguments of a subscribe command.
 func IntervalArgs(intervalMS int64) []byte {
 	return append(strconv.AppendInt([]byte(`{"interval_ms":`), intervalMS, 10), '}')

@@ -1,7 +1,10 @@
 package link
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"slices"
 	"sync"
 	"time"
 
@@ -81,7 +84,9 @@ type Client struct {
 	seen     Seen
 	handling int // handlers that have not come back, those left behind included
 	status   Status
-	clonedAt time.Time // when 4409 came last; zero: never
+	pending  [][]byte    // events that no link has taken yet, encoded
+	link     *clientLink // the one that is ready, or nil
+	clonedAt time.Time   // when 4409 came last; zero: never
 }
 
 // NewClient makes a client; Run does the work.
@@ -103,6 +108,45 @@ func (c *Client) statusLocked() Status {
 	s := c.status
 	s.CloneSuspected = !c.clonedAt.IsZero() && time.Since(c.clonedAt) < cloneFor
 	return s
+}
+
+// Tell sends an event to the relay, now or once there is a link again. Of those that wait
+// the newest 32 are kept. data is a JSON object; false: it is none, or larger than
+// MaxEvent.
+func (c *Client) Tell(topic string, data []byte) bool {
+	var line bytes.Buffer
+	if json.Compact(&line, data) != nil || line.Len() > MaxEvent || line.Bytes()[0] != '{' {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.pending) == maxPending {
+		c.pending = slices.Delete(c.pending, 0, 1)
+		c.status.Drops++
+	}
+	c.pending = append(c.pending, Encode(TypeEvent, NewID(), "", Event{Topic: topic, Data: line.Bytes()}))
+	c.flushLocked()
+	return true
+}
+
+// flushLocked hands what waits to the link, as far as its queue has room.
+func (c *Client) flushLocked() {
+	for c.link != nil && len(c.pending) > 0 {
+		select {
+		case c.link.out <- c.pending[0]:
+			c.pending = slices.Delete(c.pending, 0, 1)
+		default:
+			return // with the next event, or the next link
+		}
+	}
+}
+
+// use has events go to l; nil: there is no link.
+func (c *Client) use(l *clientLink) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.link = l
+	c.flushLocked()
 }
 
 // Run dials, serves and dials again until ctx ends; it returns ctx's cause after every
@@ -208,6 +252,8 @@ func (c *Client) once(ctx context.Context, back *Backoff) (ready time.Duration, 
 	if c.opt.OnReady != nil {
 		c.opt.OnReady(*ok)
 	}
+	c.use(l)
+	defer c.use(nil)
 	err = l.close(l.serve())
 	return time.Since(began), err
 }

@@ -3,6 +3,7 @@ package link
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"sync"
@@ -256,6 +257,38 @@ func TestClientAnswers(t *testing.T) {
 		}
 		p.sendAs(TypeError, "", ErrorPayload{manifest.Internal, "x"}) // noted, no answer
 		p.sendAs(TypeAnnounceAck, NewID(), AnnounceAck{})
+		p.silent(time.Second)
+		d.end()
+	})
+}
+
+// Events go out at once while there is a link; the newest of those that come without one
+// wait for it.
+func TestClientTells(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := startDevice(t, echoArgs)
+		for _, bad := range []string{``, `[]`, `"x"`, `{`, `{"a":"` + strings.Repeat("x", MaxEvent) + `"}`} {
+			if d.client.Tell(TopicAlert, []byte(bad)) {
+				t.Errorf("%.20s was taken", bad)
+			}
+		}
+		for i := range maxPending + 3 {
+			if !d.client.Tell(TopicAlert, fmt.Appendf(nil, "{\n \"n\": %d}", i)) {
+				t.Errorf("event %d was refused", i)
+			}
+		}
+		p := d.admit()
+		for i := range maxPending {
+			var e Event
+			if p.read(TypeEvent, &e); e.Topic != TopicAlert || string(e.Data) != fmt.Sprintf(`{"n":%d}`, i+3) {
+				t.Errorf("event %d: %+v", i, e)
+			}
+		}
+		d.client.Tell(TopicAlert, []byte(`{"live":true}`))
+		var e Event
+		if p.read(TypeEvent, &e); string(e.Data) != `{"live":true}` {
+			t.Errorf("%+v", e)
+		}
 		p.silent(time.Second)
 		d.end()
 	})

@@ -159,7 +159,7 @@ func whole(value []byte) (int64, bool) {
 }
 
 var types = [...]string{TypeHello, TypeAuth, TypeAuthOK, TypeAnnounce, TypeAnnounceAck, TypeMetric,
-	TypeCmd, TypeCmdAck, TypeCmdCancel, TypeStreamEnd, TypeError}
+	TypeCmd, TypeCmdAck, TypeCmdCancel, TypeStreamEnd, TypeError, TypeEvent}
 
 func typeOf(value []byte) (string, bool) {
 	s, _ := text(value)

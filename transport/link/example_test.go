@@ -24,6 +24,7 @@ type acks struct{ done func() }
 func (acks) Announced(*link.Manifest)  {}
 func (acks) Metered(link.Metric) error { return nil }
 func (acks) Ended(*link.StreamEnd)     {}
+func (acks) Told(*link.Event)          {}
 func (a acks) Acked(_ string, ack link.CmdAck) bool {
 	fmt.Println("answer:", string(ack.Result))
 	a.done()

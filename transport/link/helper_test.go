@@ -165,6 +165,7 @@ func (l *log) Acked(id string, a CmdAck) bool {
 }
 func (l *log) Metered(m Metric) error { l.add("metered %d %s", m.Seq, m.Sample); return nil }
 func (l *log) Ended(e *StreamEnd)     { l.add("ended %s", e.Reason) }
+func (l *log) Told(e *Event)          { l.add("told %s %s", e.Topic, e.Data) }
 
 // relaySide is Accept and Run in a goroutine.
 type relaySide struct {

@@ -45,6 +45,7 @@ const (
 	TypeCmdCancel   = "cmd_cancel"   // {} with in_reply_to
 	TypeStreamEnd   = "stream_end"   // StreamEnd
 	TypeError       = "error"        // ErrorPayload
+	TypeEvent       = "event"        // Event
 )
 
 // Sizes and times of the link.
@@ -59,10 +60,12 @@ const (
 	writeTimeout    = 10 * time.Second
 	tcpUserTimeout  = 30 * time.Second
 
-	MaxInflight = 64  // commands a node, queued and sent
-	MaxStreams  = 32  // streams a node
-	maxQueue    = 256 // frames that wait for one device; more end the link with 4413
-	clientQueue = 64  // frames that wait on the device; acks wait for room, metrics are dropped
+	MaxInflight = 64      // commands a node, queued and sent
+	MaxStreams  = 32      // streams a node
+	maxQueue    = 256     // frames that wait for one device; more end the link with 4413
+	MaxEvent    = 4 << 10 // the data of an event, bytes
+	maxPending  = 32      // events that wait on the device for a link; the oldest makes room
+	clientQueue = 64      // frames that wait on the device; acks wait for room, metrics are dropped
 )
 
 // Hello is the relay's first word.
@@ -178,6 +181,15 @@ const (
 	EndHandlerError = "handler_error"
 	EndShutdown     = "shutdown"
 )
+
+// Event is news of the board that nobody asked for.
+type Event struct {
+	Topic string         `json:"topic"` // TopicAlert
+	Data  strictjson.Raw `json:"data"`  // an object of at most MaxEvent bytes, on one line
+}
+
+// TopicAlert is the one topic of Event: an alert of the board was raised or cleared.
+const TopicAlert = "alert"
 
 // ErrorPayload reports a fault of the peer.
 type ErrorPayload struct {

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -56,6 +57,7 @@ type SessionHandler interface {
 	Acked(inReplyTo string, a CmdAck) (known bool)
 	Metered(m Metric) error
 	Ended(e *StreamEnd)
+	Told(e *Event)
 }
 
 // Run reads the link until it ends and returns why; it waits for the writer. The link
@@ -126,6 +128,18 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 			return bad("payload of stream_end")
 		}
 		h.Ended(&end)
+	case TypeEvent:
+		var ev Event
+		if err := e.Decode(&ev); err != nil {
+			return err
+		}
+		if ev.Topic != TopicAlert || len(ev.Data) == 0 || len(ev.Data) > MaxEvent || ev.Data[0] != '{' || bytes.ContainsAny(ev.Data, "\r\n") {
+			return bad("payload of event")
+		}
+		if !s.admit(now, eventCost) {
+			return errFlood
+		}
+		h.Told(&ev)
 	case TypeAnnounce:
 		if !s.admit(now, announceCost) {
 			return errFlood
@@ -159,6 +173,7 @@ const maxStrange = 64
 const (
 	floodBurst   = 1000
 	floodRate    = 500
+	eventCost    = 20  // beside its size: it is kept, and shown to people
 	announceCost = 100 // beside its size: it is written to disk and shown to every client
 )
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/transport/strictjson"
 )
 
 func TestHandshake(t *testing.T) {
@@ -269,6 +270,10 @@ func TestReadyRefused(t *testing.T) {
 		{"metric with CR", strings.Replace(goldenMetric, `{"ts_ms"`, "{\r\"ts_ms\"", 1), CloseBadFrame},
 		{"metric with LF", strings.Replace(goldenMetric, `{"ts_ms"`, "{\n\"ts_ms\"", 1), CloseBadFrame},
 		{"stream_end with another reason", frame("stream_end", `,"payload":{"stream_id":"x","reason":"bored"}`), CloseBadFrame},
+		{"event of another topic", frame("event", `,"payload":{"topic":"gossip","data":{}}`), CloseBadFrame},
+		{"event without an object", frame("event", `,"payload":{"topic":"alert","data":[]}`), CloseBadFrame},
+		{"event over two lines", frame("event", `,"payload":{"topic":"alert","data":{`+"\n"+`}}`), CloseBadFrame},
+		{"event above 4 KiB", frame("event", `,"payload":{"topic":"alert","data":{"message":"`+strings.Repeat("x", MaxEvent)+`"}}`), CloseBadFrame},
 		{"error with another code", frame("error", `,"payload":{"code":"E_TIMEOUT","message":""}`), CloseBadFrame},
 		{"announce that does not hold", frame("announce", `,"payload":{}`), CloseManifestInvalid},
 	}
@@ -298,6 +303,7 @@ func TestReadyFrames(t *testing.T) {
 		p.send(strings.ToLower(goldenMetric))
 		p.sendAs(TypeError, "", ErrorPayload{manifest.Internal, "\x1b[31mlook at me"})
 		p.sendAs(TypeStreamEnd, "", StreamEnd{NewID(), EndHandlerError})
+		p.sendAs(TypeEvent, "", Event{TopicAlert, strictjson.Raw(`{"level":"warn"}`)})
 		id := p.sendAs(TypeAnnounce, "", announceOf(capsJSON(manifest.Echo())))
 		var ack AnnounceAck
 		if e := p.read(TypeAnnounceAck, &ack); e.InReplyTo != id || len(ack.Tools) != 1 {
@@ -309,6 +315,7 @@ func TestReadyFrames(t *testing.T) {
 acked 01HZXC0000000000000000SRV0 true {"message":"ping","received_at_ms":1745236800012,"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy"}
 metered 7 {"ts_ms":1745300000000}
 ended handler_error
+told alert {"level":"warn"}
 announced echo.invoke`
 		if got := r.all(); got != want {
 			t.Errorf("got\n%s\nwant\n%s", got, want)
