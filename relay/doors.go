@@ -46,6 +46,9 @@ func (r *Relay) through(open *atomic.Bool, h http.Handler) http.Handler {
 	})
 }
 
+// maxOpen bounds the sessions that the control plane shows.
+const maxOpen = 200
+
 // transports is the control plane's view of the doors.
 type transports struct{ r *Relay }
 
@@ -66,9 +69,13 @@ func (t transports) List() []control.Transport {
 		return control.Transport{Name: name, Listen: r.listener.Addr().String(), Enabled: open, Sessions: sessions, Config: raw}
 	}
 	m := r.mcp.Stats()
+	mcpRow := row(doorMCP, d.mcp.Load(), m.Sessions+m.Streams, doorConfig{})
+	for _, s := range r.mcp.Sessions(maxOpen) {
+		mcpRow.Open = append(mcpRow.Open, control.Session{ID: s.ID, Tenant: s.Tenant, AgentID: s.Actor})
+	}
 	return []control.Transport{
 		row(doorHTTP, d.http.Load(), r.streams.Stats().Open, doorConfig{StreamQuota: &quota, EnforceQuota: &enforce}),
-		row(doorMCP, d.mcp.Load(), m.Sessions+m.Streams, doorConfig{}),
+		mcpRow,
 		row(doorLink, d.link.Load(), r.hub.Stats().Nodes, doorConfig{}),
 	}
 }

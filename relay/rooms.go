@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/manifest"
 	"agentctl/relay/eventlog"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
@@ -91,6 +92,7 @@ func (r *Relay) loadPlugins() error {
 	if err := r.kernel.RestorePresence(ctx, r.events); err != nil {
 		return fmt.Errorf("rebuild presence from the event log: %w", err)
 	}
+	r.log.Info("presence rebuilt from the event log", zap.Int("known", r.kernel.Stats().Presences))
 	plugins := []kernel.Plugin{r.control}
 	if !slices.Contains(r.opt.Without, PluginTickets) {
 		r.tickets = tickets.New(r.kernel, r.events)
@@ -150,6 +152,9 @@ func (p plugins) Load(ctx context.Context, name string) error {
 
 // Unload ends one: NAME or NAME@VERSION. What is built in stays until the relay stops.
 func (p plugins) Unload(_ context.Context, name string) error {
+	if base, _, _ := strings.Cut(name, "@"); base == control.Name {
+		return manifest.E(manifest.BadRequest, "the control plane stays: without it nothing could be loaded again")
+	}
 	err := p.r.processes.Unload(name)
 	if errors.Is(err, process.ErrNotLoaded) && !strings.Contains(name, ":") {
 		return p.r.kernel.UnloadNamed(name)

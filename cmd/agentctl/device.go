@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/handlers"
+	"agentctl/manifest"
 	"agentctl/prober"
 	"agentctl/transport/clock"
 	"agentctl/transport/link"
@@ -86,7 +87,7 @@ func (d *device) newClient(o deviceOptions) *link.Client {
 			return link.Dial(ctx, o.Relay, link.DialOptions{TLS: o.TLS})
 		},
 		Token: o.Token, Version: version, InstanceID: o.InstanceID, Name: o.Name,
-		Handler: d.mux, Clock: d.clock, OnReady: o.OnReady, OnState: logState(o.Logger), Untrusted: link.UntrustedCertificate,
+		Handler: d.mux, Clock: d.clock, OnReady: o.OnReady, OnCall: logCall(o.Logger), OnState: logState(o.Logger), Untrusted: link.UntrustedCertificate,
 	})
 }
 
@@ -130,6 +131,28 @@ func (d *device) runLink(ctx context.Context) error {
 }
 
 // logState logs a link's changes once each, with what to do.
+// logCall logs calls with the caller's trace id; never arguments or results.
+func logCall(log *zap.Logger) func(string, string, time.Duration, error) {
+	return func(tool, traceID string, took time.Duration, err error) {
+		ce := log.Check(zap.DebugLevel, "call")
+		if ce == nil {
+			return
+		}
+		fields := make([]zap.Field, 0, 4)
+		if _, ok := manifest.ParseToolName(tool); ok { // else it is anybody's text
+			fields = append(fields, zap.String("tool", tool))
+		}
+		if len(traceID) == 32 {
+			fields = append(fields, zap.String("trace_id", traceID))
+		}
+		fields = append(fields, zap.Duration("took", took))
+		if err != nil {
+			fields = append(fields, zap.String("code", string(manifest.AsError(err).Code)))
+		}
+		ce.Write(fields...)
+	}
+}
+
 func logState(log *zap.Logger) func(link.Status) {
 	var last link.State
 	return func(s link.Status) {

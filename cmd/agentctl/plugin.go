@@ -69,16 +69,14 @@ func newPluginLs() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var list struct {
-				Plugins []kernel.PluginInfo `json:"plugins"`
-			}
-			if err := rc.tool(cmd.Context(), "kernel.introspection.plugins", nil, &list); err != nil {
+			plugins, err := loadedPlugins(cmd.Context(), rc)
+			if err != nil {
 				return err
 			}
-			return out.print(cmd, list.Plugins, func() error {
+			return out.print(cmd, plugins, func() error {
 				w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 				fmt.Fprintln(w, "PLUGIN\tVERSION\tSTATE\tTOOLS\tRESOURCES\tCALLS\tERRORS")
-				for _, p := range list.Plugins {
+				for _, p := range plugins {
 					fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%d\n", p.Name, p.Version, p.State, p.Tools, p.Resources, p.Calls, p.Errors)
 				}
 				return w.Flush()
@@ -88,6 +86,29 @@ func newPluginLs() *cobra.Command {
 	rf.flags(c)
 	out.flags(c)
 	return c
+}
+
+// loadedPlugins reads the list page by page: each connected board is a plugin.
+func loadedPlugins(ctx context.Context, rc *relayClient) ([]kernel.PluginInfo, error) {
+	all := []kernel.PluginInfo{}
+	for after := ""; ; {
+		var page struct {
+			Plugins []kernel.PluginInfo `json:"plugins"`
+			Next    string              `json:"next"`
+		}
+		args := map[string]any{"limit": 200}
+		if after != "" {
+			args["after"] = after
+		}
+		if err := rc.tool(ctx, "kernel.introspection.plugins", args, &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Plugins...)
+		if page.Next == "" || page.Next <= after {
+			return all, nil
+		}
+		after = page.Next
+	}
 }
 
 func newPluginLoad() *cobra.Command {

@@ -7,6 +7,8 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -203,6 +205,22 @@ func (h *Handler) sessionRequest(w http.ResponseWriter, r *http.Request, x *exch
 }
 
 var errSessions = errors.New("mcp: too many sessions")
+
+// Session is an open session of the eras that have some.
+type Session struct{ ID, Tenant, Actor string }
+
+// Sessions lists the first open sessions, ascending by id.
+func (h *Handler) Sessions(limit int) []Session {
+	h.mu.RLock()
+	ids := slices.Sorted(maps.Keys(h.sessions))
+	list := make([]Session, 0, min(limit, len(ids)))
+	for _, id := range ids[:min(limit, len(ids))] {
+		tenant, actor, _ := strings.Cut(h.sessions[id].owner, "\x00")
+		list = append(list, Session{id, tenant, actor})
+	}
+	h.mu.RUnlock()
+	return list
+}
 
 // room tells whether a tenant may open another session; it makes room by ending the one
 // that has been idle longest, if that is at least a minute.

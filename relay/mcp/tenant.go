@@ -12,8 +12,8 @@ import (
 	"agentctl/relay/kernel"
 )
 
-const instructions = "Every tool is one verb of one capability of one board: {kind}.{node_id}.{capability}.{verb}. " +
-	"The list holds the boards that are connected now."
+const instructions = "A board's tools are the verbs of its capabilities: {kind}.{node_id}.{capability}.{verb}; the list holds " +
+	"the boards that are connected now. The other tools are the relay's own: tickets.*, agents.list, and what its operator added."
 
 // tenant is what one tenant's clients talk to: an SDK server for sessions, one for
 // modern calls and one for listen streams. They are apart because the SDK walks all

@@ -66,6 +66,9 @@ type ClientOptions struct {
 	Clock      *clock.Clock
 	// OnReady is called after each announce_ack.
 	OnReady func(ok AuthOK)
+	// OnCall is called after each command was answered, from the command's goroutine.
+	// traceID is the caller's, "" when it sent none; err is what the relay was told.
+	OnCall func(tool, traceID string, took time.Duration, err error)
 	// OnState is called after each change, from the client's goroutine.
 	OnState func(Status)
 	// Untrusted tells whether a dial error means that the certificate is not trusted.

@@ -299,7 +299,11 @@ func (l *clientLink) keep(id string, ack []byte) {
 
 // run runs one command and the stream that it may open.
 func (l *clientLink) run(ctx context.Context, id string, cmd *Cmd) {
+	start := time.Now()
 	result, stream, err := l.call(ctx, cmd)
+	if l.c.opt.OnCall != nil {
+		l.c.opt.OnCall(cmd.Tool, cmd.TraceID, time.Since(start), err)
+	}
 	l.mu.Lock()
 	if err == nil && stream != nil {
 		if l.streams >= MaxStreams {

@@ -67,8 +67,16 @@ type Transport struct {
 	Name     string          `json:"name"`             // "http", "mcp", "link" ...
 	Listen   string          `json:"listen,omitempty"` // where it listens, if it does
 	Enabled  bool            `json:"enabled"`
-	Sessions int             `json:"sessions"` // open connections, sessions or streams
-	Config   json.RawMessage `json:"config"`   // what Configure may change, as an object
+	Sessions int             `json:"sessions"`       // open connections, sessions or streams
+	Open     []Session       `json:"open,omitempty"` // the first of them by id, where they have one
+	Config   json.RawMessage `json:"config"`         // what Configure may change, as an object
+}
+
+// Session is one that a stage can be switched for, with the scope connection=ID.
+type Session struct {
+	ID      string `json:"id"`
+	Tenant  string `json:"tenant"`
+	AgentID string `json:"agent_id"`
 }
 
 // Transports lists and changes the ways in. Configure takes an object with the members

@@ -58,7 +58,8 @@ const (
 
 	stageSchema     = `{"type":"object","properties":{"name":{"type":"string"},"scope":{"type":"string"},"enabled":{"type":"boolean"},"config":{"type":"object"}},"required":["name","scope","enabled","config"],"additionalProperties":false}`
 	stagesOutput    = `"middleware":{"type":"array","description":"outermost first; of each stage the global line first","items":` + stageSchema + `}`
-	transportSchema = `{"type":"object","properties":{"name":{"type":"string"},"listen":{"type":"string"},"enabled":{"type":"boolean"},"sessions":{"type":"integer"},"config":{"type":"object"}},"required":["name","enabled","sessions","config"],"additionalProperties":false}`
+	sessionSchema   = `{"type":"object","properties":{"id":{"type":"string","description":"for the scope connection=ID"},"tenant":{"type":"string"},"agent_id":{"type":"string"}},"required":["id","tenant","agent_id"],"additionalProperties":false}`
+	transportSchema = `{"type":"object","properties":{"name":{"type":"string"},"listen":{"type":"string"},"enabled":{"type":"boolean"},"sessions":{"type":"integer"},"open":{"type":"array","items":` + sessionSchema + `},"config":{"type":"object"}},"required":["name","enabled","sessions","config"],"additionalProperties":false}`
 	transportOutput = `"transports":{"type":"array","items":` + transportSchema + `}`
 	names           = `{"type":"array","items":{"type":"string"}}`
 	pluginSchema    = `{"type":"object","properties":{"name":{"type":"string"},"version":{"type":"string"},"tenant":{"type":"string"},"state":{"type":"string","enum":["loaded","open","half_open"]},` +
