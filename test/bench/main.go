@@ -32,6 +32,7 @@ type plan struct {
 	rounds      int           // turns of each side; medians are over these
 	unary       time.Duration // one turn of the echo
 	stream      time.Duration // one turn of the metric stream
+	events      int           // that each subscriber of the event gateway gets in a turn; a fourth of it with 5,000
 	stall       time.Duration // one turn with, or without, a stalled reader; twice as many
 	idle        time.Duration // the idle fleet's CPU
 	devices     int           // linked while the echo is measured
@@ -43,9 +44,9 @@ type plan struct {
 }
 
 var (
-	full = plan{rounds: 5, unary: 3 * time.Second, stream: 12 * time.Second, stall: 7 * time.Second, idle: 60 * time.Second,
+	full = plan{rounds: 5, unary: 3 * time.Second, stream: 12 * time.Second, events: 80, stall: 7 * time.Second, idle: 60 * time.Second,
 		devices: 1000, subscribers: 1000, fleet: 5000, samples: 600, daemon: 24 * time.Second, count: 5}
-	quick = plan{rounds: 3, unary: time.Second, stream: 4 * time.Second, stall: 4 * time.Second, idle: 10 * time.Second,
+	quick = plan{rounds: 3, unary: time.Second, stream: 4 * time.Second, events: 40, stall: 4 * time.Second, idle: 10 * time.Second,
 		devices: 1000, subscribers: 1000, fleet: 2000, samples: 60, daemon: 4 * time.Second, count: 3}
 )
 
@@ -114,6 +115,7 @@ var parts = []struct {
 	{"unary", (*bench).unaryBars},
 	{"stream", (*bench).streamBar},
 	{"stall", (*bench).stallBar},
+	{"events", (*bench).eventsBars},
 	{"idle", (*bench).idleBars},
 	{"build", (*bench).buildBars},
 	{"sampler", (*bench).samplerBars},
@@ -128,7 +130,7 @@ func measure(ctx context.Context, dir string) error {
 	flag.StringVar(&b.board, "board", "bin/agentctl-board", "the board build")
 	flag.StringVar(&b.exporter, "node-exporter", "", "node_exporter, which the daemon is compared with")
 	flag.BoolVar(&isQuick, "quick", false, "a slice of three minutes; its figures are rough")
-	flag.StringVar(&only, "only", "", "comma-separated `PARTS` instead of all: unary, stream, stall, idle, build, sampler, daemon")
+	flag.StringVar(&only, "only", "", "comma-separated `PARTS` instead of all: unary, stream, stall, events, idle, build, sampler, daemon")
 	flag.StringVar(&b.profile, "profile", "", "write the relay's profiles into `DIR`; the relay is then a part of this program, and slower")
 	flag.Parse()
 	if isQuick {

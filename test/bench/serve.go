@@ -30,7 +30,7 @@ import (
 // audit, no bounds. They print their address and serve until they are ended.
 func serve(args []string) error {
 	if len(args) == 0 {
-		return errors.New("serve what? echo, ws, naive or relay")
+		return errors.New("serve what? echo, ws, naive, naive-events, gateway or relay")
 	}
 	switch args[0] {
 	case "echo":
@@ -39,6 +39,10 @@ func serve(args []string) error {
 		return listen(http.HandlerFunc(websocketEcho))
 	case "naive":
 		return listen(newNaive())
+	case "naive-events":
+		return listen(&naiveEvents{subs: make(map[chan []byte]struct{})})
+	case "gateway":
+		return serveGateway()
 	case "relay":
 		return serveRelay(args[1:])
 	}
