@@ -143,7 +143,7 @@ func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) {
 		g.fail(w, r, http.StatusBadRequest, codeBadRequest, `the body lacks "topic"`)
 		return
 	}
-	data, err := g.check(in.Topic, in.Data)
+	data, err := check(in.Topic, in.Data, g.opts.MaxData)
 	switch {
 	case errors.Is(err, ErrTooLarge):
 		g.tooLarge(w, r)

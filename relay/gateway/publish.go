@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"time"
 
+	"go.uber.org/zap"
+
 	"agentctl/transport/strictjson"
 )
 
@@ -30,7 +32,7 @@ type Log interface {
 }
 
 // check brings an event's data to one line and says what is wrong with it.
-func (g *Gateway) check(topic string, data []byte) ([]byte, error) {
+func check(topic string, data []byte, most int) ([]byte, error) {
 	switch {
 	case !validTopic(topic):
 		return nil, ErrTopic
@@ -44,7 +46,7 @@ func (g *Gateway) check(topic string, data []byte) ([]byte, error) {
 	if err := v.Compact(); err != nil {
 		return nil, fmt.Errorf("gateway: data is no JSON: %w", err)
 	}
-	if len(v) > g.opts.MaxData {
+	if len(v) > most {
 		return nil, ErrTooLarge
 	}
 	if bytes.ContainsAny(v, "\r\n") { // cannot be, in JSON; a line of its own would be another field
@@ -148,9 +150,9 @@ func (g *Gateway) waitRing(ctx context.Context, id uint64) error {
 // follow feeds the ring from the log, from its end on.
 func (g *Gateway) follow(ctx context.Context, after uint64) error {
 	err := g.opts.Log.Follow(ctx, after, func(e Event) error {
-		data, err := g.check(e.Topic, e.Data)
+		data, err := check(e.Topic, e.Data, MaxData)
 		if err != nil {
-			g.log.Warn("an event of the log is not served")
+			g.log.Warn("an event of the log is not served", zap.Uint64("id", e.ID), zap.Error(err))
 			return nil
 		}
 		e.Data = data
@@ -186,7 +188,7 @@ func (g *Gateway) emit(tenant, topic string, data any) (err error) {
 	if err := strictjson.Check(raw); err != nil {
 		return err
 	}
-	if raw, err = g.check(topic, raw); err != nil {
+	if raw, err = check(topic, raw, g.opts.MaxData); err != nil {
 		return err
 	}
 	e := Event{Tenant: tenant, Topic: topic, Data: raw, TimeMS: time.Now().UnixMilli()}

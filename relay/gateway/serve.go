@@ -46,16 +46,29 @@ func loopbackName(host string) bool {
 	return host == "localhost" || (ip != nil && ip.IsLoopback())
 }
 
-// Run listens and serves until ctx ends; it waits for all that it started.
-func (g *Gateway) Run(ctx context.Context) error {
-	ln, err := net.Listen("tcp", g.opts.Listen)
+// Listen takes the port that New with the same options would serve, for a caller who
+// wants to know early that it is free. Hand it to Serve.
+func Listen(o Options) (net.Listener, error) {
+	if err := o.defaults(); err != nil {
+		return nil, err
+	}
+	ln, err := net.Listen("tcp", o.Listen)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		_, port, _ := net.SplitHostPort(g.opts.Listen)
-		return fmt.Errorf("gateway: %s is in use: another gateway, or a client's own port (39300 is among those that Linux hands out); "+
-			"see who: ss -tlnp 'sport = :%s'; take another: MCP_SSE_PORT=40000: %w", g.opts.Listen, port, err)
+		_, port, _ := net.SplitHostPort(o.Listen)
+		return nil, fmt.Errorf("gateway: %s is in use: another gateway, or a client's own port (39300 is among those that Linux hands out); "+
+			"see who: ss -tanp 'sport = :%s'; take another: MCP_SSE_PORT=40000: %w", o.Listen, port, err)
 	}
 	if err != nil {
-		return fmt.Errorf("gateway: listen on %s: %w", g.opts.Listen, err)
+		return nil, fmt.Errorf("gateway: listen on %s: %w", o.Listen, err)
+	}
+	return ln, nil
+}
+
+// Run listens and serves until ctx ends; it waits for all that it started.
+func (g *Gateway) Run(ctx context.Context) error {
+	ln, err := Listen(g.opts)
+	if err != nil {
+		return err
 	}
 	return g.Serve(ctx, ln)
 }

@@ -200,7 +200,7 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 		if !c.view.sees(e.Tenant, e.Topic) {
 			return nil
 		}
-		data, err := g.check(e.Topic, e.Data)
+		data, err := check(e.Topic, e.Data, MaxData)
 		if err != nil {
 			return nil // it was not served when it came either
 		}
