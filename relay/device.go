@@ -203,7 +203,7 @@ func (r *Relay) missing(c *kernel.Caller, tool string) error {
 	case !r.announced(c.Tenant, name):
 		return &manifest.Error{Code: manifest.BadRequest, Message: "the node is yours but has no such tool; tools/list shows its tools", Reason: "tool"}
 	}
-	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", RetryAfterMS: 5000, Reason: "offline"}
+	return offline()
 }
 
 // announced tells whether the node's last manifest has the tool; a node that never came may

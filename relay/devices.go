@@ -99,10 +99,14 @@ func (r *Relay) deviceReady(n *hub.Node) {
 }
 
 func (r *Relay) deviceGone(n *hub.Node) {
-	if d, ok := r.devices.LoadAndDelete(n); ok {
-		r.kernel.Unload(d.(*device))
+	if d, ok := r.devices.LoadAndDelete(n); ok && !r.hub.Online(n.ID()) { // else another link has its place
+		a := newAbsent(d.(*device))
+		if err := r.kernel.Load(a, true); err != nil {
+			r.kernel.Unload(d.(*device))
+		} else {
+			r.absence.add(a)
+		}
 	}
-	r.kernel.Gone(n.Tenant(), kernel.PresenceDevice, n.ID())
 	r.store.Seen(n.ID())
 }
 

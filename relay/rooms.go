@@ -70,7 +70,7 @@ func (r *Relay) joinKernel() (err error) {
 	r.processes = process.New(process.Options{Dir: r.opt.PluginDir, Kernel: r.kernel, Version: r.opt.Version, Logger: r.log})
 	r.doors.init(&r.opt)
 	r.control = control.New(control.Options{
-		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: plugins{r}, Health: r.unwell,
+		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: plugins{r}, Health: r.unwell, Level: levelOf(r),
 		Metrics: func() any { return r.stages.Metrics().Stats() }, ResetMetrics: func() { r.stages.Metrics().Reset() },
 	})
 	return nil
@@ -123,6 +123,7 @@ func (r *Relay) loadPlugins() error {
 // runRooms runs what stands around the kernel until ctx ends.
 func (r *Relay) runRooms(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { _ = r.kernel.Run(ctx) })
+	wg.Go(func() { r.forgetAbsent(ctx) })
 	wg.Go(func() { _ = r.processes.Run(ctx, r.opt.Processes...) })
 	if r.tickets != nil {
 		wg.Go(func() { _ = r.tickets.Run(ctx) })
