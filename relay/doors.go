@@ -63,10 +63,14 @@ type doorConfig struct {
 func (t transports) List() []control.Transport {
 	r, d := t.r, &t.r.doors
 	quota, enforce := d.streamQuota.Load(), d.enforceQuota.Load()
+	listen := ""
+	if r.listener != nil {
+		listen = r.listener.Addr().String()
+	}
 	row := func(name string, open bool, sessions int, c doorConfig) control.Transport {
 		c.Enabled = &open
 		raw, _ := json.Marshal(c) // plain values
-		return control.Transport{Name: name, Listen: r.listener.Addr().String(), Enabled: open, Sessions: sessions, Config: raw}
+		return control.Transport{Name: name, Listen: listen, Enabled: open, Sessions: sessions, Config: raw}
 	}
 	m := r.mcp.Stats()
 	mcpRow := row(doorMCP, d.mcp.Load(), m.Sessions+m.Streams, doorConfig{})

@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
+	"agentctl/relay/gateway"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
 	"agentctl/relay/mcp"
@@ -54,6 +56,10 @@ type Options struct {
 	Plugins       []func(*kernel.Kernel) kernel.Plugin // loaded at the start
 	PluginDir     string                               // of plugins in processes of their own; default STATE/plugins
 	Processes     []string                             // of these, started at the start
+	Only          []string                             // parts to run: PartMCP, PartSSE; none: PartMCP, and PartSSE when SSE is set
+	SSE           *gateway.Options                     // of the event gateway; nil: there is none
+	MaxRestarts   int                                  // of a part that crashes, in a row; then the relay ends
+	Level         *zap.AtomicLevel                     // of Logger; nil: it cannot be changed while the relay runs
 	Without       []string                             // built-in plugins that are not loaded: PluginTickets, PluginDirectory
 	// StreamQuota is the number of streams of one tenant above which a counter grows;
 	// with EnforceQuota further ones are closed with 4429. 0: no quota.
@@ -88,11 +94,13 @@ type Relay struct {
 
 	doors     doors
 	control   *control.Plugin
+	gateway   *gateway.Gateway  // nil: none
 	tickets   *tickets.Plugin   // nil: left out
 	directory *directory.Plugin // nil: left out
 	processes *process.Host
 
 	listener, metricsListener net.Listener
+	gatewayListener           net.Listener
 	tls                       *certificate // nil: plain
 	public                    *url.URL
 	loopback                  bool
@@ -127,7 +135,7 @@ func Open(opt Options) (r *Relay, err error) {
 			return r, err
 		}
 	}
-	if r.listener == nil {
+	if r.listener == nil && r.runs(PartMCP) {
 		if r.listener, err = net.Listen("tcp", opt.Listen); err != nil {
 			return r, fmt.Errorf("listen on %s: %w; choose another address with --listen", opt.Listen, err)
 		}
@@ -149,6 +157,11 @@ func Open(opt Options) (r *Relay, err error) {
 	if err = r.join(); err != nil {
 		return r, err
 	}
+	if r.runs(PartSSE) {
+		if err = r.openGateway(); err != nil {
+			return r, err
+		}
+	}
 	return r, r.loadPlugins()
 }
 
@@ -159,8 +172,24 @@ type optionError struct{ error }
 
 func (optionError) Is(target error) bool { return target == ErrOptions }
 
+// runs tells whether a part is served.
+func (r *Relay) runs(part string) bool {
+	if len(r.opt.Only) > 0 {
+		return slices.Contains(r.opt.Only, part)
+	}
+	return part == PartMCP || r.opt.SSE != nil
+}
+
 func (r *Relay) checkOptions() error {
 	o := &r.opt
+	for _, part := range o.Only {
+		if part != PartMCP && part != PartSSE {
+			return fmt.Errorf("--only %s: the parts are %s and %s", part, PartMCP, PartSSE)
+		}
+	}
+	if o.MaxRestarts < 0 {
+		return errors.New("--max-restarts cannot be below 0")
+	}
 	host, _, err := net.SplitHostPort(o.Listen)
 	if err != nil {
 		return fmt.Errorf("--listen %s is not HOST:PORT", o.Listen)
@@ -236,6 +265,9 @@ func (r *Relay) base() string {
 		}
 		return s
 	}
+	if r.listener == nil {
+		return ""
+	}
 	scheme := "http"
 	if r.tls != nil {
 		scheme = "https"
@@ -285,13 +317,16 @@ func (r *Relay) Run(ctx context.Context) error {
 	background.Go(func() { r.open.sweep(rooms) })
 	linked.Go(func() { _ = r.hub.Run(links) })
 
-	failed := make(chan error, 2)
+	failed := make(chan error, 3)
 	var serving sync.WaitGroup
-	var ln net.Listener = sse.NewListener(r.listener)
-	if r.tls != nil {
-		ln = tls.NewListener(ln, r.tls.config())
+	if r.listener != nil {
+		var ln net.Listener = sse.NewListener(r.listener)
+		if r.tls != nil {
+			ln = tls.NewListener(ln, r.tls.config())
+		}
+		serving.Go(func() { failed <- srv.Serve(ln) })
 	}
-	serving.Go(func() { failed <- srv.Serve(ln) })
+	r.runGateway(streams, &background, failed)
 	if r.metricsListener != nil {
 		ms := r.server(r.metricsRoutes())
 		ms.ReadTimeout, ms.WriteTimeout = bodyTimeout, writeTimeout
@@ -350,7 +385,7 @@ func (r *Relay) server(h http.Handler) *http.Server {
 // Close gives the listeners and the state back; after Run it does nothing.
 func (r *Relay) Close() error {
 	var errs []error
-	for _, l := range []net.Listener{r.listener, r.metricsListener} {
+	for _, l := range []net.Listener{r.listener, r.metricsListener, r.gatewayListener} {
 		if l != nil {
 			if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 				errs = append(errs, err)

@@ -70,7 +70,7 @@ func (r *Relay) joinKernel() (err error) {
 	r.processes = process.New(process.Options{Dir: r.opt.PluginDir, Kernel: r.kernel, Version: r.opt.Version, Logger: r.log})
 	r.doors.init(&r.opt)
 	r.control = control.New(control.Options{
-		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: plugins{r}, Health: r.unwell,
+		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: plugins{r}, Health: r.unwell, Level: levelOf(r),
 		Metrics: func() any { return r.stages.Metrics().Stats() }, ResetMetrics: func() { r.stages.Metrics().Reset() },
 	})
 	return nil

@@ -25,6 +25,7 @@ import (
 	"agentctl/prober"
 	"agentctl/relay"
 	"agentctl/relay/auth"
+	"agentctl/relay/gateway"
 	"agentctl/transport/enroll"
 )
 
@@ -124,7 +125,8 @@ func (d *demo) run(ctx context.Context, listen string) (err error) {
 // open starts nothing; it takes the port and mints the tokens. The default port gives
 // way to a free one when it is taken.
 func (d *demo) open(listen string) (err error) {
-	o := relay.Options{StateDir: filepath.Join(d.dir, "relay"), Listen: listen, Version: version, Logger: zap.NewNop()}
+	o := relay.Options{StateDir: filepath.Join(d.dir, "relay"), Listen: listen, Version: version, Logger: zap.NewNop(),
+		SSE: &gateway.Options{Listen: "127.0.0.1:0"}, MaxRestarts: 5}
 	d.relay, err = relay.Open(o)
 	if errors.Is(err, syscall.EADDRINUSE) && !d.chosen {
 		o.Listen = "127.0.0.1:0"
@@ -223,11 +225,11 @@ func (d *demo) printJSON() error {
 	b, err := json.Marshal(struct {
 		RelayURL string     `json:"relay_url"`
 		MCPURL   string     `json:"mcp_url"`
-		SSEURL   *string    `json:"sse_url"`
+		SSEURL   string     `json:"sse_url"`
 		Token    string     `json:"token"`
 		Nodes    []demoNode `json:"nodes"`
 		Socket   string     `json:"socket"`
-	}{d.relay.URL(), d.relay.URL() + "/mcp", nil, d.token, d.nodes, d.socket})
+	}{d.relay.URL(), d.relay.URL() + "/mcp", d.relay.SSEURL(), d.token, d.nodes, d.socket})
 	if err != nil {
 		return err
 	}
@@ -264,6 +266,10 @@ The metric stream with curl:
     -H 'Content-Type: application/json' -H 'Accept: text/event-stream' \
     -d '{"tool":"%[3]s","arguments":{"interval_ms":1000}}'
 
+What happens in the fleet, as events with curl:
+
+  curl -N '%[6]s' -H "Authorization: Bearer $(cat %[5]s)"
+
 In another terminal:
 
   agentctl status --socket %[4]s
@@ -271,7 +277,7 @@ In another terminal:
 
 Live from this machine, once a second (Ctrl-C ends the demo):
 
-`, d.relay.URL(), d.token, stream, d.socket, filepath.Join(d.dir, "agent.token"))
+`, d.relay.URL(), d.token, stream, d.socket, filepath.Join(d.dir, "agent.token"), d.relay.SSEURL())
 	fmt.Fprintf(w, "  %-10s %7s %21s %7s  %s\n", "TIME", "CPU", "MEMORY", "DISK", "LOAD")
 	return rc.frames(ctx, stream, json.RawMessage(`{"interval_ms":1000}`), func(data []byte) error {
 		var f frame

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/relay"
+	"agentctl/relay/gateway"
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/conformance"
 )
@@ -27,9 +30,9 @@ func addRelayCommands(root *cobra.Command) {
 const defaultMetricsListen = "127.0.0.1:8461"
 
 func newRelay() *cobra.Command {
-	var o relay.Options
+	var o relayOptions
 	var plugins []string
-	var logLevel, scopeless string
+	var logLevel, scopeless, sseListen string
 	c := &cobra.Command{
 		Use:   "relay",
 		Short: "Run the relay: boards in, MCP tools and metric streams out",
@@ -41,12 +44,16 @@ front. Tokens come from 'agentctl token create'.`,
 		Example: `  agentctl relay
   agentctl relay --listen :8460 --tls-cert cert.pem --tls-key key.pem --public https://relay.example:8460`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := newLogger(logLevel)
+			lv, err := zap.ParseAtomicLevel(logLevel)
 			if err != nil {
+				return exit(exitUsage, "--log-level %s: the levels are debug, info, warn and error", logLevel)
+			}
+			log := newLoggerAt(lv)
+			defer func() { _ = log.Sync() }()
+			o.Logger, o.Level, o.Version = log, &lv, version
+			if err := o.gatewayOptions(sseListen, cmd.Flags().Changed("sse-listen")); err != nil {
 				return err
 			}
-			defer func() { _ = log.Sync() }()
-			o.Logger, o.Version = log, version
 			if scopeless != "" {
 				if o.ScopelessUntil, err = time.Parse(time.DateOnly, scopeless); err != nil {
 					return exit(exitUsage, "--scopeless-until %s is no date of the form 2026-12-31", scopeless)
@@ -56,12 +63,12 @@ front. Tokens come from 'agentctl token create'.`,
 			if err := startMaxFiles(); err != nil {
 				log.Warn("the limit of open files stays low", zap.Error(err))
 			}
-			r, err := relay.Open(o)
+			r, err := relay.Open(o.Options)
 			if errors.Is(err, syscall.EADDRINUSE) && !cmd.Flags().Changed("metrics-listen") && strings.Contains(err.Error(), o.MetricsListen) {
 				// Another relay on this machine has the default port: serve without.
 				log.Warn("no /metrics here: the default address is taken; choose one with --metrics-listen", zap.String("address", o.MetricsListen))
 				o.MetricsListen = ""
-				r, err = relay.Open(o)
+				r, err = relay.Open(o.Options)
 			}
 			if errors.Is(err, relay.ErrOptions) {
 				return exit(exitUsage, "%w", err)
@@ -69,7 +76,7 @@ front. Tokens come from 'agentctl token create'.`,
 			if err != nil {
 				return exit(exitFailure, "%w", err)
 			}
-			line, _ := json.Marshal(map[string]any{"ready": true, "url": r.URL(), "mcp_url": r.URL() + "/mcp", "sse_url": nil, "metrics_url": r.MetricsURL()})
+			line := readyLine(r)
 			r.OnReady(func() {
 				fmt.Fprintf(cmd.OutOrStdout(), "%s\n", line)
 				sdNotify("READY=1", "STATUS=serving "+r.URL())
@@ -98,8 +105,50 @@ front. Tokens come from 'agentctl token create'.`,
 	f.IntVar(&o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
 	f.BoolVar(&o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
 	f.StringVar(&scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
+	f.StringVar(&sseListen, "sse-listen", "", "run the event gateway too, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
+	f.StringSliceVar(&o.Only, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
+	f.IntVar(&o.MaxRestarts, "max-restarts", 5, "start a part that crashes again at most `N` times in a row, then end with an error")
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	return c
+}
+
+// relayOptions are relay.Options with what the command line knows of them.
+type relayOptions struct{ relay.Options }
+
+// gatewayOptions decides whether the event gateway runs, and how: by --sse-listen, --only
+// or MCP_INCLUDE_SSE, with the variables MCP_SSE_*.
+func (o *relayOptions) gatewayOptions(listen string, given bool) error {
+	e, err := gateway.FromEnv(os.Getenv)
+	if err != nil {
+		return exit(exitUsage, "%w", err)
+	}
+	if given {
+		e.Listen = listen
+	}
+	if e.Include && len(o.Only) > 0 && !slices.Contains(o.Only, relay.PartSSE) {
+		o.Only = append(o.Only, relay.PartSSE)
+	}
+	if given || e.Include || slices.Contains(o.Only, relay.PartSSE) {
+		e.AllowOrigins = append(e.AllowOrigins, o.AllowOrigin...)
+		o.SSE = &e.Options
+	}
+	return nil
+}
+
+// readyLine is the line that a program waits for; what is not served is null.
+func readyLine(r *relay.Relay) []byte {
+	or := func(s string) any {
+		if s == "" {
+			return nil
+		}
+		return s
+	}
+	mcpURL := ""
+	if r.URL() != "" {
+		mcpURL = r.URL() + "/mcp"
+	}
+	line, _ := json.Marshal(map[string]any{"ready": true, "url": or(r.URL()), "mcp_url": or(mcpURL), "sse_url": or(r.SSEURL()), "metrics_url": or(r.MetricsURL())})
+	return line
 }
 
 // pluginsByName sorts what --plugin named: built in, or of the plugin directory.

@@ -116,6 +116,7 @@ type Store struct {
 	wake    chan struct{} // an Append waits
 	offered chan struct{} // an Offer waits
 	look    chan struct{} // nil but in tests: retention looks now
+	base    uint64        // the first seq of this Open
 	next    uint64        // the next seq; of Run's goroutine
 	keep    retention     // of Run's goroutine
 
@@ -197,7 +198,8 @@ func (s *Store) load() error {
 		return err
 	}
 	s.last.Store(last)
-	s.next = firstSeq(last, s.opts.Now())
+	s.base = firstSeq(last, s.opts.Now())
+	s.next = s.base
 	return nil
 }
 
@@ -219,6 +221,9 @@ func (s *Store) readLast() (last uint64, err error) {
 
 // Last implements kernel.Log: the newest seq that is durable.
 func (s *Store) Last() uint64 { return s.last.Load() }
+
+// Base is the first seq that this Open gives, or gave.
+func (s *Store) Base() uint64 { return s.base }
 
 // First is the oldest seq that is kept, 0 for none.
 func (s *Store) First() uint64 {

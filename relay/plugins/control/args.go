@@ -24,6 +24,7 @@ type args struct {
 	Tool   string          `json:"tool"`
 	After  string          `json:"after"`
 	Limit  int             `json:"limit"`
+	Level  string          `json:"level"`
 }
 
 // arg is one argument of a tool. The schema that clients are shown and the check that

@@ -41,6 +41,7 @@ const (
 	EventTransport  = "kernel.transport"
 	EventPlugin     = "kernel.plugin"
 	EventCounters   = "kernel.counters"
+	EventLog        = "kernel.log"
 )
 
 // Stage is one line of the pipeline. (An alias of a plain struct, so that the room of
@@ -93,6 +94,12 @@ type Plugins interface {
 	Unload(ctx context.Context, name string) error
 }
 
+// Level is the level of the service log: debug, info, warn or error.
+type Level interface {
+	Level() string
+	SetLevel(level string) error
+}
+
 // Options configure a Plugin. Kernel, Log and Middleware must be given.
 type Options struct {
 	Kernel     *kernel.Kernel
@@ -104,6 +111,8 @@ type Options struct {
 	// begins it anew. Both may be nil.
 	Metrics      func() any
 	ResetMetrics func()
+	// Level is the service log's; nil: it cannot be changed.
+	Level Level
 	// Health lists what is wrong at the moment, a short sentence each; nil: nothing.
 	Health func() []string
 }

@@ -120,6 +120,9 @@ var tools = []tool{
 		}),
 	newTool("kernel.health.get", "Get health", "Whether the kernel is well, what is wrong if not, and its figures.", true,
 		nil, "", `"status":{"type":"string","enum":["ok","degraded"]},"problems":`+names+`,"uptime_ms":{"type":"integer"},"figures":`+statsSchema, health),
+	newTool("kernel.log.configure", "Configure the log", "Changes the level of the relay's log while it runs: debug, info, warn or error.", false,
+		[]arg{{name: "level", about: "debug, info, warn or error", kind: "string", pattern: wordPattern, required: true}}, "",
+		`"previous":{"type":"string"},"current":{"type":"string"}`, configureLog),
 	newTool("kernel.health.reset_counters", "Reset counters", "Begins all counters of the kernel and its plugins anew; gauges stay.", false,
 		nil, "", `"reset":{"type":"boolean"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, _ *args) (any, error) {
 			err := p.change(ctx, r, EventCounters, MetricsURI, Change{Action: "reset"}, func() error {
@@ -326,6 +329,18 @@ func (p *Plugin) metrics() any {
 		out.Classes = p.opt.Metrics()
 	}
 	return out
+}
+
+func configureLog(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+	if p.opt.Level == nil {
+		return nil, manifest.E(manifest.BadRequest, "this relay's log has one level")
+	}
+	previous := p.opt.Level.Level()
+	err := p.change(ctx, r, EventLog, MetricsURI, Change{Action: "configure", Name: a.Level}, func() error { return p.opt.Level.SetLevel(a.Level) })
+	return struct {
+		Previous string `json:"previous"`
+		Current  string `json:"current"`
+	}{previous, p.opt.Level.Level()}, err
 }
 
 func health(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {

@@ -1,0 +1,309 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/relay/eventlog"
+	"agentctl/relay/gateway"
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/control"
+)
+
+// Parts of a relay that can be left out (Options.Only).
+const (
+	PartMCP = "mcp" // boards, tools, streams, MCP
+	PartSSE = "sse" // the event gateway
+)
+
+// eventTopic is the type of the log's events that came in as topic events: the topic is
+// their aggregate, because it may hold what no type may.
+const eventTopic = "event"
+
+// topicOf is the gateway's topic of an event of the log; "" for what is not told.
+func topicOf(e *kernel.Event) string {
+	switch group, _, _ := strings.Cut(e.Type, "."); group {
+	case eventTopic:
+		return e.Aggregate
+	case "call":
+		return "audit"
+	case "ticket", "presence", "alert", "kernel":
+		if e.Type == "ticket.snapshot" || e.Type == "ticket.comments" || e.Type == "presence.snapshot" {
+			return "" // what retention writes down again is no news
+		}
+		return group
+	}
+	return ""
+}
+
+// gatewayLog is the event log as the gateway sees it: one id space, every event that has
+// a topic.
+type gatewayLog struct{ store *eventlog.Store }
+
+// NewGatewayLog joins an event log to a gateway.
+func NewGatewayLog(store *eventlog.Store) gateway.Log { return gatewayLog{store} }
+
+// wrapped is the payload of an event with a topic of its own; the log takes objects only.
+type wrapped struct {
+	Data json.RawMessage `json:"data"`
+}
+
+// maxTopicData leaves room for the wrapping.
+const maxTopicData = kernel.MaxPayload - 16
+
+// news is what the gateway tells of the product's own events.
+type news struct {
+	Type      string          `json:"type"`
+	Aggregate string          `json:"aggregate_id"`
+	CreatedAt int64           `json:"created_at"`
+	Payload   json.RawMessage `json:"payload"`
+}
+
+func toTopic(e *kernel.Event) (gateway.Event, bool) {
+	topic := topicOf(e)
+	if topic == "" {
+		return gateway.Event{}, false
+	}
+	g := gateway.Event{ID: e.Seq, Tenant: e.Tenant, Topic: topic, TimeMS: e.CreatedMS}
+	var err error
+	if e.Type == eventTopic {
+		var w wrapped
+		err = json.Unmarshal(e.Payload, &w)
+		g.Data = w.Data
+	} else {
+		g.Data, err = json.Marshal(news{e.Type, e.Aggregate, e.CreatedMS, e.Payload})
+	}
+	return g, err == nil && len(g.Data) > 0 && len(g.Data) <= gateway.MaxData
+}
+
+func fromTopic(e *gateway.Event) (kernel.Event, error) {
+	payload, err := json.Marshal(wrapped{e.Data})
+	return kernel.Event{Tenant: e.Tenant, Type: eventTopic, Aggregate: e.Topic, Payload: payload, CreatedMS: e.TimeMS}, err
+}
+
+// Append implements gateway.Log.
+func (l gatewayLog) Append(ctx context.Context, e gateway.Event) (uint64, error) {
+	k, err := fromTopic(&e)
+	if err != nil {
+		return 0, err
+	}
+	id, err := l.store.Append(ctx, k)
+	if errors.Is(err, kernel.ErrLogFull) {
+		err = gateway.ErrBusy
+	}
+	return id, err
+}
+
+// Offer implements gateway.Log.
+func (l gatewayLog) Offer(e gateway.Event) bool {
+	k, err := fromTopic(&e)
+	return err == nil && l.store.Offer(k)
+}
+
+// Follow implements gateway.Log.
+func (l gatewayLog) Follow(ctx context.Context, after uint64, fn func(gateway.Event) error) error {
+	return l.store.Follow(ctx, eventlog.Query{After: after}, told(fn))
+}
+
+// Select implements gateway.Log.
+func (l gatewayLog) Select(ctx context.Context, after, to uint64, fn func(gateway.Event) error) error {
+	return l.store.Select(ctx, eventlog.Query{After: after, To: to}, told(fn))
+}
+
+func told(fn func(gateway.Event) error) func(kernel.Event) error {
+	return func(k kernel.Event) error {
+		if g, ok := toTopic(&k); ok {
+			return fn(g)
+		}
+		return nil
+	}
+}
+
+// Since implements gateway.Log.
+func (l gatewayLog) Since(after uint64) bool { return l.store.Since(after) }
+
+// Last implements gateway.Log. The number behind it is the next one that is given.
+func (l gatewayLog) Last() uint64 { return max(l.store.Last(), l.store.Base()-1) }
+
+// identities lets the relay's tokens into the gateway.
+type identities struct{ r *Relay }
+
+// Authenticate implements gateway.Authenticator.
+func (i identities) Authenticate(req *http.Request) (gateway.Identity, error) {
+	h := req.Header["Authorization"]
+	if len(h) == 0 {
+		return gateway.Identity{}, gateway.ErrNoToken
+	}
+	scheme, token, _ := strings.Cut(h[0], " ")
+	if len(h) > 1 || !strings.EqualFold(scheme, "Bearer") {
+		return gateway.Identity{}, gateway.ErrNoToken
+	}
+	id, err := i.r.store.Verify(strings.TrimLeft(token, " "), auth.ClassAgent)
+	switch {
+	case errors.Is(err, auth.ErrClass), errors.Is(err, auth.ErrScope):
+		return gateway.Identity{}, fmt.Errorf("%w: a token of an agent is needed", gateway.ErrForbidden)
+	case err != nil:
+		return gateway.Identity{}, err
+	}
+	return gateway.Identity{Tenant: id.Tenant, Subject: id.Subject, Scopes: id.Scopes, Active: func() error { return i.r.store.Active(id) }}, nil
+}
+
+// openGateway makes the gateway and takes its port.
+func (r *Relay) openGateway() (err error) {
+	var o gateway.Options
+	if r.opt.SSE != nil {
+		o = *r.opt.SSE
+	}
+	o.Log, o.Identities, o.Logger = NewGatewayLog(r.events), identities{r}, r.log.Named("sse")
+	if o.MaxData == 0 || o.MaxData > maxTopicData {
+		o.MaxData = maxTopicData
+	}
+	o.Insecure = o.Insecure || r.opt.Insecure
+	if r.tls != nil && o.TLS == nil {
+		o.TLS = r.tls.config()
+	}
+	if host, port, err := net.SplitHostPort(o.Listen); err == nil && host == "" && o.SubscribeToken == "" {
+		// Where nobody said otherwise it is reachable from where the relay is.
+		if host, _, err = net.SplitHostPort(r.opt.Listen); err == nil {
+			o.Listen = net.JoinHostPort(host, port)
+		}
+	}
+	if r.gateway, err = gateway.New(o); err != nil {
+		return optionError{err}
+	}
+	if r.gatewayListener, err = gateway.Listen(o); err != nil {
+		return err
+	}
+	return nil
+}
+
+// SSEURL is where the gateway's stream is served; "" when there is none.
+func (r *Relay) SSEURL() string {
+	if r.gatewayListener == nil {
+		return ""
+	}
+	scheme := "http"
+	if r.tls != nil {
+		scheme = "https"
+	}
+	host, port, err := net.SplitHostPort(r.gatewayListener.Addr().String())
+	if ip := net.ParseIP(host); err == nil && ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+		if r.public != nil {
+			host = r.public.Hostname()
+		}
+	}
+	return scheme + "://" + net.JoinHostPort(host, port) + gateway.StreamPath
+}
+
+// Backoff of the supervisor.
+const (
+	restartFirst  = 100 * time.Millisecond
+	restartMost   = 10 * time.Second
+	restartSteady = time.Minute // a part that ran this long has no crashes behind it
+)
+
+// supervise keeps a part up: it is begun again when it returns early or panics, at most
+// max times in a row, with backoff. Then the error says that it was given up.
+func supervise(ctx context.Context, log *zap.Logger, name string, most int, run func(context.Context) error) error {
+	for crashes := 0; ; {
+		begin := time.Now()
+		err := guarded(ctx, run)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(begin) >= restartSteady {
+			crashes = 0
+		}
+		if crashes >= most {
+			return fmt.Errorf("the part %s was given up after %d restarts: %w; --max-restarts allows more", name, crashes, err)
+		}
+		wait := min(restartFirst<<crashes, restartMost)
+		wait = wait/2 + rand.N(wait/2)
+		crashes++
+		log.Error("part crashed and is started again", zap.String("part", name), zap.Int("restart", crashes), zap.Duration("after", wait), zap.Error(err))
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+	}
+}
+
+// guarded turns a panic and a return that nobody asked for into errors.
+func guarded(ctx context.Context, run func(context.Context) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	if err = run(ctx); err == nil {
+		err = errors.New("it ended by itself")
+	}
+	return err
+}
+
+// runGateway serves the gateway until ctx ends; a part that is given up ends the relay.
+func (r *Relay) runGateway(ctx context.Context, wg *sync.WaitGroup, failed chan<- error) {
+	if r.gateway == nil {
+		return
+	}
+	first := r.gatewayListener
+	wg.Go(func() {
+		err := supervise(ctx, r.log, PartSSE, r.opt.MaxRestarts, func(ctx context.Context) error {
+			ln := first
+			if first = nil; ln == nil { // it was closed with the crash
+				var err error
+				if ln, err = net.Listen("tcp", r.gatewayListener.Addr().String()); err != nil {
+					return err
+				}
+			}
+			return r.gateway.Serve(ctx, ln)
+		})
+		if err != nil {
+			failed <- err
+		}
+	})
+}
+
+func levelOf(r *Relay) control.Level {
+	if r.opt.Level == nil {
+		return nil
+	}
+	return level{r}
+}
+
+// level is the service log's level, for the control plane.
+type level struct{ r *Relay }
+
+// Level implements control.Level.
+func (l level) Level() string { return l.r.opt.Level.Level().String() }
+
+// SetLevel implements control.Level, and tells subscribers of log/level.
+func (l level) SetLevel(to string) error {
+	var lv zapcore.Level
+	if lv.UnmarshalText([]byte(to)) != nil || lv < zapcore.DebugLevel || lv > zapcore.ErrorLevel {
+		return manifest.E(manifest.BadRequest, "the levels are debug, info, warn and error")
+	}
+	previous := l.Level()
+	l.r.opt.Level.SetLevel(lv)
+	if l.r.gateway != nil && previous != to {
+		l.r.gateway.Emit("", "log/level", map[string]string{"previous": previous, "current": to})
+	}
+	return nil
+}
