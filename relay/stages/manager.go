@@ -93,12 +93,16 @@ func (m *Manager) List() []Middleware {
 // "connection=ID").
 func (m *Manager) Enable(name, scope string) error { return m.turn(name, scope, true) }
 
-// Disable switches a stage off for a scope.
+// Disable switches a stage off for a scope. A scope other than global loses its own
+// configuration, and with it its line when wider ones are off too: how else would one go?
 func (m *Manager) Disable(name, scope string) error { return m.turn(name, scope, false) }
 
 func (m *Manager) turn(name, scope string, on bool) error {
 	return m.edit(name, scope, func(_ *row, l *line) error {
 		l.enabled = on
+		if !on && l.scope.Kind != pipeline.Global {
+			l.stage, l.own = nil, false
+		}
 		return nil
 	})
 }
