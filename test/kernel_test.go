@@ -1,0 +1,302 @@
+package test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/relay/eventlog"
+	"agentctl/relay/kernel"
+)
+
+// loggedEvents reads a relay's event log from the disk.
+func loggedEvents(t testing.TB, dir string, types ...string) (list []kernel.Event) {
+	t.Helper()
+	log, err := eventlog.OpenReader(filepath.Join(dir, eventlog.FileName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = log.Close() }()
+	if err := log.Select(context.Background(), eventlog.Query{Types: types}, func(e kernel.Event) error {
+		list = append(list, e)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// What was served is an event with who and the trace id, by whichever door it came; what
+// was refused is none, and nothing that a caller or a device said is on the disk.
+func TestEvents(t *testing.T) {
+	const canary = "CANARY-51e0"
+	r := newRig(t, whole)
+	m := r.device(mockOptions{})
+	admin := r.mint(auth.MintRequest{Class: "admin", Subject: "ann"})
+	trace := func(n int) string { return fmt.Sprintf("00-%032x-00f067aa0ba902b7-01", n) }
+	r.call(m.echoTool(), text(canary), "Traceparent", trace(1))
+	res := r.mcp(r.agent, "2026-07-28", "").call(m.echoTool(), map[string]any{"message": canary}, mcp.Meta{"traceparent": trace(2)})
+	if res.IsError {
+		t.Fatal(marshalled(t, res))
+	}
+	r.call(m.echoTool(), `{"message":1,"`+canary+`":2}`, "Traceparent", trace(3))
+	r.call("kernel.middleware.enable", `{"name":"redact"}`, "Authorization", "Bearer "+admin.Token, "Traceparent", trace(4))
+	r.call("kernel.middleware.enable", `{"name":"nosuch"}`, "Authorization", "Bearer "+admin.Token, "Traceparent", trace(5))
+	r.call("kernel.middleware.enable", `{"name":"acl"}`, "Traceparent", trace(6))
+	r.call("tickets.create", `{"title":"disk"}`, "Authorization", "Bearer "+admin.Token, "Traceparent", trace(7))
+	r.call("tickets.create", `{}`, "Authorization", "Bearer "+admin.Token, "Traceparent", trace(8))
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	subject := r.subject()
+	var got []string
+	for _, e := range loggedEvents(t, r.dir, "call", "kernel.*", "ticket.*") {
+		var p struct {
+			Actor, By string
+			Trace     string `json:"trace_id"`
+		}
+		if err := json.Unmarshal(e.Payload, &p); err != nil || e.Tenant != auth.DefaultTenant || e.CreatedMS == 0 {
+			t.Errorf("%+v, %v", e, err)
+		}
+		got = append(got, fmt.Sprint(e.Type, " ", p.Actor+p.By, " ", strings.TrimLeft(p.Trace, "0")))
+	}
+	want := []string{"call " + subject + " 1", "call " + subject + " 2", "kernel.middleware ann 4", "ticket.created ann 7"}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("events %q, want %q", got, want)
+	}
+	for name, content := range files(t, r.dir) {
+		if strings.Contains(content, canary) {
+			t.Errorf("%s is in %s", canary, name)
+		}
+	}
+	if strings.Contains(r.logs.String(), canary) {
+		t.Errorf("%s is in the log", canary)
+	}
+}
+
+// One trace id leads from the MCP request through the relay's log, the audit log and the
+// event to the board's log.
+func TestOneTrace(t *testing.T) {
+	const trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+	r := newRig(t)
+	board, node, _, _ := r.run("attic")
+	res := r.mcp(r.agent, "2025-11-25", "").call("sysecho."+node+".echo.invoke", map[string]any{"message": "x"}, mcp.Meta{"traceparent": "00-" + trace + "-00f067aa0ba902b7-01"})
+	if res.IsError {
+		t.Fatal(marshalled(t, res))
+	}
+	board.says(`"trace_id":"` + trace + `"`)
+	board.stop()
+	r.audited("trace_id="+trace, "decision=allow", "node_id="+node)
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(r.logs.String(), `"msg":"call","trace_id":"`+trace+`"`) {
+		t.Error("the relay's log has no such call")
+	}
+	if list := loggedEvents(t, r.dir, "call"); len(list) != 1 || !strings.Contains(string(list[0].Payload), trace) {
+		t.Errorf("events %v", list)
+	}
+}
+
+// A link that comes back soon is no news: the tools were there all the time. One that
+// stays away leaves the list within a second, and its calls fail from the first moment.
+func TestShortReconnect(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		token := r.mint(auth.MintRequest{Class: "device"}).Token
+		m := r.device(mockOptions{token: token})
+		c := r.mcp(r.agent, "2025-11-25", "")
+		time.Sleep(2 * time.Second)
+		drain(c.tools)
+		m.kill()
+		for i := range 20 {
+			if i == 10 {
+				m = r.device(mockOptions{token: token})
+			}
+			if n := len(c.list()); n != 3 {
+				t.Fatalf("%d tools, %d ms after the link was lost", n, i*50)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		if a := r.call(m.echoTool(), text("x")); a.status != http.StatusOK {
+			t.Errorf("after the reconnect: %d %s", a.status, a.body)
+		}
+		time.Sleep(3 * time.Second)
+		if len(c.tools) != 0 {
+			t.Error("a short reconnect was told as a change")
+		}
+		m.kill()
+		time.Sleep(10 * time.Millisecond)
+		r.refused(r.call(m.echoTool(), text("x")), http.StatusServiceUnavailable, manifest.NodeOffline)
+		r.refused(r.call(m.echoTool(), `{"nonsense":1}`), http.StatusServiceUnavailable, manifest.NodeOffline)
+		time.Sleep(time.Second)
+		if n := len(c.list()); n != 0 {
+			t.Errorf("%d tools a second after the device went", n)
+		}
+		heard(t, c.tools)
+	})
+}
+
+// Who gives no sign of life is offline after the timeout; the directory says so and tells
+// its watchers.
+func TestPresence(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		const uri = "mcp://agents/directory.json"
+		m := r.device(mockOptions{name: "attic"})
+		agent := func(name string) string { return r.mint(auth.MintRequest{Class: "agent", Subject: name}).Token }
+		r.call(m.echoTool(), text("x"), "Authorization", "Bearer "+agent("silent"))
+		watcher := r.mcp(agent("watcher"), "2025-11-25", "")
+		if err := watcher.cs.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uri}); err != nil {
+			t.Fatal(err)
+		}
+		status := func(id string) (status string, ping int64) {
+			res, err := watcher.cs.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
+			var list struct {
+				Agents []struct {
+					ID, Status string
+					Ping       int64 `json:"last_ping_at"`
+				}
+			}
+			if err != nil || json.Unmarshal([]byte(res.Contents[0].Text), &list) != nil {
+				t.Fatalf("%v, %v", res, err)
+			}
+			for _, a := range list.Agents {
+				if a.ID == id {
+					return a.Status, a.Ping
+				}
+			}
+			return "absent", 0
+		}
+		want := func(id, want string) {
+			t.Helper()
+			if got, ping := status(id); got != want || time.Since(time.UnixMilli(ping)) > 3*time.Minute {
+				t.Errorf("%s is %s, last there %s ago", id, got, time.Since(time.UnixMilli(ping)))
+			}
+		}
+		want("silent", kernel.Online)
+		want(m.node, kernel.Online)
+		time.Sleep(80 * time.Second)
+		want("silent", kernel.Online)
+		for len(watcher.updated) > 0 {
+			<-watcher.updated
+		}
+		time.Sleep(15 * time.Second)
+		if len(watcher.updated) == 0 {
+			t.Error("nobody was told")
+		}
+		want("silent", kernel.Offline)
+		want("watcher", kernel.Online)
+		want(m.node, kernel.Online) // by its link's pings
+		m.kill()
+		time.Sleep(2 * time.Second)
+		want(m.node, kernel.Offline)
+	}, whole)
+}
+
+// The relay is killed while tickets are written: whatever was acknowledged is there after
+// the restart.
+func TestTicketsSurviveKill(t *testing.T) {
+	rounds := 3
+	if os.Getenv("AGENTCTL_SLOW") != "" {
+		rounds = 30
+	}
+	dir := t.TempDir()
+	store, err := auth.Open(auth.Options{StateDir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	minted, err := store.Mint(context.Background(), auth.MintRequest{Class: "admin"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = store.Close()
+	bin := binary(t, "agentctl", "")
+	var p *process
+	var url string
+	up := func() {
+		p = start(t, nil, bin, "relay", "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics-listen", "")
+		p.says(`"ready":true`)
+		var line struct{ URL string }
+		if err := json.Unmarshal([]byte(p.out.String()), &line); err != nil {
+			t.Fatal(err)
+		}
+		url = line.URL
+	}
+	call := func(tool, args string, v any) bool {
+		req, _ := http.NewRequest(http.MethodPost, url+"/mcp/tools/call", strings.NewReader(`{"tool":"`+tool+`","arguments":`+args+`}`))
+		req.Header = http.Header{"Authorization": {"Bearer " + minted[0].Token}, "Content-Type": {"application/json"}}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return false
+		}
+		defer func() { _ = resp.Body.Close() }()
+		return json.NewDecoder(resp.Body).Decode(v) == nil && resp.StatusCode == http.StatusOK
+	}
+	type answer struct {
+		Ticket struct {
+			ID, Title, Status string
+			Version           int
+		}
+	}
+	var mu sync.Mutex
+	acked := make(map[string]answer) // the newest acknowledged state
+	up()
+	for round := range rounds {
+		var wg sync.WaitGroup
+		for w := range 4 {
+			wg.Go(func() {
+				for i := range 12 { // the tenant's bound is 2,000
+					var a, moved answer
+					if !call("tickets.create", fmt.Sprintf(`{"title":"%d %d %d"}`, round, w, i), &a) {
+						return
+					}
+					mu.Lock()
+					acked[a.Ticket.ID] = a
+					mu.Unlock()
+					if !call("tickets.transition", `{"id":"`+a.Ticket.ID+`","to":"in_progress"}`, &moved) {
+						return
+					}
+					mu.Lock()
+					acked[a.Ticket.ID] = moved
+					mu.Unlock()
+				}
+			})
+		}
+		time.Sleep(time.Duration(10+rand.IntN(120)) * time.Millisecond)
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+		wg.Wait()
+		up()
+		for id, want := range acked {
+			var got answer
+			if !call("tickets.get", `{"id":"`+id+`"}`, &got) || got.Ticket.Version < want.Ticket.Version || got.Ticket.Title != want.Ticket.Title {
+				t.Fatalf("round %d: acknowledged %+v, there is %+v", round, want, got)
+			}
+		}
+	}
+	if len(acked) < rounds {
+		t.Errorf("only %d tickets in %d rounds", len(acked), rounds)
+	}
+	if !strings.Contains(p.err.String(), "tickets rebuilt from the event log") || !strings.Contains(p.err.String(), "presence rebuilt from the event log") {
+		t.Errorf("the replay does not say so: %s", p.err)
+	}
+	p.stop()
+	seqs := loggedEvents(t, dir)
+	if !slices.IsSortedFunc(seqs, func(a, b kernel.Event) int { return int(int64(a.Seq) - int64(b.Seq)) }) {
+		t.Error("the log is out of order")
+	}
+	t.Logf("%d rounds, %d tickets, %d events", rounds, len(acked), len(seqs))
+}
