@@ -62,13 +62,13 @@ func (s *shard) give(c *client, ch *chunk) bool {
 		s.queue(c, ch)
 		return true
 	}
+	s.count(c, ch) // before: whoever reads the event and then the counters finds it there
+	s.bytes.Add(uint64(len(ch.b)))
 	full, err := c.out.Offer(ch.b)
 	if err != nil {
 		s.end(c)
 		return false
 	}
-	s.count(c, ch)
-	s.bytes.Add(uint64(len(ch.b)))
 	if full {
 		c.full = true
 		s.setBlocked(c, true)
@@ -115,12 +115,12 @@ func (s *shard) drain(c *client) {
 	}
 	for !c.full && len(c.queue) > 0 {
 		b := s.next(c)
+		s.bytes.Add(uint64(len(b)))
 		full, err := c.out.Offer(b)
 		if err != nil {
 			s.end(c)
 			return
 		}
-		s.bytes.Add(uint64(len(b)))
 		c.full = full
 		if c.blocked() {
 			c.since = time.Now()

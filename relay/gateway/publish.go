@@ -169,6 +169,9 @@ func (g *Gateway) follow(ctx context.Context, after uint64) error {
 // fails its caller: what cannot be taken is counted (Stats.EmitLost). Tenant "" is the
 // relay itself. With a log the event is durable soon after.
 func (g *Gateway) Emit(tenant, topic string, data any) {
+	if g == nil { // a relay without a gateway
+		return
+	}
 	g.emitted.Add(1)
 	if err := g.emit(tenant, topic, data); err != nil {
 		g.emitLost.Add(1)

@@ -188,9 +188,9 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 		if c.active != nil && c.active() != nil {
 			return ErrStopped
 		}
+		g.replayed.Add(uint64(n))
 		err := g.write(ctx, c, buf)
 		if err == nil {
-			g.replayed.Add(uint64(n))
 			pos = last
 		}
 		buf, n = buf[:0], 0
@@ -222,8 +222,8 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 
 // write waits until the client's connection has taken b, for 30 s at most.
 func (g *Gateway) write(ctx context.Context, c *client, b []byte) error {
-	full, err := c.out.Offer(b)
 	g.bytes.Add(uint64(len(b)))
+	full, err := c.out.Offer(b)
 	for end := time.Now().Add(30 * time.Second); full && err == nil; {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)

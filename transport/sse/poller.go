@@ -10,7 +10,8 @@ import (
 // (not TCP, not Linux), an outlet has a goroutine that waits for its end, and nobody
 // tells when it is writable.
 type Poller struct {
-	ep *epoll // nil where there is none
+	ep    *epoll        // nil where there is none
+	first chan struct{} // closed by the first outlet for ep: until then nothing waits in the kernel
 
 	mu     sync.Mutex // protects the fields below
 	ended  bool
@@ -26,24 +27,19 @@ func NewPoller() (*Poller, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Poller{ep: ep, polled: make(map[uint64]Watcher), others: make(map[*Outlet]struct{})}, nil
+	return &Poller{ep: ep, first: make(chan struct{}), polled: make(map[uint64]Watcher), others: make(map[*Outlet]struct{})}, nil
 }
 
 // Run tells the watchers what happens to their outlets, until ctx ends.
 func (p *Poller) Run(ctx context.Context) error {
-	err := p.ep.run(ctx, func(key uint64, writable, gone bool) {
-		p.mu.Lock()
-		w := p.polled[key]
-		p.mu.Unlock()
-		if w == nil {
-			return
-		}
-		if gone {
-			w.Gone()
-		} else if writable {
-			w.Writable()
-		}
-	})
+	var err error
+	select {
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-p.first:
+		err = p.ep.run(ctx, p.tell)
+	}
+	p.ep.close()
 	p.mu.Lock()
 	p.ended = true
 	for o := range p.others {
@@ -52,6 +48,19 @@ func (p *Poller) Run(ctx context.Context) error {
 	p.mu.Unlock()
 	p.wg.Wait()
 	return err
+}
+
+func (p *Poller) tell(key uint64, writable, gone bool) {
+	p.mu.Lock()
+	w := p.polled[key]
+	p.mu.Unlock()
+	switch {
+	case w == nil:
+	case gone:
+		w.Gone()
+	case writable:
+		w.Writable()
+	}
 }
 
 // Add begins to watch o. told is whether Writable will be called; without it the caller
@@ -69,6 +78,9 @@ func (p *Poller) Add(o *Outlet, w Watcher) (told bool, err error) {
 		if err := p.ep.add(o.raw.sock, o.key); err != nil {
 			delete(p.polled, o.key)
 			return false, err
+		}
+		if p.next == 1 {
+			close(p.first)
 		}
 		return true, nil
 	}

@@ -16,7 +16,6 @@ import (
 type epoll struct {
 	file *os.File
 	raw  syscall.RawConn
-	fd   int
 }
 
 func newEpoll() (*epoll, error) {
@@ -34,7 +33,7 @@ func newEpoll() (*epoll, error) {
 		f.Close()
 		return nil, fmt.Errorf("sse: epoll: %w", err)
 	}
-	return &epoll{file: f, raw: raw, fd: fd}, nil
+	return &epoll{file: f, raw: raw}, nil
 }
 
 // add watches a socket; the kernel forgets it when it is closed.
@@ -52,8 +51,9 @@ func (e *epoll) add(s *sock, key uint64) error {
 	return nil
 }
 
+func (e *epoll) close() { e.file.Close() }
+
 func (e *epoll) run(ctx context.Context, tell func(key uint64, writable, gone bool)) error {
-	defer e.file.Close()
 	unhook := context.AfterFunc(ctx, func() { e.file.SetReadDeadline(time.Unix(1, 0)) })
 	defer unhook()
 	var events [128]unix.EpollEvent

@@ -11,6 +11,8 @@ func newEpoll() (*epoll, error) { return nil, nil }
 
 func (*epoll) add(*sock, uint64) error { return ErrClosed }
 
+func (*epoll) close() {}
+
 func (*epoll) run(ctx context.Context, _ func(uint64, bool, bool)) error {
 	<-ctx.Done()
 	return context.Cause(ctx)

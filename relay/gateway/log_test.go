@@ -1,0 +1,317 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"agentctl/relay/eventlog"
+	"agentctl/relay/kernel"
+)
+
+// realLog joins the relay's own event log, as a relay does.
+type realLog struct{ *eventlog.Store }
+
+func toEvent(k kernel.Event) (Event, bool) {
+	data, ok := bytes.CutPrefix(k.Payload, []byte(`{"data":`))
+	return Event{ID: k.Seq, Tenant: k.Tenant, Topic: k.Aggregate, Data: bytes.TrimSuffix(data, []byte("}")), TimeMS: k.CreatedMS}, ok && k.Type == "event"
+}
+
+func fromEvent(e Event) kernel.Event {
+	return kernel.Event{Tenant: e.Tenant, Type: "event", Aggregate: e.Topic, Payload: fmt.Appendf(nil, `{"data":%s}`, e.Data), CreatedMS: e.TimeMS}
+}
+
+func (l realLog) Append(ctx context.Context, e Event) (uint64, error) {
+	return l.Store.Append(ctx, fromEvent(e))
+}
+func (l realLog) Offer(e Event) bool { return l.Store.Offer(fromEvent(e)) }
+func (l realLog) Follow(ctx context.Context, after uint64, fn func(Event) error) error {
+	return l.Store.Follow(ctx, eventlog.Query{After: after}, each(fn))
+}
+func (l realLog) Select(ctx context.Context, after, to uint64, fn func(Event) error) error {
+	return l.Store.Select(ctx, eventlog.Query{After: after, To: to}, each(fn))
+}
+func each(fn func(Event) error) func(kernel.Event) error {
+	return func(k kernel.Event) error {
+		if e, ok := toEvent(k); ok {
+			return fn(e)
+		}
+		return nil
+	}
+}
+
+// openLog opens the log in dir and runs it; close ends both.
+func openLog(t *testing.T, dir string) (_ realLog, closeLog func()) {
+	t.Helper()
+	s, err := eventlog.Open(eventlog.Options{Path: filepath.Join(dir, eventlog.FileName)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = s.Run(ctx) }()
+	closeLog = sync.OnceFunc(func() {
+		cancel()
+		<-ended
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(closeLog)
+	return realLog{s}, closeLog
+}
+
+// TestLog: with the log an event is durable when it is answered, ids go on over a
+// restart, and a client resumes from the log beyond the ring.
+func TestLog(t *testing.T) {
+	dir := t.TempDir()
+	log, closeLog := openLog(t, dir)
+	g := start(t, Options{Log: log, Ring: 4})
+	live := g.open("")
+	var ids []uint64
+	for i := range 10 {
+		if i == 5 { // another event of the log's takes a number
+			if _, err := log.Store.Append(context.Background(), kernel.Event{Type: "call"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		id := g.post("t", strconv.Itoa(i))
+		if log.Last() < id {
+			t.Fatalf("answered %d before it is durable: %d", id, log.Last())
+		}
+		ids = append(ids, id)
+	}
+	g.Emit("", "emitted", 1)
+	live.want("t", "0")
+	s := g.open("", "Last-Event-ID", fmt.Sprint(ids[0]))
+	for i := 1; i < 10; i++ {
+		s.want("t", strconv.Itoa(i))
+	}
+	s.want("emitted", "1")
+	if _, err := strconv.ParseUint(s.read.LastID(), 10, 64); err != nil || ids[5] != ids[4]+2 {
+		t.Errorf("ids %v", ids)
+	}
+	if err := g.stop(); err != nil {
+		t.Fatal(err)
+	}
+	closeLog()
+
+	log, _ = openLog(t, dir)
+	g = start(t, Options{Log: log, Ring: 4})
+	s = g.open("?topics=t", "Last-Event-ID", fmt.Sprint(ids[7]))
+	next := g.post("t", "10")
+	if next <= ids[9] {
+		t.Errorf("id %d after the restart, %d before", next, ids[9])
+	}
+	s.want("t", "8", "t", "9", "t", "10")
+	g.open("", "Last-Event-ID", fmt.Sprint(next+1)).want("gateway/reset", fmt.Sprintf(`{"requested":%d,"oldest":%d}`, next+1, next), "t", "10")
+}
+
+// brokenLog fails as it is told.
+type brokenLog struct {
+	Log
+	append error
+	follow error
+}
+
+func (l brokenLog) Append(context.Context, Event) (uint64, error) { return 0, l.append }
+func (l brokenLog) Follow(ctx context.Context, _ uint64, _ func(Event) error) error {
+	if l.follow == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return l.follow
+}
+func (l brokenLog) Last() uint64     { return 5 }
+func (l brokenLog) Offer(Event) bool { return false }
+
+func TestLogFails(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want int
+		code string
+	}{{ErrBusy, 429, "E_RATE_LIMITED"}, {errors.New("disk full"), 500, "E_INTERNAL"}} {
+		g := start(t, Options{Log: brokenLog{append: tt.err}})
+		status, h, body := g.request("POST", IngestPath, `{"topic":"a","data":1}`)
+		if status != tt.want || !strings.Contains(body, tt.code) || !strings.Contains(body, `"retryable":true`) || (status == 429) != (h.Get("Retry-After") != "") {
+			t.Errorf("%v: %d %s", tt.err, status, body)
+		}
+		g.Emit("", "a", 1)
+		if st := g.Stats(); st.Emitted != 1 || st.EmitLost != 1 || st.Ingested != 0 {
+			t.Errorf("%+v", st)
+		}
+	}
+	g, err := New(Options{Listen: "127.0.0.1:0", Log: brokenLog{follow: errors.New("gone")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "gone") {
+		t.Errorf("Run returned %v when the log failed", err)
+	}
+}
+
+// TestEmit: whatever is given, the caller goes on.
+func TestEmit(t *testing.T) {
+	g, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Emit("", "early", 1)                                  // before Run
+	g.Emit("", "bad topic", 1)                              // lost
+	g.Emit("", "a", func() {})                              // lost: no JSON
+	g.Emit("", "a", panics{})                               // lost
+	g.Emit("", "a", strings.Repeat("x", MaxData))           // lost
+	g.Emit("", "a", json.RawMessage("{\"a\":\r\n\"\\n\"}")) // one line
+	g.Emit("", "heartbeat", 1)                              // lost
+	if st := g.Stats(); st.Emitted != 7 || st.EmitLost != 5 || st.RingEvents != 2 {
+		t.Errorf("%+v", st)
+	}
+	var none *Gateway
+	none.Emit("", "a", 1) // a relay without a gateway
+}
+
+type panics struct{}
+
+func (panics) MarshalJSON() ([]byte, error) { panic("no") }
+
+// TestResumeModel: clients come, go and resume while events are posted; each sees every
+// event of its topics once and in order, from its ring, its log, or both.
+func TestResumeModel(t *testing.T) {
+	for _, name := range []string{"ring", "log"} {
+		t.Run(name, func(t *testing.T) {
+			seed := uint64(time.Now().UnixNano())
+			t.Logf("seed %d", seed)
+			o := Options{Ring: 400}
+			if name == "log" {
+				log, _ := openLog(t, t.TempDir())
+				o = Options{Log: log, Ring: 5}
+			}
+			g := start(t, o)
+			const events, posters = 300, 3
+			var mu sync.Mutex // protects posted
+			posted := map[uint64]string{}
+			var posting, reading sync.WaitGroup
+			begin := g.Stats().LastID
+			for p := range posters {
+				posting.Go(func() {
+					for i := range events / posters {
+						topic := []string{"a", "b", "log/x"}[(i+p)%3]
+						id := g.post(topic, fmt.Sprintf(`"%d-%d"`, p, i))
+						mu.Lock()
+						posted[id] = topic
+						mu.Unlock()
+					}
+				})
+			}
+			type result struct {
+				topics string
+				ids    []uint64
+			}
+			results := make([]result, 8)
+			for c := range results {
+				rng := rand.New(rand.NewPCG(seed, uint64(c)))
+				results[c].topics = []string{"", "a,end", "b,log/*,end", "log/*,end"}[c%4]
+				reading.Go(func() {
+					last := begin
+					for { // one life of the client after the other
+						s := g.open("?topics="+results[c].topics, "Last-Event-ID", fmt.Sprint(last))
+						for range 1 + rng.IntN(60) {
+							ev := s.next()
+							if ev.Type == "end" {
+								return
+							}
+							id, err := strconv.ParseUint(ev.ID, 10, 64)
+							if err != nil || ev.Type == "gateway/reset" {
+								t.Errorf("client %d: %s %s %s", c, ev.Type, ev.ID, ev.Data)
+								return
+							}
+							results[c].ids, last = append(results[c].ids, id), id
+						}
+						_ = s.conn.Close()
+					}
+				})
+			}
+			posting.Wait()
+			g.post("end", "0")
+			reading.Wait()
+			for c, r := range results {
+				want := 0
+				for _, topic := range posted {
+					if p, _ := parseTopics([]string{r.topics}); p.match(topic) {
+						want++
+					}
+				}
+				for i, id := range r.ids {
+					if posted[id] == "" || (i > 0 && id <= r.ids[i-1]) {
+						t.Fatalf("client %d: event %d is %d, a repeat or nobody's", c, i, id)
+					}
+				}
+				if len(r.ids) != want {
+					t.Errorf("client %d of %q saw %d events, want %d", c, r.topics, len(r.ids), want)
+				}
+			}
+		})
+	}
+}
+
+// TestCounters: under load, delivered is ingested times the matching clients, less what
+// was dropped, to the last event; and what was delivered arrives.
+func TestCounters(t *testing.T) {
+	g := start(t, Options{Shards: 3})
+	const posts, posters = 400, 4
+	var received atomic.Int64
+	var posting, reading sync.WaitGroup
+	read := func(s *stream) {
+		reading.Go(func() {
+			for {
+				ev, err := s.read.Next()
+				if err != nil {
+					return
+				}
+				if ev.Type == "a" || ev.Type == "b" {
+					received.Add(1)
+				}
+			}
+		})
+	}
+	var streams []*stream
+	for i := range 12 {
+		s := g.open([]string{"", "?topics=a", "?topics=b,c", "?topics=nothing"}[i%4])
+		streams = append(streams, s)
+		read(s)
+	}
+	stalled := g.open("?topics=a,b")
+	for p := range posters {
+		posting.Go(func() {
+			for i := range posts / posters {
+				g.post([]string{"a", "b"}[(i+p)%2], `"`+strings.Repeat("x", 40<<10)+`"`)
+			}
+		})
+	}
+	posting.Wait()
+	want := uint64(3*posts + 6*posts/2 + posts)
+	eventually(t, "all is given or dropped", func() bool { st := g.Stats(); return st.Delivered+st.Dropped == want })
+	st := g.Stats()
+	if st.Ingested != posts || st.Clients != 13 || st.Connections != 13 || st.Dropped == 0 {
+		t.Errorf("%+v", st)
+	}
+	read(stalled)
+	eventually(t, "all that was given arrives", func() bool { return received.Load() == int64(st.Delivered) })
+	for _, s := range append(streams, stalled) {
+		_ = s.conn.Close()
+	}
+	reading.Wait()
+	if received.Load() != int64(st.Delivered) {
+		t.Errorf("%d arrived, %d were delivered", received.Load(), st.Delivered)
+	}
+}
