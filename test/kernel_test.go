@@ -300,3 +300,15 @@ func TestTicketsSurviveKill(t *testing.T) {
 	}
 	t.Logf("%d rounds, %d tickets, %d events", rounds, len(acked), len(seqs))
 }
+
+// The board build has no MCP server; it says where one is.
+func TestBoardNamesThePackage(t *testing.T) {
+	bin := binary(t, "agentctl-board", "agentctl_omit_relay")
+	for _, args := range [][]string{{"mcp"}, {"mcp", "--local"}, {"plugin", "ls"}, {"events", "replay"}} {
+		p := start(t, nil, bin, args...)
+		<-p.ended
+		if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.err.String(), "install the package agentctl-relay") || p.out.String() != "" {
+			t.Errorf("%v: %d, %q, %q", args, code, p.out, p.err)
+		}
+	}
+}

@@ -37,6 +37,7 @@ import (
 //	halt NAME [CODE]               (stop is testscript's own, and ends a script) SIGTERM, and wants this exit code (0); NAME.out and
 //	                               NAME.err then hold what it printed
 //	until REGEXP command...        repeats it until its stdout is like this
+//	build FILE PACKAGE             go build -o FILE PACKAGE, at the root of the sources, which is $ROOT
 //	ca                             makes ca.pem, cert.pem and key.pem for 127.0.0.1
 //	fakerelay NAME FILE [STATUS]   serves FILE as the stream of every call, or as the whole
 //	                               answer with this status; NAME is then its URL
@@ -55,14 +56,18 @@ func TestScript(t *testing.T) {
 			d := &daemons{byName: make(map[string]*daemon)}
 			e.Values[daemonsKey{}] = d
 			e.Defer(d.killAll)
-			for k, v := range map[string]string{"PATH": bin + ":" + os.Getenv("PATH"), "AGENTCTL_SOCKET": filepath.Join(run, "agentctl.sock"),
+			root, err := filepath.Abs("..")
+			if err != nil {
+				return err
+			}
+			for k, v := range map[string]string{"ROOT": root, "PATH": bin + ":" + os.Getenv("PATH"), "AGENTCTL_SOCKET": filepath.Join(run, "agentctl.sock"),
 				"RUN": run, "HOME": e.WorkDir, "NO_COLOR": "1", "TMPDIR": run, "AGENTCTL_METRICS_LISTEN": "127.0.0.1:0"} {
 				e.Setenv(k, v)
 			}
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": cmdExits, "daemon": cmdDaemon, "halt": cmdHalt, "until": cmdUntil, "ca": cmdCA, "fakerelay": cmdFakeRelay,
+			"exits": cmdExits, "daemon": cmdDaemon, "halt": cmdHalt, "until": cmdUntil, "ca": cmdCA, "fakerelay": cmdFakeRelay, "build": cmdBuild,
 		},
 	})
 }
@@ -227,6 +232,18 @@ func cmdUntil(ts *testscript.TestScript, neg bool, args []string) {
 		if time.Now().After(deadline) {
 			ts.Fatalf("15 s passed without %s\n%s%s", args[0], &out, &errs)
 		}
+	}
+}
+
+func cmdBuild(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: build FILE PACKAGE")
+	}
+	cmd := exec.Command("go", "build", "-o", ts.MkAbs(args[0]), args[1])
+	cmd.Dir = ts.Getenv("ROOT")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		ts.Fatalf("%v\n%s", err, out)
 	}
 }
 

@@ -178,7 +178,7 @@ func answerError(resp *http.Response) error {
 		code, next = exitOffline, "; see when it was last there with: agentctl ls"
 	case env.Error.Code == manifest.DeadlineExceeded:
 		code = exitTimeout
-	case env.Error.Code == manifest.BadRequest, env.Error.Code == manifest.ManifestInvalid:
+	case (env.Error.Code == manifest.BadRequest || env.Error.Code == manifest.ManifestInvalid) && strings.Contains(env.Error.Message, "tool"):
 		next = "; see the tools with: agentctl ls -o json"
 	}
 	return exit(code, "%s: %s%s (trace %s)", env.Error.Code, env.Error.Message, next, env.Error.TraceID)
