@@ -133,6 +133,7 @@ type Gateway struct {
 	signer  *signer
 	tickets tickets
 	limits  limits
+	reading chan struct{} // one for each client that reads the log
 	addr    atomic.Pointer[string]
 	onReady func(addr string)
 
@@ -158,7 +159,7 @@ func New(o Options) (*Gateway, error) {
 	if err := o.defaults(); err != nil {
 		return nil, err
 	}
-	g := &Gateway{opts: o, log: o.Logger, signer: newSigner(o.HMACSecret)}
+	g := &Gateway{opts: o, log: o.Logger, signer: newSigner(o.HMACSecret), reading: make(chan struct{}, maxReplays)}
 	g.tickets.ttl = o.TicketTTL
 	// Above every id of an earlier life, as long as that one had fewer than 4,096 events
 	// a millisecond; below 2^53 until 2039.

@@ -117,6 +117,89 @@ func TestLog(t *testing.T) {
 	g.open("", "Last-Event-ID", fmt.Sprint(next+1)).want("gateway/reset", fmt.Sprintf(`{"requested":%d,"oldest":%d}`, next+1, next), "t", "10")
 }
 
+// shrinkingLog loses its old events, as by retention, while a client reads them.
+type shrinkingLog struct {
+	brokenLog
+	first atomic.Uint64 // the oldest event
+}
+
+func (l *shrinkingLog) Last() uint64            { return 100 }
+func (l *shrinkingLog) Since(after uint64) bool { return after+1 >= l.first.Load() && after <= 100 }
+func (l *shrinkingLog) Select(_ context.Context, after, to uint64, fn func(Event) error) error {
+	for id := after + 1; id <= to; id++ {
+		if id == 50 {
+			l.first.Store(80)
+		}
+		if id >= l.first.Load() {
+			data := fmt.Appendf(nil, `"%d %s"`, id, strings.Repeat("x", 30<<10))
+			if err := fn(Event{ID: id, Topic: "t", Data: data}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// TestRetention: a client that retention overtakes is told, and loses nothing silently.
+func TestRetention(t *testing.T) {
+	log := &shrinkingLog{}
+	g := start(t, Options{Log: log})
+	s := g.open("", "Last-Event-ID", "10")
+	last := uint64(10)
+	for {
+		ev := s.next()
+		if ev.Type == "gateway/reset" {
+			if want := fmt.Sprintf(`{"requested":%d,"oldest":101}`, last); string(ev.Data) != want {
+				t.Errorf("reset %s, want %s", ev.Data, want)
+			}
+			break
+		}
+		if last++; ev.ID != fmt.Sprint(last) {
+			t.Fatalf("event %s after %d", ev.ID, last-1)
+		}
+	}
+	if last < 40 || last > 50 {
+		t.Errorf("reset after %d", last)
+	}
+	g.open("", "Last-Event-ID", "90").want("t", fmt.Sprintf(`"91 %s"`, strings.Repeat("x", 30<<10)))
+	g.open("", "Last-Event-ID", "20").want("gateway/reset", `{"requested":20,"oldest":101}`)
+}
+
+func TestRing(t *testing.T) {
+	r := newRing(5, 1000)
+	if r.oldest() != 1000 || r.floor != 999 || r.last != 999 {
+		t.Errorf("a new ring: %+v", r)
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	var all []*event
+	for range 500 {
+		e := &event{id: r.last + 1 + uint64(rng.IntN(3)), frame: make([]byte, rng.IntN(100))}
+		if rng.IntN(50) == 0 {
+			e.frame = make([]byte, maxRingSize/3)
+		}
+		r.push(e)
+		all = append(all, e)
+		size := 0
+		for i := range r.n {
+			if r.at(i) != all[len(all)-r.n+i] {
+				t.Fatalf("event %d of %d is not the right one", i, r.n)
+			}
+			size += len(r.at(i).frame)
+		}
+		if r.n > 5 || size != r.bytes || size > maxRingSize || r.last != e.id || r.oldest() != r.at(0).id {
+			t.Fatalf("%d events, %d bytes: %+v", r.n, size, r)
+		}
+		if gone := len(all) - r.n; gone > 0 && r.floor != all[gone-1].id {
+			t.Fatalf("floor %d, want %d", r.floor, all[gone-1].id)
+		}
+		ask := r.floor + uint64(rng.IntN(int(r.last-r.floor+2)))
+		i := r.after(ask)
+		if (i < r.n && r.at(i).id <= ask) || (i > 0 && r.at(i-1).id > ask) {
+			t.Fatalf("after %d is place %d", ask, i)
+		}
+	}
+}
+
 // brokenLog fails as it is told.
 type brokenLog struct {
 	Log

@@ -12,11 +12,13 @@ import (
 	"agentctl/transport/sse"
 )
 
-// maxReplays bounds the requests that read the log at a time.
-const maxReplays = 256
+// maxReplays bounds the clients that read the log at a time; others wait for their turn.
+const maxReplays = 32
 
-// errBehind: the ring has moved on past the position.
-var errBehind = errors.New("gateway: position is below the ring")
+var (
+	errBehind = errors.New("gateway: position is below the ring")
+	errGone   = errors.New("gateway: the log's retention was faster than a client")
+)
 
 // subscribe opens a stream. Every client resumes: one that names no id does so from the
 // end, so that the first line's id and its first event agree.
@@ -126,7 +128,7 @@ func (g *Gateway) bring(ctx context.Context, c *client, pos uint64, first []byte
 			if pos, err = g.replay(ctx, c, pos, floor); err == nil {
 				continue
 			}
-			if g.opts.Log.Since(pos) || ctx.Err() != nil {
+			if !errors.Is(err, errGone) {
 				return err
 			}
 		}
@@ -179,24 +181,30 @@ func (g *Gateway) left(s *shard) {
 
 // replay writes what the log has above pos and up to to, and returns how far it came.
 func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64, error) {
+	select {
+	case g.reading <- struct{}{}:
+		defer func() { <-g.reading }()
+	case <-ctx.Done():
+		return pos, context.Cause(ctx)
+	}
 	var buf []byte
 	n, last := 0, pos
 	flush := func() error {
-		if n == 0 {
-			return nil
+		if !g.opts.Log.Since(pos) { // asked after reading: what was read has no hole
+			return errGone
 		}
 		if c.active != nil && c.active() != nil {
 			return ErrStopped
 		}
 		g.replayed.Add(uint64(n))
-		err := g.write(ctx, c, buf)
-		if err == nil {
-			pos = last
+		if err := g.write(ctx, c, buf); err != nil {
+			return err
 		}
-		buf, n = buf[:0], 0
-		return err
+		buf, n, pos = buf[:0], 0, last
+		return nil
 	}
 	err := g.opts.Log.Select(ctx, pos, to, func(e Event) error {
+		last = e.ID
 		if !c.view.sees(e.Tenant, e.Topic) {
 			return nil
 		}
@@ -204,7 +212,7 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 		if err != nil {
 			return nil // it was not served when it came either
 		}
-		e.Data, last = data, e.ID
+		e.Data = data
 		buf = append(buf, g.signer.encode(&e, g.signer.digest(data)).frame...)
 		if n++; len(buf) < chunkSize {
 			return nil
@@ -212,12 +220,9 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 		return flush()
 	})
 	if err == nil {
-		err = flush()
+		last, err = to, flush()
 	}
-	if err != nil {
-		return pos, err
-	}
-	return to, nil
+	return pos, err
 }
 
 // write waits until the client's connection has taken b, for 30 s at most.
