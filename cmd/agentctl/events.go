@@ -20,10 +20,11 @@ import (
 func newEvents() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "events",
-		Short: "Read the relay's event log",
-		Long:  "Read the relay's event log: what happened to boards, agents and tickets, in order.",
+		Short: "Follow, emit and serve topic events; read the relay's event log",
+		Long: `Follow, emit and serve topic events (docs/events.md), and read the relay's event log: what
+happened to boards, agents and tickets, in order.`,
 	}
-	c.AddCommand(newEventsReplay())
+	c.AddCommand(newEventsTail(), newEventsEmit(), newEventsServe(), newEventsReplay())
 	return c
 }
 

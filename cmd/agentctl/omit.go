@@ -4,18 +4,26 @@ package main
 
 import "github.com/spf13/cobra"
 
-// addRelayCommands: a board build has none; it says where they are.
+// addRelayCommands: a board build has only those that speak to a relay; of the others it
+// says where they are.
 func addRelayCommands(root *cobra.Command) {
-	for _, name := range []string{"relay", "token", "events", "mcp", "plugin", "demo"} {
-		root.AddCommand(&cobra.Command{
-			Use:                name,
-			Short:              "Not in this build: install the package agentctl-relay",
-			DisableFlagParsing: true,
-			Hidden:             true,
-			Args:               cobra.ArbitraryArgs,
-			RunE: func(*cobra.Command, []string) error {
-				return exit(exitFailure, "this is the board build of agentctl, without %q; install the package agentctl-relay, or build without -tags agentctl_omit_relay", name)
-			},
-		})
+	for _, name := range []string{"relay", "token", "mcp", "plugin", "demo"} {
+		root.AddCommand(notHere(name))
+	}
+	events := &cobra.Command{Use: "events", Short: "Follow and emit topic events", Long: "Follow and emit the topic events of a gateway (docs/events.md)."}
+	events.AddCommand(newEventsTail(), newEventsEmit(), notHere("serve"), notHere("replay"))
+	root.AddCommand(events)
+}
+
+func notHere(name string) *cobra.Command {
+	return &cobra.Command{
+		Use:                name,
+		Short:              "Not in this build: install the package agentctl-relay",
+		DisableFlagParsing: true,
+		Hidden:             true,
+		Args:               cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return exit(exitFailure, "this is the board build of agentctl, without %q; install the package agentctl-relay, or build without -tags agentctl_omit_relay", cmd.Name())
+		},
 	}
 }
