@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"testing"
@@ -65,4 +67,80 @@ func TestResume(t *testing.T) {
 	}
 	// Right below the oldest nothing is missing.
 	g.open("", "Last-Event-ID", fmt.Sprint(ids[4])).want("b", "5", "a", "6")
+}
+
+// TestDefaultRing: of 600 events the newest 500 can be resumed.
+func TestDefaultRing(t *testing.T) {
+	g := start(t, Options{})
+	for i := range 600 {
+		g.Emit("", "n", i)
+	}
+	s := g.open("?lastEventId=0")
+	s.want("gateway/reset", fmt.Sprintf(`{"requested":0,"oldest":%d}`, g.Stats().LastID-499))
+	for i := 100; i < 600; i++ {
+		s.want("n", strconv.Itoa(i))
+	}
+	g.Emit("", "live", 1)
+	s.want("live", "1")
+}
+
+// TestHandler: the endpoints on a server of the caller's.
+func TestHandler(t *testing.T) {
+	g, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	readyz := func() int {
+		w := httptest.NewRecorder()
+		g.Handler().ServeHTTP(w, httptest.NewRequest("GET", "http://127.0.0.1/readyz", nil))
+		return w.Code
+	}
+	if code := readyz(); code != http.StatusServiceUnavailable {
+		t.Errorf("ready before it runs: %d", code)
+	}
+	srv := httptest.NewServer(g.Handler())
+	defer srv.Close()
+	r := &running{Gateway: g, t: t, url: srv.URL}
+	for _, path := range []string{StreamPath, IngestPath} {
+		method := "GET"
+		if path == IngestPath {
+			method = "POST"
+		}
+		if status, h, body := r.request(method, path, `{"topic":"a","data":1}`); status != http.StatusServiceUnavailable || h.Get("Retry-After") == "" {
+			t.Errorf("%s before it runs: %d %s", path, status, body)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- g.Serve(ctx, nil) }()
+	eventually(t, "it is ready", func() bool { return readyz() == http.StatusOK })
+	if err := g.Serve(ctx, nil); err == nil {
+		t.Error("it runs twice")
+	}
+	s := r.open("")
+	r.post("a", "1")
+	s.want("a", "1")
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if _, err := s.read.Next(); err == nil {
+		t.Error("the stream goes on")
+	}
+	if code := readyz(); code != http.StatusServiceUnavailable {
+		t.Errorf("ready after its end: %d", code)
+	}
+}
+
+// TestFull: more subscribers than there may be are refused before their stream begins.
+func TestFull(t *testing.T) {
+	g := start(t, Options{MaxClients: 2})
+	a := g.open("")
+	g.open("")
+	if status, h, body := g.request("GET", StreamPath, ""); status != http.StatusServiceUnavailable || h.Get("Retry-After") == "" {
+		t.Errorf("the third: %d %s", status, body)
+	}
+	_ = a.conn.Close()
+	eventually(t, "there is room again", func() bool { return g.Stats().Clients == 1 })
+	g.open("")
 }

@@ -150,7 +150,7 @@ func (g *Gateway) waitRing(ctx context.Context, id uint64) error {
 // follow feeds the ring from the log, from its end on.
 func (g *Gateway) follow(ctx context.Context, after uint64) error {
 	err := g.opts.Log.Follow(ctx, after, func(e Event) error {
-		data, err := check(e.Topic, e.Data, MaxData)
+		data, err := check(e.Topic, bytes.Clone(e.Data), MaxData)
 		if err != nil {
 			g.log.Warn("an event of the log is not served", zap.Uint64("id", e.ID), zap.Error(err))
 			return nil

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -208,7 +209,7 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 		if !c.view.sees(e.Tenant, e.Topic) {
 			return nil
 		}
-		data, err := check(e.Topic, e.Data, MaxData)
+		data, err := check(e.Topic, bytes.Clone(e.Data), MaxData)
 		if err != nil {
 			return nil // it was not served when it came either
 		}
