@@ -205,10 +205,10 @@ func cpuOf(b *testing.B, pid int) time.Duration {
 	return time.Duration(sum)
 }
 
-// BenchmarkListTools renders a full page.
+// BenchmarkListTools renders a full page of 30,000 tools.
 func BenchmarkListTools(b *testing.B) {
 	e := newEnv(b, Options{})
-	for i := range 100 {
+	for i := range 10_000 {
 		e.load(newBoard("default", fmt.Sprintf("01j8zz3f0v4q7k2m9x5c1b%04d", i)))
 	}
 	c, err := e.authenticate(httptest.NewRequest("GET", "/", nil))

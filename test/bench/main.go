@@ -116,6 +116,7 @@ var parts = []struct {
 	{"stream", (*bench).streamBar},
 	{"stall", (*bench).stallBar},
 	{"events", (*bench).eventsBars},
+	{"kernel", (*bench).kernelBars},
 	{"idle", (*bench).idleBars},
 	{"build", (*bench).buildBars},
 	{"sampler", (*bench).samplerBars},
@@ -130,7 +131,7 @@ func measure(ctx context.Context, dir string) error {
 	flag.StringVar(&b.board, "board", "bin/agentctl-board", "the board build")
 	flag.StringVar(&b.exporter, "node-exporter", "", "node_exporter, which the daemon is compared with")
 	flag.BoolVar(&isQuick, "quick", false, "a slice of three minutes; its figures are rough")
-	flag.StringVar(&only, "only", "", "comma-separated `PARTS` instead of all: unary, stream, stall, events, idle, build, sampler, daemon")
+	flag.StringVar(&only, "only", "", "comma-separated `PARTS` instead of all: unary, stream, stall, events, kernel, idle, build, sampler, daemon")
 	flag.StringVar(&b.profile, "profile", "", "write the relay's profiles into `DIR`; the relay is then a part of this program, and slower")
 	flag.Parse()
 	if isQuick {
