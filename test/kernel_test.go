@@ -83,6 +83,9 @@ func TestEvents(t *testing.T) {
 			t.Errorf("%s is in %s", canary, name)
 		}
 	}
+	if ticket := loggedEvents(t, r.dir, "ticket.created")[0].Aggregate; !strings.Contains(r.logs.String(), `"ticket_id":"`+ticket+`"`) {
+		t.Error("the log does not name the ticket that was created")
+	}
 	if strings.Contains(r.logs.String(), canary) {
 		t.Errorf("%s is in the log", canary)
 	}

@@ -125,7 +125,16 @@ func ticketOf(r *kernel.Request, res *kernel.Result) string {
 	if id := idIn(r.Arguments, "id"); id != "" || res == nil {
 		return id
 	}
-	return idIn(res.Structured, "id")
+	if id := idIn(res.Structured, "id"); id != "" {
+		return id
+	}
+	var made struct {
+		Ticket jsontext.Value `json:"ticket"`
+	}
+	if len(res.Structured) > 64<<10 || json.Unmarshal(res.Structured, &made) != nil {
+		return ""
+	}
+	return idIn(made.Ticket, "id")
 }
 
 // idIn reads a string member that looks like an id from a JSON object of a moderate size.
