@@ -94,7 +94,7 @@ func (ss *session) handle(ctx context.Context, req *jrpc2.Request) (result any, 
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			ss.srv.log.Error("control method panicked", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
+			ss.srv.log.Error("control method panicked", zap.String("panic", fmt.Sprint(p)), zap.ByteString("stack", debug.Stack()))
 			result, err = nil, wireError(errInternal("a bug in the daemon; see its log"))
 		}
 	}()

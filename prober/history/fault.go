@@ -47,7 +47,7 @@ func (s *Store) try(fn func(*db) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
-			s.log.Error("history", zap.Any("panic", p), zap.Stack("stack"))
+			s.log.Error("history", zap.String("panic", fmt.Sprint(p)), zap.Stack("stack"))
 			s.db, s.dead = nil, fmt.Errorf("history %s: %w", s.path, errFault) // left open: closing runs the same code
 			err = s.dead
 		}
