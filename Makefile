@@ -3,12 +3,18 @@
 
 GO          ?= go
 BIN         := bin
+# Where `make board` puts its binary; GOOS, GOARCH and GOARM choose another platform.
+BOARD       ?= $(BIN)/agentctl-board
 DIST        := dist
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 BUILT_AT    ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 LDFLAGS     := -s -w -buildid= -X main.version=$(VERSION) -X main.stamp=agentctl-version=$(VERSION); -X main.builtAt=$(BUILT_AT)
 BUILD       := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 BOARD_TAG   := agentctl_omit_relay
+# The board build, for flash cards (docs/performance.md, "The size of the board build"):
+# without HTTP/2, which nothing on a board speaks, and inlined only where it works each second.
+BOARD_HOT   := runtime internal/... sync sync/... syscall time os io bytes strconv unicode/utf8 math math/bits agentctl/prober
+BOARD_FLAGS := -tags $(BOARD_TAG),nethttpomithttp2 -gcflags=all=-l $(foreach p,$(BOARD_HOT),-gcflags=$(p)=)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # The race detector needs a C compiler; without one the tests run without it.
 CC_FOUND    := $(shell command -v gcc || command -v cc || command -v clang)
@@ -30,7 +36,7 @@ build: ## this machine's binary, full build: bin/agentctl
 	$(BUILD) -o $(BIN)/agentctl ./cmd/agentctl
 
 board: ## this machine's binary without the relay, as small boards get it
-	$(BUILD) -tags $(BOARD_TAG) -o $(BIN)/agentctl-board ./cmd/agentctl
+	$(BUILD) $(BOARD_FLAGS) -o $(BOARD) ./cmd/agentctl
 
 demo: build ## the whole loop on this machine; Ctrl-C ends it (DEMO='--for 10s' ends by itself)
 	@$(BIN)/agentctl demo $(DEMO)
@@ -54,8 +60,8 @@ cross: ## release binaries for every platform, full and board: dist/
 	@set -e; for p in $(PLATFORMS); do \
 	  IFS=/ read -r os arch arm <<< "$$p"; name=$$os-$$arch$${arm:+v$$arm}; \
 	  for kind in agentctl agentctl-board; do \
-	    tags=; [ $$kind = agentctl ] || tags='-tags $(BOARD_TAG)'; \
-	    GOOS=$$os GOARCH=$$arch GOARM=$$arm $(BUILD) $$tags -o $(DIST)/$$kind-$$name ./cmd/agentctl; \
+	    flags=; [ $$kind = agentctl ] || flags='$(BOARD_FLAGS)'; \
+	    GOOS=$$os GOARCH=$$arch GOARM=$$arm $(BUILD) $$flags -o $(DIST)/$$kind-$$name ./cmd/agentctl; \
 	    echo "$$(wc -c < $(DIST)/$$kind-$$name) $(DIST)/$$kind-$$name"; \
 	  done; \
 	done

@@ -35,8 +35,9 @@ var built struct {
 const testVersion = "v0.0.0-test"
 
 // binary builds agentctl once for a whole run and gives its path. env may name another
-// platform; tags may leave the relay out. AGENTCTL_TEST_BIN names a folder with binaries
-// of that version to take instead, for a user who cannot build.
+// platform; tags that leave the relay out give the board build, whose flags the Makefile
+// has. AGENTCTL_TEST_BIN names a folder with binaries of that version to take instead, for a
+// user who cannot build.
 func binary(t testing.TB, name, tags string, env ...string) string {
 	t.Helper()
 	if dir := os.Getenv("AGENTCTL_TEST_BIN"); dir != "" {
@@ -58,6 +59,10 @@ func binary(t testing.TB, name, tags string, env ...string) string {
 		defer cancel()
 		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", tags,
 			"-ldflags", "-s -w -X main.version="+testVersion, "-o", path, "agentctl/cmd/agentctl")
+		if tags == "agentctl_omit_relay" {
+			cmd = exec.CommandContext(ctx, "make", "-s", "-C", "..", "board", "BOARD="+path, "VERSION="+testVersion)
+			env = append(env, "MAKEFLAGS=", "MAKELEVEL=")
+		}
 		cmd.Env = append(append(os.Environ(), "CGO_ENABLED=0"), env...)
 		if out, e := cmd.CombinedOutput(); e != nil {
 			err = fmt.Errorf("build %s: %w\n%s", name, e, out)

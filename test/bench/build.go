@@ -13,25 +13,22 @@ import (
 	"strings"
 )
 
-// buildBars makes the release binaries for a 64-bit board and looks at their size, MB of
-// a million bytes. The flags are the Makefile's.
+// buildBars makes the release binaries for a 64-bit board, as the Makefile does, and looks
+// at their size, MB of a million bytes.
 func (b *bench) buildBars() error {
 	for _, kind := range []struct {
-		name  string
-		args  []string
-		limit float64
+		name, target, binary string
+		limit                float64
 	}{
-		{"board", []string{"-tags", "agentctl_omit_relay"}, 12.5},
-		{"full", nil, 20},
+		{"board", "board", "agentctl-board", 12.5},
+		{"full", "build", "agentctl", 20},
 	} {
-		out := filepath.Join(b.dir, "size-"+kind.name)
-		args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid= -X main.version=bench -X main.builtAt=0", "-o", out}, kind.args...)
-		cmd := exec.CommandContext(b.ctx, "go", append(args, "./cmd/agentctl")...)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=arm64")
+		cmd := exec.CommandContext(b.ctx, "make", "-s", kind.target, "BIN="+b.dir, "VERSION=bench", "BUILT_AT=0")
+		cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=", "GOOS=linux", "GOARCH=arm64")
 		if msg, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("build for linux/arm64: %w: %s", err, msg)
 		}
-		st, err := os.Stat(out)
+		st, err := os.Stat(filepath.Join(b.dir, kind.binary))
 		if err != nil {
 			return err
 		}
