@@ -82,6 +82,19 @@ func (h *house) Unload(_ context.Context, name string) error {
 	return h.loadErr
 }
 
+// logLevel is a log's level.
+type logLevel string
+
+func (l *logLevel) Level() string { return string(*l) }
+
+func (l *logLevel) SetLevel(to string) error {
+	if to != "debug" {
+		return manifest.E(manifest.BadRequest, "no such level")
+	}
+	*l = logLevel(to)
+	return nil
+}
+
 func build(t testing.TB) *house {
 	t.Helper()
 	h := &house{log: &kernel.MemoryLog{}, transports: &StaticTransports{list: []control.Transport{{Name: "http", Listen: "127.0.0.1:1", Enabled: true, Sessions: 2}, {Name: "link"}}}}
@@ -90,7 +103,8 @@ func build(t testing.TB) *house {
 	if h.m, err = stages.New(h.k.Pipeline(), stages.Options{OnChange: func() { h.p.MiddlewareChanged() }}); err != nil {
 		t.Fatal(err)
 	}
-	h.p = control.New(control.Options{Kernel: h.k, Log: h.log, Middleware: h.m, Transports: h.transports, Plugins: h,
+	lv := logLevel("info")
+	h.p = control.New(control.Options{Level: &lv, Kernel: h.k, Log: h.log, Middleware: h.m, Transports: h.transports, Plugins: h,
 		Metrics: func() any { return h.m.Metrics().Stats() }, ResetMetrics: h.m.Metrics().Reset, Health: func() []string { return h.problems }})
 	if err := h.k.Load(h.p, false); err != nil {
 		t.Fatal(err)
@@ -156,6 +170,7 @@ func TestTools(t *testing.T) {
 		{"kernel.introspection.plugins", `{"after":"kernel"}`, `{"total":1,"plugins":[]}`},
 		{"kernel.plugin.load", `{"name":"weather"}`, `{"name":"weather"}`},
 		{"kernel.plugin.unload", `{"name":"weather@1.0.0"}`, `{"name":"weather@1.0.0"}`},
+		{"kernel.log.configure", `{"level":"debug"}`, `{"previous":"info","current":"debug"}`},
 		{"kernel.health.get", ``, `{"status":"ok","problems":[],"uptime_ms":`},
 		{"kernel.health.reset_counters", ``, `{"reset":true}`},
 	}
@@ -168,9 +183,9 @@ func TestTools(t *testing.T) {
 		seen[tt.tool] = true
 		got, err := h.call(admin, tt.tool, tt.args)
 		if strings.HasPrefix(tt.says, `{"stages"`) {
-			tt.says = `{"stages":["trace","metrics"],"plugins":1,"tools":13,"resources":4,` // only what is enabled somewhere
+			tt.says = `{"stages":["trace","metrics"],"plugins":1,"tools":14,"resources":4,` // only what is enabled somewhere
 			if strings.Contains(got, `"redact"`) {
-				tt.says = `{"stages":["trace","metrics","redact"],"plugins":1,"tools":13,"resources":4,`
+				tt.says = `{"stages":["trace","metrics","redact"],"plugins":1,"tools":14,"resources":4,`
 			}
 		}
 		if err != nil || !strings.Contains(got, tt.says) {
@@ -191,7 +206,7 @@ func TestTools(t *testing.T) {
 			t.Errorf("tool %s is not tried here, or has scope %s", tool.Name, tool.Scope)
 		}
 	}
-	if more || len(tools) != 13 || !slices.Equal(h.loaded, []string{"+weather", "-weather@1.0.0"}) {
+	if more || len(tools) != 14 || !slices.Equal(h.loaded, []string{"+weather", "-weather@1.0.0"}) {
 		t.Errorf("%d tools; loaded %v", len(tools), h.loaded)
 	}
 }
@@ -211,6 +226,7 @@ func TestEvents(t *testing.T) {
 		{"kernel.plugin.unload", `{"name":"weather"}`, `a kernel.plugin weather {"action":"unload","name":"weather",` + by},
 		{"kernel.health.reset_counters", ``, `a kernel.counters reset {"action":"reset",` + by},
 		{"kernel.middleware.list", ``, ""},
+		{"kernel.log.configure", `{"level":"debug"}`, `{"previous":"info","current":"debug"}`},
 		{"kernel.health.get", ``, ""},
 		{"kernel.middleware.enable", `{"name":"sign"}`, ""},
 		{"kernel.middleware.enable", `{"name":"nothing"}`, ""},
