@@ -226,7 +226,7 @@ func TestEvents(t *testing.T) {
 		{"kernel.plugin.unload", `{"name":"weather"}`, `a kernel.plugin weather {"action":"unload","name":"weather",` + by},
 		{"kernel.health.reset_counters", ``, `a kernel.counters reset {"action":"reset",` + by},
 		{"kernel.middleware.list", ``, ""},
-		{"kernel.log.configure", `{"level":"debug"}`, `{"previous":"info","current":"debug"}`},
+		{"kernel.log.configure", `{"level":"debug"}`, `a kernel.log debug {"action":"configure","name":"debug",` + by},
 		{"kernel.health.get", ``, ""},
 		{"kernel.middleware.enable", `{"name":"sign"}`, ""},
 		{"kernel.middleware.enable", `{"name":"nothing"}`, ""},
