@@ -51,7 +51,7 @@ const (
 	maxRing     = 100_000   // events
 	maxRingSize = 64 << 20  // bytes of all events in the ring
 	maxBacklog  = 1024      // events that may wait for a shard
-	chunkSize   = 64 << 10  // bytes joined into one write
+	chunkSize   = 16 << 10  // bytes joined into one write; the rest of one is kept for a client that is full
 	queueSize   = 256 << 10 // bytes that may wait for one subscriber
 	stallLimit  = 5 * time.Minute
 )

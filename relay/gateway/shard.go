@@ -255,13 +255,17 @@ func (s *shard) cut(gr *group, events []*event) {
 	}
 }
 
-// beat writes the heartbeats that are due. All clients have the same period, so the
-// first in the list is the next.
+// beat writes the heartbeats that are due, or nearly: thousands of clients do not wake the
+// shard one by one. All have the same period, so the first in the list is the next.
 func (s *shard) beat(now time.Time) {
 	var frame []byte
-	for c := s.first; c != nil && !c.due.After(now); c = s.first {
+	soon := now
+	if s.first != nil && !s.first.due.After(now) {
+		soon = now.Add(s.g.opts.Heartbeat / 128)
+	}
+	for c := s.first; c != nil && !c.due.After(soon); c = s.first {
 		s.unlink(c)
-		if c.due = c.due.Add(s.g.opts.Heartbeat); !c.due.After(now) {
+		if c.due = c.due.Add(s.g.opts.Heartbeat); !c.due.After(soon) { // late by more than one: nothing is made up for
 			c.due = now.Add(s.g.opts.Heartbeat)
 		}
 		s.append(c)
