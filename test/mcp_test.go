@@ -332,6 +332,12 @@ func TestMCPResource(t *testing.T) {
 		if err := c.cs.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uri}); err != nil {
 			t.Fatal(err)
 		}
+		for seq := int64(2); len(c.updated) == 0; seq++ { // a session that does not listen yet misses some
+			if time.Sleep(time.Second); seq > 20 {
+				t.Fatal("no update in 20 s")
+			}
+			m.metric(m.lastStream(), seq, m.sample(1))
+		}
 		if got := <-c.updated; got != uri {
 			t.Errorf("updated %s", got)
 		}
@@ -340,7 +346,7 @@ func TestMCPResource(t *testing.T) {
 			<-c.updated
 		}
 		for seq := int64(2); seq <= 31; seq++ { // ten a second for three seconds
-			m.metric(m.lastStream(), seq, m.sample(seq))
+			m.metric(m.lastStream(), 100+seq, m.sample(seq))
 			time.Sleep(100 * time.Millisecond)
 		}
 		time.Sleep(2 * time.Second)
