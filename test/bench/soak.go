@@ -19,7 +19,8 @@ import (
 )
 
 // The soak: a relay, 200 mock boards in four processes, callers and readers, of which
-// some are slow and some stalled. In the first half boards and relay are killed at
+// some are slow and some stalled; a plugin in a process of its own that is killed, stages
+// that are swapped, tickets that are written (soakkernel.go). In the first half boards and relay are killed at
 // random; in the second the relay lives on, so that growth shows. The invariants are
 // checked all the time, and at the end, when everybody has left.
 const (
@@ -40,6 +41,7 @@ type soaker struct {
 	boards                 [soakProcesses]*process
 	started                time.Time
 	kills                  atomic.Int64 // of the relay
+	admin                  string       // token
 
 	mu       sync.Mutex // protects the fields below
 	relay    *relayProc
@@ -101,6 +103,9 @@ func (s *soaker) open() (err error) {
 			return err
 		}
 	}
+	if err := s.openPlugin(); err != nil {
+		return err
+	}
 	if err := s.startRelay(); err != nil {
 		return err
 	}
@@ -116,7 +121,7 @@ func (s *soaker) tokenFile(i int) string { return filepath.Join(s.dir, fmt.Sprin
 
 func (s *soaker) startRelay() error {
 	p, _, err := start(30*time.Second, func(l string) bool { return strings.Contains(l, `"ready":true`) }, s.agentctl, "relay",
-		"--listen", s.relayAddr, "--metrics-listen", s.metricsAddr, "--state-dir", s.relay.state, "--log-level", "warn")
+		"--listen", s.relayAddr, "--metrics-listen", s.metricsAddr, "--state-dir", s.relay.state, "--log-level", "warn", "--plugin", soakPlugin)
 	if err != nil {
 		return err
 	}
@@ -156,6 +161,7 @@ func (s *soaker) run(length time.Duration) error {
 	for range soakStalled {
 		wg.Go(func() { s.stalled(ctx) })
 	}
+	s.kernelFaults(ctx, &wg)
 	err := s.monkey(ctx, length)
 	cancel()
 	wg.Wait()
@@ -269,6 +275,7 @@ func (s *soaker) summary() string {
 
 // verdict waits until the relay has let everything go and tells what was seen.
 func (s *soaker) verdict() error {
+	s.kernelVerdict()
 	limit := soakBoards + 60 // a board is a file and a goroutine
 	var files int
 	var goroutines, streams float64
