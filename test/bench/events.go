@@ -108,13 +108,14 @@ func (b *bench) eventsStall() error {
 	}
 	defer p.stop()
 	size := b.eventSizes()[1]
+	size.events = max(size.events/2, 1) // more turns, shorter: the machine's own moods alternate as well
 	a := &audience{addr: addr}
 	defer a.close()
 	if err := errors.Join(a.add(size.subscribers-stalledOf, eventsTopic, 0), a.play(b, 3, size.every)); err != nil {
 		return err
 	}
 	var calm, stalled []float64
-	for range b.rounds {
+	for range 2 * b.rounds {
 		a.delays(true)
 		if err := a.play(b, size.events, size.every); err != nil {
 			return err
@@ -142,7 +143,7 @@ func (b *bench) eventsStall() error {
 	}
 	fmt.Printf("p99 delay of %d readers: calm %.1f ms (%s), %d stalled %.1f ms (%s); RSS %.0f MiB\n", size.subscribers-stalledOf, median(calm), list(calm, "%.1f"),
 		stalledOf, median(stalled), list(stalled, "%.1f"), p.memory("VmRSS")/1024)
-	b.report.add(bar{name: "event gateway: 50 stalled of 5,000: p99 delay of the others / without", measured: median(ratios(stalled, calm)), required: 1.25, format: "%.2f x"})
+	b.report.add(bar{name: "event gateway: 50 stalled of 5,000: p99 delay of the others / without", measured: median(stalled) / median(calm), required: 1.25, format: "%.2f x"})
 	return nil
 }
 
