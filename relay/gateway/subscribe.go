@@ -221,7 +221,8 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 		return flush()
 	})
 	if err == nil {
-		last, err = to, flush()
+		last = to // before flush, which goes there
+		err = flush()
 	}
 	return pos, err
 }
