@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -84,23 +85,23 @@ func toTopic(e *kernel.Event) (gateway.Event, bool) {
 		err = json.Unmarshal(e.Payload, &w)
 		g.Data = w.Data
 	} else {
-		g.Data, err = json.Marshal(news{e.Type, e.Aggregate, e.CreatedMS, e.Payload})
+		var b bytes.Buffer
+		enc := json.NewEncoder(&b)
+		enc.SetEscapeHTML(false)
+		err = enc.Encode(news{e.Type, e.Aggregate, e.CreatedMS, e.Payload})
+		g.Data = bytes.TrimSpace(b.Bytes())
 	}
 	return g, err == nil && len(g.Data) > 0 && len(g.Data) <= gateway.MaxData
 }
 
-func fromTopic(e *gateway.Event) (kernel.Event, error) {
-	payload, err := json.Marshal(wrapped{e.Data})
-	return kernel.Event{Tenant: e.Tenant, Type: eventTopic, Aggregate: e.Topic, Payload: payload, CreatedMS: e.TimeMS}, err
+func fromTopic(e *gateway.Event) kernel.Event {
+	payload := append(append([]byte(`{"data":`), e.Data...), '}') // as it is: json.Marshal would escape it
+	return kernel.Event{Tenant: e.Tenant, Type: eventTopic, Aggregate: e.Topic, Payload: payload, CreatedMS: e.TimeMS}
 }
 
 // Append implements gateway.Log.
 func (l gatewayLog) Append(ctx context.Context, e gateway.Event) (uint64, error) {
-	k, err := fromTopic(&e)
-	if err != nil {
-		return 0, err
-	}
-	id, err := l.store.Append(ctx, k)
+	id, err := l.store.Append(ctx, fromTopic(&e))
 	if errors.Is(err, kernel.ErrLogFull) {
 		err = gateway.ErrBusy
 	}
@@ -109,8 +110,7 @@ func (l gatewayLog) Append(ctx context.Context, e gateway.Event) (uint64, error)
 
 // Offer implements gateway.Log.
 func (l gatewayLog) Offer(e gateway.Event) bool {
-	k, err := fromTopic(&e)
-	return err == nil && l.store.Offer(k)
+	return l.store.Offer(fromTopic(&e))
 }
 
 // Follow implements gateway.Log.
@@ -153,10 +153,12 @@ func (i identities) Authenticate(req *http.Request) (gateway.Identity, error) {
 	}
 	id, err := i.r.store.Verify(strings.TrimLeft(token, " "), auth.ClassAgent)
 	switch {
-	case errors.Is(err, auth.ErrClass), errors.Is(err, auth.ErrScope):
-		return gateway.Identity{}, fmt.Errorf("%w: a token of an agent is needed", gateway.ErrForbidden)
-	case err != nil:
+	case errors.Is(err, auth.ErrMissing):
+		return gateway.Identity{}, gateway.ErrNoToken
+	case errors.Is(err, auth.ErrInvalid):
 		return gateway.Identity{}, err
+	case err != nil: // a good token that may not do this, or no more
+		return gateway.Identity{}, fmt.Errorf("%w: %w", gateway.ErrForbidden, err)
 	}
 	return gateway.Identity{Tenant: id.Tenant, Subject: id.Subject, Scopes: id.Scopes, Active: func() error { return i.r.store.Active(id) }}, nil
 }

@@ -22,6 +22,7 @@ func TestTopics(t *testing.T) {
 		{"event", `{"data":[1,"x"]}`, "garden/Bed-1", `[1,"x"]`},
 		{"ticket.created", `{"title":"x"}`, "ticket", `{"type":"ticket.created","aggregate_id":"garden/Bed-1","created_at":7,"payload":{"title":"x"}}`},
 		{"presence.offline", `{}`, "presence", `{"type":"presence.offline","aggregate_id":"garden/Bed-1","created_at":7,"payload":{}}`},
+		{"ticket.commented", `{"text":"<b>"}`, "ticket", `{"type":"ticket.commented","aggregate_id":"garden/Bed-1","created_at":7,"payload":{"text":"<b>"}}`},
 		{"alert.raised", `{}`, "alert", `{"type":"alert.raised","aggregate_id":"garden/Bed-1","created_at":7,"payload":{}}`},
 		{"kernel.middleware", `{}`, "kernel", `{"type":"kernel.middleware","aggregate_id":"garden/Bed-1","created_at":7,"payload":{}}`},
 		{"call", `{}`, "audit", `{"type":"call","aggregate_id":"garden/Bed-1","created_at":7,"payload":{}}`},
@@ -49,7 +50,7 @@ func TestGatewayLog(t *testing.T) {
 	defer func() { cancel(); <-ended; _ = store.Close() }()
 	log := NewGatewayLog(store)
 	next := log.Last() + 1
-	in := gateway.Event{Tenant: "a", Topic: "log/Level-1", Data: []byte(`{"x":"ä"}`), TimeMS: 1795000000000}
+	in := gateway.Event{Tenant: "a", Topic: "log/Level-1", Data: []byte(`{"x":"<ä&>"}`), TimeMS: 1795000000000}
 	id, err := log.Append(ctx, in)
 	for errors.Is(err, eventlog.ErrNotRunning) { // its goroutine has just begun
 		id, err = log.Append(ctx, in)
