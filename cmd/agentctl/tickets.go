@@ -446,6 +446,8 @@ func (e *ticketError) exit(status int) error {
 		code, next = exitUnauthorized, "; mint one with: agentctl token create --scope tickets:read --scope tickets:write"
 	case e.Code == manifest.DeadlineExceeded:
 		code, next = exitTimeout, "; see whether it was done with: agentctl tickets ls"
+	case e.Code == manifest.BadRequest && strings.HasPrefix(e.Message, "no tool"):
+		next = "; this relay has no tickets: it runs with --without tickets, or the plugin was unloaded"
 	case e.Code == manifest.BadRequest:
 		next = "; see: agentctl tickets ls"
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"agentctl/manifest"
@@ -134,6 +135,10 @@ func (h *Handler) legacyPost(w http.ResponseWriter, r *http.Request, x *exchange
 		if s.begin(x) {
 			x.session = s
 			defer s.done(x)
+			if m := &msgs[0]; !batch && len(m.id) > 0 && !m.answer && !sessionMethods[m.method] {
+				refuseRPC(w, http.StatusOK, m.id, jsonrpc.CodeMethodNotFound, methodNotFound(m.method).Error())
+				return
+			}
 			pw := &patient{ResponseWriter: w, rc: http.NewResponseController(w)}
 			toSDK(h.legacy, pw, r, x, body)
 			if pw.done() == http.StatusNotFound { // the SDK has lost it
@@ -154,6 +159,14 @@ func (h *Handler) legacyPost(w http.ResponseWriter, r *http.Request, x *exchange
 	default:
 		toSDK(h.legacy, w, r, x, body)
 	}
+}
+
+// sessionMethods are the requests that the SDK takes from a session's client. It answers
+// others with HTTP 400 and a line of text, which is no answer to a request.
+var sessionMethods = map[string]bool{
+	"initialize": true, "ping": true, "tools/list": true, "tools/call": true, "prompts/list": true, "prompts/get": true,
+	"resources/list": true, "resources/templates/list": true, "resources/read": true, "resources/subscribe": true, "resources/unsubscribe": true,
+	"completion/complete": true, "logging/setLevel": true,
 }
 
 // codeRefused is JSON-RPC's "invalid request".

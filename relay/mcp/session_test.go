@@ -311,3 +311,19 @@ func TestStop(t *testing.T) {
 		}
 	}
 }
+
+// A request of a method that nobody knows is answered as JSON-RPC answers it.
+func TestUnknownMethod(t *testing.T) {
+	e := newEnv(t, Options{})
+	e.load(newBoard("default", nodeA))
+	id := e.initialize("")
+	for _, method := range []string{"nosuch/method", "tools/nosuch", "server/discover"} {
+		res := e.do("POST", sessionHead("", id), `{"jsonrpc":"2.0","id":7,"method":"`+method+`"}`)
+		if body := readAll(t, res); res.StatusCode != 200 || !strings.Contains(body, `"id":7,"error":{"code":-32601,`) {
+			t.Errorf("%s: %d %s", method, res.StatusCode, body)
+		}
+	}
+	if res := e.do("POST", sessionHead("", id), listBody); res.StatusCode != 200 {
+		t.Errorf("the session is gone: %d", res.StatusCode)
+	}
+}

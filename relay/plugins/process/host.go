@@ -36,7 +36,7 @@ var (
 	ErrNotRunning = errors.New("the relay is starting or stopping, try again")
 )
 
-var folderName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,31}$`)
+var folderName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,31}$`)
 
 // reserved are the names whose tools or resources are the relay's own.
 var reserved = []string{"kernel", "tickets", "agents", "devices", "schemas", "sys", "sysecho"}
@@ -208,7 +208,7 @@ func (h *Host) open(name string) (*Plugin, error) {
 		return nil, errors.New("the relay has no plugin directory; give it one with --plugin-dir")
 	}
 	if !folderName.MatchString(name) || slices.Contains(reserved, name) {
-		return nil, fmt.Errorf("%q cannot be the name of a plugin: a-z, 0-9, - and _, at most 32, and none of %s", name, strings.Join(reserved, ", "))
+		return nil, fmt.Errorf("%q cannot be the name of a plugin: a letter, then a-z, 0-9 and _, at most 32, and none of %s", name, strings.Join(reserved, ", "))
 	}
 	root, err := os.OpenRoot(h.o.Dir)
 	if err != nil {
