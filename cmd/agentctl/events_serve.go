@@ -149,11 +149,14 @@ func serveEvents(cmd *cobra.Command, o gateway.Options, dir string) (err error) 
 func runLog(log *eventlog.Store, fail func(error)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
+	begun := make(chan struct{}) // nobody is told ready before the log takes events
 	wg.Go(func() {
+		close(begun)
 		if err := log.Run(ctx); ctx.Err() == nil {
 			fail(fmt.Errorf("the event log stopped: %w", err))
 		}
 	})
+	<-begun
 	return func() {
 		cancel()
 		wg.Wait()
