@@ -107,7 +107,7 @@ func (s *soaker) reader(ctx context.Context, delay time.Duration) {
 			s.count("frames")
 			pause(ctx, delay)
 		})
-		left := life.Err() != nil
+		left := life.Err() != nil || ctx.Err() != nil // ctx ends a moment before its child
 		unlife()
 		leave()
 		stop()
