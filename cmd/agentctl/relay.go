@@ -40,9 +40,13 @@ func newRelay() *cobra.Command {
 POST /mcp/tools/call. When it serves, one line of JSON with its URL is on stdout.
 
 Plain HTTP is served on loopback only, unless --insecure says that a TLS proxy stands in
-front. Tokens come from 'agentctl token create'.`,
+front. Tokens come from 'agentctl token create'.
+
+Tickets, the directory of boards and agents and the control plane are built in; plugins of
+your own are folders of --plugin-dir.`,
 		Example: `  agentctl relay
-  agentctl relay --listen :8460 --tls-cert cert.pem --tls-key key.pem --public https://relay.example:8460`,
+  agentctl relay --listen :8460 --tls-cert cert.pem --tls-key key.pem --public https://relay.example:8460
+  agentctl relay --plugin notes`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			lv, err := zap.ParseAtomicLevel(logLevel)
 			if err != nil {
