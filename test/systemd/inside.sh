@@ -47,6 +47,20 @@ leftovers() {
     -o \( -name '*agentctl*' -o -name 'sys_sensor*' \) ! -name 'agentctl-test.*' -print | grep -v ^/run/log || true
 }
 
+exposure() { # UNIT
+  say "      $(systemd-analyze security --no-pager --offline=true "/usr/lib/systemd/system/$1.service" | sed -n 's/^.*Overall/Overall/p')"
+  check "exposure at most 1.2, of the file" systemd-analyze security --offline=true --threshold=12 "/usr/lib/systemd/system/$1.service"
+  check "and of the unit as it is loaded" systemd-analyze security --threshold=12 "$1.service"
+}
+rows() { agentctl history --since 1h -o json | sed -n 's/^ *{"ts":\([0-9]*\),.*/\1/p' | sort; }
+runnable() { # UNIT: of the places where it may write, those where it may run programs
+  local place
+  for place in / /run /dev/shm /tmp /var/tmp "/var/lib/private/$1"; do
+    awk -v place="$place" '$5 == place { flags = $6 } END { if (flags !~ /noexec/) print place, flags }' "/proc/$(main_pid "$1")/mountinfo"
+  done
+}
+replaced() { agentctl status && [ "$(main_pid)" != "$1" ]; } # PID
+
 say "# The board's package"
 leftovers > /tmp/before
 check "nothing of agentctl is here" is "" "$(cat /tmp/before)"
@@ -58,9 +72,10 @@ check "both units start at boot" systemctl is-enabled agentctl.service agentctl.
 us() { echo $(($(prop ActiveEnterTimestampMonotonic) - $(prop "$1"))); }
 systemctl restart agentctl
 say "      ready $(($(us InactiveExitTimestampMonotonic) / 1000)) ms after the start, $(($(us ExecMainStartTimestampMonotonic) / 1000)) ms after exec"
+check "a start returns when it is ready, not before" is "notify main" "$(prop Type) $(prop NotifyAccess)"
+check "and it answers then, from a sample" sh -c "systemctl restart agentctl && agentctl snapshot | grep -q CPU"
 check "systemd-analyze verify" systemd-analyze verify agentctl.service agentctl.socket
-say "      $(systemd-analyze security --no-pager agentctl.service | sed -n 's/^.*Overall/Overall/p')"
-check "exposure at most 1.2" systemd-analyze security --threshold=12 agentctl.service
+exposure agentctl
 
 say "# The socket"
 check "directory 0750 root:agentctl" is "750 root agentctl" "$(stat -c '%a %U %G' /run/agentctl)"
@@ -82,8 +97,14 @@ check "seccomp is on" is 2 "$(proc Seccomp)"
 check "no new privileges" is 1 "$(proc NoNewPrivs)"
 check "no capability" is 0000000000000000 "$(proc CapBnd)"
 check "not root" test "$(proc Uid | cut -f 1)" -ge 61184
-check "state is its own" is 700 "$(stat -c %a /var/lib/private/agentctl)"
-check "memory and tasks are bounded" is "67108864 48" "$(prop MemoryMax) $(prop TasksMax)"
+check "what it can write it cannot run" is "" "$(runnable agentctl)"
+check "it can run nothing but itself" is "$(echo / /usr/bin/agentctl)" "$(prop NoExecPaths | cut -d ' ' -f 1) $(prop ExecPaths)"
+check "state is its own" is "700 $(proc Uid | cut -f 1)" "$(stat -c '%a %u' /var/lib/private/agentctl)"
+check "all of it" is "$(proc Uid | cut -f 1)" "$(find /var/lib/private/agentctl -printf '%U\n' | sort -u)"
+check "others do not read it" exits 1 as member cat /var/lib/agentctl/history.db
+check "memory and tasks are bounded" is "58720256 67108864 48" "$(prop MemoryHigh) $(prop MemoryMax) $(prop TasksMax)"
+limit=$(tr '\0' '\n' < "/proc/$(main_pid)/environ" | sed -n 's/^GOMEMLIMIT=\([0-9]*\)MiB$/\1/p')
+check "GOMEMLIMIT ($limit MiB) is below MemoryHigh, and not below 24 MiB" test "$limit" -ge 24 -a "$limit" -lt 56
 check "no warning in its journal" test -z "$(journalctl -u agentctl -p warning -o cat --no-pager | grep -Ev "Restart(Steps|MaxDelaySec)")" # unknown below 254
 check "it samples" until_true 5 sh -c 'agentctl snapshot >/dev/null && agentctl status | grep -q "^Disk"'
 node=$(status_of node_id)
@@ -116,7 +137,10 @@ check "which runs then" systemctl is-active agentctl
 say "# Configuration"
 check "the installed file is good" agentctl config validate
 sed -i 's/^#base_interval_ms:.*/base_interval_ms: 2000/' /etc/agentctl/config.yaml
+pid=$(main_pid)
 check "a reload takes it over" sh -c "systemctl reload agentctl && agentctl config get base_interval_ms | grep -qx 2000"
+check "and the sampler does" sh -c "agentctl status --json | grep -q '\"interval_ms\": 2000'"
+check "without a restart" is "$pid" "$(main_pid)"
 echo 'nonsense: 1' >> /etc/agentctl/config.yaml
 check "systemctl reload of a wrong file" systemctl reload agentctl
 check "which changes nothing, and is told" sh -c "agentctl status | grep -q 'files are wrong' && agentctl config get base_interval_ms | grep -qx 2000"
@@ -129,6 +153,30 @@ systemctl restart agentctl
 check "both are kept over a restart" until_true 5 sh -c "agentctl config show | grep -c -e '^base_interval_ms  *3000' -e '^log_level  *debug' | grep -qx 2"
 check "and so is the history" until_true 6 sh -c "agentctl status --json | grep -q '\"rows\": [1-9]'"
 agentctl config unset base_interval_ms > /dev/null; agentctl config unset log_level > /dev/null
+
+say "# History"
+agentctl config set base_interval_ms 100 > /dev/null; agentctl config set history.flush 1s > /dev/null
+for n in 1 2 3; do
+  sleep "1.$n"
+  flushed=$(agentctl status --json | sed -n 's/.*"last_flush_ms": \([0-9]*\).*/\1/p')
+  rows | awk -v last="$((flushed - 300))" '$1 <= last' > /tmp/committed
+  pid=$(main_pid); kill -9 "$pid"
+  check "kill -9: it comes back" until_true 5 replaced "$pid"
+  rows > /tmp/after
+  check "with all of $(wc -l < /tmp/committed) committed rows" test -s /tmp/committed -a -z "$(comm -23 /tmp/committed /tmp/after)"
+done
+agentctl config set history.flush 1h > /dev/null
+sleep 1
+rows > /tmp/before
+systemctl restart agentctl
+rows > /tmp/after
+check "a restart loses none of $(wc -l < /tmp/before), written or not" is "" "$(comm -23 /tmp/before /tmp/after)"
+check "nothing was set aside as corrupt" is "" "$(find /var/lib/private/agentctl -name '*corrupt*')"
+peak=/sys/fs/cgroup$(prop ControlGroup)/memory.peak # where the container has cgroups of its own
+if [ -r "$peak" ]; then check "memory.peak ($(cat "$peak")) is below MemoryHigh" test "$(cat "$peak")" -lt "$(prop MemoryHigh)"; fi
+hwm=$(proc VmHWM | tr -d ' kB')
+check "its resident memory never was above 32 MiB ($hwm KiB)" test "$hwm" -le 32768
+agentctl config unset base_interval_ms > /dev/null; agentctl config unset history.flush > /dev/null
 
 say "# Token and settings"
 echo 'AGENTCTL_RELAY=wss://127.0.0.1:9' >> /etc/default/agentctl
@@ -143,11 +191,16 @@ check "the daemon's user reads the credential" is not-a-real-token "$(setpriv --
 check "others do not" exits 1 as stranger cat $credential
 
 say "# Upgrade"
+sed -i 's/^base_interval_ms: 2000/#base_interval_ms: 1000/' /etc/agentctl/config.yaml # as it was installed
 poll_begin
-check "dpkg -i of the next release" dpkg -i agentctl_0.0.2_*.deb
+check "dpkg -i of the next release" dpkg -i --force-confdef agentctl_0.0.2_*.deb
 check "the new one runs" until_true 5 sh -c "agentctl status | grep -q 'v0.0.2'"
 poll_end "upgrade under a polling client"
 check "node id and settings are kept" is "$node wss://127.0.0.1:9" "$(status_of node_id) $(sed -n 's/^AGENTCTL_RELAY=//p' /etc/default/agentctl)"
+check "a settings file that was changed is kept" sh -c "! grep -q 'next release' /etc/default/agentctl && grep -q 'next release' /etc/default/agentctl.dpkg-dist"
+check "one that was not is the next release's" grep -q 'next release' /etc/agentctl/config.yaml
+rows > /tmp/after
+check "the history is kept" is "" "$(comm -23 /tmp/before /tmp/after)"
 sleep 3
 pid=$(main_pid)
 say "      memory: RSS $(proc VmRSS) (anonymous $(proc RssAnon)), $(proc Threads) threads"
@@ -157,17 +210,17 @@ check "dpkg -r" dpkg -r agentctl
 check "nothing runs" test ! -e "/proc/$pid"
 check "the socket is gone" test ! -e /run/agentctl
 check "state and settings are kept" test -e /etc/default/agentctl -a -e /etc/agentctl/token -a -d /var/lib/private/agentctl
-check "installed again" dpkg -i agentctl_0.0.1_*.deb
+check "installed again" dpkg -i --force-confdef agentctl_0.0.1_*.deb
 check "it is the same node" until_true 5 sh -c "agentctl status | grep -q $node"
 
 say "# The relay's package takes the board's place"
-check "dpkg -i" dpkg -i agentctl-relay_0.0.1_*.deb
+check "dpkg -i" dpkg -i --force-confdef agentctl-relay_0.0.1_*.deb
 check "the relay is up" until_true 5 systemctl is-active agentctl-relay
 check "the device runs on, as it was enabled" until_true 5 sh -c "agentctl status | grep -q $node"
 check "verify" systemd-analyze verify agentctl-relay.service
-say "      $(systemd-analyze security --no-pager agentctl-relay.service | sed -n 's/^.*Overall/Overall/p')"
-check "exposure at most 1.2" systemd-analyze security --threshold=12 agentctl-relay.service
+exposure agentctl-relay
 check "seccomp is on" is 2 "$(proc Seccomp agentctl-relay)"
+check "what it can write it cannot run" is "" "$(runnable agentctl-relay)"
 ./client cert /tmp
 install -m 0600 /tmp/tls.crt /tmp/tls.key /etc/agentctl-relay/
 install -m 0644 /tmp/tls.crt /etc/agentctl/ca.pem
@@ -190,14 +243,84 @@ check "the board links again after a restart of the relay" until_true 20 linked
 check "and echoes" call
 sleep 2
 say "      memory: relay RSS $(proc VmRSS agentctl-relay), linked board RSS $(proc VmRSS) (anonymous $(proc RssAnon))"
-check "dpkg -i of the next release" dpkg -i agentctl-relay_0.0.2_*.deb
-check "the device is of the next release" until_true 10 sh -c "agentctl status | grep -q v0.0.2"
 check "no warning in the relay's journal" test -z "$(journalctl -u agentctl-relay -p warning -o cat --no-pager | grep -Ev "Restart(Steps|MaxDelaySec)")"
+
+say "# The relay's plugins and log"
+plugins=/usr/local/lib/agentctl-relay/plugins
+agentctl token create --class admin 2> /dev/null > /tmp/admin.token
+relay() { agentctl "$@" --relay https://127.0.0.1:8460 --token-file /tmp/admin.token; }
+umask 022; cp -r notes $plugins/; umask 077
+check "a plugin that root installed is loaded while the relay runs" relay plugin load notes
+check "and works" sh -c "[ \"\$(agentctl call notes.add text=hello --relay https://127.0.0.1:8460 --token-file /tmp/admin.token | grep -o '\"number\": *1')\" ]"
+plugin_pid() { pgrep -x run -P "$(main_pid agentctl-relay)"; }
+pid=$(plugin_pid)
+check "in a process of the relay's user" is "$(proc Uid agentctl-relay)" "$(proc Uid - "$pid")"
+check "under its seccomp filter, without privileges" is "2 1 0000000000000000" "$(proc Seccomp - "$pid") $(proc NoNewPrivs - "$pid") $(proc CapBnd - "$pid")"
+kill -9 "$pid"
+check "after kill -9 it is started again" until_true 10 relay call notes.search word=hello
+# The same file where the relay may write.
+state=/var/lib/private/agentctl-relay
+mkdir -p $state/plugins; cp -r notes $state/plugins/; chown -R --reference=$state $state/plugins; chmod -R go-w $state/plugins
+sed -i '/^AGENTCTL_PLUGIN_DIR/d' /etc/default/agentctl-relay
+echo "AGENTCTL_PLUGIN_DIR=/var/lib/agentctl-relay/plugins" >> /etc/default/agentctl-relay
+systemctl restart agentctl-relay
+relay plugin load notes > /tmp/refused 2>&1 || true
+check "a plugin where the relay can write does not run" exits 1 relay call notes.search word=hello
+check "and its log says why" until_true 5 sh -c "journalctl -u agentctl-relay -o cat --no-pager | grep -q 'plugins/notes/run: permission denied'"
+rm -r $state/plugins
+sed -i '/^AGENTCTL_PLUGIN_DIR/d' /etc/default/agentctl-relay
+echo 'ARGS="--plugin notes"' >> /etc/default/agentctl-relay
+systemctl restart agentctl-relay
+check "with --plugin it starts with the relay" until_true 10 relay call notes.add text=hello
+agentctl events replay -o ndjson > /tmp/events
+pid=$(main_pid agentctl-relay); kill -9 "$pid"
+check "kill -9 of the relay: it comes back, with its plugin" until_true 20 relay call notes.search word=hello
+agentctl events replay -o ndjson > /tmp/later
+check "and with all of $(wc -l < /tmp/events) events" test -s /tmp/events -a "$(wc -l < /tmp/events)" = "$(grep -cxFf /tmp/events /tmp/later)"
+mkdir $plugins/shell; chmod 0755 $plugins/shell
+cat > $plugins/shell/plugin.json <<< '{"name": "shell", "version": "1.0.0", "tools": [{"name": "shell.hello", "description": "Answers.", "inputSchema": {"type": "object"}}]}'
+cat > $plugins/shell/run << 'PLUGIN'
+#!/bin/sh
+while read -r line; do
+	case $line in *'"id":'*) id=${line#*'"id":'} ;; *) continue ;; esac
+	case $line in
+	*'"initialize"'*) result='{"protocolVersion":"2025-11-25","serverInfo":{"name":"shell","version":"1.0.0"},"capabilities":{"tools":{}}}' ;;
+	*'"tools/list"'*) result='{"tools":[{"name":"shell.hello","inputSchema":{"type":"object"}}]}' ;;
+	*'"tools/call"'*) result='{"content":[{"type":"text","text":"hello"}],"structuredContent":{"said":"hello"}}' ;;
+	*) result='{}' ;;
+	esac
+	echo "{\"jsonrpc\":\"2.0\",\"id\":${id%%[,\}]*},\"result\":$result}"
+done
+PLUGIN
+chmod 0755 $plugins/shell/run; chmod 0644 $plugins/shell/plugin.json
+relay plugin load shell > /tmp/refused 2>&1 || true
+check "a script does not run, for its interpreter may not" exits 1 relay call shell.hello
+mkdir -p /run/systemd/system/agentctl-relay.service.d
+printf '[Service]\nExecPaths=/usr\n' > /run/systemd/system/agentctl-relay.service.d/interpreter.conf
+systemctl daemon-reload; systemctl restart agentctl-relay
+until_true 10 relay plugin load shell || true
+check "with ExecPaths=/usr it does" until_true 5 relay call shell.hello
+rm -r /run/systemd/system/agentctl-relay.service.d $plugins/shell
+systemctl daemon-reload; systemctl restart agentctl-relay
+check "notes is back" until_true 10 relay call notes.search word=hello
+check "no other process of a plugin is left" is "$(plugin_pid)" "$(pgrep -x run)"
+say "      memory: relay RSS $(proc VmRSS agentctl-relay), plugin $(proc VmRSS - "$(plugin_pid)")"
+check "the board links again" until_true 20 linked
+
+say "# Upgrade and removal of the relay"
+journalctl -u agentctl-relay --cursor-file=/tmp/cursor -n 1 > /dev/null
+poll_begin
+check "dpkg -i of the next release" dpkg -i --force-confdef agentctl-relay_0.0.2_*.deb
+check "the device is of the next release" until_true 10 sh -c "agentctl status | grep -q v0.0.2"
+poll_end "upgrade of the relay's package under a polling client of the device"
+check "the relay ended its plugin itself" sh -c "! journalctl -u agentctl-relay --cursor-file=/tmp/cursor -o cat --no-pager | grep 'plugin is down'"
+check "settings that were changed are kept" sh -c "! grep -q 'next release' /etc/default/agentctl-relay && grep -q 'plugin notes' /etc/default/agentctl-relay"
 check "so is the relay" test /usr/bin/agentctl -ef "/proc/$(main_pid agentctl-relay)/exe"
 check "which serves" until_true 10 call
 check "purge of the board's package, which is gone, takes nothing from it" dpkg --purge agentctl
 check "the board still links" until_true 20 linked
 pid=$(main_pid agentctl-relay)
+rm -r $plugins/notes
 check "dpkg -P" dpkg -P agentctl-relay
 check "no process is left" test ! -e "/proc/$pid" -a -z "$(pgrep -x agentctl)"
 check "no group is left" exits 2 getent group agentctl

@@ -56,6 +56,16 @@ for deb in "$work"/again/*.deb; do
   cmp "$deb" "$work/dist/${deb##*/}" || { echo "test-systemd: ${deb##*/} is not reproducible" >&2; exit 1; }
 done
 echo "ok    packages are reproducible"
+# The next release has other settings files, so that it is seen which ones an upgrade takes.
+for deb in "$work"/dist/*_0.0.2_*.deb; do
+  rm -rf "$work/repack"
+  dpkg-deb -R "$deb" "$work/repack"
+  for f in "$work"/repack/etc/default/* "$work/repack/etc/agentctl/config.yaml"; do echo '# of the next release' >> "$f"; done
+  dpkg-deb --root-owner-group -b "$work/repack" "$deb" > /dev/null
+done
+mkdir "$work/in/notes"
+cp docs/examples/notes/plugin.json "$work/in/notes/"
+CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$work/in/notes/run" ./docs/examples/notes
 mv "$work"/dist/*.deb "$work/in/"
 CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$work/in/client" ./test/systemd/client
 cp test/systemd/inside.sh "$work/in/"
