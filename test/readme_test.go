@@ -40,6 +40,7 @@ func TestReadme(t *testing.T) {
 					t.Errorf("%s: no make target %s", page, target[1])
 				}
 			}
+			line = strings.TrimPrefix(line, "sudo ")
 			if !strings.HasPrefix(line, "agentctl ") {
 				continue
 			}
