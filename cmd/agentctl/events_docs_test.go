@@ -55,11 +55,10 @@ func needs(t *testing.T, programs ...string) {
 	}
 }
 
-// liveGateway serves with tokens and a secret until the test ends, and returns it, its URL
-// and the variables that the page's scripts use.
-func liveGateway(t *testing.T) (*gateway.Gateway, []string) {
+// serveGateway serves until the test ends.
+func serveGateway(t *testing.T, o gateway.Options) *gateway.Gateway {
 	t.Helper()
-	g, err := gateway.New(gateway.Options{Listen: "127.0.0.1:0", SubscribeToken: "sub", IngestToken: "in", HMACSecret: []byte("s3 cr$t")})
+	g, err := gateway.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +72,16 @@ func liveGateway(t *testing.T) (*gateway.Gateway, []string) {
 			t.Error(err)
 		}
 	})
-	base := "http://" + <-ready
+	<-ready
+	return g
+}
+
+// liveGateway serves with tokens and a secret, and returns the variables that the page's
+// scripts use.
+func liveGateway(t *testing.T) (*gateway.Gateway, []string) {
+	t.Helper()
+	g := serveGateway(t, gateway.Options{Listen: "127.0.0.1:0", SubscribeToken: "sub", IngestToken: "in", HMACSecret: []byte("s3 cr$t")})
+	base := "http://" + g.Addr()
 	return g, append(os.Environ(), "MCP_SSE_AUTH_TOKEN=sub", "MCP_SSE_INGEST_TOKEN=in", "MCP_SSE_HMAC_SECRET=s3 cr$t",
 		"MCP_SSE_INGEST_URL="+base+gateway.IngestPath, "SSE_URL="+base+gateway.StreamPath)
 }

@@ -144,6 +144,7 @@ type tail struct {
 	last       string // the id to resume after; "" is from now on
 	printed    int
 	connected  bool          // at least once
+	told       string        // what was said last about a connection that is down; "" while it is up
 	quiet      time.Duration // silence after which the connection counts as dead; 0: not known yet
 	beatMS     int64         // the last heartbeat's time, by the gateway's clock
 }
@@ -223,8 +224,9 @@ func (t *tail) run(ctx context.Context) error {
 		if errors.As(err, &later) {
 			pause = max(pause, min(later.after, tailMaxWait))
 		}
-		if pause > 0 {
-			fmt.Fprintf(t.say, "agentctl: %s; connecting again in %s\n", printable(err.Error()), pause.Round(10*time.Millisecond))
+		if what := printable(err.Error()); pause > 0 && what != t.told { // once for each thing that is wrong
+			fmt.Fprintf(t.say, "agentctl: %s; connecting again\n", what)
+			t.told = what
 		}
 		select {
 		case <-ctx.Done():
@@ -282,6 +284,10 @@ func (t *tail) once(ctx context.Context) error {
 		return exit(exitFailure, "%s answered with %q, not with an event stream; is this the event gateway?", t.url.Host, ct)
 	}
 	t.connected, t.quiet, t.beatMS = true, 0, 0
+	if t.told != "" {
+		fmt.Fprintln(t.say, "agentctl: connected again")
+		t.told = ""
+	}
 	alive := time.AfterFunc(time.Hour, cancel) // ends the reading below
 	defer alive.Stop()
 	body := bufio.NewReader(resp.Body)

@@ -89,7 +89,7 @@ func TestEventsTailResumes(t *testing.T) {
 	if code != 0 || out != want || n != len(visits) {
 		t.Errorf("exit %d after %d visits\n%s\n%s", code, n, out, errs)
 	}
-	for _, s := range []string{"too slow for 2 events", "no longer has what came after 101", "the next is 103", "E_INTERNAL", "connecting again in"} {
+	for _, s := range []string{"too slow for 2 events", "no longer has what came after 101", "the next is 103", "E_INTERNAL", "(EOF); connecting again\n", "connected again"} {
 		if !strings.Contains(errs, s) {
 			t.Errorf("stderr lacks %q:\n%s", s, errs)
 		}
