@@ -45,7 +45,8 @@ func newTokenCreate() *cobra.Command {
 
   device   for one board (agentctl run --token-file); a new node each, or --node
   agent    for people, programs and LLM agents; read-only tools unless --scope says more
-  admin    an agent token with every scope of its tenant, kernel:admin included
+  admin    an agent token with every scope; kernel:admin is of the whole relay, not of a
+           tenant: give it to the relay's operators only
   enroll   for a board that has no identity yet`,
 		Example: `  agentctl token create --class device > board.token
   agentctl token create --class agent --tenant greenhouse --ttl 720h > agent.token
