@@ -12,10 +12,7 @@ import (
 
 // A device whose link was lost keeps its place in the lists for a moment, so that a short
 // reconnect is no news: its calls fail as those of any device that is offline.
-const (
-	absentFor   = 900 * time.Millisecond // a list is right within a second
-	absentSweep = 100 * time.Millisecond
-)
+const absentFor = 900 * time.Millisecond // a list is right within a second
 
 // absent is a device plugin without its device.
 type absent struct {
@@ -62,47 +59,62 @@ var (
 )
 
 // absence holds those that are away for less than absentFor, oldest first: at most as
-// many as there are devices.
+// many as there are devices. newAbsence makes one.
 type absence struct {
 	mu   sync.Mutex // protects away
 	away []*absent
+	some chan struct{} // takes one, when away is not empty
 }
+
+func newAbsence() *absence { return &absence{some: make(chan struct{}, 1)} }
 
 func (q *absence) add(a *absent) {
 	q.mu.Lock()
 	q.away = append(q.away, a)
 	q.mu.Unlock()
+	select {
+	case q.some <- struct{}{}:
+	default:
+	}
 }
 
-// over takes those out whose time is over.
-func (q *absence) over(now time.Time) []*absent {
+// next takes the oldest out if its time is over; else it tells how long that lasts, or
+// that there is none.
+func (q *absence) next(now time.Time) (over *absent, wait time.Duration, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n := 0
-	for n < len(q.away) && !now.Before(q.away[n].until) {
-		n++
-	}
-	out := q.away[:n:n]
-	if q.away = q.away[n:]; len(q.away) == 0 {
+	if len(q.away) == 0 {
 		q.away = nil
+		return nil, 0, false
 	}
-	return out
+	if wait = q.away[0].until.Sub(now); wait > 0 {
+		return nil, wait, true
+	}
+	over = q.away[0]
+	q.away[0] = nil
+	q.away = q.away[1:]
+	return over, 0, true
 }
 
 // forgetAbsent unloads those that did not come back, until ctx ends.
 func (r *Relay) forgetAbsent(ctx context.Context) {
-	tick := time.NewTicker(absentSweep)
-	defer tick.Stop()
 	for {
+		a, wait, ok := r.absence.next(time.Now())
+		var later <-chan time.Time
+		switch {
+		case a != nil:
+			if r.kernel.Unload(a) { // else it came back
+				r.kernel.Gone(a.node.Tenant(), kernel.PresenceDevice, a.node.ID())
+			}
+			continue
+		case ok:
+			later = time.After(wait)
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-tick.C:
-			for _, a := range r.absence.over(now) {
-				if r.kernel.Unload(a) { // else it came back
-					r.kernel.Gone(a.node.Tenant(), kernel.PresenceDevice, a.node.ID())
-				}
-			}
+		case <-later:
+		case <-r.absence.some:
 		}
 	}
 }

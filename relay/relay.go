@@ -88,7 +88,7 @@ type Relay struct {
 	upgrader *link.Upgrader
 	metrics  *counters
 	devices  sync.Map // *hub.Node -> *device
-	absence  absence
+	absence  *absence
 
 	fitting capabilities
 
@@ -121,7 +121,7 @@ func Open(opt Options) (r *Relay, err error) {
 	if opt.Logger == nil {
 		opt.Logger = zap.NewNop()
 	}
-	r = &Relay{opt: opt, log: opt.Logger, origins: make(map[string]bool), listener: opt.Listener}
+	r = &Relay{opt: opt, log: opt.Logger, absence: newAbsence(), origins: make(map[string]bool), listener: opt.Listener}
 	defer func() {
 		if err != nil {
 			_ = r.Close()
