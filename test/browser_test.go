@@ -155,6 +155,7 @@ func browse(ctx context.Context, t *testing.T, g *eventsGateway, values map[stri
 	cmd := exec.CommandContext(ctx, chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 		"--log-level=3", "--remote-debugging-port=0", "--user-data-dir="+profile, srv.URL+"/")
+	cmd.Env = append(os.Environ(), "TMPDIR="+profile)
 	var errs buffer
 	cmd.Stdout, cmd.Stderr = &errs, &errs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

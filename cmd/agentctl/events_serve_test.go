@@ -5,12 +5,14 @@ package main
 import (
 	"bytes"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"agentctl/relay/gateway"
@@ -91,11 +93,14 @@ func (g gate) Write(p []byte) (int, error) {
 // in the end it has each once, in order.
 func TestEventsTailCatchesUp(t *testing.T) {
 	noEventsEnv(t)
-	const events = 3000 // of 8 KiB: more than what sockets and the gateway's queue hold
+	const events = 800 // of 8 KiB: more than what the sockets and the gateway's queue hold
 	o := gateway.Options{Listen: "127.0.0.1:0", Ring: 2 * events, Shards: 1}
 	g := serveGateway(t, o)
 	var out, say bytes.Buffer
-	tl := tail{out: gate{make(chan struct{}), &out}, say: &say, client: http.DefaultClient, count: events}
+	small := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 16<<10) })
+	}}
+	tl := tail{out: gate{make(chan struct{}), &out}, say: &say, client: &http.Client{Transport: &http.Transport{DialContext: small.DialContext}}, count: events}
 	tl.url, _ = eventsURL("http://"+g.Addr(), eventsStreamPath)
 	var wg sync.WaitGroup
 	var err error
