@@ -82,6 +82,7 @@ func TestMetrics(t *testing.T) {
 	m := r.device(mockOptions{})
 	gone := r.device(mockOptions{tenant: "other"})
 	gone.kill()
+	eventually(t, "the device is gone", func() bool { return parse()["agentctl_devices_connected"] == 1 })
 	for range 3 {
 		r.call(m.echoTool(), text("x"))
 	}
