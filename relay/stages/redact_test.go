@@ -160,7 +160,9 @@ func FuzzRedact(f *testing.F) {
 			return
 		}
 		var v any
-		if json.Unmarshal([]byte(out), &v) != nil {
+		dec := json.NewDecoder(strings.NewReader(out))
+		dec.UseNumber() // one may be beyond what a float64 holds
+		if !json.Valid([]byte(out)) || dec.Decode(&v) != nil {
 			if json.Valid([]byte(doc)) {
 				t.Fatalf("%q became %q", doc, out)
 			}
