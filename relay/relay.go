@@ -309,6 +309,7 @@ func (r *Relay) Run(ctx context.Context) error {
 
 	var log, background, linked sync.WaitGroup
 	log.Go(func() { _ = r.events.Run(logging) })
+	<-r.events.Begun() // nobody is served before the log takes events
 	r.runRooms(rooms, &background)
 	background.Go(func() { _ = r.mcp.Run(streams) })
 	background.Go(func() { _ = r.store.Run(rooms) })

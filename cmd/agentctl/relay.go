@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -122,9 +121,9 @@ type relayOptions struct{ relay.Options }
 // gatewayOptions decides whether the event gateway runs, and how: by --sse-listen, --only
 // or MCP_INCLUDE_SSE, with the variables MCP_SSE_*.
 func (o *relayOptions) gatewayOptions(listen string, given bool) error {
-	e, err := gateway.FromEnv(os.Getenv)
+	e, err := gatewayEnv()
 	if err != nil {
-		return exit(exitUsage, "%w", err)
+		return err
 	}
 	if given {
 		e.Listen = listen

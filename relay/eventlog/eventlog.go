@@ -115,6 +115,7 @@ type Store struct {
 
 	wake    chan struct{} // an Append waits
 	offered chan struct{} // an Offer waits
+	begun   chan struct{} // closed when Run has begun for the first time
 	look    chan struct{} // nil but in tests: retention looks now
 	base    uint64        // the first seq of this Open
 	next    uint64        // the next seq; of Run's goroutine
@@ -142,7 +143,7 @@ const (
 // found is logged: how many events, and the last seq.
 func Open(o Options) (_ *Store, err error) {
 	o.defaults()
-	s := &Store{opts: o, log: o.Logger, wake: make(chan struct{}, 1), offered: make(chan struct{}, 1)}
+	s := &Store{opts: o, log: o.Logger, wake: make(chan struct{}, 1), offered: make(chan struct{}, 1), begun: make(chan struct{})}
 	s.keep.results = make(chan snapshot, 1)
 	defer func() {
 		if err != nil {
@@ -221,6 +222,9 @@ func (s *Store) readLast() (last uint64, err error) {
 
 // Last implements kernel.Log: the newest seq that is durable.
 func (s *Store) Last() uint64 { return s.last.Load() }
+
+// Begun is closed once Run has begun: from then on Append may be called.
+func (s *Store) Begun() <-chan struct{} { return s.begun }
 
 // Base is the first seq that this Open gives, or gave.
 func (s *Store) Base() uint64 { return s.base }

@@ -85,6 +85,11 @@ func (s *Store) begin() error {
 		return errors.New("eventlog: Run runs already")
 	}
 	s.state = running
+	select {
+	case <-s.begun: // by an earlier Run
+	default:
+		close(s.begun)
+	}
 	select { // offers that came before, or while an earlier Run ended
 	case s.offered <- struct{}{}:
 	default:
