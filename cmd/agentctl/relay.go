@@ -16,7 +16,6 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/relay"
-	"agentctl/relay/gateway"
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/conformance"
 )
