@@ -193,8 +193,17 @@ func TestBurst(t *testing.T) {
 				t.Errorf("a burst speeds up only %v", keys(m.params()))
 			}
 		}
-		if n := len(p.run(5 * time.Second)); n < 4 || n > 6 {
+		after := p.run(5 * time.Second)
+		if n := len(after); n < 4 || n > 6 {
 			t.Errorf("%d metrics in the 5 s after it, want about 5", n)
+		}
+		told := map[string]bool{}
+		for _, m := range append(got, after...) {
+			ts := fmt.Sprint(m.params()["ts"])
+			if told[ts] {
+				t.Errorf("the sample of %s is told twice", ts)
+			}
+			told[ts] = true
 		}
 
 		// Two bursts: the faster one counts while it lasts, and the slower behind it.

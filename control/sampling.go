@@ -31,6 +31,7 @@ type push struct {
 	told  uint64                    // states so far
 	extra readings                  // of the modules beyond the frame, told last
 	due   [numModules]time.Duration // when a module is told next, on the samples' clock
+	last  [numModules]time.Duration // the sample it was told of last
 	now   plan                      // what feed does
 	stop  context.CancelFunc        // makes feed plan anew
 }
@@ -146,7 +147,11 @@ func (p *push) dueLocked(s *prober.Sample, base time.Duration) (set modules) {
 		if !p.modules.has(m) || (!p.now.burst && s.Mono+slack < p.due[m]) || (extraModules.has(m) && !news.has(m)) {
 			continue
 		}
+		if s.Mono > 0 && s.Mono == p.last[m] {
+			continue // a new plan begins with the newest sample, which was told already
+		}
 		set |= 1 << m
+		p.last[m] = s.Mono
 		every := p.every.of(m, base)
 		if next := p.due[m] + every; p.due[m] > 0 && next > s.Mono {
 			p.due[m] = next
