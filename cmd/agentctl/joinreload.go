@@ -30,6 +30,7 @@ func (b *box) keepUp(ctx context.Context, hup <-chan os.Signal) error {
 	defer ticker.Stop()
 	update := newUpdateWatch(os.Executable)
 	seen := b.source.fingerprint(b.config())
+	kept := b.id.Keep()
 	for n := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -48,6 +49,9 @@ func (b *box) keepUp(ctx context.Context, hup <-chan os.Signal) error {
 				_ = b.reload()
 			}
 			if n++; n%updateEvery == 1 {
+				if !kept {
+					kept = b.id.Keep()
+				}
 				if v := update.look(); v != "" {
 					b.log.Info("a newer version is staged; it comes into force with the next start", zap.String("version", v), zap.String("file", update.path))
 					b.srv.UpdateReady("agentctl", v)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 
 	"agentctl/manifest"
 	"agentctl/transport/strictjson"
@@ -27,9 +28,14 @@ const maxFile = 64 << 10
 type Identity struct {
 	path string
 
-	mu sync.Mutex // protects the fields below
-	d  data
+	mu      sync.Mutex // protects the fields below
+	d       data
+	unsaved bool // made here, and not yet on the disk
 }
+
+// ErrNotKept is of a new identity that the disk did not take: it is full, read-only or
+// broken. The identity is good, and another one after a restart unless Keep succeeds.
+var ErrNotKept = errors.New("the new identity could not be kept, it is another one after a restart")
 
 type data struct {
 	InstanceID string `json:"instance_id"` // 32 hex digits, made once an install
@@ -39,17 +45,22 @@ type data struct {
 
 // Load reads STATE/identity.json, or makes it (0600, in a directory of 0700) with a new
 // instance id and a node id of its own. A damaged file is an error: a board must not
-// change who it is by accident.
+// change who it is by accident. Where only the disk is at fault a new identity comes with
+// ErrNotKept.
 func Load(stateDir string) (*Identity, error) {
 	id := &Identity{path: filepath.Join(stateDir, File)}
-	if err := os.MkdirAll(stateDir, 0o700); err != nil {
+	if err := os.MkdirAll(stateDir, 0o700); err != nil && !diskFault(err) {
 		return nil, fmt.Errorf("make the state directory %s: %w; choose another with --state-dir", stateDir, err)
 	}
 	b, err := os.ReadFile(id.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		id.d = data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}
-		return id, id.save()
+		err := id.save()
+		if id.unsaved = diskFault(err); id.unsaved {
+			err = fmt.Errorf("%w: %w", ErrNotKept, err)
+		}
+		return id, err
 	case err != nil:
 		return nil, fmt.Errorf("read the identity: %w", err)
 	case len(b) > maxFile:
@@ -59,6 +70,36 @@ func Load(stateDir string) (*Identity, error) {
 		return nil, fmt.Errorf("identity file %s is damaged; restore it, or remove it to become a new node", id.path)
 	}
 	return id, nil
+}
+
+// Keep tries again to write an identity that Load could not; one that is there by now is
+// left alone. done tells that there is no more to try.
+func (id *Identity) Keep() (done bool) {
+	id.mu.Lock()
+	defer id.mu.Unlock()
+	if !id.unsaved {
+		return true
+	}
+	if _, err := os.Lstat(id.path); err == nil {
+		id.unsaved = false // of a directory that was mounted late
+		return true
+	}
+	if os.MkdirAll(filepath.Dir(id.path), 0o700) != nil || id.save() != nil {
+		return false
+	}
+	id.unsaved = false
+	return true
+}
+
+// diskFault tells whether a write failed for what may pass by itself or be mended while
+// the board goes on, unlike a wrong path or missing permission.
+func diskFault(err error) bool {
+	for _, e := range []error{syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // NewInstanceID makes 128 random bits in hex.

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"agentctl/manifest"
@@ -64,5 +65,40 @@ func TestDamagedIdentityIsRefused(t *testing.T) {
 				t.Error("the damaged file was overwritten")
 			}
 		})
+	}
+}
+
+// A full disk is no reason to end: the identity is kept as soon as the disk takes it, and
+// one that turns up until then is left alone.
+func TestIdentityOnFullDisk(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	id := &Identity{path: filepath.Join(dir, File), d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}, unsaved: true}
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // in the way
+		t.Fatal(err)
+	}
+	if id.Keep() {
+		t.Fatal("it was kept in a directory that is a file")
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if !id.Keep() {
+		t.Fatal("it was not kept")
+	}
+	again, err := Load(dir)
+	if err != nil || again.NodeID() != id.NodeID() {
+		t.Fatalf("after a restart %v, %v; want %s", again, err, id.NodeID())
+	}
+	other := &Identity{path: id.path, d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}, unsaved: true}
+	if !other.Keep() {
+		t.Fatal("it goes on trying")
+	}
+	if again, err = Load(dir); err != nil || again.NodeID() != id.NodeID() {
+		t.Errorf("the identity on the disk was replaced: %v, %v", again, err)
+	}
+	for err, want := range map[error]bool{syscall.EROFS: true, &os.PathError{Err: syscall.ENOSPC}: true, syscall.EACCES: false, syscall.ENOTDIR: false} {
+		if diskFault(err) != want {
+			t.Errorf("diskFault(%v) is %v", err, !want)
+		}
 	}
 }
