@@ -319,7 +319,7 @@ func (p *Prober) ModuleStates() []ModuleState {
 	defer p.mu.Unlock()
 	states := make([]ModuleState, numModules)
 	for m := range numModules {
-		s := ModuleState{Name: moduleNames[m], State: "off", IntervalMS: p.moduleEvery[m].Milliseconds()}
+		s := ModuleState{Name: moduleNames[m], State: "off", IntervalMS: max(p.moduleEvery[m], p.base.every).Milliseconds()}
 		if p.modules.has(m) {
 			s.State = "waiting"
 			if p.collect.source == nil {
