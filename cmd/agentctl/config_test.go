@@ -284,8 +284,8 @@ func TestDuration(t *testing.T) {
 }
 
 func TestNearest(t *testing.T) {
-	words := []string{"name", "relay", "base_interval_ms", "cpu"}
-	for in, want := range map[string]string{"nmae": "name", "relais": "relay", "base_interval": "base_interval_ms", "BASE_INTERVAL_MS": "base_interval_ms", "zzz": "", strings.Repeat("n", 1000): ""} {
+	words := []string{"name", "relay", "base_interval_ms", "cpu", "socket", "token_file", "history.flush"}
+	for in, want := range map[string]string{"nmae": "name", "relais": "relay", "base_interval": "base_interval_ms", "BASE_INTERVAL_MS": "base_interval_ms", "token": "token_file", "flush": "history.flush", "zzz": "", "x": "", strings.Repeat("n", 1000): ""} {
 		if got := nearest(in, words); got != "" != (want != "") || want != "" && !strings.Contains(got, `"`+want+`"`) {
 			t.Errorf("nearest %.20q: %q, want %q", in, got, want)
 		}

@@ -153,6 +153,9 @@ func (p *fileParser) pairs(n *yaml.Node, name string, known []string, fn func(ke
 
 // near hints at the key that was meant: of the same map, or else of all.
 func (p *fileParser) near(word, full string, known []string) string {
+	if group, leaf, ok := strings.Cut(word, "."); ok && findKey(full) != nil {
+		return fmt.Sprintf("; write it as two lines: %q, and %q indented below it", group+":", leaf+": ...")
+	}
 	if hint := nearest(word, known); hint != "" {
 		return hint
 	}
@@ -164,7 +167,7 @@ func (p *fileParser) near(word, full string, known []string) string {
 		}
 		all = append(all, name)
 	}
-	if hint := nearest(full, all); hint != "" {
+	if hint := nearest(full, all); hint != "" && word == full {
 		return hint
 	}
 	return "; the keys are " + strings.Join(known, ", ")

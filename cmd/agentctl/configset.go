@@ -199,8 +199,10 @@ func (ch *settingChange) inForce(ctx context.Context, cl *control.Client, before
 	switch {
 	case strings.HasPrefix(origin, "AGENTCTL_") || strings.HasPrefix(origin, "--"):
 		return "but " + origin + " of the daemon counts more, and stays in force", nil
-	case cl == nil:
+	case cl == nil && ch.key.apply == applyRestart:
 		return "in force with the next start of the daemon", nil
+	case cl == nil:
+		return "in force with the next start of the daemon; one that runs with these files takes it over by itself", nil
 	case ch.onSocket():
 		return "in force now", nil
 	case ch.key.apply == applyRestart:

@@ -97,10 +97,15 @@ type ruleText struct {
 
 // nearest is a hint at the word that was probably meant, "" when none is near.
 func nearest(word string, words []string) string {
-	best, at := "", 4
+	best, at := "", min(4, len(word)/2+1)
 	for _, w := range words {
 		if d := distance(word, w); d < at && d < len(w) {
 			best, at = w, d
+		}
+	}
+	for _, w := range words {
+		if best == "" && len(word) > 2 && (strings.HasPrefix(w, word+"_") || strings.HasSuffix(w, "."+word)) {
+			best = w
 		}
 	}
 	if best == "" {

@@ -25,7 +25,8 @@ func newHistory() *cobra.Command {
 
 A time is how long ago it was (90s, 15m, 24h, 7d, 2w), or RFC 3339 (2026-01-02T15:04:05Z), or
 a day (2026-01-02, local time). --step keeps the last record of each so much time; without it a
-chart takes what fits its width, and an export takes every record. In an export ts is in
+chart takes what fits its width, and an export takes every record. Without --since a chart of a
+daemon that began less than an hour ago begins with its first record. In an export ts is in
 milliseconds since 1970.`,
 		Example: `  agentctl history
   agentctl history --since 24h --modules cpu,temperature
@@ -56,6 +57,11 @@ milliseconds since 1970.`,
 					h.modules, h.all = moduleNames, true
 				}
 				return h.export(cmd.Context(), cmd.OutOrStdout(), format)
+			}
+			if !cmd.Flags().Changed("since") {
+				if err := h.trim(cmd.Context()); err != nil {
+					return err
+				}
 			}
 			return h.draw(cmd.Context(), cmd.OutOrStdout(), time.Local)
 		},
@@ -136,6 +142,7 @@ type historyQuery struct {
 	cl       *control.Client
 	from, to int64 // milliseconds since 1970, both included
 	step     int64 // milliseconds; 0: every record
+	limit    int   // at most so many items; 0: all
 	modules  []string
 	all      bool // modules are not of the user's choice
 }
@@ -164,9 +171,19 @@ func (h *historyQuery) window(ctx context.Context, cl *control.Client, since, un
 	return nil
 }
 
+// trim lets the window begin with the first record, for a history that is younger.
+func (h *historyQuery) trim(ctx context.Context) error {
+	one := *h
+	one.limit = 1
+	return one.each(ctx, []string{"cpu"}, 0, func(item control.HistoryItem) error {
+		h.from = max(h.from, min(item.TS, h.to-time.Minute.Milliseconds()))
+		return nil
+	})
+}
+
 // each calls fn with the items of the window, in ascending order.
 func (h *historyQuery) each(ctx context.Context, modules []string, step int64, fn func(control.HistoryItem) error) error {
-	q := control.HistoryQuery{FromMS: h.from, ToMS: h.to, Modules: modules, StepMS: step}
+	q := control.HistoryQuery{FromMS: h.from, ToMS: h.to, Modules: modules, StepMS: step, Limit: h.limit}
 	own := false // fn's error, not the daemon's
 	err := h.cl.HistoryEach(ctx, q, func(item control.HistoryItem) error {
 		if item.TS < h.from || item.TS > h.to {

@@ -86,6 +86,23 @@ func TestHistoryDraw(t *testing.T) {
 	golden(t, "history.txt", b.String())
 }
 
+// Without --since a young history fills the chart, and an old one is cut at the hour.
+func TestHistoryTrim(t *testing.T) {
+	start := historyStart.UnixMilli()
+	for name, tt := range map[string]struct{ from, to, want int64 }{
+		"young":   {start - 3_000_000, start + 600_000, start},
+		"old":     {start + 60_000, start + 3_600_000, start + 60_000},
+		"newborn": {start - 3_590_000, start + 10_000, start - 50_000},
+		"nothing": {start - 7_200_000, start - 3_600_000, start - 7_200_000},
+	} {
+		h := historyOf(t)
+		h.from, h.to = tt.from, tt.to
+		if err := h.trim(t.Context()); err != nil || h.from != tt.want {
+			t.Errorf("%s: from %d, %v; want %d", name, h.from-start, err, tt.want-start)
+		}
+	}
+}
+
 func TestHistoryExport(t *testing.T) {
 	h := historyOf(t, "cpu", "memory", "temperature")
 	text := func(format string) string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"time"
@@ -18,7 +19,10 @@ func newSnapshot() *cobra.Command {
 		Use:     "snapshot",
 		Short:   "One reading of this box, now",
 		Example: "  agentctl snapshot\n  agentctl snapshot --modules cpu,memory -o json",
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if modules, err = checkModules(modules); err != nil {
+				return err
+			}
 			cl, err := dialSocket(cmd.Context(), socket)
 			if err != nil {
 				return err
@@ -33,7 +37,7 @@ func newSnapshot() *cobra.Command {
 	}
 	out.flags(c)
 	c.Flags().StringVar(&socket, "socket", env("AGENTCTL_SOCKET", clientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
-	c.Flags().StringSliceVar(&modules, "modules", []string{"cpu", "memory", "disk", "load"}, "only these `MODULES`: cpu, memory, disk, load")
+	c.Flags().StringSliceVar(&modules, "modules", moduleNames, "only these `MODULES`; what this machine does not have is left out")
 	return c
 }
 
@@ -50,6 +54,24 @@ func printSnapshot(w io.Writer, s *control.Snapshot) error {
 	}
 	if s.Load != nil {
 		fmt.Fprintf(w, "%-7s %.2f %.2f %.2f\n", "Load", s.Load.Load1, s.Load.Load5, s.Load.Load15)
+	}
+	if n := s.Network; n != nil {
+		fmt.Fprintf(w, "%-7s %s in, %s out\n", "Network", valueText(n.BytesInPerS, "B/s"), valueText(n.BytesOutPerS, "B/s"))
+	}
+	if s.Temperature != nil {
+		fmt.Fprintf(w, "%-7s %.1f C\n", "Temp", s.Temperature.HottestC)
+	}
+	values := map[string]float64{}
+	if b, err := json.Marshal(s); err == nil {
+		if r, err := parseReading(b); err == nil {
+			values = r.Values
+		}
+	}
+	if text, _ := powerText(values); text != "" {
+		fmt.Fprintf(w, "%-7s %s\n", "Power", text)
+	}
+	if s.Wear != nil && s.Wear.UsedPct != nil {
+		fmt.Fprintf(w, "%-7s %.0f %% of the card's life used\n", "Wear", *s.Wear.UsedPct)
 	}
 	return nil
 }

@@ -198,7 +198,7 @@ func printStatus(w io.Writer, s *status) error {
 	row("Version", "%s, up %s", s.Version, (time.Duration(s.UptimeS) * time.Second).String())
 	switch s.Link.State {
 	case link.StateDisabled:
-		row("Link", "no relay configured; add one with: agentctl run --relay URL --token-file FILE")
+		row("Link", "none: this board works alone; for a relay: agentctl config set relay URL")
 	case link.StateReady:
 		row("Link", "ready, %s, since %s", s.Link.Relay, ago(s.Link.SinceMS))
 	default:
@@ -208,7 +208,7 @@ func printStatus(w io.Writer, s *status) error {
 		row("", "last error: %s", e.Message)
 		row("", "%s", linkHint(link.Status{State: s.Link.State, LastCode: e.Code, CloneSuspected: s.CloneSuspected}))
 	}
-	row("Clock", "%s, %d ms off the relay's", s.Clock.State, s.Clock.OffsetMS)
+	row("Clock", "%s", clockText(s))
 	printStorage(row, &s.Storage)
 	if c := s.Config; c != nil && c.Error != "" {
 		row("Config", "the files are wrong, the settings before are in force; see: agentctl config validate")
@@ -219,7 +219,12 @@ func printStatus(w io.Writer, s *status) error {
 		row("Sampling", "no sample yet: %s", s.Sampling.LastError)
 		return nil
 	}
-	row("Sampling", "every %s", time.Duration(s.Sampling.IntervalMS)*time.Millisecond)
+	each := (time.Duration(s.Sampling.IntervalMS) * time.Millisecond).String()
+	if s.Sampling.Running {
+		row("Sampling", "every %s; pushed to local clients: %s", each, strings.Join(s.Sampling.Modules, ", "))
+	} else {
+		row("Sampling", "every %s; push and recording are stopped, go on with: agentctl start", each)
+	}
 	m := s.Sample
 	row("CPU", "%.1f %%   load %.2f %.2f %.2f", m.CPUPct, m.Load1, m.Load5, m.Load15)
 	row("Memory", "%s of %s", bytesText(m.MemBytes), bytesText(m.MemTotalBytes))
@@ -228,6 +233,17 @@ func printStatus(w io.Writer, s *status) error {
 		row("Alert", "%s: %s (%s)", a.Level, a.Message, ago(a.TS))
 	}
 	return nil
+}
+
+// clockText tells whether the time is to be trusted, and against what it was held.
+func clockText(s *status) string {
+	switch {
+	case s.Clock.State == clock.Unsynced:
+		return "not set yet; samples are kept and get their time when it is known"
+	case s.Link.State == link.StateDisabled:
+		return "this machine's own"
+	}
+	return fmt.Sprintf("%s, %d ms off the relay's", s.Clock.State, s.Clock.OffsetMS)
 }
 
 func printStorage(row func(k, format string, args ...any), s *storageStatus) {

@@ -19,6 +19,7 @@ import (
 
 	"agentctl/control"
 	"agentctl/prober"
+	"agentctl/prober/alert"
 )
 
 func newWatch() *cobra.Command {
@@ -32,8 +33,8 @@ func newWatch() *cobra.Command {
 		Long: `See this box live. On a terminal it is a view with sparklines and alerts; q or Ctrl-C ends
 it and gives the terminal back as it was. Elsewhere, or with -o ndjson, it is one JSON object
 a line: {"event":"metrics",...}, with the daemon's events by their names and, of this command,
-"snapshot" (modules that are not pushed), "connection" (state lost or ready) and "lost" (count
-of events that this reader was too slow for).
+"snapshot" (modules that are not pushed), "connection" (state lost or ready, with the alerts
+that were raised before) and "lost" (count of events that this reader was too slow for).
 
 A restart of the daemon is waited for. An --interval below the daemon's own is asked for as a
 burst, which ends by itself soon after this command. Watching turns push on for everybody, and
@@ -100,6 +101,7 @@ type watchState struct {
 	ServerVersion string           `json:"server_version,omitempty"`
 	NodeID        string           `json:"node_id,omitempty"`
 	Name          string           `json:"name,omitempty"`
+	Alerts        []alert.Event    `json:"alerts,omitempty"` // raised before, and not cleared
 	Sampling      control.Sampling `json:"-"`
 }
 
@@ -249,12 +251,13 @@ func (w *watcher) hello(ctx context.Context, cl *control.Client) (*watchState, e
 		NodeID   string           `json:"node_id"`
 		Name     string           `json:"name"`
 		Sampling control.Sampling `json:"sampling"`
+		Alerts   []alert.Event    `json:"alerts"`
 	}
 	if err := cl.Status(ctx, &s); err != nil {
 		return nil, err
 	}
 	st := &watchState{TS: time.Now().UnixMilli(), State: "ready", ServerVersion: cl.Hello().ServerVersion,
-		NodeID: s.NodeID, Name: s.Name, Sampling: s.Sampling}
+		NodeID: s.NodeID, Name: s.Name, Alerts: s.Alerts, Sampling: s.Sampling}
 	w.say(watchConnection, st)
 	return st, nil
 }

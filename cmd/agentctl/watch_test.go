@@ -182,7 +182,9 @@ func TestView(t *testing.T) {
 	v := newView(false, false)
 	v.zone = time.UTC
 	now := time.Now()
-	v.take(watchMsg{watchConnection, []byte(`{"state":"ready","node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","name":"attic"}`)})
+	const raised = `{"level":"error","metric":"disk_pct","value":96,"message":"disk is 96 % full","ts":1772366399000}`
+	v.take(watchMsg{watchConnection, []byte(`{"state":"ready","node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","name":"attic","alerts":[` + raised + `]}`)})
+	v.take(watchMsg{"alert", []byte(raised)}) // once more, as an event that came meanwhile
 	for _, m := range []string{
 		`{"ts":1772366400000,"cpu":{"usage_percent":10},"memory":{"total":512,"used":128},"disk":{"usage_percent":63.2},"load":{"load_1m":0.5,"load_5m":0.4,"load_15m":0.3}}`,
 		`{"ts":1772366401000,"cpu":{"usage_percent":50},"network":{"bytes_in_per_s":1500,"bytes_out_per_s":20},"temperature":{"hottest_c":71.5},"power":{"under_voltage":true}}`,

@@ -7,12 +7,14 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"agentctl/control"
+	"agentctl/prober/alert"
 )
 
 // view is the live view of watch.
@@ -93,7 +95,11 @@ func (v *view) take(m watchMsg) {
 	switch m.event {
 	case watchConnection:
 		was := v.state.State
+		v.state.Alerts = nil
 		_ = json.Unmarshal(m.params, &v.state)
+		for _, a := range v.state.Alerts {
+			v.alert(a)
+		}
 		if v.state.State == "lost" {
 			v.lostAt = time.Now()
 			v.gap()
@@ -124,7 +130,10 @@ func (v *view) take(m watchMsg) {
 		_ = json.Unmarshal(m.params, &l)
 		v.lost += l.Count
 	case "alert":
-		v.alert(m.params)
+		var a alert.Event
+		if json.Unmarshal(m.params, &a) == nil {
+			v.alert(a)
+		}
 	case "update_ready":
 		var u struct{ Component, Version string }
 		_ = json.Unmarshal(m.params, &u)
@@ -147,17 +156,16 @@ func (v *view) gap() {
 	}
 }
 
-func (v *view) alert(params []byte) {
-	var a struct {
-		Level, Message string
-		TS             int64
-	}
-	if json.Unmarshal(params, &a) != nil {
+// alert shows an alert. It may be told twice: as an event, and as raised before.
+func (v *view) alert(a alert.Event) {
+	level := string(a.Level)
+	sgr := map[string]string{"error": red, "warn": yellow}[level]
+	head := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), printable(level))
+	shown := viewAlert{head, printable(a.Message), sgr}
+	if slices.Contains(v.alerts, shown) {
 		return
 	}
-	sgr := map[string]string{"error": red, "warn": yellow}[a.Level]
-	line := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), printable(a.Level))
-	v.alerts = append(v.alerts, viewAlert{line, printable(a.Message), sgr})
+	v.alerts = append(v.alerts, shown)
 	if len(v.alerts) > viewAlerts {
 		v.alerts = v.alerts[1:]
 	}

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"agentctl/control"
+	"agentctl/transport/clock"
+	"agentctl/transport/link"
+)
+
+func TestStatusText(t *testing.T) {
+	sampling := func(running bool) samplingStatus {
+		return samplingStatus{Sampling: control.Sampling{Running: running, IntervalMS: 1000, Modules: []string{"cpu", "mem"}}}
+	}
+	for _, tt := range []struct {
+		name string
+		s    status
+		want []string
+	}{
+		{"alone", status{Link: linkStatus{State: link.StateDisabled}, Clock: clockStatus{State: clock.Local}, Sampling: sampling(true), Sample: &frame{}},
+			[]string{"Clock     this machine's own", "Sampling  every 1s; pushed to local clients: cpu, mem", "config set relay URL"}},
+		{"stopped", status{Link: linkStatus{State: link.StateDisabled}, Clock: clockStatus{State: clock.Local}, Sampling: sampling(false), Sample: &frame{}},
+			[]string{"stopped", "agentctl start"}},
+		{"linked", status{Link: linkStatus{State: link.StateReady}, Clock: clockStatus{State: clock.Relay, OffsetMS: 70}, Sampling: sampling(true), Sample: &frame{}},
+			[]string{"Clock     relay, 70 ms off the relay's"}},
+		{"1970", status{Link: linkStatus{State: link.StateDisabled}, Clock: clockStatus{State: clock.Unsynced}, Sampling: sampling(true), Sample: &frame{}},
+			[]string{"Clock     not set yet"}},
+	} {
+		var b bytes.Buffer
+		if err := printStatus(&b, &tt.s); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(b.String(), want) {
+				t.Errorf("%s: no %q in\n%s", tt.name, want, b.String())
+			}
+		}
+	}
+}
