@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/creachadair/jrpc2"
 
@@ -22,31 +24,73 @@ const (
 	maxLine    = 4 << 20 // a message of a plugin, bytes; a longer one ends the connection
 	maxPages   = 64      // of a list
 	maxPending = 1024    // calls that wait for their progress
+
+	sendTime  = 5 * time.Second // that a plugin may leave a message untaken
+	maxAhead  = 32 << 20        // bytes read while a message is untaken, and
+	aheadCost = 16 << 10        // for each message besides its size
 )
 
 // lines is a jrpc2 channel of one JSON value a line, bounded.
 type lines struct {
-	in   *bufio.Scanner
-	out  io.Writer
-	stop func() error
+	in    *bufio.Scanner
+	out   writer
+	abort func() // ends both directions at once, whatever the plugin does
+	stop  func() error
+
+	broken  error         // of a Send: part of a message may be out. Sends exclude each other
+	closing atomic.Bool   // a Send waits no more
+	sending chan struct{} // of one: held by a Send
+	ahead   atomic.Int64  // what was read since the last Send ended, bytes
 }
 
-func newLines(r io.Reader, w io.Writer, stop func() error) *lines {
-	l := &lines{in: bufio.NewScanner(r), out: w, stop: sync.OnceValue(stop)}
+// writer is an end whose writes can be bounded in time.
+type writer interface {
+	io.Writer
+	SetWriteDeadline(t time.Time) error
+}
+
+func newLines(r io.Reader, w writer, abort func(), stop func() error) *lines {
+	l := &lines{in: bufio.NewScanner(r), out: w, abort: abort, stop: sync.OnceValue(stop), sending: make(chan struct{}, 1)}
 	l.in.Buffer(make([]byte, 0, 16<<10), maxLine)
 	return l
 }
 
-// Send writes one message; jrpc2 encodes without newlines.
+// Send writes one message; jrpc2 encodes without newlines. It holds up every other call
+// and the end of the connection, so a plugin that takes nothing for sendTime is given up.
 func (l *lines) Send(b []byte) error {
-	_, err := l.out.Write(append(b, '\n'))
-	return err
+	if l.broken != nil {
+		return l.broken
+	}
+	l.sending <- struct{}{}
+	defer func() { l.ahead.Store(0); <-l.sending }()
+	_ = l.out.SetWriteDeadline(time.Now().Add(sendTime))
+	if l.closing.Load() { // after the deadline was set: hurry may have come before
+		l.hurry()
+	}
+	if _, err := l.out.Write(append(b, '\n')); err != nil {
+		l.broken = fmt.Errorf("it takes no messages: %w", err)
+		l.abort()
+		return l.broken
+	}
+	return nil
 }
 
-// Recv reads one message.
+// hurry ends a Send that waits, and all further ones.
+func (l *lines) hurry() {
+	l.closing.Store(true)
+	_ = l.out.SetWriteDeadline(time.Unix(1, 0)) // long ago
+}
+
+// Recv reads one message. While a Send waits, nobody takes what is read: after maxAhead
+// the plugin waits too.
 func (l *lines) Recv() ([]byte, error) {
 	for l.in.Scan() {
 		if b := l.in.Bytes(); len(b) > 0 {
+			if l.ahead.Add(int64(len(b))+aheadCost) > maxAhead {
+				l.sending <- struct{}{}
+				l.ahead.Store(0)
+				<-l.sending
+			}
 			return append([]byte(nil), b...), nil
 		}
 	}
@@ -62,6 +106,7 @@ func (l *lines) Close() error { return l.stop() }
 // conn is one life of a plugin's server.
 type conn struct {
 	rpc     *jrpc2.Client
+	ch      *lines
 	ended   chan struct{} // closed when nothing more will come
 	updated func(uri string)
 	version string
@@ -78,7 +123,7 @@ type follower struct {
 }
 
 func newConn(ch *lines, updated func(uri string)) *conn {
-	c := &conn{ended: make(chan struct{}), updated: updated, progress: make(map[int64]follower)}
+	c := &conn{ch: ch, ended: make(chan struct{}), updated: updated, progress: make(map[int64]follower)}
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{
 		OnNotify:   c.notified,
 		OnCallback: c.asked,
@@ -216,4 +261,7 @@ func (c *conn) asked(_ context.Context, req *jrpc2.Request) (any, error) {
 }
 
 // close hangs up.
-func (c *conn) close() { _ = c.rpc.Close() }
+func (c *conn) close() {
+	c.ch.hurry() // a Send that waits holds jrpc2's lock
+	_ = c.rpc.Close()
+}

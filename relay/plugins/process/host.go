@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"go.uber.org/zap"
 
@@ -215,6 +216,9 @@ func (h *Host) open(name string) (*Plugin, error) {
 		return nil, fmt.Errorf("open the plugin directory: %w", err)
 	}
 	defer func() { _ = root.Close() }()
+	if err := guarded(root, ".", fs.ModeDir); err != nil { // its owner could put another folder there
+		return nil, err
+	}
 	if err := guarded(root, name, fs.ModeDir); err != nil {
 		return nil, err
 	}
@@ -246,19 +250,24 @@ func (h *Host) open(name string) (*Plugin, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	return newPlugin(m, dial, h.o.Version, log), nil
+	return newPlugin(m, dial, h.o.Version, h.log), nil
 }
 
-// guarded checks that path is what it should be, and that nobody but its owner writes it.
+// guarded checks that path is what it should be, and that nobody but root and the user of
+// this process writes it.
 func guarded(root *os.Root, path string, typ fs.FileMode) error {
 	st, err := root.Lstat(path)
+	at := filepath.Join(root.Name(), path)
 	switch {
 	case err != nil:
 		return fmt.Errorf("plugin: %w", err)
 	case st.Mode().Type() != typ:
 		return fmt.Errorf("plugin: %s must be a %s, not a link or anything else", path, map[fs.FileMode]string{0: "file", fs.ModeDir: "folder"}[typ])
 	case st.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("plugin: others may write %s; mend it with: chmod go-w %s", path, path)
+		return fmt.Errorf("plugin: others may write %s; mend it with: chmod go-w %s", at, at)
+	}
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok && sys.Uid != 0 && int(sys.Uid) != os.Geteuid() {
+		return fmt.Errorf("plugin: %s belongs to uid %d, who could change what the relay runs; mend it with: chown %d %s", at, sys.Uid, os.Geteuid(), at)
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ func socketDialer(path string) func(context.Context) (*lines, error) {
 		if err != nil {
 			return nil, err
 		}
-		return newLines(nc, nc, nc.Close), nil
+		return newLines(nc, nc, func() { _ = nc.Close() }, nc.Close), nil
 	}
 }
 
@@ -38,6 +38,7 @@ func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*li
 		cmd.Dir = dir
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LANG=C.UTF-8", "MCP_AGENT_ID=plugin:" + name}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		endWithUs(cmd.SysProcAttr)
 		in, err := cmd.StdinPipe()
 		if err != nil {
 			return nil, err
@@ -52,12 +53,13 @@ func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*li
 			return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
 		}
 		log.Debug("plugin started", zap.Int("pid", cmd.Process.Pid))
-		return newLines(out, in, func() error {
+		killAll := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+		return newLines(out, in.(writer), killAll, func() error { // an *os.File
 			_ = in.Close() // the end of its input is its order to stop
-			kill := time.AfterFunc(stopGrace, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+			kill := time.AfterFunc(stopGrace, killAll)
 			err := cmd.Wait()
 			kill.Stop()
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what it left behind
+			killAll() // what it left behind
 			var exit *exec.ExitError
 			if errors.As(err, &exit) {
 				log.Info("plugin ended", zap.String("status", exit.String()))
@@ -67,20 +69,25 @@ func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*li
 	}
 }
 
-// maxLogLine bounds what one line of a plugin's stderr puts into our log, bytes.
-const maxLogLine = 512
+// Bounds of what a plugin's stderr puts into our log.
+const (
+	maxLogLine  = 512 // bytes of a line
+	maxLogLines = 100 // a second
+)
 
-// lineLogger passes a plugin's stderr on, line by line.
+// lineLogger passes a plugin's stderr on, line by line; what is too much is counted.
 type lineLogger struct {
-	log  *zap.Logger
-	line []byte
+	log    *zap.Logger
+	line   []byte
+	second time.Time // when the lines in n began to be counted
+	n      int
 }
 
 func (l *lineLogger) Write(b []byte) (int, error) {
 	for _, c := range b {
 		switch {
 		case c == '\n':
-			l.log.Info("plugin says", zap.ByteString("line", l.line))
+			l.say()
 			l.line = l.line[:0]
 		case len(l.line) >= maxLogLine: // the rest of a long line is not kept
 		case c < ' ' || c == 0x7f: // no control characters in our log
@@ -90,4 +97,16 @@ func (l *lineLogger) Write(b []byte) (int, error) {
 		}
 	}
 	return len(b), nil
+}
+
+func (l *lineLogger) say() {
+	if now := time.Now(); now.Sub(l.second) >= time.Second {
+		if l.n > maxLogLines {
+			l.log.Warn("plugin says too much", zap.Int("lines_left_out", l.n-maxLogLines))
+		}
+		l.second, l.n = now, 0
+	}
+	if l.n++; l.n <= maxLogLines {
+		l.log.Info("plugin says", zap.ByteString("line", l.line))
+	}
 }

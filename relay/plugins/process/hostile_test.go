@@ -1,0 +1,190 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"agentctl/relay/kernel"
+)
+
+// TestDeafPlugin: one that stops reading holds up neither its unloading nor the end of
+// the relay, which is what the rig's cleanup waits for.
+func TestDeafPlugin(t *testing.T) {
+	r := newRig(t)
+	r.folder("odd", odd, sh(`sleep 60`))
+	if err := r.load("odd"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	var wg sync.WaitGroup
+	for range 4 { // more than a pipe takes
+		wg.Go(func() {
+			_, _ = r.k.Call(ctx, &kernel.Request{Caller: all, Tool: "odd.do", Arguments: []byte(`{"x":"` + strings.Repeat("y", 60<<10) + `"}`)})
+		})
+	}
+	wg.Wait()
+	ended := make(chan error, 1)
+	go func() { ended <- r.h.Unload("odd") }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(8 * time.Second):
+		t.Fatal("it cannot be unloaded")
+	}
+}
+
+// TestUntakenMessage: a message that is not taken in time ends the connection, and what
+// the plugin says meanwhile is not read without end.
+func TestUntakenMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in, _ := net.Pipe() // nobody reads it
+		out, plugin := net.Pipe()
+		aborted := make(chan struct{})
+		l := newLines(out, in, func() { close(aborted); _ = out.Close() }, func() error { return nil })
+		began := time.Now()
+		sent := make(chan error)
+		go func() { sent <- l.Send([]byte("{}")) }()
+		synctest.Wait()
+		go func() {
+			for {
+				if _, err := plugin.Write([]byte("{}\n")); err != nil {
+					return
+				}
+			}
+		}()
+		read := 0
+		go func() {
+			for {
+				if _, err := l.Recv(); err != nil {
+					return
+				}
+				read++
+			}
+		}()
+		synctest.Wait()
+		if read < 1000 || read > maxAhead/aheadCost {
+			t.Errorf("%d messages read while one waits", read)
+		}
+		if err := <-sent; err == nil || time.Since(began) != sendTime {
+			t.Errorf("%v after %s", err, time.Since(began))
+		}
+		<-aborted
+		if err := l.Send([]byte("{}")); err == nil || time.Since(began) != sendTime {
+			t.Errorf("another one: %v after %s", err, time.Since(began))
+		}
+		synctest.Wait()
+	})
+}
+
+// TestLoudPlugin: a flood on stderr does not flood the log.
+func TestLoudPlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.DebugLevel)
+		l := &lineLogger{log: zap.New(core)}
+		for range 10_000 {
+			_, _ = l.Write([]byte("again\n"))
+		}
+		if n := logs.Len(); n != maxLogLines {
+			t.Errorf("%d lines", n)
+		}
+		time.Sleep(time.Second)
+		_, _ = l.Write([]byte("last\n"))
+		if n := logs.FilterMessage("plugin says too much").FilterField(zap.Int("lines_left_out", 10_000-maxLogLines)).Len(); n != 1 {
+			t.Error(logs.All()[logs.Len()-2:])
+		}
+		if n := logs.FilterField(zap.ByteString("line", []byte("last"))).Len(); n != 1 {
+			t.Error("the next second's line is missing")
+		}
+	})
+}
+
+// TestForeignFolder: who owns a folder, or may write the directory, decides what runs.
+func TestForeignFolder(t *testing.T) {
+	r := newRig(t)
+	dir := r.folder("odd", odd, sh(""))
+	if err := os.Chmod(r.dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.h.Check("odd"); err == nil || !strings.Contains(err.Error(), "chmod go-w "+r.dir) {
+		t.Errorf("a directory that all may write: %v", err)
+	}
+	if err := os.Chmod(r.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.h.Check("odd"); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("only root gives files away")
+	}
+	for _, path := range []string{dir, filepath.Join(dir, "run"), filepath.Join(dir, "plugin.json")} {
+		if err := os.Chown(path, 12345, -1); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.h.Check("odd"); err == nil || !strings.Contains(err.Error(), "belongs to uid 12345") {
+			t.Errorf("%s: %v", path, err)
+		}
+		if err := os.Chown(path, 0, -1); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestKilledRelay: a plugin that cares for nothing does not outlive a relay that was killed.
+func TestKilledRelay(t *testing.T) {
+	if dir := os.Getenv("TEST_KILLED_RELAY"); dir != "" { // the relay
+		if _, err := processDialer(dir, "odd", zap.NewNop())(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+	}
+	dir := newRig(t).folder("odd", odd, "#!/bin/sh\necho $$ >pid.tmp; mv pid.tmp pid\nexec sleep 60\n")
+	relay := exec.Command(os.Args[0], "-test.run=^TestKilledRelay$")
+	relay.Env = append(os.Environ(), "TEST_KILLED_RELAY="+dir)
+	if err := relay.Start(); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	pid := 0
+	for pid == 0 && time.Now().Before(deadline) {
+		if b, err := os.ReadFile(filepath.Join(dir, "pid")); err == nil {
+			_, _ = fmt.Sscan(string(b), &pid)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	_ = relay.Process.Kill()
+	_ = relay.Wait()
+	if pid == 0 {
+		t.Fatal("it did not start")
+	}
+	for !gone(pid) {
+		if time.Now().After(deadline) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			t.Fatal("the plugin outlived the relay")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// gone: there is no such process, or nobody has asked for its status yet.
+func gone(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) || strings.Contains(string(b), ") Z ")
+}
