@@ -31,6 +31,10 @@ func (f *fixed) Read(s *prober.Sample) error {
 	s.CPUPct, s.DiskPct = 12.5, 40.25
 	s.MemTotalBytes, s.MemBytes = 16000<<20+1<<19, 2048<<20+999
 	s.Load1, s.Load5, s.Load15 = 0.5, 0.25, 0.1
+	if errors.Is(f.fail, prober.ErrDisk) {
+		s.DiskPct, s.DiskErr = 0, f.fail
+		return nil
+	}
 	return f.fail
 }
 

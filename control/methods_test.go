@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"agentctl/prober"
 )
 
 var (
@@ -139,6 +141,11 @@ func TestSnapshot(t *testing.T) {
 			}
 		}
 		time.Sleep(5 * time.Second)
+		r.source.setFail(prober.ErrDisk) // a dead mount stops only itself
+		time.Sleep(5 * time.Second)
+		if got := p.ok("snapshot", `{"modules":["cpu","disk"]}`); got["disk"] != nil || !reflect.DeepEqual(got["cpu"], cpu) {
+			t.Errorf("without its disk the machine says %v, want cpu alone", got)
+		}
 		r.source.setFail(errors.New("proc is gone"))
 		time.Sleep(5 * time.Second)
 		if m := p.call("snapshot", ""); m.code() != CodeInternal || !strings.Contains(fmt.Sprint(m), "proc is gone") {

@@ -68,7 +68,7 @@ func (s modules) snapshot(p prober.Sample) Snapshot {
 	if s.has(modMem) {
 		snap.Memory = &Memory{Total: p.MemTotalBytes >> 20, Used: p.MemBytes >> 20}
 	}
-	if s.has(modDisk) {
+	if s.has(modDisk) && p.DiskErr == nil {
 		snap.Disk = &Disk{p.DiskPct}
 	}
 	if s.has(modLoad) {

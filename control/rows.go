@@ -33,7 +33,7 @@ func (s modules) appendSample(b []byte, p *prober.Sample) []byte {
 		b = strconv.AppendUint(append(b, `,"used":`...), p.MemBytes>>20, 10)
 		b = append(b, '}')
 	}
-	if s.has(modDisk) {
+	if s.has(modDisk) && p.DiskErr == nil {
 		b = append(appendFloat(append(b, `,"disk":{"usage_percent":`...), p.DiskPct), '}')
 	}
 	if s.has(modLoad) {

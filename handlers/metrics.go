@@ -91,6 +91,9 @@ func (m *Metrics) encode(nodeID string, s prober.Sample) ([]byte, error) {
 		// it is of now.
 		s.TSMS, err = now, nil
 	}
+	if errors.Is(err, prober.ErrDisk) {
+		return nil, manifest.E(manifest.Internal, prober.ErrDisk.Error()+"; on the board try: agentctl status")
+	}
 	if err != nil {
 		return nil, manifest.E(manifest.Internal, "the sampler gave an impossible reading")
 	}

@@ -85,6 +85,7 @@ type Prober struct {
 	waiting     []*waiter
 	latest      Sample
 	latestErr   error
+	diskFails   bool // the newest sample is without the disk
 	stats       Stats
 	modules     moduleSet
 	moduleEvery [numModules]time.Duration
@@ -238,6 +239,13 @@ func (p *Prober) publish(s *Sample, err error, at time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.noteLocked(err)
+	if err == nil && (s.DiskErr == nil) == p.diskFails {
+		if p.diskFails = s.DiskErr != nil; p.diskFails {
+			p.log.Warn("sampling goes on without the disk", zap.Error(s.DiskErr))
+		} else {
+			p.log.Info("the disk is sampled again")
+		}
+	}
 	if err != nil {
 		p.latest, p.latestErr = Sample{}, err
 	} else {

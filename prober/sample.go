@@ -19,6 +19,10 @@ const maxBytes = 1 << 53
 // kept here with its Mono, and must not be sent.
 var ErrClock = errors.New("the clock is not set yet (before 2023-11-14)")
 
+// ErrDisk says that a sample is sound but for its disk_pct, which is not known: it may be
+// kept here, and is no frame.
+var ErrDisk = errors.New("the fill of the disk is not known")
+
 // Sample is one reading of the machine: the frame of RFC-0009 §5.1 but for the
 // node_id, which whoever sends it adds, and for Extra, which no frame has.
 type Sample struct {
@@ -33,16 +37,22 @@ type Sample struct {
 
 	Extra *Modules `json:"modules,omitempty"` // beyond the frame: nil unless modules are enabled and there is something
 
+	DiskErr error `json:"-"` // why DiskPct is not known and 0; wraps ErrDisk
+
 	Mono time.Duration `json:"-"` // when the reading began, monotonic, since New
 
 	cpu cpuTimes // so that each watcher can have the mean over its own interval
 }
 
 // Check tells whether s may leave the machine as a frame: every number in the
-// range of RFC-0009 §5.1. The error wraps ErrClock when only the time is wrong.
+// range of RFC-0009 §5.1. The error wraps ErrDisk when the disk did not answer, else
+// ErrClock when only the time is wrong.
 func (s *Sample) Check() error {
 	if err := s.checkReadings(); err != nil {
 		return err
+	}
+	if s.DiskErr != nil {
+		return fmt.Errorf("disk_pct: %w", s.DiskErr)
 	}
 	if s.TSMS < MinTSMS {
 		return fmt.Errorf("ts_ms %d: %w", s.TSMS, ErrClock)

@@ -68,8 +68,10 @@ func (m *machine) Read(s *Sample) error {
 	if err != nil {
 		return m.loadavg.explain(err)
 	}
+	// A disk that does not answer stops nothing else.
+	s.DiskErr = nil
 	if s.DiskPct, err = m.disk.answer(); err != nil {
-		return err
+		s.DiskErr = fmt.Errorf("%w: %w", ErrDisk, err)
 	}
 
 	s.CPUPct, s.cpu = m.cpu.add(times)

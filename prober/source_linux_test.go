@@ -213,7 +213,7 @@ func TestUsedPct(t *testing.T) {
 	}
 }
 
-// A dead mount: only the disk stands still, then samples fail, and all is well
+// A dead mount: the disk stands still, then samples go on without it, and all is well
 // when the mount is back.
 func TestHungStatfs(t *testing.T) {
 	root := tree(t, "quad")
@@ -241,18 +241,25 @@ func TestHungStatfs(t *testing.T) {
 		// The figure of 1 s may be used until 4 s.
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if _, err := p.Latest(); !errors.Is(err, errDiskHangs) || !strings.Contains(err.Error(), "try: df /") {
+		s, err = p.Latest()
+		if err != nil || s.Mono != 5*time.Second || s.DiskPct != 0 || s.MemTotalBytes == 0 {
+			t.Errorf("at 5 s: %+v, %v, want a sample without the disk", s, err)
+		}
+		if err := s.DiskErr; !errors.Is(err, ErrDisk) || !errors.Is(err, errDiskHangs) || !strings.Contains(err.Error(), "try: df /") {
 			t.Errorf("at 5 s: %v, want that the disk hangs", err)
+		}
+		if err := s.Check(); !errors.Is(err, ErrDisk) {
+			t.Errorf("Check: %v, want it to be no frame", err)
 		}
 		if calls != 3 {
 			t.Errorf("%d calls of statfs, want 3: none while one is out", calls)
 		}
-		if st := p.Stats(); st.Slips != 0 || st.Errors != 1 {
-			t.Errorf("stats %+v, want one error and no slips", st)
+		if st := p.Stats(); st.Slips != 0 || st.Errors != 0 {
+			t.Errorf("stats %+v, want no errors and no slips", st)
 		}
 		close(hang)
 		time.Sleep(time.Second)
-		if s, err := p.Latest(); err != nil || s.Mono != 6*time.Second {
+		if s, err := p.Latest(); err != nil || s.Mono != 6*time.Second || s.DiskErr != nil || s.DiskPct != 66.67 {
 			t.Errorf("when it answers again: %+v, %v", s, err)
 		}
 		cancel()
@@ -272,8 +279,8 @@ func TestStatfsThatNeverAnswers(t *testing.T) {
 		begin := time.Now()
 		var s Sample
 		for range 10 {
-			if err := m.Read(&s); !errors.Is(err, errDiskHangs) {
-				t.Errorf("got %v, want an error: there never was a figure", err)
+			if err := m.Read(&s); err != nil || !errors.Is(s.DiskErr, errDiskHangs) {
+				t.Errorf("got %v, disk %v, want an error of the disk: there never was a figure", err, s.DiskErr)
 			}
 		}
 		if took := time.Since(begin); took != diskPatience {
@@ -292,14 +299,14 @@ func TestStatfsError(t *testing.T) {
 	m := newMachine(root, filepath.Join(root, "gone"), threeSeconds)
 	defer m.Close()
 	var s Sample
-	if err := m.Read(&s); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("got %v, want not-exist", err)
+	if err := m.Read(&s); err != nil || !errors.Is(s.DiskErr, fs.ErrNotExist) {
+		t.Errorf("got %v, disk %v, want not-exist", err, s.DiskErr)
 	}
 	if err := os.Mkdir(filepath.Join(root, "gone"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Read(&s); err != nil {
-		t.Errorf("the path is there now: %v", err)
+	if err := m.Read(&s); err != nil || s.DiskErr != nil {
+		t.Errorf("the path is there now: %v, %v", err, s.DiskErr)
 	}
 }
 

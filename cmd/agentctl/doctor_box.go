@@ -201,6 +201,7 @@ type boxStatus struct {
 	Sampling struct {
 		control.Sampling
 		LastError    string               `json:"last_error"`
+		DiskError    string               `json:"disk_error"`
 		ModuleStates []prober.ModuleState `json:"module_states"`
 	} `json:"sampling"`
 	Config struct {
@@ -266,6 +267,9 @@ func samplingFinding(s *boxStatus) finding {
 		if m.State == "failing" || m.State == "hung" {
 			return finding{"sampling", findWarn, fmt.Sprintf("module %s is %s: %s", m.Name, m.State, m.LastError), "see the kernel's log: dmesg; or leave it out: agentctl config set modules ..."}
 		}
+	}
+	if e := s.Sampling.DiskError; e != "" {
+		return finding{"sampling", findWarn, e, "mend that mount, or measure another: agentctl config set disk_path PATH"}
 	}
 	return finding{"sampling", findOK, samplingText(s.Sampling.Sampling), ""}
 }

@@ -28,7 +28,7 @@ type status struct {
 	Clock          clockStatus    `json:"clock"`
 	Storage        storageStatus  `json:"storage"`
 	Sampling       samplingStatus `json:"sampling"`
-	Sample         *frame         `json:"sample"`
+	Sample         *statusSample  `json:"sample"`
 	CloneSuspected bool           `json:"clone_suspected"`
 	Drops          uint64         `json:"drops"`
 	Config         *configStatus  `json:"config,omitempty"`
@@ -69,6 +69,7 @@ type storageStatus struct {
 type samplingStatus struct {
 	control.Sampling
 	LastError    string               `json:"last_error,omitempty"` // why there is no sample
+	DiskError    string               `json:"disk_error,omitempty"` // why it is without the disk
 	ModuleStates []prober.ModuleState `json:"module_states,omitempty"`
 }
 
@@ -82,6 +83,12 @@ type configStatus struct {
 type frame struct {
 	NodeID string `json:"node_id"`
 	prober.Sample
+}
+
+// statusSample is a frame whose disk may be missing.
+type statusSample struct {
+	frame
+	DiskPct *float64 `json:"disk_pct"` // null: not known, see sampling.disk_error
 }
 
 // identity is what status says of a device beyond its parts.
@@ -123,7 +130,10 @@ func (d *device) status(id identity, sampling control.Sampling) *status {
 	if err != nil {
 		s.Sampling.LastError = err.Error()
 	} else {
-		s.Sample = &frame{NodeID: s.NodeID, Sample: sample}
+		s.Sample = &statusSample{frame{s.NodeID, sample}, &sample.DiskPct}
+		if sample.DiskErr != nil {
+			s.Sample.DiskPct, s.Sampling.DiskError = nil, sample.DiskErr.Error()
+		}
 	}
 	return s
 }
@@ -228,7 +238,11 @@ func printStatus(w io.Writer, s *status) error {
 	m := s.Sample
 	row("CPU", "%.1f %%   load %.2f %.2f %.2f", m.CPUPct, m.Load1, m.Load5, m.Load15)
 	row("Memory", "%s of %s", bytesText(m.MemBytes), bytesText(m.MemTotalBytes))
-	row("Disk", "%.1f %% used", m.DiskPct)
+	if m.DiskPct != nil {
+		row("Disk", "%.1f %% used", *m.DiskPct)
+	} else {
+		row("Disk", "%s", s.Sampling.DiskError)
+	}
 	for _, a := range s.Alerts {
 		row("Alert", "%s: %s (%s)", a.Level, a.Message, ago(a.TS))
 	}

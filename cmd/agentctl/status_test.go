@@ -19,14 +19,17 @@ func TestStatusText(t *testing.T) {
 		s    status
 		want []string
 	}{
-		{"alone", status{Link: linkStatus{State: link.StateDisabled}, Clock: clockStatus{State: clock.Local}, Sampling: sampling(true), Sample: &frame{}},
+		{"alone", status{Link: linkStatus{State: link.StateDisabled}, Clock: clockStatus{State: clock.Local}, Sampling: sampling(true), Sample: &statusSample{}},
 			[]string{"Clock     this machine's own", "Sampling  every 1s; pushed to local clients: cpu, mem", "config set relay URL"}},
-		{"stopped", status{Link: linkStatus{State: link.StateDisabled}, Clock: clockStatus{State: clock.Local}, Sampling: sampling(false), Sample: &frame{}},
+		{"stopped", status{Link: linkStatus{State: link.StateDisabled}, Clock: clockStatus{State: clock.Local}, Sampling: sampling(false), Sample: &statusSample{}},
 			[]string{"stopped", "agentctl start"}},
-		{"linked", status{Link: linkStatus{State: link.StateReady}, Clock: clockStatus{State: clock.Relay, OffsetMS: 70}, Sampling: sampling(true), Sample: &frame{}},
+		{"linked", status{Link: linkStatus{State: link.StateReady}, Clock: clockStatus{State: clock.Relay, OffsetMS: 70}, Sampling: sampling(true), Sample: &statusSample{}},
 			[]string{"Clock     relay, 70 ms off the relay's"}},
-		{"1970", status{Link: linkStatus{State: link.StateDisabled}, Clock: clockStatus{State: clock.Unsynced}, Sampling: sampling(true), Sample: &frame{}},
+		{"1970", status{Link: linkStatus{State: link.StateDisabled}, Clock: clockStatus{State: clock.Unsynced}, Sampling: sampling(true), Sample: &statusSample{}},
 			[]string{"Clock     not set yet"}},
+		{"dead mount", status{Link: linkStatus{State: link.StateDisabled}, Sample: &statusSample{},
+			Sampling: samplingStatus{Sampling: control.Sampling{Running: true, IntervalMS: 1000}, DiskError: "statfs /mnt: no answer"}},
+			[]string{"Disk      statfs /mnt: no answer", "CPU "}},
 	} {
 		var b bytes.Buffer
 		if err := printStatus(&b, &tt.s); err != nil {

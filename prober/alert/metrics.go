@@ -39,7 +39,7 @@ const (
 var metrics = []metric{
 	pct("cpu_pct", "cpu use", "", "see what runs: top", func(s *prober.Sample) (float64, bool) { return s.CPUPct, true }),
 	pct("mem_pct", "memory use", "", "see what takes it: ps aux --sort -rss", memPct),
-	pct("disk_pct", "disk use", "", "free some space: journalctl --vacuum-size=50M, then du -xh / | sort -h | tail", func(s *prober.Sample) (float64, bool) { return s.DiskPct, true }),
+	pct("disk_pct", "disk use", "", "free some space: journalctl --vacuum-size=50M, then du -xh / | sort -h | tail", func(s *prober.Sample) (float64, bool) { return s.DiskPct, s.DiskErr == nil }),
 	figure("load_1m", "load over 1 minute", "", "", func(s *prober.Sample) (float64, bool) { return s.Load1, true }),
 	figure("load_5m", "load over 5 minutes", "", "", func(s *prober.Sample) (float64, bool) { return s.Load5, true }),
 	figure("load_15m", "load over 15 minutes", "", "", func(s *prober.Sample) (float64, bool) { return s.Load15, true }),

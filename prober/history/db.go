@@ -24,7 +24,7 @@ CREATE TABLE samples(
   cpu       INTEGER NOT NULL,    -- 1/100 percent
   mem       INTEGER NOT NULL,    -- KiB used
   mem_total INTEGER NOT NULL,    -- KiB
-  disk      INTEGER NOT NULL,    -- 1/100 percent
+  disk      INTEGER NOT NULL,    -- 1/100 percent; -1: not known
   load_1m   INTEGER NOT NULL,    -- 1/100
   load_5m   INTEGER NOT NULL,
   load_15m  INTEGER NOT NULL

@@ -218,6 +218,22 @@ func TestRounding(t *testing.T) {
 	}
 }
 
+// TestNoDisk: a dead mount leaves the rest recorded, and its own figure out.
+func TestNoDisk(t *testing.T) {
+	s, c := open(t, Options{})
+	x := c.sample(1)
+	x.TSMS, x.DiskPct, x.DiskErr = epoch+1, 0, prober.ErrDisk
+	s.Add(x)
+	c.step(time.Second)
+	for range 2 { // from memory, from the file
+		got := query(t, s, Query{FromMS: epoch})
+		if len(got) != 1 || got[0].Sample.DiskErr != prober.ErrDisk || got[0].Sample.DiskPct != 0 || got[0].Sample.CPUPct != x.CPUPct {
+			t.Errorf("got %+v, want the sample without its disk", got)
+		}
+		flush(t, s)
+	}
+}
+
 func TestModules(t *testing.T) {
 	s, c := open(t, Options{})
 	for i := range 20 {

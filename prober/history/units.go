@@ -19,20 +19,27 @@ type values struct {
 }
 
 func valuesOf(x *prober.Sample) (values, error) {
-	if err := x.Check(); err != nil && !errors.Is(err, prober.ErrClock) {
+	if err := x.Check(); err != nil && !errors.Is(err, prober.ErrClock) && !errors.Is(err, prober.ErrDisk) {
 		return values{}, fmt.Errorf("history: %w", err)
+	}
+	disk := hundredths(x.DiskPct)
+	if x.DiskErr != nil {
+		disk = diskUnknown
 	}
 	return values{
 		cpu:   hundredths(x.CPUPct),
-		disk:  hundredths(x.DiskPct),
+		disk:  disk,
 		load:  [3]int32{hundredths(x.Load1), hundredths(x.Load5), hundredths(x.Load15)},
 		mem:   int64(x.MemBytes >> 10),
 		total: int64(x.MemTotalBytes >> 10),
 	}, nil
 }
 
+// diskUnknown is the disk of a sample that has none.
+const diskUnknown = -1
+
 func (v *values) sample(ts int64) prober.Sample {
-	return prober.Sample{
+	x := prober.Sample{
 		TSMS:          ts,
 		CPUPct:        float64(v.cpu) / 100,
 		MemBytes:      uint64(v.mem) << 10,
@@ -42,6 +49,10 @@ func (v *values) sample(ts int64) prober.Sample {
 		Load5:         float64(v.load[1]) / 100,
 		Load15:        float64(v.load[2]) / 100,
 	}
+	if v.disk < 0 {
+		x.DiskPct, x.DiskErr = 0, prober.ErrDisk
+	}
+	return x
 }
 
 // hundredths rounds; what is beyond 21 million stays there.
