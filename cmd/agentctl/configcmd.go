@@ -280,6 +280,22 @@ func completeKeys(_ *cobra.Command, args []string, toComplete string) ([]string,
 	return slices.DeleteFunc(sortedKeys(), func(k string) bool { return !strings.HasPrefix(k, toComplete) }), cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeSetting completes a key, and its value where there are words for it.
+func completeSetting(c *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	if len(args) != 1 {
+		return completeKeys(c, args, toComplete)
+	}
+	k := findKey(args[0])
+	if k == nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	words := slices.Clone(k.words)
+	if k.kind == kindBool {
+		words = []string{"true", "false"}
+	}
+	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, toComplete) }), cobra.ShellCompDirectiveNoFileComp
+}
+
 func newConfigValidate() *cobra.Command {
 	var f configFlags
 	c := &cobra.Command{

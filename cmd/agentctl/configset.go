@@ -31,7 +31,7 @@ config.yaml, and a daemon that runs takes it over by itself.`,
   agentctl config set modules network,temperature
   agentctl config set history.flush 10m`,
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: completeKeys,
+		ValidArgsFunction: completeSetting,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			k, err := needKey(args[0])
 			if err != nil {

@@ -145,6 +145,7 @@ type historyQuery struct {
 	limit    int   // at most so many items; 0: all
 	modules  []string
 	all      bool // modules are not of the user's choice
+	timeless bool // the daemon does not know the time yet
 }
 
 // window finds the times asked for, by the daemon's clock: this board's may be off.
@@ -152,6 +153,8 @@ func (h *historyQuery) window(ctx context.Context, cl *control.Client, since, un
 	now := time.Now()
 	if s, err := cl.Snapshot(ctx); err == nil && s.TS > 0 {
 		now = time.UnixMilli(s.TS)
+	} else if err == nil {
+		h.timeless = true
 	}
 	from, err := parseMoment(since, now)
 	if err != nil {
@@ -238,6 +241,9 @@ func (h *historyQuery) draw(ctx context.Context, w io.Writer, zone *time.Locatio
 	if len(points) == 0 || len(shown) == 0 {
 		fmt.Fprintf(w, "%s: nothing was recorded.\nA longer window may have something: agentctl history --since 7d; whether anything is recorded: agentctl status\n",
 			windowText(h.from, h.to, zone))
+		if h.timeless {
+			fmt.Fprintln(w, "The clock is not set yet: what is recorded now gets its time, and a place here, when it is known.")
+		}
 		return nil
 	}
 	colour := colours(w)

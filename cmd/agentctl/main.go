@@ -69,8 +69,8 @@ func newRoot() *cobra.Command {
 		Short: "Hands and eyes for an AI agent on every board",
 		Long: `agentctl watches and operates small Linux boards, with a person's finger on the trigger.
 
-On a board     agentctl run          the daemon: dials out to a relay, samples the machine
-               agentctl status       what the daemon knows
+On a board     agentctl run          the daemon: samples, records, dials out to a relay if there is one
+               agentctl status       how the board does; then watch, history, doctor
 On a server    agentctl relay        boards in, MCP tools and metric streams out
 Anywhere       agentctl demo         the whole loop on this machine, in one process`,
 		SilenceErrors:     true,

@@ -42,7 +42,11 @@ func newSnapshot() *cobra.Command {
 }
 
 func printSnapshot(w io.Writer, s *control.Snapshot) error {
-	fmt.Fprintf(w, "%-7s %s\n", "Time", time.UnixMilli(s.TS).Format(time.DateTime))
+	if s.TS > 0 {
+		fmt.Fprintf(w, "%-7s %s\n", "Time", time.UnixMilli(s.TS).Format(time.DateTime))
+	} else {
+		fmt.Fprintf(w, "%-7s %s\n", "Time", "the clock is not set yet")
+	}
 	if s.CPU != nil {
 		fmt.Fprintf(w, "%-7s %.1f %%\n", "CPU", s.CPU.UsagePercent)
 	}

@@ -265,6 +265,10 @@ func printStorage(row func(k, format string, args ...any), s *storageStatus) {
 	case "off":
 		row("History", "off; turn it on with: agentctl config set history.enabled true")
 	case "ok":
+		if s.Bytes == 0 { // the file is opened with the first write
+			row("History", "%d samples in memory, the first write is to come", s.Unsaved)
+			break
+		}
 		row("History", "%d samples in %s, %s written today", s.Rows+int64(s.Unsaved), bytesText(uint64(s.Bytes)), bytesText(uint64(s.WrittenTodayBytes)))
 	default:
 		row("History", "%s, in memory only: %s", s.State, s.Detail)

@@ -27,6 +27,8 @@ func TestStatusText(t *testing.T) {
 			[]string{"Clock     relay, 70 ms off the relay's"}},
 		{"1970", status{Link: linkStatus{State: link.StateDisabled}, Clock: clockStatus{State: clock.Unsynced}, Sampling: sampling(true), Sample: &statusSample{}},
 			[]string{"Clock     not set yet"}},
+		{"begun", status{Link: linkStatus{State: link.StateDisabled}, Storage: storageStatus{State: "ok", Unsaved: 7}, Sampling: sampling(true), Sample: &statusSample{}},
+			[]string{"History   7 samples in memory, the first write is to come"}},
 		{"dead mount", status{Link: linkStatus{State: link.StateDisabled}, Sample: &statusSample{},
 			Sampling: samplingStatus{Sampling: control.Sampling{Running: true, IntervalMS: 1000}, DiskError: "statfs /mnt: no answer"}},
 			[]string{"Disk      statfs /mnt: no answer", "CPU "}},
