@@ -16,6 +16,7 @@ type client struct {
 	at    int  // its place in the group
 	told  bool // the Poller says when it is writable
 
+	who    string       // its identity, by which replays are shared out
 	from   uint64       // events up to this one are not for it
 	given  uint64       // newest event given to it
 	active func() error // whether its identity is still good; nil: it cannot end

@@ -133,7 +133,7 @@ type Gateway struct {
 	signer  *signer
 	tickets tickets
 	limits  limits
-	reading chan struct{} // one for each client that reads the log
+	turns   turns
 	addr    atomic.Pointer[string]
 	onReady func(addr string)
 
@@ -159,7 +159,8 @@ func New(o Options) (*Gateway, error) {
 	if err := o.defaults(); err != nil {
 		return nil, err
 	}
-	g := &Gateway{opts: o, log: o.Logger, signer: newSigner(o.HMACSecret), reading: make(chan struct{}, maxReplays)}
+	g := &Gateway{opts: o, log: o.Logger, signer: newSigner(o.HMACSecret)}
+	g.turns.init()
 	g.tickets.ttl = o.TicketTTL
 	// Above every id of an earlier life, as long as that one had fewer than 4,096 events
 	// a millisecond; below 2^53 until 2039.

@@ -276,10 +276,14 @@ func (s *shard) beat(now time.Time) {
 			continue
 		}
 		if frame == nil {
-			frame = fmt.Appendf(nil, "event: heartbeat\ndata: {\"ts\":%d}\n\n", now.UnixMilli())
+			frame = heartbeat(now)
 		}
 		s.give(c, &chunk{b: frame})
 	}
+}
+
+func heartbeat(now time.Time) []byte {
+	return fmt.Appendf(nil, "event: heartbeat\ndata: {\"ts\":%d}\n\n", now.UnixMilli())
 }
 
 // sweep ends the streams of identities that ended, and tries blocked clients that nobody

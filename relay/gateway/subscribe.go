@@ -13,9 +13,6 @@ import (
 	"agentctl/transport/sse"
 )
 
-// maxReplays bounds the clients that read the log at a time; others wait for their turn.
-const maxReplays = 32
-
 var (
 	errBehind = errors.New("gateway: position is below the ring")
 	errGone   = errors.New("gateway: the log's retention was faster than a client")
@@ -60,7 +57,7 @@ func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	g.connections.Add(1)
-	c := &client{out: out, view: v, active: id.Active}
+	c := &client{out: out, view: v, active: id.Active, who: id.Tenant + "\n" + id.Subject}
 	if err := g.bring(ctx, c, pos, first); err != nil {
 		out.Close()
 		g.clients.Add(-1)
@@ -182,12 +179,16 @@ func (g *Gateway) left(s *shard) {
 
 // replay writes what the log has above pos and up to to, and returns how far it came.
 func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64, error) {
-	select {
-	case g.reading <- struct{}{}:
-		defer func() { <-g.reading }()
-	case <-ctx.Done():
-		return pos, context.Cause(ctx)
+	mine, err := g.turns.take(ctx, c.who, g.opts.Heartbeat, func() error {
+		if c.active != nil && c.active() != nil {
+			return ErrStopped
+		}
+		return g.write(ctx, c, heartbeat(time.Now()))
+	})
+	if err != nil {
+		return pos, err
 	}
+	defer mine.done()
 	var buf []byte
 	n, last := 0, pos
 	flush := func() error {
@@ -204,7 +205,7 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 		buf, n, pos = buf[:0], 0, last
 		return nil
 	}
-	err := g.opts.Log.Select(ctx, pos, to, func(e Event) error {
+	err = g.opts.Log.Select(ctx, pos, to, func(e Event) error {
 		last = e.ID
 		if !c.view.sees(e.Tenant, e.Topic) {
 			return nil
@@ -218,7 +219,13 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 		if n++; len(buf) < chunkSize {
 			return nil
 		}
-		return flush()
+		if err := flush(); err != nil {
+			return err
+		}
+		if mine.over() {
+			return errTurn
+		}
+		return nil
 	})
 	if err == nil {
 		last = to // before flush, which goes there

@@ -1,0 +1,122 @@
+package gateway
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// longLog has 100 large events, and those of the tenant b among them.
+type longLog struct{ brokenLog }
+
+func (longLog) Last() uint64      { return 100 }
+func (longLog) Since(uint64) bool { return true }
+func (longLog) Follow(ctx context.Context, _ uint64, _ func(Event) error) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+func (longLog) Select(_ context.Context, after, to uint64, fn func(Event) error) error {
+	for id := after + 1; id <= to; id++ {
+		e := Event{ID: id, Tenant: "a", Topic: "t", Data: []byte(`"` + strings.Repeat("x", 30<<10) + `"`)}
+		if id == 50 {
+			e.Tenant = "b"
+		}
+		if err := fn(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestSlowReplays: many slow readers of one identity keep nobody else from the log, those
+// that wait hear heartbeats, and each gives way in time.
+func TestSlowReplays(t *testing.T) {
+	who := authFunc(func(r *http.Request) (Identity, error) {
+		return Identity{Tenant: strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), Subject: "s", Scopes: scopes{ScopeSubscribe}}, nil
+	})
+	bubble(t, Options{Identities: who, Log: longLog{}}, func(t *testing.T, g *Gateway, ln *pipes) {
+		open := func(tenant string) *stream {
+			s := subscribe(t, ln.dial(), "", "Authorization", "Bearer "+tenant, "Last-Event-ID", "0")
+			_ = s.conn.SetDeadline(time.Now().Add(time.Hour))
+			return s
+		}
+		ends := make(chan time.Duration, 100)
+		begin := time.Now()
+		var streams []*stream
+		for range 2 * maxReplays {
+			s := open("a")
+			streams = append(streams, s)
+			go func() { // takes an event in 5 s
+				defer func() { ends <- time.Since(begin) }()
+				for beats, events := 0, 0; ; {
+					ev, err := s.read.Next()
+					if err != nil {
+						return
+					}
+					if ev.Type == "heartbeat" {
+						beats++
+						continue
+					}
+					if events++; events == 1 && beats == 0 && time.Since(begin) > 20*time.Second {
+						t.Error("nothing came while it waited")
+					}
+					time.Sleep(5 * time.Second)
+				}
+			}()
+		}
+		synctest.Wait()
+		if n := len(g.turns.gate.free); n != maxOwnReplays {
+			t.Errorf("%d of one identity read the log", n)
+		}
+		s := open("b")
+		if ev := s.next(); ev.ID != "50" || time.Since(begin) > time.Second {
+			t.Errorf("event %s after %s", ev.ID, time.Since(begin))
+		}
+		for range maxOwnReplays {
+			if at := <-ends; at < turnTime || at > turnTime+15*time.Second {
+				t.Errorf("a turn ended after %s", at)
+			}
+		}
+		for _, s := range append(streams, s) {
+			_ = s.conn.Close()
+		}
+		for range 2*maxReplays - maxOwnReplays {
+			<-ends
+		}
+	})
+}
+
+// TestTurnsAreForgotten: nothing is kept of an identity that has no client here.
+func TestTurnsAreForgotten(t *testing.T) {
+	var ts turns
+	ts.init()
+	ctx, cancel := context.WithCancel(t.Context())
+	a, err := ts.take(ctx, "a", time.Hour, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range maxOwnReplays - 1 {
+		m, err := ts.take(ctx, "a", time.Hour, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.done()
+	}
+	cancel()
+	for i := range 10 {
+		if m, err := ts.take(ctx, "a", time.Hour, nil); err == nil {
+			t.Errorf("a turn too many: %d", i)
+			m.done()
+		}
+	}
+	a.done()
+	if n := ts.own["a"].users; n != maxOwnReplays-1 {
+		t.Errorf("%d users", n)
+	}
+	if n := len(ts.gate.free); n != maxOwnReplays-1 {
+		t.Errorf("%d turns are taken", n)
+	}
+}
