@@ -233,7 +233,7 @@ func supervise(ctx context.Context, log *zap.Logger, name string, most int, run 
 		if crashes >= most {
 			return fmt.Errorf("the part %s was given up after %d restarts: %w; --max-restarts allows more", name, crashes, err)
 		}
-		wait := min(restartFirst<<crashes, restartMost)
+		wait := min(restartFirst<<min(crashes, 16), restartMost) // no shift beyond 63 bits
 		wait = wait/2 + rand.N(wait/2)
 		crashes++
 		log.Error("part crashed and is started again", zap.String("part", name), zap.Int("restart", crashes), zap.Duration("after", wait), zap.Error(err))

@@ -91,6 +91,13 @@ func TestSupervise(t *testing.T) {
 			t.Errorf("the waits were %s", took)
 		}
 	})
+	synctest.Test(t, func(t *testing.T) { // with many restarts the waits do not overflow
+		runs, begin := 0, time.Now()
+		_ = supervise(t.Context(), zap.NewNop(), "sse", 100, func(context.Context) error { runs++; return nil })
+		if took := time.Since(begin); runs != 101 || took < 90*restartMost/2 || took > 100*restartMost {
+			t.Errorf("%d runs in %s", runs, took)
+		}
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	if err := supervise(ctx, zap.NewNop(), "sse", 3, func(ctx context.Context) error { cancel(); <-ctx.Done(); return ctx.Err() }); err != nil {
 		t.Error(err)
