@@ -69,6 +69,7 @@ type collector struct {
 	out    bool          // it was not answered yet
 	fresh  bool          // nothing was asked so far
 	slow   bool          // the last answer took longer than a sample waits
+	pair   bool          // the first reading says nothing: figures are between two
 	got    Modules       // the newest reading, only this module
 	gotAt  time.Duration // the instant it was asked for
 	state  string
@@ -116,6 +117,7 @@ func (c *collectors) start(m module) *collector {
 		answers: make(chan moduleAnswer, 1),
 		done:    make(chan struct{}),
 		fresh:   true,
+		pair:    m == modNetwork,
 		state:   "waiting",
 	}
 	c.run[m] = r
@@ -183,9 +185,12 @@ func (r *collector) poll() bool {
 func (r *collector) take(a moduleAnswer) {
 	r.out, r.slow = false, a.took > modulePatience
 	r.got, r.gotAt, r.err = a.got, r.asked, a.err
+	first := r.pair
+	r.pair = false
 	switch {
 	case a.err != nil:
 		r.state = "failing"
+	case first && a.got == (Modules{}):
 	case a.got == (Modules{}):
 		r.state = "absent"
 	default:

@@ -362,6 +362,17 @@ func TestSlowModule(t *testing.T) {
 	})
 }
 
+// The first reading of the network has no figures yet, which does not mean that this
+// machine has none.
+func TestFirstOfTwoReadings(t *testing.T) {
+	r := &collector{state: "waiting", pair: true}
+	for _, want := range []string{"waiting", "absent"} {
+		if r.take(moduleAnswer{}); r.state != want {
+			t.Errorf("state %s, want %s", r.state, want)
+		}
+	}
+}
+
 func TestFailingModule(t *testing.T) {
 	tests := []struct {
 		name string
