@@ -65,7 +65,7 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 		o.Logger = zap.NewNop()
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	b := &bridge{o: o, log: o.Logger, out: out, free: make(chan struct{}, maxInFlight), inFlight: make(map[string]*request)}
+	b := &bridge{o: o, log: o.Logger, out: newOutput(ctx, out), free: make(chan struct{}, maxInFlight), inFlight: make(map[string]*request)}
 	defer b.wg.Wait()
 	defer cancel()
 	// Reading cannot be interrupted, so it is not waited for: it ends with the process,

@@ -317,3 +317,28 @@ func TestEndOfInput(t *testing.T) {
 		t.Errorf("%d sessions are left", n)
 	}
 }
+
+// TestDeafClient: a client that reads nothing does not keep the bridge from its end.
+func TestDeafClient(t *testing.T) {
+	s := newServer(t)
+	inR, inW := io.Pipe()
+	outR, outW := io.Pipe()
+	defer outR.Close()
+	defer inW.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	web := &http.Client{Transport: &http.Transport{}}
+	defer web.CloseIdleConnections()
+	go func() {
+		ended <- Serve(ctx, inR, outW, Options{URL: s.http.URL + "/mcp", Client: web, Token: func() (string, error) { return "good", nil }})
+	}()
+	for range 2 { // the second one waits for the first one's answer to be read
+		_, _ = io.WriteString(inW, initialize+"\n")
+	}
+	cancel()
+	select {
+	case <-ended:
+	case <-time.After(8 * time.Second):
+		t.Fatal("it does not end")
+	}
+}
