@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -199,7 +200,19 @@ func newStatus() *cobra.Command {
 }
 
 func printStatus(w io.Writer, s *status) error {
-	row := func(k, format string, args ...any) { fmt.Fprintf(w, "%-9s %s\n", k, fmt.Sprintf(format, args...)) }
+	const indent = 10
+	width, _, terminal := terminalSize(w)
+	row := func(k, format string, args ...any) {
+		text := fmt.Sprintf(format, args...)
+		lines := []string{text} // scripts get one line each
+		if terminal && indent+utf8.RuneCountInString(text) > width {
+			lines = wrapText(text, max(width-indent, 1))
+		}
+		for _, l := range lines {
+			fmt.Fprintf(w, "%-*s%s\n", indent, k, l)
+			k = ""
+		}
+	}
 	name := s.NodeID
 	if s.Name != "" {
 		name = s.Name + " (" + s.NodeID + ")"
