@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -69,18 +70,18 @@ func TestUntakenMessage(t *testing.T) {
 				}
 			}
 		}()
-		read := 0
+		var read atomic.Int64
 		go func() {
 			for {
 				if _, err := l.Recv(); err != nil {
 					return
 				}
-				read++
+				read.Add(1)
 			}
 		}()
 		synctest.Wait()
-		if read < 1000 || read > maxAhead/aheadCost {
-			t.Errorf("%d messages read while one waits", read)
+		if n := read.Load(); n < 1000 || n > maxAhead/aheadCost {
+			t.Errorf("%d messages read while one waits", n)
 		}
 		if err := <-sent; err == nil || time.Since(began) != sendTime {
 			t.Errorf("%v after %s", err, time.Since(began))
