@@ -256,3 +256,12 @@ func (l *limits) take(key string, rate float64, now time.Time) (wait time.Durati
 	b.left--
 	return 0
 }
+
+// charge takes n more from key's bucket, which may then owe; whoever comes next waits.
+func (l *limits) charge(key string, n float64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if b := l.buckets[key]; b != nil {
+		b.left -= n
+	}
+}

@@ -100,6 +100,10 @@ func sameOrigin(origin, host string) bool {
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
 }
 
+// largeData is how many bytes of data cost an identity as much as an event of its own: the
+// log is everybody's, and who fills it pushes the others' events out.
+const largeData = 4 << 10
+
 // ingest takes one event. 202 means that it is in the ring, and durable if there is a log.
 func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength > maxBody {
@@ -115,7 +119,8 @@ func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) {
 	if id.open {
 		rate = g.opts.OpenIngestRate
 	}
-	if wait := g.limits.take(id.Tenant+"\n"+id.Subject, rate, time.Now()); wait > 0 {
+	key := id.Tenant + "\n" + id.Subject
+	if wait := g.limits.take(key, rate, time.Now()); wait > 0 {
 		g.rateLimited.Add(1)
 		g.slowDown(w, r, wait, "too many events of this identity")
 		return
@@ -161,6 +166,9 @@ func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) {
 	if !g.running() {
 		g.unavailable(w, r, "the gateway is stopping; try again")
 		return
+	}
+	if !id.open {
+		g.limits.charge(key, float64(len(data)/largeData))
 	}
 	n, err := g.publish(r.Context(), Event{Tenant: id.Tenant, Topic: in.Topic, Data: data})
 	switch {
