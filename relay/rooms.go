@@ -147,11 +147,25 @@ type plugins struct{ r *Relay }
 
 // Load starts a plugin of the plugin directory.
 func (p plugins) Load(ctx context.Context, name string) error {
+	switch { // built in, and perhaps unloaded
+	case name == PluginTickets && p.r.tickets != nil:
+		return p.builtin(p.r.tickets)
+	case name == PluginDirectory && p.r.directory != nil:
+		return p.builtin(p.r.directory)
+	}
 	_, err := p.r.processes.Load(ctx, name)
 	return err
 }
 
-// Unload ends one: NAME or NAME@VERSION. What is built in stays until the relay stops.
+func (p plugins) builtin(b kernel.Plugin) error {
+	err := p.r.kernel.Load(b, false)
+	if errors.Is(err, kernel.ErrLoaded) {
+		return manifest.E(manifest.BadRequest, "this plugin is loaded already")
+	}
+	return err
+}
+
+// Unload ends one: NAME or NAME@VERSION. What is built in can be loaded again.
 func (p plugins) Unload(_ context.Context, name string) error {
 	if base, _, _ := strings.Cut(name, "@"); base == control.Name {
 		return manifest.E(manifest.BadRequest, "the control plane stays: without it nothing could be loaded again")

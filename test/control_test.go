@@ -326,3 +326,21 @@ func TestStalledSubscribers(t *testing.T) {
 		t.Errorf("100 stalled subscribers and %d changes: %d bytes more", seconds*1000, grown)
 	}
 }
+
+// A built-in plugin that was unloaded can be loaded again, with all that it knew.
+func TestBuiltinComesBack(t *testing.T) {
+	r := newRig(t, whole)
+	token := r.admin()
+	r.control(token, "tickets.create", `{"title":"kept"}`)
+	r.control(token, "kernel.plugin.unload", `{"name":"tickets"}`)
+	if a := r.call("tickets.list", `{}`, "Authorization", "Bearer "+token); a.status != http.StatusBadRequest {
+		t.Errorf("unloaded: %d %s", a.status, a.body)
+	}
+	r.control(token, "kernel.plugin.load", `{"name":"tickets"}`)
+	if got := r.control(token, "tickets.list", `{}`); !strings.Contains(got, `"title":"kept"`) {
+		t.Error(got)
+	}
+	if a := r.call("kernel.plugin.load", `{"name":"tickets"}`, "Authorization", "Bearer "+token); a.status != http.StatusBadRequest {
+		t.Errorf("loaded twice: %d %s", a.status, a.body)
+	}
+}

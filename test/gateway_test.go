@@ -24,7 +24,9 @@ import (
 // TestStalledEventClients: fifty clients of the event gateway that never read hold up
 // neither an MCP client on stdio nor a client that reads.
 func TestStalledEventClients(t *testing.T) {
-	r := newRig(t, func(o *relay.Options) { o.SSE = &gateway.Options{Listen: "127.0.0.1:0", Ring: 10_000, OpenIngestRate: 1e6, IngestRate: 1e6} })
+	r := newRig(t, func(o *relay.Options) {
+		o.SSE = &gateway.Options{Listen: "127.0.0.1:0", Ring: 10_000, OpenIngestRate: 1e6, IngestRate: 1e6}
+	})
 	token := r.agentOf(auth.DefaultTenant, manifest.ScopeEventsSubscribe, manifest.ScopeEventsIngest)
 	u, err := url.Parse(r.relay.SSEURL())
 	if err != nil {

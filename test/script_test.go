@@ -239,7 +239,7 @@ func cmdBuild(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: build FILE PACKAGE")
 	}
-	cmd := exec.Command("go", "build", "-o", ts.MkAbs(args[0]), args[1])
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", ts.MkAbs(args[0]), args[1])
 	cmd.Dir = ts.Getenv("ROOT")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -35,7 +35,7 @@ func TestTranscript(t *testing.T) {
 		t.Fatal(err)
 	}
 	bin := filepath.Join(t.TempDir(), "notes")
-	if out, err := exec.Command("go", "build", "-o", bin, "agentctl/docs/examples/notes").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", bin, "agentctl/docs/examples/notes").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	for plugin, attach := range map[string]func(*testing.T, *kernel.Kernel, string){

@@ -139,7 +139,7 @@ func newPluginUnload() *cobra.Command {
 		Example: "  agentctl plugin unload notes@1.0.0 --token-file admin.token",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return changePlugin(cmd, &rf, dryRun, "unload", args[0], "load it again with: agentctl plugin load NAME, or by a restart of the relay if it is built in")
+			return changePlugin(cmd, &rf, dryRun, "unload", args[0], "load it again with: agentctl plugin load NAME")
 		},
 	}
 	rf.flags(c)
