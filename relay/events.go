@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/time/rate"
 
 	"agentctl/manifest"
 	"agentctl/relay/auth"
@@ -183,6 +184,7 @@ func (r *Relay) openGateway() (err error) {
 			o.Listen = net.JoinHostPort(host, port)
 		}
 	}
+	r.refusals = rate.NewLimiter(refusalsPerSecond, 2*refusalsPerSecond)
 	if r.gateway, err = gateway.New(o); err != nil {
 		return optionError{err}
 	}
@@ -288,6 +290,28 @@ func levelOf(r *Relay) control.Level {
 		return nil
 	}
 	return level{r}
+}
+
+// refusalsPerSecond bounds how many refused and failed calls are told under the topic audit: each
+// is an event of the log, and whoever holds a token can cause as many as it likes. The
+// audit log has all of them.
+const refusalsPerSecond = 10
+
+// tellRefusal tells of a call that was refused or failed. (A call of a board that
+// succeeded is an event of the log already; other plugins log what they do.)
+func (r *Relay) tellRefusal(rec *kernel.Record) {
+	if r.gateway == nil || rec.Tenant == "" || (rec.Decision != kernel.Denied && rec.Decision != kernel.Failed) || !r.refusals.Allow() {
+		return
+	}
+	r.gateway.Emit(rec.Tenant, "audit", struct {
+		Decision kernel.Decision `json:"decision"`
+		Code     manifest.Code   `json:"code"`
+		Reason   string          `json:"reason,omitempty"`
+		Actor    string          `json:"actor"`
+		Tool     string          `json:"tool,omitempty"`
+		NodeID   string          `json:"node_id,omitempty"`
+		TraceID  string          `json:"trace_id"`
+	}{rec.Decision, rec.Code, rec.Reason, rec.Actor, rec.Tool, rec.NodeID, rec.TraceID})
 }
 
 // level is the service log's level, for the control plane.

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 
 	"agentctl/manifest"
 	"agentctl/relay/auth"
@@ -94,7 +95,8 @@ type Relay struct {
 
 	doors     doors
 	control   *control.Plugin
-	gateway   *gateway.Gateway  // nil: none
+	gateway   *gateway.Gateway // nil: none
+	refusals  *rate.Limiter
 	tickets   *tickets.Plugin   // nil: left out
 	directory *directory.Plugin // nil: left out
 	processes *process.Host
@@ -417,4 +419,5 @@ func loopbackHost(host string) bool {
 func (r *Relay) audited(rec kernel.Record) {
 	r.audit.write(&rec)
 	r.metrics.decided(&rec)
+	r.tellRefusal(&rec)
 }

@@ -21,6 +21,43 @@ import (
 	"agentctl/relay/mcp/stdio"
 )
 
+// TestRefusalIsTold: who may administer the relay hears of refused calls, without what was
+// in them; others may not listen.
+func TestRefusalIsTold(t *testing.T) {
+	r := newRig(t, func(o *relay.Options) { o.SSE = &gateway.Options{Listen: "127.0.0.1:0"} })
+	listen := func(token string) *http.Response {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.relay.SSEURL()+"?topics=audit", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := r.http.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { resp.Body.Close() })
+		return resp
+	}
+	if resp := listen(r.agent); resp.StatusCode != http.StatusForbidden {
+		t.Errorf("an agent listens to audit: %s", resp.Status)
+	}
+	events := bufio.NewScanner(listen(r.admin()).Body)
+	tool := "sysecho." + manifest.NewNodeID() + ".echo.invoke"
+	r.call(tool, `{"message":"CANARY"}`)
+	for events.Scan() {
+		data, ok := strings.CutPrefix(events.Text(), "data: ")
+		if !ok {
+			continue
+		}
+		if !strings.Contains(data, `{"decision":"deny","code":"E_SAFETY_DENIED"`) || !strings.Contains(data, tool) || strings.Contains(data, "CANARY") {
+			t.Error(data)
+		}
+		return
+	}
+	t.Error("the stream ended")
+}
+
 // TestStalledEventClients: fifty clients of the event gateway that never read hold up
 // neither an MCP client on stdio nor a client that reads.
 func TestStalledEventClients(t *testing.T) {
