@@ -261,12 +261,14 @@ type recorded struct{ store *history.Store }
 
 // Query is that of control.History.
 func (r recorded) Query(ctx context.Context, q control.HistoryQuery, fn func(control.HistoryRow) error) error {
+	var sample prober.Sample // one for all rows
 	var readings []control.Reading
 	return r.store.Query(ctx, history.Query{FromMS: q.FromMS, ToMS: q.ToMS, StepMS: q.StepMS, Modules: q.Modules, Limit: q.Limit},
 		func(row history.Row) error {
 			out := control.HistoryRow{TS: row.TSMS}
 			if row.HasSample {
-				out.Sample = &row.Sample
+				sample = row.Sample
+				out.Sample = &sample
 			}
 			readings = readings[:0]
 			for _, m := range row.Modules {
