@@ -36,14 +36,19 @@ func prepare(events []kernel.Event) (*request, error) {
 		if !utf8.Valid(e.Payload) {
 			return nil, fmt.Errorf("eventlog: the payload of a %s event must be UTF-8", e.Type)
 		}
-		var b bytes.Buffer
-		if len(e.Payload) == 0 {
-			b.WriteString("{}")
-		} else if err := json.Compact(&b, e.Payload); err != nil { // one line, for event streams and ndjson
-			return nil, err
+		switch { // one line, for event streams and ndjson
+		case len(e.Payload) == 0:
+			e.Payload = json.RawMessage("{}")
+		case !bytes.ContainsAny(e.Payload, " \t\r\n"): // as most are
+			e.Payload = bytes.Clone(e.Payload)
+		default:
+			var b bytes.Buffer
+			if err := json.Compact(&b, e.Payload); err != nil {
+				return nil, err
+			}
+			e.Payload = b.Bytes()
 		}
-		e.Payload = b.Bytes()
-		r.bytes += b.Len() + eventBytes
+		r.bytes += len(e.Payload) + eventBytes
 	}
 	return r, nil
 }

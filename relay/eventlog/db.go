@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -123,7 +124,11 @@ func (s *Store) openWriter() (recovered bool, err error) {
 			return false, err
 		}
 	}
-	s.put, err = s.conn.PrepareContext(ctx, "INSERT INTO events (seq, tenant, type, aggregate_id, payload, created_at) VALUES (?, ?, ?, ?, ?, ?)")
+	const insert, row = "INSERT INTO events (seq, tenant, type, aggregate_id, payload, created_at) VALUES ", "(?, ?, ?, ?, ?, ?)"
+	if s.putMany, err = s.conn.PrepareContext(ctx, insert+row+strings.Repeat(", "+row, putRows-1)); err != nil {
+		return recovered, err
+	}
+	s.put, err = s.conn.PrepareContext(ctx, insert+row)
 	return recovered, err
 }
 

@@ -41,7 +41,7 @@ const (
 	groupBytes   = 4 << 20  // payload bytes of one transaction, as above
 	waitingBytes = 32 << 20 // payload bytes that wait for their transaction
 	ringEvents   = 512      // newest events in memory, for readers that follow
-	offerDelay   = 50 * time.Millisecond
+	offerDelay   = 100 * time.Millisecond
 	eventBytes   = 256 // what an event is counted as, beside its payload
 )
 
@@ -104,14 +104,16 @@ var _ kernel.Log = (*Store)(nil)
 // OpenReader. Its methods may be called from any goroutine.
 type Store struct {
 	*Reader
-	opts  Options
-	log   *zap.Logger
-	lock  *os.File
-	w     *sql.DB
-	conn  *sql.Conn // the writer's; used by Open, then by the goroutine of Run alone
-	put   *sql.Stmt
-	topic *fanout.Topic[kernel.Event]
-	last  atomic.Uint64
+	opts Options
+	log  *zap.Logger
+	lock *os.File
+	w    *sql.DB
+	conn *sql.Conn // the writer's; used by Open, then by the goroutine of Run alone
+	put  *sql.Stmt
+	// putMany inserts putRows rows: a statement costs as much as a few rows.
+	putMany *sql.Stmt
+	topic   *fanout.Topic[kernel.Event]
+	last    atomic.Uint64
 
 	wake    chan struct{} // an Append waits
 	offered chan struct{} // an Offer waits
@@ -277,6 +279,9 @@ func (s *Store) release() error {
 	var errs []error
 	if s.Reader != nil {
 		errs = append(errs, s.Reader.Close())
+	}
+	if s.putMany != nil {
+		errs = append(errs, s.putMany.Close())
 	}
 	if s.put != nil {
 		errs = append(errs, s.put.Close())

@@ -154,6 +154,9 @@ func (s *Store) commit(group []*request) {
 	}
 }
 
+// putRows is how many rows one statement inserts where there are as many.
+const putRows = 16
+
 // insert is the transaction. It gives the events their numbers.
 func (s *Store) insert(group []*request) ([]kernel.Event, error) {
 	var events []kernel.Event
@@ -170,11 +173,21 @@ func (s *Store) insert(group []*request) ([]kernel.Event, error) {
 		}
 	}
 	err := s.tx(func() error {
-		for i := range events {
-			e := &events[i]
-			if _, err := s.put.ExecContext(context.Background(), int64(e.Seq), e.Tenant, e.Type, e.Aggregate, string(e.Payload), e.CreatedMS); err != nil {
+		args := make([]any, 0, 6*putRows)
+		for left := events; len(left) > 0; {
+			put, n := s.put, 1
+			if len(left) >= putRows {
+				put, n = s.putMany, putRows
+			}
+			args = args[:0]
+			for i := range left[:n] {
+				e := &left[i]
+				args = append(args, int64(e.Seq), e.Tenant, e.Type, e.Aggregate, string(e.Payload), e.CreatedMS)
+			}
+			if _, err := put.ExecContext(context.Background(), args...); err != nil {
 				return err
 			}
+			left = left[n:]
 		}
 		return nil
 	})
