@@ -108,7 +108,8 @@ func (s *Store) openWriter() (recovered bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	for _, set := range []string{"journal_mode = WAL", "synchronous = FULL", "cell_size_check = ON", "trusted_schema = OFF", "journal_size_limit = 8388608"} {
+	for _, set := range []string{"journal_mode = WAL", "synchronous = FULL", "cell_size_check = ON", "trusted_schema = OFF", "journal_size_limit = 8388608",
+		"cache_size = -256"} { // KiB: the writer only appends
 		if err := s.exec("PRAGMA " + set); err != nil {
 			return false, fmt.Errorf("%s: %w", set, err)
 		}
