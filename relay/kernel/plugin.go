@@ -45,6 +45,11 @@ type Tool struct {
 	Scope        string // what a caller must hold; never empty
 	NodeID       string // of a device tool
 	Streams      bool   // answers with a stream
+	// LogCalls offers each served call to Options.Log: ids, decision and code, never
+	// arguments or results (RFC-0005 §12). Plugins with a domain of their own append
+	// their own events instead. (It stands here for the size: there is one for each tool
+	// of each board.)
+	LogCalls bool
 	// Check validates the arguments against InputSchema and returns them in their
 	// normal form. It runs before dispatch.
 	Check func(args []byte) ([]byte, error)
@@ -55,10 +60,6 @@ type Tool struct {
 	// CheckResult, when set, holds the structured answer against OutputSchema. A plugin
 	// whose answers break it has a fault. nil: the plugin is trusted.
 	CheckResult func(structured []byte) error
-	// LogCalls offers each served call to Options.Log: ids, decision and code, never
-	// arguments or results (RFC-0005 §12). Plugins with a domain of their own append
-	// their own events instead.
-	LogCalls bool
 }
 
 // Resource is one readable thing.
