@@ -18,6 +18,9 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 	"agentctl/relay/mcp"
@@ -38,7 +41,7 @@ func TestTranscript(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", bin, "agentctl/docs/examples/notes").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for plugin, attach := range map[string]func(*testing.T, *kernel.Kernel, string){
+	for plugin, attach := range map[string]func(*testing.T, *kernel.Kernel, string) (watched func() bool){
 		"inproc": attachNotes, "process": attachProcess, "socket": attachSocket,
 	} {
 		for transport, dial := range map[string]func(*testing.T, *kernel.Kernel) speaker{
@@ -50,8 +53,8 @@ func TestTranscript(t *testing.T) {
 				var wg sync.WaitGroup
 				wg.Go(func() { _ = k.Run(ctx) })
 				t.Cleanup(func() { cancel(); wg.Wait() })
-				attach(t, k, bin)
-				got := play(t, dial(t, k))
+				watched := attach(t, k, bin)
+				got := play(t, dial(t, k), watched)
 				if *update {
 					if err := os.WriteFile("testdata/transcript.golden", []byte(got), 0o644); err != nil {
 						t.Fatal(err)
@@ -76,7 +79,9 @@ type speaker interface {
 	updated() string // waits for the next update of a resource
 }
 
-func play(t *testing.T, s speaker) string {
+// play waits for watched before it changes what is subscribed to: MCP tells a client that
+// its subscription stands, but not when it has reached the plugin.
+func play(t *testing.T, s speaker, watched func() bool) string {
 	t.Helper()
 	const uri = "mcp://notes/all.json"
 	var b strings.Builder
@@ -92,6 +97,7 @@ func play(t *testing.T, s speaker) string {
 	line("resources/read "+uri, s.read(uri))
 	line("resources/read mcp://notes/none.json", s.read("mcp://notes/none.json"))
 	s.subscribe(uri)
+	eventually(t, "the plugin knows of the subscription", watched)
 	call("notes.add", `{"text":"third"}`)
 	line("updated", s.updated())
 	line("resources/read "+uri, s.read(uri))
@@ -117,14 +123,20 @@ type inprocNotes struct {
 	told  func()
 }
 
-func attachNotes(t *testing.T, k *kernel.Kernel, _ string) {
+func attachNotes(t *testing.T, k *kernel.Kernel, _ string) func() bool {
 	t.Helper()
 	m, err := plugproc.Manifest("notes", notesManifest(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.Load(&inprocNotes{m: m, notes: []string{}}, false); err != nil {
+	p := &inprocNotes{m: m, notes: []string{}}
+	if err := k.Load(p, false); err != nil {
 		t.Fatal(err)
+	}
+	return func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.told != nil
 	}
 }
 
@@ -180,7 +192,7 @@ func notesManifest(t *testing.T) []byte {
 	return m
 }
 
-func attachFolder(t *testing.T, k *kernel.Kernel, lay func(folder string)) {
+func attachFolder(t *testing.T, k *kernel.Kernel, lay func(folder string)) func() bool {
 	t.Helper()
 	dir := t.TempDir()
 	folder := filepath.Join(dir, "notes")
@@ -191,7 +203,8 @@ func attachFolder(t *testing.T, k *kernel.Kernel, lay func(folder string)) {
 		t.Fatal(err)
 	}
 	lay(folder)
-	h := plugproc.New(plugproc.Options{Dir: dir, Kernel: k, Version: "test"})
+	core, logs := observer.New(zap.DebugLevel)
+	h := plugproc.New(plugproc.Options{Dir: dir, Kernel: k, Version: "test", Logger: zap.New(core)})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = h.Run(ctx) })
@@ -199,7 +212,7 @@ func attachFolder(t *testing.T, k *kernel.Kernel, lay func(folder string)) {
 	for {
 		_, err := h.Load(ctx, "notes")
 		if err == nil {
-			return
+			return func() bool { return logs.FilterMessage("plugin took a subscription").Len() > 0 }
 		}
 		if !errors.Is(err, plugproc.ErrNotRunning) {
 			t.Fatal(err)
@@ -207,8 +220,8 @@ func attachFolder(t *testing.T, k *kernel.Kernel, lay func(folder string)) {
 	}
 }
 
-func attachProcess(t *testing.T, k *kernel.Kernel, bin string) {
-	attachFolder(t, k, func(folder string) {
+func attachProcess(t *testing.T, k *kernel.Kernel, bin string) func() bool {
+	return attachFolder(t, k, func(folder string) {
 		b, err := os.ReadFile(bin)
 		if err != nil {
 			t.Fatal(err)
@@ -219,8 +232,8 @@ func attachProcess(t *testing.T, k *kernel.Kernel, bin string) {
 	})
 }
 
-func attachSocket(t *testing.T, k *kernel.Kernel, bin string) {
-	attachFolder(t, k, func(folder string) {
+func attachSocket(t *testing.T, k *kernel.Kernel, bin string) func() bool {
+	return attachFolder(t, k, func(folder string) {
 		ln, err := net.Listen("unix", filepath.Join(folder, "run.sock"))
 		if err != nil {
 			t.Fatal(err)
@@ -297,7 +310,6 @@ func (b *bus) subscribe(uri string) {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(release)
-	settle()
 }
 
 func (b *bus) updated() string {
@@ -313,10 +325,6 @@ func (b *bus) updated() string {
 		}
 	}
 }
-
-// settle gives a subscription the time to reach a plugin in another process: MCP tells
-// nobody when it has.
-func settle() { time.Sleep(100 * time.Millisecond) }
 
 func compact(b []byte) string {
 	var v any
@@ -350,6 +358,7 @@ func mcpServer(t *testing.T, k *kernel.Kernel) string {
 // wire speaks MCP; send carries one message and returns its answer, nil for none.
 type wire struct {
 	t      *testing.T
+	k      *kernel.Kernel
 	send   func(msg string, answered bool) map[string]any
 	notes  chan map[string]any
 	modern string // what every request carries in params
@@ -406,7 +415,20 @@ func (w *wire) read(uri string) string {
 
 func (w *wire) subscribe(uri string) {
 	w.request("resources/subscribe", fmt.Sprintf(`"uri":%q`, uri))
-	settle()
+	// What is told before the session's own stream stands is lost: hear something first.
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		w.k.Changed("default", kernel.Change{Tools: true})
+		select {
+		case n := <-w.notes:
+			if n["method"] == "notifications/tools/list_changed" {
+				return
+			}
+		case <-time.After(50 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			w.t.Fatal("the session's stream tells nothing")
+		}
+	}
 }
 
 func (w *wire) updated() string {
@@ -476,7 +498,7 @@ func events(r io.Reader, fn func(map[string]any)) {
 // speakHTTP is a client with a session; its notifications come on the session's stream.
 func speakHTTP(t *testing.T, k *kernel.Kernel) speaker {
 	url, session := mcpServer(t, k), ""
-	w := &wire{t: t, notes: make(chan map[string]any, 64)}
+	w := &wire{t: t, k: k, notes: make(chan map[string]any, 64)}
 	w.send = func(msg string, answered bool) map[string]any {
 		resp, answers := post(t, url, session, msg, nil)
 		if session == "" {
@@ -557,7 +579,6 @@ func (s *sessionless) subscribe(uri string) {
 	var wg sync.WaitGroup
 	wg.Go(func() { events(resp.Body, func(m map[string]any) { s.notes <- m }) })
 	s.t.Cleanup(func() { cancel(); resp.Body.Close(); wg.Wait() })
-	settle()
 }
 
 // speakStdio is a client of the bridge that `agentctl mcp` is.
@@ -570,7 +591,7 @@ func speakStdio(t *testing.T, k *kernel.Kernel) speaker {
 		_ = stdio.Serve(context.Background(), inR, outW, stdio.Options{URL: url})
 		outW.Close()
 	})
-	w := &wire{t: t, notes: make(chan map[string]any, 64)}
+	w := &wire{t: t, k: k, notes: make(chan map[string]any, 64)}
 	answers := make(chan map[string]any, 64)
 	wg.Go(func() {
 		for sc := bufio.NewScanner(outR); sc.Scan(); {

@@ -128,17 +128,26 @@ func (c *relayClient) resolveTool(ctx context.Context, s string) (string, error)
 }
 
 func (c *relayClient) unary(ctx context.Context, w io.Writer, tool string, args json.RawMessage) error {
-	resp, err := c.do(ctx, http.MethodPost, "/mcp/tools/call", "application/json", map[string]any{"tool": tool, "arguments": args})
+	b, err := c.answer(ctx, tool, args)
 	if err != nil {
 		return err
+	}
+	_, err = fmt.Fprintf(w, "%s\n", b)
+	return err
+}
+
+// answer calls a tool and reads the whole of its answer.
+func (c *relayClient) answer(ctx context.Context, tool string, args any) ([]byte, error) {
+	resp, err := c.do(ctx, http.MethodPost, "/mcp/tools/call", "application/json", map[string]any{"tool": tool, "arguments": args})
+	if err != nil {
+		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
-		return exit(exitFailure, "read the answer: %w", err)
+		return nil, exit(exitFailure, "read the answer: %w", err)
 	}
-	_, err = fmt.Fprintf(w, "%s\n", b)
-	return err
+	return b, nil
 }
 
 // errEnough ends a stream that gave what was asked for.

@@ -6,8 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"text/tabwriter"
 
@@ -169,17 +167,9 @@ func (c *relayClient) tool(ctx context.Context, name string, args map[string]any
 	if args == nil {
 		args = map[string]any{}
 	}
-	resp, err := c.do(ctx, http.MethodPost, "/mcp/tools/call", "application/json", map[string]any{"tool": name, "arguments": args})
-	if err != nil {
+	b, err := c.answer(ctx, name, args)
+	if err != nil || out == nil {
 		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if err != nil {
-		return exit(exitFailure, "read the answer: %w", err)
-	}
-	if out == nil {
-		return nil
 	}
 	if err := json.Unmarshal(b, out); err != nil {
 		return exit(exitFailure, "the relay's answer to %s is not what it should be: %w", name, err)

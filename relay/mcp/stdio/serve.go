@@ -33,10 +33,11 @@ type Options struct {
 
 // bridge is one Serve.
 type bridge struct {
-	o    Options
-	log  *zap.Logger
-	wg   sync.WaitGroup
-	free chan struct{} // one for each request that may still begin
+	o     Options
+	log   *zap.Logger
+	wg    sync.WaitGroup
+	free  chan struct{} // one for each request that may still begin
+	ended chan struct{} // signalled when a request has ended
 
 	outMu sync.Mutex // protects out
 	out   io.Writer
@@ -65,7 +66,7 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 		o.Logger = zap.NewNop()
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	b := &bridge{o: o, log: o.Logger, out: newOutput(ctx, out), free: make(chan struct{}, maxInFlight), inFlight: make(map[string]*request)}
+	b := &bridge{o: o, log: o.Logger, out: newOutput(ctx, out), free: make(chan struct{}, maxInFlight), ended: make(chan struct{}, 1), inFlight: make(map[string]*request)}
 	defer b.wg.Wait()
 	defer cancel()
 	// Reading cannot be interrupted, so it is not waited for: it ends with the process,
@@ -191,6 +192,10 @@ func (b *bridge) request(ctx context.Context, m *message) {
 			b.mu.Lock()
 			delete(b.inFlight, key)
 			b.mu.Unlock()
+			select {
+			case b.ended <- struct{}{}:
+			default:
+			}
 			<-b.free
 		}()
 		answered, err := b.post(ctx, m)
@@ -228,8 +233,6 @@ func (b *bridge) cancelled(m *message) bool {
 func (b *bridge) finish(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastWords)
 	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
 	for {
 		b.mu.Lock()
 		left := 0
@@ -243,7 +246,7 @@ func (b *bridge) finish(ctx context.Context) {
 			return
 		}
 		select {
-		case <-tick.C:
+		case <-b.ended:
 		case <-ctx.Done():
 			return
 		}

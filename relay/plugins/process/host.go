@@ -15,7 +15,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"agentctl/manifest"
 	"agentctl/relay/kernel"
 )
 
@@ -272,52 +271,24 @@ func guarded(root *os.Root, path string, typ fs.FileMode) error {
 	return nil
 }
 
-// Manifest reads a plugin.json as the manifest of the plugin name. What names no
-// capability needs kernel:admin of its caller.
+// Manifest reads a plugin.json as the manifest of the plugin name, with the checks that
+// its schemas ask for.
 func Manifest(name string, raw []byte) (*kernel.Manifest, error) {
 	pm, err := kernel.ParseManifest(raw)
 	if err != nil {
 		return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
 	}
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%s of plugin %s: %w", manifestFile, name, fmt.Errorf(format, args...))
-	}
 	if pm.Name != name {
-		return nil, bad("it names itself %s: rename the folder or the plugin", pm.Name)
+		return nil, fmt.Errorf("%s of plugin %s names itself %s: rename the folder or the plugin", manifestFile, name, pm.Name)
 	}
 	m := pm.Manifest("")
 	for _, t := range m.Tools {
-		if !own(name, t.Name) {
-			return nil, bad("tool %s must be named %s.…", t.Name, name)
-		}
-		if t.Scope, err = scope(t.Scope); err != nil {
-			return nil, bad("tool %s: %w", t.Name, err)
-		}
 		if t.Check, err = argumentCheck(t.InputSchema); err != nil {
-			return nil, bad("inputSchema of %s: %w", t.Name, err)
+			return nil, fmt.Errorf("%s of plugin %s: inputSchema of %s: %w", manifestFile, name, t.Name, err)
 		}
 		if t.CheckResult, err = resultCheck(t.OutputSchema); err != nil {
-			return nil, bad("outputSchema of %s: %w", t.Name, err)
-		}
-	}
-	for _, r := range m.Resources {
-		if !own(name, r.URI) {
-			return nil, bad("resource %s must begin with mcp://%s/", r.URI, name)
-		}
-		if r.Scope, err = scope(r.Scope); err != nil {
-			return nil, bad("resource %s: %w", r.URI, err)
+			return nil, fmt.Errorf("%s of plugin %s: outputSchema of %s: %w", manifestFile, name, t.Name, err)
 		}
 	}
 	return m, nil
-}
-
-// scope is what a caller must hold: one of the closed set, and never what boards hold.
-func scope(s string) (string, error) {
-	switch {
-	case s == "":
-		return manifest.ScopeKernelAdmin, nil
-	case s == manifest.ScopeDeviceConnect || s == manifest.ScopeDeviceEnroll || !slices.Contains(manifest.Scopes, s):
-		return "", fmt.Errorf("capability %q is no scope of a caller; the scopes are %s", s, strings.Join(manifest.Scopes, " "))
-	}
-	return s, nil
 }

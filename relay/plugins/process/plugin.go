@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -146,7 +145,10 @@ func (p *Plugin) resubscribe(ctx context.Context, c *conn) {
 }
 
 func (p *Plugin) subscribe(ctx context.Context, c *conn, uri string) {
-	if _, err := c.call(ctx, "resources/subscribe", map[string]any{"uri": uri}); err != nil && ctx.Err() == nil {
+	switch _, err := c.call(ctx, "resources/subscribe", map[string]any{"uri": uri}); {
+	case err == nil:
+		p.log.Debug("plugin took a subscription", zap.String("uri", uri))
+	case ctx.Err() == nil:
 		p.log.Warn("plugin takes no subscription", zap.String("uri", uri), zap.Error(err))
 	}
 }
@@ -349,10 +351,4 @@ func (p *Plugin) state() State {
 		s.State = "down"
 	}
 	return s
-}
-
-// own tells whether a plugin may have a tool or a URI of this name: no plugin on disk
-// speaks for another, or for the kernel.
-func own(plugin, name string) bool {
-	return strings.HasPrefix(name, plugin+".") || strings.HasPrefix(name, "mcp://"+plugin+"/")
 }

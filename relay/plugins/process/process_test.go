@@ -343,6 +343,9 @@ func TestRefused(t *testing.T) {
 		{"bad JSON", func(r *rig) { r.folder("odd", "{", sh("")) }, "plugin.json of plugin odd"},
 		{"another name", func(r *rig) { r.folder("odd", strings.ReplaceAll(odd, "odd", "even"), sh("")) }, "names itself even"},
 		{"another's tool", func(r *rig) { r.folder("odd", strings.Replace(odd, "odd.do", "kernel.do", 1), sh("")) }, "must begin with the plugin's name"},
+		{"another's resource", func(r *rig) {
+			r.folder("odd", strings.Replace(odd, `"tools"`, `"resources":[{"uri":"mcp://even/a.json","description":"d"}],"tools"`, 1), sh(""))
+		}, "must begin with mcp://odd/"},
 		{"a device's scope", func(r *rig) {
 			r.folder("odd", strings.Replace(odd, `"tools"`, `"capabilities":["device.connect"],"tools"`, 1), sh(""))
 		}, "is no capability"},
