@@ -30,7 +30,7 @@ FUZZTIME    ?= 60s
 DEMO        ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build board demo test test-board lint ci cross reproducible deb test-systemd conformance fuzz bench soak clean help
+.PHONY: build board demo test test-slow test-board lint ci cross reproducible deb test-systemd conformance fuzz bench soak clean help
 
 build: ## this machine's binary, full build: bin/agentctl
 	$(BUILD) -o $(BIN)/agentctl ./cmd/agentctl
@@ -90,7 +90,11 @@ bench: build board ## the performance bars, side by side in one run (see docs/pe
 soak: build ## an hour of faults and load; SOAK=5m for a slice
 	test/soak.sh
 
-ci: build lint test test-board cross reproducible ## what CI runs
+test-slow: ## what needs real minutes, or no race detector
+	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestRFC0009.*Real$$' ./test
+	$(GO) test -timeout 5m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost' ./prober/history
+
+ci: build lint test test-slow test-board cross reproducible ## what CI runs
 	FUZZTIME=3s test/fuzz.sh
 	AGENTCTL=$(CURDIR)/$(BIN)/agentctl test/conformance.sh
 	test/systemd/run.sh

@@ -21,7 +21,7 @@ const stopChild = "AGENTCTL_TEST_STOP_CHILD"
 // watches each 100 ms and says so on stdout until it is killed.
 func TestStopChild(t *testing.T) {
 	if os.Getenv(stopChild) == "" {
-		t.Skip("only as a child")
+		t.Skip("it is the child that TestNoBurstAfterStop starts and stops")
 	}
 	src := newFakeModules()
 	src.fake.read = func(n int, s *Sample) error { fmt.Println("read", time.Since(src.begin).Milliseconds(), 0); return nil }

@@ -90,4 +90,8 @@ if ! kill -0 "$relay" 2>/dev/null; then
   echo "conformance: the relay ended during the suite" >&2
   failed=1
 fi
+# The same suite against the handler alone, where the race detector and a debugger reach it.
+if ! AGENTCTL_CONFORMANCE=$(cd "$npm_dir" && pwd) go test -count=1 -run 'TestConformance$' ./relay/mcp; then
+  failed=1
+fi
 exit "$failed"

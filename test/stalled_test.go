@@ -15,7 +15,7 @@ import (
 func slow(t *testing.T) {
 	t.Helper()
 	if os.Getenv("AGENTCTL_SLOW") == "" {
-		t.Skip("needs real minutes; set AGENTCTL_SLOW=1")
+		t.Skip("needs real minutes; `make test-slow` runs it (AGENTCTL_SLOW=1)")
 	}
 	t.Parallel()
 }

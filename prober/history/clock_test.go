@@ -198,7 +198,7 @@ func TestClockAhead(t *testing.T) {
 // TestMuchWithoutATime: a board that never learns the time keeps its newest samples.
 func TestMuchWithoutATime(t *testing.T) {
 	if raceDetector && !slow() {
-		t.Skip("adds 100,000 rows")
+		t.Skip("adds 100,000 rows, which takes minutes under the race detector; `make test-slow` runs it without")
 	}
 	s, c := open(t, Options{Path: quickDir(t) + "/history.db"})
 	c.set(0)

@@ -115,7 +115,7 @@ const memoryEnv = "HISTORY_TEST_MEMORY"
 // TestMemory: a Store that records takes at most 2.5 MB of anonymous memory.
 func TestMemory(t *testing.T) {
 	if raceDetector {
-		t.Skip("the race detector takes more")
+		t.Skip("the race detector takes more; `make test-slow` runs it without")
 	}
 	if dir := os.Getenv(memoryEnv); dir != "" {
 		measureMemory(t, dir)

@@ -33,7 +33,7 @@ const benchAck = `{"message":"ping","received_at_ms":1800000000000,"node_id":"`
 func TestBenchDevices(t *testing.T) {
 	url := os.Getenv("BENCH_URL")
 	if url == "" {
-		t.Skip("the child of the benchmarks")
+		t.Skip("it is the child that the benchmarks start")
 	}
 	n, _ := strconv.Atoi(os.Getenv("BENCH_LINKS"))
 	var wg sync.WaitGroup
