@@ -258,15 +258,9 @@ func traceOf(req *http.Request) (id string, given bool) {
 
 // caller proves who sends a request; the tenant comes from the token only.
 func (r *Relay) caller(req *http.Request) (*kernel.Caller, error) {
-	h := req.Header["Authorization"]
-	if len(h) == 0 && r.opt.Anonymous {
+	token, given := bearer(req)
+	if !given && r.opt.Anonymous {
 		return &kernel.Caller{Tenant: auth.DefaultTenant, Actor: "anonymous", Transport: "http", Scopes: anonymousScopes}, nil
-	}
-	token := ""
-	if len(h) == 1 {
-		if scheme, rest, ok := strings.Cut(h[0], " "); ok && strings.EqualFold(scheme, "Bearer") {
-			token = strings.TrimLeft(rest, " ")
-		}
 	}
 	id, err := r.store.Verify(token, auth.ClassAgent)
 	if err != nil {
@@ -274,6 +268,18 @@ func (r *Relay) caller(req *http.Request) (*kernel.Caller, error) {
 	}
 	return &kernel.Caller{Tenant: id.Tenant, Actor: id.Subject, JTI: id.JTI, Transport: "http", Scopes: id.Scopes,
 		Active: func() error { return r.store.Active(id) }}, nil
+}
+
+// bearer is the token of a request, "" for none that is one (RFC 6750 §2.1); given tells
+// whether there was an Authorization header at all.
+func bearer(req *http.Request) (token string, given bool) {
+	h := req.Header["Authorization"]
+	if len(h) == 1 {
+		if scheme, rest, ok := strings.Cut(h[0], " "); ok && strings.EqualFold(scheme, "Bearer") {
+			token = strings.TrimLeft(rest, " ")
+		}
+	}
+	return token, len(h) > 0
 }
 
 // httpCaller is caller for the plain HTTP doors, and a sign of life.

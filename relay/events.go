@@ -144,15 +144,8 @@ type identities struct{ r *Relay }
 
 // Authenticate implements gateway.Authenticator.
 func (i identities) Authenticate(req *http.Request) (gateway.Identity, error) {
-	h := req.Header["Authorization"]
-	if len(h) == 0 {
-		return gateway.Identity{}, gateway.ErrNoToken
-	}
-	scheme, token, _ := strings.Cut(h[0], " ")
-	if len(h) > 1 || !strings.EqualFold(scheme, "Bearer") {
-		return gateway.Identity{}, gateway.ErrNoToken
-	}
-	id, err := i.r.store.Verify(strings.TrimLeft(token, " "), auth.ClassAgent)
+	token, _ := bearer(req)
+	id, err := i.r.store.Verify(token, auth.ClassAgent)
 	switch {
 	case errors.Is(err, auth.ErrMissing):
 		return gateway.Identity{}, gateway.ErrNoToken
