@@ -63,8 +63,9 @@ type wrapped struct {
 	Data json.RawMessage `json:"data"`
 }
 
-// maxTopicData leaves room for the wrapping.
-const maxTopicData = kernel.MaxPayload - 16
+// MaxTopicData bounds the data of a topic event that goes into the log, bytes: it leaves
+// room for the wrapping.
+const MaxTopicData = kernel.MaxPayload - 16
 
 // news is what the gateway tells of the product's own events.
 type news struct {
@@ -164,8 +165,8 @@ func (r *Relay) openGateway() (err error) {
 		o = *r.opt.SSE
 	}
 	o.Log, o.Identities, o.Logger = NewGatewayLog(r.events), identities{r}, r.log.Named("sse")
-	if o.MaxData == 0 || o.MaxData > maxTopicData {
-		o.MaxData = maxTopicData
+	if o.MaxData == 0 || o.MaxData > MaxTopicData {
+		o.MaxData = MaxTopicData
 	}
 	o.Insecure = o.Insecure || r.opt.Insecure
 	if r.tls != nil && o.TLS == nil {

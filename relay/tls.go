@@ -21,6 +21,16 @@ type certificate struct {
 // lookEvery is how often the files' times are looked at.
 const lookEvery = 10 * time.Second
 
+// ServerTLS serves the certificate of two PEM files, and a renewed one soon after it is
+// there.
+func ServerTLS(certFile, keyFile string) (*tls.Config, error) {
+	c, err := loadCertificate(certFile, keyFile)
+	if err != nil {
+		return nil, err
+	}
+	return c.config(), nil
+}
+
 func loadCertificate(certFile, keyFile string) (*certificate, error) {
 	c := &certificate{certFile: certFile, keyFile: keyFile}
 	return c, c.load()

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -19,7 +18,6 @@ import (
 	"agentctl/relay"
 	"agentctl/relay/eventlog"
 	"agentctl/relay/gateway"
-	"agentctl/relay/kernel"
 )
 
 // gatewayEnv is what the environment says of the gateway; the tokens and the secret may
@@ -123,7 +121,7 @@ func serveEvents(cmd *cobra.Command, o gateway.Options, dir string) (err error) 
 		}
 		defer func() { _ = log.Close() }()
 		o.Log = relay.NewGatewayLog(log)
-		o.MaxData = kernel.MaxPayload - 16 // the log wraps it in an object
+		o.MaxData = relay.MaxTopicData
 		defer runLog(log, fail)()
 	}
 	g, err := gateway.New(o)
@@ -176,8 +174,6 @@ func eventsBase(addr string, secure bool) string {
 	return scheme + "://" + net.JoinHostPort(host, port)
 }
 
-// certEvery is how often a certificate is read anew.
-const certEvery = 10 * time.Second
 
 // serverTLS serves the certificate of two files, and a renewed one soon after it is there;
 // nil without files.
@@ -188,22 +184,9 @@ func serverTLS(certFile, keyFile string) (*tls.Config, error) {
 	if certFile == "" || keyFile == "" {
 		return nil, exit(exitUsage, "--tls-cert and --tls-key go together")
 	}
-	cert, err := tls.LoadX509KeyPair(certFile, keyFile)
+	c, err := relay.ServerTLS(certFile, keyFile)
 	if err != nil {
-		return nil, exit(exitFailure, "load the certificate: %w", err)
+		return nil, exit(exitFailure, "%w", err)
 	}
-	var mu sync.Mutex // protects cert and read
-	read := time.Now()
-	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if now := time.Now(); now.Sub(read) >= certEvery {
-			read = now
-			if next, err := tls.LoadX509KeyPair(certFile, keyFile); err == nil { // half-written: the old one serves on
-				cert = next
-			}
-		}
-		c := cert
-		return &c, nil
-	}}, nil
+	return c, nil
 }
