@@ -174,7 +174,6 @@ func eventsBase(addr string, secure bool) string {
 	return scheme + "://" + net.JoinHostPort(host, port)
 }
 
-
 // serverTLS serves the certificate of two files, and a renewed one soon after it is there;
 // nil without files.
 func serverTLS(certFile, keyFile string) (*tls.Config, error) {
