@@ -196,8 +196,11 @@ func (ch *settingChange) send(ctx context.Context, cl *control.Client) error {
 // refusal is the error.
 func (ch *settingChange) inForce(ctx context.Context, cl *control.Client, before configView) (string, error) {
 	origin := before.Origins[ch.key.name]
+	given := strings.HasPrefix(origin, "AGENTCTL_") || strings.HasPrefix(origin, "--")
 	switch {
-	case strings.HasPrefix(origin, "AGENTCTL_") || strings.HasPrefix(origin, "--"):
+	case given && cl != nil && ch.onSocket():
+		return "in force now, but " + origin + " of the daemon counts more from its next start on", nil
+	case given:
 		return "but " + origin + " of the daemon counts more, and stays in force", nil
 	case cl == nil && ch.key.apply == applyRestart:
 		return "in force with the next start of the daemon", nil

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,12 +35,15 @@ type local struct {
 }
 
 func openLocal(ctx context.Context, socket, agent string, log *zap.Logger) (*local, error) {
+	if agent == "" {
+		agent = "local"
+	}
+	if len(agent) > 128 || strings.ContainsFunc(agent, func(r rune) bool { return r < '!' || r > '~' }) {
+		return nil, exit(exitUsage, "MCP_AGENT_ID must be 1 to 128 printable ASCII characters without spaces")
+	}
 	b := &board{socket: socket}
 	if err := b.announce(ctx); err != nil {
 		return nil, err
-	}
-	if agent == "" {
-		agent = "local"
 	}
 	scopes, err := auth.ParseScopes(manifest.ScopeCallReadOnly, manifest.ScopeToolsList)
 	if err != nil {
