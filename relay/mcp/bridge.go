@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -37,7 +38,18 @@ func (h *Handler) post(w http.ResponseWriter, r *http.Request, x *exchange) {
 	msgs, batch, err := scanBody(body)
 	if err != nil {
 		h.count.refused.Add(1)
-		refuseRPC(w, http.StatusBadRequest, nil, jsonrpc.CodeParseError, err.Error())
+		code, id := int64(jsonrpc.CodeParseError), []byte(nil)
+		if errors.As(err, new(shape)) {
+			code = codeRefused
+			if !batch && len(msgs) == 1 {
+				id = msgs[0].id
+			}
+		}
+		refuseRPC(w, http.StatusBadRequest, id, code, strings.TrimPrefix(err.Error(), "strictjson: "))
+		return
+	}
+	if !accepts(r.Header, "application/json") || !accepts(r.Header, "text/event-stream") {
+		h.refuse(w, http.StatusBadRequest, manifest.BadRequest, "the Accept header must name application/json and text/event-stream")
 		return
 	}
 	modern := r.Header.Get(headerVersion) >= modernVersion
@@ -51,6 +63,14 @@ func (h *Handler) post(w http.ResponseWriter, r *http.Request, x *exchange) {
 		}
 	}
 	x.modern = modern
+	plain := modern && !batch && takes(r, &msgs[0])
+	for i := range msgs {
+		if !plain && !msgs[i].keepsID() {
+			h.count.refused.Add(1)
+			refuseRPC(w, http.StatusBadRequest, nil, codeRefused, errID.Error())
+			return
+		}
+	}
 	if !batch {
 		x.id = msgs[0].id
 	}
@@ -60,7 +80,7 @@ func (h *Handler) post(w http.ResponseWriter, r *http.Request, x *exchange) {
 	}
 	h.count.modern.Add(1)
 	switch {
-	case !batch && takes(r, &msgs[0]):
+	case plain:
 		x.tenant.mux.serve(w, x, &msgs[0])
 	case !batch && msgs[0].method == "subscriptions/listen":
 		h.stream(w, x, func(w http.ResponseWriter) { toSDK(h.modern, w, r, x, body) })
@@ -83,6 +103,23 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) (body []byte,
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	return body, nil
+}
+
+// accepts tells whether Accept names a type, by itself or by a wildcard. Weights are not
+// looked at, as the SDK does not.
+func accepts(h http.Header, typ string) bool {
+	group, _, _ := strings.Cut(typ, "/")
+	for _, v := range h["Accept"] {
+		for v != "" {
+			var one string
+			one, v, _ = strings.Cut(v, ",")
+			one, _, _ = strings.Cut(one, ";")
+			if one = strings.ToLower(strings.TrimSpace(one)); one == typ || one == "*/*" || one == group+"/*" {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // mayList tells whether a token may ask for the list at all; the list then shows only
@@ -168,6 +205,9 @@ func (t *tenant) initialize(ctx context.Context, x *exchange, req sdk.Request, n
 	ss, ok := req.GetSession().(*sdk.ServerSession)
 	if !ok {
 		return nil, methodNotFound("initialize")
+	}
+	if x.session != nil { // admitting it again would lose what the session holds
+		return nil, &jsonrpc.Error{Code: codeRefused, Message: "this session is initialized; send initialize without an Mcp-Session-Id to open another"}
 	}
 	s, err := t.h.admit(ss, x)
 	if err != nil {

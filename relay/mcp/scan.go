@@ -2,7 +2,8 @@ package mcp
 
 import (
 	"encoding/json"
-	"errors"
+	"math"
+	"strconv"
 	"unicode/utf8"
 
 	"agentctl/transport/strictjson"
@@ -20,11 +21,20 @@ type envelope struct {
 	info   []byte // its clientInfo
 	caps   []byte // its clientCapabilities
 	answer bool   // has a result or an error
+	wrong  shape  // why it is no message of JSON-RPC; "" for one that is
 }
 
-var (
-	errBatchSize = errors.New("a batch holds 1 to 32 messages")
-	errNotObject = errors.New("a message is a JSON object with a method, a result or an error")
+// shape says why JSON is no message.
+type shape string
+
+func (s shape) Error() string { return string(s) }
+
+const (
+	errBatchSize = shape("a batch holds 1 to 32 messages")
+	errNotObject = shape("a message is a JSON object with a method, a result or an error")
+	errVersion   = shape(`a message has "jsonrpc":"2.0"`)
+	errID        = shape("an id is a string or a whole number, at most 2^53")
+	errParams    = shape("params are an object")
 )
 
 // Keys of _meta in the modern era.
@@ -37,7 +47,8 @@ const (
 
 // scanBody checks a body strictly (exact keys, no duplicates, UTF-8, no trailing bytes,
 // bounded depth) and returns the envelopes of its messages. The SDK alone would take the
-// last of two equal keys and ignore what follows the first value.
+// last of two equal keys and ignore what follows the first value. With an error of the
+// shape of a single message comes that message.
 func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 	if err := strictjson.Check(body); err != nil {
 		return nil, false, err
@@ -46,10 +57,10 @@ func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 	switch body[i] {
 	case '{':
 		m := scanMessage(body[i:])
-		if m.method == "" && !m.answer {
-			return nil, false, errNotObject
+		if m.wrong != "" {
+			err = m.wrong
 		}
-		return []envelope{m}, false, nil
+		return []envelope{m}, false, err
 	case '[':
 		err = elements(body[i:], func(e []byte) error {
 			if e[0] != '{' {
@@ -59,8 +70,8 @@ func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 				return errBatchSize
 			}
 			m := scanMessage(e)
-			if m.method == "" && !m.answer {
-				return errNotObject
+			if m.wrong != "" {
+				return m.wrong
 			}
 			msgs = append(msgs, m)
 			return nil
@@ -74,8 +85,12 @@ func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 }
 
 func scanMessage(obj []byte) (m envelope) {
+	version := ""
+	m.wrong = errNotObject
 	members(obj, func(key string, v []byte) {
 		switch key {
+		case "jsonrpc":
+			version = text(v)
 		case "id":
 			if string(v) != "null" {
 				m.id = v
@@ -88,6 +103,18 @@ func scanMessage(obj []byte) (m envelope) {
 			m.answer = true
 		}
 	})
+	switch {
+	case m.method == "" && !m.answer: // what is said already
+	case version != "2.0":
+		m.wrong = errVersion
+	case len(m.params) > 0 && m.params[0] != '{' && string(m.params) != "null":
+		m.wrong = errParams
+	default:
+		m.wrong = ""
+	}
+	if len(m.id) > 0 && m.id[0] != '"' && m.id[0] != '-' && (m.id[0] < '0' || m.id[0] > '9') {
+		m.id, m.wrong = nil, errID
+	}
 	if len(m.params) == 0 || m.params[0] != '{' {
 		return m
 	}
@@ -114,6 +141,16 @@ func scanMessage(obj []byte) (m envelope) {
 		}
 	})
 	return m
+}
+
+// keepsID tells whether the SDK would answer under the same id: it reads numbers as
+// float64 and keeps them as integers, so that 1.5 becomes 1.
+func (m *envelope) keepsID() bool {
+	if len(m.id) == 0 || m.id[0] == '"' {
+		return true
+	}
+	n, err := strconv.ParseFloat(string(m.id), 64)
+	return err == nil && n == math.Trunc(n) && math.Abs(n) <= 1<<53
 }
 
 // withoutMeta is the params without _meta; nil if nothing else is in them.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -43,10 +44,10 @@ func positive(meta sdk.Meta, key string, most int64) (int64, error) {
 		return most, nil
 	}
 	f, ok := v.(float64)
-	if !ok || f < 1 || f != float64(int64(f)) {
+	if !ok || f < 1 || f != math.Trunc(f) {
 		return 0, invalidParams("_meta " + key + " must be a whole number from 1")
 	}
-	return min(int64(f), most), nil
+	return int64(min(f, float64(most))), nil
 }
 
 // follow turns a stream into progress notifications and a result, the last frame. It
@@ -88,8 +89,7 @@ func (t *tenant) follow(ctx context.Context, x *exchange, cl *client, kr *kernel
 		select {
 		case <-s.Ready():
 		case <-ctx.Done():
-			_, _ = end("cancelled", nil)
-			return nil, context.Cause(ctx)
+			return end("cancelled", manifest.E(manifest.DeadlineExceeded, "the caller gave the call up"))
 		case <-over.C:
 			if last == nil {
 				return end("no_frame", manifest.E(manifest.DeadlineExceeded, "no frame came within the time of this call"))

@@ -1,0 +1,83 @@
+package mcp
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestNoMessage: JSON that is no JSON-RPC message is refused in the protocol's words,
+// under its own id where it has one.
+func TestNoMessage(t *testing.T) {
+	e := newEnv(t, Options{})
+	legacy := sessionHead("", e.initialize(""))
+	tests := []struct{ name, body, want string }{
+		{"not JSON", `{`, `"id":null,"error":{"code":-32700,`},
+		{"equal keys", `{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}`, `"id":null,"error":{"code":-32700,`},
+		{"no method", `{"jsonrpc":"2.0","id":1}`, `"id":1,"error":{"code":-32600,`},
+		{"no object", `"ping"`, `"id":null,"error":{"code":-32600,`},
+		{"empty batch", `[]`, `"id":null,"error":{"code":-32600,`},
+		{"bad in a batch", `[{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","id":2}]`, `"id":null,"error":{"code":-32600,`},
+		{"no version", `{"id":1,"method":"ping"}`, `"id":1,"error":{"code":-32600,"message":"a message has \"jsonrpc\":\"2.0\""}`},
+		{"another version", `{"jsonrpc":"1.0","id":"a","method":"ping"}`, `"id":"a","error":{"code":-32600,`},
+		{"params in an array", `{"jsonrpc":"2.0","id":1,"method":"ping","params":[1]}`, `"id":1,"error":{"code":-32600,"message":"params are an object"}`},
+		{"id is an object", `{"jsonrpc":"2.0","id":{},"method":"ping"}`, `"id":null,"error":{"code":-32600,`},
+		{"id is a truth", `{"jsonrpc":"2.0","id":true,"method":"ping"}`, `"id":null,"error":{"code":-32600,`},
+		{"id is a fraction", `{"jsonrpc":"2.0","id":1.5,"method":"ping"}`, `"id":null,"error":{"code":-32600,`},
+		{"id would be rounded", `{"jsonrpc":"2.0","id":1795193269410123456,"method":"ping"}`, `"id":null,"error":{"code":-32600,`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, head := range []map[string]string{legacy, {"Mcp-Protocol-Version": modernEra}} {
+				res := e.do("POST", head, tt.body)
+				if body := readAll(t, res); res.StatusCode != 400 || !strings.Contains(body, tt.want) || strings.Contains(body, "strictjson") {
+					t.Errorf("%d %s, want 400 with %s", res.StatusCode, body, tt.want)
+				}
+			}
+		})
+	}
+	for _, id := range []string{`1e3`, `-7`, `"a b"`, `9007199254740992`} {
+		if body := readAll(t, e.do("POST", legacy, `{"jsonrpc":"2.0","id":`+id+`,"method":"ping"}`)); !strings.Contains(body, `"result":{}`) {
+			t.Errorf("id %s: %s, want an answer", id, body)
+		}
+	}
+}
+
+// TestAccept: the refusal is the envelope.
+func TestAccept(t *testing.T) {
+	e := newEnv(t, Options{})
+	legacy := sessionHead("", e.initialize(""))
+	for accept, want := range map[string]int{
+		"application/json": 400, "text/event-stream": 400, "text/html": 400, "": 400,
+		"*/*": 200, "application/*, Text/Event-Stream;q=0.5": 200, "application/json, text/event-stream": 200,
+	} {
+		legacy["Accept"] = accept
+		res := e.do("POST", legacy, listBody)
+		if body := readAll(t, res); res.StatusCode != want || want == 400 && !strings.HasPrefix(body, `{"error":{"code":"E_BAD_REQUEST"`) {
+			t.Errorf("Accept %q: %d %s, want %d", accept, res.StatusCode, body, want)
+		}
+	}
+}
+
+// TestInitializeTwice: a client that initializes its session again keeps it, and the
+// tenant has no session more than before.
+func TestInitializeTwice(t *testing.T) {
+	e := newEnv(t, Options{MaxSessionsPerTenant: 1})
+	id := e.initialize("")
+	again := `{"jsonrpc":"2.0","id":2,"method":"initialize","params":{"protocolVersion":"2025-03-26","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
+	for _, body := range []string{again, again, "[" + again + "]"} {
+		head := sessionHead("", id)
+		if body[0] == '[' {
+			head["Mcp-Protocol-Version"] = "2025-03-26"
+		}
+		if got := readAll(t, e.do("POST", head, body)); !strings.Contains(got, "-32600") {
+			t.Errorf("again: %s, want -32600", got)
+		}
+		if res := e.do("POST", sessionHead("", id), listBody); res.StatusCode != 200 {
+			t.Fatalf("the session afterwards: %d, want 200", res.StatusCode)
+		}
+	}
+	if res := e.do("DELETE", sessionHead("", id), ""); res.StatusCode != 204 {
+		t.Errorf("DELETE: %d, want 204", res.StatusCode)
+	}
+	e.initialize("") // there is room again
+}
