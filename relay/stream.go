@@ -55,7 +55,7 @@ func closeCode(err error) sse.Code {
 	switch {
 	case streamEnded(err):
 		return sse.DeviceOffline
-	case errors.Is(err, fanout.ErrOverflow): // its goroutine could not write for 3 frames
+	case errors.Is(err, fanout.ErrOverflow): // its goroutine could not write for all of its queue
 		return sse.Backpressure
 	}
 	return sse.CodeOf(err)

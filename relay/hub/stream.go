@@ -20,9 +20,11 @@ type Frame = struct {
 	Event []byte
 }
 
-// readerQueue is how many frames may wait for one reader before it is behind
-// (RFC-0009 §6: more than 3).
-const readerQueue = 3
+// readerQueue is how many frames may wait for one reader's goroutine before it is behind.
+// It is not the 3 frames of RFC-0009 §6, which are judged where they are written
+// (transport/sse): a device whose link stood still sends what it has all at once, up to a
+// frame a second for link.DeadAfter, and that is no fault of a reader.
+const readerQueue = 64
 
 // maxReaders bounds the readers of one device stream.
 const maxReaders = 10000

@@ -347,7 +347,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 }
 
-// A reader that does not read for more than 3 frames ends; the others do not notice.
+// A reader that does not read for more than its queue ends; the others do not notice.
 func TestSlowReader(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -360,7 +360,10 @@ func TestSlowReader(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for seq := int64(1); seq <= 10; seq++ {
+		for seq := int64(1); seq <= readerQueue+1; seq++ {
+			if slow.Err() != nil {
+				t.Errorf("the slow reader ended before frame %d", seq)
+			}
 			b.metric(sid, seq, sample(nodeA, 1))
 			if frames(fast) != 1 {
 				t.Errorf("frame %d is missing", seq)
@@ -372,6 +375,28 @@ func TestSlowReader(t *testing.T) {
 		slow.Close()
 		b.nothing()
 		fast.Close()
+		b.next(link.TypeCmdCancel)
+		r.end()
+	})
+}
+
+// A device whose link stood still for a minute sends its frames all at once: no reader is
+// behind for that.
+func TestCatchUp(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		open := r.opening(t.Context(), r.node(nodeA), 1000, new(charges))
+		_, sid := b.open()
+		reader := (<-open).reader
+		late := int64(link.DeadAfter / time.Second)
+		for seq := int64(1); seq <= late; seq++ {
+			b.metric(sid, seq, sample(nodeA, 1))
+		}
+		if got := frames(reader); int64(got) != late || reader.Err() != nil {
+			t.Errorf("%d frames of %d, and the reader ended with %v", got, late, reader.Err())
+		}
+		reader.Close()
 		b.next(link.TypeCmdCancel)
 		r.end()
 	})
