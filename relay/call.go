@@ -6,6 +6,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -212,38 +213,65 @@ func jsonType(v string) bool {
 	return err == nil && t == "application/json" && (charset == "" || strings.EqualFold(charset, "utf-8"))
 }
 
-// parseAccept tells which of the two answers a caller takes. No Accept, and */*, mean
-// JSON; a type with q=0 is not accepted; a stream must be asked for by its name.
+// parseAccept tells which of the two answers a caller takes (RFC 9110 §12.5.1). No Accept,
+// and */*, mean JSON, of which the most specific range decides; a type with q=0 is not
+// accepted; a stream must be asked for by its name.
 func parseAccept(values []string) (wantJSON, wantStream bool) {
-	any := false
-	for _, v := range values {
-		for item := range strings.SplitSeq(v, ",") {
-			item = strings.TrimSpace(item)
-			if item == "" {
-				continue
-			}
-			any = true
-			typ, params, err := mime.ParseMediaType(item)
-			if err != nil || zeroQuality(params["q"]) {
-				continue
-			}
-			switch typ {
-			case "text/event-stream":
-				wantStream = true
-			case "application/json", "application/*", "*/*":
-				wantJSON = true
-			}
+	given, best := false, -1 // best is the place of the range that decides about JSON
+	rest := strings.Join(values, ",")
+	for more := true; more; {
+		var item string
+		if item, rest, more = cutUnquoted(rest, ','); strings.TrimSpace(item) == "" {
+			continue
+		}
+		given = true
+		typ, params, _ := cutUnquoted(item, ';')
+		typ = strings.ToLower(strings.TrimSpace(typ))
+		yes := weighed(params)
+		wantStream = wantStream || typ == "text/event-stream" && yes
+		switch place := slices.Index(jsonRanges, typ); {
+		case place > best:
+			best, wantJSON = place, yes
+		case place >= 0 && place == best:
+			wantJSON = wantJSON || yes
 		}
 	}
-	return wantJSON || !any, wantStream
+	return wantJSON || !given, wantStream
 }
 
-func zeroQuality(q string) bool {
-	if q == "" {
-		return false
+// jsonRanges are the media ranges that take application/json, the vaguest first.
+var jsonRanges = []string{"*/*", "application/*", "application/json"}
+
+// weighed tells whether the parameters of a media range leave it a weight above 0.
+func weighed(params string) bool {
+	for more := true; more; {
+		var p string
+		p, params, more = cutUnquoted(params, ';')
+		name, q, _ := strings.Cut(p, "=")
+		q = strings.TrimSpace(q)
+		if strings.EqualFold(strings.TrimSpace(name), "q") && (!qvalue.MatchString(q) || strings.Trim(q, "0.") == "") {
+			return false
+		}
 	}
-	f, err := strconv.ParseFloat(q, 64)
-	return err != nil || f <= 0 || f > 1
+	return true
+}
+
+var qvalue = regexp.MustCompile(`^(?:0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)$`) // RFC 9110 §12.4.2
+
+// cutUnquoted is strings.Cut at a byte that is not inside a quoted string.
+func cutUnquoted(s string, sep byte) (before, after string, found bool) {
+	quoted := false
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '"':
+			quoted = !quoted
+		case c == '\\' && quoted:
+			i++
+		case c == sep && !quoted:
+			return s[:i], s[i+1:], true
+		}
+	}
+	return s, "", false
 }
 
 // traceOf takes the trace id of a valid traceparent (W3C Trace Context), or makes one.

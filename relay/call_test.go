@@ -32,6 +32,37 @@ func FuzzAccept(f *testing.F) {
 	})
 }
 
+func TestParseAccept(t *testing.T) {
+	tests := []struct {
+		accept       string
+		json, stream bool
+	}{
+		{`text/event-stream;x="a,b"`, false, true}, // a comma in quotes parts nothing
+		{`text/html;x="a,text/event-stream"`, false, false},
+		{`text/html;x="\",text/event-stream`, false, false},
+		{"text/event-stream;;q=0.5", false, true}, // an empty parameter is none
+		{"text/event-stream;", false, true},
+		{"text/event-stream;q=NaN", false, false},
+		{"text/event-stream;q=1e0", false, false},
+		{"text/event-stream;q=+1", false, false},
+		{"text/event-stream;q=1.001", false, false},
+		{"text/event-stream;q=0.0001", false, false},
+		{"text/event-stream;q=0.001", false, true},
+		{"text/event-stream; Q=0.", false, false},
+		{"application/json;q=0, */*", false, false}, // the most specific range decides
+		{"*/*, application/json;q=0", false, false},
+		{"application/*;q=0, */*;q=1", false, false},
+		{"*/*;q=0, application/json", true, false},
+		{"*/*;q=0", false, false},
+		{"application/json;q=0, application/json", true, false},
+	}
+	for _, tt := range tests {
+		if j, s := parseAccept([]string{tt.accept}); j != tt.json || s != tt.stream {
+			t.Errorf("Accept %q: JSON %v, stream %v, want %v, %v", tt.accept, j, s, tt.json, tt.stream)
+		}
+	}
+}
+
 // No name is a device tool's and a plugin's at once, and no name of either kind has
 // anything but lower case letters, digits, underscores and inner dots.
 func FuzzPluginName(f *testing.F) {
