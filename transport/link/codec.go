@@ -41,6 +41,7 @@ func Decode(frame []byte) (Envelope, error) {
 	if err := strictjson.Check(frame); err != nil {
 		return e, fmt.Errorf("%w: %w", ErrBadFrame, err)
 	}
+	size := len(frame) // with the white space around it
 	frame = trim(frame)
 	if frame[0] != '{' {
 		return e, bad("no JSON object")
@@ -65,7 +66,7 @@ func Decode(frame []byte) (Envelope, error) {
 	switch {
 	case e.Type == "", e.MsgID == "", e.Payload == nil:
 		return e, bad("type, msg_id or payload is missing")
-	case len(frame) > MaxFrame && e.Type != TypeAnnounce:
+	case size > MaxFrame && e.Type != TypeAnnounce:
 		return e, ErrTooLarge
 	case e.InReplyTo == "" && needsReply(e.Type):
 		return e, bad("in_reply_to is missing")

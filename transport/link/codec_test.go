@@ -119,6 +119,7 @@ func TestDecode(t *testing.T) {
 
 		{"64 KiB", padded("hello", MaxFrame), nil},
 		{"64 KiB and one", padded("hello", MaxFrame+1), ErrTooLarge},
+		{"64 KiB of white space before it", strings.Repeat(" ", MaxFrame) + frame("hello", `,"payload":{}`), ErrTooLarge},
 		{"announce of 256 KiB", padded("announce", MaxAnnounce), nil},
 		{"announce of 256 KiB and one", padded("announce", MaxAnnounce+1), ErrTooLarge},
 	}

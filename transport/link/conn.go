@@ -175,6 +175,8 @@ func (c *wsConn) Read(fn func([]byte) error) error {
 func wsError(err error) error {
 	var ce *websocket.CloseError
 	switch {
+	case errors.Is(err, websocket.ErrReadLimit): // a length with the highest bit set
+		return ErrTooLarge
 	case !errors.As(err, &ce):
 		return err
 	case ce.Code == websocket.CloseAbnormalClosure: // gorilla's word for no close frame at all

@@ -166,6 +166,9 @@ func TestClientLiveness(t *testing.T) {
 		if len(pings) < 2 || pings[0] < 20*time.Second || pings[0] > 30*time.Second || pings[1]-pings[0] < 20*time.Second || pings[1]-pings[0] > 30*time.Second {
 			t.Errorf("pings after %v", pings)
 		}
+		if s := d.client.Status(); !strings.Contains(s.LastErr, "the relay sent nothing") {
+			t.Errorf("the owner reads %q", s.LastErr)
+		}
 		d.end()
 	})
 	bubble(t, func(t *testing.T) { // one that answers pings stays, and so does one that pings

@@ -3,6 +3,7 @@ package link
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"time"
@@ -43,14 +44,18 @@ func newClientLink(ctx context.Context, c *Client, conn Conn) *clientLink {
 	return l
 }
 
-// close closes the link that err ended, with the code that tells the relay why.
+// close closes the link that err ended, with the code that tells the relay why. What it
+// returns is for the box's owner.
 func (l *clientLink) close(err error) error {
 	code, reason := CloseNormal, "normal"
+	var ne net.Error
 	switch {
 	case errors.Is(err, ErrBadFrame):
 		code, reason = CloseBadFrame, "bad_frame"
 	case errors.Is(err, ErrTooLarge):
 		code, reason = CloseTooLarge, "too_large"
+	case errors.As(err, &ne) && ne.Timeout():
+		err = fmt.Errorf("the relay sent nothing for too long: %w", err)
 	}
 	_ = l.conn.Close(code, reason)
 	l.cancel(err)

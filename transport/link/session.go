@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"agentctl/manifest"
 )
 
 // Session is the relay's end of a link whose device is authenticated and announced.
@@ -124,9 +126,11 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 		if err := e.Decode(&end); err != nil {
 			return err
 		}
-		if end.Reason != EndCancelled && end.Reason != EndHandlerError && end.Reason != EndShutdown {
+		id, ok := manifest.ParseULID(end.StreamID)
+		if !ok || end.Reason != EndCancelled && end.Reason != EndHandlerError && end.Reason != EndShutdown {
 			return bad("payload of stream_end")
 		}
+		end.StreamID = id
 		h.Ended(&end)
 	case TypeEvent:
 		var ev Event

@@ -220,6 +220,7 @@ func TestSocketFrames(t *testing.T) {
 		{"not masked", append([]byte{fin | text, byte(2)}, "{}"...), websocket.CloseProtocolError},
 		{"64 KiB and one in a frame", maskedFrame(fin|text, strings.Repeat(" ", MaxFrame+1)), CloseTooLarge},
 		{"a length of 2^62", append([]byte{fin | text, 0x80 | 127, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 1<<20)...), CloseTooLarge},
+		{"a length over 2^63", []byte{fin | text, 0x80 | 127, 0x80, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0}, CloseTooLarge},
 		{"64 KiB and one in fragments", frames(maskedFrame(text, strings.Repeat(" ", MaxFrame)), maskedFrame(cont, " "), maskedFrame(fin|cont, "")), CloseTooLarge},
 		{"auth in fragments with a ping between", frames(maskedFrame(text, auth[:10]), maskedFrame(fin|9, "x"), maskedFrame(cont, ""), maskedFrame(fin|cont, auth[10:]),
 			maskedFrame(fin|text, string(Encode(TypeAnnounce, NewID(), "", Announce{})))), CloseManifestInvalid},

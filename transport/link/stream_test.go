@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -116,6 +117,29 @@ func TestStreamEnds(t *testing.T) {
 				d.end()
 			})
 		})
+	}
+}
+
+// heardEnds notes the streams that ended.
+type heardEnds struct {
+	log
+	ids []string
+}
+
+func (h *heardEnds) Ended(e *StreamEnd) { h.ids = append(h.ids, e.StreamID) }
+
+// TestStreamEndID: the relay takes a stream's id in either case, and nothing that is none.
+func TestStreamEndID(t *testing.T) {
+	var h heardEnds
+	var s Session
+	for id, good := range map[string]bool{strings.ToLower(deviceID): true, "x": false, "": false} {
+		err := s.handle(Encode(TypeStreamEnd, NewID(), "", StreamEnd{id, EndCancelled}), &h)
+		if (err == nil) != good {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+	if len(h.ids) != 1 || h.ids[0] != deviceID {
+		t.Errorf("heard %q", h.ids)
 	}
 }
 
