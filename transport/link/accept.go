@@ -43,7 +43,7 @@ type AcceptOptions struct {
 type Manifest struct {
 	Capabilities []*manifest.Capability
 	Tools        []manifest.Tool
-	Raw          []byte // the raw bytes of capabilities
+	Raw          []byte // Capabilities as a JSON array
 }
 
 // Accept runs the relay's handshake: hello, auth, auth_ok, announce, announce_ack. Every
@@ -57,6 +57,9 @@ func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manif
 	conn.OnPing(s.heard)
 	stop := context.AfterFunc(ctx, func() { s.Close(CloseDraining, "draining") })
 	defer stop()
+	// A pong to a peer that reads nothing may wait for longer than any read deadline.
+	late := time.AfterFunc(handshakeMost, func() { s.Close(CloseTimeout, "timeout") })
+	defer late.Stop()
 	m, err := s.handshake(ctx)
 	if err != nil {
 		return nil, nil, s.end(err)
@@ -205,7 +208,7 @@ func (s *Session) announced(e *Envelope) (*Manifest, []byte, error) {
 	if a.ManifestVersion != manifest.Version || manifest.Hash(a.Capabilities) != a.ManifestSHA256 {
 		return nil, nil, manifest.E(manifest.ManifestInvalid, "manifest_version or manifest_sha256 does not fit")
 	}
-	m := &Manifest{Raw: a.Capabilities, Capabilities: make([]*manifest.Capability, 0, len(raws))}
+	m := &Manifest{Capabilities: make([]*manifest.Capability, 0, len(raws))}
 	ack := AnnounceAck{Tools: []string{}, Rejected: []Rejected{}}
 	seen := make(map[string]bool, len(raws))
 	for _, raw := range raws {
@@ -227,6 +230,7 @@ func (s *Session) announced(e *Envelope) (*Manifest, []byte, error) {
 	if len(m.Tools) == 0 {
 		return nil, nil, manifest.E(manifest.ManifestInvalid, "no capability is left")
 	}
+	m.Raw = encodeJSON(m.Capabilities) // not as sent: what was rejected is kept nowhere
 	return m, Encode(TypeAnnounceAck, NewID(), e.MsgID, ack), nil
 }
 

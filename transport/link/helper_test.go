@@ -138,6 +138,7 @@ type log struct {
 
 	mu    sync.Mutex
 	lines []string
+	raw   string // of the last announce
 }
 
 func (l *log) add(format string, args ...any) {
@@ -158,6 +159,7 @@ func (l *log) Announced(m *Manifest) {
 		names[i] = m.Tools[i].Name.CapID + "." + m.Tools[i].Name.Verb
 	}
 	l.add("announced %s", strings.Join(names, " "))
+	l.raw = string(m.Raw)
 }
 func (l *log) Acked(id string, a CmdAck) bool {
 	l.add("acked %s %v %s%s", id, a.OK, a.Code, a.Result)

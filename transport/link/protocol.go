@@ -59,6 +59,7 @@ const (
 	DeadAfter       = 60 * time.Second // without a byte received
 	writeTimeout    = 10 * time.Second
 	tcpUserTimeout  = 30 * time.Second
+	handshakeMost   = AuthTimeout + AnnounceTimeout + 2*time.Second // whatever the peer does
 
 	MaxInflight = 64      // commands a node, queued and sent
 	MaxStreams  = 32      // streams a node

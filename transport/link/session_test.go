@@ -3,8 +3,10 @@ package link
 import (
 	"context"
 	"encoding/base64"
+	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -186,6 +188,36 @@ func TestSlowAuthenticator(t *testing.T) {
 	})
 }
 
+// deaf is an end whose Read answers a peer that takes nothing: only Close ends it.
+type deaf struct {
+	Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (d *deaf) Read(func([]byte) error) error { <-d.closed; return net.ErrClosed }
+func (d *deaf) Close(code int, reason string) error {
+	d.once.Do(func() { close(d.closed) })
+	return d.Conn.Close(code, reason)
+}
+
+// TestDeafHandshake: who pings without reading, so that a pong is stuck, does not keep
+// its place among the handshakes.
+func TestDeafHandshake(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		dev, rel := Pipe()
+		start := time.Now()
+		go func() {
+			p := &peer{t, dev}
+			p.ended()
+		}()
+		_, _, err := Accept(t.Context(), &deaf{Conn: rel, closed: make(chan struct{})}, AcceptOptions{})
+		if CloseCode(err) != CloseTimeout || time.Since(start) > 15*time.Second {
+			t.Errorf("got %v after %v", err, time.Since(start))
+		}
+	})
+}
+
 // A bad capability is rejected by name, the others are served.
 func TestRejectedCapabilities(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -223,6 +255,27 @@ func TestRejectedCapabilities(t *testing.T) {
 		<-r.done
 		if got := r.all(); got != "announced echo.invoke" {
 			t.Errorf("the relay serves %q", got)
+		}
+		if r.raw != capsJSON(manifest.Echo()) {
+			t.Errorf("of what was rejected the relay keeps %s", r.raw)
+		}
+	})
+}
+
+// Whole numbers may be written as JSON Schema lets them be.
+func TestWholeConstraints(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, p := readyPair(t)
+		caps := strings.ReplaceAll(strings.ReplaceAll(bothCaps(), ":2000", ":2e3"), ":10", ":10.0")
+		p.sendAs(TypeAnnounce, "", announceOf(caps))
+		var ack AnnounceAck
+		if p.read(TypeAnnounceAck, &ack); len(ack.Rejected) > 0 || len(ack.Tools) != 3 {
+			t.Errorf("ack %+v", ack)
+		}
+		p.close()
+		<-r.done
+		if r.raw != bothCaps() {
+			t.Errorf("the relay keeps %s", r.raw)
 		}
 	})
 }
