@@ -3,7 +3,8 @@
 //
 // encoding/json accepts "TYPE" for a field named type, lets the last of two equal keys
 // win and replaces bad UTF-8. Here all of these are errors, as are unknown keys,
-// trailing bytes, nesting deeper than MaxDepth and numbers that are not finite.
+// trailing bytes, nesting deeper than MaxDepth and numbers that are not finite. 5000.0 and
+// 5e3 are the whole number 5000, as JSON Schema says.
 package strictjson
 
 import (
@@ -29,7 +30,32 @@ var (
 // valid, has no duplicate keys and is not deeper than MaxDepth.
 type Raw = jsontext.Value
 
-var strict = json.JoinOptions(json.RejectUnknownMembers(true))
+var strict = json.JoinOptions(json.RejectUnknownMembers(true),
+	json.WithUnmarshalers(json.JoinUnmarshalers(json.UnmarshalFromFunc(whole[int]), json.UnmarshalFromFunc(whole[int64]))))
+
+// whole decodes a number that is whole but not written so; everything else is left to the
+// decoder.
+func whole[T int | int64](dec *jsontext.Decoder, n *T) error {
+	if dec.PeekKind() != '0' {
+		return errors.ErrUnsupported
+	}
+	val, err := dec.ReadValue()
+	if err != nil {
+		return err
+	}
+	i, err := strconv.ParseInt(string(val), 10, 64)
+	if err != nil {
+		f, ferr := strconv.ParseFloat(string(val), 64)
+		if ferr != nil || f != math.Trunc(f) || math.Abs(f) >= 1<<53 {
+			return ErrNumber
+		}
+		i = int64(f)
+	}
+	if *n = T(i); int64(*n) != i { // an int of 32 bits
+		return ErrNumber
+	}
+	return nil
+}
 
 // Unmarshal decodes exactly one JSON value into v, strictly. The error never quotes the
 // input's values.

@@ -55,6 +55,30 @@ func TestUnmarshal(t *testing.T) {
 	}
 }
 
+// TestWhole: what JSON Schema calls an integer is one here.
+func TestWhole(t *testing.T) {
+	tests := []struct {
+		in   string
+		want int64
+		ok   bool
+	}{
+		{"5000", 5000, true}, {"5000.0", 5000, true}, {"5e3", 5000, true}, {"50000E-1", 5000, true}, {"-0", 0, true}, {"-0.0", 0, true},
+		{"9223372036854775807", 1<<63 - 1, true}, {"9223372036854775808", 0, false}, {"9007199254740993.0", 0, false},
+		{"5000.5", 0, false}, {"1e300", 0, false}, {"1e400", 0, false}, {`"5000"`, 0, false}, {"true", 0, false}, {"[]", 0, false},
+	}
+	for _, tt := range tests {
+		var d doc
+		var small struct{ N int }
+		err := Unmarshal([]byte(`{"n":`+tt.in+`}`), &d)
+		if (err == nil) != tt.ok || (tt.ok && d.N != tt.want) {
+			t.Errorf("%s: got %d, %v", tt.in, d.N, err)
+		}
+		if err := Unmarshal([]byte(`{"N":`+tt.in+`}`), &small); tt.ok && int64(int(tt.want)) == tt.want && (err != nil || small.N != int(tt.want)) {
+			t.Errorf("%s as int: got %d, %v", tt.in, small.N, err)
+		}
+	}
+}
+
 func TestErrorsQuoteNothing(t *testing.T) {
 	const canary = "IGNORE-PREVIOUS"
 	for _, in := range []string{`{"` + canary + `":1}`, `{"type":{"` + canary + `":1}}`, `{"type":"a"} ` + canary, `{"n":"` + canary + `"}`} {
