@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -224,12 +225,9 @@ func (h *Host) open(name string) (*Plugin, error) {
 	if err := guarded(root, filepath.Join(name, manifestFile), 0); err != nil {
 		return nil, err
 	}
-	raw, err := root.ReadFile(filepath.Join(name, manifestFile))
+	raw, err := readManifest(root, name)
 	if err != nil {
 		return nil, err
-	}
-	if len(raw) > maxManifest {
-		return nil, fmt.Errorf("%s of plugin %s is larger than 1 MiB", manifestFile, name)
 	}
 	m, err := Manifest(name, raw)
 	if err != nil {
@@ -250,6 +248,20 @@ func (h *Host) open(name string) (*Plugin, error) {
 		return nil, err
 	}
 	return newPlugin(m, dial, h.o.Version, h.log), nil
+}
+
+// readManifest reads no more than a manifest may have.
+func readManifest(root *os.Root, name string) ([]byte, error) {
+	f, err := root.Open(filepath.Join(name, manifestFile))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
+	if err == nil && len(raw) > maxManifest {
+		err = fmt.Errorf("%s of plugin %s is larger than 1 MiB", manifestFile, name)
+	}
+	return raw, err
 }
 
 // guarded checks that path is what it should be, and that nobody but root and the user of

@@ -110,10 +110,26 @@ func TestLoudPlugin(t *testing.T) {
 		if n := logs.FilterMessage("plugin says too much").FilterField(zap.Int("lines_left_out", 10_000-maxLogLines)).Len(); n != 1 {
 			t.Error(logs.All()[logs.Len()-2:])
 		}
-		if n := logs.FilterField(zap.ByteString("line", []byte("last"))).Len(); n != 1 {
+		if n := logs.FilterField(zap.String("line", "last")).Len(); n != 1 {
 			t.Error("the next second's line is missing")
 		}
+		_, _ = l.Write([]byte("\x1b[2J a \u009b2J b \u202e c \x9b d\te \u00e9\n"))
+		if line, _ := logs.All()[logs.Len()-1].ContextMap()["line"].(string); line != "?[2J a ?2J b ? c \ufffd d?e \u00e9" {
+			t.Errorf("line %q", line)
+		}
 	})
+}
+
+// TestLargeManifest: a file without end is not read to its end.
+func TestLargeManifest(t *testing.T) {
+	r := newRig(t)
+	dir := r.folder("odd", odd, sh(""))
+	if err := os.Truncate(filepath.Join(dir, "plugin.json"), 64<<30); err != nil { // sparse
+		t.Fatal(err)
+	}
+	if err := r.h.Check("odd"); err == nil || !strings.Contains(err.Error(), "larger than 1 MiB") {
+		t.Error(err)
+	}
 }
 
 // TestForeignFolder: who owns a folder, or may write the directory, decides what runs.

@@ -186,7 +186,7 @@ func (p *Plugin) set(c *conn, err error) {
 	defer p.mu.Unlock()
 	p.conn = c
 	if err != nil {
-		p.lastErr = err.Error()
+		p.lastErr = graphic(err.Error()) // perhaps the plugin's own words
 		p.failures++
 	}
 	close(p.change)

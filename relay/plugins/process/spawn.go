@@ -8,8 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"go.uber.org/zap"
 )
@@ -90,8 +92,6 @@ func (l *lineLogger) Write(b []byte) (int, error) {
 			l.say()
 			l.line = l.line[:0]
 		case len(l.line) >= maxLogLine: // the rest of a long line is not kept
-		case c < ' ' || c == 0x7f: // no control characters in our log
-			l.line = append(l.line, '?')
 		default:
 			l.line = append(l.line, c)
 		}
@@ -107,6 +107,17 @@ func (l *lineLogger) say() {
 		l.second, l.n = now, 0
 	}
 	if l.n++; l.n <= maxLogLines {
-		l.log.Info("plugin says", zap.ByteString("line", l.line))
+		l.log.Info("plugin says", zap.String("line", graphic(string(l.line))))
 	}
+}
+
+// graphic is a plugin's text without what would steer a terminal: control characters, and
+// those that turn the writing round.
+func graphic(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsGraphic(r) {
+			return r
+		}
+		return '?'
+	}, s)
 }
