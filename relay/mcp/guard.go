@@ -101,21 +101,7 @@ func acceptsBoth(h http.Header) bool {
 
 // traceOf takes the trace id out of a traceparent; "" when there is none.
 func traceOf(parent string) string {
-	if len(parent) < 55 || parent[:3] != "00-" || parent[35] != '-' || parent[52] != '-' {
-		return ""
-	}
-	id := parent[3:35]
-	zero := true
-	for i := 0; i < len(id); i++ {
-		c := id[i]
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return ""
-		}
-		zero = zero && c == '0'
-	}
-	if zero {
-		return ""
-	}
+	id, _ := kernel.ParseTraceparent(parent)
 	return id
 }
 

@@ -208,6 +208,13 @@ func (h *Handler) sweep(now time.Time) {
 	}
 }
 
+// epoch is the zero of moments.
+var epoch = time.Now()
+
+// moment is t on the monotonic clock, in nanoseconds: a step of the wall clock, as of a
+// relay that gets its time after the start, neither ends a session nor keeps one.
+func moment(t time.Time) int64 { return int64(t.Sub(epoch)) }
+
 // Stats tells what is going on.
 func (h *Handler) Stats() Stats {
 	h.mu.RLock()

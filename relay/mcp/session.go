@@ -31,7 +31,7 @@ type session struct {
 
 	busy      atomic.Int64 // requests in progress, streams included
 	listening atomic.Int64 // open GET streams
-	used      atomic.Int64 // unix nanoseconds
+	used      atomic.Int64 // see moment
 
 	mu      sync.Mutex // protects the fields below
 	ended   bool
@@ -47,7 +47,7 @@ func (s *session) idle(now time.Time) time.Duration {
 	if s.busy.Load() > 0 {
 		return 0
 	}
-	return now.Sub(time.Unix(0, s.used.Load()))
+	return time.Duration(moment(now) - s.used.Load())
 }
 
 func (s *session) watching(uri string) bool {
@@ -73,7 +73,7 @@ func (s *session) done(x *exchange) {
 	s.mu.Lock()
 	delete(s.open, x)
 	s.mu.Unlock()
-	s.used.Store(time.Now().UnixNano())
+	s.used.Store(moment(time.Now()))
 	s.busy.Add(-1)
 }
 
@@ -271,7 +271,7 @@ func (h *Handler) admit(ss *sdk.ServerSession, x *exchange) (*session, error) {
 		id: ss.ID(), owner: owner(x.caller), tenant: x.tenant, ss: ss,
 		open: make(map[*exchange]struct{}), watches: make(map[string]func()),
 	}
-	s.used.Store(time.Now().UnixNano())
+	s.used.Store(moment(time.Now()))
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.stopped || s.id == "" || len(h.sessions) >= h.opt.MaxSessions || x.tenant.count() >= h.opt.MaxSessionsPerTenant {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
@@ -140,7 +141,7 @@ func TestSessionBounds(t *testing.T) {
 	}
 	// One that nobody has used for a while gives way.
 	e.h.mu.RLock()
-	e.h.sessions[first].used.Store(time.Now().Add(-2 * time.Minute).UnixNano())
+	e.h.sessions[first].used.Store(moment(time.Now().Add(-2 * time.Minute)))
 	e.h.mu.RUnlock()
 	e.initialize("a/y")
 	if res := e.do("POST", sessionHead("a/x", first), listBody); res.StatusCode != 404 {
@@ -155,6 +156,28 @@ func TestSessionBounds(t *testing.T) {
 		e2.do("POST", nil, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":[]}`)
 	}
 	e2.initialize("")
+}
+
+// stepped is a moment after which somebody has set the wall clock by d: only the wall
+// seconds of it are other ones (time.Time keeps them above bit 30, beside its monotonic
+// reading).
+func stepped(t *testing.T, at time.Time, d time.Duration) time.Time {
+	s := at
+	*(*uint64)(unsafe.Pointer(&s)) += uint64(d/time.Second) << 30
+	if s.Sub(at) != 0 || s.Unix()-at.Unix() != int64(d/time.Second) {
+		t.Fatalf("not a step of the wall clock: %v, %v", at, s)
+	}
+	return s
+}
+
+// TestWallClockStep: a relay without a battery gets its time after the start.
+func TestWallClockStep(t *testing.T) {
+	e := newEnv(t, Options{SessionIdle: time.Minute})
+	e.initialize("default/idle")
+	e.h.sweep(stepped(t, time.Now(), time.Hour))
+	if s := e.h.Stats(); s.Sessions != 1 || s.Tenants != 1 {
+		t.Errorf("after a step of the wall clock: %+v, want the session", s)
+	}
 }
 
 func TestIdle(t *testing.T) {

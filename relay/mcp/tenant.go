@@ -30,7 +30,7 @@ type tenant struct {
 
 	busy      atomic.Int64 // requests in progress
 	streaming atomic.Int64 // of them open streams
-	used      atomic.Int64 // unix nanoseconds of the last request's end
+	used      atomic.Int64 // moment of the last request's end
 
 	mu        sync.Mutex // protects the fields below
 	sessions  map[*session]struct{}
@@ -60,7 +60,7 @@ func newTenant(h *Handler, name string) (*tenant, error) {
 		watched: make(map[string]int),
 	}
 	t.stop = sync.OnceFunc(func() { close(t.quit) })
-	t.used.Store(time.Now().UnixNano())
+	t.used.Store(moment(time.Now()))
 	t.legacy, t.call, t.listen = t.server(), t.server(), t.server()
 	return t, nil
 }
@@ -89,7 +89,7 @@ func (t *tenant) server() *sdk.Server {
 
 // leave counts a request out.
 func (t *tenant) leave() {
-	t.used.Store(time.Now().UnixNano())
+	t.used.Store(moment(time.Now()))
 	t.busy.Add(-1)
 }
 
@@ -103,7 +103,7 @@ func (t *tenant) unused(now time.Time) time.Duration {
 	if len(t.sessions) > 0 || len(t.listeners) > 0 {
 		return 0
 	}
-	return now.Sub(time.Unix(0, t.used.Load()))
+	return time.Duration(moment(now) - t.used.Load())
 }
 
 // run carries modern calls and change notifications until ctx ends or the tenant is
