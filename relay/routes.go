@@ -5,14 +5,12 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"agentctl/manifest"
-	"agentctl/relay/auth"
 	"agentctl/transport/link"
 )
 
@@ -123,7 +121,7 @@ func cors(w http.ResponseWriter, origin string) {
 // originAllowed: requests without Origin are not a browser's cross-site ones.
 func (r *Relay) originAllowed(req *http.Request) bool {
 	o := req.Header.Get("Origin")
-	return o == "" || r.origins[o]
+	return o == "" || r.origins[strings.ToLower(o)]
 }
 
 // sameOrigin: a page that the relay itself has served, under a Host that was checked.
@@ -142,8 +140,8 @@ func (r *Relay) hostAllowed(host string) bool {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		name = h
 	}
-	name = strings.Trim(name, "[]")
-	return loopbackHost(name) || (r.public != nil && strings.EqualFold(name, r.public.Hostname()))
+	name = strings.ToLower(strings.Trim(name, "[]"))
+	return loopbackHost(name) || (r.public != nil && name == strings.ToLower(r.public.Hostname()))
 }
 
 func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
@@ -231,7 +229,8 @@ type nodeRow struct {
 }
 
 // nodes lists the boards of the caller's tenant, offline ones included, by node id.
-// ?after=NODE_ID and ?limit=N page; `next` names the next page's after.
+// ?after=NODE_ID and ?limit=N page, and a page ends early where its rows are large; `next`
+// names the next page's after.
 func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 	c, err := r.httpCaller(req)
 	if err != nil {
@@ -250,25 +249,20 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 			return
 		}
 	}
-	nodes, err := r.store.Nodes(req.Context(), c.Tenant)
+	nodes, more, err := r.store.Nodes(req.Context(), c.Tenant, after, limit)
 	if err != nil {
 		trace, _ := traceOf(req)
 		r.writeError(w, http.StatusInternalServerError, manifest.AsError(err), trace)
 		return
 	}
-	slices.SortFunc(nodes, func(a, b auth.Node) int { return strings.Compare(a.NodeID, b.NodeID) })
 	body := struct {
 		Nodes []nodeRow `json:"nodes"`
 		Next  string    `json:"next,omitempty"`
-	}{Nodes: []nodeRow{}}
+	}{Nodes: make([]nodeRow, 0, len(nodes))}
+	if more {
+		body.Next = nodes[len(nodes)-1].NodeID
+	}
 	for _, n := range nodes {
-		if n.NodeID <= after {
-			continue
-		}
-		if len(body.Nodes) == limit {
-			body.Next = body.Nodes[limit-1].NodeID
-			break
-		}
 		row := nodeRow{NodeID: n.NodeID, Name: n.Name, Online: r.hub.Online(n.NodeID), LastSeenMS: n.LastSeenMS, Capabilities: json.RawMessage(n.Manifest)}
 		if len(row.Capabilities) == 0 {
 			row.Capabilities = json.RawMessage("[]")

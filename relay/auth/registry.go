@@ -21,6 +21,8 @@ import (
 const (
 	MaxNodes    = 100_000
 	MaxManifest = 256 << 10 // bytes of the JSON kept for a node: the bound of an announce
+
+	nodesBytes = 4 << 20 // of manifests, after which a page of Nodes ends
 )
 
 // SeenInterval is how often last-seen times are written: often enough for a person,
@@ -245,9 +247,20 @@ func freeName(tx *sql.Tx, tenant, want, nodeID string) (string, error) {
 const nodeQuery = `SELECT n.node_id, n.tenant, n.name, n.manifest, n.created_ms, coalesce(s.ms, 0)
 	FROM nodes n LEFT JOIN seen s ON s.id = n.id WHERE `
 
-// Nodes lists the nodes of a tenant by name.
-func (s *Store) Nodes(ctx context.Context, tenant string) ([]Node, error) {
-	return s.selectNodes(ctx, nodeQuery+"n.tenant = ? ORDER BY n.name", tenant)
+// Nodes lists the nodes of a tenant whose ids come after a given one, in the order of the
+// ids: at most limit of them, and fewer where their manifests are large. more tells that
+// others follow.
+func (s *Store) Nodes(ctx context.Context, tenant, after string, limit int) (list []Node, more bool, err error) {
+	size := 0
+	err = s.eachNode(ctx, func(n *Node) bool {
+		if more = len(list) == limit || size >= nodesBytes; more {
+			return false
+		}
+		size += len(n.Manifest)
+		list = append(list, *n)
+		return true
+	}, nodeQuery+"n.tenant = ? AND n.node_id > ? ORDER BY n.node_id LIMIT ?", tenant, after, limit+1)
+	return list, more, err
 }
 
 // Node finds one node of a tenant by its id, its name, or a prefix of its id that no
@@ -272,24 +285,32 @@ func (s *Store) Node(ctx context.Context, tenant, ref string) (Node, error) {
 	return list[0], nil
 }
 
-func (s *Store) selectNodes(ctx context.Context, query string, args ...any) ([]Node, error) {
+// selectNodes is eachNode for a query of few.
+func (s *Store) selectNodes(ctx context.Context, query string, args ...any) (list []Node, err error) {
+	err = s.eachNode(ctx, func(n *Node) bool { list = append(list, *n); return true }, query, args...)
+	return list, err
+}
+
+// eachNode calls fn with the nodes of a query until it returns false.
+func (s *Store) eachNode(ctx context.Context, fn func(*Node) bool, query string, args ...any) error {
 	rows, err := s.db.r.QueryContext(ctx, query, args...)
 	if err != nil {
-		return nil, explain(s.dir.path, err)
+		return explain(s.dir.path, err)
 	}
 	defer rows.Close()
-	var list []Node
 	for rows.Next() {
 		var n Node
 		if err := rows.Scan(&n.NodeID, &n.Tenant, &n.Name, (*[]byte)(&n.Manifest), &n.CreatedMS, &n.LastSeenMS); err != nil {
-			return nil, explain(s.dir.path, err)
+			return explain(s.dir.path, err)
 		}
 		if mem := s.nodes.get(n.NodeID); mem != nil {
 			n.LastSeenMS = max(n.LastSeenMS, mem.seenMS.Load())
 		}
-		list = append(list, n)
+		if !fn(&n) {
+			return nil
+		}
 	}
-	return list, explain(s.dir.path, rows.Err())
+	return explain(s.dir.path, rows.Err())
 }
 
 // nodeByIDOrName finds a node for the operator, who sees all tenants. A well-formed id

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,17 +25,54 @@ func upsert(t *testing.T, s *Store, tenant, nodeID, want string, m string) strin
 	return name
 }
 
+// nodesOf lists a tenant's nodes that fit into one page.
+func nodesOf(t *testing.T, s *Store, tenant string) ([]Node, error) {
+	t.Helper()
+	list, more, err := s.Nodes(t.Context(), tenant, "", 100)
+	if more {
+		t.Errorf("%d nodes, and more", len(list))
+	}
+	return list, err
+}
+
+// Large manifests end a page early, so that no request holds a fleet of them in memory.
+func TestNodesPageBySize(t *testing.T) {
+	s := openStore(t, Options{})
+	large := `["` + strings.Repeat("x", MaxManifest-4) + `"]`
+	const nodes = nodesBytes/MaxManifest + 2
+	for range nodes {
+		upsert(t, s, "acme", manifest.NewNodeID(), "", large)
+	}
+	upsert(t, s, "zeta", manifest.NewNodeID(), "", large)
+	var ids []string
+	pages := 0
+	for after, more := "", true; more; pages++ {
+		var list []Node
+		var err error
+		if list, more, err = s.Nodes(t.Context(), "acme", after, 5000); err != nil || len(list) == 0 {
+			t.Fatalf("page %d: %d nodes, %v", pages, len(list), err)
+		}
+		for _, n := range list {
+			ids = append(ids, n.NodeID)
+		}
+		after = ids[len(ids)-1]
+	}
+	if !slices.IsSorted(ids) || len(slices.Compact(ids)) != nodes || pages != 2 {
+		t.Errorf("%d nodes in %d pages", len(ids), pages)
+	}
+}
+
 func TestNodeIsKnownFromItsMint(t *testing.T) {
 	s := openStore(t, Options{})
 	m := mint(t, s, MintRequest{Class: "device", Tenant: "acme"})
 	if tenant, ok := s.Owner(m.NodeID); !ok || tenant != "acme" {
 		t.Errorf("owner: got %q, %v", tenant, ok)
 	}
-	list, err := s.Nodes(t.Context(), "acme")
+	list, err := nodesOf(t, s, "acme")
 	if err != nil || len(list) != 1 || list[0].NodeID != m.NodeID || list[0].LastSeenMS != 0 || list[0].Name != "node-"+m.NodeID[20:] {
 		t.Errorf("nodes: got %+v, %v", list, err)
 	}
-	if list, err := s.Nodes(t.Context(), "zeta"); err != nil || len(list) != 0 {
+	if list, err := nodesOf(t, s, "zeta"); err != nil || len(list) != 0 {
 		t.Errorf("nodes of another tenant: got %+v, %v", list, err)
 	}
 	if _, ok := s.Owner(manifest.NewNodeID()); ok {
@@ -342,7 +380,7 @@ func TestWriteCancelled(t *testing.T) {
 	}
 	<-s.db.turn
 	upsert(t, s, "acme", manifest.NewNodeID(), "", "")
-	if list, err := s.Nodes(t.Context(), "acme"); err != nil || len(list) != 1 {
+	if list, err := nodesOf(t, s, "acme"); err != nil || len(list) != 1 {
 		t.Errorf("got %d nodes, %v", len(list), err)
 	}
 }
