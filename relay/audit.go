@@ -1,7 +1,7 @@
 package relay
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,24 +17,26 @@ import (
 )
 
 // The audit log: STATE/audit.jsonl, one line a decision, 0600, rotated at auditSize and
-// kept auditKeep files deep. Lines are written at least every auditFlush; a line that
-// cannot be written is counted, never waited for.
+// kept auditKeep files deep. Lines are written at least every auditFlush. What the disk
+// does not take waits for it, as long as it fits into auditBuffer, so that no line is cut
+// in two; a line beyond that is counted, never waited for.
 const (
-	auditSize  = 16 << 20
-	auditKeep  = 4
-	auditFlush = 200 * time.Millisecond
+	auditSize   = 16 << 20
+	auditKeep   = 4
+	auditFlush  = 200 * time.Millisecond
+	auditBuffer = 32 << 10
 )
 
 type auditLog struct {
 	path string
 
 	mu    sync.Mutex // protects the fields below
-	file  *os.File
-	buf   *bufio.Writer
-	size  int64
+	file  *os.File   // nil: it could not be opened, or was closed
+	buf   []byte     // lines on their way to file, at most auditBuffer
+	size  int64      // of file with buf
 	lost  uint64
 	line  []byte
-	lines uint64
+	lines uint64 // that file took
 }
 
 func openAudit(stateDir string) (*auditLog, error) {
@@ -53,7 +55,6 @@ func (a *auditLog) open() error {
 		return fmt.Errorf("open audit log %s: %w", a.path, err)
 	}
 	a.file, a.size = f, st.Size()
-	a.buf = bufio.NewWriterSize(f, 32<<10)
 	return nil
 }
 
@@ -74,20 +75,18 @@ func (a *auditLog) write(r *kernel.Record) {
 	b = appendField(b, "trace_id", r.TraceID)
 	b = append(b, "}\n"...)
 	a.line = b
-	if a.buf == nil {
-		a.lost++
-		return
-	}
-	if a.size+int64(len(b)) > auditSize {
+	if a.file != nil && a.size+int64(len(b)) > auditSize {
 		a.rotateLocked()
 	}
-	if _, err := a.buf.Write(b); err != nil {
+	if len(a.buf)+len(b) > auditBuffer {
+		a.flushLocked()
+	}
+	if a.file == nil || len(a.buf)+len(b) > auditBuffer {
 		a.lost++
-		a.buf.Reset(a.file) // a bufio error is for ever; a full disk is not
 		return
 	}
+	a.buf = append(a.buf, b...)
 	a.size += int64(len(b))
-	a.lines++
 }
 
 // appendField appends a JSON member, or nothing for an empty value.
@@ -107,9 +106,9 @@ func appendField(b []byte, key, value string) []byte {
 	return append(append(append(b, '"'), value...), '"')
 }
 
+// rotateLocked begins a new file. The oldest goes first: that may be the room that what
+// waits has been waiting for.
 func (a *auditLog) rotateLocked() {
-	_ = a.buf.Flush()
-	_ = a.file.Close()
 	for i := auditKeep - 1; i >= 1; i-- {
 		from := a.path
 		if i > 1 {
@@ -119,23 +118,41 @@ func (a *auditLog) rotateLocked() {
 			a.lost++
 		}
 	}
-	if err := a.open(); err != nil {
-		a.file, a.buf = nil, nil
+	_ = a.closeLocked()
+	_ = a.open() // else flush tries again
+}
+
+// closeLocked closes the file behind what it still takes.
+func (a *auditLog) closeLocked() error {
+	if a.file == nil {
+		return nil
 	}
+	a.flushLocked()
+	a.lost += uint64(bytes.Count(a.buf, newline))
+	err := a.file.Close()
+	a.file, a.buf = nil, a.buf[:0]
+	return err
+}
+
+var newline = []byte("\n")
+
+// flushLocked writes what waits; what file does not take goes on waiting.
+func (a *auditLog) flushLocked() {
+	if a.file == nil || len(a.buf) == 0 {
+		return
+	}
+	n, _ := a.file.Write(a.buf) // the next one says whether the disk has room again
+	a.lines += uint64(bytes.Count(a.buf[:n], newline))
+	a.buf = a.buf[:copy(a.buf, a.buf[n:])]
 }
 
 func (a *auditLog) flush() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.buf == nil { // the disk may have room again
-		if a.open() != nil {
-			return
-		}
+	if a.file == nil && a.open() != nil { // it may be possible again
+		return
 	}
-	if err := a.buf.Flush(); err != nil {
-		a.lost++
-		a.buf.Reset(a.file)
-	}
+	a.flushLocked()
 }
 
 // run flushes until ctx ends, and once more then.
@@ -154,15 +171,9 @@ func (a *auditLog) run(ctx context.Context) {
 }
 
 func (a *auditLog) close() error {
-	a.flush()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.file == nil {
-		return nil
-	}
-	err := a.file.Close()
-	a.file, a.buf = nil, nil
-	return err
+	return a.closeLocked()
 }
 
 func (a *auditLog) stats() (lines, lost uint64) {
