@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -218,7 +219,7 @@ func (r *Relay) checkOptions() error {
 		if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
 			return fmt.Errorf("--allow-origin %s is not of the form https://HOST[:PORT]", a)
 		}
-		r.origins[a] = true
+		r.origins[strings.ToLower(a)] = true
 	}
 	return nil
 }
@@ -330,11 +331,10 @@ func (r *Relay) Run(ctx context.Context) error {
 		serving.Go(func() { failed <- srv.Serve(ln) })
 	}
 	r.runGateway(streams, &background, failed)
+	ms := r.server(r.metricsRoutes())
+	ms.ReadTimeout, ms.WriteTimeout = bodyTimeout, writeTimeout
 	if r.metricsListener != nil {
-		ms := r.server(r.metricsRoutes())
-		ms.ReadTimeout, ms.WriteTimeout = bodyTimeout, writeTimeout
 		serving.Go(func() { failed <- ms.Serve(r.metricsListener) })
-		defer func() { _ = ms.Close() }()
 	}
 	r.ready.Store(true)
 	if r.onReady != nil {
@@ -356,6 +356,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	if e := srv.Shutdown(drain); e != nil {
 		_ = srv.Close()
 	}
+	_ = ms.Close()
+	serving.Wait()
 	cancel()
 	stopRooms()
 	background.Wait()

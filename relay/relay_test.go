@@ -65,8 +65,54 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// The audit log is 0600, rotates by size, keeps four files, and comes back by itself after
-// it could not be written.
+// A disk that is full for a while costs no line and cuts none in two, as long as what
+// waits fits into the buffer; what does not is counted line by line.
+func TestAuditWaitsForTheDisk(t *testing.T) {
+	dir := t.TempDir()
+	a, err := openAudit(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	disk := a.file
+	a.file = full
+	rec := kernel.Record{Tenant: "default", Decision: kernel.Allowed, Reason: strings.Repeat("r", 1<<10), TraceID: "x"}
+	const written = 40
+	for range written { // more than auditBuffer holds
+		a.write(&rec)
+	}
+	a.flush()
+	_, lost := a.stats()
+	if lost < 5 || lost > 15 {
+		t.Errorf("%d lines of 1 KiB lost of %d, with %d KiB of buffer", lost, written, auditBuffer>>10)
+	}
+	if err := full.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a.file = disk // it has room again
+	a.flush()
+	if err := a.close(); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "audit.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := bytes.Split(bytes.TrimSuffix(b, newline), newline)
+	for _, line := range kept {
+		if !json.Valid(line) {
+			t.Fatalf("a cut line: %.80s", line)
+		}
+	}
+	if lines, _ := a.stats(); uint64(len(kept)) != written-lost || lines != written-lost {
+		t.Errorf("%d lines on the disk, %d counted, want %d", len(kept), lines, written-lost)
+	}
+}
+
+// The audit log is 0600, rotates by size and keeps four files.
 func TestAuditRotates(t *testing.T) {
 	dir := t.TempDir()
 	a, err := openAudit(dir)

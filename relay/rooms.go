@@ -35,6 +35,9 @@ const (
 	PluginDirectory = "directory"
 )
 
+// Each device is a plugin: a relay full of them still has room for those of its own.
+const _ uint = kernel.MaxPlugins - hub.MaxNodes - 128
+
 // openEvents opens the event log.
 func (r *Relay) openEvents() (err error) {
 	r.events, err = eventlog.Open(eventlog.Options{

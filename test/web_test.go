@@ -68,10 +68,12 @@ func TestForeignPages(t *testing.T) {
 // that a proxy passes on is served.
 func TestAllowedPages(t *testing.T) {
 	const page = "https://console.example"
-	r := newRig(t, func(o *relay.Options) { o.AllowOrigin, o.Public = []string{page}, "https://relay.example/" })
+	r := newRig(t, func(o *relay.Options) {
+		o.AllowOrigin, o.Public = []string{"https://Console.example"}, "https://relay.example/"
+	})
 	m := r.device(mockOptions{})
 	for _, path := range []string{"/mcp", "/mcp/tools/call", "/v1/nodes"} {
-		a := r.do(http.MethodOptions, path, "", map[string]string{"Origin": page, "Access-Control-Request-Method": "POST", "Host": "relay.example"})
+		a := r.do(http.MethodOptions, path, "", map[string]string{"Origin": page, "Access-Control-Request-Method": "POST", "Host": "Relay.EXAMPLE"})
 		if a.status != http.StatusNoContent || a.header.Get("Access-Control-Allow-Origin") != page || a.header.Get("Vary") != "Origin" ||
 			!strings.Contains(a.header.Get("Access-Control-Allow-Headers"), "Authorization") {
 			t.Errorf("%s: preflight %d %v", path, a.status, a.header)

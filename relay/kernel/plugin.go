@@ -103,7 +103,7 @@ type Methods interface {
 
 // Bounds of the registry.
 const (
-	MaxPlugins        = 20000
+	MaxPlugins        = 20_256 // each device is one, and the relay has some of its own
 	MaxToolsPerPlugin = 256
 )
 
