@@ -49,6 +49,32 @@ func stuff(t *testing.T, w *Writer) int {
 	return 0
 }
 
+// A peer that takes nothing does not hold a write for ever that has no deadline.
+func TestGiveUp(t *testing.T) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	ln := NewListener(tcp)
+	ln.giveUp = 300 * time.Millisecond
+	client, err := net.Dial("tcp", tcp.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	conn, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(10*time.Second, func() { t.Error("the write still waits"); conn.Close() })
+	defer late.Stop()
+	for b := make([]byte, 64<<10); err == nil; {
+		_, err = conn.Write(b)
+	}
+	conn.Close()
+}
+
 // A frame the kernel takes only in part is never torn: its rest goes first when
 // there is room again, also through TLS, also when the stream closes.
 func TestPartialFrame(t *testing.T) {

@@ -15,16 +15,27 @@ import (
 // Listener hands out connections that count what is written to them. It belongs
 // directly on the TCP listener, below TLS: only there do written bytes and
 // acknowledged bytes mean the same.
-type Listener struct{ net.Listener }
+type Listener struct {
+	net.Listener
+	giveUp time.Duration // see GiveUp
+}
+
+// GiveUp is how long a peer may acknowledge nothing of what was sent, or take nothing of
+// what waits for it, before the kernel ends its connection: a write without a deadline of
+// its own ends then. Streams have shorter rules.
+const GiveUp = 10 * time.Minute
 
 // NewListener wraps ln.
-func NewListener(ln net.Listener) *Listener { return &Listener{ln} }
+func NewListener(ln net.Listener) *Listener { return &Listener{ln, GiveUp} }
 
 // Accept waits for the next connection; it is a *Conn.
 func (l *Listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
+	}
+	if s := newSock(c); s != nil {
+		s.giveUp(l.giveUp)
 	}
 	return &Conn{Conn: c}, nil
 }

@@ -83,12 +83,19 @@ func (s *sock) unacked() (int, error) {
 	return s.n, s.err
 }
 
+// giveUp bounds how long the kernel waits for an acknowledgement or a window.
+func (s *sock) giveUp(after time.Duration) {
+	s.raw.Control(func(fd uintptr) {
+		unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(after.Milliseconds()))
+	})
+}
+
 // expire bounds how long the kernel goes on delivering after the descriptor is
 // closed: without acknowledgement (TCP_USER_TIMEOUT), and afterwards for the
 // peer's FIN (TCP_LINGER2).
 func (s *sock) expire(after time.Duration) {
+	s.giveUp(after)
 	s.raw.Control(func(fd uintptr) {
-		unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(after.Milliseconds()))
 		unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_LINGER2, max(1, int(after.Seconds())))
 	})
 }

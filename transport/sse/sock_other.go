@@ -15,4 +15,5 @@ func newSock(net.Conn) *sock { return nil }
 func (*sock) write([]byte) (int, error) { return 0, nil }
 func (*sock) read([]byte) (int, error)  { return 0, nil }
 func (*sock) unacked() (int, error)     { return 0, nil }
+func (*sock) giveUp(time.Duration)      {}
 func (*sock) expire(time.Duration)      {}
