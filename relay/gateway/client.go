@@ -17,6 +17,7 @@ type client struct {
 	told  bool // the Poller says when it is writable
 
 	who    string       // its identity, by which replays are shared out
+	own    *account     // of that identity
 	from   uint64       // events up to this one are not for it
 	given  uint64       // newest event given to it
 	active func() error // whether its identity is still good; nil: it cannot end
@@ -26,6 +27,7 @@ type client struct {
 
 	// A client that does not take what it is given. All zero while it keeps up.
 	full   bool      // its connection has a rest of a write
+	rest   int       // bytes of that write
 	queue  []chunk   // waits for that
 	queued int       // bytes in queue, and some for each chunk
 	room   int       // bound of queued
@@ -66,14 +68,23 @@ func (s *shard) give(c *client, ch *chunk) bool {
 	s.count(c, ch) // before: whoever reads the event and then the counters finds it there
 	s.bytes.Add(uint64(len(ch.b)))
 	full, err := c.out.Offer(ch.b)
-	if err != nil {
+	if err != nil || (full && !c.rests(len(ch.b))) {
 		s.end(c)
 		return false
 	}
 	if full {
-		c.full = true
 		s.setBlocked(c, true)
 	}
+	return true
+}
+
+// rests notes that some of a write of n bytes waits in the connection; false when nothing
+// more may wait.
+func (c *client) rests(n int) bool {
+	if !c.own.hold(n) {
+		return false
+	}
+	c.full, c.rest = true, n
 	return true
 }
 
@@ -92,7 +103,7 @@ func (s *shard) queue(c *client, ch *chunk) {
 		return // the gateway's own words are not worth the room
 	}
 	cost := len(ch.b) + chunkCost
-	if c.lost > 0 || c.queued+cost > max(c.room, queueSize) {
+	if c.lost > 0 || c.queued+cost > max(c.room, queueSize) || !c.own.hold(cost) {
 		c.lost += uint64(ch.n)
 		s.dropped.Add(uint64(ch.n))
 		return
@@ -112,17 +123,19 @@ func (s *shard) drain(c *client) {
 			s.end(c)
 			return
 		}
-		c.full = full
+		if c.full = full; !full {
+			c.own.release(c.rest)
+			c.rest = 0
+		}
 	}
 	for !c.full && len(c.queue) > 0 {
 		b := s.next(c)
 		s.bytes.Add(uint64(len(b)))
 		full, err := c.out.Offer(b)
-		if err != nil {
+		if err != nil || (full && !c.rests(len(b))) {
 			s.end(c)
 			return
 		}
-		c.full = full
 		if c.blocked() {
 			c.since = time.Now()
 		}
@@ -134,7 +147,7 @@ func (s *shard) drain(c *client) {
 		s.setBlocked(c, true)
 		return
 	}
-	c.queue, c.queued, c.room = nil, 0, 0
+	c.queue, c.room = nil, 0
 	s.setBlocked(c, false)
 	if n := c.lost; n > 0 {
 		c.lost = 0
@@ -158,7 +171,9 @@ func (s *shard) next(c *client) []byte {
 		b = s.joined
 	}
 	for i := range n {
-		c.queued -= len(c.queue[i].b) + chunkCost
+		cost := len(c.queue[i].b) + chunkCost
+		c.queued -= cost
+		c.own.release(cost)
 	}
 	clear(c.queue[:n])
 	c.queue = c.queue[n:]

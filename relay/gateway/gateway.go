@@ -53,6 +53,7 @@ const (
 	maxBacklog  = 1024      // events that may wait for a shard
 	chunkSize   = 16 << 10  // bytes joined into one write; the rest of one is kept for a client that is full
 	queueSize   = 256 << 10 // bytes that may wait for one subscriber
+	someSize    = 64 << 10  // bytes of the ring that one is given at a time on its way to its queue
 	stallLimit  = 5 * time.Minute
 )
 
@@ -83,7 +84,7 @@ type Options struct {
 	// for the holders of the tokens above and for everybody of an open gateway.
 	IngestRate, OpenIngestRate float64
 
-	MaxClients int           // subscribers; default 20,000
+	MaxClients int           // subscribers, one identity a quarter of them; default 20,000
 	TicketTTL  time.Duration // life of a query ticket; default 60 s
 	MaxData    int           // bytes of data, less than MaxData when the log wraps them
 	Shards     int           // delivering goroutines; default one a core, at most 4
@@ -134,6 +135,7 @@ type Gateway struct {
 	tickets tickets
 	limits  limits
 	turns   turns
+	account accounts
 	addr    atomic.Pointer[string]
 	onReady func(addr string)
 
@@ -161,6 +163,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	g := &Gateway{opts: o, log: o.Logger, signer: newSigner(o.HMACSecret)}
 	g.turns.init()
+	g.account.most = maxWaiting
 	g.tickets.ttl = o.TicketTTL
 	// Above every id of an earlier life, as long as that one had fewer than 4,096 events
 	// a millisecond; below 2^53 until 2039.

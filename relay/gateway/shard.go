@@ -193,10 +193,11 @@ func (s *shard) end(c *client) {
 		s.timed--
 	}
 	s.setBlocked(c, false)
-	c.group, c.queue = nil, nil
+	c.own.release(c.queued + c.rest)
+	c.group, c.queue, c.queued, c.rest = nil, nil, 0, 0
 	s.poller.Remove(c.out)
 	c.out.Close()
-	s.g.left(s)
+	s.g.left(c)
 }
 
 // deliver hands out events to every group that sees them.

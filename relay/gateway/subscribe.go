@@ -41,26 +41,34 @@ func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) {
 		g.unavailable(w, r, "the gateway has as many subscribers as it may have")
 		return
 	}
+	who := id.Tenant + "\n" + id.Subject
+	own := g.account.enter(who, id.open, max(1, g.opts.MaxClients/ownShare))
+	if own == nil {
+		g.clients.Add(-1)
+		g.slowDown(w, r, 10*time.Second, "too many streams of this identity are open")
+		return
+	}
+	out := func() { own.leave(); g.clients.Add(-1) }
 	pos, first, ctx, ok := g.position(r)
 	if !ok {
-		g.clients.Add(-1)
+		out()
 		g.unavailable(w, r, "the gateway is stopping; connect again")
 		return
 	}
 	defer g.replays.Done()
-	out, err := sse.Detach(w, r)
+	conn, err := sse.Detach(w, r)
 	if err != nil {
-		g.clients.Add(-1)
+		out()
 		if !errors.Is(err, sse.ErrPeerClosed) {
 			g.fail(w, r, http.StatusInternalServerError, codeInternal, err.Error())
 		}
 		return
 	}
 	g.connections.Add(1)
-	c := &client{out: out, view: v, active: id.Active, who: id.Tenant + "\n" + id.Subject}
+	c := &client{out: conn, view: v, active: id.Active, who: who, own: own}
 	if err := g.bring(ctx, c, pos, first); err != nil {
-		out.Close()
-		g.clients.Add(-1)
+		conn.Close()
+		out()
 	}
 }
 
@@ -118,7 +126,20 @@ func (g *Gateway) bring(ctx context.Context, c *client, pos uint64, first []byte
 		return err
 	}
 	for {
-		floor, err := g.join(c, pos)
+		floor, some, err := g.join(c, pos)
+		for _, e := range some {
+			if err := g.write(ctx, c, e.frame); err != nil {
+				return err
+			}
+			pos = e.id
+			g.replayed.Add(1)
+		}
+		if len(some) > 0 {
+			if c.active != nil && c.active() != nil {
+				return ErrStopped
+			}
+			continue
+		}
 		if !errors.Is(err, errBehind) {
 			return err
 		}
@@ -139,21 +160,37 @@ func (g *Gateway) bring(ctx context.Context, c *client, pos uint64, first []byte
 }
 
 // join hands a client to a shard with all events of the ring above pos; nothing is
-// missed or told twice, because this and the arrival of events exclude each other.
-func (g *Gateway) join(c *client, pos uint64) (floor uint64, err error) {
+// missed or told twice, because this and the arrival of events exclude each other. Those
+// must fit into a client's queue: of more than that it gives some to be written before.
+func (g *Gateway) join(c *client, pos uint64) (floor uint64, some []*event, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.serving {
-		return 0, ErrStopped
+		return 0, nil, ErrStopped
 	}
 	if pos < g.ring.floor {
-		return g.ring.floor, errBehind
+		return g.ring.floor, nil, errBehind
 	}
-	c.given = pos
+	queued, size := 0, 0
+	for i := g.ring.after(pos); i < g.ring.n; i++ {
+		e := g.ring.at(i)
+		if !c.view.sees(e.tenant, e.topic) {
+			continue
+		}
+		if queued += len(e.frame) + chunkCost; queued > queueSize {
+			return 0, some, nil
+		}
+		if size += len(e.frame); size <= someSize || len(some) == 0 {
+			some = append(some, e)
+		}
+	}
+	if !c.own.hold(queued) {
+		return 0, nil, errCrowded
+	}
+	c.given, c.queued = pos, queued
 	for i := g.ring.after(pos); i < g.ring.n; i++ {
 		if e := g.ring.at(i); c.view.sees(e.tenant, e.topic) {
 			c.queue = append(c.queue, chunk{b: e.frame, n: 1, first: e.id, last: e.id})
-			c.queued += len(e.frame) + chunkCost
 			c.given = e.id
 		}
 	}
@@ -166,15 +203,16 @@ func (g *Gateway) join(c *client, pos uint64) (floor uint64, err error) {
 	s.members++
 	s.joins = append(s.joins, c)
 	s.signal()
-	return 0, nil
+	return 0, nil, nil
 }
 
 // left is called by a client's shard at its end.
-func (g *Gateway) left(s *shard) {
+func (g *Gateway) left(c *client) {
+	c.own.leave()
 	g.clients.Add(-1)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s.members--
+	c.shard.members--
 }
 
 // replay writes what the log has above pos and up to to, and returns how far it came.
@@ -238,6 +276,12 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 func (g *Gateway) write(ctx context.Context, c *client, b []byte) error {
 	g.bytes.Add(uint64(len(b)))
 	full, err := c.out.Offer(b)
+	if full && err == nil {
+		if !c.own.hold(len(b)) {
+			return errCrowded
+		}
+		defer c.own.release(len(b))
+	}
 	for end := time.Now().Add(30 * time.Second); full && err == nil; {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)

@@ -1,0 +1,101 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// byToken lets in whoever says who they are.
+var byToken = authFunc(func(r *http.Request) (Identity, error) {
+	return Identity{Tenant: "t", Subject: strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), Scopes: scopes{ScopeSubscribe, ScopeIngest}}, nil
+})
+
+// TestOwnPlaces: one identity cannot take all places.
+func TestOwnPlaces(t *testing.T) {
+	g := start(t, Options{Identities: byToken, MaxClients: 8})
+	a := g.open("", "Authorization", "Bearer a")
+	g.open("", "Authorization", "Bearer a")
+	status, h, body := g.request("GET", StreamPath, "", "Authorization", "Bearer a")
+	if status != http.StatusTooManyRequests || h.Get("Retry-After") == "" || !strings.Contains(body, codeRate) {
+		t.Errorf("the third of one identity: %d %s", status, body)
+	}
+	g.open("", "Authorization", "Bearer b")
+	_ = a.conn.Close()
+	eventually(t, "there is room again", func() bool { return g.Stats().Clients == 2 })
+	g.open("", "Authorization", "Bearer a")
+	if n := g.Stats().Clients; n != 3 {
+		t.Errorf("%d clients", n)
+	}
+}
+
+// TestWaiting: what waits for all slow subscribers is bounded, one identity's readers
+// leave room for another's, and all is given back.
+func TestWaiting(t *testing.T) {
+	const most = 1 << 20
+	bubble(t, Options{Identities: byToken}, func(t *testing.T, g *Gateway, ln *pipes) {
+		g.account.most = most
+		var streams []*stream
+		slow := func(who string, n int) {
+			for range n {
+				s := subscribe(t, ln.dial(), "", "Authorization", "Bearer "+who)
+				_ = s.conn.SetDeadline(time.Now().Add(time.Hour))
+				streams = append(streams, s)
+			}
+		}
+		slow("a", 8)
+		slow("b", 1)
+		data := strings.Repeat("x", 30<<10)
+		for range 20 {
+			g.Emit("t", "big", data)
+			time.Sleep(time.Second)
+			if all := g.account.waiting.Load(); all > most {
+				t.Fatalf("%d bytes wait", all)
+			}
+		}
+		for who, want := range map[string]int64{"t\na": most / ownShare, "t\nb": 200 << 10} {
+			if n := g.account.own[who].waiting.Load(); n > most/ownShare || n < want-40<<10 {
+				t.Errorf("for %q wait %d bytes, want about %d", who, n, want)
+			}
+		}
+		for _, s := range streams {
+			_ = s.conn.Close()
+		}
+		g.Emit("t", "big", data) // finds out
+		time.Sleep(stallLimit + time.Minute)
+		if n, own := g.account.waiting.Load(), len(g.account.own); n != 0 || own != 0 || g.Stats().Clients != 0 {
+			t.Errorf("at the end %d bytes of %d identities, %+v", n, own, g.Stats())
+		}
+	})
+}
+
+// TestLongResume: a ring that is larger than a client's queue is resumed without a queue
+// of its size.
+func TestLongResume(t *testing.T) {
+	bubble(t, Options{Identities: byToken}, func(t *testing.T, g *Gateway, ln *pipes) {
+		data := strings.Repeat("x", 30<<10)
+		for i := range 100 {
+			g.Emit("t", fmt.Sprintf("n%d", i), data)
+		}
+		first := g.Stats().LastID - 100
+		s := subscribe(t, ln.dial(), "", "Authorization", "Bearer a", "Last-Event-ID", fmt.Sprint(first))
+		_ = s.conn.SetDeadline(time.Now().Add(time.Hour))
+		for i := range 100 {
+			ev := s.next()
+			if ev.Type != fmt.Sprintf("n%d", i) || ev.ID != fmt.Sprint(first+uint64(i)+1) {
+				t.Fatalf("event %d is %s %s", i, ev.ID, ev.Type)
+			}
+			if n := g.account.waiting.Load(); n > queueSize+someSize {
+				t.Fatalf("%d bytes wait", n)
+			}
+		}
+		g.Emit("t", "live", 1)
+		s.want("live", "1")
+		if st := g.Stats(); st.Delivered != 101 {
+			t.Errorf("%+v", st)
+		}
+		_ = s.conn.Close()
+	})
+}
