@@ -214,10 +214,17 @@ type board struct {
 // attach links a board and leaves it in READY.
 func (r *rig) attach(node, instance string) *board {
 	r.t.Helper()
+	b := r.join(node, instance)
+	b.next(link.TypeAnnounceAck)
+	return b
+}
+
+// join is attach for a board that may get no announce_ack.
+func (r *rig) join(node, instance string) *board {
+	r.t.Helper()
 	b := r.dial()
 	b.greet(node, instance)
 	b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo(), manifest.Metrics()))
-	b.next(link.TypeAnnounceAck)
 	synctest.Wait()
 	return b
 }

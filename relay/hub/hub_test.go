@@ -54,6 +54,37 @@ func TestSameInstall(t *testing.T) {
 	})
 }
 
+// TestAckedWhenServed: a device that reads announce_ack can be called, and no cmd comes
+// before it.
+func TestAckedWhenServed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		release := make(chan bool)
+		r.known = func(*Node) { <-release } // a slow disk
+		b := r.dial()
+		b.greet(nodeA, instance1)
+		b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
+		time.Sleep(time.Second)
+		if len(b.in) > 0 {
+			t.Errorf("acked before it is served: %+v", <-b.in)
+		}
+		served := make(chan bool)
+		r.hub.opt.Ready = func(n *Node) {
+			go func() {
+				defer close(served)
+				_, _ = n.Call(t.Context(), &n.Tools()[0], nil, CallOptions{})
+			}()
+			synctest.Wait() // the cmd is on its way
+		}
+		close(release)
+		b.next(link.TypeAnnounceAck)
+		cmd := b.next(link.TypeCmd)
+		b.sendAs(link.TypeCmdAck, cmd.MsgID, link.CmdAck{Code: manifest.Internal})
+		<-served
+		r.end()
+	})
+}
+
 // A link that is superseded before it was ready never becomes ready.
 func TestSupersededBeforeReady(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -64,7 +95,7 @@ func TestSupersededBeforeReady(t *testing.T) {
 				<-release // a slow disk
 			}
 		}
-		slow := r.attach(nodeA, instance1)
+		slow := r.join(nodeA, instance1)
 		r.attach(nodeA, instance2)
 		close(release)
 		if code := slow.gone(); code != link.CloseSuperseded {
@@ -78,7 +109,7 @@ func TestSupersededBeforeReady(t *testing.T) {
 }
 
 // Two installs with one identity: the owner hears of it; the third time in a minute
-// neither is served, for a minute, then for two.
+// neither is served, nor acked, for a minute, then for two.
 func TestClones(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -87,7 +118,7 @@ func TestClones(t *testing.T) {
 			prev := r.attach(nodeA, instance1)
 			r.heard(&r.events)
 			for i, instance := range []string{instance2, instance1, instance2} {
-				last = r.attach(nodeA, instance)
+				last = r.join(nodeA, instance)
 				if code := prev.gone(); code != link.CloseSuperseded {
 					t.Errorf("takeover %d: the old link got %d", i, code)
 				}

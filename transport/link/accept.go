@@ -46,8 +46,8 @@ type Manifest struct {
 	Raw          []byte // Capabilities as a JSON array
 }
 
-// Accept runs the relay's handshake: hello, auth, auth_ok, announce, announce_ack. Every
-// wait is bounded. When it fails it has closed the link: CloseCode of the error is the
+// Accept runs the relay's handshake: hello, auth, auth_ok, announce; the announce_ack goes
+// out when Run begins. Every wait is bounded. When it fails it has closed the link: CloseCode of the error is the
 // code that was sent, the peer's, or 0 for a link that just broke. The end of ctx closes
 // it with 4503.
 func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manifest, error) {
@@ -106,7 +106,9 @@ func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m, s.conn.Write(reply)
+	// Run sends it, ahead of every cmd: whoever reads it finds the device's tools served.
+	s.queue, s.writing = [][]byte{reply}, true
+	return m, nil
 }
 
 // expect reads one message, which has to be of that type: anything before its state is

@@ -64,8 +64,11 @@ type SessionHandler interface {
 
 // Run reads the link until it ends and returns why; it waits for the writer. The link
 // is closed when it returns. CloseCode of the error is the code that ended the link,
-// whichever side sent it, or 0 when it just broke.
+// whichever side sent it, or 0 when it just broke. It is called once, when the device's
+// tools are served: it begins with the announce_ack.
 func (s *Session) Run(ctx context.Context, h SessionHandler) error {
+	s.wg.Add(1)
+	go s.writer()
 	stop := context.AfterFunc(ctx, func() { s.Close(CloseDraining, "draining") })
 	defer stop()
 	handle := func(msg []byte) error { return s.handle(msg, h) }
