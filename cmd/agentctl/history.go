@@ -112,7 +112,7 @@ func parseSpan(s string) (time.Duration, error) {
 	for suffix, unit := range map[string]time.Duration{"d": day, "w": 7 * day} {
 		if n, ok := strings.CutSuffix(s, suffix); ok {
 			v, err := strconv.ParseFloat(n, 64)
-			if err != nil || v < 0 || v > 36500 {
+			if err != nil || !(v >= 0 && v <= 36500) { // so that NaN fails: as a whole number it is 0 on ARM
 				return 0, fmt.Errorf("%s is no number of days or weeks", s)
 			}
 			return time.Duration(v * float64(unit)), nil
