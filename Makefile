@@ -30,7 +30,7 @@ FUZZTIME    ?= 60s
 DEMO        ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build board demo test test-slow test-board lint ci cross reproducible deb test-systemd conformance fuzz bench soak clean help
+.PHONY: build board demo test test-slow test-board test-32 lint ci cross reproducible deb test-systemd conformance fuzz bench soak clean help
 
 build: ## this machine's binary, full build: bin/agentctl
 	$(BUILD) -o $(BIN)/agentctl ./cmd/agentctl
@@ -46,6 +46,10 @@ test: ## all tests, with the race detector where there is a C compiler
 
 test-board: ## the tests of what differs in the board build
 	CGO_ENABLED=0 $(GO) test -tags $(BOARD_TAG) ./manifest/... ./cmd/... ./control/... ./handlers/...
+
+test-32: ## the tests as a 32-bit machine sees them: its int has 32 bits, its NaN is another whole number
+	@[ "$$($(GO) env GOHOSTARCH)" = amd64 ] || { echo "test-32: only an amd64 machine runs 386 binaries: left out"; exit 0; }; \
+	  GOARCH=386 CGO_ENABLED=0 $(GO) test $$($(GO) list ./... | grep -v -e /test -e /docs)
 
 lint: ## gofmt, vet (both builds), staticcheck (both builds); the import walls are a test
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "gofmt would change:"; echo "$$out"; exit 1; }
@@ -94,7 +98,7 @@ test-slow: ## what needs real minutes, or no race detector
 	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestRFC0009.*Real$$' ./test
 	$(GO) test -timeout 5m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost' ./prober/history
 
-ci: build lint test test-slow test-board cross reproducible ## what CI runs
+ci: build lint test test-slow test-board test-32 cross reproducible ## what CI runs
 	FUZZTIME=3s test/fuzz.sh
 	AGENTCTL=$(CURDIR)/$(BIN)/agentctl test/conformance.sh
 	test/systemd/run.sh
@@ -103,4 +107,4 @@ clean:
 	rm -rf $(BIN) $(DIST)
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16

@@ -49,7 +49,7 @@ func (h *teller) Query(ctx context.Context, q HistoryQuery, fn func(HistoryRow) 
 }
 
 // bubbleStart is when a bubble's time begins, in ms.
-const bubbleStart = 946_684_800_000
+const bubbleStart int64 = 946_684_800_000
 
 // rowAt is a row whose cpu is known by its time.
 func rowAt(ts int64) HistoryRow {

@@ -13,13 +13,13 @@ func TestBoardThatBootsInThePast(t *testing.T) {
 			t.Fatal("a clock in 2000 is trusted")
 		}
 		if got := c.TLSTime().UnixMilli(); got != MinMS {
-			t.Errorf("TLSTime %d, want the floor %d", got, MinMS)
+			t.Errorf("TLSTime %d, want the floor %d", got, int64(MinMS))
 		}
 		c.Sync(1) // a relay that is lost as well
 		if _, ok := c.NowMS(); ok {
 			t.Fatal("a relay in 1970 is trusted")
 		}
-		const server = 1_795_000_000_000
+		const server int64 = 1_795_000_000_000
 		c.Sync(server)
 		time.Sleep(90 * time.Second)
 		ms, ok := c.NowMS()

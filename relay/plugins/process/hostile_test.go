@@ -124,7 +124,7 @@ func TestLoudPlugin(t *testing.T) {
 func TestLargeManifest(t *testing.T) {
 	r := newRig(t)
 	dir := r.folder("odd", odd, sh(""))
-	if err := os.Truncate(filepath.Join(dir, "plugin.json"), 64<<30); err != nil { // sparse
+	if err := os.Truncate(filepath.Join(dir, "plugin.json"), 1<<31-1); err != nil { // sparse
 		t.Fatal(err)
 	}
 	if err := r.h.Check("odd"); err == nil || !strings.Contains(err.Error(), "larger than 1 MiB") {
