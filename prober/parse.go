@@ -3,6 +3,9 @@ package prober
 import (
 	"bytes"
 	"errors"
+	"io"
+	"os"
+	"strings"
 )
 
 // The three parsers take what one read of a /proc file returned. They are strict
@@ -202,4 +205,26 @@ func parseDecimal(b []byte) (float64, []byte, bool) {
 		whole, rest = whole*scale+frac, tail
 	}
 	return float64(whole) / float64(scale), rest, digits <= 15
+}
+
+// printable drops everything but printable ASCII, and what is beyond 128 bytes: names in
+// /sys come from drivers and device trees, which a board's owner can write.
+func printable(s string) string {
+	s = strings.TrimSpace(strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return -1
+		}
+		return r
+	}, s))
+	return s[:min(len(s), 128)]
+}
+
+// readSmall reads the first limit bytes of a file.
+func readSmall(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit))
 }

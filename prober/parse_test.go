@@ -265,3 +265,15 @@ func TestCheck(t *testing.T) {
 		t.Errorf("a frame before the floor: %v, want ErrClock", err)
 	}
 }
+
+func TestPrintable(t *testing.T) {
+	for in, want := range map[string]string{
+		" Pi\x00":                 "Pi",
+		"\x1b[31mred\r\n":         "[31mred",
+		strings.Repeat("a", 1000): strings.Repeat("a", 128),
+	} {
+		if got := printable(in); got != want {
+			t.Errorf("printable(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
