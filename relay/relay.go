@@ -379,7 +379,6 @@ func (r *Relay) server(h http.Handler) *http.Server {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ConnContext:       sse.ConnContext,
 		ErrorLog:          zap.NewStdLog(r.log.Named("http")),
 		Protocols:         new(http.Protocols),
 	}

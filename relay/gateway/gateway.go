@@ -176,7 +176,7 @@ func New(o Options) (*Gateway, error) {
 }
 
 // Handler serves the endpoints, for a listener of the caller's; Serve with a nil listener
-// then runs the rest. The server needs sse.ConnContext, and below TLS an sse.Listener.
+// then runs the rest. Below TLS the server needs an sse.Listener.
 func (g *Gateway) Handler() http.Handler { return g.handler }
 
 // OnReady has fn called once the gateway listens. Call it before Run.

@@ -177,7 +177,7 @@ func (g *Gateway) stop() {
 
 func (g *Gateway) server() *http.Server {
 	return &http.Server{
-		Handler: g.handler, ConnContext: sse.ConnContext,
+		Handler:           g.handler,
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: stdlog.New(io.Discard, "", 0), // handshakes and scanners
 	}

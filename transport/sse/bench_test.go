@@ -5,6 +5,7 @@ package sse
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -207,7 +208,7 @@ func benchServer(mode string) {
 	srv := &http.Server{Handler: handlers[mode]}
 	if mode != "naive" {
 		ln = NewListener(ln)
-		srv.ConnContext = ConnContext
+		srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) }
 	}
 	before := benchRSS()
 	go srv.Serve(ln)
@@ -268,11 +269,14 @@ func (c *channels) publish(b []byte) {
 	}
 }
 
+// connKey finds a request's connection.
+type connKey struct{}
+
 // benchController is what the writer would be on top of net/http.
 func benchController(w http.ResponseWriter, r *http.Request, sub *fanout.Sub[[]byte], written *atomic.Int64) {
 	defer sub.Close()
 	io.Copy(io.Discard, r.Body)
-	conn := FromContext(r.Context())
+	conn := r.Context().Value(connKey{}).(*Conn)
 	sock := newSock(conn.Conn)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Connection", "close")

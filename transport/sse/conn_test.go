@@ -247,9 +247,9 @@ func TestListenerCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer accepted.Close()
-	conn := FromContext(ConnContext(context.Background(), tls.Server(accepted, &tls.Config{})))
-	if conn == nil || conn != accepted || FromContext(ConnContext(context.Background(), c)) != nil {
-		t.Fatalf("FromContext gives %v", conn)
+	conn := rawConn(tls.Server(accepted, &tls.Config{}))
+	if conn == nil || conn != accepted || rawConn(c) != nil {
+		t.Fatalf("rawConn gives %v", conn)
 	}
 	if _, ok := conn.NetConn().(*net.TCPConn); !ok {
 		t.Errorf("NetConn is %T", conn.NetConn())
@@ -261,7 +261,7 @@ func TestListenerCounts(t *testing.T) {
 	if conn.Written() != 5 {
 		t.Errorf("written %d, want 5", conn.Written())
 	}
-	if !eventually(patient, func() bool { n, err := conn.Unacked(); return n == 0 && err == nil }) {
+	if !eventually(patient, func() bool { n, err := newSock(conn.Conn).unacked(); return n == 0 && err == nil }) {
 		t.Error("5 bytes are not acknowledged")
 	}
 	// What is read by nobody fills the client's window and then stays.
@@ -270,14 +270,14 @@ func TestListenerCounts(t *testing.T) {
 	if n, err := conn.Write(lots); err == nil || conn.Written() != int64(n)+5 {
 		t.Errorf("wrote %d, %v; written %d", n, err, conn.Written())
 	}
-	if n, err := conn.Unacked(); n == 0 || err != nil {
+	if n, err := newSock(conn.Conn).unacked(); n == 0 || err != nil {
 		t.Errorf("unacked %d, %v; written %d", n, err, conn.Written())
 	}
 	a, b := net.Pipe()
 	defer a.Close()
 	defer b.Close()
-	if _, err := (&Conn{Conn: a}).Unacked(); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("a pipe: %v", err)
+	if newSock(a) != nil {
+		t.Error("a pipe has a socket")
 	}
 }
 

@@ -1,7 +1,6 @@
 package sse
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"net"
@@ -40,24 +39,6 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return &Conn{Conn: c}, nil
 }
 
-type connKey struct{}
-
-// ConnContext is for http.Server.ConnContext: FromContext then finds the counted
-// connection in a request's context, also below a *tls.Conn.
-func ConnContext(ctx context.Context, c net.Conn) context.Context {
-	if raw := rawConn(c); raw != nil {
-		return context.WithValue(ctx, connKey{}, raw)
-	}
-	return ctx
-}
-
-// FromContext is the connection a request came in on, nil without ConnContext or
-// without a Listener.
-func FromContext(ctx context.Context) *Conn {
-	c, _ := ctx.Value(connKey{}).(*Conn)
-	return c
-}
-
 // rawConn is the counted connection at or below c, or nil.
 func rawConn(c net.Conn) *Conn {
 	if t, ok := c.(*tls.Conn); ok {
@@ -91,16 +72,6 @@ func (c *Conn) own(patience time.Duration) {
 
 // Written is the number of bytes accepted for writing so far.
 func (c *Conn) Written() int64 { return c.written.Load() }
-
-// Unacked asks the kernel how many written bytes the peer's TCP has not
-// acknowledged. The error is errors.ErrUnsupported where it cannot say.
-func (c *Conn) Unacked() (int, error) {
-	s := newSock(c.Conn)
-	if s == nil {
-		return 0, errors.ErrUnsupported
-	}
-	return s.unacked()
-}
 
 // NetConn is the connection below.
 func (c *Conn) NetConn() net.Conn { return c.Conn }

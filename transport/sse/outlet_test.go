@@ -30,7 +30,7 @@ func detached(t *testing.T, wrap func(net.Listener) net.Listener) (*Outlet, net.
 		t.Fatal(err)
 	}
 	out := make(chan *Outlet, 1)
-	srv := &http.Server{ConnContext: ConnContext, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Extra", "kept")
 		o, err := Detach(w, r)
 		if err != nil {
