@@ -23,7 +23,7 @@ func TestNoMessage(t *testing.T) {
 		{"id is an object", `{"jsonrpc":"2.0","id":{},"method":"ping"}`, `"id":null,"error":{"code":-32600,`},
 		{"id is a truth", `{"jsonrpc":"2.0","id":true,"method":"ping"}`, `"id":null,"error":{"code":-32600,`},
 		{"id is a fraction", `{"jsonrpc":"2.0","id":1.5,"method":"ping"}`, `"id":null,"error":{"code":-32600,`},
-		{"id would be rounded", `{"jsonrpc":"2.0","id":1795193269410123456,"method":"ping"}`, `"id":null,"error":{"code":-32600,`},
+		{"id would be rounded", `{"jsonrpc":"2.0","id":9007199254740993,"method":"ping"}`, `"id":null,"error":{"code":-32600,`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -35,7 +35,7 @@ func TestNoMessage(t *testing.T) {
 			}
 		})
 	}
-	for _, id := range []string{`1e3`, `-7`, `"a b"`, `9007199254740992`} {
+	for _, id := range []string{`1e3`, `-7`, `"a b"`, `9007199254740991`} {
 		if body := readAll(t, e.do("POST", legacy, `{"jsonrpc":"2.0","id":`+id+`,"method":"ping"}`)); !strings.Contains(body, `"result":{}`) {
 			t.Errorf("id %s: %s, want an answer", id, body)
 		}
@@ -55,6 +55,24 @@ func TestAccept(t *testing.T) {
 		if body := readAll(t, res); res.StatusCode != want || want == 400 && !strings.HasPrefix(body, `{"error":{"code":"E_BAD_REQUEST"`) {
 			t.Errorf("Accept %q: %d %s, want %d", accept, res.StatusCode, body, want)
 		}
+	}
+	legacy["Accept"] = "application/json"
+	if res := e.do("GET", legacy, ""); res.StatusCode != 400 || !strings.HasPrefix(readAll(t, res), `{"error":{"code":"E_BAD_REQUEST"`) {
+		t.Errorf("GET without text/event-stream: %d, want 400 and the envelope", res.StatusCode)
+	}
+}
+
+// TestUnknownNotification: nothing is answered to one, and it is no fault.
+func TestUnknownNotification(t *testing.T) {
+	e := newEnv(t, Options{})
+	id := e.initialize("")
+	for _, method := range []string{"notifications/of_tomorrow", "notifications/roots/list_changed", "notifications/initialized"} {
+		if res := e.do("POST", sessionHead("", id), `{"jsonrpc":"2.0","method":"`+method+`"}`); res.StatusCode != 202 || readAll(t, res) != "" {
+			t.Errorf("%s: %d, want 202 and no body", method, res.StatusCode)
+		}
+	}
+	if res := e.do("POST", sessionHead("", "NOBODY"), `{"jsonrpc":"2.0","method":"notifications/of_tomorrow"}`); res.StatusCode != 404 {
+		t.Errorf("without a session: %d, want 404", res.StatusCode)
 	}
 }
 

@@ -33,7 +33,7 @@ const (
 	errBatchSize = shape("a batch holds 1 to 32 messages")
 	errNotObject = shape("a message is a JSON object with a method, a result or an error")
 	errVersion   = shape(`a message has "jsonrpc":"2.0"`)
-	errID        = shape("an id is a string or a whole number, at most 2^53")
+	errID        = shape("an id is a string or a whole number below 2^53")
 	errParams    = shape("params are an object")
 )
 
@@ -150,7 +150,7 @@ func (m *envelope) keepsID() bool {
 		return true
 	}
 	n, err := strconv.ParseFloat(string(m.id), 64)
-	return err == nil && n == math.Trunc(n) && math.Abs(n) <= 1<<53
+	return err == nil && n == math.Trunc(n) && math.Abs(n) < 1<<53
 }
 
 // withoutMeta is the params without _meta; nil if nothing else is in them.

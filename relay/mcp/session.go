@@ -135,9 +135,15 @@ func (h *Handler) legacyPost(w http.ResponseWriter, r *http.Request, x *exchange
 		if s.begin(x) {
 			x.session = s
 			defer s.done(x)
-			if m := &msgs[0]; !batch && len(m.id) > 0 && !m.answer && !sessionMethods[m.method] {
-				refuseRPC(w, http.StatusOK, m.id, jsonrpc.CodeMethodNotFound, methodNotFound(m.method).Error())
-				return
+			if m := &msgs[0]; !batch && !m.answer && !sessionMethods[m.method] {
+				switch {
+				case len(m.id) > 0:
+					refuseRPC(w, http.StatusOK, m.id, jsonrpc.CodeMethodNotFound, methodNotFound(m.method).Error())
+					return
+				case strings.HasPrefix(m.method, "notifications/"): // of a version to come, perhaps
+					w.WriteHeader(http.StatusAccepted)
+					return
+				}
 			}
 			pw := &patient{ResponseWriter: w, rc: http.NewResponseController(w)}
 			toSDK(h.legacy, pw, r, x, body)
@@ -161,12 +167,13 @@ func (h *Handler) legacyPost(w http.ResponseWriter, r *http.Request, x *exchange
 	}
 }
 
-// sessionMethods are the requests that the SDK takes from a session's client. It answers
-// others with HTTP 400 and a line of text, which is no answer to a request.
+// sessionMethods are what the SDK takes from a session's client. It answers others with
+// HTTP 400 and a line of text, which is no answer to a request.
 var sessionMethods = map[string]bool{
 	"initialize": true, "ping": true, "tools/list": true, "tools/call": true, "prompts/list": true, "prompts/get": true,
 	"resources/list": true, "resources/templates/list": true, "resources/read": true, "resources/subscribe": true, "resources/unsubscribe": true,
 	"completion/complete": true, "logging/setLevel": true,
+	"notifications/initialized": true, "notifications/cancelled": true, "notifications/progress": true, "notifications/roots/list_changed": true,
 }
 
 // codeRefused is JSON-RPC's "invalid request".
@@ -202,6 +209,10 @@ func (h *Handler) sessionRequest(w http.ResponseWriter, r *http.Request, x *exch
 	if r.Method == http.MethodDelete {
 		h.end(s)
 		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	if !accepts(r.Header, "text/event-stream") {
+		h.refuse(w, http.StatusBadRequest, manifest.BadRequest, "the Accept header must name text/event-stream")
 		return
 	}
 	x.session = s

@@ -346,7 +346,7 @@ func (b *bridge) refused(resp *http.Response, m *message, id string) (*http.Resp
 // next is the next step for a status.
 func next(status int) string {
 	if status == http.StatusUnauthorized {
-		return "; mint a token with `agentctl token create` and give its file with --token-file"
+		return "; agentctl mcp reads it from --token-file or MCP_TOKEN"
 	}
 	return ""
 }

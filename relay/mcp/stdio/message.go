@@ -4,6 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
+	"strings"
 
 	"agentctl/transport/strictjson"
 )
@@ -80,5 +83,19 @@ func (b *bridge) failWith(id json.RawMessage, err error) {
 		b.fail(id, f.code, f.msg)
 		return
 	}
-	b.fail(id, codeUnreachable, err.Error())
+	b.fail(id, codeUnreachable, b.said(err))
+}
+
+// said tells of a failed HTTP request without the request's own name for it.
+func (b *bridge) said(err error) string {
+	var op *net.OpError
+	var ue *url.Error
+	switch {
+	case errors.As(err, &op) && op.Op == "dial":
+		u, _, _ := strings.Cut(b.o.URL, "?")
+		return fmt.Sprintf("no relay answers at %s (%v); is it running, and is this its URL?", u, op.Err)
+	case errors.As(err, &ue):
+		return ue.Err.Error()
+	}
+	return err.Error()
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -144,7 +145,7 @@ func (b *bridge) take(ctx context.Context, line []byte) error {
 	}
 	m, err := parse(line)
 	if err != nil {
-		b.fail(nil, codeParse, err.Error())
+		b.fail(nil, codeParse, strings.TrimPrefix(err.Error(), "strictjson: "))
 		return b.broken()
 	}
 	switch {
@@ -158,7 +159,7 @@ func (b *bridge) take(ctx context.Context, line []byte) error {
 			defer b.listen(ctx)
 		}
 		if _, err := b.post(ctx, m); err != nil {
-			b.log.Warn("mcp message lost", zap.String("method", m.Method), zap.Error(err))
+			b.log.Warn("mcp message lost", zap.String("method", m.Method), zap.String("error", b.said(err)))
 		}
 	}
 	return b.broken()

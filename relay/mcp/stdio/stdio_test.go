@@ -285,10 +285,10 @@ func TestErrors(t *testing.T) {
 
 	bad := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func() (string, error) { return "bad", nil }})
 	bad.send(initialize)
-	bad.until(`"id":"i"`, `-31401`, "agentctl token create")
+	bad.until(`"id":"i"`, `-31401`, "--token-file")
 	lost := newClient(t, Options{URL: "http://127.0.0.1:1/mcp"})
 	lost.send(initialize)
-	lost.until(`"id":"i"`, fmt.Sprint(codeUnreachable), "refused")
+	lost.until(`"id":"i"`, fmt.Sprint(codeUnreachable), "no relay answers at", "refused")
 }
 
 // TestEndOfInput: a pipe that closes after its last request still gets its answers, and
