@@ -219,6 +219,7 @@ func (h *Hub) enter(n *Node) (over takeover, ok bool) {
 	h.entered++
 	h.lanes[n.lane][n] = struct{}{}
 	if over.old != nil {
+		n.served = over.old.served
 		delete(h.lanes[over.old.lane], over.old)
 		h.takeovers.Add(1)
 		over.clone = over.old.session.InstanceID != n.session.InstanceID
@@ -292,6 +293,15 @@ func (h *Hub) Online(nodeID string) bool {
 	defer h.mu.Unlock()
 	_, ok := h.nodes[nodeID]
 	return ok
+}
+
+// Served reports whether a node's tools can be called: it is online and Ready has
+// returned for it.
+func (h *Hub) Served(nodeID string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n, ok := h.nodes[nodeID]
+	return ok && n.served
 }
 
 func (h *Hub) event(e Event) {

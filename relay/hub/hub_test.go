@@ -85,6 +85,32 @@ func TestAckedWhenServed(t *testing.T) {
 	})
 }
 
+// TestServed: a node counts as served when its tools are in place, and goes on to while a
+// newer link of it takes over.
+func TestServed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		release := make(chan bool)
+		r.known = func(*Node) { <-release } // a slow disk
+		check := func(when string, want bool) {
+			t.Helper()
+			if !r.hub.Online(nodeA) || r.hub.Served(nodeA) != want {
+				t.Errorf("%s: online %v, served %v, want true, %v", when, r.hub.Online(nodeA), r.hub.Served(nodeA), want)
+			}
+		}
+		r.join(nodeA, instance1)
+		check("announced", false)
+		release <- true
+		synctest.Wait()
+		check("ready", true)
+		r.join(nodeA, instance1)
+		check("a newer link", true)
+		close(release)
+		synctest.Wait()
+		r.end()
+	})
+}
+
 // A link that is superseded before it was ready never becomes ready.
 func TestSupersededBeforeReady(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -18,6 +18,7 @@ type Node struct {
 	nextPing time.Time // of the hub's sweep only
 	revoked  bool      // likewise
 	lane     int       // of the sweep; set by enter
+	served   bool      // by hub.mu: Ready has put its tools, or those of the link before it, in place
 
 	mu      sync.Mutex // protects the fields below
 	tools   []manifest.Tool
@@ -170,6 +171,9 @@ func (n *Node) Announced(m *link.Manifest) {
 	if n.hub.opt.Ready != nil && n.hub.current(n) {
 		n.hub.opt.Ready(n)
 	}
+	n.hub.mu.Lock()
+	n.served = true
+	n.hub.mu.Unlock()
 }
 
 // Acked ends the command that a cmd_ack answers; known is false for an ack of nothing.
