@@ -18,6 +18,7 @@ import (
 
 func newCall() *cobra.Command {
 	var rf relayFlags
+	var out output
 	var args string
 	var count int
 	var dur time.Duration
@@ -29,13 +30,17 @@ func newCall() *cobra.Command {
 TOOL is a tool's full name (see 'agentctl ls -o json' or MCP tools/list), or NODE:VERB,
 where NODE is a node's id, a unique prefix of it or its name, and VERB is one of echo,
 snapshot and subscribe. A value that is JSON is passed as such, anything else as a string.
-The result is JSON on stdout; a stream is one JSON frame a line, until its close event.`,
+The result is JSON on stdout; a stream is one JSON frame a line, until its close event (-o yaml:
+one document a frame).`,
 		Example: `  agentctl call attic:echo message=hello
   agentctl call attic:snapshot
   agentctl call attic:subscribe interval_ms=1000 --count 5
   agentctl call sysecho.01hzx9k3m4p7q8r9s0t1v2w3xy.echo.invoke --args '{"message":"hi"}'`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, argv []string) error {
+			if err := checkEnd(dur, count); err != nil {
+				return err
+			}
 			arguments, err := toolArguments(args, argv[1:])
 			if err != nil {
 				return err
@@ -54,12 +59,20 @@ The result is JSON on stdout; a stream is one JSON frame a line, until its close
 			}
 			defer cancel()
 			if strings.HasSuffix(tool, "."+manifest.VerbSubscribe) {
-				return rc.stream(ctx, cmd.OutOrStdout(), tool, arguments, count)
+				return rc.stream(ctx, func(frame []byte) error { return out.frame(cmd, frame) }, tool, arguments, count)
 			}
-			return rc.unary(ctx, cmd.OutOrStdout(), tool, arguments)
+			b, err := rc.answer(ctx, tool, arguments)
+			if err != nil {
+				return err
+			}
+			return out.print(cmd, json.RawMessage(b), func() error {
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\n", b)
+				return err
+			})
 		},
 	}
 	rf.flags(c)
+	out.flags(c)
 	c.Flags().StringVar(&args, "args", "", "the arguments as one `JSON` object")
 	c.Flags().IntVar(&count, "count", 0, "end a stream after `N` frames (0: never)")
 	c.Flags().DurationVar(&dur, "for", 0, "end after `DURATION` (0: never)")
@@ -73,8 +86,8 @@ func toolArguments(raw string, words []string) (json.RawMessage, error) {
 		if len(words) > 0 {
 			return nil, exit(exitUsage, "give either --args or key=value words, not both")
 		}
-		if err := json.Unmarshal([]byte(raw), &m); err != nil {
-			return nil, exit(exitUsage, "--args is no JSON object: %w", err)
+		if err := json.Unmarshal([]byte(raw), &m); err != nil || m == nil {
+			return nil, exit(exitUsage, "--args %.40q is no JSON object, such as '{\"message\":\"hi\"}'", raw)
 		}
 		return json.RawMessage(raw), nil
 	}
@@ -102,6 +115,7 @@ func (c *relayClient) resolveTool(ctx context.Context, s string) (string, error)
 	if !ok {
 		return manifest.Canonical(s), nil
 	}
+	typed := verb
 	if verb == "echo" {
 		verb = manifest.VerbInvoke
 	}
@@ -124,15 +138,19 @@ func (c *relayClient) resolveTool(ctx context.Context, s string) (string, error)
 			}
 		}
 	}
-	return "", exit(exitFailure, "node %s has no verb %q; it has: %s", n.Name, verb, strings.Join(verbs(n.Capabilities), " "))
+	if len(n.Capabilities) == 0 {
+		return "", exit(exitOffline, "node %s has never been linked; on the board: agentctl run --relay URL --token-file FILE", n.Name)
+	}
+	return "", exit(exitFailure, "node %s has no verb %q; it has: %s", n.Name, typed, strings.Join(verbs(n.Capabilities), " "))
 }
 
-func (c *relayClient) unary(ctx context.Context, w io.Writer, tool string, args json.RawMessage) error {
-	b, err := c.answer(ctx, tool, args)
-	if err != nil {
-		return err
+// frame prints one JSON value of many: a line each, or with -o yaml a document each.
+func (o *output) frame(cmd *cobra.Command, b []byte) error {
+	if o.format == "yaml" {
+		fmt.Fprintln(cmd.OutOrStdout(), "---")
+		return writeYAML(cmd.OutOrStdout(), json.RawMessage(b))
 	}
-	_, err = fmt.Fprintf(w, "%s\n", b)
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\n", b)
 	return err
 }
 
@@ -155,10 +173,10 @@ var errEnough = errors.New("enough frames")
 
 // stream prints the frames of a metric stream until its close event. An event outside
 // RFC-0009 §5's closed set is a protocol error: the client closes.
-func (c *relayClient) stream(ctx context.Context, w io.Writer, tool string, args json.RawMessage, count int) error {
+func (c *relayClient) stream(ctx context.Context, emit func([]byte) error, tool string, args json.RawMessage, count int) error {
 	n := 0
 	err := c.frames(ctx, tool, args, func(data []byte) error {
-		if _, err := fmt.Fprintf(w, "%s\n", data); err != nil {
+		if err := emit(data); err != nil {
 			return err
 		}
 		if n++; n == count {

@@ -114,28 +114,31 @@ func nearest(word string, words []string) string {
 	return fmt.Sprintf(", did you mean %q?", best)
 }
 
-// distance counts the changes of a letter between two words (Levenshtein's). Words beyond
-// 64 bytes are far from everything.
+// distance counts the changes of a letter between two words; two letters in each other's
+// place are one change (optimal string alignment). Words beyond 64 bytes are far from
+// everything.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64
 	}
 	a = strings.ToLower(a)
-	row := make([]int, len(b)+1)
+	before, row, next := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
+		next[0] = i + 1
 		for j := range len(b) {
-			change := diagonal
+			change := row[j]
 			if a[i] != b[j] {
 				change++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+			next[j+1] = min(change, next[j]+1, row[j+1]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				next[j+1] = min(next[j+1], before[j-1]+1)
+			}
 		}
+		before, row, next = row, next, before
 	}
 	return row[len(b)]
 }

@@ -9,10 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -44,15 +47,21 @@ real WebSocket link; prove the loop with one echo through MCP; then show live me
 until Ctrl-C. It keeps its state in a temporary directory and removes it at the end.`,
 		Example: "  agentctl demo\n  agentctl demo -o json --listen 127.0.0.1:0",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := cmd.Context(), context.CancelFunc(func() {})
-			if dur > 0 {
-				ctx, cancel = context.WithTimeout(ctx, dur)
+			if err := checkEnd(dur, 0); err != nil {
+				return err
 			}
+			// Also when its terminal or the reader of its output goes: nothing is left behind.
+			ctx, cancel := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGPIPE)
 			defer cancel()
+			if dur > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, dur)
+				defer cancel()
+			}
 			d := &demo{out: cmd.OutOrStdout(), asJSON: out.format != "", chosen: cmd.Flags().Changed("listen")}
 			err := d.run(ctx, listen)
 			if ctx.Err() != nil {
-				return nil // Ctrl-C, or --for
+				return nil // Ctrl-C, --for, or nobody looks any more
 			}
 			return err
 		},
@@ -84,7 +93,15 @@ func (d *demo) run(ctx context.Context, listen string) (err error) {
 		return exit(exitFailure, "make a temporary directory: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(d.dir) }()
-	if err := d.open(listen); err != nil {
+	host, port, err := net.SplitHostPort(listen)
+	if err == nil && host == "" {
+		listen = net.JoinHostPort("127.0.0.1", port)
+	} else if err == nil && !loopbackName(host) {
+		return exit(exitUsage, "--listen %s: the demo is for this machine only; choose a port of 127.0.0.1", listen)
+	}
+	if err := d.open(listen); errors.Is(err, relay.ErrOptions) {
+		return exit(exitUsage, "%w", err)
+	} else if err != nil {
 		return exit(exitFailure, "%w", err)
 	}
 	// The stream ends first, then the boards, then the relay: each in order.
@@ -272,12 +289,12 @@ What happens in the fleet, as events with curl:
 
 In another terminal:
 
-  agentctl status --socket %[4]s
-  agentctl ls --relay %[1]s --token-file %[5]s
+  %[7]s status --socket %[4]s
+  %[7]s ls --relay %[1]s --token-file %[5]s
 
 Live from this machine, once a second (Ctrl-C ends the demo):
 
-`, d.relay.URL(), d.token, stream, d.socket, filepath.Join(d.dir, "agent.token"), d.relay.SSEURL())
+`, d.relay.URL(), d.token, stream, d.socket, filepath.Join(d.dir, "agent.token"), d.relay.SSEURL(), typed())
 	fmt.Fprintf(w, "  %-10s %7s %21s %7s  %s\n", "TIME", "CPU", "MEMORY", "DISK", "LOAD")
 	return rc.frames(ctx, stream, json.RawMessage(`{"interval_ms":1000}`), func(data []byte) error {
 		var f frame
@@ -288,6 +305,14 @@ Live from this machine, once a second (Ctrl-C ends the demo):
 			f.CPUPct, bytesText(f.MemBytes), bytesText(f.MemTotalBytes), f.DiskPct, f.Load1, f.Load5, f.Load15)
 		return err
 	})
+}
+
+// typed is how another terminal starts this program: it may stand on no PATH.
+func typed() string {
+	if self, err := os.Executable(); err == nil && strings.Contains(os.Args[0], "/") {
+		return self
+	}
+	return "agentctl"
 }
 
 // mcpEcho makes one MCP tools/call, as a client of version 2026-07-28 does.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -130,7 +131,6 @@ func (d *device) runLink(ctx context.Context) error {
 	}
 }
 
-// logState logs a link's changes once each, with what to do.
 // logCall logs calls with the caller's trace id; never arguments or results.
 func logCall(log *zap.Logger) func(string, string, time.Duration, error) {
 	return func(tool, traceID string, took time.Duration, err error) {
@@ -153,6 +153,7 @@ func logCall(log *zap.Logger) func(string, string, time.Duration, error) {
 	}
 }
 
+// logState logs a link's changes once each, with what to do.
 func logState(log *zap.Logger) func(link.Status) {
 	var last link.State
 	return func(s link.Status) {
@@ -175,6 +176,10 @@ func linkHint(s link.Status) string {
 		return "the relay's certificate is not trusted: pass its authority with --ca-file"
 	case s.LastCode == link.CloseAuthFailed, s.LastCode == link.CloseForbidden:
 		return "the relay does not accept the token: mint one with `agentctl token create --class device` and put it into --token-file"
+	case strings.HasPrefix(s.LastErr, "read the token"), strings.HasPrefix(s.LastErr, "token file"):
+		return "put the board's token there; it is read again before each try"
+	case strings.Contains(s.LastErr, "bad handshake"):
+		return "what answers there is no agentctl relay, or serves TLS: check the relay's URL, wss:// or ws://"
 	case s.LastCode == link.CloseManifestInvalid, s.LastCode == link.CloseUpgradeRequired:
 		return "the relay speaks another version: update agentctl on both sides"
 	case s.CloneSuspected:

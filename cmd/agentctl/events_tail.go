@@ -91,8 +91,8 @@ start; 4 for a token that is not good; 7 when --for ends before --count.`,
 			if out.format != "" && out.format != "ndjson" {
 				return exit(exitUsage, "events tail streams: use -o ndjson")
 			}
-			if t.count < 0 {
-				return exit(exitUsage, "--count takes a number of events, 0 for no end")
+			if err := checkEnd(dur, t.count); err != nil {
+				return err
 			}
 			if since != "" {
 				if _, err := strconv.ParseUint(since, 10, 63); err != nil {

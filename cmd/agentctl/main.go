@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func main() { os.Exit(Main()) }
@@ -73,13 +75,15 @@ On a board     agentctl run          the daemon: samples, records, dials out to 
                agentctl status       how the board does; then watch, history, doctor
 On a server    agentctl relay        boards in, MCP tools and metric streams out
 Anywhere       agentctl demo         the whole loop on this machine, in one process`,
+		Version:           version, // --version, as most programs have it
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{code: exitUsage, err: err} })
+	root.SetFlagErrorFunc(wrongFlag)
 	root.AddCommand(newRun(), newStatus(), newSnapshot(), newWatch(), newHistory(), newBurst(), newStart(), newStop(), newDoctor(), newMan(), newLs(), newCall(), newTickets(), newVersion(), newConfig())
 	addRelayCommands(root)
+	addHelp(root)
 	if completing(os.Args) {
 		addCompletion(root)
 	}
@@ -113,10 +117,60 @@ func unknownSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	near := ""
+	near, at := "", 0
 	cmd.SuggestionsMinimumDistance = 2
-	if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
-		near = fmt.Sprintf("; did you mean %q?", s[0])
+	for _, s := range cmd.SuggestionsFor(args[0]) {
+		if d := distance(args[0], s); near == "" || d < at {
+			near, at = fmt.Sprintf("; did you mean %q?", s), d
+		}
 	}
 	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), near)
+}
+
+// wrongFlag makes a wrong flag a usage error that names the nearest one there is.
+func wrongFlag(cmd *cobra.Command, err error) error {
+	var none *pflag.NotExistError
+	if !errors.As(err, &none) {
+		return &exitError{code: exitUsage, err: err}
+	}
+	word := none.GetSpecifiedName()
+	if s := none.GetSpecifiedShortnames(); s != "" { // -json
+		word = s
+	}
+	near, at := "", min(4, len(word)/2+1)
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		d := distance(word, f.Name)
+		if len(word) > 1 && strings.HasPrefix(f.Name, word) {
+			d = min(d, 1)
+		}
+		if d < at && d < len(f.Name) {
+			near, at = fmt.Sprintf("; did you mean --%s?", f.Name), d
+		}
+	})
+	return exit(exitUsage, "%w%s", err, near)
+}
+
+// addHelp makes 'agentctl help' of a command that there is not a usage error.
+func addHelp(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" {
+			c.Args = helpTopic
+		}
+	}
+}
+
+func helpTopic(cmd *cobra.Command, args []string) error {
+	at := cmd.Root()
+next:
+	for _, word := range args {
+		for _, c := range at.Commands() {
+			if c.Name() == word || c.HasAlias(word) {
+				at = c
+				continue next
+			}
+		}
+		return unknownSubcommand(at, []string{word})
+	}
+	return nil
 }

@@ -78,6 +78,14 @@ func writeIndented(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
+// checkEnd refuses a --for and a --count that no one can have meant: 0 is never.
+func checkEnd(dur time.Duration, count int) error {
+	if dur < 0 || count < 0 {
+		return exit(exitUsage, "--for and --count are above 0, or 0 for never")
+	}
+	return nil
+}
+
 // isTerminal reports whether f is a terminal.
 func isTerminal(f *os.File) bool {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
@@ -154,15 +162,30 @@ func defaultSocket() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("agentctl-%d", os.Geteuid()), "agentctl.sock")
 }
 
+// maxSecret is the longest token of any relay, bytes (docs/protocol.md, Tokens).
+const maxSecret = 4096
+
 // readSecret reads a token file: the first line, trimmed.
 func readSecret(path string) (string, error) {
-	b, err := os.ReadFile(path)
+	const hint = "; mint one on the relay with: agentctl token create"
+	f, err := os.Open(path)
 	if err != nil {
-		return "", fmt.Errorf("read the token: %w; mint one on the relay with: agentctl token create", err)
+		return "", fmt.Errorf("read the token: %w"+hint, err)
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, 4*maxSecret))
+	if err != nil {
+		return "", fmt.Errorf("read the token: %w"+hint, err)
 	}
 	line, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
-	if line = strings.TrimSpace(line); line == "" {
-		return "", fmt.Errorf("token file %s is empty; mint one on the relay with: agentctl token create", path)
+	line = strings.TrimSpace(line)
+	if line == "" {
+		return "", fmt.Errorf("token file %s is empty"+hint, path)
+	}
+	for i := range len(line) { // what would not fit a header of HTTP
+		if c := line[i]; c <= ' ' || c > '~' || i >= maxSecret {
+			return "", fmt.Errorf("token file %s holds no token on its first line"+hint, path)
+		}
 	}
 	return line, nil
 }

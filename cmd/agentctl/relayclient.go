@@ -150,7 +150,26 @@ func (c *relayClient) transportError(ctx context.Context, err error) error {
 	case errors.As(err, &ue) && ue.Timeout():
 		return exit(exitTimeout, "the relay at %s did not answer in time", c.base)
 	}
-	return exit(exitFailure, "call the relay at %s: %w", c.base, err)
+	if ue != nil {
+		err = ue.Err // without the request's URL
+	}
+	return exit(exitFailure, "call the relay at %s: %w%s", c.base, err, tlsHint(err))
+}
+
+// tlsHint is the next step after a handshake that failed, "" after anything else.
+func tlsHint(err error) string {
+	var authority x509.UnknownAuthorityError
+	var name x509.HostnameError
+	var plain tls.RecordHeaderError
+	switch {
+	case errors.As(err, &authority):
+		return "; if the relay's certificate is your own, pass its authority with --ca-file FILE"
+	case errors.As(err, &name):
+		return "; call the relay by a name of its certificate, with --relay"
+	case errors.As(err, &plain):
+		return "; it does not speak TLS there: is it http://?"
+	}
+	return ""
 }
 
 // answerError turns the relay's error envelope into an exit code and a sentence with
@@ -165,13 +184,21 @@ func answerError(resp *http.Response) error {
 			TraceID      string        `json:"trace_id"`
 		} `json:"error"`
 	}
+	if resp.StatusCode == http.StatusBadRequest && bytes.Contains(b, []byte("HTTP request to an HTTPS server")) {
+		return exit(exitFailure, "the server speaks TLS; use https:// in --relay")
+	}
 	if json.Unmarshal(b, &env) != nil || env.Error.Code == "" {
 		return exit(exitFailure, "the server answered HTTP %d without an agentctl error; is this an agentctl relay?", resp.StatusCode)
 	}
 	code, next := exitFailure, ""
 	switch {
 	case resp.StatusCode == http.StatusUnauthorized:
-		code, next = exitUnauthorized, "; mint a token with: agentctl token create, and pass it with --token-file"
+		code, next = exitUnauthorized, "; pass it with --token-file"
+		if !strings.Contains(env.Error.Message, "agentctl token create") {
+			next = "; mint a token with: agentctl token create, and pass it with --token-file"
+		}
+	case env.Error.Code == manifest.SafetyDenied && strings.Contains(env.Error.Message, "token") && !strings.Contains(env.Error.Message, "node"):
+		code, next = exitUnauthorized, "; mint one that may with: agentctl token create, and pass it with --token-file"
 	case env.Error.Code == manifest.SafetyDenied:
 		code, next = exitUnauthorized, "; see your nodes with: agentctl ls"
 	case env.Error.Code == manifest.NodeOffline:

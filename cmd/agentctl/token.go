@@ -3,7 +3,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"text/tabwriter"
 	"time"
 
@@ -22,12 +24,28 @@ func newToken() *cobra.Command {
 	return c
 }
 
-func tokenStore(dir string) (*auth.Store, error) {
-	s, err := auth.Open(auth.Options{StateDir: dir})
-	if err != nil {
+// tokenStore opens a relay's state; only token create sets one up.
+func tokenStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, error) {
+	s, err := auth.Open(auth.Options{StateDir: dir, Existing: true})
+	if errors.Is(err, auth.ErrNoState) && !existing {
+		fmt.Fprintf(cmd.ErrOrStderr(), "a new relay's keys are made in %s; it is started with: agentctl relay%s\n", dir, stateDirHint(cmd))
+		s, err = auth.Open(auth.Options{StateDir: dir})
+	}
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return nil, exit(exitUnauthorized, "%w", err)
+	case err != nil:
 		return nil, exit(exitFailure, "%w", err)
 	}
 	return s, nil
+}
+
+// stateDirHint is what the next command needs to find the same relay.
+func stateDirHint(cmd *cobra.Command) string {
+	if f := cmd.Flags().Lookup("state-dir"); f.Changed {
+		return " --state-dir " + f.Value.String()
+	}
+	return ""
 }
 
 func stateDirFlag(c *cobra.Command, dir *string) {
@@ -38,6 +56,7 @@ func newTokenCreate() *cobra.Command {
 	var dir string
 	var req auth.MintRequest
 	var out output
+	var ttl string
 	c := &cobra.Command{
 		Use:   "create",
 		Short: "Mint a token; it is printed once, alone, on stdout",
@@ -52,10 +71,16 @@ func newTokenCreate() *cobra.Command {
   agentctl token create --class agent --tenant greenhouse --ttl 720h > agent.token
   agentctl token create --class device --count 100 > mock.tokens`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Changed("ttl") && req.TTL <= 0 {
-				return exit(exitUsage, "--ttl must be positive, such as 720h")
+			if cmd.Flags().Changed("ttl") {
+				var err error
+				if req.TTL, err = parseSpan(ttl); err != nil || req.TTL <= 0 {
+					return exit(exitUsage, "--ttl %s is no duration above 0, such as 720h or 30d", ttl)
+				}
 			}
-			s, err := tokenStore(dir)
+			if req.Count < 1 {
+				return exit(exitUsage, "--count %d is out of range 1..%d", req.Count, auth.MaxCount)
+			}
+			s, err := tokenStore(cmd, dir, req.DryRun)
 			if err != nil {
 				return err
 			}
@@ -64,15 +89,25 @@ func newTokenCreate() *cobra.Command {
 			if err != nil {
 				return exit(exitUsage, "%w", err)
 			}
+			if req.DryRun {
+				m := minted[0]
+				fmt.Fprintf(cmd.OutOrStdout(), "would mint %d %s token(s) of tenant %s, until %s, with the scopes %s\n", len(minted), m.Class, m.Tenant, until(m.Expires), m.Scopes)
+				return nil
+			}
 			if out.format != "" {
-				return out.print(cmd, minted, nil)
+				return printRows(cmd, &out, minted)
 			}
 			for _, m := range minted {
 				fmt.Fprintln(cmd.OutOrStdout(), m.Token)
 			}
-			m := minted[0]
-			fmt.Fprintf(cmd.ErrOrStderr(), "%d %s token(s) for %s of tenant %s, until %s; take back with: agentctl token revoke --jti %s\n",
-				len(minted), m.Class, m.Subject, m.Tenant, m.Expires.Format(time.DateOnly), m.JTI)
+			m, hint := minted[0], stateDirHint(cmd)
+			if len(minted) == 1 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "1 %s token for %s of tenant %s, until %s; take back with: agentctl token revoke --jti %s%s\n",
+					m.Class, m.Subject, m.Tenant, until(m.Expires), m.JTI, hint)
+			} else {
+				fmt.Fprintf(cmd.ErrOrStderr(), "%d %s tokens of tenant %s, until %s; see them with: agentctl token ls%s; take one back with: agentctl token revoke --jti JTI%s\n",
+					len(minted), m.Class, m.Tenant, until(m.Expires), hint, hint)
+			}
 			return nil
 		},
 	}
@@ -81,10 +116,11 @@ func newTokenCreate() *cobra.Command {
 	f.StringVar(&req.Class, "class", "agent", "`CLASS`: agent, device, enroll or admin")
 	f.StringVar(&req.Tenant, "tenant", auth.DefaultTenant, "`TENANT` that the token is of")
 	f.StringArrayVar(&req.Scopes, "scope", nil, "`SCOPE` instead of the class's own (repeatable)")
-	f.DurationVar(&req.TTL, "ttl", 0, "`DURATION` of its life (default: agent 90 days, device 1 year, enroll 1 hour)")
+	f.StringVar(&ttl, "ttl", "", "`DURATION` of its life, such as 12h or 30d (default: agent 90d, device 365d, enroll 1h)")
 	f.StringVar(&req.NodeID, "node", "", "the `NODE` that a device token is for (default: a new one)")
 	f.StringVar(&req.Subject, "subject", "", "`NAME` of the agent, shown in the audit log (default: a new one)")
 	f.IntVar(&req.Count, "count", 1, "mint `N` tokens, one a line")
+	f.BoolVar(&req.DryRun, "dry-run", false, "say what would be minted, and mint nothing")
 	out.flags(c)
 	return c
 }
@@ -97,7 +133,7 @@ func newTokenLs() *cobra.Command {
 		Short:   "List the tokens that were minted (never the tokens themselves)",
 		Example: "  agentctl token ls\n  agentctl token ls -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := tokenStore(dir)
+			s, err := tokenStore(cmd, dir, true)
 			if err != nil {
 				return err
 			}
@@ -105,6 +141,9 @@ func newTokenLs() *cobra.Command {
 			rows, err := s.Tokens(cmd.Context())
 			if err != nil {
 				return exit(exitFailure, "%w", err)
+			}
+			if out.format != "" {
+				return printRows(cmd, &out, rows)
 			}
 			return out.print(cmd, rows, func() error {
 				w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
@@ -139,7 +178,7 @@ func newTokenRevoke() *cobra.Command {
 			if set := nonEmpty(req.JTI, req.Subject, req.Node, req.Tenant); set != 1 {
 				return exit(exitUsage, "give one of --jti, --sub, --node and --tenant")
 			}
-			s, err := tokenStore(dir)
+			s, err := tokenStore(cmd, dir, true)
 			if err != nil {
 				return err
 			}
@@ -148,7 +187,14 @@ func newTokenRevoke() *cobra.Command {
 			if err != nil {
 				return exit(exitFailure, "%w", err)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "revoked %d token(s); a revocation is not undone: mint a new token with: agentctl token create\n", n)
+			switch {
+			case req.DryRun:
+				fmt.Fprintf(cmd.OutOrStdout(), "would revoke %d token(s)\n", n)
+			case n == 0:
+				fmt.Fprintf(cmd.OutOrStdout(), "revoked 0 token(s): none that is good was minted here for it; see: agentctl token ls%s\n", stateDirHint(cmd))
+			default:
+				fmt.Fprintf(cmd.OutOrStdout(), "revoked %d token(s); a revocation is not undone: mint a new token with: agentctl token create%s\n", n, stateDirHint(cmd))
+			}
 			return nil
 		},
 	}
@@ -158,7 +204,29 @@ func newTokenRevoke() *cobra.Command {
 	f.StringVar(&req.Subject, "sub", "", "all tokens of a `SUBJECT`")
 	f.StringVar(&req.Node, "node", "", "all tokens of a `NODE`, by id or name")
 	f.StringVar(&req.Tenant, "tenant", "", "all tokens of a `TENANT`")
+	f.BoolVar(&req.DryRun, "dry-run", false, "say how many tokens would be revoked, and revoke none")
 	return c
+}
+
+// until is the end of a token's life, with the time of day when that matters.
+func until(t time.Time) string {
+	if time.Until(t) < 48*time.Hour {
+		return t.Local().Format("2006-01-02 15:04:05 MST")
+	}
+	return t.Format(time.DateOnly)
+}
+
+// printRows prints a list as data; ndjson is a row a line.
+func printRows[T any](cmd *cobra.Command, out *output, rows []T) error {
+	if out.format != "ndjson" {
+		return out.print(cmd, rows, nil)
+	}
+	for i := range rows {
+		if err := out.print(cmd, &rows[i], nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func nonEmpty(words ...string) (n int) {

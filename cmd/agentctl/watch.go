@@ -49,8 +49,8 @@ starts cpu and memory, as any client that takes events does.`,
 			if w.interval != 0 && (w.interval < prober.MinInterval || w.interval > prober.MaxInterval) {
 				return exit(exitUsage, "--interval %s is out of range: 100ms to 60s", w.interval)
 			}
-			if count < 0 {
-				return exit(exitUsage, "--count takes a number of samples, 0 for no end")
+			if err := checkEnd(dur, count); err != nil {
+				return err
 			}
 			if w.modules, err = checkModules(w.modules); err != nil {
 				return err

@@ -119,7 +119,11 @@ type RevokeRequest struct {
 	Subject string // every token issued to this subject so far, in any tenant
 	Node    string // every token issued to this node so far: its id, or its name if only one node has it
 	Tenant  string // every token issued in this tenant so far
+	DryRun  bool   // only count
 }
+
+// errDryRun takes a transaction back that was only to count.
+var errDryRun = errors.New("dry run")
 
 // Revoke stops tokens: here at once, in other processes within PollInterval. It
 // returns how many live tokens it stopped; 0 can mean that the word was mistyped, but
@@ -136,10 +140,15 @@ func (s *Store) Revoke(ctx context.Context, req RevokeRequest) (n int, err error
 		if err != nil {
 			return err
 		}
-		n = live
+		if n = live; req.DryRun {
+			return errDryRun
+		}
 		fresh, err = loadDeny(context.Background(), tx)
 		return err
 	}, func() { s.setDeny(fresh) })
+	if errors.Is(err, errDryRun) {
+		return n, nil
+	}
 	if err != nil {
 		return 0, fmt.Errorf("revoke: %w", err)
 	}

@@ -22,6 +22,7 @@ var (
 	ErrAmbiguous   = errors.New("auth: more than one node matches")
 	ErrForeignNode = errors.New("auth: the node belongs to another tenant")
 	ErrFull        = errors.New("auth: the state directory holds as much as it may")
+	ErrNoState     = errors.New("no relay has its state there") // Options.Existing
 )
 
 // Error is why a token is refused. Nothing of the token is in it.

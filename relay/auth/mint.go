@@ -45,11 +45,12 @@ type MintRequest struct {
 	Count    int           // default 1, at most MaxCount; more than one excludes NodeID
 	Instance string        // devices: hex SHA-256 of the instance_id that the token is bound to; default none
 	Gen      int           // devices: generation; default 1
+	DryRun   bool          // make and keep nothing; what comes back has no Token
 }
 
 // Minted is one new token. Token is a secret: print it once, log it never.
 type Minted struct {
-	Token   string    `json:"token"`
+	Token   string    `json:"token,omitempty"`
 	JTI     string    `json:"jti"`
 	Class   string    `json:"class"`
 	Tenant  string    `json:"tenant"`
@@ -67,6 +68,9 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) ([]Minted, error) {
 	plan, err := s.plan(ctx, req)
 	if err != nil {
 		return nil, fmt.Errorf("mint a token: %w", err)
+	}
+	if req.DryRun {
+		return plan, nil
 	}
 	var added []*node
 	err = s.db.write(ctx, func(tx *sql.Tx) error {
@@ -262,7 +266,7 @@ func (s *Store) Tokens(ctx context.Context) ([]TokenInfo, error) {
 	}
 	defer rows.Close()
 	now := s.now()
-	var list []TokenInfo
+	list := []TokenInfo{} // as JSON it is a list, also an empty one
 	for rows.Next() {
 		var t TokenInfo
 		var iat, exp int64

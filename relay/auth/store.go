@@ -3,6 +3,10 @@ package auth
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +22,8 @@ const PollInterval = time.Second
 // Options configure a Store.
 type Options struct {
 	StateDir string // made with mode 0700 when missing
+	// Existing refuses, with ErrNoState, a directory that no relay has set up yet.
+	Existing bool
 	// Audience is claim aud and iss of every token. Empty keeps what relay.json says,
 	// at first "agentctl:<relay id>". Another value is kept from then on, and tokens
 	// made for the old one stop working.
@@ -62,6 +68,13 @@ func Open(o Options) (*Store, error) {
 		s.log = zap.NewNop()
 	}
 	var err error
+	if o.Existing {
+		if _, err := os.Lstat(filepath.Join(o.StateDir, relayFile)); errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("state directory %s: %w; name the relay's with --state-dir", o.StateDir, ErrNoState)
+		} else if err != nil {
+			return nil, explain(o.StateDir, err)
+		}
+	}
 	if s.dir, err = openStateDir(o.StateDir); err != nil {
 		return nil, err
 	}
