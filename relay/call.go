@@ -76,7 +76,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	wantJSON, wantStream := parseAccept(req.Header.Values("Accept"))
-	subscribe := strings.HasSuffix(b.Tool, "."+manifest.VerbSubscribe) || strings.HasSuffix(b.Tool, "_"+manifest.VerbSubscribe)
+	subscribe := isSubscribe(b.Tool)
 	if subscribe && !wantStream {
 		bad(http.StatusBadRequest, "this tool is a stream: send Accept: text/event-stream, or call metrics.snapshot for one reading")
 		return
@@ -170,6 +170,12 @@ var (
 	contentJSON = []string{"application/json"}
 	noStore     = []string{"no-store"}
 )
+
+// isSubscribe tells whether a name, in either spelling, is of a device's stream. A plugin's
+// tool is unary, whatever its verb is called.
+func isSubscribe(tool string) bool {
+	return (strings.HasSuffix(tool, "."+manifest.VerbSubscribe) || strings.HasSuffix(tool, "_"+manifest.VerbSubscribe)) && !pluginName(tool)
+}
 
 // pluginName reports whether s looks like a tool of a plugin that is no device, such as
 // tickets.create: the four segments are a rule of device tools only.

@@ -63,6 +63,22 @@ func TestParseAccept(t *testing.T) {
 	}
 }
 
+func TestIsSubscribe(t *testing.T) {
+	for name, want := range map[string]bool{
+		"sys.01hzx9k3m4p7q8r9s0t1v2w3xy.metrics.subscribe": true,
+		"sys_01hzx9k3m4p7q8r9s0t1v2w3xy_metrics_subscribe": true,
+		"sys.01HZX9K3M4P7Q8R9S0T1V2W3XY.metrics.subscribe": true, // of that form, and refused for its name
+		"sys.01hzx9k3m4p7q8r9s0t1v2w3xy.metrics.snapshot":  false,
+		"news.subscribe":      false, // plugins' tools
+		"news.list.subscribe": false,
+		"news.auto_subscribe": false,
+	} {
+		if got := isSubscribe(name); got != want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 // No name is a device tool's and a plugin's at once, and no name of either kind has
 // anything but lower case letters, digits, underscores and inner dots.
 func FuzzPluginName(f *testing.F) {
