@@ -58,7 +58,7 @@ one document a frame).`,
 				ctx, cancel = context.WithTimeout(ctx, dur)
 			}
 			defer cancel()
-			if strings.HasSuffix(tool, "."+manifest.VerbSubscribe) {
+			if name, ok := manifest.ParseToolName(tool); ok && name.Verb == manifest.VerbSubscribe {
 				return rc.stream(ctx, func(frame []byte) error { return out.frame(cmd, frame) }, tool, arguments, count)
 			}
 			b, err := rc.answer(ctx, tool, arguments)
@@ -212,6 +212,9 @@ func (c *relayClient) frames(ctx context.Context, tool string, args json.RawMess
 		}
 		switch ev.Type {
 		case "metric":
+			if !json.Valid(ev.Data) {
+				return exit(exitFailure, "protocol error: the stream sent a frame that is no JSON; closed")
+			}
 			if err := fn(ev.Data); err != nil {
 				return err
 			}
@@ -239,6 +242,8 @@ func closeError(data []byte) error {
 		return exit(exitOffline, "the device went offline (close %d); see: agentctl ls", cl.Code)
 	case int(sse.IdleTimeout), int(sse.Backpressure):
 		return exit(exitFailure, "the relay closed the stream (%d %s): this reader was too slow; use a longer interval_ms", cl.Code, cl.Reason)
+	case int(sse.RateLimited):
+		return exit(exitFailure, "the relay closed the stream (%d %s): your tenant has too many streams open; close one first", cl.Code, cl.Reason)
 	}
 	return exit(exitFailure, "the relay closed the stream (%d)", cl.Code)
 }
