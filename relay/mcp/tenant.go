@@ -12,8 +12,11 @@ import (
 	"agentctl/relay/kernel"
 )
 
-const instructions = "A board's tools are the verbs of its capabilities: {kind}.{node_id}.{capability}.{verb}; the list holds " +
-	"the boards that are connected now. The other tools are the relay's own: tickets.*, agents.list, and what its operator added."
+const instructions = "A board's tools are the verbs of its capabilities: {kind}.{node_id}.{capability}.{verb}, with _ for . where names " +
+	"are flat. The list holds the boards that are connected now; agents.list, where it is offered, tells which node_id has which name, and " +
+	"which boards are offline. The other tools are the relay's own: tickets.*, and what its operator added. Units are in the names of " +
+	"fields: _ms is milliseconds (ts_ms since 1970), _pct percent of 0 to 100, _bytes bytes; load_1m is the load average of one minute. " +
+	"A call that fails has isError and {\"error\":{code,message,retryable,trace_id}}; E_NODE_OFFLINE passes when the board is back."
 
 // tenant is what one tenant's clients talk to: an SDK server for sessions, one for
 // modern calls and one for listen streams. They are apart because the SDK walks all
