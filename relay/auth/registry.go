@@ -130,10 +130,16 @@ func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string,
 	var n *node
 	err = s.db.write(ctx, func(tx *sql.Tx) error {
 		fresh, err := s.register(tx, tenant, nodeID, wantName, manifestJSON)
+		if err != nil {
+			return err
+		}
+		// With the manifest: after a crash a board that was here is not one that never came.
 		n = fresh
+		n.savedMS = s.now().UnixMilli()
+		_, err = tx.Exec(putSeen, n.id, n.savedMS)
 		return err
 	}, func() {
-		n.seenMS.Store(s.now().UnixMilli())
+		n.seenMS.Store(n.savedMS)
 		s.nodes.put([]*node{n})
 	})
 	if err != nil {
@@ -368,6 +374,8 @@ func (s *Store) loadNodes(ctx context.Context, q querier) error {
 // flushChunk bounds a transaction of last-seen rows, so that a mint need not wait long.
 const flushChunk = 1000
 
+const putSeen = "INSERT INTO seen (id, ms) VALUES (?, ?) ON CONFLICT DO UPDATE SET ms = max(ms, excluded.ms)"
+
 // flushSeen writes what Seen noted since the last flush.
 func (s *Store) flushSeen(ctx context.Context) error {
 	s.flushing.Lock()
@@ -388,7 +396,7 @@ func (s *Store) flushSeen(ctx context.Context) error {
 		chunk := due[:min(len(due), flushChunk)]
 		due = due[len(chunk):]
 		err := s.db.write(ctx, func(tx *sql.Tx) error {
-			put, err := tx.Prepare("INSERT INTO seen (id, ms) VALUES (?, ?) ON CONFLICT DO UPDATE SET ms = max(ms, excluded.ms)")
+			put, err := tx.Prepare(putSeen)
 			if err != nil {
 				return err
 			}

@@ -430,3 +430,17 @@ func TestAFailedWriteTakesBackItsOwn(t *testing.T) {
 		}
 	})
 }
+
+// A relay that crashed in a board's first minute knows when it was there.
+func TestSeenSurvivesACrash(t *testing.T) {
+	dir, ck := t.TempDir(), &clock{testTime}
+	s := openStore(t, Options{StateDir: dir, Now: ck.now})
+	node := mint(t, s, MintRequest{Class: "device", Tenant: "acme"}).NodeID
+	if _, err := s.UpsertNode(t.Context(), "acme", node, "", []byte(`["m"]`)); err != nil {
+		t.Fatal(err)
+	}
+	after := openStore(t, Options{StateDir: dir, Now: ck.now}) // s was not closed, and Run never ran
+	if n, err := after.Node(t.Context(), "acme", node); err != nil || n.LastSeenMS != testTime.UnixMilli() {
+		t.Errorf("got %d, %v, want %d", n.LastSeenMS, err, testTime.UnixMilli())
+	}
+}
