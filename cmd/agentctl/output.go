@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -169,6 +170,9 @@ const maxSecret = 4096
 func readSecret(path string) (string, error) {
 	const hint = "; mint one on the relay with: agentctl token create"
 	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return "", fmt.Errorf("read the token: %w; run this as the file's owner, or name a file of your own", err)
+	}
 	if err != nil {
 		return "", fmt.Errorf("read the token: %w"+hint, err)
 	}

@@ -5,7 +5,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"text/tabwriter"
 	"time"
 
@@ -31,10 +30,7 @@ func tokenStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, err
 		fmt.Fprintf(cmd.ErrOrStderr(), "a new relay's keys are made in %s; it is started with: agentctl relay%s\n", dir, stateDirHint(cmd))
 		s, err = auth.Open(auth.Options{StateDir: dir})
 	}
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return nil, exit(exitUnauthorized, "%w", err)
-	case err != nil:
+	if err != nil {
 		return nil, exit(exitFailure, "%w", err)
 	}
 	return s, nil
