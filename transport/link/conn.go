@@ -220,7 +220,8 @@ func (c *wsConn) OnPing(fn func(bool)) {
 func (c *wsConn) Close(code int, reason string) error {
 	err := net.ErrClosed
 	c.closed.Do(func() {
-		if c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, reason), time.Now().Add(time.Second)) == nil {
+		e := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, reason), time.Now().Add(time.Second))
+		if e == nil || errors.Is(e, websocket.ErrCloseSent) { // the library's own answer, such as 1002
 			c.linger()
 		}
 		err = c.ws.Close()

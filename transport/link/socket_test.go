@@ -272,6 +272,30 @@ func TestCloseFrameArrives(t *testing.T) {
 	}
 }
 
+// TestBrokenFraming: a device that breaks RFC 6455 and goes on writing is not reset before
+// it has read the 1002 that the library sent.
+func TestBrokenFraming(t *testing.T) {
+	srv, _ := socketServer(t, false, func(c Conn) {
+		_, _, _ = Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, SpreadMS: func() int64 { return 1000 }})
+	})
+	c := dial(t, srv.URL, nil)
+	ping := maskedFrame(0x80|9, strings.Repeat("p", 126)) // one byte too long
+	for range 3 {
+		if _, err := c.ws.NetConn().Write(ping); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(5 * time.Millisecond) // the relay closes
+	}
+	var err error
+	for err == nil {
+		err = c.Read(func([]byte) error { return nil })
+	}
+	if CloseCode(err) != websocket.CloseProtocolError {
+		t.Errorf("the device got %v, want 1002", err)
+	}
+	_ = c.Close(CloseNormal, "normal")
+}
+
 // Close waits for a peer that does not answer, but not for long; a link that was cut has
 // no code.
 func TestCloseBounded(t *testing.T) {
