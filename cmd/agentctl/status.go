@@ -221,7 +221,7 @@ func printStatus(w io.Writer, s *status) error {
 	row("Version", "%s, up %s", s.Version, (time.Duration(s.UptimeS) * time.Second).String())
 	switch s.Link.State {
 	case link.StateDisabled:
-		row("Link", "none: this board works alone; for a relay: agentctl config set relay URL")
+		row("Link", "none: this board works alone; for a relay: agentctl config set token_file FILE, then agentctl config set relay URL")
 	case link.StateReady:
 		row("Link", "ready, %s, since %s", s.Link.Relay, ago(s.Link.SinceMS))
 	default:
