@@ -36,7 +36,7 @@ type auditLog struct {
 	size  int64      // of file with buf
 	lost  uint64
 	line  []byte
-	lines uint64 // that file took
+	lines uint64
 }
 
 func openAudit(stateDir string) (*auditLog, error) {
@@ -87,6 +87,7 @@ func (a *auditLog) write(r *kernel.Record) {
 	}
 	a.buf = append(a.buf, b...)
 	a.size += int64(len(b))
+	a.lines++
 }
 
 // appendField appends a JSON member, or nothing for an empty value.
@@ -142,7 +143,6 @@ func (a *auditLog) flushLocked() {
 		return
 	}
 	n, _ := a.file.Write(a.buf) // the next one says whether the disk has room again
-	a.lines += uint64(bytes.Count(a.buf[:n], newline))
 	a.buf = a.buf[:copy(a.buf, a.buf[n:])]
 }
 
