@@ -57,7 +57,7 @@ func printNodes(cmd *cobra.Command, nodes []node) error {
 		if n.Online {
 			state, seen = "online", "now"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", n.Name, n.NodeID, state, seen, strings.Join(verbs(n.Capabilities), " "))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", plain(n.Name), plain(n.NodeID), state, seen, plain(strings.Join(verbs(n.Capabilities), " ")))
 	}
 	return w.Flush()
 }

@@ -32,7 +32,7 @@ func Main() int {
 		e = &exitError{code: exitFailure, err: err}
 	}
 	if e.err != nil {
-		fmt.Fprintf(os.Stderr, "agentctl: %s\n", e.err)
+		fmt.Fprintf(os.Stderr, "agentctl: %s\n", plainLines(e.err.Error())) // perhaps a server's words
 	}
 	if e.code == exitUsage {
 		fmt.Fprintf(os.Stderr, "Try '%s --help'.\n", cmd.CommandPath())

@@ -11,6 +11,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -60,7 +63,7 @@ func (f *jsonFlag) Set(s string) error {
 
 // print writes v in the chosen format, or calls human.
 func (o *output) print(cmd *cobra.Command, v any, human func() error) error {
-	w := cmd.OutOrStdout()
+	w := onScreen(cmd.OutOrStdout())
 	switch o.format {
 	case "json":
 		return writeIndented(w, v)
@@ -70,6 +73,35 @@ func (o *output) print(cmd *cobra.Command, v any, human func() error) error {
 		return writeYAML(w, v)
 	}
 	return human()
+}
+
+// onScreen is w; JSON that goes to a terminal has what could steer it escaped.
+func onScreen(w io.Writer) io.Writer {
+	if f, ok := w.(*os.File); ok && isTerminal(f) {
+		return escaper{w}
+	}
+	return w
+}
+
+// escaper writes whole JSON values and lines with C1 controls, and characters that turn
+// the writing round, as \uXXXX: encoders leave them as they are.
+type escaper struct{ w io.Writer }
+
+func (e escaper) Write(b []byte) (int, error) {
+	var out []byte
+	for _, r := range string(b) {
+		switch {
+		case r < 0x7f || unicode.IsGraphic(r):
+			out = utf8.AppendRune(out, r)
+		case r > 0xffff:
+			hi, lo := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, "\\u%04x\\u%04x", hi, lo)
+		default:
+			out = fmt.Appendf(out, "\\u%04x", r)
+		}
+	}
+	_, err := e.w.Write(out)
+	return len(b), err
 }
 
 func writeIndented(w io.Writer, v any) error {

@@ -19,28 +19,28 @@ func printTickets(cmd *cobra.Command, list []ticket) error {
 	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "ID\tSTATUS\tPRIORITY\tASSIGNED TO\tCHANGED\tTITLE")
 	for _, k := range list {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Status, k.Priority, orNobody(k.AgentID), ago(k.UpdatedAt), plain(k.Title))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", plain(k.ID), plain(k.Status), plain(k.Priority), orNobody(k.AgentID), ago(k.UpdatedAt), plain(k.Title))
 	}
 	return w.Flush()
 }
 
 func printTicket(w io.Writer, k *ticket) error {
-	row := func(name, value string) { fmt.Fprintf(w, "%-10s %s\n", name, value) }
+	row := func(name, value string) { fmt.Fprintf(w, "%-10s %s\n", name, plain(value)) }
 	row("Ticket", k.ID)
-	row("Title", plain(k.Title))
+	row("Title", k.Title)
 	row("Status", k.Status+" (can become: "+orNothing(k.Allowed)+")")
 	row("Priority", k.Priority)
 	if k.NodeID != "" {
 		row("Node", k.NodeID)
 	}
 	row("Assigned", orNobody(k.AgentID))
-	row("Created", ago(k.CreatedAt)+" by "+plain(k.CreatedBy))
+	row("Created", ago(k.CreatedAt)+" by "+k.CreatedBy)
 	row("Changed", ago(k.UpdatedAt))
 	if a := k.Approval; a != nil {
-		row("Approval", plain(a.Action))
+		row("Approval", a.Action)
 		switch {
 		case a.DecidedBy != "":
-			row("Decided", k.Status+" by "+plain(a.DecidedBy)+", "+ago(a.DecidedAt))
+			row("Decided", k.Status+" by "+a.DecidedBy+", "+ago(a.DecidedAt))
 		case a.DecidedAt != 0:
 			row("Decided", "by nobody, it expired "+ago(a.DecidedAt))
 		default:
@@ -66,13 +66,19 @@ func plain(s string) string {
 	}, s)
 }
 
-// indent is plain for a text of several lines.
-func indent(s string) string {
-	lines := strings.Split(strings.TrimRight(strings.ReplaceAll(s, "\t", "    "), "\r\n"), "\n")
+// plainLines is plain for a text of several lines.
+func plainLines(s string) string {
+	lines := strings.Split(s, "\n")
 	for i := range lines {
-		lines[i] = "  " + plain(strings.TrimSuffix(lines[i], "\r"))
+		lines[i] = plain(strings.ReplaceAll(lines[i], "\t", "    "))
 	}
 	return strings.Join(lines, "\n")
+}
+
+// indent is plainLines for a text of several lines.
+func indent(s string) string {
+	s = strings.ReplaceAll(strings.TrimRight(s, "\r\n"), "\r\n", "\n")
+	return "  " + strings.ReplaceAll(plainLines(s), "\n", "\n  ")
 }
 
 func orNobody(s string) string {

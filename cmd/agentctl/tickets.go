@@ -318,14 +318,14 @@ func (t *ticketCmd) change(cmd *cobra.Command, rc *relayClient, verb string, arg
 		return err
 	}
 	did, undo := said(&res.Ticket)
-	if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s; %s\n", did, undo); err != nil {
+	if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s; %s\n", plain(did), plain(undo)); err != nil {
 		return err
 	}
 	return t.out.print(cmd, &res.Ticket, func() error {
 		if verb != "create" {
 			return nil
 		}
-		_, err := fmt.Fprintln(cmd.OutOrStdout(), res.Ticket.ID) // for scripts
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), plain(res.Ticket.ID)) // for scripts
 		return err
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unicode"
 
 	"agentctl/control"
 	"agentctl/prober/alert"
@@ -174,7 +175,7 @@ func (v *view) alert(a alert.Event) {
 // printable is s without what a terminal would act on.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) {
+		if !unicode.IsGraphic(r) { // nor what turns the writing round
 			return -1
 		}
 		return r
