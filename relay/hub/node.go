@@ -162,7 +162,11 @@ func (n *Node) Announced(m *link.Manifest) {
 	n.hub.share(m)
 	n.mu.Lock()
 	n.tools, n.raw = m.Tools, m.Raw
+	withdrawn := n.withdrawnLocked()
 	n.mu.Unlock()
+	for _, s := range withdrawn {
+		s.end(ErrOffline)
+	}
 	if n.hub.opt.Known != nil {
 		n.hub.opt.Known(n)
 	}

@@ -3,6 +3,7 @@ package hub
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"time"
 
@@ -169,13 +170,29 @@ func (s *stream) accept(result []byte) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if sub.IntervalMS != float64(s.key.intervalMS) || n.byID == nil || n.byID[sub.StreamID] != nil {
-		return errors.New("hub: another stream than the one asked for, or a stream id twice")
+	if sub.IntervalMS != float64(s.key.intervalMS) || n.byID == nil || n.byID[sub.StreamID] != nil || !n.hasLocked(s.key.tool) {
+		return errors.New("hub: another stream than the one asked for, a stream id twice, or a tool withdrawn")
 	}
 	s.streamID = sub.StreamID
 	n.byID[sub.StreamID] = s
 	n.hub.streams.Add(1)
 	return nil
+}
+
+// withdrawnLocked takes the streams of tools that are not announced any more out of the
+// table, so that nobody joins them. The last reader's leaving ends them on the device.
+func (n *Node) withdrawnLocked() (list []*stream) {
+	for key, s := range n.streams {
+		if s.streamID != "" && !n.hasLocked(key.tool) {
+			delete(n.streams, key)
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+func (n *Node) hasLocked(tool string) bool {
+	return slices.ContainsFunc(n.tools, func(t manifest.Tool) bool { return t.Canonical == tool })
 }
 
 // fail takes a stream that could not be opened out of the tables.

@@ -402,6 +402,31 @@ func TestCatchUp(t *testing.T) {
 	})
 }
 
+// An announce without a tool ends its streams, on both sides.
+func TestWithdrawn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		open := r.opening(t.Context(), r.node(nodeA), 1000, new(charges))
+		_, sid := b.open()
+		reader := (<-open).reader
+		b.sendAs(link.TypeAnnounce, "", announce(manifest.Metrics())) // it stays: nothing ends
+		b.next(link.TypeAnnounceAck)
+		b.metric(sid, 1, sample(nodeA, 1))
+		b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
+		b.next(link.TypeAnnounceAck)
+		if got := frames(reader); got != 1 || !errors.Is(reader.Err(), ErrOffline) {
+			t.Errorf("%d frames, ended with %v", got, reader.Err())
+		}
+		reader.Close()
+		b.next(link.TypeCmdCancel)
+		if s := r.hub.Stats(); s.Streams != 0 {
+			t.Errorf("stats %+v", s)
+		}
+		r.end()
+	})
+}
+
 // Samples that break the schema are dropped and audited now and then; a number that
 // does not rise ends the link.
 func TestBadSamples(t *testing.T) {
