@@ -170,7 +170,7 @@ func (m *mux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 	case <-x.ctx.Done():
 		return
 	case <-m.over:
-		refuseRPC(w, http.StatusServiceUnavailable, e.id, codeInternal, "the relay is stopping")
+		refuseRPC(w, http.StatusServiceUnavailable, e.id, codeInternal, errStopping)
 		return
 	}
 	out := answerWriter{w: w, rc: http.NewResponseController(w)}
@@ -198,8 +198,10 @@ func (m *mux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 			return
 		case <-m.over:
 			if !out.events {
-				refuseRPC(w, http.StatusServiceUnavailable, e.id, codeInternal, "the relay is stopping")
+				refuseRPC(w, http.StatusServiceUnavailable, e.id, codeInternal, errStopping)
+				return
 			}
+			_ = out.event(appendFault(nil, e.id, codeInternal, errStopping, nil)) // a client waits for its answer
 			return
 		}
 	}
@@ -207,6 +209,8 @@ func (m *mux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 
 // codeInternal is JSON-RPC's "internal error".
 const codeInternal = -32603
+
+const errStopping = "the relay is stopping; call again shortly"
 
 // answerWriter writes a modern answer. It is JSON until the first event.
 type answerWriter struct {

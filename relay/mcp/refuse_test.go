@@ -99,3 +99,21 @@ func TestInitializeTwice(t *testing.T) {
 	}
 	e.initialize("") // there is room again
 }
+
+// TestStopAnswers: a call that has begun to stream is answered when the relay stops.
+func TestStopAnswers(t *testing.T) {
+	e := newEnv(t, Options{})
+	b := newBoard("default", nodeA)
+	e.load(b)
+	go func() { (<-b.streams).send(frame(0)) }()
+	events := dial(t, e.srv.Listener.Addr().String()).stream("Mcp-Protocol-Version: 2026-07-28\r\nMcp-Method: tools/call\r\nMcp-Name: "+streamA+"\r\n",
+		`{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{"name":"`+streamA+`",`+modernMeta[:len(modernMeta)-1]+`,"progressToken":1}}}`)
+	wait(t, "event", events)
+	e.h.mu.RLock()
+	e.h.tenants["default"].mux.end()
+	e.h.mu.RUnlock()
+	got := wait(t, "answer", events)
+	if f, ok := got["error"].(map[string]any); !ok || got["id"] != "c" || f["code"] != -32603.0 {
+		t.Errorf("got %v, want an error of the call", got)
+	}
+}
