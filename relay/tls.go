@@ -53,7 +53,7 @@ func (c *certificate) mtime() (newest time.Time, err error) {
 	for _, f := range []string{c.certFile, c.keyFile} {
 		st, err := os.Stat(f)
 		if err != nil {
-			return newest, fmt.Errorf("certificate: %w", err)
+			return newest, fmt.Errorf("certificate: %w; give PEM files with --tls-cert and --tls-key", err)
 		}
 		if st.ModTime().After(newest) {
 			newest = st.ModTime()

@@ -44,6 +44,8 @@ func (e *configError) Error() string {
 // configErrors are all things that are wrong, one a line.
 type configErrors []error
 
+func (e configErrors) Unwrap() []error { return e }
+
 func (e configErrors) Error() string {
 	lines := make([]string, len(e))
 	for i, err := range e {

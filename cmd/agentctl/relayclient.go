@@ -193,12 +193,9 @@ func answerError(resp *http.Response) error {
 	code, next := exitFailure, ""
 	switch {
 	case resp.StatusCode == http.StatusUnauthorized:
-		code, next = exitUnauthorized, "; pass it with --token-file"
-		if !strings.Contains(env.Error.Message, "agentctl token create") {
-			next = "; mint a token with: agentctl token create, and pass it with --token-file"
-		}
+		code, next = exitUnauthorized, tokenHint(env.Error.Message)
 	case env.Error.Code == manifest.SafetyDenied && strings.Contains(env.Error.Message, "token") && !strings.Contains(env.Error.Message, "node"):
-		code, next = exitUnauthorized, "; mint one that may with: agentctl token create, and pass it with --token-file"
+		code, next = exitUnauthorized, tokenHint(env.Error.Message)
 	case env.Error.Code == manifest.SafetyDenied:
 		code, next = exitUnauthorized, "; see your nodes with: agentctl ls"
 	case env.Error.Code == manifest.NodeOffline:
@@ -209,6 +206,14 @@ func answerError(resp *http.Response) error {
 		next = "; see the tools with: agentctl ls -o json"
 	}
 	return exit(code, "%s: %s%s (trace %s)", env.Error.Code, env.Error.Message, next, env.Error.TraceID)
+}
+
+// tokenHint is the rest of the next step after a token was refused.
+func tokenHint(message string) string {
+	if strings.Contains(message, "agentctl token create") {
+		return "; pass it with --token-file"
+	}
+	return "; mint one that may with: agentctl token create, and pass it with --token-file"
 }
 
 func (c *relayClient) getJSON(ctx context.Context, path string, v any) error {

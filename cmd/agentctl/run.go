@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"strconv"
@@ -112,6 +113,9 @@ func (o *runOptions) load(f *pflag.FlagSet) (configSource, error) {
 		return source, err
 	}
 	if o.cfg, err = source.load(); wrongFile(err) {
+		if errors.Is(err, fs.ErrPermission) {
+			return source, exit(exitFailure, "%w\nrun this as its owner, or choose another with --state-dir or --config", err)
+		}
 		return source, exit(exitFailure, "%w\nmend it, and try it with: agentctl config validate", err)
 	} else if err != nil {
 		return source, exit(exitUsage, "%w", err)
