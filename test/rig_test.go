@@ -59,6 +59,8 @@ func bubble(t *testing.T, f func(t *testing.T, r *rig), edit ...func(*relay.Opti
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)))
+		// The relay's tickers keep a bubble alive in which nobody gets what he waits for.
+		defer time.AfterFunc(24*time.Hour, func() { panic("the test waits for ever") }).Stop()
 		ln := &memory{conns: make(chan net.Conn), done: make(chan struct{})}
 		f(t, openRig(t, ln, ln.dial, edit))
 	})

@@ -21,6 +21,8 @@ func bubble(t *testing.T, fn func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
+		// Tickers keep a bubble alive in which nobody gets what he waits for.
+		defer time.AfterFunc(7*24*time.Hour, func() { panic("the test waits for ever") }).Stop()
 		fn(t)
 	})
 }
