@@ -90,7 +90,7 @@ type demoNode struct {
 
 func (d *demo) run(ctx context.Context, listen string) (err error) {
 	if d.dir, err = os.MkdirTemp("", "agentctl-demo-"); err != nil {
-		return exit(exitFailure, "make a temporary directory: %w", err)
+		return exit(exitFailure, "make a temporary directory: %w; name another place with TMPDIR", err)
 	}
 	defer func() { _ = os.RemoveAll(d.dir) }()
 	host, port, err := net.SplitHostPort(listen)
@@ -197,7 +197,7 @@ func (d *demo) serveSocket(ctx context.Context, wg *sync.WaitGroup, dev *device)
 	srv, err := dev.newControl(control.Options{Path: d.socket, Logger: zap.NewNop()},
 		identity{id, "this-machine", d.relay.URL(), d.dir, time.Now()})
 	if err != nil {
-		return err
+		return exit(exitFailure, "%w; for the demo: a shorter TMPDIR", err)
 	}
 	if _, err := id.Adopt(d.nodes[0].NodeID, auth.DefaultTenant); err != nil {
 		return err
