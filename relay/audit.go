@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"agentctl/relay/kernel"
@@ -39,17 +40,27 @@ type auditLog struct {
 	lines uint64
 }
 
+var errAuditFile = errors.New("it is not a regular file; move it away")
+
 func openAudit(stateDir string) (*auditLog, error) {
 	a := &auditLog{path: filepath.Join(stateDir, "audit.jsonl")}
 	return a, a.open()
 }
 
+// open opens a regular file and nothing else: a link that the directory's owner has put
+// there would lead a relay of root's elsewhere, and a pipe would hold it up.
 func (a *auditLog) open() error {
-	f, err := os.OpenFile(a.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	f, err := os.OpenFile(a.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	if errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENXIO) {
+		err = errAuditFile
+	}
 	if err != nil {
 		return fmt.Errorf("open audit log %s: %w", a.path, err)
 	}
 	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = errAuditFile
+	}
 	if err != nil {
 		_ = f.Close()
 		return fmt.Errorf("open audit log %s: %w", a.path, err)
