@@ -1,6 +1,8 @@
 package mcp
 
 import (
+	"fmt"
+	"io"
 	"strings"
 	"testing"
 )
@@ -115,5 +117,41 @@ func TestStopAnswers(t *testing.T) {
 	got := wait(t, "answer", events)
 	if f, ok := got["error"].(map[string]any); !ok || got["id"] != "c" || f["code"] != -32603.0 {
 		t.Errorf("got %v, want an error of the call", got)
+	}
+}
+
+// TestDeleteAnswers: so is a call of a session that ends, whether it has begun to stream
+// or not.
+func TestDeleteAnswers(t *testing.T) {
+	e := newEnv(t, Options{})
+	b := newBoard("default", nodeA)
+	e.load(b)
+	for _, begun := range []bool{true, false} {
+		id := e.initialize("")
+		head, ends := make(chan bool, 1), make(chan string, 1)
+		go func() {
+			res, err := e.srv.Client().Do(newRequest(t, e, sessionHead("", id),
+				`{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{"name":"`+streamA+`","_meta":{"progressToken":1}}}`))
+			if err != nil {
+				ends <- err.Error()
+				return
+			}
+			head <- true // which comes with the first event
+			defer res.Body.Close()
+			body, err := io.ReadAll(res.Body)
+			ends <- res.Status + " " + string(body) + fmt.Sprint(err)
+		}()
+		f := wait(t, "stream", b.streams)
+		if begun {
+			f.send(frame(0))
+			wait(t, "event", head)
+		}
+		if res := e.do("DELETE", sessionHead("", id), ""); res.StatusCode != 204 {
+			t.Errorf("DELETE: %d", res.StatusCode)
+		}
+		// The answer is ours, or that of the cancelled call if it was quicker.
+		if got := wait(t, "answer", ends); strings.Count(got, `"id":"c",`) != 1 {
+			t.Errorf("begun %v: got %s, want one answer", begun, got)
+		}
 	}
 }

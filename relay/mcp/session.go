@@ -147,6 +147,9 @@ func (h *Handler) legacyPost(w http.ResponseWriter, r *http.Request, x *exchange
 			}
 			pw := &patient{ResponseWriter: w, rc: http.NewResponseController(w)}
 			toSDK(h.legacy, pw, r, x, body)
+			if m := &msgs[0]; !batch && len(m.id) > 0 && !m.answer && x.ctx.Err() != nil && r.Context().Err() == nil {
+				pw.over(m.id) // not the client: the session has ended, or the relay stops
+			}
 			if pw.done() == http.StatusNotFound { // the SDK has lost it
 				h.end(s)
 			}

@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -190,9 +191,10 @@ func (h *Handler) stream(w http.ResponseWriter, x *exchange, serve func(http.Res
 // not for ever.
 type patient struct {
 	http.ResponseWriter
-	rc     *http.ResponseController
-	status int
-	timed  bool
+	rc       *http.ResponseController
+	status   int
+	timed    bool
+	answered bool // the last event of a stream was one with an id
 }
 
 func (p *patient) WriteHeader(status int) {
@@ -204,8 +206,21 @@ func (p *patient) WriteHeader(status int) {
 
 func (p *patient) Write(b []byte) (int, error) {
 	p.timed = true
+	p.answered = bytes.HasPrefix(b, []byte("event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":"))
 	_ = p.rc.SetWriteDeadline(time.Now().Add(writeWait))
 	return p.ResponseWriter.Write(b)
+}
+
+// over answers the request of a session that has ended under it, for which the SDK
+// leaves the client waiting.
+func (p *patient) over(id []byte) {
+	const gone = "the session has ended; initialize again"
+	switch {
+	case p.status == 0 && !p.timed:
+		refuseRPC(p, http.StatusNotFound, id, codeRefused, gone)
+	case !p.answered && p.Header().Get("Content-Type") == "text/event-stream":
+		_, _ = p.Write(append(appendFault([]byte("event: message\ndata: "), id, codeRefused, gone, nil), "\n\n"...))
+	}
 }
 
 // Unwrap lets the SDK flush.
