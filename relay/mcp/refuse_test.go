@@ -150,8 +150,8 @@ func TestDeleteAnswers(t *testing.T) {
 			t.Errorf("DELETE: %d", res.StatusCode)
 		}
 		// The answer is ours, or that of the cancelled call if it was quicker.
-		if got := wait(t, "answer", ends); strings.Count(got, `"id":"c",`) != 1 {
-			t.Errorf("begun %v: got %s, want one answer", begun, got)
+		if got := wait(t, "answer", ends); strings.Count(got, `"id":"c",`) != 1 || !strings.HasPrefix(got, "200") {
+			t.Errorf("begun %v: got %s, want 200 and one answer", begun, got)
 		}
 	}
 }

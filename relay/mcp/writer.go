@@ -212,12 +212,13 @@ func (p *patient) Write(b []byte) (int, error) {
 }
 
 // over answers the request of a session that has ended under it, for which the SDK
-// leaves the client waiting.
+// leaves the client waiting. Not by 404, which says that nothing was done: who reads that
+// may call again.
 func (p *patient) over(id []byte) {
 	const gone = "the session has ended; initialize again"
 	switch {
 	case p.status == 0 && !p.timed:
-		refuseRPC(p, http.StatusNotFound, id, codeRefused, gone)
+		refuseRPC(p, http.StatusOK, id, codeRefused, gone)
 	case !p.answered && p.Header().Get("Content-Type") == "text/event-stream":
 		_, _ = p.Write(append(appendFault([]byte("event: message\ndata: "), id, codeRefused, gone, nil), "\n\n"...))
 	}
