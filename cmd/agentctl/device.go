@@ -178,8 +178,8 @@ func linkHint(s link.Status) string {
 		return "the relay does not accept the token: mint one with `agentctl token create --class device` and put it into --token-file"
 	case strings.HasPrefix(s.LastErr, "read the token"), strings.HasPrefix(s.LastErr, "token file"):
 		return "put the board's token there; it is read again before each try"
-	case strings.Contains(s.LastErr, "bad handshake"):
-		return "what answers there is no agentctl relay, or serves TLS: check the relay's URL, wss:// or ws://"
+	case strings.Contains(s.LastErr, "answered HTTP 4"), strings.Contains(s.LastErr, "does not look like a TLS handshake"):
+		return "what answers there is no agentctl relay, or one serves TLS and the other does not: check the relay's URL, wss:// or ws://"
 	case s.LastCode == link.CloseManifestInvalid, s.LastCode == link.CloseUpgradeRequired:
 		return "the relay speaks another version: update agentctl on both sides"
 	case s.CloneSuspected:

@@ -160,14 +160,13 @@ func (c *relayClient) transportError(ctx context.Context, err error) error {
 func tlsHint(err error) string {
 	var authority x509.UnknownAuthorityError
 	var name x509.HostnameError
-	var plain tls.RecordHeaderError
 	switch {
 	case errors.As(err, &authority):
 		return "; if the relay's certificate is your own, pass its authority with --ca-file FILE"
 	case errors.As(err, &name):
 		return "; call the relay by a name of its certificate, with --relay"
-	case errors.As(err, &plain):
-		return "; it does not speak TLS there: is it http://?"
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return "; it does not speak TLS there; use http:// in --relay"
 	}
 	return ""
 }

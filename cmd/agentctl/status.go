@@ -229,7 +229,7 @@ func printStatus(w io.Writer, s *status) error {
 	}
 	if e := s.Link.LastError; e != nil && s.Link.State != link.StateReady {
 		row("", "last error: %s", e.Message)
-		row("", "%s", linkHint(link.Status{State: s.Link.State, LastCode: e.Code, CloneSuspected: s.CloneSuspected}))
+		row("", "%s", linkHint(link.Status{State: s.Link.State, LastCode: e.Code, LastErr: e.Message, CloneSuspected: s.CloneSuspected}))
 	}
 	row("Clock", "%s", clockText(s))
 	printStorage(row, &s.Storage)
