@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -52,7 +53,7 @@ func Load(stateDir string) (*Identity, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil && !diskFault(err) {
 		return nil, fmt.Errorf("make the state directory %s: %w; choose another with --state-dir", stateDir, err)
 	}
-	b, err := os.ReadFile(id.path)
+	b, err := read(id.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		id.d = data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}
@@ -64,12 +65,26 @@ func Load(stateDir string) (*Identity, error) {
 	case err != nil:
 		return nil, fmt.Errorf("read the identity: %w", err)
 	case len(b) > maxFile:
-		return nil, fmt.Errorf("identity file %s is damaged (%d bytes); restore it, or remove it to become a new node", id.path, len(b))
+		return nil, fmt.Errorf("identity file %s is damaged (more than %d bytes); restore it, or remove it to become a new node", id.path, maxFile)
 	}
 	if err := strictjson.Unmarshal(b, &id.d); err != nil || len(id.d.InstanceID) != 32 || !manifest.ValidNodeID(id.d.NodeID) {
 		return nil, fmt.Errorf("identity file %s is damaged; restore it, or remove it to become a new node", id.path)
 	}
 	return id, nil
+}
+
+// read reads a regular file, and no more than is needed to see that it is too large. A pipe
+// in its place would hold the daemon up where no signal ends it.
+func read(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file; move it away", path)
+	}
+	return io.ReadAll(io.LimitReader(f, maxFile+1))
 }
 
 // Keep tries again to write an identity that Load could not; one that is there by now is
