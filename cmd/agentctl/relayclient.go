@@ -200,7 +200,7 @@ func answerError(resp *http.Response) error {
 	case env.Error.Code == manifest.NodeOffline:
 		code, next = exitOffline, "; see when it was last there with: agentctl ls"
 	case env.Error.Code == manifest.DeadlineExceeded:
-		code = exitTimeout
+		code, next = exitTimeout, "; see how the board does, there: agentctl status"
 	case (env.Error.Code == manifest.BadRequest || env.Error.Code == manifest.ManifestInvalid) && strings.Contains(env.Error.Message, "tool"):
 		next = "; see the tools with: agentctl ls -o json"
 	}

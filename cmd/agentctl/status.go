@@ -297,7 +297,7 @@ func socketError(err error) error {
 	case errors.Is(err, control.ErrPermission):
 		return exit(exitUnauthorized, "%w", err)
 	case errors.Is(err, context.DeadlineExceeded):
-		return exit(exitTimeout, "%w", err)
+		return exit(exitTimeout, "%w: the daemon does not answer; see its log, as with: journalctl -u agentctl -n 20", err)
 	}
 	return exit(exitFailure, "%w", err)
 }
