@@ -67,7 +67,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 			bad(http.StatusRequestEntityTooLarge, "the body is larger than 1 MiB")
 			return
 		}
-		bad(http.StatusBadRequest, "the body did not arrive in time")
+		bad(http.StatusBadRequest, "the body did not arrive whole and in time")
 		return
 	}
 	var b callBody
