@@ -51,6 +51,10 @@ func topicOf(e *kernel.Event) string {
 	return ""
 }
 
+// ownTopics are those of topicOf that a token for ingest must not fill: an alert is a
+// board's, a ticket was made here. (audit and kernel are the gateway's business.)
+var ownTopics = []string{"ticket", "presence", "alert"}
+
 // gatewayLog is the event log as the gateway sees it: one id space, every event that has
 // a topic.
 type gatewayLog struct{ store *eventlog.Store }
@@ -168,6 +172,7 @@ func (r *Relay) openGateway() (err error) {
 	if o.MaxData == 0 || o.MaxData > MaxTopicData {
 		o.MaxData = MaxTopicData
 	}
+	o.OwnTopics = ownTopics
 	o.Insecure = o.Insecure || r.opt.Insecure
 	if r.tls != nil && o.TLS == nil {
 		o.TLS = r.tls.config()

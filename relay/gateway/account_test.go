@@ -31,6 +31,28 @@ func TestOwnPlaces(t *testing.T) {
 	}
 }
 
+// TestOwnTopics: a token for ingest cannot tell of what only the relay can know.
+func TestOwnTopics(t *testing.T) {
+	who := authFunc(func(r *http.Request) (Identity, error) {
+		id := Identity{Tenant: "t", Subject: "s", Scopes: scopes{ScopeSubscribe, ScopeIngest}}
+		if strings.HasSuffix(r.Header.Get("Authorization"), "admin") {
+			id.Scopes = scopes{ScopeIngest, ScopeAdmin}
+		}
+		return id, nil
+	})
+	g := start(t, Options{Identities: who, OwnTopics: []string{"alert"}})
+	status, _, body := g.request("POST", IngestPath, `{"topic":"alert","data":1}`, "Authorization", "Bearer x")
+	if status != http.StatusForbidden || !strings.Contains(body, codeDenied) {
+		t.Errorf("got %d %s", status, body)
+	}
+	g.post("alert/mine", "1", "Authorization", "Bearer x")
+	g.post("alert", "1", "Authorization", "Bearer admin")
+	g.Emit("t", "alert", 1)
+	if st := g.Stats(); st.Ingested != 3 {
+		t.Errorf("%+v", st)
+	}
+}
+
 // TestWaiting: what waits for all slow subscribers is bounded, one identity's readers
 // leave room for another's, and all is given back.
 func TestWaiting(t *testing.T) {

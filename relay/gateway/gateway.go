@@ -78,6 +78,7 @@ type Options struct {
 	IngestToken    string        // bearer token of ingest; default SubscribeToken
 	Identities     Authenticator // other tokens; nil: none
 	HMACSecret     []byte        // signs each event; nil: unsigned
+	OwnTopics      []string      // that only Emit and the log tell of; to ingest into them needs kernel:admin
 	AllowOrigins   []string      // web origins that may read and post, as https://host:port
 
 	// Events a second of one identity, twice as many at once: default 1,000, and 10,000

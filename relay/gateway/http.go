@@ -159,6 +159,9 @@ func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) {
 	case adminTopic(in.Topic) && !id.Scopes.Has(ScopeAdmin):
 		g.fail(w, r, http.StatusForbidden, codeDenied, "the topics audit and kernel need the scope "+ScopeAdmin)
 		return
+	case slices.Contains(g.opts.OwnTopics, in.Topic) && !id.Scopes.Has(ScopeAdmin):
+		g.fail(w, r, http.StatusForbidden, codeDenied, "this topic is the relay's own: what it tells happened here; choose another, or one below it")
+		return
 	case !patterns(id.Topics).match(in.Topic):
 		g.fail(w, r, http.StatusForbidden, codeDenied, "the token does not cover this topic")
 		return
