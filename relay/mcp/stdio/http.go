@@ -27,6 +27,7 @@ type session struct {
 	id, version string
 	init        *message        // the client's initialize, to begin again with
 	watched     map[string]bool // URIs
+	lost        map[string]bool // of watched, what the server did not know when it was told again
 	listening   context.CancelFunc
 	renewing    chan struct{} // closed when the renewal in progress has ended
 }
@@ -178,16 +179,8 @@ func (b *bridge) renew(ctx context.Context, lost string) error {
 		return errSession
 	}
 	_, err := b.postOnce(ctx, &message{raw: []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)}, id, version)
-	for _, u := range uris {
-		if err != nil {
-			return err
-		}
-		uri, _ := json.Marshal(u)
-		var resp *http.Response
-		if resp, err = b.send(ctx, http.MethodPost, &message{raw: fmt.Appendf(nil, `{"jsonrpc":"2.0","id":"agentctl-renew","method":"resources/subscribe","params":{"uri":%s}}`, uri)}, id, version); err == nil {
-			err = messages(resp, func([]byte) {})
-			_ = resp.Body.Close()
-		}
+	if err == nil {
+		err = b.watchAgain(ctx, id, version, uris)
 	}
 	b.log.Info("mcp session made anew")
 	// What the client knew may be old.
@@ -195,6 +188,55 @@ func (b *bridge) renew(ctx context.Context, lost string) error {
 	b.write([]byte(`{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}`))
 	return err
 }
+
+// watchAgain subscribes to what the client watches. What the server does not know, such as
+// the resource of a board that has not come back either, is kept for later.
+func (b *bridge) watchAgain(ctx context.Context, id, version string, uris []string) error {
+	for _, u := range uris {
+		uri, _ := json.Marshal(u) // a string
+		resp, err := b.send(ctx, http.MethodPost, &message{raw: fmt.Appendf(nil, `{"jsonrpc":"2.0","id":"agentctl-renew","method":"resources/subscribe","params":{"uri":%s}}`, uri)}, id, version)
+		if err != nil {
+			return err
+		}
+		known := false
+		err = messages(resp, func(msg []byte) {
+			var a struct{ Result json.RawMessage }
+			known = json.Unmarshal(msg, &a) == nil && a.Result != nil
+		})
+		_ = resp.Body.Close()
+		if err != nil {
+			return err
+		}
+		b.mu.Lock()
+		switch {
+		case known:
+			delete(b.session.lost, u)
+		case b.session.lost == nil:
+			b.session.lost = map[string]bool{u: true}
+		default:
+			b.session.lost[u] = true
+		}
+		b.mu.Unlock()
+	}
+	return nil
+}
+
+// watchLost tries again what was lost, as there may be something new.
+func (b *bridge) watchLost(ctx context.Context, id, version string) {
+	b.mu.Lock()
+	var uris []string
+	for u := range b.session.lost {
+		if b.session.watched[u] {
+			uris = append(uris, u)
+		}
+	}
+	b.mu.Unlock()
+	if err := b.watchAgain(ctx, id, version, uris); err != nil {
+		b.log.Warn("mcp resources are not watched", zap.String("error", b.said(err)))
+	}
+}
+
+var resourcesChanged = []byte(`"notifications/resources/list_changed"`)
 
 // listen reads the session's own stream, for as long as the session lasts.
 func (b *bridge) listen(ctx context.Context) {
@@ -212,7 +254,13 @@ func (b *bridge) listen(ctx context.Context) {
 			b.mu.Unlock()
 			resp, err := b.send(ctx, http.MethodGet, nil, id, version)
 			if err == nil {
-				err = messages(resp, b.write)
+				b.watchLost(ctx, id, version)
+				err = messages(resp, func(msg []byte) {
+					b.write(msg)
+					if bytes.Contains(msg, resourcesChanged) {
+						b.watchLost(ctx, id, version)
+					}
+				})
 				_ = resp.Body.Close()
 			}
 			var f *fault

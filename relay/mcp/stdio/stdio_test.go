@@ -87,10 +87,14 @@ func newServer(t *testing.T) *server {
 	return s
 }
 
-func (s *server) start() {
+func (s *server) start() { s.startWith(&toy{}) }
+
+func (s *server) startWith(plugins ...kernel.Plugin) {
 	k := kernel.New(kernel.Options{})
-	if err := k.Load(&toy{}, false); err != nil {
-		s.t.Fatal(err)
+	for _, p := range plugins {
+		if err := k.Load(p, false); err != nil {
+			s.t.Fatal(err)
+		}
 	}
 	h := mcp.New(mcp.Options{Kernel: k, Authenticate: func(r *http.Request) (*kernel.Caller, error) {
 		if r.Header.Get("Authorization") != "Bearer good" {
@@ -232,6 +236,24 @@ func TestServerRestarts(t *testing.T) {
 		case <-time.After(time.Millisecond):
 		}
 	}
+}
+
+// TestBoardComesLater: after a restart the bridge is back before the boards are, and
+// watches what they bring again.
+func TestBoardComesLater(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
+	c.hello()
+	c.send(`{"jsonrpc":"2.0","id":5,"method":"resources/subscribe","params":{"uri":"mcp://toy/a.json"}}`)
+	c.until(`"id":5`, `"result"`)
+	s.stop()
+	s.startWith()
+	c.send(`{"jsonrpc":"2.0","id":6,"method":"tools/list"}`)
+	c.until(`"id":6`, `"tools":[]`)
+	if err := s.k.Load().Load(&toy{}, false); err != nil {
+		t.Fatal(err)
+	}
+	c.until("notifications/resources/updated", "mcp://toy/a.json")
 }
 
 const modern = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
