@@ -25,10 +25,11 @@ const (
 // breaker keeps calls from a plugin that fails. It exists from the plugin's first fault
 // until a try after an open time succeeds, so healthy plugins have none.
 type breaker struct {
-	cb       *gobreaker.TwoStepCircuitBreaker[struct{}]
-	backoff  time.Duration
-	openedMS atomic.Int64
-	outcome  atomic.Int32 // of its try, after which another breaker or none takes its place
+	cb      *gobreaker.TwoStepCircuitBreaker[struct{}]
+	backoff time.Duration
+	made    time.Time
+	opened  atomic.Int64 // nanoseconds after made
+	outcome atomic.Int32 // of its try, after which another breaker or none takes its place
 }
 
 // Outcomes of a breaker's try.
@@ -39,7 +40,7 @@ const (
 
 // newBreaker makes a closed breaker, or with trip one that opens at its first fault.
 func newBreaker(backoff time.Duration, trip bool) *breaker {
-	b := &breaker{backoff: backoff}
+	b := &breaker{backoff: backoff, made: time.Now()}
 	b.cb = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		Interval: breakerWindow,
 		Timeout:  backoff,
@@ -55,7 +56,7 @@ func newBreaker(backoff time.Duration, trip bool) *breaker {
 			case from == gobreaker.StateHalfOpen:
 				b.outcome.Store(tryFailed)
 			case to == gobreaker.StateOpen:
-				b.openedMS.Store(time.Now().UnixMilli())
+				b.opened.Store(int64(time.Since(b.made)))
 			}
 		},
 	})
@@ -96,8 +97,8 @@ func (b *breaker) allow(l *loaded) (judged func(fault error), err error) {
 
 // remaining is how long the breaker stays open.
 func (b *breaker) remaining() time.Duration {
-	until := time.UnixMilli(b.openedMS.Load()).Add(b.backoff)
-	return max(time.Until(until), breakerRetryMin)
+	open := time.Since(b.made) - time.Duration(b.opened.Load())
+	return max(b.backoff-open, breakerRetryMin)
 }
 
 // state is the plugin's state in introspection.
