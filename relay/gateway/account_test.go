@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -87,6 +88,7 @@ func TestWaiting(t *testing.T) {
 		}
 		g.Emit("t", "big", data) // finds out
 		time.Sleep(stallLimit + time.Minute)
+		synctest.Wait() // the shards have told the account
 		if n, own := g.account.waiting.Load(), len(g.account.own); n != 0 || own != 0 || g.Stats().Clients != 0 {
 			t.Errorf("at the end %d bytes of %d identities, %+v", n, own, g.Stats())
 		}
