@@ -50,11 +50,11 @@ const (
 type presenceKey struct{ tenant, kind, id string }
 
 type presenceEntry struct {
-	lastMS atomic.Int64 // last sign of life
+	lastMS atomic.Int64 // last sign of life, wall clock, for people
+	// beat is where the timeout begins, by the monotonic clock: the last sign of life, or
+	// the replay that found this entry, which so gets one timeout to come back.
+	beat   atomic.Int64
 	online atomic.Bool
-	// graceMS, when later than lastMS, is where the timeout begins: what a replay found
-	// online gets one timeout to come back. Written before the entry is shared.
-	graceMS int64
 	// protected by presence.mu
 	name, transport string
 }
@@ -63,6 +63,7 @@ type presence struct {
 	timeout  time.Duration
 	log      Log
 	unlogged *atomic.Int64
+	began    time.Time // the zero of beats
 
 	// turns keeps changes of status and what is told of them in one order. It is taken
 	// before mu and never by those who only repeat that they are there.
@@ -81,24 +82,29 @@ func (p *presence) init(opt Options, unlogged *atomic.Int64) {
 		p.timeout = DefaultPresenceTimeout
 	}
 	p.entries = make(map[presenceKey]*presenceEntry)
+	p.began = time.Now()
 }
+
+// mono is the monotonic clock, ms.
+func (p *presence) mono() int64 { return time.Since(p.began).Milliseconds() }
 
 // Seen records a sign of life: a request, a ping. It costs little, so that doors may call
 // it at each of them; signs within a second are one. When MaxPresences are known and all
 // are online a new one is not recorded.
 func (k *Kernel) Seen(s Presence) {
 	p := &k.presence
-	now := time.Now().UnixMilli()
+	now := p.mono()
 	key := presenceKey{s.Tenant, s.Kind, s.ID}
 	p.mu.RLock()
 	e := p.entries[key]
 	p.mu.RUnlock()
 	if e != nil && e.online.Load() {
-		last := e.lastMS.Load()
+		last := e.beat.Load()
 		if now-last < presenceFresh.Milliseconds() {
 			return
 		}
-		if e.lastMS.CompareAndSwap(last, max(now, last)) {
+		if e.beat.CompareAndSwap(last, max(now, last)) {
+			e.lastMS.Store(time.Now().UnixMilli())
 			p.describe(e, &s)
 		}
 		if e.online.Load() { // else the sweep was quicker
@@ -138,7 +144,8 @@ func (p *presence) came(key presenceKey, s Presence, now int64) {
 		p.entries[key] = e
 	}
 	e.name, e.transport = strings.Clone(cmp.Or(s.Name, e.name)), strings.Clone(cmp.Or(s.Transport, e.transport))
-	e.lastMS.Store(now)
+	e.beat.Store(now)
+	e.lastMS.Store(time.Now().UnixMilli())
 	news := e.online.CompareAndSwap(false, true)
 	told := e.presence(key)
 	p.mu.Unlock()
@@ -156,12 +163,13 @@ func (p *presence) makeRoomLocked(now int64) bool {
 	p.evicted = now
 	var oldest presenceKey
 	var at int64
+	found := false
 	for key, e := range p.entries {
-		if last := e.lastMS.Load(); !e.online.Load() && (at == 0 || last < at) {
-			oldest, at = key, last
+		if last := e.lastMS.Load(); !e.online.Load() && (!found || last < at) {
+			oldest, at, found = key, last, true
 		}
 	}
-	if at == 0 {
+	if !found {
 		return false
 	}
 	delete(p.entries, oldest)
@@ -282,7 +290,8 @@ func (k *Kernel) RestorePresence(ctx context.Context, log Log) error {
 			s.ID == "" || now-s.LastPingMS > presenceForget.Milliseconds() {
 			return nil
 		}
-		e := &presenceEntry{name: s.Name, transport: s.Transport, graceMS: now}
+		e := &presenceEntry{name: s.Name, transport: s.Transport}
+		e.beat.Store(p.mono())
 		e.lastMS.Store(s.LastPingMS)
 		e.online.Store(ev.Type == eventOnline)
 		p.mu.Lock()
@@ -299,18 +308,24 @@ func (k *Kernel) RestorePresence(ctx context.Context, log Log) error {
 func (p *presence) run(ctx context.Context) {
 	tick := time.NewTicker(presenceSweep)
 	defer tick.Stop()
+	next := int64(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-tick.C:
-			p.sweep(now.UnixMilli())
+		case <-tick.C:
+			if now := p.mono(); now >= next {
+				next = p.sweep(now, time.Now().UnixMilli())
+			}
 		}
 	}
 }
 
-func (p *presence) sweep(now int64) {
-	silent := func(e *presenceEntry) bool { return now-max(e.lastMS.Load(), e.graceMS) >= p.timeout.Milliseconds() }
+// sweep judges silence by the monotonic clock, now, and years by the wall clock. Before
+// next nobody can fall silent: who comes meanwhile has a whole timeout.
+func (p *presence) sweep(now, wall int64) (next int64) {
+	next = now + p.timeout.Milliseconds()
+	silent := func(e *presenceEntry) bool { return now-e.beat.Load() >= p.timeout.Milliseconds() }
 	var gone, old []presenceKey
 	p.mu.RLock()
 	for key, e := range p.entries {
@@ -318,8 +333,10 @@ func (p *presence) sweep(now int64) {
 		case e.online.Load():
 			if silent(e) {
 				gone = append(gone, key)
+			} else {
+				next = min(next, e.beat.Load()+p.timeout.Milliseconds())
 			}
-		case now-e.lastMS.Load() > presenceForget.Milliseconds():
+		case wall-e.lastMS.Load() > presenceForget.Milliseconds():
 			old = append(old, key)
 		}
 	}
@@ -331,7 +348,7 @@ func (p *presence) sweep(now int64) {
 		p.went(key, silent)
 	}
 	if len(old) == 0 {
-		return
+		return next
 	}
 	p.mu.Lock()
 	for _, key := range old {
@@ -340,4 +357,5 @@ func (p *presence) sweep(now int64) {
 		}
 	}
 	p.mu.Unlock()
+	return next
 }
