@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"agentctl/transport/fanout"
+	"agentctl/transport/netpoll"
 )
 
 // BenchmarkStream measures events delivered per second of server CPU at 1,000
@@ -277,7 +278,7 @@ func benchController(w http.ResponseWriter, r *http.Request, sub *fanout.Sub[[]b
 	defer sub.Close()
 	io.Copy(io.Discard, r.Body)
 	conn := r.Context().Value(connKey{}).(*Conn)
-	sock := newSock(conn.Conn)
+	sock := netpoll.NewSock(conn.Conn)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Connection", "close")
 	rc := http.NewResponseController(w)
@@ -293,7 +294,7 @@ func benchController(w http.ResponseWriter, r *http.Request, sub *fanout.Sub[[]b
 		for b, ok := sub.Next(); ok; b, ok = sub.Next() {
 			now := time.Since(opened)
 			if len(l.frames) >= l.maxFrames {
-				n, _ := sock.unacked()
+				n, _ := sock.Unacked()
 				if l.ack(conn.Written()-int64(n), now); l.full(now) {
 					return
 				}

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"agentctl/transport/netpoll"
 )
 
 // Listener hands out connections that count what is written to them. It belongs
@@ -33,8 +35,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s := newSock(c); s != nil {
-		s.giveUp(l.giveUp)
+	if s := netpoll.NewSock(c); s != nil {
+		s.GiveUp(l.giveUp)
 	}
 	return &Conn{Conn: c}, nil
 }
@@ -56,10 +58,11 @@ func rawConn(c net.Conn) *Conn {
 type Conn struct {
 	net.Conn
 	written atomic.Int64
-	owned   bool // set once, before the Writer's first write
+	owned   bool            // set once, before the Writer's first write
+	now     *netpoll.Reader // see ReadNow
 
 	mu       sync.Mutex    // protects the fields below: TLS answers the peer from the reading goroutine
-	sock     *sock         // nil when the kernel cannot be asked
+	sock     *netpoll.Sock // nil when the kernel cannot be asked
 	patience time.Duration // how long a write may wait
 	rest     []byte        // accepted, not yet taken by the kernel
 	err      error         // the first failure, for good
@@ -67,7 +70,19 @@ type Conn struct {
 
 // own turns c over to one Writer.
 func (c *Conn) own(patience time.Duration) {
-	c.owned, c.patience, c.sock = true, patience, newSock(c.Conn)
+	c.owned, c.patience, c.sock = true, patience, netpoll.NewSock(c.Conn)
+}
+
+// ReadNow makes all reads to come those of r, a reader of the connection below, which
+// never waits. It is called between two reads.
+func (c *Conn) ReadNow(r *netpoll.Reader) { c.now = r }
+
+// Read reads the connection below.
+func (c *Conn) Read(b []byte) (int, error) {
+	if c.now != nil {
+		return c.now.Read(b)
+	}
+	return c.Conn.Read(b)
 }
 
 // Written is the number of bytes accepted for writing so far.
@@ -153,7 +168,7 @@ const shortest = time.Millisecond
 func (c *Conn) putLocked(b []byte, wait time.Duration) int {
 	n := 0
 	if c.sock != nil {
-		if n, c.err = c.sock.write(b); n == len(b) || c.err != nil || wait <= 0 {
+		if n, c.err = c.sock.Write(b); n == len(b) || c.err != nil || wait <= 0 {
 			return n
 		}
 	}
@@ -172,7 +187,7 @@ func (c *Conn) outstanding() int {
 	defer c.mu.Unlock()
 	n := len(c.rest)
 	if c.sock != nil {
-		if q, err := c.sock.unacked(); err == nil {
+		if q, err := c.sock.Unacked(); err == nil {
 			n += q
 		}
 	}
@@ -196,7 +211,7 @@ func (c *Conn) finish(wait time.Duration, last func()) {
 // for d at most.
 func (c *Conn) leaveToKernel(d time.Duration) {
 	if c.sock != nil {
-		c.sock.expire(max(d, time.Second))
+		c.sock.Expire(max(d, time.Second))
 	}
 	c.discardInput()
 	c.Conn.Close()
@@ -220,8 +235,8 @@ func (c *Conn) discardInput() {
 	defer c.mu.Unlock()
 	var junk [512]byte
 	for n := 0; n < maxInput; {
-		m, err := c.sock.read(junk[:])
-		if n += m; m == 0 || err != nil {
+		m, err := c.sock.Read(junk[:])
+		if n += m; err != nil {
 			return
 		}
 	}

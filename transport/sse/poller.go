@@ -2,16 +2,19 @@ package sse
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
+
+	"agentctl/transport/netpoll"
 )
 
 // Poller watches many outlets from one goroutine. Where the kernel offers no such thing
 // (not TCP, not Linux), an outlet has a goroutine that waits for its end, and nobody
 // tells when it is writable.
 type Poller struct {
-	ep    *epoll        // nil where there is none
-	first chan struct{} // closed by the first outlet for ep: until then nothing waits in the kernel
+	ep *netpoll.Epoll // nil where there is none
 
 	mu     sync.Mutex // protects the fields below
 	ended  bool
@@ -23,23 +26,16 @@ type Poller struct {
 
 // NewPoller makes a Poller; Run must be called, which closes it.
 func NewPoller() (*Poller, error) {
-	ep, err := newEpoll()
-	if err != nil {
-		return nil, err
+	ep, err := netpoll.New()
+	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return nil, fmt.Errorf("sse: %w", err)
 	}
-	return &Poller{ep: ep, first: make(chan struct{}), polled: make(map[uint64]Watcher), others: make(map[*Outlet]struct{})}, nil
+	return &Poller{ep: ep, polled: make(map[uint64]Watcher), others: make(map[*Outlet]struct{})}, nil
 }
 
 // Run tells the watchers what happens to their outlets, until ctx ends.
 func (p *Poller) Run(ctx context.Context) error {
-	var err error
-	select {
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	case <-p.first:
-		err = p.ep.run(ctx, p.tell)
-	}
-	p.ep.close()
+	err := p.ep.Run(ctx, p.tell)
 	p.mu.Lock()
 	p.ended = true
 	for o := range p.others {
@@ -50,15 +46,15 @@ func (p *Poller) Run(ctx context.Context) error {
 	return err
 }
 
-func (p *Poller) tell(key uint64, writable, gone bool) {
+func (p *Poller) tell(key uint64, what netpoll.Events) {
 	p.mu.Lock()
 	w := p.polled[key]
 	p.mu.Unlock()
 	switch {
 	case w == nil:
-	case gone:
+	case what&netpoll.Gone != 0:
 		w.Gone()
-	case writable:
+	case what&netpoll.Writable != 0:
 		w.Writable()
 	}
 }
@@ -74,13 +70,10 @@ func (p *Poller) Add(o *Outlet, w Watcher) (told bool, err error) {
 	if p.ep != nil && o.raw.sock != nil {
 		p.next++
 		o.key = p.next
-		p.polled[o.key] = w // before add: it may tell at once
-		if err := p.ep.add(o.raw.sock, o.key); err != nil {
+		p.polled[o.key] = w // before Add: it may tell at once
+		if err := p.ep.Add(o.raw.sock, o.key, netpoll.Writable); err != nil {
 			delete(p.polled, o.key)
-			return false, err
-		}
-		if p.next == 1 {
-			close(p.first)
+			return false, fmt.Errorf("sse: %w", err)
 		}
 		return true, nil
 	}

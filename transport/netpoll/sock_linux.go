@@ -1,0 +1,126 @@
+package netpoll
+
+import (
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sock is a TCP socket below Go's poller: single attempts that never wait, and the one
+// number Go does not show. Its methods may be called at the same time; a call allocates
+// nothing.
+type Sock struct{ raw syscall.RawConn }
+
+// NewSock is nil unless c is a TCP connection.
+func NewSock(c net.Conn) *Sock {
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		return nil
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	return &Sock{raw}
+}
+
+// attempt is one system call on a descriptor; the closures are made once for many of them.
+type attempt struct {
+	buf []byte
+	n   int
+	err error
+
+	write, read func(uintptr) bool
+	unacked     func(uintptr)
+}
+
+var attempts = sync.Pool{New: func() any {
+	a := new(attempt)
+	a.write = func(fd uintptr) bool { a.n, a.err = again(unix.Write, int(fd), a.buf); return true }
+	a.read = func(fd uintptr) bool { a.n, a.err = again(unix.Read, int(fd), a.buf); return true }
+	a.unacked = func(fd uintptr) { a.n, a.err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }
+	return a
+}}
+
+func again(call func(int, []byte) (int, error), fd int, b []byte) (int, error) {
+	for {
+		if n, err := call(fd, b); err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+// Write offers b once. Fewer bytes than b without an error: the kernel is full.
+func (s *Sock) Write(b []byte) (int, error) {
+	a := attempts.Get().(*attempt)
+	a.buf = b
+	err := s.raw.Write(a.write)
+	n, failed := a.n, a.err
+	a.buf = nil
+	attempts.Put(a)
+	switch {
+	case err != nil:
+		return 0, err
+	case failed == unix.EAGAIN:
+		return 0, nil
+	case failed != nil:
+		return 0, os.NewSyscallError("write", failed)
+	}
+	return n, nil
+}
+
+// Read takes what is there: ErrNothing when that is nothing, io.EOF at the end.
+func (s *Sock) Read(b []byte) (int, error) {
+	a := attempts.Get().(*attempt)
+	a.buf = b
+	err := s.raw.Read(a.read)
+	n, failed := a.n, a.err
+	a.buf = nil
+	attempts.Put(a)
+	switch {
+	case err != nil:
+		return 0, err
+	case failed == unix.EAGAIN:
+		return 0, ErrNothing
+	case failed != nil:
+		return 0, os.NewSyscallError("read", failed)
+	case n == 0 && len(b) > 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+// Unacked is SIOCOUTQ: bytes (and a FIN) sent or queued that the peer's TCP has not
+// acknowledged.
+func (s *Sock) Unacked() (int, error) {
+	a := attempts.Get().(*attempt)
+	err := s.raw.Control(a.unacked)
+	n, failed := a.n, a.err
+	attempts.Put(a)
+	if err != nil {
+		return 0, err
+	}
+	return n, failed
+}
+
+// GiveUp bounds how long the kernel waits for an acknowledgement or a window.
+func (s *Sock) GiveUp(after time.Duration) {
+	s.raw.Control(func(fd uintptr) {
+		unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(after.Milliseconds()))
+	})
+}
+
+// Expire bounds how long the kernel goes on delivering after the descriptor is
+// closed: without acknowledgement (TCP_USER_TIMEOUT), and afterwards for the
+// peer's FIN (TCP_LINGER2).
+func (s *Sock) Expire(after time.Duration) {
+	s.GiveUp(after)
+	s.raw.Control(func(fd uintptr) {
+		unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_LINGER2, max(1, int(after.Seconds())))
+	})
+}
