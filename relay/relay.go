@@ -241,6 +241,7 @@ func (r *Relay) join() error {
 		Gone:         r.deviceGone,
 		Seen:         func(ids []string) { r.store.Seen(ids...) },
 		Alive:        r.deviceAlive,
+		Revision:     r.store.Revision,
 		Told:         r.deviceTold,
 		Event:        r.deviceEvent,
 	})

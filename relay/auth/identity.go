@@ -24,6 +24,14 @@ type Identity struct {
 // (nil) holds nothing.
 func (id *Identity) Has(scope string) bool { return id != nil && id.Scopes.Has(scope) }
 
+// Until is when the identity stops by itself, leeway included; the zero time is never.
+func (id *Identity) Until() time.Time {
+	if id.until == 0 {
+		return time.Time{}
+	}
+	return time.Unix(id.until, 0)
+}
+
 // stopped tells why the identity is over at a time in Unix seconds, nil if it is not.
 func (id *Identity) stopped(now int64) error {
 	switch {

@@ -10,6 +10,7 @@ package hub
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -53,6 +54,9 @@ type Options struct {
 	// Alive is called with a node that has just been pinged and is not silent, so more
 	// often than each link.PingEvery. It must be quick.
 	Alive func(n *Node)
+	// Revision changes whenever a grant may have been taken back before its Until; nil: it
+	// may at any time. It must be quick.
+	Revision func() int64
 	// Told is called with each event that a device sends of itself, in its session's
 	// goroutine. data, a JSON object of at most link.MaxEvent bytes, is the callee's only
 	// until it returns. It must not block.
@@ -96,19 +100,22 @@ type Hub struct {
 	shakes  int64
 	shaking atomic.Int64
 	wg      sync.WaitGroup
-	ctx     context.Context // ends all sessions
+	ctx     context.Context // ends the handshakes
 	cancel  context.CancelFunc
+	poller  *link.Poller // nil where there is none
 
 	surface  sync.Mutex // one Ready or Gone at a time
 	pendings sync.Pool  // of *pending, to be used again
 
 	mu      sync.Mutex // protects the fields below
 	nodes   map[string]*Node
-	lanes   [sweepLanes]map[*Node]struct{} // the same nodes, for the sweep
-	entered int                            // nodes so far
+	wheel   [wheelSize]map[*Node]struct{} // the same nodes, by the second of the next look at them
+	second  int                           // of the sweep
 	rivals  map[string]*rivalry
 	alike   map[string]*link.Manifest // by raw bytes, at most maxAlike; see share
 	closing bool
+
+	revision int64 // Options.Revision, as the sweep last saw it
 
 	accepted, refused, commands, lateAcks, strayAcks atomic.Uint64
 	badResults, frames, badFrames, takeovers         atomic.Uint64
@@ -118,10 +125,11 @@ type Hub struct {
 // New makes a hub without devices.
 func New(opt Options) *Hub {
 	h := &Hub{opt: opt, most: MaxNodes, shakes: maxShaking, nodes: make(map[string]*Node), rivals: make(map[string]*rivalry), alike: make(map[string]*link.Manifest)}
-	for i := range h.lanes {
-		h.lanes[i] = make(map[*Node]struct{})
+	for i := range h.wheel {
+		h.wheel[i] = make(map[*Node]struct{})
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.poller, _ = link.NewPoller() // without one, a goroutine waits at each link
 	h.pendings.New = newPending
 	return h
 }
@@ -162,7 +170,7 @@ func (h *Hub) session(conn link.Conn) {
 		h.event(Event{Kind: "device_refused", Tenant: who.Tenant, NodeID: who.NodeID, Close: link.CloseCode(err)})
 		return
 	}
-	n := &Node{hub: h, session: s, nextPing: time.Now().Add(firstPing)}
+	n := &Node{hub: h, session: s}
 	over, ok := h.enter(n)
 	if !ok {
 		h.refused.Add(1)
@@ -174,14 +182,14 @@ func (h *Hub) session(conn link.Conn) {
 	h.event(Event{Kind: "device_connect", Tenant: s.Tenant, NodeID: s.NodeID})
 	n.Announced(m)
 	h.supersede(over, n) // only now: the node's tools were there all the time
-	// The handshake has grown this goroutine's stack beyond what shrinks again.
-	h.wg.Go(func() { h.serve(n) })
+	h.wg.Add(1)
+	s.Start(h.poller, n)
 }
 
-// serve reads a node's link until it ends.
-func (h *Hub) serve(n *Node) {
-	s := n.session
-	err := s.Run(h.ctx, n)
+// Over ends a node whose link has ended.
+func (n *Node) Over(err error) {
+	h, s := n.hub, n.session
+	defer h.wg.Done()
 	h.leave(n)
 	n.lost()
 	if h.opt.Gone != nil {
@@ -215,12 +223,10 @@ func (h *Hub) enter(n *Node) (over takeover, ok bool) {
 		return over, false
 	}
 	h.nodes[n.session.NodeID] = n
-	n.lane = h.entered % sweepLanes
-	h.entered++
-	h.lanes[n.lane][n] = struct{}{}
+	h.lookLocked(n, firstPing)
 	if over.old != nil {
 		n.served = over.old.served
-		delete(h.lanes[over.old.lane], over.old)
+		delete(h.wheel[over.old.slot], over.old)
 		h.takeovers.Add(1)
 		over.clone = over.old.session.InstanceID != n.session.InstanceID
 		over.both = over.clone && h.rivalLocked(n.session.NodeID)
@@ -276,7 +282,7 @@ func (h *Hub) leave(n *Node) {
 	h.mu.Lock()
 	if h.nodes[n.session.NodeID] == n {
 		delete(h.nodes, n.session.NodeID)
-		delete(h.lanes[n.lane], n)
+		delete(h.wheel[n.slot], n)
 	}
 	h.mu.Unlock()
 }
@@ -357,30 +363,46 @@ func (h *Hub) contested(id string) error {
 	return nil
 }
 
-// The sweep looks at one lane of nodes each second, so at every node once in sweepLanes
-// seconds: a revoked token is cut in time, and a fleet costs a third of the memory reads.
+// Each second the sweep looks at the nodes whose time has come: to ping, to drop a silent
+// link, to cut one whose token has expired. It looks at all only when a token may have been
+// revoked, since to go through a fleet costs more than to ping a part of it.
 //
-// The relay pings before its devices would: they ping 20 to 30 s after the last ping that
-// they heard. The pongs of a lane come together and wake this process once; pings at the
-// devices' own times would wake it once each, which is most of what an idle fleet costs.
+// The relay pings before its devices would: they ping when they have heard no ping within
+// link.PingEvery, and pings at the devices' own times would wake this process once each.
 const (
-	sweepLanes = 3
-	firstPing  = link.PingEvery*4/5 - (sweepLanes+1)*time.Second // the sweep adds up to sweepLanes
-	pingAfter  = link.PingEvery - sweepLanes*time.Second         // and so heard within PingEvery
+	wheelSize = 64 // seconds; more than link.DeadAfter
+	firstPing = link.PingEvery*4/5 - 2*time.Second
+	pingAfter = link.PingEvery - time.Second
 )
+
+// lookLocked has the sweep look at n after that time, rounded up to seconds.
+func (h *Hub) lookLocked(n *Node, after time.Duration) {
+	seconds := int((after + time.Second - 1) / time.Second)
+	n.slot = (h.second + min(max(seconds, 1), wheelSize-1)) % wheelSize
+	h.wheel[n.slot][n] = struct{}{}
+}
 
 // Run pings, drops silent links, cuts revoked ones and tells Seen, until ctx ends; then
 // it closes every link with 4503 and waits for the sessions, at most DrainFor.
 func (h *Hub) Run(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	for round := 0; ; round++ {
+	if h.poller != nil {
+		pollCtx, stop := context.WithCancel(context.Background()) // the links' ends go through it
+		polled := make(chan struct{})
+		go func() {
+			defer close(polled)
+			_ = h.poller.Run(pollCtx)
+		}()
+		defer func() { stop(); <-polled }()
+	}
+	for {
 		select {
 		case <-ctx.Done():
 			h.drain()
 			return context.Cause(ctx)
 		case <-tick.C:
-			h.sweep(round)
+			h.sweep()
 		}
 	}
 }
@@ -388,48 +410,87 @@ func (h *Hub) Run(ctx context.Context) error {
 // seenEvery is how many seconds lie between two calls of Options.Seen.
 const seenEvery = 300
 
-func (h *Hub) sweep(round int) {
+func (h *Hub) sweep() {
 	now := time.Now()
 	h.mu.Lock()
-	lane := h.lanes[round%sweepLanes]
-	nodes := make([]*Node, 0, len(lane))
-	for n := range lane {
-		nodes = append(nodes, n)
-	}
+	h.second++
+	slot := h.second % wheelSize
+	due := slices.Collect(maps.Keys(h.wheel[slot]))
+	clear(h.wheel[slot])
 	for id, r := range h.rivals {
 		if now.After(r.until.Add(maxPenalty)) && (len(r.times) == 0 || now.Sub(r.times[len(r.times)-1]) > rivalWindow) {
 			delete(h.rivals, id)
 		}
 	}
+	var all []*Node
+	if h.revised() || h.second%seenEvery == 0 {
+		all = slices.Collect(maps.Values(h.nodes))
+	}
 	h.mu.Unlock()
-	var seen []string
-	for _, n := range nodes {
-		if now.After(n.nextPing) || n.session.Idle() >= link.DeadAfter {
-			n.session.Tick()
-			n.nextPing = now.Add(pingAfter)
-			if h.opt.Alive != nil && n.session.Idle() < link.DeadAfter {
-				h.opt.Alive(n)
-			}
+
+	for _, n := range all {
+		h.checkGrant(n)
+	}
+	for _, n := range due {
+		n.session.Tick()
+		if n.session.Idle() < link.DeadAfter && h.opt.Alive != nil {
+			h.opt.Alive(n)
 		}
-		if !n.revoked && n.session.Active != nil && n.session.Active() != nil {
-			n.revoked = true
-			h.event(Event{Kind: "revoked", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
-			n.session.Close(link.CloseAuthFailed, "auth_failed")
-		}
-		if h.opt.Seen != nil && round%seenEvery >= seenEvery-sweepLanes {
-			seen = append(seen, n.session.NodeID)
+		h.checkGrant(n)
+	}
+	h.mu.Lock()
+	for _, n := range due {
+		if h.nodes[n.session.NodeID] == n {
+			h.lookLocked(n, n.patience())
 		}
 	}
-	if len(seen) > 0 {
-		h.opt.Seen(seen)
+	h.mu.Unlock()
+	if h.opt.Seen != nil && h.second%seenEvery == 0 && len(all) > 0 {
+		ids := make([]string, len(all))
+		for i, n := range all {
+			ids[i] = n.session.NodeID
+		}
+		h.opt.Seen(ids)
 	}
+}
+
+// revised is whether grants may have been taken back since it was last asked.
+func (h *Hub) revised() bool {
+	if h.opt.Revision == nil {
+		return true
+	}
+	before := h.revision
+	h.revision = h.opt.Revision()
+	return h.revision != before
+}
+
+// checkGrant cuts a node whose token holds no longer.
+func (h *Hub) checkGrant(n *Node) {
+	if n.revoked || n.session.Active == nil || n.session.Active() == nil {
+		return
+	}
+	n.revoked = true
+	h.event(Event{Kind: "revoked", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
+	n.session.Close(link.CloseAuthFailed, "auth_failed")
+}
+
+// patience is how long the sweep need not look at a node that it has just looked at.
+func (n *Node) patience() time.Duration {
+	wait := min(pingAfter, link.DeadAfter-n.session.Idle())
+	if until := n.session.Until; !until.IsZero() {
+		wait = min(wait, time.Until(until))
+	}
+	return wait
 }
 
 func (h *Hub) drain() {
 	h.mu.Lock()
 	h.closing = true
+	for _, n := range h.nodes {
+		n.session.Close(link.CloseDraining, "draining")
+	}
 	h.mu.Unlock()
-	h.cancel() // every session closes with 4503 draining
+	h.cancel() // and the handshakes
 	done := make(chan struct{})
 	go func() { h.wg.Wait(); close(done) }()
 	select {

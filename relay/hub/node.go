@@ -13,12 +13,11 @@ import (
 
 // Node is one linked device, from ready to gone.
 type Node struct {
-	hub      *Hub
-	session  *link.Session
-	nextPing time.Time // of the hub's sweep only
-	revoked  bool      // likewise
-	lane     int       // of the sweep; set by enter
-	served   bool      // by hub.mu: Ready has put its tools, or those of the link before it, in place
+	hub     *Hub
+	session *link.Session
+	revoked bool // of the hub's sweep only
+	slot    int  // of the hub's wheel; by hub.mu
+	served  bool // by hub.mu: Ready has put its tools, or those of the link before it, in place
 
 	mu      sync.Mutex // protects the fields below
 	tools   []manifest.Tool
@@ -274,4 +273,4 @@ var (
 		Message: "this reader was too slow for the stream; use a longer interval_ms", Reason: "behind"})
 )
 
-var _ link.SessionHandler = (*Node)(nil)
+var _ link.Keeper = (*Node)(nil)

@@ -18,6 +18,7 @@ type Grant struct {
 	Tenant string
 	Name   string
 	Active func() error // still good? nil: cannot end
+	Until  time.Time    // when it ends by itself; zero: never
 }
 
 // Refusal ends a handshake with a close code.

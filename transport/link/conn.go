@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 
 	"github.com/gorilla/websocket"
+
+	"agentctl/transport/netpoll"
 )
 
 // Conn carries whole text messages. One goroutine reads; writes and pings come from one
@@ -71,44 +72,10 @@ const keepBuffer = 16 << 10
 // writeBuffers is shared by all links, so that an idle one holds none.
 var writeBuffers sync.Pool
 
-// bufferSize is the size of a link's I/O buffers, bytes. The relay reads into a smaller
-// one, of which it has thousands: an echo's ack or a metric frame still comes in one read.
-const (
-	bufferSize      = 1024
-	relayReadBuffer = 512
-)
+// bufferSize is the size of a link's I/O buffers, bytes.
+const bufferSize = 1024
 
-// Upgrader turns requests into links; the name keeps the WebSocket library in this room.
-type Upgrader = websocket.Upgrader
-
-// NewUpgrader makes the relay's upgrader. checkOrigin decides about requests with an
-// Origin header; devices send none.
-func NewUpgrader(checkOrigin func(*http.Request) bool) *Upgrader {
-	return &websocket.Upgrader{
-		HandshakeTimeout:  AuthTimeout,
-		ReadBufferSize:    relayReadBuffer,
-		WriteBufferSize:   bufferSize,
-		WriteBufferPool:   &writeBuffers,
-		Subprotocols:      []string{Subprotocol},
-		CheckOrigin:       checkOrigin,
-		EnableCompression: false, // SetReadLimit does not bound what comes out of inflate
-	}
-}
-
-// Upgrade turns a request into a Conn, or answers it with an error.
-func Upgrade(u *Upgrader, w http.ResponseWriter, r *http.Request) (Conn, error) {
-	ws, err := u.Upgrade(w, r, nil)
-	if err != nil {
-		return nil, err
-	}
-	if ws.Subprotocol() != Subprotocol {
-		c := newWSConn(ws)
-		_ = c.Close(CloseUpgradeRequired, "upgrade_required")
-		return nil, errors.New("link: the client did not offer subprotocol " + Subprotocol)
-	}
-	return newWSConn(ws), nil
-}
-
+// wsConn is the device's end of a link.
 type wsConn struct {
 	ws     *websocket.Conn
 	limit  int // of a message; gorilla's own limit would answer 1009, not our code
@@ -118,8 +85,17 @@ type wsConn struct {
 var _ Conn = (*wsConn)(nil)
 
 func newWSConn(ws *websocket.Conn) *wsConn {
-	setUserTimeout(ws.NetConn())
+	giveUp(ws.NetConn())
 	return &wsConn{ws: ws, limit: MaxFrame}
+}
+
+// giveUp makes the kernel give a dead peer up, as a back-stop of DeadAfter.
+func giveUp(c net.Conn) {
+	if tcp, ok := tcpConn(c); ok {
+		if s := netpoll.NewSock(tcp); s != nil {
+			s.GiveUp(tcpUserTimeout)
+		}
+	}
 }
 
 // tcpConn finds the TCP connection below TLS and listeners' wrappers.
@@ -222,7 +198,7 @@ func (c *wsConn) Close(code int, reason string) error {
 	c.closed.Do(func() {
 		e := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, reason), time.Now().Add(time.Second))
 		if e == nil || errors.Is(e, websocket.ErrCloseSent) { // the library's own answer, such as 1002
-			c.linger()
+			linger(c.ws.NetConn(), c.ws.NetConn())
 		}
 		err = c.ws.Close()
 	})
@@ -235,14 +211,14 @@ const (
 	lingerBytes = 1 << 20
 )
 
-// linger waits until the peer has closed too. Closing a socket with unread input resets
-// it, and the reset can overtake the close frame that says why.
-func (c *wsConn) linger() {
-	conn := c.ws.NetConn()
+// linger sends FIN and waits until the peer has closed too, reading from in. Closing a
+// socket with unread input resets it, and the reset can overtake the close frame that
+// says why.
+func linger(conn, in net.Conn) {
 	if w, ok := conn.(interface{ CloseWrite() error }); ok {
 		_ = w.CloseWrite()
 	}
 	stop := time.AfterFunc(lingerFor, func() { _ = conn.Close() })
 	defer stop.Stop()
-	_, _ = io.CopyN(io.Discard, conn, lingerBytes)
+	_, _ = io.CopyN(io.Discard, in, lingerBytes)
 }

@@ -32,6 +32,11 @@ type Session struct {
 
 	writer func() // s.write; a method value made once instead of at every burst
 
+	keeper Keeper  // of Start
+	poller *Poller // where it rests, under key
+	key    uint64
+	turn   atomic.Uint32 // whose turn it is to read: started, running, again, gone
+
 	mu      sync.Mutex // protects the fields below
 	queue   [][]byte   // from head on; nil is a ping
 	head    int
@@ -284,7 +289,10 @@ func (s *Session) Close(code int, reason string) {
 func (s *Session) closeLocked(code int, reason string) {
 	if s.code == 0 {
 		s.code, s.reason = code, reason
-		s.wg.Go(func() { _ = s.conn.Close(code, reason) })
+		s.wg.Go(func() {
+			_ = s.conn.Close(code, reason)
+			s.wake(0) // who reads finds out
+		})
 	}
 }
 
@@ -299,7 +307,32 @@ func (s *Session) Tick() {
 	if p := s.pinged.Load(); p != 0 && time.Duration(now-p) < PingEvery {
 		return
 	}
-	_ = s.enqueue(nil)
+	if c, ok := s.conn.(attended); !ok || s.turn.Load()&started == 0 || !s.ping(c) {
+		_ = s.enqueue(nil)
+	}
+}
+
+// ping writes a ping at once, in the caller's goroutine; false: that would have waited, or
+// the writer is at work.
+func (s *Session) ping(c attended) bool {
+	s.mu.Lock()
+	free := s.code == 0 && !s.writing
+	s.writing = s.writing || free
+	s.mu.Unlock()
+	if !free {
+		return false
+	}
+	written, err := c.pingNow()
+	if err != nil {
+		s.Close(CloseGoingAway, "gone")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.writing = len(s.queue) > s.head; s.writing { // what came in the meantime
+		s.wg.Add(1)
+		go s.writer()
+	}
+	return written || err != nil
 }
 
 // Idle is how long the link has been silent.

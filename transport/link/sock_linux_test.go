@@ -1,9 +1,20 @@
 package link
 
-import "golang.org/x/sys/unix"
+import (
+	"net"
 
-func hasUserTimeout(c *wsConn) bool {
-	tcp, ok := tcpConn(c.ws.NetConn())
+	"golang.org/x/sys/unix"
+)
+
+func hasUserTimeout(c Conn) bool {
+	var nc net.Conn
+	switch c := c.(type) {
+	case *wsConn:
+		nc = c.ws.NetConn()
+	case *served:
+		nc = c.nc
+	}
+	tcp, ok := tcpConn(nc)
 	if !ok {
 		return false
 	}

@@ -2,4 +2,4 @@
 
 package link
 
-func hasUserTimeout(*wsConn) bool { return true }
+func hasUserTimeout(Conn) bool { return true }

@@ -65,7 +65,7 @@ func TestSocketLink(t *testing.T) {
 			h := &log{known: true}
 			sessions, ended := make(chan *Session, 1), make(chan error, 1)
 			srv, roots := socketServer(t, secure, func(c Conn) {
-				if !hasUserTimeout(c.(*wsConn)) {
+				if !hasUserTimeout(c) {
 					t.Error("TCP_USER_TIMEOUT is not set on the relay's side")
 				}
 				s, m, err := Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, SpreadMS: func() int64 { return 1000 }})
@@ -81,7 +81,7 @@ func TestSocketLink(t *testing.T) {
 			c := NewClient(ClientOptions{
 				Dial: func(ctx context.Context) (Conn, error) {
 					c, err := Dial(ctx, srv.URL, DialOptions{TLS: roots})
-					if err == nil && !hasUserTimeout(c.(*wsConn)) {
+					if err == nil && !hasUserTimeout(c) {
 						t.Error("TCP_USER_TIMEOUT is not set on the device's side")
 					}
 					return c, err
@@ -319,7 +319,7 @@ func TestCloseBounded(t *testing.T) {
 		t.Errorf("Close took %v", d)
 	}
 
-	cut, _ := socketServer(t, false, func(c Conn) { _ = c.(*wsConn).ws.NetConn().Close() })
+	cut, _ := socketServer(t, false, func(c Conn) { _ = c.(*served).nc.Close() })
 	c = dial(t, cut.URL, nil)
 	if err := c.Read(func([]byte) error { return nil }); err == nil || CloseCode(err) != 0 {
 		t.Errorf("a cut link: %v", err)

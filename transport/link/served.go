@@ -1,0 +1,483 @@
+package link
+
+import (
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/gorilla/websocket"
+
+	"agentctl/transport/netpoll"
+)
+
+// Upgrader turns requests into links; the name keeps the WebSocket library in this room.
+type Upgrader = websocket.Upgrader
+
+// NewUpgrader makes the relay's upgrader. checkOrigin decides about requests with an
+// Origin header; devices send none.
+func NewUpgrader(checkOrigin func(*http.Request) bool) *Upgrader {
+	return &websocket.Upgrader{
+		HandshakeTimeout:  AuthTimeout,
+		WriteBufferSize:   bufferSize,
+		WriteBufferPool:   &writeBuffers,
+		Subprotocols:      []string{Subprotocol},
+		CheckOrigin:       checkOrigin,
+		EnableCompression: false, // what comes out of inflate has no bound
+	}
+}
+
+// Upgrade turns a request into a Conn, or answers it with an error.
+func Upgrade(u *Upgrader, w http.ResponseWriter, r *http.Request) (Conn, error) {
+	ws, err := u.Upgrade(w, r, nil)
+	if err != nil {
+		return nil, err
+	}
+	c := newServed(ws.NetConn())
+	if ws.Subprotocol() != Subprotocol {
+		_ = c.Close(CloseUpgradeRequired, "upgrade_required")
+		return nil, errors.New("link: the client did not offer subprotocol " + Subprotocol)
+	}
+	return c, nil
+}
+
+// served is the relay's end of a link. Of the WebSocket library it uses the opening
+// handshake: it speaks the frames of RFC 6455 §5 itself, because a relay has thousands of
+// these, most of them silent. While nothing arrives it holds no buffer, and once it rests
+// with a Poller no goroutine waits for it either: reads then never wait, and what came of
+// a frame is kept until more comes.
+type served struct {
+	nc     net.Conn        // TLS or plain
+	now    *netpoll.Reader // reads the socket below nc; nil: reads wait
+	limit  int             // of a message
+	onPing func(ping bool)
+
+	// Of the reading goroutine only.
+	buf    *[]byte // what was read, in a buffer of readBuffers; nil: nothing
+	off    int     // how much of it has been understood
+	part   []byte  // the message whose last fragment has not come
+	pieces int     // its fragments so far
+
+	closed  sync.Once
+	closing atomic.Bool
+	wmu     sync.Mutex // one frame at a time; protects the fields below
+	bye     bool       // a close frame was written
+	first   bool       // and it was not the answer to the peer's
+}
+
+var _ Conn = (*served)(nil)
+
+// newServed takes an upgraded connection.
+func newServed(nc net.Conn) *served {
+	giveUp(nc)
+	return &served{nc: nc, limit: MaxFrame}
+}
+
+func (c *served) SetReadLimit(n int)                { c.limit = n }
+func (c *served) OnPing(fn func(ping bool))         { c.onPing = fn }
+func (c *served) SetReadDeadline(t time.Time) error { return c.nc.SetReadDeadline(t) }
+
+// Opcodes (RFC 6455 §5.2).
+const (
+	opContinuation = 0x0
+	opText         = 0x1
+	opBinary       = 0x2
+	opClose        = 0x8
+	opPing         = 0x9
+	opPong         = 0xA
+)
+
+const (
+	maxControl = 125     // bytes of a control frame's payload
+	maxPieces  = 1 << 12 // fragments of a message
+)
+
+// frameHead is the head of one frame.
+type frameHead struct {
+	fin    bool
+	op     byte
+	length uint64
+	mask   [4]byte
+	size   int // of the head itself, bytes; 0: it has not come whole
+}
+
+// violation is a breach of RFC 6455, answered with 1002.
+type violation string
+
+func (v violation) Error() string { return "link: websocket: " + string(v) }
+
+// parseHead reads a head as a client must send it.
+func parseHead(b []byte) (f frameHead, err error) {
+	if len(b) < 2 {
+		return f, nil
+	}
+	f.fin, f.op, f.length = b[0]&0x80 != 0, b[0]&0x0f, uint64(b[1]&0x7f)
+	switch {
+	case b[0]&0x70 != 0:
+		return f, violation("reserved bits are set")
+	case b[1]&0x80 == 0:
+		return f, violation("a frame is not masked")
+	case f.op > opBinary && f.op < opClose, f.op > opPong:
+		return f, violation("an unknown opcode")
+	case f.op >= opClose && (!f.fin || f.length > maxControl):
+		return f, violation("a long or fragmented control frame")
+	}
+	n := 2
+	switch f.length {
+	case 126:
+		if len(b) < n+2 {
+			return f, nil
+		}
+		f.length, n = uint64(binary.BigEndian.Uint16(b[n:])), n+2
+	case 127:
+		if len(b) < n+8 {
+			return f, nil
+		}
+		f.length, n = binary.BigEndian.Uint64(b[n:]), n+8
+	}
+	if len(b) < n+4 {
+		return f, nil
+	}
+	f.mask, f.size = [4]byte(b[n:]), n+4
+	return f, nil
+}
+
+// unmask undoes the client's masking, in place.
+func unmask(b []byte, mask [4]byte) {
+	word := uint64(binary.LittleEndian.Uint32(mask[:]))
+	word |= word << 32
+	for len(b) >= 8 {
+		binary.LittleEndian.PutUint64(b, binary.LittleEndian.Uint64(b)^word)
+		b = b[8:]
+	}
+	for i := range b {
+		b[i] ^= mask[i&3]
+	}
+}
+
+// Read calls fn with the next message. A connection at rest gives netpoll.ErrNothing
+// instead of waiting for one.
+func (c *served) Read(fn func([]byte) error) error {
+	for {
+		done, err := c.next(fn)
+		if err == nil && !done {
+			err = c.fill()
+		}
+		if done || err != nil {
+			return c.ended(err)
+		}
+	}
+}
+
+// ended lets the buffer go when nothing waits in it, and tells a breach to the peer.
+func (c *served) ended(err error) error {
+	if err == nil {
+		return nil
+	}
+	if c.buf != nil && (c.off == len(*c.buf) || !errors.Is(err, netpoll.ErrNothing)) {
+		if cap(*c.buf) <= keepBuffer {
+			*c.buf = (*c.buf)[:0]
+			readBuffers.Put(c.buf)
+		}
+		c.buf, c.off = nil, 0
+	}
+	var v violation
+	if errors.As(err, &v) {
+		c.sayBye(websocket.CloseProtocolError, string(v), true)
+	}
+	return err
+}
+
+// fill reads once.
+func (c *served) fill() error {
+	if c.buf == nil {
+		c.buf = readBuffers.Get().(*[]byte)
+	}
+	b := *c.buf
+	switch {
+	case c.off == len(b):
+		b, c.off = b[:0], 0
+	case len(b) == cap(b) && c.off > 0:
+		b, c.off = b[:copy(b, b[c.off:])], 0
+	case len(b) == cap(b):
+		b = append(b, 0)[:len(b)] // next has refused what is over the limit
+	}
+	var n int
+	var err error
+	if _, secure := c.nc.(*tls.Conn); c.now != nil && !secure {
+		n, err = c.now.Read(b[len(b):cap(b)])
+	} else {
+		n, err = c.nc.Read(b[len(b):cap(b)])
+	}
+	*c.buf = b[:len(b)+n]
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF // no close frame came
+	}
+	if n > 0 {
+		return nil // the error comes again
+	}
+	return err
+}
+
+// next handles the frames that have come, up to the end of a message: done, and fn has
+// had it.
+func (c *served) next(fn func([]byte) error) (done bool, err error) {
+	for c.buf != nil {
+		b := (*c.buf)[c.off:]
+		f, err := parseHead(b)
+		if err != nil || f.size == 0 {
+			return false, err
+		}
+		if f.op < opClose {
+			if err := c.admit(&f); err != nil {
+				return false, err
+			}
+		}
+		if uint64(len(b)-f.size) < f.length {
+			return false, nil
+		}
+		payload := b[f.size : f.size+int(f.length)]
+		unmask(payload, f.mask)
+		c.off += f.size + len(payload)
+		switch {
+		case f.op >= opClose:
+			if err := c.control(f.op, payload); err != nil {
+				return false, err
+			}
+		case f.fin && f.op == opText:
+			return true, fn(payload)
+		default:
+			c.part = append(c.part, payload...)
+			c.pieces++
+			if f.fin {
+				whole := c.part
+				c.part, c.pieces = nil, 0
+				return true, fn(whole)
+			}
+		}
+	}
+	return false, nil
+}
+
+// admit checks the head of a data frame against the message it belongs to.
+func (c *served) admit(f *frameHead) error {
+	switch {
+	case f.op == opContinuation && c.pieces == 0:
+		return violation("a continuation of nothing")
+	case f.op != opContinuation && c.pieces > 0:
+		return violation("a message within a message")
+	case f.op == opBinary:
+		return ErrNotText
+	case f.length > uint64(max(0, c.limit-len(c.part))), c.pieces >= maxPieces:
+		return ErrTooLarge
+	}
+	return nil
+}
+
+// control handles a control frame. Pongs go without a deadline, as Ping.
+func (c *served) control(op byte, payload []byte) error {
+	switch op {
+	case opClose:
+		return c.parting(payload)
+	case opPing:
+		if c.onPing != nil {
+			c.onPing(true)
+		}
+		if err := c.write(opPong, payload, time.Time{}); err != nil && !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+	case opPong:
+		if c.onPing != nil {
+			c.onPing(false)
+		}
+	}
+	return nil
+}
+
+// parting answers the peer's close frame.
+func (c *served) parting(payload []byte) error {
+	code, reason := websocket.CloseNoStatusReceived, ""
+	if len(payload) >= 2 {
+		code, reason = int(binary.BigEndian.Uint16(payload)), string(payload[2:])
+		switch {
+		case !validClose(code):
+			return violation("an impossible close code")
+		case !utf8.ValidString(reason):
+			return violation("a close reason that is not UTF-8")
+		}
+	}
+	c.sayBye(code, "", false)
+	return &CloseError{Code: code, Reason: ascii(reason)}
+}
+
+// validClose is whether a peer may send that close code (RFC 6455 §7.4).
+func validClose(code int) bool {
+	switch {
+	case code >= 3000:
+		return code < 5000
+	case code == 1004, code == websocket.CloseNoStatusReceived, code == websocket.CloseAbnormalClosure:
+		return false
+	}
+	return code >= websocket.CloseNormalClosure && code < websocket.CloseTLSHandshake
+}
+
+// writes holds the buffers in which frames are put together.
+var writes = sync.Pool{New: func() any { b := make([]byte, 0, bufferSize); return &b }}
+
+// write writes one frame. The zero deadline is none: its timer would stay behind and wake
+// the process once more, which is most of what an idle link costs; a peer that takes
+// nothing is ended by tcpUserTimeout and by the owner's sweep.
+func (c *served) write(op byte, payload []byte, deadline time.Time) error {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if err := c.nc.SetWriteDeadline(deadline); err != nil {
+		return err
+	}
+	if c.bye || c.closing.Load() { // asked after the deadline was set: Close sets its own after closing
+		return net.ErrClosed
+	}
+	return c.writeLocked(op, payload)
+}
+
+func (c *served) writeLocked(op byte, payload []byte) error {
+	bp := writes.Get().(*[]byte)
+	b := append((*bp)[:0], 0x80|op)
+	switch n := len(payload); {
+	case n <= maxControl:
+		b = append(b, byte(n))
+	case n < 1<<16:
+		b = binary.BigEndian.AppendUint16(append(b, 126), uint16(n))
+	default:
+		b = binary.BigEndian.AppendUint64(append(b, 127), uint64(n))
+	}
+	b = append(b, payload...)
+	_, err := c.nc.Write(b)
+	if cap(b) <= keepBuffer {
+		*bp = b
+		writes.Put(bp)
+	}
+	return err
+}
+
+func (c *served) Write(msg []byte) error {
+	return c.write(opText, msg, time.Now().Add(writeTimeout))
+}
+
+func (c *served) Ping() error { return c.write(opPing, nil, time.Time{}) }
+
+// sayBye writes a close frame, once, within a second. first: it is not an answer.
+func (c *served) sayBye(code int, reason string, first bool) {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if c.bye {
+		return
+	}
+	c.bye = true
+	if c.nc.SetWriteDeadline(time.Now().Add(time.Second)) == nil {
+		err := c.writeLocked(opClose, websocket.FormatCloseMessage(code, reason[:min(len(reason), maxControl-2)]))
+		c.first = first && err == nil
+	}
+}
+
+// awaited is whether the peer has a close frame to read, and is yet to hang up.
+func (c *served) awaited() bool {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	return c.first
+}
+
+func (c *served) Close(code int, reason string) error {
+	err := net.ErrClosed
+	c.closed.Do(func() {
+		c.closing.Store(true)
+		_ = c.nc.SetWriteDeadline(time.Now().Add(time.Second)) // for a write that holds wmu
+		c.sayBye(code, reason, true)
+		if c.awaited() {
+			c.linger()
+		}
+		err = c.nc.Close()
+	})
+	return err
+}
+
+// linger reads below TLS: nobody looks at what still comes.
+func (c *served) linger() {
+	if tcp, ok := tcpConn(c.nc); ok {
+		linger(c.nc, tcp)
+		return
+	}
+	linger(c.nc, c.nc)
+}
+
+// attended is a Conn whose reader need not wait.
+type attended interface {
+	Conn
+	// socket is what a Poller watches; nil: this connection must be read by a goroutine.
+	socket() *netpoll.Sock
+	// rest makes reads give netpoll.ErrNothing instead of waiting. It is called once.
+	rest()
+	// fresh is called in the reading goroutine after each edge; gone is whether it told
+	// that the peer has gone.
+	fresh(gone bool)
+	// pingNow pings unless that may wait; false: nothing was written.
+	pingNow() (bool, error)
+}
+
+var _ attended = (*served)(nil)
+
+// nowReader is a connection below TLS whose reads can be made not to wait.
+type nowReader interface{ ReadNow(r *netpoll.Reader) }
+
+func (c *served) socket() *netpoll.Sock {
+	if t, secure := c.nc.(*tls.Conn); secure {
+		if _, ok := t.NetConn().(nowReader); !ok {
+			return nil
+		}
+	}
+	tcp, ok := tcpConn(c.nc)
+	if !ok {
+		return nil
+	}
+	return netpoll.NewSock(tcp)
+}
+
+func (c *served) rest() {
+	tcp, _ := tcpConn(c.nc)
+	c.now = netpoll.NewReader(tcp)
+	if t, secure := c.nc.(*tls.Conn); secure {
+		t.NetConn().(nowReader).ReadNow(c.now)
+	}
+}
+
+func (c *served) fresh(gone bool) { c.now.Fresh(gone) }
+
+func (c *served) pingNow() (bool, error) {
+	if _, secure := c.nc.(*tls.Conn); secure {
+		if n, err := c.now.Sock().Unacked(); n != 0 || err != nil {
+			return false, err
+		}
+		return true, c.Ping() // a small frame into an empty buffer does not wait
+	}
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if c.bye || c.closing.Load() {
+		return false, net.ErrClosed
+	}
+	n, err := c.now.Sock().Write(pingFrame)
+	if errors.Is(err, os.ErrDeadlineExceeded) { // of an earlier write; Ping lifts it
+		return false, nil
+	}
+	if n == 1 { // torn: the rest must come before anything else
+		_, err = c.nc.Write(pingFrame[1:])
+	}
+	return n > 0, err
+}
+
+var pingFrame = []byte{0x80 | opPing, 0}

@@ -1,0 +1,374 @@
+package link
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"agentctl/manifest"
+	"agentctl/transport/sse"
+)
+
+// tape is a connection whose input is given, in pieces of a size.
+type tape struct {
+	net.Conn
+	in    []byte
+	piece int
+	out   bytes.Buffer
+}
+
+func (c *tape) Read(b []byte) (int, error) {
+	if len(c.in) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(b[:min(len(b), c.piece)], c.in)
+	c.in = c.in[n:]
+	return n, nil
+}
+
+func (c *tape) Write(b []byte) (int, error)      { return c.out.Write(b) }
+func (c *tape) Close() error                     { return nil }
+func (c *tape) SetDeadline(time.Time) error      { return nil }
+func (c *tape) SetReadDeadline(time.Time) error  { return nil }
+func (c *tape) SetWriteDeadline(time.Time) error { return nil }
+
+// hijacked lets the library upgrade a tape.
+type hijacked struct {
+	http.ResponseWriter
+	conn net.Conn
+}
+
+func (h hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return h.conn, bufio.NewReadWriter(bufio.NewReader(h.conn), bufio.NewWriter(h.conn)), nil
+}
+
+// heard is what a reader of a tape makes of it.
+type heard struct {
+	msgs  []string
+	pings int
+	code  int // of the peer's close frame
+}
+
+func listen(c Conn) (h heard, err error) {
+	c.OnPing(func(bool) { h.pings++ })
+	for err == nil {
+		err = c.Read(func(msg []byte) error { h.msgs = append(h.msgs, string(msg)); return nil })
+	}
+	h.code = CloseCode(err)
+	return h, err
+}
+
+// FuzzServed: whatever a client sends, in whatever pieces, the relay's reader hears what
+// the library hears, and answers a close frame where it does.
+func FuzzServed(f *testing.F) {
+	const fin, text = 0x80, 1
+	for _, b := range [][]byte{
+		maskedFrame(fin|text, "hello"),
+		append(maskedFrame(text, "a"), append(maskedFrame(fin|9, "ping"), maskedFrame(fin, "b")...)...),
+		append(maskedFrame(fin|10, ""), maskedFrame(fin|8, "\x03\xe8bye")...),
+		{fin | text, 0x85, 1, 2, 3, 4, 'h' ^ 1, 'e' ^ 2, 'l' ^ 3, 'l' ^ 4, 'o' ^ 1},
+		maskedFrame(fin|text, strings.Repeat("x", 70000)),
+		maskedFrame(fin|text, strings.Repeat("y", 300)),
+		{fin | text, 2, '{', '}'}, {fin | text | 0x40, 0x80, 0, 0, 0, 0}, {fin | 3, 0x80, 0, 0, 0, 0},
+		maskedFrame(fin|8, "\x03\xed"), maskedFrame(fin|8, "\x03\xe8\xff"), maskedFrame(fin|8, "x"), maskedFrame(fin|8, ""), maskedFrame(8, ""),
+		maskedFrame(fin, "x"), append(maskedFrame(text, "a"), maskedFrame(text, "b")...),
+	} {
+		f.Add(b, byte(0))
+		f.Add(b, byte(1))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte, piece byte) {
+		size := int(piece)
+		if size == 0 {
+			size = 1 << 20
+		}
+		ours := &tape{in: slices.Clone(raw), piece: size}
+		got, err := listen(newServed(ours))
+		if err == nil {
+			t.Fatal("a reader at the end of its input goes on")
+		}
+
+		theirs := &tape{in: slices.Clone(raw), piece: size}
+		req := httptest.NewRequest(http.MethodGet, "/", nil)
+		for k, v := range map[string]string{"Connection": "Upgrade", "Upgrade": "websocket", "Sec-Websocket-Version": "13", "Sec-Websocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="} {
+			req.Header.Set(k, v)
+		}
+		ws, upErr := (&websocket.Upgrader{ReadBufferSize: 512}).Upgrade(hijacked{httptest.NewRecorder(), theirs}, req, nil)
+		if upErr != nil {
+			t.Fatal(upErr)
+		}
+		theirs.out.Reset()
+		want, wantErr := listen(newWSConn(ws))
+		if errors.Is(err, ErrTooLarge) && !errors.Is(wantErr, ErrTooLarge) {
+			return // ours refuses a length before its bytes have come
+		}
+		if errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(wantErr, io.ErrUnexpectedEOF) {
+			err, wantErr = nil, nil // ours looks at a head when it has come whole
+			ours.out.Reset()
+			theirs.out.Reset()
+		}
+		if !slices.Equal(got.msgs, want.msgs) || got.pings != want.pings || got.code != want.code {
+			t.Fatalf("heard %+v (%v), the library %+v (%v)", got, err, want, wantErr)
+		}
+		for _, e := range []error{ErrNotText, ErrTooLarge, io.ErrUnexpectedEOF} {
+			if errors.Is(err, e) != errors.Is(wantErr, e) {
+				t.Fatalf("ended with %v, the library with %v", err, wantErr)
+			}
+		}
+		mine, lib := ours.out.Bytes(), theirs.out.Bytes()
+		var v violation
+		if errors.As(err, &v) { // the words differ
+			mine, lib = mine[:min(len(mine), 4)], lib[:min(len(lib), 4)]
+			if i := bytes.LastIndex(mine, []byte{0x88}); i >= 0 && i+1 < len(mine) {
+				mine, lib = mine[:i+1], lib[:min(len(lib), i+1)]
+			}
+		}
+		if !bytes.Equal(mine, lib) {
+			t.Fatalf("answered %q, the library %q", ours.out.Bytes(), theirs.out.Bytes())
+		}
+	})
+}
+
+// keeper is the relay's side of a started link.
+type keeper struct {
+	log
+	over chan error
+}
+
+func (k *keeper) Over(err error) { k.over <- err }
+
+// startedLink is a device's raw connection to a relay that has started its session.
+type startedLink struct {
+	conn net.Conn // the device's, through TLS if there is any
+	tcp  *net.TCPConn
+	s    *Session
+	k    *keeper
+}
+
+// startLinks serves links with a Poller, on the listener that a relay has.
+func startLinks(t *testing.T, secure bool) (open func() *startedLink) {
+	t.Helper()
+	p, err := NewPoller()
+	if err != nil {
+		t.Skipf("no poller here: %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	polled := make(chan error, 1)
+	go func() { polled <- p.Run(ctx) }()
+
+	sessions := make(chan *startedLink)
+	up := NewUpgrader(nil)
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c, err := Upgrade(up, w, r)
+		if err != nil {
+			return
+		}
+		s, m, err := Accept(ctx, c, AcceptOptions{Authenticate: authenticate, SpreadMS: func() int64 { return 1000 }})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		k := &keeper{log: log{known: true}, over: make(chan error, 2)}
+		k.Announced(m)
+		s.Start(p, k)
+		sessions <- &startedLink{s: s, k: k}
+	}))
+	srv.Listener = sse.NewListener(srv.Listener)
+	if secure {
+		srv.StartTLS()
+	} else {
+		srv.Start()
+	}
+	t.Cleanup(func() {
+		cancel()
+		<-polled
+		srv.Close()
+	})
+	return func() *startedLink {
+		tcp, err := net.Dial("tcp", srv.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = tcp.Close() })
+		conn := tcp
+		if secure {
+			conn = tls.Client(tcp, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // a test's certificate
+		}
+		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+		caps := encodeJSON([]manifest.Capability{manifest.Echo(), manifest.Metrics()})
+		hello := "GET " + Path + " HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" +
+			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: " + Subprotocol + "\r\n\r\n"
+		if _, err := io.WriteString(conn, hello); err != nil {
+			t.Fatal(err)
+		}
+		br := bufio.NewReader(conn)
+		if res, err := http.ReadResponse(br, nil); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
+			t.Fatal(res, err)
+		}
+		_, _ = conn.Write(maskedFrame(0x81, string(Encode(TypeAuth, NewID(), "", goodAuth()))))
+		_, _ = conn.Write(maskedFrame(0x81, string(Encode(TypeAnnounce, NewID(), "", Announce{ManifestVersion: manifest.Version, ManifestSHA256: manifest.Hash(caps), Capabilities: caps}))))
+		l := <-sessions
+		l.conn, l.tcp = conn, tcp.(*net.TCPConn)
+		for range 3 { // hello, auth_ok, announce_ack
+			readFrame(t, br)
+		}
+		return l
+	}
+}
+
+// readFrame reads one frame of a server.
+func readFrame(t *testing.T, r io.Reader) (op byte, payload []byte) {
+	t.Helper()
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:2]); err != nil {
+		t.Fatal(err)
+	}
+	n := int(head[1])
+	if n == 126 {
+		if _, err := io.ReadFull(r, head[2:]); err != nil {
+			t.Fatal(err)
+		}
+		n = int(head[2])<<8 | int(head[3])
+	}
+	payload = make([]byte, n)
+	if _, err := io.ReadFull(r, payload); err != nil {
+		t.Fatal(err)
+	}
+	return head[0] & 0x0f, payload
+}
+
+func bothWays(t *testing.T, fn func(t *testing.T, secure bool)) {
+	t.Run("plain", func(t *testing.T) { fn(t, false) })
+	t.Run("TLS", func(t *testing.T) { fn(t, true) })
+}
+
+// atRest is whether nobody reads the link.
+func atRest(s *Session) bool { return s.turn.Load()&(started|running) == started }
+
+// A silent link has no goroutine; what comes in whatever pieces is read all the same.
+func TestRest(t *testing.T) {
+	bothWays(t, func(t *testing.T, secure bool) {
+		open := startLinks(t, secure)
+		var links []*startedLink
+		for range 20 {
+			links = append(links, open())
+		}
+		for _, l := range links {
+			wait(t, func() bool { return atRest(l.s) })
+		}
+		before := runtime.NumGoroutine()
+		l := links[7]
+		id := NewID()
+		ack := maskedFrame(0x81, string(Encode(TypeCmdAck, NewID(), id, CmdAck{OK: true, Result: []byte(`{"x":1}`)})))
+		for round := range 3 {
+			for _, b := range ack { // byte by byte
+				if _, err := l.conn.Write([]byte{b}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wait(t, func() bool { return strings.Count(l.k.all(), id) == round+1 && atRest(l.s) })
+		}
+		if _, err := l.conn.Write(slices.Repeat(ack, 40)); err != nil {
+			t.Fatal(err)
+		}
+		wait(t, func() bool { return strings.Count(l.k.all(), id) == 43 && atRest(l.s) })
+		if after := runtime.NumGoroutine(); after > before+2 {
+			t.Errorf("%d goroutines, %d before", after, before)
+		}
+		// Pings go both ways, also long after a write that had a deadline.
+		for range 2 {
+			_ = l.s.conn.(*served).nc.SetWriteDeadline(time.Now().Add(-time.Second))
+			for range 2 {
+				l.s.Tick()
+				if op, _ := readFrame(t, l.conn); op != opPing {
+					t.Fatalf("Tick wrote opcode %d", op)
+				}
+			}
+		}
+		heard := l.s.lastRead.Load()
+		if _, err := l.conn.Write(maskedFrame(0x80|opPong, "")); err != nil {
+			t.Fatal(err)
+		}
+		wait(t, func() bool { return l.s.lastRead.Load() > heard })
+		if _, err := l.conn.Write(maskedFrame(0x80|opPing, "are you there")); err != nil {
+			t.Fatal(err)
+		}
+		if op, p := readFrame(t, l.conn); op != opPong || string(p) != "are you there" {
+			t.Errorf("a ping is answered with %d %q", op, p)
+		}
+		for _, l := range links {
+			l.s.Close(CloseDraining, "draining")
+		}
+		for _, l := range links {
+			if op, p := readFrame(t, l.conn); op != opClose || string(p[2:]) != "draining" {
+				t.Errorf("got %d %q", op, p)
+			}
+			_ = l.tcp.Close()
+			if err := <-l.k.over; CloseCode(err) != CloseDraining {
+				t.Errorf("over with %v", err)
+			}
+		}
+	})
+}
+
+// However a device leaves a link at rest, it is over, once.
+func TestRestEnds(t *testing.T) {
+	bothWays(t, func(t *testing.T, secure bool) {
+		open := startLinks(t, secure)
+		tests := []struct {
+			name  string
+			leave func(l *startedLink)
+			code  int
+		}{
+			{"a close frame", func(l *startedLink) { _, _ = l.conn.Write(maskedFrame(0x88, "\x03\xe8bye")) }, CloseNormal},
+			{"FIN", func(l *startedLink) { _ = l.tcp.CloseWrite() }, 0},
+			{"RST", func(l *startedLink) { _ = l.tcp.SetLinger(0); _ = l.tcp.Close() }, 0},
+			{"a message, then FIN at once", func(l *startedLink) {
+				_, _ = l.conn.Write(maskedFrame(0x81, string(Encode(TypeCmdAck, NewID(), NewID(), CmdAck{OK: true, Result: []byte(`{"last":1}`)}))))
+				_ = l.tcp.CloseWrite()
+			}, 0},
+			{"half a frame, then FIN", func(l *startedLink) { _, _ = l.conn.Write([]byte{0x81}); _ = l.tcp.CloseWrite() }, 0},
+			{"a bad frame", func(l *startedLink) { _, _ = l.conn.Write(maskedFrame(0x81, "{")); _ = l.tcp.CloseWrite() }, CloseBadFrame},
+			{"closed from here", func(l *startedLink) { l.s.Close(CloseSuperseded, "superseded"); _ = l.tcp.CloseWrite() }, CloseSuperseded},
+		}
+		for _, tt := range tests {
+			t.Run(tt.name, func(t *testing.T) {
+				for i := range 10 {
+					l := open()
+					if i%2 == 0 {
+						wait(t, func() bool { return atRest(l.s) })
+					}
+					tt.leave(l)
+					select {
+					case err := <-l.k.over:
+						if CloseCode(err) != tt.code {
+							t.Errorf("over with %v, want %d", err, tt.code)
+						}
+					case <-time.After(10 * time.Second):
+						t.Fatal("the link is not over")
+					}
+					if tt.name == "a message, then FIN at once" && !strings.Contains(l.k.all(), "acked") {
+						t.Error("the message was not read")
+					}
+					_ = l.tcp.Close()
+					l.s.wake(0)
+					if len(l.k.over) > 0 {
+						t.Error("over twice")
+					}
+				}
+			})
+		}
+	})
+}
