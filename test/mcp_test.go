@@ -92,6 +92,19 @@ func (c *mcpClient) call(name string, args any, meta mcp.Meta) *mcp.CallToolResu
 }
 
 // RFC-0009 §2, RFC-0005 §9: a device's tools as an MCP client sees them.
+// withFailure is a registered output schema as tools/list widens it: docs/protocol.md.
+func withFailure(s map[string]any) map[string]any {
+	words := map[string]any{"type": "string"}
+	s["properties"].(map[string]any)["error"] = map[string]any{
+		"type": "object", "description": "in place of the rest, when the call failed (isError)", "required": []any{"code", "message"},
+		"properties": map[string]any{"code": words, "message": words, "retryable": map[string]any{"type": "boolean"}, "trace_id": words},
+	}
+	s["oneOf"] = []any{map[string]any{"required": s["required"]}, map[string]any{"required": []any{"error"}}}
+	delete(s, "required")
+	delete(s, "$id")
+	return s
+}
+
 func TestMCPTools(t *testing.T) {
 	eras(t, func(t *testing.T, r *rig, version string) {
 		m := r.device(mockOptions{name: "attic"})
@@ -118,11 +131,13 @@ func TestMCPTools(t *testing.T) {
 			if name.Verb == manifest.VerbSubscribe {
 				output = kind + ".frame@1.0.0"
 			}
-			for ref, schema := range map[string]any{kind + ".input@1.0.0": tool.InputSchema, output: tool.OutputSchema} {
-				served := decoded(t, r.do(http.MethodGet, "/schemas/"+ref, "", nil).body)
-				if a, b := marshalled(t, served), marshalled(t, schema); a != b {
-					t.Errorf("%s has the schema %s, served as %s", tool.Name, b, a)
-				}
+			served := decoded(t, r.do(http.MethodGet, "/schemas/"+kind+".input@1.0.0", "", nil).body)
+			if a, b := marshalled(t, served), marshalled(t, tool.InputSchema); a != b {
+				t.Errorf("%s has the schema %s, served as %s", tool.Name, b, a)
+			}
+			registered := decoded(t, r.do(http.MethodGet, "/schemas/"+output, "", nil).body).(map[string]any)
+			if a, b := marshalled(t, withFailure(registered)), marshalled(t, tool.OutputSchema); !strings.Contains(b, `"error"`) || a != b {
+				t.Errorf("%s has the schema %s, served as %s", tool.Name, b, a)
 			}
 		}
 		want := []string{m.snapshotTool(), m.subscribeTool(), m.echoTool()}

@@ -74,6 +74,7 @@ type Handler struct {
 
 	bodyWait   time.Duration
 	serverMeta []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
+	outputs    outputs
 
 	mu       sync.RWMutex // protects the fields below
 	ctx      context.Context

@@ -33,7 +33,7 @@ func (t *tenant) listTools(x *exchange, req *sdk.ListToolsRequest) (sdk.Result, 
 		if i > 0 {
 			b.b = append(b.b, ',')
 		}
-		b.b = appendTool(b.b, tool, x.flat)
+		b.b = t.h.appendTool(b.b, tool, x.flat)
 	}
 	b.b = append(b.b, ']')
 	if more {
@@ -42,7 +42,7 @@ func (t *tenant) listTools(x *exchange, req *sdk.ListToolsRequest) (sdk.Result, 
 	return t.finish(b, x, "complete", listTTL.Milliseconds(), nil), nil
 }
 
-func appendTool(dst []byte, tool *kernel.Tool, flat bool) []byte {
+func (h *Handler) appendTool(dst []byte, tool *kernel.Tool, flat bool) []byte {
 	b := builder{b: dst}
 	name := tool.Name
 	if flat {
@@ -61,7 +61,7 @@ func appendTool(dst []byte, tool *kernel.Tool, flat bool) []byte {
 		b.raw("inputSchema", []byte(`{"type":"object"}`))
 	}
 	if len(tool.OutputSchema) > 0 {
-		b.raw("outputSchema", tool.OutputSchema)
+		b.raw("outputSchema", h.outputs.withFailure(tool.OutputSchema))
 	}
 	switch tool.SafetyClass {
 	case "":

@@ -1,0 +1,74 @@
+package mcp
+
+import (
+	"encoding/json"
+	"sync"
+)
+
+// A failure is a result too: isError, and the error envelope as structured content. MCP
+// wants structured content to fit the tool's output schema, and clients hold it against
+// that (the TypeScript SDK's of the versions with sessions also when isError is set, and
+// then hide the failure behind a complaint about the schema). So the output schema that a
+// client sees admits the envelope beside the tool's own answer.
+
+// errorSchema is the envelope's error object (RFC-0001 §4).
+const errorSchema = `{"type":"object","description":"in place of the rest, when the call failed (isError)",` +
+	`"properties":{"code":{"type":"string"},"message":{"type":"string"},"retryable":{"type":"boolean"},"trace_id":{"type":"string"}},"required":["code","message"]}`
+
+// outputs remembers what withFailure made: boards of one make have the same schemas.
+type outputs struct {
+	mu   sync.Mutex // protects seen
+	seen map[string][]byte
+}
+
+// maxOutputs bounds the schemas that are remembered.
+const maxOutputs = 512
+
+func (o *outputs) withFailure(schema []byte) []byte {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if s, ok := o.seen[string(schema)]; ok {
+		return s
+	}
+	if o.seen == nil || len(o.seen) >= maxOutputs {
+		o.seen = make(map[string][]byte)
+	}
+	s := withFailure(schema)
+	o.seen[string(schema)] = s
+	return s
+}
+
+// withFailure is the schema of a tool's answer or of its failure. The properties stay at
+// the root, where people and programs look for them; $id goes, because this is no longer
+// the registered document.
+func withFailure(schema []byte) []byte {
+	var s, props map[string]json.RawMessage
+	if json.Unmarshal(schema, &s) != nil || json.Unmarshal(s["properties"], &props) != nil {
+		return eitherSchema(schema)
+	}
+	for _, word := range []string{"anyOf", "oneOf", "allOf", "not", "if", "$ref", "propertyNames", "minProperties"} {
+		if _, ok := s[word]; ok {
+			return eitherSchema(schema)
+		}
+	}
+	if _, ok := props["error"]; ok {
+		return schema // it speaks of failures itself
+	}
+	props["error"] = json.RawMessage(errorSchema)
+	s["properties"], _ = json.Marshal(props)
+	if required, ok := s["required"]; ok {
+		s["oneOf"] = json.RawMessage(`[{"required":` + string(required) + `},{"required":["error"]}]`)
+		delete(s, "required")
+	}
+	delete(s, "$id")
+	b, err := json.Marshal(s)
+	if err != nil {
+		return schema
+	}
+	return b
+}
+
+// eitherSchema is for a schema that is no plain list of properties.
+func eitherSchema(schema []byte) []byte {
+	return []byte(`{"type":"object","anyOf":[` + string(schema) + `,{"type":"object","properties":{"error":` + errorSchema + `},"required":["error"]}]}`)
+}
