@@ -239,6 +239,7 @@ func (h *Hub) enter(n *Node) (over takeover, ok bool) {
 func (h *Hub) supersede(over takeover, n *Node) {
 	if over.old != nil {
 		over.old.session.Close(link.CloseSuperseded, "superseded")
+		over.old.lost() // nobody waits for what a half-open link will not answer
 	}
 	if over.clone {
 		h.event(Event{Kind: "clone_suspected", Tenant: n.session.Tenant, NodeID: n.session.NodeID})

@@ -166,7 +166,7 @@ func (n *Node) Announced(m *link.Manifest) {
 	for _, s := range withdrawn {
 		s.end(ErrOffline)
 	}
-	if n.hub.opt.Known != nil {
+	if n.hub.opt.Known != nil && n.hub.current(n) { // a superseded link's last word is not the node's
 		n.hub.opt.Known(n)
 	}
 	n.hub.surface.Lock()
