@@ -304,6 +304,9 @@ func (c *served) control(op byte, payload []byte) error {
 // parting answers the peer's close frame.
 func (c *served) parting(payload []byte) error {
 	code, reason := websocket.CloseNoStatusReceived, ""
+	if len(payload) == 1 {
+		return violation("half a close code")
+	}
 	if len(payload) >= 2 {
 		code, reason = int(binary.BigEndian.Uint16(payload)), string(payload[2:])
 		switch {
@@ -325,7 +328,7 @@ func validClose(code int) bool {
 	case code == 1004, code == websocket.CloseNoStatusReceived, code == websocket.CloseAbnormalClosure:
 		return false
 	}
-	return code >= websocket.CloseNormalClosure && code < websocket.CloseTLSHandshake
+	return code >= websocket.CloseNormalClosure && code <= websocket.CloseTryAgainLater
 }
 
 // writes holds the buffers in which frames are put together.

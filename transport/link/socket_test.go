@@ -226,6 +226,7 @@ func TestSocketFrames(t *testing.T) {
 			maskedFrame(fin|text, string(Encode(TypeAnnounce, NewID(), "", Announce{})))), CloseManifestInvalid},
 		{"bad UTF-8", maskedFrame(fin|text, "\xff"), CloseBadFrame},
 		{"goodbye", maskedFrame(fin|8, "\x03\xe8so long"), CloseNormal},
+		{"goodbye with half a code", maskedFrame(fin|8, "\x03"), websocket.CloseProtocolError},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
