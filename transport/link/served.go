@@ -243,9 +243,10 @@ func (c *served) next(fn func([]byte) error) (done bool, err error) {
 		if uint64(len(b)-f.size) < f.length {
 			return false, nil
 		}
-		payload := b[f.size : f.size+int(f.length)]
+		end := f.size + int(f.length)
+		payload := b[f.size:end:end] // without room for what fn might append: there the next frame lies
 		unmask(payload, f.mask)
-		c.off += f.size + len(payload)
+		c.off += end
 		switch {
 		case f.op >= opClose:
 			if err := c.control(f.op, payload); err != nil {
@@ -340,13 +341,20 @@ var writes = sync.Pool{New: func() any { b := make([]byte, 0, bufferSize); retur
 func (c *served) write(op byte, payload []byte, deadline time.Time) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
+	if err := c.readyLocked(deadline); err != nil {
+		return err
+	}
+	return c.writeLocked(op, payload)
+}
+
+func (c *served) readyLocked(deadline time.Time) error {
 	if err := c.nc.SetWriteDeadline(deadline); err != nil {
 		return err
 	}
 	if c.bye || c.closing.Load() { // asked after the deadline was set: Close sets its own after closing
 		return net.ErrClosed
 	}
-	return c.writeLocked(op, payload)
+	return nil
 }
 
 func (c *served) writeLocked(op byte, payload []byte) error {
@@ -462,14 +470,19 @@ func (c *served) rest() {
 func (c *served) fresh(gone bool) { c.now.Fresh(gone) }
 
 func (c *served) pingNow() (bool, error) {
+	if !c.wmu.TryLock() { // by a pong that the peer does not take, perhaps
+		return false, nil
+	}
+	defer c.wmu.Unlock()
 	if _, secure := c.nc.(*tls.Conn); secure {
 		if n, err := c.now.Sock().Unacked(); n != 0 || err != nil {
 			return false, err
 		}
-		return true, c.Ping() // a small frame into an empty buffer does not wait
+		if err := c.readyLocked(time.Time{}); err != nil {
+			return false, err
+		}
+		return true, c.writeLocked(opPing, nil) // a small frame into an empty buffer does not wait
 	}
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
 	if c.bye || c.closing.Load() {
 		return false, net.ErrClosed
 	}

@@ -328,7 +328,8 @@ func (s *Session) ping(c attended) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.writing = len(s.queue) > s.head; s.writing { // what came in the meantime
+	// What came in the meantime; but once it has ended nobody waits for a writer.
+	if s.writing = len(s.queue) > s.head && s.code == 0; s.writing {
 		s.wg.Add(1)
 		go s.writer()
 	}
