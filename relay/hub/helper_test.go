@@ -47,6 +47,7 @@ type rig struct {
 	surface []string // Ready and Gone
 	nodes   map[string]*Node
 	revoked map[string]bool
+	until   time.Time // of all tokens
 	seen    []string
 	result  func(ref string, raw []byte) error // before CheckResult
 	known   func(n *Node)                      // in Known
@@ -60,7 +61,7 @@ func newRig(t *testing.T) *rig {
 			if !manifest.ValidNodeID(a.Token) {
 				return nil, errors.New("no such token")
 			}
-			return &link.Grant{NodeID: a.Token, Tenant: "acme", Active: func() error { return r.active(a.Token) }}, nil
+			return &link.Grant{NodeID: a.Token, Tenant: "acme", Until: r.until, Active: func() error { return r.active(a.Token) }}, nil
 		},
 		Validate: func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
 		CheckResult: func(ref string, raw []byte, nodeID string) error {
@@ -109,10 +110,21 @@ func newRig(t *testing.T) *rig {
 func (r *rig) active(node string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.revoked[node] {
+	if r.revoked[node] || !r.until.IsZero() && !time.Now().Before(r.until) {
 		return errors.New("revoked")
 	}
 	return nil
+}
+
+// revised makes the hub ask after grants only when their number changes.
+func (r *rig) revised() {
+	r.hub.mu.Lock()
+	defer r.hub.mu.Unlock()
+	r.hub.opt.Revision = func() int64 {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return int64(len(r.revoked))
+	}
 }
 
 func (r *rig) revoke(node string) {

@@ -323,6 +323,57 @@ func TestRevocation(t *testing.T) {
 	})
 }
 
+// A hub that is told of revocations cuts as soon: who was revoked while it shook hands, and
+// whose token ends soon after.
+func TestRevision(t *testing.T) {
+	soon := func(t *testing.T, b *board, since time.Time) {
+		t.Helper()
+		if code := b.gone(); code != link.CloseAuthFailed || time.Since(since) > 2*time.Second {
+			t.Errorf("closed with %d after %v", code, time.Since(since))
+		}
+	}
+	for _, after := range []time.Duration{0, 3 * time.Second} {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t)
+			r.revised()
+			b := r.dial()
+			b.greet(nodeA, instance1)
+			r.revoke(nodeA)
+			time.Sleep(after) // the sweep sees the revision, and not yet this node
+			start := time.Now()
+			b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
+			soon(t, b, start)
+			r.wantEvents("device_refused acme y 4401")
+			if r.heard(&r.surface) != "" {
+				t.Error("its tools were served")
+			}
+			r.end()
+		})
+	}
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		r.revised()
+		b := r.attach(nodeA, instance1)
+		time.Sleep(time.Minute)
+		start := time.Now()
+		r.revoke(nodeA)
+		soon(t, b, start)
+		r.end()
+	})
+	for _, life := range []time.Duration{5 * time.Second, 100 * time.Second} {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t)
+			r.revised()
+			r.until = time.Now().Add(life)
+			soon(t, r.attach(nodeA, instance1), r.until)
+			if time.Now().Before(r.until) {
+				t.Errorf("cut %v too soon", time.Until(r.until))
+			}
+			r.end()
+		})
+	}
+}
+
 func TestDrain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)

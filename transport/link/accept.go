@@ -17,7 +17,7 @@ type Grant struct {
 	NodeID string
 	Tenant string
 	Name   string
-	Active func() error // still good? nil: cannot end
+	Active func() error // still good? It must be quick; nil: cannot end
 	Until  time.Time    // when it ends by itself; zero: never
 }
 
