@@ -72,7 +72,7 @@ type presence struct {
 	mu      sync.RWMutex // protects the fields below
 	entries map[presenceKey]*presenceEntry
 	hooks   []*func(Presence)
-	evicted int64 // when the last search for room was, ms
+	evicted int64 // when the last search for room was, ms; -1000: never
 }
 
 func (p *presence) init(opt Options, unlogged *atomic.Int64) {
@@ -82,7 +82,7 @@ func (p *presence) init(opt Options, unlogged *atomic.Int64) {
 		p.timeout = DefaultPresenceTimeout
 	}
 	p.entries = make(map[presenceKey]*presenceEntry)
-	p.began = time.Now()
+	p.began, p.evicted = time.Now(), -1000
 }
 
 // mono is the monotonic clock, ms.

@@ -196,6 +196,22 @@ func TestPresenceIsBounded(t *testing.T) {
 	})
 }
 
+// There is room for a newcomer from the first moment on: a full directory is often one that
+// was just restored.
+func TestPresenceRoomAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		for i := range kernel.MaxPresences {
+			k.Seen(agent("a", fmt.Sprint(i)))
+		}
+		k.Gone("a", kernel.PresenceAgent, "7")
+		k.Seen(agent("b", "new"))
+		if len(k.Directory("b")) != 1 {
+			t.Error("the newcomer was not recorded")
+		}
+	})
+}
+
 // Status changes from many sides end in what was said last, and the hooks hear every
 // change as a change.
 func TestPresenceConcurrently(t *testing.T) {
