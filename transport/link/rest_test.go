@@ -88,3 +88,24 @@ func TestServedAppend(t *testing.T) {
 		t.Errorf("read %q", msgs)
 	}
 }
+
+// bounded remembers a tape's write deadline.
+type bounded struct {
+	tape
+	deadline, within time.Time // now, and while something was written
+}
+
+func (c *bounded) SetWriteDeadline(t time.Time) error { c.deadline = t; return nil }
+func (c *bounded) Write(b []byte) (int, error)        { c.within = c.deadline; return c.tape.Write(b) }
+
+// No deadline stays behind: TLS answers a KeyUpdate while the link rests, and would break
+// for good at one that has passed.
+func TestServedDeadline(t *testing.T) {
+	conn := &bounded{}
+	if err := newServed(conn).Write([]byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	if !conn.deadline.IsZero() || conn.within.IsZero() {
+		t.Errorf("written until %v; afterwards the deadline is %v", conn.within, conn.deadline)
+	}
+}
