@@ -320,9 +320,12 @@ func (r *Relay) Run(ctx context.Context) error {
 	background.Go(func() { r.audit.run(rooms) })
 	background.Go(func() { newMemory(func() uint64 { return r.hub.Stats().Accepted }).tend(rooms) })
 	background.Go(func() { r.open.sweep(rooms) })
-	linked.Go(func() { _ = r.hub.Run(links) })
-
-	failed := make(chan error, 3)
+	failed := make(chan error, 4)
+	linked.Go(func() {
+		if err := r.hub.Run(links); links.Err() == nil {
+			failed <- err
+		}
+	})
 	var serving sync.WaitGroup
 	if r.listener != nil {
 		var ln net.Listener = sse.NewListener(r.listener)

@@ -373,20 +373,21 @@ func (h *Hub) contested(id string) error {
 func (h *Hub) Run(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	broken := make(chan error, 1)
 	if h.poller != nil {
-		pollCtx, stop := context.WithCancel(context.Background()) // the links' ends go through it
-		polled := make(chan struct{})
-		go func() {
-			defer close(polled)
-			_ = h.poller.Run(pollCtx)
-		}()
-		defer func() { stop(); <-polled }()
+		pollCtx, stop := context.WithCancel(context.Background()) // it is the last to end
+		var poll sync.WaitGroup
+		poll.Go(func() { broken <- h.poller.Run(pollCtx) })
+		defer func() { stop(); poll.Wait() }()
 	}
 	for {
 		select {
 		case <-ctx.Done():
 			h.drain()
 			return context.Cause(ctx)
+		case err := <-broken: // nobody would read a link again
+			h.drain()
+			return err
 		case <-tick.C:
 			h.sweep()
 		}
