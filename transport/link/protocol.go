@@ -56,7 +56,7 @@ const (
 	AuthTimeout     = 5 * time.Second  // from the upgrade to auth (RFC-0002 §2.3)
 	AnnounceTimeout = 5 * time.Second  // from auth_ok to announce
 	PingEvery       = 25 * time.Second // +-20 %, skipped when the peer pinged within it
-	DeadAfter       = 60 * time.Second // without a byte received
+	DeadAfter       = 60 * time.Second // without a message, ping or pong received
 	writeTimeout    = 10 * time.Second
 	tcpUserTimeout  = 30 * time.Second
 	handshakeMost   = AuthTimeout + AnnounceTimeout + 2*time.Second // whatever the peer does
