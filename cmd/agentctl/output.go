@@ -84,7 +84,7 @@ func onScreen(w io.Writer) io.Writer {
 }
 
 // escaper writes whole JSON values and lines with C1 controls, and characters that turn
-// the writing round, as \uXXXX: encoders leave them as they are.
+// the writing round, escaped (\u009b): encoders leave them as they are.
 type escaper struct{ w io.Writer }
 
 func (e escaper) Write(b []byte) (int, error) {

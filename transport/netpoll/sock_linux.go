@@ -55,30 +55,8 @@ func again(call func(int, []byte) (int, error), fd int, b []byte) (int, error) {
 	}
 }
 
-// Write offers b once. Fewer bytes than b without an error: the kernel is full.
-func (s *Sock) Write(b []byte) (int, error) {
-	a := attempts.Get().(*attempt)
-	a.buf = b
-	err := s.raw.Write(a.write)
-	n, failed := a.n, a.err
-	a.buf = nil
-	attempts.Put(a)
-	switch {
-	case err != nil:
-		return 0, err
-	case failed == unix.EAGAIN:
-		return 0, nil
-	case failed != nil:
-		return 0, os.NewSyscallError("write", failed)
-	}
-	return n, nil
-}
-
-// Read takes what is there: ErrNothing when that is nothing, io.EOF at the end.
-func (s *Sock) Read(b []byte) (int, error) {
-	a := attempts.Get().(*attempt)
-	a.buf = b
-	err := s.raw.Read(a.read)
+// finish takes the outcome of one attempt, which err kept from being made, and gives a back.
+func (a *attempt) finish(call string, err error) (int, error) {
 	n, failed := a.n, a.err
 	a.buf = nil
 	attempts.Put(a)
@@ -88,24 +66,38 @@ func (s *Sock) Read(b []byte) (int, error) {
 	case failed == unix.EAGAIN:
 		return 0, ErrNothing
 	case failed != nil:
-		return 0, os.NewSyscallError("read", failed)
-	case n == 0 && len(b) > 0:
-		return 0, io.EOF
+		return 0, os.NewSyscallError(call, failed)
 	}
 	return n, nil
+}
+
+// Write offers b once. Fewer bytes than b without an error: the kernel is full.
+func (s *Sock) Write(b []byte) (int, error) {
+	a := attempts.Get().(*attempt)
+	a.buf = b
+	n, err := a.finish("write", s.raw.Write(a.write))
+	if err == ErrNothing {
+		return 0, nil
+	}
+	return n, err
+}
+
+// Read takes what is there: ErrNothing when that is nothing, io.EOF at the end.
+func (s *Sock) Read(b []byte) (int, error) {
+	a := attempts.Get().(*attempt)
+	a.buf = b
+	n, err := a.finish("read", s.raw.Read(a.read))
+	if n == 0 && err == nil && len(b) > 0 {
+		return 0, io.EOF
+	}
+	return n, err
 }
 
 // Unacked is SIOCOUTQ: bytes (and a FIN) sent or queued that the peer's TCP has not
 // acknowledged.
 func (s *Sock) Unacked() (int, error) {
 	a := attempts.Get().(*attempt)
-	err := s.raw.Control(a.unacked)
-	n, failed := a.n, a.err
-	attempts.Put(a)
-	if err != nil {
-		return 0, err
-	}
-	return n, failed
+	return a.finish("ioctl", s.raw.Control(a.unacked))
 }
 
 // GiveUp bounds how long the kernel waits for an acknowledgement or a window.
