@@ -146,7 +146,7 @@ func (d *diagnosis) write(w io.Writer) error {
 	sgr := map[string]string{findOK: green, findWarn: yellow, findFail: red, findSkip: faint}
 	for _, f := range d.Checks {
 		fmt.Fprintf(w, "%s  %-11s ", paint(colour, sgr[f.Status], fmt.Sprintf("%-4s", f.Status)), f.Name)
-		for i, line := range wrapText(printable(f.Message), width-indent) {
+		for i, line := range wrapText(plain(f.Message), width-indent) {
 			if i > 0 {
 				line = strings.Repeat(" ", indent) + line
 			}
@@ -155,7 +155,7 @@ func (d *diagnosis) write(w io.Writer) error {
 		if f.Next == "" {
 			continue
 		}
-		for i, line := range wrapText(printable(f.Next), width-indent-3) {
+		for i, line := range wrapText(plain(f.Next), width-indent-3) {
 			fmt.Fprintf(w, "%s%s %s\n", strings.Repeat(" ", indent), []string{"->", "  "}[min(i, 1)], paint(colour, bold, line))
 		}
 	}

@@ -113,7 +113,7 @@ func (p *eventPrinter) event(e kernel.Event) error {
 	if len(payload) > 100 {
 		payload = payload[:97] + "..."
 	}
-	_, err := fmt.Fprintf(p.tab, "%d\t%s\t%s\t%s\t%s\t%s\n", e.Seq, time.UnixMilli(e.CreatedMS).UTC().Format(time.RFC3339), printable(e.Tenant), e.Type, printable(e.Aggregate), printable(payload))
+	_, err := fmt.Fprintf(p.tab, "%d\t%s\t%s\t%s\t%s\t%s\n", e.Seq, time.UnixMilli(e.CreatedMS).UTC().Format(time.RFC3339), plain(e.Tenant), e.Type, plain(e.Aggregate), plain(payload))
 	if p.n%1000 == 0 && err == nil { // a table is laid out in memory
 		err = p.tab.Flush()
 	}

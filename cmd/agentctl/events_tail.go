@@ -224,7 +224,7 @@ func (t *tail) run(ctx context.Context) error {
 		if errors.As(err, &later) {
 			pause = max(pause, min(later.after, tailMaxWait))
 		}
-		if what := printable(err.Error()); pause > 0 && what != t.told { // once for each thing that is wrong
+		if what := plain(err.Error()); pause > 0 && what != t.told { // once for each thing that is wrong
 			fmt.Fprintf(t.say, "agentctl: %s; connecting again\n", what)
 			t.told = what
 		}
@@ -357,7 +357,7 @@ func eventsAnswer(resp *http.Response, token bool, scope string) error {
 	if json.Unmarshal(b, &env) != nil || env.Error.Code == "" {
 		env.Error.Message = "no agentctl error; is this the event gateway?"
 	}
-	what := fmt.Sprintf("HTTP %d %s: %s", resp.StatusCode, env.Error.Code, printable(env.Error.Message))
+	what := fmt.Sprintf("HTTP %d %s: %s", resp.StatusCode, env.Error.Code, plain(env.Error.Message))
 	switch {
 	case resp.StatusCode == http.StatusUnauthorized && !token:
 		return exit(exitUnauthorized, "%s; pass a token with --token-file, or set MCP_SSE_AUTH_TOKEN", what)
@@ -442,7 +442,7 @@ type tailEvent struct {
 func (t *tail) print(ev sse.Event) error {
 	data, signature, _ := bytes.Cut(ev.Data, []byte{'\n'}) // the second line signs the first
 	if t.human {
-		_, err := fmt.Fprintf(t.out, "%s  %s  %s  %s\n", time.Now().Format(time.TimeOnly), printable(ev.ID), printable(ev.Type), printable(string(data)))
+		_, err := fmt.Fprintf(t.out, "%s  %s  %s  %s\n", time.Now().Format(time.TimeOnly), plain(ev.ID), plain(ev.Type), plain(string(data)))
 		return err
 	}
 	e := tailEvent{ID: rawJSON([]byte(ev.ID)), Topic: ev.Type, Data: rawJSON(data)}

@@ -204,7 +204,7 @@ func TestEventsTailHuman(t *testing.T) {
 	if err := tl.run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := out.String(); strings.ContainsAny(got, "\x1b\x07") || !strings.HasSuffix(got, `  5  a[2J  {"x":"]0;y"}`+"\n") {
+	if got := out.String(); strings.ContainsAny(got, "\x1b\x07") || !strings.HasSuffix(got, `  5  a?[2J  {"x":"?]0;y?"}`+"\n") {
 		t.Errorf("printed %q", got)
 	}
 }

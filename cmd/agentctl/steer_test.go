@@ -27,7 +27,7 @@ func TestSteering(t *testing.T) {
 	if printNodes(cmd, []node{n}) != nil || printTickets(cmd, []ticket{k}) != nil || printTicket(&out, &k) != nil {
 		t.Error("not printed")
 	}
-	for _, s := range []string{out.String(), printable(steering), plainLines("a\n" + steering)} {
+	for _, s := range []string{out.String(), plain(steering), plainLines("a\n" + steering)} {
 		if steers(s) || !strings.Contains(s, "a\u00e9") {
 			t.Errorf("got %q", s)
 		}

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-	"unicode"
 
 	"agentctl/control"
 	"agentctl/prober/alert"
@@ -138,7 +137,7 @@ func (v *view) take(m watchMsg) {
 	case "update_ready":
 		var u struct{ Component, Version string }
 		_ = json.Unmarshal(m.params, &u)
-		v.update = printable(u.Component + " " + u.Version)
+		v.update = plain(u.Component + " " + u.Version)
 	}
 }
 
@@ -161,8 +160,8 @@ func (v *view) gap() {
 func (v *view) alert(a alert.Event) {
 	level := string(a.Level)
 	sgr := map[string]string{"error": red, "warn": yellow}[level]
-	head := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), printable(level))
-	shown := viewAlert{head, printable(a.Message), sgr}
+	head := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), plain(level))
+	shown := viewAlert{head, plain(a.Message), sgr}
 	if slices.Contains(v.alerts, shown) {
 		return
 	}
@@ -170,16 +169,6 @@ func (v *view) alert(a alert.Event) {
 	if len(v.alerts) > viewAlerts {
 		v.alerts = v.alerts[1:]
 	}
-}
-
-// printable is s without what a terminal would act on.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsGraphic(r) { // nor what turns the writing round
-			return -1
-		}
-		return r
-	}, s)
 }
 
 // lines draws the view for a terminal of this size.
@@ -231,7 +220,7 @@ func (v *view) lines(width, height int, now time.Time) []string {
 }
 
 func (v *view) header(width int) string {
-	name := printable(v.state.Name)
+	name := plain(v.state.Name)
 	if name == "" {
 		name, _ = os.Hostname() // the socket is this machine's
 	}
