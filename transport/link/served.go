@@ -140,6 +140,9 @@ func parseHead(b []byte) (f frameHead, err error) {
 			return f, nil
 		}
 		f.length, n = binary.BigEndian.Uint64(b[n:]), n+8
+		if f.length>>63 != 0 { // RFC 6455 §5.2: never set
+			return f, ErrTooLarge
+		}
 	}
 	if len(b) < n+4 {
 		return f, nil
