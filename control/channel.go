@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 
 	"github.com/creachadair/jrpc2/channel"
 )

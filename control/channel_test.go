@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 
 	"github.com/creachadair/jrpc2"
 )

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Error is an error of the socket. The server sends it; the client returns it.

@@ -11,8 +11,8 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
+	"agentctl/strictjson"
 	"agentctl/transport/link"
-	"agentctl/transport/strictjson"
 )
 
 // Event types of the log about alerts of boards; the payload is an alert with its node.

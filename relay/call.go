@@ -15,7 +15,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // MaxBody bounds a request body, bytes.

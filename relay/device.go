@@ -11,7 +11,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // device is a connected device as a plugin of the kernel: connect is load, disconnect is

@@ -8,7 +8,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/plugins/control"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Names of the ways in, as the control plane shows them.

@@ -17,8 +17,8 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/auth"
+	"agentctl/strictjson"
 	"agentctl/transport/link"
-	"agentctl/transport/strictjson"
 )
 
 // mock is a device written by hand: it says what a test wants it to say, well or badly.

@@ -15,9 +15,9 @@ import (
 	"agentctl/handlers"
 	"agentctl/manifest"
 	"agentctl/prober"
+	"agentctl/strictjson"
 	"agentctl/transport/clock"
 	"agentctl/transport/link"
-	"agentctl/transport/strictjson"
 )
 
 // board is a device as agentctl run builds it (client, handlers, sampler), on a link in

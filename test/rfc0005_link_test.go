@@ -14,8 +14,8 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/auth"
+	"agentctl/strictjson"
 	"agentctl/transport/link"
-	"agentctl/transport/strictjson"
 )
 
 // refusedWith makes a handshake that must fail and gives the close code.

@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Codes of the error envelope (docs/protocol.md, "Errors").

@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Log is where events are durable; its numbers are the gateway's ids. The relay joins

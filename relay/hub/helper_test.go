@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/strictjson"
 	"agentctl/transport/link"
-	"agentctl/transport/strictjson"
 )
 
 const (

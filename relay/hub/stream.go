@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/strictjson"
 	"agentctl/transport/fanout"
 	"agentctl/transport/link"
-	"agentctl/transport/strictjson"
 )
 
 // Frame is one metric frame: the sample as JSON, and as an SSE event encoded once for

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"agentctl/manifest"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // PluginManifest is the JSON form in which a plugin that is no part of this program says

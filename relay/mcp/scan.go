@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"unicode/utf8"
 
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // envelope is what the door looks at in a JSON-RPC message before the SDK parses it. The

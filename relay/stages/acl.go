@@ -8,7 +8,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Bounds of acl.

@@ -13,7 +13,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Bounds of compress.

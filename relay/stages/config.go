@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"agentctl/manifest"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // field is one member of a configuration object.

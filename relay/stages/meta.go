@@ -5,7 +5,7 @@ import (
 	"maps"
 
 	"agentctl/relay/kernel"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Keys in the _meta of requests and results.

@@ -11,7 +11,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Bounds of rate.

@@ -16,7 +16,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Algorithm is the only one.

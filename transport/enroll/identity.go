@@ -16,7 +16,7 @@ import (
 	"syscall"
 
 	"agentctl/manifest"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // File is the identity's name in the state directory.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Grant is what the relay's authenticator gives to a device.

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"agentctl/manifest"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // FuzzAnnounce: whatever is announced, there is no panic; the tools that are served are

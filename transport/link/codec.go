@@ -14,7 +14,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"agentctl/manifest"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Envelope is one message of the link.

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"agentctl/manifest"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // bubble runs a test on a fake clock that stands in 2026: samples of earlier years are

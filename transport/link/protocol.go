@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Subprotocol is the WebSocket subprotocol of the link.

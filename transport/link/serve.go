@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // clientLink is one link of a client, from dial to end.

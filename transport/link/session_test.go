@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 func TestHandshake(t *testing.T) {

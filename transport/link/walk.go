@@ -1,6 +1,6 @@
 package link
 
-import "agentctl/transport/strictjson"
+import "agentctl/strictjson"
 
 // walker reads the members of a JSON object which strictjson.Check has accepted: that
 // was the parsing, this only finds the parts, without a copy.

@@ -8,7 +8,7 @@ import (
 	"net/url"
 	"strings"
 
-	"agentctl/transport/strictjson"
+	"agentctl/strictjson"
 )
 
 // Codes of JSON-RPC, and the one for a server that cannot be reached, which lies outside
