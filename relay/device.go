@@ -196,7 +196,7 @@ func (r *Relay) missing(c *kernel.Caller, tool string) error {
 	if !ok {
 		return &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
 	}
-	owner, known := r.store.Owner(name.NodeID)
+	owner, known := r.store.NodeTenant(name.NodeID)
 	switch {
 	case !known || owner != c.Tenant:
 		return kernel.NotYours()

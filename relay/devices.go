@@ -38,7 +38,7 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 		r.log.Warn("node registry", zap.String("node_id", id.NodeID), zap.Error(err))
 		return nil, &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
 	}
-	return &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, Until: id.Until(), Active: func() error { return r.store.Active(id) }}, nil
+	return &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, Until: id.ValidUntil(), Active: func() error { return r.store.Active(id) }}, nil
 }
 
 // boundTo checks the install that a token is bound to, if it is.
@@ -107,7 +107,7 @@ func (r *Relay) deviceGone(n *hub.Node) {
 			r.absence.add(a)
 		}
 	}
-	r.store.Seen(n.ID())
+	r.store.MarkSeen(n.ID())
 }
 
 // deviceEvent writes what happened to a device into the audit log and the service log.

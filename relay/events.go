@@ -138,11 +138,11 @@ func told(fn func(gateway.Event) error) func(kernel.Event) error {
 	}
 }
 
-// Since implements gateway.Log.
-func (l gatewayLog) Since(after uint64) bool { return l.store.Since(after) }
+// CanResume implements gateway.Log.
+func (l gatewayLog) Since(after uint64) bool { return l.store.CanResume(after) }
 
 // Last implements gateway.Log. The number behind it is the next one that is given.
-func (l gatewayLog) Last() uint64 { return max(l.store.Last(), l.store.Base()-1) }
+func (l gatewayLog) Last() uint64 { return max(l.store.Last(), l.store.StartSeq()-1) }
 
 // identities lets the relay's tokens into the gateway.
 type identities struct{ r *Relay }

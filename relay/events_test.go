@@ -51,7 +51,7 @@ func TestGatewayLog(t *testing.T) {
 	log := NewGatewayLog(store)
 	next := log.Last() + 1
 	in := gateway.Event{Tenant: "a", Topic: "log/Level-1", Data: []byte(`{"x":"<ä&>"}`), TimeMS: 1795000000000}
-	<-store.Begun()
+	<-store.Started()
 	id, err := log.Append(ctx, in)
 	if err != nil || id != next {
 		t.Fatalf("id %d, %v, want %d", id, err, next)

@@ -239,7 +239,7 @@ func (r *Relay) join() error {
 		Known:        r.deviceKnown,
 		Ready:        r.deviceReady,
 		Gone:         r.deviceGone,
-		Seen:         func(ids []string) { r.store.Seen(ids...) },
+		Seen:         func(ids []string) { r.store.MarkSeen(ids...) },
 		Alive:        r.deviceAlive,
 		Revision:     r.store.Revision,
 		Told:         r.deviceTold,
@@ -252,7 +252,7 @@ func (r *Relay) join() error {
 	r.mcp = mcp.New(mcp.Options{
 		Kernel: r.kernel, Authenticate: r.mcpCaller, OnDenied: r.denied, Version: r.opt.Version, Logger: r.log,
 		AllowOrigin: r.opt.AllowOrigin, AllowHosts: hosts,
-		Gone: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
+		OnSessionClosed: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
 	})
 	r.upgrader = link.NewUpgrader(r.originAllowed)
 	return nil
@@ -313,7 +313,7 @@ func (r *Relay) Run(ctx context.Context) error {
 
 	var log, background, linked sync.WaitGroup
 	log.Go(func() { _ = r.events.Run(logging) })
-	<-r.events.Begun() // nobody is served before the log takes events
+	<-r.events.Started() // nobody is served before the log takes events
 	r.runRooms(rooms, &background)
 	background.Go(func() { _ = r.mcp.Run(streams) })
 	background.Go(func() { _ = r.store.Run(rooms) })

@@ -110,7 +110,7 @@ func BenchmarkOwner(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		if _, ok := s.Owner(list[i%len(list)].NodeID); !ok {
+		if _, ok := s.NodeTenant(list[i%len(list)].NodeID); !ok {
 			b.Fatal("unknown")
 		}
 	}

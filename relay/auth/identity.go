@@ -24,8 +24,8 @@ type Identity struct {
 // (nil) holds nothing.
 func (id *Identity) Has(scope string) bool { return id != nil && id.Scopes.Has(scope) }
 
-// Until is when the identity stops by itself, leeway included; the zero time is never.
-func (id *Identity) Until() time.Time {
+// ValidUntil is when the identity stops by itself, leeway included; the zero time is never.
+func (id *Identity) ValidUntil() time.Time {
 	if id.until == 0 {
 		return time.Time{}
 	}

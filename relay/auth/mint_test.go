@@ -65,7 +65,7 @@ func TestMintMany(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if tenant, ok := s.Owner(id.NodeID); !ok || tenant != "acme" {
+		if tenant, ok := s.NodeTenant(id.NodeID); !ok || tenant != "acme" {
 			t.Errorf("owner: got %q, %v", tenant, ok)
 		}
 		jtis[id.JTI], nodes[id.NodeID] = true, true

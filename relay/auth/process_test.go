@@ -94,7 +94,7 @@ func TestConcurrentProcesses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if tenant, ok := s.Owner(id.NodeID); !ok || tenant != id.Tenant {
+		if tenant, ok := s.NodeTenant(id.NodeID); !ok || tenant != id.Tenant {
 			t.Errorf("owner of %s: got %q, %v", id.NodeID, tenant, ok)
 		}
 		seen[id.JTI] = true

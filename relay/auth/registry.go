@@ -84,9 +84,9 @@ func (r *registry) put(list []*node) {
 	}
 }
 
-// Owner tells the tenant of a node. It answers from memory, in about 20 ns; a node
+// NodeTenant tells the tenant of a node. It answers from memory, in about 20 ns; a node
 // that another process registered is known after a poll.
-func (s *Store) Owner(nodeID string) (tenant string, ok bool) {
+func (s *Store) NodeTenant(nodeID string) (tenant string, ok bool) {
 	n := s.nodes.get(nodeID)
 	if n == nil {
 		return "", false
@@ -94,9 +94,9 @@ func (s *Store) Owner(nodeID string) (tenant string, ok bool) {
 	return n.tenant, true
 }
 
-// Seen notes that nodes are alive now. It is written to disk in batches (SeenInterval),
+// MarkSeen notes that nodes are alive now. It is written to disk in batches (SeenInterval),
 // so a crash may lose the last minute of it. Unknown nodes are ignored.
-func (s *Store) Seen(nodeIDs ...string) {
+func (s *Store) MarkSeen(nodeIDs ...string) {
 	now := s.now().UnixMilli()
 	s.nodes.mu.RLock()
 	defer s.nodes.mu.RUnlock()
@@ -111,7 +111,7 @@ func (s *Store) Seen(nodeIDs ...string) {
 // date, and returns the name it goes by. A wanted name that another node of the tenant
 // has gets a suffix; an empty one leaves the name as it is; an empty manifest leaves
 // the manifest as it is. Nothing is written when nothing changed, so a fleet that
-// reconnects costs no disk. It counts as Seen. ErrForeignNode when the node belongs to
+// reconnects costs no disk. It counts as MarkSeen. ErrForeignNode when the node belongs to
 // another tenant.
 func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string, manifestJSON []byte) (name string, err error) {
 	switch {
@@ -376,7 +376,7 @@ const flushChunk = 1000
 
 const putSeen = "INSERT INTO seen (id, ms) VALUES (?, ?) ON CONFLICT DO UPDATE SET ms = max(ms, excluded.ms)"
 
-// flushSeen writes what Seen noted since the last flush.
+// flushSeen writes what MarkSeen noted since the last flush.
 func (s *Store) flushSeen(ctx context.Context) error {
 	s.flushing.Lock()
 	defer s.flushing.Unlock()

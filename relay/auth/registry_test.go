@@ -65,7 +65,7 @@ func TestNodesPageBySize(t *testing.T) {
 func TestNodeIsKnownFromItsMint(t *testing.T) {
 	s := openStore(t, Options{})
 	m := mint(t, s, MintRequest{Class: "device", Tenant: "acme"})
-	if tenant, ok := s.Owner(m.NodeID); !ok || tenant != "acme" {
+	if tenant, ok := s.NodeTenant(m.NodeID); !ok || tenant != "acme" {
 		t.Errorf("owner: got %q, %v", tenant, ok)
 	}
 	list, err := nodesOf(t, s, "acme")
@@ -75,7 +75,7 @@ func TestNodeIsKnownFromItsMint(t *testing.T) {
 	if list, err := nodesOf(t, s, "zeta"); err != nil || len(list) != 0 {
 		t.Errorf("nodes of another tenant: got %+v, %v", list, err)
 	}
-	if _, ok := s.Owner(manifest.NewNodeID()); ok {
+	if _, ok := s.NodeTenant(manifest.NewNodeID()); ok {
 		t.Error("an unknown node has an owner")
 	}
 	// A second token for the same node, by id and by name; not for another tenant.
@@ -208,7 +208,7 @@ func TestRestartKeepsEverything(t *testing.T) {
 	upsert(t, s, DefaultTenant, device.NodeID, "lab", `["m"]`)
 	id := s.RelayID()
 	ck.t = testTime.Add(5 * time.Second)
-	s.Seen(device.NodeID, "unknown")
+	s.MarkSeen(device.NodeID, "unknown")
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +229,7 @@ func TestRestartKeepsEverything(t *testing.T) {
 	if err != nil || n.NodeID != device.NodeID || string(n.Manifest) != `["m"]` || n.LastSeenMS != ck.t.UnixMilli() || n.CreatedMS != testTime.UnixMilli() {
 		t.Errorf("got %+v, %v", n, err)
 	}
-	if tenant, ok := s.Owner(device.NodeID); !ok || tenant != DefaultTenant {
+	if tenant, ok := s.NodeTenant(device.NodeID); !ok || tenant != DefaultTenant {
 		t.Errorf("owner: got %q, %v", tenant, ok)
 	}
 
@@ -269,7 +269,7 @@ func TestReconnectWritesNothing(t *testing.T) {
 		upsert(t, s, "acme", node, "lab", `[1]`)
 		upsert(t, s, "acme", node, "", "")
 		<-s.db.turn
-		s.Seen(node)
+		s.MarkSeen(node)
 		seen := time.Now().UnixMilli()
 		if got := version(); got != before {
 			t.Errorf("a reconnect wrote to the database")
@@ -308,7 +308,7 @@ func TestRegistryOfTwoStores(t *testing.T) {
 	dir := t.TempDir()
 	a, b := openStore(t, Options{StateDir: dir}), openStore(t, Options{StateDir: dir})
 	m := mint(t, b, MintRequest{Class: "device", Tenant: "acme"})
-	if _, ok := a.Owner(m.NodeID); ok {
+	if _, ok := a.NodeTenant(m.NodeID); ok {
 		t.Error("known before the poll")
 	}
 	// It may connect before the poll.

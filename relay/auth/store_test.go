@@ -36,7 +36,7 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 		"Verify": func() { _, _ = s.Verify(m.Token, ClassAgent) },
 		"Has":    func() { id.Has(manifest.ScopeKernelAdmin) },
 		"Active": func() { _ = s.Active(id) },
-		"Owner":  func() { s.Owner("01hzx9k3m4p7q8r9s0t1v2w3xy") },
+		"Owner":  func() { s.NodeTenant("01hzx9k3m4p7q8r9s0t1v2w3xy") },
 		"huge":   func() { _, _ = s.Verify(bad, ClassAgent) },
 	} {
 		if n := testing.AllocsPerRun(100, fn); n != 0 {
@@ -163,7 +163,7 @@ func TestDiskFull(t *testing.T) {
 	if _, err := s.UpsertNode(t.Context(), "acme", node, "", bytes.Repeat([]byte("1"), 100_000)); err == nil {
 		t.Fatal("upsert: no error")
 	}
-	if _, ok := s.Owner(node); ok || s.Stats().Nodes != 0 {
+	if _, ok := s.NodeTenant(node); ok || s.Stats().Nodes != 0 {
 		t.Errorf("memory keeps what the disk does not: %+v", s.Stats())
 	}
 	if _, err := s.Verify(m.Token); err != nil {

@@ -114,8 +114,8 @@ func (s *Store) enqueue(r *request) error {
 		return ErrClosed
 	case s.state == ended, s.state == idle && !r.offered:
 		return ErrNotRunning
-	case s.events > 0 && (s.events+len(r.events) > s.opts.Queue || s.bytes+r.bytes > waitingBytes),
-		r.offered && s.offers >= max(s.opts.Queue/2, 1): // offers must not take the room of those who wait
+	case s.events > 0 && (s.events+len(r.events) > s.opts.MaxQueued || s.bytes+r.bytes > waitingBytes),
+		r.offered && s.offers >= max(s.opts.MaxQueued/2, 1): // offers must not take the room of those who wait
 		return kernel.ErrLogFull
 	}
 	s.countLocked(r, 1)

@@ -47,12 +47,12 @@ const (
 
 // Options of a Store. Only Path is needed.
 type Options struct {
-	Path     string           // the database file; made with mode 0600, its directory with 0700
-	Logger   *zap.Logger      // default none
-	MaxAge   time.Duration    // events older than this go; default 90 days, below 0: never
-	MaxBytes int64            // the oldest events go when the log is larger; default 256 MiB, at least 1 MiB
-	Queue    int              // events that may wait for the disk, half of them offered; default 8,192
-	Now      func() time.Time // the wall clock; default time.Now
+	Path      string           // the database file; made with mode 0600, its directory with 0700
+	Logger    *zap.Logger      // default none
+	MaxAge    time.Duration    // events older than this go; default 90 days, below 0: never
+	MaxBytes  int64            // the oldest events go when the log is larger; default 256 MiB, at least 1 MiB
+	MaxQueued int              // events that may wait for the disk, half of them offered; default 8,192
+	Now       func() time.Time // the wall clock; default time.Now
 
 	// Snapshot gives events that each say all that is known of their Tenant and Aggregate
 	// (an open ticket, who is present), before retention takes the events that said it
@@ -72,28 +72,28 @@ type Options struct {
 var (
 	ErrNotRunning = errors.New("eventlog: the log's writer does not run; nothing was kept (Run must be running)")
 	ErrClosed     = errors.New("eventlog: closed")
-	ErrGone       = errors.New("eventlog: retention removed events during the replay; begin it again")
+	ErrRemoved    = errors.New("eventlog: retention removed events during the replay; begin it again")
 	ErrDamaged    = errors.New("eventlog: the event log is damaged")
 )
 
 // Stats are what a Store holds now and has done since Open.
 type Stats struct {
-	Events    int64  // rows
-	First     uint64 // the oldest seq that is kept, 0 for none
-	Last      uint64 // the newest seq ever given, 0 for none
-	Mark      uint64 // what lies below it is gone
-	Bytes     int64  // of the database file and its write-ahead log
-	Waiting   int    // events that wait for their transaction
-	Appended  uint64 // events kept, the offered ones and snapshots included
-	Offered   uint64 // events given to Offer
-	Dropped   uint64 // of those, not kept: queue full, bad form, or the disk refused them
-	Commits   uint64 // transactions that kept events
-	Groups    uint64 // of those, with events of more than one caller
-	Failed    uint64 // transactions that the disk refused
-	Removed   uint64 // events removed by retention
-	Snapshots uint64 // events that Options.Snapshot gave and that were kept
-	Recovered bool   // Open found a log that was not closed, and checked it
-	LastError string // why the newest transaction failed; "" when it did not
+	Events        int64  // rows
+	First         uint64 // the oldest seq that is kept, 0 for none
+	Last          uint64 // the newest seq ever given, 0 for none
+	Mark          uint64 // what lies below it is gone
+	Bytes         int64  // of the database file and its write-ahead log
+	Queued        int    // events that wait for their transaction
+	Appended      uint64 // events kept, the offered ones and snapshots included
+	Offered       uint64 // events given to Offer
+	Dropped       uint64 // of those, not kept: queue full, bad form, or the disk refused them
+	Commits       uint64 // transactions that kept events
+	SharedCommits uint64 // of those, with events of more than one caller
+	FailedCommits uint64 // transactions that the disk refused
+	Removed       uint64 // events removed by retention
+	Snapshots     uint64 // events that Options.Snapshot gave and that were kept
+	Recovered     bool   // Open found a log that was not closed, and checked it
+	LastError     string // why the newest transaction failed; "" when it did not
 
 	RetentionError string // why the newest retention failed; "" when it did not
 }
@@ -181,8 +181,8 @@ func (o *Options) defaults() {
 		o.MaxBytes = 256 << 20
 	}
 	o.MaxBytes = max(o.MaxBytes, 1<<20)
-	if o.Queue <= 0 {
-		o.Queue = 8192
+	if o.MaxQueued <= 0 {
+		o.MaxQueued = 8192
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -225,11 +225,11 @@ func (s *Store) readLast() (last uint64, err error) {
 // Last implements kernel.Log: the newest seq that is durable.
 func (s *Store) Last() uint64 { return s.last.Load() }
 
-// Begun is closed once Run has begun: from then on Append may be called.
-func (s *Store) Begun() <-chan struct{} { return s.begun }
+// Started is closed once Run has begun: from then on Append may be called.
+func (s *Store) Started() <-chan struct{} { return s.begun }
 
-// Base is the first seq that this Open gives, or gave.
-func (s *Store) Base() uint64 { return s.base }
+// StartSeq is the first seq that this Open gives, or gave.
+func (s *Store) StartSeq() uint64 { return s.base }
 
 // First is the oldest seq that is kept, 0 for none.
 func (s *Store) First() uint64 {
@@ -238,9 +238,9 @@ func (s *Store) First() uint64 {
 	return s.stats.First
 }
 
-// Since tells whether the log has everything behind seq after, so that a reader who saw
+// CanResume tells whether the log has everything behind seq after, so that a reader who saw
 // that one can go on without a gap: nothing of it was removed, and it is not above Last.
-func (s *Store) Since(after uint64) bool {
+func (s *Store) CanResume(after uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return after+1 >= s.stats.Mark && after <= s.last.Load()
@@ -250,7 +250,7 @@ func (s *Store) Since(after uint64) bool {
 func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	st := s.stats
-	st.Waiting = s.events
+	st.Queued = s.events
 	s.mu.Unlock()
 	st.Last = s.last.Load()
 	st.Bytes = fileBytes(s.opts.Path)

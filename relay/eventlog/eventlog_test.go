@@ -169,7 +169,7 @@ func TestAppendContext(t *testing.T) {
 	go func() { _, err := s.Append(first, event("call", "t", 1)); errs <- err }()
 	<-inside // the first is durable, the second waits
 	go func() { _, err := s.Append(second, event("call", "t", 2)); errs <- err }()
-	for s.Stats().Waiting == 0 {
+	for s.Stats().Queued == 0 {
 		time.Sleep(100 * time.Microsecond)
 	}
 	cancelSecond()
@@ -190,7 +190,7 @@ func TestAppendContext(t *testing.T) {
 // leaves room for those who wait.
 func TestOffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := Open(Options{Path: logPath(t), Queue: 8})
+		s, err := Open(Options{Path: logPath(t), MaxQueued: 8})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,7 +226,7 @@ func TestOffer(t *testing.T) {
 
 func TestQueueFull(t *testing.T) {
 	inside, leave := make(chan bool), make(chan bool)
-	s := start(t, Options{Path: logPath(t), Queue: 3, OnCommit: func([]kernel.Event) { inside <- true; <-leave }})
+	s := start(t, Options{Path: logPath(t), MaxQueued: 3, OnCommit: func([]kernel.Event) { inside <- true; <-leave }})
 	errs := make(chan error, 4)
 	try := func() { _, err := s.Append(context.Background(), event("call", "t", 1)); errs <- err }
 	go try()
@@ -234,7 +234,7 @@ func TestQueueFull(t *testing.T) {
 	for range 3 {
 		go try()
 	}
-	for s.Stats().Waiting < 3 {
+	for s.Stats().Queued < 3 {
 		time.Sleep(100 * time.Microsecond)
 	}
 	if try(); !errors.Is(<-errs, kernel.ErrLogFull) {
@@ -248,7 +248,7 @@ func TestQueueFull(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if st := s.Stats(); st.Commits != 2 || st.Groups != 1 || st.Appended != 4 {
+	if st := s.Stats(); st.Commits != 2 || st.SharedCommits != 1 || st.Appended != 4 {
 		t.Errorf("stats %+v, want the three in one group", st)
 	}
 }
@@ -256,7 +256,7 @@ func TestQueueFull(t *testing.T) {
 // Run may end and begin again; what was offered meanwhile is refused, what is followed goes on.
 func TestRunAgain(t *testing.T) {
 	s := open(t, Options{Path: logPath(t)})
-	sub := s.Tail(fanout.SubOptions[kernel.Event]{})
+	sub := s.Subscribe(fanout.SubOptions[kernel.Event]{})
 	for n := range 3 {
 		stop := run(t, s)
 		seq := mustAppend(t, s, event("call", "t", n))

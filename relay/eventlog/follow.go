@@ -12,17 +12,17 @@ import (
 // again.
 const followBuffer = 1024
 
-// Tail subscribes to events as they become durable, in the order of seq; the newest 512
+// Subscribe subscribes to events as they become durable, in the order of seq; the newest 512
 // can be resumed from (SubOptions.Resume). It ends with ErrClosed. A reader who must not
 // miss any, and may be slow, uses Follow.
-func (s *Store) Tail(o fanout.SubOptions[kernel.Event]) *fanout.Sub[kernel.Event] {
+func (s *Store) Subscribe(o fanout.SubOptions[kernel.Event]) *fanout.Sub[kernel.Event] {
 	return s.topic.Subscribe(o)
 }
 
 // Follow calls fn with the events of q behind q.After, those on disk first, then each as
 // it becomes durable, in the order of seq without a gap or a repeat, until q.To is
 // reached, ctx ends, fn fails or the log is closed; it returns why, nil for q.To. A slow
-// fn falls back to the disk. ErrGone: it was so slow that retention passed it.
+// fn falls back to the disk. ErrRemoved: it was so slow that retention passed it.
 func (s *Store) Follow(ctx context.Context, q Query, fn func(kernel.Event) error) error {
 	if err := q.check(); err != nil {
 		return err
@@ -44,7 +44,7 @@ type follower struct {
 	q   Query
 	pos uint64
 	fn  func(kernel.Event) error
-	far bool // it was on the disk once: from here on, a gap is ErrGone
+	far bool // it was on the disk once: from here on, a gap is ErrRemoved
 }
 
 func (f *follower) over() bool { return f.q.To > 0 && f.pos >= f.q.To }
@@ -58,8 +58,8 @@ func (f *follower) disk(ctx context.Context) error {
 	if to <= f.pos {
 		return ctx.Err()
 	}
-	if f.far && !f.s.Since(f.pos) {
-		return ErrGone
+	if f.far && !f.s.CanResume(f.pos) {
+		return ErrRemoved
 	}
 	q := f.q
 	q.After, q.To = f.pos, to

@@ -53,7 +53,7 @@ func TestDiskFull(t *testing.T) {
 		}
 	}
 	st := s.Stats()
-	if failures < 10 || st.Failed == 0 || !strings.Contains(st.LastError, "df -h") {
+	if failures < 10 || st.FailedCommits == 0 || !strings.Contains(st.LastError, "df -h") {
 		t.Fatalf("%d failures, stats %+v", failures, st)
 	}
 	s.Offer(big)

@@ -127,7 +127,7 @@ func (r *Reader) Bounds(ctx context.Context) (first, last uint64, err error) {
 }
 
 // Replay implements kernel.Log. Events that are appended meanwhile are not seen; Follow
-// sees them too. ErrGone: retention removed events that were not read yet.
+// sees them too. ErrRemoved: retention removed events that were not read yet.
 func (r *Reader) Replay(ctx context.Context, after uint64, fn func(kernel.Event) error) error {
 	return r.Select(ctx, Query{After: after}, fn)
 }
@@ -203,7 +203,7 @@ func (p *pager) next(ctx context.Context) ([]kernel.Event, error) {
 	// page, is not beyond where the page began, the page is whole.
 	mark, err := p.r.mark(ctx)
 	if err == nil && mark > from+1 {
-		err = ErrGone
+		err = ErrRemoved
 	}
 	return page, err
 }

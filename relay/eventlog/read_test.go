@@ -108,7 +108,7 @@ func TestReplayMeanwhile(t *testing.T) {
 		}
 		return nil
 	})
-	if !errors.Is(err, ErrGone) || n != pageRows {
+	if !errors.Is(err, ErrRemoved) || n != pageRows {
 		t.Errorf("%d events, %v; want the first page and ErrGone", n, err)
 	}
 	if got := all(t, s, Query{}); len(got) != int(s.Last()-end)+3*pageRows-2000 {
@@ -196,7 +196,7 @@ func TestFollowAhead(t *testing.T) {
 
 func TestTail(t *testing.T) {
 	s := open(t, Options{Path: logPath(t)})
-	sub := s.Tail(fanout.SubOptions[kernel.Event]{Resume: true, After: s.Last()})
+	sub := s.Subscribe(fanout.SubOptions[kernel.Event]{Resume: true, After: s.Last()})
 	if sub.Joined().Missed {
 		t.Error("the end of the log is unknown to its tail")
 	}

@@ -56,7 +56,7 @@ func TestRetainAge(t *testing.T) {
 		if snapshots < 2 || snapshots > 3 || st.Snapshots != uint64(snapshots) || st.RetentionError != "" {
 			t.Errorf("%d snapshots, %+v", snapshots, st)
 		}
-		if st.Events < 16*20 || st.Events > 17*20+5 || st.Removed == 0 || s.First() != st.Mark || s.First() <= first || s.Since(first) || !s.Since(st.Mark-1) || s.Since(s.Last()+1) {
+		if st.Events < 16*20 || st.Events > 17*20+5 || st.Removed == 0 || s.First() != st.Mark || s.First() <= first || s.CanResume(first) || !s.CanResume(st.Mark-1) || s.CanResume(s.Last()+1) {
 			t.Errorf("stats %+v", st)
 		}
 		got := all(t, s, Query{})
@@ -228,9 +228,9 @@ func TestSnapshotRebuilds(t *testing.T) {
 		}
 		c.mu.Lock() // nobody is between Append and apply
 		var got *counters
-		for err := ErrGone; errors.Is(err, ErrGone); { // retention goes on meanwhile
+		for err := ErrRemoved; errors.Is(err, ErrRemoved); { // retention goes on meanwhile
 			got = &counters{sums: map[string]int{}}
-			if err = s.Replay(ctx, 0, func(e kernel.Event) error { got.apply(e); return nil }); err != nil && !errors.Is(err, ErrGone) {
+			if err = s.Replay(ctx, 0, func(e kernel.Event) error { got.apply(e); return nil }); err != nil && !errors.Is(err, ErrRemoved) {
 				t.Error(err)
 			}
 		}

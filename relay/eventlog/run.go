@@ -102,11 +102,11 @@ func (s *Store) begin() error {
 func (s *Store) finish() {
 	s.mu.Lock()
 	s.state = ended
-	failed := s.stats.Failed
+	failed := s.stats.FailedCommits
 	s.mu.Unlock()
 	for s.commitNext() {
 		s.mu.Lock()
-		if s.stats.Failed > failed {
+		if s.stats.FailedCommits > failed {
 			s.dropWaitingLocked()
 		}
 		s.mu.Unlock()
@@ -226,7 +226,7 @@ func (s *Store) committedLocked(group []*request, events []kernel.Event) {
 	s.stats.Appended += uint64(len(events))
 	s.stats.Commits++
 	if len(group) > 1 {
-		s.stats.Groups++
+		s.stats.SharedCommits++
 	}
 	if s.stats.LastError != "" {
 		s.stats.LastError = ""
@@ -238,7 +238,7 @@ func (s *Store) committedLocked(group []*request, events []kernel.Event) {
 func (s *Store) failed(err error) {
 	s.mu.Lock()
 	first := s.stats.LastError == ""
-	s.stats.Failed++
+	s.stats.FailedCommits++
 	s.stats.LastError = err.Error()
 	s.mu.Unlock()
 	if first {

@@ -24,10 +24,10 @@ type Options struct {
 	// OnDenied answers a request that Authenticate refused: 401 or 403, the envelope and
 	// WWW-Authenticate. Default: 401 with the envelope.
 	OnDenied func(w http.ResponseWriter, r *http.Request, err error)
-	// Gone, when set, is called with the id of each session that has ended.
-	Gone    func(session string)
-	Version string      // of the relay, told to clients; default "dev"
-	Logger  *zap.Logger // default: none
+	// OnSessionClosed, when set, is called with the id of each session that has ended.
+	OnSessionClosed func(session string)
+	Version         string      // of the relay, told to clients; default "dev"
+	Logger          *zap.Logger // default: none
 	// AllowOrigin lists origins ("https://app.example") that may send requests beside
 	// the page's own host. A request without Origin is not a browser's and passes.
 	AllowOrigin []string
@@ -41,7 +41,7 @@ type Options struct {
 	MaxSessionsPerTenant int           // and as many streams; default 1024
 	MaxStreams           int           // open GET and listen streams; default 8192
 	MaxInFlight          int           // requests in progress of one tenant; default 1024
-	SessionIdle          time.Duration // a session without requests and streams ends; default 30 min
+	SessionIdleTimeout   time.Duration // a session without requests and streams ends; default 30 min
 }
 
 // Fixed bounds.
@@ -96,8 +96,8 @@ type Stats struct {
 	Tenants, Sessions, Streams int
 	Modern, Legacy             uint64 // requests of the two eras
 	Refused                    uint64 // requests refused before a message of theirs was handled
-	Cut                        uint64 // streams cut because their reader stalled
-	Notified                   uint64 // rounds of change notifications
+	StalledStreams             uint64 // streams cut because their reader stalled
+	NotifyRounds               uint64 // rounds of change notifications
 	Panics                     uint64 // handlers that panicked and were answered with E_INTERNAL
 }
 
@@ -116,8 +116,8 @@ func New(opt Options) *Handler {
 	if opt.MaxBody <= 0 {
 		opt.MaxBody = 1 << 20
 	}
-	if opt.SessionIdle <= 0 {
-		opt.SessionIdle = 30 * time.Minute
+	if opt.SessionIdleTimeout <= 0 {
+		opt.SessionIdleTimeout = 30 * time.Minute
 	}
 	if opt.Version == "" {
 		opt.Version = "dev"
@@ -197,7 +197,7 @@ func (h *Handler) sweep(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, s := range h.sessions {
-		if s.idle(now) > h.opt.SessionIdle {
+		if s.idle(now) > h.opt.SessionIdleTimeout {
 			h.endLocked(s)
 		}
 	}
@@ -223,7 +223,7 @@ func (h *Handler) Stats() Stats {
 	return Stats{
 		Tenants: len(h.tenants), Sessions: len(h.sessions), Streams: len(h.streams),
 		Modern: h.count.modern.Load(), Legacy: h.count.legacy.Load(), Refused: h.count.refused.Load(),
-		Cut: h.count.cut.Load(), Notified: h.count.notified.Load(), Panics: h.count.panics.Load(),
+		StalledStreams: h.count.cut.Load(), NotifyRounds: h.count.notified.Load(), Panics: h.count.panics.Load(),
 	}
 }
 

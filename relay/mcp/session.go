@@ -341,8 +341,8 @@ func (h *Handler) endLocked(s *session) {
 	}
 	h.wg.Go(func() {
 		_ = s.ss.Close()
-		if h.opt.Gone != nil {
-			h.opt.Gone(s.id)
+		if h.opt.OnSessionClosed != nil {
+			h.opt.OnSessionClosed(s.id)
 		}
 	})
 }

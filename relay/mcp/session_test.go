@@ -172,7 +172,7 @@ func stepped(t *testing.T, at time.Time, d time.Duration) time.Time {
 
 // TestWallClockStep: a relay without a battery gets its time after the start.
 func TestWallClockStep(t *testing.T) {
-	e := newEnv(t, Options{SessionIdle: time.Minute})
+	e := newEnv(t, Options{SessionIdleTimeout: time.Minute})
 	e.initialize("default/idle")
 	e.h.sweep(stepped(t, time.Now(), time.Hour))
 	if s := e.h.Stats(); s.Sessions != 1 || s.Tenants != 1 {
@@ -181,7 +181,7 @@ func TestWallClockStep(t *testing.T) {
 }
 
 func TestIdle(t *testing.T) {
-	e := newEnv(t, Options{SessionIdle: time.Minute})
+	e := newEnv(t, Options{SessionIdleTimeout: time.Minute})
 	b := newBoard("default", nodeA)
 	e.load(b)
 	e.initialize("default/idle")

@@ -170,7 +170,7 @@ func TestStalledReader(t *testing.T) {
 	e.h.mu.RUnlock()
 	var slowest time.Duration
 	rounds := 0
-	for ; e.h.Stats().Cut == 0; rounds++ {
+	for ; e.h.Stats().StalledStreams == 0; rounds++ {
 		if rounds > 5000 {
 			t.Fatal("the stalled reader is never cut")
 		}
@@ -186,7 +186,7 @@ func TestStalledReader(t *testing.T) {
 		slowest = max(slowest, time.Since(start))
 	}
 	until(t, "end of the stalled stream", func() bool { return e.h.Stats().Streams == readers-1 })
-	if s := e.h.Stats(); s.Cut != 1 {
+	if s := e.h.Stats(); s.StalledStreams != 1 {
 		t.Errorf("stats %+v, want one cut", s)
 	}
 	t.Logf("cut after %d rounds; the slowest round of the others took %v", rounds, slowest)
