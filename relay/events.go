@@ -139,7 +139,7 @@ func told(fn func(gateway.Event) error) func(kernel.Event) error {
 }
 
 // CanResume implements gateway.Log.
-func (l gatewayLog) Since(after uint64) bool { return l.store.CanResume(after) }
+func (l gatewayLog) CanResume(after uint64) bool { return l.store.CanResume(after) }
 
 // Last implements gateway.Log. The number behind it is the next one that is given.
 func (l gatewayLog) Last() uint64 { return max(l.store.Last(), l.store.StartSeq()-1) }

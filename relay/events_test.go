@@ -63,7 +63,7 @@ func TestGatewayLog(t *testing.T) {
 	if err := log.Select(ctx, 0, log.Last(), func(e gateway.Event) error { got = append(got, e); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != 1 || got[0].ID != id || got[0].Topic != in.Topic || string(got[0].Data) != string(in.Data) || got[0].TimeMS != in.TimeMS || !log.Since(id) {
+	if len(got) != 1 || got[0].ID != id || got[0].Topic != in.Topic || string(got[0].Data) != string(in.Data) || got[0].TimeMS != in.TimeMS || !log.CanResume(id) {
 		t.Errorf("%+v", got)
 	}
 }

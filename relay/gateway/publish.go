@@ -25,8 +25,8 @@ type Log interface {
 	Follow(ctx context.Context, after uint64, fn func(Event) error) error
 	// Select calls fn with the events above after and up to to, in the order of their ids.
 	Select(ctx context.Context, after, to uint64, fn func(Event) error) error
-	// Since tells whether nothing above after was removed, and after is not above Last.
-	Since(after uint64) bool
+	// CanResume reports whether nothing above after was removed, and after is not above Last.
+	CanResume(after uint64) bool
 	// Last is the newest durable id.
 	Last() uint64
 }

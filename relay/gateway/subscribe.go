@@ -112,7 +112,7 @@ func (g *Gateway) position(r *http.Request) (pos uint64, first []byte, _ context
 	requested := "null" // no number of ours
 	if n, err := strconv.ParseUint(asked, 10, 63); err == nil {
 		requested = strconv.FormatUint(n, 10)
-		if n <= g.ring.last && (n >= g.ring.floor || (g.opts.Log != nil && g.opts.Log.Since(n))) {
+		if n <= g.ring.last && (n >= g.ring.floor || (g.opts.Log != nil && g.opts.Log.CanResume(n))) {
 			return n, first, g.ctx, true
 		}
 	}
@@ -230,7 +230,7 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 	var buf []byte
 	n, last := 0, pos
 	flush := func() error {
-		if !g.opts.Log.Since(pos) { // asked after reading: what was read has no hole
+		if !g.opts.Log.CanResume(pos) { // asked after reading: what was read has no hole
 			return errGone
 		}
 		if c.active != nil && c.active() != nil {

@@ -13,7 +13,7 @@ import (
 type longLog struct{ brokenLog }
 
 func (longLog) Last() uint64      { return 100 }
-func (longLog) Since(uint64) bool { return true }
+func (longLog) CanResume(uint64) bool { return true }
 func (longLog) Follow(ctx context.Context, _ uint64, _ func(Event) error) error {
 	<-ctx.Done()
 	return ctx.Err()
