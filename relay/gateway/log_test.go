@@ -123,7 +123,7 @@ type shrinkingLog struct {
 	first atomic.Uint64 // the oldest event
 }
 
-func (l *shrinkingLog) Last() uint64            { return 100 }
+func (l *shrinkingLog) Last() uint64                { return 100 }
 func (l *shrinkingLog) CanResume(after uint64) bool { return after+1 >= l.first.Load() && after <= 100 }
 func (l *shrinkingLog) Select(_ context.Context, after, to uint64, fn func(Event) error) error {
 	for id := after + 1; id <= to; id++ {

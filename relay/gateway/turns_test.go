@@ -12,7 +12,7 @@ import (
 // longLog has 100 large events, and those of the tenant b among them.
 type longLog struct{ brokenLog }
 
-func (longLog) Last() uint64      { return 100 }
+func (longLog) Last() uint64          { return 100 }
 func (longLog) CanResume(uint64) bool { return true }
 func (longLog) Follow(ctx context.Context, _ uint64, _ func(Event) error) error {
 	<-ctx.Done()
