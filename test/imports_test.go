@@ -1,0 +1,187 @@
+// Package test holds the tests of the whole product: the import rules, the golden wire
+// traces, the command line, and board, relay and client running together.
+package test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// rules forbid imports. A reader can tell from a package's imports what it may know. To
+// change a rule, edit its row and give the reason in the same commit. Test code is exempt.
+var rules = []struct {
+	from      string   // package path below agentctl/, or a prefix that ends in /...
+	forbidden []string // what it may not import: ours below agentctl/, others by full path
+	except    []string // packages of from that the row does not bind
+	why       string
+}{
+	{"manifest", []string{"prober/...", "handlers/...", "control/...", "transport/...", "relay/...", "cmd/..."}, nil, "every package uses the vocabulary, so it may depend on none of them but the JSON decoder"},
+	{"transport/...", []string{"prober/...", "handlers/...", "control/...", "relay/...", "cmd/..."}, nil, "transports do not interpret what they carry"},
+	{"transport/fanout", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
+	{"strictjson", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
+	{"transport/clock", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
+	{"transport/netpoll", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
+	{"transport/sse", []string{"manifest", "transport/link"}, nil, "the SSE writer is independent of the device link"},
+	{"relay/...", []string{"prober/...", "handlers/...", "control/...", "cmd/..."}, nil, "the relay does not depend on the daemon's packages"},
+	{"prober/...", []string{"relay/...", "handlers/...", "control/...", "transport/link", "cmd/..."}, nil, "the sampler does not depend on its consumers"},
+	{"handlers/...", []string{"relay/...", "control/...", "transport/link", "cmd/..."}, nil, "handlers do not depend on the transport of a request"},
+	{"control/...", []string{"relay/...", "handlers/...", "prober/history", "transport/link", "cmd/..."}, nil, "configuration and history reach the control socket as small interfaces"},
+	{"relay/pipeline", []string{"agentctl/..."}, nil, "middleware is generic over requests"},
+	{"relay/kernel", []string{"relay/hub", "relay/mcp/...", "relay/auth", "relay/gateway", "relay/eventlog", "relay/stages", "relay/plugins/...", "relay"}, nil, "the kernel is testable alone"},
+	{"relay/hub", []string{"relay/kernel", "relay/mcp/...", "relay/auth", "relay/gateway", "relay/eventlog", "relay/stages", "relay/plugins/...", "relay"}, nil, "package relay connects devices to the kernel"},
+	{"relay/auth", []string{"relay/kernel", "relay/hub", "relay/mcp/...", "relay/gateway", "relay/eventlog", "relay/stages", "relay/plugins/...", "relay", "transport/..."}, nil, "identities do not depend on their users"},
+	{"relay/mcp", []string{"relay/hub", "relay/gateway", "relay/eventlog", "relay/stages", "relay/plugins/...", "relay", "transport/link"}, nil, "MCP reaches devices through the kernel only"},
+	{"relay/mcp/stdio", []string{"manifest", "relay/...", "transport/link"}, nil, "the bridge carries messages without interpreting them"},
+	{"relay/eventlog", []string{"relay/hub", "relay/mcp/...", "relay/auth", "relay/gateway", "relay/plugins/...", "relay"}, nil, "the event log stores events and does not depend on their senders"},
+	{"relay/stages", []string{"relay/hub", "relay/mcp/...", "relay/auth", "relay/gateway", "relay/plugins/...", "relay"}, nil, "stages see requests, not endpoints or plugins"},
+	{"relay/gateway", []string{"manifest", "transport/link", "relay/kernel", "relay/pipeline", "relay/stages", "relay/hub", "relay/mcp/...", "relay/auth", "relay/eventlog", "relay/plugins/...", "relay"}, nil, "topics, tokens and the log reach the gateway as small interfaces"},
+	{"relay/plugins/...", []string{"relay/stages", "relay/eventlog", "relay/gateway", "relay/hub", "relay/mcp/...", "relay/auth", "relay", "transport/..."}, nil, "plugins use the kernel's API only"},
+	{"...", []string{"github.com/spf13/..."}, []string{"cmd/..."}, "flags, files and environment are parsed in cmd"},
+	{"...", []string{"github.com/shirou/gopsutil/..."}, []string{"prober/..."}, "the sampler owns the machine's readings"},
+	{"...", []string{"github.com/gorilla/websocket"}, []string{"transport/link", "test/bench"}, "WebSocket is an implementation detail of the link; the benchmark compares it with a bare server"},
+	{"...", []string{"github.com/modelcontextprotocol/go-sdk/..."}, []string{"relay/mcp"}, "the MCP SDK stays behind relay/mcp"},
+	{"...", []string{"github.com/creachadair/jrpc2/..."}, []string{"control", "relay/plugins/process"}, "JSON-RPC is spoken on the control socket and to external plugins"},
+	{"...", []string{"github.com/santhosh-tekuri/jsonschema/..."}, []string{"manifest", "relay/plugins/process"}, "schemas are ours, or a plugin's"},
+	{"...", []string{"github.com/golang-jwt/..."}, []string{"relay/auth"}, "tokens are issued and verified in one package"},
+	{"...", []string{"modernc.org/..."}, []string{"relay/auth", "relay/eventlog", "prober/history"}, "a package that stores data owns its database"},
+	{"...", []string{"github.com/prometheus/..."}, []string{"relay"}, "packages return Stats; package relay turns them into metrics"},
+}
+
+// allowed lists, for each package, every package of ours that it may import. A new package
+// needs a line here, and so does a new import of ours. cmd and test are exempt.
+var allowed = map[string]string{
+	"manifest":                  "strictjson",
+	"transport/clock":           "",
+	"transport/fanout":          "",
+	"strictjson":                "",
+	"transport/netpoll":         "",
+	"transport/sse":             "transport/netpoll",
+	"transport/enroll":          "manifest strictjson",
+	"transport/link":            "manifest transport/clock transport/netpoll strictjson",
+	"prober":                    "",
+	"prober/alert":              "prober",
+	"prober/history":            "prober",
+	"handlers":                  "manifest prober",
+	"control":                   "manifest prober transport/clock transport/fanout strictjson",
+	"relay/auth":                "manifest",
+	"relay/pipeline":            "",
+	"relay/kernel":              "manifest relay/pipeline strictjson",
+	"relay/eventlog":            "relay/kernel transport/fanout",
+	"relay/hub":                 "manifest transport/fanout transport/link strictjson",
+	"relay/gateway":             "transport/sse strictjson",
+	"relay/stages":              "manifest relay/kernel relay/pipeline strictjson",
+	"relay/mcp":                 "manifest relay/kernel strictjson",
+	"relay/mcp/stdio":           "transport/sse strictjson",
+	"relay/plugins/conformance": "relay/kernel",
+	"relay/plugins/control":     "manifest relay/kernel",
+	"relay/plugins/directory":   "manifest relay/kernel",
+	"relay/plugins/process":     "manifest relay/kernel",
+	"relay/plugins/tickets":     "manifest relay/kernel",
+	"relay":                     "manifest relay/... transport/fanout transport/link transport/sse strictjson",
+}
+
+func TestImportsAllowed(t *testing.T) {
+	for _, p := range listPackages(t, "") {
+		path := strings.TrimPrefix(p.ImportPath, "agentctl/")
+		if matchesAny([]string{"cmd/...", "test/...", "docs/..."}, path) {
+			continue
+		}
+		list, ok := allowed[path]
+		if !ok {
+			t.Errorf("%s has no line in the table allowed", path)
+		}
+		for _, imp := range p.Imports {
+			if ours, ok := strings.CutPrefix(imp, "agentctl/"); ok && !matchesAny(strings.Fields(list), ours) {
+				t.Errorf("%s imports %s, which its line in the table allowed does not name", path, ours)
+			}
+		}
+	}
+}
+
+type pkg struct {
+	ImportPath string
+	Imports    []string
+}
+
+func TestImportRules(t *testing.T) {
+	for _, tags := range []string{"", "agentctl_omit_relay"} {
+		pkgs := listPackages(t, tags)
+		if len(pkgs) < 10 {
+			t.Fatalf("go list found %d packages", len(pkgs))
+		}
+		for _, r := range rules {
+			for _, p := range pkgs {
+				path := strings.TrimPrefix(p.ImportPath, "agentctl/")
+				if !matches(r.from, path) || matchesAny(r.except, path) {
+					continue
+				}
+				for _, imp := range p.Imports {
+					ours, isOurs := strings.CutPrefix(imp, "agentctl/")
+					for _, f := range r.forbidden {
+						if (f == "agentctl/..." && isOurs) || (isOurs && matches(f, ours)) || matches(f, imp) {
+							t.Errorf("%s imports %s (tags %q): %s", p.ImportPath, imp, tags, r.why)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestBoardBuild checks that the board build links nothing of the relay.
+func TestBoardBuild(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "-tags", "agentctl_omit_relay", "agentctl/cmd/agentctl").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dep := range strings.Fields(string(out)) {
+		for _, banned := range []string{"agentctl/relay", "github.com/prometheus/", "github.com/modelcontextprotocol/", "github.com/santhosh-tekuri/", "github.com/golang-jwt/"} {
+			if strings.HasPrefix(dep, banned) {
+				t.Errorf("the board build contains %s", dep)
+			}
+		}
+	}
+}
+
+func listPackages(t *testing.T, tags string) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "-tags", tags, "agentctl/...")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var pkgs []pkg
+	dec := json.NewDecoder(strings.NewReader(string(out)))
+	for {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return pkgs
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		pkgs = append(pkgs, p)
+	}
+}
+
+func matches(pattern, path string) bool {
+	if pattern == "..." {
+		return true
+	}
+	if prefix, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return path == prefix || strings.HasPrefix(path, prefix+"/")
+	}
+	return path == pattern
+}
+
+func matchesAny(patterns []string, path string) bool {
+	for _, p := range patterns {
+		if matches(p, path) {
+			return true
+		}
+	}
+	return false
+}
