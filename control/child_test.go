@@ -41,7 +41,7 @@ func childServer(path string) {
 	o := Options{Path: path, Prober: prober.New(prober.Options{Interval: time.Second})}
 	if path == "" {
 		os.Setenv("LISTEN_PID", fmt.Sprint(os.Getpid()))
-		ln, err := Inherited(os.Getenv)
+		ln, err := InheritedListener(os.Getenv)
 		if err != nil || ln == nil {
 			fmt.Println("inherited:", ln, err)
 			os.Exit(1)
@@ -113,15 +113,15 @@ func startServer(t *testing.T, path string, files ...*os.File) *exec.Cmd {
 // TestInherited: with a socket that systemd holds, clients that come between two
 // daemons wait, and are served.
 func TestInherited(t *testing.T) {
-	if ln, err := Inherited(func(string) string { return "" }); ln != nil || err != nil {
+	if ln, err := InheritedListener(func(string) string { return "" }); ln != nil || err != nil {
 		t.Errorf("without systemd: %v, %v", ln, err)
 	}
 	other := map[string]string{"LISTEN_PID": "1", "LISTEN_FDS": "1"}
-	if ln, err := Inherited(func(k string) string { return other[k] }); ln != nil || err != nil {
+	if ln, err := InheritedListener(func(k string) string { return other[k] }); ln != nil || err != nil {
 		t.Errorf("with another process's socket: %v, %v", ln, err)
 	}
 	two := map[string]string{"LISTEN_PID": strconv.Itoa(os.Getpid()), "LISTEN_FDS": "2"}
-	if _, err := Inherited(func(k string) string { return two[k] }); err == nil || !strings.Contains(err.Error(), "ListenStream=") {
+	if _, err := InheritedListener(func(k string) string { return two[k] }); err == nil || !strings.Contains(err.Error(), "ListenStream=") {
 		t.Errorf("with two sockets: %v", err)
 	}
 

@@ -124,9 +124,9 @@ func TestContractDialogue(t *testing.T) {
 	tried := map[string]bool{}
 	when := map[string]func(*Server){
 		"an alert is raised": func(s *Server) {
-			s.Alert(Alert{"warn", "cpu_pct", 97.5, 95, "cpu", "cpu use is 97.5 %", 1893456000000})
+			s.PublishAlert(Alert{"warn", "cpu_pct", 97.5, 95, "cpu", "cpu use is 97.5 %", 1893456000000})
 		},
-		"a newer version is there": func(s *Server) { s.UpdateReady("agentctl", "1.2.3") },
+		"a newer version is there": func(s *Server) { s.PublishUpdateReady("agentctl", "1.2.3") },
 		"30 seconds pass":          func(*Server) { time.Sleep(30 * time.Second) },
 	}
 	inBubble(t, wholeOptions(), func(t *testing.T, r *rig) {

@@ -39,7 +39,7 @@ type reader struct {
 
 // join makes a connection one that takes events: push goes on, cpu and mem start.
 func (s *Server) join() (*reader, modules, error) {
-	set, err := s.govern(true, func(now modules) modules { return now | defaultModules })
+	set, err := s.applySampling(true, func(now modules) modules { return now | defaultModules })
 	if err != nil {
 		return nil, 0, err
 	}
@@ -53,7 +53,7 @@ func (s *Server) join() (*reader, modules, error) {
 	s.push.readers++
 	s.push.on = true
 	s.push.extra = readings{} // a module that is seldom read is told to this reader as well
-	s.changeLocked()
+	s.replanLocked()
 	return r, set, nil
 }
 
@@ -63,11 +63,11 @@ func (s *Server) leave(r *reader) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.push.readers--
-	s.changeLocked()
+	s.replanLocked()
 }
 
-// tell publishes the event state.
-func (s *Server) tell(phase, reason string, extra any) {
+// publishState publishes the event state.
+func (s *Server) publishState(phase, reason string, extra any) {
 	ms, _ := s.clock.NowMS()
 	s.mu.Lock()
 	s.push.told++
@@ -81,9 +81,9 @@ func (s *Server) tell(phase, reason string, extra any) {
 	s.events.Publish(e)
 }
 
-// Alert tells every client that takes events. A client that reads too slowly misses
+// PublishAlert tells every client that takes events. A client that reads too slowly misses
 // those beyond 32; they are counted in Stats.
-func (s *Server) Alert(a Alert) {
+func (s *Server) PublishAlert(a Alert) {
 	e, err := newEvent(EventAlert, "", a)
 	if err != nil { // a value that is no number
 		s.log.Error("event alert", zap.String("rule", a.RuleID), zap.Error(err))
@@ -92,10 +92,10 @@ func (s *Server) Alert(a Alert) {
 	s.notices.Publish(e)
 }
 
-// UpdateReady tells every client that takes events, now or when it comes, that a newer
+// PublishUpdateReady tells every client that takes events, now or when it comes, that a newer
 // version of a component is there; once, however often it is called for a version. An
 // empty version takes the word back for those who come later.
-func (s *Server) UpdateReady(component, version string) {
+func (s *Server) PublishUpdateReady(component, version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if version == "" {

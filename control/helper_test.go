@@ -42,30 +42,30 @@ func (f *fixed) Close() error { return nil }
 
 // reading is a module of the fixed machine: a temperature that rises with each reading,
 // a supply and an eMMC that are well. It has no network.
-type reading func(*prober.Modules) error
+type reading func(*prober.ModuleReadings) error
 
-func (f reading) Read(m *prober.Modules) error { return f(m) }
-func (reading) Close() error                   { return nil }
+func (f reading) Read(m *prober.ModuleReadings) error { return f(m) }
+func (reading) Close() error                          { return nil }
 
-func (f *fixed) Module(name string) prober.ModuleReader {
+func (f *fixed) OpenModule(name string) prober.ModuleReader {
 	switch name {
 	case "temperature":
 		c := 40.0
-		return reading(func(m *prober.Modules) error {
+		return reading(func(m *prober.ModuleReadings) error {
 			c++
 			m.Temperature = &prober.Temperature{HottestC: c, Zones: []prober.Zone{{Name: "cpu-thermal", C: c}}}
 			return nil
 		})
 	case "power":
 		no := false
-		return reading(func(m *prober.Modules) error {
+		return reading(func(m *prober.ModuleReadings) error {
 			m.Power = &prober.Power{UnderVoltage: &no}
 			return nil
 		})
 	case "wear":
 		used := 10.0
-		return reading(func(m *prober.Modules) error {
-			m.Wear = &prober.Wear{UsedPct: &used, PreEOL: prober.EOLNormal, Devices: []prober.WornDevice{{Name: "mmcblk0", UsedPct: &used}}}
+		return reading(func(m *prober.ModuleReadings) error {
+			m.Wear = &prober.Wear{UsedPct: &used, PreEOL: prober.EOLNormal, Devices: []prober.WearDevice{{Name: "mmcblk0", UsedPct: &used}}}
 			return nil
 		})
 	}

@@ -200,7 +200,7 @@ func (ss *session) join() error {
 	ss.reader = r
 	ss.c.after(func() {
 		ss.joined <- r
-		ss.srv.tell("start", MethodHello, startExtra{set.names()})
+		ss.srv.publishState("start", MethodHello, startExtra{set.names()})
 	})
 	return nil
 }
@@ -232,11 +232,11 @@ func (ss *session) start(_ context.Context, f *fields) (any, error) {
 		return nil, err
 	}
 	s := ss.srv
-	if _, err := s.govern(true, func(modules) modules { return set }); err != nil {
+	if _, err := s.applySampling(true, func(modules) modules { return set }); err != nil {
 		return nil, err
 	}
 	names := set.names()
-	ss.c.after(func() { s.tell("start", MethodStart, startExtra{names}) })
+	ss.c.after(func() { s.publishState("start", MethodStart, startExtra{names}) })
 	return startResult{true, names}, nil
 }
 
@@ -245,10 +245,10 @@ func (ss *session) stop(_ context.Context, f *fields) (any, error) {
 		return nil, err
 	}
 	s := ss.srv
-	if _, err := s.govern(false, func(now modules) modules { return now }); err != nil {
+	if _, err := s.applySampling(false, func(now modules) modules { return now }); err != nil {
 		return nil, err
 	}
-	ss.c.after(func() { s.tell("stop", MethodStop, nil) })
+	ss.c.after(func() { s.publishState("stop", MethodStop, nil) })
 	return okResult{true}, nil
 }
 
@@ -333,7 +333,7 @@ func (ss *session) burst(_ context.Context, f *fields) (any, error) {
 	}
 	ms, _ := s.clock.NowMS()
 	expires := ms + ttl.Milliseconds()
-	ss.c.after(func() { s.tell("burst", MethodBurst, burstExtra{every.Milliseconds(), expires}) })
+	ss.c.after(func() { s.publishState("burst", MethodBurst, burstExtra{every.Milliseconds(), expires}) })
 	return burstResult{true, expires}, nil
 }
 
@@ -347,7 +347,7 @@ func (ss *session) subscribe(_ context.Context, f *fields) (any, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.push.on = enable
-	s.changeLocked()
+	s.replanLocked()
 	return okResult{true}, nil
 }
 

@@ -74,30 +74,30 @@ func (s modules) snapshot(p prober.Sample) Snapshot {
 	if s.has(modLoad) {
 		snap.Load = &Load{p.Load1, p.Load5, p.Load15}
 	}
-	if p.Extra == nil {
+	if p.Modules == nil {
 		return snap
 	}
 	if s.has(modNetwork) {
-		snap.Network = p.Extra.Network
+		snap.Network = p.Modules.Network
 	}
 	if s.has(modTemperature) {
-		snap.Temperature = p.Extra.Temperature
+		snap.Temperature = p.Modules.Temperature
 	}
 	if s.has(modPower) {
-		snap.Power = p.Extra.Power
+		snap.Power = p.Modules.Power
 	}
 	if s.has(modWear) {
-		snap.Wear = p.Extra.Wear
+		snap.Wear = p.Modules.Wear
 	}
 	return snap
 }
 
 // readings are the modules beyond the frame as they were told last. What was read anew
 // since has another address.
-type readings prober.Modules
+type readings prober.ModuleReadings
 
 // news are the modules that were not told yet as they are in now.
-func (r *readings) news(now *prober.Modules) (set modules) {
+func (r *readings) news(now *prober.ModuleReadings) (set modules) {
 	if now == nil {
 		return 0
 	}
@@ -117,7 +117,7 @@ func (r *readings) news(now *prober.Modules) (set modules) {
 }
 
 // keep notes that the modules in told were told as they are in now.
-func (r *readings) keep(now *prober.Modules, told modules) {
+func (r *readings) keep(now *prober.ModuleReadings, told modules) {
 	if told.has(modNetwork) {
 		r.Network = now.Network
 	}

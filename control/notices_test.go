@@ -37,10 +37,10 @@ func TestAlertsAreNotLost(t *testing.T) {
 		}
 		read() // the answer to hello; from now on this client does not read for 3 s
 		synctest.Wait()
-		r.srv.Alert(Alert{Value: nan(), RuleID: "no number"}) // is logged and not sent
+		r.srv.PublishAlert(Alert{Value: nan(), RuleID: "no number"}) // is logged and not sent
 		for i := range maxNotices + 8 {
-			r.srv.Alert(Alert{Level: "warn", Metric: "cpu_pct", Value: float64(i), Threshold: 1, Message: "m", TS: 5})
-			r.srv.tell("start", "start", nil)
+			r.srv.PublishAlert(Alert{Level: "warn", Metric: "cpu_pct", Value: float64(i), Threshold: 1, Message: "m", TS: 5})
+			r.srv.publishState("start", "start", nil)
 		}
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
@@ -78,8 +78,8 @@ func TestUpdateReady(t *testing.T) {
 			return versions
 		}
 		early, plain := r.peer().hello(bridge), r.peer().hello("")
-		r.srv.UpdateReady("agentctl", "1.1")
-		r.srv.UpdateReady("agentctl", "1.1")
+		r.srv.PublishUpdateReady("agentctl", "1.1")
+		r.srv.PublishUpdateReady("agentctl", "1.1")
 		late := r.peer().hello(bridge)
 		for name, p := range map[string]*peer{"early": early, "late": late} {
 			if got := told(p); fmt.Sprint(got) != "[agentctl 1.1]" {
@@ -94,11 +94,11 @@ func TestUpdateReady(t *testing.T) {
 		if got := told(plain); fmt.Sprint(got) != "[agentctl 1.1]" {
 			t.Errorf("who takes events later was told %q", got)
 		}
-		r.srv.UpdateReady("agentctl", "1.2")
+		r.srv.PublishUpdateReady("agentctl", "1.2")
 		if got := told(early); fmt.Sprint(got) != "[agentctl 1.2]" {
 			t.Errorf("of the next version was told %q", got)
 		}
-		r.srv.UpdateReady("agentctl", "")
+		r.srv.PublishUpdateReady("agentctl", "")
 		if got := append(told(r.peer().hello(bridge)), told(early)...); got != nil {
 			t.Errorf("of what was taken back was told %q", got)
 		}
@@ -132,7 +132,7 @@ func TestModulesBeyondTheFrame(t *testing.T) {
 	var asked []string
 	var enable func([]string) error
 	o := Options{
-		Enable: func(names []string) error {
+		EnableModules: func(names []string) error {
 			asked = append(asked, fmt.Sprint(names))
 			return enable(names)
 		},
@@ -192,7 +192,7 @@ func TestModulesBeyondTheFrame(t *testing.T) {
 
 func TestRecording(t *testing.T) {
 	var told []bool
-	inBubble(t, Options{Recording: func(on bool) { told = append(told, on) }}, func(t *testing.T, r *rig) {
+	inBubble(t, Options{OnRecording: func(on bool) { told = append(told, on) }}, func(t *testing.T, r *rig) {
 		p := r.peer().hello(bridge)
 		for _, method := range []string{"start", "stop", "stop", "start", "stop"} {
 			p.ok(method, "")

@@ -122,24 +122,24 @@ func finite(vs ...float64) bool {
 // rowOf is a sample as it would have been recorded.
 func rowOf(p *prober.Sample) HistoryRow {
 	row := HistoryRow{TS: p.TSMS, Sample: p}
-	if p.Extra == nil {
+	if p.Modules == nil {
 		return row
 	}
 	add := func(key string, v float64) { row.Readings = append(row.Readings, Reading{key, v}) }
-	if n := p.Extra.Network; n != nil {
+	if n := p.Modules.Network; n != nil {
 		add("network.bytes_in_per_s", n.BytesInPerS)
 		add("network.bytes_out_per_s", n.BytesOutPerS)
 	}
-	if t := p.Extra.Temperature; t != nil {
+	if t := p.Modules.Temperature; t != nil {
 		add("temperature.hottest_c", t.HottestC)
 	}
-	if w := p.Extra.Power; w != nil {
+	if w := p.Modules.Power; w != nil {
 		addFlag(add, "power.under_voltage", w.UnderVoltage)
 		addFlag(add, "power.freq_capped", w.FreqCapped)
 		addFlag(add, "power.throttled", w.Throttled)
 		addFlag(add, "power.soft_temp_limit", w.SoftTempLimit)
 	}
-	if w := p.Extra.Wear; w != nil {
+	if w := p.Modules.Wear; w != nil {
 		if w.UsedPct != nil {
 			add("wear.used_pct", *w.UsedPct)
 		}

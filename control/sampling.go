@@ -76,15 +76,15 @@ func (pl plan) context(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithDeadline(ctx, pl.until)
 }
 
-// changeLocked has feed plan anew if there is anything new.
-func (s *Server) changeLocked() {
+// replanLocked has feed plan anew if there is anything new.
+func (s *Server) replanLocked() {
 	if s.push.stop != nil && s.push.plan(s.prober.Interval(), time.Now()) != s.push.now {
 		s.push.stop()
 	}
 }
 
-// feed watches the prober as long and as fast as somebody wants it, until ctx ends.
-func (s *Server) feed(ctx context.Context) {
+// runSampler watches the prober as long and as fast as somebody wants it, until ctx ends.
+func (s *Server) runSampler(ctx context.Context) {
 	for ctx.Err() == nil {
 		s.mu.Lock()
 		pl := s.push.plan(s.prober.Interval(), time.Now())
@@ -142,7 +142,7 @@ func (s *Server) emit(p prober.Sample) error {
 // read anew.
 func (p *push) dueLocked(s *prober.Sample, base time.Duration) (set modules) {
 	slack := p.now.every / 2
-	news := p.extra.news(s.Extra)
+	news := p.extra.news(s.Modules)
 	for m := range numModules {
 		if !p.modules.has(m) || (!p.now.burst && s.Mono+slack < p.due[m]) || (extraModules.has(m) && !news.has(m)) {
 			continue
@@ -159,14 +159,14 @@ func (p *push) dueLocked(s *prober.Sample, base time.Duration) (set modules) {
 			p.due[m] = s.Mono + every
 		}
 	}
-	p.extra.keep(s.Extra, set)
+	p.extra.keep(s.Modules, set)
 	return set
 }
 
-// govern makes what runs anew, out of the modules that are started now. It tells those
+// applySampling makes what runs anew, out of the modules that are started now. It tells those
 // who read and record, in the order of the changes; if modules cannot be had nothing is
 // changed.
-func (s *Server) govern(running bool, change func(now modules) modules) (modules, error) {
+func (s *Server) applySampling(running bool, change func(now modules) modules) (modules, error) {
 	s.governing.Lock()
 	defer s.governing.Unlock()
 	s.mu.Lock()
@@ -178,19 +178,19 @@ func (s *Server) govern(running bool, change func(now modules) modules) (modules
 		extra = set & extraModules
 	}
 	if extra != s.enabled {
-		if s.o.Enable == nil {
+		if s.o.EnableModules == nil {
 			extra = 0
-		} else if err := s.o.Enable(extra.names()); err != nil && running {
+		} else if err := s.o.EnableModules(extra.names()); err != nil && running {
 			return 0, errInternal(err.Error())
 		}
 		s.enabled = extra
 	}
 	s.mu.Lock()
 	s.push.running, s.push.modules = running, set
-	s.changeLocked()
+	s.replanLocked()
 	s.mu.Unlock()
-	if running != ran && s.o.Recording != nil {
-		s.o.Recording(running)
+	if running != ran && s.o.OnRecording != nil {
+		s.o.OnRecording(running)
 	}
 	return set, nil
 }
@@ -205,7 +205,7 @@ func (s *Server) setBurst(every, ttl time.Duration) error {
 		return errRate("8 bursts are running: wait for one to end")
 	}
 	s.push.bursts = append(s.push.bursts, burst{every, now.Add(ttl)})
-	s.changeLocked()
+	s.replanLocked()
 	return nil
 }
 
@@ -229,7 +229,7 @@ func (s *Server) setIntervals(base time.Duration, every intervals, all bool) (ti
 		}
 		s.push.every[m] = every[m]
 	}
-	s.changeLocked()
+	s.replanLocked()
 	return s.prober.Interval(), nil
 }
 

@@ -44,14 +44,14 @@ type Options struct {
 	// capability history_query is not served.
 	History History
 
-	// Recording is told when start or stop (or a hello with metrics_stream) turned
+	// OnRecording is told when start or stop (or a hello with metrics_stream) turned
 	// recording on or off; it is on at first. Default: nobody is.
-	Recording func(on bool)
+	OnRecording func(on bool)
 
-	// Enable has the prober read exactly these of its modules (prober.ModuleNames) for
+	// EnableModules has the prober read exactly these of its modules (prober.ModuleNames) for
 	// this socket, in place of those before; the first time is when some are started. An
 	// error fails the request. Default: none can be read beyond what others enabled.
-	Enable func(modules []string) error
+	EnableModules func(modules []string) error
 
 	// GetConfig gives what get_config answers, an object with snake_case keys: values
 	// and where they come from. Default: the method is not supported.
@@ -89,7 +89,7 @@ type Server struct {
 	places  chan []byte // one for each query_history that may be counted at a time
 	long    chan []byte // the memory for answers of query_history that are not small: likewise
 
-	governing sync.Mutex // serialises govern, protects enabled; taken before mu
+	governing sync.Mutex // serializes applySampling, protects enabled; taken before mu
 	enabled   modules    // what Options.Enable was told
 
 	mu       sync.Mutex // protects the fields below
@@ -186,7 +186,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	defer cut()
 
 	var wg sync.WaitGroup
-	wg.Go(func() { s.feed(ctx) })
+	wg.Go(func() { s.runSampler(ctx) })
 	wg.Go(func() { cancel(s.accept(ctx, hard, &wg)) })
 	<-ctx.Done()
 
@@ -342,10 +342,10 @@ func (s *Server) Stats() Stats {
 	}
 }
 
-// Inherited returns the listener that systemd passed to this process by
+// InheritedListener returns the listener that systemd passed to this process by
 // LISTEN_PID and LISTEN_FDS (sd_listen_fds(3)), nil when there is none. It is for
 // Options.Listener.
-func Inherited(getenv func(string) string) (net.Listener, error) {
+func InheritedListener(getenv func(string) string) (net.Listener, error) {
 	if getenv("LISTEN_PID") != fmt.Sprint(os.Getpid()) || getenv("LISTEN_FDS") == "" {
 		return nil, nil
 	}

@@ -32,7 +32,7 @@ func TestVSCodeClient(t *testing.T) {
 	o := wholeOptions()
 	o.History = seconds(1_700_000_000_000, 6000)
 	r := onSocket(t, o)
-	r.srv.UpdateReady("agentctl", "1.2.3") // before anybody listens
+	r.srv.PublishUpdateReady("agentctl", "1.2.3") // before anybody listens
 	script, err := filepath.Abs("testdata/vscode.cjs")
 	if err != nil {
 		t.Fatal(err)

@@ -38,9 +38,9 @@ type Handler interface {
 
 // Options of a Mux. The zero value is good.
 type Options struct {
-	// Panicked is told where a handler panicked; the call ended with E_INTERNAL. The
+	// OnPanic is told where a handler panicked; the call ended with E_INTERNAL. The
 	// panic's value is kept back, since it may quote arguments.
-	Panicked func(capID string, stack []byte)
+	OnPanic func(capID string, stack []byte)
 }
 
 // Mux routes calls to handlers. Make one with New; its methods may be called from any
@@ -147,8 +147,8 @@ func (m *Mux) recovered(s *slot, err *error) {
 		return
 	}
 	*err = manifest.E(manifest.Internal, "the handler failed")
-	if m.opt.Panicked != nil {
-		m.opt.Panicked(s.capability.CapID, debug.Stack())
+	if m.opt.OnPanic != nil {
+		m.opt.OnPanic(s.capability.CapID, debug.Stack())
 	}
 }
 

@@ -238,7 +238,7 @@ func TestHandlerFailures(t *testing.T) {
 	for _, tt := range tests {
 		var where []string
 		h := &fake{capability: manifest.Echo(), call: tt.call}
-		m := mux(t, handlers.Options{Panicked: func(capID string, stack []byte) {
+		m := mux(t, handlers.Options{OnPanic: func(capID string, stack []byte) {
 			where = append(where, capID+" "+string(stack))
 		}}, h)
 		result, s, err := m.Call(t.Context(), tool(t, "sysecho.NODE.echo.invoke"), []byte(`{"message":"x"}`))
@@ -270,7 +270,7 @@ func TestStreamPanics(t *testing.T) {
 	h.call = func(context.Context, manifest.ToolName, []byte) ([]byte, handlers.Stream, error) {
 		return []byte(`{"interval_ms":5000}`), func(context.Context, func([]byte) error) error { panic("in the stream") }, nil
 	}
-	m := mux(t, handlers.Options{Panicked: func(string, []byte) { told++ }}, h)
+	m := mux(t, handlers.Options{OnPanic: func(string, []byte) { told++ }}, h)
 	_, stream, err := m.Call(t.Context(), tool(t, "sys.NODE.metrics.subscribe"), []byte("{}"))
 	if err != nil {
 		t.Fatal(err)

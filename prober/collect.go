@@ -22,18 +22,18 @@ var errModuleHangs = errors.New("no answer, a dead bus or device hangs like this
 
 // ModuleSource is a Source that can read modules as well.
 //
-// Module gives the reader of one module, nil if there is none. It is called, and the
+// OpenModule gives the reader of one module, nil if there is none. It is called, and the
 // reader used and closed, in a goroutine of the module's own: whatever hangs there
 // stops nothing else. It is called once each time the module is enabled.
 type ModuleSource interface {
 	Source
-	Module(name string) ModuleReader
+	OpenModule(name string) ModuleReader
 }
 
 // ModuleReader reads one module. Read sets that member of Modules to a new value,
 // which it does not touch again, or leaves it nil if the machine does not have it.
 type ModuleReader interface {
-	Read(*Modules) error
+	Read(*ModuleReadings) error
 	Close() error
 }
 
@@ -54,7 +54,7 @@ type collectors struct {
 	every  [numModules]time.Duration
 	run    [numModules]*collector // those that were started and not forgotten
 	busy   int                    // how many of them
-	shown  *Modules               // what the newest sample has
+	shown  *ModuleReadings        // what the newest sample has
 	timer  *time.Timer            // armed only while a sample waits
 }
 
@@ -64,20 +64,20 @@ type collector struct {
 	answers chan moduleAnswer // room for the one answer that can be due
 	done    chan struct{}     // closed when the goroutine is gone
 
-	ending bool          // asks was closed
-	asked  time.Duration // the instant of the last ask
-	out    bool          // it was not answered yet
-	fresh  bool          // nothing was asked so far
-	slow   bool          // the last answer took longer than a sample waits
-	pair   bool          // the first reading says nothing: figures are between two
-	got    Modules       // the newest reading, only this module
-	gotAt  time.Duration // the instant it was asked for
+	ending bool           // asks was closed
+	asked  time.Duration  // the instant of the last ask
+	out    bool           // it was not answered yet
+	fresh  bool           // nothing was asked so far
+	slow   bool           // the last answer took longer than a sample waits
+	pair   bool           // the first reading says nothing: figures are between two
+	got    ModuleReadings // the newest reading, only this module
+	gotAt  time.Duration  // the instant it was asked for
 	state  string
 	err    error
 }
 
 type moduleAnswer struct {
-	got  Modules
+	got  ModuleReadings
 	err  error
 	took time.Duration
 }
@@ -142,7 +142,7 @@ func (c *collectors) reap(m module) *collector {
 // second ask before the answer was taken.
 func (r *collector) loop(m module, source ModuleSource) {
 	defer close(r.done)
-	reader := source.Module(moduleNames[m])
+	reader := source.OpenModule(moduleNames[m])
 	if reader != nil {
 		defer reader.Close()
 	}
@@ -152,12 +152,12 @@ func (r *collector) loop(m module, source ModuleSource) {
 		if reader != nil {
 			a.err = reader.Read(&a.got)
 		}
-		a.got = Modules{}.with(m, a.got)
+		a.got = ModuleReadings{}.with(m, a.got)
 		if a.err == nil {
 			a.err = a.got.check(m)
 		}
 		if a.err != nil {
-			a.got, a.err = Modules{}, fmt.Errorf("module %s: %w", moduleNames[m], a.err)
+			a.got, a.err = ModuleReadings{}, fmt.Errorf("module %s: %w", moduleNames[m], a.err)
 		}
 		a.took = time.Since(begin)
 		r.answers <- a
@@ -166,7 +166,7 @@ func (r *collector) loop(m module, source ModuleSource) {
 
 func (r *collector) end() {
 	r.ending = true
-	r.got, r.state = Modules{}, "off"
+	r.got, r.state = ModuleReadings{}, "off"
 	close(r.asks)
 }
 
@@ -190,8 +190,8 @@ func (r *collector) take(a moduleAnswer) {
 	switch {
 	case a.err != nil:
 		r.state = "failing"
-	case first && a.got == (Modules{}):
-	case a.got == (Modules{}):
+	case first && a.got == (ModuleReadings{}):
+	case a.got == (ModuleReadings{}):
 		r.state = "absent"
 	default:
 		r.state = "ok"
@@ -201,18 +201,18 @@ func (r *collector) take(a moduleAnswer) {
 // collect takes the answers, waiting a moment for those that are usually quick, and
 // returns what is known now; nil is nothing. A reading older than maxAge, and than
 // three intervals of its module, no longer stands for the present.
-func (c *collectors) collect(at, maxAge time.Duration) *Modules {
+func (c *collectors) collect(at, maxAge time.Duration) *ModuleReadings {
 	if c.busy == 0 {
 		return nil
 	}
 	c.await()
-	var now Modules
+	var now ModuleReadings
 	for m, r := range c.run {
 		if r == nil || r.ending {
 			continue
 		}
 		if age := at - r.gotAt; age > max(maxAge, 3*c.every[m]) {
-			r.got = Modules{}
+			r.got = ModuleReadings{}
 		}
 		if r.out && at-r.asked > max(maxAge, 3*c.every[m]) {
 			r.state, r.err = "hung", fmt.Errorf("module %s: %w", moduleNames[m], errModuleHangs)
@@ -220,7 +220,7 @@ func (c *collectors) collect(at, maxAge time.Duration) *Modules {
 		now = now.with(module(m), r.got)
 	}
 	switch {
-	case now == (Modules{}):
+	case now == (ModuleReadings{}):
 		c.shown = nil
 	case c.shown == nil || now != *c.shown:
 		shown := now

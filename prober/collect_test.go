@@ -16,7 +16,7 @@ import (
 // module from 1.
 type fakeModules struct {
 	fake
-	read map[string]func(n int, m *Modules) error
+	read map[string]func(n int, m *ModuleReadings) error
 
 	mu     sync.Mutex
 	opened map[string]int
@@ -33,13 +33,13 @@ type fakeReader struct {
 
 func newFakeModules() *fakeModules {
 	return &fakeModules{
-		read:   map[string]func(int, *Modules) error{},
+		read:   map[string]func(int, *ModuleReadings) error{},
 		opened: map[string]int{}, closed: map[string]int{}, at: map[string][]time.Duration{},
 		begin: time.Now(),
 	}
 }
 
-func (f *fakeModules) Module(name string) ModuleReader {
+func (f *fakeModules) OpenModule(name string) ModuleReader {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.opened[name]++
@@ -49,7 +49,7 @@ func (f *fakeModules) Module(name string) ModuleReader {
 	return &fakeReader{f: f, name: name}
 }
 
-func (r *fakeReader) Read(m *Modules) error {
+func (r *fakeReader) Read(m *ModuleReadings) error {
 	r.n++
 	r.f.mu.Lock()
 	r.f.at[r.name] = append(r.f.at[r.name], time.Since(r.f.begin))
@@ -65,12 +65,12 @@ func (r *fakeReader) Close() error {
 }
 
 // warm is a thermometer that always says the same.
-func warm(_ int, m *Modules) error {
+func warm(_ int, m *ModuleReadings) error {
 	m.Temperature = &Temperature{40, []Zone{{"cpu", 40}}}
 	return nil
 }
 
-func powered(_ int, m *Modules) error {
+func powered(_ int, m *ModuleReadings) error {
 	m.Power = &Power{UnderVoltage: new(false)}
 	return nil
 }
@@ -143,7 +143,7 @@ func TestModulesAreOff(t *testing.T) {
 		src := newFakeModules()
 		p, stop := start(t, Options{Source: src, Interval: time.Second})
 		settle(5*time.Second + time.Millisecond)
-		if s, err := p.Latest(); err != nil || s.Extra != nil {
+		if s, err := p.Latest(); err != nil || s.Modules != nil {
 			t.Errorf("%+v, %v, want no modules", s, err)
 		}
 		if len(src.opened) != 0 {
@@ -174,12 +174,12 @@ func TestModulesComeWithTheSample(t *testing.T) {
 			t.Fatalf("%d samples", len(got))
 		}
 		for i, s := range got {
-			if s.Extra == nil || s.Extra.Temperature == nil || s.Extra.Power == nil || s.Extra.Wear != nil || s.Extra.Network != nil {
-				t.Fatalf("sample %d has %+v, want temperature and power from the first on", i, s.Extra)
+			if s.Modules == nil || s.Modules.Temperature == nil || s.Modules.Power == nil || s.Modules.Wear != nil || s.Modules.Network != nil {
+				t.Fatalf("sample %d has %+v, want temperature and power from the first on", i, s.Modules)
 			}
 			if i > 0 {
-				old := got[i-1].Extra
-				if (s.Extra.Power == old.Power) || (s.Extra.Temperature == old.Temperature) != (i%5 != 0) {
+				old := got[i-1].Modules
+				if (s.Modules.Power == old.Power) || (s.Modules.Temperature == old.Temperature) != (i%5 != 0) {
 					t.Errorf("sample %d: a pointer tells wrongly what is new", i)
 				}
 			}
@@ -200,22 +200,22 @@ func TestModulesComeWithTheSample(t *testing.T) {
 		}
 		settle(time.Second)
 		s, err := p.Latest()
-		if err != nil || s.Extra == nil || s.Extra.Temperature != nil || s.Extra.Power == nil {
-			t.Errorf("without temperature: %+v, %v", s.Extra, err)
+		if err != nil || s.Modules == nil || s.Modules.Temperature != nil || s.Modules.Power == nil {
+			t.Errorf("without temperature: %+v, %v", s.Modules, err)
 		}
 		if err := p.SetModules([]string{"temperature"}); err != nil {
 			t.Fatal(err)
 		}
 		settle(time.Second)
-		if s, err = p.Latest(); err != nil || s.Extra == nil || s.Extra.Temperature == nil || s.Extra.Power != nil {
-			t.Errorf("with temperature only: %+v, %v", s.Extra, err)
+		if s, err = p.Latest(); err != nil || s.Modules == nil || s.Modules.Temperature == nil || s.Modules.Power != nil {
+			t.Errorf("with temperature only: %+v, %v", s.Modules, err)
 		}
 		if err := p.SetModules(nil); err != nil {
 			t.Fatal(err)
 		}
 		settle(2 * time.Second)
-		if s, err = p.Latest(); err != nil || s.Extra != nil || p.collect.busy != 0 {
-			t.Errorf("with none: %+v, %v, %d goroutines", s.Extra, err, p.collect.busy)
+		if s, err = p.Latest(); err != nil || s.Modules != nil || p.collect.busy != 0 {
+			t.Errorf("with none: %+v, %v, %d goroutines", s.Modules, err, p.collect.busy)
 		}
 		stop()
 		for _, name := range []string{"temperature", "power", "wear"} {
@@ -234,7 +234,7 @@ func TestHungModule(t *testing.T) {
 		src := newFakeModules()
 		hang := make(chan struct{})
 		src.read["power"] = powered
-		src.read["temperature"] = func(n int, m *Modules) error {
+		src.read["temperature"] = func(n int, m *ModuleReadings) error {
 			if n == 3 {
 				<-hang
 			}
@@ -248,8 +248,8 @@ func TestHungModule(t *testing.T) {
 		tp := record(ctx, p, time.Second)
 		settle(4*time.Second + 100*time.Millisecond) // readings of 0 and 1 s are well, that of 2 s hangs
 		last := tp.last()
-		if last.Extra == nil || last.Extra.Temperature == nil || last.Extra.Power == nil {
-			t.Errorf("at 4 s: %+v, want the old temperature", last.Extra)
+		if last.Modules == nil || last.Modules.Temperature == nil || last.Modules.Power == nil {
+			t.Errorf("at 4 s: %+v, want the old temperature", last.Modules)
 		}
 		want := []time.Duration{0, 1e9, 2e9 + modulePatience, 3e9, 4e9}
 		if at, _ := tp.read(); !slices.Equal(at, want) {
@@ -257,8 +257,8 @@ func TestHungModule(t *testing.T) {
 		}
 		settle(2 * time.Second)
 		last = tp.last()
-		if last.Mono != 6*time.Second || last.Extra.Temperature != nil || last.Extra.Power == nil {
-			t.Errorf("at 6 s: %v, %+v, want the temperature gone, and only it", last.Mono, last.Extra)
+		if last.Mono != 6*time.Second || last.Modules.Temperature != nil || last.Modules.Power == nil {
+			t.Errorf("at 6 s: %v, %+v, want the temperature gone, and only it", last.Mono, last.Modules)
 		}
 		if st := p.Stats(); st.Errors != 0 || st.Slips != 0 {
 			t.Errorf("stats %+v", st)
@@ -283,8 +283,8 @@ func TestHungModule(t *testing.T) {
 		close(hang)
 		settle(2 * time.Second)
 		last = tp.last()
-		if last.Extra == nil || last.Extra.Temperature == nil || src.opens("temperature") != 2 || src.closes("temperature") != 1 {
-			t.Errorf("when it is back: %+v, %d opened", last.Extra, src.opens("temperature"))
+		if last.Modules == nil || last.Modules.Temperature == nil || src.opens("temperature") != 2 || src.closes("temperature") != 1 {
+			t.Errorf("when it is back: %+v, %d opened", last.Modules, src.opens("temperature"))
 		}
 		if got := states(p); !strings.Contains(got, "temperature ok") {
 			t.Errorf("states %s", got)
@@ -300,14 +300,14 @@ func TestModuleThatNeverAnswers(t *testing.T) {
 		src := newFakeModules()
 		hang := make(chan struct{})
 		for _, name := range ModuleNames() {
-			src.read[name] = func(int, *Modules) error { <-hang; return nil }
+			src.read[name] = func(int, *ModuleReadings) error { <-hang; return nil }
 		}
 		p := New(Options{Source: src, Interval: time.Second, Modules: ModuleNames()})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- p.Run(ctx) }()
 		settle(10*time.Second + 100*time.Millisecond)
-		if s, err := p.Latest(); err != nil || s.Extra != nil || s.Mono != 10*time.Second {
+		if s, err := p.Latest(); err != nil || s.Modules != nil || s.Mono != 10*time.Second {
 			t.Errorf("%+v, %v", s, err)
 		}
 		cancel()
@@ -330,7 +330,7 @@ func TestModuleThatNeverAnswers(t *testing.T) {
 func TestSlowModule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newFakeModules()
-		src.read["temperature"] = func(n int, m *Modules) error {
+		src.read["temperature"] = func(n int, m *ModuleReadings) error {
 			if n <= 4 {
 				time.Sleep(750 * time.Millisecond)
 			}
@@ -348,8 +348,8 @@ func TestSlowModule(t *testing.T) {
 			t.Errorf("samples at %v, want %v", at, want)
 		}
 		for i, s := range got {
-			if (s.Extra != nil) != (i > 0) {
-				t.Errorf("sample %d: %+v, want a temperature from the second on", i, s.Extra)
+			if (s.Modules != nil) != (i > 0) {
+				t.Errorf("sample %d: %+v, want a temperature from the second on", i, s.Modules)
 			}
 		}
 		settle(10 * time.Second)
@@ -376,23 +376,23 @@ func TestFirstOfTwoReadings(t *testing.T) {
 func TestFailingModule(t *testing.T) {
 	tests := []struct {
 		name string
-		spit func(m *Modules) error
+		spit func(m *ModuleReadings) error
 		want string // state
 	}{
-		{"error", func(*Modules) error { return errors.New("bus error") }, "failing"},
-		{"nothing", func(*Modules) error { return nil }, "absent"},
-		{"another module", func(m *Modules) error { return powered(0, m) }, "absent"},
-		{"NaN", func(m *Modules) error {
+		{"error", func(*ModuleReadings) error { return errors.New("bus error") }, "failing"},
+		{"nothing", func(*ModuleReadings) error { return nil }, "absent"},
+		{"another module", func(m *ModuleReadings) error { return powered(0, m) }, "absent"},
+		{"NaN", func(m *ModuleReadings) error {
 			m.Temperature = &Temperature{math.NaN(), []Zone{{"cpu", math.NaN()}}}
 			return nil
 		}, "failing"},
-		{"an error and a figure", func(m *Modules) error { warm(0, m); return errors.New("bus error") }, "failing"},
+		{"an error and a figure", func(m *ModuleReadings) error { warm(0, m); return errors.New("bus error") }, "failing"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				src := newFakeModules()
-				src.read["temperature"] = func(n int, m *Modules) error {
+				src.read["temperature"] = func(n int, m *ModuleReadings) error {
 					if n == 2 {
 						return tt.spit(m)
 					}
@@ -401,14 +401,14 @@ func TestFailingModule(t *testing.T) {
 				p, stop := start(t, Options{Source: src, Interval: 5 * time.Second, Modules: []string{"temperature"}})
 				settle(6 * time.Second)
 				s, err := p.Latest()
-				if err != nil || s.Extra != nil {
+				if err != nil || s.Modules != nil {
 					t.Errorf("%+v, %v, want a sample without modules", s, err)
 				}
 				if m := p.ModuleStates()[modTemperature]; m.State != tt.want || (m.LastError != "") != (tt.want == "failing") {
 					t.Errorf("state %+v, want %s", m, tt.want)
 				}
 				settle(5 * time.Second)
-				if s, err := p.Latest(); err != nil || s.Extra == nil || p.ModuleStates()[modTemperature].State != "ok" {
+				if s, err := p.Latest(); err != nil || s.Modules == nil || p.ModuleStates()[modTemperature].State != "ok" {
 					t.Errorf("after that: %+v, %v", s, err)
 				}
 				stop()
@@ -456,7 +456,7 @@ func TestModulesOfAPlainSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, stop := start(t, Options{Source: &fake{}, Interval: time.Second, Modules: ModuleNames()})
 		settle(2 * time.Second)
-		if s, err := p.Latest(); err != nil || s.Extra != nil {
+		if s, err := p.Latest(); err != nil || s.Modules != nil {
 			t.Errorf("%+v, %v", s, err)
 		}
 		if got, want := states(p), "network absent, temperature absent, power absent, wear absent"; got != want {

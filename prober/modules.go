@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// Modules are readings beyond the frame: what boards die of, and the network. Each
+// ModuleReadings are readings beyond the frame: what boards die of, and the network. Each
 // is read only while it is enabled (Options.Modules, SetModules). One that this
 // machine does not have, or that cannot be read now, is nil, never zero.
 //
 // They are shared by everybody who got the sample and must not be changed. A module
 // that is read less often than samples are taken is the same pointer until it is
 // read anew, so a reader can tell what is new.
-type Modules struct {
+type ModuleReadings struct {
 	Network     *Network     `json:"network,omitempty"`
 	Temperature *Temperature `json:"temperature,omitempty"`
 	Power       *Power       `json:"power,omitempty"`
@@ -75,11 +75,11 @@ type Power struct {
 type Wear struct {
 	UsedPct *float64     `json:"used_pct,omitempty"` // the largest of Devices
 	PreEOL  string       `json:"pre_eol,omitempty"`  // the worst of Devices
-	Devices []WornDevice `json:"devices"`            // 1..8
+	Devices []WearDevice `json:"devices"`            // 1..8
 }
 
-// WornDevice is one eMMC. At least one of the two is known.
-type WornDevice struct {
+// WearDevice is one eMMC. At least one of the two is known.
+type WearDevice struct {
 	Name    string   `json:"name"`               // "mmcblk0"
 	UsedPct *float64 `json:"used_pct,omitempty"` // at least so much of its life is used: 0, 10 .. 90, and 100 when exceeded
 	PreEOL  string   `json:"pre_eol,omitempty"`  // of the reserved blocks: normal, warning (80 % used), urgent (90 % used)
@@ -146,7 +146,7 @@ func moduleSetOf(names []string) (s moduleSet, err error) {
 }
 
 // with returns m with one module as it is in from.
-func (m Modules) with(i module, from Modules) Modules {
+func (m ModuleReadings) with(i module, from ModuleReadings) ModuleReadings {
 	switch i {
 	case modNetwork:
 		m.Network = from.Network
@@ -161,7 +161,7 @@ func (m Modules) with(i module, from Modules) Modules {
 }
 
 // check tells whether one module may leave the machine.
-func (m Modules) check(i module) error {
+func (m ModuleReadings) check(i module) error {
 	switch {
 	case i == modNetwork && m.Network != nil:
 		return m.Network.check()
@@ -218,7 +218,7 @@ func (w *Wear) check() error {
 	if len(w.Devices) < 1 || len(w.Devices) > maxWorn {
 		return fmt.Errorf("%d worn devices, outside 1..%d", len(w.Devices), maxWorn)
 	}
-	for _, d := range append([]WornDevice{{"wear", w.UsedPct, w.PreEOL}}, w.Devices...) {
+	for _, d := range append([]WearDevice{{"wear", w.UsedPct, w.PreEOL}}, w.Devices...) {
 		if d.Name == "" || len(d.Name) > maxZoneName || printable(d.Name) != d.Name {
 			return fmt.Errorf("worn device %.40q is no printable name of 1..%d bytes", d.Name, maxZoneName)
 		}
@@ -296,7 +296,7 @@ type netWindow struct {
 	given *Network // as the watcher got it
 }
 
-func (w *netWindow) over(m *Modules) *Modules {
+func (w *netWindow) over(m *ModuleReadings) *ModuleReadings {
 	if m == nil || m.Network == nil {
 		return m
 	}
@@ -313,6 +313,6 @@ func (w *netWindow) over(m *Modules) *Modules {
 	if w.given == m.Network {
 		return m
 	}
-	own := m.with(modNetwork, Modules{Network: w.given})
+	own := m.with(modNetwork, ModuleReadings{Network: w.given})
 	return &own
 }

@@ -21,8 +21,8 @@ const maxEntries = 256
 
 var _ ModuleSource = (*machine)(nil)
 
-// Module gives the reader of one module of this machine.
-func (m *machine) Module(name string) ModuleReader {
+// OpenModule gives the reader of one module of this machine.
+func (m *machine) OpenModule(name string) ModuleReader {
 	switch name {
 	case moduleNames[modNetwork]:
 		return newNet(m.root)
@@ -51,7 +51,7 @@ type sensor struct {
 
 // Read skips a sensor that says nothing now: a Wi-Fi chip that sleeps has no
 // temperature.
-func (t *thermometer) Read(m *Modules) error {
+func (t *thermometer) Read(m *ModuleReadings) error {
 	if t.looked.IsZero() || time.Since(t.looked) >= rediscover {
 		t.discover()
 	}
@@ -158,7 +158,7 @@ type powerMeter struct {
 	looked    time.Time
 }
 
-func (p *powerMeter) Read(m *Modules) error {
+func (p *powerMeter) Read(m *ModuleReadings) error {
 	if p.looked.IsZero() || time.Since(p.looked) >= rediscover {
 		p.discover()
 	}
@@ -237,7 +237,7 @@ func (p *powerMeter) discover() {
 // an hour.
 type wearGauge struct{ root string }
 
-func (g wearGauge) Read(m *Modules) error {
+func (g wearGauge) Read(m *ModuleReadings) error {
 	var got Wear
 	var failed error
 	for _, dir := range entries(g.root+"sys/block", "mmcblk") {
@@ -270,8 +270,8 @@ func (g wearGauge) Read(m *Modules) error {
 func (g wearGauge) Close() error { return nil }
 
 // wornDevice reads one eMMC. What it does not have is left out: SD cards have none.
-func wornDevice(dir string) (WornDevice, error) {
-	d := WornDevice{Name: filepath.Base(dir)}
+func wornDevice(dir string) (WearDevice, error) {
+	d := WearDevice{Name: filepath.Base(dir)}
 	life, err := readSmall(dir+"/device/life_time", 64)
 	if err == nil {
 		var pct float64

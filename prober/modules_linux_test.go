@@ -53,9 +53,9 @@ func board(t testing.TB, name string) (root, want string) {
 }
 
 // readModules reads every module of m once.
-func readModules(t testing.TB, readers []ModuleReader) Modules {
+func readModules(t testing.TB, readers []ModuleReader) ModuleReadings {
 	t.Helper()
-	var got Modules
+	var got ModuleReadings
 	for i, r := range readers {
 		if err := r.Read(&got); err != nil {
 			t.Errorf("module %s: %v", moduleNames[i], err)
@@ -69,7 +69,7 @@ func openModules(t testing.TB, root string) []ModuleReader {
 	m := newMachine(root, "/", threeSeconds).(*machine)
 	var readers []ModuleReader
 	for _, name := range ModuleNames() {
-		r := m.Module(name)
+		r := m.OpenModule(name)
 		t.Cleanup(func() { r.Close() })
 		readers = append(readers, r)
 	}
@@ -117,9 +117,9 @@ func TestBoards(t *testing.T) {
 // /proc/net/dev is an error.
 func TestBareMachine(t *testing.T) {
 	for i, r := range openModules(t, t.TempDir()+"/") {
-		var m Modules
+		var m ModuleReadings
 		err := r.Read(&m)
-		if m != (Modules{}) {
+		if m != (ModuleReadings{}) {
 			t.Errorf("%s: %+v, want nothing", moduleNames[i], m)
 		}
 		if wantErr := module(i) == modNetwork; errors.Is(err, fs.ErrNotExist) != wantErr || (err != nil) != wantErr {
@@ -144,7 +144,7 @@ func TestBadSensors(t *testing.T) {
 	for _, path := range []string{nvme, root + "sys/class/hwmon/hwmon4/temp2_input", root + "sys/class/hwmon/hwmon1/temp1_input"} {
 		write(t, path, "x\n")
 	}
-	var m Modules
+	var m ModuleReadings
 	if err := readers[modTemperature].Read(&m); m.Temperature != nil || !errors.Is(err, errTemperature) || !strings.Contains(err.Error(), "try: cat ") {
 		t.Errorf("no sensor works: %+v, %v", m.Temperature, err)
 	}
@@ -216,7 +216,7 @@ func TestSensorsAreBounded(t *testing.T) {
 	}
 	r := &thermometer{root: root}
 	defer r.Close()
-	var m Modules
+	var m ModuleReadings
 	if err := errors.Join(r.Read(&m), wearGauge{root}.Read(&m)); err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 	root, _ := board(t, "orangepi5")
 	before := count()
 	for range 20 {
-		var m Modules
+		var m ModuleReadings
 		for _, r := range []ModuleReader{newNet(root), &thermometer{root: root}, &powerMeter{root: root}, wearGauge{root}} {
 			if err := errors.Join(r.Read(&m), r.Close()); err != nil {
 				t.Fatal(err)
@@ -261,7 +261,7 @@ func BenchmarkModules(b *testing.B) {
 		b.Run(moduleNames[i], func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				var m Modules
+				var m ModuleReadings
 				if err := r.Read(&m); err != nil {
 					b.Fatal(err)
 				}

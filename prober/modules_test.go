@@ -176,19 +176,23 @@ func TestParseThrottled(t *testing.T) {
 
 // What leaves is in range, whatever a source says.
 func TestModulesCheck(t *testing.T) {
-	net := func(f func(*Network)) Modules { n := Network{WindowMS: 1}; f(&n); return Modules{Network: &n} }
-	temp := func(hot float64, z ...Zone) Modules { return Modules{Temperature: &Temperature{hot, z}} }
-	worn := func(w Wear) Modules { return Modules{Wear: &w} }
-	card := func(pct float64) WornDevice { return WornDevice{"mmcblk0", &pct, ""} }
+	net := func(f func(*Network)) ModuleReadings {
+		n := Network{WindowMS: 1}
+		f(&n)
+		return ModuleReadings{Network: &n}
+	}
+	temp := func(hot float64, z ...Zone) ModuleReadings { return ModuleReadings{Temperature: &Temperature{hot, z}} }
+	worn := func(w Wear) ModuleReadings { return ModuleReadings{Wear: &w} }
+	card := func(pct float64) WearDevice { return WearDevice{"mmcblk0", &pct, ""} }
 	nan, inf := math.NaN(), math.Inf(1)
 	tests := []struct {
 		name string
 		m    module
-		in   Modules
+		in   ModuleReadings
 		ok   bool
 	}{
 		{"network", modNetwork, net(func(*Network) {}), true},
-		{"absent", modNetwork, Modules{}, true},
+		{"absent", modNetwork, ModuleReadings{}, true},
 		{"no window", modNetwork, net(func(n *Network) { n.WindowMS = 0 }), false},
 		{"negative window", modNetwork, net(func(n *Network) { n.WindowMS = -1 }), false},
 		{"rate NaN", modNetwork, net(func(n *Network) { n.PacketsOutPerS = nan }), false},
@@ -206,16 +210,16 @@ func TestModulesCheck(t *testing.T) {
 		{"a name that is not printable", modTemperature, temp(20, Zone{"a\n", 20}), false},
 		{"a long name", modTemperature, temp(20, Zone{strings.Repeat("a", 33), 20}), false},
 		{"not the hottest", modTemperature, temp(19, Zone{"a", 20}), false},
-		{"power", modPower, Modules{Power: &Power{Throttled: new(false)}}, true},
-		{"power without anything", modPower, Modules{Power: &Power{}}, false},
-		{"wear", modWear, worn(Wear{new(10.0), "", []WornDevice{card(10)}}), true},
+		{"power", modPower, ModuleReadings{Power: &Power{Throttled: new(false)}}, true},
+		{"power without anything", modPower, ModuleReadings{Power: &Power{}}, false},
+		{"wear", modWear, worn(Wear{new(10.0), "", []WearDevice{card(10)}}), true},
 		{"wear without cards", modWear, worn(Wear{new(10.0), "", nil}), false},
-		{"wear NaN", modWear, worn(Wear{new(10.0), "", []WornDevice{card(nan)}}), false},
-		{"wear above 100", modWear, worn(Wear{new(101.0), "", []WornDevice{card(10)}}), false},
-		{"wear negative", modWear, worn(Wear{new(10.0), "", []WornDevice{card(-1)}}), false},
-		{"another state", modWear, worn(Wear{new(10.0), "fine", []WornDevice{card(10)}}), false},
-		{"a card that says nothing", modWear, worn(Wear{new(10.0), "", []WornDevice{{"mmcblk0", nil, ""}}}), false},
-		{"nine cards", modWear, worn(Wear{new(10.0), "", []WornDevice{card(1), card(1), card(1), card(1), card(1), card(1), card(1), card(1), card(1)}}), false},
+		{"wear NaN", modWear, worn(Wear{new(10.0), "", []WearDevice{card(nan)}}), false},
+		{"wear above 100", modWear, worn(Wear{new(101.0), "", []WearDevice{card(10)}}), false},
+		{"wear negative", modWear, worn(Wear{new(10.0), "", []WearDevice{card(-1)}}), false},
+		{"another state", modWear, worn(Wear{new(10.0), "fine", []WearDevice{card(10)}}), false},
+		{"a card that says nothing", modWear, worn(Wear{new(10.0), "", []WearDevice{{"mmcblk0", nil, ""}}}), false},
+		{"nine cards", modWear, worn(Wear{new(10.0), "", []WearDevice{card(1), card(1), card(1), card(1), card(1), card(1), card(1), card(1), card(1)}}), false},
 	}
 	for _, tt := range tests {
 		if err := tt.in.check(tt.m); (err == nil) != tt.ok {
@@ -293,7 +297,7 @@ func TestNetworkPerWatcher(t *testing.T) {
 		src := newFakeModules()
 		row := new(int)
 		last := netTotals{}
-		src.read["network"] = func(n int, m *Modules) error {
+		src.read["network"] = func(n int, m *ModuleReadings) error {
 			// Second i, from 0 on, brings i bytes.
 			i := uint64(time.Since(src.begin) / time.Second)
 			to := netTotals{time.Now(), row, netCounters{bytesIn: i * (i - 1) / 2}}
@@ -308,9 +312,9 @@ func TestNetworkPerWatcher(t *testing.T) {
 		collect := func(every time.Duration) (bytes, ms *[]uint64) {
 			bytes, ms = new([]uint64), new([]uint64)
 			go p.Watch(ctx, every, func(s Sample) error {
-				if s.Extra != nil {
-					*bytes = append(*bytes, s.Extra.Network.BytesIn)
-					*ms = append(*ms, uint64(s.Extra.Network.WindowMS))
+				if s.Modules != nil {
+					*bytes = append(*bytes, s.Modules.Network.BytesIn)
+					*ms = append(*ms, uint64(s.Modules.Network.WindowMS))
 				}
 				return nil
 			})

@@ -38,7 +38,7 @@ func newNet(root string) *netReader {
 	}
 }
 
-func (n *netReader) Read(m *Modules) error {
+func (n *netReader) Read(m *ModuleReadings) error {
 	b, err := n.dev.readAll()
 	if err != nil {
 		return err

@@ -46,7 +46,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 		}
 		for _, s := range steps {
 			netDev(t, root, s.dev)
-			var m Modules
+			var m ModuleReadings
 			if err := r.Read(&m); err != nil {
 				t.Fatal(err)
 			}
@@ -71,7 +71,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 			many[fmt.Sprintf("veth%d", i)] = uint64(i)
 		}
 		netDev(t, root, many)
-		var m Modules
+		var m ModuleReadings
 		if err := r.Read(&m); err != nil || len(r.ifaces) != maxIfaces {
 			t.Errorf("%d interfaces are kept, %v", len(r.ifaces), err)
 		}
@@ -107,7 +107,7 @@ func TestLongNetDev(t *testing.T) {
 	netDev(t, root, dev)
 	r := newNet(root)
 	defer r.Close()
-	var m Modules
+	var m ModuleReadings
 	if err := r.Read(&m); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func TestNetworkHere(t *testing.T) {
 	}
 	r := newNet("/")
 	defer r.Close()
-	var m Modules
+	var m ModuleReadings
 	before := total()
 	if err := r.Read(&m); err != nil {
 		t.Fatal(err)
@@ -178,7 +178,7 @@ func TestNetworkWindowsAddUp(t *testing.T) {
 				}
 			}
 			netDev(t, root, dev)
-			var m Modules
+			var m ModuleReadings
 			if err := r.Read(&m); err != nil {
 				t.Fatal(err)
 			}

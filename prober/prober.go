@@ -17,7 +17,7 @@
 // A reading that cannot be had is an error, never a frame of zeros.
 //
 // Beyond the frame there are modules (ModuleNames), off unless enabled: network,
-// temperature, power and wear. They come in Sample.Extra, each read in a goroutine of
+// temperature, power and wear. They come in Sample.Modules, each read in a goroutine of
 // its own.
 package prober
 
@@ -226,9 +226,9 @@ func (p *Prober) read(s *Sample, at time.Duration) error {
 		return fmt.Errorf("sample: %w", err)
 	}
 	s.TSMS, s.Mono = p.wall(), at
-	s.Extra = nil
+	s.Modules = nil
 	if p.collect.busy > 0 {
-		s.Extra = p.collect.collect(at, p.staleAfter())
+		s.Modules = p.collect.collect(at, p.staleAfter())
 		p.noteModules()
 	}
 	return nil

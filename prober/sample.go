@@ -24,7 +24,7 @@ var ErrClock = errors.New("the clock is not set yet (before 2023-11-14)")
 var ErrDisk = errors.New("the fill of the disk is not known")
 
 // Sample is one reading of the machine: the frame of RFC-0009 §5.1 but for the
-// node_id, which whoever sends it adds, and for Extra, which no frame has.
+// node_id, which whoever sends it adds, and for Modules, which no frame has.
 type Sample struct {
 	TSMS          int64   `json:"ts_ms"`           // trusted wall clock, milliseconds since 1970
 	CPUPct        float64 `json:"cpu_pct"`         // busy share of all CPUs together, 0..100
@@ -35,7 +35,7 @@ type Sample struct {
 	Load5         float64 `json:"load_5m"`
 	Load15        float64 `json:"load_15m"`
 
-	Extra *Modules `json:"modules,omitempty"` // beyond the frame: nil unless modules are enabled and there is something
+	Modules *ModuleReadings `json:"modules,omitempty"` // beyond the frame: nil unless modules are enabled and there is something
 
 	DiskErr error `json:"-"` // why DiskPct is not known and 0; wraps ErrDisk
 

@@ -25,7 +25,7 @@ func TestStopChild(t *testing.T) {
 	}
 	src := newFakeModules()
 	src.fake.read = func(n int, s *Sample) error { fmt.Println("read", time.Since(src.begin).Milliseconds(), 0); return nil }
-	src.read["temperature"] = func(n int, m *Modules) error {
+	src.read["temperature"] = func(n int, m *ModuleReadings) error {
 		fmt.Println("module", time.Since(src.begin).Milliseconds(), 0)
 		return warm(n, m)
 	}

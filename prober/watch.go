@@ -109,7 +109,7 @@ func (p *Prober) Now(ctx context.Context) (Sample, error) {
 // when it is done and misses those between; it holds up nobody else.
 //
 // CPUPct is the mean since the sample fn got before, whatever others asked for in
-// between; in the first it is what Latest says. The same goes for Extra.Network.
+// between; in the first it is what Latest says. The same goes for Modules.Network.
 func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Sample) error) error {
 	if err := checkInterval(interval); err != nil {
 		return err
@@ -138,7 +138,7 @@ func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Samp
 				s.CPUPct = pct
 			}
 			before = s.cpu
-			s.Extra = traffic.over(s.Extra)
+			s.Modules = traffic.over(s.Modules)
 			if err := fn(s); err != nil {
 				return err
 			}

@@ -112,13 +112,13 @@ func (b *box) listen() error {
 	b.given = ln != nil
 	o := control.Options{
 		Path: b.config().text("socket"), Listener: ln, Logger: b.log,
-		Status:       func(context.Context) any { return b.status() },
-		Persist:      b.persist,
-		Recording:    b.running.Store,
-		Enable:       b.enable,
-		GetConfig:    func(context.Context) any { return b.view() },
-		Capabilities: b.capabilities,
-		Call:         b.call,
+		Status:        func(context.Context) any { return b.status() },
+		Persist:       b.persist,
+		OnRecording:   b.running.Store,
+		EnableModules: b.enable,
+		GetConfig:     func(context.Context) any { return b.view() },
+		Capabilities:  b.capabilities,
+		Call:          b.call,
 	}
 	if b.store != nil {
 		o.History = recorded{b.store}
@@ -185,7 +185,7 @@ func (s samples) Interval() time.Duration { return s.dev.prober.Interval() }
 
 func (s samples) Watch(ctx context.Context, every time.Duration, fn func(prober.Sample) error) error {
 	return s.dev.prober.Watch(ctx, every, func(x prober.Sample) error {
-		s.tell(s.alerts.Judge(x))
+		s.tell(s.alerts.Evaluate(x))
 		if s.running.Load() && s.recording.Load() {
 			return fn(x)
 		}
@@ -199,7 +199,7 @@ func (s samples) Watch(ctx context.Context, every time.Duration, fn func(prober.
 // tell sends and logs alerts.
 func (b *box) tell(events []alert.Event) {
 	for _, e := range events {
-		b.srv.Alert(control.Alert{Level: string(e.Level), Metric: e.Metric, Value: e.Value, Threshold: e.Threshold,
+		b.srv.PublishAlert(control.Alert{Level: string(e.Level), Metric: e.Metric, Value: e.Value, Threshold: e.Threshold,
 			RuleID: e.RuleID, Message: e.Message, TS: e.TS})
 		if client := b.dev.link(); client != nil {
 			data, _ := json.Marshal(struct { // plain values

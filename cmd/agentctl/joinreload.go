@@ -54,7 +54,7 @@ func (b *box) keepUp(ctx context.Context, hup <-chan os.Signal) error {
 				}
 				if v := update.look(); v != "" {
 					b.log.Info("a newer version is staged; it comes into force with the next start", zap.String("version", v), zap.String("file", update.path))
-					b.srv.UpdateReady("agentctl", v)
+					b.srv.PublishUpdateReady("agentctl", v)
 				}
 			}
 		}

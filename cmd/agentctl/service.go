@@ -49,7 +49,7 @@ func credential(name string) string {
 
 // serviceSocket is the control socket that agentctl.socket holds open over restarts of
 // the daemon, nil when the daemon was not started with one.
-func serviceSocket() (net.Listener, error) { return control.Inherited(os.Getenv) }
+func serviceSocket() (net.Listener, error) { return control.InheritedListener(os.Getenv) }
 
 // scheduler is what the watchdog looks at; the prober is one.
 type scheduler interface {

@@ -5,7 +5,7 @@
 //	engine, err := alert.New(alert.DefaultRules())
 //	err = p.SetModules(engine.Modules())              // what the rules need to see
 //	err = p.Watch(ctx, time.Second, func(s prober.Sample) error {
-//		for _, e := range engine.Judge(s) { … }   // nearly always none
+//		for _, e := range engine.Evaluate(s) { … }   // nearly always none
 //		return nil
 //	})
 //
@@ -134,12 +134,12 @@ func New(rules []Rule) (*Engine, error) {
 	return e, err
 }
 
-// Judge tells what a sample raises or clears, in the order of the rules: each alert
+// Evaluate tells what a sample raises or clears, in the order of the rules: each alert
 // once when it is raised and once when it is cleared.
 //
 // A figure that the sample does not have changes nothing, but a rule that waited for
 // it to hold waits anew. Samples are to come in their order.
-func (e *Engine) Judge(s prober.Sample) []Event {
+func (e *Engine) Evaluate(s prober.Sample) []Event {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sample = s

@@ -27,14 +27,16 @@ func at(second int, set func(*prober.Sample)) prober.Sample {
 
 func disk(v float64) func(*prober.Sample) { return func(s *prober.Sample) { s.DiskPct = v } }
 
-func extra(m prober.Modules) func(*prober.Sample) { return func(s *prober.Sample) { s.Extra = &m } }
+func extra(m prober.ModuleReadings) func(*prober.Sample) {
+	return func(s *prober.Sample) { s.Modules = &m }
+}
 
 func heated(c float64) func(*prober.Sample) {
-	return extra(prober.Modules{Temperature: &prober.Temperature{HottestC: c, Zones: []prober.Zone{{Name: "cpu", C: c}}}})
+	return extra(prober.ModuleReadings{Temperature: &prober.Temperature{HottestC: c, Zones: []prober.Zone{{Name: "cpu", C: c}}}})
 }
 
 func fed(low bool) func(*prober.Sample) {
-	return extra(prober.Modules{Power: &prober.Power{UnderVoltage: &low}})
+	return extra(prober.ModuleReadings{Power: &prober.Power{UnderVoltage: &low}})
 }
 
 func engine(t testing.TB, rules ...Rule) *Engine {
@@ -68,7 +70,7 @@ type step struct {
 func run(t *testing.T, e *Engine, steps []step) {
 	t.Helper()
 	for _, s := range steps {
-		if got := brief(e.Judge(at(s.second, s.set))); got != s.want {
+		if got := brief(e.Evaluate(at(s.second, s.set))); got != s.want {
 			t.Errorf("at %d s: got %q, want %q", s.second, got, s.want)
 		}
 	}
@@ -136,7 +138,7 @@ func TestDefaultRules(t *testing.T) {
 	}
 	memory := func(used uint64) func(*prober.Sample) { return func(s *prober.Sample) { s.MemBytes = used } }
 	worn := func(pct float64, eol string) func(*prober.Sample) {
-		return extra(prober.Modules{Wear: &prober.Wear{UsedPct: &pct, PreEOL: eol}})
+		return extra(prober.ModuleReadings{Wear: &prober.Wear{UsedPct: &pct, PreEOL: eol}})
 	}
 	run(t, e, []step{
 		{0, none, ""},
@@ -160,9 +162,9 @@ func TestEventOnTheWire(t *testing.T) {
 		second := i
 		if i == 4 {
 			set, second = fed(false), 100
-			e.Judge(at(40, fed(false)))
+			e.Evaluate(at(40, fed(false)))
 		}
-		for _, ev := range e.Judge(at(second, set)) {
+		for _, ev := range e.Evaluate(at(second, set)) {
 			b, err := json.Marshal(ev)
 			if err != nil {
 				t.Fatal(err)
@@ -317,7 +319,7 @@ func TestReplace(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	yes := true
 	s := prober.Sample{CPUPct: 1, MemBytes: 2, MemTotalBytes: 100, DiskPct: 3, Load1: 4, Load5: 5, Load15: 6,
-		Extra: &prober.Modules{
+		Modules: &prober.ModuleReadings{
 			Network:     &prober.Network{WindowMS: 2000, BytesInPerS: 13, BytesOutPerS: 14, ErrorsIn: 20, ErrorsOut: 10},
 			Temperature: &prober.Temperature{HottestC: 7},
 			Power:       &prober.Power{UnderVoltage: &yes, FreqCapped: new(false), Throttled: &yes, SoftTempLimit: new(false)},
@@ -334,10 +336,10 @@ func TestMetrics(t *testing.T) {
 		if v, ok := read(&s); !ok || v != want[m.Name] {
 			t.Errorf("%s is %v, %v, want %v", m.Name, v, ok, want[m.Name])
 		}
-		for _, bare := range []prober.Sample{{MemTotalBytes: 1}, {MemTotalBytes: 1, Extra: &prober.Modules{}},
-			{MemTotalBytes: 1, Extra: &prober.Modules{Power: &prober.Power{}, Wear: &prober.Wear{}}}} {
-			if _, ok := read(&bare); ok != (m.Module == "" || m.Module == "temperature" && bare.Extra != nil && bare.Extra.Temperature != nil) {
-				t.Errorf("%s of %+v is known: %v", m.Name, bare.Extra, ok)
+		for _, bare := range []prober.Sample{{MemTotalBytes: 1}, {MemTotalBytes: 1, Modules: &prober.ModuleReadings{}},
+			{MemTotalBytes: 1, Modules: &prober.ModuleReadings{Power: &prober.Power{}, Wear: &prober.Wear{}}}} {
+			if _, ok := read(&bare); ok != (m.Module == "" || m.Module == "temperature" && bare.Modules != nil && bare.Modules.Temperature != nil) {
+				t.Errorf("%s of %+v is known: %v", m.Name, bare.Modules, ok)
 			}
 		}
 		if m.Module != "" && !slices.Contains(prober.ModuleNames(), m.Module) {
@@ -352,7 +354,7 @@ func TestMetrics(t *testing.T) {
 func TestJudgeAllocates(t *testing.T) {
 	e := engine(t, DefaultRules()...)
 	s := at(0, heated(50))
-	if n := testing.AllocsPerRun(100, func() { e.Judge(s) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { e.Evaluate(s) }); n != 0 {
 		t.Errorf("%v allocations a sample when nothing happens", n)
 	}
 }
@@ -369,7 +371,7 @@ func BenchmarkJudge(b *testing.B) {
 			s := at(0, heated(50))
 			b.ReportAllocs()
 			for b.Loop() {
-				e.Judge(s)
+				e.Evaluate(s)
 			}
 		})
 	}

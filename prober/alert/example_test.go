@@ -18,7 +18,7 @@ func Example() {
 		return
 	}
 	for i, pct := range []float64{94, 96, 97, 98, 94, 92, 91, 90} {
-		for _, e := range engine.Judge(prober.Sample{DiskPct: pct, Mono: time.Duration(i) * time.Second}) {
+		for _, e := range engine.Evaluate(prober.Sample{DiskPct: pct, Mono: time.Duration(i) * time.Second}) {
 			fmt.Println(i, e.Level, e.RuleID, e.Value)
 		}
 	}

@@ -102,19 +102,19 @@ func figure(name, noun, module, advice string, value func(*prober.Sample) (float
 
 func traffic(name, noun string, value func(*prober.Network) float64) metric {
 	return figure(name, noun, net, "", func(s *prober.Sample) (float64, bool) {
-		if s.Extra == nil || s.Extra.Network == nil {
+		if s.Modules == nil || s.Modules.Network == nil {
 			return 0, false
 		}
-		return value(s.Extra.Network), true
+		return value(s.Modules.Network), true
 	})
 }
 
 func flag(name, noun, good, advice string, value func(*prober.Power) *bool) metric {
 	m := figure(name, noun, power, advice, func(s *prober.Sample) (float64, bool) {
-		if s.Extra == nil || s.Extra.Power == nil {
+		if s.Modules == nil || s.Modules.Power == nil {
 			return 0, false
 		}
-		set := value(s.Extra.Power)
+		set := value(s.Modules.Power)
 		if set == nil {
 			return 0, false
 		}
@@ -129,10 +129,10 @@ func flag(name, noun, good, advice string, value func(*prober.Power) *bool) metr
 
 func temperature() metric {
 	m := figure("temperature_c", "the hottest temperature", heat, "give the board air or a heat sink, or less to do", func(s *prober.Sample) (float64, bool) {
-		if s.Extra == nil || s.Extra.Temperature == nil {
+		if s.Modules == nil || s.Modules.Temperature == nil {
 			return 0, false
 		}
-		return s.Extra.Temperature.HottestC, true
+		return s.Modules.Temperature.HottestC, true
 	})
 	m.Unit, m.Min, m.Max = "C", -60, 150
 	return m
@@ -146,20 +146,20 @@ func memPct(s *prober.Sample) (float64, bool) {
 }
 
 func wearPct(s *prober.Sample) (float64, bool) {
-	if s.Extra == nil || s.Extra.Wear == nil || s.Extra.Wear.UsedPct == nil {
+	if s.Modules == nil || s.Modules.Wear == nil || s.Modules.Wear.UsedPct == nil {
 		return 0, false
 	}
-	return *s.Extra.Wear.UsedPct, true
+	return *s.Modules.Wear.UsedPct, true
 }
 
 // preEOL makes a number of the state of the eMMC's reserved blocks: 1 normal, 2
 // warning, 3 urgent.
 func preEOL() metric {
 	m := figure("wear_pre_eol", "the state of the eMMC's reserved blocks (1 good, 2 mostly used, 3 used up)", wear, "back it up and replace it", func(s *prober.Sample) (float64, bool) {
-		if s.Extra == nil || s.Extra.Wear == nil {
+		if s.Modules == nil || s.Modules.Wear == nil {
 			return 0, false
 		}
-		i := slices.Index([]string{prober.EOLNormal, prober.EOLWarning, prober.EOLUrgent}, s.Extra.Wear.PreEOL)
+		i := slices.Index([]string{prober.EOLNormal, prober.EOLWarning, prober.EOLUrgent}, s.Modules.Wear.PreEOL)
 		return float64(i + 1), i >= 0
 	})
 	m.Min, m.Max = 1, 3

@@ -28,13 +28,13 @@ func TestNoFlapping(t *testing.T) {
 			v    float64
 			want string
 		}{{well, ""}, {bad, "+r"}, {well, "-r"}, {bad, "+r"}} {
-			if got := brief(e.Judge(at(n, disk(phase.v)))); got != phase.want {
+			if got := brief(e.Evaluate(at(n, disk(phase.v)))); got != phase.want {
 				t.Fatalf("%+v at %v: got %q, want %q", r, phase.v, got, phase.want)
 			}
 			for range 50 {
 				n++
 				v := inside()
-				if got := e.Judge(at(n, disk(v))); got != nil {
+				if got := e.Evaluate(at(n, disk(v))); got != nil {
 					t.Fatalf("%+v: %v inside the band says %q", r, v, brief(got))
 				}
 			}
@@ -48,10 +48,10 @@ func oracle(r Rule, past []prober.Sample) (raised bool, events int) {
 	begin := 0 // of the samples since the last event
 	for i := range past {
 		beyond := func(k int) bool {
-			if past[k].Extra == nil {
+			if past[k].Modules == nil {
 				return false // not known: neither holds nor is well
 			}
-			c := past[k].Extra.Temperature.HottestC
+			c := past[k].Modules.Temperature.HottestC
 			if !raised {
 				return r.Op.holds(c, r.Threshold)
 			}
@@ -89,7 +89,7 @@ func TestSameAsOracle(t *testing.T) {
 				set = none
 			}
 			past = append(past, at(second, set))
-			for _, ev := range e.Judge(past[len(past)-1]) {
+			for _, ev := range e.Evaluate(past[len(past)-1]) {
 				events++
 				if ev.Cleared != (events%2 == 0) {
 					t.Fatalf("%+v: event %d, cleared %v", r, events, ev.Cleared)

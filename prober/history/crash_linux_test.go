@@ -146,7 +146,7 @@ func checkCommitted(t *testing.T, path string, committed int64) {
 	if want != committed {
 		t.Fatalf("the newest row is of %d, but %d was committed", want, committed)
 	}
-	if st := s.Stats(); st.SetAside != 0 {
+	if st := s.Stats(); st.Quarantined != 0 {
 		t.Fatalf("stats %+v: the file was found corrupt", st)
 	}
 }

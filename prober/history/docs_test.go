@@ -28,7 +28,7 @@ func TestDocs(t *testing.T) {
 		c.step(time.Second)
 		x := c.sample(100 * i)
 		x.Mono *= 10 // for each sample to be one that modules are kept with
-		x.Extra = &prober.Modules{
+		x.Modules = &prober.ModuleReadings{
 			Network:     &prober.Network{WindowMS: 1000, ErrorsIn: 1},
 			Temperature: &prober.Temperature{HottestC: 40 + float64(i)},
 			Power:       &prober.Power{UnderVoltage: &yes, FreqCapped: &yes, Throttled: &yes, SoftTempLimit: &yes},

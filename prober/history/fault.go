@@ -35,7 +35,7 @@ func (s *Store) use(fn func(*db) error) error {
 	}
 	s.log.Error("history file is corrupt, a new one is begun", zap.String("path", s.path), zap.String("set_aside", aside), zap.Error(err))
 	s.mu.Lock()
-	s.stats.SetAside++
+	s.stats.Quarantined++
 	s.noteErrorLocked(fmt.Errorf("%w; set aside as %s", err, filepath.Base(aside)))
 	s.mu.Unlock()
 	return s.try(fn)

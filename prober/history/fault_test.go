@@ -73,7 +73,7 @@ func TestBadFile(t *testing.T) {
 				t.Fatalf("Flush: %v; stats %+v; want %s, %d rows", err, st, tt.state, tt.rows)
 			}
 			aside, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "*.corrupt-*"))
-			if (len(aside) > 0) != tt.aside || (st.SetAside > 0) != tt.aside || (st.LastError != "") != (tt.aside || tt.state != "ok") {
+			if (len(aside) > 0) != tt.aside || (st.Quarantined > 0) != tt.aside || (st.LastError != "") != (tt.aside || tt.state != "ok") {
 				t.Errorf("set aside %q, stats %+v", aside, st)
 			}
 			if after, _ := os.ReadFile(path); tt.state != "ok" && !bytes.Equal(before, after) {
@@ -127,7 +127,7 @@ func TestCorruptInTheMiddle(t *testing.T) {
 	}
 	flush(t, s)
 	st := s.Stats()
-	if st.State != "ok" || st.SetAside != 1 || st.Rows != 3 || !strings.Contains(st.LastError, "set aside as history.db.corrupt-") {
+	if st.State != "ok" || st.Quarantined != 1 || st.Rows != 3 || !strings.Contains(st.LastError, "set aside as history.db.corrupt-") {
 		t.Errorf("stats %+v, want a new file with 3 rows", st)
 	}
 	checkIntegrity(t, path)
@@ -155,7 +155,7 @@ func TestCorruptAgainAndAgain(t *testing.T) {
 	if b, _ := os.ReadFile(aside[len(aside)-1]); string(b) != "broken 4" {
 		t.Errorf("the newest holds %q", b)
 	}
-	if st := s.Stats(); st.SetAside != 5 || st.State != "ok" {
+	if st := s.Stats(); st.Quarantined != 5 || st.State != "ok" {
 		t.Errorf("stats %+v, want 5 set aside", st)
 	}
 }

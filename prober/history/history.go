@@ -240,7 +240,7 @@ func (s *Store) Add(x prober.Sample, readings ...Reading) {
 		id = earlyID(memorySlot, s.mono()) // it came without a time
 	}
 	s.latest, s.latestID = x, id
-	s.latest.Extra = nil
+	s.latest.Modules = nil
 	s.seq++
 	s.countLocked(s.samples.add(id, v, s.seq))
 	for _, r := range readings {

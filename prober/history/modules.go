@@ -34,7 +34,7 @@ func keyOf(name string) uint8 { return uint8(slices.Index(keyNames[:], name) + 1
 // not read anew since is not kept again.
 type moduleNotes struct {
 	at   time.Duration // Mono of the sample whose modules were kept last; 0 for none
-	kept prober.Modules
+	kept prober.ModuleReadings
 
 	seen            *prober.Network // counted already
 	window, in, out uint64          // ms and bytes since at
@@ -46,10 +46,10 @@ type moduleNotes struct {
 // of looks at every sample, and returns readings to keep with it from time to time; they
 // are valid until the next call.
 func (m *moduleNotes) of(x prober.Sample) []Reading {
-	if x.Extra == nil {
+	if x.Modules == nil {
 		return nil
 	}
-	now := *x.Extra
+	now := *x.Modules
 	if n := now.Network; n != nil && n != m.seen {
 		m.seen = n
 		m.window += uint64(n.WindowMS)

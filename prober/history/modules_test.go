@@ -38,14 +38,14 @@ func TestRecordModules(t *testing.T) {
 	for i := range 21 {
 		c.step(time.Second)
 		x := c.sample(i)
-		x.Extra = &prober.Modules{
+		x.Modules = &prober.ModuleReadings{
 			Network:     &prober.Network{WindowMS: 1000, BytesIn: uint64(100 * i), BytesOut: 7},
 			Temperature: &prober.Temperature{HottestC: 40 + float64(i)/2},
 			Power:       power,
 			Wear:        wear,
 		}
 		if i == 15 {
-			x.Extra.Network.ErrorsIn = 3
+			x.Modules.Network.ErrorsIn = 3
 		}
 		if i == 18 {
 			power = &prober.Power{UnderVoltage: &no, Throttled: &no}

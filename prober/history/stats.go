@@ -11,7 +11,7 @@ type Stats struct {
 	Unsaved      int    // samples in memory only
 	Dropped      uint64 // samples and readings lost: memory was full, or they made no sense
 	Repeated     uint64 // samples and readings of a millisecond that had one
-	SetAside     uint64 // corrupt files
+	Quarantined  uint64 // corrupt files
 	LastError    string // kept when things are well again
 	LastErrorMS  int64
 }
