@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -266,7 +265,7 @@ func items(body []byte) (n int) {
 func notAnObject(body []byte) *Error {
 	switch err := strictjson.Check(body); {
 	case err != nil:
-		return errParse(strings.TrimPrefix(err.Error(), "strictjson: "))
+		return errParse(err.Error())
 	case bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte{'['}):
 		return errRequest("batches are not supported: send one request a message")
 	}

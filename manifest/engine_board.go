@@ -116,7 +116,7 @@ func (r *rules) prepare(all map[string]*schema) (err error) {
 	return nil
 }
 
-// fits judges a tree of decodeTree.
+// fits judges a tree of strictjson.Decode.
 func (r *rules) fits(tree any) bool {
 	if !r.typed(tree) || (r.ref != nil && r.ref(tree) != nil) {
 		return false

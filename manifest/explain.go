@@ -55,7 +55,7 @@ func (p *prop) explain(v any) string {
 	case int64:
 		return p.explainNumber(float64(v), true)
 	case float64:
-		return p.explainNumber(v, v >= 1e18 || v <= -1e18) // see decodeNumber
+		return p.explainNumber(v, v >= 1e18 || v <= -1e18) // see strictjson.Decode
 	case bool:
 		return p.mustBe("boolean")
 	case nil:

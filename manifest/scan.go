@@ -181,7 +181,7 @@ func (s *scanner) digits() (v int64, n int) {
 }
 
 // staysFraction tells whether a number with a fraction has one as a float64 as well.
-// With up to 15 digits it always does; see decodeNumber for the others.
+// With up to 15 digits it always does; see strictjson.Decode for the others.
 func staysFraction(lit []byte) bool {
 	f, err := strconv.ParseFloat(string(lit), 64)
 	return err == nil && f != math.Trunc(f)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"agentctl/strictjson"
 )
 
 // The schema registry. A file's name is its reference without the prefix:
@@ -37,7 +39,7 @@ type schema struct {
 	judge func() judge
 }
 
-// judge is a compiled schema of the library behind this build; see decodeTree for the
+// judge is a compiled schema of the library behind this build; see strictjson.Decode for the
 // values it gets. Its error may quote the value, so it goes nowhere.
 type judge func(tree any) error
 
@@ -208,7 +210,7 @@ func noSchema() *Error {
 
 // validate is the long way: the library's verdict, then a message of our own.
 func (s *schema) validate(raw []byte) (tree any, err error) {
-	tree, err = decodeTree(raw)
+	tree, err = strictjson.Decode(raw)
 	if err != nil {
 		return nil, E(ManifestInvalid, s.shape().noun+"s: "+err.Error())
 	}

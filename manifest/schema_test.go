@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"agentctl/strictjson"
 )
 
 // oracle judges with santhosh-tekuri/jsonschema in every build, on the exact digits of
@@ -97,7 +99,7 @@ func TestCorpus(t *testing.T) {
 		if !ok {
 			t.Fatalf("line %d: no schema %s", c.no, c.ref)
 		}
-		tree, err := decodeTree(c.value)
+		tree, err := strictjson.Decode(c.value)
 		if strict := err == nil; strict != (c.verdict == "yes" || c.verdict == "no") {
 			t.Errorf("line %d: decodes: %v (%v), verdict is %s", c.no, strict, err, c.verdict)
 			continue
@@ -386,7 +388,7 @@ func FuzzValidate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, which uint8, raw []byte) {
 		ref := names[int(which)%len(names)]
 		s, _ := lookupSchema(ref)
-		tree, err := decodeTree(raw)
+		tree, err := strictjson.Decode(raw)
 		if err != nil {
 			if Validate(ref, raw) == nil {
 				t.Errorf("%s: %q is valid but does not decode: %v", ref, raw, err)

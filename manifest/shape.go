@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"agentctl/strictjson"
 )
 
 // shape is what this package itself understands of a schema: the outermost object. It
@@ -218,7 +220,7 @@ func (p *prop) normalise(val jsontext.Value) jsontext.Value {
 	case p.inner != nil && val.Kind() == '{':
 		return p.inner.normalise(val)
 	case p.typ == "integer" && val.Kind() == '0':
-		if n, ok := wholeNumber(val); ok {
+		if n, ok := strictjson.Whole(val); ok {
 			return strconv.AppendInt(nil, n, 10)
 		}
 	}

@@ -1,16 +1,20 @@
-// Package strictjson is the one JSON decoder behind every door of agentctl: the device
-// link, the control socket and POST /mcp/tools/call.
+// Package strictjson decodes JSON strictly. Every JSON input of agentctl passes through
+// it: the device link, the control socket, the relay's endpoints and stored files.
 //
 // encoding/json accepts "TYPE" for a field named type, lets the last of two equal keys
 // win and replaces bad UTF-8. Here all of these are errors, as are unknown keys,
 // trailing bytes, nesting deeper than MaxDepth and numbers that are not finite. 5000.0 and
 // 5e3 are the whole number 5000, as JSON Schema says.
+//
+//	err := strictjson.Unmarshal(data, &v)  // into a Go type
+//	tree, err := strictjson.Decode(data)   // into maps and slices, for a JSON Schema engine
+//	err := strictjson.Check(data)          // validity alone
 package strictjson
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 
 	"github.com/go-json-experiment/json"
@@ -20,10 +24,13 @@ import (
 // MaxDepth bounds the nesting of arrays and objects.
 const MaxDepth = 16
 
-// Errors that callers may tell apart; all others are malformed JSON or a wrong type.
+// Errors that callers may tell apart; all others are malformed JSON or a wrong type. No
+// error quotes the input, so that it can be shown and logged.
 var (
-	ErrDepth  = errors.New("strictjson: nested deeper than 16 levels")
-	ErrNumber = errors.New("strictjson: a number is out of range")
+	ErrDepth  = errors.New("nested deeper than 16 levels")
+	ErrNumber = errors.New("a number is out of range or has too many digits")
+
+	errMalformed = errors.New("malformed JSON, a duplicate key or bad UTF-8")
 )
 
 // Raw is a JSON value kept as its bytes. Inside a document that Unmarshal accepted it is
@@ -33,8 +40,12 @@ type Raw = jsontext.Value
 var strict = json.JoinOptions(json.RejectUnknownMembers(true),
 	json.WithUnmarshalers(json.JoinUnmarshalers(json.UnmarshalFromFunc(whole[int]), json.UnmarshalFromFunc(whole[int64]))))
 
-// whole decodes a number that is whole but not written so; everything else is left to the
-// decoder.
+// maxExactFloat bounds whole numbers that are not written as such (5e3): below it every
+// whole number is exact as a float64, which other decoders make of it.
+const maxExactFloat = 1 << 53
+
+// whole decodes a number into an integer type. It leaves every other JSON value to the
+// decoder, which refuses it.
 func whole[T int | int64](dec *jsontext.Decoder, n *T) error {
 	if dec.PeekKind() != '0' {
 		return errors.ErrUnsupported
@@ -45,44 +56,42 @@ func whole[T int | int64](dec *jsontext.Decoder, n *T) error {
 	}
 	i, err := strconv.ParseInt(string(val), 10, 64)
 	if err != nil {
-		f, ferr := strconv.ParseFloat(string(val), 64)
-		if ferr != nil || f != math.Trunc(f) || math.Abs(f) >= 1<<53 {
+		var ok bool
+		if i, ok = Whole(val); !ok || i <= -maxExactFloat || i >= maxExactFloat {
 			return ErrNumber
 		}
-		i = int64(f)
 	}
-	if *n = T(i); int64(*n) != i { // an int of 32 bits
+	if *n = T(i); int64(*n) != i { // int has 32 bits on some boards
 		return ErrNumber
 	}
 	return nil
 }
 
-// Unmarshal decodes exactly one JSON value into v, strictly. The error never quotes the
-// input's values.
+// Unmarshal decodes exactly one JSON value into v, strictly.
 func Unmarshal(data []byte, v any) error {
 	if err := scan(data); err != nil {
 		return err
 	}
 	if err := json.Unmarshal(data, v, strict); err != nil {
-		return plain(err)
+		return withoutInput(err)
 	}
 	return nil
 }
 
-// Check tells whether data is one strict JSON value (any keys).
+// Check reports whether data is exactly one strict JSON value; its keys may be any.
 func Check(data []byte) error {
 	if err := scan(data); err != nil {
 		return err
 	}
-	v := jsontext.Value(data)
-	if !v.IsValid() { // also refuses duplicate keys and bad UTF-8
-		return errors.New("strictjson: malformed JSON, a duplicate key or bad UTF-8")
+	if !jsontext.Value(data).IsValid() { // also refuses duplicate keys and bad UTF-8
+		return errMalformed
 	}
 	return nil
 }
 
 // scan checks what the decoder does not: depth, and numbers that overflow a float64. It
-// relies on the decoder for well-formedness.
+// runs on every message, so it allocates nothing for ordinary numbers, and relies on the
+// decoder for well-formedness.
 func scan(data []byte) error {
 	depth := 0
 	for i := 0; i < len(data); i++ {
@@ -117,33 +126,31 @@ func numberByte(c byte) bool {
 	return (c >= '0' && c <= '9') || c == '.' || c == 'e' || c == 'E' || c == '+' || c == '-'
 }
 
-// finite parses only what could overflow: an exponent or more digits than any float64
-// needs.
+// finite reports whether a number fits a float64. It parses only a number with an
+// exponent: without one, up to 300 digits always fit.
 func finite(num []byte) bool {
 	if len(num) > 400 {
 		return false
 	}
-	for _, c := range num {
-		if c == 'e' || c == 'E' {
-			f, err := strconv.ParseFloat(string(num), 64)
-			return err == nil && !math.IsInf(f, 0)
-		}
+	if bytes.ContainsAny(num, "eE") {
+		_, err := strconv.ParseFloat(string(num), 64)
+		return err == nil
 	}
 	return len(num) <= 300
 }
 
-// plain drops the input's own words from an error of the decoder.
-func plain(err error) error {
+// withoutInput replaces an error of the decoder, which may quote the input.
+func withoutInput(err error) error {
 	var syn *jsontext.SyntacticError
 	if errors.As(err, &syn) {
-		return fmt.Errorf("strictjson: malformed JSON near byte %d", syn.ByteOffset)
+		return fmt.Errorf("malformed JSON near byte %d", syn.ByteOffset)
 	}
 	var sem *json.SemanticError
 	if errors.As(err, &sem) {
 		if errors.Is(err, json.ErrUnknownName) {
-			return fmt.Errorf("strictjson: an unknown key near byte %d", sem.ByteOffset)
+			return fmt.Errorf("an unknown key near byte %d", sem.ByteOffset)
 		}
-		return fmt.Errorf("strictjson: a value of the wrong type near byte %d", sem.ByteOffset)
+		return fmt.Errorf("a value of the wrong type near byte %d", sem.ByteOffset)
 	}
-	return errors.New("strictjson: malformed JSON")
+	return errors.New("malformed JSON")
 }

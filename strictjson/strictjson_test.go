@@ -55,7 +55,7 @@ func TestUnmarshal(t *testing.T) {
 	}
 }
 
-// TestWhole: what JSON Schema calls an integer is one here.
+// TestWhole checks that what JSON Schema calls an integer decodes into one.
 func TestWhole(t *testing.T) {
 	tests := []struct {
 		in   string
@@ -93,7 +93,7 @@ func TestErrorsQuoteNothing(t *testing.T) {
 	}
 }
 
-// FuzzUnmarshal holds the strict decoder against encoding/json: what it accepts, the
+// FuzzUnmarshal compares the strict decoder with encoding/json: what it accepts, the
 // standard library accepts with the same meaning.
 func FuzzUnmarshal(f *testing.F) {
 	for _, s := range []string{`{"type":"a","n":5}`, `{"type":"a","payload":{"x":[1,2]}}`, `{"TYPE":"a"}`, `{"n":1e3}`} {

@@ -89,7 +89,7 @@ func ParseManifest(data []byte) (*PluginManifest, error) {
 		return nil, &ManifestError{[]Problem{{"", fmt.Sprintf("%d bytes are too many; at most %d", len(data), MaxManifest)}}}
 	}
 	if err := strictjson.Check(data); err != nil {
-		return nil, &ManifestError{[]Problem{{"", "not strict JSON: " + strings.TrimPrefix(err.Error(), "strictjson: ")}}}
+		return nil, &ManifestError{[]Problem{{"", "not strict JSON: " + err.Error()}}}
 	}
 	var tree any
 	if err := json.Unmarshal(data, &tree); err != nil {

@@ -45,7 +45,7 @@ func (h *Handler) post(w http.ResponseWriter, r *http.Request, x *exchange) {
 				id = msgs[0].id
 			}
 		}
-		refuseRPC(w, http.StatusBadRequest, id, code, strings.TrimPrefix(err.Error(), "strictjson: "))
+		refuseRPC(w, http.StatusBadRequest, id, code, err.Error())
 		return
 	}
 	if !accepts(r.Header, "application/json") || !accepts(r.Header, "text/event-stream") {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -145,7 +144,7 @@ func (b *bridge) take(ctx context.Context, line []byte) error {
 	}
 	m, err := parse(line)
 	if err != nil {
-		b.fail(nil, codeParse, strings.TrimPrefix(err.Error(), "strictjson: "))
+		b.fail(nil, codeParse, err.Error())
 		return b.broken()
 	}
 	switch {
