@@ -32,9 +32,9 @@ var pingEvent, _ = newEvent(EventPing, EventPing, struct{}{})
 // reader is what a connection that takes events reads. Alerts have a queue of their
 // own, so that neither metrics nor states can push one out.
 type reader struct {
-	events  *fanout.Sub[event] // metrics and states
-	notices *fanout.Sub[event] // alerts and updates
-	update  event              // one that came before this reader; empty when there is none
+	events  *fanout.Subscriber[event] // metrics and states
+	notices *fanout.Subscriber[event] // alerts and updates
+	update  event                     // one that came before this reader; empty when there is none
 }
 
 // join makes a connection one that takes events: push goes on, cpu and mem start.
@@ -46,8 +46,8 @@ func (s *Server) join() (*reader, modules, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := &reader{
-		events:  s.events.Subscribe(fanout.SubOptions[event]{Buffer: maxQueue, Overflow: fanout.Coalesce, Key: eventKey}),
-		notices: s.notices.Subscribe(fanout.SubOptions[event]{Buffer: maxNotices, Overflow: fanout.DropAndCount}),
+		events:  s.events.Subscribe(fanout.SubscribeOptions[event]{Buffer: maxQueue, Overflow: fanout.Coalesce, Key: eventKey}),
+		notices: s.notices.Subscribe(fanout.SubscribeOptions[event]{Buffer: maxNotices, Overflow: fanout.DropAndCount}),
 		update:  s.update,
 	}
 	s.push.readers++

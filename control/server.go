@@ -118,8 +118,8 @@ type counters struct{ accepted, denied, busy, requests atomic.Uint64 }
 func NewServer(o Options) (*Server, error) {
 	s := &Server{
 		o: o, prober: o.Prober, clock: o.Clock, log: o.Logger,
-		events:  fanout.New[event](fanout.Options{MaxReaders: MaxClients}),
-		notices: fanout.New[event](fanout.Options{MaxReaders: MaxClients}),
+		events:  fanout.New[event](fanout.Options{MaxSubscribers: MaxClients}),
+		notices: fanout.New[event](fanout.Options{MaxSubscribers: MaxClients}),
 		large:   make(chan []byte, 1),
 		long:    make(chan []byte, 1),
 		places:  make(chan []byte, maxQueries),

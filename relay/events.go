@@ -172,7 +172,7 @@ func (r *Relay) openGateway() (err error) {
 	if o.MaxData == 0 || o.MaxData > MaxTopicData {
 		o.MaxData = MaxTopicData
 	}
-	o.OwnTopics = ownTopics
+	o.RelayTopics = ownTopics
 	o.Insecure = o.Insecure || r.opt.Insecure
 	if r.tls != nil && o.TLS == nil {
 		o.TLS = r.tls.config()

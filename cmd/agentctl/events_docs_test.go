@@ -179,7 +179,7 @@ func TestEventsDocsCheck(t *testing.T) {
 				_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 				_ = cmd.Wait()
 			}()
-			waitFor(t, "curl's connection", func() bool { return g.Stats().Clients == 1 })
+			waitFor(t, "curl's connection", func() bool { return g.Stats().Subscribers == 1 })
 			var want strings.Builder
 			for i, e := range signedEvents {
 				g.Emit("default", e[0], rawJSON([]byte(e[1])))

@@ -105,7 +105,7 @@ func TestEventsTailCatchesUp(t *testing.T) {
 	var wg sync.WaitGroup
 	var err error
 	wg.Go(func() { err = tl.run(t.Context()) })
-	waitFor(t, "the tail", func() bool { return g.Stats().Clients == 1 })
+	waitFor(t, "the tail", func() bool { return g.Stats().Subscribers == 1 })
 	first := g.Stats().LastID + 1
 	for n := range uint64(events) {
 		g.Emit("default", "t", strings.Repeat("x", 8<<10))

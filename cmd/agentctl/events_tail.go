@@ -384,7 +384,7 @@ func (t *tail) event(ev sse.Event) error {
 	if err := t.print(ev); err != nil {
 		return exit(exitFailure, "write: %w", err)
 	}
-	t.last, t.all = cmp.Or(ev.ID, t.last), false
+	t.last, t.all = cmp.Or(ev.LastEventID, t.last), false
 	if t.printed++; t.printed == t.count {
 		return errEnough
 	}
@@ -442,10 +442,10 @@ type tailEvent struct {
 func (t *tail) print(ev sse.Event) error {
 	data, signature, _ := bytes.Cut(ev.Data, []byte{'\n'}) // the second line signs the first
 	if t.human {
-		_, err := fmt.Fprintf(t.out, "%s  %s  %s  %s\n", time.Now().Format(time.TimeOnly), plain(ev.ID), plain(ev.Type), plain(string(data)))
+		_, err := fmt.Fprintf(t.out, "%s  %s  %s  %s\n", time.Now().Format(time.TimeOnly), plain(ev.LastEventID), plain(ev.Type), plain(string(data)))
 		return err
 	}
-	e := tailEvent{ID: rawJSON([]byte(ev.ID)), Topic: ev.Type, Data: rawJSON(data)}
+	e := tailEvent{ID: rawJSON([]byte(ev.LastEventID)), Topic: ev.Type, Data: rawJSON(data)}
 	if len(signature) > 0 {
 		e.Signature = rawJSON(signature)
 	}

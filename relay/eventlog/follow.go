@@ -13,9 +13,9 @@ import (
 const followBuffer = 1024
 
 // Subscribe subscribes to events as they become durable, in the order of seq; the newest 512
-// can be resumed from (SubOptions.Resume). It ends with ErrClosed. A reader who must not
+// can be resumed from (SubscribeOptions.Resume). It ends with ErrClosed. A reader who must not
 // miss any, and may be slow, uses Follow.
-func (s *Store) Subscribe(o fanout.SubOptions[kernel.Event]) *fanout.Sub[kernel.Event] {
+func (s *Store) Subscribe(o fanout.SubscribeOptions[kernel.Event]) *fanout.Subscriber[kernel.Event] {
 	return s.topic.Subscribe(o)
 }
 
@@ -73,7 +73,7 @@ func (f *follower) disk(ctx context.Context) error {
 // live hands out what is committed, until it falls behind.
 func (f *follower) live(ctx context.Context) error {
 	after := min(f.pos, f.s.Last()) // pos may be a number that is still to come
-	sub := f.s.topic.Subscribe(fanout.SubOptions[kernel.Event]{Buffer: followBuffer, Resume: true, After: after})
+	sub := f.s.topic.Subscribe(fanout.SubscribeOptions[kernel.Event]{Buffer: followBuffer, Resume: true, After: after})
 	defer sub.Close()
 	if sub.Joined().Missed {
 		return nil // more was committed since than the ring holds

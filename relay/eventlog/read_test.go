@@ -196,7 +196,7 @@ func TestFollowAhead(t *testing.T) {
 
 func TestTail(t *testing.T) {
 	s := open(t, Options{Path: logPath(t)})
-	sub := s.Subscribe(fanout.SubOptions[kernel.Event]{Resume: true, After: s.Last()})
+	sub := s.Subscribe(fanout.SubscribeOptions[kernel.Event]{Resume: true, After: s.Last()})
 	if sub.Joined().Missed {
 		t.Error("the end of the log is unknown to its tail")
 	}

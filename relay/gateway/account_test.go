@@ -16,7 +16,7 @@ var byToken = authFunc(func(r *http.Request) (Identity, error) {
 
 // TestOwnPlaces: one identity cannot take all places.
 func TestOwnPlaces(t *testing.T) {
-	g := start(t, Options{Identities: byToken, MaxClients: 8})
+	g := start(t, Options{Identities: byToken, MaxSubscribers: 8})
 	a := g.open("", "Authorization", "Bearer a")
 	g.open("", "Authorization", "Bearer a")
 	status, h, body := g.request("GET", StreamPath, "", "Authorization", "Bearer a")
@@ -25,9 +25,9 @@ func TestOwnPlaces(t *testing.T) {
 	}
 	g.open("", "Authorization", "Bearer b")
 	_ = a.conn.Close()
-	eventually(t, "there is room again", func() bool { return g.Stats().Clients == 2 })
+	eventually(t, "there is room again", func() bool { return g.Stats().Subscribers == 2 })
 	g.open("", "Authorization", "Bearer a")
-	if n := g.Stats().Clients; n != 3 {
+	if n := g.Stats().Subscribers; n != 3 {
 		t.Errorf("%d clients", n)
 	}
 }
@@ -41,7 +41,7 @@ func TestOwnTopics(t *testing.T) {
 		}
 		return id, nil
 	})
-	g := start(t, Options{Identities: who, OwnTopics: []string{"alert"}})
+	g := start(t, Options{Identities: who, RelayTopics: []string{"alert"}})
 	status, _, body := g.request("POST", IngestPath, `{"topic":"alert","data":1}`, "Authorization", "Bearer x")
 	if status != http.StatusForbidden || !strings.Contains(body, codeDenied) {
 		t.Errorf("got %d %s", status, body)
@@ -59,7 +59,7 @@ func TestOwnTopics(t *testing.T) {
 func TestWaiting(t *testing.T) {
 	const most = 1 << 20
 	bubble(t, Options{Identities: byToken}, func(t *testing.T, g *Gateway, ln *pipes) {
-		g.account.most = most
+		g.quotas.maxBytes = most
 		var streams []*stream
 		slow := func(who string, n int) {
 			for range n {
@@ -74,12 +74,12 @@ func TestWaiting(t *testing.T) {
 		for range 20 {
 			g.Emit("t", "big", data)
 			time.Sleep(time.Second)
-			if all := g.account.waiting.Load(); all > most {
+			if all := g.quotas.waiting.Load(); all > most {
 				t.Fatalf("%d bytes wait", all)
 			}
 		}
-		for who, want := range map[string]int64{"t\na": most / ownShare, "t\nb": 200 << 10} {
-			if n := g.account.own[who].waiting.Load(); n > most/ownShare || n < want-40<<10 {
+		for who, want := range map[string]int64{"t\na": most / identityShare, "t\nb": 200 << 10} {
+			if n := g.quotas.byIdentity[who].waiting.Load(); n > most/identityShare || n < want-40<<10 {
 				t.Errorf("for %q wait %d bytes, want about %d", who, n, want)
 			}
 		}
@@ -87,9 +87,9 @@ func TestWaiting(t *testing.T) {
 			_ = s.conn.Close()
 		}
 		g.Emit("t", "big", data) // finds out
-		time.Sleep(stallLimit + time.Minute)
+		time.Sleep(stallTimeout + time.Minute)
 		synctest.Wait() // the shards have told the account
-		if n, own := g.account.waiting.Load(), len(g.account.own); n != 0 || own != 0 || g.Stats().Clients != 0 {
+		if n, own := g.quotas.waiting.Load(), len(g.quotas.byIdentity); n != 0 || own != 0 || g.Stats().Subscribers != 0 {
 			t.Errorf("at the end %d bytes of %d identities, %+v", n, own, g.Stats())
 		}
 	})
@@ -108,10 +108,10 @@ func TestLongResume(t *testing.T) {
 		_ = s.conn.SetDeadline(time.Now().Add(time.Hour))
 		for i := range 100 {
 			ev := s.next()
-			if ev.Type != fmt.Sprintf("n%d", i) || ev.ID != fmt.Sprint(first+uint64(i)+1) {
-				t.Fatalf("event %d is %s %s", i, ev.ID, ev.Type)
+			if ev.Type != fmt.Sprintf("n%d", i) || ev.LastEventID != fmt.Sprint(first+uint64(i)+1) {
+				t.Fatalf("event %d is %s %s", i, ev.LastEventID, ev.Type)
 			}
-			if n := g.account.waiting.Load(); n > queueSize+someSize {
+			if n := g.quotas.waiting.Load(); n > maxQueued+maxReplayChunk {
 				t.Fatalf("%d bytes wait", n)
 			}
 		}

@@ -7,23 +7,23 @@ import (
 	"agentctl/transport/sse"
 )
 
-// client is one subscriber. It belongs to its shard's goroutine.
-type client struct {
-	shard *shard
-	out   *sse.Outlet
-	view  view // until it is in a group
-	group *group
-	at    int  // its place in the group
-	told  bool // the Poller says when it is writable
+// subscriber is one subscriber. It belongs to its shard's goroutine.
+type subscriber struct {
+	shard  *shard
+	out    *sse.Outlet
+	view   view // until it is in a group
+	group  *group
+	index  int  // its place in the group
+	polled bool // the Poller says when it is writable
 
-	who    string       // its identity, by which replays are shared out
-	own    *account     // of that identity
-	from   uint64       // events up to this one are not for it
-	given  uint64       // newest event given to it
-	active func() error // whether its identity is still good; nil: it cannot end
+	identity string       // its identity, by which replays are shared out
+	quota    *quota       // of that identity
+	joinedAt uint64       // events up to this one are not for it
+	lastID   uint64       // newest event given to it
+	isActive func() error // whether its identity is still good; nil: it cannot end
 
-	due        time.Time // of the next heartbeat
-	prev, next *client
+	heartbeatAt time.Time // of the next heartbeat
+	prev, next  *subscriber
 
 	// A client that does not take what it is given. All zero while it keeps up.
 	full   bool      // its connection has a rest of a write
@@ -38,29 +38,29 @@ type client struct {
 // chunkCost is counted for a waiting chunk besides its bytes.
 const chunkCost = 64
 
-func (c *client) blocked() bool { return !c.since.IsZero() }
+func (c *subscriber) blocked() bool { return !c.since.IsZero() }
 
-func (s *shard) setBlocked(c *client, yes bool) {
+func (s *shard) setBlocked(c *subscriber, yes bool) {
 	if yes == c.blocked() {
 		return
 	}
 	if yes {
 		c.since = time.Now()
-		if !c.told {
-			if s.retry++; s.retry == 1 {
-				s.look = c.since.Add(50 * time.Millisecond)
+		if !c.polled {
+			if s.unpolledBlocked++; s.unpolledBlocked == 1 {
+				s.sweepAt = c.since.Add(50 * time.Millisecond)
 			}
 		}
 		return
 	}
 	c.since = time.Time{}
-	if !c.told {
-		s.retry--
+	if !c.polled {
+		s.unpolledBlocked--
 	}
 }
 
-// give writes a chunk to a client, or has it wait, or drops it. False: the client ended.
-func (s *shard) give(c *client, ch *chunk) bool {
+// send writes a chunk to a client, or has it wait, or drops it. False: the client ended.
+func (s *shard) send(c *subscriber, ch *chunk) bool {
 	if c.blocked() {
 		s.queue(c, ch)
 		return true
@@ -69,7 +69,7 @@ func (s *shard) give(c *client, ch *chunk) bool {
 	s.bytes.Add(uint64(len(ch.b)))
 	full, err := c.out.Offer(ch.b)
 	if err != nil || (full && !c.rests(len(ch.b))) {
-		s.end(c)
+		s.remove(c)
 		return false
 	}
 	if full {
@@ -80,8 +80,8 @@ func (s *shard) give(c *client, ch *chunk) bool {
 
 // rests notes that some of a write of n bytes waits in the connection; false when nothing
 // more may wait.
-func (c *client) rests(n int) bool {
-	if !c.own.hold(n) {
+func (c *subscriber) rests(n int) bool {
+	if !c.quota.hold(n) {
 		return false
 	}
 	c.full, c.rest = true, n
@@ -89,21 +89,21 @@ func (c *client) rests(n int) bool {
 }
 
 // count says that the client has, or will have, these events.
-func (s *shard) count(c *client, ch *chunk) {
+func (s *shard) count(c *subscriber, ch *chunk) {
 	if ch.n > 0 {
-		c.given = ch.last
+		c.lastID = ch.last
 		s.delivered.Add(uint64(ch.n))
 	}
 }
 
 // queue keeps a chunk for a blocked client. Once one was dropped all are, until the
 // queue is empty: one gap, told once, instead of many.
-func (s *shard) queue(c *client, ch *chunk) {
+func (s *shard) queue(c *subscriber, ch *chunk) {
 	if ch.n == 0 {
 		return // the gateway's own words are not worth the room
 	}
 	cost := len(ch.b) + chunkCost
-	if c.lost > 0 || c.queued+cost > max(c.room, queueSize) || !c.own.hold(cost) {
+	if c.lost > 0 || c.queued+cost > max(c.room, maxQueued) || !c.quota.hold(cost) {
 		c.lost += uint64(ch.n)
 		s.dropped.Add(uint64(ch.n))
 		return
@@ -113,18 +113,18 @@ func (s *shard) queue(c *client, ch *chunk) {
 }
 
 // drain writes what waits for a client, as far as its connection takes it.
-func (s *shard) drain(c *client) {
+func (s *shard) drain(c *subscriber) {
 	if c.group == nil {
 		return
 	}
 	if c.full {
 		full, err := c.out.Flush(0)
 		if err != nil {
-			s.end(c)
+			s.remove(c)
 			return
 		}
 		if c.full = full; !full {
-			c.own.release(c.rest)
+			c.quota.release(c.rest)
 			c.rest = 0
 		}
 	}
@@ -133,14 +133,14 @@ func (s *shard) drain(c *client) {
 		s.bytes.Add(uint64(len(b)))
 		full, err := c.out.Offer(b)
 		if err != nil || (full && !c.rests(len(b))) {
-			s.end(c)
+			s.remove(c)
 			return
 		}
 		if c.blocked() {
 			c.since = time.Now()
 		}
 	}
-	if cap(s.joined) > 2*chunkSize {
+	if cap(s.joined) > 2*maxChunk {
 		s.joined = nil
 	}
 	if c.full {
@@ -151,14 +151,14 @@ func (s *shard) drain(c *client) {
 	s.setBlocked(c, false)
 	if n := c.lost; n > 0 {
 		c.lost = 0
-		s.give(c, &chunk{b: resetFrame(fmt.Sprint(c.given), s.seen+1, n)})
+		s.send(c, &chunk{b: resetFrame(fmt.Sprint(c.lastID), s.lastID+1, n)})
 	}
 }
 
 // next takes chunks off a client's queue, as many as one write may have.
-func (s *shard) next(c *client) []byte {
+func (s *shard) next(c *subscriber) []byte {
 	n, size := 1, len(c.queue[0].b)
-	for n < len(c.queue) && size+len(c.queue[n].b) <= chunkSize {
+	for n < len(c.queue) && size+len(c.queue[n].b) <= maxChunk {
 		size += len(c.queue[n].b)
 		n++
 	}
@@ -173,7 +173,7 @@ func (s *shard) next(c *client) []byte {
 	for i := range n {
 		cost := len(c.queue[i].b) + chunkCost
 		c.queued -= cost
-		c.own.release(cost)
+		c.quota.release(cost)
 	}
 	clear(c.queue[:n])
 	c.queue = c.queue[n:]
@@ -190,24 +190,24 @@ func resetFrame(requested string, oldest, dropped uint64) []byte {
 	return append(b, "}\n\n"...)
 }
 
-// Writable implements sse.Watcher.
-func (c *client) Writable() {
+// OnWritable implements sse.Watcher.
+func (c *subscriber) OnWritable() {
 	s := c.shard
 	s.g.mu.Lock()
 	defer s.g.mu.Unlock()
-	if s.members > 0 {
+	if s.subscribers > 0 {
 		s.writable = append(s.writable, c)
 		s.signal()
 	}
 }
 
-// Gone implements sse.Watcher.
-func (c *client) Gone() {
+// OnClosed implements sse.Watcher.
+func (c *subscriber) OnClosed() {
 	s := c.shard
 	s.g.mu.Lock()
 	defer s.g.mu.Unlock()
-	if s.members > 0 {
-		s.gone = append(s.gone, c)
+	if s.subscribers > 0 {
+		s.closed = append(s.closed, c)
 		s.signal()
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// hmacLiteral is the name under which the source document has the HMAC secret.
-const hmacLiteral = "MCP_SSE_HMAC_REDACTED_BY_AUDIT_ISSUE_70"
+// hmacSecretAlias is the name under which the source document has the HMAC secret.
+const hmacSecretAlias = "MCP_SSE_HMAC_REDACTED_BY_AUDIT_ISSUE_70"
 
 // Env is what the environment says.
 type Env struct {
@@ -34,7 +34,7 @@ type Env struct {
 //	MCP_SSE_INGEST_URL     http://127.0.0.1:PORT/model_context_protocol/2024-11-05/events
 //	MCP_INCLUDE_SSE        1 or true: under the relay
 func FromEnv(getenv func(string) string) (Env, error) {
-	r := reader{getenv: getenv}
+	r := envReader{getenv: getenv}
 	var e Env
 	port := r.number("MCP_SSE_PORT", DefaultPort, 0, 65535)
 	host := getenv("MCP_SSE_HOST")
@@ -46,9 +46,9 @@ func FromEnv(getenv func(string) string) (Env, error) {
 	e.Ring = r.number("MCP_SSE_RING_MAX", 500, 1, maxRing)
 	e.SubscribeToken = r.token("MCP_SSE_AUTH_TOKEN")
 	e.IngestToken = r.token("MCP_SSE_INGEST_TOKEN")
-	secret, literal := r.secret("MCP_SSE_HMAC_SECRET"), r.secret(hmacLiteral)
+	secret, literal := r.secret("MCP_SSE_HMAC_SECRET"), r.secret(hmacSecretAlias)
 	if secret != "" && literal != "" && secret != literal {
-		r.fail("MCP_SSE_HMAC_SECRET", "differs from "+hmacLiteral+"; set one of them")
+		r.fail("MCP_SSE_HMAC_SECRET", "differs from "+hmacSecretAlias+"; set one of them")
 	}
 	if secret == "" {
 		secret = literal
@@ -58,21 +58,21 @@ func FromEnv(getenv func(string) string) (Env, error) {
 	}
 	e.AllowOrigins = r.origins("MCP_SSE_ALLOW_ORIGINS")
 	e.IngestURL = r.url("MCP_SSE_INGEST_URL", "http://127.0.0.1:"+strconv.Itoa(port)+IngestPath)
-	e.Include = r.truth("MCP_INCLUDE_SSE")
+	e.Include = r.boolean("MCP_INCLUDE_SSE")
 	return e, errors.Join(r.errs...)
 }
 
-// reader collects all that is wrong.
-type reader struct {
+// envReader collects all that is wrong.
+type envReader struct {
 	getenv func(string) string
 	errs   []error
 }
 
-func (r *reader) fail(name, what string) {
+func (r *envReader) fail(name, what string) {
 	r.errs = append(r.errs, fmt.Errorf("%s %s", name, what))
 }
 
-func (r *reader) number(name string, def, least, most int) int {
+func (r *envReader) number(name string, def, least, most int) int {
 	s := r.getenv(name)
 	if s == "" {
 		return def
@@ -86,7 +86,7 @@ func (r *reader) number(name string, def, least, most int) int {
 }
 
 // secret reads a variable or the file that NAME_FILE names. Its value is never shown.
-func (r *reader) secret(name string) string {
+func (r *envReader) secret(name string) string {
 	value, path := r.getenv(name), r.getenv(name+"_FILE")
 	if path == "" {
 		return value
@@ -117,7 +117,7 @@ func (r *reader) secret(name string) string {
 }
 
 // token is a secret that can stand in a header.
-func (r *reader) token(name string) string {
+func (r *envReader) token(name string) string {
 	s := r.secret(name)
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] > '~' {
@@ -128,7 +128,7 @@ func (r *reader) token(name string) string {
 	return s
 }
 
-func (r *reader) origins(name string) []string {
+func (r *envReader) origins(name string) []string {
 	var list []string
 	for _, o := range strings.Split(r.getenv(name), ",") {
 		if o = strings.TrimSuffix(strings.TrimSpace(o), "/"); o == "" {
@@ -144,7 +144,7 @@ func (r *reader) origins(name string) []string {
 	return list
 }
 
-func (r *reader) url(name, def string) string {
+func (r *envReader) url(name, def string) string {
 	s := r.getenv(name)
 	if s == "" {
 		return def
@@ -156,7 +156,7 @@ func (r *reader) url(name, def string) string {
 	return s
 }
 
-func (r *reader) truth(name string) bool {
+func (r *envReader) boolean(name string) bool {
 	switch s := strings.ToLower(r.getenv(name)); s {
 	case "", "0", "false", "no", "off":
 	case "1", "true", "yes", "on":

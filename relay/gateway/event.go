@@ -100,10 +100,10 @@ func parseTopics(values []string) (patterns, bool) {
 // view is what a subscriber may see and asked for. Subscribers with equal views share
 // the work of filtering and joining.
 type view struct {
-	tenant string
-	admin  bool
-	topics patterns // asked for
-	limit  patterns // granted by the identity
+	tenant  string
+	admin   bool
+	topics  patterns // asked for
+	granted patterns // granted by the identity
 }
 
 func (v *view) key() string {
@@ -113,14 +113,14 @@ func (v *view) key() string {
 		}
 		return strings.Join(p, ",")
 	}
-	return v.tenant + "\n" + strconv.FormatBool(v.admin) + "\n" + all(v.topics) + "\n" + all(v.limit)
+	return v.tenant + "\n" + strconv.FormatBool(v.admin) + "\n" + all(v.topics) + "\n" + all(v.granted)
 }
 
-func (v *view) sees(tenant, topic string) bool {
+func (v *view) matches(tenant, topic string) bool {
 	if tenant != v.tenant && (tenant != "" || (v.tenant != DefaultTenant && !v.admin)) {
 		return false
 	}
-	return v.topics.match(topic) && v.limit.match(topic) && (v.admin || !adminTopic(topic))
+	return v.topics.match(topic) && v.granted.match(topic) && (v.admin || !adminTopic(topic))
 }
 
 // signer adds the HMAC line: over "topic\nid\nts\nd", d being the SHA-256 of the data.

@@ -18,7 +18,7 @@ func FuzzFrame(f *testing.F) {
 	f.Add("a", []byte("\"\\n\u2028\""))
 	f.Fuzz(func(t *testing.T, topic string, data []byte) {
 		posted := bytes.Clone(data)
-		data, err := check(topic, data, MaxData)
+		data, err := normalizeEvent(topic, data, MaxData)
 		if err != nil {
 			return
 		}
@@ -26,7 +26,7 @@ func FuzzFrame(f *testing.F) {
 		for _, s := range []*signer{nil, newSigner([]byte("k"))} {
 			r := sse.NewReader(bytes.NewReader(append(s.encode(&e, s.digest(data)).frame, "data: end\n\n"...)), sse.ReaderOptions{})
 			ev, err := r.Next()
-			if err != nil || ev.Type != topic || ev.ID != "7" {
+			if err != nil || ev.Type != topic || ev.LastEventID != "7" {
 				t.Fatalf("%+v %v", ev, err)
 			}
 			got, _, _ := strings.Cut(string(ev.Data), "\n")

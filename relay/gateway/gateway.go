@@ -45,16 +45,16 @@ const (
 
 // Defaults and bounds.
 const (
-	DefaultPort = 39300
-	MaxData     = 64 << 10  // bytes of an event's compact data
-	maxBody     = 128 << 10 // bytes of an ingest request
-	maxRing     = 100_000   // events
-	maxRingSize = 64 << 20  // bytes of all events in the ring
-	maxBacklog  = 1024      // events that may wait for a shard
-	chunkSize   = 16 << 10  // bytes joined into one write; the rest of one is kept for a client that is full
-	queueSize   = 256 << 10 // bytes that may wait for one subscriber
-	someSize    = 64 << 10  // bytes of the ring that one is given at a time on its way to its queue
-	stallLimit  = 5 * time.Minute
+	DefaultPort    = 39300
+	MaxData        = 64 << 10  // bytes of an event's compact data
+	maxBody        = 128 << 10 // bytes of an ingest request
+	maxRing        = 100_000   // events
+	maxRingBytes   = 64 << 20  // bytes of all events in the ring
+	maxBacklog     = 1024      // events that may wait for a shard
+	maxChunk       = 16 << 10  // bytes joined into one write; the rest of one is kept for a client that is full
+	maxQueued      = 256 << 10 // bytes that may wait for one subscriber
+	maxReplayChunk = 64 << 10  // bytes of the ring that one is given at a time on its way to its queue
+	stallTimeout   = 5 * time.Minute
 )
 
 // Reasons for a refused event.
@@ -78,19 +78,19 @@ type Options struct {
 	IngestToken    string        // bearer token of ingest; default SubscribeToken
 	Identities     Authenticator // other tokens; nil: none
 	HMACSecret     []byte        // signs each event; nil: unsigned
-	OwnTopics      []string      // that only Emit and the log tell of; to ingest into them needs kernel:admin
+	RelayTopics    []string      // that only Emit and the log tell of; to ingest into them needs kernel:admin
 	AllowOrigins   []string      // web origins that may read and post, as https://host:port
 
 	// Events a second of one identity, twice as many at once: default 1,000, and 10,000
 	// for the holders of the tokens above and for everybody of an open gateway.
 	IngestRate, OpenIngestRate float64
 
-	MaxClients int           // subscribers, one identity a quarter of them; default 20,000
-	TicketTTL  time.Duration // life of a query ticket; default 60 s
-	MaxData    int           // bytes of data, less than MaxData when the log wraps them
-	Shards     int           // delivering goroutines; default one a core, at most 4
-	Log        Log           // where events are durable; nil: the ring alone
-	Logger     *zap.Logger   // default none
+	MaxSubscribers int           // subscribers, one identity a quarter of them; default 20,000
+	TicketTTL      time.Duration // life of a query ticket; default 60 s
+	MaxData        int           // bytes of data, less than MaxData when the log wraps them
+	Shards         int           // delivering goroutines; default one a core, at most 4
+	Log            Log           // where events are durable; nil: the ring alone
+	Logger         *zap.Logger   // default none
 }
 
 func (o *Options) defaults() error {
@@ -111,7 +111,7 @@ func (o *Options) defaults() error {
 	}
 	setDefault(&o.IngestRate, 1000)
 	setDefault(&o.OpenIngestRate, 10_000)
-	setDefault(&o.MaxClients, 20_000)
+	setDefault(&o.MaxSubscribers, 20_000)
 	setDefault(&o.TicketTTL, time.Minute)
 	setDefault(&o.MaxData, MaxData)
 	setDefault(&o.Shards, min(runtime.GOMAXPROCS(0), 4))
@@ -135,26 +135,26 @@ type Gateway struct {
 	signer  *signer
 	tickets tickets
 	limits  limits
-	turns   turns
-	account accounts
+	turns   replayLimiter
+	quotas  quotas
 	addr    atomic.Pointer[string]
 	onReady func(addr string)
 
 	connections, ingested, bytes   atomic.Uint64
 	emitted, emitLost, rateLimited atomic.Uint64
 	replayed                       atomic.Uint64 // delivered before a client came to its shard
-	clients                        atomic.Int64
+	subscribers                    atomic.Int64
 
-	mu       sync.Mutex // protects the fields below, and what shards say it protects
-	ring     ring
-	shards   []*shard
-	turn     int  // the shard of the next client
-	serving  bool // Serve runs and takes clients
-	ctx      context.Context
-	grown    chan struct{} // closed when the ring grows; nil: nobody waits
-	room     chan struct{} // closed when a shard takes its backlog; nil: nobody waits
-	replays  sync.WaitGroup
-	stopping bool
+	mu           sync.Mutex // protects the fields below, and what shards say it protects
+	ring         ring
+	shards       []*shard
+	nextShard    int  // the shard of the next client
+	serving      bool // Serve runs and takes clients
+	ctx          context.Context
+	ringGrew     chan struct{} // closed when the ring grows; nil: nobody waits
+	backlogTaken chan struct{} // closed when a shard takes its backlog; nil: nobody waits
+	replays      sync.WaitGroup
+	stopping     bool
 }
 
 // New makes a gateway; nothing runs before Run or Serve, but Emit may be called.
@@ -164,7 +164,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	g := &Gateway{opts: o, log: o.Logger, signer: newSigner(o.HMACSecret)}
 	g.turns.init()
-	g.account.most = maxWaiting
+	g.quotas.maxBytes = maxTotalQueued
 	g.tickets.ttl = o.TicketTTL
 	// Above every id of an earlier life, as long as that one had fewer than 4,096 events
 	// a millisecond; below 2^53 until 2039.
@@ -193,7 +193,7 @@ func (g *Gateway) Addr() string {
 
 // Stats are counters since New, but Clients, which is now.
 type Stats struct {
-	Clients     int
+	Subscribers int
 	Connections uint64
 	Ingested    uint64 // events that came into the ring, by whichever door
 	Delivered   uint64 // events given to a client's connection or its bounded queue, replayed ones included
@@ -211,7 +211,7 @@ type Stats struct {
 // exactly the sum over all events of the clients that subscribed to them.
 func (g *Gateway) Stats() Stats {
 	st := Stats{
-		Clients: int(g.clients.Load()), Connections: g.connections.Load(), Ingested: g.ingested.Load(), Bytes: g.bytes.Load(),
+		Subscribers: int(g.subscribers.Load()), Connections: g.connections.Load(), Ingested: g.ingested.Load(), Bytes: g.bytes.Load(),
 		Delivered: g.replayed.Load(), Emitted: g.emitted.Load(), EmitLost: g.emitLost.Load(), RateLimited: g.rateLimited.Load(),
 	}
 	for _, s := range g.shards {

@@ -28,8 +28,8 @@ func TestForward(t *testing.T) {
 	g.post("metrics", `"x\ny"`)
 	all.want("log/level", `{"previous":"info","current":"debug"}`, "c", "1", "metrics", `"x\ny"`)
 	some.want("log/level", `{"previous":"info","current":"debug"}`, "metrics", `"x\ny"`)
-	if all.read.LastID() != fmt.Sprint(id+2) {
-		t.Errorf("last id %s, want %d", all.read.LastID(), id+2)
+	if all.read.LastEventID() != fmt.Sprint(id+2) {
+		t.Errorf("last id %s, want %d", all.read.LastEventID(), id+2)
 	}
 	status, _, body := g.request("GET", MetricsPath, "")
 	if status != http.StatusOK {
@@ -41,7 +41,7 @@ func TestForward(t *testing.T) {
 		}
 	}
 	_ = all.conn.Close()
-	eventually(t, "one client left", func() bool { return g.Stats().Clients == 1 })
+	eventually(t, "one client left", func() bool { return g.Stats().Subscribers == 1 })
 }
 
 func TestResume(t *testing.T) {
@@ -134,13 +134,13 @@ func TestHandler(t *testing.T) {
 
 // TestFull: more subscribers than there may be are refused before their stream begins.
 func TestFull(t *testing.T) {
-	g := start(t, Options{MaxClients: 2})
+	g := start(t, Options{MaxSubscribers: 2})
 	a := g.open("")
 	g.open("")
 	if status, h, body := g.request("GET", StreamPath, ""); status != http.StatusServiceUnavailable || h.Get("Retry-After") == "" {
 		t.Errorf("the third: %d %s", status, body)
 	}
 	_ = a.conn.Close()
-	eventually(t, "there is room again", func() bool { return g.Stats().Clients == 1 })
+	eventually(t, "there is room again", func() bool { return g.Stats().Subscribers == 1 })
 	g.open("")
 }

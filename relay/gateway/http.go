@@ -148,7 +148,7 @@ func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) {
 		g.fail(w, r, http.StatusBadRequest, codeBadRequest, `the body lacks "topic"`)
 		return
 	}
-	data, err := check(in.Topic, in.Data, g.opts.MaxData)
+	data, err := normalizeEvent(in.Topic, in.Data, g.opts.MaxData)
 	switch {
 	case errors.Is(err, ErrTooLarge):
 		g.tooLarge(w, r)
@@ -159,7 +159,7 @@ func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) {
 	case adminTopic(in.Topic) && !id.Scopes.Has(ScopeAdmin):
 		g.fail(w, r, http.StatusForbidden, codeDenied, "the topics audit and kernel need the scope "+ScopeAdmin)
 		return
-	case slices.Contains(g.opts.OwnTopics, in.Topic) && !id.Scopes.Has(ScopeAdmin):
+	case slices.Contains(g.opts.RelayTopics, in.Topic) && !id.Scopes.Has(ScopeAdmin):
 		g.fail(w, r, http.StatusForbidden, codeDenied, "this topic is the relay's own: what it tells happened here; choose another, or one below it")
 		return
 	case !patterns(id.Topics).match(in.Topic):
@@ -209,7 +209,7 @@ func (g *Gateway) metrics(w http.ResponseWriter, _ *http.Request) {
 		name, kind, help string
 		value            uint64
 	}{
-		{"mcp_sse_clients", "gauge", "Subscribers now.", uint64(st.Clients)},
+		{"mcp_sse_clients", "gauge", "Subscribers now.", uint64(st.Subscribers)},
 		{"mcp_sse_total_connections", "counter", "Streams opened since the start.", st.Connections},
 		{"mcp_sse_events_ingested", "counter", "Events accepted since the start.", st.Ingested},
 		{"mcp_sse_events_delivered", "counter", "Events given to subscribers, replayed ones included.", st.Delivered},

@@ -170,7 +170,7 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]float64{"mcp_sse_clients": 1, "mcp_sse_total_connections": 1, "mcp_sse_events_ingested": 1,
-		"mcp_sse_events_delivered": 1, "mcp_sse_events_dropped": 0, "mcp_sse_bytes_sent": float64(len(s.first)+1) + float64(len(fmt.Sprintf("id: %s\nevent: a\ndata: 1\n\n", s.read.LastID())))}
+		"mcp_sse_events_delivered": 1, "mcp_sse_events_dropped": 0, "mcp_sse_bytes_sent": float64(len(s.first)+1) + float64(len(fmt.Sprintf("id: %s\nevent: a\ndata: 1\n\n", s.read.LastEventID())))}
 	if len(got) != len(want) {
 		t.Errorf("%d families", len(got))
 	}
@@ -209,7 +209,7 @@ func TestFromEnv(t *testing.T) {
 		t.Errorf("defaults: %+v %v", e, err)
 	}
 	e, err = from("MCP_SSE_PORT", "40000", "MCP_SSE_HEARTBEAT_MS", "200", "MCP_SSE_RING_MAX", "10", "MCP_SSE_AUTH_TOKEN_FILE", file, "MCP_SSE_INGEST_TOKEN", "i",
-		hmacLiteral, "secret", "MCP_INCLUDE_SSE", "1", "MCP_SSE_ALLOW_ORIGINS", "https://a.example, http://b:1/", "MCP_SSE_INGEST_URL", "http://h:1/x", "MCP_SSE_HOST", "::1")
+		hmacSecretAlias, "secret", "MCP_INCLUDE_SSE", "1", "MCP_SSE_ALLOW_ORIGINS", "https://a.example, http://b:1/", "MCP_SSE_INGEST_URL", "http://h:1/x", "MCP_SSE_HOST", "::1")
 	if err != nil || e.Listen != "[::1]:40000" || e.Heartbeat != 200*time.Millisecond || e.Ring != 10 || e.SubscribeToken != "from-file" || e.IngestToken != "i" ||
 		string(e.HMACSecret) != "secret" || !e.Include || fmt.Sprint(e.AllowOrigins) != "[https://a.example http://b:1]" || e.IngestURL != "http://h:1/x" {
 		t.Errorf("all: %+v %v", e, err)
@@ -217,7 +217,7 @@ func TestFromEnv(t *testing.T) {
 	for _, bad := range [][]string{
 		{"MCP_SSE_PORT", "x"}, {"MCP_SSE_PORT", "65536"}, {"MCP_SSE_PORT", "-1"}, {"MCP_SSE_PORT", " 1"}, {"MCP_SSE_HEARTBEAT_MS", "0"}, {"MCP_SSE_HEARTBEAT_MS", "1.5"},
 		{"MCP_SSE_RING_MAX", "0"}, {"MCP_SSE_RING_MAX", "1000000"}, {"MCP_SSE_AUTH_TOKEN", "se cret"}, {"MCP_SSE_AUTH_TOKEN_FILE", filepath.Join(dir, "none")},
-		{"MCP_SSE_AUTH_TOKEN", "a", "MCP_SSE_AUTH_TOKEN_FILE", file}, {"MCP_SSE_HMAC_SECRET", "a", hmacLiteral, "b"}, {"MCP_INCLUDE_SSE", "perhaps"},
+		{"MCP_SSE_AUTH_TOKEN", "a", "MCP_SSE_AUTH_TOKEN_FILE", file}, {"MCP_SSE_HMAC_SECRET", "a", hmacSecretAlias, "b"}, {"MCP_INCLUDE_SSE", "perhaps"},
 		{"MCP_SSE_ALLOW_ORIGINS", "*"}, {"MCP_SSE_ALLOW_ORIGINS", "app.example"}, {"MCP_SSE_ALLOW_ORIGINS", "https://a/b"}, {"MCP_SSE_INGEST_URL", "h:1"},
 	} {
 		if _, err := from(bad...); err == nil || !strings.Contains(err.Error(), strings.TrimSuffix(bad[0], "_FILE")) {
@@ -226,7 +226,7 @@ func TestFromEnv(t *testing.T) {
 			t.Errorf("the error shows the token: %v", err)
 		}
 	}
-	if e, err := from("MCP_SSE_HMAC_SECRET", "a", hmacLiteral, "a"); err != nil || string(e.HMACSecret) != "a" {
+	if e, err := from("MCP_SSE_HMAC_SECRET", "a", hmacSecretAlias, "a"); err != nil || string(e.HMACSecret) != "a" {
 		t.Errorf("the same twice: %v", err)
 	}
 }

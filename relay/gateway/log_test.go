@@ -98,7 +98,7 @@ func TestLog(t *testing.T) {
 		s.want("t", strconv.Itoa(i))
 	}
 	s.want("emitted", "1")
-	if _, err := strconv.ParseUint(s.read.LastID(), 10, 64); err != nil || ids[5] != ids[4]+2 {
+	if _, err := strconv.ParseUint(s.read.LastEventID(), 10, 64); err != nil || ids[5] != ids[4]+2 {
 		t.Errorf("ids %v", ids)
 	}
 	if err := g.stop(); err != nil {
@@ -154,8 +154,8 @@ func TestRetention(t *testing.T) {
 			}
 			break
 		}
-		if last++; ev.ID != fmt.Sprint(last) {
-			t.Fatalf("event %s after %d", ev.ID, last-1)
+		if last++; ev.LastEventID != fmt.Sprint(last) {
+			t.Fatalf("event %s after %d", ev.LastEventID, last-1)
 		}
 	}
 	if last < 40 || last > 50 {
@@ -175,7 +175,7 @@ func TestRing(t *testing.T) {
 	for range 500 {
 		e := &event{id: r.last + 1 + uint64(rng.IntN(3)), frame: make([]byte, rng.IntN(100))}
 		if rng.IntN(50) == 0 {
-			e.frame = make([]byte, maxRingSize/3)
+			e.frame = make([]byte, maxRingBytes/3)
 		}
 		r.push(e)
 		all = append(all, e)
@@ -186,7 +186,7 @@ func TestRing(t *testing.T) {
 			}
 			size += len(r.at(i).frame)
 		}
-		if r.n > 5 || size != r.bytes || size > maxRingSize || r.last != e.id || r.oldest() != r.at(0).id {
+		if r.n > 5 || size != r.bytes || size > maxRingBytes || r.last != e.id || r.oldest() != r.at(0).id {
 			t.Fatalf("%d events, %d bytes: %+v", r.n, size, r)
 		}
 		if gone := len(all) - r.n; gone > 0 && r.floor != all[gone-1].id {
@@ -313,9 +313,9 @@ func TestResumeModel(t *testing.T) {
 							if ev.Type == "end" {
 								return
 							}
-							id, err := strconv.ParseUint(ev.ID, 10, 64)
+							id, err := strconv.ParseUint(ev.LastEventID, 10, 64)
 							if err != nil || ev.Type == "gateway/reset" {
-								t.Errorf("client %d: %s %s %s", c, ev.Type, ev.ID, ev.Data)
+								t.Errorf("client %d: %s %s %s", c, ev.Type, ev.LastEventID, ev.Data)
 								return
 							}
 							results[c].ids, last = append(results[c].ids, id), id
@@ -385,7 +385,7 @@ func TestCounters(t *testing.T) {
 	want := uint64(3*posts + 6*posts/2 + posts)
 	eventually(t, "all is given or dropped", func() bool { st := g.Stats(); return st.Delivered+st.Dropped == want })
 	st := g.Stats()
-	if st.Ingested != posts || st.Clients != 13 || st.Connections != 13 || st.Dropped == 0 {
+	if st.Ingested != posts || st.Subscribers != 13 || st.Connections != 13 || st.Dropped == 0 {
 		t.Errorf("%+v", st)
 	}
 	read(stalled)

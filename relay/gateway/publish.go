@@ -31,8 +31,8 @@ type Log interface {
 	Last() uint64
 }
 
-// check brings an event's data to one line and says what is wrong with it.
-func check(topic string, data []byte, most int) ([]byte, error) {
+// normalizeEvent brings an event's data to one line and says what is wrong with it.
+func normalizeEvent(topic string, data []byte, most int) ([]byte, error) {
 	switch {
 	case !validTopic(topic):
 		return nil, ErrTopic
@@ -74,15 +74,15 @@ func (g *Gateway) publish(ctx context.Context, e Event) (uint64, error) {
 func (g *Gateway) insert(ctx context.Context, e Event, wait bool) (uint64, error) {
 	digest := g.signer.digest(e.Data)
 	g.mu.Lock()
-	for g.behindLocked() {
+	for g.backloggedLocked() {
 		if !wait {
 			g.mu.Unlock()
 			return 0, ErrBusy
 		}
-		if g.room == nil {
-			g.room = make(chan struct{})
+		if g.backlogTaken == nil {
+			g.backlogTaken = make(chan struct{})
 		}
-		room := g.room
+		room := g.backlogTaken
 		g.mu.Unlock()
 		select {
 		case <-room:
@@ -106,14 +106,14 @@ func (g *Gateway) insert(ctx context.Context, e Event, wait bool) (uint64, error
 	for _, s := range g.shards {
 		s.putLocked(ev)
 	}
-	if g.grown != nil {
-		close(g.grown)
-		g.grown = nil
+	if g.ringGrew != nil {
+		close(g.ringGrew)
+		g.ringGrew = nil
 	}
 	return e.ID, nil
 }
 
-func (g *Gateway) behindLocked() bool {
+func (g *Gateway) backloggedLocked() bool {
 	for _, s := range g.shards {
 		if len(s.events) >= maxBacklog && !g.stopping {
 			return true
@@ -134,10 +134,10 @@ func (g *Gateway) waitRing(ctx context.Context, id uint64) error {
 			g.mu.Unlock()
 			return ErrStopped
 		}
-		if g.grown == nil {
-			g.grown = make(chan struct{})
+		if g.ringGrew == nil {
+			g.ringGrew = make(chan struct{})
 		}
-		grown := g.grown
+		grown := g.ringGrew
 		g.mu.Unlock()
 		select {
 		case <-grown:
@@ -150,7 +150,7 @@ func (g *Gateway) waitRing(ctx context.Context, id uint64) error {
 // follow feeds the ring from the log, from its end on.
 func (g *Gateway) follow(ctx context.Context, after uint64) error {
 	err := g.opts.Log.Follow(ctx, after, func(e Event) error {
-		data, err := check(e.Topic, bytes.Clone(e.Data), MaxData)
+		data, err := normalizeEvent(e.Topic, bytes.Clone(e.Data), MaxData)
 		if err != nil {
 			g.log.Warn("an event of the log is not served", zap.Uint64("id", e.ID), zap.Error(err))
 			return nil
@@ -191,7 +191,7 @@ func (g *Gateway) emit(tenant, topic string, data any) (err error) {
 	if err := strictjson.Check(raw); err != nil {
 		return err
 	}
-	if raw, err = check(topic, raw, g.opts.MaxData); err != nil {
+	if raw, err = normalizeEvent(topic, raw, g.opts.MaxData); err != nil {
 		return err
 	}
 	e := Event{Tenant: tenant, Topic: topic, Data: raw, TimeMS: time.Now().UnixMilli()}

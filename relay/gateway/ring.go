@@ -2,21 +2,21 @@ package gateway
 
 // ring holds the newest events, bounded in number and in bytes.
 type ring struct {
-	slots []*event // grows up to max as events come
-	max   int
-	head  int // the oldest
-	n     int
-	bytes int
-	last  uint64 // newest id given
-	floor uint64 // events up to this one are not, or no longer, in the ring
+	slots     []*event // grows up to max as events come
+	maxEvents int
+	head      int // the oldest
+	n         int
+	bytes     int
+	last      uint64 // newest id given
+	floor     uint64 // events up to this one are not, or no longer, in the ring
 }
 
 func newRing(size int, first uint64) ring {
-	return ring{max: size, last: first - 1, floor: first - 1}
+	return ring{maxEvents: size, last: first - 1, floor: first - 1}
 }
 
 func (r *ring) push(e *event) {
-	for r.n > 0 && (r.n == r.max || r.bytes+len(e.frame) > maxRingSize) {
+	for r.n > 0 && (r.n == r.maxEvents || r.bytes+len(e.frame) > maxRingBytes) {
 		old := r.slots[r.head]
 		r.slots[r.head] = nil
 		r.head = (r.head + 1) % len(r.slots)
@@ -34,7 +34,7 @@ func (r *ring) push(e *event) {
 }
 
 func (r *ring) grow() {
-	slots := make([]*event, min(r.max, max(64, 2*len(r.slots))))
+	slots := make([]*event, min(r.maxEvents, max(64, 2*len(r.slots))))
 	for i := range r.n {
 		slots[i] = r.at(i)
 	}
@@ -66,5 +66,5 @@ func (r *ring) oldest() uint64 {
 
 // restart forgets all and goes on above last.
 func (r *ring) restart(last uint64) {
-	*r = ring{max: r.max, last: last, floor: last}
+	*r = ring{maxEvents: r.maxEvents, last: last, floor: last}
 }

@@ -167,7 +167,7 @@ func (g *Gateway) stop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.stopping, g.ctx = true, nil
-	for _, c := range []*chan struct{}{&g.grown, &g.room} {
+	for _, c := range []*chan struct{}{&g.ringGrew, &g.backlogTaken} {
 		if *c != nil {
 			close(*c)
 			*c = nil

@@ -18,32 +18,32 @@ type shard struct {
 	delivered, dropped, bytes atomic.Uint64
 
 	// protected by Gateway.mu
-	events   []*event // not delivered yet, at most maxBacklog
-	spare    []*event
-	joins    []*client
-	writable []*client
-	gone     []*client
-	members  int // clients, those in joins included
+	events      []*event // not delivered yet, at most maxBacklog
+	spare       []*event
+	added       []*subscriber
+	writable    []*subscriber
+	closed      []*subscriber
+	subscribers int // clients, those in joins included
 
 	// the goroutine's own
-	poller *sse.Poller
-	groups map[string]*group
-	first  *client // by the time of the next heartbeat
-	last   *client
-	timed  int     // clients whose identity can end
-	retry  int     // blocked clients that nobody tells when they are writable
-	seen   uint64  // newest event handled
-	chunks []chunk // of the group at hand
-	joined []byte  // several chunks of one client's queue
-	timer  *time.Timer
-	look   time.Time // when to look at identities and retries next
+	poller          *sse.Poller
+	groups          map[string]*group
+	first           *subscriber // by the time of the next heartbeat
+	last            *subscriber
+	expiring        int     // clients whose identity can end
+	unpolledBlocked int     // blocked clients that nobody tells when they are writable
+	lastID          uint64  // newest event handled
+	chunks          []chunk // of the group at hand
+	joined          []byte  // several chunks of one client's queue
+	timer           *time.Timer
+	sweepAt         time.Time // when to look at identities and retries next
 }
 
 // group is the clients of a shard that see the same events.
 type group struct {
 	view    view
 	key     string
-	clients []*client
+	clients []*subscriber
 }
 
 // chunk is one or more whole events, written at once.
@@ -65,7 +65,7 @@ func (s *shard) signal() {
 }
 
 func (s *shard) putLocked(e *event) {
-	if s.members > 0 {
+	if s.subscribers > 0 {
 		s.events = append(s.events, e)
 		s.signal()
 	}
@@ -86,14 +86,14 @@ func (s *shard) run(ctx context.Context, p *sse.Poller) {
 		s.step()
 	}
 	s.g.mu.Lock()
-	joins := s.joins
-	s.joins, s.writable, s.gone, s.events = nil, nil, nil, nil
+	joins := s.added
+	s.added, s.writable, s.closed, s.events = nil, nil, nil, nil
 	s.g.mu.Unlock()
 	for _, c := range joins {
-		s.enter(c)
+		s.add(c)
 	}
 	for s.first != nil {
-		s.end(s.first)
+		s.remove(s.first)
 	}
 }
 
@@ -102,15 +102,15 @@ func (s *shard) run(ctx context.Context, p *sse.Poller) {
 func (s *shard) step() {
 	g := s.g
 	g.mu.Lock()
-	events, joins, writable, gone := s.events, s.joins, s.writable, s.gone
-	s.events, s.spare, s.joins, s.writable, s.gone = s.spare[:0], nil, nil, nil, nil
-	if g.room != nil {
-		close(g.room)
-		g.room = nil
+	events, joins, writable, gone := s.events, s.added, s.writable, s.closed
+	s.events, s.spare, s.added, s.writable, s.closed = s.spare[:0], nil, nil, nil, nil
+	if g.backlogTaken != nil {
+		close(g.backlogTaken)
+		g.backlogTaken = nil
 	}
 	g.mu.Unlock()
 	for _, c := range joins {
-		s.enter(c)
+		s.add(c)
 	}
 	for _, c := range writable {
 		s.drain(c)
@@ -119,11 +119,11 @@ func (s *shard) step() {
 		s.deliver(events)
 	}
 	for _, c := range gone {
-		s.end(c)
+		s.remove(c)
 	}
 	now := time.Now()
-	s.beat(now)
-	if !s.look.After(now) {
+	s.sendHeartbeats(now)
+	if !s.sweepAt.After(now) {
 		s.sweep(now)
 	}
 	if cap(events) <= 64 { // a larger one is given back
@@ -138,17 +138,17 @@ func (s *shard) step() {
 func (s *shard) arm() {
 	at := time.Now().Add(time.Hour)
 	if s.first != nil {
-		at = s.first.due
+		at = s.first.heartbeatAt
 	}
-	if s.timed > 0 || s.retry > 0 {
-		if s.look.Before(at) {
-			at = s.look
+	if s.expiring > 0 || s.unpolledBlocked > 0 {
+		if s.sweepAt.Before(at) {
+			at = s.sweepAt
 		}
 	}
 	s.timer.Reset(time.Until(at))
 }
 
-func (s *shard) enter(c *client) {
+func (s *shard) add(c *subscriber) {
 	key := c.view.key()
 	gr := s.groups[key]
 	if gr == nil {
@@ -156,65 +156,65 @@ func (s *shard) enter(c *client) {
 		s.groups[key] = gr
 	}
 	c.view = view{} // the group's, from here on
-	c.group, c.at = gr, len(gr.clients)
+	c.group, c.index = gr, len(gr.clients)
 	gr.clients = append(gr.clients, c)
 	now := time.Now()
-	c.due = now.Add(s.g.opts.Heartbeat)
-	s.append(c)
-	if c.active != nil {
-		if s.timed++; s.timed == 1 && s.retry == 0 {
-			s.look = now.Add(time.Second)
+	c.heartbeatAt = now.Add(s.g.opts.Heartbeat)
+	s.appendHeartbeat(c)
+	if c.isActive != nil {
+		if s.expiring++; s.expiring == 1 && s.unpolledBlocked == 0 {
+			s.sweepAt = now.Add(time.Second)
 		}
 	}
 	told, err := s.poller.Add(c.out, c)
 	if err != nil {
-		s.end(c)
+		s.remove(c)
 		return
 	}
-	c.told = told
+	c.polled = told
 	s.drain(c)
 }
 
-// end takes a client off and closes its stream.
-func (s *shard) end(c *client) {
+// remove takes a client off and closes its stream.
+func (s *shard) remove(c *subscriber) {
 	if c.group == nil {
 		return
 	}
 	gr := c.group
 	n := len(gr.clients) - 1
-	gr.clients[c.at] = gr.clients[n]
-	gr.clients[c.at].at = c.at
+	gr.clients[c.index] = gr.clients[n]
+	gr.clients[c.index].index = c.index
 	gr.clients[n] = nil
 	if gr.clients = gr.clients[:n]; n == 0 {
 		delete(s.groups, gr.key)
 	}
-	s.unlink(c)
-	if c.active != nil {
-		s.timed--
+	s.removeHeartbeat(c)
+	if c.isActive != nil {
+		s.expiring--
 	}
 	s.setBlocked(c, false)
-	c.own.release(c.queued + c.rest)
+	c.quota.release(c.queued + c.rest)
 	c.group, c.queue, c.queued, c.rest = nil, nil, 0, 0
 	s.poller.Remove(c.out)
 	c.out.Close()
-	s.g.left(c)
+	s.g.onRemoved(c)
 }
 
 // deliver hands out events to every group that sees them.
 func (s *shard) deliver(events []*event) {
 	for _, gr := range s.groups {
-		s.cut(gr, events)
+		s.batch(gr, events)
 		if len(s.chunks) == 0 {
 			continue
 		}
-		for i := len(gr.clients) - 1; i >= 0; i-- { // end moves the last one
+		for i := len(gr.clients) - 1; i >= 0; i-- { // remove moves the last one
 			c := gr.clients[i]
-			if c.from >= s.chunks[0].first {
-				s.deliverRest(c, events)
+			if c.joinedAt >= s.chunks[0].first {
+				s.deliverSince(c, events)
 				continue
 			}
 			for j := range s.chunks {
-				if !s.give(c, &s.chunks[j]) {
+				if !s.send(c, &s.chunks[j]) {
 					break
 				}
 			}
@@ -222,31 +222,31 @@ func (s *shard) deliver(events []*event) {
 	}
 	clear(s.chunks)
 	s.chunks = s.chunks[:0]
-	s.seen = events[len(events)-1].id
+	s.lastID = events[len(events)-1].id
 }
 
-// deliverRest is for a client that joined among these events.
-func (s *shard) deliverRest(c *client, events []*event) {
+// deliverSince is for a client that joined among these events.
+func (s *shard) deliverSince(c *subscriber, events []*event) {
 	v := &c.group.view
 	for _, e := range events {
-		if e.id > c.from && v.sees(e.tenant, e.topic) && !s.give(c, &chunk{b: e.frame, n: 1, first: e.id, last: e.id}) {
+		if e.id > c.joinedAt && v.matches(e.tenant, e.topic) && !s.send(c, &chunk{b: e.frame, n: 1, first: e.id, last: e.id}) {
 			return
 		}
 	}
 }
 
-// cut makes the chunks of a group: neighbours are joined up to chunkSize, one alone is
+// batch makes the chunks of a group: neighbours are joined up to maxChunk, one alone is
 // the event's own bytes.
-func (s *shard) cut(gr *group, events []*event) {
+func (s *shard) batch(gr *group, events []*event) {
 	s.chunks = s.chunks[:0]
 	for _, e := range events {
-		if !gr.view.sees(e.tenant, e.topic) {
+		if !gr.view.matches(e.tenant, e.topic) {
 			continue
 		}
 		if n := len(s.chunks); n > 0 {
-			if ch := &s.chunks[n-1]; len(ch.b)+len(e.frame) <= chunkSize {
+			if ch := &s.chunks[n-1]; len(ch.b)+len(e.frame) <= maxChunk {
 				if ch.n == 1 {
-					ch.b = append(make([]byte, 0, min(chunkSize, 8*(len(ch.b)+len(e.frame)))), ch.b...)
+					ch.b = append(make([]byte, 0, min(maxChunk, 8*(len(ch.b)+len(e.frame)))), ch.b...)
 				}
 				ch.b, ch.n, ch.last = append(ch.b, e.frame...), ch.n+1, e.id
 				continue
@@ -256,30 +256,30 @@ func (s *shard) cut(gr *group, events []*event) {
 	}
 }
 
-// beat writes the heartbeats that are due, or nearly: thousands of clients do not wake the
+// sendHeartbeats writes the heartbeats that are due, or nearly: thousands of clients do not wake the
 // shard one by one. All have the same period, so the first in the list is the next.
-func (s *shard) beat(now time.Time) {
+func (s *shard) sendHeartbeats(now time.Time) {
 	var frame []byte
 	soon := now
-	if s.first != nil && !s.first.due.After(now) {
+	if s.first != nil && !s.first.heartbeatAt.After(now) {
 		soon = now.Add(s.g.opts.Heartbeat / 128)
 	}
-	for c := s.first; c != nil && !c.due.After(soon); c = s.first {
-		s.unlink(c)
-		if c.due = c.due.Add(s.g.opts.Heartbeat); !c.due.After(soon) { // late by more than one: nothing is made up for
-			c.due = now.Add(s.g.opts.Heartbeat)
+	for c := s.first; c != nil && !c.heartbeatAt.After(soon); c = s.first {
+		s.removeHeartbeat(c)
+		if c.heartbeatAt = c.heartbeatAt.Add(s.g.opts.Heartbeat); !c.heartbeatAt.After(soon) { // late by more than one: nothing is made up for
+			c.heartbeatAt = now.Add(s.g.opts.Heartbeat)
 		}
-		s.append(c)
+		s.appendHeartbeat(c)
 		if c.blocked() {
-			if now.Sub(c.since) > stallLimit {
-				s.end(c)
+			if now.Sub(c.since) > stallTimeout {
+				s.remove(c)
 			}
 			continue
 		}
 		if frame == nil {
 			frame = heartbeat(now)
 		}
-		s.give(c, &chunk{b: frame})
+		s.send(c, &chunk{b: frame})
 	}
 }
 
@@ -290,26 +290,26 @@ func heartbeat(now time.Time) []byte {
 // sweep ends the streams of identities that ended, and tries blocked clients that nobody
 // tells about.
 func (s *shard) sweep(now time.Time) {
-	s.look = now.Add(time.Hour)
-	if s.timed == 0 && s.retry == 0 {
+	s.sweepAt = now.Add(time.Hour)
+	if s.expiring == 0 && s.unpolledBlocked == 0 {
 		return
 	}
-	var next *client
+	var next *subscriber
 	for c := s.first; c != nil; c = next {
 		next = c.next
-		if c.active != nil && c.active() != nil {
-			s.end(c)
-		} else if c.blocked() && !c.told {
+		if c.isActive != nil && c.isActive() != nil {
+			s.remove(c)
+		} else if c.blocked() && !c.polled {
 			s.drain(c)
 		}
 	}
-	s.look = now.Add(time.Second)
-	if s.retry > 0 {
-		s.look = now.Add(50 * time.Millisecond)
+	s.sweepAt = now.Add(time.Second)
+	if s.unpolledBlocked > 0 {
+		s.sweepAt = now.Add(50 * time.Millisecond)
 	}
 }
 
-func (s *shard) append(c *client) {
+func (s *shard) appendHeartbeat(c *subscriber) {
 	c.prev, c.next = s.last, nil
 	if s.last != nil {
 		s.last.next = c
@@ -319,7 +319,7 @@ func (s *shard) append(c *client) {
 	s.last = c
 }
 
-func (s *shard) unlink(c *client) {
+func (s *shard) removeHeartbeat(c *subscriber) {
 	if c.prev != nil {
 		c.prev.next = c.next
 	} else {

@@ -110,7 +110,7 @@ func TestHeartbeat(t *testing.T) {
 				t.Errorf("every %s: %d events in %s, want %d heartbeats", tt.every, len(got), tt.d, tt.want)
 			}
 			for _, ev := range got {
-				if ev.Type != "heartbeat" || ev.ID != "" || !bytes.HasPrefix(ev.Data, []byte(`{"ts":`)) {
+				if ev.Type != "heartbeat" || ev.LastEventID != "" || !bytes.HasPrefix(ev.Data, []byte(`{"ts":`)) {
 					t.Errorf("event %+v", ev)
 				}
 			}
@@ -144,7 +144,7 @@ func TestIdentityEnds(t *testing.T) {
 			t.Errorf("cut after %s", took)
 		}
 		synctest.Wait()
-		if n := g.Stats().Clients; n != 0 {
+		if n := g.Stats().Subscribers; n != 0 {
 			t.Errorf("%d clients", n)
 		}
 	})
@@ -165,7 +165,7 @@ func TestSlowClient(t *testing.T) {
 		}
 	}
 	eventually(t, "all is given or dropped", func() bool { st := g.Stats(); return st.Delivered+st.Dropped == 2*uint64(n) })
-	if st := g.Stats(); st.Ingested != uint64(n) || st.Clients != 2 {
+	if st := g.Stats(); st.Ingested != uint64(n) || st.Subscribers != 2 {
 		t.Errorf("stats %+v, %d posted", st, n)
 	}
 	// It reads again: what was kept for it, then the reset, then live events.
@@ -173,7 +173,7 @@ func TestSlowClient(t *testing.T) {
 	for range given {
 		slow.want("big", data)
 	}
-	last := slow.read.LastID()
+	last := slow.read.LastEventID()
 	reset := slow.next()
 	want := fmt.Sprintf(`{"requested":%s,"oldest":%d,"dropped":%d}`, last, g.Stats().LastID+1, n-given)
 	if reset.Type != "gateway/reset" || string(reset.Data) != want {
@@ -202,11 +202,11 @@ func TestStallLimit(t *testing.T) {
 		s := subscribe(t, ln.dial(), "")
 		g.Emit("", "a", 1) // a pipe has no buffer: already this write rests
 		time.Sleep(4 * time.Minute)
-		if n := g.Stats().Clients; n != 1 {
+		if n := g.Stats().Subscribers; n != 1 {
 			t.Fatalf("%d clients after 4 minutes", n)
 		}
 		time.Sleep(90 * time.Second)
-		if n := g.Stats().Clients; n != 0 {
+		if n := g.Stats().Subscribers; n != 0 {
 			t.Errorf("%d clients after 5.5 minutes", n)
 		}
 		_ = s.conn.Close()
@@ -224,8 +224,8 @@ func TestEnd(t *testing.T) {
 	if _, err := s.read.Next(); !errors.Is(err, io.EOF) {
 		t.Errorf("the stream ended with %v, want EOF", err)
 	}
-	if st := g.Stats(); st.Clients != 0 {
-		t.Errorf("%d clients", st.Clients)
+	if st := g.Stats(); st.Subscribers != 0 {
+		t.Errorf("%d clients", st.Subscribers)
 	}
 	again := serve(t, g.Gateway)
 	if next := again.post("a", "2"); next != id+1 {

@@ -14,8 +14,8 @@ import (
 )
 
 var (
-	errBehind = errors.New("gateway: position is below the ring")
-	errGone   = errors.New("gateway: the log's retention was faster than a client")
+	errBelowRing = errors.New("gateway: position is below the ring")
+	errRetention = errors.New("gateway: the log's retention was faster than a client")
 )
 
 // subscribe opens a stream. Every client resumes: one that names no id does so from the
@@ -26,7 +26,7 @@ func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) {
 		g.denied(w, r, err)
 		return
 	}
-	v, err := viewOf(r, id)
+	v, err := requestedView(r, id)
 	if err != nil {
 		g.denied(w, r, err)
 		return
@@ -36,20 +36,20 @@ func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusOK)
 		return
 	}
-	if n := g.clients.Add(1); n > int64(g.opts.MaxClients) {
-		g.clients.Add(-1)
+	if n := g.subscribers.Add(1); n > int64(g.opts.MaxSubscribers) {
+		g.subscribers.Add(-1)
 		g.unavailable(w, r, "the gateway has as many subscribers as it may have")
 		return
 	}
 	who := id.Tenant + "\n" + id.Subject
-	own := g.account.enter(who, id.open, max(1, g.opts.MaxClients/ownShare))
+	own := g.quotas.acquireStream(who, id.open, max(1, g.opts.MaxSubscribers/identityShare))
 	if own == nil {
-		g.clients.Add(-1)
+		g.subscribers.Add(-1)
 		g.slowDown(w, r, 10*time.Second, "too many streams of this identity are open")
 		return
 	}
-	out := func() { own.leave(); g.clients.Add(-1) }
-	pos, first, ctx, ok := g.position(r)
+	out := func() { own.releaseStream(); g.subscribers.Add(-1) }
+	pos, first, ctx, ok := g.startPosition(r)
 	if !ok {
 		out()
 		g.unavailable(w, r, "the gateway is stopping; connect again")
@@ -65,36 +65,36 @@ func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	g.connections.Add(1)
-	c := &client{out: conn, view: v, active: id.Active, who: who, own: own}
-	if err := g.bring(ctx, c, pos, first); err != nil {
+	c := &subscriber{out: conn, view: v, isActive: id.Active, identity: who, quota: own}
+	if err := g.start(ctx, c, pos, first); err != nil {
 		conn.Close()
 		out()
 	}
 }
 
-// viewOf is what an identity may see of what the request asks for.
-func viewOf(r *http.Request, id Identity) (view, error) {
+// requestedView is what an identity may see of what the request asks for.
+func requestedView(r *http.Request, id Identity) (view, error) {
 	topics, ok := parseTopics(r.URL.Query()["topics"])
 	if !ok {
 		return view{}, refused(http.StatusBadRequest, codeBadRequest,
 			fmt.Sprintf("topics is a list like a,b,log/* of at most %d names: each begins with a letter, a digit or _, and has up to 128 of A-Z a-z 0-9 _ . / -", maxTopics))
 	}
-	v := view{tenant: id.Tenant, admin: id.Scopes.Has(ScopeAdmin), topics: topics, limit: id.Topics}
+	v := view{tenant: id.Tenant, admin: id.Scopes.Has(ScopeAdmin), topics: topics, granted: id.Topics}
 	for _, t := range topics {
 		name := strings.TrimSuffix(t, "/*")
 		if adminTopic(name) && !v.admin {
 			return view{}, refused(http.StatusForbidden, codeDenied, "the topics audit and kernel need the scope "+ScopeAdmin)
 		}
-		if name == t && !v.limit.match(t) {
+		if name == t && !v.granted.match(t) {
 			return view{}, refused(http.StatusForbidden, codeDenied, "the token does not cover this topic")
 		}
 	}
 	return v, nil
 }
 
-// position says from which event on the stream goes and makes its first lines. With ok
+// startPosition says from which event on the stream goes and makes its first lines. With ok
 // the caller calls replays.Done.
-func (g *Gateway) position(r *http.Request) (pos uint64, first []byte, _ context.Context, ok bool) {
+func (g *Gateway) startPosition(r *http.Request) (pos uint64, first []byte, _ context.Context, ok bool) {
 	asked := r.Header.Get("Last-Event-ID")
 	if asked == "" {
 		asked = r.URL.Query().Get("lastEventId") // a fresh EventSource cannot set headers
@@ -119,9 +119,9 @@ func (g *Gateway) position(r *http.Request) (pos uint64, first []byte, _ context
 	return g.ring.floor, append(first, resetFrame(requested, g.ring.oldest(), 0)...), g.ctx, true
 }
 
-// bring writes a client's first lines and what the log has for it, and hands it to a
+// start writes a client's first lines and what the log has for it, and hands it to a
 // shard. An error: it did not get there.
-func (g *Gateway) bring(ctx context.Context, c *client, pos uint64, first []byte) error {
+func (g *Gateway) start(ctx context.Context, c *subscriber, pos uint64, first []byte) error {
 	if err := g.write(ctx, c, first); err != nil {
 		return err
 	}
@@ -135,19 +135,19 @@ func (g *Gateway) bring(ctx context.Context, c *client, pos uint64, first []byte
 			g.replayed.Add(1)
 		}
 		if len(some) > 0 {
-			if c.active != nil && c.active() != nil {
+			if c.isActive != nil && c.isActive() != nil {
 				return ErrStopped
 			}
 			continue
 		}
-		if !errors.Is(err, errBehind) {
+		if !errors.Is(err, errBelowRing) {
 			return err
 		}
 		if g.opts.Log != nil {
 			if pos, err = g.replay(ctx, c, pos, floor); err == nil {
 				continue
 			}
-			if !errors.Is(err, errGone) {
+			if !errors.Is(err, errRetention) {
 				return err
 			}
 		}
@@ -162,63 +162,63 @@ func (g *Gateway) bring(ctx context.Context, c *client, pos uint64, first []byte
 // join hands a client to a shard with all events of the ring above pos; nothing is
 // missed or told twice, because this and the arrival of events exclude each other. Those
 // must fit into a client's queue: of more than that it gives some to be written before.
-func (g *Gateway) join(c *client, pos uint64) (floor uint64, some []*event, err error) {
+func (g *Gateway) join(c *subscriber, pos uint64) (floor uint64, some []*event, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.serving {
 		return 0, nil, ErrStopped
 	}
 	if pos < g.ring.floor {
-		return g.ring.floor, nil, errBehind
+		return g.ring.floor, nil, errBelowRing
 	}
 	queued, size := 0, 0
 	for i := g.ring.after(pos); i < g.ring.n; i++ {
 		e := g.ring.at(i)
-		if !c.view.sees(e.tenant, e.topic) {
+		if !c.view.matches(e.tenant, e.topic) {
 			continue
 		}
-		if queued += len(e.frame) + chunkCost; queued > queueSize {
+		if queued += len(e.frame) + chunkCost; queued > maxQueued {
 			return 0, some, nil
 		}
-		if size += len(e.frame); size <= someSize || len(some) == 0 {
+		if size += len(e.frame); size <= maxReplayChunk || len(some) == 0 {
 			some = append(some, e)
 		}
 	}
-	if !c.own.hold(queued) {
+	if !c.quota.hold(queued) {
 		return 0, nil, errCrowded
 	}
-	c.given, c.queued = pos, queued
+	c.lastID, c.queued = pos, queued
 	for i := g.ring.after(pos); i < g.ring.n; i++ {
-		if e := g.ring.at(i); c.view.sees(e.tenant, e.topic) {
+		if e := g.ring.at(i); c.view.matches(e.tenant, e.topic) {
 			c.queue = append(c.queue, chunk{b: e.frame, n: 1, first: e.id, last: e.id})
-			c.given = e.id
+			c.lastID = e.id
 		}
 	}
 	g.replayed.Add(uint64(len(c.queue)))
-	c.room = c.queued + queueSize // the replay does not count against the queue
-	c.from = g.ring.last
-	s := g.shards[g.turn%len(g.shards)]
-	g.turn++
+	c.room = c.queued + maxQueued // the replay does not count against the queue
+	c.joinedAt = g.ring.last
+	s := g.shards[g.nextShard%len(g.shards)]
+	g.nextShard++
 	c.shard = s
-	s.members++
-	s.joins = append(s.joins, c)
+	s.subscribers++
+	s.added = append(s.added, c)
 	s.signal()
 	return 0, nil, nil
 }
 
-// left is called by a client's shard at its end.
-func (g *Gateway) left(c *client) {
-	c.own.leave()
-	g.clients.Add(-1)
+// onRemoved is called by a client's shard at its end.
+func (g *Gateway) onRemoved(c *subscriber) {
+	c.quota.releaseStream()
+	g.subscribers.Add(-1)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	c.shard.members--
+	c.shard.subscribers--
 }
 
 // replay writes what the log has above pos and up to to, and returns how far it came.
-func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64, error) {
-	mine, err := g.turns.take(ctx, c.who, g.opts.Heartbeat, func() error {
-		if c.active != nil && c.active() != nil {
+func (g *Gateway) replay(ctx context.Context, c *subscriber, pos, to uint64) (uint64, error) {
+	mine, err := g.turns.acquire(ctx, c.identity, g.opts.Heartbeat, func() error {
+		if c.isActive != nil && c.isActive() != nil {
 			return ErrStopped
 		}
 		return g.write(ctx, c, heartbeat(time.Now()))
@@ -226,14 +226,14 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 	if err != nil {
 		return pos, err
 	}
-	defer mine.done()
+	defer mine.release()
 	var buf []byte
 	n, last := 0, pos
 	flush := func() error {
 		if !g.opts.Log.CanResume(pos) { // asked after reading: what was read has no hole
-			return errGone
+			return errRetention
 		}
-		if c.active != nil && c.active() != nil {
+		if c.isActive != nil && c.isActive() != nil {
 			return ErrStopped
 		}
 		g.replayed.Add(uint64(n))
@@ -245,23 +245,23 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 	}
 	err = g.opts.Log.Select(ctx, pos, to, func(e Event) error {
 		last = e.ID
-		if !c.view.sees(e.Tenant, e.Topic) {
+		if !c.view.matches(e.Tenant, e.Topic) {
 			return nil
 		}
-		data, err := check(e.Topic, bytes.Clone(e.Data), MaxData)
+		data, err := normalizeEvent(e.Topic, bytes.Clone(e.Data), MaxData)
 		if err != nil {
 			return nil // it was not served when it came either
 		}
 		e.Data = data
 		buf = append(buf, g.signer.encode(&e, g.signer.digest(data)).frame...)
-		if n++; len(buf) < chunkSize {
+		if n++; len(buf) < maxChunk {
 			return nil
 		}
 		if err := flush(); err != nil {
 			return err
 		}
-		if mine.over() {
-			return errTurn
+		if mine.expired() {
+			return errReplayExpired
 		}
 		return nil
 	})
@@ -273,14 +273,14 @@ func (g *Gateway) replay(ctx context.Context, c *client, pos, to uint64) (uint64
 }
 
 // write waits until the client's connection has taken b, for 30 s at most.
-func (g *Gateway) write(ctx context.Context, c *client, b []byte) error {
+func (g *Gateway) write(ctx context.Context, c *subscriber, b []byte) error {
 	g.bytes.Add(uint64(len(b)))
 	full, err := c.out.Offer(b)
 	if full && err == nil {
-		if !c.own.hold(len(b)) {
+		if !c.quota.hold(len(b)) {
 			return errCrowded
 		}
-		defer c.own.release(len(b))
+		defer c.quota.release(len(b))
 	}
 	for end := time.Now().Add(30 * time.Second); full && err == nil; {
 		if ctx.Err() != nil {

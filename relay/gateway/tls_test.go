@@ -68,5 +68,5 @@ func TestTLS(t *testing.T) {
 	slow.want("a", "1")
 	live.want("a", "1")
 	_ = live.conn.Close()
-	eventually(t, "its client is seen to have gone", func() bool { return g.Stats().Clients == 1 })
+	eventually(t, "its client is seen to have gone", func() bool { return g.Stats().Subscribers == 1 })
 }

@@ -11,71 +11,71 @@ import (
 // Replays hold pages of the log, so their number is bounded, and shared out: slow readers
 // of one identity hold up that one only.
 const (
-	maxReplays    = 32
-	maxOwnReplays = 8                // of one identity
-	turnTime      = 30 * time.Second // of a replay while others wait; its client connects again
+	maxReplays            = 32
+	maxReplaysPerIdentity = 8                // of one identity
+	replayTimeSlice       = 30 * time.Second // of a replay while others wait; its client connects again
 )
 
-var errTurn = errors.New("gateway: others wait to read the log")
+var errReplayExpired = errors.New("gateway: others wait to read the log")
 
-// turns are the clients that read the log, and those that wait for that.
-type turns struct {
-	gate gate
+// replayLimiter are the clients that read the log, and those that wait for that.
+type replayLimiter struct {
+	gate slots
 
-	mu  sync.Mutex // protects own and users
-	own map[string]*share
+	mu         sync.Mutex // protects own and users
+	byIdentity map[string]*identitySlots
 }
 
-// share is that of one identity, while it has clients here.
-type share struct {
-	gate
+// identitySlots is that of one identity, while it has clients here.
+type identitySlots struct {
+	slots
 	users int
 }
 
-// gate lets as many in as free holds.
-type gate struct {
+// slots lets as many in as free holds.
+type slots struct {
 	free    chan struct{}
 	waiting atomic.Int64
 }
 
-func (t *turns) init() {
-	t.gate.free, t.own = make(chan struct{}, maxReplays), make(map[string]*share)
+func (t *replayLimiter) init() {
+	t.gate.free, t.byIdentity = make(chan struct{}, maxReplays), make(map[string]*identitySlots)
 }
 
-// turn is one client's.
-type turn struct {
-	t     *turns
-	who   string
-	s     *share
-	began time.Time
+// replaySlot is one client's.
+type replaySlot struct {
+	t          *replayLimiter
+	identity   string
+	s          *identitySlots
+	acquiredAt time.Time
 }
 
-// take waits for a turn, which its caller ends with done. Meanwhile idle is called every
+// acquire waits for a turn, which its caller ends with done. Meanwhile idle is called every
 // now and then; its error ends the waiting.
-func (t *turns) take(ctx context.Context, who string, every time.Duration, idle func() error) (*turn, error) {
+func (t *replayLimiter) acquire(ctx context.Context, who string, every time.Duration, idle func() error) (*replaySlot, error) {
 	t.mu.Lock()
-	s := t.own[who]
+	s := t.byIdentity[who]
 	if s == nil {
-		s = &share{gate: gate{free: make(chan struct{}, maxOwnReplays)}}
-		t.own[who] = s
+		s = &identitySlots{slots: slots{free: make(chan struct{}, maxReplaysPerIdentity)}}
+		t.byIdentity[who] = s
 	}
 	s.users++
 	t.mu.Unlock()
-	mine := &turn{t: t, who: who, s: s}
-	if err := s.enter(ctx, every, idle); err != nil {
-		mine.leave()
+	mine := &replaySlot{t: t, identity: who, s: s}
+	if err := s.acquire(ctx, every, idle); err != nil {
+		mine.forget()
 		return nil, err
 	}
-	if err := t.gate.enter(ctx, every, idle); err != nil {
+	if err := t.gate.acquire(ctx, every, idle); err != nil {
 		<-s.free
-		mine.leave()
+		mine.forget()
 		return nil, err
 	}
-	mine.began = time.Now()
+	mine.acquiredAt = time.Now()
 	return mine, nil
 }
 
-func (g *gate) enter(ctx context.Context, every time.Duration, idle func() error) error {
+func (g *slots) acquire(ctx context.Context, every time.Duration, idle func() error) error {
 	g.waiting.Add(1)
 	defer g.waiting.Add(-1)
 	tick := time.NewTicker(every)
@@ -94,21 +94,21 @@ func (g *gate) enter(ctx context.Context, every time.Duration, idle func() error
 	}
 }
 
-// over tells that it was long enough, since others wait.
-func (m *turn) over() bool {
-	return (m.s.waiting.Load() > 0 || m.t.gate.waiting.Load() > 0) && time.Since(m.began) > turnTime
+// expired tells that it was long enough, since others wait.
+func (m *replaySlot) expired() bool {
+	return (m.s.waiting.Load() > 0 || m.t.gate.waiting.Load() > 0) && time.Since(m.acquiredAt) > replayTimeSlice
 }
 
-func (m *turn) done() {
+func (m *replaySlot) release() {
 	<-m.t.gate.free
 	<-m.s.free
-	m.leave()
+	m.forget()
 }
 
-func (m *turn) leave() {
+func (m *replaySlot) forget() {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
 	if m.s.users--; m.s.users == 0 {
-		delete(m.t.own, m.who)
+		delete(m.t.byIdentity, m.identity)
 	}
 }

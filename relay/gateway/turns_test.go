@@ -68,22 +68,22 @@ func TestSlowReplays(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		if n := len(g.turns.gate.free); n != maxOwnReplays {
+		if n := len(g.turns.gate.free); n != maxReplaysPerIdentity {
 			t.Errorf("%d of one identity read the log", n)
 		}
 		s := open("b")
-		if ev := s.next(); ev.ID != "50" || time.Since(begin) > time.Second {
-			t.Errorf("event %s after %s", ev.ID, time.Since(begin))
+		if ev := s.next(); ev.LastEventID != "50" || time.Since(begin) > time.Second {
+			t.Errorf("event %s after %s", ev.LastEventID, time.Since(begin))
 		}
-		for range maxOwnReplays {
-			if at := <-ends; at < turnTime || at > turnTime+15*time.Second {
+		for range maxReplaysPerIdentity {
+			if at := <-ends; at < replayTimeSlice || at > replayTimeSlice+15*time.Second {
 				t.Errorf("a turn ended after %s", at)
 			}
 		}
 		for _, s := range append(streams, s) {
 			_ = s.conn.Close()
 		}
-		for range 2*maxReplays - maxOwnReplays {
+		for range 2*maxReplays - maxReplaysPerIdentity {
 			<-ends
 		}
 	})
@@ -91,32 +91,32 @@ func TestSlowReplays(t *testing.T) {
 
 // TestTurnsAreForgotten: nothing is kept of an identity that has no client here.
 func TestTurnsAreForgotten(t *testing.T) {
-	var ts turns
+	var ts replayLimiter
 	ts.init()
 	ctx, cancel := context.WithCancel(t.Context())
-	a, err := ts.take(ctx, "a", time.Hour, nil)
+	a, err := ts.acquire(ctx, "a", time.Hour, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range maxOwnReplays - 1 {
-		m, err := ts.take(ctx, "a", time.Hour, nil)
+	for range maxReplaysPerIdentity - 1 {
+		m, err := ts.acquire(ctx, "a", time.Hour, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer m.done()
+		defer m.release()
 	}
 	cancel()
 	for i := range 10 {
-		if m, err := ts.take(ctx, "a", time.Hour, nil); err == nil {
+		if m, err := ts.acquire(ctx, "a", time.Hour, nil); err == nil {
 			t.Errorf("a turn too many: %d", i)
-			m.done()
+			m.release()
 		}
 	}
-	a.done()
-	if n := ts.own["a"].users; n != maxOwnReplays-1 {
+	a.release()
+	if n := ts.byIdentity["a"].users; n != maxReplaysPerIdentity-1 {
 		t.Errorf("%d users", n)
 	}
-	if n := len(ts.gate.free); n != maxOwnReplays-1 {
+	if n := len(ts.gate.free); n != maxReplaysPerIdentity-1 {
 		t.Errorf("%d turns are taken", n)
 	}
 }

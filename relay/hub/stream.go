@@ -54,7 +54,7 @@ func (s *stream) end(cause error) { s.topic.Close(cause) }
 
 // Reader is one subscriber of a stream.
 type Reader struct {
-	*fanout.Sub[*Frame]
+	*fanout.Subscriber[*Frame]
 	stream *stream
 	closed bool // Close is called by one goroutine
 }
@@ -62,7 +62,7 @@ type Reader struct {
 // Err is why the stream ended for this reader: ErrOffline or ErrBehind; nil while it
 // lives.
 func (r *Reader) Err() error {
-	err := r.Sub.Err()
+	err := r.Subscriber.Err()
 	if errors.Is(err, fanout.ErrOverflow) {
 		return ErrBehind
 	}
@@ -73,7 +73,7 @@ func (r *Reader) Err() error {
 func (r *Reader) Close() {
 	if !r.closed {
 		r.closed = true
-		r.Sub.Close()
+		r.Subscriber.Close()
 		r.stream.release()
 	}
 }
@@ -97,7 +97,7 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 				n.mu.Unlock()
 				return nil, &manifest.Error{Code: manifest.RateLimited, Message: "this device serves no more streams of other intervals; use an interval that is open", RetryAfterMS: 1000, Reason: "streams"}
 			}
-			s = &stream{node: n, key: key, topic: fanout.New[*Frame](fanout.Options{MaxReaders: maxReaders}), opened: make(chan struct{})}
+			s = &stream{node: n, key: key, topic: fanout.New[*Frame](fanout.Options{MaxSubscribers: maxReaders}), opened: make(chan struct{})}
 			if n.streams == nil {
 				n.streams, n.byID = make(map[streamKey]*stream), make(map[string]*stream)
 			}
@@ -115,13 +115,13 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 			return nil, context.Cause(ctx)
 		}
 		if s.err == nil {
-			sub := s.topic.Subscribe(fanout.SubOptions[*Frame]{Buffer: readerQueue, Overflow: fanout.CloseReader,
-				LastWithin: time.Duration(intervalMS) * time.Millisecond})
+			sub := s.topic.Subscribe(fanout.SubscribeOptions[*Frame]{Buffer: readerQueue, Overflow: fanout.CloseSubscriber,
+				LastMaxAge: time.Duration(intervalMS) * time.Millisecond})
 			if err := sub.Err(); errors.Is(err, fanout.ErrFull) {
 				s.release()
 				return nil, &manifest.Error{Code: manifest.RateLimited, Message: "too many readers of this stream", RetryAfterMS: 1000, Reason: "readers"}
 			}
-			return &Reader{Sub: sub, stream: s}, nil
+			return &Reader{Subscriber: sub, stream: s}, nil
 		}
 		s.release()
 		if !errors.Is(s.err, errOpenerLeft) {

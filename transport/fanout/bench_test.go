@@ -14,7 +14,7 @@ func BenchmarkPublish(b *testing.B) {
 		b.Run(fmt.Sprintf("lagging-%d", n), func(b *testing.B) {
 			var topic Topic[[]byte]
 			for range n {
-				topic.Subscribe(SubOptions[[]byte]{Buffer: 3, Overflow: Coalesce})
+				topic.Subscribe(SubscribeOptions[[]byte]{Buffer: 3, Overflow: Coalesce})
 			}
 			b.ReportAllocs()
 			for b.Loop() {
@@ -26,7 +26,7 @@ func BenchmarkPublish(b *testing.B) {
 			var topic Topic[[]byte]
 			var taken, readers sync.WaitGroup
 			for range n {
-				s := topic.Subscribe(SubOptions[[]byte]{Buffer: 3, Overflow: Coalesce})
+				s := topic.Subscribe(SubscribeOptions[[]byte]{Buffer: 3, Overflow: Coalesce})
 				readers.Go(func() {
 					for s.Err() == nil {
 						<-s.Ready()

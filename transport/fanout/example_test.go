@@ -12,7 +12,7 @@ func ExampleTopic() {
 	topic.Publish("two")
 
 	// A reader that saw number 1 comes back, and live values follow.
-	sub := topic.Subscribe(fanout.SubOptions[string]{Resume: true, After: 1})
+	sub := topic.Subscribe(fanout.SubscribeOptions[string]{Resume: true, After: 1})
 	defer sub.Close()
 	topic.Publish("three")
 

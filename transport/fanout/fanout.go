@@ -3,7 +3,7 @@
 // A Topic takes values; each Sub is one reader with a queue of its own:
 //
 //	var t fanout.Topic[[]byte]
-//	sub := t.Subscribe(fanout.SubOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
+//	sub := t.Subscribe(fanout.SubscribeOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
 //	defer sub.Close()
 //	for {
 //		select {
@@ -45,26 +45,26 @@ var (
 type Overflow uint8
 
 const (
-	CloseReader  Overflow = iota // the reader ends with ErrOverflow; what is queued stays readable
-	DropAndCount                 // the new value is dropped and counted
-	Coalesce                     // the oldest value makes room and is counted; see SubOptions.Key
+	CloseSubscriber Overflow = iota // the reader ends with ErrOverflow; what is queued stays readable
+	DropAndCount                    // the new value is dropped and counted
+	Coalesce                        // the oldest value makes room and is counted; see SubscribeOptions.Key
 )
 
 // Options of a Topic. The zero value has no ring and numbers values from 1.
 type Options struct {
-	Ring       int    // values kept for readers that resume; 0: none
-	FirstSeq   uint64 // number of the first value; 0: 1
-	MaxReaders int    // readers at a time, more are refused with ErrFull; 0: no bound
+	Ring           int    // values kept for readers that resume; 0: none
+	FirstSeq       uint64 // number of the first value; 0: 1
+	MaxSubscribers int    // readers at a time, more are refused with ErrFull; 0: no bound
 }
 
 // Stats are counters since the topic began, but Readers, which is now.
 type Stats struct {
-	Readers    int
-	Published  uint64
-	Queued     uint64 // values put into a reader's queue
-	Dropped    uint64 // values a reader lost, whichever way
-	Coalesced  uint64 // values replaced in a queue by a newer one of the same key
-	Overflowed uint64 // readers ended with ErrOverflow
+	Subscribers int
+	Published   uint64
+	Queued      uint64 // values put into a reader's queue
+	Dropped     uint64 // values a reader lost, whichever way
+	Coalesced   uint64 // values replaced in a queue by a newer one of the same key
+	Overflowed  uint64 // readers ended with ErrOverflow
 }
 
 // Topic is the publishing side. The zero value is ready for use; a Topic must
@@ -72,16 +72,16 @@ type Stats struct {
 type Topic[T any] struct {
 	opts Options
 
-	mu     sync.Mutex // protects the fields below; taken before any Sub.mu
-	subs   []*Sub[T]
-	closed error // why the topic ended, nil while it lives
-	seq    uint64
-	floor  uint64 // values up to this number are not in the ring
-	ring   []entry[T]
-	head   int // index of the oldest entry once the ring is full
-	last   T
-	lastAt time.Time // zero before the first value
-	stats  Stats
+	mu        sync.Mutex // protects the fields below; taken before any Sub.mu
+	subs      []*Subscriber[T]
+	closeErr  error // why the topic ended, nil while it lives
+	seq       uint64
+	ringFloor uint64 // values up to this number are not in the ring
+	ring      []entry[T]
+	ringHead  int // index of the oldest entry once the ring is full
+	last      T
+	lastAt    time.Time // zero before the first value
+	stats     Stats
 }
 
 type entry[T any] struct {
@@ -95,7 +95,7 @@ func New[T any](o Options) *Topic[T] {
 	if o.FirstSeq > 0 {
 		t.seq = o.FirstSeq - 1
 	}
-	t.floor = t.seq
+	t.ringFloor = t.seq
 	return t
 }
 
@@ -104,7 +104,7 @@ func New[T any](o Options) *Topic[T] {
 func (t *Topic[T]) Publish(v T) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed != nil {
+	if t.closeErr != nil {
 		return 0
 	}
 	t.publishLocked(t.seq+1, v)
@@ -116,8 +116,8 @@ func (t *Topic[T]) Publish(v T) uint64 {
 func (t *Topic[T]) PublishAt(seq uint64, v T) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed != nil {
-		return t.closed
+	if t.closeErr != nil {
+		return t.closeErr
 	}
 	if seq <= t.seq {
 		return ErrOrder
@@ -130,7 +130,7 @@ func (t *Topic[T]) publishLocked(seq uint64, v T) {
 	t.seq = seq
 	t.last, t.lastAt = v, time.Now()
 	t.stats.Published++
-	t.keepLocked(entry[T]{seq, v})
+	t.appendRingLocked(entry[T]{seq, v})
 	for i := 0; i < len(t.subs); {
 		s := t.subs[i]
 		if s.filter != nil && !s.filter(v) {
@@ -158,22 +158,22 @@ func (t *Topic[T]) publishLocked(seq uint64, v T) {
 	}
 }
 
-// keepLocked puts e into the ring; the ring grows only as values come.
-func (t *Topic[T]) keepLocked(e entry[T]) {
+// appendRingLocked puts e into the ring; the ring grows only as values come.
+func (t *Topic[T]) appendRingLocked(e entry[T]) {
 	switch {
 	case t.opts.Ring <= 0:
-		t.floor = e.seq
+		t.ringFloor = e.seq
 	case len(t.ring) < t.opts.Ring:
 		t.ring = append(t.ring, e)
 	default:
-		t.floor = t.ring[t.head].seq
-		t.ring[t.head] = e
-		t.head = (t.head + 1) % len(t.ring)
+		t.ringFloor = t.ring[t.ringHead].seq
+		t.ring[t.ringHead] = e
+		t.ringHead = (t.ringHead + 1) % len(t.ring)
 	}
 }
 
 // Last returns the newest value and when it was published; ok is false before
-// the first one. SubOptions.LastWithin hands it to a joining reader without a race.
+// the first one. SubscribeOptions.LastMaxAge hands it to a joining reader without a race.
 func (t *Topic[T]) Last() (v T, at time.Time, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -192,22 +192,22 @@ func (t *Topic[T]) Stats() Stats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	st := t.stats
-	st.Readers = len(t.subs)
+	st.Subscribers = len(t.subs)
 	return st
 }
 
 // Close ends every reader, and every later one, with cause (nil: ErrClosed).
-// Readers can still take what is queued. Only the first call has an effect.
+// Subscribers can still take what is queued. Only the first call has an effect.
 func (t *Topic[T]) Close(cause error) {
 	if cause == nil {
 		cause = ErrClosed
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed != nil {
+	if t.closeErr != nil {
 		return
 	}
-	t.closed = cause
+	t.closeErr = cause
 	for _, s := range t.subs {
 		s.index = -1
 		s.end(cause)
@@ -217,7 +217,7 @@ func (t *Topic[T]) Close(cause error) {
 }
 
 // removeLocked takes s off the list by putting the last reader in its place.
-func (t *Topic[T]) removeLocked(s *Sub[T]) {
+func (t *Topic[T]) removeLocked(s *Subscriber[T]) {
 	if s.index < 0 {
 		return
 	}

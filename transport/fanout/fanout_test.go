@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func drain[T any](s *Sub[T]) []T {
+func drain[T any](s *Subscriber[T]) []T {
 	var out []T
 	for v, ok := s.Next(); ok; v, ok = s.Next() {
 		out = append(out, v)
@@ -18,24 +18,24 @@ func drain[T any](s *Sub[T]) []T {
 	return out
 }
 
-func isReady[T any](s *Sub[T]) bool { return len(s.ready) > 0 || s.Err() != nil }
+func isReady[T any](s *Subscriber[T]) bool { return len(s.ready) > 0 || s.Err() != nil }
 
 func TestOverflow(t *testing.T) {
 	tests := []struct {
 		name    string
-		opts    SubOptions[int]
+		opts    SubscribeOptions[int]
 		want    []int
 		dropped uint64
 		err     error
 	}{
-		{"close keeps what was queued", SubOptions[int]{Buffer: 3}, []int{1, 2, 3}, 1, ErrOverflow},
-		{"drop the new ones", SubOptions[int]{Buffer: 3, Overflow: DropAndCount}, []int{1, 2, 3}, 4, nil},
-		{"keep the newest", SubOptions[int]{Buffer: 3, Overflow: Coalesce}, []int{5, 6, 7}, 4, nil},
-		{"one slot", SubOptions[int]{Buffer: 1, Overflow: Coalesce}, []int{7}, 6, nil},
-		{"default buffer holds all", SubOptions[int]{}, []int{1, 2, 3, 4, 5, 6, 7}, 0, nil},
-		{"filtered values take no room", SubOptions[int]{Buffer: 3, Filter: func(v int) bool { return v%2 == 0 }}, []int{2, 4, 6}, 0, nil},
-		{"by key, in the place of the first", SubOptions[int]{Buffer: 3, Overflow: Coalesce, Key: func(v int) string { return string(rune('a' + v%3)) }}, []int{7, 5, 6}, 0, nil},
-		{"by key, too many keys", SubOptions[int]{Buffer: 2, Overflow: Coalesce, Key: func(v int) string { return string(rune('a' + v%3)) }}, []int{6, 7}, 5, nil},
+		{"close keeps what was queued", SubscribeOptions[int]{Buffer: 3}, []int{1, 2, 3}, 1, ErrOverflow},
+		{"drop the new ones", SubscribeOptions[int]{Buffer: 3, Overflow: DropAndCount}, []int{1, 2, 3}, 4, nil},
+		{"keep the newest", SubscribeOptions[int]{Buffer: 3, Overflow: Coalesce}, []int{5, 6, 7}, 4, nil},
+		{"one slot", SubscribeOptions[int]{Buffer: 1, Overflow: Coalesce}, []int{7}, 6, nil},
+		{"default buffer holds all", SubscribeOptions[int]{}, []int{1, 2, 3, 4, 5, 6, 7}, 0, nil},
+		{"filtered values take no room", SubscribeOptions[int]{Buffer: 3, Filter: func(v int) bool { return v%2 == 0 }}, []int{2, 4, 6}, 0, nil},
+		{"by key, in the place of the first", SubscribeOptions[int]{Buffer: 3, Overflow: Coalesce, Key: func(v int) string { return string(rune('a' + v%3)) }}, []int{7, 5, 6}, 0, nil},
+		{"by key, too many keys", SubscribeOptions[int]{Buffer: 2, Overflow: Coalesce, Key: func(v int) string { return string(rune('a' + v%3)) }}, []int{6, 7}, 5, nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestOverflow(t *testing.T) {
 			if tt.err != nil {
 				wantReaders = 0
 			}
-			if st := topic.Stats(); st.Readers != wantReaders || st.Published != 7 || st.Dropped != tt.dropped {
+			if st := topic.Stats(); st.Subscribers != wantReaders || st.Published != 7 || st.Dropped != tt.dropped {
 				t.Errorf("stats %+v", st)
 			}
 		})
@@ -68,9 +68,9 @@ func TestOverflow(t *testing.T) {
 // A reader that overflows must not take another one's place on the list with it.
 func TestOverflowSparesOthers(t *testing.T) {
 	var topic Topic[int]
-	var subs []*Sub[int]
+	var subs []*Subscriber[int]
 	for i := range 9 {
-		subs = append(subs, topic.Subscribe(SubOptions[int]{Buffer: 1 + i%3}))
+		subs = append(subs, topic.Subscribe(SubscribeOptions[int]{Buffer: 1 + i%3}))
 	}
 	for v := range 3 {
 		topic.Publish(v)
@@ -106,7 +106,7 @@ func TestResume(t *testing.T) {
 			for v := 1; v <= 10; v++ {
 				topic.Publish(v)
 			}
-			s := topic.Subscribe(SubOptions[int]{Resume: true, After: tt.after})
+			s := topic.Subscribe(SubscribeOptions[int]{Resume: true, After: tt.after})
 			defer s.Close()
 			want := Joined{Missed: tt.missed, Oldest: 7, Next: 11, Replay: len(tt.want)}
 			if s.Joined() != want {
@@ -125,10 +125,10 @@ func TestResume(t *testing.T) {
 
 func TestPublishAt(t *testing.T) {
 	topic := New[string](Options{Ring: 2, FirstSeq: 1000})
-	if s := topic.Subscribe(SubOptions[string]{Resume: true, After: 999}); s.Joined().Missed || s.Joined().Next != 1000 {
+	if s := topic.Subscribe(SubscribeOptions[string]{Resume: true, After: 999}); s.Joined().Missed || s.Joined().Next != 1000 {
 		t.Errorf("an empty topic at its beginning: joined %+v", s.Joined())
 	}
-	if s := topic.Subscribe(SubOptions[string]{Resume: true, After: 12}); !s.Joined().Missed {
+	if s := topic.Subscribe(SubscribeOptions[string]{Resume: true, After: 12}); !s.Joined().Missed {
 		t.Error("a number from before the topic's first one was not reported")
 	}
 	for _, seq := range []uint64{1005, 1010, 1020} {
@@ -146,13 +146,13 @@ func TestPublishAt(t *testing.T) {
 	}
 	// 1010 left the ring: whoever saw it or a hole above it misses nothing.
 	for after, missed := range map[uint64]bool{1009: true, 1010: false, 1015: false, 1021: false} {
-		if s := topic.Subscribe(SubOptions[string]{Resume: true, After: after}); s.Joined().Missed != missed {
+		if s := topic.Subscribe(SubscribeOptions[string]{Resume: true, After: after}); s.Joined().Missed != missed {
 			t.Errorf("after %d: missed %v, want %v", after, !missed, missed)
 		}
 	}
 }
 
-func TestLastWithin(t *testing.T) {
+func TestLastMaxAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var topic Topic[int]
 		if _, _, ok := topic.Last(); ok {
@@ -167,7 +167,7 @@ func TestLastWithin(t *testing.T) {
 			var topic Topic[int]
 			topic.Publish(7)
 			time.Sleep(4 * time.Second)
-			s := topic.Subscribe(SubOptions[int]{LastWithin: within})
+			s := topic.Subscribe(SubscribeOptions[int]{LastMaxAge: within})
 			topic.Publish(8)
 			if got := drain(s); !slices.Equal(got, want) {
 				t.Errorf("within %v: got %v, want %v", within, got, want)
@@ -178,9 +178,9 @@ func TestLastWithin(t *testing.T) {
 
 func TestEnd(t *testing.T) {
 	offline := errors.New("device offline")
-	topic := New[int](Options{MaxReaders: 1, Ring: 4})
-	s := topic.Subscribe(SubOptions[int]{})
-	full := topic.Subscribe(SubOptions[int]{})
+	topic := New[int](Options{MaxSubscribers: 1, Ring: 4})
+	s := topic.Subscribe(SubscribeOptions[int]{})
+	full := topic.Subscribe(SubscribeOptions[int]{})
 	if !errors.Is(full.Err(), ErrFull) {
 		t.Errorf("second reader: %v, want ErrFull", full.Err())
 	}
@@ -196,7 +196,7 @@ func TestEnd(t *testing.T) {
 		t.Errorf("got %v, %v", got, s.Err())
 	}
 	<-s.Ready() // stays ready at the end
-	late := topic.Subscribe(SubOptions[int]{Resume: true})
+	late := topic.Subscribe(SubscribeOptions[int]{Resume: true})
 	<-late.Ready()
 	if _, ok := late.Next(); ok || !errors.Is(late.Err(), offline) {
 		t.Errorf("late reader: %v", late.Err())
@@ -210,7 +210,7 @@ func TestClosedReaderHoldsNothing(t *testing.T) {
 	topic := New[*int](Options{Ring: 4})
 	v := new(int)
 	topic.Publish(v)
-	s := topic.Subscribe(SubOptions[*int]{Resume: true})
+	s := topic.Subscribe(SubscribeOptions[*int]{Resume: true})
 	topic.Publish(v)
 	s.Close()
 	topic.Publish(v)
@@ -227,7 +227,7 @@ func TestClosedReaderHoldsNothing(t *testing.T) {
 // Ready is level-triggered: a reader that takes one value a wake-up sees all.
 func TestReadyOneAtATime(t *testing.T) {
 	var topic Topic[int]
-	s := topic.Subscribe(SubOptions[int]{})
+	s := topic.Subscribe(SubscribeOptions[int]{})
 	for v := range 5 {
 		topic.Publish(v)
 	}
@@ -254,7 +254,7 @@ func TestReadyOneAtATime(t *testing.T) {
 	}
 }
 
-// Readers join at any moment of a running publisher and name a number they saw:
+// Subscribers join at any moment of a running publisher and name a number they saw:
 // every one must get each later number once and in order.
 func TestJoinUnderLoad(t *testing.T) {
 	const total, readers = 20_000, 16
@@ -264,7 +264,7 @@ func TestJoinUnderLoad(t *testing.T) {
 		wg.Go(func() {
 			var seen uint64
 			for round := 0; seen < total; round++ {
-				s := topic.Subscribe(SubOptions[uint64]{Buffer: total, Resume: true, After: seen})
+				s := topic.Subscribe(SubscribeOptions[uint64]{Buffer: total, Resume: true, After: seen})
 				if s.Joined().Missed {
 					t.Errorf("reader %d: missed after %d", r, seen)
 				}
@@ -299,10 +299,10 @@ func TestJoinUnderLoad(t *testing.T) {
 
 // One reader that takes nothing costs the others nothing, and the publisher never waits.
 func TestStalledReader(t *testing.T) {
-	for _, policy := range []Overflow{CloseReader, DropAndCount, Coalesce} {
+	for _, policy := range []Overflow{CloseSubscriber, DropAndCount, Coalesce} {
 		var topic Topic[int]
-		stalled := topic.Subscribe(SubOptions[int]{Buffer: 4, Overflow: policy})
-		live := topic.Subscribe(SubOptions[int]{Buffer: 1})
+		stalled := topic.Subscribe(SubscribeOptions[int]{Buffer: 4, Overflow: policy})
+		live := topic.Subscribe(SubscribeOptions[int]{Buffer: 1})
 		for v := range 1000 {
 			topic.Publish(v)
 			<-live.Ready()
@@ -323,7 +323,7 @@ func TestPublishDoesNotAllocate(t *testing.T) {
 	topic := New[[]byte](Options{Ring: 8})
 	frame := []byte(strings.Repeat("x", 250))
 	for range 100 {
-		topic.Subscribe(SubOptions[[]byte]{Buffer: 3, Overflow: Coalesce})
+		topic.Subscribe(SubscribeOptions[[]byte]{Buffer: 3, Overflow: Coalesce})
 	}
 	for range 16 {
 		topic.Publish(frame)

@@ -11,8 +11,8 @@ import (
 
 // modelSub is a reader as the documentation describes it, in plain slices.
 type modelSub struct {
-	sub     *Sub[int]
-	opts    SubOptions[int]
+	sub     *Subscriber[int]
+	opts    SubscribeOptions[int]
 	replay  []int
 	queue   []int
 	dropped uint64
@@ -37,7 +37,7 @@ func (m *modelSub) publish(v int) {
 	}
 	m.dropped++
 	switch m.opts.Overflow {
-	case CloseReader:
+	case CloseSubscriber:
 		m.err = ErrOverflow
 	case Coalesce:
 		m.queue = append(m.queue[1:], v)
@@ -80,7 +80,7 @@ func TestModel(t *testing.T) {
 				}
 			},
 			"subscribe": func(t *rapid.T) {
-				m := &modelSub{opts: SubOptions[int]{
+				m := &modelSub{opts: SubscribeOptions[int]{
 					Buffer:   rapid.IntRange(1, 12).Draw(t, "buffer"),
 					Overflow: Overflow(rapid.IntRange(0, 2).Draw(t, "policy")),
 				}}

@@ -170,8 +170,8 @@ func benchServer(mode string) {
 	var streams Streams
 	var written atomic.Int64
 	var naive channels
-	subscribe := func() *fanout.Sub[[]byte] {
-		return topic.Subscribe(fanout.SubOptions[[]byte]{Buffer: 64})
+	subscribe := func() *fanout.Subscriber[[]byte] {
+		return topic.Subscribe(fanout.SubscribeOptions[[]byte]{Buffer: 64})
 	}
 	handlers := map[string]http.HandlerFunc{
 		"stream": func(w http.ResponseWriter, r *http.Request) {
@@ -274,7 +274,7 @@ func (c *channels) publish(b []byte) {
 type connKey struct{}
 
 // benchController is what the writer would be on top of net/http.
-func benchController(w http.ResponseWriter, r *http.Request, sub *fanout.Sub[[]byte], written *atomic.Int64) {
+func benchController(w http.ResponseWriter, r *http.Request, sub *fanout.Subscriber[[]byte], written *atomic.Int64) {
 	defer sub.Close()
 	io.Copy(io.Discard, r.Body)
 	conn := r.Context().Value(connKey{}).(*Conn)
@@ -284,7 +284,7 @@ func benchController(w http.ResponseWriter, r *http.Request, sub *fanout.Sub[[]b
 	rc := http.NewResponseController(w)
 	rc.Flush()
 	opened := time.Now()
-	l := ledger{maxFrames: 3, hardFrames: 64, grace: time.Second, idleAfter: 90 * time.Second}
+	l := ackTracker{maxFrames: 3, maxBurst: 64, grace: time.Second, idleTimeout: 90 * time.Second}
 	for {
 		select {
 		case <-r.Context().Done():
@@ -295,11 +295,11 @@ func benchController(w http.ResponseWriter, r *http.Request, sub *fanout.Sub[[]b
 			now := time.Since(opened)
 			if len(l.frames) >= l.maxFrames {
 				n, _ := sock.Unacked()
-				if l.ack(conn.Written()-int64(n), now); l.full(now) {
+				if l.acknowledged(conn.Written()-int64(n), now); l.isFull(now) {
 					return
 				}
 			}
-			rc.SetWriteDeadline(time.Now().Add(patience))
+			rc.SetWriteDeadline(time.Now().Add(writeTimeout))
 			w.Write(b)
 			if rc.Flush() != nil {
 				return

@@ -33,13 +33,13 @@ func large(n int) []byte {
 // the one that is refused, and returns how many went in.
 func stuff(t *testing.T, w *Writer) int {
 	t.Helper()
-	w.raw.patience = time.Millisecond
+	w.raw.writeTimeout = time.Millisecond
 	shrinkSendBuffer(t, w.raw)
 	for n := 0; n < 60; n++ {
 		switch err := w.Frame(large(n + 1)); {
 		case errors.Is(err, ErrBackpressure):
-			if len(w.raw.rest) == 0 || len(w.raw.rest) > maxRest {
-				t.Errorf("%d bytes rest, want some and at most %d", len(w.raw.rest), maxRest)
+			if len(w.raw.pending) == 0 || len(w.raw.pending) > maxPending {
+				t.Errorf("%d bytes rest, want some and at most %d", len(w.raw.pending), maxPending)
 			}
 			return n
 		case err != nil:
@@ -58,7 +58,7 @@ func TestGiveUp(t *testing.T) {
 	}
 	defer tcp.Close()
 	ln := NewListener(tcp)
-	ln.giveUp = 300 * time.Millisecond
+	ln.userTimeout = 300 * time.Millisecond
 	client, err := net.Dial("tcp", tcp.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestPartialFrame(t *testing.T) {
 				got, err := c.events()
 				wantStream(t, got, err, n+1, Normal)
 			}()
-			if !eventually(patient, func() bool { return w.Check() == nil && !w.resting }) {
+			if !eventually(patient, func() bool { return w.Check() == nil && !w.hasPending }) {
 				t.Error("Check does not send the rest")
 			}
 			if err := w.Frame(large(n + 1)); err != nil {
@@ -139,7 +139,7 @@ func TestUnreadInput(t *testing.T) {
 	runs := map[string]func(context.Context, *Writer) Code{
 		"after Run": func(ctx context.Context, w *Writer) Code {
 			var topic fanout.Topic[[]byte]
-			sub := topic.Subscribe(fanout.SubOptions[[]byte]{})
+			sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{})
 			topic.Publish(metric(1))
 			topic.Close(nil)
 			if err := Run(ctx, w, sub, same); !errors.Is(err, fanout.ErrClosed) {
@@ -218,7 +218,7 @@ func TestFrameDoesNotAllocate(t *testing.T) {
 	c, w := s.open(0)
 	go io.Copy(io.Discard, c)
 	frame := metric(1)
-	w.ledger.frames = make([]mark, 0, 64) // grows to this and stays
+	w.ledger.frames = make([]frameMark, 0, 64) // grows to this and stays
 	if n := testing.AllocsPerRun(30, func() {
 		if err := w.Frame(frame); err != nil {
 			t.Fatal(err)
@@ -336,7 +336,7 @@ func TestTLSWithoutListener(t *testing.T) {
 }
 
 func TestHeadCannotBeSplit(t *testing.T) {
-	got := head(http.Header{"X-A": {"1\r\nX-B: 2"}, "Content-Length": {"5"}, "Transfer-Encoding": {"chunked"}, "Connection": {"keep-alive"}})
+	got := responseHead(http.Header{"X-A": {"1\r\nX-B: 2"}, "Content-Length": {"5"}, "Transfer-Encoding": {"chunked"}, "Connection": {"keep-alive"}})
 	if bytes.Contains(got, []byte("\nX-B")) || bytes.Contains(got, []byte("chunked")) || bytes.Contains(got, []byte("Content-Length")) || bytes.Contains(got, []byte("keep-alive")) {
 		t.Errorf("head is %q", got)
 	}

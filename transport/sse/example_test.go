@@ -22,7 +22,7 @@ func Example() {
 	opened := make(chan struct{})
 
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		sub := topic.Subscribe(fanout.SubOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
+		sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
 		defer sub.Close()
 		wr, err := streams.Open(w, r, sse.Options{})
 		if err != nil {

@@ -103,7 +103,7 @@ func bothWays(t *testing.T, f func(t *testing.T, secure bool)) {
 	t.Run("tls", func(t *testing.T) { f(t, true) })
 }
 
-var _ Source[[]byte] = (*fanout.Sub[[]byte])(nil)
+var _ Source[[]byte] = (*fanout.Subscriber[[]byte])(nil)
 
 func same(b []byte) []byte { return b }
 

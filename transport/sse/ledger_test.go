@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-func rfcLedger() ledger {
-	return ledger{maxFrames: 3, hardFrames: 64, grace: time.Second, idleAfter: 90 * time.Second}
+func rfcLedger() ackTracker {
+	return ackTracker{maxFrames: 3, maxBurst: 64, grace: time.Second, idleTimeout: 90 * time.Second}
 }
 
 // A stalled reader is cut with the fourth unacknowledged frame, at any interval,
@@ -30,15 +30,15 @@ func TestLedgerFull(t *testing.T) {
 			l := rfcLedger()
 			var now time.Duration
 			n := 0
-			for ; !l.full(now); now += tt.interval {
+			for ; !l.isFull(now); now += tt.interval {
 				n++
 				l.wrote(int64(100*n), now, true)
 			}
 			if n != tt.want {
 				t.Errorf("%d frames, want %d", n, tt.want)
 			}
-			l.ack(100, now)
-			if tt.want == 3 && l.full(now) {
+			l.acknowledged(100, now)
+			if tt.want == 3 && l.isFull(now) {
 				t.Error("still full with two frames waiting")
 			}
 		})
@@ -48,7 +48,7 @@ func TestLedgerFull(t *testing.T) {
 // Idle counts from the last progress, or from when bytes began to be outstanding.
 func TestLedgerIdle(t *testing.T) {
 	l := rfcLedger()
-	if l.idle(time.Hour) {
+	if l.isIdle(time.Hour) {
 		t.Fatal("idle with nothing written")
 	}
 	l.wrote(100, time.Hour, true)
@@ -68,8 +68,8 @@ func TestLedgerIdle(t *testing.T) {
 	}
 	for _, s := range steps {
 		now := time.Hour + s.at
-		l.ack(max(s.ack, l.acked), now)
-		if l.idle(now) != s.idle {
+		l.acknowledged(max(s.ack, l.acked), now)
+		if l.isIdle(now) != s.idle {
 			t.Errorf("at %v: idle %v, want %v", s.at, !s.idle, s.idle)
 		}
 	}
@@ -97,23 +97,23 @@ func TestLedgerModel(t *testing.T) {
 			}
 			return n >= 64 || n >= 3 && now-oldest >= time.Second
 		}
-		look := func() { l.ack(acked, now) }
+		look := func() { l.acknowledged(acked, now) }
 		t.Repeat(map[string]func(*rapid.T){
 			"time": func(t *rapid.T) {
 				step := time.Duration(rapid.IntRange(0, 20_000).Draw(t, "ms")) * time.Millisecond
 				for end := now + step; ; { // the timer of the stream
-					at, ok := l.due()
+					at, ok := l.nextCheck()
 					if !ok || at > end {
 						now = end
 						return
 					}
 					now = max(now, at)
 					look()
-					if l.idle(now) {
+					if l.isIdle(now) {
 						if late := now - progress - 90*time.Second; acked == written || late < -5*time.Second || late > 5*time.Second {
 							t.Fatalf("idle %v after true progress", now-progress)
 						}
-						l.progress, progress = now, now // go on as if it had moved
+						l.progressAt, progress = now, now // go on as if it had moved
 					}
 				}
 			},
@@ -124,10 +124,10 @@ func TestLedgerModel(t *testing.T) {
 				}
 			},
 			"frame": func(t *rapid.T) {
-				if l.ask(now) {
+				if l.needsRefresh(now) {
 					look()
 				}
-				if got, want := l.full(now), trueFull(); got != want {
+				if got, want := l.isFull(now), trueFull(); got != want {
 					t.Fatalf("full %v, want %v", got, want)
 				}
 				if !trueFull() {

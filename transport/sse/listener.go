@@ -18,16 +18,16 @@ import (
 // acknowledged bytes mean the same.
 type Listener struct {
 	net.Listener
-	giveUp time.Duration // see GiveUp
+	userTimeout time.Duration // see UserTimeout
 }
 
-// GiveUp is how long a peer may acknowledge nothing of what was sent, or take nothing of
+// UserTimeout is how long a peer may acknowledge nothing of what was sent, or take nothing of
 // what waits for it, before the kernel ends its connection: a write without a deadline of
 // its own ends then. Streams have shorter rules.
-const GiveUp = 10 * time.Minute
+const UserTimeout = 10 * time.Minute
 
 // NewListener wraps ln.
-func NewListener(ln net.Listener) *Listener { return &Listener{ln, GiveUp} }
+func NewListener(ln net.Listener) *Listener { return &Listener{ln, UserTimeout} }
 
 // Accept waits for the next connection; it is a *Conn.
 func (l *Listener) Accept() (net.Conn, error) {
@@ -36,7 +36,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	if s := netpoll.NewSock(c); s != nil {
-		s.GiveUp(l.giveUp)
+		s.GiveUp(l.userTimeout)
 	}
 	return &Conn{Conn: c}, nil
 }
@@ -57,20 +57,20 @@ func rawConn(c net.Conn) *Conn {
 // never meets a write timeout, which would break it for good.
 type Conn struct {
 	net.Conn
-	written atomic.Int64
-	owned   bool            // set once, before the Writer's first write
-	now     *netpoll.Reader // see ReadNow
+	written   atomic.Int64
+	takenOver bool            // set once, before the Writer's first write
+	now       *netpoll.Reader // see ReadNow
 
-	mu       sync.Mutex    // protects the fields below: TLS answers the peer from the reading goroutine
-	sock     *netpoll.Sock // nil when the kernel cannot be asked
-	patience time.Duration // how long a write may wait
-	rest     []byte        // accepted, not yet taken by the kernel
-	err      error         // the first failure, for good
+	mu           sync.Mutex    // protects the fields below: TLS answers the peer from the reading goroutine
+	sock         *netpoll.Sock // nil when the kernel cannot be asked
+	writeTimeout time.Duration // how long a write may wait
+	pending      []byte        // accepted, not yet taken by the kernel
+	err          error         // the first failure, for good
 }
 
-// own turns c over to one Writer.
-func (c *Conn) own(patience time.Duration) {
-	c.owned, c.patience, c.sock = true, patience, netpoll.NewSock(c.Conn)
+// takeOver turns c over to one Writer.
+func (c *Conn) takeOver(patience time.Duration) {
+	c.takenOver, c.writeTimeout, c.sock = true, patience, netpoll.NewSock(c.Conn)
 }
 
 // ReadNow makes all reads to come those of r, a reader of the connection below, which
@@ -110,7 +110,7 @@ func (c *Conn) CloseWrite() error {
 // SetWriteDeadline does nothing once a Writer owns c: it sets its own, and
 // crypto/tls would leave an expired one behind.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
-	if c.owned {
+	if c.takenOver {
 		return nil
 	}
 	return c.Conn.SetWriteDeadline(t)
@@ -118,7 +118,7 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 
 // Write counts, and in a Writer's hands never waits longer than its patience.
 func (c *Conn) Write(b []byte) (int, error) {
-	if !c.owned {
+	if !c.takenOver {
 		n, err := c.Conn.Write(b)
 		c.written.Add(int64(n))
 		return n, err
@@ -129,12 +129,12 @@ func (c *Conn) Write(b []byte) (int, error) {
 		return 0, c.err
 	}
 	n := 0
-	if len(c.rest) == 0 {
-		if n = c.putLocked(b, c.patience); c.err != nil {
+	if len(c.pending) == 0 {
+		if n = c.writeLocked(b, c.writeTimeout); c.err != nil {
 			return n, c.err
 		}
 	}
-	c.rest = append(c.rest, b[n:]...) // the Writer writes no more than its bound into rest
+	c.pending = append(c.pending, b[n:]...) // the Writer writes no more than its bound into rest
 	c.written.Add(int64(len(b)))
 	return len(b), nil
 }
@@ -143,36 +143,36 @@ func (c *Conn) Write(b []byte) (int, error) {
 func (c *Conn) flush(wait time.Duration) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.rest) == 0 || c.err != nil {
-		return len(c.rest)
+	if len(c.pending) == 0 || c.err != nil {
+		return len(c.pending)
 	}
-	n := c.putLocked(c.rest, wait)
-	if c.rest = c.rest[:copy(c.rest, c.rest[n:])]; len(c.rest) == 0 {
-		c.rest = nil
+	n := c.writeLocked(c.pending, wait)
+	if c.pending = c.pending[:copy(c.pending, c.pending[n:])]; len(c.pending) == 0 {
+		c.pending = nil
 	}
-	return len(c.rest)
+	return len(c.pending)
 }
 
-// resting says that something is left over.
-func (c *Conn) resting() bool {
+// hasPending says that something is left over.
+func (c *Conn) hasPending() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.rest) > 0
+	return len(c.pending) > 0
 }
 
-// shortest is the least time a connection without a descriptor is given to move:
+// minWriteTimeout is the least time a connection without a descriptor is given to move:
 // with less it would refuse before it tried.
-const shortest = time.Millisecond
+const minWriteTimeout = time.Millisecond
 
-// putLocked writes what the connection takes within wait and returns how much that was.
-func (c *Conn) putLocked(b []byte, wait time.Duration) int {
+// writeLocked writes what the connection takes within wait and returns how much that was.
+func (c *Conn) writeLocked(b []byte, wait time.Duration) int {
 	n := 0
 	if c.sock != nil {
 		if n, c.err = c.sock.Write(b); n == len(b) || c.err != nil || wait <= 0 {
 			return n
 		}
 	}
-	c.Conn.SetWriteDeadline(time.Now().Add(max(wait, shortest)))
+	c.Conn.SetWriteDeadline(time.Now().Add(max(wait, minWriteTimeout)))
 	m, err := c.Conn.Write(b[n:])
 	c.Conn.SetWriteDeadline(time.Time{})
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -181,11 +181,11 @@ func (c *Conn) putLocked(b []byte, wait time.Duration) int {
 	return n + m
 }
 
-// outstanding is how many written bytes the peer has not acknowledged.
-func (c *Conn) outstanding() int {
+// unacked is how many written bytes the peer has not acknowledged.
+func (c *Conn) unacked() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := len(c.rest)
+	n := len(c.pending)
 	if c.sock != nil {
 		if q, err := c.sock.Unacked(); err == nil {
 			n += q
@@ -198,18 +198,18 @@ func (c *Conn) outstanding() int {
 // the room they need, after last wrote them. What then still does not fit is dropped.
 func (c *Conn) finish(wait time.Duration, last func()) {
 	c.mu.Lock()
-	c.patience = 0
+	c.writeTimeout = 0
 	c.mu.Unlock()
 	last()
 	c.flush(wait)
 	c.mu.Lock()
-	c.rest = nil
+	c.pending = nil
 	c.mu.Unlock()
 }
 
-// leaveToKernel closes c; what the peer has not fetched goes on being delivered
+// closeGracefully closes c; what the peer has not fetched goes on being delivered
 // for d at most.
-func (c *Conn) leaveToKernel(d time.Duration) {
+func (c *Conn) closeGracefully(d time.Duration) {
 	if c.sock != nil {
 		c.sock.Expire(max(d, time.Second))
 	}

@@ -73,7 +73,7 @@ func (p pipeStream) run(t *testing.T) (got []timed, ended time.Duration, end, re
 				t.Error(err)
 				return
 			}
-			sub := topic.Subscribe(fanout.SubOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
+			sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
 			defer sub.Close()
 			reason = Run(r.Context(), wr, sub, same)
 			ended = time.Since(start)

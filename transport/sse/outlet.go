@@ -40,9 +40,9 @@ func Detach(w http.ResponseWriter, r *http.Request) (*Outlet, error) {
 		raw = &Conn{Conn: conn}
 		conn = raw
 	}
-	raw.own(0)
+	raw.takeOver(0)
 	o := &Outlet{conn: conn, raw: raw}
-	if _, err := o.Offer(head(w.Header())); err != nil {
+	if _, err := o.Offer(responseHead(w.Header())); err != nil {
 		o.Close()
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (o *Outlet) Offer(b []byte) (full bool, err error) {
 	if _, err := o.conn.Write(b); err != nil {
 		return false, fmt.Errorf("%w: %w", ErrPeerClosed, err)
 	}
-	return o.raw.resting(), nil
+	return o.raw.hasPending(), nil
 }
 
 // Flush writes what waits, and waits itself for room up to wait.
@@ -74,7 +74,7 @@ func (o *Outlet) Close() {
 	if t, ok := o.conn.(*tls.Conn); ok {
 		t.CloseWrite()
 	}
-	o.raw.leaveToKernel(30 * time.Second)
+	o.raw.closeGracefully(30 * time.Second)
 }
 
 // failed is the first failure of a write.
@@ -85,8 +85,8 @@ func (c *Conn) failed() error {
 }
 
 // Watcher is told about an outlet by a Poller, from the Poller's goroutine or one of its
-// own: the methods must be quick.
+// takeOver: the methods must be quick.
 type Watcher interface {
-	Writable() // there may be room again after a full outlet
-	Gone()     // the peer closed its side, or the connection broke; perhaps told twice
+	OnWritable() // there may be room again after a full outlet
+	OnClosed()   // the peer closed its side, or the connection broke; perhaps told twice
 }

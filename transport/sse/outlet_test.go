@@ -19,8 +19,8 @@ type told struct{ writable, gone chan struct{} }
 
 func newTold() told { return told{make(chan struct{}, 64), make(chan struct{}, 64)} }
 
-func (w told) Writable() { w.writable <- struct{}{} }
-func (w told) Gone()     { w.gone <- struct{}{} }
+func (w told) OnWritable() { w.writable <- struct{}{} }
+func (w told) OnClosed()   { w.gone <- struct{}{} }
 
 // detached serves one stream as an Outlet and returns it with the client's connection.
 func detached(t *testing.T, wrap func(net.Listener) net.Listener) (*Outlet, net.Conn) {
@@ -146,7 +146,7 @@ func TestOutletPipe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
 		raw := &Conn{Conn: there}
-		raw.own(0)
+		raw.takeOver(0)
 		o := &Outlet{conn: raw, raw: raw}
 		p, err := NewPoller()
 		if err != nil {
@@ -175,7 +175,7 @@ func TestOutletPipe(t *testing.T) {
 		// One that is still watched when the Poller ends is let go of.
 		_, other := net.Pipe()
 		raw = &Conn{Conn: other}
-		raw.own(0)
+		raw.takeOver(0)
 		if _, err := p.Add(&Outlet{conn: raw, raw: raw}, newTold()); err != nil {
 			t.Error(err)
 		}

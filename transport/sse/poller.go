@@ -16,12 +16,12 @@ import (
 type Poller struct {
 	ep *netpoll.Epoll // nil where there is none
 
-	mu     sync.Mutex // protects the fields below
-	ended  bool
-	next   uint64
-	polled map[uint64]Watcher
-	others map[*Outlet]struct{}
-	wg     sync.WaitGroup
+	mu       sync.Mutex // protects the fields below
+	ended    bool
+	next     uint64
+	polled   map[uint64]Watcher
+	unpolled map[*Outlet]struct{}
+	wg       sync.WaitGroup
 }
 
 // NewPoller makes a Poller; Run must be called, which closes it.
@@ -30,15 +30,15 @@ func NewPoller() (*Poller, error) {
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, fmt.Errorf("sse: %w", err)
 	}
-	return &Poller{ep: ep, polled: make(map[uint64]Watcher), others: make(map[*Outlet]struct{})}, nil
+	return &Poller{ep: ep, polled: make(map[uint64]Watcher), unpolled: make(map[*Outlet]struct{})}, nil
 }
 
 // Run tells the watchers what happens to their outlets, until ctx ends.
 func (p *Poller) Run(ctx context.Context) error {
-	err := p.ep.Run(ctx, p.tell)
+	err := p.ep.Run(ctx, p.dispatch)
 	p.mu.Lock()
 	p.ended = true
-	for o := range p.others {
+	for o := range p.unpolled {
 		o.raw.Conn.SetReadDeadline(time.Unix(1, 0)) // long ago: ends the read
 	}
 	p.mu.Unlock()
@@ -46,22 +46,22 @@ func (p *Poller) Run(ctx context.Context) error {
 	return err
 }
 
-func (p *Poller) tell(key uint64, what netpoll.Events) {
+func (p *Poller) dispatch(key uint64, what netpoll.Events) {
 	p.mu.Lock()
 	w := p.polled[key]
 	p.mu.Unlock()
 	switch {
 	case w == nil:
 	case what&netpoll.Gone != 0:
-		w.Gone()
+		w.OnClosed()
 	case what&netpoll.Writable != 0:
-		w.Writable()
+		w.OnWritable()
 	}
 }
 
 // Add begins to watch o. told is whether Writable will be called; without it the caller
 // tries Flush from time to time.
-func (p *Poller) Add(o *Outlet, w Watcher) (told bool, err error) {
+func (p *Poller) Add(o *Outlet, w Watcher) (polled bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended {
@@ -77,10 +77,10 @@ func (p *Poller) Add(o *Outlet, w Watcher) (told bool, err error) {
 		}
 		return true, nil
 	}
-	p.others[o] = struct{}{}
+	p.unpolled[o] = struct{}{}
 	p.wg.Go(func() {
 		discard(o.conn)
-		w.Gone()
+		w.OnClosed()
 	})
 	return false, nil
 }
@@ -90,5 +90,5 @@ func (p *Poller) Remove(o *Outlet) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.polled, o.key)
-	delete(p.others, o)
+	delete(p.unpolled, o)
 }

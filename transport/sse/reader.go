@@ -14,9 +14,9 @@ var ErrTooLong = errors.New("sse: line or event is too long")
 
 // Event is one event as a reader dispatches it.
 type Event struct {
-	Type string // "message" when the stream names none
-	Data []byte // data lines joined by LF
-	ID   string // the last id seen on the stream, this event's or an earlier one's
+	Type        string // "message" when the stream names none
+	Data        []byte // data lines joined by LF
+	LastEventID string // the last id seen on the stream, this event's or an earlier one's
 }
 
 // ReaderOptions are the bounds of a Reader.
@@ -32,13 +32,13 @@ type Reader struct {
 	maxEvent int
 	maxLine  int
 
-	started bool // the byte order mark has been looked for
-	skipLF  bool // the last line ended with CR: an LF right after it belongs to it
-	line    []byte
-	newID   string // the id field read last; it becomes id with the next blank line
-	id      string
-	retry   time.Duration
-	err     error
+	started           bool // the byte order mark has been looked for
+	skipLF            bool // the last line ended with CR: an LF right after it belongs to it
+	line              []byte
+	lastEventIDBuffer string // the id field read last; it becomes id with the next blank line
+	lastEventID       string
+	retry             time.Duration
+	err               error
 }
 
 // NewReader reads events from r.
@@ -68,9 +68,9 @@ func (r *Reader) Next() (Event, error) {
 	return ev, nil
 }
 
-// LastID is the id to resume after: that of the last block received whole, whether
+// LastEventID is the id to resume after: that of the last block received whole, whether
 // or not an event came of it.
-func (r *Reader) LastID() string { return r.id }
+func (r *Reader) LastEventID() string { return r.lastEventID }
 
 // Retry is the reconnection time the stream asked for last, 0 for none.
 func (r *Reader) Retry() time.Duration { return r.retry }
@@ -88,12 +88,12 @@ func (r *Reader) next() (Event, error) {
 			return Event{}, err
 		}
 		if len(line) == 0 {
-			r.id = r.newID
+			r.lastEventID = r.lastEventIDBuffer
 			if hasData {
 				if ev.Type == "" {
 					ev.Type = "message"
 				}
-				ev.ID = r.id
+				ev.LastEventID = r.lastEventID
 				return ev, nil
 			}
 			ev, begun = Event{}, false // a type without data is forgotten
@@ -120,7 +120,7 @@ func (r *Reader) next() (Event, error) {
 			ev.Type = string(value)
 		case "id":
 			if bytes.IndexByte(value, 0) < 0 {
-				r.newID = string(value)
+				r.lastEventIDBuffer = string(value)
 			}
 		case "retry":
 			if ms, ok := digits(value); ok {

@@ -27,7 +27,7 @@ func equalEvents(a, b []Event) bool {
 		return false
 	}
 	for i := range a {
-		if a[i].Type != b[i].Type || a[i].ID != b[i].ID || !bytes.Equal(a[i].Data, b[i].Data) {
+		if a[i].Type != b[i].Type || a[i].LastEventID != b[i].LastEventID || !bytes.Equal(a[i].Data, b[i].Data) {
 			return false
 		}
 	}
@@ -57,8 +57,8 @@ func TestReader(t *testing.T) {
 		{"the last type wins", "event: a\nevent: b\ndata: 1\n\n", []Event{{Type: "b", Data: []byte("1")}}, nil},
 		{"unknown fields", "foo: 1\ndata: 1\n data: 2\nDATA: 3\n\n", msg("1"), nil},
 		{"ids stay", "id: 7\ndata: 1\n\ndata: 2\n\nid\ndata: 3\n\n", []Event{
-			{Type: "message", Data: []byte("1"), ID: "7"}, {Type: "message", Data: []byte("2"), ID: "7"}, {Type: "message", Data: []byte("3")}}, nil},
-		{"id with NUL is ignored", "id: 7\nid: 8\x00\ndata: 1\n\n", []Event{{Type: "message", Data: []byte("1"), ID: "7"}}, nil},
+			{Type: "message", Data: []byte("1"), LastEventID: "7"}, {Type: "message", Data: []byte("2"), LastEventID: "7"}, {Type: "message", Data: []byte("3")}}, nil},
+		{"id with NUL is ignored", "id: 7\nid: 8\x00\ndata: 1\n\n", []Event{{Type: "message", Data: []byte("1"), LastEventID: "7"}}, nil},
 		{"blank lines only", "\n\r\n\r\n\n", nil, nil},
 		{"nothing", "", nil, nil},
 		{"broken off in an event", "data: 1\n\ndata: 2\n", msg("1"), io.ErrUnexpectedEOF},
@@ -114,8 +114,8 @@ func TestReaderState(t *testing.T) {
 	if r.Retry() != 1500*time.Millisecond {
 		t.Errorf("retry %v, want 1.5s", r.Retry())
 	}
-	if r.LastID() != "3" { // the event of 4 never came whole: resuming after 4 would lose it
-		t.Errorf("last id %q, want 3", r.LastID())
+	if r.LastEventID() != "3" { // the event of 4 never came whole: resuming after 4 would lose it
+		t.Errorf("last id %q, want 3", r.LastEventID())
 	}
 }
 
@@ -123,8 +123,8 @@ func TestReaderState(t *testing.T) {
 func appendParsed(dst []byte, events []Event) []byte {
 	id := ""
 	for _, ev := range events {
-		if ev.ID != id {
-			id = ev.ID
+		if ev.LastEventID != id {
+			id = ev.LastEventID
 			dst = append(dst, "id: "+id+"\n"...)
 		}
 		dst = append(dst, "event: "+ev.Type+"\n"...)
@@ -150,7 +150,7 @@ func slowReader(in string) (events []Event, id string) {
 				if typ == "" {
 					typ = "message"
 				}
-				events = append(events, Event{Type: typ, Data: []byte(strings.TrimSuffix(data, "\n")), ID: id})
+				events = append(events, Event{Type: typ, Data: []byte(strings.TrimSuffix(data, "\n")), LastEventID: id})
 			}
 			data, typ = "", ""
 			continue
@@ -186,8 +186,8 @@ func FuzzReader(f *testing.F) {
 			t.Fatalf("%q: %v", in, err)
 		}
 		want, id := slowReader(in)
-		if !equalEvents(got, want) || r.LastID() != id {
-			t.Fatalf("%q: got %q id %q, want %q id %q", in, got, r.LastID(), want, id)
+		if !equalEvents(got, want) || r.LastEventID() != id {
+			t.Fatalf("%q: got %q id %q, want %q id %q", in, got, r.LastEventID(), want, id)
 		}
 		wire := appendParsed(nil, got)
 		again, err := readAll(NewReader(bytes.NewReader(wire), ReaderOptions{MaxLine: len(wire) + 1, MaxEvent: len(wire) + 1}))
@@ -197,7 +197,7 @@ func FuzzReader(f *testing.F) {
 		// What the encoder takes, the reader gives back.
 		if b, err := AppendEventID(nil, strconv.Itoa(len(in)), "e", []byte(in)); err == nil {
 			ev, err := NewReader(bytes.NewReader(b), ReaderOptions{MaxLine: len(b), MaxEvent: len(b)}).Next()
-			if err != nil || string(ev.Data) != in || ev.ID != strconv.Itoa(len(in)) {
+			if err != nil || string(ev.Data) != in || ev.LastEventID != strconv.Itoa(len(in)) {
 				t.Fatalf("%q: encoded and read as %q, %v", in, ev.Data, err)
 			}
 		} else if !strings.ContainsAny(in, "\r\n") {

@@ -16,8 +16,8 @@ type Source[T any] interface {
 	Err() error
 }
 
-// turn bounds the frames written between two looks at everything else.
-const turn = 64
+// maxFramesPerWake bounds the frames written between two looks at everything else.
+const maxFramesPerWake = 64
 
 // Run writes src's values to w, frame giving the encoded event of each, until
 // something ends the stream, and returns what: the context's cause, the source's
@@ -33,11 +33,11 @@ func Run[T any](ctx context.Context, w *Writer, src Source[T], frame func(T) []b
 	for {
 		select {
 		case <-w.watcher.wake:
-			if err := w.woken(ctx); err != nil {
+			if err := w.onWake(ctx); err != nil {
 				return err
 			}
 		case <-src.Ready():
-			for range turn {
+			for range maxFramesPerWake {
 				v, ok := src.Next()
 				if !ok {
 					if err := src.Err(); err != nil {
@@ -53,17 +53,17 @@ func Run[T any](ctx context.Context, w *Writer, src Source[T], frame func(T) []b
 	}
 }
 
-// watcher is what can wake a stream besides its source: the context, the client
+// waker is what can wake a stream besides its source: the context, the client
 // and the clock, all through one channel, because a select over two channels is
 // cheaper than one over four and every frame pays it.
-type watcher struct {
+type waker struct {
 	wake  chan struct{}
 	gone  atomic.Pointer[error] // why nothing more comes from the client
 	timer *time.Timer
 	at    time.Duration // what timer is set to, since the opening
 }
 
-func (v *watcher) signal() {
+func (v *waker) signal() {
 	select {
 	case v.wake <- struct{}{}:
 	default:
@@ -75,7 +75,7 @@ func (w *Writer) watch(ctx context.Context) (stop func()) {
 	v := &w.watcher
 	v.wake = make(chan struct{}, 1)
 	now := w.now()
-	v.at = w.due(now)
+	v.at = w.nextCheck(now)
 	v.timer = time.AfterFunc(v.at-now, v.signal)
 	unhook := context.AfterFunc(ctx, v.signal)
 
@@ -108,8 +108,8 @@ func discard(r io.Reader) error {
 	return fmt.Errorf("more than %d bytes after the request", maxInput)
 }
 
-// woken looks what it was.
-func (w *Writer) woken(ctx context.Context) error {
+// onWake looks what it was.
+func (w *Writer) onWake(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -119,18 +119,18 @@ func (w *Writer) woken(ctx context.Context) error {
 	return w.Check()
 }
 
-// slack is how early the timer may go off. A stream with frames in a steady beat
+// timerSlack is how early the timer may go off. A stream with frames in a steady beat
 // then sets it rarely and is never woken by it.
-const slack = 2 * time.Second
+const timerSlack = 2 * time.Second
 
-// arm sets the timer for what is due next.
-func (w *Writer) arm(now time.Duration) {
+// resetTimer sets the timer for what is due next.
+func (w *Writer) resetTimer(now time.Duration) {
 	v := &w.watcher
 	if v.timer == nil {
 		return
 	}
-	at := w.due(now)
-	if at < v.at || at-v.at > slack || v.at <= now {
+	at := w.nextCheck(now)
+	if at < v.at || at-v.at > timerSlack || v.at <= now {
 		v.at = at
 		v.timer.Reset(at - now)
 	}

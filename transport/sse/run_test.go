@@ -18,7 +18,7 @@ import (
 func runTopic(t *testing.T, secure bool, o Options, topic *fanout.Topic[[]byte]) (*server, chan error) {
 	ends := make(chan error, 64)
 	s := serve(t, secure, o, func(ctx context.Context, w *Writer) Code {
-		sub := topic.Subscribe(fanout.SubOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
+		sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
 		defer sub.Close()
 		err := Run(ctx, w, sub, same)
 		ends <- err
@@ -130,7 +130,7 @@ func TestShutdown(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	ends := make(chan error, 8)
 	s := serve(t, false, Options{}, func(_ context.Context, w *Writer) Code {
-		sub := topic.Subscribe(fanout.SubOptions[[]byte]{})
+		sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{})
 		defer sub.Close()
 		err := Run(ctx, w, sub, same)
 		ends <- err
@@ -171,7 +171,7 @@ func TestOneStalledAmongFifty(t *testing.T) {
 	const readers, frames = 50, 30
 	now := newClock()
 	var topic fanout.Topic[[]byte]
-	s, ends := runTopic(t, false, Options{Now: now.Now, PingEvery: -1}, &topic)
+	s, ends := runTopic(t, false, Options{Now: now.Now, PingInterval: -1}, &topic)
 
 	stalled, slow := s.open(2304)
 	head := slow.raw.Written()
@@ -201,7 +201,7 @@ func TestOneStalledAmongFifty(t *testing.T) {
 			}
 			stalled.quick()
 			for i, w := range writers {
-				if clients[i].quick(); w.raw.Written() != heads[i]+published || w.raw.outstanding() > 0 {
+				if clients[i].quick(); w.raw.Written() != heads[i]+published || w.raw.unacked() > 0 {
 					return false
 				}
 			}
@@ -251,7 +251,7 @@ func TestPromptReaderIsNotCut(t *testing.T) {
 
 // A stalled peer that never comes back is reset when its time is over.
 func TestLingerEnds(t *testing.T) {
-	s := serve(t, false, Options{HardFrames: 40, Linger: 200 * time.Millisecond, Grace: time.Nanosecond, MaxFrames: 40}, nil)
+	s := serve(t, false, Options{MaxBurst: 40, Linger: 200 * time.Millisecond, UnackedGrace: time.Nanosecond, MaxUnacked: 40}, nil)
 	c, w := s.open(2304)
 	var err error
 	for n := 0; err == nil; n++ {
@@ -285,7 +285,7 @@ func TestLingerIsBounded(t *testing.T) {
 	if c.settle(w) {
 		t.Fatal("the window is not full")
 	}
-	w.ledger.progress = -time.Minute // stalled for long
+	w.ledger.progressAt = -time.Minute // stalled for long
 	crowd := make(map[*linger]struct{})
 	for range maxLingering {
 		crowd[new(linger)] = struct{}{}

@@ -176,7 +176,7 @@ func (c *client) quickack(on int) {
 func (c *client) settle(w *Writer) bool {
 	return eventually(50*time.Millisecond, func() bool {
 		c.quick()
-		return w.raw.outstanding() == 0
+		return w.raw.unacked() == 0
 	})
 }
 
@@ -280,7 +280,7 @@ func TestStalledReader(t *testing.T) {
 func TestIdleReader(t *testing.T) {
 	bothWays(t, func(t *testing.T, secure bool) {
 		now := newClock()
-		s := serve(t, secure, Options{Now: now.Now, HardFrames: 1000, Grace: time.Hour}, nil)
+		s := serve(t, secure, Options{Now: now.Now, MaxBurst: 1000, UnackedGrace: time.Hour}, nil)
 		c, w := s.open(2304)
 		n := 0
 		for ; n < 40; n++ { // four times what fits

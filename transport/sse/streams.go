@@ -50,7 +50,7 @@ func (s *Streams) Stats() Stats {
 	return st
 }
 
-func (s *Streams) enter() error {
+func (s *Streams) add() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.draining {
@@ -60,7 +60,7 @@ func (s *Streams) enter() error {
 	return nil
 }
 
-func (s *Streams) leave() {
+func (s *Streams) done() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open--; s.open == 0 && s.empty != nil {
@@ -96,7 +96,7 @@ func (s *Streams) Drain(ctx context.Context) error {
 	defer s.mu.Unlock()
 	for l := range s.lingering {
 		l.timer.Stop()
-		l.conn.leaveToKernel(time.Until(l.until))
+		l.conn.closeGracefully(time.Until(l.until))
 	}
 	s.lingering = nil
 	return nil
@@ -116,7 +116,7 @@ func (s *Streams) linger(c *Conn, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c.sock == nil || s.draining || len(s.lingering) >= maxLingering {
-		c.leaveToKernel(d)
+		c.closeGracefully(d)
 		return
 	}
 	if s.lingering == nil {
@@ -124,10 +124,10 @@ func (s *Streams) linger(c *Conn, d time.Duration) {
 	}
 	l := &linger{conn: c, until: time.Now().Add(d)}
 	s.lingering[l] = struct{}{}
-	l.timer = time.AfterFunc(min(d, time.Second), func() { s.look(l) })
+	l.timer = time.AfterFunc(min(d, time.Second), func() { s.checkLingering(l) })
 }
 
-func (s *Streams) look(l *linger) {
+func (s *Streams) checkLingering(l *linger) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.lingering[l]; !ok {
@@ -135,7 +135,7 @@ func (s *Streams) look(l *linger) {
 	}
 	left := time.Until(l.until)
 	switch {
-	case l.conn.outstanding() == 0:
+	case l.conn.unacked() == 0:
 		l.conn.discardInput()
 		l.conn.Conn.Close()
 	case left <= 0:

@@ -12,24 +12,24 @@ import (
 
 // Options of one stream. The zero value is RFC-0009's metric stream.
 type Options struct {
-	MaxFrames  int           // frames the peer may leave unacknowledged; default 3
-	HardFrames int           // as many cut at once, however young; default 64
-	Grace      time.Duration // age of the oldest frame that makes MaxFrames count; default 1 s
-	IdleAfter  time.Duration // no progress with bytes outstanding; default 90 s
-	PingEvery  time.Duration // from the opening on; default 25 s, negative: never
-	Linger     time.Duration // for a stalled peer to fetch the close event; default 30 s
+	MaxUnacked   int           // frames the peer may leave unacknowledged; default 3
+	MaxBurst     int           // as many cut at once, however young; default 64
+	UnackedGrace time.Duration // age of the oldest frame that makes MaxUnacked count; default 1 s
+	IdleTimeout  time.Duration // no progress with bytes outstanding; default 90 s
+	PingInterval time.Duration // from the opening on; default 25 s, negative: never
+	Linger       time.Duration // for a stalled peer to fetch the close event; default 30 s
 
 	PingEvent []byte           // one whole event; default "event: ping", data {}
 	Now       func() time.Time // the clock of the rules above; default time.Now
 }
 
 const (
-	// patience is how long one write may wait for room. A stream of small frames
+	// writeTimeout is how long one write may wait for room. A stream of small frames
 	// never waits: the kernel takes thousands.
-	patience = time.Second
-	// maxRest bounds what a stalled peer's frames may occupy here, when even the
+	writeTimeout = time.Second
+	// maxPending bounds what a stalled peer's frames may occupy here, when even the
 	// kernel's buffer is full. One frame alone may be larger.
-	maxRest = 256 << 10
+	maxPending = 256 << 10
 	// maxInput is how much a client may send after its request before it is taken
 	// for one that does not speak HTTP.
 	maxInput = 64 << 10
@@ -43,15 +43,15 @@ func (o *Options) defaults() {
 			*d = v
 		}
 	}
-	set(&o.Grace, time.Second)
-	set(&o.IdleAfter, 90*time.Second)
-	set(&o.PingEvery, 25*time.Second)
+	set(&o.UnackedGrace, time.Second)
+	set(&o.IdleTimeout, 90*time.Second)
+	set(&o.PingInterval, 25*time.Second)
 	set(&o.Linger, 30*time.Second)
-	if o.MaxFrames <= 0 {
-		o.MaxFrames = 3
+	if o.MaxUnacked <= 0 {
+		o.MaxUnacked = 3
 	}
-	if o.HardFrames <= 0 {
-		o.HardFrames = 64
+	if o.MaxBurst <= 0 {
+		o.MaxBurst = 64
 	}
 	if o.PingEvent == nil {
 		o.PingEvent = defaultPing
@@ -63,16 +63,16 @@ func (o *Options) defaults() {
 
 // Writer is one open stream. Its methods are for one goroutine, the request's.
 type Writer struct {
-	streams *Streams
-	opts    Options
-	conn    net.Conn // what the client speaks to: raw, or TLS above it
-	raw     *Conn
-	opened  time.Time
-	pingAt  time.Duration // next ping, since opened
-	ledger  ledger
-	resting bool // the last write left something in raw.rest
-	closed  bool
-	watcher watcher
+	streams    *Streams
+	opts       Options
+	conn       net.Conn // what the client speaks to: raw, or TLS above it
+	raw        *Conn
+	opened     time.Time
+	pingAt     time.Duration // next ping, since opened
+	ledger     ackTracker
+	hasPending bool // the last write left something in raw.rest
+	closed     bool
+	watcher    waker
 }
 
 // Open answers the request with 200 and the head of an event stream, and takes the
@@ -86,45 +86,45 @@ func (s *Streams) Open(w http.ResponseWriter, r *http.Request, o Options) (*Writ
 		return nil, fmt.Errorf("sse: event stream over %s: HTTP/1.1 is needed: %w", r.Proto, errors.ErrUnsupported)
 	}
 	o.defaults()
-	if !whole(o.PingEvent) {
+	if !isWholeEvent(o.PingEvent) {
 		return nil, fmt.Errorf("%w: Options.PingEvent", ErrFrame)
 	}
-	if err := s.enter(); err != nil {
+	if err := s.add(); err != nil {
 		return nil, err
 	}
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		s.leave()
+		s.done()
 		return nil, fmt.Errorf("sse: take over the connection: %w", err)
 	}
 	raw := rawConn(conn)
 	if raw == nil {
 		if _, isTLS := conn.(*tls.Conn); isTLS {
-			s.leave()
+			s.done()
 			conn.Close()
 			return nil, errors.New("sse: this TLS listener does not stand on an sse.Listener: wrap the TCP listener with sse.NewListener first")
 		}
 		raw = &Conn{Conn: conn}
 		conn = raw
 	}
-	raw.own(patience)
-	wr := &Writer{streams: s, opts: o, conn: conn, raw: raw, opened: o.Now(), pingAt: o.PingEvery}
-	wr.ledger = ledger{
-		maxFrames: o.MaxFrames, hardFrames: o.HardFrames, grace: o.Grace, idleAfter: o.IdleAfter,
-		frames:  make([]mark, 0, 4),
-		written: raw.Written(), acked: raw.Written() - int64(raw.outstanding()),
+	raw.takeOver(writeTimeout)
+	wr := &Writer{streams: s, opts: o, conn: conn, raw: raw, opened: o.Now(), pingAt: o.PingInterval}
+	wr.ledger = ackTracker{
+		maxFrames: o.MaxUnacked, maxBurst: o.MaxBurst, grace: o.UnackedGrace, idleTimeout: o.IdleTimeout,
+		frames:  make([]frameMark, 0, 4),
+		written: raw.Written(), acked: raw.Written() - int64(raw.unacked()),
 	}
 	s.opened.Add(1)
-	if err := wr.write(head(w.Header()), 0, false); err != nil {
+	if err := wr.write(responseHead(w.Header()), 0, false); err != nil {
 		wr.Close(0)
 		return nil, err
 	}
 	return wr, nil
 }
 
-// head makes the response's head. Framing headers are ours: the body has no length
+// responseHead makes the response's head. Framing headers are ours: the body has no length
 // and no coding, it ends with the connection.
-func head(extra http.Header) []byte {
+func responseHead(extra http.Header) []byte {
 	h := extra.Clone()
 	if h == nil {
 		h = http.Header{}
@@ -144,7 +144,7 @@ func head(extra http.Header) []byte {
 	return buf.Bytes()
 }
 
-func whole(b []byte) bool {
+func isWholeEvent(b []byte) bool {
 	return len(b) >= 2 && b[len(b)-1] == '\n' && b[len(b)-2] == '\n'
 }
 
@@ -152,20 +152,20 @@ func (w *Writer) now() time.Duration { return w.opts.Now().Sub(w.opened) }
 
 // refresh asks how far the peer has acknowledged.
 func (w *Writer) refresh(now time.Duration) {
-	if w.ledger.outstanding() {
-		unacked := w.raw.outstanding() // before Written: TLS may write in between
-		w.ledger.ack(w.raw.Written()-int64(unacked), now)
+	if w.ledger.hasUnacked() {
+		unacked := w.raw.unacked() // before Written: TLS may write in between
+		w.ledger.acknowledged(w.raw.Written()-int64(unacked), now)
 	}
 }
 
 // flush sends what an earlier write left over, without waiting, and returns how
 // much still stays.
 func (w *Writer) flush() int {
-	if !w.resting {
+	if !w.hasPending {
 		return 0
 	}
 	n := w.raw.flush(0)
-	w.resting = n > 0
+	w.hasPending = n > 0
 	return n
 }
 
@@ -175,7 +175,7 @@ func (w *Writer) write(b []byte, now time.Duration, frame bool) error {
 		return fmt.Errorf("%w: %w", ErrPeerClosed, err)
 	}
 	w.ledger.wrote(w.raw.Written(), now, frame)
-	w.resting = w.raw.resting()
+	w.hasPending = w.raw.hasPending()
 	return nil
 }
 
@@ -187,17 +187,17 @@ func (w *Writer) Frame(b []byte) error {
 	switch {
 	case w.closed:
 		return ErrClosed
-	case !whole(b):
+	case !isWholeEvent(b):
 		return ErrFrame
 	}
 	now := w.now()
-	if w.ledger.ask(now) {
+	if w.ledger.needsRefresh(now) {
 		w.refresh(now)
 	}
-	if w.ledger.full(now) {
+	if w.ledger.isFull(now) {
 		return ErrBackpressure
 	}
-	if n := w.flush(); n > 0 && n+len(b) > maxRest {
+	if n := w.flush(); n > 0 && n+len(b) > maxPending {
 		return ErrBackpressure
 	}
 	if err := w.write(b, now, true); err != nil {
@@ -205,12 +205,12 @@ func (w *Writer) Frame(b []byte) error {
 	}
 	w.streams.frames.Add(1)
 	w.streams.bytes.Add(uint64(len(b)))
-	w.arm(now)
+	w.resetTimer(now)
 	return nil
 }
 
 // Ping writes the ping event unless an earlier one is still unacknowledged, so a
-// stalled stream holds one at most. Pings never count for ErrBackpressure.
+// stalledFor stream holds one at most. Pings never count for ErrBackpressure.
 func (w *Writer) Ping() error {
 	if w.closed {
 		return ErrClosed
@@ -218,7 +218,7 @@ func (w *Writer) Ping() error {
 	now := w.now()
 	rest := w.flush()
 	w.refresh(now)
-	if w.ledger.pinging() || rest > 0 {
+	if w.ledger.pingPending() || rest > 0 {
 		return nil
 	}
 	if err := w.write(w.opts.PingEvent, now, false); err != nil {
@@ -227,12 +227,12 @@ func (w *Writer) Ping() error {
 	w.ledger.pingEnd = w.ledger.written
 	w.streams.pings.Add(1)
 	w.streams.bytes.Add(uint64(len(w.opts.PingEvent)))
-	w.arm(now)
+	w.resetTimer(now)
 	return nil
 }
 
 // Check does what time asks for: it notices that the peer has acknowledged nothing
-// for IdleAfter (ErrIdle) and writes the ping that is due. Run calls it when needed;
+// for IdleTimeout (ErrIdle) and writes the ping that is due. Run calls it when needed;
 // a loop of the caller's own calls it every few seconds.
 func (w *Writer) Check() error {
 	if w.closed {
@@ -241,31 +241,31 @@ func (w *Writer) Check() error {
 	now := w.now()
 	w.flush()
 	w.refresh(now)
-	if w.ledger.idle(now) {
+	if w.ledger.isIdle(now) {
 		return ErrIdle
 	}
-	if w.opts.PingEvery > 0 && now >= w.pingAt {
+	if w.opts.PingInterval > 0 && now >= w.pingAt {
 		for w.pingAt <= now { // a late call makes up for nothing
-			w.pingAt += w.opts.PingEvery
+			w.pingAt += w.opts.PingInterval
 		}
 		if err := w.Ping(); err != nil {
 			return err
 		}
 	}
-	w.arm(now)
+	w.resetTimer(now)
 	return nil
 }
 
-// due is when Check has something to do next.
-func (w *Writer) due(now time.Duration) time.Duration {
+// nextCheck is when Check has something to do next.
+func (w *Writer) nextCheck(now time.Duration) time.Duration {
 	at := now + time.Hour
-	if w.opts.PingEvery > 0 {
+	if w.opts.PingInterval > 0 {
 		at = w.pingAt
 	}
-	if t, ok := w.ledger.due(); ok {
+	if t, ok := w.ledger.nextCheck(); ok {
 		at = min(at, t)
 	}
-	if w.resting {
+	if w.hasPending {
 		at = min(at, now+time.Second)
 	}
 	return at
@@ -280,24 +280,24 @@ func (w *Writer) Close(c Code) error {
 		return nil
 	}
 	w.closed = true
-	defer w.streams.leave()
+	defer w.streams.done()
 	now := w.now()
 	w.refresh(now)
-	stalled := c == Backpressure || c == IdleTimeout || w.ledger.stalled(now) >= w.opts.Grace
+	stalled := c == Backpressure || c == IdleTimeout || w.ledger.stalledFor(now) >= w.opts.UnackedGrace
 
 	var err error
-	w.raw.finish(patience, func() { err = w.last(c, now) })
+	w.raw.finish(writeTimeout, func() { err = w.writeClose(c, now) })
 	if stalled {
 		w.raw.CloseWrite()
 		w.streams.linger(w.raw, w.opts.Linger)
 	} else {
-		w.raw.leaveToKernel(w.opts.Linger)
+		w.raw.closeGracefully(w.opts.Linger)
 	}
 	return err
 }
 
-// last writes the close event and TLS's own end mark.
-func (w *Writer) last(c Code, now time.Duration) error {
+// writeClose writes the close event and TLS's own end mark.
+func (w *Writer) writeClose(c Code, now time.Duration) error {
 	place := len(codes)
 	defer func() { w.streams.closes[place].Add(1) }()
 	if c != 0 {
