@@ -74,7 +74,7 @@ func newTokenCreate() *cobra.Command {
 				}
 			}
 			if req.Count < 1 {
-				return exit(exitUsage, "--count %d is out of range 1..%d", req.Count, auth.MaxCount)
+				return exit(exitUsage, "--count %d is out of range 1..%d", req.Count, auth.MaxMintCount)
 			}
 			s, err := tokenStore(cmd, dir, req.DryRun)
 			if err != nil {

@@ -24,12 +24,12 @@ func BenchmarkVerifyCached(b *testing.B) {
 func BenchmarkVerifyCachedDenyList(b *testing.B) {
 	s := openStore(b, Options{})
 	token := mint(b, s, MintRequest{Class: "device"}).Token
-	d := &denyList{change: 1, jti: map[string]struct{}{}, sub: map[string]int64{}, node: map[string]int64{}, tenant: map[string]int64{}}
+	d := &denyList{revision: 1, jti: map[string]struct{}{}, sub: map[string]int64{}, node: map[string]int64{}, tenant: map[string]int64{}}
 	for i := range 1000 {
 		d.jti[manifest.NewULID()] = struct{}{}
 		d.sub["s"+strconv.Itoa(i)], d.node[manifest.NewNodeID()], d.tenant["t"+strconv.Itoa(i)] = 1, 1, 1
 	}
-	s.setDeny(d)
+	s.installDenyList(d)
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := s.Verify(token, ClassDevice); err != nil {
@@ -59,7 +59,7 @@ func BenchmarkVerifyCold(b *testing.B) {
 	token := mint(b, s, MintRequest{Class: "agent"}).Token
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := s.check(token); err != nil {
+		if _, err := s.checkToken(token); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -102,7 +102,7 @@ func BenchmarkActive(b *testing.B) {
 	}
 }
 
-func BenchmarkOwner(b *testing.B) {
+func BenchmarkNodeTenant(b *testing.B) {
 	s := openStore(b, Options{})
 	list, err := s.Mint(context.Background(), MintRequest{Class: "device", Count: 5000})
 	if err != nil {
@@ -143,7 +143,7 @@ func BenchmarkUpsertFleet(b *testing.B) {
 			}
 		}
 		b.StopTimer()
-		if _, err := s.db.w.Exec("DELETE FROM nodes"); err != nil {
+		if _, err := s.db.writeDB.Exec("DELETE FROM nodes"); err != nil {
 			b.Fatal(err)
 		}
 		b.StartTimer()
@@ -157,7 +157,7 @@ func BenchmarkMint1000(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.StopTimer()
-		if _, err := s.db.w.Exec("DELETE FROM tokens"); err != nil {
+		if _, err := s.db.writeDB.Exec("DELETE FROM tokens"); err != nil {
 			b.Fatal(err)
 		}
 		b.StartTimer()

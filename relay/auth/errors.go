@@ -51,18 +51,18 @@ const mintHint = "ask the relay's operator for one made by: agentctl token creat
 
 // The refusals are made once: a refused call allocates nothing for its error.
 var (
-	errMissing    = &Error{ErrMissing, "no_token", "no token; send Authorization: Bearer TOKEN; " + mintHint}
-	errMalformed  = &Error{ErrInvalid, "malformed", "the token is malformed; " + mintHint}
-	errHeader     = &Error{ErrInvalid, "header", "the token's header is not the one this relay makes (EdDSA, at+jwt, kid); " + mintHint}
-	errKey        = &Error{ErrInvalid, "key", "the token was signed by a key this relay does not know; " + mintHint}
-	errSignature  = &Error{ErrInvalid, "signature", "the token's signature is wrong; check that it was copied whole"}
-	errClaims     = &Error{ErrInvalid, "claims", "the token's claims are not those this relay makes; " + mintHint}
-	errIssuer     = &Error{ErrInvalid, "issuer", "the token was made by another relay; " + mintHint}
-	errAudience   = &Error{ErrInvalid, "audience", "the token is for another relay or audience; " + mintHint}
-	errExpired    = &Error{ErrInvalid, "expired", "the token has expired; " + mintHint}
-	errNotYet     = &Error{ErrInvalid, "not_yet_valid", "the token is not valid yet; check the clock of the relay"}
-	errRevoked    = &Error{ErrRevoked, "revoked", "the token was revoked; " + mintHint}
-	errClass      = &Error{ErrClass, "class", "a token of this class is not accepted here; agents and devices have tokens of their own"}
-	errNoScope    = &Error{ErrScope, "no_scope", "the token carries no scope that its class may use; " + mintHint}
-	errScopelessX = &Error{ErrScope, "scopeless", "tokens without a scope are no longer accepted; " + mintHint}
+	errMissing        = &Error{ErrMissing, "no_token", "no token; send Authorization: Bearer TOKEN; " + mintHint}
+	errMalformed      = &Error{ErrInvalid, "malformed", "the token is malformed; " + mintHint}
+	errHeader         = &Error{ErrInvalid, "header", "the token's header is not the one this relay makes (EdDSA, at+jwt, kid); " + mintHint}
+	errKey            = &Error{ErrInvalid, "key", "the token was signed by a key this relay does not know; " + mintHint}
+	errSignature      = &Error{ErrInvalid, "signature", "the token's signature is wrong; check that it was copied whole"}
+	errClaims         = &Error{ErrInvalid, "claims", "the token's claims are not those this relay makes; " + mintHint}
+	errIssuer         = &Error{ErrInvalid, "issuer", "the token was made by another relay; " + mintHint}
+	errAudience       = &Error{ErrInvalid, "audience", "the token is for another relay or audience; " + mintHint}
+	errExpired        = &Error{ErrInvalid, "expired", "the token has expired; " + mintHint}
+	errNotYet         = &Error{ErrInvalid, "not_yet_valid", "the token is not valid yet; check the clock of the relay"}
+	errRevoked        = &Error{ErrRevoked, "revoked", "the token was revoked; " + mintHint}
+	errClass          = &Error{ErrClass, "class", "a token of this class is not accepted here; agents and devices have tokens of their own"}
+	errNoScope        = &Error{ErrScope, "no_scope", "the token carries no scope that its class may use; " + mintHint}
+	errScopelessEnded = &Error{ErrScope, "scopeless", "tokens without a scope are no longer accepted; " + mintHint}
 )

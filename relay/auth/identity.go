@@ -15,9 +15,9 @@ type Identity struct {
 	Instance string // claim iid, hex SHA-256 of the instance_id this token is bound to; empty is not bound
 	Gen      int    // claim gen, counts refreshes of a device token
 
-	issued    int64 // claim iat, Unix seconds: what a revocation by subject, node or tenant compares
-	until     int64 // Unix seconds at which it stops, leeway included; 0 is never
-	scopeless bool  // had no scope claim; until is then the end of the tolerance, if earlier
+	issuedAt        int64 // claim iat, Unix seconds: what a revocation by subject, node or tenant compares
+	validUntil      int64 // Unix seconds at which it stops, leeway included; 0 is never
+	hasNoScopeClaim bool  // had no scope claim; until is then the end of the tolerance, if earlier
 }
 
 // Has reports whether the identity holds a scope. It does not allocate, and nobody
@@ -26,19 +26,19 @@ func (id *Identity) Has(scope string) bool { return id != nil && id.Scopes.Has(s
 
 // ValidUntil is when the identity stops by itself, leeway included; the zero time is never.
 func (id *Identity) ValidUntil() time.Time {
-	if id.until == 0 {
+	if id.validUntil == 0 {
 		return time.Time{}
 	}
-	return time.Unix(id.until, 0)
+	return time.Unix(id.validUntil, 0)
 }
 
-// stopped tells why the identity is over at a time in Unix seconds, nil if it is not.
-func (id *Identity) stopped(now int64) error {
+// expiryError tells why the identity is over at a time in Unix seconds, nil if it is not.
+func (id *Identity) expiryError(now int64) error {
 	switch {
-	case id.until == 0 || now < id.until:
+	case id.validUntil == 0 || now < id.validUntil:
 		return nil
-	case id.scopeless && now < id.Expires.Unix():
-		return errScopelessX
+	case id.hasNoScopeClaim && now < id.Expires.Unix():
+		return errScopelessEnded
 	}
 	return errExpired
 }

@@ -19,11 +19,11 @@ const DefaultTenant = "default"
 
 // Bounds of minting.
 const (
-	MaxCount  = 10_000  // tokens of one Mint
-	maxTokens = 500_000 // rows in the table of minted tokens
-	minTTL    = time.Second
-	maxEnroll = time.Hour           // an enrollment token is not single use yet, so its life is short
-	keepRows  = 30 * 24 * time.Hour // an expired token stays in `token ls` this long
+	MaxMintCount          = 10_000  // tokens of one Mint
+	maxTokens             = 500_000 // rows in the table of minted tokens
+	minTTL                = time.Second
+	maxEnrollTTL          = time.Hour           // an enrollment token is not single use yet, so its life is short
+	expiredTokenRetention = 30 * 24 * time.Hour // an expired token stays in `token ls` this long
 )
 
 // defaultTTL is the lifetime of a token when none is asked for. They are long because
@@ -42,7 +42,7 @@ type MintRequest struct {
 	NodeID   string        // devices: a node id, or a name or id prefix of a registered node; default: a new node each
 	Scopes   []string      // default: those of the class
 	TTL      time.Duration // default 90 days for agents, 1 year for devices, 1 hour for enrollment
-	Count    int           // default 1, at most MaxCount; more than one excludes NodeID
+	Count    int           // default 1, at most MaxMintCount; more than one excludes NodeID
 	Instance string        // devices: hex SHA-256 of the instance_id that the token is bound to; default none
 	Gen      int           // devices: generation; default 1
 	DryRun   bool          // make and keep nothing; what comes back has no Token
@@ -59,13 +59,13 @@ type Minted struct {
 	Scopes  Scopes    `json:"scopes"`
 	Expires time.Time `json:"expires"`
 
-	issued, notBefore int64
+	issuedAt, notBefore int64
 }
 
 // Mint makes tokens. The node of a device token is registered with it, so that a call
 // to a board that never connected is answered with "offline" and not with "denied".
 func (s *Store) Mint(ctx context.Context, req MintRequest) ([]Minted, error) {
-	plan, err := s.plan(ctx, req)
+	plan, err := s.planTokens(ctx, req)
 	if err != nil {
 		return nil, fmt.Errorf("mint a token: %w", err)
 	}
@@ -75,19 +75,19 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) ([]Minted, error) {
 	var added []*node
 	err = s.db.write(ctx, func(tx *sql.Tx) error {
 		added = added[:0]
-		deny, err := loadDeny(context.Background(), tx)
+		deny, err := loadDenyList(context.Background(), tx)
 		if err != nil {
 			return err
 		}
-		if err := makeRoom(tx, s.now(), len(plan)); err != nil {
+		if err := pruneTokens(tx, s.now(), len(plan)); err != nil {
 			return err
 		}
 		for i := range plan {
 			m := &plan[i]
-			m.issued = deny.after(m.Tenant, m.Subject, m.NodeID, m.notBefore)
-			m.Expires = m.Expires.Add(time.Duration(m.issued-m.notBefore) * time.Second)
+			m.issuedAt = deny.earliestIssue(m.Tenant, m.Subject, m.NodeID, m.notBefore)
+			m.Expires = m.Expires.Add(time.Duration(m.issuedAt-m.notBefore) * time.Second)
 			if m.NodeID != "" {
-				n, err := s.register(tx, m.Tenant, m.NodeID, "", nil)
+				n, err := s.upsertNodeTx(tx, m.Tenant, m.NodeID, "", nil)
 				if err != nil {
 					return err
 				}
@@ -98,7 +98,7 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) ([]Minted, error) {
 			}
 		}
 		return nil
-	}, func() { s.nodes.put(added) })
+	}, func() { s.registry.put(added) })
 	if err != nil {
 		return nil, fmt.Errorf("mint a token: %w", err)
 	}
@@ -111,8 +111,8 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) ([]Minted, error) {
 	return plan, nil
 }
 
-// plan checks a request and fills in everything that needs no transaction.
-func (s *Store) plan(ctx context.Context, req MintRequest) ([]Minted, error) {
+// planTokens checks a request and fills in everything that needs no transaction.
+func (s *Store) planTokens(ctx context.Context, req MintRequest) ([]Minted, error) {
 	class, defaults, err := resolveClass(req.Class)
 	if err != nil {
 		return nil, err
@@ -133,10 +133,10 @@ func (s *Store) plan(ctx context.Context, req MintRequest) ([]Minted, error) {
 		return nil, fmt.Errorf("%q is not a tenant; use 1 to 32 of a-z, 0-9 and -, not starting with -", tenant)
 	}
 	count := max(req.Count, 1)
-	if req.Count < 0 || count > MaxCount {
-		return nil, fmt.Errorf("count %d is out of range 1..%d", req.Count, MaxCount)
+	if req.Count < 0 || count > MaxMintCount {
+		return nil, fmt.Errorf("count %d is out of range 1..%d", req.Count, MaxMintCount)
 	}
-	nodeID, err := s.wantedNode(ctx, req, class, tenant, count)
+	nodeID, err := s.resolveNode(ctx, req, class, tenant, count)
 	if err != nil {
 		return nil, err
 	}
@@ -159,9 +159,9 @@ func (s *Store) plan(ctx context.Context, req MintRequest) ([]Minted, error) {
 	return plan, nil
 }
 
-// wantedNode is the node id that a request names, or "" for new ones; it also refuses
+// resolveNode is the node id that a request names, or "" for new ones; it also refuses
 // what does not fit the class.
-func (s *Store) wantedNode(ctx context.Context, req MintRequest, class, tenant string, count int) (string, error) {
+func (s *Store) resolveNode(ctx context.Context, req MintRequest, class, tenant string, count int) (string, error) {
 	if class != ClassDevice {
 		switch {
 		case req.NodeID != "" || req.Instance != "" || req.Gen != 0:
@@ -194,7 +194,7 @@ func resolveTTL(class string, ttl time.Duration) (time.Duration, error) {
 	}
 	longest := MaxTTL
 	if class == ClassEnroll {
-		longest = maxEnroll
+		longest = maxEnrollTTL
 	}
 	if ttl < minTTL || ttl > longest {
 		return 0, fmt.Errorf("a lifetime of %s is out of range %s..%s for class %s", ttl, minTTL, longest, class)
@@ -202,9 +202,9 @@ func resolveTTL(class string, ttl time.Duration) (time.Duration, error) {
 	return ttl.Truncate(time.Second), nil
 }
 
-// makeRoom forgets tokens that expired long ago and refuses what would not fit.
-func makeRoom(tx *sql.Tx, now time.Time, more int) error {
-	if _, err := tx.Exec("DELETE FROM tokens WHERE exp < ?", now.Add(-keepRows).Unix()); err != nil {
+// pruneTokens forgets tokens that expired long ago and refuses what would not fit.
+func pruneTokens(tx *sql.Tx, now time.Time, more int) error {
+	if _, err := tx.Exec("DELETE FROM tokens WHERE exp < ?", now.Add(-expiredTokenRetention).Unix()); err != nil {
 		return err
 	}
 	var n int
@@ -219,15 +219,15 @@ func makeRoom(tx *sql.Tx, now time.Time, more int) error {
 
 func insertToken(tx *sql.Tx, m *Minted) error {
 	_, err := tx.Exec("INSERT INTO tokens (jti, class, tenant, sub, node, scopes, iat, exp) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-		m.JTI, m.Class, m.Tenant, m.Subject, m.NodeID, m.Scopes.String(), m.issued, m.Expires.Unix())
+		m.JTI, m.Class, m.Tenant, m.Subject, m.NodeID, m.Scopes.String(), m.issuedAt, m.Expires.Unix())
 	return err
 }
 
-// sign makes the token itself.
+// signKey makes the token itself.
 func (s *Store) sign(m *Minted, req MintRequest) error {
 	c := jwt.MapClaims{
 		"iss": s.relay.Issuer, "aud": s.relay.Audience, "sub": m.Subject, "tid": m.Tenant, "cls": m.Class,
-		"scope": m.Scopes.String(), "jti": m.JTI, "iat": m.issued, "nbf": m.notBefore, "exp": m.Expires.Unix(),
+		"scope": m.Scopes.String(), "jti": m.JTI, "iat": m.issuedAt, "nbf": m.notBefore, "exp": m.Expires.Unix(),
 	}
 	if m.Class == ClassDevice {
 		c["gen"] = max(req.Gen, 1)
@@ -236,8 +236,8 @@ func (s *Store) sign(m *Minted, req MintRequest) error {
 		}
 	}
 	t := jwt.NewWithClaims(jwt.SigningMethodEdDSA, c)
-	t.Header["typ"], t.Header["kid"] = tokenType, s.keys.signKid
-	signed, err := t.SignedString(s.keys.sign)
+	t.Header["typ"], t.Header["kid"] = tokenType, s.keyring.signKID
+	signed, err := t.SignedString(s.keyring.signKey)
 	m.Token = signed
 	return err
 }
@@ -259,7 +259,7 @@ type TokenInfo struct {
 // Tokens lists what was minted, newest first. Tokens that expired more than 30 days
 // ago may be gone from it.
 func (s *Store) Tokens(ctx context.Context) ([]TokenInfo, error) {
-	rows, err := s.db.r.QueryContext(ctx, "SELECT jti, class, tenant, sub, node, scopes, iat, exp, "+revokedSQL+
+	rows, err := s.db.readDB.QueryContext(ctx, "SELECT jti, class, tenant, sub, node, scopes, iat, exp, "+isRevokedSQL+
 		" FROM tokens t ORDER BY iat DESC, jti DESC")
 	if err != nil {
 		return nil, explain(s.dir.path, err)

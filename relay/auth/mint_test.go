@@ -36,7 +36,7 @@ func TestMintRefuses(t *testing.T) {
 		{"one node many times", MintRequest{Class: "device", NodeID: node, Count: 2}, "leave out --node"},
 		{"unknown node name", MintRequest{Class: "device", NodeID: "lab"}, "agentctl ls"},
 		{"bad instance", MintRequest{Class: "device", Instance: "a b"}, "malformed"},
-		{"too many", MintRequest{Class: "agent", Count: MaxCount + 1}, "1..10000"},
+		{"too many", MintRequest{Class: "agent", Count: MaxMintCount + 1}, "1..10000"},
 		{"negative count", MintRequest{Class: "agent", Count: -1}, "1..10000"},
 		{"too short", MintRequest{Class: "agent", TTL: time.Millisecond}, "out of range"},
 		{"too long", MintRequest{Class: "agent", TTL: MaxTTL + time.Second}, "out of range"},
@@ -76,7 +76,7 @@ func TestMintMany(t *testing.T) {
 }
 
 // No file of the state directory and no log line holds a token.
-func TestTokensAreKeptNowhere(t *testing.T) {
+func TestTokensAreNotStored(t *testing.T) {
 	var log bytes.Buffer
 	logger := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.AddSync(&log), zap.DebugLevel))
 	dir := filepath.Join(t.TempDir(), "state")
@@ -112,7 +112,7 @@ func TestTokensAreKeptNowhere(t *testing.T) {
 	}
 }
 
-func TestTokensForgetsWhatExpiredLongAgo(t *testing.T) {
+func TestTokensPrunesLongExpired(t *testing.T) {
 	ck := &clock{testTime}
 	s := openStore(t, Options{Now: ck.now})
 	old := mint(t, s, MintRequest{Class: "enroll"})
@@ -121,7 +121,7 @@ func TestTokensForgetsWhatExpiredLongAgo(t *testing.T) {
 	if err != nil || len(list) != 1 || !list[0].Expired || list[0].JTI != old.JTI {
 		t.Fatalf("got %+v, %v", list, err)
 	}
-	ck.t = testTime.Add(keepRows + 2*time.Hour)
+	ck.t = testTime.Add(expiredTokenRetention + 2*time.Hour)
 	young := mint(t, s, MintRequest{Class: "agent"})
 	if list, err := s.Tokens(t.Context()); err != nil || len(list) != 1 || list[0].JTI != young.JTI {
 		t.Errorf("got %+v, %v", list, err)

@@ -136,7 +136,7 @@ func TestRevokeFromAnotherProcess(t *testing.T) {
 }
 
 // What was answered for is on disk, however the process ends.
-func TestCrashKeepsWhatWasDone(t *testing.T) {
+func TestCrashKeepsCommittedWrites(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	tokens := strings.Fields(job(t, "crash", dir, 1))
 	if len(tokens) != 2 {

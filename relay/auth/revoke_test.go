@@ -14,7 +14,7 @@ import (
 
 // Two Stores on one directory stand for the relay and the command line. The relay has
 // the tokens cached, and Run is its only source of news.
-func TestRevocationReachesARunningStore(t *testing.T) {
+func TestRevocationReachesRunningStore(t *testing.T) {
 	tests := []struct {
 		name string
 		req  func(agent, device Minted) RevokeRequest
@@ -88,7 +88,7 @@ func TestRevocationReachesARunningStore(t *testing.T) {
 	}
 }
 
-func TestRevokeHere(t *testing.T) {
+func TestRevoke(t *testing.T) {
 	s := openStore(t, Options{})
 	m := mint(t, s, MintRequest{Class: "agent"})
 	id, err := s.Verify(m.Token)
@@ -186,7 +186,7 @@ func TestDenyListIsBounded(t *testing.T) {
 		}, nil)
 	}
 	size := func() int {
-		d, err := loadDeny(t.Context(), s.db.r)
+		d, err := loadDenyList(t.Context(), s.db.readDB)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -214,9 +214,9 @@ func TestDenyListIsBounded(t *testing.T) {
 }
 
 // A poll that read before a revocation of ours must not undo it by finishing after it.
-func TestAnOlderDenyListDoesNotWin(t *testing.T) {
+func TestOlderDenyListIsIgnored(t *testing.T) {
 	s := openStore(t, Options{})
-	stale, err := loadDeny(t.Context(), s.db.r)
+	stale, err := loadDenyList(t.Context(), s.db.readDB)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func TestAnOlderDenyListDoesNotWin(t *testing.T) {
 	if _, err := s.Revoke(t.Context(), RevokeRequest{JTI: m.JTI}); err != nil {
 		t.Fatal(err)
 	}
-	s.setDeny(stale)
+	s.installDenyList(stale)
 	_, err = s.Verify(m.Token)
 	refused(t, err, m.Token, ErrRevoked, "revoked")
 }

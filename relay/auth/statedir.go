@@ -23,10 +23,10 @@ const (
 // os.Root: when root works in a directory that a service owns, a symbolic link planted
 // there must not lead root elsewhere.
 type stateDir struct {
-	path     string // absolute
-	root     *os.Root
-	uid, gid int  // the directory's owner
-	adopt    bool // what is made here is given to that owner
+	path       string // absolute
+	root       *os.Root
+	uid, gid   int  // the directory's owner
+	chownFiles bool // what is made here is given to that owner
 }
 
 // openStateDir opens a state directory, or makes it with mode 0700. One that is ours
@@ -48,14 +48,14 @@ func openStateDir(path string) (*stateDir, error) {
 		return nil, explain(abs, err)
 	}
 	d := &stateDir{path: abs, root: root}
-	if err := d.examine(); err != nil {
+	if err := d.checkOwnerAndMode(); err != nil {
 		root.Close()
 		return nil, err
 	}
 	return d, nil
 }
 
-func (d *stateDir) examine() error {
+func (d *stateDir) checkOwnerAndMode() error {
 	info, err := d.root.Stat(".")
 	if err != nil {
 		return explain(d.path, err)
@@ -65,8 +65,8 @@ func (d *stateDir) examine() error {
 	}
 	uid, gid, known := ownerOf(info)
 	d.uid, d.gid = uid, gid
-	d.adopt = known && os.Geteuid() == 0 && uid != 0
-	if perm := info.Mode().Perm(); perm&0o077 != 0 && d.oursOrEmpty() && (os.Geteuid() == 0 || uid == os.Geteuid()) {
+	d.chownFiles = known && os.Geteuid() == 0 && uid != 0
+	if perm := info.Mode().Perm(); perm&0o077 != 0 && d.isRelayDirOrEmpty() && (os.Geteuid() == 0 || uid == os.Geteuid()) {
 		if err := d.root.Chmod(".", perm&0o700); err != nil { // read-only stays read-only
 			return explain(d.path, err)
 		}
@@ -74,9 +74,9 @@ func (d *stateDir) examine() error {
 	return nil
 }
 
-// oursOrEmpty guards the chmod: `--state-dir /var/lib` must not lock everyone out of
+// isRelayDirOrEmpty guards the chmod: `--state-dir /var/lib` must not lock everyone out of
 // /var/lib.
-func (d *stateDir) oursOrEmpty() bool {
+func (d *stateDir) isRelayDirOrEmpty() bool {
 	if _, err := d.root.Lstat(relayFile); err == nil {
 		return true
 	}
@@ -91,17 +91,17 @@ func (d *stateDir) oursOrEmpty() bool {
 
 func (d *stateDir) close() error { return d.root.Close() }
 
-// give hands a file that root made to the owner of the directory.
-func (d *stateDir) give(name string) error {
-	if !d.adopt {
+// chownToOwner hands a file that root made to the owner of the directory.
+func (d *stateDir) chownToOwner(name string) error {
+	if !d.chownFiles {
 		return nil
 	}
 	return d.root.Lchown(name, d.uid, d.gid)
 }
 
-// narrow takes the permissions of group and others away from a file or directory that
+// restrictMode takes the permissions of group and others away from a file or directory that
 // a restore or a copy left too open.
-func (d *stateDir) narrow(name string) error {
+func (d *stateDir) restrictMode(name string) error {
 	info, err := d.root.Lstat(name)
 	if err != nil {
 		return explain(d.path, err)
@@ -118,24 +118,24 @@ func (d *stateDir) narrow(name string) error {
 func (d *stateDir) mkdir(name string) error {
 	err := d.root.Mkdir(name, 0o700)
 	if errors.Is(err, fs.ErrExist) {
-		return d.narrow(name)
+		return d.restrictMode(name)
 	}
 	if err != nil {
 		return explain(d.path, err)
 	}
-	return d.give(name)
+	return d.chownToOwner(name)
 }
 
 // create makes an empty file with mode 0600, if it is not there.
 func (d *stateDir) create(name string) error {
 	f, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return d.narrow(name)
+		return d.restrictMode(name)
 	}
 	if err != nil {
 		return explain(d.path, err)
 	}
-	return errors.Join(f.Close(), d.give(name))
+	return errors.Join(f.Close(), d.chownToOwner(name))
 }
 
 // read returns a regular file of at most limit bytes; fs.ErrNotExist when it is not there.
@@ -172,17 +172,17 @@ func (d *stateDir) replace(name string, data []byte) error {
 	if err == nil {
 		err = f.Sync()
 	}
-	if err = errors.Join(err, f.Close(), d.give(tmp)); err != nil {
+	if err = errors.Join(err, f.Close(), d.chownToOwner(tmp)); err != nil {
 		d.root.Remove(tmp)
 		return explain(d.path, err)
 	}
 	if err := d.root.Rename(tmp, name); err != nil {
 		return explain(d.path, err)
 	}
-	return d.sync(filepath.Dir(name))
+	return d.syncDir(filepath.Dir(name))
 }
 
-func (d *stateDir) sync(dir string) error {
+func (d *stateDir) syncDir(dir string) error {
 	f, err := d.root.Open(dir)
 	if err != nil {
 		return explain(d.path, err)

@@ -14,7 +14,7 @@ const nobody = 65534
 
 // What root makes in a service's directory belongs to the service, so that `sudo
 // agentctl token create` does not lock the relay out.
-func TestRootGivesFilesToTheOwner(t *testing.T) {
+func TestRootChownsFilesToOwner(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}

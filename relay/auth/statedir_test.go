@@ -9,12 +9,12 @@ import (
 	"agentctl/manifest"
 )
 
-func TestFilesAreForTheOwnerAlone(t *testing.T) {
+func TestFileModes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a b?c%41#d") // characters that mean something in a database URI
 	s := openStore(t, Options{StateDir: dir})
 	mint(t, s, MintRequest{Class: "device"})
 	want := map[string]os.FileMode{
-		".": 0o700, relayFile: 0o600, keysDir: 0o700, filepath.Join(keysDir, s.keys.signKid+".pem"): 0o600,
+		".": 0o700, relayFile: 0o600, keysDir: 0o700, filepath.Join(keysDir, s.keyring.signKID+".pem"): 0o600,
 		dbFile: 0o600, dbFile + "-wal": 0o600, dbFile + "-shm": 0o600,
 	}
 	found := 0
@@ -46,13 +46,13 @@ func TestFilesAreForTheOwnerAlone(t *testing.T) {
 }
 
 // What a restore left too open is narrowed; a directory that is not ours is left alone.
-func TestNarrows(t *testing.T) {
+func TestOpenRestrictsModes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	s, err := Open(Options{StateDir: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := filepath.Join(dir, keysDir, s.keys.signKid+".pem")
+	key := filepath.Join(dir, keysDir, s.keyring.signKID+".pem")
 	s.Close()
 	for path, mode := range map[string]os.FileMode{dir: 0o755, filepath.Join(dir, keysDir): 0o755, key: 0o644, filepath.Join(dir, dbFile): 0o644} {
 		if err := os.Chmod(path, mode); err != nil {
@@ -114,7 +114,7 @@ func TestOpenRefuses(t *testing.T) {
 		}, []string{dbFile, "move it away"}},
 		{"the database is newer", func(t *testing.T, dir string) {
 			s := openStore(t, Options{StateDir: dir})
-			if _, err := s.db.w.Exec("PRAGMA user_version = 99"); err != nil {
+			if _, err := s.db.writeDB.Exec("PRAGMA user_version = 99"); err != nil {
 				t.Fatal(err)
 			}
 		}, []string{"schema 99", "newer agentctl"}},
@@ -155,10 +155,10 @@ func TestKeys(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	old := openStore(t, Options{StateDir: dir})
 	token := mint(t, old, MintRequest{Class: "agent"}).Token
-	path := filepath.Join(dir, keysDir, old.keys.signKid+".pem")
+	path := filepath.Join(dir, keysDir, old.keyring.signKID+".pem")
 
 	other := openStore(t, Options{})
-	b, err := os.ReadFile(filepath.Join(other.dir.path, keysDir, other.keys.signKid+".pem"))
+	b, err := os.ReadFile(filepath.Join(other.dir.path, keysDir, other.keyring.signKID+".pem"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,8 +168,8 @@ func TestKeys(t *testing.T) {
 		}
 	}
 	both := openStore(t, Options{StateDir: dir})
-	if both.keys.signKid != "zz-next" || len(both.keys.public) != 2 {
-		t.Errorf("got %s of %d", both.keys.signKid, len(both.keys.public))
+	if both.keyring.signKID != "zz-next" || len(both.keyring.public) != 2 {
+		t.Errorf("got %s of %d", both.keyring.signKID, len(both.keyring.public))
 	}
 	for _, tok := range []string{token, mint(t, both, MintRequest{Class: "agent"}).Token} {
 		if _, err := both.Verify(tok); err != nil {

@@ -38,29 +38,29 @@ type Options struct {
 // Store is the state directory of a relay. All methods may be called at any time, from
 // any goroutine, until Close.
 type Store struct {
-	now            func() time.Time
-	log            *zap.Logger
-	scopelessUntil time.Time
-	warned         sync.Once
+	now              func() time.Time
+	log              *zap.Logger
+	scopelessUntil   time.Time
+	scopelessWarning sync.Once
 
-	dir    *stateDir
-	db     *database
-	relay  relayInfo
-	keys   *keyring
-	parser *jwt.Parser
+	dir     *stateDir
+	db      *database
+	relay   relayInfo
+	keyring *keyring
+	parser  *jwt.Parser
 
-	cache    verified
+	cache    tokenCache
 	deny     atomic.Pointer[denyList]
-	nodes    registry
-	flushing sync.Mutex // one flushSeen at a time
+	registry registry
+	flushMu  sync.Mutex // one flushSeen at a time
 	closed   atomic.Bool
 
-	hits, checked, refused, pollErrors atomic.Uint64
+	cacheHits, signatureChecks, refused, pollErrors atomic.Uint64
 }
 
 // Open opens a state directory, or sets one up. It starts no work of its own; Run does.
 func Open(o Options) (*Store, error) {
-	s := &Store{now: o.Now, log: o.Logger, scopelessUntil: o.ScopelessUntil, nodes: registry{byID: map[string]*node{}}}
+	s := &Store{now: o.Now, log: o.Logger, scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}}
 	if s.now == nil {
 		s.now = time.Now
 	}
@@ -92,7 +92,7 @@ func Open(o Options) (*Store, error) {
 
 func (s *Store) load(audience string) error {
 	err := s.db.setUp(func() error {
-		relay, before, err := loadRelay(s.dir, audience, s.now())
+		relay, before, err := loadRelayInfo(s.dir, audience, s.now())
 		if err != nil {
 			return err
 		}
@@ -100,7 +100,7 @@ func (s *Store) load(audience string) error {
 		if err != nil {
 			return err
 		}
-		s.relay, s.keys = relay, keys
+		s.relay, s.keyring = relay, keys
 		switch {
 		case before == "":
 			s.log.Info("state directory set up", zap.String("dir", s.dir.path), zap.String("audience", s.relay.Audience))
@@ -119,10 +119,10 @@ func (s *Store) load(audience string) error {
 		return err
 	}
 	s.parser = newParser(s.relay, s.now)
-	deny, err := loadDeny(context.Background(), s.db.r)
+	deny, err := loadDenyList(context.Background(), s.db.readDB)
 	if err == nil {
-		s.setDeny(deny)
-		err = s.loadNodes(context.Background(), s.db.r)
+		s.installDenyList(deny)
+		err = s.loadNodes(context.Background(), s.db.readDB)
 	}
 	if err != nil {
 		return explain(s.dir.path, err)
@@ -145,14 +145,14 @@ func (s *Store) Close() error {
 func (s *Store) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	// Two loops: a write may wait for another process's lock, a revocation must not.
-	wg.Go(func() { s.each(ctx, PollInterval, "read revocations", s.Refresh) })
-	wg.Go(func() { s.each(ctx, SeenInterval, "save last-seen times", s.flushSeen) })
+	wg.Go(func() { s.runEvery(ctx, PollInterval, "read revocations", s.Refresh) })
+	wg.Go(func() { s.runEvery(ctx, SeenInterval, "save last-seen times", s.flushSeen) })
 	wg.Wait()
 	return nil
 }
 
-// each calls fn at an interval and logs when it starts and stops failing.
-func (s *Store) each(ctx context.Context, interval time.Duration, what string, fn func(context.Context) error) {
+// runEvery calls fn at an interval and logs when it starts and stops failing.
+func (s *Store) runEvery(ctx context.Context, interval time.Duration, what string, fn func(context.Context) error) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	failing := false
@@ -184,23 +184,23 @@ func (s *Store) each(ctx context.Context, interval time.Duration, what string, f
 func (s *Store) Refresh(ctx context.Context) error {
 	var revocations, nodes int64
 	// The counters cost 10 us to read, so there is no cheaper question to ask first.
-	if err := s.db.r.QueryRowContext(ctx, "SELECT revocations, nodes FROM changes").Scan(&revocations, &nodes); err != nil {
+	if err := s.db.readDB.QueryRowContext(ctx, "SELECT revocations, nodes FROM changes").Scan(&revocations, &nodes); err != nil {
 		return explain(s.dir.path, err)
 	}
-	if revocations != s.deny.Load().change {
-		deny, err := loadDeny(ctx, s.db.r)
+	if revocations != s.deny.Load().revision {
+		deny, err := loadDenyList(ctx, s.db.readDB)
 		if err != nil {
 			return explain(s.dir.path, err)
 		}
-		s.setDeny(deny)
+		s.installDenyList(deny)
 	}
-	s.nodes.mu.RLock()
-	stale := nodes != s.nodes.change
-	s.nodes.mu.RUnlock()
+	s.registry.mu.RLock()
+	stale := nodes != s.registry.lastChange
+	s.registry.mu.RUnlock()
 	if !stale {
 		return nil
 	}
-	return explain(s.dir.path, s.loadNodes(ctx, s.db.r))
+	return explain(s.dir.path, s.loadNodes(ctx, s.db.readDB))
 }
 
 // RelayID is the ULID of this relay, made when its state directory was set up.
@@ -226,17 +226,17 @@ type Stats struct {
 // Stats reads the counters.
 func (s *Store) Stats() Stats {
 	d := s.deny.Load()
-	s.nodes.mu.RLock()
-	nodes := len(s.nodes.byID)
-	s.nodes.mu.RUnlock()
+	s.registry.mu.RLock()
+	nodes := len(s.registry.byID)
+	s.registry.mu.RUnlock()
 	return Stats{
-		CacheHits: s.hits.Load(), Checked: s.checked.Load(), Refused: s.refused.Load(), PollErrors: s.pollErrors.Load(),
+		CacheHits: s.cacheHits.Load(), Checked: s.signatureChecks.Load(), Refused: s.refused.Load(), PollErrors: s.pollErrors.Load(),
 		Cached: s.cache.size(), Nodes: nodes, Revocations: len(d.jti) + len(d.sub) + len(d.node) + len(d.tenant),
 	}
 }
 
 func (s *Store) warnScopeless(end time.Time) {
-	s.warned.Do(func() {
+	s.scopelessWarning.Do(func() {
 		s.log.Warn("a token without a scope was accepted as tools:call:read_only; mint new ones (agentctl token create) before the tolerance ends",
 			zap.Time("until", end))
 	})

@@ -45,14 +45,14 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 	}
 }
 
-func TestCacheIsBounded(t *testing.T) {
-	var c verified
-	key := func(i uint64) tokenKey {
+func TestCacheSizeIsBounded(t *testing.T) {
+	var c tokenCache
+	key := func(i uint64) tokenDigest {
 		return sha256.Sum256(binary.LittleEndian.AppendUint64(nil, i))
 	}
 	hot := &Identity{Subject: "hot"}
 	c.add(key(0), hot)
-	const bound = cacheShards * cacheHalf * 2
+	const bound = cacheShards * maxGeneration * 2
 	for i := range uint64(3 * bound) {
 		id := &Identity{Gen: int(i)}
 		c.add(key(i+1), id)
@@ -72,7 +72,7 @@ func TestCacheIsBounded(t *testing.T) {
 }
 
 // Verify, mint, revoke and poll at once, for the race detector; a revoked token stays so.
-func TestEverythingAtOnce(t *testing.T) {
+func TestConcurrentUse(t *testing.T) {
 	s := openStore(t, Options{})
 	victim := mint(t, s, MintRequest{Class: "agent", Subject: "victim"})
 	steady := mint(t, s, MintRequest{Class: "agent"})
@@ -125,10 +125,10 @@ func TestLockedByAnotherProcess(t *testing.T) {
 	dir := t.TempDir()
 	s, other := openStore(t, Options{StateDir: dir}), openStore(t, Options{StateDir: dir})
 	m := mint(t, s, MintRequest{Class: "agent"})
-	if _, err := s.db.w.Exec("PRAGMA busy_timeout = 1"); err != nil {
+	if _, err := s.db.writeDB.Exec("PRAGMA busy_timeout = 1"); err != nil {
 		t.Fatal(err)
 	}
-	tx, err := other.db.w.Begin()
+	tx, err := other.db.writeDB.Begin()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func TestLockedByAnotherProcess(t *testing.T) {
 func TestDiskFull(t *testing.T) {
 	s := openStore(t, Options{})
 	m := mint(t, s, MintRequest{Class: "agent"})
-	if _, err := s.db.w.Exec("PRAGMA max_page_count = 1"); err != nil { // no page more than there are
+	if _, err := s.db.writeDB.Exec("PRAGMA max_page_count = 1"); err != nil { // no page more than there are
 		t.Fatal(err)
 	}
 	list, err := s.Mint(t.Context(), MintRequest{Class: "device", Count: 500})
@@ -169,7 +169,7 @@ func TestDiskFull(t *testing.T) {
 	if _, err := s.Verify(m.Token); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.db.w.Exec("PRAGMA max_page_count = 100000"); err != nil {
+	if _, err := s.db.writeDB.Exec("PRAGMA max_page_count = 100000"); err != nil {
 		t.Fatal(err)
 	}
 	mint(t, s, MintRequest{Class: "device", Count: 500})
@@ -189,7 +189,7 @@ func TestRunReportsFailureOnce(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			s.each(ctx, PollInterval, "test", func(context.Context) error {
+			s.runEvery(ctx, PollInterval, "test", func(context.Context) error {
 				if works.Load() {
 					return nil
 				}

@@ -12,8 +12,8 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// request is what one caller wants kept: all of it or nothing.
-type request struct {
+// appendRequest is what one caller wants kept: all of it or nothing.
+type appendRequest struct {
 	events  []kernel.Event
 	bytes   int
 	offered bool
@@ -23,14 +23,14 @@ type request struct {
 }
 
 // prepare checks events and copies them: a caller may use its slices again.
-func prepare(events []kernel.Event) (*request, error) {
-	r := &request{events: slices.Clone(events)}
+func prepare(events []kernel.Event) (*appendRequest, error) {
+	r := &appendRequest{events: slices.Clone(events)}
 	for i := range r.events {
 		e := &r.events[i]
 		if err := e.Check(); err != nil {
 			return nil, err
 		}
-		if !text(e.Tenant) || !text(e.Aggregate) {
+		if !isText(e.Tenant) || !isText(e.Aggregate) {
 			return nil, fmt.Errorf("eventlog: the tenant and aggregate_id of a %s event must be UTF-8 without NUL", e.Type)
 		}
 		if !utf8.Valid(e.Payload) {
@@ -48,12 +48,12 @@ func prepare(events []kernel.Event) (*request, error) {
 			}
 			e.Payload = b.Bytes()
 		}
-		r.bytes += len(e.Payload) + eventBytes
+		r.bytes += len(e.Payload) + eventOverhead
 	}
 	return r, nil
 }
 
-func text(s string) bool { return utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 }
+func isText(s string) bool { return utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 }
 
 // Append implements kernel.Log. Payloads are kept compact, on one line. At most MaxAppend
 // events. Errors: ErrNotRunning, kernel.ErrLogFull, what the disk said (nothing was kept;
@@ -81,7 +81,7 @@ func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64
 	case <-r.done:
 		return r.last, r.err
 	case <-ctx.Done():
-		if s.withdraw(r) {
+		if s.cancelQueued(r) {
 			return 0, ctx.Err()
 		}
 		return 0, fmt.Errorf("eventlog: nobody waited for the disk, the events may have been kept: %w", ctx.Err())
@@ -106,23 +106,23 @@ func (s *Store) Offer(e kernel.Event) bool {
 	return err == nil
 }
 
-func (s *Store) enqueue(r *request) error {
+func (s *Store) enqueue(r *appendRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.state == closed:
+	case s.state == stateClosed:
 		return ErrClosed
-	case s.state == ended, s.state == idle && !r.offered:
+	case s.state == stateEnded, s.state == stateIdle && !r.offered:
 		return ErrNotRunning
-	case s.events > 0 && (s.events+len(r.events) > s.opts.MaxQueued || s.bytes+r.bytes > waitingBytes),
-		r.offered && s.offers >= max(s.opts.MaxQueued/2, 1): // offers must not take the room of those who wait
+	case s.queuedEvents > 0 && (s.queuedEvents+len(r.events) > s.opts.MaxQueued || s.queuedBytes+r.bytes > maxQueuedBytes),
+		r.offered && s.queuedOffers >= max(s.opts.MaxQueued/2, 1): // queuedOffers must not take the room of those who wait
 		return kernel.ErrLogFull
 	}
-	s.countLocked(r, 1)
-	s.waiting = append(s.waiting, r)
-	signal := s.wake
+	s.addQueuedLocked(r, 1)
+	s.queue = append(s.queue, r)
+	signal := s.appendReady
 	if r.offered {
-		signal = s.offered
+		signal = s.offerReady
 	}
 	select {
 	case signal <- struct{}{}:
@@ -131,47 +131,47 @@ func (s *Store) enqueue(r *request) error {
 	return nil
 }
 
-func (s *Store) countLocked(r *request, sign int) {
-	s.events += sign * len(r.events)
-	s.bytes += sign * r.bytes
+func (s *Store) addQueuedLocked(r *appendRequest, sign int) {
+	s.queuedEvents += sign * len(r.events)
+	s.queuedBytes += sign * r.bytes
 	if r.offered {
-		s.offers += sign
+		s.queuedOffers += sign
 	}
 }
 
-// withdraw takes a request back whose transaction has not begun.
-func (s *Store) withdraw(r *request) bool {
+// cancelQueued takes a request back whose transaction has not begun.
+func (s *Store) cancelQueued(r *appendRequest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := slices.Index(s.waiting, r)
+	i := slices.Index(s.queue, r)
 	if i < 0 {
 		return false
 	}
-	s.waiting = slices.Delete(s.waiting, i, i+1)
-	s.countLocked(r, -1)
+	s.queue = slices.Delete(s.queue, i, i+1)
+	s.addQueuedLocked(r, -1)
 	return true
 }
 
-// take is the next group: the oldest requests, one at least.
-func (s *Store) take() []*request {
+// takeBatch is the next group: the oldest requests, one at least.
+func (s *Store) takeBatch() []*appendRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n, events, size := 0, 0, 0
-	for _, r := range s.waiting {
-		if n > 0 && (events+len(r.events) > groupEvents || size+r.bytes > groupBytes) {
+	for _, r := range s.queue {
+		if n > 0 && (events+len(r.events) > maxBatchEvents || size+r.bytes > maxBatchBytes) {
 			break
 		}
 		n, events, size = n+1, events+len(r.events), size+r.bytes
-		s.countLocked(r, -1)
+		s.addQueuedLocked(r, -1)
 	}
-	group := slices.Clone(s.waiting[:n])
-	s.waiting = slices.Delete(s.waiting, 0, n)
+	group := slices.Clone(s.queue[:n])
+	s.queue = slices.Delete(s.queue, 0, n)
 	return group
 }
 
-func (s *Store) dropWaitingLocked() {
-	for _, r := range s.waiting {
-		s.countLocked(r, -1)
+func (s *Store) dropQueueLocked() {
+	for _, r := range s.queue {
+		s.addQueuedLocked(r, -1)
 		if r.offered {
 			s.stats.Dropped++
 			continue
@@ -179,5 +179,5 @@ func (s *Store) dropWaitingLocked() {
 		r.err = ErrNotRunning
 		close(r.done)
 	}
-	s.waiting = nil
+	s.queue = nil
 }

@@ -30,7 +30,7 @@ const (
 	childEvents    = 3
 )
 
-func appendForEver(path string) error {
+func appendUntilKilled(path string) error {
 	at, commits := 0, 0
 	fmt.Sscan(os.Getenv(atEnv), &at)
 	s, err := Open(Options{Path: path, OnCommit: func([]kernel.Event) {
@@ -68,8 +68,8 @@ func appendForEver(path string) error {
 	return err
 }
 
-// killed runs a child until it is dead, and returns what it was told is kept.
-func killed(t *testing.T, path string, at int) map[string]uint64 {
+// killWriter runs a child until it is dead, and returns what it was told is kept.
+func killWriter(t *testing.T, path string, at int) map[string]uint64 {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -109,8 +109,8 @@ func killed(t *testing.T, path string, at int) map[string]uint64 {
 	return kept
 }
 
-// checkWhole wants every event of kept, appends that are whole, and numbers that rise.
-func checkWhole(t *testing.T, r selecter, kept map[string]uint64) (events int) {
+// checkContents wants every event of kept, appends that are whole, and numbers that rise.
+func checkContents(t *testing.T, r selector, kept map[string]uint64) (events int) {
 	t.Helper()
 	last, parts, lastOf := uint64(0), map[string]int{}, map[string]uint64{}
 	for _, e := range all(t, r, Query{}) {
@@ -137,7 +137,7 @@ func checkWhole(t *testing.T, r selecter, kept map[string]uint64) (events int) {
 
 // kill -9, at random moments and between the commit and the answers: whatever was
 // answered is there, nothing is there in part, and the next life goes on above it.
-func TestKill(t *testing.T) {
+func TestKilledProcessKeepsCommittedEvents(t *testing.T) {
 	rounds := 4
 	if slow() {
 		rounds = 100
@@ -149,14 +149,14 @@ func TestKill(t *testing.T) {
 		if round%2 == 1 {
 			at = 1 + rand.IntN(20)
 		}
-		for about, seq := range killed(t, path, at) {
+		for about, seq := range killWriter(t, path, at) {
 			kept[about] = seq
 		}
 		s, err := Open(Options{Path: path})
 		if err != nil {
 			t.Fatal(err)
 		}
-		events := checkWhole(t, s, kept)
+		events := checkContents(t, s, kept)
 		if st := s.Stats(); !st.Recovered || st.Events != int64(events) {
 			t.Errorf("stats %+v, want %d events, recovered", st, events)
 		}
@@ -174,7 +174,7 @@ func TestKill(t *testing.T) {
 
 // A power cut may leave the end of the write-ahead log unwritten or torn: the log is then
 // whole up to some append.
-func TestTornEnd(t *testing.T) {
+func TestTruncatedWAL(t *testing.T) {
 	path := logPath(t)
 	s := open(t, Options{Path: path})
 	stop := run(t, s)
@@ -208,11 +208,11 @@ func TestTornEnd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		counts[checkWhole(t, s, nil)] = true
+		counts[checkContents(t, s, nil)] = true
 		stop := run(t, s)
 		mustAppend(t, s, event("call", "again", 0), event("call", "again", 1), event("call", "again", 2))
 		stop()
-		checkWhole(t, s, nil)
+		checkContents(t, s, nil)
 		s.Close()
 	}
 	if len(counts) < 4 {

@@ -36,13 +36,13 @@ const FileName = "events.db"
 
 // Bounds of a Store.
 const (
-	MaxAppend    = 256      // events of one Append
-	groupEvents  = 256      // events of one transaction, unless one Append has more
-	groupBytes   = 4 << 20  // payload bytes of one transaction, as above
-	waitingBytes = 32 << 20 // payload bytes that wait for their transaction
-	ringEvents   = 512      // newest events in memory, for readers that follow
-	offerDelay   = 100 * time.Millisecond
-	eventBytes   = 256 // what an event is counted as, beside its payload
+	MaxAppend      = 256      // events of one Append
+	maxBatchEvents = 256      // events of one transaction, unless one Append has more
+	maxBatchBytes  = 4 << 20  // payload bytes of one transaction, as above
+	maxQueuedBytes = 32 << 20 // payload bytes that wait for their transaction
+	ringSize       = 512      // newest events in memory, for readers that follow
+	offerInterval  = 100 * time.Millisecond
+	eventOverhead  = 256 // what an event is counted as, beside its payload
 )
 
 // Options of a Store. Only Path is needed.
@@ -104,52 +104,52 @@ var _ kernel.Log = (*Store)(nil)
 // OpenReader. Its methods may be called from any goroutine.
 type Store struct {
 	*Reader
-	opts Options
-	log  *zap.Logger
-	lock *os.File
-	w    *sql.DB
-	conn *sql.Conn // the writer's; used by Open, then by the goroutine of Run alone
-	put  *sql.Stmt
-	// putMany inserts putRows rows: a statement costs as much as a few rows.
-	putMany *sql.Stmt
-	topic   *fanout.Topic[kernel.Event]
-	last    atomic.Uint64
+	opts      Options
+	log       *zap.Logger
+	lock      *os.File
+	db        *sql.DB
+	conn      *sql.Conn // the writer's; used by Open, then by the goroutine of Run alone
+	insertOne *sql.Stmt
+	// insertMany inserts putRows rows: a statement costs as much as a few rows.
+	insertMany *sql.Stmt
+	topic      *fanout.Topic[kernel.Event]
+	last       atomic.Uint64
 
-	wake    chan struct{} // an Append waits
-	offered chan struct{} // an Offer waits
-	begun   chan struct{} // closed when Run has begun for the first time
-	look    chan struct{} // nil but in tests: retention looks now
-	base    uint64        // the first seq of this Open
-	next    uint64        // the next seq; of Run's goroutine
-	keep    retention     // of Run's goroutine
+	appendReady chan struct{} // an Append waits
+	offerReady  chan struct{} // an Offer waits
+	started     chan struct{} // closed when Run has begun for the first time
+	retainNow   chan struct{} // nil but in tests: retention looks now
+	startSeq    uint64        // the first seq of this Open
+	nextSeq     uint64        // the next seq; of Run's goroutine
+	retention   retention     // of Run's goroutine
 
-	mu      sync.Mutex // protects the fields below
-	state   state
-	waiting []*request
-	events  int // in waiting
-	offers  int // of those, offered
-	bytes   int // payload bytes in waiting
-	stats   Stats
+	mu           sync.Mutex // protects the fields below
+	state        state
+	queue        []*appendRequest
+	queuedEvents int // in waiting
+	queuedOffers int // of those, offered
+	queuedBytes  int // payload bytes in waiting
+	stats        Stats
 }
 
 type state uint8
 
 const (
-	idle    state = iota // offers wait, appends are refused
-	running              // Run writes
-	ended                // both are refused
-	closed
+	stateIdle    state = iota // queuedOffers wait, appends are refused
+	stateRunning              // Run writes
+	stateEnded                // both are refused
+	stateClosed
 )
 
 // Open opens the log, or makes it. A log that was not closed is checked whole. What Open
 // found is logged: how many events, and the last seq.
 func Open(o Options) (_ *Store, err error) {
 	o.defaults()
-	s := &Store{opts: o, log: o.Logger, wake: make(chan struct{}, 1), offered: make(chan struct{}, 1), begun: make(chan struct{})}
-	s.keep.results = make(chan snapshot, 1)
+	s := &Store{opts: o, log: o.Logger, appendReady: make(chan struct{}, 1), offerReady: make(chan struct{}, 1), started: make(chan struct{})}
+	s.retention.results = make(chan snapshot, 1)
 	defer func() {
 		if err != nil {
-			s.release()
+			s.closeFiles()
 			err = explain(o.Path, err)
 		}
 	}()
@@ -163,7 +163,7 @@ func Open(o Options) (_ *Store, err error) {
 	if err := s.load(); err != nil {
 		return nil, err
 	}
-	s.topic = fanout.New[kernel.Event](fanout.Options{Ring: ringEvents, FirstSeq: s.last.Load() + 1})
+	s.topic = fanout.New[kernel.Event](fanout.Options{Ring: ringSize, FirstSeq: s.last.Load() + 1})
 	s.log.Info("event log open", zap.String("path", o.Path), zap.Int64("events", s.stats.Events),
 		zap.Uint64("first", s.stats.First), zap.Uint64("last", s.last.Load()), zap.Int64("bytes", fileBytes(o.Path)),
 		zap.Bool("recovered", s.stats.Recovered), zap.Duration("after", time.Since(began)))
@@ -201,8 +201,8 @@ func (s *Store) load() error {
 		return err
 	}
 	s.last.Store(last)
-	s.base = firstSeq(last, s.opts.Now())
-	s.next = s.base
+	s.startSeq = firstSeq(last, s.opts.Now())
+	s.nextSeq = s.startSeq
 	return nil
 }
 
@@ -226,10 +226,10 @@ func (s *Store) readLast() (last uint64, err error) {
 func (s *Store) Last() uint64 { return s.last.Load() }
 
 // Started is closed once Run has begun: from then on Append may be called.
-func (s *Store) Started() <-chan struct{} { return s.begun }
+func (s *Store) Started() <-chan struct{} { return s.started }
 
 // StartSeq is the first seq that this Open gives, or gave.
-func (s *Store) StartSeq() uint64 { return s.base }
+func (s *Store) StartSeq() uint64 { return s.startSeq }
 
 // First is the oldest seq that is kept, 0 for none.
 func (s *Store) First() uint64 {
@@ -250,7 +250,7 @@ func (s *Store) CanResume(after uint64) bool {
 func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	st := s.stats
-	st.Queued = s.events
+	st.Queued = s.queuedEvents
 	s.mu.Unlock()
 	st.Last = s.last.Load()
 	st.Bytes = fileBytes(s.opts.Path)
@@ -261,36 +261,36 @@ func (s *Store) Stats() Stats {
 func (s *Store) Close() error {
 	s.mu.Lock()
 	switch s.state {
-	case running:
+	case stateRunning:
 		s.mu.Unlock()
 		return errors.New("eventlog: Close while Run runs; end its context first")
-	case closed:
+	case stateClosed:
 		s.mu.Unlock()
 		return nil
 	}
-	s.state = closed
-	s.dropWaitingLocked()
+	s.state = stateClosed
+	s.dropQueueLocked()
 	s.mu.Unlock()
 	s.topic.Close(ErrClosed)
-	return s.release()
+	return s.closeFiles()
 }
 
-func (s *Store) release() error {
+func (s *Store) closeFiles() error {
 	var errs []error
 	if s.Reader != nil {
 		errs = append(errs, s.Reader.Close())
 	}
-	if s.putMany != nil {
-		errs = append(errs, s.putMany.Close())
+	if s.insertMany != nil {
+		errs = append(errs, s.insertMany.Close())
 	}
-	if s.put != nil {
-		errs = append(errs, s.put.Close())
+	if s.insertOne != nil {
+		errs = append(errs, s.insertOne.Close())
 	}
 	if s.conn != nil {
 		errs = append(errs, s.conn.Close())
 	}
-	if s.w != nil {
-		errs = append(errs, s.w.Close())
+	if s.db != nil {
+		errs = append(errs, s.db.Close())
 	}
 	if s.lock != nil {
 		errs = append(errs, s.lock.Close())

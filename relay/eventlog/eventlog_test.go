@@ -21,7 +21,7 @@ import (
 
 // The log on disk answers as the one in memory does, but for the numbers, over reopenings
 // and a clock that jumps.
-func TestLikeMemory(t *testing.T) {
+func TestMatchesMemoryLog(t *testing.T) {
 	path, c := logPath(t), newClock()
 	o := Options{Path: path, Now: c.now}
 	s, err := Open(o)
@@ -341,11 +341,11 @@ func TestOpen(t *testing.T) {
 		return p
 	}
 	foreign := filepath.Join(dir, "foreign")
-	if _, err := other(t, foreign).Exec("CREATE TABLE x (y)"); err != nil {
+	if _, err := openRaw(t, foreign).Exec("CREATE TABLE x (y)"); err != nil {
 		t.Fatal(err)
 	}
 	newer := filepath.Join(dir, "newer")
-	if _, err := other(t, newer).Exec("PRAGMA application_id = 1634166018"); err != nil { // "age" 2
+	if _, err := openRaw(t, newer).Exec("PRAGMA application_id = 1634166018"); err != nil { // "age" 2
 		t.Fatal(err)
 	}
 	good, err := os.ReadFile(path)

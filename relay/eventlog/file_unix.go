@@ -26,11 +26,11 @@ func lockFile(path string) (*os.File, error) {
 		f.Close()
 		return nil, err
 	}
-	return f, giveToOwner(f, filepath.Dir(path))
+	return f, chownToOwner(f, filepath.Dir(path))
 }
 
-// giveToOwner hands a file that root made to the owner of the directory.
-func giveToOwner(f *os.File, dir string) error {
+// chownToOwner hands a file that root made to the owner of the directory.
+func chownToOwner(f *os.File, dir string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil || os.Geteuid() != 0 || st.Uid == 0 {
 		return err

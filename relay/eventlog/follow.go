@@ -29,10 +29,10 @@ func (s *Store) Follow(ctx context.Context, q Query, fn func(kernel.Event) error
 	}
 	f := follower{s: s, q: q, pos: q.After, fn: fn}
 	for {
-		if err := f.disk(ctx); err != nil || f.over() {
+		if err := f.replay(ctx); err != nil || f.reachedEnd() {
 			return err
 		}
-		if err := f.live(ctx); err != nil || f.over() {
+		if err := f.live(ctx); err != nil || f.reachedEnd() {
 			return err
 		}
 	}
@@ -40,17 +40,17 @@ func (s *Store) Follow(ctx context.Context, q Query, fn func(kernel.Event) error
 
 // follower has handled all up to pos.
 type follower struct {
-	s   *Store
-	q   Query
-	pos uint64
-	fn  func(kernel.Event) error
-	far bool // it was on the disk once: from here on, a gap is ErrRemoved
+	s            *Store
+	q            Query
+	pos          uint64
+	fn           func(kernel.Event) error
+	hasDelivered bool // it was on the disk once: from here on, a gap is ErrRemoved
 }
 
-func (f *follower) over() bool { return f.q.To > 0 && f.pos >= f.q.To }
+func (f *follower) reachedEnd() bool { return f.q.To > 0 && f.pos >= f.q.To }
 
-// disk hands out what lies on the disk.
-func (f *follower) disk(ctx context.Context) error {
+// replay hands out what lies on the disk.
+func (f *follower) replay(ctx context.Context) error {
 	to := f.s.Last()
 	if f.q.To > 0 {
 		to = min(to, f.q.To)
@@ -58,7 +58,7 @@ func (f *follower) disk(ctx context.Context) error {
 	if to <= f.pos {
 		return ctx.Err()
 	}
-	if f.far && !f.s.CanResume(f.pos) {
+	if f.hasDelivered && !f.s.CanResume(f.pos) {
 		return ErrRemoved
 	}
 	q := f.q
@@ -66,7 +66,7 @@ func (f *follower) disk(ctx context.Context) error {
 	if err := f.s.Select(ctx, q, f.fn); err != nil {
 		return err
 	}
-	f.pos, f.far = to, true
+	f.pos, f.hasDelivered = to, true
 	return nil
 }
 
@@ -92,8 +92,8 @@ func (f *follower) live(ctx context.Context) error {
 					return err
 				}
 			}
-			f.pos, f.far = e.Seq, true
-			if f.over() || ctx.Err() != nil {
+			f.pos, f.hasDelivered = e.Seq, true
+			if f.reachedEnd() || ctx.Err() != nil {
 				return ctx.Err()
 			}
 		}

@@ -16,8 +16,8 @@ import (
 // A replay reads the log in pages, each in a read transaction of its own, and calls back
 // between them: however slow its reader is, it holds no lock and never more than a page.
 const (
-	pageRows  = 1024
-	pageBytes = 1 << 20 // payload; an event more at most
+	maxPageRows  = 1024
+	maxPageBytes = 1 << 20 // payload; an event more at most
 )
 
 // maxPatterns bounds each list of a Query.
@@ -112,7 +112,7 @@ func newReader(path, query string) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	db.SetMaxOpenConns(readers)
+	db.SetMaxOpenConns(maxReaders)
 	db.SetMaxIdleConns(1)
 	return &Reader{path: path, db: db}, nil
 }
@@ -191,7 +191,7 @@ func (p *pager) next(ctx context.Context) ([]kernel.Event, error) {
 	from, bound := p.pos, p.q.To
 	// A page is bounded by the rows it looks at, not by those it finds: a query that
 	// finds little must not hold its transaction for the whole log.
-	err := p.r.db.QueryRowContext(ctx, "SELECT seq FROM events WHERE seq > ? AND seq < ? ORDER BY seq LIMIT 1 OFFSET ?", from, bound, pageRows-1).Scan(&bound)
+	err := p.r.db.QueryRowContext(ctx, "SELECT seq FROM events WHERE seq > ? AND seq < ? ORDER BY seq LIMIT 1 OFFSET ?", from, bound, maxPageRows-1).Scan(&bound)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return nil, explain(p.r.path, err)
 	}
@@ -222,7 +222,7 @@ func (p *pager) read(ctx context.Context, from, bound uint64) (page []kernel.Eve
 			return nil, err
 		}
 		page = append(page, e)
-		if size += len(e.Payload) + eventBytes; size >= pageBytes {
+		if size += len(e.Payload) + eventOverhead; size >= maxPageBytes {
 			p.pos = e.Seq
 			break
 		}

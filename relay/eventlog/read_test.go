@@ -21,7 +21,7 @@ import (
 func TestSelect(t *testing.T) {
 	s := start(t, Options{Path: logPath(t)})
 	var kept []kernel.Event
-	for n := 0; n < 3*pageRows; n += MaxAppend {
+	for n := 0; n < 3*maxPageRows; n += MaxAppend {
 		var group []kernel.Event
 		for i := range MaxAppend {
 			e := event([]string{"call", "ticket.created", "ticket.closed", "tickets"}[i%4], []string{"log/level", "log/x", "T_1"}[i%3], i)
@@ -32,7 +32,7 @@ func TestSelect(t *testing.T) {
 	}
 	big := event("big", "T-1", 0)
 	big.Payload = []byte(`{"x":"` + strings.Repeat("x", kernel.MaxPayload-8) + `"}`)
-	for range 2 * pageBytes / len(big.Payload) {
+	for range 2 * maxPageBytes / len(big.Payload) {
 		mustAppend(t, s, big)
 	}
 	kept = all(t, s, Query{})
@@ -74,9 +74,9 @@ func TestSelect(t *testing.T) {
 }
 
 // A replay has a stable end, lets appends through, and tells when retention passes it.
-func TestReplayMeanwhile(t *testing.T) {
+func TestReplayDuringAppends(t *testing.T) {
 	s := start(t, Options{Path: logPath(t)})
-	for range 3 * pageRows / MaxAppend {
+	for range 3 * maxPageRows / MaxAppend {
 		group := make([]kernel.Event, MaxAppend)
 		for i := range group {
 			group[i] = event("call", "t", i)
@@ -93,11 +93,11 @@ func TestReplayMeanwhile(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || n != 3*pageRows {
+	if err != nil || n != 3*maxPageRows {
 		t.Errorf("%d events, %v", n, err)
 	}
 
-	db, n := other(t, s.path), 0
+	db, n := openRaw(t, s.path), 0
 	err = s.Replay(context.Background(), 0, func(e kernel.Event) error {
 		if n++; n == 1 {
 			for _, q := range []string{"UPDATE retention SET mark = (SELECT min(seq) FROM events) + 2000", "DELETE FROM events WHERE seq < (SELECT mark FROM retention)"} {
@@ -108,10 +108,10 @@ func TestReplayMeanwhile(t *testing.T) {
 		}
 		return nil
 	})
-	if !errors.Is(err, ErrRemoved) || n != pageRows {
+	if !errors.Is(err, ErrRemoved) || n != maxPageRows {
 		t.Errorf("%d events, %v; want the first page and ErrGone", n, err)
 	}
-	if got := all(t, s, Query{}); len(got) != int(s.Last()-end)+3*pageRows-2000 {
+	if got := all(t, s, Query{}); len(got) != int(s.Last()-end)+3*maxPageRows-2000 {
 		t.Errorf("%d events left", len(got))
 	}
 }
@@ -123,7 +123,7 @@ func TestFollow(t *testing.T) {
 	const writers, each, groups = 4, 20, 60
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	end := s.next + writers*each*groups - 1
+	end := s.nextSeq + writers*each*groups - 1
 	var wg sync.WaitGroup
 	for w := range writers {
 		wg.Go(func() {
@@ -171,7 +171,7 @@ func TestFollow(t *testing.T) {
 }
 
 // A follower may name a number that is still to come.
-func TestFollowAhead(t *testing.T) {
+func TestFollowFutureSeq(t *testing.T) {
 	s := start(t, Options{Path: logPath(t)})
 	last := mustAppend(t, s, event("call", "t", 0))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -194,7 +194,7 @@ func TestFollowAhead(t *testing.T) {
 	}
 }
 
-func TestTail(t *testing.T) {
+func TestSubscribe(t *testing.T) {
 	s := open(t, Options{Path: logPath(t)})
 	sub := s.Subscribe(fanout.SubscribeOptions[kernel.Event]{Resume: true, After: s.Last()})
 	if sub.Joined().Missed {

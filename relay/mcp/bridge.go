@@ -19,13 +19,13 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// post reads, checks and routes one POST.
-func (h *Handler) post(w http.ResponseWriter, r *http.Request, x *exchange) {
+// servePost reads, checks and routes one POST.
+func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange) {
 	if !isJSON(r.Header.Get("Content-Type")) {
 		h.refuse(w, http.StatusBadRequest, manifest.BadRequest, "the Content-Type must be application/json")
 		return
 	}
-	body, err := readBody(w, r, h.opt.MaxBody)
+	body, err := readBody(w, r, h.opts.MaxBody)
 	if err != nil {
 		var big *http.MaxBytesError
 		if errors.As(err, &big) {
@@ -39,8 +39,8 @@ func (h *Handler) post(w http.ResponseWriter, r *http.Request, x *exchange) {
 	if err != nil {
 		h.count.refused.Add(1)
 		code, id := int64(jsonrpc.CodeParseError), []byte(nil)
-		if errors.As(err, new(shape)) {
-			code = codeRefused
+		if errors.As(err, new(shapeError)) {
+			code = codeInvalidRequest
 			if !batch && len(msgs) == 1 {
 				id = msgs[0].id
 			}
@@ -54,20 +54,20 @@ func (h *Handler) post(w http.ResponseWriter, r *http.Request, x *exchange) {
 	}
 	modern := r.Header.Get(headerVersion) >= modernVersion
 	for i := range msgs {
-		modern = modern || msgs[i].era >= modernVersion
-		if msgs[i].method == "tools/list" && !mayList(x.caller) {
-			h.opt.Kernel.Audit(kernel.Record{Tenant: x.caller.Tenant, Actor: x.caller.Actor, Decision: kernel.Denied,
+		modern = modern || msgs[i].version >= modernVersion
+		if msgs[i].method == "tools/list" && !mayListTools(x.caller) {
+			h.opts.Kernel.Audit(kernel.Record{Tenant: x.caller.Tenant, Actor: x.caller.Actor, Decision: kernel.Denied,
 				Code: manifest.SafetyDenied, Reason: "scope", TraceID: kernel.NewTraceID()})
 			h.refuse(w, http.StatusForbidden, manifest.SafetyDenied, "the token lacks tools:list and every tools:call scope")
 			return
 		}
 	}
 	x.modern = modern
-	plain := modern && !batch && takes(r, &msgs[0])
+	plain := modern && !batch && isPlainRequest(r, &msgs[0])
 	for i := range msgs {
-		if !plain && !msgs[i].keepsID() {
+		if !plain && !msgs[i].idRoundTrips() {
 			h.count.refused.Add(1)
-			refuseRPC(w, http.StatusBadRequest, nil, codeRefused, errID.Error())
+			refuseRPC(w, http.StatusBadRequest, nil, codeInvalidRequest, errID.Error())
 			return
 		}
 	}
@@ -75,7 +75,7 @@ func (h *Handler) post(w http.ResponseWriter, r *http.Request, x *exchange) {
 		x.id = msgs[0].id
 	}
 	if !modern {
-		h.legacyPost(w, r, x, msgs, batch, body)
+		h.serveSessionPost(w, r, x, msgs, batch, body)
 		return
 	}
 	h.count.modern.Add(1)
@@ -83,9 +83,9 @@ func (h *Handler) post(w http.ResponseWriter, r *http.Request, x *exchange) {
 	case plain:
 		x.tenant.mux.serve(w, x, &msgs[0])
 	case !batch && msgs[0].method == "subscriptions/listen":
-		h.stream(w, x, func(w http.ResponseWriter) { toSDK(h.modern, w, r, x, body) })
+		h.stream(w, x, func(w http.ResponseWriter) { serveSDK(h.modern, w, r, x, body) })
 	default:
-		toSDK(h.modern, w, r, x, body)
+		serveSDK(h.modern, w, r, x, body)
 	}
 }
 
@@ -122,9 +122,9 @@ func accepts(h http.Header, typ string) bool {
 	return false
 }
 
-// mayList tells whether a token may ask for the list at all; the list then shows only
+// mayListTools tells whether a token may ask for the list at all; the list then shows only
 // what it may call.
-func mayList(c *kernel.Caller) bool {
+func mayListTools(c *kernel.Caller) bool {
 	return c.Has(manifest.ScopeToolsList) || c.Has(manifest.ScopeForClass(manifest.ReadOnly)) ||
 		c.Has(manifest.ScopeForClass(manifest.Mutating)) || c.Has(manifest.ScopeForClass(manifest.Destructive))
 }
@@ -145,8 +145,8 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 				res, err = nil, &jsonrpc.Error{Code: codeInternal, Message: "the relay failed to answer this request"}
 			}
 		}()
-		if x.call != nil && x.call.given { // the mux has kept _meta back
-			if meta := x.call.rest(); meta != nil {
+		if x.call != nil && x.call.hasParams { // the mux has kept _meta back
+			if meta := x.call.extraMeta(); meta != nil {
 				req.GetParams().SetMeta(meta)
 			}
 		}
@@ -164,15 +164,15 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 		case *sdk.UnsubscribeRequest:
 			return t.unsubscribe(x, r.Params.URI)
 		case *sdk.SubscriptionsListenRequest:
-			return t.listenTo(ctx, x, r)
+			return t.serveListen(ctx, x, r)
 		case *sdk.ListPromptsRequest:
-			return viaMethods(ctx, t, x, method, r, r.Params != nil)
+			return servePluginMethod(ctx, t, x, method, r, r.Params != nil)
 		case *sdk.GetPromptRequest:
-			return viaMethods(ctx, t, x, method, r, true)
+			return servePluginMethod(ctx, t, x, method, r, true)
 		case *sdk.CompleteRequest:
-			return viaMethods(ctx, t, x, method, r, true)
+			return servePluginMethod(ctx, t, x, method, r, true)
 		case *sdk.ListResourceTemplatesRequest:
-			return viaMethods(ctx, t, x, method, r, r.Params != nil)
+			return servePluginMethod(ctx, t, x, method, r, r.Params != nil)
 		}
 		switch method {
 		case "initialize":
@@ -180,11 +180,11 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 		case "server/discover":
 			res, err := next(ctx, method, req)
 			if d, ok := res.(*sdk.DiscoverResult); ok {
-				t.prune(x, d.Capabilities)
+				t.removeUnserved(x, d.Capabilities)
 			}
 			return res, err
 		case "logging/setLevel":
-			if _, ok := t.h.opt.Kernel.Method(x.caller, method); !ok {
+			if _, ok := t.h.opts.Kernel.Method(x.caller, method); !ok {
 				return nil, methodNotFound(method)
 			}
 		}
@@ -197,7 +197,7 @@ func exchangeOf(req sdk.Request) *exchange {
 	if extra == nil || extra.TokenInfo == nil {
 		return nil
 	}
-	x, _ := extra.TokenInfo.Extra[extraKey].(*exchange)
+	x, _ := extra.TokenInfo.Extra[exchangeExtraKey].(*exchange)
 	return x
 }
 
@@ -207,27 +207,27 @@ func (t *tenant) initialize(ctx context.Context, x *exchange, req sdk.Request, n
 		return nil, methodNotFound("initialize")
 	}
 	if x.session != nil { // admitting it again would lose what the session holds
-		return nil, &jsonrpc.Error{Code: codeRefused, Message: "this session is initialized; send initialize without an Mcp-Session-Id to open another"}
+		return nil, &jsonrpc.Error{Code: codeInvalidRequest, Message: "this session is initialized; send initialize without an Mcp-Session-Id to open another"}
 	}
-	s, err := t.h.admit(ss, x)
+	s, err := t.h.registerSession(ss, x)
 	if err != nil {
 		return nil, rpcError(&manifest.Error{Code: manifest.RateLimited, Message: "too many sessions are open; retry later"}, kernel.NewTraceID())
 	}
 	res, err := next(ctx, "initialize", req)
 	if err != nil {
-		t.h.forget(s)
+		t.h.unregisterSession(s)
 		return nil, err
 	}
 	if r, ok := res.(*sdk.InitializeResult); ok {
-		t.prune(x, r.Capabilities)
+		t.removeUnserved(x, r.Capabilities)
 	}
 	return res, nil
 }
 
-// prune takes the capabilities away that no loaded plugin has. The SDK made the struct
+// removeUnserved takes the capabilities away that no loaded plugin has. The SDK made the struct
 // for this one answer.
-func (t *tenant) prune(x *exchange, c *sdk.ServerCapabilities) {
-	has := func(method string) bool { _, ok := t.h.opt.Kernel.Method(x.caller, method); return ok }
+func (t *tenant) removeUnserved(x *exchange, c *sdk.ServerCapabilities) {
+	has := func(method string) bool { _, ok := t.h.opts.Kernel.Method(x.caller, method); return ok }
 	if !has("prompts/list") {
 		c.Prompts = nil
 	}
@@ -288,37 +288,37 @@ type result struct {
 
 func (r *result) MarshalJSON() ([]byte, error) { return r.body, nil }
 
-// annotated makes the SDK believe that the server's name is in _meta already, because
+// serverInfoSet makes the SDK believe that the server's name is in _meta already, because
 // the builder below has written it.
-var annotated = map[string]any{sdk.MetaKeyServerInfo: true}
+var serverInfoSet = map[string]any{sdk.MetaKeyServerInfo: true}
 
-func (r *result) GetMeta() map[string]any { return annotated }
+func (r *result) GetMeta() map[string]any { return serverInfoSet }
 
-// builder appends a result object. The modern era wants a result type and the server's
+// objectBuilder appends a result object. The modern era wants a result type and the server's
 // name in every one.
-type builder struct {
-	b []byte
-	n int // members
+type objectBuilder struct {
+	b       []byte
+	members int // members
 }
 
-func (b *builder) key(k string) {
+func (b *objectBuilder) key(k string) {
 	c := byte(',')
-	if b.n == 0 {
+	if b.members == 0 {
 		c = '{'
 	}
-	b.n++
+	b.members++
 	b.b = append(b.b, c, '"')
 	b.b = append(b.b, k...)
 	b.b = append(b.b, '"', ':')
 }
 
-func (b *builder) raw(k string, v []byte) { b.key(k); b.b = append(b.b, v...) }
+func (b *objectBuilder) raw(k string, v []byte) { b.key(k); b.b = append(b.b, v...) }
 
-func (b *builder) str(k, v string) { b.key(k); b.b = appendString(b.b, v) }
+func (b *objectBuilder) str(k, v string) { b.key(k); b.b = appendString(b.b, v) }
 
-// finish ends the object. kind is the modern result type; ttl < 0 means no cache fields.
+// finishResult ends the object. kind is the modern result type; ttl < 0 means no cache fields.
 // meta, if any, is a JSON object with the plugin's own _meta.
-func (t *tenant) finish(b *builder, x *exchange, kind string, ttl int64, meta []byte) *result {
+func (t *tenant) finishResult(b *objectBuilder, x *exchange, kind string, ttl int64, meta []byte) *result {
 	if x.modern {
 		b.key("resultType")
 		b.b = append(append(append(b.b, '"'), kind...), '"')
@@ -334,7 +334,7 @@ func (t *tenant) finish(b *builder, x *exchange, kind string, ttl int64, meta []
 	if len(meta) > 0 {
 		b.raw("_meta", meta)
 	}
-	if b.n == 0 {
+	if b.members == 0 {
 		b.b = append(b.b, '{')
 	}
 	b.b = append(b.b, '}')

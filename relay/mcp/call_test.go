@@ -138,19 +138,19 @@ func TestCallErrors(t *testing.T) {
 	})
 }
 
-// blower panics in a method beyond tools.
-type blower struct{ *board }
+// panickingPlugin panics in a method beyond tools.
+type panickingPlugin struct{ *board }
 
-func (blower) Serves() []string { return []string{"prompts/list"} }
+func (panickingPlugin) Serves() []string { return []string{"prompts/list"} }
 
-func (blower) Serve(context.Context, *kernel.Caller, kernel.Session, string, json.RawMessage) (json.RawMessage, error) {
+func (panickingPlugin) Serve(context.Context, *kernel.Caller, kernel.Session, string, json.RawMessage) (json.RawMessage, error) {
 	panic("a secret value")
 }
 
 func TestPanic(t *testing.T) {
 	eras(t, func(t *testing.T, version string) {
 		e := newEnv(t, Options{})
-		e.load(blower{newBoard("default", nodeA)})
+		e.load(panickingPlugin{newBoard("default", nodeA)})
 		cs := e.client("", version, nil)
 		_, err := cs.ListPrompts(context.Background(), nil)
 		var f *jsonrpc.Error
@@ -166,8 +166,8 @@ func TestPanic(t *testing.T) {
 	})
 }
 
-// TestMeta: what the mux keeps back from the SDK is still heard.
-func TestMeta(t *testing.T) {
+// TestRequestMetaReachesStages: what the mux keeps back from the SDK is still heard.
+func TestRequestMetaReachesStages(t *testing.T) {
 	e := newEnv(t, Options{})
 	e.load(newBoard("default", nodeA))
 	e.load(conformance.New(e.kernel))
@@ -236,9 +236,9 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestSameID sends the same JSON-RPC id from many clients at once: all share one SDK
+// TestConcurrentCallsWithEqualID sends the same JSON-RPC id from many clients at once: all share one SDK
 // session, and each must get its own answer.
-func TestSameID(t *testing.T) {
+func TestConcurrentCallsWithEqualID(t *testing.T) {
 	e := newEnv(t, Options{})
 	e.load(newBoard("default", nodeA))
 	var wg sync.WaitGroup
@@ -258,9 +258,9 @@ func TestSameID(t *testing.T) {
 	wg.Wait()
 }
 
-// TestInput lets tools ask for input in both eras: by requests during the call, or by
+// TestToolAsksForInput lets tools ask for input in both eras: by requests during the call, or by
 // results that want more.
-func TestInput(t *testing.T) {
+func TestToolAsksForInput(t *testing.T) {
 	eras(t, func(t *testing.T, version string) {
 		e := newEnv(t, Options{})
 		e.load(conformance.New(e.kernel))

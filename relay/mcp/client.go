@@ -25,9 +25,9 @@ type client struct {
 
 var _ kernel.Session = (*client)(nil)
 
-// errNoAsk is the answer to Ask in the modern era, which has no requests from server to
+// errNoServerRequests is the answer to Ask in the modern era, which has no requests from server to
 // client.
-var errNoAsk = errors.New("mcp: this protocol version takes no requests during a call; return Result.InputRequests instead")
+var errNoServerRequests = errors.New("mcp: this protocol version takes no requests during a call; return Result.InputRequests instead")
 
 func (c *client) session() *sdk.ServerSession {
 	ss, _ := c.req.GetSession().(*sdk.ServerSession)
@@ -45,7 +45,7 @@ func (c *client) ProgressToken() any {
 // Capabilities implements kernel.Session.
 func (c *client) Capabilities() json.RawMessage {
 	if c.x.call != nil {
-		return c.x.call.caps
+		return c.x.call.capabilities
 	}
 	if c.x.modern {
 		caps, ok := c.req.GetParams().GetMeta()[sdk.MetaKeyClientCapabilities]
@@ -72,13 +72,13 @@ func (c *client) Capabilities() json.RawMessage {
 	return data
 }
 
-func (c *client) can(capability string) bool {
+func (c *client) hasCapability(capability string) bool {
 	var caps map[string]json.RawMessage
 	return json.Unmarshal(c.Capabilities(), &caps) == nil && caps[capability] != nil
 }
 
-// progress tells about a frame if the client asked for progress.
-func (c *client) progress(done, total float64, message []byte) {
+// sendProgress tells about a frame if the client asked for progress.
+func (c *client) sendProgress(done, total float64, message []byte) {
 	if tok := c.ProgressToken(); tok != nil {
 		_ = c.session().NotifyProgress(c.ctx, &sdk.ProgressNotificationParams{
 			ProgressToken: tok, Progress: done, Total: total, Message: string(message),
@@ -108,10 +108,10 @@ func (c *client) Notify(_ context.Context, method string, params json.RawMessage
 			return fmt.Errorf("notify %s: %w", method, err)
 		}
 		if c.x.call != nil { // the session has no level; the request has
-			if !logs(c.req.GetParams().GetMeta()[levelKey], p.Level) {
+			if !levelEnabled(c.req.GetParams().GetMeta()[metaLogLevelKey], p.Level) {
 				return nil
 			}
-			_, err := c.x.tenant.h.send(c.ctx, method, &sdk.ServerRequest[*sdk.LoggingMessageParams]{Session: c.session(), Params: &p})
+			_, err := c.x.tenant.h.sendNotification(c.ctx, method, &sdk.ServerRequest[*sdk.LoggingMessageParams]{Session: c.session(), Params: &p})
 			return err
 		}
 		return c.session().Log(c.ctx, &p)
@@ -127,9 +127,9 @@ func (c *client) Notify(_ context.Context, method string, params json.RawMessage
 
 var levels = []sdk.LoggingLevel{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
 
-// logs tells whether a client that asked for a level (none: for nothing) gets a message
+// levelEnabled tells whether a client that asked for a level (none: for nothing) gets a message
 // of another.
-func logs(asked any, level sdk.LoggingLevel) bool {
+func levelEnabled(asked any, level sdk.LoggingLevel) bool {
 	want, ok := asked.(string)
 	at := slices.Index(levels, sdk.LoggingLevel(want))
 	return ok && at >= 0 && slices.Index(levels, level) >= at
@@ -139,7 +139,7 @@ func logs(asked any, level sdk.LoggingLevel) bool {
 // and roots/list, if the client has the capability.
 func (c *client) Ask(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	if c.x.modern {
-		return nil, errNoAsk
+		return nil, errNoServerRequests
 	}
 	ask, cancel := context.WithCancel(c.ctx)
 	defer cancel()
@@ -148,8 +148,8 @@ func (c *client) Ask(ctx context.Context, method string, params json.RawMessage)
 	if need == "" {
 		return nil, fmt.Errorf("ask %s: not a request to a client", method)
 	}
-	if !c.can(need) {
-		return nil, fmt.Errorf("ask %s: %w: it has no %s capability", method, errNoInput, need)
+	if !c.hasCapability(need) {
+		return nil, fmt.Errorf("ask %s: %w: it has no %s capability", method, errInputUnavailable, need)
 	}
 	var res any
 	var err error
@@ -173,17 +173,17 @@ func (c *client) Ask(ctx context.Context, method string, params json.RawMessage)
 	return json.Marshal(res)
 }
 
-// maxInputs bounds what a tool may ask for in one round.
-const maxInputs = 16
+// maxInputRequests bounds what a tool may ask for in one round.
+const maxInputRequests = 16
 
-// answered asks a legacy client for what a result wants and returns the request that
+// collectInput asks a legacy client for what a result wants and returns the request that
 // repeats the call with it.
-func (c *client) answered(r *kernel.Request, res *kernel.Result) (*kernel.Request, error) {
+func (c *client) collectInput(r *kernel.Request, res *kernel.Result) (*kernel.Request, error) {
 	var wants map[string]struct {
 		Method string          `json:"method"`
 		Params json.RawMessage `json:"params"`
 	}
-	if err := json.Unmarshal(res.InputRequests, &wants); err != nil || len(wants) > maxInputs {
+	if err := json.Unmarshal(res.InputRequests, &wants); err != nil || len(wants) > maxInputRequests {
 		return nil, errors.New("mcp: the tool asks for its input in a wrong way")
 	}
 	got := make(map[string]json.RawMessage, len(wants))

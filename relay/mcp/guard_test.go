@@ -156,7 +156,7 @@ func TestBody(t *testing.T) {
 func TestSlowBody(t *testing.T) {
 	for origin, want := range map[string]int{"": 400, "Origin: https://evil.example\r\n": 403} {
 		e := newEnv(t, Options{})
-		e.h.bodyWait = 50 * time.Millisecond
+		e.h.bodyTimeout = 50 * time.Millisecond
 		c := dial(t, e.srv.Listener.Addr().String())
 		if _, err := fmt.Fprintf(c.c, "POST /mcp HTTP/1.1\r\nHost: %s\r\n%sContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", c.addr, origin); err != nil {
 			t.Fatal(err)
@@ -172,8 +172,8 @@ func TestSlowBody(t *testing.T) {
 	}
 }
 
-// TestOrder: the first check that fails decides.
-func TestOrder(t *testing.T) {
+// TestOrderOfChecks: the first check that fails decides.
+func TestOrderOfChecks(t *testing.T) {
 	e := newEnv(t, Options{MaxBody: 1000, Authenticate: func(*http.Request) (*kernel.Caller, error) {
 		return nil, manifest.E(manifest.SafetyDenied, "no token")
 	}})

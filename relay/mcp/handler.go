@@ -46,35 +46,35 @@ type Options struct {
 
 // Fixed bounds.
 const (
-	maxBatch      = 32                     // messages of a JSON-RPC batch (protocol 2025-03-26)
-	maxWatchedURI = 64                     // watched resources of a session or a listen stream
-	maxWatched    = kernel.MaxWatched / 4  // of a tenant, so that none takes all of the kernel's
-	tenantIdle    = 10 * time.Minute       // then an unused tenant's servers are dropped
-	sweepEvery    = time.Second            // tokens of open streams are asked this often
-	notifyEvery   = time.Second            // at most one round of change notifications a tenant
-	notifyWait    = 5 * time.Second        // for one round
-	writeWait     = 15 * time.Second       // for one write to a client
-	pingEvery     = 25 * time.Second       // a comment on an idle stream
-	pageSize      = 200                    // entries of a list
-	listTTL       = 10 * time.Second       // how long a client may cache a list
-	modernVersion = "2026-07-28"           // first version without sessions
-	headerVersion = "Mcp-Protocol-Version" // canonical forms
-	headerSession = "Mcp-Session-Id"
+	maxBatch            = 32                     // messages of a JSON-RPC batch (protocol 2025-03-26)
+	maxWatchedPerStream = 64                     // watched resources of a session or a listen stream
+	maxWatchedPerTenant = kernel.MaxWatched / 4  // of a tenant, so that none takes all of the kernel's
+	tenantIdleTimeout   = 10 * time.Minute       // then an unused tenant's servers are dropped
+	sweepInterval       = time.Second            // tokens of open streams are asked this often
+	notifyInterval      = time.Second            // at most one round of change notifications a tenant
+	notifyTimeout       = 5 * time.Second        // for one round
+	writeWait           = 15 * time.Second       // for one write to a client
+	pingEvery           = 25 * time.Second       // a comment on an idle stream
+	pageSize            = 200                    // entries of a list
+	listTTL             = 10 * time.Second       // how long a client may cache a list
+	modernVersion       = "2026-07-28"           // first version without sessions
+	headerVersion       = "Mcp-Protocol-Version" // canonical forms
+	headerSession       = "Mcp-Session-Id"
 )
 
 // Handler is the http.Handler of /mcp. Make one with New; it serves while Run runs.
 type Handler struct {
-	opt    Options
-	log    *zap.Logger
-	guard  guard
-	impl   *sdk.Implementation
-	legacy http.Handler // sessions
-	modern http.Handler // no sessions: listen, and everything that the mux does not take
-	send   sdk.MethodHandler
+	opts             Options
+	log              *zap.Logger
+	guard            guard
+	impl             *sdk.Implementation
+	legacy           http.Handler // sessions
+	modern           http.Handler // no sessions: listen, and everything that the mux does not take
+	sendNotification sdk.MethodHandler
 
-	bodyWait   time.Duration
-	serverMeta []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
-	outputs    outputs
+	bodyTimeout time.Duration
+	serverMeta  []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
+	schemas     schemaCache
 
 	mu       sync.RWMutex // protects the fields below
 	ctx      context.Context
@@ -126,17 +126,17 @@ func New(opt Options) *Handler {
 		opt.Logger = zap.NewNop()
 	}
 	h := &Handler{
-		opt:      opt,
-		log:      opt.Logger,
-		guard:    newGuard(opt.AllowOrigin, opt.AllowHosts),
-		impl:     &sdk.Implementation{Name: "agentctl", Title: "agentctl relay", Version: opt.Version},
-		tenants:  make(map[string]*tenant),
-		sessions: make(map[string]*session),
-		streams:  make(map[*exchange]*queued),
-		bodyWait: 10 * time.Second,
+		opts:        opt,
+		log:         opt.Logger,
+		guard:       newGuard(opt.AllowOrigin, opt.AllowHosts),
+		impl:        &sdk.Implementation{Name: "agentctl", Title: "agentctl relay", Version: opt.Version},
+		tenants:     make(map[string]*tenant),
+		sessions:    make(map[string]*session),
+		streams:     make(map[*exchange]*queued),
+		bodyTimeout: 10 * time.Second,
 	}
-	if h.opt.OnDenied == nil {
-		h.opt.OnDenied = func(w http.ResponseWriter, _ *http.Request, err error) {
+	if h.opts.OnDenied == nil {
+		h.opts.OnDenied = func(w http.ResponseWriter, _ *http.Request, err error) {
 			refuse(w, http.StatusUnauthorized, manifest.AsError(err))
 		}
 	}
@@ -157,7 +157,7 @@ func (h *Handler) Run(ctx context.Context) error {
 	}
 	h.ctx = ctx
 	h.mu.Unlock()
-	tick := time.NewTicker(sweepEvery)
+	tick := time.NewTicker(sweepInterval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		select {
@@ -172,7 +172,7 @@ func (h *Handler) Run(ctx context.Context) error {
 		x.cancel()
 	}
 	for _, s := range h.sessions {
-		h.endLocked(s)
+		h.closeSessionLocked(s)
 	}
 	h.mu.Unlock()
 	h.wg.Wait()
@@ -197,24 +197,24 @@ func (h *Handler) sweep(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, s := range h.sessions {
-		if s.idle(now) > h.opt.SessionIdleTimeout {
-			h.endLocked(s)
+		if s.idleFor(now) > h.opts.SessionIdleTimeout {
+			h.closeSessionLocked(s)
 		}
 	}
 	for name, t := range h.tenants {
-		if t.unused(now) > tenantIdle {
+		if t.idleFor(now) > tenantIdleTimeout {
 			t.stop()
 			delete(h.tenants, name)
 		}
 	}
 }
 
-// epoch is the zero of moments.
-var epoch = time.Now()
+// processStart is the zero of moments.
+var processStart = time.Now()
 
-// moment is t on the monotonic clock, in nanoseconds: a step of the wall clock, as of a
+// monotonicNanos is t on the monotonic clock, in nanoseconds: a step of the wall clock, as of a
 // relay that gets its time after the start, neither ends a session nor keeps one.
-func moment(t time.Time) int64 { return int64(t.Sub(epoch)) }
+func monotonicNanos(t time.Time) int64 { return int64(t.Sub(processStart)) }
 
 // Stats tells what is going on.
 func (h *Handler) Stats() Stats {
@@ -230,24 +230,24 @@ func (h *Handler) Stats() Stats {
 // exchange is one HTTP request on /mcp. The SDK carries it to the middleware, so that a
 // message's caller is that of its own request, whoever opened the session.
 type exchange struct {
-	caller  *kernel.Caller
-	tenant  *tenant
-	session *session // legacy, once it is known
-	modern  bool
-	flat    bool // ?names=flat
-	trace   string
-	id      []byte // of a single message, as it was sent
+	caller    *kernel.Caller
+	tenant    *tenant
+	session   *session // legacy, once it is known
+	modern    bool
+	flatNames bool // ?names=flat
+	traceID   string
+	id        []byte // of a single message, as it was sent
 
 	// ctx ends when the client goes away; cancel ends it from here (nil on short
 	// requests). It is in a struct because the SDK runs the handler under another one.
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	call *call // of a request that the mux carries
+	call *muxCall // of a request that the mux carries
 }
 
-// conn names the session for stages that are meant for one; modern requests have none.
-func (x *exchange) conn() string {
+// sessionID names the session for stages that are meant for one; modern requests have none.
+func (x *exchange) sessionID() string {
 	if x.session == nil {
 		return ""
 	}
@@ -258,7 +258,7 @@ func (x *exchange) conn() string {
 // origin and host, size, token, content type and strict body, then the protocol's own.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength != 0 { // also when it is not read here: net/http waits for what is left
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.bodyWait))
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.bodyTimeout))
 	}
 	switch r.Method {
 	case http.MethodGet, http.MethodPost, http.MethodDelete:
@@ -271,17 +271,17 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, http.StatusForbidden, manifest.SafetyDenied, msg)
 		return
 	}
-	if r.ContentLength > h.opt.MaxBody {
+	if r.ContentLength > h.opts.MaxBody {
 		h.refuse(w, http.StatusRequestEntityTooLarge, manifest.BadRequest, "the request body is too large")
 		return
 	}
-	caller, err := h.opt.Authenticate(r)
+	caller, err := h.opts.Authenticate(r)
 	if err != nil {
 		h.count.refused.Add(1)
-		h.opt.OnDenied(w, r, err)
+		h.opts.OnDenied(w, r, err)
 		return
 	}
-	t, e := h.enter(caller.Tenant)
+	t, e := h.acquireTenant(caller.Tenant)
 	if e != nil {
 		status := http.StatusServiceUnavailable
 		if e.Code == manifest.RateLimited {
@@ -291,11 +291,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, status, e)
 		return
 	}
-	defer t.leave()
-	x := &exchange{caller: caller, tenant: t, ctx: r.Context(), trace: traceOf(r.Header.Get("Traceparent"))}
-	x.flat = strings.Contains(r.URL.RawQuery, "names=flat") && r.URL.Query().Get("names") == "flat"
+	defer t.release()
+	x := &exchange{caller: caller, tenant: t, ctx: r.Context(), traceID: traceOf(r.Header.Get("Traceparent"))}
+	x.flatNames = strings.Contains(r.URL.RawQuery, "names=flat") && r.URL.Query().Get("names") == "flat"
 	if r.Method == http.MethodPost {
-		h.post(w, r, x)
+		h.servePost(w, r, x)
 		return
 	}
 	if r.Header.Get(headerVersion) >= modernVersion {
@@ -304,15 +304,15 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	h.count.legacy.Add(1)
-	h.sessionRequest(w, r, x)
+	h.serveSessionMethod(w, r, x)
 }
 
-// enter finds or makes the tenant and counts the request in.
-func (h *Handler) enter(name string) (*tenant, *manifest.Error) {
+// acquireTenant finds or makes the tenant and counts the request in.
+func (h *Handler) acquireTenant(name string) (*tenant, *manifest.Error) {
 	h.mu.RLock()
 	t, running := h.tenants[name], h.ctx != nil && !h.stopped
 	if t != nil && running {
-		t.busy.Add(1)
+		t.inFlight.Add(1)
 	}
 	h.mu.RUnlock()
 	if !running {
@@ -324,8 +324,8 @@ func (h *Handler) enter(name string) (*tenant, *manifest.Error) {
 			return nil, err
 		}
 	}
-	if t.busy.Load()-t.streaming.Load() > int64(h.opt.MaxInFlight) {
-		t.leave()
+	if t.inFlight.Load()-t.openStreams.Load() > int64(h.opts.MaxInFlight) {
+		t.release()
 		return nil, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 1000,
 			Message: "too many requests of this tenant are in progress; retry later", Reason: "tenant_in_flight"}
 	}
@@ -336,14 +336,14 @@ func (h *Handler) addTenant(name string) (*tenant, *manifest.Error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if t := h.tenants[name]; t != nil {
-		t.busy.Add(1)
+		t.inFlight.Add(1)
 		return t, nil
 	}
 	if h.stopped {
 		return nil, manifest.E(manifest.Internal, "the relay is stopping; retry shortly")
 	}
-	if len(h.tenants) >= h.opt.MaxTenants {
-		return nil, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: tenantIdle.Milliseconds(),
+	if len(h.tenants) >= h.opts.MaxTenants {
+		return nil, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: tenantIdleTimeout.Milliseconds(),
 			Message: "the relay serves as many tenants as it may; retry later", Reason: "tenants"}
 	}
 	t, err := newTenant(h, name)
@@ -351,7 +351,7 @@ func (h *Handler) addTenant(name string) (*tenant, *manifest.Error) {
 		h.log.Error("mcp tenant", zap.Error(err))
 		return nil, manifest.E(manifest.Internal, "the relay failed to serve this tenant")
 	}
-	t.busy.Add(1)
+	t.inFlight.Add(1)
 	h.tenants[name] = t
 	h.wg.Go(func() { t.run(h.ctx) })
 	return t, nil

@@ -206,7 +206,7 @@ func TestResources(t *testing.T) {
 	})
 }
 
-func TestCodesStayOutside(t *testing.T) {
+func TestRPCCodesAvoidReservedRange(t *testing.T) {
 	for _, c := range manifest.Codes {
 		if n := RPCCode(c); n >= -32768 && n <= -32000 {
 			t.Errorf("%s has the reserved code %d", c, n)

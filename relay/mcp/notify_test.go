@@ -13,7 +13,7 @@ import (
 	"agentctl/relay/plugins/conformance"
 )
 
-// listening is a client that hears of changes, in the way of its era.
+// openStreams is a client that hears of changes, in the way of its era.
 type listening struct {
 	cs                        *sdk.ClientSession
 	tools, resources, prompts chan struct{}
@@ -88,7 +88,7 @@ func (e *env) listeners(tenant string) int {
 	defer t.mu.Unlock()
 	n := len(t.listeners)
 	for s := range t.sessions {
-		n += int(s.listening.Load())
+		n += int(s.openStreams.Load())
 	}
 	return n
 }
@@ -100,7 +100,7 @@ func TestNotifyRate(t *testing.T) {
 		k := kernel.New(kernel.Options{})
 		h := New(Options{Kernel: k})
 		var sent, updated atomic.Int64
-		h.send = func(_ context.Context, method string, _ sdk.Request) (sdk.Result, error) {
+		h.sendNotification = func(_ context.Context, method string, _ sdk.Request) (sdk.Result, error) {
 			switch method {
 			case "notifications/tools/list_changed":
 				sent.Add(1)
@@ -111,12 +111,12 @@ func TestNotifyRate(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		h.ctx = ctx
-		ten, e := h.enter("default")
+		ten, e := h.acquireTenant("default")
 		if e != nil {
 			t.Fatal(e)
 		}
-		s := &session{watches: map[string]func(){"u:1": func() {}}}
-		s.listening.Add(1)
+		s := &session{subscriptions: map[string]func(){"u:1": func() {}}}
+		s.openStreams.Add(1)
 		ten.mu.Lock()
 		ten.sessions[s] = struct{}{}
 		ten.mu.Unlock()
@@ -186,7 +186,7 @@ func TestListenFilter(t *testing.T) {
 func TestWatchBounds(t *testing.T) {
 	e := newEnv(t, Options{})
 	b := newBoard("default", nodeA)
-	for i := range maxWatchedURI + 1 {
+	for i := range maxWatchedPerStream + 1 {
 		r := *b.m.Resources[0]
 		r.URI += "?" + string(rune('0'+i))
 		b.m.Resources = append(b.m.Resources, &r)
@@ -196,9 +196,9 @@ func TestWatchBounds(t *testing.T) {
 	b.m.Resources = append(b.m.Resources, &r)
 	e.load(b)
 	cs := e.client("", legacyEra, nil)
-	for i, r := range b.m.Resources[:maxWatchedURI+1] {
+	for i, r := range b.m.Resources[:maxWatchedPerStream+1] {
 		err := cs.Subscribe(t.Context(), &sdk.SubscribeParams{URI: r.URI})
-		if (err == nil) != (i < maxWatchedURI) {
+		if (err == nil) != (i < maxWatchedPerStream) {
 			t.Fatalf("subscription %d: %v", i, err)
 		}
 	}
@@ -208,26 +208,26 @@ func TestWatchBounds(t *testing.T) {
 	held := func() int {
 		ten.mu.Lock()
 		defer ten.mu.Unlock()
-		return len(ten.watched)
+		return len(ten.watchCounts)
 	}
-	if n := held(); n != maxWatchedURI {
-		t.Errorf("%d resources are watched, want %d", n, maxWatchedURI)
+	if n := held(); n != maxWatchedPerStream {
+		t.Errorf("%d resources are watched, want %d", n, maxWatchedPerStream)
 	}
 	ten.mu.Lock()
-	for i := range maxWatched {
-		ten.watched[string(rune(0x4e00+i))] = 1
+	for i := range maxWatchedPerTenant {
+		ten.watchCounts[string(rune(0x4e00+i))] = 1
 	}
 	ten.mu.Unlock()
 	other := e.client("", legacyEra, nil)
 	if err := other.Subscribe(t.Context(), &sdk.SubscribeParams{URI: b.m.Resources[0].URI}); err != nil {
 		t.Errorf("another watch of a watched resource: %v", err)
 	}
-	if err := other.Subscribe(t.Context(), &sdk.SubscribeParams{URI: b.m.Resources[maxWatchedURI].URI}); err == nil {
+	if err := other.Subscribe(t.Context(), &sdk.SubscribeParams{URI: b.m.Resources[maxWatchedPerStream].URI}); err == nil {
 		t.Error("a tenant watches more than its share")
 	}
 	ten.mu.Lock()
-	for i := range maxWatched {
-		delete(ten.watched, string(rune(0x4e00+i)))
+	for i := range maxWatchedPerTenant {
+		delete(ten.watchCounts, string(rune(0x4e00+i)))
 	}
 	ten.mu.Unlock()
 	for _, uri := range []string{"mcp://still", "mcp://none", ""} {

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestNoMessage: JSON that is no JSON-RPC message is refused in the protocol's words,
+// TestBodyIsNotAMessage: JSON that is no JSON-RPC message is refused in the protocol's words,
 // under its own id where it has one.
-func TestNoMessage(t *testing.T) {
+func TestBodyIsNotAMessage(t *testing.T) {
 	e := newEnv(t, Options{})
 	legacy := sessionHead("", e.initialize(""))
 	tests := []struct{ name, body, want string }{
@@ -102,8 +102,8 @@ func TestInitializeTwice(t *testing.T) {
 	e.initialize("") // there is room again
 }
 
-// TestStopAnswers: a call that has begun to stream is answered when the relay stops.
-func TestStopAnswers(t *testing.T) {
+// TestStopAnswersOpenCalls: a call that has begun to stream is answered when the relay stops.
+func TestStopAnswersOpenCalls(t *testing.T) {
 	e := newEnv(t, Options{})
 	b := newBoard("default", nodeA)
 	e.load(b)
@@ -112,7 +112,7 @@ func TestStopAnswers(t *testing.T) {
 		`{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{"name":"`+streamA+`",`+modernMeta[:len(modernMeta)-1]+`,"progressToken":1}}}`)
 	wait(t, "event", events)
 	e.h.mu.RLock()
-	e.h.tenants["default"].mux.end()
+	e.h.tenants["default"].mux.shutDown()
 	e.h.mu.RUnlock()
 	got := wait(t, "answer", events)
 	if f, ok := got["error"].(map[string]any); !ok || got["id"] != "c" || f["code"] != -32603.0 {
@@ -120,9 +120,9 @@ func TestStopAnswers(t *testing.T) {
 	}
 }
 
-// TestDeleteAnswers: so is a call of a session that ends, whether it has begun to stream
+// TestDeleteAnswersOpenCalls: so is a call of a session that ends, whether it has begun to stream
 // or not.
-func TestDeleteAnswers(t *testing.T) {
+func TestDeleteAnswersOpenCalls(t *testing.T) {
 	e := newEnv(t, Options{})
 	b := newBoard("default", nodeA)
 	e.load(b)

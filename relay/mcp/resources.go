@@ -40,15 +40,15 @@ func (t *tenant) listResources(x *exchange, req *sdk.ListResourcesRequest) (sdk.
 	if !ok {
 		return nil, invalidParams("the cursor is not one of this server's; list from the start")
 	}
-	page, more := t.h.opt.Kernel.ListResources(x.caller, after, pageSize)
-	b := &builder{b: make([]byte, 0, 512+256*len(page))}
+	page, more := t.h.opts.Kernel.ListResources(x.caller, after, pageSize)
+	b := &objectBuilder{b: make([]byte, 0, 512+256*len(page))}
 	b.key("resources")
 	b.b = append(b.b, '[')
 	for i, r := range page {
 		if i > 0 {
 			b.b = append(b.b, ',')
 		}
-		e := builder{b: b.b}
+		e := objectBuilder{b: b.b}
 		e.str("uri", r.URI)
 		e.str("name", r.Name)
 		for _, f := range [...]struct{ key, value string }{
@@ -64,34 +64,34 @@ func (t *tenant) listResources(x *exchange, req *sdk.ListResourcesRequest) (sdk.
 	if more {
 		b.str("nextCursor", makeCursor(page[len(page)-1].URI))
 	}
-	return t.finish(b, x, "complete", listTTL.Milliseconds(), nil), nil
+	return t.finishResult(b, x, "complete", listTTL.Milliseconds(), nil), nil
 }
 
 // readResource reads a listed resource, or asks a plugin with resource templates.
 func (t *tenant) readResource(ctx context.Context, x *exchange, req *sdk.ReadResourceRequest) (sdk.Result, error) {
 	uri := req.Params.URI
 	if !validURI(uri) {
-		return nil, notFound(uri)
+		return nil, resourceNotFound(uri)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(x.ctx, cancel)()
-	kr := &kernel.Request{Method: kernel.MethodRead, Caller: x.caller, URI: uri, Conn: x.conn(), Meta: metaOf(req.Params.Meta), TraceID: x.trace}
-	res, err := t.h.opt.Kernel.Call(ctx, kr)
+	kr := &kernel.Request{Method: kernel.MethodRead, Caller: x.caller, URI: uri, Conn: x.sessionID(), Meta: metaOf(req.Params.Meta), TraceID: x.traceID}
+	res, err := t.h.opts.Kernel.Call(ctx, kr)
 	switch {
 	case errors.Is(err, kernel.ErrNoResource):
-		if _, ok := t.h.opt.Kernel.Method(x.caller, "resources/read"); !ok {
-			return nil, notFound(uri)
+		if _, ok := t.h.opts.Kernel.Method(x.caller, "resources/read"); !ok {
+			return nil, resourceNotFound(uri)
 		}
-		return viaMethods(ctx, t, x, "resources/read", req, true)
+		return servePluginMethod(ctx, t, x, "resources/read", req, true)
 	case err != nil:
 		return nil, rpcError(manifest.AsError(err), kr.TraceID)
 	}
 	r, data := res.Resource, res.Data
-	b := &builder{b: make([]byte, 0, 256+2*len(data))}
+	b := &objectBuilder{b: make([]byte, 0, 256+2*len(data))}
 	b.key("contents")
 	b.b = append(b.b, '[')
-	e := builder{b: b.b}
+	e := objectBuilder{b: b.b}
 	e.str("uri", r.URI)
 	if r.MIME != "" {
 		e.str("mimeType", r.MIME)
@@ -110,7 +110,7 @@ func (t *tenant) readResource(ctx context.Context, x *exchange, req *sdk.ReadRes
 	if r.Watchable {
 		ttl = 0 // its updates are announced; what was read is old at once
 	}
-	return t.finish(b, x, "complete", ttl, res.Meta), nil
+	return t.finishResult(b, x, "complete", ttl, res.Meta), nil
 }
 
 func isText(mime string) bool {
@@ -119,44 +119,44 @@ func isText(mime string) bool {
 		strings.HasSuffix(mime, "+json") || mime == "application/xml" || strings.HasSuffix(mime, "+xml")
 }
 
-func notFound(uri string) error {
+func resourceNotFound(uri string) error {
 	data, _ := json.Marshal(map[string]string{"uri": uri})
 	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "Resource not found", Data: data}
 }
 
-var errWatches = &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 10_000, Message: "too many resources are watched; retry later", Reason: "watches"}
+var errTooManyWatches = &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 10_000, Message: "too many resources are watched; retry later", Reason: "watches"}
 
-// watch starts a kernel watch for a caller, or says why not in the protocol's words.
-func (t *tenant) watch(x *exchange, uri string) (release func(), err error) {
+// watchResource starts a kernel watch for a caller, or says why not in the protocol's words.
+func (t *tenant) watchResource(x *exchange, uri string) (release func(), err error) {
 	if !validURI(uri) {
-		return nil, notFound(uri)
+		return nil, resourceNotFound(uri)
 	}
 	t.mu.Lock()
-	if t.watched[uri] == 0 && len(t.watched) >= maxWatched {
+	if t.watchCounts[uri] == 0 && len(t.watchCounts) >= maxWatchedPerTenant {
 		t.mu.Unlock()
-		return nil, rpcError(errWatches, kernel.NewTraceID())
+		return nil, rpcError(errTooManyWatches, kernel.NewTraceID())
 	}
-	t.watched[uri]++
+	t.watchCounts[uri]++
 	t.mu.Unlock()
 	forget := func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		if t.watched[uri]--; t.watched[uri] == 0 {
-			delete(t.watched, uri)
+		if t.watchCounts[uri]--; t.watchCounts[uri] == 0 {
+			delete(t.watchCounts, uri)
 		}
 	}
-	end, err := t.h.opt.Kernel.Watch(x.caller, uri)
+	end, err := t.h.opts.Kernel.Watch(x.caller, uri)
 	if err == nil {
 		return sync.OnceFunc(func() { end(); forget() }), nil
 	}
 	forget()
 	switch {
 	case errors.Is(err, kernel.ErrNoResource):
-		return nil, notFound(uri)
+		return nil, resourceNotFound(uri)
 	case errors.Is(err, kernel.ErrNotWatchable):
 		return nil, invalidParams("this resource does not report changes; read it instead")
 	}
-	return nil, rpcError(errWatches, kernel.NewTraceID())
+	return nil, rpcError(errTooManyWatches, kernel.NewTraceID())
 }
 
 // subscribe is resources/subscribe of a session. The session's table holds the watch, so
@@ -166,18 +166,18 @@ func (t *tenant) subscribe(x *exchange, uri string) (sdk.Result, error) {
 	if s == nil {
 		return nil, methodNotFound("resources/subscribe")
 	}
-	if s.watching(uri) {
-		return empty(), nil
+	if s.isSubscribed(uri) {
+		return emptyResult(), nil
 	}
-	release, err := t.watch(x, uri)
+	release, err := t.watchResource(x, uri)
 	if err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
-	_, twice := s.watches[uri]
-	full := len(s.watches) >= maxWatchedURI
-	if !s.ended && !twice && !full {
-		s.watches[uri] = release
+	_, twice := s.subscriptions[uri]
+	full := len(s.subscriptions) >= maxWatchedPerStream
+	if !s.closed && !twice && !full {
+		s.subscriptions[uri] = release
 		release = nil
 	}
 	s.mu.Unlock()
@@ -187,7 +187,7 @@ func (t *tenant) subscribe(x *exchange, uri string) (sdk.Result, error) {
 	if full {
 		return nil, rpcError(manifest.E(manifest.RateLimited, "this session watches as many resources as it may; unsubscribe from one"), kernel.NewTraceID())
 	}
-	return empty(), nil
+	return emptyResult(), nil
 }
 
 func (t *tenant) unsubscribe(x *exchange, uri string) (sdk.Result, error) {
@@ -196,41 +196,41 @@ func (t *tenant) unsubscribe(x *exchange, uri string) (sdk.Result, error) {
 		return nil, methodNotFound("resources/unsubscribe")
 	}
 	s.mu.Lock()
-	release := s.watches[uri]
-	delete(s.watches, uri)
+	release := s.subscriptions[uri]
+	delete(s.subscriptions, uri)
 	s.mu.Unlock()
 	if release != nil {
 		release()
 	}
-	return empty(), nil
+	return emptyResult(), nil
 }
 
-func empty() *result { return &result{body: []byte("{}")} }
+func emptyResult() *result { return &result{body: []byte("{}")} }
 
-// listenTo is subscriptions/listen: it acknowledges what it will report and then holds
+// serveListen is subscriptions/listen: it acknowledges what it will report and then holds
 // the stream open until the client, its token or the relay ends it.
-func (t *tenant) listenTo(ctx context.Context, x *exchange, req *sdk.SubscriptionsListenRequest) (sdk.Result, error) {
+func (t *tenant) serveListen(ctx context.Context, x *exchange, req *sdk.SubscriptionsListenRequest) (sdk.Result, error) {
 	want := req.Params.Notifications
 	if want == nil {
 		return nil, invalidParams("notifications is missing")
 	}
-	if len(want.ResourceSubscriptions) > maxWatchedURI {
+	if len(want.ResourceSubscriptions) > maxWatchedPerStream {
 		return nil, invalidParams("at most 64 resources can be watched by one stream")
 	}
 	ss, ok := req.GetSession().(*sdk.ServerSession)
 	if !ok || x.cancel == nil {
 		return nil, methodNotFound("subscriptions/listen")
 	}
-	_, prompts := t.h.opt.Kernel.Method(x.caller, "prompts/list")
+	_, prompts := t.h.opts.Kernel.Method(x.caller, "prompts/list")
 	l := &listener{x: x, ss: ss, uris: make(map[string]bool), want: sdk.NotificationSubscriptions{
-		ToolsListChanged: want.ToolsListChanged && mayList(x.caller), ResourcesListChanged: want.ResourcesListChanged,
+		ToolsListChanged: want.ToolsListChanged && mayListTools(x.caller), ResourcesListChanged: want.ResourcesListChanged,
 		PromptsListChanged: want.PromptsListChanged && prompts,
 	}}
 	for _, uri := range want.ResourceSubscriptions {
 		if l.uris[uri] {
 			continue
 		}
-		release, err := t.watch(x, uri)
+		release, err := t.watchResource(x, uri)
 		if err != nil {
 			continue // not acknowledged, so the client sees that it is not watched
 		}
@@ -247,7 +247,7 @@ func (t *tenant) listenTo(ctx context.Context, x *exchange, req *sdk.Subscriptio
 		t.mu.Unlock()
 	}()
 	meta := sdk.Meta{sdk.MetaKeySubscriptionID: rawJSON(x.id)}
-	if _, err := t.h.send(ctx, "notifications/subscriptions/acknowledged", &sdk.ServerRequest[*sdk.SubscriptionsAcknowledgedParams]{
+	if _, err := t.h.sendNotification(ctx, "notifications/subscriptions/acknowledged", &sdk.ServerRequest[*sdk.SubscriptionsAcknowledgedParams]{
 		Session: ss, Params: &sdk.SubscriptionsAcknowledgedParams{Notifications: l.want, Meta: meta},
 	}); err != nil {
 		return nil, err

@@ -29,52 +29,52 @@ type session struct {
 	tenant *tenant
 	ss     *sdk.ServerSession
 
-	busy      atomic.Int64 // requests in progress, streams included
-	listening atomic.Int64 // open GET streams
-	used      atomic.Int64 // see moment
+	inFlight    atomic.Int64 // requests in progress, streams included
+	openStreams atomic.Int64 // exchanges GET streams
+	lastUsed    atomic.Int64 // see moment
 
-	mu      sync.Mutex // protects the fields below
-	ended   bool
-	open    map[*exchange]struct{}
-	watches map[string]func() // release by URI
+	mu            sync.Mutex // protects the fields below
+	closed        bool
+	exchanges     map[*exchange]struct{}
+	subscriptions map[string]func() // release by URI
 }
 
-// owner is the identity that a session is bound to. A refreshed token of the same
+// ownerKey is the identity that a session is bound to. A refreshed token of the same
 // subject keeps its session.
-func owner(c *kernel.Caller) string { return c.Tenant + "\x00" + c.Actor }
+func ownerKey(c *kernel.Caller) string { return c.Tenant + "\x00" + c.Actor }
 
-func (s *session) idle(now time.Time) time.Duration {
-	if s.busy.Load() > 0 {
+func (s *session) idleFor(now time.Time) time.Duration {
+	if s.inFlight.Load() > 0 {
 		return 0
 	}
-	return time.Duration(moment(now) - s.used.Load())
+	return time.Duration(monotonicNanos(now) - s.lastUsed.Load())
 }
 
-func (s *session) watching(uri string) bool {
+func (s *session) isSubscribed(uri string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, ok := s.watches[uri]
+	_, ok := s.subscriptions[uri]
 	return ok
 }
 
-// begin counts a request in; false when the session has ended.
-func (s *session) begin(x *exchange) bool {
+// attach counts a request in; false when the session has ended.
+func (s *session) attach(x *exchange) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended {
+	if s.closed {
 		return false
 	}
-	s.open[x] = struct{}{}
-	s.busy.Add(1)
+	s.exchanges[x] = struct{}{}
+	s.inFlight.Add(1)
 	return true
 }
 
-func (s *session) done(x *exchange) {
+func (s *session) detach(x *exchange) {
 	s.mu.Lock()
-	delete(s.open, x)
+	delete(s.exchanges, x)
 	s.mu.Unlock()
-	s.used.Store(moment(time.Now()))
-	s.busy.Add(-1)
+	s.lastUsed.Store(monotonicNanos(time.Now()))
+	s.inFlight.Add(-1)
 }
 
 // exchangeKey carries an exchange in the context of an HTTP request to the SDK. A
@@ -82,7 +82,7 @@ func (s *session) done(x *exchange) {
 // take theirs from the message's token info, not from here.
 type exchangeKey struct{}
 
-const extraKey = "agentctl"
+const exchangeExtraKey = "agentctl"
 
 // bindSDK makes the SDK's handlers. Its bearer middleware is the one way to attach
 // something to a message; the token that it sees is ours, the real one goes no further.
@@ -99,24 +99,24 @@ func (h *Handler) bindSDK() {
 	}
 	opt := sdk.StreamableHTTPOptions{
 		DisableLocalhostProtection:   true, // guard does it, and knows the allowed hosts
-		MaxRequestBodyBytes:          h.opt.MaxBody,
+		MaxRequestBodyBytes:          h.opts.MaxBody,
 		PropagateRequestCancellation: true,
 	}
 	h.legacy = bind(sdk.NewStreamableHTTPHandler(server(func(x *exchange) *sdk.Server { return x.tenant.legacy }), &opt))
 	opt.Stateless = true
 	h.modern = bind(sdk.NewStreamableHTTPHandler(server(func(x *exchange) *sdk.Server { return x.tenant.listen }), &opt))
 	sdk.NewServer(h.impl, nil).AddSendingMiddleware(func(next sdk.MethodHandler) sdk.MethodHandler {
-		h.send = next
+		h.sendNotification = next
 		return next
 	})
 }
 
 func tokenInfo(x *exchange) *auth.TokenInfo {
-	return &auth.TokenInfo{UserID: owner(x.caller), Extra: map[string]any{extraKey: x}}
+	return &auth.TokenInfo{UserID: ownerKey(x.caller), Extra: map[string]any{exchangeExtraKey: x}}
 }
 
-// toSDK hands a request whose body was read to one of the SDK's handlers.
-func toSDK(next http.Handler, w http.ResponseWriter, r *http.Request, x *exchange, body []byte) {
+// serveSDK hands a request whose body was read to one of the SDK's handlers.
+func serveSDK(next http.Handler, w http.ResponseWriter, r *http.Request, x *exchange, body []byte) {
 	r = r.WithContext(context.WithValue(x.ctx, exchangeKey{}, x))
 	r.Header = maps.Clone(r.Header)
 	r.Header["Authorization"] = []string{"Bearer checked"}
@@ -126,16 +126,16 @@ func toSDK(next http.Handler, w http.ResponseWriter, r *http.Request, x *exchang
 	next.ServeHTTP(w, r)
 }
 
-// legacyPost serves messages of the protocol's versions up to 2025-11-25.
-func (h *Handler) legacyPost(w http.ResponseWriter, r *http.Request, x *exchange, msgs []envelope, batch bool, body []byte) {
+// serveSessionPost serves messages of the protocol's versions up to 2025-11-25.
+func (h *Handler) serveSessionPost(w http.ResponseWriter, r *http.Request, x *exchange, msgs []envelope, batch bool, body []byte) {
 	h.count.legacy.Add(1)
-	if s := h.find(r, x); s != nil {
+	if s := h.findSession(r, x); s != nil {
 		x.ctx, x.cancel = context.WithCancel(x.ctx)
 		defer x.cancel()
-		if s.begin(x) {
+		if s.attach(x) {
 			x.session = s
-			defer s.done(x)
-			if m := &msgs[0]; !batch && !m.answer && !sessionMethods[m.method] {
+			defer s.detach(x)
+			if m := &msgs[0]; !batch && !m.isResponse && !sessionMethods[m.method] {
 				switch {
 				case len(m.id) > 0:
 					refuseRPC(w, http.StatusOK, m.id, jsonrpc.CodeMethodNotFound, methodNotFound(m.method).Error())
@@ -146,27 +146,27 @@ func (h *Handler) legacyPost(w http.ResponseWriter, r *http.Request, x *exchange
 				}
 			}
 			pw := &patient{ResponseWriter: w, rc: http.NewResponseController(w)}
-			toSDK(h.legacy, pw, r, x, body)
-			if m := &msgs[0]; !batch && len(m.id) > 0 && !m.answer && x.ctx.Err() != nil && r.Context().Err() == nil {
+			serveSDK(h.legacy, pw, r, x, body)
+			if m := &msgs[0]; !batch && len(m.id) > 0 && !m.isResponse && x.ctx.Err() != nil && r.Context().Err() == nil {
 				pw.over(m.id) // not the client: the session has ended, or the relay stops
 			}
 			if pw.done() == http.StatusNotFound { // the SDK has lost it
-				h.end(s)
+				h.closeSession(s)
 			}
 			return
 		}
 	}
 	switch {
 	case r.Header.Get(headerSession) != "":
-		refuseRPC(w, http.StatusNotFound, msgs[0].id, codeRefused, "no such session; initialize again")
+		refuseRPC(w, http.StatusNotFound, msgs[0].id, codeInvalidRequest, "no such session; initialize again")
 	case batch || msgs[0].method != "initialize":
-		refuseRPC(w, http.StatusBadRequest, msgs[0].id, codeRefused, "this request needs an Mcp-Session-Id; send initialize first")
-	case !h.room(x.tenant):
+		refuseRPC(w, http.StatusBadRequest, msgs[0].id, codeInvalidRequest, "this request needs an Mcp-Session-Id; send initialize first")
+	case !h.hasSessionCapacity(x.tenant):
 		h.count.refused.Add(1)
 		refuse(w, http.StatusTooManyRequests, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 60_000,
 			Message: "too many sessions are open; end some with DELETE or use protocol version " + modernVersion, Reason: "sessions"})
 	default:
-		toSDK(h.legacy, w, r, x, body)
+		serveSDK(h.legacy, w, r, x, body)
 	}
 }
 
@@ -179,12 +179,12 @@ var sessionMethods = map[string]bool{
 	"notifications/initialized": true, "notifications/cancelled": true, "notifications/progress": true, "notifications/roots/list_changed": true,
 }
 
-// codeRefused is JSON-RPC's "invalid request".
-const codeRefused = -32600
+// codeInvalidRequest is JSON-RPC's "invalid request".
+const codeInvalidRequest = -32600
 
-// find returns the session that the request names if it is the caller's own; another's
+// findSession returns the session that the request names if it is the caller's own; another's
 // is not told apart from none.
-func (h *Handler) find(r *http.Request, x *exchange) *session {
+func (h *Handler) findSession(r *http.Request, x *exchange) *session {
 	id := r.Header.Get(headerSession)
 	if id == "" {
 		return nil
@@ -192,25 +192,25 @@ func (h *Handler) find(r *http.Request, x *exchange) *session {
 	h.mu.RLock()
 	s := h.sessions[id]
 	h.mu.RUnlock()
-	if s == nil || s.owner != owner(x.caller) {
+	if s == nil || s.owner != ownerKey(x.caller) {
 		return nil
 	}
 	return s
 }
 
-// sessionRequest serves GET (the session's stream) and DELETE (its end).
-func (h *Handler) sessionRequest(w http.ResponseWriter, r *http.Request, x *exchange) {
+// serveSessionMethod serves GET (the session's stream) and DELETE (its end).
+func (h *Handler) serveSessionMethod(w http.ResponseWriter, r *http.Request, x *exchange) {
 	if r.Header.Get(headerSession) == "" {
 		h.refuse(w, http.StatusBadRequest, manifest.BadRequest, "this request needs an Mcp-Session-Id; POST initialize first")
 		return
 	}
-	s := h.find(r, x)
+	s := h.findSession(r, x)
 	if s == nil {
 		h.refuse(w, http.StatusNotFound, manifest.BadRequest, "no such session; initialize again")
 		return
 	}
 	if r.Method == http.MethodDelete {
-		h.end(s)
+		h.closeSession(s)
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
@@ -220,14 +220,14 @@ func (h *Handler) sessionRequest(w http.ResponseWriter, r *http.Request, x *exch
 	}
 	x.session = s
 	h.stream(w, x, func(w http.ResponseWriter) {
-		if !s.begin(x) {
+		if !s.attach(x) {
 			http.Error(w, "session ended", http.StatusNotFound)
 			return
 		}
-		defer s.done(x)
-		s.listening.Add(1)
-		defer s.listening.Add(-1)
-		toSDK(h.legacy, w, r, x, nil)
+		defer s.detach(x)
+		s.openStreams.Add(1)
+		defer s.openStreams.Add(-1)
+		serveSDK(h.legacy, w, r, x, nil)
 	})
 }
 
@@ -249,46 +249,46 @@ func (h *Handler) Sessions(limit int) []Session {
 	return list
 }
 
-// room tells whether a tenant may open another session; it makes room by ending the one
+// hasSessionCapacity tells whether a tenant may open another session; it makes room by ending the one
 // that has been idle longest, if that is at least a minute.
-func (h *Handler) room(t *tenant) bool {
+func (h *Handler) hasSessionCapacity(t *tenant) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	own := t.count()
-	if len(h.sessions) < h.opt.MaxSessions && own < h.opt.MaxSessionsPerTenant {
+	own := t.sessionCount()
+	if len(h.sessions) < h.opts.MaxSessions && own < h.opts.MaxSessionsPerTenant {
 		return true
 	}
 	now := time.Now()
 	var oldest *session
 	longest := time.Minute
 	for _, s := range h.sessions {
-		if s.tenant == t && s.idle(now) > longest {
-			oldest, longest = s, s.idle(now)
+		if s.tenant == t && s.idleFor(now) > longest {
+			oldest, longest = s, s.idleFor(now)
 		}
 	}
 	if oldest == nil {
 		return false
 	}
-	h.endLocked(oldest)
+	h.closeSessionLocked(oldest)
 	return true
 }
 
-func (t *tenant) count() int {
+func (t *tenant) sessionCount() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.sessions)
 }
 
-// admit registers the session that an initialize is about to open.
-func (h *Handler) admit(ss *sdk.ServerSession, x *exchange) (*session, error) {
+// registerSession registers the session that an initialize is about to open.
+func (h *Handler) registerSession(ss *sdk.ServerSession, x *exchange) (*session, error) {
 	s := &session{
-		id: ss.ID(), owner: owner(x.caller), tenant: x.tenant, ss: ss,
-		open: make(map[*exchange]struct{}), watches: make(map[string]func()),
+		id: ss.ID(), owner: ownerKey(x.caller), tenant: x.tenant, ss: ss,
+		exchanges: make(map[*exchange]struct{}), subscriptions: make(map[string]func()),
 	}
-	s.used.Store(moment(time.Now()))
+	s.lastUsed.Store(monotonicNanos(time.Now()))
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.stopped || s.id == "" || len(h.sessions) >= h.opt.MaxSessions || x.tenant.count() >= h.opt.MaxSessionsPerTenant {
+	if h.stopped || s.id == "" || len(h.sessions) >= h.opts.MaxSessions || x.tenant.sessionCount() >= h.opts.MaxSessionsPerTenant {
 		return nil, errSessions
 	}
 	h.sessions[s.id] = s
@@ -298,14 +298,14 @@ func (h *Handler) admit(ss *sdk.ServerSession, x *exchange) (*session, error) {
 	return s, nil
 }
 
-func (h *Handler) end(s *session) {
+func (h *Handler) closeSession(s *session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.endLocked(s)
+	h.closeSessionLocked(s)
 }
 
-// forget drops a session whose initialize failed; the SDK closes it.
-func (h *Handler) forget(s *session) {
+// unregisterSession drops a session whose initialize failed; the SDK closes it.
+func (h *Handler) unregisterSession(s *session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.sessions[s.id] != s {
@@ -317,9 +317,9 @@ func (h *Handler) forget(s *session) {
 	s.tenant.mu.Unlock()
 }
 
-// endLocked ends a session: its requests are cancelled, its watches released, and the
+// closeSessionLocked ends a session: its requests are cancelled, its watches released, and the
 // SDK's part is closed by a goroutine of Run's, because closing waits for handlers.
-func (h *Handler) endLocked(s *session) {
+func (h *Handler) closeSessionLocked(s *session) {
 	if h.sessions[s.id] != s {
 		return
 	}
@@ -329,10 +329,10 @@ func (h *Handler) endLocked(s *session) {
 	delete(t.sessions, s)
 	t.mu.Unlock()
 	s.mu.Lock()
-	s.ended = true
-	watches := s.watches
-	s.watches = nil
-	for x := range s.open {
+	s.closed = true
+	watches := s.subscriptions
+	s.subscriptions = nil
+	for x := range s.exchanges {
 		x.cancel()
 	}
 	s.mu.Unlock()
@@ -341,8 +341,8 @@ func (h *Handler) endLocked(s *session) {
 	}
 	h.wg.Go(func() {
 		_ = s.ss.Close()
-		if h.opt.OnSessionClosed != nil {
-			h.opt.OnSessionClosed(s.id)
+		if h.opts.OnSessionClosed != nil {
+			h.opts.OnSessionClosed(s.id)
 		}
 	})
 }

@@ -141,7 +141,7 @@ func TestSessionBounds(t *testing.T) {
 	}
 	// One that nobody has used for a while gives way.
 	e.h.mu.RLock()
-	e.h.sessions[first].used.Store(moment(time.Now().Add(-2 * time.Minute)))
+	e.h.sessions[first].lastUsed.Store(monotonicNanos(time.Now().Add(-2 * time.Minute)))
 	e.h.mu.RUnlock()
 	e.initialize("a/y")
 	if res := e.do("POST", sessionHead("a/x", first), listBody); res.StatusCode != 404 {
@@ -180,7 +180,7 @@ func TestWallClockStep(t *testing.T) {
 	}
 }
 
-func TestIdle(t *testing.T) {
+func TestIdleSessionsAndTenantsEnd(t *testing.T) {
 	e := newEnv(t, Options{SessionIdleTimeout: time.Minute})
 	b := newBoard("default", nodeA)
 	e.load(b)
@@ -223,8 +223,8 @@ func (c *rawConn) get(token, id string) <-chan map[string]any {
 	return c.events()
 }
 
-// TestRevoked: streams end soon after their token, and so does everything else.
-func TestRevoked(t *testing.T) {
+// TestRevokedTokenEndsStreams: streams end soon after their token, and so does everything else.
+func TestRevokedTokenEndsStreams(t *testing.T) {
 	e := newEnv(t, Options{OnDenied: func(w http.ResponseWriter, _ *http.Request, err error) {
 		w.Header().Set("WWW-Authenticate", `Bearer resource_metadata="x"`)
 		w.WriteHeader(http.StatusUnauthorized)
@@ -288,8 +288,8 @@ func TestTenantBounds(t *testing.T) {
 	})
 }
 
-// TestStop: Run ends everything and leaves no goroutine behind.
-func TestStop(t *testing.T) {
+// TestRunEndsStreamsAndSessions: Run ends everything and leaves no goroutine behind.
+func TestRunEndsStreamsAndSessions(t *testing.T) {
 	before := runtime.NumGoroutine()
 	k := kernel.New(kernel.Options{})
 	h := New(Options{Kernel: k, Authenticate: func(*http.Request) (*kernel.Caller, error) {

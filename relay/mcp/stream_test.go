@@ -51,7 +51,7 @@ func TestStream(t *testing.T) {
 		e.load(b)
 		cs, progress := progressClient(e, "", version)
 
-		done := subscribe(t.Context(), cs, sdk.Meta{"progressToken": "p1", metaFrames: 3, metaTime: 999_999})
+		done := subscribe(t.Context(), cs, sdk.Meta{"progressToken": "p1", metaMaxFrames: 3, metaMaxTime: 999_999})
 		f := wait(t, "stream", b.streams)
 		for i := range 3 {
 			f.send(frame(i))
@@ -69,26 +69,26 @@ func TestStream(t *testing.T) {
 		// Without a token: the same bound, no progress.
 		done = subscribe(t.Context(), cs, nil)
 		f = wait(t, "stream", b.streams)
-		for i := range maxFrames + 5 {
+		for i := range maxStreamFrames + 5 {
 			f.send(frame(i))
 		}
 		o = wait(t, "result", done)
-		if o.err != nil || fmt.Sprint(o.res.StructuredContent) != fmt.Sprintf("map[seq:%d]", maxFrames-1) {
-			t.Fatalf("result %+v %v, want frame %d", o.res, o.err, maxFrames-1)
+		if o.err != nil || fmt.Sprint(o.res.StructuredContent) != fmt.Sprintf("map[seq:%d]", maxStreamFrames-1) {
+			t.Fatalf("result %+v %v, want frame %d", o.res, o.err, maxStreamFrames-1)
 		}
 		if len(progress) != 0 {
 			t.Errorf("progress without a token: %+v", <-progress)
 		}
 
 		// The time runs out after one frame.
-		done = subscribe(t.Context(), cs, sdk.Meta{metaTime: 50})
+		done = subscribe(t.Context(), cs, sdk.Meta{metaMaxTime: 50})
 		wait(t, "stream", b.streams).send(frame(7))
 		if o = wait(t, "result", done); o.err != nil || fmt.Sprint(o.res.StructuredContent) != "map[seq:7]" {
 			t.Fatalf("result %+v %v, want the only frame", o.res, o.err)
 		}
 
 		// And before any.
-		done = subscribe(t.Context(), cs, sdk.Meta{metaTime: 20})
+		done = subscribe(t.Context(), cs, sdk.Meta{metaMaxTime: 20})
 		if o = wait(t, "result", done); o.err != nil || errorOf(t, o.res)["code"] != string(manifest.DeadlineExceeded) {
 			t.Fatalf("result %+v %v, want E_DEADLINE_EXCEEDED", o.res, o.err)
 		}
@@ -237,20 +237,20 @@ func TestStreamLimits(t *testing.T) {
 	tests := []struct {
 		name string
 		meta sdk.Meta
-		want limits
+		want streamLimits
 		ok   bool
 	}{
-		{"none", nil, limits{20, time.Minute}, true},
-		{"lower", sdk.Meta{metaFrames: 5.0, metaTime: 1500.0}, limits{5, 1500 * time.Millisecond}, true},
-		{"above", sdk.Meta{metaFrames: 21.0, metaTime: 1e9}, limits{20, time.Minute}, true},
-		{"zero", sdk.Meta{metaFrames: 0.0}, limits{}, false},
-		{"fraction", sdk.Meta{metaTime: 1.5}, limits{}, false},
-		{"negative", sdk.Meta{metaTime: -1.0}, limits{}, false},
-		{"text", sdk.Meta{metaFrames: "3"}, limits{}, false},
+		{"none", nil, streamLimits{20, time.Minute}, true},
+		{"lower", sdk.Meta{metaMaxFrames: 5.0, metaMaxTime: 1500.0}, streamLimits{5, 1500 * time.Millisecond}, true},
+		{"above", sdk.Meta{metaMaxFrames: 21.0, metaMaxTime: 1e9}, streamLimits{20, time.Minute}, true},
+		{"zero", sdk.Meta{metaMaxFrames: 0.0}, streamLimits{}, false},
+		{"fraction", sdk.Meta{metaMaxTime: 1.5}, streamLimits{}, false},
+		{"negative", sdk.Meta{metaMaxTime: -1.0}, streamLimits{}, false},
+		{"text", sdk.Meta{metaMaxFrames: "3"}, streamLimits{}, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := limitsOf(tt.meta)
+			got, err := parseStreamLimits(tt.meta)
 			if (err == nil) != tt.ok || (tt.ok && got != tt.want) {
 				t.Errorf("got %v %v, want %v", got, err, tt.want)
 			}

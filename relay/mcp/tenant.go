@@ -26,21 +26,21 @@ type tenant struct {
 	name string
 
 	legacy, call, listen *sdk.Server
-	mux                  *mux
+	mux                  *requestMux
 	sub                  *kernel.Subscription
 	stop                 func()
-	quit                 chan struct{}
+	stopped              chan struct{}
 
-	busy      atomic.Int64 // requests in progress
-	streaming atomic.Int64 // of them open streams
-	used      atomic.Int64 // moment of the last request's end
+	inFlight    atomic.Int64 // requests in progress
+	openStreams atomic.Int64 // of them open streams
+	lastUsed    atomic.Int64 // monotonicNanos of the last request's end
 
-	mu        sync.Mutex // protects the fields below
-	sessions  map[*session]struct{}
-	listeners map[*listener]struct{}
-	watched   map[string]int    // watches by URI
-	flat      map[string]string // names of plugin tools by their flat spelling; nil: unknown
-	flatAge   uint64            // counts the changes of the list of tools
+	mu              sync.Mutex // protects the fields below
+	sessions        map[*session]struct{}
+	listeners       map[*listener]struct{}
+	watchCounts     map[string]int    // watches by URI
+	flatToName      map[string]string // names of plugin tools by their flat spelling; nil: unknown
+	toolsGeneration uint64            // counts the changes of the list of tools
 }
 
 // listener is one open subscriptions/listen stream.
@@ -53,17 +53,17 @@ type listener struct {
 
 // newTenant makes a tenant; run starts it.
 func newTenant(h *Handler, name string) (*tenant, error) {
-	sub, err := h.opt.Kernel.Subscribe(name)
+	sub, err := h.opts.Kernel.Subscribe(name)
 	if err != nil {
 		return nil, err
 	}
 	t := &tenant{
-		h: h, name: name, sub: sub, mux: newMux(), quit: make(chan struct{}),
+		h: h, name: name, sub: sub, mux: newRequestMux(), stopped: make(chan struct{}),
 		sessions: make(map[*session]struct{}), listeners: make(map[*listener]struct{}),
-		watched: make(map[string]int),
+		watchCounts: make(map[string]int),
 	}
-	t.stop = sync.OnceFunc(func() { close(t.quit) })
-	t.used.Store(moment(time.Now()))
+	t.stop = sync.OnceFunc(func() { close(t.stopped) })
+	t.lastUsed.Store(monotonicNanos(time.Now()))
 	t.legacy, t.call, t.listen = t.server(), t.server(), t.server()
 	return t, nil
 }
@@ -90,15 +90,15 @@ func (t *tenant) server() *sdk.Server {
 	return s
 }
 
-// leave counts a request out.
-func (t *tenant) leave() {
-	t.used.Store(moment(time.Now()))
-	t.busy.Add(-1)
+// release counts a request out.
+func (t *tenant) release() {
+	t.lastUsed.Store(monotonicNanos(time.Now()))
+	t.inFlight.Add(-1)
 }
 
-// unused tells how long nobody has used the tenant; 0 while somebody does.
-func (t *tenant) unused(now time.Time) time.Duration {
-	if t.busy.Load() > 0 {
+// idleFor tells how long nobody has used the tenant; 0 while somebody does.
+func (t *tenant) idleFor(now time.Time) time.Duration {
+	if t.inFlight.Load() > 0 {
 		return 0
 	}
 	t.mu.Lock()
@@ -106,7 +106,7 @@ func (t *tenant) unused(now time.Time) time.Duration {
 	if len(t.sessions) > 0 || len(t.listeners) > 0 {
 		return 0
 	}
-	return time.Duration(moment(now) - t.used.Load())
+	return time.Duration(monotonicNanos(now) - t.lastUsed.Load())
 }
 
 // run carries modern calls and change notifications until ctx ends or the tenant is
@@ -118,10 +118,10 @@ func (t *tenant) run(ctx context.Context) {
 	ss, err := t.call.Connect(ctx, t.mux, modernSession())
 	if err != nil {
 		t.h.log.Error("mcp connect", zap.Error(err))
-		t.mux.end()
+		t.mux.shutDown()
 		return
 	}
-	defer func() { t.mux.end(); _ = ss.Wait() }()
+	defer func() { t.mux.shutDown(); _ = ss.Wait() }()
 	var (
 		pending kernel.Change
 		updated = make(map[string]bool)
@@ -132,7 +132,7 @@ func (t *tenant) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-t.quit:
+		case <-t.stopped:
 			return
 		case <-t.sub.Ready():
 			c := t.sub.Next()
@@ -146,17 +146,17 @@ func (t *tenant) run(ctx context.Context) {
 			}
 			if c.Missed { // more changed than the kernel keeps: all that is watched may have
 				t.mu.Lock()
-				for u := range t.watched {
+				for u := range t.watchCounts {
 					updated[u] = true
 				}
 				t.mu.Unlock()
 			}
 			if c.Tools {
-				t.forgetNames()
+				t.dropFlatNames()
 			}
 			// The first change goes out at once, what follows within the second together:
 			// a debounce would never fire while devices come and go.
-			if wait := notifyEvery - time.Since(last); wait > 0 {
+			if wait := notifyInterval - time.Since(last); wait > 0 {
 				if due == nil {
 					due = time.After(wait)
 				}
@@ -177,7 +177,7 @@ func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string
 	t.mu.Lock()
 	sessions := make([]*session, 0, len(t.sessions))
 	for s := range t.sessions {
-		if s.listening.Load() > 0 {
+		if s.openStreams.Load() > 0 {
 			sessions = append(sessions, s)
 		}
 	}
@@ -190,31 +190,31 @@ func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string
 		return
 	}
 	t.h.count.notified.Add(1)
-	ctx, cancel := context.WithTimeout(ctx, notifyWait)
+	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
 	for _, s := range sessions {
-		t.tell(ctx, s.ss, nil, c.Tools, c.Resources, c.Prompts)
+		t.sendListChanged(ctx, s.ss, nil, c.Tools, c.Resources, c.Prompts)
 		for u := range updated {
-			if s.watching(u) {
-				t.tellUpdated(ctx, s.ss, nil, u)
+			if s.isSubscribed(u) {
+				t.sendUpdated(ctx, s.ss, nil, u)
 			}
 		}
 	}
 	for _, l := range listeners {
 		meta := func() sdk.Meta { return sdk.Meta{sdk.MetaKeySubscriptionID: rawJSON(l.x.id)} }
-		t.tell(ctx, l.ss, meta, c.Tools && l.want.ToolsListChanged, c.Resources && l.want.ResourcesListChanged,
+		t.sendListChanged(ctx, l.ss, meta, c.Tools && l.want.ToolsListChanged, c.Resources && l.want.ResourcesListChanged,
 			c.Prompts && l.want.PromptsListChanged)
 		for u := range updated {
 			if l.uris[u] {
-				t.tellUpdated(ctx, l.ss, meta, u)
+				t.sendUpdated(ctx, l.ss, meta, u)
 			}
 		}
 	}
 }
 
-// tell sends list_changed notifications; each gets a meta of its own, since the SDK
+// sendListChanged sends list_changed notifications; each gets a meta of its own, since the SDK
 // keeps what it is given. Failing to reach one client is that client's business.
-func (t *tenant) tell(ctx context.Context, ss *sdk.ServerSession, meta func() sdk.Meta, tools, resources, prompts bool) {
+func (t *tenant) sendListChanged(ctx context.Context, ss *sdk.ServerSession, meta func() sdk.Meta, tools, resources, prompts bool) {
 	m := func() sdk.Meta {
 		if meta == nil {
 			return nil
@@ -222,24 +222,24 @@ func (t *tenant) tell(ctx context.Context, ss *sdk.ServerSession, meta func() sd
 		return meta()
 	}
 	if tools {
-		_, _ = t.h.send(ctx, "notifications/tools/list_changed",
+		_, _ = t.h.sendNotification(ctx, "notifications/tools/list_changed",
 			&sdk.ServerRequest[*sdk.ToolListChangedParams]{Session: ss, Params: &sdk.ToolListChangedParams{Meta: m()}})
 	}
 	if resources {
-		_, _ = t.h.send(ctx, "notifications/resources/list_changed",
+		_, _ = t.h.sendNotification(ctx, "notifications/resources/list_changed",
 			&sdk.ServerRequest[*sdk.ResourceListChangedParams]{Session: ss, Params: &sdk.ResourceListChangedParams{Meta: m()}})
 	}
 	if prompts {
-		_, _ = t.h.send(ctx, "notifications/prompts/list_changed",
+		_, _ = t.h.sendNotification(ctx, "notifications/prompts/list_changed",
 			&sdk.ServerRequest[*sdk.PromptListChangedParams]{Session: ss, Params: &sdk.PromptListChangedParams{Meta: m()}})
 	}
 }
 
-func (t *tenant) tellUpdated(ctx context.Context, ss *sdk.ServerSession, meta func() sdk.Meta, uri string) {
+func (t *tenant) sendUpdated(ctx context.Context, ss *sdk.ServerSession, meta func() sdk.Meta, uri string) {
 	p := &sdk.ResourceUpdatedNotificationParams{URI: uri}
 	if meta != nil {
 		p.Meta = meta()
 	}
-	_, _ = t.h.send(ctx, "notifications/resources/updated",
+	_, _ = t.h.sendNotification(ctx, "notifications/resources/updated",
 		&sdk.ServerRequest[*sdk.ResourceUpdatedNotificationParams]{Session: ss, Params: p})
 }

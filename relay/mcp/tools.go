@@ -25,25 +25,25 @@ func (t *tenant) listTools(x *exchange, req *sdk.ListToolsRequest) (sdk.Result, 
 	if !ok {
 		return nil, invalidParams("the cursor is not one of this server's; list from the start")
 	}
-	page, more := t.h.opt.Kernel.ListTools(x.caller, after, pageSize)
-	b := &builder{b: make([]byte, 0, 512+1024*len(page))}
+	page, more := t.h.opts.Kernel.ListTools(x.caller, after, pageSize)
+	b := &objectBuilder{b: make([]byte, 0, 512+1024*len(page))}
 	b.key("tools")
 	b.b = append(b.b, '[')
 	for i, tool := range page {
 		if i > 0 {
 			b.b = append(b.b, ',')
 		}
-		b.b = t.h.appendTool(b.b, tool, x.flat)
+		b.b = t.h.appendTool(b.b, tool, x.flatNames)
 	}
 	b.b = append(b.b, ']')
 	if more {
 		b.str("nextCursor", makeCursor(page[len(page)-1].Name))
 	}
-	return t.finish(b, x, "complete", listTTL.Milliseconds(), nil), nil
+	return t.finishResult(b, x, "complete", listTTL.Milliseconds(), nil), nil
 }
 
 func (h *Handler) appendTool(dst []byte, tool *kernel.Tool, flat bool) []byte {
-	b := builder{b: dst}
+	b := objectBuilder{b: dst}
 	name := tool.Name
 	if flat {
 		name = flatName(name)
@@ -61,7 +61,7 @@ func (h *Handler) appendTool(dst []byte, tool *kernel.Tool, flat bool) []byte {
 		b.raw("inputSchema", []byte(`{"type":"object"}`))
 	}
 	if len(tool.OutputSchema) > 0 {
-		b.raw("outputSchema", h.outputs.withFailure(tool.OutputSchema))
+		b.raw("outputSchema", h.schemas.withErrorSchema(tool.OutputSchema))
 	}
 	switch tool.SafetyClass {
 	case "":
@@ -88,17 +88,17 @@ func flatName(name string) string {
 	return strings.ReplaceAll(name, ".", "_")
 }
 
-// resolve finds the tool that a name in either spelling means, if the caller may use it.
-func (t *tenant) resolve(c *kernel.Caller, name string) (string, *kernel.Tool) {
+// resolveTool finds the tool that a name in either spelling means, if the caller may use it.
+func (t *tenant) resolveTool(c *kernel.Caller, name string) (string, *kernel.Tool) {
 	name = manifest.Canonical(name)
-	if tool, ok := t.h.opt.Kernel.Tool(c, name); ok {
+	if tool, ok := t.h.opts.Kernel.Tool(c, name); ok {
 		return name, tool
 	}
 	if strings.Contains(name, ".") {
 		return name, nil
 	}
 	if full, ok := t.flatNames(c)[name]; ok {
-		if tool, ok := t.h.opt.Kernel.Tool(c, full); ok {
+		if tool, ok := t.h.opts.Kernel.Tool(c, full); ok {
 			return full, tool
 		}
 	}
@@ -110,7 +110,7 @@ func (t *tenant) resolve(c *kernel.Caller, name string) (string, *kernel.Tool) {
 // asked of the kernel each time.
 func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 	t.mu.Lock()
-	m, age := t.flat, t.flatAge
+	m, age := t.flatToName, t.toolsGeneration
 	t.mu.Unlock()
 	if m != nil {
 		return m
@@ -119,7 +119,7 @@ func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 	everything := &kernel.Caller{Tenant: c.Tenant, Scopes: allScopes{}}
 	for after, more := "", true; more; {
 		var page []*kernel.Tool
-		page, more = t.h.opt.Kernel.ListTools(everything, after, 1000)
+		page, more = t.h.opts.Kernel.ListTools(everything, after, 1000)
 		for _, tool := range page {
 			if tool.NodeID == "" && strings.Contains(tool.Name, ".") {
 				m[flatName(tool.Name)] = tool.Name
@@ -128,17 +128,17 @@ func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 		}
 	}
 	t.mu.Lock()
-	if t.flatAge == age { // else the list has changed meanwhile
-		t.flat = m
+	if t.toolsGeneration == age { // else the list has changed meanwhile
+		t.flatToName = m
 	}
 	t.mu.Unlock()
 	return m
 }
 
-func (t *tenant) forgetNames() {
+func (t *tenant) dropFlatNames() {
 	t.mu.Lock()
-	t.flat = nil
-	t.flatAge++
+	t.flatToName = nil
+	t.toolsGeneration++
 	t.mu.Unlock()
 }
 
@@ -183,21 +183,21 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolReq
 	defer context.AfterFunc(x.ctx, cancel)() // the client went away: so does the call
 	ctx = context.WithValue(ctx, callKey{}, x.call)
 
-	name, tool := t.resolve(x.caller, p.Name)
+	name, tool := t.resolveTool(x.caller, p.Name)
 	cl := &client{x: x, req: req, ctx: ctx}
-	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl, Conn: x.conn()}
+	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl, Conn: x.sessionID()}
 	kr.Meta = metaOf(p.Meta)
-	kr.TraceID = x.trace
+	kr.TraceID = x.traceID
 	if tp, ok := p.Meta["traceparent"].(string); ok {
 		if id := traceOf(tp); id != "" {
 			kr.TraceID = id
 		}
 	}
 	kr.Traced = kr.TraceID != ""
-	var lim limits
+	var lim streamLimits
 	if tool != nil && tool.Streams {
 		var err error
-		if lim, err = limitsOf(p.Meta); err != nil {
+		if lim, err = parseStreamLimits(p.Meta); err != nil {
 			return nil, err
 		}
 		kr.Stream = true
@@ -209,33 +209,33 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolReq
 		}
 		kr.RequestState = p.RequestState
 	}
-	res, err := t.h.opt.Kernel.Call(ctx, kr)
+	res, err := t.h.opts.Kernel.Call(ctx, kr)
 	for round := 0; err == nil && len(res.InputRequests) > 0 && !x.modern; round++ {
-		if round == maxRounds {
-			return t.failed(x, manifest.E(manifest.Internal, "the tool asks for more input again and again"), kr.TraceID), nil
+		if round == maxInputRounds {
+			return t.renderError(x, manifest.E(manifest.Internal, "the tool asks for more input again and again"), kr.TraceID), nil
 		}
-		if kr, err = cl.answered(kr, res); err != nil {
+		if kr, err = cl.collectInput(kr, res); err != nil {
 			return nil, err
 		}
-		res, err = t.h.opt.Kernel.Call(ctx, kr)
+		res, err = t.h.opts.Kernel.Call(ctx, kr)
 	}
 	if err != nil {
 		e := manifest.AsError(err)
 		if e.Code == manifest.BadRequest && kr.Target() == nil {
 			return nil, invalidParams(e.Message) // the protocol's answer to an unknown tool
 		}
-		return t.failed(x, e, kr.TraceID), nil
+		return t.renderError(x, e, kr.TraceID), nil
 	}
 	if res.Stream != nil {
-		return t.follow(ctx, x, cl, kr, res.Stream, lim)
+		return t.relayFrames(ctx, x, cl, kr, res.Stream, lim)
 	}
-	return t.answered(x, res)
+	return t.renderResult(x, res)
 }
 
 // metaOf is what a request's _meta says to the kernel's stages; nil when nothing does.
 func metaOf(m sdk.Meta) json.RawMessage {
 	for k := range m {
-		if strings.HasPrefix(k, "agentctl/") && k != metaFrames && k != metaTime {
+		if strings.HasPrefix(k, "agentctl/") && k != metaMaxFrames && k != metaMaxTime {
 			data, err := json.Marshal(m)
 			if err != nil {
 				return nil
@@ -246,21 +246,21 @@ func metaOf(m sdk.Meta) json.RawMessage {
 	return nil
 }
 
-// maxRounds bounds how often a tool may ask a legacy client for input.
-const maxRounds = 4
+// maxInputRounds bounds how often a tool may ask a legacy client for input.
+const maxInputRounds = 4
 
-// answered renders a kernel result.
-func (t *tenant) answered(x *exchange, res *kernel.Result) (sdk.Result, error) {
+// renderResult renders a kernel result.
+func (t *tenant) renderResult(x *exchange, res *kernel.Result) (sdk.Result, error) {
 	if f := res.Fault; f != nil {
 		return nil, &jsonrpc.Error{Code: f.Code, Message: f.Message, Data: f.Data}
 	}
-	b := &builder{b: make([]byte, 0, 384+3*len(res.Structured))}
+	b := &objectBuilder{b: make([]byte, 0, 384+3*len(res.Structured))}
 	if len(res.InputRequests) > 0 {
 		b.raw("inputRequests", res.InputRequests)
 		if res.RequestState != "" {
 			b.str("requestState", res.RequestState)
 		}
-		return t.finish(b, x, "input_required", -1, res.Meta), nil
+		return t.finishResult(b, x, "input_required", -1, res.Meta), nil
 	}
 	b.key("content")
 	b.b = append(b.b, '[')
@@ -280,7 +280,7 @@ func (t *tenant) answered(x *exchange, res *kernel.Result) (sdk.Result, error) {
 	if res.IsError {
 		b.raw("isError", []byte("true"))
 	}
-	return t.finish(b, x, "complete", -1, res.Meta), nil
+	return t.finishResult(b, x, "complete", -1, res.Meta), nil
 }
 
 // appendText appends a text block.
@@ -289,15 +289,15 @@ func appendText[S ~string | ~[]byte](b []byte, text S) []byte {
 	return append(appendString(b, text), '}')
 }
 
-// failed renders one of our errors as a tool's result, in the shape it has everywhere.
-func (t *tenant) failed(x *exchange, e *manifest.Error, trace string) sdk.Result {
+// renderError renders one of our errors as a tool's result, in the shape it has everywhere.
+func (t *tenant) renderError(x *exchange, e *manifest.Error, trace string) sdk.Result {
 	body := appendError(nil, e, trace)
-	b := &builder{b: make([]byte, 0, 384+3*len(body))}
+	b := &objectBuilder{b: make([]byte, 0, 384+3*len(body))}
 	b.key("content")
 	b.b = append(appendText(append(b.b, '['), body), ']')
 	b.raw("structuredContent", body)
 	b.raw("isError", []byte("true"))
-	return t.finish(b, x, "complete", -1, nil)
+	return t.finishResult(b, x, "complete", -1, nil)
 }
 
-var errNoInput = errors.New("mcp: the client cannot give this input")
+var errInputUnavailable = errors.New("mcp: the client cannot give this input")

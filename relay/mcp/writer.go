@@ -165,10 +165,10 @@ func (h *Handler) stream(w http.ResponseWriter, x *exchange, serve func(http.Res
 	defer x.cancel()
 	q := &queued{w: w, rc: http.NewResponseController(w), last: time.Now(), cut: x.cancel, lost: func() { h.count.cut.Add(1) }}
 	h.mu.Lock()
-	ok := !h.stopped && len(h.streams) < h.opt.MaxStreams && x.tenant.streaming.Load() < int64(h.opt.MaxSessionsPerTenant)
+	ok := !h.stopped && len(h.streams) < h.opts.MaxStreams && x.tenant.openStreams.Load() < int64(h.opts.MaxSessionsPerTenant)
 	if ok {
 		h.streams[x] = q
-		x.tenant.streaming.Add(1)
+		x.tenant.openStreams.Add(1)
 	}
 	h.mu.Unlock()
 	if !ok {
@@ -181,7 +181,7 @@ func (h *Handler) stream(w http.ResponseWriter, x *exchange, serve func(http.Res
 		h.mu.Lock()
 		delete(h.streams, x)
 		h.mu.Unlock()
-		x.tenant.streaming.Add(-1)
+		x.tenant.openStreams.Add(-1)
 	}()
 	defer q.close()
 	serve(q)
@@ -218,9 +218,9 @@ func (p *patient) over(id []byte) {
 	const gone = "the session has ended; initialize again"
 	switch {
 	case p.status == 0 && !p.timed:
-		refuseRPC(p, http.StatusOK, id, codeRefused, gone)
+		refuseRPC(p, http.StatusOK, id, codeInvalidRequest, gone)
 	case !p.answered && p.Header().Get("Content-Type") == "text/event-stream":
-		_, _ = p.Write(append(appendFault([]byte("event: message\ndata: "), id, codeRefused, gone, nil), "\n\n"...))
+		_, _ = p.Write(append(appendFault([]byte("event: message\ndata: "), id, codeInvalidRequest, gone, nil), "\n\n"...))
 	}
 }
 

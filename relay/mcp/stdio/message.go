@@ -25,14 +25,14 @@ type message struct {
 	Method string          `json:"method"`
 	Params json.RawMessage `json:"params"`
 
-	raw  []byte
-	name string // params.name or params.uri
-	era  string // the protocol version in params._meta, which the modern era has
+	raw     []byte
+	name    string // params.name or params.uri
+	version string // the protocol version in params._meta, which the modern era has
 }
 
-const eraKey = "io.modelcontextprotocol/protocolVersion"
+const metaVersionKey = "io.modelcontextprotocol/protocolVersion"
 
-func parse(line []byte) (*message, error) {
+func parseMessage(line []byte) (*message, error) {
 	if line[0] == '[' {
 		return nil, errors.New("batches are not carried: send one message a line")
 	}
@@ -55,21 +55,21 @@ func parse(line []byte) (*message, error) {
 		if m.name = p.Name; m.name == "" {
 			m.name = p.URI
 		}
-		_ = json.Unmarshal(p.Meta[eraKey], &m.era)
+		_ = json.Unmarshal(p.Meta[metaVersionKey], &m.version)
 	}
 	return m, nil
 }
 
-// fault is an error of the server, or of the way to it, as JSON-RPC has it.
-type fault struct {
+// rpcError is an error of the server, or of the way to it, as JSON-RPC has it.
+type rpcError struct {
 	code int64
 	msg  string
 }
 
-func (f *fault) Error() string { return f.msg }
+func (f *rpcError) Error() string { return f.msg }
 
-// fail answers a request with an error.
-func (b *bridge) fail(id json.RawMessage, code int64, msg string) {
+// writeError answers a request with an error.
+func (b *bridge) writeError(id json.RawMessage, code int64, msg string) {
 	if len(id) == 0 {
 		id = json.RawMessage("null")
 	}
@@ -77,22 +77,22 @@ func (b *bridge) fail(id json.RawMessage, code int64, msg string) {
 	b.write(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":%s}}`, id, code, text))
 }
 
-func (b *bridge) failWith(id json.RawMessage, err error) {
-	var f *fault
+func (b *bridge) answerError(id json.RawMessage, err error) {
+	var f *rpcError
 	if errors.As(err, &f) {
-		b.fail(id, f.code, f.msg)
+		b.writeError(id, f.code, f.msg)
 		return
 	}
-	b.fail(id, codeUnreachable, b.said(err))
+	b.writeError(id, codeUnreachable, b.describeError(err))
 }
 
-// said tells of a failed HTTP request without the request's own name for it.
-func (b *bridge) said(err error) string {
+// describeError tells of a failed HTTP request without the request's own name for it.
+func (b *bridge) describeError(err error) string {
 	var op *net.OpError
 	var ue *url.Error
 	switch {
 	case errors.As(err, &op) && op.Op == "dial":
-		u, _, _ := strings.Cut(b.o.URL, "?")
+		u, _, _ := strings.Cut(b.opts.URL, "?")
 		return fmt.Sprintf("no relay answers at %s (%v); is it running, and is this its URL?", u, op.Err)
 	case errors.As(err, &ue):
 		return ue.Err.Error()

@@ -17,10 +17,10 @@ import (
 
 // Bounds and times.
 const (
-	maxLine     = 1 << 20          // a message of the client, bytes; /mcp takes no more
-	maxAnswer   = 16 << 20         // a message of the server, bytes
-	maxInFlight = 64               // requests at a time; the next is read when one has ended
-	lastWords   = 10 * time.Second // for requests in flight when the client's input has ended
+	maxLine      = 1 << 20          // a message of the client, bytes; /mcp takes no more
+	maxAnswer    = 16 << 20         // a message of the server, bytes
+	maxInFlight  = 64               // requests at a time; the next is read when one has ended
+	drainTimeout = 10 * time.Second // for requests in flight when the client's input has ended
 )
 
 // Options configure Serve. URL must be given.
@@ -33,26 +33,26 @@ type Options struct {
 
 // bridge is one Serve.
 type bridge struct {
-	o     Options
-	log   *zap.Logger
-	wg    sync.WaitGroup
-	free  chan struct{} // one for each request that may still begin
-	ended chan struct{} // signalled when a request has ended
+	opts         Options
+	log          *zap.Logger
+	wg           sync.WaitGroup
+	slots        chan struct{} // one for each request that may still begin
+	requestEnded chan struct{} // signalled when a request has ended
 
-	outMu sync.Mutex // protects out
-	out   io.Writer
-	outOK error // of the first write that failed
+	outMu  sync.Mutex // protects out
+	out    io.Writer
+	outErr error // of the first write that failed
 
 	mu       sync.Mutex // protects the fields below
 	inFlight map[string]*request
 	session  session
 }
 
-// request is one that waits for its answer.
+// startRequest is one that waits for its answer.
 type request struct {
-	cancel context.CancelFunc
-	modern bool
-	ends   bool // by itself; a listen stream does not
+	cancel       context.CancelFunc
+	modern       bool
+	endsByItself bool // by itself; a listen stream does not
 }
 
 // Serve carries messages until in ends or ctx does. After the end of in, requests in
@@ -66,35 +66,35 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 		o.Logger = zap.NewNop()
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	b := &bridge{o: o, log: o.Logger, out: newOutput(ctx, out), free: make(chan struct{}, maxInFlight), ended: make(chan struct{}, 1), inFlight: make(map[string]*request)}
+	b := &bridge{opts: o, log: o.Logger, out: newAbortableWriter(ctx, out), slots: make(chan struct{}, maxInFlight), requestEnded: make(chan struct{}, 1), inFlight: make(map[string]*request)}
 	defer b.wg.Wait()
 	defer cancel()
 	// Reading cannot be interrupted, so it is not waited for: it ends with the process,
 	// or when its owner closes in.
 	read := make(chan []byte)
 	failed := make(chan error, 1)
-	go func() { failed <- lines(ctx, in, read) }()
+	go func() { failed <- readLines(ctx, in, read) }()
 	for {
 		select {
 		case line := <-read:
-			if err := b.take(ctx, line); err != nil {
+			if err := b.handleLine(ctx, line); err != nil {
 				return err
 			}
 		case err := <-failed:
 			if err == nil {
-				b.finish(ctx)
+				b.drain(ctx)
 			}
-			b.end(ctx)
+			b.closeSession(ctx)
 			return err
 		case <-ctx.Done():
-			b.end(ctx)
+			b.closeSession(ctx)
 			return ctx.Err()
 		}
 	}
 }
 
-// lines hands the lines of in on. One that is too long is handed on as nil.
-func lines(ctx context.Context, in io.Reader, to chan<- []byte) error {
+// readLines hands the lines of in on. One that is too long is handed on as nil.
+func readLines(ctx context.Context, in io.Reader, to chan<- []byte) error {
 	br := bufio.NewReaderSize(in, 64<<10)
 	for {
 		line, err := readLine(br)
@@ -136,43 +136,43 @@ func readLine(br *bufio.Reader) (line []byte, err error) {
 	}
 }
 
-// take carries one message of the client.
-func (b *bridge) take(ctx context.Context, line []byte) error {
+// handleLine carries one message of the client.
+func (b *bridge) handleLine(ctx context.Context, line []byte) error {
 	if line == nil {
-		b.fail(nil, codeInvalid, "the message is larger than 1 MiB")
-		return b.broken()
+		b.writeError(nil, codeInvalid, "the message is larger than 1 MiB")
+		return b.outputError()
 	}
-	m, err := parse(line)
+	m, err := parseMessage(line)
 	if err != nil {
-		b.fail(nil, codeParse, err.Error())
-		return b.broken()
+		b.writeError(nil, codeParse, err.Error())
+		return b.outputError()
 	}
 	switch {
 	case m.Method == "initialize" && len(m.ID) > 0:
 		b.initialize(ctx, m)
-	case m.Method == "notifications/cancelled" && b.cancelled(m):
+	case m.Method == "notifications/cancelled" && b.cancelRequest(m):
 	case len(m.ID) > 0 && m.Method != "":
-		b.request(ctx, m)
+		b.startRequest(ctx, m)
 	default: // a notification, or an answer to the server
 		if m.Method == "notifications/initialized" {
 			defer b.listen(ctx)
 		}
 		if _, err := b.post(ctx, m); err != nil {
-			b.log.Warn("mcp message lost", zap.String("method", m.Method), zap.String("error", b.said(err)))
+			b.log.Warn("mcp message lost", zap.String("method", m.Method), zap.String("error", b.describeError(err)))
 		}
 	}
-	return b.broken()
+	return b.outputError()
 }
 
-// request runs a request beside the others.
-func (b *bridge) request(ctx context.Context, m *message) {
+// startRequest runs a request beside the others.
+func (b *bridge) startRequest(ctx context.Context, m *message) {
 	select {
-	case b.free <- struct{}{}:
+	case b.slots <- struct{}{}:
 	case <-ctx.Done():
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	r := &request{cancel: cancel, modern: m.era != "", ends: m.Method != "subscriptions/listen"}
+	r := &request{cancel: cancel, modern: m.version != "", endsByItself: m.Method != "subscriptions/listen"}
 	key := string(m.ID)
 	b.mu.Lock()
 	_, twice := b.inFlight[key]
@@ -182,8 +182,8 @@ func (b *bridge) request(ctx context.Context, m *message) {
 	b.mu.Unlock()
 	if twice {
 		cancel()
-		<-b.free
-		b.fail(m.ID, codeInvalid, "a request with this id is in progress")
+		<-b.slots
+		b.writeError(m.ID, codeInvalid, "a request with this id is in progress")
 		return
 	}
 	b.wg.Go(func() {
@@ -193,26 +193,26 @@ func (b *bridge) request(ctx context.Context, m *message) {
 			delete(b.inFlight, key)
 			b.mu.Unlock()
 			select {
-			case b.ended <- struct{}{}:
+			case b.requestEnded <- struct{}{}:
 			default:
 			}
-			<-b.free
+			<-b.slots
 		}()
 		answered, err := b.post(ctx, m)
 		if err == nil && !answered {
 			err = errors.New("the server ended the stream without an answer")
 		}
 		switch {
-		case ctx.Err() != nil: // cancelled: the client wants no answer
+		case ctx.Err() != nil: // cancelRequest: the client wants no answer
 		case err != nil:
-			b.failWith(m.ID, err)
+			b.answerError(m.ID, err)
 		}
 	})
 }
 
-// cancelled ends a request of the modern era, where hanging up is the way to cancel. In
+// cancelRequest ends a request of the modern era, where hanging up is the way to cancel. In
 // sessions the notification itself goes to the server.
-func (b *bridge) cancelled(m *message) bool {
+func (b *bridge) cancelRequest(m *message) bool {
 	var p struct {
 		RequestID json.RawMessage `json:"requestId"`
 	}
@@ -229,15 +229,15 @@ func (b *bridge) cancelled(m *message) bool {
 	return true
 }
 
-// finish waits for the requests in flight that end by themselves.
-func (b *bridge) finish(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, lastWords)
+// drain waits for the requests in flight that end by themselves.
+func (b *bridge) drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	for {
 		b.mu.Lock()
 		left := 0
 		for _, r := range b.inFlight {
-			if r.ends {
+			if r.endsByItself {
 				left++
 			}
 		}
@@ -246,7 +246,7 @@ func (b *bridge) finish(ctx context.Context) {
 			return
 		}
 		select {
-		case <-b.ended:
+		case <-b.requestEnded:
 		case <-ctx.Done():
 			return
 		}
@@ -263,17 +263,17 @@ func (b *bridge) write(msg []byte) {
 	line.WriteByte('\n')
 	b.outMu.Lock()
 	defer b.outMu.Unlock()
-	if b.outOK == nil {
-		_, b.outOK = b.out.Write(line.Bytes())
+	if b.outErr == nil {
+		_, b.outErr = b.out.Write(line.Bytes())
 	}
 }
 
-// broken is why the client gets nothing any more.
-func (b *bridge) broken() error {
+// outputError is why the client gets nothing any more.
+func (b *bridge) outputError() error {
 	b.outMu.Lock()
 	defer b.outMu.Unlock()
-	if b.outOK != nil {
-		return fmt.Errorf("write stdout: %w", b.outOK)
+	if b.outErr != nil {
+		return fmt.Errorf("write stdout: %w", b.outErr)
 	}
 	return nil
 }

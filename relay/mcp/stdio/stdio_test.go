@@ -20,16 +20,16 @@ import (
 	"agentctl/relay/mcp"
 )
 
-// toy is a plugin with one tool: it says what it is told, after a while when told so.
-type toy struct{ version string }
+// testPlugin is a plugin with one tool: it says what it is told, after a while when told so.
+type testPlugin struct{ version string }
 
-func (p *toy) Manifest() *kernel.Manifest {
+func (p *testPlugin) Manifest() *kernel.Manifest {
 	return &kernel.Manifest{Name: "toy", Version: "1.0.0", Tools: []*kernel.Tool{{
 		Name: "toy.say", Description: p.version, InputSchema: json.RawMessage(`{"type":"object"}`), Scope: manifest.ScopeCallReadOnly}},
 		Resources: []*kernel.Resource{{URI: "mcp://toy/a.json", Name: "a", Scope: manifest.ScopeCallReadOnly, Watchable: true}}}
 }
 
-func (p *toy) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+func (p *testPlugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 	var a struct {
 		Wait int    `json:"wait_ms"`
 		Text string `json:"text"`
@@ -47,9 +47,11 @@ func (p *toy) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, erro
 	return &kernel.Result{Content: []json.RawMessage{json.RawMessage(`{"type":"text","text":` + string(text) + `}`)}}, nil
 }
 
-func (p *toy) Read(context.Context, *kernel.Caller, string) ([]byte, error) { return []byte(`{}`), nil }
+func (p *testPlugin) Read(context.Context, *kernel.Caller, string) ([]byte, error) {
+	return []byte(`{}`), nil
+}
 
-func (p *toy) Watch(ctx context.Context, _ string, changed func()) error {
+func (p *testPlugin) Watch(ctx context.Context, _ string, changed func()) error {
 	tick := time.NewTicker(10 * time.Millisecond) // a session that does not listen yet misses some
 	defer tick.Stop()
 	for {
@@ -62,9 +64,9 @@ func (p *toy) Watch(ctx context.Context, _ string, changed func()) error {
 	}
 }
 
-type every struct{}
+type allScopes struct{}
 
-func (every) Has(string) bool { return true }
+func (allScopes) Has(string) bool { return true }
 
 // server is /mcp behind one URL over restarts.
 type server struct {
@@ -87,7 +89,7 @@ func newServer(t *testing.T) *server {
 	return s
 }
 
-func (s *server) start() { s.startWith(&toy{}) }
+func (s *server) start() { s.startWith(&testPlugin{}) }
 
 func (s *server) startWith(plugins ...kernel.Plugin) {
 	k := kernel.New(kernel.Options{})
@@ -100,7 +102,7 @@ func (s *server) startWith(plugins ...kernel.Plugin) {
 		if r.Header.Get("Authorization") != "Bearer good" {
 			return nil, manifest.E(manifest.SafetyDenied, "the token is not good")
 		}
-		return &kernel.Caller{Tenant: "default", Actor: "a", Transport: "mcp", Scopes: every{}}, nil
+		return &kernel.Caller{Tenant: "default", Actor: "a", Transport: "mcp", Scopes: allScopes{}}, nil
 	}})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -238,9 +240,9 @@ func TestServerRestarts(t *testing.T) {
 	}
 }
 
-// TestBoardComesLater: after a restart the bridge is back before the boards are, and
+// TestResubscribeWhenBoardReturns: after a restart the bridge is back before the boards are, and
 // watches what they bring again.
-func TestBoardComesLater(t *testing.T) {
+func TestResubscribeWhenBoardReturns(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
 	c.hello()
@@ -250,7 +252,7 @@ func TestBoardComesLater(t *testing.T) {
 	s.startWith()
 	c.send(`{"jsonrpc":"2.0","id":6,"method":"tools/list"}`)
 	c.until(`"id":6`, `"tools":[]`)
-	if err := s.k.Load().Load(&toy{}, false); err != nil {
+	if err := s.k.Load().Load(&testPlugin{}, false); err != nil {
 		t.Fatal(err)
 	}
 	c.until("notifications/resources/updated", "mcp://toy/a.json")
@@ -281,7 +283,7 @@ func TestSessionlessEra(t *testing.T) {
 	}
 }
 
-type other struct{ toy }
+type other struct{ testPlugin }
 
 func (p *other) Manifest() *kernel.Manifest {
 	return &kernel.Manifest{Name: "other", Version: "1.0.0", Tools: []*kernel.Tool{{
@@ -340,8 +342,8 @@ func TestEndOfInput(t *testing.T) {
 	}
 }
 
-// TestDeafClient: a client that reads nothing does not keep the bridge from its end.
-func TestDeafClient(t *testing.T) {
+// TestClientStopsReading: a client that reads nothing does not keep the bridge from its end.
+func TestClientStopsReading(t *testing.T) {
 	s := newServer(t)
 	inR, inW := io.Pipe()
 	outR, outW := io.Pipe()

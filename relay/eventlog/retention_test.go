@@ -15,8 +15,8 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// lifetime runs a Store in a bubble, whose clock retention follows.
-func lifetime(t *testing.T, o Options, fn func(*Store)) {
+// withStore runs a Store in a bubble, whose clock retention follows.
+func withStore(t *testing.T, o Options, fn func(*Store)) {
 	path := logPath(t)
 	synctest.Test(t, func(t *testing.T) {
 		o.Path = path
@@ -45,7 +45,7 @@ func TestRetainAge(t *testing.T) {
 	o := Options{MaxAge: 16 * time.Hour, Snapshot: func(context.Context) ([]kernel.Event, error) {
 		return []kernel.Event{event("snapshot.ticket", "open", int(asked.Add(1)))}, nil
 	}}
-	lifetime(t, o, func(s *Store) {
+	withStore(t, o, func(s *Store) {
 		first := mustAppend(t, s, event("ticket.created", "open", 0))
 		for range 19 * 20 { // an event each three minutes
 			time.Sleep(3 * time.Minute)
@@ -71,7 +71,7 @@ func TestRetainAge(t *testing.T) {
 
 // Everything may go; the numbers go on above.
 func TestRetainAll(t *testing.T) {
-	lifetime(t, Options{MaxAge: time.Hour}, func(s *Store) {
+	withStore(t, Options{MaxAge: time.Hour}, func(s *Store) {
 		last := mustAppend(t, s, event("call", "t", 0), event("call", "t", 1))
 		time.Sleep(2 * time.Hour)
 		if st := s.Stats(); st.Events != 0 || st.First != 0 || st.Last != last || st.Mark != last+1 {
@@ -88,7 +88,7 @@ func TestRetainAll(t *testing.T) {
 
 func TestRetainSize(t *testing.T) {
 	big := json.RawMessage(`{"x":"` + strings.Repeat("x", 4000) + `"}`)
-	lifetime(t, Options{MaxBytes: 1 << 20, MaxAge: -1}, func(s *Store) {
+	withStore(t, Options{MaxBytes: 1 << 20, MaxAge: -1}, func(s *Store) {
 		peak := int64(0)
 		e := kernel.Event{Type: "call", Aggregate: "t", Payload: big}
 		for range 120 { // 5 MB
@@ -97,7 +97,7 @@ func TestRetainSize(t *testing.T) {
 			peak = max(peak, s.Stats().Bytes)
 		}
 		time.Sleep(2 * time.Minute)
-		size, err := s.size()
+		size, err := s.usedBytes()
 		if st := s.Stats(); err != nil || size > 1<<20 || size < 1<<19 || st.Removed < 900 || peak > 8<<20 {
 			t.Errorf("size %d, peak on disk %d, %v, stats %+v", size, peak, err, st)
 		}
@@ -114,7 +114,7 @@ func TestRetainRefused(t *testing.T) {
 		}
 		return nil, busy
 	}
-	lifetime(t, Options{MaxAge: time.Hour, Snapshot: snapshot}, func(s *Store) {
+	withStore(t, Options{MaxAge: time.Hour, Snapshot: snapshot}, func(s *Store) {
 		mustAppend(t, s, event("call", "t", 0))
 		time.Sleep(3 * time.Hour)
 		if st := s.Stats(); st.Events != 1 || !strings.Contains(st.RetentionError, busy.Error()) || st.LastError != "" {
@@ -185,7 +185,7 @@ func TestSnapshotRebuilds(t *testing.T) {
 	path, ck := logPath(t), newClock()
 	s := open(t, Options{Path: path, Now: ck.now, MaxAge: time.Second, Snapshot: c.snapshot})
 	look := make(chan struct{})
-	c.log, s.look = s, look
+	c.log, s.retainNow = s, look
 	run(t, s)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -14,7 +14,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// mux joins the modern requests of one tenant to one SDK session: each HTTP request is a
+// requestMux joins the modern requests of one tenant to one SDK session: each HTTP request is a
 // message on the session's connection, under an id of the mux's own, and gets back what
 // is written under that id. The protocol without sessions keeps nothing between
 // requests, so sharing one is invisible; it spares the SDK a connection, three goroutines
@@ -24,38 +24,38 @@ import (
 //
 // Only plain requests come here (takes). Everything else, and so every refusal that the
 // protocol words, goes through the SDK's own handler.
-type mux struct {
-	in   chan jsonrpc.Message
-	over chan struct{} // closed by end
-	once sync.Once
-	next atomic.Int64
+type requestMux struct {
+	in        chan jsonrpc.Message
+	closed    chan struct{} // closed by end
+	closeOnce sync.Once
+	lastID    atomic.Int64
 
 	mu      sync.Mutex // protects waiting
-	waiting map[int64]*call
+	pending map[int64]*muxCall
 }
 
-// call is one request in the mux.
-type call struct {
+// muxCall is one request in the mux.
+type muxCall struct {
 	*envelope
-	given  bool                   // there are params beside _meta
-	answer chan *jsonrpc.Response // holds one
-	notes  chan []byte            // notifications before the answer, as SSE data
-	gone   chan struct{}          // closed when the HTTP request ends
+	hasParams     bool                   // there are params beside _meta
+	response      chan *jsonrpc.Response // holds one
+	notifications chan []byte            // notifications before the answer, as SSE data
+	requestDone   chan struct{}          // closed when the HTTP request ends
 }
 
-// maxNotes is how many notifications of a call wait for its reader; then the call waits.
-const maxNotes = 16
+// maxQueuedNotifications is how many notifications of a call wait for its reader; then the call waits.
+const maxQueuedNotifications = 16
 
 type callKey struct{}
 
-func newMux() *mux {
-	return &mux{in: make(chan jsonrpc.Message), over: make(chan struct{}), waiting: make(map[int64]*call)}
+func newRequestMux() *requestMux {
+	return &requestMux{in: make(chan jsonrpc.Message), closed: make(chan struct{}), pending: make(map[int64]*muxCall)}
 }
 
 var (
-	_ sdk.Transport                = (*mux)(nil)
-	_ sdk.Connection               = (*mux)(nil)
-	_ sdk.ProtocolVersionSupporter = (*mux)(nil)
+	_ sdk.Transport                = (*requestMux)(nil)
+	_ sdk.Connection               = (*requestMux)(nil)
+	_ sdk.ProtocolVersionSupporter = (*requestMux)(nil)
 )
 
 // modernSession is the state of a session that speaks the modern protocol from its start.
@@ -67,71 +67,71 @@ func modernSession() *sdk.ServerSessionOptions {
 }
 
 // Connect implements sdk.Transport; the mux is its own connection.
-func (m *mux) Connect(context.Context) (sdk.Connection, error) { return m, nil }
+func (m *requestMux) Connect(context.Context) (sdk.Connection, error) { return m, nil }
 
 // SupportsProtocolVersion tells what /mcp serves, which is both eras.
-func (m *mux) SupportsProtocolVersion(string) bool { return true }
+func (m *requestMux) SupportsProtocolVersion(string) bool { return true }
 
 // SessionID implements sdk.Connection: there is no session to name.
-func (m *mux) SessionID() string { return "" }
+func (m *requestMux) SessionID() string { return "" }
 
 // Close implements sdk.Connection.
-func (m *mux) Close() error { m.end(); return nil }
+func (m *requestMux) Close() error { m.shutDown(); return nil }
 
-func (m *mux) end() { m.once.Do(func() { close(m.over) }) }
+func (m *requestMux) shutDown() { m.closeOnce.Do(func() { close(m.closed) }) }
 
 // Read implements sdk.Connection.
-func (m *mux) Read(ctx context.Context) (jsonrpc.Message, error) {
+func (m *requestMux) Read(ctx context.Context) (jsonrpc.Message, error) {
 	select {
 	case msg := <-m.in:
 		return msg, nil
-	case <-m.over:
+	case <-m.closed:
 		return nil, io.EOF
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
-// errGone has the code of the SDK's "rejected by transport": the message is lost, the
+// errRequestEnded has the code of the SDK's "rejected by transport": the message is lost, the
 // connection is not.
-var errGone = &jsonrpc.Error{Code: -32005, Message: "the request has ended"}
+var errRequestEnded = &jsonrpc.Error{Code: -32005, Message: "the request has ended"}
 
 // Write implements sdk.Connection. It blocks only the call whose notification it is.
-func (m *mux) Write(ctx context.Context, msg jsonrpc.Message) error {
+func (m *requestMux) Write(ctx context.Context, msg jsonrpc.Message) error {
 	switch msg := msg.(type) {
 	case *jsonrpc.Response:
 		n, _ := msg.ID.Raw().(int64)
 		m.mu.Lock()
-		c := m.waiting[n]
-		delete(m.waiting, n)
+		c := m.pending[n]
+		delete(m.pending, n)
 		m.mu.Unlock()
 		if c == nil {
-			return errGone
+			return errRequestEnded
 		}
-		c.answer <- msg
+		c.response <- msg
 		return nil
 	case *jsonrpc.Request:
-		c, _ := ctx.Value(callKey{}).(*call)
+		c, _ := ctx.Value(callKey{}).(*muxCall)
 		if c == nil || msg.IsCall() {
-			return errGone
+			return errRequestEnded
 		}
 		data, err := jsonrpc.EncodeMessage(msg)
 		if err != nil {
-			return errGone
+			return errRequestEnded
 		}
 		select {
-		case c.notes <- data:
+		case c.notifications <- data:
 			return nil
-		case <-c.gone:
-		case <-m.over:
+		case <-c.requestDone:
+		case <-m.closed:
 		}
 	}
-	return errGone
+	return errRequestEnded
 }
 
-// takes tells whether a message is a plain modern request: a call of a method that
+// isPlainRequest tells whether a message is a plain modern request: a call of a method that
 // answers at once, whose headers say what the body says.
-func takes(r *http.Request, m *envelope) bool {
+func isPlainRequest(r *http.Request, m *envelope) bool {
 	switch m.method {
 	case "tools/call", "resources/read", "prompts/get":
 		if m.name == "" || r.Header.Get("Mcp-Name") != m.name {
@@ -142,26 +142,26 @@ func takes(r *http.Request, m *envelope) bool {
 		return false
 	}
 	return len(m.id) > 0 && (m.id[0] == '"' || m.id[0] == '-' || m.id[0] >= '0' && m.id[0] <= '9') &&
-		len(m.caps) > 0 && m.caps[0] == '{' && (len(m.info) == 0 || m.info[0] == '{') &&
-		m.era == modernVersion && r.Header.Get(headerVersion) == modernVersion &&
+		len(m.capabilities) > 0 && m.capabilities[0] == '{' && (len(m.clientInfo) == 0 || m.clientInfo[0] == '{') &&
+		m.version == modernVersion && r.Header.Get(headerVersion) == modernVersion &&
 		r.Header.Get("Mcp-Method") == m.method && acceptsBoth(r.Header)
 }
 
 // serve answers one plain modern request: with JSON, or with a stream of events if the
 // handler has something to say before its answer.
-func (m *mux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
-	n := m.next.Add(1)
+func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
+	n := m.lastID.Add(1)
 	id, _ := jsonrpc.MakeID(float64(n))
 	params := e.withoutMeta()
-	c := &call{envelope: e, given: params != nil, answer: make(chan *jsonrpc.Response, 1), notes: make(chan []byte, maxNotes), gone: make(chan struct{})}
+	c := &muxCall{envelope: e, hasParams: params != nil, response: make(chan *jsonrpc.Response, 1), notifications: make(chan []byte, maxQueuedNotifications), requestDone: make(chan struct{})}
 	x.call = c
 	m.mu.Lock()
-	m.waiting[n] = c
+	m.pending[n] = c
 	m.mu.Unlock()
 	defer func() {
-		close(c.gone)
+		close(c.requestDone)
 		m.mu.Lock()
-		delete(m.waiting, n)
+		delete(m.pending, n)
 		m.mu.Unlock()
 	}()
 	msg := &jsonrpc.Request{ID: id, Method: e.method, Params: params, Extra: &sdk.RequestExtra{TokenInfo: tokenInfo(x)}}
@@ -169,39 +169,39 @@ func (m *mux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 	case m.in <- msg:
 	case <-x.ctx.Done():
 		return
-	case <-m.over:
-		refuseRPC(w, http.StatusServiceUnavailable, e.id, codeInternal, errStopping)
+	case <-m.closed:
+		refuseRPC(w, http.StatusServiceUnavailable, e.id, codeInternal, stoppingMessage)
 		return
 	}
-	out := answerWriter{w: w, rc: http.NewResponseController(w)}
-	defer out.done()
+	out := muxResponse{w: w, rc: http.NewResponseController(w)}
+	defer out.clearDeadline()
 	for {
 		select {
-		case note := <-c.notes:
-			if out.event(note) != nil {
+		case note := <-c.notifications:
+			if out.writeEvent(note) != nil {
 				return
 			}
-		case resp := <-c.answer:
+		case resp := <-c.response:
 			for more := true; more; {
 				select {
-				case note := <-c.notes:
-					if out.event(note) != nil {
+				case note := <-c.notifications:
+					if out.writeEvent(note) != nil {
 						return
 					}
 				default:
 					more = false
 				}
 			}
-			out.answer(e.id, resp)
+			out.writeResponse(e.id, resp)
 			return
 		case <-x.ctx.Done():
 			return
-		case <-m.over:
-			if !out.events {
-				refuseRPC(w, http.StatusServiceUnavailable, e.id, codeInternal, errStopping)
+		case <-m.closed:
+			if !out.isStream {
+				refuseRPC(w, http.StatusServiceUnavailable, e.id, codeInternal, stoppingMessage)
 				return
 			}
-			_ = out.event(appendFault(nil, e.id, codeInternal, errStopping, nil)) // a client waits for its answer
+			_ = out.writeEvent(appendFault(nil, e.id, codeInternal, stoppingMessage, nil)) // a client waits for its answer
 			return
 		}
 	}
@@ -210,19 +210,19 @@ func (m *mux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 // codeInternal is JSON-RPC's "internal error".
 const codeInternal = -32603
 
-const errStopping = "the relay is stopping; call again shortly"
+const stoppingMessage = "the relay is stopping; call again shortly"
 
-// answerWriter writes a modern answer. It is JSON until the first event.
-type answerWriter struct {
-	w      http.ResponseWriter
-	rc     *http.ResponseController
-	events bool
-	timed  bool
+// muxResponse writes a modern answer. It is JSON until the first event.
+type muxResponse struct {
+	w           http.ResponseWriter
+	rc          *http.ResponseController
+	isStream    bool
+	deadlineSet bool
 }
 
-func (a *answerWriter) event(data []byte) error {
-	if !a.events {
-		a.events = true
+func (a *muxResponse) writeEvent(data []byte) error {
+	if !a.isStream {
+		a.isStream = true
 		h := a.w.Header()
 		h.Set("Content-Type", "text/event-stream")
 		h.Set("Cache-Control", "no-cache, no-transform")
@@ -231,7 +231,7 @@ func (a *answerWriter) event(data []byte) error {
 	b = append(b, "event: message\ndata: "...)
 	b = append(b, data...)
 	b = append(b, "\n\n"...)
-	a.timed = true
+	a.deadlineSet = true
 	_ = a.rc.SetWriteDeadline(time.Now().Add(writeWait))
 	if _, err := a.w.Write(b); err != nil {
 		return err
@@ -239,7 +239,7 @@ func (a *answerWriter) event(data []byte) error {
 	return a.rc.Flush()
 }
 
-func (a *answerWriter) answer(id []byte, resp *jsonrpc.Response) {
+func (a *muxResponse) writeResponse(id []byte, resp *jsonrpc.Response) {
 	status := http.StatusOK
 	var b []byte
 	if resp.Error != nil {
@@ -258,8 +258,8 @@ func (a *answerWriter) answer(id []byte, resp *jsonrpc.Response) {
 		b = append(b, resp.Result...)
 		b = append(b, '}')
 	}
-	if a.events {
-		_ = a.event(b)
+	if a.isStream {
+		_ = a.writeEvent(b)
 		return
 	}
 	h := a.w.Header()
@@ -269,7 +269,7 @@ func (a *answerWriter) answer(id []byte, resp *jsonrpc.Response) {
 		a.w.WriteHeader(status)
 	}
 	if len(b) > 2048 { // less fits into any buffer
-		a.timed = true
+		a.deadlineSet = true
 		_ = a.rc.SetWriteDeadline(time.Now().Add(writeWait))
 	}
 	_, _ = a.w.Write(b)
@@ -280,8 +280,8 @@ var (
 	noStore     = []string{"no-store"}
 )
 
-func (a *answerWriter) done() {
-	if a.timed {
+func (a *muxResponse) clearDeadline() {
+	if a.deadlineSet {
 		_ = a.rc.SetWriteDeadline(time.Time{})
 	}
 }

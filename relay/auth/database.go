@@ -70,36 +70,36 @@ var migrations = []string{
 
 const (
 	busyTimeout = 5 * time.Second
-	writeBatch  = 512   // operations of one transaction
-	maxWaiting  = 16384 // operations that may wait for their transaction
+	maxBatch    = 512   // operations of one transaction
+	maxQueued   = 16384 // operations that may wait for their transaction
 )
 
-// creating keeps two Stores of one process from making the database file at once: the
+// createMu keeps two Stores of one process from making the database file at once: the
 // close of the one's descriptor would take the POSIX locks of the other's connection.
-var creating sync.Mutex
+var createMu sync.Mutex
 
 // database is the two connections to relay.db. The reader never waits for a writer (WAL).
 type database struct {
-	dir  *stateDir
-	w, r *sql.DB
-	turn chan struct{} // whoever fills it runs the next transaction
+	dir             *stateDir
+	writeDB, readDB *sql.DB
+	writeSlot       chan struct{} // whoever fills it runs the next transaction
 
-	mu      sync.Mutex // protects waiting
-	waiting []*operation
+	mu    sync.Mutex // protects waiting
+	queue []*writeOp
 }
 
-// operation is one write that shares a transaction, and so an fsync, with others.
-type operation struct {
-	do   func(*sql.Tx) error
-	then func() // after the commit; in the order of the operations
-	err  error
-	done bool
+// writeOp is one write that shares a transaction, and so an fsync, with others.
+type writeOp struct {
+	exec     func(*sql.Tx) error
+	onCommit func() // after the commit; in the order of the operations
+	err      error
+	done     bool
 }
 
 func openDatabase(d *stateDir) (*database, error) {
-	creating.Lock()
+	createMu.Lock()
 	err := d.create(dbFile)
-	creating.Unlock()
+	createMu.Unlock()
 	if err != nil {
 		return nil, err
 	}
@@ -119,21 +119,21 @@ func openDatabase(d *stateDir) (*database, error) {
 	}
 	w.SetMaxOpenConns(1)
 	r.SetMaxOpenConns(1)
-	return &database{dir: d, w: w, r: r, turn: make(chan struct{}, 1)}, nil
+	return &database{dir: d, writeDB: w, readDB: r, writeSlot: make(chan struct{}, 1)}, nil
 }
 
 func dsn(path, query string) string {
 	return (&url.URL{Scheme: "file", OmitHost: true, Path: filepath.ToSlash(path), RawQuery: query}).String()
 }
 
-func (db *database) close() error { return errors.Join(db.r.Close(), db.w.Close()) }
+func (db *database) close() error { return errors.Join(db.readDB.Close(), db.writeDB.Close()) }
 
 // setUp migrates the schema and runs fn, in one transaction: two processes that open
 // a fresh directory agree on one relay id and one key.
 func (db *database) setUp(fn func() error) error {
 	deadline := time.Now().Add(busyTimeout)
 	for {
-		err := db.trySetUp(fn)
+		err := db.migrate(fn)
 		// The switch of a fresh file to WAL does not wait for its lock as writes do.
 		if sqliteCode(err) != sqliteBusy || time.Now().After(deadline) {
 			return err
@@ -142,8 +142,8 @@ func (db *database) setUp(fn func() error) error {
 	}
 }
 
-func (db *database) trySetUp(fn func() error) error {
-	tx, err := db.w.Begin()
+func (db *database) migrate(fn func() error) error {
+	tx, err := db.writeDB.Begin()
 	if err != nil {
 		return err
 	}
@@ -172,14 +172,14 @@ func (db *database) trySetUp(fn func() error) error {
 	if err := tx.Commit(); err != nil {
 		return err
 	}
-	return db.giveAll()
+	return db.chownFiles()
 }
 
-// giveAll gives the database's files to the owner of the directory. SQLite does this
+// chownFiles gives the database's files to the owner of the directory. SQLite does this
 // for -wal and -shm by itself; a database restored by root is given here.
-func (db *database) giveAll() error {
+func (db *database) chownFiles() error {
 	for _, name := range []string{dbFile, dbFile + "-wal", dbFile + "-shm"} {
-		if err := db.dir.give(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := db.dir.chownToOwner(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return explain(db.dir.path, err)
 		}
 	}
@@ -191,69 +191,69 @@ func (db *database) giveAll() error {
 // themselves at once cost a few fsyncs. When ctx ends first, do was not run or its
 // result is returned.
 func (db *database) write(ctx context.Context, do func(*sql.Tx) error, then func()) error {
-	op := &operation{do: do, then: then}
+	op := &writeOp{exec: do, onCommit: then}
 	db.mu.Lock()
-	if len(db.waiting) >= maxWaiting {
+	if len(db.queue) >= maxQueued {
 		db.mu.Unlock()
 		return errors.New("too many writes wait for the relay's database; check its disk")
 	}
-	db.waiting = append(db.waiting, op)
+	db.queue = append(db.queue, op)
 	db.mu.Unlock()
 
 	select {
-	case db.turn <- struct{}{}:
+	case db.writeSlot <- struct{}{}:
 	case <-ctx.Done():
-		if db.withdraw(op) {
+		if db.cancelQueued(op) {
 			return ctx.Err()
 		}
-		db.turn <- struct{}{} // its transaction is running, and is bounded
+		db.writeSlot <- struct{}{} // its transaction is running, and is bounded
 	}
-	defer func() { <-db.turn }()
+	defer func() { <-db.writeSlot }()
 	for !op.done {
-		db.run(db.take())
+		db.commitBatch(db.takeBatch())
 	}
 	return op.err
 }
 
-func (db *database) withdraw(op *operation) bool {
+func (db *database) cancelQueued(op *writeOp) bool {
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	i := slices.Index(db.waiting, op)
+	i := slices.Index(db.queue, op)
 	if i < 0 {
 		return false
 	}
-	db.waiting = slices.Delete(db.waiting, i, i+1)
+	db.queue = slices.Delete(db.queue, i, i+1)
 	return true
 }
 
-func (db *database) take() []*operation {
+func (db *database) takeBatch() []*writeOp {
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	n := min(len(db.waiting), writeBatch)
-	batch := slices.Clone(db.waiting[:n])
-	db.waiting = slices.Delete(db.waiting, 0, n)
+	n := min(len(db.queue), maxBatch)
+	batch := slices.Clone(db.queue[:n])
+	db.queue = slices.Delete(db.queue, 0, n)
 	return batch
 }
 
-// run commits a batch. An operation that fails takes back its own changes only.
-func (db *database) run(batch []*operation) {
-	err := db.tryRun(batch)
+// commitBatch commits a batch. An operation that fails takes back its own changes only.
+func (db *database) commitBatch(batch []*writeOp) {
+	err := db.runBatch(batch)
 	for _, op := range batch {
 		op.done = true
 		if op.err == nil {
 			op.err = err
 		}
-		if op.err == nil && op.then != nil {
-			op.then()
+		if op.err == nil && op.onCommit != nil {
+			op.onCommit()
 		}
 	}
 }
 
-func (db *database) tryRun(batch []*operation) error {
+func (db *database) runBatch(batch []*writeOp) error {
 	// Not the ctx of one caller: the others' writes must not fail with it.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*busyTimeout)
 	defer cancel()
-	tx, err := db.w.BeginTx(ctx, nil)
+	tx, err := db.writeDB.BeginTx(ctx, nil)
 	if err != nil {
 		return explain(db.dir.path, err)
 	}
@@ -262,7 +262,7 @@ func (db *database) tryRun(batch []*operation) error {
 		if _, err := tx.Exec("SAVEPOINT op"); err != nil {
 			return explain(db.dir.path, err)
 		}
-		if op.err = op.do(tx); op.err != nil {
+		if op.err = op.exec(tx); op.err != nil {
 			if sqliteCode(op.err) != 0 {
 				op.err = explain(db.dir.path, op.err)
 			}

@@ -12,57 +12,57 @@ import (
 // envelope is what the door looks at in a JSON-RPC message before the SDK parses it. The
 // parts are the message's own bytes.
 type envelope struct {
-	id     []byte // nil for a notification
-	method string
-	params []byte
-	name   string // params.name, or params.uri for resources/read
-	meta   []byte // params._meta
-	era    string // its protocolVersion
-	info   []byte // its clientInfo
-	caps   []byte // its clientCapabilities
-	answer bool   // has a result or an error
-	wrong  shape  // why it is no message of JSON-RPC; "" for one that is
+	id           []byte // nil for a notification
+	method       string
+	params       []byte
+	name         string     // params.name, or params.uri for resources/read
+	meta         []byte     // params._meta
+	version      string     // its protocolVersion
+	clientInfo   []byte     // its clientInfo
+	capabilities []byte     // its clientCapabilities
+	isResponse   bool       // has a result or an error
+	invalid      shapeError // why it is no message of JSON-RPC; "" for one that is
 }
 
-// shape says why JSON is no message.
-type shape string
+// shapeError says why JSON is no message.
+type shapeError string
 
-func (s shape) Error() string { return string(s) }
+func (s shapeError) Error() string { return string(s) }
 
 const (
-	errBatchSize = shape("a batch holds 1 to 32 messages")
-	errNotObject = shape("a message is a JSON object with a method, a result or an error")
-	errVersion   = shape(`a message has "jsonrpc":"2.0"`)
-	errID        = shape("an id is a string or a whole number below 2^53")
-	errParams    = shape("params are an object")
+	errBatchSize = shapeError("a batch holds 1 to 32 messages")
+	errNotObject = shapeError("a message is a JSON object with a method, a result or an error")
+	errVersion   = shapeError(`a message has "jsonrpc":"2.0"`)
+	errID        = shapeError("an id is a string or a whole number below 2^53")
+	errParams    = shapeError("params are an object")
 )
 
 // Keys of _meta in the modern era.
 const (
-	eraKey   = "io.modelcontextprotocol/protocolVersion"
-	infoKey  = "io.modelcontextprotocol/clientInfo"
-	capsKey  = "io.modelcontextprotocol/clientCapabilities"
-	levelKey = "io.modelcontextprotocol/logLevel"
+	metaVersionKey      = "io.modelcontextprotocol/protocolVersion"
+	metaClientInfoKey   = "io.modelcontextprotocol/clientInfo"
+	metaCapabilitiesKey = "io.modelcontextprotocol/clientCapabilities"
+	metaLogLevelKey     = "io.modelcontextprotocol/logLevel"
 )
 
 // scanBody checks a body strictly (exact keys, no duplicates, UTF-8, no trailing bytes,
 // bounded depth) and returns the envelopes of its messages. The SDK alone would take the
 // last of two equal keys and ignore what follows the first value. With an error of the
-// shape of a single message comes that message.
+// shapeError of a single message comes that message.
 func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 	if err := strictjson.Check(body); err != nil {
 		return nil, false, err
 	}
-	i := space(body, 0)
+	i := skipSpace(body, 0)
 	switch body[i] {
 	case '{':
 		m := scanMessage(body[i:])
-		if m.wrong != "" {
-			err = m.wrong
+		if m.invalid != "" {
+			err = m.invalid
 		}
 		return []envelope{m}, false, err
 	case '[':
-		err = elements(body[i:], func(e []byte) error {
+		err = forEachElement(body[i:], func(e []byte) error {
 			if e[0] != '{' {
 				return errNotObject
 			}
@@ -70,8 +70,8 @@ func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 				return errBatchSize
 			}
 			m := scanMessage(e)
-			if m.wrong != "" {
-				return m.wrong
+			if m.invalid != "" {
+				return m.invalid
 			}
 			msgs = append(msgs, m)
 			return nil
@@ -86,34 +86,34 @@ func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 
 func scanMessage(obj []byte) (m envelope) {
 	version := ""
-	m.wrong = errNotObject
-	members(obj, func(key string, v []byte) {
+	m.invalid = errNotObject
+	forEachMember(obj, func(key string, v []byte) {
 		switch key {
 		case "jsonrpc":
-			version = text(v)
+			version = stringValue(v)
 		case "id":
 			if string(v) != "null" {
 				m.id = v
 			}
 		case "method":
-			m.method = text(v)
+			m.method = stringValue(v)
 		case "params":
 			m.params = v
 		case "result", "error":
-			m.answer = true
+			m.isResponse = true
 		}
 	})
 	switch {
-	case m.method == "" && !m.answer: // what is said already
+	case m.method == "" && !m.isResponse: // what is said already
 	case version != "2.0":
-		m.wrong = errVersion
+		m.invalid = errVersion
 	case len(m.params) > 0 && m.params[0] != '{' && string(m.params) != "null":
-		m.wrong = errParams
+		m.invalid = errParams
 	default:
-		m.wrong = ""
+		m.invalid = ""
 	}
 	if len(m.id) > 0 && m.id[0] != '"' && m.id[0] != '-' && (m.id[0] < '0' || m.id[0] > '9') {
-		m.id, m.wrong = nil, errID
+		m.id, m.invalid = nil, errID
 	}
 	if len(m.params) == 0 || m.params[0] != '{' {
 		return m
@@ -122,20 +122,20 @@ func scanMessage(obj []byte) (m envelope) {
 	if m.method == "resources/read" {
 		name = "uri"
 	}
-	members(m.params, func(key string, v []byte) {
+	forEachMember(m.params, func(key string, v []byte) {
 		switch {
 		case key == name:
-			m.name = text(v)
+			m.name = stringValue(v)
 		case key == "_meta" && v[0] == '{':
 			m.meta = v
-			members(v, func(key string, v []byte) {
+			forEachMember(v, func(key string, v []byte) {
 				switch key {
-				case eraKey:
-					m.era = text(v)
-				case infoKey:
-					m.info = v
-				case capsKey:
-					m.caps = v
+				case metaVersionKey:
+					m.version = stringValue(v)
+				case metaClientInfoKey:
+					m.clientInfo = v
+				case metaCapabilitiesKey:
+					m.capabilities = v
 				}
 			})
 		}
@@ -143,9 +143,9 @@ func scanMessage(obj []byte) (m envelope) {
 	return m
 }
 
-// keepsID tells whether the SDK would answer under the same id: it reads numbers as
+// idRoundTrips tells whether the SDK would answer under the same id: it reads numbers as
 // float64 and keeps them as integers, so that 1.5 becomes 1.
-func (m *envelope) keepsID() bool {
+func (m *envelope) idRoundTrips() bool {
 	if len(m.id) == 0 || m.id[0] == '"' {
 		return true
 	}
@@ -157,7 +157,7 @@ func (m *envelope) keepsID() bool {
 func (m *envelope) withoutMeta() []byte {
 	b := make([]byte, 0, len(m.params)-len(m.meta))
 	b = append(b, '{')
-	members(m.params, func(key string, v []byte) {
+	forEachMember(m.params, func(key string, v []byte) {
 		if key == "_meta" {
 			return
 		}
@@ -172,15 +172,15 @@ func (m *envelope) withoutMeta() []byte {
 	return append(b, '}')
 }
 
-// rest decodes the members of _meta that are not the protocol's own; nil if there are
+// extraMeta decodes the members of _meta that are not the protocol's own; nil if there are
 // none, which is the rule.
-func (m *envelope) rest() map[string]any {
+func (m *envelope) extraMeta() map[string]any {
 	var rest map[string]any
 	if len(m.meta) == 0 {
 		return nil
 	}
-	members(m.meta, func(key string, v []byte) {
-		if key == eraKey || key == infoKey || key == capsKey {
+	forEachMember(m.meta, func(key string, v []byte) {
+		if key == metaVersionKey || key == metaClientInfoKey || key == metaCapabilitiesKey {
 			return
 		}
 		var value any
@@ -195,38 +195,38 @@ func (m *envelope) rest() map[string]any {
 	return rest
 }
 
-// members calls yield for each member of an object. Its input has passed
+// forEachMember calls yield for each member of an object. Its input has passed
 // strictjson.Check, so the walk only has to find the borders of values.
-func members(obj []byte, yield func(key string, value []byte)) {
-	i := space(obj, 1)
+func forEachMember(obj []byte, yield func(key string, value []byte)) {
+	i := skipSpace(obj, 1)
 	for obj[i] != '}' {
-		end := skip(obj, i)
-		key := text(obj[i:end])
-		i = space(obj, space(obj, end)+1) // behind the colon
-		end = skip(obj, i)
+		end := skipValue(obj, i)
+		key := stringValue(obj[i:end])
+		i = skipSpace(obj, skipSpace(obj, end)+1) // behind the colon
+		end = skipValue(obj, i)
 		yield(key, obj[i:end])
-		if i = space(obj, end); obj[i] == ',' {
-			i = space(obj, i+1)
+		if i = skipSpace(obj, end); obj[i] == ',' {
+			i = skipSpace(obj, i+1)
 		}
 	}
 }
 
-func elements(arr []byte, yield func([]byte) error) error {
-	i := space(arr, 1)
+func forEachElement(arr []byte, yield func([]byte) error) error {
+	i := skipSpace(arr, 1)
 	for arr[i] != ']' {
-		end := skip(arr, i)
+		end := skipValue(arr, i)
 		if err := yield(arr[i:end]); err != nil {
 			return err
 		}
-		if i = space(arr, end); arr[i] == ',' {
-			i = space(arr, i+1)
+		if i = skipSpace(arr, end); arr[i] == ',' {
+			i = skipSpace(arr, i+1)
 		}
 	}
 	return nil
 }
 
-// skip returns the index behind the value that begins at i.
-func skip(b []byte, i int) int {
+// skipValue returns the index behind the value that begins at i.
+func skipValue(b []byte, i int) int {
 	switch b[i] {
 	case '"':
 		for i++; b[i] != '"'; i++ {
@@ -239,7 +239,7 @@ func skip(b []byte, i int) int {
 		for depth := 0; ; i++ {
 			switch b[i] {
 			case '"':
-				i = skip(b, i) - 1
+				i = skipValue(b, i) - 1
 			case '{', '[':
 				depth++
 			case '}', ']':
@@ -255,15 +255,15 @@ func skip(b []byte, i int) int {
 	return i
 }
 
-func space(b []byte, i int) int {
+func skipSpace(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\t' || b[i] == '\n' || b[i] == '\r') {
 		i++
 	}
 	return i
 }
 
-// text is the Go string of a JSON string; "" for any other value.
-func text(v []byte) string {
+// stringValue is the Go string of a JSON string; "" for any other value.
+func stringValue(v []byte) string {
 	if len(v) < 2 || v[0] != '"' {
 		return ""
 	}

@@ -15,7 +15,7 @@ import (
 // ctx ends; then it commits what waits, refuses what comes, and returns why ctx ended. It
 // may run again after that.
 func (s *Store) Run(ctx context.Context) error {
-	if err := s.begin(); err != nil {
+	if err := s.start(); err != nil {
 		return err
 	}
 	var wg sync.WaitGroup
@@ -23,43 +23,43 @@ func (s *Store) Run(ctx context.Context) error {
 	defer func() {
 		cancel()
 		wg.Wait()
-		s.keep.reset()
+		s.retention.reset()
 	}()
 	var soon, again <-chan time.Time
 	var rested time.Time
 	step := time.NewTimer(0) // of the next step of retention
 	defer step.Stop()
-	look := time.NewTimer(retainFirst)
+	look := time.NewTimer(firstRetention)
 	defer look.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			s.finish()
+			s.drain()
 			return context.Cause(ctx)
-		case <-s.offered:
+		case <-s.offerReady:
 			if soon == nil { // gather what else is offered
-				soon = time.After(offerDelay)
+				soon = time.After(offerInterval)
 			}
 			continue
 		case <-soon:
 			soon = nil
-		case <-s.wake:
+		case <-s.appendReady:
 		case <-look.C:
-			look.Reset(retainEvery)
-			s.retain(taking, &wg)
-		case <-s.look:
-			s.retain(taking, &wg)
-		case snap := <-s.keep.results:
-			s.keepSnapshot(taking, &wg, snap)
+			look.Reset(retentionInterval)
+			s.startRetention(taking, &wg)
+		case <-s.retainNow:
+			s.startRetention(taking, &wg)
+		case snap := <-s.retention.results:
+			s.handleSnapshot(taking, &wg, snap)
 		case <-again:
 		case <-step.C:
 		}
 		again = nil
-		if s.commitNext() {
-			again = at
+		if s.commitBatch() {
+			again = alwaysReady
 		}
 		// Between two groups, one step of retention: appenders wait for no more than that.
-		if s.keep.removing && !time.Now().Before(rested) {
+		if s.retention.removing && !time.Now().Before(rested) {
 			rest, more := s.removeStep()
 			if rested = time.Now().Add(rest); more {
 				step.Reset(rest)
@@ -68,75 +68,75 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
-// at is always ready.
-var at = func() <-chan time.Time {
+// alwaysReady is always ready.
+var alwaysReady = func() <-chan time.Time {
 	c := make(chan time.Time)
 	close(c)
 	return c
 }()
 
-func (s *Store) begin() error {
+func (s *Store) start() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch s.state {
-	case closed:
+	case stateClosed:
 		return ErrClosed
-	case running:
+	case stateRunning:
 		return errors.New("eventlog: Run runs already")
 	}
-	s.state = running
+	s.state = stateRunning
 	select {
-	case <-s.begun: // by an earlier Run
+	case <-s.started: // by an earlier Run
 	default:
-		close(s.begun)
+		close(s.started)
 	}
 	select { // offers that came before, or while an earlier Run ended
-	case s.offered <- struct{}{}:
+	case s.offerReady <- struct{}{}:
 	default:
 	}
 	return nil
 }
 
-// finish commits what waits and refuses what comes. It does not try a disk again that
+// drain commits what waits and refuses what comes. It does not try a disk again that
 // refuses.
-func (s *Store) finish() {
+func (s *Store) drain() {
 	s.mu.Lock()
-	s.state = ended
+	s.state = stateEnded
 	failed := s.stats.FailedCommits
 	s.mu.Unlock()
-	for s.commitNext() {
+	for s.commitBatch() {
 		s.mu.Lock()
 		if s.stats.FailedCommits > failed {
-			s.dropWaitingLocked()
+			s.dropQueueLocked()
 		}
 		s.mu.Unlock()
 	}
 }
 
-// commitNext commits the next group, and tells whether more waits.
-func (s *Store) commitNext() (more bool) {
-	group := s.take()
+// commitBatch commits the next group, and tells whether more waits.
+func (s *Store) commitBatch() (more bool) {
+	group := s.takeBatch()
 	if len(group) > 0 {
 		s.commit(group)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.waiting) > 0
+	return len(s.queue) > 0
 }
 
 // commit keeps a group of requests, or none of them, and answers them.
-func (s *Store) commit(group []*request) {
+func (s *Store) commit(group []*appendRequest) {
 	events, err := s.insert(group)
 	if err != nil {
 		err = explain(s.opts.Path, err)
-		s.failed(err)
+		s.recordCommitError(err)
 	} else {
-		s.keep.touch(events)
+		s.retention.noteChanges(events)
 		s.publish(events)
 	}
 	s.mu.Lock()
 	if err == nil {
-		s.committedLocked(group, events)
+		s.recordCommitLocked(group, events)
 	}
 	for _, r := range group {
 		if r.offered && err != nil {
@@ -154,13 +154,13 @@ func (s *Store) commit(group []*request) {
 	}
 }
 
-// putRows is how many rows one statement inserts where there are as many.
-const putRows = 16
+// insertRows is how many rows one statement inserts where there are as many.
+const insertRows = 16
 
 // insert is the transaction. It gives the events their numbers.
-func (s *Store) insert(group []*request) ([]kernel.Event, error) {
+func (s *Store) insert(group []*appendRequest) ([]kernel.Event, error) {
 	var events []kernel.Event
-	now, seq := s.opts.Now().UnixMilli(), s.next
+	now, seq := s.opts.Now().UnixMilli(), s.nextSeq
 	for _, r := range group {
 		for _, e := range r.events {
 			e.Seq = seq
@@ -173,11 +173,11 @@ func (s *Store) insert(group []*request) ([]kernel.Event, error) {
 		}
 	}
 	err := s.tx(func() error {
-		args := make([]any, 0, 6*putRows)
+		args := make([]any, 0, 6*insertRows)
 		for left := events; len(left) > 0; {
-			put, n := s.put, 1
-			if len(left) >= putRows {
-				put, n = s.putMany, putRows
+			put, n := s.insertOne, 1
+			if len(left) >= insertRows {
+				put, n = s.insertMany, insertRows
 			}
 			args = args[:0]
 			for i := range left[:n] {
@@ -198,11 +198,11 @@ func (s *Store) insert(group []*request) ([]kernel.Event, error) {
 			return nil, err
 		}
 		if last != seq-1 {
-			s.next = last + 1
+			s.nextSeq = last + 1
 			return nil, err
 		}
 	}
-	s.next = seq
+	s.nextSeq = seq
 	return events, nil
 }
 
@@ -218,7 +218,7 @@ func (s *Store) publish(events []kernel.Event) {
 	}
 }
 
-func (s *Store) committedLocked(group []*request, events []kernel.Event) {
+func (s *Store) recordCommitLocked(group []*appendRequest, events []kernel.Event) {
 	if s.stats.Events == 0 {
 		s.stats.First = events[0].Seq
 	}
@@ -234,8 +234,8 @@ func (s *Store) committedLocked(group []*request, events []kernel.Event) {
 	}
 }
 
-// failed says once that the disk refuses, not for each group.
-func (s *Store) failed(err error) {
+// recordCommitError says once that the disk refuses, not for each group.
+func (s *Store) recordCommitError(err error) {
 	s.mu.Lock()
 	first := s.stats.LastError == ""
 	s.stats.FailedCommits++

@@ -39,7 +39,7 @@ func nodesOf(t *testing.T, s *Store, tenant string) ([]Node, error) {
 func TestNodesPageBySize(t *testing.T) {
 	s := openStore(t, Options{})
 	large := `["` + strings.Repeat("x", MaxManifest-4) + `"]`
-	const nodes = nodesBytes/MaxManifest + 2
+	const nodes = maxPageBytes/MaxManifest + 2
 	for range nodes {
 		upsert(t, s, "acme", manifest.NewNodeID(), "", large)
 	}
@@ -62,7 +62,7 @@ func TestNodesPageBySize(t *testing.T) {
 	}
 }
 
-func TestNodeIsKnownFromItsMint(t *testing.T) {
+func TestMintRegistersNode(t *testing.T) {
 	s := openStore(t, Options{})
 	m := mint(t, s, MintRequest{Class: "device", Tenant: "acme"})
 	if tenant, ok := s.NodeTenant(m.NodeID); !ok || tenant != "acme" {
@@ -192,7 +192,7 @@ func TestFindNode(t *testing.T) {
 }
 
 // A restart, clean or not, keeps relay, keys, tokens, revocations and nodes.
-func TestRestartKeepsEverything(t *testing.T) {
+func TestReopenKeepsState(t *testing.T) {
 	ck := &clock{testTime}
 	dir := t.TempDir()
 	s, err := Open(Options{StateDir: dir, Now: ck.now, Audience: "https://relay.example"})
@@ -254,7 +254,7 @@ func TestReconnectWritesNothing(t *testing.T) {
 		node := manifest.NewNodeID()
 		upsert(t, s, "acme", node, "lab", `[1]`)
 		version := func() (v int64) {
-			if err := reader.db.r.QueryRow("PRAGMA data_version").Scan(&v); err != nil {
+			if err := reader.db.readDB.QueryRow("PRAGMA data_version").Scan(&v); err != nil {
 				t.Fatal(err)
 			}
 			return v
@@ -265,10 +265,10 @@ func TestReconnectWritesNothing(t *testing.T) {
 
 		before := version()
 		time.Sleep(SeenInterval / 2)
-		s.db.turn <- struct{}{} // nobody may write now: what follows must not wait for it
+		s.db.writeSlot <- struct{}{} // nobody may write now: what follows must not wait for it
 		upsert(t, s, "acme", node, "lab", `[1]`)
 		upsert(t, s, "acme", node, "", "")
-		<-s.db.turn
+		<-s.db.writeSlot
 		s.MarkSeen(node)
 		seen := time.Now().UnixMilli()
 		if got := version(); got != before {
@@ -282,11 +282,11 @@ func TestReconnectWritesNothing(t *testing.T) {
 		if n, err := reader.Node(ctx, "acme", node); err != nil || n.LastSeenMS != seen {
 			t.Errorf("after the flush: got %d, %v, want %d", n.LastSeenMS, err, seen)
 		}
-		s.db.turn <- struct{}{} // with nothing new to save, no write is even begun
+		s.db.writeSlot <- struct{}{} // with nothing new to save, no write is even begun
 		if err := s.flushSeen(ctx); err != nil {
 			t.Error(err)
 		}
-		<-s.db.turn
+		<-s.db.writeSlot
 		after := version()
 		time.Sleep(3 * SeenInterval)
 		synctest.Wait()
@@ -304,7 +304,7 @@ func TestReconnectWritesNothing(t *testing.T) {
 
 // What another process registers is known after a poll; what two processes change at
 // once converges.
-func TestRegistryOfTwoStores(t *testing.T) {
+func TestTwoStoresShareRegistry(t *testing.T) {
 	dir := t.TempDir()
 	a, b := openStore(t, Options{StateDir: dir}), openStore(t, Options{StateDir: dir})
 	m := mint(t, b, MintRequest{Class: "device", Tenant: "acme"})
@@ -324,7 +324,7 @@ func TestRegistryOfTwoStores(t *testing.T) {
 			t.Fatal(err)
 		}
 		for node, want := range map[string]string{m.NodeID: "lab", other: "lab-2"} {
-			if n := s.nodes.get(node); n == nil || n.name != want || n.tenant != "acme" {
+			if n := s.registry.get(node); n == nil || n.name != want || n.tenant != "acme" {
 				t.Errorf("%s: got %+v, want %s", node, n, want)
 			}
 		}
@@ -332,7 +332,7 @@ func TestRegistryOfTwoStores(t *testing.T) {
 }
 
 // Many boards that announce at once share transactions; each gets its own outcome.
-func TestUpsertTogether(t *testing.T) {
+func TestConcurrentUpsertsShareCommits(t *testing.T) {
 	s := openStore(t, Options{})
 	foreign := mint(t, s, MintRequest{Class: "device", Tenant: "zeta"}).NodeID
 	const boards = 200
@@ -369,16 +369,16 @@ func TestUpsertTogether(t *testing.T) {
 // A caller whose context has ended leaves the queue; the others' writes are not harmed.
 func TestWriteCancelled(t *testing.T) {
 	s := openStore(t, Options{})
-	s.db.turn <- struct{}{} // someone is writing
+	s.db.writeSlot <- struct{}{} // someone is writing
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.UpsertNode(ctx, "acme", manifest.NewNodeID(), "", nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	if len(s.db.waiting) != 0 {
-		t.Errorf("%d writes still wait", len(s.db.waiting))
+	if len(s.db.queue) != 0 {
+		t.Errorf("%d writes still wait", len(s.db.queue))
 	}
-	<-s.db.turn
+	<-s.db.writeSlot
 	upsert(t, s, "acme", manifest.NewNodeID(), "", "")
 	if list, err := nodesOf(t, s, "acme"); err != nil || len(list) != 1 {
 		t.Errorf("got %d nodes, %v", len(list), err)
@@ -386,20 +386,20 @@ func TestWriteCancelled(t *testing.T) {
 }
 
 // A row that was read before a change must not replace what the change left in memory.
-func TestAnOlderNodeDoesNotWin(t *testing.T) {
+func TestOlderNodeEntryIsIgnored(t *testing.T) {
 	s := openStore(t, Options{})
 	id := manifest.NewNodeID()
 	upsert(t, s, "acme", id, "lab", "")
-	stale := s.nodes.get(id)
+	stale := s.registry.get(id)
 	upsert(t, s, "acme", id, "shed", "")
-	s.nodes.put([]*node{stale})
-	if n := s.nodes.get(id); n.name != "shed" {
+	s.registry.put([]*node{stale})
+	if n := s.registry.get(id); n.name != "shed" {
 		t.Errorf("got %q", n.name)
 	}
 }
 
 // In a shared transaction the one that fails takes back what it did, and only that.
-func TestAFailedWriteTakesBackItsOwn(t *testing.T) {
+func TestFailedWriteRollsBackAlone(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		s := openStore(t, Options{StateDir: dir})
@@ -412,7 +412,7 @@ func TestAFailedWriteTakesBackItsOwn(t *testing.T) {
 			}, nil)
 		}
 		bad := errors.New("bad")
-		s.db.turn <- struct{}{} // so that all three wait for one transaction
+		s.db.writeSlot <- struct{}{} // so that all three wait for one transaction
 		var wg sync.WaitGroup
 		for id, err := range []error{nil, bad, nil} {
 			wg.Go(func() {
@@ -422,17 +422,17 @@ func TestAFailedWriteTakesBackItsOwn(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		<-s.db.turn
+		<-s.db.writeSlot
 		wg.Wait()
 		var ids string
-		if err := s.db.r.QueryRow("SELECT group_concat(id) FROM (SELECT id FROM seen ORDER BY id)").Scan(&ids); err != nil || ids != "0,2" {
+		if err := s.db.readDB.QueryRow("SELECT group_concat(id) FROM (SELECT id FROM seen ORDER BY id)").Scan(&ids); err != nil || ids != "0,2" {
 			t.Errorf("got rows %s, %v", ids, err)
 		}
 	})
 }
 
 // A relay that crashed in a board's first minute knows when it was there.
-func TestSeenSurvivesACrash(t *testing.T) {
+func TestLastSeenSurvivesCrash(t *testing.T) {
 	dir, ck := t.TempDir(), &clock{testTime}
 	s := openStore(t, Options{StateDir: dir, Now: ck.now})
 	node := mint(t, s, MintRequest{Class: "device", Tenant: "acme"}).NodeID

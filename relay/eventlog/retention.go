@@ -23,36 +23,36 @@ import (
 //  3. In steps of a few ms: the mark moves up, and the rows below it go, in one
 //     transaction, until MaxAge and 3/4 of MaxBytes are kept to, or asof is reached.
 const (
-	retainFirst     = 5 * time.Second
-	retainEvery     = time.Minute
-	snapshotTime    = 30 * time.Second
-	snapshotTries   = 8
-	snapshotEvents  = 100_000
-	touchedMax      = 65_536
-	stepMin         = 32 // rows of a step
-	stepMax         = 2048
-	stepLong        = 4 * time.Millisecond // a step that took longer makes the next one shorter
-	restFactor      = 4                    // after a step, appenders have the disk for this many times as long
-	stepsPerRetains = 16                   // retention by age begins MaxAge/16 late, so that snapshots are rare
+	firstRetention    = 5 * time.Second
+	retentionInterval = time.Minute
+	snapshotTimeout   = 30 * time.Second
+	maxSnapshotTries  = 8
+	maxSnapshotEvents = 100_000
+	maxChanged        = 65_536
+	minStepRows       = 32 // stepRows of a step
+	maxStepRows       = 2048
+	maxStepTime       = 4 * time.Millisecond // a step that took longer makes the next one shorter
+	pauseFactor       = 4                    // after a step, appenders have the disk for this many times as long
+	ageSlackDivisor   = 16                   // retention by age begins MaxAge/16 late, so that snapshots are rare
 )
 
-// about is what an event is about.
-type about struct{ tenant, aggregate string }
+// aggregateKey is what an event is about.
+type aggregateKey struct{ tenant, aggregate string }
 
-func aboutOf(e *kernel.Event) about { return about{e.Tenant, e.Aggregate} }
+func keyOf(e *kernel.Event) aggregateKey { return aggregateKey{e.Tenant, e.Aggregate} }
 
 // retention is its state, of Run's goroutine alone but for results.
 type retention struct {
-	asking   bool // a snapshot is asked for or being kept
-	removing bool
-	asof     uint64
-	tries    int
-	touched  map[about]bool // committed since it was asked for; nil: nobody asks, or too many
-	missing  map[about]bool // those to ask for again; nil: all
-	rows     int            // of the next step
-	removed  int64
-	size     int64         // at the last step
-	results  chan snapshot // one; of the goroutine that asks
+	snapshotting bool // a snapshot is asked for or being kept
+	removing     bool
+	limitSeq     uint64
+	tries        int
+	changed      map[aggregateKey]bool // committed since it was asked for; nil: nobody asks, or too many
+	wanted       map[aggregateKey]bool // those to ask for again; nil: all
+	stepRows     int                   // of the next step
+	removed      int64
+	usedBytes    int64         // at the last step
+	results      chan snapshot // one; of the goroutine that asks
 }
 
 type snapshot struct {
@@ -69,43 +69,43 @@ func (k *retention) reset() {
 	*k = retention{results: k.results}
 }
 
-// touch notes what was committed while a snapshot is taken.
-func (k *retention) touch(events []kernel.Event) {
+// noteChanges notes what was committed while a snapshot is taken.
+func (k *retention) noteChanges(events []kernel.Event) {
 	for i := range events {
-		if k.touched == nil {
+		if k.changed == nil {
 			return
 		}
-		k.touched[aboutOf(&events[i])] = true
-		if len(k.touched) > touchedMax {
-			k.touched = nil
+		k.changed[keyOf(&events[i])] = true
+		if len(k.changed) > maxChanged {
+			k.changed = nil
 		}
 	}
 }
 
-// retain begins a retention if one is due.
-func (s *Store) retain(ctx context.Context, wg *sync.WaitGroup) {
-	if s.keep.asking || s.keep.removing {
+// startRetention begins a retention if one is due.
+func (s *Store) startRetention(ctx context.Context, wg *sync.WaitGroup) {
+	if s.retention.snapshotting || s.retention.removing {
 		return
 	}
-	due, err := s.due()
+	due, err := s.retentionDue()
 	if err != nil {
-		s.retained(err)
+		s.recordRetention(err)
 		return
 	}
 	if !due {
 		return
 	}
-	s.keep.asof, s.keep.rows = s.last.Load(), stepMin
+	s.retention.limitSeq, s.retention.stepRows = s.last.Load(), minStepRows
 	if s.opts.Snapshot == nil {
-		s.keep.removing = true
+		s.retention.removing = true
 		return
 	}
-	s.ask(ctx, wg)
+	s.requestSnapshot(ctx, wg)
 }
 
-// due tells whether the log is too large or its oldest event too old.
-func (s *Store) due() (bool, error) {
-	size, err := s.size()
+// retentionDue tells whether the log is too large or its oldest event too old.
+func (s *Store) retentionDue() (bool, error) {
+	size, err := s.usedBytes()
 	if err != nil || size > s.opts.MaxBytes {
 		return err == nil, err
 	}
@@ -117,47 +117,47 @@ func (s *Store) due() (bool, error) {
 	if errors.Is(err, sql.ErrNoRows) {
 		return false, nil
 	}
-	late := s.opts.MaxAge + s.opts.MaxAge/stepsPerRetains
+	late := s.opts.MaxAge + s.opts.MaxAge/ageSlackDivisor
 	return err == nil && oldest < s.opts.Now().Add(-late).UnixMilli(), err
 }
 
-// size is what the log's rows take. The file does not shrink; its free pages are used again.
-func (s *Store) size() (bytes int64, err error) {
+// usedBytes is what the log's rows take. The file does not shrink; its free pages are used again.
+func (s *Store) usedBytes() (bytes int64, err error) {
 	err = s.conn.QueryRowContext(context.Background(),
 		"SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size").Scan(&bytes)
 	return bytes, err
 }
 
-// ask has Options.Snapshot called, in a goroutine of its own.
-func (s *Store) ask(ctx context.Context, wg *sync.WaitGroup) {
-	s.keep.asking, s.keep.touched = true, map[about]bool{}
-	s.keep.tries++
+// requestSnapshot has Options.Snapshot called, in a goroutine of its own.
+func (s *Store) requestSnapshot(ctx context.Context, wg *sync.WaitGroup) {
+	s.retention.snapshotting, s.retention.changed = true, map[aggregateKey]bool{}
+	s.retention.tries++
 	wg.Go(func() {
-		ctx, cancel := context.WithTimeout(ctx, snapshotTime)
+		ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
 		defer cancel()
 		events, err := s.opts.Snapshot(ctx)
-		if err == nil && len(events) > snapshotEvents {
-			err = fmt.Errorf("eventlog: a snapshot of %d events; at most %d", len(events), snapshotEvents)
+		if err == nil && len(events) > maxSnapshotEvents {
+			err = fmt.Errorf("eventlog: a snapshot of %d events; at most %d", len(events), maxSnapshotEvents)
 		}
-		s.keep.results <- snapshot{events, err}
+		s.retention.results <- snapshot{events, err}
 	})
 }
 
-// keepSnapshot appends what a snapshot says, and asks again for what has changed meanwhile.
-func (s *Store) keepSnapshot(ctx context.Context, wg *sync.WaitGroup, snap snapshot) {
-	k := &s.keep
-	if snap.err == nil && k.touched == nil {
+// handleSnapshot appends what a snapshot says, and asks again for what has changed meanwhile.
+func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap snapshot) {
+	k := &s.retention
+	if snap.err == nil && k.changed == nil {
 		snap.err = errors.New("eventlog: too much happened while a snapshot was taken")
 	}
 	var still []kernel.Event
-	changed := map[about]bool{}
+	changed := map[aggregateKey]bool{}
 	for i := range snap.events {
-		switch a := aboutOf(&snap.events[i]); {
-		case k.touched[a]:
-			if k.missing == nil || k.missing[a] {
+		switch a := keyOf(&snap.events[i]); {
+		case k.changed[a]:
+			if k.wanted == nil || k.wanted[a] {
 				changed[a] = true
 			}
-		case k.missing == nil || k.missing[a]:
+		case k.wanted == nil || k.wanted[a]:
 			still = append(still, snap.events[i])
 		}
 	}
@@ -166,17 +166,17 @@ func (s *Store) keepSnapshot(ctx context.Context, wg *sync.WaitGroup, snap snaps
 	}
 	switch {
 	case snap.err == nil && len(changed) == 0:
-		s.keep = retention{removing: true, asof: k.asof, rows: k.rows, results: k.results}
-	case snap.err == nil && k.tries < snapshotTries:
-		k.missing = changed
-		s.ask(ctx, wg)
+		s.retention = retention{removing: true, limitSeq: k.limitSeq, stepRows: k.stepRows, results: k.results}
+	case snap.err == nil && k.tries < maxSnapshotTries:
+		k.wanted = changed
+		s.requestSnapshot(ctx, wg)
 	default: // the next look begins anew
 		if snap.err == nil {
 			snap.err = fmt.Errorf("eventlog: %d aggregates change faster than they can be snapshotted", len(changed))
 		}
 		k.reset()
 		if ctx.Err() == nil {
-			s.retained(fmt.Errorf("no snapshot, so nothing old was removed: %w", snap.err))
+			s.recordRetention(fmt.Errorf("no snapshot, so nothing old was removed: %w", snap.err))
 		}
 	}
 }
@@ -184,12 +184,12 @@ func (s *Store) keepSnapshot(ctx context.Context, wg *sync.WaitGroup, snap snaps
 // appendSnapshot keeps events in groups, before anything else is committed.
 func (s *Store) appendSnapshot(events []kernel.Event) error {
 	for len(events) > 0 {
-		r, err := prepare(events[:min(len(events), groupEvents)])
+		r, err := prepare(events[:min(len(events), maxBatchEvents)])
 		if err != nil {
 			return err
 		}
 		events = events[len(r.events):]
-		if s.commit([]*request{r}); r.err != nil {
+		if s.commit([]*appendRequest{r}); r.err != nil {
 			return r.err
 		}
 		s.mu.Lock()
@@ -203,27 +203,27 @@ func (s *Store) appendSnapshot(events []kernel.Event) error {
 // removed after the rest: none when the log grows faster than it is taken from.
 func (s *Store) removeStep() (rest time.Duration, more bool) {
 	began := time.Now()
-	n, err := s.tryRemove()
-	s.keep.removed += n
+	n, err := s.removeOldest()
+	s.retention.removed += n
 	if n == 0 || err != nil {
-		s.retained(err)
-		s.keep.reset()
+		s.recordRetention(err)
+		s.retention.reset()
 		return 0, false
 	}
 	took := time.Since(began)
-	if took > stepLong {
-		s.keep.rows = max(s.keep.rows/2, stepMin)
+	if took > maxStepTime {
+		s.retention.stepRows = max(s.retention.stepRows/2, minStepRows)
 	} else {
-		s.keep.rows = min(s.keep.rows*2, stepMax)
+		s.retention.stepRows = min(s.retention.stepRows*2, maxStepRows)
 	}
-	if s.keep.size > s.opts.MaxBytes/4*5 {
+	if s.retention.usedBytes > s.opts.MaxBytes/4*5 {
 		return 0, true
 	}
-	return restFactor * took, true
+	return pauseFactor * took, true
 }
 
-// retained notes how a retention ended.
-func (s *Store) retained(err error) {
+// recordRetention notes how a retention ended.
+func (s *Store) recordRetention(err error) {
 	err = explain(s.opts.Path, err)
 	s.mu.Lock()
 	s.stats.RetentionError = ""
@@ -236,10 +236,10 @@ func (s *Store) retained(err error) {
 		s.log.Warn("event log: retention failed, it is tried again", zap.Error(err))
 		return
 	}
-	s.log.Info("event log: old events removed", zap.Int64("events", s.keep.removed), zap.Uint64("mark", mark))
+	s.log.Info("event log: old events removed", zap.Int64("events", s.retention.removed), zap.Uint64("mark", mark))
 }
 
-func (s *Store) tryRemove() (removed int64, err error) {
+func (s *Store) removeOldest() (removed int64, err error) {
 	mark, err := s.nextMark()
 	if err != nil || mark == 0 {
 		return 0, err
@@ -272,14 +272,14 @@ func (s *Store) tryRemove() (removed int64, err error) {
 
 // nextMark is the mark of the next step, 0 when there is nothing to remove.
 func (s *Store) nextMark() (mark uint64, err error) {
-	size, err := s.size()
+	size, err := s.usedBytes()
 	if err != nil {
 		return 0, err
 	}
-	s.keep.size = size
+	s.retention.usedBytes = size
 	large := size > s.opts.MaxBytes/4*3
 	cutoff := s.opts.Now().Add(-s.opts.MaxAge).UnixMilli()
-	rows, err := s.conn.QueryContext(context.Background(), "SELECT seq, created_at FROM events WHERE seq <= ? ORDER BY seq LIMIT ?", int64(s.keep.asof), s.keep.rows)
+	rows, err := s.conn.QueryContext(context.Background(), "SELECT seq, created_at FROM events WHERE seq <= ? ORDER BY seq LIMIT ?", int64(s.retention.limitSeq), s.retention.stepRows)
 	if err != nil {
 		return 0, err
 	}

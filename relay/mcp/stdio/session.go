@@ -24,36 +24,36 @@ const (
 
 // session is what a client of the versions with sessions has with the server.
 type session struct {
-	id, version string
-	init        *message        // the client's initialize, to begin again with
-	watched     map[string]bool // URIs
-	lost        map[string]bool // of watched, what the server did not know when it was told again
-	listening   context.CancelFunc
-	renewing    chan struct{} // closed when the renewal in progress has ended
+	id, version   string
+	initMessage   *message        // the client's initialize, to begin again with
+	subscribed    map[string]bool // URIs
+	unknown       map[string]bool // of watched, what the server did not know when it was told again
+	stopListening context.CancelFunc
+	renewed       chan struct{} // closed when the renewal in progress has ended
 }
 
-// errSession says that the server does not know the session any more.
-var errSession = errors.New("the server has lost the session")
+// errSessionLost says that the server does not know the session any more.
+var errSessionLost = errors.New("the server has lost the session")
 
 // initialize opens a session and remembers how.
 func (b *bridge) initialize(ctx context.Context, m *message) {
-	b.end(ctx) // of a session before
-	answer, err := b.open(ctx, m)
+	b.closeSession(ctx) // of a session before
+	answer, err := b.openSession(ctx, m)
 	if err != nil {
-		b.failWith(m.ID, err)
+		b.answerError(m.ID, err)
 		return
 	}
 	b.write(answer)
 }
 
-// open sends an initialize and takes the session from its answer.
-func (b *bridge) open(ctx context.Context, m *message) (answer []byte, err error) {
+// openSession sends an initialize and takes the session from its answer.
+func (b *bridge) openSession(ctx context.Context, m *message) (answer []byte, err error) {
 	resp, err := b.send(ctx, http.MethodPost, m, "", "")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	err = messages(resp, func(msg []byte) { answer = msg })
+	err = readMessages(resp, func(msg []byte) { answer = msg })
 	if err != nil {
 		return nil, err
 	}
@@ -68,11 +68,11 @@ func (b *bridge) open(ctx context.Context, m *message) (answer []byte, err error
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if a.Result.ProtocolVersion != "" {
-		watched := b.session.watched
-		if watched == nil || b.session.init != m {
+		watched := b.session.subscribed
+		if watched == nil || b.session.initMessage != m {
 			watched = make(map[string]bool)
 		}
-		b.session.id, b.session.version, b.session.init, b.session.watched = resp.Header.Get(headerSession), a.Result.ProtocolVersion, m, watched
+		b.session.id, b.session.version, b.session.initMessage, b.session.subscribed = resp.Header.Get(headerSession), a.Result.ProtocolVersion, m, watched
 	}
 	return answer, nil
 }
@@ -81,17 +81,17 @@ func (b *bridge) open(ctx context.Context, m *message) (answer []byte, err error
 // message's own answer was among it. A session that was lost is made anew once.
 func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error) {
 	for try := 0; ; try++ {
-		id, version := b.current(m)
+		id, version := b.sessionFor(m)
 		answered, err = b.postOnce(ctx, m, id, version)
-		if !errors.Is(err, errSession) || try > 0 {
+		if !errors.Is(err, errSessionLost) || try > 0 {
 			break
 		}
-		if err = b.renew(ctx, id); err != nil {
+		if err = b.renewSession(ctx, id); err != nil {
 			break
 		}
 	}
 	if err == nil {
-		b.remember(m)
+		b.trackSubscription(m)
 	}
 	return answered, err
 }
@@ -102,7 +102,7 @@ func (b *bridge) postOnce(ctx context.Context, m *message, id, version string) (
 		return false, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	err = messages(resp, func(msg []byte) {
+	err = readMessages(resp, func(msg []byte) {
 		var a struct {
 			ID     json.RawMessage `json:"id"`
 			Method string          `json:"method"`
@@ -115,34 +115,34 @@ func (b *bridge) postOnce(ctx context.Context, m *message, id, version string) (
 	return answered, err
 }
 
-// current is the session for a message: none in the modern era.
-func (b *bridge) current(m *message) (id, version string) {
-	if m.era != "" {
-		return "", m.era
+// sessionFor is the session for a message: none in the modern era.
+func (b *bridge) sessionFor(m *message) (id, version string) {
+	if m.version != "" {
+		return "", m.version
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.session.id, b.session.version
 }
 
-// remember keeps what a new session would have to be told.
-func (b *bridge) remember(m *message) {
+// trackSubscription keeps what a new session would have to be told.
+func (b *bridge) trackSubscription(m *message) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case m.era != "" || b.session.watched == nil:
-	case m.Method == "resources/subscribe" && len(b.session.watched) < 1024:
-		b.session.watched[m.name] = true
+	case m.version != "" || b.session.subscribed == nil:
+	case m.Method == "resources/subscribe" && len(b.session.subscribed) < 1024:
+		b.session.subscribed[m.name] = true
 	case m.Method == "resources/unsubscribe":
-		delete(b.session.watched, m.name)
+		delete(b.session.subscribed, m.name)
 	}
 }
 
-// renew makes the session anew that had the id lost, unless somebody has.
-func (b *bridge) renew(ctx context.Context, lost string) error {
+// renewSession makes the session anew that had the id lost, unless somebody has.
+func (b *bridge) renewSession(ctx context.Context, lost string) error {
 	b.mu.Lock()
-	for b.session.renewing != nil {
-		wait := b.session.renewing
+	for b.session.renewed != nil {
+		wait := b.session.renewed
 		b.mu.Unlock()
 		select {
 		case <-wait:
@@ -151,36 +151,36 @@ func (b *bridge) renew(ctx context.Context, lost string) error {
 		}
 		b.mu.Lock()
 	}
-	init := b.session.init
+	init := b.session.initMessage
 	if b.session.id != lost || init == nil {
 		b.mu.Unlock()
 		return nil
 	}
 	done := make(chan struct{})
-	b.session.renewing = done
+	b.session.renewed = done
 	var uris []string
-	for u := range b.session.watched {
+	for u := range b.session.subscribed {
 		uris = append(uris, u)
 	}
 	b.mu.Unlock()
 	defer func() {
 		b.mu.Lock()
-		b.session.renewing = nil
+		b.session.renewed = nil
 		b.mu.Unlock()
 		close(done)
 	}()
-	if _, err := b.open(ctx, init); err != nil {
+	if _, err := b.openSession(ctx, init); err != nil {
 		return err
 	}
 	b.mu.Lock()
 	id, version := b.session.id, b.session.version
 	b.mu.Unlock()
 	if id == lost {
-		return errSession
+		return errSessionLost
 	}
 	_, err := b.postOnce(ctx, &message{raw: []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)}, id, version)
 	if err == nil {
-		err = b.watchAgain(ctx, id, version, uris)
+		err = b.resubscribe(ctx, id, version, uris)
 	}
 	b.log.Info("mcp session made anew")
 	// What the client knew may be old.
@@ -189,9 +189,9 @@ func (b *bridge) renew(ctx context.Context, lost string) error {
 	return err
 }
 
-// watchAgain subscribes to what the client watches. What the server does not know, such as
+// resubscribe subscribes to what the client watches. What the server does not know, such as
 // the resource of a board that has not come back either, is kept for later.
-func (b *bridge) watchAgain(ctx context.Context, id, version string, uris []string) error {
+func (b *bridge) resubscribe(ctx context.Context, id, version string, uris []string) error {
 	for _, u := range uris {
 		uri, _ := json.Marshal(u) // a string
 		resp, err := b.send(ctx, http.MethodPost, &message{raw: fmt.Appendf(nil, `{"jsonrpc":"2.0","id":"agentctl-renew","method":"resources/subscribe","params":{"uri":%s}}`, uri)}, id, version)
@@ -199,7 +199,7 @@ func (b *bridge) watchAgain(ctx context.Context, id, version string, uris []stri
 			return err
 		}
 		known := false
-		err = messages(resp, func(msg []byte) {
+		err = readMessages(resp, func(msg []byte) {
 			var a struct{ Result json.RawMessage }
 			known = json.Unmarshal(msg, &a) == nil && a.Result != nil
 		})
@@ -210,29 +210,29 @@ func (b *bridge) watchAgain(ctx context.Context, id, version string, uris []stri
 		b.mu.Lock()
 		switch {
 		case known:
-			delete(b.session.lost, u)
-		case b.session.lost == nil:
-			b.session.lost = map[string]bool{u: true}
+			delete(b.session.unknown, u)
+		case b.session.unknown == nil:
+			b.session.unknown = map[string]bool{u: true}
 		default:
-			b.session.lost[u] = true
+			b.session.unknown[u] = true
 		}
 		b.mu.Unlock()
 	}
 	return nil
 }
 
-// watchLost tries again what was lost, as there may be something new.
-func (b *bridge) watchLost(ctx context.Context, id, version string) {
+// resubscribeUnknown tries again what was lost, as there may be something new.
+func (b *bridge) resubscribeUnknown(ctx context.Context, id, version string) {
 	b.mu.Lock()
 	var uris []string
-	for u := range b.session.lost {
-		if b.session.watched[u] {
+	for u := range b.session.unknown {
+		if b.session.subscribed[u] {
 			uris = append(uris, u)
 		}
 	}
 	b.mu.Unlock()
-	if err := b.watchAgain(ctx, id, version, uris); err != nil {
-		b.log.Warn("mcp resources are not watched", zap.String("error", b.said(err)))
+	if err := b.resubscribe(ctx, id, version, uris); err != nil {
+		b.log.Warn("mcp resources are not watched", zap.String("error", b.describeError(err)))
 	}
 }
 
@@ -242,10 +242,10 @@ var resourcesChanged = []byte(`"notifications/resources/list_changed"`)
 func (b *bridge) listen(ctx context.Context) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.session.id == "" || b.session.listening != nil {
+	if b.session.id == "" || b.session.stopListening != nil {
 		return
 	}
-	ctx, b.session.listening = context.WithCancel(ctx)
+	ctx, b.session.stopListening = context.WithCancel(ctx)
 	b.wg.Go(func() {
 		for wait := time.Second; ctx.Err() == nil; {
 			begin := time.Now()
@@ -254,19 +254,19 @@ func (b *bridge) listen(ctx context.Context) {
 			b.mu.Unlock()
 			resp, err := b.send(ctx, http.MethodGet, nil, id, version)
 			if err == nil {
-				b.watchLost(ctx, id, version)
-				err = messages(resp, func(msg []byte) {
+				b.resubscribeUnknown(ctx, id, version)
+				err = readMessages(resp, func(msg []byte) {
 					b.write(msg)
 					if bytes.Contains(msg, resourcesChanged) {
-						b.watchLost(ctx, id, version)
+						b.resubscribeUnknown(ctx, id, version)
 					}
 				})
 				_ = resp.Body.Close()
 			}
-			var f *fault
+			var f *rpcError
 			switch {
-			case errors.Is(err, errSession):
-				err = b.renew(ctx, id)
+			case errors.Is(err, errSessionLost):
+				err = b.renewSession(ctx, id)
 			case errors.As(err, &f):
 				return // the server has no such stream, or refuses it
 			}
@@ -282,19 +282,19 @@ func (b *bridge) listen(ctx context.Context) {
 	})
 }
 
-// end closes the session.
-func (b *bridge) end(ctx context.Context) {
+// closeSession closes the session.
+func (b *bridge) closeSession(ctx context.Context) {
 	b.mu.Lock()
 	s := b.session
 	b.session = session{}
 	for _, r := range b.inFlight {
-		if !r.ends {
+		if !r.endsByItself {
 			r.cancel()
 		}
 	}
 	b.mu.Unlock()
-	if s.listening != nil {
-		s.listening()
+	if s.stopListening != nil {
+		s.stopListening()
 	}
 	if s.id == "" {
 		return
@@ -316,7 +316,7 @@ func (b *bridge) send(ctx context.Context, method string, m *message, id, versio
 	if m != nil {
 		body = bytes.NewReader(m.raw)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, b.o.URL, body)
+	req, err := http.NewRequestWithContext(ctx, method, b.opts.URL, body)
 	if err != nil {
 		return nil, err
 	}
@@ -334,14 +334,14 @@ func (b *bridge) send(ctx context.Context, method string, m *message, id, versio
 	if id != "" {
 		h.Set(headerSession, id)
 	}
-	if m != nil && m.era != "" {
+	if m != nil && m.version != "" {
 		h.Set("Mcp-Method", m.Method)
-		if m.name != "" && plain(m.name) {
+		if m.name != "" && isHeaderSafe(m.name) {
 			h.Set("Mcp-Name", m.name)
 		}
 	}
-	if b.o.Token != nil {
-		token, err := b.o.Token()
+	if b.opts.Token != nil {
+		token, err := b.opts.Token()
 		if err != nil {
 			return nil, err
 		}
@@ -349,7 +349,7 @@ func (b *bridge) send(ctx context.Context, method string, m *message, id, versio
 			h.Set("Authorization", "Bearer "+token)
 		}
 	}
-	resp, err := b.o.Client.Do(req)
+	resp, err := b.opts.Client.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -357,15 +357,15 @@ func (b *bridge) send(ctx context.Context, method string, m *message, id, versio
 		return resp, nil
 	}
 	defer func() { _ = resp.Body.Close() }()
-	return b.refused(resp, m, id)
+	return b.parseRefusal(resp, m, id)
 }
 
-// refused sorts an answer that is no success: a JSON-RPC error is the client's, the rest
+// parseRefusal sorts an answer that is no success: a JSON-RPC error is the client's, the rest
 // is told in our words.
-func (b *bridge) refused(resp *http.Response, m *message, id string) (*http.Response, error) {
+func (b *bridge) parseRefusal(resp *http.Response, m *message, id string) (*http.Response, error) {
 	raw, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if resp.StatusCode == http.StatusNotFound && id != "" {
-		return nil, errSession
+		return nil, errSessionLost
 	}
 	var a struct {
 		JSONRPC string `json:"jsonrpc"`
@@ -381,32 +381,32 @@ func (b *bridge) refused(resp *http.Response, m *message, id string) (*http.Resp
 			resp.Header.Set("Content-Type", "application/json")
 			return resp, nil
 		case a.JSONRPC != "":
-			return nil, &fault{codeInvalid, a.Error.Message}
+			return nil, &rpcError{codeInvalid, a.Error.Message}
 		case a.Error.Message != "":
 			var code string
 			_ = json.Unmarshal(a.Error.Code, &code)
-			return nil, &fault{-31000 - int64(resp.StatusCode), code + ": " + a.Error.Message + next(resp.StatusCode)}
+			return nil, &rpcError{-31000 - int64(resp.StatusCode), code + ": " + a.Error.Message + nextStep(resp.StatusCode)}
 		}
 	}
-	return nil, &fault{-31000 - int64(resp.StatusCode), fmt.Sprintf("the server answered HTTP %d; is this the URL of an MCP endpoint?", resp.StatusCode)}
+	return nil, &rpcError{-31000 - int64(resp.StatusCode), fmt.Sprintf("the server answered HTTP %d; is this the URL of an MCP endpoint?", resp.StatusCode)}
 }
 
-// next is the next step for a status.
-func next(status int) string {
+// nextStep is the next step for a status.
+func nextStep(status int) string {
 	if status == http.StatusUnauthorized {
 		return "; agentctl mcp reads it from --token-file or MCP_TOKEN"
 	}
 	return ""
 }
 
-// plain tells whether a name can stand in a header as it is.
-func plain(s string) bool {
+// isHeaderSafe tells whether a name can stand in a header as it is.
+func isHeaderSafe(s string) bool {
 	return strings.IndexFunc(s, func(r rune) bool { return r < '!' || r > '~' }) < 0
 }
 
-// messages hands on the messages of an answer: one as JSON, many as an event stream, none
+// readMessages hands on the messages of an answer: one as JSON, many as an event stream, none
 // for anything else.
-func messages(resp *http.Response, fn func([]byte)) error {
+func readMessages(resp *http.Response, fn func([]byte)) error {
 	switch typ, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";"); typ {
 	case "application/json":
 		body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))

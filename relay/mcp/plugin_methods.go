@@ -12,15 +12,15 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// viaMethods answers a method that the kernel has no notion of from the plugin that
+// servePluginMethod answers a method that the kernel has no notion of from the plugin that
 // serves it. Params and result pass as JSON.
-func viaMethods[P sdk.Params](ctx context.Context, t *tenant, x *exchange, method string, req *sdk.ServerRequest[P], given bool) (sdk.Result, error) {
-	plugin, ok := t.h.opt.Kernel.Method(x.caller, method)
+func servePluginMethod[P sdk.Params](ctx context.Context, t *tenant, x *exchange, method string, req *sdk.ServerRequest[P], given bool) (sdk.Result, error) {
+	plugin, ok := t.h.opts.Kernel.Method(x.caller, method)
 	if !ok {
 		if method == "resources/templates/list" { // resources are always offered, if only an empty list
-			b := &builder{}
+			b := &objectBuilder{}
 			b.raw("resourceTemplates", []byte("[]"))
-			return t.finish(b, x, "complete", listTTL.Milliseconds(), nil), nil
+			return t.finishResult(b, x, "complete", listTTL.Milliseconds(), nil), nil
 		}
 		return nil, methodNotFound(method)
 	}
@@ -39,7 +39,7 @@ func viaMethods[P sdk.Params](ctx context.Context, t *tenant, x *exchange, metho
 	if err != nil {
 		return nil, methodError(method, req, err)
 	}
-	return t.wrap(x, method, data)
+	return t.wrapResult(x, method, data)
 }
 
 func methodError(method string, req sdk.Request, err error) error {
@@ -48,14 +48,14 @@ func methodError(method string, req sdk.Request, err error) error {
 		return &jsonrpc.Error{Code: f.Code, Message: f.Message, Data: f.Data}
 	}
 	if r, ok := req.GetParams().(*sdk.ReadResourceParams); ok && errors.Is(err, kernel.ErrNoResource) {
-		return notFound(r.URI)
+		return resourceNotFound(r.URI)
 	}
 	return rpcError(manifest.AsError(err), kernel.NewTraceID())
 }
 
-// wrap adds to a plugin's result what the era wants and the plugin left out.
-func (t *tenant) wrap(x *exchange, method string, data []byte) (sdk.Result, error) {
-	if !json.Valid(data) || data[space(data, 0)] != '{' {
+// wrapResult adds to a plugin's result what the era wants and the plugin left out.
+func (t *tenant) wrapResult(x *exchange, method string, data []byte) (sdk.Result, error) {
+	if !json.Valid(data) || data[skipSpace(data, 0)] != '{' {
 		return nil, rpcError(manifest.E(manifest.Internal, "a plugin answered with no JSON object"), kernel.NewTraceID())
 	}
 	kind, ttl := "complete", int64(-1)
@@ -63,14 +63,14 @@ func (t *tenant) wrap(x *exchange, method string, data []byte) (sdk.Result, erro
 	case "prompts/list", "resources/templates/list", "resources/read":
 		ttl = listTTL.Milliseconds()
 	}
-	b := &builder{b: make([]byte, 0, len(data)+256)}
+	b := &objectBuilder{b: make([]byte, 0, len(data)+256)}
 	var meta []byte
-	members(data, func(key string, v []byte) {
+	forEachMember(data, func(key string, v []byte) {
 		switch {
 		case key == "_meta":
 			meta = v
 		case x.modern && key == "resultType":
-			kind = text(v)
+			kind = stringValue(v)
 		case x.modern && (key == "ttlMs" || key == "cacheScope"): // ours to say
 		default:
 			k, _ := json.Marshal(key)
@@ -80,5 +80,5 @@ func (t *tenant) wrap(x *exchange, method string, data []byte) (sdk.Result, erro
 	if kind != "complete" {
 		ttl = -1
 	}
-	return t.finish(b, x, kind, ttl, meta), nil
+	return t.finishResult(b, x, kind, ttl, meta), nil
 }

@@ -36,7 +36,7 @@ func fits(t *testing.T, schema []byte) func(value string) bool {
 
 // What a client sees as a tool's output schema admits the tool's answers and failures, and
 // nothing else.
-func TestWithFailure(t *testing.T) {
+func TestWithErrorSchema(t *testing.T) {
 	const failure = `{"error":{"code":"E_NODE_OFFLINE","message":"the device is not connected","retryable":true,"trace_id":"x","details":{"reason":"offline"}}}`
 	echo, ok := manifest.Schema("mcp://schemas/system.echo.invoke.output@1.0.0")
 	if !ok {
@@ -55,9 +55,9 @@ func TestWithFailure(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var o outputs
-			got := o.withFailure([]byte(tt.schema))
-			if again := o.withFailure([]byte(tt.schema)); !bytes.Equal(got, again) || len(o.seen) != 1 {
+			var o schemaCache
+			got := o.withErrorSchema([]byte(tt.schema))
+			if again := o.withErrorSchema([]byte(tt.schema)); !bytes.Equal(got, again) || len(o.byInput) != 1 {
 				t.Errorf("%s, then %s", got, again)
 			}
 			ok := fits(t, got)
@@ -81,7 +81,7 @@ func TestWithFailure(t *testing.T) {
 		})
 	}
 	own := `{"type":"object","properties":{"error":{"type":"string"}}}`
-	if got := withFailure([]byte(own)); string(got) != own {
+	if got := withErrorSchema([]byte(own)); string(got) != own {
 		t.Errorf("a schema with an error of its own became %s", got)
 	}
 }

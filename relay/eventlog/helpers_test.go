@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv(childEnv); path != "" {
-		fmt.Println("error:", appendForEver(path))
+		fmt.Println("error:", appendUntilKilled(path))
 		os.Exit(1)
 	}
 	checks := "20"
@@ -78,7 +78,7 @@ func run(t testing.TB, s *Store) (stop func()) {
 	go func() { done <- s.Run(ctx) }()
 	for ready := false; !ready; time.Sleep(100 * time.Microsecond) {
 		s.mu.Lock()
-		ready = s.state == running
+		ready = s.state == stateRunning
 		s.mu.Unlock()
 	}
 	stop = sync.OnceFunc(func() {
@@ -111,11 +111,11 @@ func mustAppend(t testing.TB, s *Store, events ...kernel.Event) uint64 {
 	return seq
 }
 
-type selecter interface {
+type selector interface {
 	Select(context.Context, Query, func(kernel.Event) error) error
 }
 
-func all(t testing.TB, r selecter, q Query) (events []kernel.Event) {
+func all(t testing.TB, r selector, q Query) (events []kernel.Event) {
 	t.Helper()
 	err := r.Select(context.Background(), q, func(e kernel.Event) error {
 		events = append(events, e)
@@ -127,8 +127,8 @@ func all(t testing.TB, r selecter, q Query) (events []kernel.Event) {
 	return events
 }
 
-// other is a connection of another program, without any of our settings.
-func other(t testing.TB, path string) *sql.DB {
+// openRaw is a connection of another program, without any of our settings.
+func openRaw(t testing.TB, path string) *sql.DB {
 	t.Helper()
 	db, err := sql.Open("sqlite", dsn(path, ""))
 	if err != nil {
@@ -141,7 +141,7 @@ func other(t testing.TB, path string) *sql.DB {
 func integrity(t testing.TB, path string) {
 	t.Helper()
 	var said string
-	if err := other(t, path).QueryRow("PRAGMA integrity_check").Scan(&said); err != nil || said != "ok" {
+	if err := openRaw(t, path).QueryRow("PRAGMA integrity_check").Scan(&said); err != nil || said != "ok" {
 		t.Fatalf("integrity_check: %q, %v", said, err)
 	}
 }

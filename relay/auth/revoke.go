@@ -18,22 +18,22 @@ const maxRevocations = 100_000
 
 // denyList is a snapshot of the revocations. It is never changed, only replaced.
 type denyList struct {
-	change            int64               // value of changes.revocations that it was read at
+	revision          int64               // value of changes.revocations that it was read at
 	jti               map[string]struct{} // upper case ULIDs
 	sub, node, tenant map[string]int64    // tokens issued at or before this second are over
 }
 
-// hits reports whether the identity's token is revoked. Mostly all maps are empty.
-func (d *denyList) hits(id *Identity) bool {
+// revokes reports whether the identity's token is revoked. Mostly all maps are empty.
+func (d *denyList) revokes(id *Identity) bool {
 	if len(d.jti) > 0 {
 		if _, ok := d.jti[id.JTI]; ok {
 			return true
 		}
 	}
-	return covers(d.tenant, id.Tenant, id.issued) || covers(d.sub, id.Subject, id.issued) || covers(d.node, id.NodeID, id.issued)
+	return issuedBefore(d.tenant, id.Tenant, id.issuedAt) || issuedBefore(d.sub, id.Subject, id.issuedAt) || issuedBefore(d.node, id.NodeID, id.issuedAt)
 }
 
-func covers(m map[string]int64, key string, issued int64) bool {
+func issuedBefore(m map[string]int64, key string, issued int64) bool {
 	if len(m) == 0 || key == "" {
 		return false
 	}
@@ -41,9 +41,9 @@ func covers(m map[string]int64, key string, issued int64) bool {
 	return ok && issued <= at
 }
 
-// after is the earliest second at which a token of this holder may be issued so that
+// earliestIssue is the earliest second at which a token of this holder may be issued so that
 // no revocation made so far stops it.
-func (d *denyList) after(tenant, sub, node string, now int64) int64 {
+func (d *denyList) earliestIssue(tenant, sub, node string, now int64) int64 {
 	for _, at := range []int64{d.tenant[tenant], d.sub[sub], d.node[node]} {
 		now = max(now, at+1)
 	}
@@ -56,10 +56,10 @@ type querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-func loadDeny(ctx context.Context, q querier) (*denyList, error) {
+func loadDenyList(ctx context.Context, q querier) (*denyList, error) {
 	d := &denyList{jti: map[string]struct{}{}, sub: map[string]int64{}, node: map[string]int64{}, tenant: map[string]int64{}}
 	// The counter first: a row that is added in between is then read once more later.
-	if err := q.QueryRowContext(ctx, "SELECT revocations FROM changes").Scan(&d.change); err != nil {
+	if err := q.QueryRowContext(ctx, "SELECT revocations FROM changes").Scan(&d.revision); err != nil {
 		return nil, err
 	}
 	rows, err := q.QueryContext(ctx, "SELECT kind, value, at FROM revocations")
@@ -87,11 +87,11 @@ func loadDeny(ctx context.Context, q querier) (*denyList, error) {
 	return d, rows.Err()
 }
 
-// setDeny puts a snapshot in force, unless a later one is.
-func (s *Store) setDeny(d *denyList) {
+// installDenyList puts a snapshot in force, unless a later one is.
+func (s *Store) installDenyList(d *denyList) {
 	for {
 		old := s.deny.Load()
-		if old != nil && old.change > d.change {
+		if old != nil && old.revision > d.revision {
 			return
 		}
 		if s.deny.CompareAndSwap(old, d) {
@@ -104,10 +104,10 @@ func (s *Store) setDeny(d *denyList) {
 // and was not revoked. It costs about 0.1 us, so ask each second on anything that lives
 // long (streams, device links). The error is an *Error as of Verify.
 func (s *Store) Active(id *Identity) error {
-	if err := id.stopped(s.now().Unix()); err != nil {
+	if err := id.expiryError(s.now().Unix()); err != nil {
 		return err
 	}
-	if s.deny.Load().hits(id) {
+	if s.deny.Load().revokes(id) {
 		return errRevoked
 	}
 	return nil
@@ -115,7 +115,7 @@ func (s *Store) Active(id *Identity) error {
 
 // Revision changes with each revocation, so that those who keep thousands of identities
 // ask Active about them only then, and when Until has come.
-func (s *Store) Revision() int64 { return s.deny.Load().change }
+func (s *Store) Revision() int64 { return s.deny.Load().revision }
 
 // RevokeRequest says what to revoke: exactly one field is set.
 type RevokeRequest struct {
@@ -134,7 +134,7 @@ var errDryRun = errors.New("dry run")
 // the revocation is kept even so, because a token may be older than this database.
 // Tokens minted afterwards for the same subject, node or tenant work.
 func (s *Store) Revoke(ctx context.Context, req RevokeRequest) (n int, err error) {
-	kind, value, err := s.revocation(ctx, req)
+	kind, value, err := s.parseRevocation(ctx, req)
 	if err != nil {
 		return 0, err
 	}
@@ -147,9 +147,9 @@ func (s *Store) Revoke(ctx context.Context, req RevokeRequest) (n int, err error
 		if n = live; req.DryRun {
 			return errDryRun
 		}
-		fresh, err = loadDeny(context.Background(), tx)
+		fresh, err = loadDenyList(context.Background(), tx)
 		return err
-	}, func() { s.setDeny(fresh) })
+	}, func() { s.installDenyList(fresh) })
 	if errors.Is(err, errDryRun) {
 		return n, nil
 	}
@@ -160,8 +160,8 @@ func (s *Store) Revoke(ctx context.Context, req RevokeRequest) (n int, err error
 	return n, nil
 }
 
-// revocation turns a request into a row of the deny list.
-func (s *Store) revocation(ctx context.Context, req RevokeRequest) (kind, value string, err error) {
+// parseRevocation turns a request into a row of the deny list.
+func (s *Store) parseRevocation(ctx context.Context, req RevokeRequest) (kind, value string, err error) {
 	set := 0
 	for k, v := range map[string]string{"jti": req.JTI, "sub": req.Subject, "node": req.Node, "tenant": req.Tenant} {
 		if v != "" {
@@ -191,15 +191,15 @@ func (s *Store) revocation(ctx context.Context, req RevokeRequest) (kind, value 
 // column is where a kind of revocation is found in tokens.
 var column = map[string]string{"jti": "jti", "sub": "sub", "node": "node", "tenant": "tenant"}
 
-// revokedSQL is true for a row t of tokens that the deny list stops.
-const revokedSQL = `EXISTS (SELECT 1 FROM revocations r WHERE
+// isRevokedSQL is true for a row t of tokens that the deny list stops.
+const isRevokedSQL = `EXISTS (SELECT 1 FROM revocations r WHERE
 	(r.kind = 'jti' AND r.value = t.jti) OR
 	(r.kind = 'sub' AND r.value = t.sub AND t.iat <= r.at) OR
 	(r.kind = 'node' AND r.value = t.node AND t.iat <= r.at) OR
 	(r.kind = 'tenant' AND r.value = t.tenant AND t.iat <= r.at))`
 
 func addRevocation(tx *sql.Tx, kind, value string, now int64, limit int) (live int, err error) {
-	if err := pruneDeny(tx, now, limit); err != nil {
+	if err := pruneDenyList(tx, now, limit); err != nil {
 		return 0, err
 	}
 	where := " FROM tokens t WHERE t." + column[kind] + " = ?"
@@ -209,7 +209,7 @@ func addRevocation(tx *sql.Tx, kind, value string, now int64, limit int) (live i
 	if err := tx.QueryRow("SELECT max(iat), max(exp)"+where, value).Scan(&at, &until); err != nil {
 		return 0, err
 	}
-	if err := tx.QueryRow("SELECT count(*)"+where+" AND t.exp > ? AND NOT "+revokedSQL, value, now-leewaySeconds).Scan(&live); err != nil {
+	if err := tx.QueryRow("SELECT count(*)"+where+" AND t.exp > ? AND NOT "+isRevokedSQL, value, now-leewaySeconds).Scan(&live); err != nil {
 		return 0, err
 	}
 	stop := max(now, at.Int64)
@@ -222,9 +222,9 @@ func addRevocation(tx *sql.Tx, kind, value string, now int64, limit int) (live i
 	return live, err
 }
 
-// pruneDeny makes room in a long deny list by dropping what stops only tokens that
+// pruneDenyList makes room in a long deny list by dropping what stops only tokens that
 // have expired anyway.
-func pruneDeny(tx *sql.Tx, now int64, limit int) error {
+func pruneDenyList(tx *sql.Tx, now int64, limit int) error {
 	var n int
 	if err := tx.QueryRow("SELECT count(*) FROM revocations").Scan(&n); err != nil || n < limit/2 {
 		return err

@@ -35,10 +35,10 @@ type relayInfo struct {
 	Created  time.Time `json:"created"`
 }
 
-// loadRelay reads relay.json, or makes it. A wanted audience that differs is written
+// loadRelayInfo reads relay.json, or makes it. A wanted audience that differs is written
 // back; before is the audience that the file had, empty when there was no file. The
 // caller holds the database's write lock.
-func loadRelay(d *stateDir, audience string, now time.Time) (info relayInfo, before string, err error) {
+func loadRelayInfo(d *stateDir, audience string, now time.Time) (info relayInfo, before string, err error) {
 	if audience != "" && !validAudience(audience) {
 		return info, "", fmt.Errorf("audience %q is not usable; give 1 to %d printable ASCII characters without spaces, quotes or backslashes", audience, maxAudience)
 	}
@@ -50,7 +50,7 @@ func loadRelay(d *stateDir, audience string, now time.Time) (info relayInfo, bef
 	case err != nil:
 		return info, "", err
 	default:
-		if info, err = parseRelay(b); err != nil {
+		if info, err = parseRelayInfo(b); err != nil {
 			return info, "", fmt.Errorf("%s: %w; restore it from a backup, or remove it and mint every token anew", filepath.Join(d.path, relayFile), err)
 		}
 		before = info.Audience
@@ -69,7 +69,7 @@ func loadRelay(d *stateDir, audience string, now time.Time) (info relayInfo, bef
 	return info, before, d.replace(relayFile, append(out, '\n'))
 }
 
-func parseRelay(b []byte) (info relayInfo, err error) {
+func parseRelayInfo(b []byte) (info relayInfo, err error) {
 	if err := json.Unmarshal(b, &info, json.RejectUnknownMembers(true)); err != nil {
 		return info, errors.New("not the JSON object that agentctl writes")
 	}
@@ -95,15 +95,15 @@ func validAudience(s string) bool {
 
 // keyID names a key in the local table. A key is only ever looked up there: kid is
 // never part of a path or an address.
-type keyID struct{ iss, kid string }
+type keyID struct{ issuer, kid string }
 
 var kidRE = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
 // keyring holds the signing keys of one issuer.
 type keyring struct {
 	public  map[keyID]ed25519.PublicKey
-	signKid string // the greatest kid: kids made here sort by age
-	sign    ed25519.PrivateKey
+	signKID string // the greatest kid: kids made here sort by age
+	signKey ed25519.PrivateKey
 }
 
 // loadKeys reads keys/*.pem, and makes a key when there is none (made). The caller
@@ -131,8 +131,8 @@ func loadKeys(d *stateDir, iss string) (ring *keyring, made bool, err error) {
 		}
 		kid := strings.TrimSuffix(name, ".pem")
 		ring.public[keyID{iss, kid}] = key.Public().(ed25519.PublicKey)
-		if kid > ring.signKid {
-			ring.signKid, ring.sign = kid, key
+		if kid > ring.signKID {
+			ring.signKID, ring.signKey = kid, key
 		}
 	}
 	return ring, made, nil
@@ -177,7 +177,7 @@ func makeKey(d *stateDir) (name string, err error) {
 func readKey(d *stateDir, name string) (ed25519.PrivateKey, error) {
 	b, err := d.read(name, maxKeyFile)
 	if err == nil {
-		err = d.narrow(name)
+		err = d.restrictMode(name)
 	}
 	if err != nil {
 		return nil, err

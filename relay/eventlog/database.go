@@ -67,12 +67,12 @@ BEGIN SELECT RAISE(ABORT, 'retention has one row'); END;
 
 const (
 	busyTimeoutMS = 5000
-	readers       = 4 // connections of a Reader
+	maxReaders    = 4 // connections of a Reader
 )
 
-// making keeps two Stores of one process from making the file at once: the close of the
+// createMu keeps two Stores of one process from making the file at once: the close of the
 // one's descriptor would take the locks of the other's connection.
-var making sync.Mutex
+var createMu sync.Mutex
 
 // openWriter opens the file for writing, or makes it. recovered tells that it was not
 // closed the last time.
@@ -84,9 +84,9 @@ func (s *Store) openWriter() (recovered bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return false, err
 	}
-	making.Lock()
-	err = make0600(path)
-	making.Unlock()
+	createMu.Lock()
+	err = createFile(path)
+	createMu.Unlock()
 	if err != nil {
 		return false, err
 	}
@@ -97,11 +97,11 @@ func (s *Store) openWriter() (recovered bool, err error) {
 	recovered = err == nil && wal.Size() > 0
 
 	ctx := context.Background()
-	s.w, err = sql.Open("sqlite", dsn(path, fmt.Sprintf("_busy_timeout=%d&_txlock=immediate&_defensive=1", busyTimeoutMS)))
+	s.db, err = sql.Open("sqlite", dsn(path, fmt.Sprintf("_busy_timeout=%d&_txlock=immediate&_defensive=1", busyTimeoutMS)))
 	if err != nil {
 		return false, err
 	}
-	if s.conn, err = s.w.Conn(ctx); err != nil {
+	if s.conn, err = s.db.Conn(ctx); err != nil {
 		return false, err
 	}
 	fresh, err := identify(func(query string, to *int64) error { return s.conn.QueryRowContext(ctx, query).Scan(to) })
@@ -126,10 +126,10 @@ func (s *Store) openWriter() (recovered bool, err error) {
 		}
 	}
 	const insert, row = "INSERT INTO events (seq, tenant, type, aggregate_id, payload, created_at) VALUES ", "(?, ?, ?, ?, ?, ?)"
-	if s.putMany, err = s.conn.PrepareContext(ctx, insert+row+strings.Repeat(", "+row, putRows-1)); err != nil {
+	if s.insertMany, err = s.conn.PrepareContext(ctx, insert+row+strings.Repeat(", "+row, insertRows-1)); err != nil {
 		return recovered, err
 	}
-	s.put, err = s.conn.PrepareContext(ctx, insert+row)
+	s.insertOne, err = s.conn.PrepareContext(ctx, insert+row)
 	return recovered, err
 }
 
@@ -194,9 +194,9 @@ func dsn(path, query string) string {
 	return (&url.URL{Scheme: "file", OmitHost: true, Path: filepath.ToSlash(path), RawQuery: query}).String()
 }
 
-// make0600 makes an empty file for the owner of its directory, if it is not there. SQLite
+// createFile makes an empty file for the owner of its directory, if it is not there. SQLite
 // would make it readable by all; its other files take the mode and the owner of this one.
-func make0600(path string) error {
+func createFile(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
 		info, err := os.Lstat(path)
@@ -208,7 +208,7 @@ func make0600(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(giveToOwner(f, filepath.Dir(path)), f.Close())
+	return errors.Join(chownToOwner(f, filepath.Dir(path)), f.Close())
 }
 
 // fileBytes is the size of the database and its write-ahead log.

@@ -22,7 +22,7 @@ const (
 	MaxNodes    = 100_000
 	MaxManifest = 256 << 10 // bytes of the JSON kept for a node: the bound of an announce
 
-	nodesBytes = 4 << 20 // of manifests, after which a page of Nodes ends
+	maxPageBytes = 4 << 20 // of manifests, after which a page of Nodes ends
 )
 
 // SeenInterval is how often last-seen times are written: often enough for a person,
@@ -41,13 +41,13 @@ type Node struct {
 
 // node is what memory holds of a node: what each refused call and each reconnect asks.
 type node struct {
-	id     int64 // row
-	nodeID string
-	tenant string
-	name   string
-	want   string            // the name it asked for last; name may have a suffix
-	sum    [sha256.Size]byte // of its manifest
-	change int64
+	rowID       int64 // row
+	nodeID      string
+	tenant      string
+	name        string
+	wantedName  string            // the name it asked for last; name may have a suffix
+	manifestSum [sha256.Size]byte // of its manifest
+	change      int64
 
 	seenMS  atomic.Int64
 	savedMS int64 // as of the database; only the flusher's
@@ -55,9 +55,9 @@ type node struct {
 
 // registry is the nodes in memory. Entries are replaced, not changed, but for seenMS.
 type registry struct {
-	mu     sync.RWMutex // protects the fields below
-	byID   map[string]*node
-	change int64 // rows up to here were read
+	mu         sync.RWMutex // protects the fields below
+	byID       map[string]*node
+	lastChange int64 // rows up to here were read
 }
 
 func (r *registry) get(nodeID string) *node {
@@ -87,7 +87,7 @@ func (r *registry) put(list []*node) {
 // NodeTenant tells the tenant of a node. It answers from memory, in about 20 ns; a node
 // that another process registered is known after a poll.
 func (s *Store) NodeTenant(nodeID string) (tenant string, ok bool) {
-	n := s.nodes.get(nodeID)
+	n := s.registry.get(nodeID)
 	if n == nil {
 		return "", false
 	}
@@ -98,10 +98,10 @@ func (s *Store) NodeTenant(nodeID string) (tenant string, ok bool) {
 // so a crash may lose the last minute of it. Unknown nodes are ignored.
 func (s *Store) MarkSeen(nodeIDs ...string) {
 	now := s.now().UnixMilli()
-	s.nodes.mu.RLock()
-	defer s.nodes.mu.RUnlock()
+	s.registry.mu.RLock()
+	defer s.registry.mu.RUnlock()
 	for _, id := range nodeIDs {
-		if n := s.nodes.byID[id]; n != nil {
+		if n := s.registry.byID[id]; n != nil {
 			n.seenMS.Store(now)
 		}
 	}
@@ -122,25 +122,25 @@ func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string,
 	case len(manifestJSON) > MaxManifest || len(manifestJSON) > 0 && !jsontext.Value(manifestJSON).IsValid():
 		return "", fmt.Errorf("register a node: the manifest is not JSON of at most %d bytes", MaxManifest)
 	}
-	if n := s.nodes.get(nodeID); n != nil && n.tenant == tenant && (wantName == "" || wantName == n.want) &&
-		(len(manifestJSON) == 0 || sha256.Sum256(manifestJSON) == n.sum) {
+	if n := s.registry.get(nodeID); n != nil && n.tenant == tenant && (wantName == "" || wantName == n.wantedName) &&
+		(len(manifestJSON) == 0 || sha256.Sum256(manifestJSON) == n.manifestSum) {
 		n.seenMS.Store(s.now().UnixMilli())
 		return n.name, nil
 	}
 	var n *node
 	err = s.db.write(ctx, func(tx *sql.Tx) error {
-		fresh, err := s.register(tx, tenant, nodeID, wantName, manifestJSON)
+		fresh, err := s.upsertNodeTx(tx, tenant, nodeID, wantName, manifestJSON)
 		if err != nil {
 			return err
 		}
 		// With the manifest: after a crash a board that was here is not one that never came.
 		n = fresh
 		n.savedMS = s.now().UnixMilli()
-		_, err = tx.Exec(putSeen, n.id, n.savedMS)
+		_, err = tx.Exec(upsertSeenSQL, n.rowID, n.savedMS)
 		return err
 	}, func() {
 		n.seenMS.Store(n.savedMS)
-		s.nodes.put([]*node{n})
+		s.registry.put([]*node{n})
 	})
 	if err != nil {
 		return "", fmt.Errorf("register a node: %w", err)
@@ -154,17 +154,17 @@ func scanNode(row interface{ Scan(...any) error }) (*node, error) {
 	n := new(node)
 	var sum []byte
 	var seen int64
-	if err := row.Scan(&n.id, &n.nodeID, &n.tenant, &n.name, &n.want, &sum, &n.change, &seen); err != nil {
+	if err := row.Scan(&n.rowID, &n.nodeID, &n.tenant, &n.name, &n.wantedName, &sum, &n.change, &seen); err != nil {
 		return nil, err
 	}
-	copy(n.sum[:], sum)
+	copy(n.manifestSum[:], sum)
 	n.seenMS.Store(seen)
 	n.savedMS = seen
 	return n, nil
 }
 
-// register inserts or updates the row of a node.
-func (s *Store) register(tx *sql.Tx, tenant, nodeID, want string, manifestJSON []byte) (*node, error) {
+// upsertNodeTx inserts or updates the row of a node.
+func (s *Store) upsertNodeTx(tx *sql.Tx, tenant, nodeID, want string, manifestJSON []byte) (*node, error) {
 	n, err := scanNode(tx.QueryRow("SELECT "+nodeColumns+" FROM nodes WHERE node_id = ?", nodeID))
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
@@ -174,27 +174,27 @@ func (s *Store) register(tx *sql.Tx, tenant, nodeID, want string, manifestJSON [
 	case n.tenant != tenant:
 		return nil, ErrForeignNode
 	}
-	rename := want != "" && want != n.want
+	rename := want != "" && want != n.wantedName
 	sum := sha256.Sum256(manifestJSON)
-	if !rename && (len(manifestJSON) == 0 || sum == n.sum) {
+	if !rename && (len(manifestJSON) == 0 || sum == n.manifestSum) {
 		return n, nil
 	}
 	if rename {
-		if n.name, err = freeName(tx, tenant, want, nodeID); err != nil {
+		if n.name, err = uniqueName(tx, tenant, want, nodeID); err != nil {
 			return nil, err
 		}
-		n.want = want
+		n.wantedName = want
 	}
-	if n.change, err = nextChange(tx); err != nil {
+	if n.change, err = nextChangeNumber(tx); err != nil {
 		return nil, err
 	}
 	if len(manifestJSON) == 0 {
-		_, err = tx.Exec("UPDATE nodes SET name = ?, want = ?, change = ? WHERE id = ?", n.name, n.want, n.change, n.id)
+		_, err = tx.Exec("UPDATE nodes SET name = ?, want = ?, change = ? WHERE id = ?", n.name, n.wantedName, n.change, n.rowID)
 		return n, err
 	}
-	n.sum = sum
+	n.manifestSum = sum
 	_, err = tx.Exec("UPDATE nodes SET name = ?, want = ?, change = ?, manifest = ?, sum = ? WHERE id = ?",
-		n.name, n.want, n.change, string(manifestJSON), sum[:], n.id)
+		n.name, n.wantedName, n.change, string(manifestJSON), sum[:], n.rowID)
 	return n, err
 }
 
@@ -206,35 +206,35 @@ func (s *Store) insertNode(tx *sql.Tx, tenant, nodeID, want string, manifestJSON
 	if count >= MaxNodes {
 		return nil, fmt.Errorf("%w: %d nodes", ErrFull, count)
 	}
-	n := &node{nodeID: nodeID, tenant: tenant, want: want, sum: sha256.Sum256(manifestJSON)}
+	n := &node{nodeID: nodeID, tenant: tenant, wantedName: want, manifestSum: sha256.Sum256(manifestJSON)}
 	name := want
 	if name == "" {
 		name = "node-" + nodeID[manifest.ULIDLen-6:]
 	}
 	var err error
-	if n.name, err = freeName(tx, tenant, name, nodeID); err != nil {
+	if n.name, err = uniqueName(tx, tenant, name, nodeID); err != nil {
 		return nil, err
 	}
-	if n.change, err = nextChange(tx); err != nil {
+	if n.change, err = nextChangeNumber(tx); err != nil {
 		return nil, err
 	}
 	res, err := tx.Exec("INSERT INTO nodes (node_id, tenant, name, want, manifest, sum, created_ms, change) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-		nodeID, tenant, n.name, want, string(manifestJSON), n.sum[:], s.now().UnixMilli(), n.change)
+		nodeID, tenant, n.name, want, string(manifestJSON), n.manifestSum[:], s.now().UnixMilli(), n.change)
 	if err != nil {
 		return nil, err
 	}
-	n.id, err = res.LastInsertId()
+	n.rowID, err = res.LastInsertId()
 	return n, err
 }
 
-func nextChange(tx *sql.Tx) (n int64, err error) {
+func nextChangeNumber(tx *sql.Tx) (n int64, err error) {
 	err = tx.QueryRow("UPDATE changes SET nodes = nodes + 1 RETURNING nodes").Scan(&n)
 	return n, err
 }
 
-// freeName is want, or want with a suffix that no other node of the tenant has: a small
+// uniqueName is want, or want with a suffix that no other node of the tenant has: a small
 // number first, then the end of the node id, which a fleet of equal names reaches soon.
-func freeName(tx *sql.Tx, tenant, want, nodeID string) (string, error) {
+func uniqueName(tx *sql.Tx, tenant, want, nodeID string) (string, error) {
 	tail := func(n int) string { return "-" + nodeID[manifest.ULIDLen-n:] }
 	for _, suffix := range []string{"", "-2", "-3", "-4", tail(4), tail(8), tail(16), tail(manifest.ULIDLen)} {
 		name := want[:min(len(want), manifest.MaxNameLen-len(suffix))] + suffix
@@ -250,7 +250,7 @@ func freeName(tx *sql.Tx, tenant, want, nodeID string) (string, error) {
 	return "", errors.New("no free name for the node; start it with another --name")
 }
 
-const nodeQuery = `SELECT n.node_id, n.tenant, n.name, n.manifest, n.created_ms, coalesce(s.ms, 0)
+const selectNodesSQL = `SELECT n.node_id, n.tenant, n.name, n.manifest, n.created_ms, coalesce(s.ms, 0)
 	FROM nodes n LEFT JOIN seen s ON s.id = n.id WHERE `
 
 // Nodes lists the nodes of a tenant whose ids come after a given one, in the order of the
@@ -258,14 +258,14 @@ const nodeQuery = `SELECT n.node_id, n.tenant, n.name, n.manifest, n.created_ms,
 // others follow.
 func (s *Store) Nodes(ctx context.Context, tenant, after string, limit int) (list []Node, more bool, err error) {
 	size := 0
-	err = s.eachNode(ctx, func(n *Node) bool {
-		if more = len(list) == limit || size >= nodesBytes; more {
+	err = s.forEachNode(ctx, func(n *Node) bool {
+		if more = len(list) == limit || size >= maxPageBytes; more {
 			return false
 		}
 		size += len(n.Manifest)
 		list = append(list, *n)
 		return true
-	}, nodeQuery+"n.tenant = ? AND n.node_id > ? ORDER BY n.node_id LIMIT ?", tenant, after, limit+1)
+	}, selectNodesSQL+"n.tenant = ? AND n.node_id > ? ORDER BY n.node_id LIMIT ?", tenant, after, limit+1)
 	return list, more, err
 }
 
@@ -276,9 +276,9 @@ func (s *Store) Node(ctx context.Context, tenant, ref string) (Node, error) {
 	if ref == "" || len(ref) > manifest.MaxNameLen {
 		return Node{}, ErrNoNode
 	}
-	list, err := s.selectNodes(ctx, nodeQuery+"n.tenant = ?1 AND (n.node_id = ?2 OR n.name = ?2) ORDER BY n.node_id = ?2 DESC LIMIT 1", tenant, ref)
+	list, err := s.selectNodes(ctx, selectNodesSQL+"n.tenant = ?1 AND (n.node_id = ?2 OR n.name = ?2) ORDER BY n.node_id = ?2 DESC LIMIT 1", tenant, ref)
 	if err == nil && len(list) == 0 {
-		list, err = s.selectNodes(ctx, nodeQuery+"n.tenant = ? AND n.node_id >= ? AND n.node_id < ? LIMIT 2", tenant, ref, ref+"~")
+		list, err = s.selectNodes(ctx, selectNodesSQL+"n.tenant = ? AND n.node_id >= ? AND n.node_id < ? LIMIT 2", tenant, ref, ref+"~")
 	}
 	switch {
 	case err != nil:
@@ -291,15 +291,15 @@ func (s *Store) Node(ctx context.Context, tenant, ref string) (Node, error) {
 	return list[0], nil
 }
 
-// selectNodes is eachNode for a query of few.
+// selectNodes is forEachNode for a query of few.
 func (s *Store) selectNodes(ctx context.Context, query string, args ...any) (list []Node, err error) {
-	err = s.eachNode(ctx, func(n *Node) bool { list = append(list, *n); return true }, query, args...)
+	err = s.forEachNode(ctx, func(n *Node) bool { list = append(list, *n); return true }, query, args...)
 	return list, err
 }
 
-// eachNode calls fn with the nodes of a query until it returns false.
-func (s *Store) eachNode(ctx context.Context, fn func(*Node) bool, query string, args ...any) error {
-	rows, err := s.db.r.QueryContext(ctx, query, args...)
+// forEachNode calls fn with the nodes of a query until it returns false.
+func (s *Store) forEachNode(ctx context.Context, fn func(*Node) bool, query string, args ...any) error {
+	rows, err := s.db.readDB.QueryContext(ctx, query, args...)
 	if err != nil {
 		return explain(s.dir.path, err)
 	}
@@ -309,7 +309,7 @@ func (s *Store) eachNode(ctx context.Context, fn func(*Node) bool, query string,
 		if err := rows.Scan(&n.NodeID, &n.Tenant, &n.Name, (*[]byte)(&n.Manifest), &n.CreatedMS, &n.LastSeenMS); err != nil {
 			return explain(s.dir.path, err)
 		}
-		if mem := s.nodes.get(n.NodeID); mem != nil {
+		if mem := s.registry.get(n.NodeID); mem != nil {
 			n.LastSeenMS = max(n.LastSeenMS, mem.seenMS.Load())
 		}
 		if !fn(&n) {
@@ -325,7 +325,7 @@ func (s *Store) nodeByIDOrName(ctx context.Context, ref string) (string, error) 
 	if manifest.ValidNodeID(ref) {
 		return ref, nil
 	}
-	list, err := s.selectNodes(ctx, nodeQuery+"n.name = ? LIMIT 2", ref)
+	list, err := s.selectNodes(ctx, selectNodesSQL+"n.name = ? LIMIT 2", ref)
 	switch {
 	case err != nil:
 		return "", err
@@ -339,9 +339,9 @@ func (s *Store) nodeByIDOrName(ctx context.Context, ref string) (string, error) 
 
 // loadNodes reads the rows that changed since the last time.
 func (s *Store) loadNodes(ctx context.Context, q querier) error {
-	s.nodes.mu.RLock()
-	since := s.nodes.change
-	s.nodes.mu.RUnlock()
+	s.registry.mu.RLock()
+	since := s.registry.lastChange
+	s.registry.mu.RUnlock()
 	rows, err := q.QueryContext(ctx, "SELECT "+nodeColumns+" FROM nodes WHERE change > ? ORDER BY change", since)
 	if err != nil {
 		return err
@@ -364,45 +364,45 @@ func (s *Store) loadNodes(ctx context.Context, q querier) error {
 	if err := rows.Err(); err != nil {
 		return err
 	}
-	s.nodes.put(list)
-	s.nodes.mu.Lock()
-	s.nodes.change = max(s.nodes.change, since)
-	s.nodes.mu.Unlock()
+	s.registry.put(list)
+	s.registry.mu.Lock()
+	s.registry.lastChange = max(s.registry.lastChange, since)
+	s.registry.mu.Unlock()
 	return nil
 }
 
-// flushChunk bounds a transaction of last-seen rows, so that a mint need not wait long.
-const flushChunk = 1000
+// maxSeenBatch bounds a transaction of last-seen rows, so that a mint need not wait long.
+const maxSeenBatch = 1000
 
-const putSeen = "INSERT INTO seen (id, ms) VALUES (?, ?) ON CONFLICT DO UPDATE SET ms = max(ms, excluded.ms)"
+const upsertSeenSQL = "INSERT INTO seen (id, ms) VALUES (?, ?) ON CONFLICT DO UPDATE SET ms = max(ms, excluded.ms)"
 
 // flushSeen writes what MarkSeen noted since the last flush.
 func (s *Store) flushSeen(ctx context.Context) error {
-	s.flushing.Lock()
-	defer s.flushing.Unlock()
+	s.flushMu.Lock()
+	defer s.flushMu.Unlock()
 	type row struct {
 		n  *node
 		ms int64
 	}
 	var due []row
-	s.nodes.mu.RLock()
-	for _, n := range s.nodes.byID {
+	s.registry.mu.RLock()
+	for _, n := range s.registry.byID {
 		if ms := n.seenMS.Load(); ms > n.savedMS {
 			due = append(due, row{n, ms})
 		}
 	}
-	s.nodes.mu.RUnlock()
+	s.registry.mu.RUnlock()
 	for len(due) > 0 {
-		chunk := due[:min(len(due), flushChunk)]
+		chunk := due[:min(len(due), maxSeenBatch)]
 		due = due[len(chunk):]
 		err := s.db.write(ctx, func(tx *sql.Tx) error {
-			put, err := tx.Prepare(putSeen)
+			put, err := tx.Prepare(upsertSeenSQL)
 			if err != nil {
 				return err
 			}
 			defer put.Close()
 			for _, r := range chunk {
-				if _, err := put.Exec(r.n.id, r.ms); err != nil {
+				if _, err := put.Exec(r.n.rowID, r.ms); err != nil {
 					return err
 				}
 			}
@@ -411,11 +411,11 @@ func (s *Store) flushSeen(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("save when nodes were last seen: %w", err)
 		}
-		s.nodes.mu.Lock()
+		s.registry.mu.Lock()
 		for _, r := range chunk {
 			r.n.savedMS = max(r.n.savedMS, r.ms)
 		}
-		s.nodes.mu.Unlock()
+		s.registry.mu.Unlock()
 	}
 	return nil
 }

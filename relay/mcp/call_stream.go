@@ -15,30 +15,30 @@ import (
 
 // Bounds of a stream over tools/call, and the keys of _meta that lower them.
 const (
-	maxFrames     = 20
-	maxStreamTime = 60 * time.Second
-	metaFrames    = "agentctl/max_frames"
-	metaTime      = "agentctl/max_ms"
+	maxStreamFrames = 20
+	maxStreamTime   = 60 * time.Second
+	metaMaxFrames   = "agentctl/max_frames"
+	metaMaxTime     = "agentctl/max_ms"
 )
 
-type limits struct {
-	frames int
-	wait   time.Duration
+type streamLimits struct {
+	maxFrames int
+	maxTime   time.Duration
 }
 
-// limitsOf reads the bounds; a value above ours means ours.
-func limitsOf(meta sdk.Meta) (limits, error) {
-	l := limits{maxFrames, maxStreamTime}
-	frames, err := positive(meta, metaFrames, maxFrames)
+// parseStreamLimits reads the bounds; a value above ours means ours.
+func parseStreamLimits(meta sdk.Meta) (streamLimits, error) {
+	l := streamLimits{maxStreamFrames, maxStreamTime}
+	frames, err := boundedInt(meta, metaMaxFrames, maxStreamFrames)
 	if err != nil {
 		return l, err
 	}
-	ms, err := positive(meta, metaTime, maxStreamTime.Milliseconds())
-	l.frames, l.wait = int(frames), time.Duration(ms)*time.Millisecond
+	ms, err := boundedInt(meta, metaMaxTime, maxStreamTime.Milliseconds())
+	l.maxFrames, l.maxTime = int(frames), time.Duration(ms)*time.Millisecond
 	return l, err
 }
 
-func positive(meta sdk.Meta, key string, most int64) (int64, error) {
+func boundedInt(meta sdk.Meta, key string, most int64) (int64, error) {
 	v, ok := meta[key]
 	if !ok {
 		return most, nil
@@ -50,13 +50,13 @@ func positive(meta sdk.Meta, key string, most int64) (int64, error) {
 	return int64(min(f, float64(most))), nil
 }
 
-// follow turns a stream into progress notifications and a result, the last frame. It
+// relayFrames turns a stream into progress notifications and a result, the last frame. It
 // ends after lim, when the client goes away, when the token ends, or with the stream.
-func (t *tenant) follow(ctx context.Context, x *exchange, cl *client, kr *kernel.Request, s kernel.Stream, lim limits) (sdk.Result, error) {
+func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *kernel.Request, s kernel.Stream, lim streamLimits) (sdk.Result, error) {
 	defer s.Close()
-	over := time.NewTimer(lim.wait)
+	over := time.NewTimer(lim.maxTime)
 	defer over.Stop()
-	check := time.NewTicker(sweepEvery)
+	check := time.NewTicker(sweepInterval)
 	defer check.Stop()
 	var last []byte
 	end := func(reason string, e *manifest.Error) (sdk.Result, error) {
@@ -67,24 +67,24 @@ func (t *tenant) follow(ctx context.Context, x *exchange, cl *client, kr *kernel
 		if e != nil {
 			rec.Code = e.Code
 		}
-		t.h.opt.Kernel.Audit(rec)
+		t.h.opts.Kernel.Audit(rec)
 		if e != nil {
-			return t.failed(x, e, kr.TraceID), nil
+			return t.renderError(x, e, kr.TraceID), nil
 		}
-		return t.answered(x, &kernel.Result{Structured: last})
+		return t.renderResult(x, &kernel.Result{Structured: last})
 	}
-	for n := 0; n < lim.frames; {
+	for n := 0; n < lim.maxFrames; {
 		if f, ok := s.Next(); ok {
 			n++
 			last = f.Data
-			cl.progress(float64(n), float64(lim.frames), last)
+			cl.sendProgress(float64(n), float64(lim.maxFrames), last)
 			continue
 		}
 		if err := s.Err(); err != nil {
 			if errors.Is(err, io.EOF) && last != nil {
 				break // it ended as it should
 			}
-			return end("stream_end", offline(err))
+			return end("stream_end", streamError(err))
 		}
 		select {
 		case <-s.Ready():
@@ -104,9 +104,9 @@ func (t *tenant) follow(ctx context.Context, x *exchange, cl *client, kr *kernel
 	return end("frames", nil)
 }
 
-// offline is what the end of a device's stream means to its reader. A reason that is one
+// streamError is what the end of a device's stream means to its reader. A reason that is one
 // of ours is kept; any other end is the board's going away.
-func offline(err error) *manifest.Error {
+func streamError(err error) *manifest.Error {
 	var e *manifest.Error
 	if errors.As(err, &e) {
 		return e

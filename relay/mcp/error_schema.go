@@ -15,40 +15,40 @@ import (
 const errorSchema = `{"type":"object","description":"in place of the rest, when the call failed (isError)",` +
 	`"properties":{"code":{"type":"string"},"message":{"type":"string"},"retryable":{"type":"boolean"},"trace_id":{"type":"string"}},"required":["code","message"]}`
 
-// outputs remembers what withFailure made: boards of one make have the same schemas.
-type outputs struct {
-	mu   sync.Mutex // protects seen
-	seen map[string][]byte
+// schemaCache remembers what withErrorSchema made: boards of one make have the same schemas.
+type schemaCache struct {
+	mu      sync.Mutex // protects seen
+	byInput map[string][]byte
 }
 
-// maxOutputs bounds the schemas that are remembered.
-const maxOutputs = 512
+// maxCachedSchemas bounds the schemas that are remembered.
+const maxCachedSchemas = 512
 
-func (o *outputs) withFailure(schema []byte) []byte {
+func (o *schemaCache) withErrorSchema(schema []byte) []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if s, ok := o.seen[string(schema)]; ok {
+	if s, ok := o.byInput[string(schema)]; ok {
 		return s
 	}
-	if o.seen == nil || len(o.seen) >= maxOutputs {
-		o.seen = make(map[string][]byte)
+	if o.byInput == nil || len(o.byInput) >= maxCachedSchemas {
+		o.byInput = make(map[string][]byte)
 	}
-	s := withFailure(schema)
-	o.seen[string(schema)] = s
+	s := withErrorSchema(schema)
+	o.byInput[string(schema)] = s
 	return s
 }
 
-// withFailure is the schema of a tool's answer or of its failure. The properties stay at
+// withErrorSchema is the schema of a tool's answer or of its failure. The properties stay at
 // the root, where people and programs look for them; $id goes, because this is no longer
 // the registered document.
-func withFailure(schema []byte) []byte {
+func withErrorSchema(schema []byte) []byte {
 	var s, props map[string]json.RawMessage
 	if json.Unmarshal(schema, &s) != nil || json.Unmarshal(s["properties"], &props) != nil {
-		return eitherSchema(schema)
+		return anyOfErrorSchema(schema)
 	}
 	for _, word := range []string{"anyOf", "oneOf", "allOf", "not", "if", "$ref", "propertyNames", "minProperties"} {
 		if _, ok := s[word]; ok {
-			return eitherSchema(schema)
+			return anyOfErrorSchema(schema)
 		}
 	}
 	if _, ok := props["error"]; ok {
@@ -68,7 +68,7 @@ func withFailure(schema []byte) []byte {
 	return b
 }
 
-// eitherSchema is for a schema that is no plain list of properties.
-func eitherSchema(schema []byte) []byte {
+// anyOfErrorSchema is for a schema that is no plain list of properties.
+func anyOfErrorSchema(schema []byte) []byte {
 	return []byte(`{"type":"object","anyOf":[` + string(schema) + `,{"type":"object","properties":{"error":` + errorSchema + `},"required":["error"]}]}`)
 }

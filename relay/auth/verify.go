@@ -47,50 +47,50 @@ func wellFormed(token string) bool {
 	return dots == 2 && part > 0
 }
 
-// text and number are JSON values of exactly that kind; null is neither.
+// jsonString and number are JSON values of exactly that kind; null is neither.
 type (
-	text struct {
-		set bool
-		s   string
+	jsonString struct {
+		present bool
+		value   string
 	}
-	number struct {
-		set bool
-		n   int64
+	jsonNumber struct {
+		present bool
+		value   int64
 	}
 )
 
-var errKind = errors.New("wrong kind of value")
+var errClaimType = errors.New("wrong kind of value")
 
-func (t *text) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
+func (t *jsonString) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	tok, err := dec.ReadToken()
 	if err != nil {
 		return err
 	}
 	if tok.Kind() != '"' {
-		return errKind
+		return errClaimType
 	}
-	t.set, t.s = true, tok.String()
+	t.present, t.value = true, tok.String()
 	return nil
 }
 
-func (n *number) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
+func (n *jsonNumber) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	val, err := dec.ReadValue()
 	if err != nil {
 		return err
 	}
 	if val.Kind() != '0' {
-		return errKind
+		return errClaimType
 	}
-	n.set = true
-	return json.Unmarshal(val, &n.n) // an integer in range, or an error
+	n.present = true
+	return json.Unmarshal(val, &n.value) // an integer in range, or an error
 }
 
 // header is the protected header of a token. Unknown members are refused: jku, jwk,
 // x5u, x5c and crit among them.
 type header struct {
-	Alg text `json:"alg"`
-	Typ text `json:"typ"`
-	Kid text `json:"kid"`
+	Alg jsonString `json:"alg"`
+	Typ jsonString `json:"typ"`
+	Kid jsonString `json:"kid"`
 }
 
 func parseHeader(token string) (header, bool) {
@@ -100,25 +100,25 @@ func parseHeader(token string) (header, bool) {
 	if err != nil || json.Unmarshal(b, &h, json.RejectUnknownMembers(true)) != nil {
 		return h, false
 	}
-	return h, h.Alg.s == jwt.SigningMethodEdDSA.Alg() && h.Typ.s == tokenType && kidRE.MatchString(h.Kid.s)
+	return h, h.Alg.value == jwt.SigningMethodEdDSA.Alg() && h.Typ.value == tokenType && kidRE.MatchString(h.Kid.value)
 }
 
 // claims is the closed set of claims, decoded strictly: exact names, no duplicates, no
 // other members. A claim that this relay does not know may be a restriction that a
 // newer one put there; to ignore it would be to lift it.
 type claims struct {
-	Iss   text   `json:"iss"`
-	Aud   text   `json:"aud"`
-	Sub   text   `json:"sub"`
-	Tid   text   `json:"tid"`
-	Cls   text   `json:"cls"`
-	Scope text   `json:"scope"`
-	JTI   text   `json:"jti"`
-	Iat   number `json:"iat"`
-	Nbf   number `json:"nbf"`
-	Exp   number `json:"exp"`
-	Gen   number `json:"gen"`
-	Iid   text   `json:"iid"`
+	Iss   jsonString `json:"iss"`
+	Aud   jsonString `json:"aud"`
+	Sub   jsonString `json:"sub"`
+	Tid   jsonString `json:"tid"`
+	Cls   jsonString `json:"cls"`
+	Scope jsonString `json:"scope"`
+	JTI   jsonString `json:"jti"`
+	Iat   jsonNumber `json:"iat"`
+	Nbf   jsonNumber `json:"nbf"`
+	Exp   jsonNumber `json:"exp"`
+	Gen   jsonNumber `json:"gen"`
+	Iid   jsonString `json:"iid"`
 }
 
 // UnmarshalJSON is what the jwt library's decoder calls.
@@ -131,28 +131,28 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 var _ jwt.Claims = (*claims)(nil)
 
 // GetExpirationTime and its siblings give the jwt library what it validates.
-func (c *claims) GetExpirationTime() (*jwt.NumericDate, error) { return c.Exp.date() }
+func (c *claims) GetExpirationTime() (*jwt.NumericDate, error) { return c.Exp.numericDate() }
 
 // GetIssuedAt returns the iat claim.
-func (c *claims) GetIssuedAt() (*jwt.NumericDate, error) { return c.Iat.date() }
+func (c *claims) GetIssuedAt() (*jwt.NumericDate, error) { return c.Iat.numericDate() }
 
 // GetNotBefore returns the nbf claim.
-func (c *claims) GetNotBefore() (*jwt.NumericDate, error) { return c.Nbf.date() }
+func (c *claims) GetNotBefore() (*jwt.NumericDate, error) { return c.Nbf.numericDate() }
 
 // GetIssuer returns the iss claim.
-func (c *claims) GetIssuer() (string, error) { return c.Iss.s, nil }
+func (c *claims) GetIssuer() (string, error) { return c.Iss.value, nil }
 
 // GetSubject returns the sub claim.
-func (c *claims) GetSubject() (string, error) { return c.Sub.s, nil }
+func (c *claims) GetSubject() (string, error) { return c.Sub.value, nil }
 
 // GetAudience returns the aud claim, one string.
-func (c *claims) GetAudience() (jwt.ClaimStrings, error) { return jwt.ClaimStrings{c.Aud.s}, nil }
+func (c *claims) GetAudience() (jwt.ClaimStrings, error) { return jwt.ClaimStrings{c.Aud.value}, nil }
 
-func (n number) date() (*jwt.NumericDate, error) {
-	if !n.set || n.n < 0 || n.n > maxUnix {
-		return nil, errKind
+func (n jsonNumber) numericDate() (*jwt.NumericDate, error) {
+	if !n.present || n.value < 0 || n.value > maxUnix {
+		return nil, errClaimType
 	}
-	return jwt.NewNumericDate(time.Unix(n.n, 0)), nil
+	return jwt.NewNumericDate(time.Unix(n.value, 0)), nil
 }
 
 var (
@@ -164,21 +164,21 @@ func validSubject(s string) bool { return subjectRE.MatchString(s) }
 
 // identity checks the meaning of verified claims.
 func (c *claims) identity() (*Identity, bool) {
-	jti, ok := manifest.ParseULID(c.JTI.s)
+	jti, ok := manifest.ParseULID(c.JTI.value)
 	id := &Identity{
-		Tenant: c.Tid.s, Subject: c.Sub.s, Class: c.Cls.s, JTI: jti, Instance: c.Iid.s, Gen: int(c.Gen.n),
-		Expires: time.Unix(c.Exp.n, 0), issued: c.Iat.n, until: c.Exp.n + leewaySeconds,
-		Scopes: knownScopes(c.Scope.s) & classScopes(c.Cls.s), scopeless: !c.Scope.set,
+		Tenant: c.Tid.value, Subject: c.Sub.value, Class: c.Cls.value, JTI: jti, Instance: c.Iid.value, Gen: int(c.Gen.value),
+		Expires: time.Unix(c.Exp.value, 0), issuedAt: c.Iat.value, validUntil: c.Exp.value + leewaySeconds,
+		Scopes: knownScopes(c.Scope.value) & classScopes(c.Cls.value), hasNoScopeClaim: !c.Scope.present,
 	}
 	device := id.Class == ClassDevice
 	if device {
 		id.NodeID = id.Subject
 	}
 	return id, ok && classScopes(id.Class) != 0 && manifest.ValidTenant(id.Tenant) &&
-		c.Iat.set && c.Iat.n <= c.Exp.n && c.Exp.n-c.Iat.n <= int64(MaxTTL/time.Second) &&
+		c.Iat.present && c.Iat.value <= c.Exp.value && c.Exp.value-c.Iat.value <= int64(MaxTTL/time.Second) &&
 		validSubject(id.Subject) && (!device || manifest.ValidNodeID(id.NodeID)) &&
-		(device || !c.Gen.set && !c.Iid.set) && c.Gen.n >= 0 && c.Gen.n <= 1<<30 &&
-		(!c.Iid.set || instanceRE.MatchString(id.Instance))
+		(device || !c.Gen.present && !c.Iid.present) && c.Gen.value >= 0 && c.Gen.value <= 1<<30 &&
+		(!c.Iid.present || instanceRE.MatchString(id.Instance))
 }
 
 // newParser is the library's part of the checks: signature by one algorithm, aud, iss,
@@ -217,13 +217,13 @@ func (s *Store) verify(token string) (*Identity, error) {
 	case len(token) > MaxTokenLen:
 		return nil, errMalformed
 	}
-	key := keyOf(token)
+	key := tokenHash(token)
 	id := s.cache.get(key)
 	if id != nil {
-		s.hits.Add(1)
+		s.cacheHits.Add(1)
 		return id, s.Active(id)
 	}
-	id, err := s.check(token)
+	id, err := s.checkToken(token)
 	if err != nil {
 		return nil, err
 	}
@@ -231,9 +231,9 @@ func (s *Store) verify(token string) (*Identity, error) {
 	return id, s.Active(id)
 }
 
-// check is the whole examination of a token that was not seen before, but for the
+// checkToken is the whole examination of a token that was not seen before, but for the
 // deny list.
-func (s *Store) check(token string) (*Identity, error) {
+func (s *Store) checkToken(token string) (*Identity, error) {
 	if !wellFormed(token) {
 		return nil, errMalformed
 	}
@@ -241,11 +241,11 @@ func (s *Store) check(token string) (*Identity, error) {
 	if !ok {
 		return nil, errHeader
 	}
-	s.checked.Add(1)
+	s.signatureChecks.Add(1)
 	var c claims
 	_, err := s.parser.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) {
-		key, ok := s.keys.public[keyID{c.Iss.s, head.Kid.s}]
-		if !ok && c.Iss.s != s.relay.Issuer {
+		key, ok := s.keyring.public[keyID{c.Iss.value, head.Kid.value}]
+		if !ok && c.Iss.value != s.relay.Issuer {
 			return nil, errIssuer
 		}
 		if !ok {
@@ -254,7 +254,7 @@ func (s *Store) check(token string) (*Identity, error) {
 		return key, nil
 	})
 	if err != nil {
-		return nil, refusal(err)
+		return nil, refusalOf(err)
 	}
 	id, ok := c.identity()
 	if !ok {
@@ -267,11 +267,11 @@ func (s *Store) check(token string) (*Identity, error) {
 // claim counts as tools:call:read_only while the tolerance of RFC-0006 §4.1 is on.
 func (s *Store) checkScope(id *Identity) error {
 	end := s.scopelessUntil
-	if id.scopeless && id.Class == ClassAgent && !end.IsZero() {
+	if id.hasNoScopeClaim && id.Class == ClassAgent && !end.IsZero() {
 		if !s.now().Before(end) {
-			return errScopelessX
+			return errScopelessEnded
 		}
-		id.Scopes, id.until = bitCallReadOnly, min(id.until, end.Unix())
+		id.Scopes, id.validUntil = bitCallReadOnly, min(id.validUntil, end.Unix())
 		s.warnScopeless(end)
 	}
 	if id.Scopes == 0 {
@@ -280,9 +280,9 @@ func (s *Store) checkScope(id *Identity) error {
 	return nil
 }
 
-// refusal turns an error of the jwt library into one of ours. Its text is dropped: it
+// refusalOf turns an error of the jwt library into one of ours. Its text is dropped: it
 // may quote the token.
-func refusal(err error) error {
+func refusalOf(err error) error {
 	var own *Error
 	switch {
 	case errors.As(err, &own):

@@ -84,19 +84,19 @@ func TestVerifyRefuses(t *testing.T) {
 	parts := strings.Split(good, ".")
 	claimsText := func() string { return string(unb64(t, parts[1])) }
 	now := testTime.Unix()
-	kid := s.keys.signKid
-	pub := s.keys.sign.Public().(ed25519.PublicKey)
+	kid := s.keyring.signKID
+	pub := s.keyring.signKey.Public().(ed25519.PublicKey)
 	hs := func(header string) string {
 		text := b64([]byte(header)) + "." + parts[1]
 		mac := hmac.New(sha256.New, pub)
 		mac.Write([]byte(text))
 		return text + "." + b64(mac.Sum(nil))
 	}
-	withHeader := func(h string) string { return signRaw(h, claimsText(), s.keys.sign) }
+	withHeader := func(h string) string { return signRaw(h, claimsText(), s.keyring.signKey) }
 	extra := func(name, value string) string {
 		return withHeader(`{"alg":"EdDSA","kid":"` + kid + `","typ":"at+jwt","` + name + `":` + value + `}`)
 	}
-	withClaims := func(c string) string { return signRaw(goodHeader(s), c, s.keys.sign) }
+	withClaims := func(c string) string { return signRaw(goodHeader(s), c, s.keyring.signKey) }
 	f := func(kv ...any) string {
 		m := map[string]any{}
 		for i := 0; i < len(kv); i += 2 {
@@ -238,7 +238,7 @@ func f2(t *testing.T, s *Store, old, now string) string {
 	if !strings.Contains(text, old) {
 		t.Fatalf("no %s in %s", old, text)
 	}
-	return signRaw(goodHeader(s), strings.Replace(text, old, now, 1), s.keys.sign)
+	return signRaw(goodHeader(s), strings.Replace(text, old, now, 1), s.keyring.signKey)
 }
 
 func unb64(t testing.TB, s string) []byte {
@@ -360,7 +360,7 @@ func TestScopelessTolerance(t *testing.T) {
 	refused(t, err, third, ErrScope, "scopeless")
 }
 
-func TestIdentityOfNobody(t *testing.T) {
+func TestNilIdentity(t *testing.T) {
 	var nobody *Identity
 	if nobody.Has(manifest.ScopeCallReadOnly) {
 		t.Error("nobody holds a scope")

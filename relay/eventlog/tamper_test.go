@@ -9,14 +9,14 @@ import (
 
 // Another program with the file open cannot change what was logged, short of taking the
 // schema apart.
-func TestCheat(t *testing.T) {
+func TestTriggersRefuseTampering(t *testing.T) {
 	path, c := logPath(t), newClock()
 	s := start(t, Options{Path: path, Now: c.now})
 	for i := range 20 {
 		mustAppend(t, s, event("call", "t", i))
 	}
 	before := all(t, s, Query{})
-	db := other(t, path)
+	db := openRaw(t, path)
 	db.SetMaxOpenConns(1)
 	const first, last = "7352863948800000 + 0", "7352863948800000 + 19"
 	if before[0].Seq != uint64(epoch)<<12 || uint64(epoch)<<12 != 7352863948800000 {

@@ -15,29 +15,29 @@ import (
 // Active, which reads the clock and the current deny list, and so a caller who goes on
 // with a stopped token is refused for the price of a hash.
 const (
-	cacheShards = 16
-	cacheHalf   = 512 // entries of one generation of one shard: 16,384 in all
+	cacheShards   = 16
+	maxGeneration = 512 // entries of one generation of one shard: 16,384 in all
 )
 
-type tokenKey [sha256.Size]byte
+type tokenDigest [sha256.Size]byte
 
-// keyOf hashes a token without copying it.
-func keyOf(token string) tokenKey {
+// tokenHash hashes a token without copying it.
+func tokenHash(token string) tokenDigest {
 	// The bytes of the string are only read; a []byte(token) would cost an allocation
 	// of the token's size on every call.
 	return sha256.Sum256(unsafe.Slice(unsafe.StringData(token), len(token)))
 }
 
-// verified is the cache: in each shard two generations. A full young one becomes the
+// tokenCache is the cache: in each shard two generations. A full young one becomes the
 // old one, and what nobody asked for since is dropped with the old one before it.
-type verified struct {
+type tokenCache struct {
 	shards [cacheShards]struct {
 		mu         sync.Mutex // protects the fields below
-		young, old map[tokenKey]*Identity
+		young, old map[tokenDigest]*Identity
 	}
 }
 
-func (c *verified) get(k tokenKey) *Identity {
+func (c *tokenCache) get(k tokenDigest) *Identity {
 	s := &c.shards[k[0]%cacheShards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,23 +52,23 @@ func (c *verified) get(k tokenKey) *Identity {
 	return id
 }
 
-func (c *verified) add(k tokenKey, id *Identity) {
+func (c *tokenCache) add(k tokenDigest, id *Identity) {
 	s := &c.shards[k[0]%cacheShards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.addLocked(k, id)
 }
 
-func (c *verified) addLocked(k tokenKey, id *Identity) {
+func (c *tokenCache) addLocked(k tokenDigest, id *Identity) {
 	s := &c.shards[k[0]%cacheShards]
-	if s.young == nil || len(s.young) >= cacheHalf {
-		s.old, s.young = s.young, make(map[tokenKey]*Identity)
+	if s.young == nil || len(s.young) >= maxGeneration {
+		s.old, s.young = s.young, make(map[tokenDigest]*Identity)
 	}
 	s.young[k] = id
 }
 
 // size counts the entries, for Stats.
-func (c *verified) size() (n int) {
+func (c *tokenCache) size() (n int) {
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.mu.Lock()
