@@ -9,6 +9,7 @@ import (
 
 	"agentctl/control"
 	"agentctl/prober"
+	"agentctl/term"
 )
 
 // maxBurst is the longest burst the daemon takes.
@@ -40,12 +41,12 @@ itself. Of bursts that overlap the fastest counts.`,
 					}
 				}
 				ch.ExpiresAt = until.UnixMilli()
-				text := fmt.Sprintf("burst: every %s for %s, until %s", spanText(interval.Milliseconds()), spanText(dur.Milliseconds()), until.Format(time.TimeOnly))
+				text := fmt.Sprintf("burst: every %s for %s, until %s", term.Span(interval), term.Span(dur), until.Format(time.TimeOnly))
 				switch base := time.Duration(ch.Before.IntervalMS) * time.Millisecond; {
 				case !ch.Before.Running:
 					text += "; but sampling is stopped, go on with: agentctl start"
 				case interval >= base:
-					text += fmt.Sprintf("; but that is no faster than every %s, which goes on", spanText(ch.Before.IntervalMS))
+					text += fmt.Sprintf("; but that is no faster than every %s, which goes on", term.Span(base))
 				default:
 					ch.After.IntervalMS = interval.Milliseconds()
 				}

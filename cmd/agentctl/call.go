@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/manifest"
+	"agentctl/term"
 	"agentctl/transport/sse"
 )
 
@@ -66,7 +67,7 @@ one document a frame).`,
 				return err
 			}
 			return out.print(cmd, json.RawMessage(b), func() error {
-				_, err := fmt.Fprintf(onScreen(cmd.OutOrStdout()), "%s\n", b)
+				_, err := fmt.Fprintf(term.JSONWriter(cmd.OutOrStdout()), "%s\n", b)
 				return err
 			})
 		},
@@ -150,7 +151,7 @@ func (o *output) frame(cmd *cobra.Command, b []byte) error {
 		fmt.Fprintln(cmd.OutOrStdout(), "---")
 		return writeYAML(cmd.OutOrStdout(), json.RawMessage(b))
 	}
-	_, err := fmt.Fprintf(onScreen(cmd.OutOrStdout()), "%s\n", b)
+	_, err := fmt.Fprintf(term.JSONWriter(cmd.OutOrStdout()), "%s\n", b)
 	return err
 }
 

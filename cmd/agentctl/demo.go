@@ -29,6 +29,7 @@ import (
 	"agentctl/relay"
 	"agentctl/relay/auth"
 	"agentctl/relay/gateway"
+	"agentctl/term"
 	"agentctl/transport/enroll"
 )
 
@@ -302,7 +303,7 @@ Live from this machine, once a second (Ctrl-C ends the demo):
 			return err
 		}
 		_, err := fmt.Fprintf(w, "  %-10s %5.1f %% %9s of %8s %5.1f %%  %.2f %.2f %.2f\n", time.UnixMilli(f.TSMS).Format("15:04:05"),
-			f.CPUPct, bytesText(f.MemBytes), bytesText(f.MemTotalBytes), f.DiskPct, f.Load1, f.Load5, f.Load15)
+			f.CPUPct, term.Bytes(f.MemBytes), term.Bytes(f.MemTotalBytes), f.DiskPct, f.Load1, f.Load5, f.Load15)
 		return err
 	})
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"agentctl/term"
 )
 
 // Statuses of a finding.
@@ -138,15 +140,15 @@ func (c check) within(ctx context.Context) []finding {
 // write prints the findings, on a terminal in its width.
 func (d *diagnosis) write(w io.Writer) error {
 	const indent = 18
-	width, _, terminal := terminalSize(w)
+	width, _, terminal := term.Size(w)
 	if !terminal {
 		width = 1 << 16
 	}
-	colour := colours(w)
-	sgr := map[string]string{findOK: green, findWarn: yellow, findFail: red, findSkip: faint}
+	colour := term.ColorEnabled(w)
+	sgr := map[string]string{findOK: term.Green, findWarn: term.Yellow, findFail: term.Red, findSkip: term.Faint}
 	for _, f := range d.Checks {
-		fmt.Fprintf(w, "%s  %-11s ", paint(colour, sgr[f.Status], fmt.Sprintf("%-4s", f.Status)), f.Name)
-		for i, line := range wrapText(plain(f.Message), width-indent) {
+		fmt.Fprintf(w, "%s  %-11s ", term.Paint(colour, sgr[f.Status], fmt.Sprintf("%-4s", f.Status)), f.Name)
+		for i, line := range term.Wrap(term.SafeLine(f.Message), width-indent) {
 			if i > 0 {
 				line = strings.Repeat(" ", indent) + line
 			}
@@ -155,28 +157,10 @@ func (d *diagnosis) write(w io.Writer) error {
 		if f.Next == "" {
 			continue
 		}
-		for i, line := range wrapText(plain(f.Next), width-indent-3) {
-			fmt.Fprintf(w, "%s%s %s\n", strings.Repeat(" ", indent), []string{"->", "  "}[min(i, 1)], paint(colour, bold, line))
+		for i, line := range term.Wrap(term.SafeLine(f.Next), width-indent-3) {
+			fmt.Fprintf(w, "%s%s %s\n", strings.Repeat(" ", indent), []string{"->", "  "}[min(i, 1)], term.Paint(colour, term.Bold, line))
 		}
 	}
 	_, err := fmt.Fprintf(w, "%s, %s\n", counted(d.Failures, "failure"), counted(d.Warnings, "warning"))
 	return err
-}
-
-// wrapText breaks a text between words into lines of at most width columns; a longer word
-// stays whole. There is at least one line.
-func wrapText(s string, width int) []string {
-	lines := []string{""}
-	for _, word := range strings.Fields(s) {
-		last := &lines[len(lines)-1]
-		switch {
-		case *last == "":
-			*last = word
-		case len(*last)+1+len(word) <= width:
-			*last += " " + word
-		default:
-			lines = append(lines, word)
-		}
-	}
-	return lines
 }

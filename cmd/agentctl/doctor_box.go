@@ -21,6 +21,7 @@ import (
 
 	"agentctl/control"
 	"agentctl/prober"
+	"agentctl/term"
 )
 
 // patient is the install that doctor looks at.
@@ -112,7 +113,7 @@ func (p *patient) checkStateDir(known *boxStatus) finding {
 		return finding{name, findFail, fmt.Sprintf("statfs %s: %v", dir, err), "check the disk: dmesg"}
 	}
 	free := fsys.Bavail * uint64(fsys.Bsize)
-	text := fmt.Sprintf("%s, %s free", dir, bytesText(free))
+	text := fmt.Sprintf("%s, %s free", dir, term.Bytes(free))
 	switch {
 	case fsys.Flags&unix.ST_RDONLY != 0:
 		return finding{name, findFail, text + ", mounted read-only", "a card that fails turns read-only: see dmesg, then: sudo mount -o remount,rw " + mountPoint(dir)}
@@ -298,7 +299,7 @@ func linkFinding(s *boxStatus) finding {
 func storageFinding(s *boxStatus) finding {
 	text := strings.TrimSpace(s.Storage.State + " " + s.Storage.Path)
 	if s.Storage.Bytes > 0 {
-		text += ", " + bytesText(uint64(s.Storage.Bytes))
+		text += ", " + term.Bytes(uint64(s.Storage.Bytes))
 	}
 	switch {
 	case s.Storage.State == "off" || s.Storage.State == "disabled":
@@ -329,7 +330,7 @@ func powerFinding(r reading) finding {
 
 func heatFinding(r reading) finding {
 	c, ok := r.Values["temperature.hottest_c"]
-	text := valueText(c, "C")
+	text := term.Value(c, "C")
 	switch {
 	case !ok:
 		return finding{"temperature", findSkip, "this machine has no sensor", ""}

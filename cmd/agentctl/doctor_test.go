@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"agentctl/prober"
+	"agentctl/term"
 )
 
 var doctorNow = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
@@ -270,7 +271,7 @@ ok    good
 
 func TestWrapText(t *testing.T) {
 	for in, want := range map[string]string{"": "", "a": "a", "one two three": "one two|three", "incomprehensible a b": "incomprehensible|a b"} {
-		if got := strings.Join(wrapText(in, 8), "|"); got != want {
+		if got := strings.Join(term.Wrap(in, 8), "|"); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -185,31 +184,6 @@ var moduleKeys = map[string][]string{
 	"wear":        {"wear.used_pct", "wear.pre_eol"},
 }
 
-// valueText is a number for people, at most nine characters.
-func valueText(v float64, unit string) string {
-	switch unit {
-	case "%", "C":
-		return fmt.Sprintf("%.1f %s", v, unit)
-	case "MiB":
-		if v >= 10240 {
-			return fmt.Sprintf("%.1f GiB", v/1024)
-		}
-		return fmt.Sprintf("%.0f MiB", v)
-	case "B/s":
-		for _, p := range []string{"B/s", "kB/s", "MB/s"} {
-			if v < 999.5 {
-				if p == "B/s" {
-					return fmt.Sprintf("%.0f B/s", v)
-				}
-				return fmt.Sprintf("%.1f %s", v, p)
-			}
-			v /= 1000
-		}
-		return fmt.Sprintf("%.1f GB/s", v)
-	}
-	return fmt.Sprintf("%.2f", v)
-}
-
 // powerText is what the firmware says about supply and heat, "" when it says nothing.
 func powerText(values map[string]float64) (text string, bad bool) {
 	known := false
@@ -229,18 +203,4 @@ func powerText(values map[string]float64) (text string, bad bool) {
 		return "good", false
 	}
 	return strings.Join(now, ", "), true
-}
-
-// niceAbove is the least round number that is not below v: 1, 2, 3, 4, 5, 6, 8, 10, 20, ...
-func niceAbove(v float64) float64 {
-	if v <= 0 || math.IsInf(v, 0) || math.IsNaN(v) {
-		return 1
-	}
-	p := math.Pow(10, math.Floor(math.Log10(v)))
-	for _, m := range []float64{1, 2, 3, 4, 5, 6, 8, 10} {
-		if m*p >= v*(1-1e-9) {
-			return m * p
-		}
-	}
-	return 10 * p
 }

@@ -15,6 +15,7 @@ import (
 
 	"agentctl/relay/eventlog"
 	"agentctl/relay/kernel"
+	"agentctl/term"
 )
 
 func newEvents() *cobra.Command {
@@ -113,7 +114,7 @@ func (p *eventPrinter) event(e kernel.Event) error {
 	if len(payload) > 100 {
 		payload = payload[:97] + "..."
 	}
-	_, err := fmt.Fprintf(p.tab, "%d\t%s\t%s\t%s\t%s\t%s\n", e.Seq, time.UnixMilli(e.CreatedMS).UTC().Format(time.RFC3339), plain(e.Tenant), e.Type, plain(e.Aggregate), plain(payload))
+	_, err := fmt.Fprintf(p.tab, "%d\t%s\t%s\t%s\t%s\t%s\n", e.Seq, time.UnixMilli(e.CreatedMS).UTC().Format(time.RFC3339), term.SafeLine(e.Tenant), e.Type, term.SafeLine(e.Aggregate), term.SafeLine(payload))
 	if p.n%1000 == 0 && err == nil { // a table is laid out in memory
 		err = p.tab.Flush()
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"agentctl/term"
 )
 
 // Bounds of an emit.
@@ -47,7 +49,7 @@ MCP_SSE_AUTH_TOKEN (or of the file that NAME_FILE names), in this order.`,
 				return err
 			}
 			return out.print(cmd, map[string]json.Number{"id": id}, func() error {
-				if f, ok := cmd.OutOrStdout().(*os.File); ok && isTerminal(f) {
+				if f, ok := cmd.OutOrStdout().(*os.File); ok && term.IsTerminal(f) {
 					fmt.Fprintf(f, "event %s on %s\n", id, args[0])
 				}
 				return nil

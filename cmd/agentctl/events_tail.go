@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/manifest"
+	"agentctl/term"
 	"agentctl/transport/sse"
 )
 
@@ -105,7 +106,7 @@ start; 4 for a token that is not good; 7 when --for ends before --count.`,
 			t.last, t.all = since, since == "0"
 			f, _ := cmd.OutOrStdout().(*os.File)
 			t.out, t.say = cmd.OutOrStdout(), cmd.ErrOrStderr()
-			t.human = out.format == "" && f != nil && isTerminal(f)
+			t.human = out.format == "" && f != nil && term.IsTerminal(f)
 			ctx, cancel := cmd.Context(), context.CancelFunc(func() {})
 			if dur > 0 {
 				ctx, cancel = context.WithTimeout(ctx, dur)
@@ -224,7 +225,7 @@ func (t *tail) run(ctx context.Context) error {
 		if errors.As(err, &later) {
 			pause = max(pause, min(later.after, tailMaxWait))
 		}
-		if what := plain(err.Error()); pause > 0 && what != t.told { // once for each thing that is wrong
+		if what := term.SafeLine(err.Error()); pause > 0 && what != t.told { // once for each thing that is wrong
 			fmt.Fprintf(t.say, "agentctl: %s; connecting again\n", what)
 			t.told = what
 		}
@@ -357,7 +358,7 @@ func eventsAnswer(resp *http.Response, token bool, scope string) error {
 	if json.Unmarshal(b, &env) != nil || env.Error.Code == "" {
 		env.Error.Message = "no agentctl error; is this the event gateway?"
 	}
-	what := fmt.Sprintf("HTTP %d %s: %s", resp.StatusCode, env.Error.Code, plain(env.Error.Message))
+	what := fmt.Sprintf("HTTP %d %s: %s", resp.StatusCode, env.Error.Code, term.SafeLine(env.Error.Message))
 	switch {
 	case resp.StatusCode == http.StatusUnauthorized && !token:
 		return exit(exitUnauthorized, "%s; pass a token with --token-file, or set MCP_SSE_AUTH_TOKEN", what)
@@ -442,7 +443,7 @@ type tailEvent struct {
 func (t *tail) print(ev sse.Event) error {
 	data, signature, _ := bytes.Cut(ev.Data, []byte{'\n'}) // the second line signs the first
 	if t.human {
-		_, err := fmt.Fprintf(t.out, "%s  %s  %s  %s\n", time.Now().Format(time.TimeOnly), plain(ev.LastEventID), plain(ev.Type), plain(string(data)))
+		_, err := fmt.Fprintf(t.out, "%s  %s  %s  %s\n", time.Now().Format(time.TimeOnly), term.SafeLine(ev.LastEventID), term.SafeLine(ev.Type), term.SafeLine(string(data)))
 		return err
 	}
 	e := tailEvent{ID: rawJSON([]byte(ev.LastEventID)), Topic: ev.Type, Data: rawJSON(data)}

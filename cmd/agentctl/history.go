@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/control"
+	"agentctl/term"
 )
 
 func newHistory() *cobra.Command {
@@ -109,7 +110,7 @@ func (f *historyJSON) Set(s string) error {
 
 // parseSpan is time.ParseDuration with days (d) and weeks (w).
 func parseSpan(s string) (time.Duration, error) {
-	for suffix, unit := range map[string]time.Duration{"d": day, "w": 7 * day} {
+	for suffix, unit := range map[string]time.Duration{"d": 24 * time.Hour, "w": 7 * 24 * time.Hour} {
 		if n, ok := strings.CutSuffix(s, suffix); ok {
 			v, err := strconv.ParseFloat(n, 64)
 			if err != nil || !(v >= 0 && v <= 36500) { // so that NaN fails: as a whole number it is 0 on ARM
@@ -212,24 +213,24 @@ func (h *historyQuery) each(ctx context.Context, modules []string, step int64, f
 
 // draw prints charts as wide as the terminal.
 func (h *historyQuery) draw(ctx context.Context, w io.Writer, zone *time.Location) error {
-	width, height, _ := terminalSize(w)
-	ascii := asciiOnly()
+	width, height, _ := term.Size(w)
+	ascii := term.ASCIIOnly()
 	if len(h.modules) == 0 {
 		h.modules = []string{"cpu", "memory"}
 	}
 	if h.step == 0 {
-		dots := int64(plotWidth(width))
+		dots := int64(term.PlotWidth(width))
 		if !ascii {
 			dots *= 2
 		}
-		h.step = niceStep(time.Duration((h.to-h.from)/dots) * time.Millisecond).Milliseconds()
+		h.step = term.NiceStep(time.Duration((h.to-h.from)/dots) * time.Millisecond).Milliseconds()
 	}
-	points := map[string][]point{}
+	points := map[string][]term.Point{}
 	most := map[string]float64{}
 	err := h.each(ctx, h.modules, h.step, func(item control.HistoryItem) error {
 		r := itemReading(item)
 		for k, x := range r.Values {
-			points[k] = append(points[k], point{r.TS, x})
+			points[k] = append(points[k], term.Point{TS: r.TS, Value: x})
 			most[k] = max(most[k], x)
 		}
 		return nil
@@ -246,21 +247,21 @@ func (h *historyQuery) draw(ctx context.Context, w io.Writer, zone *time.Locatio
 		}
 		return nil
 	}
-	colour := colours(w)
+	colour := term.ColorEnabled(w)
 	title := windowText(h.from, h.to, zone)
-	if each := ", a point each " + spanText(h.step); len(title)+len(each) <= width {
+	if each := ", a point each " + term.Span(time.Duration(h.step)*time.Millisecond); len(title)+len(each) <= width {
 		title += each
 	}
-	fmt.Fprintln(w, cutLine(title, width))
+	fmt.Fprintln(w, term.Truncate(title, width))
 	for _, s := range shown {
-		c := chart{label: s.label, unit: s.unit, points: points[s.key], from: h.from, to: h.to, step: h.step, max: s.max,
-			width: max(width, minChartWidth), height: chartHeight(height, len(shown)), ascii: ascii, zone: zone}
+		c := term.Chart{Label: s.label, Unit: s.unit, Points: points[s.key], From: h.from, To: h.to, Step: h.step, Max: s.max,
+			Width: max(width, term.MinChartWidth), Height: chartHeight(height, len(shown)), ASCII: ascii, Zone: zone}
 		if s.maxKey != "" {
-			c.max = most[s.maxKey]
+			c.Max = most[s.maxKey]
 		}
-		for i, l := range c.lines() {
+		for i, l := range c.Lines() {
 			if i == 0 {
-				l = paint(colour, bold, l)
+				l = term.Paint(colour, term.Bold, l)
 			}
 			fmt.Fprintln(w, l)
 		}
@@ -270,7 +271,7 @@ func (h *historyQuery) draw(ctx context.Context, w io.Writer, zone *time.Locatio
 
 // shown are the series of the modules asked for that have points; a reading that has no
 // place in the catalogue is drawn by its name.
-func (h *historyQuery) shown(points map[string][]point) []series {
+func (h *historyQuery) shown(points map[string][]term.Point) []series {
 	var out []series
 	known := map[string]bool{"memory.total": true, "load.load_5m": true, "load.load_15m": true}
 	for _, s := range catalogue {
@@ -306,16 +307,4 @@ func windowText(from, to int64, zone *time.Location) string {
 		layout = time.TimeOnly
 	}
 	return a.Format(time.DateTime) + " to " + b.Format(layout+" MST")
-}
-
-// spanText is a duration without needless zeros: 1m0s is 1m.
-func spanText(ms int64) string {
-	s := (time.Duration(ms) * time.Millisecond).String()
-	if strings.HasSuffix(s, "m0s") {
-		s = s[:len(s)-2]
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = s[:len(s)-2]
-	}
-	return s
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +13,19 @@ import (
 
 	"agentctl/control"
 	"agentctl/prober"
+	"agentctl/term"
 )
+
+// wave is an hour of points at 10 s, with a hole of 15 minutes.
+func wave(from int64) []term.Point {
+	var out []term.Point
+	for i := int64(0); i < 360; i++ {
+		if i < 150 || i >= 240 {
+			out = append(out, term.Point{TS: from + i*10_000, Value: 30 + 25*math.Sin(float64(i)/40)})
+		}
+	}
+	return out
+}
 
 // pastHour is a history of one record each 10 s for an hour, with a hole; temperature comes
 // each minute.
@@ -22,10 +35,10 @@ func (r pastHour) Query(_ context.Context, q control.HistoryQuery, fn func(contr
 	to := q.ToMS
 	var held *control.HistoryRow
 	for i, p := range wave(r.from) {
-		if p.ts < q.FromMS || p.ts > to {
+		if p.TS < q.FromMS || p.TS > to {
 			continue
 		}
-		row := control.HistoryRow{TS: p.ts, Sample: &prober.Sample{TSMS: p.ts, CPUPct: float64(i % 100), MemBytes: 100 << 20, MemTotalBytes: 400 << 20}}
+		row := control.HistoryRow{TS: p.TS, Sample: &prober.Sample{TSMS: p.TS, CPUPct: float64(i % 100), MemBytes: 100 << 20, MemTotalBytes: 400 << 20}}
 		if i%6 == 0 {
 			row.Readings = []control.Reading{{Key: "temperature.hottest_c", Value: 50}}
 		}

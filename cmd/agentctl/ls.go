@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/manifest"
+	"agentctl/term"
 )
 
 func newLs() *cobra.Command {
@@ -53,11 +54,11 @@ func printNodes(cmd *cobra.Command, nodes []node) error {
 	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NAME\tNODE\tSTATE\tLAST SEEN\tTOOLS")
 	for _, n := range nodes {
-		state, seen := "offline", ago(n.LastSeenMS)
+		state, seen := "offline", term.Ago(n.LastSeenMS)
 		if n.Online {
 			state, seen = "online", "now"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", plain(n.Name), plain(n.NodeID), state, seen, plain(strings.Join(verbs(n.Capabilities), " ")))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", term.SafeLine(n.Name), term.SafeLine(n.NodeID), state, seen, term.SafeLine(strings.Join(verbs(n.Capabilities), " ")))
 	}
 	return w.Flush()
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"agentctl/term"
 )
 
 func main() { os.Exit(Main()) }
@@ -32,7 +34,7 @@ func Main() int {
 		e = &exitError{code: exitFailure, err: err}
 	}
 	if e.err != nil {
-		fmt.Fprintf(os.Stderr, "agentctl: %s\n", plainLines(e.err.Error())) // perhaps a server's words
+		fmt.Fprintf(os.Stderr, "agentctl: %s\n", term.SafeText(e.err.Error())) // perhaps a server's words
 	}
 	if e.code == exitUsage {
 		fmt.Fprintf(os.Stderr, "Try '%s --help'.\n", cmd.CommandPath())

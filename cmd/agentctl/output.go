@@ -11,14 +11,12 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf16"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-	"golang.org/x/sys/unix"
+
+	"agentctl/term"
 )
 
 // output is how a read command prints: for people, or as data.
@@ -63,7 +61,7 @@ func (f *jsonFlag) Set(s string) error {
 
 // print writes v in the chosen format, or calls human.
 func (o *output) print(cmd *cobra.Command, v any, human func() error) error {
-	w := onScreen(cmd.OutOrStdout())
+	w := term.JSONWriter(cmd.OutOrStdout())
 	switch o.format {
 	case "json":
 		return writeIndented(w, v)
@@ -73,35 +71,6 @@ func (o *output) print(cmd *cobra.Command, v any, human func() error) error {
 		return writeYAML(w, v)
 	}
 	return human()
-}
-
-// onScreen is w; JSON that goes to a terminal has what could steer it escaped.
-func onScreen(w io.Writer) io.Writer {
-	if f, ok := w.(*os.File); ok && isTerminal(f) {
-		return escaper{w}
-	}
-	return w
-}
-
-// escaper writes whole JSON values and lines with C1 controls, and characters that turn
-// the writing round, escaped (\u009b): encoders leave them as they are.
-type escaper struct{ w io.Writer }
-
-func (e escaper) Write(b []byte) (int, error) {
-	var out []byte
-	for _, r := range string(b) {
-		switch {
-		case r < 0x7f || unicode.IsGraphic(r):
-			out = utf8.AppendRune(out, r)
-		case r > 0xffff:
-			hi, lo := utf16.EncodeRune(r)
-			out = fmt.Appendf(out, "\\u%04x\\u%04x", hi, lo)
-		default:
-			out = fmt.Appendf(out, "\\u%04x", r)
-		}
-	}
-	_, err := e.w.Write(out)
-	return len(b), err
 }
 
 func writeIndented(w io.Writer, v any) error {
@@ -119,19 +88,13 @@ func checkEnd(dur time.Duration, count int) error {
 	return nil
 }
 
-// isTerminal reports whether f is a terminal.
-func isTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
-}
-
 // newLoggerAt logs to stderr, JSON for a service and text for a terminal, from a level on
 // that may change.
 func newLoggerAt(level zapcore.LevelEnabler) *zap.Logger {
 	cfg := zap.NewProductionEncoderConfig()
 	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	var enc zapcore.Encoder
-	if isTerminal(os.Stderr) {
+	if term.IsTerminal(os.Stderr) {
 		cfg.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
 		cfg.EncodeLevel = zapcore.CapitalLevelEncoder
 		enc = zapcore.NewConsoleEncoder(cfg)
@@ -224,36 +187,4 @@ func readSecret(path string) (string, error) {
 		}
 	}
 	return line, nil
-}
-
-// ago says how long ago a moment was, for people.
-func ago(ms int64) string {
-	if ms == 0 {
-		return "never"
-	}
-	d := time.Since(time.UnixMilli(ms))
-	switch {
-	case d < 2*time.Second:
-		return "now"
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%d s ago", int(d.Seconds()))
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%d min ago", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%d h ago", int(d.Hours()))
-	}
-	return fmt.Sprintf("%d days ago", int(d.Hours()/24))
-}
-
-// bytesText is a size for people: 512.3 MiB.
-func bytesText(n uint64) string {
-	const unit = 1024
-	if n < unit {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, i := float64(n)/unit, 0
-	for ; v >= unit && i < 4; i++ {
-		v /= unit
-	}
-	return fmt.Sprintf("%.1f %ciB", v, "KMGTP"[i])
 }

@@ -23,6 +23,7 @@ import (
 
 	"agentctl/prober"
 	"agentctl/prober/history"
+	"agentctl/term"
 	"agentctl/transport/enroll"
 	"agentctl/transport/link"
 )
@@ -130,7 +131,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	ctx, cancel := context.WithCancel(cmd.Context())
 	defer cancel()
 	hup := make(chan os.Signal, 1)
-	if isTerminal(os.Stderr) { // it goes away with its terminal
+	if term.IsTerminal(os.Stderr) { // it goes away with its terminal
 		var stop context.CancelFunc
 		ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
 		defer stop()

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"agentctl/control"
+	"agentctl/term"
 )
 
 // change is what start, stop and burst print with -o json: how local push and recording
@@ -65,7 +67,7 @@ func samplingText(s control.Sampling) string {
 	if !s.Running {
 		return "stopped"
 	}
-	return fmt.Sprintf("%s every %s", strings.Join(s.Modules, ", "), spanText(s.IntervalMS))
+	return fmt.Sprintf("%s every %s", strings.Join(s.Modules, ", "), term.Span(time.Duration(s.IntervalMS)*time.Millisecond))
 }
 
 // undo is the command that brings back how sampling was.

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/control"
+	"agentctl/term"
 )
 
 func newSnapshot() *cobra.Command {
@@ -60,7 +61,7 @@ func printSnapshot(w io.Writer, s *control.Snapshot) error {
 		fmt.Fprintf(w, "%-7s %.2f %.2f %.2f\n", "Load", s.Load.Load1, s.Load.Load5, s.Load.Load15)
 	}
 	if n := s.Network; n != nil {
-		fmt.Fprintf(w, "%-7s %s in, %s out\n", "Network", valueText(n.BytesInPerS, "B/s"), valueText(n.BytesOutPerS, "B/s"))
+		fmt.Fprintf(w, "%-7s %s in, %s out\n", "Network", term.Value(n.BytesInPerS, "B/s"), term.Value(n.BytesOutPerS, "B/s"))
 	}
 	if s.Temperature != nil {
 		fmt.Fprintf(w, "%-7s %.1f C\n", "Temp", s.Temperature.HottestC)

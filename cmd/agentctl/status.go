@@ -14,6 +14,7 @@ import (
 	"agentctl/control"
 	"agentctl/prober"
 	"agentctl/prober/alert"
+	"agentctl/term"
 	"agentctl/transport/clock"
 	"agentctl/transport/enroll"
 	"agentctl/transport/link"
@@ -201,12 +202,12 @@ func newStatus() *cobra.Command {
 
 func printStatus(w io.Writer, s *status) error {
 	const indent = 10
-	width, _, terminal := terminalSize(w)
+	width, _, terminal := term.Size(w)
 	row := func(k, format string, args ...any) {
 		text := fmt.Sprintf(format, args...)
 		lines := []string{text} // scripts get one line each
 		if terminal && indent+utf8.RuneCountInString(text) > width {
-			lines = wrapText(text, max(width-indent, 1))
+			lines = term.Wrap(text, max(width-indent, 1))
 		}
 		for _, l := range lines {
 			fmt.Fprintf(w, "%-*s%s\n", indent, k, l)
@@ -223,9 +224,9 @@ func printStatus(w io.Writer, s *status) error {
 	case link.StateDisabled:
 		row("Link", "none: this board works alone; for a relay: agentctl config set token_file FILE, then agentctl config set relay URL")
 	case link.StateReady:
-		row("Link", "ready, %s, since %s", s.Link.Relay, ago(s.Link.SinceMS))
+		row("Link", "ready, %s, since %s", s.Link.Relay, term.Ago(s.Link.SinceMS))
 	default:
-		row("Link", "%s, %s, since %s", s.Link.State, s.Link.Relay, ago(s.Link.SinceMS))
+		row("Link", "%s, %s, since %s", s.Link.State, s.Link.Relay, term.Ago(s.Link.SinceMS))
 	}
 	if e := s.Link.LastError; e != nil && s.Link.State != link.StateReady {
 		row("", "last error: %s", e.Message)
@@ -250,14 +251,14 @@ func printStatus(w io.Writer, s *status) error {
 	}
 	m := s.Sample
 	row("CPU", "%.1f %%   load %.2f %.2f %.2f", m.CPUPct, m.Load1, m.Load5, m.Load15)
-	row("Memory", "%s of %s", bytesText(m.MemBytes), bytesText(m.MemTotalBytes))
+	row("Memory", "%s of %s", term.Bytes(m.MemBytes), term.Bytes(m.MemTotalBytes))
 	if m.DiskPct != nil {
 		row("Disk", "%.1f %% used", *m.DiskPct)
 	} else {
 		row("Disk", "%s", s.Sampling.DiskError)
 	}
 	for _, a := range s.Alerts {
-		row("Alert", "%s: %s (%s)", a.Level, a.Message, ago(a.TS))
+		row("Alert", "%s: %s (%s)", a.Level, a.Message, term.Ago(a.TS))
 	}
 	return nil
 }
@@ -282,7 +283,7 @@ func printStorage(row func(k, format string, args ...any), s *storageStatus) {
 			row("History", "%d samples in memory, the first write is to come", s.Unsaved)
 			break
 		}
-		row("History", "%d samples in %s, %s written today", s.Rows+int64(s.Unsaved), bytesText(uint64(s.Bytes)), bytesText(uint64(s.WrittenTodayBytes)))
+		row("History", "%d samples in %s, %s written today", s.Rows+int64(s.Unsaved), term.Bytes(uint64(s.Bytes)), term.Bytes(uint64(s.WrittenTodayBytes)))
 	default:
 		row("History", "%s, in memory only: %s", s.State, s.Detail)
 		row("", "free or mend the disk of %s; recording goes on by itself then", s.Path)

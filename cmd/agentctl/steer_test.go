@@ -2,13 +2,13 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 
 	"agentctl/manifest"
+	"agentctl/term"
 )
 
 // steering is what a terminal would act on, in a text of somebody else.
@@ -27,31 +27,9 @@ func TestSteering(t *testing.T) {
 	if printNodes(cmd, []node{n}) != nil || printTickets(cmd, []ticket{k}) != nil || printTicket(&out, &k) != nil {
 		t.Error("not printed")
 	}
-	for _, s := range []string{out.String(), plain(steering), plainLines("a\n" + steering)} {
+	for _, s := range []string{out.String(), term.SafeLine(steering), term.SafeText("a\n" + steering)} {
 		if steers(s) || !strings.Contains(s, "a\u00e9") {
 			t.Errorf("got %q", s)
 		}
-	}
-	if got := plainLines("a\tb\n\n c"); got != "a    b\n\n c" {
-		t.Errorf("got %q", got)
-	}
-	if got := indent("a\r\n\tb\n\n"); got != "  a\n      b" {
-		t.Errorf("got %q", got)
-	}
-}
-
-// TestEscaper: JSON on a terminal says the same and steers nothing.
-func TestEscaper(t *testing.T) {
-	in, _ := json.Marshal(map[string]string{"k": steering + "\U000E0041\u2028\U0001F600 \x7f"})
-	var out bytes.Buffer
-	if n, err := (escaper{&out}).Write(append(in, '\n')); n != len(in)+1 || err != nil {
-		t.Fatal(n, err)
-	}
-	if steers(out.String()) || strings.ContainsAny(out.String(), "\x7f\U000E0041") || !strings.Contains(out.String(), "\U0001F600") {
-		t.Errorf("got %q", out.String())
-	}
-	var a, b any
-	if err := json.Unmarshal(out.Bytes(), &b); err != nil || json.Unmarshal(in, &a) != nil || a.(map[string]any)["k"] != b.(map[string]any)["k"] {
-		t.Errorf("%q says something else than %q (%v)", out.String(), in, err)
 	}
 }

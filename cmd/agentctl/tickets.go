@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/manifest"
+	"agentctl/term"
 )
 
 // ticket is what the tools tickets.* answer with; docs/tickets.md.
@@ -288,7 +289,7 @@ func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 				return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, nil)
 			}
 		}
-		return exit(exitFailure, "%s is %s and cannot become %s; it can become: %s", old.ID, old.Status, plain(to), orNothing(old.Allowed))
+		return exit(exitFailure, "%s is %s and cannot become %s; it can become: %s", old.ID, old.Status, term.SafeLine(to), orNothing(old.Allowed))
 	}
 	return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, func(k *ticket) (did, undo string) {
 		undo = "a decision is final; ask again with: agentctl tickets create --approval"
@@ -318,14 +319,14 @@ func (t *ticketCmd) change(cmd *cobra.Command, rc *relayClient, verb string, arg
 		return err
 	}
 	did, undo := said(&res.Ticket)
-	if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s; %s\n", plain(did), plain(undo)); err != nil {
+	if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s; %s\n", term.SafeLine(did), term.SafeLine(undo)); err != nil {
 		return err
 	}
 	return t.out.print(cmd, &res.Ticket, func() error {
 		if verb != "create" {
 			return nil
 		}
-		_, err := fmt.Fprintln(cmd.OutOrStdout(), plain(res.Ticket.ID)) // for scripts
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(res.Ticket.ID)) // for scripts
 		return err
 	})
 }
@@ -351,7 +352,7 @@ func (t *ticketCmd) find(ctx context.Context, ref string) (*relayClient, *ticket
 func (c *relayClient) ticketID(ctx context.Context, ref string) (id string, err error) {
 	part := strings.ToUpper(ref)
 	if len(part) < 4 || len(part) > manifest.ULIDLen {
-		return "", exit(exitUsage, "%q is no ticket id; give at least 4 characters of its beginning or end, see: agentctl tickets ls", plain(ref))
+		return "", exit(exitUsage, "%q is no ticket id; give at least 4 characters of its beginning or end, see: agentctl tickets ls", term.SafeLine(ref))
 	}
 	list, err := c.tickets(ctx, "", maxTickets)
 	if err != nil {
@@ -362,12 +363,12 @@ func (c *relayClient) ticketID(ctx context.Context, ref string) (id string, err 
 			continue
 		}
 		if id != "" {
-			return "", exit(exitUsage, "%q is a part of more than one ticket id; give more of it, see: agentctl tickets ls", plain(ref))
+			return "", exit(exitUsage, "%q is a part of more than one ticket id; give more of it, see: agentctl tickets ls", term.SafeLine(ref))
 		}
 		id = k.ID
 	}
 	if id == "" {
-		return "", exit(exitFailure, "no ticket has an id that begins or ends with %q; see: agentctl tickets ls", plain(ref))
+		return "", exit(exitFailure, "no ticket has an id that begins or ends with %q; see: agentctl tickets ls", term.SafeLine(ref))
 	}
 	return id, nil
 }

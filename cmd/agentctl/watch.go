@@ -20,6 +20,7 @@ import (
 	"agentctl/control"
 	"agentctl/prober"
 	"agentctl/prober/alert"
+	"agentctl/term"
 )
 
 func newWatch() *cobra.Command {
@@ -62,13 +63,13 @@ starts cpu and memory, as any client that takes events does.`,
 				defer cancel()
 			}
 			f, _ := cmd.OutOrStdout().(*os.File)
-			if out.format == "ndjson" || f == nil || !isTerminal(f) {
+			if out.format == "ndjson" || f == nil || !term.IsTerminal(f) {
 				return w.run(ctx, func(ctx context.Context, msgs <-chan watchMsg) error {
 					return printEvents(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr(), msgs, count)
 				})
 			}
 			w.live = true
-			v := newView(colours(f), asciiOnly())
+			v := newView(term.ColorEnabled(f), term.ASCIIOnly())
 			return w.run(ctx, func(ctx context.Context, msgs <-chan watchMsg) error { return v.run(ctx, f, msgs, count) })
 		},
 	}

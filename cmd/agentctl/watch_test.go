@@ -13,6 +13,7 @@ import (
 
 	"agentctl/control"
 	"agentctl/prober"
+	"agentctl/term"
 )
 
 // fakeBox is a daemon's socket with a simulated machine behind it.
@@ -205,7 +206,7 @@ func TestView(t *testing.T) {
 			if strings.Contains(l, "\x1b") {
 				t.Errorf("%v: an escape sequence in %q", size, l)
 			}
-			lines[i] = strings.TrimRight(cutLine(l, size[0]), " ")
+			lines[i] = strings.TrimRight(term.Truncate(l, size[0]), " ")
 			if size[0] >= 40 && utf8.RuneCountInString(l) > size[0] {
 				t.Errorf("%v: %d columns: %s", size, utf8.RuneCountInString(l), l)
 			}

@@ -15,6 +15,7 @@ import (
 
 	"agentctl/control"
 	"agentctl/prober/alert"
+	"agentctl/term"
 )
 
 // view is the live view of watch.
@@ -53,25 +54,25 @@ func (v *view) run(ctx context.Context, f *os.File, msgs <-chan watchMsg, count 
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP, syscall.SIGQUIT)
 	defer stop()
 	ctx, cancel := context.WithCancel(ctx)
-	s := &screen{out: f}
+	s := term.NewScreen(f)
 	resized, paused := notify(syscall.SIGWINCH), notify(syscall.SIGTSTP)
 	defer signal.Stop(resized)
 	defer signal.Stop(paused)
 	var wg sync.WaitGroup
-	s.enter()
+	s.Enter()
 	defer func() { // also when drawing panics
 		cancel()
 		wg.Wait()
-		s.leave()
+		s.Leave()
 		fmt.Fprintln(f, v.summary())
 	}()
-	wg.Go(func() { s.keys(ctx, cancel) })
+	wg.Go(func() { term.WatchKeys(ctx, cancel) })
 
 	clock := time.NewTicker(time.Second)
 	defer clock.Stop()
 	for {
-		width, height, _ := terminalSize(f)
-		if err := s.draw(v.lines(width, height, time.Now())); err != nil {
+		width, height, _ := term.Size(f)
+		if err := s.Draw(v.lines(width, height, time.Now())); err != nil {
 			return exit(exitFailure, "write to the terminal: %w", err)
 		}
 		select {
@@ -84,7 +85,7 @@ func (v *view) run(ctx context.Context, f *os.File, msgs <-chan watchMsg, count 
 			}
 		case <-resized:
 		case <-paused:
-			s.stopped()
+			s.Suspend()
 		case <-clock.C:
 		}
 	}
@@ -137,7 +138,7 @@ func (v *view) take(m watchMsg) {
 	case "update_ready":
 		var u struct{ Component, Version string }
 		_ = json.Unmarshal(m.params, &u)
-		v.update = plain(u.Component + " " + u.Version)
+		v.update = term.SafeLine(u.Component + " " + u.Version)
 	}
 }
 
@@ -159,9 +160,9 @@ func (v *view) gap() {
 // alert shows an alert. It may be told twice: as an event, and as raised before.
 func (v *view) alert(a alert.Event) {
 	level := string(a.Level)
-	sgr := map[string]string{"error": red, "warn": yellow}[level]
-	head := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), plain(level))
-	shown := viewAlert{head, plain(a.Message), sgr}
+	sgr := map[string]string{"error": term.Red, "warn": term.Yellow}[level]
+	head := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), term.SafeLine(level))
+	shown := viewAlert{head, term.SafeLine(a.Message), sgr}
 	if slices.Contains(v.alerts, shown) {
 		return
 	}
@@ -181,7 +182,7 @@ func (v *view) lines(width, height int, now time.Time) []string {
 	}
 	power, bad := powerText(v.now)
 	if power != "" {
-		power = fmt.Sprintf("%-8s ", "Power") + paint(v.colour && bad, yellow, power)
+		power = fmt.Sprintf("%-8s ", "Power") + term.Paint(v.colour && bad, term.Yellow, power)
 		if !bad {
 			out = append(out, power)
 		}
@@ -199,7 +200,7 @@ func (v *view) lines(width, height int, now time.Time) []string {
 		room = 3
 	}
 	for _, a := range v.alerts {
-		for i, line := range wrapText(a.text, max(width-len(a.head), 1)) {
+		for i, line := range term.Wrap(a.text, max(width-len(a.head), 1)) {
 			head := a.head
 			if i == room {
 				break
@@ -207,11 +208,11 @@ func (v *view) lines(width, height int, now time.Time) []string {
 			if i > 0 {
 				head = strings.Repeat(" ", len(head))
 			}
-			told = append(told, paint(v.colour && a.sgr != "", a.sgr, cutLine(head+line, width)))
+			told = append(told, term.Paint(v.colour && a.sgr != "", a.sgr, term.Truncate(head+line, width)))
 		}
 	}
 	foot = append(foot, told[max(len(told)-max(height/3, 1), 0):]...)
-	foot = append(foot, paint(v.colour, faint, cutLine(v.foot(now, width), width)))
+	foot = append(foot, term.Paint(v.colour, term.Faint, term.Truncate(v.foot(now, width), width)))
 	if room := height - len(foot); len(out) > room { // the end matters more than the last rows
 		out = out[:max(room, 1)]
 	}
@@ -220,7 +221,7 @@ func (v *view) lines(width, height int, now time.Time) []string {
 }
 
 func (v *view) header(width int) string {
-	name := plain(v.state.Name)
+	name := term.SafeLine(v.state.Name)
 	if name == "" {
 		name, _ = os.Hostname() // the socket is this machine's
 	}
@@ -232,7 +233,7 @@ func (v *view) header(width int) string {
 		at = time.UnixMilli(v.ts).In(v.zone).Format(time.TimeOnly)
 	}
 	room := max(width-len(at)-1, 1)
-	return paint(v.colour, bold, fmt.Sprintf("%-*s", room, cutLine(name, room))) + " " + at
+	return term.Paint(v.colour, term.Bold, fmt.Sprintf("%-*s", room, term.Truncate(name, room))) + " " + at
 }
 
 // row is a line of one series: label, value, sparkline.
@@ -241,10 +242,10 @@ func (v *view) row(s series, width int) string {
 	if !ok {
 		return ""
 	}
-	text := valueText(x, s.unit)
+	text := term.Value(x, s.unit)
 	hi := s.max
 	if t := v.now[s.maxKey]; s.maxKey != "" && t > 0 {
-		text, hi = fmt.Sprintf("%s of %s", text, valueText(t, s.unit)), t
+		text, hi = fmt.Sprintf("%s of %s", text, term.Value(t, s.unit)), t
 		if s.unit == "MiB" && width >= 60 {
 			text += fmt.Sprintf(", %.0f %%", x/t*100)
 		}
@@ -275,20 +276,20 @@ func (v *view) row(s series, width int) string {
 	case s.unit == "C":
 		lo, hi = 20, 100
 	case hi == 0, s.maxKey != "" && most*4 < hi: // no scale of its own, or a flat line on it
-		hi = niceAbove(most)
+		hi = term.NiceCeil(most)
 	}
-	return line + " " + paint(v.colour, barColour(s, x), sparkline(past, room, lo, hi, v.ascii))
+	return line + " " + term.Paint(v.colour, barColour(s, x), term.Sparkline(past, room, lo, hi, v.ascii))
 }
 
 // barColour warns of what runs full or hot.
 func barColour(s series, x float64) string {
 	switch {
 	case s.unit == "%" && x >= 95, s.unit == "C" && x >= 85:
-		return red
+		return term.Red
 	case s.unit == "%" && x >= 85, s.unit == "C" && x >= 75:
-		return yellow
+		return term.Yellow
 	}
-	return cyan
+	return term.Cyan
 }
 
 func (v *view) foot(now time.Time, width int) string {
@@ -318,4 +319,11 @@ func (v *view) foot(now time.Time, width int) string {
 // summary is what stays on the terminal.
 func (v *view) summary() string {
 	return fmt.Sprintf("watched %d samples; see more with: agentctl history", v.samples)
+}
+
+// notify is signal.Notify with a channel that keeps one signal.
+func notify(sig ...os.Signal) chan os.Signal {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, sig...)
+	return c
 }

@@ -1,0 +1,106 @@
+package term
+
+import (
+	"context"
+	"io"
+	"os"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Screen is a terminal taken over for a live view: the alternate screen buffer, no cursor,
+// no echo. Leave restores it; the caller must make sure that it runs, also after a panic.
+// Its methods may be called concurrently.
+type Screen struct {
+	out *os.File
+
+	mu     sync.Mutex // protects the fields below
+	active bool
+	saved  *unix.Termios // settings of standard input; nil: it is not a terminal
+}
+
+// NewScreen returns a screen on out, which must be a terminal.
+func NewScreen(out *os.File) *Screen { return &Screen{out: out} }
+
+// Enter takes the terminal over.
+func (s *Screen) Enter() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.active {
+		return
+	}
+	s.active = true
+	stdin := int(os.Stdin.Fd())
+	if t, err := unix.IoctlGetTermios(stdin, unix.TCGETS); err == nil {
+		saved := *t
+		s.saved = &saved
+		t.Lflag &^= unix.ECHO | unix.ICANON // ISIG stays: Ctrl-C and Ctrl-Z send signals
+		t.Cc[unix.VMIN], t.Cc[unix.VTIME] = 0, 0
+		_ = unix.IoctlSetTermios(stdin, unix.TCSETS, t)
+	}
+	_, _ = io.WriteString(s.out, "\x1b[?1049h\x1b[?25l\x1b[2J")
+}
+
+// Leave gives the terminal back as Enter found it. It does nothing when it is not active.
+func (s *Screen) Leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.active {
+		return
+	}
+	s.active = false
+	_, _ = io.WriteString(s.out, "\x1b[0m\x1b[?25h\x1b[?1049l")
+	if s.saved != nil {
+		_ = unix.IoctlSetTermios(int(os.Stdin.Fd()), unix.TCSETSF, s.saved)
+	}
+}
+
+// Draw shows lines from the top, cut to the size of the terminal. It is one write, so that
+// nothing flickers.
+func (s *Screen) Draw(lines []string) error {
+	width, height, _ := Size(s.out)
+	var b strings.Builder
+	b.WriteString("\x1b[H")
+	for i, line := range lines[:min(len(lines), height)] {
+		if i > 0 {
+			b.WriteString("\r\n")
+		}
+		b.WriteString(Truncate(line, width))
+		b.WriteString("\x1b[K")
+	}
+	b.WriteString("\x1b[J")
+	_, err := io.WriteString(s.out, b.String())
+	return err
+}
+
+// Suspend handles Ctrl-Z: it gives the terminal back, stops this process, and takes the
+// terminal over again when the process is continued.
+func (s *Screen) Suspend() {
+	s.Leave()
+	_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+	s.Enter()
+}
+
+// WatchKeys calls quit when q is typed. It returns at most 200 ms after ctx ends, or at
+// once when standard input is not a terminal.
+func WatchKeys(ctx context.Context, quit func()) {
+	if !IsTerminal(os.Stdin) {
+		return
+	}
+	fds := []unix.PollFd{{Fd: int32(os.Stdin.Fd()), Events: unix.POLLIN}}
+	var buf [16]byte
+	for ctx.Err() == nil {
+		if n, err := unix.Poll(fds, 200); n <= 0 || err != nil {
+			continue
+		}
+		n, err := unix.Read(int(os.Stdin.Fd()), buf[:])
+		if err != nil || n == 0 { // the terminal hung up
+			return
+		}
+		if strings.ContainsAny(string(buf[:n]), "qQ") {
+			quit()
+		}
+	}
+}

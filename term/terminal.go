@@ -1,0 +1,82 @@
+package term
+
+import (
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// IsTerminal reports whether f is a terminal.
+func IsTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// AsTerminal returns w as a file when it is a terminal, else nil.
+func AsTerminal(w any) *os.File {
+	if f, ok := w.(*os.File); ok && IsTerminal(f) {
+		return f
+	}
+	return nil
+}
+
+// Size is the size of the terminal w, else that of the environment's COLUMNS and LINES,
+// else 80 by 24. isTerminal reports whether w is a terminal; one that does not know its
+// size, such as a serial line, is one too.
+func Size(w io.Writer) (width, height int, isTerminal bool) {
+	if f, ok := w.(*os.File); ok {
+		size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+		if err == nil && size.Col > 0 && size.Row > 0 {
+			return int(size.Col), int(size.Row), true
+		}
+		isTerminal = err == nil
+	}
+	number := func(name string, def int) int {
+		if n, err := strconv.Atoi(os.Getenv(name)); err == nil && n >= 10 && n <= 1000 {
+			return n
+		}
+		return def
+	}
+	return number("COLUMNS", 80), number("LINES", 24), isTerminal
+}
+
+// ASCIIOnly reports whether the locale or the terminal shows ASCII only. The Linux
+// console counts as such: its font has no braille.
+func ASCIIOnly() bool {
+	if t := os.Getenv("TERM"); t == "linux" || t == "dumb" {
+		return true
+	}
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if v := os.Getenv(name); v != "" {
+			return !strings.Contains(strings.ToUpper(strings.ReplaceAll(v, "-", "")), "UTF8")
+		}
+	}
+	return true
+}
+
+// ColorEnabled reports whether w may be written in color (https://no-color.org).
+func ColorEnabled(w io.Writer) bool {
+	return AsTerminal(w) != nil && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}
+
+// Colors and attributes, as the parameter of an SGR sequence (ECMA-48 §8.3.117).
+const (
+	Bold   = "1"
+	Faint  = "2"
+	Red    = "31"
+	Green  = "32"
+	Yellow = "33"
+	Cyan   = "36"
+)
+
+// Paint is text in a color or attribute, or text itself when that is not enabled or sgr is
+// empty.
+func Paint(enabled bool, sgr, text string) string {
+	if !enabled || sgr == "" || text == "" {
+		return text
+	}
+	return "\x1b[" + sgr + "m" + text + "\x1b[0m"
+}

@@ -1,0 +1,106 @@
+package term
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// SafeLine is text from another machine as one line that cannot control a terminal: a
+// character that is not graphic (a control character, a bidirectional override, a line
+// break) becomes '?'.
+func SafeLine(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsGraphic(r) {
+			return r
+		}
+		return '?'
+	}, s)
+}
+
+// SafeText is SafeLine for text of several lines: line breaks stay, a tab becomes spaces.
+func SafeText(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = SafeLine(strings.ReplaceAll(line, "\t", "    "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Indent is SafeText with each line indented by two spaces.
+func Indent(s string) string {
+	s = strings.ReplaceAll(strings.TrimRight(s, "\r\n"), "\r\n", "\n")
+	return "  " + strings.ReplaceAll(SafeText(s), "\n", "\n  ")
+}
+
+// Truncate cuts a line to width columns. Color sequences (SGR) take no column and are kept.
+func Truncate(s string, width int) string {
+	var b strings.Builder
+	columns, inEscape := 0, false
+	for _, r := range s {
+		switch {
+		case inEscape:
+			inEscape = r != 'm'
+		case r == '\x1b':
+			inEscape = true
+		default:
+			if columns++; columns > width {
+				continue
+			}
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// Wrap breaks text between words into lines of at most width bytes; a longer word stays
+// whole. It returns at least one line.
+func Wrap(s string, width int) []string {
+	lines := []string{""}
+	for _, word := range strings.Fields(s) {
+		last := &lines[len(lines)-1]
+		switch {
+		case *last == "":
+			*last = word
+		case len(*last)+1+len(word) <= width:
+			*last += " " + word
+		default:
+			lines = append(lines, word)
+		}
+	}
+	return lines
+}
+
+// JSONWriter returns a writer for JSON text: w itself, or, when w is a terminal, one that
+// escapes what could control it. Encoders leave C1 controls and bidirectional overrides as
+// they are; escaped (\u009b) they mean the same to a JSON parser. Each Write must hold
+// whole UTF-8 characters.
+func JSONWriter(w io.Writer) io.Writer {
+	if f, ok := w.(*os.File); ok && IsTerminal(f) {
+		return jsonEscaper{w}
+	}
+	return w
+}
+
+type jsonEscaper struct{ w io.Writer }
+
+func (e jsonEscaper) Write(b []byte) (int, error) {
+	var out []byte
+	for _, r := range string(b) {
+		switch {
+		case r < 0x7f || unicode.IsGraphic(r): // a raw C0 control is white space between values
+			out = utf8.AppendRune(out, r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, "\\u%04x\\u%04x", high, low)
+		default:
+			out = fmt.Appendf(out, "\\u%04x", r)
+		}
+	}
+	_, err := e.w.Write(out)
+	return len(b), err
+}
