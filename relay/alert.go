@@ -60,7 +60,7 @@ func word(s string) bool {
 func (r *Relay) deviceTold(n *hub.Node, topic string, data []byte) {
 	var a alert
 	if topic != link.TopicAlert || strictjson.Unmarshal(data, &a) != nil || !a.valid() {
-		r.deviceEvent(hub.Event{Kind: "bad_event", Tenant: n.Tenant(), NodeID: n.ID(), Code: manifest.BadRequest})
+		r.deviceEvent(hub.AuditEvent{Kind: "bad_event", Tenant: n.Tenant(), NodeID: n.ID(), Code: manifest.BadRequest})
 		return
 	}
 	a.NodeID = n.ID()

@@ -115,7 +115,7 @@ func (d *device) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 	return &kernel.Result{Stream: s}, nil
 }
 
-func (d *device) subscribe(ctx context.Context, t *manifest.Tool, intervalMS int64, limit *manifest.Limit, opt hub.CallOptions) (*hub.Reader, error) {
+func (d *device) subscribe(ctx context.Context, t *manifest.Tool, intervalMS int64, limit *manifest.Limit, opt hub.CallOptions) (*hub.Subscriber, error) {
 	acquire := func() (func(), error) { return limit.Release, limit.Acquire(time.Now()) }
 	return d.node.Subscribe(ctx, t, hub.IntervalArgs(intervalMS), intervalMS, acquire, opt)
 }
@@ -235,7 +235,7 @@ var (
 	_ kernel.Plugin  = (*device)(nil)
 	_ kernel.Reader  = (*device)(nil)
 	_ kernel.Watcher = (*device)(nil)
-	_ kernel.Stream  = (*hub.Reader)(nil)
+	_ kernel.Stream  = (*hub.Subscriber)(nil)
 )
 
 // streamEnded tells whether err is the end of the device's side of a stream.

@@ -38,7 +38,7 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 		r.log.Warn("node registry", zap.String("node_id", id.NodeID), zap.Error(err))
 		return nil, &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
 	}
-	return &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, Until: id.ValidUntil(), Active: func() error { return r.store.Active(id) }}, nil
+	return &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, ExpiresAt: id.ValidUntil(), CheckActive: func() error { return r.store.Active(id) }}, nil
 }
 
 // boundTo checks the install that a token is bound to, if it is.
@@ -99,7 +99,7 @@ func (r *Relay) deviceReady(n *hub.Node) {
 }
 
 func (r *Relay) deviceGone(n *hub.Node) {
-	if d, ok := r.devices.LoadAndDelete(n); ok && !r.hub.Online(n.ID()) { // else another link has its place
+	if d, ok := r.devices.LoadAndDelete(n); ok && !r.hub.IsOnline(n.ID()) { // else another link has its place
 		a := newAbsent(d.(*device))
 		if err := r.kernel.Load(a, true); err != nil {
 			r.kernel.Unload(d.(*device))
@@ -111,7 +111,7 @@ func (r *Relay) deviceGone(n *hub.Node) {
 }
 
 // deviceEvent writes what happened to a device into the audit log and the service log.
-func (r *Relay) deviceEvent(e hub.Event) {
+func (r *Relay) deviceEvent(e hub.AuditEvent) {
 	decision, reason := kernel.Failed, e.Kind
 	switch e.Kind {
 	case "device_connect":

@@ -80,7 +80,7 @@ var families = []metric{
 	{"agentctl_device_takeovers_total", "counter", "Links that superseded an older one of the same node.", func(s *snapshot) float64 { return float64(s.hub.Takeovers) }},
 	{"agentctl_commands_total", "counter", "Commands sent to devices.", func(s *snapshot) float64 { return float64(s.hub.Commands) }},
 	{"agentctl_late_acks_total", "counter", "Answers that came after the deadline and were dropped.", func(s *snapshot) float64 { return float64(s.hub.LateAcks) }},
-	{"agentctl_stray_acks_total", "counter", "Answers to nothing: duplicate or foreign.", func(s *snapshot) float64 { return float64(s.hub.StrayAcks) }},
+	{"agentctl_stray_acks_total", "counter", "Answers to nothing: duplicate or foreign.", func(s *snapshot) float64 { return float64(s.hub.UnsolicitedAcks) }},
 	{"agentctl_bad_results_total", "counter", "Results that broke their schema or named another node.", func(s *snapshot) float64 { return float64(s.hub.BadResults) }},
 	{"agentctl_metric_frames_total", "counter", "Metric frames taken from devices.", func(s *snapshot) float64 { return float64(s.hub.Frames) }},
 	{"agentctl_metric_frames_bad_total", "counter", "Metric frames that broke their schema and were dropped.", func(s *snapshot) float64 { return float64(s.hub.BadFrames) }},

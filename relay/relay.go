@@ -231,19 +231,19 @@ func (r *Relay) join() error {
 		return err
 	}
 	r.hub = hub.New(hub.Options{
-		Authenticate: r.authenticateDevice,
-		Validate:     r.fitting.check,
-		CheckResult:  manifest.CheckResult,
-		CheckFrame:   manifest.CheckFrame,
-		EncodeFrame:  encodeFrame,
-		Known:        r.deviceKnown,
-		Ready:        r.deviceReady,
-		Gone:         r.deviceGone,
-		Seen:         func(ids []string) { r.store.MarkSeen(ids...) },
-		Alive:        r.deviceAlive,
-		Revision:     r.store.Revision,
-		Told:         r.deviceTold,
-		Event:        r.deviceEvent,
+		Authenticate:       r.authenticateDevice,
+		ValidateCapability: r.fitting.check,
+		CheckResult:        manifest.CheckResult,
+		CheckSample:        manifest.CheckFrame,
+		EncodeSSE:          encodeFrame,
+		OnAnnounce:         r.deviceKnown,
+		OnReady:            r.deviceReady,
+		OnGone:             r.deviceGone,
+		SaveLastSeen:       func(ids []string) { r.store.MarkSeen(ids...) },
+		OnPing:             r.deviceAlive,
+		GrantRevision:      r.store.Revision,
+		OnDeviceEvent:      r.deviceTold,
+		Audit:              r.deviceEvent,
 	})
 	var hosts []string
 	if r.public != nil { // a proxy on this machine may pass the public name on

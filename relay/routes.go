@@ -263,7 +263,7 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 		body.Next = nodes[len(nodes)-1].NodeID
 	}
 	for _, n := range nodes {
-		row := nodeRow{NodeID: n.NodeID, Name: n.Name, Online: r.hub.Served(n.NodeID), LastSeenMS: n.LastSeenMS, Capabilities: json.RawMessage(n.Manifest)}
+		row := nodeRow{NodeID: n.NodeID, Name: n.Name, Online: r.hub.IsReady(n.NodeID), LastSeenMS: n.LastSeenMS, Capabilities: json.RawMessage(n.Manifest)}
 		if len(row.Capabilities) == 0 {
 			row.Capabilities = json.RawMessage("[]")
 		}

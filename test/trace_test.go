@@ -206,9 +206,9 @@ func TestTraceAlert(t *testing.T) {
 	r := newRig(t)
 	node, client, frames := r.recorded()
 	frames()
-	client.Tell(link.TopicAlert, []byte(`{"level":"warn","metric":"disk_pct","value":93.5,"threshold":90,"rule_id":"disk-full","message":"disk use is 93.5 %, above 90 %; free some","ts":1795000000000}`))
-	client.Tell(link.TopicAlert, []byte(`{"level":"info","metric":"disk_pct","value":80,"threshold":90,"rule_id":"disk-full","message":"cleared: 80 °","cleared":true,"ts":1795000060000}`))
-	client.Tell(link.TopicAlert, []byte(`{"level":"info","metric":"x","value":1,"message":"\u001b[31mred","ts":1}`))
+	client.SendEvent(link.TopicAlert, []byte(`{"level":"warn","metric":"disk_pct","value":93.5,"threshold":90,"rule_id":"disk-full","message":"disk use is 93.5 %, above 90 %; free some","ts":1795000000000}`))
+	client.SendEvent(link.TopicAlert, []byte(`{"level":"info","metric":"disk_pct","value":80,"threshold":90,"rule_id":"disk-full","message":"cleared: 80 °","cleared":true,"ts":1795000060000}`))
+	client.SendEvent(link.TopicAlert, []byte(`{"level":"info","metric":"x","value":1,"message":"\u001b[31mred","ts":1}`))
 	eventually(t, "all are told", func() bool { return strings.Contains(r.logs.String(), "bad_event") })
 	sent := frames()
 	if err := r.stop(); err != nil {

@@ -148,7 +148,7 @@ func checkRelayURL(s string) error {
 	if s == "" {
 		return nil
 	}
-	_, err := link.RelayURL(s)
+	_, err := link.NormalizeRelayURL(s)
 	return err
 }
 

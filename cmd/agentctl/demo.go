@@ -200,7 +200,7 @@ func (d *demo) serveSocket(ctx context.Context, wg *sync.WaitGroup, dev *device)
 	if err != nil {
 		return exit(exitFailure, "%w; for the demo: a shorter TMPDIR", err)
 	}
-	if _, err := id.Adopt(d.nodes[0].NodeID, auth.DefaultTenant); err != nil {
+	if _, err := id.SetNode(d.nodes[0].NodeID, auth.DefaultTenant); err != nil {
 		return err
 	}
 	wg.Go(func() { _ = srv.Serve(ctx) })

@@ -88,7 +88,7 @@ func (d *device) newClient(o deviceOptions) *link.Client {
 			return link.Dial(ctx, o.Relay, link.DialOptions{TLS: o.TLS})
 		},
 		Token: o.Token, Version: version, InstanceID: o.InstanceID, Name: o.Name,
-		Handler: d.mux, Clock: d.clock, OnReady: o.OnReady, OnCall: logCall(o.Logger), OnState: logState(o.Logger), Untrusted: link.UntrustedCertificate,
+		Handler: d.mux, Clock: d.clock, OnReady: o.OnReady, OnCall: logCall(o.Logger), OnState: logState(o.Logger), IsUntrusted: link.IsUntrustedCertificate,
 	})
 }
 

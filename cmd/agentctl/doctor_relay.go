@@ -28,7 +28,7 @@ func (p *patient) checkRelay(ctx context.Context, st *boxStatus) []finding {
 	if relay == "" {
 		return []finding{{"relay", findSkip, "no relay configured; this board works alone", ""}}
 	}
-	target, err := link.RelayURL(relay)
+	target, err := link.NormalizeRelayURL(relay)
 	if err != nil {
 		return []finding{{"relay", findFail, err.Error(), "correct it in " + from}}
 	}

@@ -57,7 +57,7 @@ func newBox(source configSource, cfg *config, id *enroll.Identity, log *zap.Logg
 	if err != nil {
 		return nil, err
 	}
-	if b.dev, err = newDevice(o, clockFloor(filepath.Join(cfg.text("state_dir"), enroll.File))); err != nil {
+	if b.dev, err = newDevice(o, clockFloor(filepath.Join(cfg.text("state_dir"), enroll.FileName))); err != nil {
 		return nil, err
 	}
 	if b.alerts, err = alert.New(cfg.rules()); err != nil {
@@ -84,7 +84,7 @@ func (b *box) deviceOptions(c *config) (deviceOptions, error) {
 		DiskPath: c.text("disk_path"), Logger: b.log,
 		Token: func() (string, error) { return readSecret(token) },
 		OnReady: func(ok link.AuthOK) {
-			changed, err := b.id.Adopt(ok.NodeID, ok.TenantID)
+			changed, err := b.id.SetNode(ok.NodeID, ok.TenantID)
 			switch {
 			case err != nil:
 				b.log.Warn("the node id could not be kept", zap.Error(err))
@@ -206,7 +206,7 @@ func (b *box) tell(events []alert.Event) {
 				alert.Event
 				Cleared bool `json:"cleared,omitempty"`
 			}{e, e.Cleared})
-			client.Tell(link.TopicAlert, data)
+			client.SendEvent(link.TopicAlert, data)
 		}
 		log := b.log.Info
 		switch e.Level {

@@ -30,7 +30,7 @@ func (b *box) keepUp(ctx context.Context, hup <-chan os.Signal) error {
 	defer ticker.Stop()
 	update := newUpdateWatch(os.Executable)
 	seen := b.source.fingerprint(b.config())
-	kept := b.id.Keep()
+	kept := b.id.RetrySave()
 	for n := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -50,7 +50,7 @@ func (b *box) keepUp(ctx context.Context, hup <-chan os.Signal) error {
 			}
 			if n++; n%updateEvery == 1 {
 				if !kept {
-					kept = b.id.Keep()
+					kept = b.id.RetrySave()
 				}
 				if v := update.look(); v != "" {
 					b.log.Info("a newer version is staged; it comes into force with the next start", zap.String("version", v), zap.String("file", update.path))

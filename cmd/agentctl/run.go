@@ -153,7 +153,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 		return o.runMock(ctx, log)
 	}
 	id, err := enroll.Load(o.cfg.text("state_dir"))
-	if errors.Is(err, enroll.ErrNotKept) {
+	if errors.Is(err, enroll.ErrNotSaved) {
 		log.Error("state directory: going on from memory, the disk is tried again", zap.Error(err), zap.String("hint", "agentctl doctor"))
 	} else if err != nil {
 		return exit(exitFailure, "%w", err)

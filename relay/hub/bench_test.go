@@ -96,11 +96,11 @@ func startBench(b *testing.B, links int, secure, bare bool) *benchRig {
 	r := &benchRig{bare: make(chan *websocket.Conn, links), ready: make(chan *Node, links), done: make(chan error, 1)}
 	r.hub = New(Options{
 		Authenticate: func(_ context.Context, a *link.Auth) (*link.Grant, error) {
-			return &link.Grant{NodeID: a.Token, Tenant: "acme", Active: func() error { return nil }}, nil
+			return &link.Grant{NodeID: a.Token, Tenant: "acme", CheckActive: func() error { return nil }}, nil
 		},
-		Validate:    func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
-		CheckResult: manifest.CheckResult, CheckFrame: manifest.CheckFrame,
-		Ready: func(n *Node) { r.ready <- n },
+		ValidateCapability: func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
+		CheckResult:        manifest.CheckResult, CheckSample: manifest.CheckFrame,
+		OnReady: func(n *Node) { r.ready <- n },
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	r.stop = cancel

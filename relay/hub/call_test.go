@@ -112,7 +112,7 @@ func TestNeverAcks(t *testing.T) {
 		}
 		b.echo(nodeA, id, c)
 		r.wantEvents("dup_ack acme y")
-		if s := r.hub.Stats(); s.LateAcks != 1 || s.StrayAcks != 3 {
+		if s := r.hub.Stats(); s.LateAcks != 1 || s.UnsolicitedAcks != 3 {
 			t.Errorf("stats %+v", s)
 		}
 		b.nothing()
@@ -269,7 +269,7 @@ func TestDeviceGoes(t *testing.T) {
 			}
 			a := <-r.call(n, "too late")
 			r.wantError(a.err, manifest.NodeOffline)
-			if r.hub.Online(nodeA) {
+			if r.hub.IsOnline(nodeA) {
 				t.Error("the node is still online")
 			}
 			r.end()

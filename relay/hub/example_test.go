@@ -27,8 +27,8 @@ func Example() {
 			return &link.Grant{NodeID: "01hzx9k3m4p7q8r9s0t1v2w3xy", Tenant: "acme"}, nil
 		},
 		CheckResult: manifest.CheckResult,
-		CheckFrame:  manifest.CheckFrame,
-		Ready:       func(n *hub.Node) { ready <- n },
+		CheckSample: manifest.CheckFrame,
+		OnReady:     func(n *hub.Node) { ready <- n },
 	})
 	client := link.NewClient(link.ClientOptions{
 		Dial: func(context.Context) (link.Conn, error) {

@@ -44,7 +44,7 @@ type rig struct {
 
 	mu      sync.Mutex
 	events  []string // hub.Event
-	surface []string // Ready and Gone
+	surface []string // OnReady and Gone
 	nodes   map[string]*Node
 	revoked map[string]bool
 	until   time.Time // of all tokens
@@ -61,9 +61,9 @@ func newRig(t *testing.T) *rig {
 			if !manifest.ValidNodeID(a.Token) {
 				return nil, errors.New("no such token")
 			}
-			return &link.Grant{NodeID: a.Token, Tenant: "acme", Until: r.until, Active: func() error { return r.active(a.Token) }}, nil
+			return &link.Grant{NodeID: a.Token, Tenant: "acme", ExpiresAt: r.until, CheckActive: func() error { return r.active(a.Token) }}, nil
 		},
-		Validate: func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
+		ValidateCapability: func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
 		CheckResult: func(ref string, raw []byte, nodeID string) error {
 			if r.result != nil {
 				if err := r.result(ref, raw); err != nil {
@@ -72,23 +72,23 @@ func newRig(t *testing.T) *rig {
 			}
 			return manifest.CheckResult(ref, raw, nodeID)
 		},
-		CheckFrame:  manifest.CheckFrame,
-		EncodeFrame: func(sample []byte) []byte { return append([]byte("data: "), sample...) },
-		Known: func(n *Node) {
+		CheckSample: manifest.CheckFrame,
+		EncodeSSE:   func(sample []byte) []byte { return append([]byte("data: "), sample...) },
+		OnAnnounce: func(n *Node) {
 			r.note(&r.surface, "known %d", len(n.Tools()))
 			if r.known != nil {
 				r.known(n)
 			}
 		},
-		Ready: func(n *Node) {
+		OnReady: func(n *Node) {
 			r.mu.Lock()
 			r.nodes[n.ID()] = n
 			r.mu.Unlock()
 			r.note(&r.surface, "ready %s", n.session.InstanceID[:1])
 		},
-		Gone: func(n *Node) { r.note(&r.surface, "gone %s", n.session.InstanceID[:1]) },
-		Seen: func(ids []string) { r.mu.Lock(); r.seen = append(r.seen, ids...); r.mu.Unlock() },
-		Event: func(e Event) {
+		OnGone:       func(n *Node) { r.note(&r.surface, "gone %s", n.session.InstanceID[:1]) },
+		SaveLastSeen: func(ids []string) { r.mu.Lock(); r.seen = append(r.seen, ids...); r.mu.Unlock() },
+		Audit: func(e AuditEvent) {
 			s := e.Kind
 			for _, f := range []string{e.Tenant, strings.TrimPrefix(e.NodeID, nodeA[:25]), string(e.Code)} {
 				if f != "" {
@@ -120,7 +120,7 @@ func (r *rig) active(node string) error {
 func (r *rig) revised() {
 	r.hub.mu.Lock()
 	defer r.hub.mu.Unlock()
-	r.hub.opt.Revision = func() int64 {
+	r.hub.opt.GrantRevision = func() int64 {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return int64(len(r.revoked))
@@ -371,16 +371,16 @@ func (c *charges) acquire() (func(), error) {
 	return func() { c.back.Add(1) }, nil
 }
 
-func (r *rig) subscribe(ctx context.Context, n *Node, intervalMS int64) (*Reader, error) {
+func (r *rig) subscribe(ctx context.Context, n *Node, intervalMS int64) (*Subscriber, error) {
 	return r.subscribeFor(ctx, n, intervalMS, new(charges))
 }
 
-func (r *rig) subscribeFor(ctx context.Context, n *Node, intervalMS int64, c *charges) (*Reader, error) {
+func (r *rig) subscribeFor(ctx context.Context, n *Node, intervalMS int64, c *charges) (*Subscriber, error) {
 	return n.Subscribe(ctx, r.tool(n, "metrics.subscribe"), IntervalArgs(intervalMS), intervalMS, c.acquire, CallOptions{})
 }
 
 type opened struct {
-	reader *Reader
+	reader *Subscriber
 	err    error
 }
 
@@ -416,7 +416,7 @@ func (b *board) metric(streamID string, seq int64, sample string) {
 	synctest.Wait()
 }
 
-func frames(r *Reader) (n int) {
+func frames(r *Subscriber) (n int) {
 	for _, ok := r.Next(); ok; _, ok = r.Next() {
 		n++
 	}

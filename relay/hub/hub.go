@@ -25,49 +25,49 @@ const (
 	MaxNodes = 20000
 	// maxShaking is how many links may be in their handshake at a time.
 	maxShaking = 2048
-	// DrainFor bounds the wait for sessions at the end of Run.
-	DrainFor = 5 * time.Second
+	// DrainTimeout bounds the wait for sessions at the end of Run.
+	DrainTimeout = 5 * time.Second
 )
 
 // Options join the hub with the rooms around it.
 type Options struct {
 	// Authenticate checks a device's token: link.AcceptOptions.
 	Authenticate func(ctx context.Context, a *link.Auth) (*link.Grant, error)
-	// Validate checks one announced capability against its schema.
-	Validate func(raw []byte) error
+	// ValidateCapability checks one announced capability against its schema.
+	ValidateCapability func(raw []byte) error
 	// CheckResult checks a cmd_ack's result against the verb's schema and the node id.
 	CheckResult func(schemaRef string, raw []byte, nodeID string) error
-	// CheckFrame checks a metric sample likewise, and that it is one line.
-	CheckFrame func(raw []byte, nodeID string) error
-	// EncodeFrame makes the SSE event of a checked sample, once for all its readers.
-	EncodeFrame func(sample []byte) []byte
-	// Known is called with each checked announce; it may write to disk.
-	Known func(n *Node)
-	// Ready is called when a node is ready or has announced again, Gone when a node that
+	// CheckSample checks a metric sample likewise, and that it is one line.
+	CheckSample func(raw []byte, nodeID string) error
+	// EncodeSSE makes the SSE event of a checked sample, once for all its readers.
+	EncodeSSE func(sample []byte) []byte
+	// OnAnnounce is called with each checked announce; it may write to disk.
+	OnAnnounce func(n *Node)
+	// OnReady is called when a node is ready or has announced again, Gone when a node that
 	// was ready has ended; one at a time. A node that was superseded is not made ready
 	// again. They must be quick.
-	Ready func(n *Node)
-	Gone  func(n *Node)
-	// Seen is called now and then with the nodes that are alive.
-	Seen func(nodeIDs []string)
-	// Alive is called with a node that has just been pinged and is not silent, so more
-	// often than each link.PingEvery. It must be quick.
-	Alive func(n *Node)
-	// Revision changes whenever a grant may have been taken back before its Until; nil: it
+	OnReady func(n *Node)
+	OnGone  func(n *Node)
+	// SaveLastSeen is called now and then with the nodes that are alive.
+	SaveLastSeen func(nodeIDs []string)
+	// OnPing is called with a node that has just been pinged and is not silent, so more
+	// often than each link.PingInterval. It must be quick.
+	OnPing func(n *Node)
+	// GrantRevision changes whenever a grant may have been taken back before its Until; nil: it
 	// may at any time. It must be quick.
-	Revision func() int64
-	// Told is called with each event that a device sends of itself, in its session's
+	GrantRevision func() int64
+	// OnDeviceEvent is called with each event that a device sends of itself, in its session's
 	// goroutine. data, a JSON object of at most link.MaxEvent bytes, is the callee's only
 	// until it returns. It must not block.
-	Told func(n *Node, topic string, data []byte)
-	// Event reports what the audit log should know: late_ack, dup_ack, foreign_ack,
+	OnDeviceEvent func(n *Node, topic string, data []byte)
+	// Audit reports what the audit log should know: late_ack, dup_ack, foreign_ack,
 	// bad_result, bad_sample, clone_suspected, revoked, device_connect,
 	// device_disconnect, device_refused. It must not block.
-	Event func(e Event)
+	Audit func(e AuditEvent)
 }
 
-// Event is one remarkable thing about a device.
-type Event struct {
+// AuditEvent is one remarkable thing about a device.
+type AuditEvent struct {
 	Kind   string
 	Tenant string
 	NodeID string
@@ -78,18 +78,18 @@ type Event struct {
 
 // Stats are counters since the start, and gauges.
 type Stats struct {
-	Nodes       int
-	Handshaking int
-	Accepted    uint64
-	Refused     uint64
-	Commands    uint64
-	LateAcks    uint64
-	StrayAcks   uint64 // duplicate or foreign
-	BadResults  uint64
-	Frames      uint64
-	BadFrames   uint64
-	Takeovers   uint64
-	Streams     int // open device streams
+	Nodes           int
+	Handshaking     int
+	Accepted        uint64
+	Refused         uint64
+	Commands        uint64
+	LateAcks        uint64
+	UnsolicitedAcks uint64 // duplicate or foreign
+	BadResults      uint64
+	Frames          uint64
+	BadFrames       uint64
+	Takeovers       uint64
+	Streams         int // open device streams
 }
 
 // Hub is the set of live devices. Make one with New.
@@ -161,12 +161,12 @@ func (h *Hub) session(conn link.Conn) {
 			who = *g
 			return g, h.contested(g.NodeID)
 		},
-		SpreadMS: h.spread, Validate: h.opt.Validate,
+		ReconnectSpreadMS: h.spread, ValidateCapability: h.opt.ValidateCapability,
 	})
 	h.shaking.Add(-1)
 	if err != nil {
 		h.refused.Add(1)
-		h.event(Event{Kind: "device_refused", Tenant: who.Tenant, NodeID: who.NodeID, Close: link.CloseCode(err)})
+		h.event(AuditEvent{Kind: "device_refused", Tenant: who.Tenant, NodeID: who.NodeID, Close: link.CloseCode(err)})
 		return
 	}
 	n := &Node{hub: h, session: s}
@@ -175,29 +175,29 @@ func (h *Hub) session(conn link.Conn) {
 		h.refused.Add(1)
 		s.Close(refusal.Code, refusal.Reason)
 		_ = s.Run(h.ctx, n)
-		h.event(Event{Kind: "device_refused", Tenant: s.Tenant, NodeID: s.NodeID, Close: refusal.Code})
+		h.event(AuditEvent{Kind: "device_refused", Tenant: s.Tenant, NodeID: s.NodeID, Close: refusal.Code})
 		return
 	}
 	h.accepted.Add(1)
-	h.event(Event{Kind: "device_connect", Tenant: s.Tenant, NodeID: s.NodeID})
-	n.Announced(m)
+	h.event(AuditEvent{Kind: "device_connect", Tenant: s.Tenant, NodeID: s.NodeID})
+	n.OnAnnounce(m)
 	h.supersede(over, n) // only now: the node's tools were there all the time
 	h.wg.Add(1)
 	s.Start(h.poller, n)
 }
 
-// Over ends a node whose link has ended.
-func (n *Node) Over(err error) {
+// OnClosed ends a node whose link has ended.
+func (n *Node) OnClosed(err error) {
 	h, s := n.hub, n.session
 	defer h.wg.Done()
 	h.leave(n)
 	n.lost()
-	if h.opt.Gone != nil {
+	if h.opt.OnGone != nil {
 		h.surface.Lock()
-		h.opt.Gone(n)
+		h.opt.OnGone(n)
 		h.surface.Unlock()
 	}
-	h.event(Event{Kind: "device_disconnect", Tenant: s.Tenant, NodeID: s.NodeID, Close: link.CloseCode(err)})
+	h.event(AuditEvent{Kind: "device_disconnect", Tenant: s.Tenant, NodeID: s.NodeID, Close: link.CloseCode(err)})
 }
 
 // spread is reconnect_spread_ms: 200 devices a second come back after a restart.
@@ -223,7 +223,7 @@ func (h *Hub) enter(n *Node) (over takeover, refusal *link.Refusal) {
 		return over, &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
 	}
 	// The sweep may have seen a revocation that came during the handshake: it asks no more.
-	if n.session.Active != nil && n.session.Active() != nil {
+	if n.session.CheckActive != nil && n.session.CheckActive() != nil {
 		return over, &link.Refusal{Code: link.CloseAuthFailed, Reason: "auth_failed"}
 	}
 	h.nodes[n.session.NodeID] = n
@@ -246,7 +246,7 @@ func (h *Hub) supersede(over takeover, n *Node) {
 		over.old.lost() // nobody waits for what a half-open link will not answer
 	}
 	if over.clone {
-		h.event(Event{Kind: "clone_suspected", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
+		h.event(AuditEvent{Kind: "clone_suspected", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
 	}
 	if over.both {
 		n.session.Close(link.CloseSuperseded, "superseded")
@@ -298,26 +298,26 @@ func (h *Hub) current(n *Node) bool {
 	return h.nodes[n.session.NodeID] == n
 }
 
-// Online reports whether the node has a ready link.
-func (h *Hub) Online(nodeID string) bool {
+// IsOnline reports whether the node has a ready link.
+func (h *Hub) IsOnline(nodeID string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	_, ok := h.nodes[nodeID]
 	return ok
 }
 
-// Served reports whether a node's tools can be called: it is online and Ready has
+// IsReady reports whether a node's tools can be called: it is online and Ready has
 // returned for it.
-func (h *Hub) Served(nodeID string) bool {
+func (h *Hub) IsReady(nodeID string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n, ok := h.nodes[nodeID]
 	return ok && n.served
 }
 
-func (h *Hub) event(e Event) {
-	if h.opt.Event != nil {
-		h.opt.Event(e)
+func (h *Hub) event(e AuditEvent) {
+	if h.opt.Audit != nil {
+		h.opt.Audit(e)
 	}
 }
 
@@ -369,7 +369,7 @@ func (h *Hub) contested(id string) error {
 }
 
 // Run pings, drops silent links, cuts revoked ones and tells Seen, until ctx ends; then
-// it closes every link with 4503 and waits for the sessions, at most DrainFor.
+// it closes every link with 4503 and waits for the sessions, at most DrainTimeout.
 func (h *Hub) Run(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -406,7 +406,7 @@ func (h *Hub) drain() {
 	go func() { h.wg.Wait(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(DrainFor):
+	case <-time.After(DrainTimeout):
 	}
 }
 
@@ -418,7 +418,7 @@ func (h *Hub) Stats() Stats {
 	return Stats{
 		Nodes: nodes, Handshaking: int(h.shaking.Load()),
 		Accepted: h.accepted.Load(), Refused: h.refused.Load(), Commands: h.commands.Load(),
-		LateAcks: h.lateAcks.Load(), StrayAcks: h.strayAcks.Load(), BadResults: h.badResults.Load(),
+		LateAcks: h.lateAcks.Load(), UnsolicitedAcks: h.strayAcks.Load(), BadResults: h.badResults.Load(),
 		Frames: h.frames.Load(), BadFrames: h.badFrames.Load(), Takeovers: h.takeovers.Load(),
 		Streams: int(h.streams.Load()),
 	}

@@ -34,7 +34,7 @@ func TestSameInstall(t *testing.T) {
 		}
 		reader.Close()
 		n := r.node(nodeA)
-		if n == first || !r.hub.Online(nodeA) {
+		if n == first || !r.hub.IsOnline(nodeA) {
 			t.Error("the new link is not the node")
 		}
 		done := r.call(n, "ping")
@@ -69,7 +69,7 @@ func TestAckedWhenServed(t *testing.T) {
 			t.Errorf("acked before it is served: %+v", <-b.in)
 		}
 		served := make(chan bool)
-		r.hub.opt.Ready = func(n *Node) {
+		r.hub.opt.OnReady = func(n *Node) {
 			go func() {
 				defer close(served)
 				_, _ = n.Call(t.Context(), &n.Tools()[0], nil, CallOptions{})
@@ -94,8 +94,8 @@ func TestServed(t *testing.T) {
 		r.known = func(*Node) { <-release } // a slow disk
 		check := func(when string, want bool) {
 			t.Helper()
-			if !r.hub.Online(nodeA) || r.hub.Served(nodeA) != want {
-				t.Errorf("%s: online %v, served %v, want true, %v", when, r.hub.Online(nodeA), r.hub.Served(nodeA), want)
+			if !r.hub.IsOnline(nodeA) || r.hub.IsReady(nodeA) != want {
+				t.Errorf("%s: online %v, served %v, want true, %v", when, r.hub.IsOnline(nodeA), r.hub.IsReady(nodeA), want)
 			}
 		}
 		r.join(nodeA, instance1)
@@ -167,7 +167,7 @@ func TestClones(t *testing.T) {
 				t.Errorf("the last one got %d", code)
 			}
 			r.heard(&r.events)
-			if r.hub.Online(nodeA) {
+			if r.hub.IsOnline(nodeA) {
 				t.Error("one of the two is served")
 			}
 			time.Sleep(penalty - 11*time.Second) // 10 s of it have passed
@@ -198,7 +198,7 @@ func TestFewClones(t *testing.T) {
 			r.attach(nodeA, []string{instance1, instance2}[i%2])
 			time.Sleep(31 * time.Second)
 		}
-		if !r.hub.Online(nodeA) {
+		if !r.hub.IsOnline(nodeA) {
 			t.Error("the node is refused")
 		}
 		if got := r.heard(&r.events); strings.Count(got, "clone_suspected") != 9 {
@@ -277,7 +277,7 @@ func TestLiveness(t *testing.T) {
 		if n := b.wire.pings.Load(); n > 31 {
 			t.Errorf("%d pings, although the device pings", n)
 		}
-		if !r.hub.Online(nodeA) {
+		if !r.hub.IsOnline(nodeA) {
 			t.Error("the link was dropped")
 		}
 		r.end()
@@ -291,7 +291,7 @@ func TestLiveness(t *testing.T) {
 		if code := b.gone(); code != link.CloseTimeout {
 			t.Errorf("closed with %d", code)
 		}
-		if took := time.Since(start); took < link.DeadAfter || took > link.DeadAfter+time.Second {
+		if took := time.Since(start); took < link.IdleTimeout || took > link.IdleTimeout+time.Second {
 			t.Errorf("closed after %v of silence", took)
 		}
 		r.wantEvents("device_disconnect acme y 4408")
@@ -315,7 +315,7 @@ func TestRevocation(t *testing.T) {
 		r.wantError(a.err, manifest.NodeOffline)
 		time.Sleep(10 * time.Second)
 		r.wantEvents("revoked acme y, device_disconnect acme y 4401")
-		if !r.hub.Online(nodeB) {
+		if !r.hub.IsOnline(nodeB) {
 			t.Error("the other node suffered")
 		}
 		other.leave()

@@ -139,7 +139,7 @@ func (n *Node) dispatch(ctx context.Context, p *pending, frame []byte) error {
 		n.calls.Expire(p.id)
 		return offline()
 	}
-	n.calls.Sent(p.id)
+	n.calls.MarkSent(p.id)
 	n.hub.commands.Add(1)
 	return nil
 }
@@ -156,8 +156,8 @@ func offline() error {
 	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", Reason: "offline"}
 }
 
-// Announced takes a checked manifest: the first, or one that replaces it.
-func (n *Node) Announced(m *link.Manifest) {
+// OnAnnounce takes a checked manifest: the first, or one that replaces it.
+func (n *Node) OnAnnounce(m *link.Manifest) {
 	n.hub.share(m)
 	n.mu.Lock()
 	n.tools, n.raw = m.Tools, m.Raw
@@ -166,21 +166,21 @@ func (n *Node) Announced(m *link.Manifest) {
 	for _, s := range withdrawn {
 		s.end(ErrOffline)
 	}
-	if n.hub.opt.Known != nil && n.hub.current(n) { // a superseded link's last word is not the node's
-		n.hub.opt.Known(n)
+	if n.hub.opt.OnAnnounce != nil && n.hub.current(n) { // a superseded link's last word is not the node's
+		n.hub.opt.OnAnnounce(n)
 	}
 	n.hub.surface.Lock()
 	defer n.hub.surface.Unlock()
-	if n.hub.opt.Ready != nil && n.hub.current(n) {
-		n.hub.opt.Ready(n)
+	if n.hub.opt.OnReady != nil && n.hub.current(n) {
+		n.hub.opt.OnReady(n)
 	}
 	n.hub.mu.Lock()
 	n.served = true
 	n.hub.mu.Unlock()
 }
 
-// Acked ends the command that a cmd_ack answers; known is false for an ack of nothing.
-func (n *Node) Acked(inReplyTo string, a link.CmdAck) (known bool) {
+// OnAck ends the command that a cmd_ack answers; known is false for an ack of nothing.
+func (n *Node) OnAck(inReplyTo string, a link.CmdAck) (known bool) {
 	n.mu.Lock()
 	p, verdict := n.calls.Ack(inReplyTo)
 	n.mu.Unlock()
@@ -262,15 +262,15 @@ func (n *Node) lost() {
 }
 
 func (n *Node) note(kind, tool string, code manifest.Code) {
-	n.hub.event(Event{Kind: kind, Tenant: n.Tenant(), NodeID: n.ID(), Tool: tool, Code: code})
+	n.hub.event(AuditEvent{Kind: kind, Tenant: n.Tenant(), NodeID: n.ID(), Tool: tool, Code: code})
 }
 
-// ErrOffline ends the streams of a device that went away, ErrBehind a reader that did
+// ErrOffline ends the streams of a device that went away, ErrTooSlow a reader that did
 // not take its frames. Both carry the *manifest.Error that a caller is told.
 var (
 	ErrOffline = errors.Join(errors.New("hub: the device went offline"), offline())
-	ErrBehind  = errors.Join(fanout.ErrOverflow, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 1000,
+	ErrTooSlow = errors.Join(fanout.ErrOverflow, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 1000,
 		Message: "this reader was too slow for the stream; use a longer interval_ms", Reason: "behind"})
 )
 
-var _ link.Keeper = (*Node)(nil)
+var _ link.SessionOwner = (*Node)(nil)

@@ -24,7 +24,7 @@ type Frame = struct {
 // readerQueue is how many frames may wait for one reader's goroutine before it is behind.
 // It is not the 3 frames of RFC-0009 §6, which are judged where they are written
 // (transport/sse): a device whose link stood still sends what it has all at once, up to a
-// frame a second for link.DeadAfter, and that is no fault of a reader.
+// frame a second for link.IdleTimeout, and that is no fault of a reader.
 const readerQueue = 64
 
 // maxReaders bounds the readers of one device stream.
@@ -52,25 +52,25 @@ type stream struct {
 
 func (s *stream) end(cause error) { s.topic.Close(cause) }
 
-// Reader is one subscriber of a stream.
-type Reader struct {
+// Subscriber is one subscriber of a stream.
+type Subscriber struct {
 	*fanout.Subscriber[*Frame]
 	stream *stream
 	closed bool // Close is called by one goroutine
 }
 
-// Err is why the stream ended for this reader: ErrOffline or ErrBehind; nil while it
+// Err is why the stream ended for this reader: ErrOffline or ErrTooSlow; nil while it
 // lives.
-func (r *Reader) Err() error {
+func (r *Subscriber) Err() error {
 	err := r.Subscriber.Err()
 	if errors.Is(err, fanout.ErrOverflow) {
-		return ErrBehind
+		return ErrTooSlow
 	}
 	return err
 }
 
 // Close leaves the stream; the last reader's leaving ends it on the device.
-func (r *Reader) Close() {
+func (r *Subscriber) Close() {
 	if !r.closed {
 		r.closed = true
 		r.Subscriber.Close()
@@ -83,7 +83,7 @@ func (r *Reader) Close() {
 // capability's rate and concurrency and returns how to give it back. The joiner of a
 // running stream gets the last frame at once if it is younger than the interval.
 func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, intervalMS int64,
-	acquire func() (release func(), err error), opt CallOptions) (*Reader, error) {
+	acquire func() (release func(), err error), opt CallOptions) (*Subscriber, error) {
 	key := streamKey{t.Canonical, intervalMS}
 	for ctx.Err() == nil {
 		n.mu.Lock()
@@ -121,7 +121,7 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 				s.release()
 				return nil, &manifest.Error{Code: manifest.RateLimited, Message: "too many readers of this stream", RetryAfterMS: 1000, Reason: "readers"}
 			}
-			return &Reader{Subscriber: sub, stream: s}, nil
+			return &Subscriber{Subscriber: sub, stream: s}, nil
 		}
 		s.release()
 		if !errors.Is(s.err, errOpenerLeft) {
@@ -228,9 +228,9 @@ func (s *stream) release() {
 	n.mu.Unlock()
 }
 
-// Metered takes one frame from the device. A sample that breaks the frame's schema is
+// OnMetric takes one frame from the device. A sample that breaks the frame's schema is
 // dropped and audited; one that is not numbered above the last ends the link.
-func (n *Node) Metered(m link.Metric) error {
+func (n *Node) OnMetric(m link.Metric) error {
 	n.mu.Lock()
 	s := n.byID[m.StreamID]
 	n.mu.Unlock()
@@ -241,7 +241,7 @@ func (n *Node) Metered(m link.Metric) error {
 		return link.ErrBadFrame
 	}
 	s.seq = m.Seq
-	if err := n.hub.opt.CheckFrame(m.Sample, n.ID()); err != nil {
+	if err := n.hub.opt.CheckSample(m.Sample, n.ID()); err != nil {
 		n.hub.badFrames.Add(1)
 		if s.bad++; s.bad%100 == 1 {
 			n.note("bad_sample", s.key.tool, manifest.Internal)
@@ -251,15 +251,15 @@ func (n *Node) Metered(m link.Metric) error {
 	n.hub.frames.Add(1)
 	data := append([]byte(nil), m.Sample...)
 	f := &Frame{Data: data}
-	if n.hub.opt.EncodeFrame != nil {
-		f.Event = n.hub.opt.EncodeFrame(data)
+	if n.hub.opt.EncodeSSE != nil {
+		f.Event = n.hub.opt.EncodeSSE(data)
 	}
 	s.topic.Publish(f)
 	return nil
 }
 
-// Ended takes the device's own end of a stream.
-func (n *Node) Ended(e *link.StreamEnd) {
+// OnStreamEnd takes the device's own end of a stream.
+func (n *Node) OnStreamEnd(e *link.StreamEnd) {
 	n.mu.Lock()
 	s := n.byID[e.StreamID]
 	if s != nil {
@@ -271,10 +271,10 @@ func (n *Node) Ended(e *link.StreamEnd) {
 	}
 }
 
-// Told takes an event of the device.
-func (n *Node) Told(e *link.Event) {
-	if n.hub.opt.Told != nil {
-		n.hub.opt.Told(n, e.Topic, e.Data)
+// OnDeviceEvent takes an event of the device.
+func (n *Node) OnEvent(e *link.Event) {
+	if n.hub.opt.OnDeviceEvent != nil {
+		n.hub.opt.OnDeviceEvent(n, e.Topic, e.Data)
 	}
 }
 

@@ -28,7 +28,7 @@ func TestSharedStream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, reader := range []*Reader{one, two, three} { // the last one got the frame although it came later
+		for i, reader := range []*Subscriber{one, two, three} { // the last one got the frame although it came later
 			f, ok := reader.Next()
 			if !ok || string(f.Data) != sample(nodeA, 10) || string(f.Event) != "data: "+sample(nodeA, 10) {
 				t.Errorf("reader %d got %v", i, f)
@@ -389,7 +389,7 @@ func TestCatchUp(t *testing.T) {
 		open := r.opening(t.Context(), r.node(nodeA), 1000, new(charges))
 		_, sid := b.open()
 		reader := (<-open).reader
-		late := int64(link.DeadAfter / time.Second)
+		late := int64(link.IdleTimeout / time.Second)
 		for seq := int64(1); seq <= late; seq++ {
 			b.metric(sid, seq, sample(nodeA, 1))
 		}
@@ -468,7 +468,7 @@ func TestStreamsBounded(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
-		var readers []*Reader
+		var readers []*Subscriber
 		for i := range link.MaxStreams {
 			open := r.opening(t.Context(), n, int64(1000+i), new(charges))
 			b.open()

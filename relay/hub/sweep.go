@@ -13,11 +13,11 @@ import (
 // revoked, since to go through a fleet costs more than to ping a part of it.
 //
 // The relay pings before its devices would: they ping when they have heard no ping within
-// link.PingEvery, and pings at the devices' own times would wake this process once each.
+// link.PingInterval, and pings at the devices' own times would wake this process once each.
 const (
-	wheelSize = 64 // seconds; more than link.DeadAfter
-	firstPing = link.PingEvery*4/5 - 2*time.Second
-	pingAfter = link.PingEvery - time.Second
+	wheelSize = 64 // seconds; more than link.IdleTimeout
+	firstPing = link.PingInterval*4/5 - 2*time.Second
+	pingAfter = link.PingInterval - time.Second
 )
 
 // lookLocked has the sweep look at n after that time, rounded up to seconds.
@@ -52,9 +52,9 @@ func (h *Hub) sweep() {
 		h.checkGrant(n)
 	}
 	for _, n := range due {
-		n.session.Tick()
-		if n.session.Idle() < link.DeadAfter && h.opt.Alive != nil {
-			h.opt.Alive(n)
+		n.session.CheckLiveness()
+		if n.session.IdleTime() < link.IdleTimeout && h.opt.OnPing != nil {
+			h.opt.OnPing(n)
 		}
 		h.checkGrant(n)
 	}
@@ -65,39 +65,39 @@ func (h *Hub) sweep() {
 		}
 	}
 	h.mu.Unlock()
-	if h.opt.Seen != nil && h.second%seenEvery == 0 && len(all) > 0 {
+	if h.opt.SaveLastSeen != nil && h.second%seenEvery == 0 && len(all) > 0 {
 		ids := make([]string, len(all))
 		for i, n := range all {
 			ids[i] = n.session.NodeID
 		}
-		h.opt.Seen(ids)
+		h.opt.SaveLastSeen(ids)
 	}
 }
 
 // revised is whether grants may have been taken back since it was last asked.
 func (h *Hub) revised() bool {
-	if h.opt.Revision == nil {
+	if h.opt.GrantRevision == nil {
 		return true
 	}
 	before := h.revision
-	h.revision = h.opt.Revision()
+	h.revision = h.opt.GrantRevision()
 	return h.revision != before
 }
 
 // checkGrant cuts a node whose token holds no longer.
 func (h *Hub) checkGrant(n *Node) {
-	if n.revoked || n.session.Active == nil || n.session.Active() == nil {
+	if n.revoked || n.session.CheckActive == nil || n.session.CheckActive() == nil {
 		return
 	}
 	n.revoked = true
-	h.event(Event{Kind: "revoked", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
+	h.event(AuditEvent{Kind: "revoked", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
 	n.session.Close(link.CloseAuthFailed, "auth_failed")
 }
 
 // patience is how long the sweep need not look at a node that it has just looked at.
 func (n *Node) patience() time.Duration {
-	wait := min(pingAfter, link.DeadAfter-n.session.Idle())
-	if until := n.session.Until; !until.IsZero() {
+	wait := min(pingAfter, link.IdleTimeout-n.session.IdleTime())
+	if until := n.session.ExpiresAt; !until.IsZero() {
 		wait = min(wait, time.Until(until))
 	}
 	return wait

@@ -11,7 +11,7 @@ import (
 // TestOddFiles: what is no identity file holds nothing up and is not read to its end.
 func TestOddFiles(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, File)
+	path := filepath.Join(dir, FileName)
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}

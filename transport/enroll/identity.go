@@ -19,8 +19,8 @@ import (
 	"agentctl/strictjson"
 )
 
-// File is the identity's name in the state directory.
-const File = "identity.json"
+// FileName is the identity's name in the state directory.
+const FileName = "identity.json"
 
 // maxFile bounds what is read of it, bytes.
 const maxFile = 64 << 10
@@ -34,9 +34,9 @@ type Identity struct {
 	unsaved bool // made here, and not yet on the disk
 }
 
-// ErrNotKept is of a new identity that the disk did not take: it is full, read-only or
+// ErrNotSaved is of a new identity that the disk did not take: it is full, read-only or
 // broken. The identity is good, and another one after a restart unless Keep succeeds.
-var ErrNotKept = errors.New("the new identity could not be kept, it is another one after a restart")
+var ErrNotSaved = errors.New("the new identity could not be kept, it is another one after a restart")
 
 type data struct {
 	InstanceID string `json:"instance_id"` // 32 hex digits, made once an install
@@ -47,9 +47,9 @@ type data struct {
 // Load reads STATE/identity.json, or makes it (0600, in a directory of 0700) with a new
 // instance id and a node id of its own. A damaged file is an error: a board must not
 // change who it is by accident. Where only the disk is at fault a new identity comes with
-// ErrNotKept.
+// ErrNotSaved.
 func Load(stateDir string) (*Identity, error) {
-	id := &Identity{path: filepath.Join(stateDir, File)}
+	id := &Identity{path: filepath.Join(stateDir, FileName)}
 	if err := os.MkdirAll(stateDir, 0o700); err != nil && !diskFault(err) {
 		return nil, fmt.Errorf("make the state directory %s: %w; choose another with --state-dir", stateDir, err)
 	}
@@ -59,7 +59,7 @@ func Load(stateDir string) (*Identity, error) {
 		id.d = data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}
 		err := id.save()
 		if id.unsaved = diskFault(err); id.unsaved {
-			err = fmt.Errorf("%w: %w", ErrNotKept, err)
+			err = fmt.Errorf("%w: %w", ErrNotSaved, err)
 		}
 		return id, err
 	case err != nil:
@@ -87,9 +87,9 @@ func read(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxFile+1))
 }
 
-// Keep tries again to write an identity that Load could not; one that is there by now is
+// RetrySave tries again to write an identity that Load could not; one that is there by now is
 // left alone. done tells that there is no more to try.
-func (id *Identity) Keep() (done bool) {
+func (id *Identity) RetrySave() (done bool) {
 	id.mu.Lock()
 	defer id.mu.Unlock()
 	if !id.unsaved {
@@ -138,9 +138,9 @@ func (id *Identity) NodeID() string {
 	return id.d.NodeID
 }
 
-// Adopt takes the node and tenant that the relay told, and keeps them on disk. changed
+// SetNode takes the node and tenant that the relay told, and keeps them on disk. changed
 // tells whether the node id is another one than before.
-func (id *Identity) Adopt(nodeID, tenant string) (changed bool, err error) {
+func (id *Identity) SetNode(nodeID, tenant string) (changed bool, err error) {
 	id.mu.Lock()
 	defer id.mu.Unlock()
 	if id.d.NodeID == nodeID && id.d.TenantID == tenant {
@@ -157,7 +157,7 @@ func (id *Identity) save() error {
 	if err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(id.path), File+".*")
+	tmp, err := os.CreateTemp(filepath.Dir(id.path), FileName+".*")
 	if err != nil {
 		return fmt.Errorf("write the identity: %w", err)
 	}

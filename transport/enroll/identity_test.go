@@ -19,15 +19,15 @@ func TestIdentityIsKept(t *testing.T) {
 	if !manifest.ValidNodeID(a.NodeID()) || len(a.InstanceID()) != 32 {
 		t.Fatalf("identity %q %q", a.NodeID(), a.InstanceID())
 	}
-	st, err := os.Stat(filepath.Join(dir, File))
+	st, err := os.Stat(filepath.Join(dir, FileName))
 	if err != nil || st.Mode().Perm() != 0o600 {
 		t.Fatalf("identity file %v %v, want 0600", st, err)
 	}
 	node := manifest.NewNodeID()
-	if changed, err := a.Adopt(node, "home"); err != nil || !changed {
+	if changed, err := a.SetNode(node, "home"); err != nil || !changed {
 		t.Fatalf("Adopt: %v %v, want a change", changed, err)
 	}
-	if changed, err := a.Adopt(node, "home"); err != nil || changed {
+	if changed, err := a.SetNode(node, "home"); err != nil || changed {
 		t.Fatalf("Adopt again: %v %v, want no change", changed, err)
 	}
 	b, err := Load(dir)
@@ -54,7 +54,7 @@ func TestDamagedIdentityIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			p := filepath.Join(dir, File)
+			p := filepath.Join(dir, FileName)
 			if err := os.WriteFile(p, []byte(content), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -72,17 +72,17 @@ func TestDamagedIdentityIsRefused(t *testing.T) {
 // one that turns up until then is left alone.
 func TestIdentityOnFullDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	id := &Identity{path: filepath.Join(dir, File), d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}, unsaved: true}
+	id := &Identity{path: filepath.Join(dir, FileName), d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}, unsaved: true}
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // in the way
 		t.Fatal(err)
 	}
-	if id.Keep() {
+	if id.RetrySave() {
 		t.Fatal("it was kept in a directory that is a file")
 	}
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	if !id.Keep() {
+	if !id.RetrySave() {
 		t.Fatal("it was not kept")
 	}
 	again, err := Load(dir)
@@ -90,7 +90,7 @@ func TestIdentityOnFullDisk(t *testing.T) {
 		t.Fatalf("after a restart %v, %v; want %s", again, err, id.NodeID())
 	}
 	other := &Identity{path: id.path, d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}, unsaved: true}
-	if !other.Keep() {
+	if !other.RetrySave() {
 		t.Fatal("it goes on trying")
 	}
 	if again, err = Load(dir); err != nil || again.NodeID() != id.NodeID() {

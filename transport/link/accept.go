@@ -14,11 +14,11 @@ import (
 
 // Grant is what the relay's authenticator gives to a device.
 type Grant struct {
-	NodeID string
-	Tenant string
-	Name   string
-	Active func() error // still good? It must be quick; nil: cannot end
-	Until  time.Time    // when it ends by itself; zero: never
+	NodeID      string
+	Tenant      string
+	Name        string
+	CheckActive func() error // still good? It must be quick; nil: cannot end
+	ExpiresAt   time.Time    // when it ends by itself; zero: never
 }
 
 // Refusal ends a handshake with a close code.
@@ -34,10 +34,10 @@ type AcceptOptions struct {
 	// Authenticate checks the token, within AuthTimeout; a *Refusal tells the close code,
 	// any other error closes with 4401.
 	Authenticate func(ctx context.Context, a *Auth) (*Grant, error)
-	// SpreadMS is the reconnect_spread_ms that a device gets.
-	SpreadMS func() int64
-	// Validate checks one announced capability against its schema; nil skips.
-	Validate func(raw []byte) error
+	// ReconnectSpreadMS is the reconnect_spread_ms that a device gets.
+	ReconnectSpreadMS func() int64
+	// ValidateCapability checks one announced capability against its schema; nil skips.
+	ValidateCapability func(raw []byte) error
 }
 
 // Manifest is a checked announce.
@@ -59,14 +59,14 @@ func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manif
 	stop := context.AfterFunc(ctx, func() { s.Close(CloseDraining, "draining") })
 	defer stop()
 	// A pong to a peer that reads nothing may wait for longer than any read deadline.
-	late := time.AfterFunc(handshakeMost, func() { s.Close(CloseTimeout, "timeout") })
+	late := time.AfterFunc(maxHandshakeTime, func() { s.Close(CloseTimeout, "timeout") })
 	defer late.Stop()
 	m, err := s.handshake(ctx)
 	if err != nil {
 		return nil, nil, s.end(err)
 	}
-	_ = conn.SetReadDeadline(time.Time{})         // the owner's sweep calls Tick from here on
-	s.opt.Authenticate, s.opt.SpreadMS = nil, nil // they hold what the handshake needed
+	_ = conn.SetReadDeadline(time.Time{})                  // the owner's sweep calls Tick from here on
+	s.opt.Authenticate, s.opt.ReconnectSpreadMS = nil, nil // they hold what the handshake needed
 	return s, m, nil
 }
 
@@ -92,7 +92,7 @@ func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
 	}
 	s.Grant, s.BootID, s.InstanceID, s.Version = *g, auth.BootID, auth.InstanceID, auth.AgentVersion
 	ok := AuthOK{NodeID: g.NodeID, TenantID: g.Tenant, SessionID: s.ID, ServerTimeMS: time.Now().UnixMilli(),
-		ReconnectSpreadMS: s.opt.SpreadMS(), Limits: Limits{MaxInflight: MaxInflight, MaxStreams: MaxStreams}}
+		ReconnectSpreadMS: s.opt.ReconnectSpreadMS(), Limits: Limits{MaxInflight: MaxInflight, MaxStreams: MaxStreams}}
 	if err := s.conn.Write(Encode(TypeAuthOK, NewID(), "", ok)); err != nil {
 		return nil, err
 	}
@@ -238,8 +238,8 @@ func (s *Session) announced(e *Envelope) (*Manifest, []byte, error) {
 }
 
 func (s *Session) capability(raw []byte) (*manifest.Capability, []manifest.Tool, error) {
-	if s.opt.Validate != nil {
-		if err := s.opt.Validate(raw); err != nil {
+	if s.opt.ValidateCapability != nil {
+		if err := s.opt.ValidateCapability(raw); err != nil {
 			return nil, nil, err
 		}
 	}

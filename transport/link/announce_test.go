@@ -20,7 +20,7 @@ func FuzzAnnounce(f *testing.F) {
 		if strictjson.Check(caps) != nil {
 			return
 		}
-		s := &Session{Grant: Grant{NodeID: testNode}, opt: AcceptOptions{Validate: func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) }}}
+		s := &Session{Grant: Grant{NodeID: testNode}, opt: AcceptOptions{ValidateCapability: func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) }}}
 		payload := `{"manifest_version":1,"manifest_sha256":"` + manifest.Hash(caps) + `","capabilities":` + string(caps) + `}`
 		m, reply, err := s.announced(&Envelope{Type: TypeAnnounce, MsgID: deviceID, Payload: []byte(payload)})
 		if err != nil {

@@ -10,11 +10,11 @@ import (
 	"agentctl/transport/netpoll"
 )
 
-// attended is a Conn whose reader need not wait.
-type attended interface {
+// pollable is a Conn whose reader need not wait.
+type pollable interface {
 	Conn
 	// socket is what a Poller watches; nil: this connection must be read by a goroutine.
-	socket() *netpoll.Sock
+	socket() *netpoll.Socket
 	// rest makes reads give netpoll.ErrNothing instead of waiting. It is called once.
 	rest()
 	// fresh is called in the reading goroutine after each edge; gone is whether it told
@@ -24,12 +24,12 @@ type attended interface {
 	pingNow() (bool, error)
 }
 
-var _ attended = (*served)(nil)
+var _ pollable = (*relayConn)(nil)
 
 // nowReader is a connection below TLS whose reads can be made not to wait.
 type nowReader interface{ ReadNow(r *netpoll.Reader) }
 
-func (c *served) socket() *netpoll.Sock {
+func (c *relayConn) socket() *netpoll.Socket {
 	if t, secure := c.nc.(*tls.Conn); secure {
 		if _, ok := t.NetConn().(nowReader); !ok {
 			return nil
@@ -39,10 +39,10 @@ func (c *served) socket() *netpoll.Sock {
 	if !ok {
 		return nil
 	}
-	return netpoll.NewSock(tcp)
+	return netpoll.NewSocket(tcp)
 }
 
-func (c *served) rest() {
+func (c *relayConn) rest() {
 	tcp, _ := tcpConn(c.nc)
 	c.now = netpoll.NewReader(tcp)
 	if t, secure := c.nc.(*tls.Conn); secure {
@@ -50,15 +50,15 @@ func (c *served) rest() {
 	}
 }
 
-func (c *served) fresh(gone bool) { c.now.Fresh(gone) }
+func (c *relayConn) fresh(gone bool) { c.now.OnReadable(gone) }
 
-func (c *served) pingNow() (bool, error) {
+func (c *relayConn) pingNow() (bool, error) {
 	if !c.wmu.TryLock() { // by a pong that the peer does not take, perhaps
 		return false, nil
 	}
 	defer c.wmu.Unlock()
 	if _, secure := c.nc.(*tls.Conn); secure {
-		if n, err := c.now.Sock().Unacked(); n != 0 || err != nil {
+		if n, err := c.now.Socket().Unacked(); n != 0 || err != nil {
 			return false, err
 		}
 		if err := c.readyLocked(time.Time{}); err != nil {
@@ -69,7 +69,7 @@ func (c *served) pingNow() (bool, error) {
 	if c.bye || c.closing.Load() {
 		return false, net.ErrClosed
 	}
-	n, err := c.now.Sock().Write(pingFrame)
+	n, err := c.now.Socket().Write(pingFrame)
 	if errors.Is(err, os.ErrDeadlineExceeded) { // of an earlier write; Ping lifts it
 		return false, nil
 	}

@@ -26,13 +26,13 @@ const (
 	InDoubt
 )
 
-// Verdict says what a cmd_ack was.
-type Verdict uint8
+// AckVerdict says what a cmd_ack was.
+type AckVerdict uint8
 
 // Verdicts of Ack.
 const (
-	AckAccepted Verdict = iota
-	AckLate             // the first one for a command that had expired
+	AckAccepted AckVerdict = iota
+	AckLate                // the first one for a command that had expired
 	AckDuplicate
 	AckForeign // no command of this node, or one that ended long ago
 )
@@ -75,8 +75,8 @@ func (c *Calls[V]) Add(id string, deadline time.Time, v V) error {
 	return nil
 }
 
-// Sent notes that the command was handed to the socket.
-func (c *Calls[V]) Sent(id string) {
+// MarkSent notes that the command was handed to the socket.
+func (c *Calls[V]) MarkSent(id string) {
 	if i := c.find(id); i >= 0 {
 		c.live[i].state = Sent
 	}
@@ -84,7 +84,7 @@ func (c *Calls[V]) Sent(id string) {
 
 // Ack ends the command that a cmd_ack answers. v is its value when the verdict is
 // AckAccepted; otherwise the ack is to be dropped and audited.
-func (c *Calls[V]) Ack(id string) (v V, verdict Verdict) {
+func (c *Calls[V]) Ack(id string) (v V, verdict AckVerdict) {
 	if i := c.find(id); i >= 0 {
 		v = c.live[i].value
 		c.end(i, false)

@@ -46,7 +46,7 @@ func TestCallsModel(t *testing.T) {
 			},
 			"sent": func(t *rapid.T) {
 				id := anyID(t)
-				c.Sent(id)
+				c.MarkSent(id)
 				if e, ok := live[id]; ok {
 					live[id] = entry{e.value, Sent}
 				}
@@ -154,7 +154,7 @@ type world struct {
 	toDevice []string
 	toRelay  []string
 
-	seen    Seen
+	seen    dedupTable
 	running []string
 	ran     map[string]int
 	acked   map[string]bool // the device's success was taken as the call's end
@@ -225,7 +225,7 @@ func TestAtMostOnce(t *testing.T) {
 					}
 					w.ids, w.outcome = append(w.ids, id), append(w.outcome, "")
 					w.deadline = append(w.deadline, w.now.Add(5*time.Second))
-					w.calls.Sent(id)
+					w.calls.MarkSent(id)
 					w.toDevice = append(w.toDevice, id)
 				}
 			},
@@ -270,11 +270,11 @@ func TestAtMostOnce(t *testing.T) {
 			},
 			"link lost":  func(*rapid.T) { w.lose() },
 			"reconnect":  func(t *rapid.T) { w.reconnect(t) },
-			"restart":    func(*rapid.T) { w.lose(); w.boot++; w.seen, w.running = Seen{}, nil },
+			"restart":    func(*rapid.T) { w.lose(); w.boot++; w.seen, w.running = dedupTable{}, nil },
 			"time":       func(t *rapid.T) { w.pass(t, time.Duration(rapid.IntRange(1, 250).Draw(t, "ms"))*time.Millisecond) },
 			"much later": func(t *rapid.T) { w.pass(t, 10*time.Minute) },
 			"": func(t *rapid.T) {
-				if w.calls.Len() > MaxInflight || len(w.calls.recent) > maxRecent || len(w.seen.order) > 4*SeenMax || len(w.seen.byID) != len(w.seen.order) {
+				if w.calls.Len() > MaxInflight || len(w.calls.recent) > maxRecent || len(w.seen.order) > 4*dedupSize || len(w.seen.byID) != len(w.seen.order) {
 					t.Fatalf("bounds: %d calls, %d recent, %d and %d seen", w.calls.Len(), len(w.calls.recent), len(w.seen.order), len(w.seen.byID)) // I4
 				}
 			},
@@ -304,7 +304,7 @@ func (w *world) pass(t *rapid.T, d time.Duration) {
 }
 
 func TestSeenBounds(t *testing.T) {
-	var s Seen
+	var s dedupTable
 	now := time.Unix(1_800_000_000, 0)
 	first := NewID()
 	start := func(id string) (bool, bool) {
@@ -312,7 +312,7 @@ func TestSeenBounds(t *testing.T) {
 		s.Done(id, []byte("ack"), now)
 		return fresh, ok
 	}
-	for i := range 4 * SeenMax {
+	for i := range 4 * dedupSize {
 		id := NewID()
 		if i == 0 {
 			id = first
@@ -327,22 +327,22 @@ func TestSeenBounds(t *testing.T) {
 	if fresh, ok := start(first); fresh || !ok {
 		t.Error("the oldest command was forgotten")
 	}
-	now = now.Add(SeenFor)
+	now = now.Add(dedupTTL)
 	if fresh, ok := start(NewID()); !fresh || !ok {
 		t.Error("old commands keep new ones out")
 	}
-	if len(s.order) != SeenMax || len(s.byID) != SeenMax {
-		t.Errorf("%d and %d commands are kept, want the last %d", len(s.order), len(s.byID), SeenMax)
+	if len(s.order) != dedupSize || len(s.byID) != dedupSize {
+		t.Errorf("%d and %d commands are kept, want the last %d", len(s.order), len(s.byID), dedupSize)
 	}
 }
 
 // A command that never ends must not be forgotten, however old it gets.
 func TestSeenKeepsRunning(t *testing.T) {
-	var s Seen
+	var s dedupTable
 	now := time.Unix(1_800_000_000, 0)
 	hung := NewID()
 	s.Start(hung, now)
-	for range 4*SeenMax - 1 {
+	for range 4*dedupSize - 1 {
 		now = now.Add(time.Second)
 		id := NewID()
 		s.Start(id, now)

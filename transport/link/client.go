@@ -71,8 +71,8 @@ type ClientOptions struct {
 	OnCall func(tool, traceID string, took time.Duration, err error)
 	// OnState is called after each change, from the client's goroutine.
 	OnState func(Status)
-	// Untrusted tells whether a dial error means that the certificate is not trusted.
-	Untrusted func(error) bool
+	// IsUntrusted tells whether a dial error means that the certificate is not trusted.
+	IsUntrusted func(error) bool
 }
 
 // Client keeps one device linked to its relay, for ever. Make one with NewClient.
@@ -84,7 +84,7 @@ type Client struct {
 	wg sync.WaitGroup // commands and streams, those of earlier links included
 
 	mu       sync.Mutex // protects the fields below
-	seen     Seen
+	seen     dedupTable
 	handling int // handlers that have not come back, those left behind included
 	status   Status
 	pending  [][]byte    // events that no link has taken yet, encoded
@@ -113,10 +113,10 @@ func (c *Client) statusLocked() Status {
 	return s
 }
 
-// Tell sends an event to the relay, now or once there is a link again. Of those that wait
+// SendEvent sends an event to the relay, now or once there is a link again. Of those that wait
 // the newest 32 are kept. data is a JSON object; false: it is none, or larger than
 // MaxEvent.
-func (c *Client) Tell(topic string, data []byte) bool {
+func (c *Client) SendEvent(topic string, data []byte) bool {
 	var line bytes.Buffer
 	if json.Compact(&line, data) != nil || line.Len() > MaxEvent || line.Bytes()[0] != '{' {
 		return false
@@ -212,7 +212,7 @@ func (c *Client) stateAfter(code int, err error) State {
 	case CloseAuthFailed, CloseForbidden, CloseManifestInvalid, CloseUpgradeRequired:
 		return StateRefused
 	}
-	if c.opt.Untrusted != nil && c.opt.Untrusted(err) {
+	if c.opt.IsUntrusted != nil && c.opt.IsUntrusted(err) {
 		return StateTLSUntrusted
 	}
 	return StateWaiting

@@ -268,12 +268,12 @@ func TestClientTells(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := startDevice(t, echoArgs)
 		for _, bad := range []string{``, `[]`, `"x"`, `{`, `{"a":"` + strings.Repeat("x", MaxEvent) + `"}`} {
-			if d.client.Tell(TopicAlert, []byte(bad)) {
+			if d.client.SendEvent(TopicAlert, []byte(bad)) {
 				t.Errorf("%.20s was taken", bad)
 			}
 		}
 		for i := range maxPending + 3 {
-			if !d.client.Tell(TopicAlert, fmt.Appendf(nil, "{\n \"n\": %d}", i)) {
+			if !d.client.SendEvent(TopicAlert, fmt.Appendf(nil, "{\n \"n\": %d}", i)) {
 				t.Errorf("event %d was refused", i)
 			}
 		}
@@ -284,7 +284,7 @@ func TestClientTells(t *testing.T) {
 				t.Errorf("event %d: %+v", i, e)
 			}
 		}
-		d.client.Tell(TopicAlert, []byte(`{"live":true}`))
+		d.client.SendEvent(TopicAlert, []byte(`{"live":true}`))
 		var e Event
 		if p.read(TypeEvent, &e); string(e.Data) != `{"live":true}` {
 			t.Errorf("%+v", e)

@@ -92,8 +92,8 @@ func newWSConn(ws *websocket.Conn) *wsConn {
 // giveUp makes the kernel give a dead peer up, as a back-stop of DeadAfter.
 func giveUp(c net.Conn) {
 	if tcp, ok := tcpConn(c); ok {
-		if s := netpoll.NewSock(tcp); s != nil {
-			s.GiveUp(tcpUserTimeout)
+		if s := netpoll.NewSocket(tcp); s != nil {
+			s.SetUserTimeout(tcpUserTimeout)
 		}
 	}
 }

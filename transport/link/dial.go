@@ -22,9 +22,9 @@ type DialOptions struct {
 // ErrInsecure is returned for ws:// to anything but loopback.
 var ErrInsecure = errors.New("ws:// is only for loopback addresses; use wss:// (and --ca-file for a private certificate)")
 
-// RelayURL turns what a person writes (http, https, ws or wss, with or without the
+// NormalizeRelayURL turns what a person writes (http, https, ws or wss, with or without the
 // link's path) into the link's URL. Plain schemes are accepted for loopback only.
-func RelayURL(raw string) (string, error) {
+func NormalizeRelayURL(raw string) (string, error) {
 	u, err := url.Parse(raw)
 	switch {
 	case err != nil: // it may hold a password, so it is not quoted
@@ -61,7 +61,7 @@ func loopbackHost(host string) bool {
 
 // Dial opens the WebSocket of a link. HTTPS_PROXY and NO_PROXY are honoured.
 func Dial(ctx context.Context, relayURL string, opt DialOptions) (Conn, error) {
-	target, err := RelayURL(relayURL)
+	target, err := NormalizeRelayURL(relayURL)
 	if err != nil {
 		return nil, err
 	}
@@ -88,9 +88,9 @@ func Dial(ctx context.Context, relayURL string, opt DialOptions) (Conn, error) {
 	return newWSConn(ws), nil
 }
 
-// UntrustedCertificate tells whether err means that the relay's certificate is not
+// IsUntrustedCertificate tells whether err means that the relay's certificate is not
 // trusted (unknown authority, wrong name, not valid now).
-func UntrustedCertificate(err error) bool {
+func IsUntrustedCertificate(err error) bool {
 	var (
 		unknown x509.UnknownAuthorityError
 		name    x509.HostnameError

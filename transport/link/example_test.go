@@ -21,11 +21,11 @@ func (hello) Call(_ context.Context, _ manifest.ToolName, args []byte) ([]byte, 
 // acks is a relay that waits for one answer.
 type acks struct{ done func() }
 
-func (acks) Announced(*link.Manifest)  {}
-func (acks) Metered(link.Metric) error { return nil }
-func (acks) Ended(*link.StreamEnd)     {}
-func (acks) Told(*link.Event)          {}
-func (a acks) Acked(_ string, ack link.CmdAck) bool {
+func (acks) OnAnnounce(*link.Manifest)   {}
+func (acks) OnMetric(link.Metric) error  { return nil }
+func (acks) OnStreamEnd(*link.StreamEnd) {}
+func (acks) OnEvent(*link.Event)         {}
+func (a acks) OnAck(_ string, ack link.CmdAck) bool {
 	fmt.Println("answer:", string(ack.Result))
 	a.done()
 	return true
@@ -51,7 +51,7 @@ func Example() {
 		Authenticate: func(context.Context, *link.Auth) (*link.Grant, error) {
 			return &link.Grant{NodeID: "01hzx9k3m4p7q8r9s0t1v2w3xy", Tenant: "acme"}, nil
 		},
-		SpreadMS: func() int64 { return 1000 },
+		ReconnectSpreadMS: func() int64 { return 1000 },
 	})
 	if err != nil {
 		fmt.Println(err)

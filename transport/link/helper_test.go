@@ -155,7 +155,7 @@ func (l *log) all() string {
 	return strings.Join(l.lines, "\n")
 }
 
-func (l *log) Announced(m *Manifest) {
+func (l *log) OnAnnounce(m *Manifest) {
 	names := make([]string, len(m.Tools))
 	for i := range m.Tools {
 		names[i] = m.Tools[i].Name.CapID + "." + m.Tools[i].Name.Verb
@@ -163,13 +163,13 @@ func (l *log) Announced(m *Manifest) {
 	l.add("announced %s", strings.Join(names, " "))
 	l.raw = string(m.Raw)
 }
-func (l *log) Acked(id string, a CmdAck) bool {
+func (l *log) OnAck(id string, a CmdAck) bool {
 	l.add("acked %s %v %s%s", id, a.OK, a.Code, a.Result)
 	return l.known
 }
-func (l *log) Metered(m Metric) error { l.add("metered %d %s", m.Seq, m.Sample); return nil }
-func (l *log) Ended(e *StreamEnd)     { l.add("ended %s", e.Reason) }
-func (l *log) Told(e *Event)          { l.add("told %s %s", e.Topic, e.Data) }
+func (l *log) OnMetric(m Metric) error  { l.add("metered %d %s", m.Seq, m.Sample); return nil }
+func (l *log) OnStreamEnd(e *StreamEnd) { l.add("ended %s", e.Reason) }
+func (l *log) OnEvent(e *Event)         { l.add("told %s %s", e.Topic, e.Data) }
 
 // relaySide is Accept and Run in a goroutine.
 type relaySide struct {
@@ -187,14 +187,14 @@ func startRelay(conn Conn) *relaySide {
 	start := time.Now()
 	go func() {
 		s, m, err := Accept(ctx, conn, AcceptOptions{
-			Authenticate: authenticate,
-			SpreadMS:     func() int64 { return 1234 },
-			Validate:     func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
+			Authenticate:       authenticate,
+			ReconnectSpreadMS:  func() int64 { return 1234 },
+			ValidateCapability: func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
 		})
 		if err == nil {
 			r.session = s
 			close(r.ready)
-			r.Announced(m)
+			r.OnAnnounce(m)
 			err = s.Run(ctx, r.log)
 		} else {
 			close(r.ready)

@@ -49,7 +49,7 @@ func (p *Poller) tell(key uint64, what netpoll.Events) {
 	p.mu.Unlock()
 	switch {
 	case s == nil:
-	case what&netpoll.Gone != 0:
+	case what&netpoll.PeerClosed != 0:
 		s.wake(gone)
 	default:
 		s.wake(0)
@@ -57,7 +57,7 @@ func (p *Poller) tell(key uint64, what netpoll.Events) {
 }
 
 // add begins to watch a session, whose turn must be running.
-func (p *Poller) add(s *Session, sock *netpoll.Sock) (key uint64, err error) {
+func (p *Poller) add(s *Session, sock *netpoll.Socket) (key uint64, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.free) == 0 {
@@ -82,11 +82,11 @@ func (p *Poller) remove(key uint64) {
 	p.free = append(p.free, i)
 }
 
-// Keeper is told what a device sends, and that its link is over.
-type Keeper interface {
+// SessionOwner is told what a device sends, and that its link is over.
+type SessionOwner interface {
 	SessionHandler
-	// Over is the last call: what Run would have returned.
-	Over(err error)
+	// OnClosed is the last call: what Run would have returned.
+	OnClosed(err error)
 }
 
 // Bits of Session.turn.
@@ -100,16 +100,16 @@ const (
 // Start serves the link until it ends, as Run does and instead of it, and returns at once;
 // the caller waits for h.Over. With a Poller a goroutine reads only while there is something to read;
 // without one, or where this link cannot rest, one waits.
-func (s *Session) Start(p *Poller, h Keeper) {
+func (s *Session) Start(p *Poller, h SessionOwner) {
 	s.keeper = h
-	if c, ok := s.conn.(attended); ok && p != nil && s.rest(p, c) {
+	if c, ok := s.conn.(pollable); ok && p != nil && s.rest(p, c) {
 		return
 	}
-	go func() { h.Over(s.Run(context.Background(), h)) }()
+	go func() { h.OnClosed(s.Run(context.Background(), h)) }()
 }
 
 // rest gives the link to p; false: it must be read by a goroutine.
-func (s *Session) rest(p *Poller, c attended) bool {
+func (s *Session) rest(p *Poller, c pollable) bool {
 	sock := c.socket()
 	if sock == nil {
 		return false
@@ -151,7 +151,7 @@ func (s *Session) wake(bits uint32) {
 
 // work reads until nothing is there, or the link has ended.
 func (s *Session) work() {
-	c := s.conn.(attended)
+	c := s.conn.(pollable)
 	handle := func(msg []byte) error { return s.handle(msg, s.keeper) }
 	for {
 		was := s.turn.And(^again) &^ again
@@ -160,9 +160,9 @@ func (s *Session) work() {
 		for err == nil {
 			err = c.Read(handle)
 		}
-		if !errors.Is(err, netpoll.ErrNothing) {
+		if !errors.Is(err, netpoll.ErrWouldBlock) {
 			s.poller.remove(s.key)
-			s.keeper.Over(s.end(err))
+			s.keeper.OnClosed(s.end(err))
 			return // running for good: nobody wakes it
 		}
 		if s.turn.CompareAndSwap(was, was&^running) {

@@ -53,13 +53,13 @@ const (
 	MaxFrame    = 64 << 10  // any frame but announce, bytes
 	MaxAnnounce = 256 << 10 // an announce, bytes
 
-	AuthTimeout     = 5 * time.Second  // from the upgrade to auth (RFC-0002 §2.3)
-	AnnounceTimeout = 5 * time.Second  // from auth_ok to announce
-	PingEvery       = 25 * time.Second // +-20 %, skipped when the peer pinged within it
-	DeadAfter       = 60 * time.Second // without a message, ping or pong received
-	writeTimeout    = 10 * time.Second
-	tcpUserTimeout  = 30 * time.Second
-	handshakeMost   = AuthTimeout + AnnounceTimeout + 2*time.Second // whatever the peer does
+	AuthTimeout      = 5 * time.Second  // from the upgrade to auth (RFC-0002 §2.3)
+	AnnounceTimeout  = 5 * time.Second  // from auth_ok to announce
+	PingInterval     = 25 * time.Second // +-20 %, skipped when the peer pinged within it
+	IdleTimeout      = 60 * time.Second // without a message, ping or pong received
+	writeTimeout     = 10 * time.Second
+	tcpUserTimeout   = 30 * time.Second
+	maxHandshakeTime = AuthTimeout + AnnounceTimeout + 2*time.Second // whatever the peer does
 
 	MaxInflight = 64      // commands a node, queued and sent
 	MaxStreams  = 32      // streams a node
@@ -89,17 +89,17 @@ type Auth struct {
 
 // Resume asks to go on with an earlier session.
 type Resume struct {
-	SessionID string       `json:"session_id"`
-	Seen      []SeenResume `json:"seen"`
+	SessionID string           `json:"session_id"`
+	Seen      []ResumedCommand `json:"seen"`
 }
 
-// SeenResume is one command that the device knows.
-type SeenResume struct {
+// ResumedCommand is one command that the device knows.
+type ResumedCommand struct {
 	MsgID string `json:"msg_id"`
 	State string `json:"state"` // SeenRunning or SeenDone
 }
 
-// States of SeenResume, a closed set.
+// States of ResumedCommand, a closed set.
 const (
 	SeenRunning = "running"
 	SeenDone    = "done"

@@ -10,17 +10,17 @@ import (
 	"agentctl/transport/netpoll"
 )
 
-// Tick never waits, since one goroutine calls it for all links: not for a pong either that
+// CheckLiveness never waits, since one goroutine calls it for all links: not for a pong either that
 // its peer does not take. The ping then goes out behind it.
 func TestTickBehindPong(t *testing.T) {
 	bothWays(t, func(t *testing.T, secure bool) {
 		l := startLinks(t, secure)()
 		wait(t, func() bool { return atRest(l.s) })
-		c := l.s.conn.(*served)
-		wait(t, func() bool { n, err := c.now.Sock().Unacked(); return n == 0 && err == nil })
+		c := l.s.conn.(*relayConn)
+		wait(t, func() bool { n, err := c.now.Socket().Unacked(); return n == 0 && err == nil })
 		c.wmu.Lock() // as the reader that writes the pong
 		ticked := make(chan struct{})
-		go func() { l.s.Tick(); close(ticked) }()
+		go func() { l.s.CheckLiveness(); close(ticked) }()
 		select {
 		case <-ticked:
 		case <-time.After(2 * time.Second):
@@ -42,10 +42,10 @@ type pinging struct {
 	meanwhile func()
 }
 
-func (c *pinging) socket() *netpoll.Sock  { return nil }
-func (c *pinging) rest()                  {}
-func (c *pinging) fresh(bool)             {}
-func (c *pinging) pingNow() (bool, error) { c.meanwhile(); return true, nil }
+func (c *pinging) socket() *netpoll.Socket { return nil }
+func (c *pinging) rest()                   {}
+func (c *pinging) fresh(bool)              {}
+func (c *pinging) pingNow() (bool, error)  { c.meanwhile(); return true, nil }
 
 // A link that ends while the sweep pings it gets no writer any more: whoever waits for its
 // goroutines has been told that there are none.
@@ -63,7 +63,7 @@ func TestEndWithinTick(t *testing.T) {
 		s.writer = func() { writers.Add(1); s.wg.Done() }
 		s.lastRead.Store(monoNow())
 		s.turn.Store(started | running)
-		s.Tick()
+		s.CheckLiveness()
 		s.wg.Wait()
 		if n := writers.Load(); n != 0 {
 			t.Errorf("%d writers after the end", n)
@@ -73,7 +73,7 @@ func TestEndWithinTick(t *testing.T) {
 
 // What a reader appends to a message is not written over the next one.
 func TestServedAppend(t *testing.T) {
-	c := newServed(&tape{in: append(maskedFrame(0x81, "one"), maskedFrame(0x81, "two")...), piece: 1 << 10})
+	c := newRelayConn(&tape{in: append(maskedFrame(0x81, "one"), maskedFrame(0x81, "two")...), piece: 1 << 10})
 	var msgs []string
 	for range 2 {
 		if err := c.Read(func(msg []byte) error {
@@ -102,7 +102,7 @@ func (c *bounded) Write(b []byte) (int, error)        { c.within = c.deadline; r
 // for good at one that has passed.
 func TestServedDeadline(t *testing.T) {
 	conn := &bounded{}
-	if err := newServed(conn).Write([]byte("{}")); err != nil {
+	if err := newRelayConn(conn).Write([]byte("{}")); err != nil {
 		t.Fatal(err)
 	}
 	if !conn.deadline.IsZero() || conn.within.IsZero() {

@@ -2,9 +2,9 @@ package link
 
 import "time"
 
-// Seen is the device's table of commands: it makes a command run at most once, whatever
+// dedupTable is the device's table of commands: it makes a command run at most once, whatever
 // the relay sends again. The zero value is ready; it belongs to one goroutine or lock.
-type Seen struct {
+type dedupTable struct {
 	byID  map[string]*seenCmd
 	order []string // oldest first
 }
@@ -15,24 +15,24 @@ type seenCmd struct {
 	at   time.Time
 }
 
-// Bounds of Seen: SeenMax commands, and up to four times as many while they are younger
-// than SeenFor.
+// Bounds of Seen: dedupSize commands, and up to four times as many while they are younger
+// than dedupTTL.
 const (
-	SeenMax = 256
-	SeenFor = time.Minute
+	dedupSize = 256
+	dedupTTL  = time.Minute
 )
 
 // Start notes a command. fresh means: run it. Otherwise ack is the stored answer to
 // send again, or nil while the command still runs. ok is false when the table is full
-// of commands younger than SeenFor: the command must be refused, unrun.
-func (s *Seen) Start(id string, now time.Time) (fresh bool, ack []byte, ok bool) {
+// of commands younger than dedupTTL: the command must be refused, unrun.
+func (s *dedupTable) Start(id string, now time.Time) (fresh bool, ack []byte, ok bool) {
 	if c, known := s.byID[id]; known {
 		return false, c.ack, true
 	}
-	for len(s.order) > 0 && len(s.order) >= SeenMax {
+	for len(s.order) > 0 && len(s.order) >= dedupSize {
 		c := s.byID[s.order[0]]
-		if !c.done || now.Sub(c.at) < SeenFor {
-			if len(s.order) < 4*SeenMax {
+		if !c.done || now.Sub(c.at) < dedupTTL {
+			if len(s.order) < 4*dedupSize {
 				break
 			}
 			return false, nil, false
@@ -49,7 +49,7 @@ func (s *Seen) Start(id string, now time.Time) (fresh bool, ack []byte, ok bool)
 }
 
 // Done keeps the answer of a command.
-func (s *Seen) Done(id string, ack []byte, now time.Time) {
+func (s *dedupTable) Done(id string, ack []byte, now time.Time) {
 	if c, ok := s.byID[id]; ok {
 		c.done, c.ack, c.at = true, ack, now
 	}

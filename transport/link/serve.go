@@ -80,7 +80,7 @@ func (l *clientLink) heard(ping bool) {
 		l.lastPing = now
 	}
 	if !l.bounded {
-		_ = l.conn.SetReadDeadline(now.Add(DeadAfter))
+		_ = l.conn.SetReadDeadline(now.Add(IdleTimeout))
 	}
 }
 
@@ -186,7 +186,7 @@ func (l *clientLink) writer() {
 			err = l.conn.Write(b)
 		case <-ping.C:
 			l.mu.Lock()
-			lately := time.Since(l.lastPing) < PingEvery
+			lately := time.Since(l.lastPing) < PingInterval
 			l.mu.Unlock()
 			if !lately {
 				err = l.conn.Ping()
@@ -211,8 +211,8 @@ func (l *clientLink) die(err error) {
 	l.cancel(err) // the reader may be waiting for room in out
 }
 
-// pingIn is PingEvery +-20 %.
-func (l *clientLink) pingIn() time.Duration { return PingEvery*4/5 + jitter(PingEvery*2/5) }
+// pingIn is PingInterval +-20 %.
+func (l *clientLink) pingIn() time.Duration { return PingInterval*4/5 + jitter(PingInterval*2/5) }
 
 // send queues an answer; it waits for room as long as the link lives.
 func (l *clientLink) send(b []byte) error {

@@ -39,7 +39,7 @@ func Upgrade(u *Upgrader, w http.ResponseWriter, r *http.Request) (Conn, error) 
 	if err != nil {
 		return nil, err
 	}
-	c := newServed(ws.NetConn())
+	c := newRelayConn(ws.NetConn())
 	if ws.Subprotocol() != Subprotocol {
 		_ = c.Close(CloseUpgradeRequired, "upgrade_required")
 		return nil, errors.New("link: the client did not offer subprotocol " + Subprotocol)
@@ -47,12 +47,12 @@ func Upgrade(u *Upgrader, w http.ResponseWriter, r *http.Request) (Conn, error) 
 	return c, nil
 }
 
-// served is the relay's end of a link. Of the WebSocket library it uses the opening
+// relayConn is the relay's end of a link. Of the WebSocket library it uses the opening
 // handshake: it speaks the frames of RFC 6455 §5 itself, because a relay has thousands of
 // these, most of them silent. While nothing arrives it holds no buffer, and once it rests
 // with a Poller no goroutine waits for it either: reads then never wait, and what came of
 // a frame is kept until more comes.
-type served struct {
+type relayConn struct {
 	nc     net.Conn        // TLS or plain
 	now    *netpoll.Reader // reads the socket below nc; nil: reads wait
 	limit  int             // of a message
@@ -71,17 +71,17 @@ type served struct {
 	first   bool       // and it was not the answer to the peer's
 }
 
-var _ Conn = (*served)(nil)
+var _ Conn = (*relayConn)(nil)
 
-// newServed takes an upgraded connection.
-func newServed(nc net.Conn) *served {
+// newRelayConn takes an upgraded connection.
+func newRelayConn(nc net.Conn) *relayConn {
 	giveUp(nc)
-	return &served{nc: nc, limit: MaxFrame}
+	return &relayConn{nc: nc, limit: MaxFrame}
 }
 
-func (c *served) SetReadLimit(n int)                { c.limit = n }
-func (c *served) OnPing(fn func(ping bool))         { c.onPing = fn }
-func (c *served) SetReadDeadline(t time.Time) error { return c.nc.SetReadDeadline(t) }
+func (c *relayConn) SetReadLimit(n int)                { c.limit = n }
+func (c *relayConn) OnPing(fn func(ping bool))         { c.onPing = fn }
+func (c *relayConn) SetReadDeadline(t time.Time) error { return c.nc.SetReadDeadline(t) }
 
 // Opcodes (RFC 6455 §5.2).
 const (
@@ -164,9 +164,9 @@ func unmask(b []byte, mask [4]byte) {
 	}
 }
 
-// Read calls fn with the next message. A connection at rest gives netpoll.ErrNothing
+// Read calls fn with the next message. A connection at rest gives netpoll.ErrWouldBlock
 // instead of waiting for one.
-func (c *served) Read(fn func([]byte) error) error {
+func (c *relayConn) Read(fn func([]byte) error) error {
 	for {
 		done, err := c.next(fn)
 		if err == nil && !done {
@@ -179,11 +179,11 @@ func (c *served) Read(fn func([]byte) error) error {
 }
 
 // ended lets the buffer go when nothing waits in it, and tells a breach to the peer.
-func (c *served) ended(err error) error {
+func (c *relayConn) ended(err error) error {
 	if err == nil {
 		return nil
 	}
-	if c.buf != nil && (c.off == len(*c.buf) || !errors.Is(err, netpoll.ErrNothing)) {
+	if c.buf != nil && (c.off == len(*c.buf) || !errors.Is(err, netpoll.ErrWouldBlock)) {
 		if cap(*c.buf) <= keepBuffer {
 			*c.buf = (*c.buf)[:0]
 			readBuffers.Put(c.buf)
@@ -198,7 +198,7 @@ func (c *served) ended(err error) error {
 }
 
 // fill reads once.
-func (c *served) fill() error {
+func (c *relayConn) fill() error {
 	if c.buf == nil {
 		c.buf = readBuffers.Get().(*[]byte)
 	}
@@ -230,7 +230,7 @@ func (c *served) fill() error {
 
 // next handles the frames that have come, up to the end of a message: done, and fn has
 // had it.
-func (c *served) next(fn func([]byte) error) (done bool, err error) {
+func (c *relayConn) next(fn func([]byte) error) (done bool, err error) {
 	for c.buf != nil {
 		b := (*c.buf)[c.off:]
 		f, err := parseHead(b)
@@ -270,7 +270,7 @@ func (c *served) next(fn func([]byte) error) (done bool, err error) {
 }
 
 // admit checks the head of a data frame against the message it belongs to.
-func (c *served) admit(f *frameHead) error {
+func (c *relayConn) admit(f *frameHead) error {
 	switch {
 	case f.op == opContinuation && c.pieces == 0:
 		return violation("a continuation of nothing")
@@ -285,7 +285,7 @@ func (c *served) admit(f *frameHead) error {
 }
 
 // control handles a control frame. Pongs go without a deadline, as Ping.
-func (c *served) control(op byte, payload []byte) error {
+func (c *relayConn) control(op byte, payload []byte) error {
 	switch op {
 	case opClose:
 		return c.parting(payload)
@@ -305,7 +305,7 @@ func (c *served) control(op byte, payload []byte) error {
 }
 
 // parting answers the peer's close frame.
-func (c *served) parting(payload []byte) error {
+func (c *relayConn) parting(payload []byte) error {
 	code, reason := websocket.CloseNoStatusReceived, ""
 	if len(payload) == 1 {
 		return violation("half a close code")
@@ -340,7 +340,7 @@ var writes = sync.Pool{New: func() any { b := make([]byte, 0, bufferSize); retur
 // write writes one frame; no deadline stays behind, at which TLS would fail to answer a
 // KeyUpdate. Pings and pongs have none, since its timer is most of what an idle link costs:
 // a peer that takes nothing is ended by tcpUserTimeout and by the owner's sweep.
-func (c *served) write(op byte, payload []byte, deadline time.Time) error {
+func (c *relayConn) write(op byte, payload []byte, deadline time.Time) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	if err := c.readyLocked(deadline); err != nil {
@@ -353,7 +353,7 @@ func (c *served) write(op byte, payload []byte, deadline time.Time) error {
 	return err
 }
 
-func (c *served) readyLocked(deadline time.Time) error {
+func (c *relayConn) readyLocked(deadline time.Time) error {
 	if err := c.nc.SetWriteDeadline(deadline); err != nil {
 		return err
 	}
@@ -363,7 +363,7 @@ func (c *served) readyLocked(deadline time.Time) error {
 	return nil
 }
 
-func (c *served) writeLocked(op byte, payload []byte) error {
+func (c *relayConn) writeLocked(op byte, payload []byte) error {
 	bp := writes.Get().(*[]byte)
 	b := append((*bp)[:0], 0x80|op)
 	switch n := len(payload); {
@@ -383,14 +383,14 @@ func (c *served) writeLocked(op byte, payload []byte) error {
 	return err
 }
 
-func (c *served) Write(msg []byte) error {
+func (c *relayConn) Write(msg []byte) error {
 	return c.write(opText, msg, time.Now().Add(writeTimeout))
 }
 
-func (c *served) Ping() error { return c.write(opPing, nil, time.Time{}) }
+func (c *relayConn) Ping() error { return c.write(opPing, nil, time.Time{}) }
 
 // sayBye writes a close frame, once, within a second. first: it is not an answer.
-func (c *served) sayBye(code int, reason string, first bool) {
+func (c *relayConn) sayBye(code int, reason string, first bool) {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	if c.bye {
@@ -404,13 +404,13 @@ func (c *served) sayBye(code int, reason string, first bool) {
 }
 
 // awaited is whether the peer has a close frame to read, and is yet to hang up.
-func (c *served) awaited() bool {
+func (c *relayConn) awaited() bool {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	return c.first
 }
 
-func (c *served) Close(code int, reason string) error {
+func (c *relayConn) Close(code int, reason string) error {
 	err := net.ErrClosed
 	c.closed.Do(func() {
 		c.closing.Store(true)
@@ -425,7 +425,7 @@ func (c *served) Close(code int, reason string) error {
 }
 
 // linger reads below TLS: nobody looks at what still comes.
-func (c *served) linger() {
+func (c *relayConn) linger() {
 	if tcp, ok := tcpConn(c.nc); ok {
 		linger(c.nc, tcp)
 		return

@@ -95,7 +95,7 @@ func FuzzServed(f *testing.F) {
 			size = 1 << 20
 		}
 		ours := &tape{in: slices.Clone(raw), piece: size}
-		got, err := listen(newServed(ours))
+		got, err := listen(newRelayConn(ours))
 		if err == nil {
 			t.Fatal("a reader at the end of its input goes on")
 		}
@@ -153,7 +153,7 @@ type keeper struct {
 	over chan error
 }
 
-func (k *keeper) Over(err error) { k.over <- err }
+func (k *keeper) OnClosed(err error) { k.over <- err }
 
 // startedLink is a device's raw connection to a relay that has started its session.
 type startedLink struct {
@@ -181,13 +181,13 @@ func startLinks(t *testing.T, secure bool) (open func() *startedLink) {
 		if err != nil {
 			return
 		}
-		s, m, err := Accept(ctx, c, AcceptOptions{Authenticate: authenticate, SpreadMS: func() int64 { return 1000 }})
+		s, m, err := Accept(ctx, c, AcceptOptions{Authenticate: authenticate, ReconnectSpreadMS: func() int64 { return 1000 }})
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		k := &keeper{log: log{known: true}, over: make(chan error, 2)}
-		k.Announced(m)
+		k.OnAnnounce(m)
 		s.Start(p, k)
 		sessions <- &startedLink{s: s, k: k}
 	}))
@@ -297,9 +297,9 @@ func TestRest(t *testing.T) {
 		wait(t, func() bool { return runtime.NumGoroutine() <= before+5 })
 		// Pings go both ways, also long after a write that had a deadline.
 		for range 2 {
-			_ = l.s.conn.(*served).nc.SetWriteDeadline(time.Now().Add(-time.Second))
+			_ = l.s.conn.(*relayConn).nc.SetWriteDeadline(time.Now().Add(-time.Second))
 			for range 2 {
-				l.s.Tick()
+				l.s.CheckLiveness()
 				if op, _ := readFrame(t, l.conn); op != opPing {
 					t.Fatalf("Tick wrote opcode %d", op)
 				}

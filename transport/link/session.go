@@ -32,8 +32,8 @@ type Session struct {
 
 	writer func() // s.write; a method value made once instead of at every burst
 
-	keeper Keeper  // of Start
-	poller *Poller // where it rests, under key
+	keeper SessionOwner // of Start
+	poller *Poller      // where it rests, under key
 	key    uint64
 	turn   atomic.Uint32 // whose turn it is to read: started, running, again, gone
 
@@ -60,11 +60,11 @@ var (
 // SessionHandler is told what a device sends. Calls come from the session's goroutine,
 // one at a time; byte slices are the handler's only until it returns.
 type SessionHandler interface {
-	Announced(m *Manifest)
-	Acked(inReplyTo string, a CmdAck) (known bool)
-	Metered(m Metric) error
-	Ended(e *StreamEnd)
-	Told(e *Event)
+	OnAnnounce(m *Manifest)
+	OnAck(inReplyTo string, a CmdAck) (known bool)
+	OnMetric(m Metric) error
+	OnStreamEnd(e *StreamEnd)
+	OnEvent(e *Event)
 }
 
 // Run reads the link until it ends and returns why; it waits for the writer. The link
@@ -118,7 +118,7 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 		if err != nil {
 			return err
 		}
-		if h.Acked(e.InReplyTo, a) {
+		if h.OnAck(e.InReplyTo, a) {
 			s.tokens += cost // it was asked for
 		} else if s.strange++; s.strange > maxStrange {
 			return bad("too many answers to nothing")
@@ -128,7 +128,7 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 		if err != nil {
 			return err
 		}
-		return h.Metered(m)
+		return h.OnMetric(m)
 	case TypeStreamEnd:
 		var end StreamEnd
 		if err := e.Decode(&end); err != nil {
@@ -139,7 +139,7 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 			return bad("payload of stream_end")
 		}
 		end.StreamID = id
-		h.Ended(&end)
+		h.OnStreamEnd(&end)
 	case TypeEvent:
 		var ev Event
 		if err := e.Decode(&ev); err != nil {
@@ -151,7 +151,7 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 		if !s.admit(now, eventCost) {
 			return errFlood
 		}
-		h.Told(&ev)
+		h.OnEvent(&ev)
 	case TypeAnnounce:
 		if !s.admit(now, announceCost) {
 			return errFlood
@@ -160,7 +160,7 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 		if err != nil {
 			return err
 		}
-		h.Announced(m)
+		h.OnAnnounce(m)
 		return s.Send(ack)
 	case TypeError:
 		var p ErrorPayload
@@ -296,25 +296,25 @@ func (s *Session) closeLocked(code int, reason string) {
 	}
 }
 
-// Tick is called by the owner's sweep, about once in PingEvery: it closes a link that
-// has been silent for DeadAfter and pings one whose device has not pinged lately.
-func (s *Session) Tick() {
+// CheckLiveness is called by the owner's sweep, about once in PingInterval: it closes a link that
+// has been silent for IdleTimeout and pings one whose device has not pinged lately.
+func (s *Session) CheckLiveness() {
 	now := monoNow()
-	if time.Duration(now-s.lastRead.Load()) >= DeadAfter {
+	if time.Duration(now-s.lastRead.Load()) >= IdleTimeout {
 		s.Close(CloseTimeout, "idle_timeout")
 		return
 	}
-	if p := s.pinged.Load(); p != 0 && time.Duration(now-p) < PingEvery {
+	if p := s.pinged.Load(); p != 0 && time.Duration(now-p) < PingInterval {
 		return
 	}
-	if c, ok := s.conn.(attended); !ok || s.turn.Load()&started == 0 || !s.ping(c) {
+	if c, ok := s.conn.(pollable); !ok || s.turn.Load()&started == 0 || !s.ping(c) {
 		_ = s.enqueue(nil)
 	}
 }
 
 // ping writes a ping at once, in the caller's goroutine; false: that would have waited, or
 // the writer is at work.
-func (s *Session) ping(c attended) bool {
+func (s *Session) ping(c pollable) bool {
 	s.mu.Lock()
 	free := s.code == 0 && !s.writing
 	s.writing = s.writing || free
@@ -336,5 +336,5 @@ func (s *Session) ping(c attended) bool {
 	return written || err != nil
 }
 
-// Idle is how long the link has been silent.
-func (s *Session) Idle() time.Duration { return time.Duration(monoNow() - s.lastRead.Load()) }
+// IdleTime is how long the link has been silent.
+func (s *Session) IdleTime() time.Duration { return time.Duration(monoNow() - s.lastRead.Load()) }

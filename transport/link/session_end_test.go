@@ -75,7 +75,7 @@ func TestSessionClose(t *testing.T) {
 	})
 }
 
-// Tick drops a device that has been silent for 60 s, and pings one that does not ping.
+// CheckLiveness drops a device that has been silent for 60 s, and pings one that does not ping.
 func TestTick(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
@@ -86,17 +86,17 @@ func TestTick(t *testing.T) {
 			time.Sleep(24 * time.Second)
 			_ = p.conn.Ping()
 			synctest.Wait()
-			r.session.Tick()
+			r.session.CheckLiveness()
 		}
 		synctest.Wait()
 		if pings != 10 { // the pongs
 			t.Errorf("%d pings and pongs, want the 10 pongs only", pings)
 		}
 		time.Sleep(25 * time.Second)
-		r.session.Tick()
+		r.session.CheckLiveness()
 		synctest.Wait()
-		if pings != 11 || r.session.Idle() != 0 {
-			t.Errorf("%d pings and pongs, idle for %v, want a ping that was answered", pings, r.session.Idle())
+		if pings != 11 || r.session.IdleTime() != 0 {
+			t.Errorf("%d pings and pongs, idle for %v, want a ping that was answered", pings, r.session.IdleTime())
 		}
 		p.close()
 		<-r.done
@@ -104,9 +104,9 @@ func TestTick(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
 		time.Sleep(59 * time.Second)
-		r.session.Tick() // pings, and nobody answers
+		r.session.CheckLiveness() // pings, and nobody answers
 		time.Sleep(time.Second)
-		r.session.Tick()
+		r.session.CheckLiveness()
 		code, _ := p.ended()
 		if err := <-r.done; code != CloseTimeout || CloseCode(err) != CloseTimeout {
 			t.Errorf("closed with %d, %v, want 4408", code, err)

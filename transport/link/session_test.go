@@ -82,10 +82,10 @@ func TestHandshakeRefused(t *testing.T) {
 		{"resume of 65", auth(func(a *Auth) {
 			a.Resume = &Resume{SessionID: NewID()}
 			for range 65 {
-				a.Resume.Seen = append(a.Resume.Seen, SeenResume{NewID(), SeenDone})
+				a.Resume.Seen = append(a.Resume.Seen, ResumedCommand{NewID(), SeenDone})
 			}
 		}), CloseBadFrame},
-		{"resume with another state", auth(func(a *Auth) { a.Resume = &Resume{NewID(), []SeenResume{{NewID(), "lost"}}} }), CloseBadFrame},
+		{"resume with another state", auth(func(a *Auth) { a.Resume = &Resume{NewID(), []ResumedCommand{{NewID(), "lost"}}} }), CloseBadFrame},
 		{"resume of no session", auth(func(a *Auth) { a.Resume = &Resume{} }), CloseBadFrame},
 		{"unknown key in auth", raw(frame("auth", `,"payload":{"token":"good","extra":1}`)), CloseBadFrame},
 		{"wrong case in auth", raw(frame("auth", `,"payload":{"Token":"good"}`)), CloseBadFrame},

@@ -11,7 +11,7 @@ func hasUserTimeout(c Conn) bool {
 	switch c := c.(type) {
 	case *wsConn:
 		nc = c.ws.NetConn()
-	case *served:
+	case *relayConn:
 		nc = c.nc
 	}
 	tcp, ok := tcpConn(nc)

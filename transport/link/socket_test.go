@@ -68,12 +68,12 @@ func TestSocketLink(t *testing.T) {
 				if !hasUserTimeout(c) {
 					t.Error("TCP_USER_TIMEOUT is not set on the relay's side")
 				}
-				s, m, err := Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, SpreadMS: func() int64 { return 1000 }})
+				s, m, err := Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, ReconnectSpreadMS: func() int64 { return 1000 }})
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				h.Announced(m)
+				h.OnAnnounce(m)
 				sessions <- s
 				ended <- s.Run(t.Context(), h)
 			})
@@ -232,7 +232,7 @@ func TestSocketFrames(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			ended := make(chan error, 1)
 			srv, _ := socketServer(t, false, func(c Conn) {
-				_, _, err := Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, SpreadMS: func() int64 { return 1000 }})
+				_, _, err := Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, ReconnectSpreadMS: func() int64 { return 1000 }})
 				ended <- err
 			})
 			c := dial(t, srv.URL, nil)
@@ -257,7 +257,7 @@ func TestSocketFrames(t *testing.T) {
 func TestCloseFrameArrives(t *testing.T) {
 	for range 20 {
 		srv, _ := socketServer(t, false, func(c Conn) {
-			_, _, _ = Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, SpreadMS: func() int64 { return 1000 }})
+			_, _, _ = Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, ReconnectSpreadMS: func() int64 { return 1000 }})
 		})
 		c := dial(t, srv.URL, nil)
 		go func() { _ = c.Write([]byte(strings.Repeat("x", 600<<10))) }()
@@ -277,7 +277,7 @@ func TestCloseFrameArrives(t *testing.T) {
 // it has read the 1002 that the library sent.
 func TestBrokenFraming(t *testing.T) {
 	srv, _ := socketServer(t, false, func(c Conn) {
-		_, _, _ = Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, SpreadMS: func() int64 { return 1000 }})
+		_, _, _ = Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, ReconnectSpreadMS: func() int64 { return 1000 }})
 	})
 	c := dial(t, srv.URL, nil)
 	ping := maskedFrame(0x80|9, strings.Repeat("p", 126)) // one byte too long
@@ -320,7 +320,7 @@ func TestCloseBounded(t *testing.T) {
 		t.Errorf("Close took %v", d)
 	}
 
-	cut, _ := socketServer(t, false, func(c Conn) { _ = c.(*served).nc.Close() })
+	cut, _ := socketServer(t, false, func(c Conn) { _ = c.(*relayConn).nc.Close() })
 	c = dial(t, cut.URL, nil)
 	if err := c.Read(func([]byte) error { return nil }); err == nil || CloseCode(err) != 0 {
 		t.Errorf("a cut link: %v", err)
@@ -353,8 +353,8 @@ func TestUntrustedCertificate(t *testing.T) {
 	}
 	for _, tt := range tests {
 		_, err := Dial(t.Context(), tt.url, DialOptions{TLS: tt.tls})
-		if err == nil || UntrustedCertificate(err) != tt.want {
-			t.Errorf("%s: %v, untrusted %v, want %v", tt.name, err, UntrustedCertificate(err), tt.want)
+		if err == nil || IsUntrustedCertificate(err) != tt.want {
+			t.Errorf("%s: %v, untrusted %v, want %v", tt.name, err, IsUntrustedCertificate(err), tt.want)
 		}
 	}
 }
@@ -398,7 +398,7 @@ func TestRelayURL(t *testing.T) {
 		{"https://user:secret@relay example", ""},
 	}
 	for _, tt := range tests {
-		got, err := RelayURL(tt.in)
+		got, err := NormalizeRelayURL(tt.in)
 		if got != tt.want || (err == nil) != (tt.want != "") {
 			t.Errorf("RelayURL(%q) = %q, %v, want %q", tt.in, got, err, tt.want)
 		}
@@ -406,7 +406,7 @@ func TestRelayURL(t *testing.T) {
 			t.Errorf("RelayURL(%q) quotes the secret: %v", tt.in, err)
 		}
 	}
-	if _, err := RelayURL("ws://relay.example"); !errors.Is(err, ErrInsecure) {
+	if _, err := NormalizeRelayURL("ws://relay.example"); !errors.Is(err, ErrInsecure) {
 		t.Errorf("got %v, want ErrInsecure", err)
 	}
 }

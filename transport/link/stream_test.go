@@ -126,7 +126,7 @@ type heardEnds struct {
 	ids []string
 }
 
-func (h *heardEnds) Ended(e *StreamEnd) { h.ids = append(h.ids, e.StreamID) }
+func (h *heardEnds) OnStreamEnd(e *StreamEnd) { h.ids = append(h.ids, e.StreamID) }
 
 // TestStreamEndID: the relay takes a stream's id in either case, and nothing that is none.
 func TestStreamEndID(t *testing.T) {

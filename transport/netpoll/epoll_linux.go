@@ -42,7 +42,7 @@ func New() (*Epoll, error) {
 
 // Add watches a socket under a key; the kernel forgets it when it is closed. It may be
 // told about before Add returns.
-func (e *Epoll) Add(s *Sock, key uint64, want Events) error {
+func (e *Epoll) Add(s *Socket, key uint64, want Events) error {
 	ev := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(uint32(key)), Pad: int32(uint32(key >> 32))}
 	if want&Readable != 0 {
 		ev.Events |= unix.EPOLLIN
@@ -101,7 +101,7 @@ func (e *Epoll) Run(ctx context.Context, tell func(key uint64, what Events)) err
 				what |= Writable
 			}
 			if ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
-				what |= Gone
+				what |= PeerClosed
 			}
 			tell(uint64(uint32(ev.Fd))|uint64(uint32(ev.Pad))<<32, what)
 		}

@@ -12,7 +12,7 @@ type Epoll struct{}
 
 func New() (*Epoll, error) { return nil, errors.ErrUnsupported }
 
-func (*Epoll) Add(*Sock, uint64, Events) error { return errors.ErrUnsupported }
+func (*Epoll) Add(*Socket, uint64, Events) error { return errors.ErrUnsupported }
 
 func (*Epoll) Run(ctx context.Context, _ func(uint64, Events)) error {
 	<-ctx.Done()

@@ -16,12 +16,12 @@ type Events uint8
 const (
 	Readable Events = 1 << iota
 	Writable
-	Gone
+	PeerClosed
 )
 
-// ErrNothing is a read that would have to wait. It is a temporary timeout in the sense of
+// ErrWouldBlock is a read that would have to wait. It is a temporary timeout in the sense of
 // net.Error, so that crypto/tls goes on after it.
-var ErrNothing net.Error = nothing{}
+var ErrWouldBlock net.Error = nothing{}
 
 type nothing struct{}
 

@@ -44,14 +44,14 @@ func soon(t *testing.T, what string, ok func() bool) {
 
 func TestSock(t *testing.T) {
 	here, there := pair(t)
-	s := NewSock(here)
+	s := NewSocket(here)
 	b := make([]byte, 8)
-	if n, err := s.Read(b); n != 0 || err != ErrNothing {
+	if n, err := s.Read(b); n != 0 || err != ErrWouldBlock {
 		t.Errorf("nothing there: %d, %v", n, err)
 	}
 	there.Write([]byte("abc"))
 	n, err := 0, error(nil)
-	soon(t, "read", func() bool { n, err = s.Read(b); return err != ErrNothing })
+	soon(t, "read", func() bool { n, err = s.Read(b); return err != ErrWouldBlock })
 	if err != nil || string(b[:n]) != "abc" {
 		t.Errorf("read %q, %v", b[:n], err)
 	}
@@ -67,7 +67,7 @@ func TestSock(t *testing.T) {
 	go io.Copy(io.Discard, there)
 	soon(t, "acknowledged", func() bool { q, err := s.Unacked(); return q == 0 && err == nil })
 	there.CloseWrite()
-	soon(t, "end", func() bool { _, err = s.Read(b); return err != ErrNothing })
+	soon(t, "end", func() bool { _, err = s.Read(b); return err != ErrWouldBlock })
 	if err != io.EOF {
 		t.Errorf("at the end: %v", err)
 	}
@@ -98,7 +98,7 @@ func TestEpollReader(t *testing.T) {
 
 	here, there := pair(t)
 	const key = 7<<32 | 9
-	if err := e.Add(NewSock(here), key, Readable); err != nil {
+	if err := e.Add(NewSocket(here), key, Readable); err != nil {
 		t.Fatal(err)
 	}
 	r := NewReader(here)
@@ -128,7 +128,7 @@ func TestEpollReader(t *testing.T) {
 	if what := edge(); what != Readable {
 		t.Errorf("told %b", what)
 	}
-	if err := read(); err != ErrNothing || string(got) != "one" {
+	if err := read(); err != ErrWouldBlock || string(got) != "one" {
 		t.Errorf("read %q, %v", got, err)
 	}
 	if !r.drained {
@@ -136,14 +136,14 @@ func TestEpollReader(t *testing.T) {
 	}
 	there.Write([]byte("two"))
 	edge()
-	if err := read(); err != ErrNothing || string(got) != "one" {
+	if err := read(); err != ErrWouldBlock || string(got) != "one" {
 		t.Errorf("read %q, %v, without Fresh", got, err)
 	}
 	there.Write([]byte(" and three"))
 	there.CloseWrite()
-	for what := edge(); what&Gone == 0; what = edge() {
+	for what := edge(); what&PeerClosed == 0; what = edge() {
 	}
-	r.Fresh(true)
+	r.OnReadable(true)
 	if err := read(); err != io.EOF || string(got) != "onetwo and three" {
 		t.Errorf("read %q, %v", got, err)
 	}
@@ -153,7 +153,7 @@ func TestEpollReader(t *testing.T) {
 		t.Errorf("Run returned %v", err)
 	}
 	other, _ := pair(t)
-	if err := e.Add(NewSock(other), 1, Readable); err == nil {
+	if err := e.Add(NewSocket(other), 1, Readable); err == nil {
 		t.Error("Add after the end")
 	}
 }

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sock is a TCP socket below Go's poller: single attempts that never wait, and the one
+// Socket is a TCP socket below Go's poller: single attempts that never wait, and the one
 // number Go does not show. Its methods may be called at the same time; a call allocates
 // nothing.
-type Sock struct{ raw syscall.RawConn }
+type Socket struct{ raw syscall.RawConn }
 
-// NewSock is nil unless c is a TCP connection.
-func NewSock(c net.Conn) *Sock {
+// NewSocket is nil unless c is a TCP connection.
+func NewSocket(c net.Conn) *Socket {
 	t, ok := c.(*net.TCPConn)
 	if !ok {
 		return nil
@@ -26,7 +26,7 @@ func NewSock(c net.Conn) *Sock {
 	if err != nil {
 		return nil
 	}
-	return &Sock{raw}
+	return &Socket{raw}
 }
 
 // attempt is one system call on a descriptor; the closures are made once for many of them.
@@ -64,7 +64,7 @@ func (a *attempt) finish(call string, err error) (int, error) {
 	case err != nil:
 		return 0, err
 	case failed == unix.EAGAIN:
-		return 0, ErrNothing
+		return 0, ErrWouldBlock
 	case failed != nil:
 		return 0, os.NewSyscallError(call, failed)
 	}
@@ -72,18 +72,18 @@ func (a *attempt) finish(call string, err error) (int, error) {
 }
 
 // Write offers b once. Fewer bytes than b without an error: the kernel is full.
-func (s *Sock) Write(b []byte) (int, error) {
+func (s *Socket) Write(b []byte) (int, error) {
 	a := attempts.Get().(*attempt)
 	a.buf = b
 	n, err := a.finish("write", s.raw.Write(a.write))
-	if err == ErrNothing {
+	if err == ErrWouldBlock {
 		return 0, nil
 	}
 	return n, err
 }
 
-// Read takes what is there: ErrNothing when that is nothing, io.EOF at the end.
-func (s *Sock) Read(b []byte) (int, error) {
+// Read takes what is there: ErrWouldBlock when that is nothing, io.EOF at the end.
+func (s *Socket) Read(b []byte) (int, error) {
 	a := attempts.Get().(*attempt)
 	a.buf = b
 	n, err := a.finish("read", s.raw.Read(a.read))
@@ -95,23 +95,23 @@ func (s *Sock) Read(b []byte) (int, error) {
 
 // Unacked is SIOCOUTQ: bytes (and a FIN) sent or queued that the peer's TCP has not
 // acknowledged.
-func (s *Sock) Unacked() (int, error) {
+func (s *Socket) Unacked() (int, error) {
 	a := attempts.Get().(*attempt)
 	return a.finish("ioctl", s.raw.Control(a.unacked))
 }
 
-// GiveUp bounds how long the kernel waits for an acknowledgement or a window.
-func (s *Sock) GiveUp(after time.Duration) {
+// SetUserTimeout bounds how long the kernel waits for an acknowledgement or a window.
+func (s *Socket) SetUserTimeout(after time.Duration) {
 	s.raw.Control(func(fd uintptr) {
 		unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(after.Milliseconds()))
 	})
 }
 
-// Expire bounds how long the kernel goes on delivering after the descriptor is
+// SetCloseTimeout bounds how long the kernel goes on delivering after the descriptor is
 // closed: without acknowledgement (TCP_USER_TIMEOUT), and afterwards for the
 // peer's FIN (TCP_LINGER2).
-func (s *Sock) Expire(after time.Duration) {
-	s.GiveUp(after)
+func (s *Socket) SetCloseTimeout(after time.Duration) {
+	s.SetUserTimeout(after)
 	s.raw.Control(func(fd uintptr) {
 		unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_LINGER2, max(1, int(after.Seconds())))
 	})

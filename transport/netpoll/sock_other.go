@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// Sock is Linux only; see the package comment for what that means elsewhere.
-type Sock struct{}
+// Socket is Linux only; see the package comment for what that means elsewhere.
+type Socket struct{}
 
-func NewSock(net.Conn) *Sock { return nil }
+func NewSocket(net.Conn) *Socket { return nil }
 
-func (*Sock) Write([]byte) (int, error) { return 0, nil }
-func (*Sock) Read([]byte) (int, error)  { return 0, ErrNothing }
-func (*Sock) Unacked() (int, error)     { return 0, nil }
-func (*Sock) GiveUp(time.Duration)      {}
-func (*Sock) Expire(time.Duration)      {}
+func (*Socket) Write([]byte) (int, error)     { return 0, nil }
+func (*Socket) Read([]byte) (int, error)      { return 0, ErrWouldBlock }
+func (*Socket) Unacked() (int, error)         { return 0, nil }
+func (*Socket) SetUserTimeout(time.Duration)  {}
+func (*Socket) SetCloseTimeout(time.Duration) {}

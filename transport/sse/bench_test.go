@@ -278,7 +278,7 @@ func benchController(w http.ResponseWriter, r *http.Request, sub *fanout.Subscri
 	defer sub.Close()
 	io.Copy(io.Discard, r.Body)
 	conn := r.Context().Value(connKey{}).(*Conn)
-	sock := netpoll.NewSock(conn.Conn)
+	sock := netpoll.NewSocket(conn.Conn)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Connection", "close")
 	rc := http.NewResponseController(w)

@@ -262,7 +262,7 @@ func TestListenerCounts(t *testing.T) {
 	if conn.Written() != 5 {
 		t.Errorf("written %d, want 5", conn.Written())
 	}
-	if !eventually(patient, func() bool { n, err := netpoll.NewSock(conn.Conn).Unacked(); return n == 0 && err == nil }) {
+	if !eventually(patient, func() bool { n, err := netpoll.NewSocket(conn.Conn).Unacked(); return n == 0 && err == nil }) {
 		t.Error("5 bytes are not acknowledged")
 	}
 	// What is read by nobody fills the client's window and then stays.
@@ -271,13 +271,13 @@ func TestListenerCounts(t *testing.T) {
 	if n, err := conn.Write(lots); err == nil || conn.Written() != int64(n)+5 {
 		t.Errorf("wrote %d, %v; written %d", n, err, conn.Written())
 	}
-	if n, err := netpoll.NewSock(conn.Conn).Unacked(); n == 0 || err != nil {
+	if n, err := netpoll.NewSocket(conn.Conn).Unacked(); n == 0 || err != nil {
 		t.Errorf("unacked %d, %v; written %d", n, err, conn.Written())
 	}
 	a, b := net.Pipe()
 	defer a.Close()
 	defer b.Close()
-	if netpoll.NewSock(a) != nil {
+	if netpoll.NewSocket(a) != nil {
 		t.Error("a pipe has a socket")
 	}
 }

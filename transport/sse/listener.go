@@ -35,8 +35,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s := netpoll.NewSock(c); s != nil {
-		s.GiveUp(l.userTimeout)
+	if s := netpoll.NewSocket(c); s != nil {
+		s.SetUserTimeout(l.userTimeout)
 	}
 	return &Conn{Conn: c}, nil
 }
@@ -61,16 +61,16 @@ type Conn struct {
 	takenOver bool            // set once, before the Writer's first write
 	now       *netpoll.Reader // see ReadNow
 
-	mu           sync.Mutex    // protects the fields below: TLS answers the peer from the reading goroutine
-	sock         *netpoll.Sock // nil when the kernel cannot be asked
-	writeTimeout time.Duration // how long a write may wait
-	pending      []byte        // accepted, not yet taken by the kernel
-	err          error         // the first failure, for good
+	mu           sync.Mutex      // protects the fields below: TLS answers the peer from the reading goroutine
+	sock         *netpoll.Socket // nil when the kernel cannot be asked
+	writeTimeout time.Duration   // how long a write may wait
+	pending      []byte          // accepted, not yet taken by the kernel
+	err          error           // the first failure, for good
 }
 
 // takeOver turns c over to one Writer.
 func (c *Conn) takeOver(patience time.Duration) {
-	c.takenOver, c.writeTimeout, c.sock = true, patience, netpoll.NewSock(c.Conn)
+	c.takenOver, c.writeTimeout, c.sock = true, patience, netpoll.NewSocket(c.Conn)
 }
 
 // ReadNow makes all reads to come those of r, a reader of the connection below, which
@@ -211,7 +211,7 @@ func (c *Conn) finish(wait time.Duration, last func()) {
 // for d at most.
 func (c *Conn) closeGracefully(d time.Duration) {
 	if c.sock != nil {
-		c.sock.Expire(max(d, time.Second))
+		c.sock.SetCloseTimeout(max(d, time.Second))
 	}
 	c.discardInput()
 	c.Conn.Close()

@@ -52,7 +52,7 @@ func (p *Poller) dispatch(key uint64, what netpoll.Events) {
 	p.mu.Unlock()
 	switch {
 	case w == nil:
-	case what&netpoll.Gone != 0:
+	case what&netpoll.PeerClosed != 0:
 		w.OnClosed()
 	case what&netpoll.Writable != 0:
 		w.OnWritable()
