@@ -27,7 +27,7 @@ func newAbsent(d *device) *absent {
 	for i, t := range d.manifest.Tools {
 		c := *t
 		c.Limit = nil
-		c.Check = func([]byte) ([]byte, error) { return nil, offline() }
+		c.CheckArguments = func([]byte) ([]byte, error) { return nil, offline() }
 		m.Tools[i] = &c
 	}
 	return &absent{manifest: &m, node: d.node, until: time.Now().Add(absentFor)}
@@ -104,7 +104,7 @@ func (r *Relay) forgetAbsent(ctx context.Context) {
 		switch {
 		case a != nil:
 			if r.kernel.Unload(a) { // else it came back
-				r.kernel.Gone(a.node.Tenant(), kernel.PresenceDevice, a.node.ID())
+				r.kernel.MarkOffline(a.node.Tenant(), kernel.PresenceDevice, a.node.ID())
 			}
 			continue
 		case ok:

@@ -115,9 +115,9 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 // content blocks as {"content":[...]}. A failure that the tool itself reports has the
 // status of its code.
 func (r *Relay) answerCall(w http.ResponseWriter, kr *kernel.Request, res *kernel.Result) {
-	if res.Fault != nil {
+	if res.RPCError != nil {
 		e := manifest.E(manifest.Internal, "the plugin failed to answer this call")
-		if res.Fault.Code == invalidParams {
+		if res.RPCError.Code == invalidParams {
 			e = manifest.E(manifest.BadRequest, "the plugin refuses these arguments")
 		}
 		r.writeError(w, httpStatus(e.Code), e, kr.TraceID)

@@ -66,7 +66,7 @@ func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.
 		Name: t.Canonical, Title: t.Verb.Title, Description: t.Verb.Description,
 		InputSchema: in, OutputSchema: out,
 		SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass),
-		NodeID: nodeID, Streams: t.Verb.Stream(), Check: checks[t.Verb], Limit: limit, LogCalls: true,
+		NodeID: nodeID, Streams: t.Verb.Stream(), CheckArguments: checks[t.Verb], Limit: limit, LogCalls: true,
 	}
 }
 
@@ -199,7 +199,7 @@ func (r *Relay) missing(c *kernel.Caller, tool string) error {
 	owner, known := r.store.NodeTenant(name.NodeID)
 	switch {
 	case !known || owner != c.Tenant:
-		return kernel.NotYours()
+		return kernel.NodeDenied()
 	case !r.announced(c.Tenant, name):
 		return &manifest.Error{Code: manifest.BadRequest, Message: "the node is yours but has no such tool; tools/list shows its tools", Reason: "tool"}
 	}

@@ -57,7 +57,7 @@ func (r *Relay) remembered(context.Context) ([]kernel.Event, error) {
 
 // joinKernel makes the kernel with its stages, and the plugins of the relay's own.
 func (r *Relay) joinKernel() (err error) {
-	r.kernel = kernel.New(kernel.Options{Missing: r.missing, Audit: r.audited, Log: r.events})
+	r.kernel = kernel.New(kernel.Options{ExplainMissing: r.missing, Audit: r.audited, Log: r.events})
 	if r.stages, err = stages.New(r.kernel.Pipeline(), stages.Options{
 		Log: r.log, KeyDir: filepath.Join(r.opt.StateDir, keyDir), OnChange: func() {
 			if r.control != nil { // not while it is made
@@ -138,11 +138,11 @@ func (r *Relay) runRooms(ctx context.Context, wg *sync.WaitGroup) {
 
 // deviceAlive and agentSeen are signs of life.
 func (r *Relay) deviceAlive(n *hub.Node) {
-	r.kernel.Seen(kernel.Presence{Tenant: n.Tenant(), Kind: kernel.PresenceDevice, ID: n.ID(), Name: n.Name(), Transport: "link"})
+	r.kernel.Heartbeat(kernel.Presence{Tenant: n.Tenant(), Kind: kernel.PresenceDevice, ID: n.ID(), Name: n.Name(), Transport: "link"})
 }
 
 func (r *Relay) agentSeen(c *kernel.Caller) {
-	r.kernel.Seen(kernel.Presence{Tenant: c.Tenant, Kind: kernel.PresenceAgent, ID: c.Actor, Transport: c.Transport})
+	r.kernel.Heartbeat(kernel.Presence{Tenant: c.Tenant, Kind: kernel.PresenceAgent, ID: c.Actor, Transport: c.Transport})
 }
 
 // plugins is what the control plane loads and unloads.
@@ -162,7 +162,7 @@ func (p plugins) Load(ctx context.Context, name string) error {
 
 func (p plugins) builtin(b kernel.Plugin) error {
 	err := p.r.kernel.Load(b, false)
-	if errors.Is(err, kernel.ErrLoaded) {
+	if errors.Is(err, kernel.ErrAlreadyLoaded) {
 		return manifest.E(manifest.BadRequest, "this plugin is loaded already")
 	}
 	return err
@@ -175,7 +175,7 @@ func (p plugins) Unload(_ context.Context, name string) error {
 	}
 	err := p.r.processes.Unload(name)
 	if errors.Is(err, process.ErrNotLoaded) && !strings.Contains(name, ":") {
-		return p.r.kernel.UnloadNamed(name)
+		return p.r.kernel.UnloadByName(name)
 	}
 	return err
 }

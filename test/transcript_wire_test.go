@@ -101,7 +101,7 @@ func (w *wire) subscribe(uri string) {
 	w.request("resources/subscribe", fmt.Sprintf(`"uri":%q`, uri))
 	// What is told before the session's own stream stands is lost: hear something first.
 	for deadline := time.Now().Add(20 * time.Second); ; {
-		w.k.Changed("default", kernel.Change{Tools: true})
+		w.k.NotifyChange("default", kernel.Change{Tools: true})
 		select {
 		case n := <-w.notes:
 			if n["method"] == "notifications/tools/list_changed" {

@@ -165,7 +165,7 @@ func (b *board) announce(ctx context.Context) error {
 			b.manifest.Tools = append(b.manifest.Tools, &kernel.Tool{
 				Name: t.Canonical, Title: t.Verb.Title, Description: t.Verb.Description, InputSchema: in, OutputSchema: out,
 				SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass), NodeID: a.NodeID,
-				Streams: t.Verb.Stream(), Check: func(args []byte) ([]byte, error) { return manifest.CheckArgs(input, args) },
+				Streams: t.Verb.Stream(), CheckArguments: func(args []byte) ([]byte, error) { return manifest.CheckArgs(input, args) },
 			})
 		}
 	}

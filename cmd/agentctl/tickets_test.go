@@ -32,7 +32,7 @@ func newTicketRig(t *testing.T) *ticketRig {
 	opt := relay.Options{StateDir: filepath.Join(dir, "relay"), Listen: "127.0.0.1:0"}
 	opt.Plugins = append(opt.Plugins, func(k *kernel.Kernel) kernel.Plugin { return tickets.New(k, nil) })
 	r, err := relay.Open(opt)
-	if errors.Is(err, kernel.ErrLoaded) { // the relay has it anyhow
+	if errors.Is(err, kernel.ErrAlreadyLoaded) { // the relay has it anyhow
 		opt.Plugins = nil
 		r, err = relay.Open(opt)
 	}

@@ -52,7 +52,7 @@ func callBench(tb testing.TB) map[string]func() error {
 	}
 	p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { return answer, nil }
 	zoo := simple("zoo", "", manifest.ScopeCallReadOnly)
-	zoo.m.Tools[0].Check = p.m.Tools[0].Check
+	zoo.m.Tools[0].CheckArguments = p.m.Tools[0].CheckArguments
 	zoo.call = p.call
 	c, args := reader("a"), json.RawMessage(`{"message":"ping"}`)
 	k := kernel.New(kernel.Options{Audit: func(kernel.Record) {}, Log: discard{}})
@@ -67,7 +67,7 @@ func callBench(tb testing.TB) map[string]func() error {
 		}
 	}
 	return map[string]func() error{"device": through(echoTool(nodeA)), "plugin": through("zoo.do"), "bare": func() error {
-		checked, err := p.m.Tools[0].Check(args)
+		checked, err := p.m.Tools[0].CheckArguments(args)
 		if err != nil {
 			return err
 		}
@@ -176,7 +176,7 @@ func BenchmarkFanout(b *testing.B) {
 			uris := []string{"x://1"}
 			b.ReportAllocs()
 			for b.Loop() {
-				k.Changed("a", kernel.Change{Updated: uris})
+				k.NotifyChange("a", kernel.Change{Updated: uris})
 				for _, s := range subs[:healthy] {
 					<-s.Ready()
 					s.Next()
@@ -236,6 +236,6 @@ func BenchmarkSeen(b *testing.B) {
 	p := kernel.Presence{Tenant: "a", ID: "agent-1", Kind: kernel.PresenceAgent, Name: "one", Transport: "http"}
 	b.ReportAllocs()
 	for b.Loop() {
-		k.Seen(p)
+		k.Heartbeat(p)
 	}
 }

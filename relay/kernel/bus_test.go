@@ -20,7 +20,7 @@ func TestStagesKnowTheRequest(t *testing.T) {
 	deny := ""
 	st := kernel.Stage{Name: "acl", Wrap: func(next kernel.Handler) kernel.Handler {
 		return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-			seen = append(seen, fmt.Sprintf("%s %s%s by %s to %q", r.Method, r.Tool, r.URI, r.Conn, r.Plugin()))
+			seen = append(seen, fmt.Sprintf("%s %s%s by %s to %q", r.Method, r.Tool, r.URI, r.ConnID, r.Plugin()))
 			if r.Plugin() == deny && deny != "" {
 				return nil, manifest.E(manifest.SafetyDenied, "policy")
 			}
@@ -40,10 +40,10 @@ func TestStagesKnowTheRequest(t *testing.T) {
 		r    *kernel.Request
 		want string
 	}{
-		{&kernel.Request{Tool: "zoo.do", Conn: "c1"}, `tools/call zoo.do by c1 to "zoo"`},
+		{&kernel.Request{Tool: "zoo.do", ConnID: "c1"}, `tools/call zoo.do by c1 to "zoo"`},
 		{&kernel.Request{Tool: "sysecho_" + nodeA + "_echo_invoke"}, `tools/call ` + echoTool(nodeA) + ` by  to "device:` + nodeA + `"`},
 		{&kernel.Request{Tool: echoTool(nodeB)}, `tools/call ` + echoTool(nodeB) + ` by  to ""`},
-		{&kernel.Request{Method: kernel.MethodRead, URI: "zoo://all", Conn: "c2"}, `resources/read zoo://all by c2 to "zoo"`},
+		{&kernel.Request{Method: kernel.MethodRead, URI: "zoo://all", ConnID: "c2"}, `resources/read zoo://all by c2 to "zoo"`},
 		{&kernel.Request{Method: kernel.MethodRead, URI: metricsURI(nodeB)}, `resources/read ` + metricsURI(nodeB) + ` by  to ""`},
 	}
 	for _, s := range steps {
@@ -146,7 +146,7 @@ func TestFullLog(t *testing.T) {
 	if err := callZoo(k); err != nil {
 		t.Error(err)
 	}
-	k.Seen(agent("a", "one"))
+	k.Heartbeat(agent("a", "one"))
 	if n := k.Stats().Unlogged; n != 2 {
 		t.Errorf("%d events were not taken, want 2", n)
 	}
@@ -156,19 +156,19 @@ func TestUnloadNamed(t *testing.T) {
 	k := kernel.New(kernel.Options{})
 	load(t, k, zoo(), board("a", nodeA))
 	for _, ref := range []string{"zoo@1.0.1", "zo", "", "zoo@", "device:" + nodeA, "device:" + nodeA + "@1.0.0"} {
-		if err := k.UnloadNamed(ref); err == nil {
+		if err := k.UnloadByName(ref); err == nil {
 			t.Errorf("%q was unloaded", ref)
 		}
 	}
 	sub := subscribe(t, k, "a")
-	if err := k.UnloadNamed("zoo@1.0.0"); err != nil || !sub.Next().Tools {
+	if err := k.UnloadByName("zoo@1.0.0"); err != nil || !sub.Next().Tools {
 		t.Errorf("unload: %v", err)
 	}
-	if err := k.UnloadNamed("zoo"); !errors.Is(err, kernel.ErrNotLoaded) {
+	if err := k.UnloadByName("zoo"); !errors.Is(err, kernel.ErrNotLoaded) {
 		t.Errorf("again: %v", err)
 	}
 	load(t, k, zoo())
-	if err := k.UnloadNamed("zoo"); err != nil {
+	if err := k.UnloadByName("zoo"); err != nil {
 		t.Error(err)
 	}
 }

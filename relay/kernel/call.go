@@ -54,7 +54,7 @@ func (k *Kernel) refused(ctx context.Context, r *Request, rec Record, err error)
 	}
 	if errors.Is(err, ErrNoResource) {
 		rec.Code, rec.Reason = manifest.BadRequest, "resource"
-		if _, templates := k.Method(r.Caller, MethodRead); !templates || r.dispatched { // else that plugin decides
+		if _, templates := k.MethodHandler(r.Caller, MethodRead); !templates || r.dispatched { // else that plugin decides
 			k.Audit(rec)
 		}
 		return ErrNoResource
@@ -192,8 +192,8 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 	if len(r.Arguments) == 0 {
 		r.Arguments = []byte("{}")
 	}
-	if t.Check != nil {
-		args, err := t.Check(r.Arguments)
+	if t.CheckArguments != nil {
+		args, err := t.CheckArguments(r.Arguments)
 		if err != nil {
 			return nil, err
 		}
@@ -235,15 +235,15 @@ func (k *Kernel) missing(r *Request) error {
 	if !r.Caller.Has(manifest.ScopeCallReadOnly) {
 		return &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope that this tool needs", Reason: "scope"}
 	}
-	if k.opt.Missing != nil {
-		return k.opt.Missing(r.Caller, r.Tool)
+	if k.opt.ExplainMissing != nil {
+		return k.opt.ExplainMissing(r.Caller, r.Tool)
 	}
 	return &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
 }
 
-// NotYours is the one answer for another tenant's node and for a node that does not
+// NodeDenied is the one answer for another tenant's node and for a node that does not
 // exist, so that tenants cannot be probed.
-func NotYours() *manifest.Error {
+func NodeDenied() *manifest.Error {
 	return &manifest.Error{Code: manifest.SafetyDenied, Message: "this token may not use that node", Reason: "tenant"}
 }
 
@@ -283,9 +283,9 @@ func (k *Kernel) resource(c *Caller, uri string) (resourceEntry, error) {
 	return e, nil
 }
 
-// Method finds the plugin that serves an MCP method beyond tools and resources: the first
+// MethodHandler finds the plugin that serves an MCP method beyond tools and resources: the first
 // by name, when there are several. It is served within the plugin's bounds.
-func (k *Kernel) Method(c *Caller, method string) (Methods, bool) {
+func (k *Kernel) MethodHandler(c *Caller, method string) (MethodHandler, bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	for _, l := range k.methods[method] {

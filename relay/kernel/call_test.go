@@ -19,7 +19,7 @@ import (
 // the first, and once that is right of the next. No refusal reaches the plugin.
 func TestOrderOfChecks(t *testing.T) {
 	var log journal
-	k := kernel.New(kernel.Options{Audit: log.add, Missing: owners(map[string]string{nodeA: "a", nodeB: "b"})})
+	k := kernel.New(kernel.Options{Audit: log.add, ExplainMissing: owners(map[string]string{nodeA: "a", nodeB: "b"})})
 	p := board("a", nodeA)
 	danger := *p.m.Tools[0]
 	danger.Name, danger.SafetyClass = "sys."+nodeA+".metrics.wipe", manifest.Mutating
@@ -92,7 +92,7 @@ func TestTenantsCannotBeProbed(t *testing.T) {
 		for _, c := range []*kernel.Caller{caller("a"), reader("a"), full} {
 			var logs [2]journal
 			for i := range logs {
-				k := kernel.New(kernel.Options{Audit: logs[i].add, Missing: missing})
+				k := kernel.New(kernel.Options{Audit: logs[i].add, ExplainMissing: missing})
 				if i == 1 {
 					load(t, k, theirs...)
 				}

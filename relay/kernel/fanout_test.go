@@ -66,7 +66,7 @@ func TestFanoutKeepsOrder(t *testing.T) {
 		writers.Go(func() {
 			for range updates {
 				content[i].Add(1)
-				k.Changed("a", kernel.Change{Updated: uris[i : i+1]})
+				k.NotifyChange("a", kernel.Change{Updated: uris[i : i+1]})
 			}
 		})
 	}
@@ -91,7 +91,7 @@ func TestBurst(t *testing.T) {
 	k := kernel.New(kernel.Options{})
 	s := subscribe(t, k, "a")
 	for range 1000 {
-		k.Changed("a", kernel.Change{Updated: []string{"x://1"}})
+		k.NotifyChange("a", kernel.Change{Updated: []string{"x://1"}})
 	}
 	if c := s.Next(); len(c.Updated) != 1 || c.Missed {
 		t.Errorf("told %+v", c)
@@ -116,7 +116,7 @@ func TestStalledSubscribers(t *testing.T) {
 	}
 	round := func() {
 		for i := range uris {
-			k.Changed("a", kernel.Change{Updated: uris[i : i+1], Tools: i%100 == 0})
+			k.NotifyChange("a", kernel.Change{Updated: uris[i : i+1], Tools: i%100 == 0})
 			if c := healthy.Next(); !slices.Equal(c.Updated, uris[i:i+1]) || c.Missed {
 				t.Fatalf("the healthy one was told %+v", c)
 			}
@@ -166,9 +166,9 @@ func TestFanoutLatency(t *testing.T) {
 		k := kernel.New(kernel.Options{})
 		s := subscribe(t, k, "a")
 		for i := range 100 {
-			k.Changed("a", kernel.Change{Tools: true})
+			k.NotifyChange("a", kernel.Change{Tools: true})
 			time.Sleep(time.Millisecond)
-			k.Changed("a", kernel.Change{Tools: true})
+			k.NotifyChange("a", kernel.Change{Tools: true})
 			if i >= 97 {
 				time.Sleep(99 * time.Millisecond)
 			}

@@ -9,7 +9,7 @@
 //
 // A refusal anywhere before the plugin means that the plugin, and so the device behind
 // it, saw nothing of the call. Reading a resource goes the same way. Load and Unload change
-// what is offered; Subscribe tells about such changes; Seen and Directory know who is
+// what is offered; Subscribe tells about such changes; Heartbeat and ListPresence know who is
 // there; Info and Stats tell how it goes.
 //
 // A plugin is trusted with its own tools and nothing else: its panics, its silence and its
@@ -36,9 +36,9 @@ type Handler = pipeline.Handler[*Request, *Result]
 
 // Options configure a Kernel. All fields may be left empty.
 type Options struct {
-	// Missing explains why no loaded plugin has a tool: somebody else's, offline, or no
+	// ExplainMissing explains why no loaded plugin has a tool: somebody else's, offline, or no
 	// such tool. It returns a *manifest.Error. Without it the answer is E_BAD_REQUEST.
-	Missing func(c *Caller, tool string) error
+	ExplainMissing func(c *Caller, tool string) error
 	// Audit receives one record a decision. It must not block.
 	Audit func(Record)
 	// Stages are in force from the start, outermost first.

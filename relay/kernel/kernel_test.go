@@ -85,7 +85,7 @@ func board(tenant, node string) *plugin {
 			m.Tools = append(m.Tools, &kernel.Tool{
 				Name: t.Canonical, Description: t.Verb.Description, InputSchema: in, SafetyClass: c.SafetyClass,
 				Scope: manifest.ScopeForClass(c.SafetyClass), NodeID: node, Streams: t.Verb.Stream(), Limit: limit,
-				Check: func(args []byte) ([]byte, error) { return manifest.CheckArgs(t.Verb.Input, args) },
+				CheckArguments: func(args []byte) ([]byte, error) { return manifest.CheckArgs(t.Verb.Input, args) },
 			})
 		}
 	}
@@ -134,7 +134,7 @@ func owners(of map[string]string) func(*kernel.Caller, string) error {
 		n, _ := manifest.ParseToolName(tool)
 		switch owner, known := of[n.NodeID]; {
 		case !known || owner != c.Tenant:
-			return kernel.NotYours()
+			return kernel.NodeDenied()
 		default:
 			return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", Reason: "offline"}
 		}

@@ -40,7 +40,7 @@ type Request struct {
 	Method    string          // MethodCall when empty, or MethodRead
 	Tool      string          // of a call: canonical or flat spelling
 	URI       string          // of a read
-	Conn      string          // the connection or session that it came by, as the door names it
+	ConnID    string          // the connection or session that it came by, as the door names it
 	Arguments json.RawMessage // a strict JSON object; nil means {}
 	TraceID   string          // 32 hex digits; the kernel makes one when empty
 	Traced    bool            // the caller sent the trace id (traceparent), so it goes on to the device
@@ -76,15 +76,15 @@ func (r *Request) Plugin() string {
 	return r.plugin.manifest.Name
 }
 
-// Needs is the scope that the request's tool or resource wants, known before the stages
+// RequiredScope is the scope that the request's tool or resource wants, known before the stages
 // run; "" when it goes to nothing that the caller may see.
-func (r *Request) Needs() string { return r.needs }
+func (r *Request) RequiredScope() string { return r.needs }
 
 // Session is what a plugin may ask of the client during a call: progress, log messages
 // and requests from server to client, as MCP knows them. Params and results are JSON.
 type Session interface {
 	Notify(ctx context.Context, method string, params json.RawMessage) error
-	Ask(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
+	Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
 	ProgressToken() any // nil when the caller asked for no progress
 	// Capabilities is what the client said that it can do, as MCP's ClientCapabilities
 	// object; nil when it said nothing.
@@ -108,20 +108,20 @@ type Result struct {
 	// and RequestState, which the plugin has to protect if it relies on it.
 	InputRequests json.RawMessage
 	RequestState  string
-	// Fault, when set, is the answer of a plugin that speaks MCP itself.
-	Fault *Fault
+	// RPCError, when set, is the answer of a plugin that speaks MCP itself.
+	RPCError *RPCError
 }
 
-// Fault is a JSON-RPC error of the MCP protocol (not one of ours: those are
+// RPCError is a JSON-RPC error of the MCP protocol (not one of ours: those are
 // *manifest.Error and never use the codes -32768..-32000). A Methods plugin may return
-// it as its error, a tool puts it into Result.Fault.
-type Fault struct {
+// it as its error, a tool puts it into Result.RPCError.
+type RPCError struct {
 	Code    int64
 	Message string
 	Data    json.RawMessage
 }
 
-func (f *Fault) Error() string { return f.Message }
+func (f *RPCError) Error() string { return f.Message }
 
 // Frame is one element of a stream. Data is the JSON of the frame; Event is the same
 // frame as a whole SSE event, encoded once for all readers. Both are shared: read only.

@@ -246,9 +246,9 @@ func (k *Kernel) changedLocked(m *Manifest) {
 	k.notify.push(m.Tenant, Change{Tools: len(m.Tools) > 0, Resources: len(m.Resources) > 0}, "")
 }
 
-// Changed tells the subscribers of a tenant ("": of every tenant) about a change that
+// NotifyChange tells the subscribers of a tenant ("": of every tenant) about a change that
 // Load and Unload cannot see, such as another list of prompts or new content.
-func (k *Kernel) Changed(tenant string, c Change) {
+func (k *Kernel) NotifyChange(tenant string, c Change) {
 	for _, uri := range c.Updated {
 		k.notify.push(tenant, Change{}, uri)
 	}

@@ -39,7 +39,7 @@ func TestSubscribeCoalesces(t *testing.T) {
 	p := board("a", nodeA)
 	for range 1000 {
 		load(t, k, p)
-		k.Changed("a", kernel.Change{Updated: []string{"z://1", "a://1"}, Prompts: true})
+		k.NotifyChange("a", kernel.Change{Updated: []string{"z://1", "a://1"}, Prompts: true})
 		k.Unload(p)
 	}
 	if !pending(a) || pending(a) {
@@ -62,7 +62,7 @@ func TestSubscribeCoalesces(t *testing.T) {
 	}
 	a.Close()
 	a.Close()
-	k.Changed("", kernel.Change{Tools: true})
+	k.NotifyChange("", kernel.Change{Tools: true})
 	if pending(a) {
 		t.Error("told after Close")
 	}
@@ -116,7 +116,7 @@ func TestSubscriptionsAreBounded(t *testing.T) {
 	subscribe(t, k, "a")
 	// So are the URIs that wait for a reader who does not come.
 	for i := range kernel.MaxWatched + 100 {
-		k.Changed("a", kernel.Change{Updated: []string{fmt.Sprint("x://", i)}})
+		k.NotifyChange("a", kernel.Change{Updated: []string{fmt.Sprint("x://", i)}})
 	}
 	if n := len(subs[1].Next().Updated); n != kernel.MaxWatched {
 		t.Errorf("%d URIs are pending, want %d", n, kernel.MaxWatched)

@@ -50,9 +50,9 @@ type Tool struct {
 	// their own events instead. (It stands here for the size: there is one for each tool
 	// of each board.)
 	LogCalls bool
-	// Check validates the arguments against InputSchema and returns them in their
+	// CheckArguments validates the arguments against InputSchema and returns them in their
 	// normal form. It runs before dispatch.
-	Check func(args []byte) ([]byte, error)
+	CheckArguments func(args []byte) ([]byte, error)
 	// Limit is the capability's rate and concurrency. The kernel enforces it on unary
 	// tools; a streaming plugin charges it when it really opens a stream, since joining
 	// one costs the device nothing.
@@ -92,13 +92,13 @@ type Watcher interface {
 	Watch(ctx context.Context, uri string, changed func()) error
 }
 
-// Methods is a plugin that answers MCP methods beyond tools and resources (prompts,
+// MethodHandler is a plugin that answers MCP methods beyond tools and resources (prompts,
 // completion, resource templates, logging).
-type Methods interface {
-	// Serves lists the methods.
-	Serves() []string
-	// Serve answers one; params and result are JSON.
-	Serve(ctx context.Context, c *Caller, s Session, method string, params json.RawMessage) (json.RawMessage, error)
+type MethodHandler interface {
+	// Methods lists the methods.
+	Methods() []string
+	// HandleMethod answers one; params and result are JSON.
+	HandleMethod(ctx context.Context, c *Caller, s Session, method string, params json.RawMessage) (json.RawMessage, error)
 }
 
 // Bounds of the registry.
@@ -108,12 +108,12 @@ const (
 )
 
 var (
-	// ErrLoaded is returned by Load for a name that is taken.
-	ErrLoaded = errors.New("kernel: a plugin of this name is loaded")
-	// ErrNotLoaded is returned by UnloadNamed for what is not there.
+	// ErrAlreadyLoaded is returned by Load for a name that is taken.
+	ErrAlreadyLoaded = errors.New("kernel: a plugin of this name is loaded")
+	// ErrNotLoaded is returned by UnloadByName for what is not there.
 	ErrNotLoaded = errors.New("kernel: no such plugin is loaded")
-	// ErrFull is returned by Load when MaxPlugins are loaded.
-	ErrFull = errors.New("kernel: too many plugins")
+	// ErrTooManyPlugins is returned by Load when MaxPlugins are loaded.
+	ErrTooManyPlugins = errors.New("kernel: too many plugins")
 )
 
 // Load registers a plugin's tools and resources and tells the subscribers. With replace
@@ -126,17 +126,17 @@ func (k *Kernel) Load(p Plugin, replace bool) error {
 	}
 	l := &loaded{plugin: p, manifest: m}
 	var serves []string // asked before the lock: the plugin may ask the kernel in its turn
-	if methods, ok := p.(Methods); ok {
-		serves = methods.Serves()
+	if methods, ok := p.(MethodHandler); ok {
+		serves = methods.Methods()
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	old, taken := k.plugins[m.Name]
 	if taken && !replace {
-		return fmt.Errorf("load plugin %s: %w", m.Name, ErrLoaded)
+		return fmt.Errorf("load plugin %s: %w", m.Name, ErrAlreadyLoaded)
 	}
 	if !taken && len(k.plugins) >= MaxPlugins {
-		return ErrFull
+		return ErrTooManyPlugins
 	}
 	for _, t := range m.Tools {
 		if e, clash := k.tools[t.Name]; clash && (!taken || e.plugin != old) {
@@ -185,9 +185,9 @@ func (k *Kernel) Unload(p Plugin) bool {
 	return true
 }
 
-// UnloadNamed removes the plugin that ref names: name, or name@version, which must be the
+// UnloadByName removes the plugin that ref names: name, or name@version, which must be the
 // loaded one. Devices are not unloaded by name; they leave when their link ends.
-func (k *Kernel) UnloadNamed(ref string) error {
+func (k *Kernel) UnloadByName(ref string) error {
 	name, version, pinned := strings.Cut(ref, "@")
 	if strings.HasPrefix(name, devicePrefix) {
 		return fmt.Errorf("unload %s: a device is unloaded by the end of its link", name)
@@ -224,7 +224,7 @@ func (k *Kernel) indexMethodsLocked(l *loaded, serves []string) {
 
 // dropMethodsLocked forgets it, whatever the plugin says now that it serves.
 func (k *Kernel) dropMethodsLocked(l *loaded) {
-	if _, ok := l.plugin.(Methods); !ok {
+	if _, ok := l.plugin.(MethodHandler); !ok {
 		return
 	}
 	for method, list := range k.methods {

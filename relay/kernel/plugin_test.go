@@ -38,7 +38,7 @@ func TestLoadRefuses(t *testing.T) {
 	}{
 		{"no manifest", &plugin{}, nil},
 		{"no name", &plugin{m: &kernel.Manifest{}}, nil},
-		{"a name that is taken", simple("base", "", "x:y"), kernel.ErrLoaded},
+		{"a name that is taken", simple("base", "", "x:y"), kernel.ErrAlreadyLoaded},
 		{"a tool without a name", &plugin{m: &kernel.Manifest{Name: "p", Tools: []*kernel.Tool{{Scope: "x:y"}}}}, nil},
 		{"a tool without a scope", &plugin{m: &kernel.Manifest{Name: "p", Tools: []*kernel.Tool{{Name: "p.do"}}}}, nil},
 		{"a resource without a scope", &plugin{m: &kernel.Manifest{Name: "p", Resources: []*kernel.Resource{{URI: "p://all"}}}}, nil},
@@ -242,9 +242,9 @@ type methods struct {
 	serve  func() (json.RawMessage, error)
 }
 
-func (m *methods) Serves() []string { return m.serves }
+func (m *methods) Methods() []string { return m.serves }
 
-func (m *methods) Serve(context.Context, *kernel.Caller, kernel.Session, string, json.RawMessage) (json.RawMessage, error) {
+func (m *methods) HandleMethod(context.Context, *kernel.Caller, kernel.Session, string, json.RawMessage) (json.RawMessage, error) {
 	if m.serve != nil {
 		return m.serve()
 	}
@@ -259,14 +259,14 @@ func TestMethodFindsTheFirstByName(t *testing.T) {
 	load(t, k, second, first, theirs)
 	answers := func(method, want string) {
 		t.Helper()
-		got, ok := k.Method(reader("a"), method)
+		got, ok := k.MethodHandler(reader("a"), method)
 		if ok != (want != "") {
 			t.Fatalf("Method(%s): %v", method, ok)
 		}
 		if !ok {
 			return
 		}
-		if data, err := got.Serve(t.Context(), reader("a"), nil, method, nil); err != nil || string(data) != want {
+		if data, err := got.HandleMethod(t.Context(), reader("a"), nil, method, nil); err != nil || string(data) != want {
 			t.Fatalf("%s was answered by %s, %v, want %s", method, data, err, want)
 		}
 	}
@@ -291,11 +291,11 @@ func TestMethodsAreSupervised(t *testing.T) {
 		will := func(fn func() (json.RawMessage, error)) { serve.Store(&fn) }
 		load(t, k, p)
 		call := func() error {
-			m, _ := k.Method(reader("a"), "prompts/list")
-			_, err := m.Serve(t.Context(), reader("a"), nil, "prompts/list", nil)
+			m, _ := k.MethodHandler(reader("a"), "prompts/list")
+			_, err := m.HandleMethod(t.Context(), reader("a"), nil, "prompts/list", nil)
 			return err
 		}
-		for _, fault := range []error{&kernel.Fault{Code: -32602, Message: "no such prompt"}, kernel.ErrNoResource} {
+		for _, fault := range []error{&kernel.RPCError{Code: -32602, Message: "no such prompt"}, kernel.ErrNoResource} {
 			will(func() (json.RawMessage, error) { return nil, fault })
 			for range 10 {
 				if err := call(); !errors.Is(err, fault) {
@@ -344,8 +344,8 @@ func transcript(t *testing.T, seed uint64) string {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	var b strings.Builder
 	k := kernel.New(kernel.Options{
-		Audit:   func(r kernel.Record) { fmt.Fprintln(&b, "audit", r) },
-		Missing: owners(map[string]string{nodeA: "a", nodeB: "b"}),
+		Audit:          func(r kernel.Record) { fmt.Fprintln(&b, "audit", r) },
+		ExplainMissing: owners(map[string]string{nodeA: "a", nodeB: "b"}),
 	})
 	fleet := []*plugin{board("a", nodeA), board("b", nodeB), board("a", unknown), simple("zoo", "", manifest.ScopeCallReadOnly)}
 	for _, p := range fleet {
@@ -376,7 +376,7 @@ func transcript(t *testing.T, seed uint64) string {
 		case 4:
 			fmt.Fprintln(&b, "list", toolNames(k, c))
 		case 5:
-			k.Changed("a", kernel.Change{Updated: []string{metricsURI(nodeA), metricsURI(unknown), "zoo://all"}})
+			k.NotifyChange("a", kernel.Change{Updated: []string{metricsURI(nodeA), metricsURI(unknown), "zoo://all"}})
 			fmt.Fprintln(&b, "changed", sub.Next())
 		}
 	}

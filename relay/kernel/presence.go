@@ -18,9 +18,9 @@ type Presence struct {
 	ID         string `json:"id"`
 	Kind       string `json:"kind"` // PresenceDevice or PresenceAgent
 	Name       string `json:"name,omitempty"`
-	Status     string `json:"status"` // Online or Offline; Seen sets it
+	Status     string `json:"status"` // Online or Offline; Heartbeat sets it
 	Transport  string `json:"transport,omitempty"`
-	LastPingMS int64  `json:"last_ping_at"` // wall clock, milliseconds since 1970; Seen sets it
+	LastPingMS int64  `json:"last_ping_at"` // wall clock, milliseconds since 1970; Heartbeat sets it
 }
 
 // Words of a Presence.
@@ -88,10 +88,10 @@ func (p *presence) init(opt Options, unlogged *atomic.Int64) {
 // mono is the monotonic clock, ms.
 func (p *presence) mono() int64 { return time.Since(p.began).Milliseconds() }
 
-// Seen records a sign of life: a request, a ping. It costs little, so that doors may call
+// Heartbeat records a sign of life: a request, a ping. It costs little, so that doors may call
 // it at each of them; signs within a second are one. When MaxPresences are known and all
 // are online a new one is not recorded.
-func (k *Kernel) Seen(s Presence) {
+func (k *Kernel) Heartbeat(s Presence) {
 	p := &k.presence
 	now := p.mono()
 	key := presenceKey{s.Tenant, s.Kind, s.ID}
@@ -176,8 +176,8 @@ func (p *presence) makeRoomLocked(now int64) bool {
 	return true
 }
 
-// Gone marks somebody as offline at once; of somebody unknown nothing is kept.
-func (k *Kernel) Gone(tenant, kind, id string) {
+// MarkOffline marks somebody as offline at once; of somebody unknown nothing is kept.
+func (k *Kernel) MarkOffline(tenant, kind, id string) {
 	k.presence.went(presenceKey{tenant, kind, id}, func(*presenceEntry) bool { return true })
 }
 
@@ -230,7 +230,7 @@ func (s *Presence) event() Event {
 }
 
 // OnPresence calls fn after each change of status, one at a time and in their order. fn
-// must be quick and may call Directory, but not Seen, Gone or remove. At most 64 are
+// must be quick and may call ListPresence, but not Heartbeat, MarkOffline or remove. At most 64 are
 // kept; further ones are never called.
 func (k *Kernel) OnPresence(fn func(Presence)) (remove func()) {
 	p := &k.presence
@@ -248,8 +248,8 @@ func (k *Kernel) OnPresence(fn func(Presence)) (remove func()) {
 	}
 }
 
-// Directory lists a tenant's devices and agents in ascending order of kind and id.
-func (k *Kernel) Directory(tenant string) []Presence {
+// ListPresence lists a tenant's devices and agents in ascending order of kind and id.
+func (k *Kernel) ListPresence(tenant string) []Presence {
 	return k.presence.list(func(key presenceKey) bool { return key.tenant == tenant })
 }
 

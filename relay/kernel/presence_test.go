@@ -18,7 +18,7 @@ func agent(tenant, id string) kernel.Presence {
 
 func directory(k *kernel.Kernel, tenant string) string {
 	var b []string
-	for _, p := range k.Directory(tenant) {
+	for _, p := range k.ListPresence(tenant) {
 		b = append(b, p.Kind+" "+p.ID+" "+p.Status)
 	}
 	return strings.Join(b, ", ")
@@ -33,13 +33,13 @@ func TestPresence(t *testing.T) {
 		run(t, k)
 		var told []string
 		remove := k.OnPresence(func(p kernel.Presence) {
-			told = append(told, fmt.Sprint(p.Tenant, " ", p.ID, " ", p.Status, " ", len(k.Directory(p.Tenant))))
+			told = append(told, fmt.Sprint(p.Tenant, " ", p.ID, " ", p.Status, " ", len(k.ListPresence(p.Tenant))))
 		})
 		start := time.Now()
-		k.Seen(agent("a", "two"))
-		k.Seen(agent("a", "one"))
-		k.Seen(kernel.Presence{Tenant: "a", ID: nodeA, Kind: kernel.PresenceDevice})
-		k.Seen(agent("b", "one"))
+		k.Heartbeat(agent("a", "two"))
+		k.Heartbeat(agent("a", "one"))
+		k.Heartbeat(kernel.Presence{Tenant: "a", ID: nodeA, Kind: kernel.PresenceDevice})
+		k.Heartbeat(agent("b", "one"))
 		if got := directory(k, "a"); got != "agent one online, agent two online, device "+nodeA+" online" {
 			t.Errorf("directory: %s", got)
 		}
@@ -48,22 +48,22 @@ func TestPresence(t *testing.T) {
 		}
 		for range 100 { // one goes on
 			time.Sleep(time.Second)
-			k.Seen(agent("a", "one"))
+			k.Heartbeat(agent("a", "one"))
 		}
 		synctest.Wait()
 		if got := directory(k, "a"); got != "agent one online, agent two offline, device "+nodeA+" offline" {
 			t.Errorf("after 100 s: %s", got)
 		}
-		if p := k.Directory("a")[0]; p.LastPingMS != time.Now().UnixMilli() || p.Name != "n-one" || p.Transport != "http" {
+		if p := k.ListPresence("a")[0]; p.LastPingMS != time.Now().UnixMilli() || p.Name != "n-one" || p.Transport != "http" {
 			t.Errorf("the one that goes on: %+v", p)
 		}
-		if p := k.Directory("a")[1]; p.LastPingMS != start.UnixMilli() {
+		if p := k.ListPresence("a")[1]; p.LastPingMS != start.UnixMilli() {
 			t.Errorf("the silent one: %+v", p)
 		}
-		k.Seen(agent("a", "two"))
-		k.Gone("a", kernel.PresenceAgent, "one")
-		k.Gone("a", kernel.PresenceAgent, "one")
-		k.Gone("a", kernel.PresenceAgent, "nobody")
+		k.Heartbeat(agent("a", "two"))
+		k.MarkOffline("a", kernel.PresenceAgent, "one")
+		k.MarkOffline("a", kernel.PresenceAgent, "one")
+		k.MarkOffline("a", kernel.PresenceAgent, "nobody")
 		want := []string{"a two online 1", "a one online 2", "a " + nodeA + " online 3", "b one online 1",
 			"a two offline 3", "a " + nodeA + " offline 3", "b one offline 1", "a two online 3", "a one offline 3"}
 		if !slices.Equal(told, want) {
@@ -83,7 +83,7 @@ func TestPresence(t *testing.T) {
 		remove()
 		remove()
 		before := len(told)
-		k.Seen(agent("a", "three"))
+		k.Heartbeat(agent("a", "three"))
 		if len(told) != before {
 			t.Error("told after remove")
 		}
@@ -122,10 +122,10 @@ func TestRestorePresence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log kernel.MemoryLog
 		k := kernel.New(kernel.Options{Log: &log})
-		k.Seen(agent("a", "one"))
-		k.Seen(agent("a", "two"))
-		k.Seen(agent("b", "one"))
-		k.Gone("a", kernel.PresenceAgent, "two")
+		k.Heartbeat(agent("a", "one"))
+		k.Heartbeat(agent("a", "two"))
+		k.Heartbeat(agent("b", "one"))
+		k.MarkOffline("a", kernel.PresenceAgent, "two")
 		time.Sleep(time.Hour) // the log says nothing of those who stay
 		var snapshot kernel.MemoryLog
 		if _, err := snapshot.Append(t.Context(), k.PresenceSnapshot()...); err != nil {
@@ -148,12 +148,12 @@ func TestRestorePresence(t *testing.T) {
 			if err := fresh.RestorePresence(t.Context(), l); err != nil {
 				t.Fatal(err)
 			}
-			if a, b := fmt.Sprint(fresh.Directory("a"), fresh.Directory("b")), fmt.Sprint(k.Directory("a"), k.Directory("b")); a != b {
+			if a, b := fmt.Sprint(fresh.ListPresence("a"), fresh.ListPresence("b")), fmt.Sprint(k.ListPresence("a"), k.ListPresence("b")); a != b {
 				t.Errorf("%s: got %s, want %s", name, a, b)
 			}
 			stop := run(t, fresh)
 			time.Sleep(80 * time.Second)
-			fresh.Seen(agent("a", "one"))
+			fresh.Heartbeat(agent("a", "one"))
 			synctest.Wait()
 			if len(told()) != 0 {
 				t.Errorf("%s: told %q", name, told())
@@ -174,18 +174,18 @@ func TestPresenceIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
 		for i := range kernel.MaxPresences {
-			k.Seen(agent("a", fmt.Sprint(i)))
+			k.Heartbeat(agent("a", fmt.Sprint(i)))
 		}
-		k.Seen(agent("a", "more"))
+		k.Heartbeat(agent("a", "more"))
 		if n := k.Stats().Presences; n != kernel.MaxPresences {
 			t.Fatalf("%d entries", n)
 		}
 		time.Sleep(2 * time.Second)
-		k.Gone("a", kernel.PresenceAgent, "7")
-		k.Seen(agent("a", "more"))
-		k.Seen(agent("a", "most")) // in the same second
+		k.MarkOffline("a", kernel.PresenceAgent, "7")
+		k.Heartbeat(agent("a", "more"))
+		k.Heartbeat(agent("a", "most")) // in the same second
 		var found []string
-		for _, p := range k.Directory("a") {
+		for _, p := range k.ListPresence("a") {
 			if p.ID == "7" || p.ID == "more" || p.ID == "most" {
 				found = append(found, p.ID)
 			}
@@ -202,11 +202,11 @@ func TestPresenceRoomAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
 		for i := range kernel.MaxPresences {
-			k.Seen(agent("a", fmt.Sprint(i)))
+			k.Heartbeat(agent("a", fmt.Sprint(i)))
 		}
-		k.Gone("a", kernel.PresenceAgent, "7")
-		k.Seen(agent("b", "new"))
-		if len(k.Directory("b")) != 1 {
+		k.MarkOffline("a", kernel.PresenceAgent, "7")
+		k.Heartbeat(agent("b", "new"))
+		if len(k.ListPresence("b")) != 1 {
 			t.Error("the newcomer was not recorded")
 		}
 	})
@@ -228,13 +228,13 @@ func TestPresenceConcurrently(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for range 500 {
-				k.Seen(agent("a", "one"))
-				k.Gone("a", kernel.PresenceAgent, "one")
+				k.Heartbeat(agent("a", "one"))
+				k.MarkOffline("a", kernel.PresenceAgent, "one")
 			}
 		})
 	}
 	wg.Wait()
-	if p := k.Directory("a")[0]; p.Status != last || last != kernel.Offline || changes < 2 {
+	if p := k.ListPresence("a")[0]; p.Status != last || last != kernel.Offline || changes < 2 {
 		t.Errorf("told %s after %d changes, the directory says %s", last, changes, p.Status)
 	}
 }

@@ -113,8 +113,8 @@ func (m *machine) unload(t *rapid.T) {
 		}
 		return
 	}
-	if err := m.k.UnloadNamed(name); (err == nil) != (p != nil) {
-		t.Fatalf("UnloadNamed(%s): %v", name, err)
+	if err := m.k.UnloadByName(name); (err == nil) != (p != nil) {
+		t.Fatalf("UnloadByName(%s): %v", name, err)
 	}
 	if p != nil {
 		delete(m.loaded, name)
@@ -145,7 +145,7 @@ func (m *machine) unsubscribe(t *rapid.T) {
 
 func (m *machine) update(t *rapid.T) {
 	tenant, list := tenants.Draw(t, "tenant"), rapid.SliceOfN(uris, 0, 4).Draw(t, "uris")
-	m.k.Changed(tenant, kernel.Change{Updated: list})
+	m.k.NotifyChange(tenant, kernel.Change{Updated: list})
 	for _, s := range m.subs {
 		for _, u := range list {
 			if tenant == "" || tenant == s.tenant {
@@ -234,7 +234,7 @@ func FuzzRouter(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, tool, args, uri string, stream bool, kind uint8) {
 		var log journal
-		k := kernel.New(kernel.Options{Audit: log.add, Missing: owners(map[string]string{nodeA: "a", nodeB: "b"})})
+		k := kernel.New(kernel.Options{Audit: log.add, ExplainMissing: owners(map[string]string{nodeA: "a", nodeB: "b"})})
 		p, other := board("a", nodeA), board("b", nodeB)
 		p.call = func(_ context.Context, r *kernel.Request) (*kernel.Result, error) {
 			if !json.Valid(r.Arguments) || len(r.Arguments) == 0 || r.Arguments[0] != '{' {

@@ -109,7 +109,7 @@ func (k *Kernel) count(ctx context.Context, l *loaded, err error) error {
 	if late {
 		return errBudget
 	}
-	var f *Fault // an answer in MCP's words
+	var f *RPCError // an answer in MCP's words
 	if errors.As(err, &f) || errors.Is(err, ErrNoResource) || manifest.AsError(err).Code != manifest.Internal {
 		return nil
 	}
@@ -124,8 +124,8 @@ func (l *loaded) serve(ctx context.Context, r *Request) (res *Result, err error)
 			res, err = nil, errPanic
 		}
 	}()
-	if m, ok := l.plugin.(Methods); ok && r.tool == nil && r.resource == nil {
-		data, err := m.Serve(ctx, r.Caller, r.Session, r.Method, r.Arguments)
+	if m, ok := l.plugin.(MethodHandler); ok && r.tool == nil && r.resource == nil {
+		data, err := m.HandleMethod(ctx, r.Caller, r.Session, r.Method, r.Arguments)
 		if err != nil {
 			return nil, err
 		}
@@ -144,7 +144,7 @@ func (l *loaded) serve(ctx context.Context, r *Request) (res *Result, err error)
 	if res == nil {
 		return nil, errAnswer
 	}
-	if check := r.tool.CheckResult; check != nil && !res.IsError && res.Stream == nil && res.InputRequests == nil && res.Fault == nil {
+	if check := r.tool.CheckResult; check != nil && !res.IsError && res.Stream == nil && res.InputRequests == nil && res.RPCError == nil {
 		if check(res.Structured) != nil {
 			return nil, errAnswer
 		}
@@ -199,11 +199,11 @@ func (s *apartSession) Notify(ctx context.Context, method string, params json.Ra
 	return s.Session.Notify(ctx, method, params)
 }
 
-func (s *apartSession) Ask(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+func (s *apartSession) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	if s.a.decided.Load() {
 		return nil, context.Canceled
 	}
-	return s.Session.Ask(ctx, method, params)
+	return s.Session.Request(ctx, method, params)
 }
 
 // supervised is a Methods plugin within its bounds.
@@ -212,16 +212,16 @@ type supervised struct {
 	l *loaded
 }
 
-func (s supervised) Serves() []string { return s.l.plugin.(Methods).Serves() }
+func (s supervised) Methods() []string { return s.l.plugin.(MethodHandler).Methods() }
 
-// Serve asks the plugin, and ends with its CallTimeout or CallBudget. The error is a
-// *Fault, ErrNoResource or a *manifest.Error.
-func (s supervised) Serve(ctx context.Context, c *Caller, session Session, method string, params json.RawMessage) (json.RawMessage, error) {
+// HandleMethod asks the plugin, and ends with its CallTimeout or CallBudget. The error is a
+// *RPCError, ErrNoResource or a *manifest.Error.
+func (s supervised) HandleMethod(ctx context.Context, c *Caller, session Session, method string, params json.RawMessage) (json.RawMessage, error) {
 	r := &Request{Caller: c, Method: method, Session: session, Arguments: params, plugin: s.l}
 	callCtx, cancel := context.WithTimeoutCause(ctx, r.budget(), errBudget)
 	defer cancel()
 	res, err := s.k.ask(callCtx, s.l, r)
-	var f *Fault
+	var f *RPCError
 	switch {
 	case err == nil:
 		return res.Data, nil

@@ -348,7 +348,7 @@ func (s *talk) Notify(context.Context, string, json.RawMessage) error {
 	return nil
 }
 
-func (s *talk) Ask(context.Context, string, json.RawMessage) (json.RawMessage, error) {
+func (s *talk) Request(context.Context, string, json.RawMessage) (json.RawMessage, error) {
 	s.told.Add(1)
 	return nil, nil
 }
@@ -364,7 +364,7 @@ func TestNothingAfterTheResult(t *testing.T) {
 			_ = r.Session.Notify(ctx, "notifications/progress", nil)
 			time.Sleep(time.Minute)
 			late[0] = r.Session.Notify(ctx, "notifications/progress", nil)
-			_, late[1] = r.Session.Ask(ctx, "roots/list", nil)
+			_, late[1] = r.Session.Request(ctx, "roots/list", nil)
 			return &kernel.Result{}, nil
 		}
 		load(t, k, p)

@@ -184,7 +184,7 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 			}
 			return res, err
 		case "logging/setLevel":
-			if _, ok := t.h.opts.Kernel.Method(x.caller, method); !ok {
+			if _, ok := t.h.opts.Kernel.MethodHandler(x.caller, method); !ok {
 				return nil, methodNotFound(method)
 			}
 		}
@@ -227,7 +227,7 @@ func (t *tenant) initialize(ctx context.Context, x *exchange, req sdk.Request, n
 // removeUnserved takes the capabilities away that no loaded plugin has. The SDK made the struct
 // for this one answer.
 func (t *tenant) removeUnserved(x *exchange, c *sdk.ServerCapabilities) {
-	has := func(method string) bool { _, ok := t.h.opts.Kernel.Method(x.caller, method); return ok }
+	has := func(method string) bool { _, ok := t.h.opts.Kernel.MethodHandler(x.caller, method); return ok }
 	if !has("prompts/list") {
 		c.Prompts = nil
 	}

@@ -141,9 +141,9 @@ func TestCallErrors(t *testing.T) {
 // panickingPlugin panics in a method beyond tools.
 type panickingPlugin struct{ *board }
 
-func (panickingPlugin) Serves() []string { return []string{"prompts/list"} }
+func (panickingPlugin) Methods() []string { return []string{"prompts/list"} }
 
-func (panickingPlugin) Serve(context.Context, *kernel.Caller, kernel.Session, string, json.RawMessage) (json.RawMessage, error) {
+func (panickingPlugin) HandleMethod(context.Context, *kernel.Caller, kernel.Session, string, json.RawMessage) (json.RawMessage, error) {
 	panic("a secret value")
 }
 

@@ -25,7 +25,7 @@ type client struct {
 
 var _ kernel.Session = (*client)(nil)
 
-// errNoServerRequests is the answer to Ask in the modern era, which has no requests from server to
+// errNoServerRequests is the answer to Request in the modern era, which has no requests from server to
 // client.
 var errNoServerRequests = errors.New("mcp: this protocol version takes no requests during a call; return Result.InputRequests instead")
 
@@ -135,9 +135,9 @@ func levelEnabled(asked any, level sdk.LoggingLevel) bool {
 	return ok && at >= 0 && slices.Index(levels, level) >= at
 }
 
-// Ask implements kernel.Session for sessions: elicitation/create, sampling/createMessage
+// Request implements kernel.Session for sessions: elicitation/create, sampling/createMessage
 // and roots/list, if the client has the capability.
-func (c *client) Ask(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+func (c *client) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	if c.x.modern {
 		return nil, errNoServerRequests
 	}
@@ -191,7 +191,7 @@ func (c *client) collectInput(r *kernel.Request, res *kernel.Result) (*kernel.Re
 		if len(w.Params) == 0 {
 			w.Params = json.RawMessage("{}")
 		}
-		data, err := c.Ask(c.ctx, w.Method, w.Params)
+		data, err := c.Request(c.ctx, w.Method, w.Params)
 		if err != nil {
 			return nil, invalidParams("the client did not give the input that the tool needs")
 		}
@@ -202,7 +202,7 @@ func (c *client) collectInput(r *kernel.Request, res *kernel.Result) (*kernel.Re
 		return nil, err
 	}
 	return &kernel.Request{
-		Caller: r.Caller, Conn: r.Conn, Tool: r.Tool, Arguments: r.Arguments, TraceID: r.TraceID, Traced: r.Traced,
+		Caller: r.Caller, ConnID: r.ConnID, Tool: r.Tool, Arguments: r.Arguments, TraceID: r.TraceID, Traced: r.Traced,
 		Session: r.Session, Meta: r.Meta, InputResponses: data, RequestState: res.RequestState,
 	}, nil
 }

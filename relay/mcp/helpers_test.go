@@ -61,8 +61,8 @@ func newEnv(t testing.TB, opt Options, more ...func(*env)) *env {
 	for _, m := range more {
 		m(e)
 	}
-	missing := func(*kernel.Caller, string) error { return kernel.NotYours() }
-	e.kernel = kernel.New(kernel.Options{Missing: missing, Audit: func(r kernel.Record) {
+	missing := func(*kernel.Caller, string) error { return kernel.NodeDenied() }
+	e.kernel = kernel.New(kernel.Options{ExplainMissing: missing, Audit: func(r kernel.Record) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.audit = append(e.audit, r)
@@ -300,7 +300,7 @@ func newBoard(tenant, node string) *board {
 		return &kernel.Tool{
 			Name: strings.Replace(name, "NODE", node, 1), Title: title, Description: title + ".", InputSchema: object, OutputSchema: object,
 			SafetyClass: manifest.ReadOnly, Scope: manifest.ScopeCallReadOnly, NodeID: node, Streams: streams,
-			Check: func(args []byte) ([]byte, error) {
+			CheckArguments: func(args []byte) ([]byte, error) {
 				if bytes.Contains(args, []byte("bad")) {
 					return nil, manifest.E(manifest.ManifestInvalid, "the arguments do not fit the tool's schema")
 				}

@@ -59,7 +59,7 @@ func TestNotifications(t *testing.T) {
 		e.load(newBoard("default", "01j8zz3f0v4q7k2m9x5c1b6ada"))
 		wait(t, "tools/list_changed", l.tools)
 		wait(t, "resources/list_changed", l.resources)
-		e.kernel.Changed("", kernel.Change{Prompts: true})
+		e.kernel.NotifyChange("", kernel.Change{Prompts: true})
 		wait(t, "prompts/list_changed", l.prompts)
 
 		if err := l.cs.Unsubscribe(t.Context(), &sdk.UnsubscribeParams{URI: uri}); err != nil {
@@ -127,7 +127,7 @@ func TestNotifyRate(t *testing.T) {
 			}
 			time.Sleep(25 * time.Millisecond)
 			k.Unload(b)
-			k.Changed("default", kernel.Change{Updated: []string{"u:1", "u:2"}})
+			k.NotifyChange("default", kernel.Change{Updated: []string{"u:1", "u:2"}})
 			time.Sleep(25 * time.Millisecond)
 		}
 		synctest.Wait()
@@ -170,7 +170,7 @@ func TestListenFilter(t *testing.T) {
 	if id := params["_meta"].(map[string]any)["io.modelcontextprotocol/subscriptionId"]; id != "sub-1" {
 		t.Errorf("subscription id %v, want sub-1", id)
 	}
-	e.kernel.Changed("default", kernel.Change{Resources: true, Prompts: true}) // not asked for
+	e.kernel.NotifyChange("default", kernel.Change{Resources: true, Prompts: true}) // not asked for
 	b.changed <- struct{}{}
 	got := wait(t, "update", events)
 	if got["method"] != "notifications/resources/updated" || got["params"].(map[string]any)["_meta"].(map[string]any)["io.modelcontextprotocol/subscriptionId"] != "sub-1" {

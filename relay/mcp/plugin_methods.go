@@ -15,7 +15,7 @@ import (
 // servePluginMethod answers a method that the kernel has no notion of from the plugin that
 // serves it. Params and result pass as JSON.
 func servePluginMethod[P sdk.Params](ctx context.Context, t *tenant, x *exchange, method string, req *sdk.ServerRequest[P], given bool) (sdk.Result, error) {
-	plugin, ok := t.h.opts.Kernel.Method(x.caller, method)
+	plugin, ok := t.h.opts.Kernel.MethodHandler(x.caller, method)
 	if !ok {
 		if method == "resources/templates/list" { // resources are always offered, if only an empty list
 			b := &objectBuilder{}
@@ -35,7 +35,7 @@ func servePluginMethod[P sdk.Params](ctx context.Context, t *tenant, x *exchange
 			return nil, invalidParams("params are malformed")
 		}
 	}
-	data, err := plugin.Serve(ctx, x.caller, &client{x: x, req: req, ctx: ctx}, method, params)
+	data, err := plugin.HandleMethod(ctx, x.caller, &client{x: x, req: req, ctx: ctx}, method, params)
 	if err != nil {
 		return nil, methodError(method, req, err)
 	}
@@ -43,7 +43,7 @@ func servePluginMethod[P sdk.Params](ctx context.Context, t *tenant, x *exchange
 }
 
 func methodError(method string, req sdk.Request, err error) error {
-	var f *kernel.Fault
+	var f *kernel.RPCError
 	if errors.As(err, &f) {
 		return &jsonrpc.Error{Code: f.Code, Message: f.Message, Data: f.Data}
 	}

@@ -76,11 +76,11 @@ func (t *tenant) readResource(ctx context.Context, x *exchange, req *sdk.ReadRes
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(x.ctx, cancel)()
-	kr := &kernel.Request{Method: kernel.MethodRead, Caller: x.caller, URI: uri, Conn: x.sessionID(), Meta: metaOf(req.Params.Meta), TraceID: x.traceID}
+	kr := &kernel.Request{Method: kernel.MethodRead, Caller: x.caller, URI: uri, ConnID: x.sessionID(), Meta: metaOf(req.Params.Meta), TraceID: x.traceID}
 	res, err := t.h.opts.Kernel.Call(ctx, kr)
 	switch {
 	case errors.Is(err, kernel.ErrNoResource):
-		if _, ok := t.h.opts.Kernel.Method(x.caller, "resources/read"); !ok {
+		if _, ok := t.h.opts.Kernel.MethodHandler(x.caller, "resources/read"); !ok {
 			return nil, resourceNotFound(uri)
 		}
 		return servePluginMethod(ctx, t, x, "resources/read", req, true)
@@ -221,7 +221,7 @@ func (t *tenant) serveListen(ctx context.Context, x *exchange, req *sdk.Subscrip
 	if !ok || x.cancel == nil {
 		return nil, methodNotFound("subscriptions/listen")
 	}
-	_, prompts := t.h.opts.Kernel.Method(x.caller, "prompts/list")
+	_, prompts := t.h.opts.Kernel.MethodHandler(x.caller, "prompts/list")
 	l := &listener{x: x, ss: ss, uris: make(map[string]bool), want: sdk.NotificationSubscriptions{
 		ToolsListChanged: want.ToolsListChanged && mayListTools(x.caller), ResourcesListChanged: want.ResourcesListChanged,
 		PromptsListChanged: want.PromptsListChanged && prompts,

@@ -185,7 +185,7 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolReq
 
 	name, tool := t.resolveTool(x.caller, p.Name)
 	cl := &client{x: x, req: req, ctx: ctx}
-	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl, Conn: x.sessionID()}
+	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl, ConnID: x.sessionID()}
 	kr.Meta = metaOf(p.Meta)
 	kr.TraceID = x.traceID
 	if tp, ok := p.Meta["traceparent"].(string); ok {
@@ -251,7 +251,7 @@ const maxInputRounds = 4
 
 // renderResult renders a kernel result.
 func (t *tenant) renderResult(x *exchange, res *kernel.Result) (sdk.Result, error) {
-	if f := res.Fault; f != nil {
+	if f := res.RPCError; f != nil {
 		return nil, &jsonrpc.Error{Code: f.Code, Message: f.Message, Data: f.Data}
 	}
 	b := &objectBuilder{b: make([]byte, 0, 384+3*len(res.Structured))}

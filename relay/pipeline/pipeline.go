@@ -35,20 +35,20 @@ type Handler[Req, Res any] func(ctx context.Context, req Req) (Res, error)
 type Stage[Req, Res any] struct {
 	Name string
 	Wrap func(next Handler[Req, Res]) Handler[Req, Res]
-	// Outside lists the stages that this one has to stand outside of: it comes earlier in
+	// OuterTo lists the stages that this one has to stand outside of: it comes earlier in
 	// the list, sees the request earlier and the answer later. A list in another order is
 	// refused; stages that are not in the list bind nothing.
-	Outside []Rule
+	OuterTo []OrderRule
 }
 
-// Rule is one constraint on the order of a list.
-type Rule struct {
-	Of  string // the name of the other stage; AllOthers: every other one
-	Why string // ends the sentence "A has to stand before B: ..."
+// OrderRule is one constraint on the order of a list.
+type OrderRule struct {
+	Stage  string // the name of the other stage; AnyStage: every other one
+	Reason string // ends the sentence "A has to stand before B: ..."
 }
 
-// AllOthers in a Rule means every other stage of the list.
-const AllOthers = "*"
+// AnyStage in a Rule means every other stage of the list.
+const AnyStage = "*"
 
 // Pipeline is a handler inside an ordered list of stages. Make one with New.
 type Pipeline[Req, Res any] struct {
@@ -164,10 +164,10 @@ var ErrOrder = errors.New("pipeline: incompatible order")
 func checkOrder[Req, Res any](groups [][]Entry[Req, Res]) error {
 	for i, g := range groups {
 		s := g[0].Stage
-		for _, r := range s.Outside {
+		for _, r := range s.OuterTo {
 			for _, before := range groups[:i] {
-				if name := before[0].Stage.Name; r.Of == name || r.Of == AllOthers {
-					return fmt.Errorf("%w: %s has to stand before %s: %s", ErrOrder, s.Name, name, r.Why)
+				if name := before[0].Stage.Name; r.Stage == name || r.Stage == AnyStage {
+					return fmt.Errorf("%w: %s has to stand before %s: %s", ErrOrder, s.Name, name, r.Reason)
 				}
 			}
 		}

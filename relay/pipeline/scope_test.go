@@ -119,8 +119,8 @@ func TestParseScope(t *testing.T) {
 // An order that breaks a rule is refused, enabled or not, and says what is wrong.
 func TestOrderRules(t *testing.T) {
 	sign, pack, trace := note("sign"), note("pack"), note("trace")
-	sign.Outside = []pipeline.Rule{{Of: "pack", Why: "it signs what is sent"}}
-	trace.Outside = []pipeline.Rule{{Of: pipeline.AllOthers, Why: "it times them"}}
+	sign.OuterTo = []pipeline.OrderRule{{Stage: "pack", Reason: "it signs what is sent"}}
+	trace.OuterTo = []pipeline.OrderRule{{Stage: pipeline.AnyStage, Reason: "it times them"}}
 	tests := []struct {
 		name    string
 		stages  []pipeline.Stage[*from, string]

@@ -115,7 +115,7 @@ func (rule *aclRule) fits(r *kernel.Request) bool {
 	return is(rule.Tool, r.Tool) && is(rule.URI, r.URI) && is(rule.Method, r.Method) &&
 		is(rule.Tenant, r.Caller.Tenant) && is(rule.Agent, r.Caller.Actor) && is(rule.Transport, r.Caller.Transport) &&
 		(rule.Tool == "" || r.Method == kernel.MethodCall) && (rule.URI == "" || r.Method == kernel.MethodRead) &&
-		(rule.Scope == "" || r.Plugin() != "" && glob(rule.Scope, r.Needs()))
+		(rule.Scope == "" || r.Plugin() != "" && glob(rule.Scope, r.RequiredScope()))
 }
 
 // transform changes the arguments of a call. What comes out is held against the tool's

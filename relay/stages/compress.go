@@ -130,7 +130,7 @@ func (c *compressor) wrap(next kernel.Handler) kernel.Handler {
 			}
 		}
 		res, err := next(ctx, r)
-		if err != nil || res == nil || res.Stream != nil || res.Fault != nil || len(res.InputRequests) > 0 ||
+		if err != nil || res == nil || res.Stream != nil || res.RPCError != nil || len(res.InputRequests) > 0 ||
 			(!c.cfg.Force && !acceptsGzip(text(r.Meta, MetaAccept))) || text(res.Meta, MetaEncoding) != "" {
 			return res, err
 		}

@@ -141,8 +141,8 @@ func (s *progress) Notify(_ context.Context, method string, params json.RawMessa
 	return nil
 }
 
-// Ask implements kernel.Session.
-func (s *progress) Ask(_ context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+// Request implements kernel.Session.
+func (s *progress) Request(_ context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	s.told = append(s.told, method+" "+string(params))
 	return json.RawMessage(`{}`), nil
 }

@@ -235,7 +235,7 @@ func (m *Manager) swap(rows []row) error {
 				st = r.lines[0].stage
 			}
 			e := pipeline.Entry[*kernel.Request, *kernel.Result]{
-				Stage: kernel.Stage{Name: r.kind.name, Outside: r.kind.outside, Wrap: pass},
+				Stage: kernel.Stage{Name: r.kind.name, OuterTo: r.kind.outside, Wrap: pass},
 				Scope: l.scope, Enabled: l.enabled, Config: json.RawMessage("{}"), Match: matcher(r.kind, l.scope),
 			}
 			switch {

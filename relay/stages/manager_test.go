@@ -62,7 +62,7 @@ func TestOnlyTheTargetedScope(t *testing.T) {
 				for _, p := range []string{"tickets", "other"} {
 					c := agent()
 					c.Transport = transport
-					_, err := k.Call(t.Context(), &kernel.Request{Caller: c, Conn: transport + conn, Tool: p + ".do"})
+					_, err := k.Call(t.Context(), &kernel.Request{Caller: c, ConnID: transport + conn, Tool: p + ".do"})
 					if err != nil {
 						wantCode(t, p, err, manifest.SafetyDenied, "acl_rule_0")
 						out = append(out, transport+conn+" "+p)

@@ -183,7 +183,7 @@ func TestCompress(t *testing.T) {
 		{"noise", asks, kernel.Result{Structured: json.RawMessage(`{"a":"` + string(noise[:1100]) + `"}`)}, false},
 		{"packed already", asks, kernel.Result{Structured: json.RawMessage(long), Meta: json.RawMessage(`{"agentctl/encoding":"gzip"}`)}, false},
 		{"a question", asks, kernel.Result{InputRequests: json.RawMessage(long)}, false},
-		{"a fault", asks, kernel.Result{Fault: &kernel.Fault{Message: long}}, false},
+		{"a fault", asks, kernel.Result{RPCError: &kernel.RPCError{Message: long}}, false},
 	}
 	for _, force := range []bool{false, true} {
 		set(t, m, "compress", fmt.Sprintf(`{"force":%v}`, force))
@@ -373,7 +373,7 @@ func TestDoubledList(t *testing.T) {
 		twice = append(twice, e)
 	}
 	for i := range twice {
-		twice[i].Stage.Outside = nil
+		twice[i].Stage.OuterTo = nil
 	}
 	if err := k.Pipeline().SwapEntries(twice...); err != nil {
 		t.Fatal(err)

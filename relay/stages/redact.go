@@ -113,11 +113,11 @@ func (r *redactor) result(res *kernel.Result) (*kernel.Result, error) {
 			ok = ok && r.document(&out.Content[i])
 		}
 	}
-	if res.Fault != nil {
-		f := *res.Fault
+	if res.RPCError != nil {
+		f := *res.RPCError
 		f.Message = r.clean(f.Message)
 		ok = ok && r.document(&f.Data)
-		out.Fault = &f
+		out.RPCError = &f
 	}
 	if !ok {
 		return nil, errUnclean
@@ -132,7 +132,7 @@ func (r *redactor) result(res *kernel.Result) (*kernel.Result, error) {
 }
 
 func (r *redactor) err(err error) error {
-	var f *kernel.Fault
+	var f *kernel.RPCError
 	var e *manifest.Error
 	switch {
 	case errors.As(err, &f):
@@ -287,10 +287,10 @@ func (s *session) Notify(ctx context.Context, method string, params json.RawMess
 	return s.Session.Notify(ctx, method, params)
 }
 
-// Ask implements kernel.Session.
-func (s *session) Ask(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+// Request implements kernel.Session.
+func (s *session) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	if !s.r.document(&params) {
 		return nil, errUnclean
 	}
-	return s.Session.Ask(ctx, method, params)
+	return s.Session.Request(ctx, method, params)
 }

@@ -30,7 +30,7 @@ func TestRedactNothingLeaves(t *testing.T) {
 			return &kernel.Result{InputRequests: json.RawMessage(doc), RequestState: canary}, nil
 		},
 		"fault": func() (*kernel.Result, error) {
-			return &kernel.Result{Fault: &kernel.Fault{Message: canary, Data: json.RawMessage(doc)}}, nil
+			return &kernel.Result{RPCError: &kernel.RPCError{Message: canary, Data: json.RawMessage(doc)}}, nil
 		},
 		"error": func() (*kernel.Result, error) { return nil, manifest.E(manifest.BadRequest, "no "+canary) },
 	}
@@ -40,7 +40,7 @@ func TestRedactNothingLeaves(t *testing.T) {
 		p.call = func(r *kernel.Request) (*kernel.Result, error) {
 			if r.Session != nil {
 				_ = r.Session.Notify(t.Context(), "notifications/message", json.RawMessage(doc))
-				_, _ = r.Session.Ask(t.Context(), "elicitation/create", json.RawMessage(doc))
+				_, _ = r.Session.Request(t.Context(), "elicitation/create", json.RawMessage(doc))
 			}
 			if given == nil {
 				return answer()
@@ -54,7 +54,7 @@ func TestRedactNothingLeaves(t *testing.T) {
 			all := fmt.Sprint(err)
 			if res != nil {
 				all += fmt.Sprintf("%s %s %s %s %s", res.Structured, res.Content, res.Meta, res.InputRequests, res.RequestState)
-				if f := res.Fault; f != nil {
+				if f := res.RPCError; f != nil {
 					all += f.Message + string(f.Data)
 				}
 			}

@@ -225,7 +225,7 @@ func (s *signer) wrap(next kernel.Handler) kernel.Handler {
 			return nil, err
 		}
 		res, err := next(ctx, r)
-		if err != nil || res == nil || res.Stream != nil || res.Fault != nil {
+		if err != nil || res == nil || res.Stream != nil || res.RPCError != nil {
 			return res, err
 		}
 		sig, err := ResultMessage(r, res).Sign(s.cfg.Kid, s.keys[s.cfg.Kid])

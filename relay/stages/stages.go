@@ -51,7 +51,7 @@ type kind struct {
 	name    string
 	on      bool // by default
 	spares  bool // an administrator's calls of the control plane
-	outside []pipeline.Rule
+	outside []pipeline.OrderRule
 	make    func(e *env, config []byte) (stage, error)
 }
 
@@ -73,11 +73,11 @@ const (
 // kinds in their default order. Each takes an empty configuration as its defaults, but
 // sign needs a key.
 var kinds = []*kind{
-	{name: "trace", on: true, make: newTrace, outside: []pipeline.Rule{{Of: pipeline.AllOthers, Why: whyTrace}}},
+	{name: "trace", on: true, make: newTrace, outside: []pipeline.OrderRule{{Stage: pipeline.AnyStage, Reason: whyTrace}}},
 	{name: "metrics", on: true, make: newMetrics},
 	{name: "rate", spares: true, make: newRate},
-	{name: "sign", spares: true, make: newSign, outside: []pipeline.Rule{{Of: "compress", Why: whySign}, {Of: "acl", Why: whyCheck}, {Of: "redact", Why: whyRedact}}},
-	{name: "compress", spares: true, make: newCompress, outside: []pipeline.Rule{{Of: "acl", Why: whyPlain}, {Of: "redact", Why: whyRedact}}},
+	{name: "sign", spares: true, make: newSign, outside: []pipeline.OrderRule{{Stage: "compress", Reason: whySign}, {Stage: "acl", Reason: whyCheck}, {Stage: "redact", Reason: whyRedact}}},
+	{name: "compress", spares: true, make: newCompress, outside: []pipeline.OrderRule{{Stage: "acl", Reason: whyPlain}, {Stage: "redact", Reason: whyRedact}}},
 	{name: "acl", spares: true, make: newACL},
 	{name: "redact", make: newRedact},
 }
@@ -94,7 +94,7 @@ func matcher(k *kind, s pipeline.Scope) func(*kernel.Request) bool {
 	case pipeline.Plugin:
 		return func(r *kernel.Request) bool { return r.Plugin() == s.Name }
 	case pipeline.Connection:
-		in = func(r *kernel.Request) bool { return r.Conn == s.Name }
+		in = func(r *kernel.Request) bool { return r.ConnID == s.Name }
 	case pipeline.Global:
 		if !k.spares {
 			return nil

@@ -47,10 +47,10 @@ func New(k *kernel.Kernel) *Plugin {
 }
 
 var (
-	_ kernel.Plugin  = (*Plugin)(nil)
-	_ kernel.Reader  = (*Plugin)(nil)
-	_ kernel.Watcher = (*Plugin)(nil)
-	_ kernel.Methods = (*Plugin)(nil)
+	_ kernel.Plugin        = (*Plugin)(nil)
+	_ kernel.Reader        = (*Plugin)(nil)
+	_ kernel.Watcher       = (*Plugin)(nil)
+	_ kernel.MethodHandler = (*Plugin)(nil)
 )
 
 // Manifest implements kernel.Plugin.

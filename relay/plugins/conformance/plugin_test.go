@@ -22,7 +22,7 @@ func (d *deaf) Notify(_ context.Context, method string, params json.RawMessage) 
 	d.said = append(d.said, method+" "+string(params))
 	return nil
 }
-func (*deaf) Ask(context.Context, string, json.RawMessage) (json.RawMessage, error) {
+func (*deaf) Request(context.Context, string, json.RawMessage) (json.RawMessage, error) {
 	return nil, errors.New("nobody there")
 }
 func (*deaf) ProgressToken() any              { return nil }
@@ -54,7 +54,7 @@ func TestFixtures(t *testing.T) {
 			t.Errorf("%s: %v", tool.Name, err)
 			continue
 		}
-		if len(res.Content) == 0 && len(res.InputRequests) == 0 && res.Fault == nil {
+		if len(res.Content) == 0 && len(res.InputRequests) == 0 && res.RPCError == nil {
 			t.Errorf("%s answers nothing", tool.Name)
 		}
 		for _, c := range res.Content {

@@ -44,14 +44,14 @@ func (p *Plugin) Watch(ctx context.Context, _ string, changed func()) error {
 	}
 }
 
-// Serves implements kernel.Methods.
-func (p *Plugin) Serves() []string {
+// Methods implements kernel.Methods.
+func (p *Plugin) Methods() []string {
 	return []string{"prompts/list", "prompts/get", "completion/complete", "resources/templates/list", "resources/read", "logging/setLevel"}
 }
 
-// Serve implements kernel.Methods. logging/setLevel is kept by the protocol's own side;
+// HandleMethod implements kernel.Methods. logging/setLevel is kept by the protocol's own side;
 // naming it says that fixtures here do log.
-func (p *Plugin) Serve(_ context.Context, _ *kernel.Caller, _ kernel.Session, method string, params json.RawMessage) (json.RawMessage, error) {
+func (p *Plugin) HandleMethod(_ context.Context, _ *kernel.Caller, _ kernel.Session, method string, params json.RawMessage) (json.RawMessage, error) {
 	switch method {
 	case "prompts/list":
 		return p.listPrompts(), nil
@@ -67,7 +67,7 @@ func (p *Plugin) Serve(_ context.Context, _ *kernel.Caller, _ kernel.Session, me
 	case "resources/read":
 		return readTemplate(params)
 	}
-	return nil, &kernel.Fault{Code: -32601, Message: "no such method"}
+	return nil, &kernel.RPCError{Code: -32601, Message: "no such method"}
 }
 
 func readTemplate(params json.RawMessage) (json.RawMessage, error) {
@@ -75,7 +75,7 @@ func readTemplate(params json.RawMessage) (json.RawMessage, error) {
 		URI string `json:"uri"`
 	}
 	if err := json.Unmarshal(params, &in); err != nil {
-		return nil, &kernel.Fault{Code: codeInvalidParams, Message: "params are malformed"}
+		return nil, &kernel.RPCError{Code: codeInvalidParams, Message: "params are malformed"}
 	}
 	id, ok := strings.CutPrefix(in.URI, "test://template/")
 	if !ok {
@@ -144,7 +144,7 @@ func getPrompt(params json.RawMessage) (json.RawMessage, error) {
 		Responses inputs            `json:"inputResponses"`
 	}
 	if err := json.Unmarshal(params, &in); err != nil {
-		return nil, &kernel.Fault{Code: codeInvalidParams, Message: "params are malformed"}
+		return nil, &kernel.RPCError{Code: codeInvalidParams, Message: "params are malformed"}
 	}
 	for _, f := range prompts {
 		if f.name != in.Name {
@@ -152,7 +152,7 @@ func getPrompt(params json.RawMessage) (json.RawMessage, error) {
 		}
 		for _, a := range f.arguments {
 			if _, ok := in.Arguments[a]; !ok {
-				return nil, &kernel.Fault{Code: codeInvalidParams, Message: "the argument " + a + " is missing"}
+				return nil, &kernel.RPCError{Code: codeInvalidParams, Message: "the argument " + a + " is missing"}
 			}
 		}
 		if f.messages != nil {
@@ -165,7 +165,7 @@ func getPrompt(params json.RawMessage) (json.RawMessage, error) {
 			"user_context": form("What context should the prompt use?", "context", "string"),
 		}}), nil
 	}
-	return nil, &kernel.Fault{Code: codeInvalidParams, Message: "no such prompt"}
+	return nil, &kernel.RPCError{Code: codeInvalidParams, Message: "no such prompt"}
 }
 
 func promptResult(blocks ...object) json.RawMessage {

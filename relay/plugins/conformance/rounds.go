@@ -105,7 +105,7 @@ func missingCapability(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel
 	if can(r, "sampling") {
 		return texts("The client can sample."), nil
 	}
-	return &kernel.Result{Fault: &kernel.Fault{
+	return &kernel.Result{RPCError: &kernel.RPCError{
 		Code: codeMissingCapability, Message: "this tool needs the client's sampling capability",
 		Data: encode(object{"requiredCapabilities": object{"sampling": object{}}}),
 	}}, nil
@@ -162,7 +162,7 @@ func (p *Plugin) verify(tool, signed string) (state string, ok bool) {
 	return string(raw), true
 }
 
-var badState = &kernel.Result{Fault: &kernel.Fault{Code: codeInvalidParams, Message: "the requestState is not one of this server's"}}
+var badState = &kernel.Result{RPCError: &kernel.RPCError{Code: codeInvalidParams, Message: "the requestState is not one of this server's"}}
 
 func confirm(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	if r.RequestState != "" {

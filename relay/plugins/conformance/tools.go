@@ -72,7 +72,7 @@ var plain = []fixture{
 		p.mu.Lock()
 		p.prompts = !p.prompts
 		p.mu.Unlock()
-		p.k.Changed("", kernel.Change{Prompts: true})
+		p.k.NotifyChange("", kernel.Change{Prompts: true})
 		return texts("The list of prompts has changed."), nil
 	}},
 }
@@ -166,7 +166,7 @@ func argument(r *kernel.Request, name string) string {
 }
 
 func sampling(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
-	answer, err := r.Session.Ask(ctx, "sampling/createMessage", encode(object{
+	answer, err := r.Session.Request(ctx, "sampling/createMessage", encode(object{
 		"messages":  []object{{"role": "user", "content": textBlock("%s", argument(r, "prompt"))}},
 		"maxTokens": 100,
 	}))
@@ -197,7 +197,7 @@ func elicitation(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Res
 
 func elicit(message string, schema object) run {
 	return func(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
-		answer, err := r.Session.Ask(ctx, "elicitation/create", encode(object{"mode": "form", "message": message, "requestedSchema": schema}))
+		answer, err := r.Session.Request(ctx, "elicitation/create", encode(object{"mode": "form", "message": message, "requestedSchema": schema}))
 		if err != nil {
 			return failure("The user was not asked: %v", err), nil
 		}

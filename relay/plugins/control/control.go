@@ -245,7 +245,9 @@ func (p *Plugin) MiddlewareChanged() { p.changed(MiddlewareURI) }
 // TransportsChanged tells the watchers of the transports, for changes made elsewhere.
 func (p *Plugin) TransportsChanged() { p.changed(TransportsURI) }
 
-func (p *Plugin) changed(uri string) { p.opt.Kernel.Changed("", kernel.Change{Updated: []string{uri}}) }
+func (p *Plugin) changed(uri string) {
+	p.opt.Kernel.NotifyChange("", kernel.Change{Updated: []string{uri}})
+}
 
 // told is the error that a caller sees. Administrators are told what went wrong.
 func told(err error) error {

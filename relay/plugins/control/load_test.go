@@ -102,7 +102,7 @@ func TestArguments(t *testing.T) {
 			parts[j] = fmt.Sprintf("%q:%s", k, v)
 		}
 		raw := "{" + strings.Join(parts, ",") + "}"
-		out, err := tools[i].Check([]byte(raw))
+		out, err := tools[i].CheckArguments([]byte(raw))
 		if strings.Contains(raw, "1e400") {
 			if err == nil && strings.Contains(string(out), "limit") {
 				rt.Fatalf("%s %s: let through", tools[i].Name, raw)
@@ -129,7 +129,7 @@ func TestArguments(t *testing.T) {
 		}
 	})
 	for _, bad := range []string{``, `null`, `[]`, `{"name":"acl","name":"acl"}`, `{"name":"acl"} {}`, "{\"name\":\"\xff\"}", `{"name":"acl"`} {
-		if _, err := tools[0].Check([]byte(bad)); err == nil {
+		if _, err := tools[0].CheckArguments([]byte(bad)); err == nil {
 			t.Errorf("%q: let through", bad)
 		}
 	}

@@ -21,7 +21,7 @@ type tool struct {
 func newTool(name, title, about string, reads bool, list []arg, more, output string, run func(context.Context, *Plugin, *kernel.Request, *args) (any, error)) tool {
 	t := &kernel.Tool{Name: name, Title: title, Description: about, Scope: manifest.ScopeKernelAdmin, InputSchema: schema(list, more),
 		OutputSchema: json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
-		Check: func(raw []byte) ([]byte, error) {
+		CheckArguments: func(raw []byte) ([]byte, error) {
 			out, err := check(list, raw)
 			if err == nil && more != "" {
 				err = eitherOr(out)

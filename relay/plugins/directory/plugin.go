@@ -32,7 +32,7 @@ var (
 	_ kernel.Watcher = (*Plugin)(nil)
 )
 
-// Directory is the resource's content. At most kernel.MaxPresences entries, ascending by
+// ListPresence is the resource's content. At most kernel.MaxPresences entries, ascending by
 // kind and id.
 type Directory struct {
 	Agents []kernel.Presence `json:"agents"`
@@ -53,7 +53,7 @@ func (p *Plugin) Manifest() *kernel.Manifest {
 		Tools: []*kernel.Tool{{
 			Name: Tool, Title: "List devices and agents", Description: "The devices and agents of your tenant: who is online and when each gave its last sign of life.",
 			InputSchema: json.RawMessage(`{"type":"object","properties":{},"additionalProperties":false}`), OutputSchema: json.RawMessage(output),
-			SafetyClass: manifest.ReadOnly, Scope: manifest.ScopeToolsList, Check: noArguments,
+			SafetyClass: manifest.ReadOnly, Scope: manifest.ScopeToolsList, CheckArguments: noArguments,
 		}},
 		Resources: []*kernel.Resource{{
 			URI: URI, Name: "agents/directory", Title: "Devices and agents", MIME: "application/json", Scope: manifest.ScopeToolsList, Watchable: true,
@@ -88,7 +88,7 @@ func (p *Plugin) Read(_ context.Context, c *kernel.Caller, uri string) ([]byte, 
 }
 
 func (p *Plugin) list(c *kernel.Caller) ([]byte, error) {
-	d := Directory{Agents: p.k.Directory(c.Tenant)}
+	d := Directory{Agents: p.k.ListPresence(c.Tenant)}
 	if d.Agents == nil {
 		d.Agents = []kernel.Presence{}
 	}
@@ -105,7 +105,7 @@ func (p *Plugin) Watch(ctx context.Context, _ string, _ func()) error {
 // Run tells the subscribers of a tenant when one of its own comes or goes, until ctx ends.
 func (p *Plugin) Run(ctx context.Context) error {
 	remove := p.k.OnPresence(func(s kernel.Presence) {
-		p.k.Changed(s.Tenant, kernel.Change{Updated: []string{URI}})
+		p.k.NotifyChange(s.Tenant, kernel.Change{Updated: []string{URI}})
 	})
 	defer remove()
 	<-ctx.Done()

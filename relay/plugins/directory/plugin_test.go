@@ -61,8 +61,8 @@ func TestDirectory(t *testing.T) {
 		synctest.Wait()
 
 		start := time.Now().UnixMilli()
-		k.Seen(kernel.Presence{Tenant: "a", Kind: kernel.PresenceDevice, ID: node, Name: "attic", Transport: "link"})
-		k.Seen(kernel.Presence{Tenant: "a", Kind: kernel.PresenceAgent, ID: "claude"})
+		k.Heartbeat(kernel.Presence{Tenant: "a", Kind: kernel.PresenceDevice, ID: node, Name: "attic", Transport: "link"})
+		k.Heartbeat(kernel.Presence{Tenant: "a", Kind: kernel.PresenceAgent, ID: "claude"})
 		if !told("a") || told("b") {
 			t.Error("two came: a is to be told and b not")
 		}
@@ -72,7 +72,7 @@ func TestDirectory(t *testing.T) {
 		if !slices.Equal(got, want) || len(read(t, k, "b")) != 0 {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
-		k.Gone("a", kernel.PresenceDevice, node)
+		k.MarkOffline("a", kernel.PresenceDevice, node)
 		if !told("a") || told("b") || read(t, k, "a")[1].Status != "offline" {
 			t.Errorf("the device went: %+v", read(t, k, "a"))
 		}

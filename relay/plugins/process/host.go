@@ -100,7 +100,7 @@ func (h *Host) Run(ctx context.Context, names ...string) error {
 	return ctx.Err()
 }
 
-// Check tells what is wrong with the plugin of that name before anything is started.
+// CheckArguments tells what is wrong with the plugin of that name before anything is started.
 func (h *Host) Check(name string) error {
 	_, err := h.open(name)
 	return err
@@ -295,7 +295,7 @@ func Manifest(name string, raw []byte) (*kernel.Manifest, error) {
 	}
 	m := pm.Manifest("")
 	for _, t := range m.Tools {
-		if t.Check, err = argumentCheck(t.InputSchema); err != nil {
+		if t.CheckArguments, err = argumentCheck(t.InputSchema); err != nil {
 			return nil, fmt.Errorf("%s of plugin %s: inputSchema of %s: %w", manifestFile, name, t.Name, err)
 		}
 		if t.CheckResult, err = resultCheck(t.OutputSchema); err != nil {

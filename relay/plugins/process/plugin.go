@@ -254,7 +254,7 @@ func failed(ctx context.Context, c *conn, err error) (*kernel.Result, error) {
 	case c.rpc.IsStopped():
 		return nil, &manifest.Error{Code: manifest.Internal, Message: "the plugin ended before it answered; whether it acted is not known", Reason: "plugin_died"}
 	case errors.As(err, &fault) && fault.Code != jrpc2.InternalError:
-		return &kernel.Result{Fault: &kernel.Fault{Code: int64(fault.Code), Message: fault.Message, Data: fault.Data}}, nil
+		return &kernel.Result{RPCError: &kernel.RPCError{Code: int64(fault.Code), Message: fault.Message, Data: fault.Data}}, nil
 	}
 	return nil, &manifest.Error{Code: manifest.Internal, Message: "the plugin failed to answer this call", Reason: "plugin_error"}
 }

@@ -300,7 +300,7 @@ func TestOddPlugins(t *testing.T) {
 			t.Fatal(err)
 		}
 		res, err := r.call("odd.do", `{}`)
-		if err != nil || res.Fault == nil || res.Fault.Code != -32602 {
+		if err != nil || res.RPCError == nil || res.RPCError.Code != -32602 {
 			t.Errorf("got %+v %v", res, err)
 		}
 	})

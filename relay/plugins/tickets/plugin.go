@@ -135,7 +135,7 @@ func (p *Plugin) commit(ctx context.Context, t *tenant, changes ...change) error
 		t.touch(touched, events[i].Aggregate)
 	}
 	if len(touched) > 0 {
-		p.k.Changed(t.name, kernel.Change{Updated: sortedKeys(touched)})
+		p.k.NotifyChange(t.name, kernel.Change{Updated: sortedKeys(touched)})
 	}
 	return nil
 }

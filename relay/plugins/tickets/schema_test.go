@@ -82,7 +82,7 @@ func TestArguments(t *testing.T) {
 			rt.Skip("the other library cannot read it: ", err)
 		}
 		want := schemas[i].Validate(doc)
-		normal, got := tools[i].tool.Check(raw)
+		normal, got := tools[i].tool.CheckArguments(raw)
 		if (want == nil) != (got == nil) {
 			rt.Fatalf("%s %s: the check says %v, the library %v", tools[i].tool.Name, raw, got, want)
 		}

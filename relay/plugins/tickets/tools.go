@@ -66,8 +66,8 @@ func words(set []Status) (list []string) {
 func newTool(verb, title, about, scope string, args fields, output string, run func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error)) tool {
 	in, _ := json.Marshal(args.schema())
 	t := &kernel.Tool{Name: "tickets." + verb, Title: title, Description: about, Scope: scope, InputSchema: in,
-		OutputSchema: json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
-		Check:        args.check}
+		OutputSchema:   json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
+		CheckArguments: args.check}
 	if scope == manifest.ScopeTicketsRead {
 		t.SafetyClass = manifest.ReadOnly
 	}
