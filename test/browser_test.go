@@ -24,28 +24,28 @@ import (
 // chromium is where Debian's package puts the browser.
 const chromium = "/usr/bin/chromium"
 
-// browserPage follows the gateway in one of two ways and tells its own server what it sees.
+// browserPage subscribes to the gateway in one of two ways and reports each event to its own server.
 var browserPage = template.Must(template.New("").Parse(`<!doctype html><meta charset="utf-8"><title>events</title><script>
-let told = Promise.resolve();
-const tell = (what) => told = told.then(() => fetch('/seen', {method: 'POST', body: JSON.stringify(what)})); // in order
+let sent = Promise.resolve();
+const report = (what) => sent = sent.then(() => fetch('/seen', {method: 'POST', body: JSON.stringify(what)})); // in order
 const gateway = {{.Gateway}};
 {{if .Follow}}
 {{.Follow}}
 const ticket = async () => (await (await fetch('/ticket', {method: 'POST'})).json()).ticket;
-follow(gateway, ['log/level', 'build'], ticket, (topic, data, id) => tell({topic, data, id}));
+follow(gateway, ['log/level', 'build'], ticket, (topic, data, id) => report({topic, data, id}));
 fetch(gateway + {{.Ingest}}, {method: 'POST', headers: {'Authorization': 'Bearer wrong', 'Content-Type': 'application/json'}, body: '{}'})
-  .then(async (r) => tell({topic: 'status', data: r.status, id: ''}), (e) => tell({topic: 'status', data: String(e), id: ''}));
+  .then(async (r) => report({topic: 'status', data: r.status, id: ''}), (e) => report({topic: 'status', data: String(e), id: ''}));
 {{else}}
 const source = new EventSource(gateway + {{.Stream}} + '?topics=build');
-source.onerror = () => source.readyState === EventSource.CLOSED && tell({topic: 'closed', data: null, id: ''});
-source.onopen = () => tell({topic: 'open', data: null, id: ''});
+source.onerror = () => source.readyState === EventSource.CLOSED && report({topic: 'closed', data: null, id: ''});
+source.onopen = () => report({topic: 'open', data: null, id: ''});
 for (const topic of ['build', 'gateway/reset', 'log/level'])
-  source.addEventListener(topic, (e) => tell({topic, data: JSON.parse(e.data), id: e.lastEventId}));
+  source.addEventListener(topic, (e) => report({topic, data: JSON.parse(e.data), id: e.lastEventId}));
 {{end}}
 </script>`))
 
-// seen is what the page tells.
-type seen struct {
+// browserEvent is one event that the page reported.
+type browserEvent struct {
 	Topic string          `json:"topic"`
 	Data  json.RawMessage `json:"data"`
 	ID    string          `json:"id"`
@@ -118,10 +118,10 @@ func (g *eventsGateway) emit(topic, data string) {
 }
 
 // browse starts the gateway, which allows the page's origin unless its variables say
-// otherwise, opens the page in Chromium, and gives what the page tells.
-func browse(ctx context.Context, t *testing.T, g *eventsGateway, values map[string]any) <-chan seen {
+// otherwise, opens the page in Chromium, and returns the events that the page reports.
+func browse(ctx context.Context, t *testing.T, g *eventsGateway, values map[string]any) <-chan browserEvent {
 	t.Helper()
-	told := make(chan seen, 100)
+	reported := make(chan browserEvent, 100)
 	values["Gateway"], values["Stream"], values["Ingest"] = "http://"+g.addr, gateway.StreamPath, gateway.IngestPath
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
@@ -137,11 +137,11 @@ func browse(ctx context.Context, t *testing.T, g *eventsGateway, values map[stri
 		_ = json.NewEncoder(w).Encode(answer)
 	})
 	mux.HandleFunc("POST /seen", func(_ http.ResponseWriter, r *http.Request) {
-		var s seen
+		var s browserEvent
 		if b, err := io.ReadAll(r.Body); err != nil || json.Unmarshal(b, &s) != nil {
 			t.Errorf("the page says %q, %v", b, err)
 		}
-		told <- s
+		reported <- s
 	})
 	srv := httptest.NewServer(mux)
 	t.Cleanup(srv.Close)
@@ -172,28 +172,28 @@ func browse(ctx context.Context, t *testing.T, g *eventsGateway, values map[stri
 			t.Logf("chromium said\n%s", errs.String())
 		}
 	})
-	return told
+	return reported
 }
 
-// next waits for what the page tells of a topic.
-func next(ctx context.Context, t *testing.T, told <-chan seen, topic string) seen {
+// nextEvent waits for the page's next event, which must have this topic.
+func nextEvent(ctx context.Context, t *testing.T, reported <-chan browserEvent, topic string) browserEvent {
 	t.Helper()
 	for {
 		select {
-		case s := <-told:
+		case s := <-reported:
 			if s.Topic == topic {
 				return s
 			}
-			t.Fatalf("the page tells of %s %s, want %s", s.Topic, s.Data, topic)
+			t.Fatalf("the page reported %s %s, want %s", s.Topic, s.Data, topic)
 		case <-ctx.Done():
-			t.Fatalf("the page told nothing of %s in time", topic)
+			t.Fatalf("the page did not report %s in time", topic)
 		}
 	}
 }
 
 // A page on another origin follows the gateway with a browser's own EventSource: by a
 // ticket and the code of docs/events.md, and open, with the browser's own reconnection. In
-// both the gateway is stopped and started again, and nothing is missing or told twice.
+// both the gateway is stopped and started again, and nothing is missing or repeated.
 func TestBrowser(t *testing.T) {
 	if _, err := os.Stat(chromium); err != nil {
 		t.Skipf("no browser: %v; Debian's package is chromium", err)
@@ -211,25 +211,25 @@ func TestBrowser(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		g := &eventsGateway{t: t, addr: freeAddr(t), env: []string{"MCP_SSE_AUTH_TOKEN=sub", "MCP_SSE_HMAC_SECRET=s"}, args: []string{"--state-dir", t.TempDir()}}
-		told := browse(ctx, t, g, map[string]any{"Follow": template.JS(follow[1])})
-		if s := next(ctx, t, told, "status"); string(s.Data) != "401" { // after a preflight with Authorization
-			t.Errorf("a page with a bad token is told %s", s.Data)
+		reported := browse(ctx, t, g, map[string]any{"Follow": template.JS(follow[1])})
+		if s := nextEvent(ctx, t, reported, "status"); string(s.Data) != "401" { // after a preflight with Authorization
+			t.Errorf("a page with a bad token gets %s", s.Data)
 		}
 		g.clients(ctx, 1)
 		g.emit("log/level", `{"current":"debug"}`)
 		g.emit("other", `0`)
 		g.emit("build", `1`)
-		if s := next(ctx, t, told, "log/level"); string(s.Data) != `{"current":"debug"}` || s.ID == "" {
+		if s := nextEvent(ctx, t, reported, "log/level"); string(s.Data) != `{"current":"debug"}` || s.ID == "" {
 			t.Errorf("the page saw %s %s", s.ID, s.Data)
 		}
-		first := next(ctx, t, told, "build")
+		first := nextEvent(ctx, t, reported, "build")
 		g.stop()
 		g.start(ctx)
 		g.emit("build", `2`) // before the page is back
 		g.clients(ctx, 1)
 		g.emit("build", `3`)
 		for i, want := range []string{"2", "3"} {
-			if s := next(ctx, t, told, "build"); string(s.Data) != want || s.ID <= first.ID {
+			if s := nextEvent(ctx, t, reported, "build"); string(s.Data) != want || s.ID <= first.ID {
 				t.Errorf("event %d after the restart is %s %s", i, s.ID, s.Data)
 			}
 		}
@@ -239,15 +239,15 @@ func TestBrowser(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		g := &eventsGateway{t: t, addr: freeAddr(t), args: []string{"--state-dir", t.TempDir()}}
-		told := browse(ctx, t, g, map[string]any{})
-		next(ctx, t, told, "open")
+		reported := browse(ctx, t, g, map[string]any{})
+		nextEvent(ctx, t, reported, "open")
 		g.emit("build", `"a"`)
-		first := next(ctx, t, told, "build")
+		first := nextEvent(ctx, t, reported, "build")
 		g.stop()
 		g.start(ctx)
 		g.emit("build", `"b"`)
-		next(ctx, t, told, "open")
-		if s := next(ctx, t, told, "build"); string(s.Data) != `"b"` || s.ID <= first.ID {
+		nextEvent(ctx, t, reported, "open")
+		if s := nextEvent(ctx, t, reported, "build"); string(s.Data) != `"b"` || s.ID <= first.ID {
 			t.Errorf("after the restart the page saw %s %s", s.ID, s.Data)
 		}
 		g.stop()
@@ -256,7 +256,7 @@ func TestBrowser(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		g := &eventsGateway{t: t, addr: freeAddr(t), env: []string{"MCP_SSE_ALLOW_ORIGINS=https://elsewhere.example"}}
-		next(ctx, t, browse(ctx, t, g, map[string]any{}), "closed")
+		nextEvent(ctx, t, browse(ctx, t, g, map[string]any{}), "closed")
 		g.clients(ctx, 0)
 		g.stop()
 	})

@@ -24,16 +24,16 @@ import (
 	"agentctl/transport/link"
 )
 
-// whole is a relay as it is started, with its built-in plugins.
-func whole(o *relay.Options) { o.Without = nil }
+// withBuiltins is a relay as it is started, with its built-in plugins.
+func withBuiltins(o *relay.Options) { o.Without = nil }
 
-func (r *rig) admin() string {
+func (r *testRelay) admin() string {
 	r.t.Helper()
 	return r.mint(auth.MintRequest{Class: "admin"}).Token
 }
 
 // control calls a tool of the control plane, which has to succeed.
-func (r *rig) control(token, tool, args string) string {
+func (r *testRelay) control(token, tool, args string) string {
 	r.t.Helper()
 	a := r.call(tool, args, "Authorization", "Bearer "+token)
 	if a.status != http.StatusOK {
@@ -42,17 +42,17 @@ func (r *rig) control(token, tool, args string) string {
 	return a.body
 }
 
-// bench is a plugin of the tests: number gives its argument back, wait does not end by
+// loadPlugin is a plugin of the tests: number gives its argument back, wait does not end by
 // itself, and pulse.json can be watched.
-type bench struct {
+type loadPlugin struct {
 	seen []atomic.Int32 // calls of number, by number
 }
 
 const pulseURI = "mcp://bench/pulse.json"
 
-func (b *bench) plugin(*kernel.Kernel) kernel.Plugin { return b }
+func (b *loadPlugin) plugin(*kernel.Kernel) kernel.Plugin { return b }
 
-func (b *bench) Manifest() *kernel.Manifest {
+func (b *loadPlugin) Manifest() *kernel.Manifest {
 	tool := func(name string) *kernel.Tool {
 		return &kernel.Tool{Name: name, Description: "A test.", InputSchema: json.RawMessage(`{"type":"object"}`), Scope: manifest.ScopeCallReadOnly}
 	}
@@ -60,7 +60,7 @@ func (b *bench) Manifest() *kernel.Manifest {
 		URI: pulseURI, Name: "pulse", MIME: "application/json", Scope: manifest.ScopeCallReadOnly, Watchable: true}}}
 }
 
-func (b *bench) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+func (b *loadPlugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 	if r.Tool == "bench.wait" {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -73,12 +73,12 @@ func (b *bench) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, er
 	return &kernel.Result{Structured: append(json.RawMessage(nil), r.Arguments...)}, nil
 }
 
-func (b *bench) Read(context.Context, *kernel.Caller, string) ([]byte, error) {
+func (b *loadPlugin) Read(context.Context, *kernel.Caller, string) ([]byte, error) {
 	return []byte(`{}`), nil
 }
 
 // Watch changes a thousand times a second.
-func (b *bench) Watch(ctx context.Context, _ string, changed func()) error {
+func (b *loadPlugin) Watch(ctx context.Context, _ string, changed func()) error {
 	for tick := time.NewTicker(time.Millisecond); ; {
 		select {
 		case <-ctx.Done():
@@ -92,7 +92,7 @@ func (b *bench) Watch(ctx context.Context, _ string, changed func()) error {
 
 // The control plane is there for kernel:admin and for nobody else.
 func TestControlScopes(t *testing.T) {
-	eras(t, func(t *testing.T, r *rig, version string) {
+	eras(t, func(t *testing.T, r *testRelay, version string) {
 		admin := r.mcp(r.admin(), version, "")
 		agent := r.mcp(r.agent, version, "")
 		count := func(c *mcpClient) (tools, resources int) {
@@ -118,12 +118,12 @@ func TestControlScopes(t *testing.T) {
 		if tools, resources := count(agent); tools+resources != 0 {
 			t.Errorf("an agent sees %d tools and %d resources", tools, resources)
 		}
-		if res := admin.call("kernel.health.get", nil, nil); res.IsError || !strings.Contains(marshalled(t, res.StructuredContent), `"status":"ok"`) {
-			t.Errorf("health: %s", marshalled(t, res.StructuredContent))
+		if res := admin.call("kernel.health.get", nil, nil); res.IsError || !strings.Contains(mustMarshal(t, res.StructuredContent), `"status":"ok"`) {
+			t.Errorf("health: %s", mustMarshal(t, res.StructuredContent))
 		}
 		for _, tool := range []string{"kernel.health.get", "kernel.middleware.enable", "kernel.plugin.unload"} {
-			if res := agent.call(tool, map[string]any{"name": "acl"}, nil); !res.IsError || !strings.Contains(marshalled(t, res.StructuredContent), "E_SAFETY_DENIED") {
-				t.Errorf("an agent's %s: %s", tool, marshalled(t, res.StructuredContent))
+			if res := agent.call(tool, map[string]any{"name": "acl"}, nil); !res.IsError || !strings.Contains(mustMarshal(t, res.StructuredContent), "E_SAFETY_DENIED") {
+				t.Errorf("an agent's %s: %s", tool, mustMarshal(t, res.StructuredContent))
 			}
 		}
 		if _, err := agent.cs.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "mcp://kernel/plugins.json"}); err == nil {
@@ -137,9 +137,9 @@ func TestControlScopes(t *testing.T) {
 }
 
 // A stage that is switched for one scope leaves every other request alone, and its
-// watchers hear of it.
+// subscribers are notified.
 func TestMiddlewareScopes(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		admin := r.admin()
 		one, two := r.device(mockOptions{}), r.device(mockOptions{})
 		first, second := r.mcp(r.agent, "2025-11-25", ""), r.mcp(r.agent, "2025-11-25", "")
@@ -155,7 +155,7 @@ func TestMiddlewareScopes(t *testing.T) {
 		}
 		served := func() string {
 			var b strings.Builder
-			for _, m := range []*mock{one, two} {
+			for _, m := range []*mockDevice{one, two} {
 				b.WriteString(fmt.Sprint(r.call(m.echoTool(), text("x")).status/100, " "))
 				for _, c := range []*mcpClient{first, second} {
 					b.WriteString(fmt.Sprint(!c.call(m.echoTool(), map[string]any{"message": "x"}, nil).IsError, " "))
@@ -195,12 +195,12 @@ func TestMiddlewareScopes(t *testing.T) {
 	})
 }
 
-// Numbered calls through the HTTP door while the pipeline is swapped: each is answered,
+// Numbered calls over HTTP while the pipeline is swapped: each is answered,
 // and each was handled once.
 func TestSwapsLoseNothing(t *testing.T) {
 	const calls, swaps, workers = 10_000, 100, 8
-	b := &bench{seen: make([]atomic.Int32, calls)}
-	r := newRig(t, func(o *relay.Options) { o.Plugins = append(o.Plugins, b.plugin) })
+	b := &loadPlugin{seen: make([]atomic.Int32, calls)}
+	r := newTestRelay(t, func(o *relay.Options) { o.Plugins = append(o.Plugins, b.plugin) })
 	admin := r.admin()
 	r.control(admin, "kernel.middleware.configure", `{"name":"acl","config":{"rules":[{"effect":"transform","set":{"by":"acl"}}]}}`)
 	var next, transformed atomic.Int64
@@ -208,7 +208,7 @@ func TestSwapsLoseNothing(t *testing.T) {
 	for range workers {
 		wg.Go(func() {
 			for n := next.Add(1) - 1; n < calls; n = next.Add(1) - 1 {
-				a, err := r.try(http.MethodPost, "/mcp/tools/call", strings.NewReader(fmt.Sprintf(`{"tool":"bench.number","arguments":{"n":%d}}`, n)), r.headers())
+				a, err := r.tryRequest(http.MethodPost, "/mcp/tools/call", strings.NewReader(fmt.Sprintf(`{"tool":"bench.number","arguments":{"n":%d}}`, n)), r.headers())
 				var got struct {
 					N  int64
 					By string
@@ -242,9 +242,9 @@ func TestSwapsLoseNothing(t *testing.T) {
 
 // The control plane answers while the data path is full of calls that do not end.
 func TestControlUnderLoad(t *testing.T) {
-	b := &bench{}
-	r := newRig(t, func(o *relay.Options) { o.Plugins = append(o.Plugins, b.plugin) })
-	silent := r.device(mockOptions{script: func(*mock) func(string, link.Cmd) { return func(string, link.Cmd) {} }})
+	b := &loadPlugin{}
+	r := newTestRelay(t, func(o *relay.Options) { o.Plugins = append(o.Plugins, b.plugin) })
+	silent := r.device(mockOptions{script: func(*mockDevice) func(string, link.Cmd) { return func(string, link.Cmd) {} }})
 	admin := r.admin()
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -282,11 +282,11 @@ func TestControlUnderLoad(t *testing.T) {
 	}
 }
 
-// A hundred clients that listen and never read cost no memory to speak of, and those who
-// read hear of every second's change.
+// A hundred subscribers that never read cost little memory, and the healthy one is notified
+// of every second's change.
 func TestStalledSubscribers(t *testing.T) {
-	b := &bench{}
-	r := newRig(t, func(o *relay.Options) { o.Plugins = append(o.Plugins, b.plugin) }, withMetrics)
+	b := &loadPlugin{}
+	r := newTestRelay(t, func(o *relay.Options) { o.Plugins = append(o.Plugins, b.plugin) }, withMetrics)
 	healthy := r.mcp(r.agent, "2025-11-25", "")
 	if err := healthy.cs.Subscribe(t.Context(), &mcp.SubscribeParams{URI: pulseURI}); err != nil {
 		t.Fatal(err)
@@ -319,7 +319,7 @@ func TestStalledSubscribers(t *testing.T) {
 		select {
 		case <-healthy.updated:
 		case <-time.After(3 * time.Second):
-			t.Fatalf("second %d: the healthy one heard of no change", i)
+			t.Fatalf("second %d: the healthy subscriber was not notified", i)
 		}
 	}
 	if grown := heap() - before; grown > 4<<20 {
@@ -328,8 +328,8 @@ func TestStalledSubscribers(t *testing.T) {
 }
 
 // A built-in plugin that was unloaded can be loaded again, with all that it knew.
-func TestBuiltinComesBack(t *testing.T) {
-	r := newRig(t, whole)
+func TestBuiltinReload(t *testing.T) {
+	r := newTestRelay(t, withBuiltins)
 	token := r.admin()
 	r.control(token, "tickets.create", `{"title":"kept"}`)
 	r.control(token, "kernel.plugin.unload", `{"name":"tickets"}`)

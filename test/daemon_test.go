@@ -30,8 +30,8 @@ type process struct {
 	ended    chan struct{}
 }
 
-// start runs a binary (name and tags as for binary) with a deadline of its own.
-func start(t testing.TB, wrap []string, path string, args ...string) *process {
+// startProcess runs a binary (name and tags as for binary) with a deadline of its own.
+func startProcess(t testing.TB, wrap []string, path string, args ...string) *process {
 	t.Helper()
 	argv := append(append(slices.Clone(wrap), path), args...)
 	p := &process{t: t, cmd: exec.Command(argv[0], argv[1:]...), out: new(buffer), err: new(buffer), ended: make(chan struct{})}
@@ -51,8 +51,8 @@ func start(t testing.TB, wrap []string, path string, args ...string) *process {
 	return p
 }
 
-// says waits until the process has printed a word.
-func (p *process) says(word string) {
+// waitOutput waits until the process has printed a word.
+func (p *process) waitOutput(word string) {
 	p.t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !strings.Contains(p.out.String()+p.err.String(), word); time.Sleep(5 * time.Millisecond) {
 		select {
@@ -61,7 +61,7 @@ func (p *process) says(word string) {
 		default:
 		}
 		if time.Now().After(deadline) {
-			p.t.Fatalf("%v did not say %s\n%s%s", p.cmd.Args, word, p.out, p.err)
+			p.t.Fatalf("%v did not print %s\n%s%s", p.cmd.Args, word, p.out, p.err)
 		}
 	}
 }
@@ -80,8 +80,8 @@ func (p *process) stop() {
 	}
 }
 
-// run starts a board's daemon against a rig.
-func (r *rig) run(name string, args ...string) (p *process, node, dir, socket string) {
+// run starts a daemon that connects to the test relay.
+func (r *testRelay) run(name string, args ...string) (p *process, node, dir, socket string) {
 	r.t.Helper()
 	minted := r.mint(auth.MintRequest{Class: "device"})
 	dir = r.t.TempDir()
@@ -95,18 +95,18 @@ func (r *rig) run(name string, args ...string) (p *process, node, dir, socket st
 	}
 	r.t.Cleanup(func() { _ = os.RemoveAll(run) })
 	socket = filepath.Join(run, "s")
-	p = start(r.t, nil, binary(r.t, "agentctl-board", "agentctl_omit_relay"), append([]string{"run", "--relay", r.url, "--token-file", token,
+	p = startProcess(r.t, nil, binary(r.t, "agentctl-board", "agentctl_omit_relay"), append([]string{"run", "--relay", r.url, "--token-file", token,
 		"--state-dir", filepath.Join(dir, "state"), "--socket", socket, "--name", name, "--interval", "200ms", "--log-level", "debug"}, args...)...)
-	p.says(`"msg":"ready"`)
-	p.says("node id given by the relay") // and kept
+	p.waitOutput(`"msg":"ready"`)
+	p.waitOutput("node id given by the relay") // and kept
 	eventually(r.t, "the board is online", func() bool {
 		return r.call("sysecho."+minted.NodeID+".echo.invoke", `{}`).status == http.StatusUnprocessableEntity
 	})
 	return p, minted.NodeID, dir, socket
 }
 
-// files hashes what a directory holds, sockets and times aside.
-func files(t testing.TB, dir string) map[string]string {
+// hashFiles hashes what a directory holds, sockets and times aside.
+func hashFiles(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	m := make(map[string]string)
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -123,13 +123,13 @@ func files(t testing.TB, dir string) map[string]string {
 	return m
 }
 
-// RFC-0005 §12, §1: what a message says stands in no file and no log of relay or board,
-// nor does any of the names that the taxonomy dropped; and a board's state is as it was.
-func TestRFC0005NothingIsKept(t *testing.T) {
+// RFC-0005 §12, §1: the text of a message is stored in no file and no log of relay or board,
+// and neither are the names that the taxonomy dropped; the board's state does not change.
+func TestRFC0005MessagesAreNotStored(t *testing.T) {
 	const canary = "CANARY-7f3a91"
-	r := newRig(t)
+	r := newTestRelay(t)
 	p, node, dir, _ := r.run("attic")
-	before := files(t, filepath.Join(dir, "state"))
+	before := hashFiles(t, filepath.Join(dir, "state"))
 	echo := "sysecho." + node + ".echo.invoke"
 	for _, args := range []string{text(canary), `{"message":"` + canary + `","` + canary + `":1}`, `{"message":["` + canary + `"]}`, `{"message":"` + canary + `\n"}`} {
 		r.call(echo, args)
@@ -142,18 +142,18 @@ func TestRFC0005NothingIsKept(t *testing.T) {
 	r.call(echo, text("x"), "Traceparent", canary)
 	r.do(http.MethodGet, "/"+canary, canary, nil)
 	r.do(http.MethodGet, "/v1/nodes?limit="+canary, "", r.headers())
-	liar := r.device(mockOptions{script: func(m *mock) func(string, link.Cmd) {
+	liar := r.device(mockOptions{script: func(m *mockDevice) func(string, link.Cmd) {
 		return func(id string, _ link.Cmd) { m.refuse(id, manifest.Internal, canary) }
 	}})
 	r.call(liar.echoTool(), text(canary))
 	_ = liar.write(`{"type":"error","msg_id":"` + manifest.NewULID() + `","payload":{"code":"E_INTERNAL","message":"` + canary + `"}}`)
 	_ = liar.write(canary)
-	liar.closed()
+	liar.waitClosed()
 	p.stop()
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
-	after := files(t, filepath.Join(dir, "state"))
+	after := hashFiles(t, filepath.Join(dir, "state"))
 	for name := range after {
 		if strings.HasPrefix(filepath.Base(name), "history.db") { // samples are kept, and nothing else
 			if strings.Contains(after[name], canary) {
@@ -167,7 +167,7 @@ func TestRFC0005NothingIsKept(t *testing.T) {
 		t.Errorf("the board's state changed from %v to %v", before, after)
 	}
 	logs := map[string]string{"the relay's log": r.logs.String(), "the board's log": p.out.String() + p.err.String()}
-	for _, m := range []map[string]string{logs, after, files(t, r.dir)} {
+	for _, m := range []map[string]string{logs, after, hashFiles(t, r.dir)} {
 		for name, content := range m {
 			for _, word := range []string{canary, "E_TIMEOUT", "E_DEVICE_OFFLINE", "E_INVALID_ARGS", "E_UNAUTHORIZED"} {
 				if strings.Contains(content, word) {
@@ -182,8 +182,8 @@ func TestRFC0005NothingIsKept(t *testing.T) {
 }
 
 // A board dials out: it listens on no TCP and no UDP port.
-func TestBoardListensNowhere(t *testing.T) {
-	r := newRig(t)
+func TestBoardHasNoListeners(t *testing.T) {
+	r := newTestRelay(t)
 	p, _, _, socket := r.run("attic")
 	inodes := make(map[string]bool)
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
@@ -227,12 +227,12 @@ func TestBoardListensNowhere(t *testing.T) {
 
 // The relay goes and comes back under the same address: so does the board, by itself, and
 // it is the node that it was.
-func TestBoardComesBack(t *testing.T) {
+func TestBoardReconnects(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t, func(o *relay.Options) { o.Listener = ln })
+	r := newTestRelay(t, func(o *relay.Options) { o.Listener = ln })
 	p, node, dir, _ := r.run("attic")
 	var id struct {
 		NodeID   string `json:"node_id"`
@@ -245,8 +245,8 @@ func TestBoardComesBack(t *testing.T) {
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
-	p.says(`"state":"waiting"`)
-	again := newRig(t, func(o *relay.Options) { o.StateDir, o.Listen = r.dir, ln.Addr().String() })
+	p.waitOutput(`"state":"waiting"`)
+	again := newTestRelay(t, func(o *relay.Options) { o.StateDir, o.Listen = r.dir, ln.Addr().String() })
 	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if a := again.call("sysecho."+node+".echo.invoke", text("again")); a.status == http.StatusOK {
 			break
@@ -259,7 +259,7 @@ func TestBoardComesBack(t *testing.T) {
 
 // RFC-0005 §11, §7: a round trip is far below the budgets.
 func TestRFC0005Latency(t *testing.T) {
-	r := newRig(t)
+	r := newTestRelay(t)
 	var took []time.Duration
 	for range 10 { // 10 a second each
 		m := r.device(mockOptions{})

@@ -21,10 +21,10 @@ import (
 	"agentctl/relay/mcp/stdio"
 )
 
-// TestRefusalIsTold: who may administer the relay hears of refused calls, without what was
-// in them; others may not listen.
-func TestRefusalIsTold(t *testing.T) {
-	r := newRig(t, func(o *relay.Options) { o.SSE = &gateway.Options{Listen: "127.0.0.1:0"} })
+// TestRefusalEvent: subscribers with kernel:admin get an event for each refused call, without
+// its arguments; others may not subscribe.
+func TestRefusalEvent(t *testing.T) {
+	r := newTestRelay(t, func(o *relay.Options) { o.SSE = &gateway.Options{Listen: "127.0.0.1:0"} })
 	listen := func(token string) *http.Response {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.relay.SSEURL()+"?topics=audit", nil)
@@ -61,7 +61,7 @@ func TestRefusalIsTold(t *testing.T) {
 // TestStalledEventClients: fifty clients of the event gateway that never read hold up
 // neither an MCP client on stdio nor a client that reads.
 func TestStalledEventClients(t *testing.T) {
-	r := newRig(t, func(o *relay.Options) {
+	r := newTestRelay(t, func(o *relay.Options) {
 		o.SSE = &gateway.Options{Listen: "127.0.0.1:0", Ring: 10_000, OpenIngestRate: 1e6, IngestRate: 1e6}
 	})
 	token := r.agentOf(auth.DefaultTenant, manifest.ScopeEventsSubscribe, manifest.ScopeEventsIngest)

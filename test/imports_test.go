@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// rules forbid imports. A reader can tell from a package's imports what it may know. To
+// rules forbid imports. A package's imports show what it may know. To
 // change a rule, edit its row and give the reason in the same commit. Test code is exempt.
 var rules = []struct {
 	from      string   // package path below agentctl/, or a prefix that ends in /...

@@ -39,18 +39,18 @@ func loggedEvents(t testing.TB, dir string, types ...string) (list []kernel.Even
 	return list
 }
 
-// What was served is an event with who and the trace id, by whichever door it came; what
-// was refused is none, and nothing that a caller or a device said is on the disk.
+// A call that was served leaves an event with caller and trace id, over whichever transport it
+// came; a refused call leaves none, and no text of a caller or device is stored.
 func TestEvents(t *testing.T) {
 	const canary = "CANARY-51e0"
-	r := newRig(t, whole)
+	r := newTestRelay(t, withBuiltins)
 	m := r.device(mockOptions{})
 	admin := r.mint(auth.MintRequest{Class: "admin", Subject: "ann"})
 	trace := func(n int) string { return fmt.Sprintf("00-%032x-00f067aa0ba902b7-01", n) }
 	r.call(m.echoTool(), text(canary), "Traceparent", trace(1))
 	res := r.mcp(r.agent, "2026-07-28", "").call(m.echoTool(), map[string]any{"message": canary}, mcp.Meta{"traceparent": trace(2)})
 	if res.IsError {
-		t.Fatal(marshalled(t, res))
+		t.Fatal(mustMarshal(t, res))
 	}
 	r.call(m.echoTool(), `{"message":1,"`+canary+`":2}`, "Traceparent", trace(3))
 	r.call("kernel.middleware.enable", `{"name":"redact"}`, "Authorization", "Bearer "+admin.Token, "Traceparent", trace(4))
@@ -78,7 +78,7 @@ func TestEvents(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("events %q, want %q", got, want)
 	}
-	for name, content := range files(t, r.dir) {
+	for name, content := range hashFiles(t, r.dir) {
 		if strings.Contains(content, canary) {
 			t.Errorf("%s is in %s", canary, name)
 		}
@@ -95,15 +95,15 @@ func TestEvents(t *testing.T) {
 // event to the board's log.
 func TestOneTrace(t *testing.T) {
 	const trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-	r := newRig(t)
+	r := newTestRelay(t)
 	board, node, _, _ := r.run("attic")
 	res := r.mcp(r.agent, "2025-11-25", "").call("sysecho."+node+".echo.invoke", map[string]any{"message": "x"}, mcp.Meta{"traceparent": "00-" + trace + "-00f067aa0ba902b7-01"})
 	if res.IsError {
-		t.Fatal(marshalled(t, res))
+		t.Fatal(mustMarshal(t, res))
 	}
-	board.says(`"trace_id":"` + trace + `"`)
+	board.waitOutput(`"trace_id":"` + trace + `"`)
 	board.stop()
-	r.audited("trace_id="+trace, "decision=allow", "node_id="+node)
+	r.waitAudited("trace_id="+trace, "decision=allow", "node_id="+node)
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -115,10 +115,10 @@ func TestOneTrace(t *testing.T) {
 	}
 }
 
-// A link that comes back soon is no news: the tools were there all the time. One that
+// A link that reconnects soon changes nothing: the tools stay listed. One that
 // stays away leaves the list within a second, and its calls fail from the first moment.
 func TestShortReconnect(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		token := r.mint(auth.MintRequest{Class: "device"}).Token
 		m := r.device(mockOptions{token: token})
 		c := r.mcp(r.agent, "2025-11-25", "")
@@ -139,24 +139,24 @@ func TestShortReconnect(t *testing.T) {
 		}
 		time.Sleep(3 * time.Second)
 		if len(c.tools) != 0 {
-			t.Error("a short reconnect was told as a change")
+			t.Error("a short reconnect was reported as a change")
 		}
 		m.kill()
 		time.Sleep(10 * time.Millisecond)
-		r.refused(r.call(m.echoTool(), text("x")), http.StatusServiceUnavailable, manifest.NodeOffline)
-		r.refused(r.call(m.echoTool(), `{"nonsense":1}`), http.StatusServiceUnavailable, manifest.NodeOffline)
+		r.wantRefusal(r.call(m.echoTool(), text("x")), http.StatusServiceUnavailable, manifest.NodeOffline)
+		r.wantRefusal(r.call(m.echoTool(), `{"nonsense":1}`), http.StatusServiceUnavailable, manifest.NodeOffline)
 		time.Sleep(time.Second)
 		if n := len(c.list()); n != 0 {
 			t.Errorf("%d tools a second after the device went", n)
 		}
-		heard(t, c.tools)
+		waitNotified(t, c.tools)
 	})
 }
 
-// Who gives no sign of life is offline after the timeout; the directory says so and tells
+// An agent without activity is offline after the timeout; the directory shows it and notifies
 // its watchers.
 func TestPresence(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		const uri = "mcp://agents/directory.json"
 		m := r.device(mockOptions{name: "attic"})
 		agent := func(name string) string { return r.mint(auth.MintRequest{Class: "agent", Subject: name}).Token }
@@ -198,7 +198,7 @@ func TestPresence(t *testing.T) {
 		}
 		time.Sleep(15 * time.Second)
 		if len(watcher.updated) == 0 {
-			t.Error("nobody was told")
+			t.Error("no subscriber was notified")
 		}
 		want("silent", kernel.Offline)
 		want("watcher", kernel.Online)
@@ -206,7 +206,7 @@ func TestPresence(t *testing.T) {
 		m.kill()
 		time.Sleep(2 * time.Second)
 		want(m.node, kernel.Offline)
-	}, whole)
+	}, withBuiltins)
 }
 
 // The relay is killed while tickets are written: whatever was acknowledged is there after
@@ -230,8 +230,8 @@ func TestTicketsSurviveKill(t *testing.T) {
 	var p *process
 	var url string
 	up := func() {
-		p = start(t, nil, bin, "relay", "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics-listen", "")
-		p.says(`"ready":true`)
+		p = startProcess(t, nil, bin, "relay", "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics-listen", "")
+		p.waitOutput(`"ready":true`)
 		var line struct{ URL string }
 		if err := json.Unmarshal([]byte(p.out.String()), &line); err != nil {
 			t.Fatal(err)
@@ -294,7 +294,7 @@ func TestTicketsSurviveKill(t *testing.T) {
 		t.Errorf("only %d tickets in %d rounds", len(acked), rounds)
 	}
 	if !strings.Contains(p.err.String(), "tickets rebuilt from the event log") || !strings.Contains(p.err.String(), "presence rebuilt from the event log") {
-		t.Errorf("the replay does not say so: %s", p.err)
+		t.Errorf("the replay does not report it: %s", p.err)
 	}
 	p.stop()
 	seqs := loggedEvents(t, dir)
@@ -304,11 +304,11 @@ func TestTicketsSurviveKill(t *testing.T) {
 	t.Logf("%d rounds, %d tickets, %d events", rounds, len(acked), len(seqs))
 }
 
-// The board build has no MCP server; it says where one is.
+// The board build has no MCP server; its error names the package that has one.
 func TestBoardNamesThePackage(t *testing.T) {
 	bin := binary(t, "agentctl-board", "agentctl_omit_relay")
 	for _, args := range [][]string{{"mcp"}, {"mcp", "--local"}, {"plugin", "ls"}, {"events", "replay"}} {
-		p := start(t, nil, bin, args...)
+		p := startProcess(t, nil, bin, args...)
 		<-p.ended
 		if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.err.String(), "install the package agentctl-relay") || p.out.String() != "" {
 			t.Errorf("%v: %d, %q, %q", args, code, p.out, p.err)

@@ -67,12 +67,12 @@ func (r *recorded) read(db *sql.DB, all bool) error {
 	return more.Err()
 }
 
-// kept holds a file and the daemon that has it open against what was committed.
-func (r *recorded) kept(t *testing.T, db *sql.DB, socket string) {
+// checkCommitted holds a file and the daemon that has it open against what was committed.
+func (r *recorded) checkCommitted(t *testing.T, db *sql.DB, socket string) {
 	t.Helper()
-	var said string
-	if err := db.QueryRow("PRAGMA integrity_check").Scan(&said); err != nil || said != "ok" {
-		t.Fatalf("integrity_check: %q, %v", said, err)
+	var result string
+	if err := db.QueryRow("PRAGMA integrity_check").Scan(&result); err != nil || result != "ok" {
+		t.Fatalf("integrity_check: %q, %v", result, err)
 	}
 	now := recorded{samples: map[int64][7]int64{}, readings: map[int64]int64{}}
 	if err := now.read(db, true); err != nil {
@@ -101,17 +101,17 @@ func (r *recorded) kept(t *testing.T, db *sql.DB, socket string) {
 	if err := c.Status(ctx, &status); err != nil || status.Storage.State != "ok" {
 		t.Fatalf("storage is %q (%v) after a kill", status.Storage.State, err)
 	}
-	told := make(map[int64]bool)
+	returned := make(map[int64]bool)
 	err = c.HistoryEach(ctx, control.HistoryQuery{FromMS: 1}, func(item control.HistoryItem) error {
-		told[item.TS] = true
+		returned[item.TS] = true
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for ts := range now.samples {
-		if !told[ts] {
-			t.Fatalf("the daemon does not tell the sample of %d, which is in its file", ts)
+		if !returned[ts] {
+			t.Fatalf("the daemon does not return the sample of %d, which is in its file", ts)
 		}
 	}
 	*r = now
@@ -132,14 +132,14 @@ func TestKilledDaemonKeepsWhatItCommitted(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	path, socket := filepath.Join(dir, "history.db"), filepath.Join(dir, "s")
 	daemon := func() *process {
-		return start(t, nil, binary(t, "agentctl-board", "agentctl_omit_relay"), "run", "--state-dir", dir, "--socket", socket,
+		return startProcess(t, nil, binary(t, "agentctl-board", "agentctl_omit_relay"), "run", "--state-dir", dir, "--socket", socket,
 			"--config", filepath.Join(dir, "none.yaml"), "--interval", "100ms", "--history-flush", "1s")
 	}
 	if err := os.WriteFile(filepath.Join(dir, "none.yaml"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	first := daemon() // makes the file
-	first.says(`"msg":"ready"`)
+	first.waitOutput(`"msg":"ready"`)
 	first.stop()
 	db, err := sql.Open("sqlite", "file:"+path+"?mode=ro&_pragma=busy_timeout(2000)")
 	if err != nil {
@@ -155,7 +155,7 @@ func TestKilledDaemonKeepsWhatItCommitted(t *testing.T) {
 		case 0: // amid its start, where it works off what the last kill left
 			time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
 		case 1: // amid a commit: the log of the file has begun to change
-			p.says(`"msg":"ready"`)
+			p.waitOutput(`"msg":"ready"`)
 			before := modified(path + "-wal")
 			for end := time.Now().Add(5 * time.Second); modified(path+"-wal") == before && time.Now().Before(end); {
 				time.Sleep(100 * time.Microsecond)
@@ -173,8 +173,8 @@ func TestKilledDaemonKeepsWhatItCommitted(t *testing.T) {
 		_ = p.cmd.Process.Kill()
 		<-p.ended
 		next := daemon()
-		next.says(`"msg":"ready"`)
-		seen.kept(t, db, socket)
+		next.waitOutput(`"msg":"ready"`)
+		seen.checkCommitted(t, db, socket)
 		_ = next.cmd.Process.Kill()
 		<-next.ended
 	}

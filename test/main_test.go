@@ -31,7 +31,7 @@ var built struct {
 	done map[string]error // by the name of the binary
 }
 
-// testVersion is what the binaries of the tests say.
+// testVersion is the version of the tests' binaries.
 const testVersion = "v0.0.0-test"
 
 // binary builds agentctl once for a whole run and gives its path. env may name another

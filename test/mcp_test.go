@@ -19,7 +19,7 @@ import (
 	"agentctl/transport/link"
 )
 
-// mcpClient is the official SDK's client on a rig, and what it was told.
+// mcpClient is the official SDK's client, connected to the test relay, and what it received.
 type mcpClient struct {
 	t  testing.TB
 	cs *mcp.ClientSession
@@ -42,7 +42,7 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // mcp connects a client of a protocol version at /mcp, or at /mcp?query.
-func (r *rig) mcp(token, version, query string) *mcpClient {
+func (r *testRelay) mcp(token, version, query string) *mcpClient {
 	r.t.Helper()
 	c := &mcpClient{t: r.t, progress: make(chan *mcp.ProgressNotificationParams, 256), tools: make(chan struct{}, 256),
 		resources: make(chan struct{}, 256), updated: make(chan string, 256)}
@@ -65,10 +65,10 @@ func (r *rig) mcp(token, version, query string) *mcpClient {
 }
 
 // eras runs a test with a client of each era of MCP.
-func eras(t *testing.T, f func(t *testing.T, r *rig, version string)) {
+func eras(t *testing.T, f func(t *testing.T, r *testRelay, version string)) {
 	for _, version := range []string{"2025-06-18", "2025-11-25", "2026-07-28"} {
 		t.Run(version, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *rig) { f(t, r, version) })
+			bubble(t, func(t *testing.T, r *testRelay) { f(t, r, version) })
 		})
 	}
 }
@@ -106,7 +106,7 @@ func withFailure(s map[string]any) map[string]any {
 }
 
 func TestMCPTools(t *testing.T) {
-	eras(t, func(t *testing.T, r *rig, version string) {
+	eras(t, func(t *testing.T, r *testRelay, version string) {
 		m := r.device(mockOptions{name: "attic"})
 		r.device(mockOptions{tenant: "other"})
 		c := r.mcp(r.agent, version, "")
@@ -132,11 +132,11 @@ func TestMCPTools(t *testing.T) {
 				output = kind + ".frame@1.0.0"
 			}
 			served := decoded(t, r.do(http.MethodGet, "/schemas/"+kind+".input@1.0.0", "", nil).body)
-			if a, b := marshalled(t, served), marshalled(t, tool.InputSchema); a != b {
+			if a, b := mustMarshal(t, served), mustMarshal(t, tool.InputSchema); a != b {
 				t.Errorf("%s has the schema %s, served as %s", tool.Name, b, a)
 			}
 			registered := decoded(t, r.do(http.MethodGet, "/schemas/"+output, "", nil).body).(map[string]any)
-			if a, b := marshalled(t, withFailure(registered)), marshalled(t, tool.OutputSchema); !strings.Contains(b, `"error"`) || a != b {
+			if a, b := mustMarshal(t, withFailure(registered)), mustMarshal(t, tool.OutputSchema); !strings.Contains(b, `"error"`) || a != b {
 				t.Errorf("%s has the schema %s, served as %s", tool.Name, b, a)
 			}
 		}
@@ -164,7 +164,7 @@ func TestMCPTools(t *testing.T) {
 	})
 }
 
-func marshalled(t testing.TB, v any) string {
+func mustMarshal(t testing.TB, v any) string {
 	t.Helper()
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -176,7 +176,7 @@ func marshalled(t testing.TB, v any) string {
 // RFC-0005 §6.1, §6.9: calls through MCP, their results in both forms, and failures as
 // results with the envelope.
 func TestMCPCall(t *testing.T) {
-	eras(t, func(t *testing.T, r *rig, version string) {
+	eras(t, func(t *testing.T, r *testRelay, version string) {
 		m := r.device(mockOptions{})
 		foreign := r.device(mockOptions{tenant: "other"})
 		gone := r.device(mockOptions{})
@@ -189,11 +189,11 @@ func TestMCPCall(t *testing.T) {
 				want = m.echo("ping")
 			}
 			text, ok := res.Content[0].(*mcp.TextContent)
-			if res.IsError || len(res.Content) != 1 || !ok || text.Text != want || marshalled(t, res.StructuredContent) != marshalled(t, decoded(t, want)) {
+			if res.IsError || len(res.Content) != 1 || !ok || text.Text != want || mustMarshal(t, res.StructuredContent) != mustMarshal(t, decoded(t, want)) {
 				t.Errorf("%s: %+v, want %s", tool, res, want)
 			}
 		}
-		m.untouched(func() {
+		m.expectNoCommand(func() {
 			for _, f := range []struct {
 				tool string
 				args map[string]any
@@ -208,8 +208,8 @@ func TestMCPCall(t *testing.T) {
 			} {
 				res := c.call(f.tool, f.args, nil)
 				var e envelope
-				if err := json.Unmarshal([]byte(marshalled(t, res.StructuredContent)), &e); err != nil || !res.IsError || e.Error.Code != string(f.code) || e.Error.TraceID == "" {
-					t.Errorf("%s %v: %+v %s, want %s", f.tool, f.args, res, marshalled(t, res.StructuredContent), f.code)
+				if err := json.Unmarshal([]byte(mustMarshal(t, res.StructuredContent)), &e); err != nil || !res.IsError || e.Error.Code != string(f.code) || e.Error.TraceID == "" {
+					t.Errorf("%s %v: %+v %s, want %s", f.tool, f.args, res, mustMarshal(t, res.StructuredContent), f.code)
 				}
 			}
 			for _, name := range []string{"system.echo", "nosuch", m.tool("sysecho.nosuch.invoke"), strings.Repeat("a", 300)} {
@@ -226,9 +226,9 @@ func TestMCPCall(t *testing.T) {
 }
 
 // A stream over MCP: progress for each frame, at most 20 frames or a minute, the last frame
-// as the result, and the device hears of the end.
+// as the result, and the device gets the cancel.
 func TestMCPStream(t *testing.T) {
-	eras(t, func(t *testing.T, r *rig, version string) {
+	eras(t, func(t *testing.T, r *testRelay, version string) {
 		m := r.device(mockOptions{cadence: true})
 		c := r.mcp(r.agent, version, "")
 		for i, tt := range []struct {
@@ -254,8 +254,8 @@ func TestMCPStream(t *testing.T) {
 				p := <-c.progress
 				last = p.Message
 			}
-			if res.IsError || n < tt.frames-1 || n > tt.frames || marshalled(t, res.StructuredContent) != marshalled(t, decoded(t, last)) {
-				t.Errorf("%d: %d frames, want %d; last %s, result %s", i, n, tt.frames, last, marshalled(t, res.StructuredContent))
+			if res.IsError || n < tt.frames-1 || n > tt.frames || mustMarshal(t, res.StructuredContent) != mustMarshal(t, decoded(t, last)) {
+				t.Errorf("%d: %d frames, want %d; last %s, result %s", i, n, tt.frames, last, mustMarshal(t, res.StructuredContent))
 			}
 			eventually(t, "cmd_cancel", func() bool { return m.count(link.TypeCmdCancel) == i+1 })
 		}
@@ -268,16 +268,16 @@ func TestMCPStream(t *testing.T) {
 		eventually(t, "cmd_cancel", func() bool { return m.count(link.TypeCmdCancel) == 5 })
 		// The device goes: the call fails as every failure does.
 		time.AfterFunc(3*time.Second, m.kill)
-		if res := c.call(m.subscribeTool(), map[string]any{"interval_ms": 1000}, nil); !res.IsError || !strings.Contains(marshalled(t, res.StructuredContent), "E_NODE_OFFLINE") {
-			t.Errorf("got %s", marshalled(t, res.StructuredContent))
+		if res := c.call(m.subscribeTool(), map[string]any{"interval_ms": 1000}, nil); !res.IsError || !strings.Contains(mustMarshal(t, res.StructuredContent), "E_NODE_OFFLINE") {
+			t.Errorf("got %s", mustMarshal(t, res.StructuredContent))
 		}
 	})
 }
 
-// Devices that come and go change the list, and the client hears of it within a second or
-// so; other tenants' devices are no news.
+// Devices that connect and disconnect change the list, and the client is notified within a
+// second or so; other tenants' devices cause no notification.
 func TestMCPListChanged(t *testing.T) {
-	eras(t, func(t *testing.T, r *rig, version string) {
+	eras(t, func(t *testing.T, r *testRelay, version string) {
 		stay := r.device(mockOptions{})
 		c := r.mcp(r.agent, version, "")
 		time.Sleep(2 * time.Second)
@@ -286,18 +286,18 @@ func TestMCPListChanged(t *testing.T) {
 		other.kill()
 		time.Sleep(3 * time.Second)
 		if len(c.tools)+len(c.resources) != 0 {
-			t.Error("news of another tenant's devices")
+			t.Error("a notification about another tenant's devices")
 		}
 		come := r.device(mockOptions{})
-		heard(t, c.tools)
-		heard(t, c.resources)
+		waitNotified(t, c.tools)
+		waitNotified(t, c.resources)
 		if n := len(c.list()); n != 6 {
 			t.Errorf("%d tools", n)
 		}
 		time.Sleep(2 * time.Second)
 		drain(c.tools)
 		come.kill()
-		heard(t, c.tools)
+		waitNotified(t, c.tools)
 		for _, tool := range c.list() {
 			if !strings.Contains(tool.Name, stay.node) {
 				t.Errorf("%s is still listed", tool.Name)
@@ -312,7 +312,7 @@ func drain(c chan struct{}) {
 	}
 }
 
-func heard(t testing.TB, c chan struct{}) {
+func waitNotified(t testing.TB, c chan struct{}) {
 	t.Helper()
 	select {
 	case <-c:
@@ -324,7 +324,7 @@ func heard(t testing.TB, c chan struct{}) {
 // The newest metrics as a resource: listed, read, and followed with at most one update a
 // second.
 func TestMCPResource(t *testing.T) {
-	eras(t, func(t *testing.T, r *rig, version string) {
+	eras(t, func(t *testing.T, r *testRelay, version string) {
 		m := r.device(mockOptions{})
 		r.device(mockOptions{tenant: "other"})
 		c := r.mcp(r.agent, version, "")
@@ -343,7 +343,7 @@ func TestMCPResource(t *testing.T) {
 		if got := read(); got != m.sample(1) {
 			t.Errorf("read %s", got)
 		}
-		r.audited("reason=read", "decision=allow", "node_id="+m.node, "tenant="+auth.DefaultTenant)
+		r.waitAudited("reason=read", "decision=allow", "node_id="+m.node, "tenant="+auth.DefaultTenant)
 		if err := c.cs.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uri}); err != nil {
 			t.Fatal(err)
 		}
@@ -386,7 +386,7 @@ func TestMCPResource(t *testing.T) {
 
 // What a token may see and do over MCP; one that ends is out within 5 s.
 func TestMCPTokens(t *testing.T) {
-	eras(t, func(t *testing.T, r *rig, version string) {
+	eras(t, func(t *testing.T, r *testRelay, version string) {
 		m := r.device(mockOptions{cadence: true})
 		if tools := r.mcp(r.agentOf(auth.DefaultTenant, manifest.ScopeToolsList), version, "").list(); len(tools) != 0 {
 			t.Errorf("a token that may only list is shown %d tools that it may not call", len(tools))

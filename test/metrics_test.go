@@ -19,7 +19,7 @@ import (
 
 func withMetrics(o *relay.Options) { o.MetricsListen = "127.0.0.1:0" }
 
-func metricsText(t testing.TB, r *rig) string {
+func metricsText(t testing.TB, r *testRelay) string {
 	t.Helper()
 	resp, err := http.Get(r.relay.MetricsURL())
 	if err != nil {
@@ -39,7 +39,7 @@ func metricsText(t testing.TB, r *rig) string {
 // The reference parser reads /metrics; every family has HELP and TYPE, no label names a
 // tenant, a node or a tool, the series are the same whatever happened, and they count.
 func TestMetrics(t *testing.T) {
-	r := newRig(t, withMetrics)
+	r := newTestRelay(t, withMetrics)
 	parse := func() map[string]float64 {
 		t.Helper()
 		p := expfmt.NewTextParser(model.LegacyValidation)
@@ -94,7 +94,7 @@ func TestMetrics(t *testing.T) {
 	s.metric(time.Second)
 	open := parse()
 	s.halfClose()
-	s.end(sse.Normal, time.Second)
+	s.waitEnd(sse.Normal, time.Second)
 	eventually(t, "the stream is gone", func() bool { return parse()["agentctl_sse_streams"] == 0 })
 	after := parse()
 	if len(after) != len(before) || len(after) < 40 {
@@ -152,9 +152,9 @@ func TestMetrics(t *testing.T) {
 
 // A refused token counts once.
 func TestMetricsCountOnce(t *testing.T) {
-	r := newRig(t, withMetrics)
+	r := newTestRelay(t, withMetrics)
 	for range 7 {
-		r.refused(r.callRaw(`{}`, "Authorization", ""), http.StatusUnauthorized, manifest.SafetyDenied)
+		r.wantRefusal(r.callRaw(`{}`, "Authorization", ""), http.StatusUnauthorized, manifest.SafetyDenied)
 	}
 	if want := `agentctl_tool_calls_total{code="E_SAFETY_DENIED"} 7` + "\n"; !strings.Contains(metricsText(t, r), want) {
 		t.Errorf("no %s in\n%s", want, metricsText(t, r))
@@ -163,7 +163,7 @@ func TestMetricsCountOnce(t *testing.T) {
 
 // /healthz and /readyz need no token; readiness ends before the relay does.
 func TestHealth(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		for path, want := range map[string]string{"/healthz": "ok\n", "/readyz": "ready\n"} {
 			if a := r.do(http.MethodGet, path, "", nil); a.status != http.StatusOK || a.body != want {
 				t.Errorf("%s: %d %q", path, a.status, a.body)
@@ -182,7 +182,7 @@ func TestHealth(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		seen := make(map[string]int)
 		for range 5 {
-			a, err := r.try(http.MethodGet, "/readyz", strings.NewReader(""), nil)
+			a, err := r.tryRequest(http.MethodGet, "/readyz", strings.NewReader(""), nil)
 			if err != nil {
 				break // the listener has gone
 			}
@@ -200,13 +200,13 @@ func TestHealth(t *testing.T) {
 
 // Calls that are in flight when the relay stops are answered, not dropped.
 func TestShutdownAnswers(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
-		m := r.device(mockOptions{script: func(*mock) func(string, link.Cmd) { return func(string, link.Cmd) {} }})
+	bubble(t, func(t *testing.T, r *testRelay) {
+		m := r.device(mockOptions{script: func(*mockDevice) func(string, link.Cmd) { return func(string, link.Cmd) {} }})
 		var calls []<-chan *answer
 		for range 3 {
-			calls = append(calls, r.later(m.echoTool(), text("x")))
+			calls = append(calls, r.callAsync(m.echoTool(), text("x")))
 		}
-		opening := r.later(m.subscribeTool(), `{}`, "Accept", "text/event-stream")
+		opening := r.callAsync(m.subscribeTool(), `{}`, "Accept", "text/event-stream")
 		eventually(t, "four commands", func() bool { return len(m.cmds()) == 4 })
 		start := time.Now()
 		if err := r.stop(); err != nil {
@@ -216,7 +216,7 @@ func TestShutdownAnswers(t *testing.T) {
 			t.Errorf("it took %s to stop", took)
 		}
 		for _, c := range append(calls, opening) {
-			r.refused(<-c, http.StatusServiceUnavailable, manifest.NodeOffline)
+			r.wantRefusal(<-c, http.StatusServiceUnavailable, manifest.NodeOffline)
 		}
 	})
 }

@@ -21,11 +21,11 @@ import (
 	"agentctl/transport/link"
 )
 
-// mock is a device written by hand: it says what a test wants it to say, well or badly.
-// Unless told otherwise it announces echo and metrics and answers them well.
-type mock struct {
+// mockDevice is a scripted device: it sends what a test wants it to send, valid or not. By
+// default it announces echo and metrics and answers them correctly.
+type mockDevice struct {
 	t     testing.TB
-	r     *rig
+	r     *testRelay
 	ws    *websocket.Conn
 	node  string
 	token string
@@ -40,29 +40,29 @@ type mock struct {
 	wmu sync.Mutex // one writer at a time
 
 	mu       sync.Mutex // protects the fields below
-	got      []got
+	got      []receivedCmd
 	streams  map[string]chan struct{} // stop channels by the id of the cmd
 	streamID string                   // of the stream opened last
 	closing  bool
-	ended    chan struct{} // closed when the link has ended
+	ended    chan struct{} // waitClosed when the link has ended
 	close    int           // the code that ended it
 	wg       sync.WaitGroup
 }
 
-// got is one frame from the relay.
-type got struct {
+// receivedCmd is one frame from the relay.
+type receivedCmd struct {
 	raw string
 	link.Envelope
 	cmd link.Cmd
 }
 
-// mockOptions say how a mock introduces itself; the zero value is a good device of tenant
+// mockOptions configure a mock's handshake; the zero value is a valid device of tenant
 // default.
 type mockOptions struct {
 	tenant, token, instance, name string
 	caps                          string // raw JSON of capabilities
 	announce                      func(raw string) string
-	script                        func(m *mock) func(id string, c link.Cmd)
+	script                        func(m *mockDevice) func(id string, c link.Cmd)
 	cadence                       bool
 }
 
@@ -72,7 +72,7 @@ func defaultCaps() string {
 }
 
 // device links a mock and waits until its tools are there.
-func (r *rig) device(o mockOptions) *mock {
+func (r *testRelay) device(o mockOptions) *mockDevice {
 	r.t.Helper()
 	m, err := r.link(o)
 	if err != nil {
@@ -82,21 +82,21 @@ func (r *rig) device(o mockOptions) *mock {
 	return m
 }
 
-// online tells whether the relay has loaded the device: a call with bad arguments is then
+// online reports whether the relay has loaded the device: a call with bad arguments is then
 // refused for these.
-func (m *mock) online() bool {
+func (m *mockDevice) online() bool {
 	m.t.Helper()
 	return m.r.call(m.ack.Tools[0], `{"no_such":1}`, "Accept", "application/json, text/event-stream", "Authorization", m.bearer()).status ==
 		http.StatusUnprocessableEntity
 }
 
 // bearer is the header of an agent of the device's tenant.
-func (m *mock) bearer() string { return "Bearer " + m.r.agentFor(m.ok.TenantID) }
+func (m *mockDevice) bearer() string { return "Bearer " + m.r.agentFor(m.ok.TenantID) }
 
 // link makes the handshake; the error is a *websocket.CloseError when the relay refused.
-func (r *rig) link(o mockOptions) (*mock, error) {
+func (r *testRelay) link(o mockOptions) (*mockDevice, error) {
 	r.t.Helper()
-	m := &mock{t: r.t, r: r, token: o.token, cadence: o.cadence, streams: make(map[string]chan struct{}), ended: make(chan struct{})}
+	m := &mockDevice{t: r.t, r: r, token: o.token, cadence: o.cadence, streams: make(map[string]chan struct{}), ended: make(chan struct{})}
 	m.now = func() int64 { return time.Now().UnixMilli() }
 	if m.token == "" {
 		m.token = r.mint(auth.MintRequest{Class: "device", Tenant: o.tenant}).Token
@@ -125,7 +125,7 @@ func (r *rig) link(o mockOptions) (*mock, error) {
 }
 
 // websocket opens the device link's WebSocket and nothing more.
-func (r *rig) websocket() (*websocket.Conn, error) {
+func (r *testRelay) websocket() (*websocket.Conn, error) {
 	d := websocket.Dialer{NetDialContext: r.dial, TLSClientConfig: r.tls, Subprotocols: []string{link.Subprotocol}, HandshakeTimeout: 10 * time.Second}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -136,7 +136,7 @@ func (r *rig) websocket() (*websocket.Conn, error) {
 	return ws, err
 }
 
-func (m *mock) handshake(o mockOptions) error {
+func (m *mockDevice) handshake(o mockOptions) error {
 	_ = m.ws.SetReadDeadline(time.Now().Add(15 * time.Second))
 	defer func() { _ = m.ws.SetReadDeadline(time.Time{}) }()
 	var hello link.Hello
@@ -171,7 +171,7 @@ func announceBody(caps string) string {
 	return `{"manifest_version":1,"manifest_sha256":"` + manifest.Hash([]byte(caps)) + `","capabilities":` + caps + `}`
 }
 
-func (m *mock) expect(typ string, v any) error {
+func (m *mockDevice) expect(typ string, v any) error {
 	_, b, err := m.ws.ReadMessage()
 	if err != nil {
 		return err
@@ -184,12 +184,12 @@ func (m *mock) expect(typ string, v any) error {
 		return fmt.Errorf("got %s instead of %s", e.Type, typ)
 	}
 	m.mu.Lock()
-	m.got = append(m.got, got{raw: string(b), Envelope: e})
+	m.got = append(m.got, receivedCmd{raw: string(b), Envelope: e})
 	m.mu.Unlock()
 	return e.Decode(v)
 }
 
-func (m *mock) read() {
+func (m *mockDevice) read() {
 	defer close(m.ended)
 	for {
 		_, b, err := m.ws.ReadMessage()
@@ -212,7 +212,7 @@ func (m *mock) read() {
 			m.t.Errorf("the relay sent %q: %v", b, err)
 			continue
 		}
-		g := got{raw: string(b), Envelope: e}
+		g := receivedCmd{raw: string(b), Envelope: e}
 		if e.Type == link.TypeCmd {
 			if err := e.Decode(&g.cmd); err != nil {
 				m.t.Errorf("the relay sent %q: %v", b, err)
@@ -236,8 +236,8 @@ func (m *mock) read() {
 	}
 }
 
-// answer is what a good device says.
-func (m *mock) answer(id string, c link.Cmd) {
+// answer sends what a correct device answers.
+func (m *mockDevice) answer(id string, c link.Cmd) {
 	switch {
 	case strings.HasSuffix(c.Tool, ".invoke"):
 		var a struct {
@@ -252,19 +252,19 @@ func (m *mock) answer(id string, c link.Cmd) {
 	}
 }
 
-func (m *mock) echo(message string) string {
+func (m *mockDevice) echo(message string) string {
 	b, _ := json.Marshal(message)
 	return fmt.Sprintf(`{"message":%s,"received_at_ms":%d,"node_id":"%s"}`, b, m.now(), m.node)
 }
 
-// sample is a good frame; n tells frames apart in cpu_pct.
-func (m *mock) sample(n int64) string {
+// sample is a valid frame; n identifies it in cpu_pct.
+func (m *mockDevice) sample(n int64) string {
 	return fmt.Sprintf(`{"ts_ms":%d,"node_id":"%s","cpu_pct":%d.5,"mem_bytes":1234567890,"mem_total_bytes":8589934592,`+
 		`"disk_pct":31.2,"load_1m":0.42,"load_5m":0.39,"load_15m":0.35}`, m.now(), m.node, n%100)
 }
 
 // subscribed opens a stream and sends its first frame, and the others if cadence is on.
-func (m *mock) subscribed(id string, c link.Cmd) (streamID string) {
+func (m *mockDevice) subscribed(id string, c link.Cmd) (streamID string) {
 	var a struct {
 		IntervalMS int64 `json:"interval_ms"`
 	}
@@ -300,31 +300,31 @@ func (m *mock) subscribed(id string, c link.Cmd) (streamID string) {
 	return streamID
 }
 
-func (m *mock) write(raw string) error {
+func (m *mockDevice) write(raw string) error {
 	m.wmu.Lock()
 	defer m.wmu.Unlock()
 	_ = m.ws.SetWriteDeadline(time.Now().Add(5 * time.Second))
 	return m.ws.WriteMessage(websocket.TextMessage, []byte(raw))
 }
 
-func (m *mock) send(typ, inReplyTo string, payload any) error {
+func (m *mockDevice) send(typ, inReplyTo string, payload any) error {
 	return m.write(string(link.Encode(typ, manifest.NewULID(), inReplyTo, payload)))
 }
 
-func (m *mock) result(id, result string) {
+func (m *mockDevice) result(id, result string) {
 	_ = m.write(string(link.AppendAck(nil, manifest.NewULID(), id, []byte(result))))
 }
 
-func (m *mock) refuse(id string, code manifest.Code, detail string) {
+func (m *mockDevice) refuse(id string, code manifest.Code, detail string) {
 	_ = m.send(link.TypeCmdAck, id, link.CmdAck{Code: code, Detail: detail})
 }
 
-func (m *mock) metric(streamID string, seq int64, sample string) {
+func (m *mockDevice) metric(streamID string, seq int64, sample string) {
 	_ = m.write(string(link.AppendMetric(nil, manifest.NewULID(), streamID, seq, []byte(sample))))
 }
 
 // kill drops the connection without a word, and waits for the mock's goroutines.
-func (m *mock) kill() {
+func (m *mockDevice) kill() {
 	if t, ok := m.ws.NetConn().(*net.TCPConn); ok {
 		_ = t.SetLinger(0)
 	}
@@ -332,8 +332,8 @@ func (m *mock) kill() {
 	m.wg.Wait()
 }
 
-// closed waits for the relay's close and gives its code.
-func (m *mock) closed() int {
+// waitClosed waits for the relay's close and gives its code.
+func (m *mockDevice) waitClosed() int {
 	m.t.Helper()
 	select {
 	case <-m.ended:
@@ -346,10 +346,10 @@ func (m *mock) closed() int {
 }
 
 // cmds are the commands that the mock received so far.
-func (m *mock) cmds() []got {
+func (m *mockDevice) cmds() []receivedCmd {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var list []got
+	var list []receivedCmd
 	for _, g := range m.got {
 		if g.Type == link.TypeCmd {
 			list = append(list, g)
@@ -359,7 +359,7 @@ func (m *mock) cmds() []got {
 }
 
 // count is how many frames of a type came.
-func (m *mock) count(typ string) (n int) {
+func (m *mockDevice) count(typ string) (n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, g := range m.got {
@@ -370,9 +370,9 @@ func (m *mock) count(typ string) (n int) {
 	return n
 }
 
-// untouched proves that f made the relay send nothing to the device: the next command that
+// expectNoCommand proves that f made the relay send nothing to the device: the next command that
 // arrives is the test's own.
-func (m *mock) untouched(f func()) {
+func (m *mockDevice) expectNoCommand(f func()) {
 	m.t.Helper()
 	before := len(m.cmds())
 	f()
@@ -389,11 +389,11 @@ func (m *mock) untouched(f func()) {
 }
 
 // tool puts the node into "short.cap.verb".
-func (m *mock) tool(s string) string {
+func (m *mockDevice) tool(s string) string {
 	short, rest, _ := strings.Cut(s, ".")
 	return short + "." + m.node + "." + rest
 }
 
-func (m *mock) echoTool() string      { return m.tool("sysecho.echo.invoke") }
-func (m *mock) snapshotTool() string  { return m.tool("sys.metrics.snapshot") }
-func (m *mock) subscribeTool() string { return m.tool("sys.metrics.subscribe") }
+func (m *mockDevice) echoTool() string      { return m.tool("sysecho.echo.invoke") }
+func (m *mockDevice) snapshotTool() string  { return m.tool("sys.metrics.snapshot") }
+func (m *mockDevice) subscribeTool() string { return m.tool("sys.metrics.subscribe") }

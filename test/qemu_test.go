@@ -20,7 +20,7 @@ func TestBoards(t *testing.T) {
 		name, qemu string
 		env        []string
 		goarm      string
-		limit      int64 // the bar of 12.5 MB is arm64's; ARMv6 stands at 13.24
+		limit      int64 // the bar of 12.5 MB is arm64's; ARMv6 has 13.24
 	}{
 		{"armv6", "qemu-arm-static", []string{"GOOS=linux", "GOARCH=arm", "GOARM=6"}, "6", 13_500_000},
 		{"arm64", "qemu-aarch64-static", []string{"GOOS=linux", "GOARCH=arm64"}, "", 12_500_000},
@@ -39,7 +39,7 @@ func TestBoards(t *testing.T) {
 			if st, err := os.Stat(bin); err != nil || st.Size() > tt.limit {
 				t.Errorf("the binary is missing or has more than %d bytes: %v", tt.limit, err)
 			}
-			v := start(t, []string{qemu}, bin, "version", "-o", "json")
+			v := startProcess(t, []string{qemu}, bin, "version", "-o", "json")
 			<-v.ended
 			var info struct {
 				Version, OS, Arch string
@@ -50,7 +50,7 @@ func TestBoards(t *testing.T) {
 				t.Errorf("version: %s%s %v", v.out, v.err, err)
 			}
 
-			r := newRig(t)
+			r := newTestRelay(t)
 			minted := r.mint(auth.MintRequest{Class: "device"})
 			dir, err := os.MkdirTemp("", "ac")
 			if err != nil {
@@ -61,9 +61,9 @@ func TestBoards(t *testing.T) {
 			if err := os.WriteFile(token, []byte(minted.Token), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			d := start(t, []string{qemu}, bin, "run", "--relay", r.url, "--token-file", token, "--state-dir", filepath.Join(dir, "state"), "--socket", socket)
-			d.says(`"msg":"ready"`)
-			s := start(t, []string{qemu}, bin, "snapshot", "--socket", socket, "-o", "json")
+			d := startProcess(t, []string{qemu}, bin, "run", "--relay", r.url, "--token-file", token, "--state-dir", filepath.Join(dir, "state"), "--socket", socket)
+			d.waitOutput(`"msg":"ready"`)
+			s := startProcess(t, []string{qemu}, bin, "snapshot", "--socket", socket, "-o", "json")
 			<-s.ended
 			var snap struct {
 				CPU    map[string]float64

@@ -36,25 +36,25 @@ type board struct {
 
 const boardNode = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 
-// stood is a prober.Source whose figures stand still.
-type stood struct{}
+// fixedSource is a prober.Source whose figures stand still.
+type fixedSource struct{}
 
-func (stood) Read(s *prober.Sample) error {
+func (fixedSource) Read(s *prober.Sample) error {
 	s.CPUPct, s.MemBytes, s.MemTotalBytes, s.DiskPct = 12.4, 1234567890, 8589934592, 31.2
 	s.Load1, s.Load5, s.Load15 = 0.42, 0.39, 0.35
 	return nil
 }
 
-func (stood) Close() error { return nil }
+func (fixedSource) Close() error { return nil }
 
-// lab runs f with a board that is linked, in a synctest bubble. more are handlers beside
+// withBoard runs f with a board that is linked, in a synctest bubble. more are handlers beside
 // echo and metrics, or in their place.
-func lab(t *testing.T, f func(t *testing.T, b *board), more ...handlers.Handler) {
+func withBoard(t *testing.T, f func(t *testing.T, b *board), more ...handlers.Handler) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)))
 		c := clock.New(time.Time{})
-		p := prober.New(prober.Options{Source: stood{}, Interval: time.Second, Now: func() int64 { ms, _ := c.NowMS(); return ms }})
+		p := prober.New(prober.Options{Source: fixedSource{}, Interval: time.Second, Now: func() int64 { ms, _ := c.NowMS(); return ms }})
 		if more == nil {
 			more = []handlers.Handler{handlers.NewEcho(c.NowMS), handlers.NewMetrics(p, c.NowMS)}
 		}
@@ -95,9 +95,9 @@ func (b *board) accept() {
 	case <-time.After(time.Minute):
 		b.t.Fatal("the board did not dial within a minute")
 	}
-	b.say(link.TypeHello, "", link.Hello{Protocol: link.Protocol, Nonce: "bm9uY2U", ServerTimeMS: time.Now().UnixMilli()})
+	b.send(link.TypeHello, "", link.Hello{Protocol: link.Protocol, Nonce: "bm9uY2U", ServerTimeMS: time.Now().UnixMilli()})
 	b.read(link.TypeAuth, &b.auth)
-	b.say(link.TypeAuthOK, "", link.AuthOK{NodeID: boardNode, TenantID: "default", SessionID: manifest.NewULID(),
+	b.send(link.TypeAuthOK, "", link.AuthOK{NodeID: boardNode, TenantID: "default", SessionID: manifest.NewULID(),
 		ServerTimeMS: time.Now().UnixMilli(), ReconnectSpreadMS: 1000, Limits: link.Limits{MaxInflight: link.MaxInflight, MaxStreams: link.MaxStreams}})
 	var a link.Announce
 	id := b.read(link.TypeAnnounce, &a)
@@ -105,7 +105,7 @@ func (b *board) accept() {
 	if a.ManifestVersion != 1 || a.ManifestSHA256 != manifest.Hash(a.Capabilities) {
 		b.t.Errorf("announce %+v", a)
 	}
-	b.say(link.TypeAnnounceAck, id, link.AnnounceAck{Tools: []string{}, Rejected: []link.Rejected{}})
+	b.send(link.TypeAnnounceAck, id, link.AnnounceAck{Tools: []string{}, Rejected: []link.Rejected{}})
 	conn := b.conn
 	b.frames, b.closed = make(chan link.Envelope, 1024), make(chan error, 1)
 	frames, closed := b.frames, b.closed
@@ -146,7 +146,7 @@ func (b *board) read(typ string, v any) (id string) {
 	return id
 }
 
-func (b *board) say(typ, inReplyTo string, payload any) (id string) {
+func (b *board) send(typ, inReplyTo string, payload any) (id string) {
 	b.t.Helper()
 	id = manifest.NewULID()
 	if err := b.conn.Write(link.Encode(typ, id, inReplyTo, payload)); err != nil {
@@ -157,7 +157,7 @@ func (b *board) say(typ, inReplyTo string, payload any) (id string) {
 
 func (b *board) cmd(tool, args string) (id string) {
 	b.t.Helper()
-	return b.say(link.TypeCmd, "", link.Cmd{Tool: tool, Arguments: strictjson.Raw(args)})
+	return b.send(link.TypeCmd, "", link.Cmd{Tool: tool, Arguments: strictjson.Raw(args)})
 }
 
 // next is the board's next frame, within a time.
@@ -189,7 +189,7 @@ func (b *board) ack(id string, within time.Duration) link.CmdAck {
 	return a
 }
 
-func (b *board) quiet() {
+func (b *board) expectNothing() {
 	b.t.Helper()
 	synctest.Wait()
 	select {
@@ -207,7 +207,7 @@ const (
 
 // RFC-0005 §9, §13: the board announces the capability object of the document at connect.
 func TestRFC0005BoardAnnounces(t *testing.T) {
-	lab(t, func(t *testing.T, b *board) {
+	withBoard(t, func(t *testing.T, b *board) {
 		const echo = `{"cap_id":"echo","kind":"system.echo","schema_ref":"mcp://schemas/system.echo.invoke.input@1.0.0",` +
 			`"verbs":["invoke"],"safety_class":"read_only","constraints":{"rate_limit_rps":10,"max_concurrency":4,"deadline_ms_default":2000}}`
 		const metrics = `{"cap_id":"metrics","kind":"system.metrics","schema_ref":"mcp://schemas/system.metrics.snapshot.input@1.0.0",` +
@@ -223,7 +223,7 @@ func TestRFC0005BoardAnnounces(t *testing.T) {
 		start := time.Now()
 		b.accept()
 		if took := time.Since(start); took > time.Second {
-			t.Errorf("back after %s, told to be within 1 s", took)
+			t.Errorf("back after %s, want within 1 s", took)
 		}
 		if b.auth.BootID != first.BootID || b.auth.InstanceID != first.InstanceID {
 			t.Errorf("the second auth is of another board: %+v", b.auth)
@@ -233,7 +233,7 @@ func TestRFC0005BoardAnnounces(t *testing.T) {
 
 // RFC-0005 §6.6, §6.7: what a board answers, and what it refuses without running anything.
 func TestRFC0005BoardAnswers(t *testing.T) {
-	lab(t, func(t *testing.T, b *board) {
+	withBoard(t, func(t *testing.T, b *board) {
 		for _, message := range []string{"ping", "", `\"<>&`, strings.Repeat("~", 1024)} {
 			args, _ := json.Marshal(map[string]string{"message": message})
 			a := b.ack(b.cmd(boardEcho, string(args)), time.Second)
@@ -264,7 +264,7 @@ func TestRFC0005BoardAnswers(t *testing.T) {
 				t.Errorf("%v: got %+v", c, a)
 			}
 		}
-		b.quiet()
+		b.expectNothing()
 		id := manifest.NewULID()
 		_ = b.conn.Write([]byte(`{"type":"cmd","msg_id":"` + id + `","payload":{"tool":"` + boardEcho + `"}}`))
 		if a := b.ack(id, time.Second); a.OK || a.Code != manifest.ManifestInvalid {
@@ -275,7 +275,7 @@ func TestRFC0005BoardAnswers(t *testing.T) {
 
 // RFC-0005 §9 on the board: it does not have to trust its relay about the limits.
 func TestRFC0005BoardLimits(t *testing.T) {
-	lab(t, func(t *testing.T, b *board) {
+	withBoard(t, func(t *testing.T, b *board) {
 		refused := 0
 		for range 12 {
 			if a := b.ack(b.cmd(boardEcho, `{"message":"x"}`), time.Second); !a.OK {
@@ -291,17 +291,17 @@ func TestRFC0005BoardLimits(t *testing.T) {
 	})
 }
 
-// hanging answers echo when told, or never.
-type hanging struct {
+// hangingHandler answers echo when the test releases it, or never.
+type hangingHandler struct {
 	open  atomic.Bool
 	mu    sync.Mutex
 	runs  int
 	ended int
 }
 
-func (h *hanging) Capability() manifest.Capability { return manifest.Echo() }
+func (h *hangingHandler) Capability() manifest.Capability { return manifest.Echo() }
 
-func (h *hanging) Call(ctx context.Context, tool manifest.ToolName, _ []byte) ([]byte, handlers.Stream, error) {
+func (h *hangingHandler) Call(ctx context.Context, tool manifest.ToolName, _ []byte) ([]byte, handlers.Stream, error) {
 	h.mu.Lock()
 	h.runs++
 	h.mu.Unlock()
@@ -320,29 +320,29 @@ func (h *hanging) Call(ctx context.Context, tool manifest.ToolName, _ []byte) ([
 	return fmt.Appendf(nil, `{"message":"late","received_at_ms":%d,"node_id":"%s"}`, time.Now().UnixMilli(), tool.NodeID), nil, nil
 }
 
-func (h *hanging) counts() (runs, ended int) {
+func (h *hangingHandler) counts() (runs, ended int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.runs, h.ended
 }
 
-// RFC-0005 §7: a handler has 2 s, less if the relay says so, and a cancel ends it.
+// RFC-0005 §7: a handler has 2 s, less if the relay sends a shorter deadline, and a cancel ends it.
 func TestRFC0005BoardDeadline(t *testing.T) {
-	h := new(hanging)
-	lab(t, func(t *testing.T, b *board) {
+	h := new(hangingHandler)
+	withBoard(t, func(t *testing.T, b *board) {
 		for _, tt := range []struct {
 			ms   int64
 			want time.Duration
 		}{{0, 2 * time.Second}, {500, 500 * time.Millisecond}, {4000, 2 * time.Second}} {
 			start := time.Now()
-			a := b.ack(b.say(link.TypeCmd, "", link.Cmd{Tool: boardEcho, Arguments: strictjson.Raw(`{"message":"x"}`), DeadlineMS: tt.ms}), 3*time.Second)
+			a := b.ack(b.send(link.TypeCmd, "", link.Cmd{Tool: boardEcho, Arguments: strictjson.Raw(`{"message":"x"}`), DeadlineMS: tt.ms}), 3*time.Second)
 			if took := time.Since(start); a.OK || a.Code != manifest.DeadlineExceeded || took < tt.want || took > tt.want+100*time.Millisecond {
 				t.Errorf("deadline_ms %d: %+v after %s", tt.ms, a, took)
 			}
 		}
 		id := b.cmd(boardEcho, `{"message":"x"}`)
 		time.Sleep(100 * time.Millisecond)
-		b.say(link.TypeCmdCancel, id, nil)
+		b.send(link.TypeCmdCancel, id, nil)
 		synctest.Wait()
 		if runs, ended := h.counts(); runs != 4 || ended != 4 {
 			t.Errorf("%d runs, %d ended", runs, ended)
@@ -353,17 +353,17 @@ func TestRFC0005BoardDeadline(t *testing.T) {
 // RFC-0002 §7.3: a command that comes twice runs once; its answer is given again, byte for
 // byte, once there is one.
 func TestRFC0005BoardDedupes(t *testing.T) {
-	h := new(hanging)
-	lab(t, func(t *testing.T, b *board) {
+	h := new(hangingHandler)
+	withBoard(t, func(t *testing.T, b *board) {
 		id := manifest.NewULID()
 		frame := link.AppendCmd(nil, id, boardEcho, []byte(`{"message":"x"}`), 0, "")
 		for range 3 {
 			_ = b.conn.Write(frame)
 		}
-		b.quiet()
+		b.expectNothing()
 		h.open.Store(true)
 		first := b.next(link.TypeCmdAck, time.Second)
-		b.quiet()
+		b.expectNothing()
 		_ = b.conn.Write([]byte(strings.Replace(string(frame), id, strings.ToLower(id), 1))) // either case is one id
 		again := b.next(link.TypeCmdAck, time.Second)
 		if again.InReplyTo != id || string(again.Payload) != string(first.Payload) || again.MsgID != first.MsgID {
@@ -378,7 +378,7 @@ func TestRFC0005BoardDedupes(t *testing.T) {
 // RFC-0009 §4, §5.1 on the board: the first frame at once, then the cadence, numbered from
 // 1, until the relay cancels.
 func TestRFC0009BoardStream(t *testing.T) {
-	lab(t, func(t *testing.T, b *board) {
+	withBoard(t, func(t *testing.T, b *board) {
 		start := time.Now()
 		id := b.cmd(boardSubscribe, `{"interval_ms":2000}`)
 		a := b.ack(id, time.Second)
@@ -399,18 +399,18 @@ func TestRFC0009BoardStream(t *testing.T) {
 				t.Errorf("frame %d came after %s", seq, time.Since(start))
 			}
 		}
-		b.say(link.TypeCmdCancel, id, nil)
+		b.send(link.TypeCmdCancel, id, nil)
 		var end link.StreamEnd
 		if e := b.next(link.TypeStreamEnd, time.Second); e.Decode(&end) != nil || end.StreamID != sub.StreamID || end.Reason != link.EndCancelled {
 			t.Errorf("got %+v", end)
 		}
 		time.Sleep(10 * time.Second)
-		b.quiet()
+		b.expectNothing()
 	})
 }
 
 // A relay that talks nonsense is left (4400) and dialled again.
-func TestRFC0005BoardDistrusts(t *testing.T) {
+func TestRFC0005BadFramesFromRelay(t *testing.T) {
 	id := manifest.NewULID()
 	for name, frame := range map[string]string{
 		"no JSON": `hello`, "unknown type": `{"type":"reboot","msg_id":"` + id + `","payload":{}}`,
@@ -421,7 +421,7 @@ func TestRFC0005BoardDistrusts(t *testing.T) {
 		"cancel":     `{"type":"cmd_cancel","msg_id":"` + id + `","payload":{}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			lab(t, func(t *testing.T, b *board) {
+			withBoard(t, func(t *testing.T, b *board) {
 				_ = b.conn.Write([]byte(frame))
 				var ce *link.CloseError
 				select {

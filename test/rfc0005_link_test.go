@@ -18,8 +18,8 @@ import (
 	"agentctl/transport/link"
 )
 
-// refusedWith makes a handshake that must fail and gives the close code.
-func (r *rig) refusedWith(o mockOptions) int {
+// refusedLinkCode makes a handshake that must fail and gives the close code.
+func (r *testRelay) refusedLinkCode(o mockOptions) int {
 	r.t.Helper()
 	m, err := r.link(o)
 	var ce *websocket.CloseError
@@ -60,7 +60,7 @@ func TestRFC0005Announce(t *testing.T) {
 	}
 	for name, tt := range good {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *rig) {
+			bubble(t, func(t *testing.T, r *testRelay) {
 				m := r.device(mockOptions{caps: "[" + tt.caps + "]"})
 				var want []string
 				for tool := range strings.SplitSeq(tt.tools, ", ") {
@@ -99,19 +99,19 @@ func TestRFC0005Announce(t *testing.T) {
 	}
 	for name, c := range bad {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *rig) {
+			bubble(t, func(t *testing.T, r *testRelay) {
 				m := r.device(mockOptions{caps: "[" + echo() + "," + c + "]"})
 				if len(m.ack.Tools) != 1 || m.ack.Tools[0] != m.echoTool() || len(m.ack.Rejected) != 1 || m.ack.Rejected[0].Code != manifest.ManifestInvalid {
 					t.Errorf("got %+v", m.ack)
 				}
-				m.untouched(func() {
-					r.refused(r.call(m.snapshotTool(), `{}`), http.StatusBadRequest, manifest.BadRequest)
+				m.expectNoCommand(func() {
+					r.wantRefusal(r.call(m.snapshotTool(), `{}`), http.StatusBadRequest, manifest.BadRequest)
 				})
 				m.kill()
 				if name == "cap_id twice" { // alone it is good
 					return
 				}
-				if code := r.refusedWith(mockOptions{caps: "[" + c + "]", token: m.token}); code != link.CloseManifestInvalid {
+				if code := r.refusedLinkCode(mockOptions{caps: "[" + c + "]", token: m.token}); code != link.CloseManifestInvalid {
 					t.Errorf("alone: close %d", code)
 				}
 			})
@@ -133,8 +133,8 @@ func TestRFC0005Announce(t *testing.T) {
 	}
 	for name, tt := range closes {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *rig) {
-				if code := r.refusedWith(mockOptions{announce: tt.edit}); code != tt.code {
+			bubble(t, func(t *testing.T, r *testRelay) {
+				if code := r.refusedLinkCode(mockOptions{announce: tt.edit}); code != tt.code {
 					t.Errorf("close %d, want %d", code, tt.code)
 				}
 			})
@@ -144,18 +144,18 @@ func TestRFC0005Announce(t *testing.T) {
 
 // A second announce replaces the manifest in one step.
 func TestRFC0005AnnounceAgain(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		echo, _ := json.Marshal(manifest.Echo())
 		_ = m.send(link.TypeAnnounce, "", strictjson.Raw(announceBody("["+string(echo)+"]")))
 		eventually(t, "announce_ack", func() bool { return m.count(link.TypeAnnounceAck) == 2 })
-		m.untouched(func() {
-			r.refused(r.call(m.snapshotTool(), `{}`), http.StatusBadRequest, manifest.BadRequest)
+		m.expectNoCommand(func() {
+			r.wantRefusal(r.call(m.snapshotTool(), `{}`), http.StatusBadRequest, manifest.BadRequest)
 		})
 	})
 }
 
-// RFC-0002 §2.3 and the order of the handshake: what is late or out of turn is closed.
+// RFC-0002 §2.3 and the order of the handshake: a message that is late or out of order closes the link.
 func TestRFC0005Handshake(t *testing.T) {
 	ulid := manifest.NewULID
 	frame := func(typ, payload string) string {
@@ -184,7 +184,7 @@ func TestRFC0005Handshake(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *rig) {
+			bubble(t, func(t *testing.T, r *testRelay) {
 				ws, err := r.websocket()
 				if err != nil {
 					t.Fatal(err)
@@ -218,7 +218,7 @@ func TestRFC0005Handshake(t *testing.T) {
 
 // RFC-0005 §5: which tokens a device may link with, and with which install.
 func TestRFC0005DeviceTokens(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		node := manifest.NewNodeID()
 		theirs := r.mint(auth.MintRequest{Class: "device", Tenant: "other"}).NodeID
 		forged := func(edit func(c map[string]any)) string {
@@ -250,7 +250,7 @@ func TestRFC0005DeviceTokens(t *testing.T) {
 			"garbage":        {"x", link.CloseAuthFailed},
 		}
 		for name, tt := range tests {
-			if code := r.refusedWith(mockOptions{token: tt.token}); code != tt.code {
+			if code := r.refusedLinkCode(mockOptions{token: tt.token}); code != tt.code {
 				t.Errorf("%s: close %d, want %d", name, code, tt.code)
 			}
 		}
@@ -264,7 +264,7 @@ func TestRFC0005DeviceTokens(t *testing.T) {
 		if _, err := r.relay.Store().Revoke(t.Context(), auth.RevokeRequest{JTI: cut.JTI}); err != nil {
 			t.Fatal(err)
 		}
-		if code := live.closed(); code != link.CloseAuthFailed || time.Since(start) > 5*time.Second {
+		if code := live.waitClosed(); code != link.CloseAuthFailed || time.Since(start) > 5*time.Second {
 			t.Errorf("close %d after %s", code, time.Since(start))
 		}
 	})
@@ -273,18 +273,18 @@ func TestRFC0005DeviceTokens(t *testing.T) {
 // RFC-0005 §8: an own node without a ready link is offline, also in the middle of a call,
 // also after the relay was restarted, and never "not there".
 func TestRFC0005Offline(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		never := r.mint(auth.MintRequest{Class: "device"}).NodeID
-		r.refused(r.call("sysecho."+never+".echo.invoke", text("x")), http.StatusServiceUnavailable, manifest.NodeOffline)
-		m := r.device(mockOptions{name: "attic", script: func(m *mock) func(string, link.Cmd) {
+		r.wantRefusal(r.call("sysecho."+never+".echo.invoke", text("x")), http.StatusServiceUnavailable, manifest.NodeOffline)
+		m := r.device(mockOptions{name: "attic", script: func(m *mockDevice) func(string, link.Cmd) {
 			return func(string, link.Cmd) { _ = m.ws.NetConn().Close() }
 		}})
-		r.refused(r.call(m.echoTool(), text("x")), http.StatusServiceUnavailable, manifest.NodeOffline)
+		r.wantRefusal(r.call(m.echoTool(), text("x")), http.StatusServiceUnavailable, manifest.NodeOffline)
 		if n := len(m.cmds()); n != 1 {
 			t.Errorf("%d commands", n)
 		}
-		r.refused(r.call(m.subscribeTool(), `{}`, "Accept", "text/event-stream"), http.StatusServiceUnavailable, manifest.NodeOffline)
-		r.refused(r.call(m.tool("sysecho.nosuch.invoke"), text("x")), http.StatusBadRequest, manifest.BadRequest)
+		r.wantRefusal(r.call(m.subscribeTool(), `{}`, "Accept", "text/event-stream"), http.StatusServiceUnavailable, manifest.NodeOffline)
+		r.wantRefusal(r.call(m.tool("sysecho.nosuch.invoke"), text("x")), http.StatusBadRequest, manifest.BadRequest)
 		a := r.do(http.MethodGet, "/v1/nodes", "", r.headers())
 		var list struct {
 			Nodes []struct {
@@ -308,8 +308,8 @@ func TestRFC0005Offline(t *testing.T) {
 }
 
 // While a device comes, its tools are offline or there, never refused for another reason.
-func TestRFC0005Coming(t *testing.T) {
-	r := newRig(t)
+func TestRFC0005CallsDuringConnect(t *testing.T) {
+	r := newTestRelay(t)
 	minted := r.mint(auth.MintRequest{Class: "device"})
 	tool := "sysecho." + minted.NodeID + ".echo.invoke"
 	stop, done := make(chan struct{}), make(chan map[int]int)
@@ -322,7 +322,7 @@ func TestRFC0005Coming(t *testing.T) {
 				return
 			default:
 			}
-			a, err := r.try(http.MethodPost, "/mcp/tools/call", strings.NewReader(`{"tool":"`+tool+`","arguments":{}}`), r.headers())
+			a, err := r.tryRequest(http.MethodPost, "/mcp/tools/call", strings.NewReader(`{"tool":"`+tool+`","arguments":{}}`), r.headers())
 			if err != nil {
 				t.Error(err)
 				return
@@ -347,12 +347,12 @@ func TestRFC0005Coming(t *testing.T) {
 // RFC-0005 §12: the relay never repeats a command by itself. Devices that drop the link in
 // the middle of everything count what they execute.
 func TestRFC0005AtMostOnce(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		minted := r.mint(auth.MintRequest{Class: "device"})
 		executed := make(map[string]int)
 		offline := 0
 		for i := range 10 {
-			m := r.device(mockOptions{token: minted.Token, script: func(m *mock) func(string, link.Cmd) {
+			m := r.device(mockOptions{token: minted.Token, script: func(m *mockDevice) func(string, link.Cmd) {
 				return func(id string, c link.Cmd) {
 					executed[string(c.Arguments)]++
 					if i%2 == 0 {
@@ -376,7 +376,7 @@ func TestRFC0005AtMostOnce(t *testing.T) {
 			}
 		}
 		if len(executed) != 10 || offline != 5 {
-			t.Errorf("%d messages executed, %d calls were told offline", len(executed), offline)
+			t.Errorf("%d messages executed, %d calls got offline", len(executed), offline)
 		}
 	})
 }
@@ -384,38 +384,38 @@ func TestRFC0005AtMostOnce(t *testing.T) {
 // The newest link of a node wins. Two installs of one node are a clone: its owner hears of
 // it, and when they fight on neither is served.
 func TestRFC0005Takeover(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		minted := r.mint(auth.MintRequest{Class: "device"})
 		instance := func(n int) string { return fmt.Sprintf("%032x", n) }
 		a := r.device(mockOptions{token: minted.Token, instance: instance(1)})
 		b := r.device(mockOptions{token: minted.Token, instance: instance(1)})
-		if code := a.closed(); code != link.CloseSuperseded {
+		if code := a.waitClosed(); code != link.CloseSuperseded {
 			t.Errorf("close %d", code)
 		}
-		b.untouched(func() {})
+		b.expectNoCommand(func() {})
 		time.Sleep(time.Second)
 		if strings.Contains(fmt.Sprint(r.audit()), "clone_suspected") {
 			t.Error("a half-open leftover of one install was taken for a clone")
 		}
 		c := r.device(mockOptions{token: minted.Token, instance: instance(2)})
-		if code := b.closed(); code != link.CloseSuperseded {
+		if code := b.waitClosed(); code != link.CloseSuperseded {
 			t.Errorf("close %d", code)
 		}
-		r.audited("reason=clone_suspected", "node_id="+minted.NodeID)
+		r.waitAudited("reason=clone_suspected", "node_id="+minted.NodeID)
 		d := r.device(mockOptions{token: minted.Token, instance: instance(1)})
-		if code := c.closed(); code != link.CloseSuperseded {
+		if code := c.waitClosed(); code != link.CloseSuperseded {
 			t.Errorf("close %d", code)
 		}
-		if code := r.refusedWith(mockOptions{token: minted.Token, instance: instance(2)}); code != link.CloseSuperseded { // instead of the announce_ack
+		if code := r.refusedLinkCode(mockOptions{token: minted.Token, instance: instance(2)}); code != link.CloseSuperseded { // instead of the announce_ack
 			t.Errorf("close %d", code)
 		}
-		if code := d.closed(); code != link.CloseSuperseded {
+		if code := d.waitClosed(); code != link.CloseSuperseded {
 			t.Errorf("close %d", code)
 		}
-		if code := r.refusedWith(mockOptions{token: minted.Token, instance: instance(1)}); code != link.CloseSuperseded {
+		if code := r.refusedLinkCode(mockOptions{token: minted.Token, instance: instance(1)}); code != link.CloseSuperseded {
 			t.Errorf("close %d", code)
 		}
 		time.Sleep(61 * time.Second)
-		r.device(mockOptions{token: minted.Token, instance: instance(1)}).untouched(func() {})
+		r.device(mockOptions{token: minted.Token, instance: instance(1)}).expectNoCommand(func() {})
 	})
 }

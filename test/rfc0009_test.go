@@ -20,7 +20,7 @@ var frameFields = []string{"ts_ms", "node_id", "cpu_pct", "mem_bytes", "mem_tota
 
 // RFC-0009 §1, §5.1, §11: the snapshot is one frame, passed on as the device wrote it.
 func TestRFC0009Snapshot(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		a := r.call(m.snapshotTool(), `{}`)
 		if a.status != http.StatusOK || a.body != m.sample(1) || a.header.Get("Content-Type") != "application/json" {
@@ -43,7 +43,7 @@ func TestRFC0009Snapshot(t *testing.T) {
 
 // RFC-0009 §3, §5, §10: the head, the bytes of the events, and what is not there.
 func TestRFC0009Wire(t *testing.T) {
-	r := newRig(t)
+	r := newTestRelay(t)
 	m := r.device(mockOptions{cadence: true})
 	s := r.stream(m.subscribeTool(), `{"interval_ms":1000}`, streamOptions{header: map[string]string{
 		"Accept-Encoding": "gzip", "Last-Event-ID": "7", "Connection": "keep-alive"}})
@@ -63,8 +63,8 @@ func TestRFC0009Wire(t *testing.T) {
 		t.Errorf("the wire begins with %q", s.raw.String())
 	}
 	s.halfClose()
-	s.end(sse.Normal, 2*time.Second)
-	r.audited("decision=close", "reason=close=1000", "tool="+m.subscribeTool(), "node_id="+m.node)
+	s.waitEnd(sse.Normal, 2*time.Second)
+	r.waitAudited("decision=close", "reason=close=1000", "tool="+m.subscribeTool(), "node_id="+m.node)
 	if strings.Contains(s.raw.String(), "not_implemented") {
 		t.Error("not_implemented")
 	}
@@ -98,7 +98,7 @@ func TestRFC0009Accept(t *testing.T) {
 		{"application/json;q=0", false, false},
 		{";;;", false, false},
 	}
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		for _, tt := range tests {
 			time.Sleep(time.Second)
@@ -108,8 +108,8 @@ func TestRFC0009Accept(t *testing.T) {
 			}
 			_ = s.conn.Close()
 			if !tt.stream {
-				m.untouched(func() {
-					r.refused(r.call(m.subscribeTool(), `{}`, "Accept", tt.accept), http.StatusBadRequest, manifest.BadRequest)
+				m.expectNoCommand(func() {
+					r.wantRefusal(r.call(m.subscribeTool(), `{}`, "Accept", tt.accept), http.StatusBadRequest, manifest.BadRequest)
 				})
 			}
 			if a := r.call(m.echoTool(), `{"message":"x"}`, "Accept", tt.accept); (a.status == http.StatusOK) != tt.unaryOK {
@@ -117,7 +117,7 @@ func TestRFC0009Accept(t *testing.T) {
 			} else if a.header.Get("Content-Type") != "application/json" {
 				t.Errorf("Accept %q: echo answered as %s", tt.accept, a.header.Get("Content-Type"))
 			} else if !tt.unaryOK {
-				r.refused(a, http.StatusBadRequest, manifest.BadRequest)
+				r.wantRefusal(a, http.StatusBadRequest, manifest.BadRequest)
 			}
 		}
 	})
@@ -136,13 +136,13 @@ func TestRFC0009Interval(t *testing.T) {
 		{`{"interval_ms":[5000]}`, ""}, {`{"interval_ms":1e300}`, ""}, {`{"x":1}`, ""}, {`{"interval_ms":5000,"x":1}`, ""},
 		{`{"Interval_ms":5000}`, ""}, {`{"interval_ms":9007199254740993000}`, ""},
 	}
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		for _, tt := range tests {
 			time.Sleep(time.Second)
 			if tt.want == "" {
-				m.untouched(func() {
-					r.refused(r.call(m.subscribeTool(), tt.args, "Accept", "text/event-stream"), http.StatusUnprocessableEntity, manifest.ManifestInvalid)
+				m.expectNoCommand(func() {
+					r.wantRefusal(r.call(m.subscribeTool(), tt.args, "Accept", "text/event-stream"), http.StatusUnprocessableEntity, manifest.ManifestInvalid)
 				})
 				continue
 			}
@@ -159,7 +159,7 @@ func TestRFC0009Interval(t *testing.T) {
 
 // RFC-0009 §5.1: a frame that breaks the schema is never forwarded, and the stream lives on.
 func TestRFC0009BadFrames(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		s := m.subscribe(`{"interval_ms":1000}`)
 		s.metric(time.Second)
@@ -168,11 +168,11 @@ func TestRFC0009BadFrames(t *testing.T) {
 		seq := int64(1)
 		for _, bad := range []string{
 			`{}`,
-			replaced(good, "ts_ms", "0"), replaced(good, "ts_ms", "1699999999999"), replaced(good, "ts_ms", "1745300000000.5"),
-			replaced(good, "node_id", `"01hzx9k3m4p7q8r9s0t1v2w3xy"`), replaced(good, "node_id", `"`+strings.ToUpper(m.node)+`"`),
-			replaced(good, "cpu_pct", "100.1"), replaced(good, "cpu_pct", "-0.1"), replaced(good, "cpu_pct", `"7"`),
-			replaced(good, "mem_bytes", "-1"), replaced(good, "mem_bytes", "1.5"), replaced(good, "mem_total_bytes", "0"),
-			replaced(good, "disk_pct", "101"), replaced(good, "load_1m", "-1"), replaced(good, "load_15m", "null"),
+			replaceField(good, "ts_ms", "0"), replaceField(good, "ts_ms", "1699999999999"), replaceField(good, "ts_ms", "1745300000000.5"),
+			replaceField(good, "node_id", `"01hzx9k3m4p7q8r9s0t1v2w3xy"`), replaceField(good, "node_id", `"`+strings.ToUpper(m.node)+`"`),
+			replaceField(good, "cpu_pct", "100.1"), replaceField(good, "cpu_pct", "-0.1"), replaceField(good, "cpu_pct", `"7"`),
+			replaceField(good, "mem_bytes", "-1"), replaceField(good, "mem_bytes", "1.5"), replaceField(good, "mem_total_bytes", "0"),
+			replaceField(good, "disk_pct", "101"), replaceField(good, "load_1m", "-1"), replaceField(good, "load_15m", "null"),
 			strings.Replace(good, `"load_1m":0.42,`, "", 1), strings.Replace(good, `{`, `{"x":1,`, 1),
 		} {
 			seq++
@@ -186,13 +186,13 @@ func TestRFC0009BadFrames(t *testing.T) {
 		if err := r.schema("system.metrics.subscribe.frame@1.0.0").Validate(decoded(t, good)); err != nil {
 			t.Error(err)
 		}
-		r.audited("reason=bad_sample", "node_id="+m.node)
+		r.waitAudited("reason=bad_sample", "node_id="+m.node)
 		_ = s.conn.Close()
 	})
 }
 
 // lastStream is the id that the mock gave to its last stream.
-func (m *mock) lastStream() string {
+func (m *mockDevice) lastStream() string {
 	m.t.Helper()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -202,8 +202,8 @@ func (m *mock) lastStream() string {
 	return m.streamID
 }
 
-// replaced puts another value into one field of a flat object.
-func replaced(object, field, value string) string {
+// replaceField puts another value into one field of a flat object.
+func replaceField(object, field, value string) string {
 	i := strings.Index(object, `"`+field+`":`) + len(field) + 3
 	j := i + strings.IndexAny(object[i:], ",}")
 	return object[:i] + value + object[j:]
@@ -220,15 +220,15 @@ func TestRFC0009NoSample(t *testing.T) {
 		"null": func(string) string { return "null" }, "array": func(good string) string { return "[" + good + "]" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *rig) {
+			bubble(t, func(t *testing.T, r *testRelay) {
 				m := r.device(mockOptions{})
 				s := m.subscribe(`{}`)
 				s.metric(time.Second)
 				m.metric(m.lastStream(), 2, make(m.sample(2)))
-				if code := m.closed(); code != link.CloseBadFrame {
+				if code := m.waitClosed(); code != link.CloseBadFrame {
 					t.Errorf("close %d", code)
 				}
-				if n, _ := s.end(sse.DeviceOffline, time.Second); n != 0 {
+				if n, _ := s.waitEnd(sse.DeviceOffline, time.Second); n != 0 {
 					t.Errorf("%d more frames", n)
 				}
 			})
@@ -242,7 +242,7 @@ func TestRFC0009Ping(t *testing.T) {
 	for _, args := range []string{`{"interval_ms":1000}`, `{"interval_ms":60000}`, `{"interval_ms":7000}`} {
 		for _, silent := range []bool{false, true} {
 			t.Run(fmt.Sprint(args, silent), func(t *testing.T) {
-				bubble(t, func(t *testing.T, r *rig) {
+				bubble(t, func(t *testing.T, r *testRelay) {
 					m := r.device(mockOptions{cadence: !silent})
 					s := m.subscribe(args)
 					opened := time.Now()
@@ -259,7 +259,7 @@ func TestRFC0009Ping(t *testing.T) {
 						i++
 					}
 					m.kill()
-					s.end(sse.DeviceOffline, time.Second)
+					s.waitEnd(sse.DeviceOffline, time.Second)
 				})
 			})
 		}
@@ -268,23 +268,23 @@ func TestRFC0009Ping(t *testing.T) {
 
 // RFC-0009 §7, §9 fixture 3: however the device goes, the stream ends with 4503.
 func TestRFC0009DeviceGone(t *testing.T) {
-	for name, go1 := range map[string]func(m *mock){
-		"reset": func(m *mock) { m.kill() },
-		"close": func(m *mock) { _ = m.ws.Close() },
-		"stream_end": func(m *mock) {
+	for name, go1 := range map[string]func(m *mockDevice){
+		"reset": func(m *mockDevice) { m.kill() },
+		"close": func(m *mockDevice) { _ = m.ws.Close() },
+		"stream_end": func(m *mockDevice) {
 			_ = m.send(link.TypeStreamEnd, "", link.StreamEnd{StreamID: m.lastStream(), Reason: link.EndShutdown})
 		},
-		"garbage": func(m *mock) { _ = m.write("garbage") },
-		"silence": func(m *mock) { m.deaf.Store(true); time.Sleep(3 * time.Minute) },
+		"garbage": func(m *mockDevice) { _ = m.write("garbage") },
+		"silence": func(m *mockDevice) { m.deaf.Store(true); time.Sleep(3 * time.Minute) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *rig) {
+			bubble(t, func(t *testing.T, r *testRelay) {
 				m := r.device(mockOptions{})
 				s := m.subscribe(`{}`)
 				s.metric(time.Second)
 				go1(m)
-				s.end(sse.DeviceOffline, 2*time.Second)
-				r.audited("decision=close", "reason=close=4503")
+				s.waitEnd(sse.DeviceOffline, 2*time.Second)
+				r.waitAudited("decision=close", "reason=close=4503")
 			})
 		})
 	}
@@ -292,7 +292,7 @@ func TestRFC0009DeviceGone(t *testing.T) {
 
 // RFC-0009 §7: a relay that stops ends its streams with 1000, and the device links after.
 func TestRFC0009Shutdown(t *testing.T) {
-	r := newRig(t)
+	r := newTestRelay(t)
 	m := r.device(mockOptions{cadence: true})
 	var streams []*stream
 	for range 5 {
@@ -304,17 +304,17 @@ func TestRFC0009Shutdown(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range streams {
-		s.end(sse.Normal, 2*time.Second)
+		s.waitEnd(sse.Normal, 2*time.Second)
 	}
-	if code := m.closed(); code != link.CloseDraining {
-		t.Errorf("the device was told %d", code)
+	if code := m.waitClosed(); code != link.CloseDraining {
+		t.Errorf("the device got %d", code)
 	}
 }
 
-// A token that ends while a stream runs ends the stream with 1000; the next request tells
+// A token that expires during a stream ends the stream with 1000; the next request says
 // which it was.
 func TestRFC0009TokenEnds(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{cadence: true})
 		ctx := t.Context()
 		cut := r.mint(auth.MintRequest{Class: "agent"})
@@ -327,13 +327,13 @@ func TestRFC0009TokenEnds(t *testing.T) {
 		if _, err := r.relay.Store().Revoke(ctx, auth.RevokeRequest{JTI: cut.JTI}); err != nil {
 			t.Fatal(err)
 		}
-		a.end(sse.Normal, 5*time.Second)
+		a.waitEnd(sse.Normal, 5*time.Second)
 		if d := time.Since(revoked); d > 5*time.Second {
 			t.Errorf("the stream went on for %s after the revocation", d)
 		}
-		r.refused(r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+cut.Token), http.StatusForbidden, manifest.SafetyDenied)
-		b.end(sse.Normal, 20*time.Second+auth.Leeway+5*time.Second)
-		r.refused(r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+ttl), http.StatusUnauthorized, manifest.SafetyDenied)
+		r.wantRefusal(r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+cut.Token), http.StatusForbidden, manifest.SafetyDenied)
+		b.waitEnd(sse.Normal, 20*time.Second+auth.Leeway+5*time.Second)
+		r.wantRefusal(r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+ttl), http.StatusUnauthorized, manifest.SafetyDenied)
 		other.metric(6 * time.Second)
 		_ = other.conn.Close()
 	})
@@ -342,12 +342,12 @@ func TestRFC0009TokenEnds(t *testing.T) {
 // RFC-0009 §7, §10: a quota counts by default and closes with 4429 when it is enforced.
 func TestRFC0009Quota(t *testing.T) {
 	for _, enforce := range []bool{false, true} {
-		r := newRig(t, withMetrics, func(o *relay.Options) { o.StreamQuota, o.EnforceQuota = 2, enforce })
+		r := newTestRelay(t, withMetrics, func(o *relay.Options) { o.StreamQuota, o.EnforceQuota = 2, enforce })
 		m := r.device(mockOptions{})
 		for i := range 4 {
 			s := m.subscribe(`{}`)
 			if enforce && i >= 2 {
-				s.end(sse.RateLimited, time.Second)
+				s.waitEnd(sse.RateLimited, time.Second)
 				continue
 			}
 			s.metric(time.Second)
@@ -359,9 +359,9 @@ func TestRFC0009Quota(t *testing.T) {
 }
 
 // RFC-0009 §10: no quota by default. The device serves one stream, however many read it,
-// and hears when the last one leaves.
+// and is canceled when the last one leaves.
 func TestRFC0009OneDeviceStream(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{cadence: true})
 		streams := make([]*stream, 50)
 		for i := range streams {
@@ -404,7 +404,7 @@ func TestRFC0009OneDeviceStream(t *testing.T) {
 
 // RFC-0009 §8: (read_only, call or subscribe) needs tools:call:read_only and nothing else does.
 func TestRFC0009Scopes(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		for _, scope := range manifest.Scopes {
 			if scope == manifest.ScopeDeviceConnect || scope == manifest.ScopeDeviceEnroll {

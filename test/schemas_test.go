@@ -14,11 +14,11 @@ import (
 
 // schema compiles a schema as it is served, with a validator that knows what is served and
 // nothing else.
-func (r *rig) schema(name string) *jsonschema.Schema {
+func (r *testRelay) schema(name string) *jsonschema.Schema {
 	r.t.Helper()
 	c := jsonschema.NewCompiler()
 	c.DefaultDraft(jsonschema.Draft2020)
-	c.UseLoader(served{r})
+	c.UseLoader(schemaLoader{r})
 	s, err := c.Compile("mcp://schemas/" + name)
 	if err != nil {
 		r.t.Fatalf("schema %s: %v", name, err)
@@ -26,10 +26,10 @@ func (r *rig) schema(name string) *jsonschema.Schema {
 	return s
 }
 
-// served loads schemas from the relay's registry.
-type served struct{ r *rig }
+// schemaLoader loads schemas from the relay's registry.
+type schemaLoader struct{ r *testRelay }
 
-func (l served) Load(ref string) (any, error) {
+func (l schemaLoader) Load(ref string) (any, error) {
 	name, ok := strings.CutPrefix(ref, "mcp://schemas/")
 	if !ok {
 		return nil, fmt.Errorf("a reference to %s", ref)
@@ -53,7 +53,7 @@ func decoded(t testing.TB, body string) any {
 // The registry: an index, and every schema under its reference, in draft 2020-12, cacheable
 // for ever. RFC-0005 §3, §4 and RFC-0009 §4, §5.1 name four of them.
 func TestSchemas(t *testing.T) {
-	r := newRig(t)
+	r := newTestRelay(t)
 	var index struct {
 		Schemas []struct{ Ref, URL string }
 	}
@@ -97,6 +97,6 @@ func TestSchemas(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"system.echo.invoke.input", "system.echo.invoke.input@2.0.0", "..%2f..%2frelay.json", "mcp://schemas/x"} {
-		r.refused(r.do(http.MethodGet, "/schemas/"+bad, "", nil), http.StatusNotFound, manifest.BadRequest)
+		r.wantRefusal(r.do(http.MethodGet, "/schemas/"+bad, "", nil), http.StatusNotFound, manifest.BadRequest)
 	}
 }

@@ -309,7 +309,7 @@ func cmdFakeRelay(ts *testscript.TestScript, _ bool, args []string) {
 		_, _ = sc.WriteString(events)
 		_ = sc.Flush()
 		_ = http.NewResponseController(w).Flush()
-		select { // the stream stays open: it is the client who closes
+		select { // the stream stays open: the client closes it
 		case <-r.Context().Done():
 			once.Do(func() { close(gone) })
 		case <-time.After(20 * time.Second):

@@ -11,8 +11,8 @@ import (
 	"agentctl/transport/sse"
 )
 
-// slow skips a test that needs real minutes, unless AGENTCTL_SLOW=1 asks for it.
-func slow(t *testing.T) {
+// skipUnlessSlow skips a test that needs real minutes, unless AGENTCTL_SLOW=1 asks for it.
+func skipUnlessSlow(t *testing.T) {
 	t.Helper()
 	if os.Getenv("AGENTCTL_SLOW") == "" {
 		t.Skip("needs real minutes; `make test-slow` runs it (AGENTCTL_SLOW=1)")
@@ -36,7 +36,7 @@ func TestRFC0009StalledReader(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(fmt.Sprint(tt.intervalMS), func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *rig) {
+			bubble(t, func(t *testing.T, r *testRelay) {
 				m := r.device(mockOptions{cadence: true})
 				args := fmt.Sprintf(`{"interval_ms":%d}`, tt.intervalMS)
 				prompt := m.subscribe(args)
@@ -63,10 +63,10 @@ func TestRFC0009StalledReader(t *testing.T) {
 	}
 }
 
-// RFC-0009 §6 on a real kernel, in two seconds: a board that samples fast stands in for
+// RFC-0009 §6 on a real kernel, in two seconds: a board that samples fast replaces
 // the minutes. The reader that comes back finds every frame and the close event.
 func TestRFC0009Backpressure(t *testing.T) {
-	r := newRig(t, withMetrics)
+	r := newTestRelay(t, withMetrics)
 	m := r.device(mockOptions{})
 	prompt := m.subscribe(`{"interval_ms":1000}`)
 	stalled := r.stream(m.subscribeTool(), `{"interval_ms":1000}`, streamOptions{stalled: true, rcvbuf: 2304})
@@ -88,25 +88,25 @@ func TestRFC0009Backpressure(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	stalled.read()
-	if got, _ := stalled.end(sse.Backpressure, 5*time.Second); got < 4 || int64(got) >= sent {
+	if got, _ := stalled.waitEnd(sse.Backpressure, 5*time.Second); got < 4 || int64(got) >= sent {
 		t.Errorf("the stalled reader got %d frames of %d", got, sent)
 	}
 	if strings.Contains(stalled.raw.String(), "retry") {
 		t.Error("guidance to retry")
 	}
-	r.audited("reason=close=4413")
+	r.waitAudited("reason=close=4413")
 	_ = prompt.conn.Close()
 }
 
 // RFC-0009 §9 fixture 1 in real time.
 func TestRFC0009Fixture1Real(t *testing.T) {
-	slow(t)
-	r := newRig(t)
+	skipUnlessSlow(t)
+	r := newTestRelay(t)
 	m := r.device(mockOptions{cadence: true})
 	s := m.subscribe(`{"interval_ms":5000}`)
 	time.Sleep(30 * time.Second)
 	s.halfClose()
-	if metrics, pings := s.end(sse.Normal, 2*time.Second); metrics < 6 || pings != 1 {
+	if metrics, pings := s.waitEnd(sse.Normal, 2*time.Second); metrics < 6 || pings != 1 {
 		t.Errorf("%d frames and %d pings", metrics, pings)
 	}
 }
@@ -114,8 +114,8 @@ func TestRFC0009Fixture1Real(t *testing.T) {
 // RFC-0009 §9 fixture 2 in real time: two frames larger than the reader's window stay
 // unacknowledged in part, three are never due, so the 90 s decide.
 func TestRFC0009Fixture2Real(t *testing.T) {
-	slow(t)
-	r := newRig(t)
+	skipUnlessSlow(t)
+	r := newTestRelay(t)
 	m := r.device(mockOptions{})
 	prompt := m.subscribe(`{"interval_ms":60000}`)
 	prompt.metric(time.Second)
@@ -136,17 +136,17 @@ func TestRFC0009Fixture2Real(t *testing.T) {
 		t.Errorf("cut after %s", took)
 	}
 	s.read()
-	s.end(sse.IdleTimeout, 5*time.Second)
-	golden(t, "fixture2", []part{{"after the reader came back", s.raw.String()}})
+	s.waitEnd(sse.IdleTimeout, 5*time.Second)
+	compareGolden(t, "fixture2", []traceEntry{{"after the reader came back", s.raw.String()}})
 }
 
 // RFC-0009 §6 in real time: interval 1000, a reader with the smallest window there is.
 func TestRFC0009BackpressureReal(t *testing.T) {
-	slow(t)
+	skipUnlessSlow(t)
 	for _, intervalMS := range []int{1000, 5000} {
 		t.Run(fmt.Sprint(intervalMS), func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t)
+			r := newTestRelay(t)
 			m := r.device(mockOptions{cadence: true})
 			s := r.stream(m.subscribeTool(), fmt.Sprintf(`{"interval_ms":%d}`, intervalMS), streamOptions{stalled: true, rcvbuf: 2304})
 			for start := time.Now(); !strings.Contains(fmt.Sprint(r.audit()), "close=4413"); time.Sleep(100 * time.Millisecond) {
@@ -155,7 +155,7 @@ func TestRFC0009BackpressureReal(t *testing.T) {
 				}
 			}
 			s.read()
-			s.end(sse.Backpressure, 5*time.Second)
+			s.waitEnd(sse.Backpressure, 5*time.Second)
 		})
 	}
 }

@@ -36,12 +36,12 @@ type streamOptions struct {
 }
 
 // subscribe opens a stream and checks that it is one.
-func (m *mock) subscribe(args string) *stream {
+func (m *mockDevice) subscribe(args string) *stream {
 	m.t.Helper()
 	return m.r.stream(m.subscribeTool(), args, streamOptions{token: m.r.agentFor(m.ok.TenantID)})
 }
 
-func (r *rig) stream(tool, args string, o streamOptions) *stream {
+func (r *testRelay) stream(tool, args string, o streamOptions) *stream {
 	r.t.Helper()
 	s := r.post(`{"tool":"`+tool+`","arguments":`+args+`}`, o)
 	if s.resp.StatusCode != http.StatusOK {
@@ -55,7 +55,7 @@ func (r *rig) stream(tool, args string, o streamOptions) *stream {
 }
 
 // post writes the request by hand and reads the head of the answer.
-func (r *rig) post(body string, o streamOptions) *stream {
+func (r *testRelay) post(body string, o streamOptions) *stream {
 	r.t.Helper()
 	if o.token == "" {
 		o.token = r.agent
@@ -142,10 +142,10 @@ func (s *stream) metric(d time.Duration) string {
 	return string(ev.Data)
 }
 
-// end waits until the stream has ended and checks that its last event is a close with this
+// waitEnd waits until the stream has ended and checks that its last event is a close with this
 // code, that EOF follows within a second, and that every line on the wire is one that
 // RFC-0009 §5 knows. It returns the number of metric and ping events that it passed.
-func (s *stream) end(code sse.Code, within time.Duration) (metrics, pings int) {
+func (s *stream) waitEnd(code sse.Code, within time.Duration) (metrics, pings int) {
 	s.t.Helper()
 	deadline := time.After(within)
 	var last sse.Event

@@ -31,7 +31,7 @@ func TestTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := newRig(t, func(o *relay.Options) { o.TLSCert, o.TLSKey = certFile, keyFile })
+	r := newTestRelay(t, func(o *relay.Options) { o.TLSCert, o.TLSKey = certFile, keyFile })
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(ca)
 	dial := func(edit func(c *tls.Config)) (*tls.Conn, error) {
@@ -101,7 +101,7 @@ func TestTLS(t *testing.T) {
 
 // HTTP/2 with prior knowledge is not spoken, nor is an upgrade to it.
 func TestHTTP1Only(t *testing.T) {
-	r := newRig(t)
+	r := newTestRelay(t)
 	conn, err := net.Dial("tcp", r.addr)
 	if err != nil {
 		t.Fatal(err)

@@ -30,11 +30,11 @@ import (
 // The golden traces in testdata/trace are the wire as it is; `go test ./test -update`
 // rewrites them. A change in one of them is a change of the protocol.
 
-// part is one piece of a trace.
-type part struct{ name, data string }
+// traceEntry is one piece of a trace.
+type traceEntry struct{ name, data string }
 
-// golden compares a trace with its file.
-func golden(t *testing.T, name string, parts []part) {
+// compareGolden compares a trace with its file.
+func compareGolden(t *testing.T, name string, parts []traceEntry) {
 	t.Helper()
 	n := newNames()
 	path := filepath.Join("testdata", "trace", name+".txtar")
@@ -61,11 +61,11 @@ func golden(t *testing.T, name string, parts []part) {
 	}
 }
 
-// names gives what differs from run to run a name: ids in the order of their appearance,
+// idNames gives what differs from run to run a name: ids in the order of their appearance,
 // times, tokens, addresses.
-type names struct{ ids map[string]string }
+type idNames struct{ ids map[string]string }
 
-func newNames() *names { return &names{make(map[string]string)} }
+func newNames() *idNames { return &idNames{make(map[string]string)} }
 
 var (
 	tokenRE = regexp.MustCompile(`[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{20,}\.[A-Za-z0-9_-]{40,}`)
@@ -79,7 +79,7 @@ var (
 	hostRE  = regexp.MustCompile(`127\.0\.0\.1:[0-9]+`)
 )
 
-func (n *names) normal(s string) string {
+func (n *idNames) normal(s string) string {
 	s = tokenRE.ReplaceAllString(s, "TOKEN")
 	s = nonceRE.ReplaceAllString(s, `"nonce":"NONCE"`)
 	s = hexRE.ReplaceAllString(s, "SHA256")
@@ -105,7 +105,7 @@ func (n *names) normal(s string) string {
 type recorder struct {
 	link.Conn
 	mu    *sync.Mutex
-	parts *[]part
+	parts *[]traceEntry
 }
 
 func (r recorder) keep(side string, b []byte) {
@@ -113,7 +113,7 @@ func (r recorder) keep(side string, b []byte) {
 	defer r.mu.Unlock()
 	_, typ, _ := strings.Cut(string(b), `"type":"`)
 	typ, _, _ = strings.Cut(typ, `"`)
-	*r.parts = append(*r.parts, part{side + " " + typ, string(b)})
+	*r.parts = append(*r.parts, traceEntry{side + " " + typ, string(b)})
 }
 
 func (r recorder) Read(fn func([]byte) error) error {
@@ -128,14 +128,14 @@ func (r recorder) Write(b []byte) error {
 	return r.Conn.Write(b)
 }
 
-// recorded links the real device code to the rig and gives what stands on the link.
-func (r *rig) recorded() (node string, client *link.Client, frames func() []part) {
+// recorded connects the real device code to the test relay and returns the messages on the link.
+func (r *testRelay) recorded() (node string, client *link.Client, frames func() []traceEntry) {
 	r.t.Helper()
 	var mu sync.Mutex
-	var parts []part
+	var parts []traceEntry
 	minted := r.mint(auth.MintRequest{Class: "device"})
 	c := clock.New(time.Time{})
-	p := prober.New(prober.Options{Source: stood{}, Interval: time.Second, Now: func() int64 { ms, _ := c.NowMS(); return ms }})
+	p := prober.New(prober.Options{Source: fixedSource{}, Interval: time.Second, Now: func() int64 { ms, _ := c.NowMS(); return ms }})
 	mux, err := handlers.New(handlers.Options{}, handlers.NewEcho(c.NowMS), handlers.NewMetrics(p, c.NowMS))
 	if err != nil {
 		r.t.Fatal(err)
@@ -164,7 +164,7 @@ func (r *rig) recorded() (node string, client *link.Client, frames func() []part
 	eventually(r.t, "the node is online", func() bool {
 		return r.call("sys."+minted.NodeID+".metrics.snapshot", `{"x":1}`).status == http.StatusUnprocessableEntity
 	})
-	return minted.NodeID, client, func() []part {
+	return minted.NodeID, client, func() []traceEntry {
 		mu.Lock()
 		defer mu.Unlock()
 		list := parts
@@ -174,7 +174,7 @@ func (r *rig) recorded() (node string, client *link.Client, frames func() []part
 }
 
 // exchange makes a request by hand and gives both sides of it as text.
-func (r *rig) exchange(tool, args, accept string) (request, response string, s *stream) {
+func (r *testRelay) exchange(tool, args, accept string) (request, response string, s *stream) {
 	r.t.Helper()
 	body := `{"tool":"` + tool + `","arguments":` + args + `}`
 	request = "POST /mcp/tools/call HTTP/1.1\nHost: " + r.addr + "\nAuthorization: Bearer " + r.agent +
@@ -189,27 +189,27 @@ func (r *rig) exchange(tool, args, accept string) (request, response string, s *
 // RFC-0005 §11, byte for byte but for ids and times: the request, the command, its answer
 // and the response, between the real relay and the real device.
 func TestTraceEcho(t *testing.T) {
-	r := newRig(t)
+	r := newTestRelay(t)
 	node, _, frames := r.recorded()
-	golden(t, "handshake", frames())
+	compareGolden(t, "handshake", frames())
 	request, response, s := r.exchange("sysecho."+node+".echo.invoke", `{"message":"ping"}`, "application/json")
 	body, err := io.ReadAll(io.LimitReader(s.resp.Body, s.resp.ContentLength))
 	if err != nil {
 		t.Fatal(err)
 	}
-	parts := append([]part{{"agent request", request}}, frames()...)
-	golden(t, "echo", append(parts, part{"relay response", response + "\n" + string(body)}))
+	parts := append([]traceEntry{{"agent request", request}}, frames()...)
+	compareGolden(t, "echo", append(parts, traceEntry{"relay response", response + "\n" + string(body)}))
 }
 
 // An alert of a board, from its link into the event log.
 func TestTraceAlert(t *testing.T) {
-	r := newRig(t)
+	r := newTestRelay(t)
 	node, client, frames := r.recorded()
 	frames()
 	client.SendEvent(link.TopicAlert, []byte(`{"level":"warn","metric":"disk_pct","value":93.5,"threshold":90,"rule_id":"disk-full","message":"disk use is 93.5 %, above 90 %; free some","ts":1795000000000}`))
 	client.SendEvent(link.TopicAlert, []byte(`{"level":"info","metric":"disk_pct","value":80,"threshold":90,"rule_id":"disk-full","message":"cleared: 80 °","cleared":true,"ts":1795000060000}`))
 	client.SendEvent(link.TopicAlert, []byte(`{"level":"info","metric":"x","value":1,"message":"\u001b[31mred","ts":1}`))
-	eventually(t, "all are told", func() bool { return strings.Contains(r.logs.String(), "bad_event") })
+	eventually(t, "all events arrived", func() bool { return strings.Contains(r.logs.String(), "bad_event") })
 	sent := frames()
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
@@ -223,31 +223,31 @@ func TestTraceAlert(t *testing.T) {
 		if e.Tenant != "default" || e.Aggregate != node {
 			t.Errorf("%+v", e)
 		}
-		sent = append(sent, part{"log " + e.Type, string(e.Payload)})
+		sent = append(sent, traceEntry{"log " + e.Type, string(e.Payload)})
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "alert", sent)
+	compareGolden(t, "alert", sent)
 }
 
 // A metric stream from its opening to the reader's end, on both wires.
 func TestTraceStream(t *testing.T) {
-	r := newRig(t)
+	r := newTestRelay(t)
 	node, _, frames := r.recorded()
 	frames()
 	request, response, s := r.exchange("sys."+node+".metrics.subscribe", `{"interval_ms":60000}`, "text/event-stream")
 	s.read()
 	s.metric(time.Second)
 	s.halfClose()
-	s.end(sse.Normal, 2*time.Second)
-	parts := append([]part{{"agent request", request}}, until(t, frames, "device stream_end")...)
-	golden(t, "stream", append(parts, part{"relay response", response + "\n" + s.raw.String()}))
+	s.waitEnd(sse.Normal, 2*time.Second)
+	parts := append([]traceEntry{{"agent request", request}}, collectUntil(t, frames, "device stream_end")...)
+	compareGolden(t, "stream", append(parts, traceEntry{"relay response", response + "\n" + s.raw.String()}))
 }
 
-// until collects frames up to the one of that name.
-func until(t *testing.T, frames func() []part, name string) (all []part) {
+// collectUntil collects frames up to the one of that name.
+func collectUntil(t *testing.T, frames func() []traceEntry, name string) (all []traceEntry) {
 	t.Helper()
 	eventually(t, name, func() bool {
 		all = append(all, frames()...)
@@ -256,9 +256,9 @@ func until(t *testing.T, frames func() []part, name string) (all []part) {
 	return all
 }
 
-// timed is a stream's events with the second at which each came. A ping and a frame of the
+// timedEvents is a stream's events with the second at which each came. A ping and a frame of the
 // same moment may come in either order.
-func timed(s *stream, start time.Time, until time.Duration) (parts []part) {
+func timedEvents(s *stream, start time.Time, until time.Duration) (parts []traceEntry) {
 	defer func() {
 		for i := 1; i < len(parts); i++ {
 			if parts[i].name == parts[i-1].name && strings.HasPrefix(parts[i].data, "event: ping") {
@@ -274,7 +274,7 @@ func timed(s *stream, start time.Time, until time.Duration) (parts []part) {
 				return parts
 			}
 			name := fmt.Sprintf("%.0f s", time.Since(start).Seconds())
-			parts = append(parts, part{name, "event: " + ev.Type + "\ndata: " + string(ev.Data)})
+			parts = append(parts, traceEntry{name, "event: " + ev.Type + "\ndata: " + string(ev.Data)})
 		case <-over:
 			return parts
 		}
@@ -283,28 +283,28 @@ func timed(s *stream, start time.Time, until time.Duration) (parts []part) {
 
 // RFC-0009 §9 fixture 1: 5000 ms, a prompt reader for 30 s, then it closes its side.
 func TestRFC0009Fixture1(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{cadence: true})
 		start := time.Now()
 		s := m.subscribe(`{"interval_ms":5000}`)
-		parts := timed(s, start, 30*time.Second+time.Millisecond)
+		parts := timedEvents(s, start, 30*time.Second+time.Millisecond)
 		s.halfClose()
-		golden(t, "fixture1", append(parts, timed(s, start, 40*time.Second)...))
+		compareGolden(t, "fixture1", append(parts, timedEvents(s, start, 40*time.Second)...))
 		s.checkEnd(sse.Event{}, sse.Normal)
 		eventually(t, "cmd_cancel", func() bool { return m.count(link.TypeCmdCancel) == 1 })
-		r.audited("decision=close", "reason=close=1000")
+		r.waitAudited("decision=close", "reason=close=1000")
 	})
 }
 
 // RFC-0009 §9 fixture 3: the device dies in the middle.
 func TestRFC0009Fixture3(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{cadence: true})
 		start := time.Now()
 		s := m.subscribe(`{"interval_ms":5000}`)
-		parts := timed(s, start, 12*time.Second)
+		parts := timedEvents(s, start, 12*time.Second)
 		m.kill()
-		golden(t, "fixture3", append(parts, timed(s, start, 20*time.Second)...))
+		compareGolden(t, "fixture3", append(parts, timedEvents(s, start, 20*time.Second)...))
 		s.checkEnd(sse.Event{}, sse.DeviceOffline)
 	})
 }

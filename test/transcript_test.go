@@ -47,7 +47,7 @@ func TestTranscript(t *testing.T) {
 				wg.Go(func() { _ = k.Run(ctx) })
 				t.Cleanup(func() { cancel(); wg.Wait() })
 				watched := attach(t, k, bin)
-				got := play(t, dial(t, k), watched)
+				got := playTranscript(t, dial(t, k), watched)
 				if *update {
 					if err := os.WriteFile("testdata/transcript.golden", []byte(got), 0o644); err != nil {
 						t.Fatal(err)
@@ -72,9 +72,9 @@ type speaker interface {
 	updated() string // waits for the next update of a resource
 }
 
-// play waits for watched before it changes what is subscribed to: MCP tells a client that
-// its subscription stands, but not when it has reached the plugin.
-func play(t *testing.T, s speaker, watched func() bool) string {
+// playTranscript waits for watched before it changes a subscribed resource: MCP confirms a
+// subscription to the client, but not when it has reached the plugin.
+func playTranscript(t *testing.T, s speaker, watched func() bool) string {
 	t.Helper()
 	const uri = "mcp://notes/all.json"
 	var b strings.Builder
@@ -111,9 +111,9 @@ func notesCaller(transport string) *kernel.Caller {
 type inprocNotes struct {
 	m *kernel.Manifest
 
-	mu    sync.Mutex // protects the fields below
-	notes []string
-	told  func()
+	mu      sync.Mutex // protects the fields below
+	notes   []string
+	changed func()
 }
 
 func attachNotes(t *testing.T, k *kernel.Kernel, _ string) func() bool {
@@ -129,7 +129,7 @@ func attachNotes(t *testing.T, k *kernel.Kernel, _ string) func() bool {
 	return func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return p.told != nil
+		return p.changed != nil
 	}
 }
 
@@ -145,8 +145,8 @@ func (p *inprocNotes) Call(_ context.Context, r *kernel.Request) (*kernel.Result
 	var v any
 	if r.Target().Name == "notes.add" {
 		p.notes = append(p.notes, a.Text)
-		if p.told != nil {
-			p.told()
+		if p.changed != nil {
+			p.changed()
 		}
 		v = map[string]any{"number": len(p.notes)}
 	} else {
@@ -170,7 +170,7 @@ func (p *inprocNotes) Read(context.Context, *kernel.Caller, string) ([]byte, err
 
 func (p *inprocNotes) Watch(ctx context.Context, _ string, changed func()) error {
 	p.mu.Lock()
-	p.told = changed
+	p.changed = changed
 	p.mu.Unlock()
 	<-ctx.Done()
 	return ctx.Err()

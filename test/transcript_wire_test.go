@@ -61,7 +61,7 @@ func (w *wire) request(method, params string) map[string]any {
 	return w.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":%q,"params":{%s}}`, w.next, method, params), true)
 }
 
-func (w *wire) hello() {
+func (w *wire) initialize() {
 	w.t.Helper()
 	w.request("initialize", `"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}`)
 	w.send(`{"jsonrpc":"2.0","method":"notifications/initialized"}`, false)
@@ -79,7 +79,7 @@ func (w *wire) tools() string {
 
 func (w *wire) call(tool, args string) string {
 	res, ok := w.request("tools/call", fmt.Sprintf(`"name":%q,"arguments":%s`, tool, args))["result"].(map[string]any)
-	if !ok { // which MCP says by an error of the protocol
+	if !ok { // which MCP reports as a protocol error
 		return "no such tool"
 	}
 	if res["isError"] == true {
@@ -99,7 +99,7 @@ func (w *wire) read(uri string) string {
 
 func (w *wire) subscribe(uri string) {
 	w.request("resources/subscribe", fmt.Sprintf(`"uri":%q`, uri))
-	// What is told before the session's own stream stands is lost: hear something first.
+	// Notifications sent before the session's stream is open are lost: wait for one first.
 	for deadline := time.Now().Add(20 * time.Second); ; {
 		w.k.NotifyChange("default", kernel.Change{Tools: true})
 		select {
@@ -110,7 +110,7 @@ func (w *wire) subscribe(uri string) {
 		case <-time.After(50 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			w.t.Fatal("the session's stream tells nothing")
+			w.t.Fatal("the session's stream delivers nothing")
 		}
 	}
 }
@@ -193,7 +193,7 @@ func speakHTTP(t *testing.T, k *kernel.Kernel) speaker {
 		}
 		return answers[len(answers)-1]
 	}
-	w.hello()
+	w.initialize()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -299,6 +299,6 @@ func speakStdio(t *testing.T, k *kernel.Kernel) speaker {
 		}
 		return <-answers
 	}
-	w.hello()
+	w.initialize()
 	return w
 }

@@ -12,13 +12,13 @@ import (
 	"agentctl/relay/auth"
 )
 
-// RFC 6750, RFC 9728: a caller without a token is told where to learn more, and learns it.
+// RFC 6750, RFC 9728: a caller without a token gets the metadata's URL, and can read it.
 func TestResourceMetadata(t *testing.T) {
-	r := newRig(t)
+	r := newTestRelay(t)
 	for _, path := range []string{"/mcp", "/mcp/tools/call"} {
 		for token, wantError := range map[string]bool{"": false, "Bearer x.y.z": true} {
 			a := r.do(http.MethodPost, path, `{}`, r.headers("Authorization", token))
-			r.refused(a, http.StatusUnauthorized, manifest.SafetyDenied)
+			r.wantRefusal(a, http.StatusUnauthorized, manifest.SafetyDenied)
 			challenge := a.header.Get("WWW-Authenticate")
 			url := regexp.MustCompile(`^Bearer .*resource_metadata="(http[^"]*)"$`).FindStringSubmatch(challenge)
 			if url == nil || strings.Contains(challenge, `error="invalid_token"`) != wantError {
@@ -35,13 +35,13 @@ func TestResourceMetadata(t *testing.T) {
 		}
 	}
 	a := r.do(http.MethodPost, "/mcp", `{}`, r.headers("Authorization", "Bearer "+r.mint(auth.MintRequest{Class: "device"}).Token))
-	r.refused(a, http.StatusForbidden, manifest.SafetyDenied)
+	r.wantRefusal(a, http.StatusForbidden, manifest.SafetyDenied)
 }
 
 // A page of another origin, or one that resolves its own name to this machine, gets
 // nothing, whatever the method.
-func TestForeignPages(t *testing.T) {
-	r := newRig(t)
+func TestForeignOrigins(t *testing.T) {
+	r := newTestRelay(t)
 	paths := map[string][]string{
 		"/mcp": {http.MethodGet, http.MethodPost, http.MethodDelete}, "/mcp/tools/call": {http.MethodPost}, "/v1/nodes": {http.MethodGet},
 		"/v1/device/ws": {http.MethodGet}, "/schemas/": {http.MethodGet}, "/healthz": {http.MethodGet}, "/.well-known/oauth-protected-resource": {http.MethodGet},
@@ -50,25 +50,25 @@ func TestForeignPages(t *testing.T) {
 		for _, method := range methods {
 			for k, v := range map[string]string{"Origin": "https://evil.example", "Host": "evil.example:8460"} {
 				a := r.do(method, path, `{}`, r.headers(k, v, "Upgrade", "websocket", "Connection", "Upgrade", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="))
-				r.refused(a, http.StatusForbidden, manifest.SafetyDenied)
+				r.wantRefusal(a, http.StatusForbidden, manifest.SafetyDenied)
 				if a.header.Get("Access-Control-Allow-Origin") != "" {
 					t.Errorf("%s %s: CORS headers for a foreign page", method, path)
 				}
 			}
 			for _, origin := range []string{"null", "http://" + r.addr + ".evil.example", "http://localhost", "file://"} {
-				r.refused(r.do(method, path, `{}`, r.headers("Origin", origin)), http.StatusForbidden, manifest.SafetyDenied)
+				r.wantRefusal(r.do(method, path, `{}`, r.headers("Origin", origin)), http.StatusForbidden, manifest.SafetyDenied)
 			}
 		}
 	}
 	a := r.do(http.MethodOptions, "/mcp", "", map[string]string{"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"})
-	r.refused(a, http.StatusForbidden, manifest.SafetyDenied)
+	r.wantRefusal(a, http.StatusForbidden, manifest.SafetyDenied)
 }
 
-// A page that the operator admitted may call, and is told so beforehand; a public name
+// A page of an allowed origin may call, and gets a matching preflight answer; a public name
 // that a proxy passes on is served.
-func TestAllowedPages(t *testing.T) {
+func TestAllowedOrigins(t *testing.T) {
 	const page = "https://console.example"
-	r := newRig(t, func(o *relay.Options) {
+	r := newTestRelay(t, func(o *relay.Options) {
 		o.AllowOrigin, o.Public = []string{"https://Console.example"}, "https://relay.example/"
 	})
 	m := r.device(mockOptions{})
@@ -97,14 +97,14 @@ func TestAllowedPages(t *testing.T) {
 // --anonymous: a caller without a token is a read-only one of the default tenant; a bad
 // token is still a bad token.
 func TestAnonymous(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		own, other := r.device(mockOptions{}), r.device(mockOptions{tenant: "other"})
 		if a := r.call(own.echoTool(), text("x"), "Authorization", ""); a.status != http.StatusOK {
 			t.Errorf("%d %s", a.status, a.body)
 		}
-		r.audited("actor=anonymous", "decision=allow", "node_id="+own.node)
-		r.refused(r.call(other.echoTool(), text("x"), "Authorization", ""), http.StatusForbidden, manifest.SafetyDenied)
-		r.refused(r.call(own.echoTool(), text("x"), "Authorization", "Bearer x.y.z"), http.StatusUnauthorized, manifest.SafetyDenied)
+		r.waitAudited("actor=anonymous", "decision=allow", "node_id="+own.node)
+		r.wantRefusal(r.call(other.echoTool(), text("x"), "Authorization", ""), http.StatusForbidden, manifest.SafetyDenied)
+		r.wantRefusal(r.call(own.echoTool(), text("x"), "Authorization", "Bearer x.y.z"), http.StatusUnauthorized, manifest.SafetyDenied)
 		if len(other.cmds()) != 0 {
 			t.Error("another tenant's device was asked")
 		}

@@ -29,9 +29,9 @@ import (
 	"agentctl/relay/auth"
 )
 
-// rig is a whole relay in this process, with its state in a directory of the test. It
+// testRelay is a whole relay in this process, with its state in a directory of the test. It
 // listens on 127.0.0.1, or on memory inside a synctest bubble, where minutes cost nothing.
-type rig struct {
+type testRelay struct {
 	t      testing.TB
 	relay  *relay.Relay
 	url    string
@@ -42,33 +42,33 @@ type rig struct {
 	dial   func(ctx context.Context, network, addr string) (net.Conn, error)
 	agent  string            // a token of tenant default with the default scopes
 	agents map[string]string // the same, by tenant
-	stop   func() error      // ends the relay in order and tells what Run returned
+	stop   func() error      // stops the relay and returns what Run returned
 	tls    *tls.Config       // how clients and devices dial; nil: plain
 }
 
-// newRig starts a relay on 127.0.0.1.
-func newRig(t testing.TB, edit ...func(*relay.Options)) *rig {
+// newTestRelay starts a relay on 127.0.0.1.
+func newTestRelay(t testing.TB, edit ...func(*relay.Options)) *testRelay {
 	t.Helper()
 	var d net.Dialer
-	return openRig(t, nil, d.DialContext, edit)
+	return openTestRelay(t, nil, d.DialContext, edit)
 }
 
-// bubble runs f with a relay on memory, inside a synctest bubble. Its clock says 2026, as
-// the bubble's own start lies before every timestamp that the wire admits.
-func bubble(t *testing.T, f func(t *testing.T, r *rig), edit ...func(*relay.Options)) {
+// bubble runs f with a relay on an in-memory network, inside a synctest bubble. Its clock starts
+// in 2026, because the bubble's default start is before every timestamp that the wire allows.
+func bubble(t *testing.T, f func(t *testing.T, r *testRelay), edit ...func(*relay.Options)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)))
 		// The relay's tickers keep a bubble alive in which nobody gets what he waits for.
 		defer time.AfterFunc(24*time.Hour, func() { panic("the test waits for ever") }).Stop()
-		ln := &memory{conns: make(chan net.Conn), done: make(chan struct{})}
-		f(t, openRig(t, ln, ln.dial, edit))
+		ln := &memoryListener{conns: make(chan net.Conn), done: make(chan struct{})}
+		f(t, openTestRelay(t, ln, ln.dial, edit))
 	})
 }
 
-func openRig(t testing.TB, ln net.Listener, dial func(context.Context, string, string) (net.Conn, error), edit []func(*relay.Options)) *rig {
+func openTestRelay(t testing.TB, ln net.Listener, dial func(context.Context, string, string) (net.Conn, error), edit []func(*relay.Options)) *testRelay {
 	t.Helper()
-	r := &rig{t: t, dir: t.TempDir(), logs: new(buffer), dial: dial, agents: make(map[string]string)}
+	r := &testRelay{t: t, dir: t.TempDir(), logs: new(buffer), dial: dial, agents: make(map[string]string)}
 	enc := zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())
 	// The devices' tools alone, unless a test wants more.
 	opt := relay.Options{StateDir: r.dir, Listener: ln, Listen: "127.0.0.1:0", Version: "test", Without: []string{relay.PluginTickets, relay.PluginDirectory},
@@ -117,7 +117,7 @@ func openRig(t testing.TB, ln net.Listener, dial func(context.Context, string, s
 	return r
 }
 
-func (r *rig) mint(req auth.MintRequest) auth.Minted {
+func (r *testRelay) mint(req auth.MintRequest) auth.Minted {
 	r.t.Helper()
 	m, err := r.relay.Store().Mint(context.Background(), req)
 	if err != nil {
@@ -127,13 +127,13 @@ func (r *rig) mint(req auth.MintRequest) auth.Minted {
 }
 
 // agentOf mints an agent token of a tenant; without scopes it has the default ones.
-func (r *rig) agentOf(tenant string, scopes ...string) string {
+func (r *testRelay) agentOf(tenant string, scopes ...string) string {
 	r.t.Helper()
 	return r.mint(auth.MintRequest{Class: "agent", Tenant: tenant, Scopes: scopes}).Token
 }
 
 // agentFor is agentOf with the default scopes, one token for each tenant.
-func (r *rig) agentFor(tenant string) string {
+func (r *testRelay) agentFor(tenant string) string {
 	r.t.Helper()
 	if r.agents[tenant] == "" {
 		r.agents[tenant] = r.agentOf(tenant)
@@ -141,9 +141,9 @@ func (r *rig) agentFor(tenant string) string {
 	return r.agents[tenant]
 }
 
-// forge signs a token with the relay's own key after edit changed what stands in it. A
+// forge signs a token with the relay's own key after edit changed its header or claims. A
 // claim that edit sets to nil is left out.
-func (r *rig) forge(edit func(header, claims map[string]any)) string {
+func (r *testRelay) forge(edit func(header, claims map[string]any)) string {
 	r.t.Helper()
 	keys, err := filepath.Glob(filepath.Join(r.dir, "keys", "*.pem"))
 	if err != nil || len(keys) != 1 {
@@ -202,16 +202,16 @@ type envelope struct {
 }
 
 // do sends one request. A header with an empty value is not sent.
-func (r *rig) do(method, path string, body string, header map[string]string) *answer {
+func (r *testRelay) do(method, path string, body string, header map[string]string) *answer {
 	r.t.Helper()
-	a, err := r.try(method, path, strings.NewReader(body), header)
+	a, err := r.tryRequest(method, path, strings.NewReader(body), header)
 	if err != nil {
 		r.t.Fatalf("%s %s: %v", method, path, err)
 	}
 	return a
 }
 
-func (r *rig) try(method, path string, body io.Reader, header map[string]string) (*answer, error) {
+func (r *testRelay) tryRequest(method, path string, body io.Reader, header map[string]string) (*answer, error) {
 	req, err := http.NewRequest(method, r.url+path, body)
 	if err != nil {
 		return nil, err
@@ -234,8 +234,8 @@ func (r *rig) try(method, path string, body io.Reader, header map[string]string)
 	return &answer{resp.StatusCode, resp.Header, string(b)}, err
 }
 
-// headers of a good unary call with the rig's token; changes override or remove.
-func (r *rig) headers(changes ...string) map[string]string {
+// headers of a valid unary call with the default token; changes override or remove some.
+func (r *testRelay) headers(changes ...string) map[string]string {
 	h := map[string]string{"Authorization": "Bearer " + r.agent, "Content-Type": "application/json", "Accept": "application/json"}
 	for i := 0; i+1 < len(changes); i += 2 {
 		h[changes[i]] = changes[i+1]
@@ -244,19 +244,19 @@ func (r *rig) headers(changes ...string) map[string]string {
 }
 
 // callRaw posts a body to /mcp/tools/call.
-func (r *rig) callRaw(body string, changes ...string) *answer {
+func (r *testRelay) callRaw(body string, changes ...string) *answer {
 	r.t.Helper()
 	return r.do(http.MethodPost, "/mcp/tools/call", body, r.headers(changes...))
 }
 
 // call makes a unary call of a tool with arguments as JSON text.
-func (r *rig) call(tool, args string, changes ...string) *answer {
+func (r *testRelay) call(tool, args string, changes ...string) *answer {
 	r.t.Helper()
 	return r.callRaw(`{"tool":"`+tool+`","arguments":`+args+`}`, changes...)
 }
 
-// refused checks that an answer is the envelope with this status and code.
-func (r *rig) refused(a *answer, status int, code manifest.Code) {
+// wantRefusal checks that an answer is the envelope with this status and code.
+func (r *testRelay) wantRefusal(a *answer, status int, code manifest.Code) {
 	r.t.Helper()
 	if a.status != status || a.code() != string(code) {
 		r.t.Errorf("got %d %s, want %d %s", a.status, a.body, status, code)
@@ -291,7 +291,7 @@ func checkEnvelope(t testing.TB, a *answer) {
 }
 
 // audit reads the audit log; every line is JSON with the fields of RFC-0005 §12 only.
-func (r *rig) audit() []map[string]string {
+func (r *testRelay) audit() []map[string]string {
 	r.t.Helper()
 	b, err := os.ReadFile(filepath.Join(r.dir, "audit.jsonl"))
 	if err != nil {
@@ -313,8 +313,8 @@ func (r *rig) audit() []map[string]string {
 	return lines
 }
 
-// audited waits for an audit line that has all of want ("key=value").
-func (r *rig) audited(want ...string) {
+// waitAudited waits for an audit line that has all of want ("key=value").
+func (r *testRelay) waitAudited(want ...string) {
 	r.t.Helper()
 	eventually(r.t, "audit line with "+strings.Join(want, " "), func() bool {
 		for _, m := range r.audit() {
@@ -360,14 +360,14 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// memory is a listener whose connections are in memory.
-type memory struct {
+// memoryListener is a listener whose connections are in memory.
+type memoryListener struct {
 	conns chan net.Conn
 	done  chan struct{}
 	once  sync.Once
 }
 
-func (m *memory) Accept() (net.Conn, error) {
+func (m *memoryListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-m.conns:
 		return c, nil
@@ -376,19 +376,19 @@ func (m *memory) Accept() (net.Conn, error) {
 	}
 }
 
-func (m *memory) Close() error {
+func (m *memoryListener) Close() error {
 	m.once.Do(func() { close(m.done) })
 	return nil
 }
 
-func (m *memory) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8460} }
+func (m *memoryListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8460} }
 
-func (m *memory) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+func (m *memoryListener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	up, upEnd := net.Pipe()
 	down, downEnd := net.Pipe()
 	select {
-	case m.conns <- &duplex{upEnd, down}:
-		return &duplex{downEnd, up}, nil
+	case m.conns <- &pipeConn{upEnd, down}:
+		return &pipeConn{downEnd, up}, nil
 	case <-m.done:
 		return nil, net.ErrClosed
 	case <-ctx.Done():
@@ -396,17 +396,19 @@ func (m *memory) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
-// duplex is a connection of two one-way pipes, so that one way can be closed alone.
-type duplex struct{ r, w net.Conn }
+// pipeConn is a connection of two one-way pipes, so that one way can be closed alone.
+type pipeConn struct{ r, w net.Conn }
 
-func (d *duplex) Read(b []byte) (int, error)         { return d.r.Read(b) }
-func (d *duplex) Write(b []byte) (int, error)        { return d.w.Write(b) }
-func (d *duplex) CloseWrite() error                  { return d.w.Close() }
-func (d *duplex) Close() error                       { return errors.Join(d.r.Close(), d.w.Close()) }
-func (d *duplex) LocalAddr() net.Addr                { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8460} }
-func (d *duplex) RemoteAddr() net.Addr               { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 40000} }
-func (d *duplex) SetReadDeadline(t time.Time) error  { return d.r.SetReadDeadline(t) }
-func (d *duplex) SetWriteDeadline(t time.Time) error { return d.w.SetWriteDeadline(t) }
-func (d *duplex) SetDeadline(t time.Time) error {
+func (d *pipeConn) Read(b []byte) (int, error)  { return d.r.Read(b) }
+func (d *pipeConn) Write(b []byte) (int, error) { return d.w.Write(b) }
+func (d *pipeConn) CloseWrite() error           { return d.w.Close() }
+func (d *pipeConn) Close() error                { return errors.Join(d.r.Close(), d.w.Close()) }
+func (d *pipeConn) LocalAddr() net.Addr         { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8460} }
+func (d *pipeConn) RemoteAddr() net.Addr {
+	return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 40000}
+}
+func (d *pipeConn) SetReadDeadline(t time.Time) error  { return d.r.SetReadDeadline(t) }
+func (d *pipeConn) SetWriteDeadline(t time.Time) error { return d.w.SetWriteDeadline(t) }
+func (d *pipeConn) SetDeadline(t time.Time) error {
 	return errors.Join(d.r.SetReadDeadline(t), d.w.SetWriteDeadline(t))
 }

@@ -17,8 +17,8 @@ import (
 	"agentctl/transport/sse"
 )
 
-// ask is a request to POST /mcp/tools/call in its parts, so that faults can be put together.
-type ask struct {
+// request is a request to POST /mcp/tools/call in its parts, so that faults can be put together.
+type request struct {
 	method, path, origin, host, token, ctype, accept string
 	pad                                              int // spaces behind the body
 	name                                             string
@@ -26,7 +26,7 @@ type ask struct {
 	args, extra                                      string
 }
 
-func (r *rig) send(q ask) *answer {
+func (r *testRelay) sendRequest(q request) *answer {
 	r.t.Helper()
 	if q.name == "" {
 		q.name = q.short + "." + q.node + "." + q.capID + "." + q.verb
@@ -37,44 +37,44 @@ func (r *rig) send(q ask) *answer {
 }
 
 // The order of the checks decides the answer (docs/protocol.md, "Errors"): of any two
-// faults in one request the earlier one is told. None reaches a device.
+// faults in one request, the earlier one is reported. None reaches a device.
 func TestOrderOfChecks(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
-		busy := r.device(mockOptions{script: func(*mock) func(string, link.Cmd) { return func(string, link.Cmd) {} }})
+	bubble(t, func(t *testing.T, r *testRelay) {
+		busy := r.device(mockOptions{script: func(*mockDevice) func(string, link.Cmd) { return func(string, link.Cmd) {} }})
 		offline := r.device(mockOptions{})
 		offline.kill()
 		foreign := r.device(mockOptions{tenant: "other"})
-		good := ask{method: http.MethodPost, path: "/mcp/tools/call", token: "Bearer " + r.agent, ctype: "application/json",
+		good := request{method: http.MethodPost, path: "/mcp/tools/call", token: "Bearer " + r.agent, ctype: "application/json",
 			accept: "application/json", short: "sysecho", node: busy.node, capID: "echo", verb: "invoke", args: `{"message":"x"}`}
 		noScope := "Bearer " + r.agentOf(auth.DefaultTenant, manifest.ScopeToolsList)
 		faults := []struct {
 			name   string
-			put    func(q *ask)
+			put    func(q *request)
 			status int
 			code   manifest.Code
 		}{
-			{"path", func(q *ask) { q.path = "/mcp/tools/calls" }, http.StatusNotFound, manifest.BadRequest},
-			{"method", func(q *ask) { q.method = http.MethodPut }, http.StatusMethodNotAllowed, manifest.BadRequest},
-			{"host", func(q *ask) { q.host = "evil.example" }, http.StatusForbidden, manifest.SafetyDenied},
-			{"origin", func(q *ask) { q.origin = "https://evil.example" }, http.StatusForbidden, manifest.SafetyDenied},
-			{"size", func(q *ask) { q.pad = 1 << 20 }, http.StatusRequestEntityTooLarge, manifest.BadRequest},
-			{"token", func(q *ask) { q.token = "Bearer x.y.z" }, http.StatusUnauthorized, manifest.SafetyDenied},
-			{"type", func(q *ask) { q.ctype = "text/plain" }, http.StatusBadRequest, manifest.BadRequest},
-			{"body", func(q *ask) { q.extra = `,"x":1` }, http.StatusBadRequest, manifest.BadRequest},
-			{"accept", func(q *ask) { q.accept = "text/event-stream" }, http.StatusBadRequest, manifest.BadRequest},
-			{"syntax", func(q *ask) { q.name = "Sysecho." + q.node + ".echo.invoke" }, http.StatusBadRequest, manifest.BadRequest},
-			{"scope", func(q *ask) { q.token = noScope }, http.StatusForbidden, manifest.SafetyDenied},
-			{"owner", func(q *ask) { q.node = foreign.node }, http.StatusForbidden, manifest.SafetyDenied},
-			{"tool", func(q *ask) { q.capID = "nosuch" }, http.StatusBadRequest, manifest.BadRequest},
-			{"offline", func(q *ask) { q.node = offline.node }, http.StatusServiceUnavailable, manifest.NodeOffline},
-			{"schema", func(q *ask) { q.args = `{}` }, http.StatusUnprocessableEntity, manifest.ManifestInvalid},
-			{"busy", func(*ask) {}, http.StatusTooManyRequests, manifest.RateLimited},
+			{"path", func(q *request) { q.path = "/mcp/tools/calls" }, http.StatusNotFound, manifest.BadRequest},
+			{"method", func(q *request) { q.method = http.MethodPut }, http.StatusMethodNotAllowed, manifest.BadRequest},
+			{"host", func(q *request) { q.host = "evil.example" }, http.StatusForbidden, manifest.SafetyDenied},
+			{"origin", func(q *request) { q.origin = "https://evil.example" }, http.StatusForbidden, manifest.SafetyDenied},
+			{"size", func(q *request) { q.pad = 1 << 20 }, http.StatusRequestEntityTooLarge, manifest.BadRequest},
+			{"token", func(q *request) { q.token = "Bearer x.y.z" }, http.StatusUnauthorized, manifest.SafetyDenied},
+			{"type", func(q *request) { q.ctype = "text/plain" }, http.StatusBadRequest, manifest.BadRequest},
+			{"body", func(q *request) { q.extra = `,"x":1` }, http.StatusBadRequest, manifest.BadRequest},
+			{"accept", func(q *request) { q.accept = "text/event-stream" }, http.StatusBadRequest, manifest.BadRequest},
+			{"syntax", func(q *request) { q.name = "Sysecho." + q.node + ".echo.invoke" }, http.StatusBadRequest, manifest.BadRequest},
+			{"scope", func(q *request) { q.token = noScope }, http.StatusForbidden, manifest.SafetyDenied},
+			{"owner", func(q *request) { q.node = foreign.node }, http.StatusForbidden, manifest.SafetyDenied},
+			{"tool", func(q *request) { q.capID = "nosuch" }, http.StatusBadRequest, manifest.BadRequest},
+			{"offline", func(q *request) { q.node = offline.node }, http.StatusServiceUnavailable, manifest.NodeOffline},
+			{"schema", func(q *request) { q.args = `{}` }, http.StatusUnprocessableEntity, manifest.ManifestInvalid},
+			{"busy", func(*request) {}, http.StatusTooManyRequests, manifest.RateLimited},
 		}
 		var waiting []*stream // four calls keep the capability's concurrency used up
 		for range 4 {
 			waiting = append(waiting, nil)
 			go func() {
-				_, _ = r.try(http.MethodPost, good.path, strings.NewReader(fmt.Sprintf(`{"tool":"%s","arguments":{"message":"wait"}}`, busy.echoTool())), r.headers())
+				_, _ = r.tryRequest(http.MethodPost, good.path, strings.NewReader(fmt.Sprintf(`{"tool":"%s","arguments":{"message":"wait"}}`, busy.echoTool())), r.headers())
 			}()
 		}
 		eventually(t, "four calls in flight", func() bool { return len(busy.cmds()) == len(waiting) })
@@ -82,21 +82,21 @@ func TestOrderOfChecks(t *testing.T) {
 		for i, f := range faults {
 			q := good
 			f.put(&q)
-			alone[i] = r.send(q)
-			r.refused(alone[i], f.status, f.code)
+			alone[i] = r.sendRequest(q)
+			r.wantRefusal(alone[i], f.status, f.code)
 		}
 		for i, first := range faults {
 			for _, second := range faults[i+1:] {
 				q := good
 				second.put(&q)
 				first.put(&q)
-				a := r.send(q)
+				a := r.sendRequest(q)
 				if a.status != alone[i].status || message(a) != message(alone[i]) {
 					t.Errorf("%s with %s: got %d %s, want %s", first.name, second.name, a.status, a.body, alone[i].body)
 				}
 			}
 		}
-		for _, m := range []*mock{busy, offline, foreign} {
+		for _, m := range []*mockDevice{busy, offline, foreign} {
 			if n := len(m.cmds()); n != 0 && (m != busy || n != 4) {
 				t.Errorf("a refused call reached a device: %d commands", n)
 			}
@@ -112,14 +112,14 @@ func message(a *answer) string {
 
 // A stream without its Accept is refused for that, whoever asks and for whatever node.
 func TestRFC0009AcceptComesFirst(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		own, foreign := r.device(mockOptions{}), r.device(mockOptions{tenant: "other"})
 		noScope := "Bearer " + r.agentOf(auth.DefaultTenant, manifest.ScopeToolsList)
 		for _, node := range []string{own.node, foreign.node, manifest.NewNodeID()} {
 			for _, spelling := range []string{"sys." + node + ".metrics.subscribe", "sys_" + node + "_metrics_subscribe"} {
 				for _, token := range []string{"Bearer " + r.agent, noScope} {
 					a := r.call(spelling, `{}`, "Authorization", token)
-					r.refused(a, http.StatusBadRequest, manifest.BadRequest)
+					r.wantRefusal(a, http.StatusBadRequest, manifest.BadRequest)
 					if !strings.Contains(a.body, "metrics.snapshot") {
 						t.Errorf("the message does not name the snapshot tool: %s", a.body)
 					}
@@ -134,14 +134,14 @@ func TestRFC0009AcceptComesFirst(t *testing.T) {
 
 // RFC-0009 §3, §10: one method; errors are envelopes; nothing is upgraded.
 func TestRFC0009Methods(t *testing.T) {
-	r := newRig(t)
+	r := newTestRelay(t)
 	for path, allow := range map[string]string{"/mcp/tools/call": "POST", "/v1/nodes": "GET, HEAD", "/v1/device/ws": "GET, HEAD", "/schemas/": "GET, HEAD"} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch, http.MethodOptions, "SUBSCRIBE"} {
 			if strings.Contains(allow, method) {
 				continue
 			}
 			a := r.do(method, path, "", r.headers())
-			r.refused(a, http.StatusMethodNotAllowed, manifest.BadRequest)
+			r.wantRefusal(a, http.StatusMethodNotAllowed, manifest.BadRequest)
 			if a.header.Get("Allow") != allow {
 				t.Errorf("%s %s: Allow %q, want %q", method, path, a.header.Get("Allow"), allow)
 			}
@@ -151,7 +151,7 @@ func TestRFC0009Methods(t *testing.T) {
 		t.Errorf("HEAD: %d %v", a.status, a.header)
 	}
 	for _, path := range []string{"/", "/mcp/tools", "/mcp/tools/call/", "/v1", "/favicon.ico", "/.well-known/oauth-protected-resource/x"} {
-		r.refused(r.do(http.MethodGet, path, "", r.headers()), http.StatusNotFound, manifest.BadRequest)
+		r.wantRefusal(r.do(http.MethodGet, path, "", r.headers()), http.StatusNotFound, manifest.BadRequest)
 	}
 	m := r.device(mockOptions{})
 	for _, method := range []string{http.MethodGet, http.MethodPost} {
@@ -163,10 +163,10 @@ func TestRFC0009Methods(t *testing.T) {
 	}
 }
 
-// The door's JSON is strict: exact keys, each once, valid UTF-8, 16 levels, nothing behind.
+// Request bodies are strict JSON: exact keys, each once, valid UTF-8, 16 levels, nothing after the value.
 func TestStrictBody(t *testing.T) {
 	deep := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		e := m.echoTool()
 		bad := []string{
@@ -186,12 +186,12 @@ func TestStrictBody(t *testing.T) {
 			`{"tool":"` + e + `","arguments":{"message":1e999}}`, `{"tool":"` + e + `","arguments":{"message":01}}`,
 			`{"tool":"` + e + `"/**/,"arguments":{"message":"x"}}`, deep(100000), strings.Repeat(`{"tool":`, 50000),
 		}
-		m.untouched(func() {
+		m.expectNoCommand(func() {
 			for _, body := range bad {
-				r.refused(r.callRaw(body), http.StatusBadRequest, manifest.BadRequest)
+				r.wantRefusal(r.callRaw(body), http.StatusBadRequest, manifest.BadRequest)
 			}
 			for _, ctype := range []string{"", "text/plain", "application/json; charset=latin1", "application/jsonx", "multipart/form-data", "application/json, text/plain"} {
-				r.refused(r.call(e, `{"message":"x"}`, "Content-Type", ctype), http.StatusBadRequest, manifest.BadRequest)
+				r.wantRefusal(r.call(e, `{"message":"x"}`, "Content-Type", ctype), http.StatusBadRequest, manifest.BadRequest)
 			}
 		})
 		// What is only unusual is not refused.
@@ -207,13 +207,13 @@ func TestStrictBody(t *testing.T) {
 			t.Errorf("no arguments: %d %s", a.status, a.body)
 		}
 		// 15 levels below the body's one are 16; the schema then refuses the key.
-		r.refused(r.call(e, `{"message":"x","y":`+deep(14)+`}`), http.StatusUnprocessableEntity, manifest.ManifestInvalid)
+		r.wantRefusal(r.call(e, `{"message":"x","y":`+deep(14)+`}`), http.StatusUnprocessableEntity, manifest.ManifestInvalid)
 	})
 }
 
-// One mebibyte of body and no more, however its length is told.
+// A body has at most one mebibyte, however its length is declared.
 func TestBodySize(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		call := `{"tool":"` + m.echoTool() + `","arguments":{"message":"x"}}`
 		full := call + strings.Repeat(" ", 1<<20-len(call))
@@ -223,7 +223,7 @@ func TestBodySize(t *testing.T) {
 				if chunked {
 					rd = struct{ io.Reader }{rd}
 				}
-				a, err := r.try(http.MethodPost, "/mcp/tools/call", rd, r.headers())
+				a, err := r.tryRequest(http.MethodPost, "/mcp/tools/call", rd, r.headers())
 				if err != nil {
 					t.Fatalf("chunked %v, %d bytes: %v", chunked, len(body), err)
 				}
@@ -232,7 +232,7 @@ func TestBodySize(t *testing.T) {
 			if a := post(full); a.status != http.StatusOK {
 				t.Errorf("chunked %v, 1 MiB: %d %s", chunked, a.status, a.body)
 			}
-			m.untouched(func() { r.refused(post(full+" "), http.StatusRequestEntityTooLarge, manifest.BadRequest) })
+			m.expectNoCommand(func() { r.wantRefusal(post(full+" "), http.StatusRequestEntityTooLarge, manifest.BadRequest) })
 		}
 	})
 }
@@ -246,7 +246,7 @@ func TestSlowBody(t *testing.T) {
 		"/nowhere":        {"": "404"},
 	} {
 		for token, status := range tests {
-			bubble(t, func(t *testing.T, r *rig) {
+			bubble(t, func(t *testing.T, r *testRelay) {
 				conn, err := r.dial(t.Context(), "tcp", r.addr)
 				if err != nil {
 					t.Fatal(err)
@@ -270,7 +270,7 @@ func TestSlowBody(t *testing.T) {
 // A client that does not read its answer does not keep the relay's goroutine.
 func TestSlowReaderOfAnAnswer(t *testing.T) {
 	for _, path := range []string{"/v1/nodes", "/schemas/", "/schemas/agentctl.announce@1.0.0", "/.well-known/oauth-protected-resource"} {
-		bubble(t, func(t *testing.T, r *rig) {
+		bubble(t, func(t *testing.T, r *testRelay) {
 			conn, err := r.dial(t.Context(), "tcp", r.addr)
 			if err != nil {
 				t.Fatal(err)
@@ -286,22 +286,22 @@ func TestSlowReaderOfAnAnswer(t *testing.T) {
 	}
 }
 
-// A tenant cannot tell another tenant's node from one that does not exist.
+// A tenant cannot distinguish another tenant's node from one that does not exist.
 func TestTenantsCannotProbe(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		foreign := r.device(mockOptions{tenant: "other"})
 		gone := r.device(mockOptions{tenant: "other"})
 		gone.kill()
 		never := r.mint(auth.MintRequest{Class: "device", Tenant: "other"}).NodeID
 		unknown := manifest.NewNodeID()
-		foreign.untouched(func() {
+		foreign.expectNoCommand(func() {
 			for _, verb := range []string{"sysecho.echo.invoke", "sys.metrics.snapshot", "sys.metrics.subscribe", "sys.nosuch.snapshot", "nosuch.echo.invoke"} {
 				var want string
 				for i, node := range []string{unknown, foreign.node, gone.node, never} {
 					short, rest, _ := strings.Cut(verb, ".")
 					a := r.call(short+"."+node+"."+rest, `{"bad":1}`, "Accept", "text/event-stream, application/json")
-					r.refused(a, http.StatusForbidden, manifest.SafetyDenied)
-					got := anonymous(a, node)
+					r.wantRefusal(a, http.StatusForbidden, manifest.SafetyDenied)
+					got := withoutVariableParts(a, node)
 					if i == 0 {
 						want = got
 					} else if got != want {
@@ -316,9 +316,9 @@ func TestTenantsCannotProbe(t *testing.T) {
 	})
 }
 
-// anonymous is an answer without what differs between any two: trace id, date, length of
+// withoutVariableParts is an answer without what differs between any two: trace id, date, length of
 // nothing else.
-func anonymous(a *answer, node string) string {
+func withoutVariableParts(a *answer, node string) string {
 	_, trace, _ := strings.Cut(a.body, `"trace_id":"`)
 	h := a.header.Clone()
 	h.Del("Date")
@@ -327,7 +327,7 @@ func anonymous(a *answer, node string) string {
 
 // The fleet comes in pages, in the order of node ids, of one tenant.
 func TestNodesPages(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		want := make([]string, 7)
 		for i := range want {
 			want[i] = r.mint(auth.MintRequest{Class: "device"}).NodeID
@@ -360,17 +360,17 @@ func TestNodesPages(t *testing.T) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 		for _, limit := range []string{"0", "-1", "5001", "x", "1e3"} {
-			r.refused(r.do(http.MethodGet, "/v1/nodes?limit="+limit, "", r.headers()), http.StatusBadRequest, manifest.BadRequest)
+			r.wantRefusal(r.do(http.MethodGet, "/v1/nodes?limit="+limit, "", r.headers()), http.StatusBadRequest, manifest.BadRequest)
 		}
-		r.refused(r.do(http.MethodGet, "/v1/nodes", "", nil), http.StatusUnauthorized, manifest.SafetyDenied)
+		r.wantRefusal(r.do(http.MethodGet, "/v1/nodes", "", nil), http.StatusUnauthorized, manifest.SafetyDenied)
 		events := "Bearer " + r.agentOf(auth.DefaultTenant, manifest.ScopeEventsSubscribe)
-		r.refused(r.do(http.MethodGet, "/v1/nodes", "", r.headers("Authorization", events)), http.StatusForbidden, manifest.SafetyDenied)
+		r.wantRefusal(r.do(http.MethodGet, "/v1/nodes", "", r.headers("Authorization", events)), http.StatusForbidden, manifest.SafetyDenied)
 	})
 }
 
-// Who may come in: every kind of token, each with its status. None reaches the device.
+// Every kind of token gets its status. None of the refused calls reaches the device.
 func TestTokens(t *testing.T) {
-	bubble(t, func(t *testing.T, r *rig) {
+	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		claim := func(k string, v any) string {
 			return r.forge(func(_, c map[string]any) { c[k] = v })
@@ -424,13 +424,13 @@ func TestTokens(t *testing.T) {
 				t.Errorf("%s: %d %s", name, a.status, a.body)
 			}
 		}
-		m.untouched(func() {
+		m.expectNoCommand(func() {
 			for _, tt := range tests {
 				a := r.call(m.snapshotTool(), `{}`, "Authorization", tt.auth)
 				if a.status != tt.status {
 					t.Errorf("%s: got %d, want %d", tt.name, a.status, tt.status)
 				}
-				r.refused(a, tt.status, manifest.SafetyDenied)
+				r.wantRefusal(a, tt.status, manifest.SafetyDenied)
 				if has := a.header.Get("WWW-Authenticate") != ""; has != (tt.status == http.StatusUnauthorized) {
 					t.Errorf("%s: WWW-Authenticate %q", tt.name, a.header.Get("WWW-Authenticate"))
 				}
@@ -443,12 +443,12 @@ func TestTokens(t *testing.T) {
 // set a date until which they count as read-only; a stream of theirs ends with it.
 func TestRFC0009Scopeless(t *testing.T) {
 	for _, until := range []time.Duration{0, -time.Hour, time.Hour} {
-		bubble(t, func(t *testing.T, r *rig) {
+		bubble(t, func(t *testing.T, r *testRelay) {
 			m := r.device(mockOptions{cadence: true})
 			token := r.forge(func(_, c map[string]any) { c["scope"], c["exp"] = nil, time.Now().Add(24*time.Hour).Unix() })
 			if until <= 0 {
-				m.untouched(func() {
-					r.refused(r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+token), http.StatusForbidden, manifest.SafetyDenied)
+				m.expectNoCommand(func() {
+					r.wantRefusal(r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+token), http.StatusForbidden, manifest.SafetyDenied)
 				})
 				return
 			}
@@ -459,8 +459,8 @@ func TestRFC0009Scopeless(t *testing.T) {
 				t.Errorf("before the date: %d %s", a.status, a.body)
 			}
 			s := r.stream(m.subscribeTool(), `{"interval_ms":60000}`, streamOptions{token: token})
-			s.end(sse.Normal, time.Hour+5*time.Second)
-			r.refused(r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+token), http.StatusForbidden, manifest.SafetyDenied)
+			s.waitEnd(sse.Normal, time.Hour+5*time.Second)
+			r.wantRefusal(r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+token), http.StatusForbidden, manifest.SafetyDenied)
 		}, func(o *relay.Options) {
 			if until != 0 {
 				o.ScopelessUntil = time.Now().Add(until)
