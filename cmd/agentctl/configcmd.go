@@ -5,14 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/control"
+	"agentctl/suggest"
 )
 
 // configFlags say which configuration a command is about.
@@ -27,29 +29,19 @@ func (f *configFlags) add(c *cobra.Command) {
 }
 
 // source is the configuration as the files and the environment of this person give it.
-func (f *configFlags) source() (configSource, error) {
-	s := newConfigSource(f.path)
-	s.flags = settings{}
-	if f.path == "" && !exists(s.path) && exists(systemConfigPath) { // the service's, who has none of their own
-		s.path = systemConfigPath
-		s.flags["state_dir"] = setting{serviceStateDir, "the service"}
-	}
+func (f *configFlags) source() (config.Source, error) {
+	s := config.ClientSource(f.path)
 	for name, text := range map[string]string{"state_dir": f.stateDir, "socket": f.socket} {
 		if text == "" {
 			continue
 		}
-		v, err := findKey(name).parseFor(text)
+		v, err := config.FindKey(name).Parse(text)
 		if err != nil {
 			return s, exit(exitUsage, "%w", err)
 		}
-		s.flags[name] = setting{v, "--" + findKey(name).flag}
+		s.Flags[name] = config.Setting{Value: v, Origin: "--" + flagName(name)}
 	}
 	return s, nil
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
 }
 
 // dial connects to the daemon; nil when there is none, or files were named.
@@ -59,7 +51,7 @@ func (f *configFlags) dial(ctx context.Context) (*control.Client, error) {
 	}
 	socket := f.socket
 	if socket == "" {
-		socket = env("AGENTCTL_SOCKET", clientSocket())
+		socket = env("AGENTCTL_SOCKET", config.ClientSocket())
 	}
 	cl, err := control.Dial(ctx, socket)
 	if errors.Is(err, control.ErrNotRunning) {
@@ -71,8 +63,8 @@ func (f *configFlags) dial(ctx context.Context) (*control.Client, error) {
 	return cl, nil
 }
 
-// view is the daemon's configuration, or that of the files, and where it comes from.
-func (f *configFlags) view(ctx context.Context) (v configView, of string, err error) {
+// View is the daemon's configuration, or that of the files, and where it comes from.
+func (f *configFlags) view(ctx context.Context) (v config.View, of string, err error) {
 	cl, err := f.dial(ctx)
 	if err != nil {
 		return v, "", err
@@ -88,11 +80,11 @@ func (f *configFlags) view(ctx context.Context) (v configView, of string, err er
 	if err != nil {
 		return v, "", err
 	}
-	c, err := s.load()
+	c, err := s.Load()
 	if err != nil {
 		return v, "", exit(exitFailure, "%w", err)
 	}
-	return c.view(), "the files; no daemon was asked", nil
+	return c.View(), "the files; no daemon was asked", nil
 }
 
 func newConfig() *cobra.Command {
@@ -126,7 +118,7 @@ func newConfigShow() *cobra.Command {
 			if origin {
 				return out.print(cmd, v, func() error { return printConfig(cmd.OutOrStdout(), &v, of, true) })
 			}
-			return out.print(cmd, nested(v.Values), func() error { return printConfig(cmd.OutOrStdout(), &v, of, false) })
+			return out.print(cmd, givenValues(v.Values), func() error { return printConfig(cmd.OutOrStdout(), &v, of, false) })
 		},
 	}
 	f.add(c)
@@ -135,9 +127,9 @@ func newConfigShow() *cobra.Command {
 	return c
 }
 
-func printConfig(w io.Writer, v *configView, of string, origin bool) error {
+func printConfig(w io.Writer, v *config.View, of string, origin bool) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	for _, name := range sortedKeys() {
+	for _, name := range config.KeyNames() {
 		line := name + "\t" + valueLine(v.Values[name], name)
 		if origin {
 			line += "\t" + v.Origins[name]
@@ -182,7 +174,7 @@ func valueLine(v any, name string) string {
 			words = append(words, fmt.Sprint(w))
 		}
 		return wordsText(words)
-	case []ruleText:
+	case []config.RuleText:
 		return fmt.Sprintf("%d rules", len(v))
 	case float64: // from JSON
 		v2 := int64(v)
@@ -205,25 +197,14 @@ func wordsText(words []string) string {
 	return strings.Join(words, ",")
 }
 
-// nested are values as a file has them; what is left to a default that no file can name
-// is left out.
-func nested(values map[string]any) object {
-	out := object{}
-	for name, v := range values {
-		if s := valueLine(v, name); s == "-" && name != "relay" && name != "name" {
-			continue
-		}
-		group, leaf, ok := strings.Cut(name, ".")
-		if !ok {
-			out[name] = v
-			continue
-		}
-		if out[group] == nil {
-			out[group] = object{}
-		}
-		out[group].(object)[leaf] = v
-	}
-	return out
+// givenValues are the values as a file has them, without those that are left to a default
+// that no file can name.
+func givenValues(values map[string]any) map[string]any {
+	given := maps.Clone(values)
+	maps.DeleteFunc(given, func(name string, v any) bool {
+		return valueLine(v, name) == "-" && name != "relay" && name != "name"
+	})
+	return config.Nest(given)
 }
 
 func newConfigGet() *cobra.Command {
@@ -244,11 +225,11 @@ func newConfigGet() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return out.print(cmd, v.Values[k.name], func() error {
-				if k.kind == kindRules {
-					return writeYAML(cmd.OutOrStdout(), v.Values[k.name])
+			return out.print(cmd, v.Values[k.Name], func() error {
+				if k.Kind == config.KindRules {
+					return writeYAML(cmd.OutOrStdout(), v.Values[k.Name])
 				}
-				text := valueLine(v.Values[k.name], k.name)
+				text := valueLine(v.Values[k.Name], k.Name)
 				if text == "-" {
 					text = ""
 				}
@@ -262,13 +243,13 @@ func newConfigGet() *cobra.Command {
 	return c
 }
 
-func needKey(name string) (*configKey, error) {
-	if k := findKey(name); k != nil {
+func needKey(name string) (*config.Key, error) {
+	if k := config.FindKey(name); k != nil {
 		return k, nil
 	}
-	hint := nearest(name, sortedKeys())
+	hint := suggest.Hint(name, config.KeyNames())
 	if hint == "" {
-		hint = "; the keys are " + strings.Join(sortedKeys(), ", ")
+		hint = "; the keys are " + strings.Join(config.KeyNames(), ", ")
 	}
 	return nil, exit(exitUsage, "unknown key %.64q%s", name, hint)
 }
@@ -277,7 +258,7 @@ func completeKeys(_ *cobra.Command, args []string, toComplete string) ([]string,
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return slices.DeleteFunc(sortedKeys(), func(k string) bool { return !strings.HasPrefix(k, toComplete) }), cobra.ShellCompDirectiveNoFileComp
+	return slices.DeleteFunc(config.KeyNames(), func(k string) bool { return !strings.HasPrefix(k, toComplete) }), cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeSetting completes a key, and its value where there are words for it.
@@ -285,12 +266,12 @@ func completeSetting(c *cobra.Command, args []string, toComplete string) ([]stri
 	if len(args) != 1 {
 		return completeKeys(c, args, toComplete)
 	}
-	k := findKey(args[0])
+	k := config.FindKey(args[0])
 	if k == nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	words := slices.Clone(k.words)
-	if k.kind == kindBool {
+	words := slices.Clone(k.Words)
+	if k.Kind == config.KindBool {
 		words = []string{"true", "false"}
 	}
 	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, toComplete) }), cobra.ShellCompDirectiveNoFileComp
@@ -305,7 +286,7 @@ func newConfigValidate() *cobra.Command {
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				given, errs := readConfigFile(args[0])
+				given, errs := config.ReadFile(args[0])
 				if len(errs) > 0 {
 					return exit(exitFailure, "%w", errs)
 				}
@@ -316,16 +297,16 @@ func newConfigValidate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			loaded, err := s.load()
+			loaded, err := s.Load()
 			if err != nil {
 				return exit(exitFailure, "%w", err)
 			}
-			for _, note := range loaded.notes {
+			for _, note := range loaded.Notes {
 				fmt.Fprintln(cmd.ErrOrStderr(), "agentctl: "+note)
 			}
-			files := "there is no file: all settings are defaults or from the environment; write " + s.path
-			if len(loaded.files) > 0 {
-				files = strings.Join(loaded.files, "\n")
+			files := "there is no file: all settings are defaults or from the environment; write " + s.Path
+			if len(loaded.Files) > 0 {
+				files = strings.Join(loaded.Files, "\n")
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s\ngood\n", files)
 			return nil
@@ -341,7 +322,7 @@ func newConfigSchema() *cobra.Command {
 		Short:   "Print the JSON Schema of a configuration file",
 		Example: "  agentctl config schema > config.schema.json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			b, err := configSchemaJSON()
+			b, err := config.SchemaJSON()
 			if err != nil {
 				return err
 			}

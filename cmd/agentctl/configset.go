@@ -9,12 +9,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/control"
 )
 
 // settingChange is a change of one kept setting.
 type settingChange struct {
-	key   *configKey
+	key   *config.Key
 	value any // nil takes it out
 }
 
@@ -37,9 +38,9 @@ config.yaml, and a daemon that runs takes it over by itself.`,
 			if err != nil {
 				return err
 			}
-			v, err := k.parseFor(args[1])
+			v, err := k.Parse(args[1])
 			if err != nil {
-				return exit(exitUsage, "%s: %w", k.name, err)
+				return exit(exitUsage, "%s: %w", k.Name, err)
 			}
 			return f.change(cmd, settingChange{k, v}, dry)
 		},
@@ -73,7 +74,7 @@ func newConfigUnset() *cobra.Command {
 
 // onSocket tells whether set_config knows the key.
 func (ch *settingChange) onSocket() bool {
-	return ch.value != nil && (ch.key.name == "base_interval_ms" || strings.HasPrefix(ch.key.name, "module_intervals."))
+	return ch.value != nil && (ch.key.Name == "base_interval_ms" || strings.HasPrefix(ch.key.Name, "module_intervals."))
 }
 
 // change makes a change where it belongs, and says what it was and how to undo it.
@@ -91,29 +92,29 @@ func (f *configFlags) change(cmd *cobra.Command, ch settingChange, dry bool) err
 	if err != nil {
 		return err
 	}
-	if ch.key.name == "state_dir" || ch.key.name == "socket" {
-		return exit(exitUsage, "%s decides where kept settings are, so it is written into a file: edit %s", ch.key.name, configPath())
+	if ch.key.Name == "state_dir" || ch.key.Name == "socket" {
+		return exit(exitUsage, "%s decides where kept settings are, so it is written into a file: edit %s", ch.key.Name, config.DefaultPath())
 	}
-	kept, errs := readConfigFile(path)
-	if len(errs) > 0 && !missing(errs) && !(running && ch.onSocket()) {
+	kept, errs := config.ReadFile(path)
+	if len(errs) > 0 && !config.IsMissing(errs) && !(running && ch.onSocket()) {
 		return keepError(errs[0])
 	}
-	was, wasKept := kept[ch.key.name]
-	old := valueLine(before.Values[ch.key.name], ch.key.name)
+	was, wasKept := kept[ch.key.Name]
+	old := valueLine(before.Values[ch.key.Name], ch.key.Name)
 	if wasKept {
-		old = valueLine(fileValue(was.value), ch.key.name)
+		old = valueLine(config.Plain(was.Value), ch.key.Name)
 	}
 	if ch.value == nil && !wasKept {
-		fmt.Fprintf(w, "%s was not set in %s; it is %s (%s)\n", ch.key.name, path, old, before.Origins[ch.key.name])
+		fmt.Fprintf(w, "%s was not set in %s; it is %s (%s)\n", ch.key.Name, path, old, before.Origins[ch.key.Name])
 		return nil
 	}
 	if dry {
-		fmt.Fprintf(w, "would change %s from %s to %s in %s\n", ch.key.name, old, ch.text(), path)
+		fmt.Fprintf(w, "would change %s from %s to %s in %s\n", ch.key.Name, old, ch.text(), path)
 		return nil
 	}
 	if running && ch.onSocket() {
 		err = ch.send(ctx, cl)
-	} else if err = keepSettings(path, settings{ch.key.name: setting{value: ch.value}}); err != nil {
+	} else if err = config.SaveSettings(path, config.Settings{ch.key.Name: config.Setting{Value: ch.value}}); err != nil {
 		err = keepError(err)
 	}
 	if err != nil {
@@ -121,10 +122,10 @@ func (f *configFlags) change(cmd *cobra.Command, ch settingChange, dry bool) err
 	}
 	force, err := ch.inForce(ctx, cl, before)
 	if err != nil {
-		_ = keepSettings(path, settings{ch.key.name: was})
+		_ = config.SaveSettings(path, config.Settings{ch.key.Name: was})
 		return err
 	}
-	fmt.Fprintf(w, "%s: %s -> %s\n", ch.key.name, old, ch.text())
+	fmt.Fprintf(w, "%s: %s -> %s\n", ch.key.Name, old, ch.text())
 	fmt.Fprintf(w, "kept in %s; undo with: %s\n%s\n", path, ch.undo(old, wasKept), force)
 	return nil
 }
@@ -141,43 +142,43 @@ func (ch *settingChange) text() string {
 	if ch.value == nil {
 		return "not set"
 	}
-	return valueLine(fileValue(ch.value), ch.key.name)
+	return valueLine(config.Plain(ch.value), ch.key.Name)
 }
 
 func (ch *settingChange) undo(old string, wasKept bool) string {
 	if ch.value != nil && !wasKept {
-		return "agentctl config unset " + ch.key.name
+		return "agentctl config unset " + ch.key.Name
 	}
 	if old == "none" || old == "-" {
 		old = `""`
 	}
-	return "agentctl config set " + ch.key.name + " " + old
+	return "agentctl config set " + ch.key.Name + " " + old
 }
 
 // before is the configuration as it is, and the file of kept settings.
-func (f *configFlags) before(ctx context.Context, cl *control.Client) (v configView, path string, err error) {
+func (f *configFlags) before(ctx context.Context, cl *control.Client) (v config.View, path string, err error) {
 	s, err := f.source()
 	if err != nil {
 		return v, "", err
 	}
 	if cl == nil {
-		c, err := s.load()
+		c, err := s.Load()
 		if err != nil {
 			return v, "", exit(exitFailure, "%w", err)
 		}
-		return c.view(), c.settingsPath(), nil
+		return c.View(), c.SettingsPath(), nil
 	}
 	if err := cl.Call(ctx, control.MethodGetConfig, nil, &v); err != nil {
 		return v, "", socketError(err)
 	}
 	dir, _ := v.Values["state_dir"].(string)
-	return v, dir + "/" + settingsFile, nil
+	return v, dir + "/" + config.SettingsFile, nil
 }
 
 // send changes a cadence through the socket, to be kept.
 func (ch *settingChange) send(ctx context.Context, cl *control.Client) error {
 	cfg := control.Config{Persist: true}
-	if module, ok := strings.CutPrefix(ch.key.name, "module_intervals."); ok {
+	if module, ok := strings.CutPrefix(ch.key.Name, "module_intervals."); ok {
 		cfg.ModuleIntervals = map[string]int64{module: ch.value.(int64)}
 	} else {
 		cfg.BaseIntervalMS = ch.value.(int64)
@@ -187,35 +188,35 @@ func (ch *settingChange) send(ctx context.Context, cl *control.Client) error {
 		return socketError(err)
 	}
 	if r.Persisted == nil || !*r.Persisted {
-		return exit(exitFailure, "%s is in force, but could not be kept over a restart; the daemon's log says why (journalctl -u agentctl)", ch.key.name)
+		return exit(exitFailure, "%s is in force, but could not be kept over a restart; the daemon's log says why (journalctl -u agentctl)", ch.key.Name)
 	}
 	return nil
 }
 
 // inForce says when the change comes into force. A daemon that runs takes it over: its
 // refusal is the error.
-func (ch *settingChange) inForce(ctx context.Context, cl *control.Client, before configView) (string, error) {
-	origin := before.Origins[ch.key.name]
+func (ch *settingChange) inForce(ctx context.Context, cl *control.Client, before config.View) (string, error) {
+	origin := before.Origins[ch.key.Name]
 	given := strings.HasPrefix(origin, "AGENTCTL_") || strings.HasPrefix(origin, "--")
 	switch {
 	case given && cl != nil && ch.onSocket():
 		return "in force now, but " + origin + " of the daemon counts more from its next start on", nil
 	case given:
 		return "but " + origin + " of the daemon counts more, and stays in force", nil
-	case cl == nil && ch.key.apply == applyRestart:
+	case cl == nil && ch.key.Applied == config.ApplyRestart:
 		return "in force with the next start of the daemon", nil
 	case cl == nil:
 		return "in force with the next start of the daemon; one that runs with these files takes it over by itself", nil
 	case ch.onSocket():
 		return "in force now", nil
-	case ch.key.apply == applyRestart:
+	case ch.key.Applied == config.ApplyRestart:
 		return "in force after: systemctl restart agentctl", nil
 	}
 	// To keep nothing more: the daemon reads its files anew at once.
 	if _, err := cl.SetConfig(ctx, control.Config{Persist: true}); err != nil {
 		return "", socketError(err)
 	}
-	var v configView
+	var v config.View
 	if err := cl.Call(ctx, control.MethodGetConfig, nil, &v); err != nil {
 		return "", socketError(err)
 	}

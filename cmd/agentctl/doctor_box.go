@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"agentctl/config"
 	"agentctl/control"
 	"agentctl/prober"
 	"agentctl/term"
@@ -29,7 +30,7 @@ type patient struct {
 	config, socket, stateDir, relay, tokenFile, caFile string
 
 	// What resolve found.
-	cfg       *config // nil: cfgErr says why
+	cfg       *config.Config // nil: cfgErr says why
 	cfgErr    error
 	cfgPath   string // of the file, whether it is there or not
 	relayFrom string // who named the relay
@@ -42,7 +43,7 @@ const (
 
 func (p *patient) flags(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&p.socket, "socket", env("AGENTCTL_SOCKET", clientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	f.StringVar(&p.socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
 	f.StringVar(&p.config, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE` of the daemon [AGENTCTL_CONFIG]")
 	f.StringVar(&p.stateDir, "state-dir", "", "`DIR` of the daemon's state [AGENTCTL_STATE_DIR]")
 	f.StringVar(&p.relay, "relay", "", "`URL` of the relay [AGENTCTL_RELAY]")
@@ -51,7 +52,7 @@ func (p *patient) flags(c *cobra.Command) {
 }
 
 // service tells whether the daemon that is asked is the system's.
-func (p *patient) service() bool { return p.socket == serviceSocketPath }
+func (p *patient) service() bool { return p.socket == config.ServiceSocket }
 
 // checks are all there are, in the order they are shown.
 func (p *patient) checks() []check {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"agentctl/config"
 	"bufio"
 	"errors"
 	"fmt"
@@ -12,43 +13,43 @@ import (
 // (for the service, that of its EnvironmentFile), and flags over all.
 func (p *patient) resolve() {
 	vars := map[string]string{}
-	src := newConfigSource(p.config)
+	src := config.NewSource(p.config)
 	if p.service() {
 		vars = envFile(serviceEnvFile)
 		if p.config == "" {
-			src.path = systemConfigPath
+			src.Path = config.SystemPath
 		}
 	}
-	src.env = func(name string) (string, bool) {
+	src.LookupEnv = func(name string) (string, bool) {
 		if v, ok := os.LookupEnv(name); ok && v != "" {
 			return v, true
 		}
 		v, ok := vars[name]
 		return v, ok
 	}
-	src.flags = settings{}
+	src.Flags = config.Settings{}
 	for name, v := range map[string]string{"relay": p.relay, "token_file": p.tokenFile, "ca_file": p.caFile, "state_dir": p.stateDir} {
 		if v != "" {
-			src.flags[name] = setting{v, "--" + findKey(name).flag}
+			src.Flags[name] = config.Setting{Value: v, Origin: "--" + flagName(name)}
 		}
 	}
-	if _, ok := src.flags["state_dir"]; p.service() && !ok && vars["AGENTCTL_STATE_DIR"] == "" {
-		src.flags["state_dir"] = setting{"/var/lib/agentctl", "the service"}
+	if _, ok := src.Flags["state_dir"]; p.service() && !ok && vars["AGENTCTL_STATE_DIR"] == "" {
+		src.Flags["state_dir"] = config.Setting{Value: "/var/lib/agentctl", Origin: "the service"}
 	}
-	cfg, err := src.load()
-	p.cfg, p.cfgErr, p.cfgPath = cfg, err, src.path
+	cfg, err := src.Load()
+	p.cfg, p.cfgErr, p.cfgPath = cfg, err, src.Path
 	if err != nil { // what was typed is better than nothing
-		cfg = &config{settings: src.flags}
+		cfg = &config.Config{Settings: src.Flags}
 	}
 	for name, to := range map[string]*string{"relay": &p.relay, "token_file": &p.tokenFile, "ca_file": &p.caFile, "state_dir": &p.stateDir} {
-		if s, ok := cfg.settings[name]; ok {
-			*to, _ = s.value.(string)
+		if s, ok := cfg.Settings[name]; ok {
+			*to, _ = s.Value.(string)
 		}
 	}
 	if p.stateDir == "" {
-		p.stateDir = defaultStateDir("")
+		p.stateDir = config.DefaultStateDir("")
 	}
-	p.relayFrom = cfg.settings["relay"].origin
+	p.relayFrom = cfg.Settings["relay"].Origin
 	if _, err := os.Lstat(serviceToken); p.service() && p.tokenFile == "" && err == nil {
 		p.tokenFile = serviceToken
 	}
@@ -74,16 +75,16 @@ func envFile(path string) map[string]string {
 // configFinding judges what resolve read.
 func (p *patient) configFinding() finding {
 	const name = "config"
-	var all configErrors
+	var all config.Errors
 	switch {
 	case errors.As(p.cfgErr, &all) && len(all) > 1:
 		return finding{name, findFail, fmt.Sprintf("%v (and %d more)", all[0], len(all)-1), "see all of it: agentctl config validate"}
 	case p.cfgErr != nil:
 		return finding{name, findFail, p.cfgErr.Error(), "correct it, then: agentctl config validate"}
-	case len(p.cfg.files) == 0:
+	case len(p.cfg.Files) == 0:
 		return finding{name, findOK, "no file at " + p.cfgPath + "; flags, environment and defaults hold", ""}
-	case len(p.cfg.notes) > 0:
-		return finding{name, findOK, strings.Join(p.cfg.files, ", ") + "; " + p.cfg.notes[0], ""}
+	case len(p.cfg.Notes) > 0:
+		return finding{name, findOK, strings.Join(p.cfg.Files, ", ") + "; " + p.cfg.Notes[0], ""}
 	}
-	return finding{name, findOK, strings.Join(p.cfg.files, ", "), ""}
+	return finding{name, findOK, strings.Join(p.cfg.Files, ", "), ""}
 }

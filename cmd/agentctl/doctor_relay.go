@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"agentctl/config"
 	"agentctl/transport/link"
 )
 
@@ -97,7 +98,7 @@ func dialRelay(ctx context.Context, name, host, port string) (net.Conn, finding)
 // checkTLS shakes hands and judges the certificate itself, to say what exactly is wrong.
 func (p *patient) checkTLS(ctx context.Context, conn net.Conn, host string) finding {
 	const name = "relay_tls"
-	cfg, err := clientTLS(p.caFile, nil)
+	cfg, err := config.ClientTLS(p.caFile)
 	if err != nil {
 		return finding{name, findFail, err.Error(), "correct --ca-file"}
 	}
@@ -162,7 +163,7 @@ func (p *patient) checkToken(known *boxStatus, now time.Time) finding {
 	case err != nil:
 		return finding{name, findFail, err.Error(), mint}
 	}
-	token, err := readSecret(p.tokenFile)
+	token, err := config.ReadToken(p.tokenFile)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return finding{name, findSkip, p.tokenFile + " may not be read by this user", "sudo agentctl doctor"}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"agentctl/config"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -88,7 +89,7 @@ func emit(cmd *cobra.Command, topic, data, address, tokenFile, caFile string) (j
 	if inTheClear(u, token) {
 		return "", exit(exitUsage, "refusing to send a token to %s in the clear; use https://", u.Host)
 	}
-	cfg, err := clientTLS(caFile, nil)
+	cfg, err := config.ClientTLS(caFile)
 	if err != nil {
 		return "", exit(exitFailure, "%w", err)
 	}
@@ -138,7 +139,7 @@ func emit(cmd *cobra.Command, topic, data, address, tokenFile, caFile string) (j
 
 func emitToken(file string) (string, error) {
 	if file != "" {
-		return readSecret(file)
+		return readToken(file)
 	}
 	for _, name := range []string{"MCP_SSE_INGEST_TOKEN", "MCP_SSE_AUTH_TOKEN"} {
 		if t, err := eventsVar(name); t != "" || err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"agentctl/config"
 	"agentctl/relay"
 	"agentctl/relay/eventlog"
 	"agentctl/relay/gateway"
@@ -26,7 +27,7 @@ func gatewayEnv() (gateway.Env, error) {
 	e, err := gateway.FromEnv(func(name string) string {
 		v := os.Getenv(name)
 		if base, ok := strings.CutSuffix(name, "_FILE"); ok && v == "" && os.Getenv(base) == "" {
-			return credential(strings.ToLower(base))
+			return config.Credential(strings.ToLower(base))
 		}
 		return v
 	})
@@ -86,8 +87,8 @@ without, events are in memory only.`,
 	f := c.Flags()
 	f.StringVar(&listen, "listen", "", "`HOST:PORT` to serve (default from MCP_SSE_HOST and MCP_SSE_PORT: port 39300 of loopback, or of every address with a token)")
 	f.StringVar(&dir, "state-dir", "", "`DIR` that keeps the events; not that of a relay (default: memory only)")
-	f.StringVar(&cert, "tls-cert", env("AGENTCTL_TLS_CERT", credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
-	f.StringVar(&key, "tls-key", env("AGENTCTL_TLS_KEY", credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
+	f.StringVar(&cert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
+	f.StringVar(&key, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
 	f.StringArrayVar(&origins, "allow-origin", nil, "`ORIGIN` of a web page that may connect (repeatable; default MCP_SSE_ALLOW_ORIGINS)")
 	f.BoolVar(&insecure, "insecure", false, "open beyond loopback without a token: only where nobody else can reach it")
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")

@@ -20,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/manifest"
 	"agentctl/term"
 	"agentctl/transport/sse"
@@ -41,7 +42,7 @@ func eventsVar(name string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
-	v, err := readSecret(path)
+	v, err := readToken(path)
 	if err != nil {
 		return "", fmt.Errorf("%s_FILE: %w", name, err)
 	}
@@ -182,14 +183,14 @@ func (t *tail) aim(cmd *cobra.Command, rf *relayFlags, address string, topics []
 		}
 	}
 	if t.token == "" && rf.tokenFile != "" {
-		if t.token, err = readSecret(rf.tokenFile); err != nil {
+		if t.token, err = readToken(rf.tokenFile); err != nil {
 			return exit(exitFailure, "%w", err)
 		}
 	}
 	if inTheClear(u, t.token) {
 		return exit(exitUsage, "refusing to send a token to %s in the clear; use https://", u.Host)
 	}
-	cfg, err := clientTLS(rf.caFile, nil)
+	cfg, err := config.ClientTLS(rf.caFile)
 	if err != nil {
 		return exit(exitFailure, "%w", err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/control"
 	"agentctl/term"
 )
@@ -71,7 +72,7 @@ milliseconds since 1970.`,
 	f.VarP((*historyFormat)(&format), "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
 	f.Var((*historyJSON)(&format), "json", "short for -o json")
 	f.Lookup("json").NoOptDefVal = "true"
-	f.StringVar(&socket, "socket", env("AGENTCTL_SOCKET", clientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	f.StringVar(&socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
 	f.StringVar(&since, "since", "1h", "begin so long ago, or at this `TIME`")
 	f.StringVar(&until, "until", "0s", "end so long ago, or at this `TIME`")
 	f.StringVar(&step, "step", "", "keep one record each `DURATION`")

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
+	"agentctl/config"
 	"agentctl/control"
 	"agentctl/manifest"
 	"agentctl/prober"
@@ -25,7 +27,7 @@ import (
 // box is the device daemon: the device, its socket, its history and its alerts, joined
 // by the configuration. Its parts know nothing of each other.
 type box struct {
-	source configSource
+	source config.Source
 	id     *enroll.Identity
 	log    *zap.Logger
 	level  zap.AtomicLevel
@@ -42,34 +44,34 @@ type box struct {
 
 	reloading sync.Mutex // serialises reload and persist; taken before mu
 	mu        sync.Mutex // protects the fields below
-	cfg       *config
+	cfg       *config.Config
 	wrong     string   // why the configuration that is there now is not in force
 	waiting   []string // keys that need a restart
 	started   []string // modules of the prober that the socket asked for
 }
 
 // newBox opens and joins the parts; nothing runs yet.
-func newBox(source configSource, cfg *config, id *enroll.Identity, log *zap.Logger, level zap.AtomicLevel) (*box, error) {
+func newBox(source config.Source, cfg *config.Config, id *enroll.Identity, log *zap.Logger, level zap.AtomicLevel) (*box, error) {
 	b := &box{source: source, cfg: cfg, id: id, log: log, level: level, start: time.Now()}
 	b.running.Store(true)
-	b.recording.Store(cfg.recording())
+	b.recording.Store(cfg.HistoryEnabled())
 	o, err := b.deviceOptions(cfg)
 	if err != nil {
 		return nil, err
 	}
-	if b.dev, err = newDevice(o, clockFloor(filepath.Join(cfg.text("state_dir"), enroll.FileName))); err != nil {
+	if b.dev, err = newDevice(o, clockFloor(filepath.Join(cfg.Text("state_dir"), enroll.FileName))); err != nil {
 		return nil, err
 	}
-	if b.alerts, err = alert.New(cfg.rules()); err != nil {
+	if b.alerts, err = alert.New(cfg.AlertRules()); err != nil {
 		return nil, err
 	}
 	if err := b.setModules(cfg); err != nil {
 		return nil, err
 	}
-	if cfg.recording() {
+	if cfg.HistoryEnabled() {
 		b.store, err = history.Open(history.Options{
-			Path: filepath.Join(cfg.text("state_dir"), "history.db"), Flush: cfg.duration("history.flush"),
-			MaxAge: cfg.duration("history.max_age"), MaxBytes: cfg.number("history.max_bytes"),
+			Path: filepath.Join(cfg.Text("state_dir"), "history.db"), Flush: cfg.Duration("history.flush"),
+			MaxAge: cfg.Duration("history.max_age"), MaxBytes: cfg.Int("history.max_bytes"),
 			Now: b.dev.clock.NowMS, Logger: log,
 		})
 	}
@@ -77,12 +79,12 @@ func newBox(source configSource, cfg *config, id *enroll.Identity, log *zap.Logg
 }
 
 // deviceOptions are what a configuration makes of the device.
-func (b *box) deviceOptions(c *config) (deviceOptions, error) {
-	token := c.tokenPath()
+func (b *box) deviceOptions(c *config.Config) (deviceOptions, error) {
+	token := c.TokenPath()
 	o := deviceOptions{
-		Relay: c.text("relay"), Name: c.text("name"), InstanceID: b.id.InstanceID(), Interval: c.interval(),
-		DiskPath: c.text("disk_path"), Logger: b.log,
-		Token: func() (string, error) { return readSecret(token) },
+		Relay: c.Text("relay"), Name: c.Text("name"), InstanceID: b.id.InstanceID(), Interval: c.Interval(),
+		DiskPath: c.Text("disk_path"), Logger: b.log,
+		Token: func() (string, error) { return config.ReadToken(token) },
 		OnReady: func(ok link.AuthOK) {
 			changed, err := b.id.SetNode(ok.NodeID, ok.TenantID)
 			switch {
@@ -94,7 +96,7 @@ func (b *box) deviceOptions(c *config) (deviceOptions, error) {
 		},
 	}
 	if o.Relay != "" {
-		tlsConfig, err := clientTLS(c.text("ca_file"), nil)
+		tlsConfig, err := config.ClientTLS(c.Text("ca_file"))
 		if err != nil {
 			return o, err
 		}
@@ -111,7 +113,7 @@ func (b *box) listen() error {
 	}
 	b.given = ln != nil
 	o := control.Options{
-		Path: b.config().text("socket"), Listener: ln, Logger: b.log,
+		Path: b.config().Text("socket"), Listener: ln, Logger: b.log,
 		Status:        func(context.Context) any { return b.status() },
 		Persist:       b.persist,
 		OnRecording:   b.running.Store,
@@ -128,7 +130,7 @@ func (b *box) listen() error {
 		return err
 	}
 	c := b.config()
-	return b.srv.Configure(control.Config{ModuleIntervals: c.moduleIntervals()})
+	return b.srv.Configure(control.Config{ModuleIntervals: c.ModuleIntervals()})
 }
 
 // ready is what systemd shows of a daemon that is well.
@@ -151,7 +153,7 @@ func (b *box) close() {
 	}
 }
 
-func (b *box) config() *config {
+func (b *box) config() *config.Config {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.cfg
@@ -229,10 +231,10 @@ func (b *box) enable(names []string) error {
 }
 
 // setModules has the prober read what the configuration, the rules and the socket need.
-func (b *box) setModules(c *config) error {
+func (b *box) setModules(c *config.Config) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.dev.prober.SetModules(enabledModules(c.words("modules"), b.alerts.Modules(), b.started))
+	return b.dev.prober.SetModules(enabledModules(c.Words("modules"), b.alerts.Modules(), b.started))
 }
 
 // capabilities are what the device announces to a relay, and answers here.
@@ -277,4 +279,17 @@ func (r recorded) Query(ctx context.Context, q control.HistoryQuery, fn func(con
 			out.Readings = readings
 			return fn(out)
 		})
+}
+
+// enabledModules are the modules of the prober that somebody needs, each once.
+func enabledModules(lists ...[]string) []string {
+	var out []string
+	for _, name := range prober.ModuleNames() {
+		for _, list := range lists {
+			if slices.Contains(list, name) && !slices.Contains(out, name) {
+				out = append(out, name)
+			}
+		}
+	}
+	return out
 }

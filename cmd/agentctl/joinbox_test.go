@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/config"
 	"agentctl/control"
 	"agentctl/manifest"
 	"agentctl/transport/enroll"
@@ -33,11 +34,11 @@ func newBoxForTest(t *testing.T, text string) *boxForTest {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	path := write(t, filepath.Join(dir, "config.yaml"), text)
+	path := writeFile(t, filepath.Join(dir, "config.yaml"), text)
 	state := filepath.Join(dir, "state")
-	source := configSource{path: path, given: true, daemon: true, env: func(string) (string, bool) { return "", false },
-		flags: settings{"state_dir": {state, "--state-dir"}, "socket": {filepath.Join(dir, "a.sock"), "--socket"}}}
-	cfg, err := source.load()
+	source := config.Source{Path: path, Required: true, ForDaemon: true, LookupEnv: func(string) (string, bool) { return "", false },
+		Flags: config.Settings{"state_dir": {Value: state, Origin: "--state-dir"}, "socket": {Value: filepath.Join(dir, "a.sock"), Origin: "--socket"}}}
+	cfg, err := source.Load()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +63,7 @@ func newBoxForTest(t *testing.T, text string) *boxForTest {
 // becomes writes the file and has it read.
 func (b *boxForTest) becomes(text string) error {
 	b.t.Helper()
-	write(b.t, b.path, text)
+	writeFile(b.t, b.path, text)
 	return b.reload()
 }
 
@@ -153,8 +154,8 @@ func TestReloadHistory(t *testing.T) {
 // TestPersist: what a client set is kept beside what was kept before, and counts.
 func TestPersist(t *testing.T) {
 	b := newBoxForTest(t, "base_interval_ms: 4000\nmodule_intervals: {cpu: 200}")
-	path := b.config().settingsPath()
-	write(t, path, "log_level: warn\n")
+	path := b.config().SettingsPath()
+	writeFile(t, path, "log_level: warn\n")
 	if err := b.reload(); err != nil {
 		t.Fatal(err)
 	}
@@ -171,10 +172,10 @@ func TestPersist(t *testing.T) {
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("%v %v", st, err)
 	}
-	if err := keepSettings(path, settings{"base_interval_ms": {}, "module_intervals.mem": {}, "log_level": {}}); err != nil {
+	if err := config.SaveSettings(path, config.Settings{"base_interval_ms": {}, "module_intervals.mem": {}, "log_level": {}}); err != nil {
 		t.Fatal(err)
 	}
-	if got, errs := readConfigFile(path); len(got) != 0 || errs != nil {
+	if got, errs := config.ReadFile(path); len(got) != 0 || errs != nil {
 		t.Errorf("left: %v %v", got, errs)
 	}
 	// A client's cadence that is not to be kept shows as such.
@@ -185,7 +186,7 @@ func TestPersist(t *testing.T) {
 		t.Errorf("%v from %v", v.Values["base_interval_ms"], v.Origins["base_interval_ms"])
 	}
 	// Kept settings that cannot be read are not written over.
-	write(t, path, "nonsense")
+	writeFile(t, path, "nonsense")
 	if err := b.persist(t.Context(), control.Config{BaseIntervalMS: 6000}); err == nil {
 		t.Error("written over")
 	}
@@ -239,7 +240,7 @@ func TestFingerprint(t *testing.T) {
 	last := ""
 	now := func(changed bool, what string) {
 		t.Helper()
-		f := b.source.fingerprint(b.config())
+		f := b.source.Fingerprint(b.config())
 		if (f != last) != changed {
 			t.Errorf("%s: changed %v", what, !changed)
 		}
@@ -248,16 +249,27 @@ func TestFingerprint(t *testing.T) {
 	now(true, "begin")
 	now(false, "nothing")
 	confD := filepath.Join(filepath.Dir(b.path), "conf.d", "1.yaml")
-	write(t, confD, "")
+	writeFile(t, confD, "")
 	now(true, "a file in conf.d")
-	write(t, b.config().settingsPath(), "")
+	writeFile(t, b.config().SettingsPath(), "")
 	now(true, "kept settings")
-	write(t, filepath.Join(filepath.Dir(b.path), "other"), "")
+	writeFile(t, filepath.Join(filepath.Dir(b.path), "other"), "")
 	now(false, "another file")
-	write(t, b.path, "name: a")
+	writeFile(t, b.path, "name: a")
 	now(true, "the file")
 	if err := os.Remove(confD); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
 	now(true, "a file less")
+}
+
+func writeFile(t *testing.T, path, text string) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

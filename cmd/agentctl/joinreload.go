@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"agentctl/config"
 	"agentctl/control"
 )
 
@@ -29,7 +29,7 @@ func (b *box) keepUp(ctx context.Context, hup <-chan os.Signal) error {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
 	update := newUpdateWatch(os.Executable)
-	seen := b.source.fingerprint(b.config())
+	seen := b.source.Fingerprint(b.config())
 	kept := b.id.RetrySave()
 	for n := 0; ; {
 		select {
@@ -37,14 +37,14 @@ func (b *box) keepUp(ctx context.Context, hup <-chan os.Signal) error {
 			return ctx.Err()
 		case <-hup:
 			sdReloading()
-			seen = b.source.fingerprint(b.config())
+			seen = b.source.Fingerprint(b.config())
 			state := "STATUS=" + b.ready()
 			if b.reload() != nil { // logged
 				state = "STATUS=the new configuration is wrong, the one before is in force; see: agentctl config validate"
 			}
 			sdNotify("READY=1", state)
 		case <-ticker.C:
-			if now := b.source.fingerprint(b.config()); now != seen {
+			if now := b.source.Fingerprint(b.config()); now != seen {
 				seen = now
 				_ = b.reload()
 			}
@@ -69,21 +69,6 @@ func sdReloading() {
 	}
 }
 
-// fingerprint changes with the files that a configuration is read from.
-func (s configSource) fingerprint(c *config) string {
-	paths := []string{s.path, c.settingsPath()}
-	others, err := s.confD()
-	paths = append(paths, others...)
-	var sb strings.Builder
-	fmt.Fprintln(&sb, err)
-	for _, path := range paths {
-		var st unix.Stat_t
-		err := unix.Stat(path, &st)
-		fmt.Fprintln(&sb, path, err, st.Ino, st.Size, st.Mtim, st.Ctim, st.Mode)
-	}
-	return sb.String()
-}
-
 // reload reads the configuration anew and puts it into force. When anything of it is
 // wrong all stays as it is.
 func (b *box) reload() error {
@@ -94,7 +79,7 @@ func (b *box) reload() error {
 
 func (b *box) reloadLocked() error {
 	old := b.config()
-	now, err := b.source.load()
+	now, err := b.source.Load()
 	if err == nil {
 		err = b.apply(old, now)
 	}
@@ -110,23 +95,21 @@ func (b *box) reloadLocked() error {
 	return nil
 }
 
-// apply puts a configuration into force in place of another.
-func (b *box) apply(old, now *config) error {
+// Applied puts a configuration into force in place of another.
+func (b *box) apply(old, now *config.Config) error {
 	changed := map[string]string{} // key to when it comes into force
-	for i := range configKeys {
-		if k := &configKeys[i]; !reflect.DeepEqual(old.settings[k.name].value, now.settings[k.name].value) {
-			changed[k.name] = k.apply
-		}
+	for _, k := range now.Changed(old) {
+		changed[k.Name] = k.Applied
 	}
 	has := func(prefix string) bool {
 		return slices.ContainsFunc(slices.Collect(maps.Keys(changed)), func(k string) bool { return strings.HasPrefix(k, prefix) })
 	}
 	var wait []string
-	if has("history.") && now.recording() && b.store == nil {
+	if has("history.") && now.HistoryEnabled() && b.store == nil {
 		wait = append(wait, "history.enabled")
 	}
 	for name, when := range changed {
-		if when == applyRestart {
+		if when == config.ApplyRestart {
 			wait = append(wait, name)
 		}
 	}
@@ -136,7 +119,7 @@ func (b *box) apply(old, now *config) error {
 	if err != nil {
 		return err
 	}
-	cleared, err := b.alerts.Replace(now.rules())
+	cleared, err := b.alerts.Replace(now.AlertRules())
 	if err != nil {
 		return err
 	}
@@ -150,10 +133,10 @@ func (b *box) apply(old, now *config) error {
 	if err := b.configureSocket(has, now); err != nil {
 		return err
 	}
-	if err := b.level.UnmarshalText([]byte(now.text("log_level"))); err != nil {
+	if err := b.level.UnmarshalText([]byte(now.Text("log_level"))); err != nil {
 		return err
 	}
-	if slices.Contains(slices.Collect(maps.Values(changed)), applyLink) {
+	if slices.Contains(slices.Collect(maps.Values(changed)), config.ApplyLink) {
 		b.dev.relink(o)
 	}
 	b.inForce(now, changed, wait)
@@ -162,13 +145,13 @@ func (b *box) apply(old, now *config) error {
 
 // configureSocket changes cadences; what a client set meanwhile stays unless the
 // configuration changed.
-func (b *box) configureSocket(has func(prefix string) bool, now *config) error {
+func (b *box) configureSocket(has func(prefix string) bool, now *config.Config) error {
 	var c control.Config
 	if has("base_interval_ms") {
-		c.BaseIntervalMS = now.number("base_interval_ms")
+		c.BaseIntervalMS = now.Int("base_interval_ms")
 	}
 	if has("module_intervals.") {
-		c.ModuleIntervals = now.moduleIntervals()
+		c.ModuleIntervals = now.ModuleIntervals()
 	}
 	if c.BaseIntervalMS == 0 && c.ModuleIntervals == nil {
 		return nil
@@ -176,17 +159,17 @@ func (b *box) configureSocket(has func(prefix string) bool, now *config) error {
 	return b.srv.Configure(c)
 }
 
-func (b *box) configureHistory(now *config) error {
-	b.recording.Store(now.recording())
-	if b.store == nil || !now.recording() {
+func (b *box) configureHistory(now *config.Config) error {
+	b.recording.Store(now.HistoryEnabled())
+	if b.store == nil || !now.HistoryEnabled() {
 		return nil
 	}
-	return errors.Join(b.store.SetFlush(now.duration("history.flush")),
-		b.store.SetRetention(now.duration("history.max_age"), now.number("history.max_bytes")))
+	return errors.Join(b.store.SetFlush(now.Duration("history.flush")),
+		b.store.SetRetention(now.Duration("history.max_age"), now.Int("history.max_bytes")))
 }
 
 // inForce notes and logs what a configuration changed.
-func (b *box) inForce(now *config, changed map[string]string, wait []string) {
+func (b *box) inForce(now *config.Config, changed map[string]string, wait []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.cfg = now
@@ -208,55 +191,37 @@ func (b *box) inForce(now *config, changed map[string]string, wait []string) {
 // persist keeps what a client set, in the settings of the state directory. Where that is
 // nothing the files are read anew all the same: so a client has it done at once.
 func (b *box) persist(_ context.Context, c control.Config) error {
-	change := settings{}
+	change := config.Settings{}
 	if c.BaseIntervalMS > 0 {
-		change["base_interval_ms"] = setting{value: c.BaseIntervalMS}
+		change["base_interval_ms"] = config.Setting{Value: c.BaseIntervalMS}
 	}
 	for name, ms := range c.ModuleIntervals {
-		k := findKey("module_intervals." + name)
+		k := config.FindKey("module_intervals." + name)
 		if k == nil {
 			return fmt.Errorf("no module %s", name)
 		}
-		change[k.name] = setting{value: ms}
+		change[k.Name] = config.Setting{Value: ms}
 	}
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
 	if len(change) > 0 {
-		if err := keepSettings(b.config().settingsPath(), change); err != nil {
+		if err := config.SaveSettings(b.config().SettingsPath(), change); err != nil {
 			return err
 		}
 	}
 	return b.reloadLocked()
 }
 
-// configView is what get_config answers, and `config show` prints.
-type configView struct {
-	Files   []string          `json:"files"`
-	Values  map[string]any    `json:"values"`
-	Origins map[string]string `json:"origins"`
-	Error   string            `json:"error,omitempty"`          // of files that are not in force
-	Restart []string          `json:"restart_needed,omitempty"` // keys that changed, but not yet in the daemon
-	Notes   []string          `json:"notes,omitempty"`
-}
-
-func (c *config) view() configView {
-	v := configView{Files: c.files, Values: map[string]any{}, Origins: map[string]string{}, Notes: c.notes}
-	for name, s := range c.settings {
-		v.Values[name], v.Origins[name] = fileValue(s.value), s.origin
-	}
-	return v
-}
-
 // view is the configuration with what clients changed since.
-func (b *box) view() configView {
+func (b *box) view() config.View {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v := b.cfg.view()
+	v := b.cfg.View()
 	v.Error, v.Restart = b.wrong, b.waiting
 	if b.given { // by systemd
 		v.Values["socket"], v.Origins["socket"] = b.srv.Addr(), "agentctl.socket"
 	}
-	if ms := b.dev.prober.Interval().Milliseconds(); ms != b.cfg.number("base_interval_ms") {
+	if ms := b.dev.prober.Interval().Milliseconds(); ms != b.cfg.Int("base_interval_ms") {
 		v.Values["base_interval_ms"], v.Origins["base_interval_ms"] = ms, "a client's set_config, until the next start"
 	}
 	return v

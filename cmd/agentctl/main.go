@@ -3,6 +3,7 @@
 package main
 
 import (
+	"agentctl/suggest"
 	"context"
 	"errors"
 	"fmt"
@@ -122,7 +123,7 @@ func unknownSubcommand(cmd *cobra.Command, args []string) error {
 	near, at := "", 0
 	cmd.SuggestionsMinimumDistance = 2
 	for _, s := range cmd.SuggestionsFor(args[0]) {
-		if d := distance(args[0], s); near == "" || d < at {
+		if d := suggest.Distance(args[0], s); near == "" || d < at {
 			near, at = fmt.Sprintf("; did you mean %q?", s), d
 		}
 	}
@@ -141,7 +142,7 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 	}
 	near, at := "", min(4, len(word)/2+1)
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		d := distance(word, f.Name)
+		d := suggest.Distance(word, f.Name)
 		if len(word) > 1 && strings.HasPrefix(f.Name, word) {
 			d = min(d, 1)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/relay/mcp/stdio"
 )
 
@@ -75,7 +76,7 @@ Tool names have _ for the dots of the relay's, because some clients refuse dots;
 	rf.flags(c)
 	f := c.Flags()
 	f.BoolVar(&local, "local", false, "serve this board from its control socket, without a relay")
-	f.StringVar(&socket, "socket", env("AGENTCTL_SOCKET", defaultSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
+	f.StringVar(&socket, "socket", env("AGENTCTL_SOCKET", config.DefaultSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
 	f.StringVar(&names, "names", "flat", "spelling of tool names: flat or dotted")
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "warn"), "log `LEVEL` on stderr: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	return c
@@ -87,5 +88,5 @@ func (f *relayFlags) token() (string, error) {
 	if f.tokenFile == "" {
 		return os.Getenv("MCP_TOKEN"), nil
 	}
-	return readSecret(f.tokenFile)
+	return readToken(f.tokenFile)
 }

@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -110,81 +107,4 @@ func env(name, def string) string {
 		return v
 	}
 	return def
-}
-
-// systemDaemon tells whether the paths of the system service apply.
-func systemDaemon() bool { return os.Geteuid() == 0 }
-
-// defaultStateDir is where a service or an ordinary user keeps state: sub is "" for the
-// device, "relay" for the relay. The services have a directory each, /var/lib/agentctl
-// and /var/lib/agentctl-relay, because each belongs to another user.
-func defaultStateDir(sub string) string {
-	if d := os.Getenv("STATE_DIRECTORY"); d != "" { // systemd
-		return strings.Split(d, ":")[0]
-	}
-	if systemDaemon() {
-		return strings.TrimSuffix("/var/lib/agentctl-"+sub, "-")
-	}
-	return filepath.Join(env("XDG_STATE_HOME", filepath.Join(os.Getenv("HOME"), ".local", "state")), "agentctl", sub)
-}
-
-// serviceSocketPath is where agentctl.socket listens.
-const serviceSocketPath = "/run/agentctl/agentctl.sock"
-
-// clientSocket is the control socket a command asks: the user's own daemon's where there
-// is one, else the service's where that is installed.
-func clientSocket() string {
-	own := defaultSocket()
-	if _, err := os.Lstat(own); err == nil {
-		return own
-	}
-	if _, err := os.Lstat(filepath.Dir(serviceSocketPath)); err == nil {
-		return serviceSocketPath
-	}
-	return own
-}
-
-// defaultSocket is the control socket's path.
-func defaultSocket() string {
-	if d := os.Getenv("RUNTIME_DIRECTORY"); d != "" {
-		return filepath.Join(strings.Split(d, ":")[0], "agentctl.sock")
-	}
-	if systemDaemon() {
-		return serviceSocketPath
-	}
-	if d := os.Getenv("XDG_RUNTIME_DIR"); d != "" {
-		return filepath.Join(d, "agentctl", "agentctl.sock")
-	}
-	return filepath.Join(os.TempDir(), fmt.Sprintf("agentctl-%d", os.Geteuid()), "agentctl.sock")
-}
-
-// maxSecret is the longest token of any relay, bytes (docs/protocol.md, Tokens).
-const maxSecret = 4096
-
-// readSecret reads a token file: the first line, trimmed.
-func readSecret(path string) (string, error) {
-	const hint = "; mint one on the relay with: agentctl token create"
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrPermission) {
-		return "", fmt.Errorf("read the token: %w; run this as the file's owner, or name a file of your own", err)
-	}
-	if err != nil {
-		return "", fmt.Errorf("read the token: %w"+hint, err)
-	}
-	defer func() { _ = f.Close() }()
-	b, err := io.ReadAll(io.LimitReader(f, 4*maxSecret))
-	if err != nil {
-		return "", fmt.Errorf("read the token: %w"+hint, err)
-	}
-	line, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
-	line = strings.TrimSpace(line)
-	if line == "" {
-		return "", fmt.Errorf("token file %s is empty"+hint, path)
-	}
-	for i := range len(line) { // what would not fit a header of HTTP
-		if c := line[i]; c <= ' ' || c > '~' || i >= maxSecret {
-			return "", fmt.Errorf("token file %s holds no token on its first line"+hint, path)
-		}
-	}
-	return line, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"agentctl/config"
 	"agentctl/relay"
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/conformance"
@@ -92,10 +93,10 @@ your own are folders of --plugin-dir.`,
 	}
 	f := c.Flags()
 	f.StringVar(&o.Listen, "listen", env("AGENTCTL_LISTEN", relay.DefaultListen), "`HOST:PORT` to serve [AGENTCTL_LISTEN]")
-	f.StringVar(&o.StateDir, "state-dir", env("AGENTCTL_STATE_DIR", defaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
+	f.StringVar(&o.StateDir, "state-dir", env("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
 	f.StringVar(&o.Public, "public", env("AGENTCTL_PUBLIC", ""), "`URL` that clients use, when it is not the listener's [AGENTCTL_PUBLIC]")
-	f.StringVar(&o.TLSCert, "tls-cert", env("AGENTCTL_TLS_CERT", credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
-	f.StringVar(&o.TLSKey, "tls-key", env("AGENTCTL_TLS_KEY", credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
+	f.StringVar(&o.TLSCert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
+	f.StringVar(&o.TLSKey, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
 	f.StringVar(&o.MetricsListen, "metrics-listen", env("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
 	f.StringVar(&o.Audience, "audience", env("AGENTCTL_AUDIENCE", ""), "`NAME` that tokens are made for; kept in the state directory [AGENTCTL_AUDIENCE]")
 	f.StringArrayVar(&o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")

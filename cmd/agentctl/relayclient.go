@@ -3,21 +3,19 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/manifest"
 )
 
@@ -49,14 +47,14 @@ func (f *relayFlags) client() (*relayClient, error) {
 	}
 	c := &relayClient{base: strings.TrimSuffix(f.relay, "/")}
 	if f.tokenFile != "" {
-		if c.token, err = readSecret(f.tokenFile); err != nil {
+		if c.token, err = readToken(f.tokenFile); err != nil {
 			return nil, exit(exitFailure, "%w", err)
 		}
 	}
 	if u.Scheme == "http" && c.token != "" && !loopbackName(u.Hostname()) {
 		return nil, exit(exitUsage, "refusing to send a token to %s in the clear; use https://", f.relay)
 	}
-	tlsConfig, err := clientTLS(f.caFile, nil)
+	tlsConfig, err := config.ClientTLS(f.caFile)
 	if err != nil {
 		return nil, exit(exitFailure, "%w", err)
 	}
@@ -74,24 +72,6 @@ func loopbackName(h string) bool {
 	}
 	ip := net.ParseIP(h)
 	return ip != nil && ip.IsLoopback()
-}
-
-// clientTLS trusts the system's authorities, or only those of caFile. now may replace
-// the clock that certificates are checked against.
-func clientTLS(caFile string, now func() time.Time) (*tls.Config, error) {
-	c := &tls.Config{MinVersion: tls.VersionTLS12, Time: now}
-	if caFile == "" {
-		return c, nil
-	}
-	pem, err := os.ReadFile(caFile)
-	if err != nil {
-		return nil, fmt.Errorf("read --ca-file: %w", err)
-	}
-	c.RootCAs = x509.NewCertPool()
-	if !c.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("--ca-file %s holds no PEM certificate", caFile)
-	}
-	return c, nil
 }
 
 // do sends a request and returns an answer with status 2xx; every other end is an

@@ -21,6 +21,8 @@ import (
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
+	"agentctl/config"
+	"agentctl/duration"
 	"agentctl/prober"
 	"agentctl/prober/history"
 	"agentctl/term"
@@ -35,7 +37,7 @@ type runOptions struct {
 	mock   int
 	flags  map[string]*string // by key of the configuration
 	every  time.Duration
-	cfg    *config
+	cfg    *config.Config
 }
 
 // maxMock bounds --mock.
@@ -61,59 +63,67 @@ The token is read from --token-file, else from the systemd credential "token".`,
 	}
 	f := c.Flags()
 	text := func(key, def, usage string) {
-		k := findKey(key)
-		o.flags[key] = f.String(k.flag, def, usage+" ["+k.env()+"]")
+		k := config.FindKey(key)
+		o.flags[key] = f.String(flagName(key), def, usage+" ["+k.Env()+"]")
 	}
 	text("relay", "", "`URL` of the relay, wss:// (ws:// for loopback only)")
-	text("state_dir", defaultStateDir(""), "`DIR` for identity and history")
-	text("socket", defaultSocket(), "`PATH` of the control socket")
+	text("state_dir", config.DefaultStateDir(""), "`DIR` for identity and history")
+	text("socket", config.DefaultSocket(), "`PATH` of the control socket")
 	text("token_file", "", "`FILE` with the device token; with --mock, one token a line")
 	text("ca_file", "", "PEM `FILE` of the authority that signed the relay's certificate")
 	text("name", "", "`NAME` that the relay should show for this board")
-	text("history.flush", durationText(history.DefaultFlush), "how often samples are written to the disk, 1s to 1h; 0 for no history")
+	text("history.flush", duration.Format(history.DefaultFlush), "how often samples are written to the disk, 1s to 1h; 0 for no history")
 	text("modules", strings.Join(prober.ModuleNames(), ","), "`MODULES` to read beyond cpu, memory, disk and load")
 	text("disk_path", "/", "a `PATH` on the filesystem whose fill is measured")
 	text("log_level", "info", "log `LEVEL`: debug, info, warn, error")
-	f.StringVar(&o.config, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`, beside it conf.d/*.yaml (default \""+configPath()+"\") [AGENTCTL_CONFIG]")
-	f.DurationVar(&o.every, "interval", time.Second, "base sampling `INTERVAL`, 100ms to 60s [AGENTCTL_BASE_INTERVAL_MS]")
+	f.StringVar(&o.config, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`, beside it conf.d/*.yaml (default \""+config.DefaultPath()+"\") [AGENTCTL_CONFIG]")
+	f.Var(duration.NewValue(&o.every, time.Second), "interval", "base sampling `INTERVAL`, 100ms to 60s [AGENTCTL_BASE_INTERVAL_MS]")
 	f.IntVar(&o.mock, "mock", 0, "run `N` mock boards over N links instead of this machine, for load and demos")
 	return c
 }
 
+// flagName is the flag of agentctl run that sets a key of the configuration.
+func flagName(key string) string {
+	if key == "base_interval_ms" {
+		return "interval"
+	}
+	return strings.NewReplacer("_", "-", ".", "-").Replace(key)
+}
+
 // source is where the configuration of this daemon comes from.
-func (o *runOptions) source(f *pflag.FlagSet) (configSource, error) {
-	s := newConfigSource(o.config)
-	s.daemon, s.flags = true, settings{}
+func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
+	s := config.NewSource(o.config)
+	s.ForDaemon, s.Flags = true, config.Settings{}
 	if f.Changed("interval") {
-		s.flags["base_interval_ms"] = setting{o.every.Milliseconds(), "--interval"}
+		s.Flags["base_interval_ms"] = config.Setting{Value: o.every.Milliseconds(), Origin: "--interval"}
 		if o.every < prober.MinInterval || o.every > prober.MaxInterval {
 			return s, exit(exitUsage, "--interval %s is out of range: 100ms to 60s", o.every)
 		}
 	}
 	for name, text := range o.flags {
-		k := findKey(name)
-		if !f.Changed(k.flag) || *text == "" && name != "modules" {
+		k := config.FindKey(name)
+		if !f.Changed(flagName(name)) || *text == "" && name != "modules" {
 			continue
 		}
-		v, err := k.parseFor(*text)
+		v, err := k.Parse(*text)
 		if err != nil {
-			return s, exit(exitUsage, "--%s: %w", k.flag, err)
+			return s, exit(exitUsage, "--%s: %w", flagName(name), err)
 		}
-		s.flags[name] = setting{v, "--" + k.flag}
+		s.Flags[name] = config.Setting{Value: v, Origin: "--" + flagName(name)}
 	}
 	return s, nil
 }
 
-// load reads the configuration.
-func (o *runOptions) load(f *pflag.FlagSet) (configSource, error) {
+// Load reads the configuration.
+func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 	if o.mock < 0 || o.mock > maxMock {
-		return configSource{}, exit(exitUsage, "--mock takes 1 to %d boards", maxMock)
+		return config.Source{}, exit(exitUsage, "--mock takes 1 to %d boards", maxMock)
 	}
 	source, err := o.source(f)
 	if err != nil {
 		return source, err
 	}
-	if o.cfg, err = source.load(); wrongFile(err) {
+	if o.cfg, err = source.Load(); config.InFile(err) {
 		if errors.Is(err, fs.ErrPermission) {
 			return source, exit(exitFailure, "%w\nrun this as its owner, or choose another with --state-dir or --config", err)
 		}
@@ -121,7 +131,7 @@ func (o *runOptions) load(f *pflag.FlagSet) (configSource, error) {
 	} else if err != nil {
 		return source, exit(exitUsage, "%w", err)
 	}
-	if o.mock > 0 && o.cfg.text("relay") == "" {
+	if o.mock > 0 && o.cfg.Text("relay") == "" {
 		return source, exit(exitUsage, "--mock needs --relay")
 	}
 	return source, nil
@@ -144,7 +154,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	level := zap.NewAtomicLevel()
-	if err := level.UnmarshalText([]byte(o.cfg.text("log_level"))); err != nil {
+	if err := level.UnmarshalText([]byte(o.cfg.Text("log_level"))); err != nil {
 		return exit(exitUsage, "log_level: %w", err)
 	}
 	log := newLoggerAt(level)
@@ -152,7 +162,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	if o.mock > 0 {
 		return o.runMock(ctx, log)
 	}
-	id, err := enroll.Load(o.cfg.text("state_dir"))
+	id, err := enroll.Load(o.cfg.Text("state_dir"))
 	if errors.Is(err, enroll.ErrNotSaved) {
 		log.Error("state directory: going on from memory, the disk is tried again", zap.Error(err), zap.String("hint", "agentctl doctor"))
 	} else if err != nil {
@@ -166,7 +176,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	if err := b.listen(); err != nil {
 		return exit(exitFailure, "%w", err)
 	}
-	log.Info("ready", zap.String("node_id", id.NodeID()), zap.String("socket", b.srv.Addr()), zap.String("relay", o.cfg.text("relay")), zap.String("version", version))
+	log.Info("ready", zap.String("node_id", id.NodeID()), zap.String("socket", b.srv.Addr()), zap.String("relay", o.cfg.Text("relay")), zap.String("version", version))
 	sdNotify("READY=1", "STATUS="+b.ready())
 	err = runAll(ctx, cancel, b.dev.runUntil(func(ctx context.Context) error { return b.run(ctx, hup) }), supervised(b.dev.prober, log))
 	log.Info("stopped")
@@ -199,11 +209,11 @@ func buildTime() time.Time {
 
 // runMock runs N simulated boards over N links.
 func (o *runOptions) runMock(ctx context.Context, log *zap.Logger) error {
-	tokens, err := readTokens(o.cfg.tokenPath(), o.mock)
+	tokens, err := readTokens(o.cfg.TokenPath(), o.mock)
 	if err != nil {
 		return exit(exitFailure, "%w", err)
 	}
-	tlsConfig, err := clientTLS(o.cfg.text("ca_file"), nil)
+	tlsConfig, err := config.ClientTLS(o.cfg.Text("ca_file"))
 	if err != nil {
 		return exit(exitFailure, "%w", err)
 	}
@@ -214,12 +224,12 @@ func (o *runOptions) runMock(ctx context.Context, log *zap.Logger) error {
 	var wg sync.WaitGroup
 	for i, token := range tokens {
 		var once sync.Once
-		name := o.cfg.text("name")
+		name := o.cfg.Text("name")
 		if name == "" {
 			name = "mock"
 		}
 		d, err := newDevice(deviceOptions{
-			Relay: o.cfg.text("relay"), TLS: tlsConfig, Dialing: dialing, Logger: mockLogger(log, o.mock),
+			Relay: o.cfg.Text("relay"), TLS: tlsConfig, Dialing: dialing, Logger: mockLogger(log, o.mock),
 			Token: func() (string, error) { return token, nil },
 			Name:  name + "-" + strconv.Itoa(i+1), InstanceID: mockInstance(token),
 			Source: prober.NewMockSource(uint64(i + 1)), Interval: o.mockInterval(),
@@ -249,7 +259,7 @@ func (o *runOptions) mockInterval() time.Duration {
 	if o.mock > 16 {
 		return prober.MaxInterval
 	}
-	return o.cfg.interval()
+	return o.cfg.Interval()
 }
 
 // mockLogger silences the single boards of a large fleet.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/control"
 	"agentctl/term"
 )
@@ -31,7 +32,7 @@ type changer struct {
 
 func (c *changer) flags(cmd *cobra.Command) {
 	c.out.flags(cmd)
-	cmd.Flags().StringVar(&c.socket, "socket", env("AGENTCTL_SOCKET", clientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	cmd.Flags().StringVar(&c.socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
 	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "say what would change, and change nothing")
 }
 

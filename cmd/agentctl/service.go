@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -31,20 +29,6 @@ func sdNotify(states ...string) {
 // written.
 func sdStopping() {
 	sdNotify(daemon.SdNotifyStopping, "EXTEND_TIMEOUT_USEC="+strconv.FormatInt(stopTime.Microseconds(), 10))
-}
-
-// credential is the path of the systemd credential name, "" when there is none. The
-// units give a blank default (SetCredential=), which counts as none.
-func credential(name string) string {
-	dir := os.Getenv("CREDENTIALS_DIRECTORY")
-	if dir == "" {
-		return ""
-	}
-	path := filepath.Join(dir, name)
-	if b, err := os.ReadFile(path); err != nil || len(bytes.TrimSpace(b)) == 0 {
-		return ""
-	}
-	return path
 }
 
 // serviceSocket is the control socket that agentctl.socket holds open over restarts of

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/config"
 	"agentctl/prober"
 )
 
@@ -137,12 +138,12 @@ func TestCredential(t *testing.T) {
 	}
 	t.Setenv("CREDENTIALS_DIRECTORY", dir)
 	for name, want := range map[string]string{"token": filepath.Join(dir, "token"), "empty": "", "blank": "", "absent": ""} {
-		if got := credential(name); got != want {
+		if got := config.Credential(name); got != want {
 			t.Errorf("credential(%q) = %q, want %q", name, got, want)
 		}
 	}
 	t.Setenv("CREDENTIALS_DIRECTORY", "")
-	if got := credential("token"); got != "" {
+	if got := config.Credential("token"); got != "" {
 		t.Errorf("without systemd: %q", got)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/control"
 	"agentctl/prober"
 	"agentctl/prober/alert"
@@ -143,7 +144,7 @@ func (d *device) status(id identity, sampling control.Sampling) *status {
 // status is the device's, with what the daemon joins to it.
 func (b *box) status() *status {
 	c := b.config()
-	s := b.dev.status(identity{b.id, c.text("name"), c.text("relay"), c.text("state_dir"), b.start}, b.srv.Sampling())
+	s := b.dev.status(identity{b.id, c.Text("name"), c.Text("relay"), c.Text("state_dir"), b.start}, b.srv.Sampling())
 	v := b.view()
 	s.Alerts = b.alerts.Active()
 	s.Config = &configStatus{Files: v.Files, Error: v.Error, RestartNeeded: v.Restart}
@@ -196,7 +197,7 @@ func newStatus() *cobra.Command {
 		},
 	}
 	out.flags(c)
-	c.Flags().StringVar(&socket, "socket", env("AGENTCTL_SOCKET", clientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	c.Flags().StringVar(&socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
 	return c
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/relay/auth"
 )
 
@@ -45,7 +46,7 @@ func stateDirHint(cmd *cobra.Command) string {
 }
 
 func stateDirFlag(c *cobra.Command, dir *string) {
-	c.Flags().StringVar(dir, "state-dir", env("AGENTCTL_STATE_DIR", defaultStateDir("relay")), "`DIR` of the relay's state [AGENTCTL_STATE_DIR]")
+	c.Flags().StringVar(dir, "state-dir", env("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` of the relay's state [AGENTCTL_STATE_DIR]")
 }
 
 func newTokenCreate() *cobra.Command {

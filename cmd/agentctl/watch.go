@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/control"
 	"agentctl/prober"
 	"agentctl/prober/alert"
@@ -74,7 +75,7 @@ starts cpu and memory, as any client that takes events does.`,
 		},
 	}
 	c.Flags().VarP((*formatFlag)(&out.format), "output", "o", "print `FORMAT` also on a terminal: ndjson")
-	c.Flags().StringVar(&w.socket, "socket", env("AGENTCTL_SOCKET", clientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	c.Flags().StringVar(&w.socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
 	c.Flags().DurationVar(&w.interval, "interval", 0, "show a sample each `DURATION`, 100ms to 60s (default: as the daemon samples)")
 	c.Flags().StringSliceVar(&w.modules, "modules", nil, "only these `MODULES`: "+strings.Join(moduleNames, ", "))
 	c.Flags().IntVar(&count, "count", 0, "end after `N` samples (0: never)")

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"bytes"
@@ -14,39 +14,41 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"agentctl/duration"
 	"agentctl/prober/alert"
+	"agentctl/suggest"
 )
 
 // maxConfigFile bounds a configuration file, bytes.
 const maxConfigFile = 256 << 10
 
-// setting is a value of a key and where it comes from.
-type setting struct {
-	value  any
-	origin string // default, FILE:LINE, AGENTCTL_NAME or --flag
+// Setting is a value of a key and where it comes from.
+type Setting struct {
+	Value  any
+	Origin string // default, FILE:LINE, AGENTCTL_NAME or --flag
 }
 
-// settings are the values that one source, or all of them, give to keys.
-type settings map[string]setting
+// Settings are the values that one source, or all of them, give to keys.
+type Settings map[string]Setting
 
-// configError is one thing that is wrong in a source.
-type configError struct {
-	where, key, what string
+// Error is one thing that is wrong in a source.
+type Error struct {
+	Where, Key, Problem string
 }
 
-func (e *configError) Error() string {
-	if e.key == "" {
-		return e.where + ": " + e.what
+func (e *Error) Error() string {
+	if e.Key == "" {
+		return e.Where + ": " + e.Problem
 	}
-	return e.where + ": " + e.key + ": " + e.what
+	return e.Where + ": " + e.Key + ": " + e.Problem
 }
 
-// configErrors are all things that are wrong, one a line.
-type configErrors []error
+// Errors are all things that are wrong, one a line.
+type Errors []error
 
-func (e configErrors) Unwrap() []error { return e }
+func (e Errors) Unwrap() []error { return e }
 
-func (e configErrors) Error() string {
+func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i, err := range e {
 		lines[i] = err.Error()
@@ -57,18 +59,18 @@ func (e configErrors) Error() string {
 // fileParser reads one file and gathers what is wrong with it.
 type fileParser struct {
 	path string
-	out  settings
-	errs configErrors
+	out  Settings
+	errs Errors
 }
 
-// readConfigFile reads and checks a file. A file that is not there is an error that wraps
+// ReadFile reads and checks a file. A file that is not there is an error that wraps
 // fs.ErrNotExist.
-func readConfigFile(path string) (settings, configErrors) {
+func ReadFile(path string) (Settings, Errors) {
 	b, err := readRegular(path)
 	if err != nil {
-		return nil, configErrors{err}
+		return nil, Errors{err}
 	}
-	return parseConfig(path, b)
+	return parseFile(path, b)
 }
 
 // readRegular reads a file of bounded size; it never waits for a FIFO.
@@ -79,21 +81,21 @@ func readRegular(path string) ([]byte, error) {
 	}
 	defer func() { _ = f.Close() }()
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil, &configError{path, "", "is no regular file; write the settings into a YAML file"}
+		return nil, &Error{path, "", "is no regular file; write the settings into a YAML file"}
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
 	if len(b) > maxConfigFile {
-		return nil, &configError{path, "", "is larger than 256 KiB; a configuration is a few lines"}
+		return nil, &Error{path, "", "is larger than 256 KiB; a configuration is a few lines"}
 	}
 	return b, nil
 }
 
-// parseConfig reads and checks the text of a file.
-func parseConfig(path string, b []byte) (settings, configErrors) {
-	p := &fileParser{path: path, out: settings{}}
+// parseFile reads and checks the text of a file.
+func parseFile(path string, b []byte) (Settings, Errors) {
+	p := &fileParser{path: path, out: Settings{}}
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	var doc, second yaml.Node
 	err := dec.Decode(&doc)
@@ -122,13 +124,13 @@ func (p *fileParser) syntax(err error) {
 		line, text, _ := strings.Cut(rest, ": ")
 		where, what = p.path+":"+line, text
 	}
-	p.errs = append(p.errs, &configError{where, "", "is no YAML: " + what})
+	p.errs = append(p.errs, &Error{where, "", "is no YAML: " + what})
 }
 
 func (p *fileParser) at(n *yaml.Node) string { return fmt.Sprintf("%s:%d", p.path, n.Line) }
 
 func (p *fileParser) fail(n *yaml.Node, key, format string, args ...any) {
-	p.errs = append(p.errs, &configError{p.at(n), key, fmt.Sprintf(format, args...)})
+	p.errs = append(p.errs, &Error{p.at(n), key, fmt.Sprintf(format, args...)})
 }
 
 // pairs calls fn for each key of a mapping that is there once; it notes all else.
@@ -155,21 +157,21 @@ func (p *fileParser) pairs(n *yaml.Node, name string, known []string, fn func(ke
 
 // near hints at the key that was meant: of the same map, or else of all.
 func (p *fileParser) near(word, full string, known []string) string {
-	if group, leaf, ok := strings.Cut(word, "."); ok && findKey(full) != nil {
+	if group, leaf, ok := strings.Cut(word, "."); ok && FindKey(full) != nil {
 		return fmt.Sprintf("; write it as two lines: %q, and %q indented below it", group+":", leaf+": ...")
 	}
-	if hint := nearest(word, known); hint != "" {
+	if hint := suggest.Hint(word, known); hint != "" {
 		return hint
 	}
-	all := make([]string, 0, len(configKeys))
-	for i := range configKeys {
-		name := configKeys[i].name
+	all := make([]string, 0, len(keys))
+	for i := range keys {
+		name := keys[i].Name
 		if _, leaf, ok := strings.Cut(name, "."); ok && leaf == word {
 			return fmt.Sprintf(", did you mean %q?", name)
 		}
 		all = append(all, name)
 	}
-	if hint := nearest(full, all); hint != "" && word == full {
+	if hint := suggest.Hint(full, all); hint != "" && word == full {
 		return hint
 	}
 	return "; the keys are " + strings.Join(known, ", ")
@@ -185,9 +187,9 @@ func (p *fileParser) document(n *yaml.Node) {
 	}
 	groups := keyGroups()
 	known := slices.Clone(groups)
-	for i := range configKeys {
-		if !strings.Contains(configKeys[i].name, ".") {
-			known = append(known, configKeys[i].name)
+	for i := range keys {
+		if !strings.Contains(keys[i].Name, ".") {
+			known = append(known, keys[i].Name)
 		}
 	}
 	p.pairs(n, "", known, func(key string, v *yaml.Node) {
@@ -195,7 +197,7 @@ func (p *fileParser) document(n *yaml.Node) {
 			p.group(key, v)
 			return
 		}
-		p.key(findKey(key), v)
+		p.key(FindKey(key), v)
 	})
 }
 
@@ -205,8 +207,8 @@ func (p *fileParser) group(name string, n *yaml.Node) {
 		return
 	}
 	var known []string
-	for i := range configKeys {
-		if group, leaf, ok := strings.Cut(configKeys[i].name, "."); ok && group == name {
+	for i := range keys {
+		if group, leaf, ok := strings.Cut(keys[i].Name, "."); ok && group == name {
 			known = append(known, leaf)
 		}
 	}
@@ -218,36 +220,36 @@ func (p *fileParser) group(name string, n *yaml.Node) {
 		return
 	}
 	p.pairs(n, name, known, func(key string, v *yaml.Node) {
-		k := findKey(name + "." + key)
-		if first, twice := p.out[k.name]; twice { // memory and mem
-			p.fail(v, name+"."+key, "%s is set in %s already; keep one", k.name, first.origin)
+		k := FindKey(name + "." + key)
+		if first, twice := p.out[k.Name]; twice { // memory and mem
+			p.fail(v, name+"."+key, "%s is set in %s already; keep one", k.Name, first.Origin)
 			return
 		}
 		p.key(k, v)
 	})
 }
 
-// key reads the value of a key.
-func (p *fileParser) key(k *configKey, n *yaml.Node) {
+// Key reads the value of a key.
+func (p *fileParser) key(k *Key, n *yaml.Node) {
 	var v any
 	ok := true
-	switch k.kind {
-	case kindText, kindPath:
-		v, ok = p.text(n, k.name, k.right())
-	case kindInt:
+	switch k.Kind {
+	case KindText, KindPath:
+		v, ok = p.text(n, k.Name, k.expected())
+	case KindInt:
 		v, ok = p.whole(n, k)
-	case kindBool:
+	case KindBool:
 		var b bool
 		ok = n.Kind == yaml.ScalarNode && n.Tag == "!!bool" && n.Decode(&b) == nil
 		v = b
 		if !ok {
-			p.fail(n, k.name, "%s is neither true nor false; write true or false", shown(n))
+			p.fail(n, k.Name, "%s is neither true nor false; write true or false", shown(n))
 		}
-	case kindDuration:
-		v, ok = p.duration(n, k.name, k.right())
-	case kindWords:
+	case KindDuration:
+		v, ok = p.duration(n, k.Name, k.expected())
+	case KindWords:
 		v, ok = p.list(n, k)
-	case kindRules:
+	case KindRules:
 		v, ok = p.rules(n, k)
 	}
 	if !ok {
@@ -255,11 +257,11 @@ func (p *fileParser) key(k *configKey, n *yaml.Node) {
 	}
 	if err := k.checkValue(v); err != nil {
 		for line := range strings.SplitSeq(err.Error(), "\n") {
-			p.fail(n, k.name, "%s", line)
+			p.fail(n, k.Name, "%s", line)
 		}
 		return
 	}
-	p.out[k.name] = setting{v, p.at(n)}
+	p.out[k.Name] = Setting{v, p.at(n)}
 }
 
 // shown is a value in an error.
@@ -294,10 +296,10 @@ func (p *fileParser) number(n *yaml.Node) (float64, bool) {
 	return f, ok && !math.IsNaN(f) && !math.IsInf(f, 0)
 }
 
-func (p *fileParser) whole(n *yaml.Node, k *configKey) (int64, bool) {
+func (p *fileParser) whole(n *yaml.Node, k *Key) (int64, bool) {
 	f, ok := p.number(n)
 	if !ok || f != math.Trunc(f) || math.Abs(f) >= 1<<53 {
-		p.fail(n, k.name, "%s is no whole number; write %s", shown(n), k.right())
+		p.fail(n, k.Name, "%s is no whole number; write %s", shown(n), k.expected())
 		return 0, false
 	}
 	return int64(f), true
@@ -306,7 +308,7 @@ func (p *fileParser) whole(n *yaml.Node, k *configKey) (int64, bool) {
 // duration reads a text with units, or the number 0.
 func (p *fileParser) duration(n *yaml.Node, key, right string) (time.Duration, bool) {
 	if n.Kind == yaml.ScalarNode && (n.Tag == "!!str" || n.Tag == "!!int") {
-		d, err := parseDuration(n.Value)
+		d, err := duration.Parse(n.Value)
 		if err == nil {
 			return d, true
 		}
@@ -317,30 +319,30 @@ func (p *fileParser) duration(n *yaml.Node, key, right string) (time.Duration, b
 	return 0, false
 }
 
-func (p *fileParser) list(n *yaml.Node, k *configKey) ([]string, bool) {
+func (p *fileParser) list(n *yaml.Node, k *Key) ([]string, bool) {
 	if n.Kind != yaml.SequenceNode {
-		p.fail(n, k.name, "%s is no list; write %s", shown(n), k.right())
+		p.fail(n, k.Name, "%s is no list; write %s", shown(n), k.expected())
 		return nil, false
 	}
 	words, before := []string{}, len(p.errs)
 	for _, item := range n.Content {
-		if w, ok := p.text(item, k.name, k.right()); ok {
+		if w, ok := p.text(item, k.Name, k.expected()); ok {
 			words = append(words, w)
 		}
 	}
 	return words, len(p.errs) == before
 }
 
-func (p *fileParser) rules(n *yaml.Node, k *configKey) ([]alert.Rule, bool) {
+func (p *fileParser) rules(n *yaml.Node, k *Key) ([]alert.Rule, bool) {
 	if n.Kind != yaml.SequenceNode {
-		p.fail(n, k.name, "%s is no list; write %s", shown(n), k.right())
+		p.fail(n, k.Name, "%s is no list; write %s", shown(n), k.expected())
 		return nil, false
 	}
 	rules, wrong := []alert.Rule{}, len(p.errs)
 	for i, item := range n.Content {
-		name, before := fmt.Sprintf("%s[%d]", k.name, i), len(p.errs)
+		name, before := fmt.Sprintf("%s[%d]", k.Name, i), len(p.errs)
 		if item.Kind != yaml.MappingNode {
-			p.fail(item, name, "%s is no rule; write %s", shown(item), k.right())
+			p.fail(item, name, "%s is no rule; write %s", shown(item), k.expected())
 			continue
 		}
 		r := p.rule(item, name)

@@ -1,10 +1,11 @@
-package main
+package config
 
 import (
 	"encoding/json"
 	"strings"
 	"time"
 
+	"agentctl/duration"
 	"agentctl/prober/alert"
 )
 
@@ -19,11 +20,11 @@ type object = map[string]any
 // only the daemon checks: agentctl config validate.
 func configSchema() object {
 	top := object{}
-	for i := range configKeys {
-		k := &configKeys[i]
-		group, leaf, nested := strings.Cut(k.name, ".")
+	for i := range keys {
+		k := &keys[i]
+		group, leaf, nested := strings.Cut(k.Name, ".")
 		if !nested {
-			top[k.name] = k.schema()
+			top[k.Name] = k.schema()
 			continue
 		}
 		if top[group] == nil {
@@ -31,7 +32,7 @@ func configSchema() object {
 		}
 		properties := top[group].(object)["properties"].(object)
 		properties[leaf] = k.schema()
-		if k.name == "module_intervals.mem" {
+		if k.Name == "module_intervals.mem" {
 			properties["memory"] = k.schema()
 		}
 	}
@@ -42,44 +43,44 @@ func configSchema() object {
 }
 
 // schema is the schema of a value in a file.
-func (k *configKey) schema() object {
+func (k *Key) schema() object {
 	s := object{"description": k.doc}
-	switch k.kind {
-	case kindText, kindPath:
+	switch k.Kind {
+	case KindText, KindPath:
 		s["type"] = "string"
-		if len(k.words) > 0 {
-			s["enum"] = k.words
+		if len(k.Words) > 0 {
+			s["enum"] = k.Words
 		} else {
 			s["maxLength"] = 4096
 		}
-		if k.kind == kindPath {
+		if k.Kind == KindPath {
 			s["pattern"] = "^/"
 		}
-		if k.name == "name" {
+		if k.Name == "name" {
 			s["pattern"] = "^([a-z0-9][a-z0-9-]{0,31})?$"
 		}
-	case kindInt:
+	case KindInt:
 		s["type"], s["minimum"], s["maximum"] = "integer", k.min, k.max
-	case kindBool:
+	case KindBool:
 		s["type"] = "boolean"
-	case kindDuration:
+	case KindDuration:
 		s = durationSchema(k.doc)
 		if k.zero == "" {
 			s["not"] = object{"const": 0}
 		}
-	case kindWords:
+	case KindWords:
 		s["type"], s["uniqueItems"] = "array", true
-		s["items"] = object{"enum": k.words}
-	case kindRules:
+		s["items"] = object{"enum": k.Words}
+	case KindRules:
 		s["type"], s["maxItems"], s["items"] = "array", alert.MaxRules, ruleSchema()
 	}
 	switch v := k.def().(type) {
 	case time.Duration:
-		s["default"] = durationText(v)
+		s["default"] = duration.Format(v)
 	case []alert.Rule:
 		s["default"] = []any{}
 	case string:
-		if k.kind != kindPath || k.name == "disk_path" { // the others depend on the user
+		if k.Kind != KindPath || k.Name == "disk_path" { // the others depend on the user
 			s["default"] = v
 		}
 	case int64:
@@ -93,8 +94,8 @@ func (k *configKey) schema() object {
 }
 
 func durationSchema(doc string) object {
-	return object{"description": doc + " Whole numbers with a unit (d, h, m, s, ms) each.",
-		"anyOf": []any{object{"type": "string", "pattern": durationPattern}, object{"const": 0}}}
+	return object{"description": doc + " Numbers with a unit (w, d, h, m, s, ms) each.",
+		"anyOf": []any{object{"type": "string", "pattern": duration.Pattern}, object{"const": 0}}}
 }
 
 func ruleSchema() object {
@@ -119,8 +120,8 @@ func ruleSchema() object {
 		}}
 }
 
-// configSchemaJSON is the schema as it is published.
-func configSchemaJSON() ([]byte, error) {
+// SchemaJSON is the schema as it is published.
+func SchemaJSON() ([]byte, error) {
 	b, err := json.MarshalIndent(configSchema(), "", "  ")
 	return append(b, '\n'), err
 }

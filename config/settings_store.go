@@ -1,7 +1,6 @@
-package main
+package config
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,18 +16,18 @@ import (
 const settingsHeader = "# Kept by `agentctl config set` and by clients of the control socket. It counts more\n" +
 	"# than config.yaml and conf.d; `agentctl config unset KEY` takes a line out.\n"
 
-// keepSettings changes the file of kept settings: a nil value takes a key out. The file
+// SaveSettings changes the file of kept settings: a nil value takes a key out. The file
 // is replaced as a whole, and belongs to the directory's owner.
-func keepSettings(path string, change settings) error {
-	kept, errs := readConfigFile(path)
-	if missing(errs) {
-		kept, errs = settings{}, nil
+func SaveSettings(path string, change Settings) error {
+	kept, errs := ReadFile(path)
+	if IsMissing(errs) {
+		kept, errs = Settings{}, nil
 	}
 	if len(errs) > 0 {
 		return errs
 	}
 	for name, s := range change {
-		if s.value == nil {
+		if s.Value == nil {
 			delete(kept, name)
 		} else {
 			kept[name] = s
@@ -42,33 +41,33 @@ func keepSettings(path string, change settings) error {
 }
 
 // settingsText writes settings as a file has them.
-func settingsText(s settings) ([]byte, error) {
-	doc := object{}
-	for name, v := range s {
-		group, leaf, nested := strings.Cut(name, ".")
-		if !nested {
-			doc[name] = fileValue(v.value)
-			continue
-		}
-		if doc[group] == nil {
-			doc[group] = object{}
-		}
-		doc[group].(object)[leaf] = fileValue(v.value)
-	}
-	b, err := json.Marshal(doc)
-	if err != nil {
-		return nil, err
-	}
-	var n yaml.Node
-	if err := yaml.Unmarshal(b, &n); err != nil { // JSON is YAML
-		return nil, err
-	}
-	blockStyle(&n)
-	if len(doc) == 0 {
+func settingsText(s Settings) ([]byte, error) {
+	if len(s) == 0 {
 		return []byte(settingsHeader), nil
 	}
-	b, err = yaml.Marshal(&n)
+	values := map[string]any{}
+	for name, v := range s {
+		values[name] = Plain(v.Value)
+	}
+	b, err := yaml.Marshal(Nest(values))
 	return append([]byte(settingsHeader), b...), err
+}
+
+// Nest puts the values of keys with a dot into maps, as a file has them.
+func Nest(values map[string]any) map[string]any {
+	out := map[string]any{}
+	for name, v := range values {
+		group, leaf, nested := strings.Cut(name, ".")
+		if !nested {
+			out[name] = v
+			continue
+		}
+		if out[group] == nil {
+			out[group] = map[string]any{}
+		}
+		out[group].(map[string]any)[leaf] = v
+	}
+	return out
 }
 
 // replaceFile puts a file in the place of path, so that a power cut leaves one of both.
@@ -117,11 +116,11 @@ func replaceFile(path string, text []byte) (err error) {
 	return d.Sync()
 }
 
-// sortedKeys are the keys of the configuration in the order of the documentation.
-func sortedKeys() []string {
-	names := make([]string, len(configKeys))
-	for i := range configKeys {
-		names[i] = configKeys[i].name
+// KeyNames are the keys of the configuration in the order of the documentation.
+func KeyNames() []string {
+	names := make([]string, len(keys))
+	for i := range keys {
+		names[i] = keys[i].Name
 	}
 	slices.Sort(names)
 	return names

@@ -1,15 +1,15 @@
-package main
+package config
 
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
@@ -19,7 +19,7 @@ import (
 
 func schemaForTest(t *testing.T) *jsonschema.Schema {
 	t.Helper()
-	b, err := configSchemaJSON()
+	b, err := SchemaJSON()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,14 +59,14 @@ func schemaTakes(s *jsonschema.Schema, text []byte) error {
 // what, and what would be right.
 func TestConfigCorpus(t *testing.T) {
 	schema := schemaForTest(t)
-	corpus, err := txtar.ParseFile("testdata/config/corpus.txtar")
+	corpus, err := txtar.ParseFile("testdata/corpus.txtar")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := regexp.MustCompile(`(?m)^# want: (.*)$`)
 	for _, f := range corpus.Files {
 		t.Run(f.Name, func(t *testing.T) {
-			_, errs := parseConfig(f.Name, f.Data)
+			_, errs := parseFile(f.Name, f.Data)
 			schemaErr := schemaTakes(schema, f.Data)
 			wants := want.FindAllSubmatch(f.Data, -1)
 			if len(errs) != len(wants) {
@@ -96,7 +96,7 @@ func TestConfigCorpus(t *testing.T) {
 // TestConfigNeverPanics: whatever a file holds, it is taken or refused with a reason, and
 // what is taken can be written and read again.
 func TestConfigNeverPanics(t *testing.T) {
-	corpus, err := txtar.ParseFile("testdata/config/corpus.txtar")
+	corpus, err := txtar.ParseFile("testdata/corpus.txtar")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestConfigNeverPanics(t *testing.T) {
 				text = slices.Insert(text, at, rapid.SampledFrom([]byte("{}[]:,-\n 0")).Draw(t, "byte"))
 			}
 		}
-		got, errs := parseConfig("f", text)
+		got, errs := parseFile("f", text)
 		if len(errs) > 0 {
 			if errs.Error() == "" {
 				t.Fatal("an error without a word")
@@ -127,16 +127,24 @@ func TestConfigNeverPanics(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, errs := parseConfig("f", written)
+		again, errs := parseFile("f", written)
 		if len(errs) > 0 || len(again) != len(got) {
 			t.Fatalf("%q became %q: %v", text, written, errs)
 		}
 		for name, v := range got {
-			if a, b := valueLine(fileValue(v.value), name), valueLine(fileValue(again[name].value), name); a != b {
+			if a, b := settingText(v.Value), settingText(again[name].Value); a != b {
 				t.Fatalf("%s: %s became %s", name, a, b)
 			}
 		}
 	})
+}
+
+// settingText is a setting's value on one line.
+func settingText(v any) string {
+	if words, ok := v.([]string); ok {
+		return strings.Join(words, ",")
+	}
+	return fmt.Sprint(Plain(v))
 }
 
 func write(t *testing.T, path, text string) string {
@@ -159,17 +167,17 @@ func TestConfigLayers(t *testing.T) {
 	write(t, filepath.Join(dir, "conf.d", "10-a.yml"), "name: first\nmodule_intervals: {cpu: 400}")
 	write(t, filepath.Join(dir, "conf.d", ".hidden.yaml"), "nonsense")
 	write(t, filepath.Join(dir, "conf.d", "note.txt"), "nonsense")
-	write(t, filepath.Join(state, settingsFile), "log_level: error\nbase_interval_ms: 3000\nmodules: [power]")
+	write(t, filepath.Join(state, SettingsFile), "log_level: error\nbase_interval_ms: 3000\nmodules: [power]")
 	env := map[string]string{"AGENTCTL_BASE_INTERVAL_MS": "4000", "AGENTCTL_MODULES": "network, power", "AGENTCTL_HISTORY_FLUSH": "20s", "AGENTCTL_NAME": ""}
-	s := configSource{path: path, env: func(k string) (string, bool) { v, ok := env[k]; return v, ok },
-		flags: settings{"base_interval_ms": {int64(5000), "--interval"}}}
-	c, err := s.load()
+	s := Source{Path: path, LookupEnv: func(k string) (string, bool) { v, ok := env[k]; return v, ok },
+		Flags: Settings{"base_interval_ms": {int64(5000), "--interval"}}}
+	c, err := s.Load()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct{ key, value, origin string }{
 		{"name", "second", filepath.Join(dir, "conf.d", "20-b.yaml") + ":1"},
-		{"log_level", "error", filepath.Join(state, settingsFile) + ":1"},
+		{"log_level", "error", filepath.Join(state, SettingsFile) + ":1"},
 		{"base_interval_ms", "5000", "--interval"},
 		{"modules", "network,power", "AGENTCTL_MODULES"},
 		{"history.flush", "20s", "AGENTCTL_HISTORY_FLUSH"},
@@ -177,15 +185,15 @@ func TestConfigLayers(t *testing.T) {
 		{"module_intervals.disk", "300", path + ":5"},
 		{"history.max_age", "30d", "default"},
 	} {
-		got := c.settings[tt.key]
-		if text := valueLine(fileValue(got.value), tt.key); text != tt.value || got.origin != tt.origin {
-			t.Errorf("%s is %s from %s, want %s from %s", tt.key, text, got.origin, tt.value, tt.origin)
+		got := c.Settings[tt.key]
+		if text := settingText(got.Value); text != tt.value || got.Origin != tt.origin {
+			t.Errorf("%s is %s from %s, want %s from %s", tt.key, text, got.Origin, tt.value, tt.origin)
 		}
 	}
-	if want := []string{path, filepath.Join(dir, "conf.d", "10-a.yml"), filepath.Join(dir, "conf.d", "20-b.yaml"), filepath.Join(state, settingsFile)}; !slices.Equal(c.files, want) {
-		t.Errorf("read %v, want %v", c.files, want)
+	if want := []string{path, filepath.Join(dir, "conf.d", "10-a.yml"), filepath.Join(dir, "conf.d", "20-b.yaml"), filepath.Join(state, SettingsFile)}; !slices.Equal(c.Files, want) {
+		t.Errorf("read %v, want %v", c.Files, want)
 	}
-	if got := c.moduleIntervals(); len(got) != 2 || got["cpu"] != 400 {
+	if got := c.ModuleIntervals(); len(got) != 2 || got["cpu"] != 400 {
 		t.Errorf("module intervals %v", got)
 	}
 }
@@ -199,9 +207,9 @@ func TestConfigSources(t *testing.T) {
 	if err := os.Mkdir(fifo, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(dir, settingsFile), "socket: /x")
+	write(t, filepath.Join(dir, SettingsFile), "socket: /x")
 	env := map[string]string{"AGENTCTL_LOG_LEVEL": "loud", "AGENTCTL_HISTORY_ENABLED": "1", "AGENTCTL_BASE_INTERVAL_MS": "1s", "AGENTCTL_HISTORY_MAX_AGE": "x"}
-	_, err := configSource{path: path, env: func(k string) (string, bool) { v, ok := env[k]; return v, ok }}.load()
+	_, err := Source{Path: path, LookupEnv: func(k string) (string, bool) { v, ok := env[k]; return v, ok }}.Load()
 	if err == nil {
 		t.Fatal("taken")
 	}
@@ -216,38 +224,38 @@ func TestConfigSources(t *testing.T) {
 	}
 
 	// --config names a file that must be there; the usual one need not be.
-	none := configSource{path: filepath.Join(dir, "x", "none.yaml"), env: func(string) (string, bool) { return "", false }, flags: settings{"state_dir": {filepath.Join(dir, "y"), "--state-dir"}}}
-	if _, err := none.load(); err != nil {
+	none := Source{Path: filepath.Join(dir, "x", "none.yaml"), LookupEnv: func(string) (string, bool) { return "", false }, Flags: Settings{"state_dir": {filepath.Join(dir, "y"), "--state-dir"}}}
+	if _, err := none.Load(); err != nil {
 		t.Error(err)
 	}
-	none.given = true
-	if _, err := none.load(); err == nil || !strings.Contains(err.Error(), "none.yaml: no such file") {
+	none.Required = true
+	if _, err := none.Load(); err == nil || !strings.Contains(err.Error(), "none.yaml: no such file") {
 		t.Errorf("a missing --config: %v", err)
 	}
 	// A daemon with a relay needs a token, and a person who looks needs none.
-	none.given, none.flags["relay"] = false, setting{"wss://relay.example", "--relay"}
-	if _, err := none.load(); err != nil {
+	none.Required, none.Flags["relay"] = false, Setting{"wss://relay.example", "--relay"}
+	if _, err := none.Load(); err != nil {
 		t.Error(err)
 	}
-	none.daemon = true
-	if _, err := none.load(); err == nil || !strings.Contains(err.Error(), "agentctl token create") || wrongFile(err) {
+	none.ForDaemon = true
+	if _, err := none.Load(); err == nil || !strings.Contains(err.Error(), "agentctl token create") || InFile(err) {
 		t.Errorf("no token: %v", err)
 	}
 }
 
 // TestConfigRules: a rule of the file stands for the built-in one of the same id.
 func TestConfigRules(t *testing.T) {
-	s, errs := parseConfig("f", []byte(`alerts: {rules: [{id: disk-full, metric: disk_pct, op: ">", threshold: 50, level: info}, {id: own, metric: cpu_pct, op: ">", threshold: 50, level: info}]}`))
+	s, errs := parseFile("f", []byte(`alerts: {rules: [{id: disk-full, metric: disk_pct, op: ">", threshold: 50, level: info}, {id: own, metric: cpu_pct, op: ">", threshold: 50, level: info}]}`))
 	if errs != nil {
 		t.Fatal(errs)
 	}
-	c := &config{settings: defaultSettings()}
-	builtIn := len(c.rules())
+	c := &Config{Settings: defaultSettings()}
+	builtIn := len(c.AlertRules())
 	for name, v := range s {
-		c.settings[name] = v
+		c.Settings[name] = v
 	}
 	n := 0
-	for _, r := range c.rules() {
+	for _, r := range c.AlertRules() {
 		if r.ID == "disk-full" {
 			n++
 			if r.Threshold != 50 {
@@ -255,39 +263,11 @@ func TestConfigRules(t *testing.T) {
 			}
 		}
 	}
-	if got := len(c.rules()); n != 1 || got != builtIn+1 {
+	if got := len(c.AlertRules()); n != 1 || got != builtIn+1 {
 		t.Errorf("%d rules, %d named disk-full; want %d, 1", got, n, builtIn+1)
 	}
-	c.settings["alerts.defaults"] = setting{value: false}
-	if got := len(c.rules()); got != 2 {
+	c.Settings["alerts.defaults"] = Setting{Value: false}
+	if got := len(c.AlertRules()); got != 2 {
 		t.Errorf("%d rules without the built-in ones, want 2", got)
-	}
-}
-
-func TestDuration(t *testing.T) {
-	for _, tt := range []struct {
-		in   string
-		want time.Duration
-		out  string
-	}{{"0", 0, "0"}, {"300s", 5 * time.Minute, "5m"}, {"12h", 12 * time.Hour, "12h"}, {"30d", 720 * time.Hour, "30d"}, {"1h30m", 90 * time.Minute, "90m"},
-		{"250ms", 250 * time.Millisecond, "250ms"}, {"24h", 24 * time.Hour, "24h"}, {"0s", 0, "0"}, {"1m30s", 90 * time.Second, "90s"}} {
-		got, err := parseDuration(tt.in)
-		if err != nil || got != tt.want || durationText(got) != tt.out {
-			t.Errorf("%s is %v (%s), %v; want %v (%s)", tt.in, got, durationText(got), err, tt.want, tt.out)
-		}
-	}
-	for _, in := range []string{"", "s", "1", "1.5h", "-1s", "1 s", "1us", "1w", "1s1", "9999999999999s", "999999999999h", "1S", "١s"} {
-		if d, err := parseDuration(in); err == nil {
-			t.Errorf("%q is %v", in, d)
-		}
-	}
-}
-
-func TestNearest(t *testing.T) {
-	words := []string{"name", "relay", "base_interval_ms", "cpu", "socket", "token_file", "history.flush"}
-	for in, want := range map[string]string{"nmae": "name", "relais": "relay", "base_interval": "base_interval_ms", "BASE_INTERVAL_MS": "base_interval_ms", "token": "token_file", "flush": "history.flush", "zzz": "", "x": "", strings.Repeat("n", 1000): ""} {
-		if got := nearest(in, words); got != "" != (want != "") || want != "" && !strings.Contains(got, `"`+want+`"`) {
-			t.Errorf("nearest %.20q: %q, want %q", in, got, want)
-		}
 	}
 }

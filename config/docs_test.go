@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 // TestConfigPage: docs/config.md lists exactly the keys there are, with what the daemon
 // makes of them, and docs/config.schema.json is the schema.
 func TestConfigPage(t *testing.T) {
-	page, err := os.ReadFile("../../docs/config.md")
+	page, err := os.ReadFile("../docs/config.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,44 +29,41 @@ func TestConfigPage(t *testing.T) {
 			rows[name] = cells
 		}
 	}
-	for i := range configKeys {
-		k := &configKeys[i]
-		cells := rows[k.name]
-		delete(rows, k.name)
+	for i := range keys {
+		k := &keys[i]
+		cells := rows[k.Name]
+		delete(rows, k.Name)
 		if cells == nil {
-			t.Errorf("docs/config.md lacks %s", k.name)
+			t.Errorf("docs/config.md lacks %s", k.Name)
 			continue
 		}
-		wants := map[int][]string{5: {k.apply}}
-		for _, w := range k.words {
+		wants := map[int][]string{5: {k.Applied}}
+		for _, w := range k.Words {
 			wants[3] = append(wants[3], "`"+w+"`")
 		}
-		switch k.kind {
-		case kindInt:
-			wants[3] = append(wants[3], k.unit, strings.Fields(k.right())[4], strings.Fields(k.right())[6])
-		case kindDuration:
-			wants[2] = append(wants[2], valueLine(fileValue(k.def()), k.name))
-			for _, bound := range strings.Fields(strings.ReplaceAll(k.right(), ",", "")) {
+		switch k.Kind {
+		case KindInt:
+			wants[3] = append(wants[3], k.unit, strings.Fields(k.expected())[4], strings.Fields(k.expected())[6])
+		case KindDuration:
+			wants[2] = append(wants[2], settingText(k.def()))
+			for _, bound := range strings.Fields(strings.ReplaceAll(k.expected(), ",", "")) {
 				if regexp.MustCompile(`^[0-9]+[a-z]+$`).MatchString(bound) {
 					wants[3] = append(wants[3], bound)
 				}
 			}
-		case kindBool:
-			wants[2] = append(wants[2], valueLine(k.def(), k.name))
+		case KindBool:
+			wants[2] = append(wants[2], settingText(k.def()))
 		}
 		if v, ok := k.def().(int64); ok && v > 0 {
-			wants[2] = append(wants[2], valueLine(v, k.name))
+			wants[2] = append(wants[2], settingText(v))
 		}
-		if k.env() != "" {
-			wants[4] = append(wants[4], "`"+k.env()+"`")
-		}
-		if k.flag != "" {
-			wants[4] = append(wants[4], "`--"+k.flag+"`")
+		if k.Env() != "" {
+			wants[4] = append(wants[4], "`"+k.Env()+"`")
 		}
 		for cell, words := range wants {
 			for _, w := range words {
 				if !strings.Contains(cells[cell], w) {
-					t.Errorf("%s: column %d, %q, does not say %q", k.name, cell, cells[cell], w)
+					t.Errorf("%s: column %d, %q, does not say %q", k.Name, cell, cells[cell], w)
 				}
 			}
 		}
@@ -86,11 +83,11 @@ func TestConfigPage(t *testing.T) {
 		}
 	}
 
-	published, err := os.ReadFile("../../docs/config.schema.json")
+	published, err := os.ReadFile("../docs/config.schema.json")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if now, err := configSchemaJSON(); err != nil || !bytes.Equal(now, published) {
+	if now, err := SchemaJSON(); err != nil || !bytes.Equal(now, published) {
 		t.Errorf("docs/config.schema.json is out of date (%v); write it with: agentctl config schema > docs/config.schema.json", err)
 	}
 }
@@ -98,31 +95,31 @@ func TestConfigPage(t *testing.T) {
 // TestConfigExamples: the example of the page, and the file that the package installs,
 // with and without its comments, are good.
 func TestConfigExamples(t *testing.T) {
-	page, err := os.ReadFile("../../docs/config.md")
+	page, err := os.ReadFile("../docs/config.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, example, _ := strings.Cut(string(page), "```yaml\n")
 	example, _, ok := strings.Cut(example, "```")
-	if got, errs := parseConfig("docs/config.md", []byte(example)); !ok || errs != nil || len(got) != 3 {
+	if got, errs := parseFile("docs/config.md", []byte(example)); !ok || errs != nil || len(got) != 3 {
 		t.Errorf("the example: %d settings, %v", len(got), errs)
 	}
-	installed, err := os.ReadFile("../../systemd/deb/config.yaml")
+	installed, err := os.ReadFile("../systemd/deb/config.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, errs := parseConfig("config.yaml", installed); errs != nil || len(got) != 0 {
+	if got, errs := parseFile("config.yaml", installed); errs != nil || len(got) != 0 {
 		t.Errorf("as installed: %d settings, %v", len(got), errs)
 	}
 	prose := regexp.MustCompile(`(?m)^#( [^ ].*)?$`)
 	plain := bytes.ReplaceAll(append([]byte("\n"), prose.ReplaceAll(installed, nil)...), []byte("\n#"), []byte("\n"))
-	got, errs := parseConfig("config.yaml", plain)
+	got, errs := parseFile("config.yaml", plain)
 	if errs != nil {
 		t.Errorf("without its comments: %v\n%s", errs, plain)
 	}
-	for i := range configKeys {
-		if k := configKeys[i]; got[k.name].origin == "" && !strings.HasPrefix(k.name, "module_intervals.") && k.name != "state_dir" && k.name != "socket" {
-			t.Errorf("the installed file does not mention %s", k.name)
+	for i := range keys {
+		if k := keys[i]; got[k.Name].Origin == "" && !strings.HasPrefix(k.Name, "module_intervals.") && k.Name != "state_dir" && k.Name != "socket" {
+			t.Errorf("the installed file does not mention %s", k.Name)
 		}
 	}
 }

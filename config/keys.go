@@ -1,0 +1,254 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"agentctl/duration"
+	"agentctl/manifest"
+	"agentctl/prober"
+	"agentctl/prober/alert"
+	"agentctl/prober/history"
+	"agentctl/suggest"
+	"agentctl/transport/link"
+)
+
+// Kind is what a key's value is made of.
+type Kind uint8
+
+const (
+	KindText     Kind = iota // string
+	KindPath                 // string; absolute in a file
+	KindInt                  // int64
+	KindBool                 // bool
+	KindDuration             // time.Duration, written 300s, 12h or 30d
+	KindWords                // []string, each one of words
+	KindRules                // []alert.Rule
+)
+
+// When a change of a key comes into force in a daemon that runs.
+const (
+	ApplyLive    = "at once"
+	ApplyLink    = "at once; the link is opened anew"
+	ApplyRestart = "with the next start"
+)
+
+// Key is one setting of the daemon: the one place that says what it may be. The
+// checks, the JSON Schema and `config show` are made from it; docs/config.md lists them.
+type Key struct {
+	Name     string
+	Kind     Kind
+	min, max int64    // KindInt; KindDuration in nanoseconds
+	zero     string   // what a duration of 0 means, where it may be 0
+	Words    []string // the values there are
+	unit     string
+	Applied  string
+	def      func() any // default
+	doc      string
+	check    func(string) error // further checks of a text
+}
+
+// Env is the name of a key's environment variable, "" for none.
+func (k *Key) Env() string {
+	if k.Kind == KindRules {
+		return ""
+	}
+	return "AGENTCTL_" + strings.ToUpper(strings.ReplaceAll(k.Name, ".", "_"))
+}
+
+// moduleWords are the modules that module_intervals knows.
+var moduleWords = append([]string{"cpu", "mem", "disk", "load"}, prober.ModuleNames()...)
+
+var keys = newKeys()
+
+func newKeys() []Key {
+	text := func(s string) func() any { return func() any { return s } }
+	keys := []Key{
+		{Name: "relay", Kind: KindText, Applied: ApplyLink, def: text(""), check: checkRelayURL,
+			doc: "URL of the relay, wss:// (ws:// for loopback only). Empty: the board works alone."},
+		{Name: "name", Kind: KindText, Applied: ApplyLink, def: text(""), check: checkBoardName,
+			doc: "Name that the relay should show for this board: 1 to 32 lower case letters, digits and hyphens."},
+		{Name: "token_file", Kind: KindPath, Applied: ApplyLink, def: func() any { return Credential("token") },
+			doc: "File with the device token. Default: the systemd credential token. The file is read anew before each connection."},
+		{Name: "ca_file", Kind: KindPath, Applied: ApplyLink, def: text(""),
+			doc: "PEM file of the authority that signed the relay's certificate. Default: the system's."},
+		{Name: "socket", Kind: KindPath, Applied: ApplyRestart, def: func() any { return DefaultSocket() },
+			doc: "Path of the control socket."},
+		{Name: "state_dir", Kind: KindPath, Applied: ApplyRestart, def: func() any { return DefaultStateDir("") },
+			doc: "Directory of identity, history and kept settings."},
+		{Name: "log_level", Kind: KindText, Applied: ApplyLive, def: text("info"), Words: []string{"debug", "info", "warn", "error"},
+			doc: "What is logged: this and what is worse."},
+		{Name: "base_interval_ms", Kind: KindInt, min: prober.MinInterval.Milliseconds(), max: prober.MaxInterval.Milliseconds(),
+			unit: "ms", Applied: ApplyLive, def: func() any { return int64(1000) },
+			doc: "How often the machine is sampled."},
+		{Name: "modules", Kind: KindWords, Words: prober.ModuleNames(), Applied: ApplyLive, def: func() any { return prober.ModuleNames() },
+			doc: "Modules that are read beyond cpu, memory, disk and load. Alert rules add those they look at."},
+		{Name: "disk_path", Kind: KindPath, Applied: ApplyRestart, def: text("/"),
+			doc: "A path on the filesystem whose fill is measured."},
+		{Name: "history.enabled", Kind: KindBool, Applied: ApplyLive, def: func() any { return true },
+			doc: "Whether samples are recorded in STATE_DIR/history.db."},
+		{Name: "history.flush", Kind: KindDuration, min: int64(history.MinFlush), max: int64(history.MaxFlush), zero: "no history",
+			Applied: ApplyLive, def: func() any { return history.DefaultFlush },
+			doc: "How often samples are written to the disk; until then they are in memory. 0: no history."},
+		{Name: "history.max_age", Kind: KindDuration, min: int64(history.MinMaxAge), max: int64(10 * 365 * 24 * time.Hour),
+			Applied: ApplyLive, def: func() any { return history.DefaultMaxAge },
+			doc: "Older samples are removed."},
+		{Name: "history.max_bytes", Kind: KindInt, min: history.MinMaxBytes, max: 1 << 40, unit: "bytes",
+			Applied: ApplyLive, def: func() any { return int64(history.DefaultMaxBytes) },
+			doc: "Size of the file, beyond which the oldest samples are removed."},
+		{Name: "alerts.defaults", Kind: KindBool, Applied: ApplyLive, def: func() any { return true },
+			doc: "Whether the built-in rules are in force beside alerts.rules; a rule with the same id replaces one."},
+		{Name: "alerts.rules", Kind: KindRules, Applied: ApplyLive, def: func() any { return []alert.Rule(nil) },
+			doc: "Rules for the event alert. A list in a later file replaces one in an earlier file."},
+	}
+	for _, m := range moduleWords {
+		k := Key{Name: "module_intervals." + m, Kind: KindInt, min: 100, max: 60_000, unit: "ms", Applied: ApplyLive, def: func() any { return int64(0) },
+			doc: "How often module " + m + " is told to clients. Default: with each sample."}
+		if slices.Contains(prober.ModuleNames(), m) {
+			k.doc = "How often module " + m + " is read and told to clients. Default: " + moduleDefault[m] + "."
+		}
+		keys = append(keys, k)
+	}
+	return keys
+}
+
+// moduleDefault is how often the prober reads a module by itself.
+var moduleDefault = map[string]string{"network": "with each sample", "temperature": "every 5 s", "power": "every 2 s", "wear": "every hour"}
+
+// FindKey knows a key by its name, and mem as memory as well.
+func FindKey(name string) *Key {
+	if name == "module_intervals.memory" {
+		name = "module_intervals.mem"
+	}
+	if i := slices.IndexFunc(keys, func(k Key) bool { return k.Name == name }); i >= 0 {
+		return &keys[i]
+	}
+	return nil
+}
+
+// keyGroups are the maps that keys with a dot live in.
+func keyGroups() []string {
+	groups := map[string]bool{}
+	for i := range keys {
+		if group, _, ok := strings.Cut(keys[i].Name, "."); ok {
+			groups[group] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(groups))
+}
+
+// ruleKeys are the keys of a rule; threshold and hysteresis are numbers, for and clear_for
+// durations.
+var ruleKeys = []string{"id", "metric", "op", "threshold", "hysteresis", "for", "clear_for", "level"}
+
+func checkRelayURL(s string) error {
+	if s == "" {
+		return nil
+	}
+	_, err := link.NormalizeRelayURL(s)
+	return err
+}
+
+func checkBoardName(s string) error {
+	if s != "" && !manifest.ValidNodeName(s) {
+		return fmt.Errorf("%.64q must be 1 to 32 lower case letters, digits and hyphens", s)
+	}
+	return nil
+}
+
+// expected says what a key's value should be, for the end of an error.
+func (k *Key) expected() string {
+	switch {
+	case k.Kind == KindWords:
+		return "a list of " + strings.Join(k.Words, ", ")
+	case len(k.Words) > 0:
+		return "one of " + strings.Join(k.Words, ", ")
+	case k.Kind == KindPath:
+		return "an absolute path, one that begins with /"
+	case k.Kind == KindInt:
+		return fmt.Sprintf("a whole number from %d to %d (%s)", k.min, k.max, k.unit)
+	case k.Kind == KindBool:
+		return "true or false"
+	case k.Kind == KindDuration:
+		zero := ""
+		if k.zero != "" {
+			zero = ", or 0 for " + k.zero
+		}
+		return fmt.Sprintf("%s to %s%s", duration.Format(time.Duration(k.min)), duration.Format(time.Duration(k.max)), zero)
+	case k.Kind == KindRules:
+		return "a list of rules with " + strings.Join(ruleKeys, ", ")
+	}
+	return "a text"
+}
+
+// checkValue checks a value that has the type of its kind.
+func (k *Key) checkValue(v any) error {
+	switch v := v.(type) {
+	case string:
+		if len(v) > 4096 || strings.ContainsAny(v, "\x00\n") {
+			return fmt.Errorf("is too long, or has a line break; write %s", k.expected())
+		}
+		if k.Kind == KindPath && !strings.HasPrefix(v, "/") {
+			return fmt.Errorf("%q is no absolute path; write %s", v, k.expected())
+		}
+		if len(k.Words) > 0 && !slices.Contains(k.Words, v) {
+			return fmt.Errorf("%.64q%s; write %s", v, suggest.Hint(v, k.Words), k.expected())
+		}
+		if k.check != nil {
+			return k.check(v)
+		}
+	case int64:
+		if v < k.min || v > k.max {
+			return fmt.Errorf("%d is out of range; write %s", v, k.expected())
+		}
+	case time.Duration:
+		if (v != 0 || k.zero == "") && (int64(v) < k.min || int64(v) > k.max) {
+			return fmt.Errorf("%s is out of range; write %s", duration.Format(v), k.expected())
+		}
+	case []string:
+		for i, w := range v {
+			if !slices.Contains(k.Words, w) {
+				return fmt.Errorf("%.64q is not known%s; write %s", w, suggest.Hint(w, k.Words), k.expected())
+			}
+			if slices.Contains(v[:i], w) {
+				return fmt.Errorf("%q stands there twice; write it once", w)
+			}
+		}
+	case []alert.Rule:
+		return alert.Check(v)
+	}
+	return nil
+}
+
+// parseText reads a value from an environment variable, a flag or a command line.
+func (k *Key) parseText(s string) (any, error) {
+	s = strings.TrimSpace(s)
+	switch k.Kind {
+	case KindInt:
+		n, err := strconv.ParseInt(s, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%.64q is no whole number; write %s", s, k.expected())
+		}
+		return n, nil
+	case KindBool:
+		if s != "true" && s != "false" {
+			return nil, fmt.Errorf("%.64q; write true or false", s)
+		}
+		return s == "true", nil
+	case KindDuration:
+		d, err := duration.Parse(s)
+		if err != nil {
+			return nil, fmt.Errorf("%w; write %s", err, k.expected())
+		}
+		return d, nil
+	case KindWords:
+		return append([]string{}, strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })...), nil
+	case KindRules:
+		return nil, fmt.Errorf("rules are written in a file; see docs/config.md, then: agentctl config validate")
+	}
+	return s, nil
+}

@@ -1,0 +1,100 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Where files are when nothing names another place. A process of root is the system
+// service, whatever started it; systemd's variables (systemd.exec(5)) come first.
+const (
+	// SystemPath is the configuration file of the service.
+	SystemPath = "/etc/agentctl/config.yaml"
+	// SystemStateDir is the state directory of the service.
+	SystemStateDir = "/var/lib/agentctl"
+	// ServiceSocket is where agentctl.socket listens.
+	ServiceSocket = "/run/agentctl/agentctl.sock"
+)
+
+// DefaultPath is the configuration file of the service, or of an ordinary user.
+func DefaultPath() string {
+	if isRoot() || strings.HasPrefix(os.Getenv("STATE_DIRECTORY"), "/var/lib/") {
+		return SystemPath
+	}
+	return filepath.Join(userDir("XDG_CONFIG_HOME", ".config"), "agentctl", "config.yaml")
+}
+
+// DefaultStateDir is where a service or an ordinary user keeps state: sub is "" for the
+// device, "relay" for the relay. The two services have a directory each, because each
+// belongs to another user.
+func DefaultStateDir(sub string) string {
+	if d := firstOf("STATE_DIRECTORY"); d != "" {
+		return d
+	}
+	if isRoot() {
+		return strings.TrimSuffix(SystemStateDir+"-"+sub, "-")
+	}
+	return filepath.Join(userDir("XDG_STATE_HOME", ".local/state"), "agentctl", sub)
+}
+
+// DefaultSocket is the path of the control socket that a daemon of this user opens.
+func DefaultSocket() string {
+	if d := firstOf("RUNTIME_DIRECTORY"); d != "" {
+		return filepath.Join(d, "agentctl.sock")
+	}
+	if isRoot() {
+		return ServiceSocket
+	}
+	if d := os.Getenv("XDG_RUNTIME_DIR"); d != "" {
+		return filepath.Join(d, "agentctl", "agentctl.sock")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("agentctl-%d", os.Geteuid()), "agentctl.sock")
+}
+
+// ClientSocket is the control socket that a command connects to: the user's own daemon's
+// where there is one, else the service's where that is installed.
+func ClientSocket() string {
+	own := DefaultSocket()
+	if exists(own) || !exists(filepath.Dir(ServiceSocket)) {
+		return own
+	}
+	return ServiceSocket
+}
+
+// Credential is the path of the systemd credential name, "" when there is none. The units
+// give a blank default (SetCredential=), which counts as none.
+func Credential(name string) string {
+	dir := os.Getenv("CREDENTIALS_DIRECTORY")
+	if dir == "" {
+		return ""
+	}
+	path := filepath.Join(dir, name)
+	if b, err := os.ReadFile(path); err != nil || len(bytes.TrimSpace(b)) == 0 {
+		return ""
+	}
+	return path
+}
+
+func isRoot() bool { return os.Geteuid() == 0 }
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// firstOf is the first entry of a variable that holds a list of paths.
+func firstOf(variable string) string {
+	first, _, _ := strings.Cut(os.Getenv(variable), ":")
+	return first
+}
+
+// userDir is a directory of the XDG base directory specification.
+func userDir(variable, below string) string {
+	if d := os.Getenv(variable); d != "" {
+		return d
+	}
+	return filepath.Join(os.Getenv("HOME"), below)
+}

@@ -1,0 +1,53 @@
+package config
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// maxToken is the longest token of any relay, bytes (docs/protocol.md, Tokens).
+const maxToken = 4096
+
+// ReadToken reads a token file: the first line, trimmed.
+func ReadToken(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("read the token: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, 4*maxToken))
+	if err != nil {
+		return "", fmt.Errorf("read the token: %w", err)
+	}
+	line, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
+	line = strings.TrimSpace(line)
+	if line == "" {
+		return "", fmt.Errorf("token file %s is empty", path)
+	}
+	// Other characters, and a longer text, do not fit the Authorization header.
+	if len(line) > maxToken || strings.ContainsFunc(line, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", fmt.Errorf("token file %s does not hold a token on its first line", path)
+	}
+	return line, nil
+}
+
+// ClientTLS trusts the system's certificate authorities, or only those of caFile.
+func ClientTLS(caFile string) (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if caFile == "" {
+		return c, nil
+	}
+	pem, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, fmt.Errorf("read the certificate authority: %w", err)
+	}
+	c.RootCAs = x509.NewCertPool()
+	if !c.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s does not hold a PEM certificate", caFile)
+	}
+	return c, nil
+}
