@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the official MCP conformance suite against `agentctl relay --anonymous --plugin
 # conformance`, for the requirement sets of both eras. Exit 0: both pass, or npm cannot
-# reach its registry (then it says so). Anything else is a failure.
+# reach its registry (then it prints so). Anything else is a failure.
 #
 #   test/conformance.sh                     builds agentctl first
 #   AGENTCTL=bin/agentctl test/conformance.sh

@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// buildBars makes the release binaries for a 64-bit board, as the Makefile does, and looks
+// buildBars makes the release binaries for a 64-bit board, as the Makefile does, and checks
 // at their size, MB of a million bytes.
 func (b *bench) buildBars() error {
 	for _, kind := range []struct {
@@ -42,7 +42,7 @@ var benchLine = regexp.MustCompile(`(?m)^BenchmarkSample/(\w+?)(?:-\d+)?\s+\d+\s
 // samplerBars runs the sampler's own benchmark, which reads this machine through both.
 func (b *bench) samplerBars() error {
 	ns, allocs := map[string][]float64{}, map[string][]float64{}
-	for range max(b.count, 3) { // one run each: the two take turns
+	for range max(b.count, 3) { // one run each, alternating
 		out, err := output(b.ctx, "go", "test", "-run", "^$", "-bench", "Sample", "-benchtime", "300ms", "./prober")
 		if err != nil {
 			return err

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// makeCertificate writes a certificate for 127.0.0.1 that is its own authority.
+// makeCertificate writes a self-signed certificate for 127.0.0.1.
 func makeCertificate(dir string) (cert, key string, err error) {
 	priv, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -23,29 +23,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asker makes one round trip over a connection that it keeps.
-type asker interface {
-	ask(n int) error // the n-th of all askers
+// requester makes one round trip over a connection that it keeps.
+type requester interface {
+	do(n int) error // the n-th of all askers
 	Close() error
 }
 
-// httpAsker posts JSON over one HTTP/1.1 connection. It writes the request by hand, so
+// httpRequester posts JSON over one HTTP/1.1 connection. It writes the request by hand, so
 // that the client's cost stays small beside the server's.
-type httpAsker struct {
+type httpRequester struct {
 	net.Conn
 	in   *bufio.Reader
 	out  []byte
 	host string
-	// request appends the head's own lines and returns them with the body of the n-th.
+	// request returns the header lines and the body of the n-th request.
 	request func(n int) (head, body []byte)
 }
 
-func dialHTTP(addr string, request func(n int) (head, body []byte)) (*httpAsker, error) {
+func dialHTTP(addr string, request func(n int) (head, body []byte)) (*httpRequester, error) {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	return &httpAsker{Conn: c, in: bufio.NewReader(c), host: addr, request: request}, nil
+	return &httpRequester{Conn: c, in: bufio.NewReader(c), host: addr, request: request}, nil
 }
 
 // appendPost appends one POST request.
@@ -56,7 +56,7 @@ func appendPost(b []byte, path, host string, head, body []byte) []byte {
 	return append(b, body...)
 }
 
-func (a *httpAsker) ask(n int) error {
+func (a *httpRequester) do(n int) error {
 	head, body := a.request(n)
 	path := "/mcp/tools/call"
 	if bytes.HasPrefix(head, mcpHead) {
@@ -80,22 +80,22 @@ func (a *httpAsker) ask(n int) error {
 	return nil
 }
 
-// wsAsker sends a message and waits for one.
-type wsAsker struct {
+// wsRequester sends a message and waits for one.
+type wsRequester struct {
 	*websocket.Conn
 	msg []byte
 }
 
-func dialWS(addr string, msg []byte) (*wsAsker, error) {
+func dialWS(addr string, msg []byte) (*wsRequester, error) {
 	c, res, err := websocket.DefaultDialer.Dial("ws://"+addr, nil)
 	if err != nil {
 		return nil, err
 	}
 	_ = res.Body.Close()
-	return &wsAsker{c, msg}, nil
+	return &wsRequester{c, msg}, nil
 }
 
-func (a *wsAsker) ask(int) error {
+func (a *wsRequester) do(int) error {
 	if err := a.WriteMessage(websocket.TextMessage, a.msg); err != nil {
 		return err
 	}
@@ -105,8 +105,8 @@ func (a *wsAsker) ask(int) error {
 
 // load keeps askers busy.
 type load struct {
-	askers []asker
-	next   *atomic.Int64 // numbers the calls of all loads, so that devices take turns
+	askers []requester
+	next   *atomic.Int64 // numbers the calls of all loads, so that devices are called in rotation
 	done   atomic.Int64
 	failed atomic.Int64
 	reason atomic.Pointer[error]
@@ -133,9 +133,9 @@ func (l *load) wait() {
 	}
 }
 
-// turn runs the load for d after a short start, and returns what one operation cost the
+// measureRound runs the load for d after a warm-up, and returns what one operation cost the
 // server in CPU, µs, how many a second there were, and the latencies, ms.
-func (l *load) turn(server *process, d time.Duration) (cpu, rate float64, latency []float64, err error) {
+func (l *load) measureRound(server *process, d time.Duration) (cpu, rate float64, latency []float64, err error) {
 	l.failed.Store(0)
 	begin := time.Now()
 	warm := min(d/4, 500*time.Millisecond)
@@ -150,7 +150,7 @@ func (l *load) turn(server *process, d time.Duration) (cpu, rate float64, latenc
 				if now.After(end) {
 					return
 				}
-				if err := a.ask(int(l.next.Add(1))); err != nil {
+				if err := a.do(int(l.next.Add(1))); err != nil {
 					l.failed.Add(1)
 					l.reason.Store(&err)
 					if _, ok := err.(net.Error); ok {

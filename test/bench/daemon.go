@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// The device daemon beside node_exporter: both look at the same machine once a second,
+// The device daemon next to node_exporter: both read the same machine once a second,
 // the daemon by its own clock, with its link up, its socket open and its history on, the
 // exporter because it is scraped.
 

@@ -32,7 +32,7 @@ const (
 	stalledOf   = 50 // stalled subscribers
 )
 
-// eventsSize is one measurement: subscribers, and what they get in a turn.
+// eventsSize is one measurement: subscribers, and the events they get in a round.
 type eventsSize struct {
 	subscribers, events int
 	every               time.Duration
@@ -47,11 +47,11 @@ func (b *bench) eventsBars() error {
 	for _, size := range b.eventSizes() {
 		var naive, ours, memory []float64
 		for range b.rounds {
-			n, _, err := b.eventsTurn("naive-events", size)
+			n, _, err := b.eventsRound("naive-events", size)
 			if err != nil {
 				return fmt.Errorf("naive loop: %w", err)
 			}
-			o, kib, err := b.eventsTurn("gateway", size)
+			o, kib, err := b.eventsRound("gateway", size)
 			if err != nil {
 				return fmt.Errorf("gateway: %w", err)
 			}
@@ -73,21 +73,21 @@ func (b *bench) reference(kind string) (*process, string, error) {
 	return start(10*time.Second, func(l string) bool { _, _, err := net.SplitHostPort(l); return err == nil }, b.self, "serve", kind)
 }
 
-// eventsTurn is one server with all its subscribers, from its start.
-func (b *bench) eventsTurn(kind string, size eventsSize) (perCPU, kib float64, err error) {
+// eventsRound is one server with all its subscribers, from its start.
+func (b *bench) eventsRound(kind string, size eventsSize) (perCPU, kib float64, err error) {
 	p, addr, err := b.reference(kind)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer p.stop()
-	warm := &audience{addr: addr} // the server's first requests are not its subscribers' memory
+	warm := &subscriberPool{addr: addr} // the server's first requests are not its subscribers' memory
 	if err := errors.Join(warm.add(20, eventsTopic, 0), warm.play(b, 5, 10*time.Millisecond)); err != nil {
 		return 0, 0, err
 	}
 	warm.close()
 	b.sleep(100 * time.Millisecond)
 	before := p.memory("VmRSS")
-	a := &audience{addr: addr}
+	a := &subscriberPool{addr: addr}
 	defer a.close()
 	if err := errors.Join(a.add(size.subscribers, eventsTopic, 0), a.play(b, 3, size.every)); err != nil {
 		return 0, 0, err
@@ -108,8 +108,8 @@ func (b *bench) eventsStall() error {
 	}
 	defer p.stop()
 	size := b.eventSizes()[1]
-	size.events = max(size.events/2, 1) // more turns, shorter: the machine's own moods alternate as well
-	a := &audience{addr: addr}
+	size.events = max(size.events/2, 1) // more and shorter rounds, because the machine's speed varies too
+	a := &subscriberPool{addr: addr}
 	defer a.close()
 	if err := errors.Join(a.add(size.subscribers-stalledOf, eventsTopic, 0), a.play(b, 3, size.every)); err != nil {
 		return err
@@ -121,7 +121,7 @@ func (b *bench) eventsStall() error {
 			return err
 		}
 		calm = append(calm, quantile(a.delays(false), 0.99))
-		bad := &audience{addr: addr}
+		bad := &subscriberPool{addr: addr}
 		if err := bad.add(stalledOf, eventsTopic+","+fillTopic, 1); err != nil {
 			return err
 		}
@@ -147,8 +147,8 @@ func (b *bench) eventsStall() error {
 	return nil
 }
 
-// audience is some subscribers of one server.
-type audience struct {
+// subscriberPool is some subscribers of one server.
+type subscriberPool struct {
 	addr  string
 	conns []net.Conn
 	wg    sync.WaitGroup
@@ -162,7 +162,7 @@ type audience struct {
 }
 
 // add connects n more; window is as in subscribe, and 0 for those that read.
-func (a *audience) add(n int, topics string, window int) error {
+func (a *subscriberPool) add(n int, topics string, window int) error {
 	a.slow = window > 0
 	for range n {
 		d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
@@ -197,7 +197,7 @@ func (a *audience) add(n int, topics string, window int) error {
 }
 
 // read counts events by their id lines.
-func (a *audience) read(in *bufio.Reader) {
+func (a *subscriberPool) read(in *bufio.Reader) {
 	for {
 		line, err := in.ReadSlice('\n')
 		if err != nil {
@@ -217,7 +217,7 @@ func (a *audience) read(in *bufio.Reader) {
 }
 
 // delays returns what was collected, and goes on collecting or not.
-func (a *audience) delays(collect bool) []float64 {
+func (a *subscriberPool) delays(collect bool) []float64 {
 	a.timed.Store(collect)
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -228,14 +228,14 @@ func (a *audience) delays(collect bool) []float64 {
 
 // fill posts what only these subscribers see until each loses it, and returns how many
 // events were dropped.
-func (a *audience) fill(b *bench) (dropped int, err error) {
+func (a *subscriberPool) fill(b *bench) (dropped int, err error) {
 	data := `"` + strings.Repeat("x", 60<<10) + `"`
 	for range 1000 {
 		was := dropped
 		if err := errors.Join(b.ctx.Err(), post(a.addr, fillTopic, data)); err != nil {
 			return 0, err
 		}
-		for last := -1; last != dropped; { // until it stands still
+		for last := -1; last != dropped; { // until it stops growing
 			last = dropped
 			b.sleep(20 * time.Millisecond)
 			if dropped, err = counter(a.addr, "mcp_sse_events_dropped"); err != nil {
@@ -250,7 +250,7 @@ func (a *audience) fill(b *bench) (dropped int, err error) {
 }
 
 // play posts n events, each when all have had the one before.
-func (a *audience) play(b *bench, n int, every time.Duration) error {
+func (a *subscriberPool) play(b *bench, n int, every time.Duration) error {
 	data := `{"ts_ms":1234567890123,"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","cpu_pct":12.4,"mem_bytes":1234567890,"mem_total_bytes":8589934592,"disk_pct":31.2,"load_1m":0.42}`
 	for range n {
 		want := a.got.Load() + int64(len(a.conns))
@@ -269,7 +269,7 @@ func (a *audience) play(b *bench, n int, every time.Duration) error {
 	return nil
 }
 
-func (a *audience) close() {
+func (a *subscriberPool) close() {
 	for _, c := range a.conns {
 		_ = c.Close()
 	}

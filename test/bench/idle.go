@@ -45,11 +45,11 @@ func (b *bench) idleFleet(tls bool) error {
 	busy := float64(r.cpu()-cpu) / float64(time.Since(at))
 	full := r.memory("VmRSS")
 	if b.profile != "" {
-		told, err := r.collect()
+		summary, err := r.collect()
 		if err != nil {
 			return err
 		}
-		fmt.Println(told)
+		fmt.Println(summary)
 	}
 	n := float64(b.fleet)
 	fmt.Printf("%s: %d devices linked in %s; RSS %.1f MiB empty, %.1f MiB linked, %.1f MiB calm; all of it per device %.1f KiB\n",

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// kernelBars runs the kernel's own benchmarks in turns. What a call costs without the
+// kernelBars runs the kernel's benchmarks alternately. What a call costs without the
 // kernel is measured in the same run and taken off.
 func (b *bench) kernelBars() error {
 	got := make(figures)

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// What a board's own users see of the daemon: how soon it has a sample, and that none of
+// What local users of a board observe: how soon the daemon has a sample, and that none of
 // them can blow it up. docs/control.md is the protocol.
 
 func (b *bench) boardState() string  { return filepath.Join(b.dir, "board") }
@@ -63,7 +63,7 @@ func askBoard(path string) error {
 	return nil
 }
 
-// isRecording tells whether the board's history took a commit in the last windows.
+// isRecording reports whether the board's history was committed in the last windows.
 func (b *bench) isRecording() error {
 	var newest time.Time
 	for _, name := range []string{"history.db", "history.db-wal"} {
@@ -106,7 +106,7 @@ func (b *bench) firstSampleBar() error {
 	return nil
 }
 
-// hostileBar is how far the daemon's memory rises at its highest while local clients, who
+// hostileBar is the peak growth of the daemon's memory while local clients, which
 // are let in, send it everything but sense and leave the answers unread.
 func (b *bench) hostileBar(agent *process) error {
 	path := b.boardSocket()
@@ -125,7 +125,7 @@ func (b *bench) hostileBar(agent *process) error {
 	list := `{"jsonrpc":"2.0","id":4,"method":"start","params":{"modules":[` + strings.Repeat(`"cpu",`, 170_000) + `"cpu"]}}`
 	for _, attack := range []struct {
 		name  string
-		say   string // once
+		first string // sent once
 		again string // 64 times
 	}{
 		{"a header line without an end", "", mib},
@@ -139,7 +139,7 @@ func (b *bench) hostileBar(agent *process) error {
 	} {
 		var wg sync.WaitGroup
 		for range 20 { // 16 are let in at a time
-			wg.Go(func() { annoy(path, attack.say, attack.again) })
+			wg.Go(func() { attackSocket(path, attack.first, attack.again) })
 		}
 		wg.Wait()
 		fmt.Printf("hostile: %-28s highest RSS so far +%.1f MB\n", attack.name, (agent.memory("VmHWM")-before)*1024/1e6)
@@ -162,15 +162,15 @@ func (b *bench) hostileBar(agent *process) error {
 	return nil
 }
 
-// annoy is one hostile client. It ends when it is hung up on, or after five seconds.
-func annoy(path, say, again string) {
+// attackSocket is one hostile client. It ends when it is hung up on, or after five seconds.
+func attackSocket(path, first, again string) {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
 		return
 	}
 	defer func() { _ = c.Close() }()
 	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
-	if _, err := io.WriteString(c, say); err != nil {
+	if _, err := io.WriteString(c, first); err != nil {
 		return
 	}
 	for range 64 {

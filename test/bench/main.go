@@ -2,14 +2,14 @@
 
 // Command bench measures agentctl against its performance bars, side by side with plain
 // references in one run. test/bench.sh (make bench) builds what it needs and runs it;
-// docs/performance.md says what is measured and why.
+// docs/performance.md describes what is measured and why.
 //
 //	bench [flags]      measure and print the table
 //	bench soak [flags] load and faults for a while (make soak)
 //	bench serve KIND   a reference server, or the relay with profiles
 //
-// Every server is a process of its own, whose CPU is read from outside; the load comes
-// from this process. What is compared takes turns, and medians are quoted.
+// Every server is a separate process, whose CPU time is read from outside; the load comes
+// from this process. The sides of a comparison alternate, and medians are reported.
 package main
 
 import (
@@ -29,11 +29,11 @@ import (
 
 // plan is how long and how often to measure.
 type plan struct {
-	rounds      int           // turns of each side; medians are over these
-	unary       time.Duration // one turn of the echo
-	stream      time.Duration // one turn of the metric stream
-	events      int           // that each subscriber of the event gateway gets in a turn; a fourth of it with 5,000
-	stall       time.Duration // one turn with, or without, a stalled reader; twice as many
+	rounds      int           // rounds of each side; medians are over these
+	unary       time.Duration // one round of the echo
+	stream      time.Duration // one round of the metric stream
+	events      int           // that each subscriber of the event gateway gets in a round; a fourth of it with 5,000
+	stall       time.Duration // one round with, or without, a stalled reader; twice as many
 	idle        time.Duration // the idle fleet's CPU
 	devices     int           // linked while the echo is measured
 	subscribers int
@@ -82,7 +82,7 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-// withDir runs fn with a directory of its own and a context that ends at SIGINT.
+// withDir runs fn with a temporary directory and a context that ends at SIGINT.
 func withDir(fn func(ctx context.Context, dir string) error) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -148,7 +148,7 @@ func (r *relayProc) online() ([]string, error) {
 }
 
 // collect asks a relay with profiles to collect its garbage and to give free memory back, and
-// returns what it tells about its memory then.
+// returns its report about its memory.
 func (r *relayProc) collect() (string, error) {
 	for len(r.lines) > 0 {
 		<-r.lines
@@ -161,7 +161,7 @@ func (r *relayProc) collect() (string, error) {
 			if !ok {
 				return "", fmt.Errorf("the relay ended: %s", r.last())
 			}
-			if strings.HasPrefix(l, collected) {
+			if strings.HasPrefix(l, gcDoneMarker) {
 				return l, nil
 			}
 		case <-timeout:
@@ -170,8 +170,8 @@ func (r *relayProc) collect() (string, error) {
 	}
 }
 
-// collected begins the line that such a relay prints after a collection.
-const collected = "collected"
+// gcDoneMarker begins the line that such a relay prints after a collection.
+const gcDoneMarker = "collected"
 
 // freePort finds a port of loopback for a program that cannot choose one itself.
 func freePort() (string, error) {

@@ -108,7 +108,7 @@ func quantile(v []float64, q float64) float64 {
 	return s[min(int(q*float64(len(s))), len(s)-1)]
 }
 
-// ratios divides a by b, turn by turn: what disturbs a machine disturbs neighbours alike.
+// ratios divides a by b, round by round: a disturbance of the machine affects neighboring rounds equally.
 func ratios(a, b []float64) []float64 {
 	r := make([]float64, min(len(a), len(b)))
 	for i := range r {

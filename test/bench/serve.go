@@ -172,14 +172,14 @@ func serveRelay(args []string) error {
 	if err != nil {
 		return err
 	}
-	told := make(chan os.Signal, 1)
-	signal.Notify(told, syscall.SIGUSR1)
+	requests := make(chan os.Signal, 1)
+	signal.Notify(requests, syscall.SIGUSR1)
 	go func() {
-		for range told {
+		for range requests {
 			debug.FreeOSMemory()
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
-			fmt.Printf("%s: %d goroutines, heap %d KiB live in %d KiB, stacks %d KiB, other %d KiB\n", collected, runtime.NumGoroutine(),
+			fmt.Printf("%s: %d goroutines, heap %d KiB live in %d KiB, stacks %d KiB, other %d KiB\n", gcDoneMarker, runtime.NumGoroutine(),
 				m.HeapAlloc>>10, (m.HeapSys-m.HeapReleased)>>10, m.StackInuse>>10, (m.Sys-m.HeapSys-m.StackInuse)>>10)
 			if profile != "" {
 				heapProfile(profile + ".heap.prof")

@@ -19,7 +19,7 @@ import (
 )
 
 // The soak: a relay, 200 mock boards in four processes, callers and readers, of which
-// some are slow and some stalled; a plugin in a process of its own that is killed, stages
+// some are slow and some stalled; an external plugin that is killed, stages
 // that are swapped, tickets that are written (soakkernel.go). In the first half boards and relay are killed at
 // random; in the second the relay lives on, so that growth shows. The invariants are
 // checked all the time, and at the end, when everybody has left.
@@ -74,7 +74,7 @@ func soak(ctx context.Context, dir string, args []string) error {
 	if err := s.run(*length); err != nil {
 		return err
 	}
-	return s.verdict()
+	return s.checkResult()
 }
 
 // open starts the relay and the boards.
@@ -162,17 +162,17 @@ func (s *soaker) run(length time.Duration) error {
 		wg.Go(func() { s.stalled(ctx) })
 	}
 	s.kernelFaults(ctx, &wg)
-	err := s.monkey(ctx, length)
+	err := s.injectFaults(ctx, length)
 	cancel()
 	wg.Wait()
 	return err
 }
 
-// monkey kills and restarts, watches the relay's memory, and tells once a minute how it
+// injectFaults kills and restarts processes, watches the relay's memory, and prints once a minute how it
 // goes. Its error means that something could not be started again.
-func (s *soaker) monkey(ctx context.Context, length time.Duration) error {
+func (s *soaker) injectFaults(ctx context.Context, length time.Duration) error {
 	next := func(least, most time.Duration) time.Time { return time.Now().Add(least + rand.N(most-least)) }
-	boards, relay, tell := next(10*time.Second, 30*time.Second), next(20*time.Second, 90*time.Second), time.Now().Add(time.Minute)
+	boards, relay, report := next(10*time.Second, 30*time.Second), next(20*time.Second, 90*time.Second), time.Now().Add(time.Minute)
 	half := s.started.Add(length / 2)
 	baseline := ""
 	for ctx.Err() == nil {
@@ -203,9 +203,9 @@ func (s *soaker) monkey(ctx context.Context, length time.Duration) error {
 		case now.After(half) && baseline == "":
 			baseline = s.footprint()
 			fmt.Printf("%s the relay lives on from here: %s\n", s.clock(), baseline)
-		case now.After(tell):
+		case now.After(report):
 			fmt.Printf("%s %s; %s\n", s.clock(), s.footprint(), s.summary())
-			tell = now.Add(time.Minute)
+			report = now.Add(time.Minute)
 		}
 	}
 	return nil
@@ -221,7 +221,7 @@ func (s *soaker) watchMemory() {
 	s.resident = max(s.resident, rss)
 	s.mu.Unlock()
 	if rss > soakMemory {
-		s.broke("the relay's memory is above its bound")
+		s.recordFailure("the relay's memory is above its bound")
 	}
 }
 
@@ -256,8 +256,8 @@ func (s *soaker) count(what string) {
 	s.mu.Unlock()
 }
 
-// broke notes a broken invariant.
-func (s *soaker) broke(what string) {
+// recordFailure notes a broken invariant.
+func (s *soaker) recordFailure(what string) {
 	s.mu.Lock()
 	s.broken[what]++
 	s.mu.Unlock()
@@ -273,9 +273,9 @@ func (s *soaker) summary() string {
 	return strings.Join(parts, ", ")
 }
 
-// verdict waits until the relay has let everything go and tells what was seen.
-func (s *soaker) verdict() error {
-	s.kernelVerdict()
+// checkResult waits until the relay has released everything and reports what was observed.
+func (s *soaker) checkResult() error {
+	s.checkKernel()
 	limit := soakBoards + 60 // a board is a file and a goroutine
 	var files int
 	var goroutines, streams float64
@@ -286,13 +286,13 @@ func (s *soaker) verdict() error {
 		}
 	}
 	if files > limit || goroutines > float64(limit) || goroutines < 0 {
-		s.broke(fmt.Sprintf("the relay still holds %d files and %.0f goroutines for %d boards", files, goroutines, soakBoards))
+		s.recordFailure(fmt.Sprintf("the relay still holds %d files and %.0f goroutines for %d boards", files, goroutines, soakBoards))
 	}
 	if n := s.metric("agentctl_devices_connected"); n != soakBoards {
-		s.broke(fmt.Sprintf("only %.0f of %d boards came back", n, soakBoards))
+		s.recordFailure(fmt.Sprintf("only %.0f of %d boards came back", n, soakBoards))
 	}
 	if streams != 0 {
-		s.broke(fmt.Sprintf("%.0f streams are left over", streams))
+		s.recordFailure(fmt.Sprintf("%.0f streams are left over", streams))
 	}
 	fmt.Printf("\nafter %s: %s\n%s\nlongest call %s, most memory of the relay %.1f MiB\n", s.clock(), s.footprint(), s.summary(), s.worst.Round(time.Millisecond), s.resident/1024)
 	if len(s.broken) == 0 {

@@ -26,7 +26,7 @@ const (
 	soakRemember = 64 // newest acknowledged tickets of a writer
 )
 
-// openPlugin builds the plugin and mints who may administer the relay.
+// openPlugin builds the plugin and creates an administrator's token.
 func (s *soaker) openPlugin() error {
 	dir := filepath.Join(s.relay.state, "plugins", soakPlugin)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -57,9 +57,9 @@ func (s *soaker) kernelFaults(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
-// ask calls a tool. code is "" when it was served, "cut" when the relay was killed or is
+// callTool calls a tool. code is "" when it was served, "cut" when the relay was killed or is
 // not there; every other end of a connection breaks an invariant.
-func (s *soaker) ask(tool, args string, v any) (code string) {
+func (s *soaker) callTool(tool, args string, v any) (code string) {
 	kills := s.kills.Load()
 	begin := time.Now()
 	req, err := http.NewRequest(http.MethodPost, "http://"+s.relayAddr+"/mcp/tools/call", strings.NewReader(`{"tool":"`+tool+`","arguments":`+args+`}`))
@@ -84,12 +84,12 @@ func (s *soaker) ask(tool, args string, v any) (code string) {
 		}
 	}
 	if time.Since(begin) > callBound {
-		s.broke("a call of " + tool + " took longer than 5.25 s")
+		s.recordFailure("a call of " + tool + " took longer than 5.25 s")
 	}
 	if err != nil {
 		code = "cut"
 		if s.kills.Load() == 0 && kills == 0 {
-			s.broke("a call of " + tool + " ended with " + err.Error())
+			s.recordFailure("a call of " + tool + " ended with " + err.Error())
 		}
 	}
 	return code
@@ -129,14 +129,14 @@ func children(pid int) (pids []int) {
 // pluginCaller calls the plugin, which is there most of the time.
 func (s *soaker) pluginCaller(ctx context.Context) {
 	for ctx.Err() == nil {
-		code := s.ask(soakPlugin+".search", `{"word":"x"}`, nil)
+		code := s.callTool(soakPlugin+".search", `{"word":"x"}`, nil)
 		switch code {
 		case "":
 			s.count("plugin: ok")
 		case "cut", "E_INTERNAL", "E_RATE_LIMITED", "E_DEADLINE_EXCEEDED", "E_BAD_REQUEST": // the last until it is loaded
 			s.count("plugin: " + code)
 		default:
-			s.broke("a call of the plugin got " + code)
+			s.recordFailure("a call of the plugin got " + code)
 		}
 		pause(ctx, rand.N(40*time.Millisecond))
 	}
@@ -147,16 +147,16 @@ func (s *soaker) swapper(ctx context.Context) {
 	scopes := []string{"global", "transport=http", "plugin=" + soakPlugin, "plugin=tickets"}
 	for n := 0; ctx.Err() == nil; n++ {
 		args := fmt.Sprintf(`{"name":%q,"scope":%q}`, []string{"redact", "acl", "compress"}[rand.N(3)], scopes[rand.N(len(scopes))])
-		switch code := s.ask("kernel.middleware."+[]string{"enable", "disable"}[n%2], args, nil); code {
+		switch code := s.callTool("kernel.middleware."+[]string{"enable", "disable"}[n%2], args, nil); code {
 		case "":
 			s.count("swaps")
 		case "cut":
 		default:
-			s.broke("a swap got " + code)
+			s.recordFailure("a swap got " + code)
 		}
 		begin := time.Now()
-		if code := s.ask("kernel.health.get", `{}`, nil); code == "" && time.Since(begin) > time.Second {
-			s.broke("kernel.health.get took more than 1 s")
+		if code := s.callTool("kernel.health.get", `{}`, nil); code == "" && time.Since(begin) > time.Second {
+			s.recordFailure("kernel.health.get took more than 1 s")
 		}
 		pause(ctx, rand.N(200*time.Millisecond))
 	}
@@ -178,40 +178,40 @@ func (s *soaker) ticketWriter(ctx context.Context) {
 	}
 	for n := 0; ctx.Err() == nil; n++ {
 		var a answer
-		code := s.ask("tickets.create", fmt.Sprintf(`{"title":"soak %d"}`, n), &a)
+		code := s.callTool("tickets.create", fmt.Sprintf(`{"title":"soak %d"}`, n), &a)
 		if code == "" {
 			s.count("tickets")
 			var closed answer
-			if code = s.ask("tickets.transition", `{"id":"`+a.Ticket.ID+`","to":"closed"}`, &closed); code == "" {
+			if code = s.callTool("tickets.transition", `{"id":"`+a.Ticket.ID+`","to":"closed"}`, &closed); code == "" {
 				a = closed
 			}
 			remember(a)
 		}
 		if code != "" && code != "cut" && code != "E_RATE_LIMITED" {
-			s.broke("a good change of a ticket got " + code)
+			s.recordFailure("a good change of a ticket got " + code)
 		}
 		if len(acked) > 0 {
 			want := acked[rand.N(len(acked))]
 			var got answer
-			switch code := s.ask("tickets.get", `{"id":"`+want.Ticket.ID+`"}`, &got); {
+			switch code := s.callTool("tickets.get", `{"id":"`+want.Ticket.ID+`"}`, &got); {
 			case code == "cut":
 			case code != "":
-				s.broke("an acknowledged ticket got " + code)
+				s.recordFailure("an acknowledged ticket got " + code)
 			case got.Ticket.Version < want.Ticket.Version:
-				s.broke("an acknowledged change of a ticket is gone")
+				s.recordFailure("an acknowledged change of a ticket is gone")
 			}
 		}
 		pause(ctx, rand.N(100*time.Millisecond))
 	}
 }
 
-// kernelVerdict waits until the plugin answers again: its process may wait 30 s.
-func (s *soaker) kernelVerdict() {
+// checkKernel waits until the plugin answers again: its process may wait 30 s.
+func (s *soaker) checkKernel() {
 	code := "never asked"
 	for end := time.Now().Add(45 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
-		if code = s.ask(soakPlugin+".search", `{"word":"x"}`, nil); code == "" {
+		if code = s.callTool(soakPlugin+".search", `{"word":"x"}`, nil); code == "" {
 			return
 		}
 	}
-	s.broke("the plugin did not come back: " + code)
+	s.recordFailure("the plugin did not come back: " + code)
 }

@@ -21,7 +21,7 @@ var errorCode = regexp.MustCompile(`E_[A-Z_]+`)
 // time: 200, an error of the closed set, or, when the relay was killed, a broken
 // connection.
 func (s *soaker) caller(ctx context.Context, i int) {
-	var a *httpAsker
+	var a *httpRequester
 	for n := i; ctx.Err() == nil; n += soakCallers {
 		if a == nil {
 			var err error
@@ -33,13 +33,13 @@ func (s *soaker) caller(ctx context.Context, i int) {
 		}
 		_ = a.SetDeadline(time.Now().Add(2 * callBound))
 		begin := time.Now()
-		err := a.ask(n)
+		err := a.do(n)
 		took := time.Since(begin)
 		s.mu.Lock()
 		s.worst = max(s.worst, took)
 		s.mu.Unlock()
 		if took > callBound {
-			s.broke("a call took longer than 5.25 s")
+			s.recordFailure("a call took longer than 5.25 s")
 		}
 		code := ""
 		if err != nil {
@@ -52,11 +52,11 @@ func (s *soaker) caller(ctx context.Context, i int) {
 			s.count("calls: " + code)
 		case code != "":
 			s.count("calls: " + code)
-			s.broke("a good call got " + code)
+			s.recordFailure("a good call got " + code)
 		default: // the connection broke
 			s.count("calls: cut")
 			if !killed(err) || s.kills.Load() == 0 {
-				s.broke("a call ended with " + err.Error())
+				s.recordFailure("a call ended with " + err.Error())
 			}
 			_ = a.Close()
 			a = nil
@@ -68,7 +68,7 @@ func (s *soaker) caller(ctx context.Context, i int) {
 	}
 }
 
-// killed tells whether a connection ended as one does whose peer was killed.
+// killed reports whether a connection ended because its peer was killed.
 func killed(err error) bool {
 	var ne net.Error
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || (errors.As(err, &ne) && !ne.Timeout())
@@ -101,7 +101,7 @@ func (s *soaker) reader(ctx context.Context, delay time.Duration) {
 				TSMS int64 `json:"ts_ms"`
 			}
 			if json.Unmarshal(data, &f) != nil || f.TSMS <= last {
-				s.broke("a frame is malformed or not newer than the one before")
+				s.recordFailure("a frame is malformed or not newer than the one before")
 			}
 			last = f.TSMS
 			s.count("frames")
@@ -118,7 +118,7 @@ func (s *soaker) reader(ctx context.Context, delay time.Duration) {
 }
 
 // stalled opens streams with the smallest window and reads nothing for 20 s. By then the
-// relay has cut each, and what it said has to be there when the reader comes back: the
+// relay has cut each, and its close event must be there when the reader resumes: the
 // close event waits for half a minute.
 func (s *soaker) stalled(ctx context.Context) {
 	const name = "stalled readers: "
@@ -149,15 +149,15 @@ func (s *soaker) ended(name string, closed []byte, err error, left, kill bool) {
 	case json.Unmarshal(closed, &c) == nil && c.Code != 0:
 		s.count(fmt.Sprint(name, c.Code))
 		if c.Code != 1000 && c.Code != 4408 && c.Code != 4413 && c.Code != 4503 {
-			s.broke(fmt.Sprint("a stream ended with ", c.Code))
+			s.recordFailure(fmt.Sprint("a stream ended with ", c.Code))
 		}
 		if strings.HasPrefix(name, "readers") && (c.Code == 4413 || c.Code == 4408) {
-			s.broke(fmt.Sprint("a prompt reader was cut with ", c.Code))
+			s.recordFailure(fmt.Sprint("a prompt reader was cut with ", c.Code))
 		}
 	default:
 		s.count(name + "cut without a word")
 		if !kill || !killed(err) {
-			s.broke("a stream ended without a close event: " + err.Error())
+			s.recordFailure("a stream ended without a close event: " + err.Error())
 		}
 	}
 }

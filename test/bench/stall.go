@@ -18,26 +18,26 @@ import (
 )
 
 // One stalled reader among fifty. A device of this process sends numbered frames and
-// remembers when, so that each reader's delay is known and none may be missing. Turns
-// with a stalled reader alternate with turns without. There is always one, though the
+// remembers when, so that each reader's delay is known and a missing frame is noticed. Rounds
+// with a stalled reader alternate with rounds without. There is always one, though the
 // relay cuts each after a while.
 
 const (
 	stallReaders = 50
-	stallEvery   = 200 * time.Millisecond // five times the RFC's pace: more frames a turn
+	stallEvery   = 200 * time.Millisecond // five times the RFC's pace: more frames per round
 )
 
-// beacon is a device that sends numbered frames: the number is in mem_bytes.
-type beacon struct {
+// frameSource is a device that sends numbered frames: the number is in mem_bytes.
+type frameSource struct {
 	mu   sync.Mutex // protects sent
 	sent []time.Time
 }
 
-func (d *beacon) Capabilities() []manifest.Capability {
+func (d *frameSource) Capabilities() []manifest.Capability {
 	return []manifest.Capability{manifest.Metrics()}
 }
 
-func (d *beacon) Call(_ context.Context, tool manifest.ToolName, _ []byte) ([]byte, link.StreamFunc, error) {
+func (d *frameSource) Call(_ context.Context, tool manifest.ToolName, _ []byte) ([]byte, link.StreamFunc, error) {
 	if tool.Verb != manifest.VerbSubscribe {
 		return nil, nil, manifest.E(manifest.Internal, "this device only streams")
 	}
@@ -64,7 +64,7 @@ func (d *beacon) Call(_ context.Context, tool manifest.ToolName, _ []byte) ([]by
 }
 
 // delay is how long ago frame n was sent, ms.
-func (d *beacon) delay(n int, now time.Time) float64 {
+func (d *frameSource) delay(n int, now time.Time) float64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if n < 0 || n >= len(d.sent) {
@@ -90,7 +90,7 @@ func (b *bench) stallBar() error {
 		return err
 	}
 	defer r.stop()
-	d := &beacon{}
+	d := &frameSource{}
 	ctx, cancel := context.WithCancel(b.ctx)
 	var linked sync.WaitGroup
 	defer linked.Wait()
@@ -111,7 +111,7 @@ func (b *bench) stallBar() error {
 	var calm, stalled, share []float64
 	for range 2 * b.rounds {
 		for _, with := range []bool{false, true} {
-			p99, got, err := b.stallTurn(r, d, with)
+			p99, got, err := b.stallRound(r, d, with)
 			if err != nil {
 				return err
 			}
@@ -130,10 +130,10 @@ func (b *bench) stallBar() error {
 	return nil
 }
 
-// stallTurn runs the readers for one turn and returns the p99 of their delays and the
+// stallRound runs the readers for one round and returns the p99 of their delays and the
 // share of frames that they got, of those that were sent between each one's first and
 // last.
-func (b *bench) stallTurn(r *relayProc, d *beacon, with bool) (p99, share float64, err error) {
+func (b *bench) stallRound(r *relayProc, d *frameSource, with bool) (p99, share float64, err error) {
 	ctx, cancel := context.WithCancel(b.ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -152,18 +152,18 @@ func (b *bench) stallTurn(r *relayProc, d *beacon, with bool) (p99, share float6
 		wg.Go(func() {
 			defer stop()
 			first, last, count := -1, -1, 0
-			var own []float64
+			var mine []float64
 			closed, err := s.frames(func(data []byte) {
 				n := frameNumber(data)
 				if first < 0 {
 					first = n // the joiner's frame may be an old one
 					return
 				}
-				last, count, own = n, count+1, append(own, d.delay(n, time.Now()))
+				last, count, mine = n, count+1, append(mine, d.delay(n, time.Now()))
 			})
 			mu.Lock()
 			defer mu.Unlock()
-			delays, got, want = append(delays, own...), got+count, want+last-first
+			delays, got, want = append(delays, mine...), got+count, want+last-first
 			if ctx.Err() == nil {
 				ended = fmt.Errorf("a reader's stream ended: %w %s", err, closed)
 			}
@@ -188,7 +188,7 @@ func (b *bench) stallTurn(r *relayProc, d *beacon, with bool) (p99, share float6
 }
 
 // stalledReaders opens streams with the smallest window and reads nothing, one after the
-// other. The relay cuts each after some seconds, of which the kernel says nothing to a
+// other. The relay cuts each after some seconds, which the kernel does not report to a
 // reader with a full window; so the next one comes before that.
 func stalledReaders(ctx context.Context, r *relayProc, tool string) error {
 	for ctx.Err() == nil {
@@ -196,7 +196,7 @@ func stalledReaders(ctx context.Context, r *relayProc, tool string) error {
 		if err != nil {
 			return err
 		}
-		defer func() { _ = s.conn.Close() }() // at the end of the turn
+		defer func() { _ = s.conn.Close() }() // at the end of the round
 		pause(ctx, 2*time.Second)
 	}
 	return nil

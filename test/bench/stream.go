@@ -35,11 +35,11 @@ func (b *bench) streamBar() error {
 	tool := metricsTool(r.nodes[0])
 	var naive, ours []float64
 	for range b.rounds {
-		n, err := b.streamTurn(plain, plainAddr, "", tool)
+		n, err := b.streamRound(plain, plainAddr, "", tool)
 		if err != nil {
 			return fmt.Errorf("naive loop: %w", err)
 		}
-		o, err := b.streamTurn(r.process, r.addr, r.token, tool)
+		o, err := b.streamRound(r.process, r.addr, r.token, tool)
 		if err != nil {
 			return fmt.Errorf("relay: %w", err)
 		}
@@ -53,9 +53,9 @@ func (b *bench) streamBar() error {
 
 func metricsTool(node string) string { return "sys." + node + ".metrics.subscribe" }
 
-// streamTurn connects the subscribers, waits until each has had a frame, and counts
+// streamRound connects the subscribers, waits until each has had a frame, and counts
 // events and the server's CPU over some whole periods.
-func (b *bench) streamTurn(server *process, addr, token, tool string) (perCPU float64, err error) {
+func (b *bench) streamRound(server *process, addr, token, tool string) (perCPU float64, err error) {
 	var got, started atomic.Int64
 	var wg sync.WaitGroup
 	subs := make([]*subscriber, 0, b.subscribers)

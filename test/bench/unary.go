@@ -13,7 +13,7 @@ import (
 // The unary echo of RFC-0005, through authentication, schema, audit, the device link
 // and back, beside two bare servers that together move as many messages: a JSON echo
 // over net/http and a WebSocket echo. The same client asks all of them over as many
-// connections, in turns.
+// connections, alternating.
 
 // callers is how many connections ask at a time.
 const callers = 16
@@ -21,14 +21,14 @@ const callers = 16
 // mcpHead begins the head of a request to /mcp.
 var mcpHead = []byte("Mcp-Protocol-Version: 2026-07-28\r\n")
 
-// side is one server with the load that asks it.
-type side struct {
+// contender is one server with the load that asks it.
+type contender struct {
 	name   string
 	server *process
 	load   load
-	cpu    []float64 // µs an operation, by turn
+	cpu    []float64 // µs per operation, by round
 	rate   []float64
-	p99    []float64 // ms, by turn
+	p99    []float64 // ms, by round
 }
 
 func (b *bench) unaryBars() error {
@@ -46,7 +46,7 @@ func (b *bench) unaryBars() error {
 		return err
 	}
 	b.sleep(time.Second) // a board is online a moment before its tools are
-	sides, err := b.unarySides(r)
+	sides, err := b.unaryContenders(r)
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func (b *bench) unaryBars() error {
 	}()
 	for range b.rounds {
 		for _, s := range sides {
-			cpu, rate, latency, err := s.load.turn(s.server, b.unary)
+			cpu, rate, latency, err := s.load.measureRound(s.server, b.unary)
 			if err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
@@ -72,7 +72,7 @@ func (b *bench) unaryBars() error {
 		}
 	}
 	for _, s := range sides {
-		fmt.Printf("%-24s %6.1f us CPU a call, %6.0f/s, p99 %5.2f ms; by turn: %s us\n", s.name, median(s.cpu), median(s.rate), median(s.p99), list(s.cpu, "%.1f"))
+		fmt.Printf("%-24s %6.1f us CPU a call, %6.0f/s, p99 %5.2f ms; by round: %s us\n", s.name, median(s.cpu), median(s.rate), median(s.p99), list(s.cpu, "%.1f"))
 	}
 	http, ws, call, mcp := sides[0], sides[1], sides[2], sides[3]
 	bare := make([]float64, len(http.cpu))
@@ -86,9 +86,9 @@ func (b *bench) unaryBars() error {
 	return nil
 }
 
-// unarySides starts the bare servers and connects the callers. All sides get the same
+// unaryContenders starts the bare servers and connects the callers. All sides get the same
 // rate at most: what the devices' limit of ten calls a second lets through.
-func (b *bench) unarySides(r *relayProc) ([]*side, error) {
+func (b *bench) unaryContenders(r *relayProc) ([]*contender, error) {
 	listening := func(line string) bool { _, _, err := net.SplitHostPort(line); return err == nil }
 	echo, echoAddr, err := start(10*time.Second, listening, b.self, "serve", "echo")
 	if err != nil {
@@ -99,13 +99,13 @@ func (b *bench) unarySides(r *relayProc) ([]*side, error) {
 		echo.stop()
 		return nil, err
 	}
-	sides := []*side{{name: "bare HTTP echo", server: echo}, {name: "bare WebSocket echo", server: ws},
+	sides := []*contender{{name: "bare HTTP echo", server: echo}, {name: "bare WebSocket echo", server: ws},
 		{name: "relay, tools/call", server: r.process}, {name: "relay, /mcp", server: r.process}}
-	dial := []func() (asker, error){
-		func() (asker, error) { return dialHTTP(echoAddr, r.unaryRequest) },
-		func() (asker, error) { return dialWS(wsAddr, deviceMessage) },
-		func() (asker, error) { return dialHTTP(r.addr, r.unaryRequest) },
-		func() (asker, error) { return dialHTTP(r.addr, r.mcpRequest) },
+	dial := []func() (requester, error){
+		func() (requester, error) { return dialHTTP(echoAddr, r.unaryRequest) },
+		func() (requester, error) { return dialWS(wsAddr, deviceMessage) },
+		func() (requester, error) { return dialHTTP(r.addr, r.unaryRequest) },
+		func() (requester, error) { return dialHTTP(r.addr, r.mcpRequest) },
 	}
 	next := new(atomic.Int64)
 	for i, s := range sides {
@@ -116,8 +116,8 @@ func (b *bench) unarySides(r *relayProc) ([]*side, error) {
 				return sides, fmt.Errorf("%s: %w", s.name, err)
 			}
 			s.load.askers = append(s.load.askers, a)
-			// A server closes a connection that sends nothing; this one's turn may be late.
-			if err := a.ask(int(next.Add(1))); err != nil {
+			// A server closes a connection that sends nothing; this one's round may be late.
+			if err := a.do(int(next.Add(1))); err != nil {
 				return sides, fmt.Errorf("%s: first call: %w", s.name, err)
 			}
 		}

@@ -88,8 +88,8 @@ as stranger agentctl status 2> /tmp/hint || true
 check "and the hint to join the group" grep -q 'usermod -aG agentctl' /tmp/hint
 # The file system kept the stranger out; the daemon does so itself as well.
 chmod 0755 /run/agentctl; chmod 0666 $sock
-check "a stranger at an open door gets exit 4" exits 4 as stranger agentctl status
-check "a member at an open door is served" as member agentctl status
+check "a user outside the group gets exit 4" exits 4 as stranger agentctl status
+check "a member of the group is served" as member agentctl status
 chmod 0660 $sock; chmod 0750 /run/agentctl
 
 say "# The sandbox"
@@ -99,7 +99,7 @@ check "no capability" is 0000000000000000 "$(proc CapBnd)"
 check "not root" test "$(proc Uid | cut -f 1)" -ge 61184
 check "what it can write it cannot run" is "" "$(runnable agentctl)"
 check "it can run nothing but itself" is "$(echo / /usr/bin/agentctl)" "$(prop NoExecPaths | cut -d ' ' -f 1) $(prop ExecPaths)"
-check "state is its own" is "700 $(proc Uid | cut -f 1)" "$(stat -c '%a %u' /var/lib/private/agentctl)"
+check "the state directory is private" is "700 $(proc Uid | cut -f 1)" "$(stat -c '%a %u' /var/lib/private/agentctl)"
 check "all of it" is "$(proc Uid | cut -f 1)" "$(find /var/lib/private/agentctl -printf '%U\n' | sort -u)"
 check "others do not read it" exits 1 as member cat /var/lib/agentctl/history.db
 check "memory and tasks are bounded" is "58720256 67108864 48" "$(prop MemoryHigh) $(prop MemoryMax) $(prop TasksMax)"
@@ -143,7 +143,7 @@ check "and the sampler does" sh -c "agentctl status --json | grep -q '\"interval
 check "without a restart" is "$pid" "$(main_pid)"
 echo 'nonsense: 1' >> /etc/agentctl/config.yaml
 check "systemctl reload of a wrong file" systemctl reload agentctl
-check "which changes nothing, and is told" sh -c "agentctl status | grep -q 'files are wrong' && agentctl config get base_interval_ms | grep -qx 2000"
+check "which changes nothing, and is reported" sh -c "agentctl status | grep -q 'files are wrong' && agentctl config get base_interval_ms | grep -qx 2000"
 sed -i '$d' /etc/agentctl/config.yaml
 check "mended, it is seen without a reload" until_true 8 sh -c "! agentctl status | grep -q 'files are wrong'"
 check "a member sets a cadence" as member agentctl config set base_interval_ms 3000
@@ -172,7 +172,7 @@ systemctl restart agentctl
 rows > /tmp/after
 check "a restart loses none of $(wc -l < /tmp/before), written or not" is "" "$(comm -23 /tmp/before /tmp/after)"
 check "nothing was set aside as corrupt" is "" "$(find /var/lib/private/agentctl -name '*corrupt*')"
-peak=/sys/fs/cgroup$(prop ControlGroup)/memory.peak # where the container has cgroups of its own
+peak=/sys/fs/cgroup$(prop ControlGroup)/memory.peak # if the container has its own cgroups
 if [ -r "$peak" ]; then check "memory.peak ($(cat "$peak")) is below MemoryHigh" test "$(cat "$peak")" -lt "$(prop MemoryHigh)"; fi
 hwm=$(proc VmHWM | tr -d ' kB')
 check "its resident memory never was above 32 MiB ($hwm KiB)" test "$hwm" -le 32768
@@ -181,7 +181,7 @@ agentctl config unset base_interval_ms > /dev/null; agentctl config unset histor
 say "# Token and settings"
 echo 'AGENTCTL_RELAY=wss://127.0.0.1:9' >> /etc/default/agentctl
 systemctl restart agentctl --no-block
-check "without a token it says what to do" until_true 5 sh -c "journalctl -u agentctl -o cat --no-pager | grep -q 'token create --class device'"
+check "without a token it prints the next step" until_true 5 sh -c "journalctl -u agentctl -o cat --no-pager | grep -q 'token create --class device'"
 check "and a client waits no longer than its 5 s, exit 7" exits 7 agentctl status
 install -m 0600 /dev/stdin /etc/agentctl/token <<< not-a-real-token
 systemctl restart agentctl
@@ -266,7 +266,7 @@ echo "AGENTCTL_PLUGIN_DIR=/var/lib/agentctl-relay/plugins" >> /etc/default/agent
 systemctl restart agentctl-relay
 relay plugin load notes > /tmp/refused 2>&1 || true
 check "a plugin where the relay can write does not run" exits 1 relay call notes.search word=hello
-check "and its log says why" until_true 5 sh -c "journalctl -u agentctl-relay -o cat --no-pager | grep -q 'plugins/notes/run: permission denied'"
+check "and its log has the reason" until_true 5 sh -c "journalctl -u agentctl-relay -o cat --no-pager | grep -q 'plugins/notes/run: permission denied'"
 rm -r $state/plugins
 sed -i '/^AGENTCTL_PLUGIN_DIR/d' /etc/default/agentctl-relay
 echo 'ARGS="--plugin notes"' >> /etc/default/agentctl-relay

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tries the units and the Debian packages under a real systemd: boots Debian in a
-# throw-away container and runs inside.sh there as a unit of its own. Without root or the
-# tools it says what is missing and ends with success.
+# temporary container and runs inside.sh there as a systemd unit. Without root or the
+# tools it prints what is missing and exits with 0.
 #
 #   SUITE=trixie test/systemd/run.sh     another Debian release (default bookworm)
 #   CACHE=DIR    test/systemd/run.sh     where its root file system is kept

@@ -77,7 +77,7 @@ func (s *server) handle(method string, params json.RawMessage) (any, *rpcError) 
 		}, nil
 	case "ping":
 		return object{}, nil
-	case "tools/list": // the relay shows what plugin.json says; here the names are enough
+	case "tools/list": // the relay offers what plugin.json declares; names are enough here
 		return object{"tools": []object{
 			{"name": "notes.add", "inputSchema": object{"type": "object"}},
 			{"name": "notes.search", "inputSchema": object{"type": "object"}},

@@ -2,7 +2,7 @@
 //
 //	client poll SOCKET FILE   asks for status and snapshot, on a new connection each time,
 //	                          until FILE exists; prints "requests=N failed=N slowest_ms=N"
-//	client stop SOCKET        tells the daemon to stop local sampling
+//	client stop SOCKET        asks the daemon to stop local sampling
 //	client cert DIR           makes DIR/tls.crt and DIR/tls.key for 127.0.0.1
 package main
 
@@ -48,7 +48,7 @@ func run(args []string) error {
 	return errors.New("usage: client poll SOCKET FILE | stop SOCKET | cert DIR")
 }
 
-// poll tells how many requests failed, and why the first few did.
+// poll reports how many requests failed, and why the first few did.
 func poll(socket, until string) error {
 	var requests, failed int
 	var slowest time.Duration
@@ -64,7 +64,7 @@ func poll(socket, until string) error {
 			}
 		}
 		slowest = max(slowest, time.Since(begin))
-		time.Sleep(2 * time.Millisecond) // the box has other things to do as well
+		time.Sleep(2 * time.Millisecond) // the machine runs other processes too
 	}
 	fmt.Printf("requests=%d failed=%d slowest_ms=%d\n", requests, failed, slowest.Milliseconds())
 	return nil
