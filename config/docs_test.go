@@ -73,11 +73,7 @@ func TestConfigPage(t *testing.T) {
 	}
 
 	rules := section(string(page), "## Alert rules")
-	var words []string
-	for _, m := range alert.Metrics() {
-		words = append(words, m.Name)
-	}
-	for _, w := range slices.Concat(words, ruleKeys) {
+	for _, w := range slices.Concat(alert.MetricNames(), ruleKeys) {
 		if !strings.Contains(rules, "`"+w+"`") {
 			t.Errorf("the rules of docs/config.md lack %s", w)
 		}

@@ -61,7 +61,7 @@ func (k *Key) Env() string {
 }
 
 // moduleWords are the modules that module_intervals knows.
-var moduleWords = append([]string{"cpu", "mem", "disk", "load"}, prober.ModuleNames()...)
+var moduleWords = prober.AllModules.Names()
 
 var keys = newKeys()
 
@@ -85,7 +85,7 @@ func newKeys() []Key {
 		{Name: "base_interval_ms", Kind: KindInt, min: prober.MinInterval.Milliseconds(), max: prober.MaxInterval.Milliseconds(),
 			unit: "ms", Applied: ApplyLive, def: func() any { return int64(1000) },
 			doc: "How often the machine is sampled."},
-		{Name: "modules", Kind: KindWords, Words: prober.ModuleNames(), Applied: ApplyLive, def: func() any { return prober.ModuleNames() },
+		{Name: "modules", Kind: KindWords, Words: prober.OptionalModuleNames(), Applied: ApplyLive, def: func() any { return prober.OptionalModuleNames() },
 			doc: "Modules that are read beyond cpu, memory, disk and load. Alert rules add those they look at."},
 		{Name: "disk_path", Kind: KindPath, Applied: ApplyRestart, def: text("/"),
 			doc: "A path on the filesystem whose fill is measured."},
@@ -108,16 +108,25 @@ func newKeys() []Key {
 	for _, m := range moduleWords {
 		k := Key{Name: "module_intervals." + m, Kind: KindInt, min: 100, max: 60_000, unit: "ms", Applied: ApplyLive, def: func() any { return int64(0) },
 			doc: "How often module " + m + " is told to clients. Default: with each sample."}
-		if slices.Contains(prober.ModuleNames(), m) {
-			k.doc = "How often module " + m + " is read and told to clients. Default: " + moduleDefault[m] + "."
+		if module, _ := prober.ModuleByName(m); module.IsOptional() {
+			k.doc = "How often module " + m + " is read and told to clients. Default: " + defaultCadence(module) + "."
 		}
 		keys = append(keys, k)
 	}
 	return keys
 }
 
-// moduleDefault is how often the prober reads a module by itself.
-var moduleDefault = map[string]string{"network": "with each sample", "temperature": "every 5 s", "power": "every 2 s", "wear": "every hour"}
+// defaultCadence is how often the prober reads an optional module by default, in words.
+func defaultCadence(m prober.Module) string {
+	switch d := m.DefaultInterval(); {
+	case d <= prober.MinInterval:
+		return "with each sample"
+	case d == time.Hour:
+		return "every hour"
+	default:
+		return fmt.Sprintf("every %g s", d.Seconds())
+	}
+}
 
 // FindKey knows a key by its name, and mem as memory as well.
 func FindKey(name string) *Key {

@@ -99,10 +99,6 @@ func durationSchema(doc string) object {
 }
 
 func ruleSchema() object {
-	var metrics []string
-	for _, m := range alert.Metrics() {
-		metrics = append(metrics, m.Name)
-	}
 	text := func(doc string, words ...string) object {
 		return object{"type": "string", "enum": words, "description": doc}
 	}
@@ -110,7 +106,7 @@ func ruleSchema() object {
 		"required": []string{"id", "metric", "op", "threshold", "level"},
 		"properties": object{
 			"id":         object{"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,63}$", "description": "Name of the rule; no two alike."},
-			"metric":     text("The figure to watch.", metrics...),
+			"metric":     text("The figure to watch.", alert.MetricNames()...),
 			"op":         text("How it is compared.", string(alert.Above), string(alert.AtLeast), string(alert.Below), string(alert.AtMost)),
 			"threshold":  object{"type": "number", "description": "In the metric's unit; flags are 0 and 1."},
 			"hysteresis": object{"type": "number", "minimum": 0, "description": "How far back past the threshold clears it. Default 0."},

@@ -70,7 +70,7 @@ func TestContractIsWhole(t *testing.T) {
 		{"events", slices.Collect(maps.Keys(c.Events)), []string{EventMetrics, EventState, EventAlert, EventPing, EventUpdateReady}},
 		{"known capabilities", c.Capabilities.Known, slices.Clone(capabilities)},
 		{"served capabilities", c.Capabilities.Served, slices.Clone((&Server{o: Options{History: tape{}}}).served())},
-		{"modules", c.Modules, slices.Clone(moduleNames[:])},
+		{"modules", c.Modules, prober.AllModules.Names()},
 	} {
 		slices.Sort(tt.file)
 		slices.Sort(tt.code)
@@ -95,8 +95,8 @@ func wholeOptions() Options {
 	a := prober.Sample{CPUPct: 10.1, MemTotalBytes: 16000 << 20, MemBytes: 7650 << 20, DiskPct: 40.25, Load1: 0.5, Load5: 0.25, Load15: 0.1}
 	b := a
 	b.CPUPct, b.MemBytes = 11, 7651<<20
-	readings := []Reading{{"network.bytes_in_per_s", 1000.5}, {"network.bytes_out_per_s", 20}, {"power.throttled", 0}, {"power.under_voltage", 1},
-		{"somebody.else", 1}, {"temperature.hottest_c", 51.2}, {"wear.pre_eol", 0}, {"wear.used_pct", 10}}
+	readings := []prober.Reading{readingOf("network.bytes_in_per_s", 1000.5), readingOf("network.bytes_out_per_s", 20), readingOf("power.throttled", 0), readingOf("power.under_voltage", 1),
+		readingOf("somebody.else", 1), readingOf("temperature.hottest_c", 51.2), readingOf("wear.pre_eol", 0), readingOf("wear.used_pct", 10)}
 	return Options{
 		Version: "1.0.0",
 		Status:  func(context.Context) any { return map[string]int{"uptime_s": 7} },

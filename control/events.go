@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"strconv"
 
+	"agentctl/prober"
 	"agentctl/transport/fanout"
 
 	"go.uber.org/zap"
@@ -38,8 +39,8 @@ type reader struct {
 }
 
 // join makes a connection one that takes events: push goes on, cpu and mem start.
-func (s *Server) join() (*reader, modules, error) {
-	set, err := s.applySampling(true, func(now modules) modules { return now | defaultModules })
+func (s *Server) join() (*reader, prober.ModuleSet, error) {
+	set, err := s.applySampling(true, func(now prober.ModuleSet) prober.ModuleSet { return now | defaultModules })
 	if err != nil {
 		return nil, 0, err
 	}
@@ -52,7 +53,7 @@ func (s *Server) join() (*reader, modules, error) {
 	}
 	s.push.readers++
 	s.push.on = true
-	s.push.extra = readings{} // a module that is seldom read is told to this reader as well
+	s.push.extra = prober.ModuleReadings{} // a module that is seldom read is told to this reader as well
 	s.replanLocked()
 	return r, set, nil
 }

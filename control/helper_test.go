@@ -354,3 +354,5 @@ func checkSnakeCase(t testing.TB, v any) {
 		}
 	}
 }
+
+func readingOf(key string, v float64) prober.Reading { return prober.Reading{Key: key, Value: v} }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -67,8 +68,8 @@ func seconds(from int64, n int) (t tape) {
 func TestHistory(t *testing.T) {
 	const from = bubbleStart - 10_000
 	recorded := seconds(from, 5) // then nothing for 5 s
-	recorded[1].Readings = []Reading{{"temperature.hottest_c", 40.5}}
-	recorded = append(recorded, HistoryRow{TS: from + 4500, Readings: []Reading{{"temperature.hottest_c", 41}, {"temperature.cpu-thermal", 1}}})
+	recorded[1].Readings = []prober.Reading{readingOf("temperature.hottest_c", 40.5)}
+	recorded = append(recorded, HistoryRow{TS: from + 4500, Readings: []prober.Reading{readingOf("temperature.hottest_c", 41), readingOf("temperature.cpu-thermal", 1)}})
 	at := func(offsets ...int64) string { // the items by their times
 		return strings.ReplaceAll(strings.Trim(fmt.Sprint(offsets), "[]"), " ", ",")
 	}
@@ -94,7 +95,7 @@ func TestHistory(t *testing.T) {
 		{"from the future till now", `{"from_ts":4000000000000,"to_ts":0}`, at(10_000), "[cpu memory ts]"},
 		{"in the future", `{"from_ts":4000000000000,"to_ts":5000000000000}`, at(10_000), "[cpu memory ts]"},
 	}
-	recorded = append(recorded, HistoryRow{TS: from + 4600, Readings: []Reading{{"fan.rpm", 1}}})
+	recorded = append(recorded, HistoryRow{TS: from + 4600, Readings: []prober.Reading{readingOf("fan.rpm", 1)}})
 	inBubble(t, Options{History: recorded}, func(t *testing.T, r *rig) {
 		p := r.peer().hello("")
 		for _, tt := range tests {
@@ -142,7 +143,7 @@ func TestHistoryFails(t *testing.T) {
 			panic("a bug")
 		case 4:
 			sample := prober.Sample{CPUPct: nan()}
-			return errors.Join(fn(HistoryRow{TS: 1, Sample: &sample}), fn(HistoryRow{TS: 2, Readings: []Reading{{"wear.used_pct", nan()}, {"wear.pre_eol", 7}}}), fn(rowAt(3)))
+			return errors.Join(fn(HistoryRow{TS: 1, Sample: &sample}), fn(HistoryRow{TS: 2, Readings: []prober.Reading{readingOf("wear.used_pct", nan()), readingOf("wear.pre_eol", 7)}}), fn(rowAt(3)))
 		}
 		return down
 	}}
@@ -395,7 +396,7 @@ func TestHalfClosedClientIsAnswered(t *testing.T) {
 
 func TestClientHistory(t *testing.T) {
 	h := seconds(1_700_000_000_000, 5_000)
-	h[3].Readings = []Reading{{"power.throttled", 1}, {"wear.pre_eol", 2}, {"network.errors_in", 3}}
+	h[3].Readings = []prober.Reading{readingOf("power.throttled", 1), readingOf("wear.pre_eol", 2), readingOf("network.errors_in", 3)}
 	r := onSocket(t, Options{History: h})
 	c, err := Dial(t.Context(), r.srv.Addr())
 	if err != nil {
@@ -403,10 +404,11 @@ func TestClientHistory(t *testing.T) {
 	}
 	defer c.Close()
 	all, err := c.History(t.Context(), HistoryQuery{Modules: []string{"cpu", "power", "wear", "network"}})
-	if err != nil || len(all) != len(h) || all[7].TS != h[7].TS || all[7].CPU.UsagePercent != h[7].Sample.CPUPct || all[7].Memory != nil || all[7].Power != nil {
+	if err != nil || len(all) != len(h) || all[7].TS != h[7].TS || !maps.Equal(all[7].Values, map[string]float64{"cpu.usage_percent": h[7].Sample.CPUPct}) {
 		t.Fatalf("got %d items, %v", len(all), err)
 	}
-	if x := all[3]; x.Power == nil || x.Power.UnderVoltage != nil || !*x.Power.Throttled || x.Wear.PreEOL != prober.EOLUrgent || *x.Network.ErrorsIn != 3 {
+	if x := all[3]; !maps.Equal(x.Values, map[string]float64{"cpu.usage_percent": h[3].Sample.CPUPct,
+		"power.throttled": 1, "wear.pre_eol": 2, "network.errors_in": 3}) {
 		b, _ := json.Marshal(x)
 		t.Errorf("item 3 is %s", b)
 	}
@@ -436,7 +438,7 @@ func TestClientHistory(t *testing.T) {
 			want, got = want[:1], got[:1]
 			want[0].TS = got[0].TS
 		}
-		same := func(a, b HistoryItem) bool { return a.TS == b.TS && *a.CPU == *b.CPU }
+		same := func(a, b HistoryItem) bool { return a.TS == b.TS && maps.Equal(a.Values, b.Values) }
 		if err != nil || !slices.EqualFunc(got, want, same) {
 			t.Errorf("%+v: in parts %d items, at once %d, %v", tt, len(got), len(want), err)
 		}

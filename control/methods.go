@@ -200,7 +200,7 @@ func (ss *session) join() error {
 	ss.reader = r
 	ss.c.after(func() {
 		ss.joined <- r
-		ss.srv.publishState("start", MethodHello, startExtra{set.names()})
+		ss.srv.publishState("start", MethodHello, startExtra{set.Names()})
 	})
 	return nil
 }
@@ -223,7 +223,7 @@ func (ss *session) snapshot(ctx context.Context, f *fields) (any, error) {
 	if err != nil {
 		return nil, errInternal(err.Error())
 	}
-	return set.snapshot(sample), nil
+	return snapshotOf(&sample, set), nil
 }
 
 func (ss *session) start(_ context.Context, f *fields) (any, error) {
@@ -232,10 +232,10 @@ func (ss *session) start(_ context.Context, f *fields) (any, error) {
 		return nil, err
 	}
 	s := ss.srv
-	if _, err := s.applySampling(true, func(modules) modules { return set }); err != nil {
+	if _, err := s.applySampling(true, func(prober.ModuleSet) prober.ModuleSet { return set }); err != nil {
 		return nil, err
 	}
-	names := set.names()
+	names := set.Names()
 	ss.c.after(func() { s.publishState("start", MethodStart, startExtra{names}) })
 	return startResult{true, names}, nil
 }
@@ -245,7 +245,7 @@ func (ss *session) stop(_ context.Context, f *fields) (any, error) {
 		return nil, err
 	}
 	s := ss.srv
-	if _, err := s.applySampling(false, func(now modules) modules { return now }); err != nil {
+	if _, err := s.applySampling(false, func(now prober.ModuleSet) prober.ModuleSet { return now }); err != nil {
 		return nil, err
 	}
 	ss.c.after(func() { s.publishState("stop", MethodStop, nil) })
@@ -292,9 +292,9 @@ func (ss *session) persist(ctx context.Context, c Config) bool {
 func parseIntervals(byName map[string]whole) (every intervals, err *Error) {
 	const name = "module_intervals"
 	for n, ms := range byName {
-		m, ok := moduleOf(n)
+		m, ok := prober.ModuleByName(n)
 		if !ok {
-			return every, errParams(name, "knows only %s", knownModules)
+			return every, errParams(name, "knows only %s", moduleChoice)
 		}
 		if every[m] != 0 {
 			return every, errParams(name, "names module mem twice")
@@ -312,7 +312,7 @@ func (iv *intervals) byName() map[string]int64 {
 	byName := map[string]int64{}
 	for m, d := range iv {
 		if d > 0 {
-			byName[moduleNames[m]] = d.Milliseconds()
+			byName[prober.Module(m).String()] = d.Milliseconds()
 		}
 	}
 	return byName

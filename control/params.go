@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"agentctl/prober"
+
 	"agentctl/strictjson"
 )
 
@@ -231,7 +233,7 @@ func (n whole) millis(name string, least, most time.Duration) (time.Duration, *E
 }
 
 // modules takes a list of modules; none, or an empty one, is def.
-func (f *fields) modules(name string, def modules) modules {
+func (f *fields) modules(name string, def prober.ModuleSet) prober.ModuleSet {
 	var names []string
 	if !f.take(name, &names) || len(names) == 0 {
 		return def
@@ -240,11 +242,11 @@ func (f *fields) modules(name string, def modules) modules {
 		f.fail(errParams(name, "has more than 64 entries"))
 		return def
 	}
-	var set modules
+	var set prober.ModuleSet
 	for _, n := range names {
-		m, ok := moduleOf(n)
+		m, ok := prober.ModuleByName(n)
 		if !ok {
-			f.fail(errParams(name, "knows only %s", knownModules))
+			f.fail(errParams(name, "knows only %s", moduleChoice))
 			return def
 		}
 		set |= 1 << m

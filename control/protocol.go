@@ -150,10 +150,7 @@ type Snapshot struct {
 	Disk   *Disk   `json:"disk,omitempty"`
 	Load   *Load   `json:"load,omitempty"`
 
-	Network     *prober.Network     `json:"network,omitempty"`
-	Temperature *prober.Temperature `json:"temperature,omitempty"`
-	Power       *prober.Power       `json:"power,omitempty"`
-	Wear        *prober.Wear        `json:"wear,omitempty"`
+	prober.ModuleReadings // the optional modules, as members of Snapshot
 }
 
 // CPU is the module cpu.

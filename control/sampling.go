@@ -23,17 +23,27 @@ type push struct {
 	running bool
 	on      bool // the switch of subscribe_metrics, for everybody
 	readers int  // connections that take events
-	modules modules
+	modules prober.ModuleSet
 	every   intervals
 	bursts  []burst
 
-	seq   uint64                    // of the last metrics
-	told  uint64                    // states so far
-	extra readings                  // of the modules beyond the frame, told last
-	due   [numModules]time.Duration // when a module is told next, on the samples' clock
-	last  [numModules]time.Duration // the sample it was told of last
-	now   plan                      // what feed does
-	stop  context.CancelFunc        // makes feed plan anew
+	seq   uint64                           // of the last metrics
+	told  uint64                           // states so far
+	extra prober.ModuleReadings            // of the modules beyond the frame, told last
+	due   [prober.NumModules]time.Duration // when a module is told next, on the samples' clock
+	last  [prober.NumModules]time.Duration // the sample it was told of last
+	now   plan                             // what feed does
+	stop  context.CancelFunc               // makes feed plan anew
+}
+
+// intervals is how often each module wants to be told; zero: the base interval.
+type intervals [prober.NumModules]time.Duration
+
+func (iv *intervals) of(m prober.Module, base time.Duration) time.Duration {
+	if iv[m] > 0 {
+		return iv[m]
+	}
+	return base
 }
 
 type burst struct {
@@ -54,8 +64,8 @@ func (p *push) plan(base time.Duration, now time.Time) (pl plan) {
 	if !p.running || p.modules == 0 || (len(p.bursts) == 0 && (!p.on || p.readers == 0)) {
 		return plan{}
 	}
-	for m := range numModules {
-		if d := p.every.of(m, base); p.modules.has(m) && (pl.every == 0 || d < pl.every) {
+	for m := range prober.NumModules {
+		if d := p.every.of(m, base); p.modules.Has(m) && (pl.every == 0 || d < pl.every) {
 			pl.every = d
 		}
 	}
@@ -90,7 +100,7 @@ func (s *Server) runSampler(ctx context.Context) {
 		pl := s.push.plan(s.prober.Interval(), time.Now())
 		pctx, cancel := pl.context(ctx)
 		s.push.now, s.push.stop = pl, cancel
-		s.push.due = [numModules]time.Duration{}
+		s.push.due = [prober.NumModules]time.Duration{}
 		s.mu.Unlock()
 
 		if pl.every > 0 {
@@ -126,7 +136,7 @@ func (s *Server) emit(p prober.Sample) error {
 	if set == 0 {
 		return nil
 	}
-	snap := set.snapshot(p)
+	snap := snapshotOf(&p, set)
 	s.push.seq++
 	snap.Seq = s.push.seq
 	e, err := newEvent(EventMetrics, EventMetrics, snap)
@@ -140,11 +150,14 @@ func (s *Server) emit(p prober.Sample) error {
 // dueLocked takes the modules that are due at a sample and sets their next time. A
 // module is not told twice when it was held up; one beyond the frame only when it was
 // read anew.
-func (p *push) dueLocked(s *prober.Sample, base time.Duration) (set modules) {
+func (p *push) dueLocked(s *prober.Sample, base time.Duration) (set prober.ModuleSet) {
 	slack := p.now.every / 2
-	news := p.extra.news(s.Modules)
-	for m := range numModules {
-		if !p.modules.has(m) || (!p.now.burst && s.Mono+slack < p.due[m]) || (extraModules.has(m) && !news.has(m)) {
+	var news prober.ModuleSet
+	if s.Modules != nil {
+		news = s.Modules.NewSince(&p.extra)
+	}
+	for m := range prober.NumModules {
+		if !p.modules.Has(m) || (!p.now.burst && s.Mono+slack < p.due[m]) || (m.IsOptional() && !news.Has(m)) {
 			continue
 		}
 		if s.Mono > 0 && s.Mono == p.last[m] {
@@ -159,28 +172,30 @@ func (p *push) dueLocked(s *prober.Sample, base time.Duration) (set modules) {
 			p.due[m] = s.Mono + every
 		}
 	}
-	p.extra.keep(s.Modules, set)
+	if s.Modules != nil {
+		p.extra.Update(s.Modules, set)
+	}
 	return set
 }
 
 // applySampling makes what runs anew, out of the modules that are started now. It tells those
 // who read and record, in the order of the changes; if modules cannot be had nothing is
 // changed.
-func (s *Server) applySampling(running bool, change func(now modules) modules) (modules, error) {
+func (s *Server) applySampling(running bool, change func(now prober.ModuleSet) prober.ModuleSet) (prober.ModuleSet, error) {
 	s.governing.Lock()
 	defer s.governing.Unlock()
 	s.mu.Lock()
 	set, ran := change(s.push.modules), s.push.running
 	s.mu.Unlock()
 
-	extra := modules(0)
+	extra := prober.ModuleSet(0)
 	if running {
-		extra = set & extraModules
+		extra = set & prober.OptionalModules
 	}
 	if extra != s.enabled {
 		if s.o.EnableModules == nil {
 			extra = 0
-		} else if err := s.o.EnableModules(extra.names()); err != nil && running {
+		} else if err := s.o.EnableModules(extra.Names()); err != nil && running {
 			return 0, errInternal(err.Error())
 		}
 		s.enabled = extra
@@ -218,12 +233,12 @@ func (s *Server) setIntervals(base time.Duration, every intervals, all bool) (ti
 			return 0, errInternal(err.Error())
 		}
 	}
-	for m := range numModules {
+	for m := range prober.NumModules {
 		if every[m] == 0 && !all {
 			continue
 		}
-		if extraModules.has(m) {
-			if err := s.prober.SetModuleInterval(moduleNames[m], every[m]); err != nil {
+		if m.IsOptional() {
+			if err := s.prober.SetModuleInterval(m.String(), every[m]); err != nil {
 				return 0, errInternal(err.Error())
 			}
 		}
@@ -258,5 +273,5 @@ func (s *Server) Configure(c Config) error {
 func (s *Server) Sampling() Sampling {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Sampling{s.push.running, s.prober.Interval().Milliseconds(), s.push.modules.names()}
+	return Sampling{s.push.running, s.prober.Interval().Milliseconds(), s.push.modules.Names()}
 }

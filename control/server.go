@@ -48,7 +48,7 @@ type Options struct {
 	// recording on or off; it is on at first. Default: nobody is.
 	OnRecording func(on bool)
 
-	// EnableModules has the prober read exactly these of its modules (prober.ModuleNames) for
+	// EnableModules has the prober read exactly these of its modules (prober.OptionalModuleNames) for
 	// this socket, in place of those before; the first time is when some are started. An
 	// error fails the request. Default: none can be read beyond what others enabled.
 	EnableModules func(modules []string) error
@@ -89,8 +89,8 @@ type Server struct {
 	places  chan []byte // one for each query_history that may be counted at a time
 	long    chan []byte // the memory for answers of query_history that are not small: likewise
 
-	governing sync.Mutex // serializes applySampling, protects enabled; taken before mu
-	enabled   modules    // what Options.Enable was told
+	governing sync.Mutex       // serializes applySampling, protects enabled; taken before mu
+	enabled   prober.ModuleSet // what Options.Enable was told
 
 	mu       sync.Mutex // protects the fields below
 	listener net.Listener

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -16,18 +17,13 @@ type stored struct{ store *history.Store }
 
 func (h stored) Query(ctx context.Context, q HistoryQuery, fn func(HistoryRow) error) error {
 	var sample prober.Sample // one for all rows
-	var readings []Reading
 	return h.store.Query(ctx, history.Query{FromMS: q.FromMS, ToMS: q.ToMS, StepMS: q.StepMS, Modules: q.Modules}, func(r history.Row) error {
 		row := HistoryRow{TS: r.TSMS}
 		if r.HasSample {
 			sample = r.Sample
 			row.Sample = &sample
 		}
-		readings = readings[:0]
-		for _, x := range r.Modules {
-			readings = append(readings, Reading(x))
-		}
-		row.Readings = readings
+		row.Readings = r.Modules
 		return fn(row)
 	})
 }
@@ -44,8 +40,8 @@ func record(t testing.TB, path string, n int) (from int64) {
 	for i := range n {
 		x := prober.Sample{TSMS: from + int64(i)*1000, CPUPct: float64(i%10000) / 100, MemTotalBytes: 1 << 30, MemBytes: 1<<28 + uint64(i)<<10, DiskPct: 41.37, Load1: float64(i%300) / 100, Load5: 0.25, Load15: 0.1}
 		if i%10 == 0 {
-			s.Add(x, history.Reading{Key: "temperature.hottest_c", Value: 40 + float64(i%20)},
-				history.Reading{Key: "network.bytes_in_per_s", Value: float64(i)}, history.Reading{Key: "power.under_voltage"})
+			s.Add(x, readingOf("temperature.hottest_c", 40+float64(i%20)),
+				readingOf("network.bytes_in_per_s", float64(i)), readingOf("power.under_voltage", 0))
 		} else {
 			s.Add(x)
 		}
@@ -82,15 +78,20 @@ func TestStoredHistory(t *testing.T) {
 		t.Fatalf("%d items, %v", len(got), err)
 	}
 	for i, x := range got {
-		if n := i + 1; x.TS != from+int64(n)*1000 || x.CPU.UsagePercent != float64(n%10000)/100 || (x.Temperature != nil) != (n%10 == 0) || x.Wear != nil {
+		_, hasTemperature := x.Values["temperature.hottest_c"]
+		_, hasWear := x.Values["wear.used_pct"]
+		if n := i + 1; x.TS != from+int64(n)*1000 || x.Values["cpu.usage_percent"] != float64(n%10000)/100 || hasTemperature != (n%10 == 0) || hasWear {
 			t.Fatalf("item %d is %+v", i, x)
 		}
 	}
-	if x := got[19]; x.Temperature.HottestC != 40 || *x.Network.BytesInPerS != 20 || *x.Power.UnderVoltage || x.Memory.Total != 1024 || x.Load.Load5 != 0.25 || x.Disk.UsagePercent != 41.37 {
+	want := map[string]float64{"cpu.usage_percent": 0.2, "memory.total": 1024, "memory.used": 256, "disk.usage_percent": 41.37,
+		"load.load_1m": 0.2, "load.load_5m": 0.25, "load.load_15m": 0.1,
+		"network.bytes_in_per_s": 20, "temperature.hottest_c": 40, "power.under_voltage": 0}
+	if x := got[19]; !maps.Equal(x.Values, want) {
 		t.Errorf("item 19 is %+v", x)
 	}
 	steps, err := c.History(t.Context(), HistoryQuery{FromMS: from, StepMS: 60_000, Modules: []string{"temperature", "cpu"}})
-	if err != nil || len(steps) < 66 || len(steps) > 68 || steps[1].TS%60_000 < 50_000 || steps[1].Temperature == nil {
+	if err != nil || len(steps) < 66 || len(steps) > 68 || steps[1].TS%60_000 < 50_000 || steps[1].Values["temperature.hottest_c"] == 0 {
 		t.Errorf("in steps came %d items, %v", len(steps), err)
 	}
 	if far, err := c.History(t.Context(), HistoryQuery{FromMS: 1, ToMS: 2}); err != nil || len(far) != 1 {

@@ -50,10 +50,11 @@ type ModuleState struct {
 // belongs to the goroutine of Prober.loop.
 type collectors struct {
 	source ModuleSource // nil: no modules
-	want   moduleSet    // copied from the Prober in plan, every too
-	every  [numModules]time.Duration
-	run    [numModules]*collector // those that were started and not forgotten
+	want   ModuleSet    // copied from the Prober in plan, every too
+	every  [NumModules]time.Duration
+	run    [NumModules]*collector // those that were started and not forgotten
 	busy   int                    // how many of them
+	known  ModuleReadings         // what is known now
 	shown  *ModuleReadings        // what the newest sample has
 	timer  *time.Timer            // armed only while a sample waits
 }
@@ -88,15 +89,15 @@ func (c *collectors) ask(at time.Duration) {
 	if c.source == nil || c.want == 0 && c.busy == 0 {
 		return
 	}
-	for m := range numModules {
+	for m := firstOptional; m < NumModules; m++ {
 		r := c.run[m]
 		if r != nil && r.ending {
 			r = c.reap(m)
 		}
-		if r != nil && !r.ending && !c.want.has(m) {
+		if r != nil && !r.ending && !c.want.Has(m) {
 			r.end()
 		}
-		if r == nil && c.want.has(m) {
+		if r == nil && c.want.Has(m) {
 			r = c.start(m)
 		}
 		if r != nil && r.out {
@@ -111,13 +112,13 @@ func (c *collectors) ask(at time.Duration) {
 	}
 }
 
-func (c *collectors) start(m module) *collector {
+func (c *collectors) start(m Module) *collector {
 	r := &collector{
 		asks:    make(chan struct{}, 1),
 		answers: make(chan moduleAnswer, 1),
 		done:    make(chan struct{}),
 		fresh:   true,
-		pair:    m == modNetwork,
+		pair:    m == ModuleNetwork,
 		state:   "waiting",
 	}
 	c.run[m] = r
@@ -128,7 +129,7 @@ func (c *collectors) start(m module) *collector {
 
 // reap forgets a collector whose goroutine is gone. One that hangs is kept, so that
 // switching a module off and on starts no second one beside it.
-func (c *collectors) reap(m module) *collector {
+func (c *collectors) reap(m Module) *collector {
 	select {
 	case <-c.run[m].done:
 		c.run[m] = nil
@@ -140,9 +141,9 @@ func (c *collectors) reap(m module) *collector {
 
 // loop makes the readings. It never blocks on answers: one ask, one answer, and no
 // second ask before the answer was taken.
-func (r *collector) loop(m module, source ModuleSource) {
+func (r *collector) loop(m Module, source ModuleSource) {
 	defer close(r.done)
-	reader := source.OpenModule(moduleNames[m])
+	reader := source.OpenModule(m.String())
 	if reader != nil {
 		defer reader.Close()
 	}
@@ -152,12 +153,12 @@ func (r *collector) loop(m module, source ModuleSource) {
 		if reader != nil {
 			a.err = reader.Read(&a.got)
 		}
-		a.got = ModuleReadings{}.with(m, a.got)
+		a.got = a.got.Only(1 << m)
 		if a.err == nil {
-			a.err = a.got.check(m)
+			a.err = moduleTable[m].check(&a.got)
 		}
 		if a.err != nil {
-			a.got, a.err = ModuleReadings{}, fmt.Errorf("module %s: %w", moduleNames[m], a.err)
+			a.got, a.err = ModuleReadings{}, fmt.Errorf("module %s: %w", m, a.err)
 		}
 		a.took = time.Since(begin)
 		r.answers <- a
@@ -206,8 +207,9 @@ func (c *collectors) collect(at, maxAge time.Duration) *ModuleReadings {
 		return nil
 	}
 	c.await()
-	var now ModuleReadings
-	for m, r := range c.run {
+	c.known = ModuleReadings{}
+	for m := firstOptional; m < NumModules; m++ {
+		r := c.run[m]
 		if r == nil || r.ending {
 			continue
 		}
@@ -215,15 +217,15 @@ func (c *collectors) collect(at, maxAge time.Duration) *ModuleReadings {
 			r.got = ModuleReadings{}
 		}
 		if r.out && at-r.asked > max(maxAge, 3*c.every[m]) {
-			r.state, r.err = "hung", fmt.Errorf("module %s: %w", moduleNames[m], errModuleHangs)
+			r.state, r.err = "hung", fmt.Errorf("module %s: %w", m, errModuleHangs)
 		}
-		now = now.with(module(m), r.got)
+		moduleTable[m].copy(&c.known, &r.got)
 	}
 	switch {
-	case now == (ModuleReadings{}):
+	case c.known == (ModuleReadings{}):
 		c.shown = nil
-	case c.shown == nil || now != *c.shown:
-		shown := now
+	case c.shown == nil || c.known != *c.shown:
+		shown := c.known
 		c.shown = &shown
 	}
 	return c.shown
@@ -278,7 +280,7 @@ func (c *collectors) close() error {
 		select {
 		case <-r.done:
 		case <-timer.C:
-			return fmt.Errorf("close module %s: %w; left to the end of the process", moduleNames[m], errModuleHangs)
+			return fmt.Errorf("close module %s: %w; left to the end of the process", Module(m), errModuleHangs)
 		}
 	}
 	return nil
@@ -286,7 +288,7 @@ func (c *collectors) close() error {
 
 // SetModules enables exactly the named modules, from the next sample on.
 func (p *Prober) SetModules(names []string) error {
-	set, err := moduleSetOf(names)
+	set, err := optionalSetOf(names)
 	if err != nil {
 		return err
 	}
@@ -301,12 +303,12 @@ func (p *Prober) SetModules(names []string) error {
 // more often than samples are taken. Defaults: network with each sample, temperature
 // 5 s, power 2 s, wear 1 h.
 func (p *Prober) SetModuleInterval(name string, d time.Duration) error {
-	m, err := moduleOf(name)
+	m, err := optionalModule(name)
 	if err != nil {
 		return err
 	}
 	if d == 0 {
-		d = moduleEvery[m]
+		d = m.DefaultInterval()
 	}
 	if d < MinInterval || d > MaxModuleInterval {
 		return fmt.Errorf("prober: interval %v of module %s is outside %v..%v", d, name, MinInterval, MaxModuleInterval)
@@ -317,15 +319,15 @@ func (p *Prober) SetModuleInterval(name string, d time.Duration) error {
 	return nil
 }
 
-// ModuleStates tells of every module, in the order of ModuleNames, how it stood with
+// ModuleStates tells of every module, in the order of OptionalModuleNames, how it stood with
 // the newest sample.
 func (p *Prober) ModuleStates() []ModuleState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	states := make([]ModuleState, numModules)
-	for m := range numModules {
-		s := ModuleState{Name: moduleNames[m], State: "off", IntervalMS: max(p.moduleEvery[m], p.base.every).Milliseconds()}
-		if p.modules.has(m) {
+	states := make([]ModuleState, 0, NumModules-firstOptional)
+	for m := firstOptional; m < NumModules; m++ {
+		s := ModuleState{Name: m.String(), State: "off", IntervalMS: max(p.moduleEvery[m], p.base.every).Milliseconds()}
+		if p.modules.Has(m) {
 			s.State = "waiting"
 			if p.collect.source == nil {
 				s.State = "absent"
@@ -334,7 +336,7 @@ func (p *Prober) ModuleStates() []ModuleState {
 				s.State, s.LastError = seen.State, seen.LastError
 			}
 		}
-		states[m] = s
+		states = append(states, s)
 	}
 	return states
 }
@@ -347,8 +349,8 @@ func (p *Prober) noteModules() {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for m, r := range p.collect.run {
-		seen := &p.moduleSeen[m]
+	for m := firstOptional; m < NumModules; m++ {
+		r, seen := p.collect.run[m], &p.moduleSeen[m]
 		if r == nil {
 			*seen = ModuleState{}
 			continue
@@ -361,7 +363,7 @@ func (p *Prober) noteModules() {
 			p.log.Warn("a module cannot be read", zap.Error(r.err))
 			seen.LastError = r.err.Error()
 		} else if seen.State == "hung" || seen.State == "failing" {
-			p.log.Info("a module is read again", zap.String("module", moduleNames[m]))
+			p.log.Info("a module is read again", zap.Stringer("module", m))
 		}
 		seen.State = r.state
 	}

@@ -263,7 +263,7 @@ func TestHungModule(t *testing.T) {
 		if st := p.Stats(); st.Errors != 0 || st.Slips != 0 {
 			t.Errorf("stats %+v", st)
 		}
-		m := p.ModuleStates()[modTemperature]
+		m := p.ModuleStates()[ModuleTemperature-firstOptional]
 		if m.State != "hung" || !strings.Contains(m.LastError, "temperature") {
 			t.Errorf("state %+v", m)
 		}
@@ -299,10 +299,10 @@ func TestModuleThatNeverAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newFakeModules()
 		hang := make(chan struct{})
-		for _, name := range ModuleNames() {
+		for _, name := range OptionalModuleNames() {
 			src.read[name] = func(int, *ModuleReadings) error { <-hang; return nil }
 		}
-		p := New(Options{Source: src, Interval: time.Second, Modules: ModuleNames()})
+		p := New(Options{Source: src, Interval: time.Second, Modules: OptionalModuleNames()})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- p.Run(ctx) }()
@@ -404,11 +404,11 @@ func TestFailingModule(t *testing.T) {
 				if err != nil || s.Modules != nil {
 					t.Errorf("%+v, %v, want a sample without modules", s, err)
 				}
-				if m := p.ModuleStates()[modTemperature]; m.State != tt.want || (m.LastError != "") != (tt.want == "failing") {
+				if m := p.ModuleStates()[ModuleTemperature-firstOptional]; m.State != tt.want || (m.LastError != "") != (tt.want == "failing") {
 					t.Errorf("state %+v, want %s", m, tt.want)
 				}
 				settle(5 * time.Second)
-				if s, err := p.Latest(); err != nil || s.Modules == nil || p.ModuleStates()[modTemperature].State != "ok" {
+				if s, err := p.Latest(); err != nil || s.Modules == nil || p.ModuleStates()[ModuleTemperature-firstOptional].State != "ok" {
 					t.Errorf("after that: %+v, %v", s, err)
 				}
 				stop()
@@ -419,7 +419,7 @@ func TestFailingModule(t *testing.T) {
 
 func TestModuleNames(t *testing.T) {
 	p := New(Options{Source: newFakeModules()})
-	for _, name := range ModuleNames() {
+	for _, name := range OptionalModuleNames() {
 		if err := errors.Join(p.SetModules([]string{name}), p.SetModuleInterval(name, MinInterval), p.SetModuleInterval(name, 0)); err != nil {
 			t.Error(err)
 		}
@@ -437,7 +437,7 @@ func TestModuleNames(t *testing.T) {
 			t.Errorf("interval %v: %v, want the bounds", d, err)
 		}
 	}
-	if m := p.ModuleStates()[modWear]; m.State != "waiting" || m.IntervalMS != time.Hour.Milliseconds() {
+	if m := p.ModuleStates()[ModuleWear-firstOptional]; m.State != "waiting" || m.IntervalMS != time.Hour.Milliseconds() {
 		t.Errorf("a module that was enabled and nothing else: %+v", m)
 	}
 
@@ -454,7 +454,7 @@ func TestModuleNames(t *testing.T) {
 // A Source that knows no modules has none.
 func TestModulesOfAPlainSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, stop := start(t, Options{Source: &fake{}, Interval: time.Second, Modules: ModuleNames()})
+		p, stop := start(t, Options{Source: &fake{}, Interval: time.Second, Modules: OptionalModuleNames()})
 		settle(2 * time.Second)
 		if s, err := p.Latest(); err != nil || s.Modules != nil {
 			t.Errorf("%+v, %v", s, err)

@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"time"
 )
 
 // ModuleReadings are readings beyond the frame: what boards die of, and the network. Each
@@ -85,12 +84,16 @@ type WearDevice struct {
 	PreEOL  string   `json:"pre_eol,omitempty"`  // of the reserved blocks: normal, warning (80 % used), urgent (90 % used)
 }
 
-// States of the reserved blocks of an eMMC, from good to bad.
+// States of the reserved blocks of an eMMC.
 const (
 	EOLNormal  = "normal"
 	EOLWarning = "warning"
 	EOLUrgent  = "urgent"
 )
+
+// EOLStates are the states of the reserved blocks, from good to bad. History, exports and
+// rules use the index.
+var EOLStates = []string{EOLNormal, EOLWarning, EOLUrgent}
 
 // Bounds of what the modules may hold.
 const (
@@ -100,79 +103,75 @@ const (
 	minC, maxC  = -60, 150
 )
 
-// module is one member of Modules.
-type module uint8
-
-const (
-	modNetwork module = iota
-	modTemperature
-	modPower
-	modWear
-	numModules
-)
-
-var moduleNames = [numModules]string{"network", "temperature", "power", "wear"}
-
-// moduleEvery is how often each is read unless SetModuleInterval says otherwise. The
-// driver behind power looks every 2 s and forgets, wear changes within weeks and may
-// cost a command to the card.
-var moduleEvery = [numModules]time.Duration{MinInterval, 5 * time.Second, 2 * time.Second, time.Hour}
-
-// ModuleNames are the modules that can be enabled, whether this machine has them or
-// not.
-func ModuleNames() []string { return slices.Clone(moduleNames[:]) }
-
-func moduleOf(name string) (module, error) {
-	if i := slices.Index(moduleNames[:], name); i >= 0 {
-		return module(i), nil
-	}
-	return 0, fmt.Errorf("prober: there is no module %.40q; choose from %s", name, strings.Join(moduleNames[:], ", "))
+// memberAccess reads, copies and checks one member of ModuleReadings. It is empty for
+// modules that are not optional.
+type memberAccess struct {
+	get   func(*ModuleReadings) any // comparable: a pointer, typed also when it is nil
+	copy  func(dst, src *ModuleReadings)
+	check func(*ModuleReadings) error // nil for a member that is nil or may leave the machine
 }
 
-// moduleSet has a bit for each.
-type moduleSet uint8
+func accessTo[T any](member func(*ModuleReadings) **T, check func(*T) error) memberAccess {
+	return memberAccess{
+		get:  func(r *ModuleReadings) any { return *member(r) },
+		copy: func(dst, src *ModuleReadings) { *member(dst) = *member(src) },
+		check: func(r *ModuleReadings) error {
+			if m := *member(r); m != nil {
+				return check(m)
+			}
+			return nil
+		},
+	}
+}
 
-func (s moduleSet) has(m module) bool { return s&(1<<m) != 0 }
+// Only returns the readings of the modules in set.
+func (r *ModuleReadings) Only(set ModuleSet) (out ModuleReadings) {
+	out.Update(r, set)
+	return out
+}
 
-func moduleSetOf(names []string) (s moduleSet, err error) {
+// Update replaces the readings of the modules in set by those in src.
+func (r *ModuleReadings) Update(src *ModuleReadings, set ModuleSet) {
+	for m := firstOptional; m < NumModules; m++ {
+		if set.Has(m) {
+			moduleTable[m].copy(r, src)
+		}
+	}
+}
+
+// NewSince returns the modules that were read since old was taken: they have a reading,
+// at another address.
+func (r *ModuleReadings) NewSince(old *ModuleReadings) (set ModuleSet) {
+	for m := firstOptional; m < NumModules; m++ {
+		get := moduleTable[m].get
+		if now := get(r); now != get(old) && now != get(&noReadings) {
+			set |= 1 << m
+		}
+	}
+	return set
+}
+
+// OptionalModuleNames are the names of the modules that can be enabled, whether this
+// machine has them or not.
+func OptionalModuleNames() []string { return OptionalModules.Names() }
+
+// optionalModule finds an optional module by its name.
+func optionalModule(name string) (Module, error) {
+	if m, ok := ModuleByName(name); ok && m.IsOptional() {
+		return m, nil
+	}
+	return 0, fmt.Errorf("prober: there is no module %.40q; choose from %s", name, strings.Join(OptionalModuleNames(), ", "))
+}
+
+func optionalSetOf(names []string) (s ModuleSet, err error) {
 	for _, name := range names {
-		m, err := moduleOf(name)
+		m, err := optionalModule(name)
 		if err != nil {
 			return 0, err
 		}
 		s |= 1 << m
 	}
 	return s, nil
-}
-
-// with returns m with one module as it is in from.
-func (m ModuleReadings) with(i module, from ModuleReadings) ModuleReadings {
-	switch i {
-	case modNetwork:
-		m.Network = from.Network
-	case modTemperature:
-		m.Temperature = from.Temperature
-	case modPower:
-		m.Power = from.Power
-	case modWear:
-		m.Wear = from.Wear
-	}
-	return m
-}
-
-// check tells whether one module may leave the machine.
-func (m ModuleReadings) check(i module) error {
-	switch {
-	case i == modNetwork && m.Network != nil:
-		return m.Network.check()
-	case i == modTemperature && m.Temperature != nil:
-		return m.Temperature.check()
-	case i == modPower && m.Power != nil && *m.Power == (Power{}):
-		return errors.New("power says nothing")
-	case i == modWear && m.Wear != nil:
-		return m.Wear.check()
-	}
-	return nil
 }
 
 // Each check is written so that NaN, which compares false with everything, fails.
@@ -214,6 +213,13 @@ func (t *Temperature) check() error {
 	return nil
 }
 
+func (p *Power) check() error {
+	if *p == (Power{}) {
+		return errors.New("power says nothing")
+	}
+	return nil
+}
+
 func (w *Wear) check() error {
 	if len(w.Devices) < 1 || len(w.Devices) > maxWorn {
 		return fmt.Errorf("%d worn devices, outside 1..%d", len(w.Devices), maxWorn)
@@ -225,7 +231,7 @@ func (w *Wear) check() error {
 		if d.UsedPct != nil && !(*d.UsedPct >= 0 && *d.UsedPct <= 100) {
 			return fmt.Errorf("used_pct of %s is %v, outside 0..100", d.Name, *d.UsedPct)
 		}
-		if !slices.Contains([]string{"", EOLNormal, EOLWarning, EOLUrgent}, d.PreEOL) {
+		if d.PreEOL != "" && !slices.Contains(EOLStates, d.PreEOL) {
 			return fmt.Errorf("pre_eol of %s is %.40q", d.Name, d.PreEOL)
 		}
 		if d.UsedPct == nil && d.PreEOL == "" {
@@ -233,86 +239,4 @@ func (w *Wear) check() error {
 		}
 	}
 	return nil
-}
-
-// netCounters are bytes, packets and errors, in and out.
-type netCounters struct {
-	bytesIn, packetsIn, errorsIn, bytesOut, packetsOut, errorsOut uint64
-}
-
-// sub is what was counted since an earlier reading, never below zero.
-func (c netCounters) sub(o netCounters) netCounters {
-	return netCounters{
-		less(c.bytesIn, o.bytesIn), less(c.packetsIn, o.packetsIn), less(c.errorsIn, o.errorsIn),
-		less(c.bytesOut, o.bytesOut), less(c.packetsOut, o.packetsOut), less(c.errorsOut, o.errorsOut),
-	}
-}
-
-func (c netCounters) add(o netCounters) netCounters {
-	return netCounters{
-		c.bytesIn + o.bytesIn, c.packetsIn + o.packetsIn, c.errorsIn + o.errorsIn,
-		c.bytesOut + o.bytesOut, c.packetsOut + o.packetsOut, c.errorsOut + o.errorsOut,
-	}
-}
-
-func less(a, b uint64) uint64 { return a - min(a, b) }
-
-// netTotals are counters that only grow, at a moment. Those of one row compare with
-// each other and with no others.
-type netTotals struct {
-	at  time.Time
-	row *int // nil: there are none
-	netCounters
-}
-
-// newNetwork is the traffic between two readings of one row, nil if no time passed.
-func newNetwork(from, to netTotals) *Network {
-	window := to.at.Sub(from.at)
-	if window < time.Millisecond {
-		return nil
-	}
-	c := to.sub(from.netCounters)
-	perS := func(n uint64) float64 { return round2(float64(n) / window.Seconds()) }
-	return &Network{
-		WindowMS:       window.Milliseconds(),
-		BytesIn:        c.bytesIn,
-		BytesOut:       c.bytesOut,
-		PacketsIn:      c.packetsIn,
-		PacketsOut:     c.packetsOut,
-		ErrorsIn:       c.errorsIn,
-		ErrorsOut:      c.errorsOut,
-		BytesInPerS:    perS(c.bytesIn),
-		BytesOutPerS:   perS(c.bytesOut),
-		PacketsInPerS:  perS(c.packetsIn),
-		PacketsOutPerS: perS(c.packetsOut),
-		from:           from,
-		to:             to,
-	}
-}
-
-// netWindow gives one watcher the traffic over its own interval.
-type netWindow struct {
-	seen  *Network // as the sampler had it
-	given *Network // as the watcher got it
-}
-
-func (w *netWindow) over(m *ModuleReadings) *ModuleReadings {
-	if m == nil || m.Network == nil {
-		return m
-	}
-	if n := m.Network; n != w.seen {
-		given := n
-		// A row that is not the last one's began anew since.
-		if s := w.seen; s != nil && n.to.row != nil && n.to.row == s.to.row && n.from.at.After(s.to.at) {
-			if wide := newNetwork(s.to, n.to); wide != nil && wide.check() == nil {
-				given = wide
-			}
-		}
-		w.seen, w.given = n, given
-	}
-	if w.given == m.Network {
-		return m
-	}
-	own := m.with(modNetwork, ModuleReadings{Network: w.given})
-	return &own
 }

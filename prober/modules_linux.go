@@ -21,17 +21,18 @@ const maxEntries = 256
 
 var _ ModuleSource = (*machine)(nil)
 
+// moduleOpeners make the readers of the modules; root ends in a slash.
+var moduleOpeners = map[string]func(root string) ModuleReader{
+	ModuleNetwork.String():     func(root string) ModuleReader { return newNet(root) },
+	ModuleTemperature.String(): func(root string) ModuleReader { return &thermometer{root: root} },
+	ModulePower.String():       func(root string) ModuleReader { return &powerMeter{root: root} },
+	ModuleWear.String():        func(root string) ModuleReader { return wearGauge{root: root} },
+}
+
 // OpenModule gives the reader of one module of this machine.
 func (m *machine) OpenModule(name string) ModuleReader {
-	switch name {
-	case moduleNames[modNetwork]:
-		return newNet(m.root)
-	case moduleNames[modTemperature]:
-		return &thermometer{root: m.root}
-	case moduleNames[modPower]:
-		return &powerMeter{root: m.root}
-	case moduleNames[modWear]:
-		return wearGauge{root: m.root}
+	if open := moduleOpeners[name]; open != nil {
+		return open(m.root)
 	}
 	return nil
 }
@@ -292,8 +293,8 @@ func wornDevice(dir string) (WearDevice, error) {
 	return d, nil
 }
 
-// eolRank orders the states of PreEOL.
-func eolRank(s string) int { return slices.Index([]string{EOLNormal, EOLWarning, EOLUrgent}, s) }
+// eolRank orders the states of PreEOL; unknown is -1.
+func eolRank(s string) int { return slices.Index(EOLStates, s) }
 
 // entries lists what in dir has a name of prefix and something after it, by the number
 // that follows it and then by name; nothing when there is no such directory.

@@ -58,7 +58,7 @@ func readModules(t testing.TB, readers []ModuleReader) ModuleReadings {
 	var got ModuleReadings
 	for i, r := range readers {
 		if err := r.Read(&got); err != nil {
-			t.Errorf("module %s: %v", moduleNames[i], err)
+			t.Errorf("module %s: %v", OptionalModuleNames()[i], err)
 		}
 	}
 	return got
@@ -68,7 +68,7 @@ func openModules(t testing.TB, root string) []ModuleReader {
 	t.Helper()
 	m := newMachine(root, "/", threeSeconds).(*machine)
 	var readers []ModuleReader
-	for _, name := range ModuleNames() {
+	for _, name := range OptionalModuleNames() {
 		r := m.OpenModule(name)
 		t.Cleanup(func() { r.Close() })
 		readers = append(readers, r)
@@ -96,8 +96,8 @@ func TestBoards(t *testing.T) {
 				}
 				write(t, root+"proc/net/dev", string(later))
 				m := readModules(t, readers)
-				for i := range numModules {
-					if err := m.check(i); err != nil {
+				for i := firstOptional; i < NumModules; i++ {
+					if err := moduleTable[i].check(&m); err != nil {
 						t.Error(err)
 					}
 				}
@@ -120,10 +120,10 @@ func TestBareMachine(t *testing.T) {
 		var m ModuleReadings
 		err := r.Read(&m)
 		if m != (ModuleReadings{}) {
-			t.Errorf("%s: %+v, want nothing", moduleNames[i], m)
+			t.Errorf("%s: %+v, want nothing", OptionalModuleNames()[i], m)
 		}
-		if wantErr := module(i) == modNetwork; errors.Is(err, fs.ErrNotExist) != wantErr || (err != nil) != wantErr {
-			t.Errorf("%s: %v", moduleNames[i], err)
+		if wantErr := Module(i) == ModuleNetwork-firstOptional; errors.Is(err, fs.ErrNotExist) != wantErr || (err != nil) != wantErr {
+			t.Errorf("%s: %v", OptionalModuleNames()[i], err)
 		}
 	}
 }
@@ -145,11 +145,11 @@ func TestBadSensors(t *testing.T) {
 		write(t, path, "x\n")
 	}
 	var m ModuleReadings
-	if err := readers[modTemperature].Read(&m); m.Temperature != nil || !errors.Is(err, errTemperature) || !strings.Contains(err.Error(), "try: cat ") {
+	if err := readers[ModuleTemperature-firstOptional].Read(&m); m.Temperature != nil || !errors.Is(err, errTemperature) || !strings.Contains(err.Error(), "try: cat ") {
 		t.Errorf("no sensor works: %+v, %v", m.Temperature, err)
 	}
 	write(t, root+"sys/class/hwmon/hwmon3/in0_lcrit_alarm", "2\n")
-	if err := readers[modPower].Read(&m); m.Power != nil || !errors.Is(err, errFlag) {
+	if err := readers[ModulePower-firstOptional].Read(&m); m.Power != nil || !errors.Is(err, errFlag) {
 		t.Errorf("the alarm says 2: %+v, %v", m.Power, err)
 	}
 }
@@ -223,8 +223,8 @@ func TestSensorsAreBounded(t *testing.T) {
 	if len(m.Temperature.Zones) != maxZones || m.Temperature.HottestC != 55 || len(m.Wear.Devices) != maxWorn {
 		t.Errorf("%d zones up to %v, %d cards", len(m.Temperature.Zones), m.Temperature.HottestC, len(m.Wear.Devices))
 	}
-	for i := range numModules {
-		if err := m.check(i); err != nil {
+	for i := firstOptional; i < NumModules; i++ {
+		if err := moduleTable[i].check(&m); err != nil {
 			t.Error(err)
 		}
 	}
@@ -258,7 +258,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 func BenchmarkModules(b *testing.B) {
 	root, _ := board(b, "pi4")
 	for i, r := range openModules(b, root) {
-		b.Run(moduleNames[i], func(b *testing.B) {
+		b.Run(OptionalModuleNames()[i], func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				var m ModuleReadings
@@ -276,12 +276,12 @@ func BenchmarkTick(b *testing.B) {
 	if err := os.CopyFS(root, os.DirFS("testdata/proc/quad")); err != nil {
 		b.Fatal(err)
 	}
-	for _, modules := range [][]string{nil, {"temperature"}, ModuleNames()} {
+	for _, modules := range [][]string{nil, {"temperature"}, OptionalModuleNames()} {
 		b.Run(fmt.Sprintf("modules=%d", len(modules)), func(b *testing.B) {
 			p := New(Options{Root: root, Modules: modules})
 			p.src.(*machine).disk.statfs = fixed
 			for _, name := range modules {
-				p.moduleEvery[must(moduleOf(name))] = 0 // each time
+				p.moduleEvery[must(optionalModule(name))] = 0 // each time
 			}
 			p.plan()
 			var s Sample

@@ -187,42 +187,42 @@ func TestModulesCheck(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	tests := []struct {
 		name string
-		m    module
+		m    Module
 		in   ModuleReadings
 		ok   bool
 	}{
-		{"network", modNetwork, net(func(*Network) {}), true},
-		{"absent", modNetwork, ModuleReadings{}, true},
-		{"no window", modNetwork, net(func(n *Network) { n.WindowMS = 0 }), false},
-		{"negative window", modNetwork, net(func(n *Network) { n.WindowMS = -1 }), false},
-		{"rate NaN", modNetwork, net(func(n *Network) { n.PacketsOutPerS = nan }), false},
-		{"rate Inf", modNetwork, net(func(n *Network) { n.BytesInPerS = inf }), false},
-		{"rate negative", modNetwork, net(func(n *Network) { n.BytesOutPerS = -1 }), false},
-		{"count above 2^53", modNetwork, net(func(n *Network) { n.ErrorsOut = 1<<53 + 1 }), false},
-		{"temperature", modTemperature, temp(20, Zone{"a", 20}, Zone{"b", -1}), true},
-		{"temperature NaN", modTemperature, temp(nan, Zone{"a", nan}), false},
-		{"one of them NaN", modTemperature, temp(20, Zone{"a", 20}, Zone{"b", nan}), false},
-		{"too hot to be true", modTemperature, temp(150.1, Zone{"a", 150.1}), false},
-		{"too cold", modTemperature, temp(-60.1, Zone{"a", -60.1}), false},
-		{"no zones", modTemperature, temp(20), false},
-		{"17 zones", modTemperature, temp(0, make([]Zone, 17)...), false},
-		{"no name", modTemperature, temp(20, Zone{"", 20}), false},
-		{"a name that is not printable", modTemperature, temp(20, Zone{"a\n", 20}), false},
-		{"a long name", modTemperature, temp(20, Zone{strings.Repeat("a", 33), 20}), false},
-		{"not the hottest", modTemperature, temp(19, Zone{"a", 20}), false},
-		{"power", modPower, ModuleReadings{Power: &Power{Throttled: new(false)}}, true},
-		{"power without anything", modPower, ModuleReadings{Power: &Power{}}, false},
-		{"wear", modWear, worn(Wear{new(10.0), "", []WearDevice{card(10)}}), true},
-		{"wear without cards", modWear, worn(Wear{new(10.0), "", nil}), false},
-		{"wear NaN", modWear, worn(Wear{new(10.0), "", []WearDevice{card(nan)}}), false},
-		{"wear above 100", modWear, worn(Wear{new(101.0), "", []WearDevice{card(10)}}), false},
-		{"wear negative", modWear, worn(Wear{new(10.0), "", []WearDevice{card(-1)}}), false},
-		{"another state", modWear, worn(Wear{new(10.0), "fine", []WearDevice{card(10)}}), false},
-		{"a card that says nothing", modWear, worn(Wear{new(10.0), "", []WearDevice{{"mmcblk0", nil, ""}}}), false},
-		{"nine cards", modWear, worn(Wear{new(10.0), "", []WearDevice{card(1), card(1), card(1), card(1), card(1), card(1), card(1), card(1), card(1)}}), false},
+		{"network", ModuleNetwork, net(func(*Network) {}), true},
+		{"absent", ModuleNetwork, ModuleReadings{}, true},
+		{"no window", ModuleNetwork, net(func(n *Network) { n.WindowMS = 0 }), false},
+		{"negative window", ModuleNetwork, net(func(n *Network) { n.WindowMS = -1 }), false},
+		{"rate NaN", ModuleNetwork, net(func(n *Network) { n.PacketsOutPerS = nan }), false},
+		{"rate Inf", ModuleNetwork, net(func(n *Network) { n.BytesInPerS = inf }), false},
+		{"rate negative", ModuleNetwork, net(func(n *Network) { n.BytesOutPerS = -1 }), false},
+		{"count above 2^53", ModuleNetwork, net(func(n *Network) { n.ErrorsOut = 1<<53 + 1 }), false},
+		{"temperature", ModuleTemperature, temp(20, Zone{"a", 20}, Zone{"b", -1}), true},
+		{"temperature NaN", ModuleTemperature, temp(nan, Zone{"a", nan}), false},
+		{"one of them NaN", ModuleTemperature, temp(20, Zone{"a", 20}, Zone{"b", nan}), false},
+		{"too hot to be true", ModuleTemperature, temp(150.1, Zone{"a", 150.1}), false},
+		{"too cold", ModuleTemperature, temp(-60.1, Zone{"a", -60.1}), false},
+		{"no zones", ModuleTemperature, temp(20), false},
+		{"17 zones", ModuleTemperature, temp(0, make([]Zone, 17)...), false},
+		{"no name", ModuleTemperature, temp(20, Zone{"", 20}), false},
+		{"a name that is not printable", ModuleTemperature, temp(20, Zone{"a\n", 20}), false},
+		{"a long name", ModuleTemperature, temp(20, Zone{strings.Repeat("a", 33), 20}), false},
+		{"not the hottest", ModuleTemperature, temp(19, Zone{"a", 20}), false},
+		{"power", ModulePower, ModuleReadings{Power: &Power{Throttled: new(false)}}, true},
+		{"power without anything", ModulePower, ModuleReadings{Power: &Power{}}, false},
+		{"wear", ModuleWear, worn(Wear{new(10.0), "", []WearDevice{card(10)}}), true},
+		{"wear without cards", ModuleWear, worn(Wear{new(10.0), "", nil}), false},
+		{"wear NaN", ModuleWear, worn(Wear{new(10.0), "", []WearDevice{card(nan)}}), false},
+		{"wear above 100", ModuleWear, worn(Wear{new(101.0), "", []WearDevice{card(10)}}), false},
+		{"wear negative", ModuleWear, worn(Wear{new(10.0), "", []WearDevice{card(-1)}}), false},
+		{"another state", ModuleWear, worn(Wear{new(10.0), "fine", []WearDevice{card(10)}}), false},
+		{"a card that says nothing", ModuleWear, worn(Wear{new(10.0), "", []WearDevice{{"mmcblk0", nil, ""}}}), false},
+		{"nine cards", ModuleWear, worn(Wear{new(10.0), "", []WearDevice{card(1), card(1), card(1), card(1), card(1), card(1), card(1), card(1), card(1)}}), false},
 	}
 	for _, tt := range tests {
-		if err := tt.in.check(tt.m); (err == nil) != tt.ok {
+		if err := moduleTable[tt.m].check(&tt.in); (err == nil) != tt.ok {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}

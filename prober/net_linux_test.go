@@ -56,7 +56,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 					t.Errorf("%s: %+v", s.name, m.Network)
 				}
 			case s.want > 1<<53:
-				if m.check(modNetwork) == nil {
+				if moduleTable[ModuleNetwork].check(&m) == nil {
 					t.Errorf("%s: %d bytes may leave", s.name, m.Network.BytesIn)
 				}
 			case m.Network == nil || m.Network.BytesIn != uint64(s.want) || m.Network.WindowMS != 2000 ||
@@ -150,7 +150,7 @@ func TestNetworkHere(t *testing.T) {
 		}
 	}
 	most := total().sub(before)
-	if err := m.check(modNetwork); err != nil {
+	if err := moduleTable[ModuleNetwork].check(&m); err != nil {
 		t.Error(err)
 	}
 	if m.Network.BytesIn > most.bytesIn || m.Network.PacketsOut > most.packetsOut {

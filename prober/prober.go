@@ -16,7 +16,7 @@
 //
 // A reading that cannot be had is an error, never a frame of zeros.
 //
-// Beyond the frame there are modules (ModuleNames), off unless enabled: network,
+// Beyond the frame there are modules (OptionalModuleNames), off unless enabled: network,
 // temperature, power and wear. They come in Sample.Modules, each read in a goroutine of
 // its own.
 package prober
@@ -62,7 +62,7 @@ type Options struct {
 	Interval time.Duration // base cadence, MinInterval..MaxInterval (else the nearer one); default DefaultInterval
 	Now      func() int64  // trusted wall clock, milliseconds since 1970; default the system's
 	Source   Source        // where readings come from; default the machine. Run closes it
-	Modules  []string      // of ModuleNames, to be read as well; default none. A name that is unknown is an error of Run
+	Modules  []string      // of OptionalModuleNames, to be read as well; default none. A name that is unknown is an error of Run
 	Logger   *zap.Logger   // default none
 }
 
@@ -87,9 +87,9 @@ type Prober struct {
 	latestErr   error
 	diskFails   bool // the newest sample is without the disk
 	stats       Stats
-	modules     moduleSet
-	moduleEvery [numModules]time.Duration
-	moduleSeen  [numModules]ModuleState // State and LastError, of the newest sample
+	modules     ModuleSet
+	moduleEvery [NumModules]time.Duration
+	moduleSeen  [NumModules]ModuleState // State and LastError, of the newest sample
 }
 
 // Stats counts what a Prober did since New.
@@ -114,10 +114,11 @@ func New(o Options) *Prober {
 		ended:     make(chan struct{}),
 		base:      schedule{every: DefaultInterval},
 		latestErr: ErrNoSample,
-
-		moduleEvery: moduleEvery,
 	}
-	p.modules, p.wrong = moduleSetOf(o.Modules)
+	for m := range NumModules {
+		p.moduleEvery[m] = m.DefaultInterval()
+	}
+	p.modules, p.wrong = optionalSetOf(o.Modules)
 	if o.Interval != 0 {
 		p.base.every = min(max(o.Interval, MinInterval), MaxInterval)
 	}

@@ -44,6 +44,13 @@ type Sample struct {
 	cpu cpuTimes // so that each watcher can have the mean over its own interval
 }
 
+// Reading is one value of a sensor, by the key of the catalogue. Flags are 0 and 1, states
+// are an index in EOLStates.
+type Reading struct {
+	Key   string
+	Value float64
+}
+
 // Check tells whether s may leave the machine as a frame: every number in the
 // range of RFC-0009 §5.1. The error wraps ErrDisk when the disk did not answer, else
 // ErrClock when only the time is wrong.

@@ -350,7 +350,7 @@ func wearFinding(r reading) finding {
 	case !ok && !told:
 		return finding{"wear", findSkip, "this card does not tell (only eMMC does)", ""}
 	case !ok:
-		text = "reserved blocks: " + eolStates[min(int(eol), len(eolStates)-1)]
+		text = "reserved blocks: " + prober.EOLStates[min(int(eol), len(prober.EOLStates)-1)]
 	}
 	switch {
 	case eol >= 2, used >= 100:

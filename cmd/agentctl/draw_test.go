@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -75,9 +76,12 @@ func TestItemReading(t *testing.T) {
 	if err := json.Unmarshal([]byte(raw), &item); err != nil {
 		t.Fatal(err)
 	}
-	got := itemReading(item)
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+	if !reflect.DeepEqual(item, want) {
+		t.Errorf("got %v, want %v", item, want)
+	}
+	back, err := json.Marshal(item)
+	if err != nil || string(back) != strings.Join(strings.Fields(raw), "") {
+		t.Errorf("encoded again: %s, %v, want %s", back, err, raw)
 	}
 	keys := 0
 	for _, k := range moduleKeys {
@@ -86,7 +90,7 @@ func TestItemReading(t *testing.T) {
 	if len(want.Values) != keys {
 		t.Errorf("%d numbers, but there are %d columns", len(want.Values), keys)
 	}
-	if got := itemReading(control.HistoryItem{TS: 1}); len(got.Values) != 0 {
-		t.Errorf("an empty item is %v", got)
+	if err := json.Unmarshal([]byte(`{"ts":1}`), &item); err != nil || item.TS != 1 || len(item.Values) != 0 {
+		t.Errorf("an empty item is %v, %v", item, err)
 	}
 }

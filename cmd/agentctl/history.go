@@ -14,6 +14,7 @@ import (
 
 	"agentctl/config"
 	"agentctl/control"
+	"agentctl/prober"
 	"agentctl/term"
 )
 
@@ -229,9 +230,8 @@ func (h *historyQuery) draw(ctx context.Context, w io.Writer, zone *time.Locatio
 	points := map[string][]term.Point{}
 	most := map[string]float64{}
 	err := h.each(ctx, h.modules, h.step, func(item control.HistoryItem) error {
-		r := itemReading(item)
-		for k, x := range r.Values {
-			points[k] = append(points[k], term.Point{TS: r.TS, Value: x})
+		for k, x := range item.Values {
+			points[k] = append(points[k], term.Point{TS: item.TS, Value: x})
 			most[k] = max(most[k], x)
 		}
 		return nil
@@ -274,7 +274,10 @@ func (h *historyQuery) draw(ctx context.Context, w io.Writer, zone *time.Locatio
 // place in the catalogue is drawn by its name.
 func (h *historyQuery) shown(points map[string][]term.Point) []series {
 	var out []series
-	known := map[string]bool{"memory.total": true, "load.load_5m": true, "load.load_15m": true}
+	known := map[string]bool{}
+	for _, s := range prober.Sensors() {
+		known[s.Key] = s.Chart.Hidden
+	}
 	for _, s := range catalogue {
 		known[s.key] = true
 		if len(points[s.key]) > 0 {
@@ -289,7 +292,7 @@ func (h *historyQuery) shown(points map[string][]term.Point) []series {
 	}
 	slices.SortFunc(rest, compareKeys)
 	for _, k := range rest {
-		out = append(out, series{key: k, module: module(k), label: k})
+		out = append(out, series{key: k, label: k})
 	}
 	return out
 }

@@ -87,7 +87,7 @@ func (h *historyQuery) exportCSV(ctx context.Context, w io.Writer) error {
 	}
 	coarse := max((h.to-h.from)/historyProbe, h.step, 1)
 	err := h.each(ctx, h.modules, coarse, func(item control.HistoryItem) error {
-		for k := range itemReading(item).Values {
+		for k := range item.Values {
 			seen[k] = true
 		}
 		return nil
@@ -107,18 +107,17 @@ func (h *historyQuery) exportCSV(ctx context.Context, w io.Writer) error {
 	}
 	missed := ""
 	err = h.each(ctx, h.modules, h.step, func(item control.HistoryItem) error {
-		r := itemReading(item)
-		record[0] = strconv.FormatInt(r.TS, 10)
+		record[0] = strconv.FormatInt(item.TS, 10)
 		found := 0
 		for i, k := range columns {
 			record[i+1] = ""
-			if v, ok := r.Values[k]; ok {
+			if v, ok := item.Values[k]; ok {
 				record[i+1] = strconv.FormatFloat(v, 'f', -1, 64)
 				found++
 			}
 		}
-		if found < len(r.Values) && missed == "" {
-			for k := range r.Values {
+		if found < len(item.Values) && missed == "" {
+			for k := range item.Values {
 				if !seen[k] {
 					missed = k
 				}

@@ -40,7 +40,7 @@ func (r pastHour) Query(_ context.Context, q control.HistoryQuery, fn func(contr
 		}
 		row := control.HistoryRow{TS: p.TS, Sample: &prober.Sample{TSMS: p.TS, CPUPct: float64(i % 100), MemBytes: 100 << 20, MemTotalBytes: 400 << 20}}
 		if i%6 == 0 {
-			row.Readings = []control.Reading{{Key: "temperature.hottest_c", Value: 50}}
+			row.Readings = []prober.Reading{{Key: "temperature.hottest_c", Value: 50}}
 		}
 		if q.StepMS > 0 { // the last of each bucket
 			if held != nil && held.TS/q.StepMS != row.TS/q.StepMS {

@@ -264,19 +264,13 @@ type recorded struct{ store *history.Store }
 // Query is that of control.History.
 func (r recorded) Query(ctx context.Context, q control.HistoryQuery, fn func(control.HistoryRow) error) error {
 	var sample prober.Sample // one for all rows
-	var readings []control.Reading
 	return r.store.Query(ctx, history.Query{FromMS: q.FromMS, ToMS: q.ToMS, StepMS: q.StepMS, Modules: q.Modules, Limit: q.Limit},
 		func(row history.Row) error {
-			out := control.HistoryRow{TS: row.TSMS}
+			out := control.HistoryRow{TS: row.TSMS, Readings: row.Modules}
 			if row.HasSample {
 				sample = row.Sample
 				out.Sample = &sample
 			}
-			readings = readings[:0]
-			for _, m := range row.Modules {
-				readings = append(readings, control.Reading{Key: m.Key, Value: m.Value})
-			}
-			out.Readings = readings
 			return fn(out)
 		})
 }
@@ -284,7 +278,7 @@ func (r recorded) Query(ctx context.Context, q control.HistoryQuery, fn func(con
 // enabledModules are the modules of the prober that somebody needs, each once.
 func enabledModules(lists ...[]string) []string {
 	var out []string
-	for _, name := range prober.ModuleNames() {
+	for _, name := range prober.OptionalModuleNames() {
 		for _, list := range lists {
 			if slices.Contains(list, name) && !slices.Contains(out, name) {
 				out = append(out, name)

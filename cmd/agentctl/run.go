@@ -73,7 +73,7 @@ The token is read from --token-file, else from the systemd credential "token".`,
 	text("ca_file", "", "PEM `FILE` of the authority that signed the relay's certificate")
 	text("name", "", "`NAME` that the relay should show for this board")
 	text("history.flush", duration.Format(history.DefaultFlush), "how often samples are written to the disk, 1s to 1h; 0 for no history")
-	text("modules", strings.Join(prober.ModuleNames(), ","), "`MODULES` to read beyond cpu, memory, disk and load")
+	text("modules", strings.Join(prober.OptionalModuleNames(), ","), "`MODULES` to read beyond cpu, memory, disk and load")
 	text("disk_path", "/", "a `PATH` on the filesystem whose fill is measured")
 	text("log_level", "info", "log `LEVEL`: debug, info, warn, error")
 	f.StringVar(&o.config, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`, beside it conf.d/*.yaml (default \""+config.DefaultPath()+"\") [AGENTCTL_CONFIG]")

@@ -120,7 +120,7 @@ type Engine struct {
 // state is what became of one rule.
 type state struct {
 	Rule
-	metric  *metric
+	sensor  *prober.Sensor
 	raised  bool
 	event   Event         // that raised it
 	turning bool          // it is on its way to the other state
@@ -153,7 +153,7 @@ func (e *Engine) Evaluate(s prober.Sample) []Event {
 }
 
 func (st *state) judge(s *prober.Sample) (Event, bool) {
-	v, known := st.metric.value(s)
+	v, known := st.sensor.Read(s)
 	if !known || math.IsNaN(v) || math.IsInf(v, 0) {
 		st.turning = false
 		return Event{}, false
@@ -192,18 +192,18 @@ func (st *state) newEvent(v float64, ts int64) Event {
 	}
 	if ev.Cleared {
 		ev.Level = Info
-		ev.Message = "cleared: " + st.metric.says(v)
+		ev.Message = "cleared: " + describe(st.sensor, v)
 		return ev
 	}
-	ev.Message = st.metric.says(v)
-	if !st.metric.flag {
-		ev.Message += fmt.Sprintf(", %s %s", st.Op.words(), st.metric.format(st.Threshold))
+	ev.Message = describe(st.sensor, v)
+	if st.sensor.Form != prober.FormFlag {
+		ev.Message += fmt.Sprintf(", %s %s", st.Op.words(), format(st.sensor, st.Threshold))
 	}
 	if st.For > 0 {
 		ev.Message += fmt.Sprintf(" for %v", st.For)
 	}
-	if st.metric.advice != "" && st.Op.up() {
-		ev.Message += "; " + st.metric.advice
+	if st.sensor.Metric.Advice != "" && st.Op.up() {
+		ev.Message += "; " + st.sensor.Metric.Advice
 	}
 	return ev
 }
@@ -219,7 +219,7 @@ func (e *Engine) Replace(rules []Rule) ([]Event, error) {
 	defer e.mu.Unlock()
 	states := make([]state, len(rules))
 	for i, r := range rules {
-		states[i] = state{Rule: r, metric: metricOf(r.Metric)}
+		states[i] = state{Rule: r, sensor: sensorOf(r.Metric)}
 		if k := slices.IndexFunc(e.states, func(st state) bool { return st.Rule == r }); k >= 0 {
 			states[i] = e.states[k]
 		}
@@ -267,14 +267,11 @@ func (e *Engine) Rules() []Rule {
 func (e *Engine) Modules() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var names []string
+	var set prober.ModuleSet
 	for _, st := range e.states {
-		if m := st.metric.Module; m != "" && !slices.Contains(names, m) {
-			names = append(names, m)
-		}
+		set |= prober.SetOf(st.sensor.Module)
 	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(slices.Values((set & prober.OptionalModules).Names()))
 }
 
 // number prints at most two decimals, and few digits of what is huge.

@@ -188,8 +188,8 @@ func TestEventOnTheWire(t *testing.T) {
 
 // Whatever a rule and a figure are, a message is a line that a frame can carry.
 func TestMessages(t *testing.T) {
-	for i := range metrics {
-		m := &metrics[i]
+	for _, sensor := range metrics {
+		m := &sensor.Metric
 		for _, op := range []Op{Above, AtLeast, Below, AtMost} {
 			mid := m.Max / 2
 			if m.Max == 3 {
@@ -200,7 +200,7 @@ func TestMessages(t *testing.T) {
 				t.Errorf("%s %s: %v", m.Name, op, err)
 			}
 			for _, v := range []float64{m.Min, m.Max, mid, m.Max / 3} {
-				st := state{Rule: r, metric: m}
+				st := state{Rule: r, sensor: sensor}
 				for range 2 {
 					st.raised = !st.raised
 					ev := st.newEvent(v, 1)
@@ -328,30 +328,28 @@ func TestMetrics(t *testing.T) {
 	want := map[string]float64{"cpu_pct": 1, "mem_pct": 2, "disk_pct": 3, "load_1m": 4, "load_5m": 5, "load_15m": 6,
 		"temperature_c": 7, "under_voltage": 1, "freq_capped": 0, "throttled": 1, "soft_temp_limit": 0,
 		"wear_pct": 11, "wear_pre_eol": 3, "net_bytes_in_per_s": 13, "net_bytes_out_per_s": 14, "net_errors_per_s": 15}
-	if len(Metrics()) != len(want) {
-		t.Errorf("%d metrics, %d are tried here", len(Metrics()), len(want))
+	if len(MetricNames()) != len(want) {
+		t.Errorf("%d metrics, %d are tried here", len(MetricNames()), len(want))
 	}
-	for _, m := range Metrics() {
-		read := metricOf(m.Name).value
-		if v, ok := read(&s); !ok || v != want[m.Name] {
-			t.Errorf("%s is %v, %v, want %v", m.Name, v, ok, want[m.Name])
+	for _, name := range MetricNames() {
+		sensor := sensorOf(name)
+		if v, ok := sensor.Read(&s); !ok || v != want[name] {
+			t.Errorf("%s is %v, %v, want %v", name, v, ok, want[name])
 		}
 		for _, bare := range []prober.Sample{{MemTotalBytes: 1}, {MemTotalBytes: 1, Modules: &prober.ModuleReadings{}},
 			{MemTotalBytes: 1, Modules: &prober.ModuleReadings{Power: &prober.Power{}, Wear: &prober.Wear{}}}} {
-			if _, ok := read(&bare); ok != (m.Module == "" || m.Module == "temperature" && bare.Modules != nil && bare.Modules.Temperature != nil) {
-				t.Errorf("%s of %+v is known: %v", m.Name, bare.Modules, ok)
+			hasTemperature := sensor.Module == prober.ModuleTemperature && bare.Modules != nil && bare.Modules.Temperature != nil
+			if _, ok := sensor.Read(&bare); ok != (!sensor.Module.IsOptional() || hasTemperature) {
+				t.Errorf("%s of %+v is known: %v", name, bare.Modules, ok)
 			}
 		}
-		if m.Module != "" && !slices.Contains(prober.ModuleNames(), m.Module) {
-			t.Errorf("%s is of module %q", m.Name, m.Module)
-		}
 	}
-	if v, ok := memPct(&prober.Sample{}); ok {
+	if v, ok := sensorOf("mem_pct").Read(&prober.Sample{}); ok {
 		t.Errorf("mem_pct without a total is %v", v)
 	}
 }
 
-func TestJudgeAllocates(t *testing.T) {
+func TestEvaluateAllocates(t *testing.T) {
 	e := engine(t, DefaultRules()...)
 	s := at(0, heated(50))
 	if n := testing.AllocsPerRun(100, func() { e.Evaluate(s) }); n != 0 {
@@ -359,11 +357,11 @@ func TestJudgeAllocates(t *testing.T) {
 	}
 }
 
-func BenchmarkJudge(b *testing.B) {
+func BenchmarkEvaluate(b *testing.B) {
 	many := make([]Rule, MaxRules)
 	for i := range many {
-		many[i] = Rule{ID: fmt.Sprint("r", i), Metric: metrics[i%len(metrics)].Name, Op: AtLeast, Level: Warn}
-		many[i].Threshold = min(metrics[i%len(metrics)].Max, 90)
+		many[i] = Rule{ID: fmt.Sprint("r", i), Metric: MetricNames()[i%len(metrics)], Op: AtLeast, Level: Warn}
+		many[i].Threshold = min(metrics[i%len(metrics)].Metric.Max, 90)
 	}
 	for _, rules := range [][]Rule{DefaultRules(), many} {
 		b.Run(fmt.Sprint("rules=", len(rules)), func(b *testing.B) {

@@ -116,15 +116,14 @@ func FuzzRule(f *testing.F) {
 		if Check([]Rule{r}) != nil {
 			return
 		}
-		m := metricOf(metric)
-		bad, well := m.Min, m.Max
+		figure := *sensorOf(metric)
+		bad, well := figure.Metric.Min, figure.Metric.Max
 		if r.Op.up() {
 			bad, well = well, bad
 		}
-		figure := *m
 		v := 0.0
-		figure.value = func(*prober.Sample) (float64, bool) { return v, true }
-		st := state{Rule: r, metric: &figure}
+		figure.Read = func(*prober.Sample) (float64, bool) { return v, true }
+		st := state{Rule: r, sensor: &figure}
 		for i, v0 := range []float64{well, bad, bad, well, well, bad} {
 			v = v0
 			ev, turned := st.judge(&prober.Sample{Mono: time.Duration(i)})

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"agentctl/prober"
 )
 
 // maxWait bounds For and ClearFor.
@@ -72,48 +74,40 @@ func (r *Rule) check(fail func(string, ...any)) {
 			fail("%s %v is outside 0s..%v", w.key, w.d, maxWait)
 		}
 	}
-	m := metricOf(r.Metric)
-	if m == nil {
-		fail("there is no metric %.40q; choose from %s", r.Metric, metricNames())
+	sensor := sensorOf(r.Metric)
+	if sensor == nil {
+		fail("there is no metric %.40q; choose from %s", r.Metric, strings.Join(MetricNames(), ", "))
 	}
 	if r.Op.words() == "" {
 		fail("op %.20q; choose >, >=, < or <=", r.Op)
 	}
-	if m != nil && r.Op.words() != "" {
-		r.checkThreshold(m, fail)
+	if sensor != nil && r.Op.words() != "" {
+		r.checkThreshold(&sensor.Metric, fail)
 	}
 }
 
 // checkThreshold refuses what can never be true, never be false, or never be cleared.
 // Each is written so that NaN fails.
-func (r *Rule) checkThreshold(m *metric, fail func(string, ...any)) {
+func (r *Rule) checkThreshold(m *prober.Metric, fail func(string, ...any)) {
 	in := func(v float64) bool { return v >= m.Min && v <= m.Max }
 	switch {
 	case !in(r.Threshold):
-		fail("threshold %v is outside %s of %s", r.Threshold, m.span(), m.Name)
+		fail("threshold %v is outside %s of %s", r.Threshold, rangeOf(m), m.Name)
 	case !r.Op.holds(m.Min, r.Threshold) && !r.Op.holds(m.Max, r.Threshold):
-		fail("%s %s %v can never be true: %s is %s", m.Name, r.Op, r.Threshold, m.Name, m.span())
+		fail("%s %s %v can never be true: %s is %s", m.Name, r.Op, r.Threshold, m.Name, rangeOf(m))
 	case r.Op.holds(m.Min, r.Threshold) && r.Op.holds(m.Max, r.Threshold):
-		fail("%s %s %v is always true: %s is %s", m.Name, r.Op, r.Threshold, m.Name, m.span())
+		fail("%s %s %v is always true: %s is %s", m.Name, r.Op, r.Threshold, m.Name, rangeOf(m))
 	case !(r.Hysteresis >= 0) || math.IsInf(r.Hysteresis, 0):
 		fail("hysteresis %v is not 0 or more", r.Hysteresis)
 	case r.Op.holds(m.Min, r.clearsAt()) && r.Op.holds(m.Max, r.clearsAt()):
-		fail("hysteresis %v is so large that it could never be cleared: %s is %s", r.Hysteresis, m.Name, m.span())
+		fail("hysteresis %v is so large that it could never be cleared: %s is %s", r.Hysteresis, m.Name, rangeOf(m))
 	}
 }
 
-// span is what a metric can be, in words.
-func (m *Metric) span() string {
-	if m.Max == unbounded {
+// rangeOf is what a metric can be, in words.
+func rangeOf(m *prober.Metric) string {
+	if m.Max == prober.Unbounded {
 		return fmt.Sprintf("%v and more", m.Min)
 	}
 	return fmt.Sprintf("%v..%v", m.Min, m.Max)
-}
-
-func metricNames() string {
-	names := make([]string, len(metrics))
-	for i := range metrics {
-		names[i] = metrics[i].Name
-	}
-	return strings.Join(names, ", ")
 }

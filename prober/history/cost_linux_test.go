@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"agentctl/prober"
 )
 
 // hours is a Store with a sample for each second of n hours, the last 200 in memory, and
@@ -21,10 +23,10 @@ import (
 func hours(t testing.TB, n int) *Store {
 	t.Helper()
 	s, c := open(t, Options{Path: filepath.Join(quickDir(t), "history.db"), MaxAge: 10 * 365 * 24 * time.Hour})
-	var readings []Reading
+	var readings []prober.Reading
 	for _, key := range keyNames[:9] {
 		if !strings.HasPrefix(key, "network.errors") { // there were none
-			readings = append(readings, Reading{key, 1})
+			readings = append(readings, reading(key, 1))
 		}
 	}
 	for i := range n * 3600 {

@@ -59,7 +59,7 @@ func recordForEver(path string) error {
 	for i := 0; ; i++ {
 		for range 25 {
 			c.step(time.Second)
-			s.Add(c.sample(i), Reading{"network.bytes_in_per_s", float64(i)})
+			s.Add(c.sample(i), reading("network.bytes_in_per_s", float64(i)))
 		}
 		if err := s.Flush(context.Background()); err != nil {
 			return err

@@ -23,7 +23,7 @@ func TestDocs(t *testing.T) {
 	s, c := open(t, Options{})
 	c.set(time.Now().UnixMilli() - 7000)
 	yes, used := true, 1.5
-	var notes moduleNotes
+	var modules moduleRecorder
 	for i := range 7 {
 		c.step(time.Second)
 		x := c.sample(100 * i)
@@ -34,7 +34,7 @@ func TestDocs(t *testing.T) {
 			Power:       &prober.Power{UnderVoltage: &yes, FreqCapped: &yes, Throttled: &yes, SoftTempLimit: &yes},
 			Wear:        &prober.Wear{UsedPct: &used, PreEOL: prober.EOLNormal},
 		}
-		s.Add(x, notes.of(x)...)
+		s.Add(x, modules.record(x)...)
 	}
 	flush(t, s)
 

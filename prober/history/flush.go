@@ -114,7 +114,7 @@ func (d *db) insert(samples []item[values], readings []item[int64], slot int64) 
 	}
 	for _, it := range readings {
 		if key := readingKey(it.id); !d.used[key] {
-			if _, err := d.exec(insertKey, int64(key), keyNames[key-1]); err != nil {
+			if _, err := d.exec(insertKey, int64(key), byID[key].Key); err != nil {
 				return err
 			}
 			d.used[key] = true

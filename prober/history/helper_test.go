@@ -117,7 +117,7 @@ func addReading(s *Store, of prober.Sample, key string, value float64) {
 		id = earlyID(memorySlot, s.mono())
 	}
 	s.seq++
-	s.addReadingLocked(id, Reading{key, value})
+	s.addReadingLocked(id, reading(key, value))
 	s.early = s.early || id < 0
 }
 
@@ -163,7 +163,7 @@ func query(t testing.TB, s *Store, q Query) []Row {
 	t.Helper()
 	var got []Row
 	err := s.Query(context.Background(), q, func(r Row) error {
-		r.Modules = append([]Reading(nil), r.Modules...)
+		r.Modules = append([]prober.Reading(nil), r.Modules...)
 		got = append(got, r)
 		return nil
 	})
@@ -237,3 +237,13 @@ func quickDir(t testing.TB) string {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
+
+// keyNames are the keys of the readings that are recorded.
+var keyNames = func() (keys []string) {
+	for _, s := range recordable {
+		keys = append(keys, s.Key)
+	}
+	return keys
+}()
+
+func reading(key string, v float64) prober.Reading { return prober.Reading{Key: key, Value: v} }

@@ -224,7 +224,7 @@ func (s *Store) SetRecording(on bool) {
 //
 // A reading's value is kept to three decimals. One with another key than those at Reading,
 // or whose value is no number, is dropped and counted.
-func (s *Store) Add(x prober.Sample, readings ...Reading) {
+func (s *Store) Add(x prober.Sample, readings ...prober.Reading) {
 	v, err := valuesOf(&x)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -252,9 +252,9 @@ func (s *Store) Add(x prober.Sample, readings ...Reading) {
 	s.early = s.early || id < 0
 }
 
-func (s *Store) addReadingLocked(id int64, r Reading) {
+func (s *Store) addReadingLocked(id int64, r prober.Reading) {
 	v, ok := milli(r.Value)
-	k := keyOf(r.Key)
+	k := idOf[r.Key]
 	if !ok || k == 0 {
 		s.stats.Dropped++
 		return

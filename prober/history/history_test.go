@@ -238,9 +238,9 @@ func TestModules(t *testing.T) {
 	s, c := open(t, Options{})
 	for i := range 20 {
 		c.step(time.Second)
-		readings := []Reading{{"network.bytes_in_per_s", float64(i) * 1.5}}
+		readings := []prober.Reading{reading("network.bytes_in_per_s", float64(i)*1.5)}
 		if i%5 == 0 {
-			readings = append(readings, Reading{"temperature.hottest_c", -40.125 + float64(i)})
+			readings = append(readings, reading("temperature.hottest_c", -40.125+float64(i)))
 		}
 		s.Add(c.sample(i), readings...)
 		if i == 11 {
@@ -250,8 +250,8 @@ func TestModules(t *testing.T) {
 	at := func(sec int64) int64 { return epoch + sec*1000 }
 	got := query(t, s, Query{FromMS: at(11), ToMS: at(12)})
 	want := fmt.Sprint([]Row{
-		{at(11), true, sampleAt(at(11), 10), []Reading{{"network.bytes_in_per_s", 15}, {"temperature.hottest_c", -30.125}}},
-		{at(12), true, sampleAt(at(12), 11), []Reading{{"network.bytes_in_per_s", 16.5}}},
+		{at(11), true, sampleAt(at(11), 10), []prober.Reading{reading("network.bytes_in_per_s", 15), reading("temperature.hottest_c", -30.125)}},
+		{at(12), true, sampleAt(at(12), 11), []prober.Reading{reading("network.bytes_in_per_s", 16.5)}},
 	})
 	if fmt.Sprint(got) != want {
 		t.Errorf("rows %v, want %v", got, want)
@@ -260,7 +260,7 @@ func TestModules(t *testing.T) {
 	for _, step := range []int64{10_000, 1 << 50} {
 		got = query(t, s, Query{FromMS: at(1), ToMS: at(15), StepMS: step, Modules: []string{"temperature", "network"}})
 		last := got[len(got)-1]
-		want := fmt.Sprint(Row{at(15), false, prober.Sample{}, []Reading{{"network.bytes_in_per_s", 21}, {"temperature.hottest_c", -30.125}}})
+		want := fmt.Sprint(Row{at(15), false, prober.Sample{}, []prober.Reading{reading("network.bytes_in_per_s", 21), reading("temperature.hottest_c", -30.125)}})
 		if step == 1<<50 && (fmt.Sprint(last) != want || len(got) != 1) {
 			t.Errorf("step %d: %v, want %v", step, got, want)
 		}
@@ -313,7 +313,7 @@ func TestHostileReadings(t *testing.T) {
 func TestNewNamesInAnOldFile(t *testing.T) {
 	s, c := open(t, Options{})
 	c.step(time.Second)
-	s.Add(c.sample(0), Reading{keyNames[0], 1})
+	s.Add(c.sample(0), reading(keyNames[0], 1))
 	flush(t, s)
 	err := s.use(func(d *db) error {
 		return d.run("INSERT INTO keys VALUES(255, 'later'); INSERT INTO readings SELECT id | 255, 7 FROM readings")
@@ -324,7 +324,7 @@ func TestNewNamesInAnOldFile(t *testing.T) {
 	s = reopen(t, s, c, "boot-1")
 	for range 20 {
 		c.step(time.Second)
-		s.Add(c.sample(0), Reading{"wear.pre_eol", 2})
+		s.Add(c.sample(0), reading("wear.pre_eol", 2))
 		flush(t, s)
 	}
 	for _, step := range []int64{0, 1, 1 << 40} {

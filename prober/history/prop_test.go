@@ -87,7 +87,7 @@ func (m *model) query(q Query, now int64) []Row {
 		}
 		r.Modules = nil
 		for _, key := range slices.Sorted(maps.Keys(values)) {
-			r.Modules = append(r.Modules, Reading{key, values[key]})
+			r.Modules = append(r.Modules, reading(key, values[key]))
 		}
 	}
 	if q.Limit > 0 && len(rows) > q.Limit {

@@ -23,21 +23,8 @@ type Query struct {
 type Row struct {
 	TSMS      int64
 	HasSample bool
-	Sample    prober.Sample // valid when HasSample; memory sizes in whole KiB
-	Modules   []Reading     // by name; valid until fn returns
-}
-
-// Reading is a value of another module:
-//
-//	network.bytes_in_per_s, network.bytes_out_per_s    mean since the one before
-//	network.errors_in, network.errors_out              since the one before, if there were any
-//	temperature.hottest_c
-//	power.under_voltage, power.freq_capped, power.throttled, power.soft_temp_limit    0 or 1
-//	wear.used_pct
-//	wear.pre_eol                                       0 normal, 1 warning, 2 urgent
-type Reading struct {
-	Key   string
-	Value float64
+	Sample    prober.Sample    // valid when HasSample; memory sizes in whole KiB
+	Modules   []prober.Reading // by key; valid until fn returns
 }
 
 const (
@@ -106,7 +93,7 @@ type reader struct {
 	flat    []item[int64] // their readings
 	pending group         // a bucket that may not be complete; its ts is 0 when there is none
 	last    []item[int64] // the readings of pending, by key
-	out     []Reading
+	out     []prober.Reading
 }
 
 // group is what was recorded at a time.
@@ -141,12 +128,13 @@ func (s *Store) newReader(q Query) (*reader, error) {
 	if known {
 		r.cursor = max(r.cursor, now-age.Milliseconds())
 	}
-	r.core = len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(m string) bool {
-		return slices.Contains([]string{"cpu", "mem", "memory", "disk", "load"}, m)
+	r.core = len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(name string) bool {
+		m, ok := prober.ModuleByName(name)
+		return ok && !m.IsOptional()
 	})
-	for i, name := range keyNames {
-		if len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(m string) bool { return name == m || strings.HasPrefix(name, m+".") }) {
-			r.want[i+1] = true
+	for _, s := range recordable {
+		if len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(m string) bool { return s.Key == m || strings.HasPrefix(s.Key, m+".") }) {
+			r.want[s.Record.ID] = true
 			r.nwant++
 		}
 	}
@@ -195,9 +183,9 @@ func (r *reader) emit(fn func(Row) error) (more bool, err error) {
 		}
 		r.out = r.out[:0]
 		for _, it := range g.readings {
-			r.out = append(r.out, Reading{keyNames[readingKey(it.id)-1], float64(it.v) / 1000})
+			r.out = append(r.out, prober.Reading{Key: byID[readingKey(it.id)].Key, Value: float64(it.v) / 1000})
 		}
-		slices.SortFunc(r.out, func(a, b Reading) int { return strings.Compare(a.Key, b.Key) })
+		slices.SortFunc(r.out, func(a, b prober.Reading) int { return strings.Compare(a.Key, b.Key) })
 		if len(r.out) > 0 {
 			row.Modules = r.out
 		}

@@ -56,7 +56,7 @@ var errAgain = errors.New("history: the cadence was changed")
 
 // watch adds samples and what belongs to them, except while recording is off.
 func (s *Store) watch(ctx context.Context, p Sampler) error {
-	var notes moduleNotes
+	var modules moduleRecorder
 	for {
 		every := p.Interval()
 		round, cancel := context.WithCancel(ctx)
@@ -70,7 +70,7 @@ func (s *Store) watch(ctx context.Context, p Sampler) error {
 			<-round.Done()
 		} else {
 			err = p.Watch(round, every, func(x prober.Sample) error {
-				s.Add(x, notes.of(x)...)
+				s.Add(x, modules.record(x)...)
 				if p.Interval() != every {
 					return errAgain
 				}

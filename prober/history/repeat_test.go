@@ -30,7 +30,7 @@ func TestAskedAgain(t *testing.T) {
 			busy := func(n int) {
 				for i := range n {
 					c.step(500 * time.Millisecond)
-					s.Add(c.sample(i), Reading{"network.bytes_in_per_s", float64(i)}, Reading{"temperature.hottest_c", float64(i % 7)})
+					s.Add(c.sample(i), reading("network.bytes_in_per_s", float64(i)), reading("temperature.hottest_c", float64(i%7)))
 				}
 			}
 			// ask collects an answer; between its rows the daemon goes on.

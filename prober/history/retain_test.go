@@ -41,7 +41,7 @@ func TestRetentionByHand(t *testing.T) {
 		fillFile(t, s, c, 3600)
 		for i := range 400 {
 			c.step(time.Second)
-			s.Add(c.sample(i), Reading{"network.bytes_in_per_s", 1}, Reading{"power.throttled", 0})
+			s.Add(c.sample(i), reading("network.bytes_in_per_s", 1), reading("power.throttled", 0))
 		}
 		flush(t, s)
 	}

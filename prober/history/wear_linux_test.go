@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"agentctl/prober"
 )
 
 // written is how many bytes a block device has taken so far.
@@ -48,10 +50,10 @@ func TestWear(t *testing.T) {
 	}
 	s, c := open(t, Options{Path: filepath.Join(dir, "history.db"), MaxAge: time.Duration(rows) * time.Second})
 	for _, day := range []string{"first day", "second day", "day with modules"} {
-		var readings []Reading
+		var readings []prober.Reading
 		if day == "day with modules" {
 			for i := range 7 {
-				readings = append(readings, Reading{Key: keyNames[i]})
+				readings = append(readings, reading(keyNames[i], 0))
 			}
 		}
 		settle()

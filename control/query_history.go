@@ -8,6 +8,8 @@ import (
 	"math"
 	"time"
 
+	"agentctl/prober"
+
 	"go.uber.org/zap"
 )
 
@@ -35,7 +37,7 @@ var (
 type query struct {
 	ss  *session
 	ask HistoryQuery // as it goes to Options.History
-	set modules
+	set prober.ModuleSet
 	max int // items, 0 for no limit
 	end int64
 
@@ -114,7 +116,7 @@ func (q *query) parse(f *fields) error {
 	if to == 0 && ok {
 		to = now // not later rows the second time
 	}
-	q.ask = HistoryQuery{FromMS: from, ToMS: to, StepMS: step, Modules: q.set.names()}
+	q.ask = HistoryQuery{FromMS: from, ToMS: to, StepMS: step, Modules: q.set.Names()}
 	q.max = int(min(limit, math.MaxInt32))
 	return nil
 }
@@ -151,7 +153,7 @@ func (q *query) appendItem(row *HistoryRow) int {
 		q.buf = append(q.buf, ',')
 	}
 	item := len(q.buf)
-	if q.buf = q.set.appendRow(q.buf, row); len(q.buf) == item {
+	if q.buf = appendRow(q.buf, q.set, row); len(q.buf) == item {
 		q.buf = q.buf[:begin]
 		return 0
 	}

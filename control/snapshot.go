@@ -1,0 +1,44 @@
+package control
+
+import (
+	"strings"
+
+	"agentctl/prober"
+)
+
+const defaultModules = prober.ModuleSet(1<<prober.ModuleCPU | 1<<prober.ModuleMemory)
+
+// moduleChoice lists the names of modules that a client may use.
+var moduleChoice = func() string {
+	var names []string
+	for m := range prober.NumModules {
+		name := m.String()
+		if m.Member() != name {
+			name += " (or " + m.Member() + ")"
+		}
+		names = append(names, name)
+	}
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " and " + names[last]
+}()
+
+// snapshotOf is what a sample says of the modules in set.
+func snapshotOf(s *prober.Sample, set prober.ModuleSet) Snapshot {
+	snap := Snapshot{TS: s.TSMS}
+	if set.Has(prober.ModuleCPU) {
+		snap.CPU = &CPU{s.CPUPct}
+	}
+	if set.Has(prober.ModuleMemory) {
+		snap.Memory = &Memory{Total: s.MemTotalBytes >> 20, Used: s.MemBytes >> 20}
+	}
+	if set.Has(prober.ModuleDisk) && s.DiskErr == nil {
+		snap.Disk = &Disk{s.DiskPct}
+	}
+	if set.Has(prober.ModuleLoad) {
+		snap.Load = &Load{s.Load1, s.Load5, s.Load15}
+	}
+	if s.Modules != nil {
+		snap.ModuleReadings = s.Modules.Only(set)
+	}
+	return snap
+}
