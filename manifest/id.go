@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"crypto/rand"
+	mathrand "math/rand/v2"
 	"strings"
 	"time"
 
@@ -22,6 +23,18 @@ func NewNodeID() string { return strings.ToLower(NewULID()) }
 // Its time part is informative only: nothing orders or expires by it.
 func NewULID() string {
 	return ulid.MustNew(ulid.Timestamp(time.Now()), rand.Reader).String()
+}
+
+// NewTraceID mints a W3C trace id: 32 hex digits, not all zero. It is no secret.
+func NewTraceID() string {
+	const hexDigits = "0123456789abcdef"
+	var b [32]byte
+	hi, lo := mathrand.Uint64(), mathrand.Uint64()|1
+	for i := range 16 {
+		b[15-i], b[31-i] = hexDigits[hi&15], hexDigits[lo&15]
+		hi, lo = hi>>4, lo>>4
+	}
+	return string(b[:])
 }
 
 // ValidNodeID reports whether s is a node id: 26 characters of lower case Crockford

@@ -3,26 +3,21 @@ package relay
 import (
 	"encoding/json"
 	"errors"
-	"io"
-	"mime"
 	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"agentctl/manifest"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
 	"agentctl/strictjson"
+	"agentctl/transport/edge"
 )
 
 // MaxBody bounds a request body, bytes.
 const MaxBody = 1 << 20
-
-// bodyTimeout bounds the reading of a request body.
-const bodyTimeout = 10 * time.Second
 
 // callBody is the body of POST /mcp/tools/call (RFC-0009 §3): these keys and no others.
 type callBody struct {
@@ -33,7 +28,7 @@ type callBody struct {
 // toolsCall is POST /mcp/tools/call. The order of the checks decides the code: size, token,
 // Content-Type and body, Accept, name, then the kernel's.
 func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
-	trace, traced := traceOf(req)
+	trace, traced := edge.TraceID(req)
 	var c *kernel.Caller
 	fail := func(status int, e *manifest.Error) {
 		rec := kernel.Record{Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: trace}
@@ -56,11 +51,11 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		fail(status, e)
 		return
 	}
-	if !jsonType(req.Header.Get("Content-Type")) {
+	if !edge.IsJSON(req.Header.Get("Content-Type")) {
 		bad(http.StatusBadRequest, "send Content-Type: application/json")
 		return
 	}
-	body, err := readBody(w, req)
+	body, err := edge.ReadBody(w, req, MaxBody)
 	if err != nil {
 		var large *http.MaxBytesError
 		if errors.As(err, &large) {
@@ -98,10 +93,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 	res, err := r.kernel.Call(req.Context(), kr)
 	if err != nil {
 		e := manifest.AsError(err)
-		if e.RetryAfterMS > 0 {
-			w.Header().Set("Retry-After", strconv.FormatInt((e.RetryAfterMS+999)/1000, 10))
-		}
-		r.writeError(w, httpStatus(e.Code), e, kr.TraceID)
+		r.writeError(w, edge.Status(e.Code), e, kr.TraceID)
 		return
 	}
 	if res.Stream != nil {
@@ -120,7 +112,7 @@ func (r *Relay) answerCall(w http.ResponseWriter, kr *kernel.Request, res *kerne
 		if res.RPCError.Code == invalidParams {
 			e = manifest.E(manifest.BadRequest, "the plugin refuses these arguments")
 		}
-		r.writeError(w, httpStatus(e.Code), e, kr.TraceID)
+		r.writeError(w, edge.Status(e.Code), e, kr.TraceID)
 		return
 	}
 	body := []byte(res.Structured)
@@ -140,7 +132,7 @@ func (r *Relay) answerCall(w http.ResponseWriter, kr *kernel.Request, res *kerne
 		}
 		status := http.StatusUnprocessableEntity
 		if json.Unmarshal(body, &own) == nil && slices.Contains(manifest.Codes, own.Error.Code) {
-			status = httpStatus(own.Error.Code)
+			status = edge.Status(own.Error.Code)
 		}
 		w.WriteHeader(status)
 	}
@@ -193,30 +185,6 @@ func pluginName(s string) bool {
 		}
 	}
 	return dots >= 1 && dots <= 2 && s[0] != '.' && s[len(s)-1] != '.' && !strings.Contains(s, "..") && !strings.HasPrefix(s, "system.")
-}
-
-// readBody reads the whole body, within the deadline that guard has set.
-func readBody(w http.ResponseWriter, req *http.Request) (b []byte, err error) {
-	body := http.MaxBytesReader(w, req.Body, MaxBody)
-	if n := req.ContentLength; n >= 0 {
-		b = make([]byte, n)
-		_, err = io.ReadFull(body, b)
-	} else {
-		b, err = io.ReadAll(body)
-	}
-	if err == nil {
-		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
-	}
-	return b, err
-}
-
-func jsonType(v string) bool {
-	if v == "application/json" {
-		return true
-	}
-	t, params, err := mime.ParseMediaType(v)
-	charset := params["charset"]
-	return err == nil && t == "application/json" && (charset == "" || strings.EqualFold(charset, "utf-8"))
 }
 
 // parseAccept tells which of the two answers a caller takes (RFC 9110 §12.5.1). No Accept,
@@ -280,19 +248,9 @@ func cutUnquoted(s string, sep byte) (before, after string, found bool) {
 	return s, "", false
 }
 
-// traceOf takes the trace id of a valid traceparent (W3C Trace Context), or makes one.
-func traceOf(req *http.Request) (id string, given bool) {
-	if tp := req.Header.Get("Traceparent"); tp != "" {
-		if id, ok := kernel.ParseTraceparent(tp); ok {
-			return id, true
-		}
-	}
-	return kernel.NewTraceID(), false
-}
-
 // caller proves who sends a request; the tenant comes from the token only.
 func (r *Relay) caller(req *http.Request) (*kernel.Caller, error) {
-	token, given := bearer(req)
+	token, given := edge.Bearer(req)
 	if !given && r.opt.Anonymous {
 		return &kernel.Caller{Tenant: auth.DefaultTenant, Actor: "anonymous", Transport: "http", Scopes: anonymousScopes}, nil
 	}
@@ -302,18 +260,6 @@ func (r *Relay) caller(req *http.Request) (*kernel.Caller, error) {
 	}
 	return &kernel.Caller{Tenant: id.Tenant, Actor: id.Subject, JTI: id.JTI, Transport: "http", Scopes: id.Scopes,
 		Active: func() error { return r.store.Active(id) }}, nil
-}
-
-// bearer is the token of a request, "" for none that is one (RFC 6750 §2.1); given tells
-// whether there was an Authorization header at all.
-func bearer(req *http.Request) (token string, given bool) {
-	h := req.Header["Authorization"]
-	if len(h) == 1 {
-		if scheme, rest, ok := strings.Cut(h[0], " "); ok && strings.EqualFold(scheme, "Bearer") {
-			token = strings.TrimLeft(rest, " ")
-		}
-	}
-	return token, len(h) > 0
 }
 
 // httpCaller is caller for the plain HTTP doors, and a sign of life.
@@ -348,7 +294,7 @@ var anonymousScopes = func() auth.Scopes {
 // denied answers a request whose token is not good.
 func (r *Relay) denied(w http.ResponseWriter, req *http.Request, err error) {
 	e, status := denial(err)
-	trace, _ := traceOf(req)
+	trace, _ := edge.TraceID(req)
 	r.audited(kernel.Record{Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: trace})
 	r.writeError(w, status, e, trace)
 }

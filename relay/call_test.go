@@ -7,6 +7,7 @@ import (
 	"unicode"
 
 	"agentctl/manifest"
+	"agentctl/transport/edge"
 )
 
 // Whatever Accept says: a stream is only given to who names its type, and how the header
@@ -101,11 +102,11 @@ func TestHTTPStatus(t *testing.T) {
 	want := map[manifest.Code]int{manifest.BadRequest: 400, manifest.ManifestInvalid: 422, manifest.SafetyDenied: 403, manifest.NodeOffline: 503,
 		manifest.DeadlineExceeded: 504, manifest.RateLimited: 429, manifest.Internal: 500}
 	for _, c := range manifest.Codes {
-		if got := httpStatus(c); got != want[c] {
+		if got := edge.Status(c); got != want[c] {
 			t.Errorf("%s: %d, want %d", c, got, want[c])
 		}
 	}
-	if got := httpStatus("E_NEW"); got != http.StatusInternalServerError {
+	if got := edge.Status("E_NEW"); got != http.StatusInternalServerError {
 		t.Errorf("an unknown code: %d", got)
 	}
 }

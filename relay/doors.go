@@ -9,6 +9,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/plugins/control"
 	"agentctl/strictjson"
+	"agentctl/transport/edge"
 )
 
 // Names of the ways in, as the control plane shows them.
@@ -38,7 +39,7 @@ func (d *doors) init(o *Options) {
 func (r *Relay) through(open *atomic.Bool, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !open.Load() {
-			trace, _ := traceOf(req)
+			trace, _ := edge.TraceID(req)
 			r.writeError(w, http.StatusServiceUnavailable, manifest.E(manifest.Internal, "the operator has closed this way in"), trace)
 			return
 		}

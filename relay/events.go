@@ -23,6 +23,7 @@ import (
 	"agentctl/relay/gateway"
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/control"
+	"agentctl/transport/edge"
 )
 
 // Parts of a relay that can be left out (Options.Only).
@@ -149,7 +150,7 @@ type identities struct{ r *Relay }
 
 // Authenticate implements gateway.Authenticator.
 func (i identities) Authenticate(req *http.Request) (gateway.Identity, error) {
-	token, _ := bearer(req)
+	token, _ := edge.Bearer(req)
 	id, err := i.r.store.Verify(token, auth.ClassAgent)
 	switch {
 	case errors.Is(err, auth.ErrMissing):

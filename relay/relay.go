@@ -14,10 +14,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +36,7 @@ import (
 	"agentctl/relay/plugins/process"
 	"agentctl/relay/plugins/tickets"
 	"agentctl/relay/stages"
+	"agentctl/transport/edge"
 	"agentctl/transport/link"
 	"agentctl/transport/sse"
 )
@@ -107,7 +106,7 @@ type Relay struct {
 	tls                       *certificate // nil: plain
 	public                    *url.URL
 	loopback                  bool
-	origins                   map[string]bool
+	edge                      *edge.Guard
 	ready                     atomic.Bool
 	onReady                   func()
 	open                      openStreams
@@ -124,7 +123,7 @@ func Open(opt Options) (r *Relay, err error) {
 	if opt.Logger == nil {
 		opt.Logger = zap.NewNop()
 	}
-	r = &Relay{opt: opt, log: opt.Logger, absence: newAbsence(), origins: make(map[string]bool), listener: opt.Listener}
+	r = &Relay{opt: opt, log: opt.Logger, absence: newAbsence(), listener: opt.Listener}
 	defer func() {
 		if err != nil {
 			_ = r.Close()
@@ -197,7 +196,7 @@ func (r *Relay) checkOptions() error {
 	if err != nil {
 		return fmt.Errorf("--listen %s is not HOST:PORT", o.Listen)
 	}
-	r.loopback = loopbackHost(host)
+	r.loopback = edge.IsLoopback(host)
 	if (o.TLSCert == "") != (o.TLSKey == "") {
 		return errors.New("--tls-cert and --tls-key go together")
 	}
@@ -219,7 +218,6 @@ func (r *Relay) checkOptions() error {
 		if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
 			return fmt.Errorf("--allow-origin %s is not of the form https://HOST[:PORT]", a)
 		}
-		r.origins[strings.ToLower(a)] = true
 	}
 	return nil
 }
@@ -249,12 +247,13 @@ func (r *Relay) join() error {
 	if r.public != nil { // a proxy on this machine may pass the public name on
 		hosts = append(hosts, r.public.Hostname())
 	}
+	r.edge = edge.NewGuard(edge.GuardOptions{CheckHost: r.loopback, Hosts: hosts, Origins: r.opt.AllowOrigin})
 	r.mcp = mcp.New(mcp.Options{
 		Kernel: r.kernel, Authenticate: r.mcpCaller, OnDenied: r.denied, Version: r.opt.Version, Logger: r.log,
-		AllowOrigin: r.opt.AllowOrigin, AllowHosts: hosts,
+		Guard:           r.edge,
 		OnSessionClosed: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
 	})
-	r.upgrader = link.NewUpgrader(r.originAllowed)
+	r.upgrader = link.NewUpgrader(r.edge.OriginAllowed)
 	return nil
 }
 
@@ -336,7 +335,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	r.runGateway(streams, &background, failed)
 	ms := r.server(r.metricsRoutes())
-	ms.ReadTimeout, ms.WriteTimeout = bodyTimeout, writeTimeout
+	ms.ReadTimeout, ms.WriteTimeout = edge.BodyTimeout, writeTimeout
 	if r.metricsListener != nil {
 		serving.Go(func() { failed <- ms.Serve(r.metricsListener) })
 	}
@@ -378,16 +377,7 @@ func (r *Relay) Run(ctx context.Context) error {
 const drainFor = 5 * time.Second
 
 func (r *Relay) server(h http.Handler) *http.Server {
-	s := &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          zap.NewStdLog(r.log.Named("http")),
-		Protocols:         new(http.Protocols),
-	}
-	s.Protocols.SetHTTP1(true) // streams need a connection of their own
-	return s
+	return edge.NewServer(h, zap.NewStdLog(r.log.Named("http")))
 }
 
 // Close gives the listeners and the state back; after Run it does nothing.
@@ -410,14 +400,6 @@ func (r *Relay) Close() error {
 		errs = append(errs, r.store.Close())
 	}
 	return errors.Join(errs...)
-}
-
-func loopbackHost(host string) bool {
-	if host == "localhost" {
-		return true
-	}
-	a, err := netip.ParseAddr(host)
-	return err == nil && a.IsLoopback()
 }
 
 // audited receives the kernel's records.

@@ -2,15 +2,14 @@ package relay
 
 import (
 	"encoding/json"
-	"net"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/transport/edge"
 	"agentctl/transport/link"
 )
 
@@ -28,7 +27,7 @@ func (r *Relay) routes() http.Handler {
 	mux.HandleFunc("GET /schemas/", r.schemas)                           // schema registry
 	mux.HandleFunc("GET "+metadataPath, r.resourceMeta)                  // RFC 9728
 	mux.HandleFunc("GET "+metadataPath+"/", r.resourceMeta)              // the same for /mcp
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { text(w, http.StatusOK, "ok\n") })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { edge.WriteText(w, http.StatusOK, "ok\n") })
 	mux.HandleFunc("GET /readyz", r.readyz)
 	return r.guard(mux)
 }
@@ -37,31 +36,20 @@ func (r *Relay) routes() http.Handler {
 func (r *Relay) guard(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		if req.ContentLength != 0 {
-			// Before it sends an answer, net/http waits for a body that nobody has read, and
-			// would do so without end. Whoever reads the body to its end lifts this.
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
-		}
-		origin := req.Header.Get("Origin")
-		preflight := req.Method == http.MethodOptions && origin != "" && req.Header.Get("Access-Control-Request-Method") != ""
+		edge.SetBodyDeadline(w, req, edge.BodyTimeout)
+		preflight := edge.IsPreflight(req)
 		if h, pattern := mux.Handler(req); !preflight && (pattern == "" || !mcpMethod(pattern, req.Method)) {
 			r.noRoute(w, req, h, pattern)
 			return
 		}
-		if !r.hostAllowed(req.Host) {
-			r.refuse(w, req, http.StatusForbidden, "this Host is not served here; a relay behind a name needs --public")
+		if err := r.edge.Check(req); err != nil {
+			r.refuse(w, req, http.StatusForbidden, err.Error())
 			return
 		}
-		if !r.originAllowed(req) && !sameOrigin(req) {
-			r.refuse(w, req, http.StatusForbidden, "this Origin may not call the relay; the operator can admit it with --allow-origin")
+		cors.SetHeaders(w.Header(), req)
+		if preflight {
+			w.WriteHeader(http.StatusNoContent)
 			return
-		}
-		if origin != "" {
-			cors(w, origin)
-			if preflight {
-				w.WriteHeader(http.StatusNoContent)
-				return
-			}
 		}
 		mux.ServeHTTP(w, req)
 	})
@@ -104,44 +92,15 @@ func (r *Relay) refuse(w http.ResponseWriter, req *http.Request, status int, mes
 	if status == http.StatusForbidden {
 		code = manifest.SafetyDenied
 	}
-	trace, _ := traceOf(req)
+	trace, _ := edge.TraceID(req)
 	r.writeError(w, status, manifest.E(code, message), trace)
 }
 
-func cors(w http.ResponseWriter, origin string) {
-	h := w.Header()
-	h.Set("Access-Control-Allow-Origin", origin)
-	h.Add("Vary", "Origin")
-	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS")
-	h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Accept, Last-Event-ID, MCP-Protocol-Version, Mcp-Session-Id, Mcp-Method, Mcp-Name, Traceparent, Agentctl-Meta")
-	h.Set("Access-Control-Expose-Headers", "Mcp-Session-Id, WWW-Authenticate, Agentctl-Meta")
-	h.Set("Access-Control-Max-Age", "600")
-}
-
-// originAllowed: requests without Origin are not a browser's cross-site ones.
-func (r *Relay) originAllowed(req *http.Request) bool {
-	o := req.Header.Get("Origin")
-	return o == "" || r.origins[strings.ToLower(o)]
-}
-
-// sameOrigin: a page that the relay itself has served, under a Host that was checked.
-func sameOrigin(req *http.Request) bool {
-	u, err := url.Parse(req.Header.Get("Origin"))
-	return err == nil && u.Host != "" && strings.EqualFold(u.Host, req.Host)
-}
-
-// hostAllowed keeps a page that resolves its own name to 127.0.0.1 away from a relay on
-// loopback. Elsewhere TLS and tokens do that.
-func (r *Relay) hostAllowed(host string) bool {
-	if !r.loopback {
-		return true
-	}
-	name := host
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		name = h
-	}
-	name = strings.ToLower(strings.Trim(name, "[]"))
-	return loopbackHost(name) || (r.public != nil && name == strings.ToLower(r.public.Hostname()))
+// cors is what pages of allowed origins may send and read.
+var cors = edge.CORS{
+	Methods: "GET, POST, DELETE, OPTIONS",
+	Headers: "Authorization, Content-Type, Accept, Last-Event-ID, MCP-Protocol-Version, Mcp-Session-Id, Mcp-Method, Mcp-Name, Traceparent, Agentctl-Meta",
+	Expose:  "Mcp-Session-Id, WWW-Authenticate, Agentctl-Meta",
 }
 
 func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
@@ -158,16 +117,10 @@ func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
 
 func (r *Relay) readyz(w http.ResponseWriter, _ *http.Request) {
 	if !r.ready.Load() {
-		text(w, http.StatusServiceUnavailable, "draining\n")
+		edge.WriteText(w, http.StatusServiceUnavailable, "draining\n")
 		return
 	}
-	text(w, http.StatusOK, "ready\n")
-}
-
-func text(w http.ResponseWriter, status int, body string) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.WriteHeader(status)
-	_, _ = w.Write([]byte(body))
+	edge.WriteText(w, http.StatusOK, "ready\n")
 }
 
 // schemas serves the registry: an index at /schemas/, one schema at /schemas/NAME@VERSION.
@@ -251,7 +204,7 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 	}
 	nodes, more, err := r.store.Nodes(req.Context(), c.Tenant, after, limit)
 	if err != nil {
-		trace, _ := traceOf(req)
+		trace, _ := edge.TraceID(req)
 		r.writeError(w, http.StatusInternalServerError, manifest.AsError(err), trace)
 		return
 	}

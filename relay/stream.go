@@ -10,6 +10,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/transport/edge"
 	"agentctl/transport/fanout"
 	"agentctl/transport/sse"
 )
@@ -33,7 +34,7 @@ func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel
 	if err != nil {
 		if errors.Is(err, sse.ErrDraining) {
 			e := &manifest.Error{Code: manifest.NodeOffline, Message: "the relay is stopping; connect again", RetryAfterMS: 1000}
-			r.writeError(w, httpStatus(e.Code), e, kr.TraceID)
+			r.writeError(w, edge.Status(e.Code), e, kr.TraceID)
 		}
 		return
 	}

@@ -30,6 +30,7 @@ import (
 	"agentctl/relay/auth"
 	"agentctl/relay/gateway"
 	"agentctl/term"
+	"agentctl/transport/edge"
 	"agentctl/transport/enroll"
 )
 
@@ -97,7 +98,7 @@ func (d *demo) run(ctx context.Context, listen string) (err error) {
 	host, port, err := net.SplitHostPort(listen)
 	if err == nil && host == "" {
 		listen = net.JoinHostPort("127.0.0.1", port)
-	} else if err == nil && !loopbackName(host) {
+	} else if err == nil && !edge.IsLoopback(host) {
 		return exit(exitUsage, "--listen %s: the demo is for this machine only; choose a port of 127.0.0.1", listen)
 	}
 	if err := d.open(listen); errors.Is(err, relay.ErrOptions) {

@@ -23,6 +23,7 @@ import (
 	"agentctl/config"
 	"agentctl/manifest"
 	"agentctl/term"
+	"agentctl/transport/edge"
 	"agentctl/transport/sse"
 )
 
@@ -63,7 +64,7 @@ func eventsURL(s, path string) (*url.URL, error) {
 
 // inTheClear: a token would be sent where others can read it.
 func inTheClear(u *url.URL, token string) bool {
-	return token != "" && u.Scheme == "http" && !loopbackName(u.Hostname())
+	return token != "" && u.Scheme == "http" && !edge.IsLoopback(u.Hostname())
 }
 
 func newEventsTail() *cobra.Command {

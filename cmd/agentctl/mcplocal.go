@@ -19,6 +19,7 @@ import (
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
 	"agentctl/relay/mcp"
+	"agentctl/transport/edge"
 )
 
 // localURL is where the local kernel is served: nowhere but in this process.
@@ -53,7 +54,7 @@ func openLocal(ctx context.Context, socket, agent string, log *zap.Logger) (*loc
 	if err := k.Load(b, false); err != nil {
 		return nil, exit(exitFailure, "%w", err)
 	}
-	h := mcp.New(mcp.Options{Kernel: k, Version: version, Logger: log, AllowHosts: []string{"board.local"},
+	h := mcp.New(mcp.Options{Kernel: k, Version: version, Logger: log, Guard: edge.NewGuard(edge.GuardOptions{CheckHost: true, Hosts: []string{"board.local"}}),
 		Authenticate: func(*http.Request) (*kernel.Caller, error) { // whoever may open the socket may ask
 			return &kernel.Caller{Tenant: auth.DefaultTenant, Actor: agent, Transport: "stdio", Scopes: scopes}, nil
 		}})

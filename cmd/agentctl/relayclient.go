@@ -17,6 +17,7 @@ import (
 
 	"agentctl/config"
 	"agentctl/manifest"
+	"agentctl/transport/edge"
 )
 
 // relayFlags name a relay and who calls it.
@@ -51,7 +52,7 @@ func (f *relayFlags) client() (*relayClient, error) {
 			return nil, exit(exitFailure, "%w", err)
 		}
 	}
-	if u.Scheme == "http" && c.token != "" && !loopbackName(u.Hostname()) {
+	if u.Scheme == "http" && c.token != "" && !edge.IsLoopback(u.Hostname()) {
 		return nil, exit(exitUsage, "refusing to send a token to %s in the clear; use https://", f.relay)
 	}
 	tlsConfig, err := config.ClientTLS(f.caFile)
@@ -64,14 +65,6 @@ func (f *relayFlags) client() (*relayClient, error) {
 	tr.ForceAttemptHTTP2 = false
 	c.http = &http.Client{Transport: tr}
 	return c, nil
-}
-
-func loopbackName(h string) bool {
-	if h == "localhost" {
-		return true
-	}
-	ip := net.ParseIP(h)
-	return ip != nil && ip.IsLoopback()
 }
 
 // do sends a request and returns an answer with status 2xx; every other end is an

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"agentctl/manifest"
@@ -16,7 +15,7 @@ import (
 // stream outlives the budget: it ends with ctx, by its Close, or by itself.
 func (k *Kernel) Call(ctx context.Context, r *Request) (*Result, error) {
 	if r.TraceID == "" {
-		r.TraceID = NewTraceID()
+		r.TraceID = manifest.NewTraceID()
 	}
 	k.resolve(r)
 	res, err := k.callInBudget(ctx, r)
@@ -247,18 +246,6 @@ func NodeDenied() *manifest.Error {
 	return &manifest.Error{Code: manifest.SafetyDenied, Message: "this token may not use that node", Reason: "tenant"}
 }
 
-// NewTraceID makes a W3C trace id: 32 hex digits, not all zero. It is no secret.
-func NewTraceID() string {
-	const hexDigits = "0123456789abcdef"
-	var b [32]byte
-	hi, lo := rand.Uint64(), rand.Uint64()|1
-	for i := range 16 {
-		b[15-i], b[31-i] = hexDigits[hi&15], hexDigits[lo&15]
-		hi, lo = hi>>4, lo>>4
-	}
-	return string(b[:])
-}
-
 // Read returns a resource's content for a caller who may see it. It is Call with
 // MethodRead.
 func (k *Kernel) Read(ctx context.Context, c *Caller, uri string) (*Resource, []byte, error) {
@@ -294,26 +281,4 @@ func (k *Kernel) MethodHandler(c *Caller, method string) (MethodHandler, bool) {
 		}
 	}
 	return nil, false
-}
-
-// ParseTraceparent takes the trace id out of a W3C traceparent header.
-func ParseTraceparent(tp string) (id string, ok bool) {
-	if len(tp) < 55 || tp[2] != '-' || tp[35] != '-' || tp[52] != '-' || (len(tp) > 55 && (tp[:2] == "00" || tp[55] != '-')) || tp[:2] == "ff" {
-		return "", false
-	}
-	id = tp[3:35]
-	if !lowerHex(tp[:2]) || !lowerHex(id) || !lowerHex(tp[36:52]) || !lowerHex(tp[53:55]) ||
-		id == "00000000000000000000000000000000" || tp[36:52] == "0000000000000000" {
-		return "", false
-	}
-	return id, true
-}
-
-func lowerHex(s string) bool {
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
 }

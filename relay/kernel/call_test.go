@@ -316,34 +316,6 @@ func TestRead(t *testing.T) {
 	})
 }
 
-func TestParseTraceparent(t *testing.T) {
-	const id, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-	tests := []struct {
-		in   string
-		want bool
-	}{
-		{"00-" + id + "-" + span + "-01", true},
-		{"01-" + id + "-" + span + "-01", true},
-		{"01-" + id + "-" + span + "-01-more", true},
-		{"00-" + id + "-" + span + "-01-more", false},
-		{"01-" + id + "-" + span + "-01more", false},
-		{"ff-" + id + "-" + span + "-01", false},
-		{"00-" + strings.ToUpper(id) + "-" + span + "-01", false},
-		{"00-" + strings.Repeat("0", 32) + "-" + span + "-01", false},
-		{"00-" + id + "-0000000000000000-01", false},
-		{"00-" + id + "-" + span + "-0g", false},
-		{"00-" + id + "-" + span, false},
-		{"00_" + id + "-" + span + "-01", false},
-		{"", false},
-	}
-	for _, tt := range tests {
-		got, ok := kernel.ParseTraceparent(tt.in)
-		if ok != tt.want || (ok && got != id) || (!ok && got != "") {
-			t.Errorf("ParseTraceparent(%q) = %q, %v", tt.in, got, ok)
-		}
-	}
-}
-
 func TestPanickingPlugin(t *testing.T) {
 	const canary = "the-message-of-the-caller"
 	p := simple("bad", "a", manifest.ScopeCallReadOnly)

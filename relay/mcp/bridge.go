@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -17,22 +15,23 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/transport/edge"
 )
 
 // servePost reads, checks and routes one POST.
 func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange) {
-	if !isJSON(r.Header.Get("Content-Type")) {
-		h.refuse(w, http.StatusBadRequest, manifest.BadRequest, "the Content-Type must be application/json")
+	if !edge.IsJSON(r.Header.Get("Content-Type")) {
+		h.refuse(w, r, http.StatusBadRequest, manifest.BadRequest, "the Content-Type must be application/json")
 		return
 	}
-	body, err := readBody(w, r, h.opts.MaxBody)
+	body, err := edge.ReadBody(w, r, h.opts.MaxBody)
 	if err != nil {
 		var big *http.MaxBytesError
 		if errors.As(err, &big) {
-			h.refuse(w, http.StatusRequestEntityTooLarge, manifest.BadRequest, "the request body is too large")
+			h.refuse(w, r, http.StatusRequestEntityTooLarge, manifest.BadRequest, "the request body is too large")
 			return
 		}
-		h.refuse(w, http.StatusBadRequest, manifest.BadRequest, "the request body ended early")
+		h.refuse(w, r, http.StatusBadRequest, manifest.BadRequest, "the request body ended early")
 		return
 	}
 	msgs, batch, err := scanBody(body)
@@ -49,7 +48,7 @@ func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange)
 		return
 	}
 	if !accepts(r.Header, "application/json") || !accepts(r.Header, "text/event-stream") {
-		h.refuse(w, http.StatusBadRequest, manifest.BadRequest, "the Accept header must name application/json and text/event-stream")
+		h.refuse(w, r, http.StatusBadRequest, manifest.BadRequest, "the Accept header must name application/json and text/event-stream")
 		return
 	}
 	modern := r.Header.Get(headerVersion) >= modernVersion
@@ -57,8 +56,8 @@ func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange)
 		modern = modern || msgs[i].version >= modernVersion
 		if msgs[i].method == "tools/list" && !mayListTools(x.caller) {
 			h.opts.Kernel.Audit(kernel.Record{Tenant: x.caller.Tenant, Actor: x.caller.Actor, Decision: kernel.Denied,
-				Code: manifest.SafetyDenied, Reason: "scope", TraceID: kernel.NewTraceID()})
-			h.refuse(w, http.StatusForbidden, manifest.SafetyDenied, "the token lacks tools:list and every tools:call scope")
+				Code: manifest.SafetyDenied, Reason: "scope", TraceID: manifest.NewTraceID()})
+			h.refuse(w, r, http.StatusForbidden, manifest.SafetyDenied, "the token lacks tools:list and every tools:call scope")
 			return
 		}
 	}
@@ -83,26 +82,10 @@ func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange)
 	case plain:
 		x.tenant.mux.serve(w, x, &msgs[0])
 	case !batch && msgs[0].method == "subscriptions/listen":
-		h.stream(w, x, func(w http.ResponseWriter) { serveSDK(h.modern, w, r, x, body) })
+		h.stream(w, r, x, func(w http.ResponseWriter) { serveSDK(h.modern, w, r, x, body) })
 	default:
 		serveSDK(h.modern, w, r, x, body)
 	}
-}
-
-// readBody reads a body of at most limit bytes within the deadline that ServeHTTP set.
-func readBody(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, err error) {
-	if n := r.ContentLength; n >= 0 && n <= 16<<10 {
-		body = make([]byte, n)
-		_, err = io.ReadFull(r.Body, body)
-	} else {
-		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, limit)) // grows with what has come
-	}
-	if err != nil {
-		w.Header().Set("Connection", "close") // and the deadline stays: nobody waits for the rest
-		return nil, err
-	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
-	return body, nil
 }
 
 // accepts tells whether Accept names a type, by itself or by a wildcard. Weights are not
@@ -211,7 +194,7 @@ func (t *tenant) initialize(ctx context.Context, x *exchange, req sdk.Request, n
 	}
 	s, err := t.h.registerSession(ss, x)
 	if err != nil {
-		return nil, rpcError(&manifest.Error{Code: manifest.RateLimited, Message: "too many sessions are open; retry later"}, kernel.NewTraceID())
+		return nil, rpcError(&manifest.Error{Code: manifest.RateLimited, Message: "too many sessions are open; retry later"}, manifest.NewTraceID())
 	}
 	res, err := next(ctx, "initialize", req)
 	if err != nil {
@@ -271,7 +254,7 @@ func RPCCode(c manifest.Code) int64 {
 
 // rpcError carries the envelope of the failure as its data.
 func rpcError(e *manifest.Error, trace string) error {
-	return &jsonrpc.Error{Code: RPCCode(e.Code), Message: string(e.Code) + ": " + e.Message, Data: appendError(nil, e, trace)}
+	return &jsonrpc.Error{Code: RPCCode(e.Code), Message: string(e.Code) + ": " + e.Message, Data: edge.AppendError(nil, e, trace)}
 }
 
 // rawJSON is JSON that is encoded as it stands.

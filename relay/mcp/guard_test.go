@@ -13,10 +13,11 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/transport/edge"
 )
 
 func TestGuard(t *testing.T) {
-	e := newEnv(t, Options{AllowOrigin: []string{"https://App.example"}, AllowHosts: []string{"relay.example"}})
+	e := newEnv(t, Options{Guard: edge.NewGuard(edge.GuardOptions{CheckHost: true, Hosts: []string{"relay.example"}, Origins: []string{"https://App.example"}})})
 	id := e.initialize("")
 	own := e.srv.Listener.Addr().String()
 	tests := []struct {

@@ -14,6 +14,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/transport/edge"
 )
 
 // Options configure a Handler. Kernel and Authenticate are required.
@@ -28,12 +29,9 @@ type Options struct {
 	OnSessionClosed func(session string)
 	Version         string      // of the relay, told to clients; default "dev"
 	Logger          *zap.Logger // default: none
-	// AllowOrigin lists origins ("https://app.example") that may send requests beside
-	// the page's own host. A request without Origin is not a browser's and passes.
-	AllowOrigin []string
-	// AllowHosts lists further values of the Host header (without port). On a loopback
-	// connection every other host than loopback's names is refused (DNS rebinding).
-	AllowHosts []string
+	// Guard checks Host and Origin. Default: the Host is a loopback name, and no page of
+	// another origin.
+	Guard *edge.Guard
 
 	MaxBody              int64         // bytes of a request; default 1 MiB
 	MaxTenants           int           // served at once; default 1024
@@ -66,7 +64,6 @@ const (
 type Handler struct {
 	opts             Options
 	log              *zap.Logger
-	guard            guard
 	impl             *sdk.Implementation
 	legacy           http.Handler // sessions
 	modern           http.Handler // no sessions: listen, and everything that the mux does not take
@@ -128,16 +125,18 @@ func New(opt Options) *Handler {
 	h := &Handler{
 		opts:        opt,
 		log:         opt.Logger,
-		guard:       newGuard(opt.AllowOrigin, opt.AllowHosts),
 		impl:        &sdk.Implementation{Name: "agentctl", Title: "agentctl relay", Version: opt.Version},
 		tenants:     make(map[string]*tenant),
 		sessions:    make(map[string]*session),
 		streams:     make(map[*exchange]*queued),
 		bodyTimeout: 10 * time.Second,
 	}
+	if h.opts.Guard == nil {
+		h.opts.Guard = edge.NewGuard(edge.GuardOptions{CheckHost: true})
+	}
 	if h.opts.OnDenied == nil {
-		h.opts.OnDenied = func(w http.ResponseWriter, _ *http.Request, err error) {
-			refuse(w, http.StatusUnauthorized, manifest.AsError(err))
+		h.opts.OnDenied = func(w http.ResponseWriter, r *http.Request, err error) {
+			refuse(w, r, http.StatusUnauthorized, manifest.AsError(err))
 		}
 	}
 	h.serverMeta = serverMeta(h.impl)
@@ -257,22 +256,20 @@ func (x *exchange) sessionID() string {
 // ServeHTTP answers one request. The order of the checks decides the status: method,
 // origin and host, size, token, content type and strict body, then the protocol's own.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.ContentLength != 0 { // also when it is not read here: net/http waits for what is left
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.bodyTimeout))
-	}
+	edge.SetBodyDeadline(w, r, h.bodyTimeout)
 	switch r.Method {
 	case http.MethodGet, http.MethodPost, http.MethodDelete:
 	default:
 		w.Header().Set("Allow", "GET, POST, DELETE")
-		h.refuse(w, http.StatusMethodNotAllowed, manifest.BadRequest, "this method is not allowed here; use POST")
+		h.refuse(w, r, http.StatusMethodNotAllowed, manifest.BadRequest, "this method is not allowed here; use POST")
 		return
 	}
-	if msg := h.guard.check(r); msg != "" {
-		h.refuse(w, http.StatusForbidden, manifest.SafetyDenied, msg)
+	if err := h.opts.Guard.Check(r); err != nil {
+		h.refuse(w, r, http.StatusForbidden, manifest.SafetyDenied, err.Error())
 		return
 	}
 	if r.ContentLength > h.opts.MaxBody {
-		h.refuse(w, http.StatusRequestEntityTooLarge, manifest.BadRequest, "the request body is too large")
+		h.refuse(w, r, http.StatusRequestEntityTooLarge, manifest.BadRequest, "the request body is too large")
 		return
 	}
 	caller, err := h.opts.Authenticate(r)
@@ -288,11 +285,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			status = http.StatusTooManyRequests
 		}
 		h.count.refused.Add(1)
-		refuse(w, status, e)
+		refuse(w, r, status, e)
 		return
 	}
 	defer t.release()
-	x := &exchange{caller: caller, tenant: t, ctx: r.Context(), traceID: traceOf(r.Header.Get("Traceparent"))}
+	x := &exchange{caller: caller, tenant: t, ctx: r.Context(), traceID: edge.CallerTraceID(r)}
 	x.flatNames = strings.Contains(r.URL.RawQuery, "names=flat") && r.URL.Query().Get("names") == "flat"
 	if r.Method == http.MethodPost {
 		h.servePost(w, r, x)
@@ -300,7 +297,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Header.Get(headerVersion) >= modernVersion {
 		w.Header().Set("Allow", "POST")
-		h.refuse(w, http.StatusMethodNotAllowed, manifest.BadRequest, "this protocol version knows POST only")
+		h.refuse(w, r, http.StatusMethodNotAllowed, manifest.BadRequest, "this protocol version knows POST only")
 		return
 	}
 	h.count.legacy.Add(1)
@@ -357,7 +354,7 @@ func (h *Handler) addTenant(name string) (*tenant, *manifest.Error) {
 	return t, nil
 }
 
-func (h *Handler) refuse(w http.ResponseWriter, status int, code manifest.Code, message string) {
+func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, code manifest.Code, message string) {
 	h.count.refused.Add(1)
-	refuse(w, status, manifest.E(code, message))
+	refuse(w, r, status, manifest.E(code, message))
 }

@@ -50,13 +50,13 @@ func methodError(method string, req sdk.Request, err error) error {
 	if r, ok := req.GetParams().(*sdk.ReadResourceParams); ok && errors.Is(err, kernel.ErrNoResource) {
 		return resourceNotFound(r.URI)
 	}
-	return rpcError(manifest.AsError(err), kernel.NewTraceID())
+	return rpcError(manifest.AsError(err), manifest.NewTraceID())
 }
 
 // wrapResult adds to a plugin's result what the era wants and the plugin left out.
 func (t *tenant) wrapResult(x *exchange, method string, data []byte) (sdk.Result, error) {
 	if !json.Valid(data) || data[skipSpace(data, 0)] != '{' {
-		return nil, rpcError(manifest.E(manifest.Internal, "a plugin answered with no JSON object"), kernel.NewTraceID())
+		return nil, rpcError(manifest.E(manifest.Internal, "a plugin answered with no JSON object"), manifest.NewTraceID())
 	}
 	kind, ttl := "complete", int64(-1)
 	switch method {

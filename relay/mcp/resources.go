@@ -134,7 +134,7 @@ func (t *tenant) watchResource(x *exchange, uri string) (release func(), err err
 	t.mu.Lock()
 	if t.watchCounts[uri] == 0 && len(t.watchCounts) >= maxWatchedPerTenant {
 		t.mu.Unlock()
-		return nil, rpcError(errTooManyWatches, kernel.NewTraceID())
+		return nil, rpcError(errTooManyWatches, manifest.NewTraceID())
 	}
 	t.watchCounts[uri]++
 	t.mu.Unlock()
@@ -156,7 +156,7 @@ func (t *tenant) watchResource(x *exchange, uri string) (release func(), err err
 	case errors.Is(err, kernel.ErrNotWatchable):
 		return nil, invalidParams("this resource does not report changes; read it instead")
 	}
-	return nil, rpcError(errTooManyWatches, kernel.NewTraceID())
+	return nil, rpcError(errTooManyWatches, manifest.NewTraceID())
 }
 
 // subscribe is resources/subscribe of a session. The session's table holds the watch, so
@@ -185,7 +185,7 @@ func (t *tenant) subscribe(x *exchange, uri string) (sdk.Result, error) {
 		release()
 	}
 	if full {
-		return nil, rpcError(manifest.E(manifest.RateLimited, "this session watches as many resources as it may; unsubscribe from one"), kernel.NewTraceID())
+		return nil, rpcError(manifest.E(manifest.RateLimited, "this session watches as many resources as it may; unsubscribe from one"), manifest.NewTraceID())
 	}
 	return emptyResult(), nil
 }

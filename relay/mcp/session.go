@@ -163,7 +163,7 @@ func (h *Handler) serveSessionPost(w http.ResponseWriter, r *http.Request, x *ex
 		refuseRPC(w, http.StatusBadRequest, msgs[0].id, codeInvalidRequest, "this request needs an Mcp-Session-Id; send initialize first")
 	case !h.hasSessionCapacity(x.tenant):
 		h.count.refused.Add(1)
-		refuse(w, http.StatusTooManyRequests, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 60_000,
+		refuse(w, r, http.StatusTooManyRequests, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 60_000,
 			Message: "too many sessions are open; end some with DELETE or use protocol version " + modernVersion, Reason: "sessions"})
 	default:
 		serveSDK(h.legacy, w, r, x, body)
@@ -201,12 +201,12 @@ func (h *Handler) findSession(r *http.Request, x *exchange) *session {
 // serveSessionMethod serves GET (the session's stream) and DELETE (its end).
 func (h *Handler) serveSessionMethod(w http.ResponseWriter, r *http.Request, x *exchange) {
 	if r.Header.Get(headerSession) == "" {
-		h.refuse(w, http.StatusBadRequest, manifest.BadRequest, "this request needs an Mcp-Session-Id; POST initialize first")
+		h.refuse(w, r, http.StatusBadRequest, manifest.BadRequest, "this request needs an Mcp-Session-Id; POST initialize first")
 		return
 	}
 	s := h.findSession(r, x)
 	if s == nil {
-		h.refuse(w, http.StatusNotFound, manifest.BadRequest, "no such session; initialize again")
+		h.refuse(w, r, http.StatusNotFound, manifest.BadRequest, "no such session; initialize again")
 		return
 	}
 	if r.Method == http.MethodDelete {
@@ -215,11 +215,11 @@ func (h *Handler) serveSessionMethod(w http.ResponseWriter, r *http.Request, x *
 		return
 	}
 	if !accepts(r.Header, "text/event-stream") {
-		h.refuse(w, http.StatusBadRequest, manifest.BadRequest, "the Accept header must name text/event-stream")
+		h.refuse(w, r, http.StatusBadRequest, manifest.BadRequest, "the Accept header must name text/event-stream")
 		return
 	}
 	x.session = s
-	h.stream(w, x, func(w http.ResponseWriter) {
+	h.stream(w, r, x, func(w http.ResponseWriter) {
 		if !s.attach(x) {
 			http.Error(w, "session ended", http.StatusNotFound)
 			return

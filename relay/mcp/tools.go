@@ -12,6 +12,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/transport/edge"
 )
 
 // listTools renders one page of the tools that the caller may call, in the order of
@@ -189,7 +190,7 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolReq
 	kr.Meta = metaOf(p.Meta)
 	kr.TraceID = x.traceID
 	if tp, ok := p.Meta["traceparent"].(string); ok {
-		if id := traceOf(tp); id != "" {
+		if id, ok := edge.ParseTraceparent(tp); ok {
 			kr.TraceID = id
 		}
 	}
@@ -291,7 +292,7 @@ func appendText[S ~string | ~[]byte](b []byte, text S) []byte {
 
 // renderError renders one of our errors as a tool's result, in the shape it has everywhere.
 func (t *tenant) renderError(x *exchange, e *manifest.Error, trace string) sdk.Result {
-	body := appendError(nil, e, trace)
+	body := edge.AppendError(nil, e, trace)
 	b := &objectBuilder{b: make([]byte, 0, 384+3*len(body))}
 	b.key("content")
 	b.b = append(appendText(append(b.b, '['), body), ']')

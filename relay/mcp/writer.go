@@ -160,7 +160,7 @@ func (q *queued) close() {
 
 // stream runs serve with a writer that cannot block it, and registers the stream so that
 // it ends when its token does.
-func (h *Handler) stream(w http.ResponseWriter, x *exchange, serve func(http.ResponseWriter)) {
+func (h *Handler) stream(w http.ResponseWriter, r *http.Request, x *exchange, serve func(http.ResponseWriter)) {
 	x.ctx, x.cancel = context.WithCancel(x.ctx)
 	defer x.cancel()
 	q := &queued{w: w, rc: http.NewResponseController(w), last: time.Now(), cut: x.cancel, lost: func() { h.count.cut.Add(1) }}
@@ -173,7 +173,7 @@ func (h *Handler) stream(w http.ResponseWriter, x *exchange, serve func(http.Res
 	h.mu.Unlock()
 	if !ok {
 		h.count.refused.Add(1)
-		refuse(w, http.StatusTooManyRequests, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 10_000,
+		refuse(w, r, http.StatusTooManyRequests, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 10_000,
 			Message: "too many streams are open; retry later", Reason: "streams"})
 		return
 	}

@@ -1,10 +1,8 @@
 package stages
 
 import (
-	"container/list"
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -12,6 +10,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 	"agentctl/strictjson"
+	"agentctl/transport/edge"
 )
 
 // Bounds of rate.
@@ -36,18 +35,7 @@ type limiter struct {
 		Limits  []rateLimit `json:"limits"`
 		MaxKeys int         `json:"max_keys"`
 	}
-	tables []table // one a limit
-}
-
-type table struct {
-	mu    sync.Mutex // protects the fields below
-	keys  map[string]*list.Element
-	order *list.List // of *bucket, the one used last in front
-}
-
-type bucket struct {
-	key   string
-	limit *rate.Limiter
+	buckets []*edge.Limiter // one for each of cfg.Limits
 }
 
 func newRate(_ *env, config []byte) (stage, error) {
@@ -64,9 +52,8 @@ func newRate(_ *env, config []byte) (stage, error) {
 	if err == nil && (l.cfg.MaxKeys < 1 || l.cfg.MaxKeys > maxKeys) {
 		err = wrong("rate.max_keys", wantKeys)
 	}
-	l.tables = make([]table, len(l.cfg.Limits))
-	for i := range l.tables {
-		l.tables[i].keys, l.tables[i].order = make(map[string]*list.Element), list.New()
+	for range l.cfg.Limits {
+		l.buckets = append(l.buckets, edge.NewLimiter(l.cfg.MaxKeys, true))
 	}
 	return l, err
 }
@@ -105,8 +92,8 @@ func (l *limiter) wrap(next kernel.Handler) kernel.Handler {
 // take spends one token of every limit, or none and tells how long to wait.
 func (l *limiter) take(r *kernel.Request, now time.Time) time.Duration {
 	var taken [maxLimits]*rate.Reservation
-	for i := range l.tables {
-		res := l.bucket(i, key(l.cfg.Limits[i].Per, r)).ReserveN(now, 1)
+	for i, limit := range l.cfg.Limits {
+		res := l.buckets[i].Bucket(key(limit.Per, r), limit.RPS, limit.Burst, now).ReserveN(now, 1)
 		if wait := res.DelayFrom(now); wait > 0 {
 			res.CancelAt(now)
 			for _, t := range taken[:i] {
@@ -127,22 +114,4 @@ func key(per string, r *kernel.Request) string {
 		return r.Caller.Tenant
 	}
 	return r.Plugin()
-}
-
-func (l *limiter) bucket(i int, key string) *rate.Limiter {
-	t := &l.tables[i]
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if e, ok := t.keys[key]; ok {
-		t.order.MoveToFront(e)
-		return e.Value.(*bucket).limit
-	}
-	if len(t.keys) >= l.cfg.MaxKeys {
-		oldest := t.order.Back()
-		delete(t.keys, oldest.Value.(*bucket).key)
-		t.order.Remove(oldest)
-	}
-	b := &bucket{key, rate.NewLimiter(rate.Limit(l.cfg.Limits[i].RPS), l.cfg.Limits[i].Burst)}
-	t.keys[key] = t.order.PushFront(b)
-	return b.limit
 }

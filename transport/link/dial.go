@@ -7,11 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"strings"
 
 	"github.com/gorilla/websocket"
+
+	"agentctl/transport/edge"
 )
 
 // DialOptions configure Dial.
@@ -39,7 +40,7 @@ func NormalizeRelayURL(raw string) (string, error) {
 		u.Scheme = "wss"
 	case "http", "ws":
 		u.Scheme = "ws"
-		if !loopbackHost(u.Hostname()) {
+		if !edge.IsLoopback(u.Hostname()) {
 			return "", fmt.Errorf("relay URL %q: %w", raw, ErrInsecure)
 		}
 	default:
@@ -49,14 +50,6 @@ func NormalizeRelayURL(raw string) (string, error) {
 		u.Path = strings.TrimSuffix(u.Path, "/") + Path
 	}
 	return u.String(), nil
-}
-
-func loopbackHost(host string) bool {
-	if host == "localhost" {
-		return true
-	}
-	a, err := netip.ParseAddr(host)
-	return err == nil && a.IsLoopback()
 }
 
 // Dial opens the WebSocket of a link. HTTPS_PROXY and NO_PROXY are honoured.

@@ -223,7 +223,7 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 	token, done := c.follow(ctx, r.Session)
 	defer done()
 	meta := map[string]any{
-		"traceparent":     "00-" + r.TraceID + "-" + kernel.NewTraceID()[:16] + "-01",
+		"traceparent":     "00-" + r.TraceID + "-" + manifest.NewTraceID()[:16] + "-01",
 		"agentctl/caller": map[string]string{"agent_id": r.Caller.Actor, "tenant": r.Caller.Tenant},
 	}
 	if token != 0 {

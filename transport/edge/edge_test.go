@@ -1,0 +1,268 @@
+package edge
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"agentctl/manifest"
+)
+
+func TestIsLoopback(t *testing.T) {
+	for host, want := range map[string]bool{
+		"localhost": true, "LocalHost": true, "127.0.0.1": true, "127.9.9.9": true, "::1": true, "::ffff:127.0.0.1": true,
+		"": false, "0.0.0.0": false, "::": false, "10.0.0.1": false, "localhost.example": false, "127.0.0.1.example": false, "127.1": false,
+	} {
+		if got := IsLoopback(host); got != want {
+			t.Errorf("IsLoopback(%q) = %v, want %v", host, got, want)
+		}
+	}
+}
+
+func TestGuard(t *testing.T) {
+	g := NewGuard(GuardOptions{CheckHost: true, Hosts: []string{"Relay.Example"}, Origins: []string{"https://App.example", "https://slash.example/"}})
+	tests := []struct {
+		name    string
+		host    string
+		origins []string
+		want    error
+	}{
+		{"a program", "127.0.0.1:8460", nil, nil},
+		{"localhost in capitals", "LOCALHOST", nil, nil},
+		{"IPv6 loopback", "[::1]:8460", nil, nil},
+		{"IPv6 loopback without port", "[::1]", nil, nil},
+		{"the public name", "relay.EXAMPLE:443", nil, nil},
+		{"a rebound name", "evil.example:8460", nil, ErrHost},
+		{"a rebound name, same origin", "evil.example", []string{"http://evil.example"}, ErrHost},
+		{"a name that starts like loopback", "127.0.0.1.evil.example", nil, ErrHost},
+		{"no host", "", nil, ErrHost},
+		{"the page of this server", "127.0.0.1:8460", []string{"http://127.0.0.1:8460"}, nil},
+		{"the page of this server in capitals", "localhost:1", []string{"HTTP://LOCALHOST:1"}, nil},
+		{"an allowed origin", "localhost", []string{"https://app.example"}, nil},
+		{"an allowed origin in capitals", "localhost", []string{"HTTPS://APP.EXAMPLE"}, nil},
+		{"an origin allowed with a slash", "localhost", []string{"https://slash.example"}, nil},
+		{"an allowed host by another scheme", "localhost", []string{"http://app.example"}, ErrOrigin},
+		{"another port", "127.0.0.1:8460", []string{"http://127.0.0.1:1"}, ErrOrigin},
+		{"an opaque origin", "localhost", []string{"null"}, ErrOrigin},
+		{"an empty origin", "localhost", []string{""}, ErrOrigin},
+		{"two origins", "localhost", []string{"https://app.example", "https://app.example"}, ErrOrigin},
+	}
+	for _, tt := range tests {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Host, r.Header["Origin"] = tt.host, tt.origins
+		if err := g.Check(r); !errors.Is(err, tt.want) {
+			t.Errorf("%s: got %v, want %v", tt.name, err, tt.want)
+		}
+	}
+	r := httptest.NewRequest("GET", "http://any.example/", nil)
+	if err := NewGuard(GuardOptions{}).Check(r); err != nil {
+		t.Errorf("without CheckHost: %v", err)
+	}
+}
+
+func TestCORS(t *testing.T) {
+	c := CORS{Methods: "GET", Headers: "Authorization", Expose: "Retry-After"}
+	h := make(http.Header)
+	r := httptest.NewRequest("GET", "/", nil)
+	if c.SetHeaders(h, r); len(h) != 0 {
+		t.Errorf("without Origin: %v", h)
+	}
+	r.Header.Set("Origin", "https://App.example")
+	c.SetHeaders(h, r)
+	if h.Get("Access-Control-Allow-Origin") != "https://App.example" || h.Get("Vary") != "Origin" ||
+		h.Get("Access-Control-Expose-Headers") != "Retry-After" || h.Get("Access-Control-Allow-Methods") != "" {
+		t.Errorf("with Origin: %v", h)
+	}
+	r.Method = http.MethodOptions
+	r.Header.Set("Access-Control-Request-Method", "GET")
+	c.SetHeaders(h, r)
+	if h.Get("Access-Control-Allow-Methods") != "GET" || h.Get("Access-Control-Allow-Headers") != "Authorization" || h.Get("Access-Control-Max-Age") != "600" {
+		t.Errorf("preflight: %v", h)
+	}
+}
+
+func TestBearer(t *testing.T) {
+	tests := []struct {
+		header []string
+		token  string
+		given  bool
+	}{
+		{nil, "", false},
+		{[]string{"Bearer a.b.c"}, "a.b.c", true},
+		{[]string{"bearer  a.b.c"}, "a.b.c", true},
+		{[]string{"Basic a.b.c"}, "", true},
+		{[]string{"Bearer"}, "", true},
+		{[]string{""}, "", true},
+		{[]string{"Bearer a", "Bearer b"}, "", true},
+	}
+	for _, tt := range tests {
+		r := httptest.NewRequest("GET", "/", nil)
+		if tt.header != nil {
+			r.Header["Authorization"] = tt.header
+		}
+		if token, given := Bearer(r); token != tt.token || given != tt.given {
+			t.Errorf("%q: got %q, %v", tt.header, token, given)
+		}
+	}
+}
+
+func TestParseTraceparent(t *testing.T) {
+	const id, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	tests := []struct {
+		in   string
+		want bool
+	}{
+		{"00-" + id + "-" + span + "-01", true},
+		{"01-" + id + "-" + span + "-01", true},
+		{"01-" + id + "-" + span + "-01-more", true},
+		{"00-" + id + "-" + span + "-01-more", false},
+		{"01-" + id + "-" + span + "-01more", false},
+		{"ff-" + id + "-" + span + "-01", false},
+		{"00-" + strings.ToUpper(id) + "-" + span + "-01", false},
+		{"00-" + strings.Repeat("0", 32) + "-" + span + "-01", false},
+		{"00-" + id + "-0000000000000000-01", false},
+		{"00-" + id + "-not a parent id-01", false},
+		{"00-" + id + "-" + span + "-0g", false},
+		{"00-" + id + "-" + span, false},
+		{"00-" + id, false},
+		{"00_" + id + "-" + span + "-01", false},
+		{"", false},
+	}
+	for _, tt := range tests {
+		got, ok := ParseTraceparent(tt.in)
+		if ok != tt.want || (ok && got != id) || (!ok && got != "") {
+			t.Errorf("ParseTraceparent(%q) = %q, %v", tt.in, got, ok)
+		}
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Header["Traceparent"] = []string{tt.in}
+		if got, fromCaller := TraceID(r); fromCaller != tt.want || len(got) != 32 || (got == id) != tt.want {
+			t.Errorf("TraceID of %q = %q, %v", tt.in, got, fromCaller)
+		}
+		r.Header.Add("Traceparent", tt.in)
+		if got := CallerTraceID(r); got != "" {
+			t.Errorf("CallerTraceID of %q, twice = %q", tt.in, got)
+		}
+	}
+}
+
+func TestIsJSON(t *testing.T) {
+	for contentType, want := range map[string]bool{
+		"application/json": true, "Application/JSON": true, "application/json; charset=UTF-8": true, "application/json;x=y": true,
+		"": false, "text/plain": false, "application/json; charset=utf-16": false, "application/x-www-form-urlencoded": false, "application/jsonp": false,
+	} {
+		if got := IsJSON(contentType); got != want {
+			t.Errorf("IsJSON(%q) = %v, want %v", contentType, got, want)
+		}
+	}
+}
+
+func TestReadBody(t *testing.T) {
+	const limit = 64 << 10
+	tests := []struct {
+		name     string
+		body     io.Reader
+		length   int64 // as the header says; -1: unknown
+		want     int
+		tooLarge bool
+	}{
+		{"small", strings.NewReader("12345"), 5, 5, false},
+		{"empty", strings.NewReader(""), 0, 0, false},
+		{"of unknown length", strings.NewReader(strings.Repeat("x", 100)), -1, 100, false},
+		{"at the limit", strings.NewReader(strings.Repeat("x", limit)), limit, limit, false},
+		{"above the limit", strings.NewReader(strings.Repeat("x", limit+1)), -1, -1, true},
+		{"shorter than it said", strings.NewReader("123"), 5, -1, false},
+		{"broken", io.MultiReader(strings.NewReader("123"), broken{}), -1, -1, false},
+	}
+	for _, tt := range tests {
+		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/", tt.body)
+		r.ContentLength = tt.length
+		body, err := ReadBody(w, r, limit)
+		if (err == nil) != (tt.want >= 0) || (err == nil && len(body) != tt.want) {
+			t.Errorf("%s: %d bytes, %v", tt.name, len(body), err)
+		}
+		var large *http.MaxBytesError
+		if errors.As(err, &large) != tt.tooLarge || (err != nil) != (w.Header().Get("Connection") == "close") {
+			t.Errorf("%s: %v, %v", tt.name, err, w.Header())
+		}
+	}
+}
+
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+func TestWriteError(t *testing.T) {
+	e := &manifest.Error{Code: manifest.RateLimited, Message: `too "fast"`, RetryAfterMS: 1001, Reason: "rate"}
+	w := httptest.NewRecorder()
+	SetChallenge(w.Header(), "agentctl", true, "https://relay.example/meta")
+	WriteError(w, Status(e.Code), e, "0af7651916cd43dd8448eb211c80319c")
+	const body = `{"error":{"code":"E_RATE_LIMITED","message":"too \"fast\"","retryable":true,"retry_after_ms":1001,"trace_id":"0af7651916cd43dd8448eb211c80319c"}}` + "\n"
+	if w.Code != 429 || w.Body.String() != body {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	for key, want := range map[string]string{
+		"Retry-After": "2", "Content-Type": "application/json", "Cache-Control": "no-store",
+		"WWW-Authenticate": `Bearer realm="agentctl", error="invalid_token", resource_metadata="https://relay.example/meta"`,
+	} {
+		if got := w.Header().Get(key); got != want {
+			t.Errorf("%s: got %q, want %q", key, got, want)
+		}
+	}
+	SetChallenge(w.Header(), "agentctl events", false, "")
+	if got := w.Header().Get("WWW-Authenticate"); got != `Bearer realm="agentctl events"` {
+		t.Errorf("challenge %q", got)
+	}
+}
+
+// TestLimiterRefusesWhenFull checks the Limiter of keys that must not be forgotten while
+// they owe something.
+func TestLimiterRefusesWhenFull(t *testing.T) {
+	const maxKeys = 100
+	l := NewLimiter(maxKeys, false)
+	now := time.Unix(1, 0)
+	for i := range maxKeys {
+		if wait := l.Take(fmt.Sprint(i), 10, 20, now); wait != 0 {
+			t.Fatalf("the first of key %d waits %s", i, wait)
+		}
+	}
+	if l.Take("new", 10, 20, now) == 0 || len(l.keys) > maxKeys {
+		t.Errorf("a new key is admitted: %d keys", len(l.keys))
+	}
+	now = now.Add(time.Minute)
+	if l.Take("new", 10, 20, now) > 0 || len(l.keys) != 1 || l.order.Len() != 1 {
+		t.Errorf("%d keys a minute later", len(l.keys))
+	}
+	for range 19 {
+		l.Take("new", 10, 20, now)
+	}
+	if wait := l.Take("new", 10, 20, now); wait != 100*time.Millisecond {
+		t.Errorf("wait %s, want 100ms", wait)
+	}
+	l.Charge("new", 50, now)
+	if wait := l.Take("new", 10, 20, now); wait != 5100*time.Millisecond {
+		t.Errorf("wait %s after a charge, want 5.1s", wait)
+	}
+	l.Charge("nobody", 50, now)
+	if len(l.keys) != 1 {
+		t.Error("a charge made a key")
+	}
+}
+
+func TestLimiterEvictsOldest(t *testing.T) {
+	l := NewLimiter(2, true)
+	now := time.Unix(1, 0)
+	for _, key := range []string{"a", "b", "a", "c"} { // c drops b
+		l.Take(key, 1, 2, now)
+	}
+	if l.Take("a", 1, 2, now) == 0 {
+		t.Error("a, used recently, was dropped")
+	}
+	if l.Take("b", 1, 2, now) != 0 || len(l.keys) != 2 || l.order.Len() != 2 {
+		t.Errorf("b did not start over: %d keys", len(l.keys))
+	}
+}

@@ -1,0 +1,89 @@
+package edge
+
+import (
+	"io"
+	"net/http"
+	"strconv"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"agentctl/manifest"
+)
+
+// Status returns the HTTP status of an error code. An endpoint answers 401, 404, 405 and
+// 413 where it knows more than the code says.
+func Status(c manifest.Code) int {
+	switch c {
+	case manifest.BadRequest:
+		return http.StatusBadRequest
+	case manifest.ManifestInvalid:
+		return http.StatusUnprocessableEntity
+	case manifest.SafetyDenied:
+		return http.StatusForbidden
+	case manifest.NodeOffline:
+		return http.StatusServiceUnavailable
+	case manifest.DeadlineExceeded:
+		return http.StatusGatewayTimeout
+	case manifest.RateLimited:
+		return http.StatusTooManyRequests
+	}
+	return http.StatusInternalServerError
+}
+
+// AppendError appends the error envelope (docs/protocol.md, "Errors"), which has the same
+// form in HTTP bodies and in MCP results:
+//
+//	{"error":{"code":"…","message":"…","retryable":true,"retry_after_ms":1000,"trace_id":"…"}}
+func AppendError(b []byte, e *manifest.Error, traceID string) []byte {
+	b = append(b, `{"error":{"code":"`...)
+	b = append(b, e.Code...)
+	b = append(b, `","message":`...)
+	b, _ = jsontext.AppendQuote(b, e.Message) // invalid UTF-8 was replaced
+	b = append(b, `,"retryable":`...)
+	b = strconv.AppendBool(b, e.Code.Retryable())
+	if e.RetryAfterMS > 0 {
+		b = append(b, `,"retry_after_ms":`...)
+		b = strconv.AppendInt(b, e.RetryAfterMS, 10)
+	}
+	b = append(b, `,"trace_id":"`...)
+	b = append(b, traceID...)
+	return append(b, `"}}`...)
+}
+
+// WriteError answers with the error envelope, and with Retry-After, in whole seconds, when
+// the error says when to retry.
+func WriteError(w http.ResponseWriter, status int, e *manifest.Error, traceID string) {
+	if e.RetryAfterMS > 0 {
+		w.Header().Set("Retry-After", strconv.FormatInt((e.RetryAfterMS+999)/1000, 10))
+	}
+	WriteJSON(w, status, AppendError(nil, e, traceID))
+}
+
+// WriteJSON answers with a JSON value that no cache may keep.
+func WriteJSON(w http.ResponseWriter, status int, value []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(value, '\n'))
+}
+
+// WriteText answers with plain text, as probes read it.
+func WriteText(w http.ResponseWriter, status int, body string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, body)
+}
+
+// SetChallenge adds the WWW-Authenticate header of a 401 (RFC 6750 §3). invalid tells
+// that the request had a token: one without gets no error code. metadata is the URL of
+// the resource's metadata (RFC 9728 §5.1), "" for none.
+func SetChallenge(h http.Header, realm string, invalid bool, metadata string) {
+	c := `Bearer realm="` + realm + `"`
+	if invalid {
+		c += `, error="invalid_token"`
+	}
+	if metadata != "" {
+		c += `, resource_metadata="` + metadata + `"`
+	}
+	h.Set("WWW-Authenticate", c)
+}

@@ -1,0 +1,175 @@
+package edge
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"agentctl/manifest"
+)
+
+// A browser sends requests for any page it shows. Two headers, which a page cannot forge,
+// tell such requests apart:
+//
+//   - Host. A page may resolve its own name to 127.0.0.1 (DNS rebinding) and is then of
+//     the same origin as a server on loopback, but its Host is still its own name.
+//   - Origin. Absent from programs; a page's own scheme, host and port from a browser.
+
+// The refusals of Guard.Check.
+var (
+	ErrHost   = errors.New("this Host is not served here; the operator can add it as the public name")
+	ErrOrigin = errors.New("this Origin may not use this server; the operator can allow it")
+)
+
+// GuardOptions configure a Guard.
+type GuardOptions struct {
+	// CheckHost refuses a Host that is neither a loopback name nor in Hosts. It is for
+	// listeners on loopback; elsewhere TLS and tokens protect from rebinding.
+	CheckHost bool
+	Hosts     []string // names without port
+	// Origins are those of pages that may send requests, as SCHEME://HOST[:PORT]. A page
+	// that this server has served itself, under a Host that passed, may always.
+	Origins []string
+}
+
+// Guard decides which Host and Origin headers a listener accepts. Both compare
+// case-insensitively. It is immutable.
+type Guard struct {
+	checkHost      bool
+	hosts, origins map[string]bool // lower case
+}
+
+// NewGuard makes a Guard.
+func NewGuard(o GuardOptions) *Guard {
+	return &Guard{checkHost: o.CheckHost, hosts: lowerSet(o.Hosts), origins: lowerSet(o.Origins)}
+}
+
+func lowerSet(list []string) map[string]bool {
+	set := make(map[string]bool, len(list))
+	for _, s := range list {
+		set[strings.ToLower(strings.TrimSuffix(s, "/"))] = true
+	}
+	return set
+}
+
+// Check returns nil, ErrHost or ErrOrigin. It applies to every method: a GET opens a
+// stream and is as dangerous as a POST.
+func (g *Guard) Check(r *http.Request) error {
+	if g.checkHost && !g.hostAllowed(r.Host) {
+		return ErrHost
+	}
+	if !g.OriginAllowed(r) {
+		return ErrOrigin
+	}
+	return nil
+}
+
+func (g *Guard) hostAllowed(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.ToLower(strings.Trim(host, "[]"))
+	return g.hosts[host] || IsLoopback(host)
+}
+
+// OriginAllowed reports whether a request has no Origin, the server's own or an allowed
+// one. Two Origin headers are none of these.
+func (g *Guard) OriginAllowed(r *http.Request) bool {
+	origins := r.Header["Origin"]
+	if len(origins) != 1 {
+		return len(origins) == 0
+	}
+	if g.origins[strings.ToLower(origins[0])] {
+		return true
+	}
+	u, err := url.Parse(origins[0])
+	return err == nil && u.Host != "" && strings.EqualFold(u.Host, r.Host)
+}
+
+// IsPreflight reports whether a request is a browser's question whether a page may send
+// another one (CORS). It carries no token.
+func IsPreflight(r *http.Request) bool {
+	return r.Method == http.MethodOptions && r.Header.Get("Origin") != "" && r.Header.Get("Access-Control-Request-Method") != ""
+}
+
+// CORS names what pages may send and read, as comma-separated lists.
+type CORS struct {
+	Methods, Headers, Expose string
+}
+
+// SetHeaders adds the headers that let a page read the answer to r. The Origin of r
+// passed Guard.Check; without Origin nothing is added.
+func (c *CORS) SetHeaders(h http.Header, r *http.Request) {
+	origin := r.Header.Get("Origin")
+	if origin == "" {
+		return
+	}
+	h.Set("Access-Control-Allow-Origin", origin)
+	h.Add("Vary", "Origin")
+	h.Set("Access-Control-Expose-Headers", c.Expose)
+	if IsPreflight(r) {
+		h.Set("Access-Control-Allow-Methods", c.Methods)
+		h.Set("Access-Control-Allow-Headers", c.Headers)
+		h.Set("Access-Control-Max-Age", "600") // seconds
+	}
+}
+
+// Bearer returns the token of a request (RFC 6750 §2.1), "" for none. given reports
+// whether there was an Authorization header at all: a server that needs no token still
+// refuses a bad one. Two headers are no token.
+func Bearer(r *http.Request) (token string, given bool) {
+	h := r.Header["Authorization"]
+	if len(h) == 1 {
+		if scheme, rest, ok := strings.Cut(h[0], " "); ok && strings.EqualFold(scheme, "Bearer") {
+			token = strings.TrimLeft(rest, " ")
+		}
+	}
+	return token, len(h) > 0
+}
+
+// TraceID returns the trace id of a request's traceparent header (W3C Trace Context), or
+// a new one; fromCaller tells which.
+func TraceID(r *http.Request) (id string, fromCaller bool) {
+	if id := CallerTraceID(r); id != "" {
+		return id, true
+	}
+	return manifest.NewTraceID(), false
+}
+
+// CallerTraceID returns the trace id of a request's traceparent header, "" when there is
+// none. More than one header counts as none.
+func CallerTraceID(r *http.Request) string {
+	if h := r.Header["Traceparent"]; len(h) == 1 {
+		id, _ := ParseTraceparent(h[0])
+		return id
+	}
+	return ""
+}
+
+// ParseTraceparent returns the trace id of a traceparent header:
+//
+//	VERSION "-" TRACE-ID "-" PARENT-ID "-" FLAGS    2, 32, 16 and 2 lower case hex digits
+//
+// A version above 00 may append more fields after another "-", which are ignored; version
+// ff and ids of zeros are invalid.
+func ParseTraceparent(tp string) (id string, ok bool) {
+	const length = 55
+	if len(tp) < length || tp[2] != '-' || tp[35] != '-' || tp[52] != '-' {
+		return "", false
+	}
+	version, id, parent, flags := tp[:2], tp[3:35], tp[36:52], tp[53:length]
+	if version == "ff" || (len(tp) > length && (version == "00" || tp[length] != '-')) {
+		return "", false
+	}
+	for _, field := range []string{version, id, parent, flags} {
+		if strings.Trim(field, "0123456789abcdef") != "" {
+			return "", false
+		}
+	}
+	if strings.Trim(id, "0") == "" || strings.Trim(parent, "0") == "" {
+		return "", false
+	}
+	return id, true
+}

@@ -1,0 +1,101 @@
+package edge
+
+import (
+	"container/list"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// Limiter holds keys, such as callers or tenants, to a rate: one token bucket a key, for at
+// most a fixed number of keys.
+type Limiter struct {
+	maxKeys int
+	evict   bool
+
+	mu    sync.Mutex // protects the fields below
+	keys  map[string]*list.Element
+	order list.List // of *keyBucket, the one used last in front
+}
+
+type keyBucket struct {
+	key    string
+	bucket *rate.Limiter
+}
+
+// NewLimiter makes a Limiter of at most maxKeys keys. evict decides what happens when a new
+// key arrives and the Limiter is full. With evict it drops the key that was used least
+// recently, which starts over with a full burst if it comes back. Without, it drops every
+// key whose bucket is full again, which loses nothing, and refuses the new key if there is
+// none.
+func NewLimiter(maxKeys int, evict bool) *Limiter {
+	return &Limiter{maxKeys: maxKeys, evict: evict, keys: make(map[string]*list.Element)}
+}
+
+// Bucket returns key's token bucket, made with rps tokens a second and the burst if it is
+// new; nil when the Limiter refuses the key.
+func (l *Limiter) Bucket(key string, rps float64, burst int, now time.Time) *rate.Limiter {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e := l.keys[key]; e != nil {
+		l.order.MoveToFront(e)
+		return e.Value.(*keyBucket).bucket
+	}
+	if len(l.keys) >= l.maxKeys && !l.makeRoomLocked(now) {
+		return nil
+	}
+	b := &keyBucket{key, rate.NewLimiter(rate.Limit(rps), burst)}
+	l.keys[key] = l.order.PushFront(b)
+	return b.bucket
+}
+
+// makeRoomLocked drops keys for a new one, if it may. mu is held.
+func (l *Limiter) makeRoomLocked(now time.Time) bool {
+	if l.evict {
+		l.dropLocked(l.order.Back())
+		return true
+	}
+	for e := l.order.Front(); e != nil; {
+		next := e.Next()
+		if b := e.Value.(*keyBucket).bucket; b.TokensAt(now) >= float64(b.Burst()) {
+			l.dropLocked(e)
+		}
+		e = next
+	}
+	return len(l.keys) < l.maxKeys
+}
+
+func (l *Limiter) dropLocked(e *list.Element) {
+	delete(l.keys, l.order.Remove(e).(*keyBucket).key)
+}
+
+// Take takes a token of key's bucket and returns 0, or returns how long to wait for one.
+func (l *Limiter) Take(key string, rps float64, burst int, now time.Time) (wait time.Duration) {
+	b := l.Bucket(key, rps, burst, now)
+	switch {
+	case b == nil:
+		return time.Second
+	case b.AllowN(now, 1):
+		return 0
+	}
+	missing := 1 - b.TokensAt(now)
+	return max(time.Millisecond, time.Duration(missing/rps*float64(time.Second)))
+}
+
+// Charge takes n more tokens from key's bucket, which may then owe some: the key waits
+// until they have come in.
+func (l *Limiter) Charge(key string, n int, now time.Time) {
+	l.mu.Lock()
+	e := l.keys[key]
+	l.mu.Unlock()
+	if e == nil {
+		return
+	}
+	b := e.Value.(*keyBucket).bucket
+	for n > 0 { // one reservation takes at most a burst
+		k := min(n, b.Burst())
+		b.ReserveN(now, k)
+		n -= k
+	}
+}
