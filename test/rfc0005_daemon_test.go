@@ -401,7 +401,7 @@ func TestRFC0009BoardStream(t *testing.T) {
 		}
 		b.send(link.TypeCmdCancel, id, nil)
 		var end link.StreamEnd
-		if e := b.next(link.TypeStreamEnd, time.Second); e.Decode(&end) != nil || end.StreamID != sub.StreamID || end.Reason != link.EndCancelled {
+		if e := b.next(link.TypeStreamEnd, time.Second); e.Decode(&end) != nil || end.StreamID != sub.StreamID || end.Reason != link.EndCanceled {
 			t.Errorf("got %+v", end)
 		}
 		time.Sleep(10 * time.Second)

@@ -41,7 +41,7 @@ func TestCall(t *testing.T) {
 		if s := r.hub.Stats(); s.Nodes != 1 || s.Accepted != 1 || s.Commands != 2 || s.BadResults != 0 {
 			t.Errorf("stats %+v", s)
 		}
-		b.leave()
+		b.close()
 		synctest.Wait()
 		r.wantEvents("device_connect acme y, device_disconnect acme y 1000")
 		r.end()
@@ -58,7 +58,7 @@ func TestReversedAcks(t *testing.T) {
 			id string
 			c  link.Cmd
 		}
-		var calls []chan answered
+		var calls []chan callReturn
 		var cmds []sent
 		ids := make(map[string]bool)
 		for i := range 4 {
@@ -89,7 +89,7 @@ func TestNeverAcks(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
-		r.heard(&r.events)
+		r.takeLines(&r.events)
 		done := r.call(n, "ping")
 		id, c := b.cmd()
 		a := <-done
@@ -115,7 +115,7 @@ func TestNeverAcks(t *testing.T) {
 		if s := r.hub.Stats(); s.LateAcks != 1 || s.UnsolicitedAcks != 3 {
 			t.Errorf("stats %+v", s)
 		}
-		b.nothing()
+		b.expectNothing()
 		r.end()
 	})
 }
@@ -125,7 +125,7 @@ func TestForeignAck(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		a, b := r.attach(nodeA, instance1), r.attach(nodeB, instance2)
-		r.heard(&r.events)
+		r.takeLines(&r.events)
 		done := r.call(r.node(nodeA), "ping")
 		id, c := a.cmd()
 		b.echo(nodeA, id, c)
@@ -157,7 +157,7 @@ func TestBadResults(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
-		r.heard(&r.events)
+		r.takeLines(&r.events)
 		for _, tt := range tests {
 			done := r.call(n, "ping")
 			id, _ := b.cmd()
@@ -169,7 +169,7 @@ func TestBadResults(t *testing.T) {
 			}
 			r.wantEvents("bad_result acme y E_INTERNAL")
 		}
-		b.nothing()
+		b.expectNothing()
 		if s := r.hub.Stats(); s.BadResults != uint64(len(tests)) {
 			t.Errorf("stats %+v", s)
 		}
@@ -211,7 +211,7 @@ func TestQueueFull(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
-		var calls []chan answered
+		var calls []chan callReturn
 		for range link.MaxInflight {
 			calls = append(calls, r.call(n, "ping"))
 			synctest.Wait()
@@ -248,7 +248,7 @@ func TestDeviceGoes(t *testing.T) {
 				b.wire.cut.Store(true)
 				time.Sleep(58 * time.Second)
 			}
-			var calls []chan answered
+			var calls []chan callReturn
 			for range 10 {
 				calls = append(calls, r.call(n, "ping"))
 			}
@@ -256,7 +256,7 @@ func TestDeviceGoes(t *testing.T) {
 			start := time.Now()
 			switch how {
 			case "leaves":
-				b.leave()
+				b.close()
 			case "is cut in the hub":
 				n.session.Close(link.CloseAuthFailed, "auth_failed")
 			}
@@ -292,7 +292,7 @@ func TestCallerHasLeft(t *testing.T) {
 		if _, err := r.subscribe(ctx, n, 1000); err != gone {
 			t.Errorf("Subscribe: %v", err)
 		}
-		b.nothing()
+		b.expectNothing()
 		r.end()
 	})
 }
@@ -360,7 +360,7 @@ func TestEveryCallEndsOnce(t *testing.T) {
 				t.Errorf("%d calls are left", n.calls.Len())
 			}
 			n.mu.Unlock()
-			b.leave()
+			b.close()
 			r.end()
 			device.Wait()
 		})

@@ -42,15 +42,15 @@ type rig struct {
 	stop context.CancelFunc
 	done chan error
 
-	mu      sync.Mutex
-	events  []string // hub.Event
-	surface []string // OnReady and Gone
-	nodes   map[string]*Node
-	revoked map[string]bool
-	until   time.Time // of all tokens
-	seen    []string
-	result  func(ref string, raw []byte) error // before CheckResult
-	known   func(n *Node)                      // in Known
+	mu         sync.Mutex
+	events     []string // hub.Event
+	lifecycle  []string // OnReady and Gone
+	nodes      map[string]*Node
+	revoked    map[string]bool
+	until      time.Time // of all tokens
+	lastSeen   []string
+	result     func(ref string, raw []byte) error // before CheckResult
+	onAnnounce func(n *Node)                      // in Known
 }
 
 // newRig starts a hub whose tokens are node ids.
@@ -75,19 +75,19 @@ func newRig(t *testing.T) *rig {
 		CheckSample: manifest.CheckFrame,
 		EncodeSSE:   func(sample []byte) []byte { return append([]byte("data: "), sample...) },
 		OnAnnounce: func(n *Node) {
-			r.note(&r.surface, "known %d", len(n.Tools()))
-			if r.known != nil {
-				r.known(n)
+			r.note(&r.lifecycle, "known %d", len(n.Tools()))
+			if r.onAnnounce != nil {
+				r.onAnnounce(n)
 			}
 		},
 		OnReady: func(n *Node) {
 			r.mu.Lock()
 			r.nodes[n.ID()] = n
 			r.mu.Unlock()
-			r.note(&r.surface, "ready %s", n.session.InstanceID[:1])
+			r.note(&r.lifecycle, "ready %s", n.session.InstanceID[:1])
 		},
-		OnGone:       func(n *Node) { r.note(&r.surface, "gone %s", n.session.InstanceID[:1]) },
-		SaveLastSeen: func(ids []string) { r.mu.Lock(); r.seen = append(r.seen, ids...); r.mu.Unlock() },
+		OnGone:       func(n *Node) { r.note(&r.lifecycle, "gone %s", n.session.InstanceID[:1]) },
+		SaveLastSeen: func(ids []string) { r.mu.Lock(); r.lastSeen = append(r.lastSeen, ids...); r.mu.Unlock() },
 		Audit: func(e AuditEvent) {
 			s := e.Kind
 			for _, f := range []string{e.Tenant, strings.TrimPrefix(e.NodeID, nodeA[:25]), string(e.Code)} {
@@ -116,8 +116,8 @@ func (r *rig) active(node string) error {
 	return nil
 }
 
-// revised makes the hub ask after grants only when their number changes.
-func (r *rig) revised() {
+// useGrantRevision makes the hub ask after grants only when their number changes.
+func (r *rig) useGrantRevision() {
 	r.hub.mu.Lock()
 	defer r.hub.mu.Unlock()
 	r.hub.opt.GrantRevision = func() int64 {
@@ -139,8 +139,8 @@ func (r *rig) note(to *[]string, format string, args ...any) {
 	*to = append(*to, fmt.Sprintf(format, args...))
 }
 
-// heard returns what was written down since the last time.
-func (r *rig) heard(of *[]string) string {
+// takeLines returns what was written down since the last time.
+func (r *rig) takeLines(of *[]string) string {
 	synctest.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -151,7 +151,7 @@ func (r *rig) heard(of *[]string) string {
 
 func (r *rig) wantEvents(want string) {
 	r.t.Helper()
-	if got := r.heard(&r.events); got != want {
+	if got := r.takeLines(&r.events); got != want {
 		r.t.Errorf("events: got %q, want %q", got, want)
 	}
 }
@@ -187,7 +187,7 @@ func (r *rig) tool(n *Node, name string) *manifest.Tool {
 	return nil
 }
 
-type answered struct {
+type callReturn struct {
 	result string
 	err    error
 	took   time.Duration
@@ -195,14 +195,14 @@ type answered struct {
 
 // call sends an echo in a goroutine, with the gateway's budget; it is under way when call
 // returns.
-func (r *rig) call(n *Node, message string) chan answered {
-	done := make(chan answered, 1)
+func (r *rig) call(n *Node, message string) chan callReturn {
+	done := make(chan callReturn, 1)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		start := time.Now()
 		result, err := n.Call(ctx, r.tool(n, "echo.invoke"), []byte(`{"message":"`+message+`"}`), CallOptions{})
-		done <- answered{string(result), err, time.Since(start)}
+		done <- callReturn{string(result), err, time.Since(start)}
 	}()
 	synctest.Wait()
 	return done
@@ -237,7 +237,7 @@ func (r *rig) attach(node, instance string) *board {
 func (r *rig) join(node, instance string) *board {
 	r.t.Helper()
 	b := r.dial()
-	b.greet(node, instance)
+	b.authenticate(node, instance)
 	b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo(), manifest.Metrics()))
 	synctest.Wait()
 	return b
@@ -282,7 +282,7 @@ func (w *wire) Ping() error {
 	return w.Conn.Ping()
 }
 
-func (b *board) greet(node, instance string) {
+func (b *board) authenticate(node, instance string) {
 	b.t.Helper()
 	b.next(link.TypeHello)
 	b.sendAs(link.TypeAuth, "", link.Auth{Token: node, BootID: link.NewID(), InstanceID: instance})
@@ -314,8 +314,8 @@ func (b *board) next(typ string) link.Envelope {
 	return e
 }
 
-// nothing fails when the relay has sent anything.
-func (b *board) nothing() {
+// expectNothing fails when the relay has sent anything.
+func (b *board) expectNothing() {
 	b.t.Helper()
 	synctest.Wait()
 	select {
@@ -325,14 +325,14 @@ func (b *board) nothing() {
 	}
 }
 
-// gone waits for the relay to close the link and returns the code.
-func (b *board) gone() int {
+// waitClosed waits for the relay to close the link and returns the code.
+func (b *board) waitClosed() int {
 	for range b.in {
 	}
 	return b.code
 }
 
-func (b *board) leave() { _ = b.conn.Close(link.CloseNormal, "normal") }
+func (b *board) close() { _ = b.conn.Close(link.CloseNormal, "normal") }
 
 // cmd takes the next command.
 func (b *board) cmd() (id string, c link.Cmd) {
@@ -363,33 +363,33 @@ func (b *board) echo(node, id string, c link.Cmd) {
 	b.ack(id, echoed(node, args.Message))
 }
 
-// charges counts what subscriptions cost.
-type charges struct{ taken, back atomic.Int64 }
+// acquireCounter counts what subscriptions cost.
+type acquireCounter struct{ acquired, released atomic.Int64 }
 
-func (c *charges) acquire() (func(), error) {
-	c.taken.Add(1)
-	return func() { c.back.Add(1) }, nil
+func (c *acquireCounter) acquire() (func(), error) {
+	c.acquired.Add(1)
+	return func() { c.released.Add(1) }, nil
 }
 
 func (r *rig) subscribe(ctx context.Context, n *Node, intervalMS int64) (*Subscriber, error) {
-	return r.subscribeFor(ctx, n, intervalMS, new(charges))
+	return r.subscribeFor(ctx, n, intervalMS, new(acquireCounter))
 }
 
-func (r *rig) subscribeFor(ctx context.Context, n *Node, intervalMS int64, c *charges) (*Subscriber, error) {
+func (r *rig) subscribeFor(ctx context.Context, n *Node, intervalMS int64, c *acquireCounter) (*Subscriber, error) {
 	return n.Subscribe(ctx, r.tool(n, "metrics.subscribe"), IntervalArgs(intervalMS), intervalMS, c.acquire, CallOptions{})
 }
 
-type opened struct {
+type subscribeReturn struct {
 	reader *Subscriber
 	err    error
 }
 
-// opening is a Subscribe in a goroutine.
-func (r *rig) opening(ctx context.Context, n *Node, intervalMS int64, c *charges) chan opened {
-	done := make(chan opened, 1)
+// startSubscribe is a Subscribe in a goroutine.
+func (r *rig) startSubscribe(ctx context.Context, n *Node, intervalMS int64, c *acquireCounter) chan subscribeReturn {
+	done := make(chan subscribeReturn, 1)
 	go func() {
 		reader, err := r.subscribeFor(ctx, n, intervalMS, c)
-		done <- opened{reader, err}
+		done <- subscribeReturn{reader, err}
 	}()
 	synctest.Wait()
 	return done

@@ -23,8 +23,8 @@ import (
 const (
 	// MaxNodes is how many devices may be linked at a time.
 	MaxNodes = 20000
-	// maxShaking is how many links may be in their handshake at a time.
-	maxShaking = 2048
+	// maxHandshakes is how many links may be in their handshake at a time.
+	maxHandshakes = 2048
 	// DrainTimeout bounds the wait for sessions at the end of Run.
 	DrainTimeout = 5 * time.Second
 )
@@ -94,42 +94,42 @@ type Stats struct {
 
 // Hub is the set of live devices. Make one with New.
 type Hub struct {
-	opt     Options
-	most    int // MaxNodes and maxShaking; tests lower them
-	shakes  int64
-	shaking atomic.Int64
-	wg      sync.WaitGroup
-	ctx     context.Context // ends the handshakes
-	cancel  context.CancelFunc
-	poller  *link.Poller // nil where there is none
+	opt            Options
+	nodeLimit      int // MaxNodes and maxHandshakes; tests lower them
+	handshakeLimit int64
+	handshaking    atomic.Int64
+	wg             sync.WaitGroup
+	ctx            context.Context // ends the handshakes
+	cancel         context.CancelFunc
+	poller         *link.Poller // nil where there is none
 
-	surface  sync.Mutex // one Ready or Gone at a time
-	pendings sync.Pool  // of *pending, to be used again
+	callbackMu sync.Mutex // one Ready or Gone at a time
+	callPool   sync.Pool  // of *pending, to be used again
 
-	mu      sync.Mutex // protects the fields below
-	nodes   map[string]*Node
-	wheel   [wheelSize]map[*Node]struct{} // the same nodes, by the second of the next look at them
-	second  int                           // of the sweep
-	rivals  map[string]*rivalry
-	alike   map[string]*link.Manifest // by raw bytes, at most maxAlike; see share
-	closing bool
+	mu                sync.Mutex // protects the fields below
+	nodes             map[string]*Node
+	wheel             [wheelSize]map[*Node]struct{} // the same nodes, by the second of the next look at them
+	second            int                           // of the sweep
+	takeoverHistories map[string]*takeoverHistory
+	sharedManifests   map[string]*link.Manifest // by raw bytes, at most maxSharedManifests; see share
+	closing           bool
 
-	revision int64 // Options.Revision, as the sweep last saw it
+	grantRevision int64 // Options.Revision, as the sweep last saw it
 
-	accepted, refused, commands, lateAcks, strayAcks atomic.Uint64
-	badResults, frames, badFrames, takeovers         atomic.Uint64
-	streams                                          atomic.Int64
+	accepted, refused, commands, lateAcks, unsolicitedAcks atomic.Uint64
+	badResults, frames, badFrames, takeovers               atomic.Uint64
+	streams                                                atomic.Int64
 }
 
 // New makes a hub without devices.
 func New(opt Options) *Hub {
-	h := &Hub{opt: opt, most: MaxNodes, shakes: maxShaking, nodes: make(map[string]*Node), rivals: make(map[string]*rivalry), alike: make(map[string]*link.Manifest)}
+	h := &Hub{opt: opt, nodeLimit: MaxNodes, handshakeLimit: maxHandshakes, nodes: make(map[string]*Node), takeoverHistories: make(map[string]*takeoverHistory), sharedManifests: make(map[string]*link.Manifest)}
 	for i := range h.wheel {
 		h.wheel[i] = make(map[*Node]struct{})
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.poller, _ = link.NewPoller() // without one, a goroutine waits at each link
-	h.pendings.New = newPending
+	h.callPool.New = newPendingCall
 	return h
 }
 
@@ -138,10 +138,10 @@ func New(opt Options) *Hub {
 // is closed with 4503, here.
 func (h *Hub) Attach(conn link.Conn) {
 	h.mu.Lock()
-	full := h.closing || len(h.nodes) >= h.most || h.shaking.Load() >= h.shakes
+	full := h.closing || len(h.nodes) >= h.nodeLimit || h.handshaking.Load() >= h.handshakeLimit
 	if !full {
-		h.shaking.Add(1)
-		h.wg.Go(func() { h.session(conn) })
+		h.handshaking.Add(1)
+		h.wg.Go(func() { h.handshake(conn) })
 	}
 	h.mu.Unlock()
 	if full {
@@ -150,7 +150,7 @@ func (h *Hub) Attach(conn link.Conn) {
 	}
 }
 
-func (h *Hub) session(conn link.Conn) {
+func (h *Hub) handshake(conn link.Conn) {
 	var who link.Grant // for the audit log, when the handshake fails later on
 	s, m, err := link.Accept(h.ctx, conn, link.AcceptOptions{
 		Authenticate: func(ctx context.Context, a *link.Auth) (*link.Grant, error) {
@@ -159,29 +159,29 @@ func (h *Hub) session(conn link.Conn) {
 				return nil, err
 			}
 			who = *g
-			return g, h.contested(g.NodeID)
+			return g, h.inPenalty(g.NodeID)
 		},
-		ReconnectSpreadMS: h.spread, ValidateCapability: h.opt.ValidateCapability,
+		ReconnectSpreadMS: h.reconnectSpreadMS, ValidateCapability: h.opt.ValidateCapability,
 	})
-	h.shaking.Add(-1)
+	h.handshaking.Add(-1)
 	if err != nil {
 		h.refused.Add(1)
-		h.event(AuditEvent{Kind: "device_refused", Tenant: who.Tenant, NodeID: who.NodeID, Close: link.CloseCode(err)})
+		h.audit(AuditEvent{Kind: "device_refused", Tenant: who.Tenant, NodeID: who.NodeID, Close: link.CloseCode(err)})
 		return
 	}
 	n := &Node{hub: h, session: s}
-	over, refusal := h.enter(n)
+	over, refusal := h.register(n)
 	if refusal != nil {
 		h.refused.Add(1)
 		s.Close(refusal.Code, refusal.Reason)
 		_ = s.Run(h.ctx, n)
-		h.event(AuditEvent{Kind: "device_refused", Tenant: s.Tenant, NodeID: s.NodeID, Close: refusal.Code})
+		h.audit(AuditEvent{Kind: "device_refused", Tenant: s.Tenant, NodeID: s.NodeID, Close: refusal.Code})
 		return
 	}
 	h.accepted.Add(1)
-	h.event(AuditEvent{Kind: "device_connect", Tenant: s.Tenant, NodeID: s.NodeID})
+	h.audit(AuditEvent{Kind: "device_connect", Tenant: s.Tenant, NodeID: s.NodeID})
 	n.OnAnnounce(m)
-	h.supersede(over, n) // only now: the node's tools were there all the time
+	h.closeSuperseded(over, n) // only now: the node's tools were there all the time
 	h.wg.Add(1)
 	s.Start(h.poller, n)
 }
@@ -190,18 +190,18 @@ func (h *Hub) session(conn link.Conn) {
 func (n *Node) OnClosed(err error) {
 	h, s := n.hub, n.session
 	defer h.wg.Done()
-	h.leave(n)
-	n.lost()
+	h.unregister(n)
+	n.failAll()
 	if h.opt.OnGone != nil {
-		h.surface.Lock()
+		h.callbackMu.Lock()
 		h.opt.OnGone(n)
-		h.surface.Unlock()
+		h.callbackMu.Unlock()
 	}
-	h.event(AuditEvent{Kind: "device_disconnect", Tenant: s.Tenant, NodeID: s.NodeID, Close: link.CloseCode(err)})
+	h.audit(AuditEvent{Kind: "device_disconnect", Tenant: s.Tenant, NodeID: s.NodeID, Close: link.CloseCode(err)})
 }
 
-// spread is reconnect_spread_ms: 200 devices a second come back after a restart.
-func (h *Hub) spread() int64 {
+// reconnectSpreadMS is reconnect_spread_ms: 200 devices a second come back after a restart.
+func (h *Hub) reconnectSpreadMS() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return max(1000, int64(len(h.nodes))*1000/200)
@@ -209,17 +209,17 @@ func (h *Hub) spread() int64 {
 
 // takeover is what enter found in n's place.
 type takeover struct {
-	old   *Node
-	clone bool // from another install
-	both  bool // too often: neither is served
+	old        *Node
+	isClone    bool // from another install
+	rejectBoth bool // too often: neither is served
 }
 
-// enter makes n the node of its id.
-func (h *Hub) enter(n *Node) (over takeover, refusal *link.Refusal) {
+// register makes n the node of its id.
+func (h *Hub) register(n *Node) (over takeover, refusal *link.Refusal) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	over.old = h.nodes[n.session.NodeID]
-	if h.closing || (over.old == nil && len(h.nodes) >= h.most) {
+	if h.closing || (over.old == nil && len(h.nodes) >= h.nodeLimit) {
 		return over, &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
 	}
 	// The sweep may have seen a revocation that came during the handshake: it asks no more.
@@ -227,52 +227,52 @@ func (h *Hub) enter(n *Node) (over takeover, refusal *link.Refusal) {
 		return over, &link.Refusal{Code: link.CloseAuthFailed, Reason: "auth_failed"}
 	}
 	h.nodes[n.session.NodeID] = n
-	h.lookLocked(n, min(firstPing, n.patience()))
+	h.scheduleLocked(n, min(firstPingDelay, n.nextCheck()))
 	if over.old != nil {
-		n.served = over.old.served
-		delete(h.wheel[over.old.slot], over.old)
+		n.isReady = over.old.isReady
+		delete(h.wheel[over.old.wheelSlot], over.old)
 		h.takeovers.Add(1)
-		over.clone = over.old.session.InstanceID != n.session.InstanceID
-		over.both = over.clone && h.rivalLocked(n.session.NodeID)
+		over.isClone = over.old.session.InstanceID != n.session.InstanceID
+		over.rejectBoth = over.isClone && h.recordTakeoverLocked(n.session.NodeID)
 	}
 	return over, nil
 }
 
-// supersede ends the older link of the same id. The same install twice is a half-open
+// closeSuperseded ends the older link of the same id. The same install twice is a half-open
 // leftover; two installs are a clone, and the owner hears of it.
-func (h *Hub) supersede(over takeover, n *Node) {
+func (h *Hub) closeSuperseded(over takeover, n *Node) {
 	if over.old != nil {
 		over.old.session.Close(link.CloseSuperseded, "superseded")
-		over.old.lost() // nobody waits for what a half-open link will not answer
+		over.old.failAll() // nobody waits for what a half-open link will not answer
 	}
-	if over.clone {
-		h.event(AuditEvent{Kind: "clone_suspected", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
+	if over.isClone {
+		h.audit(AuditEvent{Kind: "clone_suspected", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
 	}
-	if over.both {
+	if over.rejectBoth {
 		n.session.Close(link.CloseSuperseded, "superseded")
 	}
 }
 
 // Bounds of what share remembers: manifests, and the bytes of one.
 const (
-	maxAlike      = 256
-	maxAlikeBytes = 4 << 10
+	maxSharedManifests = 256
+	maxSharedBytes     = 4 << 10
 )
 
-// share makes m use the memory of an earlier manifest with the same bytes: boards of one
+// shareManifest makes m use the memory of an earlier manifest with the same bytes: boards of one
 // make announce the same, and an idle one should hold little.
-func (h *Hub) share(m *link.Manifest) {
-	if len(m.Raw) > maxAlikeBytes {
+func (h *Hub) shareManifest(m *link.Manifest) {
+	if len(m.Raw) > maxSharedBytes {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	first := h.alike[string(m.Raw)]
+	first := h.sharedManifests[string(m.Raw)]
 	if first == nil {
-		if len(h.alike) >= maxAlike {
-			clear(h.alike)
+		if len(h.sharedManifests) >= maxSharedManifests {
+			clear(h.sharedManifests)
 		}
-		h.alike[string(m.Raw)] = &link.Manifest{Capabilities: m.Capabilities, Raw: m.Raw}
+		h.sharedManifests[string(m.Raw)] = &link.Manifest{Capabilities: m.Capabilities, Raw: m.Raw}
 		return
 	}
 	for i := range m.Tools {
@@ -283,16 +283,16 @@ func (h *Hub) share(m *link.Manifest) {
 	m.Capabilities, m.Raw = first.Capabilities, first.Raw
 }
 
-func (h *Hub) leave(n *Node) {
+func (h *Hub) unregister(n *Node) {
 	h.mu.Lock()
 	if h.nodes[n.session.NodeID] == n {
 		delete(h.nodes, n.session.NodeID)
-		delete(h.wheel[n.slot], n)
+		delete(h.wheel[n.wheelSlot], n)
 	}
 	h.mu.Unlock()
 }
 
-func (h *Hub) current(n *Node) bool {
+func (h *Hub) isCurrent(n *Node) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.nodes[n.session.NodeID] == n
@@ -312,57 +312,57 @@ func (h *Hub) IsReady(nodeID string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n, ok := h.nodes[nodeID]
-	return ok && n.served
+	return ok && n.isReady
 }
 
-func (h *Hub) event(e AuditEvent) {
+func (h *Hub) audit(e AuditEvent) {
 	if h.opt.Audit != nil {
 		h.opt.Audit(e)
 	}
 }
 
-// rivalry remembers links of one node id that come from different installs.
-type rivalry struct {
-	times   []time.Time // of the takeovers in the last minute, at most maxRivals
-	until   time.Time   // both are refused until then
-	penalty time.Duration
+// takeoverHistory remembers links of one node id that come from different installs.
+type takeoverHistory struct {
+	times        []time.Time // of the takeovers in the last minute, at most maxTakeovers
+	penaltyUntil time.Time   // both installs are refused until then
+	penalty      time.Duration
 }
 
 const (
-	maxRivals   = 3
-	rivalWindow = time.Minute
-	maxPenalty  = time.Hour
-	maxContests = 4096
+	maxTakeovers   = 3
+	takeoverWindow = time.Minute
+	maxPenalty     = time.Hour
+	maxHistories   = 4096
 )
 
-// rivalLocked notes a takeover between installs; true means that both are refused now.
-func (h *Hub) rivalLocked(id string) bool {
+// recordTakeoverLocked notes a takeover between installs; true means that both are refused now.
+func (h *Hub) recordTakeoverLocked(id string) bool {
 	now := time.Now()
-	r := h.rivals[id]
+	r := h.takeoverHistories[id]
 	if r == nil {
-		if len(h.rivals) >= maxContests {
+		if len(h.takeoverHistories) >= maxHistories {
 			return false
 		}
-		r = &rivalry{}
-		h.rivals[id] = r
+		r = &takeoverHistory{}
+		h.takeoverHistories[id] = r
 	}
 	r.times = append(r.times, now)
-	for len(r.times) > 0 && now.Sub(r.times[0]) > rivalWindow {
+	for len(r.times) > 0 && now.Sub(r.times[0]) > takeoverWindow {
 		r.times = r.times[1:]
 	}
-	if len(r.times) < maxRivals {
+	if len(r.times) < maxTakeovers {
 		return false
 	}
-	r.penalty = min(max(2*r.penalty, rivalWindow), maxPenalty)
-	r.until, r.times = now.Add(r.penalty), nil
+	r.penalty = min(max(2*r.penalty, takeoverWindow), maxPenalty)
+	r.penaltyUntil, r.times = now.Add(r.penalty), nil
 	return true
 }
 
-// contested refuses a node id that two installs fight for.
-func (h *Hub) contested(id string) error {
+// inPenalty refuses a node id that two installs fight for.
+func (h *Hub) inPenalty(id string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if r := h.rivals[id]; r != nil && time.Now().Before(r.until) {
+	if r := h.takeoverHistories[id]; r != nil && time.Now().Before(r.penaltyUntil) {
 		return &link.Refusal{Code: link.CloseSuperseded, Reason: "superseded"}
 	}
 	return nil
@@ -416,9 +416,9 @@ func (h *Hub) Stats() Stats {
 	nodes := len(h.nodes)
 	h.mu.Unlock()
 	return Stats{
-		Nodes: nodes, Handshaking: int(h.shaking.Load()),
+		Nodes: nodes, Handshaking: int(h.handshaking.Load()),
 		Accepted: h.accepted.Load(), Refused: h.refused.Load(), Commands: h.commands.Load(),
-		LateAcks: h.lateAcks.Load(), UnsolicitedAcks: h.strayAcks.Load(), BadResults: h.badResults.Load(),
+		LateAcks: h.lateAcks.Load(), UnsolicitedAcks: h.unsolicitedAcks.Load(), BadResults: h.badResults.Load(),
 		Frames: h.frames.Load(), BadFrames: h.badFrames.Load(), Takeovers: h.takeovers.Load(),
 		Streams: int(h.streams.Load()),
 	}

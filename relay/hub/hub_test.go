@@ -19,12 +19,12 @@ func TestSameInstall(t *testing.T) {
 		old := r.attach(nodeA, instance1)
 		first := r.node(nodeA)
 		waiting := r.call(first, "ping")
-		reading := r.opening(t.Context(), first, 1000, new(charges))
+		reading := r.startSubscribe(t.Context(), first, 1000, new(acquireCounter))
 		old.next(link.TypeCmd)
 		old.open()
 		reader := (<-reading).reader
 		fresh := r.attach(nodeA, instance1)
-		if code := old.gone(); code != link.CloseSuperseded {
+		if code := old.waitClosed(); code != link.CloseSuperseded {
 			t.Errorf("the old link got %d", code)
 		}
 		a := <-waiting
@@ -43,7 +43,7 @@ func TestSameInstall(t *testing.T) {
 		if a := <-done; a.err != nil {
 			t.Errorf("got %+v", a)
 		}
-		if got := r.heard(&r.surface); got != "known 3, ready 1, known 3, ready 1, gone 1" {
+		if got := r.takeLines(&r.lifecycle); got != "known 3, ready 1, known 3, ready 1, gone 1" {
 			t.Errorf("surface: %s", got)
 		}
 		r.wantEvents("device_connect acme y, device_connect acme y, device_disconnect acme y 4409")
@@ -60,9 +60,9 @@ func TestAckedWhenServed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		release := make(chan bool)
-		r.known = func(*Node) { <-release } // a slow disk
+		r.onAnnounce = func(*Node) { <-release } // a slow disk
 		b := r.dial()
-		b.greet(nodeA, instance1)
+		b.authenticate(nodeA, instance1)
 		b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
 		time.Sleep(time.Second)
 		if len(b.in) > 0 {
@@ -91,7 +91,7 @@ func TestServed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		release := make(chan bool)
-		r.known = func(*Node) { <-release } // a slow disk
+		r.onAnnounce = func(*Node) { <-release } // a slow disk
 		check := func(when string, want bool) {
 			t.Helper()
 			if !r.hub.IsOnline(nodeA) || r.hub.IsReady(nodeA) != want {
@@ -116,7 +116,7 @@ func TestSupersededBeforeReady(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		release := make(chan bool)
-		r.known = func(n *Node) {
+		r.onAnnounce = func(n *Node) {
 			if n.session.InstanceID == instance1 {
 				<-release // a slow disk
 			}
@@ -124,10 +124,10 @@ func TestSupersededBeforeReady(t *testing.T) {
 		slow := r.join(nodeA, instance1)
 		r.attach(nodeA, instance2)
 		close(release)
-		if code := slow.gone(); code != link.CloseSuperseded {
+		if code := slow.waitClosed(); code != link.CloseSuperseded {
 			t.Errorf("the slow link got %d", code)
 		}
-		if got := r.heard(&r.surface); got != "known 3, known 3, ready 2, gone 1" {
+		if got := r.takeLines(&r.lifecycle); got != "known 3, known 3, ready 2, gone 1" {
 			t.Errorf("surface: %s", got)
 		}
 		r.end()
@@ -142,13 +142,13 @@ func TestClones(t *testing.T) {
 		fight := func() (last *board) {
 			t.Helper()
 			prev := r.attach(nodeA, instance1)
-			r.heard(&r.events)
+			r.takeLines(&r.events)
 			for i, instance := range []string{instance2, instance1, instance2} {
 				last = r.join(nodeA, instance)
-				if code := prev.gone(); code != link.CloseSuperseded {
+				if code := prev.waitClosed(); code != link.CloseSuperseded {
 					t.Errorf("takeover %d: the old link got %d", i, code)
 				}
-				if got := r.heard(&r.events); strings.Count(got, "clone_suspected acme y") != 1 {
+				if got := r.takeLines(&r.events); strings.Count(got, "clone_suspected acme y") != 1 {
 					t.Errorf("takeover %d: events %s", i, got)
 				}
 				prev = last
@@ -160,13 +160,13 @@ func TestClones(t *testing.T) {
 			b := r.dial()
 			b.next(link.TypeHello)
 			b.sendAs(link.TypeAuth, "", link.Auth{Token: nodeA, BootID: link.NewID(), InstanceID: instance1})
-			return b.gone()
+			return b.waitClosed()
 		}
 		for _, penalty := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
-			if code := fight().gone(); code != link.CloseSuperseded {
+			if code := fight().waitClosed(); code != link.CloseSuperseded {
 				t.Errorf("the last one got %d", code)
 			}
-			r.heard(&r.events)
+			r.takeLines(&r.events)
 			if r.hub.IsOnline(nodeA) {
 				t.Error("one of the two is served")
 			}
@@ -176,15 +176,15 @@ func TestClones(t *testing.T) {
 			}
 			r.wantEvents("device_refused acme y 4409")
 			other := r.attach(nodeB, instance1) // others are served
-			other.leave()
+			other.close()
 			synctest.Wait()
-			r.heard(&r.events)
+			r.takeLines(&r.events)
 			time.Sleep(time.Second)
 		}
 		r.attach(nodeA, instance1)
 		time.Sleep(3 * time.Hour)
-		if len(r.hub.rivals) != 0 {
-			t.Errorf("%d rivalries are remembered for ever", len(r.hub.rivals))
+		if len(r.hub.takeoverHistories) != 0 {
+			t.Errorf("%d rivalries are remembered for ever", len(r.hub.takeoverHistories))
 		}
 		r.end()
 	})
@@ -201,7 +201,7 @@ func TestFewClones(t *testing.T) {
 		if !r.hub.IsOnline(nodeA) {
 			t.Error("the node is refused")
 		}
-		if got := r.heard(&r.events); strings.Count(got, "clone_suspected") != 9 {
+		if got := r.takeLines(&r.events); strings.Count(got, "clone_suspected") != 9 {
 			t.Errorf("events %s", got)
 		}
 		r.end()
@@ -216,17 +216,17 @@ func TestAnnounceAgain(t *testing.T) {
 		n := r.node(nodeA)
 		b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
 		b.next(link.TypeAnnounceAck)
-		if got := r.heard(&r.surface); got != "known 3, ready 1, known 1, ready 1" {
+		if got := r.takeLines(&r.lifecycle); got != "known 3, ready 1, known 1, ready 1" {
 			t.Errorf("surface: %s", got)
 		}
 		if !strings.HasPrefix(string(n.Manifest()), `[{"cap_id":"echo"`) || strings.Contains(string(n.Manifest()), "metrics") || n.Tenant() != "acme" {
 			t.Errorf("manifest %s of %s", n.Manifest(), n.Tenant())
 		}
 		b.sendAs(link.TypeAnnounce, "", link.Announce{})
-		if code := b.gone(); code != link.CloseManifestInvalid {
+		if code := b.waitClosed(); code != link.CloseManifestInvalid {
 			t.Errorf("closed with %d", code)
 		}
-		if got := r.heard(&r.surface); got != "gone 1" {
+		if got := r.takeLines(&r.lifecycle); got != "gone 1" {
 			t.Errorf("surface: %s", got)
 		}
 		r.end()
@@ -248,14 +248,14 @@ func TestSharedManifest(t *testing.T) {
 				t.Errorf("tools %s and %s", a.Tools()[i].Canonical, tool.Canonical)
 			}
 		}
-		for i := range 2 * maxAlike { // a device that announces ever new ones
+		for i := range 2 * maxSharedManifests { // a device that announces ever new ones
 			c := manifest.Echo()
 			c.CapID = fmt.Sprint("echo", i)
 			other.sendAs(link.TypeAnnounce, "", announce(c))
 			other.next(link.TypeAnnounceAck)
 			time.Sleep(time.Second)
 		}
-		if n := len(r.hub.alike); n > maxAlike || b.Tools()[0].Name.CapID != fmt.Sprint("echo", 2*maxAlike-1) || len(a.Tools()) != 3 {
+		if n := len(r.hub.sharedManifests); n > maxSharedManifests || b.Tools()[0].Name.CapID != fmt.Sprint("echo", 2*maxSharedManifests-1) || len(a.Tools()) != 3 {
 			t.Errorf("%d manifests are remembered; tools %v", n, b.Tools())
 		}
 		r.end()
@@ -285,10 +285,10 @@ func TestLiveness(t *testing.T) {
 	bubble(t, func(t *testing.T) { // 60 s of silence end it
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
-		r.heard(&r.events)
+		r.takeLines(&r.events)
 		b.wire.cut.Store(true)
 		start := time.Now()
-		if code := b.gone(); code != link.CloseTimeout {
+		if code := b.waitClosed(); code != link.CloseTimeout {
 			t.Errorf("closed with %d", code)
 		}
 		if took := time.Since(start); took < link.IdleTimeout || took > link.IdleTimeout+time.Second {
@@ -305,10 +305,10 @@ func TestRevocation(t *testing.T) {
 		r := newRig(t)
 		b, other := r.attach(nodeA, instance1), r.attach(nodeB, instance2)
 		waiting := r.call(r.node(nodeA), "ping")
-		r.heard(&r.events)
+		r.takeLines(&r.events)
 		r.revoke(nodeA)
 		start := time.Now()
-		if code := b.gone(); code != link.CloseAuthFailed || time.Since(start) > 2*time.Second {
+		if code := b.waitClosed(); code != link.CloseAuthFailed || time.Since(start) > 2*time.Second {
 			t.Errorf("closed with %d after %v", code, time.Since(start))
 		}
 		a := <-waiting
@@ -318,7 +318,7 @@ func TestRevocation(t *testing.T) {
 		if !r.hub.IsOnline(nodeB) {
 			t.Error("the other node suffered")
 		}
-		other.leave()
+		other.close()
 		r.end()
 	})
 }
@@ -328,23 +328,23 @@ func TestRevocation(t *testing.T) {
 func TestRevision(t *testing.T) {
 	soon := func(t *testing.T, b *board, since time.Time) {
 		t.Helper()
-		if code := b.gone(); code != link.CloseAuthFailed || time.Since(since) > 2*time.Second {
+		if code := b.waitClosed(); code != link.CloseAuthFailed || time.Since(since) > 2*time.Second {
 			t.Errorf("closed with %d after %v", code, time.Since(since))
 		}
 	}
 	for _, after := range []time.Duration{0, 3 * time.Second} {
 		bubble(t, func(t *testing.T) {
 			r := newRig(t)
-			r.revised()
+			r.useGrantRevision()
 			b := r.dial()
-			b.greet(nodeA, instance1)
+			b.authenticate(nodeA, instance1)
 			r.revoke(nodeA)
 			time.Sleep(after) // the sweep sees the revision, and not yet this node
 			start := time.Now()
 			b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
 			soon(t, b, start)
 			r.wantEvents("device_refused acme y 4401")
-			if r.heard(&r.surface) != "" {
+			if r.takeLines(&r.lifecycle) != "" {
 				t.Error("its tools were served")
 			}
 			r.end()
@@ -352,7 +352,7 @@ func TestRevision(t *testing.T) {
 	}
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
-		r.revised()
+		r.useGrantRevision()
 		b := r.attach(nodeA, instance1)
 		time.Sleep(time.Minute)
 		start := time.Now()
@@ -363,7 +363,7 @@ func TestRevision(t *testing.T) {
 	for _, life := range []time.Duration{5 * time.Second, 100 * time.Second} {
 		bubble(t, func(t *testing.T) {
 			r := newRig(t)
-			r.revised()
+			r.useGrantRevision()
 			r.until = time.Now().Add(life)
 			soon(t, r.attach(nodeA, instance1), r.until)
 			if time.Now().Before(r.until) {
@@ -378,24 +378,24 @@ func TestDrain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		ready, shaking, silent := r.attach(nodeA, instance1), r.dial(), r.dial()
-		shaking.greet(nodeB, instance2)
+		shaking.authenticate(nodeB, instance2)
 		silent.next(link.TypeHello)
 		waiting := r.call(r.node(nodeA), "ping")
 		synctest.Wait()
-		r.heard(&r.events)
+		r.takeLines(&r.events)
 		start := time.Now()
 		r.end()
 		if took := time.Since(start); took != 0 {
 			t.Errorf("took %v", took)
 		}
 		for _, b := range []*board{ready, shaking, silent, r.dial()} {
-			if code := b.gone(); code != link.CloseDraining {
+			if code := b.waitClosed(); code != link.CloseDraining {
 				t.Errorf("closed with %d", code)
 			}
 		}
 		a := <-waiting
 		r.wantError(a.err, manifest.NodeOffline)
-		got := r.heard(&r.events)
+		got := r.takeLines(&r.events)
 		for _, want := range []string{"device_disconnect acme y 4503", "device_refused acme z 4503", "device_refused 4503"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("events %q lack %q", got, want)
@@ -407,30 +407,30 @@ func TestDrain(t *testing.T) {
 func TestBounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
-		r.hub.most, r.hub.shakes = 2, 2
+		r.hub.nodeLimit, r.hub.handshakeLimit = 2, 2
 		one, two := r.dial(), r.dial()
-		if code := r.dial().gone(); code != link.CloseDraining {
+		if code := r.dial().waitClosed(); code != link.CloseDraining {
 			t.Errorf("a third handshake: closed with %d", code)
 		}
 		if s := r.hub.Stats(); s.Handshaking != 2 || s.Refused != 1 {
 			t.Errorf("stats %+v", s)
 		}
 		time.Sleep(6 * time.Second) // they never speak
-		if one.gone() != link.CloseTimeout || two.gone() != link.CloseTimeout || r.hub.Stats().Handshaking != 0 {
+		if one.waitClosed() != link.CloseTimeout || two.waitClosed() != link.CloseTimeout || r.hub.Stats().Handshaking != 0 {
 			t.Errorf("stats %+v", r.hub.Stats())
 		}
 		r.wantEvents("device_refused 4408, device_refused 4408")
 
-		r.hub.shakes = 10
+		r.hub.handshakeLimit = 10
 		r.attach(nodeA, instance1)
 		late := r.dial() // was let in while there was room
-		late.greet("01hzx9k3m4p7q8r9s0t1v2w3x0", instance2)
+		late.authenticate("01hzx9k3m4p7q8r9s0t1v2w3x0", instance2)
 		r.attach(nodeB, instance2)
 		late.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
-		if code := late.gone(); code != link.CloseDraining {
+		if code := late.waitClosed(); code != link.CloseDraining {
 			t.Errorf("a third node: closed with %d", code)
 		}
-		if code := r.dial().gone(); code != link.CloseDraining {
+		if code := r.dial().waitClosed(); code != link.CloseDraining {
 			t.Errorf("a full house: closed with %d", code)
 		}
 		if s := r.hub.Stats(); s.Nodes != 2 || s.Accepted != 2 || s.Refused != 5 {
@@ -451,9 +451,9 @@ func TestRefused(t *testing.T) {
 			b.sendAs(link.TypeAuth, "", link.Auth{Token: "x", BootID: link.NewID(), InstanceID: instance1})
 		}, "device_refused 4401"},
 		{"bad frame", func(b *board) { _ = b.conn.Write([]byte("hello")) }, "device_refused 4400"},
-		{"gave up", func(b *board) { b.leave() }, "device_refused 1000"},
+		{"gave up", func(b *board) { b.close() }, "device_refused 1000"},
 		{"bad manifest", func(b *board) {
-			b.greet(nodeA, instance1)
+			b.authenticate(nodeA, instance1)
 			b.sendAs(link.TypeAnnounce, "", announce())
 		}, "device_refused acme y 4422"},
 	}
@@ -478,17 +478,17 @@ func TestSeenAndSpread(t *testing.T) {
 		r.attach(nodeA, instance1)
 		r.attach(nodeB, instance2)
 		time.Sleep(11 * time.Minute)
-		if got := r.heard(&r.seen); strings.Count(got, nodeA) != 2 || strings.Count(got, nodeB) != 2 {
+		if got := r.takeLines(&r.lastSeen); strings.Count(got, nodeA) != 2 || strings.Count(got, nodeB) != 2 {
 			t.Errorf("seen %s", got)
 		}
-		if s := r.hub.spread(); s != 1000 {
+		if s := r.hub.reconnectSpreadMS(); s != 1000 {
 			t.Errorf("spread of 2 nodes: %d ms", s)
 		}
 		r.end()
 		for range 10000 {
 			r.hub.nodes[link.NewID()] = nil
 		}
-		if s := r.hub.spread(); s != 50000 {
+		if s := r.hub.reconnectSpreadMS(); s != 50000 {
 			t.Errorf("spread of 10,000 nodes: %d ms, want 50,000: 200 a second", s)
 		}
 	})

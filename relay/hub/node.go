@@ -13,45 +13,45 @@ import (
 
 // Node is one linked device, from ready to gone.
 type Node struct {
-	hub     *Hub
-	session *link.Session
-	revoked bool // of the hub's sweep only
-	slot    int  // of the hub's wheel; by hub.mu
-	served  bool // by hub.mu: Ready has put its tools, or those of the link before it, in place
+	hub       *Hub
+	session   *link.Session
+	revoked   bool // of the hub's sweep only
+	wheelSlot int  // of the hub's wheel; by hub.mu
+	isReady   bool // by hub.mu: Ready has put its tools, or those of the link before it, in place
 
-	mu      sync.Mutex // protects the fields below
-	tools   []manifest.Tool
-	raw     []byte
-	calls   link.Calls[*pending]
-	streams map[streamKey]*stream
-	byID    map[string]*stream // streams by the device's stream_id
-	gone    bool
+	mu          sync.Mutex // protects the fields below
+	tools       []manifest.Tool
+	manifest    []byte
+	calls       link.Calls[*pendingCall]
+	streams     map[streamKey]*stream
+	streamsByID map[string]*stream // streams by the device's stream_id
+	closed      bool
 }
 
-// pending is one command that a caller waits for.
-type pending struct {
-	id     string
-	tool   *manifest.Tool
-	done   chan struct{} // takes one, when answer is set
-	answer answer
-	// accepted, for a subscription, runs in the session's goroutine, before any frame
+// pendingCall is one command that a caller waits for.
+type pendingCall struct {
+	id      string
+	tool    *manifest.Tool
+	done    chan struct{} // takes one, when answer is set
+	outcome callOutcome
+	// onResult, for a subscription, runs in the session's goroutine, before any frame
 	// of the stream can be read.
-	accepted func(result []byte) error
+	onResult func(result []byte) error
 }
 
-type answer struct {
+type callOutcome struct {
 	result []byte
 	err    error
 }
 
-// end tells the caller. It is called at most once, by whoever took p out of the table,
+// finish tells the caller. It is called at most once, by whoever took p out of the table,
 // and is the last that happens to p from that side.
-func (p *pending) end(a answer) {
-	p.answer = a
+func (p *pendingCall) finish(a callOutcome) {
+	p.outcome = a
 	p.done <- struct{}{}
 }
 
-func newPending() any { return &pending{done: make(chan struct{}, 1)} }
+func newPendingCall() any { return &pendingCall{done: make(chan struct{}, 1)} }
 
 // ID is the node id.
 func (n *Node) ID() string { return n.session.NodeID }
@@ -73,7 +73,7 @@ func (n *Node) Tools() []manifest.Tool {
 func (n *Node) Manifest() []byte {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.raw
+	return n.manifest
 }
 
 // CallOptions of one command.
@@ -85,51 +85,51 @@ type CallOptions struct {
 // the verb's schema and this node's id, a *manifest.Error, or ctx's cause. ctx carries
 // the gateway's budget. The command runs at most once and is never sent again.
 func (n *Node) Call(ctx context.Context, t *manifest.Tool, args []byte, opt CallOptions) ([]byte, error) {
-	p := n.hub.pendings.Get().(*pending)
+	p := n.hub.callPool.Get().(*pendingCall)
 	p.tool = t
-	result, err := n.do(ctx, p, args, opt)
-	*p = pending{done: p.done} // nobody else knows it any more
-	n.hub.pendings.Put(p)
+	result, err := n.roundTrip(ctx, p, args, opt)
+	*p = pendingCall{done: p.done} // nobody else knows it any more
+	n.hub.callPool.Put(p)
 	return result, err
 }
 
-func (n *Node) do(ctx context.Context, p *pending, args []byte, opt CallOptions) (result []byte, err error) {
+func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt CallOptions) (result []byte, err error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	p.id = link.NewID()
 	frame := link.AppendCmd(make([]byte, 0, len(args)+192), p.id, p.tool.Canonical, args, 0, opt.TraceID)
-	if err := n.dispatch(ctx, p, frame); err != nil {
+	if err := n.sendCommand(ctx, p, frame); err != nil {
 		return nil, err
 	}
 	select {
 	case <-p.done:
-		return p.answer.result, p.answer.err
+		return p.outcome.result, p.outcome.err
 	case <-ctx.Done():
 	}
 	n.mu.Lock()
 	ended, tell := n.calls.Expire(p.id)
 	if tell {
-		n.cancel(p.id)
+		n.sendCancel(p.id)
 	}
 	n.mu.Unlock()
 	if ended {
 		return nil, context.Cause(ctx)
 	}
 	<-p.done // its end came first: the session's goroutine is about to tell it
-	return p.answer.result, p.answer.err
+	return p.outcome.result, p.outcome.err
 }
 
-// dispatch notes a command and hands its frame to the link, in one step: what is in the
+// sendCommand notes a command and hands its frame to the link, in one step: what is in the
 // table and what the device gets are never in another order.
-func (n *Node) dispatch(ctx context.Context, p *pending, frame []byte) error {
+func (n *Node) sendCommand(ctx context.Context, p *pendingCall, frame []byte) error {
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		deadline = time.Now().Add(callBudget)
+		deadline = time.Now().Add(defaultBudget)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.gone {
+	if n.closed {
 		return offline()
 	}
 	if n.calls.Add(p.id, deadline, p) != nil {
@@ -144,11 +144,11 @@ func (n *Node) dispatch(ctx context.Context, p *pending, frame []byte) error {
 	return nil
 }
 
-// callBudget is the gateway's (RFC-0005 §7), for a ctx that does not tell it.
-const callBudget = 5 * time.Second
+// defaultBudget is the gateway's (RFC-0005 §7), for a ctx that does not tell it.
+const defaultBudget = 5 * time.Second
 
-// cancel tells the device to end a command or the stream that it opened.
-func (n *Node) cancel(cmdID string) {
+// sendCancel tells the device to end a command or the stream that it opened.
+func (n *Node) sendCancel(cmdID string) {
 	_ = n.session.Send(link.Encode(link.TypeCmdCancel, link.NewID(), cmdID, nil))
 }
 
@@ -158,24 +158,24 @@ func offline() error {
 
 // OnAnnounce takes a checked manifest: the first, or one that replaces it.
 func (n *Node) OnAnnounce(m *link.Manifest) {
-	n.hub.share(m)
+	n.hub.shareManifest(m)
 	n.mu.Lock()
-	n.tools, n.raw = m.Tools, m.Raw
-	withdrawn := n.withdrawnLocked()
+	n.tools, n.manifest = m.Tools, m.Raw
+	withdrawn := n.removeWithdrawnLocked()
 	n.mu.Unlock()
 	for _, s := range withdrawn {
 		s.end(ErrOffline)
 	}
-	if n.hub.opt.OnAnnounce != nil && n.hub.current(n) { // a superseded link's last word is not the node's
+	if n.hub.opt.OnAnnounce != nil && n.hub.isCurrent(n) { // a superseded link's last word is not the node's
 		n.hub.opt.OnAnnounce(n)
 	}
-	n.hub.surface.Lock()
-	defer n.hub.surface.Unlock()
-	if n.hub.opt.OnReady != nil && n.hub.current(n) {
+	n.hub.callbackMu.Lock()
+	defer n.hub.callbackMu.Unlock()
+	if n.hub.opt.OnReady != nil && n.hub.isCurrent(n) {
 		n.hub.opt.OnReady(n)
 	}
 	n.hub.mu.Lock()
-	n.served = true
+	n.isReady = true
 	n.hub.mu.Unlock()
 }
 
@@ -187,45 +187,45 @@ func (n *Node) OnAck(inReplyTo string, a link.CmdAck) (known bool) {
 	switch verdict {
 	case link.AckLate:
 		n.hub.lateAcks.Add(1)
-		n.note("late_ack", "", "")
+		n.audit("late_ack", "", "")
 		return true
 	case link.AckDuplicate:
-		n.hub.strayAcks.Add(1)
-		n.note("dup_ack", "", "")
+		n.hub.unsolicitedAcks.Add(1)
+		n.audit("dup_ack", "", "")
 		return false
 	case link.AckForeign:
-		n.hub.strayAcks.Add(1)
-		n.note("foreign_ack", "", "")
+		n.hub.unsolicitedAcks.Add(1)
+		n.audit("foreign_ack", "", "")
 		return false
 	}
-	ans := n.judge(p, a)
-	if ans.err != nil && a.OK && p.accepted != nil {
-		n.cancel(p.id) // it opened a stream that nobody will read
+	ans := n.checkAck(p, a)
+	if ans.err != nil && a.OK && p.onResult != nil {
+		n.sendCancel(p.id) // it opened a stream that nobody will read
 	}
-	p.end(ans)
+	p.finish(ans)
 	return true
 }
 
-// judge turns an ack into the caller's answer. Nothing that the device wrote is in an
+// checkAck turns an ack into the caller's answer. Nothing that the device wrote is in an
 // error (RFC-0005 §8).
-func (n *Node) judge(p *pending, a link.CmdAck) answer {
+func (n *Node) checkAck(p *pendingCall, a link.CmdAck) callOutcome {
 	if !a.OK {
-		return answer{err: refused(a.Code)}
+		return callOutcome{err: deviceError(a.Code)}
 	}
 	err := n.hub.opt.CheckResult(p.tool.Verb.Ack, a.Result, n.ID())
-	if err == nil && p.accepted != nil {
-		err = p.accepted(a.Result)
+	if err == nil && p.onResult != nil {
+		err = p.onResult(a.Result)
 	}
 	if err != nil {
 		n.hub.badResults.Add(1)
-		n.note("bad_result", p.tool.Canonical, manifest.Internal)
-		return answer{err: &manifest.Error{Code: manifest.Internal, Message: "the device gave a result that breaks its contract", Reason: "bad_result"}}
+		n.audit("bad_result", p.tool.Canonical, manifest.Internal)
+		return callOutcome{err: &manifest.Error{Code: manifest.Internal, Message: "the device gave a result that breaks its contract", Reason: "bad_result"}}
 	}
-	return answer{result: append([]byte(nil), a.Result...)} // the bytes are the reader's
+	return callOutcome{result: append([]byte(nil), a.Result...)} // the bytes are the reader's
 }
 
-// refused is the caller's error for a device that said no.
-func refused(code manifest.Code) *manifest.Error {
+// deviceError is the caller's error for a device that said no.
+func deviceError(code manifest.Code) *manifest.Error {
 	e := &manifest.Error{Code: code, Reason: "device"}
 	switch code {
 	case manifest.DeadlineExceeded:
@@ -244,25 +244,25 @@ func refused(code manifest.Code) *manifest.Error {
 	return e
 }
 
-// lost ends everything that waits for this device.
-func (n *Node) lost() {
+// failAll ends everything that waits for this device.
+func (n *Node) failAll() {
 	n.mu.Lock()
-	n.gone = true
+	n.closed = true
 	waiting := n.calls.Fail()
 	streams := n.streams
-	n.hub.streams.Add(-int64(len(n.byID)))
-	n.streams, n.byID = nil, nil
+	n.hub.streams.Add(-int64(len(n.streamsByID)))
+	n.streams, n.streamsByID = nil, nil
 	n.mu.Unlock()
 	for _, p := range waiting {
-		p.end(answer{err: offline()})
+		p.finish(callOutcome{err: offline()})
 	}
 	for _, s := range streams {
 		s.end(ErrOffline)
 	}
 }
 
-func (n *Node) note(kind, tool string, code manifest.Code) {
-	n.hub.event(AuditEvent{Kind: kind, Tenant: n.Tenant(), NodeID: n.ID(), Tool: tool, Code: code})
+func (n *Node) audit(kind, tool string, code manifest.Code) {
+	n.hub.audit(AuditEvent{Kind: kind, Tenant: n.Tenant(), NodeID: n.ID(), Tool: tool, Code: code})
 }
 
 // ErrOffline ends the streams of a device that went away, ErrTooSlow a reader that did

@@ -21,14 +21,14 @@ type Frame = struct {
 	Event []byte
 }
 
-// readerQueue is how many frames may wait for one reader's goroutine before it is behind.
+// subscriberQueueSize is how many frames may wait for one reader's goroutine before it is behind.
 // It is not the 3 frames of RFC-0009 §6, which are judged where they are written
 // (transport/sse): a device whose link stood still sends what it has all at once, up to a
 // frame a second for link.IdleTimeout, and that is no fault of a reader.
-const readerQueue = 64
+const subscriberQueueSize = 64
 
-// maxReaders bounds the readers of one device stream.
-const maxReaders = 10000
+// maxSubscribers bounds the readers of one device stream.
+const maxSubscribers = 10000
 
 type streamKey struct {
 	tool       string
@@ -44,10 +44,10 @@ type stream struct {
 	err    error
 	cmdID  string
 
-	refs     int   // readers and joiners; protected by node.mu
-	seq      int64 // of the last frame; session's goroutine only
-	bad      int   // samples that broke the schema; likewise
-	streamID string
+	refs       int   // readers and joiners; protected by node.mu
+	lastSeq    int64 // of the last frame; session's goroutine only
+	badSamples int   // samples that broke the schema; likewise
+	streamID   string
 }
 
 func (s *stream) end(cause error) { s.topic.Close(cause) }
@@ -87,7 +87,7 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 	key := streamKey{t.Canonical, intervalMS}
 	for ctx.Err() == nil {
 		n.mu.Lock()
-		if n.gone {
+		if n.closed {
 			n.mu.Unlock()
 			return nil, offline()
 		}
@@ -97,16 +97,16 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 				n.mu.Unlock()
 				return nil, &manifest.Error{Code: manifest.RateLimited, Message: "this device serves no more streams of other intervals; use an interval that is open", RetryAfterMS: 1000, Reason: "streams"}
 			}
-			s = &stream{node: n, key: key, topic: fanout.New[*Frame](fanout.Options{MaxSubscribers: maxReaders}), opened: make(chan struct{})}
+			s = &stream{node: n, key: key, topic: fanout.New[*Frame](fanout.Options{MaxSubscribers: maxSubscribers}), opened: make(chan struct{})}
 			if n.streams == nil {
-				n.streams, n.byID = make(map[streamKey]*stream), make(map[string]*stream)
+				n.streams, n.streamsByID = make(map[streamKey]*stream), make(map[string]*stream)
 			}
 			n.streams[key], opener = s, true
 		}
 		s.refs++
 		n.mu.Unlock()
 		if opener {
-			n.open(ctx, s, t, args, acquire, opt)
+			n.openStream(ctx, s, t, args, acquire, opt)
 		}
 		select {
 		case <-s.opened:
@@ -115,7 +115,7 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 			return nil, context.Cause(ctx)
 		}
 		if s.err == nil {
-			sub := s.topic.Subscribe(fanout.SubscribeOptions[*Frame]{Buffer: readerQueue, Overflow: fanout.CloseSubscriber,
+			sub := s.topic.Subscribe(fanout.SubscribeOptions[*Frame]{Buffer: subscriberQueueSize, Overflow: fanout.CloseSubscriber,
 				LastMaxAge: time.Duration(intervalMS) * time.Millisecond})
 			if err := sub.Err(); errors.Is(err, fanout.ErrFull) {
 				s.release()
@@ -124,7 +124,7 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 			return &Subscriber{Subscriber: sub, stream: s}, nil
 		}
 		s.release()
-		if !errors.Is(s.err, errOpenerLeft) {
+		if !errors.Is(s.err, errOpenerCanceled) {
 			return nil, s.err
 		}
 		// The one who was opening gave up; try ourselves, if it was another one.
@@ -132,12 +132,12 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 	return nil, context.Cause(ctx)
 }
 
-// errOpenerLeft: the caller that opened the stream went away before the device
+// errOpenerCanceled: the caller that opened the stream went away before the device
 // answered, which is no reason for those who joined it.
-var errOpenerLeft = errors.New("hub: the opening caller left")
+var errOpenerCanceled = errors.New("hub: the opening caller left")
 
-// open asks the device for the stream and settles s.err.
-func (n *Node) open(ctx context.Context, s *stream, t *manifest.Tool, args []byte, acquire func() (func(), error), opt CallOptions) {
+// openStream asks the device for the stream and settles s.err.
+func (n *Node) openStream(ctx context.Context, s *stream, t *manifest.Tool, args []byte, acquire func() (func(), error), opt CallOptions) {
 	defer close(s.opened)
 	release, err := acquire()
 	if err != nil {
@@ -145,21 +145,21 @@ func (n *Node) open(ctx context.Context, s *stream, t *manifest.Tool, args []byt
 		return
 	}
 	defer release()
-	p := &pending{tool: t, done: make(chan struct{}, 1), accepted: s.accept}
-	_, err = n.do(ctx, p, args, opt)
+	p := &pendingCall{tool: t, done: make(chan struct{}, 1), onResult: s.onOpened}
+	_, err = n.roundTrip(ctx, p, args, opt)
 	s.cmdID = p.id
 	switch {
 	case err == nil:
 	case ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded):
-		s.fail(errOpenerLeft)
+		s.fail(errOpenerCanceled)
 	default:
 		s.fail(err)
 	}
 }
 
-// accept takes the device's answer to the opening. It runs in the session's goroutine,
+// onOpened takes the device's answer to the opening. It runs in the session's goroutine,
 // so that the stream is known before its first frame is read.
-func (s *stream) accept(result []byte) error {
+func (s *stream) onOpened(result []byte) error {
 	n := s.node
 	var sub struct {
 		StreamID   string  `json:"stream_id"`
@@ -170,20 +170,20 @@ func (s *stream) accept(result []byte) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if sub.IntervalMS != float64(s.key.intervalMS) || n.byID == nil || n.byID[sub.StreamID] != nil || !n.hasLocked(s.key.tool) {
+	if sub.IntervalMS != float64(s.key.intervalMS) || n.streamsByID == nil || n.streamsByID[sub.StreamID] != nil || !n.hasToolLocked(s.key.tool) {
 		return errors.New("hub: another stream than the one asked for, a stream id twice, or a tool withdrawn")
 	}
 	s.streamID = sub.StreamID
-	n.byID[sub.StreamID] = s
+	n.streamsByID[sub.StreamID] = s
 	n.hub.streams.Add(1)
 	return nil
 }
 
-// withdrawnLocked takes the streams of tools that are not announced any more out of the
+// removeWithdrawnLocked takes the streams of tools that are not announced any more out of the
 // table, so that nobody joins them. The last reader's leaving ends them on the device.
-func (n *Node) withdrawnLocked() (list []*stream) {
+func (n *Node) removeWithdrawnLocked() (list []*stream) {
 	for key, s := range n.streams {
-		if s.streamID != "" && !n.hasLocked(key.tool) {
+		if s.streamID != "" && !n.hasToolLocked(key.tool) {
 			delete(n.streams, key)
 			list = append(list, s)
 		}
@@ -191,7 +191,7 @@ func (n *Node) withdrawnLocked() (list []*stream) {
 	return list
 }
 
-func (n *Node) hasLocked(tool string) bool {
+func (n *Node) hasToolLocked(tool string) bool {
 	return slices.ContainsFunc(n.tools, func(t manifest.Tool) bool { return t.Canonical == tool })
 }
 
@@ -199,17 +199,17 @@ func (n *Node) hasLocked(tool string) bool {
 func (s *stream) fail(err error) {
 	s.err = err
 	s.node.mu.Lock()
-	s.dropLocked()
+	s.removeLocked()
 	s.node.mu.Unlock()
 }
 
-func (s *stream) dropLocked() {
+func (s *stream) removeLocked() {
 	n := s.node
 	if n.streams[s.key] == s {
 		delete(n.streams, s.key)
 	}
-	if s.streamID != "" && n.byID[s.streamID] == s {
-		delete(n.byID, s.streamID)
+	if s.streamID != "" && n.streamsByID[s.streamID] == s {
+		delete(n.streamsByID, s.streamID)
 		n.hub.streams.Add(-1)
 	}
 }
@@ -220,10 +220,10 @@ func (s *stream) release() {
 	n.mu.Lock()
 	s.refs--
 	if s.refs == 0 {
-		if s.streamID != "" && n.byID[s.streamID] == s {
-			n.cancel(s.cmdID) // under the lock: before the command of whoever opens it again
+		if s.streamID != "" && n.streamsByID[s.streamID] == s {
+			n.sendCancel(s.cmdID) // under the lock: before the command of whoever opens it again
 		}
-		s.dropLocked()
+		s.removeLocked()
 	}
 	n.mu.Unlock()
 }
@@ -232,19 +232,19 @@ func (s *stream) release() {
 // dropped and audited; one that is not numbered above the last ends the link.
 func (n *Node) OnMetric(m link.Metric) error {
 	n.mu.Lock()
-	s := n.byID[m.StreamID]
+	s := n.streamsByID[m.StreamID]
 	n.mu.Unlock()
 	if s == nil {
 		return nil // still on its way when the stream was cancelled
 	}
-	if m.Seq <= s.seq {
+	if m.Seq <= s.lastSeq {
 		return link.ErrBadFrame
 	}
-	s.seq = m.Seq
+	s.lastSeq = m.Seq
 	if err := n.hub.opt.CheckSample(m.Sample, n.ID()); err != nil {
 		n.hub.badFrames.Add(1)
-		if s.bad++; s.bad%100 == 1 {
-			n.note("bad_sample", s.key.tool, manifest.Internal)
+		if s.badSamples++; s.badSamples%100 == 1 {
+			n.audit("bad_sample", s.key.tool, manifest.Internal)
 		}
 		return nil
 	}
@@ -261,9 +261,9 @@ func (n *Node) OnMetric(m link.Metric) error {
 // OnStreamEnd takes the device's own end of a stream.
 func (n *Node) OnStreamEnd(e *link.StreamEnd) {
 	n.mu.Lock()
-	s := n.byID[e.StreamID]
+	s := n.streamsByID[e.StreamID]
 	if s != nil {
-		s.dropLocked()
+		s.removeLocked()
 	}
 	n.mu.Unlock()
 	if s != nil {

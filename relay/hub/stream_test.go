@@ -18,9 +18,9 @@ func TestSharedStream(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
-		var cost charges
-		first := r.opening(t.Context(), n, 1000, &cost)
-		waits := r.opening(t.Context(), n, 1000, &cost) // joins before the device has answered
+		var cost acquireCounter
+		first := r.startSubscribe(t.Context(), n, 1000, &cost)
+		waits := r.startSubscribe(t.Context(), n, 1000, &cost) // joins before the device has answered
 		cmdID, sid := b.open()
 		one, two := (<-first).reader, (<-waits).reader
 		b.metric(sid, 1, sample(nodeA, 10))
@@ -43,9 +43,9 @@ func TestSharedStream(t *testing.T) {
 		if frames(one) != 1 || frames(two) != 1 || frames(three) != 1 || frames(late) != 1 {
 			t.Error("a frame did not reach all")
 		}
-		b.nothing() // one command for all of them
-		if cost.taken.Load() != 1 || cost.back.Load() != 1 {
-			t.Errorf("charged %d times, given back %d times, want 1 and 1", cost.taken.Load(), cost.back.Load())
+		b.expectNothing() // one command for all of them
+		if cost.acquired.Load() != 1 || cost.released.Load() != 1 {
+			t.Errorf("charged %d times, given back %d times, want 1 and 1", cost.acquired.Load(), cost.released.Load())
 		}
 		if s := r.hub.Stats(); s.Streams != 1 || s.Frames != 2 {
 			t.Errorf("stats %+v", s)
@@ -54,20 +54,20 @@ func TestSharedStream(t *testing.T) {
 		two.Close()
 		two.Close()
 		late.Close()
-		b.nothing()
+		b.expectNothing()
 		three.Close()
 		if e := b.next(link.TypeCmdCancel); e.InReplyTo != cmdID {
 			t.Errorf("cancelled %s, want %s", e.InReplyTo, cmdID)
 		}
 		b.metric(sid, 4, sample(nodeA, 12)) // was under way
-		b.sendAs(link.TypeStreamEnd, "", link.StreamEnd{StreamID: sid, Reason: link.EndCancelled})
+		b.sendAs(link.TypeStreamEnd, "", link.StreamEnd{StreamID: sid, Reason: link.EndCanceled})
 		synctest.Wait()
 		if s := r.hub.Stats(); s.Streams != 0 || s.Frames != 2 {
 			t.Errorf("stats %+v", s)
 		}
 
-		other := r.opening(t.Context(), n, 2000, &cost) // another interval is another stream
-		again := r.opening(t.Context(), n, 1000, &cost)
+		other := r.startSubscribe(t.Context(), n, 2000, &cost) // another interval is another stream
+		again := r.startSubscribe(t.Context(), n, 1000, &cost)
 		_, sid2 := b.open()
 		_, sid1 := b.open()
 		o, a := (<-other).reader, (<-again).reader
@@ -75,8 +75,8 @@ func TestSharedStream(t *testing.T) {
 		b.metric(sid1, 1, sample(nodeA, 21))
 		f, _ := o.Next()
 		g, _ := a.Next()
-		if !strings.Contains(string(f.Data), ":20,") || !strings.Contains(string(g.Data), ":21,") || cost.taken.Load() != 3 {
-			t.Errorf("got %s and %s, charged %d times", f.Data, g.Data, cost.taken.Load())
+		if !strings.Contains(string(f.Data), ":20,") || !strings.Contains(string(g.Data), ":21,") || cost.acquired.Load() != 3 {
+			t.Errorf("got %s and %s, charged %d times", f.Data, g.Data, cost.acquired.Load())
 		}
 		o.Close()
 		a.Close()
@@ -91,15 +91,15 @@ func TestCancelBeforeReopen(t *testing.T) {
 			r := newRig(t)
 			b := r.attach(nodeA, instance1)
 			n := r.node(nodeA)
-			first := r.opening(t.Context(), n, 1000, new(charges))
+			first := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
 			b.open()
 			reader := (<-first).reader
 			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan opened, 1)
+			done := make(chan subscribeReturn, 1)
 			go reader.Close()
 			go func() {
 				reader, err := r.subscribe(ctx, n, 1000)
-				done <- opened{reader, err}
+				done <- subscribeReturn{reader, err}
 			}()
 			synctest.Wait()
 			select {
@@ -126,11 +126,11 @@ func TestOpenerLeaves(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
-		var cost charges
+		var cost acquireCounter
 		gone := errors.New("gone fishing")
 		ctx, leave := context.WithCancelCause(t.Context())
-		opener := r.opening(ctx, n, 1000, &cost)
-		joiners := []chan opened{r.opening(t.Context(), n, 1000, &cost), r.opening(t.Context(), n, 1000, &cost)}
+		opener := r.startSubscribe(ctx, n, 1000, &cost)
+		joiners := []chan subscribeReturn{r.startSubscribe(t.Context(), n, 1000, &cost), r.startSubscribe(t.Context(), n, 1000, &cost)}
 		first, _ := b.cmd()
 		leave(gone)
 		if o := <-opener; o.err != gone {
@@ -140,7 +140,7 @@ func TestOpenerLeaves(t *testing.T) {
 			t.Errorf("cancelled %s, want %s", e.InReplyTo, first)
 		}
 		_, sid := b.open()
-		b.nothing()
+		b.expectNothing()
 		b.metric(sid, 1, sample(nodeA, 1))
 		for _, j := range joiners {
 			o := <-j
@@ -150,8 +150,8 @@ func TestOpenerLeaves(t *testing.T) {
 			}
 			o.reader.Close()
 		}
-		if cost.taken.Load() != 2 || cost.back.Load() != 2 {
-			t.Errorf("charged %d times, given back %d times, want 2 and 2", cost.taken.Load(), cost.back.Load())
+		if cost.acquired.Load() != 2 || cost.released.Load() != 2 {
+			t.Errorf("charged %d times, given back %d times, want 2 and 2", cost.acquired.Load(), cost.released.Load())
 		}
 		r.end()
 	})
@@ -163,17 +163,17 @@ func TestLeavingEarly(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
-		opener := r.opening(t.Context(), n, 1000, new(charges))
+		opener := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
 		ctx, leave := context.WithCancel(t.Context())
-		joiner := r.opening(ctx, n, 1000, new(charges))
+		joiner := r.startSubscribe(ctx, n, 1000, new(acquireCounter))
 		leave()
 		if o := <-joiner; !errors.Is(o.err, context.Canceled) {
 			t.Errorf("the joiner got %v", o.err)
 		}
-		joiner = r.opening(t.Context(), n, 1000, new(charges))
+		joiner = r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
 		b.cmd()
-		b.leave()
-		for _, c := range []chan opened{opener, joiner} {
+		b.close()
+		for _, c := range []chan subscribeReturn{opener, joiner} {
 			o := <-c
 			r.wantError(o.err, manifest.NodeOffline)
 		}
@@ -191,11 +191,11 @@ func TestOpeningDeadline(t *testing.T) {
 		n := r.node(nodeA)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		opener := r.opening(ctx, n, 1000, new(charges))
+		opener := r.startSubscribe(ctx, n, 1000, new(acquireCounter))
 		time.Sleep(time.Second)
-		joiner := r.opening(t.Context(), n, 1000, new(charges))
+		joiner := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
 		id, _ := b.cmd()
-		for _, c := range []chan opened{opener, joiner} {
+		for _, c := range []chan subscribeReturn{opener, joiner} {
 			if o := <-c; !errors.Is(o.err, context.DeadlineExceeded) {
 				t.Errorf("got %v", o.err)
 			}
@@ -220,7 +220,7 @@ func TestAckMeetsCancel(t *testing.T) {
 			r.result = func(string, []byte) error { leave(); time.Sleep(time.Millisecond); return nil }
 			b := r.attach(nodeA, instance1)
 			n := r.node(nodeA)
-			opener := r.opening(ctx, n, 1000, new(charges))
+			opener := r.startSubscribe(ctx, n, 1000, new(acquireCounter))
 			id, _ := b.open()
 			if o := <-opener; o.err == nil {
 				o.reader.Close()
@@ -228,7 +228,7 @@ func TestAckMeetsCancel(t *testing.T) {
 			if e := b.next(link.TypeCmdCancel); e.InReplyTo != id {
 				t.Errorf("cancelled %s, want %s", e.InReplyTo, id)
 			}
-			b.nothing()
+			b.expectNothing()
 			if s := r.hub.Stats(); s.Streams != 0 {
 				t.Errorf("stats %+v", s)
 			}
@@ -260,12 +260,12 @@ func TestOpeningFails(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
-		var cost charges
+		var cost acquireCounter
 		for _, tt := range tests {
-			opener, joiner := r.opening(t.Context(), n, 1000, &cost), r.opening(t.Context(), n, 1000, &cost)
+			opener, joiner := r.startSubscribe(t.Context(), n, 1000, &cost), r.startSubscribe(t.Context(), n, 1000, &cost)
 			id, _ := b.cmd()
 			tt.answer(b, id)
-			for _, c := range []chan opened{opener, joiner} {
+			for _, c := range []chan subscribeReturn{opener, joiner} {
 				o := <-c
 				r.wantError(o.err, tt.code)
 			}
@@ -274,20 +274,20 @@ func TestOpeningFails(t *testing.T) {
 					t.Errorf("%s: cancelled %s", tt.name, e.InReplyTo)
 				}
 			}
-			b.nothing()
+			b.expectNothing()
 		}
 		_, err := n.Subscribe(t.Context(), r.tool(n, "metrics.subscribe"), IntervalArgs(1000), 1000,
 			func() (func(), error) { return nil, manifest.E(manifest.RateLimited, "rate") }, CallOptions{})
 		r.wantError(err, manifest.RateLimited)
-		b.nothing()
-		if s := r.hub.Stats(); s.Streams != 0 || len(n.streams) != 0 || cost.taken.Load() != cost.back.Load() {
-			t.Errorf("stats %+v, %d streams, charges %d and %d", s, len(n.streams), cost.taken.Load(), cost.back.Load())
+		b.expectNothing()
+		if s := r.hub.Stats(); s.Streams != 0 || len(n.streams) != 0 || cost.acquired.Load() != cost.released.Load() {
+			t.Errorf("stats %+v, %d streams, charges %d and %d", s, len(n.streams), cost.acquired.Load(), cost.released.Load())
 		}
 
 		// A stream id that is in use.
-		one := r.opening(t.Context(), n, 1000, &cost)
+		one := r.startSubscribe(t.Context(), n, 1000, &cost)
 		_, used := b.open()
-		two := r.opening(t.Context(), n, 2000, &cost)
+		two := r.startSubscribe(t.Context(), n, 2000, &cost)
 		id, _ := b.cmd()
 		b.ack(id, `{"stream_id":"`+used+`","interval_ms":2000}`)
 		o := <-two
@@ -308,7 +308,7 @@ func TestStreamEnds(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
-		open := r.opening(t.Context(), n, 1000, new(charges))
+		open := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
 		_, sid := b.open()
 		reader := (<-open).reader
 		b.sendAs(link.TypeStreamEnd, "", link.StreamEnd{StreamID: link.NewID(), Reason: link.EndShutdown}) // not ours
@@ -319,10 +319,10 @@ func TestStreamEnds(t *testing.T) {
 			t.Errorf("the reader ended with %v", reader.Err())
 		}
 		// The next one opens it again, while the old reader has not closed yet.
-		again := r.opening(t.Context(), n, 1000, new(charges))
+		again := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
 		_, sid = b.open()
 		second := (<-again).reader
-		other := r.opening(t.Context(), n, 5000, new(charges))
+		other := r.startSubscribe(t.Context(), n, 5000, new(acquireCounter))
 		id, _ := b.cmd()
 		b.ack(id, `{"stream_id":"`+link.NewID()+`","interval_ms":5e3}`)
 		if o := <-other; o.err != nil {
@@ -336,8 +336,8 @@ func TestStreamEnds(t *testing.T) {
 		if frames(second) != 1 || second.Err() != nil {
 			t.Errorf("the second reader ended with %v", second.Err())
 		}
-		b.nothing()
-		b.leave() // and now the device
+		b.expectNothing()
+		b.close() // and now the device
 		synctest.Wait()
 		if !errors.Is(second.Err(), ErrOffline) {
 			t.Errorf("the second reader ended with %v", second.Err())
@@ -353,14 +353,14 @@ func TestSlowReader(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
-		open := r.opening(t.Context(), n, 1000, new(charges))
+		open := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
 		_, sid := b.open()
 		fast := (<-open).reader
 		slow, err := r.subscribe(t.Context(), n, 1000)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for seq := int64(1); seq <= readerQueue+1; seq++ {
+		for seq := int64(1); seq <= subscriberQueueSize+1; seq++ {
 			if slow.Err() != nil {
 				t.Errorf("the slow reader ended before frame %d", seq)
 			}
@@ -369,11 +369,11 @@ func TestSlowReader(t *testing.T) {
 				t.Errorf("frame %d is missing", seq)
 			}
 		}
-		if !errors.Is(slow.Err(), fanout.ErrOverflow) || frames(slow) != readerQueue {
+		if !errors.Is(slow.Err(), fanout.ErrOverflow) || frames(slow) != subscriberQueueSize {
 			t.Errorf("the slow reader ended with %v", slow.Err())
 		}
 		slow.Close()
-		b.nothing()
+		b.expectNothing()
 		fast.Close()
 		b.next(link.TypeCmdCancel)
 		r.end()
@@ -386,7 +386,7 @@ func TestCatchUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
-		open := r.opening(t.Context(), r.node(nodeA), 1000, new(charges))
+		open := r.startSubscribe(t.Context(), r.node(nodeA), 1000, new(acquireCounter))
 		_, sid := b.open()
 		reader := (<-open).reader
 		late := int64(link.IdleTimeout / time.Second)
@@ -407,7 +407,7 @@ func TestWithdrawn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
-		open := r.opening(t.Context(), r.node(nodeA), 1000, new(charges))
+		open := r.startSubscribe(t.Context(), r.node(nodeA), 1000, new(acquireCounter))
 		_, sid := b.open()
 		reader := (<-open).reader
 		b.sendAs(link.TypeAnnounce, "", announce(manifest.Metrics())) // it stays: nothing ends
@@ -434,10 +434,10 @@ func TestBadSamples(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
-		open := r.opening(t.Context(), n, 1000, new(charges))
+		open := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
 		_, sid := b.open()
 		reader := (<-open).reader
-		r.heard(&r.events)
+		r.takeLines(&r.events)
 		seq := int64(0)
 		for _, bad := range []string{sample(nodeB, 1), sample(nodeA, 101), `{}`, strings.Replace(sample(nodeA, 1), "{", `{"x":1,`, 1)} {
 			for range 50 {
@@ -454,7 +454,7 @@ func TestBadSamples(t *testing.T) {
 			t.Error("a good frame is missing")
 		}
 		b.metric(sid, seq+5, sample(nodeA, 1))
-		if code := b.gone(); code != link.CloseBadFrame {
+		if code := b.waitClosed(); code != link.CloseBadFrame {
 			t.Errorf("closed with %d, want 4400", code)
 		}
 		reader.Close()
@@ -470,7 +470,7 @@ func TestStreamsBounded(t *testing.T) {
 		n := r.node(nodeA)
 		var readers []*Subscriber
 		for i := range link.MaxStreams {
-			open := r.opening(t.Context(), n, int64(1000+i), new(charges))
+			open := r.startSubscribe(t.Context(), n, int64(1000+i), new(acquireCounter))
 			b.open()
 			readers = append(readers, (<-open).reader)
 		}
@@ -480,7 +480,7 @@ func TestStreamsBounded(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		b.nothing()
+		b.expectNothing()
 		shared.Close()
 		for _, reader := range readers {
 			reader.Close()

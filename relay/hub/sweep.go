@@ -15,20 +15,20 @@ import (
 // The relay pings before its devices would: they ping when they have heard no ping within
 // link.PingInterval, and pings at the devices' own times would wake this process once each.
 const (
-	wheelSize = 64 // seconds; more than link.IdleTimeout
-	firstPing = link.PingInterval*4/5 - 2*time.Second
-	pingAfter = link.PingInterval - time.Second
+	wheelSize      = 64 // seconds; more than link.IdleTimeout
+	firstPingDelay = link.PingInterval*4/5 - 2*time.Second
+	pingDelay      = link.PingInterval - time.Second
 )
 
-// lookLocked has the sweep look at n after that time, rounded up to seconds.
-func (h *Hub) lookLocked(n *Node, after time.Duration) {
+// scheduleLocked has the sweep look at n after that time, rounded up to seconds.
+func (h *Hub) scheduleLocked(n *Node, after time.Duration) {
 	seconds := int((after + time.Second - 1) / time.Second)
-	n.slot = (h.second + min(max(seconds, 1), wheelSize-1)) % wheelSize
-	h.wheel[n.slot][n] = struct{}{}
+	n.wheelSlot = (h.second + min(max(seconds, 1), wheelSize-1)) % wheelSize
+	h.wheel[n.wheelSlot][n] = struct{}{}
 }
 
-// seenEvery is how many seconds lie between two calls of Options.Seen.
-const seenEvery = 300
+// saveLastSeenEvery is how many seconds lie between two calls of Options.Seen.
+const saveLastSeenEvery = 300
 
 func (h *Hub) sweep() {
 	now := time.Now()
@@ -37,13 +37,13 @@ func (h *Hub) sweep() {
 	slot := h.second % wheelSize
 	due := slices.Collect(maps.Keys(h.wheel[slot]))
 	clear(h.wheel[slot])
-	for id, r := range h.rivals {
-		if now.After(r.until.Add(maxPenalty)) && (len(r.times) == 0 || now.Sub(r.times[len(r.times)-1]) > rivalWindow) {
-			delete(h.rivals, id)
+	for id, r := range h.takeoverHistories {
+		if now.After(r.penaltyUntil.Add(maxPenalty)) && (len(r.times) == 0 || now.Sub(r.times[len(r.times)-1]) > takeoverWindow) {
+			delete(h.takeoverHistories, id)
 		}
 	}
 	var all []*Node
-	if h.revised() || h.second%seenEvery == 0 {
+	if h.grantsChanged() || h.second%saveLastSeenEvery == 0 {
 		all = slices.Collect(maps.Values(h.nodes))
 	}
 	h.mu.Unlock()
@@ -61,11 +61,11 @@ func (h *Hub) sweep() {
 	h.mu.Lock()
 	for _, n := range due {
 		if h.nodes[n.session.NodeID] == n {
-			h.lookLocked(n, n.patience())
+			h.scheduleLocked(n, n.nextCheck())
 		}
 	}
 	h.mu.Unlock()
-	if h.opt.SaveLastSeen != nil && h.second%seenEvery == 0 && len(all) > 0 {
+	if h.opt.SaveLastSeen != nil && h.second%saveLastSeenEvery == 0 && len(all) > 0 {
 		ids := make([]string, len(all))
 		for i, n := range all {
 			ids[i] = n.session.NodeID
@@ -74,14 +74,14 @@ func (h *Hub) sweep() {
 	}
 }
 
-// revised is whether grants may have been taken back since it was last asked.
-func (h *Hub) revised() bool {
+// grantsChanged is whether grants may have been taken back since it was last asked.
+func (h *Hub) grantsChanged() bool {
 	if h.opt.GrantRevision == nil {
 		return true
 	}
-	before := h.revision
-	h.revision = h.opt.GrantRevision()
-	return h.revision != before
+	before := h.grantRevision
+	h.grantRevision = h.opt.GrantRevision()
+	return h.grantRevision != before
 }
 
 // checkGrant cuts a node whose token holds no longer.
@@ -90,13 +90,13 @@ func (h *Hub) checkGrant(n *Node) {
 		return
 	}
 	n.revoked = true
-	h.event(AuditEvent{Kind: "revoked", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
+	h.audit(AuditEvent{Kind: "revoked", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
 	n.session.Close(link.CloseAuthFailed, "auth_failed")
 }
 
-// patience is how long the sweep need not look at a node that it has just looked at.
-func (n *Node) patience() time.Duration {
-	wait := min(pingAfter, link.IdleTimeout-n.session.IdleTime())
+// nextCheck is how long the sweep need not look at a node that it has just looked at.
+func (n *Node) nextCheck() time.Duration {
+	wait := min(pingDelay, link.IdleTimeout-n.session.IdleTime())
 	if until := n.session.ExpiresAt; !until.IsZero() {
 		wait = min(wait, time.Until(until))
 	}

@@ -53,9 +53,9 @@ type Manifest struct {
 // it with 4503.
 func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manifest, error) {
 	s := &Session{conn: conn, opt: opt, ID: manifest.NewULID()}
-	s.writer = s.write
-	s.lastRead.Store(monoNow())
-	conn.OnPing(s.heard)
+	s.runWriter = s.drainQueue
+	s.lastReadAt.Store(monotonicNow())
+	conn.OnPing(s.onPing)
 	stop := context.AfterFunc(ctx, func() { s.Close(CloseDraining, "draining") })
 	defer stop()
 	// A pong to a peer that reads nothing may wait for longer than any read deadline.
@@ -63,7 +63,7 @@ func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manif
 	defer late.Stop()
 	m, err := s.handshake(ctx)
 	if err != nil {
-		return nil, nil, s.end(err)
+		return nil, nil, s.shutdown(err)
 	}
 	_ = conn.SetReadDeadline(time.Time{})                  // the owner's sweep calls Tick from here on
 	s.opt.Authenticate, s.opt.ReconnectSpreadMS = nil, nil // they hold what the handshake needed
@@ -79,7 +79,7 @@ func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
 		return nil, err
 	}
 	var auth Auth
-	err := s.expect(TypeAuth, func(e *Envelope) error { return e.Decode(&auth) })
+	err := s.readMessage(TypeAuth, func(e *Envelope) error { return e.Decode(&auth) })
 	if err != nil {
 		return nil, err
 	}
@@ -100,8 +100,8 @@ func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
 	_ = s.conn.SetReadDeadline(time.Now().Add(AnnounceTimeout))
 	var m *Manifest
 	var reply []byte
-	err = s.expect(TypeAnnounce, func(e *Envelope) (err error) {
-		m, reply, err = s.announced(e)
+	err = s.readMessage(TypeAnnounce, func(e *Envelope) (err error) {
+		m, reply, err = s.checkAnnounce(e)
 		return err
 	})
 	if err != nil {
@@ -112,16 +112,16 @@ func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
 	return m, nil
 }
 
-// expect reads one message, which has to be of that type: anything before its state is
+// readMessage reads one message, which has to be of that type: anything before its state is
 // a bad frame.
-func (s *Session) expect(typ string, fn func(e *Envelope) error) error {
+func (s *Session) readMessage(typ string, fn func(e *Envelope) error) error {
 	return s.conn.Read(func(msg []byte) error {
 		e, err := Decode(msg)
 		if err != nil {
 			return err
 		}
 		if e.Type != typ {
-			return bad(e.Type + " before its state")
+			return badFrame(e.Type + " before its state")
 		}
 		return fn(&e)
 	})
@@ -144,9 +144,9 @@ func (s *Session) authenticate(ctx context.Context, a *Auth) (*Grant, error) {
 func (a *Auth) check() error {
 	_, bootOK := manifest.ParseULID(a.BootID)
 	switch {
-	case !bootOK, !validInstance(a.InstanceID), len(a.AgentVersion) > 64, ascii(a.AgentVersion) != a.AgentVersion,
+	case !bootOK, !validInstance(a.InstanceID), len(a.AgentVersion) > 64, printableASCII(a.AgentVersion) != a.AgentVersion,
 		a.Name != "" && !manifest.ValidNodeName(a.Name), a.Resume != nil && !a.Resume.valid():
-		return bad("payload of auth")
+		return badFrame("payload of auth")
 	}
 	return nil
 }
@@ -172,8 +172,8 @@ func validInstance(s string) bool {
 	return true
 }
 
-// closeFor maps the end of a link to the close code that the peer is told.
-func closeFor(err error) (code int, reason string) {
+// closeCodeFor maps the end of a link to the close code that the peer is told.
+func closeCodeFor(err error) (code int, reason string) {
 	var r *Refusal
 	var me *manifest.Error
 	var ne net.Error
@@ -200,9 +200,9 @@ func closeFor(err error) (code int, reason string) {
 	return CloseGoingAway, "gone" // it broke; hardly anybody will read this
 }
 
-// announced checks an announce and makes its announce_ack. Bad capabilities are rejected
+// checkAnnounce checks an announce and makes its announce_ack. Bad capabilities are rejected
 // one by one; a malformed announce or one with nothing left is E_MANIFEST_INVALID.
-func (s *Session) announced(e *Envelope) (*Manifest, []byte, error) {
+func (s *Session) checkAnnounce(e *Envelope) (*Manifest, []byte, error) {
 	var a Announce
 	var raws []strictjson.Raw
 	if e.Decode(&a) != nil || strictjson.Unmarshal(a.Capabilities, &raws) != nil || len(raws) > manifest.MaxCapabilities {
@@ -215,12 +215,12 @@ func (s *Session) announced(e *Envelope) (*Manifest, []byte, error) {
 	ack := AnnounceAck{Tools: []string{}, Rejected: []Rejected{}}
 	seen := make(map[string]bool, len(raws))
 	for _, raw := range raws {
-		c, tools, err := s.capability(raw)
+		c, tools, err := s.checkCapability(raw)
 		if err == nil && seen[c.CapID] {
 			err = manifest.E(manifest.ManifestInvalid, "cap_id stands twice")
 		}
 		if err != nil {
-			ack.Rejected = append(ack.Rejected, Rejected{CapID: capID(raw), Code: manifest.ManifestInvalid})
+			ack.Rejected = append(ack.Rejected, Rejected{CapID: rejectedCapID(raw), Code: manifest.ManifestInvalid})
 			continue
 		}
 		seen[c.CapID] = true
@@ -237,7 +237,7 @@ func (s *Session) announced(e *Envelope) (*Manifest, []byte, error) {
 	return m, Encode(TypeAnnounceAck, NewID(), e.MsgID, ack), nil
 }
 
-func (s *Session) capability(raw []byte) (*manifest.Capability, []manifest.Tool, error) {
+func (s *Session) checkCapability(raw []byte) (*manifest.Capability, []manifest.Tool, error) {
 	if s.opt.ValidateCapability != nil {
 		if err := s.opt.ValidateCapability(raw); err != nil {
 			return nil, nil, err
@@ -251,9 +251,9 @@ func (s *Session) capability(raw []byte) (*manifest.Capability, []manifest.Tool,
 	return c, tools, err
 }
 
-// capID is the cap_id of a rejected capability if it has a well-formed one, so that a
+// rejectedCapID is the cap_id of a rejected capability if it has a well-formed one, so that a
 // developer can tell which; otherwise "".
-func capID(raw []byte) string {
+func rejectedCapID(raw []byte) string {
 	var c map[string]strictjson.Raw
 	var id string
 	if strictjson.Unmarshal(raw, &c) != nil || strictjson.Unmarshal(c["cap_id"], &id) != nil || !manifest.ValidCapID(id) {

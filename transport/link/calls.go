@@ -45,8 +45,8 @@ var ErrQueueFull = errors.New("link: command queue full")
 // the owner keeps for a command. A command ends exactly once: by Ack, Expire or Fail.
 // The zero value is ready.
 type Calls[V any] struct {
-	live   []call[V] // at most MaxInflight: a scan beats a map, and an idle node holds nothing
-	recent []ended   // ring of the last maxRecent ended commands, for late and double acks
+	live   []call[V]   // at most MaxInflight: a scan beats a map, and an idle node holds nothing
+	recent []endedCall // ring of the last maxRecent ended commands, for late and double acks
 	next   int
 }
 
@@ -57,11 +57,11 @@ type call[V any] struct {
 	value    V
 }
 
-// ended is what stays of a command. The id is an array, so that the ring of a node is
+// endedCall is what stays of a command. The id is an array, so that the ring of a node is
 // one small block that keeps no strings alive.
-type ended struct {
-	id      [manifest.ULIDLen]byte
-	unheard bool // no ack has come yet
+type endedCall struct {
+	id          [manifest.ULIDLen]byte
+	awaitingAck bool // no ack has come yet
 }
 
 const maxRecent = MaxInflight
@@ -87,13 +87,13 @@ func (c *Calls[V]) MarkSent(id string) {
 func (c *Calls[V]) Ack(id string) (v V, verdict AckVerdict) {
 	if i := c.find(id); i >= 0 {
 		v = c.live[i].value
-		c.end(i, false)
+		c.finish(i, false)
 		return v, AckAccepted
 	}
 	for i := range c.recent {
 		if e := &c.recent[i]; string(e.id[:]) == id {
-			if e.unheard {
-				e.unheard = false
+			if e.awaitingAck {
+				e.awaitingAck = false
 				return v, AckLate
 			}
 			return v, AckDuplicate
@@ -111,7 +111,7 @@ func (c *Calls[V]) Expire(id string) (ended, cancel bool) {
 		return false, false
 	}
 	cancel = c.live[i].state == Sent
-	c.end(i, true)
+	c.finish(i, true)
 	return true, cancel
 }
 
@@ -148,7 +148,7 @@ func (c *Calls[V]) Fail() []V {
 	values := make([]V, 0, len(c.live))
 	for len(c.live) > 0 {
 		values = append(values, c.live[0].value)
-		c.end(0, true)
+		c.finish(0, true)
 	}
 	return values
 }
@@ -173,8 +173,8 @@ func (c *Calls[V]) find(id string) int {
 	return -1
 }
 
-func (c *Calls[V]) end(i int, unheard bool) {
-	e := ended{unheard: unheard}
+func (c *Calls[V]) finish(i int, unheard bool) {
+	e := endedCall{awaitingAck: unheard}
 	copy(e.id[:], c.live[i].id)
 	c.live = slices.Delete(c.live, i, i+1) // keeps the order, zeroes the rest
 	if len(c.live) == 0 && cap(c.live) > 4 {

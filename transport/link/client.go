@@ -83,13 +83,13 @@ type Client struct {
 
 	wg sync.WaitGroup // commands and streams, those of earlier links included
 
-	mu       sync.Mutex // protects the fields below
-	seen     dedupTable
-	handling int // handlers that have not come back, those left behind included
-	status   Status
-	pending  [][]byte    // events that no link has taken yet, encoded
-	link     *clientLink // the one that is ready, or nil
-	clonedAt time.Time   // when 4409 came last; zero: never
+	mu             sync.Mutex // protects the fields below
+	dedup          dedupTable
+	activeHandlers int // handlers that have not come back, those left behind included
+	status         Status
+	pendingEvents  [][]byte    // events that no link has taken yet, encoded
+	link           *clientLink // the one that is ready, or nil
+	takenOverAt    time.Time   // when 4409 came last; zero: never
 }
 
 // NewClient makes a client; Run does the work.
@@ -109,7 +109,7 @@ func (c *Client) Status() Status {
 
 func (c *Client) statusLocked() Status {
 	s := c.status
-	s.CloneSuspected = !c.clonedAt.IsZero() && time.Since(c.clonedAt) < cloneFor
+	s.CloneSuspected = !c.takenOverAt.IsZero() && time.Since(c.takenOverAt) < takeoverMemory
 	return s
 }
 
@@ -123,29 +123,29 @@ func (c *Client) SendEvent(topic string, data []byte) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.pending) == maxPending {
-		c.pending = slices.Delete(c.pending, 0, 1)
+	if len(c.pendingEvents) == maxPendingEvents {
+		c.pendingEvents = slices.Delete(c.pendingEvents, 0, 1)
 		c.status.Drops++
 	}
-	c.pending = append(c.pending, Encode(TypeEvent, NewID(), "", Event{Topic: topic, Data: line.Bytes()}))
+	c.pendingEvents = append(c.pendingEvents, Encode(TypeEvent, NewID(), "", Event{Topic: topic, Data: line.Bytes()}))
 	c.flushLocked()
 	return true
 }
 
 // flushLocked hands what waits to the link, as far as its queue has room.
 func (c *Client) flushLocked() {
-	for c.link != nil && len(c.pending) > 0 {
+	for c.link != nil && len(c.pendingEvents) > 0 {
 		select {
-		case c.link.out <- c.pending[0]:
-			c.pending = slices.Delete(c.pending, 0, 1)
+		case c.link.sendQueue <- c.pendingEvents[0]:
+			c.pendingEvents = slices.Delete(c.pendingEvents, 0, 1)
 		default:
 			return // with the next event, or the next link
 		}
 	}
 }
 
-// use has events go to l; nil: there is no link.
-func (c *Client) use(l *clientLink) {
+// setLink has events go to l; nil: there is no link.
+func (c *Client) setLink(l *clientLink) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.link = l
@@ -159,23 +159,23 @@ func (c *Client) Run(ctx context.Context) error {
 	var back Backoff
 	start := time.Now()
 	for {
-		c.set(func(s *Status) { s.State = StateConnecting })
-		ready, err := c.once(ctx, &back)
+		c.updateStatus(func(s *Status) { s.State = StateConnecting })
+		ready, err := c.runLink(ctx, &back)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		code := CloseCode(err)
 		wait := back.Next(code, ready, time.Since(start))
-		c.set(func(s *Status) {
-			s.State = c.stateAfter(code, err)
+		c.updateStatus(func(s *Status) {
+			s.State = c.stateFor(code, err)
 			s.LastErr, s.LastCode, s.LastErrAt = err.Error(), code, time.Now()
 			if code == CloseSuperseded {
-				c.clonedAt = time.Now()
+				c.takenOverAt = time.Now()
 			}
 			s.Reconnects++
 		})
 		if code == CloseAuthFailed || code == CloseForbidden {
-			c.waitToken(ctx, wait)
+			c.waitForNewToken(ctx, wait)
 		} else {
 			sleep(ctx, wait)
 		}
@@ -194,20 +194,20 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// tokenPoll is how often a client whose token was refused looks for another one.
-const tokenPoll = 5 * time.Second
+// tokenPollInterval is how often a client whose token was refused looks for another one.
+const tokenPollInterval = 5 * time.Second
 
-// waitToken waits before the refused token is tried again; another token ends the wait.
-func (c *Client) waitToken(ctx context.Context, d time.Duration) {
+// waitForNewToken waits before the refused token is tried again; another token ends the wait.
+func (c *Client) waitForNewToken(ctx context.Context, d time.Duration) {
 	for end := time.Now().Add(d); ctx.Err() == nil && time.Now().Before(end); {
-		sleep(ctx, min(tokenPoll, time.Until(end)))
+		sleep(ctx, min(tokenPollInterval, time.Until(end)))
 		if t, err := c.opt.Token(); err == nil && t != c.token {
 			return
 		}
 	}
 }
 
-func (c *Client) stateAfter(code int, err error) State {
+func (c *Client) stateFor(code int, err error) State {
 	switch code {
 	case CloseAuthFailed, CloseForbidden, CloseManifestInvalid, CloseUpgradeRequired:
 		return StateRefused
@@ -218,7 +218,7 @@ func (c *Client) stateAfter(code int, err error) State {
 	return StateWaiting
 }
 
-func (c *Client) set(change func(*Status)) {
+func (c *Client) updateStatus(change func(*Status)) {
 	c.mu.Lock()
 	before := c.status.State
 	change(&c.status)
@@ -235,8 +235,8 @@ func (c *Client) set(change func(*Status)) {
 // dialTimeout bounds one dial, proxies and TLS included.
 const dialTimeout = 30 * time.Second
 
-// once is one link from dial to end.
-func (c *Client) once(ctx context.Context, back *Backoff) (ready time.Duration, err error) {
+// runLink is one link from dial to end.
+func (c *Client) runLink(ctx context.Context, back *Backoff) (ready time.Duration, err error) {
 	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
 	conn, err := c.opt.Dial(dialCtx)
 	cancel()
@@ -244,19 +244,19 @@ func (c *Client) once(ctx context.Context, back *Backoff) (ready time.Duration, 
 		return 0, err
 	}
 	l := newClientLink(ctx, c, conn)
-	defer l.end()
+	defer l.wait()
 	ok, err := l.handshake()
 	if err != nil {
 		return 0, l.close(err)
 	}
 	back.SetSpread(time.Duration(ok.ReconnectSpreadMS) * time.Millisecond)
 	began := time.Now()
-	c.set(func(s *Status) { s.State, s.NodeID, s.Tenant = StateReady, ok.NodeID, ok.TenantID })
+	c.updateStatus(func(s *Status) { s.State, s.NodeID, s.Tenant = StateReady, ok.NodeID, ok.TenantID })
 	if c.opt.OnReady != nil {
 		c.opt.OnReady(*ok)
 	}
-	c.use(l)
-	defer c.use(nil)
+	c.setLink(l)
+	defer c.setLink(nil)
 	err = l.close(l.serve())
 	return time.Since(began), err
 }

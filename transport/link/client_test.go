@@ -144,11 +144,11 @@ func (p *peer) cmd(tool, args string) (id string) {
 	return id
 }
 
-// ack reads the answer to a command.
+// decodeAck reads the answer to a command.
 func (p *peer) ack(id string) CmdAck {
 	p.t.Helper()
 	e := p.read(TypeCmdAck, nil)
-	a, err := e.ack()
+	a, err := e.decodeAck()
 	if err != nil || e.InReplyTo != id {
 		p.t.Fatalf("ack %+v of %s, %v, want one of %s", a, e.InReplyTo, err, id)
 	}
@@ -243,7 +243,7 @@ func TestClientAnswers(t *testing.T) {
 			before := d.handler.runs()
 			id := p.cmd(tt.tool, tt.args)
 			e := p.read(TypeCmdAck, nil)
-			a, err := e.ack()
+			a, err := e.decodeAck()
 			if err != nil || e.InReplyTo != id || a.OK != (tt.code == "") || a.Code != tt.code || (a.OK && string(a.Result) != tt.args) {
 				t.Errorf("%s: got %+v of %s, %v", tt.name, a, e.InReplyTo, err)
 			}
@@ -252,7 +252,7 @@ func TestClientAnswers(t *testing.T) {
 			}
 		}
 		p.sendAs(TypeCmd, "", `{"tool":"`+echoTool+`"}`) // no arguments at all
-		if a, _ := func() (CmdAck, error) { e := p.read(TypeCmdAck, nil); return e.ack() }(); a.Code != manifest.ManifestInvalid {
+		if a, _ := func() (CmdAck, error) { e := p.read(TypeCmdAck, nil); return e.decodeAck() }(); a.Code != manifest.ManifestInvalid {
 			t.Errorf("without arguments: %+v", a)
 		}
 		p.sendAs(TypeError, "", ErrorPayload{manifest.Internal, "x"}) // noted, no answer
@@ -272,13 +272,13 @@ func TestClientTells(t *testing.T) {
 				t.Errorf("%.20s was taken", bad)
 			}
 		}
-		for i := range maxPending + 3 {
+		for i := range maxPendingEvents + 3 {
 			if !d.client.SendEvent(TopicAlert, fmt.Appendf(nil, "{\n \"n\": %d}", i)) {
 				t.Errorf("event %d was refused", i)
 			}
 		}
 		p := d.admit()
-		for i := range maxPending {
+		for i := range maxPendingEvents {
 			var e Event
 			if p.read(TypeEvent, &e); e.Topic != TopicAlert || string(e.Data) != fmt.Sprintf(`{"n":%d}`, i+3) {
 				t.Errorf("event %d: %+v", i, e)

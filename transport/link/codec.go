@@ -42,39 +42,39 @@ func Decode(frame []byte) (Envelope, error) {
 		return e, fmt.Errorf("%w: %w", ErrBadFrame, err)
 	}
 	size := len(frame) // with the white space around it
-	frame = trim(frame)
+	frame = trimSpace(frame)
 	if frame[0] != '{' {
-		return e, bad("no JSON object")
+		return e, badFrame("no JSON object")
 	}
 	w := walk(frame)
 	for name, value, more := w.next(); more; name, value, more = w.next() {
 		ok := false
 		switch string(name) {
 		case "type":
-			e.Type, ok = typeOf(value)
+			e.Type, ok = parseType(value)
 		case "msg_id":
-			e.MsgID, ok = idOf(value)
+			e.MsgID, ok = parseID(value)
 		case "in_reply_to":
-			e.InReplyTo, ok = idOf(value)
+			e.InReplyTo, ok = parseID(value)
 		case "payload":
 			e.Payload, ok = value, value[0] == '{'
 		}
 		if !ok {
-			return e, bad("an unknown key, an unknown type, an id that is no ULID or a payload that is no object")
+			return e, badFrame("an unknown key, an unknown type, an id that is no ULID or a payload that is no object")
 		}
 	}
 	switch {
 	case e.Type == "", e.MsgID == "", e.Payload == nil:
-		return e, bad("type, msg_id or payload is missing")
+		return e, badFrame("type, msg_id or payload is missing")
 	case size > MaxFrame && e.Type != TypeAnnounce:
 		return e, ErrTooLarge
-	case e.InReplyTo == "" && needsReply(e.Type):
-		return e, bad("in_reply_to is missing")
+	case e.InReplyTo == "" && requiresReplyTo(e.Type):
+		return e, badFrame("in_reply_to is missing")
 	}
 	return e, nil
 }
 
-func bad(what string) error { return fmt.Errorf("%w: %s", ErrBadFrame, what) }
+func badFrame(what string) error { return fmt.Errorf("%w: %s", ErrBadFrame, what) }
 
 // Decode decodes the payload of e strictly into v, which keeps no part of the frame.
 func (e *Envelope) Decode(v any) error {
@@ -84,9 +84,9 @@ func (e *Envelope) Decode(v any) error {
 	return nil
 }
 
-// ack decodes the payload of a cmd_ack; Result is a part of the frame. By hand, since a
+// decodeAck decodes the payload of a cmd_ack; Result is a part of the frame. By hand, since a
 // caller waits for it.
-func (e *Envelope) ack() (a CmdAck, err error) {
+func (e *Envelope) decodeAck() (a CmdAck, err error) {
 	told := false
 	w := walk(e.Payload)
 	for name, value, more := w.next(); more; name, value, more = w.next() {
@@ -99,21 +99,21 @@ func (e *Envelope) ack() (a CmdAck, err error) {
 			a.Result = value
 		case "code":
 			var s []byte
-			s, ok = text(value)
+			s, ok = parseString(value)
 			a.Code = manifest.Code(s)
 		case "detail":
 			var s []byte
-			s, ok = text(value)
+			s, ok = parseString(value)
 			a.Detail = string(s)
 		default:
 			ok = false
 		}
 		if !ok {
-			return a, bad("payload of cmd_ack")
+			return a, badFrame("payload of cmd_ack")
 		}
 	}
 	if !told || !a.valid() {
-		return a, bad("payload of cmd_ack")
+		return a, badFrame("payload of cmd_ack")
 	}
 	return a, nil
 }
@@ -123,35 +123,35 @@ func (a *CmdAck) valid() bool {
 	if a.OK {
 		return len(a.Result) > 0 && a.Code == "" && a.Detail == ""
 	}
-	return len(a.Result) == 0 && a.Code.Valid() && len(a.Detail) <= maxDetail && ascii(a.Detail) == a.Detail
+	return len(a.Result) == 0 && a.Code.Valid() && len(a.Detail) <= maxDetail && printableASCII(a.Detail) == a.Detail
 }
 
-// metric decodes the payload of a metric; Sample is a part of the frame. The sample is
+// decodeMetric decodes the payload of a metric; Sample is a part of the frame. The sample is
 // passed on as it stands, so it has to be one line.
-func (e *Envelope) metric() (m Metric, err error) {
+func (e *Envelope) decodeMetric() (m Metric, err error) {
 	w := walk(e.Payload)
 	for name, value, more := w.next(); more; name, value, more = w.next() {
 		ok := false
 		switch string(name) {
 		case "stream_id":
-			m.StreamID, ok = idOf(value)
+			m.StreamID, ok = parseID(value)
 		case "seq":
-			m.Seq, ok = whole(value)
+			m.Seq, ok = parseInteger(value)
 		case "sample":
 			m.Sample, ok = value, value[0] == '{' && !bytes.ContainsAny(value, "\r\n")
 		}
 		if !ok {
-			return m, bad("payload of metric")
+			return m, badFrame("payload of metric")
 		}
 	}
 	if m.StreamID == "" || m.Seq < 1 || m.Sample == nil {
-		return m, bad("payload of metric")
+		return m, badFrame("payload of metric")
 	}
 	return m, nil
 }
 
-// whole reads a whole number as JSON Schema knows it: 7, 7.0 and 7e0 are the same.
-func whole(value []byte) (int64, bool) {
+// parseInteger reads a whole number as JSON Schema knows it: 7, 7.0 and 7e0 are the same.
+func parseInteger(value []byte) (int64, bool) {
 	if n, err := strconv.ParseInt(string(value), 10, 64); err == nil {
 		return n, true
 	}
@@ -159,12 +159,12 @@ func whole(value []byte) (int64, bool) {
 	return int64(f), err == nil && f == math.Trunc(f) && math.Abs(f) < 1<<53
 }
 
-var types = [...]string{TypeHello, TypeAuth, TypeAuthOK, TypeAnnounce, TypeAnnounceAck, TypeMetric,
+var messageTypes = [...]string{TypeHello, TypeAuth, TypeAuthOK, TypeAnnounce, TypeAnnounceAck, TypeMetric,
 	TypeCmd, TypeCmdAck, TypeCmdCancel, TypeStreamEnd, TypeError, TypeEvent}
 
-func typeOf(value []byte) (string, bool) {
-	s, _ := text(value)
-	for _, t := range types {
+func parseType(value []byte) (string, bool) {
+	s, _ := parseString(value)
+	for _, t := range messageTypes {
 		if string(s) == t {
 			return t, true
 		}
@@ -172,15 +172,15 @@ func typeOf(value []byte) (string, bool) {
 	return "", false
 }
 
-func idOf(value []byte) (string, bool) {
-	s, _ := text(value)
+func parseID(value []byte) (string, bool) {
+	s, _ := parseString(value)
 	if len(s) != manifest.ULIDLen {
 		return "", false
 	}
 	return manifest.ParseULID(string(s))
 }
 
-func needsReply(t string) bool { return t == TypeCmdAck || t == TypeCmdCancel }
+func requiresReplyTo(t string) bool { return t == TypeCmdAck || t == TypeCmdCancel }
 
 // Encode makes one frame. inReplyTo may be empty. The payload types of this package
 // always encode.
@@ -195,12 +195,12 @@ func Encode(typ, msgID, inReplyTo string, payload any) []byte {
 		raw = encodeJSON(payload)
 	}
 	b := make([]byte, 0, len(raw)+len(typ)+2*manifest.ULIDLen+64)
-	b = appendHead(b, typ, msgID, inReplyTo)
+	b = appendHeader(b, typ, msgID, inReplyTo)
 	b = append(b, raw...)
 	return append(b, '}')
 }
 
-func appendHead(b []byte, typ, msgID, inReplyTo string) []byte {
+func appendHeader(b []byte, typ, msgID, inReplyTo string) []byte {
 	b = append(b, `{"type":"`...)
 	b = append(b, typ...)
 	b = append(b, `","msg_id":"`...)
@@ -217,7 +217,7 @@ var noArgs = []byte("{}")
 // AppendCmd appends a cmd frame; it is Encode by hand, since a call waits for it. args
 // is a JSON object, empty for {}.
 func AppendCmd(b []byte, msgID, tool string, args []byte, deadlineMS int64, traceID string) []byte {
-	b = appendHead(b, TypeCmd, msgID, "")
+	b = appendHeader(b, TypeCmd, msgID, "")
 	b = append(b, `{"tool":"`...)
 	b = append(b, tool...) // checked name: needs no escaping
 	b = append(b, `","arguments":`...)
@@ -239,7 +239,7 @@ func AppendCmd(b []byte, msgID, tool string, args []byte, deadlineMS int64, trac
 
 // AppendAck appends a cmd_ack frame with a result.
 func AppendAck(b []byte, msgID, inReplyTo string, result []byte) []byte {
-	b = appendHead(b, TypeCmdAck, msgID, inReplyTo)
+	b = appendHeader(b, TypeCmdAck, msgID, inReplyTo)
 	b = append(b, `{"ok":true,"result":`...)
 	b = append(b, result...)
 	return append(b, `}}`...)
@@ -247,7 +247,7 @@ func AppendAck(b []byte, msgID, inReplyTo string, result []byte) []byte {
 
 // AppendMetric appends a metric frame.
 func AppendMetric(b []byte, msgID, streamID string, seq int64, sample []byte) []byte {
-	b = appendHead(b, TypeMetric, msgID, "")
+	b = appendHeader(b, TypeMetric, msgID, "")
 	b = append(b, `{"stream_id":"`...)
 	b = append(b, streamID...)
 	b = append(b, `","seq":`...)
@@ -270,8 +270,8 @@ func NewID() string {
 // maxDetail bounds CmdAck.Detail.
 const maxDetail = 200
 
-// ascii keeps at most maxDetail printable ASCII characters.
-func ascii(s string) string {
+// printableASCII keeps at most maxDetail printable ASCII characters.
+func printableASCII(s string) string {
 	clean := len(s) <= maxDetail
 	for i := 0; i < len(s) && clean; i++ {
 		clean = s[i] >= 0x20 && s[i] <= 0x7e

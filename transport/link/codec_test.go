@@ -171,7 +171,7 @@ func TestDecodeAck(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", tt.payload, err)
 		}
-		got, err := e.ack()
+		got, err := e.decodeAck()
 		switch {
 		case tt.want == nil && !errors.Is(err, ErrBadFrame):
 			t.Errorf("%s: got %+v, %v, want ErrBadFrame", tt.payload, got, err)
@@ -215,7 +215,7 @@ func TestDecodeMetric(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", tt.payload, err)
 		}
-		m, err := e.metric()
+		m, err := e.decodeMetric()
 		if tt.good != (err == nil) || (err != nil && !errors.Is(err, ErrBadFrame)) {
 			t.Errorf("%s: got %+v, %v, want good %v", tt.payload, m, err, tt.good)
 		}
@@ -286,13 +286,13 @@ func FuzzDecode(f *testing.F) {
 
 // fuzzPayload compares the hand-made payload decoders with the strict decoder.
 func fuzzPayload(t *testing.T, e *Envelope) {
-	if a, err := e.ack(); err == nil {
+	if a, err := e.decodeAck(); err == nil {
 		var want CmdAck
 		if err := e.Decode(&want); err != nil || fmt.Sprint(a) != fmt.Sprint(want) {
 			t.Fatalf("ack %+v, the decoder says %+v, %v", a, want, err)
 		}
 	}
-	if m, err := e.metric(); err == nil {
+	if m, err := e.decodeMetric(); err == nil {
 		var want Metric
 		if err := e.Decode(&want); err != nil {
 			want.Seq, err = m.Seq, e.Decode(&struct { // 7.0 is a whole number here

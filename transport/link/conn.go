@@ -66,8 +66,8 @@ var ErrNotText = fmt.Errorf("%w: not a text message", ErrBadFrame)
 // readBuffers hold a message while it is handled. An idle link holds none.
 var readBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 2048); return &b }}
 
-// keepBuffer is the largest buffer that goes back to the pool.
-const keepBuffer = 16 << 10
+// maxPooledBuffer is the largest buffer that goes back to the pool.
+const maxPooledBuffer = 16 << 10
 
 // writeBuffers is shared by all links, so that an idle one holds none.
 var writeBuffers sync.Pool
@@ -75,22 +75,22 @@ var writeBuffers sync.Pool
 // bufferSize is the size of a link's I/O buffers, bytes.
 const bufferSize = 1024
 
-// wsConn is the device's end of a link.
-type wsConn struct {
+// deviceConn is the device's end of a link.
+type deviceConn struct {
 	ws     *websocket.Conn
 	limit  int // of a message; gorilla's own limit would answer 1009, not our code
 	closed sync.Once
 }
 
-var _ Conn = (*wsConn)(nil)
+var _ Conn = (*deviceConn)(nil)
 
-func newWSConn(ws *websocket.Conn) *wsConn {
-	giveUp(ws.NetConn())
-	return &wsConn{ws: ws, limit: MaxFrame}
+func newDeviceConn(ws *websocket.Conn) *deviceConn {
+	setUserTimeout(ws.NetConn())
+	return &deviceConn{ws: ws, limit: MaxFrame}
 }
 
-// giveUp makes the kernel give a dead peer up, as a back-stop of DeadAfter.
-func giveUp(c net.Conn) {
+// setUserTimeout makes the kernel give a dead peer up, as a back-stop of DeadAfter.
+func setUserTimeout(c net.Conn) {
 	if tcp, ok := tcpConn(c); ok {
 		if s := netpoll.NewSocket(tcp); s != nil {
 			s.SetUserTimeout(tcpUserTimeout)
@@ -112,9 +112,9 @@ func tcpConn(c net.Conn) (*net.TCPConn, bool) {
 	}
 }
 
-func (c *wsConn) SetReadLimit(n int) { c.limit = n }
+func (c *deviceConn) SetReadLimit(n int) { c.limit = n }
 
-func (c *wsConn) Read(fn func([]byte) error) error {
+func (c *deviceConn) Read(fn func([]byte) error) error {
 	typ, r, err := c.ws.NextReader()
 	if err != nil {
 		return wsError(err)
@@ -125,7 +125,7 @@ func (c *wsConn) Read(fn func([]byte) error) error {
 	bp := readBuffers.Get().(*[]byte)
 	buf := (*bp)[:0]
 	defer func() {
-		if cap(buf) <= keepBuffer {
+		if cap(buf) <= maxPooledBuffer {
 			*bp = buf[:0]
 			readBuffers.Put(bp)
 		}
@@ -158,10 +158,10 @@ func wsError(err error) error {
 	case ce.Code == websocket.CloseAbnormalClosure: // gorilla's word for no close frame at all
 		return io.ErrUnexpectedEOF
 	}
-	return &CloseError{Code: ce.Code, Reason: ascii(ce.Text)}
+	return &CloseError{Code: ce.Code, Reason: printableASCII(ce.Text)}
 }
 
-func (c *wsConn) Write(msg []byte) error {
+func (c *deviceConn) Write(msg []byte) error {
 	if err := c.ws.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return err
 	}
@@ -171,16 +171,16 @@ func (c *wsConn) Write(msg []byte) error {
 // Pings and pongs go without a deadline. Its timer would stay behind and wake the process
 // once more for each, which is most of what an idle link costs. A peer that takes nothing
 // is ended by tcpUserTimeout and by the owner's sweep.
-func (c *wsConn) Ping() error {
+func (c *deviceConn) Ping() error {
 	if err := c.ws.SetWriteDeadline(time.Time{}); err != nil {
 		return err
 	}
 	return c.ws.WriteMessage(websocket.PingMessage, nil) // WriteControl would make a timer and a buffer
 }
 
-func (c *wsConn) SetReadDeadline(t time.Time) error { return c.ws.SetReadDeadline(t) }
+func (c *deviceConn) SetReadDeadline(t time.Time) error { return c.ws.SetReadDeadline(t) }
 
-func (c *wsConn) OnPing(fn func(bool)) {
+func (c *deviceConn) OnPing(fn func(bool)) {
 	c.ws.SetPingHandler(func(data string) error {
 		fn(true)
 		err := c.ws.WriteControl(websocket.PongMessage, []byte(data), time.Time{})
@@ -193,7 +193,7 @@ func (c *wsConn) OnPing(fn func(bool)) {
 	c.ws.SetPongHandler(func(string) error { fn(false); return nil })
 }
 
-func (c *wsConn) Close(code int, reason string) error {
+func (c *deviceConn) Close(code int, reason string) error {
 	err := net.ErrClosed
 	c.closed.Do(func() {
 		e := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, reason), time.Now().Add(time.Second))
@@ -207,8 +207,8 @@ func (c *wsConn) Close(code int, reason string) error {
 
 // Bounds of what Close still takes from a peer.
 const (
-	lingerFor   = time.Second
-	lingerBytes = 1 << 20
+	lingerTimeout  = time.Second
+	maxLingerBytes = 1 << 20
 )
 
 // linger sends FIN and waits until the peer has closed too, reading from in. Closing a
@@ -218,7 +218,7 @@ func linger(conn, in net.Conn) {
 	if w, ok := conn.(interface{ CloseWrite() error }); ok {
 		_ = w.CloseWrite()
 	}
-	stop := time.AfterFunc(lingerFor, func() { _ = conn.Close() })
+	stop := time.AfterFunc(lingerTimeout, func() { _ = conn.Close() })
 	defer stop.Stop()
-	_, _ = io.CopyN(io.Discard, in, lingerBytes)
+	_, _ = io.CopyN(io.Discard, in, maxLingerBytes)
 }

@@ -78,7 +78,7 @@ func Dial(ctx context.Context, relayURL string, opt DialOptions) (Conn, error) {
 		_ = ws.Close()
 		return nil, fmt.Errorf("%s does not speak %s", target, Subprotocol)
 	}
-	return newWSConn(ws), nil
+	return newDeviceConn(ws), nil
 }
 
 // IsUntrustedCertificate tells whether err means that the relay's certificate is not

@@ -134,8 +134,8 @@ func authenticate(_ context.Context, a *Auth) (*Grant, error) {
 	return nil, errors.New("no such token")
 }
 
-// log is a SessionHandler that writes down what it is told.
-type log struct {
+// recorder is a SessionHandler that writes down what it is told.
+type recorder struct {
 	known bool // what Acked returns
 
 	mu    sync.Mutex
@@ -143,19 +143,19 @@ type log struct {
 	raw   string // of the last announce
 }
 
-func (l *log) add(format string, args ...any) {
+func (l *recorder) add(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lines = append(l.lines, fmt.Sprintf(format, args...))
 }
 
-func (l *log) all() string {
+func (l *recorder) all() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Join(l.lines, "\n")
 }
 
-func (l *log) OnAnnounce(m *Manifest) {
+func (l *recorder) OnAnnounce(m *Manifest) {
 	names := make([]string, len(m.Tools))
 	for i := range m.Tools {
 		names[i] = m.Tools[i].Name.CapID + "." + m.Tools[i].Name.Verb
@@ -163,17 +163,17 @@ func (l *log) OnAnnounce(m *Manifest) {
 	l.add("announced %s", strings.Join(names, " "))
 	l.raw = string(m.Raw)
 }
-func (l *log) OnAck(id string, a CmdAck) bool {
+func (l *recorder) OnAck(id string, a CmdAck) bool {
 	l.add("acked %s %v %s%s", id, a.OK, a.Code, a.Result)
 	return l.known
 }
-func (l *log) OnMetric(m Metric) error  { l.add("metered %d %s", m.Seq, m.Sample); return nil }
-func (l *log) OnStreamEnd(e *StreamEnd) { l.add("ended %s", e.Reason) }
-func (l *log) OnEvent(e *Event)         { l.add("told %s %s", e.Topic, e.Data) }
+func (l *recorder) OnMetric(m Metric) error  { l.add("metered %d %s", m.Seq, m.Sample); return nil }
+func (l *recorder) OnStreamEnd(e *StreamEnd) { l.add("ended %s", e.Reason) }
+func (l *recorder) OnEvent(e *Event)         { l.add("told %s %s", e.Topic, e.Data) }
 
 // relaySide is Accept and Run in a goroutine.
 type relaySide struct {
-	*log
+	*recorder
 	cancel  context.CancelFunc
 	session *Session  // after ready
 	ready   chan bool // closed when Accept has returned
@@ -183,7 +183,7 @@ type relaySide struct {
 
 func startRelay(conn Conn) *relaySide {
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &relaySide{log: &log{known: true}, cancel: cancel, ready: make(chan bool), done: make(chan error, 1)}
+	r := &relaySide{recorder: &recorder{known: true}, cancel: cancel, ready: make(chan bool), done: make(chan error, 1)}
 	start := time.Now()
 	go func() {
 		s, m, err := Accept(ctx, conn, AcceptOptions{
@@ -195,7 +195,7 @@ func startRelay(conn Conn) *relaySide {
 			r.session = s
 			close(r.ready)
 			r.OnAnnounce(m)
-			err = s.Run(ctx, r.log)
+			err = s.Run(ctx, r.recorder)
 		} else {
 			close(r.ready)
 		}

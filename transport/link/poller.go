@@ -50,9 +50,9 @@ func (p *Poller) tell(key uint64, what netpoll.Events) {
 	switch {
 	case s == nil:
 	case what&netpoll.PeerClosed != 0:
-		s.wake(gone)
+		s.scheduleRead(statePeerClosed)
 	default:
-		s.wake(0)
+		s.scheduleRead(0)
 	}
 }
 
@@ -91,81 +91,81 @@ type SessionOwner interface {
 
 // Bits of Session.turn.
 const (
-	started uint32 = 1 << iota // Start was called, and the session rests with a Poller
-	running                    // a goroutine reads
-	again                      // something came meanwhile
-	gone                       // the peer has gone; never cleared
+	statePolled     uint32 = 1 << iota // Start was called, and the session rests with a Poller
+	stateReading                       // a goroutine reads
+	stateMoreInput                     // something came meanwhile
+	statePeerClosed                    // the peer has gone; never cleared
 )
 
 // Start serves the link until it ends, as Run does and instead of it, and returns at once;
 // the caller waits for h.Over. With a Poller a goroutine reads only while there is something to read;
 // without one, or where this link cannot rest, one waits.
 func (s *Session) Start(p *Poller, h SessionOwner) {
-	s.keeper = h
-	if c, ok := s.conn.(pollable); ok && p != nil && s.rest(p, c) {
+	s.owner = h
+	if c, ok := s.conn.(pollable); ok && p != nil && s.startPolling(p, c) {
 		return
 	}
 	go func() { h.OnClosed(s.Run(context.Background(), h)) }()
 }
 
-// rest gives the link to p; false: it must be read by a goroutine.
-func (s *Session) rest(p *Poller, c pollable) bool {
+// startPolling gives the link to p; false: it must be read by a goroutine.
+func (s *Session) startPolling(p *Poller, c pollable) bool {
 	sock := c.socket()
 	if sock == nil {
 		return false
 	}
-	s.turn.Store(started | running)
+	s.readerState.Store(statePolled | stateReading)
 	key, err := p.add(s, sock)
 	if err != nil {
-		s.turn.Store(0)
+		s.readerState.Store(0)
 		return false
 	}
 	s.poller, s.key = p, key
-	c.rest()
+	c.setNonblocking()
 	s.wg.Add(1)
-	go s.writer() // announce_ack, as Run
-	go s.work()   // what came with the handshake
+	go s.runWriter()     // announce_ack, as Run
+	go s.readAvailable() // what came with the handshake
 	return true
 }
 
-// wake has somebody read.
-func (s *Session) wake(bits uint32) {
+// scheduleRead has somebody read.
+func (s *Session) scheduleRead(bits uint32) {
 	for {
-		was := s.turn.Load()
-		if was&started == 0 {
+		was := s.readerState.Load()
+		if was&statePolled == 0 {
 			return
 		}
-		next := was | bits | running
-		if was&running != 0 {
-			next |= again
+		next := was | bits | stateReading
+		if was&stateReading != 0 {
+			next |= stateMoreInput
 		}
-		if !s.turn.CompareAndSwap(was, next) {
+		if !s.readerState.CompareAndSwap(was, next) {
 			continue
 		}
-		if was&running == 0 {
-			go s.work()
+		if was&stateReading == 0 {
+			go s.readAvailable()
 		}
 		return
 	}
 }
 
-// work reads until nothing is there, or the link has ended.
-func (s *Session) work() {
+// readAvailable reads until nothing is there, or the link has ended.
+func (s *Session) readAvailable() {
 	c := s.conn.(pollable)
-	handle := func(msg []byte) error { return s.handle(msg, s.keeper) }
+	handle := func(msg []byte) error { return s.handle(msg, s.owner) }
 	for {
-		was := s.turn.And(^again) &^ again
-		c.fresh(was&gone != 0)
+		was := s.readerState.And(^stateMoreInput) &^ stateMoreInput
+		c.onReadable(was&statePeerClosed != 0)
 		var err error
 		for err == nil {
 			err = c.Read(handle)
 		}
 		if !errors.Is(err, netpoll.ErrWouldBlock) {
 			s.poller.remove(s.key)
-			s.keeper.OnClosed(s.end(err))
-			return // running for good: nobody wakes it
+			s.owner.OnClosed(s.shutdown(err))
+			return // stateReading for good: nobody wakes it
 		}
-		if s.turn.CompareAndSwap(was, was&^running) {
+		if s.readerState.CompareAndSwap(was, was&^stateReading) {
 			return
 		}
 	}

@@ -61,12 +61,12 @@ const (
 	tcpUserTimeout   = 30 * time.Second
 	maxHandshakeTime = AuthTimeout + AnnounceTimeout + 2*time.Second // whatever the peer does
 
-	MaxInflight = 64      // commands a node, queued and sent
-	MaxStreams  = 32      // streams a node
-	maxQueue    = 256     // frames that wait for one device; more end the link with 4413
-	MaxEvent    = 4 << 10 // the data of an event, bytes
-	maxPending  = 32      // events that wait on the device for a link; the oldest makes room
-	clientQueue = 64      // frames that wait on the device; acks wait for room, metrics are dropped
+	MaxInflight      = 64      // commands a node, queued and sent
+	MaxStreams       = 32      // streams a node
+	maxQueuedFrames  = 256     // frames that wait for one device; more end the link with 4413
+	MaxEvent         = 4 << 10 // the data of an event, bytes
+	maxPendingEvents = 32      // events that wait on the device for a link; the oldest makes room
+	clientQueueSize  = 64      // frames that wait on the device; acks wait for room, metrics are dropped
 )
 
 // Hello is the relay's first word.
@@ -173,12 +173,12 @@ type Metric struct {
 // StreamEnd ends a stream from the device's side.
 type StreamEnd struct {
 	StreamID string `json:"stream_id"`
-	Reason   string `json:"reason"` // EndCancelled, EndHandlerError or EndShutdown
+	Reason   string `json:"reason"` // EndCanceled, EndHandlerError or EndShutdown
 }
 
 // Reasons of StreamEnd, a closed set.
 const (
-	EndCancelled    = "cancelled"
+	EndCanceled     = "cancelled"
 	EndHandlerError = "handler_error"
 	EndShutdown     = "shutdown"
 )

@@ -310,7 +310,7 @@ func TestNewToken(t *testing.T) {
 		start := time.Now()
 		p = d.greet()
 		var a Auth
-		if p.read(TypeAuth, &a); a.Token != "another" || time.Since(start) > tokenPoll {
+		if p.read(TypeAuth, &a); a.Token != "another" || time.Since(start) > tokenPollInterval {
 			t.Errorf("dialled with %q after %v", a.Token, time.Since(start))
 		}
 		d.end()

@@ -20,29 +20,29 @@ type Session struct {
 	InstanceID string
 	Version    string // agent_version, for people only
 
-	conn     Conn
-	opt      AcceptOptions
-	lastRead atomic.Int64 // monotonic ns since epoch
-	pinged   atomic.Int64 // when the peer last pinged
+	conn         Conn
+	opt          AcceptOptions
+	lastReadAt   atomic.Int64 // monotonic ns since epoch
+	peerPingedAt atomic.Int64 // when the peer last pinged
 
 	// Of the reading goroutine only.
-	strange int     // acks that answer nothing
-	tokens  float64 // flood bucket
-	filled  int64   // when tokens was counted; 0 before the first
+	unsolicitedAcks int     // acks that answer nothing
+	floodTokens     float64 // flood bucket
+	refilledAt      int64   // when tokens was counted; 0 before the first
 
-	writer func() // s.write; a method value made once instead of at every burst
+	runWriter func() // s.write; a method value made once instead of at every burst
 
-	keeper SessionOwner // of Start
-	poller *Poller      // where it rests, under key
-	key    uint64
-	turn   atomic.Uint32 // whose turn it is to read: started, running, again, gone
+	owner       SessionOwner // of Start
+	poller      *Poller      // where it rests, under key
+	key         uint64
+	readerState atomic.Uint32 // whose turn it is to read: started, running, again, gone
 
-	mu      sync.Mutex // protects the fields below
-	queue   [][]byte   // from head on; nil is a ping
-	head    int
-	writing bool
-	code    int // why this end closed; 0 while it has not
-	reason  string
+	mu          sync.Mutex // protects the fields below
+	queue       [][]byte   // from head on; nil is a ping
+	head        int
+	writing     bool
+	closeCode   int // why this end closed; 0 while it has not
+	closeReason string
 
 	wg sync.WaitGroup // the writer and the closer
 }
@@ -50,7 +50,7 @@ type Session struct {
 // epoch is the zero of the package's monotonic readings.
 var epoch = time.Now()
 
-func monoNow() int64 { return int64(time.Since(epoch)) }
+func monotonicNow() int64 { return int64(time.Since(epoch)) }
 
 var (
 	errBackpressure = errors.New("link: the device does not read")
@@ -73,7 +73,7 @@ type SessionHandler interface {
 // tools are served: it begins with the announce_ack.
 func (s *Session) Run(ctx context.Context, h SessionHandler) error {
 	s.wg.Add(1)
-	go s.writer()
+	go s.runWriter()
 	stop := context.AfterFunc(ctx, func() { s.Close(CloseDraining, "draining") })
 	defer stop()
 	handle := func(msg []byte) error { return s.handle(msg, h) }
@@ -81,16 +81,16 @@ func (s *Session) Run(ctx context.Context, h SessionHandler) error {
 	for err == nil {
 		err = s.conn.Read(handle)
 	}
-	return s.end(err)
+	return s.shutdown(err)
 }
 
-// end closes the link that ended with err, waits for the session's goroutines and tells
+// shutdown closes the link that ended with err, waits for the session's goroutines and tells
 // why in terms of close codes.
-func (s *Session) end(err error) error {
-	code, reason := closeFor(err)
+func (s *Session) shutdown(err error) error {
+	code, reason := closeCodeFor(err)
 	s.mu.Lock()
-	if s.code != 0 && s.code != CloseGoingAway { // closed from this end; the reader fell over that
-		code, reason = s.code, s.reason
+	if s.closeCode != 0 && s.closeCode != CloseGoingAway { // closed from this end; the reader fell over that
+		code, reason = s.closeCode, s.closeReason
 		err = &CloseError{Code: code, Reason: reason, Err: err}
 	}
 	s.closeLocked(code, reason)
@@ -103,9 +103,9 @@ func (s *Session) end(err error) error {
 }
 
 func (s *Session) handle(msg []byte, h SessionHandler) error {
-	now, cost := monoNow(), frameCost(len(msg))
-	s.lastRead.Store(now)
-	if !s.admit(now, cost) {
+	now, cost := monotonicNow(), frameCost(len(msg))
+	s.lastReadAt.Store(now)
+	if !s.takeTokens(now, cost) {
 		return errFlood
 	}
 	e, err := Decode(msg)
@@ -114,17 +114,17 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 	}
 	switch e.Type {
 	case TypeCmdAck:
-		a, err := e.ack()
+		a, err := e.decodeAck()
 		if err != nil {
 			return err
 		}
 		if h.OnAck(e.InReplyTo, a) {
-			s.tokens += cost // it was asked for
-		} else if s.strange++; s.strange > maxStrange {
-			return bad("too many answers to nothing")
+			s.floodTokens += cost // it was asked for
+		} else if s.unsolicitedAcks++; s.unsolicitedAcks > maxUnsolicitedAcks {
+			return badFrame("too many answers to nothing")
 		}
 	case TypeMetric:
-		m, err := e.metric()
+		m, err := e.decodeMetric()
 		if err != nil {
 			return err
 		}
@@ -135,8 +135,8 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 			return err
 		}
 		id, ok := manifest.ParseULID(end.StreamID)
-		if !ok || end.Reason != EndCancelled && end.Reason != EndHandlerError && end.Reason != EndShutdown {
-			return bad("payload of stream_end")
+		if !ok || end.Reason != EndCanceled && end.Reason != EndHandlerError && end.Reason != EndShutdown {
+			return badFrame("payload of stream_end")
 		}
 		end.StreamID = id
 		h.OnStreamEnd(&end)
@@ -146,17 +146,17 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 			return err
 		}
 		if ev.Topic != TopicAlert || len(ev.Data) == 0 || len(ev.Data) > MaxEvent || ev.Data[0] != '{' || bytes.ContainsAny(ev.Data, "\r\n") {
-			return bad("payload of event")
+			return badFrame("payload of event")
 		}
-		if !s.admit(now, eventCost) {
+		if !s.takeTokens(now, eventCost) {
 			return errFlood
 		}
 		h.OnEvent(&ev)
 	case TypeAnnounce:
-		if !s.admit(now, announceCost) {
+		if !s.takeTokens(now, announceCost) {
 			return errFlood
 		}
-		m, ack, err := s.announced(&e)
+		m, ack, err := s.checkAnnounce(&e)
 		if err != nil {
 			return err
 		}
@@ -168,16 +168,16 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 			return err
 		}
 		if !p.Code.Valid() {
-			return bad("payload of error")
+			return badFrame("payload of error")
 		}
 	default: // auth again, or a relay's word
-		return bad(e.Type + " from a device")
+		return badFrame(e.Type + " from a device")
 	}
 	return nil
 }
 
-// maxStrange is how many acks that answer nothing a device may send in one session.
-const maxStrange = 64
+// maxUnsolicitedAcks is how many acks that answer nothing a device may send in one session.
+const maxUnsolicitedAcks = 64
 
 // A device may send 1,000 small frames at once and 500 a second, beside the answers to its
 // commands: ten times what its streams can need. What costs the relay more costs the
@@ -192,29 +192,29 @@ const (
 // frameCost of a frame of n bytes: 1, and 16 more at MaxFrame.
 func frameCost(n int) float64 { return 1 + float64(n>>12) }
 
-// admit takes a frame's or ping's cost from the flood bucket; false: there is too little.
-func (s *Session) admit(now int64, cost float64) bool {
-	if s.filled == 0 {
-		s.tokens = floodBurst
+// takeTokens takes a frame's or ping's cost from the flood bucket; false: there is too little.
+func (s *Session) takeTokens(now int64, cost float64) bool {
+	if s.refilledAt == 0 {
+		s.floodTokens = floodBurst
 	} else {
-		s.tokens = min(floodBurst, s.tokens+float64(now-s.filled)/1e9*floodRate)
+		s.floodTokens = min(floodBurst, s.floodTokens+float64(now-s.refilledAt)/1e9*floodRate)
 	}
-	s.filled = now
-	if s.tokens < cost {
+	s.refilledAt = now
+	if s.floodTokens < cost {
 		return false
 	}
-	s.tokens -= cost
+	s.floodTokens -= cost
 	return true
 }
 
-// heard is told of each ping and pong, in the reading goroutine.
-func (s *Session) heard(ping bool) {
-	now := monoNow()
-	s.lastRead.Store(now)
+// onPing is told of each ping and pong, in the reading goroutine.
+func (s *Session) onPing(ping bool) {
+	now := monotonicNow()
+	s.lastReadAt.Store(now)
 	if ping {
-		s.pinged.Store(now)
+		s.peerPingedAt.Store(now)
 	}
-	if !s.admit(now, 1) {
+	if !s.takeTokens(now, 1) {
 		s.Close(CloseRateLimited, "rate_limited")
 	}
 }
@@ -228,10 +228,10 @@ func (s *Session) Send(frame []byte) error { return s.enqueue(frame) }
 func (s *Session) enqueue(frame []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.code != 0 {
+	if s.closeCode != 0 {
 		return net.ErrClosed
 	}
-	if len(s.queue)-s.head >= maxQueue {
+	if len(s.queue)-s.head >= maxQueuedFrames {
 		s.closeLocked(CloseTooLarge, "backpressure")
 		return errBackpressure
 	}
@@ -242,20 +242,20 @@ func (s *Session) enqueue(frame []byte) error {
 	if !s.writing {
 		s.writing = true
 		s.wg.Add(1)
-		go s.writer()
+		go s.runWriter()
 	}
 	return nil
 }
 
-// keepQueue is how long a queue may be that an idle session keeps.
-const keepQueue = 4
+// maxIdleQueue is how long a queue may be that an idle session keeps.
+const maxIdleQueue = 4
 
-func (s *Session) write() {
+func (s *Session) drainQueue() {
 	defer s.wg.Done()
 	for {
 		s.mu.Lock()
-		if s.head == len(s.queue) || s.code != 0 {
-			if s.queue, s.head = s.queue[:0], 0; cap(s.queue) > keepQueue {
+		if s.head == len(s.queue) || s.closeCode != 0 {
+			if s.queue, s.head = s.queue[:0], 0; cap(s.queue) > maxIdleQueue {
 				s.queue = nil
 			}
 			s.writing = false
@@ -287,11 +287,11 @@ func (s *Session) Close(code int, reason string) {
 }
 
 func (s *Session) closeLocked(code int, reason string) {
-	if s.code == 0 {
-		s.code, s.reason = code, reason
+	if s.closeCode == 0 {
+		s.closeCode, s.closeReason = code, reason
 		s.wg.Go(func() {
 			_ = s.conn.Close(code, reason)
-			s.wake(0) // who reads finds out
+			s.scheduleRead(0) // who reads finds out
 		})
 	}
 }
@@ -299,42 +299,44 @@ func (s *Session) closeLocked(code int, reason string) {
 // CheckLiveness is called by the owner's sweep, about once in PingInterval: it closes a link that
 // has been silent for IdleTimeout and pings one whose device has not pinged lately.
 func (s *Session) CheckLiveness() {
-	now := monoNow()
-	if time.Duration(now-s.lastRead.Load()) >= IdleTimeout {
+	now := monotonicNow()
+	if time.Duration(now-s.lastReadAt.Load()) >= IdleTimeout {
 		s.Close(CloseTimeout, "idle_timeout")
 		return
 	}
-	if p := s.pinged.Load(); p != 0 && time.Duration(now-p) < PingInterval {
+	if p := s.peerPingedAt.Load(); p != 0 && time.Duration(now-p) < PingInterval {
 		return
 	}
-	if c, ok := s.conn.(pollable); !ok || s.turn.Load()&started == 0 || !s.ping(c) {
+	if c, ok := s.conn.(pollable); !ok || s.readerState.Load()&statePolled == 0 || !s.tryPing(c) {
 		_ = s.enqueue(nil)
 	}
 }
 
-// ping writes a ping at once, in the caller's goroutine; false: that would have waited, or
+// tryPing writes a ping at once, in the caller's goroutine; false: that would have waited, or
 // the writer is at work.
-func (s *Session) ping(c pollable) bool {
+func (s *Session) tryPing(c pollable) bool {
 	s.mu.Lock()
-	free := s.code == 0 && !s.writing
+	free := s.closeCode == 0 && !s.writing
 	s.writing = s.writing || free
 	s.mu.Unlock()
 	if !free {
 		return false
 	}
-	written, err := c.pingNow()
+	written, err := c.tryPing()
 	if err != nil {
 		s.Close(CloseGoingAway, "gone")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// What came in the meantime; but once it has ended nobody waits for a writer.
-	if s.writing = len(s.queue) > s.head && s.code == 0; s.writing {
+	if s.writing = len(s.queue) > s.head && s.closeCode == 0; s.writing {
 		s.wg.Add(1)
-		go s.writer()
+		go s.runWriter()
 	}
 	return written || err != nil
 }
 
 // IdleTime is how long the link has been silent.
-func (s *Session) IdleTime() time.Duration { return time.Duration(monoNow() - s.lastRead.Load()) }
+func (s *Session) IdleTime() time.Duration {
+	return time.Duration(monotonicNow() - s.lastReadAt.Load())
+}

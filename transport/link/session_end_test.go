@@ -16,7 +16,7 @@ func TestBackpressure(t *testing.T) {
 		for r.session.Send([]byte(goldenCmd)) == nil {
 			n++
 		}
-		if n < maxQueue || n > maxQueue+20 || time.Since(start) != 0 {
+		if n < maxQueuedFrames || n > maxQueuedFrames+20 || time.Since(start) != 0 {
 			t.Errorf("%d frames were taken in %v", n, time.Since(start))
 		}
 		code, before := p.ended()

@@ -437,14 +437,14 @@ func TestStrangeAcks(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
 		r.known = false
-		for i := range maxStrange + 1 {
+		for i := range maxUnsolicitedAcks + 1 {
 			p.send(string(AppendAck(nil, NewID(), NewID(), []byte(`{"n":`+strconv.Itoa(i)+`}`))))
 		}
 		if code, _ := p.ended(); code != CloseBadFrame {
 			t.Errorf("closed with %d, want 4400", code)
 		}
 		<-r.done
-		if n := strings.Count(r.all(), "acked"); n != maxStrange+1 {
+		if n := strings.Count(r.all(), "acked"); n != maxUnsolicitedAcks+1 {
 			t.Errorf("%d acks were heard of", n)
 		}
 	})

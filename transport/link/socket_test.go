@@ -46,7 +46,7 @@ func socketServer(t *testing.T, secure bool, fn func(Conn)) (srv *httptest.Serve
 	return srv, roots
 }
 
-func dial(t *testing.T, url string, tc *tls.Config) *wsConn {
+func dial(t *testing.T, url string, tc *tls.Config) *deviceConn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -55,14 +55,14 @@ func dial(t *testing.T, url string, tc *tls.Config) *wsConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close(CloseNormal, "normal") })
-	return c.(*wsConn)
+	return c.(*deviceConn)
 }
 
 // The whole link over TCP and over TLS: handshake, command, stream, cancel, end.
 func TestSocketLink(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		t.Run(fmt.Sprintf("tls=%v", secure), func(t *testing.T) {
-			h := &log{known: true}
+			h := &recorder{known: true}
 			sessions, ended := make(chan *Session, 1), make(chan error, 1)
 			srv, roots := socketServer(t, secure, func(c Conn) {
 				if !hasUserTimeout(c) {
@@ -313,14 +313,14 @@ func TestCloseBounded(t *testing.T) {
 		t.Errorf("got %v, want 4409", err)
 	}
 	// A device that waits for the relay to hang up first is not kept waiting.
-	if n, err := c.ws.NetConn().Read(make([]byte, 1)); n != 0 || err != io.EOF || time.Since(start) > lingerFor/2 {
+	if n, err := c.ws.NetConn().Read(make([]byte, 1)); n != 0 || err != io.EOF || time.Since(start) > lingerTimeout/2 {
 		t.Errorf("after the close frame: %d bytes, %v after %v, want EOF at once", n, err, time.Since(start))
 	}
-	if d := <-took; d < lingerFor || d > 3*lingerFor { // the device does not close
+	if d := <-took; d < lingerTimeout || d > 3*lingerTimeout { // the device does not close
 		t.Errorf("Close took %v", d)
 	}
 
-	cut, _ := socketServer(t, false, func(c Conn) { _ = c.(*relayConn).nc.Close() })
+	cut, _ := socketServer(t, false, func(c Conn) { _ = c.(*relayConn).conn.Close() })
 	c = dial(t, cut.URL, nil)
 	if err := c.Read(func([]byte) error { return nil }); err == nil || CloseCode(err) != 0 {
 		t.Errorf("a cut link: %v", err)

@@ -77,14 +77,14 @@ func TestStream(t *testing.T) {
 		}
 		for n := int64(1); n <= 3; n++ {
 			e := p.read(TypeMetric, nil)
-			m, err := e.metric()
+			m, err := e.decodeMetric()
 			if err != nil || m.StreamID != sub.StreamID || m.Seq != n || string(m.Sample) != fmt.Sprintf(`{"n":%d}`, n) {
 				t.Errorf("frame %d: %+v, %v", n, m, err)
 			}
 		}
 		p.sendAs(TypeCmdCancel, id, nil)
 		var end StreamEnd
-		if p.read(TypeStreamEnd, &end); end != (StreamEnd{sub.StreamID, EndCancelled}) {
+		if p.read(TypeStreamEnd, &end); end != (StreamEnd{sub.StreamID, EndCanceled}) {
 			t.Errorf("got %+v", end)
 		}
 		p.silent(5 * time.Second)
@@ -122,7 +122,7 @@ func TestStreamEnds(t *testing.T) {
 
 // heardEnds notes the streams that ended.
 type heardEnds struct {
-	log
+	recorder
 	ids []string
 }
 
@@ -133,7 +133,7 @@ func TestStreamEndID(t *testing.T) {
 	var h heardEnds
 	var s Session
 	for id, good := range map[string]bool{strings.ToLower(deviceID): true, "x": false, "": false} {
-		err := s.handle(Encode(TypeStreamEnd, NewID(), "", StreamEnd{id, EndCancelled}), &h)
+		err := s.handle(Encode(TypeStreamEnd, NewID(), "", StreamEnd{id, EndCanceled}), &h)
 		if (err == nil) != good {
 			t.Errorf("%q: %v", id, err)
 		}
@@ -177,7 +177,7 @@ func TestDrops(t *testing.T) {
 		var seqs []int64
 		for range 200 {
 			e := p.read(TypeMetric, nil)
-			m, err := e.metric()
+			m, err := e.decodeMetric()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -15,13 +15,13 @@ type pollable interface {
 	Conn
 	// socket is what a Poller watches; nil: this connection must be read by a goroutine.
 	socket() *netpoll.Socket
-	// rest makes reads give netpoll.ErrNothing instead of waiting. It is called once.
-	rest()
-	// fresh is called in the reading goroutine after each edge; gone is whether it told
+	// setNonblocking makes reads give netpoll.ErrNothing instead of waiting. It is called once.
+	setNonblocking()
+	// onReadable is called in the reading goroutine after each edge; gone is whether it told
 	// that the peer has gone.
-	fresh(gone bool)
-	// pingNow pings unless that may wait; false: nothing was written.
-	pingNow() (bool, error)
+	onReadable(gone bool)
+	// tryPing pings unless that may wait; false: nothing was written.
+	tryPing() (bool, error)
 }
 
 var _ pollable = (*relayConn)(nil)
@@ -30,35 +30,35 @@ var _ pollable = (*relayConn)(nil)
 type nowReader interface{ ReadNow(r *netpoll.Reader) }
 
 func (c *relayConn) socket() *netpoll.Socket {
-	if t, secure := c.nc.(*tls.Conn); secure {
+	if t, secure := c.conn.(*tls.Conn); secure {
 		if _, ok := t.NetConn().(nowReader); !ok {
 			return nil
 		}
 	}
-	tcp, ok := tcpConn(c.nc)
+	tcp, ok := tcpConn(c.conn)
 	if !ok {
 		return nil
 	}
 	return netpoll.NewSocket(tcp)
 }
 
-func (c *relayConn) rest() {
-	tcp, _ := tcpConn(c.nc)
-	c.now = netpoll.NewReader(tcp)
-	if t, secure := c.nc.(*tls.Conn); secure {
-		t.NetConn().(nowReader).ReadNow(c.now)
+func (c *relayConn) setNonblocking() {
+	tcp, _ := tcpConn(c.conn)
+	c.poll = netpoll.NewReader(tcp)
+	if t, secure := c.conn.(*tls.Conn); secure {
+		t.NetConn().(nowReader).ReadNow(c.poll)
 	}
 }
 
-func (c *relayConn) fresh(gone bool) { c.now.OnReadable(gone) }
+func (c *relayConn) onReadable(gone bool) { c.poll.OnReadable(gone) }
 
-func (c *relayConn) pingNow() (bool, error) {
-	if !c.wmu.TryLock() { // by a pong that the peer does not take, perhaps
+func (c *relayConn) tryPing() (bool, error) {
+	if !c.writeMu.TryLock() { // by a pong that the peer does not take, perhaps
 		return false, nil
 	}
-	defer c.wmu.Unlock()
-	if _, secure := c.nc.(*tls.Conn); secure {
-		if n, err := c.now.Socket().Unacked(); n != 0 || err != nil {
+	defer c.writeMu.Unlock()
+	if _, secure := c.conn.(*tls.Conn); secure {
+		if n, err := c.poll.Socket().Unacked(); n != 0 || err != nil {
 			return false, err
 		}
 		if err := c.readyLocked(time.Time{}); err != nil {
@@ -66,15 +66,15 @@ func (c *relayConn) pingNow() (bool, error) {
 		}
 		return true, c.writeLocked(opPing, nil) // a small frame into an empty buffer does not wait
 	}
-	if c.bye || c.closing.Load() {
+	if c.closeSent || c.closing.Load() {
 		return false, net.ErrClosed
 	}
-	n, err := c.now.Socket().Write(pingFrame)
+	n, err := c.poll.Socket().Write(pingFrame)
 	if errors.Is(err, os.ErrDeadlineExceeded) { // of an earlier write; Ping lifts it
 		return false, nil
 	}
 	if n == 1 { // torn: the rest must come before anything else
-		_, err = c.nc.Write(pingFrame[1:])
+		_, err = c.conn.Write(pingFrame[1:])
 	}
 	return n > 0, err
 }

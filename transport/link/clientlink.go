@@ -14,33 +14,33 @@ import (
 
 // clientLink is one link of a client, from dial to end.
 type clientLink struct {
-	c      *Client
-	conn   Conn
-	node   string
-	caps   []manifest.Capability // as announced
-	ctx    context.Context       // ends with the link
-	cancel context.CancelCauseFunc
-	out    chan []byte
-	wg     sync.WaitGroup // the writer
-	closed chan struct{}  // closed when conn was closed because ctx ended
-	stop   func() bool    // keeps that from happening
+	c         *Client
+	conn      Conn
+	node      string
+	caps      []manifest.Capability // as announced
+	ctx       context.Context       // ends with the link
+	cancel    context.CancelCauseFunc
+	sendQueue chan []byte
+	wg        sync.WaitGroup // the writer
+	closed    chan struct{}  // closed when conn was closed because ctx ended
+	stop      func() bool    // keeps that from happening
 
-	mu       sync.Mutex                         // protects the fields below
-	jobs     map[string]context.CancelCauseFunc // running commands and open streams, by msg_id
-	streams  int
-	lastPing time.Time // when the relay last pinged
-	bounded  bool      // the read deadline stays: during the handshake and after a failed write
+	mu           sync.Mutex                         // protects the fields below
+	cancels      map[string]context.CancelCauseFunc // running commands and open streams, by msg_id
+	streams      int
+	lastPing     time.Time // when the relay last pinged
+	keepDeadline bool      // the read deadline stays: during the handshake and after a failed write
 }
 
 func newClientLink(ctx context.Context, c *Client, conn Conn) *clientLink {
-	l := &clientLink{c: c, conn: conn, out: make(chan []byte, clientQueue), closed: make(chan struct{}),
-		jobs: make(map[string]context.CancelCauseFunc), bounded: true}
+	l := &clientLink{c: c, conn: conn, sendQueue: make(chan []byte, clientQueueSize), closed: make(chan struct{}),
+		cancels: make(map[string]context.CancelCauseFunc), keepDeadline: true}
 	l.ctx, l.cancel = context.WithCancelCause(ctx)
 	l.stop = context.AfterFunc(l.ctx, func() {
 		_ = conn.Close(CloseNormal, "normal")
 		close(l.closed)
 	})
-	conn.OnPing(l.heard)
+	conn.OnPing(l.onPing)
 	return l
 }
 
@@ -62,24 +62,24 @@ func (l *clientLink) close(err error) error {
 	return err
 }
 
-// end waits for the link's own goroutines. Handlers are not among them: one that hangs
+// wait waits for the link's own goroutines. Handlers are not among them: one that hangs
 // must not keep the device from linking again.
-func (l *clientLink) end() {
+func (l *clientLink) wait() {
 	l.wg.Wait()
 	if !l.stop() {
 		<-l.closed
 	}
 }
 
-// heard notes that the relay is alive. It is called in the reading goroutine.
-func (l *clientLink) heard(ping bool) {
+// onPing notes that the relay is alive. It is called in the reading goroutine.
+func (l *clientLink) onPing(ping bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
 	if ping {
 		l.lastPing = now
 	}
-	if !l.bounded {
+	if !l.keepDeadline {
 		_ = l.conn.SetReadDeadline(now.Add(IdleTimeout))
 	}
 }
@@ -87,11 +87,11 @@ func (l *clientLink) heard(ping bool) {
 func (l *clientLink) handshake() (*AuthOK, error) {
 	_ = l.conn.SetReadDeadline(time.Now().Add(2 * AuthTimeout))
 	var hello Hello
-	if err := l.expect(TypeHello, &hello); err != nil {
+	if err := l.readMessage(TypeHello, &hello); err != nil {
 		return nil, err
 	}
 	if hello.Protocol != Protocol {
-		return nil, &CloseError{Code: CloseUpgradeRequired, Reason: "upgrade_required", Err: errors.New("the relay speaks protocol " + ascii(hello.Protocol))}
+		return nil, &CloseError{Code: CloseUpgradeRequired, Reason: "upgrade_required", Err: errors.New("the relay speaks protocol " + printableASCII(hello.Protocol))}
 	}
 	token, err := l.c.opt.Token()
 	if err != nil {
@@ -103,11 +103,11 @@ func (l *clientLink) handshake() (*AuthOK, error) {
 		return nil, err
 	}
 	var ok AuthOK
-	if err := l.expect(TypeAuthOK, &ok); err != nil {
+	if err := l.readMessage(TypeAuthOK, &ok); err != nil {
 		return nil, err
 	}
 	if !manifest.ValidNodeID(ok.NodeID) || !manifest.ValidTenant(ok.TenantID) {
-		return nil, bad("payload of auth_ok")
+		return nil, badFrame("payload of auth_ok")
 	}
 	l.node = ok.NodeID
 	l.c.opt.Clock.Sync(ok.ServerTimeMS)
@@ -115,7 +115,7 @@ func (l *clientLink) handshake() (*AuthOK, error) {
 		return nil, err
 	}
 	var ack AnnounceAck
-	if err := l.expect(TypeAnnounceAck, &ack); err != nil {
+	if err := l.readMessage(TypeAnnounceAck, &ack); err != nil {
 		return nil, err
 	}
 	return &ok, nil
@@ -147,14 +147,14 @@ func (l *clientLink) announce() []byte {
 		ManifestSHA256: manifest.Hash(raw), Capabilities: raw})
 }
 
-func (l *clientLink) expect(typ string, v any) error {
+func (l *clientLink) readMessage(typ string, v any) error {
 	return l.conn.Read(func(msg []byte) error {
 		e, err := Decode(msg)
 		if err != nil {
 			return err
 		}
 		if e.Type != typ {
-			return bad(e.Type + " before its state")
+			return badFrame(e.Type + " before its state")
 		}
 		return e.Decode(v)
 	})
@@ -163,11 +163,11 @@ func (l *clientLink) expect(typ string, v any) error {
 // serve reads the link until it ends.
 func (l *clientLink) serve() (err error) {
 	l.mu.Lock()
-	l.bounded = false
+	l.keepDeadline = false
 	l.mu.Unlock()
 	l.wg.Go(l.writer)
 	for err == nil {
-		l.heard(false)
+		l.onPing(false)
 		err = l.conn.Read(l.handle)
 	}
 	return err
@@ -175,14 +175,14 @@ func (l *clientLink) serve() (err error) {
 
 // writer is the one writer of a ready link; it also pings, unless the relay did lately.
 func (l *clientLink) writer() {
-	ping := time.NewTimer(l.pingIn())
+	ping := time.NewTimer(l.nextPingDelay())
 	defer ping.Stop()
 	for {
 		var err error
 		select {
 		case <-l.ctx.Done():
 			return
-		case b := <-l.out:
+		case b := <-l.sendQueue:
 			err = l.conn.Write(b)
 		case <-ping.C:
 			l.mu.Lock()
@@ -191,33 +191,35 @@ func (l *clientLink) writer() {
 			if !lately {
 				err = l.conn.Ping()
 			}
-			ping.Reset(l.pingIn())
+			ping.Reset(l.nextPingDelay())
 		}
 		if err != nil {
-			l.die(err)
+			l.failWrite(err)
 			return
 		}
 	}
 }
 
-// die ends a link that cannot be written to any more. The reader gets a moment to find
+// failWrite ends a link that cannot be written to any more. The reader gets a moment to find
 // the close frame that explains it.
-func (l *clientLink) die(err error) {
+func (l *clientLink) failWrite(err error) {
 	l.mu.Lock()
-	l.bounded = true
+	l.keepDeadline = true
 	_ = l.conn.SetReadDeadline(time.Now().Add(time.Second))
 	l.mu.Unlock()
 	sleep(l.ctx, time.Second)
 	l.cancel(err) // the reader may be waiting for room in out
 }
 
-// pingIn is PingInterval +-20 %.
-func (l *clientLink) pingIn() time.Duration { return PingInterval*4/5 + jitter(PingInterval*2/5) }
+// nextPingDelay is PingInterval +-20 %.
+func (l *clientLink) nextPingDelay() time.Duration {
+	return PingInterval*4/5 + jitter(PingInterval*2/5)
+}
 
 // send queues an answer; it waits for room as long as the link lives.
 func (l *clientLink) send(b []byte) error {
 	select {
-	case l.out <- b:
+	case l.sendQueue <- b:
 		return nil
 	case <-l.ctx.Done():
 		return net.ErrClosed
@@ -235,15 +237,15 @@ func (l *clientLink) handle(msg []byte) error {
 		if err := e.Decode(&cmd); err != nil {
 			return err
 		}
-		return l.command(e.MsgID, &cmd)
+		return l.startCommand(e.MsgID, &cmd)
 	case TypeCmdCancel:
 		var none struct{}
 		if err := e.Decode(&none); err != nil {
 			return err
 		}
 		l.mu.Lock()
-		if stop := l.jobs[e.InReplyTo]; stop != nil {
-			stop(errCancelled)
+		if stop := l.cancels[e.InReplyTo]; stop != nil {
+			stop(errCanceled)
 		}
 		l.mu.Unlock()
 	case TypeError:
@@ -253,59 +255,59 @@ func (l *clientLink) handle(msg []byte) error {
 		var a AnnounceAck
 		return e.Decode(&a)
 	default:
-		return bad(e.Type + " from a relay")
+		return badFrame(e.Type + " from a relay")
 	}
 	return nil
 }
 
-var errCancelled = errors.New("link: cancelled by the relay")
+var errCanceled = errors.New("link: cancelled by the relay")
 
-// command starts a command unless it is a repeat (RFC-0002 §7.3: at most once).
-func (l *clientLink) command(id string, cmd *Cmd) error {
+// startCommand starts a command unless it is a repeat (RFC-0002 §7.3: at most once).
+func (l *clientLink) startCommand(id string, cmd *Cmd) error {
 	l.c.mu.Lock()
-	fresh, ack, ok := l.c.seen.Start(id, time.Now())
-	busy := l.c.handling >= MaxInflight
+	fresh, ack, ok := l.c.dedup.begin(id, time.Now())
+	busy := l.c.activeHandlers >= MaxInflight
 	if fresh && ok && !busy {
-		l.c.handling++
+		l.c.activeHandlers++
 	}
 	l.c.mu.Unlock()
 	switch {
 	case !ok:
-		return l.send(refusal(id, manifest.E(manifest.RateLimited, "too many commands")))
+		return l.send(errorAck(id, manifest.E(manifest.RateLimited, "too many commands")))
 	case !fresh && ack == nil:
 		return nil // still running
 	case !fresh:
 		return l.send(ack)
 	case busy:
-		return l.finish(id, refusal(id, manifest.E(manifest.RateLimited, "too many commands in flight")))
+		return l.sendAnswer(id, errorAck(id, manifest.E(manifest.RateLimited, "too many commands in flight")))
 	}
 	ctx, stop := context.WithCancelCause(l.ctx)
 	l.mu.Lock()
-	l.jobs[id] = stop
+	l.cancels[id] = stop
 	l.mu.Unlock()
 	l.c.wg.Go(func() {
-		l.run(ctx, id, cmd)
+		l.runCommand(ctx, id, cmd)
 		stop(nil)
 	})
 	return nil
 }
 
-// finish keeps a command's answer, in case the command comes again, and sends it.
-func (l *clientLink) finish(id string, ack []byte) error {
-	l.keep(id, ack)
+// sendAnswer keeps a command's answer, in case the command comes again, and sends it.
+func (l *clientLink) sendAnswer(id string, ack []byte) error {
+	l.storeAnswer(id, ack)
 	return l.send(ack)
 }
 
-func (l *clientLink) keep(id string, ack []byte) {
+func (l *clientLink) storeAnswer(id string, ack []byte) {
 	l.c.mu.Lock()
-	l.c.seen.Done(id, ack, time.Now())
+	l.c.dedup.finish(id, ack, time.Now())
 	l.c.mu.Unlock()
 }
 
-// run runs one command and the stream that it may open.
-func (l *clientLink) run(ctx context.Context, id string, cmd *Cmd) {
+// runCommand runs one command and the stream that it may open.
+func (l *clientLink) runCommand(ctx context.Context, id string, cmd *Cmd) {
 	start := time.Now()
-	result, stream, err := l.call(ctx, cmd)
+	result, stream, err := l.callHandler(ctx, cmd)
 	if l.c.opt.OnCall != nil {
 		l.c.opt.OnCall(cmd.Tool, cmd.TraceID, time.Since(start), err)
 	}
@@ -318,28 +320,28 @@ func (l *clientLink) run(ctx context.Context, id string, cmd *Cmd) {
 		}
 	}
 	if err != nil || stream == nil {
-		delete(l.jobs, id)
+		delete(l.cancels, id)
 	}
 	l.mu.Unlock()
 	switch {
-	case err != nil && errors.Is(context.Cause(ctx), errCancelled):
-		l.keep(id, refusal(id, err)) // nobody waits for it
+	case err != nil && errors.Is(context.Cause(ctx), errCanceled):
+		l.storeAnswer(id, errorAck(id, err)) // nobody waits for it
 	case err != nil:
-		_ = l.finish(id, refusal(id, err))
+		_ = l.sendAnswer(id, errorAck(id, err))
 	case stream == nil:
-		_ = l.finish(id, answer(id, result))
+		_ = l.sendAnswer(id, resultAck(id, result))
 	default:
-		l.stream(ctx, id, result, stream)
+		l.runStream(ctx, id, result, stream)
 		l.mu.Lock()
-		delete(l.jobs, id)
+		delete(l.cancels, id)
 		l.streams--
 		l.mu.Unlock()
 	}
 }
 
-// call bounds the handler: min(deadline_ms, the capability's default). A handler that
+// callHandler bounds the handler: min(deadline_ms, the capability's default). A handler that
 // does not come back in time is left behind; its late answer is dropped.
-func (l *clientLink) call(ctx context.Context, cmd *Cmd) (result []byte, stream StreamFunc, err error) {
+func (l *clientLink) callHandler(ctx context.Context, cmd *Cmd) (result []byte, stream StreamFunc, err error) {
 	type answer struct {
 		result []byte
 		stream StreamFunc
@@ -347,10 +349,10 @@ func (l *clientLink) call(ctx context.Context, cmd *Cmd) (result []byte, stream 
 	}
 	back := func() {
 		l.c.mu.Lock()
-		l.c.handling--
+		l.c.activeHandlers--
 		l.c.mu.Unlock()
 	}
-	name, budget, ok := l.find(cmd)
+	name, budget, ok := l.resolve(cmd)
 	if !ok {
 		back()
 		return nil, nil, manifest.E(manifest.ManifestInvalid, "the tool is not in this device's manifest, or the arguments are no object")
@@ -376,8 +378,8 @@ func (l *clientLink) call(ctx context.Context, cmd *Cmd) (result []byte, stream 
 	}
 }
 
-// find checks a command against what was announced and gives its budget.
-func (l *clientLink) find(cmd *Cmd) (name manifest.ToolName, budget time.Duration, ok bool) {
+// resolve checks a command against what was announced and gives its budget.
+func (l *clientLink) resolve(cmd *Cmd) (name manifest.ToolName, budget time.Duration, ok bool) {
 	name, ok = manifest.ParseToolName(cmd.Tool)
 	if !ok || name.NodeID != l.node || len(cmd.Arguments) == 0 || cmd.Arguments[0] != '{' || cmd.DeadlineMS < 0 {
 		return name, 0, false
@@ -396,10 +398,10 @@ func (l *clientLink) find(cmd *Cmd) (name manifest.ToolName, budget time.Duratio
 	return name, 0, false
 }
 
-// stream answers a subscription and sends the frames of fn until it or ctx ends.
-func (l *clientLink) stream(ctx context.Context, cmdID string, result []byte, fn StreamFunc) {
+// runStream answers a subscription and sends the frames of fn until it or ctx ends.
+func (l *clientLink) runStream(ctx context.Context, cmdID string, result []byte, fn StreamFunc) {
 	id := NewID()
-	if l.finish(cmdID, answer(cmdID, withStream(result, id))) != nil {
+	if l.sendAnswer(cmdID, resultAck(cmdID, addStreamID(result, id))) != nil {
 		return
 	}
 	var seq int64
@@ -411,7 +413,7 @@ func (l *clientLink) stream(ctx context.Context, cmdID string, result []byte, fn
 		}
 		if len(frame) <= MaxFrame {
 			select {
-			case l.out <- frame:
+			case l.sendQueue <- frame:
 				return nil
 			default: // the link is slower than the cadence
 			}
@@ -426,7 +428,7 @@ func (l *clientLink) stream(ctx context.Context, cmdID string, result []byte, fn
 	case l.ctx.Err() != nil:
 		return // the link is gone; nobody to tell
 	case ctx.Err() != nil:
-		reason = EndCancelled
+		reason = EndCanceled
 	case err == nil:
 		reason = EndShutdown
 	}
@@ -440,25 +442,25 @@ func guarded(ctx context.Context, fn StreamFunc, send func([]byte) error) (err e
 	return fn(ctx, send)
 }
 
-// answer makes the cmd_ack of a result that fits into a frame.
-func answer(id string, result []byte) []byte {
+// resultAck makes the cmd_ack of a result that fits into a frame.
+func resultAck(id string, result []byte) []byte {
 	if len(result) == 0 {
-		return refusal(id, manifest.E(manifest.Internal, "the handler gave no result"))
+		return errorAck(id, manifest.E(manifest.Internal, "the handler gave no result"))
 	}
 	b := AppendAck(make([]byte, 0, len(result)+160), NewID(), id, result)
 	if len(b) > MaxFrame {
-		return refusal(id, manifest.E(manifest.Internal, "the result is too large for a frame"))
+		return errorAck(id, manifest.E(manifest.Internal, "the result is too large for a frame"))
 	}
 	return b
 }
 
-func refusal(id string, err error) []byte {
+func errorAck(id string, err error) []byte {
 	e := manifest.AsError(err)
-	return Encode(TypeCmdAck, NewID(), id, CmdAck{Code: e.Code, Detail: ascii(e.Message)})
+	return Encode(TypeCmdAck, NewID(), id, CmdAck{Code: e.Code, Detail: printableASCII(e.Message)})
 }
 
-// withStream puts the stream id into the handler's result object {"interval_ms":N}.
-func withStream(result []byte, streamID string) []byte {
+// addStreamID puts the stream id into the handler's result object {"interval_ms":N}.
+func addStreamID(result []byte, streamID string) []byte {
 	var s Subscribed
 	_ = strictjson.Unmarshal(result, &s)
 	s.StreamID = streamID

@@ -9,10 +9,10 @@ import (
 func hasUserTimeout(c Conn) bool {
 	var nc net.Conn
 	switch c := c.(type) {
-	case *wsConn:
+	case *deviceConn:
 		nc = c.ws.NetConn()
 	case *relayConn:
-		nc = c.nc
+		nc = c.conn
 	}
 	tcp, ok := tcpConn(nc)
 	if !ok {

@@ -17,8 +17,8 @@ func TestTickBehindPong(t *testing.T) {
 		l := startLinks(t, secure)()
 		wait(t, func() bool { return atRest(l.s) })
 		c := l.s.conn.(*relayConn)
-		wait(t, func() bool { n, err := c.now.Socket().Unacked(); return n == 0 && err == nil })
-		c.wmu.Lock() // as the reader that writes the pong
+		wait(t, func() bool { n, err := c.poll.Socket().Unacked(); return n == 0 && err == nil })
+		c.writeMu.Lock() // as the reader that writes the pong
 		ticked := make(chan struct{})
 		go func() { l.s.CheckLiveness(); close(ticked) }()
 		select {
@@ -26,7 +26,7 @@ func TestTickBehindPong(t *testing.T) {
 		case <-time.After(2 * time.Second):
 			t.Error("Tick waits")
 		}
-		c.wmu.Unlock()
+		c.writeMu.Unlock()
 		if op, _ := readFrame(t, l.conn); op != opPing {
 			t.Errorf("opcode %d instead of a ping", op)
 		}
@@ -43,9 +43,9 @@ type pinging struct {
 }
 
 func (c *pinging) socket() *netpoll.Socket { return nil }
-func (c *pinging) rest()                   {}
-func (c *pinging) fresh(bool)              {}
-func (c *pinging) pingNow() (bool, error)  { c.meanwhile(); return true, nil }
+func (c *pinging) setNonblocking()         {}
+func (c *pinging) onReadable(bool)         {}
+func (c *pinging) tryPing() (bool, error)  { c.meanwhile(); return true, nil }
 
 // A link that ends while the sweep pings it gets no writer any more: whoever waits for its
 // goroutines has been told that there are none.
@@ -57,12 +57,12 @@ func TestEndWithinTick(t *testing.T) {
 			if err := s.Send([]byte(goldenCmd)); err != nil {
 				t.Error(err)
 			}
-			_ = s.end(io.EOF)
+			_ = s.shutdown(io.EOF)
 		}}
 		var writers atomic.Int32
-		s.writer = func() { writers.Add(1); s.wg.Done() }
-		s.lastRead.Store(monoNow())
-		s.turn.Store(started | running)
+		s.runWriter = func() { writers.Add(1); s.wg.Done() }
+		s.lastReadAt.Store(monotonicNow())
+		s.readerState.Store(statePolled | stateReading)
 		s.CheckLiveness()
 		s.wg.Wait()
 		if n := writers.Load(); n != 0 {

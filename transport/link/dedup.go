@@ -5,11 +5,11 @@ import "time"
 // dedupTable is the device's table of commands: it makes a command run at most once, whatever
 // the relay sends again. The zero value is ready; it belongs to one goroutine or lock.
 type dedupTable struct {
-	byID  map[string]*seenCmd
+	byID  map[string]*dedupEntry
 	order []string // oldest first
 }
 
-type seenCmd struct {
+type dedupEntry struct {
 	done bool
 	ack  []byte
 	at   time.Time
@@ -22,10 +22,10 @@ const (
 	dedupTTL  = time.Minute
 )
 
-// Start notes a command. fresh means: run it. Otherwise ack is the stored answer to
+// begin notes a command. fresh means: run it. Otherwise ack is the stored answer to
 // send again, or nil while the command still runs. ok is false when the table is full
 // of commands younger than dedupTTL: the command must be refused, unrun.
-func (s *dedupTable) Start(id string, now time.Time) (fresh bool, ack []byte, ok bool) {
+func (s *dedupTable) begin(id string, now time.Time) (fresh bool, ack []byte, ok bool) {
 	if c, known := s.byID[id]; known {
 		return false, c.ack, true
 	}
@@ -41,15 +41,15 @@ func (s *dedupTable) Start(id string, now time.Time) (fresh bool, ack []byte, ok
 		s.order = s.order[1:]
 	}
 	if s.byID == nil {
-		s.byID = make(map[string]*seenCmd)
+		s.byID = make(map[string]*dedupEntry)
 	}
-	s.byID[id] = &seenCmd{at: now}
+	s.byID[id] = &dedupEntry{at: now}
 	s.order = append(s.order, id)
 	return true, nil, true
 }
 
-// Done keeps the answer of a command.
-func (s *dedupTable) Done(id string, ack []byte, now time.Time) {
+// finish keeps the answer of a command.
+func (s *dedupTable) finish(id string, ack []byte, now time.Time) {
 	if c, ok := s.byID[id]; ok {
 		c.done, c.ack, c.at = true, ack, now
 	}

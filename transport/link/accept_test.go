@@ -22,7 +22,7 @@ func FuzzAnnounce(f *testing.F) {
 		}
 		s := &Session{Grant: Grant{NodeID: testNode}, opt: AcceptOptions{ValidateCapability: func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) }}}
 		payload := `{"manifest_version":1,"manifest_sha256":"` + manifest.Hash(caps) + `","capabilities":` + string(caps) + `}`
-		m, reply, err := s.announced(&Envelope{Type: TypeAnnounce, MsgID: deviceID, Payload: []byte(payload)})
+		m, reply, err := s.checkAnnounce(&Envelope{Type: TypeAnnounce, MsgID: deviceID, Payload: []byte(payload)})
 		if err != nil {
 			var e *manifest.Error
 			if !errors.As(err, &e) || e.Code != manifest.ManifestInvalid {

@@ -11,31 +11,31 @@ func walk(obj []byte) walker { return walker{obj[1:]} }
 
 // next gives the next member's name and value, which are parts of the object.
 func (w *walker) next() (name, value []byte, ok bool) {
-	b := trim(w.rest)
+	b := trimSpace(w.rest)
 	if b[0] == ',' {
-		b = trim(b[1:])
+		b = trimSpace(b[1:])
 	}
 	if b[0] == '}' {
 		return nil, nil, false
 	}
-	n := span(b)
-	name, _ = text(b[:n])
-	b = trim(trim(b[n:])[1:]) // behind the colon
-	n = span(b)
+	n := valueLen(b)
+	name, _ = parseString(b[:n])
+	b = trimSpace(trimSpace(b[n:])[1:]) // behind the colon
+	n = valueLen(b)
 	w.rest = b[n:]
 	return name, b[:n], true
 }
 
-// trim drops leading white space.
-func trim(b []byte) []byte {
+// trimSpace drops leading white space.
+func trimSpace(b []byte) []byte {
 	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t' || b[0] == '\n' || b[0] == '\r') {
 		b = b[1:]
 	}
 	return b
 }
 
-// span is the length of the JSON value that b begins with.
-func span(b []byte) int {
+// valueLen is the length of the JSON value that b begins with.
+func valueLen(b []byte) int {
 	depth := 0
 	for i := 0; i < len(b); i++ {
 		switch b[i] {
@@ -66,8 +66,8 @@ func span(b []byte) int {
 	return len(b)
 }
 
-// text is the content of a JSON string; ok is false for a value of another type.
-func text(value []byte) (s []byte, ok bool) {
+// parseString is the content of a JSON string; ok is false for a value of another type.
+func parseString(value []byte) (s []byte, ok bool) {
 	if value[0] != '"' {
 		return nil, false
 	}

@@ -53,35 +53,35 @@ func Upgrade(u *Upgrader, w http.ResponseWriter, r *http.Request) (Conn, error) 
 // with a Poller no goroutine waits for it either: reads then never wait, and what came of
 // a frame is kept until more comes.
 type relayConn struct {
-	nc     net.Conn        // TLS or plain
-	now    *netpoll.Reader // reads the socket below nc; nil: reads wait
+	conn   net.Conn        // TLS or plain
+	poll   *netpoll.Reader // reads the socket below nc; nil: reads wait
 	limit  int             // of a message
 	onPing func(ping bool)
 
 	// Of the reading goroutine only.
-	buf    *[]byte // what was read, in a buffer of readBuffers; nil: nothing
-	off    int     // how much of it has been understood
-	part   []byte  // the message whose last fragment has not come
-	pieces int     // its fragments so far
+	buf       *[]byte // what was read, in a buffer of readBuffers; nil: nothing
+	off       int     // how much of it has been understood
+	message   []byte  // the message whose last fragment has not come
+	fragments int     // its fragments so far
 
-	closed  sync.Once
-	closing atomic.Bool
-	wmu     sync.Mutex // one frame at a time; protects the fields below
-	bye     bool       // a close frame was written
-	first   bool       // and it was not the answer to the peer's
+	closed         sync.Once
+	closing        atomic.Bool
+	writeMu        sync.Mutex // one frame at a time; protects the fields below
+	closeSent      bool       // a close frame was written
+	closeInitiated bool       // and it was not the answer to the peer's
 }
 
 var _ Conn = (*relayConn)(nil)
 
 // newRelayConn takes an upgraded connection.
 func newRelayConn(nc net.Conn) *relayConn {
-	giveUp(nc)
-	return &relayConn{nc: nc, limit: MaxFrame}
+	setUserTimeout(nc)
+	return &relayConn{conn: nc, limit: MaxFrame}
 }
 
 func (c *relayConn) SetReadLimit(n int)                { c.limit = n }
 func (c *relayConn) OnPing(fn func(ping bool))         { c.onPing = fn }
-func (c *relayConn) SetReadDeadline(t time.Time) error { return c.nc.SetReadDeadline(t) }
+func (c *relayConn) SetReadDeadline(t time.Time) error { return c.conn.SetReadDeadline(t) }
 
 // Opcodes (RFC 6455 §5.2).
 const (
@@ -94,12 +94,12 @@ const (
 )
 
 const (
-	maxControl = 125     // bytes of a control frame's payload
-	maxPieces  = 1 << 12 // fragments of a message
+	maxControlPayload = 125     // bytes of a control frame's payload
+	maxFragments      = 1 << 12 // fragments of a message
 )
 
-// frameHead is the head of one frame.
-type frameHead struct {
+// frameHeader is the head of one frame.
+type frameHeader struct {
 	fin    bool
 	op     byte
 	length uint64
@@ -107,26 +107,26 @@ type frameHead struct {
 	size   int // of the head itself, bytes; 0: it has not come whole
 }
 
-// violation is a breach of RFC 6455, answered with 1002.
-type violation string
+// protocolError is a breach of RFC 6455, answered with 1002.
+type protocolError string
 
-func (v violation) Error() string { return "link: websocket: " + string(v) }
+func (v protocolError) Error() string { return "link: websocket: " + string(v) }
 
-// parseHead reads a head as a client must send it.
-func parseHead(b []byte) (f frameHead, err error) {
+// parseHeader reads a head as a client must send it.
+func parseHeader(b []byte) (f frameHeader, err error) {
 	if len(b) < 2 {
 		return f, nil
 	}
 	f.fin, f.op, f.length = b[0]&0x80 != 0, b[0]&0x0f, uint64(b[1]&0x7f)
 	switch {
 	case b[0]&0x70 != 0:
-		return f, violation("reserved bits are set")
+		return f, protocolError("reserved bits are set")
 	case b[1]&0x80 == 0:
-		return f, violation("a frame is not masked")
+		return f, protocolError("a frame is not masked")
 	case f.op > opBinary && f.op < opClose, f.op > opPong:
-		return f, violation("an unknown opcode")
-	case f.op >= opClose && (!f.fin || f.length > maxControl):
-		return f, violation("a long or fragmented control frame")
+		return f, protocolError("an unknown opcode")
+	case f.op >= opClose && (!f.fin || f.length > maxControlPayload):
+		return f, protocolError("a long or fragmented control frame")
 	}
 	n := 2
 	switch f.length {
@@ -168,9 +168,9 @@ func unmask(b []byte, mask [4]byte) {
 // instead of waiting for one.
 func (c *relayConn) Read(fn func([]byte) error) error {
 	for {
-		done, err := c.next(fn)
+		done, err := c.nextMessage(fn)
 		if err == nil && !done {
-			err = c.fill()
+			err = c.readMore()
 		}
 		if done || err != nil {
 			return c.ended(err)
@@ -184,21 +184,21 @@ func (c *relayConn) ended(err error) error {
 		return nil
 	}
 	if c.buf != nil && (c.off == len(*c.buf) || !errors.Is(err, netpoll.ErrWouldBlock)) {
-		if cap(*c.buf) <= keepBuffer {
+		if cap(*c.buf) <= maxPooledBuffer {
 			*c.buf = (*c.buf)[:0]
 			readBuffers.Put(c.buf)
 		}
 		c.buf, c.off = nil, 0
 	}
-	var v violation
+	var v protocolError
 	if errors.As(err, &v) {
-		c.sayBye(websocket.CloseProtocolError, string(v), true)
+		c.writeClose(websocket.CloseProtocolError, string(v), true)
 	}
 	return err
 }
 
-// fill reads once.
-func (c *relayConn) fill() error {
+// readMore reads once.
+func (c *relayConn) readMore() error {
 	if c.buf == nil {
 		c.buf = readBuffers.Get().(*[]byte)
 	}
@@ -209,14 +209,14 @@ func (c *relayConn) fill() error {
 	case len(b) == cap(b) && c.off > 0:
 		b, c.off = b[:copy(b, b[c.off:])], 0
 	case len(b) == cap(b):
-		b = append(b, 0)[:len(b)] // next has refused what is over the limit
+		b = append(b, 0)[:len(b)] // nextMessage has refused what is over the limit
 	}
 	var n int
 	var err error
-	if _, secure := c.nc.(*tls.Conn); c.now != nil && !secure {
-		n, err = c.now.Read(b[len(b):cap(b)])
+	if _, secure := c.conn.(*tls.Conn); c.poll != nil && !secure {
+		n, err = c.poll.Read(b[len(b):cap(b)])
 	} else {
-		n, err = c.nc.Read(b[len(b):cap(b)])
+		n, err = c.conn.Read(b[len(b):cap(b)])
 	}
 	*c.buf = b[:len(b)+n]
 	if err == io.EOF {
@@ -228,17 +228,17 @@ func (c *relayConn) fill() error {
 	return err
 }
 
-// next handles the frames that have come, up to the end of a message: done, and fn has
+// nextMessage handles the frames that have come, up to the end of a message: done, and fn has
 // had it.
-func (c *relayConn) next(fn func([]byte) error) (done bool, err error) {
+func (c *relayConn) nextMessage(fn func([]byte) error) (done bool, err error) {
 	for c.buf != nil {
 		b := (*c.buf)[c.off:]
-		f, err := parseHead(b)
+		f, err := parseHeader(b)
 		if err != nil || f.size == 0 {
 			return false, err
 		}
 		if f.op < opClose {
-			if err := c.admit(&f); err != nil {
+			if err := c.checkDataFrame(&f); err != nil {
 				return false, err
 			}
 		}
@@ -251,17 +251,17 @@ func (c *relayConn) next(fn func([]byte) error) (done bool, err error) {
 		c.off += end
 		switch {
 		case f.op >= opClose:
-			if err := c.control(f.op, payload); err != nil {
+			if err := c.handleControl(f.op, payload); err != nil {
 				return false, err
 			}
 		case f.fin && f.op == opText:
 			return true, fn(payload)
 		default:
-			c.part = append(c.part, payload...)
-			c.pieces++
+			c.message = append(c.message, payload...)
+			c.fragments++
 			if f.fin {
-				whole := c.part
-				c.part, c.pieces = nil, 0
+				whole := c.message
+				c.message, c.fragments = nil, 0
 				return true, fn(whole)
 			}
 		}
@@ -269,26 +269,26 @@ func (c *relayConn) next(fn func([]byte) error) (done bool, err error) {
 	return false, nil
 }
 
-// admit checks the head of a data frame against the message it belongs to.
-func (c *relayConn) admit(f *frameHead) error {
+// checkDataFrame checks the head of a data frame against the message it belongs to.
+func (c *relayConn) checkDataFrame(f *frameHeader) error {
 	switch {
-	case f.op == opContinuation && c.pieces == 0:
-		return violation("a continuation of nothing")
-	case f.op != opContinuation && c.pieces > 0:
-		return violation("a message within a message")
+	case f.op == opContinuation && c.fragments == 0:
+		return protocolError("a continuation of nothing")
+	case f.op != opContinuation && c.fragments > 0:
+		return protocolError("a message within a message")
 	case f.op == opBinary:
 		return ErrNotText
-	case f.length > uint64(max(0, c.limit-len(c.part))), c.pieces >= maxPieces:
+	case f.length > uint64(max(0, c.limit-len(c.message))), c.fragments >= maxFragments:
 		return ErrTooLarge
 	}
 	return nil
 }
 
-// control handles a control frame. Pongs go without a deadline, as Ping.
-func (c *relayConn) control(op byte, payload []byte) error {
+// handleControl handles a control frame. Pongs go without a deadline, as Ping.
+func (c *relayConn) handleControl(op byte, payload []byte) error {
 	switch op {
 	case opClose:
-		return c.parting(payload)
+		return c.handleClose(payload)
 	case opPing:
 		if c.onPing != nil {
 			c.onPing(true)
@@ -304,27 +304,27 @@ func (c *relayConn) control(op byte, payload []byte) error {
 	return nil
 }
 
-// parting answers the peer's close frame.
-func (c *relayConn) parting(payload []byte) error {
+// handleClose answers the peer's close frame.
+func (c *relayConn) handleClose(payload []byte) error {
 	code, reason := websocket.CloseNoStatusReceived, ""
 	if len(payload) == 1 {
-		return violation("half a close code")
+		return protocolError("half a close code")
 	}
 	if len(payload) >= 2 {
 		code, reason = int(binary.BigEndian.Uint16(payload)), string(payload[2:])
 		switch {
-		case !validClose(code):
-			return violation("an impossible close code")
+		case !isValidCloseCode(code):
+			return protocolError("an impossible close code")
 		case !utf8.ValidString(reason):
-			return violation("a close reason that is not UTF-8")
+			return protocolError("a close reason that is not UTF-8")
 		}
 	}
-	c.sayBye(code, "", false)
-	return &CloseError{Code: code, Reason: ascii(reason)}
+	c.writeClose(code, "", false)
+	return &CloseError{Code: code, Reason: printableASCII(reason)}
 }
 
-// validClose is whether a peer may send that close code (RFC 6455 §7.4).
-func validClose(code int) bool {
+// isValidCloseCode is whether a peer may send that close code (RFC 6455 §7.4).
+func isValidCloseCode(code int) bool {
 	switch {
 	case code >= 3000:
 		return code < 5000
@@ -334,40 +334,40 @@ func validClose(code int) bool {
 	return code >= websocket.CloseNormalClosure && code <= websocket.CloseTryAgainLater
 }
 
-// writes holds the buffers in which frames are put together.
-var writes = sync.Pool{New: func() any { b := make([]byte, 0, bufferSize); return &b }}
+// frameBuffers holds the buffers in which frames are put together.
+var frameBuffers = sync.Pool{New: func() any { b := make([]byte, 0, bufferSize); return &b }}
 
 // write writes one frame; no deadline stays behind, at which TLS would fail to answer a
 // KeyUpdate. Pings and pongs have none, since its timer is most of what an idle link costs:
 // a peer that takes nothing is ended by tcpUserTimeout and by the owner's sweep.
 func (c *relayConn) write(op byte, payload []byte, deadline time.Time) error {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
 	if err := c.readyLocked(deadline); err != nil {
 		return err
 	}
 	err := c.writeLocked(op, payload)
 	if !deadline.IsZero() {
-		_ = c.nc.SetWriteDeadline(time.Time{}) // sayBye, for which Close waits, sets its own
+		_ = c.conn.SetWriteDeadline(time.Time{}) // writeClose, for which Close waits, sets its own
 	}
 	return err
 }
 
 func (c *relayConn) readyLocked(deadline time.Time) error {
-	if err := c.nc.SetWriteDeadline(deadline); err != nil {
+	if err := c.conn.SetWriteDeadline(deadline); err != nil {
 		return err
 	}
-	if c.bye || c.closing.Load() { // asked after the deadline was set: Close sets its own after closing
+	if c.closeSent || c.closing.Load() { // asked after the deadline was set: Close sets its own after closing
 		return net.ErrClosed
 	}
 	return nil
 }
 
 func (c *relayConn) writeLocked(op byte, payload []byte) error {
-	bp := writes.Get().(*[]byte)
+	bp := frameBuffers.Get().(*[]byte)
 	b := append((*bp)[:0], 0x80|op)
 	switch n := len(payload); {
-	case n <= maxControl:
+	case n <= maxControlPayload:
 		b = append(b, byte(n))
 	case n < 1<<16:
 		b = binary.BigEndian.AppendUint16(append(b, 126), uint16(n))
@@ -375,10 +375,10 @@ func (c *relayConn) writeLocked(op byte, payload []byte) error {
 		b = binary.BigEndian.AppendUint64(append(b, 127), uint64(n))
 	}
 	b = append(b, payload...)
-	_, err := c.nc.Write(b)
-	if cap(b) <= keepBuffer {
+	_, err := c.conn.Write(b)
+	if cap(b) <= maxPooledBuffer {
 		*bp = b
-		writes.Put(bp)
+		frameBuffers.Put(bp)
 	}
 	return err
 }
@@ -389,46 +389,46 @@ func (c *relayConn) Write(msg []byte) error {
 
 func (c *relayConn) Ping() error { return c.write(opPing, nil, time.Time{}) }
 
-// sayBye writes a close frame, once, within a second. first: it is not an answer.
-func (c *relayConn) sayBye(code int, reason string, first bool) {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
-	if c.bye {
+// writeClose writes a close frame, once, within a second. first: it is not an answer.
+func (c *relayConn) writeClose(code int, reason string, first bool) {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	if c.closeSent {
 		return
 	}
-	c.bye = true
-	if c.nc.SetWriteDeadline(time.Now().Add(time.Second)) == nil {
-		err := c.writeLocked(opClose, websocket.FormatCloseMessage(code, reason[:min(len(reason), maxControl-2)]))
-		c.first = first && err == nil
+	c.closeSent = true
+	if c.conn.SetWriteDeadline(time.Now().Add(time.Second)) == nil {
+		err := c.writeLocked(opClose, websocket.FormatCloseMessage(code, reason[:min(len(reason), maxControlPayload-2)]))
+		c.closeInitiated = first && err == nil
 	}
 }
 
-// awaited is whether the peer has a close frame to read, and is yet to hang up.
-func (c *relayConn) awaited() bool {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
-	return c.first
+// awaitingPeerClose is whether the peer has a close frame to read, and is yet to hang up.
+func (c *relayConn) awaitingPeerClose() bool {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	return c.closeInitiated
 }
 
 func (c *relayConn) Close(code int, reason string) error {
 	err := net.ErrClosed
 	c.closed.Do(func() {
 		c.closing.Store(true)
-		_ = c.nc.SetWriteDeadline(time.Now().Add(time.Second)) // for a write that holds wmu
-		c.sayBye(code, reason, true)
-		if c.awaited() {
+		_ = c.conn.SetWriteDeadline(time.Now().Add(time.Second)) // for a write that holds wmu
+		c.writeClose(code, reason, true)
+		if c.awaitingPeerClose() {
 			c.linger()
 		}
-		err = c.nc.Close()
+		err = c.conn.Close()
 	})
 	return err
 }
 
 // linger reads below TLS: nobody looks at what still comes.
 func (c *relayConn) linger() {
-	if tcp, ok := tcpConn(c.nc); ok {
-		linger(c.nc, tcp)
+	if tcp, ok := tcpConn(c.conn); ok {
+		linger(c.conn, tcp)
 		return
 	}
-	linger(c.nc, c.nc)
+	linger(c.conn, c.conn)
 }

@@ -71,9 +71,9 @@ func listen(c Conn) (h heard, err error) {
 	return h, err
 }
 
-// FuzzServed: whatever a client sends, in whatever pieces, the relay's reader hears what
+// FuzzRelayConn: whatever a client sends, in whatever pieces, the relay's reader hears what
 // the library hears, and answers a close frame where it does.
-func FuzzServed(f *testing.F) {
+func FuzzRelayConn(f *testing.F) {
 	const fin, text = 0x80, 1
 	for _, b := range [][]byte{
 		maskedFrame(fin|text, "hello"),
@@ -110,11 +110,11 @@ func FuzzServed(f *testing.F) {
 			t.Fatal(upErr)
 		}
 		theirs.out.Reset()
-		want, wantErr := listen(newWSConn(ws))
+		want, wantErr := listen(newDeviceConn(ws))
 		if errors.Is(err, ErrTooLarge) && !errors.Is(wantErr, ErrTooLarge) {
 			return // ours refuses a length before its bytes have come
 		}
-		if err == violation("half a close code") {
+		if err == protocolError("half a close code") {
 			if end := ours.out.Bytes(); !bytes.Contains(end, []byte("\x03\xeahalf a close code")) || want.code != websocket.CloseNoStatusReceived {
 				t.Fatalf("answered %q", end)
 			}
@@ -134,7 +134,7 @@ func FuzzServed(f *testing.F) {
 			}
 		}
 		mine, lib := ours.out.Bytes(), theirs.out.Bytes()
-		var v violation
+		var v protocolError
 		if errors.As(err, &v) { // the words differ
 			mine, lib = mine[:min(len(mine), 4)], lib[:min(len(lib), 4)]
 			if i := bytes.LastIndex(mine, []byte{0x88}); i >= 0 && i+1 < len(mine) {
@@ -147,20 +147,20 @@ func FuzzServed(f *testing.F) {
 	})
 }
 
-// keeper is the relay's side of a started link.
-type keeper struct {
-	log
+// ownerRecorder is the relay's side of a started link.
+type ownerRecorder struct {
+	recorder
 	over chan error
 }
 
-func (k *keeper) OnClosed(err error) { k.over <- err }
+func (k *ownerRecorder) OnClosed(err error) { k.over <- err }
 
 // startedLink is a device's raw connection to a relay that has started its session.
 type startedLink struct {
 	conn net.Conn // the device's, through TLS if there is any
 	tcp  *net.TCPConn
 	s    *Session
-	k    *keeper
+	k    *ownerRecorder
 }
 
 // startLinks serves links with a Poller, on the listener that a relay has.
@@ -186,7 +186,7 @@ func startLinks(t *testing.T, secure bool) (open func() *startedLink) {
 			t.Error(err)
 			return
 		}
-		k := &keeper{log: log{known: true}, over: make(chan error, 2)}
+		k := &ownerRecorder{recorder: recorder{known: true}, over: make(chan error, 2)}
 		k.OnAnnounce(m)
 		s.Start(p, k)
 		sessions <- &startedLink{s: s, k: k}
@@ -261,7 +261,7 @@ func bothWays(t *testing.T, fn func(t *testing.T, secure bool)) {
 }
 
 // atRest is whether nobody reads the link.
-func atRest(s *Session) bool { return s.turn.Load()&(started|running) == started }
+func atRest(s *Session) bool { return s.readerState.Load()&(statePolled|stateReading) == statePolled }
 
 // A silent link has no goroutine; what comes in whatever pieces is read all the same.
 func TestRest(t *testing.T) {
@@ -297,7 +297,7 @@ func TestRest(t *testing.T) {
 		wait(t, func() bool { return runtime.NumGoroutine() <= before+5 })
 		// Pings go both ways, also long after a write that had a deadline.
 		for range 2 {
-			_ = l.s.conn.(*relayConn).nc.SetWriteDeadline(time.Now().Add(-time.Second))
+			_ = l.s.conn.(*relayConn).conn.SetWriteDeadline(time.Now().Add(-time.Second))
 			for range 2 {
 				l.s.CheckLiveness()
 				if op, _ := readFrame(t, l.conn); op != opPing {
@@ -305,11 +305,11 @@ func TestRest(t *testing.T) {
 				}
 			}
 		}
-		heard := l.s.lastRead.Load()
+		heard := l.s.lastReadAt.Load()
 		if _, err := l.conn.Write(maskedFrame(0x80|opPong, "")); err != nil {
 			t.Fatal(err)
 		}
-		wait(t, func() bool { return l.s.lastRead.Load() > heard })
+		wait(t, func() bool { return l.s.lastReadAt.Load() > heard })
 		if _, err := l.conn.Write(maskedFrame(0x80|opPing, "are you there")); err != nil {
 			t.Fatal(err)
 		}
@@ -371,7 +371,7 @@ func TestRestEnds(t *testing.T) {
 						t.Error("the message was not read")
 					}
 					_ = l.tcp.Close()
-					l.s.wake(0)
+					l.s.scheduleRead(0)
 					if len(l.k.over) > 0 {
 						t.Error("over twice")
 					}
