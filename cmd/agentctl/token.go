@@ -31,6 +31,9 @@ func tokenStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, err
 		fmt.Fprintf(cmd.ErrOrStderr(), "a new relay's keys are made in %s; it is started with: agentctl relay%s\n", dir, stateDirHint(cmd))
 		s, err = auth.Open(auth.Options{StateDir: dir})
 	}
+	if errors.Is(err, auth.ErrNoState) {
+		err = fmt.Errorf("%w; name the relay's with --state-dir", err)
+	}
 	if err != nil {
 		return nil, exit(exitFailure, "%w", err)
 	}

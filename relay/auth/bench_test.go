@@ -24,9 +24,9 @@ func BenchmarkVerifyCached(b *testing.B) {
 func BenchmarkVerifyCachedDenyList(b *testing.B) {
 	s := openStore(b, Options{})
 	token := mint(b, s, MintRequest{Class: "device"}).Token
-	d := &denyList{revision: 1, jti: map[string]struct{}{}, sub: map[string]int64{}, node: map[string]int64{}, tenant: map[string]int64{}}
+	d := &denyList{revision: 1, jti: map[string]int64{}, sub: map[string]int64{}, node: map[string]int64{}, tenant: map[string]int64{}}
 	for i := range 1000 {
-		d.jti[manifest.NewULID()] = struct{}{}
+		d.jti[manifest.NewULID()] = 1
 		d.sub["s"+strconv.Itoa(i)], d.node[manifest.NewNodeID()], d.tenant["t"+strconv.Itoa(i)] = 1, 1, 1
 	}
 	s.installDenyList(d)

@@ -5,21 +5,24 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
+
+	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// The database. Two processes may hold it, so every write is one IMMEDIATE
-// transaction, and `changes` tells the other process what to read again:
+// migrations hold the schema: entry i takes user_version i to i+1. Two processes may
+// have the database open, so every write is one IMMEDIATE transaction, and `changes`
+// tells the other process what to read again (Refresh):
 //
-//	tokens       what was minted; jti and claims, never a token
+//	tokens       what was minted: jti and claims, never a token
 //	revocations  the deny list; a row by subject, node or tenant stops the tokens issued
 //	             up to `at`, so that a new one can be minted
-//	nodes, seen  the node registry; last-seen apart, because it is written each minute
+//	nodes, seen  the node registry; last-seen times apart, as they are written each minute
 //	changes      counters that move with revocations and nodes (not with seen)
 var migrations = []string{
 	`CREATE TABLE tokens (
@@ -69,29 +72,37 @@ var migrations = []string{
 }
 
 const (
-	busyTimeout = 5 * time.Second
-	maxBatch    = 512   // operations of one transaction
-	maxQueued   = 16384 // operations that may wait for their transaction
+	busyTimeout = 5 * time.Second // for the write lock of another process
+	maxBatch    = 512             // operations of one transaction
+	maxQueued   = 16384           // operations that wait for their transaction; more are refused
 )
 
-// createMu keeps two Stores of one process from making the database file at once: the
-// close of the one's descriptor would take the POSIX locks of the other's connection.
+// createMu serializes creation of the file by two Stores of one process: POSIX drops all
+// of a process's locks on a file when any of its descriptors is closed, so closing the
+// new file would take the locks of the other Store's connection.
 var createMu sync.Mutex
 
-// database is the two connections to relay.db. The reader never waits for a writer (WAL).
+// database holds the two connections to relay.db. In WAL mode the reader does not wait
+// for a writer.
+//
+// Writes use group commit. A writer appends its operation to the queue and acquires the
+// write slot. Whoever holds the slot commits batches from the front of the queue until
+// its own operation is done; writers that queued during an fsync find theirs done when
+// they get the slot. No goroutine of its own is needed.
 type database struct {
 	dir             *stateDir
 	writeDB, readDB *sql.DB
-	writeSlot       chan struct{} // whoever fills it runs the next transaction
+	writeSlot       chan struct{} // holds one: the holder runs the next transaction
 
-	mu    sync.Mutex // protects waiting
+	mu    sync.Mutex // protects queue
 	queue []*writeOp
 }
 
-// writeOp is one write that shares a transaction, and so an fsync, with others.
+// writeOp is one write that shares a transaction, and so an fsync, with others. err and
+// done belong to the holder of the write slot.
 type writeOp struct {
 	exec     func(*sql.Tx) error
-	onCommit func() // after the commit; in the order of the operations
+	onCommit func() // called in the order of the operations; may be nil
 	err      error
 	done     bool
 }
@@ -103,39 +114,42 @@ func openDatabase(d *stateDir) (*database, error) {
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(d.path, dbFile)
 	if info, err := d.root.Lstat(dbFile); err != nil || !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file; move it away", path)
+		return nil, fmt.Errorf("%s is not a regular file; move it away", dbFile)
 	}
-	busy := fmt.Sprintf("_busy_timeout=%d", busyTimeout.Milliseconds())
-	w, err := sql.Open("sqlite", dsn(path, busy+"&_journal_mode=WAL&_synchronous=FULL&_txlock=immediate&_defensive=1"))
-	if err != nil {
-		return nil, explain(d.path, err)
+	db := &database{dir: d, writeSlot: make(chan struct{}, 1)}
+	if db.writeDB, err = d.openSQL("_journal_mode=WAL&_synchronous=FULL&_txlock=immediate&_defensive=1"); err != nil {
+		return nil, err
 	}
-	r, err := sql.Open("sqlite", dsn(path, busy+"&_query_only=1"))
-	if err != nil {
-		w.Close()
-		return nil, explain(d.path, err)
+	if db.readDB, err = d.openSQL("_query_only=1"); err != nil {
+		db.writeDB.Close()
+		return nil, err
 	}
-	w.SetMaxOpenConns(1)
-	r.SetMaxOpenConns(1)
-	return &database{dir: d, writeDB: w, readDB: r, writeSlot: make(chan struct{}, 1)}, nil
+	return db, nil
 }
 
-func dsn(path, query string) string {
-	return (&url.URL{Scheme: "file", OmitHost: true, Path: filepath.ToSlash(path), RawQuery: query}).String()
+// openSQL opens one connection to relay.db.
+func (d *stateDir) openSQL(options string) (*sql.DB, error) {
+	dsn := url.URL{Scheme: "file", OmitHost: true, Path: filepath.ToSlash(filepath.Join(d.path, dbFile)),
+		RawQuery: fmt.Sprintf("_busy_timeout=%d&%s", busyTimeout.Milliseconds(), options)}
+	db, err := sql.Open("sqlite", dsn.String())
+	if err == nil {
+		db.SetMaxOpenConns(1)
+	}
+	return db, err
 }
 
 func (db *database) close() error { return errors.Join(db.readDB.Close(), db.writeDB.Close()) }
 
-// setUp migrates the schema and runs fn, in one transaction: two processes that open
-// a fresh directory agree on one relay id and one key.
+// setUp migrates the schema and runs fn, in one transaction: two processes that open a
+// new directory at once agree on one relay id and one key.
 func (db *database) setUp(fn func() error) error {
 	deadline := time.Now().Add(busyTimeout)
 	for {
 		err := db.migrate(fn)
-		// The switch of a fresh file to WAL does not wait for its lock as writes do.
-		if sqliteCode(err) != sqliteBusy || time.Now().After(deadline) {
+		// Switching a new file to WAL fails at once when the file is locked, whatever the
+		// busy timeout says.
+		if sqliteCode(err) != sqlite3.SQLITE_BUSY || time.Now().After(deadline) {
 			return err
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -148,21 +162,16 @@ func (db *database) migrate(fn func() error) error {
 		return err
 	}
 	defer tx.Rollback()
-	var have int
-	if err := tx.QueryRow("PRAGMA user_version").Scan(&have); err != nil {
+	var version int
+	if err := tx.QueryRow("PRAGMA user_version").Scan(&version); err != nil {
 		return err
 	}
-	if have > len(migrations) {
+	if version > len(migrations) {
 		return fmt.Errorf("%s has schema %d, this agentctl knows up to %d: a newer agentctl wrote it; run that one (agentctl version)",
-			filepath.Join(db.dir.path, dbFile), have, len(migrations))
+			dbFile, version, len(migrations))
 	}
-	for i := have; i < len(migrations); i++ {
-		if _, err := tx.Exec(migrations[i]); err != nil {
-			return err
-		}
-	}
-	if have < len(migrations) {
-		if _, err := tx.Exec(fmt.Sprintf("PRAGMA user_version = %d", len(migrations))); err != nil {
+	for ; version < len(migrations); version++ {
+		if _, err := tx.Exec(migrations[version] + fmt.Sprintf("PRAGMA user_version = %d", version+1)); err != nil {
 			return err
 		}
 	}
@@ -172,26 +181,22 @@ func (db *database) migrate(fn func() error) error {
 	if err := tx.Commit(); err != nil {
 		return err
 	}
-	return db.chownFiles()
-}
-
-// chownFiles gives the database's files to the owner of the directory. SQLite does this
-// for -wal and -shm by itself; a database restored by root is given here.
-func (db *database) chownFiles() error {
+	// SQLite gives -wal and -shm the owner of the database; a database that root
+	// restored from a backup is given to the owner of the directory here.
 	for _, name := range []string{dbFile, dbFile + "-wal", dbFile + "-shm"} {
-		if err := db.dir.chownToOwner(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return explain(db.dir.path, err)
+		if err := db.dir.chownToOwner(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
 	}
 	return nil
 }
 
-// write runs do in a transaction, and then after its commit. Writers that come while
-// a transaction is being synced share the next one: a thousand boards that announce
-// themselves at once cost a few fsyncs. When ctx ends first, do was not run or its
-// result is returned.
-func (db *database) write(ctx context.Context, do func(*sql.Tx) error, then func()) error {
-	op := &writeOp{exec: do, onCommit: then}
+// write runs exec in a transaction and onCommit after its commit. It shares the
+// transaction with concurrent writers: a thousand boards that announce themselves at
+// once cost a few fsyncs. When ctx ends before the transaction began, exec does not run;
+// after that, write returns its result.
+func (db *database) write(ctx context.Context, exec func(*sql.Tx) error, onCommit func()) error {
+	op := &writeOp{exec: exec, onCommit: onCommit}
 	db.mu.Lock()
 	if len(db.queue) >= maxQueued {
 		db.mu.Unlock()
@@ -206,7 +211,7 @@ func (db *database) write(ctx context.Context, do func(*sql.Tx) error, then func
 		if db.cancelQueued(op) {
 			return ctx.Err()
 		}
-		db.writeSlot <- struct{}{} // its transaction is running, and is bounded
+		db.writeSlot <- struct{}{} // the transaction runs already, and its time is bounded
 	}
 	defer func() { <-db.writeSlot }()
 	for !op.done {
@@ -215,15 +220,15 @@ func (db *database) write(ctx context.Context, do func(*sql.Tx) error, then func
 	return op.err
 }
 
+// cancelQueued removes an operation whose transaction has not begun.
 func (db *database) cancelQueued(op *writeOp) bool {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	i := slices.Index(db.queue, op)
-	if i < 0 {
-		return false
+	if i >= 0 {
+		db.queue = slices.Delete(db.queue, i, i+1)
 	}
-	db.queue = slices.Delete(db.queue, i, i+1)
-	return true
+	return i >= 0
 }
 
 func (db *database) takeBatch() []*writeOp {
@@ -235,13 +240,16 @@ func (db *database) takeBatch() []*writeOp {
 	return batch
 }
 
-// commitBatch commits a batch. An operation that fails takes back its own changes only.
+// commitBatch runs a batch in one transaction and gives each operation its result.
 func (db *database) commitBatch(batch []*writeOp) {
-	err := db.runBatch(batch)
+	err := explain(db.dir.path, db.runBatch(batch))
 	for _, op := range batch {
 		op.done = true
-		if op.err == nil {
+		switch {
+		case op.err == nil:
 			op.err = err
+		case sqliteCode(op.err) != 0:
+			op.err = explain(db.dir.path, op.err)
 		}
 		if op.err == nil && op.onCommit != nil {
 			op.onCommit()
@@ -249,30 +257,49 @@ func (db *database) commitBatch(batch []*writeOp) {
 	}
 }
 
+// runBatch runs each operation behind a savepoint: one that fails rolls back its own
+// changes only. An error is one of the whole transaction.
 func (db *database) runBatch(batch []*writeOp) error {
-	// Not the ctx of one caller: the others' writes must not fail with it.
+	// Not the context of one caller: its end must not fail the others' writes.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*busyTimeout)
 	defer cancel()
 	tx, err := db.writeDB.BeginTx(ctx, nil)
 	if err != nil {
-		return explain(db.dir.path, err)
+		return err
 	}
 	defer tx.Rollback()
 	for _, op := range batch {
 		if _, err := tx.Exec("SAVEPOINT op"); err != nil {
-			return explain(db.dir.path, err)
+			return err
 		}
+		end := "RELEASE op"
 		if op.err = op.exec(tx); op.err != nil {
-			if sqliteCode(op.err) != 0 {
-				op.err = explain(db.dir.path, op.err)
-			}
-			if _, err := tx.Exec("ROLLBACK TO op"); err != nil {
-				return explain(db.dir.path, err)
-			}
+			end = "ROLLBACK TO op; RELEASE op"
 		}
-		if _, err := tx.Exec("RELEASE op"); err != nil {
-			return explain(db.dir.path, err)
+		if _, err := tx.Exec(end); err != nil {
+			return err
 		}
 	}
-	return explain(db.dir.path, tx.Commit())
+	return tx.Commit()
 }
+
+// forEachRow calls fn for each row of a query until it returns an error. errStopRows
+// ends the query without an error.
+func forEachRow(ctx context.Context, q querier, fn func(scan func(...any) error) error, query string, args ...any) error {
+	rows, err := q.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := fn(rows.Scan); err != nil {
+			if errors.Is(err, errStopRows) {
+				return nil
+			}
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+var errStopRows = errors.New("stop")

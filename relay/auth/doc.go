@@ -1,28 +1,53 @@
 // Package auth knows who is asking: relay identity, signing keys, tokens, scopes,
 // revocation and the registry of nodes, all in one state directory.
 //
-// Open a Store, Run it, and ask it:
-//
 //	store, err := auth.Open(auth.Options{StateDir: dir})
-//	go store.Run(ctx)                                   // revocations made elsewhere, last-seen
-//	id, err := store.Verify(bearer, auth.ClassAgent)    // who is it
-//	if !id.Has(manifest.ScopeCallReadOnly) { ... }      // what may it do
-//	err = store.Active(id)                              // is that still so (each second, on streams)
+//	go store.Run(ctx)                                   // follow other processes, save last-seen times
+//	id, err := store.Verify(bearer, auth.ClassAgent)    // authenticate a request
+//	if !id.Has(manifest.ScopeCallReadOnly) { ... }      // authorize it
+//	err = store.Active(id)                              // re-check a long-lived stream each second
 //
-// A token is an Ed25519 JWT (docs/protocol.md, "Tokens"):
+// # Life of a token
 //
-//	header  {"alg":"EdDSA","typ":"at+jwt","kid":K}         K is looked up in a local table
-//	claims  iss aud sub tid cls scope jti iat nbf exp      gen and iid on device tokens
-//	bounds  4 KiB, two dots, base64url; 60 s of leeway; at most MaxTTL of life
+// A token is an Ed25519 JWT (docs/protocol.md, "Tokens"). It passes through four stages:
 //
-// Files, made 0600 (directories 0700); what root makes in a directory that belongs to
-// someone else is given to that owner, so that a service can read what `sudo agentctl
-// token create` left behind:
+//	Mint    checks the request, records jti and claims in relay.db, then signs
+//	Verify  checks form, signature and claims once, and caches the identity under the
+//	        SHA-256 of the token; a cache hit skips to the last check
+//	Active  compares the cached identity with the clock and the deny list; Verify
+//	        calls it on every request, streams and device links call it each second
+//	Revoke  adds a row to the deny list; this process applies it at once, other
+//	        processes on the same directory within PollInterval
+//
+// Tokens cannot be refreshed here: a holder gets a new one from Mint before the old one
+// expires.
+//
+// # Claims and bounds
+//
+//	header  {"alg":"EdDSA","typ":"at+jwt","kid":K}   K is looked up in a local table
+//	iss aud   this relay's issuer and audience (relay.json), compared exactly
+//	sub tid   the agent or node id, and its tenant
+//	cls       the class: agent_runtime, device_runtime or enroll
+//	scope     the scopes, separated by spaces
+//	jti       the token's ULID: the key of `token ls` and of a revocation by token
+//	iat nbf exp   Unix seconds; 60 s of leeway, at most MaxTTL between iat and exp
+//	gen iid   device tokens: generation, and hash of the instance the token is bound to
+//
+// A token has at most 4 KiB and the base64url characters of three parts. Unknown
+// headers and claims are refused (see claims).
+//
+// # Files
+//
+// Files have mode 0600 and directories 0700. When root writes into a directory that
+// another user owns, the file is given to that user, so that a service can read what
+// `sudo agentctl token create` made:
 //
 //	STATE/relay.json      relay id, audience, issuer
 //	STATE/keys/<kid>.pem  signing keys; the greatest kid signs, all of them verify
 //	STATE/relay.db        minted tokens (never the tokens themselves), revocations, nodes
 //
-// Two processes may hold one state directory: `agentctl token revoke` acts on a relay
-// that is running, within one poll (PollInterval).
+// # Concurrency
+//
+// Verify, Active and NodeTenant read memory only. Writes go through one group commit
+// (database.write). The locks are leaves: no code path holds two of them at once.
 package auth

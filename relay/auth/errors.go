@@ -7,22 +7,22 @@ import (
 )
 
 // The kinds of refusal. Every error of Verify and Active is an *Error that wraps one
-// of them. All are E_SAFETY_DENIED; the comment tells the HTTP status that fits.
+// of them. On the wire all are E_SAFETY_DENIED; the comment gives the HTTP status.
 var (
 	ErrMissing = errors.New("auth: no token")             // 401
 	ErrInvalid = errors.New("auth: invalid token")        // 401: form, signature, key, aud, iss, exp, nbf
 	ErrRevoked = errors.New("auth: revoked token")        // 403
-	ErrClass   = errors.New("auth: wrong class")          // 403: a device token at an agent's door, or the reverse
+	ErrClass   = errors.New("auth: wrong class")          // 403: a device token on the agents' API, or the reverse
 	ErrScope   = errors.New("auth: token grants nothing") // 403: no scope claim, or no scope that its class may hold
 )
 
-// Errors of the registry and of minting that a caller may decide by.
+// Errors of Open, the registry and minting that callers test with errors.Is.
 var (
 	ErrNoNode      = errors.New("auth: no such node in this tenant")
 	ErrAmbiguous   = errors.New("auth: more than one node matches")
 	ErrForeignNode = errors.New("auth: the node belongs to another tenant")
-	ErrFull        = errors.New("auth: the state directory holds as much as it may")
-	ErrNoState     = errors.New("no relay has its state there") // Options.Existing
+	ErrFull        = errors.New("auth: the state directory is full")
+	ErrNoState     = errors.New("no relay has its state there") // with Options.Existing
 )
 
 // Error is why a token is refused. Nothing of the token is in it.
@@ -37,8 +37,8 @@ func (e *Error) Error() string { return "auth: " + e.Message }
 // Unwrap makes errors.Is(err, ErrInvalid) and its siblings work.
 func (e *Error) Unwrap() error { return e.Kind }
 
-// As lets manifest.AsError turn any refusal into E_SAFETY_DENIED, so that a door that
-// forgets to look at Kind still denies.
+// As lets manifest.AsError turn any refusal into E_SAFETY_DENIED, so that a handler that
+// does not look at Kind still denies.
 func (e *Error) As(target any) bool {
 	t, ok := target.(**manifest.Error)
 	if ok {
@@ -49,14 +49,14 @@ func (e *Error) As(target any) bool {
 
 const mintHint = "ask the relay's operator for one made by: agentctl token create"
 
-// The refusals are made once: a refused call allocates nothing for its error.
+// The refusals are package variables: refusing a token does not allocate an error.
 var (
 	errMissing        = &Error{ErrMissing, "no_token", "no token; send Authorization: Bearer TOKEN; " + mintHint}
 	errMalformed      = &Error{ErrInvalid, "malformed", "the token is malformed; " + mintHint}
-	errHeader         = &Error{ErrInvalid, "header", "the token's header is not the one this relay makes (EdDSA, at+jwt, kid); " + mintHint}
+	errHeader         = &Error{ErrInvalid, "header", "the token's header is not one that this relay writes (EdDSA, at+jwt, kid); " + mintHint}
 	errKey            = &Error{ErrInvalid, "key", "the token was signed by a key this relay does not know; " + mintHint}
 	errSignature      = &Error{ErrInvalid, "signature", "the token's signature is wrong; check that it was copied whole"}
-	errClaims         = &Error{ErrInvalid, "claims", "the token's claims are not those this relay makes; " + mintHint}
+	errClaims         = &Error{ErrInvalid, "claims", "the token's claims are not what this relay issues; " + mintHint}
 	errIssuer         = &Error{ErrInvalid, "issuer", "the token was made by another relay; " + mintHint}
 	errAudience       = &Error{ErrInvalid, "audience", "the token is for another relay or audience; " + mintHint}
 	errExpired        = &Error{ErrInvalid, "expired", "the token has expired; " + mintHint}

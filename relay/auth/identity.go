@@ -2,8 +2,8 @@ package auth
 
 import "time"
 
-// Identity is who holds a verified token. It is shared by everyone who presented that
-// token: treat it as immutable.
+// Identity is who holds a verified token. Everyone who presents that token shares it:
+// treat it as immutable.
 type Identity struct {
 	Tenant   string
 	Subject  string // agent id, or the node id of a device
@@ -15,16 +15,16 @@ type Identity struct {
 	Instance string // claim iid, hex SHA-256 of the instance_id this token is bound to; empty is not bound
 	Gen      int    // claim gen, counts refreshes of a device token
 
-	issuedAt        int64 // claim iat, Unix seconds: what a revocation by subject, node or tenant compares
-	validUntil      int64 // Unix seconds at which it stops, leeway included; 0 is never
-	hasNoScopeClaim bool  // had no scope claim; until is then the end of the tolerance, if earlier
+	issuedAt        int64 // claim iat in Unix seconds: a revocation by subject, node or tenant compares it
+	validUntil      int64 // Unix seconds, leeway included; 0 is never, for an identity that no token made
+	hasNoScopeClaim bool  // validUntil is then the end of the tolerance, if that is earlier
 }
 
-// Has reports whether the identity holds a scope. It does not allocate, and nobody
-// (nil) holds nothing.
+// Has reports whether the identity holds a scope. It does not allocate. A nil identity
+// holds no scope.
 func (id *Identity) Has(scope string) bool { return id != nil && id.Scopes.Has(scope) }
 
-// ValidUntil is when the identity stops by itself, leeway included; the zero time is never.
+// ValidUntil is when the identity expires, leeway included; the zero time is never.
 func (id *Identity) ValidUntil() time.Time {
 	if id.validUntil == 0 {
 		return time.Time{}
@@ -32,7 +32,8 @@ func (id *Identity) ValidUntil() time.Time {
 	return time.Unix(id.validUntil, 0)
 }
 
-// expiryError tells why the identity is over at a time in Unix seconds, nil if it is not.
+// expiryError returns why the identity has expired at a time in Unix seconds, nil if it
+// has not.
 func (id *Identity) expiryError(now int64) error {
 	switch {
 	case id.validUntil == 0 || now < id.validUntil:

@@ -24,23 +24,26 @@ const (
 	maxRelayFile = 4 << 10
 	maxKeyFile   = 4 << 10
 	maxKeys      = 16
-	maxAudience  = 256
 )
 
 // relayInfo is relay.json.
 type relayInfo struct {
 	RelayID  string    `json:"relay_id"` // upper case ULID, made once
 	Audience string    `json:"audience"` // claim aud of every token, compared exactly
-	Issuer   string    `json:"issuer"`   // claim iss; the audience, while the relay mints its own tokens
+	Issuer   string    `json:"issuer"`   // claim iss; equals the audience, as the relay mints its own tokens
 	Created  time.Time `json:"created"`
 }
 
-// loadRelayInfo reads relay.json, or makes it. A wanted audience that differs is written
-// back; before is the audience that the file had, empty when there was no file. The
-// caller holds the database's write lock.
+// audienceRE keeps the audience to printable characters that need no escape in JSON, in
+// an HTTP header or in a shell's double quotes.
+var audienceRE = regexp.MustCompile(`^[!#-\[\]-~]{1,256}$`)
+
+// loadRelayInfo reads relay.json, or makes it. A wanted audience that differs from the
+// file's is written back. before is the audience that the file had, empty when there was
+// no file. The caller holds the database's write lock.
 func loadRelayInfo(d *stateDir, audience string, now time.Time) (info relayInfo, before string, err error) {
-	if audience != "" && !validAudience(audience) {
-		return info, "", fmt.Errorf("audience %q is not usable; give 1 to %d printable ASCII characters without spaces, quotes or backslashes", audience, maxAudience)
+	if audience != "" && !audienceRE.MatchString(audience) {
+		return info, "", fmt.Errorf("not a usable audience: %q (give 1 to 256 printable ASCII characters without spaces, quotes or backslashes)", audience)
 	}
 	b, err := d.read(relayFile, maxRelayFile)
 	switch {
@@ -50,8 +53,9 @@ func loadRelayInfo(d *stateDir, audience string, now time.Time) (info relayInfo,
 	case err != nil:
 		return info, "", err
 	default:
-		if info, err = parseRelayInfo(b); err != nil {
-			return info, "", fmt.Errorf("%s: %w; restore it from a backup, or remove it and mint every token anew", filepath.Join(d.path, relayFile), err)
+		err := json.Unmarshal(b, &info, json.RejectUnknownMembers(true))
+		if _, ok := manifest.ParseULID(info.RelayID); err != nil || !ok || !audienceRE.MatchString(info.Audience) {
+			return info, "", fmt.Errorf("%s is not the JSON object that agentctl writes; restore it from a backup, or remove it and mint every token anew", relayFile)
 		}
 		before = info.Audience
 	}
@@ -69,68 +73,44 @@ func loadRelayInfo(d *stateDir, audience string, now time.Time) (info relayInfo,
 	return info, before, d.replace(relayFile, append(out, '\n'))
 }
 
-func parseRelayInfo(b []byte) (info relayInfo, err error) {
-	if err := json.Unmarshal(b, &info, json.RejectUnknownMembers(true)); err != nil {
-		return info, errors.New("not the JSON object that agentctl writes")
-	}
-	if _, ok := manifest.ParseULID(info.RelayID); !ok || !validAudience(info.Audience) {
-		return info, errors.New("relay_id or audience is missing or malformed")
-	}
-	return info, nil
-}
-
-// validAudience keeps the audience to characters that need no escape in JSON, in a
-// header or in a shell's double quotes.
-func validAudience(s string) bool {
-	if s == "" || len(s) > maxAudience {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; c <= ' ' || c > '~' || c == '"' || c == '\\' {
-			return false
-		}
-	}
-	return true
-}
-
-// keyID names a key in the local table. A key is only ever looked up there: kid is
-// never part of a path or an address.
+// keyID identifies a verification key. It is only a key of keyring.public: a kid comes
+// from an unverified token, so it is not made part of a path or a URL.
 type keyID struct{ issuer, kid string }
 
 var kidRE = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// keyring holds the signing keys of one issuer.
+// keyring holds the signing keys of one issuer. Old keys stay in keys/ and verify until
+// the operator removes them.
 type keyring struct {
 	public  map[keyID]ed25519.PublicKey
-	signKID string // the greatest kid: kids made here sort by age
+	signKID string // the greatest kid: a kid made here is a ULID, so kids sort by age
 	signKey ed25519.PrivateKey
 }
 
 // loadKeys reads keys/*.pem, and makes a key when there is none (made). The caller
 // holds the database's write lock.
-func loadKeys(d *stateDir, iss string) (ring *keyring, made bool, err error) {
+func loadKeys(d *stateDir, issuer string) (ring *keyring, made bool, err error) {
 	if err := d.mkdir(keysDir); err != nil {
 		return nil, false, err
 	}
-	names, err := keyFiles(d)
+	kids, err := listKIDs(d)
 	if err != nil {
 		return nil, false, err
 	}
-	if len(names) == 0 {
-		name, err := makeKey(d)
+	if made = len(kids) == 0; made {
+		kid, err := makeKey(d)
 		if err != nil {
 			return nil, false, err
 		}
-		names, made = []string{name}, true
+		kids = []string{kid}
 	}
-	ring = &keyring{public: make(map[keyID]ed25519.PublicKey, len(names))}
-	for _, name := range names {
-		key, err := readKey(d, filepath.Join(keysDir, name))
+	ring = &keyring{public: make(map[keyID]ed25519.PublicKey, len(kids))}
+	for _, kid := range kids {
+		key, err := readKey(d, keyFile(kid))
 		if err != nil {
 			return nil, false, err
 		}
-		kid := strings.TrimSuffix(name, ".pem")
-		ring.public[keyID{iss, kid}] = key.Public().(ed25519.PublicKey)
+		ring.public[keyID{issuer, kid}] = key.Public().(ed25519.PublicKey)
 		if kid > ring.signKID {
 			ring.signKID, ring.signKey = kid, key
 		}
@@ -138,30 +118,26 @@ func loadKeys(d *stateDir, iss string) (ring *keyring, made bool, err error) {
 	return ring, made, nil
 }
 
-// keyFiles lists the names in keys/ that are key ids.
-func keyFiles(d *stateDir) ([]string, error) {
-	dir, err := d.root.Open(keysDir)
+func keyFile(kid string) string { return filepath.Join(keysDir, kid+".pem") }
+
+// listKIDs returns the key ids that keys/ has files of; it ignores other files.
+func listKIDs(d *stateDir) (kids []string, err error) {
+	entries, err := fs.ReadDir(d.root.FS(), keysDir)
 	if err != nil {
-		return nil, explain(d.path, err)
+		return nil, err
 	}
-	defer dir.Close()
-	entries, err := dir.ReadDir(-1)
-	if err != nil {
-		return nil, explain(d.path, err)
-	}
-	var names []string
 	for _, e := range entries {
 		if kid, ok := strings.CutSuffix(e.Name(), ".pem"); ok && kidRE.MatchString(kid) {
-			names = append(names, e.Name())
+			kids = append(kids, kid)
 		}
 	}
-	if len(names) > maxKeys {
-		return nil, fmt.Errorf("%s holds %d keys, at most %d are used; move the old ones away", filepath.Join(d.path, keysDir), len(names), maxKeys)
+	if len(kids) > maxKeys {
+		return nil, fmt.Errorf("%s holds %d keys, at most %d are used; move the old ones away", keysDir, len(kids), maxKeys)
 	}
-	return names, nil
+	return kids, nil
 }
 
-func makeKey(d *stateDir) (name string, err error) {
+func makeKey(d *stateDir) (kid string, err error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return "", err
@@ -170,8 +146,8 @@ func makeKey(d *stateDir) (name string, err error) {
 	if err != nil {
 		return "", err
 	}
-	name = strings.ToLower(manifest.NewULID()) + ".pem"
-	return name, d.replace(filepath.Join(keysDir, name), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	kid = strings.ToLower(manifest.NewULID())
+	return kid, d.replace(keyFile(kid), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
 func readKey(d *stateDir, name string) (ed25519.PrivateKey, error) {
@@ -189,5 +165,5 @@ func readKey(d *stateDir, name string) (ed25519.PrivateKey, error) {
 			}
 		}
 	}
-	return nil, fmt.Errorf("%s is not an Ed25519 private key in PKCS #8 PEM; restore it from a backup or move it away (its tokens then stop working)", filepath.Join(d.path, name))
+	return nil, fmt.Errorf("%s is not an Ed25519 private key in PKCS #8 PEM; restore it from a backup or move it away (its tokens then stop working)", name)
 }

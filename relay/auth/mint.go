@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -22,19 +23,10 @@ const (
 	MaxMintCount          = 10_000  // tokens of one Mint
 	maxTokens             = 500_000 // rows in the table of minted tokens
 	minTTL                = time.Second
-	maxEnrollTTL          = time.Hour           // an enrollment token is not single use yet, so its life is short
-	expiredTokenRetention = 30 * 24 * time.Hour // an expired token stays in `token ls` this long
+	expiredTokenRetention = 30 * day // an expired token stays in `token ls` this long
 )
 
-// defaultTTL is the lifetime of a token when none is asked for. They are long because
-// tokens cannot be refreshed yet; all can be revoked.
-var defaultTTL = map[string]time.Duration{
-	ClassAgent:  90 * 24 * time.Hour,
-	ClassDevice: 365 * 24 * time.Hour,
-	ClassEnroll: time.Hour,
-}
-
-// MintRequest says which tokens to make.
+// MintRequest describes the tokens to make.
 type MintRequest struct {
 	Class    string        // agent, device, enroll, admin, or a claim value such as agent_runtime
 	Tenant   string        // default DefaultTenant
@@ -45,10 +37,10 @@ type MintRequest struct {
 	Count    int           // default 1, at most MaxMintCount; more than one excludes NodeID
 	Instance string        // devices: hex SHA-256 of the instance_id that the token is bound to; default none
 	Gen      int           // devices: generation; default 1
-	DryRun   bool          // make and keep nothing; what comes back has no Token
+	DryRun   bool          // check only: nothing is recorded, and the results have no Token
 }
 
-// Minted is one new token. Token is a secret: print it once, log it never.
+// Minted is one new token. Token is a secret: print it once, do not log it.
 type Minted struct {
 	Token   string    `json:"token,omitempty"`
 	JTI     string    `json:"jti"`
@@ -59,18 +51,20 @@ type Minted struct {
 	Scopes  Scopes    `json:"scopes"`
 	Expires time.Time `json:"expires"`
 
-	issuedAt, notBefore int64
+	issuedAt, notBefore int64 // Unix seconds
 }
 
-// Mint makes tokens. The node of a device token is registered with it, so that a call
-// to a board that never connected is answered with "offline" and not with "denied".
-func (s *Store) Mint(ctx context.Context, req MintRequest) ([]Minted, error) {
+// Mint makes tokens. It registers the node of a device token, so that a call to a board
+// that never connected fails with "offline" and not with "denied".
+func (s *Store) Mint(ctx context.Context, req MintRequest) (_ []Minted, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("mint a token: %w", err)
+		}
+	}()
 	plan, err := s.planTokens(ctx, req)
-	if err != nil {
-		return nil, fmt.Errorf("mint a token: %w", err)
-	}
-	if req.DryRun {
-		return plan, nil
+	if err != nil || req.DryRun {
+		return plan, err
 	}
 	var added []*node
 	err = s.db.write(ctx, func(tx *sql.Tx) error {
@@ -83,28 +77,22 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) ([]Minted, error) {
 			return err
 		}
 		for i := range plan {
-			m := &plan[i]
-			m.issuedAt = deny.earliestIssue(m.Tenant, m.Subject, m.NodeID, m.notBefore)
-			m.Expires = m.Expires.Add(time.Duration(m.issuedAt-m.notBefore) * time.Second)
-			if m.NodeID != "" {
-				n, err := s.upsertNodeTx(tx, m.Tenant, m.NodeID, "", nil)
-				if err != nil {
-					return err
-				}
-				added = append(added, n)
-			}
-			if err := insertToken(tx, m); err != nil {
+			n, err := s.recordToken(tx, &plan[i], deny)
+			if err != nil {
 				return err
+			}
+			if n != nil {
+				added = append(added, n)
 			}
 		}
 		return nil
 	}, func() { s.registry.put(added) })
 	if err != nil {
-		return nil, fmt.Errorf("mint a token: %w", err)
+		return nil, err
 	}
 	for i := range plan {
 		if err := s.sign(&plan[i], req); err != nil {
-			return nil, fmt.Errorf("mint a token: %w", err)
+			return nil, err
 		}
 	}
 	s.log.Info("tokens minted", zap.String("class", plan[0].Class), zap.String("tenant", plan[0].Tenant), zap.Int("count", len(plan)))
@@ -113,24 +101,17 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) ([]Minted, error) {
 
 // planTokens checks a request and fills in everything that needs no transaction.
 func (s *Store) planTokens(ctx context.Context, req MintRequest) ([]Minted, error) {
-	class, defaults, err := resolveClass(req.Class)
+	class, scopes, err := resolveScopes(req.Class, req.Scopes)
 	if err != nil {
 		return nil, err
 	}
-	scopes, err := resolveScopes(class, req.Scopes, defaults)
-	if err != nil {
-		return nil, err
+	ttl, longest := cmp.Or(req.TTL, classes[class].ttl), classes[class].maxTTL
+	if ttl < minTTL || ttl > longest {
+		return nil, fmt.Errorf("a lifetime of %s is out of range %s..%s for class %s", ttl, minTTL, longest, class)
 	}
-	ttl, err := resolveTTL(class, req.TTL)
-	if err != nil {
-		return nil, err
-	}
-	tenant := req.Tenant
-	if tenant == "" {
-		tenant = DefaultTenant
-	}
+	tenant := cmp.Or(req.Tenant, DefaultTenant)
 	if !manifest.ValidTenant(tenant) {
-		return nil, fmt.Errorf("%q is not a tenant; use 1 to 32 of a-z, 0-9 and -, not starting with -", tenant)
+		return nil, fmt.Errorf("not a tenant: %q (use 1 to 32 of a-z, 0-9 and -, not starting with -)", tenant)
 	}
 	count := max(req.Count, 1)
 	if req.Count < 0 || count > MaxMintCount {
@@ -144,12 +125,13 @@ func (s *Store) planTokens(ctx context.Context, req MintRequest) ([]Minted, erro
 	plan := make([]Minted, count)
 	for i := range plan {
 		m := Minted{JTI: manifest.NewULID(), Class: class, Tenant: tenant, Subject: req.Subject, Scopes: scopes,
-			Expires: now.Add(ttl), notBefore: now.Unix()}
+			Expires: now.Add(ttl.Truncate(time.Second)), notBefore: now.Unix()}
 		switch {
-		case class == ClassDevice && nodeID != "":
-			m.NodeID, m.Subject = nodeID, nodeID
 		case class == ClassDevice:
-			m.NodeID = manifest.NewNodeID()
+			m.NodeID = nodeID
+			if nodeID == "" {
+				m.NodeID = manifest.NewNodeID()
+			}
 			m.Subject = m.NodeID
 		case m.Subject == "":
 			m.Subject = strings.TrimSuffix(class, "_runtime") + "-" + manifest.NewNodeID()
@@ -159,51 +141,35 @@ func (s *Store) planTokens(ctx context.Context, req MintRequest) ([]Minted, erro
 	return plan, nil
 }
 
-// resolveNode is the node id that a request names, or "" for new ones; it also refuses
-// what does not fit the class.
+// resolveNode returns the node id that a request names, or "" for new ones. It refuses
+// fields that do not fit the class.
 func (s *Store) resolveNode(ctx context.Context, req MintRequest, class, tenant string, count int) (string, error) {
-	if class != ClassDevice {
-		switch {
-		case req.NodeID != "" || req.Instance != "" || req.Gen != 0:
-			return "", errors.New("only a device token names a node; use --class device")
-		case req.Subject != "" && !validSubject(req.Subject):
-			return "", fmt.Errorf("%q is not a subject; use 1 to 64 letters, digits and ._:@- starting with a letter or digit", req.Subject)
-		}
-		return "", nil
-	}
 	switch {
+	case class != ClassDevice && (req.NodeID != "" || req.Instance != "" || req.Gen != 0):
+		return "", errors.New("only a token of class device names a node")
+	case class != ClassDevice && req.Subject != "" && !subjectRE.MatchString(req.Subject):
+		return "", fmt.Errorf("not a subject: %q (use 1 to 64 letters, digits and ._:@-, starting with a letter or digit)", req.Subject)
+	case class != ClassDevice:
+		return "", nil
 	case req.Subject != "" && req.Subject != req.NodeID:
-		return "", errors.New("the subject of a device token is its node; use --node")
-	case req.Instance != "" && !instanceRE.MatchString(req.Instance), req.Gen < 0 || req.Gen > 1<<30:
+		return "", errors.New("the subject of a device token is its node; give the node instead")
+	case req.Instance != "" && !instanceRE.MatchString(req.Instance), req.Gen < 0 || req.Gen > maxTokenGen:
 		return "", errors.New("the instance hash or the generation is malformed")
 	case req.NodeID == "" || manifest.ValidNodeID(req.NodeID) && count == 1:
 		return req.NodeID, nil
 	case count > 1:
-		return "", errors.New("--count makes one node for each token; leave out --node")
+		return "", errors.New("several device tokens are for one new node each; leave out the node")
 	}
 	n, err := s.Node(ctx, tenant, req.NodeID)
 	if err != nil {
-		return "", fmt.Errorf("--node %q: %w; give a node id of 26 characters, or see: agentctl ls", req.NodeID, err)
+		return "", fmt.Errorf("node %q: %w; give a node id of 26 characters, or see: agentctl ls", req.NodeID, err)
 	}
 	return n.NodeID, nil
 }
 
-func resolveTTL(class string, ttl time.Duration) (time.Duration, error) {
-	if ttl == 0 {
-		return defaultTTL[class], nil
-	}
-	longest := MaxTTL
-	if class == ClassEnroll {
-		longest = maxEnrollTTL
-	}
-	if ttl < minTTL || ttl > longest {
-		return 0, fmt.Errorf("a lifetime of %s is out of range %s..%s for class %s", ttl, minTTL, longest, class)
-	}
-	return ttl.Truncate(time.Second), nil
-}
-
-// pruneTokens forgets tokens that expired long ago and refuses what would not fit.
-func pruneTokens(tx *sql.Tx, now time.Time, more int) error {
+// pruneTokens deletes tokens that expired long ago, and fails if the table would still
+// become too large.
+func pruneTokens(tx *sql.Tx, now time.Time, added int) error {
 	if _, err := tx.Exec("DELETE FROM tokens WHERE exp < ?", now.Add(-expiredTokenRetention).Unix()); err != nil {
 		return err
 	}
@@ -211,20 +177,31 @@ func pruneTokens(tx *sql.Tx, now time.Time, more int) error {
 	if err := tx.QueryRow("SELECT count(*) FROM tokens").Scan(&n); err != nil {
 		return err
 	}
-	if n+more > maxTokens {
-		return fmt.Errorf("%w: %d tokens; use shorter lifetimes (--ttl)", ErrFull, n)
+	if n+added > maxTokens {
+		return fmt.Errorf("%w: %d tokens; give new ones shorter lifetimes", ErrFull, n)
 	}
 	return nil
 }
 
-func insertToken(tx *sql.Tx, m *Minted) error {
-	_, err := tx.Exec("INSERT INTO tokens (jti, class, tenant, sub, node, scopes, iat, exp) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+// recordToken inserts the row of a token and registers its node, if it has one. It moves
+// the time of issue behind revocations of the same holder: these stop every token issued
+// up to their second, and the new token must work.
+func (s *Store) recordToken(tx *sql.Tx, m *Minted, deny *denyList) (n *node, err error) {
+	m.issuedAt = deny.earliestIssue(m.Tenant, m.Subject, m.NodeID, m.notBefore)
+	m.Expires = m.Expires.Add(time.Duration(m.issuedAt-m.notBefore) * time.Second)
+	if m.NodeID != "" {
+		if n, err = s.upsertNodeTx(tx, m.Tenant, m.NodeID, "", nil); err != nil {
+			return nil, err
+		}
+	}
+	_, err = tx.Exec("INSERT INTO tokens (jti, class, tenant, sub, node, scopes, iat, exp) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
 		m.JTI, m.Class, m.Tenant, m.Subject, m.NodeID, m.Scopes.String(), m.issuedAt, m.Expires.Unix())
-	return err
+	return n, err
 }
 
-// signKey makes the token itself.
-func (s *Store) sign(m *Minted, req MintRequest) error {
+// sign makes the token itself, after its row was committed: a token that exists can be
+// listed and revoked.
+func (s *Store) sign(m *Minted, req MintRequest) (err error) {
 	c := jwt.MapClaims{
 		"iss": s.relay.Issuer, "aud": s.relay.Audience, "sub": m.Subject, "tid": m.Tenant, "cls": m.Class,
 		"scope": m.Scopes.String(), "jti": m.JTI, "iat": m.issuedAt, "nbf": m.notBefore, "exp": m.Expires.Unix(),
@@ -237,12 +214,11 @@ func (s *Store) sign(m *Minted, req MintRequest) error {
 	}
 	t := jwt.NewWithClaims(jwt.SigningMethodEdDSA, c)
 	t.Header["typ"], t.Header["kid"] = tokenType, s.keyring.signKID
-	signed, err := t.SignedString(s.keyring.signKey)
-	m.Token = signed
+	m.Token, err = t.SignedString(s.keyring.signKey)
 	return err
 }
 
-// TokenInfo is one row of `agentctl token ls`. The token itself is kept nowhere.
+// TokenInfo is one row of `agentctl token ls`. The token itself is not stored.
 type TokenInfo struct {
 	JTI     string    `json:"jti"`
 	Class   string    `json:"class"`
@@ -257,25 +233,20 @@ type TokenInfo struct {
 }
 
 // Tokens lists what was minted, newest first. Tokens that expired more than 30 days
-// ago may be gone from it.
+// ago may be missing.
 func (s *Store) Tokens(ctx context.Context) ([]TokenInfo, error) {
-	rows, err := s.db.readDB.QueryContext(ctx, "SELECT jti, class, tenant, sub, node, scopes, iat, exp, "+isRevokedSQL+
-		" FROM tokens t ORDER BY iat DESC, jti DESC")
-	if err != nil {
-		return nil, explain(s.dir.path, err)
-	}
-	defer rows.Close()
 	now := s.now()
-	list := []TokenInfo{} // as JSON it is a list, also an empty one
-	for rows.Next() {
+	list := []TokenInfo{} // in JSON an empty list is [] and not null
+	err := s.query(ctx, func(scan func(...any) error) error {
 		var t TokenInfo
 		var iat, exp int64
-		if err := rows.Scan(&t.JTI, &t.Class, &t.Tenant, &t.Subject, &t.NodeID, &t.Scopes, &iat, &exp, &t.Revoked); err != nil {
-			return nil, explain(s.dir.path, err)
+		if err := scan(&t.JTI, &t.Class, &t.Tenant, &t.Subject, &t.NodeID, &t.Scopes, &iat, &exp, &t.Revoked); err != nil {
+			return err
 		}
 		t.Issued, t.Expires = time.Unix(iat, 0).UTC(), time.Unix(exp, 0).UTC()
 		t.Expired = !now.Before(t.Expires.Add(Leeway))
 		list = append(list, t)
-	}
-	return list, explain(s.dir.path, rows.Err())
+		return nil
+	}, "SELECT jti, class, tenant, sub, node, scopes, iat, exp, "+isRevokedSQL+" FROM tokens t ORDER BY iat DESC, jti DESC")
+	return list, err
 }

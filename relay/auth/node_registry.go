@@ -1,12 +1,14 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,14 +24,15 @@ const (
 	MaxNodes    = 100_000
 	MaxManifest = 256 << 10 // bytes of the JSON kept for a node: the bound of an announce
 
-	maxPageBytes = 4 << 20 // of manifests, after which a page of Nodes ends
+	maxPageBytes = 4 << 20 // bytes of manifests after which a page of Nodes ends
+	maxSeenBatch = 1000    // last-seen rows of one transaction, so that a Mint need not wait long
 )
 
 // SeenInterval is how often last-seen times are written: often enough for a person,
 // rarely enough for an SD card.
 const SeenInterval = time.Minute
 
-// Node is a node that the relay knows, connected or not.
+// Node is a node that the relay has registered, connected or not.
 type Node struct {
 	NodeID     string          `json:"node_id"`
 	Tenant     string          `json:"tenant"`
@@ -39,25 +42,26 @@ type Node struct {
 	LastSeenMS int64           `json:"last_seen_ms"` // Unix ms by the relay's clock; 0 is never
 }
 
-// node is what memory holds of a node: what each refused call and each reconnect asks.
+// node is what stays in memory of a node: what refused calls and reconnects need.
+// Manifests stay on disk. All fields but the last two are immutable.
 type node struct {
-	rowID       int64 // row
+	rowID       int64
 	nodeID      string
 	tenant      string
 	name        string
-	wantedName  string            // the name it asked for last; name may have a suffix
-	manifestSum [sha256.Size]byte // of its manifest
-	change      int64
+	wantedName  string            // the name it last asked for; name may have a suffix
+	manifestSum [sha256.Size]byte // empty manifests have one too
+	change      int64             // value of changes.nodes that wrote the row
 
 	seenMS  atomic.Int64
-	savedMS int64 // as of the database; only the flusher's
+	savedMS int64 // what the database has of seenMS; registry.mu protects it
 }
 
-// registry is the nodes in memory. Entries are replaced, not changed, but for seenMS.
+// registry holds the nodes in memory. A node that changed gets a new entry.
 type registry struct {
 	mu         sync.RWMutex // protects the fields below
 	byID       map[string]*node
-	lastChange int64 // rows up to here were read
+	lastChange int64 // rows up to this change have been read
 }
 
 func (r *registry) get(nodeID string) *node {
@@ -66,13 +70,13 @@ func (r *registry) get(nodeID string) *node {
 	return r.byID[nodeID]
 }
 
-// put adds or replaces entries, unless a later state of a node is there.
+// put adds or replaces entries, unless a later state of a node is there: a row read
+// before another process's change must not undo it.
 func (r *registry) put(list []*node) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, n := range list {
-		old := r.byID[n.nodeID]
-		if old != nil {
+		if old := r.byID[n.nodeID]; old != nil {
 			if old.change > n.change {
 				continue
 			}
@@ -84,8 +88,8 @@ func (r *registry) put(list []*node) {
 	}
 }
 
-// NodeTenant tells the tenant of a node. It answers from memory, in about 20 ns; a node
-// that another process registered is known after a poll.
+// NodeTenant returns the tenant of a node. It reads memory, in about 20 ns. A node that
+// another process registered is found after the next Refresh.
 func (s *Store) NodeTenant(nodeID string) (tenant string, ok bool) {
 	n := s.registry.get(nodeID)
 	if n == nil {
@@ -94,8 +98,8 @@ func (s *Store) NodeTenant(nodeID string) (tenant string, ok bool) {
 	return n.tenant, true
 }
 
-// MarkSeen notes that nodes are alive now. It is written to disk in batches (SeenInterval),
-// so a crash may lose the last minute of it. Unknown nodes are ignored.
+// MarkSeen records that nodes are alive now. The times are written in batches
+// (SeenInterval), so a crash may lose the last minute. Unknown nodes are ignored.
 func (s *Store) MarkSeen(nodeIDs ...string) {
 	now := s.now().UnixMilli()
 	s.registry.mu.RLock()
@@ -107,12 +111,11 @@ func (s *Store) MarkSeen(nodeIDs ...string) {
 	}
 }
 
-// UpsertNode registers a node that has proved its identity, or brings its entry up to
-// date, and returns the name it goes by. A wanted name that another node of the tenant
-// has gets a suffix; an empty one leaves the name as it is; an empty manifest leaves
-// the manifest as it is. Nothing is written when nothing changed, so a fleet that
-// reconnects costs no disk. It counts as MarkSeen. ErrForeignNode when the node belongs to
-// another tenant.
+// UpsertNode registers a node that has proved its identity, or updates its entry, marks it
+// seen and returns the name it goes by. A wanted name that another node of the tenant
+// has gets a suffix. An empty name or manifest leaves the present one. Nothing is
+// written when nothing changed, so a fleet that reconnects costs no disk. ErrForeignNode
+// when the node belongs to another tenant.
 func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string, manifestJSON []byte) (name string, err error) {
 	switch {
 	case !manifest.ValidTenant(tenant) || !manifest.ValidNodeID(nodeID):
@@ -128,13 +131,12 @@ func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string,
 		return n.name, nil
 	}
 	var n *node
-	err = s.db.write(ctx, func(tx *sql.Tx) error {
-		fresh, err := s.upsertNodeTx(tx, tenant, nodeID, wantName, manifestJSON)
-		if err != nil {
+	err = s.db.write(ctx, func(tx *sql.Tx) (err error) {
+		if n, err = s.upsertNodeTx(tx, tenant, nodeID, wantName, manifestJSON); err != nil {
 			return err
 		}
-		// With the manifest: after a crash a board that was here is not one that never came.
-		n = fresh
+		// In the same transaction: after a crash, a registered board must not look like
+		// one that never connected.
 		n.savedMS = s.now().UnixMilli()
 		_, err = tx.Exec(upsertSeenSQL, n.rowID, n.savedMS)
 		return err
@@ -150,122 +152,91 @@ func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string,
 
 const nodeColumns = "id, node_id, tenant, name, want, sum, change, coalesce((SELECT ms FROM seen WHERE seen.id = nodes.id), 0)"
 
-func scanNode(row interface{ Scan(...any) error }) (*node, error) {
+func scanNode(scan func(...any) error) (*node, error) {
 	n := new(node)
 	var sum []byte
-	var seen int64
-	if err := row.Scan(&n.rowID, &n.nodeID, &n.tenant, &n.name, &n.wantedName, &sum, &n.change, &seen); err != nil {
-		return nil, err
-	}
+	err := scan(&n.rowID, &n.nodeID, &n.tenant, &n.name, &n.wantedName, &sum, &n.change, &n.savedMS)
 	copy(n.manifestSum[:], sum)
-	n.seenMS.Store(seen)
-	n.savedMS = seen
-	return n, nil
+	n.seenMS.Store(n.savedMS)
+	return n, err
 }
 
-// upsertNodeTx inserts or updates the row of a node.
+// upsertNodeTx inserts the row of a node, or updates it if the name or the manifest has
+// changed.
 func (s *Store) upsertNodeTx(tx *sql.Tx, tenant, nodeID, want string, manifestJSON []byte) (*node, error) {
-	n, err := scanNode(tx.QueryRow("SELECT "+nodeColumns+" FROM nodes WHERE node_id = ?", nodeID))
+	n, err := scanNode(tx.QueryRow("SELECT "+nodeColumns+" FROM nodes WHERE node_id = ?", nodeID).Scan)
+	isNew := errors.Is(err, sql.ErrNoRows)
 	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return s.insertNode(tx, tenant, nodeID, want, manifestJSON)
+	case isNew:
+		var count int
+		if err := tx.QueryRow("SELECT count(*) FROM nodes").Scan(&count); err != nil {
+			return nil, err
+		}
+		if count >= MaxNodes {
+			return nil, fmt.Errorf("%w: %d nodes", ErrFull, count)
+		}
+		n = &node{nodeID: nodeID, tenant: tenant}
 	case err != nil:
 		return nil, err
 	case n.tenant != tenant:
 		return nil, ErrForeignNode
 	}
-	rename := want != "" && want != n.wantedName
 	sum := sha256.Sum256(manifestJSON)
-	if !rename && (len(manifestJSON) == 0 || sum == n.manifestSum) {
+	newName := isNew || want != "" && want != n.wantedName
+	newManifest := isNew || len(manifestJSON) > 0 && sum != n.manifestSum
+	if !newName && !newManifest {
 		return n, nil
 	}
-	if rename {
-		if n.name, err = uniqueName(tx, tenant, want, nodeID); err != nil {
+	if newName {
+		n.wantedName = want
+		if n.name, err = uniqueName(tx, tenant, cmp.Or(want, "node-"+nodeID[manifest.ULIDLen-6:]), nodeID); err != nil {
 			return nil, err
 		}
-		n.wantedName = want
 	}
-	if n.change, err = nextChangeNumber(tx); err != nil {
+	if newManifest {
+		n.manifestSum = sum
+	}
+	if err := tx.QueryRow("UPDATE changes SET nodes = nodes + 1 RETURNING nodes").Scan(&n.change); err != nil {
 		return nil, err
 	}
-	if len(manifestJSON) == 0 {
-		_, err = tx.Exec("UPDATE nodes SET name = ?, want = ?, change = ? WHERE id = ?", n.name, n.wantedName, n.change, n.rowID)
-		return n, err
-	}
-	n.manifestSum = sum
-	_, err = tx.Exec("UPDATE nodes SET name = ?, want = ?, change = ?, manifest = ?, sum = ? WHERE id = ?",
-		n.name, n.wantedName, n.change, string(manifestJSON), sum[:], n.rowID)
+	err = tx.QueryRow(`INSERT INTO nodes (node_id, tenant, name, want, manifest, sum, created_ms, change) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+		ON CONFLICT (node_id) DO UPDATE SET name = ?3, want = ?4, manifest = iif(?9, ?5, manifest), sum = ?6, change = ?8 RETURNING id`,
+		nodeID, tenant, n.name, n.wantedName, string(manifestJSON), n.manifestSum[:], s.now().UnixMilli(), n.change, newManifest).Scan(&n.rowID)
 	return n, err
 }
 
-func (s *Store) insertNode(tx *sql.Tx, tenant, nodeID, want string, manifestJSON []byte) (*node, error) {
-	var count int
-	if err := tx.QueryRow("SELECT count(*) FROM nodes").Scan(&count); err != nil {
-		return nil, err
-	}
-	if count >= MaxNodes {
-		return nil, fmt.Errorf("%w: %d nodes", ErrFull, count)
-	}
-	n := &node{nodeID: nodeID, tenant: tenant, wantedName: want, manifestSum: sha256.Sum256(manifestJSON)}
-	name := want
-	if name == "" {
-		name = "node-" + nodeID[manifest.ULIDLen-6:]
-	}
-	var err error
-	if n.name, err = uniqueName(tx, tenant, name, nodeID); err != nil {
-		return nil, err
-	}
-	if n.change, err = nextChangeNumber(tx); err != nil {
-		return nil, err
-	}
-	res, err := tx.Exec("INSERT INTO nodes (node_id, tenant, name, want, manifest, sum, created_ms, change) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-		nodeID, tenant, n.name, want, string(manifestJSON), n.manifestSum[:], s.now().UnixMilli(), n.change)
-	if err != nil {
-		return nil, err
-	}
-	n.rowID, err = res.LastInsertId()
-	return n, err
-}
-
-func nextChangeNumber(tx *sql.Tx) (n int64, err error) {
-	err = tx.QueryRow("UPDATE changes SET nodes = nodes + 1 RETURNING nodes").Scan(&n)
-	return n, err
-}
-
-// uniqueName is want, or want with a suffix that no other node of the tenant has: a small
-// number first, then the end of the node id, which a fleet of equal names reaches soon.
+// uniqueName returns want, or want with a suffix that no other node of the tenant has: a
+// small number first, then the end of the node id, which a fleet that shares one name
+// soon reaches.
 func uniqueName(tx *sql.Tx, tenant, want, nodeID string) (string, error) {
 	tail := func(n int) string { return "-" + nodeID[manifest.ULIDLen-n:] }
 	for _, suffix := range []string{"", "-2", "-3", "-4", tail(4), tail(8), tail(16), tail(manifest.ULIDLen)} {
 		name := want[:min(len(want), manifest.MaxNameLen-len(suffix))] + suffix
 		var taken bool
 		err := tx.QueryRow("SELECT EXISTS (SELECT 1 FROM nodes WHERE tenant = ? AND name = ? AND node_id <> ?)", tenant, name, nodeID).Scan(&taken)
-		if err != nil {
-			return "", err
-		}
-		if !taken {
-			return name, nil
+		if err != nil || !taken {
+			return name, err
 		}
 	}
-	return "", errors.New("no free name for the node; start it with another --name")
+	return "", errors.New("no free name for the node; start it with another name")
 }
 
 const selectNodesSQL = `SELECT n.node_id, n.tenant, n.name, n.manifest, n.created_ms, coalesce(s.ms, 0)
 	FROM nodes n LEFT JOIN seen s ON s.id = n.id WHERE `
 
-// Nodes lists the nodes of a tenant whose ids come after a given one, in the order of the
-// ids: at most limit of them, and fewer where their manifests are large. more tells that
-// others follow.
+// Nodes lists the nodes of a tenant whose ids come after a given one, in the order of
+// the ids: at most limit of them, and fewer where their manifests are large. more
+// reports that others follow.
 func (s *Store) Nodes(ctx context.Context, tenant, after string, limit int) (list []Node, more bool, err error) {
 	size := 0
-	err = s.forEachNode(ctx, func(n *Node) bool {
+	err = s.forEachNode(ctx, func(n Node) error {
 		if more = len(list) == limit || size >= maxPageBytes; more {
-			return false
+			return errStopRows
 		}
 		size += len(n.Manifest)
-		list = append(list, *n)
-		return true
-	}, selectNodesSQL+"n.tenant = ? AND n.node_id > ? ORDER BY n.node_id LIMIT ?", tenant, after, limit+1)
+		list = append(list, n)
+		return nil
+	}, "n.tenant = ? AND n.node_id > ? ORDER BY n.node_id LIMIT ?", tenant, after, limit+1)
 	return list, more, err
 }
 
@@ -276,10 +247,17 @@ func (s *Store) Node(ctx context.Context, tenant, ref string) (Node, error) {
 	if ref == "" || len(ref) > manifest.MaxNameLen {
 		return Node{}, ErrNoNode
 	}
-	list, err := s.selectNodes(ctx, selectNodesSQL+"n.tenant = ?1 AND (n.node_id = ?2 OR n.name = ?2) ORDER BY n.node_id = ?2 DESC LIMIT 1", tenant, ref)
-	if err == nil && len(list) == 0 {
-		list, err = s.selectNodes(ctx, selectNodesSQL+"n.tenant = ? AND n.node_id >= ? AND n.node_id < ? LIMIT 2", tenant, ref, ref+"~")
+	n, err := s.oneNode(ctx, "n.tenant = ?1 AND (n.node_id = ?2 OR n.name = ?2) ORDER BY n.node_id = ?2 DESC LIMIT 1", tenant, ref)
+	if errors.Is(err, ErrNoNode) {
+		n, err = s.oneNode(ctx, "n.tenant = ? AND n.node_id >= ? AND n.node_id < ? LIMIT 2", tenant, ref, ref+"~")
 	}
+	return n, err
+}
+
+// oneNode returns the node that a condition selects, ErrNoNode or ErrAmbiguous.
+func (s *Store) oneNode(ctx context.Context, where string, args ...any) (Node, error) {
+	var list []Node
+	err := s.forEachNode(ctx, func(n Node) error { list = append(list, n); return nil }, where, args...)
 	switch {
 	case err != nil:
 		return Node{}, err
@@ -291,32 +269,17 @@ func (s *Store) Node(ctx context.Context, tenant, ref string) (Node, error) {
 	return list[0], nil
 }
 
-// selectNodes is forEachNode for a query of few.
-func (s *Store) selectNodes(ctx context.Context, query string, args ...any) (list []Node, err error) {
-	err = s.forEachNode(ctx, func(n *Node) bool { list = append(list, *n); return true }, query, args...)
-	return list, err
-}
-
-// forEachNode calls fn with the nodes of a query until it returns false.
-func (s *Store) forEachNode(ctx context.Context, fn func(*Node) bool, query string, args ...any) error {
-	rows, err := s.db.readDB.QueryContext(ctx, query, args...)
-	if err != nil {
-		return explain(s.dir.path, err)
-	}
-	defer rows.Close()
-	for rows.Next() {
+func (s *Store) forEachNode(ctx context.Context, fn func(Node) error, where string, args ...any) error {
+	return s.query(ctx, func(scan func(...any) error) error {
 		var n Node
-		if err := rows.Scan(&n.NodeID, &n.Tenant, &n.Name, (*[]byte)(&n.Manifest), &n.CreatedMS, &n.LastSeenMS); err != nil {
-			return explain(s.dir.path, err)
+		if err := scan(&n.NodeID, &n.Tenant, &n.Name, (*[]byte)(&n.Manifest), &n.CreatedMS, &n.LastSeenMS); err != nil {
+			return err
 		}
 		if mem := s.registry.get(n.NodeID); mem != nil {
 			n.LastSeenMS = max(n.LastSeenMS, mem.seenMS.Load())
 		}
-		if !fn(&n) {
-			return nil
-		}
-	}
-	return explain(s.dir.path, rows.Err())
+		return fn(n)
+	}, selectNodesSQL+where, args...)
 }
 
 // nodeByIDOrName finds a node for the operator, who sees all tenants. A well-formed id
@@ -325,58 +288,47 @@ func (s *Store) nodeByIDOrName(ctx context.Context, ref string) (string, error) 
 	if manifest.ValidNodeID(ref) {
 		return ref, nil
 	}
-	list, err := s.selectNodes(ctx, selectNodesSQL+"n.name = ? LIMIT 2", ref)
+	n, err := s.oneNode(ctx, "n.name = ? LIMIT 2", ref)
 	switch {
-	case err != nil:
-		return "", err
-	case len(list) == 0:
-		return "", fmt.Errorf("--node %q: no node has this id or name; see: agentctl token ls", ref)
-	case len(list) > 1:
-		return "", fmt.Errorf("--node %q: %w (in several tenants); give the node id", ref, ErrAmbiguous)
+	case errors.Is(err, ErrNoNode):
+		return "", fmt.Errorf("no node has this id or name: %q; see: agentctl token ls", ref)
+	case errors.Is(err, ErrAmbiguous):
+		return "", fmt.Errorf("node %q: %w (in several tenants); give the node id", ref, err)
 	}
-	return list[0].NodeID, nil
+	return n.NodeID, err
 }
 
-// loadNodes reads the rows that changed since the last time.
-func (s *Store) loadNodes(ctx context.Context, q querier) error {
+// loadNodes reads the rows that have changed since the last call.
+func (s *Store) loadNodes(ctx context.Context) error {
 	s.registry.mu.RLock()
 	since := s.registry.lastChange
 	s.registry.mu.RUnlock()
-	rows, err := q.QueryContext(ctx, "SELECT "+nodeColumns+" FROM nodes WHERE change > ? ORDER BY change", since)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
 	var list []*node
-	tenants := map[string]string{}
-	for rows.Next() {
-		n, err := scanNode(rows)
+	tenants := map[string]string{} // nodes of a tenant share one string
+	err := forEachRow(ctx, s.db.readDB, func(scan func(...any) error) error {
+		n, err := scanNode(scan)
 		if err != nil {
 			return err
 		}
-		if t, ok := tenants[n.tenant]; ok {
-			n.tenant = t
-		}
+		n.tenant = cmp.Or(tenants[n.tenant], n.tenant)
 		tenants[n.tenant] = n.tenant
-		since = n.change
 		list = append(list, n)
-	}
-	if err := rows.Err(); err != nil {
+		return nil
+	}, "SELECT "+nodeColumns+" FROM nodes WHERE change > ? ORDER BY change", since)
+	if err != nil || len(list) == 0 {
 		return err
 	}
 	s.registry.put(list)
 	s.registry.mu.Lock()
-	s.registry.lastChange = max(s.registry.lastChange, since)
+	s.registry.lastChange = max(s.registry.lastChange, list[len(list)-1].change)
 	s.registry.mu.Unlock()
 	return nil
 }
 
-// maxSeenBatch bounds a transaction of last-seen rows, so that a mint need not wait long.
-const maxSeenBatch = 1000
-
 const upsertSeenSQL = "INSERT INTO seen (id, ms) VALUES (?, ?) ON CONFLICT DO UPDATE SET ms = max(ms, excluded.ms)"
 
-// flushSeen writes what MarkSeen noted since the last flush.
+// flushSeen writes what MarkSeen recorded since the last flush. Run and Close call it,
+// one at a time (flushMu).
 func (s *Store) flushSeen(ctx context.Context) error {
 	s.flushMu.Lock()
 	defer s.flushMu.Unlock()
@@ -392,17 +344,15 @@ func (s *Store) flushSeen(ctx context.Context) error {
 		}
 	}
 	s.registry.mu.RUnlock()
-	for len(due) > 0 {
-		chunk := due[:min(len(due), maxSeenBatch)]
-		due = due[len(chunk):]
+	for batch := range slices.Chunk(due, maxSeenBatch) {
 		err := s.db.write(ctx, func(tx *sql.Tx) error {
-			put, err := tx.Prepare(upsertSeenSQL)
+			upsert, err := tx.Prepare(upsertSeenSQL)
 			if err != nil {
 				return err
 			}
-			defer put.Close()
-			for _, r := range chunk {
-				if _, err := put.Exec(r.n.rowID, r.ms); err != nil {
+			defer upsert.Close()
+			for _, r := range batch {
+				if _, err := upsert.Exec(r.n.rowID, r.ms); err != nil {
 					return err
 				}
 			}
@@ -412,7 +362,7 @@ func (s *Store) flushSeen(ctx context.Context) error {
 			return fmt.Errorf("save when nodes were last seen: %w", err)
 		}
 		s.registry.mu.Lock()
-		for _, r := range chunk {
+		for _, r := range batch {
 			r.n.savedMS = max(r.n.savedMS, r.ms)
 		}
 		s.registry.mu.Unlock()

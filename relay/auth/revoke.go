@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"go.uber.org/zap"
@@ -12,42 +13,36 @@ import (
 	"agentctl/manifest"
 )
 
-// maxRevocations bounds the deny list. Below half of it nothing is pruned: a clock that
-// jumps ahead must not revive a token.
+// maxRevocations bounds the deny list. Below half of it nothing is pruned: if the clock
+// jumps ahead and back, no revocation may have been lost in between.
 const maxRevocations = 100_000
 
-// denyList is a snapshot of the revocations. It is never changed, only replaced.
+// denyList is an immutable snapshot of the revocations; installDenyList replaces it. Each map
+// gives the second up to which a token counts as revoked, by the time it was issued.
 type denyList struct {
-	revision          int64               // value of changes.revocations that it was read at
-	jti               map[string]struct{} // upper case ULIDs
-	sub, node, tenant map[string]int64    // tokens issued at or before this second are over
+	revision               int64 // value of changes.revocations when it was read
+	jti, sub, node, tenant map[string]int64
 }
 
-// revokes reports whether the identity's token is revoked. Mostly all maps are empty.
+// revokes reports whether the identity's token is revoked. Most relays have no
+// revocation, so empty maps are skipped before anything is hashed.
 func (d *denyList) revokes(id *Identity) bool {
-	if len(d.jti) > 0 {
-		if _, ok := d.jti[id.JTI]; ok {
-			return true
-		}
-	}
-	return issuedBefore(d.tenant, id.Tenant, id.issuedAt) || issuedBefore(d.sub, id.Subject, id.issuedAt) || issuedBefore(d.node, id.NodeID, id.issuedAt)
+	return issuedBefore(d.jti, id.JTI, id.issuedAt) || issuedBefore(d.tenant, id.Tenant, id.issuedAt) ||
+		issuedBefore(d.sub, id.Subject, id.issuedAt) || issuedBefore(d.node, id.NodeID, id.issuedAt)
 }
 
-func issuedBefore(m map[string]int64, key string, issued int64) bool {
+func issuedBefore(m map[string]int64, key string, issuedAt int64) bool {
 	if len(m) == 0 || key == "" {
 		return false
 	}
 	at, ok := m[key]
-	return ok && issued <= at
+	return ok && issuedAt <= at
 }
 
-// earliestIssue is the earliest second at which a token of this holder may be issued so that
-// no revocation made so far stops it.
+// earliestIssue returns the earliest second from now on at which a token of this holder
+// can be issued without falling under a revocation made so far.
 func (d *denyList) earliestIssue(tenant, sub, node string, now int64) int64 {
-	for _, at := range []int64{d.tenant[tenant], d.sub[sub], d.node[node]} {
-		now = max(now, at+1)
-	}
-	return now
+	return max(now, d.tenant[tenant]+1, d.sub[sub]+1, d.node[node]+1)
 }
 
 // querier is a *sql.DB or a *sql.Tx.
@@ -57,52 +52,40 @@ type querier interface {
 }
 
 func loadDenyList(ctx context.Context, q querier) (*denyList, error) {
-	d := &denyList{jti: map[string]struct{}{}, sub: map[string]int64{}, node: map[string]int64{}, tenant: map[string]int64{}}
-	// The counter first: a row that is added in between is then read once more later.
+	d := &denyList{jti: map[string]int64{}, sub: map[string]int64{}, node: map[string]int64{}, tenant: map[string]int64{}}
+	// The counter comes first: a row that is added after it makes the next Refresh
+	// load the list again.
 	if err := q.QueryRowContext(ctx, "SELECT revocations FROM changes").Scan(&d.revision); err != nil {
 		return nil, err
 	}
-	rows, err := q.QueryContext(ctx, "SELECT kind, value, at FROM revocations")
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	for rows.Next() {
+	kinds := map[string]map[string]int64{"jti": d.jti, "sub": d.sub, "node": d.node, "tenant": d.tenant}
+	return d, forEachRow(ctx, q, func(scan func(...any) error) error {
 		var kind, value string
 		var at int64
-		if err := rows.Scan(&kind, &value, &at); err != nil {
-			return nil, err
+		if err := scan(&kind, &value, &at); err != nil {
+			return err
 		}
-		switch kind {
-		case "jti":
-			d.jti[value] = struct{}{}
-		case "sub":
-			d.sub[value] = at
-		case "node":
-			d.node[value] = at
-		case "tenant":
-			d.tenant[value] = at
+		if kind == "jti" { // names one token, whenever it was issued
+			at = math.MaxInt64
 		}
-	}
-	return d, rows.Err()
+		kinds[kind][value] = at
+		return nil
+	}, "SELECT kind, value, at FROM revocations")
 }
 
 // installDenyList puts a snapshot in force, unless a later one is.
 func (s *Store) installDenyList(d *denyList) {
 	for {
 		old := s.deny.Load()
-		if old != nil && old.revision > d.revision {
-			return
-		}
-		if s.deny.CompareAndSwap(old, d) {
+		if old != nil && old.revision > d.revision || s.deny.CompareAndSwap(old, d) {
 			return
 		}
 	}
 }
 
 // Active reports whether a verified identity still holds: its token has not expired
-// and was not revoked. It costs about 0.1 us, so ask each second on anything that lives
-// long (streams, device links). The error is an *Error as of Verify.
+// and was not revoked. It costs about 0.1 us, so call it each second on everything that
+// lives long (streams, device links). The error is an *Error as of Verify.
 func (s *Store) Active(id *Identity) error {
 	if err := id.expiryError(s.now().Unix()); err != nil {
 		return err
@@ -113,11 +96,11 @@ func (s *Store) Active(id *Identity) error {
 	return nil
 }
 
-// Revision changes with each revocation, so that those who keep thousands of identities
-// ask Active about them only then, and when Until has come.
+// Revision changes with each revocation. A holder of thousands of identities calls Active on
+// them only when it has changed, or when ValidUntil has passed.
 func (s *Store) Revision() int64 { return s.deny.Load().revision }
 
-// RevokeRequest says what to revoke: exactly one field is set.
+// RevokeRequest selects what to revoke: exactly one of the first four fields is set.
 type RevokeRequest struct {
 	JTI     string // one token
 	Subject string // every token issued to this subject so far, in any tenant
@@ -126,41 +109,40 @@ type RevokeRequest struct {
 	DryRun  bool   // only count
 }
 
-// errDryRun takes a transaction back that was only to count.
+// errDryRun rolls back a transaction that was only to count.
 var errDryRun = errors.New("dry run")
 
 // Revoke stops tokens: here at once, in other processes within PollInterval. It
-// returns how many live tokens it stopped; 0 can mean that the word was mistyped, but
-// the revocation is kept even so, because a token may be older than this database.
-// Tokens minted afterwards for the same subject, node or tenant work.
+// returns how many live tokens it stopped. 0 can mean a mistyped word; the revocation
+// is recorded all the same, because a token may be older than this database. Tokens
+// minted afterwards for the same subject, node or tenant work.
 func (s *Store) Revoke(ctx context.Context, req RevokeRequest) (n int, err error) {
 	kind, value, err := s.parseRevocation(ctx, req)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("revoke: %w", err)
 	}
-	var fresh *denyList
-	err = s.db.write(ctx, func(tx *sql.Tx) error {
-		live, err := addRevocation(tx, kind, value, s.now().Unix(), maxRevocations)
-		if err != nil {
+	var deny *denyList
+	err = s.db.write(ctx, func(tx *sql.Tx) (err error) {
+		if n, err = addRevocation(tx, kind, value, s.now().Unix(), maxRevocations); err != nil {
 			return err
 		}
-		if n = live; req.DryRun {
+		if req.DryRun {
 			return errDryRun
 		}
-		fresh, err = loadDenyList(context.Background(), tx)
+		deny, err = loadDenyList(context.Background(), tx)
 		return err
-	}, func() { s.installDenyList(fresh) })
-	if errors.Is(err, errDryRun) {
+	}, func() { s.installDenyList(deny) })
+	switch {
+	case errors.Is(err, errDryRun):
 		return n, nil
-	}
-	if err != nil {
+	case err != nil:
 		return 0, fmt.Errorf("revoke: %w", err)
 	}
 	s.log.Info("tokens revoked", zap.String("by", kind), zap.String("value", value), zap.Int("live", n))
 	return n, nil
 }
 
-// parseRevocation turns a request into a row of the deny list.
+// parseRevocation turns a request into kind and value of a row in the deny list.
 func (s *Store) parseRevocation(ctx context.Context, req RevokeRequest) (kind, value string, err error) {
 	set := 0
 	for k, v := range map[string]string{"jti": req.JTI, "sub": req.Subject, "node": req.Node, "tenant": req.Tenant} {
@@ -169,51 +151,50 @@ func (s *Store) parseRevocation(ctx context.Context, req RevokeRequest) (kind, v
 		}
 	}
 	if set != 1 {
-		return "", "", errors.New("revoke: give exactly one of --jti, --sub, --node and --tenant")
+		return "", "", errors.New("give exactly one of jti, sub, node and tenant")
 	}
 	ok := true
 	switch kind {
 	case "jti":
 		value, ok = manifest.ParseULID(value)
 	case "sub":
-		ok = validSubject(value)
+		ok = subjectRE.MatchString(value)
 	case "tenant":
 		ok = manifest.ValidTenant(value)
 	case "node":
 		value, err = s.nodeByIDOrName(ctx, value)
 	}
 	if err == nil && !ok {
-		err = fmt.Errorf("revoke: the --%s is malformed; see: agentctl token ls", kind)
+		err = fmt.Errorf("the %s is malformed; see: agentctl token ls", kind)
 	}
 	return kind, value, err
 }
 
-// column is where a kind of revocation is found in tokens.
-var column = map[string]string{"jti": "jti", "sub": "sub", "node": "node", "tenant": "tenant"}
-
-// isRevokedSQL is true for a row t of tokens that the deny list stops.
+// isRevokedSQL is true for a row t of tokens that the deny list stops: denyList.revokes
+// in SQL.
 const isRevokedSQL = `EXISTS (SELECT 1 FROM revocations r WHERE
 	(r.kind = 'jti' AND r.value = t.jti) OR
 	(r.kind = 'sub' AND r.value = t.sub AND t.iat <= r.at) OR
 	(r.kind = 'node' AND r.value = t.node AND t.iat <= r.at) OR
 	(r.kind = 'tenant' AND r.value = t.tenant AND t.iat <= r.at))`
 
+// addRevocation inserts or extends a row of the deny list and counts the live tokens
+// that it stops. A kind is also the name of its column in tokens. The row is needed
+// until the last token that it can stop has expired (column until).
 func addRevocation(tx *sql.Tx, kind, value string, now int64, limit int) (live int, err error) {
 	if err := pruneDenyList(tx, now, limit); err != nil {
 		return 0, err
 	}
-	where := " FROM tokens t WHERE t." + column[kind] + " = ?"
+	var lastIssued, lastExp int64
+	err = tx.QueryRow("SELECT coalesce(max(iat), 0), coalesce(max(exp), 0), count(*) FILTER (WHERE t.exp > ? AND NOT "+isRevokedSQL+
+		") FROM tokens t WHERE t."+kind+" = ?", now-leewaySeconds, value).Scan(&lastIssued, &lastExp, &live)
+	if err != nil {
+		return 0, err
+	}
 	// A token minted right after an earlier revocation is issued a second ahead of the
-	// clock; `at` must reach it.
-	var at, until sql.NullInt64
-	if err := tx.QueryRow("SELECT max(iat), max(exp)"+where, value).Scan(&at, &until); err != nil {
-		return 0, err
-	}
-	if err := tx.QueryRow("SELECT count(*)"+where+" AND t.exp > ? AND NOT "+isRevokedSQL, value, now-leewaySeconds).Scan(&live); err != nil {
-		return 0, err
-	}
-	stop := max(now, at.Int64)
-	end := max(stop+int64(MaxTTL/time.Second), until.Int64) + leewaySeconds
+	// clock (recordToken); `at` must reach it.
+	stop := max(now, lastIssued)
+	end := max(stop+int64(MaxTTL/time.Second), lastExp) + leewaySeconds
 	if _, err := tx.Exec(`INSERT INTO revocations (kind, value, at, until) VALUES (?, ?, ?, ?)
 		ON CONFLICT DO UPDATE SET at = max(at, excluded.at), until = max(until, excluded.until)`, kind, value, stop, end); err != nil {
 		return 0, err
@@ -222,18 +203,14 @@ func addRevocation(tx *sql.Tx, kind, value string, now int64, limit int) (live i
 	return live, err
 }
 
-// pruneDenyList makes room in a long deny list by dropping what stops only tokens that
-// have expired anyway.
+// pruneDenyList drops rows of a long deny list that stop only expired tokens.
 func pruneDenyList(tx *sql.Tx, now int64, limit int) error {
+	if _, err := tx.Exec("DELETE FROM revocations WHERE until < ? AND (SELECT count(*) FROM revocations) >= ?", now, limit/2); err != nil {
+		return err
+	}
 	var n int
-	if err := tx.QueryRow("SELECT count(*) FROM revocations").Scan(&n); err != nil || n < limit/2 {
-		return err
-	}
-	if _, err := tx.Exec("DELETE FROM revocations WHERE until < ?", now); err != nil {
-		return err
-	}
 	if err := tx.QueryRow("SELECT count(*) FROM revocations").Scan(&n); err != nil || n < limit {
 		return err
 	}
-	return fmt.Errorf("%w: %d revocations; revoke whole tenants (--tenant), or stop the relay and remove its keys to void every token", ErrFull, n)
+	return fmt.Errorf("%w: %d revocations; revoke by tenant, or stop the relay and remove its keys to void every token", ErrFull, n)
 }

@@ -205,7 +205,7 @@ func TestDenyListIsBounded(t *testing.T) {
 			t.Fatalf("long list, %d: got %d, %v, want the old ones dropped", i, size(), err)
 		}
 	}
-	if err := add(now + 1); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "--tenant") {
+	if err := add(now + 1); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "revoke by tenant") {
 		t.Errorf("full list: got %v", err)
 	}
 	if size() != 20 {

@@ -3,13 +3,13 @@ package auth
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
 
 	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
 )
 
 // Names inside the state directory.
@@ -19,35 +19,31 @@ const (
 	dbFile    = "relay.db"
 )
 
-// stateDir is the state directory. All of it but the database is reached through
-// os.Root: when root works in a directory that a service owns, a symbolic link planted
-// there must not lead root elsewhere.
+// stateDir is the state directory. Everything in it except the database is reached
+// through os.Root: when root works in a directory that a service owns, a symbolic link
+// planted there must not lead root elsewhere.
+//
+// Its methods return plain errors with names relative to the directory; Open adds the
+// path and the next step (explain).
 type stateDir struct {
 	path       string // absolute
 	root       *os.Root
 	uid, gid   int  // the directory's owner
-	chownFiles bool // what is made here is given to that owner
+	chownFiles bool // this process is root and the owner is not: new files are given to the owner
 }
 
-// openStateDir opens a state directory, or makes it with mode 0700. One that is ours
-// already, or empty, is narrowed to 0700. One that everybody may write to is refused:
-// anyone could put a signing key of theirs into it.
+// openStateDir opens a state directory, or makes it with mode 0700. It narrows the mode
+// of a relay's own or empty directory to 0700, and refuses one that everyone may write
+// to: anyone could put a signing key into it.
 func openStateDir(path string) (*stateDir, error) {
-	if path == "" {
-		return nil, errors.New("no state directory given; name one with --state-dir DIR")
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, err
 	}
-	abs, err := filepath.Abs(path)
+	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(abs, 0o700); err != nil {
-		return nil, explain(abs, err)
-	}
-	root, err := os.OpenRoot(abs)
-	if err != nil {
-		return nil, explain(abs, err)
-	}
-	d := &stateDir{path: abs, root: root}
+	d := &stateDir{path: path, root: root}
 	if err := d.checkOwnerAndMode(); err != nil {
 		root.Close()
 		return nil, err
@@ -58,40 +54,34 @@ func openStateDir(path string) (*stateDir, error) {
 func (d *stateDir) checkOwnerAndMode() error {
 	info, err := d.root.Stat(".")
 	if err != nil {
-		return explain(d.path, err)
+		return err
 	}
-	if info.Mode().Perm()&0o002 != 0 {
-		return fmt.Errorf("state directory %s may be written by everyone, so anyone could place signing keys in it; run: chmod 0700 %s, or choose another with --state-dir DIR", d.path, d.path)
+	perm := info.Mode().Perm()
+	if perm&0o002 != 0 {
+		return fmt.Errorf("everyone may write to it, so anyone could place signing keys in it; run: chmod 0700 %s, or choose another directory", d.path)
 	}
 	uid, gid, known := ownerOf(info)
 	d.uid, d.gid = uid, gid
 	d.chownFiles = known && os.Geteuid() == 0 && uid != 0
-	if perm := info.Mode().Perm(); perm&0o077 != 0 && d.isRelayDirOrEmpty() && (os.Geteuid() == 0 || uid == os.Geteuid()) {
-		if err := d.root.Chmod(".", perm&0o700); err != nil { // read-only stays read-only
-			return explain(d.path, err)
-		}
+	if perm&0o077 != 0 && d.isRelayDirOrEmpty() && (os.Geteuid() == 0 || uid == os.Geteuid()) {
+		return d.root.Chmod(".", perm&0o700) // a read-only directory stays read-only
 	}
 	return nil
 }
 
-// isRelayDirOrEmpty guards the chmod: `--state-dir /var/lib` must not lock everyone out of
-// /var/lib.
+// isRelayDirOrEmpty guards the chmod: a relay with /var/lib as its state directory must not
+// lock everyone else out of /var/lib.
 func (d *stateDir) isRelayDirOrEmpty() bool {
 	if _, err := d.root.Lstat(relayFile); err == nil {
 		return true
 	}
-	f, err := d.root.Open(".")
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	_, err = f.ReadDir(1)
-	return err == io.EOF
+	entries, err := fs.ReadDir(d.root.FS(), ".")
+	return err == nil && len(entries) == 0
 }
 
 func (d *stateDir) close() error { return d.root.Close() }
 
-// chownToOwner hands a file that root made to the owner of the directory.
+// chownToOwner gives a file that root made to the owner of the directory.
 func (d *stateDir) chownToOwner(name string) error {
 	if !d.chownFiles {
 		return nil
@@ -99,85 +89,75 @@ func (d *stateDir) chownToOwner(name string) error {
 	return d.root.Lchown(name, d.uid, d.gid)
 }
 
-// restrictMode takes the permissions of group and others away from a file or directory that
-// a restore or a copy left too open.
+// restrictMode takes the permissions of group and others away from a file or directory
+// that a restore or a copy left too open.
 func (d *stateDir) restrictMode(name string) error {
 	info, err := d.root.Lstat(name)
-	if err != nil {
-		return explain(d.path, err)
+	if err != nil || info.Mode().Perm()&0o077 == 0 || info.Mode()&fs.ModeSymlink != 0 {
+		return err
 	}
-	if perm := info.Mode().Perm(); perm&0o077 != 0 && info.Mode()&fs.ModeSymlink == 0 {
-		if err := d.root.Chmod(name, perm&0o700); err != nil {
-			return explain(d.path, err)
-		}
-	}
-	return nil
+	return d.root.Chmod(name, info.Mode().Perm()&0o700)
 }
 
-// mkdir makes a directory with mode 0700, if it is not there.
+// mkdir makes a directory with mode 0700, if it does not exist.
 func (d *stateDir) mkdir(name string) error {
-	err := d.root.Mkdir(name, 0o700)
-	if errors.Is(err, fs.ErrExist) {
-		return d.restrictMode(name)
+	return d.finishCreate(name, d.root.Mkdir(name, 0o700))
+}
+
+// create makes an empty file with mode 0600, if it does not exist.
+func (d *stateDir) create(name string) error {
+	f, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		err = f.Close()
 	}
-	if err != nil {
-		return explain(d.path, err)
+	return d.finishCreate(name, err)
+}
+
+// finishCreate gives a new file its owner, and narrows the mode of one that existed.
+func (d *stateDir) finishCreate(name string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return d.restrictMode(name)
+	case err != nil:
+		return err
 	}
 	return d.chownToOwner(name)
 }
 
-// create makes an empty file with mode 0600, if it is not there.
-func (d *stateDir) create(name string) error {
-	f, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		return d.restrictMode(name)
-	}
-	if err != nil {
-		return explain(d.path, err)
-	}
-	return errors.Join(f.Close(), d.chownToOwner(name))
-}
-
-// read returns a regular file of at most limit bytes; fs.ErrNotExist when it is not there.
+// read returns a regular file of at most limit bytes.
 func (d *stateDir) read(name string, limit int64) ([]byte, error) {
 	info, err := d.root.Lstat(name)
-	if errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return nil, err
 	}
-	if err != nil {
-		return nil, explain(d.path, err)
-	}
 	if !info.Mode().IsRegular() || info.Size() > limit {
-		return nil, fmt.Errorf("%s is not a regular file of at most %d bytes; move it away", filepath.Join(d.path, name), limit)
+		return nil, fmt.Errorf("%s is not a regular file of at most %d bytes; move it away", name, limit)
 	}
-	b, err := d.root.ReadFile(name)
-	if err != nil {
-		return nil, explain(d.path, err)
-	}
-	return b, nil
+	return d.root.ReadFile(name)
 }
 
 // replace writes a file with mode 0600 so that a power cut leaves the old one or the
-// new one. The caller holds the database's write lock, so the temporary name is ours.
+// new one. The caller holds the database's write lock, so no other process uses the
+// temporary name.
 func (d *stateDir) replace(name string, data []byte) error {
 	tmp := name + ".new"
 	if err := d.root.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return explain(d.path, err)
+		return err
 	}
 	f, err := d.root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return explain(d.path, err)
+		return err
 	}
 	_, err = f.Write(data)
 	if err == nil {
 		err = f.Sync()
 	}
-	if err = errors.Join(err, f.Close(), d.chownToOwner(tmp)); err != nil {
-		d.root.Remove(tmp)
-		return explain(d.path, err)
+	if err = errors.Join(err, f.Close(), d.chownToOwner(tmp)); err == nil {
+		err = d.root.Rename(tmp, name)
 	}
-	if err := d.root.Rename(tmp, name); err != nil {
-		return explain(d.path, err)
+	if err != nil {
+		d.root.Remove(tmp)
+		return err
 	}
 	return d.syncDir(filepath.Dir(name))
 }
@@ -185,49 +165,40 @@ func (d *stateDir) replace(name string, data []byte) error {
 func (d *stateDir) syncDir(dir string) error {
 	f, err := d.root.Open(dir)
 	if err != nil {
-		return explain(d.path, err)
+		return err
 	}
 	defer f.Close()
-	if err := f.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) { // not every file system syncs directories
-		return explain(d.path, err)
+	if err := f.Sync(); !errors.Is(err, syscall.EINVAL) { // some file systems do not sync directories
+		return err
 	}
 	return nil
 }
 
-// SQLite's primary result codes that say something about the state directory.
-const (
-	sqliteBusy     = 5
-	sqliteReadOnly = 8
-	sqliteCorrupt  = 11
-	sqliteFull     = 13
-	sqliteCantOpen = 14
-	sqliteNotADB   = 26
-)
-
+// sqliteCode returns the primary result code of an SQLite error, 0 for another error.
 func sqliteCode(err error) int {
-	var e *sqlite.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*sqlite.Error](err); ok {
 		return e.Code() & 0xff
 	}
 	return 0
 }
 
-// explain adds to an error of the state directory what to do about it.
+// explain adds the path and the next step to an error of the state directory.
 func explain(path string, err error) error {
-	code := sqliteCode(err)
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), code == sqliteReadOnly, code == sqliteCantOpen:
-		return fmt.Errorf("state directory %s cannot be written by this user (uid %d)%s: %w; run this as its owner (sudo), or choose another with --state-dir DIR",
+	}
+	db, code := filepath.Join(path, dbFile), sqliteCode(err)
+	switch {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), code == sqlite3.SQLITE_READONLY, code == sqlite3.SQLITE_CANTOPEN:
+		return fmt.Errorf("state directory %s cannot be written by this user (uid %d)%s: %w; run this as its owner (sudo), or choose another directory",
 			path, os.Geteuid(), ownerHint(path), err)
-	case errors.Is(err, syscall.ENOSPC), code == sqliteFull:
+	case errors.Is(err, syscall.ENOSPC), code == sqlite3.SQLITE_FULL:
 		return fmt.Errorf("state directory %s is on a full disk: %w; free some space (df -h %s)", path, err, path)
-	case code == sqliteCorrupt, code == sqliteNotADB:
-		return fmt.Errorf("%s is damaged: %w; restore it from a backup, or move it away together with %s and mint every token anew (without the keys' removal revoked tokens would work again)",
-			filepath.Join(path, dbFile), err, filepath.Join(path, keysDir))
-	case code == sqliteBusy:
-		return fmt.Errorf("%s is locked by another process: %w; see which: fuser -v %s", filepath.Join(path, dbFile), err, filepath.Join(path, dbFile))
+	case code == sqlite3.SQLITE_CORRUPT, code == sqlite3.SQLITE_NOTADB:
+		return fmt.Errorf("%s is damaged: %w; restore it from a backup, or move it away together with %s and mint every token anew (with the keys still there, revoked tokens would work again)",
+			db, err, filepath.Join(path, keysDir))
+	case code == sqlite3.SQLITE_BUSY:
+		return fmt.Errorf("%s is locked by another process: %w; find it with: fuser -v %s", db, err, db)
 	}
 	return fmt.Errorf("state directory %s: %w", path, err)
 }

@@ -84,7 +84,7 @@ func TestReadOnlyStateDir(t *testing.T) {
 			t.Errorf("%s: opened", dir)
 			continue
 		}
-		for _, want := range []string{dir, "cannot be written", "--state-dir", "sudo"} {
+		for _, want := range []string{dir, "cannot be written", "another directory", "sudo"} {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: got %q, want %q in it", dir, err, want)
 			}

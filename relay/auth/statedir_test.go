@@ -91,7 +91,7 @@ func TestOpenRefuses(t *testing.T) {
 		spoil func(t *testing.T, dir string) // of a directory that was set up and closed
 		want  []string
 	}{
-		{"everyone may write", func(t *testing.T, dir string) { os.Chmod(dir, 0o777) }, []string{"chmod 0700", "--state-dir"}},
+		{"everyone may write", func(t *testing.T, dir string) { os.Chmod(dir, 0o777) }, []string{"chmod 0700", "another directory"}},
 		{"relay.json is cut", put(relayFile, `{"relay_id":`), []string{relayFile, "backup"}},
 		{"relay.json has a stranger's member", put(relayFile, `{"relay_id":"01ARZ3NDEKTSV4RRFFQ69G5FAV","audience":"a","issuer":"a","created":"2026-01-01T00:00:00Z","x":1}`), []string{relayFile, "backup"}},
 		{"relay.json without audience", put(relayFile, `{"relay_id":"01ARZ3NDEKTSV4RRFFQ69G5FAV"}`), []string{relayFile, "backup"}},
@@ -144,7 +144,7 @@ func TestOpenRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Open(Options{}); err == nil || !strings.Contains(err.Error(), "--state-dir") {
+	if _, err := Open(Options{}); err == nil || !strings.Contains(err.Error(), "no state directory") {
 		t.Errorf("no directory: got %v", err)
 	}
 }

@@ -1,9 +1,9 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -19,14 +19,14 @@ import (
 // wrote.
 const PollInterval = time.Second
 
-// Options configure a Store.
+// Options configure a Store. Only StateDir is required.
 type Options struct {
 	StateDir string // made with mode 0700 when missing
 	// Existing refuses, with ErrNoState, a directory that no relay has set up yet.
 	Existing bool
-	// Audience is claim aud and iss of every token. Empty keeps what relay.json says,
-	// at first "agentctl:<relay id>". Another value is kept from then on, and tokens
-	// made for the old one stop working.
+	// Audience is claim aud and iss of every token. Empty keeps what relay.json has,
+	// which is "agentctl:<relay id>" at first. Another value is saved, and tokens made
+	// for the old one stop working.
 	Audience string
 	// ScopelessUntil lets agent tokens without a scope claim count as
 	// tools:call:read_only until then (RFC-0006 §4.1). Zero, the default, refuses them.
@@ -43,53 +43,56 @@ type Store struct {
 	scopelessUntil   time.Time
 	scopelessWarning sync.Once
 
-	dir     *stateDir
-	db      *database
-	relay   relayInfo
-	keyring *keyring
-	parser  *jwt.Parser
+	dir       *stateDir
+	db        *database
+	relay     relayInfo
+	keyring   *keyring
+	validator *jwt.Validator // of aud, iss, exp and nbf
 
 	cache    tokenCache
 	deny     atomic.Pointer[denyList]
 	registry registry
-	flushMu  sync.Mutex // one flushSeen at a time
+	flushMu  sync.Mutex // held by flushSeen; taken before registry.mu and database.mu
 	closed   atomic.Bool
 
 	cacheHits, signatureChecks, refused, pollErrors atomic.Uint64
 }
 
-// Open opens a state directory, or sets one up. It starts no work of its own; Run does.
-func Open(o Options) (*Store, error) {
-	s := &Store{now: o.Now, log: o.Logger, scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}}
+// Open opens a state directory, or sets one up. It starts no goroutine; Run does.
+func Open(o Options) (store *Store, err error) {
+	if o.StateDir == "" {
+		return nil, errors.New("no state directory given")
+	}
+	path, err := filepath.Abs(o.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}}
 	if s.now == nil {
 		s.now = time.Now
 	}
-	if s.log == nil {
-		s.log = zap.NewNop()
-	}
-	var err error
+	defer func() {
+		if err != nil {
+			store, err = nil, errors.Join(explain(path, err), s.closeFiles())
+		}
+	}()
 	if o.Existing {
-		if _, err := os.Lstat(filepath.Join(o.StateDir, relayFile)); errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("state directory %s: %w; name the relay's with --state-dir", o.StateDir, ErrNoState)
+		if _, err := os.Lstat(filepath.Join(path, relayFile)); errors.Is(err, fs.ErrNotExist) {
+			return nil, ErrNoState
 		} else if err != nil {
-			return nil, explain(o.StateDir, err)
+			return nil, err
 		}
 	}
-	if s.dir, err = openStateDir(o.StateDir); err != nil {
+	if s.dir, err = openStateDir(path); err != nil {
 		return nil, err
 	}
 	if s.db, err = openDatabase(s.dir); err != nil {
-		s.dir.close()
 		return nil, err
 	}
-	if err := s.load(o.Audience); err != nil {
-		s.db.close()
-		s.dir.close()
-		return nil, err
-	}
-	return s, nil
+	return s, s.load(o.Audience)
 }
 
+// load reads the state directory into memory, and sets it up if it is new.
 func (s *Store) load(audience string) error {
 	err := s.db.setUp(func() error {
 		relay, before, err := loadRelayInfo(s.dir, audience, s.now())
@@ -113,46 +116,50 @@ func (s *Store) load(audience string) error {
 		return nil
 	})
 	if err != nil {
-		if sqliteCode(err) != 0 {
-			err = explain(s.dir.path, err)
-		}
 		return err
 	}
-	s.parser = newParser(s.relay, s.now)
-	deny, err := loadDenyList(context.Background(), s.db.readDB)
-	if err == nil {
-		s.installDenyList(deny)
-		err = s.loadNodes(context.Background(), s.db.readDB)
+	s.validator = jwt.NewValidator(jwt.WithAudience(s.relay.Audience), jwt.WithIssuer(s.relay.Issuer),
+		jwt.WithExpirationRequired(), jwt.WithNotBeforeRequired(), jwt.WithLeeway(Leeway), jwt.WithTimeFunc(s.now))
+	if err := s.loadRevocations(context.Background()); err != nil {
+		return err
 	}
-	if err != nil {
-		return explain(s.dir.path, err)
-	}
-	return nil
+	return s.loadNodes(context.Background())
 }
 
-// Close writes what is still in memory and closes the files. Run has ended by then.
+// Close writes what is still in memory and closes the files. Run must have ended.
 func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*busyTimeout)
 	defer cancel()
-	return errors.Join(s.flushSeen(ctx), s.db.close(), s.dir.close())
+	return errors.Join(s.flushSeen(ctx), s.closeFiles())
+}
+
+// closeFiles closes what Open has opened, which may be a part.
+func (s *Store) closeFiles() (err error) {
+	if s.db != nil {
+		err = s.db.close()
+	}
+	if s.dir != nil {
+		err = errors.Join(err, s.dir.close())
+	}
+	return err
 }
 
 // Run follows what other processes do to the state directory and writes last-seen
-// times, until ctx ends. It returns nil then, after both its loops have ended.
+// times, until ctx ends. It then waits for both its goroutines and returns nil.
 func (s *Store) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	// Two loops: a write may wait for another process's lock, a revocation must not.
+	// Two goroutines: a write may wait for another process's lock, a revocation must not.
 	wg.Go(func() { s.runEvery(ctx, PollInterval, "read revocations", s.Refresh) })
 	wg.Go(func() { s.runEvery(ctx, SeenInterval, "save last-seen times", s.flushSeen) })
 	wg.Wait()
 	return nil
 }
 
-// runEvery calls fn at an interval and logs when it starts and stops failing.
-func (s *Store) runEvery(ctx context.Context, interval time.Duration, what string, fn func(context.Context) error) {
+// runEvery calls fn at an interval and logs when it starts and when it stops failing.
+func (s *Store) runEvery(ctx context.Context, interval time.Duration, task string, fn func(context.Context) error) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	failing := false
@@ -171,9 +178,9 @@ func (s *Store) runEvery(ctx context.Context, interval time.Duration, what strin
 		}
 		switch {
 		case err != nil && !failing:
-			s.log.Error("state directory cannot be used; what is known so far stays in force", zap.String("task", what), zap.Error(err))
+			s.log.Error("state directory cannot be used; what is known so far stays in force", zap.String("task", task), zap.Error(err))
 		case err == nil && failing:
-			s.log.Info("state directory works again", zap.String("task", what))
+			s.log.Info("state directory works again", zap.String("task", task))
 		}
 		failing = err != nil
 	}
@@ -182,48 +189,51 @@ func (s *Store) runEvery(ctx context.Context, interval time.Duration, what strin
 // Refresh reads what another process changed since the last time: revocations and
 // nodes. Run calls it each PollInterval.
 func (s *Store) Refresh(ctx context.Context) error {
-	var revocations, nodes int64
-	// The counters cost 10 us to read, so there is no cheaper question to ask first.
-	if err := s.db.readDB.QueryRowContext(ctx, "SELECT revocations, nodes FROM changes").Scan(&revocations, &nodes); err != nil {
-		return explain(s.dir.path, err)
+	var revision int64
+	err := s.db.readDB.QueryRowContext(ctx, "SELECT revocations FROM changes").Scan(&revision)
+	if err == nil && revision != s.Revision() {
+		err = s.loadRevocations(ctx)
 	}
-	if revocations != s.deny.Load().revision {
-		deny, err := loadDenyList(ctx, s.db.readDB)
-		if err != nil {
-			return explain(s.dir.path, err)
-		}
-		s.installDenyList(deny)
+	if err == nil {
+		err = s.loadNodes(ctx) // an index lookup when nothing has changed
 	}
-	s.registry.mu.RLock()
-	stale := nodes != s.registry.lastChange
-	s.registry.mu.RUnlock()
-	if !stale {
-		return nil
-	}
-	return explain(s.dir.path, s.loadNodes(ctx, s.db.readDB))
+	return explain(s.dir.path, err)
 }
 
-// RelayID is the ULID of this relay, made when its state directory was set up.
+func (s *Store) loadRevocations(ctx context.Context) error {
+	deny, err := loadDenyList(ctx, s.db.readDB)
+	if err == nil {
+		s.installDenyList(deny)
+	}
+	return err
+}
+
+// query is forEachRow on the read connection, with errors explained.
+func (s *Store) query(ctx context.Context, fn func(scan func(...any) error) error, query string, args ...any) error {
+	return explain(s.dir.path, forEachRow(ctx, s.db.readDB, fn, query, args...))
+}
+
+// RelayID returns the ULID of this relay, made when its state directory was set up.
 func (s *Store) RelayID() string { return s.relay.RelayID }
 
-// Audience is what tokens for this relay have as claim aud.
+// Audience returns claim aud of tokens for this relay.
 func (s *Store) Audience() string { return s.relay.Audience }
 
-// Issuer is what tokens of this relay have as claim iss.
+// Issuer returns claim iss of tokens of this relay.
 func (s *Store) Issuer() string { return s.relay.Issuer }
 
-// Stats are counters since Open and sizes now.
+// Stats are counters since Open and present sizes.
 type Stats struct {
-	CacheHits   uint64 // tokens known from before
-	Checked     uint64 // tokens whose signature was examined
-	Refused     uint64 // answers of Verify that were an error
+	CacheHits   uint64 // tokens found in the cache
+	Checked     uint64 // tokens whose signature was checked
+	Refused     uint64 // errors that Verify returned
 	PollErrors  uint64 // failed rounds of Run; while they go on, revocations made elsewhere are not seen
-	Cached      int
+	Cached      int    // entries of the token cache
 	Nodes       int
 	Revocations int
 }
 
-// Stats reads the counters.
+// Stats returns the counters.
 func (s *Store) Stats() Stats {
 	d := s.deny.Load()
 	s.registry.mu.RLock()
@@ -233,11 +243,4 @@ func (s *Store) Stats() Stats {
 		CacheHits: s.cacheHits.Load(), Checked: s.signatureChecks.Load(), Refused: s.refused.Load(), PollErrors: s.pollErrors.Load(),
 		Cached: s.cache.size(), Nodes: nodes, Revocations: len(d.jti) + len(d.sub) + len(d.node) + len(d.tenant),
 	}
-}
-
-func (s *Store) warnScopeless(end time.Time) {
-	s.scopelessWarning.Do(func() {
-		s.log.Warn("a token without a scope was accepted as tools:call:read_only; mint new ones (agentctl token create) before the tolerance ends",
-			zap.Time("until", end))
-	})
 }

@@ -6,14 +6,14 @@ import (
 	"unsafe"
 )
 
-// The cache remembers verified tokens, because an Ed25519 check costs 50 us and a hash
-// half of one. It is keyed by the SHA-256 of the token, so no token is kept in memory
-// and the time of a lookup says nothing of use about one. Only good tokens enter: a
-// flood of bad ones cannot push them out.
+// The cache holds verified identities, because an Ed25519 check costs 50 us and a hash
+// half of one. Its key is the SHA-256 of the token: no token stays in memory, and the
+// time of a lookup reveals nothing useful about one. Only valid tokens enter, so a
+// flood of bad ones cannot evict them.
 //
-// Nothing is taken out on revocation or expiry: a hit is still asked whether it is
-// Active, which reads the clock and the current deny list, and so a caller who goes on
-// with a stopped token is refused for the price of a hash.
+// Revocation and expiry evict nothing. Verify calls Active on every hit, which compares
+// the identity with the clock and the current deny list; a client that keeps sending a
+// stopped token is therefore refused for the price of a hash.
 const (
 	cacheShards   = 16
 	maxGeneration = 512 // entries of one generation of one shard: 16,384 in all
@@ -23,22 +23,27 @@ type tokenDigest [sha256.Size]byte
 
 // tokenHash hashes a token without copying it.
 func tokenHash(token string) tokenDigest {
-	// The bytes of the string are only read; a []byte(token) would cost an allocation
-	// of the token's size on every call.
+	// The bytes are only read; a []byte(token) would allocate the token's size on
+	// every call.
 	return sha256.Sum256(unsafe.Slice(unsafe.StringData(token), len(token)))
 }
 
-// tokenCache is the cache: in each shard two generations. A full young one becomes the
-// old one, and what nobody asked for since is dropped with the old one before it.
+// tokenCache is an approximate LRU. Each shard has two generations: when the young one
+// is full it becomes the old one, and the previous old one is dropped. A hit in the old
+// generation moves the entry to the young one.
 type tokenCache struct {
-	shards [cacheShards]struct {
-		mu         sync.Mutex // protects the fields below
-		young, old map[tokenDigest]*Identity
-	}
+	shards [cacheShards]cacheShard
 }
 
+type cacheShard struct {
+	mu         sync.Mutex // protects the fields below
+	young, old map[tokenDigest]*Identity
+}
+
+func (c *tokenCache) shard(k tokenDigest) *cacheShard { return &c.shards[k[0]%cacheShards] }
+
 func (c *tokenCache) get(k tokenDigest) *Identity {
-	s := &c.shards[k[0]%cacheShards]
+	s := c.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if id, ok := s.young[k]; ok {
@@ -47,20 +52,19 @@ func (c *tokenCache) get(k tokenDigest) *Identity {
 	id, ok := s.old[k]
 	if ok {
 		delete(s.old, k)
-		c.addLocked(k, id)
+		s.addLocked(k, id)
 	}
 	return id
 }
 
 func (c *tokenCache) add(k tokenDigest, id *Identity) {
-	s := &c.shards[k[0]%cacheShards]
+	s := c.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.addLocked(k, id)
+	s.addLocked(k, id)
 }
 
-func (c *tokenCache) addLocked(k tokenDigest, id *Identity) {
-	s := &c.shards[k[0]%cacheShards]
+func (s *cacheShard) addLocked(k tokenDigest, id *Identity) {
 	if s.young == nil || len(s.young) >= maxGeneration {
 		s.old, s.young = s.young, make(map[tokenDigest]*Identity)
 	}
