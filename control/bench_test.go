@@ -52,12 +52,12 @@ func BenchmarkEmit(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	srv.join()
+	srv.subscribe()
 	s := prober.Sample{TSMS: 1_893_456_000_000, CPUPct: 12.5, MemTotalBytes: 1 << 34, MemBytes: 1 << 31}
 	b.ReportAllocs()
 	for b.Loop() {
 		s.Mono += time.Minute // all modules are due
-		srv.emit(s)
+		srv.publishMetrics(s)
 	}
 }
 

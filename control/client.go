@@ -139,7 +139,7 @@ func (c *Client) callError(ctx context.Context, err error) error {
 	case <-ctx.Done():
 	case <-time.After(time.Second):
 	}
-	last := c.ch.last.Load()
+	last := c.ch.lastError.Load()
 	switch {
 	case last == nil:
 		return ErrClosed
@@ -294,9 +294,9 @@ var _ channel.Channel = (*clientChannel)(nil)
 // that a daemon says before it hangs up.
 type clientChannel struct {
 	*wire
-	onEvent func(Event)
-	last    atomic.Pointer[Error]
-	ended   chan struct{} // closed when nothing more will be read
+	onEvent   func(Event)
+	lastError atomic.Pointer[Error]
+	ended     chan struct{} // closed when nothing more will be read
 }
 
 // Send writes a request.
@@ -326,7 +326,7 @@ func (c *clientChannel) Recv() ([]byte, error) {
 			if m.Error.Data != nil {
 				last.Field, last.Detail = m.Error.Data.Field, m.Error.Data.Detail
 			}
-			c.last.Store(last)
+			c.lastError.Store(last)
 		default:
 			return body, nil
 		}
@@ -334,13 +334,13 @@ func (c *clientChannel) Recv() ([]byte, error) {
 }
 
 func (c *clientChannel) read() ([]byte, error) {
-	if err := c.in.wait(); err != nil {
+	if err := c.reader.waitMessage(); err != nil {
 		return nil, err
 	}
-	n, err := c.in.header()
+	n, err := c.reader.header()
 	if err != nil {
 		return nil, err
 	}
 	body := make([]byte, n)
-	return body, c.in.body(body)
+	return body, c.reader.body(body)
 }

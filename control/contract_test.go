@@ -69,7 +69,7 @@ func TestContractIsWhole(t *testing.T) {
 		{"methods", slices.Collect(maps.Keys(c.Methods)), names},
 		{"events", slices.Collect(maps.Keys(c.Events)), []string{EventMetrics, EventState, EventAlert, EventPing, EventUpdateReady}},
 		{"known capabilities", c.Capabilities.Known, slices.Clone(capabilities)},
-		{"served capabilities", c.Capabilities.Served, slices.Clone((&Server{o: Options{History: tape{}}}).served())},
+		{"served capabilities", c.Capabilities.Served, slices.Clone((&Server{o: Options{History: tape{}}}).servedCapabilities())},
 		{"modules", c.Modules, prober.AllModules.Names()},
 	} {
 		slices.Sort(tt.file)
@@ -296,7 +296,7 @@ func TestContractParams(t *testing.T) {
 					}
 					if method == MethodBurst {
 						r.srv.mu.Lock()
-						r.srv.push.bursts = nil // so that there is room for another
+						r.srv.sampling.bursts = nil // so that there is room for another
 						r.srv.mu.Unlock()
 					}
 					if m := p.call(method, b.String()); (m["error"] == nil) != allowed {

@@ -13,7 +13,7 @@ func TestDrainNewcomer(t *testing.T) {
 	status := func(context.Context) any { return map[string]bool{"done": true} }
 	inBubble(t, Options{Status: status}, func(t *testing.T, r *rig) {
 		idle := r.peer().hello("")
-		time.Sleep(newcomer)
+		time.Sleep(newConnGrace)
 		fresh, silent := r.peer(), r.peer()
 		synctest.Wait()
 		began := time.Now()
@@ -25,7 +25,7 @@ func TestDrainNewcomer(t *testing.T) {
 		default:
 			t.Error("an idle client holds the stop up")
 		}
-		time.Sleep(newcomer / 2)
+		time.Sleep(newConnGrace / 2)
 		fresh.hello("")
 		if got := fresh.ok("status", "null"); got["done"] != true {
 			t.Errorf("a newcomer got %v", got)
@@ -33,8 +33,8 @@ func TestDrainNewcomer(t *testing.T) {
 		<-silent.ended
 		<-fresh.ended
 		<-ended
-		if took := time.Since(began); took != newcomer {
-			t.Errorf("the stop took %v, want %v", took, newcomer)
+		if took := time.Since(began); took != newConnGrace {
+			t.Errorf("the stop took %v, want %v", took, newConnGrace)
 		}
 	})
 }

@@ -30,40 +30,40 @@ func newEvent(method, key string, params any) (event, error) {
 
 var pingEvent, _ = newEvent(EventPing, EventPing, struct{}{})
 
-// reader is what a connection that takes events reads. Alerts have a queue of their
+// subscription is what a connection that takes events reads. Alerts have a queue of their
 // own, so that neither metrics nor states can push one out.
-type reader struct {
-	events  *fanout.Subscriber[event] // metrics and states
-	notices *fanout.Subscriber[event] // alerts and updates
-	update  event                     // one that came before this reader; empty when there is none
+type subscription struct {
+	events     *fanout.Subscriber[event] // metrics and states
+	notices    *fanout.Subscriber[event] // alerts and updates
+	lastUpdate event                     // one that came before this reader; empty when there is none
 }
 
-// join makes a connection one that takes events: push goes on, cpu and mem start.
-func (s *Server) join() (*reader, prober.ModuleSet, error) {
+// subscribe makes a connection one that takes events: push goes on, cpu and mem start.
+func (s *Server) subscribe() (*subscription, prober.ModuleSet, error) {
 	set, err := s.applySampling(true, func(now prober.ModuleSet) prober.ModuleSet { return now | defaultModules })
 	if err != nil {
 		return nil, 0, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := &reader{
-		events:  s.events.Subscribe(fanout.SubscribeOptions[event]{Buffer: maxQueue, Overflow: fanout.Coalesce, Key: eventKey}),
-		notices: s.notices.Subscribe(fanout.SubscribeOptions[event]{Buffer: maxNotices, Overflow: fanout.DropAndCount}),
-		update:  s.update,
+	r := &subscription{
+		events:     s.events.Subscribe(fanout.SubscribeOptions[event]{Buffer: maxQueue, Overflow: fanout.Coalesce, Key: eventKey}),
+		notices:    s.notices.Subscribe(fanout.SubscribeOptions[event]{Buffer: maxNotices, Overflow: fanout.DropAndCount}),
+		lastUpdate: s.update,
 	}
-	s.push.readers++
-	s.push.on = true
-	s.push.extra = prober.ModuleReadings{} // a module that is seldom read is told to this reader as well
+	s.sampling.subscribers++
+	s.sampling.pushEnabled = true
+	s.sampling.sentReadings = prober.ModuleReadings{} // a module that is seldom read is told to this reader as well
 	s.replanLocked()
 	return r, set, nil
 }
 
-func (s *Server) leave(r *reader) {
+func (s *Server) unsubscribe(r *subscription) {
 	r.events.Close()
 	r.notices.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.push.readers--
+	s.sampling.subscribers--
 	s.replanLocked()
 }
 
@@ -71,8 +71,8 @@ func (s *Server) leave(r *reader) {
 func (s *Server) publishState(phase, reason string, extra any) {
 	ms, _ := s.clock.NowMS()
 	s.mu.Lock()
-	s.push.told++
-	key := EventState + strconv.FormatUint(s.push.told, 10) // states never replace one another
+	s.sampling.stateCount++
+	key := EventState + strconv.FormatUint(s.sampling.stateCount, 10) // states never replace one another
 	s.mu.Unlock()
 	e, err := newEvent(EventState, key, State{ms, phase, reason, extra})
 	if err != nil {

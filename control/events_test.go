@@ -440,13 +440,13 @@ func TestDrain(t *testing.T) {
 				work = make(chan struct{})
 				idle := r.peer().hello(bridge)
 				p := r.peer().hello("")
-				time.Sleep(newcomer) // these are none
+				time.Sleep(newConnGrace) // these are none
 				p.send(`{"jsonrpc":"2.0","id":1,"method":"status"}`)
 				synctest.Wait()
 				go p.send(`{"jsonrpc":"2.0","id":2,"method":"stop"}`)
 				began := time.Now()
 				go func() {
-					time.Sleep(grace / 2)
+					time.Sleep(drainTimeout / 2)
 					if answered {
 						close(work)
 					}
@@ -455,10 +455,10 @@ func TestDrain(t *testing.T) {
 				<-p.ended
 				<-idle.ended
 				took, got := time.Since(began), p.take("")
-				if answered && (took != grace/2 || len(got) != 1 || got[0].result()["done"] != true) {
+				if answered && (took != drainTimeout/2 || len(got) != 1 || got[0].result()["done"] != true) {
 					t.Errorf("after %v got %v", took, got)
 				}
-				if !answered && (took != grace || len(got) != 0) {
+				if !answered && (took != drainTimeout || len(got) != 0) {
 					t.Errorf("after %v got %v", took, got)
 				}
 				if !r.srv.Sampling().Running {

@@ -328,7 +328,7 @@ func TestOneLongAnswer(t *testing.T) {
 		ended := make(chan time.Duration, 1)
 		go func() {
 			for { // a chunk each 4 s
-				if _, err := io.ReadFull(slow, make([]byte, chunk+200)); err != nil {
+				if _, err := io.ReadFull(slow, make([]byte, writeSize+200)); err != nil {
 					ended <- time.Since(began)
 					return
 				}

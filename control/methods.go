@@ -20,16 +20,16 @@ import (
 // session is a connection's requests. They come one at a time, so its fields need no
 // lock; joined crosses over to the goroutine that writes events.
 type session struct {
-	srv    *Server
-	c      *serverChannel
-	id     string       // UUID v4, once hello was good
-	asked  string       // the id of the request in work as it came; "" of a notification
-	reader *reader      // once it takes events
-	joined chan *reader // reader, when the answer to hello is out
+	srv        *Server
+	c          *serverChannel
+	id         string             // UUID v4, once hello was good
+	requestID  string             // the id of the request in work as it came; "" of a notification
+	sub        *subscription      // once it takes events
+	subscribed chan *subscription // sub, when the answer to hello is out
 }
 
 // methods are all there are, but for hello.
-var methods = map[string]func(*session, context.Context, *fields) (any, error){
+var methods = map[string]func(*session, context.Context, *paramFields) (any, error){
 	MethodSnapshot:  (*session).snapshot,
 	MethodStart:     (*session).start,
 	MethodStop:      (*session).stop,
@@ -47,8 +47,8 @@ var methods = map[string]func(*session, context.Context, *fields) (any, error){
 // capabilities are what hello may ask for.
 var capabilities = []string{CapMetricsStream, CapBurstMode, CapHistoryQuery}
 
-// served is what a client may count on.
-func (s *Server) served() []string {
+// servedCapabilities is what a client may count on.
+func (s *Server) servedCapabilities() []string {
 	if s.o.History == nil {
 		return []string{CapMetricsStream, CapBurstMode}
 	}
@@ -57,7 +57,7 @@ func (s *Server) served() []string {
 
 // writeEvents writes the events of a connection until it is closed.
 func (ss *session) writeEvents() {
-	var r *reader
+	var r *subscription
 	var events, notices <-chan struct{}
 	var ping <-chan time.Time
 	for {
@@ -65,12 +65,12 @@ func (ss *session) writeEvents() {
 		select {
 		case <-ss.c.closed:
 			return
-		case r = <-ss.joined:
+		case r = <-ss.subscribed:
 			events, notices = r.events.Ready(), r.notices.Ready()
-			ticker := time.NewTicker(pingEvery)
+			ticker := time.NewTicker(pingInterval)
 			defer ticker.Stop()
 			ping = ticker.C
-			e = r.update
+			e = r.lastUpdate
 		case <-events:
 			e, _ = r.events.Next()
 		case <-notices:
@@ -90,7 +90,7 @@ func (ss *session) Assign(context.Context, string) jrpc2.Handler { return ss.han
 // handle calls a method.
 func (ss *session) handle(ctx context.Context, req *jrpc2.Request) (result any, err error) {
 	if req.IsNotification() {
-		defer ss.c.endTurn() // no answer will do it
+		defer ss.c.finishRequest() // no answer will do it
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -118,7 +118,7 @@ func (ss *session) call(ctx context.Context, req *jrpc2.Request) (any, error) {
 		return nil, errParams("params", "must be an object")
 	}
 	if req.Method() == MethodHello {
-		return ss.hello(parseFields(params))
+		return ss.hello(parseParams(params))
 	}
 	if ss.id == "" {
 		return nil, errUnauthorized("say hello first")
@@ -127,8 +127,8 @@ func (ss *session) call(ctx context.Context, req *jrpc2.Request) (any, error) {
 	if !ok {
 		return nil, &Error{Code: CodeMethodNotFound, Message: "method_not_found", Detail: "see docs/control.md for the methods"}
 	}
-	ss.asked = req.ID()
-	return method(ss, ctx, parseFields(params))
+	ss.requestID = req.ID()
+	return method(ss, ctx, parseParams(params))
 }
 
 // wireError is an error as jrpc2 sends it. What is not an Error is internal.
@@ -145,9 +145,9 @@ func wireError(err error) *jrpc2.Error {
 	return w.WithData(o.Data)
 }
 
-func (ss *session) hello(f *fields) (any, error) {
+func (ss *session) hello(f *paramFields) (any, error) {
 	// The version first: what else a later version sends is not known here.
-	var version whole
+	var version integer
 	versionGiven := f.take("protocol_version", &version)
 	if versionGiven && f.err == nil && version != ProtocolVersion {
 		return nil, errNotSupported("protocol_version", fmt.Sprintf("this server speaks %d", ProtocolVersion))
@@ -161,45 +161,45 @@ func (ss *session) hello(f *fields) (any, error) {
 	if len(token) > 4<<10 {
 		f.fail(errParams("token", "is longer than 4096 bytes"))
 	}
-	if f.err == nil && !ss.srv.goodToken(token) {
+	if f.err == nil && !ss.srv.isTokenValid(token) {
 		f.fail(errUnauthorized("hello needs the token; any non-empty one will do where none is configured"))
 	}
-	asked := f.words("capabilities", capabilities)
-	if err := f.end(); err != nil {
+	asked := f.choices("capabilities", capabilities)
+	if err := f.finish(); err != nil {
 		return nil, err
 	}
 
 	if slices.Contains(asked, CapMetricsStream) {
-		if err := ss.join(); err != nil {
+		if err := ss.joinEvents(); err != nil {
 			return nil, err
 		}
 	}
-	ss.c.hello = true
+	ss.c.helloDone = true
 	if ss.id == "" {
 		ss.id = newSessionID()
 	}
-	return Hello{ss.srv.o.Version, ProtocolVersion, ss.srv.served(), ss.id}, nil
+	return Hello{ss.srv.o.Version, ProtocolVersion, ss.srv.servedCapabilities(), ss.id}, nil
 }
 
-func (s *Server) goodToken(token string) bool {
+func (s *Server) isTokenValid(token string) bool {
 	if s.o.Token == "" {
 		return token != ""
 	}
 	return subtle.ConstantTimeCompare([]byte(token), []byte(s.o.Token)) == 1
 }
 
-// join has this connection take events. They begin behind the answer to hello.
-func (ss *session) join() error {
-	if ss.reader != nil {
+// subscribe has this connection take events. They begin behind the answer to hello.
+func (ss *session) joinEvents() error {
+	if ss.sub != nil {
 		return nil
 	}
-	r, set, err := ss.srv.join()
+	r, set, err := ss.srv.subscribe()
 	if err != nil {
 		return err
 	}
-	ss.reader = r
-	ss.c.after(func() {
-		ss.joined <- r
+	ss.sub = r
+	ss.c.afterAnswer(func() {
+		ss.subscribed <- r
 		ss.srv.publishState("start", MethodHello, startExtra{set.Names()})
 	})
 	return nil
@@ -214,9 +214,9 @@ type burstExtra struct {
 	ExpiresAt  int64 `json:"expires_at"`
 }
 
-func (ss *session) snapshot(ctx context.Context, f *fields) (any, error) {
+func (ss *session) snapshot(ctx context.Context, f *paramFields) (any, error) {
 	set := f.modules("modules", defaultModules)
-	if err := f.end(); err != nil {
+	if err := f.finish(); err != nil {
 		return nil, err
 	}
 	sample, err := ss.srv.prober.Now(ctx)
@@ -226,9 +226,9 @@ func (ss *session) snapshot(ctx context.Context, f *fields) (any, error) {
 	return snapshotOf(&sample, set), nil
 }
 
-func (ss *session) start(_ context.Context, f *fields) (any, error) {
+func (ss *session) start(_ context.Context, f *paramFields) (any, error) {
 	set := f.modules("modules", defaultModules)
-	if err := f.end(); err != nil {
+	if err := f.finish(); err != nil {
 		return nil, err
 	}
 	s := ss.srv
@@ -236,25 +236,25 @@ func (ss *session) start(_ context.Context, f *fields) (any, error) {
 		return nil, err
 	}
 	names := set.Names()
-	ss.c.after(func() { s.publishState("start", MethodStart, startExtra{names}) })
+	ss.c.afterAnswer(func() { s.publishState("start", MethodStart, startExtra{names}) })
 	return startResult{true, names}, nil
 }
 
-func (ss *session) stop(_ context.Context, f *fields) (any, error) {
-	if err := f.end(); err != nil {
+func (ss *session) stop(_ context.Context, f *paramFields) (any, error) {
+	if err := f.finish(); err != nil {
 		return nil, err
 	}
 	s := ss.srv
 	if _, err := s.applySampling(false, func(now prober.ModuleSet) prober.ModuleSet { return now }); err != nil {
 		return nil, err
 	}
-	ss.c.after(func() { s.publishState("stop", MethodStop, nil) })
+	ss.c.afterAnswer(func() { s.publishState("stop", MethodStop, nil) })
 	return okResult{true}, nil
 }
 
-func (ss *session) setConfig(ctx context.Context, f *fields) (any, error) {
+func (ss *session) setConfig(ctx context.Context, f *paramFields) (any, error) {
 	base, _ := f.millis("base_interval_ms", prober.MinInterval, prober.MaxInterval)
-	var byName map[string]whole
+	var byName map[string]integer
 	f.take("module_intervals", &byName)
 	var persist bool
 	f.take("persist", &persist)
@@ -262,7 +262,7 @@ func (ss *session) setConfig(ctx context.Context, f *fields) (any, error) {
 	if err != nil {
 		f.fail(err)
 	}
-	if err := f.end(); err != nil {
+	if err := f.finish(); err != nil {
 		return nil, err
 	}
 
@@ -289,7 +289,7 @@ func (ss *session) persist(ctx context.Context, c Config) bool {
 	return true
 }
 
-func parseIntervals(byName map[string]whole) (every intervals, err *Error) {
+func parseIntervals(byName map[string]integer) (every intervals, err *Error) {
 	const name = "module_intervals"
 	for n, ms := range byName {
 		m, ok := prober.ModuleByName(n)
@@ -318,12 +318,12 @@ func (iv *intervals) byName() map[string]int64 {
 	return byName
 }
 
-func (ss *session) burst(_ context.Context, f *fields) (any, error) {
+func (ss *session) burst(_ context.Context, f *paramFields) (any, error) {
 	var unused []string // all modules are sped up, as the document has it
 	f.take("modules", &unused)
 	every := f.needMillis("interval_ms", prober.MinInterval, prober.MaxInterval)
 	ttl := f.needMillis("ttl_ms", prober.MinInterval, maxBurstTTL)
-	if err := f.end(); err != nil {
+	if err := f.finish(); err != nil {
 		return nil, err
 	}
 
@@ -333,20 +333,20 @@ func (ss *session) burst(_ context.Context, f *fields) (any, error) {
 	}
 	ms, _ := s.clock.NowMS()
 	expires := ms + ttl.Milliseconds()
-	ss.c.after(func() { s.publishState("burst", MethodBurst, burstExtra{every.Milliseconds(), expires}) })
+	ss.c.afterAnswer(func() { s.publishState("burst", MethodBurst, burstExtra{every.Milliseconds(), expires}) })
 	return burstResult{true, expires}, nil
 }
 
-func (ss *session) subscribe(_ context.Context, f *fields) (any, error) {
+func (ss *session) subscribe(_ context.Context, f *paramFields) (any, error) {
 	var enable bool
-	f.need("enable", &enable)
-	if err := f.end(); err != nil {
+	f.require("enable", &enable)
+	if err := f.finish(); err != nil {
 		return nil, err
 	}
 	s := ss.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.push.on = enable
+	s.sampling.pushEnabled = enable
 	s.replanLocked()
 	return okResult{true}, nil
 }

@@ -110,15 +110,15 @@ func TestPing(t *testing.T) {
 		plain := r.peer().hello("")
 		p := r.peer().hello(bridge)
 		p.ok("stop", "")
-		time.Sleep(pingEvery - 1)
+		time.Sleep(pingInterval - 1)
 		synctest.Wait()
 		if got := p.take(EventPing); len(got) != 0 {
 			t.Errorf("too early: %v", got)
 		}
-		time.Sleep(2*pingEvery + 1)
+		time.Sleep(2*pingInterval + 1)
 		synctest.Wait()
 		if got := p.take(EventPing); len(got) != 3 || fmt.Sprint(got[0]) != "map[jsonrpc:2.0 method:ping params:map[]]" {
-			t.Errorf("in three times %v came %v", pingEvery, got)
+			t.Errorf("in three times %v came %v", pingInterval, got)
 		}
 		if got := plain.take(""); len(got) != 0 {
 			t.Errorf("a connection without metrics_stream was told %v", got)

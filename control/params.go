@@ -103,16 +103,16 @@ func errInternal(detail string) *Error {
 	return &Error{Code: CodeInternal, Message: "internal", Detail: detail}
 }
 
-// fields are the members of a params object that were not asked for yet. Whoever
+// paramFields are the members of a params object that were not asked for yet. Whoever
 // takes one says whether it must be there; end refuses what nobody took. Only the
 // first error is kept, so that a method can take all and look once.
-type fields struct {
+type paramFields struct {
 	m   map[string]strictjson.Raw
 	err *Error
 }
 
-func parseFields(params []byte) *fields {
-	f := &fields{}
+func parseParams(params []byte) *paramFields {
+	f := &paramFields{}
 	if len(params) == 0 {
 		return f
 	}
@@ -122,14 +122,14 @@ func parseFields(params []byte) *fields {
 	return f
 }
 
-func (f *fields) fail(err *Error) {
+func (f *paramFields) fail(err *Error) {
 	if f.err == nil {
 		f.err = err
 	}
 }
 
 // take decodes a member into v and tells whether it was there; null is not there.
-func (f *fields) take(name string, v any) bool {
+func (f *paramFields) take(name string, v any) bool {
 	raw, ok := f.m[name]
 	if !ok {
 		return false
@@ -144,16 +144,16 @@ func (f *fields) take(name string, v any) bool {
 	return true
 }
 
-// need is take for a member that must be there.
-func (f *fields) need(name string, v any) {
+// require is take for a member that must be there.
+func (f *paramFields) require(name string, v any) {
 	if !f.take(name, v) {
 		f.fail(errParams(name, "is missing"))
 	}
 }
 
 // text is need for a string of at most limit bytes.
-func (f *fields) text(name string, limit int) (s string) {
-	f.need(name, &s)
+func (f *paramFields) text(name string, limit int) (s string) {
+	f.require(name, &s)
 	if len(s) > limit {
 		f.fail(errParams(name, "is longer than %d bytes", limit))
 	}
@@ -162,8 +162,8 @@ func (f *fields) text(name string, limit int) (s string) {
 
 // millis takes a duration in whole milliseconds, least..most, and tells whether it was
 // there.
-func (f *fields) millis(name string, least, most time.Duration) (time.Duration, bool) {
-	var n whole
+func (f *paramFields) millis(name string, least, most time.Duration) (time.Duration, bool) {
+	var n integer
 	if !f.take(name, &n) {
 		return 0, false
 	}
@@ -175,7 +175,7 @@ func (f *fields) millis(name string, least, most time.Duration) (time.Duration, 
 }
 
 // needMillis is millis for a member that must be there.
-func (f *fields) needMillis(name string, least, most time.Duration) time.Duration {
+func (f *paramFields) needMillis(name string, least, most time.Duration) time.Duration {
 	d, ok := f.millis(name, least, most)
 	if !ok {
 		f.fail(errParams(name, "is missing"))
@@ -183,9 +183,9 @@ func (f *fields) needMillis(name string, least, most time.Duration) time.Duratio
 	return d
 }
 
-// whole takes a number that is not negative and has no fraction; 0 when it is not there.
-func (f *fields) whole(name string, must bool) int64 {
-	var n whole
+// integer takes a number that is not negative and has no fraction; 0 when it is not there.
+func (f *paramFields) integer(name string, must bool) int64 {
+	var n integer
 	if !f.take(name, &n) && must {
 		f.fail(errParams(name, "is missing"))
 	}
@@ -195,8 +195,8 @@ func (f *fields) whole(name string, must bool) int64 {
 	return int64(n)
 }
 
-// end refuses what was not taken and returns the first error.
-func (f *fields) end() error {
+// finish refuses what was not taken and returns the first error.
+func (f *paramFields) finish() error {
 	left := ""
 	for name := range f.m {
 		if left == "" || name < left { // the same answer each time
@@ -212,20 +212,20 @@ func (f *fields) end() error {
 	return nil
 }
 
-// whole is an integer, however it is written: 1000, 1000.0 and 1e3 are the same.
-type whole int64
+// integer is an integer, however it is written: 1000, 1000.0 and 1e3 are the same.
+type integer int64
 
 // UnmarshalJSON decodes a number without a fraction, within ±2^53.
-func (n *whole) UnmarshalJSON(b []byte) error {
+func (n *integer) UnmarshalJSON(b []byte) error {
 	v, err := strconv.ParseFloat(string(b), 64)
 	if err != nil || v != math.Trunc(v) || math.Abs(v) > 1<<53 {
 		return fmt.Errorf("not a whole number")
 	}
-	*n = whole(v)
+	*n = integer(v)
 	return nil
 }
 
-func (n whole) millis(name string, least, most time.Duration) (time.Duration, *Error) {
+func (n integer) millis(name string, least, most time.Duration) (time.Duration, *Error) {
 	if int64(n) < least.Milliseconds() || int64(n) > most.Milliseconds() {
 		return 0, errParams(name, "must be %d..%d", least.Milliseconds(), most.Milliseconds())
 	}
@@ -233,7 +233,7 @@ func (n whole) millis(name string, least, most time.Duration) (time.Duration, *E
 }
 
 // modules takes a list of modules; none, or an empty one, is def.
-func (f *fields) modules(name string, def prober.ModuleSet) prober.ModuleSet {
+func (f *paramFields) modules(name string, def prober.ModuleSet) prober.ModuleSet {
 	var names []string
 	if !f.take(name, &names) || len(names) == 0 {
 		return def
@@ -254,8 +254,8 @@ func (f *fields) modules(name string, def prober.ModuleSet) prober.ModuleSet {
 	return set
 }
 
-// words takes a list of words out of known; another one is not supported.
-func (f *fields) words(name string, known []string) []string {
+// choices takes a list of words out of known; another one is not supported.
+func (f *paramFields) choices(name string, known []string) []string {
 	var list []string
 	f.take(name, &list)
 	for _, w := range list {

@@ -94,32 +94,32 @@ const (
 
 // Sizes and times. What is above a bound is refused, never queued.
 const (
-	MaxClients  = 16        // connections at a time
-	MaxMessage  = 1 << 20   // a message, bytes; a longer one closes its connection
-	MaxParams   = 64 << 10  // the params of a request, bytes
-	maxHeader   = 1 << 10   // a header line, bytes
-	maxLines    = 8         // header lines of a message
-	maxID       = 128       // the id of a request, bytes
-	maxItems    = 4096      // commas of a message: elements and members, about
-	maxAnswer   = 16 << 20  // a message to a client, bytes
-	maxBursts   = 8         // bursts at a time
-	maxQueue    = 16        // events that wait for a client that reads slowly
-	historyPage = 2048      // items HistoryEach asks for at a time
-	maxQueries  = 2         // query_history that look for their rows at a time
-	smallAnswer = 32 << 10  // items of query_history, bytes; of longer answers there is one at a time
-	longAnswer  = 256 << 10 // beyond it they are not kept in memory
-	chunk       = 32 << 10  // of a longer one, what is written at a time, bytes
-	maxNotices  = 32        // alerts and updates that wait likewise
-	smallBody   = 16 << 10  // a longer message waits for its turn among those like it
+	MaxClients      = 16        // connections at a time
+	MaxMessage      = 1 << 20   // a message, bytes; a longer one closes its connection
+	MaxParams       = 64 << 10  // the params of a request, bytes
+	maxHeader       = 1 << 10   // a header line, bytes
+	maxLines        = 8         // header lines of a message
+	maxID           = 128       // the id of a request, bytes
+	maxCommas       = 4096      // commas of a message: elements and members, about
+	maxAnswer       = 16 << 20  // a message to a client, bytes
+	maxBursts       = 8         // bursts at a time
+	maxQueue        = 16        // events that wait for a client that reads slowly
+	historyPage     = 2048      // items HistoryEach asks for at a time
+	maxQueries      = 2         // query_history that look for their rows at a time
+	maxSmallAnswer  = 32 << 10  // items of query_history, bytes; of longer answers there is one at a time
+	maxKeptAnswer   = 256 << 10 // beyond it they are not kept in memory
+	writeSize       = 32 << 10  // of a longer one, what is written at a time, bytes
+	maxNotices      = 32        // alerts and updates that wait likewise
+	maxSmallMessage = 16 << 10  // a longer message waits for its turn among those like it
 
-	helloTimeout = 5 * time.Second  // from the connection to a good hello
-	frameTimeout = 10 * time.Second // from a message's first byte to its last
-	writeTimeout = 5 * time.Second  // a client that reads nothing for so long is dropped
-	callTimeout  = 5 * time.Second  // a method
-	queryTimeout = time.Minute      // query_history, until its last byte is written
-	pingEvery    = 30 * time.Second // to a client that takes events
-	grace        = time.Second      // for the request in work when the daemon stops
-	newcomer     = grace * 3 / 4    // from its connection, what a client may still ask then
+	helloTimeout = 5 * time.Second      // from the connection to a good hello
+	frameTimeout = 10 * time.Second     // from a message's first byte to its last
+	writeTimeout = 5 * time.Second      // a client that reads nothing for so long is dropped
+	callTimeout  = 5 * time.Second      // a method
+	queryTimeout = time.Minute          // query_history, until its last byte is written
+	pingInterval = 30 * time.Second     // to a client that takes events
+	drainTimeout = time.Second          // for the request in work when the daemon stops
+	newConnGrace = drainTimeout * 3 / 4 // from its connection, what a client may still ask then
 
 	maxBurstTTL = 10 * time.Minute
 )

@@ -17,23 +17,23 @@ type Sampling struct {
 	Modules    []string `json:"modules"` // names, as start answers them
 }
 
-// push is the state of local push, protected by Server.mu. While somebody wants
+// sampling is the state of local push, protected by Server.mu. While somebody wants
 // samples, one goroutine (Server.feed) watches the prober; else nothing runs.
-type push struct {
-	running bool
-	on      bool // the switch of subscribe_metrics, for everybody
-	readers int  // connections that take events
-	modules prober.ModuleSet
-	every   intervals
-	bursts  []burst
+type sampling struct {
+	isRunning   bool
+	pushEnabled bool // the switch of subscribe_metrics, for everybody
+	subscribers int  // connections that take events
+	modules     prober.ModuleSet
+	intervals   intervals
+	bursts      []burst
 
-	seq   uint64                           // of the last metrics
-	told  uint64                           // states so far
-	extra prober.ModuleReadings            // of the modules beyond the frame, told last
-	due   [prober.NumModules]time.Duration // when a module is told next, on the samples' clock
-	last  [prober.NumModules]time.Duration // the sample it was told of last
-	now   plan                             // what feed does
-	stop  context.CancelFunc               // makes feed plan anew
+	seq          uint64                           // of the last metrics
+	stateCount   uint64                           // states so far
+	sentReadings prober.ModuleReadings            // of the modules beyond the frame, told last
+	nextDue      [prober.NumModules]time.Duration // when a module is told next, on the samples' clock
+	lastSent     [prober.NumModules]time.Duration // the sample it was told of last
+	current      plan                             // what feed does
+	replan       context.CancelFunc               // makes feed plan anew
 }
 
 // intervals is how often each module wants to be told; zero: the base interval.
@@ -54,23 +54,23 @@ type burst struct {
 // plan is what feed shall do: watch at an interval, or nothing when it is zero, and
 // think again at until.
 type plan struct {
-	every time.Duration
-	until time.Time // zero: until told
-	burst bool
+	every   time.Duration
+	until   time.Time // zero: until told
+	isBurst bool
 }
 
-func (p *push) plan(base time.Duration, now time.Time) (pl plan) {
+func (p *sampling) plan(base time.Duration, now time.Time) (pl plan) {
 	p.bursts = slices.DeleteFunc(p.bursts, func(b burst) bool { return !b.until.After(now) })
-	if !p.running || p.modules == 0 || (len(p.bursts) == 0 && (!p.on || p.readers == 0)) {
+	if !p.isRunning || p.modules == 0 || (len(p.bursts) == 0 && (!p.pushEnabled || p.subscribers == 0)) {
 		return plan{}
 	}
 	for m := range prober.NumModules {
-		if d := p.every.of(m, base); p.modules.Has(m) && (pl.every == 0 || d < pl.every) {
+		if d := p.intervals.of(m, base); p.modules.Has(m) && (pl.every == 0 || d < pl.every) {
 			pl.every = d
 		}
 	}
 	for _, b := range p.bursts {
-		pl.every, pl.burst = min(pl.every, b.every), true
+		pl.every, pl.isBurst = min(pl.every, b.every), true
 		if pl.until.IsZero() || b.until.Before(pl.until) {
 			pl.until = b.until
 		}
@@ -88,8 +88,8 @@ func (pl plan) context(ctx context.Context) (context.Context, context.CancelFunc
 
 // replanLocked has feed plan anew if there is anything new.
 func (s *Server) replanLocked() {
-	if s.push.stop != nil && s.push.plan(s.prober.Interval(), time.Now()) != s.push.now {
-		s.push.stop()
+	if s.sampling.replan != nil && s.sampling.plan(s.prober.Interval(), time.Now()) != s.sampling.current {
+		s.sampling.replan()
 	}
 }
 
@@ -97,14 +97,14 @@ func (s *Server) replanLocked() {
 func (s *Server) runSampler(ctx context.Context) {
 	for ctx.Err() == nil {
 		s.mu.Lock()
-		pl := s.push.plan(s.prober.Interval(), time.Now())
+		pl := s.sampling.plan(s.prober.Interval(), time.Now())
 		pctx, cancel := pl.context(ctx)
-		s.push.now, s.push.stop = pl, cancel
-		s.push.due = [prober.NumModules]time.Duration{}
+		s.sampling.current, s.sampling.replan = pl, cancel
+		s.sampling.nextDue = [prober.NumModules]time.Duration{}
 		s.mu.Unlock()
 
 		if pl.every > 0 {
-			if err := s.prober.Watch(pctx, pl.every, s.emit); pctx.Err() == nil {
+			if err := s.prober.Watch(pctx, pl.every, s.publishMetrics); pctx.Err() == nil {
 				s.log.Warn("no samples for the control socket", zap.Error(err))
 				s.sleep(pctx, time.Second) // too many watchers, or a prober that ended
 			}
@@ -125,20 +125,20 @@ func (s *Server) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// emit publishes a sample as the event metrics, with the modules that are due.
-func (s *Server) emit(p prober.Sample) error {
+// publishMetrics publishes a sample as the event metrics, with the modules that are due.
+func (s *Server) publishMetrics(p prober.Sample) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.push.running || !s.push.on || s.push.readers == 0 {
+	if !s.sampling.isRunning || !s.sampling.pushEnabled || s.sampling.subscribers == 0 {
 		return nil // only a burst keeps the sampler going
 	}
-	set := s.push.dueLocked(&p, s.prober.Interval())
+	set := s.sampling.dueLocked(&p, s.prober.Interval())
 	if set == 0 {
 		return nil
 	}
 	snap := snapshotOf(&p, set)
-	s.push.seq++
-	snap.Seq = s.push.seq
+	s.sampling.seq++
+	snap.Seq = s.sampling.seq
 	e, err := newEvent(EventMetrics, EventMetrics, snap)
 	if err != nil {
 		return err
@@ -150,30 +150,30 @@ func (s *Server) emit(p prober.Sample) error {
 // dueLocked takes the modules that are due at a sample and sets their next time. A
 // module is not told twice when it was held up; one beyond the frame only when it was
 // read anew.
-func (p *push) dueLocked(s *prober.Sample, base time.Duration) (set prober.ModuleSet) {
-	slack := p.now.every / 2
+func (p *sampling) dueLocked(s *prober.Sample, base time.Duration) (set prober.ModuleSet) {
+	slack := p.current.every / 2
 	var news prober.ModuleSet
 	if s.Modules != nil {
-		news = s.Modules.NewSince(&p.extra)
+		news = s.Modules.NewSince(&p.sentReadings)
 	}
 	for m := range prober.NumModules {
-		if !p.modules.Has(m) || (!p.now.burst && s.Mono+slack < p.due[m]) || (m.IsOptional() && !news.Has(m)) {
+		if !p.modules.Has(m) || (!p.current.isBurst && s.Mono+slack < p.nextDue[m]) || (m.IsOptional() && !news.Has(m)) {
 			continue
 		}
-		if s.Mono > 0 && s.Mono == p.last[m] {
+		if s.Mono > 0 && s.Mono == p.lastSent[m] {
 			continue // a new plan begins with the newest sample, which was told already
 		}
 		set |= 1 << m
-		p.last[m] = s.Mono
-		every := p.every.of(m, base)
-		if next := p.due[m] + every; p.due[m] > 0 && next > s.Mono {
-			p.due[m] = next
+		p.lastSent[m] = s.Mono
+		every := p.intervals.of(m, base)
+		if next := p.nextDue[m] + every; p.nextDue[m] > 0 && next > s.Mono {
+			p.nextDue[m] = next
 		} else {
-			p.due[m] = s.Mono + every
+			p.nextDue[m] = s.Mono + every
 		}
 	}
 	if s.Modules != nil {
-		p.extra.Update(s.Modules, set)
+		p.sentReadings.Update(s.Modules, set)
 	}
 	return set
 }
@@ -182,26 +182,26 @@ func (p *push) dueLocked(s *prober.Sample, base time.Duration) (set prober.Modul
 // who read and record, in the order of the changes; if modules cannot be had nothing is
 // changed.
 func (s *Server) applySampling(running bool, change func(now prober.ModuleSet) prober.ModuleSet) (prober.ModuleSet, error) {
-	s.governing.Lock()
-	defer s.governing.Unlock()
+	s.samplingMu.Lock()
+	defer s.samplingMu.Unlock()
 	s.mu.Lock()
-	set, ran := change(s.push.modules), s.push.running
+	set, ran := change(s.sampling.modules), s.sampling.isRunning
 	s.mu.Unlock()
 
 	extra := prober.ModuleSet(0)
 	if running {
 		extra = set & prober.OptionalModules
 	}
-	if extra != s.enabled {
+	if extra != s.enabledModules {
 		if s.o.EnableModules == nil {
 			extra = 0
 		} else if err := s.o.EnableModules(extra.Names()); err != nil && running {
 			return 0, errInternal(err.Error())
 		}
-		s.enabled = extra
+		s.enabledModules = extra
 	}
 	s.mu.Lock()
-	s.push.running, s.push.modules = running, set
+	s.sampling.isRunning, s.sampling.modules = running, set
 	s.replanLocked()
 	s.mu.Unlock()
 	if running != ran && s.o.OnRecording != nil {
@@ -215,11 +215,11 @@ func (s *Server) setBurst(every, ttl time.Duration) error {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.push.plan(0, now) // forgets those that are over
-	if len(s.push.bursts) >= maxBursts {
+	s.sampling.plan(0, now) // forgets those that are over
+	if len(s.sampling.bursts) >= maxBursts {
 		return errRate("8 bursts are running: wait for one to end")
 	}
-	s.push.bursts = append(s.push.bursts, burst{every, now.Add(ttl)})
+	s.sampling.bursts = append(s.sampling.bursts, burst{every, now.Add(ttl)})
 	s.replanLocked()
 	return nil
 }
@@ -242,7 +242,7 @@ func (s *Server) setIntervals(base time.Duration, every intervals, all bool) (ti
 				return 0, errInternal(err.Error())
 			}
 		}
-		s.push.every[m] = every[m]
+		s.sampling.intervals[m] = every[m]
 	}
 	s.replanLocked()
 	return s.prober.Interval(), nil
@@ -257,9 +257,9 @@ func (s *Server) Configure(c Config) error {
 	if c.BaseIntervalMS != 0 && (c.BaseIntervalMS < prober.MinInterval.Milliseconds() || c.BaseIntervalMS > prober.MaxInterval.Milliseconds()) {
 		return errParams("base_interval_ms", "must be %d..%d", prober.MinInterval.Milliseconds(), prober.MaxInterval.Milliseconds())
 	}
-	byName := map[string]whole{}
+	byName := map[string]integer{}
 	for name, ms := range c.ModuleIntervals {
-		byName[name] = whole(ms)
+		byName[name] = integer(ms)
 	}
 	every, err := parseIntervals(byName)
 	if err != nil {
@@ -273,5 +273,5 @@ func (s *Server) Configure(c Config) error {
 func (s *Server) Sampling() Sampling {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Sampling{s.push.running, s.prober.Interval().Milliseconds(), s.push.modules.Names()}
+	return Sampling{s.sampling.isRunning, s.prober.Interval().Milliseconds(), s.sampling.modules.Names()}
 }

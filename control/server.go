@@ -78,27 +78,27 @@ type Options struct {
 
 // Server serves the control socket. Its methods may be called from any goroutine.
 type Server struct {
-	o       Options
-	prober  *prober.Prober
-	clock   *clock.Clock
-	log     *zap.Logger
-	events  *fanout.Topic[event]
-	notices *fanout.Topic[event]
-	large   chan []byte // the memory for large messages: there is one at a time
-	stats   counters
-	places  chan []byte // one for each query_history that may be counted at a time
-	long    chan []byte // the memory for answers of query_history that are not small: likewise
+	o             Options
+	prober        *prober.Prober
+	clock         *clock.Clock
+	log           *zap.Logger
+	events        *fanout.Topic[event]
+	notices       *fanout.Topic[event]
+	messageBuffer chan []byte // the memory for large messages: there is one at a time
+	stats         counters
+	countSlots    chan []byte // one for each query_history that may be counted at a time
+	answerBuffer  chan []byte // the memory for answers of query_history that are not small: likewise
 
-	governing sync.Mutex       // serializes applySampling, protects enabled; taken before mu
-	enabled   prober.ModuleSet // what Options.Enable was told
+	samplingMu     sync.Mutex       // serializes applySampling, protects enabled; taken before mu
+	enabledModules prober.ModuleSet // what Options.Enable was told
 
-	mu       sync.Mutex // protects the fields below
-	listener net.Listener
-	file     *socketFile // nil when the listener was given
-	conns    map[*serverChannel]struct{}
-	push     push
-	update   event     // update_ready, for those who come later
-	warned   time.Time // when a refused peer was logged last
+	mu          sync.Mutex // protects the fields below
+	listener    net.Listener
+	file        *socketFile // nil when the listener was given
+	conns       map[*serverChannel]struct{}
+	sampling    sampling
+	update      event     // update_ready, for those who come later
+	lastWarning time.Time // when a refused peer was logged last
 }
 
 // Stats counts what a Server did since NewServer.
@@ -118,18 +118,18 @@ type counters struct{ accepted, denied, busy, requests atomic.Uint64 }
 func NewServer(o Options) (*Server, error) {
 	s := &Server{
 		o: o, prober: o.Prober, clock: o.Clock, log: o.Logger,
-		events:  fanout.New[event](fanout.Options{MaxSubscribers: MaxClients}),
-		notices: fanout.New[event](fanout.Options{MaxSubscribers: MaxClients}),
-		large:   make(chan []byte, 1),
-		long:    make(chan []byte, 1),
-		places:  make(chan []byte, maxQueries),
-		conns:   make(map[*serverChannel]struct{}),
-		push:    push{running: true, modules: defaultModules},
+		events:        fanout.New[event](fanout.Options{MaxSubscribers: MaxClients}),
+		notices:       fanout.New[event](fanout.Options{MaxSubscribers: MaxClients}),
+		messageBuffer: make(chan []byte, 1),
+		answerBuffer:  make(chan []byte, 1),
+		countSlots:    make(chan []byte, maxQueries),
+		conns:         make(map[*serverChannel]struct{}),
+		sampling:      sampling{isRunning: true, modules: defaultModules},
 	}
-	s.large <- nil
-	s.long <- nil
+	s.messageBuffer <- nil
+	s.answerBuffer <- nil
 	for range maxQueries {
-		s.places <- nil
+		s.countSlots <- nil
 	}
 	if s.prober == nil {
 		return nil, errors.New("control: no prober")
@@ -194,22 +194,22 @@ func (s *Server) Serve(ctx context.Context) error {
 	if s.file != nil {
 		s.file.remove()
 	}
-	s.each((*serverChannel).drain)
+	s.forEachConn((*serverChannel).drain)
 	ended := make(chan struct{})
 	go func() { wg.Wait(); close(ended) }()
-	timer := time.NewTimer(grace)
+	timer := time.NewTimer(drainTimeout)
 	defer timer.Stop()
 	select {
 	case <-ended:
 	case <-timer.C:
 		cut()
-		s.each(func(c *serverChannel) { c.nc.Close() })
+		s.forEachConn(func(c *serverChannel) { c.nc.Close() })
 		<-ended
 	}
 	return context.Cause(ctx)
 }
 
-func (s *Server) each(f func(*serverChannel)) {
+func (s *Server) forEachConn(f func(*serverChannel)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.conns {
@@ -231,8 +231,8 @@ func (s *Server) accept(ctx, hard context.Context, wg *sync.WaitGroup) error {
 			s.sleep(ctx, 100*time.Millisecond)
 			continue
 		}
-		c := newServerChannel(newWire(nc, MaxMessage), s.large)
-		if !s.enter(ctx, c) {
+		c := newServerChannel(newWire(nc, MaxMessage), s.messageBuffer)
+		if !s.register(ctx, c) {
 			s.stats.busy.Add(1)
 			c.write(frame(errRate("16 clients are connected already: close one, or try again").answer(nil)))
 			c.Close()
@@ -242,7 +242,7 @@ func (s *Server) accept(ctx, hard context.Context, wg *sync.WaitGroup) error {
 	}
 }
 
-func (s *Server) enter(ctx context.Context, c *serverChannel) bool {
+func (s *Server) register(ctx context.Context, c *serverChannel) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.conns) >= MaxClients {
@@ -270,12 +270,12 @@ func (s *Server) serve(ctx context.Context, c *serverChannel) {
 		return
 	}
 	s.stats.accepted.Add(1)
-	s.talk(ctx, c)
+	s.serveRPC(ctx, c)
 }
 
-// talk serves a client that may be served.
-func (s *Server) talk(ctx context.Context, c *serverChannel) {
-	sess := &session{srv: s, c: c, joined: make(chan *reader, 1)}
+// serveRPC serves a client that may be served.
+func (s *Server) serveRPC(ctx context.Context, c *serverChannel) {
+	sess := &session{srv: s, c: c, subscribed: make(chan *subscription, 1)}
 	rpc := jrpc2.NewServer(sess, &jrpc2.ServerOptions{
 		Concurrency:    1,
 		DisableBuiltin: true,
@@ -283,8 +283,8 @@ func (s *Server) talk(ctx context.Context, c *serverChannel) {
 	}).Start(c)
 	sess.writeEvents()
 	rpc.Wait()
-	if sess.reader != nil {
-		s.leave(sess.reader)
+	if sess.sub != nil {
+		s.unsubscribe(sess.sub)
 	}
 }
 
@@ -296,7 +296,7 @@ func (s *Server) checkPeer(nc net.Conn) error {
 		return errors.New("the kernel does not say who you are")
 	}
 	if err := s.o.Allow(uid, gid); err != nil {
-		if s.mayWarn() {
+		if s.allowWarning() {
 			s.log.Warn("control socket: peer refused", zap.Uint32("uid", uid), zap.Uint32("gid", gid), zap.Error(err))
 		}
 		return err
@@ -304,14 +304,14 @@ func (s *Server) checkPeer(nc net.Conn) error {
 	return nil
 }
 
-// mayWarn keeps a refused peer that tries again and again from filling the log.
-func (s *Server) mayWarn() bool {
+// allowWarning keeps a refused peer that tries again and again from filling the log.
+func (s *Server) allowWarning() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if time.Since(s.warned) < 10*time.Second {
+	if time.Since(s.lastWarning) < 10*time.Second {
 		return false
 	}
-	s.warned = time.Now()
+	s.lastWarning = time.Now()
 	return true
 }
 

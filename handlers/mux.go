@@ -46,12 +46,12 @@ type Options struct {
 // Mux routes calls to handlers. Make one with New; its methods may be called from any
 // goroutine.
 type Mux struct {
-	opt   Options
-	caps  []manifest.Capability
-	slots map[string]*slot // by cap_id
+	opt     Options
+	caps    []manifest.Capability
+	entries map[string]*entry // by cap_id
 }
 
-type slot struct {
+type entry struct {
 	capability manifest.Capability
 	kind       *manifest.Kind
 	handler    Handler
@@ -64,17 +64,17 @@ func New(o Options, hs ...Handler) (*Mux, error) {
 	if len(hs) > manifest.MaxCapabilities {
 		return nil, fmt.Errorf("handlers: %d capabilities, at most %d", len(hs), manifest.MaxCapabilities)
 	}
-	m := &Mux{opt: o, slots: make(map[string]*slot, len(hs))}
+	m := &Mux{opt: o, entries: make(map[string]*entry, len(hs))}
 	for _, h := range hs {
 		c := h.Capability()
 		if err := c.Check(); err != nil {
 			return nil, fmt.Errorf("handlers: capability %q: %w", c.CapID, err)
 		}
-		if m.slots[c.CapID] != nil {
+		if m.entries[c.CapID] != nil {
 			return nil, fmt.Errorf("handlers: capability %q stands twice", c.CapID)
 		}
 		kind, _ := manifest.LookupKind(c.Kind)
-		m.slots[c.CapID] = &slot{c, kind, h, manifest.NewLimit(c.Constraints, manifest.DeviceWindow)}
+		m.entries[c.CapID] = &entry{c, kind, h, manifest.NewLimit(c.Constraints, manifest.DeviceWindow)}
 		m.caps = append(m.caps, c)
 	}
 	return m, nil
@@ -89,7 +89,7 @@ func (m *Mux) Capabilities() []manifest.Capability { return m.caps }
 // E_RATE_LIMITED, E_DEADLINE_EXCEEDED when ctx ended, or the handler's. A stream has to
 // be run by the caller; only its opening counts against the limits.
 func (m *Mux) Call(ctx context.Context, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error) {
-	s, verb := m.find(tool)
+	s, verb := m.lookup(tool)
 	if verb == nil {
 		return nil, nil, manifest.E(manifest.ManifestInvalid, "the tool is not in this device's manifest")
 	}
@@ -100,18 +100,18 @@ func (m *Mux) Call(ctx context.Context, tool manifest.ToolName, args []byte) (re
 		return nil, nil, err
 	}
 	defer s.limit.Release()
-	result, stream, err = m.guarded(ctx, s, tool, args)
+	result, stream, err = m.callHandler(ctx, s, tool, args)
 	switch {
 	case err != nil:
 		return nil, nil, asError(ctx, err)
 	case len(result) == 0 || (stream != nil) != verb.Stream():
 		return nil, nil, manifest.E(manifest.Internal, "the handler gave no answer of its kind")
 	}
-	return result, m.guardedStream(s, stream), nil
+	return result, m.wrapStream(s, stream), nil
 }
 
-func (m *Mux) find(tool manifest.ToolName) (*slot, *manifest.Verb) {
-	s := m.slots[tool.CapID]
+func (m *Mux) lookup(tool manifest.ToolName) (*entry, *manifest.Verb) {
+	s := m.entries[tool.CapID]
 	if s == nil || tool.Short != s.kind.Short {
 		return nil, nil
 	}
@@ -124,25 +124,25 @@ func (m *Mux) find(tool manifest.ToolName) (*slot, *manifest.Verb) {
 	return nil, nil
 }
 
-// guarded turns a panic into E_INTERNAL: one bad handler does not take the board's
+// callHandler turns a panic into E_INTERNAL: one bad handler does not take the board's
 // daemon down.
-func (m *Mux) guarded(ctx context.Context, s *slot, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error) {
-	defer m.recovered(s, &err)
+func (m *Mux) callHandler(ctx context.Context, s *entry, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error) {
+	defer m.recoverPanic(s, &err)
 	return s.handler.Call(ctx, tool, args)
 }
 
-func (m *Mux) guardedStream(s *slot, stream Stream) Stream {
+func (m *Mux) wrapStream(s *entry, stream Stream) Stream {
 	if stream == nil {
 		return nil
 	}
 	return func(ctx context.Context, send func([]byte) error) (err error) {
-		defer m.recovered(s, &err)
+		defer m.recoverPanic(s, &err)
 		return stream(ctx, send)
 	}
 }
 
-// recovered is deferred: it ends a panic and puts E_INTERNAL in its place.
-func (m *Mux) recovered(s *slot, err *error) {
+// recoverPanic is deferred: it ends a panic and puts E_INTERNAL in its place.
+func (m *Mux) recoverPanic(s *entry, err *error) {
 	if recover() == nil {
 		return
 	}

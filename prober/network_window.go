@@ -12,8 +12,8 @@ type netCounters struct {
 // sub is what was counted since an earlier reading, never below zero.
 func (c netCounters) sub(o netCounters) netCounters {
 	return netCounters{
-		less(c.bytesIn, o.bytesIn), less(c.packetsIn, o.packetsIn), less(c.errorsIn, o.errorsIn),
-		less(c.bytesOut, o.bytesOut), less(c.packetsOut, o.packetsOut), less(c.errorsOut, o.errorsOut),
+		subFloor(c.bytesIn, o.bytesIn), subFloor(c.packetsIn, o.packetsIn), subFloor(c.errorsIn, o.errorsIn),
+		subFloor(c.bytesOut, o.bytesOut), subFloor(c.packetsOut, o.packetsOut), subFloor(c.errorsOut, o.errorsOut),
 	}
 }
 
@@ -24,13 +24,13 @@ func (c netCounters) add(o netCounters) netCounters {
 	}
 }
 
-func less(a, b uint64) uint64 { return a - min(a, b) }
+func subFloor(a, b uint64) uint64 { return a - min(a, b) }
 
 // netTotals are counters that only grow, at a moment. Those of one row compare with
 // each other and with no others.
 type netTotals struct {
-	at  time.Time
-	row *int // nil: there are none
+	at    time.Time
+	epoch *int // nil: there are none
 	netCounters
 }
 
@@ -61,28 +61,28 @@ func newNetwork(from, to netTotals) *Network {
 
 // netWindow gives one watcher the traffic over its own interval.
 type netWindow struct {
-	seen  *Network // as the sampler had it
-	given *Network // as the watcher got it
+	sampled   *Network // as the sampler had it
+	delivered *Network // as the watcher got it
 }
 
-func (w *netWindow) over(m *ModuleReadings) *ModuleReadings {
+func (w *netWindow) rebase(m *ModuleReadings) *ModuleReadings {
 	if m == nil || m.Network == nil {
 		return m
 	}
-	if n := m.Network; n != w.seen {
+	if n := m.Network; n != w.sampled {
 		given := n
 		// A row that is not the last one's began anew since.
-		if s := w.seen; s != nil && n.to.row != nil && n.to.row == s.to.row && n.from.at.After(s.to.at) {
+		if s := w.sampled; s != nil && n.to.epoch != nil && n.to.epoch == s.to.epoch && n.from.at.After(s.to.at) {
 			if wide := newNetwork(s.to, n.to); wide != nil && wide.check() == nil {
 				given = wide
 			}
 		}
-		w.seen, w.given = n, given
+		w.sampled, w.delivered = n, given
 	}
-	if w.given == m.Network {
+	if w.delivered == m.Network {
 		return m
 	}
 	own := *m
-	own.Network = w.given
+	own.Network = w.delivered
 	return &own
 }

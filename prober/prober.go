@@ -39,12 +39,12 @@ const (
 )
 
 const (
-	// freshFor is how old a sample may be to be the answer of Now.
-	freshFor = time.Second
-	// patience bounds Now, and the wait of Run for a reading that hangs.
-	patience = time.Second
-	// maxWaiting bounds the watchers and the callers of Now, together.
-	maxWaiting = 256
+	// maxNowAge is how old a sample may be to be the answer of Now.
+	maxNowAge = time.Second
+	// answerTimeout bounds Now, and the wait of Run for a reading that hangs.
+	answerTimeout = time.Second
+	// maxWaiters bounds the watchers and the callers of Now, together.
+	maxWaiters = 256
 )
 
 // Errors a caller may decide by.
@@ -52,7 +52,7 @@ var (
 	ErrNoSample = errors.New("prober: no sample was taken yet")
 	ErrHung     = errors.New("prober: the sampler does not answer, a collector hangs")
 	ErrStopped  = errors.New("prober: stopped")
-	ErrBusy     = fmt.Errorf("prober: %d watchers already", maxWaiting)
+	ErrBusy     = fmt.Errorf("prober: %d watchers already", maxWaiters)
 )
 
 // Options configure a Prober. The zero value samples this machine every 5 s.
@@ -69,27 +69,27 @@ type Options struct {
 // Prober takes samples and hands them out. Its methods may be called from any
 // goroutine, before Run as well.
 type Prober struct {
-	src   Source
-	wall  func() int64
-	log   *zap.Logger
-	start time.Time
-	wake  chan struct{} // room for one: the plan changed
-	ended chan struct{} // closed when no more samples will come
-	wrong error         // of Options, told by Run
+	source     Source
+	wallClock  func() int64
+	log        *zap.Logger
+	start      time.Time
+	wake       chan struct{} // room for one: the plan changed
+	stopped    chan struct{} // closed when no more samples will come
+	optionsErr error         // of Options, told by Run
 
-	collect collectors // the loop's
+	modules moduleCollector // the loop's
 
-	mu          sync.Mutex // protects the fields below
-	ran         bool
-	base        schedule
-	waiting     []*waiter
-	latest      Sample
-	latestErr   error
-	diskFails   bool // the newest sample is without the disk
-	stats       Stats
-	modules     ModuleSet
-	moduleEvery [NumModules]time.Duration
-	moduleSeen  [NumModules]ModuleState // State and LastError, of the newest sample
+	mu              sync.Mutex // protects the fields below
+	hasRun          bool
+	base            schedule
+	waiters         []*waiter
+	latest          Sample
+	latestErr       error
+	diskFailed      bool // the newest sample is without the disk
+	stats           Stats
+	enabled         ModuleSet
+	moduleIntervals [NumModules]time.Duration
+	moduleStates    [NumModules]ModuleState // State and LastError, of the newest sample
 }
 
 // Stats counts what a Prober did since New.
@@ -106,29 +106,29 @@ type Stats struct {
 // New makes a Prober; nothing starts or is opened before Run.
 func New(o Options) *Prober {
 	p := &Prober{
-		src:       o.Source,
-		wall:      o.Now,
+		source:    o.Source,
+		wallClock: o.Now,
 		log:       o.Logger,
 		start:     time.Now(),
 		wake:      make(chan struct{}, 1),
-		ended:     make(chan struct{}),
+		stopped:   make(chan struct{}),
 		base:      schedule{every: DefaultInterval},
 		latestErr: ErrNoSample,
 	}
 	for m := range NumModules {
-		p.moduleEvery[m] = m.DefaultInterval()
+		p.moduleIntervals[m] = m.DefaultInterval()
 	}
-	p.modules, p.wrong = optionalSetOf(o.Modules)
+	p.enabled, p.optionsErr = optionalSetOf(o.Modules)
 	if o.Interval != 0 {
 		p.base.every = min(max(o.Interval, MinInterval), MaxInterval)
 	}
-	if p.wall == nil {
-		p.wall = func() int64 { return time.Now().UnixMilli() }
+	if p.wallClock == nil {
+		p.wallClock = func() int64 { return time.Now().UnixMilli() }
 	}
 	if p.log == nil {
 		p.log = zap.NewNop()
 	}
-	if p.src == nil {
+	if p.source == nil {
 		if o.Root == "" {
 			o.Root = "/"
 		} else if o.Root[len(o.Root)-1] != '/' {
@@ -137,47 +137,47 @@ func New(o Options) *Prober {
 		if o.DiskPath == "" {
 			o.DiskPath = "/"
 		}
-		p.src = newMachine(o.Root, o.DiskPath, p.staleAfter)
+		p.source = newMachine(o.Root, o.DiskPath, p.staleAfter)
 	}
-	p.collect.source, _ = p.src.(ModuleSource)
+	p.modules.source, _ = p.source.(ModuleSource)
 	return p
 }
 
 // Run samples until ctx ends and returns its error. It may be called once. A
-// reading that hangs cannot be ended: Run then returns after a second with an
+// sampleResult that hangs cannot be ended: Run then returns after a second with an
 // error that wraps ErrHung as well, and leaves it behind.
 func (p *Prober) Run(ctx context.Context) error {
 	p.mu.Lock()
-	if p.ran {
+	if p.hasRun {
 		p.mu.Unlock()
 		return errors.New("prober: Run was called twice")
 	}
-	p.ran = true
+	p.hasRun = true
 	p.base.next = p.now()
 	p.mu.Unlock()
-	if p.wrong != nil {
-		close(p.ended)
-		return errors.Join(p.wrong, p.src.Close())
+	if p.optionsErr != nil {
+		close(p.stopped)
+		return errors.Join(p.optionsErr, p.source.Close())
 	}
 
 	// Run itself takes no readings, so that one that hangs cannot hold it.
-	go p.loop(ctx)
+	go p.runSampler(ctx)
 	<-ctx.Done()
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(answerTimeout)
 	defer timer.Stop()
 	select {
-	case <-p.ended:
+	case <-p.stopped:
 		return ctx.Err()
 	case <-timer.C:
 		return fmt.Errorf("%w (%w)", ErrHung, ctx.Err())
 	}
 }
 
-// loop is the sampler: one timer, set to the earliest instant anybody wants.
-func (p *Prober) loop(ctx context.Context) {
-	defer close(p.ended)
+// runSampler is the sampler: one timer, set to the earliest instant anybody wants.
+func (p *Prober) runSampler(ctx context.Context) {
+	defer close(p.stopped)
 	defer func() {
-		if err := errors.Join(p.collect.close(), p.src.Close()); err != nil {
+		if err := errors.Join(p.modules.close(), p.source.Close()); err != nil {
 			p.log.Warn("sampler did not close", zap.Error(err))
 		}
 	}()
@@ -191,46 +191,46 @@ func (p *Prober) loop(ctx context.Context) {
 		case <-p.wake:
 		case <-timer.C:
 		}
-		at, wait := p.plan()
-		for ; wait <= 0 && ctx.Err() == nil; at, wait = p.plan() {
-			err := p.read(&s, at)
+		at, wait := p.nextSample()
+		for ; wait <= 0 && ctx.Err() == nil; at, wait = p.nextSample() {
+			err := p.takeSample(&s, at)
 			p.publish(&s, err, at)
 		}
 		timer.Reset(wait)
 	}
 }
 
-// plan tells the time, and how long until the next instant somebody wants. It takes
+// nextSample tells the time, and how long until the next instant somebody wants. It takes
 // the wishes for modules along.
-func (p *Prober) plan() (at, wait time.Duration) {
+func (p *Prober) nextSample() (at, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.collect.want, p.collect.every = p.modules, p.moduleEvery
+	p.modules.enabled, p.modules.intervals = p.enabled, p.moduleIntervals
 	next := p.base.next
-	for _, w := range p.waiting {
+	for _, w := range p.waiters {
 		next = min(next, w.next)
 	}
 	at = p.now()
 	return at, next - at
 }
 
-// read takes one reading. Nothing that the frame's schema refuses gets past it,
+// takeSample takes one reading. Nothing that the frame's schema refuses gets past it,
 // whatever the Source; only the wall clock may still be unset (see Sample.Check). The
-// modules are read meanwhile, so that they are of the same moment.
-func (p *Prober) read(s *Sample, at time.Duration) error {
+// enabled are read meanwhile, so that they are of the same moment.
+func (p *Prober) takeSample(s *Sample, at time.Duration) error {
 	*s = Sample{}
-	p.collect.ask(at)
-	if err := p.src.Read(s); err != nil {
+	p.modules.request(at)
+	if err := p.source.Read(s); err != nil {
 		return fmt.Errorf("sample: %w", err)
 	}
 	if err := s.checkReadings(); err != nil {
 		return fmt.Errorf("sample: %w", err)
 	}
-	s.TSMS, s.Mono = p.wall(), at
+	s.TSMS, s.Mono = p.wallClock(), at
 	s.Modules = nil
-	if p.collect.busy > 0 {
-		s.Modules = p.collect.collect(at, p.staleAfter())
-		p.noteModules()
+	if p.modules.running > 0 {
+		s.Modules = p.modules.collect(at, p.staleAfter())
+		p.updateModuleStates()
 	}
 	return nil
 }
@@ -239,9 +239,9 @@ func (p *Prober) read(s *Sample, at time.Duration) error {
 func (p *Prober) publish(s *Sample, err error, at time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.noteLocked(err)
-	if err == nil && (s.DiskErr == nil) == p.diskFails {
-		if p.diskFails = s.DiskErr != nil; p.diskFails {
+	p.countSampleLocked(err)
+	if err == nil && (s.DiskErr == nil) == p.diskFailed {
+		if p.diskFailed = s.DiskErr != nil; p.diskFailed {
 			p.log.Warn("sampling goes on without the disk", zap.Error(s.DiskErr))
 		} else {
 			p.log.Info("the disk is sampled again")
@@ -253,29 +253,29 @@ func (p *Prober) publish(s *Sample, err error, at time.Duration) {
 		p.latest, p.latestErr = *s, nil
 	}
 	if p.base.next <= at {
-		p.stats.Slips += p.base.advance(at)
+		p.stats.Slips += p.base.skipTo(at)
 	}
-	kept := p.waiting[:0]
-	for _, w := range p.waiting {
+	kept := p.waiters[:0]
+	for _, w := range p.waiters {
 		if w.next > at {
 			kept = append(kept, w)
 			continue
 		}
-		if err == nil || w.once() {
-			p.stats.Missed += w.deliver(reading{p.latest, err})
+		if err == nil || w.isOnce() {
+			p.stats.Missed += w.deliver(sampleResult{p.latest, err})
 		}
-		if !w.once() {
-			p.stats.Slips += w.advance(at)
+		if !w.isOnce() {
+			p.stats.Slips += w.skipTo(at)
 			kept = append(kept, w)
 		}
 	}
-	clear(p.waiting[len(kept):])
-	p.waiting = kept
+	clear(p.waiters[len(kept):])
+	p.waiters = kept
 }
 
-// noteLocked counts a reading, and logs when readings begin to fail and when they
+// countSampleLocked counts a reading, and logs when readings begin to fail and when they
 // succeed again, not each one.
-func (p *Prober) noteLocked(err error) {
+func (p *Prober) countSampleLocked(err error) {
 	failed := p.latestErr != nil && !errors.Is(p.latestErr, ErrNoSample)
 	if err == nil {
 		p.stats.Samples++
@@ -285,7 +285,7 @@ func (p *Prober) noteLocked(err error) {
 		return
 	}
 	p.stats.Errors++
-	p.stats.LastError, p.stats.LastErrorAt = err.Error(), p.wall()
+	p.stats.LastError, p.stats.LastErrorAt = err.Error(), p.wallClock()
 	if !failed {
 		p.log.Warn("sampling failed", zap.Error(err))
 	}
@@ -309,7 +309,7 @@ func (p *Prober) SetInterval(d time.Duration) error {
 	p.base.next = max(p.base.next, p.now())
 	p.base.every = d
 	p.mu.Unlock()
-	p.kick()
+	p.wakeSampler()
 	return nil
 }
 
@@ -318,8 +318,8 @@ func (p *Prober) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.stats
-	for _, w := range p.waiting {
-		if !w.once() {
+	for _, w := range p.waiters {
+		if !w.isOnce() {
 			s.Watchers++
 		}
 	}
@@ -335,8 +335,8 @@ func (p *Prober) staleAfter() time.Duration {
 // now is the monotonic time since New.
 func (p *Prober) now() time.Duration { return time.Since(p.start) }
 
-// kick makes the loop plan anew.
-func (p *Prober) kick() {
+// wakeSampler makes the loop plan anew.
+func (p *Prober) wakeSampler() {
 	select {
 	case p.wake <- struct{}{}:
 	default: // already told

@@ -207,8 +207,8 @@ func TestHungReading(t *testing.T) {
 		time.Sleep(2500 * time.Millisecond)
 
 		began := time.Now()
-		if _, err := p.Now(t.Context()); !errors.Is(err, ErrHung) || time.Since(began) != patience {
-			t.Errorf("Now: %v after %v, want ErrHung after %v", err, time.Since(began), patience)
+		if _, err := p.Now(t.Context()); !errors.Is(err, ErrHung) || time.Since(began) != answerTimeout {
+			t.Errorf("Now: %v after %v, want ErrHung after %v", err, time.Since(began), answerTimeout)
 		}
 		short, stop := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer stop()
@@ -225,7 +225,7 @@ func TestHungReading(t *testing.T) {
 
 		cancel()
 		began = time.Now()
-		if err := <-done; !errors.Is(err, ErrHung) || !errors.Is(err, context.Canceled) || time.Since(began) != patience {
+		if err := <-done; !errors.Is(err, ErrHung) || !errors.Is(err, context.Canceled) || time.Since(began) != answerTimeout {
 			t.Errorf("Run: %v after %v, want ErrHung and the cancel", err, time.Since(began))
 		}
 		if src.closed.Load() != 0 {

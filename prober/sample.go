@@ -23,6 +23,17 @@ var ErrClock = errors.New("the clock is not set yet (before 2023-11-14)")
 // kept here, and is no frame.
 var ErrDisk = errors.New("the fill of the disk is not known")
 
+// Source is where readings come from: the machine, a mock board, a test.
+//
+// Read fills in everything but TSMS and Mono. It is called from one goroutine at
+// a time, so it may keep the CPU counters of the reading before; it should answer
+// within milliseconds. An error means there is no reading: a Source never makes
+// one up. Close is called once, after the last Read.
+type Source interface {
+	Read(*Sample) error
+	Close() error
+}
+
 // Sample is one reading of the machine: the frame of RFC-0009 §5.1 but for the
 // node_id, which whoever sends it adds, and for Modules, which no frame has.
 type Sample struct {

@@ -60,11 +60,11 @@ func (o Op) holds(v, threshold float64) bool {
 	return false
 }
 
-// up tells that large figures are the bad ones.
-func (o Op) up() bool { return o == Above || o == AtLeast }
+// isUpper tells that large figures are the bad ones.
+func (o Op) isUpper() bool { return o == Above || o == AtLeast }
 
-// words say it in a message.
-func (o Op) words() string {
+// text say it in a message.
+func (o Op) text() string {
 	return map[Op]string{Above: "above", AtLeast: "at least", Below: "below", AtMost: "at most"}[o]
 }
 
@@ -82,7 +82,7 @@ type Rule struct {
 
 // clearsAt is where the figure has come back.
 func (r *Rule) clearsAt() float64 {
-	if r.Op.up() {
+	if r.Op.isUpper() {
 		return r.Threshold - r.Hysteresis
 	}
 	return r.Threshold + r.Hysteresis
@@ -113,18 +113,18 @@ type Event struct {
 // starts none, and reads no clock but the samples'.
 type Engine struct {
 	mu     sync.Mutex // protects the fields below
-	states []state
+	states []ruleState
 	sample prober.Sample // the newest; kept here so that judging allocates nothing
 }
 
-// state is what became of one rule.
-type state struct {
+// ruleState is what became of one rule.
+type ruleState struct {
 	Rule
-	sensor  *prober.Sensor
-	raised  bool
-	event   Event         // that raised it
-	turning bool          // it is on its way to the other state
-	since   time.Duration // from this instant on
+	sensor   *prober.Sensor
+	raised   bool
+	event    Event         // that raised it
+	changing bool          // it is on its way to the other state
+	since    time.Duration // from this instant on
 }
 
 // New makes an Engine of rules that pass Check.
@@ -145,17 +145,17 @@ func (e *Engine) Evaluate(s prober.Sample) []Event {
 	e.sample = s
 	var events []Event
 	for i := range e.states {
-		if ev, turned := e.states[i].judge(&e.sample); turned {
+		if ev, turned := e.states[i].evaluate(&e.sample); turned {
 			events = append(events, ev)
 		}
 	}
 	return events
 }
 
-func (st *state) judge(s *prober.Sample) (Event, bool) {
+func (st *ruleState) evaluate(s *prober.Sample) (Event, bool) {
 	v, known := st.sensor.Read(s)
 	if !known || math.IsNaN(v) || math.IsInf(v, 0) {
-		st.turning = false
+		st.changing = false
 		return Event{}, false
 	}
 	turn, wait := st.Op.holds(v, st.Threshold), st.For
@@ -163,16 +163,16 @@ func (st *state) judge(s *prober.Sample) (Event, bool) {
 		turn, wait = !st.Op.holds(v, st.clearsAt()), st.clearFor()
 	}
 	if !turn {
-		st.turning = false
+		st.changing = false
 		return Event{}, false
 	}
-	if !st.turning || s.Mono < st.since {
-		st.turning, st.since = true, s.Mono
+	if !st.changing || s.Mono < st.since {
+		st.changing, st.since = true, s.Mono
 	}
 	if s.Mono-st.since < wait {
 		return Event{}, false
 	}
-	st.turning, st.raised = false, !st.raised
+	st.changing, st.raised = false, !st.raised
 	ev := st.newEvent(v, s.TSMS)
 	if st.raised {
 		st.event = ev
@@ -180,7 +180,7 @@ func (st *state) judge(s *prober.Sample) (Event, bool) {
 	return ev, true
 }
 
-func (st *state) newEvent(v float64, ts int64) Event {
+func (st *ruleState) newEvent(v float64, ts int64) Event {
 	ev := Event{
 		Level:     st.Level,
 		Metric:    st.Metric,
@@ -197,12 +197,12 @@ func (st *state) newEvent(v float64, ts int64) Event {
 	}
 	ev.Message = describe(st.sensor, v)
 	if st.sensor.Form != prober.FormFlag {
-		ev.Message += fmt.Sprintf(", %s %s", st.Op.words(), format(st.sensor, st.Threshold))
+		ev.Message += fmt.Sprintf(", %s %s", st.Op.text(), format(st.sensor, st.Threshold))
 	}
 	if st.For > 0 {
 		ev.Message += fmt.Sprintf(" for %v", st.For)
 	}
-	if st.sensor.Metric.Advice != "" && st.Op.up() {
+	if st.sensor.Metric.Advice != "" && st.Op.isUpper() {
 		ev.Message += "; " + st.sensor.Metric.Advice
 	}
 	return ev
@@ -217,10 +217,10 @@ func (e *Engine) Replace(rules []Rule) ([]Event, error) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	states := make([]state, len(rules))
+	states := make([]ruleState, len(rules))
 	for i, r := range rules {
-		states[i] = state{Rule: r, sensor: sensorOf(r.Metric)}
-		if k := slices.IndexFunc(e.states, func(st state) bool { return st.Rule == r }); k >= 0 {
+		states[i] = ruleState{Rule: r, sensor: sensorOf(r.Metric)}
+		if k := slices.IndexFunc(e.states, func(st ruleState) bool { return st.Rule == r }); k >= 0 {
 			states[i] = e.states[k]
 		}
 	}

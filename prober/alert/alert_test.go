@@ -78,7 +78,7 @@ func run(t *testing.T, e *Engine, steps []step) {
 
 func none(*prober.Sample) {}
 
-func TestJudge(t *testing.T) {
+func TestEvaluate(t *testing.T) {
 	full := Rule{ID: "full", Metric: "disk_pct", Op: AtLeast, Threshold: 95, Hysteresis: 5, Level: Error}
 	slow := full
 	slow.For = 10 * time.Second
@@ -200,7 +200,7 @@ func TestMessages(t *testing.T) {
 				t.Errorf("%s %s: %v", m.Name, op, err)
 			}
 			for _, v := range []float64{m.Min, m.Max, mid, m.Max / 3} {
-				st := state{Rule: r, sensor: sensor}
+				st := ruleState{Rule: r, sensor: sensor}
 				for range 2 {
 					st.raised = !st.raised
 					ev := st.newEvent(v, 1)

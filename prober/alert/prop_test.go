@@ -20,7 +20,7 @@ func TestNoFlapping(t *testing.T) {
 		lo, hi := min(r.Threshold, r.clearsAt()), max(r.Threshold, r.clearsAt())
 		inside := func() float64 { return lo + (hi-lo)*(0.0001+0.9998*rng.Float64()) }
 		bad, well := hi+1, lo-1
-		if !r.Op.up() {
+		if !r.Op.isUpper() {
 			bad, well = well, bad
 		}
 		n := 0
@@ -118,15 +118,15 @@ func FuzzRule(f *testing.F) {
 		}
 		figure := *sensorOf(metric)
 		bad, well := figure.Metric.Min, figure.Metric.Max
-		if r.Op.up() {
+		if r.Op.isUpper() {
 			bad, well = well, bad
 		}
 		v := 0.0
 		figure.Read = func(*prober.Sample) (float64, bool) { return v, true }
-		st := state{Rule: r, sensor: &figure}
+		st := ruleState{Rule: r, sensor: &figure}
 		for i, v0 := range []float64{well, bad, bad, well, well, bad} {
 			v = v0
-			ev, turned := st.judge(&prober.Sample{Mono: time.Duration(i)})
+			ev, turned := st.evaluate(&prober.Sample{Mono: time.Duration(i)})
 			if turned != (i == 1 || i == 3 || i == 5) || turned && ev.Cleared != (i == 3) || len(ev.Message) > 512 {
 				t.Fatalf("%+v with %v: turned %v, %+v", r, v, turned, ev)
 			}

@@ -78,10 +78,10 @@ func (r *Rule) check(fail func(string, ...any)) {
 	if sensor == nil {
 		fail("there is no metric %.40q; choose from %s", r.Metric, strings.Join(MetricNames(), ", "))
 	}
-	if r.Op.words() == "" {
+	if r.Op.text() == "" {
 		fail("op %.20q; choose >, >=, < or <=", r.Op)
 	}
-	if sensor != nil && r.Op.words() != "" {
+	if sensor != nil && r.Op.text() != "" {
 		r.checkThreshold(&sensor.Metric, fail)
 	}
 }

@@ -91,17 +91,17 @@ func TestHurryWhenTheTimeIsKnown(t *testing.T) {
 	record(s, c, 3)
 	s = reopen(t, s, c, "boot-1")
 	flush(t, s)
-	if s.takeHurry() {
+	if s.takeFlushRequest() {
 		t.Error("in a hurry while the time is unknown")
 	}
 	c.set(epoch)
 	record(s, c, 1)
-	if !s.takeHurry() {
+	if !s.takeFlushRequest() {
 		t.Error("in no hurry when the time is known")
 	}
 	flush(t, s)
 	record(s, c, 1)
-	if s.takeHurry() {
+	if s.takeFlushRequest() {
 		t.Error("in a hurry with nothing that waits")
 	}
 }
@@ -136,7 +136,7 @@ func TestManyBootsWithoutATime(t *testing.T) {
 	c.set(0)
 	record(s, c, 3)
 	flush(t, s)
-	if err := s.use(func(d *db) error {
+	if err := s.withDB(func(d *db) error {
 		return d.run("UPDATE boots SET id = 4095; UPDATE samples SET ts = ts + 4094 * (1 << 42)")
 	}); err != nil {
 		t.Fatal(err)
@@ -205,11 +205,11 @@ func TestMuchWithoutATime(t *testing.T) {
 	record(s, c, 1)
 	addReading(s, c.sample(0), "wear.used_pct", 1)
 	flush(t, s)
-	err := s.use(func(d *db) error {
+	err := s.withDB(func(d *db) error {
 		return d.tx(func() error {
-			d.rows += maxEarly + 1
+			d.rows += maxUndated + 1
 			return d.run(fmt.Sprintf("WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n <= %d) "+
-				"INSERT INTO samples SELECT ts + n, cpu, mem, mem_total, disk, load_1m, load_5m, load_15m FROM i, samples", maxEarly))
+				"INSERT INTO samples SELECT ts + n, cpu, mem, mem_total, disk, load_1m, load_5m, load_15m FROM i, samples", maxUndated))
 		})
 	})
 	if err != nil {
@@ -217,8 +217,8 @@ func TestMuchWithoutATime(t *testing.T) {
 	}
 	for range 2 {
 		flush(t, s)
-		if st := s.Stats(); st.Rows != maxEarly {
-			t.Errorf("%d rows, want %d", st.Rows, maxEarly)
+		if st := s.Stats(); st.Rows != maxUndated {
+			t.Errorf("%d rows, want %d", st.Rows, maxUndated)
 		}
 	}
 	if got := ask(t, s, "SELECT count(*) FROM readings"); got != "0\n" {

@@ -47,7 +47,7 @@ func recordForEver(path string) error {
 		return err
 	}
 	last := int64(epoch)
-	err = s.use(func(d *db) error {
+	err = s.withDB(func(d *db) error {
 		n, err := d.number("SELECT max(ts) FROM samples")
 		last = max(last, n)
 		return err

@@ -68,7 +68,7 @@ func TestDocs(t *testing.T) {
 func ask(t *testing.T, s *Store, sql string) string {
 	t.Helper()
 	var out strings.Builder
-	err := s.use(func(d *db) error {
+	err := s.withDB(func(d *db) error {
 		return d.each(sql, func(row []driver.Value) bool {
 			for i, v := range row {
 				fmt.Fprint(&out, "|"[:min(i, 1)], v)

@@ -14,26 +14,26 @@ func (s *Store) Flush(ctx context.Context) error {
 		return err
 	}
 	defer s.unlock()
-	stop := countWrites()
-	err := s.use(func(d *db) error {
+	stop := measureWrites()
+	err := s.withDB(func(d *db) error {
 		if err := s.rebase(d); err != nil {
 			return err
 		}
 		if err := s.save(d); err != nil {
 			return err
 		}
-		if err := d.boundEarly(); err != nil {
+		if err := d.limitUndated(); err != nil {
 			return err
 		}
 		return s.purgeAll(d)
 	})
-	s.noteWrites(stop())
-	s.noteFault(err)
+	s.recordWrites(stop())
+	s.setFault(err)
 	return err
 }
 
-// noteWrites adds what was written, and looks how large the file is.
-func (s *Store) noteWrites(n int64) {
+// recordWrites adds what was written, and looks how large the file is.
+func (s *Store) recordWrites(n int64) {
 	var size int64
 	for _, suffix := range []string{"", "-wal", "-shm"} {
 		if info, err := os.Stat(s.path + suffix); err == nil {
@@ -42,7 +42,7 @@ func (s *Store) noteWrites(n int64) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.noteWrittenLocked(n)
+	s.addWrittenLocked(n)
 	s.stats.Bytes = size
 	if s.db != nil {
 		s.stats.Rows = s.db.rows
@@ -66,8 +66,8 @@ func (s *Store) save(d *db) error {
 	samples, readings := slices.Clone(s.samples.items), slices.Clone(s.readings.items)
 	upto := s.seq
 	s.mu.Unlock()
-	before, err := s.tooOld(d)
-	if err != nil || len(samples)+len(readings) == 0 && before == anyTS {
+	before, err := s.retentionCutoff(d)
+	if err != nil || len(samples)+len(readings) == 0 && before == minTS {
 		return err
 	}
 	slot, used := d.slot, d.used
@@ -75,7 +75,7 @@ func (s *Store) save(d *db) error {
 		if _, err := d.remove(before, int64(2*max(len(samples), len(readings), 100))); err != nil {
 			return err
 		}
-		if slot == 0 && (anyEarly(samples) || anyEarly(readings)) {
+		if slot == 0 && (hasUndated(samples) || hasUndated(readings)) {
 			if slot, err = s.addBoot(d); err != nil {
 				return err
 			}
@@ -89,9 +89,9 @@ func (s *Store) save(d *db) error {
 	d.slot = slot
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.samples.forget(upto)
-	s.readings.forget(upto)
-	s.hurry = s.hurry && s.purge // what asked for haste is saved
+	s.samples.removeSaved(upto)
+	s.readings.removeSaved(upto)
+	s.flushRequested = s.flushRequested && s.purgePending // what asked for haste is saved
 	if ms, ok := s.now(); ok {
 		s.stats.LastFlushMS = ms
 	}
@@ -129,8 +129,8 @@ func (d *db) insert(samples []item[values], readings []item[int64], slot int64) 
 	return nil
 }
 
-// anyEarly tells whether some of items, which are sorted, have no time.
-func anyEarly[T any](items []item[T]) bool { return len(items) > 0 && items[0].id < 0 }
+// hasUndated tells whether some of items, which are sorted, have no time.
+func hasUndated[T any](items []item[T]) bool { return len(items) > 0 && items[0].id < 0 }
 
 // addBoot gives this boot a slot. Boots whose time never came to be known are forgotten
 // when all slots are used.
@@ -167,7 +167,7 @@ func (s *Store) rebase(d *db) error {
 	defer s.mu.Unlock()
 	s.samples.rebase(start - slotBase(memorySlot))
 	s.readings.rebase((start - slotBase(memorySlot)) << 8)
-	s.early = d == nil && s.early
+	s.hasUndated = d == nil && s.hasUndated
 	return nil
 }
 
@@ -204,9 +204,9 @@ func (d *db) rebase(start int64) error {
 	return err
 }
 
-// countWrites tells, when what it returns is called, how many bytes this goroutine sent
+// measureWrites tells, when what it returns is called, how many bytes this goroutine sent
 // to the disk in between.
-func countWrites() (stop func() int64) {
+func measureWrites() (stop func() int64) {
 	runtime.LockOSThread() // the kernel counts by thread
 	before := threadWrites()
 	return func() int64 {

@@ -114,11 +114,11 @@ func addReading(s *Store, of prober.Sample, key string, value float64) {
 	case s.latestID != 0 && s.latest.TSMS == of.TSMS && s.latest.Mono == of.Mono:
 		id = s.latestID
 	case id < prober.MinTSMS:
-		id = earlyID(memorySlot, s.mono())
+		id = undatedID(memorySlot, s.mono())
 	}
 	s.seq++
 	s.addReadingLocked(id, reading(key, value))
-	s.early = s.early || id < 0
+	s.hasUndated = s.hasUndated || id < 0
 }
 
 // fillFile is record and flush of many samples, by SQLite itself.
@@ -126,7 +126,7 @@ func fillFile(t testing.TB, s *Store, c *fakeClock, n int) {
 	t.Helper()
 	from, _ := c.now()
 	c.step(time.Duration(n) * time.Second)
-	err := s.use(func(d *db) error {
+	err := s.withDB(func(d *db) error {
 		return d.tx(func() error {
 			d.rows += int64(n)
 			return d.run(fmt.Sprintf("WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < %d) "+

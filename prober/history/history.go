@@ -47,14 +47,14 @@ const (
 const (
 	// maxUnsaved bounds the samples in memory: an hour and 20 minutes of one a second.
 	maxUnsaved = 4800
-	// hurryAt is how many unsaved samples are committed before their time.
-	hurryAt = 3700
+	// flushAtSamples is how many unsaved samples are committed before their time.
+	flushAtSamples = 3700
 	// maxUnsavedReadings bounds the readings of other modules in memory (24 bytes each).
 	maxUnsavedReadings = 4 * maxUnsaved
-	// hurryReadingsAt is to readings what hurryAt is to samples.
-	hurryReadingsAt = maxUnsavedReadings * 3 / 4
-	// patience bounds the wait for a disk that does not answer.
-	patience = 10 * time.Second
+	// flushAtReadings is to readings what flushAtSamples is to samples.
+	flushAtReadings = maxUnsavedReadings * 3 / 4
+	// diskTimeout bounds the wait for a disk that does not answer.
+	diskTimeout = 10 * time.Second
 )
 
 // Errors a caller may decide by.
@@ -93,29 +93,29 @@ type Store struct {
 	log    *zap.Logger
 	wake   chan struct{} // room for one: the flusher has something new to look at
 
-	disk chan struct{} // a token: who holds it may use the fields below and the file
-	db   *db           // nil when not open
-	dead error         // not nil: the file is not touched again by this process
+	diskToken chan struct{} // a token: who holds it may use the fields below and the file
+	db        *db           // nil when not open
+	fatalErr  error         // not nil: the file is not touched again by this process
 
-	mu       sync.Mutex // protects the fields below; held for memory work only
-	closed   bool
-	flush    time.Duration
-	maxAge   time.Duration
-	maxBytes int64
-	purge    bool // retention was changed: apply it in full
-	hurry    bool // flush now
-	paused   bool
-	rewatch  context.CancelFunc // not nil: ends the present Watch
-	samples  buffer[values]     // unsaved, by timestamp
-	readings buffer[int64]      // unsaved, by readingID
-	seq      uint64             // of the newest item in both
-	latest   prober.Sample      // the newest there was, saved or not
-	latestID int64              // the id it was given, 0 when there is none
-	early    bool               // there may be samples that wait for the time
-	fault    string             // why the disk cannot be used, "" when it can
-	held     time.Time          // since when somebody has the disk, zero for nobody
-	stats    Stats
-	today    int64 // the day of stats.WrittenToday, in days since 1970
+	mu             sync.Mutex // protects the fields below; held for memory work only
+	closed         bool
+	flush          time.Duration
+	maxAge         time.Duration
+	maxBytes       int64
+	purgePending   bool // retention was changed: apply it in full
+	flushRequested bool // flush now
+	isPaused       bool
+	restartWatch   context.CancelFunc // not nil: ends the present Watch
+	samples        buffer[values]     // unsaved, by timestamp
+	readings       buffer[int64]      // unsaved, by readingID
+	seq            uint64             // of the newest item in both
+	latest         prober.Sample      // the newest there was, saved or not
+	latestID       int64              // the id it was given, 0 when there is none
+	hasUndated     bool               // there may be samples that wait for the time
+	fault          string             // why the disk cannot be used, "" when it can
+	lockedSince    time.Time          // since when somebody has the disk, zero for nobody
+	stats          Stats
+	statsDay       int64 // the day of stats.WrittenToday, in days since 1970
 }
 
 // Open makes a Store. It fails only for options that make no sense: the file is opened
@@ -129,20 +129,20 @@ func Open(o Options) (*Store, error) {
 		return nil, fmt.Errorf("history: %w", err)
 	}
 	s := &Store{
-		path:     path,
-		bootID:   o.BootID,
-		mono:     o.Mono,
-		now:      o.Now,
-		log:      o.Logger,
-		wake:     make(chan struct{}, 1),
-		disk:     make(chan struct{}, 1),
-		flush:    DefaultFlush,
-		maxAge:   DefaultMaxAge,
-		maxBytes: DefaultMaxBytes,
-		samples:  buffer[values]{max: maxUnsaved},
-		readings: buffer[int64]{max: maxUnsavedReadings},
+		path:      path,
+		bootID:    o.BootID,
+		mono:      o.Mono,
+		now:       o.Now,
+		log:       o.Logger,
+		wake:      make(chan struct{}, 1),
+		diskToken: make(chan struct{}, 1),
+		flush:     DefaultFlush,
+		maxAge:    DefaultMaxAge,
+		maxBytes:  DefaultMaxBytes,
+		samples:   buffer[values]{max: maxUnsaved},
+		readings:  buffer[int64]{max: maxUnsavedReadings},
 	}
-	s.disk <- struct{}{}
+	s.diskToken <- struct{}{}
 	if s.bootID == "" {
 		s.bootID = kernelBootID()
 	}
@@ -167,9 +167,9 @@ func Open(o Options) (*Store, error) {
 		if err := s.SetRetention(o.MaxAge, o.MaxBytes); err != nil {
 			return nil, err
 		}
-		s.purge = false // what was so before the start as well is applied in small steps
+		s.purgePending = false // what was so before the start as well is applied in small steps
 	}
-	s.hurry = false
+	s.flushRequested = false
 	return s, nil
 }
 
@@ -181,7 +181,7 @@ func (s *Store) SetFlush(d time.Duration) error {
 	s.mu.Lock()
 	s.flush = d
 	s.mu.Unlock()
-	s.kick()
+	s.wakeFlusher()
 	return nil
 }
 
@@ -202,18 +202,18 @@ func (s *Store) SetRetention(age time.Duration, bytes int64) error {
 		return fmt.Errorf("history: retention of %d bytes is below %d", bytes, MinMaxBytes)
 	}
 	s.mu.Lock()
-	s.maxAge, s.maxBytes, s.purge, s.hurry = age, bytes, true, true
+	s.maxAge, s.maxBytes, s.purgePending, s.flushRequested = age, bytes, true, true
 	s.mu.Unlock()
-	s.kick()
+	s.wakeFlusher()
 	return nil
 }
 
 // SetRecording tells Record whether to take samples; it does at first.
 func (s *Store) SetRecording(on bool) {
 	s.mu.Lock()
-	s.paused = !on
-	if s.rewatch != nil {
-		s.rewatch()
+	s.isPaused = !on
+	if s.restartWatch != nil {
+		s.restartWatch()
 	}
 	s.mu.Unlock()
 }
@@ -237,7 +237,7 @@ func (s *Store) Add(x prober.Sample, readings ...prober.Reading) {
 	}
 	id := x.TSMS
 	if id < prober.MinTSMS {
-		id = earlyID(memorySlot, s.mono()) // it came without a time
+		id = undatedID(memorySlot, s.mono()) // it came without a time
 	}
 	s.latest, s.latestID = x, id
 	s.latest.Modules = nil
@@ -246,10 +246,10 @@ func (s *Store) Add(x prober.Sample, readings ...prober.Reading) {
 	for _, r := range readings {
 		s.addReadingLocked(id, r)
 	}
-	if len(s.samples.items) >= hurryAt || len(s.readings.items) >= hurryReadingsAt || s.early && id > 0 {
-		s.hurryLocked() // there is much to save, or the time is known now
+	if len(s.samples.items) >= flushAtSamples || len(s.readings.items) >= flushAtReadings || s.hasUndated && id > 0 {
+		s.requestFlushLocked() // there is much to save, or the time is known now
 	}
-	s.early = s.early || id < 0
+	s.hasUndated = s.hasUndated || id < 0
 }
 
 func (s *Store) addReadingLocked(id int64, r prober.Reading) {
@@ -271,18 +271,18 @@ func (s *Store) countLocked(dropped, repeated bool) {
 	}
 }
 
-// hurryLocked has the flusher commit before its time, if it can be hoped to.
-func (s *Store) hurryLocked() {
+// requestFlushLocked has the flusher commit before its time, if it can be hoped to.
+func (s *Store) requestFlushLocked() {
 	if s.fault == "" {
-		s.hurry = true
-		s.kick()
+		s.flushRequested = true
+		s.wakeFlusher()
 	}
 }
 
 // Close commits what is left and closes the file. It waits at most ten seconds for the
 // disk. What could not be saved is lost, and is in the error.
 func (s *Store) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), diskTimeout)
 	defer cancel()
 	err := s.Flush(ctx)
 	if errors.Is(err, ErrClosed) {
@@ -295,12 +295,12 @@ func (s *Store) Close() error {
 		return errors.Join(err, lockErr)
 	}
 	defer s.unlock()
-	s.dead = ErrClosed
+	s.fatalErr = ErrClosed
 	return errors.Join(err, s.closeDB())
 }
 
-// kick makes the flusher look again.
-func (s *Store) kick() {
+// wakeFlusher makes the flusher look again.
+func (s *Store) wakeFlusher() {
 	select {
 	case s.wake <- struct{}{}:
 	default: // already told
@@ -311,42 +311,42 @@ func (s *Store) kick() {
 // hangs costs that once, not each who asks.
 func (s *Store) lock(ctx context.Context) error {
 	select {
-	case <-s.disk:
+	case <-s.diskToken:
 	default:
-		timer := time.NewTimer(patience - s.heldFor())
+		timer := time.NewTimer(diskTimeout - s.lockedFor())
 		defer timer.Stop()
 		select {
-		case <-s.disk:
+		case <-s.diskToken:
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-timer.C:
 			return ErrBusy
 		}
 	}
-	s.setHeld(time.Now())
+	s.setLockedSince(time.Now())
 	return nil
 }
 
 func (s *Store) unlock() {
-	s.setHeld(time.Time{})
-	s.disk <- struct{}{}
+	s.setLockedSince(time.Time{})
+	s.diskToken <- struct{}{}
 }
 
-func (s *Store) setHeld(since time.Time) {
+func (s *Store) setLockedSince(since time.Time) {
 	s.mu.Lock()
-	s.held = since
+	s.lockedSince = since
 	s.mu.Unlock()
 }
 
-func (s *Store) heldFor() time.Duration {
+func (s *Store) lockedFor() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.heldForLocked()
+	return s.lockedForLocked()
 }
 
-func (s *Store) heldForLocked() time.Duration {
-	if s.held.IsZero() {
+func (s *Store) lockedForLocked() time.Duration {
+	if s.lockedSince.IsZero() {
 		return 0
 	}
-	return time.Since(s.held)
+	return time.Since(s.lockedSince)
 }

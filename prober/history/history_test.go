@@ -315,7 +315,7 @@ func TestNewNamesInAnOldFile(t *testing.T) {
 	c.step(time.Second)
 	s.Add(c.sample(0), reading(keyNames[0], 1))
 	flush(t, s)
-	err := s.use(func(d *db) error {
+	err := s.withDB(func(d *db) error {
 		return d.run("INSERT INTO keys VALUES(255, 'later'); INSERT INTO readings SELECT id | 255, 7 FROM readings")
 	})
 	if err != nil {

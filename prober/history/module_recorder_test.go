@@ -96,8 +96,8 @@ func TestRecordWaitsForRoom(t *testing.T) {
 		s, c := open(t, Options{Path: quickDir(t) + "/history.db"})
 		begin := time.Now()
 		err := s.Record(t.Context(), &crowded{script: script{c.sample(1)}})
-		if took := time.Since(begin); !errors.Is(err, errPlayed) || took != 2*retryAfter || s.Stats().Rows != 1 {
-			t.Errorf("Record: %v after %v, %d rows; want to the end after %v", err, took, s.Stats().Rows, 2*retryAfter)
+		if took := time.Since(begin); !errors.Is(err, errPlayed) || took != 2*retryInterval || s.Stats().Rows != 1 {
+			t.Errorf("Record: %v after %v, %d rows; want to the end after %v", err, took, s.Stats().Rows, 2*retryInterval)
 		}
 	})
 }

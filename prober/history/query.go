@@ -31,7 +31,7 @@ const (
 	chunkSamples  = 256     // samples that are read before fn is called
 	chunkReadings = 1024    // likewise; more than the readings of one millisecond
 	chunkBuckets  = 64      // likewise, buckets
-	seekFrom      = 10      // rows in a bucket from which on seeking is cheaper than reading
+	minSeekRows   = 10      // rows in a bucket from which on seeking is cheaper than reading
 	maxTS         = 1 << 53 // beyond every clock
 )
 
@@ -51,7 +51,7 @@ const (
 // who counts first and writes then must be ready for less or more, however unlikely. The
 // newest sample that stands for an empty window lies outside of it: keep that one.
 func (s *Store) Query(ctx context.Context, q Query, fn func(Row) error) error {
-	r, err := s.newReader(q)
+	r, err := s.newQueryReader(q)
 	if err != nil {
 		return err
 	}
@@ -59,14 +59,14 @@ func (s *Store) Query(ctx context.Context, q Query, fn func(Row) error) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := s.read(ctx, r); err != nil {
+		if err := s.fetchNext(ctx, r); err != nil {
 			return err
 		}
 		if more, err := r.emit(fn); err != nil || !more {
 			return err
 		}
 	}
-	if r.emitted > 0 || !r.core {
+	if r.emitted > 0 || !r.wantsSamples {
 		return nil
 	}
 	s.mu.Lock()
@@ -79,32 +79,32 @@ func (s *Store) Query(ctx context.Context, q Query, fn func(Row) error) error {
 	return fn(Row{TSMS: latest.TSMS, HasSample: true, Sample: v.sample(latest.TSMS)})
 }
 
-// reader is a query under way.
-type reader struct {
+// queryReader is a query under way.
+type queryReader struct {
 	cursor, to, step int64
 	limit, emitted   int
-	core             bool      // samples are asked for
-	want             [256]bool // readings that are, by key
-	nwant            int       // how many those are
+	wantsSamples     bool      // samples are asked for
+	wanted           [256]bool // readings that are, by key
+	wantedCount      int       // how many those are
 	memoryOnly       bool      // the disk did not answer
 	done             bool
 
-	rows    []group       // ready for fn
-	flat    []item[int64] // their readings
-	pending group         // a bucket that may not be complete; its ts is 0 when there is none
-	last    []item[int64] // the readings of pending, by key
-	out     []prober.Reading
+	rows            []group       // ready for fn
+	bucketReadings  []item[int64] // their readings
+	pending         group         // a bucket that may not be complete; its ts is 0 when there is none
+	pendingReadings []item[int64] // the readings of pending, by key
+	out             []prober.Reading
 }
 
 // group is what was recorded at a time.
 type group struct {
-	ts       int64
-	has      bool
-	v        values
-	readings []item[int64]
+	ts        int64
+	hasSample bool
+	sample    values
+	readings  []item[int64]
 }
 
-func (s *Store) newReader(q Query) (*reader, error) {
+func (s *Store) newQueryReader(q Query) (*queryReader, error) {
 	now, known := s.now()
 	s.mu.Lock()
 	age, closed := s.maxAge, s.closed
@@ -124,35 +124,35 @@ func (s *Store) newReader(q Query) (*reader, error) {
 	if q.FromMS > to && q.ToMS != 0 { // until now: who asks may have a clock that is ahead
 		return nil, fmt.Errorf("%w: from %d to %d", ErrRange, q.FromMS, to)
 	}
-	r := &reader{cursor: max(q.FromMS, 1), to: to, step: min(q.StepMS, maxTS), limit: q.Limit}
+	r := &queryReader{cursor: max(q.FromMS, 1), to: to, step: min(q.StepMS, maxTS), limit: q.Limit}
 	if known {
 		r.cursor = max(r.cursor, now-age.Milliseconds())
 	}
-	r.core = len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(name string) bool {
+	r.wantsSamples = len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(name string) bool {
 		m, ok := prober.ModuleByName(name)
 		return ok && !m.IsOptional()
 	})
 	for _, s := range recordable {
 		if len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(m string) bool { return s.Key == m || strings.HasPrefix(s.Key, m+".") }) {
-			r.want[s.Record.ID] = true
-			r.nwant++
+			r.wanted[s.Record.ID] = true
+			r.wantedCount++
 		}
 	}
 	r.done = r.cursor > r.to
 	return r, nil
 }
 
-// read fetches some rows more: none, when a bucket has not ended yet.
-func (s *Store) read(ctx context.Context, r *reader) error {
+// fetchNext fetches some rows more: none, when a bucket has not ended yet.
+func (s *Store) fetchNext(ctx context.Context, r *queryReader) error {
 	if !r.memoryOnly {
 		err := s.lock(ctx)
 		if err == nil {
 			defer s.unlock()
-			err = s.use(func(d *db) error {
+			err = s.withDB(func(d *db) error {
 				if err := s.rebase(d); err != nil {
 					return err
 				}
-				return s.chunk(d, r)
+				return s.fetch(d, r)
 			})
 		}
 		switch {
@@ -163,23 +163,23 @@ func (s *Store) read(ctx context.Context, r *reader) error {
 		case errors.Is(err, ErrClosed):
 			return err
 		case !errors.Is(err, ErrBusy):
-			s.noteFault(err)
+			s.setFault(err)
 		}
 		r.memoryOnly = true
 	}
 	if err := s.rebase(nil); err != nil {
 		return err
 	}
-	return s.chunk(nil, r)
+	return s.fetch(nil, r)
 }
 
 // emit calls fn with the rows that are ready, and tells whether it may have more.
-func (r *reader) emit(fn func(Row) error) (more bool, err error) {
+func (r *queryReader) emit(fn func(Row) error) (more bool, err error) {
 	for i := range r.rows {
 		g := &r.rows[i]
-		row := Row{TSMS: g.ts, HasSample: g.has}
-		if g.has {
-			row.Sample = g.v.sample(g.ts)
+		row := Row{TSMS: g.ts, HasSample: g.hasSample}
+		if g.hasSample {
+			row.Sample = g.sample.sample(g.ts)
 		}
 		r.out = r.out[:0]
 		for _, it := range g.readings {

@@ -9,11 +9,11 @@ import (
 )
 
 const (
-	// firstLook is when Record opens the file: soon, so that status tells how it is, but
+	// openDelay is when Record opens the file: soon, so that status tells how it is, but
 	// not while the daemon starts.
-	firstLook = 2 * time.Second
-	// retryAfter is how often a disk that failed is tried again, at most.
-	retryAfter = 30 * time.Second
+	openDelay = 2 * time.Second
+	// retryInterval is how often a disk that failed is tried again, at most.
+	retryInterval = 30 * time.Second
 )
 
 // Sampler is where samples come from: a *prober.Prober.
@@ -33,12 +33,12 @@ func (s *Store) Record(ctx context.Context, p Sampler) error {
 	defer cancel()
 	flushed := make(chan error, 1)
 	go func() {
-		s.keepFlushing(ctx)
+		s.runFlusher(ctx)
 		flushed <- s.Flush(context.WithoutCancel(ctx))
 	}()
 	err := s.watch(ctx, p)
 	cancel()
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(diskTimeout)
 	defer timer.Stop()
 	select {
 	case flushErr := <-flushed:
@@ -51,8 +51,8 @@ func (s *Store) Record(ctx context.Context, p Sampler) error {
 	return err
 }
 
-// errAgain ends a Watch that is to be begun anew.
-var errAgain = errors.New("history: the cadence was changed")
+// errIntervalChanged ends a Watch that is to be begun anew.
+var errIntervalChanged = errors.New("history: the cadence was changed")
 
 // watch adds samples and what belongs to them, except while recording is off.
 func (s *Store) watch(ctx context.Context, p Sampler) error {
@@ -61,8 +61,8 @@ func (s *Store) watch(ctx context.Context, p Sampler) error {
 		every := p.Interval()
 		round, cancel := context.WithCancel(ctx)
 		s.mu.Lock()
-		s.rewatch = cancel // SetRecording ends the round
-		paused := s.paused
+		s.restartWatch = cancel // SetRecording ends the round
+		paused := s.isPaused
 		s.mu.Unlock()
 
 		var err error
@@ -72,7 +72,7 @@ func (s *Store) watch(ctx context.Context, p Sampler) error {
 			err = p.Watch(round, every, func(x prober.Sample) error {
 				s.Add(x, modules.record(x)...)
 				if p.Interval() != every {
-					return errAgain
+					return errIntervalChanged
 				}
 				return nil
 			})
@@ -82,21 +82,21 @@ func (s *Store) watch(ctx context.Context, p Sampler) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, prober.ErrBusy):
-			if err := sleep(ctx, retryAfter); err != nil {
+			if err := sleep(ctx, retryInterval); err != nil {
 				return err
 			}
-		case err != nil && !errors.Is(err, errAgain) && !errors.Is(err, context.Canceled):
+		case err != nil && !errors.Is(err, errIntervalChanged) && !errors.Is(err, context.Canceled):
 			return err
 		}
 	}
 }
 
-// keepFlushing flushes every interval: sooner when there is much, and a failed disk is
+// runFlusher flushes every interval: sooner when there is much, and a failed disk is
 // tried again sooner too.
-func (s *Store) keepFlushing(ctx context.Context) {
+func (s *Store) runFlusher(ctx context.Context) {
 	last := time.Now()
-	next := last.Add(firstLook)
-	timer := time.NewTimer(firstLook)
+	next := last.Add(openDelay)
+	timer := time.NewTimer(openDelay)
 	defer timer.Stop()
 	for {
 		select {
@@ -105,30 +105,30 @@ func (s *Store) keepFlushing(ctx context.Context) {
 		case <-s.wake:
 		case <-timer.C:
 		}
-		if s.takeHurry() || !time.Now().Before(next) {
+		if s.takeFlushRequest() || !time.Now().Before(next) {
 			s.Flush(ctx) // its error is in Stats, and was logged
 			last = time.Now()
-			next = last.Add(s.flushEvery())
-		} else if sooner := last.Add(s.flushEvery()); sooner.Before(next) {
+			next = last.Add(s.flushInterval())
+		} else if sooner := last.Add(s.flushInterval()); sooner.Before(next) {
 			next = sooner
 		}
 		timer.Reset(max(0, time.Until(next)))
 	}
 }
 
-func (s *Store) takeHurry() bool {
+func (s *Store) takeFlushRequest() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	hurry := s.hurry
-	s.hurry = false
+	hurry := s.flushRequested
+	s.flushRequested = false
 	return hurry
 }
 
-func (s *Store) flushEvery() time.Duration {
+func (s *Store) flushInterval() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fault != "" {
-		return min(s.flush, retryAfter)
+		return min(s.flush, retryInterval)
 	}
 	return s.flush
 }

@@ -67,7 +67,7 @@ func (b *bench) stop(t *testing.T) {
 func TestRecordFlushesInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := startBench(t, Options{Flush: 60 * time.Second})
-		time.Sleep(firstLook + time.Millisecond)
+		time.Sleep(openDelay + time.Millisecond)
 		synctest.Wait()
 		if st := b.Stats(); st.Rows < 2 || st.State != "ok" || st.Bytes == 0 {
 			t.Errorf("soon after the start: %+v, want the file made and looked at", st)
@@ -141,7 +141,7 @@ func TestRecordMuch(t *testing.T) {
 		time.Sleep(20 * time.Minute)
 		synctest.Wait()
 		st := b.Stats()
-		if st.Dropped != 0 || st.Rows < hurryAt || st.Unsaved > hurryAt {
+		if st.Dropped != 0 || st.Rows < flushAtSamples || st.Unsaved > flushAtSamples {
 			t.Errorf("stats %+v, want a commit before its time and nothing dropped", st)
 		}
 		b.stop(t)
@@ -164,7 +164,7 @@ func TestRecordResumes(t *testing.T) {
 		if err := os.Remove(dir); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(retryAfter + time.Millisecond)
+		time.Sleep(retryInterval + time.Millisecond)
 		synctest.Wait()
 		if st := b.Stats(); st.State != "ok" || st.Rows < 121 {
 			t.Errorf("stats %+v, want ok and all rows", st)
@@ -188,8 +188,8 @@ func TestRecordWhenTheTimeComes(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		go b.keepFlushing(ctx)
-		time.Sleep(firstLook)
+		go b.runFlusher(ctx)
+		time.Sleep(openDelay)
 		synctest.Wait()
 		if st := b.Stats(); st.Unsaved != 0 || st.Rows < 20 {
 			t.Errorf("stats %+v, want 20 rows that wait for their time", st)
@@ -245,8 +245,8 @@ func TestWaitIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		begin := time.Now()
-		if rows := query(t, s, Query{FromMS: 1}); len(rows) != 1 || time.Since(begin) != patience {
-			t.Errorf("%d rows after %v, want 1 after %v", len(rows), time.Since(begin), patience)
+		if rows := query(t, s, Query{FromMS: 1}); len(rows) != 1 || time.Since(begin) != diskTimeout {
+			t.Errorf("%d rows after %v, want 1 after %v", len(rows), time.Since(begin), diskTimeout)
 		}
 		begin = time.Now()
 		if err := s.Flush(t.Context()); !errors.Is(err, ErrBusy) || time.Since(begin) != 0 {
@@ -260,8 +260,8 @@ func TestWaitIsBounded(t *testing.T) {
 		defer cancel()
 		go p.Run(ctx)
 		begin = time.Now()
-		if err := s.Record(ctx, p); !errors.Is(err, ErrBusy) || time.Since(begin) > 90*time.Second+patience {
-			t.Errorf("Record: %v after %v, want ErrBusy after %v", err, time.Since(begin), 90*time.Second+patience)
+		if err := s.Record(ctx, p); !errors.Is(err, ErrBusy) || time.Since(begin) > 90*time.Second+diskTimeout {
+			t.Errorf("Record: %v after %v, want ErrBusy after %v", err, time.Since(begin), 90*time.Second+diskTimeout)
 		}
 		if n := s.Stats().Unsaved; n < 90 {
 			t.Errorf("%d unsaved, want the samples of 90 s", n)

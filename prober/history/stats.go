@@ -25,10 +25,10 @@ func (s *Store) Stats() Stats {
 	switch {
 	case s.fault != "":
 		st.State = "degraded:" + s.fault
-	case s.heldForLocked() >= patience:
+	case s.lockedForLocked() >= diskTimeout:
 		st.State = "degraded:busy"
 	}
-	if ms, ok := s.now(); ok && ms/msPerDay != s.today {
+	if ms, ok := s.now(); ok && ms/msPerDay != s.statsDay {
 		st.WrittenToday = 0
 	}
 	return st
@@ -36,14 +36,14 @@ func (s *Store) Stats() Stats {
 
 const msPerDay = 24 * 60 * 60 * 1000
 
-// noteWrittenLocked adds to the bytes of the day. While the time is unknown the day
+// addWrittenLocked adds to the bytes of the day. While the time is unknown the day
 // goes on.
-func (s *Store) noteWrittenLocked(n int64) {
-	if ms, ok := s.now(); ok && ms/msPerDay != s.today {
-		if s.today != 0 {
+func (s *Store) addWrittenLocked(n int64) {
+	if ms, ok := s.now(); ok && ms/msPerDay != s.statsDay {
+		if s.statsDay != 0 {
 			s.stats.WrittenToday = 0
 		}
-		s.today = ms / msPerDay
+		s.statsDay = ms / msPerDay
 	}
 	s.stats.WrittenToday += n
 }

@@ -99,7 +99,7 @@ func TestWrittenToday(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "probe"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	stop := countWrites()
+	stop := measureWrites()
 	if err := os.WriteFile(filepath.Join(dir, "probe"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 func readFrames(r io.Reader, maxBody int) (bodies []string, err error) {
 	fr := newFrameReader(r, maxBody)
 	for {
-		if err := fr.wait(); err != nil {
+		if err := fr.waitMessage(); err != nil {
 			return bodies, err
 		}
 		n, err := fr.header()

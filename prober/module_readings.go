@@ -97,10 +97,10 @@ var EOLStates = []string{EOLNormal, EOLWarning, EOLUrgent}
 
 // Bounds of what the modules may hold.
 const (
-	maxZones    = 16
-	maxZoneName = 32
-	maxWorn     = 8
-	minC, maxC  = -60, 150
+	maxZones       = 16
+	maxZoneName    = 32
+	maxWearDevices = 8
+	minC, maxC     = -60, 150
 )
 
 // memberAccess reads, copies and checks one member of ModuleReadings. It is empty for
@@ -221,8 +221,8 @@ func (p *Power) check() error {
 }
 
 func (w *Wear) check() error {
-	if len(w.Devices) < 1 || len(w.Devices) > maxWorn {
-		return fmt.Errorf("%d worn devices, outside 1..%d", len(w.Devices), maxWorn)
+	if len(w.Devices) < 1 || len(w.Devices) > maxWearDevices {
+		return fmt.Errorf("%d worn devices, outside 1..%d", len(w.Devices), maxWearDevices)
 	}
 	for _, d := range append([]WearDevice{{"wear", w.UsedPct, w.PreEOL}}, w.Devices...) {
 		if d.Name == "" || len(d.Name) > maxZoneName || printable(d.Name) != d.Name {

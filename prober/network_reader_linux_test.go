@@ -27,7 +27,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		r := newNet(root)
+		r := newNetworkReader(root)
 		defer r.Close()
 		steps := []struct {
 			name string
@@ -84,7 +84,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 
 // When one counter went back, the others of that interface are not believed either.
 func TestInterfaceBeginsAnew(t *testing.T) {
-	r := newNet(t.TempDir() + "/")
+	r := newNetworkReader(t.TempDir() + "/")
 	for _, c := range []netCounters{{bytesIn: 1e9, bytesOut: 100}, {bytesIn: 3, bytesOut: 500}, {bytesIn: 4, bytesOut: 502}} {
 		r.count([]byte("eth0"), c)
 	}
@@ -105,7 +105,7 @@ func TestLongNetDev(t *testing.T) {
 		dev[fmt.Sprintf("if%d", i)] = 1 << 40
 	}
 	netDev(t, root, dev)
-	r := newNet(root)
+	r := newNetworkReader(root)
 	defer r.Close()
 	var m ModuleReadings
 	if err := r.Read(&m); err != nil {
@@ -137,7 +137,7 @@ func TestNetworkHere(t *testing.T) {
 		}
 		return sum
 	}
-	r := newNet("/")
+	r := newNetworkReader("/")
 	defer r.Close()
 	var m ModuleReadings
 	before := total()
@@ -166,7 +166,7 @@ func TestNetworkWindowsAddUp(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(3, 4))
-		r := newNet(root)
+		r := newNetworkReader(root)
 		defer r.Close()
 		dev := map[string]uint64{"eth0": 0, "wlan0": 0, "usb0": 0}
 		var wide netWindow
@@ -186,14 +186,14 @@ func TestNetworkWindowsAddUp(t *testing.T) {
 				sum += n.BytesIn
 				ms += uint64(n.WindowMS)
 				if i == 1 {
-					wide.over(&m)
+					wide.rebase(&m)
 					sum, ms = 0, 0
 				} else if i%10 == 0 {
-					got := wide.over(&m).Network
+					got := wide.rebase(&m).Network
 					if got.BytesIn != sum || got.WindowMS != int64(ms) {
 						t.Fatalf("a window of ten has %d bytes in %d ms, its parts %d in %d", got.BytesIn, got.WindowMS, sum, ms)
 					}
-					if again := wide.over(&m).Network; again != got {
+					if again := wide.rebase(&m).Network; again != got {
 						t.Fatalf("the same reading again is another pointer")
 					}
 					sum, ms = 0, 0

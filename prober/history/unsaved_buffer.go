@@ -50,8 +50,8 @@ func (b *buffer[T]) between(from, to int64) []item[T] {
 	return b.items[i:j]
 }
 
-// forget removes what arrived up to seq. Room that only an outage needed goes too.
-func (b *buffer[T]) forget(seq uint64) {
+// removeSaved removes what arrived up to seq. Room that only an outage needed goes too.
+func (b *buffer[T]) removeSaved(seq uint64) {
 	b.items = slices.DeleteFunc(b.items, func(it item[T]) bool { return it.seq <= seq })
 	if cap(b.items) > 1024 && len(b.items) < cap(b.items)/8 {
 		b.items = slices.Clone(b.items)

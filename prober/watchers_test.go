@@ -209,8 +209,8 @@ func TestWatchersAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, stop := start(t, Options{Source: &fake{}})
 		ctx, cancel := context.WithCancel(t.Context())
-		got := make([][]time.Duration, maxWaiting)
-		for i := range maxWaiting {
+		got := make([][]time.Duration, maxWaiters)
+		for i := range maxWaiters {
 			watch(t, ctx, p, time.Second, &got[i])
 		}
 		synctest.Wait()

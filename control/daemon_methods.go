@@ -11,8 +11,8 @@ import (
 // The methods of this file are additions to the frozen document: what the daemon and
 // the device it serves say of themselves. What they answer is made in other rooms.
 
-func (ss *session) status(ctx context.Context, f *fields) (any, error) {
-	if err := f.end(); err != nil {
+func (ss *session) status(ctx context.Context, f *paramFields) (any, error) {
+	if err := f.finish(); err != nil {
 		return nil, err
 	}
 	if ss.srv.o.Status == nil {
@@ -21,8 +21,8 @@ func (ss *session) status(ctx context.Context, f *fields) (any, error) {
 	return encoded(ss.srv.o.Status(ctx), "the status")
 }
 
-func (ss *session) getConfig(ctx context.Context, f *fields) (any, error) {
-	if err := f.end(); err != nil {
+func (ss *session) getConfig(ctx context.Context, f *paramFields) (any, error) {
+	if err := f.finish(); err != nil {
 		return nil, err
 	}
 	if ss.srv.o.GetConfig == nil {
@@ -31,8 +31,8 @@ func (ss *session) getConfig(ctx context.Context, f *fields) (any, error) {
 	return encoded(ss.srv.o.GetConfig(ctx), "the configuration")
 }
 
-func (ss *session) capabilities(_ context.Context, f *fields) (any, error) {
-	if err := f.end(); err != nil {
+func (ss *session) capabilities(_ context.Context, f *paramFields) (any, error) {
+	if err := f.finish(); err != nil {
 		return nil, err
 	}
 	if ss.srv.o.Capabilities == nil {
@@ -51,7 +51,7 @@ func encoded(v any, what string) (any, error) {
 }
 
 // callTool calls a tool of the device, as a relay does.
-func (ss *session) callTool(ctx context.Context, f *fields) (any, error) {
+func (ss *session) callTool(ctx context.Context, f *paramFields) (any, error) {
 	tool := f.text("tool", 64)
 	if tool == "" {
 		f.fail(errParams("tool", "is empty"))
@@ -60,7 +60,7 @@ func (ss *session) callTool(ctx context.Context, f *fields) (any, error) {
 	if f.take("arguments", &args) && args[0] != '{' {
 		f.fail(errParams("arguments", "must be an object"))
 	}
-	if err := f.end(); err != nil {
+	if err := f.finish(); err != nil {
 		return nil, err
 	}
 	if ss.srv.o.Call == nil {

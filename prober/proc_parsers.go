@@ -219,8 +219,8 @@ func printable(s string) string {
 	return s[:min(len(s), 128)]
 }
 
-// readSmall reads the first limit bytes of a file.
-func readSmall(path string, limit int64) ([]byte, error) {
+// readLimited reads the first limit bytes of a file.
+func readLimited(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

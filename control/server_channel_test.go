@@ -13,7 +13,7 @@ import (
 	"github.com/creachadair/jrpc2"
 )
 
-func TestJudge(t *testing.T) {
+func TestCheckMessage(t *testing.T) {
 	const pass, silent = 1, 0
 	tests := []struct {
 		name, in string
@@ -38,8 +38,8 @@ func TestJudge(t *testing.T) {
 		{"empty batch", ` []`, CodeInvalidRequest, "null"},
 		{"string", `"x"`, CodeInvalidRequest, "null"},
 		{"empty object", `{}`, CodeInvalidRequest, "null"},
-		{"too many elements", `{"jsonrpc":"2.0","id":1,"method":"stop","params":{"a":[1` + strings.Repeat(",1", maxItems) + `]}}`, CodeInvalidRequest, "null"},
-		{"commas in a string", `{"jsonrpc":"2.0","id":1,"method":"stop","params":{"a":"\"` + strings.Repeat(",", 2*maxItems) + `"}}`, pass, ""},
+		{"too many elements", `{"jsonrpc":"2.0","id":1,"method":"stop","params":{"a":[1` + strings.Repeat(",1", maxCommas) + `]}}`, CodeInvalidRequest, "null"},
+		{"commas in a string", `{"jsonrpc":"2.0","id":1,"method":"stop","params":{"a":"\"` + strings.Repeat(",", 2*maxCommas) + `"}}`, pass, ""},
 
 		{"no version", `{"id":1,"method":"stop"}`, CodeInvalidRequest, "1"},
 		{"version 1.0", `{"jsonrpc":"1.0","id":1,"method":"stop"}`, CodeInvalidRequest, "1"},
@@ -64,7 +64,7 @@ func TestJudge(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			request, reply := judge([]byte(tt.in))
+			request, reply := checkMessage([]byte(tt.in))
 			got, id := silent, ""
 			if request != nil {
 				got = pass
@@ -100,10 +100,10 @@ var codeWords = map[int]string{
 	CodeRateLimited: "rate_limited", CodeInternal: "internal",
 }
 
-// FuzzJudge holds the check before jrpc2 against jrpc2's own: what passes must be one
+// FuzzCheckMessage holds the check before jrpc2 against jrpc2's own: what passes must be one
 // sound request there as well, and be answered or not alike; else the turn of a
 // connection would never end.
-func FuzzJudge(f *testing.F) {
+func FuzzCheckMessage(f *testing.F) {
 	for _, s := range []string{
 		`{"jsonrpc":"2.0","id":1,"method":"hello","params":{"token":"x"}}`,
 		`{"jsonrpc":"2.0","method":"stop"}`, `{"jsonrpc":"2.0","id":-1.5e3,"method":"stop","params":null}`,
@@ -113,7 +113,7 @@ func FuzzJudge(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		request, reply := judge(data)
+		request, reply := checkMessage(data)
 		if request != nil && reply != nil {
 			t.Fatalf("%q passes and is answered", data)
 		}
@@ -134,7 +134,7 @@ func FuzzJudge(f *testing.F) {
 		if _, called := m["id"]; called != (reqs[0].ID != "") {
 			t.Fatalf("%q: jrpc2 disagrees about an answer", data)
 		}
-		large, _ := judge(append(bytes.Repeat([]byte{' '}, smallBody), data...))
+		large, _ := checkMessage(append(bytes.Repeat([]byte{' '}, maxSmallMessage), data...))
 		again, err := jrpc2.ParseRequests(large)
 		if err != nil || !reflect.DeepEqual(again, reqs) || len(large) > len(data)+len(`{"jsonrpc":"2.0","id":,"method":,"params":}`) {
 			t.Fatalf("%q as a large message becomes %q, %v", data, large, err)

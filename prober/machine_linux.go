@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machine reads a Linux machine: /proc/stat, meminfo and loadavg through
+// machineSource reads a Linux machine: /proc/stat, meminfo and loadavg through
 // descriptors kept open, and one statfs. A reading is three preads into buffers
 // made once; opening, and gopsutil's way of splitting lines into strings, cost
 // several times as much.
-type machine struct {
+type machineSource struct {
 	root                   string
 	stat, meminfo, loadavg procFile
 	zoneinfo               string
@@ -21,26 +21,26 @@ type machine struct {
 	cpu                    cpuMeter
 }
 
-var _ Source = (*machine)(nil)
+var _ Source = (*machineSource)(nil)
 
 // newMachine opens nothing yet. root ends in a slash. maxDiskAge tells how old a
 // disk figure may be used while statfs hangs.
 func newMachine(root, diskPath string, maxDiskAge func() time.Duration) Source {
-	return &machine{
+	return &machineSource{
 		root: root,
 		// The first line of stat is what counts; ten counters of 20 digits fit.
 		stat:     procFile{path: root + "proc/stat", fd: -1, buf: make([]byte, 512)},
 		meminfo:  procFile{path: root + "proc/meminfo", fd: -1, buf: make([]byte, 4096)},
 		loadavg:  procFile{path: root + "proc/loadavg", fd: -1, buf: make([]byte, 128)},
 		zoneinfo: root + "proc/zoneinfo",
-		disk:     newDisk(diskPath, unix.Statfs, maxDiskAge),
+		disk:     newDiskReader(diskPath, unix.Statfs, maxDiskAge),
 	}
 }
 
 // Read asks for the disk first, so that a statfs that takes its time runs while
 // the rest is read.
-func (m *machine) Read(s *Sample) error {
-	m.disk.ask()
+func (m *machineSource) Read(s *Sample) error {
+	m.disk.request()
 
 	b, err := m.stat.read()
 	if err != nil {
@@ -48,29 +48,29 @@ func (m *machine) Read(s *Sample) error {
 	}
 	times, err := parseStat(b)
 	if err != nil {
-		return m.stat.explain(err)
+		return m.stat.wrapErr(err)
 	}
 	if b, err = m.meminfo.read(); err != nil {
 		return err
 	}
 	mem, err := parseMeminfo(b)
 	if err != nil {
-		return m.meminfo.explain(err)
+		return m.meminfo.wrapErr(err)
 	}
 	used, err := mem.used(func() (uint64, bool) { return lowWatermarks(m.zoneinfo) })
 	if err != nil {
-		return m.meminfo.explain(err)
+		return m.meminfo.wrapErr(err)
 	}
 	if b, err = m.loadavg.read(); err != nil {
 		return err
 	}
 	load, err := parseLoadavg(b)
 	if err != nil {
-		return m.loadavg.explain(err)
+		return m.loadavg.wrapErr(err)
 	}
 	// A disk that does not answer stops nothing else.
 	s.DiskErr = nil
-	if s.DiskPct, err = m.disk.answer(); err != nil {
+	if s.DiskPct, err = m.disk.usage(); err != nil {
 		s.DiskErr = fmt.Errorf("%w: %w", ErrDisk, err)
 	}
 
@@ -81,7 +81,7 @@ func (m *machine) Read(s *Sample) error {
 }
 
 // Close closes the files and waits a moment for a statfs that is under way.
-func (m *machine) Close() error {
+func (m *machineSource) Close() error {
 	m.stat.close()
 	m.meminfo.close()
 	m.loadavg.close()
@@ -103,14 +103,14 @@ func (f *procFile) read() ([]byte, error) {
 	if f.fd < 0 {
 		fd, err := f.open()
 		if err != nil {
-			return nil, f.explain(err)
+			return nil, f.wrapErr(err)
 		}
 		f.fd = fd
 	}
 	n, err := f.pread(0)
 	if err != nil {
 		f.close()
-		return nil, f.explain(err)
+		return nil, f.wrapErr(err)
 	}
 	return f.buf[:n], nil
 }
@@ -127,7 +127,7 @@ func (f *procFile) readAll() ([]byte, error) {
 		more, err := f.pread(n)
 		if err != nil {
 			f.close()
-			return nil, f.explain(err)
+			return nil, f.wrapErr(err)
 		}
 		if more == 0 {
 			break
@@ -164,8 +164,8 @@ func (f *procFile) close() {
 	}
 }
 
-// explain says which file and what to look at.
-func (f *procFile) explain(err error) error {
+// wrapErr says which file and what to look at.
+func (f *procFile) wrapErr(err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 		return fmt.Errorf("read %s: %w; the service may not see it (ProcSubset=pid hides it), try: cat %s", f.path, err, f.path)
 	}

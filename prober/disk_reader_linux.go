@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskPatience is how long a reading waits for statfs, once for each call that
+// diskTimeout is how long a reading waits for statfs, once for each call that
 // hangs: a slow network mount answers within it, a dead one costs one late sample.
-const diskPatience = 250 * time.Millisecond
+const diskTimeout = 250 * time.Millisecond
 
 var (
-	errDiskHangs  = errors.New("no answer from statfs, a dead network mount hangs like this")
+	errDiskHung   = errors.New("no answer from statfs, a dead network mount hangs like this")
 	errDiskNoSize = errors.New("this filesystem has no size (ramfs, proc), choose one that fills up")
 	errDiskRange  = errors.New("block counts contradict each other")
 )
@@ -23,51 +23,51 @@ var (
 // its own, one call at a time. While a call is out no other is made: the last
 // figure is given until it is older than maxAge, then an error.
 //
-// ask, answer and close are called from one goroutine.
+// request, answer and close are called from one goroutine.
 type diskReader struct {
 	path   string
 	statfs func(string, *unix.Statfs_t) error
 	maxAge func() time.Duration
 
-	asks    chan struct{}   // one call each; closed by close
-	answers chan diskAnswer // room for the one answer that can be due
-	done    chan struct{}   // closed when the goroutine is gone
-	timer   *time.Timer     // armed only while answer waits
+	requests chan struct{}   // one call each; closed by close
+	results  chan diskResult // room for the one answer that can be due
+	done     chan struct{}   // closed when the goroutine is gone
+	timer    *time.Timer     // armed only while answer waits
 
-	running bool       // the goroutine was started
-	out     bool       // a call is out
-	waited  bool       // and was waited for already
-	last    diskAnswer // the newest figure; at is zero before the first
+	isRunning bool       // the goroutine was started
+	isPending bool       // a call is out
+	hasWaited bool       // and was waited for already
+	last      diskResult // the newest figure; at is zero before the first
 }
 
-type diskAnswer struct {
+type diskResult struct {
 	pct float64
 	err error
 	at  time.Time
 }
 
-func newDisk(path string, statfs func(string, *unix.Statfs_t) error, maxAge func() time.Duration) *diskReader {
+func newDiskReader(path string, statfs func(string, *unix.Statfs_t) error, maxAge func() time.Duration) *diskReader {
 	return &diskReader{
-		path:    path,
-		statfs:  statfs,
-		maxAge:  maxAge,
-		asks:    make(chan struct{}, 1),
-		answers: make(chan diskAnswer, 1),
-		done:    make(chan struct{}),
+		path:     path,
+		statfs:   statfs,
+		maxAge:   maxAge,
+		requests: make(chan struct{}, 1),
+		results:  make(chan diskResult, 1),
+		done:     make(chan struct{}),
 	}
 }
 
-// ask starts a call unless one is out.
-func (d *diskReader) ask() {
-	if !d.running {
-		d.running = true
+// request starts a call unless one is out.
+func (d *diskReader) request() {
+	if !d.isRunning {
+		d.isRunning = true
 		d.timer = time.NewTimer(time.Hour)
 		d.timer.Stop()
 		go d.run()
 	}
-	if !d.out {
-		d.out, d.waited = true, false
-		d.asks <- struct{}{}
+	if !d.isPending {
+		d.isPending, d.hasWaited = true, false
+		d.requests <- struct{}{}
 	}
 }
 
@@ -76,13 +76,13 @@ func (d *diskReader) ask() {
 func (d *diskReader) run() {
 	defer close(d.done)
 	var st unix.Statfs_t
-	for range d.asks {
-		a := diskAnswer{}
+	for range d.requests {
+		a := diskResult{}
 		if a.err = d.call(&st); a.err == nil {
 			a.pct, a.err = usedPct(uint64(st.Blocks), uint64(st.Bfree), uint64(st.Bavail))
 		}
 		a.at = time.Now()
-		d.answers <- a
+		d.results <- a
 	}
 }
 
@@ -94,10 +94,10 @@ func (d *diskReader) call(st *unix.Statfs_t) error {
 	}
 }
 
-// answer gives the figure of the call that ask made, or the last one.
-func (d *diskReader) answer() (float64, error) {
-	if a, ok := d.take(); ok {
-		d.out = false
+// usage gives the figure of the call that ask made, or the last one.
+func (d *diskReader) usage() (float64, error) {
+	if a, ok := d.receive(); ok {
+		d.isPending = false
 		if a.err != nil {
 			return 0, fmt.Errorf("statfs %s: %w; try: df %s", d.path, a.err, d.path)
 		}
@@ -105,26 +105,26 @@ func (d *diskReader) answer() (float64, error) {
 		return a.pct, nil
 	}
 	if age := time.Since(d.last.at); d.last.at.IsZero() || age > d.maxAge() {
-		return 0, fmt.Errorf("statfs %s: %w; try: df %s", d.path, errDiskHangs, d.path)
+		return 0, fmt.Errorf("statfs %s: %w; try: df %s", d.path, errDiskHung, d.path)
 	}
 	return d.last.pct, nil
 }
 
-// take waits for an answer, but for one that hangs only the first time.
-func (d *diskReader) take() (a diskAnswer, ok bool) {
+// receive waits for an answer, but for one that hangs only the first time.
+func (d *diskReader) receive() (a diskResult, ok bool) {
 	select {
-	case a = <-d.answers:
+	case a = <-d.results:
 		return a, true
 	default:
 	}
-	if d.waited {
+	if d.hasWaited {
 		return a, false
 	}
-	d.waited = true
-	d.timer.Reset(diskPatience)
+	d.hasWaited = true
+	d.timer.Reset(diskTimeout)
 	defer d.timer.Stop()
 	select {
-	case a = <-d.answers:
+	case a = <-d.results:
 		return a, true
 	case <-d.timer.C:
 		return a, false
@@ -134,17 +134,17 @@ func (d *diskReader) take() (a diskAnswer, ok bool) {
 // close ends the goroutine. A call that hangs cannot be ended: it is left to the
 // end of the process after a moment, and the error says so.
 func (d *diskReader) close() error {
-	close(d.asks)
-	if !d.running {
+	close(d.requests)
+	if !d.isRunning {
 		return nil
 	}
-	d.timer.Reset(diskPatience)
+	d.timer.Reset(diskTimeout)
 	defer d.timer.Stop()
 	select {
 	case <-d.done:
 		return nil
 	case <-d.timer.C:
-		return fmt.Errorf("close statfs %s: %w; left to the end of the process", d.path, errDiskHangs)
+		return fmt.Errorf("close statfs %s: %w; left to the end of the process", d.path, errDiskHung)
 	}
 }
 

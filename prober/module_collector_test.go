@@ -214,8 +214,8 @@ func TestModulesComeWithTheSample(t *testing.T) {
 			t.Fatal(err)
 		}
 		settle(2 * time.Second)
-		if s, err = p.Latest(); err != nil || s.Modules != nil || p.collect.busy != 0 {
-			t.Errorf("with none: %+v, %v, %d goroutines", s.Modules, err, p.collect.busy)
+		if s, err = p.Latest(); err != nil || s.Modules != nil || p.modules.running != 0 {
+			t.Errorf("with none: %+v, %v, %d goroutines", s.Modules, err, p.modules.running)
 		}
 		stop()
 		for _, name := range []string{"temperature", "power", "wear"} {
@@ -251,7 +251,7 @@ func TestHungModule(t *testing.T) {
 		if last.Modules == nil || last.Modules.Temperature == nil || last.Modules.Power == nil {
 			t.Errorf("at 4 s: %+v, want the old temperature", last.Modules)
 		}
-		want := []time.Duration{0, 1e9, 2e9 + modulePatience, 3e9, 4e9}
+		want := []time.Duration{0, 1e9, 2e9 + moduleTimeout, 3e9, 4e9}
 		if at, _ := tp.read(); !slices.Equal(at, want) {
 			t.Errorf("samples at %v, want %v: only the first is waited for", at, want)
 		}
@@ -312,7 +312,7 @@ func TestModuleThatNeverAnswers(t *testing.T) {
 		}
 		cancel()
 		began := time.Now()
-		if err := <-done; errors.Is(err, ErrHung) || time.Since(began) > moduleFarewell {
+		if err := <-done; errors.Is(err, ErrHung) || time.Since(began) > moduleCloseTimeout {
 			t.Errorf("Run: %v after %v", err, time.Since(began))
 		}
 		if src.fake.closed.Load() != 1 {
@@ -344,7 +344,7 @@ func TestSlowModule(t *testing.T) {
 		tp := record(ctx, p, 5*time.Second)
 		settle(16 * time.Second)
 		at, got := tp.read()
-		if want := []time.Duration{modulePatience, 5e9, 10e9, 15e9}; !slices.Equal(at, want) {
+		if want := []time.Duration{moduleTimeout, 5e9, 10e9, 15e9}; !slices.Equal(at, want) {
 			t.Errorf("samples at %v, want %v", at, want)
 		}
 		for i, s := range got {
@@ -365,9 +365,9 @@ func TestSlowModule(t *testing.T) {
 // The first reading of the network has no figures yet, which does not mean that this
 // machine has none.
 func TestFirstOfTwoReadings(t *testing.T) {
-	r := &collector{state: "waiting", pair: true}
+	r := &moduleWorker{state: "waiting", needsTwo: true}
 	for _, want := range []string{"waiting", "absent"} {
-		if r.take(moduleAnswer{}); r.state != want {
+		if r.handle(moduleResult{}); r.state != want {
 			t.Errorf("state %s, want %s", r.state, want)
 		}
 	}

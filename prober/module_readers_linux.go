@@ -12,48 +12,48 @@ import (
 	"time"
 )
 
-// rediscover is how long the sensors that were found, or not found, are believed:
+// rediscoverInterval is how long the sensors that were found, or not found, are believed:
 // drivers are loaded late, and disks come and go.
-const rediscover = 5 * time.Minute
+const rediscoverInterval = 5 * time.Minute
 
 // maxEntries bounds what is looked at in a directory of sysfs.
 const maxEntries = 256
 
-var _ ModuleSource = (*machine)(nil)
+var _ ModuleSource = (*machineSource)(nil)
 
 // moduleOpeners make the readers of the modules; root ends in a slash.
 var moduleOpeners = map[string]func(root string) ModuleReader{
-	ModuleNetwork.String():     func(root string) ModuleReader { return newNet(root) },
-	ModuleTemperature.String(): func(root string) ModuleReader { return &thermometer{root: root} },
-	ModulePower.String():       func(root string) ModuleReader { return &powerMeter{root: root} },
-	ModuleWear.String():        func(root string) ModuleReader { return wearGauge{root: root} },
+	ModuleNetwork.String():     func(root string) ModuleReader { return newNetworkReader(root) },
+	ModuleTemperature.String(): func(root string) ModuleReader { return &temperatureReader{root: root} },
+	ModulePower.String():       func(root string) ModuleReader { return &powerReader{root: root} },
+	ModuleWear.String():        func(root string) ModuleReader { return wearReader{root: root} },
 }
 
 // OpenModule gives the reader of one module of this machine.
-func (m *machine) OpenModule(name string) ModuleReader {
+func (m *machineSource) OpenModule(name string) ModuleReader {
 	if open := moduleOpeners[name]; open != nil {
 		return open(m.root)
 	}
 	return nil
 }
 
-// thermometer reads the thermal zones and hwmon sensors through files kept open.
-type thermometer struct {
-	root    string
-	sensors []*sensor
-	looked  time.Time
+// temperatureReader reads the thermal zones and hwmon sensors through files kept open.
+type temperatureReader struct {
+	root         string
+	sensors      []*tempSensor
+	discoveredAt time.Time
 }
 
-type sensor struct {
+type tempSensor struct {
 	procFile
-	name string
-	zone bool // of the thermal class, not of hwmon
+	name   string
+	isZone bool // of the thermal class, not of hwmon
 }
 
 // Read skips a sensor that says nothing now: a Wi-Fi chip that sleeps has no
 // temperature.
-func (t *thermometer) Read(m *ModuleReadings) error {
-	if t.looked.IsZero() || time.Since(t.looked) >= rediscover {
+func (t *temperatureReader) Read(m *ModuleReadings) error {
+	if t.discoveredAt.IsZero() || time.Since(t.discoveredAt) >= rediscoverInterval {
 		t.discover()
 	}
 	var got Temperature
@@ -64,9 +64,9 @@ func (t *thermometer) Read(m *ModuleReadings) error {
 			failed = err
 			continue
 		}
-		c, err := parseTemp(b, s.zone)
+		c, err := parseTemp(b, s.isZone)
 		if err != nil {
-			failed = s.explain(err)
+			failed = s.wrapErr(err)
 			continue
 		}
 		if len(got.Zones) == 0 || c > got.HottestC {
@@ -84,29 +84,29 @@ func (t *thermometer) Read(m *ModuleReadings) error {
 	return nil
 }
 
-func (t *thermometer) Close() error {
+func (t *temperatureReader) Close() error {
 	for _, s := range t.sensors {
 		s.close()
 	}
 	return nil
 }
 
-func (t *thermometer) discover() {
+func (t *temperatureReader) discover() {
 	t.Close()
-	t.sensors, t.looked = nil, time.Now()
-	for _, dir := range entries(t.root+"sys/class/thermal", "thermal_zone") {
-		t.add(word(dir+"/type"), dir+"/temp", true)
+	t.sensors, t.discoveredAt = nil, time.Now()
+	for _, dir := range listEntries(t.root+"sys/class/thermal", "thermal_zone") {
+		t.add(readText(dir+"/type"), dir+"/temp", true)
 	}
 	zones := len(t.sensors)
-	for _, dir := range entries(t.root+"sys/class/hwmon", "hwmon") {
-		chip := word(dir + "/name")
-		if chip == "" || isUnwired(chip) || t.mirrors(dir, chip, zones) {
+	for _, dir := range listEntries(t.root+"sys/class/hwmon", "hwmon") {
+		chip := readText(dir + "/name")
+		if chip == "" || isUnwired(chip) || t.isMirror(dir, chip, zones) {
 			continue
 		}
-		inputs := slices.DeleteFunc(entries(dir, "temp"), func(p string) bool { return !strings.HasSuffix(p, "_input") })
+		inputs := slices.DeleteFunc(listEntries(dir, "temp"), func(p string) bool { return !strings.HasSuffix(p, "_input") })
 		for _, input := range inputs {
 			name := chip
-			if label := word(strings.TrimSuffix(input, "input") + "label"); label != "" {
+			if label := readText(strings.TrimSuffix(input, "input") + "label"); label != "" {
 				name += " " + label
 			} else if len(inputs) > 1 {
 				name += " " + strings.TrimSuffix(filepath.Base(input), "_input")
@@ -116,13 +116,13 @@ func (t *thermometer) discover() {
 	}
 }
 
-// mirrors tells whether a chip of hwmon is one of the first zones once more: the
+// isMirror tells whether a chip of hwmon is one of the first zones once more: the
 // thermal class shows each zone there as well, on older kernels without a device.
-func (t *thermometer) mirrors(dir, chip string, zones int) bool {
+func (t *temperatureReader) isMirror(dir, chip string, zones int) bool {
 	if exists(dir+"/device/temp") && exists(dir+"/device/type") {
 		return true
 	}
-	return slices.ContainsFunc(t.sensors[:zones], func(s *sensor) bool {
+	return slices.ContainsFunc(t.sensors[:zones], func(s *tempSensor) bool {
 		return strings.ReplaceAll(s.name, "-", "_") == chip
 	})
 }
@@ -138,29 +138,29 @@ func isUnwired(chip string) bool {
 	return false
 }
 
-func (t *thermometer) add(name, path string, zone bool) {
+func (t *temperatureReader) add(name, path string, zone bool) {
 	if name == "" || len(t.sensors) >= maxZones || !exists(path) {
 		return
 	}
 	base := name[:min(len(name), maxZoneName-3)]
-	taken := func(s *sensor) bool { return s.name == name }
+	taken := func(s *tempSensor) bool { return s.name == name }
 	name = base
 	for i := 2; slices.ContainsFunc(t.sensors, taken); i++ {
 		name = base + " " + strconv.Itoa(i)
 	}
-	t.sensors = append(t.sensors, &sensor{procFile{path: path, fd: -1, buf: make([]byte, 24)}, name, zone})
+	t.sensors = append(t.sensors, &tempSensor{procFile{path: path, fd: -1, buf: make([]byte, 24)}, name, zone})
 }
 
-// powerMeter reads what the kernel tells of the Raspberry Pi's supply.
-type powerMeter struct {
-	root      string
-	alarms    []*procFile // in*_lcrit_alarm of rpi_volt
-	throttled *procFile   // get_throttled, on kernels that have it
-	looked    time.Time
+// powerReader reads what the kernel tells of the Raspberry Pi's supply.
+type powerReader struct {
+	root         string
+	alarms       []*procFile // in*_lcrit_alarm of rpi_volt
+	throttled    *procFile   // get_throttled, on kernels that have it
+	discoveredAt time.Time
 }
 
-func (p *powerMeter) Read(m *ModuleReadings) error {
-	if p.looked.IsZero() || time.Since(p.looked) >= rediscover {
+func (p *powerReader) Read(m *ModuleReadings) error {
+	if p.discoveredAt.IsZero() || time.Since(p.discoveredAt) >= rediscoverInterval {
 		p.discover()
 	}
 	var got Power
@@ -169,7 +169,7 @@ func (p *powerMeter) Read(m *ModuleReadings) error {
 		b, err := p.throttled.read()
 		if err == nil {
 			if got, err = parseThrottled(b); err != nil {
-				err = p.throttled.explain(err)
+				err = p.throttled.wrapErr(err)
 			}
 		}
 		failed = err
@@ -182,7 +182,7 @@ func (p *powerMeter) Read(m *ModuleReadings) error {
 		}
 		low, err := parseFlag(b)
 		if err != nil {
-			failed = f.explain(err)
+			failed = f.wrapErr(err)
 			continue
 		}
 		if got.UnderVoltage == nil || low {
@@ -196,7 +196,7 @@ func (p *powerMeter) Read(m *ModuleReadings) error {
 	return nil
 }
 
-func (p *powerMeter) Close() error {
+func (p *powerReader) Close() error {
 	for _, f := range p.alarms {
 		f.close()
 	}
@@ -206,14 +206,14 @@ func (p *powerMeter) Close() error {
 	return nil
 }
 
-func (p *powerMeter) discover() {
+func (p *powerReader) discover() {
 	p.Close()
-	p.alarms, p.throttled, p.looked = nil, nil, time.Now()
-	for _, dir := range entries(p.root+"sys/class/hwmon", "hwmon") {
-		if word(dir+"/name") != "rpi_volt" {
+	p.alarms, p.throttled, p.discoveredAt = nil, nil, time.Now()
+	for _, dir := range listEntries(p.root+"sys/class/hwmon", "hwmon") {
+		if readText(dir+"/name") != "rpi_volt" {
 			continue
 		}
-		for _, path := range entries(dir, "in") {
+		for _, path := range listEntries(dir, "in") {
 			if strings.HasSuffix(path, "_lcrit_alarm") {
 				p.alarms = append(p.alarms, &procFile{path: path, fd: -1, buf: make([]byte, 8)})
 			}
@@ -223,7 +223,7 @@ func (p *powerMeter) discover() {
 	// its driver as well. Since 4.19 the kernel logs once that the file is deprecated;
 	// nothing else there tells of throttling.
 	paths := []string{p.root + "sys/devices/platform/soc/soc:firmware/get_throttled"}
-	for _, dir := range entries(p.root+"sys/bus/platform/drivers/raspberrypi-firmware", "") {
+	for _, dir := range listEntries(p.root+"sys/bus/platform/drivers/raspberrypi-firmware", "") {
 		paths = append(paths, dir+"/get_throttled")
 	}
 	for _, path := range paths {
@@ -234,23 +234,23 @@ func (p *powerMeter) discover() {
 	}
 }
 
-// wearGauge reads the wear of the eMMCs. Its files are not kept open: it is read once
+// wearReader reads the wear of the eMMCs. Its files are not kept open: it is read once
 // an hour.
-type wearGauge struct{ root string }
+type wearReader struct{ root string }
 
-func (g wearGauge) Read(m *ModuleReadings) error {
+func (g wearReader) Read(m *ModuleReadings) error {
 	var got Wear
 	var failed error
-	for _, dir := range entries(g.root+"sys/block", "mmcblk") {
+	for _, dir := range listEntries(g.root+"sys/block", "mmcblk") {
 		// Not the boot partitions, mmcblk0boot0.
 		if _, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(dir), "mmcblk")); err != nil {
 			continue
 		}
-		d, err := wornDevice(dir)
+		d, err := readWearDevice(dir)
 		if err != nil {
 			failed = err
 		}
-		if d.UsedPct == nil && d.PreEOL == "" || len(got.Devices) >= maxWorn {
+		if d.UsedPct == nil && d.PreEOL == "" || len(got.Devices) >= maxWearDevices {
 			continue
 		}
 		got.Devices = append(got.Devices, d)
@@ -268,12 +268,12 @@ func (g wearGauge) Read(m *ModuleReadings) error {
 	return nil
 }
 
-func (g wearGauge) Close() error { return nil }
+func (g wearReader) Close() error { return nil }
 
-// wornDevice reads one eMMC. What it does not have is left out: SD cards have none.
-func wornDevice(dir string) (WearDevice, error) {
+// readWearDevice reads one eMMC. What it does not have is left out: SD cards have none.
+func readWearDevice(dir string) (WearDevice, error) {
 	d := WearDevice{Name: filepath.Base(dir)}
-	life, err := readSmall(dir+"/device/life_time", 64)
+	life, err := readLimited(dir+"/device/life_time", 64)
 	if err == nil {
 		var pct float64
 		var known bool
@@ -281,7 +281,7 @@ func wornDevice(dir string) (WearDevice, error) {
 			d.UsedPct = &pct
 		}
 	}
-	eol, eolErr := readSmall(dir+"/device/pre_eol_info", 64)
+	eol, eolErr := readLimited(dir+"/device/pre_eol_info", 64)
 	if eolErr == nil {
 		d.PreEOL, eolErr = parsePreEOL(eol)
 	}
@@ -296,9 +296,9 @@ func wornDevice(dir string) (WearDevice, error) {
 // eolRank orders the states of PreEOL; unknown is -1.
 func eolRank(s string) int { return slices.Index(EOLStates, s) }
 
-// entries lists what in dir has a name of prefix and something after it, by the number
+// listEntries lists what in dir has a name of prefix and something after it, by the number
 // that follows it and then by name; nothing when there is no such directory.
-func entries(dir, prefix string) []string {
+func listEntries(dir, prefix string) []string {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil
@@ -317,9 +317,9 @@ func entries(dir, prefix string) []string {
 	return names
 }
 
-// word is the text of a small file, printable; "" when there is none.
-func word(path string) string {
-	b, err := readSmall(path, 256)
+// readText is the text of a small file, printable; "" when there is none.
+func readText(path string) string {
+	b, err := readLimited(path, 256)
 	if err != nil {
 		return ""
 	}

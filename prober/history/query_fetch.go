@@ -15,10 +15,10 @@ const (
 	selectNthReading  = "SELECT id >> 8 FROM readings WHERE id BETWEEN ? AND ? ORDER BY id LIMIT 1 OFFSET ?"
 )
 
-// chunk fetches what comes next and moves the cursor behind it. d is nil for memory
+// fetch fetches what comes next and moves the cursor behind it. d is nil for memory
 // only. An error leaves the reader as it was, so that it can be tried again.
-func (s *Store) chunk(d *db, r *reader) error {
-	dense, err := s.dense(d, r)
+func (s *Store) fetch(d *db, r *queryReader) error {
+	dense, err := s.isDense(d, r)
 	if err != nil {
 		return err
 	}
@@ -31,9 +31,9 @@ func (s *Store) chunk(d *db, r *reader) error {
 		return err
 	}
 
-	r.rows, r.flat = r.rows[:0], r.flat[:0]
+	r.rows, r.bucketReadings = r.rows[:0], r.bucketReadings[:0]
 	for i := range groups {
-		r.feed(&groups[i])
+		r.addGroup(&groups[i])
 	}
 	r.cursor = next
 	if r.cursor > r.to {
@@ -43,8 +43,8 @@ func (s *Store) chunk(d *db, r *reader) error {
 	return nil
 }
 
-// feed takes the next group: a row of its own, or part of a bucket.
-func (r *reader) feed(g *group) {
+// addGroup takes the next group: a row of its own, or part of a bucket.
+func (r *queryReader) addGroup(g *group) {
 	if r.step == 0 {
 		r.rows = append(r.rows, *g)
 		return
@@ -53,80 +53,80 @@ func (r *reader) feed(g *group) {
 		r.endBucket()
 	}
 	r.pending.ts = g.ts
-	if g.has {
-		r.pending.has, r.pending.v = true, g.v
+	if g.hasSample {
+		r.pending.hasSample, r.pending.sample = true, g.sample
 	}
 	for _, it := range g.readings {
-		i, found := slices.BinarySearchFunc(r.last, readingKey(it.id), func(it item[int64], k uint8) int { return cmp.Compare(readingKey(it.id), k) })
+		i, found := slices.BinarySearchFunc(r.pendingReadings, readingKey(it.id), func(it item[int64], k uint8) int { return cmp.Compare(readingKey(it.id), k) })
 		if !found {
-			r.last = slices.Insert(r.last, i, it)
+			r.pendingReadings = slices.Insert(r.pendingReadings, i, it)
 		}
-		r.last[i] = it
+		r.pendingReadings[i] = it
 	}
 }
 
 // endBucket makes a row of the bucket, if there is one.
-func (r *reader) endBucket() {
+func (r *queryReader) endBucket() {
 	if r.pending.ts == 0 {
 		return
 	}
-	from := len(r.flat)
-	r.flat = append(r.flat, r.last...)
-	r.pending.readings = r.flat[from:]
+	from := len(r.bucketReadings)
+	r.bucketReadings = append(r.bucketReadings, r.pendingReadings...)
+	r.pending.readings = r.bucketReadings[from:]
 	r.rows = append(r.rows, r.pending)
-	r.pending, r.last = group{}, r.last[:0]
+	r.pending, r.pendingReadings = group{}, r.pendingReadings[:0]
 }
 
 // bucketEnd is the last millisecond of the bucket of ts, within the window.
-func (r *reader) bucketEnd(ts int64) int64 { return min(ts-ts%r.step+r.step-1, r.to) }
+func (r *queryReader) bucketEnd(ts int64) int64 { return min(ts-ts%r.step+r.step-1, r.to) }
 
-// dense tells whether the bucket at the cursor has so many rows in the file that looking
+// isDense tells whether the bucket at the cursor has so many rows in the file that looking
 // for its last one is cheaper than reading them all.
-func (s *Store) dense(d *db, r *reader) (bool, error) {
+func (s *Store) isDense(d *db, r *queryReader) (bool, error) {
 	if d == nil || r.step == 0 {
 		return false, nil
 	}
 	end := r.bucketEnd(r.cursor)
-	if r.core {
-		ts, err := d.number(selectNth, r.cursor, end, int64(seekFrom-1))
+	if r.wantsSamples {
+		ts, err := d.number(selectNth, r.cursor, end, int64(minSeekRows-1))
 		if ts != 0 || err != nil {
 			return ts != 0, err
 		}
 	}
-	if r.nwant == 0 {
+	if r.wantedCount == 0 {
 		return false, nil
 	}
-	ts, err := d.number(selectNthReading, r.cursor<<8, end<<8|255, int64(seekFrom*max(1, r.nwant)-1))
+	ts, err := d.number(selectNthReading, r.cursor<<8, end<<8|255, int64(minSeekRows*max(1, r.wantedCount)-1))
 	return ts != 0, err
 }
 
 // scan reads what is at the cursor, row by row.
-func (s *Store) scan(d *db, r *reader) (groups []group, next int64, err error) {
+func (s *Store) scan(d *db, r *queryReader) (groups []group, next int64, err error) {
 	to := r.to
 	var samples []item[values]
-	if r.core {
-		if samples, to, err = first(s, d, &s.samples, selectSamples, sampleOf, r.cursor, to, chunkSamples); err != nil {
+	if r.wantsSamples {
+		if samples, to, err = firstItems(s, d, &s.samples, selectSamples, sampleOf, r.cursor, to, chunkSamples); err != nil {
 			return nil, 0, err
 		}
 	}
 	var readings []item[int64]
-	if r.nwant > 0 {
+	if r.wantedCount > 0 {
 		all := to<<8 | 255
 		var upto int64
-		if readings, upto, err = first(s, d, &s.readings, selectReadings, readingOf, r.cursor<<8, all, chunkReadings); err != nil {
+		if readings, upto, err = firstItems(s, d, &s.readings, selectReadings, readingOf, r.cursor<<8, all, chunkReadings); err != nil {
 			return nil, 0, err
 		}
 		if upto < all {
 			to = readingTS(upto) - 1 // those of that millisecond may not all be there
 		}
-		readings = slices.DeleteFunc(readings, func(it item[int64]) bool { return !r.want[readingKey(it.id)] })
+		readings = slices.DeleteFunc(readings, func(it item[int64]) bool { return !r.wanted[readingKey(it.id)] })
 	}
-	return join(samples, readings, to), to + 1, nil
+	return groupByTime(samples, readings, to), to + 1, nil
 }
 
-// first is the first items with ids from..to, about as many as most, from the file and
+// firstItems is the first items with ids from..to, about as many as most, from the file and
 // from memory, and the id up to which they are all.
-func first[T any](s *Store, d *db, b *buffer[T], sql string, of func([]driver.Value) item[T], from, to int64, most int) (got []item[T], upto int64, err error) {
+func firstItems[T any](s *Store, d *db, b *buffer[T], sql string, of func([]driver.Value) item[T], from, to int64, most int) (got []item[T], upto int64, err error) {
 	if d != nil {
 		err := d.each(sql, func(row []driver.Value) bool {
 			got = append(got, of(row))
@@ -147,11 +147,11 @@ func first[T any](s *Store, d *db, b *buffer[T], sql string, of func([]driver.Va
 	}
 	got = append(got, unsaved...)
 	s.mu.Unlock()
-	return merged(got), to, nil
+	return mergeByID(got), to, nil
 }
 
-// join makes groups of samples and readings up to a time.
-func join(samples []item[values], readings []item[int64], to int64) []group {
+// groupByTime makes groups of samples and readings up to a time.
+func groupByTime(samples []item[values], readings []item[int64], to int64) []group {
 	groups := make([]group, 0, max(len(samples), len(readings)))
 	for len(samples) > 0 || len(readings) > 0 {
 		g := group{ts: maxTS}
@@ -165,7 +165,7 @@ func join(samples []item[values], readings []item[int64], to int64) []group {
 			break
 		}
 		if len(samples) > 0 && samples[0].id == g.ts {
-			g.has, g.v, samples = true, samples[0].v, samples[1:]
+			g.hasSample, g.sample, samples = true, samples[0].v, samples[1:]
 		}
 		n := 0
 		for n < len(readings) && readingTS(readings[n].id) == g.ts {
@@ -177,9 +177,9 @@ func join(samples []item[values], readings []item[int64], to int64) []group {
 	return groups
 }
 
-// merged sorts items, those of the file before those of memory, and keeps the first of
+// mergeByID sorts items, those of the file before those of memory, and keeps the first of
 // each id: it is what the file has, or will have.
-func merged[T any](items []item[T]) []item[T] {
+func mergeByID[T any](items []item[T]) []item[T] {
 	byID := func(a, b item[T]) int { return cmp.Compare(a.id, b.id) }
 	if !slices.IsSortedFunc(items, byID) {
 		slices.SortStableFunc(items, byID)
@@ -188,28 +188,28 @@ func merged[T any](items []item[T]) []item[T] {
 }
 
 // seek finds the last rows of the buckets from the cursor on.
-func (s *Store) seek(d *db, r *reader) (groups []group, next int64, err error) {
+func (s *Store) seek(d *db, r *queryReader) (groups []group, next int64, err error) {
 	next = r.cursor
 	for next <= r.to && len(groups) < chunkBuckets {
 		end := r.bucketEnd(next)
-		g, err := s.lastIn(d, r, next, end)
+		g, err := s.lastInBucket(d, r, next, end)
 		if err != nil {
 			return nil, 0, err
 		}
 		next = end + 1
 		if g.ts != 0 {
 			groups = append(groups, g)
-		} else if next, err = s.firstFrom(d, r, next); err != nil {
+		} else if next, err = s.firstTimeFrom(d, r, next); err != nil {
 			return nil, 0, err
 		}
 	}
 	return groups, next, nil
 }
 
-// lastIn is the last sample of from..to and the last reading of each name; its ts is 0
+// lastInBucket is the last sample of from..to and the last reading of each name; its ts is 0
 // when there is neither.
-func (s *Store) lastIn(d *db, r *reader, from, to int64) (g group, err error) {
-	if r.core {
+func (s *Store) lastInBucket(d *db, r *queryReader, from, to int64) (g group, err error) {
+	if r.wantsSamples {
 		var last item[values]
 		err = d.each(selectLastSample, func(row []driver.Value) bool {
 			last = sampleOf(row)
@@ -223,14 +223,14 @@ func (s *Store) lastIn(d *db, r *reader, from, to int64) (g group, err error) {
 			last = unsaved[len(unsaved)-1]
 		}
 		s.mu.Unlock()
-		g = group{ts: last.id, has: last.id != 0, v: last.v}
+		g = group{ts: last.id, hasSample: last.id != 0, sample: last.v}
 	}
-	if r.nwant == 0 {
+	if r.wantedCount == 0 {
 		return g, nil
 	}
 	last := map[uint8]item[int64]{}
 	left := 0 // keys that may be found; one that never was recorded must not have all be read
-	for k, want := range r.want {
+	for k, want := range r.wanted {
 		if want && d.used[k] {
 			left++
 		}
@@ -238,7 +238,7 @@ func (s *Store) lastIn(d *db, r *reader, from, to int64) (g group, err error) {
 	err = d.each(selectReadingsRev, func(row []driver.Value) bool {
 		it := readingOf(row)
 		k := readingKey(it.id)
-		if _, known := last[k]; !known && r.want[k] {
+		if _, known := last[k]; !known && r.wanted[k] {
 			last[k] = it
 			left--
 		}
@@ -249,7 +249,7 @@ func (s *Store) lastIn(d *db, r *reader, from, to int64) (g group, err error) {
 	}
 	s.mu.Lock()
 	for _, it := range s.readings.between(from<<8, to<<8|255) {
-		if k := readingKey(it.id); r.want[k] && it.id > last[k].id {
+		if k := readingKey(it.id); r.wanted[k] && it.id > last[k].id {
 			last[k] = it
 		}
 	}
@@ -261,11 +261,11 @@ func (s *Store) lastIn(d *db, r *reader, from, to int64) (g group, err error) {
 	return g, nil
 }
 
-// firstFrom is the time of the first row from a time on, and behind the window when
+// firstTimeFrom is the time of the first row from a time on, and behind the window when
 // there is none.
-func (s *Store) firstFrom(d *db, r *reader, from int64) (int64, error) {
+func (s *Store) firstTimeFrom(d *db, r *queryReader, from int64) (int64, error) {
 	first := r.to + 1
-	if r.core {
+	if r.wantsSamples {
 		ts, err := d.number(selectNth, from, r.to, int64(0))
 		if err != nil {
 			return 0, err
@@ -274,7 +274,7 @@ func (s *Store) firstFrom(d *db, r *reader, from int64) (int64, error) {
 			first = ts
 		}
 	}
-	if r.nwant > 0 {
+	if r.wantedCount > 0 {
 		ts, err := d.number(selectNthReading, from<<8, r.to<<8|255, int64(0))
 		if err != nil {
 			return 0, err
@@ -285,10 +285,10 @@ func (s *Store) firstFrom(d *db, r *reader, from int64) (int64, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if unsaved := s.samples.between(from, r.to); r.core && len(unsaved) > 0 {
+	if unsaved := s.samples.between(from, r.to); r.wantsSamples && len(unsaved) > 0 {
 		first = min(first, unsaved[0].id)
 	}
-	if unsaved := s.readings.between(from<<8, r.to<<8|255); r.nwant > 0 && len(unsaved) > 0 {
+	if unsaved := s.readings.between(from<<8, r.to<<8|255); r.wantedCount > 0 && len(unsaved) > 0 {
 		first = min(first, readingTS(unsaved[0].id))
 	}
 	return first, nil

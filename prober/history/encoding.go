@@ -89,7 +89,7 @@ const (
 
 func slotBase(slot int64) int64 { return (slot - slots) * slotWidth }
 
-func earlyID(slot int64, mono time.Duration) int64 {
+func undatedID(slot int64, mono time.Duration) int64 {
 	return slotBase(slot) + max(0, min(mono.Milliseconds(), slotWidth-1))
 }
 

@@ -49,7 +49,7 @@ func listenUnix(path string) (*net.UnixListener, *socketFile, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("control socket %s: %w", path, err)
 	}
-	f, err := finish(path, gid)
+	f, err := setOwner(path, gid)
 	if err != nil {
 		ln.Close()
 		os.Remove(path)
@@ -73,8 +73,8 @@ func bind(path string) (*net.UnixListener, error) {
 	return u, nil
 }
 
-// finish sets what the umask took away and the group, and makes the well-known name.
-func finish(path string, gid int) (*socketFile, error) {
+// setOwner sets what the umask took away and the group, and makes the well-known name.
+func setOwner(path string, gid int) (*socketFile, error) {
 	if gid >= 0 {
 		if err := os.Lchown(path, -1, gid); err != nil {
 			return nil, err

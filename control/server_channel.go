@@ -25,36 +25,36 @@ var _ channel.Channel = (*serverChannel)(nil)
 //   - A client has a few seconds to say hello, and to finish a message it began.
 type serverChannel struct {
 	*wire
-	large chan []byte // the one memory for large messages, of all connections
-	since time.Time   // when the client came
-	hello bool        // a good hello was said; only touched by who has the turn, as the next
+	buffer      chan []byte // the one memory for large messages, of all connections
+	connectedAt time.Time   // when the client came
+	helloDone   bool        // a good hello was said; only touched by who has the turn, as the next
 
-	streamed bool // the answer to the request in work is out already
+	isStreamed bool // the answer to the request in work is out already
 
-	turn      chan struct{} // a token while no request is in work
-	afterTurn []func()      // run when the request in work is answered
+	idle       chan struct{} // a token while no request is in work
+	onAnswered []func()      // run when the request in work is answered
 
-	dmu      sync.Mutex // protects the fields below
-	draining bool
+	drainMu    sync.Mutex // protects the fields below
+	isDraining bool
 }
 
 func newServerChannel(w *wire, large chan []byte) *serverChannel {
-	c := &serverChannel{wire: w, large: large, since: time.Now(), turn: make(chan struct{}, 1)}
-	c.turn <- struct{}{}
+	c := &serverChannel{wire: w, buffer: large, connectedAt: time.Now(), idle: make(chan struct{}, 1)}
+	c.idle <- struct{}{}
 	return c
 }
 
 // Recv returns the next request that jrpc2 shall work off.
 func (c *serverChannel) Recv() ([]byte, error) {
 	select {
-	case <-c.turn:
+	case <-c.idle:
 	case <-c.closed:
 		return nil, io.EOF
 	}
 	for {
 		request, reply, err := c.read()
 		if err != nil {
-			c.farewell(err)
+			c.sendCloseReason(err)
 			return nil, io.EOF
 		}
 		if request != nil {
@@ -71,30 +71,30 @@ func (c *serverChannel) Recv() ([]byte, error) {
 // read reads one message and judges it.
 func (c *serverChannel) read() (request, reply []byte, err error) {
 	var byHello time.Time
-	if !c.hello {
-		byHello = c.since.Add(helloTimeout)
+	if !c.helloDone {
+		byHello = c.connectedAt.Add(helloTimeout)
 	}
-	c.readBy(byHello)
-	if err := c.in.wait(); err != nil {
+	c.setReadDeadline(byHello)
+	if err := c.reader.waitMessage(); err != nil {
 		return nil, nil, err
 	}
 	by := time.Now().Add(frameTimeout)
-	if !c.hello && byHello.Before(by) {
+	if !c.helloDone && byHello.Before(by) {
 		by = byHello
 	}
-	c.readBy(by)
-	n, err := c.in.header()
+	c.setReadDeadline(by)
+	n, err := c.reader.header()
 	if err != nil {
 		return nil, nil, err
 	}
-	if n > smallBody {
+	if n > maxSmallMessage {
 		return c.readLarge(n, by)
 	}
 	body := make([]byte, n)
-	if err := c.in.body(body); err != nil {
+	if err := c.reader.body(body); err != nil {
 		return nil, nil, err
 	}
-	request, reply = judge(body)
+	request, reply = checkMessage(body)
 	return request, reply, nil
 }
 
@@ -106,32 +106,32 @@ func (c *serverChannel) readLarge(n int, by time.Time) (request, reply []byte, e
 	defer timer.Stop()
 	var mem []byte
 	select {
-	case mem = <-c.large:
+	case mem = <-c.buffer:
 	case <-c.closed:
 		return nil, nil, io.EOF
 	case <-timer.C:
 		return nil, nil, os.ErrDeadlineExceeded
 	}
-	defer func() { c.large <- mem }()
+	defer func() { c.buffer <- mem }()
 	if mem == nil {
 		mem = make([]byte, MaxMessage)
 	}
-	if err := c.in.body(mem[:n]); err != nil {
+	if err := c.reader.body(mem[:n]); err != nil {
 		return nil, nil, err
 	}
-	request, reply = judge(mem[:n])
+	request, reply = checkMessage(mem[:n])
 	return request, reply, nil
 }
 
-// farewell tells a client why it is hung up on, where that helps it.
-func (c *serverChannel) farewell(err error) {
+// sendCloseReason tells a client why it is hung up on, where that helps it.
+func (c *serverChannel) sendCloseReason(err error) {
 	var why *Error
 	switch {
 	case errors.Is(err, errFraming):
 		why = errParse(err.Error())
-	case !errors.Is(err, os.ErrDeadlineExceeded) || c.isDraining():
+	case !errors.Is(err, os.ErrDeadlineExceeded) || c.drainStarted():
 		return // gone, or the daemon stops
-	case !c.hello:
+	case !c.helloDone:
 		why = errUnauthorized("say hello within 5 s of connecting")
 	default:
 		why = errParse("a message that began must end within 10 s")
@@ -142,34 +142,34 @@ func (c *serverChannel) farewell(err error) {
 // Send writes the answer to the request in work, unless it was streamed; that ends its
 // turn.
 func (c *serverChannel) Send(body []byte) (err error) {
-	if !c.streamed {
+	if !c.isStreamed {
 		err = c.write(frame(body))
 	}
-	c.streamed = false
-	c.endTurn()
+	c.isStreamed = false
+	c.finishRequest()
 	return err
 }
 
-// after has fn run when the request in work is answered, on the way to the next.
-func (c *serverChannel) after(fn func()) { c.afterTurn = append(c.afterTurn, fn) }
+// afterAnswer has fn run when the request in work is answered, on the way to the next.
+func (c *serverChannel) afterAnswer(fn func()) { c.onAnswered = append(c.onAnswered, fn) }
 
-// endTurn lets the next request be read.
-func (c *serverChannel) endTurn() {
-	for _, fn := range c.afterTurn {
+// finishRequest lets the next request be read.
+func (c *serverChannel) finishRequest() {
+	for _, fn := range c.onAnswered {
 		fn()
 	}
-	c.afterTurn = nil
+	c.onAnswered = nil
 	select {
-	case c.turn <- struct{}{}:
+	case c.idle <- struct{}{}:
 	default:
 	}
 }
 
-// readBy bounds the reads from now on; the zero time is no bound.
-func (c *serverChannel) readBy(t time.Time) {
-	c.dmu.Lock()
-	defer c.dmu.Unlock()
-	if !c.draining {
+// setReadDeadline bounds the reads from now on; the zero time is no bound.
+func (c *serverChannel) setReadDeadline(t time.Time) {
+	c.drainMu.Lock()
+	defer c.drainMu.Unlock()
+	if !c.isDraining {
 		c.nc.SetReadDeadline(t)
 	}
 }
@@ -177,29 +177,29 @@ func (c *serverChannel) readBy(t time.Time) {
 // drain lets the request in work be answered, and reads no other. A newcomer may still
 // ask what it came for: it could not know that the daemon was about to stop.
 func (c *serverChannel) drain() {
-	c.dmu.Lock()
-	defer c.dmu.Unlock()
-	c.draining = true
-	c.nc.SetReadDeadline(c.since.Add(newcomer))
+	c.drainMu.Lock()
+	defer c.drainMu.Unlock()
+	c.isDraining = true
+	c.nc.SetReadDeadline(c.connectedAt.Add(newConnGrace))
 }
 
-func (c *serverChannel) isDraining() bool {
-	c.dmu.Lock()
-	defer c.dmu.Unlock()
-	return c.draining
+func (c *serverChannel) drainStarted() bool {
+	c.drainMu.Lock()
+	defer c.drainMu.Unlock()
+	return c.isDraining
 }
 
-// judge looks at a message. A sound request is handed on, any other is replied to, or
+// checkMessage looks at a message. A sound request is handed on, any other is replied to, or
 // not when it needs no reply. The results of a large message do not share its memory.
-func judge(body []byte) (request, reply []byte) {
-	if bytes.Count(body, []byte{','}) > maxItems && items(body) > maxItems {
+func checkMessage(body []byte) (request, reply []byte) {
+	if bytes.Count(body, []byte{','}) > maxCommas && countCommas(body) > maxCommas {
 		return nil, errRequest("too many elements").answer(nil)
 	}
 	var m map[string]member
 	if err := strictjson.Unmarshal(body, &m); err != nil {
-		return nil, notAnObject(body).answer(nil)
+		return nil, objectError(body).answer(nil)
 	}
-	id, err := idOf(m)
+	id, err := requestIDOf(m)
 	if err != nil {
 		return nil, err.answer(nil)
 	}
@@ -214,8 +214,8 @@ func judge(body []byte) (request, reply []byte) {
 		}
 		return nil, err.answer(id)
 	}
-	if len(body) > smallBody {
-		return rebuild(m), nil
+	if len(body) > maxSmallMessage {
+		return normalizeRequest(m), nil
 	}
 	return body, nil
 }
@@ -234,8 +234,8 @@ func (m *member) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// rebuild is a sound request without the blanks around its members.
-func rebuild(m map[string]member) []byte {
+// normalizeRequest is a sound request without the blanks around its members.
+func normalizeRequest(m map[string]member) []byte {
 	b := []byte(`{"jsonrpc":"2.0"`)
 	for _, name := range []string{"id", "method", "params"} {
 		if raw := m[name].raw; raw != nil {
@@ -245,8 +245,8 @@ func rebuild(m map[string]member) []byte {
 	return append(b, '}')
 }
 
-// items counts the commas outside strings: the members and elements, about.
-func items(body []byte) (n int) {
+// countCommas counts the commas outside strings: the members and elements, about.
+func countCommas(body []byte) (n int) {
 	for i := 0; i < len(body); i++ {
 		switch body[i] {
 		case ',':
@@ -262,7 +262,7 @@ func items(body []byte) (n int) {
 	return n
 }
 
-func notAnObject(body []byte) *Error {
+func objectError(body []byte) *Error {
 	switch err := strictjson.Check(body); {
 	case err != nil:
 		return errParse(err.Error())
@@ -272,8 +272,8 @@ func notAnObject(body []byte) *Error {
 	return errRequest("a request is an object")
 }
 
-// idOf returns the id, nil when there is none.
-func idOf(m map[string]member) (strictjson.Raw, *Error) {
+// requestIDOf returns the id, nil when there is none.
+func requestIDOf(m map[string]member) (strictjson.Raw, *Error) {
 	v, ok := m["id"]
 	switch id := v.raw; {
 	case !ok:

@@ -49,7 +49,7 @@ const maxPages = 1 << 40
 
 // lowWatermarks adds up the "low" lines of a /proc/zoneinfo, in bytes.
 func lowWatermarks(path string) (sum uint64, ok bool) {
-	b, err := readSmall(path, maxZoneinfo)
+	b, err := readLimited(path, maxZoneinfo)
 	if err != nil {
 		return 0, false
 	}

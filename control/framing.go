@@ -20,7 +20,7 @@ import (
 // errFraming is a stream that cannot be followed any further.
 var errFraming = errors.New("wrong framing")
 
-var errLength = errors.New("a streamed message is not as long as announced")
+var errStreamLength = errors.New("a streamed message is not as long as announced")
 
 // frameReader reads messages, each behind header lines that end with CRLF:
 //
@@ -39,8 +39,8 @@ func newFrameReader(r io.Reader, maxBody int) frameReader {
 	return frameReader{bufio.NewReaderSize(r, maxHeader), maxBody}
 }
 
-// wait returns when a message has begun, and io.EOF at the orderly end.
-func (r *frameReader) wait() error {
+// waitMessage returns when a message has begun, and io.EOF at the orderly end.
+func (r *frameReader) waitMessage() error {
 	_, err := r.in.Peek(1)
 	return err
 }
@@ -145,7 +145,7 @@ func appendHeader(b []byte, n int) []byte {
 // up on a peer that does not read.
 type wire struct {
 	nc     net.Conn
-	in     frameReader
+	reader frameReader
 	closed chan struct{} // closed by Close
 
 	writing   chan struct{} // has room while no frame is written
@@ -153,7 +153,7 @@ type wire struct {
 }
 
 func newWire(nc net.Conn, maxBody int) *wire {
-	return &wire{nc: nc, in: newFrameReader(nc, maxBody), closed: make(chan struct{}), writing: make(chan struct{}, 1)}
+	return &wire{nc: nc, reader: newFrameReader(nc, maxBody), closed: make(chan struct{}), writing: make(chan struct{}, 1)}
 }
 
 // write sends a frame, or gives up after writeTimeout. A stream that was torn is
@@ -198,20 +198,20 @@ func (w *wire) stream(n int, fn func(write func(part []byte) error) error) error
 	if err == nil {
 		err = fn(func(part []byte) error {
 			if sent += len(part); sent > n {
-				return errLength
+				return errStreamLength
 			}
 			return write(part)
 		})
 	}
 	if err == nil && sent < n {
-		err = errLength
+		err = errStreamLength
 	}
 	whole = err == nil
 	return err
 }
 
-// hungUp tells whether the other end is closed, without reading from it.
-func (w *wire) hungUp() (gone bool) {
+// isHungUp tells whether the other end is closed, without reading from it.
+func (w *wire) isHungUp() (gone bool) {
 	sc, ok := w.nc.(syscall.Conn)
 	if !ok {
 		return false

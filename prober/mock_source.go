@@ -6,23 +6,23 @@ import (
 	"time"
 )
 
-// mock is a board that does not exist. cpu wanders around a level of its own and
+// mockSource is a board that does not exist. cpu wanders around a level of its own and
 // now and then has a minute of work; memory follows it; load is what the kernel
 // would make of it; the disk fills slowly.
-type mock struct {
-	rng   *rand.Rand
-	last  time.Time
-	cores float64
-	total uint64  // bytes of memory
-	level float64 // percent of cpu when nothing happens
+type mockSource struct {
+	rng     *rand.Rand
+	last    time.Time
+	cores   float64
+	total   uint64  // bytes of memory
+	baseCPU float64 // percent of cpu when nothing happens
 
 	cpu, mem, disk float64 // percent
 	load           [3]float64
-	work           float64 // seconds of work that are left
-	fill           float64 // percent of disk an hour
+	workLeft       float64 // seconds of work that are left
+	diskGrowth     float64 // percent of disk an hour
 }
 
-var _ Source = (*mock)(nil)
+var _ Source = (*mockSource)(nil)
 
 // NewMockSource makes up the readings of a board, for demonstrations and load
 // tests: SIMULATED figures that look plausible and move smoothly at any cadence.
@@ -35,24 +35,24 @@ func NewMockSource(seed uint64) Source {
 		mib   uint64
 	}{{1, 427}, {4, 905}, {4, 1848}, {4, 3791}, {4, 8063}}
 	b := boards[rng.IntN(len(boards))]
-	m := &mock{
-		rng:   rng,
-		cores: b.cores,
-		total: b.mib << 20,
-		level: 3 + 22*rng.Float64(),
-		mem:   20 + 40*rng.Float64(),
-		disk:  15 + 60*rng.Float64(),
-		fill:  0.05 + 0.3*rng.Float64(),
+	m := &mockSource{
+		rng:        rng,
+		cores:      b.cores,
+		total:      b.mib << 20,
+		baseCPU:    3 + 22*rng.Float64(),
+		mem:        20 + 40*rng.Float64(),
+		disk:       15 + 60*rng.Float64(),
+		diskGrowth: 0.05 + 0.3*rng.Float64(),
 	}
-	m.cpu = m.level
+	m.cpu = m.baseCPU
 	for i := range m.load {
-		m.load[i] = m.cores * m.level / 100
+		m.load[i] = m.cores * m.baseCPU / 100
 	}
 	return m
 }
 
 // Read moves the board by the time that passed since the last Read.
-func (m *mock) Read(s *Sample) error {
+func (m *mockSource) Read(s *Sample) error {
 	now := time.Now()
 	if !m.last.IsZero() {
 		m.step(now.Sub(m.last).Seconds())
@@ -67,33 +67,33 @@ func (m *mock) Read(s *Sample) error {
 	return nil
 }
 
-func (m *mock) step(dt float64) {
+func (m *mockSource) step(dt float64) {
 	// Work comes about every five minutes and stays up to a minute.
-	m.work -= dt
-	if m.work <= 0 && m.rng.Float64() < 1-math.Exp(-dt/300) {
-		m.work = 10 + 50*m.rng.Float64()
+	m.workLeft -= dt
+	if m.workLeft <= 0 && m.rng.Float64() < 1-math.Exp(-dt/300) {
+		m.workLeft = 10 + 50*m.rng.Float64()
 	}
-	aim := m.level
-	if m.work > 0 {
-		aim = 60 + m.level
+	aim := m.baseCPU
+	if m.workLeft > 0 {
+		aim = 60 + m.baseCPU
 	}
 	// The noise of an hour asleep is not larger than that of some seconds.
 	noise := math.Sqrt(min(dt, 10)) * m.rng.NormFloat64()
-	m.cpu = clamp(toward(m.cpu, aim, dt, 4)+1.2*noise, 0.3, 99.5)
-	m.mem = clamp(toward(m.mem, 30+m.cpu/2, dt, 120)+0.1*noise, 8, 94)
-	m.disk += m.fill * dt / 3600
+	m.cpu = clamp(approach(m.cpu, aim, dt, 4)+1.2*noise, 0.3, 99.5)
+	m.mem = clamp(approach(m.mem, 30+m.cpu/2, dt, 120)+0.1*noise, 8, 94)
+	m.disk += m.diskGrowth * dt / 3600
 	if m.disk > 90 {
 		m.disk = 20 // somebody cleaned up
 	}
 	for i, minutes := range [...]float64{1, 5, 15} {
-		m.load[i] = toward(m.load[i], m.cores*m.cpu/100, dt, 60*minutes)
+		m.load[i] = approach(m.load[i], m.cores*m.cpu/100, dt, 60*minutes)
 	}
 }
 
 // Close does nothing.
-func (m *mock) Close() error { return nil }
+func (m *mockSource) Close() error { return nil }
 
-// toward moves v to aim as a first-order lag of tau seconds does in dt.
-func toward(v, aim, dt, tau float64) float64 { return aim + (v-aim)*math.Exp(-dt/tau) }
+// approach moves v to aim as a first-order lag of tau seconds does in dt.
+func approach(v, aim, dt, tau float64) float64 { return aim + (v-aim)*math.Exp(-dt/tau) }
 
 func clamp(v, lo, hi float64) float64 { return min(max(v, lo), hi) }

@@ -149,8 +149,8 @@ func TestCorruptAgainAndAgain(t *testing.T) {
 	record(s, c, 2)
 	flush(t, s)
 	aside, err := filepath.Glob(s.path + ".corrupt-*")
-	if err != nil || len(aside) != keepCorrupt {
-		t.Errorf("set aside are %q, want the newest %d", aside, keepCorrupt)
+	if err != nil || len(aside) != maxQuarantined {
+		t.Errorf("set aside are %q, want the newest %d", aside, maxQuarantined)
 	}
 	if b, _ := os.ReadFile(aside[len(aside)-1]); string(b) != "broken 4" {
 		t.Errorf("the newest holds %q", b)
@@ -288,12 +288,12 @@ func TestPanicInTheDatabase(t *testing.T) {
 	s, c := open(t, Options{})
 	record(s, c, 3)
 	flush(t, s)
-	err := s.use(func(*db) error { panic("boom") })
-	if !errors.Is(err, errFault) {
+	err := s.withDB(func(*db) error { panic("boom") })
+	if !errors.Is(err, errCrash) {
 		t.Fatalf("use returned %v, want errFault", err)
 	}
 	record(s, c, 2)
-	if err := s.Flush(t.Context()); !errors.Is(err, errFault) || s.Stats().State != "degraded:fault" {
+	if err := s.Flush(t.Context()); !errors.Is(err, errCrash) || s.Stats().State != "degraded:fault" {
 		t.Errorf("Flush: %v; stats %+v", err, s.Stats())
 	}
 	if got := query(t, s, Query{FromMS: epoch}); len(got) != 2 {
@@ -315,7 +315,7 @@ func TestBusy(t *testing.T) {
 	if err := holder.run("BEGIN IMMEDIATE"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.use(func(d *db) error { return d.run("PRAGMA busy_timeout = 0") }); err != nil {
+	if err := s.withDB(func(d *db) error { return d.run("PRAGMA busy_timeout = 0") }); err != nil {
 		t.Fatal(err)
 	}
 	record(s, c, 2)

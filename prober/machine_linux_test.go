@@ -50,9 +50,9 @@ func fixed(_ string, st *unix.Statfs_t) error {
 	return nil
 }
 
-func openMachine(t *testing.T, root string) *machine {
+func openMachine(t *testing.T, root string) *machineSource {
 	t.Helper()
-	m := newMachine(root, "/", threeSeconds).(*machine)
+	m := newMachine(root, "/", threeSeconds).(*machineSource)
 	m.disk.statfs = fixed
 	t.Cleanup(func() {
 		if err := m.Close(); err != nil {
@@ -219,7 +219,7 @@ func TestHungStatfs(t *testing.T) {
 	root := tree(t, "quad")
 	synctest.Test(t, func(t *testing.T) {
 		p := New(Options{Root: root, Interval: time.Second})
-		m := p.src.(*machine)
+		m := p.source.(*machineSource)
 		hang := make(chan struct{})
 		calls := 0
 		m.disk.statfs = func(path string, st *unix.Statfs_t) error {
@@ -245,7 +245,7 @@ func TestHungStatfs(t *testing.T) {
 		if err != nil || s.Mono != 5*time.Second || s.DiskPct != 0 || s.MemTotalBytes == 0 {
 			t.Errorf("at 5 s: %+v, %v, want a sample without the disk", s, err)
 		}
-		if err := s.DiskErr; !errors.Is(err, ErrDisk) || !errors.Is(err, errDiskHangs) || !strings.Contains(err.Error(), "try: df /") {
+		if err := s.DiskErr; !errors.Is(err, ErrDisk) || !errors.Is(err, errDiskHung) || !strings.Contains(err.Error(), "try: df /") {
 			t.Errorf("at 5 s: %v, want that the disk hangs", err)
 		}
 		if err := s.Check(); !errors.Is(err, ErrDisk) {
@@ -273,20 +273,20 @@ func TestStatfsThatNeverAnswers(t *testing.T) {
 	root := tree(t, "quad")
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
-		d := newDisk("/mnt", func(string, *unix.Statfs_t) error { <-hang; return nil }, threeSeconds)
-		m := newMachine(root, "/mnt", threeSeconds).(*machine)
+		d := newDiskReader("/mnt", func(string, *unix.Statfs_t) error { <-hang; return nil }, threeSeconds)
+		m := newMachine(root, "/mnt", threeSeconds).(*machineSource)
 		m.disk = d
 		begin := time.Now()
 		var s Sample
 		for range 10 {
-			if err := m.Read(&s); err != nil || !errors.Is(s.DiskErr, errDiskHangs) {
+			if err := m.Read(&s); err != nil || !errors.Is(s.DiskErr, errDiskHung) {
 				t.Errorf("got %v, disk %v, want an error of the disk: there never was a figure", err, s.DiskErr)
 			}
 		}
-		if took := time.Since(begin); took != diskPatience {
-			t.Errorf("ten readings took %v, want to wait %v once", took, diskPatience)
+		if took := time.Since(begin); took != diskTimeout {
+			t.Errorf("ten readings took %v, want to wait %v once", took, diskTimeout)
 		}
-		if err := m.Close(); !errors.Is(err, errDiskHangs) {
+		if err := m.Close(); !errors.Is(err, errDiskHung) {
 			t.Errorf("Close: %v, want to hear that a call is left behind", err)
 		}
 		close(hang)

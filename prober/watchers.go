@@ -12,9 +12,9 @@ type schedule struct {
 	next, every time.Duration
 }
 
-// advance moves past at, which is not before next, and tells how many instants
+// skipTo moves past at, which is not before next, and tells how many instants
 // were skipped: all that are due but for the one that is served now.
-func (s *schedule) advance(at time.Duration) (skipped uint64) {
+func (s *schedule) skipTo(at time.Duration) (skipped uint64) {
 	late := (at - s.next) / s.every
 	s.next += (late + 1) * s.every
 	return uint64(late)
@@ -25,23 +25,23 @@ type waiter struct {
 	schedule
 	// ch has room for one reading. A reader that is slow finds the newest there,
 	// and nobody else waits for it.
-	ch chan reading
+	ch chan sampleResult
 }
 
-type reading struct {
+type sampleResult struct {
 	sample Sample
 	err    error
 }
 
 func newWaiter(next, every time.Duration) *waiter {
-	return &waiter{schedule{next, every}, make(chan reading, 1)}
+	return &waiter{schedule{next, every}, make(chan sampleResult, 1)}
 }
 
-func (w *waiter) once() bool { return w.every == 0 }
+func (w *waiter) isOnce() bool { return w.every == 0 }
 
 // deliver replaces what was not taken yet; missed is 1 if there was such. Only
 // publish and join call it, under p.mu, so the send finds room.
-func (w *waiter) deliver(r reading) (missed uint64) {
+func (w *waiter) deliver(r sampleResult) (missed uint64) {
 	select {
 	case <-w.ch:
 		missed = 1
@@ -61,7 +61,7 @@ func (p *Prober) Latest() (Sample, error) {
 		return Sample{}, p.latestErr
 	}
 	if age := p.now() - p.latest.Mono; age > stale {
-		return Sample{}, fmt.Errorf("%w: the newest sample is %v old", p.endedOr(ErrHung), age.Round(time.Second))
+		return Sample{}, fmt.Errorf("%w: the newest sample is %v old", p.stoppedOr(ErrHung), age.Round(time.Second))
 	}
 	return p.latest, nil
 }
@@ -72,30 +72,30 @@ func (p *Prober) Latest() (Sample, error) {
 func (p *Prober) Now(ctx context.Context) (Sample, error) {
 	p.mu.Lock()
 	at := p.now()
-	if p.latestErr == nil && at-p.latest.Mono < freshFor {
+	if p.latestErr == nil && at-p.latest.Mono < maxNowAge {
 		defer p.mu.Unlock()
 		return p.latest, nil
 	}
 	w := newWaiter(at, 0)
-	err := p.addLocked(w)
+	err := p.addWaiterLocked(w)
 	p.mu.Unlock()
 	if err != nil {
 		return Sample{}, err
 	}
-	defer p.leave(w)
-	p.kick()
+	defer p.removeWaiter(w)
+	p.wakeSampler()
 
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(answerTimeout)
 	defer timer.Stop()
 	select {
 	case r := <-w.ch:
 		return r.sample, r.err
 	case <-ctx.Done():
 		return Sample{}, ctx.Err()
-	case <-p.ended:
+	case <-p.stopped:
 		return Sample{}, ErrStopped
 	case <-timer.C:
-		return Sample{}, fmt.Errorf("%w: no sample within %v", ErrHung, patience)
+		return Sample{}, fmt.Errorf("%w: no sample within %v", ErrHung, answerTimeout)
 	}
 }
 
@@ -114,12 +114,12 @@ func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Samp
 	if err := checkInterval(interval); err != nil {
 		return err
 	}
-	w, err := p.join(interval)
+	w, err := p.addWatcher(interval)
 	if err != nil {
 		return err
 	}
-	defer p.leave(w)
-	p.kick()
+	defer p.removeWaiter(w)
+	p.wakeSampler()
 
 	var before cpuTimes
 	var traffic netWindow
@@ -127,8 +127,8 @@ func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Samp
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-p.ended:
-			return p.whyEnded(ctx)
+		case <-p.stopped:
+			return p.endReason(ctx)
 		case r := <-w.ch:
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -138,7 +138,7 @@ func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Samp
 				s.CPUPct = pct
 			}
 			before = s.cpu
-			s.Modules = traffic.over(s.Modules)
+			s.Modules = traffic.rebase(s.Modules)
 			if err := fn(s); err != nil {
 				return err
 			}
@@ -146,57 +146,57 @@ func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Samp
 	}
 }
 
-// join adds a watcher. One that comes soon after a sample starts with it, and
+// addWatcher adds a watcher. One that comes soon after a sample starts with it, and
 // from then on shares instants with whoever wanted that one.
-func (p *Prober) join(interval time.Duration) (*waiter, error) {
+func (p *Prober) addWatcher(interval time.Duration) (*waiter, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	at := p.now()
 	w := newWaiter(at, interval)
-	if err := p.addLocked(w); err != nil {
+	if err := p.addWaiterLocked(w); err != nil {
 		return nil, err
 	}
-	if p.latestErr == nil && at-p.latest.Mono <= min(interval/10, freshFor) {
+	if p.latestErr == nil && at-p.latest.Mono <= min(interval/10, maxNowAge) {
 		w.next = p.latest.Mono + interval
-		w.deliver(reading{sample: p.latest})
+		w.deliver(sampleResult{sample: p.latest})
 	}
 	return w, nil
 }
 
-func (p *Prober) addLocked(w *waiter) error {
+func (p *Prober) addWaiterLocked(w *waiter) error {
 	select {
-	case <-p.ended:
+	case <-p.stopped:
 		return ErrStopped
 	default:
 	}
-	if len(p.waiting) >= maxWaiting {
+	if len(p.waiters) >= maxWaiters {
 		return ErrBusy
 	}
-	p.waiting = append(p.waiting, w)
+	p.waiters = append(p.waiters, w)
 	return nil
 }
 
-// leave forgets a waiter; one that was served once is gone already.
-func (p *Prober) leave(w *waiter) {
+// removeWaiter forgets a waiter; one that was served once is gone already.
+func (p *Prober) removeWaiter(w *waiter) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if i := slices.Index(p.waiting, w); i >= 0 {
-		p.waiting = slices.Delete(p.waiting, i, i+1)
+	if i := slices.Index(p.waiters, w); i >= 0 {
+		p.waiters = slices.Delete(p.waiters, i, i+1)
 	}
 }
 
-// whyEnded prefers the caller's own end: both often come from one cancel.
-func (p *Prober) whyEnded(ctx context.Context) error {
+// endReason prefers the caller's own end: both often come from one cancel.
+func (p *Prober) endReason(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	return ErrStopped
 }
 
-// endedOr is ErrStopped once there will be no more samples, else err.
-func (p *Prober) endedOr(err error) error {
+// stoppedOr is ErrStopped once there will be no more samples, else err.
+func (p *Prober) stoppedOr(err error) error {
 	select {
-	case <-p.ended:
+	case <-p.stopped:
 		return ErrStopped
 	default:
 		return err

@@ -10,60 +10,60 @@ const (
 	arphrdPPP = "512"
 )
 
-// netReader adds up the traffic of the interfaces. It owns the differences: counters
+// networkReader adds up the traffic of the interfaces. It owns the differences: counters
 // of an interface that went away or began anew must not make the sum go back.
-type netReader struct {
-	dev    procFile
-	sys    string
-	ifaces map[string]*iface
-	round  uint64 // of the newest reading
-	ours   netCounters
-	all    netCounters
-	row    *int // changes when the sum is made of other interfaces
-	real   bool // the sum is ours
-	last   netTotals
+type networkReader struct {
+	dev          procFile
+	sys          string
+	ifaces       map[string]*iface
+	generation   uint64 // of the newest reading
+	physical     netCounters
+	all          netCounters
+	epoch        *int // changes when the sum is made of other interfaces
+	usesPhysical bool // the sum is ours
+	last         netTotals
 }
 
 type iface struct {
-	last  netCounters
-	round uint64
-	real  bool // it has a device behind it, or is a ppp line
+	last       netCounters
+	generation uint64
+	isPhysical bool // it has a device behind it, or is a ppp line
 }
 
-func newNet(root string) *netReader {
-	return &netReader{
+func newNetworkReader(root string) *networkReader {
+	return &networkReader{
 		dev:    procFile{path: root + "proc/net/dev", fd: -1, buf: make([]byte, 16<<10)},
 		sys:    root + "sys/class/net/",
 		ifaces: make(map[string]*iface),
 	}
 }
 
-func (n *netReader) Read(m *ModuleReadings) error {
+func (n *networkReader) Read(m *ModuleReadings) error {
 	b, err := n.dev.readAll()
 	if err != nil {
 		return err
 	}
 	now := time.Now()
-	n.round++
+	n.generation++
 	if err := parseNetDev(b, n.count); err != nil {
-		return n.dev.explain(err)
+		return n.dev.wrapErr(err)
 	}
 	hasReal := false
 	for name, i := range n.ifaces {
-		if i.round != n.round {
+		if i.generation != n.generation {
 			delete(n.ifaces, name)
-		} else if i.real {
+		} else if i.isPhysical {
 			hasReal = true
 		}
 	}
-	if n.row == nil || hasReal != n.real {
-		n.row, n.real = new(int), hasReal
+	if n.epoch == nil || hasReal != n.usesPhysical {
+		n.epoch, n.usesPhysical = new(int), hasReal
 	}
-	to := netTotals{now, n.row, n.all}
+	to := netTotals{now, n.epoch, n.all}
 	if hasReal {
-		to.netCounters = n.ours
+		to.netCounters = n.physical
 	}
-	if n.last.row == to.row {
+	if n.last.epoch == to.epoch {
 		m.Network = newNetwork(n.last, to)
 	}
 	n.last = to
@@ -71,7 +71,7 @@ func (n *netReader) Read(m *ModuleReadings) error {
 }
 
 // count books one interface.
-func (n *netReader) count(name []byte, c netCounters) {
+func (n *networkReader) count(name []byte, c netCounters) {
 	if string(name) == "lo" {
 		return
 	}
@@ -81,21 +81,21 @@ func (n *netReader) count(name []byte, c netCounters) {
 			return
 		}
 		dir := n.sys + string(name)
-		i = &iface{last: c, real: exists(dir+"/device") || word(dir+"/type") == arphrdPPP}
+		i = &iface{last: c, isPhysical: exists(dir+"/device") || readText(dir+"/type") == arphrdPPP}
 		n.ifaces[string(name)] = i
 	}
 	// Less than before: the interface, or its driver, began anew.
 	if c.bytesIn >= i.last.bytesIn && c.bytesOut >= i.last.bytesOut {
 		grown := c.sub(i.last)
 		n.all = n.all.add(grown)
-		if i.real {
-			n.ours = n.ours.add(grown)
+		if i.isPhysical {
+			n.physical = n.physical.add(grown)
 		}
 	}
-	i.last, i.round = c, n.round
+	i.last, i.generation = c, n.generation
 }
 
-func (n *netReader) Close() error {
+func (n *networkReader) Close() error {
 	n.dev.close()
 	return nil
 }

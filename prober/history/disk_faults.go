@@ -16,44 +16,44 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// keepCorrupt is how many files that were set aside are kept.
-const keepCorrupt = 2
+// maxQuarantined is how many files that were set aside are kept.
+const maxQuarantined = 2
 
-// errFault is a crash inside the database code. What it left behind is not trusted.
-var errFault = errors.New("the database code failed; restart agentctl to record again")
+// errCrash is a crash inside the database code. What it left behind is not trusted.
+var errCrash = errors.New("the database code failed; restart agentctl to record again")
 
-// use runs fn on the open file; the caller holds the disk. A corrupt file is set aside,
+// withDB runs fn on the open file; the caller holds the disk. A corrupt file is set aside,
 // and fn is run on a new one.
-func (s *Store) use(fn func(*db) error) error {
-	err := s.try(fn)
-	if reasonOf(err) != "corrupt" {
+func (s *Store) withDB(fn func(*db) error) error {
+	err := s.tryDB(fn)
+	if faultReason(err) != "corrupt" {
 		return err
 	}
-	aside, asideErr := s.setAside()
+	aside, asideErr := s.quarantine()
 	if asideErr != nil {
 		return fmt.Errorf("%w; it could not be set aside: %w", err, asideErr)
 	}
 	s.log.Error("history file is corrupt, a new one is begun", zap.String("path", s.path), zap.String("set_aside", aside), zap.Error(err))
 	s.mu.Lock()
 	s.stats.Quarantined++
-	s.noteErrorLocked(fmt.Errorf("%w; set aside as %s", err, filepath.Base(aside)))
+	s.setErrorLocked(fmt.Errorf("%w; set aside as %s", err, filepath.Base(aside)))
 	s.mu.Unlock()
-	return s.try(fn)
+	return s.tryDB(fn)
 }
 
-// try opens the file if need be and runs fn. A memory fault, as a disk that fails under
+// tryDB opens the file if need be and runs fn. A memory fault, as a disk that fails under
 // the mapped index of the WAL gives, is an error like another, but the last.
-func (s *Store) try(fn func(*db) error) (err error) {
+func (s *Store) tryDB(fn func(*db) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
 			s.log.Error("history", zap.String("panic", fmt.Sprint(p)), zap.Stack("stack"))
-			s.db, s.dead = nil, fmt.Errorf("history %s: %w", s.path, errFault) // left open: closing runs the same code
-			err = s.dead
+			s.db, s.fatalErr = nil, fmt.Errorf("history %s: %w", s.path, errCrash) // left open: closing runs the same code
+			err = s.fatalErr
 		}
 	}()
-	if s.dead != nil {
-		return s.dead
+	if s.fatalErr != nil {
+		return s.fatalErr
 	}
 	if err := s.open(); err != nil {
 		return fmt.Errorf("open history %s: %w", s.path, err)
@@ -86,7 +86,7 @@ func (s *Store) open() error {
 	}
 	s.db = d
 	s.mu.Lock()
-	s.early = s.early || d.slot != 0
+	s.hasUndated = s.hasUndated || d.slot != 0
 	s.stats.Rows = d.rows
 	s.mu.Unlock()
 	return nil
@@ -101,9 +101,9 @@ func (s *Store) closeDB() error {
 	return d.close()
 }
 
-// setAside renames the file, with the WAL that belongs to it, so that what is in it can
+// quarantine renames the file, with the WAL that belongs to it, so that what is in it can
 // be got out by hand. Of earlier ones only the newest stays.
-func (s *Store) setAside() (string, error) {
+func (s *Store) quarantine() (string, error) {
 	s.closeDB() // its error is the one that brought us here
 	at := time.Now()
 	if ms, ok := s.now(); ok {
@@ -127,7 +127,7 @@ func (s *Store) setAside() (string, error) {
 		return aside, nil
 	}
 	slices.Sort(old)
-	for _, name := range old[:max(0, len(old)-keepCorrupt)] {
+	for _, name := range old[:max(0, len(old)-maxQuarantined)] {
 		os.Remove(name)
 		os.Remove(name + "-wal")
 	}
@@ -147,8 +147,8 @@ func escapeGlob(path string) string {
 	return string(out)
 }
 
-// reasonOf is a word for an error of the disk; "" for none.
-func reasonOf(err error) string {
+// faultReason is a word for an error of the disk; "" for none.
+func faultReason(err error) string {
 	var e *sqlite.Error
 	switch {
 	case err == nil:
@@ -157,7 +157,7 @@ func reasonOf(err error) string {
 		return "foreign"
 	case errors.Is(err, errNewer):
 		return "newer"
-	case errors.Is(err, errFault):
+	case errors.Is(err, errCrash):
 		return "fault"
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return "full"
@@ -179,16 +179,16 @@ func reasonOf(err error) string {
 	return "io"
 }
 
-// noteFault keeps how the disk is, and logs when that changes.
-func (s *Store) noteFault(err error) {
+// setFault keeps how the disk is, and logs when that changes.
+func (s *Store) setFault(err error) {
 	if errors.Is(err, ErrClosed) {
 		return
 	}
 	s.mu.Lock()
-	before, now := s.fault, reasonOf(err)
+	before, now := s.fault, faultReason(err)
 	s.fault = now
 	if err != nil {
-		s.noteErrorLocked(err)
+		s.setErrorLocked(err)
 	}
 	s.mu.Unlock()
 	switch {
@@ -200,7 +200,7 @@ func (s *Store) noteFault(err error) {
 	}
 }
 
-func (s *Store) noteErrorLocked(err error) {
+func (s *Store) setErrorLocked(err error) {
 	s.stats.LastError = err.Error()
 	if ms, ok := s.now(); ok {
 		s.stats.LastErrorMS = ms

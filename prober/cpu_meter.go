@@ -28,11 +28,11 @@ const minTicks = 8
 // boot, as top and vmstat do: a short second look instead would mostly see this
 // process starting.
 type cpuMeter struct {
-	raw   cpuTimes // as last read
-	cum   cpuTimes // grows by what raw grew
-	newer cpuTimes // where the current window began
-	older cpuTimes // where the window before it began
-	pct   float64
+	raw             cpuTimes // as last read
+	cumulative      cpuTimes // grows by what raw grew
+	windowStart     cpuTimes // where the current window began
+	prevWindowStart cpuTimes // where the window before it began
+	pct             float64
 }
 
 // add takes a reading of the counters and returns the percentage and the
@@ -43,21 +43,21 @@ type cpuMeter struct {
 // no progress at all the last percentage stands.
 func (m *cpuMeter) add(raw cpuTimes) (float64, cpuTimes) {
 	if raw.busy > m.raw.busy {
-		m.cum.busy += raw.busy - m.raw.busy
+		m.cumulative.busy += raw.busy - m.raw.busy
 	}
 	if raw.idle > m.raw.idle {
-		m.cum.idle += raw.idle - m.raw.idle
+		m.cumulative.idle += raw.idle - m.raw.idle
 	}
 	m.raw = raw
 
-	from := m.newer
-	if m.cum.total()-m.newer.total() >= minTicks {
-		m.older, m.newer = m.newer, m.cum
+	from := m.windowStart
+	if m.cumulative.total()-m.windowStart.total() >= minTicks {
+		m.prevWindowStart, m.windowStart = m.windowStart, m.cumulative
 	} else {
-		from = m.older
+		from = m.prevWindowStart
 	}
-	if pct, ok := m.cum.pctSince(from); ok {
+	if pct, ok := m.cumulative.pctSince(from); ok {
 		m.pct = pct
 	}
-	return m.pct, m.cum
+	return m.pct, m.cumulative
 }

@@ -55,8 +55,8 @@ func TestRetentionByHand(t *testing.T) {
 	if st := s.Stats(); st.Rows < 15_000 || st.Rows > 40_000 {
 		t.Errorf("%d rows in 1 MB, want about 25000", st.Rows)
 	}
-	if info, err := os.Stat(s.path); err != nil || info.Size() > MinMaxBytes-walRoom {
-		t.Errorf("the file has %d bytes (%v), want at most %d", info.Size(), err, MinMaxBytes-walRoom)
+	if info, err := os.Stat(s.path); err != nil || info.Size() > MinMaxBytes-walReserve {
+		t.Errorf("the file has %d bytes (%v), want at most %d", info.Size(), err, MinMaxBytes-walReserve)
 	}
 	now, _ := c.now()
 	if got := query(t, s, Query{FromMS: now - 1000_000}); len(got) != 1001 {

@@ -9,23 +9,23 @@ import "go.uber.org/zap"
 // Pages of removed rows are used again: the file grows to its bound and stays there.
 
 const (
-	// walRoom is what the WAL and its index may take of the bound.
-	walRoom = 1 << 20
-	// maxEarly bounds the samples in the file that wait for the time.
-	maxEarly = 100_000
-	// removeAtOnce bounds a transaction that only removes.
-	removeAtOnce = 4096
+	// walReserve is what the WAL and its index may take of the bound.
+	walReserve = 1 << 20
+	// maxUndated bounds the samples in the file that wait for the time.
+	maxUndated = 100_000
+	// maxRemoved bounds a transaction that only removes.
+	maxRemoved = 4096
 
-	anyTS = -1 << 62 / 256 // below every timestamp, early ones included
+	minTS = -1 << 62 / 256 // below every timestamp, early ones included
 )
 
-// tooOld is the time before which rows are to be removed: those beyond the age, or,
-// when there is too much, all but the newest. It is anyTS when there is nothing to remove.
-func (s *Store) tooOld(d *db) (before int64, err error) {
+// retentionCutoff is the time before which rows are to be removed: those beyond the age, or,
+// when there is too much, all but the newest. It is minTS when there is nothing to remove.
+func (s *Store) retentionCutoff(d *db) (before int64, err error) {
 	s.mu.Lock()
 	age, most := s.maxAge, s.maxBytes
 	s.mu.Unlock()
-	full, err := d.full(most)
+	full, err := d.isFull(most)
 	if err != nil {
 		return 0, err
 	}
@@ -34,7 +34,7 @@ func (s *Store) tooOld(d *db) (before int64, err error) {
 	}
 	now, ok := s.now()
 	if !ok {
-		return anyTS, nil
+		return minTS, nil
 	}
 	before = now - age.Milliseconds()
 	for _, q := range []string{"SELECT min(ts) FROM samples WHERE ts > 0", "SELECT min(id) >> 8 FROM readings WHERE id > 0"} {
@@ -42,18 +42,18 @@ func (s *Store) tooOld(d *db) (before int64, err error) {
 			return before, err
 		}
 	}
-	return anyTS, nil
+	return minTS, nil
 }
 
-// full tells whether more of the file is in use than the bound, less what the next
+// isFull tells whether more of the file is in use than the bound, less what the next
 // flush may add.
-func (d *db) full(most int64) (bool, error) {
+func (d *db) isFull(most int64) (bool, error) {
 	pages, size, err := d.pages()
 	if err != nil {
 		return false, err
 	}
 	free, err := d.number("PRAGMA freelist_count")
-	return (pages-free)*size > most-walRoom-most/64, err
+	return (pages-free)*size > most-walReserve-most/64, err
 }
 
 // pages is how large the file is.
@@ -68,12 +68,12 @@ func (d *db) pages() (pages, size int64, err error) {
 // tells how many. When all may go that includes those of boots without a time, which
 // are older than anything. The caller has a transaction.
 func (d *db) remove(before, atOnce int64) (removed int64, err error) {
-	if before == anyTS {
+	if before == minTS {
 		return 0, nil
 	}
 	var from int64
 	if before == maxTS {
-		from = anyTS
+		from = minTS
 	}
 	for _, q := range []struct {
 		sql  string
@@ -99,9 +99,9 @@ func (d *db) remove(before, atOnce int64) (removed int64, err error) {
 	return samples + readings, err
 }
 
-// boundEarly forgets samples that wait for their time when there are too many.
-func (d *db) boundEarly() error {
-	first, err := d.number("SELECT ts FROM samples WHERE ts < 0 ORDER BY ts DESC LIMIT 1 OFFSET ?", int64(maxEarly))
+// limitUndated forgets samples that wait for their time when there are too many.
+func (d *db) limitUndated() error {
+	first, err := d.number("SELECT ts FROM samples WHERE ts < 0 ORDER BY ts DESC LIMIT 1 OFFSET ?", int64(maxUndated))
 	if err != nil || first == 0 {
 		return err
 	}
@@ -120,20 +120,20 @@ func (d *db) boundEarly() error {
 // was changed by hand.
 func (s *Store) purgeAll(d *db) error {
 	s.mu.Lock()
-	purge, most := s.purge, s.maxBytes
+	purge, most := s.purgePending, s.maxBytes
 	s.mu.Unlock()
 	if !purge {
 		return nil
 	}
 	for {
-		before, err := s.tooOld(d)
+		before, err := s.retentionCutoff(d)
 		if err != nil {
 			return err
 		}
 		removed := int64(0)
-		if before != anyTS {
+		if before != minTS {
 			err = d.tx(func() error {
-				removed, err = d.remove(before, removeAtOnce)
+				removed, err = d.remove(before, maxRemoved)
 				return err
 			})
 		}
@@ -147,7 +147,7 @@ func (s *Store) purgeAll(d *db) error {
 	// This needs a copy of what stays in the directory for temporary files, so it is not
 	// done but for this.
 	pages, size, err := d.pages()
-	if err == nil && pages*size > most-walRoom {
+	if err == nil && pages*size > most-walReserve {
 		s.log.Info("history file is made smaller", zap.Int64("bytes", pages*size), zap.Int64("bound", most))
 		err = d.run("VACUUM")
 	}
@@ -155,7 +155,7 @@ func (s *Store) purgeAll(d *db) error {
 		return err
 	}
 	s.mu.Lock()
-	s.purge = false
+	s.purgePending = false
 	s.mu.Unlock()
 	return nil
 }

@@ -66,7 +66,7 @@ func readModules(t testing.TB, readers []ModuleReader) ModuleReadings {
 
 func openModules(t testing.TB, root string) []ModuleReader {
 	t.Helper()
-	m := newMachine(root, "/", threeSeconds).(*machine)
+	m := newMachine(root, "/", threeSeconds).(*machineSource)
 	var readers []ModuleReader
 	for _, name := range OptionalModuleNames() {
 		r := m.OpenModule(name)
@@ -192,7 +192,7 @@ func TestSensorsComeAndGo(t *testing.T) {
 		if m := readModules(t, readers); m.Power != nil || m.Wear != nil {
 			t.Errorf("at once: %+v, want no power yet, wear no more", m)
 		}
-		time.Sleep(rediscover)
+		time.Sleep(rediscoverInterval)
 		if m := readModules(t, readers); m.Power == nil || !*m.Power.UnderVoltage {
 			t.Errorf("five minutes on: %+v", m.Power)
 		}
@@ -214,13 +214,13 @@ func TestSensorsAreBounded(t *testing.T) {
 		}
 		write(t, block+"life_time", "0x02 0x02\n")
 	}
-	r := &thermometer{root: root}
+	r := &temperatureReader{root: root}
 	defer r.Close()
 	var m ModuleReadings
-	if err := errors.Join(r.Read(&m), wearGauge{root}.Read(&m)); err != nil {
+	if err := errors.Join(r.Read(&m), wearReader{root}.Read(&m)); err != nil {
 		t.Fatal(err)
 	}
-	if len(m.Temperature.Zones) != maxZones || m.Temperature.HottestC != 55 || len(m.Wear.Devices) != maxWorn {
+	if len(m.Temperature.Zones) != maxZones || m.Temperature.HottestC != 55 || len(m.Wear.Devices) != maxWearDevices {
 		t.Errorf("%d zones up to %v, %d cards", len(m.Temperature.Zones), m.Temperature.HottestC, len(m.Wear.Devices))
 	}
 	for i := firstOptional; i < NumModules; i++ {
@@ -242,7 +242,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 	before := count()
 	for range 20 {
 		var m ModuleReadings
-		for _, r := range []ModuleReader{newNet(root), &thermometer{root: root}, &powerMeter{root: root}, wearGauge{root}} {
+		for _, r := range []ModuleReader{newNetworkReader(root), &temperatureReader{root: root}, &powerReader{root: root}, wearReader{root}} {
 			if err := errors.Join(r.Read(&m), r.Close()); err != nil {
 				t.Fatal(err)
 			}
@@ -279,20 +279,20 @@ func BenchmarkTick(b *testing.B) {
 	for _, modules := range [][]string{nil, {"temperature"}, OptionalModuleNames()} {
 		b.Run(fmt.Sprintf("modules=%d", len(modules)), func(b *testing.B) {
 			p := New(Options{Root: root, Modules: modules})
-			p.src.(*machine).disk.statfs = fixed
+			p.source.(*machineSource).disk.statfs = fixed
 			for _, name := range modules {
-				p.moduleEvery[must(optionalModule(name))] = 0 // each time
+				p.moduleIntervals[must(optionalModule(name))] = 0 // each time
 			}
-			p.plan()
+			p.nextSample()
 			var s Sample
 			b.ReportAllocs()
 			for b.Loop() {
-				at, _ := p.plan()
-				if err := p.read(&s, at); err != nil {
+				at, _ := p.nextSample()
+				if err := p.takeSample(&s, at); err != nil {
 					b.Fatal(err)
 				}
 			}
-			if err := errors.Join(p.collect.close(), p.src.Close()); err != nil {
+			if err := errors.Join(p.modules.close(), p.source.Close()); err != nil {
 				b.Error(err)
 			}
 		})
