@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"agentctl/manifest"
 )
 
 // byToken lets in whoever says who they are.
@@ -20,7 +22,7 @@ func TestOwnPlaces(t *testing.T) {
 	a := g.open("", "Authorization", "Bearer a")
 	g.open("", "Authorization", "Bearer a")
 	status, h, body := g.request("GET", StreamPath, "", "Authorization", "Bearer a")
-	if status != http.StatusTooManyRequests || h.Get("Retry-After") == "" || !strings.Contains(body, codeRate) {
+	if status != http.StatusTooManyRequests || h.Get("Retry-After") == "" || !strings.Contains(body, string(manifest.RateLimited)) {
 		t.Errorf("the third of one identity: %d %s", status, body)
 	}
 	g.open("", "Authorization", "Bearer b")
@@ -43,7 +45,7 @@ func TestOwnTopics(t *testing.T) {
 	})
 	g := start(t, Options{Identities: who, RelayTopics: []string{"alert"}})
 	status, _, body := g.request("POST", IngestPath, `{"topic":"alert","data":1}`, "Authorization", "Bearer x")
-	if status != http.StatusForbidden || !strings.Contains(body, codeDenied) {
+	if status != http.StatusForbidden || !strings.Contains(body, string(manifest.SafetyDenied)) {
 		t.Errorf("got %d %s", status, body)
 	}
 	g.post("alert/mine", "1", "Authorization", "Bearer x")

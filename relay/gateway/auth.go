@@ -7,11 +7,13 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/edge"
 )
 
 // Scopes that the gateway asks for.
@@ -47,15 +49,14 @@ var (
 
 var errBadToken = errors.New("the token is not good for this")
 
-// refusal is an error that knows its answer.
-type refusal struct {
-	status        int
-	code, message string
+// requestError is an error of the request itself, not of its identity.
+type requestError struct{ err *manifest.Error }
+
+func (e requestError) Error() string { return e.err.Message }
+
+func refused(code manifest.Code, message string) error {
+	return requestError{manifest.E(code, message)}
 }
-
-func (e *refusal) Error() string { return e.message }
-
-func refused(status int, code, message string) error { return &refusal{status, code, message} }
 
 // openScopes are those of the configured tokens' holders, who have shown the one that
 // the request needs, and of everybody where there are none.
@@ -85,9 +86,9 @@ func (g *Gateway) identify(r *http.Request, scope string) (Identity, error) {
 	if want == "" && g.opts.Identities == nil {
 		return openIdentity("anonymous"), nil
 	}
-	token, err := bearer(r)
-	if err != nil {
-		return Identity{}, err
+	token, _ := edge.Bearer(r)
+	if token == "" {
+		return Identity{}, ErrNoToken
 	}
 	if want != "" && equal(token, want) {
 		return openIdentity("token"), nil
@@ -105,15 +106,6 @@ func (g *Gateway) identify(r *http.Request, scope string) (Identity, error) {
 	return id, nil
 }
 
-// bearer is the request's token.
-func bearer(r *http.Request) (string, error) {
-	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	if token = strings.TrimSpace(token); !strings.EqualFold(scheme, "Bearer") || token == "" {
-		return "", ErrNoToken
-	}
-	return token, nil
-}
-
 // equal compares in a time that tells nothing, not even about the length.
 func equal(a, b string) bool {
 	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
@@ -122,20 +114,16 @@ func equal(a, b string) bool {
 
 // denied answers a request whose identity is not good for it.
 func (g *Gateway) denied(w http.ResponseWriter, r *http.Request, err error) {
-	var e *refusal
+	var e requestError
 	switch {
 	case errors.As(err, &e):
-		g.fail(w, r, e.status, e.code, e.message)
-		return
+		g.fail(w, r, edge.Status(e.err.Code), e.err.Code, e.err.Message)
 	case errors.Is(err, ErrForbidden):
-		g.fail(w, r, http.StatusForbidden, codeDenied, err.Error())
-		return
-	case errors.Is(err, ErrNoToken): // RFC 6750 section 3.1: no error code for who sent none
-		w.Header().Set("WWW-Authenticate", `Bearer realm="agentctl events"`)
+		g.fail(w, r, http.StatusForbidden, manifest.SafetyDenied, err.Error())
 	default:
-		w.Header().Set("WWW-Authenticate", `Bearer realm="agentctl events", error="invalid_token"`)
+		edge.SetChallenge(w.Header(), "agentctl events", !errors.Is(err, ErrNoToken), "")
+		g.fail(w, r, http.StatusUnauthorized, manifest.SafetyDenied, err.Error())
 	}
-	g.fail(w, r, http.StatusUnauthorized, codeDenied, err.Error())
 }
 
 // maxTickets bounds the tickets that are good at a time.
@@ -190,7 +178,7 @@ func (t *tickets) look(ticket string, now time.Time) (Identity, bool) {
 // ticket gives a ticket to whoever may subscribe.
 func (g *Gateway) ticket(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Has("ticket") {
-		g.fail(w, r, http.StatusForbidden, codeDenied, "a ticket cannot be had for a ticket")
+		g.fail(w, r, http.StatusForbidden, manifest.SafetyDenied, "a ticket cannot be had for a ticket")
 		return
 	}
 	id, err := g.identify(r, ScopeSubscribe)
@@ -198,7 +186,7 @@ func (g *Gateway) ticket(w http.ResponseWriter, r *http.Request) {
 		g.denied(w, r, err)
 		return
 	}
-	if wait := g.limits.take("ticket\n"+id.Tenant+"\n"+id.Subject, 10, time.Now()); wait > 0 {
+	if wait := g.limits.Take("ticket\n"+id.Tenant+"\n"+id.Subject, ticketRate, burst(ticketRate), time.Now()); wait > 0 {
 		g.slowDown(w, r, wait, "too many tickets for this identity")
 		return
 	}
@@ -207,61 +195,14 @@ func (g *Gateway) ticket(w http.ResponseWriter, r *http.Request) {
 		g.slowDown(w, r, g.opts.TicketTTL, "too many tickets are open")
 		return
 	}
-	writeJSON(w, http.StatusOK, strconv.AppendInt([]byte(`{"ticket":"`+ticket+`","expires_at":`), expires.UnixMilli(), 10))
+	edge.WriteJSON(w, http.StatusOK, fmt.Appendf(nil, `{"ticket":%q,"expires_at":%d}`, ticket, expires.UnixMilli()))
 }
 
-// limits are token buckets by key. The zero value is ready.
-type limits struct {
-	mu      sync.Mutex // protects buckets
-	buckets map[string]*bucket
-}
+// maxLimited bounds the identities whose rate is remembered.
+const maxLimited = 4096
 
-type bucket struct {
-	left float64
-	at   time.Time
-}
+// ticketRate is how many tickets an identity may have a second.
+const ticketRate = 10
 
-// maxBuckets bounds the identities that are remembered. A full bucket is forgotten: a
-// new one is as good.
-const maxBuckets = 4096
-
-// take takes one from key's bucket, or says when there will be one. A bucket holds what
-// comes in two seconds.
-func (l *limits) take(key string, rate float64, now time.Time) (wait time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	b := l.buckets[key]
-	if b == nil {
-		if len(l.buckets) >= maxBuckets {
-			for k, b := range l.buckets {
-				if now.Sub(b.at) > 2*time.Second {
-					delete(l.buckets, k)
-				}
-			}
-			if len(l.buckets) >= maxBuckets {
-				return time.Second
-			}
-		}
-		if l.buckets == nil {
-			l.buckets = make(map[string]*bucket)
-		}
-		b = &bucket{left: 2 * rate, at: now}
-		l.buckets[key] = b
-	}
-	b.left = min(2*rate, b.left+rate*now.Sub(b.at).Seconds())
-	b.at = now
-	if b.left < 1 {
-		return time.Duration((1 - b.left) / rate * float64(time.Second))
-	}
-	b.left--
-	return 0
-}
-
-// charge takes n more from key's bucket, which may then owe; whoever comes next waits.
-func (l *limits) charge(key string, n float64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if b := l.buckets[key]; b != nil {
-		b.left -= n
-	}
-}
+// burst is what an identity may do at once: the rate of two seconds.
+func burst(rate float64) int { return max(1, int(math.Ceil(2*rate))) }

@@ -202,21 +202,4 @@ func TestRate(t *testing.T) {
 	if st := g.Stats(); st.Ingested != 2 || st.RateLimited != 1 {
 		t.Errorf("%+v", st)
 	}
-	var l limits
-	now := time.Unix(1, 0)
-	for i := range maxBuckets {
-		l.take(fmt.Sprint(i), 10, now)
-	}
-	if l.take("new", 10, now) == 0 || len(l.buckets) > maxBuckets {
-		t.Errorf("%d buckets", len(l.buckets))
-	}
-	if l.take("new", 10, now.Add(time.Minute)) > 0 || len(l.buckets) != 1 {
-		t.Errorf("%d buckets a minute later", len(l.buckets))
-	}
-	for range 19 {
-		l.take("new", 10, now.Add(time.Minute))
-	}
-	if wait := l.take("new", 10, now.Add(time.Minute)); wait != 100*time.Millisecond {
-		t.Errorf("wait %s, want 100ms", wait)
-	}
 }

@@ -33,6 +33,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"agentctl/transport/edge"
 )
 
 // Paths of the endpoints.
@@ -134,7 +136,7 @@ type Gateway struct {
 	handler http.Handler
 	signer  *signer
 	tickets tickets
-	limits  limits
+	limits  *edge.Limiter
 	turns   replayLimiter
 	quotas  quotas
 	addr    atomic.Pointer[string]
@@ -162,7 +164,7 @@ func New(o Options) (*Gateway, error) {
 	if err := o.defaults(); err != nil {
 		return nil, err
 	}
-	g := &Gateway{opts: o, log: o.Logger, signer: newSigner(o.HMACSecret)}
+	g := &Gateway{opts: o, log: o.Logger, signer: newSigner(o.HMACSecret), limits: edge.NewLimiter(maxLimited, false)}
 	g.turns.init()
 	g.quotas.maxBytes = maxTotalQueued
 	g.tickets.ttl = o.TicketTTL

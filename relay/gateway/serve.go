@@ -16,6 +16,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/transport/edge"
 	"agentctl/transport/sse"
 )
 
@@ -35,15 +36,10 @@ func (o *Options) checkListen() error {
 	if host == "" && !o.guarded() && !o.Insecure {
 		o.Listen, host = net.JoinHostPort("127.0.0.1", port), "127.0.0.1"
 	}
-	if !loopbackName(host) && !o.guarded() && !o.Insecure {
+	if !edge.IsLoopback(host) && !o.guarded() && !o.Insecure {
 		return fmt.Errorf("gateway: %s is reachable by others and subscribers need no token: set MCP_SSE_AUTH_TOKEN, listen on 127.0.0.1, or pass --insecure", o.Listen)
 	}
 	return nil
-}
-
-func loopbackName(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || (ip != nil && ip.IsLoopback())
 }
 
 // Listen takes the port that New with the same options would serve, for a caller who
@@ -112,7 +108,7 @@ func (g *Gateway) Serve(ctx context.Context, ln net.Listener) error {
 	}
 	var srv *http.Server
 	if ln != nil {
-		srv = g.server()
+		srv = edge.NewServer(g.handler, stdlog.New(io.Discard, "", 0)) // it would log handshakes and scanners
 		others.Go(func() {
 			if err := srv.Serve(g.wrap(ln)); !errors.Is(err, http.ErrServerClosed) {
 				failed <- fmt.Errorf("gateway: %w", err)
@@ -172,14 +168,6 @@ func (g *Gateway) stop() {
 			close(*c)
 			*c = nil
 		}
-	}
-}
-
-func (g *Gateway) server() *http.Server {
-	return &http.Server{
-		Handler:           g.handler,
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: stdlog.New(io.Discard, "", 0), // handshakes and scanners
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"agentctl/manifest"
 	"agentctl/transport/sse"
 )
 
@@ -60,7 +61,7 @@ func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		out()
 		if !errors.Is(err, sse.ErrPeerClosed) {
-			g.fail(w, r, http.StatusInternalServerError, codeInternal, err.Error())
+			g.fail(w, r, http.StatusInternalServerError, manifest.Internal, err.Error())
 		}
 		return
 	}
@@ -76,17 +77,17 @@ func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) {
 func requestedView(r *http.Request, id Identity) (view, error) {
 	topics, ok := parseTopics(r.URL.Query()["topics"])
 	if !ok {
-		return view{}, refused(http.StatusBadRequest, codeBadRequest,
+		return view{}, refused(manifest.BadRequest,
 			fmt.Sprintf("topics is a list like a,b,log/* of at most %d names: each begins with a letter, a digit or _, and has up to 128 of A-Z a-z 0-9 _ . / -", maxTopics))
 	}
 	v := view{tenant: id.Tenant, admin: id.Scopes.Has(ScopeAdmin), topics: topics, granted: id.Topics}
 	for _, t := range topics {
 		name := strings.TrimSuffix(t, "/*")
 		if adminTopic(name) && !v.admin {
-			return view{}, refused(http.StatusForbidden, codeDenied, "the topics audit and kernel need the scope "+ScopeAdmin)
+			return view{}, refused(manifest.SafetyDenied, "the topics audit and kernel need the scope "+ScopeAdmin)
 		}
 		if name == t && !v.granted.match(t) {
-			return view{}, refused(http.StatusForbidden, codeDenied, "the token does not cover this topic")
+			return view{}, refused(manifest.SafetyDenied, "the token does not cover this topic")
 		}
 	}
 	return v, nil
