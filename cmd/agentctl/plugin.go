@@ -41,11 +41,7 @@ func newPluginValidate() *cobra.Command {
 			if err != nil {
 				return exit(exitFailure, "%w", err)
 			}
-			pm, err := kernel.ParseManifest(raw)
-			if err != nil {
-				return exit(exitFailure, "%s: %w", args[0], err)
-			}
-			m, err := process.Manifest(pm.Name, raw)
+			m, err := process.Manifest(raw)
 			if err != nil {
 				return exit(exitFailure, "%s: %w", args[0], err)
 			}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -252,6 +253,14 @@ func (k *Kernel) dropLocked(l *loaded) {
 	}
 }
 
+// maxVersion bounds a plugin's version, bytes.
+const maxVersion = 64
+
+// semanticVersion is the regular expression that semver.org 2.0.0 suggests.
+var semanticVersion = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
+	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?` +
+	`(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
+
 func checkManifest(m *Manifest) error {
 	if m == nil || m.Name == "" {
 		return errors.New("kernel: a plugin manifest needs a name")
@@ -259,8 +268,8 @@ func checkManifest(m *Manifest) error {
 	if len(m.Tools) > MaxToolsPerPlugin || len(m.Resources) > MaxToolsPerPlugin {
 		return fmt.Errorf("load plugin %s: at most %d tools and resources each", m.Name, MaxToolsPerPlugin)
 	}
-	if !validVersion(m.Version) {
-		return fmt.Errorf("load plugin %s: version %q is no semantic version; write one like 1.0.0", m.Name, m.Version)
+	if len(m.Version) > maxVersion || !semanticVersion.MatchString(m.Version) {
+		return fmt.Errorf("load plugin %s: not a semantic version: %q (use one like 1.0.0)", m.Name, m.Version)
 	}
 	if m.MaxConcurrency < 0 || m.CallTimeout < 0 {
 		return fmt.Errorf("load plugin %s: MaxConcurrency and CallTimeout are not negative", m.Name)

@@ -29,8 +29,6 @@ const (
 // MaxProcesses bounds the plugins of a Host.
 const MaxProcesses = 32
 
-const maxManifest = 1 << 20 // a plugin.json, bytes
-
 // Errors a caller may decide by.
 var (
 	ErrNotLoaded  = errors.New("no such plugin is loaded; `agentctl plugin ls` shows them")
@@ -229,9 +227,12 @@ func (h *Host) open(name string) (*Plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := Manifest(name, raw)
+	m, err := Manifest(raw)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
+	}
+	if m.Name != name {
+		return nil, fmt.Errorf("%s of plugin %s names the plugin %s: rename the folder or the plugin", manifestFile, name, m.Name)
 	}
 	dir, err := filepath.Abs(filepath.Join(h.o.Dir, name))
 	if err != nil {
@@ -257,8 +258,8 @@ func readManifest(root *os.Root, name string) ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
-	if err == nil && len(raw) > maxManifest {
+	raw, err := io.ReadAll(io.LimitReader(f, MaxManifest+1))
+	if err == nil && len(raw) > MaxManifest {
 		err = fmt.Errorf("%s of plugin %s is larger than 1 MiB", manifestFile, name)
 	}
 	return raw, err
@@ -281,26 +282,4 @@ func guarded(root *os.Root, path string, typ fs.FileMode) error {
 		return fmt.Errorf("plugin: %s belongs to uid %d, who could change what the relay runs; mend it with: chown %d %s", at, sys.Uid, os.Geteuid(), at)
 	}
 	return nil
-}
-
-// Manifest reads a plugin.json as the manifest of the plugin name, with the checks that
-// its schemas ask for.
-func Manifest(name string, raw []byte) (*kernel.Manifest, error) {
-	pm, err := kernel.ParseManifest(raw)
-	if err != nil {
-		return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
-	}
-	if pm.Name != name {
-		return nil, fmt.Errorf("%s of plugin %s names itself %s: rename the folder or the plugin", manifestFile, name, pm.Name)
-	}
-	m := pm.Manifest("")
-	for _, t := range m.Tools {
-		if t.CheckArguments, err = argumentCheck(t.InputSchema); err != nil {
-			return nil, fmt.Errorf("%s of plugin %s: inputSchema of %s: %w", manifestFile, name, t.Name, err)
-		}
-		if t.CheckResult, err = resultCheck(t.OutputSchema); err != nil {
-			return nil, fmt.Errorf("%s of plugin %s: outputSchema of %s: %w", manifestFile, name, t.Name, err)
-		}
-	}
-	return m, nil
 }

@@ -341,17 +341,17 @@ func TestRefused(t *testing.T) {
 		{"nothing there", func(*rig) {}, "no such file"},
 		{"no executable", func(r *rig) { r.folder("odd", odd, "") }, `neither an executable "run" nor a socket`},
 		{"bad JSON", func(r *rig) { r.folder("odd", "{", sh("")) }, "plugin.json of plugin odd"},
-		{"another name", func(r *rig) { r.folder("odd", strings.ReplaceAll(odd, "odd", "even"), sh("")) }, "names itself even"},
+		{"another name", func(r *rig) { r.folder("odd", strings.ReplaceAll(odd, "odd", "even"), sh("")) }, "names the plugin even"},
 		{"another's tool", func(r *rig) { r.folder("odd", strings.Replace(odd, "odd.do", "kernel.do", 1), sh("")) }, "must begin with the plugin's name"},
 		{"another's resource", func(r *rig) {
 			r.folder("odd", strings.Replace(odd, `"tools"`, `"resources":[{"uri":"mcp://even/a.json","description":"d"}],"tools"`, 1), sh(""))
-		}, "must begin with mcp://odd/"},
+		}, "must begin with the plugin's name: mcp://odd/"},
 		{"a device's scope", func(r *rig) {
 			r.folder("odd", strings.Replace(odd, `"tools"`, `"capabilities":["device.connect"],"tools"`, 1), sh(""))
-		}, "is no capability"},
+		}, "(use one of tools.call.read_only, "},
 		{"a schema that reads files", func(r *rig) {
 			r.folder("odd", strings.Replace(odd, `{"type":"object"}`, `{"$ref":"file:///etc/passwd"}`, 1), sh(""))
-		}, "leads outside"},
+		}, "refers to another document"},
 		{"writable by others", func(r *rig) {
 			if err := os.Chmod(filepath.Join(r.folder("odd", odd, sh("")), "run"), 0o777); err != nil {
 				r.t.Fatal(err)

@@ -1,4 +1,4 @@
-package kernel_test
+package process
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.uber.org/zap"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
@@ -31,7 +32,7 @@ const goodManifest = `{
 }`
 
 func TestParseManifest(t *testing.T) {
-	pm, err := kernel.ParseManifest([]byte(goodManifest))
+	pm, err := ParseManifest([]byte(goodManifest))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,22 +69,33 @@ func TestParseManifestNamesAll(t *testing.T) {
   "resources": [{"uri": "mcp://other/all", "description": "x"}, {"uri": "http://notes/", "description": "x", "subscribable": "yes", "capability": "kernel.admin"}],
   "capabilities": ["tickets.read", "tickets:read", "root", "device.connect"]
 }`
-	_, err := kernel.ParseManifest([]byte(bad))
-	var e *kernel.ManifestError
+	_, err := ParseManifest([]byte(bad))
+	var e *ManifestError
 	if !errors.As(err, &e) {
 		t.Fatal(err)
 	}
 	want := []string{
-		`version: "1.0" is no semantic version`,
-		`capabilities[1]: "tickets:read" is there twice`, `capabilities[2]: "root" is no capability; the capabilities are tools.call.read_only, `, `capabilities[3]: "device.connect" is no`,
-		`tools[0].name: "other.add" must begin with the plugin's name: notes.`, `tools[0].description: has 0 characters`, `tools[0].inputSchema.type: must be "object"`,
-		`tools[1].description: has a control`, `tools[1].inputSchema.properties.f.$ref: "file:///etc/passwd" leads outside`,
-		`tools[2].name: "notes.add" is there twice`, `tools[2].inputSchema: is missing`, `tools[2].outputSchema: must be a JSON Schema object, not a boolean`,
-		`tools[3].name: "Notes-add" is no tool name`, `tools[3].description: must be a string, not a number`, `tools[3]: unknown key "hidden"; the keys are name, `,
-		`tools[4]: must be an object, not a string`,
-		`resources[0].uri: "mcp://other/all" must begin with mcp://notes/`,
-		`resources[1].uri: "http://notes/" is no resource URI`, `resources[1].subscribable: must be true or false`, `resources[1].capability: "kernel.admin" is not among`,
-		`unknown key "Tools"; the keys are name, version, `,
+		`unknown key "Tools" (use capabilities, name, resources, `,
+		`capabilities[1]: "tickets:read" is given twice`,
+		`capabilities[2]: not valid: "root" (use one of tools.call.read_only, `,
+		`capabilities[3]: not valid: "device.connect" (use one of`,
+		`resources[0].uri: "mcp://other/all" must begin with the plugin's name: mcp://notes/`,
+		`resources[1].capability: "kernel.admin" is not one of the manifest's capabilities`,
+		`resources[1].subscribable: must be of type boolean, not string`,
+		`resources[1].uri: not valid: "http://notes/" (use mcp://plugin/path`,
+		`tools[0].description: not valid: "" (use 1 to 1024 characters`,
+		`tools[0].inputSchema.type: must be "object"`,
+		`tools[0].name: "other.add" must begin with the plugin's name: notes.`,
+		`tools[1].description: not valid: "a\a" (use 1 to 1024 characters of plain text, without control characters)`,
+		`tools[1].inputSchema.properties.f.$ref: "file:///etc/passwd" refers to another document`,
+		`tools[2].inputSchema: is missing`,
+		`tools[2].name: "notes.add" is given twice`,
+		`tools[2].outputSchema: must be of type object, not boolean`,
+		`tools[3]: unknown key "hidden" (use capability, description, inputSchema, `,
+		`tools[3].description: must be of type string, not number`,
+		`tools[3].name: not valid: "Notes-add" (use plugin.verb`,
+		`tools[4]: must be of type object, not string`,
+		`version: not valid: "1.0" (use a semantic version`,
 	}
 	lines := strings.Split(err.Error(), "\n")[1:]
 	for i := range max(len(want), len(lines)) {
@@ -94,8 +106,8 @@ func TestParseManifestNamesAll(t *testing.T) {
 	for _, doc := range []string{``, `[]`, `null`, `{}`, `{"name":"notes","name":"notes","version":"1.0.0"}`, `{"name":"notes","version":"1.0.0"} x`,
 		`{"name":"kernel","version":"1.0.0"}`, `{"name":"9","version":"1.0.0"}`, `{"name":"\ud800","version":"1.0.0"}`,
 		`{"name":"notes","version":"1.0.0","tools":{}}`, `{"name":"notes","version":"1.0.0","x":` + strings.Repeat("[", 20) + strings.Repeat("]", 20) + `}`,
-		`{"name":"notes","version":"1.0.0","x":"` + strings.Repeat("x", kernel.MaxManifest) + `"}`} {
-		if _, err := kernel.ParseManifest([]byte(doc)); !errors.As(err, &e) || len(e.Problems) == 0 {
+		`{"name":"notes","version":"1.0.0","x":"` + strings.Repeat("x", MaxManifest) + `"}`} {
+		if _, err := ParseManifest([]byte(doc)); !errors.As(err, &e) || len(e.Problems) == 0 {
 			t.Errorf("%.60s: %v", doc, err)
 		}
 	}
@@ -103,7 +115,7 @@ func TestParseManifestNamesAll(t *testing.T) {
 
 func publishedSchema(t testing.TB) *jsonschema.Schema {
 	t.Helper()
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(kernel.ManifestSchema()))
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(ManifestSchema()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +131,7 @@ func publishedSchema(t testing.TB) *jsonschema.Schema {
 }
 
 // beyondSchema are the problems that the published schema cannot see.
-var beyondSchema = []string{"must begin with", "is there twice", "leads outside", "is not among the manifest's", "is larger than", "not strict JSON"}
+var beyondSchema = []string{"must begin with", "is given twice", "refers to another document", "is not one of the manifest's", "is larger than", "not strict JSON"}
 
 // agrees holds the parser against the published schema: what it accepts the schema accepts,
 // and what it refuses the schema refuses, but for what a schema cannot say.
@@ -130,11 +142,11 @@ func agrees(t testing.TB, s *jsonschema.Schema, doc []byte) {
 		return
 	}
 	bySchema := s.Validate(v)
-	_, byParser := kernel.ParseManifest(doc)
+	_, byParser := ParseManifest(doc)
 	if byParser == nil && bySchema != nil {
 		t.Fatalf("the schema refuses what is accepted: %s\n%v", doc, bySchema)
 	}
-	var e *kernel.ManifestError
+	var e *ManifestError
 	if byParser == nil || bySchema != nil || !errors.As(byParser, &e) {
 		return
 	}
@@ -168,7 +180,7 @@ func TestManifestSchemaAgrees(t *testing.T) {
 			t.Fatal(err)
 		}
 		agrees(t, s, doc)
-		if _, err := kernel.ParseManifest(doc); err == nil {
+		if _, err := ParseManifest(doc); err == nil {
 			accepted++
 		}
 	}
@@ -227,7 +239,7 @@ func FuzzParseManifest(f *testing.F) {
 	f.Add([]byte(`{"name":"x","version":"1.0.0","tools":[{"name":"x.y","description":"d","inputSchema":{"type":"object","$ref":"#"}}]}`))
 	s := publishedSchema(f)
 	f.Fuzz(func(t *testing.T, doc []byte) {
-		m, err := kernel.ParseManifest(doc)
+		m, err := ParseManifest(doc)
 		agrees(t, s, doc)
 		if err != nil {
 			return
@@ -236,7 +248,7 @@ func FuzzParseManifest(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := kernel.ParseManifest(printed)
+		again, err := ParseManifest(printed)
 		if err != nil {
 			t.Fatalf("%s was accepted, printed as %s it is not: %v", doc, printed, err)
 		}
@@ -244,7 +256,7 @@ func FuzzParseManifest(f *testing.F) {
 		if !bytes.Equal(printed, reprinted) || !reflect.DeepEqual(m.Capabilities, again.Capabilities) {
 			t.Fatalf("printed as %s, then as %s", printed, reprinted)
 		}
-		p := &plugin{m: m.Manifest("")}
+		p := newPlugin(m.Manifest(""), nil, "", zap.NewNop())
 		if err := kernel.New(kernel.Options{}).Load(p, false); err != nil {
 			t.Fatalf("%s was accepted and cannot be loaded: %v", doc, err)
 		}

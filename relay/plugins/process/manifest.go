@@ -1,0 +1,162 @@
+package process
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+	"agentctl/strictjson"
+)
+
+// PluginManifest is the content of a plugin.json: what an external plugin offers.
+// plugin.schema.json describes the form; ParseManifest reads it.
+type PluginManifest struct {
+	Name      string             `json:"name"`
+	Version   string             `json:"version"`
+	Tools     []DeclaredTool     `json:"tools,omitempty"`
+	Resources []DeclaredResource `json:"resources,omitempty"`
+	// Capabilities are the scopes that callers need, spelled "tickets.read" or
+	// "tickets:read".
+	Capabilities []string `json:"capabilities,omitempty"`
+}
+
+// DeclaredTool is a tool of a PluginManifest. Its name begins with the plugin's name.
+type DeclaredTool struct {
+	Name         string          `json:"name"`
+	Description  string          `json:"description"`
+	InputSchema  json.RawMessage `json:"inputSchema"`
+	OutputSchema json.RawMessage `json:"outputSchema,omitempty"`
+	// Capability is the scope that a caller needs; default: the last of Capabilities.
+	Capability string `json:"capability,omitempty"`
+}
+
+// DeclaredResource is a resource of a PluginManifest. Its URI begins with mcp://NAME/.
+type DeclaredResource struct {
+	URI           string          `json:"uri"`
+	Description   string          `json:"description"`
+	ContentSchema json.RawMessage `json:"contentSchema,omitempty"`
+	Subscribable  bool            `json:"subscribable,omitempty"`
+	// Capability is the scope that a caller needs; default: the first of Capabilities.
+	Capability string `json:"capability,omitempty"`
+}
+
+// MaxManifest bounds a plugin.json, bytes.
+const MaxManifest = 1 << 20
+
+// ManifestError lists everything that is wrong with a plugin manifest, in the order of
+// the places.
+type ManifestError struct {
+	Problems []Problem
+}
+
+// Problem is one thing that is wrong, and what would be right. Where is a path such as
+// "tools[0].name"; it is empty for the whole document.
+type Problem struct {
+	Where string `json:"where"`
+	What  string `json:"what"`
+}
+
+func (e *ManifestError) Error() string {
+	var b strings.Builder
+	b.WriteString("the plugin manifest is not valid:")
+	for _, p := range e.Problems {
+		b.WriteString("\n  ")
+		if p.Where != "" {
+			b.WriteString(p.Where + ": ")
+		}
+		b.WriteString(p.What)
+	}
+	return b.String()
+}
+
+// manifestError is the error of a document that cannot be checked place by place.
+func manifestError(format string, args ...any) error {
+	return &ManifestError{[]Problem{{What: fmt.Sprintf(format, args...)}}}
+}
+
+// ParseManifest reads a plugin manifest, strictly. The error is a *ManifestError that
+// names every problem at once. The schemas in the manifest are not compiled yet.
+func ParseManifest(data []byte) (*PluginManifest, error) {
+	if len(data) > MaxManifest {
+		return nil, manifestError("too large: %d bytes (use at most %d)", len(data), MaxManifest)
+	}
+	if err := strictjson.Check(data); err != nil {
+		return nil, manifestError("not strict JSON: %s", strings.TrimPrefix(err.Error(), "strictjson: "))
+	}
+	problems, err := checkManifest(data)
+	if err != nil {
+		return nil, err
+	}
+	if len(problems) > 0 {
+		return nil, &ManifestError{problems}
+	}
+	var m PluginManifest
+	if err := strictjson.Unmarshal(data, &m); err != nil { // the schema refuses what this would
+		return nil, manifestError("%v", err)
+	}
+	return &m, nil
+}
+
+// Manifest reads a plugin.json as the manifest that the kernel loads. Each tool gets the
+// checks that its schemas ask for.
+func Manifest(data []byte) (*kernel.Manifest, error) {
+	pm, err := ParseManifest(data)
+	if err != nil {
+		return nil, err
+	}
+	m := pm.Manifest("")
+	for _, t := range m.Tools {
+		if t.CheckArguments, err = argumentCheck(t.InputSchema); err != nil {
+			return nil, fmt.Errorf("inputSchema of %s: %w", t.Name, err)
+		}
+		if t.CheckResult, err = resultCheck(t.OutputSchema); err != nil {
+			return nil, fmt.Errorf("outputSchema of %s: %w", t.Name, err)
+		}
+	}
+	return m, nil
+}
+
+// Manifest converts the declaration to what the kernel loads; tenant "" offers it to
+// every tenant. A resource that names no capability needs the first of the manifest, a
+// tool the last; kernel:admin when the manifest has none.
+func (p *PluginManifest) Manifest(tenant string) *kernel.Manifest {
+	m := &kernel.Manifest{Name: p.Name, Version: p.Version, Tenant: tenant}
+	for _, t := range p.Tools {
+		m.Tools = append(m.Tools, &kernel.Tool{
+			Name: t.Name, Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
+			Scope: p.scope(t.Capability, len(p.Capabilities)-1),
+		})
+	}
+	for _, r := range p.Resources {
+		m.Resources = append(m.Resources, &kernel.Resource{
+			URI: r.URI, Name: strings.TrimPrefix(r.URI, "mcp://"), Description: r.Description,
+			MIME: "application/json", Scope: p.scope(r.Capability, 0), Watchable: r.Subscribable,
+		})
+	}
+	return m
+}
+
+// scope returns the scope of a capability, or else of the one at index i, or else of an
+// administrator.
+func (p *PluginManifest) scope(capability string, i int) string {
+	if capability == "" && i >= 0 && i < len(p.Capabilities) {
+		capability = p.Capabilities[i]
+	}
+	if scope, ok := capabilityScope(capability); ok {
+		return scope
+	}
+	return manifest.ScopeKernelAdmin
+}
+
+// capabilityScope returns the scope that a capability stands for, in either spelling:
+// "tickets.read" and "tickets:read". Scopes of devices are not capabilities.
+func capabilityScope(capability string) (scope string, ok bool) {
+	for _, s := range manifest.Scopes {
+		if !strings.HasPrefix(s, "device:") && (s == capability || strings.ReplaceAll(s, ":", ".") == capability) {
+			return s, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,300 @@
+package process
+
+import (
+	"bytes"
+	"cmp"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+
+	"agentctl/relay/kernel"
+)
+
+// A plugin.json is checked in two steps, and the problems of both are reported together:
+//
+//  1. plugin.schema.json says which keys there are and which form each value has. Its
+//     descriptions are the hints in the messages.
+//  2. manifestChecker.relations checks what a schema cannot express: names that are unique
+//     and begin with the plugin's, capabilities that the manifest lists, schemas of a
+//     bounded size that refer to nothing outside of themselves.
+
+//go:embed plugin.schema.json
+var manifestSchemaJSON []byte
+
+// ManifestSchema returns the published JSON Schema of a plugin.json.
+func ManifestSchema() []byte { return slices.Clone(manifestSchemaJSON) }
+
+// Bounds of what a check reads and reports.
+const (
+	maxSchema        = 64 << 10 // bytes of one schema
+	maxProblems      = 100
+	maxQuotedInError = 48 // bytes of a value
+)
+
+// manifestSchema is compiled at first use: most processes never read a plugin.json.
+var manifestSchema = sync.OnceValues(func() (*jsonschema.Schema, error) { return compile(manifestSchemaJSON) })
+
+// manifestChecker collects the problems of one manifest.
+type manifestChecker struct {
+	doc      any // the manifest, as jsonschema.UnmarshalJSON decodes it
+	problems []located
+}
+
+// located is a problem with its place.
+type located struct {
+	at   location
+	what string
+}
+
+// location is a place in a document: the keys and indices that lead there.
+type location []string
+
+func (l location) child(key string) location { return append(slices.Clip(l), key) }
+
+func (l location) element(i int) location { return l.child(strconv.Itoa(i)) }
+
+// String writes a location as people read it: tools[0].name.
+func (l location) String() string {
+	var b strings.Builder
+	for _, key := range l {
+		switch _, err := strconv.Atoi(key); {
+		case err == nil:
+			b.WriteString("[" + key + "]")
+		case b.Len() == 0:
+			b.WriteString(key)
+		default:
+			b.WriteString("." + key)
+		}
+	}
+	return b.String()
+}
+
+// compare sorts indices by number and keys by name.
+func (l location) compare(other location) int {
+	return slices.CompareFunc(l, other, func(a, b string) int {
+		i, errA := strconv.Atoi(a)
+		j, errB := strconv.Atoi(b)
+		if errA == nil && errB == nil {
+			return cmp.Compare(i, j)
+		}
+		return strings.Compare(a, b)
+	})
+}
+
+// checkManifest returns the problems of a manifest that is strict JSON. The error tells
+// that it could not be checked at all.
+func checkManifest(data []byte) ([]Problem, error) {
+	schema, err := manifestSchema()
+	if err != nil {
+		return nil, err
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
+	if err != nil {
+		return nil, manifestError("not JSON: %v", err)
+	}
+	c := manifestChecker{doc: doc}
+	var invalid *jsonschema.ValidationError
+	if err := schema.Validate(doc); errors.As(err, &invalid) {
+		c.violation(invalid)
+	}
+	c.relations()
+	slices.SortStableFunc(c.problems, func(a, b located) int { return a.at.compare(b.at) })
+	var out []Problem
+	for _, p := range c.problems[:min(len(c.problems), maxProblems)] {
+		out = append(out, Problem{p.at.String(), p.what})
+	}
+	return out, nil
+}
+
+// add keeps more problems than are reported, so that the first ones by place are among
+// them, but no unbounded number.
+func (c *manifestChecker) add(at location, format string, args ...any) {
+	if len(c.problems) < 10*maxProblems {
+		c.problems = append(c.problems, located{slices.Clone(at), fmt.Sprintf(format, args...)})
+	}
+}
+
+// violation reports the leaves of a validation error: the others only group them.
+func (c *manifestChecker) violation(e *jsonschema.ValidationError) {
+	for _, cause := range e.Causes {
+		c.violation(cause)
+	}
+	if len(e.Causes) > 0 {
+		return
+	}
+	at := location(e.InstanceLocation)
+	switch k := e.ErrorKind.(type) {
+	case *kind.Required:
+		for _, name := range k.Missing {
+			c.add(at.child(name), "is missing")
+		}
+	case *kind.AdditionalProperties:
+		keys, _ := schemaNode(e.SchemaURL)["properties"].(map[string]any)
+		for _, name := range slices.Sorted(slices.Values(k.Properties)) {
+			c.add(at, "unknown key %s (use %s)", quoted(name), strings.Join(slices.Sorted(maps.Keys(keys)), ", "))
+		}
+	case *kind.Type:
+		c.add(at, "must be of type %s, not %s", strings.Join(k.Want, " or "), k.Got)
+	case *kind.Const:
+		c.add(at, "must be %q", k.Want)
+	case *kind.MaxItems:
+		c.add(at, "has %d elements (use at most %d)", k.Got, k.Want)
+	case *kind.Enum:
+		c.add(at, "not valid: %s (use one of %s)", quoted(k.Got), strings.ReplaceAll(strings.Trim(fmt.Sprint(k.Want), "[]"), " ", ", "))
+	case *kind.UniqueItems: // relations compares capabilities across both spellings
+	default:
+		if !c.reported(at) { // a pattern and a length may both refuse one text
+			c.add(at, "not valid: %s (use %s)", quoted(valueAt(c.doc, at)), schemaNode(e.SchemaURL)["description"])
+		}
+	}
+}
+
+// reported tells whether a problem of exactly this place is known.
+func (c *manifestChecker) reported(at location) bool {
+	return slices.ContainsFunc(c.problems, func(p located) bool { return slices.Equal(p.at, at) })
+}
+
+// relations checks what the schema cannot express, of the values that have the right form.
+func (c *manifestChecker) relations() {
+	plugin, _ := c.text(location{"name"})
+	scopes := make(map[string]bool)
+	for i := range elements(c.doc, "capabilities") {
+		at := location{"capabilities"}.element(i)
+		if s, ok := c.text(at); ok {
+			scope, _ := capabilityScope(s)
+			c.unique(scopes, scope, s, at)
+		}
+	}
+	names, uris := make(map[string]bool), make(map[string]bool)
+	for i := range elements(c.doc, "tools") {
+		at := location{"tools"}.element(i)
+		c.identity(names, plugin+".", at.child("name"))
+		c.capability(scopes, at.child("capability"))
+		c.schema(at.child("inputSchema"))
+		c.schema(at.child("outputSchema"))
+	}
+	for i := range elements(c.doc, "resources") {
+		at := location{"resources"}.element(i)
+		c.identity(uris, "mcp://"+plugin+"/", at.child("uri"))
+		c.capability(scopes, at.child("capability"))
+		c.schema(at.child("contentSchema"))
+	}
+}
+
+// text returns the string at a place that has no problem yet.
+func (c *manifestChecker) text(at location) (string, bool) {
+	s, ok := valueAt(c.doc, at).(string)
+	return s, ok && !c.reported(at)
+}
+
+// identity checks that a name or URI begins with the plugin's, and that it is unique.
+func (c *manifestChecker) identity(seen map[string]bool, prefix string, at location) {
+	s, ok := c.text(at)
+	switch {
+	case !ok:
+	case !c.reported(location{"name"}) && !strings.HasPrefix(s, prefix):
+		c.add(at, "%s must begin with the plugin's name: %s", quoted(s), prefix)
+	default:
+		c.unique(seen, s, s, at)
+	}
+}
+
+func (c *manifestChecker) unique(seen map[string]bool, key, text string, at location) {
+	if seen[key] {
+		c.add(at, "%s is given twice", quoted(text))
+	}
+	seen[key] = true
+}
+
+// capability checks the capability that a tool or resource names as its own.
+func (c *manifestChecker) capability(scopes map[string]bool, at location) {
+	if s, ok := c.text(at); ok {
+		if scope, _ := capabilityScope(s); !scopes[scope] {
+			c.add(at, "%s is not one of the manifest's capabilities; add it there", quoted(s))
+		}
+	}
+}
+
+// schema checks a schema's size and references. Its compiler says whether it is valid.
+func (c *manifestChecker) schema(at location) {
+	v, ok := valueAt(c.doc, at).(map[string]any)
+	if !ok {
+		return
+	}
+	if raw, err := json.Marshal(v); err != nil || len(raw) > maxSchema {
+		c.add(at, "is larger than %d bytes", maxSchema)
+		return
+	}
+	c.references(at, v)
+}
+
+// references checks that a schema refers to nothing outside of itself. The members of
+// const, enum, default and examples are values, not schemas.
+func (c *manifestChecker) references(at location, v any) {
+	switch v := v.(type) {
+	case []any:
+		for i := range v {
+			c.references(at.element(i), v[i])
+		}
+	case map[string]any:
+		for key, child := range v {
+			ref, isText := child.(string)
+			switch {
+			case isText && (key == "$ref" || key == "$dynamicRef") && !strings.HasPrefix(ref, "#"):
+				c.add(at.child(key), `%s refers to another document (use "#/$defs/...")`, quoted(ref))
+			case key != "const" && key != "enum" && key != "default" && key != "examples":
+				c.references(at.child(key), child)
+			}
+		}
+	}
+}
+
+// elements returns the array under a key of the manifest, of at most the allowed length.
+func elements(doc any, key string) []any {
+	list, _ := valueAt(doc, location{key}).([]any)
+	return list[:min(len(list), kernel.MaxToolsPerPlugin)]
+}
+
+// valueAt follows a path through a decoded document; nil when it leads nowhere.
+func valueAt(doc any, at location) any {
+	for _, key := range at {
+		switch v := doc.(type) {
+		case map[string]any:
+			doc = v[key]
+		case []any:
+			i, err := strconv.Atoi(key)
+			if err != nil || i < 0 || i >= len(v) {
+				return nil
+			}
+			doc = v[i]
+		default:
+			return nil
+		}
+	}
+	return doc
+}
+
+// schemaNode returns the part of the manifest's schema that a location "...#/a/b" names.
+func schemaNode(location string) map[string]any {
+	var doc any
+	_ = json.Unmarshal(manifestSchemaJSON, &doc) // it was compiled
+	_, pointer, _ := strings.Cut(location, "#")
+	path := strings.FieldsFunc(pointer, func(r rune) bool { return r == '/' })
+	node, _ := valueAt(doc, path).(map[string]any)
+	return node
+}
+
+// quoted shows a value of the file, cut short.
+func quoted(v any) string {
+	s := fmt.Sprint(v)
+	return fmt.Sprintf("%+q", s[:min(len(s), maxQuotedInError)])
+}
