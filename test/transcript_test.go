@@ -118,7 +118,7 @@ type inprocNotes struct {
 
 func attachNotes(t *testing.T, k *kernel.Kernel, _ string) func() bool {
 	t.Helper()
-	m, err := plugproc.Manifest("notes", notesManifest(t))
+	m, err := plugproc.Manifest(notesManifest(t))
 	if err != nil {
 		t.Fatal(err)
 	}
