@@ -1,13 +1,11 @@
 package relay
 
 import (
-	"net/http"
 	"strings"
 	"testing"
 	"unicode"
 
 	"agentctl/manifest"
-	"agentctl/transport/edge"
 )
 
 // Whatever Accept says: a stream is only given to who names its type, and how the header
@@ -95,18 +93,4 @@ func FuzzPluginName(f *testing.F) {
 			t.Errorf("%q is taken for a plugin's tool", s)
 		}
 	})
-}
-
-// The one map from codes to HTTP is total and stays inside the table of docs/protocol.md.
-func TestHTTPStatus(t *testing.T) {
-	want := map[manifest.Code]int{manifest.BadRequest: 400, manifest.ManifestInvalid: 422, manifest.SafetyDenied: 403, manifest.NodeOffline: 503,
-		manifest.DeadlineExceeded: 504, manifest.RateLimited: 429, manifest.Internal: 500}
-	for _, c := range manifest.Codes {
-		if got := edge.Status(c); got != want[c] {
-			t.Errorf("%s: %d, want %d", c, got, want[c])
-		}
-	}
-	if got := edge.Status("E_NEW"); got != http.StatusInternalServerError {
-		t.Errorf("an unknown code: %d", got)
-	}
 }

@@ -266,3 +266,17 @@ func TestLimiterEvictsOldest(t *testing.T) {
 		t.Errorf("b did not start over: %d keys", len(l.keys))
 	}
 }
+
+// TestStatus checks that the map is total and stays inside the table of docs/protocol.md.
+func TestStatus(t *testing.T) {
+	want := map[manifest.Code]int{manifest.BadRequest: 400, manifest.ManifestInvalid: 422, manifest.SafetyDenied: 403, manifest.NodeOffline: 503,
+		manifest.DeadlineExceeded: 504, manifest.RateLimited: 429, manifest.Internal: 500}
+	for _, c := range manifest.Codes {
+		if got := Status(c); got != want[c] {
+			t.Errorf("%s: %d, want %d", c, got, want[c])
+		}
+	}
+	if got := Status("E_NEW"); got != http.StatusInternalServerError {
+		t.Errorf("an unknown code: %d", got)
+	}
+}

@@ -1,0 +1,153 @@
+package relay
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"agentctl/manifest"
+	"agentctl/relay/gateway"
+	"agentctl/relay/kernel"
+	"agentctl/relay/mcp"
+	"agentctl/transport/edge"
+)
+
+// TestSameEdge sends the same requests to the relay, the event gateway and the MCP handler,
+// all on loopback, and checks that they get the same answer. None has a token, so that a
+// request which passes the edge gets 401.
+func TestSameEdge(t *testing.T) {
+	const (
+		page  = "https://app.example"
+		trace = "0af7651916cd43dd8448eb211c80319c"
+		span  = "b7ad6b7169203331"
+	)
+	r, err := Open(Options{StateDir: t.TempDir(), Listen: "127.0.0.1:0", AllowOrigin: []string{page}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	// Without a subscriber's token the gateway is open, so that it checks the Host.
+	g, err := gateway.New(gateway.Options{IngestToken: "secret", AllowOrigins: []string{page}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := mcp.New(mcp.Options{
+		Kernel:       kernel.New(kernel.Options{}),
+		Authenticate: func(*http.Request) (*kernel.Caller, error) { return nil, errors.New("no token") },
+		OnDenied: func(w http.ResponseWriter, r *http.Request, _ error) {
+			id, _ := edge.TraceID(r)
+			edge.WriteError(w, http.StatusUnauthorized, manifest.E(manifest.SafetyDenied, "no token"), id)
+		},
+		Guard: edge.NewGuard(edge.GuardOptions{CheckHost: true, Origins: []string{page}}),
+	})
+	routes := r.routes()
+	handlers := []struct {
+		name, path string
+		handler    http.Handler
+	}{
+		{"relay", "/mcp/tools/call", routes},
+		{"relay, MCP", "/mcp", routes},
+		{"gateway", gateway.IngestPath, g.Handler()},
+		{"MCP", "/mcp", m},
+	}
+	const passed, refused = http.StatusUnauthorized, http.StatusForbidden
+	tests := []struct {
+		name   string
+		host   string
+		header http.Header
+		want   int
+		traced bool // the answer has the trace id of the request
+	}{
+		{name: "loopback", host: "127.0.0.1:8460", want: passed},
+		{name: "loopback, IPv6", host: "[::1]:8460", want: passed},
+		{name: "localhost", host: "localhost", want: passed},
+		{name: "localhost in capitals", host: "LOCALHOST", want: passed},
+		{name: "another host", host: "evil.example", want: refused},
+		{name: "a host that starts like loopback", host: "127.0.0.1.evil.example", want: refused},
+		{name: "no host", want: refused},
+		{name: "own origin", host: "localhost:8460", header: http.Header{"Origin": {"http://localhost:8460"}}, want: passed},
+		{name: "own origin in capitals", host: "localhost:8460", header: http.Header{"Origin": {"http://LOCALHOST:8460"}}, want: passed},
+		{name: "allowed origin", host: "localhost", header: http.Header{"Origin": {page}}, want: passed},
+		{name: "allowed origin in capitals", host: "localhost", header: http.Header{"Origin": {strings.ToUpper(page)}}, want: passed},
+		{name: "another origin", host: "localhost", header: http.Header{"Origin": {"https://evil.example"}}, want: refused},
+		{name: "opaque origin", host: "localhost", header: http.Header{"Origin": {"null"}}, want: refused},
+		{name: "two origins", host: "localhost", header: http.Header{"Origin": {page, page}}, want: refused},
+		{name: "traceparent", host: "localhost", header: http.Header{"Traceparent": {"00-" + trace + "-" + span + "-01"}}, want: passed, traced: true},
+		{name: "traceparent of a later version", host: "localhost", header: http.Header{"Traceparent": {"cc-" + trace + "-" + span + "-01-more"}}, want: passed, traced: true},
+		{name: "traceparent of a refused request", host: "evil.example", header: http.Header{"Traceparent": {"00-" + trace + "-" + span + "-01"}}, want: refused, traced: true},
+		{name: "traceparent without parent", host: "localhost", header: http.Header{"Traceparent": {"00-" + trace + "-0000000000000000-01"}}, want: passed},
+		{name: "traceparent of an invalid version", host: "localhost", header: http.Header{"Traceparent": {"ff-" + trace + "-" + span + "-01"}}, want: passed},
+		{name: "two traceparents", host: "localhost", header: http.Header{"Traceparent": slices.Repeat([]string{"00-" + trace + "-" + span + "-01"}, 2)}, want: passed},
+		{name: "token of another scheme", host: "localhost", header: http.Header{"Authorization": {"Basic c2VjcmV0"}}, want: passed},
+		{name: "two tokens", host: "localhost", header: http.Header{"Authorization": {"Bearer secret", "Bearer secret"}}, want: passed},
+	}
+	for _, tt := range tests {
+		for _, h := range handlers {
+			w, req := httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, h.path, strings.NewReader("{}"))
+			req.Host = tt.host
+			for k, v := range tt.header {
+				req.Header[k] = v
+			}
+			h.handler.ServeHTTP(w, req)
+			var body struct {
+				Error struct {
+					Code    manifest.Code `json:"code"`
+					TraceID string        `json:"trace_id"`
+				} `json:"error"`
+			}
+			if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil {
+				t.Errorf("%s to the %s: %v: %s", tt.name, h.name, err, w.Body)
+			}
+			if w.Code != tt.want || body.Error.Code != manifest.SafetyDenied {
+				t.Errorf("%s to the %s: %d %s, want %d", tt.name, h.name, w.Code, w.Body, tt.want)
+			}
+			if id := body.Error.TraceID; len(id) != 32 || (id == trace) != tt.traced {
+				t.Errorf("%s to the %s: trace id %q, want the caller's: %v", tt.name, h.name, id, tt.traced)
+			}
+			if got := w.Header().Get("Cache-Control"); got != "no-store" {
+				t.Errorf("%s to the %s: Cache-Control %q", tt.name, h.name, got)
+			}
+		}
+	}
+}
+
+// TestSamePreflight checks that a preflight names the page that may ask, without a token.
+func TestSamePreflight(t *testing.T) {
+	const page = "https://App.example"
+	r, err := Open(Options{StateDir: t.TempDir(), Listen: "127.0.0.1:0", AllowOrigin: []string{strings.ToLower(page)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	g, err := gateway.New(gateway.Options{AllowOrigins: []string{strings.ToLower(page)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, h := range map[string]http.Handler{"/mcp": r.routes(), gateway.IngestPath: g.Handler()} {
+		for origin, want := range map[string]int{page: http.StatusNoContent, "https://evil.example": http.StatusForbidden} {
+			w, req := httptest.NewRecorder(), httptest.NewRequest(http.MethodOptions, "http://localhost"+path, nil)
+			req.Header.Set("Origin", origin)
+			req.Header.Set("Access-Control-Request-Method", "POST")
+			h.ServeHTTP(w, req)
+			if w.Code != want {
+				t.Errorf("%s from %s: %d %s, want %d", path, origin, w.Code, w.Body, want)
+			}
+			allowed := map[bool]string{true: page}[want == http.StatusNoContent]
+			if got := w.Header().Get("Access-Control-Allow-Origin"); got != allowed {
+				t.Errorf("%s from %s: allows %q, want %q", path, origin, got, allowed)
+			}
+		}
+	}
+}
