@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"agentctl/transport/sse"
 )
 
 // Event is one topic event.
@@ -30,6 +32,8 @@ type event struct {
 	tenant, topic string
 	frame         []byte
 }
+
+func (e *event) chunk() chunk { return chunk{b: e.frame, events: 1, first: e.id, last: e.id} }
 
 // validTopic: [A-Za-z0-9_][A-Za-z0-9_./-]{0,127}
 func validTopic(s string) bool {
@@ -97,16 +101,16 @@ func parseTopics(values []string) (patterns, bool) {
 	return slices.Compact(p), true
 }
 
-// view is what a subscriber may see and asked for. Subscribers with equal views share
+// eventFilter is what a subscriber may see and asked for. Subscribers with equal views share
 // the work of filtering and joining.
-type view struct {
+type eventFilter struct {
 	tenant  string
 	admin   bool
 	topics  patterns // asked for
 	granted patterns // granted by the identity
 }
 
-func (v *view) key() string {
+func (v *eventFilter) key() string {
 	all := func(p patterns) string {
 		if p == nil {
 			return "*"
@@ -116,7 +120,7 @@ func (v *view) key() string {
 	return v.tenant + "\n" + strconv.FormatBool(v.admin) + "\n" + all(v.topics) + "\n" + all(v.granted)
 }
 
-func (v *view) matches(tenant, topic string) bool {
+func (v *eventFilter) matches(tenant, topic string) bool {
 	if tenant != v.tenant && (tenant != "" || (v.tenant != DefaultTenant && !v.admin)) {
 		return false
 	}
@@ -145,32 +149,40 @@ func (s *signer) digest(data []byte) []byte {
 	return hex.AppendEncode(nil, sum[:])
 }
 
-// encode makes the frame of e; d comes from digest. Topic and Data were checked before:
-// neither has CR or LF.
+// encode makes the frame of e; d is its digest. normalizeEvent has checked Topic and Data:
+// neither has a CR or LF.
 func (s *signer) encode(e *Event, d []byte) *event {
+	var idBuf [20]byte
+	id := strconv.AppendUint(idBuf[:0], e.ID, 10)
 	size := len(e.Topic) + len(e.Data) + 48
+	lines := [2][]byte{e.Data}
+	n := 1
 	if s != nil {
-		size += 224
+		var sigBuf [signatureSize]byte
+		lines[1] = s.appendSignature(sigBuf[:0], e, d)
+		size += len(lines[1])
+		n = 2
 	}
-	b := append(make([]byte, 0, size), "id: "...)
-	b = strconv.AppendUint(b, e.ID, 10)
-	b = append(b, "\nevent: "...)
-	b = append(b, e.Topic...)
-	b = append(b, "\ndata: "...)
-	b = append(b, e.Data...)
-	if s != nil {
-		b = append(b, "\ndata: {\"sig\":\""...)
-		b = s.sign(b, e, d)
-		b = append(b, "\",\"ts\":"...)
-		b = strconv.AppendInt(b, e.TimeMS, 10)
-		b = append(b, ",\"d\":\""...)
-		b = append(b, d...)
-		b = append(b, "\"}"...)
-	}
-	return &event{id: e.ID, tenant: e.Tenant, topic: e.Topic, frame: append(b, "\n\n"...)}
+	frame, _ := sse.AppendEventID(make([]byte, 0, size), id, e.Topic, lines[:n]...)
+	return &event{id: e.ID, tenant: e.Tenant, topic: e.Topic, frame: frame}
 }
 
-func (s *signer) sign(dst []byte, e *Event, d []byte) []byte {
+// signatureSize holds the second data line of a signed event.
+const signatureSize = 192
+
+// appendSignature appends {"sig":"...","ts":...,"d":"..."}.
+func (s *signer) appendSignature(dst []byte, e *Event, d []byte) []byte {
+	dst = append(dst, `{"sig":"`...)
+	dst = s.appendMAC(dst, e, d)
+	dst = append(dst, `","ts":`...)
+	dst = strconv.AppendInt(dst, e.TimeMS, 10)
+	dst = append(dst, `,"d":"`...)
+	dst = append(dst, d...)
+	return append(dst, `"}`...)
+}
+
+// appendMAC appends the HMAC in hex.
+func (s *signer) appendMAC(dst []byte, e *Event, d []byte) []byte {
 	var buf [256]byte
 	msg := append(append(buf[:0], e.Topic...), '\n')
 	msg = append(strconv.AppendUint(msg, e.ID, 10), '\n')

@@ -47,16 +47,16 @@ const (
 
 // Defaults and bounds.
 const (
-	DefaultPort    = 39300
-	MaxData        = 64 << 10  // bytes of an event's compact data
-	maxBody        = 128 << 10 // bytes of an ingest request
-	maxRing        = 100_000   // events
-	maxRingBytes   = 64 << 20  // bytes of all events in the ring
-	maxBacklog     = 1024      // events that may wait for a shard
-	maxChunk       = 16 << 10  // bytes joined into one write; the rest of one is kept for a client that is full
-	maxQueued      = 256 << 10 // bytes that may wait for one subscriber
-	maxReplayChunk = 64 << 10  // bytes of the ring that one is given at a time on its way to its queue
-	stallTimeout   = 5 * time.Minute
+	DefaultPort  = 39300
+	MaxData      = 64 << 10  // bytes of an event's compact data
+	maxBody      = 128 << 10 // bytes of an ingest request
+	maxRing      = 100_000   // events
+	maxRingBytes = 64 << 20  // bytes of all events in the ring
+	maxBacklog   = 1024      // events that may wait for a shard
+	maxChunk     = 16 << 10  // bytes joined into one write; the rest of one is kept for a client that is full
+	maxQueued    = 256 << 10 // bytes that may wait for one subscriber
+	maxPage      = 64 << 10  // bytes of the ring written at a time before join
+	stallTimeout = 5 * time.Minute
 )
 
 // Reasons for a refused event.
@@ -137,26 +137,25 @@ type Gateway struct {
 	signer  *signer
 	tickets tickets
 	limits  *edge.Limiter
-	turns   replayLimiter
-	quotas  quotas
 	addr    atomic.Pointer[string]
 	onReady func(addr string)
 
-	connections, ingested, bytes   atomic.Uint64
-	emitted, emitLost, rateLimited atomic.Uint64
-	replayed                       atomic.Uint64 // delivered before a client came to its shard
-	subscribers                    atomic.Int64
+	quotas        *quotas
+	replayLimiter *replayLimiter
+	subscribers   atomic.Int64
+	shards        []*shard
 
-	mu           sync.Mutex // protects the fields below, and what shards say it protects
+	ingested, emitted, emitLost, rateLimited atomic.Uint64
+
+	mu           sync.Mutex // protects the fields below, and the lists of the shards
 	ring         ring
-	shards       []*shard
-	nextShard    int  // the shard of the next client
-	serving      bool // Serve runs and takes clients
-	ctx          context.Context
-	ringGrew     chan struct{} // closed when the ring grows; nil: nobody waits
-	backlogTaken chan struct{} // closed when a shard takes its backlog; nil: nobody waits
-	replays      sync.WaitGroup
-	stopping     bool
+	nextShard    int             // index of the next stream's shard, modulo their number
+	serving      bool            // Serve runs and accepts streams
+	stopping     bool            // Serve has let go of everything that waits
+	ctx          context.Context // of Serve, nil while it does not run
+	replays      sync.WaitGroup  // requests that are starting a stream
+	ringGrew     chan struct{}   // closed when the ring grows; nil: nothing waits
+	backlogTaken chan struct{}   // closed when a shard takes its backlog; nil: nothing waits
 }
 
 // New makes a gateway; nothing runs before Run or Serve, but Emit may be called.
@@ -164,9 +163,11 @@ func New(o Options) (*Gateway, error) {
 	if err := o.defaults(); err != nil {
 		return nil, err
 	}
-	g := &Gateway{opts: o, log: o.Logger, signer: newSigner(o.HMACSecret), limits: edge.NewLimiter(maxLimited, false)}
-	g.turns.init()
-	g.quotas.maxBytes = maxTotalQueued
+	g := &Gateway{
+		opts: o, log: o.Logger, signer: newSigner(o.HMACSecret),
+		limits: edge.NewLimiter(maxLimited, false),
+		quotas: newQuotas(maxTotalQueued), replayLimiter: newReplayLimiter(),
+	}
 	g.tickets.ttl = o.TicketTTL
 	// Above every id of an earlier life, as long as that one had fewer than 4,096 events
 	// a millisecond; below 2^53 until 2039.
@@ -213,13 +214,15 @@ type Stats struct {
 // exactly the sum over all events of the clients that subscribed to them.
 func (g *Gateway) Stats() Stats {
 	st := Stats{
-		Subscribers: int(g.subscribers.Load()), Connections: g.connections.Load(), Ingested: g.ingested.Load(), Bytes: g.bytes.Load(),
-		Delivered: g.replayed.Load(), Emitted: g.emitted.Load(), EmitLost: g.emitLost.Load(), RateLimited: g.rateLimited.Load(),
+		Subscribers: int(g.subscribers.Load()), Ingested: g.ingested.Load(),
+		Emitted: g.emitted.Load(), EmitLost: g.emitLost.Load(), RateLimited: g.rateLimited.Load(),
 	}
 	for _, s := range g.shards {
-		st.Delivered += s.delivered.Load()
-		st.Dropped += s.dropped.Load()
-		st.Bytes += s.bytes.Load()
+		streams := s.streams.Stats()
+		st.Connections += streams.Opened
+		st.Delivered += streams.Frames
+		st.Dropped += streams.Dropped
+		st.Bytes += streams.Bytes
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -193,9 +194,12 @@ func TestRing(t *testing.T) {
 			t.Fatalf("floor %d, want %d", r.floor, all[gone-1].id)
 		}
 		ask := r.floor + uint64(rng.IntN(int(r.last-r.floor+2)))
-		i := r.after(ask)
-		if (i < r.n && r.at(i).id <= ask) || (i > 0 && r.at(i-1).id > ask) {
-			t.Fatalf("after %d is place %d", ask, i)
+		i := slices.IndexFunc(all, func(e *event) bool { return e.id > ask })
+		if i < 0 {
+			i = len(all)
+		}
+		if got := slices.Collect(r.since(ask)); !slices.Equal(got, all[i:]) {
+			t.Fatalf("%d events since %d, want %d", len(got), ask, len(all)-i)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -69,81 +70,81 @@ func (g *Gateway) publish(ctx context.Context, e Event) (uint64, error) {
 	return id, g.waitRing(ctx, id)
 }
 
-// insert puts an event into the ring and hands it to the shards. Without an id it is
-// given the next one. With wait it waits for shards that are behind, else it is ErrBusy.
+// insert puts an event into the ring and queues it for the shards. An event without an id
+// gets the next one. While a shard is behind, insert waits, or returns ErrBusy when wait
+// is false.
 func (g *Gateway) insert(ctx context.Context, e Event, wait bool) (uint64, error) {
 	digest := g.signer.digest(e.Data)
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	for g.backloggedLocked() {
 		if !wait {
-			g.mu.Unlock()
 			return 0, ErrBusy
 		}
-		if g.backlogTaken == nil {
-			g.backlogTaken = make(chan struct{})
+		if err := g.waitLocked(ctx, &g.backlogTaken); err != nil {
+			return 0, err
 		}
-		room := g.backlogTaken
-		g.mu.Unlock()
-		select {
-		case <-room:
-		case <-ctx.Done():
-			return 0, context.Cause(ctx)
-		}
-		g.mu.Lock()
 	}
-	defer g.mu.Unlock()
 	if g.stopping {
 		return 0, ErrStopped
 	}
 	if e.ID == 0 {
 		e.ID = g.ring.last + 1
 	} else if e.ID <= g.ring.last {
-		return e.ID, nil // the log tells nothing twice; if it did, once is enough
+		return e.ID, nil // the log does not deliver an event twice; if it did, once is enough
 	}
 	ev := g.signer.encode(&e, digest)
 	g.ring.push(ev)
 	g.ingested.Add(1)
 	for _, s := range g.shards {
-		s.putLocked(ev)
+		s.pushLocked(ev)
 	}
-	if g.ringGrew != nil {
-		close(g.ringGrew)
-		g.ringGrew = nil
-	}
+	broadcastLocked(&g.ringGrew)
 	return e.ID, nil
 }
 
+// backloggedLocked reports whether a shard has as many events waiting as it may.
 func (g *Gateway) backloggedLocked() bool {
-	for _, s := range g.shards {
-		if len(s.events) >= maxBacklog && !g.stopping {
-			return true
-		}
-	}
-	return false
+	return !g.stopping && slices.ContainsFunc(g.shards, func(s *shard) bool { return len(s.events) >= maxBacklog })
 }
 
 // waitRing waits until the log's follower has put event id into the ring.
 func (g *Gateway) waitRing(ctx context.Context, id uint64) error {
-	for {
-		g.mu.Lock()
-		if g.ring.last >= id {
-			g.mu.Unlock()
-			return nil
-		}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for g.ring.last < id {
 		if g.stopping {
-			g.mu.Unlock()
 			return ErrStopped
 		}
-		if g.ringGrew == nil {
-			g.ringGrew = make(chan struct{})
+		if err := g.waitLocked(ctx, &g.ringGrew); err != nil {
+			return err
 		}
-		grown := g.ringGrew
-		g.mu.Unlock()
-		select {
-		case <-grown:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	}
+	return nil
+}
+
+// waitLocked waits for a broadcast on ch, without the lock meanwhile. It is a condition
+// variable that a context can end.
+func (g *Gateway) waitLocked(ctx context.Context, ch *chan struct{}) error {
+	if *ch == nil {
+		*ch = make(chan struct{})
+	}
+	c := *ch
+	g.mu.Unlock()
+	defer g.mu.Lock()
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// broadcastLocked wakes all that wait for ch.
+func broadcastLocked(ch *chan struct{}) {
+	if *ch != nil {
+		close(*ch)
+		*ch = nil
 	}
 }
 

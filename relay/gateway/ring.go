@@ -1,20 +1,26 @@
 package gateway
 
-// ring holds the newest events, bounded in number and in bytes.
+import (
+	"iter"
+	"sort"
+)
+
+// ring holds the newest events, bounded in number and in bytes. Gateway.mu protects it.
 type ring struct {
-	slots     []*event // grows up to max as events come
+	slots     []*event // grows up to maxEvents as events arrive
 	maxEvents int
-	head      int // the oldest
+	head      int // index of the oldest event
 	n         int
 	bytes     int
-	last      uint64 // newest id given
-	floor     uint64 // events up to this one are not, or no longer, in the ring
+	last      uint64 // newest id ever pushed
+	floor     uint64 // events up to this id are not, or no longer, in the ring
 }
 
-func newRing(size int, first uint64) ring {
-	return ring{maxEvents: size, last: first - 1, floor: first - 1}
+func newRing(maxEvents int, firstID uint64) ring {
+	return ring{maxEvents: maxEvents, last: firstID - 1, floor: firstID - 1}
 }
 
+// push appends an event and evicts the oldest ones beyond the bounds.
 func (r *ring) push(e *event) {
 	for r.n > 0 && (r.n == r.maxEvents || r.bytes+len(e.frame) > maxRingBytes) {
 		old := r.slots[r.head]
@@ -41,22 +47,19 @@ func (r *ring) grow() {
 	r.slots, r.head = slots, 0
 }
 
+// at is the i-th oldest event.
 func (r *ring) at(i int) *event { return r.slots[(r.head+i)%len(r.slots)] }
 
-// after is the place of the first event above id, n for none.
-func (r *ring) after(id uint64) int {
-	lo, hi := 0, r.n
-	for lo < hi {
-		if mid := (lo + hi) / 2; r.at(mid).id > id {
-			hi = mid
-		} else {
-			lo = mid + 1
+// since yields the events above id, oldest first.
+func (r *ring) since(id uint64) iter.Seq[*event] {
+	return func(yield func(*event) bool) {
+		first := sort.Search(r.n, func(i int) bool { return r.at(i).id > id })
+		for i := first; i < r.n && yield(r.at(i)); i++ {
 		}
 	}
-	return lo
 }
 
-// oldest is the id of the oldest event, or the next id.
+// oldest is the id of the oldest event, or the next id while there is none.
 func (r *ring) oldest() uint64 {
 	if r.n > 0 {
 		return r.at(0).id
@@ -64,7 +67,7 @@ func (r *ring) oldest() uint64 {
 	return r.last + 1
 }
 
-// restart forgets all and goes on above last.
+// restart empties the ring; ids continue above last.
 func (r *ring) restart(last uint64) {
 	*r = ring{maxEvents: r.maxEvents, last: last, floor: last}
 }

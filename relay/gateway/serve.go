@@ -163,12 +163,8 @@ func (g *Gateway) stop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.stopping, g.ctx = true, nil
-	for _, c := range []*chan struct{}{&g.ringGrew, &g.backlogTaken} {
-		if *c != nil {
-			close(*c)
-			*c = nil
-		}
-	}
+	broadcastLocked(&g.ringGrew)
+	broadcastLocked(&g.backlogTaken)
 }
 
 // wrap puts TLS above the counting listener. HTTP/1.1 only: a stream is a connection.

@@ -2,54 +2,58 @@ package gateway
 
 import (
 	"context"
-	"fmt"
-	"sync/atomic"
 	"time"
 
 	"agentctl/transport/sse"
 )
 
-// shard is one goroutine that writes to its share of the clients. Only it touches them
-// after they have joined.
+// Intervals of a shard's sweep.
+const (
+	activeInterval = time.Second           // between checks of the identities that can end
+	retryInterval  = 50 * time.Millisecond // between writes to a blocked connection that is not polled
+)
+
+// shard is one goroutine that writes to its part of the subscribers. Others hand it work
+// through the lists below and wake it; step takes all lists at once.
+//
+// Lock order: Gateway.mu, then the locks inside sse. The shard holds Gateway.mu to swap
+// its lists and never while it writes.
 type shard struct {
-	g    *Gateway
-	wake chan struct{}
+	g       *Gateway
+	wake    chan struct{} // holds a token while a list may be filled
+	streams sse.Streams   // counts the streams of this shard
 
-	delivered, dropped, bytes atomic.Uint64
-
-	// protected by Gateway.mu
+	// Protected by Gateway.mu.
 	events      []*event // not delivered yet, at most maxBacklog
-	spare       []*event
+	spare       []*event // an empty slice for the next events
 	added       []*subscriber
 	writable    []*subscriber
 	closed      []*subscriber
-	subscribers int // clients, those in joins included
+	subscribers int // those in added included
 
-	// the goroutine's own
-	poller          *sse.Poller
-	groups          map[string]*group
-	first           *subscriber // by the time of the next heartbeat
-	last            *subscriber
-	expiring        int     // clients whose identity can end
-	unpolledBlocked int     // blocked clients that nobody tells when they are writable
-	lastID          uint64  // newest event handled
-	chunks          []chunk // of the group at hand
-	joined          []byte  // several chunks of one client's queue
-	timer           *time.Timer
-	sweepAt         time.Time // when to look at identities and retries next
+	// Of the shard's goroutine alone.
+	poller      *sse.Poller
+	groups      map[string]*group // by eventFilter.key
+	first, last *subscriber       // list by heartbeatAt
+	expiring    int               // subscribers whose identity can end
+	retries     int               // subscribers with needsRetry
+	lastID      uint64            // newest event delivered
+	chunks      []chunk           // scratch of deliver
+	timer       *time.Timer
+	sweepAt     time.Time
 }
 
-// group is the clients of a shard that see the same events.
+// group is the subscribers of a shard with equal filters. It exists while it has any.
 type group struct {
-	view    view
-	key     string
-	clients []*subscriber
+	filter      eventFilter
+	key         string
+	subscribers []*subscriber
 }
 
-// chunk is one or more whole events, written at once.
+// chunk is one or more whole events that are written at once.
 type chunk struct {
 	b           []byte
-	n           int // events in it, 0 for the gateway's own words
+	events      int // 0 for an event of the gateway itself
 	first, last uint64
 }
 
@@ -64,20 +68,21 @@ func (s *shard) signal() {
 	}
 }
 
-func (s *shard) putLocked(e *event) {
+// pushLocked queues an event for delivery. The caller holds Gateway.mu.
+func (s *shard) pushLocked(e *event) {
 	if s.subscribers > 0 {
 		s.events = append(s.events, e)
 		s.signal()
 	}
 }
 
-// run delivers until ctx ends, then closes all clients.
+// run delivers until ctx ends, then closes all streams.
 func (s *shard) run(ctx context.Context, p *sse.Poller) {
 	s.poller = p
 	s.timer = time.NewTimer(time.Hour)
 	defer s.timer.Stop()
 	for ctx.Err() == nil {
-		s.arm()
+		s.resetTimer()
 		select {
 		case <-ctx.Done():
 		case <-s.wake:
@@ -86,10 +91,10 @@ func (s *shard) run(ctx context.Context, p *sse.Poller) {
 		s.step()
 	}
 	s.g.mu.Lock()
-	joins := s.added
+	added := s.added
 	s.added, s.writable, s.closed, s.events = nil, nil, nil, nil
 	s.g.mu.Unlock()
-	for _, c := range joins {
+	for _, c := range added {
 		s.add(c)
 	}
 	for s.first != nil {
@@ -97,28 +102,26 @@ func (s *shard) run(ctx context.Context, p *sse.Poller) {
 	}
 }
 
-// step handles what waits: who came, who can be written to again, new events, who went,
-// and what is due.
+// step handles the lists and what is due by time. New subscribers come first: the events
+// they were not preloaded with are in this or a later step. Closed ones come last: what
+// was published before a client closed is counted as delivered to it.
 func (s *shard) step() {
 	g := s.g
 	g.mu.Lock()
-	events, joins, writable, gone := s.events, s.added, s.writable, s.closed
+	events, added, writable, closed := s.events, s.added, s.writable, s.closed
 	s.events, s.spare, s.added, s.writable, s.closed = s.spare[:0], nil, nil, nil, nil
-	if g.backlogTaken != nil {
-		close(g.backlogTaken)
-		g.backlogTaken = nil
-	}
+	broadcastLocked(&g.backlogTaken)
 	g.mu.Unlock()
-	for _, c := range joins {
+	for _, c := range added {
 		s.add(c)
 	}
 	for _, c := range writable {
-		s.drain(c)
+		s.flush(c)
 	}
 	if len(events) > 0 {
 		s.deliver(events)
 	}
-	for _, c := range gone {
+	for _, c := range closed {
 		s.remove(c)
 	}
 	now := time.Now()
@@ -126,7 +129,7 @@ func (s *shard) step() {
 	if !s.sweepAt.After(now) {
 		s.sweep(now)
 	}
-	if cap(events) <= 64 { // a larger one is given back
+	if cap(events) <= 64 { // a larger one is left to the garbage collector
 		clear(events)
 		g.mu.Lock()
 		s.spare = events[:0]
@@ -134,81 +137,78 @@ func (s *shard) step() {
 	}
 }
 
-// arm sets the timer to what is due next.
-func (s *shard) arm() {
+// resetTimer sets the timer to what is due next.
+func (s *shard) resetTimer() {
 	at := time.Now().Add(time.Hour)
 	if s.first != nil {
 		at = s.first.heartbeatAt
 	}
-	if s.expiring > 0 || s.unpolledBlocked > 0 {
-		if s.sweepAt.Before(at) {
-			at = s.sweepAt
-		}
+	if (s.expiring > 0 || s.retries > 0) && s.sweepAt.Before(at) {
+		at = s.sweepAt
 	}
 	s.timer.Reset(time.Until(at))
 }
 
+// add takes over a subscriber from join and writes what was preloaded.
 func (s *shard) add(c *subscriber) {
-	key := c.view.key()
+	key := c.filter.key()
 	gr := s.groups[key]
 	if gr == nil {
-		gr = &group{view: c.view, key: key}
+		gr = &group{filter: c.filter, key: key}
 		s.groups[key] = gr
 	}
-	c.view = view{} // the group's, from here on
-	c.group, c.index = gr, len(gr.clients)
-	gr.clients = append(gr.clients, c)
+	c.filter = eventFilter{} // an equal one is the group's
+	c.group, c.index = gr, len(gr.subscribers)
+	gr.subscribers = append(gr.subscribers, c)
 	now := time.Now()
 	c.heartbeatAt = now.Add(s.g.opts.Heartbeat)
 	s.appendHeartbeat(c)
 	if c.isActive != nil {
-		if s.expiring++; s.expiring == 1 && s.unpolledBlocked == 0 {
-			s.sweepAt = now.Add(time.Second)
+		if s.expiring++; s.expiring == 1 && s.retries == 0 {
+			s.sweepAt = now.Add(activeInterval)
 		}
 	}
-	told, err := s.poller.Add(c.out, c)
-	if err != nil {
+	var err error
+	if c.isPolled, err = s.poller.Add(c.out, c); err != nil {
 		s.remove(c)
 		return
 	}
-	c.polled = told
-	s.drain(c)
+	s.flush(c)
 }
 
-// remove takes a client off and closes its stream.
+// remove takes a subscriber off the shard and closes its stream. It may be called again.
 func (s *shard) remove(c *subscriber) {
-	if c.group == nil {
+	gr := c.group
+	if gr == nil {
 		return
 	}
-	gr := c.group
-	n := len(gr.clients) - 1
-	gr.clients[c.index] = gr.clients[n]
-	gr.clients[c.index].index = c.index
-	gr.clients[n] = nil
-	if gr.clients = gr.clients[:n]; n == 0 {
+	n := len(gr.subscribers) - 1
+	gr.subscribers[c.index] = gr.subscribers[n]
+	gr.subscribers[c.index].index = c.index
+	gr.subscribers[n] = nil
+	if gr.subscribers = gr.subscribers[:n]; n == 0 {
 		delete(s.groups, gr.key)
 	}
+	c.group = nil
 	s.removeHeartbeat(c)
 	if c.isActive != nil {
 		s.expiring--
 	}
-	s.setBlocked(c, false)
-	c.quota.release(c.queued + c.rest)
-	c.group, c.queue, c.queued, c.rest = nil, nil, 0, 0
+	s.updateRetry(c)
 	s.poller.Remove(c.out)
-	c.out.Close()
+	_ = c.out.Close(0)
 	s.g.onRemoved(c)
 }
 
-// deliver hands out events to every group that sees them.
+// deliver sends events to every group whose filter they match.
 func (s *shard) deliver(events []*event) {
 	for _, gr := range s.groups {
-		s.batch(gr, events)
+		s.buildChunks(gr, events)
 		if len(s.chunks) == 0 {
 			continue
 		}
-		for i := len(gr.clients) - 1; i >= 0; i-- { // remove moves the last one
-			c := gr.clients[i]
+		for i := len(gr.subscribers) - 1; i >= 0; i-- { // remove moves the last one to i
+			c := gr.subscribers[i]
 			if c.joinedAt >= s.chunks[0].first {
 				s.deliverSince(c, events)
 				continue
@@ -225,90 +225,84 @@ func (s *shard) deliver(events []*event) {
 	s.lastID = events[len(events)-1].id
 }
 
-// deliverSince is for a client that joined among these events.
+// deliverSince sends events to a subscriber that joined in between them.
 func (s *shard) deliverSince(c *subscriber, events []*event) {
-	v := &c.group.view
+	filter := &c.group.filter
 	for _, e := range events {
-		if e.id > c.joinedAt && v.matches(e.tenant, e.topic) && !s.send(c, &chunk{b: e.frame, n: 1, first: e.id, last: e.id}) {
+		if ch := e.chunk(); e.id > c.joinedAt && filter.matches(e.tenant, e.topic) && !s.send(c, &ch) {
 			return
 		}
 	}
 }
 
-// batch makes the chunks of a group: neighbours are joined up to maxChunk, one alone is
-// the event's own bytes.
-func (s *shard) batch(gr *group, events []*event) {
+// buildChunks sets s.chunks to the events that a group is sent. Consecutive events are
+// joined up to maxChunk; a chunk of one event shares the event's own bytes.
+func (s *shard) buildChunks(gr *group, events []*event) {
 	s.chunks = s.chunks[:0]
 	for _, e := range events {
-		if !gr.view.matches(e.tenant, e.topic) {
+		if !gr.filter.matches(e.tenant, e.topic) {
 			continue
 		}
-		if n := len(s.chunks); n > 0 {
-			if ch := &s.chunks[n-1]; len(ch.b)+len(e.frame) <= maxChunk {
-				if ch.n == 1 {
-					ch.b = append(make([]byte, 0, min(maxChunk, 8*(len(ch.b)+len(e.frame)))), ch.b...)
-				}
-				ch.b, ch.n, ch.last = append(ch.b, e.frame...), ch.n+1, e.id
-				continue
-			}
+		n := len(s.chunks)
+		if n == 0 || len(s.chunks[n-1].b)+len(e.frame) > maxChunk {
+			s.chunks = append(s.chunks, e.chunk())
+			continue
 		}
-		s.chunks = append(s.chunks, chunk{b: e.frame, n: 1, first: e.id, last: e.id})
+		ch := &s.chunks[n-1]
+		if ch.events == 1 {
+			ch.b = append(make([]byte, 0, min(maxChunk, 8*(len(ch.b)+len(e.frame)))), ch.b...)
+		}
+		ch.b, ch.events, ch.last = append(ch.b, e.frame...), ch.events+1, e.id
 	}
 }
 
-// sendHeartbeats writes the heartbeats that are due, or nearly: thousands of clients do not wake the
-// shard one by one. All have the same period, so the first in the list is the next.
+// sendHeartbeats writes the heartbeats that are due within 1/128 of their interval, so
+// that thousands of subscribers do not wake the shard one by one. All have the same
+// interval, so the first in the list is the next.
 func (s *shard) sendHeartbeats(now time.Time) {
-	var frame []byte
-	soon := now
-	if s.first != nil && !s.first.heartbeatAt.After(now) {
-		soon = now.Add(s.g.opts.Heartbeat / 128)
+	if s.first == nil || s.first.heartbeatAt.After(now) {
+		return
 	}
+	interval := s.g.opts.Heartbeat
+	soon := now.Add(interval / 128)
+	beat := chunk{b: heartbeat(now)}
 	for c := s.first; c != nil && !c.heartbeatAt.After(soon); c = s.first {
 		s.removeHeartbeat(c)
-		if c.heartbeatAt = c.heartbeatAt.Add(s.g.opts.Heartbeat); !c.heartbeatAt.After(soon) { // late by more than one: nothing is made up for
-			c.heartbeatAt = now.Add(s.g.opts.Heartbeat)
+		if c.heartbeatAt = c.heartbeatAt.Add(interval); !c.heartbeatAt.After(soon) { // late by more than one
+			c.heartbeatAt = now.Add(interval)
 		}
 		s.appendHeartbeat(c)
-		if c.blocked() {
-			if now.Sub(c.since) > stallTimeout {
-				s.remove(c)
-			}
-			continue
+		if c.out.Check() != nil {
+			s.remove(c)
+		} else if !c.out.Blocked() {
+			s.send(c, &beat)
 		}
-		if frame == nil {
-			frame = heartbeat(now)
-		}
-		s.send(c, &chunk{b: frame})
 	}
 }
 
-func heartbeat(now time.Time) []byte {
-	return fmt.Appendf(nil, "event: heartbeat\ndata: {\"ts\":%d}\n\n", now.UnixMilli())
-}
-
-// sweep ends the streams of identities that ended, and tries blocked clients that nobody
-// tells about.
+// sweep ends the streams of identities that have ended, and flushes subscribers that need
+// a retry.
 func (s *shard) sweep(now time.Time) {
 	s.sweepAt = now.Add(time.Hour)
-	if s.expiring == 0 && s.unpolledBlocked == 0 {
+	if s.expiring == 0 && s.retries == 0 {
 		return
 	}
 	var next *subscriber
 	for c := s.first; c != nil; c = next {
 		next = c.next
-		if c.isActive != nil && c.isActive() != nil {
+		if c.checkActive() != nil {
 			s.remove(c)
-		} else if c.blocked() && !c.polled {
-			s.drain(c)
+		} else if c.needsRetry {
+			s.flush(c)
 		}
 	}
-	s.sweepAt = now.Add(time.Second)
-	if s.unpolledBlocked > 0 {
-		s.sweepAt = now.Add(50 * time.Millisecond)
+	s.sweepAt = now.Add(activeInterval)
+	if s.retries > 0 {
+		s.sweepAt = now.Add(retryInterval)
 	}
 }
 
+// appendHeartbeat puts c last into the list of heartbeats.
 func (s *shard) appendHeartbeat(c *subscriber) {
 	c.prev, c.next = s.last, nil
 	if s.last != nil {

@@ -36,7 +36,7 @@ func stuff(t *testing.T, w *Writer) int {
 	w.raw.writeTimeout = time.Millisecond
 	shrinkSendBuffer(t, w.raw)
 	for n := 0; n < 60; n++ {
-		switch err := w.Frame(large(n + 1)); {
+		switch err := send(w, large(n+1)); {
 		case errors.Is(err, ErrBackpressure):
 			if len(w.raw.pending) == 0 || len(w.raw.pending) > maxPending {
 				t.Errorf("%d bytes rest, want some and at most %d", len(w.raw.pending), maxPending)
@@ -110,7 +110,7 @@ func TestPartialFrame(t *testing.T) {
 			if !eventually(patient, func() bool { return w.Check() == nil && !w.hasPending }) {
 				t.Error("Check does not send the rest")
 			}
-			if err := w.Frame(large(n + 1)); err != nil {
+			if err := send(w, large(n+1)); err != nil {
 				t.Error(err)
 			}
 			w.Close(Normal)
@@ -150,7 +150,7 @@ func TestUnreadInput(t *testing.T) {
 			return Normal
 		},
 		"without Run": func(ctx context.Context, w *Writer) Code {
-			if err := w.Frame(metric(1)); err != nil {
+			if err := send(w, metric(1)); err != nil {
 				t.Error(err)
 			}
 			ended <- struct{}{}
@@ -218,9 +218,9 @@ func TestFrameDoesNotAllocate(t *testing.T) {
 	c, w := s.open(0)
 	go io.Copy(io.Discard, c)
 	frame := metric(1)
-	w.ledger.frames = make([]frameMark, 0, 64) // grows to this and stays
+	w.acks.frames = make([]frameMark, 0, 64) // grows to this and stays
 	if n := testing.AllocsPerRun(30, func() {
-		if err := w.Frame(frame); err != nil {
+		if err := send(w, frame); err != nil {
 			t.Fatal(err)
 		}
 	}); n != 0 && !raceEnabled { // with it, pools forget

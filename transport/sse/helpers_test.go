@@ -108,3 +108,9 @@ var _ Source[[]byte] = (*fanout.Subscriber[[]byte])(nil)
 func same(b []byte) []byte { return b }
 
 var errOffline = errors.New("device offline")
+
+// send writes one event.
+func send(w *Writer, b []byte) error {
+	_, err := w.Send(b, 1)
+	return err
+}

@@ -10,85 +10,92 @@ import (
 	"agentctl/transport/netpoll"
 )
 
-// Poller watches many outlets from one goroutine. Where the kernel offers no such thing
-// (not TCP, not Linux), an outlet has a goroutine that waits for its end, and nobody
-// tells when it is writable.
+// Watcher is notified about a Writer by a Poller. The methods run in the Poller's
+// goroutines and must be quick.
+type Watcher interface {
+	OnWritable() // the connection may have room again
+	OnClosed()   // the peer closed its side, or the connection broke; may be called twice
+}
+
+// Poller watches the connections of many Writers of policy Drop from one goroutine. Where
+// the kernel offers no such thing (not TCP, not Linux), a connection has a goroutine that
+// waits for its end, and nothing reports room.
 type Poller struct {
 	ep *netpoll.Epoll // nil where there is none
 
 	mu       sync.Mutex // protects the fields below
 	ended    bool
-	next     uint64
-	polled   map[uint64]Watcher
-	unpolled map[*Outlet]struct{}
-	wg       sync.WaitGroup
+	lastKey  uint64
+	polled   map[uint64]Watcher // by Writer.pollKey
+	unpolled map[*Writer]struct{}
+	wg       sync.WaitGroup // goroutines of unpolled
 }
 
-// NewPoller makes a Poller; Run must be called, which closes it.
+// NewPoller makes a Poller. Run must be called; it closes the Poller.
 func NewPoller() (*Poller, error) {
 	ep, err := netpoll.New()
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, fmt.Errorf("sse: %w", err)
 	}
-	return &Poller{ep: ep, polled: make(map[uint64]Watcher), unpolled: make(map[*Outlet]struct{})}, nil
+	return &Poller{ep: ep, polled: make(map[uint64]Watcher), unpolled: make(map[*Writer]struct{})}, nil
 }
 
-// Run tells the watchers what happens to their outlets, until ctx ends.
+// Run notifies the watchers until ctx ends, and waits for the Poller's goroutines.
 func (p *Poller) Run(ctx context.Context) error {
 	err := p.ep.Run(ctx, p.dispatch)
 	p.mu.Lock()
 	p.ended = true
-	for o := range p.unpolled {
-		o.raw.Conn.SetReadDeadline(time.Unix(1, 0)) // long ago: ends the read
+	for w := range p.unpolled {
+		w.raw.Conn.SetReadDeadline(time.Unix(1, 0)) // in the past: ends the read
 	}
 	p.mu.Unlock()
 	p.wg.Wait()
 	return err
 }
 
-func (p *Poller) dispatch(key uint64, what netpoll.Events) {
+func (p *Poller) dispatch(key uint64, events netpoll.Events) {
 	p.mu.Lock()
-	w := p.polled[key]
+	watcher := p.polled[key]
 	p.mu.Unlock()
 	switch {
-	case w == nil:
-	case what&netpoll.PeerClosed != 0:
-		w.OnClosed()
-	case what&netpoll.Writable != 0:
-		w.OnWritable()
+	case watcher == nil:
+	case events&netpoll.PeerClosed != 0:
+		watcher.OnClosed()
+	case events&netpoll.Writable != 0:
+		watcher.OnWritable()
 	}
 }
 
-// Add begins to watch o. told is whether Writable will be called; without it the caller
-// tries Flush from time to time.
-func (p *Poller) Add(o *Outlet, w Watcher) (polled bool, err error) {
+// Add starts to watch w. polled reports whether OnWritable will be called; without it the
+// caller tries Flush from time to time.
+func (p *Poller) Add(w *Writer, watcher Watcher) (polled bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended {
 		return false, ErrClosed
 	}
-	if p.ep != nil && o.raw.sock != nil {
-		p.next++
-		o.key = p.next
-		p.polled[o.key] = w // before Add: it may tell at once
-		if err := p.ep.Add(o.raw.sock, o.key, netpoll.Writable); err != nil {
-			delete(p.polled, o.key)
+	if p.ep != nil && w.raw.sock != nil {
+		p.lastKey++
+		w.pollKey = p.lastKey
+		p.polled[w.pollKey] = watcher // before Add, after which dispatch may run
+		if err := p.ep.Add(w.raw.sock, w.pollKey, netpoll.Writable); err != nil {
+			delete(p.polled, w.pollKey)
 			return false, fmt.Errorf("sse: %w", err)
 		}
 		return true, nil
 	}
-	p.unpolled[o] = struct{}{}
+	p.unpolled[w] = struct{}{}
 	p.wg.Go(func() {
-		discard(o.conn)
-		w.OnClosed()
+		discard(w.conn)
+		watcher.OnClosed()
 	})
 	return false, nil
 }
 
-// Remove ends the watching; Close of the outlet comes after it.
-func (p *Poller) Remove(o *Outlet) {
+// Remove stops watching w. Call it before the Writer's Close.
+func (p *Poller) Remove(w *Writer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.polled, o.key)
-	delete(p.unpolled, o)
+	delete(p.polled, w.pollKey)
+	delete(p.unpolled, w)
 }

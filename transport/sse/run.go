@@ -8,31 +8,31 @@ import (
 	"time"
 )
 
-// Source is where Run takes frames from; a *fanout.Sub[T] is one. Ready can be
-// received from while Next would give a value or Err is not nil.
+// Source is where Run takes frames from; a *fanout.Subscriber[T] is one. Ready can be
+// received from while Next would return a value or Err is not nil.
 type Source[T any] interface {
 	Ready() <-chan struct{}
 	Next() (T, bool)
 	Err() error
 }
 
-// maxFramesPerWake bounds the frames written between two looks at everything else.
+// maxFramesPerWake bounds the frames written before Run handles other events again.
 const maxFramesPerWake = 64
 
-// Run writes src's values to w, frame giving the encoded event of each, until
-// something ends the stream, and returns what: the context's cause, the source's
-// error, ErrPeerClosed when the client closed its side (a half-closing client
-// still gets what follows), or another error of w. It does not close w.
+// Run writes the values of src to w, of policy Cut, until something ends the stream;
+// encode gives the encoded event of a value. It returns why the stream ended: the
+// context's cause, the source's error, ErrPeerClosed when the client closed its side (a
+// client that only half-closed still gets what follows), or another error of w. It does
+// not close w.
 //
-// It works in the caller's goroutine, with a second one that waits for the
-// client's end and is gone when Run returns. An idle stream costs no CPU between
-// pings.
-func Run[T any](ctx context.Context, w *Writer, src Source[T], frame func(T) []byte) error {
-	stop := w.watch(ctx)
+// It works in the caller's goroutine. A second one waits for the client to close, and has
+// ended when Run returns. An idle stream costs no CPU between pings.
+func Run[T any](ctx context.Context, w *Writer, src Source[T], encode func(T) []byte) error {
+	stop := w.startWaker(ctx)
 	defer stop()
 	for {
 		select {
-		case <-w.watcher.wake:
+		case <-w.waker.wake:
 			if err := w.onWake(ctx); err != nil {
 				return err
 			}
@@ -45,7 +45,7 @@ func Run[T any](ctx context.Context, w *Writer, src Source[T], frame func(T) []b
 					}
 					break
 				}
-				if err := w.Frame(frame(v)); err != nil {
+				if _, err := w.Send(encode(v), 1); err != nil {
 					return err
 				}
 			}
@@ -53,14 +53,14 @@ func Run[T any](ctx context.Context, w *Writer, src Source[T], frame func(T) []b
 	}
 }
 
-// waker is what can wake a stream besides its source: the context, the client
-// and the clock, all through one channel, because a select over two channels is
-// cheaper than one over four and every frame pays it.
+// waker wakes a stream for everything but its source: the context, the client and the
+// timer, all through one channel, because a select over two channels is cheaper than one
+// over four and every frame pays for it.
 type waker struct {
-	wake  chan struct{}
-	gone  atomic.Pointer[error] // why nothing more comes from the client
-	timer *time.Timer
-	at    time.Duration // what timer is set to, since the opening
+	wake       chan struct{}
+	readErr    atomic.Pointer[error] // why nothing more comes from the client
+	timer      *time.Timer
+	timerSetTo time.Duration // since the stream opened
 }
 
 func (v *waker) signal() {
@@ -70,33 +70,33 @@ func (v *waker) signal() {
 	}
 }
 
-// watch begins to watch; the function it returns ends that and waits for it.
-func (w *Writer) watch(ctx context.Context) (stop func()) {
-	v := &w.watcher
+// startWaker starts the sources of wake; stop ends them and waits for that.
+func (w *Writer) startWaker(ctx context.Context) (stop func()) {
+	v := &w.waker
 	v.wake = make(chan struct{}, 1)
 	now := w.now()
-	v.at = w.nextCheck(now)
-	v.timer = time.AfterFunc(v.at-now, v.signal)
-	unhook := context.AfterFunc(ctx, v.signal)
+	v.timerSetTo = w.nextCheck(now)
+	v.timer = time.AfterFunc(v.timerSetTo-now, v.signal)
+	stopContext := context.AfterFunc(ctx, v.signal)
 
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		err := discard(w.conn)
-		v.gone.Store(&err)
+		v.readErr.Store(&err)
 		v.signal()
 	}()
 	return func() {
 		v.timer.Stop()
 		v.timer = nil
-		unhook()
-		w.raw.Conn.SetReadDeadline(time.Unix(1, 0)) // long ago: ends the read
+		stopContext()
+		w.raw.Conn.SetReadDeadline(time.Unix(1, 0)) // in the past: ends the read
 		<-ended
 		w.raw.Conn.SetReadDeadline(time.Time{})
 	}
 }
 
-// discard reads until the client's side ends. Nothing is expected of it.
+// discard reads until the client closes its side. Nothing is expected from it.
 func discard(r io.Reader) error {
 	var junk [64]byte
 	for n := 0; n < maxInput; {
@@ -108,30 +108,30 @@ func discard(r io.Reader) error {
 	return fmt.Errorf("more than %d bytes after the request", maxInput)
 }
 
-// onWake looks what it was.
+// onWake handles whatever woke the stream: cancellation, the client, or the timer.
 func (w *Writer) onWake(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if err := w.watcher.gone.Load(); err != nil {
+	if err := w.waker.readErr.Load(); err != nil {
 		return fmt.Errorf("%w: %w", ErrPeerClosed, *err)
 	}
 	return w.Check()
 }
 
-// timerSlack is how early the timer may go off. A stream with frames in a steady beat
-// then sets it rarely and is never woken by it.
+// timerSlack is how early the timer may fire. A stream with frames at a steady interval
+// then resets it rarely and is never woken by it.
 const timerSlack = 2 * time.Second
 
-// resetTimer sets the timer for what is due next.
+// resetTimer sets the timer to the next check.
 func (w *Writer) resetTimer(now time.Duration) {
-	v := &w.watcher
+	v := &w.waker
 	if v.timer == nil {
 		return
 	}
 	at := w.nextCheck(now)
-	if at < v.at || at-v.at > timerSlack || v.at <= now {
-		v.at = at
+	if at < v.timerSetTo || at-v.timerSetTo > timerSlack || v.timerSetTo <= now {
+		v.timerSetTo = at
 		v.timer.Reset(at - now)
 	}
 }

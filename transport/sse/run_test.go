@@ -235,7 +235,7 @@ func TestPromptReaderIsNotCut(t *testing.T) {
 	r := NewReader(c.br, ReaderOptions{})
 	for n := range bursts * burst {
 		c.late()
-		if err := w.Frame(metric(n + 1)); err != nil {
+		if err := send(w, metric(n+1)); err != nil {
 			t.Fatalf("frame %d: %v", n+1, err)
 		}
 		if (n+1)%burst > 0 {
@@ -255,7 +255,7 @@ func TestLingerEnds(t *testing.T) {
 	c, w := s.open(2304)
 	var err error
 	for n := 0; err == nil; n++ {
-		err = w.Frame(metric(n + 1))
+		err = send(w, metric(n+1))
 	}
 	if !errors.Is(err, ErrBackpressure) {
 		t.Fatal(err)
@@ -278,17 +278,17 @@ func TestLingerIsBounded(t *testing.T) {
 	s := serve(t, false, Options{Linger: time.Second}, nil)
 	c, w := s.open(2304)
 	for n := range 40 {
-		if err := w.Frame(metric(n + 1)); err != nil {
+		if err := send(w, metric(n+1)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if c.settle(w) {
 		t.Fatal("the window is not full")
 	}
-	w.ledger.progressAt = -time.Minute // stalled for long
-	crowd := make(map[*linger]struct{})
+	w.acks.progressAt = -time.Minute // stalled for long
+	crowd := make(map[*lingeringConn]struct{})
 	for range maxLingering {
-		crowd[new(linger)] = struct{}{}
+		crowd[new(lingeringConn)] = struct{}{}
 	}
 	s.streams.lingering = crowd
 	w.Close(Backpressure)

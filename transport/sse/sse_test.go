@@ -25,14 +25,14 @@ func TestAppendEvent(t *testing.T) {
 		{"no data", one(AppendEvent(nil, "e")), "event: e\n\n"},
 		{"two lines", one(AppendEvent(nil, "e", b("1"), b("2"))), "event: e\ndata: 1\ndata: 2\n\n"},
 		{"behind others", one(AppendEvent(b("x\n\n"), "e", b("1"))), "x\n\nevent: e\ndata: 1\n\n"},
-		{"id", one(AppendEventID(nil, "17", "log/level", b("{}"))), "id: 17\nevent: log/level\ndata: {}\n\n"},
+		{"id", one(AppendEventID(nil, b("17"), "log/level", b("{}"))), "id: 17\nevent: log/level\ndata: {}\n\n"},
 		{"LF in data", one(AppendEvent(nil, "e", b("1\n\nevent: close"))), refused},
 		{"CR in data", one(AppendEvent(nil, "e", b("1\rid: 9"))), refused},
 		{"CR in second line", one(AppendEvent(nil, "e", b("1"), b("\r"))), refused},
 		{"LF in type", one(AppendEvent(nil, "e\ndata: x", b("1"))), refused},
 		{"CR in type", one(AppendEvent(nil, "e\r", b("1"))), refused},
-		{"LF in id", one(AppendEventID(nil, "1\n", "e", b("1"))), refused},
-		{"NUL in id", one(AppendEventID(nil, "1\x00", "e", b("1"))), refused},
+		{"LF in id", one(AppendEventID(nil, b("1\n"), "e", b("1"))), refused},
+		{"NUL in id", one(AppendEventID(nil, b("1\x00"), "e", b("1"))), refused},
 		{"close", one(AppendClose(nil, Normal)), "event: close\ndata: {\"code\":1000,\"reason\":\"normal\"}\n\n"},
 		{"close 4408", one(AppendClose(nil, IdleTimeout)), "event: close\ndata: {\"code\":4408,\"reason\":\"idle_timeout\"}\n\n"},
 		{"close 4413", one(AppendClose(nil, Backpressure)), "event: close\ndata: {\"code\":4413,\"reason\":\"backpressure\"}\n\n"},
@@ -46,7 +46,7 @@ func TestAppendEvent(t *testing.T) {
 		}
 	}
 	dst := []byte("kept")
-	if got, err := AppendEventID(dst, "1", "e", b("\n")); err == nil || string(got) != "kept" {
+	if got, err := AppendEventID(dst, b("1"), "e", b("\n")); err == nil || string(got) != "kept" {
 		t.Errorf("after an error dst is %q", got)
 	}
 }

@@ -200,7 +200,7 @@ func TestHeadAndBytes(t *testing.T) {
 			}
 		}
 		want := string(metric(1)) + "event: ping\ndata: {}\n\n" + string(metric(2)) + "event: close\ndata: {\"code\":4503,\"reason\":\"device_offline\"}\n\n"
-		for _, err := range []error{w.Frame(metric(1)), w.Ping(), w.Frame(metric(2)), w.Close(DeviceOffline)} {
+		for _, err := range []error{send(w, metric(1)), w.Ping(), send(w, metric(2)), w.Close(DeviceOffline)} {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -209,7 +209,7 @@ func TestHeadAndBytes(t *testing.T) {
 		if string(got) != want || err != nil {
 			t.Errorf("got %q, %v; want %q", got, err, want)
 		}
-		if err := w.Frame(metric(3)); !errors.Is(err, ErrClosed) {
+		if err := send(w, metric(3)); !errors.Is(err, ErrClosed) {
 			t.Errorf("frame after close: %v", err)
 		}
 		if err := w.Ping(); !errors.Is(err, ErrClosed) {
@@ -229,7 +229,7 @@ func TestFrameIsWhole(t *testing.T) {
 	s := serve(t, false, Options{}, nil)
 	_, w := s.open(0)
 	for _, b := range []string{"", "\n", "event: x\ndata: 1\n", "data: 1"} {
-		if err := w.Frame([]byte(b)); !errors.Is(err, ErrFrame) {
+		if err := send(w, []byte(b)); !errors.Is(err, ErrFrame) {
 			t.Errorf("%q: %v, want ErrFrame", b, err)
 		}
 	}
@@ -248,7 +248,7 @@ func TestStalledReader(t *testing.T) {
 		n := 0
 		for ; n < 300; now.add(time.Second) {
 			c.settle(w)
-			if err := w.Frame(metric(n + 1)); err != nil {
+			if err := send(w, metric(n+1)); err != nil {
 				if !errors.Is(err, ErrBackpressure) {
 					t.Fatal(err)
 				}
@@ -260,8 +260,8 @@ func TestStalledReader(t *testing.T) {
 		if n <= 4 || n > 60 {
 			t.Errorf("cut after %d frames: a buffer of 2304 bytes should take about 10, and 3 wait", n)
 		}
-		if len(w.ledger.frames) != 3 {
-			t.Errorf("%d frames wait, want 3", len(w.ledger.frames))
+		if len(w.acks.frames) != 3 {
+			t.Errorf("%d frames wait, want 3", len(w.acks.frames))
 		}
 		w.Close(CodeOf(ErrBackpressure))
 		if st := s.streams.Stats(); st.Lingering != 1 || st.Closes[Backpressure] != 1 {
@@ -284,7 +284,7 @@ func TestIdleReader(t *testing.T) {
 		c, w := s.open(2304)
 		n := 0
 		for ; n < 40; n++ { // four times what fits
-			if err := w.Frame(metric(n + 1)); err != nil {
+			if err := send(w, metric(n+1)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -292,14 +292,14 @@ func TestIdleReader(t *testing.T) {
 			t.Fatal("the window is not full")
 		}
 		w.refresh(w.now())
-		w.ledger.grace = time.Second
-		w.ledger.frames = w.ledger.frames[:0] // the fill is not what is tried
+		w.acks.grace = time.Second
+		w.acks.frames = w.acks.frames[:0] // the fill is not what is tried
 		start := now.Now()
 		for now.Now().Sub(start) < 300*time.Second {
 			now.add(time.Second)
 			if now.Now().Sub(start)%(60*time.Second) == 0 {
 				n++
-				if err := w.Frame(metric(n)); err != nil {
+				if err := send(w, metric(n)); err != nil {
 					t.Fatalf("after %v: %v", now.Now().Sub(start), err)
 				}
 			}

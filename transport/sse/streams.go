@@ -7,37 +7,40 @@ import (
 	"time"
 )
 
-// maxLingering bounds the descriptors kept open for stalled peers after a close.
-const maxLingering = 1024
+const (
+	maxLingering        = 1024 // descriptors kept open for stalled peers after a close
+	lingerCheckInterval = time.Second
+)
 
-// Streams opens event streams and counts them. The zero value is ready for use;
-// all methods may be called from any goroutine.
+// Streams opens event streams and counts them. The zero value is ready for use; its
+// methods may be called from any goroutine.
 type Streams struct {
-	frames, bytes, pings, opened atomic.Uint64
-	closes                       [len(codes) + 1]atomic.Uint64 // by place in codes; the last: without a close event
+	opened, frames, dropped, bytes, pings atomic.Uint64
+	closes                                [len(codes) + 1]atomic.Uint64 // by position in codes; last: without a close event
 
 	mu        sync.Mutex // protects the fields below
 	open      int
 	draining  bool
-	empty     chan struct{} // made by Drain, closed by the last stream
-	lingering map[*linger]struct{}
+	empty     chan struct{} // made by Drain, closed when the last stream closes
+	lingering map[*lingeringConn]struct{}
 }
 
-// Stats are counters since the start, but Open and Lingering, which are now.
+// Stats are counters since the start, except Open and Lingering, which are now.
 type Stats struct {
 	Open      int
-	Lingering int // closed streams whose stalled peer may still fetch the close event
+	Lingering int // closed streams whose stalled peer may still read the close event
 	Opened    uint64
-	Frames    uint64
-	Bytes     uint64 // of frames, pings and close events, without headers and TLS
-	Pings     uint64
+	Frames    uint64          // events given to a connection, or to the queue of its stream
+	Dropped   uint64          // events that policy Drop dropped
+	Bytes     uint64          // of events, without headers and TLS
+	Pings     uint64          // of policy Cut
 	Closes    map[Code]uint64 // by code; 0: ended without a close event
 }
 
 // Stats returns the counters.
 func (s *Streams) Stats() Stats {
 	st := Stats{
-		Opened: s.opened.Load(), Frames: s.frames.Load(), Bytes: s.bytes.Load(), Pings: s.pings.Load(),
+		Opened: s.opened.Load(), Frames: s.frames.Load(), Dropped: s.dropped.Load(), Bytes: s.bytes.Load(), Pings: s.pings.Load(),
 		Closes: make(map[Code]uint64, len(s.closes)),
 	}
 	for i := range codes {
@@ -50,6 +53,7 @@ func (s *Streams) Stats() Stats {
 	return st
 }
 
+// add counts a stream that opens.
 func (s *Streams) add() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,6 +64,7 @@ func (s *Streams) add() error {
 	return nil
 }
 
+// done counts a stream that closed.
 func (s *Streams) done() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,10 +74,10 @@ func (s *Streams) done() {
 	}
 }
 
-// Drain refuses new streams with ErrDraining and waits until the open ones are
-// closed, or for ctx. It ends none itself: end the context their handlers run
-// under. http.Server.Shutdown does not wait for streams, so call Drain before the
-// process ends. Sockets that still linger are left to the kernel.
+// Drain refuses new streams with ErrDraining and waits until the open ones are closed, or
+// for ctx. It ends no stream: end the context that their handlers run under.
+// http.Server.Shutdown does not wait for streams, so call Drain before the process ends.
+// Connections that still linger are left to the kernel.
 func (s *Streams) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true
@@ -102,16 +107,16 @@ func (s *Streams) Drain(ctx context.Context) error {
 	return nil
 }
 
-// linger is a connection after its last byte and FIN. Its peer had stalled: it may
-// come back within the time and read the close event; then it is reset.
-type linger struct {
+// lingeringConn is a connection after its last byte and FIN, whose peer had stalled. The
+// peer may come back until then and read the close event; later it is reset.
+type lingeringConn struct {
 	conn  *Conn
 	until time.Time
 	timer *time.Timer
 }
 
-// linger takes c over. A timer looks once a second whether the peer took
-// everything; no goroutine waits. Beyond maxLingering the kernel has to do.
+// linger takes c over. A timer checks once a second whether the peer has taken everything;
+// no goroutine waits. Beyond maxLingering the kernel does what it can.
 func (s *Streams) linger(c *Conn, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,14 +125,14 @@ func (s *Streams) linger(c *Conn, d time.Duration) {
 		return
 	}
 	if s.lingering == nil {
-		s.lingering = make(map[*linger]struct{})
+		s.lingering = make(map[*lingeringConn]struct{})
 	}
-	l := &linger{conn: c, until: time.Now().Add(d)}
+	l := &lingeringConn{conn: c, until: time.Now().Add(d)}
 	s.lingering[l] = struct{}{}
-	l.timer = time.AfterFunc(min(d, time.Second), func() { s.checkLingering(l) })
+	l.timer = time.AfterFunc(min(d, lingerCheckInterval), func() { s.checkLingering(l) })
 }
 
-func (s *Streams) checkLingering(l *linger) {
+func (s *Streams) checkLingering(l *lingeringConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.lingering[l]; !ok {
@@ -141,7 +146,7 @@ func (s *Streams) checkLingering(l *linger) {
 	case left <= 0:
 		l.conn.reset()
 	default:
-		l.timer.Reset(min(left, time.Second))
+		l.timer.Reset(min(left, lingerCheckInterval))
 		return
 	}
 	delete(s.lingering, l)

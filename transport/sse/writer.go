@@ -10,49 +10,62 @@ import (
 	"time"
 )
 
+// Policy decides what a Writer does when its subscriber reads too slowly.
+type Policy uint8
+
+// The policies of a Writer.
+const (
+	// Cut ends the stream. Send waits up to a second for room, so it is for a stream with
+	// a goroutine of its own; see Run.
+	Cut Policy = iota
+	// Drop queues events up to a bound and drops what exceeds it. Send never waits; the
+	// caller calls Flush when a Poller reports room, and tells the subscriber how many
+	// events were dropped.
+	Drop
+)
+
 // Options of one stream. The zero value is RFC-0009's metric stream.
 type Options struct {
-	MaxUnacked   int           // frames the peer may leave unacknowledged; default 3
-	MaxBurst     int           // as many cut at once, however young; default 64
-	UnackedGrace time.Duration // age of the oldest frame that makes MaxUnacked count; default 1 s
-	IdleTimeout  time.Duration // no progress with bytes outstanding; default 90 s
-	PingInterval time.Duration // from the opening on; default 25 s, negative: never
-	Linger       time.Duration // for a stalled peer to fetch the close event; default 30 s
+	Policy      Policy        // default Cut
+	IdleTimeout time.Duration // no progress while bytes wait for the peer; default 90 s
 
-	PingEvent []byte           // one whole event; default "event: ping", data {}
-	Now       func() time.Time // the clock of the rules above; default time.Now
+	// Policy Cut.
+	MaxUnacked   int              // frames the peer may leave unacknowledged; default 3
+	MaxBurst     int              // the same within UnackedGrace; default 64
+	UnackedGrace time.Duration    // age of the oldest frame from which MaxUnacked counts; default 1 s
+	PingInterval time.Duration    // default 25 s, negative: no pings
+	PingEvent    []byte           // one whole event; default "event: ping", data {}
+	Linger       time.Duration    // for a stalled peer to read the close event; default 30 s
+	Now          func() time.Time // the clock of these rules; default time.Now
+
+	// Policy Drop.
+	MaxQueued int     // bytes that may wait, QueueOverhead per Send included; default 256 KiB
+	Budget    *Budget // shared with other streams; default unbounded
 }
 
 const (
-	// writeTimeout is how long one write may wait for room. A stream of small frames
-	// never waits: the kernel takes thousands.
+	// writeTimeout is how long a write of policy Cut may wait for room. A stream of small
+	// frames never waits: the kernel takes thousands.
 	writeTimeout = time.Second
-	// maxPending bounds what a stalled peer's frames may occupy here, when even the
-	// kernel's buffer is full. One frame alone may be larger.
-	maxPending = 256 << 10
-	// maxInput is how much a client may send after its request before it is taken
-	// for one that does not speak HTTP.
+	// maxPending bounds what waits here for one subscriber once the kernel's buffer is
+	// full. With policy Cut a single frame may be larger.
+	maxPending    = 256 << 10
+	defaultLinger = 30 * time.Second
+	// maxInput is how much a client may send after its request before it is taken for one
+	// that does not speak HTTP.
 	maxInput = 64 << 10
 )
 
 var defaultPing = []byte("event: ping\ndata: {}\n\n")
 
-func (o *Options) defaults() {
-	set := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	set(&o.UnackedGrace, time.Second)
-	set(&o.IdleTimeout, 90*time.Second)
-	set(&o.PingInterval, 25*time.Second)
-	set(&o.Linger, 30*time.Second)
-	if o.MaxUnacked <= 0 {
-		o.MaxUnacked = 3
-	}
-	if o.MaxBurst <= 0 {
-		o.MaxBurst = 64
-	}
+func (o *Options) setDefaults() {
+	setDefault(&o.UnackedGrace, time.Second)
+	setDefault(&o.IdleTimeout, 90*time.Second)
+	setDefault(&o.PingInterval, 25*time.Second)
+	setDefault(&o.Linger, defaultLinger)
+	setDefault(&o.MaxUnacked, 3)
+	setDefault(&o.MaxBurst, 64)
+	setDefault(&o.MaxQueued, maxPending)
 	if o.PingEvent == nil {
 		o.PingEvent = defaultPing
 	}
@@ -61,69 +74,91 @@ func (o *Options) defaults() {
 	}
 }
 
-// Writer is one open stream. Its methods are for one goroutine, the request's.
+func setDefault[T comparable](p *T, value T) {
+	var zero T
+	if *p == zero {
+		*p = value
+	}
+}
+
+// Writer is one open stream. Its methods are for one goroutine at a time.
+//
+// Lock order: a Writer has no lock of its own; the one of its Conn is taken inside calls
+// to the connection, because crypto/tls also writes from the goroutine that reads.
 type Writer struct {
-	streams    *Streams
-	opts       Options
-	conn       net.Conn // what the client speaks to: raw, or TLS above it
-	raw        *Conn
-	opened     time.Time
-	pingAt     time.Duration // next ping, since opened
-	ledger     ackTracker
-	hasPending bool // the last write left something in raw.rest
-	closed     bool
-	watcher    waker
+	streams *Streams
+	conn    net.Conn // what the client speaks to: raw, or TLS above it
+	raw     *Conn
+	pollKey uint64 // the Poller's
+	closed  bool
+
+	*cutState  // policy Cut, else nil
+	*dropState // policy Drop, else nil
 }
 
 // Open answers the request with 200 and the head of an event stream, and takes the
-// connection from net/http. Headers already set on w are sent along. The body must
-// have been read. The caller must call Close, or the connection leaks.
+// connection over from net/http, whose goroutine and buffers are free once the handler
+// has returned. Headers already set on w are sent too. The body must have been read. The
+// caller must call Close, or the connection leaks.
 //
-// On an error nothing was answered and the caller still can, with two exceptions:
-// the connection broke, or it is TLS that does not stand on a Listener.
+// After an error nothing was answered and the caller still can, with two exceptions: the
+// connection broke (ErrPeerClosed), or it is TLS without a Listener below it.
 func (s *Streams) Open(w http.ResponseWriter, r *http.Request, o Options) (*Writer, error) {
 	if r.ProtoMajor != 1 {
 		return nil, fmt.Errorf("sse: event stream over %s: HTTP/1.1 is needed: %w", r.Proto, errors.ErrUnsupported)
 	}
-	o.defaults()
+	o.setDefaults()
 	if !isWholeEvent(o.PingEvent) {
 		return nil, fmt.Errorf("%w: Options.PingEvent", ErrFrame)
 	}
 	if err := s.add(); err != nil {
 		return nil, err
 	}
-	conn, _, err := http.NewResponseController(w).Hijack()
+	conn, raw, err := takeOver(w)
 	if err != nil {
 		s.done()
-		return nil, fmt.Errorf("sse: take over the connection: %w", err)
+		return nil, err
 	}
-	raw := rawConn(conn)
-	if raw == nil {
-		if _, isTLS := conn.(*tls.Conn); isTLS {
-			s.done()
-			conn.Close()
-			return nil, errors.New("sse: this TLS listener does not stand on an sse.Listener: wrap the TCP listener with sse.NewListener first")
-		}
-		raw = &Conn{Conn: conn}
-		conn = raw
-	}
-	raw.takeOver(writeTimeout)
-	wr := &Writer{streams: s, opts: o, conn: conn, raw: raw, opened: o.Now(), pingAt: o.PingInterval}
-	wr.ledger = ackTracker{
-		maxFrames: o.MaxUnacked, maxBurst: o.MaxBurst, grace: o.UnackedGrace, idleTimeout: o.IdleTimeout,
-		frames:  make([]frameMark, 0, 4),
-		written: raw.Written(), acked: raw.Written() - int64(raw.unacked()),
-	}
+	wr := newWriter(s, conn, raw, &o)
 	s.opened.Add(1)
-	if err := wr.write(responseHead(w.Header()), 0, false); err != nil {
+	if err := wr.writeHead(responseHead(w.Header())); err != nil {
 		wr.Close(0)
 		return nil, err
 	}
 	return wr, nil
 }
 
-// responseHead makes the response's head. Framing headers are ours: the body has no length
-// and no coding, it ends with the connection.
+func newWriter(s *Streams, conn net.Conn, raw *Conn, o *Options) *Writer {
+	w := &Writer{streams: s, conn: conn, raw: raw}
+	if o.Policy == Drop {
+		raw.takeOver(0)
+		w.dropState = newDropState(o)
+	} else {
+		raw.takeOver(writeTimeout)
+		w.cutState = newCutState(o, raw)
+	}
+	return w
+}
+
+// takeOver hijacks the connection and finds the counted connection at or below it.
+func takeOver(w http.ResponseWriter) (net.Conn, *Conn, error) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return nil, nil, fmt.Errorf("sse: take over the connection: %w", err)
+	}
+	if raw := rawConn(conn); raw != nil {
+		return conn, raw, nil
+	}
+	if _, isTLS := conn.(*tls.Conn); isTLS {
+		conn.Close()
+		return nil, nil, errors.New("sse: no sse.Listener below TLS: wrap the TCP listener with sse.NewListener before tls.NewListener")
+	}
+	raw := &Conn{Conn: conn}
+	return raw, raw, nil
+}
+
+// responseHead makes the head of the response. The framing headers are this package's:
+// the body has no length and no coding, and ends with the connection.
 func responseHead(extra http.Header) []byte {
 	h := extra.Clone()
 	if h == nil {
@@ -144,172 +179,107 @@ func responseHead(extra http.Header) []byte {
 	return buf.Bytes()
 }
 
-func isWholeEvent(b []byte) bool {
-	return len(b) >= 2 && b[len(b)-1] == '\n' && b[len(b)-2] == '\n'
-}
-
-func (w *Writer) now() time.Duration { return w.opts.Now().Sub(w.opened) }
-
-// refresh asks how far the peer has acknowledged.
-func (w *Writer) refresh(now time.Duration) {
-	if w.ledger.hasUnacked() {
-		unacked := w.raw.unacked() // before Written: TLS may write in between
-		w.ledger.acknowledged(w.raw.Written()-int64(unacked), now)
+func (w *Writer) writeHead(head []byte) error {
+	if w.dropState != nil {
+		return w.put(head)
 	}
+	return w.write(head, 0, false)
 }
 
-// flush sends what an earlier write left over, without waiting, and returns how
-// much still stays.
-func (w *Writer) flush() int {
-	if !w.hasPending {
-		return 0
+// Send writes b, which is one or more whole events; events is how many of them count in
+// Stats. b is not kept or changed, so all streams may share it.
+//
+// Policy Cut: ErrBackpressure when the subscriber is too far behind; b was not written.
+//
+// Policy Drop: taken is false when b was dropped. b with events 0, such as a heartbeat, is
+// dropped without being counted when other events wait. ErrBackpressure when the Budget
+// is exhausted.
+//
+// ErrPeerClosed: the connection is broken. After an error the caller closes the stream.
+func (w *Writer) Send(b []byte, events int) (taken bool, err error) {
+	switch {
+	case w.closed:
+		return false, ErrClosed
+	case !isWholeEvent(b):
+		return false, ErrFrame
+	case w.dropState != nil:
+		return w.sendOrDrop(batch{b, events})
 	}
-	n := w.raw.flush(0)
-	w.hasPending = n > 0
-	return n
+	err = w.sendOrCut(b, events)
+	return err == nil, err
 }
 
-// write sends b in one piece, behind what is left of earlier ones.
-func (w *Writer) write(b []byte, now time.Duration, frame bool) error {
+// put writes b behind what earlier writes left in raw.
+func (w *Writer) put(b []byte) error {
 	if _, err := w.conn.Write(b); err != nil {
 		return fmt.Errorf("%w: %w", ErrPeerClosed, err)
 	}
-	w.ledger.wrote(w.raw.Written(), now, frame)
-	w.hasPending = w.raw.hasPending()
 	return nil
 }
 
-// Frame writes one whole encoded event, such as AppendEvent makes; b is not kept
-// or changed, so all streams may share it. ErrBackpressure: the reader is too far
-// behind and b was not written; ErrPeerClosed: the connection is broken. After
-// either the caller closes the stream.
-func (w *Writer) Frame(b []byte) error {
+// Check does what is due by time. It returns ErrIdle when bytes have waited for the peer
+// for IdleTimeout without progress. With policy Cut it also writes the ping that is due;
+// Run calls it when needed, a caller's own loop calls it every few seconds.
+func (w *Writer) Check() error {
 	switch {
 	case w.closed:
 		return ErrClosed
-	case !isWholeEvent(b):
-		return ErrFrame
-	}
-	now := w.now()
-	if w.ledger.needsRefresh(now) {
-		w.refresh(now)
-	}
-	if w.ledger.isFull(now) {
-		return ErrBackpressure
-	}
-	if n := w.flush(); n > 0 && n+len(b) > maxPending {
-		return ErrBackpressure
-	}
-	if err := w.write(b, now, true); err != nil {
-		return err
-	}
-	w.streams.frames.Add(1)
-	w.streams.bytes.Add(uint64(len(b)))
-	w.resetTimer(now)
-	return nil
-}
-
-// Ping writes the ping event unless an earlier one is still unacknowledged, so a
-// stalledFor stream holds one at most. Pings never count for ErrBackpressure.
-func (w *Writer) Ping() error {
-	if w.closed {
-		return ErrClosed
-	}
-	now := w.now()
-	rest := w.flush()
-	w.refresh(now)
-	if w.ledger.pingPending() || rest > 0 {
-		return nil
-	}
-	if err := w.write(w.opts.PingEvent, now, false); err != nil {
-		return err
-	}
-	w.ledger.pingEnd = w.ledger.written
-	w.streams.pings.Add(1)
-	w.streams.bytes.Add(uint64(len(w.opts.PingEvent)))
-	w.resetTimer(now)
-	return nil
-}
-
-// Check does what time asks for: it notices that the peer has acknowledged nothing
-// for IdleTimeout (ErrIdle) and writes the ping that is due. Run calls it when needed;
-// a loop of the caller's own calls it every few seconds.
-func (w *Writer) Check() error {
-	if w.closed {
-		return ErrClosed
-	}
-	now := w.now()
-	w.flush()
-	w.refresh(now)
-	if w.ledger.isIdle(now) {
+	case w.dropState == nil:
+		return w.checkPingAndIdle()
+	case w.Blocked() && time.Since(w.progressAt) > w.idleTimeout:
 		return ErrIdle
 	}
-	if w.opts.PingInterval > 0 && now >= w.pingAt {
-		for w.pingAt <= now { // a late call makes up for nothing
-			w.pingAt += w.opts.PingInterval
-		}
-		if err := w.Ping(); err != nil {
-			return err
-		}
-	}
-	w.resetTimer(now)
 	return nil
 }
 
-// nextCheck is when Check has something to do next.
-func (w *Writer) nextCheck(now time.Duration) time.Duration {
-	at := now + time.Hour
-	if w.opts.PingInterval > 0 {
-		at = w.pingAt
-	}
-	if t, ok := w.ledger.nextCheck(); ok {
-		at = min(at, t)
-	}
-	if w.hasPending {
-		at = min(at, now+time.Second)
-	}
-	return at
-}
-
-// Close writes the close event behind what was written, waits up to a second for
-// room if there is none, and ends the connection with FIN. Code 0 writes no event.
-// A peer that had stalled gets Linger to come back and read on, then RST; no
-// goroutine waits for it. Only the first call has an effect.
+// Close writes the close event of c (code 0: none) and ends the connection with FIN. What
+// the kernel has taken is delivered for up to Linger.
+//
+// With policy Cut it waits up to a second for room. A stalled peer gets Linger to come
+// back and read on, then RST; no goroutine waits for it. With policy Drop it never waits.
+// Take the Writer off its Poller first. Only the first call has an effect.
 func (w *Writer) Close(c Code) error {
 	if w.closed {
 		return nil
 	}
 	w.closed = true
 	defer w.streams.done()
+	if w.dropState != nil {
+		w.release()
+		return w.finish(c, 0, false, defaultLinger)
+	}
 	now := w.now()
 	w.refresh(now)
-	stalled := c == Backpressure || c == IdleTimeout || w.ledger.stalledFor(now) >= w.opts.UnackedGrace
+	stalled := c == Backpressure || c == IdleTimeout || w.acks.stalledFor(now) >= w.opts.UnackedGrace
+	return w.finish(c, writeTimeout, stalled, w.opts.Linger)
+}
 
-	var err error
-	w.raw.finish(writeTimeout, func() { err = w.writeClose(c, now) })
+// finish writes the close event, and ends the connection.
+func (w *Writer) finish(c Code, wait time.Duration, stalled bool, linger time.Duration) (err error) {
+	w.raw.finish(wait, func() { err = w.writeClose(c) })
 	if stalled {
 		w.raw.CloseWrite()
-		w.streams.linger(w.raw, w.opts.Linger)
+		w.streams.linger(w.raw, linger)
 	} else {
-		w.raw.closeGracefully(w.opts.Linger)
+		w.raw.closeGracefully(linger)
 	}
 	return err
 }
 
-// writeClose writes the close event and TLS's own end mark.
-func (w *Writer) writeClose(c Code, now time.Duration) error {
-	place := len(codes)
-	defer func() { w.streams.closes[place].Add(1) }()
+// writeClose writes the close event and the end mark of TLS.
+func (w *Writer) writeClose(c Code) error {
+	counter := len(codes)
+	defer func() { w.streams.closes[counter].Add(1) }()
 	if c != 0 {
-		ev, err := AppendClose(nil, c)
+		event, err := AppendClose(nil, c)
 		if err != nil {
 			return err
 		}
-		place = c.index()
-		if err := w.write(ev, now, false); err != nil {
+		counter = c.index()
+		if err := w.put(event); err != nil {
 			return err
 		}
-		w.streams.bytes.Add(uint64(len(ev)))
+		w.streams.bytes.Add(uint64(len(event)))
 	}
 	if t, ok := w.conn.(*tls.Conn); ok {
 		t.CloseWrite()

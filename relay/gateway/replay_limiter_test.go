@@ -68,7 +68,7 @@ func TestSlowReplays(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		if n := len(g.turns.gate.free); n != maxReplaysPerIdentity {
+		if n := len(g.replayLimiter.all.acquired); n != maxReplaysPerIdentity {
 			t.Errorf("%d of one identity read the log", n)
 		}
 		s := open("b")
@@ -91,15 +91,14 @@ func TestSlowReplays(t *testing.T) {
 
 // TestTurnsAreForgotten: nothing is kept of an identity that has no client here.
 func TestTurnsAreForgotten(t *testing.T) {
-	var ts replayLimiter
-	ts.init()
+	limiter := newReplayLimiter()
 	ctx, cancel := context.WithCancel(t.Context())
-	a, err := ts.acquire(ctx, "a", time.Hour, nil)
+	a, err := limiter.acquire(ctx, "a", time.Hour, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range maxReplaysPerIdentity - 1 {
-		m, err := ts.acquire(ctx, "a", time.Hour, nil)
+		m, err := limiter.acquire(ctx, "a", time.Hour, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,16 +106,16 @@ func TestTurnsAreForgotten(t *testing.T) {
 	}
 	cancel()
 	for i := range 10 {
-		if m, err := ts.acquire(ctx, "a", time.Hour, nil); err == nil {
+		if m, err := limiter.acquire(ctx, "a", time.Hour, nil); err == nil {
 			t.Errorf("a turn too many: %d", i)
 			m.release()
 		}
 	}
 	a.release()
-	if n := ts.byIdentity["a"].users; n != maxReplaysPerIdentity-1 {
+	if n := limiter.byIdentity["a"].users; n != maxReplaysPerIdentity-1 {
 		t.Errorf("%d users", n)
 	}
-	if n := len(ts.gate.free); n != maxReplaysPerIdentity-1 {
+	if n := len(limiter.all.acquired); n != maxReplaysPerIdentity-1 {
 		t.Errorf("%d turns are taken", n)
 	}
 }

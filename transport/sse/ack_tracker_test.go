@@ -7,13 +7,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-func rfcLedger() ackTracker {
+func rfcTracker() ackTracker {
 	return ackTracker{maxFrames: 3, maxBurst: 64, grace: time.Second, idleTimeout: 90 * time.Second}
 }
 
 // A stalled reader is cut with the fourth unacknowledged frame, at any interval,
 // and not before the oldest has waited for the grace.
-func TestLedgerFull(t *testing.T) {
+func TestAckTrackerFull(t *testing.T) {
 	tests := []struct {
 		name     string
 		interval time.Duration
@@ -27,7 +27,7 @@ func TestLedgerFull(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			l := rfcLedger()
+			l := rfcTracker()
 			var now time.Duration
 			n := 0
 			for ; !l.isFull(now); now += tt.interval {
@@ -46,8 +46,8 @@ func TestLedgerFull(t *testing.T) {
 }
 
 // Idle counts from the last progress, or from when bytes began to be outstanding.
-func TestLedgerIdle(t *testing.T) {
-	l := rfcLedger()
+func TestAckTrackerIdle(t *testing.T) {
+	l := rfcTracker()
 	if l.isIdle(time.Hour) {
 		t.Fatal("idle with nothing written")
 	}
@@ -75,12 +75,12 @@ func TestLedgerIdle(t *testing.T) {
 	}
 }
 
-// TestLedgerModel plays a peer that acknowledges at moments of its own and a
-// stream that asks only when the ledger says so, and compares with what somebody
-// who saw every acknowledgement would say.
-func TestLedgerModel(t *testing.T) {
+// TestAckTrackerModel plays a peer that acknowledges at moments of its own and a
+// stream that reads acknowledgements only when the tracker needs them, and compares with
+// an observer who sees each acknowledgement.
+func TestAckTrackerModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		l := rfcLedger()
+		l := rfcTracker()
 		var now time.Duration
 		var written, acked int64 // the truth
 		var progress time.Duration

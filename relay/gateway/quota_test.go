@@ -61,7 +61,7 @@ func TestOwnTopics(t *testing.T) {
 func TestWaiting(t *testing.T) {
 	const most = 1 << 20
 	bubble(t, Options{Identities: byToken}, func(t *testing.T, g *Gateway, ln *pipes) {
-		g.quotas.maxBytes = most
+		g.quotas = newQuotas(most)
 		var streams []*stream
 		slow := func(who string, n int) {
 			for range n {
@@ -76,12 +76,12 @@ func TestWaiting(t *testing.T) {
 		for range 20 {
 			g.Emit("t", "big", data)
 			time.Sleep(time.Second)
-			if all := g.quotas.waiting.Load(); all > most {
+			if all := g.quotas.total.Used(); all > most {
 				t.Fatalf("%d bytes wait", all)
 			}
 		}
 		for who, want := range map[string]int64{"t\na": most / identityShare, "t\nb": 200 << 10} {
-			if n := g.quotas.byIdentity[who].waiting.Load(); n > most/identityShare || n < want-40<<10 {
+			if n := g.quotas.byIdentity[who].budget.Used(); n > most/identityShare || n < want-40<<10 {
 				t.Errorf("for %q wait %d bytes, want about %d", who, n, want)
 			}
 		}
@@ -91,7 +91,7 @@ func TestWaiting(t *testing.T) {
 		g.Emit("t", "big", data) // finds out
 		time.Sleep(stallTimeout + time.Minute)
 		synctest.Wait() // the shards have told the account
-		if n, own := g.quotas.waiting.Load(), len(g.quotas.byIdentity); n != 0 || own != 0 || g.Stats().Subscribers != 0 {
+		if n, own := g.quotas.total.Used(), len(g.quotas.byIdentity); n != 0 || own != 0 || g.Stats().Subscribers != 0 {
 			t.Errorf("at the end %d bytes of %d identities, %+v", n, own, g.Stats())
 		}
 	})
@@ -113,7 +113,7 @@ func TestLongResume(t *testing.T) {
 			if ev.Type != fmt.Sprintf("n%d", i) || ev.LastEventID != fmt.Sprint(first+uint64(i)+1) {
 				t.Fatalf("event %d is %s %s", i, ev.LastEventID, ev.Type)
 			}
-			if n := g.quotas.waiting.Load(); n > maxQueued+maxReplayChunk {
+			if n := g.quotas.total.Used(); n > maxQueued+maxPage {
 				t.Fatalf("%d bytes wait", n)
 			}
 		}

@@ -13,17 +13,18 @@ import (
 	"agentctl/transport/netpoll"
 )
 
-// Listener hands out connections that count what is written to them. It belongs
-// directly on the TCP listener, below TLS: only there do written bytes and
-// acknowledged bytes mean the same.
+// Listener hands out connections that count what is written to them. It belongs directly
+// on the TCP listener, below TLS: only there do written bytes and acknowledged bytes mean
+// the same.
 type Listener struct {
 	net.Listener
-	userTimeout time.Duration // see UserTimeout
+	userTimeout time.Duration // default UserTimeout
 }
 
-// UserTimeout is how long a peer may acknowledge nothing of what was sent, or take nothing of
-// what waits for it, before the kernel ends its connection: a write without a deadline of
-// its own ends then. Streams have shorter rules.
+// UserTimeout is the TCP user timeout (RFC 5482) of accepted connections: the kernel ends
+// a connection whose peer has acknowledged nothing of what was sent, or taken nothing of
+// what waits, for so long. It ends writes that have no deadline; streams have shorter
+// limits.
 const UserTimeout = 10 * time.Minute
 
 // NewListener wraps ln.
@@ -52,35 +53,35 @@ func rawConn(c net.Conn) *Conn {
 
 // Conn is a connection that counts the bytes written to it.
 //
-// Once a Writer owns it, a write waits for a bounded time only: what the kernel
-// does not take is kept in rest and goes first next time. A TLS layer above so
-// never meets a write timeout, which would break it for good.
+// Once a Writer has taken it over, a write waits for a bounded time: what the kernel does
+// not take by then stays in pending and goes first next time. A TLS layer above therefore
+// never sees a write timeout, which would break it for good.
 type Conn struct {
 	net.Conn
 	written   atomic.Int64
 	takenOver bool            // set once, before the Writer's first write
-	now       *netpoll.Reader // see ReadNow
+	nonblock  *netpoll.Reader // see ReadNow
 
 	mu           sync.Mutex      // protects the fields below: TLS answers the peer from the reading goroutine
 	sock         *netpoll.Socket // nil when the kernel cannot be asked
-	writeTimeout time.Duration   // how long a write may wait
-	pending      []byte          // accepted, not yet taken by the kernel
-	err          error           // the first failure, for good
+	writeTimeout time.Duration   // how long a write may wait, 0: not at all
+	pending      []byte          // accepted from the Writer, not yet taken by the kernel
+	err          error           // the first failure, final
 }
 
 // takeOver turns c over to one Writer.
-func (c *Conn) takeOver(patience time.Duration) {
-	c.takenOver, c.writeTimeout, c.sock = true, patience, netpoll.NewSocket(c.Conn)
+func (c *Conn) takeOver(writeTimeout time.Duration) {
+	c.takenOver, c.writeTimeout, c.sock = true, writeTimeout, netpoll.NewSocket(c.Conn)
 }
 
-// ReadNow makes all reads to come those of r, a reader of the connection below, which
-// never waits. It is called between two reads.
-func (c *Conn) ReadNow(r *netpoll.Reader) { c.now = r }
+// ReadNow makes later reads use r, a reader of the connection below that never waits.
+// Call it between two reads.
+func (c *Conn) ReadNow(r *netpoll.Reader) { c.nonblock = r }
 
 // Read reads the connection below.
 func (c *Conn) Read(b []byte) (int, error) {
-	if c.now != nil {
-		return c.now.Read(b)
+	if c.nonblock != nil {
+		return c.nonblock.Read(b)
 	}
 	return c.Conn.Read(b)
 }
@@ -99,7 +100,7 @@ func (c *Conn) SyscallConn() (syscall.RawConn, error) {
 	return nil, errors.ErrUnsupported
 }
 
-// CloseWrite sends FIN and leaves the reading side open, where c can do that.
+// CloseWrite sends FIN and leaves the reading side open, where the connection can.
 func (c *Conn) CloseWrite() error {
 	if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return cw.CloseWrite()
@@ -107,8 +108,8 @@ func (c *Conn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// SetWriteDeadline does nothing once a Writer owns c: it sets its own, and
-// crypto/tls would leave an expired one behind.
+// SetWriteDeadline does nothing once a Writer has taken c over: the Writer sets its own,
+// and crypto/tls would leave an expired one behind.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	if c.takenOver {
 		return nil
@@ -116,7 +117,8 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// Write counts, and in a Writer's hands never waits longer than its patience.
+// Write writes and counts b. For a Writer it waits no longer than writeTimeout and keeps
+// the rest, however long: the Writer bounds what it writes.
 func (c *Conn) Write(b []byte) (int, error) {
 	if !c.takenOver {
 		n, err := c.Conn.Write(b)
@@ -134,12 +136,12 @@ func (c *Conn) Write(b []byte) (int, error) {
 			return n, c.err
 		}
 	}
-	c.pending = append(c.pending, b[n:]...) // the Writer writes no more than its bound into rest
+	c.pending = append(c.pending, b[n:]...)
 	c.written.Add(int64(len(b)))
 	return len(b), nil
 }
 
-// flush tries to get rid of the rest within wait and returns how much stays.
+// flush writes what is pending within wait and returns how much stays.
 func (c *Conn) flush(wait time.Duration) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,15 +155,21 @@ func (c *Conn) flush(wait time.Duration) int {
 	return len(c.pending)
 }
 
-// hasPending says that something is left over.
 func (c *Conn) hasPending() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.pending) > 0
 }
 
-// minWriteTimeout is the least time a connection without a descriptor is given to move:
-// with less it would refuse before it tried.
+// failed is the first failure of a write.
+func (c *Conn) failed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// minWriteTimeout is the least time a connection without a descriptor is given: with less
+// its deadline would pass before it tried.
 const minWriteTimeout = time.Millisecond
 
 // writeLocked writes what the connection takes within wait and returns how much that was.
@@ -194,21 +202,20 @@ func (c *Conn) unacked() int {
 	return n
 }
 
-// finish makes the writes to come wait for nothing, and waits itself up to wait for
-// the room they need, after last wrote them. What then still does not fit is dropped.
-func (c *Conn) finish(wait time.Duration, last func()) {
+// finish lets writeLast write without waiting, then waits itself for the room that needs,
+// up to wait. What still does not fit is dropped.
+func (c *Conn) finish(wait time.Duration, writeLast func()) {
 	c.mu.Lock()
 	c.writeTimeout = 0
 	c.mu.Unlock()
-	last()
+	writeLast()
 	c.flush(wait)
 	c.mu.Lock()
 	c.pending = nil
 	c.mu.Unlock()
 }
 
-// closeGracefully closes c; what the peer has not fetched goes on being delivered
-// for d at most.
+// closeGracefully closes c; the kernel goes on delivering what it has taken for up to d.
 func (c *Conn) closeGracefully(d time.Duration) {
 	if c.sock != nil {
 		c.sock.SetCloseTimeout(max(d, time.Second))
@@ -217,7 +224,7 @@ func (c *Conn) closeGracefully(d time.Duration) {
 	c.Conn.Close()
 }
 
-// reset closes c with RST and throws away what the peer has not fetched.
+// reset closes c with RST and discards what the peer has not read.
 func (c *Conn) reset() {
 	if t, ok := c.Conn.(*net.TCPConn); ok {
 		t.SetLinger(0)
@@ -225,8 +232,8 @@ func (c *Conn) reset() {
 	c.Conn.Close()
 }
 
-// discardInput empties the receive queue: closing a socket with unread input makes
-// the kernel send RST, which can cost the peer the close event.
+// discardInput empties the receive queue: closing a socket with unread input makes the
+// kernel send RST, which can cost the peer the close event.
 func (c *Conn) discardInput() {
 	if c.sock == nil {
 		return
