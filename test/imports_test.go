@@ -84,7 +84,7 @@ var allowed = map[string]string{
 	"relay/hub":                 "manifest transport/fanout transport/link strictjson",
 	"relay/gateway":             "manifest strictjson transport/edge transport/sse",
 	"relay/stages":              "manifest relay/kernel relay/pipeline strictjson transport/edge",
-	"relay/mcp":                 "manifest relay/kernel strictjson transport/edge",
+	"relay/mcp":                 "manifest relay/kernel strictjson transport/edge transport/sse",
 	"relay/mcp/stdio":           "transport/sse strictjson",
 	"relay/plugins/conformance": "relay/kernel",
 	"relay/plugins/control":     "manifest relay/kernel",

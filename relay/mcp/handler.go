@@ -15,6 +15,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 	"agentctl/transport/edge"
+	"agentctl/transport/sse"
 )
 
 // Options configure a Handler. Kernel and Authenticate are required.
@@ -78,7 +79,7 @@ type Handler struct {
 	stopped  bool
 	tenants  map[string]*tenant
 	sessions map[string]*session
-	streams  map[*exchange]*queued
+	streams  map[*exchange]*sse.QueuedWriter
 	wg       sync.WaitGroup
 
 	count counters
@@ -128,7 +129,7 @@ func New(opt Options) *Handler {
 		impl:        &sdk.Implementation{Name: "agentctl", Title: "agentctl relay", Version: opt.Version},
 		tenants:     make(map[string]*tenant),
 		sessions:    make(map[string]*session),
-		streams:     make(map[*exchange]*queued),
+		streams:     make(map[*exchange]*sse.QueuedWriter),
 		bodyTimeout: 10 * time.Second,
 	}
 	if h.opts.Guard == nil {
@@ -187,7 +188,7 @@ func (h *Handler) sweep(now time.Time) {
 			over = append(over, x)
 			continue
 		}
-		q.ping(now)
+		q.Ping(now)
 	}
 	h.mu.RUnlock()
 	for _, x := range over {
