@@ -22,7 +22,7 @@ type device struct {
 	tools    []manifest.Tool
 
 	mu   sync.Mutex // protects the fields below
-	last *hub.Frame // newest frame of a watched resource
+	last *manifest.Frame // newest frame of a watched resource
 	at   time.Time
 }
 

@@ -44,7 +44,7 @@ func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel
 		r.metrics.overQuota.Add(1)
 	}
 	if !over || !r.doors.enforceQuota.Load() {
-		code = closeCode(sse.Run(ctx, wr, s, func(f *kernel.Frame) []byte { return f.Event }))
+		code = closeCode(sse.Run(ctx, wr, s, func(f *manifest.Frame) []byte { return f.Event }))
 	}
 	_ = wr.Close(code)
 	r.kernel.Audit(kernel.Record{Tenant: kr.Caller.Tenant, Actor: kr.Caller.Actor, Tool: kr.Tool, NodeID: kr.Target().NodeID,

@@ -243,7 +243,7 @@ type localStream struct {
 	done   chan struct{}
 
 	mu   sync.Mutex // protects the fields below
-	last *kernel.Frame
+	last *manifest.Frame
 	err  error
 }
 
@@ -287,7 +287,7 @@ func (b *board) stream(ctx context.Context, tool string, args json.RawMessage) (
 func (s *localStream) put(frame json.RawMessage, err error) {
 	s.mu.Lock()
 	if err == nil {
-		s.last = &kernel.Frame{Data: frame}
+		s.last = &manifest.Frame{Data: frame}
 	}
 	s.err = err
 	s.mu.Unlock()
@@ -301,7 +301,7 @@ func (s *localStream) put(frame json.RawMessage, err error) {
 func (s *localStream) Ready() <-chan struct{} { return s.ready }
 
 // Next implements kernel.Stream.
-func (s *localStream) Next() (*kernel.Frame, bool) {
+func (s *localStream) Next() (*manifest.Frame, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.last

@@ -13,14 +13,6 @@ import (
 	"agentctl/transport/link"
 )
 
-// Frame is one metric frame: the sample as JSON, and as an SSE event encoded once for
-// all readers. Both are shared and read-only. (An alias, so that the kernel's frame is
-// the same type and no reader pays for a conversion.)
-type Frame = struct {
-	Data  []byte
-	Event []byte
-}
-
 // subscriberQueueSize is how many frames may wait for one reader's goroutine before it is behind.
 // It is not the 3 frames of RFC-0009 §6, which are judged where they are written
 // (transport/sse): a device whose link stood still sends what it has all at once, up to a
@@ -39,7 +31,7 @@ type streamKey struct {
 type stream struct {
 	node   *Node
 	key    streamKey
-	topic  *fanout.Topic[*Frame]
+	topic  *fanout.Topic[*manifest.Frame]
 	opened chan struct{} // closed when the device answered; err and cmdID are set then
 	err    error
 	cmdID  string
@@ -54,7 +46,7 @@ func (s *stream) end(cause error) { s.topic.Close(cause) }
 
 // Subscriber is one subscriber of a stream.
 type Subscriber struct {
-	*fanout.Subscriber[*Frame]
+	*fanout.Subscriber[*manifest.Frame]
 	stream *stream
 	closed bool // Close is called by one goroutine
 }
@@ -97,7 +89,7 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 				n.mu.Unlock()
 				return nil, &manifest.Error{Code: manifest.RateLimited, Message: "this device serves no more streams of other intervals; use an interval that is open", RetryAfterMS: 1000, Reason: "streams"}
 			}
-			s = &stream{node: n, key: key, topic: fanout.New[*Frame](fanout.Options{MaxSubscribers: maxSubscribers}), opened: make(chan struct{})}
+			s = &stream{node: n, key: key, topic: fanout.New[*manifest.Frame](fanout.Options{MaxSubscribers: maxSubscribers}), opened: make(chan struct{})}
 			if n.streams == nil {
 				n.streams, n.streamsByID = make(map[streamKey]*stream), make(map[string]*stream)
 			}
@@ -115,7 +107,7 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 			return nil, context.Cause(ctx)
 		}
 		if s.err == nil {
-			sub := s.topic.Subscribe(fanout.SubscribeOptions[*Frame]{Buffer: subscriberQueueSize, Overflow: fanout.CloseSubscriber,
+			sub := s.topic.Subscribe(fanout.SubscribeOptions[*manifest.Frame]{Buffer: subscriberQueueSize, Overflow: fanout.CloseSubscriber,
 				LastMaxAge: time.Duration(intervalMS) * time.Millisecond})
 			if err := sub.Err(); errors.Is(err, fanout.ErrFull) {
 				s.release()
@@ -250,7 +242,7 @@ func (n *Node) OnMetric(m link.Metric) error {
 	}
 	n.hub.frames.Add(1)
 	data := append([]byte(nil), m.Sample...)
-	f := &Frame{Data: data}
+	f := &manifest.Frame{Data: data}
 	if n.hub.opt.EncodeSSE != nil {
 		f.Event = n.hub.opt.EncodeSSE(data)
 	}

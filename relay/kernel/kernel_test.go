@@ -179,7 +179,7 @@ type stream struct {
 func newStream() *stream { return &stream{ready: make(chan struct{}, 1)} }
 
 func (s *stream) Ready() <-chan struct{}      { return s.ready }
-func (s *stream) Next() (*kernel.Frame, bool) { return nil, false }
+func (s *stream) Next() (*manifest.Frame, bool) { return nil, false }
 func (s *stream) Err() error                  { return nil }
 func (s *stream) Close()                      { s.closed.Add(1) }
 

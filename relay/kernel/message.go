@@ -123,21 +123,12 @@ type RPCError struct {
 
 func (f *RPCError) Error() string { return f.Message }
 
-// Frame is one element of a stream. Data is the JSON of the frame; Event is the same
-// frame as a whole SSE event, encoded once for all readers. Both are shared: read only.
-// (An alias of a plain struct, so that the hub, which may not import this room, makes
-// the same type.)
-type Frame = struct {
-	Data  []byte
-	Event []byte
-}
-
 // Stream is an open stream of frames, read by one goroutine.
 type Stream interface {
 	// Ready is signalled when Next has something new or the stream has ended.
 	Ready() <-chan struct{}
 	// Next takes the next frame; ok is false when there is none now.
-	Next() (f *Frame, ok bool)
+	Next() (f *manifest.Frame, ok bool)
 	// Err is nil while the stream lives; afterwards it tells why it ended.
 	Err() error
 	// Close gives the stream up. It may be called more than once.

@@ -393,7 +393,7 @@ func (f *frames) signal() {
 
 func (f *frames) Ready() <-chan struct{} { return f.ready }
 
-func (f *frames) Next() (*kernel.Frame, bool) {
+func (f *frames) Next() (*manifest.Frame, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.list) == 0 {
@@ -401,7 +401,7 @@ func (f *frames) Next() (*kernel.Frame, bool) {
 	}
 	data := f.list[0]
 	f.list = f.list[1:]
-	return &kernel.Frame{Data: []byte(data)}, true
+	return &manifest.Frame{Data: []byte(data)}, true
 }
 
 func (f *frames) Err() error {
