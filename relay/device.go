@@ -21,7 +21,7 @@ type device struct {
 	manifest *kernel.Manifest
 	tools    []manifest.Tool
 
-	mu   sync.Mutex // protects the fields below
+	mu   sync.Mutex      // protects the fields below
 	last *manifest.Frame // newest frame of a watched resource
 	at   time.Time
 }

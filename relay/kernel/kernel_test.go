@@ -178,10 +178,10 @@ type stream struct {
 
 func newStream() *stream { return &stream{ready: make(chan struct{}, 1)} }
 
-func (s *stream) Ready() <-chan struct{}      { return s.ready }
+func (s *stream) Ready() <-chan struct{}        { return s.ready }
 func (s *stream) Next() (*manifest.Frame, bool) { return nil, false }
-func (s *stream) Err() error                  { return nil }
-func (s *stream) Close()                      { s.closed.Add(1) }
+func (s *stream) Err() error                    { return nil }
+func (s *stream) Close()                        { s.closed.Add(1) }
 
 var _ kernel.Stream = (*stream)(nil)
 
