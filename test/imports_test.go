@@ -86,11 +86,12 @@ var allowed = map[string]string{
 	"relay/stages":              "manifest relay/kernel relay/pipeline strictjson transport/edge",
 	"relay/mcp":                 "manifest relay/kernel strictjson transport/edge transport/sse",
 	"relay/mcp/stdio":           "transport/sse strictjson",
+	"relay/plugins/arguments":   "manifest",
 	"relay/plugins/conformance": "relay/kernel",
-	"relay/plugins/control":     "manifest relay/kernel",
-	"relay/plugins/directory":   "manifest relay/kernel",
+	"relay/plugins/control":     "manifest relay/kernel relay/plugins/arguments",
+	"relay/plugins/directory":   "manifest relay/kernel relay/plugins/arguments",
 	"relay/plugins/process":     "manifest relay/kernel strictjson",
-	"relay/plugins/tickets":     "manifest relay/kernel",
+	"relay/plugins/tickets":     "manifest relay/kernel relay/plugins/arguments",
 	"relay":                     "manifest relay/... strictjson transport/edge transport/fanout transport/link transport/sse",
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/arguments"
 )
 
 // tool is one tool with what it does. The value that run returns becomes the answer.
@@ -18,12 +19,12 @@ type tool struct {
 	run  func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error)
 }
 
-func newTool(name, title, about string, reads bool, list []arg, more, output string, run func(context.Context, *Plugin, *kernel.Request, *args) (any, error)) tool {
-	t := &kernel.Tool{Name: name, Title: title, Description: about, Scope: manifest.ScopeKernelAdmin, InputSchema: schema(list, more),
+func newTool(name, title, about string, reads bool, in arguments.Object, rules, output string, run func(context.Context, *Plugin, *kernel.Request, *args) (any, error)) tool {
+	t := &kernel.Tool{Name: name, Title: title, Description: about, Scope: manifest.ScopeKernelAdmin, InputSchema: inputSchema(in, rules),
 		OutputSchema: json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
 		CheckArguments: func(raw []byte) ([]byte, error) {
-			out, err := check(list, raw)
-			if err == nil && more != "" {
+			out, err := in.Check(raw)
+			if err == nil && rules != "" {
 				err = eitherOr(out)
 			}
 			return out, err
@@ -36,7 +37,7 @@ func newTool(name, title, about string, reads bool, list []arg, more, output str
 
 // eitherRule says in a schema what eitherOr checks. (Not oneOf: some clients refuse it at
 // the top of an input schema.)
-const eitherRule = `{"minProperties":1,"dependentRequired":{"name":["config"],"config":["name"],"scope":["name"]},"dependentSchemas":{"order":{"maxProperties":1}}}`
+const eitherRule = `{"minProperties":1,"dependentRequired":{"config":["name"],"name":["config"],"scope":["name"]},"dependentSchemas":{"order":{"maxProperties":1}}}`
 
 func eitherOr(raw []byte) error {
 	var has map[string]json.RawMessage
@@ -49,7 +50,7 @@ func eitherOr(raw []byte) error {
 	case has["order"] == nil && has["name"] != nil && has["config"] != nil:
 		return nil
 	}
-	return invalid("either name and config, or order alone")
+	return arguments.Invalid("arguments: either name and config, or order alone")
 }
 
 const (
@@ -78,50 +79,50 @@ var tools = []tool{
 			return p.middleware(), nil
 		}),
 	newTool("kernel.middleware.enable", "Enable middleware", "Switches a stage on, for every request or for one scope.", false,
-		[]arg{argStage, argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+		arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 			return p.turn(ctx, r, a, "enable", p.opt.Middleware.Enable)
 		}),
 	newTool("kernel.middleware.disable", "Disable middleware", "Switches a stage off, for every request or for one scope.", false,
-		[]arg{argStage, argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+		arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 			return p.turn(ctx, r, a, "disable", p.opt.Middleware.Disable)
 		}),
 	newTool("kernel.middleware.configure", "Configure middleware", "Gives a stage another configuration (name, config, scope), or puts the stages into another order (order).", false,
-		[]arg{optional(argStage), argScope, argConfig, argOrder}, eitherRule, stagesOutput, configureMiddleware),
+		arguments.Object{argStage, argScope, argConfig, argOrder}, eitherRule, stagesOutput, configureMiddleware),
 	newTool("kernel.transport.list", "List transports", "The ways into the relay: adapters, listeners, sessions, and what can be configured.", true,
 		nil, "", transportOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 			return p.transports(), nil
 		}),
 	newTool("kernel.transport.configure", "Configure a transport", "Changes what a transport lets change while it runs; the fields are those that kernel.transport.list shows.", false,
-		[]arg{{name: "name", about: "the transport, as kernel.transport.list names it", kind: "string", pattern: wordPattern, required: true},
-			{name: "config", about: "an object with the fields to change, at most 16 KiB", kind: "object", required: true}}, "", transportOutput, configureTransport),
+		arguments.Object{required(text("name", wordPattern, "the transport, as kernel.transport.list names it")),
+			{Name: "config", Type: arguments.Map, Required: true, Description: "an object with the fields to change, at most 16 KiB"}}, "", transportOutput, configureTransport),
 	newTool("kernel.introspection.router", "Inspect the router", "How many plugins, tools and resources there are and which stages are in force; with tool, where calls of it go.", true,
-		[]arg{{name: "tool", about: "a tool's name", kind: "string", pattern: cursorPattern}}, "",
+		arguments.Object{text("tool", cursorPattern, "a tool's name")}, "",
 		`"stages":`+names+`,"plugins":{"type":"integer"},"tools":{"type":"integer"},"resources":{"type":"integer"},"in_flight":{"type":"integer"},`+
 			`"route":{"type":"object","properties":{"tool":{"type":"string"},"plugin":{"type":"string"},"tenant":{"type":"string"},"scope":{"type":"string"},"streams":{"type":"boolean"}},"required":["tool","plugin","scope","streams"],"additionalProperties":false}`,
 		router),
 	newTool("kernel.introspection.subscriptions", "Inspect subscriptions", "Who listens to changes: subscribers by tenant, and watched resources.", true,
 		nil, "", `"tenants":{"type":"array","items":`+tenantSchema+`},"watches":{"type":"array","items":`+watchSchema+`},"total_tenants":{"type":"integer"},"total_watches":{"type":"integer"}`, subscriptions),
 	newTool("kernel.introspection.plugins", "Inspect plugins", "The loaded plugins by name: versions, states, calls and faults, and what they offer.", true,
-		[]arg{argAfter, argLimit}, "", pluginsOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
+		arguments.Object{argAfter, argLimit}, "", pluginsOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
 			if a.Limit == 0 {
 				a.Limit = 100
 			}
 			return p.plugins(a.After, a.Limit), nil
 		}),
 	newTool("kernel.plugin.load", "Load a plugin", "Loads a plugin from the relay's plugin directory by the name of its folder.", false,
-		[]arg{{name: "name", about: "the plugin's folder below the plugin directory", kind: "string", pattern: pluginPattern, required: true}}, "",
+		arguments.Object{required(text("name", pluginPattern, "the plugin's folder below the plugin directory"))}, "",
 		`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 			return p.load(ctx, r, a, "load", Plugins.Load)
 		}),
 	newTool("kernel.plugin.unload", "Unload a plugin", "Unloads a plugin: NAME or NAME@VERSION. A device is unloaded by the end of its link.", false,
-		[]arg{{name: "name", about: "the plugin, with or without its version", kind: "string", pattern: versionPattern, required: true}}, "",
+		arguments.Object{required(text("name", versionPattern, "the plugin, with or without its version"))}, "",
 		`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 			return p.load(ctx, r, a, "unload", Plugins.Unload)
 		}),
 	newTool("kernel.health.get", "Get health", "Whether the kernel is well, what is wrong if not, and its figures.", true,
 		nil, "", `"status":{"type":"string","enum":["ok","degraded"]},"problems":`+names+`,"uptime_ms":{"type":"integer"},"figures":`+statsSchema, health),
 	newTool("kernel.log.configure", "Configure the log", "Changes the level of the relay's log while it runs: debug, info, warn or error.", false,
-		[]arg{{name: "level", about: "debug, info, warn or error", kind: "string", pattern: wordPattern, required: true}}, "",
+		arguments.Object{required(text("level", wordPattern, "debug, info, warn or error"))}, "",
 		`"previous":{"type":"string"},"current":{"type":"string"}`, configureLog),
 	newTool("kernel.health.reset_counters", "Reset counters", "Begins all counters of the kernel and its plugins anew; gauges stay.", false,
 		nil, "", `"reset":{"type":"boolean"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, _ *args) (any, error) {

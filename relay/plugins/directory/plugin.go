@@ -12,6 +12,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/arguments"
 )
 
 // URI is the resource's.
@@ -46,31 +47,23 @@ const output = `{"type":"object","properties":{"agents":{"type":"array","items":
 	`"error":{"type":"object","properties":{"code":{"type":"string"},"message":{"type":"string"}},"required":["code","message"]}},` +
 	`"additionalProperties":false}`
 
+// noArguments is the input of agents.list.
+var noArguments arguments.Object
+
 // Manifest implements kernel.Plugin.
 func (p *Plugin) Manifest() *kernel.Manifest {
 	return &kernel.Manifest{
 		Name: "directory", Version: "1.0.0", Inline: true,
 		Tools: []*kernel.Tool{{
 			Name: Tool, Title: "List devices and agents", Description: "The devices and agents of your tenant: who is online and when each gave its last sign of life.",
-			InputSchema: json.RawMessage(`{"type":"object","properties":{},"additionalProperties":false}`), OutputSchema: json.RawMessage(output),
-			SafetyClass: manifest.ReadOnly, Scope: manifest.ScopeToolsList, CheckArguments: noArguments,
+			InputSchema: noArguments.Schema(), OutputSchema: json.RawMessage(output), CheckArguments: noArguments.Check,
+			SafetyClass: manifest.ReadOnly, Scope: manifest.ScopeToolsList,
 		}},
 		Resources: []*kernel.Resource{{
 			URI: URI, Name: "agents/directory", Title: "Devices and agents", MIME: "application/json", Scope: manifest.ScopeToolsList, Watchable: true,
 			Description: "The devices and agents of your tenant, online and offline. Subscribe to hear who comes and goes.",
 		}},
 	}
-}
-
-func noArguments(raw []byte) ([]byte, error) {
-	var m map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &m); err != nil || m == nil {
-		return nil, manifest.E(manifest.ManifestInvalid, "arguments: must be a JSON object")
-	}
-	if len(m) > 0 {
-		return nil, manifest.E(manifest.ManifestInvalid, "unknown argument: there are none")
-	}
-	return []byte("{}"), nil
 }
 
 // Call implements kernel.Plugin.

@@ -118,11 +118,11 @@ func ascii(s string) bool {
 func TestStrict(t *testing.T) {
 	for _, raw := range []string{`{"title":"x","title":"y"}`, `{"Title":"x"}`, "{\"title\":\"\xff\"}", `{"title":"x"} {}`, `{"title":"x",}`, ``, `[]`, `"x"`,
 		`{"title":"x","approval":{"action":"y","action":"z"}}`, `{"title":"\ud800"}`} {
-		if out, err := createFields.check([]byte(raw)); err == nil {
+		if out, err := createFields.Check([]byte(raw)); err == nil {
 			t.Errorf("%s is taken as %s", raw, out)
 		}
 	}
-	out, err := listFields.check([]byte(` { "limit" : 2e1 } `))
+	out, err := listFields.Check([]byte(` { "limit" : 2e1 } `))
 	if err != nil || string(out) != `{"limit":20}` {
 		t.Errorf("got %s, %v", out, err)
 	}

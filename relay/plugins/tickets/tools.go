@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/arguments"
 )
 
 // tool is one tool with its arguments and what it does.
@@ -17,35 +19,76 @@ type tool struct {
 	run  func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
 }
 
+// Patterns of arguments. A title begins with a visible character and is one line.
 var (
-	idField = field{name: "id", about: "the ticket's id", kind: "string", min: manifest.ULIDLen, max: manifest.ULIDLen, pattern: ulidPattern, required: true}
+	ulidPattern  = regexp.MustCompile(`^[0-7][0-9A-HJKMNP-TV-Z]{25}$`)
+	nodePattern  = regexp.MustCompile(`^[0-7][0-9a-hjkmnp-tv-z]{25}$`)
+	agentPattern = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._:@-]*)?$`)
+	linePattern  = regexp.MustCompile("^[^\x00-\x20\x7f][^\x00-\x1f\x7f]*$")
+	keyPattern   = regexp.MustCompile(`^[\x21-\x7e]+$`)
+)
 
-	createFields = fields{
-		{name: "title", about: "what it is about, in one line", kind: "string", min: 1, max: MaxTitle, pattern: linePattern, required: true},
-		{name: "body", about: "everything that somebody needs to work on it", kind: "string", max: MaxBody},
-		{name: "node_id", about: "the device that it is about", kind: "string", min: manifest.ULIDLen, max: manifest.ULIDLen, pattern: nodePattern},
-		{name: "priority", about: "how urgent it is", kind: "string", enum: Priorities, def: "normal"},
-		{name: "approval", about: "asks for an approval: the ticket is pending until somebody else than its creator approves or rejects it, or it expires", kind: "object", fields: fields{
-			{name: "action", about: "what will be done once it is approved, in one line", kind: "string", min: 1, max: MaxAction, pattern: linePattern, required: true},
-			{name: "expires_in_s", about: "seconds until nobody can approve it any more", kind: "integer", min: minExpiry, max: maxExpiry, def: defaultExpiry},
-		}},
-		{name: "idempotency_key", about: "a word of your own: the same call with the same key creates one ticket, however often it is repeated", kind: "string", min: 1, max: MaxKey, pattern: keyPattern},
+// textField is an argument that is a string of 1 to maxLength characters.
+func textField(name string, maxLength int64, pattern *regexp.Regexp, description string) arguments.Field {
+	return arguments.Field{Name: name, Description: description, Type: arguments.String, Min: 1, Max: maxLength, Pattern: pattern}
+}
+
+// ulidField is an argument that is a ULID.
+func ulidField(name string, pattern *regexp.Regexp, description string) arguments.Field {
+	f := textField(name, manifest.ULIDLen, pattern, description)
+	f.Min = manifest.ULIDLen
+	return f
+}
+
+// enumField is an argument that is one of a closed set.
+func enumField[T ~string](name string, set []T, description string) arguments.Field {
+	return arguments.Field{Name: name, Description: description, Type: arguments.String, Enum: words(set)}
+}
+
+// optionalText is a textField that may be empty.
+func optionalText(name string, maxLength int64, pattern *regexp.Regexp, description string) arguments.Field {
+	f := textField(name, maxLength, pattern, description)
+	f.Min = 0
+	return f
+}
+
+func required(f arguments.Field) arguments.Field { f.Required = true; return f }
+
+func withDefault(f arguments.Field, value any) arguments.Field { f.Default = value; return f }
+
+var (
+	idField = required(ulidField("id", ulidPattern, "the ticket's id"))
+
+	createFields = arguments.Object{
+		required(textField("title", MaxTitle, linePattern, "what it is about, in one line")),
+		optionalText("body", MaxBody, nil, "everything that somebody needs to work on it"),
+		ulidField("node_id", nodePattern, "the device that it is about"),
+		withDefault(enumField("priority", Priorities, "how urgent it is"), "normal"),
+		{Name: "approval", Type: arguments.Map,
+			Description: "asks for an approval: the ticket is pending until somebody else than its creator approves or rejects it, or it expires",
+			Members: arguments.Object{
+				required(textField("action", MaxAction, linePattern, "what will be done once it is approved, in one line")),
+				{Name: "expires_in_s", Description: "seconds until nobody can approve it any more", Type: arguments.Integer,
+					Min: minExpiry, Max: maxExpiry, Default: defaultExpiry},
+			}},
+		textField("idempotency_key", MaxKey, keyPattern, "a word of your own: the same call with the same key creates one ticket, however often it is repeated"),
 	}
-	listFields = fields{
-		{name: "status", about: "only tickets of this status", kind: "string", enum: words(Statuses)},
-		{name: "limit", about: "tickets in one answer", kind: "integer", min: 1, max: 100, def: 50},
-		{name: "cursor", about: "next_cursor of the answer before", kind: "string", min: manifest.ULIDLen, max: manifest.ULIDLen, pattern: ulidPattern},
+	listFields = arguments.Object{
+		enumField("status", Statuses, "only tickets of this status"),
+		{Name: "limit", Description: "tickets in one answer", Type: arguments.Integer, Min: 1, Max: 100, Default: 50},
+		ulidField("cursor", ulidPattern, "next_cursor of the answer before"),
 	}
-	commentFields = fields{idField, {name: "text", about: "the comment", kind: "string", min: 1, max: MaxComment}}
-	assignFields  = fields{idField, {name: "agent_id", about: "whom to assign it to, an agent or a person; empty for nobody", kind: "string", max: MaxAgentID, pattern: agentPattern, required: true}}
-	moveFields    = fields{idField, {name: "to", about: "the new status; the error of an illegal one names those that are allowed", kind: "string", enum: words(Statuses), required: true}}
+	commentFields = arguments.Object{idField, required(textField("text", MaxComment, nil, "the comment"))}
+	assignFields  = arguments.Object{idField,
+		required(optionalText("agent_id", MaxAgentID, agentPattern, "whom to assign it to, an agent or a person; empty for nobody"))}
+	moveFields = arguments.Object{idField, required(enumField("to", Statuses, "the new status; the error of an illegal one names those that are allowed"))}
 )
 
 var tools = []tool{
 	newTool("create", "Create a ticket", "Opens a ticket in the fleet's queue: an incident, a task, or with approval a request that a person decides.",
 		manifest.ScopeTicketsWrite, createFields, `"ticket":`+summarySchema, create),
 	newTool("get", "Get a ticket", "One ticket with its body, its comments and the statuses that it may change to.",
-		manifest.ScopeTicketsRead, fields{idField}, `"ticket":`+fullSchema, get),
+		manifest.ScopeTicketsRead, arguments.Object{idField}, `"ticket":`+fullSchema, get),
 	newTool("list", "List tickets", "Tickets, newest first, without bodies and comments.",
 		manifest.ScopeTicketsRead, listFields, `"tickets":{"type":"array","maxItems":100,"items":`+summarySchema+`},"next_cursor":{"type":"string"}`, list),
 	newTool("comment", "Comment on a ticket", "Adds a comment to a ticket.",
@@ -56,18 +99,17 @@ var tools = []tool{
 		manifest.ScopeTicketsWrite, moveFields, `"ticket":`+summarySchema, transition),
 }
 
-func words(set []Status) (list []string) {
+func words[T ~string](set []T) (list []string) {
 	for _, s := range set {
 		list = append(list, string(s))
 	}
 	return list
 }
 
-func newTool(verb, title, about, scope string, args fields, output string, run func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error)) tool {
-	in, _ := json.Marshal(args.schema())
-	t := &kernel.Tool{Name: "tickets." + verb, Title: title, Description: about, Scope: scope, InputSchema: in,
+func newTool(verb, title, about, scope string, args arguments.Object, output string, run func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error)) tool {
+	t := &kernel.Tool{Name: "tickets." + verb, Title: title, Description: about, Scope: scope, InputSchema: args.Schema(),
 		OutputSchema:   json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
-		CheckArguments: args.check}
+		CheckArguments: args.Check}
 	if scope == manifest.ScopeTicketsRead {
 		t.SafetyClass = manifest.ReadOnly
 	}
@@ -87,13 +129,13 @@ const (
 		`"approval":{"type":"object","properties":{"action":{"type":"string"},"expires_at":{"type":"integer"},` +
 		`"decided_by":{"type":"string"},"decided_at":{"type":"integer"}},"required":["action","expires_at"],"additionalProperties":false},` +
 		`"allowed":{"type":"array","items":{"type":"string"},"description":"statuses that it may change to"}`
-	required = `"required":["id","title","status","priority","created_by","created_at","updated_at","version","comment_count","allowed"]`
+	requiredProps = `"required":["id","title","status","priority","created_by","created_at","updated_at","version","comment_count","allowed"]`
 
-	summarySchema = `{"type":"object","properties":{` + summaryProps + `},` + required + `,"additionalProperties":false}`
+	summarySchema = `{"type":"object","properties":{` + summaryProps + `},` + requiredProps + `,"additionalProperties":false}`
 	fullSchema    = `{"type":"object","properties":{` + summaryProps + `,"body":{"type":"string"},` +
 		`"comments":{"type":"array","items":{"type":"object","properties":{"n":{"type":"integer"},"by":{"type":"string"},` +
 		`"at":{"type":"integer"},"text":{"type":"string"}},"required":["n","by","at","text"],"additionalProperties":false}}},` +
-		required + `,"additionalProperties":false}`
+		requiredProps + `,"additionalProperties":false}`
 )
 
 // summary is a ticket without body and comments.
@@ -146,8 +188,8 @@ func refuse(e refusal) (*kernel.Result, error) {
 	return res, err
 }
 
-// arguments reads what Check has let through.
-func arguments[T any](r *kernel.Request) (v T) {
+// decodeArgs reads what Check has let through.
+func decodeArgs[T any](r *kernel.Request) (v T) {
 	_ = json.Unmarshal(r.Arguments, &v) // cannot fail
 	return v
 }
@@ -165,7 +207,7 @@ type createArgs struct {
 }
 
 func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
-	a := arguments[createArgs](r)
+	a := decodeArgs[createArgs](r)
 	t := p.tenant(r.Caller.Tenant, true)
 	if t == nil {
 		return nil, full("this relay keeps tickets of as many tenants as it can")
@@ -258,7 +300,7 @@ func (t *tenant) answer(id string) (*kernel.Result, error) {
 }
 
 func get(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
-	a := arguments[struct{ ID string }](r)
+	a := decodeArgs[struct{ ID string }](r)
 	k, err := p.tenant(r.Caller.Tenant, false).get(a.ID)
 	if err != nil {
 		return nil, err
@@ -269,7 +311,7 @@ func get(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error
 }
 
 func list(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
-	a := arguments[struct {
+	a := decodeArgs[struct {
 		Status Status
 		Limit  int
 		Cursor string
@@ -310,7 +352,7 @@ func changing(ctx context.Context, p *Plugin, r *kernel.Request, id string, fn f
 }
 
 func comment(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
-	a := arguments[struct{ ID, Text string }](r)
+	a := decodeArgs[struct{ ID, Text string }](r)
 	return changing(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
 		n := len(k.Comments)
 		if n >= MaxComments {
@@ -329,7 +371,7 @@ func comment(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result,
 }
 
 func assign(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
-	a := arguments[struct {
+	a := decodeArgs[struct {
 		ID      string
 		AgentID string `json:"agent_id"`
 	}](r)
@@ -342,7 +384,7 @@ func assign(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 }
 
 func transition(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
-	a := arguments[struct {
+	a := decodeArgs[struct {
 		ID string
 		To Status
 	}](r)
