@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/control"
+	"agentctl/duration"
 	"agentctl/prober"
 	"agentctl/term"
 )
@@ -54,8 +55,8 @@ itself. Of bursts that overlap the fastest counts.`,
 			})
 		},
 	}
-	cmd.Flags().DurationVar(&interval, "interval", prober.MinInterval, "sample each `DURATION`, 100ms to 60s")
-	cmd.Flags().DurationVar(&dur, "for", 30*time.Second, "fall back after `DURATION`, 100ms to 10m")
+	cmd.Flags().Var(duration.NewValue(&interval, prober.MinInterval), "interval", "sample each `DURATION`, 100ms to 60s")
+	cmd.Flags().Var(duration.NewValue(&dur, 30*time.Second), "for", "fall back after `DURATION`, 100ms to 10m")
 	c.flags(cmd)
 	return cmd
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"agentctl/client"
 	"agentctl/manifest"
 )
 
@@ -101,7 +102,7 @@ func begins(words []string, so string) []string {
 }
 
 // completionNodes asks the relay of the command's flags and environment for its boards.
-func completionNodes(cmd *cobra.Command) []node {
+func completionNodes(cmd *cobra.Command) []client.Node {
 	var rf relayFlags
 	for name, to := range map[string]*string{"relay": &rf.relay, "token-file": &rf.tokenFile, "ca-file": &rf.caFile} {
 		f := cmd.Flags().Lookup(name)
@@ -116,7 +117,7 @@ func completionNodes(cmd *cobra.Command) []node {
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 	defer cancel()
-	nodes, err := rc.nodes(ctx)
+	nodes, err := rc.Nodes(ctx)
 	if err != nil {
 		return nil
 	}
@@ -124,7 +125,7 @@ func completionNodes(cmd *cobra.Command) []node {
 }
 
 // nodeWord is what a person would type for a node, with what the shell may show beside it.
-func nodeWord(n *node) (word, about string) {
+func nodeWord(n *client.Node) (word, about string) {
 	about = "offline"
 	if n.Online {
 		about = "online"

@@ -23,7 +23,9 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"agentctl/client"
 	"agentctl/control"
+	"agentctl/duration"
 	"agentctl/manifest"
 	"agentctl/prober"
 	"agentctl/relay"
@@ -49,9 +51,6 @@ real WebSocket link; prove the loop with one echo through MCP; then show live me
 until Ctrl-C. It keeps its state in a temporary directory and removes it at the end.`,
 		Example: "  agentctl demo\n  agentctl demo -o json --listen 127.0.0.1:0",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkEnd(dur, 0); err != nil {
-				return err
-			}
 			// Also when its terminal or the reader of its output goes: nothing is left behind.
 			ctx, cancel := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGPIPE)
 			defer cancel()
@@ -69,7 +68,7 @@ until Ctrl-C. It keeps its state in a temporary directory and removes it at the 
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", relay.DefaultListen, "`HOST:PORT` of the relay, loopback; :0 for a free port")
-	c.Flags().DurationVar(&dur, "for", 0, "end after `DURATION` (0: with Ctrl-C)")
+	c.Flags().Var(duration.NewValue(&dur, 0), "for", "end after `DURATION` (0: with Ctrl-C)")
 	out.flags(c)
 	return c
 }
@@ -208,7 +207,7 @@ func (d *demo) serveSocket(ctx context.Context, wg *sync.WaitGroup, dev *device)
 	return nil
 }
 
-func (d *demo) client() (*relayClient, error) {
+func (d *demo) client() (*client.Client, error) {
 	f := relayFlags{relay: d.relay.URL(), tokenFile: filepath.Join(d.dir, "agent.token")}
 	return f.client()
 }
@@ -216,11 +215,11 @@ func (d *demo) client() (*relayClient, error) {
 // demoStart bounds the wait for the boards.
 const demoStart = 20 * time.Second
 
-func (d *demo) wait(ctx context.Context, rc *relayClient) ([]node, error) {
+func (d *demo) wait(ctx context.Context, rc *client.Client) ([]client.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, demoStart)
 	defer cancel()
 	for {
-		nodes, err := rc.nodes(ctx)
+		nodes, err := rc.Nodes(ctx)
 		if err == nil {
 			up := 0
 			for _, n := range nodes {
@@ -256,7 +255,7 @@ func (d *demo) printJSON() error {
 	return err
 }
 
-func (d *demo) show(ctx context.Context, rc *relayClient, fleet []node) error {
+func (d *demo) show(ctx context.Context, rc *client.Client, fleet []client.Node) error {
 	w := d.out
 	fmt.Fprintf(w, "agentctl demo: a relay and %d boards on this machine, over real links\n\n", len(fleet))
 	for _, dn := range d.nodes {
@@ -298,7 +297,7 @@ Live from this machine, once a second (Ctrl-C ends the demo):
 
 `, d.relay.URL(), d.token, stream, d.socket, filepath.Join(d.dir, "agent.token"), d.relay.SSEURL(), typed())
 	fmt.Fprintf(w, "  %-10s %7s %21s %7s  %s\n", "TIME", "CPU", "MEMORY", "DISK", "LOAD")
-	return rc.frames(ctx, stream, json.RawMessage(`{"interval_ms":1000}`), func(data []byte) error {
+	return rc.Metrics(ctx, stream, json.RawMessage(`{"interval_ms":1000}`), func(data []byte) error {
 		var f frame
 		if err := json.Unmarshal(data, &f); err != nil {
 			return err
@@ -318,7 +317,7 @@ func typed() string {
 }
 
 // mcpEcho makes one MCP tools/call, as a client of version 2026-07-28 does.
-func (d *demo) mcpEcho(ctx context.Context, rc *relayClient, tool string) (time.Duration, string, error) {
+func (d *demo) mcpEcho(ctx context.Context, rc *client.Client, tool string) (time.Duration, string, error) {
 	const mcpVersion = "2026-07-28"
 	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": map[string]any{
 		"name": tool, "arguments": map[string]string{"message": "hello, board"},
@@ -338,12 +337,12 @@ func (d *demo) mcpEcho(ctx context.Context, rc *relayClient, tool string) (time.
 		req.Header.Set(k, v)
 	}
 	start := time.Now()
-	resp, err := rc.http.Do(req)
+	resp, err := rc.HTTP().Do(req)
 	if err != nil {
-		return 0, "", rc.transportError(ctx, err)
+		return 0, "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	took := time.Since(start)
 	if err != nil {
 		return 0, "", exit(exitFailure, "read the MCP answer: %w", err)

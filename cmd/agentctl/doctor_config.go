@@ -1,12 +1,13 @@
 package main
 
 import (
-	"agentctl/config"
 	"bufio"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
+
+	"agentctl/config"
 )
 
 // resolve reads the daemon's configuration as the daemon would: the files, the environment

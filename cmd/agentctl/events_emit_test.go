@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"agentctl/client"
 )
 
 // An event goes where MCP_SSE_INGEST_URL says, with the token.
@@ -34,7 +36,7 @@ func TestEventsEmit(t *testing.T) {
 		want  string
 	}{
 		{"", []string{"a/b", `{"x": 1}`}, `/somewhere Bearer subscriber {"data":{"x":1},"topic":"a/b"}`},
-		{"[1]\n", []string{"a", "-", "--url", srv.URL}, eventsIngestPath + ` Bearer subscriber {"data":[1],"topic":"a"}`},
+		{"[1]\n", []string{"a", "-", "--url", srv.URL}, client.IngestPath + ` Bearer subscriber {"data":[1],"topic":"a"}`},
 		{"", []string{"a", `"<é>"`, "--token-file", file}, `/somewhere Bearer from-file {"data":"<é>","topic":"a"}`},
 	}
 	for i, r := range runs {
@@ -87,7 +89,7 @@ func TestEventsEmitNeverFails(t *testing.T) {
 				if code != want || out != "" || errs == "" {
 					t.Errorf("%s: exit %d, want %d: %q %q", strict, code, want, out, errs)
 				}
-				if d := time.Since(begin); d > 3*emitTime {
+				if d := time.Since(begin); d > 3*emitTimeout {
 					t.Errorf("%s: it took %s", strict, d)
 				}
 			}

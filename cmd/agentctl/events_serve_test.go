@@ -3,18 +3,12 @@
 package main
 
 import (
-	"bytes"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 
+	"agentctl/client"
 	"agentctl/relay/gateway"
 )
 
@@ -26,8 +20,8 @@ func TestEventsKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	emit := newEventsEmit().Flag("url").DefValue
-	if eventsStreamPath != gateway.StreamPath || eventsIngestPath != gateway.IngestPath || emit+eventsIngestPath != e.IngestURL {
-		t.Errorf("the commands know %s, %s and %s", eventsStreamPath, eventsIngestPath, emit)
+	if client.StreamPath != gateway.StreamPath || client.IngestPath != gateway.IngestPath || emit+client.IngestPath != e.IngestURL {
+		t.Errorf("the commands know %s, %s and %s", client.StreamPath, client.IngestPath, emit)
 	}
 }
 
@@ -75,55 +69,5 @@ func TestEventsServeCredentials(t *testing.T) {
 	e, err := gatewayEnv()
 	if err != nil || e.SubscribeToken != "sub" || e.IngestToken != "own" || string(e.HMACSecret) != "key" {
 		t.Errorf("got %q %q %q, %v", e.SubscribeToken, e.IngestToken, e.HMACSecret, err)
-	}
-}
-
-// gate holds up who writes through it until it is opened.
-type gate struct {
-	open chan struct{}
-	w    io.Writer
-}
-
-func (g gate) Write(p []byte) (int, error) {
-	<-g.open
-	return g.w.Write(p)
-}
-
-// A tail that did not read for so long that the gateway dropped events asks for them again:
-// in the end it has each once, in order.
-func TestEventsTailCatchesUp(t *testing.T) {
-	noEventsEnv(t)
-	const events = 800 // of 8 KiB: more than what the sockets and the gateway's queue hold
-	o := gateway.Options{Listen: "127.0.0.1:0", Ring: 2 * events, Shards: 1}
-	g := serveGateway(t, o)
-	var out, say bytes.Buffer
-	small := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
-		return c.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 16<<10) })
-	}}
-	tl := tail{out: gate{make(chan struct{}), &out}, say: &say, client: &http.Client{Transport: &http.Transport{DialContext: small.DialContext}}, count: events}
-	tl.url, _ = eventsURL("http://"+g.Addr(), eventsStreamPath)
-	var wg sync.WaitGroup
-	var err error
-	wg.Go(func() { err = tl.run(t.Context()) })
-	waitFor(t, "the tail", func() bool { return g.Stats().Subscribers == 1 })
-	first := g.Stats().LastID + 1
-	for n := range uint64(events) {
-		g.Emit("default", "t", strings.Repeat("x", 8<<10))
-		waitFor(t, "room", func() bool { st := g.Stats(); return st.EmitLost == 0 && st.Delivered+st.Dropped+16 >= n })
-	}
-	waitFor(t, "a loss", func() bool { return g.Stats().Dropped > 0 })
-	close(tl.out.(gate).open)
-	wg.Wait()
-	if err != nil || !strings.Contains(say.String(), "asking for them again") {
-		t.Errorf("%v, stderr %q", err, say.String())
-	}
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	for i, line := range lines {
-		if want := `{"id":` + strconv.FormatUint(first+uint64(i), 10) + `,`; !strings.HasPrefix(line, want) {
-			t.Fatalf("line %d is %.40s, want %s", i+1, line, want)
-		}
-	}
-	if len(lines) != events {
-		t.Errorf("%d events, want %d", len(lines), events)
 	}
 }

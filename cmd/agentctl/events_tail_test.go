@@ -2,8 +2,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -12,7 +10,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
 )
 
 // eventsCommand runs `agentctl events ...` and returns its exit code and what it printed.
@@ -23,13 +24,9 @@ func eventsCommand(stdin string, args ...string) (code int, out, errs string) {
 	root.SetOut(&o)
 	root.SetErr(&e)
 	root.SetArgs(append([]string{"events"}, args...))
-	err := root.Execute()
-	var ee *exitError
-	if errors.As(err, &ee) {
-		code = ee.code
-		e.WriteString(ee.Error())
-	} else if err != nil {
-		code = exitFailure
+	if failure := explain(root.ExecuteC()); failure != nil {
+		code = failure.code
+		e.WriteString(failure.Error())
 	}
 	return code, o.String(), e.String()
 }
@@ -73,7 +70,7 @@ func TestEventsTailResumes(t *testing.T) {
 		if got := r.Header.Get("Last-Event-ID"); got != v.asked {
 			t.Errorf("visit %d resumes after %q, want %q", n, got, v.asked)
 		}
-		if r.URL.Path != eventsStreamPath || r.URL.RawQuery != "topics=a%2Ca%2F%2A" {
+		if r.URL.Path != client.StreamPath || r.URL.RawQuery != "topics=a%2Ca%2F%2A" {
 			t.Errorf("visit %d goes to %s", n, r.URL)
 		}
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
@@ -171,37 +168,12 @@ func TestEventsTailEnds(t *testing.T) {
 	}
 }
 
-// Silence is judged by the gateway's own heartbeats.
-func TestEventsTailQuiet(t *testing.T) {
-	var tl tail
-	for _, b := range []string{`{"ts":1000}`, `no`, `{"ts":1000}`} {
-		tl.beat([]byte(b))
-	}
-	if tl.quiet != 0 {
-		t.Errorf("one heartbeat tells nothing, and it says %s", tl.quiet)
-	}
-	tl.beat([]byte(`{"ts":16000}`))
-	if tl.quiet != 50*time.Second {
-		t.Errorf("quiet after %s, want 50s", tl.quiet)
-	}
-	if tl.beat([]byte(`{"ts":5}`)); tl.quiet != 50*time.Second {
-		t.Errorf("a clock set back changes it to %s", tl.quiet)
-	}
-}
-
 // What comes off the wire cannot act on the terminal.
-func TestEventsTailHuman(t *testing.T) {
-	noEventsEnv(t)
-	var out, say bytes.Buffer
-	tl := tail{human: true, out: &out, say: &say}
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		fmt.Fprint(w, "id: 5\nevent: a\x1b[2J\ndata: {\"x\":\"\x1b]0;y\x07\"}\n\n")
-	}))
-	defer srv.Close()
-	tl.client, tl.count = srv.Client(), 1
-	tl.url, _ = eventsURL(srv.URL, eventsStreamPath)
-	if err := tl.run(t.Context()); err != nil {
+func TestPrintEvent(t *testing.T) {
+	var out bytes.Buffer
+	cmd := &cobra.Command{}
+	cmd.SetOut(&out)
+	if err := printEvent(cmd, client.Event{ID: "5", Topic: "a\x1b[2J", Data: []byte("{\"x\":\"\x1b]0;y\x07\"}")}, true); err != nil {
 		t.Fatal(err)
 	}
 	if got := out.String(); strings.ContainsAny(got, "\x1b\x07") || !strings.HasSuffix(got, `  5  a?[2J  {"x":"?]0;y?"}`+"\n") {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"agentctl/config"
 	"agentctl/control"
+	"agentctl/duration"
 	"agentctl/prober"
 	"agentctl/term"
 )
@@ -40,9 +40,9 @@ milliseconds since 1970.`,
 				return err
 			}
 			if step != "" {
-				d, err := parseSpan(step)
+				d, err := duration.Parse(step)
 				if err != nil || d < time.Millisecond {
-					return exit(exitUsage, "--step %s is no duration such as 30s, 10m or 1h", step)
+					return exit(exitUsage, "--step: %w", &duration.Error{Text: step})
 				}
 				h.step = d.Milliseconds()
 			}
@@ -70,9 +70,8 @@ milliseconds since 1970.`,
 		},
 	}
 	f := c.Flags()
-	f.VarP((*historyFormat)(&format), "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
-	f.Var((*historyJSON)(&format), "json", "short for -o json")
-	f.Lookup("json").NoOptDefVal = "true"
+	f.VarP(&formatFlag{&format, []string{"csv", "json", "ndjson", "yaml"}}, "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
+	addJSONFlag(c, &format)
 	f.StringVar(&socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
 	f.StringVar(&since, "since", "1h", "begin so long ago, or at this `TIME`")
 	f.StringVar(&until, "until", "0s", "end so long ago, or at this `TIME`")
@@ -81,52 +80,9 @@ milliseconds since 1970.`,
 	return c
 }
 
-// historyFormat is the value of -o of history.
-type historyFormat string
-
-func (f *historyFormat) String() string { return string(*f) }
-func (f *historyFormat) Type() string   { return "string" }
-func (f *historyFormat) Set(s string) error {
-	switch {
-	case !slices.Contains([]string{"csv", "json", "ndjson", "yaml"}, s):
-		return errors.New("the formats are csv, json, ndjson and yaml")
-	case *f != "" && *f != historyFormat(s):
-		return fmt.Errorf("it contradicts %s, which was given before", *f)
-	}
-	*f = historyFormat(s)
-	return nil
-}
-
-// historyJSON is --json of history.
-type historyJSON historyFormat
-
-func (f *historyJSON) String() string { return "" }
-func (f *historyJSON) Type() string   { return "bool" }
-func (f *historyJSON) Set(s string) error {
-	on, err := strconv.ParseBool(s)
-	if err != nil || !on {
-		return err
-	}
-	return (*historyFormat)(f).Set("json")
-}
-
-// parseSpan is time.ParseDuration with days (d) and weeks (w).
-func parseSpan(s string) (time.Duration, error) {
-	for suffix, unit := range map[string]time.Duration{"d": 24 * time.Hour, "w": 7 * 24 * time.Hour} {
-		if n, ok := strings.CutSuffix(s, suffix); ok {
-			v, err := strconv.ParseFloat(n, 64)
-			if err != nil || !(v >= 0 && v <= 36500) { // so that NaN fails: as a whole number it is 0 on ARM
-				return 0, fmt.Errorf("%s is no number of days or weeks", s)
-			}
-			return time.Duration(v * float64(unit)), nil
-		}
-	}
-	return time.ParseDuration(s)
-}
-
 // parseMoment is a time that a person gave: how long before now, or a date.
 func parseMoment(s string, now time.Time) (time.Time, error) {
-	if d, err := parseSpan(s); err == nil && d >= 0 {
+	if d, err := duration.Parse(s); err == nil {
 		return now.Add(-d), nil
 	}
 	if t, err := time.Parse(time.RFC3339Nano, s); err == nil {

@@ -176,7 +176,7 @@ func TestParseMoment(t *testing.T) {
 		in   string
 		want time.Time // zero: an error
 	}{
-		{"0s", now}, {"90s", now.Add(-90 * time.Second)}, {"7d", now.Add(-7 * day)}, {"1.5d", now.Add(-36 * time.Hour)}, {"2w", now.Add(-14 * day)},
+		{"0s", now}, {"90s", now.Add(-90 * time.Second)}, {"7d", now.Add(-7 * 24 * time.Hour)}, {"1.5d", now.Add(-36 * time.Hour)}, {"2w", now.Add(-14 * 24 * time.Hour)},
 		{"2026-03-01T00:00:00Z", time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)},
 		{"2026-03-01T00:00:00.5+02:00", time.Date(2026, 2, 28, 22, 0, 0, 5e8, time.UTC)},
 		{"2026-03-01", time.Date(2026, 3, 1, 0, 0, 0, 0, now.Location())},

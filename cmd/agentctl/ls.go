@@ -4,11 +4,10 @@ import (
 	"fmt"
 	"sort"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
-	"agentctl/manifest"
+	"agentctl/client"
 	"agentctl/term"
 )
 
@@ -24,21 +23,13 @@ func newLs() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			nodes, err := rc.nodes(cmd.Context())
+			nodes, err := rc.Nodes(cmd.Context())
 			if err != nil {
 				return err
 			}
 			// Not slices.SortFunc: one more instance of it is 20 KB of a board's binary.
 			sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
-			if out.format == "ndjson" {
-				for _, n := range nodes {
-					if err := out.print(cmd, n, nil); err != nil {
-						return err
-					}
-				}
-				return nil
-			}
-			return out.print(cmd, nodes, func() error { return printNodes(cmd, nodes) })
+			return printList(&out, cmd, nodes, func() error { return printNodes(cmd, nodes) })
 		},
 	}
 	rf.flags(c)
@@ -46,29 +37,18 @@ func newLs() *cobra.Command {
 	return c
 }
 
-func printNodes(cmd *cobra.Command, nodes []node) error {
+func printNodes(cmd *cobra.Command, nodes []client.Node) error {
 	if len(nodes) == 0 {
 		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no boards yet; mint a token for one with: agentctl token create --class device")
 		return err
 	}
-	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tNODE\tSTATE\tLAST SEEN\tTOOLS")
+	t := term.NewTable(cmd.OutOrStdout(), "NAME", "NODE", "STATE", "LAST SEEN", "TOOLS")
 	for _, n := range nodes {
 		state, seen := "offline", term.Ago(n.LastSeenMS)
 		if n.Online {
 			state, seen = "online", "now"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", term.SafeLine(n.Name), term.SafeLine(n.NodeID), state, seen, term.SafeLine(strings.Join(verbs(n.Capabilities), " ")))
+		t.Row(n.Name, n.NodeID, state, seen, strings.Join(n.Verbs(), " "))
 	}
-	return w.Flush()
-}
-
-func verbs(caps []manifest.Capability) []string {
-	var v []string
-	for _, c := range caps {
-		for _, verb := range c.Verbs {
-			v = append(v, c.CapID+"."+verb)
-		}
-	}
-	return v
+	return t.Flush()
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"agentctl/suggest"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +10,8 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+
+	"agentctl/suggest"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -27,12 +28,9 @@ func Main() int {
 	defer stop()
 	root := newRoot()
 	cmd, err := root.ExecuteContextC(ctx)
-	if err == nil {
+	e := explain(cmd, err)
+	if e == nil {
 		return exitOK
-	}
-	var e *exitError
-	if !errors.As(err, &e) {
-		e = &exitError{code: exitFailure, err: err}
 	}
 	if e.err != nil {
 		fmt.Fprintf(os.Stderr, "agentctl: %s\n", term.SafeText(e.err.Error())) // perhaps a server's words
@@ -41,31 +39,6 @@ func Main() int {
 		fmt.Fprintf(os.Stderr, "Try '%s --help'.\n", cmd.CommandPath())
 	}
 	return e.code
-}
-
-// Exit codes, the same for every command.
-const (
-	exitOK           = 0
-	exitFailure      = 1
-	exitUsage        = 2
-	exitNotRunning   = 3
-	exitUnauthorized = 4
-	exitOffline      = 5
-	exitApproval     = 6
-	exitTimeout      = 7
-)
-
-// exitError carries an exit code up to main.
-type exitError struct {
-	code int
-	err  error
-}
-
-func (e *exitError) Error() string { return e.err.Error() }
-func (e *exitError) Unwrap() error { return e.err }
-
-func exit(code int, format string, args ...any) error {
-	return &exitError{code: code, err: fmt.Errorf(format, args...)}
 }
 
 func newRoot() *cobra.Command {

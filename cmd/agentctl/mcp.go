@@ -61,7 +61,7 @@ Tool names have _ for the dots of the relay's, because some clients refuse dots;
 				if err != nil {
 					return err
 				}
-				o.URL, o.Client = rc.base+"/mcp"+query, rc.http
+				o.URL, o.Client = rc.URL()+"/mcp"+query, rc.HTTP()
 				o.Token = rf.token
 			}
 			// A read of stdin cannot be interrupted: closing it is what ends one.

@@ -1,50 +1,83 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"agentctl/duration"
 	"agentctl/term"
 )
 
-// output is how a read command prints: for people, or as data.
+// output is how a command prints what it read: as text for people, or as data.
 type output struct {
-	format string // "" is for people
+	format string // json, yaml, ndjson; "" is text
 }
 
+// flags adds -o and --json.
 func (o *output) flags(c *cobra.Command) {
-	c.Flags().VarP((*formatFlag)(&o.format), "output", "o", "print `FORMAT` instead of text: json, yaml or ndjson")
-	c.Flags().Var((*jsonFlag)(&o.format), "json", "short for -o json")
-	c.Flags().Lookup("json").NoOptDefVal = "true"
+	c.Flags().VarP(&formatFlag{&o.format, []string{"json", "yaml", "ndjson"}}, "output", "o", "print `FORMAT` instead of text: json, yaml or ndjson")
+	addJSONFlag(c, &o.format)
+}
+
+// streamFlags adds -o for a command that prints a stream: text, or one JSON value a line.
+func (o *output) streamFlags(c *cobra.Command) {
+	c.Flags().VarP(&formatFlag{&o.format, []string{"ndjson"}}, "output", "o", "print `FORMAT` also on a terminal: ndjson")
+}
+
+// isText reports whether a streaming command prints for people: on a terminal, unless -o
+// says otherwise.
+func (o *output) isText(cmd *cobra.Command) bool {
+	return o.format == "" && term.AsTerminal(cmd.OutOrStdout()) != nil
 }
 
 // formatFlag is the value of -o, checked while flags are parsed.
-type formatFlag string
+type formatFlag struct {
+	to      *string
+	formats []string
+}
 
-func (f *formatFlag) String() string { return string(*f) }
-func (f *formatFlag) Type() string   { return "string" }
-func (f *formatFlag) Set(s string) error {
-	switch {
-	case s != "json" && s != "yaml" && s != "ndjson":
-		return errors.New("the formats are json, yaml and ndjson")
-	case *f != "" && *f != formatFlag(s):
-		return fmt.Errorf("it contradicts %s, which was given before", *f)
+func (f *formatFlag) String() string {
+	if f.to == nil { // pflag compares with a zero value
+		return ""
 	}
-	*f = formatFlag(s)
+	return *f.to
+}
+
+func (f *formatFlag) Type() string { return "string" }
+
+func (f *formatFlag) Set(s string) error {
+	last := len(f.formats) - 1
+	switch {
+	case !slices.Contains(f.formats, s) && last == 0:
+		return errors.New("it streams: use -o " + f.formats[0])
+	case !slices.Contains(f.formats, s):
+		return fmt.Errorf("the formats are %s and %s", strings.Join(f.formats[:last], ", "), f.formats[last])
+	case *f.to != "" && *f.to != s:
+		return fmt.Errorf("it contradicts %s, which was given before", *f.to)
+	}
+	*f.to = s
 	return nil
 }
 
-// jsonFlag is --json.
-type jsonFlag formatFlag
+// addJSONFlag adds --json, which is short for -o json.
+func addJSONFlag(c *cobra.Command, to *string) {
+	c.Flags().Var(&jsonFlag{to}, "json", "short for -o json")
+	c.Flags().Lookup("json").NoOptDefVal = "true"
+}
+
+type jsonFlag struct{ to *string }
 
 func (f *jsonFlag) String() string { return "" }
 func (f *jsonFlag) Type() string   { return "bool" }
@@ -53,11 +86,11 @@ func (f *jsonFlag) Set(s string) error {
 	if err != nil || !on {
 		return err
 	}
-	return (*formatFlag)(f).Set("json")
+	return (&formatFlag{f.to, []string{"json"}}).Set("json")
 }
 
-// print writes v in the chosen format, or calls human.
-func (o *output) print(cmd *cobra.Command, v any, human func() error) error {
+// print writes v in the chosen format, or calls text.
+func (o *output) print(cmd *cobra.Command, v any, text func() error) error {
 	w := term.JSONWriter(cmd.OutOrStdout())
 	switch o.format {
 	case "json":
@@ -67,7 +100,20 @@ func (o *output) print(cmd *cobra.Command, v any, human func() error) error {
 	case "yaml":
 		return writeYAML(w, v)
 	}
-	return human()
+	return text()
+}
+
+// printList is print for a list, of which ndjson prints one element a line.
+func printList[T any](o *output, cmd *cobra.Command, list []T, text func() error) error {
+	if o.format != "ndjson" {
+		return o.print(cmd, list, text)
+	}
+	for i := range list {
+		if err := o.print(cmd, &list[i], nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func writeIndented(w io.Writer, v any) error {
@@ -77,33 +123,50 @@ func writeIndented(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// checkEnd refuses a --for and a --count that no one can have meant: 0 is never.
-func checkEnd(dur time.Duration, count int) error {
-	if dur < 0 || count < 0 {
-		return exit(exitUsage, "--for and --count are above 0, or 0 for never")
+// limits are --count and --for: when a streaming command ends by itself; 0 is never.
+type limits struct {
+	count int
+	time  time.Duration
+}
+
+// flags adds the flags; items is what --count counts.
+func (l *limits) flags(c *cobra.Command, action, items string) {
+	c.Flags().IntVar(&l.count, "count", 0, action+" after `N` "+items+" (0: never)")
+	c.Flags().Var(duration.NewValue(&l.time, 0), "for", "end after `DURATION` (0: never)")
+}
+
+func (l *limits) check() error {
+	if l.count < 0 {
+		return exit(exitUsage, "--count is above 0, or 0 for never")
 	}
 	return nil
 }
 
-// newLoggerAt logs to stderr, JSON for a service and text for a terminal, from a level on
-// that may change.
+// context is cmd's context, ended by --for.
+func (l *limits) context(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	if l.time > 0 {
+		return context.WithTimeout(cmd.Context(), l.time)
+	}
+	return context.WithCancel(cmd.Context())
+}
+
+// newLoggerAt logs to stderr, JSON for a service and text for a terminal. The level may
+// change while it is in use.
 func newLoggerAt(level zapcore.LevelEnabler) *zap.Logger {
 	cfg := zap.NewProductionEncoderConfig()
 	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	var enc zapcore.Encoder
+	encoder := zapcore.NewJSONEncoder
 	if term.IsTerminal(os.Stderr) {
 		cfg.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
 		cfg.EncodeLevel = zapcore.CapitalLevelEncoder
-		enc = zapcore.NewConsoleEncoder(cfg)
-	} else {
-		enc = zapcore.NewJSONEncoder(cfg)
+		encoder = zapcore.NewConsoleEncoder
 	}
-	return zap.New(zapcore.NewCore(enc, zapcore.Lock(os.Stderr), level))
+	return zap.New(zapcore.NewCore(encoder(cfg), zapcore.Lock(os.Stderr), level))
 }
 
-// env is the value of a flag's environment variable, or def.
+// env is the value of a flag's environment variable, or def when it is unset or empty.
 func env(name, def string) string {
-	if v, ok := os.LookupEnv(name); ok && v != "" {
+	if v := os.Getenv(name); v != "" {
 		return v
 	}
 	return def

@@ -4,15 +4,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
-	"agentctl/relay/kernel"
+	"agentctl/client"
 	"agentctl/relay/plugins/process"
+	"agentctl/term"
 )
 
 func newPlugin() *cobra.Command {
@@ -63,17 +62,16 @@ func newPluginLs() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			plugins, err := loadedPlugins(cmd.Context(), rc)
+			plugins, err := rc.Plugins(cmd.Context())
 			if err != nil {
 				return err
 			}
 			return out.print(cmd, plugins, func() error {
-				w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-				fmt.Fprintln(w, "PLUGIN\tVERSION\tSTATE\tTOOLS\tRESOURCES\tCALLS\tERRORS")
+				t := term.NewTable(cmd.OutOrStdout(), "PLUGIN", "VERSION", "STATE", "TOOLS", "RESOURCES", "CALLS", "ERRORS")
 				for _, p := range plugins {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%d\n", p.Name, p.Version, p.State, p.Tools, p.Resources, p.Calls, p.Errors)
+					t.Row(p.Name, p.Version, p.State, p.Tools, p.Resources, p.Calls, p.Errors)
 				}
-				return w.Flush()
+				return t.Flush()
 			})
 		},
 	}
@@ -82,93 +80,63 @@ func newPluginLs() *cobra.Command {
 	return c
 }
 
-// loadedPlugins reads the list page by page: each connected board is a plugin.
-func loadedPlugins(ctx context.Context, rc *relayClient) ([]kernel.PluginInfo, error) {
-	all := []kernel.PluginInfo{}
-	for after := ""; ; {
-		var page struct {
-			Plugins []kernel.PluginInfo `json:"plugins"`
-			Next    string              `json:"next"`
-		}
-		args := map[string]any{"limit": 200}
-		if after != "" {
-			args["after"] = after
-		}
-		if err := rc.tool(ctx, "kernel.introspection.plugins", args, &page); err != nil {
-			return nil, err
-		}
-		all = append(all, page.Plugins...)
-		if page.Next == "" || page.Next <= after {
-			return all, nil
-		}
-		after = page.Next
-	}
-}
-
 func newPluginLoad() *cobra.Command {
-	var rf relayFlags
-	var dryRun bool
-	c := &cobra.Command{
-		Use:   "load NAME",
-		Short: "Start a plugin of the relay's plugin directory",
-		Long: `Start a plugin of the relay's plugin directory and offer its tools. It lasts until it is
+	return newPluginChange(pluginChange{
+		verb: "load",
+		cmd: cobra.Command{
+			Use:   "load NAME",
+			Short: "Start a plugin of the relay's plugin directory",
+			Long: `Start a plugin of the relay's plugin directory and offer its tools. It lasts until it is
 unloaded or the relay stops; 'agentctl relay --plugin NAME' starts it with the relay.`,
-		Example: "  agentctl plugin load notes --token-file admin.token",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return changePlugin(cmd, &rf, dryRun, "load", args[0], "undo it with: agentctl plugin unload "+args[0])
+			Example: "  agentctl plugin load notes --token-file admin.token",
 		},
-	}
-	rf.flags(c)
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and do nothing")
-	return c
+		call: (*client.Client).LoadPlugin,
+		undo: func(name string) string { return "undo it with: agentctl plugin unload " + name },
+	})
 }
 
 func newPluginUnload() *cobra.Command {
+	return newPluginChange(pluginChange{
+		verb: "unload",
+		cmd: cobra.Command{
+			Use:     "unload NAME[@VERSION]",
+			Short:   "Take a plugin's tools away and stop its process",
+			Example: "  agentctl plugin unload notes@1.0.0 --token-file admin.token",
+		},
+		call: (*client.Client).UnloadPlugin,
+		undo: func(string) string { return "load it again with: agentctl plugin load NAME" },
+	})
+}
+
+// pluginChange is a command that loads or unloads a plugin.
+type pluginChange struct {
+	verb string
+	cmd  cobra.Command
+	call func(c *client.Client, ctx context.Context, name string) error
+	undo func(name string) string
+}
+
+func newPluginChange(p pluginChange) *cobra.Command {
 	var rf relayFlags
 	var dryRun bool
-	c := &cobra.Command{
-		Use:     "unload NAME[@VERSION]",
-		Short:   "Take a plugin's tools away and stop its process",
-		Example: "  agentctl plugin unload notes@1.0.0 --token-file admin.token",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return changePlugin(cmd, &rf, dryRun, "unload", args[0], "load it again with: agentctl plugin load NAME")
-		},
-	}
-	rf.flags(c)
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and do nothing")
-	return c
-}
-
-func changePlugin(cmd *cobra.Command, rf *relayFlags, dryRun bool, verb, name, undo string) error {
-	if dryRun {
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "would %s plugin %s\n", verb, name)
+	p.cmd.Args = cobra.ExactArgs(1)
+	p.cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		name := args[0]
+		if dryRun {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "would %s plugin %s\n", p.verb, name)
+			return err
+		}
+		rc, err := rf.client()
+		if err != nil {
+			return err
+		}
+		if err := p.call(rc, cmd.Context(), name); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%sed plugin %s; %s\n", p.verb, name, p.undo(name))
 		return err
 	}
-	rc, err := rf.client()
-	if err != nil {
-		return err
-	}
-	if err := rc.tool(cmd.Context(), "kernel.plugin."+verb, map[string]any{"name": name}, nil); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%sed plugin %s; %s\n", verb, name, undo)
-	return err
-}
-
-// tool calls a tool of the relay's own and decodes its result into out, unless that is
-// nil.
-func (c *relayClient) tool(ctx context.Context, name string, args map[string]any, out any) error {
-	if args == nil {
-		args = map[string]any{}
-	}
-	b, err := c.answer(ctx, name, args)
-	if err != nil || out == nil {
-		return err
-	}
-	if err := json.Unmarshal(b, out); err != nil {
-		return exit(exitFailure, "the relay's answer to %s is not what it should be: %w", name, err)
-	}
-	return nil
+	rf.flags(&p.cmd)
+	p.cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and do nothing")
+	return &p.cmd
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -289,17 +288,4 @@ func printStorage(row func(k, format string, args ...any), s *storageStatus) {
 		row("History", "%s, in memory only: %s", s.State, s.Detail)
 		row("", "free or mend the disk of %s; recording goes on by itself then", s.Path)
 	}
-}
-
-// socketError gives an error of the control socket its exit code.
-func socketError(err error) error {
-	switch {
-	case errors.Is(err, control.ErrNotRunning):
-		return exit(exitNotRunning, "%w", err)
-	case errors.Is(err, control.ErrPermission):
-		return exit(exitUnauthorized, "%w", err)
-	case errors.Is(err, context.DeadlineExceeded):
-		return exit(exitTimeout, "%w: the daemon does not answer; see its log, as with: journalctl -u agentctl -n 20", err)
-	}
-	return exit(exitFailure, "%w", err)
 }

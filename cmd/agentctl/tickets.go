@@ -5,49 +5,17 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"agentctl/manifest"
+	"agentctl/client"
+	"agentctl/duration"
 	"agentctl/term"
 )
-
-// ticket is what the tools tickets.* answer with; docs/tickets.md.
-type ticket struct {
-	ID           string          `json:"id"`
-	Title        string          `json:"title"`
-	Body         string          `json:"body,omitempty"`
-	Status       string          `json:"status"`
-	Priority     string          `json:"priority"`
-	NodeID       string          `json:"node_id,omitempty"`
-	AgentID      string          `json:"agent_id,omitempty"`
-	CreatedBy    string          `json:"created_by"`
-	CreatedAt    int64           `json:"created_at"`
-	UpdatedAt    int64           `json:"updated_at"`
-	Version      int64           `json:"version"`
-	CommentCount int             `json:"comment_count"`
-	Comments     []ticketComment `json:"comments,omitempty"`
-	Approval     *ticketApproval `json:"approval,omitempty"`
-	Allowed      []string        `json:"allowed"`
-}
-
-type ticketComment struct {
-	N    int    `json:"n"`
-	By   string `json:"by"`
-	At   int64  `json:"at"`
-	Text string `json:"text"`
-}
-
-type ticketApproval struct {
-	Action    string `json:"action"`
-	ExpiresAt int64  `json:"expires_at"`
-	DecidedBy string `json:"decided_by,omitempty"`
-	DecidedAt int64  `json:"decided_at,omitempty"`
-}
 
 // ticketCmd is what the subcommands share.
 type ticketCmd struct {
@@ -95,19 +63,11 @@ func newTicketsLs() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			list, err := rc.tickets(cmd.Context(), status, limit)
+			list, err := rc.Tickets(cmd.Context(), status, limit)
 			if err != nil {
 				return err
 			}
-			if t.out.format == "ndjson" {
-				for _, k := range list {
-					if err := t.out.print(cmd, k, nil); err != nil {
-						return err
-					}
-				}
-				return nil
-			}
-			return t.out.print(cmd, list, func() error { return printTickets(cmd, list) })
+			return printList(&t.out, cmd, list, func() error { return printTickets(cmd, list) })
 		},
 	}
 	c.Flags().StringVar(&status, "status", "", "only tickets of this `STATUS`")
@@ -175,17 +135,13 @@ func newTicketsCreate() *cobra.Command {
 				return err
 			}
 			if node != "" {
-				nodes, err := rc.nodes(cmd.Context())
-				if err != nil {
-					return err
-				}
-				n, err := findNode(nodes, node)
+				n, err := rc.Node(cmd.Context(), node)
 				if err != nil {
 					return err
 				}
 				args["node_id"] = n.NodeID
 			}
-			return t.change(cmd, rc, "create", args, func(k *ticket) (did, undo string) {
+			return t.change(cmd, rc, "create", args, func(k *client.Ticket) (did, undo string) {
 				undo = "close it with: agentctl tickets move " + k.ID + " closed"
 				if k.Approval != nil {
 					undo = "withdraw it with: agentctl tickets reject " + k.ID
@@ -200,7 +156,7 @@ func newTicketsCreate() *cobra.Command {
 	f.StringVar(&node, "node", "", "the `NODE` that it is about: id, prefix of it, or name")
 	f.StringVar(&priority, "priority", "", "`PRIORITY`: low, normal, high or urgent (default normal)")
 	f.StringVar(&approval, "approval", "", "ask for an approval of this `ACTION`")
-	f.DurationVar(&expires, "expires", 0, "nobody can approve it after this `DURATION` (default 1h)")
+	f.Var(duration.NewValue(&expires, 0), "expires", "nobody can approve it after this `DURATION` (default 1h)")
 	f.StringVar(&key, "idempotency-key", "", "a `WORD`: repeated with the same one, the command creates one ticket")
 	return t.flags(c, true)
 }
@@ -217,7 +173,7 @@ func newTicketsComment() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return t.change(cmd, rc, "comment", map[string]any{"id": k.ID, "text": argv[1]}, func(k *ticket) (did, undo string) {
+			return t.change(cmd, rc, "comment", map[string]any{"id": k.ID, "text": argv[1]}, func(k *client.Ticket) (did, undo string) {
 				return "commented on " + k.ID, "a comment stays; correct it with another one"
 			})
 		},
@@ -237,15 +193,12 @@ func newTicketsAssign() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			agent, before := argv[1], old.AgentID
+			agent, before := argv[1], assignee(old)
 			if agent == "-" {
 				agent = ""
 			}
-			if before == "" {
-				before = "-"
-			}
-			return t.change(cmd, rc, "assign", map[string]any{"id": old.ID, "agent_id": agent}, func(k *ticket) (did, undo string) {
-				return fmt.Sprintf("assigned %s to %s", k.ID, orNobody(k.AgentID)), fmt.Sprintf("undo with: agentctl tickets assign %s %s", k.ID, before)
+			return t.change(cmd, rc, "assign", map[string]any{"id": old.ID, "agent_id": agent}, func(k *client.Ticket) (did, undo string) {
+				return fmt.Sprintf("assigned %s to %s", k.ID, assignee(k)), fmt.Sprintf("undo with: agentctl tickets assign %s %s", k.ID, before)
 			})
 		},
 	}
@@ -284,20 +237,17 @@ func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 		return err
 	}
 	if t.dryRun {
-		for _, s := range old.Allowed {
-			if s == to {
-				return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, nil)
-			}
+		if slices.Contains(old.Allowed, to) {
+			return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, nil)
 		}
-		return exit(exitFailure, "%s is %s and cannot become %s; it can become: %s", old.ID, old.Status, term.SafeLine(to), orNothing(old.Allowed))
+		return exit(exitFailure, "%s is %s and cannot become %s; it can become: %s", old.ID, old.Status, term.SafeLine(to), allowedStatuses(old))
 	}
-	return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, func(k *ticket) (did, undo string) {
+	return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, func(k *client.Ticket) (did, undo string) {
 		undo = "a decision is final; ask again with: agentctl tickets create --approval"
-		for _, s := range k.Allowed {
-			if s == old.Status {
-				undo = fmt.Sprintf("undo with: agentctl tickets move %s %s", k.ID, s)
-				break
-			}
+		switch {
+		case slices.Contains(k.Allowed, old.Status):
+			undo = fmt.Sprintf("undo with: agentctl tickets move %s %s", k.ID, old.Status)
+		case len(k.Allowed) > 0:
 			undo = fmt.Sprintf("take it up again with: agentctl tickets move %s open", k.ID)
 		}
 		return fmt.Sprintf("%s: %s -> %s", k.ID, old.Status, k.Status), undo
@@ -305,7 +255,7 @@ func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 }
 
 // change calls a tool that changes a ticket, and says what it did and how to undo it.
-func (t *ticketCmd) change(cmd *cobra.Command, rc *relayClient, verb string, args map[string]any, said func(*ticket) (did, undo string)) error {
+func (t *ticketCmd) change(cmd *cobra.Command, rc *client.Client, verb string, args map[string]any, said func(*client.Ticket) (did, undo string)) error {
 	if t.dryRun {
 		line, err := json.Marshal(args)
 		if err != nil {
@@ -314,145 +264,31 @@ func (t *ticketCmd) change(cmd *cobra.Command, rc *relayClient, verb string, arg
 		_, err = fmt.Fprintf(cmd.ErrOrStderr(), "would call tickets.%s %s; nothing was done\n", verb, line)
 		return err
 	}
-	var res struct{ Ticket ticket }
-	if err := rc.ticketTool(cmd.Context(), verb, args, &res); err != nil {
+	k, err := rc.ChangeTicket(cmd.Context(), verb, args)
+	if err != nil {
 		return err
 	}
-	did, undo := said(&res.Ticket)
+	did, undo := said(k)
 	if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s; %s\n", term.SafeLine(did), term.SafeLine(undo)); err != nil {
 		return err
 	}
-	return t.out.print(cmd, &res.Ticket, func() error {
+	return t.out.print(cmd, k, func() error {
 		if verb != "create" {
 			return nil
 		}
-		_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(res.Ticket.ID)) // for scripts
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(k.ID)) // for scripts
 		return err
 	})
 }
 
 // find gets a ticket by its id or a part of it.
-func (t *ticketCmd) find(ctx context.Context, ref string) (*relayClient, *ticket, error) {
+func (t *ticketCmd) find(ctx context.Context, ref string) (*client.Client, *client.Ticket, error) {
 	rc, err := t.rf.client()
 	if err != nil {
 		return nil, nil, err
 	}
-	id, ok := manifest.ParseULID(ref)
-	if !ok {
-		if id, err = rc.ticketID(ctx, ref); err != nil {
-			return nil, nil, err
-		}
-	}
-	var res struct{ Ticket ticket }
-	err = rc.ticketTool(ctx, "get", map[string]any{"id": id}, &res)
-	return rc, &res.Ticket, err
-}
-
-// ticketID finds the one ticket whose id begins or ends with ref.
-func (c *relayClient) ticketID(ctx context.Context, ref string) (id string, err error) {
-	part := strings.ToUpper(ref)
-	if len(part) < 4 || len(part) > manifest.ULIDLen {
-		return "", exit(exitUsage, "%q is no ticket id; give at least 4 characters of its beginning or end, see: agentctl tickets ls", term.SafeLine(ref))
-	}
-	list, err := c.tickets(ctx, "", maxTickets)
-	if err != nil {
-		return "", err
-	}
-	for _, k := range list {
-		if !strings.HasPrefix(k.ID, part) && !strings.HasSuffix(k.ID, part) {
-			continue
-		}
-		if id != "" {
-			return "", exit(exitUsage, "%q is a part of more than one ticket id; give more of it, see: agentctl tickets ls", term.SafeLine(ref))
-		}
-		id = k.ID
-	}
-	if id == "" {
-		return "", exit(exitFailure, "no ticket has an id that begins or ends with %q; see: agentctl tickets ls", term.SafeLine(ref))
-	}
-	return id, nil
-}
-
-// maxTickets is more than a tenant can have.
-const maxTickets = 10_000
-
-// tickets lists up to limit tickets, page by page.
-func (c *relayClient) tickets(ctx context.Context, status string, limit int) ([]ticket, error) {
-	all := []ticket{}
-	args := map[string]any{}
-	if status != "" {
-		args["status"] = status
-	}
-	for len(all) < limit {
-		args["limit"] = min(limit-len(all), 100)
-		var page struct {
-			Tickets []ticket
-			Next    string `json:"next_cursor"`
-		}
-		if err := c.ticketTool(ctx, "list", args, &page); err != nil {
-			return nil, err
-		}
-		all = append(all, page.Tickets...)
-		if page.Next == "" || len(page.Tickets) == 0 {
-			break
-		}
-		args["cursor"] = page.Next
-	}
-	return all, nil
-}
-
-// ticketTool calls tickets.VERB. A refusal, whatever the status it comes with, is an
-// exitError.
-func (c *relayClient) ticketTool(ctx context.Context, verb string, args map[string]any, into any) error {
-	resp, err := c.send(ctx, http.MethodPost, "/mcp/tools/call", "application/json", map[string]any{"tool": "tickets." + verb, "arguments": args})
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if err != nil {
-		return exit(exitFailure, "read the answer: %w", err)
-	}
-	var fail struct {
-		Error *ticketError `json:"error"`
-	}
-	if err := json.Unmarshal(b, &fail); err == nil && fail.Error != nil {
-		return fail.Error.exit(resp.StatusCode)
-	}
-	if err := json.Unmarshal(b, into); err != nil || resp.StatusCode != http.StatusOK {
-		return exit(exitFailure, "the server's answer to tickets.%s (HTTP %d) is not an agentctl relay's", verb, resp.StatusCode)
-	}
-	return nil
-}
-
-// ticketError is a refusal, of the relay or of the tool itself.
-type ticketError struct {
-	Code    manifest.Code `json:"code"`
-	Reason  string        `json:"reason"` // of the tool
-	Message string        `json:"message"`
-	TraceID string        `json:"trace_id"`
-}
-
-// exit says what to do next.
-func (e *ticketError) exit(status int) error {
-	code, next := exitFailure, ""
-	switch {
-	case status == http.StatusUnauthorized:
-		code, next = exitUnauthorized, "; mint a token with: agentctl token create, and pass it with --token-file"
-	case e.Reason != "": // the message has it all
-		if e.Code == manifest.SafetyDenied {
-			code = exitUnauthorized
-		}
-	case e.Code == manifest.SafetyDenied:
-		code, next = exitUnauthorized, "; mint one with: agentctl token create --scope tickets:read --scope tickets:write"
-	case e.Code == manifest.DeadlineExceeded:
-		code, next = exitTimeout, "; see whether it was done with: agentctl tickets ls"
-	case e.Code == manifest.BadRequest && strings.HasPrefix(e.Message, "no tool"):
-		next = "; this relay has no tickets: it runs with --without tickets, or the plugin was unloaded"
-	case e.Code == manifest.BadRequest:
-		next = "; see: agentctl tickets ls"
-	}
-	return exit(code, "%s: %s%s (trace %s)", e.Code, e.Message, next, e.TraceID)
+	k, err := rc.Ticket(ctx, ref)
+	return rc, k, err
 }
 
 // readBody reads a ticket's body from a file or, for -, from stdin.

@@ -5,13 +5,14 @@ package main
 import (
 	"errors"
 	"fmt"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"agentctl/config"
+	"agentctl/duration"
 	"agentctl/relay/auth"
+	"agentctl/term"
 )
 
 func newToken() *cobra.Command {
@@ -73,8 +74,8 @@ func newTokenCreate() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("ttl") {
 				var err error
-				if req.TTL, err = parseSpan(ttl); err != nil || req.TTL <= 0 {
-					return exit(exitUsage, "--ttl %s is no duration above 0, such as 720h or 30d", ttl)
+				if req.TTL, err = duration.Parse(ttl); err != nil || req.TTL <= 0 {
+					return exit(exitUsage, "--ttl: %w", &duration.Error{Text: ttl})
 				}
 			}
 			if req.Count < 1 {
@@ -95,7 +96,7 @@ func newTokenCreate() *cobra.Command {
 				return nil
 			}
 			if out.format != "" {
-				return printRows(cmd, &out, minted)
+				return printList(&out, cmd, minted, nil)
 			}
 			for _, m := range minted {
 				fmt.Fprintln(cmd.OutOrStdout(), m.Token)
@@ -142,12 +143,8 @@ func newTokenLs() *cobra.Command {
 			if err != nil {
 				return exit(exitFailure, "%w", err)
 			}
-			if out.format != "" {
-				return printRows(cmd, &out, rows)
-			}
-			return out.print(cmd, rows, func() error {
-				w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-				fmt.Fprintln(w, "JTI\tCLASS\tTENANT\tSUBJECT\tEXPIRES\tSTATE\tSCOPES")
+			return printList(&out, cmd, rows, func() error {
+				table := term.NewTable(cmd.OutOrStdout(), "JTI", "CLASS", "TENANT", "SUBJECT", "EXPIRES", "STATE", "SCOPES")
 				for _, t := range rows {
 					state := "good"
 					switch {
@@ -156,9 +153,9 @@ func newTokenLs() *cobra.Command {
 					case t.Expired:
 						state = "expired"
 					}
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", t.JTI, t.Class, t.Tenant, t.Subject, t.Expires.Format(time.DateOnly), state, t.Scopes)
+					table.Row(t.JTI, t.Class, t.Tenant, t.Subject, t.Expires.Format(time.DateOnly), state, t.Scopes)
 				}
-				return w.Flush()
+				return table.Flush()
 			})
 		},
 	}
@@ -214,19 +211,6 @@ func until(t time.Time) string {
 		return t.Local().Format("2006-01-02 15:04:05 MST")
 	}
 	return t.Format(time.DateOnly)
-}
-
-// printRows prints a list as data; ndjson is a row a line.
-func printRows[T any](cmd *cobra.Command, out *output, rows []T) error {
-	if out.format != "ndjson" {
-		return out.print(cmd, rows, nil)
-	}
-	for i := range rows {
-		if err := out.print(cmd, &rows[i], nil); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func nonEmpty(words ...string) (n int) {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -17,8 +16,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/client"
 	"agentctl/config"
 	"agentctl/control"
+	"agentctl/duration"
 	"agentctl/prober"
 	"agentctl/prober/alert"
 	"agentctl/term"
@@ -27,8 +28,7 @@ import (
 func newWatch() *cobra.Command {
 	var w watcher
 	var out output
-	var count int
-	var dur time.Duration
+	var limit limits
 	c := &cobra.Command{
 		Use:   "watch",
 		Short: "See this box live: sparklines on a terminal, events as ndjson elsewhere",
@@ -45,41 +45,33 @@ starts cpu and memory, as any client that takes events does.`,
   agentctl watch --interval 200ms --modules cpu,temperature
   agentctl watch -o ndjson --count 10 | jq -c 'select(.event=="metrics") | .cpu'`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if out.format != "" && out.format != "ndjson" {
-				return exit(exitUsage, "watch streams: use -o ndjson")
-			}
 			if w.interval != 0 && (w.interval < prober.MinInterval || w.interval > prober.MaxInterval) {
 				return exit(exitUsage, "--interval %s is out of range: 100ms to 60s", w.interval)
 			}
-			if err := checkEnd(dur, count); err != nil {
+			if err := limit.check(); err != nil {
 				return err
 			}
 			if w.modules, err = checkModules(w.modules); err != nil {
 				return err
 			}
-			ctx, cancel := context.WithCancel(cmd.Context())
+			ctx, cancel := limit.context(cmd)
 			defer cancel()
-			if dur > 0 {
-				ctx, cancel = context.WithTimeout(ctx, dur)
-				defer cancel()
-			}
-			f, _ := cmd.OutOrStdout().(*os.File)
-			if out.format == "ndjson" || f == nil || !term.IsTerminal(f) {
+			if !out.isText(cmd) {
 				return w.run(ctx, func(ctx context.Context, msgs <-chan watchMsg) error {
-					return printEvents(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr(), msgs, count)
+					return printEvents(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr(), msgs, limit.count)
 				})
 			}
 			w.live = true
+			f := term.AsTerminal(cmd.OutOrStdout())
 			v := newView(term.ColorEnabled(f), term.ASCIIOnly())
-			return w.run(ctx, func(ctx context.Context, msgs <-chan watchMsg) error { return v.run(ctx, f, msgs, count) })
+			return w.run(ctx, func(ctx context.Context, msgs <-chan watchMsg) error { return v.run(ctx, f, msgs, limit.count) })
 		},
 	}
-	c.Flags().VarP((*formatFlag)(&out.format), "output", "o", "print `FORMAT` also on a terminal: ndjson")
+	out.streamFlags(c)
 	c.Flags().StringVar(&w.socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
-	c.Flags().DurationVar(&w.interval, "interval", 0, "show a sample each `DURATION`, 100ms to 60s (default: as the daemon samples)")
+	c.Flags().Var(duration.NewValue(&w.interval, 0), "interval", "show a sample each `DURATION`, 100ms to 60s (default: as the daemon samples)")
 	c.Flags().StringSliceVar(&w.modules, "modules", nil, "only these `MODULES`: "+strings.Join(moduleNames, ", "))
-	c.Flags().IntVar(&count, "count", 0, "end after `N` samples (0: never)")
-	c.Flags().DurationVar(&dur, "for", 0, "end after `DURATION` (0: never)")
+	limit.flags(c, "end", "samples")
 	return c
 }
 
@@ -149,7 +141,7 @@ func (w *watcher) run(ctx context.Context, show func(context.Context, <-chan wat
 	}()
 	err = w.connections(ctx, cl)
 	cancel()
-	if serr := <-shown; serr != nil && !errors.Is(serr, errEnough) {
+	if serr := <-shown; serr != nil && !errors.Is(serr, client.ErrStop) {
 		return serr
 	}
 	return err
@@ -418,7 +410,7 @@ func printEvents(ctx context.Context, out, errs io.Writer, msgs <-chan watchMsg,
 			was = st.State
 		case control.EventMetrics:
 			if n++; n == count {
-				return errEnough
+				return client.ErrStop
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"agentctl/client"
 	"agentctl/control"
 	"agentctl/prober/alert"
 	"agentctl/term"
@@ -81,7 +82,7 @@ func (v *view) run(ctx context.Context, f *os.File, msgs <-chan watchMsg, count 
 		case m := <-msgs:
 			v.take(m)
 			if count > 0 && v.samples >= count {
-				return errEnough
+				return client.ErrStop
 			}
 		case <-resized:
 		case <-paused:

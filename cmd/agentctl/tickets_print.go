@@ -1,40 +1,40 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"agentctl/client"
 	"agentctl/term"
 )
 
-func printTickets(cmd *cobra.Command, list []ticket) error {
+func printTickets(cmd *cobra.Command, list []client.Ticket) error {
 	if len(list) == 0 {
 		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no tickets; open one with: agentctl tickets create TITLE")
 		return err
 	}
-	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "ID\tSTATUS\tPRIORITY\tASSIGNED TO\tCHANGED\tTITLE")
+	t := term.NewTable(cmd.OutOrStdout(), "ID", "STATUS", "PRIORITY", "ASSIGNED TO", "CHANGED", "TITLE")
 	for _, k := range list {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", term.SafeLine(k.ID), term.SafeLine(k.Status), term.SafeLine(k.Priority), orNobody(k.AgentID), term.Ago(k.UpdatedAt), term.SafeLine(k.Title))
+		t.Row(k.ID, k.Status, k.Priority, assignee(&k), term.Ago(k.UpdatedAt), k.Title)
 	}
-	return w.Flush()
+	return t.Flush()
 }
 
-func printTicket(w io.Writer, k *ticket) error {
+func printTicket(w io.Writer, k *client.Ticket) error {
 	row := func(name, value string) { fmt.Fprintf(w, "%-10s %s\n", name, term.SafeLine(value)) }
 	row("Ticket", k.ID)
 	row("Title", k.Title)
-	row("Status", k.Status+" (can become: "+orNothing(k.Allowed)+")")
+	row("Status", k.Status+" (can become: "+allowedStatuses(k)+")")
 	row("Priority", k.Priority)
 	if k.NodeID != "" {
 		row("Node", k.NodeID)
 	}
-	row("Assigned", orNobody(k.AgentID))
+	row("Assigned", assignee(k))
 	row("Created", term.Ago(k.CreatedAt)+" by "+k.CreatedBy)
 	row("Changed", term.Ago(k.UpdatedAt))
 	if a := k.Approval; a != nil {
@@ -57,16 +57,10 @@ func printTicket(w io.Writer, k *ticket) error {
 	return nil
 }
 
-func orNobody(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return term.SafeLine(s)
-}
+// assignee is who works on a ticket, as tickets assign takes it.
+func assignee(k *client.Ticket) string { return cmp.Or(k.AgentID, "-") }
 
-func orNothing(list []string) string {
-	if len(list) == 0 {
-		return "nothing"
-	}
-	return strings.Join(list, ", ")
+// allowedStatuses are the statuses that a ticket can change to.
+func allowedStatuses(k *client.Ticket) string {
+	return cmp.Or(strings.Join(k.Allowed, ", "), "nothing")
 }

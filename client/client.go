@@ -1,0 +1,129 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"agentctl/transport/edge"
+)
+
+const (
+	maxAnswer     = 64 << 20         // bytes read of an answer
+	headerTimeout = 15 * time.Second // until an answer begins
+)
+
+// Options name a server and who calls it.
+type Options struct {
+	URL   string
+	Token string      // bearer token; "" for none
+	TLS   *tls.Config // nil: the system's certificate authorities
+}
+
+// Client calls one relay. It may be used concurrently.
+type Client struct{ conn }
+
+// New makes a client; it opens no connection. Its errors are ErrURL and ErrCleartext.
+func New(o Options) (*Client, error) {
+	c, err := newConn(o)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{*c}, nil
+}
+
+// URL is the relay's URL, without a trailing slash.
+func (c *Client) URL() string { return strings.TrimSuffix(c.url.String(), "/") }
+
+// HTTP is the client's HTTP client, for protocols that this package does not speak, such
+// as MCP. It adds no token.
+func (c *Client) HTTP() *http.Client { return c.http }
+
+// Ready returns nil when the relay can serve: GET /readyz.
+func (c *Client) Ready(ctx context.Context) error {
+	resp, err := c.do(ctx, http.MethodGet, c.URL()+"/readyz", "text/plain", nil)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+// getJSON decodes an answer of the API.
+func (c *Client) getJSON(ctx context.Context, path string, v any) error {
+	resp, err := c.do(ctx, http.MethodGet, c.URL()+path, "application/json", nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(v); err != nil {
+		return &ProtocolError{"unexpected answer to " + path, err}
+	}
+	return nil
+}
+
+// conn sends requests to one server.
+type conn struct {
+	url   *url.URL
+	token string
+	http  *http.Client
+}
+
+func newConn(o Options) (*conn, error) {
+	u, err := url.Parse(o.URL)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return nil, fmt.Errorf("%q is %w", o.URL, ErrURL)
+	}
+	if u.Scheme == "http" && o.Token != "" && !edge.IsLoopback(u.Hostname()) {
+		return nil, fmt.Errorf("%s: %w", origin(u), ErrCleartext)
+	}
+	tr := http.DefaultTransport.(*http.Transport).Clone()
+	tr.TLSClientConfig = o.TLS
+	tr.ResponseHeaderTimeout = headerTimeout
+	tr.ForceAttemptHTTP2 = false // the board build has no HTTP/2
+	return &conn{u, o.Token, &http.Client{Transport: tr}}, nil
+}
+
+// do sends a request, with body as JSON unless it is nil, and returns an answer with status
+// 2xx. Any other answer is an *Error. The caller closes the body.
+func (c *conn) do(ctx context.Context, method, to, accept string, body any) (*http.Response, error) {
+	var encoded bytes.Buffer
+	if body != nil {
+		enc := json.NewEncoder(&encoded)
+		enc.SetEscapeHTML(false) // raw JSON in body is sent as it is
+		if err := enc.Encode(body); err != nil {
+			return nil, fmt.Errorf("encode the request: %w", err)
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, to, &encoded)
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	req.Header.Set("Accept", accept)
+	return c.send(req)
+}
+
+// send adds the token to a request and sends it; see do.
+func (c *conn) send(req *http.Request) (*http.Response, error) {
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, transportError(req.Context(), req.URL, err)
+	}
+	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		return resp, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return nil, answerError(resp, c.token != "")
+}

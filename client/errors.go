@@ -1,0 +1,206 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/sse"
+)
+
+var (
+	// ErrURL reports an address that is not of the form http://HOST[:PORT] or https://.
+	ErrURL = errors.New("not of the form https://HOST[:PORT]")
+
+	// ErrCleartext reports that a token would cross a network unencrypted.
+	ErrCleartext = errors.New("refusing to send a token in the clear; use https://")
+
+	// ErrStop ends a stream without an error when a callback returns it.
+	ErrStop = errors.New("client: stop the stream")
+
+	// ErrNotFound, ErrAmbiguous and ErrMalformed are the reasons of a RefError.
+	ErrNotFound  = errors.New("not found")
+	ErrAmbiguous = errors.New("ambiguous")
+	ErrMalformed = errors.New("malformed")
+
+	// ErrNeverLinked reports a call to a node whose board has never connected, so that its
+	// tools are not known.
+	ErrNeverLinked = errors.New("has never been linked")
+)
+
+// Error is an error answer of the relay, of a tool or of the event gateway.
+type Error struct {
+	Status     int           // of HTTP
+	Code       manifest.Code // "": the answer has no error envelope of agentctl
+	Reason     string        // of the tickets plugin, finer than Code; else ""
+	Message    string
+	TraceID    string
+	RetryAfter time.Duration // how long the server asks to wait; 0: it does not say
+	HadToken   bool          // the request carried a token
+}
+
+func (e *Error) Error() string {
+	if e.Code == "" {
+		return fmt.Sprintf("the server answered HTTP %d without an agentctl error", e.Status)
+	}
+	return fmt.Sprintf("%s: %s", e.Code, e.Message)
+}
+
+// isTemporary reports whether the same request may succeed later.
+func (e *Error) isTemporary() bool {
+	return e.Status == http.StatusTooManyRequests || e.Status >= 500
+}
+
+// envelope is the JSON form of an error answer.
+type envelope struct {
+	Error *struct {
+		Code         manifest.Code `json:"code"`
+		Reason       string        `json:"reason"`
+		Message      string        `json:"message"`
+		RetryAfterMS int64         `json:"retry_after_ms"`
+		TraceID      string        `json:"trace_id"`
+	} `json:"error"`
+}
+
+// into sets the fields of e that the envelope has. It reports whether there is one.
+func (v *envelope) into(e *Error) bool {
+	if v.Error == nil || v.Error.Code == "" {
+		return false
+	}
+	e.Code, e.Reason, e.Message, e.TraceID = v.Error.Code, v.Error.Reason, v.Error.Message, v.Error.TraceID
+	e.RetryAfter = max(e.RetryAfter, time.Duration(v.Error.RetryAfterMS)*time.Millisecond)
+	return true
+}
+
+const (
+	maxErrorBody  = 64 << 10 // bytes read of an error answer
+	maxRetryAfter = 3600     // seconds believed of a Retry-After header
+)
+
+// answerError reads an answer whose status is not the expected one.
+func answerError(resp *http.Response, hadToken bool) error {
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // what came is judged
+	if resp.StatusCode == http.StatusBadRequest && bytes.Contains(body, []byte("HTTP request to an HTTPS server")) {
+		return &TransportError{Kind: NeedsTLS, URL: origin(resp.Request.URL), Err: errors.New("the server speaks TLS")}
+	}
+	e := &Error{Status: resp.StatusCode, HadToken: hadToken}
+	if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {
+		e.RetryAfter = time.Duration(min(max(s, 0), maxRetryAfter)) * time.Second
+	}
+	var env envelope
+	if json.Unmarshal(body, &env) == nil {
+		env.into(e)
+	}
+	return e
+}
+
+// Kind is the way in which a request failed before an answer came.
+type Kind int
+
+// The kinds of transport failures.
+const (
+	Broken               Kind = iota // any other failure
+	Unreachable                      // no connection could be opened
+	TimedOut                         // the server did not answer in time
+	UntrustedCertificate             // signed by an authority that is not trusted
+	WrongCertificateName             // the certificate is for another host
+	NotTLS                           // https:// to a server that speaks plain HTTP
+	NeedsTLS                         // http:// to a server that speaks TLS
+)
+
+// TransportError is a request that got no answer.
+type TransportError struct {
+	Kind Kind
+	URL  string // of the server, without a path
+	Err  error
+}
+
+func (e *TransportError) Error() string { return fmt.Sprintf("call %s: %v", e.URL, e.Err) }
+
+// Unwrap returns the cause.
+func (e *TransportError) Unwrap() error { return e.Err }
+
+// transportError classifies an error of http.Client.Do. It returns ctx's error when that
+// is why the request ended.
+func transportError(ctx context.Context, to *url.URL, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	e := &TransportError{URL: origin(to), Err: err}
+	var request *url.Error
+	if errors.As(err, &request) {
+		e.Err = request.Err // without the request's URL, which may be long
+	}
+	var op *net.OpError
+	var authority x509.UnknownAuthorityError
+	var name x509.HostnameError
+	switch {
+	case errors.As(err, &op) && op.Op == "dial":
+		e.Kind, e.Err = Unreachable, op.Err
+	case request != nil && request.Timeout():
+		e.Kind = TimedOut
+	case errors.As(err, &authority):
+		e.Kind = UntrustedCertificate
+	case errors.As(err, &name):
+		e.Kind = WrongCertificateName
+	case errors.Is(err, http.ErrSchemeMismatch):
+		e.Kind = NotTLS
+	}
+	return e
+}
+
+// origin is a URL without path, query and user.
+func origin(u *url.URL) string { return u.Scheme + "://" + u.Host }
+
+// StreamClosedError is a close event with which the relay ended a metric stream before
+// the client wanted it to end. Its codes are those of RFC-0009 §5.
+type StreamClosedError struct {
+	Code   sse.Code `json:"code"`
+	Reason string   `json:"reason"`
+}
+
+func (e *StreamClosedError) Error() string {
+	return fmt.Sprintf("the relay closed the stream (%d %s)", e.Code, e.Reason)
+}
+
+// ProtocolError is an answer that breaks the protocol.
+type ProtocolError struct {
+	What string
+	Err  error // nil: What says all
+}
+
+func (e *ProtocolError) Error() string {
+	if e.Err == nil {
+		return e.What
+	}
+	return e.What + ": " + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *ProtocolError) Unwrap() error { return e.Err }
+
+// RefError is a reference that does not stand for exactly one node or ticket.
+type RefError struct {
+	Reason error // ErrNotFound, ErrAmbiguous or ErrMalformed
+	Thing  string
+	text   string
+}
+
+func (e *RefError) Error() string { return e.text }
+
+// Unwrap returns the reason.
+func (e *RefError) Unwrap() error { return e.Reason }
+
+func refError(reason error, thing, format string, args ...any) error {
+	return &RefError{reason, thing, fmt.Sprintf(format, args...)}
+}

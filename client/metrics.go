@@ -1,0 +1,156 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/sse"
+)
+
+// Metrics subscribes to the metric stream of a tool and calls fn with each frame, a JSON
+// object. It returns nil when the stream is closed normally, when ctx ends after the
+// stream began, or when fn returns ErrStop; another error of fn is returned as it is.
+//
+// The events of a stream are a closed set (RFC-0009 §5): metric, ping and close. Any other
+// one is a *ProtocolError.
+func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn func(frame []byte) error) error {
+	resp, err := c.do(ctx, http.MethodPost, c.URL()+toolsPath, "text/event-stream", newToolCall(tool, arguments))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if err := wantEventStream(resp); err != nil {
+		return err
+	}
+	reader := sse.NewReader(resp.Body, sse.ReaderOptions{})
+	for {
+		ev, err := reader.Next()
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil
+		case errors.Is(err, sse.ErrTooLong):
+			return &ProtocolError{"protocol error: the stream sent a frame", err}
+		case err != nil:
+			return &TransportError{Broken, origin(resp.Request.URL), fmt.Errorf("the stream broke off without a close event: %w", err)}
+		}
+		switch ev.Type {
+		case "metric":
+			if !json.Valid(ev.Data) {
+				return &ProtocolError{What: "protocol error: the stream sent a frame that is not JSON; closed"}
+			}
+			if err := fn(ev.Data); errors.Is(err, ErrStop) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+		case "ping":
+		case "close":
+			return closeError(ev.Data)
+		default:
+			return &ProtocolError{What: "protocol error: the stream sent an event that RFC-0009 does not know; closed"}
+		}
+	}
+}
+
+// FollowMetrics is Metrics for a stream that is to last: when it ends for a reason that may
+// pass (a broken connection, a board that went offline, a relay that restarts), it waits
+// and subscribes again. onRetry, unless nil, is called before each wait. The first
+// subscription must succeed.
+func (c *Client) FollowMetrics(ctx context.Context, tool string, arguments any, fn func(frame []byte) error, onRetry func(error, time.Duration)) error {
+	var retry backoff
+	began := false
+	for {
+		err := c.Metrics(ctx, tool, arguments, func(frame []byte) error {
+			began = true
+			retry.reset()
+			return fn(frame)
+		})
+		if err == nil || !began || !isTemporary(err) {
+			return err
+		}
+		wait := retry.next(err)
+		if onRetry != nil {
+			onRetry(err, wait)
+		}
+		if !sleep(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// isTemporary reports whether a new attempt may succeed after err.
+func isTemporary(err error) bool {
+	var answer *Error
+	var closed *StreamClosedError
+	var transport *TransportError
+	switch {
+	case errors.As(err, &answer):
+		return answer.isTemporary() || answer.Code == manifest.NodeOffline
+	case errors.As(err, &closed):
+		return closed.Code != sse.RateLimited
+	case errors.As(err, &transport):
+		return transport.Kind <= TimedOut
+	}
+	return false
+}
+
+// wantEventStream refuses an answer that is not an event stream.
+func wantEventStream(resp *http.Response) error {
+	if ct := resp.Header.Get("Content-Type"); !strings.HasPrefix(ct, "text/event-stream") {
+		return &ProtocolError{What: fmt.Sprintf("the server answered with %q, not with an event stream", ct)}
+	}
+	return nil
+}
+
+// closeError is the end that a close event announces; nil for a normal one.
+func closeError(data []byte) error {
+	var e StreamClosedError
+	if err := json.Unmarshal(data, &e); err != nil {
+		return &ProtocolError{What: "protocol error: a malformed close event"}
+	}
+	if e.Code == sse.Normal {
+		return nil
+	}
+	return &e
+}
+
+const (
+	firstWait      = 250 * time.Millisecond // before the second attempt; doubled from there
+	maxWait        = 15 * time.Second
+	maxServersWait = time.Minute // of the wait that a server asks for
+)
+
+// backoff spaces attempts to connect. Waits double from firstWait to maxWait; half of each
+// is random, so that the clients of a relay that restarts do not come back at once. Its
+// zero value is ready.
+type backoff struct{ wait time.Duration }
+
+// next is how long to wait after err, which may say it itself.
+func (b *backoff) next(err error) time.Duration {
+	b.wait = min(max(2*b.wait, firstWait), maxWait)
+	pause := b.wait/2 + rand.N(b.wait/2)
+	var answer *Error
+	if errors.As(err, &answer) {
+		pause = max(pause, min(answer.RetryAfter, maxServersWait))
+	}
+	return pause
+}
+
+func (b *backoff) reset() { b.wait = 0 }
+
+// sleep waits and reports whether ctx is still live.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}

@@ -1,0 +1,112 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strings"
+
+	"agentctl/manifest"
+)
+
+// Node is a board as the relay lists it: GET /v1/nodes.
+type Node struct {
+	NodeID       string                `json:"node_id"`
+	Name         string                `json:"name"`
+	Online       bool                  `json:"online"`
+	LastSeenMS   int64                 `json:"last_seen_ms"`
+	Capabilities []manifest.Capability `json:"capabilities"`
+}
+
+// Verbs are the node's verbs with their capabilities, such as metrics.subscribe.
+func (n *Node) Verbs() []string {
+	var out []string
+	for _, c := range n.Capabilities {
+		for _, verb := range c.Verbs {
+			out = append(out, c.CapID+"."+verb)
+		}
+	}
+	return out
+}
+
+// Nodes lists the boards of the token's tenant, offline ones included.
+func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
+	all := []Node{}
+	for after := ""; ; {
+		var page struct {
+			Nodes []Node `json:"nodes"`
+			Next  string `json:"next"`
+		}
+		if err := c.getJSON(ctx, "/v1/nodes?after="+url.QueryEscape(after), &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Nodes...)
+		if page.Next == "" || page.Next <= after { // a page that does not advance is the last
+			return all, nil
+		}
+		after = page.Next
+	}
+}
+
+// Node finds a node by its id, a unique prefix of it, or its name. Its error is a
+// *RefError when there is not exactly one.
+func (c *Client) Node(ctx context.Context, ref string) (*Node, error) {
+	nodes, err := c.Nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return findNode(nodes, ref)
+}
+
+func findNode(nodes []Node, ref string) (*Node, error) {
+	var found *Node
+	for i := range nodes {
+		n := &nodes[i]
+		if n.NodeID == ref || n.Name == ref {
+			return n, nil
+		}
+		if strings.HasPrefix(n.NodeID, ref) {
+			if found != nil {
+				return nil, refError(ErrAmbiguous, "node", "%q is the beginning of more than one node id; give more of it", ref)
+			}
+			found = n
+		}
+	}
+	if found == nil {
+		return nil, refError(ErrNotFound, "node", "no node has the id, the name or the id prefix %q", ref)
+	}
+	return found, nil
+}
+
+// ResolveTool returns the canonical name of a tool: s itself when it is a full tool name,
+// or the tool that NODE:VERB stands for. NODE is a reference as in Client.Node. The verb
+// echo is short for the invoke of the echo capability.
+func (c *Client) ResolveTool(ctx context.Context, s string) (string, error) {
+	ref, given, ok := strings.Cut(s, ":")
+	if !ok {
+		return manifest.Canonical(s), nil
+	}
+	verb := given
+	if verb == "echo" {
+		verb = manifest.VerbInvoke
+	}
+	n, err := c.Node(ctx, ref)
+	if err != nil {
+		return "", err
+	}
+	for i := range n.Capabilities {
+		tools, err := manifest.Project(n.NodeID, &n.Capabilities[i])
+		if err != nil {
+			continue // a capability that only a newer client knows
+		}
+		for _, t := range tools {
+			if t.Verb.Name == verb {
+				return t.Canonical, nil
+			}
+		}
+	}
+	if len(n.Capabilities) == 0 {
+		return "", fmt.Errorf("node %s %w", n.Name, ErrNeverLinked)
+	}
+	return "", refError(ErrNotFound, "tool", "node %s has no verb %q; it has: %s", n.Name, given, strings.Join(n.Verbs(), " "))
+}

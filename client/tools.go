@@ -1,0 +1,107 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+)
+
+// toolsPath is where tools are called and metric streams are opened.
+const toolsPath = "/mcp/tools/call"
+
+// toolCall is the body of a request to toolsPath.
+type toolCall struct {
+	Tool      string `json:"tool"`
+	Arguments any    `json:"arguments"`
+}
+
+func newToolCall(tool string, arguments any) toolCall {
+	if arguments == nil {
+		arguments = struct{}{}
+	}
+	return toolCall{tool, arguments}
+}
+
+// Call calls a tool and returns its result as JSON. arguments must encode as a JSON object;
+// nil is an empty one.
+func (c *Client) Call(ctx context.Context, tool string, arguments any) (json.RawMessage, error) {
+	resp, err := c.do(ctx, http.MethodPost, c.URL()+toolsPath, "application/json", newToolCall(tool, arguments))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return nil, &ProtocolError{"read the answer", err}
+	}
+	return body, nil
+}
+
+// call calls a tool of the relay itself and decodes its result, unless result is nil. Such
+// a tool may report an error in a result, which becomes an *Error.
+func (c *Client) call(ctx context.Context, tool string, arguments map[string]any, result any) error {
+	body, err := c.Call(ctx, tool, arguments)
+	if err != nil {
+		return err
+	}
+	var env envelope
+	refusal := &Error{Status: http.StatusOK, HadToken: c.token != ""}
+	if json.Unmarshal(body, &env) == nil && env.into(refusal) {
+		return refusal
+	}
+	if result == nil {
+		return nil
+	}
+	if err := json.Unmarshal(body, result); err != nil {
+		return &ProtocolError{"unexpected answer to " + tool, err}
+	}
+	return nil
+}
+
+// Plugin is a loaded plugin of the relay, as kernel.introspection.plugins lists it.
+type Plugin struct {
+	Name      string `json:"name"`
+	Version   string `json:"version"`
+	Tenant    string `json:"tenant,omitempty"`
+	State     string `json:"state"`
+	InFlight  int64  `json:"in_flight"`
+	Calls     int64  `json:"calls"`  // handed to the plugin, reads included
+	Errors    int64  `json:"errors"` // of those, answered with an error
+	Panics    int64  `json:"panics"`
+	Timeouts  int64  `json:"timeouts"`
+	Tools     int    `json:"tools"`
+	Resources int    `json:"resources"`
+}
+
+// Plugins lists the loaded plugins, connected boards included. It needs the scope
+// kernel:admin, as LoadPlugin and UnloadPlugin do.
+func (c *Client) Plugins(ctx context.Context) ([]Plugin, error) {
+	all := []Plugin{}
+	args := map[string]any{"limit": 200}
+	for after := ""; ; {
+		var page struct {
+			Plugins []Plugin `json:"plugins"`
+			Next    string   `json:"next"`
+		}
+		if err := c.call(ctx, "kernel.introspection.plugins", args, &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Plugins...)
+		if page.Next == "" || page.Next <= after {
+			return all, nil
+		}
+		after = page.Next
+		args["after"] = after
+	}
+}
+
+// LoadPlugin starts a plugin of the relay's plugin directory.
+func (c *Client) LoadPlugin(ctx context.Context, name string) error {
+	return c.call(ctx, "kernel.plugin.load", map[string]any{"name": name}, nil)
+}
+
+// UnloadPlugin stops a plugin: NAME or NAME@VERSION.
+func (c *Client) UnloadPlugin(ctx context.Context, name string) error {
+	return c.call(ctx, "kernel.plugin.unload", map[string]any{"name": name}, nil)
+}

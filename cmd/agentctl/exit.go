@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/control"
+	"agentctl/manifest"
+	"agentctl/transport/sse"
+)
+
+// Exit codes, the same for every command.
+const (
+	exitOK           = 0
+	exitFailure      = 1
+	exitUsage        = 2
+	exitNotRunning   = 3
+	exitUnauthorized = 4
+	exitOffline      = 5
+	exitApproval     = 6
+	exitTimeout      = 7
+)
+
+// exitError carries an exit code up to main.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func exit(code int, format string, args ...any) error {
+	return &exitError{code: code, err: fmt.Errorf(format, args...)}
+}
+
+// explain gives an error of a command its exit code, and adds the next step to its text.
+// The packages below know no flags and no commands: what a person can do about their
+// errors is said here. An *exitError is passed on as it is; nil stays nil.
+func explain(cmd *cobra.Command, err error) *exitError {
+	if err == nil {
+		return nil
+	}
+	var known *exitError
+	var answer *client.Error
+	var transport *client.TransportError
+	var closed *client.StreamClosedError
+	var ref *client.RefError
+	var protocol *client.ProtocolError
+	code, next := exitFailure, ""
+	switch {
+	case errors.As(err, &known):
+		return known
+	case errors.As(err, &answer):
+		code, next = explainAnswer(cmd, answer)
+	case errors.As(err, &transport):
+		return explainTransport(cmd, transport)
+	case errors.As(err, &closed):
+		code, next = explainClose(closed)
+	case errors.As(err, &ref):
+		code, next = explainRef(ref)
+	case errors.As(err, &protocol) && group(cmd) == "events":
+		next = "; is this the event gateway?"
+	case errors.Is(err, client.ErrURL), errors.Is(err, client.ErrCleartext):
+		code = exitUsage
+	case errors.Is(err, client.ErrNeverLinked):
+		code, next = exitOffline, "; on the board: agentctl run --relay URL --token-file FILE"
+	case errors.Is(err, context.DeadlineExceeded):
+		code, err = exitTimeout, errors.New("no answer within the time of --for")
+	case errors.Is(err, context.Canceled):
+		err = errors.New("interrupted")
+	}
+	return &exitError{code, fmt.Errorf("%w%s", err, next)}
+}
+
+// group is the name of the command that root has and cmd belongs to: tickets of
+// "agentctl tickets ls".
+func group(cmd *cobra.Command) string {
+	for cmd.HasParent() && cmd.Parent().HasParent() {
+		cmd = cmd.Parent()
+	}
+	return cmd.Name()
+}
+
+// explainAnswer is what to do about an error answer of the relay or the event gateway.
+func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) {
+	switch {
+	case group(cmd) == "events":
+		code, next = explainGatewayAnswer(cmd, e)
+	case e.Code == "":
+		code, next = exitFailure, "; is this an agentctl relay?"
+	case group(cmd) == "tickets":
+		code, next = explainTicketAnswer(e)
+	default:
+		code, next = explainRelayAnswer(e)
+	}
+	if e.TraceID != "" {
+		next += fmt.Sprintf(" (trace %s)", e.TraceID)
+	}
+	return code, next
+}
+
+func explainRelayAnswer(e *client.Error) (code int, next string) {
+	ofToken := strings.Contains(e.Message, "token") && !strings.Contains(e.Message, "node")
+	switch {
+	case e.Status == http.StatusUnauthorized, e.Code == manifest.SafetyDenied && ofToken:
+		if strings.Contains(e.Message, "agentctl token create") { // the relay says how to get one
+			return exitUnauthorized, "; pass it with --token-file"
+		}
+		return exitUnauthorized, "; mint one that may with: agentctl token create, and pass it with --token-file"
+	case e.Code == manifest.SafetyDenied:
+		return exitUnauthorized, "; see your nodes with: agentctl ls"
+	case e.Code == manifest.NodeOffline:
+		return exitOffline, "; see when it was last there with: agentctl ls"
+	case e.Code == manifest.DeadlineExceeded:
+		return exitTimeout, "; see how the board does, there: agentctl status"
+	case (e.Code == manifest.BadRequest || e.Code == manifest.ManifestInvalid) && strings.Contains(e.Message, "tool"):
+		return exitFailure, "; see the tools with: agentctl ls -o json"
+	}
+	return exitFailure, ""
+}
+
+// explainTicketAnswer leaves an error of the tickets plugin, which has a Reason, as it is:
+// its message says what to do.
+func explainTicketAnswer(e *client.Error) (code int, next string) {
+	switch {
+	case e.Status == http.StatusUnauthorized:
+		return exitUnauthorized, "; mint a token with: agentctl token create, and pass it with --token-file"
+	case e.Reason != "" && e.Code == manifest.SafetyDenied:
+		return exitUnauthorized, ""
+	case e.Reason != "":
+		return exitFailure, ""
+	case e.Code == manifest.SafetyDenied:
+		return exitUnauthorized, "; mint one with: agentctl token create --scope tickets:read --scope tickets:write"
+	case e.Code == manifest.DeadlineExceeded:
+		return exitTimeout, "; see whether it was done with: agentctl tickets ls"
+	case e.Code == manifest.BadRequest && strings.HasPrefix(e.Message, "no tool"):
+		return exitFailure, "; this relay has no tickets: it runs with --without tickets, or the plugin was unloaded"
+	case e.Code == manifest.BadRequest:
+		return exitFailure, "; see: agentctl tickets ls"
+	}
+	return exitFailure, ""
+}
+
+func explainGatewayAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) {
+	scope := map[string]string{"tail": "subscribe", "emit": "ingest"}[cmd.Name()]
+	switch {
+	case e.Status == http.StatusUnauthorized && !e.HadToken:
+		return exitUnauthorized, "; pass a token with --token-file, or set MCP_SSE_AUTH_TOKEN"
+	case e.Status == http.StatusUnauthorized:
+		return exitUnauthorized, "; use the gateway's token, or mint one on the relay with: agentctl token create --scope events:" + scope
+	case e.Status == http.StatusForbidden:
+		return exitUnauthorized, ""
+	case e.Code == "":
+		return exitFailure, "; is this the event gateway?"
+	}
+	return exitFailure, ""
+}
+
+// explainTransport says what to do when the relay or the gateway gave no answer.
+func explainTransport(cmd *cobra.Command, e *client.TransportError) *exitError {
+	server, start, flag := "relay", "agentctl relay", "--relay"
+	if group(cmd) == "events" {
+		server, start, flag = "event gateway", "agentctl events serve", "--url"
+	}
+	explained := func(code int, format string, args ...any) *exitError {
+		return &exitError{code, fmt.Errorf(format, args...)}
+	}
+	next := ""
+	switch e.Kind {
+	case client.Unreachable:
+		return explained(exitNotRunning, "no %s answers at %s (%w); start one with: %s, or name it with %s", server, e.URL, e.Err, start, flag)
+	case client.TimedOut:
+		return explained(exitTimeout, "the %s at %s did not answer in time", server, e.URL)
+	case client.NeedsTLS:
+		return explained(exitFailure, "%w; use https:// in %s", e.Err, flag)
+	case client.UntrustedCertificate:
+		next = fmt.Sprintf("; if the %s's certificate is your own, pass its authority with --ca-file FILE", server)
+	case client.WrongCertificateName:
+		next = fmt.Sprintf("; call the %s by a name of its certificate, with %s", server, flag)
+	case client.NotTLS:
+		next = fmt.Sprintf("; it does not speak TLS there; use http:// in %s", flag)
+	}
+	return explained(exitFailure, "call the %s at %s: %w%s", server, e.URL, e.Err, next)
+}
+
+// explainClose is what to do after the relay closed a metric stream.
+func explainClose(e *client.StreamClosedError) (code int, next string) {
+	switch e.Code {
+	case sse.DeviceOffline:
+		return exitOffline, ": the device went offline; see: agentctl ls"
+	case sse.IdleTimeout, sse.Backpressure:
+		return exitFailure, ": this reader was too slow; use a longer interval_ms"
+	case sse.RateLimited:
+		return exitFailure, ": your tenant has too many streams open; close one first"
+	}
+	return exitFailure, ""
+}
+
+// explainRef is where to look up what a reference does not name.
+func explainRef(e *client.RefError) (code int, next string) {
+	code = exitUsage
+	if errors.Is(e, client.ErrNotFound) {
+		code = exitFailure
+	}
+	return code, map[string]string{"node": "; see: agentctl ls", "ticket": "; see: agentctl tickets ls"}[e.Thing]
+}
+
+// socketError gives an error of the control socket its exit code and next step.
+func socketError(err error) error {
+	switch {
+	case errors.Is(err, control.ErrNotRunning):
+		return exit(exitNotRunning, "%w", err)
+	case errors.Is(err, control.ErrPermission):
+		return exit(exitUnauthorized, "%w", err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return exit(exitTimeout, "%w: the daemon does not answer; see its log, as with: journalctl -u agentctl -n 20", err)
+	}
+	return exit(exitFailure, "%w", err)
+}

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/config"
+)
+
+// relayFlags name a relay and who calls it.
+type relayFlags struct {
+	relay, tokenFile, caFile string
+}
+
+func (f *relayFlags) flags(c *cobra.Command) {
+	c.Flags().StringVar(&f.relay, "relay", env("AGENTCTL_RELAY", "http://127.0.0.1:8460"), "`URL` of the relay [AGENTCTL_RELAY]")
+	c.Flags().StringVar(&f.tokenFile, "token-file", env("AGENTCTL_TOKEN_FILE", ""), "`FILE` with an agent token [AGENTCTL_TOKEN_FILE]")
+	c.Flags().StringVar(&f.caFile, "ca-file", env("AGENTCTL_CA_FILE", ""), "PEM `FILE` of the authority that signed the relay's certificate [AGENTCTL_CA_FILE]")
+}
+
+// client makes the client of the relay that the flags name.
+func (f *relayFlags) client() (c *client.Client, err error) {
+	o := client.Options{URL: f.relay}
+	if f.tokenFile != "" {
+		if o.Token, err = readToken(f.tokenFile); err != nil {
+			return nil, err
+		}
+	}
+	if o.TLS, err = config.ClientTLS(f.caFile); err != nil {
+		return nil, err
+	}
+	if c, err = client.New(o); err != nil {
+		return nil, fmt.Errorf("--relay %w", err)
+	}
+	return c, nil
+}
