@@ -75,7 +75,7 @@ func (f *follower) live(ctx context.Context) error {
 	after := min(f.pos, f.s.Last()) // pos may be a number that is still to come
 	sub := f.s.topic.Subscribe(fanout.SubscribeOptions[kernel.Event]{Buffer: followBuffer, Resume: true, After: after})
 	defer sub.Close()
-	if sub.Joined().Missed {
+	if sub.Missed() {
 		return nil // more was committed since than the ring holds
 	}
 	for {

@@ -197,7 +197,7 @@ func TestFollowFutureSeq(t *testing.T) {
 func TestSubscribe(t *testing.T) {
 	s := open(t, Options{Path: logPath(t)})
 	sub := s.Subscribe(fanout.SubscribeOptions[kernel.Event]{Resume: true, After: s.Last()})
-	if sub.Joined().Missed {
+	if sub.Missed() {
 		t.Error("the end of the log is unknown to its tail")
 	}
 	stop := run(t, s)

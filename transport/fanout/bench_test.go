@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// BenchmarkPublish is the publisher's cost of one frame: to readers that lag (no
-// wake-ups), and to readers that wait in their own goroutines and take it.
+// BenchmarkPublish is the publisher's cost of one frame: to subscribers that lag (no
+// wake-ups), and to subscribers that wait in their own goroutines and take it.
 func BenchmarkPublish(b *testing.B) {
 	frame := make([]byte, 250)
 	for _, n := range []int{1000, 5000} {
@@ -20,14 +20,14 @@ func BenchmarkPublish(b *testing.B) {
 			for b.Loop() {
 				topic.Publish(frame)
 			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/reader")
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/subscriber")
 		})
 		b.Run(fmt.Sprintf("waiting-%d", n), func(b *testing.B) {
 			var topic Topic[[]byte]
-			var taken, readers sync.WaitGroup
+			var taken, subscribers sync.WaitGroup
 			for range n {
 				s := topic.Subscribe(SubscribeOptions[[]byte]{Buffer: 3, Overflow: Coalesce})
-				readers.Go(func() {
+				subscribers.Go(func() {
 					for s.Err() == nil {
 						<-s.Ready()
 						for _, ok := s.Next(); ok; _, ok = s.Next() {
@@ -42,9 +42,9 @@ func BenchmarkPublish(b *testing.B) {
 				topic.Publish(frame)
 				taken.Wait()
 			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/reader")
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/subscriber")
 			topic.Close(nil)
-			readers.Wait()
+			subscribers.Wait()
 		})
 	}
 }

@@ -11,7 +11,7 @@ func ExampleTopic() {
 	topic.Publish("one")
 	topic.Publish("two")
 
-	// A reader that saw number 1 comes back, and live values follow.
+	// A subscriber that saw number 1 comes back, and live values follow.
 	sub := topic.Subscribe(fanout.SubscribeOptions[string]{Resume: true, After: 1})
 	defer sub.Close()
 	topic.Publish("three")
