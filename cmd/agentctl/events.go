@@ -5,8 +5,10 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"text/tabwriter"
 	"time"
@@ -48,6 +50,9 @@ Old events are removed by age and size; what was known then is in the snapshot.*
 				q.After = from - 1
 			}
 			r, err := eventlog.OpenReader(filepath.Join(dir, eventlog.FileName))
+			if errors.Is(err, fs.ErrNotExist) {
+				err = fmt.Errorf("%w: name the relay's with --state-dir DIR", err)
+			}
 			if err != nil {
 				return exit(exitFailure, "%w", err)
 			}

@@ -12,7 +12,9 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// appendRequest is what one caller wants kept: all of it or nothing.
+// appendRequest is what one caller wants kept, all or nothing. While it is in the queue,
+// Store.mu protects the queue's reference to it; once taken it belongs to the goroutine
+// of Run until done is closed.
 type appendRequest struct {
 	events  []kernel.Event
 	bytes   int
@@ -22,24 +24,23 @@ type appendRequest struct {
 	err     error
 }
 
-// prepare checks events and copies them: a caller may use its slices again.
-func prepare(events []kernel.Event) (*appendRequest, error) {
+// newAppendRequest checks events and copies them: a caller may use its slices again.
+func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
 	r := &appendRequest{events: slices.Clone(events)}
 	for i := range r.events {
 		e := &r.events[i]
-		if err := e.Check(); err != nil {
+		switch err := e.Check(); {
+		case err != nil:
 			return nil, err
-		}
-		if !isText(e.Tenant) || !isText(e.Aggregate) {
+		case !isText(e.Tenant) || !isText(e.Aggregate):
 			return nil, fmt.Errorf("eventlog: the tenant and aggregate_id of a %s event must be UTF-8 without NUL", e.Type)
-		}
-		if !utf8.Valid(e.Payload) {
+		case !utf8.Valid(e.Payload):
 			return nil, fmt.Errorf("eventlog: the payload of a %s event must be UTF-8", e.Type)
 		}
-		switch { // one line, for event streams and ndjson
+		switch { // event streams and ndjson need a payload on one line
 		case len(e.Payload) == 0:
 			e.Payload = json.RawMessage("{}")
-		case !bytes.ContainsAny(e.Payload, " \t\r\n"): // as most are
+		case !bytes.ContainsAny(e.Payload, " \t\r\n"): // most are compact
 			e.Payload = bytes.Clone(e.Payload)
 		default:
 			var b bytes.Buffer
@@ -55,10 +56,11 @@ func prepare(events []kernel.Event) (*appendRequest, error) {
 
 func isText(s string) bool { return utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 }
 
-// Append implements kernel.Log. Payloads are kept compact, on one line. At most MaxAppend
-// events. Errors: ErrNotRunning, kernel.ErrLogFull, what the disk said (nothing was kept;
-// a later Append may succeed). When ctx ends before the transaction began, nothing is
-// kept; when it ends later, the error says that the events may be.
+// Append implements kernel.Log. It keeps at most MaxAppend events in one transaction, with
+// compact payloads, and returns the last seq. Errors: ErrNotRunning, kernel.ErrLogFull,
+// what the disk reported (nothing was kept; a later Append may succeed). When ctx ends
+// before the transaction began, nothing is kept; when it ends later, the error says that
+// the events may have been.
 func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64, err error) {
 	if len(events) == 0 {
 		return s.Last(), nil
@@ -69,7 +71,7 @@ func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	r, err := prepare(events)
+	r, err := newAppendRequest(events)
 	if err != nil {
 		return 0, err
 	}
@@ -84,15 +86,15 @@ func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64
 		if s.cancelQueued(r) {
 			return 0, ctx.Err()
 		}
-		return 0, fmt.Errorf("eventlog: nobody waited for the disk, the events may have been kept: %w", ctx.Err())
+		return 0, fmt.Errorf("eventlog: canceled during the commit, the events may have been kept: %w", ctx.Err())
 	}
 }
 
-// Offer implements kernel.Log. An offered event is durable within 200 ms on a disk that
-// keeps up. One that is not kept, whatever the reason, is counted in Stats.Dropped.
-// Offers may wait for Run to begin.
+// Offer implements kernel.Log. It does not wait: an offered event is durable within
+// 200 ms on a disk that keeps up. One that is not kept, whatever the reason, counts in
+// Stats.Dropped. Offers may be made before Run begins.
 func (s *Store) Offer(e kernel.Event) bool {
-	r, err := prepare([]kernel.Event{e})
+	r, err := newAppendRequest([]kernel.Event{e})
 	if err == nil {
 		r.offered = true
 		err = s.enqueue(r)
@@ -106,6 +108,9 @@ func (s *Store) Offer(e kernel.Event) bool {
 	return err == nil
 }
 
+// enqueue adds a request to the queue, or fails when it is full. An Append larger than
+// the bounds is accepted by an empty queue. Offers get at most half of the queue, so that
+// they cannot crowd out callers that wait.
 func (s *Store) enqueue(r *appendRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,22 +120,28 @@ func (s *Store) enqueue(r *appendRequest) error {
 	case s.state == stateEnded, s.state == stateIdle && !r.offered:
 		return ErrNotRunning
 	case s.queuedEvents > 0 && (s.queuedEvents+len(r.events) > s.opts.MaxQueued || s.queuedBytes+r.bytes > maxQueuedBytes),
-		r.offered && s.queuedOffers >= max(s.opts.MaxQueued/2, 1): // queuedOffers must not take the room of those who wait
+		r.offered && s.queuedOffers >= max(s.opts.MaxQueued/2, 1):
 		return kernel.ErrLogFull
 	}
 	s.addQueuedLocked(r, 1)
 	s.queue = append(s.queue, r)
-	signal := s.appendReady
 	if r.offered {
-		signal = s.offerReady
-	}
-	select {
-	case signal <- struct{}{}:
-	default:
+		signal(s.offerReady)
+	} else {
+		signal(s.appendReady)
 	}
 	return nil
 }
 
+// signal puts a token into a channel that holds one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// addQueuedLocked adds a request to the sizes of the queue, or with sign -1 takes it off.
 func (s *Store) addQueuedLocked(r *appendRequest, sign int) {
 	s.queuedEvents += sign * len(r.events)
 	s.queuedBytes += sign * r.bytes
@@ -139,36 +150,38 @@ func (s *Store) addQueuedLocked(r *appendRequest, sign int) {
 	}
 }
 
-// cancelQueued takes a request back whose transaction has not begun.
+// cancelQueued removes a request whose transaction has not begun.
 func (s *Store) cancelQueued(r *appendRequest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := slices.Index(s.queue, r)
-	if i < 0 {
-		return false
+	if i >= 0 {
+		s.queue = slices.Delete(s.queue, i, i+1)
+		s.addQueuedLocked(r, -1)
 	}
-	s.queue = slices.Delete(s.queue, i, i+1)
-	s.addQueuedLocked(r, -1)
-	return true
+	return i >= 0
 }
 
-// takeBatch is the next group: the oldest requests, one at least.
+// takeBatch removes the oldest requests from the queue: one at least, and no more than
+// one transaction may have.
 func (s *Store) takeBatch() []*appendRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n, events, size := 0, 0, 0
 	for _, r := range s.queue {
-		if n > 0 && (events+len(r.events) > maxBatchEvents || size+r.bytes > maxBatchBytes) {
+		events, size = events+len(r.events), size+r.bytes
+		if n > 0 && (events > maxBatchEvents || size > maxBatchBytes) {
 			break
 		}
-		n, events, size = n+1, events+len(r.events), size+r.bytes
+		n++
 		s.addQueuedLocked(r, -1)
 	}
-	group := slices.Clone(s.queue[:n])
+	batch := slices.Clone(s.queue[:n])
 	s.queue = slices.Delete(s.queue, 0, n)
-	return group
+	return batch
 }
 
+// dropQueueLocked refuses every request that is queued.
 func (s *Store) dropQueueLocked() {
 	for _, r := range s.queue {
 		s.addQueuedLocked(r, -1)

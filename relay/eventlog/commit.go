@@ -12,68 +12,62 @@ import (
 )
 
 // Run writes what is appended and offered, and removes what is too old or too much, until
-// ctx ends; then it commits what waits, refuses what comes, and returns why ctx ended. It
-// may run again after that.
+// ctx ends. It then commits what is queued, refuses what comes, waits for a snapshot in
+// progress and returns why ctx ended. It may be called again after that.
+//
+// The loop commits a batch each time it wakes, and signals itself while the queue is not
+// empty. One step of retention follows each batch at most, so that an appender waits for
+// no more than that. After a step, retention pauses until resume.
 func (s *Store) Run(ctx context.Context) error {
 	if err := s.start(); err != nil {
 		return err
 	}
-	var wg sync.WaitGroup
-	taking, cancel := context.WithCancel(ctx) // a snapshot
+	var wg sync.WaitGroup // the goroutine of a snapshot
+	snapshotCtx, cancel := context.WithCancel(ctx)
 	defer func() {
 		cancel()
 		wg.Wait()
 		s.retention.reset()
 	}()
-	var soon, again <-chan time.Time
-	var rested time.Time
-	step := time.NewTimer(0) // of the next step of retention
+	var offersDue <-chan time.Time
+	var resume time.Time
+	step := time.NewTimer(0)
 	defer step.Stop()
-	look := time.NewTimer(firstRetention)
-	defer look.Stop()
+	check := time.NewTimer(firstRetention)
+	defer check.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			s.drain()
 			return context.Cause(ctx)
 		case <-s.offerReady:
-			if soon == nil { // gather what else is offered
-				soon = time.After(offerInterval)
+			if offersDue == nil { // gather more offers, to save transactions
+				offersDue = time.After(offerInterval)
 			}
 			continue
-		case <-soon:
-			soon = nil
+		case <-offersDue:
+			offersDue = nil
 		case <-s.appendReady:
-		case <-look.C:
-			look.Reset(retentionInterval)
-			s.startRetention(taking, &wg)
+		case <-check.C:
+			check.Reset(retentionInterval)
+			s.startRetention(snapshotCtx, &wg)
 		case <-s.retainNow:
-			s.startRetention(taking, &wg)
+			s.startRetention(snapshotCtx, &wg)
 		case snap := <-s.retention.results:
-			s.handleSnapshot(taking, &wg, snap)
-		case <-again:
+			s.handleSnapshot(snapshotCtx, &wg, snap)
 		case <-step.C:
 		}
-		again = nil
 		if s.commitBatch() {
-			again = alwaysReady
+			signal(s.appendReady)
 		}
-		// Between two groups, one step of retention: appenders wait for no more than that.
-		if s.retention.removing && !time.Now().Before(rested) {
-			rest, more := s.removeStep()
-			if rested = time.Now().Add(rest); more {
-				step.Reset(rest)
+		if s.retention.removing && !time.Now().Before(resume) {
+			pause, again := s.removeStep()
+			if resume = time.Now().Add(pause); again {
+				step.Reset(pause)
 			}
 		}
 	}
 }
-
-// alwaysReady is always ready.
-var alwaysReady = func() <-chan time.Time {
-	c := make(chan time.Time)
-	close(c)
-	return c
-}()
 
 func (s *Store) start() error {
 	s.mu.Lock()
@@ -85,20 +79,13 @@ func (s *Store) start() error {
 		return errors.New("eventlog: Run runs already")
 	}
 	s.state = stateRunning
-	select {
-	case <-s.started: // by an earlier Run
-	default:
-		close(s.started)
-	}
-	select { // offers that came before, or while an earlier Run ended
-	case s.offerReady <- struct{}{}:
-	default:
-	}
+	s.startOnce.Do(func() { close(s.started) })
+	signal(s.offerReady) // offers made before Run
 	return nil
 }
 
-// drain commits what waits and refuses what comes. It does not try a disk again that
-// refuses.
+// drain commits what is queued and refuses what comes. After a failed commit it drops the
+// rest: the disk would refuse each batch again.
 func (s *Store) drain() {
 	s.mu.Lock()
 	s.state = stateEnded
@@ -113,38 +100,26 @@ func (s *Store) drain() {
 	}
 }
 
-// commitBatch commits the next group, and tells whether more waits.
+// commitBatch commits the next batch, and reports whether more is queued.
 func (s *Store) commitBatch() (more bool) {
-	group := s.takeBatch()
-	if len(group) > 0 {
-		s.commit(group)
+	if batch := s.takeBatch(); len(batch) > 0 {
+		s.commit(batch)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.queue) > 0
 }
 
-// commit keeps a group of requests, or none of them, and answers them.
-func (s *Store) commit(group []*appendRequest) {
-	events, err := s.insert(group)
-	if err != nil {
-		err = explain(s.opts.Path, err)
-		s.recordCommitError(err)
-	} else {
+// commit keeps a batch of requests, or none of them, and answers them.
+func (s *Store) commit(batch []*appendRequest) {
+	events, err := s.insert(batch)
+	if err == nil {
 		s.retention.noteChanges(events)
 		s.publish(events)
 	}
-	s.mu.Lock()
-	if err == nil {
-		s.recordCommitLocked(group, events)
-	}
-	for _, r := range group {
-		if r.offered && err != nil {
-			s.stats.Dropped++
-		}
-	}
-	s.mu.Unlock()
-	for _, r := range group {
+	err = explain(s.opts.Path, err)
+	s.recordCommit(batch, events, err)
+	for _, r := range batch {
 		if r.err = err; err != nil {
 			r.last = 0
 		}
@@ -154,14 +129,14 @@ func (s *Store) commit(group []*appendRequest) {
 	}
 }
 
-// insertRows is how many rows one statement inserts where there are as many.
+// insertRows is how many rows insertMany inserts.
 const insertRows = 16
 
-// insert is the transaction. It gives the events their numbers.
-func (s *Store) insert(group []*appendRequest) ([]kernel.Event, error) {
+// insert gives the events of a batch their numbers and commits them in one transaction.
+func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
 	var events []kernel.Event
 	now, seq := s.opts.Now().UnixMilli(), s.nextSeq
-	for _, r := range group {
+	for _, r := range batch {
 		for _, e := range r.events {
 			e.Seq = seq
 			if e.CreatedMS == 0 {
@@ -172,27 +147,9 @@ func (s *Store) insert(group []*appendRequest) ([]kernel.Event, error) {
 			seq++
 		}
 	}
-	err := s.tx(func() error {
-		args := make([]any, 0, 6*insertRows)
-		for left := events; len(left) > 0; {
-			put, n := s.insertOne, 1
-			if len(left) >= insertRows {
-				put, n = s.insertMany, insertRows
-			}
-			args = args[:0]
-			for i := range left[:n] {
-				e := &left[i]
-				args = append(args, int64(e.Seq), e.Tenant, e.Type, e.Aggregate, string(e.Payload), e.CreatedMS)
-			}
-			if _, err := put.ExecContext(context.Background(), args...); err != nil {
-				return err
-			}
-			left = left[n:]
-		}
-		return nil
-	})
-	if err != nil {
-		// Did the error come after the commit? Then the rows are there.
+	if err := s.tx(func() error { return s.insertEvents(events) }); err != nil {
+		// An error can follow a commit that succeeded; then the rows are there, and
+		// giving their numbers again would fail for ever.
 		last, lastErr := s.readLast()
 		if lastErr != nil || last < events[0].Seq {
 			return nil, err
@@ -206,11 +163,31 @@ func (s *Store) insert(group []*appendRequest) ([]kernel.Event, error) {
 	return events, nil
 }
 
-// publish shows durable events to those who follow. The ring comes before Last, so that a
-// follower who has read up to Last is never ahead of the ring.
+func (s *Store) insertEvents(events []kernel.Event) error {
+	args := make([]any, 0, 6*insertRows)
+	for len(events) > 0 {
+		stmt, n := s.insertOne, 1
+		if len(events) >= insertRows {
+			stmt, n = s.insertMany, insertRows
+		}
+		args = args[:0]
+		for i := range events[:n] {
+			e := &events[i]
+			args = append(args, int64(e.Seq), e.Tenant, e.Type, e.Aggregate, string(e.Payload), e.CreatedMS)
+		}
+		if _, err := stmt.ExecContext(context.Background(), args...); err != nil {
+			return err
+		}
+		events = events[n:]
+	}
+	return nil
+}
+
+// publish shows durable events to followers. The ring comes before Last: a follower that
+// has read up to Last must not be ahead of the ring.
 func (s *Store) publish(events []kernel.Event) {
 	for _, e := range events {
-		_ = s.topic.PublishAt(e.Seq, e) // in order, and open while Run runs
+		_ = s.topic.PublishAt(e.Seq, e) // cannot fail: in order, and open while Run runs
 	}
 	s.last.Store(events[len(events)-1].Seq)
 	if s.opts.OnCommit != nil {
@@ -218,30 +195,36 @@ func (s *Store) publish(events []kernel.Event) {
 	}
 }
 
-func (s *Store) recordCommitLocked(group []*appendRequest, events []kernel.Event) {
-	if s.stats.Events == 0 {
-		s.stats.First = events[0].Seq
-	}
-	s.stats.Events += int64(len(events))
-	s.stats.Appended += uint64(len(events))
-	s.stats.Commits++
-	if len(group) > 1 {
-		s.stats.SharedCommits++
-	}
-	if s.stats.LastError != "" {
-		s.stats.LastError = ""
-		s.log.Info("event log: writing again", zap.Uint64("seq", events[len(events)-1].Seq))
-	}
-}
-
-// recordCommitError says once that the disk refuses, not for each group.
-func (s *Store) recordCommitError(err error) {
+// recordCommit counts a commit that succeeded or failed. It logs the first failure and the
+// first success after one, not each batch.
+func (s *Store) recordCommit(batch []*appendRequest, events []kernel.Event, err error) {
 	s.mu.Lock()
-	first := s.stats.LastError == ""
-	s.stats.FailedCommits++
-	s.stats.LastError = err.Error()
+	wasFailing := s.stats.LastError != ""
+	if err != nil {
+		s.stats.FailedCommits++
+		s.stats.LastError = err.Error()
+		for _, r := range batch {
+			if r.offered {
+				s.stats.Dropped++
+			}
+		}
+	} else {
+		if s.stats.Events == 0 {
+			s.stats.First = events[0].Seq
+		}
+		s.stats.Events += int64(len(events))
+		s.stats.Appended += uint64(len(events))
+		s.stats.Commits++
+		if len(batch) > 1 {
+			s.stats.SharedCommits++
+		}
+		s.stats.LastError = ""
+	}
 	s.mu.Unlock()
-	if first {
+	switch {
+	case err != nil && !wasFailing:
 		s.log.Error("event log: events were not kept", zap.Error(err))
+	case err == nil && wasFailing:
+		s.log.Info("event log: writing again", zap.Uint64("seq", s.Last()))
 	}
 }

@@ -14,17 +14,31 @@ import (
 	"syscall"
 
 	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
 )
 
 // applicationID marks the file as ours: "age" and the version of the schema.
 const applicationID = 'a'<<24 | 'g'<<16 | 'e'<<8 | 1
 
-// The tables hold INTEGER (Postgres: BIGINT) and TEXT only. STRICT makes SQLite hold to
-// that; Postgres always does. The payload is TEXT, not JSONB: a replay gives its bytes
-// back as they were.
+// schema of the file. It has two tables:
 //
-// The insert trigger is there for INSERT OR REPLACE, which would remove a row without its
-// delete trigger.
+//	events     one row for each event, in the order of seq; created_at is Unix ms
+//	retention  one row: every event below mark has been removed
+//
+// The columns are INTEGER (Postgres: BIGINT) and TEXT only. STRICT makes SQLite enforce
+// the types, as Postgres does. The payload is TEXT and not JSONB: a replay returns its
+// bytes unchanged.
+//
+// The triggers make the log append-only for whoever opens the file:
+//
+//	events_insert     seq only grows; also stops INSERT OR REPLACE, which would remove
+//	                  a row without its delete trigger
+//	events_update     no row changes
+//	events_delete     only rows below the mark go
+//	retention_*       the one row stays, and its mark only grows
+//
+// A tool with write access could drop the triggers; they guard against mistakes and not
+// against an attacker.
 const schema = `
 CREATE TABLE events (
   seq          INTEGER PRIMARY KEY,
@@ -66,16 +80,22 @@ BEGIN SELECT RAISE(ABORT, 'retention has one row'); END;
 `
 
 const (
-	busyTimeoutMS = 5000
-	maxReaders    = 4 // connections of a Reader
+	busyTimeoutMS = 5000 // for a lock of another process: a backup tool, say
+	maxReaders    = 4    // connections of a Reader
+
+	// writerPragmas: FULL syncs the write-ahead log at each commit, which is what makes
+	// an event durable. The page cache is small (KiB) because the writer only appends.
+	writerPragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cell_size_check = ON; " +
+		"PRAGMA trusted_schema = OFF; PRAGMA journal_size_limit = 8388608; PRAGMA cache_size = -256"
 )
 
-// createMu keeps two Stores of one process from making the file at once: the close of the
-// one's descriptor would take the locks of the other's connection.
+// createMu serializes creation of the file by two Stores of one process: POSIX drops all
+// of a process's locks on a file when any of its descriptors is closed, so closing the
+// new file would take the locks of the other Store's connection.
 var createMu sync.Mutex
 
-// openWriter opens the file for writing, or makes it. recovered tells that it was not
-// closed the last time.
+// openWriter opens the file for writing, or makes it. recovered reports that it was not
+// closed the last time: SQLite removes the write-ahead log at a clean close.
 func (s *Store) openWriter() (recovered bool, err error) {
 	path := s.opts.Path
 	if path == "" {
@@ -84,45 +104,46 @@ func (s *Store) openWriter() (recovered bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return false, err
 	}
-	createMu.Lock()
-	err = createFile(path)
-	createMu.Unlock()
+	if err = createFile(path); err != nil {
+		return false, err
+	}
+	lock, err := lockFile(path + ".lock")
 	if err != nil {
 		return false, err
 	}
-	if s.lock, err = lockFile(path + ".lock"); err != nil {
-		return false, err
-	}
+	s.files = append(s.files, lock)
 	wal, err := os.Lstat(path + "-wal")
 	recovered = err == nil && wal.Size() > 0
 
 	ctx := context.Background()
-	s.db, err = sql.Open("sqlite", dsn(path, fmt.Sprintf("_busy_timeout=%d&_txlock=immediate&_defensive=1", busyTimeoutMS)))
+	db, err := sql.Open("sqlite", dsn(path, fmt.Sprintf("_busy_timeout=%d&_txlock=immediate&_defensive=1", busyTimeoutMS)))
 	if err != nil {
 		return false, err
 	}
-	if s.conn, err = s.db.Conn(ctx); err != nil {
+	s.files = append(s.files, db)
+	if s.conn, err = db.Conn(ctx); err != nil {
 		return false, err
 	}
-	fresh, err := identify(func(query string, to *int64) error { return s.conn.QueryRowContext(ctx, query).Scan(to) })
+	s.files = append(s.files, s.conn)
+	isNew, err := checkFormat(ctx, s.conn)
 	if err != nil {
 		return false, err
 	}
-	for _, set := range []string{"journal_mode = WAL", "synchronous = FULL", "cell_size_check = ON", "trusted_schema = OFF", "journal_size_limit = 8388608",
-		"cache_size = -256"} { // KiB: the writer only appends
-		if err := s.exec("PRAGMA " + set); err != nil {
-			return false, fmt.Errorf("%s: %w", set, err)
-		}
+	if err := s.exec(writerPragmas); err != nil {
+		return false, err
 	}
-	if fresh {
-		err := s.tx(func() error { return s.exec(schema + fmt.Sprintf("PRAGMA application_id = %d", applicationID)) })
-		if err != nil {
+	if isNew {
+		if err := s.tx(func() error { return s.exec(schema + fmt.Sprintf("PRAGMA application_id = %d", applicationID)) }); err != nil {
 			return false, err
 		}
 	}
 	if recovered {
-		if err := s.quickCheck(ctx); err != nil {
+		var result string
+		if err := s.queryRow("PRAGMA quick_check(1)").Scan(&result); err != nil {
 			return false, err
+		}
+		if result != "ok" {
+			return false, fmt.Errorf("%w: %s", ErrDamaged, result)
 		}
 	}
 	const insert, row = "INSERT INTO events (seq, tenant, type, aggregate_id, payload, created_at) VALUES ", "(?, ?, ?, ?, ?, ?)"
@@ -130,49 +151,44 @@ func (s *Store) openWriter() (recovered bool, err error) {
 		return recovered, err
 	}
 	s.insertOne, err = s.conn.PrepareContext(ctx, insert+row)
+	s.files = append(s.files, s.insertMany)
+	if err == nil {
+		s.files = append(s.files, s.insertOne)
+	}
 	return recovered, err
 }
 
-// identify tells whose file it is, and writes nothing.
-func identify(number func(query string, to *int64) error) (fresh bool, err error) {
+// checkFormat refuses a file of another program or of a newer agentctl. It writes
+// nothing. isNew reports an empty file.
+func checkFormat(ctx context.Context, db interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}) (isNew bool, err error) {
 	var id, objects int64
-	if err := number("PRAGMA application_id", &id); err != nil {
-		return false, err
-	}
+	err = db.QueryRowContext(ctx, "SELECT (SELECT application_id FROM pragma_application_id), (SELECT count(*) FROM sqlite_schema)").Scan(&id, &objects)
 	switch {
-	case id == applicationID:
-		return false, nil
+	case err != nil || id == applicationID:
+		return false, err
 	case id>>8 == applicationID>>8:
 		return false, errors.New("it was written by a newer agentctl; run that one (agentctl version)")
-	}
-	if err := number("SELECT count(*) FROM sqlite_schema", &objects); err != nil {
-		return false, err
-	}
-	if id != 0 || objects != 0 {
+	case id != 0 || objects != 0:
 		return false, errors.New("it belongs to another program; name another file or directory")
 	}
 	return true, nil
 }
 
-func (s *Store) quickCheck(ctx context.Context) error {
-	var said string
-	if err := s.conn.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&said); err != nil {
-		return err
-	}
-	if said != "ok" {
-		return fmt.Errorf("%w: %s", ErrDamaged, said)
-	}
-	return nil
-}
-
-// exec runs statements without parameters.
+// exec runs statements without parameters on the write connection.
 func (s *Store) exec(script string) error {
 	_, err := s.conn.ExecContext(context.Background(), script)
 	return err
 }
 
-// tx runs fn in a transaction. It does not take the context of one caller: the events of
-// the others must not fail with it.
+// queryRow queries the write connection.
+func (s *Store) queryRow(query string) *sql.Row {
+	return s.conn.QueryRowContext(context.Background(), query)
+}
+
+// tx runs fn in a transaction. It takes no context: the end of one caller's must not fail
+// the events of the others.
 func (s *Store) tx(fn func() error) error {
 	if err := s.exec("BEGIN IMMEDIATE"); err != nil {
 		return err
@@ -182,7 +198,7 @@ func (s *Store) tx(fn func() error) error {
 		err = s.exec("COMMIT")
 	}
 	if err != nil {
-		_ = s.exec("ROLLBACK") // it may have happened already: SQLite rolls back a full disk itself
+		_ = s.exec("ROLLBACK") // fails if SQLite has rolled back itself, as on a full disk
 	}
 	return err
 }
@@ -194,9 +210,12 @@ func dsn(path, query string) string {
 	return (&url.URL{Scheme: "file", OmitHost: true, Path: filepath.ToSlash(path), RawQuery: query}).String()
 }
 
-// createFile makes an empty file for the owner of its directory, if it is not there. SQLite
-// would make it readable by all; its other files take the mode and the owner of this one.
+// createFile makes an empty file for the owner of its directory, if it does not exist.
+// SQLite would make it readable by everyone; its other files take mode and owner of this
+// one.
 func createFile(path string) error {
+	createMu.Lock()
+	defer createMu.Unlock()
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
 		info, err := os.Lstat(path)
@@ -211,48 +230,38 @@ func createFile(path string) error {
 	return errors.Join(chownToOwner(f, filepath.Dir(path)), f.Close())
 }
 
-// fileBytes is the size of the database and its write-ahead log.
+// fileBytes returns the size of the database and its write-ahead log. It does not open
+// them: the close would drop SQLite's locks.
 func fileBytes(path string) (n int64) {
 	for _, p := range []string{path, path + "-wal"} {
-		if info, err := os.Stat(p); err == nil { // never opened: the close would take SQLite's locks
+		if info, err := os.Stat(p); err == nil {
 			n += info.Size()
 		}
 	}
 	return n
 }
 
-// SQLite's primary result codes that say something about the file.
-const (
-	sqliteBusy     = 5
-	sqliteReadOnly = 8
-	sqliteCorrupt  = 11
-	sqliteFull     = 13
-	sqliteCantOpen = 14
-	sqliteNotADB   = 26
-)
-
-// explain adds to an error of the log what to do about it.
+// explain adds the path and the next step to an error of the log.
 func explain(path string, err error) error {
-	var e *sqlite.Error
-	code := 0
-	if errors.As(err, &e) {
-		code = e.Code() & 0xff
-	}
-	dir := filepath.Dir(path)
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case errors.Is(err, ErrDamaged), code == sqliteCorrupt, code == sqliteNotADB:
-		if !errors.Is(err, ErrDamaged) {
-			err = fmt.Errorf("%w: %w", ErrDamaged, err)
-		}
+	}
+	code, dir := 0, filepath.Dir(path)
+	if e, ok := errors.AsType[*sqlite.Error](err); ok {
+		code = e.Code() & 0xff // the primary result code
+	}
+	if code == sqlite3.SQLITE_CORRUPT || code == sqlite3.SQLITE_NOTADB {
+		err = fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	switch {
+	case errors.Is(err, ErrDamaged):
 		return fmt.Errorf("event log %s: %w; restore it from a backup, or move it away together with its -wal file and begin a new one", path, err)
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), code == sqliteReadOnly, code == sqliteCantOpen:
-		return fmt.Errorf("event log %s cannot be used by this user (uid %d): %w; run this as the owner of %s (sudo), or name another with --state-dir DIR", path, os.Geteuid(), err, dir)
-	case errors.Is(err, syscall.ENOSPC), code == sqliteFull:
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), code == sqlite3.SQLITE_READONLY, code == sqlite3.SQLITE_CANTOPEN:
+		return fmt.Errorf("event log %s cannot be used by this user (uid %d): %w; run this as the owner of %s (sudo), or choose another directory", path, os.Geteuid(), err, dir)
+	case errors.Is(err, syscall.ENOSPC), code == sqlite3.SQLITE_FULL:
 		return fmt.Errorf("event log %s is on a full disk, nothing was kept: %w; free some space (df -h %s)", path, err, dir)
-	case code == sqliteBusy:
-		return fmt.Errorf("event log %s is locked by another process: %w; see which: fuser -v %s", path, err, path)
+	case code == sqlite3.SQLITE_BUSY:
+		return fmt.Errorf("event log %s is locked by another process: %w; find it with: fuser -v %s", path, err, path)
 	}
 	return fmt.Errorf("event log %s: %w", path, err)
 }

@@ -256,7 +256,7 @@ func TestQueueFull(t *testing.T) {
 // Run may end and begin again; what was offered meanwhile is refused, what is followed goes on.
 func TestRunAgain(t *testing.T) {
 	s := open(t, Options{Path: logPath(t)})
-	sub := s.Subscribe(fanout.SubscribeOptions[kernel.Event]{})
+	sub := s.topic.Subscribe(fanout.SubscribeOptions[kernel.Event]{})
 	for n := range 3 {
 		stop := run(t, s)
 		seq := mustAppend(t, s, event("call", "t", n))

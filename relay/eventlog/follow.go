@@ -8,21 +8,19 @@ import (
 	"agentctl/transport/fanout"
 )
 
-// followBuffer is how many events a follower may be behind before it reads from the disk
-// again.
+// followBuffer is how many events a live follower may be behind before it returns to the
+// disk.
 const followBuffer = 1024
 
-// Subscribe subscribes to events as they become durable, in the order of seq; the newest 512
-// can be resumed from (SubscribeOptions.Resume). It ends with ErrClosed. A reader who must not
-// miss any, and may be slow, uses Follow.
-func (s *Store) Subscribe(o fanout.SubscribeOptions[kernel.Event]) *fanout.Subscriber[kernel.Event] {
-	return s.topic.Subscribe(o)
-}
-
 // Follow calls fn with the events of q behind q.After, those on disk first, then each as
-// it becomes durable, in the order of seq without a gap or a repeat, until q.To is
-// reached, ctx ends, fn fails or the log is closed; it returns why, nil for q.To. A slow
-// fn falls back to the disk. ErrRemoved: it was so slow that retention passed it.
+// it becomes durable, in the order of seq without a gap or a repeat. It returns nil when
+// q.To is reached, else why it ended: ctx, the error of fn, ErrClosed, or ErrRemoved when
+// fn was so slow that retention overtook it.
+//
+// It alternates between two modes. replay reads the disk up to the last seq; live
+// subscribes to the ring behind that seq and receives what is committed. A follower that
+// falls more than followBuffer events behind loses its subscription and goes back to
+// replay, so it needs bounded memory however slow fn is.
 func (s *Store) Follow(ctx context.Context, q Query, fn func(kernel.Event) error) error {
 	if err := q.check(); err != nil {
 		return err
@@ -38,18 +36,19 @@ func (s *Store) Follow(ctx context.Context, q Query, fn func(kernel.Event) error
 	}
 }
 
-// follower has handled all up to pos.
+// follower is one Follow.
 type follower struct {
 	s            *Store
 	q            Query
-	pos          uint64
+	pos          uint64 // every event up to here has been handled
 	fn           func(kernel.Event) error
-	hasDelivered bool // it was on the disk once: from here on, a gap is ErrRemoved
+	hasDelivered bool // it has read something: from here on a gap is ErrRemoved
 }
 
 func (f *follower) reachedEnd() bool { return f.q.To > 0 && f.pos >= f.q.To }
 
-// replay hands out what lies on the disk.
+// replay delivers what is on disk. The first time a gap behind pos is no error: events
+// that were removed before Follow began are not missed.
 func (f *follower) replay(ctx context.Context) error {
 	to := f.s.Last()
 	if f.q.To > 0 {
@@ -70,13 +69,13 @@ func (f *follower) replay(ctx context.Context) error {
 	return nil
 }
 
-// live hands out what is committed, until it falls behind.
+// live delivers events as they are committed. It returns nil when it falls behind.
 func (f *follower) live(ctx context.Context) error {
-	after := min(f.pos, f.s.Last()) // pos may be a number that is still to come
+	after := min(f.pos, f.s.Last()) // pos may be a seq that has not been given yet
 	sub := f.s.topic.Subscribe(fanout.SubscribeOptions[kernel.Event]{Buffer: followBuffer, Resume: true, After: after})
 	defer sub.Close()
 	if sub.Missed() {
-		return nil // more was committed since than the ring holds
+		return nil // the ring does not reach back to pos
 	}
 	for {
 		for e, ok := sub.Next(); ok; e, ok = sub.Next() {

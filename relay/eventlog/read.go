@@ -14,10 +14,10 @@ import (
 )
 
 // A replay reads the log in pages, each in a read transaction of its own, and calls back
-// between them: however slow its reader is, it holds no lock and never more than a page.
+// between them. However slow its reader is, it holds no lock and no more than a page.
 const (
 	maxPageRows  = 1024
-	maxPageBytes = 1 << 20 // payload; an event more at most
+	maxPageBytes = 1 << 20 // payload; one event more at most
 )
 
 // maxPatterns bounds each list of a Query.
@@ -29,8 +29,9 @@ type Query struct {
 	To     uint64 // up to this one; 0: up to the newest when the query begins
 	Tenant string // of this tenant; "" of all
 
-	// Of one of these types, about one of these aggregates; empty: any. A name that ends
-	// in * stands for all that begin like it: "ticket.*". At most 64 each.
+	// Types and Aggregates select events of one of these types, about one of these
+	// aggregates; empty selects all. A name that ends in * stands for every name with
+	// that prefix: "ticket.*". At most 64 each.
 	Types      []string
 	Aggregates []string
 }
@@ -42,19 +43,19 @@ func (q *Query) check() error {
 	return nil
 }
 
-// matches tells whether the query selects e, its seq aside.
+// matches reports whether the query selects e, its seq aside.
 func (q *Query) matches(e kernel.Event) bool {
 	return (q.Tenant == "" || q.Tenant == e.Tenant) && anyMatches(q.Types, e.Type) && anyMatches(q.Aggregates, e.Aggregate)
 }
 
 func anyMatches(patterns []string, name string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool {
-		prefix, all := strings.CutSuffix(p, "*")
-		return p == name || all && strings.HasPrefix(name, prefix)
+		prefix, isPrefix := strings.CutSuffix(p, "*")
+		return p == name || isPrefix && strings.HasPrefix(name, prefix)
 	})
 }
 
-// where is the same as matches, in SQL.
+// where is matches in SQL.
 func (q *Query) where() (clause string, args []any) {
 	if q.Tenant != "" {
 		clause, args = " AND tenant = ?", []any{q.Tenant}
@@ -67,7 +68,7 @@ func (q *Query) where() (clause string, args []any) {
 		for _, p := range f.patterns {
 			or = append(or, f.column+" = ?")
 			args = append(args, p)
-			if prefix, all := strings.CutSuffix(p, "*"); all {
+			if prefix, isPrefix := strings.CutSuffix(p, "*"); isPrefix {
 				or = append(or, "substr("+f.column+", 1, length(?)) = ?")
 				args = append(args, prefix, prefix)
 			}
@@ -85,10 +86,11 @@ type Reader struct {
 	db   *sql.DB
 }
 
-// OpenReader opens the log for reading only, while a relay writes it or not.
+// OpenReader opens the log for reading only, whether a relay writes it or not. The error
+// is fs.ErrNotExist when there is none.
 func OpenReader(path string) (*Reader, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("there is no event log %s: %w; a relay makes it: name the relay's directory with --state-dir DIR", path, err)
+		return nil, fmt.Errorf("there is no event log %s: %w; a relay makes it in its state directory", path, err)
 	} else if err != nil {
 		return nil, explain(path, err)
 	}
@@ -96,8 +98,8 @@ func OpenReader(path string) (*Reader, error) {
 	if err != nil {
 		return nil, explain(path, err)
 	}
-	fresh, err := identify(func(query string, to *int64) error { return r.db.QueryRow(query).Scan(to) })
-	if err == nil && fresh {
+	isNew, err := checkFormat(context.Background(), r.db)
+	if err == nil && isNew {
 		err = errors.New("it is empty; run a relay first: agentctl relay")
 	}
 	if err != nil {
@@ -107,8 +109,8 @@ func OpenReader(path string) (*Reader, error) {
 	return r, nil
 }
 
-func newReader(path, query string) (*Reader, error) {
-	db, err := sql.Open("sqlite", dsn(path, fmt.Sprintf("%s&_busy_timeout=%d", query, busyTimeoutMS)))
+func newReader(path, options string) (*Reader, error) {
+	db, err := sql.Open("sqlite", dsn(path, fmt.Sprintf("%s&_busy_timeout=%d", options, busyTimeoutMS)))
 	if err != nil {
 		return nil, err
 	}
@@ -120,21 +122,21 @@ func newReader(path, query string) (*Reader, error) {
 // Close closes the reader.
 func (r *Reader) Close() error { return r.db.Close() }
 
-// Bounds tells the oldest and the newest seq that are kept, 0 for none.
+// Bounds returns the oldest and the newest seq that are kept, 0 for none.
 func (r *Reader) Bounds(ctx context.Context) (first, last uint64, err error) {
 	err = r.db.QueryRowContext(ctx, "SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM events").Scan(&first, &last)
 	return first, last, explain(r.path, err)
 }
 
-// Replay implements kernel.Log. Events that are appended meanwhile are not seen; Follow
-// sees them too. ErrRemoved: retention removed events that were not read yet.
+// Replay implements kernel.Log. It does not see events that are appended meanwhile;
+// Follow does. ErrRemoved: retention removed events that were not read yet.
 func (r *Reader) Replay(ctx context.Context, after uint64, fn func(kernel.Event) error) error {
 	return r.Select(ctx, Query{After: after}, fn)
 }
 
 // Select calls fn with the events of q in the order of seq, and returns its error. Like
-// Replay it has a stable end. Events that were removed before it began are no error: ask
-// Since first.
+// Replay it has a stable end. Events that were removed before it began are no error: call
+// CanResume first to detect them.
 func (r *Reader) Select(ctx context.Context, q Query, fn func(kernel.Event) error) error {
 	if err := q.check(); err != nil {
 		return err
@@ -143,12 +145,12 @@ func (r *Reader) Select(ctx context.Context, q Query, fn func(kernel.Event) erro
 	if err != nil {
 		return err
 	}
-	if q.To == 0 || q.To > last {
-		q.To = last
-	}
 	mark, err := r.mark(ctx)
 	if err != nil {
 		return err
+	}
+	if q.To == 0 || q.To > last {
+		q.To = last
 	}
 	p := pager{r: r, q: q, pos: q.After}
 	if mark > p.pos {
@@ -177,30 +179,30 @@ func (r *Reader) mark(ctx context.Context) (mark uint64, err error) {
 	return mark, explain(r.path, err)
 }
 
-// pager is one replay: pos is how far it has come, before q.To.
+// pager is one replay.
 type pager struct {
 	r      *Reader
 	q      Query
-	pos    uint64
-	clause string
+	pos    uint64 // every event up to here has been read
+	clause string // q.where
 	args   []any
 }
 
-// next reads the next page, and leaves pos behind it.
+// next reads the next page, and moves pos to its end.
 func (p *pager) next(ctx context.Context) ([]kernel.Event, error) {
-	from, bound := p.pos, p.q.To
-	// A page is bounded by the rows it looks at, not by those it finds: a query that
-	// finds little must not hold its transaction for the whole log.
-	err := p.r.db.QueryRowContext(ctx, "SELECT seq FROM events WHERE seq > ? AND seq < ? ORDER BY seq LIMIT 1 OFFSET ?", from, bound, maxPageRows-1).Scan(&bound)
+	from, to := p.pos, p.q.To
+	// A page is bounded by the rows it scans, not by those it finds: a query that finds
+	// little must not hold its read transaction for the whole log.
+	err := p.r.db.QueryRowContext(ctx, "SELECT seq FROM events WHERE seq > ? AND seq < ? ORDER BY seq LIMIT 1 OFFSET ?", from, to, maxPageRows-1).Scan(&to)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return nil, explain(p.r.path, err)
 	}
-	page, err := p.read(ctx, from, bound)
+	page, err := p.read(ctx, from, to)
 	if err != nil {
 		return nil, explain(p.r.path, err)
 	}
-	// The mark and the rows below it go in one transaction: if the mark, read after the
-	// page, is not beyond where the page began, the page is whole.
+	// The mark moves in the transaction that deletes the rows below it. If the mark,
+	// read after the page, is not beyond where the page began, the page is complete.
 	mark, err := p.r.mark(ctx)
 	if err == nil && mark > from+1 {
 		err = ErrRemoved
@@ -208,14 +210,14 @@ func (p *pager) next(ctx context.Context) ([]kernel.Event, error) {
 	return page, err
 }
 
-func (p *pager) read(ctx context.Context, from, bound uint64) (page []kernel.Event, err error) {
-	args := append([]any{from, bound}, p.args...)
+func (p *pager) read(ctx context.Context, from, to uint64) (page []kernel.Event, err error) {
+	args := append([]any{from, to}, p.args...)
 	rows, err := p.r.db.QueryContext(ctx, "SELECT seq, tenant, type, aggregate_id, payload, created_at FROM events WHERE seq > ? AND seq <= ?"+p.clause+" ORDER BY seq", args...)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = rows.Close() }()
-	p.pos = bound
+	p.pos = to
 	for size := 0; rows.Next(); {
 		var e kernel.Event
 		if err := rows.Scan(&e.Seq, &e.Tenant, &e.Type, &e.Aggregate, (*[]byte)(&e.Payload), &e.CreatedMS); err != nil {

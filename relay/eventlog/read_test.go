@@ -36,7 +36,7 @@ func TestSelect(t *testing.T) {
 		mustAppend(t, s, big)
 	}
 	kept = all(t, s, Query{})
-	if int64(len(kept)) != s.Stats().Events || kept[0].Seq != s.First() || kept[len(kept)-1].Seq != s.Last() {
+	if int64(len(kept)) != s.Stats().Events || kept[0].Seq != s.Stats().First || kept[len(kept)-1].Seq != s.Last() {
 		t.Fatalf("%d events; stats %+v", len(kept), s.Stats())
 	}
 	mid := kept[len(kept)/2].Seq
@@ -196,7 +196,7 @@ func TestFollowFutureSeq(t *testing.T) {
 
 func TestSubscribe(t *testing.T) {
 	s := open(t, Options{Path: logPath(t)})
-	sub := s.Subscribe(fanout.SubscribeOptions[kernel.Event]{Resume: true, After: s.Last()})
+	sub := s.topic.Subscribe(fanout.SubscribeOptions[kernel.Event]{Resume: true, After: s.Last()})
 	if sub.Missed() {
 		t.Error("the end of the log is unknown to its tail")
 	}
@@ -216,7 +216,7 @@ func TestSubscribe(t *testing.T) {
 // writes nothing into the log.
 func TestReader(t *testing.T) {
 	path := logPath(t)
-	if _, err := OpenReader(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "--state-dir") {
+	if _, err := OpenReader(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "a relay makes it") {
 		t.Errorf("no log: %v", err)
 	}
 	s := open(t, Options{Path: path})

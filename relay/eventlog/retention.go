@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -13,25 +14,30 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Retention, in the order of things:
+// Retention runs in three phases, on the goroutine of Run except for the snapshot itself:
 //
-//  1. The oldest event is older than MaxAge and some, or the log larger than MaxBytes.
-//     asof = the last seq now; nothing above it will be removed.
-//  2. Options.Snapshot says what is known of each aggregate. A snapshot is kept if no
-//     event about its aggregate was committed since it was asked for; for the others it
-//     is asked for again. So a kept snapshot says all that the events before it said.
-//  3. In steps of a few ms: the mark moves up, and the rows below it go, in one
-//     transaction, until MaxAge and 3/4 of MaxBytes are kept to, or asof is reached.
+//	idle          checked each minute: is the oldest event older than MaxAge, or the log
+//	              larger than MaxBytes? Then limitSeq = the last seq now; nothing above it
+//	              is removed in this round.
+//	snapshotting  Options.Snapshot says what is known of each aggregate. A snapshot is
+//	              kept if no event about its aggregate was committed since it was asked
+//	              for; the others are asked for again, maxSnapshotTries times at most. So
+//	              a kept snapshot says everything that the events before it said.
+//	removing      in steps of a few ms the mark moves up, and the rows below it are
+//	              deleted in the same transaction, until MaxAge and 3/4 of MaxBytes hold
+//	              or limitSeq is reached.
+//
+// A failure in any phase ends the round; the next check begins a new one.
 const (
-	firstRetention    = 5 * time.Second
+	firstRetention    = 5 * time.Second // after Run began
 	retentionInterval = time.Minute
 	snapshotTimeout   = 30 * time.Second
 	maxSnapshotTries  = 8
 	maxSnapshotEvents = 100_000
 	maxChanged        = 65_536
-	minStepRows       = 32 // stepRows of a step
+	minStepRows       = 32 // rows of a step
 	maxStepRows       = 2048
-	maxStepTime       = 4 * time.Millisecond // a step that took longer makes the next one shorter
+	maxStepTime       = 4 * time.Millisecond // a step that took longer halves the next one
 	pauseFactor       = 4                    // after a step, appenders have the disk for this many times as long
 	ageSlackDivisor   = 16                   // retention by age begins MaxAge/16 late, so that snapshots are rare
 )
@@ -41,18 +47,19 @@ type aggregateKey struct{ tenant, aggregate string }
 
 func keyOf(e *kernel.Event) aggregateKey { return aggregateKey{e.Tenant, e.Aggregate} }
 
-// retention is its state, of Run's goroutine alone but for results.
+// retention is the state of one round. It belongs to the goroutine of Run; the snapshot's
+// goroutine uses results alone.
 type retention struct {
-	snapshotting bool // a snapshot is asked for or being kept
+	snapshotting bool
 	removing     bool
 	limitSeq     uint64
 	tries        int
-	changed      map[aggregateKey]bool // committed since it was asked for; nil: nobody asks, or too many
-	wanted       map[aggregateKey]bool // those to ask for again; nil: all
+	changed      map[aggregateKey]bool // committed since the snapshot was asked for; nil: none runs, or too many
+	wanted       map[aggregateKey]bool // aggregates still without a snapshot; nil: all
 	stepRows     int                   // of the next step
 	removed      int64
 	usedBytes    int64         // at the last step
-	results      chan snapshot // one; of the goroutine that asks
+	results      chan snapshot // holds one
 }
 
 type snapshot struct {
@@ -60,7 +67,7 @@ type snapshot struct {
 	err    error
 }
 
-// reset forgets what was under way.
+// reset ends a round. It drops a result that came too late.
 func (k *retention) reset() {
 	select {
 	case <-k.results:
@@ -69,7 +76,7 @@ func (k *retention) reset() {
 	*k = retention{results: k.results}
 }
 
-// noteChanges notes what was committed while a snapshot is taken.
+// noteChanges records what was committed while a snapshot is taken.
 func (k *retention) noteChanges(events []kernel.Event) {
 	for i := range events {
 		if k.changed == nil {
@@ -82,53 +89,47 @@ func (k *retention) noteChanges(events []kernel.Event) {
 	}
 }
 
-// startRetention begins a retention if one is due.
+// startRetention begins a round if one is due.
 func (s *Store) startRetention(ctx context.Context, wg *sync.WaitGroup) {
 	if s.retention.snapshotting || s.retention.removing {
 		return
 	}
-	due, err := s.retentionDue()
-	if err != nil {
+	isDue, err := s.retentionDue()
+	switch {
+	case err != nil:
 		s.recordRetention(err)
-		return
+	case isDue:
+		s.retention.limitSeq, s.retention.stepRows = s.Last(), minStepRows
+		if s.retention.removing = s.opts.Snapshot == nil; !s.retention.removing {
+			s.requestSnapshot(ctx, wg)
+		}
 	}
-	if !due {
-		return
-	}
-	s.retention.limitSeq, s.retention.stepRows = s.last.Load(), minStepRows
-	if s.opts.Snapshot == nil {
-		s.retention.removing = true
-		return
-	}
-	s.requestSnapshot(ctx, wg)
 }
 
-// retentionDue tells whether the log is too large or its oldest event too old.
+// retentionDue reports whether the log is too large or its oldest event too old.
 func (s *Store) retentionDue() (bool, error) {
-	size, err := s.usedBytes()
-	if err != nil || size > s.opts.MaxBytes {
-		return err == nil, err
-	}
-	if s.opts.MaxAge < 0 {
-		return false, nil
+	used, err := s.usedBytes()
+	if err != nil || used > s.opts.MaxBytes || s.opts.MaxAge < 0 {
+		return err == nil && used > s.opts.MaxBytes, err
 	}
 	var oldest int64
-	err = s.conn.QueryRowContext(context.Background(), "SELECT created_at FROM events ORDER BY seq LIMIT 1").Scan(&oldest)
+	err = s.queryRow("SELECT created_at FROM events ORDER BY seq LIMIT 1").Scan(&oldest)
 	if errors.Is(err, sql.ErrNoRows) {
 		return false, nil
 	}
-	late := s.opts.MaxAge + s.opts.MaxAge/ageSlackDivisor
-	return err == nil && oldest < s.opts.Now().Add(-late).UnixMilli(), err
+	limit := s.opts.MaxAge + s.opts.MaxAge/ageSlackDivisor
+	return err == nil && oldest < s.opts.Now().Add(-limit).UnixMilli(), err
 }
 
-// usedBytes is what the log's rows take. The file does not shrink; its free pages are used again.
+// usedBytes returns what the log's rows take. The file does not shrink; SQLite uses its
+// free pages again.
 func (s *Store) usedBytes() (bytes int64, err error) {
-	err = s.conn.QueryRowContext(context.Background(),
-		"SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size").Scan(&bytes)
+	err = s.queryRow("SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size").Scan(&bytes)
 	return bytes, err
 }
 
-// requestSnapshot has Options.Snapshot called, in a goroutine of its own.
+// requestSnapshot calls Options.Snapshot in a goroutine of its own, which may block on locks
+// that are held around Append.
 func (s *Store) requestSnapshot(ctx context.Context, wg *sync.WaitGroup) {
 	s.retention.snapshotting, s.retention.changed = true, map[aggregateKey]bool{}
 	s.retention.tries++
@@ -143,48 +144,49 @@ func (s *Store) requestSnapshot(ctx context.Context, wg *sync.WaitGroup) {
 	})
 }
 
-// handleSnapshot appends what a snapshot says, and asks again for what has changed meanwhile.
+// handleSnapshot appends what a snapshot says, and asks again for the aggregates that have
+// changed since it was asked for.
 func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap snapshot) {
-	k := &s.retention
-	if snap.err == nil && k.changed == nil {
-		snap.err = errors.New("eventlog: too much happened while a snapshot was taken")
+	k, err := &s.retention, snap.err
+	if err == nil && k.changed == nil {
+		err = errors.New("eventlog: too much happened while a snapshot was taken")
 	}
-	var still []kernel.Event
-	changed := map[aggregateKey]bool{}
+	var current []kernel.Event
+	stale := map[aggregateKey]bool{}
 	for i := range snap.events {
-		switch a := keyOf(&snap.events[i]); {
-		case k.changed[a]:
-			if k.wanted == nil || k.wanted[a] {
-				changed[a] = true
-			}
-		case k.wanted == nil || k.wanted[a]:
-			still = append(still, snap.events[i])
+		switch key := keyOf(&snap.events[i]); {
+		case k.wanted != nil && !k.wanted[key]: // kept in an earlier try
+		case k.changed[key]:
+			stale[key] = true
+		default:
+			current = append(current, snap.events[i])
 		}
 	}
-	if snap.err == nil {
-		snap.err = s.appendSnapshot(still)
+	if err == nil {
+		err = s.appendSnapshot(current)
 	}
 	switch {
-	case snap.err == nil && len(changed) == 0:
-		s.retention = retention{removing: true, limitSeq: k.limitSeq, stepRows: k.stepRows, results: k.results}
-	case snap.err == nil && k.tries < maxSnapshotTries:
-		k.wanted = changed
+	case err == nil && len(stale) == 0:
+		*k = retention{removing: true, limitSeq: k.limitSeq, stepRows: k.stepRows, results: k.results}
+		return
+	case err == nil && k.tries < maxSnapshotTries:
+		k.wanted = stale
 		s.requestSnapshot(ctx, wg)
-	default: // the next look begins anew
-		if snap.err == nil {
-			snap.err = fmt.Errorf("eventlog: %d aggregates change faster than they can be snapshotted", len(changed))
-		}
-		k.reset()
-		if ctx.Err() == nil {
-			s.recordRetention(fmt.Errorf("no snapshot, so nothing old was removed: %w", snap.err))
-		}
+		return
+	case err == nil:
+		err = fmt.Errorf("eventlog: %d aggregates change faster than they can be snapshotted", len(stale))
+	}
+	k.reset()
+	if ctx.Err() == nil {
+		s.recordRetention(fmt.Errorf("no snapshot, so nothing old was removed: %w", err))
 	}
 }
 
-// appendSnapshot keeps events in groups, before anything else is committed.
+// appendSnapshot keeps events in batches. It runs on the writer's goroutine, so no other
+// event is committed between the check of changed and the snapshot.
 func (s *Store) appendSnapshot(events []kernel.Event) error {
 	for len(events) > 0 {
-		r, err := prepare(events[:min(len(events), maxBatchEvents)])
+		r, err := newAppendRequest(events[:min(len(events), maxBatchEvents)])
 		if err != nil {
 			return err
 		}
@@ -199,37 +201,38 @@ func (s *Store) appendSnapshot(events []kernel.Event) error {
 	return nil
 }
 
-// removeStep removes some of the oldest rows. more tells that there are others, to be
-// removed after the rest: none when the log grows faster than it is taken from.
-func (s *Store) removeStep() (rest time.Duration, more bool) {
+// removeStep removes some of the oldest rows. more reports that there are others, to be
+// removed after the pause. There is no pause when the log grows faster than it shrinks.
+func (s *Store) removeStep() (pause time.Duration, more bool) {
 	began := time.Now()
 	n, err := s.removeOldest()
-	s.retention.removed += n
+	k := &s.retention
+	k.removed += n
 	if n == 0 || err != nil {
 		s.recordRetention(err)
-		s.retention.reset()
+		k.reset()
 		return 0, false
 	}
 	took := time.Since(began)
 	if took > maxStepTime {
-		s.retention.stepRows = max(s.retention.stepRows/2, minStepRows)
+		k.stepRows = max(k.stepRows/2, minStepRows)
 	} else {
-		s.retention.stepRows = min(s.retention.stepRows*2, maxStepRows)
+		k.stepRows = min(k.stepRows*2, maxStepRows)
 	}
-	if s.retention.usedBytes > s.opts.MaxBytes/4*5 {
+	if k.usedBytes > s.opts.MaxBytes/4*5 {
 		return 0, true
 	}
 	return pauseFactor * took, true
 }
 
-// recordRetention notes how a retention ended.
+// recordRetention records how a round ended.
 func (s *Store) recordRetention(err error) {
-	err = explain(s.opts.Path, err)
-	s.mu.Lock()
-	s.stats.RetentionError = ""
-	if err != nil {
-		s.stats.RetentionError = err.Error()
+	text := ""
+	if err = explain(s.opts.Path, err); err != nil {
+		text = err.Error()
 	}
+	s.mu.Lock()
+	s.stats.RetentionError = text
 	mark := s.stats.Mark
 	s.mu.Unlock()
 	if err != nil {
@@ -239,6 +242,8 @@ func (s *Store) recordRetention(err error) {
 	s.log.Info("event log: old events removed", zap.Int64("events", s.retention.removed), zap.Uint64("mark", mark))
 }
 
+// removeOldest moves the mark and deletes the rows below it, in one transaction: a reader
+// that sees the old mark sees all rows from it on.
 func (s *Store) removeOldest() (removed int64, err error) {
 	mark, err := s.nextMark()
 	if err != nil || mark == 0 {
@@ -257,7 +262,7 @@ func (s *Store) removeOldest() (removed int64, err error) {
 		if removed, err = r.RowsAffected(); err != nil {
 			return err
 		}
-		return s.conn.QueryRowContext(ctx, "SELECT coalesce(min(seq), 0) FROM events").Scan(&first)
+		return s.queryRow("SELECT coalesce(min(seq), 0) FROM events").Scan(&first)
 	})
 	if err != nil {
 		return 0, err
@@ -270,30 +275,23 @@ func (s *Store) removeOldest() (removed int64, err error) {
 	return removed, nil
 }
 
-// nextMark is the mark of the next step, 0 when there is nothing to remove.
+// nextMark returns the mark of the next step, 0 when there is nothing to remove: while
+// the log is large every row up to limitSeq goes, else only rows that are too old.
 func (s *Store) nextMark() (mark uint64, err error) {
-	size, err := s.usedBytes()
+	used, err := s.usedBytes()
 	if err != nil {
 		return 0, err
 	}
-	s.retention.usedBytes = size
-	large := size > s.opts.MaxBytes/4*3
-	cutoff := s.opts.Now().Add(-s.opts.MaxAge).UnixMilli()
-	rows, err := s.conn.QueryContext(context.Background(), "SELECT seq, created_at FROM events WHERE seq <= ? ORDER BY seq LIMIT ?", int64(s.retention.limitSeq), s.retention.stepRows)
-	if err != nil {
-		return 0, err
+	s.retention.usedBytes = used
+	cutoff := int64(math.MinInt64) // rows created before it go
+	switch {
+	case used > s.opts.MaxBytes/4*3:
+		cutoff = math.MaxInt64
+	case s.opts.MaxAge >= 0:
+		cutoff = s.opts.Now().Add(-s.opts.MaxAge).UnixMilli()
 	}
-	defer func() { _ = rows.Close() }()
-	for rows.Next() {
-		var seq uint64
-		var created int64
-		if err := rows.Scan(&seq, &created); err != nil {
-			return 0, err
-		}
-		if !large && (s.opts.MaxAge < 0 || created >= cutoff) {
-			break
-		}
-		mark = seq + 1
-	}
-	return mark, rows.Err()
+	err = s.conn.QueryRowContext(context.Background(), `WITH step AS (SELECT seq, created_at FROM events WHERE seq <= ? ORDER BY seq LIMIT ?)
+		SELECT coalesce(max(seq) + 1, 0) FROM step WHERE seq < coalesce((SELECT min(seq) FROM step WHERE created_at >= ?), 1 << 62)`,
+		int64(s.retention.limitSeq), s.retention.stepRows, cutoff).Scan(&mark)
+	return mark, err
 }

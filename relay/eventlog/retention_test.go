@@ -56,11 +56,11 @@ func TestRetainAge(t *testing.T) {
 		if snapshots < 2 || snapshots > 3 || st.Snapshots != uint64(snapshots) || st.RetentionError != "" {
 			t.Errorf("%d snapshots, %+v", snapshots, st)
 		}
-		if st.Events < 16*20 || st.Events > 17*20+5 || st.Removed == 0 || s.First() != st.Mark || s.First() <= first || s.CanResume(first) || !s.CanResume(st.Mark-1) || s.CanResume(s.Last()+1) {
+		if st.Events < 16*20 || st.Events > 17*20+5 || st.Removed == 0 || s.Stats().First != st.Mark || s.Stats().First <= first || s.CanResume(first) || !s.CanResume(st.Mark-1) || s.CanResume(s.Last()+1) {
 			t.Errorf("stats %+v", st)
 		}
 		got := all(t, s, Query{})
-		if got[0].Seq != s.First() || int64(len(got)) != st.Events {
+		if got[0].Seq != s.Stats().First || int64(len(got)) != st.Events {
 			t.Errorf("%d events from %d; stats %+v", len(got), got[0].Seq, st)
 		}
 		if got := all(t, s, Query{Aggregates: []string{"open"}}); len(got) == 0 || got[0].Type != "snapshot.ticket" {
@@ -80,8 +80,8 @@ func TestRetainAll(t *testing.T) {
 		if got, err := s.readLast(); got != last || err != nil {
 			t.Errorf("the last seq is %d on disk (%v), want %d", got, err, last)
 		}
-		if next := mustAppend(t, s, event("call", "t", 2)); next != last+1 || s.First() != next {
-			t.Errorf("next %d, first %d, after %d", next, s.First(), last)
+		if next := mustAppend(t, s, event("call", "t", 2)); next != last+1 || s.Stats().First != next {
+			t.Errorf("next %d, first %d, after %d", next, s.Stats().First, last)
 		}
 	})
 }
