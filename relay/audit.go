@@ -17,15 +17,15 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// The audit log: STATE/audit.jsonl, one line a decision, 0600, rotated at auditSize and
-// kept auditKeep files deep. Lines are written at least every auditFlush. What the disk
-// does not take waits for it, as long as it fits into auditBuffer, so that no line is cut
+// The audit log: STATE/audit.jsonl, one line a decision, 0600, rotated at maxAuditFileSize and
+// kept maxAuditFiles files deep. Lines are written at least every auditFlushInterval. What the disk
+// does not take waits for it, as long as it fits into maxAuditBuffer, so that no line is cut
 // in two; a line beyond that is counted, never waited for.
 const (
-	auditSize   = 16 << 20
-	auditKeep   = 4
-	auditFlush  = 200 * time.Millisecond
-	auditBuffer = 32 << 10
+	maxAuditFileSize   = 16 << 20
+	maxAuditFiles      = 4
+	auditFlushInterval = 200 * time.Millisecond
+	maxAuditBuffer     = 32 << 10
 )
 
 type auditLog struct {
@@ -33,7 +33,7 @@ type auditLog struct {
 
 	mu    sync.Mutex // protects the fields below
 	file  *os.File   // nil: it could not be opened, or was closed
-	buf   []byte     // lines on their way to file, at most auditBuffer
+	buf   []byte     // lines on their way to file, at most maxAuditBuffer
 	size  int64      // of file with buf
 	lost  uint64
 	line  []byte
@@ -86,13 +86,13 @@ func (a *auditLog) write(r *kernel.Record) {
 	b = appendField(b, "trace_id", r.TraceID)
 	b = append(b, "}\n"...)
 	a.line = b
-	if a.file != nil && a.size+int64(len(b)) > auditSize {
+	if a.file != nil && a.size+int64(len(b)) > maxAuditFileSize {
 		a.rotateLocked()
 	}
-	if len(a.buf)+len(b) > auditBuffer {
+	if len(a.buf)+len(b) > maxAuditBuffer {
 		a.flushLocked()
 	}
-	if a.file == nil || len(a.buf)+len(b) > auditBuffer {
+	if a.file == nil || len(a.buf)+len(b) > maxAuditBuffer {
 		a.lost++
 		return
 	}
@@ -121,7 +121,7 @@ func appendField(b []byte, key, value string) []byte {
 // rotateLocked begins a new file. The oldest goes first: that may be the room that what
 // waits has been waiting for.
 func (a *auditLog) rotateLocked() {
-	for i := auditKeep - 1; i >= 1; i-- {
+	for i := maxAuditFiles - 1; i >= 1; i-- {
 		from := a.path
 		if i > 1 {
 			from += "." + strconv.Itoa(i-1)
@@ -168,7 +168,7 @@ func (a *auditLog) flush() {
 
 // run flushes until ctx ends, and once more then.
 func (a *auditLog) run(ctx context.Context) {
-	t := time.NewTicker(auditFlush)
+	t := time.NewTicker(auditFlushInterval)
 	defer t.Stop()
 	for {
 		select {

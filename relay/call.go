@@ -35,7 +35,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		if c != nil {
 			rec.Tenant, rec.Actor = c.Tenant, c.Actor
 		}
-		r.audited(rec)
+		r.recordDecision(rec)
 		r.writeError(w, status, e, trace)
 	}
 	bad := func(status int, message string) {
@@ -71,7 +71,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	wantJSON, wantStream := parseAccept(req.Header.Values("Accept"))
-	subscribe := isSubscribe(b.Tool)
+	subscribe := isStreamTool(b.Tool)
 	if subscribe && !wantStream {
 		bad(http.StatusBadRequest, "this tool is a stream: send Accept: text/event-stream, or call metrics.snapshot for one reading")
 		return
@@ -80,7 +80,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		bad(http.StatusBadRequest, "this tool answers with application/json; send Accept: application/json")
 		return
 	}
-	if _, ok := manifest.ParseToolName(manifest.Canonical(b.Tool)); !ok && !pluginName(b.Tool) {
+	if _, ok := manifest.ParseToolName(manifest.Canonical(b.Tool)); !ok && !isPluginTool(b.Tool) {
 		bad(http.StatusBadRequest, "the tool name is malformed; tools/list shows the names")
 		return
 	}
@@ -109,7 +109,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 func (r *Relay) answerCall(w http.ResponseWriter, kr *kernel.Request, res *kernel.Result) {
 	if res.RPCError != nil {
 		e := manifest.E(manifest.Internal, "the plugin failed to answer this call")
-		if res.RPCError.Code == invalidParams {
+		if res.RPCError.Code == codeInvalidParams {
 			e = manifest.E(manifest.BadRequest, "the plugin refuses these arguments")
 		}
 		r.writeError(w, edge.Status(e.Code), e, kr.TraceID)
@@ -123,7 +123,7 @@ func (r *Relay) answerCall(w http.ResponseWriter, kr *kernel.Request, res *kerne
 	h["Content-Type"] = contentJSON
 	h["Cache-Control"] = noStore
 	h["Content-Length"] = []string{strconv.Itoa(len(body))}
-	if len(res.Meta) > 0 && len(res.Meta) <= maxMeta {
+	if len(res.Meta) > 0 && len(res.Meta) <= maxMetaSize {
 		h.Set(metaHeader, string(res.Meta))
 	}
 	if res.IsError {
@@ -143,16 +143,16 @@ func (r *Relay) answerCall(w http.ResponseWriter, kr *kernel.Request, res *kerne
 // speak to their clients through it. A JSON object on one line.
 const metaHeader = "Agentctl-Meta"
 
-const maxMeta = 4 << 10
+const maxMetaSize = 4 << 10
 
-const invalidParams = -32602 // of JSON-RPC
+const codeInvalidParams = -32602 // of JSON-RPC
 
 func requestMeta(req *http.Request) (json.RawMessage, bool) {
 	v := req.Header[metaHeader]
 	switch {
 	case len(v) == 0:
 		return nil, true
-	case len(v) > 1 || len(v[0]) > maxMeta || v[0] == "" || v[0][0] != '{' || strictjson.Check([]byte(v[0])) != nil:
+	case len(v) > 1 || len(v[0]) > maxMetaSize || v[0] == "" || v[0][0] != '{' || strictjson.Check([]byte(v[0])) != nil:
 		return nil, false
 	}
 	return json.RawMessage(v[0]), true
@@ -163,15 +163,15 @@ var (
 	noStore     = []string{"no-store"}
 )
 
-// isSubscribe tells whether a name, in either spelling, is of a device's stream. A plugin's
+// isStreamTool tells whether a name, in either spelling, is of a device's stream. A plugin's
 // tool is unary, whatever its verb is called.
-func isSubscribe(tool string) bool {
-	return (strings.HasSuffix(tool, "."+manifest.VerbSubscribe) || strings.HasSuffix(tool, "_"+manifest.VerbSubscribe)) && !pluginName(tool)
+func isStreamTool(tool string) bool {
+	return (strings.HasSuffix(tool, "."+manifest.VerbSubscribe) || strings.HasSuffix(tool, "_"+manifest.VerbSubscribe)) && !isPluginTool(tool)
 }
 
-// pluginName reports whether s looks like a tool of a plugin that is no device, such as
+// isPluginTool reports whether s looks like a tool of a plugin that is no device, such as
 // tickets.create: the four segments are a rule of device tools only.
-func pluginName(s string) bool {
+func isPluginTool(s string) bool {
 	if len(s) > manifest.MaxToolNameLen || s == "" {
 		return false
 	}
@@ -201,7 +201,7 @@ func parseAccept(values []string) (wantJSON, wantStream bool) {
 		given = true
 		typ, params, _ := cutUnquoted(item, ';')
 		typ = strings.ToLower(strings.TrimSpace(typ))
-		yes := weighed(params)
+		yes := hasWeight(params)
 		wantStream = wantStream || typ == "text/event-stream" && yes
 		switch place := slices.Index(jsonRanges, typ); {
 		case place > best:
@@ -216,8 +216,8 @@ func parseAccept(values []string) (wantJSON, wantStream bool) {
 // jsonRanges are the media ranges that take application/json, the vaguest first.
 var jsonRanges = []string{"*/*", "application/*", "application/json"}
 
-// weighed tells whether the parameters of a media range leave it a weight above 0.
-func weighed(params string) bool {
+// hasWeight tells whether the parameters of a media range leave it a weight above 0.
+func hasWeight(params string) bool {
 	for more := true; more; {
 		var p string
 		p, params, more = cutUnquoted(params, ';')
@@ -248,8 +248,8 @@ func cutUnquoted(s string, sep byte) (before, after string, found bool) {
 	return s, "", false
 }
 
-// caller proves who sends a request; the tenant comes from the token only.
-func (r *Relay) caller(req *http.Request) (*kernel.Caller, error) {
+// authenticate proves who sends a request; the tenant comes from the token only.
+func (r *Relay) authenticate(req *http.Request) (*kernel.Caller, error) {
 	token, given := edge.Bearer(req)
 	if !given && r.opt.Anonymous {
 		return &kernel.Caller{Tenant: auth.DefaultTenant, Actor: "anonymous", Transport: "http", Scopes: anonymousScopes}, nil
@@ -264,19 +264,19 @@ func (r *Relay) caller(req *http.Request) (*kernel.Caller, error) {
 
 // httpCaller is caller for the plain HTTP doors, and a sign of life.
 func (r *Relay) httpCaller(req *http.Request) (*kernel.Caller, error) {
-	c, err := r.caller(req)
+	c, err := r.authenticate(req)
 	if err == nil {
-		r.agentSeen(c)
+		r.agentHeartbeat(c)
 	}
 	return c, err
 }
 
 // mcpCaller is caller for /mcp.
 func (r *Relay) mcpCaller(req *http.Request) (*kernel.Caller, error) {
-	c, err := r.caller(req)
+	c, err := r.authenticate(req)
 	if err == nil {
 		c.Transport = "mcp"
-		r.agentSeen(c)
+		r.agentHeartbeat(c)
 	}
 	return c, err
 }
@@ -291,10 +291,10 @@ var anonymousScopes = func() auth.Scopes {
 	return s
 }()
 
-// denied answers a request whose token is not good.
-func (r *Relay) denied(w http.ResponseWriter, req *http.Request, err error) {
+// writeDenied answers a request whose token is not good.
+func (r *Relay) writeDenied(w http.ResponseWriter, req *http.Request, err error) {
 	e, status := denial(err)
 	trace, _ := edge.TraceID(req)
-	r.audited(kernel.Record{Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: trace})
+	r.recordDecision(kernel.Record{Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: trace})
 	r.writeError(w, status, e, trace)
 }

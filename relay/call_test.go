@@ -72,7 +72,7 @@ func TestIsSubscribe(t *testing.T) {
 		"news.list.subscribe": false,
 		"news.auto_subscribe": false,
 	} {
-		if got := isSubscribe(name); got != want {
+		if got := isStreamTool(name); got != want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -85,7 +85,7 @@ func FuzzPluginName(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		plugin := pluginName(s)
+		plugin := isPluginTool(s)
 		if _, device := manifest.ParseToolName(s); device && plugin {
 			t.Errorf("%q is both", s)
 		}

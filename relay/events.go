@@ -36,8 +36,8 @@ const (
 // their aggregate, because it may hold what no type may.
 const eventTopic = "event"
 
-// topicOf is the gateway's topic of an event of the log; "" for what is not told.
-func topicOf(e *kernel.Event) string {
+// topicName is the gateway's topic of an event of the log; "" for what is not told.
+func topicName(e *kernel.Event) string {
 	switch group, _, _ := strings.Cut(e.Type, "."); group {
 	case eventTopic:
 		return e.Aggregate
@@ -52,9 +52,9 @@ func topicOf(e *kernel.Event) string {
 	return ""
 }
 
-// ownTopics are those of topicOf that a token for ingest must not fill: an alert is a
+// relayTopics are those of topicName that a token for ingest must not fill: an alert is a
 // board's, a ticket was made here. (audit and kernel are the gateway's business.)
-var ownTopics = []string{"ticket", "presence", "alert"}
+var relayTopics = []string{"ticket", "presence", "alert"}
 
 // gatewayLog is the event log as the gateway sees it: one id space, every event that has
 // a topic.
@@ -63,8 +63,8 @@ type gatewayLog struct{ store *eventlog.Store }
 // NewGatewayLog joins an event log to a gateway.
 func NewGatewayLog(store *eventlog.Store) gateway.Log { return gatewayLog{store} }
 
-// wrapped is the payload of an event with a topic of its own; the log takes objects only.
-type wrapped struct {
+// topicPayload is the payload of an event with a topic of its own; the log takes objects only.
+type topicPayload struct {
 	Data json.RawMessage `json:"data"`
 }
 
@@ -72,43 +72,43 @@ type wrapped struct {
 // room for the wrapping.
 const MaxTopicData = kernel.MaxPayload - 16
 
-// news is what the gateway tells of the product's own events.
-type news struct {
+// eventData is what the gateway tells of the product's own events.
+type eventData struct {
 	Type      string          `json:"type"`
 	Aggregate string          `json:"aggregate_id"`
 	CreatedAt int64           `json:"created_at"`
 	Payload   json.RawMessage `json:"payload"`
 }
 
-func toTopic(e *kernel.Event) (gateway.Event, bool) {
-	topic := topicOf(e)
+func toTopicEvent(e *kernel.Event) (gateway.Event, bool) {
+	topic := topicName(e)
 	if topic == "" {
 		return gateway.Event{}, false
 	}
 	g := gateway.Event{ID: e.Seq, Tenant: e.Tenant, Topic: topic, TimeMS: e.CreatedMS}
 	var err error
 	if e.Type == eventTopic {
-		var w wrapped
+		var w topicPayload
 		err = json.Unmarshal(e.Payload, &w)
 		g.Data = w.Data
 	} else {
 		var b bytes.Buffer
 		enc := json.NewEncoder(&b)
 		enc.SetEscapeHTML(false)
-		err = enc.Encode(news{e.Type, e.Aggregate, e.CreatedMS, e.Payload})
+		err = enc.Encode(eventData{e.Type, e.Aggregate, e.CreatedMS, e.Payload})
 		g.Data = bytes.TrimSpace(b.Bytes())
 	}
 	return g, err == nil && len(g.Data) > 0 && len(g.Data) <= gateway.MaxData
 }
 
-func fromTopic(e *gateway.Event) kernel.Event {
+func toLogEvent(e *gateway.Event) kernel.Event {
 	payload := append(append([]byte(`{"data":`), e.Data...), '}') // as it is: json.Marshal would escape it
 	return kernel.Event{Tenant: e.Tenant, Type: eventTopic, Aggregate: e.Topic, Payload: payload, CreatedMS: e.TimeMS}
 }
 
 // Append implements gateway.Log.
 func (l gatewayLog) Append(ctx context.Context, e gateway.Event) (uint64, error) {
-	id, err := l.store.Append(ctx, fromTopic(&e))
+	id, err := l.store.Append(ctx, toLogEvent(&e))
 	if errors.Is(err, kernel.ErrLogFull) {
 		err = gateway.ErrBusy
 	}
@@ -117,22 +117,22 @@ func (l gatewayLog) Append(ctx context.Context, e gateway.Event) (uint64, error)
 
 // Offer implements gateway.Log.
 func (l gatewayLog) Offer(e gateway.Event) bool {
-	return l.store.Offer(fromTopic(&e))
+	return l.store.Offer(toLogEvent(&e))
 }
 
 // Follow implements gateway.Log.
 func (l gatewayLog) Follow(ctx context.Context, after uint64, fn func(gateway.Event) error) error {
-	return l.store.Follow(ctx, eventlog.Query{After: after}, told(fn))
+	return l.store.Follow(ctx, eventlog.Query{After: after}, topicEventsOnly(fn))
 }
 
 // Select implements gateway.Log.
 func (l gatewayLog) Select(ctx context.Context, after, to uint64, fn func(gateway.Event) error) error {
-	return l.store.Select(ctx, eventlog.Query{After: after, To: to}, told(fn))
+	return l.store.Select(ctx, eventlog.Query{After: after, To: to}, topicEventsOnly(fn))
 }
 
-func told(fn func(gateway.Event) error) func(kernel.Event) error {
+func topicEventsOnly(fn func(gateway.Event) error) func(kernel.Event) error {
 	return func(k kernel.Event) error {
-		if g, ok := toTopic(&k); ok {
+		if g, ok := toTopicEvent(&k); ok {
 			return fn(g)
 		}
 		return nil
@@ -145,11 +145,11 @@ func (l gatewayLog) CanResume(after uint64) bool { return l.store.CanResume(afte
 // Last implements gateway.Log. The number behind it is the next one that is given.
 func (l gatewayLog) Last() uint64 { return max(l.store.Last(), l.store.StartSeq()-1) }
 
-// identities lets the relay's tokens into the gateway.
-type identities struct{ r *Relay }
+// gatewayAuth lets the relay's tokens into the gateway.
+type gatewayAuth struct{ r *Relay }
 
 // Authenticate implements gateway.Authenticator.
-func (i identities) Authenticate(req *http.Request) (gateway.Identity, error) {
+func (i gatewayAuth) Authenticate(req *http.Request) (gateway.Identity, error) {
 	token, _ := edge.Bearer(req)
 	id, err := i.r.store.Verify(token, auth.ClassAgent)
 	switch {
@@ -169,11 +169,11 @@ func (r *Relay) openGateway() (err error) {
 	if r.opt.SSE != nil {
 		o = *r.opt.SSE
 	}
-	o.Log, o.Identities, o.Logger = NewGatewayLog(r.events), identities{r}, r.log.Named("sse")
+	o.Log, o.Identities, o.Logger = NewGatewayLog(r.events), gatewayAuth{r}, r.log.Named("sse")
 	if o.MaxData == 0 || o.MaxData > MaxTopicData {
 		o.MaxData = MaxTopicData
 	}
-	o.RelayTopics = ownTopics
+	o.RelayTopics = relayTopics
 	o.Insecure = o.Insecure || r.opt.Insecure
 	if r.tls != nil && o.TLS == nil {
 		o.TLS = r.tls.config()
@@ -215,27 +215,27 @@ func (r *Relay) SSEURL() string {
 
 // Backoff of the supervisor.
 const (
-	restartFirst  = 100 * time.Millisecond
-	restartMost   = 10 * time.Second
-	restartSteady = time.Minute // a part that ran this long has no crashes behind it
+	minRestartDelay = 100 * time.Millisecond
+	maxRestartDelay = 10 * time.Second
+	steadyAfter     = time.Minute // a part that ran this long has no crashes behind it
 )
 
 // supervise keeps a part up: it is begun again when it returns early or panics, at most
 // max times in a row, with backoff. Then the error says that it was given up.
-func supervise(ctx context.Context, log *zap.Logger, name string, most int, run func(context.Context) error) error {
+func supervise(ctx context.Context, log *zap.Logger, name string, maxRestarts int, run func(context.Context) error) error {
 	for crashes := 0; ; {
 		begin := time.Now()
-		err := guarded(ctx, run)
+		err := runRecovered(ctx, run)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if time.Since(begin) >= restartSteady {
+		if time.Since(begin) >= steadyAfter {
 			crashes = 0
 		}
-		if crashes >= most {
+		if crashes >= maxRestarts {
 			return fmt.Errorf("the part %s was given up after %d restarts: %w; --max-restarts allows more", name, crashes, err)
 		}
-		wait := min(restartFirst<<min(crashes, 16), restartMost) // no shift beyond 63 bits
+		wait := min(minRestartDelay<<min(crashes, 16), maxRestartDelay) // no shift beyond 63 bits
 		wait = wait/2 + rand.N(wait/2)
 		crashes++
 		log.Error("part crashed and is started again", zap.String("part", name), zap.Int("restart", crashes), zap.Duration("after", wait), zap.Error(err))
@@ -249,8 +249,8 @@ func supervise(ctx context.Context, log *zap.Logger, name string, most int, run 
 	}
 }
 
-// guarded turns a panic and a return that nobody asked for into errors.
-func guarded(ctx context.Context, run func(context.Context) error) (err error) {
+// runRecovered turns a panic and a return that nobody asked for into errors.
+func runRecovered(ctx context.Context, run func(context.Context) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v", p)
@@ -285,11 +285,11 @@ func (r *Relay) runGateway(ctx context.Context, wg *sync.WaitGroup, failed chan<
 	})
 }
 
-func levelOf(r *Relay) control.Level {
+func newLogLevel(r *Relay) control.Level {
 	if r.opt.Level == nil {
 		return nil
 	}
-	return level{r}
+	return logLevel{r}
 }
 
 // refusalsPerSecond bounds how many refused and failed calls are told under the topic audit: each
@@ -297,9 +297,9 @@ func levelOf(r *Relay) control.Level {
 // audit log has all of them.
 const refusalsPerSecond = 10
 
-// tellRefusal tells of a call that was refused or failed. (A call of a board that
+// publishRefusal tells of a call that was refused or failed. (A call of a board that
 // succeeded is an event of the log already; other plugins log what they do.)
-func (r *Relay) tellRefusal(rec *kernel.Record) {
+func (r *Relay) publishRefusal(rec *kernel.Record) {
 	if r.gateway == nil || rec.Tenant == "" || (rec.Decision != kernel.Denied && rec.Decision != kernel.Failed) || !r.refusals.Allow() {
 		return
 	}
@@ -314,14 +314,14 @@ func (r *Relay) tellRefusal(rec *kernel.Record) {
 	}{rec.Decision, rec.Code, rec.Reason, rec.Actor, rec.Tool, rec.NodeID, rec.TraceID})
 }
 
-// level is the service log's level, for the control plane.
-type level struct{ r *Relay }
+// logLevel is the service log's level, for the control plane.
+type logLevel struct{ r *Relay }
 
 // Level implements control.Level.
-func (l level) Level() string { return l.r.opt.Level.Level().String() }
+func (l logLevel) Level() string { return l.r.opt.Level.Level().String() }
 
 // SetLevel implements control.Level, and tells subscribers of log/level.
-func (l level) SetLevel(to string) error {
+func (l logLevel) SetLevel(to string) error {
 	var lv zapcore.Level
 	if lv.UnmarshalText([]byte(to)) != nil || lv < zapcore.DebugLevel || lv > zapcore.ErrorLevel {
 		return manifest.E(manifest.BadRequest, "the levels are debug, info, warn and error")

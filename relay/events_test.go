@@ -30,7 +30,7 @@ func TestTopics(t *testing.T) {
 		{"other.thing", `{}`, "", ""},
 		{"event", `7`, "", ""},
 	} {
-		e, ok := toTopic(&kernel.Event{Seq: 5, Tenant: "a", Type: tt.typ, Aggregate: "garden/Bed-1", Payload: []byte(tt.payload), CreatedMS: 7})
+		e, ok := toTopicEvent(&kernel.Event{Seq: 5, Tenant: "a", Type: tt.typ, Aggregate: "garden/Bed-1", Payload: []byte(tt.payload), CreatedMS: 7})
 		if ok != (tt.topic != "") || ok && (e.Topic != tt.topic || string(e.Data) != tt.data || e.ID != 5 || e.Tenant != "a" || e.TimeMS != 7) {
 			t.Errorf("%s: %+v %s %v", tt.typ, e, e.Data, ok)
 		}
@@ -80,21 +80,21 @@ func TestSupervise(t *testing.T) {
 			case 2:
 				return nil
 			case 3:
-				time.Sleep(2 * restartSteady)
+				time.Sleep(2 * steadyAfter)
 			}
 			return errors.New("disk on fire")
 		})
 		if err == nil || !strings.Contains(err.Error(), "sse was given up after 3 restarts: disk on fire; --max-restarts") || runs != 6 {
 			t.Errorf("%v after %d runs", err, runs)
 		}
-		if took := time.Since(begin) - 2*restartSteady; took < 500*time.Millisecond || took > 5*time.Second {
+		if took := time.Since(begin) - 2*steadyAfter; took < 500*time.Millisecond || took > 5*time.Second {
 			t.Errorf("the waits were %s", took)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // with many restarts the waits do not overflow
 		runs, begin := 0, time.Now()
 		_ = supervise(t.Context(), zap.NewNop(), "sse", 100, func(context.Context) error { runs++; return nil })
-		if took := time.Since(begin); runs != 101 || took < 90*restartMost/2 || took > 100*restartMost {
+		if took := time.Since(begin); runs != 101 || took < 90*maxRestartDelay/2 || took > 100*maxRestartDelay {
 			t.Errorf("%d runs in %s", runs, took)
 		}
 	})

@@ -10,7 +10,7 @@ func TestGCPercent(t *testing.T) {
 		live uint64
 		want int
 	}{
-		{0, 400}, {1, 400}, {gcRoom / 4, 400}, {gcRoom / 2, 200}, {gcRoom, 100}, {10 * gcRoom, 100}, {1 << 40, 100},
+		{0, 400}, {1, 400}, {maxGarbage / 4, 400}, {maxGarbage / 2, 200}, {maxGarbage, 100}, {10 * maxGarbage, 100}, {1 << 40, 100},
 	}
 	for _, tt := range tests {
 		if got := gcPercent(tt.live); got != tt.want {
@@ -22,33 +22,33 @@ func TestGCPercent(t *testing.T) {
 // After a storm a calm relay gives memory back, once a minute at most, and a busy one never.
 func TestMemoryIsGivenBack(t *testing.T) {
 	t.Setenv("GOGC", "400") // leave this process's percentage alone
-	m := newMemory(func() uint64 { return 0 })
+	m := newMemoryTuner(func() uint64 { return 0 })
 	now := time.Now()
 	second := func(garbage int) (trimmed bool) {
 		now = now.Add(time.Second)
 		sink = make([]byte, garbage)
 		sink = nil
-		before := m.trimmed
-		m.look(now)
-		return m.trimmed != before
+		before := m.trimmedAt
+		m.adjust(now)
+		return m.trimmedAt != before
 	}
-	const storm, calm = 4 * worthBytes, 64 << 10
-	for range 3 * calmAfter {
+	const storm, calm = 4 * minTrimSize, 64 << 10
+	for range 3 * minCalmSeconds {
 		if second(storm) {
 			t.Fatal("memory was given back in a storm")
 		}
 	}
 	after := 0
 	for after = 1; !second(calm); after++ {
-		if after > 2*calmAfter {
+		if after > 2*minCalmSeconds {
 			t.Skip("a collection came by itself and left nothing to give back")
 		}
 	}
-	if after < calmAfter {
-		t.Errorf("given back after %d calm seconds, want %d", after, calmAfter)
+	if after < minCalmSeconds {
+		t.Errorf("given back after %d calm seconds, want %d", after, minCalmSeconds)
 	}
 	second(storm)
-	for range calmAfter + 2 {
+	for range minCalmSeconds + 2 {
 		if second(calm) {
 			t.Fatal("given back again within a minute")
 		}

@@ -33,34 +33,34 @@ type counters struct {
 	overQuota atomic.Uint64
 }
 
-// eventKinds are the kinds of hub.Event.
-var eventKinds = []string{"bad_event", "bad_result", "bad_sample", "clone_suspected", "device_connect", "device_disconnect",
+// deviceEventKinds are the kinds of hub.Event.
+var deviceEventKinds = []string{"bad_event", "bad_result", "bad_sample", "clone_suspected", "device_connect", "device_disconnect",
 	"device_refused", "dup_ack", "foreign_ack", "late_ack", "revoked"}
 
 func newCounters() *counters {
-	c := &counters{calls: map[manifest.Code]*atomic.Uint64{"": {}}, events: make(map[string]*atomic.Uint64, len(eventKinds))}
+	c := &counters{calls: map[manifest.Code]*atomic.Uint64{"": {}}, events: make(map[string]*atomic.Uint64, len(deviceEventKinds))}
 	for _, code := range manifest.Codes {
 		c.calls[code] = new(atomic.Uint64)
 	}
-	for _, k := range eventKinds {
+	for _, k := range deviceEventKinds {
 		c.events[k] = new(atomic.Uint64)
 	}
 	return c
 }
 
-func (c *counters) decided(r *kernel.Record) {
+func (c *counters) countDecision(r *kernel.Record) {
 	if r.Decision != kernel.Closed {
-		c.refused(r.Code)
+		c.countCode(r.Code)
 	}
 }
 
-func (c *counters) refused(code manifest.Code) {
+func (c *counters) countCode(code manifest.Code) {
 	if n := c.calls[code]; n != nil {
 		n.Add(1)
 	}
 }
 
-func (c *counters) deviceEvent(kind string) {
+func (c *counters) countDeviceEvent(kind string) {
 	if n := c.events[kind]; n != nil {
 		n.Add(1)
 	}
@@ -69,7 +69,7 @@ func (c *counters) deviceEvent(kind string) {
 // metric is one family without labels, read at scrape time.
 type metric struct {
 	name, typ, help string
-	get             func(*snapshot) float64
+	value           func(*snapshot) float64
 }
 
 var families = []metric{
@@ -123,30 +123,30 @@ var processStart = time.Now()
 func (r *Relay) writeMetrics(b []byte) []byte {
 	s := r.snapshot()
 	for _, m := range families {
-		b = appendHead(b, m.name, m.typ, m.help)
-		b = appendSample(b, m.name, "", m.get(s))
+		b = appendHeader(b, m.name, m.typ, m.help)
+		b = appendSample(b, m.name, "", m.value(s))
 	}
-	b = appendHead(b, "agentctl_tool_calls_total", "counter", "Decisions about tool calls and reads of resources, by error code (ok: served).")
+	b = appendHeader(b, "agentctl_tool_calls_total", "counter", "Decisions about tool calls and reads of resources, by error code (ok: served).")
 	b = appendSample(b, "agentctl_tool_calls_total", `code="ok"`, float64(r.metrics.calls[""].Load()))
 	for _, c := range manifest.Codes {
 		b = appendSample(b, "agentctl_tool_calls_total", `code="`+string(c)+`"`, float64(r.metrics.calls[c].Load()))
 	}
-	b = appendHead(b, "agentctl_device_events_total", "counter", "Remarkable things about devices, by kind.")
-	for _, k := range eventKinds {
+	b = appendHeader(b, "agentctl_device_events_total", "counter", "Remarkable things about devices, by kind.")
+	for _, k := range deviceEventKinds {
 		b = appendSample(b, "agentctl_device_events_total", `kind="`+k+`"`, float64(r.metrics.events[k].Load()))
 	}
-	b = appendHead(b, "agentctl_sse_closes_total", "counter", "Ended metric streams, by close code (0: without a close event).")
+	b = appendHeader(b, "agentctl_sse_closes_total", "counter", "Ended metric streams, by close code (0: without a close event).")
 	for _, c := range []sse.Code{0, sse.Normal, sse.IdleTimeout, sse.Backpressure, sse.RateLimited, sse.DeviceOffline} {
 		b = appendSample(b, "agentctl_sse_closes_total", `code="`+strconv.Itoa(int(c))+`"`, float64(s.sse.Closes[c]))
 	}
-	b = appendHead(b, "agentctl_plugin_errors_total", "counter", "Calls of plugins that failed, by how: an error, a panic, out of time.")
+	b = appendHeader(b, "agentctl_plugin_errors_total", "counter", "Calls of plugins that failed, by how: an error, a panic, out of time.")
 	for _, e := range []struct {
 		kind string
 		n    int64
 	}{{"error", s.kernel.Errors - s.kernel.Refused}, {"panic", s.kernel.Panics}, {"timeout", s.kernel.Timeouts}} {
 		b = appendSample(b, "agentctl_plugin_errors_total", `kind="`+e.kind+`"`, float64(max(e.n, 0)))
 	}
-	b = appendHead(b, "agentctl_fanout_seconds", "gauge", "From a change of a resource or list until a subscriber took it, by quantile.")
+	b = appendHeader(b, "agentctl_fanout_seconds", "gauge", "From a change of a resource or list until a subscriber took it, by quantile.")
 	for _, q := range []struct {
 		q  string
 		us int64
@@ -164,7 +164,7 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 
 // appendHistograms writes one family of histograms, a series for each class of request.
 func appendHistograms(b []byte, name, help string, classes []stages.ClassStats, of func(*stages.ClassStats) *stages.Histogram) []byte {
-	b = appendHead(b, name, "histogram", help)
+	b = appendHeader(b, name, "histogram", help)
 	for i := range classes {
 		h, class := of(&classes[i]), `class="`+classes[i].Class+`"`
 		var n uint64
@@ -182,7 +182,7 @@ func appendHistograms(b []byte, name, help string, classes []stages.ClassStats, 
 	return b
 }
 
-func appendHead(b []byte, name, typ, help string) []byte {
+func appendHeader(b []byte, name, typ, help string) []byte {
 	b = append(append(append(append(b, "# HELP "...), name...), ' '), help...)
 	b = append(append(append(b, "\n# TYPE "...), name...), ' ')
 	return append(append(b, typ...), '\n')

@@ -43,25 +43,25 @@ import (
 
 // Options configure a relay.
 type Options struct {
-	StateDir      string
-	Listen        string                               // HOST:PORT; default 127.0.0.1:8460
-	Listener      net.Listener                         // served instead of Listen when not nil; Open takes it over
-	MetricsListen string                               // HOST:PORT of /metrics; "" serves none
-	TLSCert       string                               // PEM files; both or none. Read again when they change
-	TLSKey        string                               //
-	Public        string                               // URL that clients use, when it is not the listener's
-	Audience      string                               // see auth.Options
-	AllowOrigin   []string                             // origins of browsers that may call; none by default
-	Insecure      bool                                 // plain HTTP beyond loopback, behind a TLS proxy
-	Anonymous     bool                                 // loopback only: no token needed
-	Plugins       []func(*kernel.Kernel) kernel.Plugin // loaded at the start
-	PluginDir     string                               // of plugins in processes of their own; default STATE/plugins
-	Processes     []string                             // of these, started at the start
-	Only          []string                             // parts to run: PartMCP, PartSSE; none: PartMCP, and PartSSE when SSE is set
-	SSE           *gateway.Options                     // of the event gateway; nil: there is none
-	MaxRestarts   int                                  // of a part that crashes, in a row; then the relay ends
-	Level         *zap.AtomicLevel                     // of Logger; nil: it cannot be changed while the relay runs
-	Without       []string                             // built-in plugins that are not loaded: PluginTickets, PluginDirectory
+	StateDir        string
+	Listen          string                               // HOST:PORT; default 127.0.0.1:8460
+	Listener        net.Listener                         // served instead of Listen when not nil; Open takes it over
+	MetricsListen   string                               // HOST:PORT of /metrics; "" serves none
+	TLSCert         string                               // PEM files; both or none. Read again when they change
+	TLSKey          string                               //
+	Public          string                               // URL that clients use, when it is not the listener's
+	Audience        string                               // see auth.Options
+	AllowOrigin     []string                             // origins of browsers that may call; none by default
+	Insecure        bool                                 // plain HTTP beyond loopback, behind a TLS proxy
+	Anonymous       bool                                 // loopback only: no token needed
+	Plugins         []func(*kernel.Kernel) kernel.Plugin // loaded at the start
+	PluginDir       string                               // of plugins in processes of their own; default STATE/plugins
+	ExternalPlugins []string                             // of these, started at the start
+	Parts           []string                             // parts to run: PartMCP, PartSSE; none: PartMCP, and PartSSE when SSE is set
+	SSE             *gateway.Options                     // of the event gateway; nil: there is none
+	MaxRestarts     int                                  // of a part that crashes, in a row; then the relay ends
+	Level           *zap.AtomicLevel                     // of Logger; nil: it cannot be changed while the relay runs
+	DisabledPlugins []string                             // built-in plugins that are not loaded: PluginTickets, PluginDirectory
 	// StreamQuota is the number of streams of one tenant above which a counter grows;
 	// with EnforceQuota further ones are closed with 4429. 0: no quota.
 	StreamQuota    int
@@ -89,11 +89,11 @@ type Relay struct {
 	upgrader *link.Upgrader
 	metrics  *counters
 	devices  sync.Map // *hub.Node -> *device
-	absence  *absence
+	offline  *offlineQueue
 
-	fitting capabilities
+	capabilities capabilityCache
 
-	doors     doors
+	endpoints endpoints
 	control   *control.Plugin
 	gateway   *gateway.Gateway // nil: none
 	refusals  *rate.Limiter
@@ -106,10 +106,10 @@ type Relay struct {
 	tls                       *certificate // nil: plain
 	public                    *url.URL
 	loopback                  bool
-	edge                      *edge.Guard
+	guard                     *edge.Guard
 	ready                     atomic.Bool
 	onReady                   func()
-	open                      openStreams
+	openStreams               openStreams
 }
 
 // Open prepares a relay: state directory, keys, listeners. Nothing is served before Run.
@@ -123,7 +123,7 @@ func Open(opt Options) (r *Relay, err error) {
 	if opt.Logger == nil {
 		opt.Logger = zap.NewNop()
 	}
-	r = &Relay{opt: opt, log: opt.Logger, absence: newAbsence(), listener: opt.Listener}
+	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), listener: opt.Listener}
 	defer func() {
 		if err != nil {
 			_ = r.Close()
@@ -137,7 +137,7 @@ func Open(opt Options) (r *Relay, err error) {
 			return r, err
 		}
 	}
-	if r.listener == nil && r.runs(PartMCP) {
+	if r.listener == nil && r.partEnabled(PartMCP) {
 		if r.listener, err = net.Listen("tcp", opt.Listen); err != nil {
 			return r, fmt.Errorf("listen on %s: %w; choose another address with --listen", opt.Listen, err)
 		}
@@ -153,13 +153,13 @@ func Open(opt Options) (r *Relay, err error) {
 	if r.audit, err = openAudit(opt.StateDir); err != nil {
 		return r, err
 	}
-	if err = r.openEvents(); err != nil {
+	if err = r.openEventLog(); err != nil {
 		return r, err
 	}
-	if err = r.join(); err != nil {
+	if err = r.build(); err != nil {
 		return r, err
 	}
-	if r.runs(PartSSE) {
+	if r.partEnabled(PartSSE) {
 		if err = r.openGateway(); err != nil {
 			return r, err
 		}
@@ -174,17 +174,17 @@ type optionError struct{ error }
 
 func (optionError) Is(target error) bool { return target == ErrOptions }
 
-// runs tells whether a part is served.
-func (r *Relay) runs(part string) bool {
-	if len(r.opt.Only) > 0 {
-		return slices.Contains(r.opt.Only, part)
+// partEnabled tells whether a part is served.
+func (r *Relay) partEnabled(part string) bool {
+	if len(r.opt.Parts) > 0 {
+		return slices.Contains(r.opt.Parts, part)
 	}
 	return part == PartMCP || r.opt.SSE != nil
 }
 
 func (r *Relay) checkOptions() error {
 	o := &r.opt
-	for _, part := range o.Only {
+	for _, part := range o.Parts {
 		if part != PartMCP && part != PartSSE {
 			return fmt.Errorf("--only %s: the parts are %s and %s", part, PartMCP, PartSSE)
 		}
@@ -222,38 +222,38 @@ func (r *Relay) checkOptions() error {
 	return nil
 }
 
-// join builds the rooms; the order is the order of dependence.
-func (r *Relay) join() error {
+// build builds the rooms; the order is the order of dependence.
+func (r *Relay) build() error {
 	r.metrics = newCounters()
-	if err := r.joinKernel(); err != nil {
+	if err := r.newKernel(); err != nil {
 		return err
 	}
 	r.hub = hub.New(hub.Options{
 		Authenticate:       r.authenticateDevice,
-		ValidateCapability: r.fitting.check,
+		ValidateCapability: r.capabilities.validate,
 		CheckResult:        manifest.CheckResult,
 		CheckSample:        manifest.CheckFrame,
 		EncodeSSE:          encodeFrame,
-		OnAnnounce:         r.deviceKnown,
-		OnReady:            r.deviceReady,
-		OnGone:             r.deviceGone,
+		OnAnnounce:         r.onDeviceAnnounce,
+		OnReady:            r.onDeviceReady,
+		OnGone:             r.onDeviceGone,
 		SaveLastSeen:       func(ids []string) { r.store.MarkSeen(ids...) },
-		OnPing:             r.deviceAlive,
+		OnPing:             r.onDevicePing,
 		GrantRevision:      r.store.Revision,
-		OnDeviceEvent:      r.deviceTold,
-		Audit:              r.deviceEvent,
+		OnDeviceEvent:      r.onDeviceEvent,
+		Audit:              r.auditDevice,
 	})
 	var hosts []string
 	if r.public != nil { // a proxy on this machine may pass the public name on
 		hosts = append(hosts, r.public.Hostname())
 	}
-	r.edge = edge.NewGuard(edge.GuardOptions{CheckHost: r.loopback, Hosts: hosts, Origins: r.opt.AllowOrigin})
+	r.guard = edge.NewGuard(edge.GuardOptions{CheckHost: r.loopback, Hosts: hosts, Origins: r.opt.AllowOrigin})
 	r.mcp = mcp.New(mcp.Options{
-		Kernel: r.kernel, Authenticate: r.mcpCaller, OnDenied: r.denied, Version: r.opt.Version, Logger: r.log,
-		Guard:           r.edge,
+		Kernel: r.kernel, Authenticate: r.mcpCaller, OnDenied: r.writeDenied, Version: r.opt.Version, Logger: r.log,
+		Guard:           r.guard,
 		OnSessionClosed: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
 	})
-	r.upgrader = link.NewUpgrader(r.edge.OriginAllowed)
+	r.upgrader = link.NewUpgrader(r.guard.OriginAllowed)
 	return nil
 }
 
@@ -308,17 +308,17 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer stopRooms()
 	defer stopStreams()
 	defer stopLinks()
-	r.open.ctx = streams
+	r.openStreams.ctx = streams
 
 	var log, background, linked sync.WaitGroup
 	log.Go(func() { _ = r.events.Run(logging) })
 	<-r.events.Started() // nobody is served before the log takes events
-	r.runRooms(rooms, &background)
+	r.runComponents(rooms, &background)
 	background.Go(func() { _ = r.mcp.Run(streams) })
 	background.Go(func() { _ = r.store.Run(rooms) })
 	background.Go(func() { r.audit.run(rooms) })
-	background.Go(func() { newMemory(func() uint64 { return r.hub.Stats().Accepted }).tend(rooms) })
-	background.Go(func() { r.open.sweep(rooms) })
+	background.Go(func() { newMemoryTuner(func() uint64 { return r.hub.Stats().Accepted }).run(rooms) })
+	background.Go(func() { r.openStreams.closeRevoked(rooms) })
 	failed := make(chan error, 4)
 	linked.Go(func() {
 		if err := r.hub.Run(links); links.Err() == nil {
@@ -352,7 +352,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	r.ready.Store(false)
 	stopStreams()
-	drain, cancel := context.WithTimeout(rooms, drainFor)
+	drain, cancel := context.WithTimeout(rooms, drainTimeout)
 	_ = r.streams.Drain(drain)
 	stopLinks()
 	linked.Wait()
@@ -373,8 +373,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	return err
 }
 
-// drainFor bounds the polite part of a shutdown.
-const drainFor = 5 * time.Second
+// drainTimeout bounds the polite part of a shutdown.
+const drainTimeout = 5 * time.Second
 
 func (r *Relay) server(h http.Handler) *http.Server {
 	return edge.NewServer(h, zap.NewStdLog(r.log.Named("http")))
@@ -402,9 +402,9 @@ func (r *Relay) Close() error {
 	return errors.Join(errs...)
 }
 
-// audited receives the kernel's records.
-func (r *Relay) audited(rec kernel.Record) {
+// recordDecision receives the kernel's records.
+func (r *Relay) recordDecision(rec kernel.Record) {
 	r.audit.write(&rec)
-	r.metrics.decided(&rec)
-	r.tellRefusal(&rec)
+	r.metrics.countDecision(&rec)
+	r.publishRefusal(&rec)
 }

@@ -81,13 +81,13 @@ func TestAuditWaitsForTheDisk(t *testing.T) {
 	a.file = full
 	rec := kernel.Record{Tenant: "default", Decision: kernel.Allowed, Reason: strings.Repeat("r", 1<<10), TraceID: "x"}
 	const written = 40
-	for range written { // more than auditBuffer holds
+	for range written { // more than maxAuditBuffer holds
 		a.write(&rec)
 	}
 	a.flush()
 	_, lost := a.stats()
 	if lost < 5 || lost > 15 {
-		t.Errorf("%d lines of 1 KiB lost of %d, with %d KiB of buffer", lost, written, auditBuffer>>10)
+		t.Errorf("%d lines of 1 KiB lost of %d, with %d KiB of buffer", lost, written, maxAuditBuffer>>10)
 	}
 	if err := full.Close(); err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestAuditRotates(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := kernel.Record{Tenant: "default", Actor: `a"b\c`, Tool: strings.Repeat("t", 60), NodeID: "n", Decision: kernel.Allowed, Reason: strings.Repeat("r", 4<<10), TraceID: "x"}
-	for range 5 * auditSize / (4 << 10) {
+	for range 5 * maxAuditFileSize / (4 << 10) {
 		a.write(&rec)
 	}
 	if err := a.close(); err != nil {
@@ -128,7 +128,7 @@ func TestAuditRotates(t *testing.T) {
 	}
 	for i, name := range []string{"audit.jsonl", "audit.jsonl.1", "audit.jsonl.2", "audit.jsonl.3"} {
 		st, err := os.Stat(filepath.Join(dir, name))
-		if err != nil || st.Mode().Perm() != 0o600 || st.Size() > auditSize || (i > 0 && st.Size() < auditSize-(8<<10)) {
+		if err != nil || st.Mode().Perm() != 0o600 || st.Size() > maxAuditFileSize || (i > 0 && st.Size() < maxAuditFileSize-(8<<10)) {
 			t.Errorf("%s: %v %v", name, st, err)
 		}
 	}
@@ -188,7 +188,7 @@ func TestCertificateReloads(t *testing.T) {
 		}
 		serves := func(want int64) {
 			t.Helper()
-			got, err := c.get(nil)
+			got, err := c.getCertificate(nil)
 			if err != nil || got.Leaf.SerialNumber.Int64() != want {
 				t.Errorf("serves %v, %v; want %d", got.Leaf.SerialNumber, err, want)
 			}
@@ -200,7 +200,7 @@ func TestCertificateReloads(t *testing.T) {
 		time.Sleep(time.Second)
 		write(3, time.Now())
 		serves(2) // looked a second ago
-		time.Sleep(lookEvery)
+		time.Sleep(certificateCheckInterval)
 		serves(3)
 		if err := os.WriteFile(certFile, []byte("-----BEGIN CERT"), 0o600); err != nil {
 			t.Fatal(err)

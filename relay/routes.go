@@ -19,30 +19,30 @@ const metadataPath = "/.well-known/oauth-protected-resource"
 // routes is the whole HTTP surface of the relay. /metrics has a listener of its own.
 func (r *Relay) routes() http.Handler {
 	mux := http.NewServeMux()
-	door := func(open *atomic.Bool, h http.HandlerFunc) http.Handler { return r.through(open, h) }
-	mux.Handle("POST /mcp/tools/call", door(&r.doors.http, r.toolsCall)) // unary calls and metric streams
-	mux.Handle("/mcp", door(&r.doors.mcp, r.mcp.ServeHTTP))              // MCP, both eras
-	mux.Handle("GET "+link.Path, door(&r.doors.link, r.deviceLink))      // device links
-	mux.HandleFunc("GET /v1/nodes", r.nodes)                             // the tenant's fleet
-	mux.HandleFunc("GET /schemas/", r.schemas)                           // schema registry
-	mux.HandleFunc("GET "+metadataPath, r.resourceMeta)                  // RFC 9728
-	mux.HandleFunc("GET "+metadataPath+"/", r.resourceMeta)              // the same for /mcp
+	door := func(open *atomic.Bool, h http.HandlerFunc) http.Handler { return r.gate(open, h) }
+	mux.Handle("POST /mcp/tools/call", door(&r.endpoints.http, r.toolsCall)) // unary calls and metric streams
+	mux.Handle("/mcp", door(&r.endpoints.mcp, r.mcp.ServeHTTP))              // MCP, both eras
+	mux.Handle("GET "+link.Path, door(&r.endpoints.link, r.deviceLink))      // device links
+	mux.HandleFunc("GET /v1/nodes", r.nodes)                                 // the tenant's fleet
+	mux.HandleFunc("GET /schemas/", r.schemas)                               // schema registry
+	mux.HandleFunc("GET "+metadataPath, r.resourceMeta)                      // RFC 9728
+	mux.HandleFunc("GET "+metadataPath+"/", r.resourceMeta)                  // the same for /mcp
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { edge.WriteText(w, http.StatusOK, "ok\n") })
 	mux.HandleFunc("GET /readyz", r.readyz)
-	return r.guard(mux)
+	return r.checkRequests(mux)
 }
 
-// guard runs before every route: path and method, Host (DNS rebinding), Origin (browsers).
-func (r *Relay) guard(mux *http.ServeMux) http.Handler {
+// checkRequests runs before every route: path and method, Host (DNS rebinding), Origin (browsers).
+func (r *Relay) checkRequests(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		edge.SetBodyDeadline(w, req, edge.BodyTimeout)
 		preflight := edge.IsPreflight(req)
-		if h, pattern := mux.Handler(req); !preflight && (pattern == "" || !mcpMethod(pattern, req.Method)) {
+		if h, pattern := mux.Handler(req); !preflight && (pattern == "" || !methodAllowed(pattern, req.Method)) {
 			r.noRoute(w, req, h, pattern)
 			return
 		}
-		if err := r.edge.Check(req); err != nil {
+		if err := r.guard.Check(req); err != nil {
 			r.refuse(w, req, http.StatusForbidden, err.Error())
 			return
 		}
@@ -55,8 +55,8 @@ func (r *Relay) guard(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// mcpMethod: /mcp takes three methods under one pattern.
-func mcpMethod(pattern, method string) bool {
+// methodAllowed: /mcp takes three methods under one pattern.
+func methodAllowed(pattern, method string) bool {
 	return pattern != "/mcp" || method == http.MethodGet || method == http.MethodPost || method == http.MethodDelete
 }
 
@@ -67,7 +67,7 @@ func (r *Relay) noRoute(w http.ResponseWriter, req *http.Request, h http.Handler
 		r.refuse(w, req, http.StatusMethodNotAllowed, "this path does not take this method")
 		return
 	}
-	said := &heard{header: make(http.Header)}
+	said := &statusRecorder{header: make(http.Header)}
 	h.ServeHTTP(said, req)
 	if allow := said.header.Get("Allow"); said.status == http.StatusMethodNotAllowed && allow != "" {
 		w.Header().Set("Allow", allow)
@@ -77,15 +77,15 @@ func (r *Relay) noRoute(w http.ResponseWriter, req *http.Request, h http.Handler
 	r.refuse(w, req, http.StatusNotFound, "nothing is served at this path")
 }
 
-// heard is a ResponseWriter that only listens.
-type heard struct {
+// statusRecorder is a ResponseWriter that only listens.
+type statusRecorder struct {
 	header http.Header
 	status int
 }
 
-func (h *heard) Header() http.Header         { return h.header }
-func (h *heard) WriteHeader(status int)      { h.status = status }
-func (h *heard) Write(b []byte) (int, error) { return len(b), nil }
+func (h *statusRecorder) Header() http.Header         { return h.header }
+func (h *statusRecorder) WriteHeader(status int)      { h.status = status }
+func (h *statusRecorder) Write(b []byte) (int, error) { return len(b), nil }
 
 func (r *Relay) refuse(w http.ResponseWriter, req *http.Request, status int, message string) {
 	code := manifest.BadRequest
@@ -168,8 +168,8 @@ func (r *Relay) resourceMeta(w http.ResponseWriter, req *http.Request) {
 
 // Bounds of GET /v1/nodes.
 const (
-	nodesPage    = 1000
-	nodesMaxPage = 5000
+	defaultNodesPage = 1000
+	maxNodesPage     = 5000
 )
 
 // nodeRow is one board of GET /v1/nodes.
@@ -187,7 +187,7 @@ type nodeRow struct {
 func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 	c, err := r.httpCaller(req)
 	if err != nil {
-		r.denied(w, req, err)
+		r.writeDenied(w, req, err)
 		return
 	}
 	if !c.Has(manifest.ScopeToolsList) && !c.Has(manifest.ScopeCallReadOnly) {
@@ -195,9 +195,9 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	q := req.URL.Query()
-	limit, after := nodesPage, q.Get("after")
+	limit, after := defaultNodesPage, q.Get("after")
 	if s := q.Get("limit"); s != "" {
-		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > nodesMaxPage {
+		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxNodesPage {
 			r.refuse(w, req, http.StatusBadRequest, "limit is a number from 1 to 5000")
 			return
 		}

@@ -28,7 +28,7 @@ func encodeFrame(sample []byte) []byte {
 // in the stream, never by an HTTP status (RFC-0009 §3).
 func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel.Request, s kernel.Stream) {
 	defer s.Close()
-	ctx, done, over := r.open.add(req.Context(), kr.Caller, int(r.doors.streamQuota.Load()))
+	ctx, done, over := r.openStreams.add(req.Context(), kr.Caller, int(r.endpoints.streamQuota.Load()))
 	defer done()
 	wr, err := r.streams.Open(w, req, sse.Options{})
 	if err != nil {
@@ -43,7 +43,7 @@ func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel
 	if over {
 		r.metrics.overQuota.Add(1)
 	}
-	if !over || !r.doors.enforceQuota.Load() {
+	if !over || !r.endpoints.enforceQuota.Load() {
 		code = closeCode(sse.Run(ctx, wr, s, func(f *manifest.Frame) []byte { return f.Event }))
 	}
 	_ = wr.Close(code)
@@ -79,7 +79,7 @@ type openStream struct {
 
 // add registers a stream. Its context ends with the relay's streams, the request, and
 // the caller's token. over tells that the tenant has more than quota (0: none).
-func (o *openStreams) add(ctx context.Context, c *kernel.Caller, quota int) (_ context.Context, done func(), over bool) {
+func (o *openStreams) add(ctx context.Context, c *kernel.Caller, quota int) (_ context.Context, done func(), overQuota bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(o.ctx, cancel)
 	s := &openStream{caller: c, cancel: cancel}
@@ -89,7 +89,7 @@ func (o *openStreams) add(ctx context.Context, c *kernel.Caller, quota int) (_ c
 	}
 	o.streams[s] = struct{}{}
 	o.tenants[c.Tenant]++
-	over = quota > 0 && o.tenants[c.Tenant] > quota
+	overQuota = quota > 0 && o.tenants[c.Tenant] > quota
 	o.mu.Unlock()
 	return ctx, func() {
 		stop()
@@ -100,11 +100,11 @@ func (o *openStreams) add(ctx context.Context, c *kernel.Caller, quota int) (_ c
 			delete(o.tenants, c.Tenant)
 		}
 		o.mu.Unlock()
-	}, over
+	}, overQuota
 }
 
-// sweep cuts the streams of expired and revoked tokens, within a second.
-func (o *openStreams) sweep(ctx context.Context) {
+// closeRevoked cuts the streams of expired and revoked tokens, within a second.
+func (o *openStreams) closeRevoked(ctx context.Context) {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
 	for {

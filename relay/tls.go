@@ -12,14 +12,14 @@ import (
 type certificate struct {
 	certFile, keyFile string
 
-	mu      sync.Mutex // protects the fields below
-	cert    *tls.Certificate
-	changed time.Time // newest of the two mtimes
-	looked  time.Time
+	mu        sync.Mutex // protects the fields below
+	cert      *tls.Certificate
+	modTime   time.Time // newest of the two mtimes
+	checkedAt time.Time
 }
 
-// lookEvery is how often the files' times are looked at.
-const lookEvery = 10 * time.Second
+// certificateCheckInterval is how often the files' times are looked at.
+const certificateCheckInterval = 10 * time.Second
 
 // ServerTLS serves the certificate of two PEM files, and a renewed one soon after it is
 // there.
@@ -37,7 +37,7 @@ func loadCertificate(certFile, keyFile string) (*certificate, error) {
 }
 
 func (c *certificate) load() error {
-	changed, err := c.mtime()
+	changed, err := c.newestModTime()
 	if err != nil {
 		return err
 	}
@@ -45,11 +45,11 @@ func (c *certificate) load() error {
 	if err != nil {
 		return fmt.Errorf("load the certificate %s with the key %s: %w", c.certFile, c.keyFile, err)
 	}
-	c.cert, c.changed = &cert, changed
+	c.cert, c.modTime = &cert, changed
 	return nil
 }
 
-func (c *certificate) mtime() (newest time.Time, err error) {
+func (c *certificate) newestModTime() (newest time.Time, err error) {
 	for _, f := range []string{c.certFile, c.keyFile} {
 		st, err := os.Stat(f)
 		if err != nil {
@@ -62,12 +62,12 @@ func (c *certificate) mtime() (newest time.Time, err error) {
 	return newest, nil
 }
 
-func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+func (c *certificate) getCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if now := time.Now(); now.Sub(c.looked) > lookEvery {
-		c.looked = now
-		if m, err := c.mtime(); err == nil && !m.Equal(c.changed) {
+	if now := time.Now(); now.Sub(c.checkedAt) > certificateCheckInterval {
+		c.checkedAt = now
+		if m, err := c.newestModTime(); err == nil && !m.Equal(c.modTime) {
 			_ = c.load() // half-written files: the old pair serves on
 		}
 	}
@@ -75,5 +75,5 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 }
 
 func (c *certificate) config() *tls.Config {
-	return &tls.Config{GetCertificate: c.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
+	return &tls.Config{GetCertificate: c.getCertificate, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 }

@@ -25,7 +25,7 @@ import (
 )
 
 // withBuiltins is a relay as it is started, with its built-in plugins.
-func withBuiltins(o *relay.Options) { o.Without = nil }
+func withBuiltins(o *relay.Options) { o.DisabledPlugins = nil }
 
 func (r *testRelay) admin() string {
 	r.t.Helper()

@@ -62,7 +62,7 @@ your own are folders of --plugin-dir.`,
 					return exit(exitUsage, "--scopeless-until %s is no date of the form 2026-12-31", scopeless)
 				}
 			}
-			o.Plugins, o.Processes = pluginsByName(plugins)
+			o.Plugins, o.ExternalPlugins = pluginsByName(plugins)
 			if err := startMaxFiles(); err != nil {
 				log.Warn("the limit of open files stays low", zap.Error(err))
 			}
@@ -104,12 +104,12 @@ your own are folders of --plugin-dir.`,
 	f.BoolVar(&o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
 	f.StringArrayVar(&plugins, "plugin", nil, "start with the plugin `NAME` of the plugin directory (repeatable)")
 	f.StringVar(&o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, a folder each; default plugins below the state directory [AGENTCTL_PLUGIN_DIR]")
-	f.StringArrayVar(&o.Without, "without", nil, "leave the built-in plugin `NAME` out (repeatable): tickets, directory")
+	f.StringArrayVar(&o.DisabledPlugins, "without", nil, "leave the built-in plugin `NAME` out (repeatable): tickets, directory")
 	f.IntVar(&o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
 	f.BoolVar(&o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
 	f.StringVar(&scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
 	f.StringVar(&sseListen, "sse-listen", "", "run the event gateway too, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
-	f.StringSliceVar(&o.Only, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
+	f.StringSliceVar(&o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
 	f.IntVar(&o.MaxRestarts, "max-restarts", 5, "start a part that crashes again at most `N` times in a row, then end with an error")
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	return c
@@ -128,10 +128,10 @@ func (o *relayOptions) gatewayOptions(listen string, given bool) error {
 	if given {
 		e.Listen = listen
 	}
-	if e.Include && len(o.Only) > 0 && !slices.Contains(o.Only, relay.PartSSE) {
-		o.Only = append(o.Only, relay.PartSSE)
+	if e.Include && len(o.Parts) > 0 && !slices.Contains(o.Parts, relay.PartSSE) {
+		o.Parts = append(o.Parts, relay.PartSSE)
 	}
-	if given || e.Include || slices.Contains(o.Only, relay.PartSSE) {
+	if given || e.Include || slices.Contains(o.Parts, relay.PartSSE) {
 		e.AllowOrigins = append(e.AllowOrigins, o.AllowOrigin...)
 		o.SSE = &e.Options
 	}

@@ -50,68 +50,68 @@ func boundTo(id *auth.Identity, instanceID string) bool {
 	return subtle.ConstantTimeCompare([]byte(id.Instance), []byte(hex.EncodeToString(sum[:]))) == 1
 }
 
-// capabilities remembers announced capabilities that fit the schema. Boards of one make
+// capabilityCache remembers announced capabilities that fit the schema. Boards of one make
 // announce the same bytes, and validation is most of what a link's opening costs.
-type capabilities struct {
-	mu   sync.Mutex // protects good
-	good map[string]struct{}
+type capabilityCache struct {
+	mu    sync.Mutex // protects good
+	valid map[string]struct{}
 }
 
 // Bounds of what is remembered: capabilities, and the bytes of one.
 const (
-	maxGood      = 256
-	maxGoodBytes = 2 << 10
+	maxCachedCapabilities   = 256
+	maxCachedCapabilitySize = 2 << 10
 )
 
-func (c *capabilities) check(raw []byte) error {
+func (c *capabilityCache) validate(raw []byte) error {
 	c.mu.Lock()
-	_, ok := c.good[string(raw)]
+	_, ok := c.valid[string(raw)]
 	c.mu.Unlock()
 	if ok {
 		return nil
 	}
-	if err := manifest.Validate(manifest.CapabilityRef, raw); err != nil || len(raw) > maxGoodBytes {
+	if err := manifest.Validate(manifest.CapabilityRef, raw); err != nil || len(raw) > maxCachedCapabilitySize {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.good == nil || len(c.good) >= maxGood {
-		c.good = make(map[string]struct{})
+	if c.valid == nil || len(c.valid) >= maxCachedCapabilities {
+		c.valid = make(map[string]struct{})
 	}
-	c.good[string(raw)] = struct{}{}
+	c.valid[string(raw)] = struct{}{}
 	return nil
 }
 
-func (r *Relay) deviceKnown(n *hub.Node) {
+func (r *Relay) onDeviceAnnounce(n *hub.Node) {
 	if _, err := r.store.UpsertNode(context.Background(), n.Tenant(), n.ID(), "", n.Manifest()); err != nil {
 		r.log.Warn("node registry", zap.String("node_id", n.ID()), zap.Error(err))
 	}
 }
 
-func (r *Relay) deviceReady(n *hub.Node) {
+func (r *Relay) onDeviceReady(n *hub.Node) {
 	d := newDevice(n)
 	if err := r.kernel.Load(d, true); err != nil {
 		r.log.Error("load device", zap.String("node_id", n.ID()), zap.Error(err))
 		return
 	}
 	r.devices.Store(n, d)
-	r.deviceAlive(n)
+	r.onDevicePing(n)
 }
 
-func (r *Relay) deviceGone(n *hub.Node) {
+func (r *Relay) onDeviceGone(n *hub.Node) {
 	if d, ok := r.devices.LoadAndDelete(n); ok && !r.hub.IsOnline(n.ID()) { // else another link has its place
-		a := newAbsent(d.(*device))
+		a := newOfflinePlugin(d.(*device))
 		if err := r.kernel.Load(a, true); err != nil {
 			r.kernel.Unload(d.(*device))
 		} else {
-			r.absence.add(a)
+			r.offline.add(a)
 		}
 	}
 	r.store.MarkSeen(n.ID())
 }
 
-// deviceEvent writes what happened to a device into the audit log and the service log.
-func (r *Relay) deviceEvent(e hub.AuditEvent) {
+// countDeviceEvent writes what happened to a device into the audit log and the service log.
+func (r *Relay) auditDevice(e hub.AuditEvent) {
 	decision, reason := kernel.Failed, e.Kind
 	switch e.Kind {
 	case "device_connect":
@@ -125,6 +125,6 @@ func (r *Relay) deviceEvent(e hub.AuditEvent) {
 		reason += " close=" + strconv.Itoa(e.Close)
 	}
 	r.audit.write(&kernel.Record{Tenant: e.Tenant, Actor: e.NodeID, NodeID: e.NodeID, Tool: e.Tool, Decision: decision, Code: e.Code, Reason: reason})
-	r.metrics.deviceEvent(e.Kind)
+	r.metrics.countDeviceEvent(e.Kind)
 	r.log.Info(e.Kind, zap.String("node_id", e.NodeID), zap.Int("close", e.Close))
 }

@@ -56,11 +56,11 @@ func word(s string) bool {
 	return len(s) > 0 && len(s) <= 64
 }
 
-// deviceTold takes an event of a board: an alert goes into the event log.
-func (r *Relay) deviceTold(n *hub.Node, topic string, data []byte) {
+// onDeviceEvent takes an event of a board: an alert goes into the event log.
+func (r *Relay) onDeviceEvent(n *hub.Node, topic string, data []byte) {
 	var a alert
 	if topic != link.TopicAlert || strictjson.Unmarshal(data, &a) != nil || !a.valid() {
-		r.deviceEvent(hub.AuditEvent{Kind: "bad_event", Tenant: n.Tenant(), NodeID: n.ID(), Code: manifest.BadRequest})
+		r.auditDevice(hub.AuditEvent{Kind: "bad_event", Tenant: n.Tenant(), NodeID: n.ID(), Code: manifest.BadRequest})
 		return
 	}
 	a.NodeID = n.ID()

@@ -38,16 +38,16 @@ const (
 // Each device is a plugin: a relay full of them still has room for those of its own.
 const _ uint = kernel.MaxPlugins - hub.MaxNodes - 128
 
-// openEvents opens the event log.
-func (r *Relay) openEvents() (err error) {
+// openEventLog opens the event log.
+func (r *Relay) openEventLog() (err error) {
 	r.events, err = eventlog.Open(eventlog.Options{
-		Path: filepath.Join(r.opt.StateDir, eventlog.FileName), Logger: r.log.Named("events"), Snapshot: r.remembered,
+		Path: filepath.Join(r.opt.StateDir, eventlog.FileName), Logger: r.log.Named("events"), Snapshot: r.snapshotForRetention,
 	})
 	return err
 }
 
-// remembered is what a replay needs of the events that retention is about to take.
-func (r *Relay) remembered(context.Context) ([]kernel.Event, error) {
+// snapshotForRetention is what a replay needs of the events that retention is about to take.
+func (r *Relay) snapshotForRetention(context.Context) ([]kernel.Event, error) {
 	events := r.kernel.PresenceSnapshot()
 	if r.tickets != nil {
 		events = append(events, r.tickets.Snapshot()...)
@@ -55,9 +55,9 @@ func (r *Relay) remembered(context.Context) ([]kernel.Event, error) {
 	return events, nil
 }
 
-// joinKernel makes the kernel with its stages, and the plugins of the relay's own.
-func (r *Relay) joinKernel() (err error) {
-	r.kernel = kernel.New(kernel.Options{ExplainMissing: r.missing, Audit: r.audited, Log: r.events})
+// newKernel makes the kernel with its stages, and the plugins of the relay's own.
+func (r *Relay) newKernel() (err error) {
+	r.kernel = kernel.New(kernel.Options{ExplainMissing: r.explainMissing, Audit: r.recordDecision, Log: r.events})
 	if r.stages, err = stages.New(r.kernel.Pipeline(), stages.Options{
 		Log: r.log, KeyDir: filepath.Join(r.opt.StateDir, keyDir), OnChange: func() {
 			if r.control != nil { // not while it is made
@@ -71,9 +71,9 @@ func (r *Relay) joinKernel() (err error) {
 		r.opt.PluginDir = filepath.Join(r.opt.StateDir, pluginDir)
 	}
 	r.processes = process.New(process.Options{Dir: r.opt.PluginDir, Kernel: r.kernel, Version: r.opt.Version, Logger: r.log})
-	r.doors.init(&r.opt)
+	r.endpoints.init(&r.opt)
 	r.control = control.New(control.Options{
-		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: plugins{r}, Health: r.unwell, Level: levelOf(r),
+		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: plugins{r}, Health: r.healthProblems, Level: newLogLevel(r),
 		Metrics: func() any { return r.stages.Metrics().Stats() }, ResetMetrics: func() { r.stages.Metrics().Reset() },
 	})
 	return nil
@@ -81,12 +81,12 @@ func (r *Relay) joinKernel() (err error) {
 
 // loadPlugins rebuilds what the log remembers and loads the plugins.
 func (r *Relay) loadPlugins() error {
-	for _, name := range r.opt.Without {
+	for _, name := range r.opt.DisabledPlugins {
 		if !slices.Contains([]string{PluginTickets, PluginDirectory}, name) {
 			return optionError{fmt.Errorf("plugin %s cannot be left out; %s and %s can", name, PluginTickets, PluginDirectory)}
 		}
 	}
-	for _, name := range r.opt.Processes {
+	for _, name := range r.opt.ExternalPlugins {
 		if err := r.processes.Check(name); err != nil {
 			return optionError{fmt.Errorf("plugin %s: %w", name, err)}
 		}
@@ -97,7 +97,7 @@ func (r *Relay) loadPlugins() error {
 	}
 	r.log.Info("presence rebuilt from the event log", zap.Int("known", r.kernel.Stats().Presences))
 	plugins := []kernel.Plugin{r.control}
-	if !slices.Contains(r.opt.Without, PluginTickets) {
+	if !slices.Contains(r.opt.DisabledPlugins, PluginTickets) {
 		r.tickets = tickets.New(r.kernel, r.events)
 		done, err := r.tickets.Restore(ctx, r.events)
 		if err != nil {
@@ -106,7 +106,7 @@ func (r *Relay) loadPlugins() error {
 		r.log.Info("tickets rebuilt from the event log", zap.Any("restored", done))
 		plugins = append(plugins, r.tickets)
 	}
-	if !slices.Contains(r.opt.Without, PluginDirectory) {
+	if !slices.Contains(r.opt.DisabledPlugins, PluginDirectory) {
 		r.directory = directory.New(r.kernel)
 		plugins = append(plugins, r.directory)
 	}
@@ -123,11 +123,11 @@ func (r *Relay) loadPlugins() error {
 	return nil
 }
 
-// runRooms runs what stands around the kernel until ctx ends.
-func (r *Relay) runRooms(ctx context.Context, wg *sync.WaitGroup) {
+// runComponents runs what stands around the kernel until ctx ends.
+func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { _ = r.kernel.Run(ctx) })
-	wg.Go(func() { r.forgetAbsent(ctx) })
-	wg.Go(func() { _ = r.processes.Run(ctx, r.opt.Processes...) })
+	wg.Go(func() { r.expireOffline(ctx) })
+	wg.Go(func() { _ = r.processes.Run(ctx, r.opt.ExternalPlugins...) })
 	if r.tickets != nil {
 		wg.Go(func() { _ = r.tickets.Run(ctx) })
 	}
@@ -136,12 +136,12 @@ func (r *Relay) runRooms(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
-// deviceAlive and agentSeen are signs of life.
-func (r *Relay) deviceAlive(n *hub.Node) {
+// onDevicePing and agentHeartbeat are signs of life.
+func (r *Relay) onDevicePing(n *hub.Node) {
 	r.kernel.Heartbeat(kernel.Presence{Tenant: n.Tenant(), Kind: kernel.PresenceDevice, ID: n.ID(), Name: n.Name(), Transport: "link"})
 }
 
-func (r *Relay) agentSeen(c *kernel.Caller) {
+func (r *Relay) agentHeartbeat(c *kernel.Caller) {
 	r.kernel.Heartbeat(kernel.Presence{Tenant: c.Tenant, Kind: kernel.PresenceAgent, ID: c.Actor, Transport: c.Transport})
 }
 

@@ -14,20 +14,20 @@ import (
 
 // Names of the ways in, as the control plane shows them.
 const (
-	doorHTTP = "http" // POST /mcp/tools/call
-	doorMCP  = "mcp"
-	doorLink = "link" // of devices; closing it leaves open links alone
+	endpointHTTP = "http" // POST /mcp/tools/call
+	endpointMCP  = "mcp"
+	endpointLink = "link" // of devices; closing it leaves open links alone
 )
 
-// doors are what can be changed of the ways in at run time.
-type doors struct {
+// endpoints are what can be changed of the ways in at run time.
+type endpoints struct {
 	mu              sync.Mutex // of changes
 	http, mcp, link atomic.Bool
 	streamQuota     atomic.Int64
 	enforceQuota    atomic.Bool
 }
 
-func (d *doors) init(o *Options) {
+func (d *endpoints) init(o *Options) {
 	d.http.Store(true)
 	d.mcp.Store(true)
 	d.link.Store(true)
@@ -35,8 +35,8 @@ func (d *doors) init(o *Options) {
 	d.enforceQuota.Store(o.EnforceQuota)
 }
 
-// through serves a route while its door is open.
-func (r *Relay) through(open *atomic.Bool, h http.Handler) http.Handler {
+// gate serves a route while its door is open.
+func (r *Relay) gate(open *atomic.Bool, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !open.Load() {
 			trace, _ := edge.TraceID(req)
@@ -47,14 +47,14 @@ func (r *Relay) through(open *atomic.Bool, h http.Handler) http.Handler {
 	})
 }
 
-// maxOpen bounds the sessions that the control plane shows.
-const maxOpen = 200
+// maxListedSessions bounds the sessions that the control plane shows.
+const maxListedSessions = 200
 
 // transports is the control plane's view of the doors.
 type transports struct{ r *Relay }
 
-// doorConfig is what Configure takes; absent members stay.
-type doorConfig struct {
+// endpointConfig is what Configure takes; absent members stay.
+type endpointConfig struct {
 	Enabled      *bool  `json:"enabled,omitempty"`
 	StreamQuota  *int64 `json:"stream_quota,omitempty"` // http only
 	EnforceQuota *bool  `json:"enforce_stream_quota,omitempty"`
@@ -62,34 +62,34 @@ type doorConfig struct {
 
 // List implements control.Transports.
 func (t transports) List() []control.Transport {
-	r, d := t.r, &t.r.doors
+	r, d := t.r, &t.r.endpoints
 	quota, enforce := d.streamQuota.Load(), d.enforceQuota.Load()
 	listen := ""
 	if r.listener != nil {
 		listen = r.listener.Addr().String()
 	}
-	row := func(name string, open bool, sessions int, c doorConfig) control.Transport {
+	row := func(name string, open bool, sessions int, c endpointConfig) control.Transport {
 		c.Enabled = &open
 		raw, _ := json.Marshal(c) // plain values
 		return control.Transport{Name: name, Listen: listen, Enabled: open, Sessions: sessions, Config: raw}
 	}
 	m := r.mcp.Stats()
-	mcpRow := row(doorMCP, d.mcp.Load(), m.Sessions+m.Streams, doorConfig{})
-	for _, s := range r.mcp.Sessions(maxOpen) {
+	mcpRow := row(endpointMCP, d.mcp.Load(), m.Sessions+m.Streams, endpointConfig{})
+	for _, s := range r.mcp.Sessions(maxListedSessions) {
 		mcpRow.Open = append(mcpRow.Open, control.Session{ID: s.ID, Tenant: s.Tenant, AgentID: s.Actor})
 	}
 	return []control.Transport{
-		row(doorHTTP, d.http.Load(), r.streams.Stats().Open, doorConfig{StreamQuota: &quota, EnforceQuota: &enforce}),
+		row(endpointHTTP, d.http.Load(), r.streams.Stats().Open, endpointConfig{StreamQuota: &quota, EnforceQuota: &enforce}),
 		mcpRow,
-		row(doorLink, d.link.Load(), r.hub.Stats().Nodes, doorConfig{}),
+		row(endpointLink, d.link.Load(), r.hub.Stats().Nodes, endpointConfig{}),
 	}
 }
 
 // Configure implements control.Transports.
 func (t transports) Configure(name string, raw json.RawMessage) error {
-	d := &t.r.doors
+	d := &t.r.endpoints
 	bad := func(msg string) error { return manifest.E(manifest.BadRequest, msg) }
-	var c doorConfig
+	var c endpointConfig
 	if err := strictjson.Unmarshal(raw, &c); err != nil {
 		return bad("config takes enabled, and for http stream_quota and enforce_stream_quota")
 	}
@@ -97,16 +97,16 @@ func (t transports) Configure(name string, raw json.RawMessage) error {
 	defer d.mu.Unlock()
 	open, other := &d.link, (*atomic.Bool)(nil)
 	switch name {
-	case doorHTTP:
+	case endpointHTTP:
 		open, other = &d.http, &d.mcp
-	case doorMCP:
+	case endpointMCP:
 		open, other = &d.mcp, &d.http
-	case doorLink:
+	case endpointLink:
 	default:
 		return bad("the transports are http, mcp and link")
 	}
 	switch {
-	case name != doorHTTP && (c.StreamQuota != nil || c.EnforceQuota != nil):
+	case name != endpointHTTP && (c.StreamQuota != nil || c.EnforceQuota != nil):
 		return bad("only http has stream_quota and enforce_stream_quota")
 	case c.StreamQuota != nil && (*c.StreamQuota < 0 || *c.StreamQuota > 1_000_000):
 		return bad("stream_quota must be 0 (none) to 1000000")
@@ -125,8 +125,8 @@ func (t transports) Configure(name string, raw json.RawMessage) error {
 	return nil
 }
 
-// unwell lists what is wrong at the moment.
-func (r *Relay) unwell() []string {
+// healthProblems lists what is wrong at the moment.
+func (r *Relay) healthProblems() []string {
 	var wrong []string
 	add := func(bad bool, what string) {
 		if bad {

@@ -21,16 +21,16 @@ type device struct {
 	manifest *kernel.Manifest
 	tools    []manifest.Tool
 
-	mu   sync.Mutex      // protects the fields below
-	last *manifest.Frame // newest frame of a watched resource
-	at   time.Time
+	mu          sync.Mutex      // protects the fields below
+	lastFrame   *manifest.Frame // newest frame of a watched resource
+	lastFrameAt time.Time
 }
 
 // Cadence of a metrics stream, ms (RFC-0009 §4).
 const defaultIntervalMS = 5000
 
-// checks holds the argument check of each verb, made once.
-var checks = func() map[*manifest.Verb]func([]byte) ([]byte, error) {
+// argumentChecks holds the argument check of each verb, made once.
+var argumentChecks = func() map[*manifest.Verb]func([]byte) ([]byte, error) {
 	m := make(map[*manifest.Verb]func([]byte) ([]byte, error))
 	for i := range manifest.Kinds {
 		for j := range manifest.Kinds[i].Verbs {
@@ -66,7 +66,7 @@ func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.
 		Name: t.Canonical, Title: t.Verb.Title, Description: t.Verb.Description,
 		InputSchema: in, OutputSchema: out,
 		SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass),
-		NodeID: nodeID, Streams: t.Verb.Stream(), CheckArguments: checks[t.Verb], Limit: limit, LogCalls: true,
+		NodeID: nodeID, Streams: t.Verb.Stream(), CheckArguments: argumentChecks[t.Verb], Limit: limit, LogCalls: true,
 	}
 }
 
@@ -129,8 +129,8 @@ func (d *device) tool(name string) *manifest.Tool {
 	panic("relay: the kernel routed a tool that this device does not have")
 }
 
-// verb finds the device's metrics tool of a verb, with its limit.
-func (d *device) verb(verb string) (*manifest.Tool, *manifest.Limit) {
+// metricsTool finds the device's metrics tool of a verb, with its limit.
+func (d *device) metricsTool(verb string) (*manifest.Tool, *manifest.Limit) {
 	for i := range d.tools {
 		if t := &d.tools[i]; t.Kind.Name == manifest.KindMetrics && t.Verb.Name == verb {
 			return t, d.manifest.Tools[i].Limit
@@ -142,12 +142,12 @@ func (d *device) verb(verb string) (*manifest.Tool, *manifest.Limit) {
 // Read gives the metrics resource: the newest frame while it is watched, else a snapshot.
 func (d *device) Read(ctx context.Context, _ *kernel.Caller, _ string) ([]byte, error) {
 	d.mu.Lock()
-	f, at := d.last, d.at
+	f, at := d.lastFrame, d.lastFrameAt
 	d.mu.Unlock()
 	if f != nil && time.Since(at) < defaultIntervalMS*time.Millisecond {
 		return f.Data, nil
 	}
-	t, limit := d.verb(manifest.VerbSnapshot)
+	t, limit := d.metricsTool(manifest.VerbSnapshot)
 	if t == nil {
 		return nil, kernel.ErrNoResource
 	}
@@ -160,7 +160,7 @@ func (d *device) Read(ctx context.Context, _ *kernel.Caller, _ string) ([]byte, 
 
 // Watch reports new frames of the metrics resource until ctx ends or the device goes.
 func (d *device) Watch(ctx context.Context, _ string, changed func()) error {
-	t, limit := d.verb(manifest.VerbSubscribe)
+	t, limit := d.metricsTool(manifest.VerbSubscribe)
 	if t == nil {
 		return kernel.ErrNotWatchable
 	}
@@ -179,7 +179,7 @@ func (d *device) Watch(ctx context.Context, _ string, changed func()) error {
 		}
 		for f, ok := r.Next(); ok; f, ok = r.Next() {
 			d.mu.Lock()
-			d.last, d.at = f, time.Now()
+			d.lastFrame, d.lastFrameAt = f, time.Now()
 			d.mu.Unlock()
 			changed()
 		}
@@ -189,9 +189,9 @@ func (d *device) Watch(ctx context.Context, _ string, changed func()) error {
 	}
 }
 
-// missing explains a call to a tool that no connected device has: somebody else's node
+// explainMissing explains a call to a tool that no connected device has: somebody else's node
 // and an unknown one are one answer, an own node lacks the tool or is offline.
-func (r *Relay) missing(c *kernel.Caller, tool string) error {
+func (r *Relay) explainMissing(c *kernel.Caller, tool string) error {
 	name, ok := manifest.ParseToolName(tool)
 	if !ok {
 		return &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
@@ -200,15 +200,15 @@ func (r *Relay) missing(c *kernel.Caller, tool string) error {
 	switch {
 	case !known || owner != c.Tenant:
 		return kernel.NodeDenied()
-	case !r.announced(c.Tenant, name):
+	case !r.hasAnnounced(c.Tenant, name):
 		return &manifest.Error{Code: manifest.BadRequest, Message: "the node is yours but has no such tool; tools/list shows its tools", Reason: "tool"}
 	}
-	return offline()
+	return errOffline()
 }
 
-// announced tells whether the node's last manifest has the tool; a node that never came may
+// hasAnnounced tells whether the node's last manifest has the tool; a node that never came may
 // have any that there is.
-func (r *Relay) announced(tenant string, name manifest.ToolName) bool {
+func (r *Relay) hasAnnounced(tenant string, name manifest.ToolName) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	n, err := r.store.Node(ctx, tenant, name.NodeID)
