@@ -35,6 +35,19 @@ func ReadToken(path string) (string, error) {
 	return line, nil
 }
 
+// ReadTokens reads the first n tokens of a file that holds one in each line.
+func ReadTokens(path string, n int) ([]string, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the tokens: %w", err)
+	}
+	tokens := strings.Fields(string(b))
+	if len(tokens) < n {
+		return nil, fmt.Errorf("token file %s holds %d tokens, want %d", path, len(tokens), n)
+	}
+	return tokens[:n], nil
+}
+
 // ClientTLS trusts the system's certificate authorities, or only those of caFile.
 func ClientTLS(caFile string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}

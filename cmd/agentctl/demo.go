@@ -24,7 +24,8 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/client"
-	"agentctl/control"
+	"agentctl/config"
+	"agentctl/daemon"
 	"agentctl/duration"
 	"agentctl/manifest"
 	"agentctl/prober"
@@ -33,11 +34,13 @@ import (
 	"agentctl/relay/gateway"
 	"agentctl/term"
 	"agentctl/transport/edge"
-	"agentctl/transport/enroll"
 )
 
 // demoMocks is how many mock boards the demo runs beside this machine.
 const demoMocks = 4
+
+// demoMachine is the name of this machine among the boards of the demo.
+const demoMachine = "this-machine"
 
 func newDemo() *cobra.Command {
 	var listen string
@@ -167,44 +170,41 @@ func (d *demo) startBoards(ctx context.Context, wg *sync.WaitGroup) error {
 	if err := os.WriteFile(filepath.Join(d.dir, "agent.token"), []byte(d.token+"\n"), 0o600); err != nil {
 		return err
 	}
+	tokens := make([]string, len(devices))
 	for i, m := range devices {
-		o := deviceOptions{Relay: d.relay.URL(), Interval: time.Second, Logger: zap.NewNop(), InstanceID: enroll.NewInstanceID(),
-			Token: func() (string, error) { return m.Token, nil }, Name: "this-machine"}
-		if i > 0 {
-			o.Name, o.Source = "mock-"+strconv.Itoa(i), prober.NewMockSource(uint64(i))
-		}
-		d.nodes = append(d.nodes, demoNode{NodeID: m.NodeID, Name: o.Name})
-		dev, err := newDevice(o, time.Time{})
-		if err != nil {
-			return err
-		}
-		if i == 0 {
-			if err := d.serveSocket(ctx, wg, dev); err != nil {
-				return err
-			}
-		}
-		wg.Go(func() { _ = dev.run(ctx) })
+		tokens[i] = m.Token
+		d.nodes = append(d.nodes, demoNode{NodeID: m.NodeID, Name: "mock-" + strconv.Itoa(i)})
 	}
-	return nil
-}
-
-// serveSocket gives this machine's device a control socket, as `agentctl run` does.
-func (d *demo) serveSocket(ctx context.Context, wg *sync.WaitGroup, dev *device) error {
-	id, err := enroll.Load(filepath.Join(d.dir, "device"))
-	if err != nil {
-		return err
-	}
-	d.socket = filepath.Join(d.dir, "run", "agentctl.sock")
-	srv, err := dev.newControl(control.Options{Path: d.socket, Logger: zap.NewNop()},
-		identity{id, "this-machine", d.relay.URL(), d.dir, time.Now()})
+	d.nodes[0].Name = demoMachine
+	machine, err := d.newDaemon(tokens[0])
 	if err != nil {
 		return exit(exitFailure, "%w; for the demo: a shorter TMPDIR", err)
 	}
-	if _, err := id.SetNode(d.nodes[0].NodeID, auth.DefaultTenant); err != nil {
-		return err
-	}
-	wg.Go(func() { _ = srv.Serve(ctx) })
+	wg.Go(func() { _ = machine.Run(ctx) })
+	wg.Go(func() {
+		_ = daemon.RunMocks(ctx, daemon.MockOptions{Relay: d.relay.URL(), Tokens: tokens[1:], Name: "mock", Version: version,
+			Interval: time.Second, Log: zap.NewNop()})
+	})
 	return nil
+}
+
+// newDaemon is this machine's daemon, with its files in the demo's directory.
+func (d *demo) newDaemon(token string) (*daemon.Daemon, error) {
+	tokenFile := filepath.Join(d.dir, "device.token")
+	if err := os.WriteFile(tokenFile, []byte(token+"\n"), 0o600); err != nil {
+		return nil, err
+	}
+	d.socket = filepath.Join(d.dir, "run", "agentctl.sock")
+	source := config.Source{Path: filepath.Join(d.dir, "config.yaml"), LookupEnv: func(string) (string, bool) { return "", false }, Flags: config.Settings{}}
+	for key, value := range map[string]any{"relay": d.relay.URL(), "token_file": tokenFile, "name": demoMachine, "socket": d.socket,
+		"state_dir": filepath.Join(d.dir, "device"), "history.enabled": false, "alerts.defaults": false, "modules": []string{}} {
+		source.Flags[key] = config.Setting{Value: value, Origin: "the demo"}
+	}
+	cfg, err := source.Load()
+	if err != nil {
+		return nil, err
+	}
+	return daemon.New(daemon.Options{Source: source, Config: cfg, Build: build(), Log: zap.NewNop(), Level: zap.NewAtomicLevel()})
 }
 
 func (d *demo) client() (*client.Client, error) {
@@ -260,7 +260,7 @@ func (d *demo) show(ctx context.Context, rc *client.Client, fleet []client.Node)
 	fmt.Fprintf(w, "agentctl demo: a relay and %d boards on this machine, over real links\n\n", len(fleet))
 	for _, dn := range d.nodes {
 		kind := "mock board (simulated figures)"
-		if dn.Name == "this-machine" {
+		if dn.Name == demoMachine {
 			kind = "this machine (real figures)"
 		}
 		fmt.Fprintf(w, "  %-13s %s  online   %s\n", dn.Name, dn.NodeID, kind)
@@ -298,7 +298,7 @@ Live from this machine, once a second (Ctrl-C ends the demo):
 `, d.relay.URL(), d.token, stream, d.socket, filepath.Join(d.dir, "agent.token"), d.relay.SSEURL(), typed())
 	fmt.Fprintf(w, "  %-10s %7s %21s %7s  %s\n", "TIME", "CPU", "MEMORY", "DISK", "LOAD")
 	return rc.Metrics(ctx, stream, json.RawMessage(`{"interval_ms":1000}`), func(data []byte) error {
-		var f frame
+		var f prober.Sample
 		if err := json.Unmarshal(data, &f); err != nil {
 			return err
 		}

@@ -21,6 +21,7 @@ import (
 
 	"agentctl/config"
 	"agentctl/control"
+	"agentctl/daemon"
 	"agentctl/prober"
 	"agentctl/term"
 )
@@ -186,9 +187,9 @@ type boxStatus struct {
 	Version string `json:"version"`
 	UptimeS int64  `json:"uptime_s"`
 	Link    struct {
-		State     string     `json:"state"`
-		Relay     string     `json:"relay"`
-		LastError *linkError `json:"last_error"`
+		State     string            `json:"state"`
+		Relay     string            `json:"relay"`
+		LastError *daemon.LinkError `json:"last_error"`
 	} `json:"link"`
 	Clock struct {
 		State    string `json:"state"`
@@ -365,7 +366,7 @@ func wearFinding(r reading) finding {
 func checkClock(context.Context) finding {
 	var tx unix.Timex
 	state, err := unix.Adjtimex(&tx)
-	return clockFinding(time.Now(), buildTime(), err == nil && state != unix.TIME_ERROR && tx.Status&unix.STA_UNSYNC == 0)
+	return clockFinding(time.Now(), build().Time, err == nil && state != unix.TIME_ERROR && tx.Status&unix.STA_UNSYNC == 0)
 }
 
 func clockFinding(now, built time.Time, synced bool) finding {

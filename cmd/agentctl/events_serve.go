@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/config"
+	"agentctl/daemon"
 	"agentctl/relay"
 	"agentctl/relay/eventlog"
 	"agentctl/relay/gateway"
@@ -80,7 +81,7 @@ without, events are in memory only.`,
 			if err := startMaxFiles(); err != nil {
 				log.Warn("the limit of open files stays low", zap.Error(err))
 			}
-			defer context.AfterFunc(cmd.Context(), sdStopping)()
+			defer context.AfterFunc(cmd.Context(), daemon.NotifyStopping)()
 			return serveEvents(cmd, o, dir)
 		},
 	}
@@ -132,7 +133,7 @@ func serveEvents(cmd *cobra.Command, o gateway.Options, dir string) (err error) 
 	g.OnReady(func(addr string) {
 		base := eventsBase(addr, o.TLS != nil)
 		fmt.Fprintf(cmd.OutOrStdout(), "{\"ready\":true,\"sse_url\":%q,\"ingest_url\":%q}\n", base+gateway.StreamPath, base+gateway.IngestPath)
-		sdNotify("READY=1", "STATUS=serving "+base)
+		daemon.NotifySystemd("READY=1", "STATUS=serving "+base)
 	})
 	if err = g.Run(ctx); err == nil && cmd.Context().Err() == nil {
 		err = context.Cause(ctx)

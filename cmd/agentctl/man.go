@@ -50,7 +50,7 @@ func manName(c *cobra.Command) string { return strings.ReplaceAll(c.CommandPath(
 func manPage(c *cobra.Command) string {
 	var b strings.Builder
 	date := ""
-	if t := buildTime(); !t.IsZero() {
+	if t := build().Time; !t.IsZero() {
 		date = t.UTC().Format(time.DateOnly)
 	}
 	fmt.Fprintf(&b, ".TH %s 1 %q %q %q\n", strings.ToUpper(roff(manName(c))), date, "agentctl "+version, "agentctl")

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/config"
+	"agentctl/daemon"
 	"agentctl/relay"
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/conformance"
@@ -82,9 +83,9 @@ your own are folders of --plugin-dir.`,
 			line := readyLine(r)
 			r.OnReady(func() {
 				fmt.Fprintf(cmd.OutOrStdout(), "%s\n", line)
-				sdNotify("READY=1", "STATUS=serving "+r.URL())
+				daemon.NotifySystemd("READY=1", "STATUS=serving "+r.URL())
 			})
-			defer context.AfterFunc(cmd.Context(), sdStopping)()
+			defer context.AfterFunc(cmd.Context(), daemon.NotifyStopping)()
 			if err := r.Run(cmd.Context()); err != nil {
 				return exit(exitFailure, "%w", err)
 			}

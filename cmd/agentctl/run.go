@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bufio"
+	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,8 +10,6 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,12 +18,11 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/config"
+	"agentctl/daemon"
 	"agentctl/duration"
 	"agentctl/prober"
 	"agentctl/prober/history"
 	"agentctl/term"
-	"agentctl/transport/enroll"
-	"agentctl/transport/link"
 )
 
 // runOptions are the flags of agentctl run. What a configuration file has as well is in
@@ -138,10 +133,9 @@ func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 }
 
 func (o *runOptions) run(cmd *cobra.Command) error {
-	ctx, cancel := context.WithCancel(cmd.Context())
-	defer cancel()
+	ctx := cmd.Context()
 	hup := make(chan os.Signal, 1)
-	if term.IsTerminal(os.Stderr) { // it goes away with its terminal
+	if term.IsTerminal(os.Stderr) { // a daemon of a terminal ends with it
 		var stop context.CancelFunc
 		ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
 		defer stop()
@@ -160,141 +154,53 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	log := newLoggerAt(level)
 	defer func() { _ = log.Sync() }()
 	if o.mock > 0 {
-		return o.runMock(ctx, log)
+		err = o.runMocks(ctx, log)
+	} else {
+		var d *daemon.Daemon
+		if d, err = daemon.New(daemon.Options{Source: source, Config: o.cfg, Build: build(), Log: log, Level: level, Reload: hup}); err == nil {
+			err = d.Run(ctx)
+		}
 	}
-	id, err := enroll.Load(o.cfg.Text("state_dir"))
-	if errors.Is(err, enroll.ErrNotSaved) {
-		log.Error("state directory: going on from memory, the disk is tried again", zap.Error(err), zap.String("hint", "agentctl doctor"))
-	} else if err != nil {
-		return exit(exitFailure, "%w", err)
-	}
-	b, err := newBox(source, o.cfg, id, log, level)
-	if err != nil {
-		return exit(exitFailure, "%w", err)
-	}
-	defer b.close()
-	if err := b.listen(); err != nil {
-		return exit(exitFailure, "%w", err)
-	}
-	log.Info("ready", zap.String("node_id", id.NodeID()), zap.String("socket", b.srv.Addr()), zap.String("relay", o.cfg.Text("relay")), zap.String("version", version))
-	sdNotify("READY=1", "STATUS="+b.ready())
-	err = runAll(ctx, cancel, b.dev.runUntil(func(ctx context.Context) error { return b.run(ctx, hup) }), supervised(b.dev.prober, log))
-	log.Info("stopped")
 	if err != nil {
 		return exit(exitFailure, "%w", err)
 	}
 	return nil
 }
 
-// clockFloor is the newest moment that has surely passed: the build's and the state
-// file's.
-func clockFloor(stateFile string) time.Time {
-	floor := buildTime()
-	if st, err := os.Stat(stateFile); err == nil && st.ModTime().After(floor) {
-		floor = st.ModTime()
+// runMocks runs simulated boards, one for each line of the token file.
+func (o *runOptions) runMocks(ctx context.Context, log *zap.Logger) error {
+	tokens, err := config.ReadTokens(o.cfg.Text("token_file"), o.mock)
+	if err != nil {
+		return fmt.Errorf("%w; mint them with: agentctl token create --class device --count %d", err, o.mock)
 	}
-	return floor
+	tlsConfig, err := config.ClientTLS(o.cfg.Text("ca_file"))
+	if err != nil {
+		return err
+	}
+	err = daemon.RunMocks(ctx, daemon.MockOptions{
+		Relay: o.cfg.Text("relay"), TLS: tlsConfig, Tokens: tokens, Name: cmp.Or(o.cfg.Text("name"), "mock"),
+		Version: version, Interval: o.cfg.Interval(), Log: log,
+		OnReady: func() {
+			log.Info("ready", zap.Int("mock", o.mock))
+			daemon.NotifySystemd("READY=1")
+		},
+	})
+	log.Info("stopped")
+	return err
 }
 
 // builtAt is the commit's Unix time, set by the linker (make build).
 var builtAt = "0"
 
-func buildTime() time.Time {
-	s, err := strconv.ParseInt(builtAt, 10, 64)
-	if err != nil || s <= 0 {
-		return time.Time{}
-	}
-	return time.Unix(s, 0)
-}
+// stamp is the version in a form that can be found in a binary, set by the linker (make
+// build): a running daemon reads it from a staged binary.
+var stamp = ""
 
-// runMock runs N simulated boards over N links.
-func (o *runOptions) runMock(ctx context.Context, log *zap.Logger) error {
-	tokens, err := readTokens(o.cfg.TokenPath(), o.mock)
-	if err != nil {
-		return exit(exitFailure, "%w", err)
+// build is this binary, as the linker described it.
+func build() daemon.Build {
+	b := daemon.Build{Version: version, Stamp: stamp}
+	if s, err := strconv.ParseInt(builtAt, 10, 64); err == nil && s > 0 {
+		b.Time = time.Unix(s, 0)
 	}
-	tlsConfig, err := config.ClientTLS(o.cfg.Text("ca_file"))
-	if err != nil {
-		return exit(exitFailure, "%w", err)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var linked atomic.Int64
-	dialing := make(chan struct{}, 64)
-	var wg sync.WaitGroup
-	for i, token := range tokens {
-		var once sync.Once
-		name := o.cfg.Text("name")
-		if name == "" {
-			name = "mock"
-		}
-		d, err := newDevice(deviceOptions{
-			Relay: o.cfg.Text("relay"), TLS: tlsConfig, Dialing: dialing, Logger: mockLogger(log, o.mock),
-			Token: func() (string, error) { return token, nil },
-			Name:  name + "-" + strconv.Itoa(i+1), InstanceID: mockInstance(token),
-			Source: prober.NewMockSource(uint64(i + 1)), Interval: o.mockInterval(),
-			OnReady: func(link.AuthOK) {
-				once.Do(func() {
-					if linked.Add(1) == int64(o.mock) {
-						log.Info("ready", zap.Int("mock", o.mock))
-						sdNotify("READY=1")
-					}
-				})
-			},
-		}, time.Time{})
-		if err != nil {
-			cancel()
-			wg.Wait()
-			return exit(exitFailure, "%w", err)
-		}
-		wg.Go(func() { _ = d.run(ctx) })
-	}
-	wg.Wait()
-	log.Info("stopped")
-	return nil
-}
-
-// mockInterval keeps a large mock fleet quiet unless somebody watches it.
-func (o *runOptions) mockInterval() time.Duration {
-	if o.mock > 16 {
-		return prober.MaxInterval
-	}
-	return o.cfg.Interval()
-}
-
-// mockLogger silences the single boards of a large fleet.
-func mockLogger(log *zap.Logger, n int) *zap.Logger {
-	if n > 16 {
-		return log.WithOptions(zap.IncreaseLevel(zap.WarnLevel))
-	}
-	return log
-}
-
-// mockInstance is an install id that stays the same for a token.
-func mockInstance(token string) string {
-	sum := sha256.Sum256([]byte("agentctl mock install\x00" + token))
-	return hex.EncodeToString(sum[:16])
-}
-
-func readTokens(path string, n int) ([]string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("read the tokens: %w; mint them with: agentctl token create --class device --count %d", err, n)
-	}
-	defer func() { _ = f.Close() }()
-	var tokens []string
-	sc := bufio.NewScanner(f)
-	for sc.Scan() && len(tokens) < n {
-		if t := strings.TrimSpace(sc.Text()); t != "" {
-			tokens = append(tokens, t)
-		}
-	}
-	if err := sc.Err(); err != nil {
-		return nil, fmt.Errorf("read the tokens: %w", err)
-	}
-	if len(tokens) < n {
-		return nil, errors.New("the token file has " + strconv.Itoa(len(tokens)) + " tokens for " + strconv.Itoa(n) +
-			" boards; mint more with: agentctl token create --class device --count N")
-	}
-	return tokens, nil
+	return b
 }

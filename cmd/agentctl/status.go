@@ -12,159 +12,11 @@ import (
 
 	"agentctl/config"
 	"agentctl/control"
-	"agentctl/prober"
-	"agentctl/prober/alert"
+	"agentctl/daemon"
 	"agentctl/term"
 	"agentctl/transport/clock"
-	"agentctl/transport/enroll"
 	"agentctl/transport/link"
 )
-
-// status is what `agentctl status -o json` prints.
-type status struct {
-	NodeID         string         `json:"node_id"`
-	Name           string         `json:"name"`
-	Version        string         `json:"version"`
-	UptimeS        int64          `json:"uptime_s"`
-	Link           linkStatus     `json:"link"`
-	Clock          clockStatus    `json:"clock"`
-	Storage        storageStatus  `json:"storage"`
-	Sampling       samplingStatus `json:"sampling"`
-	Sample         *statusSample  `json:"sample"`
-	CloneSuspected bool           `json:"clone_suspected"`
-	Drops          uint64         `json:"drops"`
-	Config         *configStatus  `json:"config,omitempty"`
-	Alerts         []alert.Event  `json:"alerts,omitempty"` // raised and not cleared
-}
-
-type linkStatus struct {
-	State     link.State `json:"state"`
-	Relay     string     `json:"relay"`
-	SinceMS   int64      `json:"since_ms"`
-	LastError *linkError `json:"last_error"`
-}
-
-type linkError struct {
-	Code    int    `json:"code"`
-	Message string `json:"message"`
-	AtMS    int64  `json:"at_ms"`
-}
-
-type clockStatus struct {
-	State    clock.State `json:"state"`
-	OffsetMS int64       `json:"offset_ms"`
-}
-
-type storageStatus struct {
-	State  string `json:"state"` // off, ok, or degraded:storage: then what is new is in memory only
-	Detail string `json:"detail,omitempty"`
-	Path   string `json:"path"`
-	Bytes  int64  `json:"bytes"` // of the history
-
-	WrittenTodayBytes int64  `json:"written_today_bytes"` // since 0:00 UTC
-	Rows              int64  `json:"rows"`
-	Unsaved           int    `json:"unsaved"` // samples in memory only
-	LastFlushMS       int64  `json:"last_flush_ms"`
-	Dropped           uint64 `json:"dropped"`
-}
-
-type samplingStatus struct {
-	control.Sampling
-	LastError    string               `json:"last_error,omitempty"` // why there is no sample
-	DiskError    string               `json:"disk_error,omitempty"` // why it is without the disk
-	ModuleStates []prober.ModuleState `json:"module_states,omitempty"`
-}
-
-type configStatus struct {
-	Files         []string `json:"files"`
-	Error         string   `json:"error,omitempty"` // why the files are not in force
-	RestartNeeded []string `json:"restart_needed,omitempty"`
-}
-
-// frame is a sample with the nine fields of RFC-0009 §5.1.
-type frame struct {
-	NodeID string `json:"node_id"`
-	prober.Sample
-}
-
-// statusSample is a frame whose disk may be missing.
-type statusSample struct {
-	frame
-	DiskPct *float64 `json:"disk_pct"` // null: not known, see sampling.disk_error
-}
-
-// identity is what status says of a device beyond its parts.
-type identity struct {
-	*enroll.Identity
-	name, relay, stateDir string
-	start                 time.Time
-}
-
-// newControl makes the device's control socket and listens on it.
-func (d *device) newControl(o control.Options, id identity) (*control.Server, error) {
-	var srv *control.Server
-	o.Prober, o.Clock, o.Version = d.prober, d.clock, version
-	if o.Status == nil {
-		o.Status = func(context.Context) any { return d.status(id, srv.Sampling()) }
-	}
-	srv, err := control.NewServer(o)
-	if err != nil {
-		return nil, err
-	}
-	return srv, srv.Listen()
-}
-
-func (d *device) status(id identity, sampling control.Sampling) *status {
-	s := &status{NodeID: id.NodeID(), Name: id.name, Version: version, UptimeS: int64(time.Since(id.start).Seconds()),
-		Link:     linkStatus{State: link.StateDisabled, Relay: id.relay, SinceMS: id.start.UnixMilli()},
-		Storage:  storageStatus{State: "off", Path: id.stateDir},
-		Sampling: samplingStatus{Sampling: sampling, ModuleStates: d.prober.ModuleStates()}}
-	if client := d.link(); client != nil {
-		l := client.Status()
-		s.Link.State, s.Link.SinceMS = l.State, l.Since.UnixMilli()
-		s.CloneSuspected, s.Drops = l.CloneSuspected, l.Drops
-		if l.LastErr != "" {
-			s.Link.LastError = &linkError{Code: l.LastCode, Message: l.LastErr, AtMS: l.LastErrAt.UnixMilli()}
-		}
-	}
-	s.Clock.State, s.Clock.OffsetMS = d.clock.State()
-	sample, err := d.prober.Latest()
-	if err != nil {
-		s.Sampling.LastError = err.Error()
-	} else {
-		s.Sample = &statusSample{frame{s.NodeID, sample}, &sample.DiskPct}
-		if sample.DiskErr != nil {
-			s.Sample.DiskPct, s.Sampling.DiskError = nil, sample.DiskErr.Error()
-		}
-	}
-	return s
-}
-
-// status is the device's, with what the daemon joins to it.
-func (b *box) status() *status {
-	c := b.config()
-	s := b.dev.status(identity{b.id, c.Text("name"), c.Text("relay"), c.Text("state_dir"), b.start}, b.srv.Sampling())
-	v := b.view()
-	s.Alerts = b.alerts.Active()
-	s.Config = &configStatus{Files: v.Files, Error: v.Error, RestartNeeded: v.Restart}
-	if b.store == nil {
-		return s
-	}
-	h := b.store.Stats()
-	s.Storage = storageStatus{State: "ok", Path: h.Path, Bytes: h.Bytes, WrittenTodayBytes: h.WrittenToday, Rows: h.Rows,
-		Unsaved: h.Unsaved, LastFlushMS: h.LastFlushMS, Dropped: h.Dropped}
-	switch {
-	case !b.recording.Load():
-		s.Storage.State = "off"
-	case h.State != "ok":
-		s.Storage.State = "degraded:storage"
-		s.Storage.Detail = strings.TrimPrefix(h.State, "degraded:")
-		if h.LastError != "" {
-			s.Storage.Detail += ": " + h.LastError
-		}
-	}
-	return s
-}
 
 // dialSocket connects to the daemon; its errors carry the exit code and the next step.
 func dialSocket(ctx context.Context, path string) (*control.Client, error) {
@@ -188,7 +40,7 @@ func newStatus() *cobra.Command {
 				return err
 			}
 			defer func() { _ = cl.Close() }()
-			var s status
+			var s daemon.Status
 			if err := cl.Status(cmd.Context(), &s); err != nil {
 				return socketError(err)
 			}
@@ -200,7 +52,7 @@ func newStatus() *cobra.Command {
 	return c
 }
 
-func printStatus(w io.Writer, s *status) error {
+func printStatus(w io.Writer, s *daemon.Status) error {
 	const indent = 10
 	width, _, terminal := term.Size(w)
 	row := func(k, format string, args ...any) {
@@ -230,7 +82,7 @@ func printStatus(w io.Writer, s *status) error {
 	}
 	if e := s.Link.LastError; e != nil && s.Link.State != link.StateReady {
 		row("", "last error: %s", e.Message)
-		row("", "%s", linkHint(link.Status{State: s.Link.State, LastCode: e.Code, LastErr: e.Message, CloneSuspected: s.CloneSuspected}))
+		row("", "%s", daemon.LinkHint(link.Status{State: s.Link.State, LastCode: e.Code, LastErr: e.Message, CloneSuspected: s.CloneSuspected}))
 	}
 	row("Clock", "%s", clockText(s))
 	printStorage(row, &s.Storage)
@@ -264,7 +116,7 @@ func printStatus(w io.Writer, s *status) error {
 }
 
 // clockText tells whether the time is to be trusted, and against what it was held.
-func clockText(s *status) string {
+func clockText(s *daemon.Status) string {
 	switch {
 	case s.Clock.State == clock.Unsynced:
 		return "not set yet; samples are kept and get their time when it is known"
@@ -274,7 +126,7 @@ func clockText(s *status) string {
 	return fmt.Sprintf("%s, %d ms off the relay's", s.Clock.State, s.Clock.OffsetMS)
 }
 
-func printStorage(row func(k, format string, args ...any), s *storageStatus) {
+func printStorage(row func(k, format string, args ...any), s *daemon.StorageStatus) {
 	switch s.State {
 	case "off":
 		row("History", "off; turn it on with: agentctl config set history.enabled true")

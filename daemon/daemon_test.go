@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"context"
@@ -20,14 +20,14 @@ import (
 	"agentctl/transport/enroll"
 )
 
-// boxForTest is a daemon that is joined and listens, but does not run.
-type boxForTest struct {
-	*box
+// testDaemon is a daemon that is joined and listens, but does not run.
+type testDaemon struct {
+	*Daemon
 	t    *testing.T
 	path string
 }
 
-func newBoxForTest(t *testing.T, text string) *boxForTest {
+func newTestDaemon(t *testing.T, text string) *testDaemon {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ac") // a socket's path is short
 	if err != nil {
@@ -42,38 +42,31 @@ func newBoxForTest(t *testing.T, text string) *boxForTest {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, err := enroll.Load(state)
+	b, err := New(Options{Source: source, Config: cfg, Log: zap.NewNop(), Level: zap.NewAtomicLevel(), Build: Build{Version: "v1.0.0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := newBox(source, cfg, id, zap.NewNop(), zap.NewAtomicLevel())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.close)
-	if err := b.listen(); err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(b.closeHistory)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	t.Cleanup(func() { _ = b.srv.Serve(ctx) }) // closes the socket
-	return &boxForTest{b, t, path}
+	t.Cleanup(func() { _ = b.control.Serve(ctx) }) // closes the socket
+	return &testDaemon{b, t, path}
 }
 
-// becomes writes the file and has it read.
-func (b *boxForTest) becomes(text string) error {
+// reloadWith writes the file and has it read.
+func (b *testDaemon) reloadWith(text string) error {
 	b.t.Helper()
 	writeFile(b.t, b.path, text)
-	return b.reload()
+	return b.reloadConfig()
 }
 
-func (b *boxForTest) enabled(want ...string) {
+func (b *testDaemon) wantModules(want ...string) {
 	b.t.Helper()
 	var got []string
-	if err := b.dev.prober.SetModules([]string{"gpu"}); err == nil {
+	if err := b.device.prober.SetModules([]string{"gpu"}); err == nil {
 		b.t.Error("the prober takes anything")
 	}
-	for _, m := range b.dev.prober.ModuleStates() {
+	for _, m := range b.device.prober.ModuleStates() {
 		if m.State != "off" {
 			got = append(got, m.Name)
 		}
@@ -84,11 +77,11 @@ func (b *boxForTest) enabled(want ...string) {
 }
 
 func TestReload(t *testing.T) {
-	b := newBoxForTest(t, "modules: []\nalerts: {defaults: false}\n")
-	if got := b.dev.prober.Interval(); got != time.Second {
+	b := newTestDaemon(t, "modules: []\nalerts: {defaults: false}\n")
+	if got := b.device.prober.Interval(); got != time.Second {
 		t.Errorf("sampled every %v", got)
 	}
-	b.enabled()
+	b.wantModules()
 	const rules = `
 base_interval_ms: 2000
 log_level: debug
@@ -96,77 +89,77 @@ modules: [wear]
 history: {flush: 10s, max_age: 1h, max_bytes: 3000000}
 alerts: {defaults: false, rules: [{id: hot, metric: temperature_c, op: ">", threshold: 70, level: warn}]}
 `
-	if err := b.becomes(rules); err != nil {
+	if err := b.reloadWith(rules); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.dev.prober.Interval(); got != 2*time.Second || b.level.Level() != zap.DebugLevel || len(b.alerts.Rules()) != 1 {
+	if got := b.device.prober.Interval(); got != 2*time.Second || b.level.Level() != zap.DebugLevel || len(b.alerts.Rules()) != 1 {
 		t.Errorf("every %v, level %v, rules %v", got, b.level.Level(), b.alerts.Rules())
 	}
-	b.enabled("temperature", "wear") // of the rule and of the list
-	if err := b.enable([]string{"network"}); err != nil {
+	b.wantModules("temperature", "wear") // of the rule and of the list
+	if err := b.enableModules([]string{"network"}); err != nil {
 		t.Fatal(err)
 	}
-	b.enabled("network", "temperature", "wear")
+	b.wantModules("network", "temperature", "wear")
 
 	// What is wrong changes nothing, and is told until it is mended.
 	for _, text := range []string{"base_interval_ms: 1", "nonsense", rules + "ca_file: /nonexistent/ca.pem\nrelay: wss://127.0.0.1:1\ntoken_file: /x\nbase_interval_ms: 3000", "relay: wss://127.0.0.1:1"} {
-		if err := b.becomes(text); err == nil {
+		if err := b.reloadWith(text); err == nil {
 			t.Errorf("taken: %s", text)
 		}
-		if v := b.view(); v.Error == "" || b.status().Config.Error != v.Error || v.Values["base_interval_ms"] != int64(2000) || b.dev.prober.Interval() != 2*time.Second || len(b.alerts.Rules()) != 1 {
+		if v := b.configView(); v.Error == "" || b.status().Config.Error != v.Error || v.Values["base_interval_ms"] != int64(2000) || b.device.prober.Interval() != 2*time.Second || len(b.alerts.Rules()) != 1 {
 			t.Errorf("after %s: %+v", text, v)
 		}
 	}
-	if err := b.becomes(rules + "disk_path: /proc\nrelay: ws://127.0.0.1:1\ntoken_file: /x\n"); err != nil {
+	if err := b.reloadWith(rules + "disk_path: /proc\nrelay: ws://127.0.0.1:1\ntoken_file: /x\n"); err != nil {
 		t.Fatal(err)
 	}
-	if v := b.view(); v.Error != "" || !slices.Equal(v.Restart, []string{"disk_path"}) || b.dev.link() == nil || b.status().Link.Relay == "" {
-		t.Errorf("%+v, link %v", v, b.dev.link())
+	if v := b.configView(); v.Error != "" || !slices.Equal(v.Restart, []string{"disk_path"}) || b.device.link() == nil || b.status().Link.Relay == "" {
+		t.Errorf("%+v, link %v", v, b.device.link())
 	}
-	if err := b.becomes("history: {enabled: false}\nalerts: {defaults: false}"); err != nil {
+	if err := b.reloadWith("history: {enabled: false}\nalerts: {defaults: false}"); err != nil {
 		t.Fatal(err)
 	}
-	if b.dev.link() != nil || b.recording.Load() || b.status().Storage.State != "off" || len(b.alerts.Rules()) != 0 || b.dev.prober.Interval() != time.Second {
+	if b.device.link() != nil || b.historyEnabled.Load() || b.status().Storage.State != "off" || len(b.alerts.Rules()) != 0 || b.device.prober.Interval() != time.Second {
 		t.Errorf("not undone: %+v", b.status())
 	}
-	if err := b.becomes("history: {flush: 0}"); err != nil {
+	if err := b.reloadWith("history: {flush: 0}"); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.becomes("history: {flush: 2s}"); err != nil || !b.recording.Load() || b.status().Storage.State != "ok" {
+	if err := b.reloadWith("history: {flush: 2s}"); err != nil || !b.historyEnabled.Load() || b.status().Storage.State != "ok" {
 		t.Errorf("%v, %+v", err, b.status().Storage)
 	}
 }
 
 // TestReloadHistory: a daemon that started without history cannot begin one, and says so.
 func TestReloadHistory(t *testing.T) {
-	b := newBoxForTest(t, "history: {flush: 0}")
-	if b.store != nil || b.status().Storage.State != "off" {
+	b := newTestDaemon(t, "history: {flush: 0}")
+	if b.history != nil || b.status().Storage.State != "off" {
 		t.Fatalf("%+v", b.status().Storage)
 	}
-	if err := b.becomes(""); err != nil {
+	if err := b.reloadWith(""); err != nil {
 		t.Fatal(err)
 	}
-	if v := b.view(); !slices.Equal(v.Restart, []string{"history.enabled"}) {
+	if v := b.configView(); !slices.Equal(v.Restart, []string{"history.enabled"}) {
 		t.Errorf("%+v", v.Restart)
 	}
 }
 
 // TestPersist: what a client set is kept beside what was kept before, and counts.
 func TestPersist(t *testing.T) {
-	b := newBoxForTest(t, "base_interval_ms: 4000\nmodule_intervals: {cpu: 200}")
+	b := newTestDaemon(t, "base_interval_ms: 4000\nmodule_intervals: {cpu: 200}")
 	path := b.config().SettingsPath()
 	writeFile(t, path, "log_level: warn\n")
-	if err := b.reload(); err != nil {
+	if err := b.reloadConfig(); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := b.persist(t.Context(), control.Config{BaseIntervalMS: 5000, ModuleIntervals: map[string]int64{"mem": 700}, Persist: true}); err != nil {
+		if err := b.saveClientConfig(t.Context(), control.Config{BaseIntervalMS: 5000, ModuleIntervals: map[string]int64{"mem": 700}, Persist: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	v := b.view()
+	v := b.configView()
 	if v.Values["base_interval_ms"] != int64(5000) || v.Values["module_intervals.mem"] != int64(700) || v.Values["module_intervals.cpu"] != int64(200) ||
-		v.Values["log_level"] != "warn" || !strings.HasPrefix(v.Origins["base_interval_ms"], path) || b.dev.prober.Interval() != 5*time.Second {
+		v.Values["log_level"] != "warn" || !strings.HasPrefix(v.Origins["base_interval_ms"], path) || b.device.prober.Interval() != 5*time.Second {
 		t.Errorf("%+v", v)
 	}
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
@@ -179,15 +172,15 @@ func TestPersist(t *testing.T) {
 		t.Errorf("left: %v %v", got, errs)
 	}
 	// A client's cadence that is not to be kept shows as such.
-	if err := b.srv.Configure(control.Config{BaseIntervalMS: 300}); err != nil {
+	if err := b.control.Configure(control.Config{BaseIntervalMS: 300}); err != nil {
 		t.Fatal(err)
 	}
-	if v := b.view(); v.Values["base_interval_ms"] != int64(300) || !strings.Contains(v.Origins["base_interval_ms"], "until the next start") {
+	if v := b.configView(); v.Values["base_interval_ms"] != int64(300) || !strings.Contains(v.Origins["base_interval_ms"], "until the next start") {
 		t.Errorf("%v from %v", v.Values["base_interval_ms"], v.Origins["base_interval_ms"])
 	}
 	// Kept settings that cannot be read are not written over.
 	writeFile(t, path, "nonsense")
-	if err := b.persist(t.Context(), control.Config{BaseIntervalMS: 6000}); err == nil {
+	if err := b.saveClientConfig(t.Context(), control.Config{BaseIntervalMS: 6000}); err == nil {
 		t.Error("written over")
 	}
 	if b, err := os.ReadFile(path); err != nil || string(b) != "nonsense" {
@@ -201,13 +194,13 @@ func TestPersist(t *testing.T) {
 
 // TestBoxCall: the device's tools answer on the socket, under this device's names only.
 func TestBoxCall(t *testing.T) {
-	b := newBoxForTest(t, "")
+	b := newTestDaemon(t, "")
 	text, err := json.Marshal(b.capabilities())
 	if err != nil || !strings.Contains(string(text), b.id.NodeID()) || !strings.Contains(string(text), `"system.echo"`) {
 		t.Errorf("%s %v", text, err)
 	}
 	var tools []string
-	for _, c := range b.dev.mux.Capabilities() {
+	for _, c := range b.device.mux.Capabilities() {
 		kind, ok := manifest.LookupKind(c.Kind)
 		if !ok {
 			t.Fatal(c.Kind)
@@ -236,7 +229,7 @@ func TestBoxCall(t *testing.T) {
 
 // TestFingerprint: it changes with every file that counts, and only then.
 func TestFingerprint(t *testing.T) {
-	b := newBoxForTest(t, "")
+	b := newTestDaemon(t, "")
 	last := ""
 	now := func(changed bool, what string) {
 		t.Helper()

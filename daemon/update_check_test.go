@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"bytes"
@@ -25,7 +25,7 @@ func binaryWith(t *testing.T, at int, info, stampText string) []byte {
 	out := make([]byte, at)
 	copy(out, b[:64])
 	if info != "" {
-		head := make([]byte, buildInfoHead)
+		head := make([]byte, buildInfoHeader)
 		copy(head, buildInfoMagic)
 		head[15] = 2
 		out = append(out, head...)
@@ -39,7 +39,7 @@ func binaryWith(t *testing.T, at int, info, stampText string) []byte {
 
 func TestStagedVersion(t *testing.T) {
 	const ours = "path\t" + mainPath + "\nmod\tagentctl\t(devel)\t\nbuild\t-tags=x\n"
-	mark := string(stampMark())
+	mark := string(stampPrefix())
 	tests := []struct {
 		name, info, stamp, want string
 	}{
@@ -87,7 +87,7 @@ func TestBuildInfo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var s scan
+	var s binaryScan
 	if err := s.read(bytes.NewReader(b)); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestBuildInfo(t *testing.T) {
 // TestUpdateWatch: a staged binary is told once, and again when it is another.
 func TestUpdateWatch(t *testing.T) {
 	exe := filepath.Join(t.TempDir(), "agentctl")
-	u := newUpdateWatch(func() (string, error) { return exe, nil })
+	u := newUpdateCheck(func() (string, error) { return exe, nil }, Build{Version: "v1.0.0"})
 	stage := func(stamp string) {
 		t.Helper()
 		next := exe + ".tmp"
@@ -112,19 +112,19 @@ func TestUpdateWatch(t *testing.T) {
 	}
 	look := func(want string) {
 		t.Helper()
-		if got := u.look(); got != want {
+		if got := u.newVersion(); got != want {
 			t.Errorf("saw %q, want %q", got, want)
 		}
 	}
 	look("")
 	stage("half written")
 	look("")
-	stage(string(stampMark()) + "v2.0.0;")
+	stage(string(stampPrefix()) + "v2.0.0;")
 	look("v2.0.0")
 	look("")
-	stage(string(stampMark()) + version + ";")
+	stage(string(stampPrefix()) + "v1.0.0;")
 	look("") // what runs already
-	stage(string(stampMark()) + "v2.0.1;")
+	stage(string(stampPrefix()) + "v2.0.1;")
 	look("v2.0.1")
 	if err := os.Remove(exe + ".new"); err != nil {
 		t.Fatal(err)

@@ -1,10 +1,9 @@
-package main
+package daemon
 
 import (
 	"context"
 	"errors"
 	"net"
-	"os"
 	"path/filepath"
 	"testing"
 	"testing/synctest"
@@ -12,7 +11,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"agentctl/config"
 	"agentctl/prober"
 )
 
@@ -64,7 +62,7 @@ func TestFeed(t *testing.T) {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					feed(ctx, p, timeout, func() {
+					feedWatchdog(ctx, p, timeout, func() {
 						longest = max(longest, time.Since(last))
 						last = time.Now()
 					})
@@ -112,7 +110,7 @@ func TestSupervised(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	p := prober.New(prober.Options{Interval: time.Second})
 	ended := make(chan error, 1)
-	go func() { ended <- supervised(p, zap.NewNop())(ctx) }()
+	go func() { ended <- superviseScheduler(ctx, p, zap.NewNop()) }()
 	if got := hear(); got != "WATCHDOG=1" {
 		t.Errorf("heard %q, want WATCHDOG=1", got)
 	}
@@ -126,24 +124,5 @@ func TestSupervised(t *testing.T) {
 	}
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("ended with %v", err)
-	}
-}
-
-func TestCredential(t *testing.T) {
-	dir := t.TempDir()
-	for name, content := range map[string]string{"token": "abc\n", "empty": "", "blank": "\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Setenv("CREDENTIALS_DIRECTORY", dir)
-	for name, want := range map[string]string{"token": filepath.Join(dir, "token"), "empty": "", "blank": "", "absent": ""} {
-		if got := config.Credential(name); got != want {
-			t.Errorf("credential(%q) = %q, want %q", name, got, want)
-		}
-	}
-	t.Setenv("CREDENTIALS_DIRECTORY", "")
-	if got := config.Credential("token"); got != "" {
-		t.Errorf("without systemd: %q", got)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"bytes"
@@ -10,52 +10,55 @@ import (
 	"syscall"
 )
 
-// A newer binary beside the running one, as `agentctl.new`, waits for the next start. Its
-// version is read from its bytes; it is never run.
+// A newer binary is staged beside the running one, as agentctl.new, and waits for the next
+// start. Its version is read from its bytes; it is never run. Two texts give it:
+//
+//   - a stamp, which the linker sets in main (make build): agentctl-version=VERSION;
+//   - Go's build information, as debug/buildinfo describes it: the version of the module
+//     for a binary of `go install`, and the path of the main package.
+//
+// The package debug/buildinfo itself would add 0.3 MB to the binary.
 
 const (
-	maxBinary = 128 << 20
+	maxBinary = 128 << 20 // bytes of a binary that are read
 	mainPath  = "agentctl/cmd/agentctl"
 )
 
-// stamp is the version in a form that can be found in a binary, set by the linker (make
-// build); see stampMark.
-var stamp = ""
+// stampPrefix begins a stamp; ";" ends it. It is joined at run time so that the running
+// binary contains it once, in its own stamp.
+func stampPrefix() []byte { return []byte(strings.Join([]string{"agentctl", "version="}, "-")) }
 
-// stampMark begins a stamp; ";" ends it. It is put together here so that it does not
-// stand in the binary a second time.
-func stampMark() []byte { return []byte(strings.Join([]string{"agentctl", "version="}, "-")) }
-
-// updateWatch looks at the staged binary.
-type updateWatch struct {
-	path string
-	seen string // what it looked like
+// updateCheck looks for a staged binary.
+type updateCheck struct {
+	path    string // of the staged binary; "" checks nothing
+	running Build
+	seen    string // identifies the file that was examined last
 }
 
-// newUpdateWatch watches beside the executable; without one it sees nothing.
-func newUpdateWatch(executable func() (string, error)) *updateWatch {
+// newUpdateCheck checks beside the executable.
+func newUpdateCheck(executable func() (string, error), running Build) *updateCheck {
 	exe, err := executable()
 	if err != nil {
-		return &updateWatch{}
+		return &updateCheck{}
 	}
-	return &updateWatch{path: exe + ".new"}
+	return &updateCheck{path: exe + ".new", running: running}
 }
 
-// look returns the version of a staged binary that it did not see before, and that is
-// another than this one's; "" otherwise.
-func (u *updateWatch) look() string {
+// newVersion is the version of a staged binary that was not examined before and differs
+// from the running one; "" otherwise.
+func (u *updateCheck) newVersion() string {
 	st, err := os.Lstat(u.path)
 	if err != nil || !st.Mode().IsRegular() || st.Size() > maxBinary {
 		return ""
 	}
-	now := fmt.Sprint(st.ModTime(), st.Size(), st.Sys().(*syscall.Stat_t).Ino)
-	if now == u.seen {
+	file := fmt.Sprint(st.ModTime(), st.Size(), st.Sys().(*syscall.Stat_t).Ino)
+	if file == u.seen {
 		return ""
 	}
-	u.seen = now
+	u.seen = file
 	staged, err := stagedVersion(u.path)
-	if err != nil || staged == version || stamp == string(stampMark())+staged+";" {
-		return "" // half written, or nothing of ours: it is looked at again when it changes
+	if err != nil || staged == u.running.Version || u.running.Stamp == string(stampPrefix())+staged+";" {
+		return "" // a partly written file is examined again when it changes
 	}
 	return staged
 }
@@ -70,13 +73,13 @@ func stagedVersion(path string) (string, error) {
 	if err := sameMachine(f); err != nil {
 		return "", err
 	}
-	var s scan
+	var s binaryScan
 	if err := s.read(f); err != nil {
 		return "", err
 	}
 	switch {
 	case !strings.Contains(s.info, "path\t"+mainPath+"\n"):
-		return "", fmt.Errorf("%s is no agentctl", path)
+		return "", fmt.Errorf("%s is not agentctl", path)
 	case s.stamp != "":
 		return s.stamp, nil
 	}
@@ -85,7 +88,7 @@ func stagedVersion(path string) (string, error) {
 			return f[2], nil
 		}
 	}
-	return "", fmt.Errorf("%s does not tell its version", path)
+	return "", fmt.Errorf("%s does not contain its version", path)
 }
 
 // sameMachine compares the head of an ELF file with this process's own: class, byte
@@ -110,25 +113,24 @@ func sameMachine(f *os.File) error {
 	return err
 }
 
-// scan looks for the stamp and for Go's build information (debug/buildinfo has the
-// form) in one pass through a file, in little memory. The package itself would add
-// 0.3 MB to the binary.
-type scan struct{ stamp, info string }
+// binaryScan finds the stamp and the build information in one pass through a file, in
+// little memory.
+type binaryScan struct{ stamp, info string }
 
 const (
-	buildInfoMagic = "\xff Go buildinf:"
-	buildInfoHead  = 32       // before the strings, each with its length in front
-	scanPiece      = 64 << 10 // read at a time
-	scanOverlap    = 16 << 10 // more than what is looked for is long
+	buildInfoMagic  = "\xff Go buildinf:"
+	buildInfoHeader = 32       // bytes before the strings, each of which has its length in front
+	scanPiece       = 64 << 10 // bytes read at a time
+	scanOverlap     = 16 << 10 // bytes kept from the piece before; longer than what is searched
 )
 
-func (s *scan) read(r io.Reader) error {
+func (s *binaryScan) read(r io.Reader) error {
 	buf := make([]byte, scanPiece+scanOverlap)
 	n := 0
 	for done := 0; done < maxBinary; {
 		m, err := io.ReadFull(r, buf[n:])
 		n += m
-		s.look(buf[:n])
+		s.search(buf[:n])
 		if s.stamp != "" && s.info != "" {
 			return nil
 		}
@@ -144,8 +146,8 @@ func (s *scan) read(r io.Reader) error {
 	return nil
 }
 
-func (s *scan) look(b []byte) {
-	mark := stampMark()
+func (s *binaryScan) search(b []byte) {
+	mark := stampPrefix()
 	for rest := b; s.stamp == ""; {
 		i := bytes.Index(rest, mark)
 		if i < 0 {
@@ -170,15 +172,15 @@ func (s *scan) look(b []byte) {
 
 // buildInfoOf reads the module information behind the magic, "" when there is none.
 func buildInfoOf(b []byte) string {
-	if len(b) < buildInfoHead || b[15]&2 == 0 {
+	if len(b) < buildInfoHeader || b[15]&2 == 0 {
 		return ""
 	}
-	_, rest := varString(b[buildInfoHead:]) // Go's version
+	_, rest := varString(b[buildInfoHeader:]) // Go's version
 	info, _ := varString(rest)
 	if len(info) < 33 {
 		return ""
 	}
-	return string(info[16 : len(info)-16]) // between two sentinels
+	return string(info[16 : len(info)-16]) // without the sentinels around it
 }
 
 func varString(b []byte) (s, rest []byte) {
@@ -189,7 +191,7 @@ func varString(b []byte) (s, rest []byte) {
 	return b[used : used+int(n)], b[used+int(n):]
 }
 
-// isVersion tells whether b is what a version is made of.
+// isVersion reports whether b has the characters of a version.
 func isVersion(b []byte) bool {
 	return len(b) > 0 && len(b) <= 64 && len(bytes.Trim(b, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.+~_-")) == 0
 }

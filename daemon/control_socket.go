@@ -1,0 +1,109 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"agentctl/config"
+	"agentctl/control"
+	"agentctl/manifest"
+	"agentctl/prober"
+	"agentctl/prober/history"
+)
+
+// listen opens the control socket. agentctl.socket holds it open over restarts of the
+// service; then systemd passes it to this process.
+func (d *Daemon) listen() error {
+	inherited, err := control.InheritedListener(os.Getenv)
+	if err != nil {
+		return err
+	}
+	d.socketInherited = inherited != nil
+	o := control.Options{
+		Path: d.cfg.Text("socket"), Listener: inherited, Prober: d.device.prober, Clock: d.device.clock,
+		Version: d.build.Version, Logger: d.log,
+		Status:        func(context.Context) any { return d.status() },
+		Persist:       d.saveClientConfig,
+		OnRecording:   d.pushEnabled.Store,
+		EnableModules: d.enableModules,
+		GetConfig:     func(context.Context) any { return d.configView() },
+		Capabilities:  d.capabilities,
+		Call:          d.call,
+	}
+	if d.history != nil {
+		o.History = historyReader{d.history}
+	}
+	if d.control, err = control.NewServer(o); err != nil {
+		return err
+	}
+	if err := d.control.Listen(); err != nil {
+		return err
+	}
+	return d.control.Configure(control.Config{ModuleIntervals: d.cfg.ModuleIntervals()})
+}
+
+// saveClientConfig saves what a client set with persist into the settings of the state
+// directory, then reloads. A client that sets nothing so causes a reload, and waits for it.
+func (d *Daemon) saveClientConfig(_ context.Context, c control.Config) error {
+	change := config.Settings{}
+	if c.BaseIntervalMS > 0 {
+		change["base_interval_ms"] = config.Setting{Value: c.BaseIntervalMS}
+	}
+	for name, ms := range c.ModuleIntervals {
+		k := config.FindKey("module_intervals." + name)
+		if k == nil {
+			return fmt.Errorf("no module %s", name)
+		}
+		change[k.Name] = config.Setting{Value: ms}
+	}
+	d.reloadMu.Lock()
+	defer d.reloadMu.Unlock()
+	if len(change) > 0 {
+		if err := config.SaveSettings(d.config().SettingsPath(), change); err != nil {
+			return err
+		}
+	}
+	return d.reloadLocked()
+}
+
+// capabilities are what the device announces to a relay, for local clients.
+func (d *Daemon) capabilities() any {
+	return struct {
+		NodeID       string                `json:"node_id"`
+		Capabilities []manifest.Capability `json:"capabilities"`
+	}{d.id.NodeID(), d.device.mux.Capabilities()}
+}
+
+// call calls a tool of this device by its full name.
+func (d *Daemon) call(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error) {
+	name, ok := manifest.ParseToolName(tool)
+	if !ok || name.NodeID != d.id.NodeID() {
+		return nil, manifest.E(manifest.ManifestInvalid, "this device does not have this tool; the method capabilities lists its tools")
+	}
+	result, stream, err := d.device.mux.Call(ctx, name, args)
+	if err == nil && stream != nil {
+		return nil, manifest.E(manifest.BadRequest, "streams are not served here; say hello with metrics_stream")
+	}
+	return result, err
+}
+
+// historyReader answers history queries of the control socket from the store.
+type historyReader struct{ store *history.Store }
+
+var _ control.History = historyReader{}
+
+// Query implements control.History.
+func (r historyReader) Query(ctx context.Context, q control.HistoryQuery, fn func(control.HistoryRow) error) error {
+	var sample prober.Sample // reused: fn does not keep the row
+	return r.store.Query(ctx, history.Query{FromMS: q.FromMS, ToMS: q.ToMS, StepMS: q.StepMS, Modules: q.Modules, Limit: q.Limit},
+		func(row history.Row) error {
+			out := control.HistoryRow{TS: row.TSMS, Readings: row.Modules}
+			if row.HasSample {
+				sample = row.Sample
+				out.Sample = &sample
+			}
+			return fn(out)
+		})
+}

@@ -1,0 +1,244 @@
+// Package daemon composes the device wing, as package relay composes the relay wing. A
+// Daemon samples the machine, keeps a history, raises alerts, answers the control socket,
+// keeps the link to a relay, follows the configuration files and feeds systemd's watchdog:
+//
+//	d, err := daemon.New(daemon.Options{Source: source, Config: cfg, Log: log})
+//	if err == nil {
+//		err = d.Run(ctx)
+//	}
+//
+// The parts do not import each other; this package connects them:
+//
+//	prober ── sampleSource ──► alert ──► control socket, link, log
+//	   │            └────────► history ◄── control socket (queries)
+//	   ├── control socket (push to local clients)
+//	   └── handlers ── link (metric streams of the relay)
+//
+// RunMocks runs simulated boards instead of this machine.
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/config"
+	"agentctl/control"
+	"agentctl/prober/alert"
+	"agentctl/prober/history"
+	"agentctl/transport/enroll"
+	"agentctl/transport/link"
+)
+
+// Options say what a Daemon runs with.
+type Options struct {
+	Source config.Source    // read again on each reload
+	Config *config.Config   // what Source gave last
+	Build  Build            // of this binary
+	Log    *zap.Logger      // required
+	Level  zap.AtomicLevel  // the level of Log; a reload changes it
+	Reload <-chan os.Signal // each value causes a reload; nil: only changed files do
+}
+
+// Build identifies the running binary.
+type Build struct {
+	Version string    // as the relay and local clients see it
+	Stamp   string    // the version in the form of stampPrefix, "" when the linker set none
+	Time    time.Time // of the commit; zero when not known
+}
+
+// Daemon is the device with its control socket, its history and its alerts.
+//
+// Lock order: reloadMu, then mu, then the locks of the parts.
+type Daemon struct {
+	source config.Source
+	build  Build
+	id     *enroll.Identity
+	log    *zap.Logger
+	level  zap.AtomicLevel
+	reload <-chan os.Signal
+	start  time.Time
+
+	device          *device
+	control         *control.Server
+	history         *history.Store // nil when the daemon started without history
+	alerts          *alert.Engine
+	socketInherited bool // systemd opened the control socket
+
+	pushEnabled    atomic.Bool // by start and stop on the control socket
+	historyEnabled atomic.Bool // by the configuration
+
+	reloadMu      sync.Mutex // serializes changes of the configuration and of its files
+	mu            sync.Mutex // protects the fields below
+	cfg           *config.Config
+	configError   string   // why the present files are not in force, "" when they are
+	restartNeeded []string // keys whose change waits for a restart
+	socketModules []string // modules of the prober that clients of the socket started
+}
+
+// New opens all parts: the identity, the device, the history and the control socket.
+// Nothing runs before Run, which must follow because it closes them.
+func New(o Options) (*Daemon, error) {
+	d := &Daemon{source: o.Source, build: o.Build, log: o.Log, level: o.Level, reload: o.Reload, cfg: o.Config, start: time.Now()}
+	d.pushEnabled.Store(true)
+	d.historyEnabled.Store(o.Config.HistoryEnabled())
+	if err := d.open(); err != nil {
+		d.closeHistory()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *Daemon) open() (err error) {
+	stateDir := d.cfg.Text("state_dir")
+	d.id, err = enroll.Load(stateDir)
+	if errors.Is(err, enroll.ErrNotSaved) {
+		d.log.Error("state directory: running from memory, the disk is retried", zap.Error(err), zap.String("hint", "agentctl doctor"))
+	} else if err != nil {
+		return err
+	}
+	o, err := d.deviceOptions(d.cfg)
+	if err != nil {
+		return err
+	}
+	if d.device, err = newDevice(o, clockFloor(d.build, filepath.Join(stateDir, enroll.FileName))); err != nil {
+		return err
+	}
+	if d.alerts, err = alert.New(d.cfg.AlertRules()); err != nil {
+		return err
+	}
+	if err := d.setModules(d.cfg); err != nil {
+		return err
+	}
+	if d.cfg.HistoryEnabled() {
+		d.history, err = history.Open(history.Options{
+			Path: filepath.Join(stateDir, "history.db"), Flush: d.cfg.Duration("history.flush"),
+			MaxAge: d.cfg.Duration("history.max_age"), MaxBytes: d.cfg.Int("history.max_bytes"),
+			Now: d.device.clock.NowMS, Logger: d.log,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return d.listen()
+}
+
+// clockFloor is the latest time that has certainly passed: that of the build or of the
+// last write to the state file.
+func clockFloor(b Build, stateFile string) time.Time {
+	if st, err := os.Stat(stateFile); err == nil && st.ModTime().After(b.Time) {
+		return st.ModTime()
+	}
+	return b.Time
+}
+
+// deviceOptions derives the device from a configuration. It fails when the certificate
+// authority cannot be read.
+func (d *Daemon) deviceOptions(c *config.Config) (deviceOptions, error) {
+	tokenFile := c.Text("token_file")
+	o := deviceOptions{
+		Relay: c.Text("relay"), Name: c.Text("name"), Version: d.build.Version, InstanceID: d.id.InstanceID(),
+		Interval: c.Interval(), DiskPath: c.Text("disk_path"), Log: d.log,
+		Token:   func() (string, error) { return config.ReadToken(tokenFile) },
+		OnReady: d.saveNodeID,
+	}
+	var err error
+	if o.Relay != "" {
+		o.TLS, err = config.ClientTLS(c.Text("ca_file"))
+	}
+	return o, err
+}
+
+// saveNodeID keeps the node id that the relay gave this board.
+func (d *Daemon) saveNodeID(ok link.AuthOK) {
+	changed, err := d.id.SetNode(ok.NodeID, ok.TenantID)
+	switch {
+	case err != nil:
+		d.log.Warn("the node id could not be saved", zap.Error(err))
+	case changed:
+		d.log.Info("node id given by the relay", zap.String("node_id", ok.NodeID))
+	}
+}
+
+// Run serves until ctx ends or a part fails. It returns the first failure, nil when ctx
+// ended. All recorded samples are on the disk when it returns.
+//
+// The device stops after the services, so that their last requests still find the prober
+// and the link.
+func (d *Daemon) Run(ctx context.Context) error {
+	defer d.closeHistory()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	deviceCtx, stopDevice := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopDevice()
+
+	d.log.Info("ready", zap.String("node_id", d.id.NodeID()), zap.String("socket", d.control.Addr()),
+		zap.String("relay", d.config().Text("relay")), zap.String("version", d.build.Version))
+	NotifySystemd("READY=1", "STATUS="+d.systemdStatus())
+
+	device, services := group{stop: stop}, group{stop: stop}
+	device.start(deviceCtx, d.device.prober.Run)
+	device.start(deviceCtx, d.device.runLink)
+	services.start(ctx, d.control.Serve)
+	services.start(ctx, d.recordSamples)
+	services.start(ctx, d.watchConfig)
+	services.start(ctx, d.runWatchdog)
+	err := services.wait()
+	stopDevice()
+	err = cmp.Or(err, device.wait())
+	d.log.Info("stopped")
+	return err
+}
+
+// systemdStatus is the status line of a healthy daemon in systemctl status.
+func (d *Daemon) systemdStatus() string {
+	return "node " + d.id.NodeID() + "; ask it with: agentctl status"
+}
+
+// closeHistory writes what is left and closes the history.
+func (d *Daemon) closeHistory() {
+	if d.history == nil {
+		return
+	}
+	if err := d.history.Close(); err != nil {
+		d.log.Warn("history", zap.Error(err))
+	}
+}
+
+// config is the configuration in force.
+func (d *Daemon) config() *config.Config {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.cfg
+}
+
+// group runs functions together: the first one that returns stops the others.
+type group struct {
+	stop context.CancelFunc // ends the functions of this group, and of groups that share it
+	wg   sync.WaitGroup
+	once sync.Once
+	err  error // the first error that is not a cancellation
+}
+
+// start runs fn in a goroutine that wait waits for.
+func (g *group) start(ctx context.Context, fn func(context.Context) error) {
+	g.wg.Go(func() {
+		defer g.stop()
+		if err := fn(ctx); err != nil && !errors.Is(err, context.Canceled) {
+			g.once.Do(func() { g.err = err })
+		}
+	})
+}
+
+// wait returns the first error when all functions have returned.
+func (g *group) wait() error {
+	g.wg.Wait()
+	return g.err
+}

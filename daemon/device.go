@@ -1,0 +1,138 @@
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/handlers"
+	"agentctl/prober"
+	"agentctl/transport/clock"
+	"agentctl/transport/link"
+)
+
+// deviceOptions describe one device of this process: the machine itself or a mock board.
+type deviceOptions struct {
+	Relay      string                 // URL; "": no relay
+	TLS        *tls.Config            // nil: the system's authorities
+	Token      func() (string, error) // called before each connection
+	Name       string                 // shown by the relay; "": none
+	Version    string
+	InstanceID string        // identifies this installation, so that the relay detects copied tokens
+	Source     prober.Source // nil: the machine
+	Interval   time.Duration // base cadence
+	DiskPath   string        // "": /
+	DialSlots  chan struct{} // bounds the devices that dial at a time by its capacity; nil: no bound
+	OnReady    func(link.AuthOK)
+	Log        *zap.Logger
+}
+
+// device is a prober, the handlers of its tools and the link to the relay.
+type device struct {
+	prober *prober.Prober
+	clock  *clock.Clock
+	mux    *handlers.Mux
+
+	mu       sync.Mutex         // protects the fields below
+	client   *link.Client       // nil without a relay
+	stopLink context.CancelFunc // ends the client that runs; nil before runLink
+}
+
+// newDevice builds a device. floor is a time that has certainly passed; the clock of a
+// board without a battery may start before it.
+func newDevice(o deviceOptions, floor time.Time) (*device, error) {
+	d := &device{clock: clock.New(floor)}
+	d.prober = prober.New(prober.Options{
+		Interval: o.Interval, Source: o.Source, Logger: o.Log, DiskPath: o.DiskPath,
+		Now: func() int64 {
+			ms, ok := d.clock.NowMS()
+			if !ok {
+				return 0 // below every floor: the sample stays here and is not sent
+			}
+			return ms
+		},
+	})
+	var err error
+	d.mux, err = handlers.New(handlers.Options{}, handlers.NewEcho(d.clock.NowMS), handlers.NewMetrics(d.prober, d.clock.NowMS))
+	if err != nil {
+		return nil, err
+	}
+	d.client = d.newClient(o)
+	return d, nil
+}
+
+// newClient makes the device's end of a link, nil without a relay.
+func (d *device) newClient(o deviceOptions) *link.Client {
+	if o.Relay == "" {
+		return nil
+	}
+	if o.TLS != nil { // a board whose clock starts in 1970 must check certificates too
+		o.TLS = o.TLS.Clone()
+		o.TLS.Time = d.clock.TLSTime
+	}
+	return link.NewClient(link.ClientOptions{
+		Dial: func(ctx context.Context) (link.Conn, error) {
+			if o.DialSlots != nil {
+				select {
+				case o.DialSlots <- struct{}{}:
+					defer func() { <-o.DialSlots }()
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
+			return link.Dial(ctx, o.Relay, link.DialOptions{TLS: o.TLS})
+		},
+		Token: o.Token, Version: o.Version, InstanceID: o.InstanceID, Name: o.Name,
+		Handler: d.mux, Clock: d.clock, OnReady: o.OnReady, OnCall: logCalls(o.Log), OnState: logStates(o.Log), IsUntrusted: link.IsUntrustedCertificate,
+	})
+}
+
+// run serves the device until ctx ends and waits for its parts.
+func (d *device) run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	g := group{stop: stop}
+	g.start(ctx, d.prober.Run)
+	g.start(ctx, d.runLink)
+	return g.wait()
+}
+
+// runLink keeps the link until ctx ends. When replaceLink ends a client, the next one runs.
+func (d *device) runLink(ctx context.Context) error {
+	for ctx.Err() == nil {
+		clientCtx, stop := context.WithCancel(ctx)
+		d.mu.Lock()
+		client := d.client
+		d.stopLink = stop
+		d.mu.Unlock()
+		if client == nil {
+			<-clientCtx.Done()
+		} else if err := client.Run(clientCtx); clientCtx.Err() == nil {
+			stop()
+			return err
+		}
+		stop()
+	}
+	return ctx.Err()
+}
+
+// replaceLink ends the present link and opens another, or none.
+func (d *device) replaceLink(o deviceOptions) {
+	client := d.newClient(o)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.client = client
+	if d.stopLink != nil {
+		d.stopLink()
+	}
+}
+
+// link is the device's end of the link, nil without a relay.
+func (d *device) link() *link.Client {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.client
+}

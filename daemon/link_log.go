@@ -1,0 +1,68 @@
+package daemon
+
+import (
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/manifest"
+	"agentctl/transport/link"
+)
+
+// logCalls logs each call with its trace id, never with arguments or results.
+func logCalls(log *zap.Logger) func(tool, traceID string, took time.Duration, err error) {
+	return func(tool, traceID string, took time.Duration, err error) {
+		ce := log.Check(zap.DebugLevel, "call")
+		if ce == nil {
+			return
+		}
+		fields := make([]zap.Field, 0, 4)
+		if _, ok := manifest.ParseToolName(tool); ok { // the relay may send any text
+			fields = append(fields, zap.String("tool", tool))
+		}
+		if len(traceID) == 32 {
+			fields = append(fields, zap.String("trace_id", traceID))
+		}
+		fields = append(fields, zap.Duration("took", took))
+		if err != nil {
+			fields = append(fields, zap.String("code", string(manifest.AsError(err).Code)))
+		}
+		ce.Write(fields...)
+	}
+}
+
+// logStates logs each new state of a link once, with the next step for one that is down.
+func logStates(log *zap.Logger) func(link.Status) {
+	var last link.State
+	return func(s link.Status) {
+		if s.State == last {
+			return
+		}
+		last = s.State
+		fields := []zap.Field{zap.String("state", string(s.State))}
+		if s.State != link.StateReady && s.State != link.StateConnecting {
+			fields = append(fields, zap.String("error", s.LastErr), zap.Int("close", s.LastCode), zap.String("hint", LinkHint(s)))
+		}
+		log.Info("link", fields...)
+	}
+}
+
+// LinkHint is the next step for a link that is down, in terms of configuration keys.
+func LinkHint(s link.Status) string {
+	switch {
+	case s.State == link.StateTLSUntrusted:
+		return "the relay's certificate is not trusted: set ca_file to the certificate of its authority"
+	case s.LastCode == link.CloseAuthFailed, s.LastCode == link.CloseForbidden:
+		return "the relay does not accept the token: mint one with `agentctl token create --class device` and put it into token_file"
+	case strings.HasPrefix(s.LastErr, "read the token"), strings.HasPrefix(s.LastErr, "token file"):
+		return "put the board's token there; it is read again before each attempt"
+	case strings.Contains(s.LastErr, "answered HTTP 4"), strings.Contains(s.LastErr, "does not look like a TLS handshake"):
+		return "the server at this address is not an agentctl relay, or only one side uses TLS: check the relay's URL, wss:// or ws://"
+	case s.LastCode == link.CloseManifestInvalid, s.LastCode == link.CloseUpgradeRequired:
+		return "the relay speaks another version: update agentctl on both sides"
+	case s.CloneSuspected:
+		return "another installation uses the same token: give each board its own"
+	}
+	return "the daemon retries by itself; check the relay's URL and the network if this lasts"
+}

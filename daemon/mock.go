@@ -1,0 +1,78 @@
+package daemon
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/prober"
+	"agentctl/transport/link"
+)
+
+const (
+	// quietFleet is the number of mock boards beyond which each one is quiet: it samples
+	// rarely unless somebody subscribes, and logs warnings only.
+	quietFleet = 16
+	// maxMockDials bounds the mock boards that dial at a time.
+	maxMockDials = 64
+)
+
+// MockOptions describe simulated boards, each with its own link to one relay.
+type MockOptions struct {
+	Relay    string // URL
+	TLS      *tls.Config
+	Tokens   []string // one for each board
+	Name     string   // board N is called NAME-N
+	Version  string
+	Interval time.Duration // base cadence of a small fleet
+	Log      *zap.Logger
+	OnReady  func() // called once when every board has had a link; nil for none
+}
+
+// RunMocks runs a simulated board for each token until ctx ends.
+func RunMocks(ctx context.Context, o MockOptions) error {
+	if len(o.Tokens) > quietFleet {
+		o.Interval = prober.MaxInterval
+		o.Log = o.Log.WithOptions(zap.IncreaseLevel(zap.WarnLevel))
+	}
+	var linked atomic.Int64 // boards that have had a link
+	slots := make(chan struct{}, maxMockDials)
+	devices := make([]*device, len(o.Tokens))
+	for i, token := range o.Tokens {
+		onFirstLink := sync.OnceFunc(func() {
+			if linked.Add(1) == int64(len(o.Tokens)) && o.OnReady != nil {
+				o.OnReady()
+			}
+		})
+		var err error
+		devices[i], err = newDevice(deviceOptions{
+			Relay: o.Relay, TLS: o.TLS, DialSlots: slots, Version: o.Version, Log: o.Log,
+			Token: func() (string, error) { return token, nil },
+			Name:  o.Name + "-" + strconv.Itoa(i+1), InstanceID: mockInstanceID(token),
+			Source: prober.NewMockSource(uint64(i + 1)), Interval: o.Interval,
+			OnReady: func(link.AuthOK) { onFirstLink() },
+		}, time.Time{})
+		if err != nil {
+			return err
+		}
+	}
+	var wg sync.WaitGroup
+	for _, d := range devices {
+		wg.Go(func() { _ = d.run(ctx) })
+	}
+	wg.Wait()
+	return nil
+}
+
+// mockInstanceID is an install id that stays the same for a token.
+func mockInstanceID(token string) string {
+	sum := sha256.Sum256([]byte("agentctl mock install\x00" + token))
+	return hex.EncodeToString(sum[:16])
+}

@@ -1,0 +1,102 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/config"
+	"agentctl/control"
+	"agentctl/prober"
+	"agentctl/prober/alert"
+	"agentctl/transport/link"
+)
+
+// recordSamples evaluates the alert rules on each sample and records it, until ctx ends.
+func (d *Daemon) recordSamples(ctx context.Context) error {
+	var err error
+	if d.history != nil {
+		err = d.history.Record(ctx, sampleSource{d})
+	} else {
+		for err == nil || errors.Is(err, errIntervalChanged) && ctx.Err() == nil {
+			err = sampleSource{d}.Watch(ctx, d.device.prober.Interval(), func(prober.Sample) error { return nil })
+		}
+	}
+	if ctx.Err() == nil {
+		return fmt.Errorf("no more samples: %w", err)
+	}
+	return ctx.Err() // closeHistory reports what could not be written
+}
+
+// errIntervalChanged ends a watch so that it begins again at the new cadence. It wraps
+// context.Canceled because the history restarts its watch after a cancellation.
+var errIntervalChanged = fmt.Errorf("the cadence changed: %w", context.Canceled)
+
+// sampleSource passes the prober's samples to the history. On the way it evaluates the
+// alert rules and drops the samples that are not to be recorded, so that one watcher of
+// the prober serves both.
+type sampleSource struct{ *Daemon }
+
+// Interval is the base cadence.
+func (s sampleSource) Interval() time.Duration { return s.device.prober.Interval() }
+
+// Watch calls fn for each sample that is to be recorded.
+func (s sampleSource) Watch(ctx context.Context, every time.Duration, fn func(prober.Sample) error) error {
+	return s.device.prober.Watch(ctx, every, func(sample prober.Sample) error {
+		s.publishAlerts(s.alerts.Evaluate(sample))
+		if s.pushEnabled.Load() && s.historyEnabled.Load() {
+			return fn(sample)
+		}
+		if s.Interval() != every {
+			return errIntervalChanged
+		}
+		return nil
+	})
+}
+
+// logLevels are the log levels of alerts; others are logged as information.
+var logLevels = map[alert.Level]func(*zap.Logger, string, ...zap.Field){
+	alert.Info:  (*zap.Logger).Info,
+	alert.Warn:  (*zap.Logger).Warn,
+	alert.Error: (*zap.Logger).Error,
+}
+
+// publishAlerts sends alerts to local clients and to the relay, and logs them.
+func (d *Daemon) publishAlerts(events []alert.Event) {
+	for _, e := range events {
+		d.control.PublishAlert(control.Alert{Level: string(e.Level), Metric: e.Metric, Value: e.Value, Threshold: e.Threshold,
+			RuleID: e.RuleID, Message: e.Message, TS: e.TS})
+		if client := d.device.link(); client != nil {
+			data, _ := json.Marshal(struct { // strings and finite numbers: it cannot fail
+				alert.Event
+				Cleared bool `json:"cleared,omitempty"`
+			}{e, e.Cleared})
+			client.SendEvent(link.TopicAlert, data)
+		}
+		logLevels[e.Level](d.log, "alert", zap.String("rule", e.RuleID), zap.Float64("value", e.Value),
+			zap.Float64("threshold", e.Threshold), zap.String("message", e.Message))
+	}
+}
+
+// enableModules notes which modules of the prober clients of the socket started.
+func (d *Daemon) enableModules(names []string) error {
+	d.mu.Lock()
+	d.socketModules = names
+	c := d.cfg
+	d.mu.Unlock()
+	return d.setModules(c)
+}
+
+// setModules enables the modules that the configuration, the alert rules or a client of
+// the socket needs.
+func (d *Daemon) setModules(c *config.Config) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	needed := slices.Concat(c.Words("modules"), d.alerts.Modules(), d.socketModules)
+	return d.device.prober.SetModules(slices.DeleteFunc(prober.OptionalModuleNames(), func(name string) bool { return !slices.Contains(needed, name) }))
+}

@@ -1,0 +1,196 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/config"
+	"agentctl/control"
+)
+
+const (
+	configPollInterval = 3 * time.Second // between two looks at the configuration files
+	updateCheckPolls   = 20              // one update check for so many polls: once a minute
+)
+
+// watchConfig reloads the configuration when one of its files changed, or when the caller
+// of New asks for it, and checks for a staged binary, until ctx ends.
+func (d *Daemon) watchConfig(ctx context.Context) error {
+	ticker := time.NewTicker(configPollInterval)
+	defer ticker.Stop()
+	update := newUpdateCheck(os.Executable, d.build)
+	fingerprint := d.source.Fingerprint(d.config())
+	identitySaved := d.id.RetrySave()
+	for polls := 0; ; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.reload:
+			notifyReloading()
+			fingerprint = d.source.Fingerprint(d.config())
+			status := d.systemdStatus()
+			if d.reloadConfig() != nil { // reloadConfig logs it
+				status = "the new configuration is invalid, the previous one stays in force; see: agentctl config validate"
+			}
+			NotifySystemd("READY=1", "STATUS="+status)
+			continue
+		case <-ticker.C:
+		}
+		if now := d.source.Fingerprint(d.config()); now != fingerprint {
+			fingerprint = now
+			_ = d.reloadConfig() // logged, and shown by status
+		}
+		if polls++; polls%updateCheckPolls != 1 {
+			continue
+		}
+		if !identitySaved {
+			identitySaved = d.id.RetrySave()
+		}
+		if v := update.newVersion(); v != "" {
+			d.log.Info("a newer version is staged; the next start uses it", zap.String("version", v), zap.String("file", update.path))
+			d.control.PublishUpdateReady("agentctl", v)
+		}
+	}
+}
+
+// reloadConfig reads the configuration again and applies it. When any of it is invalid,
+// everything stays as it is.
+func (d *Daemon) reloadConfig() error {
+	d.reloadMu.Lock()
+	defer d.reloadMu.Unlock()
+	return d.reloadLocked()
+}
+
+func (d *Daemon) reloadLocked() error {
+	old := d.config()
+	c, err := d.source.Load()
+	if err == nil {
+		err = d.apply(old, c)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.configError = ""
+	if err != nil {
+		d.configError = err.Error()
+		d.log.Error("the new configuration is invalid; the previous one stays in force", zap.Strings("errors", strings.Split(d.configError, "\n")),
+			zap.String("hint", "fix it, and check it with: agentctl config validate"))
+	}
+	return err
+}
+
+// apply replaces a configuration. What can fail comes before the link, whose replacement
+// cannot be undone.
+func (d *Daemon) apply(old, c *config.Config) error {
+	changed := c.Changed(old)
+	var restart []string
+	if d.history == nil && c.HistoryEnabled() && anyWithPrefix(changed, "history.") {
+		restart = append(restart, "history.enabled")
+	}
+	replaceLink := false
+	for _, k := range changed {
+		switch k.Applied {
+		case config.ApplyRestart:
+			restart = append(restart, k.Name)
+		case config.ApplyLink:
+			replaceLink = true
+		}
+	}
+	o, err := d.deviceOptions(c)
+	if err != nil {
+		return err
+	}
+	cleared, err := d.alerts.Replace(c.AlertRules())
+	if err != nil {
+		return err
+	}
+	d.publishAlerts(cleared)
+	if err := d.configureHistory(c); err != nil {
+		return err
+	}
+	if err := d.setModules(c); err != nil {
+		return err
+	}
+	if err := d.configureSampling(changed, c); err != nil {
+		return err
+	}
+	if err := d.level.UnmarshalText([]byte(c.Text("log_level"))); err != nil {
+		return err
+	}
+	if replaceLink {
+		d.device.replaceLink(o)
+	}
+	d.setConfig(c, changed, restart)
+	return nil
+}
+
+func anyWithPrefix(keys []*config.Key, prefix string) bool {
+	return slices.ContainsFunc(keys, func(k *config.Key) bool { return strings.HasPrefix(k.Name, prefix) })
+}
+
+// configureSampling applies changed intervals. Those that a client set since stay until
+// the configuration changes them.
+func (d *Daemon) configureSampling(changed []*config.Key, c *config.Config) error {
+	var sampling control.Config
+	if anyWithPrefix(changed, "base_interval_ms") {
+		sampling.BaseIntervalMS = c.Int("base_interval_ms")
+	}
+	if anyWithPrefix(changed, "module_intervals.") {
+		sampling.ModuleIntervals = c.ModuleIntervals()
+	}
+	if sampling.BaseIntervalMS == 0 && sampling.ModuleIntervals == nil {
+		return nil
+	}
+	return d.control.Configure(sampling)
+}
+
+func (d *Daemon) configureHistory(c *config.Config) error {
+	d.historyEnabled.Store(c.HistoryEnabled())
+	if d.history == nil || !c.HistoryEnabled() {
+		return nil
+	}
+	return errors.Join(d.history.SetFlush(c.Duration("history.flush")),
+		d.history.SetRetention(c.Duration("history.max_age"), c.Int("history.max_bytes")))
+}
+
+// setConfig makes c the configuration in force and logs what changed. restart are the keys
+// whose change waits for a restart.
+func (d *Daemon) setConfig(c *config.Config, changed []*config.Key, restart []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.cfg = c
+	d.restartNeeded = append(d.restartNeeded, restart...)
+	slices.Sort(d.restartNeeded)
+	d.restartNeeded = slices.Compact(d.restartNeeded)
+	if len(changed) == 0 {
+		return
+	}
+	names := make([]string, len(changed))
+	for i, k := range changed {
+		names[i] = k.Name
+	}
+	d.log.Info("configuration reloaded", zap.Strings("changed", names))
+	if len(restart) > 0 {
+		d.log.Warn("these settings take effect with the next start", zap.Strings("keys", restart), zap.String("hint", "systemctl restart agentctl"))
+	}
+}
+
+// configView is the configuration in force, with what clients and systemd set instead.
+func (d *Daemon) configView() config.View {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	v := d.cfg.View()
+	v.Error, v.Restart = d.configError, slices.Clone(d.restartNeeded)
+	if d.socketInherited {
+		v.Values["socket"], v.Origins["socket"] = d.control.Addr(), "agentctl.socket"
+	}
+	if ms := d.device.prober.Interval().Milliseconds(); ms != d.cfg.Int("base_interval_ms") {
+		v.Values["base_interval_ms"], v.Origins["base_interval_ms"] = ms, "a client's set_config, until the next start"
+	}
+	return v
+}

@@ -1,0 +1,146 @@
+package daemon
+
+import (
+	"strings"
+	"time"
+
+	"agentctl/config"
+	"agentctl/control"
+	"agentctl/prober"
+	"agentctl/prober/alert"
+	"agentctl/transport/clock"
+	"agentctl/transport/link"
+)
+
+// Status is the answer to get_status on the control socket (docs/control.md), which
+// `agentctl status -o json` prints.
+type Status struct {
+	NodeID         string         `json:"node_id"`
+	Name           string         `json:"name"`
+	Version        string         `json:"version"`
+	UptimeS        int64          `json:"uptime_s"`
+	Link           LinkStatus     `json:"link"`
+	Clock          ClockStatus    `json:"clock"`
+	Storage        StorageStatus  `json:"storage"`
+	Sampling       SamplingStatus `json:"sampling"`
+	Sample         *StatusSample  `json:"sample"` // null before the first one
+	CloneSuspected bool           `json:"clone_suspected"`
+	Drops          uint64         `json:"drops"` // messages to the relay that did not fit the send queue
+	Config         *ConfigStatus  `json:"config,omitempty"`
+	Alerts         []alert.Event  `json:"alerts,omitempty"` // raised and not cleared
+}
+
+// LinkStatus is the state of the link to the relay.
+type LinkStatus struct {
+	State     link.State `json:"state"`
+	Relay     string     `json:"relay"`
+	SinceMS   int64      `json:"since_ms"`
+	LastError *LinkError `json:"last_error"`
+}
+
+// LinkError is why a link ended or could not be opened.
+type LinkError struct {
+	Code    int    `json:"code"` // WebSocket close code; 0: none
+	Message string `json:"message"`
+	AtMS    int64  `json:"at_ms"`
+}
+
+// ClockStatus says how far the daemon's time can be trusted.
+type ClockStatus struct {
+	State    clock.State `json:"state"`
+	OffsetMS int64       `json:"offset_ms"` // between this machine and the relay
+}
+
+// Values of StorageStatus.State.
+const (
+	storageOff      = "off"
+	storageOK       = "ok"
+	storageDegraded = "degraded:storage" // new samples are in memory only
+)
+
+// StorageStatus is the state of the history.
+type StorageStatus struct {
+	State  string `json:"state"`
+	Detail string `json:"detail,omitempty"` // why it is degraded
+	Path   string `json:"path"`             // of the file; the state directory without history
+	Bytes  int64  `json:"bytes"`
+
+	WrittenTodayBytes int64  `json:"written_today_bytes"` // since 0:00 UTC
+	Rows              int64  `json:"rows"`
+	Unsaved           int    `json:"unsaved"` // samples in memory only
+	LastFlushMS       int64  `json:"last_flush_ms"`
+	Dropped           uint64 `json:"dropped"`
+}
+
+// SamplingStatus is what is sampled for local clients, and what fails.
+type SamplingStatus struct {
+	control.Sampling
+	LastError    string               `json:"last_error,omitempty"` // why there is no sample
+	DiskError    string               `json:"disk_error,omitempty"` // why the sample is without the disk
+	ModuleStates []prober.ModuleState `json:"module_states,omitempty"`
+}
+
+// ConfigStatus says which files the configuration comes from.
+type ConfigStatus struct {
+	Files         []string `json:"files"`
+	Error         string   `json:"error,omitempty"` // why the present files are not in force
+	RestartNeeded []string `json:"restart_needed,omitempty"`
+}
+
+// StatusSample is the latest sample, as a metric frame whose disk may be missing.
+type StatusSample struct {
+	NodeID string `json:"node_id"`
+	prober.Sample
+	DiskPct *float64 `json:"disk_pct"` // null: not known, see SamplingStatus.DiskError
+}
+
+func (d *Daemon) status() *Status {
+	c, view := d.config(), d.configView()
+	s := &Status{
+		NodeID: d.id.NodeID(), Name: c.Text("name"), Version: d.build.Version, UptimeS: int64(time.Since(d.start).Seconds()),
+		Link:     LinkStatus{State: link.StateDisabled, Relay: c.Text("relay"), SinceMS: d.start.UnixMilli()},
+		Storage:  d.storageStatus(c),
+		Sampling: SamplingStatus{Sampling: d.control.Sampling(), ModuleStates: d.device.prober.ModuleStates()},
+		Config:   &ConfigStatus{Files: view.Files, Error: view.Error, RestartNeeded: view.Restart},
+		Alerts:   d.alerts.Active(),
+	}
+	if client := d.device.link(); client != nil {
+		l := client.Status()
+		s.Link.State, s.Link.SinceMS = l.State, l.Since.UnixMilli()
+		s.CloneSuspected, s.Drops = l.CloneSuspected, l.Drops
+		if l.LastErr != "" {
+			s.Link.LastError = &LinkError{Code: l.LastCode, Message: l.LastErr, AtMS: l.LastErrAt.UnixMilli()}
+		}
+	}
+	s.Clock.State, s.Clock.OffsetMS = d.device.clock.State()
+	sample, err := d.device.prober.Latest()
+	if err != nil {
+		s.Sampling.LastError = err.Error()
+		return s
+	}
+	s.Sample = &StatusSample{s.NodeID, sample, &sample.DiskPct}
+	if sample.DiskErr != nil {
+		s.Sample.DiskPct, s.Sampling.DiskError = nil, sample.DiskErr.Error()
+	}
+	return s
+}
+
+func (d *Daemon) storageStatus(c *config.Config) StorageStatus {
+	if d.history == nil {
+		return StorageStatus{State: storageOff, Path: c.Text("state_dir")}
+	}
+	h := d.history.Stats()
+	s := StorageStatus{State: storageOK, Path: h.Path, Bytes: h.Bytes, WrittenTodayBytes: h.WrittenToday, Rows: h.Rows,
+		Unsaved: h.Unsaved, LastFlushMS: h.LastFlushMS, Dropped: h.Dropped}
+	switch {
+	case !d.historyEnabled.Load():
+		s.State = storageOff
+	case h.State != "ok":
+		s.State = storageDegraded
+		s.Detail = strings.TrimPrefix(h.State, "degraded:")
+		if h.LastError != "" {
+			s.Detail += ": " + h.LastError
+		}
+	}
+	return s
+}

@@ -1,0 +1,91 @@
+package daemon
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	sd "github.com/coreos/go-systemd/v22/daemon"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"agentctl/prober"
+)
+
+// What connects the daemon to systemd. Without systemd all of it does nothing.
+
+// stopTimeout is how long a stop may take; systemd learns it when the stop begins.
+const stopTimeout = 30 * time.Second
+
+// NotifySystemd sends changes of state, VARIABLE=VALUE each (sd_notify(3)). The process
+// works the same when systemd does not get them, so that errors are ignored.
+func NotifySystemd(states ...string) {
+	_, _ = sd.SdNotify(false, strings.Join(states, "\n"))
+}
+
+// NotifyStopping announces the end of the process, so that systemd waits for pending
+// writes.
+func NotifyStopping() {
+	NotifySystemd(sd.SdNotifyStopping, "EXTEND_TIMEOUT_USEC="+strconv.FormatInt(stopTimeout.Microseconds(), 10))
+}
+
+// notifyReloading announces a reload; READY=1 ends it. systemd compares the time with its
+// own monotonic clock, which Go does not expose.
+func notifyReloading() {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) == nil {
+		NotifySystemd("RELOADING=1", "MONOTONIC_USEC="+strconv.FormatInt(ts.Nano()/1000, 10))
+	}
+}
+
+// scheduler is what the watchdog supervises; the prober is one.
+type scheduler interface {
+	Stats() prober.Stats
+	Interval() time.Duration
+}
+
+// runWatchdog feeds systemd's watchdog until ctx ends, then announces the stop.
+func (d *Daemon) runWatchdog(ctx context.Context) error {
+	return superviseScheduler(ctx, d.device.prober, d.log)
+}
+
+func superviseScheduler(ctx context.Context, s scheduler, log *zap.Logger) error {
+	timeout, err := sd.SdWatchdogEnabled(false)
+	if err != nil {
+		log.Warn("no watchdog: systemd's timeout is not a number", zap.Error(err))
+	}
+	if timeout > 0 {
+		feedWatchdog(ctx, s, timeout, func() { NotifySystemd(sd.SdNotifyWatchdog) })
+	}
+	<-ctx.Done()
+	NotifyStopping()
+	return ctx.Err()
+}
+
+// feedWatchdog calls feed four times in each timeout until ctx ends, as long as the latest
+// tick of the scheduler is not older than its interval and half a timeout. A tick whose
+// reading failed counts too: a restart does not repair /proc.
+//
+// systemd therefore kills a daemon whose scheduler hangs at most an interval and one and a
+// half timeouts after its last tick.
+func feedWatchdog(ctx context.Context, s scheduler, timeout time.Duration, feed func()) {
+	ticker := time.NewTicker(max(timeout/4, time.Millisecond))
+	defer ticker.Stop()
+	var ticks uint64
+	lastTick := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		st := s.Stats()
+		if n := st.Samples + st.Errors; n != ticks {
+			ticks, lastTick = n, time.Now()
+		}
+		if time.Since(lastTick) <= s.Interval()+timeout/2 {
+			feed()
+		}
+	}
+}
