@@ -7,7 +7,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"agentctl/transport/netpoll"
@@ -91,14 +90,6 @@ func (c *Conn) Written() int64 { return c.written.Load() }
 
 // NetConn is the connection below.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
-
-// SyscallConn gives access to the descriptor, for socket options.
-func (c *Conn) SyscallConn() (syscall.RawConn, error) {
-	if sc, ok := c.Conn.(syscall.Conn); ok {
-		return sc.SyscallConn()
-	}
-	return nil, errors.ErrUnsupported
-}
 
 // CloseWrite sends FIN and leaves the reading side open, where the connection can.
 func (c *Conn) CloseWrite() error {

@@ -2,6 +2,8 @@ package sse
 
 import "time"
 
+var pingEvent = []byte("event: ping\ndata: {}\n\n")
+
 // cutState is the state of policy Cut. All times are since the stream opened.
 type cutState struct {
 	opts       Options
@@ -95,7 +97,7 @@ func (w *Writer) Ping() error {
 	if w.acks.pingPending() || pending > 0 {
 		return nil
 	}
-	if err := w.writeEvent(w.opts.PingEvent, now, false); err != nil {
+	if err := w.writeEvent(pingEvent, now, false); err != nil {
 		return err
 	}
 	w.acks.pingEnd = w.acks.written

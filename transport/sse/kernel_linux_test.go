@@ -19,7 +19,7 @@ func quickack(raw syscall.RawConn, on int) {
 // shrinkSendBuffer makes a server's kernel buffer small, to fill it quickly.
 func shrinkSendBuffer(t *testing.T, c *Conn) {
 	t.Helper()
-	raw, err := c.SyscallConn()
+	raw, err := c.Conn.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}

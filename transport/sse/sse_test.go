@@ -19,7 +19,7 @@ func TestAppendEvent(t *testing.T) {
 	refused := "error: " + ErrField.Error()
 	tests := []struct{ name, got, want string }{
 		{"metric", one(AppendEvent(nil, "metric", b(`{"a":1}`))), "event: metric\ndata: {\"a\":1}\n\n"},
-		{"ping", one(AppendEvent(nil, "ping", b("{}"))), string(defaultPing)},
+		{"ping", one(AppendEvent(nil, "ping", b("{}"))), string(pingEvent)},
 		{"no type", one(AppendEvent(nil, "", b("x"))), "data: x\n\n"},
 		{"empty data", one(AppendEvent(nil, "e", nil)), "event: e\ndata: \n\n"},
 		{"no data", one(AppendEvent(nil, "e")), "event: e\n\n"},

@@ -33,8 +33,7 @@ type Options struct {
 	MaxUnacked   int              // frames the peer may leave unacknowledged; default 3
 	MaxBurst     int              // the same within UnackedGrace; default 64
 	UnackedGrace time.Duration    // age of the oldest frame from which MaxUnacked counts; default 1 s
-	PingInterval time.Duration    // default 25 s, negative: no pings
-	PingEvent    []byte           // one whole event; default "event: ping", data {}
+	PingInterval time.Duration    // of the ping event; default 25 s, negative: no pings
 	Linger       time.Duration    // for a stalled peer to read the close event; default 30 s
 	Now          func() time.Time // the clock of these rules; default time.Now
 
@@ -56,8 +55,6 @@ const (
 	maxInput = 64 << 10
 )
 
-var defaultPing = []byte("event: ping\ndata: {}\n\n")
-
 func (o *Options) setDefaults() {
 	setDefault(&o.UnackedGrace, time.Second)
 	setDefault(&o.IdleTimeout, 90*time.Second)
@@ -66,9 +63,6 @@ func (o *Options) setDefaults() {
 	setDefault(&o.MaxUnacked, 3)
 	setDefault(&o.MaxBurst, 64)
 	setDefault(&o.MaxQueued, maxPending)
-	if o.PingEvent == nil {
-		o.PingEvent = defaultPing
-	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -108,9 +102,6 @@ func (s *Streams) Open(w http.ResponseWriter, r *http.Request, o Options) (*Writ
 		return nil, fmt.Errorf("sse: event stream over %s: HTTP/1.1 is needed: %w", r.Proto, errors.ErrUnsupported)
 	}
 	o.setDefaults()
-	if !isWholeEvent(o.PingEvent) {
-		return nil, fmt.Errorf("%w: Options.PingEvent", ErrFrame)
-	}
 	if err := s.add(); err != nil {
 		return nil, err
 	}
