@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -x bin/agentctl ] && [ -x bin/agentctl-board ] || make -s build board
-CGO_ENABLED=0 go build -o bin/bench ./test/bench
+CGO_ENABLED=0 go build -C test/bench -o ../../bin/bench .
 
 # What the device daemon is compared with. Without it that part is reported as not measured.
 version=1.12.1

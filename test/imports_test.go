@@ -49,7 +49,7 @@ var rules = []struct {
 	{"relay/plugins/...", []string{"relay/stages", "relay/eventlog", "relay/gateway", "relay/hub", "relay/mcp/...", "relay/auth", "relay", "transport/..."}, nil, "plugins use the kernel's API only"},
 	{"...", []string{"github.com/spf13/..."}, []string{"cmd/..."}, "flags, files and environment are parsed in cmd"},
 	{"...", []string{"github.com/shirou/gopsutil/..."}, []string{"prober/..."}, "the sampler owns the machine's readings"},
-	{"...", []string{"github.com/gorilla/websocket"}, []string{"transport/link", "test/bench"}, "WebSocket is an implementation detail of the link; the benchmark compares it with a bare server"},
+	{"...", []string{"github.com/gorilla/websocket"}, []string{"transport/link"}, "WebSocket is an implementation detail of the link"},
 	{"...", []string{"github.com/modelcontextprotocol/go-sdk/..."}, []string{"relay/mcp"}, "the MCP SDK stays behind relay/mcp"},
 	{"...", []string{"github.com/creachadair/jrpc2/..."}, []string{"control", "relay/plugins/process"}, "JSON-RPC is spoken on the control socket and to external plugins"},
 	{"...", []string{"github.com/santhosh-tekuri/jsonschema/..."}, []string{"manifest", "relay/plugins/process"}, "product schemas belong to manifest, those of external plugins to process"},

@@ -6,5 +6,5 @@ cd "$(dirname "$0")/.."
 : "${SOAK:=1h}"
 AGENTCTL_SLOW=1 CGO_ENABLED=0 go test -count=1 -timeout 15m -run 'Stall|Slow|Backpressure|Idle|SurviveKill' ./test
 mkdir -p bin
-CGO_ENABLED=0 go build -o bin/bench ./test/bench
+CGO_ENABLED=0 go build -C test/bench -o ../../bin/bench .
 exec bin/bench soak -for "$SOAK" -agentctl "${AGENTCTL:-bin/agentctl}"
