@@ -78,7 +78,7 @@ var (
 		{Name: "limit", Description: "tickets in one answer", Type: arguments.Integer, Min: 1, Max: 100, Default: 50},
 		ulidField("cursor", ulidPattern, "next_cursor of the answer before"),
 	}
-	commentFields = arguments.Object{idField, required(textField("text", MaxComment, nil, "the comment"))}
+	commentFields = arguments.Object{idField, textField("text", MaxComment, nil, "the comment")}
 	assignFields  = arguments.Object{idField,
 		required(optionalText("agent_id", MaxAgentID, agentPattern, "whom to assign it to, an agent or a person; empty for nobody"))}
 	moveFields = arguments.Object{idField, required(enumField("to", Statuses, "the new status; the error of an illegal one names those that are allowed"))}
