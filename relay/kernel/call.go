@@ -10,9 +10,17 @@ import (
 	"agentctl/manifest"
 )
 
-// Call answers a request within CallBudget. The error is always a *manifest.Error, except
-// that a resource which is not there, or not for the caller, is ErrNoResource. An opened
-// stream outlives the budget: it ends with ctx, by its Close, or by itself.
+// A call passes through these functions:
+//
+//	Call          resolves the name and writes the audit record, allowed or not
+//	callInBudget  ends the call's context when its budget is spent
+//	the pipeline  the stages that an operator enabled
+//	dispatch      the fixed checks, in their order; no stage can remove or reorder them
+//	callPlugin    concurrency, breaker, panics, the check of the result (supervise.go)
+
+// Call answers a request within CallBudget. The error is a *manifest.Error, or
+// ErrNoResource for a resource that does not exist or that the caller may not see. An
+// open stream outlives the budget: it ends with ctx, by its Close, or by itself.
 func (k *Kernel) Call(ctx context.Context, r *Request) (*Result, error) {
 	if r.TraceID == "" {
 		r.TraceID = manifest.NewTraceID()
@@ -20,6 +28,19 @@ func (k *Kernel) Call(ctx context.Context, r *Request) (*Result, error) {
 	k.resolve(r)
 	res, err := k.callInBudget(ctx, r)
 	k.total.calls.Add(1)
+	rec := r.record()
+	if err != nil {
+		k.total.errors.Add(1)
+		return nil, k.fail(ctx, r, rec, err)
+	}
+	k.Audit(rec)
+	k.logCall(r)
+	return res, nil
+}
+
+// record returns the audit record of a served request. It holds only names with the
+// syntax of a tool name: others are text of the caller's choice.
+func (r *Request) record() Record {
 	rec := Record{Tenant: r.Caller.Tenant, Actor: r.Caller.Actor, TraceID: r.TraceID, Decision: Allowed}
 	switch {
 	case r.Method == MethodRead:
@@ -34,26 +55,20 @@ func (k *Kernel) Call(ctx context.Context, r *Request) (*Result, error) {
 			rec.Tool, rec.NodeID = r.Tool, n.NodeID
 		}
 	}
-	if err != nil {
-		k.total.errors.Add(1)
-		return nil, k.refused(ctx, r, rec, err)
-	}
-	k.Audit(rec)
-	k.logCall(r)
-	return res, nil
+	return rec
 }
 
-// refused audits a call that ends with err, and makes the error that its caller sees.
-func (k *Kernel) refused(ctx context.Context, r *Request, rec Record, err error) error {
-	rec.Decision = Denied
-	if r.dispatched {
-		rec.Decision = Failed
-	} else {
+// fail audits a request that ends with err, and returns the error that its caller sees.
+func (k *Kernel) fail(ctx context.Context, r *Request, rec Record, err error) error {
+	rec.Decision = Failed
+	if !r.dispatched {
+		rec.Decision = Denied
 		k.total.refused.Add(1)
 	}
 	if errors.Is(err, ErrNoResource) {
 		rec.Code, rec.Reason = manifest.BadRequest, "resource"
-		if _, templates := k.MethodHandler(r.Caller, MethodRead); !templates || r.dispatched { // else that plugin decides
+		// A plugin with templates may still serve the URI, and then that is audited.
+		if _, hasTemplates := k.MethodHandler(r.Caller, MethodRead); !hasTemplates || r.dispatched {
 			k.Audit(rec)
 		}
 		return ErrNoResource
@@ -63,6 +78,10 @@ func (k *Kernel) refused(ctx context.Context, r *Request, rec Record, err error)
 	k.Audit(rec)
 	return e
 }
+
+// eventCall is the type of the event about a served call. Its payload holds ids, decision
+// and code, never arguments or results (RFC-0005 §12).
+const eventCall = "call"
 
 // logCall offers an event about a served call to the log, if its tool wants that.
 func (k *Kernel) logCall(r *Request) {
@@ -74,10 +93,8 @@ func (k *Kernel) logCall(r *Request) {
 	}
 }
 
-// eventCall is the type of the event about a served call. Its payload holds ids, decision
-// and code (RFC-0005 §12).
-const eventCall = "call"
-
+// callPayload writes the payload by hand: it is on the path of every device call, and
+// encoding/json would take more time and memory than the rest of the kernel.
 func callPayload(r *Request) json.RawMessage {
 	b := make([]byte, 0, 224+len(r.Caller.Actor))
 	b = append(b, `{"tool":`...)
@@ -92,7 +109,7 @@ func callPayload(r *Request) json.RawMessage {
 	return append(appendJSON(b, r.TraceID), '}')
 }
 
-// appendJSON appends a JSON string; ids are plain and take the short way.
+// appendJSON appends a JSON string. Ids are printable ASCII and need no escaping.
 func appendJSON(b []byte, s string) []byte {
 	for i := 0; i < len(s); i++ {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
@@ -103,28 +120,28 @@ func appendJSON(b []byte, s string) []byte {
 	return append(append(append(b, '"'), s...), '"')
 }
 
-// resolve finds what the request goes to, before the stages run. What the caller may not
-// see is not found; the fixed checks behind the stages say why.
+// resolve finds the tool or resource of a request before the stages run, so that they can
+// select by plugin and scope. What the caller may not see is not found; dispatch says why.
 func (k *Kernel) resolve(r *Request) {
-	r.tool, r.resource, r.plugin, r.needs, r.dispatched = nil, nil, nil, "", false
+	r.tool, r.resource, r.plugin, r.scope, r.dispatched = nil, nil, nil, "", false
 	if r.Method == MethodRead {
 		if e, err := k.resource(r.Caller, r.URI); err == nil {
-			r.plugin, r.needs = e.plugin, e.resource.Scope
+			r.plugin, r.scope = e.plugin, e.resource.Scope
 		}
 		return
 	}
 	r.Method = MethodCall
 	r.Tool = manifest.Canonical(r.Tool)
-	if e, ok := k.tool(r.Tool); ok && e.visible(r.Caller) {
-		r.plugin, r.needs = e.plugin, e.tool.Scope
+	if e, ok := k.tool(r.Tool); ok && e.plugin.visibleTo(r.Caller) {
+		r.plugin, r.scope = e.plugin, e.tool.Scope
 	}
 }
 
-// errBudget is why a call's context ended when its time was over.
+// errBudget is the cause of a context that ended because its call's time was over.
 var errBudget = fmt.Errorf("kernel: the call's budget is spent: %w", context.DeadlineExceeded)
 
-// callInBudget ends ctx after CallBudget, or earlier when the plugin says so, unless a
-// stream was opened, which keeps it.
+// callInBudget ends ctx after the request's budget, unless a stream was opened, which
+// keeps it. It uses a timer and not context.WithTimeout, which would end an open stream.
 func (k *Kernel) callInBudget(ctx context.Context, r *Request) (*Result, error) {
 	callCtx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(r.budget(), func() { cancel(errBudget) })
@@ -136,7 +153,7 @@ func (k *Kernel) callInBudget(ctx context.Context, r *Request) (*Result, error) 
 		}
 		res.Stream.Close()
 	}
-	if err == nil && !inTime { // too late is too late: the caller was promised an end
+	if err == nil && !inTime { // an answer after the deadline is not delivered
 		res, err = nil, errBudget
 	}
 	if err != nil && errors.Is(context.Cause(callCtx), context.DeadlineExceeded) && ctx.Err() == nil {
@@ -146,6 +163,8 @@ func (k *Kernel) callInBudget(ctx context.Context, r *Request) (*Result, error) 
 	return res, err
 }
 
+// budget is the time that the request may take: the plugin's CallTimeout, at most
+// CallBudget.
 func (r *Request) budget() time.Duration {
 	if r.plugin != nil && r.plugin.manifest.CallTimeout > 0 {
 		return min(r.plugin.manifest.CallTimeout, CallBudget)
@@ -153,32 +172,33 @@ func (r *Request) budget() time.Duration {
 	return CallBudget
 }
 
+// asError converts the error of a call to the one that its caller sees.
 func asError(ctx context.Context, r *Request, err error) *manifest.Error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		e := &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the device did not answer within 5 s", Reason: "gateway_deadline"}
-		if r.plugin != nil && !r.plugin.device() {
-			e.Message = "the plugin did not answer in time"
+		message := "the device did not answer within 5 s"
+		if r.plugin != nil && !r.plugin.isDevice() {
+			message = "the plugin did not answer in time"
 		}
-		return e
+		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: message, Reason: "gateway_deadline"}
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
-		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the caller gave the call up", Reason: "cancelled"}
+		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the caller canceled the call", Reason: "cancelled"}
 	}
 	return manifest.AsError(err)
 }
 
 // dispatch is the innermost handler: the fixed checks in their order, then the plugin.
-// No stage can remove or reorder them.
 func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 	if r.Method == MethodRead {
 		return k.dispatchRead(ctx, r)
 	}
 	e, ok := k.tool(r.Tool)
-	if !ok || !e.visible(r.Caller) || movedTo(r, e.plugin) { // one way, so that tenants cannot be probed
-		return nil, k.missing(r)
+	// Another tenant's tool is answered like a missing one, so that tenants cannot be probed.
+	if !ok || !e.plugin.visibleTo(r.Caller) || reassigned(r, e.plugin) {
+		return nil, k.missingTool(r)
 	}
 	if !r.Caller.Has(e.tool.Scope) {
-		return nil, &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope that this tool needs", Reason: "scope"}
+		return nil, errScope
 	}
 	t := e.tool
 	r.tool = t
@@ -204,7 +224,7 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 		}
 		defer t.Limit.Release()
 	}
-	return k.ask(ctx, e.plugin, r)
+	return k.callPlugin(ctx, e.plugin, r)
 }
 
 func (k *Kernel) dispatchRead(ctx context.Context, r *Request) (*Result, error) {
@@ -212,35 +232,42 @@ func (k *Kernel) dispatchRead(ctx context.Context, r *Request) (*Result, error) 
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := e.plugin.plugin.(Reader); !ok || movedTo(r, e.plugin) {
+	if _, ok := e.plugin.plugin.(Reader); !ok || reassigned(r, e.plugin) {
 		return nil, ErrNoResource
 	}
 	r.resource = e.resource
-	return k.ask(ctx, e.plugin, r)
+	return k.callPlugin(ctx, e.plugin, r)
 }
 
-// movedTo tells whether a name went to another plugin while the stages ran: those of the
-// new one have not seen the request. It is as if the name were not there.
-func movedTo(r *Request, l *loaded) bool {
+// reassigned tells whether a name went to another plugin while the stages ran. The stages
+// of the new one have not seen the request, so it is refused like a missing name. A new
+// version of the same plugin is fine.
+func reassigned(r *Request, l *loaded) bool {
 	return r.plugin == nil || (r.plugin != l && r.plugin.manifest.Name != l.manifest.Name)
 }
 
-// missing explains a tool that none of the caller's plugins has. The scope is checked
+// Refusals of dispatch.
+var (
+	errScope  = &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope that this tool needs", Reason: "scope"}
+	errNoTool = &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
+)
+
+// missingTool explains a tool that none of the caller's plugins has. The scope is checked
 // first, so that a token without it learns nothing about names.
-func (k *Kernel) missing(r *Request) error {
+func (k *Kernel) missingTool(r *Request) error {
 	if _, ok := manifest.ParseToolName(r.Tool); !ok {
-		return &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
+		return errNoTool
 	}
 	if !r.Caller.Has(manifest.ScopeCallReadOnly) {
-		return &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope that this tool needs", Reason: "scope"}
+		return errScope
 	}
 	if k.opt.ExplainMissing != nil {
 		return k.opt.ExplainMissing(r.Caller, r.Tool)
 	}
-	return &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
+	return errNoTool
 }
 
-// NodeDenied is the one answer for another tenant's node and for a node that does not
+// NodeDenied is the answer for another tenant's node as well as for a node that does not
 // exist, so that tenants cannot be probed.
 func NodeDenied() *manifest.Error {
 	return &manifest.Error{Code: manifest.SafetyDenied, Message: "this token may not use that node", Reason: "tenant"}
@@ -256,28 +283,29 @@ func (k *Kernel) Read(ctx context.Context, c *Caller, uri string) (*Resource, []
 	return res.Resource, res.Data, nil
 }
 
-// ErrNoResource is returned for a URI that does not exist or that the caller may not
-// see; the two are not told apart.
+// ErrNoResource is returned for a URI that does not exist as well as for one that the
+// caller may not see.
 var ErrNoResource = errors.New("kernel: no such resource")
 
+// resource finds a resource that the caller may read.
 func (k *Kernel) resource(c *Caller, uri string) (resourceEntry, error) {
 	k.mu.RLock()
 	e, ok := k.resources[uri]
 	k.mu.RUnlock()
-	if !ok || !c.Has(e.resource.Scope) || (e.plugin.manifest.Tenant != "" && e.plugin.manifest.Tenant != c.Tenant) {
+	if !ok || !c.Has(e.resource.Scope) || !e.plugin.visibleTo(c) {
 		return resourceEntry{}, ErrNoResource
 	}
 	return e, nil
 }
 
-// MethodHandler finds the plugin that serves an MCP method beyond tools and resources: the first
-// by name, when there are several. It is served within the plugin's bounds.
+// MethodHandler finds the plugin that serves an MCP method beyond tools and resources; the
+// first by name, when there are several. It is called within the plugin's bounds.
 func (k *Kernel) MethodHandler(c *Caller, method string) (MethodHandler, bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	for _, l := range k.methods[method] {
-		if l.manifest.Tenant == "" || l.manifest.Tenant == c.Tenant {
-			return supervised{k, l}, true
+		if l.visibleTo(c) {
+			return supervisedHandler{k, l}, true
 		}
 	}
 	return nil, false

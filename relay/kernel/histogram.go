@@ -12,13 +12,14 @@ type histogram struct {
 	buckets [4 * 32]atomic.Int64
 }
 
+// observe counts one duration; negative ones as zero.
 func (h *histogram) observe(d time.Duration) {
 	us := uint64(max(d.Microseconds(), 0))
 	h.buckets[min(bucketOf(us), len(h.buckets)-1)].Add(1)
 }
 
-// bucketOf finds the bucket of a number: 0 to 3 have one each, then the two bits behind
-// the highest one choose.
+// bucketOf returns the bucket of a number: 0 to 3 have one each; of larger numbers the
+// position of the highest bit and the two bits below it choose.
 func bucketOf(us uint64) int {
 	if us < 4 {
 		return int(us)
@@ -27,8 +28,8 @@ func bucketOf(us uint64) int {
 	return 4*(n-2) + int(us>>(n-3))&3
 }
 
-// upper is the largest number in a bucket.
-func upper(bucket int) int64 {
+// upperBound is the largest number in a bucket.
+func upperBound(bucket int) int64 {
 	if bucket < 4 {
 		return int64(bucket)
 	}
@@ -36,25 +37,26 @@ func upper(bucket int) int64 {
 	return int64(4+bucket%4+1)<<shift - 1
 }
 
-// quantile is a number of microseconds that percent of the durations do not exceed; 0
-// when there are none.
+// quantile returns a number of microseconds that percent of the durations do not exceed;
+// 0 when there are none. Concurrent observations may or may not be counted.
 func (h *histogram) quantile(percent int64) int64 {
-	var all int64
+	var count int64
 	for i := range h.buckets {
-		all += h.buckets[i].Load()
+		count += h.buckets[i].Load()
 	}
-	if all == 0 {
+	if count == 0 {
 		return 0
 	}
-	need := (all*percent + 99) / 100
+	need := (count*percent + 99) / 100 // rounded up
 	for i := range h.buckets {
 		if need -= h.buckets[i].Load(); need <= 0 {
-			return upper(i)
+			return upperBound(i)
 		}
 	}
-	return upper(len(h.buckets) - 1)
+	return upperBound(len(h.buckets) - 1)
 }
 
+// reset sets all buckets to zero, one after the other.
 func (h *histogram) reset() {
 	for i := range h.buckets {
 		h.buckets[i].Store(0)

@@ -6,7 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// counters count what happened to calls and reads.
+// counters count calls and reads by outcome. They are monotonic between resets, but for
+// inFlight.
 type counters struct {
 	calls, errors, panics, timeouts, refused atomic.Int64
 	inFlight                                 atomic.Int64
@@ -31,15 +32,17 @@ const (
 	StateHalfOpen = "half_open" // its breaker lets one call try
 )
 
-// PluginInfo is what can be told about a loaded plugin.
+// PluginInfo is the state of a loaded plugin.
 type PluginInfo struct {
-	Name      string    `json:"name"`
-	Version   string    `json:"version"`
-	Tenant    string    `json:"tenant,omitempty"`
-	State     string    `json:"state"`
-	InFlight  int64     `json:"in_flight"`
-	Calls     int64     `json:"calls"`  // handed to the plugin, reads included
-	Errors    int64     `json:"errors"` // of those, answered with an error
+	Name     string `json:"name"`
+	Version  string `json:"version"`
+	Tenant   string `json:"tenant,omitempty"`
+	State    string `json:"state"`
+	InFlight int64  `json:"in_flight"`
+	// Calls are the calls and reads that reached the plugin; Errors of those were answered
+	// with an error.
+	Calls     int64     `json:"calls"`
+	Errors    int64     `json:"errors"`
 	Panics    int64     `json:"panics"`
 	Timeouts  int64     `json:"timeouts"`
 	Tools     int       `json:"tools"`
@@ -47,13 +50,13 @@ type PluginInfo struct {
 	Manifest  *Manifest `json:"-"` // read only
 }
 
-// Info is what can be told about the router.
+// Info lists the loaded plugins and the stages in force.
 type Info struct {
 	Plugins []PluginInfo `json:"plugins"` // ascending by name
 	Stages  []string     `json:"stages"`
 }
 
-// Info tells about the loaded plugins.
+// Info returns the loaded plugins and the stages in force.
 func (k *Kernel) Info() Info {
 	k.mu.RLock()
 	in := Info{Plugins: make([]PluginInfo, 0, len(k.plugins))}
@@ -77,7 +80,7 @@ func (l *loaded) info() PluginInfo {
 type TenantSubscriptions struct {
 	Tenant      string `json:"tenant"`
 	Subscribers int    `json:"subscribers"`
-	Waiting     int    `json:"waiting"` // of those, nothing is pending for
+	Waiting     int    `json:"waiting"` // subscribers with nothing pending
 }
 
 // WatchInfo is a watched resource.
@@ -93,8 +96,8 @@ type Subscriptions struct {
 	Watches []WatchInfo           `json:"watches"` // ascending by tenant and URI
 }
 
-// Stats are figures of the whole kernel. The counters begin at the start or at the last
-// ResetCounters; gauges are of now.
+// Stats are figures of the whole kernel. Counters begin at the start or at the last
+// ResetCounters; gauges are current values.
 type Stats struct {
 	Plugins       int `json:"plugins"`
 	Tools         int `json:"tools"`
@@ -105,34 +108,43 @@ type Stats struct {
 	BreakersOpen  int `json:"breakers_open"`
 
 	InFlight int64 `json:"in_flight"`
-	Pending  int   `json:"pending"` // subscriptions that something waits for
+	// Pending are the subscriptions with changes that were not taken yet.
+	Pending int `json:"pending"`
 
-	Calls    int64 `json:"calls"`  // calls and reads, refused ones included
-	Errors   int64 `json:"errors"` // of those, answered with an error
+	// Calls are calls and reads, refused ones included; Errors of those were answered with
+	// an error. Unlogged are events that a full log did not take.
+	Calls    int64 `json:"calls"`
+	Errors   int64 `json:"errors"`
 	Refused  int64 `json:"refused"`
 	Panics   int64 `json:"panics"`
 	Timeouts int64 `json:"timeouts"`
-	Unlogged int64 `json:"unlogged"` // events that a full log did not take
+	Unlogged int64 `json:"unlogged"`
 
-	Changes   int64 `json:"changes"`   // told to the notifier
-	Delivered int64 `json:"delivered"` // taken by subscribers
-	Coalesced int64 `json:"coalesced"` // merged into others before they were taken
-	Dropped   int64 `json:"dropped"`   // times a subscriber had to be told that it missed some
+	// Changes were pushed to the notifier. Subscribers took the Delivered ones; Coalesced
+	// ones were merged into others before that. Dropped counts how often a subscriber got
+	// Change.Missed.
+	Changes   int64 `json:"changes"`
+	Delivered int64 `json:"delivered"`
+	Coalesced int64 `json:"coalesced"`
+	Dropped   int64 `json:"dropped"`
 
-	FanoutP50US int64 `json:"fanout_p50_us"` // from a change until a subscriber took it
+	// The latency from a change until a subscriber took it, microseconds.
+	FanoutP50US int64 `json:"fanout_p50_us"`
 	FanoutP95US int64 `json:"fanout_p95_us"`
 	FanoutP99US int64 `json:"fanout_p99_us"`
 }
 
-// SubscriptionsInfo tells who listens.
+// SubscriptionsInfo returns the subscriptions by tenant and the watches.
 func (k *Kernel) SubscriptionsInfo() Subscriptions {
 	return Subscriptions{Tenants: k.notify.info(), Watches: k.watcher.info()}
 }
 
-// Stats gives the figures of now.
+// Stats returns the current figures. Their parts are read one after the other, so sums may
+// be off by requests in flight.
 func (k *Kernel) Stats() Stats {
 	c := &k.total
-	s := Stats{Calls: c.calls.Load(), Errors: c.errors.Load(), Refused: c.refused.Load(), Panics: c.panics.Load(), Timeouts: c.timeouts.Load(), InFlight: c.inFlight.Load(), Unlogged: c.unlogged.Load()}
+	s := Stats{Calls: c.calls.Load(), Errors: c.errors.Load(), Refused: c.refused.Load(), Panics: c.panics.Load(),
+		Timeouts: c.timeouts.Load(), InFlight: c.inFlight.Load(), Unlogged: c.unlogged.Load()}
 	k.mu.RLock()
 	for _, l := range k.plugins {
 		if l.breaker.Load() != nil && l.state() == StateOpen {
@@ -149,7 +161,7 @@ func (k *Kernel) Stats() Stats {
 	return s
 }
 
-// ResetCounters begins all counters anew; gauges stay.
+// ResetCounters sets all counters to zero; gauges stay.
 func (k *Kernel) ResetCounters() {
 	k.total.reset()
 	k.total.unlogged.Store(0)

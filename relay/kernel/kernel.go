@@ -1,19 +1,42 @@
-// Package kernel is the relay's inside: a router from tool names to plugins, with the
-// fixed checks in front of every call and a pipeline of stages around them.
+// Package kernel routes calls to plugins: from a tool name or resource URI to the plugin
+// that provides it, with fixed checks before every call and a pipeline of stages around
+// them.
 //
-// A door (HTTP, MCP) makes a Request with the Caller that the token proved, and Call
-// answers it:
+// An endpoint (HTTP, MCP) makes a Request with the Caller whom the token authenticated,
+// and Call answers it. The order of the checks is fixed:
 //
-//	audit -> pipeline stages -> name -> scope -> ownership -> tool -> online
+//	audit -> pipeline stages -> name -> scope -> tenant -> tool -> online
 //	      -> schema -> rate and concurrency -> breaker -> plugin -> result check
 //
-// A refusal anywhere before the plugin means that the plugin, and so the device behind
-// it, saw nothing of the call. Reading a resource goes the same way. Load and Unload change
-// what is offered; Subscribe tells about such changes; Heartbeat and ListPresence know who is
-// there; Info and Stats tell how it goes.
+// A refusal before the plugin means that the plugin, and so the device behind it, saw
+// nothing of the call. Reading a resource takes the same way.
 //
-// A plugin is trusted with its own tools and nothing else: its panics, its silence and its
-// lies end in an error of the call, and after repeated ones it is left alone for a while.
+//	k := kernel.New(kernel.Options{Audit: record, Log: log})
+//	err := k.Load(plugin, false)                 // offer its tools and resources
+//	res, err := k.Call(ctx, &kernel.Request{...}) // one call
+//	sub, err := k.Subscribe(tenant)              // changes of what is offered
+//	err = k.Run(ctx)                             // presence and watches
+//
+// # Supervision
+//
+// A plugin is trusted with its own tools and nothing else. Its panics, its silence and
+// answers that break its schema are faults: they end the call with an error, and repeated
+// faults open the plugin's breaker (see breaker.go for its states). Devices and the
+// control plane have no breaker.
+//
+// # Locks
+//
+// Locks that are held together are taken in this order:
+//
+//	Kernel.mu       the registry: plugins, tools, resources, views
+//	presence.order  changes of status, their events and OnPresence functions, in one order
+//	presence.mu     the entries of presence; released before a status is reported
+//	notifier.mu     the tenants with subscriptions
+//	topic.mu        the changes of one tenant
+//
+// watcher.mu is taken alone. No lock is held while a plugin or a stage runs. OnPresence
+// functions run under presence.order; load and unload notify subscribers under Kernel.mu,
+// so that notifications have the order of the changes.
 package kernel
 
 import (
@@ -24,8 +47,8 @@ import (
 	"agentctl/relay/pipeline"
 )
 
-// CallBudget is the gateway's end-to-end budget of a call, seen by the caller
-// (RFC-0005 §7). For a stream it covers the opening.
+// CallBudget is the end-to-end time of a call as the caller sees it (RFC-0005 §7). For a
+// stream it covers the opening.
 const CallBudget = 5 * time.Second
 
 // Stage is middleware around every call.
@@ -36,32 +59,33 @@ type Handler = pipeline.Handler[*Request, *Result]
 
 // Options configure a Kernel. All fields may be left empty.
 type Options struct {
-	// ExplainMissing explains why no loaded plugin has a tool: somebody else's, offline, or no
-	// such tool. It returns a *manifest.Error. Without it the answer is E_BAD_REQUEST.
+	// ExplainMissing says why no loaded plugin has a tool: another tenant's, offline, or
+	// no such tool. It returns a *manifest.Error. nil: the answer is E_BAD_REQUEST.
 	ExplainMissing func(c *Caller, tool string) error
 	// Audit receives one record a decision. It must not block.
 	Audit func(Record)
 	// Stages are in force from the start, outermost first.
 	Stages []Stage
-	// Log receives events: calls of tools that say LogCalls, changes of presence. The
-	// kernel only offers them and never waits. nil: none.
+	// Log receives events: calls of tools with LogCalls, changes of presence. The kernel
+	// offers them without waiting. nil: none.
 	Log Log
-	// PresenceTimeout is how long after its last sign of life somebody is offline;
+	// PresenceTimeout is how long after the last heartbeat a device or agent is offline;
 	// default 90 s.
 	PresenceTimeout time.Duration
 }
 
-// Kernel routes calls to plugins. Make one with New.
+// Kernel routes calls to plugins. Make one with New; its methods may be called from any
+// goroutine.
 type Kernel struct {
 	opt  Options
 	pipe *pipeline.Pipeline[*Request, *Result]
 
 	mu        sync.RWMutex // protects the fields below
 	plugins   map[string]*loaded
-	tools     map[string]entry
+	tools     map[string]toolEntry
 	resources map[string]resourceEntry
-	methods   map[string][]*loaded // of Methods plugins, ascending by name
-	views     map[string]*view
+	methods   map[string][]*loaded // of MethodHandler plugins, ascending by name
+	views     map[string]*view     // by tenant; "" is shared
 
 	notify   notifier
 	watcher  watcher
@@ -74,19 +98,20 @@ func New(opt Options) *Kernel {
 	k := &Kernel{
 		opt:       opt,
 		plugins:   make(map[string]*loaded),
-		tools:     make(map[string]entry),
+		tools:     make(map[string]toolEntry),
 		resources: make(map[string]resourceEntry),
 		methods:   make(map[string][]*loaded),
 		views:     make(map[string]*view),
 	}
+	k.notify.topics = make(map[string]*topic)
 	k.watcher.watches = make(map[watchKey]*watch)
 	k.presence.init(opt, &k.total.unlogged)
 	k.pipe = pipeline.New(k.dispatch, opt.Stages...)
 	return k
 }
 
-// Run owns the goroutines of watched resources and marks the silent as offline; it
-// returns after ctx ends and all of them have.
+// Run runs the watches of resources and marks silent devices and agents as offline. It
+// returns after ctx ends and all of its goroutines have.
 func (k *Kernel) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { k.presence.run(ctx) })
@@ -95,10 +120,10 @@ func (k *Kernel) Run(ctx context.Context) error {
 	return err
 }
 
-// Pipeline gives the stages around every call, to be swapped at run time.
+// Pipeline returns the stages around every call, to be swapped at run time.
 func (k *Kernel) Pipeline() *pipeline.Pipeline[*Request, *Result] { return k.pipe }
 
-// Audit writes a record on behalf of a door (a stream's end, a late answer).
+// Audit writes a record on behalf of an endpoint (a stream's end, a late answer).
 func (k *Kernel) Audit(r Record) {
 	if k.opt.Audit != nil {
 		k.opt.Audit(r)

@@ -1,10 +1,13 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -13,40 +16,47 @@ import (
 // events about device calls carry ids, decision and code, never arguments or results
 // (RFC-0005 §12).
 type Event struct {
-	Seq       uint64          `json:"seq"` // given by the log, rising
-	Tenant    string          `json:"tenant,omitempty"`
-	Type      string          `json:"type"`         // "ticket.created", "presence.offline", "call" …: a-z, 0-9, dot and underscore, at most 64 bytes
-	Aggregate string          `json:"aggregate_id"` // what it is about: a ticket, a node, an agent, a tool; at most 128 bytes
-	Payload   json.RawMessage `json:"payload"`      // a JSON object, at most MaxPayload bytes; nil means {}
-	CreatedMS int64           `json:"created_at"`   // wall clock, milliseconds since 1970; 0: the log's now
+	// Seq is assigned by the log, in ascending order.
+	Seq    uint64 `json:"seq"`
+	Tenant string `json:"tenant,omitempty"`
+	// Type is "ticket.created", "presence.offline", "call" or the like: a-z, 0-9, dot and
+	// underscore, at most 64 bytes.
+	Type string `json:"type"`
+	// Aggregate is the id of what the event is about: a ticket, a node, an agent, a tool;
+	// at most 128 bytes.
+	Aggregate string `json:"aggregate_id"`
+	// Payload is a JSON object of at most MaxPayload bytes; nil means {}.
+	Payload json.RawMessage `json:"payload"`
+	// CreatedMS is the wall clock, milliseconds since 1970; 0: the log sets it.
+	CreatedMS int64 `json:"created_at"`
 }
 
 // MaxPayload bounds the payload of an Event, bytes.
 const MaxPayload = 64 << 10
 
-// ErrLogFull is returned by a log whose queue is full; nothing was kept.
+// ErrLogFull is returned by a log whose queue is full; nothing was appended.
 var ErrLogFull = errors.New("kernel: the event log is behind, try again")
 
-// Log is an append-only event log. relay/eventlog keeps one on disk, MemoryLog in
-// memory. Its methods may be called from any goroutine.
+// Log is an append-only event log: relay/eventlog on disk, MemoryLog in memory. Its
+// methods may be called from any goroutine.
 type Log interface {
-	// Append keeps events, all or none, in their order, and returns the seq of the last
-	// once they are durable.
+	// Append appends events, all or none, in their order. It returns the seq of the last
+	// one after they are durable.
 	Append(ctx context.Context, events ...Event) (last uint64, err error)
-	// Offer keeps an event soon, without waiting; false when the queue is full.
+	// Offer queues an event without waiting; false when the queue is full.
 	Offer(e Event) bool
-	// Replay calls fn with the events behind seq after, ascending, and returns its error.
+	// Replay calls fn with the events above seq after, ascending, and returns its error.
 	// fn must not append.
 	Replay(ctx context.Context, after uint64, fn func(Event) error) error
 	// Last is the seq of the newest event, 0 for none.
 	Last() uint64
 }
 
-// Check tells what is wrong with an event's form.
+// Check says what is wrong with an event's form.
 func (e *Event) Check() error {
 	switch {
-	case !eventType(e.Type):
-		return fmt.Errorf("kernel: event type %q: a-z, 0-9, dot and underscore, 1 to 64 bytes", e.Type)
+	case e.Type == "" || len(e.Type) > 64 || strings.ContainsFunc(e.Type, notInEventType):
+		return fmt.Errorf("kernel: not an event type: %q (use a-z, 0-9, dot and underscore, 1 to 64 bytes)", e.Type)
 	case len(e.Aggregate) > 128 || len(e.Tenant) > 64:
 		return errors.New("kernel: an event's aggregate_id has at most 128 bytes and its tenant 64")
 	case len(e.Payload) > MaxPayload:
@@ -57,13 +67,8 @@ func (e *Event) Check() error {
 	return nil
 }
 
-func eventType(s string) bool {
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '.' && c != '_' {
-			return false
-		}
-	}
-	return len(s) > 0 && len(s) <= 64
+func notInEventType(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '.' && r != '_'
 }
 
 // MemoryLog is a Log in memory, of the newest Max events, for tests and for a kernel
@@ -96,12 +101,8 @@ func (l *MemoryLog) Append(_ context.Context, events ...Event) (uint64, error) {
 		}
 		l.events = append(l.events, e)
 	}
-	limit := l.Max
-	if limit <= 0 {
-		limit = 10_000
-	}
-	if n := len(l.events); n > limit {
-		l.events = append([]Event(nil), l.events[n-limit:]...)
+	if n, limit := len(l.events), cmp.Or(l.Max, 10_000); n > limit {
+		l.events = slices.Clone(l.events[n-limit:])
 	}
 	return l.last, nil
 }
@@ -115,7 +116,7 @@ func (l *MemoryLog) Offer(e Event) bool {
 // Replay implements Log.
 func (l *MemoryLog) Replay(ctx context.Context, after uint64, fn func(Event) error) error {
 	l.mu.Lock()
-	events := append([]Event(nil), l.events...)
+	events := slices.Clone(l.events)
 	l.mu.Unlock()
 	for _, e := range events {
 		if e.Seq <= after {

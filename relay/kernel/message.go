@@ -7,19 +7,19 @@ import (
 	"agentctl/manifest"
 )
 
-// Scopes tells which scopes a caller holds.
+// Scopes are the permissions of a token.
 type Scopes interface{ Has(scope string) bool }
 
-// Caller is who asks. It is made by the door that checked the token and is read-only
-// from then on; the tenant comes from the token only.
+// Caller is the authenticated identity that makes a request. The endpoint that checked the
+// token makes it, with the tenant of the token, and nobody changes it afterwards.
 type Caller struct {
 	Tenant    string
 	Actor     string // token subject
-	JTI       string
+	JTI       string // token id
 	Transport string // "http", "mcp", "stdio", "inproc"
 	Scopes    Scopes
-	// Active tells whether the identity is still good (not expired, not revoked); nil
-	// means that it cannot end. Long streams ask once a second.
+	// Active returns why the identity is no longer valid (expired, revoked), or nil. A nil
+	// function means that it cannot end. Long streams call it once a second.
 	Active func() error
 }
 
@@ -34,34 +34,39 @@ const (
 	MethodRead = "resources/read"
 )
 
-// Request is one message on the bus: a tool call, or the reading of a resource.
+// Request is a tool call, or the reading of a resource.
 type Request struct {
-	Caller    *Caller
-	Method    string          // MethodCall when empty, or MethodRead
-	Tool      string          // of a call: canonical or flat spelling
-	URI       string          // of a read
-	ConnID    string          // the connection or session that it came by, as the door names it
-	Arguments json.RawMessage // a strict JSON object; nil means {}
-	TraceID   string          // 32 hex digits; the kernel makes one when empty
-	Traced    bool            // the caller sent the trace id (traceparent), so it goes on to the device
-	Stream    bool            // the caller takes a stream
-	Session   Session         // the client's side of the conversation; may be nil
+	Caller  *Caller
+	Method  string // MethodCall when empty, or MethodRead
+	Tool    string // of a call: canonical or flat spelling
+	URI     string // of a read
+	ConnID  string // the connection or session that it came by, as the endpoint names it
+	TraceID string // 32 hex digits; the kernel makes one when empty
+	// Arguments are a strict JSON object; nil means {}.
+	Arguments json.RawMessage
+	// Traced tells that the caller sent the trace id (traceparent), so that it goes on to
+	// the device.
+	Traced  bool
+	Stream  bool    // the caller accepts a stream
+	Session Session // the client's side of the conversation; may be nil
 
 	// InputResponses and RequestState answer an earlier Result that asked for input (MCP
 	// multi round trip, SEP-2322): a JSON object by input name, and the state as it was
-	// given. Both come from the client and are to be trusted as little as Arguments.
+	// given. Both come from the client and are as untrusted as Arguments.
 	InputResponses json.RawMessage
 	RequestState   string
 
 	// Meta is the request's _meta as the client sent it, a JSON object; nil when there is
-	// none. It is to be trusted as little as Arguments.
+	// none. It is as untrusted as Arguments.
 	Meta json.RawMessage
 
-	tool       *Tool // set when the caller may know of it
+	// What the request was resolved to. plugin and scope are set before the stages run,
+	// tool and resource by dispatch, when the caller may know of them.
+	tool       *Tool
 	resource   *Resource
-	plugin     *loaded // what it resolves to, before the stages; nil: nothing that the caller sees
-	needs      string  // the scope of what it resolves to
-	dispatched bool    // the plugin was asked
+	plugin     *loaded // nil: nothing that the caller can see
+	scope      string
+	dispatched bool // the plugin was called
 }
 
 // Target is the tool that the request was resolved to; nil before that.
@@ -76,23 +81,25 @@ func (r *Request) Plugin() string {
 	return r.plugin.manifest.Name
 }
 
-// RequiredScope is the scope that the request's tool or resource wants, known before the stages
-// run; "" when it goes to nothing that the caller may see.
-func (r *Request) RequiredScope() string { return r.needs }
+// RequiredScope is the scope that the request's tool or resource needs, known before the
+// stages run; "" when it goes to nothing that the caller may see.
+func (r *Request) RequiredScope() string { return r.scope }
 
-// Session is what a plugin may ask of the client during a call: progress, log messages
-// and requests from server to client, as MCP knows them. Params and results are JSON.
+// Session sends to the client during a call: progress, log messages and requests from
+// server to client, as MCP defines them. Params and results are JSON.
 type Session interface {
 	Notify(ctx context.Context, method string, params json.RawMessage) error
 	Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
-	ProgressToken() any // nil when the caller asked for no progress
-	// Capabilities is what the client said that it can do, as MCP's ClientCapabilities
-	// object; nil when it said nothing.
+	// ProgressToken returns the token of the call; nil when the caller wants no progress.
+	ProgressToken() any
+	// Capabilities returns the client's ClientCapabilities object of MCP; nil when it sent
+	// none.
 	Capabilities() json.RawMessage
 }
 
 // Result is the answer to a call: Structured for tools with an output schema, Content
-// for MCP content blocks, Stream for a call that opened one.
+// for MCP content blocks, Stream for a call that opened one. A plugin may return one
+// Result to several callers, so nobody changes it in place.
 type Result struct {
 	Structured json.RawMessage
 	Content    []json.RawMessage
@@ -108,7 +115,7 @@ type Result struct {
 	// and RequestState, which the plugin has to protect if it relies on it.
 	InputRequests json.RawMessage
 	RequestState  string
-	// RPCError, when set, is the answer of a plugin that speaks MCP itself.
+	// RPCError, when set, is the answer of a plugin that speaks MCP.
 	RPCError *RPCError
 }
 
@@ -135,7 +142,7 @@ type Stream interface {
 	Close()
 }
 
-// Decision is the word that an audit line carries.
+// Decision is the outcome of a request as an audit record names it.
 type Decision string
 
 // Decisions.
@@ -146,7 +153,7 @@ const (
 	Closed  Decision = "close" // a stream ended
 )
 
-// Record is one audit line (RFC-0005 §12): never arguments, never results.
+// Record is one line of the audit log (RFC-0005 §12): never arguments, never results.
 type Record struct {
 	Tenant   string
 	Actor    string
@@ -154,6 +161,7 @@ type Record struct {
 	NodeID   string
 	Decision Decision
 	Code     manifest.Code
-	Reason   string // short word: scope, schema, rate, late_ack, close code ...
-	TraceID  string
+	// Reason is a short word: scope, schema, rate, late_ack, a close code.
+	Reason  string
+	TraceID string
 }

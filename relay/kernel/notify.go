@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"cmp"
+	"container/list"
 	"errors"
 	"slices"
 	"sync"
@@ -12,18 +13,21 @@ import (
 // Change is what a Subscription reports. Bursts are coalesced: a set flag says that it
 // happened at least once since the last Next.
 type Change struct {
-	Tools     bool     // the list of tools changed
-	Resources bool     // the list of resources changed
-	Prompts   bool     // the list of prompts of a Methods plugin changed
-	Updated   []string // URIs whose content changed, at most MaxWatched
-	// Missed tells that more URIs changed than are kept: any may have, beyond Updated.
+	Tools     bool // the list of tools changed
+	Resources bool // the list of resources changed
+	Prompts   bool // the list of prompts of a MethodHandler plugin changed
+	// Updated are the URIs whose content changed, at most MaxWatched.
+	Updated []string
+	// Missed tells that more URIs changed than are kept: others than those in Updated may
+	// have changed, too.
 	Missed bool
 }
 
-// Bounds of subscriptions.
+// Bounds of subscriptions. MaxWatched is the number of watched URIs in the kernel, and of
+// changed URIs that are kept for a tenant.
 const (
 	MaxSubscriptions = 10000
-	MaxWatched       = 4096 // watched URIs in the kernel, and changed ones kept for a tenant
+	MaxWatched       = 4096
 )
 
 // Errors of subscriptions.
@@ -33,9 +37,14 @@ var (
 	ErrStopped              = errors.New("kernel: stopped")
 )
 
-// notifier tells subscribers of changes. What changed is kept once a tenant, in the order
-// of the changes; a subscription is a place in that order. So a subscriber who does not
-// come costs a place, and a change costs those who wait for one and nobody else.
+// notifier informs subscribers of changes. Changes are kept once a tenant, coalesced by
+// kind and URI, and numbered; a subscription is a number up to which it has taken them.
+// So a subscriber who does not read costs one number, and a change costs those who wait
+// and nobody else.
+//
+// It is not built on transport/fanout, whose subscribers have a queue each: a change
+// would cost an insertion for each of up to 10,000 subscribers, and coalescing 4,096 URIs
+// would cost a map for each of them.
 type notifier struct {
 	mu     sync.RWMutex // protects the fields below; taken before topic.mu
 	topics map[string]*topic
@@ -47,24 +56,22 @@ type notifier struct {
 
 // topic is what changed for one tenant that has subscribers.
 type topic struct {
-	mu                        sync.Mutex // protects the fields below
-	subs                      int
-	waiting                   []*Subscription // nothing is pending for them
-	seq                       uint64          // number of changes
-	tools, resources, prompts uint64          // seq of the last change of each kind
-	uris                      map[string]*changedURI
-	ring                      changedURI // list of uris in the order of their last change
-	forgotten                 uint64     // seq of the newest change of a URI that was pushed out
+	mu      sync.Mutex // protects the fields below
+	subs    int
+	waiting []*Subscription // those with nothing pending
+	seq     uint64          // number of changes
+	flags   [3]uint64       // seq of the last change of tools, resources and prompts
+	uris    map[string]*list.Element
+	order   list.List // of changedURI, the last change at the back
+	evicted uint64    // seq of the newest change of a URI that was evicted
 }
 
-// changedURI is an element of a ring.
 type changedURI struct {
-	uri        string
-	seq        uint64
-	prev, next *changedURI
+	uri string
+	seq uint64
 }
 
-// Subscription hears of the changes that one tenant can see. It is used by one goroutine.
+// Subscription reports the changes that one tenant can see. It is used by one goroutine.
 type Subscription struct {
 	n      *notifier
 	t      *topic
@@ -73,12 +80,12 @@ type Subscription struct {
 
 	// protected by t.mu
 	seen   uint64    // changes up to here were taken
-	place  int       // in t.waiting; -1: it is not there
+	place  int       // index in t.waiting; -1: not in it
 	since  time.Time // of the first change that is pending
 	closed bool
 }
 
-// Subscribe hears of changes in what the tenant can see.
+// Subscribe reports changes in what the tenant can see.
 func (k *Kernel) Subscribe(tenant string) (*Subscription, error) {
 	n := &k.notify
 	n.mu.Lock()
@@ -89,11 +96,7 @@ func (k *Kernel) Subscribe(tenant string) (*Subscription, error) {
 	n.subs++
 	t := n.topics[tenant]
 	if t == nil {
-		if n.topics == nil {
-			n.topics = make(map[string]*topic)
-		}
-		t = &topic{uris: make(map[string]*changedURI)}
-		t.ring.prev, t.ring.next = &t.ring, &t.ring
+		t = &topic{uris: make(map[string]*list.Element)}
 		n.topics[tenant] = t
 	}
 	t.mu.Lock()
@@ -104,10 +107,10 @@ func (k *Kernel) Subscribe(tenant string) (*Subscription, error) {
 	return s, nil
 }
 
-// Ready is signalled when Next has something.
+// Ready is signaled when Next has something.
 func (s *Subscription) Ready() <-chan struct{} { return s.ready }
 
-// Next takes everything that is pending; Updated is in ascending order.
+// Next takes everything that is pending. Updated is in ascending order.
 func (s *Subscription) Next() (c Change) {
 	t := s.t
 	t.mu.Lock()
@@ -115,31 +118,30 @@ func (s *Subscription) Next() (c Change) {
 	if s.closed || s.seen == t.seq {
 		return Change{}
 	}
-	took := int64(0)
-	for _, f := range []struct {
-		at   uint64
-		flag *bool
-	}{{t.tools, &c.Tools}, {t.resources, &c.Resources}, {t.prompts, &c.Prompts}} {
-		if f.at > s.seen {
-			*f.flag = true
-			took++
+	taken := int64(0)
+	for i, flag := range c.flags() {
+		if *flag = t.flags[i] > s.seen; *flag {
+			taken++
 		}
 	}
-	for u := t.ring.prev; u != &t.ring && u.seq > s.seen; u = u.prev {
-		c.Updated = append(c.Updated, u.uri)
+	for e := t.order.Back(); e != nil && e.Value.(*changedURI).seq > s.seen; e = e.Prev() {
+		c.Updated = append(c.Updated, e.Value.(*changedURI).uri)
 	}
-	took += int64(len(c.Updated))
-	if c.Missed = t.forgotten > s.seen; c.Missed {
+	taken += int64(len(c.Updated))
+	if c.Missed = t.evicted > s.seen; c.Missed {
 		s.n.dropped.Add(1)
 	}
-	s.n.delivered.Add(took)
-	s.n.coalesced.Add(int64(t.seq-s.seen) - took)
+	s.n.delivered.Add(taken)
+	s.n.coalesced.Add(int64(t.seq-s.seen) - taken)
 	s.n.latency.observe(time.Since(s.since))
 	s.seen = t.seq
 	t.waitLocked(s)
 	slices.Sort(c.Updated)
 	return c
 }
+
+// flags are the kinds of changes in the order of topic.flags.
+func (c *Change) flags() [3]*bool { return [3]*bool{&c.Tools, &c.Resources, &c.Prompts} }
 
 // Close ends the subscription. It may be called more than once.
 func (s *Subscription) Close() {
@@ -162,31 +164,27 @@ func (s *Subscription) Close() {
 	}
 }
 
+// waitLocked adds a subscription with nothing pending to those that a change wakes.
 func (t *topic) waitLocked(s *Subscription) {
 	s.place = len(t.waiting)
 	t.waiting = append(t.waiting, s)
 }
 
-// push records a change and wakes those who wait for one; the others have it coming.
+// push records changes and wakes the subscriptions that wait; the others find them with
+// their next Next.
 func (t *topic) push(c Change, uri string) (changes int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	before := t.seq
-	if c.Tools {
-		t.seq++
-		t.tools = t.seq
-	}
-	if c.Resources {
-		t.seq++
-		t.resources = t.seq
-	}
-	if c.Prompts {
-		t.seq++
-		t.prompts = t.seq
+	for i, flag := range c.flags() {
+		if *flag {
+			t.seq++
+			t.flags[i] = t.seq
+		}
 	}
 	if uri != "" {
 		t.seq++
-		t.touchLocked(uri)
+		t.updateLocked(uri)
 	}
 	if t.seq == before || len(t.waiting) == 0 {
 		return int64(t.seq - before)
@@ -197,37 +195,33 @@ func (t *topic) push(c Change, uri string) (changes int64) {
 		t.waiting[i] = nil
 		select {
 		case s.ready <- struct{}{}:
-		default: // still signalled
+		default: // still signaled
 		}
 	}
 	t.waiting = t.waiting[:0]
 	return int64(t.seq - before)
 }
 
-// touchLocked makes uri the last that changed; the one that has not changed for longest
-// is forgotten when there are too many.
-func (t *topic) touchLocked(uri string) {
-	u := t.uris[uri]
-	switch {
-	case u != nil:
-		u.prev.next, u.next.prev = u.next, u.prev
-	case len(t.uris) >= MaxWatched:
-		u = t.ring.next
-		t.forgotten = u.seq
-		t.ring.next, u.next.prev = u.next, &t.ring
-		delete(t.uris, u.uri)
-		u.uri = uri
-		t.uris[uri] = u
-	default:
-		u = &changedURI{uri: uri}
-		t.uris[uri] = u
+// updateLocked makes uri the last that changed. When there are too many it evicts the one
+// that has not changed for longest.
+func (t *topic) updateLocked(uri string) {
+	e := t.uris[uri]
+	if e == nil && len(t.uris) >= MaxWatched {
+		e = t.order.Front()
+		oldest := e.Value.(*changedURI)
+		t.evicted = oldest.seq
+		delete(t.uris, oldest.uri)
+		oldest.uri = uri
 	}
-	u.seq = t.seq
-	u.prev, u.next = t.ring.prev, &t.ring
-	u.prev.next, t.ring.prev = u, u
+	if e == nil {
+		e = t.order.PushBack(&changedURI{uri: uri})
+	}
+	t.uris[uri] = e
+	e.Value.(*changedURI).seq = t.seq
+	t.order.MoveToBack(e)
 }
 
-// push tells the subscribers of a tenant; those of all tenants for "".
+// push informs the subscribers of a tenant; those of all tenants for "".
 func (n *notifier) push(tenant string, c Change, uri string) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -242,12 +236,14 @@ func (n *notifier) push(tenant string, c Change, uri string) {
 	}
 }
 
-func (k *Kernel) changedLocked(m *Manifest) {
+// notifyListsLocked informs the subscribers of a plugin's tenant that the plugin's tools
+// and resources came or went. k.mu is held.
+func (k *Kernel) notifyListsLocked(m *Manifest) {
 	k.notify.push(m.Tenant, Change{Tools: len(m.Tools) > 0, Resources: len(m.Resources) > 0}, "")
 }
 
-// NotifyChange tells the subscribers of a tenant ("": of every tenant) about a change that
-// Load and Unload cannot see, such as another list of prompts or new content.
+// NotifyChange informs the subscribers of a tenant ("": of every tenant) about a change
+// that Load and Unload do not see, such as another list of prompts or new content.
 func (k *Kernel) NotifyChange(tenant string, c Change) {
 	for _, uri := range c.Updated {
 		k.notify.push(tenant, Change{}, uri)
@@ -270,6 +266,7 @@ func (n *notifier) info() []TenantSubscriptions {
 	return all
 }
 
+// stats fills in the figures of subscriptions and changes.
 func (n *notifier) stats(s *Stats) {
 	for _, t := range n.info() {
 		s.Subscriptions += t.Subscribers

@@ -13,7 +13,7 @@ import (
 	"agentctl/manifest"
 )
 
-// Manifest says what a plugin offers. A connected device is a plugin: its capability
+// Manifest lists what a plugin offers. A connected device is a plugin: its capability
 // manifest becomes one of these.
 type Manifest struct {
 	Name      string // unique; a device's is "device:<node_id>"
@@ -27,15 +27,16 @@ type Manifest struct {
 	// CallTimeout ends a call earlier than CallBudget, which it cannot exceed; 0: CallBudget.
 	CallTimeout time.Duration
 	// Inline calls run in the caller's goroutine. It is for trusted code that obeys its
-	// context. Other plugins run in goroutines of their own, so that one that ignores its
-	// context cannot hold its caller; MaxConcurrency bounds what such a plugin leaks.
+	// context. Calls of other plugins get a goroutine each, so that a plugin that ignores
+	// its context cannot block its caller; MaxConcurrency bounds the goroutines that such a
+	// plugin leaks.
 	Inline bool
 }
 
-// DefaultConcurrency is the number of calls in flight of a plugin that names none.
+// DefaultConcurrency is MaxConcurrency of a plugin that sets none.
 const DefaultConcurrency = 64
 
-// Tool is one callable thing.
+// Tool is what a client calls by name.
 type Tool struct {
 	Name         string // canonical spelling, unique in the kernel
 	Title        string
@@ -47,9 +48,9 @@ type Tool struct {
 	NodeID       string // of a device tool
 	Streams      bool   // answers with a stream
 	// LogCalls offers each served call to Options.Log: ids, decision and code, never
-	// arguments or results (RFC-0005 §12). Plugins with a domain of their own append
-	// their own events instead. (It stands here for the size: there is one for each tool
-	// of each board.)
+	// arguments or results (RFC-0005 §12). Plugins with domain events append those
+	// instead. The field is between other booleans to save memory: there is one Tool for
+	// each capability of each board.
 	LogCalls bool
 	// CheckArguments validates the arguments against InputSchema and returns them in their
 	// normal form. It runs before dispatch.
@@ -58,12 +59,12 @@ type Tool struct {
 	// tools; a streaming plugin charges it when it really opens a stream, since joining
 	// one costs the device nothing.
 	Limit *manifest.Limit
-	// CheckResult, when set, holds the structured answer against OutputSchema. A plugin
-	// whose answers break it has a fault. nil: the plugin is trusted.
+	// CheckResult, when set, validates the structured answer against OutputSchema. An
+	// answer that breaks it is a fault of the plugin. nil: the plugin is trusted.
 	CheckResult func(structured []byte) error
 }
 
-// Resource is one readable thing.
+// Resource is a readable document with a URI.
 type Resource struct {
 	URI         string
 	Name        string
@@ -102,77 +103,130 @@ type MethodHandler interface {
 	HandleMethod(ctx context.Context, c *Caller, s Session, method string, params json.RawMessage) (json.RawMessage, error)
 }
 
-// Bounds of the registry.
+// Bounds of the registry. Each device is a plugin, and the relay has some of its own.
 const (
-	MaxPlugins        = 20_256 // each device is one, and the relay has some of its own
-	MaxToolsPerPlugin = 256
+	MaxPlugins        = 20_256
+	MaxToolsPerPlugin = 256 // and resources
 )
 
+// Errors of Load and UnloadByName.
 var (
-	// ErrAlreadyLoaded is returned by Load for a name that is taken.
-	ErrAlreadyLoaded = errors.New("kernel: a plugin of this name is loaded")
-	// ErrNotLoaded is returned by UnloadByName for what is not there.
-	ErrNotLoaded = errors.New("kernel: no such plugin is loaded")
-	// ErrTooManyPlugins is returned by Load when MaxPlugins are loaded.
+	ErrAlreadyLoaded  = errors.New("kernel: a plugin of this name is loaded")
+	ErrNotLoaded      = errors.New("kernel: no such plugin is loaded")
 	ErrTooManyPlugins = errors.New("kernel: too many plugins")
 )
 
-// Load registers a plugin's tools and resources and tells the subscribers. With replace
-// a plugin of the same name gives way in the same step, so that no moment without its
-// tools can be seen.
+// Load registers a plugin's tools and resources and notifies the subscribers. With replace
+// it takes the place of a plugin of the same name in one step, so that no client sees a
+// moment without its tools.
 func (k *Kernel) Load(p Plugin, replace bool) error {
 	m := p.Manifest()
 	if err := checkManifest(m); err != nil {
-		return err
+		return fmt.Errorf("load plugin%s: %w", nameOf(m), err)
 	}
 	l := &loaded{plugin: p, manifest: m}
-	var serves []string // asked before the lock: the plugin may ask the kernel in its turn
-	if methods, ok := p.(MethodHandler); ok {
-		serves = methods.Methods()
+	var methods []string // read before the lock: the plugin may call the kernel
+	if h, ok := p.(MethodHandler); ok {
+		methods = h.Methods()
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	old, taken := k.plugins[m.Name]
-	if taken && !replace {
-		return fmt.Errorf("load plugin %s: %w", m.Name, ErrAlreadyLoaded)
+	old := k.plugins[m.Name]
+	if err := k.admitLocked(m, old, replace); err != nil {
+		return fmt.Errorf("load plugin %s: %w", m.Name, err)
 	}
-	if !taken && len(k.plugins) >= MaxPlugins {
+	if old != nil {
+		k.removeLocked(old)
+	}
+	k.insertLocked(l, methods)
+	if old == nil {
+		k.notifyListsLocked(m)
+	} else if !sameSurface(old.manifest, m) {
+		k.notifyListsLocked(old.manifest) // its lists may have shrunk, perhaps for another tenant
+		k.notifyListsLocked(m)
+	}
+	return nil
+}
+
+// nameOf is the name in the errors of manifests, which may have none.
+func nameOf(m *Manifest) string {
+	if m == nil || m.Name == "" {
+		return ""
+	}
+	return " " + m.Name
+}
+
+// admitLocked says why a plugin cannot be loaded, possibly in place of old. mu is held.
+func (k *Kernel) admitLocked(m *Manifest, old *loaded, replace bool) error {
+	if old != nil && !replace {
+		return ErrAlreadyLoaded
+	}
+	if old == nil && len(k.plugins) >= MaxPlugins {
 		return ErrTooManyPlugins
 	}
 	for _, t := range m.Tools {
-		if e, clash := k.tools[t.Name]; clash && (!taken || e.plugin != old) {
-			return fmt.Errorf("load plugin %s: a tool of the same name belongs to another plugin", m.Name)
+		if e, ok := k.tools[t.Name]; ok && e.plugin != old {
+			return errors.New("a tool of the same name belongs to another plugin")
 		}
 	}
 	for _, r := range m.Resources {
-		if e, clash := k.resources[r.URI]; clash && (!taken || e.plugin != old) {
-			return fmt.Errorf("load plugin %s: a resource of the same URI belongs to another plugin", m.Name)
+		if e, ok := k.resources[r.URI]; ok && e.plugin != old {
+			return errors.New("a resource of the same URI belongs to another plugin")
 		}
 	}
-	if taken {
-		k.dropLocked(old)
-	}
+	return nil
+}
+
+// insertLocked enters a plugin into the registry. mu is held.
+func (k *Kernel) insertLocked(l *loaded, methods []string) {
+	m := l.manifest
 	k.plugins[m.Name] = l
-	k.indexMethodsLocked(l, serves)
+	for _, method := range methods {
+		list := k.methods[method]
+		i, _ := slices.BinarySearchFunc(list, l, func(a, b *loaded) int { return strings.Compare(a.manifest.Name, b.manifest.Name) })
+		if i == len(list) || list[i] != l {
+			k.methods[method] = slices.Insert(list, i, l)
+		}
+	}
 	v := k.viewLocked(m.Tenant)
 	for _, t := range m.Tools {
-		k.tools[t.Name] = entry{tool: t, plugin: l}
+		k.tools[t.Name] = toolEntry{tool: t, plugin: l}
 		v.tools.insert(t)
 	}
 	for _, r := range m.Resources {
 		k.resources[r.URI] = resourceEntry{resource: r, plugin: l}
 		v.resources.insert(r)
 	}
-	if !taken {
-		k.changedLocked(m)
-	} else if !sameSurface(old.manifest, m) {
-		k.changedLocked(old.manifest) // what it had may be gone, for another tenant perhaps
-		k.changedLocked(m)
-	}
-	return nil
 }
 
-// Unload removes a plugin, only if it is still p: a late unload of a plugin that was
+// removeLocked removes a plugin from the registry. mu is held.
+func (k *Kernel) removeLocked(l *loaded) {
+	m := l.manifest
+	delete(k.plugins, m.Name)
+	if _, ok := l.plugin.(MethodHandler); ok { // whatever Methods returns by now
+		for method, list := range k.methods {
+			if list = slices.DeleteFunc(list, func(o *loaded) bool { return o == l }); len(list) == 0 {
+				delete(k.methods, method)
+			} else {
+				k.methods[method] = list
+			}
+		}
+	}
+	v := k.viewLocked(m.Tenant)
+	for _, t := range m.Tools {
+		delete(k.tools, t.Name)
+		v.tools.remove(t.Name)
+	}
+	for _, r := range m.Resources {
+		delete(k.resources, r.URI)
+		v.resources.remove(r.URI)
+	}
+	if m.Tenant != "" && len(v.tools) == 0 && len(v.resources) == 0 {
+		delete(k.views, m.Tenant)
+	}
+}
+
+// Unload removes a plugin only if it is still p: a late unload of a plugin that was
 // replaced changes nothing.
 func (k *Kernel) Unload(p Plugin) bool {
 	name := p.Manifest().Name
@@ -186,10 +240,10 @@ func (k *Kernel) Unload(p Plugin) bool {
 	return true
 }
 
-// UnloadByName removes the plugin that ref names: name, or name@version, which must be the
-// loaded one. Devices are not unloaded by name; they leave when their link ends.
+// UnloadByName removes the plugin that ref names: NAME, or NAME@VERSION, which must be the
+// loaded version. Devices are not unloaded by name but by the end of their link.
 func (k *Kernel) UnloadByName(ref string) error {
-	name, version, pinned := strings.Cut(ref, "@")
+	name, version, hasVersion := strings.Cut(ref, "@")
 	if strings.HasPrefix(name, devicePrefix) {
 		return fmt.Errorf("unload %s: a device is unloaded by the end of its link", name)
 	}
@@ -199,7 +253,7 @@ func (k *Kernel) UnloadByName(ref string) error {
 	switch {
 	case !ok:
 		return fmt.Errorf("unload %s: %w", name, ErrNotLoaded)
-	case pinned && l.manifest.Version != version:
+	case hasVersion && l.manifest.Version != version:
 		return fmt.Errorf("unload %s: the loaded version is %s: %w", ref, l.manifest.Version, ErrNotLoaded)
 	}
 	k.unloadLocked(l)
@@ -207,50 +261,8 @@ func (k *Kernel) UnloadByName(ref string) error {
 }
 
 func (k *Kernel) unloadLocked(l *loaded) {
-	k.dropLocked(l)
-	delete(k.plugins, l.manifest.Name)
-	k.changedLocked(l.manifest)
-}
-
-// indexMethodsLocked enters what a Methods plugin serves.
-func (k *Kernel) indexMethodsLocked(l *loaded, serves []string) {
-	for _, method := range serves {
-		list := k.methods[method]
-		i, _ := slices.BinarySearchFunc(list, l, func(a, b *loaded) int { return strings.Compare(a.manifest.Name, b.manifest.Name) })
-		if i == len(list) || list[i] != l {
-			k.methods[method] = slices.Insert(list, i, l)
-		}
-	}
-}
-
-// dropMethodsLocked forgets it, whatever the plugin says now that it serves.
-func (k *Kernel) dropMethodsLocked(l *loaded) {
-	if _, ok := l.plugin.(MethodHandler); !ok {
-		return
-	}
-	for method, list := range k.methods {
-		if list = slices.DeleteFunc(list, func(o *loaded) bool { return o == l }); len(list) == 0 {
-			delete(k.methods, method)
-		} else {
-			k.methods[method] = list
-		}
-	}
-}
-
-func (k *Kernel) dropLocked(l *loaded) {
-	k.dropMethodsLocked(l)
-	v := k.viewLocked(l.manifest.Tenant)
-	for _, t := range l.manifest.Tools {
-		delete(k.tools, t.Name)
-		v.tools.remove(t.Name)
-	}
-	for _, r := range l.manifest.Resources {
-		delete(k.resources, r.URI)
-		v.resources.remove(r.URI)
-	}
-	if l.manifest.Tenant != "" && len(v.tools) == 0 && len(v.resources) == 0 {
-		delete(k.views, l.manifest.Tenant)
-	}
+	k.removeLocked(l)
+	k.notifyListsLocked(l.manifest)
 }
 
 // maxVersion bounds a plugin's version, bytes.
@@ -261,41 +273,42 @@ var semanticVersion = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\
 	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?` +
 	`(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
 
+// checkManifest says what is wrong with a manifest, before its names are compared with
+// those of other plugins.
 func checkManifest(m *Manifest) error {
-	if m == nil || m.Name == "" {
-		return errors.New("kernel: a plugin manifest needs a name")
+	switch {
+	case m == nil || m.Name == "":
+		return errors.New("the manifest needs a name")
+	case len(m.Tools) > MaxToolsPerPlugin || len(m.Resources) > MaxToolsPerPlugin:
+		return fmt.Errorf("too many tools or resources (use at most %d each)", MaxToolsPerPlugin)
+	case len(m.Version) > maxVersion || !semanticVersion.MatchString(m.Version):
+		return fmt.Errorf("not a semantic version: %q (use one like 1.0.0)", m.Version)
+	case m.MaxConcurrency < 0 || m.CallTimeout < 0:
+		return errors.New("MaxConcurrency and CallTimeout must not be negative")
 	}
-	if len(m.Tools) > MaxToolsPerPlugin || len(m.Resources) > MaxToolsPerPlugin {
-		return fmt.Errorf("load plugin %s: at most %d tools and resources each", m.Name, MaxToolsPerPlugin)
-	}
-	if len(m.Version) > maxVersion || !semanticVersion.MatchString(m.Version) {
-		return fmt.Errorf("load plugin %s: not a semantic version: %q (use one like 1.0.0)", m.Name, m.Version)
-	}
-	if m.MaxConcurrency < 0 || m.CallTimeout < 0 {
-		return fmt.Errorf("load plugin %s: MaxConcurrency and CallTimeout are not negative", m.Name)
-	}
-	device := strings.HasPrefix(m.Name, devicePrefix)
-	names := make(map[string]bool, len(m.Tools))
+	isDevice := strings.HasPrefix(m.Name, devicePrefix)
+	seen := make(map[string]bool, len(m.Tools)+len(m.Resources))
 	for _, t := range m.Tools {
-		if t.Name == "" || t.Scope == "" || names[t.Name] {
-			return fmt.Errorf("load plugin %s: every tool needs a name of its own and a scope", m.Name)
+		if t.Name == "" || t.Scope == "" || seen[t.Name] {
+			return errors.New("every tool needs a unique name and a scope")
 		}
-		if _, ofDevice := manifest.ParseToolName(t.Name); ofDevice && !device {
-			return fmt.Errorf("load plugin %s: the name of tool %s is a device's", m.Name, t.Name)
+		if _, ok := manifest.ParseToolName(t.Name); ok && !isDevice {
+			return fmt.Errorf("the tool name %s is reserved for devices", t.Name)
 		}
-		names[t.Name] = true
+		seen[t.Name] = true
 	}
-	uris := make(map[string]bool, len(m.Resources))
+	clear(seen)
 	for _, r := range m.Resources {
-		if r.URI == "" || r.Scope == "" || uris[r.URI] {
-			return fmt.Errorf("load plugin %s: every resource needs a URI of its own and a scope", m.Name)
+		if r.URI == "" || r.Scope == "" || seen[r.URI] {
+			return errors.New("every resource needs a unique URI and a scope")
 		}
-		uris[r.URI] = true
+		seen[r.URI] = true
 	}
 	return nil
 }
 
-// sameSurface tells whether a replacement shows a client exactly what it replaces.
+// sameSurface tells whether clients see no difference between a plugin and its
+// replacement.
 func sameSurface(a, b *Manifest) bool {
 	return a.Tenant == b.Tenant &&
 		slices.EqualFunc(a.Tools, b.Tools, func(x, y *Tool) bool {

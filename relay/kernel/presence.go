@@ -11,19 +11,32 @@ import (
 	"time"
 )
 
-// Presence says of one device or agent whether it is there. The kernel records it and
-// tells of changes; what is made of it (a directory, an alarm) is a plugin's business.
+// Presence works like this:
+//
+//	Heartbeat    offline or unknown -> online, reported; online -> later timeout
+//	MarkOffline  online -> offline, reported
+//	sweep        online without a heartbeat for the timeout -> offline, reported;
+//	             offline for presenceRetention -> forgotten
+//
+// A report is an event in the log and a call of each OnPresence function. Reports have the
+// order of the changes, since presence.order is held over a change and its report.
+// Timeouts use the monotonic clock, so that setting the wall clock marks nobody as offline.
+
+// Presence is the status of one device or agent. The kernel records it and reports
+// changes; a directory or an alarm made of it is a plugin's business.
 type Presence struct {
-	Tenant     string `json:"-"`
-	ID         string `json:"id"`
-	Kind       string `json:"kind"` // PresenceDevice or PresenceAgent
-	Name       string `json:"name,omitempty"`
-	Status     string `json:"status"` // Online or Offline; Heartbeat sets it
-	Transport  string `json:"transport,omitempty"`
-	LastPingMS int64  `json:"last_ping_at"` // wall clock, milliseconds since 1970; Heartbeat sets it
+	Tenant    string `json:"-"`
+	ID        string `json:"id"`
+	Kind      string `json:"kind"` // PresenceDevice or PresenceAgent
+	Name      string `json:"name,omitempty"`
+	Status    string `json:"status"` // Online or Offline; Heartbeat sets it
+	Transport string `json:"transport,omitempty"`
+	// LastPingMS is the time of the last heartbeat, wall clock, milliseconds since 1970.
+	// Heartbeat sets it.
+	LastPingMS int64 `json:"last_ping_at"`
 }
 
-// Words of a Presence.
+// Values of Presence.Kind and Presence.Status.
 const (
 	PresenceDevice = "device"
 	PresenceAgent  = "agent"
@@ -35,13 +48,13 @@ const (
 const (
 	MaxPresences           = 20_000
 	DefaultPresenceTimeout = 90 * time.Second
-	presenceForget         = 30 * 24 * time.Hour // after the last sign of life
-	presenceFresh          = time.Second         // signs of life closer than this are one
+	presenceRetention      = 30 * 24 * time.Hour // after the last heartbeat
+	heartbeatInterval      = time.Second         // heartbeats within it count as one
 	presenceSweep          = time.Second
 	maxPresenceHooks       = 64
 )
 
-// Event types that the kernel writes about presence; the payload is a Presence.
+// Types of the events about presence; the payload is a Presence.
 const (
 	eventOnline  = "presence.online"
 	eventOffline = "presence.offline"
@@ -49,10 +62,14 @@ const (
 
 type presenceKey struct{ tenant, kind, id string }
 
+func (a presenceKey) compare(b presenceKey) int {
+	return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id))
+}
+
 type presenceEntry struct {
-	lastMS atomic.Int64 // last sign of life, wall clock, for people
-	// beat is where the timeout begins, by the monotonic clock: the last sign of life, or
-	// the replay that found this entry, which so gets one timeout to come back.
+	lastMS atomic.Int64 // last heartbeat, wall clock, shown to people
+	// beat is when the timeout begins, monotonic clock, ms: the last heartbeat, or the
+	// replay that restored this entry, which therefore gets one full timeout to reconnect.
 	beat   atomic.Int64
 	online atomic.Bool
 	// protected by presence.mu
@@ -63,16 +80,16 @@ type presence struct {
 	timeout  time.Duration
 	log      Log
 	unlogged *atomic.Int64
-	began    time.Time // the zero of beats
+	started  time.Time // the zero of the monotonic clock
 
-	// turns keeps changes of status and what is told of them in one order. It is taken
-	// before mu and never by those who only repeat that they are there.
-	turns sync.Mutex
+	// order serializes changes of status with their reports. It is taken before mu.
+	// Heartbeats of who is online do not take it.
+	order sync.Mutex
 
-	mu      sync.RWMutex // protects the fields below
-	entries map[presenceKey]*presenceEntry
-	hooks   []*func(Presence)
-	evicted int64 // when the last search for room was, ms; -1000: never
+	mu          sync.RWMutex // protects the fields below
+	entries     map[presenceKey]*presenceEntry
+	hooks       []*func(Presence)
+	lastEvicted int64 // when entries were last searched for one to evict, ms
 }
 
 func (p *presence) init(opt Options, unlogged *atomic.Int64) {
@@ -82,121 +99,128 @@ func (p *presence) init(opt Options, unlogged *atomic.Int64) {
 		p.timeout = DefaultPresenceTimeout
 	}
 	p.entries = make(map[presenceKey]*presenceEntry)
-	p.began, p.evicted = time.Now(), -1000
+	p.started, p.lastEvicted = time.Now(), -evictInterval.Milliseconds()
 }
 
-// mono is the monotonic clock, ms.
-func (p *presence) mono() int64 { return time.Since(p.began).Milliseconds() }
+// now is the monotonic clock, ms.
+func (p *presence) now() int64 { return time.Since(p.started).Milliseconds() }
 
-// Heartbeat records a sign of life: a request, a ping. It costs little, so that doors may call
-// it at each of them; signs within a second are one. When MaxPresences are known and all
-// are online a new one is not recorded.
+// Heartbeat records that a device or agent is there: it sent a request or a ping. It is
+// cheap enough for each of them: heartbeats within a second count as one, and only a
+// change of status takes an exclusive lock. When MaxPresences are known and all are
+// online, a new one is not recorded.
 func (k *Kernel) Heartbeat(s Presence) {
 	p := &k.presence
-	now := p.mono()
+	now := p.now()
 	key := presenceKey{s.Tenant, s.Kind, s.ID}
 	p.mu.RLock()
 	e := p.entries[key]
 	p.mu.RUnlock()
 	if e != nil && e.online.Load() {
 		last := e.beat.Load()
-		if now-last < presenceFresh.Milliseconds() {
+		if now-last < heartbeatInterval.Milliseconds() {
 			return
 		}
 		if e.beat.CompareAndSwap(last, max(now, last)) {
 			e.lastMS.Store(time.Now().UnixMilli())
 			p.describe(e, &s)
 		}
-		if e.online.Load() { // else the sweep was quicker
+		if e.online.Load() { // else the sweep was faster
 			return
 		}
 	}
-	p.came(key, s, now)
+	p.setOnline(key, s, now)
 }
 
-// describe keeps the newest name and transport.
+// describe stores the newest name and transport.
 func (p *presence) describe(e *presenceEntry, s *Presence) {
 	p.mu.RLock()
 	same := (s.Name == "" || e.name == s.Name) && (s.Transport == "" || e.transport == s.Transport)
 	p.mu.RUnlock()
-	if same {
-		return
+	if !same {
+		p.mu.Lock()
+		e.describeLocked(s)
+		p.mu.Unlock()
 	}
-	p.mu.Lock()
-	e.name, e.transport = strings.Clone(cmp.Or(s.Name, e.name)), strings.Clone(cmp.Or(s.Transport, e.transport))
-	p.mu.Unlock()
 }
 
-// came marks somebody as online and tells, if that is new.
-func (p *presence) came(key presenceKey, s Presence, now int64) {
-	p.turns.Lock()
-	defer p.turns.Unlock()
+// describeLocked copies the strings, which may be parts of a request's buffer.
+func (e *presenceEntry) describeLocked(s *Presence) {
+	e.name, e.transport = strings.Clone(cmp.Or(s.Name, e.name)), strings.Clone(cmp.Or(s.Transport, e.transport))
+}
+
+// setOnline marks somebody as online and reports it, if that is new.
+func (p *presence) setOnline(key presenceKey, s Presence, now int64) {
+	p.order.Lock()
+	defer p.order.Unlock()
 	p.mu.Lock()
 	e := p.entries[key]
 	if e == nil {
-		if len(p.entries) >= MaxPresences && !p.makeRoomLocked(now) {
+		if len(p.entries) >= MaxPresences && !p.evictLocked(now) {
 			p.mu.Unlock()
 			return
 		}
 		e = &presenceEntry{}
-		// The strings may be parts of a request's buffer: keep copies.
 		key = presenceKey{strings.Clone(key.tenant), strings.Clone(key.kind), strings.Clone(key.id)}
 		p.entries[key] = e
 	}
-	e.name, e.transport = strings.Clone(cmp.Or(s.Name, e.name)), strings.Clone(cmp.Or(s.Transport, e.transport))
+	e.describeLocked(&s)
 	e.beat.Store(now)
 	e.lastMS.Store(time.Now().UnixMilli())
-	news := e.online.CompareAndSwap(false, true)
-	told := e.presence(key)
+	isNew := e.online.CompareAndSwap(false, true)
+	current := e.presence(key)
 	p.mu.Unlock()
-	if news {
-		p.tell(told)
+	if isNew {
+		p.report(current)
 	}
 }
 
-// makeRoomLocked forgets the one that has been offline for longest. It is looked for at
-// most once a second, so that a flood of new names costs nothing.
-func (p *presence) makeRoomLocked(now int64) bool {
-	if now-p.evicted < 1000 {
+// evictInterval is the least time between two searches for an entry to evict, so that a
+// flood of new ids costs nothing.
+const evictInterval = time.Second
+
+// evictLocked forgets the entry that has been offline for longest. It returns false when
+// there is none, or when it searched less than evictInterval ago.
+func (p *presence) evictLocked(now int64) bool {
+	if now-p.lastEvicted < evictInterval.Milliseconds() {
 		return false
 	}
-	p.evicted = now
+	p.lastEvicted = now
 	var oldest presenceKey
-	var at int64
+	var oldestMS int64
 	found := false
 	for key, e := range p.entries {
-		if last := e.lastMS.Load(); !e.online.Load() && (!found || last < at) {
-			oldest, at, found = key, last, true
+		if last := e.lastMS.Load(); !e.online.Load() && (!found || last < oldestMS) {
+			oldest, oldestMS, found = key, last, true
 		}
 	}
-	if !found {
-		return false
-	}
 	delete(p.entries, oldest)
-	return true
+	return found
 }
 
-// MarkOffline marks somebody as offline at once; of somebody unknown nothing is kept.
+// MarkOffline marks a device or agent as offline at once. An unknown one is not recorded.
 func (k *Kernel) MarkOffline(tenant, kind, id string) {
-	k.presence.went(presenceKey{tenant, kind, id}, func(*presenceEntry) bool { return true })
+	k.presence.setOffline(presenceKey{tenant, kind, id}, func(*presenceEntry) bool { return true })
 }
 
-func (p *presence) went(key presenceKey, sure func(*presenceEntry) bool) {
-	p.turns.Lock()
-	defer p.turns.Unlock()
+// setOffline marks somebody as offline and reports it, if the condition holds then.
+func (p *presence) setOffline(key presenceKey, condition func(*presenceEntry) bool) {
+	p.order.Lock()
+	defer p.order.Unlock()
 	p.mu.RLock()
 	e := p.entries[key]
-	p.mu.RUnlock()
-	if e == nil || !sure(e) || !e.online.CompareAndSwap(true, false) {
-		return
+	isNew := e != nil && condition(e) && e.online.CompareAndSwap(true, false)
+	var current Presence
+	if isNew {
+		current = e.presence(key)
 	}
-	p.mu.RLock()
-	told := e.presence(key)
 	p.mu.RUnlock()
-	p.tell(told)
+	if isNew {
+		p.report(current)
+	}
 }
 
-// presence is the entry as others see it; p.mu is held.
+// presence is the entry as others see it. presence.mu is held.
 func (e *presenceEntry) presence(key presenceKey) Presence {
 	s := Presence{Tenant: key.tenant, ID: key.id, Kind: key.kind, Name: e.name, Transport: e.transport, Status: Offline, LastPingMS: e.lastMS.Load()}
 	if e.online.Load() {
@@ -205,12 +229,10 @@ func (e *presenceEntry) presence(key presenceKey) Presence {
 	return s
 }
 
-// tell hands a change to the log and the hooks; turns is held.
-func (p *presence) tell(s Presence) {
-	if p.log != nil {
-		if !p.log.Offer(s.event()) {
-			p.unlogged.Add(1)
-		}
+// report gives a change to the log and to the OnPresence functions. order is held.
+func (p *presence) report(s Presence) {
+	if p.log != nil && !p.log.Offer(s.event()) {
+		p.unlogged.Add(1)
 	}
 	p.mu.RLock()
 	hooks := slices.Clone(p.hooks)
@@ -221,17 +243,13 @@ func (p *presence) tell(s Presence) {
 }
 
 func (s *Presence) event() Event {
-	typ := eventOffline
-	if s.Status == Online {
-		typ = eventOnline
-	}
 	payload, _ := json.Marshal(s) // strings and a number: cannot fail
-	return Event{Tenant: s.Tenant, Type: typ, Aggregate: s.ID, Payload: payload}
+	return Event{Tenant: s.Tenant, Type: "presence." + s.Status, Aggregate: s.ID, Payload: payload}
 }
 
 // OnPresence calls fn after each change of status, one at a time and in their order. fn
-// must be quick and may call ListPresence, but not Heartbeat, MarkOffline or remove. At most 64 are
-// kept; further ones are never called.
+// must be quick and may call ListPresence, but not Heartbeat, MarkOffline or remove. At
+// most 64 functions are registered; further ones are never called.
 func (k *Kernel) OnPresence(fn func(Presence)) (remove func()) {
 	p := &k.presence
 	p.mu.Lock()
@@ -253,8 +271,8 @@ func (k *Kernel) ListPresence(tenant string) []Presence {
 	return k.presence.list(func(key presenceKey) bool { return key.tenant == tenant })
 }
 
-// PresenceSnapshot gives all that is known as events from which RestorePresence makes it
-// again; a log appends them before it forgets the events they came from.
+// PresenceSnapshot returns all entries as events from which RestorePresence rebuilds them.
+// A log appends them before it deletes older events.
 func (k *Kernel) PresenceSnapshot() []Event {
 	all := k.presence.list(func(presenceKey) bool { return true })
 	events := make([]Event, len(all))
@@ -274,24 +292,25 @@ func (p *presence) list(want func(presenceKey) bool) []Presence {
 	}
 	p.mu.RUnlock()
 	slices.SortFunc(all, func(a, b Presence) int {
-		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID))
+		return presenceKey{a.Tenant, a.Kind, a.ID}.compare(presenceKey{b.Tenant, b.Kind, b.ID})
 	})
 	return all
 }
 
-// RestorePresence rebuilds who was there from a log, before Run. Who was online is shown
-// so for one more timeout, since a restart of the relay is no absence; nobody is told.
+// RestorePresence rebuilds the entries from a log, before Run. Who was online stays online
+// for one more timeout, since a restart of the relay is not an absence. Nothing is
+// reported.
 func (k *Kernel) RestorePresence(ctx context.Context, log Log) error {
 	p := &k.presence
 	now := time.Now().UnixMilli()
 	return log.Replay(ctx, 0, func(ev Event) error {
 		var s Presence
 		if (ev.Type != eventOnline && ev.Type != eventOffline) || json.Unmarshal(ev.Payload, &s) != nil ||
-			s.ID == "" || now-s.LastPingMS > presenceForget.Milliseconds() {
+			s.ID == "" || now-s.LastPingMS > presenceRetention.Milliseconds() {
 			return nil
 		}
 		e := &presenceEntry{name: s.Name, transport: s.Transport}
-		e.beat.Store(p.mono())
+		e.beat.Store(p.now())
 		e.lastMS.Store(s.LastPingMS)
 		e.online.Store(ev.Type == eventOnline)
 		p.mu.Lock()
@@ -304,7 +323,7 @@ func (k *Kernel) RestorePresence(ctx context.Context, log Log) error {
 	})
 }
 
-// run marks the silent as offline and forgets those who stay away.
+// run sweeps until ctx ends.
 func (p *presence) run(ctx context.Context) {
 	tick := time.NewTicker(presenceSweep)
 	defer tick.Stop()
@@ -314,48 +333,46 @@ func (p *presence) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if now := p.mono(); now >= next {
+			if now := p.now(); now >= next {
 				next = p.sweep(now, time.Now().UnixMilli())
 			}
 		}
 	}
 }
 
-// sweep judges silence by the monotonic clock, now, and years by the wall clock. Before
-// next nobody can fall silent: who comes meanwhile has a whole timeout.
+// sweep marks who is silent as offline, by the monotonic clock now, and forgets who has
+// been offline for long, by the wall clock. It returns when the next sweep is due: before
+// that nobody can time out, since a new heartbeat starts a full timeout.
 func (p *presence) sweep(now, wall int64) (next int64) {
-	next = now + p.timeout.Milliseconds()
-	silent := func(e *presenceEntry) bool { return now-e.beat.Load() >= p.timeout.Milliseconds() }
-	var gone, old []presenceKey
+	timeout := p.timeout.Milliseconds()
+	next = now + timeout
+	isSilent := func(e *presenceEntry) bool { return now-e.beat.Load() >= timeout }
+	var silent, expired []presenceKey
 	p.mu.RLock()
 	for key, e := range p.entries {
 		switch {
+		case e.online.Load() && isSilent(e):
+			silent = append(silent, key)
 		case e.online.Load():
-			if silent(e) {
-				gone = append(gone, key)
-			} else {
-				next = min(next, e.beat.Load()+p.timeout.Milliseconds())
-			}
-		case wall-e.lastMS.Load() > presenceForget.Milliseconds():
-			old = append(old, key)
+			next = min(next, e.beat.Load()+timeout)
+		case wall-e.lastMS.Load() > presenceRetention.Milliseconds():
+			expired = append(expired, key)
 		}
 	}
 	p.mu.RUnlock()
-	slices.SortFunc(gone, func(a, b presenceKey) int {
-		return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id))
-	})
-	for _, key := range gone {
-		p.went(key, silent)
+	slices.SortFunc(silent, presenceKey.compare)
+	for _, key := range silent {
+		p.setOffline(key, isSilent)
 	}
-	if len(old) == 0 {
+	if len(expired) == 0 {
 		return next
 	}
 	p.mu.Lock()
-	for _, key := range old {
+	defer p.mu.Unlock()
+	for _, key := range expired {
 		if e := p.entries[key]; e != nil && !e.online.Load() {
 			delete(p.entries, key)
 		}
 	}
-	p.mu.Unlock()
 	return next
 }

@@ -5,24 +5,27 @@ import (
 	"strings"
 )
 
-type entry struct {
+// toolEntry is a tool in the registry, with the plugin that provides it.
+type toolEntry struct {
 	tool   *Tool
 	plugin *loaded
 }
 
+// resourceEntry is a resource in the registry, with the plugin that provides it.
 type resourceEntry struct {
 	resource *Resource
 	plugin   *loaded
 }
 
-// view is what one tenant's plugins offer, in order. The view of tenant "" is shared.
+// view is what the plugins of one tenant offer, in order. The view of tenant "" is shared
+// by all tenants.
 type view struct {
 	tools     sorted[*Tool]
 	resources sorted[*Resource]
 }
 
-// named is what a sorted list is in the order of.
-type named interface {
+// sortable is an element of a sorted list.
+type sortable interface {
 	comparable
 	key() string
 	scope() string
@@ -33,9 +36,10 @@ func (t *Tool) scope() string     { return t.Scope }
 func (r *Resource) key() string   { return r.URI }
 func (r *Resource) scope() string { return r.Scope }
 
-// sorted is a list in ascending order of keys; a page of it costs no sorting however often
-// devices come and go. Pointers keep an insertion among 30,000 at some microseconds.
-type sorted[T named] []T
+// sorted is a list in ascending order of keys, so that a page of it costs no sorting,
+// however often devices connect. Its elements are pointers: an insertion among 30,000
+// takes some microseconds.
+type sorted[T sortable] []T
 
 func (s sorted[T]) find(key string) (int, bool) {
 	return slices.BinarySearchFunc(s, key, func(v T, key string) int { return strings.Compare(v.key(), key) })
@@ -53,11 +57,8 @@ func (s *sorted[T]) remove(key string) {
 	}
 }
 
-// after returns the elements behind key; all of them for "".
+// after returns the elements with a key above the given one; all of them for "".
 func (s sorted[T]) after(key string) sorted[T] {
-	if key == "" {
-		return s
-	}
 	i, found := s.find(key)
 	if found {
 		i++
@@ -65,19 +66,20 @@ func (s sorted[T]) after(key string) sorted[T] {
 	return s[i:]
 }
 
+// viewLocked returns the view of a tenant, which it makes if there is none. mu is held.
 func (k *Kernel) viewLocked(tenant string) *view {
-	v, ok := k.views[tenant]
-	if !ok {
+	v := k.views[tenant]
+	if v == nil {
 		v = &view{}
 		k.views[tenant] = v
 	}
 	return v
 }
 
-// page walks two lists as one and takes up to limit elements that the caller has the
-// scope for; more tells whether another follows.
-func page[T named](c *Caller, own, shared sorted[T], limit int) (taken []T, more bool) {
-	asked, has := "", false // neighbours mostly need the same scope
+// page merges two sorted lists and returns up to limit elements that the caller has the
+// scope for. more tells whether another one follows.
+func page[T sortable](c *Caller, own, shared sorted[T], limit int) (taken []T, more bool) {
+	checked, has := "", false // the last scope: neighbors mostly need the same one
 	for len(own) > 0 || len(shared) > 0 {
 		var next T
 		if len(shared) == 0 || (len(own) > 0 && own[0].key() <= shared[0].key()) {
@@ -85,8 +87,8 @@ func page[T named](c *Caller, own, shared sorted[T], limit int) (taken []T, more
 		} else {
 			next, shared = shared[0], shared[1:]
 		}
-		if scope := next.scope(); scope != asked {
-			asked, has = scope, c.Has(scope)
+		if scope := next.scope(); scope != checked {
+			checked, has = scope, c.Has(scope)
 		}
 		if !has {
 			continue
@@ -103,9 +105,9 @@ func page[T named](c *Caller, own, shared sorted[T], limit int) (taken []T, more
 }
 
 // ListTools returns up to limit tools that the caller may use, in ascending order of
-// their names, starting behind the name `after` ("" for the start). more tells whether
-// another page follows. Nobody else's tools, and none the caller lacks the scope for,
-// are ever in it.
+// their names, beginning after the name `after` ("" for the start). more tells whether
+// another page follows. It lists neither tools of other tenants nor tools that the caller
+// lacks the scope for.
 func (k *Kernel) ListTools(c *Caller, after string, limit int) (tools []*Tool, more bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
@@ -121,11 +123,12 @@ func (k *Kernel) ListResources(c *Caller, after string, limit int) (resources []
 	return page(c, own.resources.after(after), shared.resources.after(after), limit)
 }
 
-// nothing is the view of a tenant that has no plugins.
-var nothing = new(view)
+// emptyView is the view of a tenant that has no plugins. It is read only.
+var emptyView = new(view)
 
+// viewsLocked returns the tenant's own view and the shared one. mu is held.
 func (k *Kernel) viewsLocked(tenant string) (own, shared *view) {
-	own, shared = nothing, nothing
+	own, shared = emptyView, emptyView
 	if v, ok := k.views[""]; ok {
 		shared = v
 	}
@@ -135,8 +138,8 @@ func (k *Kernel) viewsLocked(tenant string) (own, shared *view) {
 	return own, shared
 }
 
-// tool finds a tool by its canonical name, whosever it is.
-func (k *Kernel) tool(name string) (entry, bool) {
+// tool finds a tool by its canonical name, of whatever tenant.
+func (k *Kernel) tool(name string) (toolEntry, bool) {
 	k.mu.RLock()
 	e, ok := k.tools[name]
 	k.mu.RUnlock()
@@ -146,17 +149,13 @@ func (k *Kernel) tool(name string) (entry, bool) {
 // Tool returns the tool of that name if the caller may use it.
 func (k *Kernel) Tool(c *Caller, name string) (*Tool, bool) {
 	e, ok := k.tool(name)
-	if !ok || !e.visible(c) || !c.Has(e.tool.Scope) {
+	if !ok || !e.plugin.visibleTo(c) || !c.Has(e.tool.Scope) {
 		return nil, false
 	}
 	return e.tool, true
 }
 
-func (e entry) visible(c *Caller) bool {
-	return e.plugin.manifest.Tenant == "" || e.plugin.manifest.Tenant == c.Tenant
-}
-
-// Counts tells how many plugins, tools and resources are registered.
+// Counts returns how many plugins, tools and resources are registered.
 func (k *Kernel) Counts() (plugins, tools, resources int) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()

@@ -10,7 +10,7 @@ import (
 	"agentctl/manifest"
 )
 
-// loaded is a plugin in the registry, with what watches over it.
+// loaded is a plugin in the registry, with its counters and its breaker.
 type loaded struct {
 	plugin   Plugin
 	manifest *Manifest
@@ -18,44 +18,49 @@ type loaded struct {
 	breaker  atomic.Pointer[breaker] // nil until the first fault
 }
 
+// visibleTo tells whether the caller's tenant may know of the plugin.
+func (l *loaded) visibleTo(c *Caller) bool {
+	return l.manifest.Tenant == "" || l.manifest.Tenant == c.Tenant
+}
+
 // devicePrefix begins the names of the plugins that are devices.
 const devicePrefix = "device:"
 
-// device tells whether the plugin is a connected device. Devices have the limits of their
-// capabilities, and no breaker: RFC-0005 §7 and §8 fix what a caller of a slow or failing
-// device is told each time, the hub ends a link that does not answer, and a breaker would
-// keep everybody from a device because of one bad capability of it.
-func (l *loaded) device() bool { return strings.HasPrefix(l.manifest.Name, devicePrefix) }
+// isDevice tells whether the plugin is a connected device. A device has the limits of its
+// capabilities, and no breaker: RFC-0005 §7 and §8 define the answer to each call of a
+// slow or failing device, the hub ends a link that does not answer, and a breaker would
+// make all of a device unavailable for one bad capability.
+func (l *loaded) isDevice() bool { return strings.HasPrefix(l.manifest.Name, devicePrefix) }
 
-// ControlPlugin is the name of the control plane. It has no breaker: it is the operator's
-// way in when something is broken.
+// ControlPlugin is the name of the control plane. It has no breaker: the operator needs it
+// when something is broken.
 const ControlPlugin = "kernel"
 
-// breaks tells whether the plugin has a breaker.
-func (l *loaded) breaks() bool { return !l.device() && l.manifest.Name != ControlPlugin }
+// hasBreaker tells whether faults of the plugin open a breaker.
+func (l *loaded) hasBreaker() bool { return !l.isDevice() && l.manifest.Name != ControlPlugin }
 
-// Faults that the kernel finds in a plugin. Their texts quote nothing of the call.
+// Errors of calls that a plugin did not answer well. They quote nothing of the call.
 var (
-	errPanic  = &manifest.Error{Code: manifest.Internal, Message: "the plugin failed to answer this call", Reason: "panic"}
-	errAnswer = &manifest.Error{Code: manifest.Internal, Message: "the plugin gave an answer that its own schema refuses", Reason: "bad_result"}
-	errBusy   = &manifest.Error{Code: manifest.RateLimited, Message: "too many calls of this plugin are in flight; wait for one to end", Reason: "concurrency"}
+	errPanic     = &manifest.Error{Code: manifest.Internal, Message: "the plugin failed to answer this call", Reason: "panic"}
+	errBadResult = &manifest.Error{Code: manifest.Internal, Message: "the plugin gave an answer that its own schema refuses", Reason: "bad_result"}
+	errBusy      = &manifest.Error{Code: manifest.RateLimited, Message: "too many calls of this plugin are in flight; wait for one to end", Reason: "concurrency"}
 )
 
-// ask hands a request that passed the checks to its plugin, within the plugin's bounds,
-// and judges the answer.
-func (k *Kernel) ask(ctx context.Context, l *loaded, r *Request) (*Result, error) {
+// callPlugin calls the plugin with a request that passed the checks, within the plugin's
+// bounds, and counts the outcome.
+func (k *Kernel) callPlugin(ctx context.Context, l *loaded, r *Request) (*Result, error) {
 	limit := int64(l.manifest.MaxConcurrency)
 	if limit == 0 {
 		limit = DefaultConcurrency
 	}
-	if n := l.counts.inFlight.Add(1); n > limit && !l.device() {
+	if n := l.counts.inFlight.Add(1); n > limit && !l.isDevice() {
 		l.counts.inFlight.Add(-1)
 		return nil, errBusy
 	}
-	var judged func(error)
+	var finish func(fault error)
 	if b := l.breaker.Load(); b != nil {
 		var err error
-		if judged, err = b.allow(l); err != nil {
+		if finish, err = b.allow(l); err != nil {
 			l.counts.inFlight.Add(-1)
 			return nil, err
 		}
@@ -66,39 +71,38 @@ func (k *Kernel) ask(ctx context.Context, l *loaded, r *Request) (*Result, error
 	var res *Result
 	var err error
 	if l.manifest.Inline {
-		res, err = l.serve(ctx, r)
+		res, err = l.call(ctx, r)
 		l.counts.inFlight.Add(-1)
 	} else {
-		res, err = l.serveApart(ctx, r)
+		res, err = l.callDetached(ctx, r)
 	}
 	k.total.inFlight.Add(-1)
 	fault := k.count(ctx, l, err)
 	switch {
-	case judged != nil:
-		judged(fault)
-	case fault != nil && !errors.Is(fault, context.Canceled) && l.breaks():
-		l.faulty(fault)
+	case finish != nil:
+		finish(fault)
+	case fault != nil && !errors.Is(fault, context.Canceled) && l.hasBreaker():
+		l.recordFault(fault)
 	}
 	return res, err
 }
 
-// count counts the outcome of a call and tells what fault of the plugin it shows: nil for
-// an answer and for a refusal, context.Canceled when the caller left, which says nothing.
-func (k *Kernel) count(ctx context.Context, l *loaded, err error) error {
-	late := false
-	if ctx.Err() != nil {
-		if !errors.Is(context.Cause(ctx), errBudget) {
-			if err != nil {
-				l.counts.errors.Add(1)
-			}
-			return context.Canceled
+// count counts the outcome of a call and returns the fault of the plugin that it shows:
+// nil for an answer or a refusal, context.Canceled when the caller left, which the breaker
+// ignores.
+func (k *Kernel) count(ctx context.Context, l *loaded, err error) (fault error) {
+	isLate := ctx.Err() != nil
+	if isLate && !errors.Is(context.Cause(ctx), errBudget) {
+		if err != nil {
+			l.counts.errors.Add(1)
 		}
-		late = true
+		return context.Canceled
 	}
 	switch {
-	case late:
+	case isLate:
 		k.total.timeouts.Add(1)
 		l.counts.timeouts.Add(1)
+		err = errBudget
 	case err == nil:
 		return nil
 	case errors.Is(err, errPanic):
@@ -106,31 +110,21 @@ func (k *Kernel) count(ctx context.Context, l *loaded, err error) error {
 		l.counts.panics.Add(1)
 	}
 	l.counts.errors.Add(1)
-	if late {
-		return errBudget
-	}
-	var f *RPCError // an answer in MCP's words
-	if errors.As(err, &f) || errors.Is(err, ErrNoResource) || manifest.AsError(err).Code != manifest.Internal {
+	var rpc *RPCError
+	if !isLate && (errors.As(err, &rpc) || errors.Is(err, ErrNoResource) || manifest.AsError(err).Code != manifest.Internal) {
 		return nil
 	}
 	return err
 }
 
-// serve calls the plugin, turns its panic into an error of its call and holds its answer
-// against the schema. A panic in a goroutine that the plugin started cannot be caught here.
-func (l *loaded) serve(ctx context.Context, r *Request) (res *Result, err error) {
+// call calls the plugin. It converts a panic into an error and checks the result against
+// the tool's schema. A panic in a goroutine that the plugin started cannot be caught here.
+func (l *loaded) call(ctx context.Context, r *Request) (res *Result, err error) {
 	defer func() {
-		if recover() != nil { // its value may quote arguments
+		if recover() != nil { // the value may quote arguments
 			res, err = nil, errPanic
 		}
 	}()
-	if m, ok := l.plugin.(MethodHandler); ok && r.tool == nil && r.resource == nil {
-		data, err := m.HandleMethod(ctx, r.Caller, r.Session, r.Method, r.Arguments)
-		if err != nil {
-			return nil, err
-		}
-		return &Result{Data: data}, nil
-	}
 	if r.resource != nil {
 		data, err := l.plugin.(Reader).Read(ctx, r.Caller, r.URI)
 		if err != nil {
@@ -138,108 +132,116 @@ func (l *loaded) serve(ctx context.Context, r *Request) (res *Result, err error)
 		}
 		return &Result{Resource: r.resource, Data: data}, nil
 	}
+	if h, ok := l.plugin.(MethodHandler); ok && r.tool == nil {
+		data, err := h.HandleMethod(ctx, r.Caller, r.Session, r.Method, r.Arguments)
+		if err != nil {
+			return nil, err
+		}
+		return &Result{Data: data}, nil
+	}
 	if res, err = l.plugin.Call(ctx, r); err != nil {
 		return nil, err
 	}
 	if res == nil {
-		return nil, errAnswer
+		return nil, errBadResult
 	}
-	if check := r.tool.CheckResult; check != nil && !res.IsError && res.Stream == nil && res.InputRequests == nil && res.RPCError == nil {
-		if check(res.Structured) != nil {
-			return nil, errAnswer
-		}
+	hasStructured := !res.IsError && res.Stream == nil && res.InputRequests == nil && res.RPCError == nil
+	if check := r.tool.CheckResult; check != nil && hasStructured && check(res.Structured) != nil {
+		return nil, errBadResult
 	}
 	return res, nil
 }
 
-// serveApart is serve in a goroutine of its own, left behind when ctx ends first: the
-// plugin may ignore its context, its caller may not have to wait for that. What is left
-// behind still counts as in flight, so its number is bounded, and its answer is dropped.
-func (l *loaded) serveApart(ctx context.Context, r *Request) (*Result, error) {
-	a := &apart{l: l, ctx: ctx, req: *r, done: make(chan struct{})}
+// detachedCall is a call in a goroutine of its own. Exactly one side finishes it: the
+// plugin by its answer, or the caller by leaving when ctx ends.
+type detachedCall struct {
+	l        *loaded
+	ctx      context.Context
+	req      Request     // a copy for the plugin: the caller goes on with the original
+	finished atomic.Bool // set by the side that is first
+	done     chan struct{}
+	res      *Result // valid after done
+	err      error
+	session  detachedSession
+}
+
+// callDetached is call in a goroutine of its own, which is abandoned when ctx ends first:
+// a plugin may ignore its context, and its caller must not wait for that. An abandoned
+// call still counts as in flight, so that MaxConcurrency bounds their number. Its answer
+// is dropped.
+func (l *loaded) callDetached(ctx context.Context, r *Request) (*Result, error) {
+	c := &detachedCall{l: l, ctx: ctx, req: *r, done: make(chan struct{})}
 	if r.Session != nil {
-		a.session = apartSession{r.Session, a}
-		a.req.Session = &a.session
+		c.session = detachedSession{r.Session, c}
+		c.req.Session = &c.session
 	}
-	go a.serve()
+	go c.run()
 	select {
-	case <-a.done:
+	case <-c.done:
 	case <-ctx.Done():
-		if a.decided.CompareAndSwap(false, true) {
+		if c.finished.CompareAndSwap(false, true) {
 			return nil, context.Cause(ctx)
 		}
-		<-a.done
+		<-c.done
 	}
-	return a.res, a.err
+	return c.res, c.err
 }
 
-// apart is a call that runs beside its caller.
-type apart struct {
-	l       *loaded
-	ctx     context.Context
-	req     Request     // the plugin's own: the caller goes on with the original
-	decided atomic.Bool // by the plugin's answer or by the caller's leaving, whichever is first
-	done    chan struct{}
-	res     *Result
-	err     error
-	session apartSession
+func (c *detachedCall) run() {
+	res, err := c.l.call(c.ctx, &c.req)
+	c.l.counts.inFlight.Add(-1)
+	if c.finished.CompareAndSwap(false, true) {
+		c.res, c.err = res, err
+		close(c.done)
+	} else if res != nil && res.Stream != nil {
+		res.Stream.Close()
+	}
 }
 
-// apartSession ends what a plugin may say to the client with the call: nothing follows
-// its result.
-type apartSession struct {
+// detachedSession refuses what a plugin sends to the client after its call has finished:
+// nothing may follow a result.
+type detachedSession struct {
 	Session
-	a *apart
+	c *detachedCall
 }
 
-func (s *apartSession) Notify(ctx context.Context, method string, params json.RawMessage) error {
-	if s.a.decided.Load() {
+func (s *detachedSession) Notify(ctx context.Context, method string, params json.RawMessage) error {
+	if s.c.finished.Load() {
 		return context.Canceled
 	}
 	return s.Session.Notify(ctx, method, params)
 }
 
-func (s *apartSession) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
-	if s.a.decided.Load() {
+func (s *detachedSession) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+	if s.c.finished.Load() {
 		return nil, context.Canceled
 	}
 	return s.Session.Request(ctx, method, params)
 }
 
-// supervised is a Methods plugin within its bounds.
-type supervised struct {
+// supervisedHandler is a MethodHandler plugin within its bounds.
+type supervisedHandler struct {
 	k *Kernel
 	l *loaded
 }
 
-func (s supervised) Methods() []string { return s.l.plugin.(MethodHandler).Methods() }
+func (s supervisedHandler) Methods() []string { return s.l.plugin.(MethodHandler).Methods() }
 
-// HandleMethod asks the plugin, and ends with its CallTimeout or CallBudget. The error is a
+// HandleMethod calls the plugin, for at most its CallTimeout or CallBudget. The error is a
 // *RPCError, ErrNoResource or a *manifest.Error.
-func (s supervised) HandleMethod(ctx context.Context, c *Caller, session Session, method string, params json.RawMessage) (json.RawMessage, error) {
+func (s supervisedHandler) HandleMethod(ctx context.Context, c *Caller, session Session, method string, params json.RawMessage) (json.RawMessage, error) {
 	r := &Request{Caller: c, Method: method, Session: session, Arguments: params, plugin: s.l}
 	callCtx, cancel := context.WithTimeoutCause(ctx, r.budget(), errBudget)
 	defer cancel()
-	res, err := s.k.ask(callCtx, s.l, r)
-	var f *RPCError
+	res, err := s.k.callPlugin(callCtx, s.l, r)
+	var rpc *RPCError
 	switch {
 	case err == nil:
 		return res.Data, nil
-	case errors.As(err, &f), errors.Is(err, ErrNoResource):
+	case errors.As(err, &rpc), errors.Is(err, ErrNoResource):
 		return nil, err
 	case errors.Is(context.Cause(callCtx), errBudget):
 		err = errBudget
 	}
 	return nil, asError(ctx, r, err)
-}
-
-func (a *apart) serve() {
-	res, err := a.l.serve(a.ctx, &a.req)
-	a.l.counts.inFlight.Add(-1)
-	if a.decided.CompareAndSwap(false, true) {
-		a.res, a.err = res, err
-		close(a.done)
-	} else if res != nil && res.Stream != nil {
-		res.Stream.Close()
-	}
 }

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// watcher runs the Watch of plugins for those who listen.
+// watcher runs one Watch of a plugin for each watched resource and tenant, in goroutines
+// of Run. A watch waits for Run if that was not called yet.
 type watcher struct {
 	mu      sync.Mutex // protects the fields below
 	watches map[watchKey]*watch
@@ -20,14 +21,14 @@ type watcher struct {
 type watchKey struct{ tenant, uri string }
 
 type watch struct {
-	refs    int
-	cancel  context.CancelFunc
-	pending func() // starts it, when Run was not yet called
+	refs   int
+	cancel context.CancelFunc // nil until it runs
+	start  func()             // starts it, when Run was not yet called
 }
 
 // Watch makes the changes of a resource's content appear as Updated in the tenant's
-// subscriptions. The first watcher of a URI starts the plugin's work, the last
-// release ends it. release may be called more than once.
+// subscriptions. The first watcher of a URI starts the plugin's work, the last release
+// ends it. release may be called more than once.
 func (k *Kernel) Watch(c *Caller, uri string) (release func(), err error) {
 	e, err := k.resource(c, uri)
 	if err != nil {
@@ -51,37 +52,37 @@ func (k *Kernel) Watch(c *Caller, uri string) (release func(), err error) {
 		}
 		w = &watch{}
 		n.watches[key] = w
-		w.pending = func() { n.startLocked(k, key, w, p) }
+		w.start = func() { n.startLocked(k, key, w, p) }
 		if n.ctx != nil {
-			w.pending()
+			w.start()
 		}
 	}
 	w.refs++
 	return sync.OnceFunc(func() { n.release(key, w) }), nil
 }
 
-// watchRetry is how long a watch waits after its plugin's Watch ended early (the device
-// went away) before it looks for the resource again.
+// watchRetry is how long a watch waits after its plugin's Watch ended early, for example
+// because the device disconnected, before it looks up the resource again.
 const watchRetry = time.Second
 
 func (n *watcher) startLocked(k *Kernel, key watchKey, w *watch, p Watcher) {
 	ctx, cancel := context.WithCancel(n.ctx)
-	w.cancel, w.pending = cancel, nil
+	w.cancel, w.start = cancel, nil
 	n.wg.Go(func() {
 		defer cancel()
 		for ctx.Err() == nil {
-			watchGuarded(ctx, p, key.uri, func() { k.notify.push(key.tenant, Change{}, key.uri) })
+			watchRecovered(ctx, p, key.uri, func() { k.notify.push(key.tenant, Change{}, key.uri) })
 			select {
 			case <-ctx.Done():
 				return
 			case <-time.After(watchRetry):
 			}
-			// A device that came back is another plugin with the same resource.
+			// A device that reconnected is another plugin with the same resource.
 			k.mu.RLock()
 			e, ok := k.resources[key.uri]
 			k.mu.RUnlock()
-			if !ok || (e.plugin.manifest.Tenant != "" && e.plugin.manifest.Tenant != key.tenant) {
-				continue // still away; Watch of the old one returns at once
+			if !ok || !e.plugin.visibleTo(&Caller{Tenant: key.tenant}) {
+				continue // still offline; Watch of the old plugin returns at once
 			}
 			if p, ok = e.plugin.plugin.(Watcher); !ok {
 				return
@@ -90,6 +91,14 @@ func (n *watcher) startLocked(k *Kernel, key watchKey, w *watch, p Watcher) {
 	})
 }
 
+// watchRecovered survives a panic of the plugin. The watch is retried as after any other
+// early end.
+func watchRecovered(ctx context.Context, p Watcher, uri string, changed func()) {
+	defer func() { _ = recover() }()
+	_ = p.Watch(ctx, uri, changed)
+}
+
+// release gives up one reference; the last one ends the watch.
 func (n *watcher) release(key watchKey, w *watch) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -104,12 +113,14 @@ func (n *watcher) release(key watchKey, w *watch) {
 	}
 }
 
+// run starts the watches that are waiting for it and returns after ctx ends and all
+// watches have.
 func (n *watcher) run(ctx context.Context) error {
 	n.mu.Lock()
 	n.ctx = ctx
 	for _, w := range n.watches {
-		if w.pending != nil {
-			w.pending()
+		if w.start != nil {
+			w.start()
 		}
 	}
 	n.mu.Unlock()
@@ -119,13 +130,6 @@ func (n *watcher) run(ctx context.Context) error {
 	n.mu.Unlock()
 	n.wg.Wait()
 	return context.Cause(ctx)
-}
-
-// watchGuarded survives a panic of the plugin; the watch is tried again as after any other
-// early end.
-func watchGuarded(ctx context.Context, p Watcher, uri string, changed func()) {
-	defer func() { _ = recover() }()
-	_ = p.Watch(ctx, uri, changed)
 }
 
 func (n *watcher) info() []WatchInfo {
