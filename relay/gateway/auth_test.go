@@ -164,23 +164,23 @@ func TestTicket(t *testing.T) {
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		tk := tickets{ttl: time.Minute}
+		tk := newTickets(time.Minute)
 		first, _, _ := tk.issue(Identity{Subject: "s"}, time.Now())
 		for range maxTickets {
 			tk.issue(Identity{}, time.Now())
 		}
-		if _, _, ok := tk.issue(Identity{}, time.Now()); ok || len(tk.good) > maxTickets {
-			t.Errorf("%d tickets", len(tk.good))
+		if _, _, ok := tk.issue(Identity{}, time.Now()); ok || len(tk.byHash) > maxTickets {
+			t.Errorf("%d tickets", len(tk.byHash))
 		}
-		if id, ok := tk.look(first, time.Now()); !ok || id.Subject != "s" {
+		if id, err := tk.identity(first, time.Now()); err != nil || id.Subject != "s" {
 			t.Error("a good ticket is not known")
 		}
 		time.Sleep(time.Minute)
-		if _, ok := tk.look(first, time.Now()); ok {
+		if _, err := tk.identity(first, time.Now()); err == nil {
 			t.Error("a ticket outlives its time")
 		}
-		if _, _, ok := tk.issue(Identity{}, time.Now()); !ok || len(tk.good) != 1 {
-			t.Errorf("%d tickets after all have ended", len(tk.good))
+		if _, _, ok := tk.issue(Identity{}, time.Now()); !ok || len(tk.byHash) != 1 {
+			t.Errorf("%d tickets after all have ended", len(tk.byHash))
 		}
 	})
 }

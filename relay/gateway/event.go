@@ -5,9 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"hash"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
 	"agentctl/transport/sse"
@@ -22,114 +20,24 @@ type Event struct {
 	TimeMS int64  // wall clock, milliseconds since 1970
 }
 
-// DefaultTenant is that of the holders of the configured tokens, and of everybody where
-// there are none.
+// DefaultTenant is the tenant of requests with a configured token, and of all requests
+// where none is configured.
 const DefaultTenant = "default"
 
-// event is an Event as subscribers get it: encoded once, shared by all.
+// event is an Event as subscribers get it. It is encoded once, and all share it.
 type event struct {
 	id            uint64
 	tenant, topic string
-	frame         []byte
+	frame         []byte // the encoded event
 }
 
 func (e *event) chunk() chunk { return chunk{b: e.frame, events: 1, first: e.id, last: e.id} }
 
-// validTopic: [A-Za-z0-9_][A-Za-z0-9_./-]{0,127}
-func validTopic(s string) bool {
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '_':
-		case i > 0 && (c == '.' || c == '/' || c == '-'):
-		default:
-			return false
-		}
-	}
-	return len(s) > 0 && len(s) <= 128
-}
-
-// reserved are the names that the gateway itself puts on a stream.
-func reserved(topic string) bool {
-	return topic == "heartbeat" || topic == "gateway" || strings.HasPrefix(topic, "gateway/")
-}
-
-// adminTopic: audit and kernel, and what lies below them, need kernel:admin.
-func adminTopic(topic string) bool {
-	for _, t := range [...]string{"audit", "kernel"} {
-		if rest, ok := strings.CutPrefix(topic, t); ok && (rest == "" || rest[0] == '/' || rest[0] == '.') {
-			return true
-		}
-	}
-	return false
-}
-
-// patterns are topics, and prefixes that end in "/*". Nil: all.
-type patterns []string
-
-func (p patterns) match(topic string) bool {
-	if p == nil {
-		return true
-	}
-	for _, t := range p {
-		if prefix, ok := strings.CutSuffix(t, "*"); t == topic || (ok && strings.HasPrefix(topic, prefix)) {
-			return true
-		}
-	}
-	return false
-}
-
-// maxTopics bounds a subscription.
-const maxTopics = 64
-
-// parseTopics reads ?topics=a,b,log/*. Blank and "*" are all topics.
-func parseTopics(values []string) (patterns, bool) {
-	var p patterns
-	for _, t := range strings.Split(strings.Join(values, ","), ",") {
-		t = strings.TrimSpace(t)
-		switch {
-		case t == "":
-			continue
-		case t == "*":
-			return nil, true
-		case !validTopic(strings.TrimSuffix(t, "/*")) || len(p) >= maxTopics:
-			return nil, false
-		}
-		p = append(p, t)
-	}
-	slices.Sort(p)
-	return slices.Compact(p), true
-}
-
-// eventFilter is what a subscriber may see and asked for. Subscribers with equal views share
-// the work of filtering and joining.
-type eventFilter struct {
-	tenant  string
-	admin   bool
-	topics  patterns // asked for
-	granted patterns // granted by the identity
-}
-
-func (v *eventFilter) key() string {
-	all := func(p patterns) string {
-		if p == nil {
-			return "*"
-		}
-		return strings.Join(p, ",")
-	}
-	return v.tenant + "\n" + strconv.FormatBool(v.admin) + "\n" + all(v.topics) + "\n" + all(v.granted)
-}
-
-func (v *eventFilter) matches(tenant, topic string) bool {
-	if tenant != v.tenant && (tenant != "" || (v.tenant != DefaultTenant && !v.admin)) {
-		return false
-	}
-	return v.topics.match(topic) && v.granted.match(topic) && (v.admin || !adminTopic(topic))
-}
-
-// signer adds the HMAC line: over "topic\nid\nts\nd", d being the SHA-256 of the data.
+// signer encodes events, and signs them: a second data line holds the HMAC-SHA256 of
+// "topic\nid\nts\nd", where d is the SHA-256 of the data in hex. A nil signer does not
+// sign.
 type signer struct {
-	mu  sync.Mutex
+	mu  sync.Mutex // protects mac
 	mac hash.Hash
 }
 
@@ -140,7 +48,7 @@ func newSigner(secret []byte) *signer {
 	return &signer{mac: hmac.New(sha256.New, secret)}
 }
 
-// digest is d, hex; nil for a gateway that does not sign.
+// digest is d. It is computed before the lock under which events get their ids.
 func (s *signer) digest(data []byte) []byte {
 	if s == nil {
 		return nil
@@ -149,8 +57,8 @@ func (s *signer) digest(data []byte) []byte {
 	return hex.AppendEncode(nil, sum[:])
 }
 
-// encode makes the frame of e; d is its digest. normalizeEvent has checked Topic and Data:
-// neither has a CR or LF.
+// encode makes the frame of e; d is its digest. Topic and Data have no CR or LF, since
+// normalizeEvent checked them.
 func (s *signer) encode(e *Event, d []byte) *event {
 	var idBuf [20]byte
 	id := strconv.AppendUint(idBuf[:0], e.ID, 10)

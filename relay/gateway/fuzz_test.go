@@ -51,7 +51,7 @@ func FuzzTopics(f *testing.F) {
 	f.Add("a,log/*, b", "log/level")
 	f.Fuzz(func(t *testing.T, topics, topic string) {
 		p, ok := parseTopics([]string{topics})
-		if !ok || !validTopic(topic) {
+		if !ok || !isValidTopic(topic) {
 			return
 		}
 		if len(p) > maxTopics {

@@ -135,7 +135,7 @@ type Gateway struct {
 	log     *zap.Logger
 	handler http.Handler
 	signer  *signer
-	tickets tickets
+	tickets *tickets
 	limits  *edge.Limiter
 	addr    atomic.Pointer[string]
 	onReady func(addr string)
@@ -165,10 +165,9 @@ func New(o Options) (*Gateway, error) {
 	}
 	g := &Gateway{
 		opts: o, log: o.Logger, signer: newSigner(o.HMACSecret),
-		limits: edge.NewLimiter(maxLimited, false),
+		limits: edge.NewLimiter(maxLimited, false), tickets: newTickets(o.TicketTTL),
 		quotas: newQuotas(maxTotalQueued), replayLimiter: newReplayLimiter(),
 	}
-	g.tickets.ttl = o.TicketTTL
 	// Above every id of an earlier life, as long as that one had fewer than 4,096 events
 	// a millisecond; below 2^53 until 2039.
 	g.ring = newRing(o.Ring, uint64(time.Now().UnixMilli())<<12)

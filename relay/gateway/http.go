@@ -12,160 +12,186 @@ import (
 	"agentctl/manifest"
 	"agentctl/strictjson"
 	"agentctl/transport/edge"
+	"agentctl/transport/sse"
 )
 
-// routes is the whole surface.
+// handler answers a request, or returns why not; see writeError.
+type handler func(w http.ResponseWriter, r *http.Request) error
+
+// route is an endpoint and the methods that it takes, as in the Allow header.
+type route struct {
+	methods string
+	handler handler
+}
+
+// corsHeaders are the request headers that a web page may send.
+const corsHeaders = "Authorization, Content-Type, Last-Event-ID, Cache-Control"
+
+// routes is every endpoint. A request passes, in this order: its path, its method, Host
+// and Origin. Tokens are the endpoint's.
 func (g *Gateway) routes() http.Handler {
-	routes := map[string]struct {
-		methods string
-		serve   http.HandlerFunc
-	}{
+	routes := map[string]route{
 		StreamPath:  {"GET, HEAD", g.subscribe},
 		IngestPath:  {"POST", g.ingest},
-		TicketPath:  {"POST", g.ticket},
+		TicketPath:  {"POST", g.issueTicket},
 		MetricsPath: {"GET, HEAD", g.metrics},
-		"/healthz":  {"GET, HEAD", func(w http.ResponseWriter, _ *http.Request) { edge.WriteText(w, http.StatusOK, "ok\n") }},
+		"/healthz":  {"GET, HEAD", healthz},
 		"/readyz":   {"GET, HEAD", g.readyz},
 	}
 	guard := edge.NewGuard(edge.GuardOptions{
-		CheckHost: !g.opts.guarded() && !g.opts.Insecure, // open on loopback: nothing but the Host keeps a page away
+		CheckHost: !g.opts.needsToken() && !g.opts.Insecure, // without tokens only the Host keeps a web page out
 		Origins:   g.opts.AllowOrigins,
 	})
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h := w.Header()
-		h.Set("X-Content-Type-Options", "nosniff")
+	serve := func(w http.ResponseWriter, r *http.Request) error {
+		w.Header().Set("X-Content-Type-Options", "nosniff")
 		edge.SetBodyDeadline(w, r, edge.BodyTimeout)
 		route, ok := routes[r.URL.Path]
 		if !ok {
-			g.fail(w, r, http.StatusNotFound, manifest.BadRequest, "nothing is served at this path; the stream is "+StreamPath)
-			return
+			return refuse(http.StatusNotFound, manifest.BadRequest, "nothing is served at this path; the stream is "+StreamPath)
 		}
-		preflight := edge.IsPreflight(r)
-		if !preflight && !slices.Contains(strings.Split(route.methods, ", "), r.Method) {
-			h.Set("Allow", route.methods)
-			g.fail(w, r, http.StatusMethodNotAllowed, manifest.BadRequest, "this path takes "+route.methods)
-			return
+		isPreflight := edge.IsPreflight(r)
+		if !isPreflight && !slices.Contains(strings.Split(route.methods, ", "), r.Method) {
+			w.Header().Set("Allow", route.methods)
+			return refuse(http.StatusMethodNotAllowed, manifest.BadRequest, "this path takes "+route.methods)
 		}
 		if err := guard.Check(r); err != nil {
-			g.fail(w, r, http.StatusForbidden, manifest.SafetyDenied, err.Error())
-			return
+			return denied(err.Error())
 		}
-		cors := edge.CORS{
-			Methods: route.methods,
-			Headers: "Authorization, Content-Type, Last-Event-ID, Cache-Control",
-			Expose:  "WWW-Authenticate, Retry-After",
-		}
-		cors.SetHeaders(h, r)
-		if preflight {
+		cors := edge.CORS{Methods: route.methods, Headers: corsHeaders, Expose: "WWW-Authenticate, Retry-After"}
+		cors.SetHeaders(w.Header(), r)
+		if isPreflight {
 			w.WriteHeader(http.StatusNoContent)
-			return
+			return nil
 		}
-		route.serve(w, r)
+		return route.handler(w, r)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := serve(w, r); err != nil && !errors.Is(err, sse.ErrPeerClosed) { // nobody to answer
+			writeError(w, r, err)
+		}
 	})
 }
 
-// largeData is how many bytes of data cost an identity as much as an event of its own: the
-// log is everybody's, and who fills it pushes the others' events out.
+// largeData is how many bytes of data count as a further event in an identity's rate: all
+// share the log, and whoever fills it evicts the others' events.
 const largeData = 4 << 10
 
-// ingest takes one event. 202 means that it is in the ring, and durable if there is a log.
-func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) {
+// ingest publishes one event. 202 means that it is in the ring, and durable if there is a
+// log.
+func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) error {
 	if r.ContentLength > maxBody {
-		g.tooLarge(w, r)
-		return
+		return g.eventTooLarge()
 	}
 	id, err := g.identify(r, ScopeIngest)
 	if err != nil {
-		g.denied(w, r, err)
-		return
+		return unauthorized(err)
 	}
 	rate := g.opts.IngestRate
-	if id.open {
+	if id.isShared {
 		rate = g.opts.OpenIngestRate
 	}
-	key := id.Tenant + "\n" + id.Subject
-	if wait := g.limits.Take(key, rate, burst(rate), time.Now()); wait > 0 {
+	if wait := g.limits.Take(id.key(), rate, burst(rate), time.Now()); wait > 0 {
 		g.rateLimited.Add(1)
-		g.slowDown(w, r, wait, "too many events of this identity")
-		return
+		return rateLimited("too many events of this identity", wait)
 	}
-	var large *http.MaxBytesError
+	e, err := g.readEvent(w, r)
+	if err != nil {
+		return err
+	}
+	if err := g.checkIngest(id, e.Topic); err != nil {
+		return err
+	}
+	if !g.isServing() {
+		return unavailable("the gateway is stopping; try again")
+	}
+	if !id.isShared {
+		g.limits.Charge(id.key(), len(e.Data)/largeData, time.Now())
+	}
+	e.Tenant = id.Tenant
+	n, err := g.publish(r.Context(), e)
+	switch {
+	case errors.Is(err, ErrBusy):
+		g.rateLimited.Add(1)
+		return rateLimited("too many events wait for the disk", time.Second)
+	case errors.Is(err, ErrStopped):
+		return unavailable("the gateway is stopping; the event may have been kept")
+	case err != nil:
+		return err
+	}
+	edge.WriteJSON(w, http.StatusAccepted, fmt.Appendf(nil, `{"id":%d}`, n))
+	return nil
+}
+
+// readEvent reads the body of an ingest request; only Topic and Data are set.
+func (g *Gateway) readEvent(w http.ResponseWriter, r *http.Request) (e Event, err error) {
 	body, err := edge.ReadBody(w, r, maxBody)
-	if errors.As(err, &large) {
-		g.tooLarge(w, r)
-		return
+	if large := (*http.MaxBytesError)(nil); errors.As(err, &large) {
+		return e, g.eventTooLarge()
 	}
 	if err != nil {
-		g.fail(w, r, http.StatusBadRequest, manifest.BadRequest, "the body could not be read")
-		return
+		return e, badRequest("the body could not be read")
 	}
 	var in struct {
 		Topic string         `json:"topic"`
 		Data  strictjson.Raw `json:"data"`
 	}
 	if err := strictjson.Unmarshal(body, &in); err != nil {
-		g.fail(w, r, http.StatusBadRequest, manifest.BadRequest, `the body is {"topic":"a/b","data":<JSON>}: `+err.Error())
-		return
+		return e, badRequest(`the body is {"topic":"a/b","data":<JSON>}: ` + err.Error())
 	}
 	if in.Topic == "" {
-		g.fail(w, r, http.StatusBadRequest, manifest.BadRequest, `the body lacks "topic"`)
-		return
+		return e, badRequest(`the body lacks "topic"`)
 	}
 	data, err := normalizeEvent(in.Topic, in.Data, g.opts.MaxData)
 	switch {
 	case errors.Is(err, ErrTooLarge):
-		g.tooLarge(w, r)
-		return
+		return e, g.eventTooLarge()
 	case err != nil:
-		g.fail(w, r, http.StatusBadRequest, manifest.BadRequest, err.Error())
-		return
-	case adminTopic(in.Topic) && !id.Scopes.Has(ScopeAdmin):
-		g.fail(w, r, http.StatusForbidden, manifest.SafetyDenied, "the topics audit and kernel need the scope "+ScopeAdmin)
-		return
-	case slices.Contains(g.opts.RelayTopics, in.Topic) && !id.Scopes.Has(ScopeAdmin):
-		g.fail(w, r, http.StatusForbidden, manifest.SafetyDenied, "this topic is the relay's own: what it tells happened here; choose another, or one below it")
-		return
-	case !patterns(id.Topics).match(in.Topic):
-		g.fail(w, r, http.StatusForbidden, manifest.SafetyDenied, "the token does not cover this topic")
-		return
+		return e, badRequest(err.Error())
 	}
-	if !g.running() {
-		g.unavailable(w, r, "the gateway is stopping; try again")
-		return
-	}
-	if !id.open {
-		g.limits.Charge(key, len(data)/largeData, time.Now())
-	}
-	n, err := g.publish(r.Context(), Event{Tenant: id.Tenant, Topic: in.Topic, Data: data})
-	switch {
-	case errors.Is(err, ErrBusy):
-		g.rateLimited.Add(1)
-		g.slowDown(w, r, time.Second, "too many events wait for the disk")
-	case errors.Is(err, ErrStopped):
-		g.unavailable(w, r, "the gateway is stopping; the event may have been kept")
-	case err != nil:
-		g.fail(w, r, http.StatusInternalServerError, manifest.Internal, err.Error())
-	default:
-		edge.WriteJSON(w, http.StatusAccepted, fmt.Appendf(nil, `{"id":%d}`, n))
-	}
+	return Event{Topic: in.Topic, Data: data}, nil
 }
 
-func (g *Gateway) running() bool {
+// checkIngest refuses topics that the identity may not publish to.
+func (g *Gateway) checkIngest(id Identity, topic string) error {
+	isAdmin := id.Scopes.Has(ScopeAdmin)
+	switch {
+	case isAdminTopic(topic) && !isAdmin:
+		return errAdminTopic
+	case slices.Contains(g.opts.RelayTopics, topic) && !isAdmin:
+		return denied("only the relay publishes to this topic; choose another, or one below it")
+	case !topicPatterns(id.Topics).match(topic):
+		return errTopicNotGranted
+	}
+	return nil
+}
+
+func (g *Gateway) eventTooLarge() error {
+	return tooLarge(fmt.Sprintf("an event's data has at most %d bytes, and the whole body %d", g.opts.MaxData, maxBody))
+}
+
+func (g *Gateway) isServing() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.serving
 }
 
-func (g *Gateway) readyz(w http.ResponseWriter, _ *http.Request) {
-	if !g.running() {
-		edge.WriteText(w, http.StatusServiceUnavailable, "draining\n")
-		return
-	}
-	edge.WriteText(w, http.StatusOK, "ready\n")
+func healthz(w http.ResponseWriter, _ *http.Request) error {
+	edge.WriteText(w, http.StatusOK, "ok\n")
+	return nil
 }
 
-// metrics has the six names of the source document and no labels: it needs no token.
-func (g *Gateway) metrics(w http.ResponseWriter, _ *http.Request) {
+func (g *Gateway) readyz(w http.ResponseWriter, _ *http.Request) error {
+	if g.isServing() {
+		edge.WriteText(w, http.StatusOK, "ready\n")
+	} else {
+		edge.WriteText(w, http.StatusServiceUnavailable, "draining\n")
+	}
+	return nil
+}
+
+// metrics answers with the six metrics of docs/events.md. They have no labels, so it needs
+// no token.
+func (g *Gateway) metrics(w http.ResponseWriter, _ *http.Request) error {
 	st := g.Stats()
 	var b bytes.Buffer
 	for _, m := range [...]struct {
@@ -184,26 +210,5 @@ func (g *Gateway) metrics(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
 	_, _ = w.Write(b.Bytes())
-}
-
-// fail answers with the error envelope.
-func (g *Gateway) fail(w http.ResponseWriter, r *http.Request, status int, code manifest.Code, message string) {
-	g.failAfter(w, r, status, code, message, 0)
-}
-
-func (g *Gateway) failAfter(w http.ResponseWriter, r *http.Request, status int, code manifest.Code, message string, retryAfter time.Duration) {
-	trace, _ := edge.TraceID(r)
-	edge.WriteError(w, status, &manifest.Error{Code: code, Message: message, RetryAfterMS: retryAfter.Milliseconds()}, trace)
-}
-
-func (g *Gateway) tooLarge(w http.ResponseWriter, r *http.Request) {
-	g.fail(w, r, http.StatusRequestEntityTooLarge, manifest.BadRequest, fmt.Sprintf("an event's data has at most %d bytes, and the whole body %d", g.opts.MaxData, maxBody))
-}
-
-func (g *Gateway) slowDown(w http.ResponseWriter, r *http.Request, wait time.Duration, message string) {
-	g.failAfter(w, r, http.StatusTooManyRequests, manifest.RateLimited, message, wait)
-}
-
-func (g *Gateway) unavailable(w http.ResponseWriter, r *http.Request, message string) {
-	g.failAfter(w, r, http.StatusServiceUnavailable, manifest.Internal, message, time.Second)
+	return nil
 }

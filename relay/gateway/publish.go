@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -14,30 +13,30 @@ import (
 	"agentctl/strictjson"
 )
 
-// Log is where events are durable; its numbers are the gateway's ids. The relay joins
-// its event log here. All methods may be called from any goroutine.
+// Log keeps events durably; its sequence numbers are the events' ids. The relay's event
+// log implements it. All methods may be called from any goroutine.
 type Log interface {
 	// Append keeps an event and returns its id once it is durable. ErrBusy: too many wait.
 	Append(ctx context.Context, e Event) (id uint64, err error)
 	// Offer keeps an event soon, without waiting; false when it cannot.
 	Offer(e Event) bool
-	// Follow calls fn with the events above after, in the order of their ids, those kept
-	// first and then each as it becomes durable, until ctx ends or fn fails.
+	// Follow calls fn with the events above after, ordered by id: those kept first, then
+	// each one as it becomes durable, until ctx ends or fn fails.
 	Follow(ctx context.Context, after uint64, fn func(Event) error) error
-	// Select calls fn with the events above after and up to to, in the order of their ids.
+	// Select calls fn with the events above after and up to to, ordered by id.
 	Select(ctx context.Context, after, to uint64, fn func(Event) error) error
-	// CanResume reports whether nothing above after was removed, and after is not above Last.
+	// CanResume reports whether nothing above after was removed, and after is at most Last.
 	CanResume(after uint64) bool
 	// Last is the newest durable id.
 	Last() uint64
 }
 
-// normalizeEvent brings an event's data to one line and says what is wrong with it.
-func normalizeEvent(topic string, data []byte, most int) ([]byte, error) {
+// normalizeEvent checks an event and returns its data as compact JSON, which is one line.
+func normalizeEvent(topic string, data []byte, maxData int) ([]byte, error) {
 	switch {
-	case !validTopic(topic):
+	case !isValidTopic(topic):
 		return nil, ErrTopic
-	case reserved(topic):
+	case isReservedTopic(topic):
 		return nil, ErrReserved
 	}
 	if len(data) == 0 {
@@ -45,19 +44,16 @@ func normalizeEvent(topic string, data []byte, most int) ([]byte, error) {
 	}
 	v := strictjson.Raw(data)
 	if err := v.Compact(); err != nil {
-		return nil, fmt.Errorf("gateway: data is no JSON: %w", err)
+		return nil, fmt.Errorf("gateway: data is not JSON: %w", err)
 	}
-	if len(v) > most {
+	if len(v) > maxData {
 		return nil, ErrTooLarge
-	}
-	if bytes.ContainsAny(v, "\r\n") { // cannot be, in JSON; a line of its own would be another field
-		return nil, errors.New("gateway: data has a line break")
 	}
 	return v, nil
 }
 
-// publish takes a checked event: into the log and from there into the ring, or into the
-// ring alone. It returns once the event is in the ring.
+// publish puts a normalized event into the log, from where it reaches the ring, or without
+// a log into the ring. It returns once the event is in the ring.
 func (g *Gateway) publish(ctx context.Context, e Event) (uint64, error) {
 	e.TimeMS = time.Now().UnixMilli()
 	if g.opts.Log == nil {
@@ -148,12 +144,12 @@ func broadcastLocked(ch *chan struct{}) {
 	}
 }
 
-// follow feeds the ring from the log, from its end on.
+// follow puts the events of the log above after into the ring.
 func (g *Gateway) follow(ctx context.Context, after uint64) error {
 	err := g.opts.Log.Follow(ctx, after, func(e Event) error {
 		data, err := normalizeEvent(e.Topic, bytes.Clone(e.Data), MaxData)
 		if err != nil {
-			g.log.Warn("an event of the log is not served", zap.Uint64("id", e.ID), zap.Error(err))
+			g.log.Warn("skipped an invalid event of the event log", zap.Uint64("id", e.ID), zap.Error(err))
 			return nil
 		}
 		e.Data = data
@@ -166,9 +162,9 @@ func (g *Gateway) follow(ctx context.Context, after uint64) error {
 	return fmt.Errorf("gateway: follow the event log: %w", err)
 }
 
-// Emit publishes data, made JSON, for the relay's own rooms. It never waits and never
-// fails its caller: what cannot be taken is counted (Stats.EmitLost). Tenant "" is the
-// relay itself. With a log the event is durable soon after.
+// Emit publishes an event of the relay itself; data is marshaled as JSON. It never waits and
+// never fails its caller: what cannot be published is counted (Stats.EmitLost). Tenant ""
+// is the relay. With a log the event is durable soon after.
 func (g *Gateway) Emit(tenant, topic string, data any) {
 	if g == nil { // a relay without a gateway
 		return
@@ -180,7 +176,7 @@ func (g *Gateway) Emit(tenant, topic string, data any) {
 }
 
 func (g *Gateway) emit(tenant, topic string, data any) (err error) {
-	defer func() { // a MarshalJSON of the caller's
+	defer func() { // a MarshalJSON of the caller may panic
 		if p := recover(); p != nil {
 			err = fmt.Errorf("gateway: emit %s: panic: %v", topic, p)
 		}

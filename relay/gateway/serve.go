@@ -20,8 +20,8 @@ import (
 	"agentctl/transport/sse"
 )
 
-// guarded: a subscriber needs a token.
-func (o *Options) guarded() bool { return o.SubscribeToken != "" || o.Identities != nil }
+// needsToken reports whether subscribers need a token.
+func (o *Options) needsToken() bool { return o.SubscribeToken != "" || o.Identities != nil }
 
 // checkListen completes Listen. An empty host is loopback for an open gateway and every
 // address for a guarded one; an open one beyond loopback is refused.
@@ -33,10 +33,10 @@ func (o *Options) checkListen() error {
 	if err != nil {
 		return fmt.Errorf("gateway: listen address %q: %w", o.Listen, err)
 	}
-	if host == "" && !o.guarded() && !o.Insecure {
+	if host == "" && !o.needsToken() && !o.Insecure {
 		o.Listen, host = net.JoinHostPort("127.0.0.1", port), "127.0.0.1"
 	}
-	if !edge.IsLoopback(host) && !o.guarded() && !o.Insecure {
+	if !edge.IsLoopback(host) && !o.needsToken() && !o.Insecure {
 		return fmt.Errorf("gateway: %s is reachable by others and subscribers need no token: set MCP_SSE_AUTH_TOKEN, listen on 127.0.0.1, or pass --insecure", o.Listen)
 	}
 	return nil
@@ -116,7 +116,7 @@ func (g *Gateway) Serve(ctx context.Context, ln net.Listener) error {
 		})
 		addr := ln.Addr().String()
 		g.addr.Store(&addr)
-		g.log.Info("event gateway ready", zap.String("listen", addr), zap.Bool("token", g.opts.guarded()), zap.Bool("log", g.opts.Log != nil))
+		g.log.Info("event gateway ready", zap.String("listen", addr), zap.Bool("token", g.opts.needsToken()), zap.Bool("log", g.opts.Log != nil))
 		if g.onReady != nil {
 			g.onReady(addr)
 		}

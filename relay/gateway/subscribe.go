@@ -1,68 +1,81 @@
 package gateway
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
 	"time"
 
-	"agentctl/manifest"
 	"agentctl/transport/sse"
 )
 
-// subscribe answers GET and HEAD of StreamPath. It returns once the stream is with its
-// shard; net/http's goroutine and buffers are free then.
-func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) {
+var (
+	errAdminTopic      = denied("the topics audit and kernel need the scope " + ScopeAdmin)
+	errTopicNotGranted = denied("the token does not cover this topic")
+)
+
+// subscribe opens a stream. It returns once the stream is with its shard; net/http's
+// goroutine and buffers are free then.
+func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) error {
 	id, err := g.identify(r, ScopeSubscribe)
 	if err != nil {
-		g.denied(w, r, err)
-		return
+		return unauthorized(err)
 	}
 	filter, err := requestedFilter(r, id)
 	if err != nil {
-		g.denied(w, r, err)
-		return
+		return err
 	}
 	if r.Method == http.MethodHead {
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 		w.WriteHeader(http.StatusOK)
-		return
+		return nil
 	}
-	if n := g.subscribers.Add(1); n > int64(g.opts.MaxSubscribers) {
-		g.subscribers.Add(-1)
-		g.unavailable(w, r, "the gateway has as many subscribers as it may have")
-		return
+	q, err := g.acquireStream(id)
+	if err != nil {
+		return err
 	}
-	identity := id.Tenant + "\n" + id.Subject
-	quota := g.quotas.acquireStream(identity, id.open, max(1, g.opts.MaxSubscribers/identityShare))
-	if quota == nil {
-		g.subscribers.Add(-1)
-		g.slowDown(w, r, 10*time.Second, "too many streams of this identity are open")
-		return
+	if err := g.openStream(w, r, &subscriber{filter: filter, isActive: id.Active, identity: id.key(), quota: q}); err != nil {
+		g.releaseStream(q)
+		return err
 	}
+	return nil
+}
+
+// openStream opens the stream of c and hands c to its shard. After an error c.quota is
+// still the caller's.
+func (g *Gateway) openStream(w http.ResponseWriter, r *http.Request, c *subscriber) error {
 	st, ok := g.openStart(r)
 	if !ok {
-		g.releaseStream(quota)
-		g.unavailable(w, r, "the gateway is stopping; connect again")
-		return
+		return unavailable("the gateway is stopping; connect again")
 	}
 	defer g.replays.Done()
-	out, err := st.shard.streams.Open(w, r, sse.Options{
-		Policy: sse.Drop, MaxQueued: maxQueued, IdleTimeout: stallTimeout, Budget: quota.budget,
+	var err error
+	c.shard = st.shard
+	c.out, err = c.shard.streams.Open(w, r, sse.Options{
+		Policy: sse.Drop, MaxQueued: maxQueued, IdleTimeout: stallTimeout, Budget: c.quota.budget,
 	})
 	if err != nil {
-		g.releaseStream(quota)
-		if !errors.Is(err, sse.ErrPeerClosed) {
-			g.fail(w, r, http.StatusInternalServerError, manifest.Internal, err.Error())
-		}
-		return
+		return err
 	}
-	c := &subscriber{shard: st.shard, out: out, filter: filter, isActive: id.Active, identity: identity, quota: quota}
 	if err := g.start(st, c); err != nil {
-		_ = out.Close(0)
-		g.releaseStream(quota)
+		_ = c.out.Close(0)
+		return sse.ErrPeerClosed // or it is as good as that: the head has been answered
 	}
+	return nil
+}
+
+// acquireStream counts a stream against the bounds of the gateway and of the identity.
+func (g *Gateway) acquireStream(id Identity) (*quota, error) {
+	if n := g.subscribers.Add(1); n > int64(g.opts.MaxSubscribers) {
+		g.subscribers.Add(-1)
+		return nil, unavailable("the gateway has as many subscribers as it may have")
+	}
+	q := g.quotas.acquireStream(id.key(), id.isShared, max(1, g.opts.MaxSubscribers/identityShare))
+	if q == nil {
+		g.subscribers.Add(-1)
+		return nil, rateLimited("too many streams of this identity are open", 10*time.Second)
+	}
+	return q, nil
 }
 
 func (g *Gateway) releaseStream(q *quota) {
@@ -74,17 +87,17 @@ func (g *Gateway) releaseStream(q *quota) {
 func requestedFilter(r *http.Request, id Identity) (eventFilter, error) {
 	topics, ok := parseTopics(r.URL.Query()["topics"])
 	if !ok {
-		return eventFilter{}, refused(manifest.BadRequest,
-			fmt.Sprintf("topics is a list like a,b,log/* of at most %d names: each begins with a letter, a digit or _, and has up to 128 of A-Z a-z 0-9 _ . / -", maxTopics))
+		return eventFilter{}, badRequest(fmt.Sprintf(
+			"topics is a list like a,b,log/* of at most %d names: each begins with a letter, a digit or _, and has up to 128 of A-Z a-z 0-9 _ . / -", maxTopics))
 	}
-	filter := eventFilter{tenant: id.Tenant, admin: id.Scopes.Has(ScopeAdmin), topics: topics, granted: id.Topics}
+	filter := eventFilter{tenant: id.Tenant, isAdmin: id.Scopes.Has(ScopeAdmin), topics: topics, granted: id.Topics}
 	for _, t := range topics {
-		name := strings.TrimSuffix(t, "/*")
-		if adminTopic(name) && !filter.admin {
-			return eventFilter{}, refused(manifest.SafetyDenied, "the topics audit and kernel need the scope "+ScopeAdmin)
+		name, isPrefix := strings.CutSuffix(t, "/*")
+		if isAdminTopic(name) && !filter.isAdmin {
+			return eventFilter{}, errAdminTopic
 		}
-		if name == t && !filter.granted.match(t) {
-			return eventFilter{}, refused(manifest.SafetyDenied, "the token does not cover this topic")
+		if !isPrefix && !filter.granted.match(t) {
+			return eventFilter{}, errTopicNotGranted
 		}
 	}
 	return filter, nil

@@ -1,0 +1,69 @@
+package gateway
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/edge"
+)
+
+// httpError is the answer to a refused request: its status and the error of the envelope.
+type httpError struct {
+	status int
+	body   *manifest.Error
+	cause  error // of a 401
+}
+
+func (e *httpError) Error() string { return e.body.Message }
+
+func refuse(status int, code manifest.Code, message string) error {
+	return &httpError{status: status, body: manifest.E(code, message)}
+}
+
+func refuseFor(retryAfter time.Duration, status int, code manifest.Code, message string) error {
+	return &httpError{status: status, body: &manifest.Error{Code: code, Message: message, RetryAfterMS: retryAfter.Milliseconds()}}
+}
+
+func badRequest(message string) error {
+	return refuse(http.StatusBadRequest, manifest.BadRequest, message)
+}
+
+func denied(message string) error {
+	return refuse(http.StatusForbidden, manifest.SafetyDenied, message)
+}
+
+func tooLarge(message string) error {
+	return refuse(http.StatusRequestEntityTooLarge, manifest.BadRequest, message)
+}
+
+func rateLimited(message string, retryAfter time.Duration) error {
+	return refuseFor(retryAfter, http.StatusTooManyRequests, manifest.RateLimited, message)
+}
+
+func unavailable(message string) error {
+	return refuseFor(time.Second, http.StatusServiceUnavailable, manifest.Internal, message)
+}
+
+// unauthorized is the answer to an error of identify.
+func unauthorized(err error) error {
+	if errors.Is(err, ErrForbidden) {
+		return denied(err.Error())
+	}
+	return &httpError{status: http.StatusUnauthorized, body: manifest.E(manifest.SafetyDenied, err.Error()), cause: err}
+}
+
+// writeError answers with the envelope of err, which is an internal error unless a handler
+// said otherwise.
+func writeError(w http.ResponseWriter, r *http.Request, err error) {
+	var e *httpError
+	if !errors.As(err, &e) {
+		e = &httpError{status: http.StatusInternalServerError, body: manifest.E(manifest.Internal, err.Error())}
+	}
+	if e.status == http.StatusUnauthorized {
+		edge.SetChallenge(w.Header(), "agentctl events", !errors.Is(e.cause, ErrNoToken), "")
+	}
+	trace, _ := edge.TraceID(r)
+	edge.WriteError(w, e.status, e.body, trace)
+}
