@@ -108,3 +108,17 @@ func TestAgo(t *testing.T) {
 		}
 	}
 }
+
+func TestWrap(t *testing.T) {
+	tests := []struct{ text, want string }{
+		{"", ""},
+		{"a", "a"},
+		{"one two three", "one two|three"},
+		{"incomprehensible a b", "incomprehensible|a b"},
+	}
+	for _, tt := range tests {
+		if got := strings.Join(Wrap(tt.text, 8), "|"); got != tt.want {
+			t.Errorf("Wrap(%q) = %q, want %q", tt.text, got, tt.want)
+		}
+	}
+}

@@ -22,7 +22,8 @@ var rules = []struct {
 	{"manifest", []string{"prober/...", "handlers/...", "control/...", "transport/...", "relay/...", "cmd/..."}, nil, "every package uses the vocabulary, so it may depend on none of them but the JSON decoder"},
 	{"duration", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"suggest", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
-	{"daemon", []string{"relay/...", "cmd/..."}, nil, "the device wing runs without the relay"},
+	{"doctor", []string{"relay/...", "cmd/..."}, nil, "the checks examine a board from outside"},
+	{"daemon", []string{"doctor", "relay/...", "cmd/..."}, nil, "the device wing runs without the relay"},
 	{"config", []string{"daemon", "control/...", "handlers/...", "relay/...", "cmd/..."}, nil, "settings do not depend on the parts that they configure"},
 	{"transport/...", []string{"prober/...", "handlers/...", "control/...", "relay/...", "cmd/..."}, nil, "transports do not interpret what they carry"},
 	{"transport/fanout", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
@@ -63,6 +64,7 @@ var rules = []struct {
 var allowed = map[string]string{
 	"config":                    "duration manifest prober prober/alert prober/history suggest transport/link",
 	"daemon":                    "config control handlers manifest prober prober/alert prober/history transport/clock transport/enroll transport/link",
+	"doctor":                    "config control daemon duration prober term transport/link",
 	"duration":                  "",
 	"manifest":                  "strictjson",
 	"suggest":                   "",

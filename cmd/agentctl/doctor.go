@@ -1,55 +1,22 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
+	"agentctl/doctor"
 	"agentctl/term"
 )
 
-// Statuses of a finding.
-const (
-	findOK   = "ok"
-	findWarn = "warn"
-	findFail = "fail"
-	findSkip = "skip" // it does not apply here, or cannot be seen by this user
-)
-
-// finding is what one check found.
-type finding struct {
-	Name    string `json:"name"`
-	Status  string `json:"status"`
-	Message string `json:"message"`
-	Next    string `json:"next,omitempty"` // what to do about it
-}
-
-// diagnosis is what `agentctl doctor -o json` prints.
-type diagnosis struct {
-	Checks   []finding `json:"checks"`
-	Warnings int       `json:"warnings"`
-	Failures int       `json:"failures"`
-}
-
-// check is a question to the machine. It may have several answers; what is left of names
-// when its time is over is reported as unanswered.
-type check struct {
-	names []string
-	run   func(ctx context.Context) []finding
-}
-
-// checkTime is what a check may take.
-const checkTime = 5 * time.Second
-
 func newDoctor() *cobra.Command {
 	var out output
-	var p patient
+	var o doctor.Options
 	var strict bool
+	values := map[string]*string{} // flags by key of the configuration
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find out what is wrong with this box's agentctl, and what to do",
@@ -62,105 +29,70 @@ environment, the configuration file or /etc/default/agentctl name others. Exit 0
 well or there are only warnings, 1 when something fails.`,
 		Example: "  agentctl doctor\n  sudo agentctl doctor --warnings-as-errors\n  agentctl doctor -o json | jq '.checks[] | select(.status != \"ok\")'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			p.resolve()
-			d := diagnose(cmd.Context(), p.checks(), checkTime)
-			w := cmd.OutOrStdout()
-			if err := out.print(cmd, d, func() error { return d.write(w) }); err != nil {
+			o.Version, o.BuiltAt, o.Settings = version, build().Time, config.Settings{}
+			for key, value := range values {
+				if *value != "" {
+					o.Settings[key] = config.Setting{Value: *value, Origin: "--" + flagName(key)}
+				}
+			}
+			r := doctor.Examine(cmd.Context(), o)
+			if err := out.print(cmd, r, func() error { return printReport(cmd.OutOrStdout(), r) }); err != nil {
 				return err
 			}
 			switch {
-			case d.Failures > 0:
-				return exit(exitFailure, "%s", counted(d.Failures, "check")+" failed")
-			case strict && d.Warnings > 0:
-				return exit(exitFailure, "%s", counted(d.Warnings, "warning"))
+			case r.Failures > 0:
+				return exit(exitFailure, "%s failed", counted(r.Failures, "check"))
+			case strict && r.Warnings > 0:
+				return exit(exitFailure, "%s", counted(r.Warnings, "warning"))
 			}
 			return nil
 		},
 	}
 	out.flags(c)
-	p.flags(c)
-	c.Flags().BoolVar(&strict, "warnings-as-errors", false, "exit 1 when there are warnings")
+	f := c.Flags()
+	f.StringVar(&o.Socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	f.StringVar(&o.ConfigFile, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE` of the daemon [AGENTCTL_CONFIG]")
+	for _, setting := range []struct{ key, usage string }{
+		{"state_dir", "`DIR` of the daemon's state"},
+		{"relay", "`URL` of the relay"},
+		{"token_file", "`FILE` with the device token"},
+		{"ca_file", "PEM `FILE` of the authority that signed the relay's certificate"},
+	} {
+		values[setting.key] = f.String(flagName(setting.key), "", setting.usage+" ["+config.FindKey(setting.key).Env()+"]")
+	}
+	f.BoolVar(&strict, "warnings-as-errors", false, "exit 1 when there are warnings")
 	return c
 }
 
-func counted(n int, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return fmt.Sprintf("%d %s", n, what)
-}
-
-// diagnose runs all checks side by side, each for limit at most. A check that hangs in the
-// kernel (a dead network mount) is left behind: the process ends soon.
-func diagnose(ctx context.Context, checks []check, limit time.Duration) *diagnosis {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	found := make([][]finding, len(checks))
-	var wg sync.WaitGroup
-	for i, c := range checks {
-		wg.Go(func() { found[i] = c.within(ctx) })
-	}
-	wg.Wait()
-	d := &diagnosis{Checks: []finding{}}
-	for _, fs := range found {
-		for _, f := range fs {
-			switch f.Status {
-			case findWarn:
-				d.Warnings++
-			case findFail:
-				d.Failures++
-			}
-			d.Checks = append(d.Checks, f)
-		}
-	}
-	return d
-}
-
-// within runs the check until ctx ends.
-func (c check) within(ctx context.Context) []finding {
-	done := make(chan []finding, 1)
-	go func() { done <- c.run(ctx) }()
-	select {
-	case fs := <-done:
-		return fs
-	case <-ctx.Done():
-	}
-	select { // what it says when its time is over is better than nothing
-	case fs := <-done:
-		return fs
-	case <-time.After(100 * time.Millisecond):
-	}
-	fs := make([]finding, 0, len(c.names))
-	for _, n := range c.names {
-		fs = append(fs, finding{n, findFail, "no answer in time", "see the kernel's log for a device or mount that hangs: dmesg"})
-	}
-	return fs
-}
-
-// write prints the findings, on a terminal in its width.
-func (d *diagnosis) write(w io.Writer) error {
+// printReport prints the findings, wrapped at the width of a terminal.
+func printReport(w io.Writer, r *doctor.Report) error {
 	const indent = 18
-	width, _, terminal := term.Size(w)
-	if !terminal {
+	width, _, isTerminal := term.Size(w)
+	if !isTerminal {
 		width = 1 << 16
 	}
-	colour := term.ColorEnabled(w)
-	sgr := map[string]string{findOK: term.Green, findWarn: term.Yellow, findFail: term.Red, findSkip: term.Faint}
-	for _, f := range d.Checks {
-		fmt.Fprintf(w, "%s  %-11s ", term.Paint(colour, sgr[f.Status], fmt.Sprintf("%-4s", f.Status)), f.Name)
-		for i, line := range term.Wrap(term.SafeLine(f.Message), width-indent) {
-			if i > 0 {
-				line = strings.Repeat(" ", indent) + line
-			}
-			fmt.Fprintln(w, line)
-		}
+	colored := term.ColorEnabled(w)
+	colors := map[doctor.Status]string{doctor.OK: term.Green, doctor.Warn: term.Yellow, doctor.Fail: term.Red, doctor.Skip: term.Faint}
+	margin := strings.Repeat(" ", indent)
+	for _, f := range r.Checks {
+		fmt.Fprintf(w, "%s  %-11s ", term.Paint(colored, colors[f.Status], fmt.Sprintf("%-4s", f.Status)), f.Name)
+		fmt.Fprintln(w, strings.Join(term.Wrap(term.SafeLine(f.Message), width-indent), "\n"+margin))
 		if f.Next == "" {
 			continue
 		}
-		for i, line := range term.Wrap(term.SafeLine(f.Next), width-indent-3) {
-			fmt.Fprintf(w, "%s%s %s\n", strings.Repeat(" ", indent), []string{"->", "  "}[min(i, 1)], term.Paint(colour, term.Bold, line))
+		prefix := "->"
+		for _, line := range term.Wrap(term.SafeLine(f.Next), width-indent-3) {
+			fmt.Fprintf(w, "%s%s %s\n", margin, prefix, term.Paint(colored, term.Bold, line))
+			prefix = "  "
 		}
 	}
-	_, err := fmt.Fprintf(w, "%s, %s\n", counted(d.Failures, "failure"), counted(d.Warnings, "warning"))
+	_, err := fmt.Fprintf(w, "%s, %s\n", counted(r.Failures, "failure"), counted(r.Warnings, "warning"))
 	return err
+}
+
+func counted(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
 }

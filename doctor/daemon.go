@@ -1,0 +1,184 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"agentctl/control"
+	"agentctl/daemon"
+	"agentctl/duration"
+	"agentctl/prober"
+	"agentctl/term"
+	"agentctl/transport/link"
+)
+
+const (
+	joinGroup = "join the group: sudo usermod -aG " + control.Group + " $USER, then log in again"
+	readLog   = "see its log: journalctl -u agentctl"
+)
+
+// checkDaemon asks the daemon for its status and for the readings of this machine. The
+// status is in answer when it returns.
+func (t *target) checkDaemon(ctx context.Context, answer *daemonAnswer) []Finding {
+	defer close(answer.done)
+	cl, err := control.Dial(ctx, t.Socket)
+	if errors.Is(err, control.ErrPermission) {
+		return []Finding{fail("daemon", err.Error(), joinGroup)}
+	}
+	if err != nil {
+		return []Finding{fail("daemon", err.Error(), "start it: agentctl run; as a service: sudo systemctl start agentctl, and see: journalctl -u agentctl")}
+	}
+	defer func() { _ = cl.Close() }()
+	var s daemon.Status
+	if err := cl.Status(ctx, &s); err != nil {
+		return []Finding{fail("daemon", err.Error(), readLog)}
+	}
+	answer.status = &s
+	found := []Finding{daemonFinding(&s, t.Version), samplingFinding(&s), linkFinding(&s), storageFinding(&s)}
+	snapshot, err := cl.Snapshot(ctx, "temperature", "power", "wear")
+	if err != nil {
+		return append(found, skip("power", "this daemon does not report it: "+err.Error(), ""))
+	}
+	r := &snapshot.ModuleReadings
+	return append(found, powerFinding(r), heatFinding(r), wearFinding(r))
+}
+
+func daemonFinding(s *daemon.Status, version string) Finding {
+	const name, restart = "daemon", "sudo systemctl restart agentctl, or however you run it"
+	text := fmt.Sprintf("version %s, up %s", s.Version, time.Duration(s.UptimeS)*time.Second)
+	switch c := s.Config; {
+	case c != nil && c.Error != "":
+		return fail(name, text+"; it uses an older configuration: "+c.Error, "agentctl config validate")
+	case s.Version != version:
+		return warn(name, text+"; this command is "+version, restart)
+	case c != nil && len(c.RestartNeeded) > 0:
+		return warn(name, text+"; takes effect after a restart: "+strings.Join(c.RestartNeeded, ", "), restart)
+	}
+	return ok(name, text)
+}
+
+func samplingFinding(s *daemon.Status) Finding {
+	const name = "sampling"
+	switch {
+	case s.Sampling.LastError != "":
+		return fail(name, "no sample: "+s.Sampling.LastError, readLog)
+	case !s.Sampling.Running:
+		return warn(name, "stopped: nothing is recorded or pushed", "agentctl start")
+	}
+	for _, m := range s.Sampling.ModuleStates {
+		if m.State == "failing" || m.State == "hung" {
+			return warn(name, fmt.Sprintf("module %s is %s: %s", m.Name, m.State, m.LastError), "see the kernel's log: dmesg; or leave it out: agentctl config set modules ...")
+		}
+	}
+	if e := s.Sampling.DiskError; e != "" {
+		return warn(name, e, "repair that mount, or measure another: agentctl config set disk_path PATH")
+	}
+	return ok(name, fmt.Sprintf("%s every %s", strings.Join(s.Sampling.Modules, ", "), duration.Format(time.Duration(s.Sampling.IntervalMS)*time.Millisecond)))
+}
+
+func linkFinding(s *daemon.Status) Finding {
+	const name = "link"
+	text := string(s.Link.State)
+	if s.Link.Relay != "" {
+		text += ", " + s.Link.Relay
+	}
+	if e := s.Link.LastError; e != nil && s.Link.State != link.StateReady {
+		text += ": " + e.Message
+	}
+	switch {
+	case s.CloneSuspected:
+		return fail(name, text+"; another board uses the same token", "mint a token for each board: agentctl token create --class device")
+	case s.Link.State == link.StateDisabled:
+		return skip(name, "no relay configured; this board works alone", "")
+	case s.Link.State == link.StateReady:
+		return ok(name, text)
+	case s.Link.State == link.StateConnecting:
+		return warn(name, text, "check again in a minute: agentctl status")
+	}
+	return fail(name, text, "see the lines relay and token")
+}
+
+func storageFinding(s *daemon.Status) Finding {
+	const name = "history"
+	text := strings.TrimSpace(s.Storage.State + " " + s.Storage.Path)
+	if s.Storage.Bytes > 0 {
+		text += ", " + term.Bytes(uint64(s.Storage.Bytes))
+	}
+	switch s.Storage.State {
+	case "off", "disabled":
+		return skip(name, "no history is kept on disk", "")
+	case "ok":
+		return ok(name, text)
+	case "memory":
+		return warn(name, text+": what was recorded is lost at a restart", readLog)
+	}
+	if s.Storage.Detail != "" {
+		text += ": " + s.Storage.Detail
+	}
+	return fail(name, text, "see the line state_dir, and its log: journalctl -u agentctl; it resumes by itself")
+}
+
+// powerFinding reports the warnings of the firmware about supply and heat.
+func powerFinding(r *prober.ModuleReadings) Finding {
+	const name = "power"
+	sample := &prober.Sample{Modules: r}
+	known, warnings := false, []string(nil)
+	for _, s := range prober.Sensors() {
+		if s.Warning == "" {
+			continue
+		}
+		v, isKnown := s.Read(sample)
+		known = known || isKnown
+		if v > 0 {
+			warnings = append(warnings, s.Warning)
+		}
+	}
+	text := strings.Join(warnings, ", ")
+	switch {
+	case !known:
+		return skip(name, "this machine does not report its supply", "")
+	case text == "":
+		return ok(name, "good")
+	case r.Power.UnderVoltage != nil && *r.Power.UnderVoltage:
+		return warn(name, text, "use a stronger power supply and a short, thick cable: under-voltage damages cards")
+	}
+	return warn(name, text, "cool the board")
+}
+
+func heatFinding(r *prober.ModuleReadings) Finding {
+	const name, hot = "temperature", 80 // degrees Celsius
+	if r.Temperature == nil {
+		return skip(name, "this machine has no sensor", "")
+	}
+	text := term.Value(r.Temperature.HottestC, "C")
+	if r.Temperature.HottestC >= hot {
+		return warn(name, text, "cool the board: a heat sink, air, a cooler place")
+	}
+	return ok(name, text)
+}
+
+// wearFinding reports the age of an eMMC: the part of its life that is used, and the state
+// of its reserved blocks.
+func wearFinding(r *prober.ModuleReadings) Finding {
+	const name, replace = "wear", "back up and replace the card"
+	if r.Wear == nil || r.Wear.UsedPct == nil && r.Wear.PreEOL == "" {
+		return skip(name, "this card does not report it (only eMMC does)", "")
+	}
+	text, used := "reserved blocks: "+r.Wear.PreEOL, 0.0
+	if r.Wear.UsedPct != nil {
+		used = *r.Wear.UsedPct
+		text = fmt.Sprintf("%.0f %% of the card's life is used", used)
+	}
+	state := slices.Index(prober.EOLStates, r.Wear.PreEOL) // normal, warning, urgent
+	switch {
+	case state >= 2, used >= 100:
+		return fail(name, text, replace+" now")
+	case state == 1, used >= 80:
+		return warn(name, text, replace+" soon")
+	}
+	return ok(name, text)
+}

@@ -1,0 +1,183 @@
+package doctor
+
+import (
+	"agentctl/daemon"
+	"agentctl/term"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bounds of free space on the disk of the state directory, bytes.
+const (
+	minFree  = 16 << 20
+	wantFree = 200 << 20
+)
+
+// Bits of a file's mode that give access to everybody, or to the group and everybody.
+const (
+	otherBits      = 0o007
+	groupOtherBits = 0o077
+)
+
+// checkStateDir examines the directory that the daemon uses, else the configured one.
+func (t *target) checkStateDir(known *daemon.Status) Finding {
+	const name, another = "state_dir", "set state_dir to another directory"
+	dir := t.stateDir
+	if known != nil && known.Storage.Path != "" {
+		dir = known.Storage.Path
+		if st, err := os.Stat(dir); err == nil && !st.IsDir() { // the path of the history file
+			dir = filepath.Dir(dir)
+		}
+	}
+	st, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return warn(name, dir+" does not exist yet", "the daemon creates it when it starts: agentctl run")
+	case errors.Is(err, fs.ErrPermission):
+		return skip(name, dir+" is not readable by this user", "sudo agentctl doctor")
+	case err != nil:
+		return fail(name, err.Error(), another)
+	case !st.IsDir():
+		return fail(name, dir+" is not a directory", another)
+	}
+	var fsys unix.Statfs_t
+	if err := unix.Statfs(dir, &fsys); err != nil {
+		return fail(name, fmt.Sprintf("statfs %s: %v", dir, err), "check the disk: dmesg")
+	}
+	free := fsys.Bavail * uint64(fsys.Bsize)
+	text := fmt.Sprintf("%s, %s free", dir, term.Bytes(free))
+	switch {
+	case fsys.Flags&unix.ST_RDONLY != 0:
+		return fail(name, text+", mounted read-only", "a card that fails turns read-only: see dmesg, then: sudo mount -o remount,rw "+mountPoint(dir))
+	case free < minFree:
+		return fail(name, text, "free some space: journalctl --vacuum-size=50M, apt-get clean")
+	case free < wantFree:
+		return warn(name, text, "free some space before it is full: journalctl --vacuum-size=50M, apt-get clean")
+	case st.Mode().Perm()&otherBits != 0:
+		return warn(name, fmt.Sprintf("%s, mode %04o: everybody may read it", text, st.Mode().Perm()), "chmod 0700 "+dir)
+	}
+	return ok(name, text)
+}
+
+// mountPoint is the directory that the file system of path is mounted on.
+func mountPoint(path string) string {
+	path, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "/"
+	}
+	device := func(p string) (dev uint64) {
+		var st unix.Stat_t
+		if unix.Stat(p, &st) == nil {
+			dev = uint64(st.Dev)
+		}
+		return dev
+	}
+	for dev := device(path); path != "/" && device(filepath.Dir(path)) == dev; {
+		path = filepath.Dir(path)
+	}
+	return path
+}
+
+// checkSocket examines the permissions of the control socket for this user.
+func (t *target) checkSocket(context.Context) Finding {
+	const name = "socket"
+	st, err := os.Lstat(t.Socket)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		next := "start the daemon: agentctl run"
+		if t.isService() {
+			next = "start it: sudo systemctl start agentctl.socket agentctl"
+		}
+		return fail(name, t.Socket+" does not exist", next)
+	case errors.Is(err, fs.ErrPermission):
+		return fail(name, t.Socket+" is closed to this user", joinGroup)
+	case err != nil:
+		return fail(name, err.Error(), "check its directory: ls -ld "+filepath.Dir(t.Socket))
+	case st.Mode()&fs.ModeSocket == 0:
+		return fail(name, t.Socket+" is not a socket", "remove it and restart the daemon")
+	case st.Mode().Perm()&otherBits != 0:
+		return warn(name, fmt.Sprintf("%s has mode %04o: everybody may connect", t.Socket, st.Mode().Perm()), "chmod 0660 "+t.Socket)
+	}
+	text := fmt.Sprintf("%s, %04o", t.Socket, st.Mode().Perm())
+	sys := st.Sys().(*syscall.Stat_t)
+	if g, err := user.LookupGroupId(fmt.Sprint(sys.Gid)); err == nil {
+		text += " group " + g.Name
+	}
+	groups, _ := os.Getgroups()
+	if uid := os.Geteuid(); uid != 0 && uint32(uid) != sys.Uid && !slices.Contains(groups, int(sys.Gid)) {
+		return fail(name, text+": this user is not in it", joinGroup)
+	}
+	return ok(name, text)
+}
+
+// checkClock examines this machine's clock, on which certificates and tokens depend.
+func (t *target) checkClock(context.Context) Finding {
+	var tx unix.Timex
+	state, err := unix.Adjtimex(&tx)
+	return clockFinding(time.Now(), t.BuiltAt, err == nil && state != unix.TIME_ERROR && tx.Status&unix.STA_UNSYNC == 0)
+}
+
+// firstRelease is a Unix time before every release, for a binary without its build time.
+const firstRelease = 1_699_920_000 // 2023-11-14
+
+func clockFinding(now, built time.Time, synced bool) Finding {
+	const name, next = "clock", "sudo timedatectl set-ntp true; without a network: sudo date -s 'YYYY-MM-DD hh:mm'"
+	text := now.UTC().Format("2006-01-02 15:04:05 UTC")
+	switch {
+	case now.Before(built), now.Unix() < firstRelease:
+		return fail(name, text+" is wrong: this program was built later", next)
+	case !synced:
+		return warn(name, text+", not synchronized", next)
+	}
+	return ok(name, text+", synchronized")
+}
+
+// checkService asks systemd for the state of agentctl.service.
+func (t *target) checkService(ctx context.Context) Finding {
+	const name = "service"
+	if _, err := os.Stat("/run/systemd/system"); err != nil {
+		return skip(name, "systemd does not run here", "")
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout-time.Second)
+	defer cancel()
+	b, err := exec.CommandContext(ctx, "systemctl", "show", "agentctl.service",
+		"--property=LoadState,ActiveState,SubState,Result,NRestarts,UnitFileState").Output()
+	if err != nil {
+		return skip(name, "systemctl: "+err.Error(), "")
+	}
+	return serviceFinding(string(b))
+}
+
+// serviceFinding reports the output of systemctl show.
+func serviceFinding(show string) Finding {
+	const name = "service"
+	v := map[string]string{} // properties by name
+	for line := range strings.Lines(show) {
+		property, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		v[property] = value
+	}
+	text := fmt.Sprintf("agentctl.service is %s (%s), %s at boot, %s restarts", v["ActiveState"], v["SubState"], v["UnitFileState"], v["NRestarts"])
+	switch {
+	case v["LoadState"] != "loaded":
+		return skip(name, "agentctl.service is not installed; the package agentctl installs it", "")
+	case v["ActiveState"] == "failed" || v["SubState"] == "auto-restart":
+		return fail(name, text+", result "+v["Result"], "journalctl -u agentctl -e; then: sudo systemctl restart agentctl")
+	case v["ActiveState"] != "active" && v["ActiveState"] != "activating":
+		return warn(name, text, "sudo systemctl enable --now agentctl")
+	case v["UnitFileState"] == "disabled":
+		return warn(name, text, "start it at boot: sudo systemctl enable agentctl")
+	}
+	return ok(name, text)
+}

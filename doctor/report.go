@@ -1,0 +1,126 @@
+// Package doctor examines an installation of agentctl on a board: its configuration, the
+// daemon and its socket, the machine, and the way to the relay. Each check gives findings
+// that say what is there and what to do about it; nothing is changed.
+//
+//	report := doctor.Examine(ctx, doctor.Options{Socket: config.ClientSocket()})
+//	for _, f := range report.Checks {
+//		fmt.Println(f.Status, f.Name, f.Message, f.Next)
+//	}
+package doctor
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"agentctl/config"
+)
+
+// Status is the result of a check.
+type Status string
+
+// Statuses of a finding.
+const (
+	OK   Status = "ok"
+	Warn Status = "warn"
+	Fail Status = "fail"
+	Skip Status = "skip" // the check does not apply, or this user may not see what it needs
+)
+
+// Finding is what one check found.
+type Finding struct {
+	Name    string `json:"name"`
+	Status  Status `json:"status"`
+	Message string `json:"message"`
+	Next    string `json:"next,omitempty"` // the next step; set for each warning and failure
+}
+
+// Report is the result of Examine.
+type Report struct {
+	Checks   []Finding `json:"checks"`
+	Warnings int       `json:"warnings"`
+	Failures int       `json:"failures"`
+}
+
+// Options say which installation to examine.
+type Options struct {
+	Socket     string          // of the daemon
+	ConfigFile string          // "": the usual one of this user, or of the service for its socket
+	Settings   config.Settings // replace those of the file: relay, token_file, ca_file, state_dir
+	Version    string          // of this binary, to compare with the daemon's
+	BuiltAt    time.Time       // the clock cannot be before it; zero when not known
+}
+
+// checkTimeout is how long all checks may take; they run at the same time.
+const checkTimeout = 5 * time.Second
+
+// lateGrace is how long a check may take to report that its context ended.
+const lateGrace = 100 * time.Millisecond
+
+// check examines one thing. Each name it may report has a finding, unless it says more or
+// less: a check that does not return in time fails under all its names.
+type check struct {
+	names []string
+	run   func(ctx context.Context) []Finding
+}
+
+// Examine runs all checks. A check that hangs in the kernel, such as on a dead network
+// mount, keeps its goroutine: the process is expected to end soon.
+func Examine(ctx context.Context, o Options) *Report {
+	return runChecks(ctx, resolve(o).checks(), checkTimeout)
+}
+
+func runChecks(ctx context.Context, checks []check, limit time.Duration) *Report {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	found := make([][]Finding, len(checks))
+	var wg sync.WaitGroup
+	for i, c := range checks {
+		wg.Go(func() { found[i] = c.runUntil(ctx) })
+	}
+	wg.Wait()
+	r := &Report{Checks: []Finding{}}
+	for _, findings := range found {
+		for _, f := range findings {
+			switch f.Status {
+			case Warn:
+				r.Warnings++
+			case Fail:
+				r.Failures++
+			}
+			r.Checks = append(r.Checks, f)
+		}
+	}
+	return r
+}
+
+// runUntil runs the check and waits for it until shortly after ctx ends.
+func (c check) runUntil(ctx context.Context) []Finding {
+	done := make(chan []Finding, 1)
+	go func() { done <- c.run(ctx) }()
+	select {
+	case findings := <-done:
+		return findings
+	case <-ctx.Done():
+	}
+	select {
+	case findings := <-done:
+		return findings
+	case <-time.After(lateGrace):
+	}
+	findings := make([]Finding, len(c.names))
+	for i, name := range c.names {
+		findings[i] = fail(name, "no answer in time", "see the kernel's log for a device or mount that hangs: dmesg")
+	}
+	return findings
+}
+
+// one adapts a check with a single finding.
+func one(fn func(context.Context) Finding) func(context.Context) []Finding {
+	return func(ctx context.Context) []Finding { return []Finding{fn(ctx)} }
+}
+
+func ok(name, message string) Finding         { return Finding{name, OK, message, ""} }
+func skip(name, message, next string) Finding { return Finding{name, Skip, message, next} }
+func warn(name, message, next string) Finding { return Finding{name, Warn, message, next} }
+func fail(name, message, next string) Finding { return Finding{name, Fail, message, next} }

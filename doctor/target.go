@@ -1,0 +1,143 @@
+package doctor
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"agentctl/config"
+	"agentctl/daemon"
+)
+
+// Files of the system service.
+const (
+	serviceEnvFile = "/etc/default/agentctl"
+	serviceToken   = "/etc/agentctl/token"
+)
+
+// target is the installation under examination: what its configuration says.
+type target struct {
+	Options
+	config     *config.Config // nil: configErr says why
+	configErr  error
+	configPath string // of the file, whether it exists or not
+
+	relay, relayOrigin          string
+	tokenFile, caFile, stateDir string
+}
+
+// checks are all checks, in the order of the report.
+func (t *target) checks() []check {
+	daemon := &daemonAnswer{done: make(chan struct{})}
+	return []check{
+		{[]string{"config"}, one(func(context.Context) Finding { return t.checkConfig() })},
+		{[]string{"state_dir"}, one(func(ctx context.Context) Finding { return t.checkStateDir(daemon.wait(ctx)) })},
+		{[]string{"socket"}, one(t.checkSocket)},
+		{[]string{"daemon"}, func(ctx context.Context) []Finding { return t.checkDaemon(ctx, daemon) }},
+		{[]string{"clock"}, one(t.checkClock)},
+		{[]string{"relay"}, func(ctx context.Context) []Finding { return t.checkRelay(ctx, daemon.wait(ctx)) }},
+		{[]string{"token"}, one(func(ctx context.Context) Finding { return t.checkToken(daemon.wait(ctx), time.Now()) })},
+		{[]string{"service"}, one(t.checkService)},
+	}
+}
+
+// daemonAnswer passes the daemon's status to the checks that need it.
+type daemonAnswer struct {
+	done   chan struct{}  // closed when status is set
+	status *daemon.Status // nil: the daemon did not answer
+}
+
+// wait waits for the daemon's status; nil when there is none.
+func (a *daemonAnswer) wait(ctx context.Context) *daemon.Status {
+	select {
+	case <-a.done:
+		return a.status
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// isService reports whether the daemon under examination is the system's.
+func (t *target) isService() bool { return t.Socket == config.ServiceSocket }
+
+// resolve reads the configuration as the daemon would: the file, the environment (of the
+// service: that of its EnvironmentFile) and the settings of o, which take precedence.
+func resolve(o Options) *target {
+	t := &target{Options: o}
+	env := map[string]string{}
+	source := config.NewSource(o.ConfigFile)
+	source.Flags = config.Settings{}
+	if t.isService() {
+		env = readEnvFile(serviceEnvFile)
+		if o.ConfigFile == "" {
+			source.Path = config.SystemPath
+		}
+		if env["AGENTCTL_STATE_DIR"] == "" {
+			source.Flags["state_dir"] = config.Setting{Value: config.SystemStateDir, Origin: "the service"}
+		}
+	}
+	source.LookupEnv = func(name string) (string, bool) {
+		v := cmp.Or(os.Getenv(name), env[name])
+		return v, v != ""
+	}
+	for key, s := range o.Settings {
+		source.Flags[key] = s
+	}
+	t.configPath = source.Path
+	t.config, t.configErr = source.Load()
+	settings := source.Flags // better than nothing when the files are invalid
+	if t.configErr == nil {
+		settings = t.config.Settings
+	}
+	text := func(key string) string {
+		s, _ := settings[key].Value.(string)
+		return s
+	}
+	t.relay, t.relayOrigin = text("relay"), settings["relay"].Origin
+	t.tokenFile, t.caFile = text("token_file"), text("ca_file")
+	t.stateDir = cmp.Or(text("state_dir"), config.DefaultStateDir(""))
+	if _, err := os.Lstat(serviceToken); t.isService() && t.tokenFile == "" && err == nil {
+		t.tokenFile = serviceToken
+	}
+	return t
+}
+
+// readEnvFile reads the VARIABLE=VALUE lines of an EnvironmentFile (systemd.exec(5)),
+// without continued lines and escapes.
+func readEnvFile(path string) map[string]string {
+	env := map[string]string{}
+	f, err := os.Open(path)
+	if err != nil {
+		return env
+	}
+	defer func() { _ = f.Close() }()
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		name, value, isPair := strings.Cut(strings.TrimSpace(sc.Text()), "=")
+		if isPair && !strings.HasPrefix(name, "#") {
+			env[name] = strings.Trim(value, `"'`)
+		}
+	}
+	return env
+}
+
+// checkConfig reports what resolve read.
+func (t *target) checkConfig() Finding {
+	const name = "config"
+	var all config.Errors
+	switch {
+	case errors.As(t.configErr, &all) && len(all) > 1:
+		return fail(name, fmt.Sprintf("%v (and %d more)", all[0], len(all)-1), "see all of it: agentctl config validate")
+	case t.configErr != nil:
+		return fail(name, t.configErr.Error(), "correct it, then: agentctl config validate")
+	case len(t.config.Files) == 0:
+		return ok(name, "no file at "+t.configPath+"; flags, environment and defaults apply")
+	case len(t.config.Notes) > 0:
+		return ok(name, strings.Join(t.config.Files, ", ")+"; "+t.config.Notes[0])
+	}
+	return ok(name, strings.Join(t.config.Files, ", "))
+}
