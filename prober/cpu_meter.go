@@ -1,7 +1,7 @@
 package prober
 
-// cpuTimes are ticks of all CPUs together. Inside a Sample they are cumulative
-// and never go back; zero when the Source has none.
+// cpuTimes are ticks of all CPUs together. In a Sample they are cumulative and never
+// decrease; they are zero when the Source has none.
 type cpuTimes struct{ busy, idle uint64 }
 
 func (t cpuTimes) total() uint64 { return t.busy + t.idle }
@@ -21,12 +21,10 @@ func (t cpuTimes) pctSince(earlier cpuTimes) (pct float64, ok bool) {
 // 0 or 100.
 const minTicks = 8
 
-// cpuMeter turns the kernel's counters into percentages. It is the one owner of
-// the deltas; its zero value is ready.
+// cpuMeter turns the kernel's counters into percentages. Its zero value is ready.
 //
-// The first reading has nothing to be compared with and gives the mean since
-// boot, as top and vmstat do: a short second look instead would mostly see this
-// process starting.
+// The first reading has no predecessor and gives the mean since boot, as top and vmstat do:
+// a second reading shortly after would mostly measure the start of this process.
 type cpuMeter struct {
 	raw             cpuTimes // as last read
 	cumulative      cpuTimes // grows by what raw grew
@@ -35,12 +33,11 @@ type cpuMeter struct {
 	pct             float64
 }
 
-// add takes a reading of the counters and returns the percentage and the
-// cumulative times.
+// add takes a reading of the counters and returns the percentage and the cumulative times.
 //
-// Counters do go back: iowait by itself, everything when a container is moved or
-// a CPU is unplugged. A part that went back counts as no progress; when there is
-// no progress at all the last percentage stands.
+// Counters can decrease: iowait at any time, all of them when a container is moved or a
+// CPU is unplugged. A part that decreased counts as no progress; without any progress the
+// last percentage is returned.
 func (m *cpuMeter) add(raw cpuTimes) (float64, cpuTimes) {
 	if raw.busy > m.raw.busy {
 		m.cumulative.busy += raw.busy - m.raw.busy

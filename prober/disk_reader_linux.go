@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskTimeout is how long a reading waits for statfs, once for each call that
-// hangs: a slow network mount answers within it, a dead one costs one late sample.
+// diskTimeout is how long a sample waits for statfs, once for each call that hangs. A slow
+// network mount answers within it; a dead one makes one sample late.
 const diskTimeout = 250 * time.Millisecond
 
 var (
@@ -18,26 +18,19 @@ var (
 	errDiskRange  = errors.New("block counts contradict each other")
 )
 
-// diskReader asks statfs how full a filesystem is. The kernel may keep such a call for
-// ever on a dead NFS mount, and nothing can end it, so it runs in a goroutine of
-// its own, one call at a time. While a call is out no other is made: the last
-// figure is given until it is older than maxAge, then an error.
+// diskReader measures with statfs how full a filesystem is. While a call hangs it returns
+// the last value until that is older than maxAge, then an error.
 //
-// request, answer and close are called from one goroutine.
+// Its methods are called from one goroutine, the sampler.
 type diskReader struct {
 	path   string
 	statfs func(string, *unix.Statfs_t) error
 	maxAge func() time.Duration
 
-	requests chan struct{}   // one call each; closed by close
-	results  chan diskResult // room for the one answer that can be due
-	done     chan struct{}   // closed when the goroutine is gone
-	timer    *time.Timer     // armed only while answer waits
-
-	isRunning bool       // the goroutine was started
-	isPending bool       // a call is out
-	hasWaited bool       // and was waited for already
-	last      diskResult // the newest figure; at is zero before the first
+	worker    worker[diskResult]
+	isRunning bool       // the worker was started
+	hasWaited bool       // a sample waited for the pending call
+	last      diskResult // the newest value; its time is zero before the first
 }
 
 type diskResult struct {
@@ -47,109 +40,72 @@ type diskResult struct {
 }
 
 func newDiskReader(path string, statfs func(string, *unix.Statfs_t) error, maxAge func() time.Duration) *diskReader {
-	return &diskReader{
-		path:     path,
-		statfs:   statfs,
-		maxAge:   maxAge,
-		requests: make(chan struct{}, 1),
-		results:  make(chan diskResult, 1),
-		done:     make(chan struct{}),
-	}
+	return &diskReader{path: path, statfs: statfs, maxAge: maxAge, worker: newWorker[diskResult]()}
 }
 
-// request starts a call unless one is out.
+// request starts a call unless one is pending.
 func (d *diskReader) request() {
 	if !d.isRunning {
 		d.isRunning = true
-		d.timer = time.NewTimer(time.Hour)
-		d.timer.Stop()
 		go d.run()
 	}
-	if !d.isPending {
-		d.isPending, d.hasWaited = true, false
-		d.requests <- struct{}{}
+	if !d.worker.isPending {
+		d.hasWaited = false
+		d.worker.request()
 	}
 }
 
-// run makes the calls. It never blocks on answers: one call, one answer, and ask
-// makes no second call before the answer was taken.
+// run is the worker's goroutine.
 func (d *diskReader) run() {
-	defer close(d.done)
-	var st unix.Statfs_t
-	for range d.requests {
-		a := diskResult{}
-		if a.err = d.call(&st); a.err == nil {
-			a.pct, a.err = usedPct(uint64(st.Blocks), uint64(st.Bfree), uint64(st.Bavail))
-		}
-		a.at = time.Now()
-		d.results <- a
-	}
+	defer close(d.worker.done)
+	var st unix.Statfs_t // reused by each call
+	d.worker.serve(func() diskResult { return d.measure(&st) })
 }
 
-func (d *diskReader) call(st *unix.Statfs_t) error {
-	for {
-		if err := d.statfs(d.path, st); !errors.Is(err, unix.EINTR) {
-			return err
-		}
+func (d *diskReader) measure(st *unix.Statfs_t) (r diskResult) {
+	r.err = unix.EINTR
+	for errors.Is(r.err, unix.EINTR) {
+		r.err = d.statfs(d.path, st)
 	}
+	if r.err == nil {
+		r.pct, r.err = usedPct(uint64(st.Blocks), uint64(st.Bfree), uint64(st.Bavail))
+	}
+	r.at = time.Now()
+	return r
 }
 
-// usage gives the figure of the call that ask made, or the last one.
+// usage returns the value of the call that request started, or the last one.
 func (d *diskReader) usage() (float64, error) {
-	if a, ok := d.receive(); ok {
-		d.isPending = false
-		if a.err != nil {
-			return 0, fmt.Errorf("statfs %s: %w; try: df %s", d.path, a.err, d.path)
-		}
-		d.last = a
-		return a.pct, nil
-	}
-	if age := time.Since(d.last.at); d.last.at.IsZero() || age > d.maxAge() {
-		return 0, fmt.Errorf("statfs %s: %w; try: df %s", d.path, errDiskHung, d.path)
-	}
-	return d.last.pct, nil
-}
-
-// receive waits for an answer, but for one that hangs only the first time.
-func (d *diskReader) receive() (a diskResult, ok bool) {
-	select {
-	case a = <-d.results:
-		return a, true
-	default:
-	}
+	timeout := diskTimeout
 	if d.hasWaited {
-		return a, false
+		timeout = 0
 	}
 	d.hasWaited = true
-	d.timer.Reset(diskTimeout)
-	defer d.timer.Stop()
-	select {
-	case a = <-d.results:
-		return a, true
-	case <-d.timer.C:
-		return a, false
+	r, ok := d.worker.receive(timeout)
+	if !ok {
+		if r = d.last; r.at.IsZero() || time.Since(r.at) > d.maxAge() {
+			r.err = errDiskHung
+		}
 	}
+	if r.err != nil {
+		return 0, fmt.Errorf("statfs %s: %w; try: df %s", d.path, r.err, d.path)
+	}
+	d.last = r
+	return r.pct, nil
 }
 
-// close ends the goroutine. A call that hangs cannot be ended: it is left to the
-// end of the process after a moment, and the error says so.
+// close ends the worker. A call that hangs is left to the end of the process, and the
+// error says so.
 func (d *diskReader) close() error {
-	close(d.requests)
-	if !d.isRunning {
-		return nil
-	}
-	d.timer.Reset(diskTimeout)
-	defer d.timer.Stop()
-	select {
-	case <-d.done:
-		return nil
-	case <-d.timer.C:
+	d.worker.stop()
+	if d.isRunning && !d.worker.hasEnded(diskTimeout) {
 		return fmt.Errorf("close statfs %s: %w; left to the end of the process", d.path, errDiskHung)
 	}
+	return nil
 }
 
-// usedPct is what df prints: the share of used blocks in those that are used or
-// that an ordinary user may still take.
+// usedPct is what df prints: the share of used blocks in those that are used or that an
+// ordinary user may still take.
 func usedPct(blocks, free, avail uint64) (float64, error) {
 	if blocks == 0 {
 		return 0, errDiskNoSize

@@ -5,47 +5,48 @@ import (
 	"os"
 )
 
-// used is MemTotal - MemAvailable. watermark gives the sum of the zones' low
-// watermarks in bytes, asked for only where the kernel has no MemAvailable.
+// used is MemTotal - MemAvailable. watermark returns the sum of the zones' low watermarks
+// in bytes; it is called only where the kernel has no MemAvailable.
 func (m *meminfo) used(watermark func() (uint64, bool)) (uint64, error) {
-	available := m.available
+	total, available := m.value[memTotal], m.value[memAvailable]
 	switch {
-	case m.has(sawAvailable) && available > m.total:
+	case m.has(memAvailable) && available > total:
 		// Seen in containers whose limit is below what the host has available.
-		if !m.has(sawFree) {
+		if !m.has(memFree) {
 			return 0, errMemRange
 		}
-		available = m.free
-	case !m.has(sawAvailable):
+		available = m.value[memFree]
+	case !m.has(memAvailable):
 		available = m.estimate(watermark)
 	}
-	if available > m.total {
+	if available > total {
 		return 0, errMemRange
 	}
-	return m.total - available, nil
+	return total - available, nil
 }
 
-// estimate is the kernel's own sum for MemAvailable, for kernels before 3.14:
-// free pages above the low watermark, and of page cache and reclaimable slab what
-// is more than half or than the watermark. Without the parts for it, free plus
-// cache.
+// estimate computes MemAvailable as the kernel does since 3.14: free pages above the low
+// watermark, and of page cache and reclaimable slab what exceeds the smaller of a half and
+// the watermark. Where the parts are missing it is free plus cache.
 func (m *meminfo) estimate(watermark func() (uint64, bool)) uint64 {
-	if m.has(sawActiveFile | sawInactiveFile | sawSReclaimable) {
+	free, slab := m.value[memFree], m.value[memSReclaimable]
+	if m.has(memActiveFile) && m.has(memInactiveFile) && m.has(memSReclaimable) {
 		if low, ok := watermark(); ok {
-			cache := m.activeFile + m.inactiveFile
-			sum := m.free + cache - min(cache/2, low) + m.sReclaimable - min(m.sReclaimable/2, low)
+			cache := m.value[memActiveFile] + m.value[memInactiveFile]
+			sum := free + cache - min(cache/2, low) + slab - min(slab/2, low)
 			return sum - min(sum, low)
 		}
 	}
-	return m.free + m.cached + m.sReclaimable
+	return free + m.value[memCached] + slab
 }
 
-// maxZoneinfo bounds what is read of /proc/zoneinfo: big NUMA machines have
-// hundreds of kilobytes of it.
-const maxZoneinfo = 1 << 20
-
-// maxPages bounds the sum of watermarks, so that bytes fit into 64 bits.
-const maxPages = 1 << 40
+const (
+	// maxZoneinfo bounds what is read of /proc/zoneinfo, in bytes: big NUMA machines have
+	// hundreds of kilobytes of it.
+	maxZoneinfo = 1 << 20
+	// maxPages bounds the sum of watermarks, so that bytes fit into 64 bits.
+	maxPages = 1 << 40
+)
 
 // lowWatermarks adds up the "low" lines of a /proc/zoneinfo, in bytes.
 func lowWatermarks(path string) (sum uint64, ok bool) {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// mockSource is a board that does not exist. cpu wanders around a level of its own and
-// now and then has a minute of work; memory follows it; load is what the kernel
-// would make of it; the disk fills slowly.
+// mockSource simulates a board. cpu varies around a base and rises now and then for up to
+// a minute of work; memory follows it; load is what the kernel would compute from it; the
+// disk fills slowly.
 type mockSource struct {
 	rng     *rand.Rand
 	last    time.Time
@@ -28,7 +28,7 @@ var _ Source = (*mockSource)(nil)
 // tests: SIMULATED figures that look plausible and move smoothly at any cadence.
 // Boards with the same seed are of the same make and begin alike.
 func NewMockSource(seed uint64) Source {
-	// The second word only has to be something that is not the seed.
+	// The second word is an arbitrary constant.
 	rng := rand.New(rand.NewPCG(seed, 0x6167656e7463746c))
 	boards := [...]struct {
 		cores float64
@@ -73,17 +73,17 @@ func (m *mockSource) step(dt float64) {
 	if m.workLeft <= 0 && m.rng.Float64() < 1-math.Exp(-dt/300) {
 		m.workLeft = 10 + 50*m.rng.Float64()
 	}
-	aim := m.baseCPU
+	target := m.baseCPU
 	if m.workLeft > 0 {
-		aim = 60 + m.baseCPU
+		target = 60 + m.baseCPU
 	}
 	// The noise of an hour asleep is not larger than that of some seconds.
 	noise := math.Sqrt(min(dt, 10)) * m.rng.NormFloat64()
-	m.cpu = clamp(approach(m.cpu, aim, dt, 4)+1.2*noise, 0.3, 99.5)
+	m.cpu = clamp(approach(m.cpu, target, dt, 4)+1.2*noise, 0.3, 99.5)
 	m.mem = clamp(approach(m.mem, 30+m.cpu/2, dt, 120)+0.1*noise, 8, 94)
 	m.disk += m.diskGrowth * dt / 3600
 	if m.disk > 90 {
-		m.disk = 20 // somebody cleaned up
+		m.disk = 20 // as after a clean-up
 	}
 	for i, minutes := range [...]float64{1, 5, 15} {
 		m.load[i] = approach(m.load[i], m.cores*m.cpu/100, dt, 60*minutes)
@@ -93,7 +93,9 @@ func (m *mockSource) step(dt float64) {
 // Close does nothing.
 func (m *mockSource) Close() error { return nil }
 
-// approach moves v to aim as a first-order lag of tau seconds does in dt.
-func approach(v, aim, dt, tau float64) float64 { return aim + (v-aim)*math.Exp(-dt/tau) }
+// approach moves v towards target as a first-order lag of tau seconds does in dt seconds.
+func approach(v, target, dt, tau float64) float64 {
+	return target + (v-target)*math.Exp(-dt/tau)
+}
 
 func clamp(v, lo, hi float64) float64 { return min(max(v, lo), hi) }

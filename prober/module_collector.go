@@ -8,71 +8,85 @@ import (
 	"go.uber.org/zap"
 )
 
-// moduleTimeout is how long a sample waits for its modules, all together. One that
-// takes longer is not waited for again until it was quick once.
-const moduleTimeout = 50 * time.Millisecond
+// Optional modules are read beside the sampler: a file of sysfs may hang with its bus or
+// device, and a sample must not. Each enabled module has a worker; with a sample the
+// collector requests the modules that are due, and after the sampler's own readings it
+// waits a moment for their results.
+//
+//	off ── enabled ──> waiting ──> ok | absent | failing      after each result
+//	                      any  ──> hung                       no result for maxAge
+//	any ── disabled ─> stopping, then off when the goroutine has ended
 
-// moduleCloseTimeout is how long the end of the sampler waits for its modules.
-const moduleCloseTimeout = 250 * time.Millisecond
+const (
+	// moduleTimeout is how long a sample waits for modules, all together. A module that
+	// takes longer is not waited for again until it was quick once.
+	moduleTimeout = 50 * time.Millisecond
+	// moduleCloseTimeout is how long the end of the sampler waits for modules.
+	moduleCloseTimeout = 250 * time.Millisecond
+)
 
 // MaxModuleInterval bounds how seldom a module may be read.
 const MaxModuleInterval = 24 * time.Hour
 
 var errModuleHung = errors.New("no answer, a dead bus or device hangs like this")
 
-// ModuleSource is a Source that can read modules as well.
+// ModuleSource is a Source that can read optional modules as well.
 //
-// OpenModule gives the reader of one module, nil if there is none. It is called, and the
-// reader used and closed, in a goroutine of the module's own: whatever hangs there
-// stops nothing else. It is called once each time the module is enabled.
+// OpenModule returns the reader of a module, nil if there is none. It is called once each
+// time the module is enabled, in a goroutine of the module, which also uses and closes the
+// reader: whatever hangs there stops nothing else.
 type ModuleSource interface {
 	Source
 	OpenModule(name string) ModuleReader
 }
 
-// ModuleReader reads one module. Read sets that member of Modules to a new value,
+// ModuleReader reads one module. Read sets that member of ModuleReadings to a new value,
 // which it does not touch again, or leaves it nil if the machine does not have it.
 type ModuleReader interface {
 	Read(*ModuleReadings) error
 	Close() error
 }
 
-// ModuleState is what became of a module.
+// The states of a module in ModuleState.
+const (
+	stateOff     = "off"
+	stateWaiting = "waiting" // no reading yet
+	stateOK      = "ok"
+	stateAbsent  = "absent" // this machine does not have it
+	stateFailing = "failing"
+	stateHung    = "hung"
+)
+
+// ModuleState says how a module stands.
 type ModuleState struct {
 	Name       string `json:"name"`
-	State      string `json:"state"`       // off, waiting (no reading yet), ok, absent (this machine does not have it), failing, hung
+	State      string `json:"state"`       // off, waiting, ok, absent, failing or hung
 	IntervalMS int64  `json:"interval_ms"` // it is read with a sample, not more often than this
 	LastError  string `json:"last_error,omitempty"`
 }
 
-// moduleCollector read the enabled modules beside the sampler: it asks those that are due
-// before its own reading and takes their answers after it. All but want and every
-// belongs to the goroutine of Prober.loop.
+// moduleCollector reads the enabled modules. It belongs to the goroutine of
+// Prober.runSampler; nextSample copies enabled and intervals from the Prober.
 type moduleCollector struct {
 	source    ModuleSource // nil: no modules
-	enabled   ModuleSet    // copied from the Prober in plan, every too
+	enabled   ModuleSet
 	intervals [NumModules]time.Duration
-	workers   [NumModules]*moduleWorker // those that were started and not forgotten
+	workers   [NumModules]*moduleWorker // those that were started and have not ended
 	running   int                       // how many of them
 	latest    ModuleReadings            // what is known now
 	published *ModuleReadings           // what the newest sample has
-	timer     *time.Timer               // armed only while a sample waits
 }
 
-// moduleWorker is the loop's end of one module's goroutine.
+// moduleWorker reads one module.
 type moduleWorker struct {
-	requests chan struct{}     // one reading each; closed to end it
-	results  chan moduleResult // room for the one answer that can be due
-	done     chan struct{}     // closed when the goroutine is gone
-
-	stopping    bool           // requests was closed
-	requestedAt time.Duration  // the instant of the last ask
-	isPending   bool           // it was not answered yet
-	isNew       bool           // nothing was asked so far
-	isSlow      bool           // the last answer took longer than a sample waits
-	needsTwo    bool           // the first reading says nothing: figures are between two
-	latest      ModuleReadings // the newest reading, only this module
-	latestAt    time.Duration  // the instant it was asked for
+	worker[moduleResult]
+	isStopping  bool
+	requestedAt time.Duration // instant of the last request
+	isNew       bool          // nothing was requested so far
+	isSlow      bool          // the last result took longer than a sample waits
+	needsTwo    bool          // the first reading has no values, which are between two
+	latest      ModuleReadings
+	latestAt    time.Duration // instant of the request for latest
 	state       string
 	err         error
 }
@@ -83,53 +97,50 @@ type moduleResult struct {
 	duration time.Duration
 }
 
-// request has the modules read that are due at an instant, and ends those that are no
-// longer wanted.
+// request has the modules read that are due at an instant, and stops those that are no
+// longer enabled.
 func (c *moduleCollector) request(at time.Duration) {
 	if c.source == nil || c.enabled == 0 && c.running == 0 {
 		return
 	}
 	for m := firstOptional; m < NumModules; m++ {
-		r := c.workers[m]
-		if r != nil && r.stopping {
-			r = c.removeStopped(m)
+		w := c.workers[m]
+		if w != nil && w.isStopping {
+			w = c.removeEnded(m)
 		}
-		if r != nil && !r.stopping && !c.enabled.Has(m) {
-			r.stop()
+		if w != nil && !w.isStopping && !c.enabled.Has(m) {
+			w.end()
 		}
-		if r == nil && c.enabled.Has(m) {
-			r = c.start(m)
+		if w == nil && c.enabled.Has(m) {
+			w = c.start(m)
 		}
-		if r != nil && r.isPending {
-			r.poll() // what came late makes room for the next
-		}
-		// A tenth of slack: samples are not taken to the microsecond.
-		if r == nil || r.stopping || r.isPending || !r.isNew && at-r.requestedAt < c.intervals[m]-c.intervals[m]/10 {
+		if w == nil || w.isStopping || w.isPending && !w.take(0) {
 			continue
 		}
-		r.isPending, r.isNew, r.requestedAt = true, false, at
-		r.requests <- struct{}{}
+		// A tenth of slack: samples are not taken to the microsecond.
+		if w.isNew || at-w.requestedAt >= c.intervals[m]-c.intervals[m]/10 {
+			w.isNew, w.requestedAt = false, at
+			w.worker.request()
+		}
 	}
 }
 
 func (c *moduleCollector) start(m Module) *moduleWorker {
-	r := &moduleWorker{
-		requests: make(chan struct{}, 1),
-		results:  make(chan moduleResult, 1),
-		done:     make(chan struct{}),
+	w := &moduleWorker{
+		worker:   newWorker[moduleResult](),
 		isNew:    true,
 		needsTwo: m == ModuleNetwork,
-		state:    "waiting",
+		state:    stateWaiting,
 	}
-	c.workers[m] = r
+	c.workers[m] = w
 	c.running++
-	go r.run(m, c.source)
-	return r
+	go w.run(m, c.source)
+	return w
 }
 
-// removeStopped forgets a collector whose goroutine is gone. One that hangs is kept, so that
-// switching a module off and on starts no second one beside it.
-func (c *moduleCollector) removeStopped(m Module) *moduleWorker {
+// removeEnded forgets a worker whose goroutine has ended. One that hangs is kept, so that
+// disabling and enabling a module starts no second goroutine.
+func (c *moduleCollector) removeEnded(m Module) *moduleWorker {
 	select {
 	case <-c.workers[m].done:
 		c.workers[m] = nil
@@ -139,69 +150,62 @@ func (c *moduleCollector) removeStopped(m Module) *moduleWorker {
 	return c.workers[m]
 }
 
-// run makes the readings. It never blocks on answers: one ask, one answer, and no
-// second ask before the answer was taken.
-func (r *moduleWorker) run(m Module, source ModuleSource) {
-	defer close(r.done)
+// run is the worker's goroutine.
+func (w *moduleWorker) run(m Module, source ModuleSource) {
+	defer close(w.done)
 	reader := source.OpenModule(m.String())
 	if reader != nil {
 		defer reader.Close()
 	}
-	for range r.requests {
+	w.serve(func() (r moduleResult) {
 		begin := time.Now()
-		var a moduleResult
 		if reader != nil {
-			a.err = reader.Read(&a.readings)
+			r.err = reader.Read(&r.readings)
 		}
-		a.readings = a.readings.Only(1 << m)
-		if a.err == nil {
-			a.err = moduleTable[m].check(&a.readings)
+		r.readings = r.readings.Only(SetOf(m))
+		if r.err == nil {
+			r.err = moduleTable[m].check(&r.readings)
 		}
-		if a.err != nil {
-			a.readings, a.err = ModuleReadings{}, fmt.Errorf("module %s: %w", m, a.err)
+		if r.err != nil {
+			r.readings, r.err = ModuleReadings{}, fmt.Errorf("module %s: %w", m, r.err)
 		}
-		a.duration = time.Since(begin)
-		r.results <- a
+		r.duration = time.Since(begin)
+		return r
+	})
+}
+
+func (w *moduleWorker) end() {
+	w.isStopping = true
+	w.latest, w.state = ModuleReadings{}, stateOff
+	w.stop()
+}
+
+// take receives the result if it arrives within d, and reports whether it did.
+func (w *moduleWorker) take(d time.Duration) bool {
+	r, ok := w.receive(d)
+	if ok {
+		w.handle(r)
 	}
+	return ok
 }
 
-func (r *moduleWorker) stop() {
-	r.stopping = true
-	r.latest, r.state = ModuleReadings{}, "off"
-	close(r.requests)
-}
-
-// poll takes the answer if it is there.
-func (r *moduleWorker) poll() bool {
-	select {
-	case a := <-r.results:
-		r.handle(a)
-		return true
-	default:
-		return false
-	}
-}
-
-// handle books an answer.
-func (r *moduleWorker) handle(a moduleResult) {
-	r.isPending, r.isSlow = false, a.duration > moduleTimeout
-	r.latest, r.latestAt, r.err = a.readings, r.requestedAt, a.err
-	first := r.needsTwo
-	r.needsTwo = false
+func (w *moduleWorker) handle(r moduleResult) {
+	w.isSlow = r.duration > moduleTimeout
+	w.latest, w.latestAt, w.err = r.readings, w.requestedAt, r.err
+	isFirst := w.needsTwo
+	w.needsTwo = false
 	switch {
-	case a.err != nil:
-		r.state = "failing"
-	case first && a.readings == (ModuleReadings{}):
-	case a.readings == (ModuleReadings{}):
-		r.state = "absent"
-	default:
-		r.state = "ok"
+	case r.err != nil:
+		w.state = stateFailing
+	case r.readings != (ModuleReadings{}):
+		w.state = stateOK
+	case !isFirst:
+		w.state = stateAbsent
 	}
 }
 
-// modules takes the answers, waiting a moment for those that are usually quick, and
-// returns what is known now; nil is nothing. A reading older than maxAge, and than
-// three intervals of its module, no longer stands for the present.
+// collect returns what is known now, nil for nothing. A reading that is older than maxAge
+// and than three intervals of its module is dropped.
 func (c *moduleCollector) collect(at, maxAge time.Duration) *ModuleReadings {
 	if c.running == 0 {
 		return nil
@@ -209,77 +213,54 @@ func (c *moduleCollector) collect(at, maxAge time.Duration) *ModuleReadings {
 	c.waitForResults()
 	c.latest = ModuleReadings{}
 	for m := firstOptional; m < NumModules; m++ {
-		r := c.workers[m]
-		if r == nil || r.stopping {
+		w := c.workers[m]
+		if w == nil || w.isStopping {
 			continue
 		}
-		if age := at - r.latestAt; age > max(maxAge, 3*c.intervals[m]) {
-			r.latest = ModuleReadings{}
+		limit := max(maxAge, 3*c.intervals[m])
+		if at-w.latestAt > limit {
+			w.latest = ModuleReadings{}
 		}
-		if r.isPending && at-r.requestedAt > max(maxAge, 3*c.intervals[m]) {
-			r.state, r.err = "hung", fmt.Errorf("module %s: %w", m, errModuleHung)
+		if w.isPending && at-w.requestedAt > limit {
+			w.state, w.err = stateHung, fmt.Errorf("module %s: %w", m, errModuleHung)
 		}
-		moduleTable[m].copy(&c.latest, &r.latest)
+		moduleTable[m].copy(&c.latest, &w.latest)
 	}
 	switch {
 	case c.latest == (ModuleReadings{}):
 		c.published = nil
 	case c.published == nil || c.latest != *c.published:
-		shown := c.latest
-		c.published = &shown
+		// A new value, because readers of earlier samples hold the old one.
+		published := c.latest
+		c.published = &published
 	}
 	return c.published
 }
 
 func (c *moduleCollector) waitForResults() {
-	expired, armed := false, false
-	for _, r := range c.workers {
-		if r == nil || r.stopping || !r.isPending || r.poll() || r.isSlow {
+	var deadline time.Time // set when the first module is not ready
+	for _, w := range c.workers {
+		if w == nil || w.isStopping || !w.isPending || w.take(0) || w.isSlow {
 			continue
 		}
-		if !armed {
-			armed = true
-			c.startTimer()
-			defer c.timer.Stop()
+		if deadline.IsZero() {
+			deadline = time.Now().Add(moduleTimeout)
 		}
-		if !expired {
-			select {
-			case a := <-r.results:
-				r.handle(a)
-				continue
-			case <-c.timer.C:
-				expired = true
-			}
-		}
-		r.isSlow = true
+		w.isSlow = !w.take(time.Until(deadline)) || w.isSlow
 	}
 }
 
-func (c *moduleCollector) startTimer() {
-	if c.timer == nil {
-		c.timer = time.NewTimer(moduleTimeout)
-		return
-	}
-	c.timer.Reset(moduleTimeout)
-}
-
-// close ends all goroutines and waits a moment for them. One that hangs cannot be
-// ended: it is left to the end of the process, and the error says so.
+// close stops all workers and waits a moment for them. One that hangs is left to the end
+// of the process, and the error says so.
 func (c *moduleCollector) close() error {
-	for _, r := range c.workers {
-		if r != nil && !r.stopping {
-			r.stop()
+	for _, w := range c.workers {
+		if w != nil && !w.isStopping {
+			w.end()
 		}
 	}
-	timer := time.NewTimer(moduleCloseTimeout)
-	defer timer.Stop()
-	for m, r := range c.workers {
-		if r == nil {
-			continue
-		}
-		select {
-		case <-r.done:
-		case <-timer.C:
+	deadline := time.Now().Add(moduleCloseTimeout)
+	for m, w := range c.workers {
+		if w != nil && !w.hasEnded(time.Until(deadline)) {
 			return fmt.Errorf("close module %s: %w; left to the end of the process", Module(m), errModuleHung)
 		}
 	}
@@ -298,10 +279,9 @@ func (p *Prober) SetModules(names []string) error {
 	return nil
 }
 
-// SetModuleInterval has a module read at most so often, MinInterval to
-// MaxModuleInterval; 0 restores its default. A module is read with a sample, so never
-// more often than samples are taken. Defaults: network with each sample, temperature
-// 5 s, power 2 s, wear 1 h.
+// SetModuleInterval changes how often a module is read at most, MinInterval to
+// MaxModuleInterval; 0 restores Module.DefaultInterval. A module is read with a sample, so
+// never more often than samples are taken.
 func (p *Prober) SetModuleInterval(name string, d time.Duration) error {
 	m, err := optionalModule(name)
 	if err != nil {
@@ -319,21 +299,21 @@ func (p *Prober) SetModuleInterval(name string, d time.Duration) error {
 	return nil
 }
 
-// ModuleStates tells of every module, in the order of OptionalModuleNames, how it stood with
-// the newest sample.
+// ModuleStates returns the state of each optional module with the newest sample, in the
+// order of OptionalModuleNames.
 func (p *Prober) ModuleStates() []ModuleState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	states := make([]ModuleState, 0, NumModules-firstOptional)
 	for m := firstOptional; m < NumModules; m++ {
-		s := ModuleState{Name: m.String(), State: "off", IntervalMS: max(p.moduleIntervals[m], p.base.every).Milliseconds()}
+		s := ModuleState{Name: m.String(), State: stateOff, IntervalMS: max(p.moduleIntervals[m], p.base.every).Milliseconds()}
 		if p.enabled.Has(m) {
-			s.State = "waiting"
+			s.State = stateWaiting
 			if p.modules.source == nil {
-				s.State = "absent"
+				s.State = stateAbsent
 			}
-			if seen := p.moduleStates[m]; seen.State != "" && seen.State != "off" {
-				s.State, s.LastError = seen.State, seen.LastError
+			if known := p.moduleStates[m]; known.State != "" && known.State != stateOff {
+				s.State, s.LastError = known.State, known.LastError
 			}
 		}
 		states = append(states, s)
@@ -341,30 +321,28 @@ func (p *Prober) ModuleStates() []ModuleState {
 	return states
 }
 
-// updateModuleStates keeps for ModuleStates how the modules stand, and logs the changes that
-// somebody may want to know of.
+// updateModuleStates copies the states of the workers for ModuleStates, and logs when a
+// module begins to fail and when it is read again.
 func (p *Prober) updateModuleStates() {
-	if p.modules.running == 0 {
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for m := firstOptional; m < NumModules; m++ {
-		r, seen := p.modules.workers[m], &p.moduleStates[m]
-		if r == nil {
-			*seen = ModuleState{}
+		w, known := p.modules.workers[m], &p.moduleStates[m]
+		if w == nil {
+			*known = ModuleState{}
 			continue
 		}
-		if seen.State == r.state {
+		if known.State == w.state {
 			continue
 		}
-		bad := r.state == "hung" || r.state == "failing"
-		if bad {
-			p.log.Warn("a module cannot be read", zap.Error(r.err))
-			seen.LastError = r.err.Error()
-		} else if seen.State == "hung" || seen.State == "failing" {
+		if isBad(w.state) {
+			p.log.Warn("a module cannot be read", zap.Error(w.err))
+			known.LastError = w.err.Error()
+		} else if isBad(known.State) {
 			p.log.Info("a module is read again", zap.Stringer("module", m))
 		}
-		seen.State = r.state
+		known.State = w.state
 	}
 }
+
+func isBad(state string) bool { return state == stateHung || state == stateFailing }

@@ -12,14 +12,13 @@ import (
 	"time"
 )
 
-// rediscoverInterval is how long the sensors that were found, or not found, are believed:
-// drivers are loaded late, and disks come and go.
-const rediscoverInterval = 5 * time.Minute
-
-// maxEntries bounds what is looked at in a directory of sysfs.
-const maxEntries = 256
-
-var _ ModuleSource = (*machineSource)(nil)
+const (
+	// rediscoverInterval is how long the sensors that were found, or not found, are
+	// trusted: drivers are loaded late, and disks come and go.
+	rediscoverInterval = 5 * time.Minute
+	// maxEntries bounds how many names of a sysfs directory are looked at.
+	maxEntries = 256
+)
 
 // moduleOpeners make the readers of the modules; root ends in a slash.
 var moduleOpeners = map[string]func(root string) ModuleReader{
@@ -29,7 +28,7 @@ var moduleOpeners = map[string]func(root string) ModuleReader{
 	ModuleWear.String():        func(root string) ModuleReader { return wearReader{root: root} },
 }
 
-// OpenModule gives the reader of one module of this machine.
+// OpenModule returns the reader of one module of this machine.
 func (m *machineSource) OpenModule(name string) ModuleReader {
 	if open := moduleOpeners[name]; open != nil {
 		return open(m.root)
@@ -50,40 +49,35 @@ type tempSensor struct {
 	isZone bool // of the thermal class, not of hwmon
 }
 
-// Read skips a sensor that says nothing now: a Wi-Fi chip that sleeps has no
-// temperature.
+// Read skips a sensor that fails now: a Wi-Fi chip that sleeps has no temperature. The
+// error is that of a sensor when none has a value.
 func (t *temperatureReader) Read(m *ModuleReadings) error {
-	if t.discoveredAt.IsZero() || time.Since(t.discoveredAt) >= rediscoverInterval {
+	if time.Since(t.discoveredAt) >= rediscoverInterval {
 		t.discover()
 	}
 	var got Temperature
 	var failed error
 	for _, s := range t.sensors {
-		b, err := s.read()
+		c, err := readProc(&s.procFile, func(b []byte) (float64, error) { return parseTemp(b, s.isZone) })
 		if err != nil {
 			failed = err
 			continue
 		}
-		c, err := parseTemp(b, s.isZone)
-		if err != nil {
-			failed = s.wrapErr(err)
-			continue
-		}
-		if len(got.Zones) == 0 || c > got.HottestC {
-			got.HottestC = c
-		}
 		if got.Zones == nil {
+			got.HottestC = c
 			got.Zones = make([]Zone, 0, len(t.sensors))
 		}
+		got.HottestC = max(got.HottestC, c)
 		got.Zones = append(got.Zones, Zone{s.name, c})
 	}
-	if len(got.Zones) == 0 {
+	if got.Zones == nil {
 		return failed
 	}
 	m.Temperature = &got
 	return nil
 }
 
+// Close closes the sensors' files.
 func (t *temperatureReader) Close() error {
 	for _, s := range t.sensors {
 		s.close()
@@ -116,8 +110,8 @@ func (t *temperatureReader) discover() {
 	}
 }
 
-// isMirror tells whether a chip of hwmon is one of the first zones once more: the
-// thermal class shows each zone there as well, on older kernels without a device.
+// isMirror reports whether a chip of hwmon repeats one of the first zones: the thermal
+// class shows each zone there as well, on older kernels without a device.
 func (t *temperatureReader) isMirror(dir, chip string, zones int) bool {
 	if exists(dir+"/device/temp") && exists(dir+"/device/type") {
 		return true
@@ -127,17 +121,13 @@ func (t *temperatureReader) isMirror(dir, chip string, zones int) bool {
 	})
 }
 
-// isUnwired knows the chips of PC mainboards, some of whose inputs are connected to
-// nothing and read like a fire.
+// isUnwired reports whether chip is of a kind found on PC mainboards, some of whose inputs
+// are connected to nothing and read absurdly hot.
 func isUnwired(chip string) bool {
-	for _, p := range []string{"nct", "it8", "w83", "f71"} {
-		if strings.HasPrefix(chip, p) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]string{"nct", "it8", "w83", "f71"}, func(p string) bool { return strings.HasPrefix(chip, p) })
 }
 
+// add opens nothing yet. A name that is taken gets a number.
 func (t *temperatureReader) add(name, path string, zone bool) {
 	if name == "" || len(t.sensors) >= maxZones || !exists(path) {
 		return
@@ -148,10 +138,10 @@ func (t *temperatureReader) add(name, path string, zone bool) {
 	for i := 2; slices.ContainsFunc(t.sensors, taken); i++ {
 		name = base + " " + strconv.Itoa(i)
 	}
-	t.sensors = append(t.sensors, &tempSensor{procFile{path: path, fd: -1, buf: make([]byte, 24)}, name, zone})
+	t.sensors = append(t.sensors, &tempSensor{newProcFile(path, 24), name, zone})
 }
 
-// powerReader reads what the kernel tells of the Raspberry Pi's supply.
+// powerReader reads what the kernel knows of the Raspberry Pi's supply.
 type powerReader struct {
 	root         string
 	alarms       []*procFile // in*_lcrit_alarm of rpi_volt
@@ -159,34 +149,22 @@ type powerReader struct {
 	discoveredAt time.Time
 }
 
+// Read merges the alarms into the flags of get_throttled.
 func (p *powerReader) Read(m *ModuleReadings) error {
-	if p.discoveredAt.IsZero() || time.Since(p.discoveredAt) >= rediscoverInterval {
+	if time.Since(p.discoveredAt) >= rediscoverInterval {
 		p.discover()
 	}
 	var got Power
 	var failed error
 	if p.throttled != nil {
-		b, err := p.throttled.read()
-		if err == nil {
-			if got, err = parseThrottled(b); err != nil {
-				err = p.throttled.wrapErr(err)
-			}
-		}
-		failed = err
+		got, failed = readProc(p.throttled, parseThrottled)
 	}
 	for _, f := range p.alarms {
-		b, err := f.read()
+		isLow, err := readProc(f, parseFlag)
 		if err != nil {
 			failed = err
-			continue
-		}
-		low, err := parseFlag(b)
-		if err != nil {
-			failed = f.wrapErr(err)
-			continue
-		}
-		if got.UnderVoltage == nil || low {
-			got.UnderVoltage = &low
+		} else if got.UnderVoltage == nil || isLow {
+			got.UnderVoltage = &isLow
 		}
 	}
 	if got == (Power{}) {
@@ -196,6 +174,7 @@ func (p *powerReader) Read(m *ModuleReadings) error {
 	return nil
 }
 
+// Close closes the files.
 func (p *powerReader) Close() error {
 	for _, f := range p.alarms {
 		f.close()
@@ -215,29 +194,30 @@ func (p *powerReader) discover() {
 		}
 		for _, path := range listEntries(dir, "in") {
 			if strings.HasSuffix(path, "_lcrit_alarm") {
-				p.alarms = append(p.alarms, &procFile{path: path, fd: -1, buf: make([]byte, 8)})
+				p.alarms = append(p.alarms, new(newProcFile(path, 8)))
 			}
 		}
 	}
-	// The device's name has the bus address in it from the Pi 5 on, so look through
-	// its driver as well. Since 4.19 the kernel logs once that the file is deprecated;
-	// nothing else there tells of throttling.
+	// From the Pi 5 on the device's name contains the bus address, so look through its
+	// driver as well. Since 4.19 the kernel logs once that the file is deprecated; nothing
+	// else reports throttling.
 	paths := []string{p.root + "sys/devices/platform/soc/soc:firmware/get_throttled"}
 	for _, dir := range listEntries(p.root+"sys/bus/platform/drivers/raspberrypi-firmware", "") {
 		paths = append(paths, dir+"/get_throttled")
 	}
 	for _, path := range paths {
 		if exists(path) {
-			p.throttled = &procFile{path: path, fd: -1, buf: make([]byte, 24)}
+			p.throttled = new(newProcFile(path, 24))
 			return
 		}
 	}
 }
 
-// wearReader reads the wear of the eMMCs. Its files are not kept open: it is read once
-// an hour.
+// wearReader reads the wear of the eMMCs. Its files are not kept open, since it is read
+// once an hour.
 type wearReader struct{ root string }
 
+// Read leaves out cards that report nothing.
 func (g wearReader) Read(m *ModuleReadings) error {
 	var got Wear
 	var failed error
@@ -268,6 +248,7 @@ func (g wearReader) Read(m *ModuleReadings) error {
 	return nil
 }
 
+// Close does nothing.
 func (g wearReader) Close() error { return nil }
 
 // readWearDevice reads one eMMC. What it does not have is left out: SD cards have none.

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// ModuleReadings are readings beyond the frame: what boards die of, and the network. Each
-// is read only while it is enabled (Options.Modules, SetModules). One that this
-// machine does not have, or that cannot be read now, is nil, never zero.
+// ModuleReadings are the readings of the optional modules: what boards fail of, and the
+// network. A module is read while it is enabled (Options.Modules, SetModules). One that
+// this machine does not have, or that cannot be read now, is nil, never zero.
 //
-// They are shared by everybody who got the sample and must not be changed. A module
-// that is read less often than samples are taken is the same pointer until it is
-// read anew, so a reader can tell what is new.
+// All receivers of a sample share them; they must not be changed. A module that is read
+// less often than samples are taken keeps its pointer until it is read again, so a receiver
+// can find out what is new (NewSince).
 type ModuleReadings struct {
 	Network     *Network     `json:"network,omitempty"`
 	Temperature *Temperature `json:"temperature,omitempty"`
@@ -22,15 +22,14 @@ type ModuleReadings struct {
 	Wear        *Wear        `json:"wear,omitempty"`
 }
 
-// Network is the traffic of all interfaces that lead out of this machine, loopback
-// never among them: the physical ones and ppp where there are such, because bridges,
-// VLANs, tunnels and containers carry the same bytes again, else all others (in a
-// container). It is absent from the first reading, which has nothing to be compared
-// with.
+// Network is the traffic of the interfaces that lead out of this machine. These are the
+// physical ones and ppp, because bridges, VLANs, tunnels and containers carry the same
+// bytes again; where there are none, as in a container, they are all but loopback. The
+// first reading has no Network, because it has no predecessor.
 //
-// The figures cover WindowMS, the time since the reading before; in Watch, the time
-// since what its fn got before. An interface counts from when it is first seen; one
-// whose counters began anew counts nothing in that window.
+// The values cover WindowMS, the time since the previous reading; in Watch, the time since
+// the previous call of its fn. An interface counts from when it is first seen; one whose
+// counters were reset counts nothing in that window.
 type Network struct {
 	WindowMS       int64   `json:"window_ms"`
 	BytesIn        uint64  `json:"bytes_in"`
@@ -44,10 +43,10 @@ type Network struct {
 	PacketsInPerS  float64 `json:"packets_in_per_s"`
 	PacketsOutPerS float64 `json:"packets_out_per_s"`
 
-	from, to netTotals // what the figures were made of, for other windows
+	from, to netTotals // from which the values of another window are computed
 }
 
-// Temperature is what the sensors say, in degrees Celsius with one decimal.
+// Temperature is the readings of the sensors, in degrees Celsius with one decimal.
 type Temperature struct {
 	HottestC float64 `json:"hottest_c"`
 	Zones    []Zone  `json:"zones"` // 1..16
@@ -60,8 +59,8 @@ type Zone struct {
 }
 
 // Power is what the firmware of a Raspberry Pi does about its supply and its heat:
-// now, or within the about two seconds that its driver looks at. What the kernel does
-// not tell is nil; other boards have no Power at all.
+// now, or within the two seconds or so between the readings of its driver. A flag that the
+// kernel does not report is nil; other boards have no Power.
 type Power struct {
 	UnderVoltage  *bool `json:"under_voltage,omitempty"`   // the supply is too weak, or its cable
 	FreqCapped    *bool `json:"freq_capped,omitempty"`     // the CPU may not run at full speed
@@ -69,7 +68,7 @@ type Power struct {
 	SoftTempLimit *bool `json:"soft_temp_limit,omitempty"` // slowed down a little, from 60 °C on some models
 }
 
-// Wear is what an eMMC says about its own age (JEDEC eMMC 5.0). SD cards have no such
+// Wear is what the eMMCs report about their age (JEDEC eMMC 5.0). SD cards have no such
 // figures and are left out. Some kernels read them once, when the card is found.
 type Wear struct {
 	UsedPct *float64     `json:"used_pct,omitempty"` // the largest of Devices
@@ -79,9 +78,13 @@ type Wear struct {
 
 // WearDevice is one eMMC. At least one of the two is known.
 type WearDevice struct {
-	Name    string   `json:"name"`               // "mmcblk0"
-	UsedPct *float64 `json:"used_pct,omitempty"` // at least so much of its life is used: 0, 10 .. 90, and 100 when exceeded
-	PreEOL  string   `json:"pre_eol,omitempty"`  // of the reserved blocks: normal, warning (80 % used), urgent (90 % used)
+	Name string `json:"name"` // "mmcblk0"
+	// UsedPct is the share of its life that is used at least: 0, 10 .. 90, and 100 when it
+	// is exceeded.
+	UsedPct *float64 `json:"used_pct,omitempty"`
+	// PreEOL is the state of the reserved blocks: normal, warning (80 % used) or urgent
+	// (90 % used).
+	PreEOL string `json:"pre_eol,omitempty"`
 }
 
 // States of the reserved blocks of an eMMC.

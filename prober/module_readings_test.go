@@ -19,11 +19,11 @@ func TestParseNetDev(t *testing.T) {
 		name, in, want string
 		err            error
 	}{
-		{"usual", head + line, "eth0 {1 2 3 9 10 11};", nil},
-		{"no blank after the colon", head + "eth0:1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n", "eth0 {1 2 3 9 10 11};", nil},
-		{"largest", head + "a: 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n", "a {18446744073709551615 0 0 0 0 0};", nil},
+		{"usual", head + line, "eth0 [1 2 3 9 10 11];", nil},
+		{"no blank after the colon", head + "eth0:1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n", "eth0 [1 2 3 9 10 11];", nil},
+		{"largest", head + "a: 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n", "a [18446744073709551615 0 0 0 0 0];", nil},
 		{"no interfaces", head, "", nil},
-		{"the last line is cut off", head + line + "  eth1: 1 2 3 4", "eth0 {1 2 3 9 10 11};", nil},
+		{"the last line is cut off", head + line + "  eth1: 1 2 3 4", "eth0 [1 2 3 9 10 11];", nil},
 		{"cut off in the last number", head + strings.TrimSuffix(line, "\n"), "", nil},
 		{"empty", "", "", errEmpty},
 		{"no header", line + line + line, "", errNetHeader},
@@ -241,7 +241,7 @@ func FuzzNetDev(f *testing.F) {
 			}
 			n++
 			fmt.Fprintf(&back, "%s: %d %d %d 0 0 0 0 0 %d %d %d 0 0 0 0 0\n", name,
-				c.bytesIn, c.packetsIn, c.errorsIn, c.bytesOut, c.packetsOut, c.errorsOut)
+				c[bytesIn], c[packetsIn], c[errorsIn], c[bytesOut], c[packetsOut], c[errorsOut])
 		})
 		if err != nil {
 			return
@@ -252,7 +252,7 @@ func FuzzNetDev(f *testing.F) {
 		if err := parseNetDev(back.Bytes(), func(name []byte, c netCounters) {
 			n--
 			fmt.Fprintf(&again, "%s: %d %d %d 0 0 0 0 0 %d %d %d 0 0 0 0 0\n", name,
-				c.bytesIn, c.packetsIn, c.errorsIn, c.bytesOut, c.packetsOut, c.errorsOut)
+				c[bytesIn], c[packetsIn], c[errorsIn], c[bytesOut], c[packetsOut], c[errorsOut])
 		}); err != nil || n != 0 || again.String() != back.String() {
 			t.Fatalf("%q reads back as %q, %v", back.String(), again.String(), err)
 		}

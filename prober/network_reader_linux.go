@@ -3,24 +3,24 @@ package prober
 import "time"
 
 const (
-	// maxIfaces bounds the interfaces that are told apart; the kernel lists the
-	// machine's own first, those of containers later.
+	// maxIfaces bounds the interfaces that are counted; the kernel lists those of the
+	// machine first and those of containers later.
 	maxIfaces = 64
 	// arphrdPPP is the type of a modem's or tunnel's line, of if_arp.h.
 	arphrdPPP = "512"
 )
 
-// networkReader adds up the traffic of the interfaces. It owns the differences: counters
-// of an interface that went away or began anew must not make the sum go back.
+// networkReader adds up the traffic of the interfaces. It sums differences, so that an
+// interface that disappears or is reset does not decrease the sum.
 type networkReader struct {
 	dev          procFile
 	sys          string
 	ifaces       map[string]*iface
-	generation   uint64 // of the newest reading
-	physical     netCounters
-	all          netCounters
-	epoch        *int // changes when the sum is made of other interfaces
-	usesPhysical bool // the sum is ours
+	generation   uint64      // of the newest reading
+	physical     netCounters // sum of the interfaces that lead out of the machine
+	all          netCounters // sum of every interface but loopback
+	epoch        *int        // changes when totals are made of other interfaces
+	usesPhysical bool        // totals are of physical, not of all
 	last         netTotals
 }
 
@@ -32,12 +32,13 @@ type iface struct {
 
 func newNetworkReader(root string) *networkReader {
 	return &networkReader{
-		dev:    procFile{path: root + "proc/net/dev", fd: -1, buf: make([]byte, 16<<10)},
+		dev:    newProcFile(root+"proc/net/dev", 16<<10),
 		sys:    root + "sys/class/net/",
 		ifaces: make(map[string]*iface),
 	}
 }
 
+// Read sets Network from the second reading of an epoch on.
 func (n *networkReader) Read(m *ModuleReadings) error {
 	b, err := n.dev.readAll()
 	if err != nil {
@@ -48,19 +49,19 @@ func (n *networkReader) Read(m *ModuleReadings) error {
 	if err := parseNetDev(b, n.count); err != nil {
 		return n.dev.wrapErr(err)
 	}
-	hasReal := false
+	hasPhysical := false
 	for name, i := range n.ifaces {
 		if i.generation != n.generation {
 			delete(n.ifaces, name)
 		} else if i.isPhysical {
-			hasReal = true
+			hasPhysical = true
 		}
 	}
-	if n.epoch == nil || hasReal != n.usesPhysical {
-		n.epoch, n.usesPhysical = new(int), hasReal
+	if n.epoch == nil || hasPhysical != n.usesPhysical {
+		n.epoch, n.usesPhysical = new(int), hasPhysical
 	}
 	to := netTotals{now, n.epoch, n.all}
-	if hasReal {
+	if hasPhysical {
 		to.netCounters = n.physical
 	}
 	if n.last.epoch == to.epoch {
@@ -70,7 +71,7 @@ func (n *networkReader) Read(m *ModuleReadings) error {
 	return nil
 }
 
-// count books one interface.
+// count adds what an interface counted since the last reading.
 func (n *networkReader) count(name []byte, c netCounters) {
 	if string(name) == "lo" {
 		return
@@ -84,8 +85,8 @@ func (n *networkReader) count(name []byte, c netCounters) {
 		i = &iface{last: c, isPhysical: exists(dir+"/device") || readText(dir+"/type") == arphrdPPP}
 		n.ifaces[string(name)] = i
 	}
-	// Less than before: the interface, or its driver, began anew.
-	if c.bytesIn >= i.last.bytesIn && c.bytesOut >= i.last.bytesOut {
+	// A counter that decreased means that the interface, or its driver, was restarted.
+	if c[bytesIn] >= i.last[bytesIn] && c[bytesOut] >= i.last[bytesOut] {
 		grown := c.sub(i.last)
 		n.all = n.all.add(grown)
 		if i.isPhysical {
@@ -95,6 +96,7 @@ func (n *networkReader) count(name []byte, c netCounters) {
 	i.last, i.generation = c, n.generation
 }
 
+// Close closes /proc/net/dev.
 func (n *networkReader) Close() error {
 	n.dev.close()
 	return nil

@@ -1,30 +1,31 @@
-// Package prober samples the machine on a cadence: cpu, memory, disk and load,
-// the readings of a metric frame (RFC-0009 §5.1).
-//
-// One goroutine takes every reading, so there is one owner of the CPU deltas, and
-// one timer drives it:
+// Package prober samples the machine at a cadence: cpu, memory, disk and load, which are
+// the readings of a metric frame (RFC-0009 §5.1), and the optional modules network,
+// temperature, power and wear, which come in Sample.Modules.
 //
 //	p := prober.New(prober.Options{})
 //	go p.Run(ctx)                       // samples every 5 s until ctx ends
-//	s, err := p.Latest()                // what it last saw
-//	s, err = p.Now(ctx)                 // not older than a second
-//	err = p.Watch(ctx, time.Second, fn) // fn for each sample, here, until ctx ends
+//	s, err := p.Latest()                // the newest sample
+//	s, err = p.Now(ctx)                 // at most a second old
+//	err = p.Watch(ctx, time.Second, fn) // calls fn for each sample, here, until ctx ends
 //
-// Instants are kept on the monotonic clock and do not drift. Whoever wants the
-// same instant gets the same reading. After a stop of the process, instants that
-// were missed are counted and skipped, never made up for.
+// What can be sampled is listed in the sensor catalogue (Sensors, catalogue.go), from which
+// the packages that record, publish and compare readings are derived.
 //
-// A reading that cannot be had is an error, never a frame of zeros.
+// One goroutine, runSampler, takes the samples, so the CPU counters have one owner; a
+// single timer is set to the earliest instant that anybody wants. Whoever wants the same
+// instant gets the same sample. Instants follow the monotonic clock and do not drift; those
+// missed while the process was stopped are counted and skipped. A call that may hang,
+// statfs or a module's driver, runs in a worker goroutine.
 //
-// Beyond the frame there are modules (OptionalModuleNames), off unless enabled: network,
-// temperature, power and wear. They come in Sample.Modules, each read in a goroutine of
-// its own.
+// A failed reading is an error, never a frame of zeros.
 package prober
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,7 +40,7 @@ const (
 )
 
 const (
-	// maxNowAge is how old a sample may be to be the answer of Now.
+	// maxNowAge is how old a sample may be for Now to return it.
 	maxNowAge = time.Second
 	// answerTimeout bounds Now, and the wait of Run for a reading that hangs.
 	answerTimeout = time.Second
@@ -47,7 +48,7 @@ const (
 	maxWaiters = 256
 )
 
-// Errors a caller may decide by.
+// Errors that callers test for.
 var (
 	ErrNoSample = errors.New("prober: no sample was taken yet")
 	ErrHung     = errors.New("prober: the sampler does not answer, a collector hangs")
@@ -57,27 +58,35 @@ var (
 
 // Options configure a Prober. The zero value samples this machine every 5 s.
 type Options struct {
-	Root     string        // the tree with proc/ in it; default "/"
-	DiskPath string        // a path on the filesystem whose fill is measured; default "/"
-	Interval time.Duration // base cadence, MinInterval..MaxInterval (else the nearer one); default DefaultInterval
-	Now      func() int64  // trusted wall clock, milliseconds since 1970; default the system's
-	Source   Source        // where readings come from; default the machine. Run closes it
-	Modules  []string      // of OptionalModuleNames, to be read as well; default none. A name that is unknown is an error of Run
-	Logger   *zap.Logger   // default none
+	// Root is the directory with proc/ and sys/ in it; default "/".
+	Root string
+	// DiskPath is a path on the filesystem that disk_pct measures; default "/".
+	DiskPath string
+	// Interval is the base cadence, moved into MinInterval..MaxInterval; default
+	// DefaultInterval.
+	Interval time.Duration
+	// Now is the trusted wall clock, milliseconds since 1970; default the system's.
+	Now func() int64
+	// Source is where readings come from; default the machine. Run closes it.
+	Source Source
+	// Modules are names of optional modules to be read as well; default none. Run returns
+	// an error for an unknown name.
+	Modules []string
+	Logger  *zap.Logger // default none
 }
 
-// Prober takes samples and hands them out. Its methods may be called from any
-// goroutine, before Run as well.
+// Prober takes samples and delivers them. Its methods may be called from any goroutine,
+// also before Run.
 type Prober struct {
 	source     Source
 	wallClock  func() int64
 	log        *zap.Logger
 	start      time.Time
-	wake       chan struct{} // room for one: the plan changed
+	wake       chan struct{} // room for one: an earlier instant may be wanted
 	stopped    chan struct{} // closed when no more samples will come
-	optionsErr error         // of Options, told by Run
+	optionsErr error         // what is wrong with Options; Run returns it
 
-	modules moduleCollector // the loop's
+	modules moduleCollector // only the sampler goroutine uses it
 
 	mu              sync.Mutex // protects the fields below
 	hasRun          bool
@@ -85,30 +94,34 @@ type Prober struct {
 	waiters         []*waiter
 	latest          Sample
 	latestErr       error
-	diskFailed      bool // the newest sample is without the disk
+	diskFailed      bool // the newest sample has no disk value
 	stats           Stats
 	enabled         ModuleSet
 	moduleIntervals [NumModules]time.Duration
 	moduleStates    [NumModules]ModuleState // State and LastError, of the newest sample
 }
 
-// Stats counts what a Prober did since New.
+// Stats counts since New.
 type Stats struct {
-	Samples     uint64 // readings taken
-	Errors      uint64 // readings that failed
-	Slips       uint64 // instants of the base cadence or of a watcher that were skipped, because the process or a reading was held up
-	Missed      uint64 // samples a watcher did not get, because its fn was still busy
-	Watchers    int    // watchers now
-	LastError   string // of the newest failed reading, kept when the next one succeeds
-	LastErrorAt int64  // trusted wall clock, milliseconds; 0 when none failed
+	Samples uint64
+	Errors  uint64 // readings that failed
+	// Slips are instants of the base cadence or of a watcher that were skipped, because
+	// the process or a reading was held up.
+	Slips uint64
+	// Missed are samples that a watcher did not get, because its fn was still busy.
+	Missed   uint64
+	Watchers int // watchers now
+	// LastError is of the newest failed reading. It stays when the next one succeeds.
+	LastError   string
+	LastErrorAt int64 // trusted wall clock, milliseconds; 0 when none failed
 }
 
-// New makes a Prober; nothing starts or is opened before Run.
+// New returns a Prober. It starts and opens nothing; Run does.
 func New(o Options) *Prober {
 	p := &Prober{
 		source:    o.Source,
 		wallClock: o.Now,
-		log:       o.Logger,
+		log:       cmp.Or(o.Logger, zap.NewNop()),
 		start:     time.Now(),
 		wake:      make(chan struct{}, 1),
 		stopped:   make(chan struct{}),
@@ -125,27 +138,17 @@ func New(o Options) *Prober {
 	if p.wallClock == nil {
 		p.wallClock = func() int64 { return time.Now().UnixMilli() }
 	}
-	if p.log == nil {
-		p.log = zap.NewNop()
-	}
 	if p.source == nil {
-		if o.Root == "" {
-			o.Root = "/"
-		} else if o.Root[len(o.Root)-1] != '/' {
-			o.Root += "/"
-		}
-		if o.DiskPath == "" {
-			o.DiskPath = "/"
-		}
-		p.source = newMachine(o.Root, o.DiskPath, p.staleAfter)
+		root := strings.TrimSuffix(o.Root, "/") + "/"
+		p.source = newMachine(root, cmp.Or(o.DiskPath, "/"), p.staleAfter)
 	}
 	p.modules.source, _ = p.source.(ModuleSource)
 	return p
 }
 
-// Run samples until ctx ends and returns its error. It may be called once. A
-// sampleResult that hangs cannot be ended: Run then returns after a second with an
-// error that wraps ErrHung as well, and leaves it behind.
+// Run samples until ctx ends and returns its error. It may be called once. A reading that
+// hangs cannot be ended: Run then returns after a second with an error that wraps ErrHung
+// as well, and leaves the reading's goroutine behind.
 func (p *Prober) Run(ctx context.Context) error {
 	p.mu.Lock()
 	if p.hasRun {
@@ -160,20 +163,18 @@ func (p *Prober) Run(ctx context.Context) error {
 		return errors.Join(p.optionsErr, p.source.Close())
 	}
 
-	// Run itself takes no readings, so that one that hangs cannot hold it.
+	// The samples are taken in another goroutine, so that a hanging one cannot block Run.
 	go p.runSampler(ctx)
 	<-ctx.Done()
-	timer := time.NewTimer(answerTimeout)
-	defer timer.Stop()
 	select {
 	case <-p.stopped:
 		return ctx.Err()
-	case <-timer.C:
+	case <-time.After(answerTimeout):
 		return fmt.Errorf("%w (%w)", ErrHung, ctx.Err())
 	}
 }
 
-// runSampler is the sampler: one timer, set to the earliest instant anybody wants.
+// runSampler is the sampler goroutine.
 func (p *Prober) runSampler(ctx context.Context) {
 	defer close(p.stopped)
 	defer func() {
@@ -200,8 +201,8 @@ func (p *Prober) runSampler(ctx context.Context) {
 	}
 }
 
-// nextSample tells the time, and how long until the next instant somebody wants. It takes
-// the wishes for modules along.
+// nextSample returns the time and how long until the next wanted instant. It copies the
+// modules' settings for the collector, which has no lock.
 func (p *Prober) nextSample() (at, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -214,9 +215,9 @@ func (p *Prober) nextSample() (at, wait time.Duration) {
 	return at, next - at
 }
 
-// takeSample takes one reading. Nothing that the frame's schema refuses gets past it,
-// whatever the Source; only the wall clock may still be unset (see Sample.Check). The
-// enabled are read meanwhile, so that they are of the same moment.
+// takeSample takes one sample. One that the frame's schema would refuse is an error,
+// whatever the Source; the wall clock may still be unset (see Sample.Check). The modules
+// are read at the same time.
 func (p *Prober) takeSample(s *Sample, at time.Duration) error {
 	*s = Sample{}
 	p.modules.request(at)
@@ -235,7 +236,7 @@ func (p *Prober) takeSample(s *Sample, at time.Duration) error {
 	return nil
 }
 
-// publish hands a reading to everybody who wanted the instant.
+// publish delivers a sample, or why there is none, to everybody who wanted the instant.
 func (p *Prober) publish(s *Sample, err error, at time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -273,8 +274,8 @@ func (p *Prober) publish(s *Sample, err error, at time.Duration) {
 	p.waiters = kept
 }
 
-// countSampleLocked counts a reading, and logs when readings begin to fail and when they
-// succeed again, not each one.
+// countSampleLocked counts a sample, and logs when sampling begins to fail and when it
+// succeeds again.
 func (p *Prober) countSampleLocked(err error) {
 	failed := p.latestErr != nil && !errors.Is(p.latestErr, ErrNoSample)
 	if err == nil {
@@ -291,7 +292,7 @@ func (p *Prober) countSampleLocked(err error) {
 	}
 }
 
-// Interval is the base cadence.
+// Interval returns the base cadence.
 func (p *Prober) Interval() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -313,7 +314,7 @@ func (p *Prober) SetInterval(d time.Duration) error {
 	return nil
 }
 
-// Stats tells what was done so far.
+// Stats returns the counts so far.
 func (p *Prober) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -326,8 +327,8 @@ func (p *Prober) Stats() Stats {
 	return s
 }
 
-// staleAfter is the age at which a reading no longer stands for the present:
-// three base intervals, at least 3 s.
+// staleAfter is the age at which a sample is too old for Latest: three base intervals, at
+// least 3 s.
 func (p *Prober) staleAfter() time.Duration {
 	return max(3*p.Interval(), 3*time.Second)
 }
@@ -335,11 +336,11 @@ func (p *Prober) staleAfter() time.Duration {
 // now is the monotonic time since New.
 func (p *Prober) now() time.Duration { return time.Since(p.start) }
 
-// wakeSampler makes the loop plan anew.
+// wakeSampler makes the sampler compute the next instant again.
 func (p *Prober) wakeSampler() {
 	select {
 	case p.wake <- struct{}{}:
-	default: // already told
+	default: // it is awake already
 	}
 }
 

@@ -5,12 +5,13 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"strings"
 )
 
-// The three parsers take what one read of a /proc file returned. They are strict
-// where it matters: a number that is cut off, negative, too long or missing is an
-// error, because a wrong figure looks like a healthy one. None allocates.
+// The parsers of /proc/stat, meminfo and loadavg take what one read of the file returned.
+// A number that is cut off, negative, too long or missing is an error, because a wrong
+// value looks like a healthy one. They do not allocate.
 
 var (
 	errEmpty    = errors.New("it is empty")
@@ -31,8 +32,7 @@ const maxTicks = 1 << 53
 //
 //	cpu  user nice system idle iowait irq softirq [steal [guest guest_nice]]
 //
-// Waiting for I/O counts as idle. guest and guest_nice are already part of user
-// and nice and are not added again.
+// Waiting for I/O counts as idle. guest and guest_nice are part of user and nice.
 func parseStat(b []byte) (cpuTimes, error) {
 	if len(b) == 0 {
 		return cpuTimes{}, errEmpty
@@ -64,85 +64,66 @@ func parseStat(b []byte) (cpuTimes, error) {
 		return cpuTimes{}, errNoCPU
 	}
 	if t.total() == 0 {
-		// Some sandboxes serve a /proc/stat of zeros; 0 % would be a lie.
+		// Some sandboxes serve a /proc/stat of zeros, which does not mean an idle CPU.
 		return cpuTimes{}, errCPUZero
 	}
 	return t, nil
 }
 
-// meminfo holds the lines of /proc/meminfo that are needed, in bytes. seen has a
-// bit for each that was there.
-type meminfo struct {
-	total, free, available                         uint64
-	cached, sReclaimable, activeFile, inactiveFile uint64
-	seen                                           uint8
-}
+// memField is a line of /proc/meminfo that is needed.
+type memField uint8
 
 const (
-	sawTotal = 1 << iota
-	sawFree
-	sawAvailable
-	sawCached
-	sawSReclaimable
-	sawActiveFile
-	sawInactiveFile
+	memTotal memField = iota
+	memFree
+	memAvailable
+	memCached
+	memSReclaimable
+	memActiveFile
+	memInactiveFile
+	numMemFields
 )
 
-func (m *meminfo) has(bits uint8) bool { return m.seen&bits == bits }
+var memNames = [numMemFields]string{"MemTotal", "MemFree", "MemAvailable", "Cached", "SReclaimable", "Active(file)", "Inactive(file)"}
 
-// field returns where the value of a line belongs, nil for lines not needed.
-func (m *meminfo) field(key []byte) (*uint64, uint8) {
-	switch string(key) {
-	case "MemTotal":
-		return &m.total, sawTotal
-	case "MemFree":
-		return &m.free, sawFree
-	case "MemAvailable":
-		return &m.available, sawAvailable
-	case "Cached":
-		return &m.cached, sawCached
-	case "SReclaimable":
-		return &m.sReclaimable, sawSReclaimable
-	case "Active(file)":
-		return &m.activeFile, sawActiveFile
-	case "Inactive(file)":
-		return &m.inactiveFile, sawInactiveFile
-	}
-	return nil, 0
+// meminfo holds the needed lines of /proc/meminfo, in bytes. seen has a bit for each that
+// was there.
+type meminfo struct {
+	value [numMemFields]uint64
+	seen  uint8
 }
 
-// parseMeminfo reads /proc/meminfo and stops at MemAvailable, the third line of
-// every kernel since 3.14.
+func (m *meminfo) has(f memField) bool { return m.seen&(1<<f) != 0 }
+
+// parseMeminfo reads /proc/meminfo and stops at MemAvailable, the third line of every
+// kernel since 3.14.
 func parseMeminfo(b []byte) (meminfo, error) {
 	var m meminfo
 	if len(b) == 0 {
 		return m, errEmpty
 	}
-	for len(b) > 0 && !m.has(sawTotal|sawFree|sawAvailable) {
+	for len(b) > 0 && !(m.has(memTotal) && m.has(memFree) && m.has(memAvailable)) {
 		line, rest, whole := bytes.Cut(b, []byte{'\n'})
 		if !whole {
 			break // cut off: its number may be too
 		}
 		b = rest
 		key, value, ok := bytes.Cut(line, []byte{':'})
-		if !ok {
-			continue
-		}
-		dst, bit := m.field(key)
-		if dst == nil {
+		f := slices.Index(memNames[:], string(key))
+		if !ok || f < 0 {
 			continue
 		}
 		kb, tail, ok := parseUint(bytes.TrimLeft(value, " \t"))
 		if !ok || kb > maxBytes/1024 || string(bytes.TrimLeft(tail, " ")) != "kB" {
 			return meminfo{}, errNumber
 		}
-		*dst = kb * 1024
-		m.seen |= bit
+		m.value[f] = kb * 1024
+		m.seen |= 1 << f
 	}
-	if m.total == 0 {
+	if m.value[memTotal] == 0 {
 		return meminfo{}, errNoTotal
 	}
-	if m.seen&(sawAvailable|sawFree) == 0 {
+	if !m.has(memAvailable) && !m.has(memFree) {
 		return meminfo{}, errNoFree
 	}
 	return m, nil
@@ -182,9 +163,9 @@ func parseUint(b []byte) (v uint64, rest []byte, ok bool) {
 	return v, b[i:], i > 0
 }
 
-// parseDecimal reads digits[.digits] of at most 15 digits together, which a
-// float64 holds exactly, so that the one division rounds correctly. It knows no
-// sign, exponent, NaN or Inf.
+// parseDecimal reads digits[.digits] with at most 15 digits in all, which a float64 holds
+// exactly, so that a single division rounds correctly. A sign, an exponent, NaN and Inf
+// are not accepted.
 func parseDecimal(b []byte) (float64, []byte, bool) {
 	whole, rest, ok := parseUint(b)
 	if !ok {
@@ -207,8 +188,8 @@ func parseDecimal(b []byte) (float64, []byte, bool) {
 	return float64(whole) / float64(scale), rest, digits <= 15
 }
 
-// printable drops everything but printable ASCII, and what is beyond 128 bytes: names in
-// /sys come from drivers and device trees, which a board's owner can write.
+// printable drops everything but printable ASCII, and what is beyond 128 bytes. Names in
+// /sys come from drivers and device trees, which the owner of a board can write.
 func printable(s string) string {
 	s = strings.TrimSpace(strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {

@@ -43,18 +43,24 @@ func TestParseStat(t *testing.T) {
 
 func TestParseMeminfo(t *testing.T) {
 	const kb = 1024
-	full := uint8(sawTotal | sawFree | sawAvailable)
+	mem := func(lines map[memField]uint64) (m meminfo) {
+		for f, v := range lines {
+			m.value[f] = v
+			m.seen |= 1 << f
+		}
+		return m
+	}
 	tests := []struct {
 		name, in string
 		want     meminfo
 		err      error
 	}{
 		{"usual", "MemTotal:  100 kB\nMemFree: 20 kB\nMemAvailable:   60 kB\nCached: 1 kB\n",
-			meminfo{total: 100 * kb, free: 20 * kb, available: 60 * kb, seen: full}, nil},
+			mem(map[memField]uint64{memTotal: 100 * kb, memFree: 20 * kb, memAvailable: 60 * kb}), nil},
 		{"no MemAvailable", "MemTotal: 100 kB\nMemFree: 20 kB\nCached: 7 kB\n",
-			meminfo{total: 100 * kb, free: 20 * kb, cached: 7 * kb, seen: sawTotal | sawFree | sawCached}, nil},
+			mem(map[memField]uint64{memTotal: 100 * kb, memFree: 20 * kb, memCached: 7 * kb}), nil},
 		{"other lines are not looked at", "x\nActive: what\nMemTotal: 1 kB\nMemAvailable: 1 kB\n",
-			meminfo{total: kb, available: kb, seen: sawTotal | sawAvailable}, nil},
+			mem(map[memField]uint64{memTotal: kb, memAvailable: kb}), nil},
 		{"empty", "", meminfo{}, errEmpty},
 		{"total missing", "MemFree: 20 kB\nMemAvailable: 60 kB\n", meminfo{}, errNoTotal},
 		{"total zero", "MemTotal: 0 kB\nMemFree: 20 kB\nMemAvailable: 60 kB\n", meminfo{}, errNoTotal},
@@ -167,22 +173,21 @@ func FuzzMeminfo(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if m.total == 0 || m.total > maxBytes {
-			t.Fatalf("total %d from %q", m.total, b)
+		if m.value[memTotal] == 0 || m.value[memTotal] > maxBytes {
+			t.Fatalf("total %d from %q", m.value[memTotal], b)
 		}
 		used, err := m.used(func() (uint64, bool) { return 1 << 20, true })
-		if err == nil && used > m.total {
-			t.Fatalf("used %d of %d from %q", used, m.total, b)
+		if err == nil && used > m.value[memTotal] {
+			t.Fatalf("used %d of %d from %q", used, m.value[memTotal], b)
 		}
 		// Print and parse again.
 		var out bytes.Buffer
-		for key, bit := range map[string]uint8{"MemTotal": sawTotal, "MemFree": sawFree, "MemAvailable": sawAvailable,
-			"Cached": sawCached, "SReclaimable": sawSReclaimable, "Active(file)": sawActiveFile, "Inactive(file)": sawInactiveFile} {
-			if v, _ := m.field([]byte(key)); m.has(bit) && m.seen&sawAvailable == 0 {
-				fmt.Fprintf(&out, "%s: %d kB\n", key, *v/1024)
+		for f, name := range memNames {
+			if m.has(memField(f)) && !m.has(memAvailable) {
+				fmt.Fprintf(&out, "%s: %d kB\n", name, m.value[f]/1024)
 			}
 		}
-		if m.has(sawAvailable) {
+		if m.has(memAvailable) {
 			return // stopped early: which lines follow is not known
 		}
 		again, err := parseMeminfo(out.Bytes())

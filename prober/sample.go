@@ -15,44 +15,50 @@ const MinTSMS = 1_700_000_000_000
 // JSON readers that keep numbers as float64.
 const maxBytes = 1 << 53
 
-// ErrClock says that a sample is sound but its wall clock is not yet: it may be
-// kept here with its Mono, and must not be sent.
+// ErrClock means that a sample is valid except for its time. It may be recorded with its
+// Mono, and must not be sent.
 var ErrClock = errors.New("the clock is not set yet (before 2023-11-14)")
 
-// ErrDisk says that a sample is sound but for its disk_pct, which is not known: it may be
-// kept here, and is no frame.
+// ErrDisk means that a sample is valid except for disk_pct, which is not known. It may be
+// recorded, and is not a frame.
 var ErrDisk = errors.New("the fill of the disk is not known")
 
 // Source is where readings come from: the machine, a mock board, a test.
 //
-// Read fills in everything but TSMS and Mono. It is called from one goroutine at
-// a time, so it may keep the CPU counters of the reading before; it should answer
-// within milliseconds. An error means there is no reading: a Source never makes
-// one up. Close is called once, after the last Read.
+// Read sets everything but TSMS and Mono. It is called from one goroutine at a time, so it
+// may keep the CPU counters of the previous reading, and should return within milliseconds.
+// It returns an error when there is no reading, and never invents one. Close is called
+// once, after the last Read.
 type Source interface {
 	Read(*Sample) error
 	Close() error
 }
 
-// Sample is one reading of the machine: the frame of RFC-0009 §5.1 but for the
-// node_id, which whoever sends it adds, and for Modules, which no frame has.
+// Sample is the readings of one tick: the frame of RFC-0009 §5.1 without the node_id, which
+// the sender adds, and with Modules, which no frame has.
 type Sample struct {
-	TSMS          int64   `json:"ts_ms"`           // trusted wall clock, milliseconds since 1970
-	CPUPct        float64 `json:"cpu_pct"`         // busy share of all CPUs together, 0..100
-	MemBytes      uint64  `json:"mem_bytes"`       // MemTotal - MemAvailable
-	MemTotalBytes uint64  `json:"mem_total_bytes"` // MemTotal, at least 1
-	DiskPct       float64 `json:"disk_pct"`        // used / (used + available to users), 0..100, as df counts
-	Load1         float64 `json:"load_1m"`
-	Load5         float64 `json:"load_5m"`
-	Load15        float64 `json:"load_15m"`
+	TSMS   int64   `json:"ts_ms"`   // trusted wall clock, milliseconds since 1970
+	CPUPct float64 `json:"cpu_pct"` // busy share of all CPUs together, 0..100
+	// MemBytes is MemTotal - MemAvailable; MemTotalBytes is at least 1.
+	MemBytes      uint64 `json:"mem_bytes"`
+	MemTotalBytes uint64 `json:"mem_total_bytes"`
+	// DiskPct is used / (used + available to users), 0..100, as df computes it.
+	DiskPct float64 `json:"disk_pct"`
+	Load1   float64 `json:"load_1m"`
+	Load5   float64 `json:"load_5m"`
+	Load15  float64 `json:"load_15m"`
 
-	Modules *ModuleReadings `json:"modules,omitempty"` // beyond the frame: nil unless modules are enabled and there is something
+	// Modules are the readings of optional modules, nil when there are none.
+	Modules *ModuleReadings `json:"modules,omitempty"`
 
-	DiskErr error `json:"-"` // why DiskPct is not known and 0; wraps ErrDisk
+	// DiskErr is why DiskPct is 0 and not known; it wraps ErrDisk.
+	DiskErr error `json:"-"`
 
-	Mono time.Duration `json:"-"` // when the reading began, monotonic, since New
+	// Mono is when the sample began, on the monotonic clock, since New.
+	Mono time.Duration `json:"-"`
 
-	cpu cpuTimes // so that each watcher can have the mean over its own interval
+	// cpu lets each watcher compute the mean over its interval.
+	cpu cpuTimes
 }
 
 // Reading is one value of a sensor, by the key of the catalogue. Flags are 0 and 1, states
@@ -62,9 +68,9 @@ type Reading struct {
 	Value float64
 }
 
-// Check tells whether s may leave the machine as a frame: every number in the
-// range of RFC-0009 §5.1. The error wraps ErrDisk when the disk did not answer, else
-// ErrClock when only the time is wrong.
+// Check reports whether s may be sent as a frame: each number is in the range of RFC-0009
+// §5.1. The error wraps ErrDisk when the disk did not answer, else ErrClock when only the
+// time is wrong.
 func (s *Sample) Check() error {
 	if err := s.checkReadings(); err != nil {
 		return err

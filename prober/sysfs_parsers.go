@@ -5,8 +5,8 @@ import (
 	"errors"
 )
 
-// The parsers of what the modules read take one file of /proc or sysfs each. Like
-// those of parse.go they refuse what is cut off or out of range, and do not allocate.
+// The parsers of modules take one file of /proc or sysfs each. Like those in
+// proc_parsers.go they refuse what is cut off or out of range, and do not allocate.
 
 var (
 	errNetHeader   = errors.New("it does not begin with the two lines of /proc/net/dev")
@@ -57,8 +57,8 @@ func isIfName(name []byte) bool {
 	return len(name) > 0 && len(name) <= maxIfName && name[0] != '.' && !bytes.ContainsAny(name, "/ \t\x00")
 }
 
-// parseNetCounters reads the counters after the colon. Counters are of 64 bits; what
-// is kept of them has 53, as JSON readers have, and only differences are told.
+// parseNetCounters reads the counters after the colon. They have 64 bits; the differences
+// that are reported are checked against 53 bits, which JSON readers have.
 func parseNetCounters(b []byte) (c netCounters, ok bool) {
 	var v [16]uint64
 	for i := range v {
@@ -73,8 +73,8 @@ func parseNetCounters(b []byte) (c netCounters, ok bool) {
 
 // parseTemp reads a temperature in thousandths of a degree, as temp1_input of hwmon
 // and temp of a thermal zone give it; in zone, what is up to 150 is in whole degrees,
-// as the 3.x kernels of some boards have it. Drivers say 0 when they have not measured
-// yet or the sensor is off; a true zero, to the thousandth, is not missed.
+// as the 3.x kernels of some boards have it. Zero is refused: drivers report it when they
+// have not measured yet or the sensor is off, and a real temperature is hardly ever 0.000.
 func parseTemp(b []byte, zone bool) (float64, error) {
 	b = bytes.TrimRight(b, "\n")
 	digits, negative := bytes.CutPrefix(b, []byte{'-'})

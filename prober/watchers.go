@@ -1,30 +1,32 @@
 package prober
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"time"
 )
 
-// schedule is a row of instants, next, next+every, …
+// schedule is a sequence of instants, next, next+every, …
 type schedule struct {
 	next, every time.Duration
 }
 
-// skipTo moves past at, which is not before next, and tells how many instants
-// were skipped: all that are due but for the one that is served now.
+// skipTo moves past at, which is not before next, and returns how many instants were
+// skipped: all that are due except the one that is served now.
 func (s *schedule) skipTo(at time.Duration) (skipped uint64) {
 	late := (at - s.next) / s.every
 	s.next += (late + 1) * s.every
 	return uint64(late)
 }
 
-// waiter is somebody who wants samples: each interval, or once (every is zero).
+// waiter is a watcher, which wants samples at an interval, or a caller of Now, which wants
+// one (every is zero).
 type waiter struct {
 	schedule
-	// ch has room for one reading. A reader that is slow finds the newest there,
-	// and nobody else waits for it.
+	// ch has room for one sample. A slow receiver finds the newest there, and holds up
+	// nobody else.
 	ch chan sampleResult
 }
 
@@ -51,8 +53,8 @@ func (w *waiter) deliver(r sampleResult) (missed uint64) {
 	return missed
 }
 
-// Latest returns the newest sample, or why there is none: none was taken yet, the
-// newest reading failed, or no reading has ended for three intervals.
+// Latest returns the newest sample, or why there is none: none was taken yet, the newest
+// one failed, or the last one is older than three intervals.
 func (p *Prober) Latest() (Sample, error) {
 	stale := p.staleAfter()
 	p.mu.Lock()
@@ -66,9 +68,8 @@ func (p *Prober) Latest() (Sample, error) {
 	return p.latest, nil
 }
 
-// Now returns the newest sample if it is younger than a second, else takes one;
-// callers who ask together share it. It waits at most a second, and not beyond
-// ctx.
+// Now returns the newest sample if it is younger than a second, else takes one, which
+// concurrent callers share. It waits at most a second, and not beyond ctx.
 func (p *Prober) Now(ctx context.Context) (Sample, error) {
 	p.mu.Lock()
 	at := p.now()
@@ -85,8 +86,6 @@ func (p *Prober) Now(ctx context.Context) (Sample, error) {
 	defer p.removeWaiter(w)
 	p.wakeSampler()
 
-	timer := time.NewTimer(answerTimeout)
-	defer timer.Stop()
 	select {
 	case r := <-w.ch:
 		return r.sample, r.err
@@ -94,7 +93,7 @@ func (p *Prober) Now(ctx context.Context) (Sample, error) {
 		return Sample{}, ctx.Err()
 	case <-p.stopped:
 		return Sample{}, ErrStopped
-	case <-timer.C:
+	case <-time.After(answerTimeout):
 		return Sample{}, fmt.Errorf("%w: no sample within %v", ErrHung, answerTimeout)
 	}
 }
@@ -103,13 +102,13 @@ func (p *Prober) Now(ctx context.Context) (Sample, error) {
 // (MinInterval..MaxInterval), in the caller's goroutine, until ctx ends or fn
 // returns an error, and returns that. It returns ErrStopped when Run has ended.
 //
-// At once means the newest sample if it is younger than a tenth of the interval,
-// else a new one; the row of instants begins there. A reading that failed is left
-// out: the reason is in Latest and Stats. A fn that is slow gets the newest sample
-// when it is done and misses those between; it holds up nobody else.
+// The first sample is the newest one if that is younger than a tenth of the interval, else
+// a new one; the instants are counted from there. A failed sample is left out: the reason
+// is in Latest and Stats. When fn is slow it gets the newest sample next and misses those
+// in between; it holds up nobody else.
 //
-// CPUPct is the mean since the sample fn got before, whatever others asked for in
-// between; in the first it is what Latest says. The same goes for Modules.Network.
+// CPUPct is the mean since the sample that fn got before, whatever others requested in
+// between; in the first it is that of Latest. The same holds for Modules.Network.
 func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Sample) error) error {
 	if err := checkInterval(interval); err != nil {
 		return err
@@ -128,7 +127,8 @@ func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Samp
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-p.stopped:
-			return p.endReason(ctx)
+			// Both often come from one cancel: the caller's reason comes first.
+			return cmp.Or(ctx.Err(), ErrStopped)
 		case r := <-w.ch:
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -164,10 +164,8 @@ func (p *Prober) addWatcher(interval time.Duration) (*waiter, error) {
 }
 
 func (p *Prober) addWaiterLocked(w *waiter) error {
-	select {
-	case <-p.stopped:
-		return ErrStopped
-	default:
+	if err := p.stoppedOr(nil); err != nil {
+		return err
 	}
 	if len(p.waiters) >= maxWaiters {
 		return ErrBusy
@@ -183,14 +181,6 @@ func (p *Prober) removeWaiter(w *waiter) {
 	if i := slices.Index(p.waiters, w); i >= 0 {
 		p.waiters = slices.Delete(p.waiters, i, i+1)
 	}
-}
-
-// endReason prefers the caller's own end: both often come from one cancel.
-func (p *Prober) endReason(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return ErrStopped
 }
 
 // stoppedOr is ErrStopped once there will be no more samples, else err.
