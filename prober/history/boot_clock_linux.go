@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelBootID is a name for the time since the machine was started.
+// kernelBootID identifies the time since the machine was started.
 func kernelBootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil || len(b) < 32 {
@@ -19,18 +19,14 @@ func kernelBootID() string {
 }
 
 // kernelClock counts since the machine was started, sleep included.
-func kernelClock() func() time.Duration {
-	return func() time.Duration {
-		var ts unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-			return 0 // only for a clock that does not exist
-		}
-		return time.Duration(ts.Nano())
-	}
+func kernelClock() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) // fails only for a clock that does not exist
+	return time.Duration(ts.Nano())
 }
 
-// threadWrites is how many bytes this thread sent to the disk: dirty pages count when
-// they become so. It is 0 where the kernel does not tell.
+// threadWrites is how many bytes this thread sent to the disk: dirty pages count when they
+// become dirty. It is 0 where the kernel does not count.
 func threadWrites() int64 {
 	b, err := os.ReadFile("/proc/thread-self/io")
 	if err != nil {

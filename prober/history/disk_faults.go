@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -16,39 +17,47 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// maxQuarantined is how many files that were set aside are kept.
+// Faults of the disk. While there is one, its reason is in Stats.State, samples stay in
+// memory and flushes are repeated:
+//
+//	full, read-only, busy, io   repeated until it succeeds
+//	foreign, newer              likewise, since the file may be replaced
+//	corrupt                     the file is quarantined, and a new one begun at once
+//	fault                       final: the file is not touched again by this process
+
+// maxQuarantined is how many corrupt files are kept.
 const maxQuarantined = 2
 
-// errCrash is a crash inside the database code. What it left behind is not trusted.
+// errCrash is a crash inside the database code, after which its memory is not trusted.
 var errCrash = errors.New("the database code failed; restart agentctl to record again")
 
-// withDB runs fn on the open file; the caller holds the disk. A corrupt file is set aside,
-// and fn is run on a new one.
+// withDB runs fn on the open file; the caller holds diskToken. When the file is corrupt it
+// is quarantined, and fn runs on a new one.
 func (s *Store) withDB(fn func(*db) error) error {
 	err := s.tryDB(fn)
 	if faultReason(err) != "corrupt" {
 		return err
 	}
-	aside, asideErr := s.quarantine()
-	if asideErr != nil {
-		return fmt.Errorf("%w; it could not be set aside: %w", err, asideErr)
+	name, renameErr := s.quarantine()
+	if renameErr != nil {
+		return fmt.Errorf("%w; it could not be set aside: %w", err, renameErr)
 	}
-	s.log.Error("history file is corrupt, a new one is begun", zap.String("path", s.path), zap.String("set_aside", aside), zap.Error(err))
+	s.log.Error("history file is corrupt, a new one is begun", zap.String("path", s.path), zap.String("set_aside", name), zap.Error(err))
 	s.mu.Lock()
 	s.stats.Quarantined++
-	s.setErrorLocked(fmt.Errorf("%w; set aside as %s", err, filepath.Base(aside)))
+	s.setErrorLocked(fmt.Errorf("%w; set aside as %s", err, filepath.Base(name)))
 	s.mu.Unlock()
 	return s.tryDB(fn)
 }
 
-// tryDB opens the file if need be and runs fn. A memory fault, as a disk that fails under
-// the mapped index of the WAL gives, is an error like another, but the last.
+// tryDB opens the file if it is not open and runs fn. A memory fault, which a disk that
+// fails under the memory-mapped WAL index causes, is returned as an error; it is final.
 func (s *Store) tryDB(fn func(*db) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
 			s.log.Error("history", zap.String("panic", fmt.Sprint(p)), zap.Stack("stack"))
-			s.db, s.fatalErr = nil, fmt.Errorf("history %s: %w", s.path, errCrash) // left open: closing runs the same code
+			s.db, s.fatalErr = nil, fmt.Errorf("history %s: %w", s.path, errCrash) // not closed: that would run the same code
 			err = s.fatalErr
 		}
 	}()
@@ -64,14 +73,14 @@ func (s *Store) tryDB(fn func(*db) error) (err error) {
 	return nil
 }
 
-// open makes s.db the file that has the name now.
+// open opens the file that has the name now, unless it is open.
 func (s *Store) open() error {
 	if s.db != nil {
 		info, err := os.Stat(s.path)
 		if err == nil && os.SameFile(info, s.db.file) {
 			return nil
 		}
-		s.log.Warn("history file was removed or replaced, opening it anew", zap.String("path", s.path))
+		s.log.Warn("history file was removed or replaced, opening the new one", zap.String("path", s.path))
 		if err := s.closeDB(); err != nil {
 			s.log.Warn("history file did not close", zap.Error(err))
 		}
@@ -101,20 +110,20 @@ func (s *Store) closeDB() error {
 	return d.close()
 }
 
-// quarantine renames the file, with the WAL that belongs to it, so that what is in it can
-// be got out by hand. Of earlier ones only the newest stays.
+// quarantine renames the file with its WAL, so that data can be recovered by hand, and
+// removes older quarantined files.
 func (s *Store) quarantine() (string, error) {
-	s.closeDB() // its error is the one that brought us here
+	s.closeDB() // it fails for the same reason
 	at := time.Now()
 	if ms, ok := s.now(); ok {
 		at = time.UnixMilli(ms)
 	}
-	aside := s.path + ".corrupt-" + at.UTC().Format("20060102T150405.000")
-	if err := os.Rename(s.path, aside); err != nil {
+	name := s.path + ".corrupt-" + at.UTC().Format("20060102T150405.000")
+	if err := os.Rename(s.path, name); err != nil {
 		return "", err
 	}
-	// A WAL beside the new file would be taken for its own: it goes along, or away.
-	if err := os.Rename(s.path+"-wal", aside+"-wal"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	// SQLite would take a WAL beside the new file for its own.
+	if err := os.Rename(s.path+"-wal", name+"-wal"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		if err := os.Remove(s.path + "-wal"); err != nil {
 			return "", err
 		}
@@ -122,32 +131,19 @@ func (s *Store) quarantine() (string, error) {
 	if err := os.Remove(s.path + "-shm"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	old, err := filepath.Glob(escapeGlob(s.path) + ".corrupt-*[0-9]")
-	if err != nil {
-		return aside, nil
-	}
+	old, _ := filepath.Glob(globEscaper.Replace(s.path) + ".corrupt-*[0-9]") // fails only for a bad pattern
 	slices.Sort(old)
-	for _, name := range old[:max(0, len(old)-maxQuarantined)] {
-		os.Remove(name)
-		os.Remove(name + "-wal")
+	for _, o := range old[:max(0, len(old)-maxQuarantined)] {
+		os.Remove(o)
+		os.Remove(o + "-wal")
 	}
-	return aside, nil
+	return name, nil
 }
 
-// escapeGlob makes path stand for itself in a pattern.
-func escapeGlob(path string) string {
-	var out []byte
-	for i := range len(path) {
-		switch path[i] {
-		case '*', '?', '[', '\\':
-			out = append(out, '\\')
-		}
-		out = append(out, path[i])
-	}
-	return string(out)
-}
+// globEscaper makes a path match only itself in a pattern.
+var globEscaper = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `\`, `\\`)
 
-// faultReason is a word for an error of the disk; "" for none.
+// faultReason is the fault that an error means; "" for nil.
 func faultReason(err error) string {
 	var e *sqlite.Error
 	switch {
@@ -179,7 +175,7 @@ func faultReason(err error) string {
 	return "io"
 }
 
-// setFault keeps how the disk is, and logs when that changes.
+// setFault sets the fault that err means, none for nil, and logs when it changes.
 func (s *Store) setFault(err error) {
 	if errors.Is(err, ErrClosed) {
 		return

@@ -10,8 +10,8 @@ import (
 	"agentctl/prober"
 )
 
-// values is a sample in the integers the file has. They hold all that the kernel tells:
-// it counts memory in KiB and loads in hundredths, and the sampler rounds percents so.
+// values is a sample in the integers of the file. They lose nothing: the kernel counts
+// memory in KiB and loads in hundredths, and the sampler rounds percentages to hundredths.
 type values struct {
 	cpu, disk  int32 // hundredths of a percent
 	load       [3]int32
@@ -55,36 +55,37 @@ func (v *values) sample(ts int64) prober.Sample {
 	return x
 }
 
-// hundredths rounds; what is beyond 21 million stays there.
+// hundredths rounds, and limits to what 32 bits hold.
 func hundredths(v float64) int32 {
 	return int32(min(math.Round(v*100), math.MaxInt32))
 }
 
-// milli is v in thousandths, ok when it is a number. It is kept within 2^53, where
-// readers of JSON see it exactly.
+// milli is v in thousandths, ok when it is a number. It is limited to 2^53, which JSON
+// readers represent exactly.
 func milli(v float64) (_ int64, ok bool) {
-	const most = 1 << 53
-	return int64(max(-most, min(math.Round(v*1000), most))), !math.IsNaN(v) && !math.IsInf(v, 0)
+	const limit = 1 << 53
+	return int64(max(-limit, min(math.Round(v*1000), limit))), !math.IsNaN(v) && !math.IsInf(v, 0)
 }
 
-// Readings of other modules lie by time and then by module: in the file next to each
-// other as they were written, so that a commit touches few pages.
+// A reading is identified by time and sensor (Record.ID, 1..255), so that readings are in
+// the file in the order in which they were written and a commit touches few pages:
 //
-//	id = ts * 256 + key, key 1..255
+//	id = ts * 256 + key
+const keyBits = 8
 
-func readingID(ts int64, key uint8) int64 { return ts<<8 | int64(key) }
-func readingTS(id int64) int64            { return id >> 8 }
+func readingID(ts int64, key uint8) int64 { return ts<<keyBits | int64(key) }
+func readingTS(id int64) int64            { return id >> keyBits }
 func readingKey(id int64) uint8           { return uint8(id) }
 
-// Samples taken while the time is unknown have ids below zero: a slot for each boot,
-// and in it the milliseconds of that boot's clock. A time that becomes known moves them
-// by one addition.
+// Undated samples, which were taken while the time was unknown, have ids below zero: a slot
+// for each boot, and in it the milliseconds of that boot's clock. Once the time is known one
+// addition moves them.
 //
 //	id = (slot - slots) * 2^42 + mono_ms
 const (
 	slots      = 1 << 12
 	slotWidth  = 1 << 42 // 139 years
-	memorySlot = 0       // this boot, as long as it has none in the file
+	memorySlot = 0       // this boot, until it has a slot in the file
 )
 
 func slotBase(slot int64) int64 { return (slot - slots) * slotWidth }
@@ -93,5 +94,5 @@ func undatedID(slot int64, mono time.Duration) int64 {
 	return slotBase(slot) + max(0, min(mono.Milliseconds(), slotWidth-1))
 }
 
-// processBootID names this process, where the machine's start has no name.
+// processBootID stands for the boot id where the kernel has none.
 func processBootID() string { return "process-" + rand.Text() }

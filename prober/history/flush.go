@@ -7,8 +7,18 @@ import (
 	"slices"
 )
 
-// Flush commits what is unsaved and removes what is too old or too much. An error says
-// why it could not; nothing is lost by that yet.
+// When samples are committed. Each commit costs flash far more than the bytes it holds, so
+// samples collect in memory and a flush commits them in one transaction: every Flush
+// interval, or earlier when much is unsaved, when undated samples can get their time, or
+// when retention was changed. The goroutine of Record flushes (runFlusher); Flush and Close
+// may be called beside it.
+//
+// A flush gives undated samples their time, commits what is unsaved, bounds what is undated,
+// and applies a changed retention. While the disk fails, samples stay in memory up to
+// maxUnsaved and the flush is repeated, every 30 s at most.
+
+// Flush commits what is unsaved and removes what is beyond retention. After an error
+// everything is still in memory.
 func (s *Store) Flush(ctx context.Context) error {
 	if err := s.lock(ctx); err != nil {
 		return err
@@ -25,7 +35,7 @@ func (s *Store) Flush(ctx context.Context) error {
 		if err := d.limitUndated(); err != nil {
 			return err
 		}
-		return s.purgeAll(d)
+		return s.applyRetention(d)
 	})
 	s.recordWrites(stop())
 	s.setFault(err)
@@ -57,10 +67,9 @@ const (
 	lastBoot      = "SELECT max(id) FROM boots"
 )
 
-// save commits what is unsaved, in one transaction that first removes about as much as
-// it adds if there is too much: the pages that become free are used again at once, so
-// they are written once. Rows the file has already stay as they are: a commit that
-// failed half way and is repeated changes nothing.
+// save commits what is unsaved in one transaction, which first removes old rows if there
+// are too many: the pages that become free are reused at once, so they are written once.
+// Rows that the file has already stay unchanged, so that a failed commit can be repeated.
 func (s *Store) save(d *db) error {
 	s.mu.Lock()
 	samples, readings := slices.Clone(s.samples.items), slices.Clone(s.readings.items)
@@ -91,14 +100,14 @@ func (s *Store) save(d *db) error {
 	defer s.mu.Unlock()
 	s.samples.removeSaved(upto)
 	s.readings.removeSaved(upto)
-	s.flushRequested = s.flushRequested && s.purgePending // what asked for haste is saved
+	s.flushRequested = s.flushRequested && s.purgePending
 	if ms, ok := s.now(); ok {
 		s.stats.LastFlushMS = ms
 	}
 	return nil
 }
 
-// insert adds rows, those without a time to a boot's slot.
+// insert adds rows, undated ones to a boot's slot.
 func (d *db) insert(samples []item[values], readings []item[int64], slot int64) error {
 	rebase := slotBase(slot) - slotBase(memorySlot)
 	for i := range samples {
@@ -120,7 +129,7 @@ func (d *db) insert(samples []item[values], readings []item[int64], slot int64) 
 			d.used[key] = true
 		}
 		if it.id < 0 {
-			it.id += rebase << 8
+			it.id += rebase << keyBits
 		}
 		if _, err := d.exec(insertReading, it.id, it.v); err != nil {
 			return err
@@ -129,21 +138,22 @@ func (d *db) insert(samples []item[values], readings []item[int64], slot int64) 
 	return nil
 }
 
-// hasUndated tells whether some of items, which are sorted, have no time.
+// hasUndated reports whether some of items, which are sorted, have no time.
 func hasUndated[T any](items []item[T]) bool { return len(items) > 0 && items[0].id < 0 }
 
-// addBoot gives this boot a slot. Boots whose time never came to be known are forgotten
-// when all slots are used.
+// addBoot gives this boot a slot. When all slots are used, the rows of boots whose time was
+// never known are deleted.
 func (s *Store) addBoot(d *db) (int64, error) {
 	last, err := d.number(lastBoot)
 	if err != nil {
 		return 0, err
 	}
 	if last >= slots-1 {
-		for _, q := range []string{"DELETE FROM samples WHERE ts < 0", "DELETE FROM readings WHERE id < 0", "DELETE FROM boots"} {
-			if _, err := d.exec(q); err != nil {
-				return 0, err
-			}
+		if err := d.removeFromAll(minTS, -1); err != nil {
+			return 0, err
+		}
+		if _, err := d.exec("DELETE FROM boots"); err != nil {
+			return 0, err
 		}
 		last = 0
 	}
@@ -151,7 +161,8 @@ func (s *Store) addBoot(d *db) (int64, error) {
 	return last + 1, err
 }
 
-// rebase gives the samples of this boot that wait for the time theirs, once it is known.
+// rebase gives the undated samples of this boot their time, once that is known. d is nil
+// for memory only.
 func (s *Store) rebase(d *db) error {
 	now, ok := s.now()
 	if !ok {
@@ -166,33 +177,18 @@ func (s *Store) rebase(d *db) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.samples.rebase(start - slotBase(memorySlot))
-	s.readings.rebase((start - slotBase(memorySlot)) << 8)
+	s.readings.rebase((start - slotBase(memorySlot)) << keyBits)
 	s.hasUndated = d == nil && s.hasUndated
 	return nil
 }
 
-// rebase is Store.rebase for what is in the file.
+// rebase moves what is in the file, and frees this boot's slot.
 func (d *db) rebase(start int64) error {
-	from := slotBase(d.slot)
-	to, by := from+slotWidth-1, start-from
+	base := slotBase(d.slot)
 	err := d.tx(func() error {
-		for _, q := range []struct {
-			move, drop   string
-			from, to, by int64
-			counts       bool
-		}{
-			{"UPDATE OR IGNORE samples SET ts = ts + ? WHERE ts BETWEEN ? AND ?", "DELETE FROM samples WHERE ts BETWEEN ? AND ?", from, to, by, true},
-			{"UPDATE OR IGNORE readings SET id = id + ? WHERE id BETWEEN ? AND ?", "DELETE FROM readings WHERE id BETWEEN ? AND ?", from << 8, to<<8 | 255, by << 8, false},
-		} {
-			if _, err := d.exec(q.move, q.by, q.from, q.to); err != nil {
+		for _, t := range tables {
+			if err := d.moveRange(t, base, base+slotWidth-1, start-base); err != nil {
 				return err
-			}
-			n, err := d.exec(q.drop, q.from, q.to) // their millisecond is taken
-			if err != nil {
-				return err
-			}
-			if q.counts {
-				d.rows -= n
 			}
 		}
 		_, err := d.exec("DELETE FROM boots WHERE id = ?", d.slot)
@@ -204,8 +200,8 @@ func (d *db) rebase(start int64) error {
 	return err
 }
 
-// measureWrites tells, when what it returns is called, how many bytes this goroutine sent
-// to the disk in between.
+// measureWrites starts to count the bytes that this goroutine sends to the disk; stop
+// returns them.
 func measureWrites() (stop func() int64) {
 	runtime.LockOSThread() // the kernel counts by thread
 	before := threadWrites()

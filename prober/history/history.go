@@ -1,26 +1,44 @@
-// Package history keeps samples on the SD card: batched, retained, queried in steps.
+// Package history records samples on the board's disk, usually an SD card: committed in
+// batches, bounded by retention, queried in steps.
 //
-// A Store collects samples in memory and commits them to an SQLite file every few
-// minutes, because each commit costs flash far more than the bytes it holds:
+// A Store collects samples in memory and commits them to an SQLite file every few minutes,
+// because each commit costs flash far more than the bytes it holds:
 //
 //	s, err := history.Open(history.Options{Path: "/var/lib/agentctl/history.db", Now: clock.NowMS})
 //	go s.Record(ctx, p)                // samples of prober p until ctx ends, then a last commit
 //	err = s.Query(ctx, history.Query{FromMS: f, StepMS: 60_000}, fn)
 //	err = s.Close()
 //
-// A query joins the file and what is not committed yet without gap or repeat. One
-// sample is kept for a millisecond, the first.
+// A query merges the file and what is not committed yet, without gap or repetition. Of
+// several samples with the same millisecond the first is kept.
 //
-// The disk may be full, read-only, corrupt or gone: then the Store goes on from memory,
-// says so in Stats, and records again by itself once it can. A corrupt file is set
-// aside and a new one begun.
+// # On disk
 //
-// Anybody may read the file while it is written:
+// The file is an SQLite database in WAL mode; the schema is in sqlite.go. Samples are rows
+// of integers, a row each, by time. Readings of optional modules are rows (time and key,
+// value), recorded every ten seconds and only when the module was read since. Rows whose
+// time is not known yet have negative times and move when it is (encoding.go). Other
+// programs may read the file while it is written:
 //
 //	sqlite3 history.db 'SELECT * FROM metrics ORDER BY ts DESC LIMIT 5'
+//
+// flush.go explains when samples are committed, retention.go when they are removed.
+//
+// # Faults
+//
+// When the disk is full, read-only, corrupt or gone, the Store continues from memory, shows
+// it in Stats, and records again once it can. A corrupt file is renamed and a new one begun
+// (disk_faults.go).
+//
+// # Locks
+//
+// Store.diskToken is a channel with one token; its holder may use the file, and waits for
+// the disk. Store.mu protects memory and is held for memory work only. Whoever needs both
+// takes diskToken first. Add takes mu alone, so it never waits for the disk.
 package history
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,39 +65,43 @@ const (
 const (
 	// maxUnsaved bounds the samples in memory: an hour and 20 minutes of one a second.
 	maxUnsaved = 4800
-	// flushAtSamples is how many unsaved samples are committed before their time.
+	// flushAtSamples is how many unsaved samples make a flush come early.
 	flushAtSamples = 3700
-	// maxUnsavedReadings bounds the readings of other modules in memory (24 bytes each).
+	// maxUnsavedReadings bounds the readings in memory (24 bytes each).
 	maxUnsavedReadings = 4 * maxUnsaved
-	// flushAtReadings is to readings what flushAtSamples is to samples.
+	// flushAtReadings is the same for readings.
 	flushAtReadings = maxUnsavedReadings * 3 / 4
 	// diskTimeout bounds the wait for a disk that does not answer.
 	diskTimeout = 10 * time.Second
 )
 
-// Errors a caller may decide by.
+// Errors that callers test for.
 var (
 	ErrClosed = errors.New("history: closed")
 	ErrRange  = errors.New("history: the window ends before it begins")
 	ErrBusy   = errors.New("history: the disk has not answered yet, ask again")
 )
 
-// Options configure a Store. Path is all it needs.
+// Options configure a Store. Path is required.
 type Options struct {
-	Path     string        // the database file; its directory is made when missing
-	Flush    time.Duration // how often samples are committed, MinFlush..MaxFlush; default DefaultFlush
-	MaxAge   time.Duration // older samples are not shown, and removed; default DefaultMaxAge
-	MaxBytes int64         // the oldest samples make room beyond it; default DefaultMaxBytes
-	Logger   *zap.Logger   // default none
+	Path string // the database file; its directory is made when missing
+	// Flush is how often samples are committed, MinFlush..MaxFlush; default DefaultFlush.
+	Flush time.Duration
+	// MaxAge hides and removes older samples; default DefaultMaxAge.
+	MaxAge time.Duration
+	// MaxBytes bounds the file: beyond it the oldest samples are removed; default
+	// DefaultMaxBytes.
+	MaxBytes int64
+	Logger   *zap.Logger // default none
 
 	// Now is the trusted wall clock, milliseconds since 1970; not ok while the time is
-	// unknown. Default the system's, believed from prober.MinTSMS on.
+	// unknown. Default the system's, trusted from prober.MinTSMS on.
 	Now func() (ms int64, ok bool)
 
-	// Samples taken while the time is unknown are kept by the reading of Mono, a clock
-	// that counts from the start of boot BootID, and get their time when it is known, if
-	// that is in the same boot. The defaults are the kernel's, so that a restart of the
-	// process loses nothing.
+	// BootID names the current boot, and Mono is a clock that counts from its start.
+	// Samples taken while the time is unknown are recorded with them, and get their time
+	// once it is known in the same boot. The defaults are the kernel's, so that a restart
+	// of the process loses nothing.
 	BootID string
 	Mono   func() time.Duration
 }
@@ -91,13 +113,13 @@ type Store struct {
 	mono   func() time.Duration
 	now    func() (int64, bool)
 	log    *zap.Logger
-	wake   chan struct{} // room for one: the flusher has something new to look at
+	wake   chan struct{} // room for one: the flusher has something to do
 
-	diskToken chan struct{} // a token: who holds it may use the fields below and the file
+	diskToken chan struct{} // the holder of the token may use the file and the next two fields
 	db        *db           // nil when not open
-	fatalErr  error         // not nil: the file is not touched again by this process
+	fatalErr  error         // not nil: this process does not touch the file again
 
-	mu             sync.Mutex // protects the fields below; held for memory work only
+	mu             sync.Mutex // protects the fields below
 	closed         bool
 	flush          time.Duration
 	maxAge         time.Duration
@@ -105,24 +127,24 @@ type Store struct {
 	purgePending   bool // retention was changed: apply it in full
 	flushRequested bool // flush now
 	isPaused       bool
-	restartWatch   context.CancelFunc // not nil: ends the present Watch
-	samples        buffer[values]     // unsaved, by timestamp
+	restartWatch   context.CancelFunc // ends the current Watch; nil while there is none
+	samples        buffer[values]     // unsaved, by time
 	readings       buffer[int64]      // unsaved, by readingID
 	seq            uint64             // of the newest item in both
-	latest         prober.Sample      // the newest there was, saved or not
-	latestID       int64              // the id it was given, 0 when there is none
-	hasUndated     bool               // there may be samples that wait for the time
+	latest         prober.Sample      // the newest one, saved or not
+	latestID       int64              // its id, 0 when there is none
+	hasUndated     bool               // there may be samples whose time is not known
 	fault          string             // why the disk cannot be used, "" when it can
-	lockedSince    time.Time          // since when somebody has the disk, zero for nobody
+	lockedSince    time.Time          // since when the token is held, zero while it is free
 	stats          Stats
 	statsDay       int64 // the day of stats.WrittenToday, in days since 1970
 }
 
-// Open makes a Store. It fails only for options that make no sense: the file is opened
-// when it is first needed, and one that cannot be used shows in Stats.
+// Open returns a Store. It fails only for invalid options: the file is opened when it is
+// first needed, and Stats shows when it cannot be used.
 func Open(o Options) (*Store, error) {
 	if o.Path == "" {
-		return nil, errors.New("history: no file named")
+		return nil, errors.New("history: no path given")
 	}
 	path, err := filepath.Abs(o.Path)
 	if err != nil {
@@ -133,7 +155,7 @@ func Open(o Options) (*Store, error) {
 		bootID:    o.BootID,
 		mono:      o.Mono,
 		now:       o.Now,
-		log:       o.Logger,
+		log:       cmp.Or(o.Logger, zap.NewNop()),
 		wake:      make(chan struct{}, 1),
 		diskToken: make(chan struct{}, 1),
 		flush:     DefaultFlush,
@@ -147,16 +169,13 @@ func Open(o Options) (*Store, error) {
 		s.bootID = kernelBootID()
 	}
 	if s.mono == nil {
-		s.mono = kernelClock()
+		s.mono = kernelClock
 	}
 	if s.now == nil {
 		s.now = func() (int64, bool) {
 			ms := time.Now().UnixMilli()
 			return ms, ms >= prober.MinTSMS
 		}
-	}
-	if s.log == nil {
-		s.log = zap.NewNop()
 	}
 	if o.Flush != 0 {
 		if err := s.SetFlush(o.Flush); err != nil {
@@ -167,7 +186,7 @@ func Open(o Options) (*Store, error) {
 		if err := s.SetRetention(o.MaxAge, o.MaxBytes); err != nil {
 			return nil, err
 		}
-		s.purgePending = false // what was so before the start as well is applied in small steps
+		s.purgePending = false // bounds that held before the start are applied in small steps
 	}
 	s.flushRequested = false
 	return s, nil
@@ -186,15 +205,10 @@ func (s *Store) SetFlush(d time.Duration) error {
 }
 
 // SetRetention changes how old samples may get (at least MinMaxAge) and how large the
-// file (at least MinMaxBytes); zero means the default. What is beyond is removed by the
-// next flush, which comes at once; the file shrinks as well.
+// file (at least MinMaxBytes); zero means the default. The next flush comes at once, removes
+// what is beyond and shrinks the file.
 func (s *Store) SetRetention(age time.Duration, bytes int64) error {
-	if age == 0 {
-		age = DefaultMaxAge
-	}
-	if bytes == 0 {
-		bytes = DefaultMaxBytes
-	}
+	age, bytes = cmp.Or(age, DefaultMaxAge), cmp.Or(bytes, DefaultMaxBytes)
 	if age < MinMaxAge {
 		return fmt.Errorf("history: retention of %v is below %v", age, MinMaxAge)
 	}
@@ -208,7 +222,7 @@ func (s *Store) SetRetention(age time.Duration, bytes int64) error {
 	return nil
 }
 
-// SetRecording tells Record whether to take samples; it does at first.
+// SetRecording turns the recording of samples on or off; it is on at first.
 func (s *Store) SetRecording(on bool) {
 	s.mu.Lock()
 	s.isPaused = !on
@@ -218,12 +232,13 @@ func (s *Store) SetRecording(on bool) {
 	s.mu.Unlock()
 }
 
-// Add keeps a sample and the readings of other modules that belong to it, in memory at
-// first. It never waits for the disk: beyond the bound the oldest unsaved goes and is
-// counted, as a sample with impossible readings is, with all that belongs to it.
+// Add records a sample and readings of optional modules, in memory at first. It never waits
+// for the disk: when memory is full the oldest unsaved item is dropped and counted. A sample
+// that prober.Sample.Check refuses is dropped and counted, with its readings, unless the
+// time or the disk is what it lacks.
 //
-// A reading's value is kept to three decimals. One with another key than those at Reading,
-// or whose value is no number, is dropped and counted.
+// A reading's value is kept to three decimals. One with an unknown key, or whose value is
+// not a number, is dropped and counted.
 func (s *Store) Add(x prober.Sample, readings ...prober.Reading) {
 	v, err := valuesOf(&x)
 	s.mu.Lock()
@@ -247,7 +262,7 @@ func (s *Store) Add(x prober.Sample, readings ...prober.Reading) {
 		s.addReadingLocked(id, r)
 	}
 	if len(s.samples.items) >= flushAtSamples || len(s.readings.items) >= flushAtReadings || s.hasUndated && id > 0 {
-		s.requestFlushLocked() // there is much to save, or the time is known now
+		s.requestFlushLocked() // much is unsaved, or the time is known now
 	}
 	s.hasUndated = s.hasUndated || id < 0
 }
@@ -271,7 +286,7 @@ func (s *Store) countLocked(dropped, repeated bool) {
 	}
 }
 
-// requestFlushLocked has the flusher commit before its time, if it can be hoped to.
+// requestFlushLocked makes the flusher commit early, unless the disk fails.
 func (s *Store) requestFlushLocked() {
 	if s.fault == "" {
 		s.flushRequested = true
@@ -279,8 +294,8 @@ func (s *Store) requestFlushLocked() {
 	}
 }
 
-// Close commits what is left and closes the file. It waits at most ten seconds for the
-// disk. What could not be saved is lost, and is in the error.
+// Close commits what is unsaved and closes the file. It waits at most ten seconds for the
+// disk. The error says what could not be saved and is lost.
 func (s *Store) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), diskTimeout)
 	defer cancel()
@@ -299,27 +314,25 @@ func (s *Store) Close() error {
 	return errors.Join(err, s.closeDB())
 }
 
-// wakeFlusher makes the flusher look again.
+// wakeFlusher makes the flusher check what is to do.
 func (s *Store) wakeFlusher() {
 	select {
 	case s.wake <- struct{}{}:
-	default: // already told
+	default: // it is awake already
 	}
 }
 
-// lock takes the file. It waits until somebody has had it for ten seconds: a disk that
-// hangs costs that once, not each who asks.
+// lock takes diskToken. It waits until another caller has held it for ten seconds: a disk
+// that hangs costs that wait once, not each caller.
 func (s *Store) lock(ctx context.Context) error {
 	select {
 	case <-s.diskToken:
 	default:
-		timer := time.NewTimer(diskTimeout - s.lockedFor())
-		defer timer.Stop()
 		select {
 		case <-s.diskToken:
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-timer.C:
+		case <-time.After(diskTimeout - s.lockedFor()):
 			return ErrBusy
 		}
 	}

@@ -12,19 +12,23 @@ import (
 
 // Query asks for a window of time.
 type Query struct {
-	FromMS, ToMS int64    // both included, milliseconds since 1970; ToMS 0 is now
-	StepMS       int64    // above 0: the last record of each bucket of that length; buckets begin at multiples of it since 1970, empty ones are left out
-	Modules      []string // "cpu", "memory" (or "mem"), "disk", "load": the sample; others: readings of that name or below it ("network", "power.throttled"); none: everything
-	Limit        int      // above 0: at most so many rows, the first
+	FromMS, ToMS int64 // both included, milliseconds since 1970; ToMS 0 is now
+	// StepMS above 0 asks for the last record of each bucket of that length. Buckets begin
+	// at multiples of it since 1970; empty ones are left out.
+	StepMS int64
+	// Modules are names of modules, or keys of readings, or what comes before a dot in
+	// them. Modules that are not optional stand for the whole sample. None: everything.
+	Modules []string
+	Limit   int // above 0: at most so many rows, the first
 }
 
 // Row is what was recorded at a time. With a step it is what was recorded last in its
-// bucket, each module by itself, and TSMS the time of the newest of them.
+// bucket, each sensor by itself, and TSMS the time of the newest of them.
 type Row struct {
 	TSMS      int64
 	HasSample bool
 	Sample    prober.Sample    // valid when HasSample; memory sizes in whole KiB
-	Modules   []prober.Reading // by key; valid until fn returns
+	Modules   []prober.Reading // sorted by key; valid until fn returns
 }
 
 const (
@@ -37,19 +41,17 @@ const (
 
 // Query calls fn with the rows of a window, in ascending order, and returns fn's error if
 // there is one. It holds no lock while fn runs, and a few hundred rows in memory at most.
-// Rows older than the retention are not shown.
+// Rows older than the retention are not shown. When the disk cannot be read, the rows in
+// memory are returned and Stats shows the fault.
 //
-// When the window is empty fn gets the newest sample there was since the start, whatever
-// its time, if samples were asked for.
+// When samples are asked for and the window is empty, fn gets the newest sample since the
+// start, whatever its time.
 //
-// Where the disk cannot be read the rows in memory are the answer; see Stats.
-//
-// A window that was answered can be asked for again, with ToMS the time of its last row:
-// fn gets the same rows, whatever was added and saved meanwhile. Only what is older than
-// the retention by then is missing from the first; and a clock that was set back or first
-// became known in between, or a disk that failed, may have changed what is there. So one
-// who counts first and writes then must be ready for less or more, however unlikely. The
-// newest sample that stands for an empty window lies outside of it: keep that one.
+// Repeating a query with ToMS the time of its last row returns the same rows, whatever was
+// added and saved meanwhile. Exceptions: rows may have become older than the retention; and
+// when the clock was set back or first became known, or the disk failed, rows may have
+// changed. So a caller that counts in one pass and writes in another must accept fewer or
+// more rows. The newest sample that stands for an empty window lies outside it.
 func (s *Store) Query(ctx context.Context, q Query, fn func(Row) error) error {
 	r, err := s.newQueryReader(q)
 	if err != nil {
@@ -75,18 +77,19 @@ func (s *Store) Query(ctx context.Context, q Query, fn func(Row) error) error {
 	if id == 0 {
 		return nil
 	}
-	v, _ := valuesOf(&latest) // it was kept, so it can be
+	v, _ := valuesOf(&latest) // Add accepted it
 	return fn(Row{TSMS: latest.TSMS, HasSample: true, Sample: v.sample(latest.TSMS)})
 }
 
-// queryReader is a query under way.
+// queryReader is a query in progress. Between two calls of fetch it keeps the rows that are
+// ready for fn and the bucket that the next chunk may continue.
 type queryReader struct {
-	cursor, to, step int64
+	cursor, to, step int64 // the next time to read, the end, the length of buckets or 0
 	limit, emitted   int
-	wantsSamples     bool      // samples are asked for
-	wanted           [256]bool // readings that are, by key
-	wantedCount      int       // how many those are
-	memoryOnly       bool      // the disk did not answer
+	wantsSamples     bool
+	wanted           [256]bool // readings, by key
+	wantedCount      int
+	memoryOnly       bool // the disk did not answer
 	done             bool
 
 	rows            []group       // ready for fn
@@ -96,7 +99,7 @@ type queryReader struct {
 	out             []prober.Reading
 }
 
-// group is what was recorded at a time.
+// group is what was recorded at one time.
 type group struct {
 	ts        int64
 	hasSample bool
@@ -118,10 +121,10 @@ func (s *Store) newQueryReader(q Query) (*queryReader, error) {
 	to := min(q.ToMS, maxTS)
 	if to == 0 {
 		if to = now; !known {
-			to = maxTS // whatever is in the file was before
+			to = maxTS // everything in the file is older
 		}
 	}
-	if q.FromMS > to && q.ToMS != 0 { // until now: who asks may have a clock that is ahead
+	if q.FromMS > to && q.ToMS != 0 { // a window until now may begin in the future: the caller's clock may be ahead
 		return nil, fmt.Errorf("%w: from %d to %d", ErrRange, q.FromMS, to)
 	}
 	r := &queryReader{cursor: max(q.FromMS, 1), to: to, step: min(q.StepMS, maxTS), limit: q.Limit}
@@ -142,7 +145,7 @@ func (s *Store) newQueryReader(q Query) (*queryReader, error) {
 	return r, nil
 }
 
-// fetchNext fetches some rows more: none, when a bucket has not ended yet.
+// fetchNext fetches more rows: none, when a bucket has not ended yet.
 func (s *Store) fetchNext(ctx context.Context, r *queryReader) error {
 	if !r.memoryOnly {
 		err := s.lock(ctx)
@@ -173,7 +176,7 @@ func (s *Store) fetchNext(ctx context.Context, r *queryReader) error {
 	return s.fetch(nil, r)
 }
 
-// emit calls fn with the rows that are ready, and tells whether it may have more.
+// emit calls fn with the rows that are ready, and reports whether fn may have more.
 func (r *queryReader) emit(fn func(Row) error) (more bool, err error) {
 	for i := range r.rows {
 		g := &r.rows[i]

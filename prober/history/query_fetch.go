@@ -6,24 +6,19 @@ import (
 	"slices"
 )
 
-const (
-	selectSamples     = "SELECT * FROM samples WHERE ts BETWEEN ? AND ? ORDER BY ts LIMIT ?"
-	selectLastSample  = "SELECT * FROM samples WHERE ts BETWEEN ? AND ? ORDER BY ts DESC LIMIT 1"
-	selectReadings    = "SELECT id, value FROM readings WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
-	selectReadingsRev = "SELECT id, value FROM readings WHERE id BETWEEN ? AND ? ORDER BY id DESC"
-	selectNth         = "SELECT ts FROM samples WHERE ts BETWEEN ? AND ? ORDER BY ts LIMIT 1 OFFSET ?"
-	selectNthReading  = "SELECT id >> 8 FROM readings WHERE id BETWEEN ? AND ? ORDER BY id LIMIT 1 OFFSET ?"
-)
+// A query fetches in one of two ways. A scan reads the rows from the cursor on. With a step,
+// and many rows in the bucket at the cursor, a seek looks up the last row of each bucket
+// instead. Both merge the file with what is unsaved in memory.
 
-// fetch fetches what comes next and moves the cursor behind it. d is nil for memory
-// only. An error leaves the reader as it was, so that it can be tried again.
+// fetch reads the next rows and moves the cursor behind them. d is nil for memory only. An
+// error leaves the reader unchanged, so that the call can be repeated.
 func (s *Store) fetch(d *db, r *queryReader) error {
-	dense, err := s.isDense(d, r)
+	isDense, err := r.isDense(d)
 	if err != nil {
 		return err
 	}
 	fetch := s.scan
-	if dense {
+	if isDense {
 		fetch = s.seek
 	}
 	groups, next, err := fetch(d, r)
@@ -43,7 +38,7 @@ func (s *Store) fetch(d *db, r *queryReader) error {
 	return nil
 }
 
-// addGroup takes the next group: a row of its own, or part of a bucket.
+// addGroup makes a row of the next group, or with a step adds it to its bucket.
 func (r *queryReader) addGroup(g *group) {
 	if r.step == 0 {
 		r.rows = append(r.rows, *g)
@@ -80,74 +75,86 @@ func (r *queryReader) endBucket() {
 // bucketEnd is the last millisecond of the bucket of ts, within the window.
 func (r *queryReader) bucketEnd(ts int64) int64 { return min(ts-ts%r.step+r.step-1, r.to) }
 
-// isDense tells whether the bucket at the cursor has so many rows in the file that looking
-// for its last one is cheaper than reading them all.
-func (s *Store) isDense(d *db, r *queryReader) (bool, error) {
+// isDense reports whether the bucket at the cursor has so many rows in the file that
+// seeking its last one is cheaper than reading them all.
+func (r *queryReader) isDense(d *db) (bool, error) {
 	if d == nil || r.step == 0 {
 		return false, nil
 	}
 	end := r.bucketEnd(r.cursor)
-	if r.wantsSamples {
-		ts, err := d.number(selectNth, r.cursor, end, int64(minSeekRows-1))
-		if ts != 0 || err != nil {
+	for _, t := range r.tables() {
+		n := minSeekRows
+		if t == readingsTable {
+			n *= r.wantedCount
+		}
+		if ts, err := d.nthTime(t, r.cursor, end, int64(n-1)); ts != 0 || err != nil {
 			return ts != 0, err
 		}
 	}
-	if r.wantedCount == 0 {
-		return false, nil
-	}
-	ts, err := d.number(selectNthReading, r.cursor<<8, end<<8|255, int64(minSeekRows*max(1, r.wantedCount)-1))
-	return ts != 0, err
+	return false, nil
 }
 
-// scan reads what is at the cursor, row by row.
+// tables are those that the query reads.
+func (r *queryReader) tables() []*table {
+	switch {
+	case r.wantedCount == 0 && !r.wantsSamples:
+		return nil
+	case r.wantedCount == 0:
+		return tables[:1]
+	case !r.wantsSamples:
+		return tables[1:]
+	}
+	return tables[:]
+}
+
+// scan reads rows from the cursor on, about as many as a chunk has.
 func (s *Store) scan(d *db, r *queryReader) (groups []group, next int64, err error) {
 	to := r.to
 	var samples []item[values]
 	if r.wantsSamples {
-		if samples, to, err = firstItems(s, d, &s.samples, selectSamples, sampleOf, r.cursor, to, chunkSamples); err != nil {
+		if samples, to, err = firstItems(s, d, samplesTable, &s.samples, sampleOf, r.cursor, to, chunkSamples); err != nil {
 			return nil, 0, err
 		}
 	}
 	var readings []item[int64]
 	if r.wantedCount > 0 {
-		all := to<<8 | 255
 		var upto int64
-		if readings, upto, err = firstItems(s, d, &s.readings, selectReadings, readingOf, r.cursor<<8, all, chunkReadings); err != nil {
+		if readings, upto, err = firstItems(s, d, readingsTable, &s.readings, readingOf, r.cursor, to, chunkReadings); err != nil {
 			return nil, 0, err
 		}
-		if upto < all {
-			to = readingTS(upto) - 1 // those of that millisecond may not all be there
+		if upto < readingsTable.last(to) {
+			to = readingTS(upto) - 1 // of that millisecond some may be missing
 		}
 		readings = slices.DeleteFunc(readings, func(it item[int64]) bool { return !r.wanted[readingKey(it.id)] })
 	}
 	return groupByTime(samples, readings, to), to + 1, nil
 }
 
-// firstItems is the first items with ids from..to, about as many as most, from the file and
-// from memory, and the id up to which they are all.
-func firstItems[T any](s *Store, d *db, b *buffer[T], sql string, of func([]driver.Value) item[T], from, to int64, most int) (got []item[T], upto int64, err error) {
+// firstItems returns the first items of from..to, about max, from the file and from memory,
+// and the id up to which they are complete.
+func firstItems[T any](s *Store, d *db, t *table, b *buffer[T], decode func([]driver.Value) item[T], from, to int64, limit int) (items []item[T], upto int64, err error) {
+	first, upto := t.first(from), t.last(to)
 	if d != nil {
-		err := d.each(sql, func(row []driver.Value) bool {
-			got = append(got, of(row))
+		err := d.each(t.scan, func(row []driver.Value) bool {
+			items = append(items, decode(row))
 			return true
-		}, from, to, int64(most))
+		}, first, upto, int64(limit))
 		if err != nil {
 			return nil, 0, err
 		}
-		if len(got) == most {
-			to = got[most-1].id
+		if len(items) == limit {
+			upto = items[limit-1].id
 		}
 	}
 	s.mu.Lock()
-	unsaved := b.between(from, to)
-	if len(unsaved) > most {
-		unsaved = unsaved[:most]
-		to = unsaved[most-1].id
+	unsaved := b.between(first, upto)
+	if len(unsaved) > limit {
+		unsaved = unsaved[:limit]
+		upto = unsaved[limit-1].id
 	}
-	got = append(got, unsaved...)
+	items = append(items, unsaved...)
 	s.mu.Unlock()
-	return mergeByID(got), to, nil
+	return mergeByID(items), upto, nil
 }
 
 // groupByTime makes groups of samples and readings up to a time.
@@ -206,12 +213,12 @@ func (s *Store) seek(d *db, r *queryReader) (groups []group, next int64, err err
 	return groups, next, nil
 }
 
-// lastInBucket is the last sample of from..to and the last reading of each name; its ts is 0
+// lastInBucket is the last sample of from..to and the last reading of each key; its ts is 0
 // when there is neither.
 func (s *Store) lastInBucket(d *db, r *queryReader, from, to int64) (g group, err error) {
 	if r.wantsSamples {
 		var last item[values]
-		err = d.each(selectLastSample, func(row []driver.Value) bool {
+		err = d.each(samplesTable.reverse, func(row []driver.Value) bool {
 			last = sampleOf(row)
 			return false
 		}, from, to)
@@ -228,14 +235,15 @@ func (s *Store) lastInBucket(d *db, r *queryReader, from, to int64) (g group, er
 	if r.wantedCount == 0 {
 		return g, nil
 	}
+	first, end := readingsTable.first(from), readingsTable.last(to)
 	last := map[uint8]item[int64]{}
-	left := 0 // keys that may be found; one that never was recorded must not have all be read
-	for k, want := range r.wanted {
-		if want && d.used[k] {
+	left := 0 // keys that may be found: for one that was never recorded all rows would be read
+	for k, isWanted := range r.wanted {
+		if isWanted && d.used[k] {
 			left++
 		}
 	}
-	err = d.each(selectReadingsRev, func(row []driver.Value) bool {
+	err = d.each(readingsTable.reverse, func(row []driver.Value) bool {
 		it := readingOf(row)
 		k := readingKey(it.id)
 		if _, known := last[k]; !known && r.wanted[k] {
@@ -243,12 +251,12 @@ func (s *Store) lastInBucket(d *db, r *queryReader, from, to int64) (g group, er
 			left--
 		}
 		return left > 0
-	}, from<<8, to<<8|255)
+	}, first, end)
 	if err != nil {
 		return g, err
 	}
 	s.mu.Lock()
-	for _, it := range s.readings.between(from<<8, to<<8|255) {
+	for _, it := range s.readings.between(first, end) {
 		if k := readingKey(it.id); r.wanted[k] && it.id > last[k].id {
 			last[k] = it
 		}
@@ -261,21 +269,12 @@ func (s *Store) lastInBucket(d *db, r *queryReader, from, to int64) (g group, er
 	return g, nil
 }
 
-// firstTimeFrom is the time of the first row from a time on, and behind the window when
+// firstTimeFrom is the time of the first row from a time on, and after the window when
 // there is none.
 func (s *Store) firstTimeFrom(d *db, r *queryReader, from int64) (int64, error) {
 	first := r.to + 1
-	if r.wantsSamples {
-		ts, err := d.number(selectNth, from, r.to, int64(0))
-		if err != nil {
-			return 0, err
-		}
-		if ts != 0 {
-			first = ts
-		}
-	}
-	if r.wantedCount > 0 {
-		ts, err := d.number(selectNthReading, from<<8, r.to<<8|255, int64(0))
+	for _, t := range r.tables() {
+		ts, err := d.nthTime(t, from, r.to, 0)
 		if err != nil {
 			return 0, err
 		}
@@ -288,7 +287,7 @@ func (s *Store) firstTimeFrom(d *db, r *queryReader, from int64) (int64, error) 
 	if unsaved := s.samples.between(from, r.to); r.wantsSamples && len(unsaved) > 0 {
 		first = min(first, unsaved[0].id)
 	}
-	if unsaved := s.readings.between(from<<8, r.to<<8|255); r.wantedCount > 0 && len(unsaved) > 0 {
+	if unsaved := s.readings.between(readingsTable.first(from), readingsTable.last(r.to)); r.wantedCount > 0 && len(unsaved) > 0 {
 		first = min(first, readingTS(unsaved[0].id))
 	}
 	return first, nil

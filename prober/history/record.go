@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	// openDelay is when Record opens the file: soon, so that status tells how it is, but
-	// not while the daemon starts.
+	// openDelay is when Record first flushes and so opens the file: soon, for status to
+	// show its condition, but not while the daemon starts.
 	openDelay = 2 * time.Second
-	// retryInterval is how often a disk that failed is tried again, at most.
+	// retryInterval is how often a failed disk is retried, at most.
 	retryInterval = 30 * time.Second
 )
 
@@ -24,10 +24,11 @@ type Sampler interface {
 
 var _ Sampler = (*prober.Prober)(nil)
 
-// Record keeps the samples of p at its base cadence, and every ten seconds the readings
-// of its other modules, and commits them in time, until ctx ends or p stops, and returns
-// why. What is unsaved is committed then; a disk that does not answer for ten seconds is
-// left behind, and ErrBusy returned as well. One Record runs at a time.
+// Record records the samples of p at its base cadence, and every ten seconds the readings
+// of its optional modules, until ctx ends or p stops, and returns why. It starts one
+// goroutine, the flusher, which commits them and makes a last commit at the end. When the
+// disk does not answer then for ten seconds, the flusher is left behind and the error wraps
+// ErrBusy as well. At most one Record runs at a time.
 func (s *Store) Record(ctx context.Context, p Sampler) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -38,30 +39,29 @@ func (s *Store) Record(ctx context.Context, p Sampler) error {
 	}()
 	err := s.watch(ctx, p)
 	cancel()
-	timer := time.NewTimer(diskTimeout)
-	defer timer.Stop()
 	select {
 	case flushErr := <-flushed:
 		if flushErr != nil && !errors.Is(flushErr, ErrClosed) {
 			err = errors.Join(err, flushErr)
 		}
-	case <-timer.C:
+	case <-time.After(diskTimeout):
 		err = errors.Join(err, ErrBusy)
 	}
 	return err
 }
 
-// errIntervalChanged ends a Watch that is to be begun anew.
+// errIntervalChanged ends a Watch, for a new one to begin.
 var errIntervalChanged = errors.New("history: the cadence was changed")
 
-// watch adds samples and what belongs to them, except while recording is off.
+// watch adds samples and their readings, except while recording is off. A Watch ends, and
+// a new one begins, when the cadence changes or SetRecording is called.
 func (s *Store) watch(ctx context.Context, p Sampler) error {
 	var modules moduleRecorder
 	for {
 		every := p.Interval()
 		round, cancel := context.WithCancel(ctx)
 		s.mu.Lock()
-		s.restartWatch = cancel // SetRecording ends the round
+		s.restartWatch = cancel
 		paused := s.isPaused
 		s.mu.Unlock()
 
@@ -82,8 +82,10 @@ func (s *Store) watch(ctx context.Context, p Sampler) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, prober.ErrBusy):
-			if err := sleep(ctx, retryInterval); err != nil {
-				return err
+			select { // too many watchers
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(retryInterval):
 			}
 		case err != nil && !errors.Is(err, errIntervalChanged) && !errors.Is(err, context.Canceled):
 			return err
@@ -91,8 +93,8 @@ func (s *Store) watch(ctx context.Context, p Sampler) error {
 	}
 }
 
-// runFlusher flushes every interval: sooner when there is much, and a failed disk is
-// tried again sooner too.
+// runFlusher flushes at the interval, and earlier when it is requested. It is the flusher
+// goroutine until ctx ends.
 func (s *Store) runFlusher(ctx context.Context) {
 	last := time.Now()
 	next := last.Add(openDelay)
@@ -106,7 +108,7 @@ func (s *Store) runFlusher(ctx context.Context) {
 		case <-timer.C:
 		}
 		if s.takeFlushRequest() || !time.Now().Before(next) {
-			s.Flush(ctx) // its error is in Stats, and was logged
+			s.Flush(ctx) // its error is logged, and in Stats
 			last = time.Now()
 			next = last.Add(s.flushInterval())
 		} else if sooner := last.Add(s.flushInterval()); sooner.Before(next) {
@@ -131,15 +133,4 @@ func (s *Store) flushInterval() time.Duration {
 		return min(s.flush, retryInterval)
 	}
 	return s.flush
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
 }

@@ -2,34 +2,37 @@ package history
 
 import "go.uber.org/zap"
 
-// Retention. A flush removes about as many rows as it adds, and a clock that is far
-// ahead for an hour empties nothing; what is too old is not shown in the meantime. When
-// retention was changed by hand everything beyond goes at once.
+// Retention. Rows go when they are older than MaxAge, and the oldest ones when the file is
+// full (MaxBytes). Each flush removes about twice as many rows as it adds, so that the work
+// is spread, and a clock that is far ahead for an hour does not empty the history; what is
+// too old is hidden from queries meanwhile. After SetRetention a flush removes everything
+// beyond the new bounds and shrinks the file (applyRetention).
 //
-// Pages of removed rows are used again: the file grows to its bound and stays there.
+// The pages of removed rows are reused: the file grows to its bound and stays there.
 
 const (
-	// walReserve is what the WAL and its index may take of the bound.
+	// walReserve is what the WAL and its index may take of MaxBytes.
 	walReserve = 1 << 20
-	// maxUndated bounds the samples in the file that wait for the time.
+	// maxUndated bounds the samples in the file whose time is not known.
 	maxUndated = 100_000
-	// maxRemoved bounds a transaction that only removes.
+	// maxRemoved bounds the rows of each table that one transaction of applyRetention removes.
 	maxRemoved = 4096
 
-	minTS = -1 << 62 / 256 // below every timestamp, early ones included
+	minTS = -1 << 62 >> keyBits // below every time, undated ones included
 )
 
-// retentionCutoff is the time before which rows are to be removed: those beyond the age, or,
-// when there is too much, all but the newest. It is minTS when there is nothing to remove.
+// retentionCutoff is the time before which rows are to be removed: those beyond the age,
+// or maxTS, for the oldest whatever their age, when the file is full. It is minTS when
+// there is nothing to remove.
 func (s *Store) retentionCutoff(d *db) (before int64, err error) {
 	s.mu.Lock()
-	age, most := s.maxAge, s.maxBytes
+	age, limit := s.maxAge, s.maxBytes
 	s.mu.Unlock()
-	full, err := d.isFull(most)
+	isFull, err := d.isFull(limit)
 	if err != nil {
 		return 0, err
 	}
-	if full {
+	if isFull {
 		return maxTS, nil
 	}
 	now, ok := s.now()
@@ -37,26 +40,26 @@ func (s *Store) retentionCutoff(d *db) (before int64, err error) {
 		return minTS, nil
 	}
 	before = now - age.Milliseconds()
-	for _, q := range []string{"SELECT min(ts) FROM samples WHERE ts > 0", "SELECT min(id) >> 8 FROM readings WHERE id > 0"} {
-		if first, err := d.number(q); err != nil || first != 0 && first < before {
+	for _, t := range tables {
+		if first, err := d.nthTime(t, 1, maxTS, 0); err != nil || first != 0 && first < before {
 			return before, err
 		}
 	}
 	return minTS, nil
 }
 
-// isFull tells whether more of the file is in use than the bound, less what the next
-// flush may add.
-func (d *db) isFull(most int64) (bool, error) {
+// isFull reports whether more of the file is in use than limit, less what the next flush
+// may add.
+func (d *db) isFull(limit int64) (bool, error) {
 	pages, size, err := d.pages()
 	if err != nil {
 		return false, err
 	}
 	free, err := d.number("PRAGMA freelist_count")
-	return (pages-free)*size > most-walReserve-most/64, err
+	return (pages-free)*size > limit-walReserve-limit/64, err
 }
 
-// pages is how large the file is.
+// pages is the size of the file: the number of pages and the bytes of each.
 func (d *db) pages() (pages, size int64, err error) {
 	if pages, err = d.number("PRAGMA page_count"); err == nil {
 		size, err = d.number("PRAGMA page_size")
@@ -64,25 +67,19 @@ func (d *db) pages() (pages, size int64, err error) {
 	return pages, size, err
 }
 
-// remove removes the oldest rows before a time, up to about atOnce of each table, and
-// tells how many. When all may go that includes those of boots without a time, which
-// are older than anything. The caller has a transaction.
-func (d *db) remove(before, atOnce int64) (removed int64, err error) {
+// remove deletes the oldest rows before a time, about limit of each table, and returns how
+// many. When all may go that includes undated ones, which are older than anything. The
+// caller has a transaction.
+func (d *db) remove(before, limit int64) (removed int64, err error) {
 	if before == minTS {
 		return 0, nil
 	}
-	var from int64
+	from := int64(1)
 	if before == maxTS {
 		from = minTS
 	}
-	for _, q := range []struct {
-		sql  string
-		from int64
-	}{
-		{"SELECT ts FROM samples WHERE ts > ? ORDER BY ts LIMIT 1 OFFSET ?", from},
-		{"SELECT id >> 8 FROM readings WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?", from << 8},
-	} {
-		ts, err := d.number(q.sql, q.from, atOnce)
+	for _, t := range tables {
+		ts, err := d.nthTime(t, from, maxTS, limit)
 		if err != nil {
 			return 0, err
 		}
@@ -90,65 +87,65 @@ func (d *db) remove(before, atOnce int64) (removed int64, err error) {
 			before = min(before, ts)
 		}
 	}
-	samples, err := d.exec("DELETE FROM samples WHERE ts > ? AND ts < ?", from, before)
-	if err != nil {
-		return 0, err
+	for _, t := range tables {
+		n, err := d.removeRange(t, from, before-1)
+		if err != nil {
+			return 0, err
+		}
+		removed += n
 	}
-	d.rows -= samples
-	readings, err := d.exec("DELETE FROM readings WHERE id > ? AND id < ?", from<<8, before<<8)
-	return samples + readings, err
+	return removed, nil
 }
 
-// limitUndated forgets samples that wait for their time when there are too many.
+// limitUndated removes the oldest undated rows when there are too many.
 func (d *db) limitUndated() error {
-	first, err := d.number("SELECT ts FROM samples WHERE ts < 0 ORDER BY ts DESC LIMIT 1 OFFSET ?", int64(maxUndated))
-	if err != nil || first == 0 {
+	undated, err := d.number("SELECT ts FROM samples WHERE ts < 0 ORDER BY ts DESC LIMIT 1 OFFSET ?", int64(maxUndated))
+	if err != nil || undated == 0 {
 		return err
 	}
-	return d.tx(func() error {
-		n, err := d.exec("DELETE FROM samples WHERE ts <= ?", first)
-		if err != nil {
+	return d.tx(func() error { return d.removeFromAll(minTS, undated) })
+}
+
+// removeFromAll deletes the rows of from..to in both tables.
+func (d *db) removeFromAll(from, to int64) error {
+	for _, t := range tables {
+		if _, err := d.removeRange(t, from, to); err != nil {
 			return err
 		}
-		d.rows -= n
-		_, err = d.exec("DELETE FROM readings WHERE id < ?", (first+1)<<8)
-		return err
-	})
+	}
+	return nil
 }
 
-// purgeAll removes everything beyond retention and makes the file smaller, if retention
-// was changed by hand.
-func (s *Store) purgeAll(d *db) error {
+// applyRetention removes everything beyond the bounds and makes the file smaller, if
+// SetRetention was called.
+func (s *Store) applyRetention(d *db) error {
 	s.mu.Lock()
-	purge, most := s.purgePending, s.maxBytes
+	isPending, limit := s.purgePending, s.maxBytes
 	s.mu.Unlock()
-	if !purge {
+	if !isPending {
 		return nil
 	}
-	for {
+	for removed := int64(1); removed > 0; {
 		before, err := s.retentionCutoff(d)
 		if err != nil {
 			return err
 		}
-		removed := int64(0)
-		if before != minTS {
-			err = d.tx(func() error {
-				removed, err = d.remove(before, maxRemoved)
-				return err
-			})
-		}
-		if err != nil {
-			return err
-		}
-		if removed == 0 {
+		removed = 0
+		if before == minTS {
 			break
 		}
+		if err := d.tx(func() (err error) {
+			removed, err = d.remove(before, maxRemoved)
+			return err
+		}); err != nil {
+			return err
+		}
 	}
-	// This needs a copy of what stays in the directory for temporary files, so it is not
-	// done but for this.
+	// VACUUM needs room for a copy in the directory for temporary files, so it runs in no
+	// other case.
 	pages, size, err := d.pages()
-	if err == nil && pages*size > most-walReserve {
-		s.log.Info("history file is made smaller", zap.Int64("bytes", pages*size), zap.Int64("bound", most))
+	if err == nil && pages*size > limit-walReserve {
+		s.log.Info("history file is made smaller", zap.Int64("bytes", pages*size), zap.Int64("bound", limit))
 		err = d.run("VACUUM")
 	}
 	if err != nil {

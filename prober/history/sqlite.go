@@ -16,8 +16,8 @@ import (
 // applicationID marks the file as ours: "agh" and the version of the schema.
 const applicationID = 'a'<<24 | 'g'<<16 | 'h'<<8 | 1
 
-// The user_version of the file holds the number of samples: it lies in a page that each
-// commit writes anyway, and counting would read the whole file.
+// The schema. user_version holds the number of samples: it is in a page that each commit
+// writes anyway, and counting would read the whole file.
 const schema = `
 CREATE TABLE samples(
   ts        INTEGER PRIMARY KEY, -- ms since 1970; below 0: see boots
@@ -45,10 +45,10 @@ CREATE VIEW modules(ts, key, value) AS
   FROM readings JOIN keys ON keys.id = readings.id & 255 WHERE readings.id > 0;
 `
 
-// settings of a connection. Every commit is on the disk when it returns (FULL): a power
-// cut loses none. The WAL costs half the writes of a rollback journal, and is moved into
-// the file each 128 pages, so both stay small; so does the cache, since recording
-// touches the last pages only.
+// settings of a connection. A commit is on the disk when it returns (FULL), so a power cut
+// loses none. The WAL costs half the writes of a rollback journal and is moved into the
+// file every 128 pages, so both stay small; so does the cache, since recording touches the
+// last pages only.
 var settings = []string{
 	"busy_timeout = 2000",
 	"page_size = 4096",
@@ -62,30 +62,30 @@ var settings = []string{
 	"trusted_schema = OFF",
 }
 
-// Errors of a file that must be left alone.
+// Errors of a file that must not be changed.
 var (
 	errForeign = errors.New("the file belongs to another program; name another one")
 	errNewer   = errors.New("the file was written by a newer agentctl; update agentctl, or name another file")
 )
 
-// db is an open file: one connection, its statements prepared once. It is used by one
-// goroutine at a time, below database/sql, whose pool would cost a goroutine and half a
-// megabyte of binary for nothing.
+// db is an open file: one connection, its statements prepared once. The holder of
+// Store.diskToken uses it. It calls the driver without database/sql, whose pool would cost a
+// goroutine and half a megabyte of binary and is not needed.
 type db struct {
 	conn  driver.Conn
 	stmts map[string]*stmt
-	file  os.FileInfo // which file it is, whatever its name comes to name
+	file  os.FileInfo // identifies the file, also after it was renamed
 	slot  int64       // of this boot, 0 for none
 	rows  int64
-	used  [256]bool // keys that the file has readings of, or had
+	used  [256]bool // keys that the file has, or had, readings of
 }
 
-// openDB opens the file, or makes it.
+// openDB opens the file, or creates it with its directory.
 func openDB(path string) (_ *db, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return nil, err
 	}
-	// SQLite would make it readable by all; its other files take the mode of this one.
+	// SQLite would create it readable by all; its WAL and index take the mode of this file.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o640)
 	if err != nil {
 		return nil, err
@@ -133,7 +133,7 @@ func openDB(path string) (_ *db, err error) {
 	return d, err
 }
 
-// identify tells whose file it is, and writes nothing.
+// identify checks by the application id whose file it is, and writes nothing.
 func (d *db) identify() (fresh bool, err error) {
 	id, err := d.number("PRAGMA application_id")
 	switch {
@@ -165,8 +165,8 @@ func (d *db) run(script string) error {
 	return err
 }
 
-// tx runs fn in a transaction that waits for no other writer in the middle, and keeps
-// the number of samples in the file what d.rows says.
+// tx runs fn in a transaction that takes the write lock at once, and stores d.rows, the
+// number of samples, when fn changed it.
 func (d *db) tx(fn func() error) error {
 	if err := d.run("BEGIN IMMEDIATE"); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (d *db) tx(fn func() error) error {
 	}
 	if err != nil {
 		d.rows = before
-		d.run("ROLLBACK") // it may have happened already: SQLite rolls back a full disk itself
+		d.run("ROLLBACK") // fails when SQLite has rolled back itself, as for a full disk
 	}
 	return err
 }
@@ -210,7 +210,7 @@ func (d *db) prepare(query string, args []driver.Value) (*stmt, error) {
 	return st, nil
 }
 
-// exec runs a prepared statement and tells how many rows it changed.
+// exec runs a prepared statement and returns how many rows it changed.
 func (d *db) exec(query string, args ...driver.Value) (int64, error) {
 	st, err := d.prepare(query, args)
 	if err != nil {

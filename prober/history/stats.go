@@ -1,22 +1,26 @@
 package history
 
-// Stats tells how a Store is.
+// Stats is the condition of a Store.
 type Stats struct {
-	State        string // "ok", or "degraded:" and why: full, read-only, corrupt, busy (another program has the file, or the disk does not answer), io, foreign, newer, fault
-	Path         string
-	Bytes        int64  // size of the file and what belongs to it, at the last flush
-	Rows         int64  // samples in the file
-	WrittenToday int64  // bytes this process sent to the disk for it since 0:00 UTC, the WAL included, the filesystem's own journal not
+	// State is "ok", or "degraded:" and the fault: full, read-only, corrupt, busy (another
+	// program has the file, or the disk does not answer), io, foreign, newer, fault.
+	State string
+	Path  string
+	Bytes int64 // size of the file, its WAL and index, at the last flush
+	Rows  int64 // samples in the file
+	// WrittenToday is how many bytes this process sent to the disk for the file since 0:00
+	// UTC, with the WAL and without the filesystem's journal.
+	WrittenToday int64
 	LastFlushMS  int64  // when samples were last committed, trusted wall clock; 0 for never
 	Unsaved      int    // samples in memory only
-	Dropped      uint64 // samples and readings lost: memory was full, or they made no sense
-	Repeated     uint64 // samples and readings of a millisecond that had one
+	Dropped      uint64 // samples and readings lost: memory was full, or they were invalid
+	Repeated     uint64 // samples and readings whose millisecond was taken
 	Quarantined  uint64 // corrupt files
-	LastError    string // kept when things are well again
+	LastError    string // it stays after recovery
 	LastErrorMS  int64
 }
 
-// Stats does not touch the disk.
+// Stats returns the current condition. It does not access the disk.
 func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,8 +40,8 @@ func (s *Store) Stats() Stats {
 
 const msPerDay = 24 * 60 * 60 * 1000
 
-// addWrittenLocked adds to the bytes of the day. While the time is unknown the day
-// goes on.
+// addWrittenLocked adds to the bytes of the day. While the time is unknown no new day
+// begins.
 func (s *Store) addWrittenLocked(n int64) {
 	if ms, ok := s.now(); ok && ms/msPerDay != s.statsDay {
 		if s.statsDay != 0 {

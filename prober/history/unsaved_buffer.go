@@ -5,7 +5,8 @@ import (
 	"sort"
 )
 
-// buffer holds unsaved items sorted by id, one for each. Beyond max the first goes.
+// buffer holds unsaved items sorted by id, one for each id. When it has max items, adding
+// one drops the first.
 type buffer[T any] struct {
 	items []item[T]
 	max   int
@@ -17,7 +18,7 @@ type item[T any] struct {
 	v   T
 }
 
-// add keeps v under id, unless there is one already.
+// add inserts v, unless id is taken.
 func (b *buffer[T]) add(id int64, v T, seq uint64) (dropped, repeated bool) {
 	i := len(b.items)
 	if i > 0 && b.items[i-1].id >= id { // the clock went back, or two came at once
@@ -28,7 +29,7 @@ func (b *buffer[T]) add(id int64, v T, seq uint64) (dropped, repeated bool) {
 	}
 	if len(b.items) >= b.max {
 		if i == 0 {
-			return true, false // it is the oldest itself
+			return true, false // v is the oldest
 		}
 		b.items = slices.Delete(b.items, 0, 1)
 		i--
@@ -38,19 +39,20 @@ func (b *buffer[T]) add(id int64, v T, seq uint64) (dropped, repeated bool) {
 	return dropped, false
 }
 
-// index is where the first item not below id is.
+// index is that of the first item whose id is not below id.
 func (b *buffer[T]) index(id int64) int {
 	return sort.Search(len(b.items), func(i int) bool { return b.items[i].id >= id })
 }
 
-// between is the items from..to, both included.
+// between is the items from..to, both included. It is valid until the next change.
 func (b *buffer[T]) between(from, to int64) []item[T] {
 	i := b.index(from)
 	j := i + sort.Search(len(b.items)-i, func(k int) bool { return b.items[i+k].id > to })
 	return b.items[i:j]
 }
 
-// removeSaved removes what arrived up to seq. Room that only an outage needed goes too.
+// removeSaved removes what arrived up to seq, and releases memory that only an outage
+// needed.
 func (b *buffer[T]) removeSaved(seq uint64) {
 	b.items = slices.DeleteFunc(b.items, func(it item[T]) bool { return it.seq <= seq })
 	if cap(b.items) > 1024 && len(b.items) < cap(b.items)/8 {
