@@ -11,6 +11,7 @@ import (
 
 	"agentctl/client"
 	"agentctl/manifest"
+	"agentctl/monitor"
 )
 
 // completionTime bounds what completion asks a relay: nobody waits for a Tab.
@@ -83,7 +84,7 @@ func outputFormats(usage string) []string {
 func completeModules(_ *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 	before := word[:strings.LastIndexByte(word, ',')+1]
 	var out []string
-	for _, m := range moduleNames {
+	for _, m := range monitor.ModuleNames() {
 		if !slices.Contains(strings.Split(before, ","), m) && strings.HasPrefix(before+m, word) {
 			out = append(out, before+m)
 		}
@@ -92,7 +93,7 @@ func completeModules(_ *cobra.Command, _ []string, word string) ([]string, cobra
 }
 
 func completeModuleArgs(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	left := slices.DeleteFunc(slices.Clone(moduleNames), func(m string) bool { return slices.Contains(args, m) })
+	left := slices.DeleteFunc(monitor.ModuleNames(), func(m string) bool { return slices.Contains(args, m) })
 	return begins(left, word), cobra.ShellCompDirectiveNoFileComp
 }
 

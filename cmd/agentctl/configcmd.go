@@ -58,7 +58,7 @@ func (f *configFlags) dial(ctx context.Context) (*control.Client, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, socketError(err)
+		return nil, err
 	}
 	return cl, nil
 }
@@ -72,7 +72,7 @@ func (f *configFlags) view(ctx context.Context) (v config.View, of string, err e
 	if cl != nil {
 		defer func() { _ = cl.Close() }()
 		if err := cl.Call(ctx, control.MethodGetConfig, nil, &v); err != nil {
-			return v, "", socketError(err)
+			return v, "", err
 		}
 		return v, "the daemon", nil
 	}

@@ -169,7 +169,7 @@ func (f *configFlags) before(ctx context.Context, cl *control.Client) (v config.
 		return c.View(), c.SettingsPath(), nil
 	}
 	if err := cl.Call(ctx, control.MethodGetConfig, nil, &v); err != nil {
-		return v, "", socketError(err)
+		return v, "", err
 	}
 	dir, _ := v.Values["state_dir"].(string)
 	return v, dir + "/" + config.SettingsFile, nil
@@ -185,7 +185,7 @@ func (ch *settingChange) send(ctx context.Context, cl *control.Client) error {
 	}
 	r, err := cl.SetConfig(ctx, cfg)
 	if err != nil {
-		return socketError(err)
+		return err
 	}
 	if r.Persisted == nil || !*r.Persisted {
 		return exit(exitFailure, "%s is in force, but could not be kept over a restart; the daemon's log says why (journalctl -u agentctl)", ch.key.Name)
@@ -214,11 +214,11 @@ func (ch *settingChange) inForce(ctx context.Context, cl *control.Client, before
 	}
 	// To keep nothing more: the daemon reads its files anew at once.
 	if _, err := cl.SetConfig(ctx, control.Config{Persist: true}); err != nil {
-		return "", socketError(err)
+		return "", err
 	}
 	var v config.View
 	if err := cl.Call(ctx, control.MethodGetConfig, nil, &v); err != nil {
-		return "", socketError(err)
+		return "", err
 	}
 	if v.Error != "" {
 		return "", exit(exitFailure, "the daemon refuses it, and nothing was changed: %s", v.Error)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,6 +19,8 @@ const (
 	docsPath   = "../../docs/cli.md"
 	docsMarker = "<!-- What follows is made of the commands: go test ./cmd/agentctl -run TestDocs -update -->\n"
 )
+
+var update = flag.Bool("update", false, "rewrite docs/cli.md")
 
 // docsRoot is the command tree as it is without an environment.
 func docsRoot(t *testing.T) *cobra.Command {

@@ -12,6 +12,7 @@ import (
 	"agentctl/client"
 	"agentctl/control"
 	"agentctl/manifest"
+	"agentctl/monitor"
 	"agentctl/transport/sse"
 )
 
@@ -53,6 +54,8 @@ func explain(cmd *cobra.Command, err error) *exitError {
 	var closed *client.StreamClosedError
 	var ref *client.RefError
 	var protocol *client.ProtocolError
+	var module *monitor.ModuleError
+	var column *monitor.ColumnError
 	code, next := exitFailure, ""
 	switch {
 	case errors.As(err, &known):
@@ -71,6 +74,20 @@ func explain(cmd *cobra.Command, err error) *exitError {
 		code = exitUsage
 	case errors.Is(err, client.ErrNeverLinked):
 		code, next = exitOffline, "; on the board: agentctl run --relay URL --token-file FILE"
+	case errors.Is(err, control.ErrNotRunning):
+		code = exitNotRunning
+	case errors.Is(err, control.ErrPermission):
+		code = exitUnauthorized
+	case errors.Is(err, monitor.ErrModules):
+		code = exitUsage
+	case errors.Is(err, monitor.ErrNoHistory):
+		next = "; see whether it records with: agentctl status"
+	case errors.As(err, &module):
+		return &exitError{exitUsage, fmt.Errorf("--modules %w", err)}
+	case errors.As(err, &column):
+		next = "; ask for its module: --modules " + column.Module
+	case errors.Is(err, context.DeadlineExceeded) && cmd.Flags().Lookup("relay") == nil:
+		code, next = exitTimeout, ": the daemon does not answer; see its log, as with: journalctl -u agentctl -n 20"
 	case errors.Is(err, context.DeadlineExceeded):
 		code, err = exitTimeout, errors.New("no answer within the time of --for")
 	case errors.Is(err, context.Canceled):
@@ -210,17 +227,4 @@ func explainRef(e *client.RefError) (code int, next string) {
 		code = exitFailure
 	}
 	return code, map[string]string{"node": "; see: agentctl ls", "ticket": "; see: agentctl tickets ls"}[e.Thing]
-}
-
-// socketError gives an error of the control socket its exit code and next step.
-func socketError(err error) error {
-	switch {
-	case errors.Is(err, control.ErrNotRunning):
-		return exit(exitNotRunning, "%w", err)
-	case errors.Is(err, control.ErrPermission):
-		return exit(exitUnauthorized, "%w", err)
-	case errors.Is(err, context.DeadlineExceeded):
-		return exit(exitTimeout, "%w: the daemon does not answer; see its log, as with: journalctl -u agentctl -n 20", err)
-	}
-	return exit(exitFailure, "%w", err)
 }

@@ -129,14 +129,14 @@ type board struct {
 func (b *board) announce(ctx context.Context) error {
 	c, err := b.client(ctx)
 	if err != nil {
-		return socketError(err)
+		return err
 	}
 	var a struct {
 		NodeID       string                `json:"node_id"`
 		Capabilities []manifest.Capability `json:"capabilities"`
 	}
 	if err := c.Capabilities(ctx, &a); err != nil {
-		return socketError(err)
+		return err
 	}
 	b.manifest = &kernel.Manifest{Name: "device:" + a.NodeID, Version: "1.0.0", Inline: true}
 	b.streams = make(map[string]string)

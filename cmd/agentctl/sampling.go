@@ -10,6 +10,7 @@ import (
 
 	"agentctl/config"
 	"agentctl/control"
+	"agentctl/monitor"
 	"agentctl/term"
 )
 
@@ -39,7 +40,7 @@ func (c *changer) flags(cmd *cobra.Command) {
 // run connects, asks how sampling is, and prints what do made of it.
 func (c *changer) run(cmd *cobra.Command, do func(context.Context, *control.Client, *change) (text string, err error)) error {
 	ctx := cmd.Context()
-	cl, err := dialSocket(ctx, c.socket)
+	cl, err := control.Dial(ctx, c.socket)
 	if err != nil {
 		return err
 	}
@@ -48,12 +49,12 @@ func (c *changer) run(cmd *cobra.Command, do func(context.Context, *control.Clie
 		Sampling control.Sampling `json:"sampling"`
 	}
 	if err := cl.Status(ctx, &s); err != nil {
-		return socketError(err)
+		return err
 	}
 	ch := &change{DryRun: c.dryRun, Before: s.Sampling, After: s.Sampling}
 	text, err := do(ctx, cl, ch)
 	if err != nil {
-		return socketError(err)
+		return err
 	}
 	return c.out.print(cmd, ch, func() error {
 		if c.dryRun {
@@ -88,11 +89,11 @@ func newStart() *cobra.Command {
 and memory. It holds for everybody on this box until the next start or stop. Streams to a relay
 go on whatever is started here.
 
-The modules are ` + strings.Join(moduleNames, ", ") + `.`,
+The modules are ` + strings.Join(monitor.ModuleNames(), ", ") + `.`,
 		Example: "  agentctl start\n  agentctl start cpu memory temperature power\n  agentctl start cpu --dry-run",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			modules, err := checkModules(args)
+			modules, err := monitor.NormalizeModules(args)
 			if err != nil {
 				return err
 			}

@@ -10,6 +10,7 @@ import (
 
 	"agentctl/config"
 	"agentctl/control"
+	"agentctl/monitor"
 	"agentctl/term"
 )
 
@@ -22,24 +23,24 @@ func newSnapshot() *cobra.Command {
 		Short:   "One reading of this box, now",
 		Example: "  agentctl snapshot\n  agentctl snapshot --modules cpu,memory -o json",
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if modules, err = checkModules(modules); err != nil {
+			if modules, err = monitor.NormalizeModules(modules); err != nil {
 				return err
 			}
-			cl, err := dialSocket(cmd.Context(), socket)
+			cl, err := control.Dial(cmd.Context(), socket)
 			if err != nil {
 				return err
 			}
 			defer func() { _ = cl.Close() }()
 			s, err := cl.Snapshot(cmd.Context(), modules...)
 			if err != nil {
-				return socketError(err)
+				return err
 			}
 			return out.print(cmd, s, func() error { return printSnapshot(cmd.OutOrStdout(), s) })
 		},
 	}
 	out.flags(c)
 	c.Flags().StringVar(&socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
-	c.Flags().StringSliceVar(&modules, "modules", moduleNames, "only these `MODULES`; what this machine does not have is left out")
+	c.Flags().StringSliceVar(&modules, "modules", monitor.ModuleNames(), "only these `MODULES`; what this machine does not have is left out")
 	return c
 }
 
@@ -69,11 +70,11 @@ func printSnapshot(w io.Writer, s *control.Snapshot) error {
 	}
 	values := map[string]float64{}
 	if b, err := json.Marshal(s); err == nil {
-		if r, err := parseReading(b); err == nil {
+		if r, err := monitor.ParseReading(b); err == nil {
 			values = r.Values
 		}
 	}
-	if text, _ := powerText(values); text != "" {
+	if text, _ := monitor.PowerText(values); text != "" {
 		fmt.Fprintf(w, "%-7s %s\n", "Power", text)
 	}
 	if s.Wear != nil && s.Wear.UsedPct != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -18,15 +17,6 @@ import (
 	"agentctl/transport/link"
 )
 
-// dialSocket connects to the daemon; its errors carry the exit code and the next step.
-func dialSocket(ctx context.Context, path string) (*control.Client, error) {
-	c, err := control.Dial(ctx, path)
-	if err != nil {
-		return nil, socketError(err)
-	}
-	return c, nil
-}
-
 func newStatus() *cobra.Command {
 	var out output
 	var socket string
@@ -35,14 +25,14 @@ func newStatus() *cobra.Command {
 		Short:   "What the daemon on this box knows: identity, link, clock, sampling",
 		Example: "  agentctl status\n  agentctl status -o json | jq .link.state",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := dialSocket(cmd.Context(), socket)
+			cl, err := control.Dial(cmd.Context(), socket)
 			if err != nil {
 				return err
 			}
 			defer func() { _ = cl.Close() }()
 			var s daemon.Status
 			if err := cl.Status(cmd.Context(), &s); err != nil {
-				return socketError(err)
+				return err
 			}
 			return out.print(cmd, s, func() error { return printStatus(cmd.OutOrStdout(), &s) })
 		},

@@ -1,4 +1,4 @@
-package main
+package monitor
 
 import (
 	"bytes"
@@ -16,8 +16,8 @@ import (
 	"agentctl/term"
 )
 
-// fakeBox is a daemon's socket with a simulated machine behind it.
-func fakeBox(t *testing.T, path string, h control.History) (stop func()) {
+// fakeDaemon is a control socket with a simulated machine behind it.
+func fakeDaemon(t *testing.T, path string, h control.History) (stop func()) {
 	t.Helper()
 	p := prober.New(prober.Options{Source: prober.NewMockSource(1), Interval: 200 * time.Millisecond})
 	var srv *control.Server
@@ -52,7 +52,7 @@ func socketPath(t *testing.T) string {
 }
 
 // want waits for an event that ok likes, and fails the test without one.
-func want(t *testing.T, msgs <-chan watchMsg, what string, ok func(watchMsg) bool) watchMsg {
+func want(t *testing.T, msgs <-chan Message, what string, ok func(Message) bool) Message {
 	t.Helper()
 	limit := time.After(10 * time.Second)
 	for {
@@ -67,19 +67,19 @@ func want(t *testing.T, msgs <-chan watchMsg, what string, ok func(watchMsg) boo
 	}
 }
 
-func is(event string) func(watchMsg) bool { return func(m watchMsg) bool { return m.event == event } }
+func is(event string) func(Message) bool { return func(m Message) bool { return m.Event == event } }
 
 // A restart of the daemon is said and survived; a faster interval is a burst, on the new
 // connection as well.
 func TestWatchRestart(t *testing.T) {
 	path := socketPath(t)
-	stop := fakeBox(t, path, nil)
-	w := &watcher{socket: path, interval: 100 * time.Millisecond, modules: []string{"cpu", "load"}}
+	stop := fakeDaemon(t, path, nil)
+	w := &Watcher{Socket: path, Interval: 100 * time.Millisecond, Modules: []string{"cpu", "load"}}
 	ctx, cancel := context.WithCancel(context.Background())
-	msgs := make(chan watchMsg, 1000)
+	msgs := make(chan Message, 1000)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- w.run(ctx, func(ctx context.Context, in <-chan watchMsg) error {
+		ended <- w.Run(ctx, func(ctx context.Context, in <-chan Message) error {
 			for {
 				select {
 				case m := <-in:
@@ -90,24 +90,24 @@ func TestWatchRestart(t *testing.T) {
 			}
 		})
 	}()
-	state := func(s string) func(watchMsg) bool {
-		return func(m watchMsg) bool {
-			return m.event == watchConnection && strings.Contains(string(m.params), `"state":"`+s+`"`)
+	state := func(s string) func(Message) bool {
+		return func(m Message) bool {
+			return m.Event == EventConnection && strings.Contains(string(m.Params), `"state":"`+s+`"`)
 		}
 	}
 	for range 2 {
 		want(t, msgs, "connection", state("ready"))
-		m := want(t, msgs, "snapshot of what is not pushed", is(watchSnapshot))
-		if !bytes.Contains(m.params, []byte(`"load"`)) || bytes.Contains(m.params, []byte(`"cpu"`)) {
-			t.Errorf("snapshot is %s, want load alone", m.params)
+		m := want(t, msgs, "snapshot of what is not pushed", is(EventSnapshot))
+		if !bytes.Contains(m.Params, []byte(`"load"`)) || bytes.Contains(m.Params, []byte(`"cpu"`)) {
+			t.Errorf("snapshot is %s, want load alone", m.Params)
 		}
 		m = want(t, msgs, "metrics", is(control.EventMetrics))
-		if bytes.Contains(m.params, []byte("memory")) || !bytes.Contains(m.params, []byte("cpu")) {
-			t.Errorf("metrics are %s, want cpu alone", m.params)
+		if bytes.Contains(m.Params, []byte("memory")) || !bytes.Contains(m.Params, []byte("cpu")) {
+			t.Errorf("metrics are %s, want cpu alone", m.Params)
 		}
 		stop()
 		want(t, msgs, "loss", state("lost"))
-		stop = fakeBox(t, path, nil)
+		stop = fakeDaemon(t, path, nil)
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -118,23 +118,23 @@ func TestWatchRestart(t *testing.T) {
 
 func TestWatchBurst(t *testing.T) {
 	path := socketPath(t)
-	defer fakeBox(t, path, nil)()
-	w := &watcher{socket: path}
+	defer fakeDaemon(t, path, nil)()
+	w := &Watcher{Socket: path}
 	cl, err := w.dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = cl.Close() }()
-	w.opened()
-	w.interval = 100 * time.Millisecond
+	w.release()
+	w.Interval = 100 * time.Millisecond
 	if err := w.burst(t.Context(), cl); err != nil {
 		t.Fatal(err)
 	}
-	m := want(t, w.out, "burst", func(m watchMsg) bool {
-		return m.event == control.EventState && bytes.Contains(m.params, []byte(`"phase":"burst"`))
+	m := want(t, w.out, "burst", func(m Message) bool {
+		return m.Event == control.EventState && bytes.Contains(m.Params, []byte(`"phase":"burst"`))
 	})
-	if !bytes.Contains(m.params, []byte(`"interval_ms":100`)) {
-		t.Errorf("the burst is %s", m.params)
+	if !bytes.Contains(m.Params, []byte(`"interval_ms":100`)) {
+		t.Errorf("the burst is %s", m.Params)
 	}
 	for range 9 { // more than the daemon allows: others have it fast already
 		if err := w.burst(t.Context(), cl); err != nil {
@@ -145,7 +145,7 @@ func TestWatchBurst(t *testing.T) {
 
 // No more metrics than asked for, and what is held back is joined to the next.
 func TestWatchInterval(t *testing.T) {
-	w := &watcher{interval: time.Second, out: make(chan watchMsg, 10)}
+	w := &Watcher{Interval: time.Second, out: make(chan Message, 10)}
 	for i, m := range []string{`"cpu":1`, `"memory":2`, `"cpu":3`, `"load":4`} {
 		ts := []string{"1000", "1300", "1700", "2000"}[i]
 		w.onEvent(control.Event{Method: control.EventMetrics, Params: json.RawMessage(`{"ts":` + ts + `,"seq":1,` + m + `}`)})
@@ -153,7 +153,7 @@ func TestWatchInterval(t *testing.T) {
 	w.onEvent(control.Event{Method: control.EventPing, Params: json.RawMessage(`{}`)})
 	var got []string
 	for range len(w.out) {
-		got = append(got, string(eventLine(<-w.out)))
+		got = append(got, string((<-w.out).Line()))
 	}
 	want := []string{
 		`{"event":"metrics","cpu":1,"seq":1,"ts":1000}` + "\n",
@@ -167,35 +167,35 @@ func TestWatchInterval(t *testing.T) {
 
 // What a slow reader misses is counted, and told when there is room.
 func TestWatchLost(t *testing.T) {
-	w := &watcher{out: make(chan watchMsg, 2)}
+	w := &Watcher{out: make(chan Message, 2)}
 	for range 5 {
-		w.offer(watchMsg{"ping", nil})
+		w.send(Message{"ping", nil})
 	}
 	<-w.out
 	<-w.out
-	w.offer(watchMsg{"ping", nil})
-	if got := string(eventLine(<-w.out)); got != `{"event":"lost","count":3}`+"\n" {
+	w.send(Message{"ping", nil})
+	if got := string((<-w.out).Line()); got != `{"event":"lost","count":3}`+"\n" {
 		t.Errorf("got %s", got)
 	}
 }
 
 func TestView(t *testing.T) {
-	v := newView(false, false)
+	v := NewView(false, false)
 	v.zone = time.UTC
 	now := time.Now()
 	const raised = `{"level":"error","metric":"disk_pct","value":96,"message":"disk is 96 % full","ts":1772366399000}`
-	v.take(watchMsg{watchConnection, []byte(`{"state":"ready","node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","name":"attic","alerts":[` + raised + `]}`)})
-	v.take(watchMsg{"alert", []byte(raised)}) // once more, as an event that came meanwhile
+	v.handle(Message{EventConnection, []byte(`{"state":"ready","node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","name":"attic","alerts":[` + raised + `]}`)})
+	v.handle(Message{"alert", []byte(raised)}) // once more, as an event that came meanwhile
 	for _, m := range []string{
 		`{"ts":1772366400000,"cpu":{"usage_percent":10},"memory":{"total":512,"used":128},"disk":{"usage_percent":63.2},"load":{"load_1m":0.5,"load_5m":0.4,"load_15m":0.3}}`,
 		`{"ts":1772366401000,"cpu":{"usage_percent":50},"network":{"bytes_in_per_s":1500,"bytes_out_per_s":20},"temperature":{"hottest_c":71.5},"power":{"under_voltage":true}}`,
 		`{"ts":1772366402000,"cpu":{"usage_percent":97}}`,
 	} {
-		v.take(watchMsg{control.EventMetrics, []byte(m)})
+		v.handle(Message{control.EventMetrics, []byte(m)})
 	}
-	v.take(watchMsg{"alert", []byte(`{"level":"warn","metric":"temperature.hottest_c","value":71.5,"message":"too \u001b[2Jhot: give it air, or a cooler place, away from the oven","ts":1772366402000}`)})
-	v.take(watchMsg{"update_ready", []byte(`{"component":"agentctl","version":"v2"}`)})
-	v.newest, v.backAt = now, time.Time{}
+	v.handle(Message{"alert", []byte(`{"level":"warn","metric":"temperature.hottest_c","value":71.5,"message":"too \u001b[2Jhot: give it air, or a cooler place, away from the oven","ts":1772366402000}`)})
+	v.handle(Message{"update_ready", []byte(`{"component":"agentctl","version":"v2"}`)})
+	v.newestAt, v.backAt = now, time.Time{}
 	var all strings.Builder
 	for _, size := range [][2]int{{80, 24}, {40, 24}, {40, 8}, {12, 4}} {
 		lines := v.lines(size[0], size[1], now)
@@ -213,15 +213,15 @@ func TestView(t *testing.T) {
 		}
 		all.WriteString(strings.Repeat("=", size[0]) + "\n" + strings.Join(lines, "\n") + "\n")
 	}
-	golden(t, "view.txt", all.String())
+	compareGolden(t, "view.txt", all.String())
 
-	v.take(watchMsg{watchConnection, []byte(`{"state":"lost"}`)})
-	if s := v.foot(time.Now(), 80); !strings.Contains(s, "daemon gone for 0 s") {
-		t.Errorf("the foot says %q", s)
+	v.handle(Message{EventConnection, []byte(`{"state":"lost"}`)})
+	if s := v.footer(time.Now(), 80); !strings.Contains(s, "daemon gone for 0 s") {
+		t.Errorf("the footer is %q", s)
 	}
-	v.take(watchMsg{watchConnection, []byte(`{"state":"ready"}`)})
-	v.take(watchMsg{control.EventState, []byte(`{"phase":"stop"}`)})
-	if s := v.foot(time.Now(), 80); !strings.Contains(s, "agentctl start") {
-		t.Errorf("the foot says %q", s)
+	v.handle(Message{EventConnection, []byte(`{"state":"ready"}`)})
+	v.handle(Message{control.EventState, []byte(`{"phase":"stop"}`)})
+	if s := v.footer(time.Now(), 80); !strings.Contains(s, "agentctl start") {
+		t.Errorf("the footer is %q", s)
 	}
 }

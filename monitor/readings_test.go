@@ -1,28 +1,27 @@
-package main
+package monitor
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"agentctl/control"
+	"agentctl/prober"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden files and docs/cli.md")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
-// golden compares text with testdata/NAME, or rewrites that.
-func golden(t *testing.T, name, got string) {
+// compareGolden compares text with testdata/NAME, or rewrites that.
+func compareGolden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -36,10 +35,8 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-const day = 24 * time.Hour
-
 func TestParseReading(t *testing.T) {
-	r, err := parseReading([]byte(`{"ts":1700000000000,"seq":3,"cpu":{"usage_percent":1.5},"temperature":{"hottest_c":50,"zones":[{"name":"x","c":50}]},
+	r, err := ParseReading([]byte(`{"ts":1700000000000,"seq":3,"cpu":{"usage_percent":1.5},"temperature":{"hottest_c":50,"zones":[{"name":"x","c":50}]},
 		"power":{"under_voltage":true,"throttled":false},"wear":{"pre_eol":"warning"},"readings":{"network.bytes_in_per_s":7},"disk":null}`))
 	if err != nil {
 		t.Fatal(err)
@@ -54,11 +51,11 @@ func TestParseReading(t *testing.T) {
 			t.Errorf("%s is %v, want %v", k, r.Values[k], v)
 		}
 	}
-	if text, bad := powerText(r.Values); text != "under-voltage" || !bad {
+	if text, bad := PowerText(r.Values); text != "under-voltage" || !bad {
 		t.Errorf("power is %q", text)
 	}
-	if _, err := parseReading([]byte(`[1]`)); err == nil {
-		t.Error("a list is no reading")
+	if _, err := ParseReading([]byte(`[1]`)); err == nil {
+		t.Error("a list was read")
 	}
 }
 
@@ -68,7 +65,7 @@ func TestItemReading(t *testing.T) {
 		"load":{"load_1m":1,"load_5m":2,"load_15m":3},"network":{"bytes_in_per_s":4,"bytes_out_per_s":5,"errors_in":6,"errors_out":7},
 		"temperature":{"hottest_c":50},"power":{"under_voltage":true,"freq_capped":false,"throttled":false,"soft_temp_limit":true},
 		"wear":{"used_pct":10,"pre_eol":"urgent"}}`
-	want, err := parseReading([]byte(raw))
+	want, err := ParseReading([]byte(raw))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,13 +81,34 @@ func TestItemReading(t *testing.T) {
 		t.Errorf("encoded again: %s, %v, want %s", back, err, raw)
 	}
 	keys := 0
-	for _, k := range moduleKeys {
-		keys += len(k)
+	for _, s := range prober.Sensors() {
+		if s.Key != "" {
+			keys++
+		}
 	}
 	if len(want.Values) != keys {
 		t.Errorf("%d numbers, but there are %d columns", len(want.Values), keys)
 	}
 	if err := json.Unmarshal([]byte(`{"ts":1}`), &item); err != nil || item.TS != 1 || len(item.Values) != 0 {
 		t.Errorf("an empty item is %v, %v", item, err)
+	}
+}
+
+func TestNormalizeModules(t *testing.T) {
+	got, err := NormalizeModules([]string{"mem", "cpu", "memory"})
+	if err != nil || !slices.Equal(got, []string{"memory", "cpu"}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	var e *ModuleError
+	if _, err := NormalizeModules([]string{"cpu", "gpu"}); !errors.As(err, &e) || e.Name != "gpu" || !strings.Contains(err.Error(), "cpu, memory") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCompareKeys(t *testing.T) {
+	keys := []string{"zoo.x", "wear.pre_eol", "cpu.z", "memory.used", "cpu.usage_percent", "memory.total", "cpu.a"}
+	slices.SortFunc(keys, compareKeys)
+	if got := strings.Join(keys, " "); got != "cpu.usage_percent cpu.a cpu.z memory.total memory.used wear.pre_eol zoo.x" {
+		t.Errorf("got %s", got)
 	}
 }

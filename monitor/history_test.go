@@ -1,9 +1,11 @@
-package main
+package monitor
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
+	"io"
 	"math"
 	"strings"
 	"testing"
@@ -25,6 +27,15 @@ func wave(from int64) []term.Point {
 		}
 	}
 	return out
+}
+
+// writeYAML is good enough for an item of a list.
+func writeYAML(w io.Writer, v any) error {
+	b, err := json.Marshal(v)
+	if err == nil {
+		_, err = fmt.Fprintf(w, "- %s\n", b[1:len(b)-1]) // JSON is YAML
+	}
+	return err
 }
 
 // pastHour is a history of one record each 10 s for an hour, with a hole; temperature comes
@@ -65,17 +76,17 @@ func (r pastHour) Query(_ context.Context, q control.HistoryQuery, fn func(contr
 
 var historyStart = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-func historyOf(t *testing.T, modules ...string) *historyQuery {
+func newWindow(t *testing.T, modules ...string) *Window {
 	t.Helper()
 	path := socketPath(t)
 	from := historyStart.UnixMilli()
-	t.Cleanup(fakeBox(t, path, pastHour{from}))
+	t.Cleanup(fakeDaemon(t, path, pastHour{from}))
 	cl, err := control.Dial(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cl.Close() })
-	return &historyQuery{cl: cl, from: from, to: from + 3_600_000, modules: modules}
+	return &Window{Client: cl, FromMS: from, ToMS: from + 3_600_000, Modules: modules}
 }
 
 func TestHistoryDraw(t *testing.T) {
@@ -84,22 +95,22 @@ func TestHistoryDraw(t *testing.T) {
 	t.Setenv("LC_ALL", "C.UTF-8")
 	t.Setenv("TERM", "xterm")
 	var b bytes.Buffer
-	if err := historyOf(t).draw(t.Context(), &b, time.UTC); err != nil {
+	if err := newWindow(t).Draw(t.Context(), &b, time.UTC); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("LC_ALL", "C")
-	h := historyOf(t, "temperature", "wear")
-	if err := h.draw(t.Context(), &b, time.UTC); err != nil {
+	h := newWindow(t, "temperature", "wear")
+	if err := h.Draw(t.Context(), &b, time.UTC); err != nil {
 		t.Fatal(err)
 	}
-	h.from, h.to = 1, 2
+	h.FromMS, h.ToMS = 1, 2
 	for range 2 {
-		if err := h.draw(t.Context(), &b, time.UTC); err != nil {
+		if err := h.Draw(t.Context(), &b, time.UTC); err != nil {
 			t.Fatal(err)
 		}
-		h.timeless = true
+		h.ClockUnset = true
 	}
-	golden(t, "history.txt", b.String())
+	compareGolden(t, "history.txt", b.String())
 }
 
 // Without --since a young history fills the chart, and an old one is cut at the hour.
@@ -111,19 +122,19 @@ func TestHistoryTrim(t *testing.T) {
 		"newborn": {start - 3_590_000, start + 10_000, start - 50_000},
 		"nothing": {start - 7_200_000, start - 3_600_000, start - 7_200_000},
 	} {
-		h := historyOf(t)
-		h.from, h.to = tt.from, tt.to
-		if err := h.trim(t.Context()); err != nil || h.from != tt.want {
-			t.Errorf("%s: from %d, %v; want %d", name, h.from-start, err, tt.want-start)
+		h := newWindow(t)
+		h.FromMS, h.ToMS = tt.from, tt.to
+		if err := h.Trim(t.Context()); err != nil || h.FromMS != tt.want {
+			t.Errorf("%s: from %d, %v; want %d", name, h.FromMS-start, err, tt.want-start)
 		}
 	}
 }
 
 func TestHistoryExport(t *testing.T) {
-	h := historyOf(t, "cpu", "memory", "temperature")
+	h := newWindow(t, "cpu", "memory", "temperature")
 	text := func(format string) string {
 		var b bytes.Buffer
-		if err := h.export(t.Context(), &b, format); err != nil {
+		if err := h.Export(t.Context(), &b, format, writeYAML); err != nil {
 			t.Fatalf("%s: %v", format, err)
 		}
 		return b.String()
@@ -136,7 +147,7 @@ func TestHistoryExport(t *testing.T) {
 	if n := strings.Count(text("ndjson"), "\n"); n != 270 {
 		t.Errorf("ndjson: %d lines", n)
 	}
-	h.step = 600_000
+	h.StepMS = 600_000
 	var doc, doc2 struct {
 		StepMS int64 `json:"step_ms" yaml:"step_ms"`
 		Items  []struct {
@@ -158,7 +169,7 @@ func TestHistoryExport(t *testing.T) {
 			t.Errorf("got %v", d)
 		}
 	}
-	h.from, h.to = 1, 2
+	h.FromMS, h.ToMS = 1, 2
 	if got := text("json"); !strings.Contains(got, `"items": [`) || json.Unmarshal([]byte(got), &doc) != nil || len(doc.Items) != 0 {
 		t.Errorf("an empty window is %s", got)
 	}
@@ -170,7 +181,7 @@ func TestHistoryExport(t *testing.T) {
 	}
 }
 
-func TestParseMoment(t *testing.T) {
+func TestParseTime(t *testing.T) {
 	now := time.Date(2026, 3, 10, 12, 0, 0, 0, time.FixedZone("", 3600))
 	tests := []struct {
 		in   string
@@ -183,7 +194,7 @@ func TestParseMoment(t *testing.T) {
 		{"-1h", time.Time{}}, {"d", time.Time{}}, {"yesterday", time.Time{}}, {"", time.Time{}}, {"1e9d", time.Time{}}, {"NaNd", time.Time{}},
 	}
 	for _, tt := range tests {
-		got, err := parseMoment(tt.in, now)
+		got, err := ParseTime(tt.in, now)
 		if (err != nil) != tt.want.IsZero() || (err == nil && !got.Equal(tt.want)) {
 			t.Errorf("%q is %v, %v; want %v", tt.in, got, err, tt.want)
 		}

@@ -1,0 +1,157 @@
+package monitor
+
+import (
+	"bufio"
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+
+	"agentctl/control"
+	"agentctl/prober"
+)
+
+// Formats are the formats of an export.
+var Formats = []string{"csv", "json", "ndjson", "yaml"}
+
+// ColumnError reports a value that came so rarely that the CSV export had no column for it.
+type ColumnError struct {
+	Key    string
+	Module string // asking for this module gives the value its column
+}
+
+func (e *ColumnError) Error() string {
+	return fmt.Sprintf("the records have %s only now and then, so it has no column here", e.Key)
+}
+
+// Export writes the records of the window as they come, in one of Formats. writeYAML
+// encodes a list of records; only the format yaml needs it.
+func (h *Window) Export(ctx context.Context, w io.Writer, format string, writeYAML func(io.Writer, any) error) error {
+	b := bufio.NewWriterSize(w, 64<<10)
+	chosen := h.Modules
+	if len(chosen) == 0 {
+		h.Modules = ModuleNames()
+	}
+	var err error
+	switch format {
+	case "csv":
+		err = h.exportCSV(ctx, b, chosen)
+	case "ndjson":
+		enc := json.NewEncoder(b)
+		err = h.records(ctx, func(item control.HistoryItem) error { return enc.Encode(item) })
+	case "json":
+		err = h.exportJSON(ctx, b)
+	case "yaml":
+		err = h.exportYAML(ctx, b, writeYAML)
+	default:
+		err = fmt.Errorf("not a format: %q", format)
+	}
+	if flushErr := b.Flush(); err == nil && flushErr != nil {
+		return fmt.Errorf("write: %w", flushErr)
+	}
+	return err
+}
+
+// exportJSON writes {"from_ts", "to_ts", "step_ms", "items"}, an item a line.
+func (h *Window) exportJSON(ctx context.Context, w io.Writer) error {
+	fmt.Fprintf(w, "{\n  \"from_ts\": %d,\n  \"to_ts\": %d,\n  \"step_ms\": %d,\n  \"items\": [", h.FromMS, h.ToMS, h.StepMS)
+	separator := "\n    "
+	err := h.records(ctx, func(item control.HistoryItem) error {
+		raw, err := json.Marshal(item)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(w, "%s%s", separator, raw)
+		separator = ",\n    "
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, "\n  ]\n}\n")
+	return err
+}
+
+// exportYAML writes the same as exportJSON.
+func (h *Window) exportYAML(ctx context.Context, w io.Writer, writeYAML func(io.Writer, any) error) error {
+	fmt.Fprintf(w, "from_ts: %d\nto_ts: %d\nstep_ms: %d\n", h.FromMS, h.ToMS, h.StepMS)
+	header := "items:\n"
+	err := h.records(ctx, func(item control.HistoryItem) error {
+		_, _ = io.WriteString(w, header) // an error shows in the next write
+		header = ""
+		return writeYAML(w, []control.HistoryItem{item})
+	})
+	if err == nil && header != "" {
+		_, err = io.WriteString(w, "items: []\n")
+	}
+	return err
+}
+
+// columnProbe is how many records exportCSV reads to learn its columns.
+const columnProbe = 200
+
+// exportCSV writes a column for each value of the window, by its key: those of the chosen
+// modules, and those that a first, coarse pass finds, so that the records need not be held
+// in memory. A value that only the second pass meets has no column; the export then ends
+// with a *ColumnError.
+func (h *Window) exportCSV(ctx context.Context, w io.Writer, chosen []string) error {
+	columns, err := h.columns(ctx, chosen)
+	if err != nil {
+		return err
+	}
+	out := csv.NewWriter(w)
+	record := append([]string{"ts"}, columns...)
+	if err := out.Write(record); err != nil {
+		return err
+	}
+	missed := ""
+	err = h.records(ctx, func(item control.HistoryItem) error {
+		record[0] = strconv.FormatInt(item.TS, 10)
+		found := 0
+		for i, key := range columns {
+			record[i+1] = ""
+			if v, ok := item.Values[key]; ok {
+				record[i+1] = strconv.FormatFloat(v, 'f', -1, 64)
+				found++
+			}
+		}
+		if found < len(item.Values) && missed == "" {
+			for key := range item.Values {
+				if !slices.Contains(columns, key) {
+					missed = key
+				}
+			}
+		}
+		return out.Write(record)
+	})
+	out.Flush()
+	switch {
+	case err != nil:
+		return err
+	case missed != "":
+		return &ColumnError{missed, moduleOf(missed)}
+	}
+	return out.Error()
+}
+
+// columns are the keys of the chosen modules, and those that a coarse pass finds.
+func (h *Window) columns(ctx context.Context, chosen []string) ([]string, error) {
+	keys := map[string]bool{}
+	for _, s := range prober.Sensors() {
+		if s.Key != "" && slices.Contains(chosen, s.Module.Member()) {
+			keys[s.Key] = true
+		}
+	}
+	q := control.HistoryQuery{Modules: h.Modules, StepMS: max((h.ToMS-h.FromMS)/columnProbe, h.StepMS, 1)}
+	err := h.each(ctx, q, func(item control.HistoryItem) error {
+		for key := range item.Values {
+			keys[key] = true
+		}
+		return nil
+	})
+	return slices.SortedFunc(maps.Keys(keys), compareKeys), err
+}

@@ -1,0 +1,156 @@
+// Package monitor shows what the daemon of this machine measures: live (Watcher, View) and
+// from its history (Window). It works on a connection to the control socket.
+//
+//	w := &monitor.Watcher{Socket: path, Modules: modules}
+//	err := w.Run(ctx, func(ctx context.Context, msgs <-chan monitor.Message) error { ... })
+//
+//	h := monitor.Window{Client: cl, FromMS: from, ToMS: to}
+//	err := h.Export(ctx, os.Stdout, "csv", nil)
+//
+// Errors of the daemon and of the connection are those of package control.
+package monitor
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"agentctl/control"
+	"agentctl/prober"
+)
+
+// ParseReading decodes a snapshot or the params of the event metrics into values by the
+// key of the sensor catalogue, such as cpu.usage_percent. A number that the catalogue does
+// not have is found by its dotted name. Lists are left out: they are details of a number
+// beside them.
+func ParseReading(raw []byte) (control.HistoryItem, error) {
+	var m map[string]any
+	if err := json.Unmarshal(raw, &m); err != nil {
+		return control.HistoryItem{}, fmt.Errorf("the daemon's reading: %w", err)
+	}
+	r := control.HistoryItem{Values: make(map[string]float64, 8)}
+	if ts, ok := m["ts"].(float64); ok {
+		r.TS = int64(ts)
+	}
+	delete(m, "ts")
+	delete(m, "seq")
+	addValues(r.Values, "", m)
+	return r, nil
+}
+
+// addValues adds the numbers, flags and states in m, whose keys begin with prefix.
+func addValues(values map[string]float64, prefix string, m map[string]any) {
+	for k, v := range m {
+		key := prefix + k
+		switch v := v.(type) {
+		case float64:
+			values[key] = v
+		case bool:
+			values[key] = 0
+			if v {
+				values[key] = 1
+			}
+		case string:
+			if i := slices.Index(prober.EOLStates, v); i >= 0 {
+				values[key] = float64(i)
+			}
+		case map[string]any:
+			next := key + "."
+			if key == "readings" { // its keys are complete
+				next = ""
+			}
+			addValues(values, next, v)
+		}
+	}
+}
+
+// ModuleNames are the names of all modules as people type them, in the catalogue's order.
+func ModuleNames() []string {
+	return moduleNames(func(prober.Module) bool { return true })
+}
+
+// baseModules are the names of the modules that every daemon reads.
+func baseModules() []string {
+	return moduleNames(func(m prober.Module) bool { return !m.IsOptional() })
+}
+
+func moduleNames(include func(prober.Module) bool) []string {
+	var names []string
+	for m := range prober.NumModules {
+		if include(m) {
+			names = append(names, m.Member())
+		}
+	}
+	return names
+}
+
+// ModuleError reports a name that is not of a module.
+type ModuleError struct{ Name string }
+
+func (e *ModuleError) Error() string {
+	return fmt.Sprintf("%s: the modules are %s", e.Name, strings.Join(ModuleNames(), ", "))
+}
+
+// NormalizeModules gives modules the names of ModuleNames and removes duplicates. Its error
+// is a *ModuleError.
+func NormalizeModules(names []string) ([]string, error) {
+	var out []string
+	for _, n := range names {
+		m, ok := prober.ModuleByName(n)
+		if !ok {
+			return nil, &ModuleError{n}
+		}
+		if !slices.Contains(out, m.Member()) {
+			out = append(out, m.Member())
+		}
+	}
+	return out, nil
+}
+
+// moduleOf is the name of the module that a key belongs to.
+func moduleOf(key string) string {
+	name, _, _ := strings.Cut(key, ".")
+	return name
+}
+
+// compareKeys orders keys as the catalogue has their modules and sensors; what it does not
+// have comes after that, by name.
+func compareKeys(a, b string) int {
+	moduleRank := func(key string) int {
+		if m, ok := prober.ModuleByName(moduleOf(key)); ok {
+			return int(m)
+		}
+		return int(prober.NumModules)
+	}
+	sensorRank := func(key string) int {
+		i := slices.IndexFunc(prober.Sensors(), func(s prober.Sensor) bool { return s.Key == key })
+		return cmp.Or(i+1, len(prober.Sensors())+1) // a key that is not found is the last
+	}
+	return cmp.Or(moduleRank(a)-moduleRank(b), sensorRank(a)-sensorRank(b), strings.Compare(a, b))
+}
+
+// PowerText says what the firmware reports about supply and heat: "good", or the warnings
+// with isBad; "" when it reports nothing.
+func PowerText(values map[string]float64) (text string, isBad bool) {
+	isKnown := false
+	var warnings []string
+	for _, s := range prober.Sensors() {
+		if s.Warning == "" {
+			continue
+		}
+		v, ok := values[s.Key]
+		isKnown = isKnown || ok
+		if v > 0 {
+			warnings = append(warnings, s.Warning)
+		}
+	}
+	switch {
+	case !isKnown:
+		return "", false
+	case len(warnings) == 0:
+		return "good", false
+	}
+	return strings.Join(warnings, ", "), true
+}

@@ -1,0 +1,327 @@
+package monitor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"agentctl/control"
+	"agentctl/prober"
+	"agentctl/prober/alert"
+	"agentctl/term"
+)
+
+// View is the live view of a terminal: a header, a row with a sparkline for each series,
+// the newest alerts and a footer. It belongs to one goroutine.
+type View struct {
+	color, ascii bool
+	zone         *time.Location
+
+	connection Connection
+	lostAt     time.Time // when the connection was lost
+	backAt     time.Time // when it came back
+	newestAt   time.Time // when the newest sample came
+	newestTS   int64     // when it was taken, milliseconds since 1970
+	samples    int
+	lost       int64                // messages that this view was too slow for
+	phase      string               // of the daemon's last state event; "stop": sampling was stopped
+	updateText string               // the version that waits to be installed
+	values     map[string]float64   // the newest ones, by key
+	past       map[string][]float64 // by key, the oldest first; NaN is a gap
+	alerts     []shownAlert         // the newest last
+}
+
+// shownAlert is an alert as lines of the view.
+type shownAlert struct{ head, text, color string }
+
+const (
+	maxPast         = 512 // values kept of each series
+	maxAlerts       = 5
+	staleAfter      = 3 * time.Second  // without a sample
+	showBack        = 10 * time.Second // how long the footer shows that the daemon is back
+	wideTerminal    = 60               // columns from which on rows are longer
+	tallTerminal    = 16               // lines from which on an alert has three of them
+	minSparkColumns = 4
+)
+
+// NewView makes a view for a terminal with or without color and Unicode.
+func NewView(color, ascii bool) *View {
+	return &View{color: color, ascii: ascii, zone: time.Local, values: map[string]float64{}, past: map[string][]float64{}}
+}
+
+// Show draws the view on the terminal f until ctx ends, q is typed, or maxSamples came (0:
+// no limit). It takes the terminal over, gives it back also after a panic, and then leaves
+// one line that sums up.
+func (v *View) Show(ctx context.Context, f *os.File, msgs <-chan Message, maxSamples int) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP, syscall.SIGQUIT)
+	defer stop()
+	ctx, cancel := context.WithCancel(ctx)
+	resized, suspended := notify(syscall.SIGWINCH), notify(syscall.SIGTSTP)
+	defer signal.Stop(resized)
+	defer signal.Stop(suspended)
+	screen := term.NewScreen(f)
+	var keys sync.WaitGroup
+	screen.Enter()
+	defer func() {
+		cancel()
+		keys.Wait()
+		screen.Leave()
+		fmt.Fprintf(f, "watched %d samples; see more with: agentctl history\n", v.samples)
+	}()
+	keys.Go(func() { term.WatchKeys(ctx, cancel) })
+
+	redraw := time.NewTicker(time.Second)
+	defer redraw.Stop()
+	for maxSamples == 0 || v.samples < maxSamples {
+		width, height, _ := term.Size(f)
+		if err := screen.Draw(v.lines(width, height, time.Now())); err != nil {
+			return fmt.Errorf("write to the terminal: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case m := <-msgs:
+			v.handle(m)
+		case <-resized:
+		case <-suspended:
+			screen.Suspend()
+		case <-redraw.C:
+		}
+	}
+	return nil
+}
+
+// notify is signal.Notify with a channel that keeps one signal.
+func notify(sig os.Signal) chan os.Signal {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, sig)
+	return c
+}
+
+// handle changes the view by one message.
+func (v *View) handle(m Message) {
+	switch m.Event {
+	case EventConnection:
+		v.setConnection(m.Params)
+	case control.EventMetrics, EventSnapshot:
+		r, err := ParseReading(m.Params)
+		if err != nil {
+			return
+		}
+		v.newestAt, v.newestTS = time.Now(), r.TS
+		if m.Event == control.EventMetrics {
+			v.samples, v.phase = v.samples+1, ""
+		}
+		for key, x := range r.Values {
+			v.values[key] = x
+			v.record(key, x)
+		}
+	case control.EventState:
+		var st control.State
+		_ = json.Unmarshal(m.Params, &st)
+		v.phase = st.Phase
+	case EventLost:
+		var l struct{ Count int64 }
+		_ = json.Unmarshal(m.Params, &l)
+		v.lost += l.Count
+	case "alert":
+		var a alert.Event
+		if json.Unmarshal(m.Params, &a) == nil {
+			v.addAlert(a)
+		}
+	case "update_ready":
+		var u struct{ Component, Version string }
+		_ = json.Unmarshal(m.Params, &u)
+		v.updateText = term.SafeLine(u.Component + " " + u.Version)
+	}
+}
+
+func (v *View) setConnection(params []byte) {
+	before := v.connection.State
+	v.connection.Alerts = nil // Unmarshal would keep them
+	_ = json.Unmarshal(params, &v.connection)
+	for _, a := range v.connection.Alerts {
+		v.addAlert(a)
+	}
+	switch {
+	case v.connection.State == "lost":
+		v.lostAt = time.Now()
+		for key := range v.past {
+			v.record(key, math.NaN())
+		}
+	case before == "lost":
+		v.backAt = time.Now()
+	}
+}
+
+// record adds a value to the past of a series. It cuts that only now and then, so that a
+// value costs no copy.
+func (v *View) record(key string, x float64) {
+	past := append(v.past[key], x)
+	if len(past) > 2*maxPast {
+		past = slices.Clone(past[len(past)-maxPast:])
+	}
+	v.past[key] = past
+}
+
+// addAlert shows an alert once, though it may come twice: as an event, and as raised
+// before the connection.
+func (v *View) addAlert(a alert.Event) {
+	level := string(a.Level)
+	head := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), term.SafeLine(level))
+	shown := shownAlert{head, term.SafeLine(a.Message), map[string]string{"error": term.Red, "warn": term.Yellow}[level]}
+	if slices.Contains(v.alerts, shown) {
+		return
+	}
+	v.alerts = append(v.alerts, shown)
+	v.alerts = v.alerts[max(len(v.alerts)-maxAlerts, 0):]
+}
+
+// lines draws the view for a terminal of this size. The footer and the alerts are never cut
+// for the sake of the rows above them.
+func (v *View) lines(width, height int, now time.Time) []string {
+	body := []string{v.header(width), ""}
+	for _, s := range prober.Sensors() {
+		if row := v.row(s, width); row != "" {
+			body = append(body, row)
+		}
+	}
+	foot := []string{""}
+	if power, isBad := PowerText(v.values); isBad {
+		foot = append(foot, fmt.Sprintf("%-8s ", "Power")+term.Paint(v.color, term.Yellow, power))
+	} else if power != "" {
+		body = append(body, fmt.Sprintf("%-8s ", "Power")+power)
+	}
+	if len(v.values) == 0 {
+		body = append(body, "waiting for the first sample")
+	}
+	foot = append(foot, v.alertLines(width, height)...)
+	foot = append(foot, term.Paint(v.color, term.Faint, term.Truncate(v.footer(now, width), width)))
+	if room := max(height-len(foot), 1); len(body) > room {
+		body = body[:room]
+	}
+	out := append(body, foot...)
+	return out[max(len(out)-height, 0):]
+}
+
+// alertLines are the newest alerts, in at most a third of the terminal.
+func (v *View) alertLines(width, height int) []string {
+	perAlert := 1
+	if height >= tallTerminal {
+		perAlert = 3
+	}
+	var lines []string
+	for _, a := range v.alerts {
+		head := a.head
+		wrapped := term.Wrap(a.text, max(width-len(head), 1))
+		for _, line := range wrapped[:min(len(wrapped), perAlert)] {
+			lines = append(lines, term.Paint(v.color, a.color, term.Truncate(head+line, width)))
+			head = strings.Repeat(" ", len(head))
+		}
+	}
+	return lines[max(len(lines)-max(height/3, 1), 0):]
+}
+
+func (v *View) header(width int) string {
+	name := term.SafeLine(v.connection.Name)
+	if name == "" {
+		name, _ = os.Hostname() // the socket is this machine's
+	}
+	if id := v.connection.NodeID; id != "" && len(name)+len(id)+12 < width {
+		name += "  " + id
+	}
+	at := ""
+	if v.newestTS > 0 {
+		at = time.UnixMilli(v.newestTS).In(v.zone).Format(time.TimeOnly)
+	}
+	room := max(width-len(at)-1, 1)
+	return term.Paint(v.color, term.Bold, fmt.Sprintf("%-*s", room, term.Truncate(name, room))) + " " + at
+}
+
+// row is the line of one sensor: label, value, sparkline; "" when it is not drawn or has no
+// value.
+func (v *View) row(s prober.Sensor, width int) string {
+	x, ok := v.values[s.Key]
+	if !ok || s.Chart.Label == "" {
+		return ""
+	}
+	label, text, high := s.Chart.Label, term.Value(x, s.Unit), s.Chart.Max
+	if total := v.values[s.Chart.MaxKey]; s.Chart.MaxKey != "" && total > 0 {
+		text, high = fmt.Sprintf("%s of %s", text, term.Value(total, s.Unit)), total
+		if s.Unit == "MiB" && width >= wideTerminal {
+			text += fmt.Sprintf(", %.0f %%", x/total*100)
+		}
+	}
+	if s.Key == "load.load_1m" { // one row for the three of them
+		label = "Load"
+		text = fmt.Sprintf("%.2f %.2f %.2f", x, v.values["load.load_5m"], v.values["load.load_15m"])
+	}
+	valueWidth := 28
+	if width < wideTerminal {
+		valueWidth = 19
+	}
+	line := fmt.Sprintf("%-8s %-*s", label, valueWidth, text)
+	room := width - len(line) - 1
+	if room < minSparkColumns {
+		return line
+	}
+	past := v.past[s.Key]
+	past = past[max(len(past)-room, 0):]
+	highest := 0.0
+	for _, p := range past {
+		if p > highest { // false for NaN
+			highest = p
+		}
+	}
+	low := 0.0
+	switch {
+	case s.Unit == "C":
+		low, high = 20, 100
+	case high == 0, s.Chart.MaxKey != "" && highest*4 < high: // no scale, or one that flattens the line
+		high = term.NiceCeil(highest)
+	}
+	return line + " " + term.Paint(v.color, sparkColor(s, x), term.Sparkline(past, room, low, high, v.ascii))
+}
+
+// sparkColor warns of what runs full or hot.
+func sparkColor(s prober.Sensor, x float64) string {
+	switch {
+	case s.Unit == "%" && x >= 95, s.Unit == "C" && x >= 85:
+		return term.Red
+	case s.Unit == "%" && x >= 85, s.Unit == "C" && x >= 75:
+		return term.Yellow
+	}
+	return term.Cyan
+}
+
+func (v *View) footer(now time.Time, width int) string {
+	var parts []string
+	switch {
+	case v.connection.State == "lost":
+		parts = append(parts, fmt.Sprintf("daemon gone for %d s; waiting for it", int(now.Sub(v.lostAt).Seconds())))
+	case v.phase == "stop":
+		parts = append(parts, "sampling was stopped; go on with: agentctl start")
+	case !v.newestAt.IsZero() && now.Sub(v.newestAt) > staleAfter:
+		parts = append(parts, fmt.Sprintf("no sample for %d s", int(now.Sub(v.newestAt).Seconds())))
+	case now.Sub(v.backAt) < showBack:
+		parts = append(parts, "daemon came back")
+	}
+	if v.updateText != "" {
+		parts = append(parts, "update ready: "+v.updateText)
+	}
+	if v.lost > 0 {
+		parts = append(parts, fmt.Sprintf("%d events lost", v.lost))
+	}
+	if len(parts) == 0 || width >= wideTerminal {
+		parts = append(parts, "q ends")
+	}
+	return strings.Join(parts, " | ")
+}
