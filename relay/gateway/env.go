@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"strconv"
@@ -72,14 +73,14 @@ func (r *envReader) fail(name, what string) {
 	r.errs = append(r.errs, fmt.Errorf("%s %s", name, what))
 }
 
-func (r *envReader) number(name string, def, least, most int) int {
+func (r *envReader) number(name string, def, minimum, maximum int) int {
 	s := r.getenv(name)
 	if s == "" {
 		return def
 	}
 	n, err := strconv.Atoi(s)
-	if err != nil || n < least || n > most || s[0] == '+' {
-		r.fail(name, fmt.Sprintf("is %q: a whole number from %d to %d", s, least, most))
+	if err != nil || n < minimum || n > maximum || s[0] == '+' {
+		r.fail(name, fmt.Sprintf("is %q: a whole number from %d to %d", s, minimum, maximum))
 		return def
 	}
 	return n
@@ -95,47 +96,48 @@ func (r *envReader) secret(name string) string {
 		r.fail(name, "and "+name+"_FILE are both set; set one of them")
 		return ""
 	}
-	f, err := os.Open(path)
+	b, err := readSecretFile(path)
 	if err != nil {
 		r.fail(name+"_FILE", "cannot be read: "+err.Error())
 		return ""
 	}
-	defer func() { _ = f.Close() }()
-	buf := make([]byte, 4097)
-	n := 0
-	for n < len(buf) && err == nil {
-		var m int
-		m, err = f.Read(buf[n:])
-		n += m
-	}
-	value = strings.TrimRight(string(buf[:n]), "\r\n")
-	if n == len(buf) || value == "" {
+	value = strings.TrimRight(string(b), "\r\n")
+	if len(b) > maxSecret || value == "" {
 		r.fail(name+"_FILE", "names "+path+", which is empty or has more than 4,096 bytes")
 		return ""
 	}
 	return value
 }
 
-// token is a secret that can stand in a header.
+const maxSecret = 4096
+
+// readSecretFile reads at most one byte more than maxSecret.
+func readSecretFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, maxSecret+1))
+}
+
+// token is a secret that is sent in a header.
 func (r *envReader) token(name string) string {
 	s := r.secret(name)
-	for i := range len(s) {
-		if s[i] <= ' ' || s[i] > '~' {
-			r.fail(name, "has a character that cannot stand in a bearer token (visible ASCII, no blanks)")
-			return ""
-		}
+	if strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' }) {
+		r.fail(name, "has a character that a bearer token cannot have (use visible ASCII without spaces)")
+		return ""
 	}
 	return s
 }
 
 func (r *envReader) origins(name string) []string {
 	var list []string
-	for _, o := range strings.Split(r.getenv(name), ",") {
+	for o := range strings.SplitSeq(r.getenv(name), ",") {
 		if o = strings.TrimSuffix(strings.TrimSpace(o), "/"); o == "" {
 			continue
 		}
-		u, err := url.Parse(o)
-		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.Scheme+"://"+u.Host != o {
+		if u, ok := parseHTTP(o); !ok || u.Scheme+"://"+u.Host != o {
 			r.fail(name, fmt.Sprintf("has %q: an origin is https://host or https://host:port", o))
 			continue
 		}
@@ -149,11 +151,17 @@ func (r *envReader) url(name, def string) string {
 	if s == "" {
 		return def
 	}
-	if u, err := url.Parse(s); err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+	if _, ok := parseHTTP(s); !ok {
 		r.fail(name, fmt.Sprintf("is %q: http://host:port%s", s, IngestPath))
 		return def
 	}
 	return s
+}
+
+// parseHTTP parses an http or https URL with a host.
+func parseHTTP(s string) (u *url.URL, ok bool) {
+	u, err := url.Parse(s)
+	return u, err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
 }
 
 func (r *envReader) boolean(name string) bool {

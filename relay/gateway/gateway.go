@@ -22,6 +22,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -95,38 +96,24 @@ type Options struct {
 	Logger         *zap.Logger   // default none
 }
 
-func (o *Options) defaults() error {
-	if o.IngestToken == "" {
-		o.IngestToken = o.SubscribeToken
-	}
-	if o.Heartbeat == 0 {
-		o.Heartbeat = 15 * time.Second
-	}
+func (o *Options) setDefaults() error {
+	o.IngestToken = cmp.Or(o.IngestToken, o.SubscribeToken)
+	o.Heartbeat = cmp.Or(o.Heartbeat, 15*time.Second)
 	if o.Heartbeat < 10*time.Millisecond || o.Heartbeat > time.Hour {
 		return fmt.Errorf("gateway: heartbeat %s: 10 ms to 1 h", o.Heartbeat)
 	}
-	if o.Ring == 0 {
-		o.Ring = 500
-	}
+	o.Ring = cmp.Or(o.Ring, 500)
 	if o.Ring < 1 || o.Ring > maxRing {
 		return fmt.Errorf("gateway: ring of %d events: 1 to %d", o.Ring, maxRing)
 	}
-	setDefault(&o.IngestRate, 1000)
-	setDefault(&o.OpenIngestRate, 10_000)
-	setDefault(&o.MaxSubscribers, 20_000)
-	setDefault(&o.TicketTTL, time.Minute)
-	setDefault(&o.MaxData, MaxData)
-	setDefault(&o.Shards, min(runtime.GOMAXPROCS(0), 4))
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
+	o.IngestRate = cmp.Or(o.IngestRate, 1000)
+	o.OpenIngestRate = cmp.Or(o.OpenIngestRate, 10_000)
+	o.MaxSubscribers = cmp.Or(o.MaxSubscribers, 20_000)
+	o.TicketTTL = cmp.Or(o.TicketTTL, time.Minute)
+	o.MaxData = cmp.Or(o.MaxData, MaxData)
+	o.Shards = cmp.Or(o.Shards, min(runtime.GOMAXPROCS(0), 4))
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	return o.checkListen()
-}
-
-func setDefault[T int | float64 | time.Duration](p *T, v T) {
-	if *p <= 0 {
-		*p = v
-	}
 }
 
 // Gateway is one event gateway. Its methods may be called from any goroutine.
@@ -140,10 +127,10 @@ type Gateway struct {
 	addr    atomic.Pointer[string]
 	onReady func(addr string)
 
-	quotas        *quotas
-	replayLimiter *replayLimiter
-	subscribers   atomic.Int64
-	shards        []*shard
+	quotas      *quotas
+	replaySlots *slots
+	subscribers atomic.Int64
+	shards      []*shard
 
 	ingested, emitted, emitLost, rateLimited atomic.Uint64
 
@@ -160,13 +147,13 @@ type Gateway struct {
 
 // New makes a gateway; nothing runs before Run or Serve, but Emit may be called.
 func New(o Options) (*Gateway, error) {
-	if err := o.defaults(); err != nil {
+	if err := o.setDefaults(); err != nil {
 		return nil, err
 	}
 	g := &Gateway{
 		opts: o, log: o.Logger, signer: newSigner(o.HMACSecret),
 		limits: edge.NewLimiter(maxLimited, false), tickets: newTickets(o.TicketTTL),
-		quotas: newQuotas(maxTotalQueued), replayLimiter: newReplayLimiter(),
+		quotas: newQuotas(maxTotalQueued), replaySlots: newSlots(maxReplays),
 	}
 	// Above every id of an earlier life, as long as that one had fewer than 4,096 events
 	// a millisecond; below 2^53 until 2039.

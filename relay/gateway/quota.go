@@ -13,8 +13,8 @@ const (
 	identityShare  = 4         // one identity has at most a quarter of the streams and of the bytes
 )
 
-// quotas bounds what each identity has: its open streams, and the bytes that wait for
-// them.
+// quotas bounds what each identity has: its open streams, the bytes that wait for them, and
+// its replays.
 type quotas struct {
 	maxBytes int64
 	total    *sse.Budget
@@ -28,6 +28,7 @@ type quota struct {
 	quotas   *quotas
 	identity string
 	budget   *sse.Budget
+	replays  *slots // of the log, see acquireReplay
 	streams  int
 }
 
@@ -46,7 +47,7 @@ func (qs *quotas) acquireStream(identity string, shared bool, maxStreams int) *q
 		if shared {
 			maxBytes = 0
 		}
-		q = &quota{quotas: qs, identity: identity, budget: sse.NewBudget(maxBytes, qs.total)}
+		q = &quota{quotas: qs, identity: identity, budget: sse.NewBudget(maxBytes, qs.total), replays: newSlots(maxReplaysPerIdentity)}
 		qs.byIdentity[identity] = q
 	}
 	if !shared && q.streams >= maxStreams {

@@ -68,7 +68,7 @@ func TestSlowReplays(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		if n := len(g.replayLimiter.all.acquired); n != maxReplaysPerIdentity {
+		if n := len(g.replaySlots.acquired); n != maxReplaysPerIdentity {
 			t.Errorf("%d of one identity read the log", n)
 		}
 		s := open("b")
@@ -77,7 +77,7 @@ func TestSlowReplays(t *testing.T) {
 		}
 		for range maxReplaysPerIdentity {
 			if at := <-ends; at < replayTimeSlice || at > replayTimeSlice+15*time.Second {
-				t.Errorf("a turn ended after %s", at)
+				t.Errorf("a replay ended after %s", at)
 			}
 		}
 		for _, s := range append(streams, s) {
@@ -89,33 +89,36 @@ func TestSlowReplays(t *testing.T) {
 	})
 }
 
-// TestTurnsAreForgotten: nothing is kept of an identity that has no client here.
-func TestTurnsAreForgotten(t *testing.T) {
-	limiter := newReplayLimiter()
+// TestReplaySlots: a replay whose wait was ended holds no slot of its identity or of all.
+func TestReplaySlots(t *testing.T) {
+	own, all := newSlots(maxReplaysPerIdentity), newSlots(maxReplays)
 	ctx, cancel := context.WithCancel(t.Context())
-	a, err := limiter.acquire(ctx, "a", time.Hour, nil)
+	first, err := acquireReplay(ctx, own, all, time.Hour, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range maxReplaysPerIdentity - 1 {
-		m, err := limiter.acquire(ctx, "a", time.Hour, nil)
+		slot, err := acquireReplay(ctx, own, all, time.Hour, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer m.release()
+		defer slot.release()
 	}
 	cancel()
 	for i := range 10 {
-		if m, err := limiter.acquire(ctx, "a", time.Hour, nil); err == nil {
-			t.Errorf("a turn too many: %d", i)
-			m.release()
+		if slot, err := acquireReplay(ctx, own, all, time.Hour, nil); err == nil {
+			t.Errorf("a slot too many: %d", i)
+			slot.release()
 		}
 	}
-	a.release()
-	if n := limiter.byIdentity["a"].users; n != maxReplaysPerIdentity-1 {
-		t.Errorf("%d users", n)
+	first.release()
+	if n := len(own.acquired); n != maxReplaysPerIdentity-1 {
+		t.Errorf("%d slots of the identity are taken", n)
 	}
-	if n := len(limiter.all.acquired); n != maxReplaysPerIdentity-1 {
-		t.Errorf("%d turns are taken", n)
+	if n := len(all.acquired); n != maxReplaysPerIdentity-1 {
+		t.Errorf("%d slots of all are taken", n)
+	}
+	if n := own.waiting.Load() + all.waiting.Load(); n != 0 {
+		t.Errorf("%d wait", n)
 	}
 }

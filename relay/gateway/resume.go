@@ -168,7 +168,7 @@ func (g *Gateway) catchUp(ctx context.Context, c *subscriber, position, floor ui
 // replay writes what the log has above position and up to end, and returns how far it
 // came. Heartbeats are written while it waits for a slot.
 func (g *Gateway) replay(ctx context.Context, c *subscriber, position, end uint64) (uint64, error) {
-	slot, err := g.replayLimiter.acquire(ctx, c.identity, g.opts.Heartbeat, func() error {
+	slot, err := acquireReplay(ctx, c.quota.replays, g.replaySlots, g.opts.Heartbeat, func() error {
 		if err := c.checkActive(); err != nil {
 			return err
 		}

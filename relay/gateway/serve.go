@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -23,29 +24,28 @@ import (
 // needsToken reports whether subscribers need a token.
 func (o *Options) needsToken() bool { return o.SubscribeToken != "" || o.Identities != nil }
 
-// checkListen completes Listen. An empty host is loopback for an open gateway and every
-// address for a guarded one; an open one beyond loopback is refused.
+// checkListen completes Listen. An empty host is every address, or loopback when no token
+// is needed. An address that others reach is refused when no token is needed.
 func (o *Options) checkListen() error {
-	if o.Listen == "" {
-		o.Listen = ":" + strconv.Itoa(DefaultPort)
-	}
+	o.Listen = cmp.Or(o.Listen, ":"+strconv.Itoa(DefaultPort))
+	isOpen := !o.needsToken() && !o.Insecure
 	host, port, err := net.SplitHostPort(o.Listen)
 	if err != nil {
 		return fmt.Errorf("gateway: listen address %q: %w", o.Listen, err)
 	}
-	if host == "" && !o.needsToken() && !o.Insecure {
+	if host == "" && isOpen {
 		o.Listen, host = net.JoinHostPort("127.0.0.1", port), "127.0.0.1"
 	}
-	if !edge.IsLoopback(host) && !o.needsToken() && !o.Insecure {
+	if isOpen && !edge.IsLoopback(host) {
 		return fmt.Errorf("gateway: %s is reachable by others and subscribers need no token: set MCP_SSE_AUTH_TOKEN, listen on 127.0.0.1, or pass --insecure", o.Listen)
 	}
 	return nil
 }
 
-// Listen takes the port that New with the same options would serve, for a caller who
-// wants to know early that it is free. Hand it to Serve.
+// Listen listens on the port of a gateway with these options, for a caller that wants to
+// know early whether it is free. Pass the listener to Serve.
 func Listen(o Options) (net.Listener, error) {
-	if err := o.defaults(); err != nil {
+	if err := o.setDefaults(); err != nil {
 		return nil, err
 	}
 	ln, err := net.Listen("tcp", o.Listen)
@@ -60,7 +60,7 @@ func Listen(o Options) (net.Listener, error) {
 	return ln, nil
 }
 
-// Run listens and serves until ctx ends; it waits for all that it started.
+// Run listens and serves until ctx ends. It waits for all goroutines that it started.
 func (g *Gateway) Run(ctx context.Context) error {
 	ln, err := Listen(g.opts)
 	if err != nil {
@@ -69,9 +69,12 @@ func (g *Gateway) Run(ctx context.Context) error {
 	return g.Serve(ctx, ln)
 }
 
-// Serve is Run on a listener that is open; it closes it. Nil: the handler is served
-// elsewhere. It may be called again after it has returned, and then goes on with its
-// ring. It returns nil when ctx ended, or why it cannot go on.
+// Serve is Run on a listener that is open; it closes it. Without a listener (nil) the
+// handler is served elsewhere. It returns nil when ctx ended, or why it cannot go on. It may
+// be called again afterwards and continues with the same ring.
+//
+// It ends in this order: no new requests, requests under way (5 s at most), streams that are
+// starting, shards, and last what they need.
 func (g *Gateway) Serve(ctx context.Context, ln net.Listener) error {
 	if ln != nil {
 		defer func() { _ = ln.Close() }()
@@ -80,63 +83,59 @@ func (g *Gateway) Serve(ctx context.Context, ln net.Listener) error {
 	if err != nil {
 		return err
 	}
-	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // ends after the requests
+	streams, endStreams := context.WithCancelCause(context.WithoutCancel(ctx))
 	polling, endPolling := context.WithCancel(context.WithoutCancel(ctx))
-	after, err := g.begin(inner)
+	defer endPolling()
+	after, err := g.begin(streams)
 	if err != nil {
-		cancel(err)
+		endStreams(err)
 		endPolling()
 		_ = poller.Run(polling) // closes it
 		return err
 	}
 	var shards, others sync.WaitGroup
 	failed := make(chan error, 3)
-	for _, s := range g.shards {
-		shards.Go(func() { s.run(inner, poller) })
-	}
-	others.Go(func() {
-		if err := poller.Run(polling); polling.Err() == nil {
-			failed <- err
-		}
-	})
-	if g.opts.Log != nil {
+	goOrFail := func(run func() error) {
 		others.Go(func() {
-			if err := g.follow(inner, after); err != nil {
+			if err := run(); err != nil {
 				failed <- err
 			}
 		})
 	}
-	var srv *http.Server
-	if ln != nil {
-		srv = edge.NewServer(g.handler, stdlog.New(io.Discard, "", 0)) // it would log handshakes and scanners
-		others.Go(func() {
-			if err := srv.Serve(g.wrap(ln)); !errors.Is(err, http.ErrServerClosed) {
-				failed <- fmt.Errorf("gateway: %w", err)
-			}
-		})
-		addr := ln.Addr().String()
-		g.addr.Store(&addr)
-		g.log.Info("event gateway ready", zap.String("listen", addr), zap.Bool("token", g.opts.needsToken()), zap.Bool("log", g.opts.Log != nil))
-		if g.onReady != nil {
-			g.onReady(addr)
+	for _, s := range g.shards {
+		shards.Go(func() { s.run(streams, poller) })
+	}
+	goOrFail(func() error {
+		if err := poller.Run(polling); polling.Err() == nil {
+			return err
 		}
+		return nil
+	})
+	if g.opts.Log != nil {
+		goOrFail(func() error { return g.follow(streams, after) })
+	}
+	srv := edge.NewServer(g.handler, stdlog.New(io.Discard, "", 0)) // it would log failed handshakes and port scans
+	if ln != nil {
+		goOrFail(func() error {
+			if err := srv.Serve(g.wrap(ln)); !errors.Is(err, http.ErrServerClosed) {
+				return fmt.Errorf("gateway: %w", err)
+			}
+			return nil
+		})
+		g.announce(ln.Addr().String())
 	}
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
 	}
-	g.mu.Lock()
-	g.serving = false // no new subscribers or events; requests under way are answered
-	g.mu.Unlock()
-	if srv != nil {
-		wait, done := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		if srv.Shutdown(wait) != nil {
-			_ = srv.Close()
-		}
-		done()
+	g.refuseNew()
+	wait, done := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	if srv.Shutdown(wait) != nil {
+		_ = srv.Close()
 	}
+	done()
 	g.stop()
-	cancel(ErrStopped)
+	endStreams(ErrStopped)
 	g.replays.Wait()
 	shards.Wait()
 	endPolling()
@@ -144,12 +143,22 @@ func (g *Gateway) Serve(ctx context.Context, ln net.Listener) error {
 	return err
 }
 
-// begin lets clients in and says from where the log is to be followed.
+// announce publishes the address that the gateway listens on.
+func (g *Gateway) announce(addr string) {
+	g.addr.Store(&addr)
+	g.log.Info("event gateway ready", zap.String("listen", addr), zap.Bool("token", g.opts.needsToken()), zap.Bool("log", g.opts.Log != nil))
+	if g.onReady != nil {
+		g.onReady(addr)
+	}
+}
+
+// begin accepts streams, which end with ctx, and returns the position from which to follow
+// the log.
 func (g *Gateway) begin(ctx context.Context) (after uint64, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.ctx != nil {
-		return 0, errors.New("gateway: it runs already")
+		return 0, errors.New("gateway: it is running already")
 	}
 	if g.opts.Log != nil && g.ring.n == 0 {
 		g.ring.restart(g.opts.Log.Last())
@@ -158,7 +167,14 @@ func (g *Gateway) begin(ctx context.Context) (after uint64, err error) {
 	return g.ring.last, nil
 }
 
-// stop lets go of all that waits in here.
+// refuseNew refuses new streams and events; requests under way are answered.
+func (g *Gateway) refuseNew() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.serving = false
+}
+
+// stop ends every wait for the ring or for a shard.
 func (g *Gateway) stop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -167,7 +183,8 @@ func (g *Gateway) stop() {
 	broadcastLocked(&g.backlogTaken)
 }
 
-// wrap puts TLS above the counting listener. HTTP/1.1 only: a stream is a connection.
+// wrap puts TLS above the counting listener. It offers HTTP/1.1 alone, since a stream takes
+// its connection over.
 func (g *Gateway) wrap(ln net.Listener) net.Listener {
 	ln = sse.NewListener(ln)
 	if g.opts.TLS == nil {

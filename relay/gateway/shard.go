@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"container/list"
 	"context"
 	"time"
 
@@ -32,15 +33,15 @@ type shard struct {
 	subscribers int // those in added included
 
 	// Of the shard's goroutine alone.
-	poller      *sse.Poller
-	groups      map[string]*group // by eventFilter.key
-	first, last *subscriber       // list by heartbeatAt
-	expiring    int               // subscribers whose identity can end
-	retries     int               // subscribers with needsRetry
-	lastID      uint64            // newest event delivered
-	chunks      []chunk           // scratch of deliver
-	timer       *time.Timer
-	sweepAt     time.Time
+	poller     *sse.Poller
+	groups     map[string]*group // by eventFilter.key
+	heartbeats list.List         // of all subscribers, ordered by heartbeatAt
+	expiring   int               // subscribers whose identity can end
+	retries    int               // subscribers with needsRetry
+	lastID     uint64            // newest event delivered
+	chunks     []chunk           // scratch of deliver
+	timer      *time.Timer
+	sweepAt    time.Time
 }
 
 // group is the subscribers of a shard with equal filters. It exists while it has any.
@@ -97,8 +98,8 @@ func (s *shard) run(ctx context.Context, p *sse.Poller) {
 	for _, c := range added {
 		s.add(c)
 	}
-	for s.first != nil {
-		s.remove(s.first)
+	for c := s.nextHeartbeat(); c != nil; c = s.nextHeartbeat() {
+		s.remove(c)
 	}
 }
 
@@ -140,8 +141,8 @@ func (s *shard) step() {
 // resetTimer sets the timer to what is due next.
 func (s *shard) resetTimer() {
 	at := time.Now().Add(time.Hour)
-	if s.first != nil {
-		at = s.first.heartbeatAt
+	if c := s.nextHeartbeat(); c != nil {
+		at = c.heartbeatAt
 	}
 	if (s.expiring > 0 || s.retries > 0) && s.sweepAt.Before(at) {
 		at = s.sweepAt
@@ -162,7 +163,7 @@ func (s *shard) add(c *subscriber) {
 	gr.subscribers = append(gr.subscribers, c)
 	now := time.Now()
 	c.heartbeatAt = now.Add(s.g.opts.Heartbeat)
-	s.appendHeartbeat(c)
+	c.heartbeat = s.heartbeats.PushBack(c)
 	if c.isActive != nil {
 		if s.expiring++; s.expiring == 1 && s.retries == 0 {
 			s.sweepAt = now.Add(activeInterval)
@@ -190,7 +191,7 @@ func (s *shard) remove(c *subscriber) {
 		delete(s.groups, gr.key)
 	}
 	c.group = nil
-	s.removeHeartbeat(c)
+	s.heartbeats.Remove(c.heartbeat)
 	if c.isActive != nil {
 		s.expiring--
 	}
@@ -256,22 +257,30 @@ func (s *shard) buildChunks(gr *group, events []*event) {
 	}
 }
 
+// nextHeartbeat is the subscriber whose heartbeat is due next, or nil. All have the same
+// interval, so it is the first of the list.
+func (s *shard) nextHeartbeat() *subscriber {
+	if e := s.heartbeats.Front(); e != nil {
+		return e.Value.(*subscriber)
+	}
+	return nil
+}
+
 // sendHeartbeats writes the heartbeats that are due within 1/128 of their interval, so
-// that thousands of subscribers do not wake the shard one by one. All have the same
-// interval, so the first in the list is the next.
+// that thousands of subscribers do not wake the shard one by one.
 func (s *shard) sendHeartbeats(now time.Time) {
-	if s.first == nil || s.first.heartbeatAt.After(now) {
+	c := s.nextHeartbeat()
+	if c == nil || c.heartbeatAt.After(now) {
 		return
 	}
 	interval := s.g.opts.Heartbeat
 	soon := now.Add(interval / 128)
 	beat := chunk{b: heartbeat(now)}
-	for c := s.first; c != nil && !c.heartbeatAt.After(soon); c = s.first {
-		s.removeHeartbeat(c)
+	for ; c != nil && !c.heartbeatAt.After(soon); c = s.nextHeartbeat() {
 		if c.heartbeatAt = c.heartbeatAt.Add(interval); !c.heartbeatAt.After(soon) { // late by more than one
 			c.heartbeatAt = now.Add(interval)
 		}
-		s.appendHeartbeat(c)
+		s.heartbeats.MoveToBack(c.heartbeat)
 		if c.out.Check() != nil {
 			s.remove(c)
 		} else if !c.out.Blocked() {
@@ -287,10 +296,10 @@ func (s *shard) sweep(now time.Time) {
 	if s.expiring == 0 && s.retries == 0 {
 		return
 	}
-	var next *subscriber
-	for c := s.first; c != nil; c = next {
-		next = c.next
-		if c.checkActive() != nil {
+	var next *list.Element
+	for e := s.heartbeats.Front(); e != nil; e = next {
+		next = e.Next() // before remove
+		if c := e.Value.(*subscriber); c.checkActive() != nil {
 			s.remove(c)
 		} else if c.needsRetry {
 			s.flush(c)
@@ -300,29 +309,4 @@ func (s *shard) sweep(now time.Time) {
 	if s.retries > 0 {
 		s.sweepAt = now.Add(retryInterval)
 	}
-}
-
-// appendHeartbeat puts c last into the list of heartbeats.
-func (s *shard) appendHeartbeat(c *subscriber) {
-	c.prev, c.next = s.last, nil
-	if s.last != nil {
-		s.last.next = c
-	} else {
-		s.first = c
-	}
-	s.last = c
-}
-
-func (s *shard) removeHeartbeat(c *subscriber) {
-	if c.prev != nil {
-		c.prev.next = c.next
-	} else {
-		s.first = c.next
-	}
-	if c.next != nil {
-		c.next.prev = c.prev
-	} else {
-		s.last = c.prev
-	}
-	c.prev, c.next = nil, nil
 }

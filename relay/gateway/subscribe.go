@@ -34,7 +34,7 @@ func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := g.openStream(w, r, &subscriber{filter: filter, isActive: id.Active, identity: id.key(), quota: q}); err != nil {
+	if err := g.openStream(w, r, &subscriber{filter: filter, isActive: id.Active, quota: q}); err != nil {
 		g.releaseStream(q)
 		return err
 	}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"container/list"
 	"fmt"
 	"time"
 
@@ -16,15 +17,13 @@ type subscriber struct {
 	group  *group      // nil before add and after remove
 	index  int         // in group.subscribers
 
-	identity string
 	quota    *quota
 	joinedAt uint64       // events up to this id are not delivered by the shard
 	lastID   uint64       // newest event given to out
 	isActive func() error // fails when its identity has ended; nil: it cannot end
 
-	// The list of heartbeats, see shard.first.
 	heartbeatAt time.Time
-	prev, next  *subscriber
+	heartbeat   *list.Element // in shard.heartbeats
 
 	isPolled   bool // OnWritable is called when there is room
 	needsRetry bool // blocked and not polled: sweep tries again
