@@ -1,8 +1,10 @@
 // Package clock keeps trusted time on boards that may boot in 1970.
 //
-// A local clock below the floor is not believed. After the relay told its time, a local
-// clock that is off by more than MaxSkew is replaced by the relay's time carried forward
-// on the monotonic clock. Nothing here ever sets the system's clock.
+// Three sources are compared: the local clock, a floor (a time that has certainly passed)
+// and the relay's time from the last handshake. A local clock below the floor is not
+// trusted. A local clock that differs from the relay by more than MaxSkew is replaced by
+// the relay's time, advanced by the monotonic clock. The package never sets the system
+// clock.
 package clock
 
 import (
@@ -10,19 +12,21 @@ import (
 	"time"
 )
 
-// MinMS is the smallest timestamp that a frame may carry (RFC-0009 §5.1), in ms.
+// MinMS is the smallest timestamp that a metric frame may carry (RFC-0009 §5.1), in
+// Unix milliseconds.
 const MinMS = 1_700_000_000_000
 
-// MaxSkew is how far the local clock may be off the relay's before it is replaced.
+// MaxSkew is the largest difference from the relay's clock at which the local clock is
+// still trusted.
 const MaxSkew = 5 * time.Minute
 
-// State tells where trusted time comes from.
+// State names the source of trusted time.
 type State string
 
 // States of a clock.
 const (
-	Local    State = "local"    // the system clock, above the floor
-	Relay    State = "relay"    // the relay's time carried forward
+	Local    State = "local"    // the system clock
+	Relay    State = "relay"    // the relay's time, advanced by the monotonic clock
 	Unsynced State = "unsynced" // no trusted time yet
 )
 
@@ -31,69 +35,68 @@ type Clock struct {
 	floor time.Time
 
 	mu       sync.Mutex // protects the fields below
-	synced   bool
-	serverMS int64
-	at       time.Time // monotonic moment of serverMS
+	relayMS  int64      // the relay's time at syncedAt, Unix milliseconds
+	syncedAt time.Time  // with its monotonic reading; zero before the first Sync
 }
 
-// New makes a clock with a floor: the newest moment that has surely passed (build time,
-// a state file's time). A zero floor means MinMS.
+// New makes a clock with a floor: the newest time that has certainly passed, such as the
+// build time or the time of a state file. A floor below MinMS is raised to MinMS.
 func New(floor time.Time) *Clock {
-	if least := time.UnixMilli(MinMS); floor.Before(least) {
-		floor = least
+	if lowest := time.UnixMilli(MinMS); floor.Before(lowest) {
+		floor = lowest
 	}
 	return &Clock{floor: floor}
 }
 
-// Sync takes the relay's time, as told at auth.
-func (c *Clock) Sync(serverMS int64) {
-	if serverMS < MinMS {
-		return // a relay with a broken clock is no help
+// Sync sets the relay's time, which auth_ok carries in server_time_ms. A time below MinMS
+// is ignored: the relay's own clock is wrong then.
+func (c *Clock) Sync(relayMS int64) {
+	if relayMS < MinMS {
+		return
 	}
 	c.mu.Lock()
-	c.synced, c.serverMS, c.at = true, serverMS, time.Now()
+	c.relayMS, c.syncedAt = relayMS, time.Now()
 	c.mu.Unlock()
 }
 
-// NowMS is trusted time in Unix milliseconds; ok is false while there is none.
+// NowMS is trusted time in Unix milliseconds. ok is false while there is none; ms is the
+// local clock then.
 func (c *Clock) NowMS() (ms int64, ok bool) {
-	ms, state := c.now()
+	ms, state, _ := c.now()
 	return ms, state != Unsynced
 }
 
-// State tells where trusted time comes from, and by how much the local clock differs
-// from the relay's (relay minus local, in ms; 0 before the first Sync).
+// State names the source of trusted time and the relay's offset: relay minus local, in
+// milliseconds; 0 before the first Sync.
 func (c *Clock) State() (s State, offsetMS int64) {
-	_, s = c.now()
-	local := time.Now()
-	c.mu.Lock()
-	synced, relayMS := c.synced, c.serverMS+local.Sub(c.at).Milliseconds()
-	c.mu.Unlock()
-	if synced {
-		offsetMS = relayMS - local.UnixMilli()
-	}
+	_, s, offsetMS = c.now()
 	return s, offsetMS
 }
 
-func (c *Clock) now() (int64, State) {
+// now compares the three sources.
+func (c *Clock) now() (ms int64, s State, offsetMS int64) {
 	local := time.Now()
 	c.mu.Lock()
-	synced, relayMS := c.synced, c.serverMS+local.Sub(c.at).Milliseconds()
+	relayMS, syncedAt := c.relayMS, c.syncedAt
 	c.mu.Unlock()
-	sane := !local.Before(c.floor)
-	switch {
-	case !synced && sane:
-		return local.UnixMilli(), Local
-	case !synced:
-		return local.UnixMilli(), Unsynced
-	case sane && max(relayMS-local.UnixMilli(), local.UnixMilli()-relayMS) <= MaxSkew.Milliseconds():
-		return local.UnixMilli(), Local
+	ms, s = local.UnixMilli(), Local
+	belowFloor := local.Before(c.floor)
+	if syncedAt.IsZero() {
+		if belowFloor {
+			s = Unsynced
+		}
+		return ms, s, 0
 	}
-	return relayMS, Relay
+	relayMS += local.Sub(syncedAt).Milliseconds()
+	offsetMS = relayMS - ms
+	if belowFloor || max(offsetMS, -offsetMS) > MaxSkew.Milliseconds() {
+		ms, s = relayMS, Relay
+	}
+	return ms, s, offsetMS
 }
 
-// TLSTime is the time to check certificates against: the local clock, but never below
-// the floor.
+// TLSTime is the time for certificate checks: the local clock, raised to the floor. The
+// relay's time is not used, since certificates are checked before the relay is trusted.
 func (c *Clock) TLSTime() time.Time {
 	if now := time.Now(); now.After(c.floor) {
 		return now

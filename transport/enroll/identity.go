@@ -1,5 +1,11 @@
-// Package enroll keeps a device's identity on disk: the install's instance id and the
-// node id that its relay gave it.
+// Package enroll keeps a device's identity on disk: the instance id of this installation
+// and the node id that the relay assigned.
+//
+// The daemon calls Load once at its start, SetNode after each handshake, and RetrySave
+// from time to time while the first write has failed:
+//
+//	id, err := enroll.Load(stateDir)   // errors.Is(err, enroll.ErrNotSaved): id is usable
+//	changed, err := id.SetNode(nodeID, tenant)
 package enroll
 
 import (
@@ -12,6 +18,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -22,60 +29,60 @@ import (
 // FileName is the identity's name in the state directory.
 const FileName = "identity.json"
 
-// maxFile bounds what is read of it, bytes.
-const maxFile = 64 << 10
+// maxFileBytes bounds the size of an identity file.
+const maxFileBytes = 64 << 10
 
-// Identity is who this install is. Make one with Load; it is safe for concurrent use.
+// Identity says who this installation is. Make one with Load; it is safe for concurrent
+// use.
 type Identity struct {
 	path string
 
-	mu      sync.Mutex // protects the fields below
+	mu      sync.Mutex // protects the fields below, and the file
 	d       data
-	unsaved bool // made here, and not yet on the disk
+	unsaved bool // created by Load, and the first write failed
 }
 
-// ErrNotSaved is of a new identity that the disk did not take: it is full, read-only or
-// broken. The identity is good, and another one after a restart unless Keep succeeds.
-var ErrNotSaved = errors.New("the new identity could not be kept, it is another one after a restart")
+// ErrNotSaved reports a new identity that could not be written because the disk is full,
+// read-only or broken. The identity is usable; a restart creates another one unless
+// RetrySave succeeds first.
+var ErrNotSaved = errors.New("the new identity could not be saved, it is another one after a restart")
 
+// data is the content of the identity file.
 type data struct {
-	InstanceID string `json:"instance_id"` // 32 hex digits, made once an install
-	NodeID     string `json:"node_id"`     // the relay's word, or minted here before there is one
+	InstanceID string `json:"instance_id"` // 32 hex digits, created once per installation
+	NodeID     string `json:"node_id"`     // assigned by the relay; random until the first handshake
 	TenantID   string `json:"tenant_id,omitempty"`
 }
 
-// Load reads STATE/identity.json, or makes it (0600, in a directory of 0700) with a new
-// instance id and a node id of its own. A damaged file is an error: a board must not
-// change who it is by accident. Where only the disk is at fault a new identity comes with
-// ErrNotSaved.
+// Load reads the identity from stateDir, or creates it (mode 0600, the directory 0700)
+// with a new instance id and a random node id. A damaged file is an error: a board must
+// not change its identity by accident. Where only the disk fails, Load returns a new
+// identity together with ErrNotSaved.
 func Load(stateDir string) (*Identity, error) {
 	id := &Identity{path: filepath.Join(stateDir, FileName)}
-	if err := os.MkdirAll(stateDir, 0o700); err != nil && !diskFault(err) {
-		return nil, fmt.Errorf("make the state directory %s: %w; choose another with --state-dir", stateDir, err)
+	if err := os.MkdirAll(stateDir, 0o700); err != nil && !isDiskFault(err) {
+		return nil, fmt.Errorf("make the state directory %s: %w; choose another one", stateDir, err)
 	}
-	b, err := read(id.path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	b, err := readFile(id.path)
+	if errors.Is(err, fs.ErrNotExist) {
 		id.d = data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}
-		err := id.save()
-		if id.unsaved = diskFault(err); id.unsaved {
-			err = fmt.Errorf("%w: %w", ErrNotSaved, err)
+		if err = id.save(); isDiskFault(err) {
+			id.unsaved, err = true, fmt.Errorf("%w: %w", ErrNotSaved, err)
 		}
 		return id, err
-	case err != nil:
-		return nil, fmt.Errorf("read the identity: %w", err)
-	case len(b) > maxFile:
-		return nil, fmt.Errorf("identity file %s is damaged (more than %d bytes); restore it, or remove it to become a new node", id.path, maxFile)
 	}
-	if err := strictjson.Unmarshal(b, &id.d); err != nil || len(id.d.InstanceID) != 32 || !manifest.ValidNodeID(id.d.NodeID) {
+	if err != nil {
+		return nil, fmt.Errorf("read the identity: %w", err)
+	}
+	if len(b) > maxFileBytes || strictjson.Unmarshal(b, &id.d) != nil || len(id.d.InstanceID) != 32 || !manifest.ValidNodeID(id.d.NodeID) {
 		return nil, fmt.Errorf("identity file %s is damaged; restore it, or remove it to become a new node", id.path)
 	}
 	return id, nil
 }
 
-// read reads a regular file, and no more than is needed to see that it is too large. A pipe
-// in its place would hold the daemon up where no signal ends it.
-func read(path string) ([]byte, error) {
+// readFile reads a regular file, at most one byte over maxFileBytes. It opens without
+// blocking: to open a named pipe would block the daemon where no signal can end it.
+func readFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -84,37 +91,32 @@ func read(path string) ([]byte, error) {
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file; move it away", path)
 	}
-	return io.ReadAll(io.LimitReader(f, maxFile+1))
+	return io.ReadAll(io.LimitReader(f, maxFileBytes+1))
 }
 
-// RetrySave tries again to write an identity that Load could not; one that is there by now is
-// left alone. done tells that there is no more to try.
+// RetrySave tries again to write an identity that Load could not write. It does not
+// replace a file that appeared in the meantime, for instance because the state directory
+// was mounted late. done reports that no more attempts are needed.
 func (id *Identity) RetrySave() (done bool) {
 	id.mu.Lock()
 	defer id.mu.Unlock()
 	if !id.unsaved {
 		return true
 	}
-	if _, err := os.Lstat(id.path); err == nil {
-		id.unsaved = false // of a directory that was mounted late
-		return true
-	}
-	if os.MkdirAll(filepath.Dir(id.path), 0o700) != nil || id.save() != nil {
-		return false
+	if _, err := os.Lstat(id.path); err != nil {
+		if os.MkdirAll(filepath.Dir(id.path), 0o700) != nil || id.save() != nil {
+			return false
+		}
 	}
 	id.unsaved = false
 	return true
 }
 
-// diskFault tells whether a write failed for what may pass by itself or be mended while
-// the board goes on, unlike a wrong path or missing permission.
-func diskFault(err error) bool {
-	for _, e := range []error{syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+// isDiskFault reports whether a write failed for a reason that can pass while the daemon
+// runs. A wrong path and a missing permission need the operator and are not among them.
+func isDiskFault(err error) bool {
+	transient := []error{syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO}
+	return slices.ContainsFunc(transient, func(e error) bool { return errors.Is(err, e) })
 }
 
 // NewInstanceID makes 128 random bits in hex.
@@ -124,39 +126,33 @@ func NewInstanceID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// InstanceID is 32 hex digits, the same for the life of the install.
-func (id *Identity) InstanceID() string {
-	id.mu.Lock()
-	defer id.mu.Unlock()
-	return id.d.InstanceID
-}
+// InstanceID is 32 hex digits, the same for the life of the installation.
+func (id *Identity) InstanceID() string { return id.d.InstanceID } // not changed after Load
 
-// NodeID is the node id in force.
+// NodeID is the current node id.
 func (id *Identity) NodeID() string {
 	id.mu.Lock()
 	defer id.mu.Unlock()
 	return id.d.NodeID
 }
 
-// SetNode takes the node and tenant that the relay told, and keeps them on disk. changed
-// tells whether the node id is another one than before.
+// SetNode stores the node and the tenant that the relay assigned. changed reports whether
+// the node id differs from the one before. On an error the new values are in force until
+// the daemon restarts.
 func (id *Identity) SetNode(nodeID, tenant string) (changed bool, err error) {
 	id.mu.Lock()
 	defer id.mu.Unlock()
-	if id.d.NodeID == nodeID && id.d.TenantID == tenant {
+	changed = id.d.NodeID != nodeID
+	if !changed && id.d.TenantID == tenant {
 		return false, nil
 	}
-	changed = id.d.NodeID != nodeID
 	id.d.NodeID, id.d.TenantID = nodeID, tenant
 	return changed, id.save()
 }
 
-// save replaces the file in one step, so that a power cut leaves the old or the new one.
+// save replaces the file atomically, so that a power cut leaves the old or the new one.
 func (id *Identity) save() error {
-	b, err := json.MarshalIndent(id.d, "", "  ")
-	if err != nil {
-		return err
-	}
+	b, _ := json.MarshalIndent(id.d, "", "  ") // strings always encode
 	tmp, err := os.CreateTemp(filepath.Dir(id.path), FileName+".*")
 	if err != nil {
 		return fmt.Errorf("write the identity: %w", err)

@@ -25,10 +25,10 @@ func TestIdentityIsKept(t *testing.T) {
 	}
 	node := manifest.NewNodeID()
 	if changed, err := a.SetNode(node, "home"); err != nil || !changed {
-		t.Fatalf("Adopt: %v %v, want a change", changed, err)
+		t.Fatalf("SetNode: %v %v, want a change", changed, err)
 	}
 	if changed, err := a.SetNode(node, "home"); err != nil || changed {
-		t.Fatalf("Adopt again: %v %v, want no change", changed, err)
+		t.Fatalf("SetNode again: %v %v, want no change", changed, err)
 	}
 	b, err := Load(dir)
 	if err != nil {
@@ -49,7 +49,7 @@ func TestDamagedIdentityIsRefused(t *testing.T) {
 		"cut":          `{"instance_id":"00112233445566778899aabbccddeeff","no`,
 		"unknown key":  `{"instance_id":"00112233445566778899aabbccddeeff","node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","x":1}`,
 		"bad node id":  `{"instance_id":"00112233445566778899aabbccddeeff","node_id":"zzzz"}`,
-		"huge":         strings.Repeat(" ", maxFile+1),
+		"huge":         strings.Repeat(" ", maxFileBytes+1),
 		"wrong length": `{"instance_id":"0011","node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -77,13 +77,13 @@ func TestIdentityOnFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if id.RetrySave() {
-		t.Fatal("it was kept in a directory that is a file")
+		t.Fatal("it was saved in a directory that is a file")
 	}
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
 	if !id.RetrySave() {
-		t.Fatal("it was not kept")
+		t.Fatal("it was not saved")
 	}
 	again, err := Load(dir)
 	if err != nil || again.NodeID() != id.NodeID() {
@@ -97,8 +97,8 @@ func TestIdentityOnFullDisk(t *testing.T) {
 		t.Errorf("the identity on the disk was replaced: %v, %v", again, err)
 	}
 	for err, want := range map[error]bool{syscall.EROFS: true, &os.PathError{Err: syscall.ENOSPC}: true, syscall.EACCES: false, syscall.ENOTDIR: false} {
-		if diskFault(err) != want {
-			t.Errorf("diskFault(%v) is %v", err, !want)
+		if isDiskFault(err) != want {
+			t.Errorf("isDiskFault(%v) is %v", err, !want)
 		}
 	}
 }

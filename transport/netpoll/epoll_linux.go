@@ -12,13 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Epoll is an epoll instance beside that of Go's runtime, which waits for it as for any
-// descriptor. Edges only: a socket costs nothing while nothing changes.
+// Epoll is an edge-triggered epoll instance: it reports a socket once when its readiness
+// changes, so that an idle socket costs nothing.
+//
+// The epoll descriptor is itself registered with the Go runtime's poller. Run therefore
+// waits as a goroutine waits for a pipe and occupies no operating system thread.
 type Epoll struct {
-	file  *os.File
-	raw   syscall.RawConn
-	once  sync.Once
-	first chan struct{} // closed by the first Add: until then nothing waits in the kernel
+	file    *os.File
+	raw     syscall.RawConn
+	once    sync.Once
+	started chan struct{} // closed by the first Add: until then Run does not wait in the kernel
 }
 
 // New makes an Epoll; Run must be called, which closes it.
@@ -27,83 +30,59 @@ func New() (*Epoll, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netpoll: epoll: %w", err)
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // for os.NewFile: hand it to the runtime's poller
-		unix.Close(fd)
-		return nil, fmt.Errorf("netpoll: epoll: %w", err)
-	}
+	_ = unix.SetNonblock(fd, true) // os.NewFile then registers it with the runtime's poller
 	f := os.NewFile(uintptr(fd), "epoll")
 	raw, err := f.SyscallConn()
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("netpoll: epoll: %w", err)
-	}
-	return &Epoll{file: f, raw: raw, first: make(chan struct{})}, nil
+	return &Epoll{file: f, raw: raw, started: make(chan struct{})}, err
 }
 
-// Add watches a socket under a key; the kernel forgets it when it is closed. It may be
-// told about before Add returns.
+// Add watches a socket under a key. The kernel stops watching it when it is closed. The
+// first event may be reported before Add returns.
 func (e *Epoll) Add(s *Socket, key uint64, want Events) error {
-	ev := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(uint32(key)), Pad: int32(uint32(key >> 32))}
-	if want&Readable != 0 {
-		ev.Events |= unix.EPOLLIN
-	}
-	if want&Writable != 0 {
-		ev.Events |= unix.EPOLLOUT
-	}
-	var added error
-	err := e.raw.Control(func(ep uintptr) {
-		if err := s.raw.Control(func(fd uintptr) { added = unix.EpollCtl(int(ep), unix.EPOLL_CTL_ADD, int(fd), &ev) }); err != nil {
-			added = err
-		}
+	// The kernel returns 64 bits of ours with each event; x/sys names them Fd and Pad.
+	ev := unix.EpollEvent{Events: uint32(want) | unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(uint32(key)), Pad: int32(uint32(key >> 32))}
+	var sockErr, addErr error
+	err := e.raw.Control(func(epfd uintptr) {
+		sockErr = s.raw.Control(func(fd uintptr) { addErr = unix.EpollCtl(int(epfd), unix.EPOLL_CTL_ADD, int(fd), &ev) })
 	})
-	if err = errors.Join(err, added); err != nil {
+	if err = errors.Join(err, sockErr, addErr); err != nil {
 		return fmt.Errorf("netpoll: epoll: %w", err)
 	}
-	e.once.Do(func() { close(e.first) })
+	e.once.Do(func() { close(e.started) })
 	return nil
 }
 
-// Run tells what happens, from its goroutine, until ctx ends; tell must be quick. A key
-// may be told about once more after its socket was closed.
-func (e *Epoll) Run(ctx context.Context, tell func(key uint64, what Events)) error {
+// Run calls onEvent for each event, from its own goroutine, until ctx ends; onEvent must
+// be quick. An event may still be reported after its socket was closed.
+func (e *Epoll) Run(ctx context.Context, onEvent func(key uint64, ev Events)) error {
 	defer e.file.Close()
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-e.first:
+	case <-e.started:
 	}
-	unhook := context.AfterFunc(ctx, func() { e.file.SetReadDeadline(time.Unix(1, 0)) })
-	defer unhook()
+	stop := context.AfterFunc(ctx, func() { _ = e.file.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
 	var events [128]unix.EpollEvent
-	n := 0
-	var failed error
-	wait := func(fd uintptr) bool {
+	var n int
+	var waitErr error
+	poll := func(fd uintptr) (done bool) {
 		for {
-			if n, failed = unix.EpollWait(int(fd), events[:], 0); failed != unix.EINTR {
-				return n != 0
+			if n, waitErr = unix.EpollWait(int(fd), events[:], 0); waitErr != unix.EINTR {
+				return n != 0 // 0: the runtime parks this goroutine until the descriptor is readable
 			}
 		}
 	}
 	for {
-		err := e.raw.Read(wait)
+		err := errors.Join(e.raw.Read(poll), waitErr)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case err != nil || failed != nil:
-			return fmt.Errorf("netpoll: epoll: %w", errors.Join(err, failed))
+		case err != nil:
+			return fmt.Errorf("netpoll: epoll: %w", err)
 		}
 		for _, ev := range events[:n] {
-			var what Events
-			if ev.Events&unix.EPOLLIN != 0 {
-				what |= Readable
-			}
-			if ev.Events&unix.EPOLLOUT != 0 {
-				what |= Writable
-			}
-			if ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
-				what |= PeerClosed
-			}
-			tell(uint64(uint32(ev.Fd))|uint64(uint32(ev.Pad))<<32, what)
+			onEvent(uint64(uint32(ev.Fd))|uint64(uint32(ev.Pad))<<32, Events(ev.Events))
 		}
 	}
 }

@@ -1,30 +1,38 @@
-// Package netpoll reaches TCP sockets below Go's poller: single attempts that never wait,
-// and an epoll instance whose one goroutine tells of thousands of sockets. A connection
-// that is left alone so holds neither a goroutine nor a buffer.
+// Package netpoll accesses TCP sockets below Go's own poller: single attempts to read or
+// write that never block, and an epoll instance whose one goroutine reports the readiness
+// of thousands of sockets. An idle connection therefore needs neither a goroutine nor a
+// buffer.
 //
-// Elsewhere than on Linux New gives errors.ErrUnsupported and NewSock nil: callers then
-// use a goroutine for each connection.
+//	ep, err := netpoll.New()                       // errors.ErrUnsupported: not on Linux
+//	go ep.Run(ctx, func(key uint64, ev Events) {}) // reports readiness, edge-triggered
+//	ep.Add(netpoll.NewSocket(conn), key, Readable)
+//	r := netpoll.NewReader(conn)                   // r.OnReadable after each report,
+//	r.Read(b)                                      // then until ErrWouldBlock
+//
+// On other systems than Linux New returns errors.ErrUnsupported and NewSocket nil; callers
+// then use a goroutine for each connection.
 package netpoll
 
 import "net"
 
-// Events of a socket.
-type Events uint8
+// Events is a set of readiness events of a socket, in the bits of Linux's epoll.
+type Events uint32
 
-// What Add can ask for and Run tells. Gone: the peer closed its side, or the connection
-// broke; it is told unasked, perhaps twice, and with it what is still to read.
+// Readable and Writable are requested with Add. PeerClosed is always reported: the peer
+// closed its side, or the connection broke. It is a mask of several bits, may be reported
+// twice, and there may still be input to read.
 const (
-	Readable Events = 1 << iota
-	Writable
-	PeerClosed
+	Readable   Events = 0x0001 // EPOLLIN
+	Writable   Events = 0x0004 // EPOLLOUT
+	PeerClosed Events = 0x2018 // EPOLLRDHUP, EPOLLHUP, EPOLLERR
 )
 
-// ErrWouldBlock is a read that would have to wait. It is a temporary timeout in the sense of
-// net.Error, so that crypto/tls goes on after it.
-var ErrWouldBlock net.Error = nothing{}
+// ErrWouldBlock is returned by a read that found no input. As a net.Error it is a
+// temporary timeout, because crypto/tls makes every other read error permanent.
+var ErrWouldBlock net.Error = wouldBlock{}
 
-type nothing struct{}
+type wouldBlock struct{}
 
-func (nothing) Error() string   { return "netpoll: nothing to read" }
-func (nothing) Timeout() bool   { return true }
-func (nothing) Temporary() bool { return true }
+func (wouldBlock) Error() string   { return "netpoll: nothing to read" }
+func (wouldBlock) Timeout() bool   { return true }
+func (wouldBlock) Temporary() bool { return true }

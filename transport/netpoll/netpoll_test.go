@@ -32,8 +32,8 @@ func pair(t *testing.T) (here, there *net.TCPConn) {
 	return d.(*net.TCPConn), c.(*net.TCPConn)
 }
 
-// soon polls for a moment of a real kernel, at most 5 s.
-func soon(t *testing.T, what string, ok func() bool) {
+// waitFor polls ok until it holds, at most 5 s: the kernel acts in real time.
+func waitFor(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -42,7 +42,7 @@ func soon(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-func TestSock(t *testing.T) {
+func TestSocket(t *testing.T) {
 	here, there := pair(t)
 	s := NewSocket(here)
 	b := make([]byte, 8)
@@ -51,7 +51,7 @@ func TestSock(t *testing.T) {
 	}
 	there.Write([]byte("abc"))
 	n, err := 0, error(nil)
-	soon(t, "read", func() bool { n, err = s.Read(b); return err != ErrWouldBlock })
+	waitFor(t, "read", func() bool { n, err = s.Read(b); return err != ErrWouldBlock })
 	if err != nil || string(b[:n]) != "abc" {
 		t.Errorf("read %q, %v", b[:n], err)
 	}
@@ -65,9 +65,9 @@ func TestSock(t *testing.T) {
 		t.Errorf("%d bytes written, %d unacknowledged, %v", sent, q, err)
 	}
 	go io.Copy(io.Discard, there)
-	soon(t, "acknowledged", func() bool { q, err := s.Unacked(); return q == 0 && err == nil })
+	waitFor(t, "acknowledged", func() bool { q, err := s.Unacked(); return q == 0 && err == nil })
 	there.CloseWrite()
-	soon(t, "end", func() bool { _, err = s.Read(b); return err != ErrWouldBlock })
+	waitFor(t, "end", func() bool { _, err = s.Read(b); return err != ErrWouldBlock })
 	if err != io.EOF {
 		t.Errorf("at the end: %v", err)
 	}
@@ -80,21 +80,21 @@ func TestSock(t *testing.T) {
 	}
 }
 
-// A Reader asks the kernel once an edge, and yet misses nothing: neither what comes in the
-// same moment nor the end.
+// TestEpollReader: a Reader calls the kernel once per event and misses nothing, neither
+// input that arrives at the same moment nor the end.
 func TestEpollReader(t *testing.T) {
 	e, err := New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	type told struct {
-		key  uint64
-		what Events
+	type report struct {
+		key    uint64
+		events Events
 	}
-	edges := make(chan told, 64)
+	reports := make(chan report, 64)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
-	go func() { ended <- e.Run(ctx, func(key uint64, what Events) { edges <- told{key, what} }) }()
+	go func() { ended <- e.Run(ctx, func(key uint64, ev Events) { reports <- report{key, ev} }) }()
 
 	here, there := pair(t)
 	const key = 7<<32 | 9
@@ -111,37 +111,37 @@ func TestEpollReader(t *testing.T) {
 			}
 		}
 	}
-	edge := func() Events {
+	next := func() Events {
 		t.Helper()
 		select {
-		case at := <-edges:
-			if at.key != key {
-				t.Fatalf("key %x", at.key)
+		case r := <-reports:
+			if r.key != key {
+				t.Fatalf("key %x, want %x", r.key, key)
 			}
-			return at.what
+			return r.events
 		case <-time.After(5 * time.Second):
-			t.Fatal("nobody tells")
+			t.Fatal("no event")
 		}
 		return 0
 	}
 	there.Write([]byte("one"))
-	if what := edge(); what != Readable {
-		t.Errorf("told %b", what)
+	if ev := next(); ev != Readable {
+		t.Errorf("events %#x, want Readable", ev)
 	}
 	if err := read(); err != ErrWouldBlock || string(got) != "one" {
 		t.Errorf("read %q, %v", got, err)
 	}
 	if !r.drained {
-		t.Error("it would ask again")
+		t.Error("the reader would call the kernel again")
 	}
 	there.Write([]byte("two"))
-	edge()
+	next()
 	if err := read(); err != ErrWouldBlock || string(got) != "one" {
-		t.Errorf("read %q, %v, without Fresh", got, err)
+		t.Errorf("read %q, %v, want nothing new before OnReadable", got, err)
 	}
 	there.Write([]byte(" and three"))
 	there.CloseWrite()
-	for what := edge(); what&PeerClosed == 0; what = edge() {
+	for ev := next(); ev&PeerClosed == 0; ev = next() {
 	}
 	r.OnReadable(true)
 	if err := read(); err != io.EOF || string(got) != "onetwo and three" {
@@ -158,7 +158,8 @@ func TestEpollReader(t *testing.T) {
 	}
 }
 
-// Without a socket to watch nothing waits in the kernel, so a bubble can come to rest.
+// TestEpollIdle: before the first Add, Run does not wait in the kernel, so that synctest
+// can advance its clock.
 func TestEpollIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, err := New()
