@@ -6,19 +6,22 @@ import (
 	"encoding/base64"
 	"errors"
 	"net"
+	"strings"
 	"time"
 
 	"agentctl/manifest"
 	"agentctl/strictjson"
 )
 
-// Grant is what the relay's authenticator gives to a device.
+// Grant is what the relay's authenticator grants a device.
 type Grant struct {
-	NodeID      string
-	Tenant      string
-	Name        string
-	CheckActive func() error // still good? It must be quick; nil: cannot end
-	ExpiresAt   time.Time    // when it ends by itself; zero: never
+	NodeID string
+	Tenant string
+	Name   string
+	// CheckActive returns an error when the grant has been revoked. It must be quick; nil:
+	// the grant cannot be revoked.
+	CheckActive func() error
+	ExpiresAt   time.Time // zero: never
 }
 
 // Refusal ends a handshake with a close code.
@@ -31,12 +34,12 @@ func (r *Refusal) Error() string { return "link refused: " + r.Reason }
 
 // AcceptOptions configure the relay's end.
 type AcceptOptions struct {
-	// Authenticate checks the token, within AuthTimeout; a *Refusal tells the close code,
+	// Authenticate checks the token, within AuthTimeout. A *Refusal carries the close code;
 	// any other error closes with 4401.
 	Authenticate func(ctx context.Context, a *Auth) (*Grant, error)
-	// ReconnectSpreadMS is the reconnect_spread_ms that a device gets.
+	// ReconnectSpreadMS is the reconnect_spread_ms of auth_ok, see Backoff.
 	ReconnectSpreadMS func() int64
-	// ValidateCapability checks one announced capability against its schema; nil skips.
+	// ValidateCapability checks one announced capability against its schema; nil: no check.
 	ValidateCapability func(raw []byte) error
 }
 
@@ -47,10 +50,12 @@ type Manifest struct {
 	Raw          []byte // Capabilities as a JSON array
 }
 
-// Accept runs the relay's handshake: hello, auth, auth_ok, announce; the announce_ack goes
-// out when Run begins. Every wait is bounded. When it fails it has closed the link: CloseCode of the error is the
-// code that was sent, the peer's, or 0 for a link that just broke. The end of ctx closes
-// it with 4503.
+// Accept runs the relay's handshake: hello, auth, auth_ok, announce. The announce_ack is
+// sent by Run, so that the owner can make the device's tools available first.
+//
+// Each wait is bounded. When Accept fails it has closed the link: CloseCode of the error is
+// the code that was sent, the peer's, or 0 for a link that broke. The end of ctx closes the
+// link with 4503.
 func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manifest, error) {
 	s := &Session{conn: conn, opt: opt, ID: manifest.NewULID()}
 	s.runWriter = s.drainQueue
@@ -58,15 +63,15 @@ func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manif
 	conn.OnPing(s.onPing)
 	stop := context.AfterFunc(ctx, func() { s.Close(CloseDraining, "draining") })
 	defer stop()
-	// A pong to a peer that reads nothing may wait for longer than any read deadline.
-	late := time.AfterFunc(maxHandshakeTime, func() { s.Close(CloseTimeout, "timeout") })
-	defer late.Stop()
+	// Read deadlines do not bound a pong, which blocks while the peer reads nothing.
+	timeout := time.AfterFunc(maxHandshakeTime, func() { s.Close(CloseTimeout, "timeout") })
+	defer timeout.Stop()
 	m, err := s.handshake(ctx)
 	if err != nil {
 		return nil, nil, s.shutdown(err)
 	}
-	_ = conn.SetReadDeadline(time.Time{})                  // the owner's sweep calls Tick from here on
-	s.opt.Authenticate, s.opt.ReconnectSpreadMS = nil, nil // they hold what the handshake needed
+	_ = conn.SetReadDeadline(time.Time{})                  // from here on the owner calls CheckLiveness
+	s.opt.Authenticate, s.opt.ReconnectSpreadMS = nil, nil // frees what these closures hold
 	return s, m, nil
 }
 
@@ -79,11 +84,7 @@ func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
 		return nil, err
 	}
 	var auth Auth
-	err := s.readMessage(TypeAuth, func(e *Envelope) error { return e.Decode(&auth) })
-	if err != nil {
-		return nil, err
-	}
-	if err := auth.check(); err != nil {
+	if err := expect(s.conn, TypeAuth, func(e *Envelope) error { return decodeValid(e, &auth) }); err != nil {
 		return nil, err
 	}
 	g, err := s.authenticate(ctx, &auth)
@@ -96,32 +97,32 @@ func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
 	if err := s.conn.Write(Encode(TypeAuthOK, NewID(), "", ok)); err != nil {
 		return nil, err
 	}
-	s.conn.SetReadLimit(MaxAnnounce) // only for those who proved who they are
+	s.conn.SetReadLimit(MaxAnnounce) // the larger limit is for authenticated peers only
 	_ = s.conn.SetReadDeadline(time.Now().Add(AnnounceTimeout))
 	var m *Manifest
-	var reply []byte
-	err = s.readMessage(TypeAnnounce, func(e *Envelope) (err error) {
-		m, reply, err = s.checkAnnounce(e)
+	var ack []byte
+	err = expect(s.conn, TypeAnnounce, func(e *Envelope) (err error) {
+		m, ack, err = s.checkAnnounce(e)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	// Run sends it, ahead of every cmd: whoever reads it finds the device's tools served.
-	s.queue, s.writing = [][]byte{reply}, true
+	// Run sends the announce_ack, ahead of any cmd: a device that reads it can rely on its
+	// tools being available.
+	s.queue, s.writing = [][]byte{ack}, true
 	return m, nil
 }
 
-// readMessage reads one message, which has to be of that type: anything before its state is
-// a bad frame.
-func (s *Session) readMessage(typ string, fn func(e *Envelope) error) error {
-	return s.conn.Read(func(msg []byte) error {
+// expect reads one message, which must be of type typ, and calls fn with it.
+func expect(conn Conn, typ string, fn func(e *Envelope) error) error {
+	return conn.Read(func(msg []byte) error {
 		e, err := Decode(msg)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if e.Type != typ {
-			return badFrame(e.Type + " before its state")
+		case e.Type != typ:
+			return badFrame(e.Type + " in the wrong state")
 		}
 		return fn(&e)
 	})
@@ -132,26 +133,20 @@ func (s *Session) authenticate(ctx context.Context, a *Auth) (*Grant, error) {
 	defer cancel()
 	g, err := s.opt.Authenticate(ctx, a)
 	var r *Refusal
-	switch {
-	case err == nil:
-		return g, nil
-	case errors.As(err, &r), ctx.Err() != nil:
-		return nil, err
+	if err == nil || errors.As(err, &r) || ctx.Err() != nil {
+		return g, err
 	}
 	return nil, &Refusal{Code: CloseAuthFailed, Reason: "auth_failed"}
 }
 
-func (a *Auth) check() error {
+func (a *Auth) validate() bool {
 	_, bootOK := manifest.ParseULID(a.BootID)
-	switch {
-	case !bootOK, !validInstance(a.InstanceID), len(a.AgentVersion) > 64, printableASCII(a.AgentVersion) != a.AgentVersion,
-		a.Name != "" && !manifest.ValidNodeName(a.Name), a.Resume != nil && !a.Resume.valid():
-		return badFrame("payload of auth")
-	}
-	return nil
+	return bootOK && len(a.InstanceID) == 32 && strings.Trim(a.InstanceID, "0123456789abcdef") == "" &&
+		len(a.AgentVersion) <= 64 && printableASCII(a.AgentVersion) == a.AgentVersion &&
+		(a.Name == "" || manifest.ValidNodeName(a.Name)) && (a.Resume == nil || a.Resume.validate())
 }
 
-func (r *Resume) valid() bool {
+func (r *Resume) validate() bool {
 	_, ok := manifest.ParseULID(r.SessionID)
 	for _, c := range r.Seen {
 		_, idOK := manifest.ParseULID(c.MsgID)
@@ -160,34 +155,17 @@ func (r *Resume) valid() bool {
 	return ok && len(r.Seen) <= MaxInflight
 }
 
-func validInstance(s string) bool {
-	if len(s) != 32 {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
-}
-
-// closeCodeFor maps the end of a link to the close code that the peer is told.
+// closeCodeFor maps the error that ended a link to the close frame for the peer.
 func closeCodeFor(err error) (code int, reason string) {
-	var r *Refusal
+	var refusal *Refusal
+	var own *codedError
 	var me *manifest.Error
 	var ne net.Error
 	switch {
-	case errors.As(err, &r):
-		return r.Code, r.Reason
-	case errors.Is(err, ErrTooLarge):
-		return CloseTooLarge, "too_large"
-	case errors.Is(err, errBackpressure):
-		return CloseTooLarge, "backpressure"
-	case errors.Is(err, errFlood):
-		return CloseRateLimited, "rate_limited"
-	case errors.Is(err, ErrBadFrame):
-		return CloseBadFrame, "bad_frame"
+	case errors.As(err, &refusal):
+		return refusal.Code, refusal.Reason
+	case errors.As(err, &own):
+		return own.code, own.reason
 	case errors.As(err, &me) && me.Code == manifest.ManifestInvalid:
 		return CloseManifestInvalid, "manifest_invalid"
 	case errors.As(err, &ne) && ne.Timeout():
@@ -197,11 +175,11 @@ func closeCodeFor(err error) (code int, reason string) {
 	case CloseCode(err) != 0:
 		return CloseNormal, "normal"
 	}
-	return CloseGoingAway, "gone" // it broke; hardly anybody will read this
+	return CloseGoingAway, "gone" // the link broke; the peer will hardly read this
 }
 
-// checkAnnounce checks an announce and makes its announce_ack. Bad capabilities are rejected
-// one by one; a malformed announce or one with nothing left is E_MANIFEST_INVALID.
+// checkAnnounce checks an announce and makes its announce_ack. Capabilities are rejected
+// one by one; a malformed announce, or one of which nothing is left, is E_MANIFEST_INVALID.
 func (s *Session) checkAnnounce(e *Envelope) (*Manifest, []byte, error) {
 	var a Announce
 	var raws []strictjson.Raw
@@ -216,10 +194,7 @@ func (s *Session) checkAnnounce(e *Envelope) (*Manifest, []byte, error) {
 	seen := make(map[string]bool, len(raws))
 	for _, raw := range raws {
 		c, tools, err := s.checkCapability(raw)
-		if err == nil && seen[c.CapID] {
-			err = manifest.E(manifest.ManifestInvalid, "cap_id stands twice")
-		}
-		if err != nil {
+		if err != nil || seen[c.CapID] {
 			ack.Rejected = append(ack.Rejected, Rejected{CapID: rejectedCapID(raw), Code: manifest.ManifestInvalid})
 			continue
 		}
@@ -233,10 +208,11 @@ func (s *Session) checkAnnounce(e *Envelope) (*Manifest, []byte, error) {
 	if len(m.Tools) == 0 {
 		return nil, nil, manifest.E(manifest.ManifestInvalid, "no capability is left")
 	}
-	m.Raw = encodeJSON(m.Capabilities) // not as sent: what was rejected is kept nowhere
+	m.Raw = encodeJSON(m.Capabilities) // not the announced bytes: they include what was rejected
 	return m, Encode(TypeAnnounceAck, NewID(), e.MsgID, ack), nil
 }
 
+// checkCapability parses one announced capability and projects it to tools of this node.
 func (s *Session) checkCapability(raw []byte) (*manifest.Capability, []manifest.Tool, error) {
 	if s.opt.ValidateCapability != nil {
 		if err := s.opt.ValidateCapability(raw); err != nil {
@@ -251,8 +227,8 @@ func (s *Session) checkCapability(raw []byte) (*manifest.Capability, []manifest.
 	return c, tools, err
 }
 
-// rejectedCapID is the cap_id of a rejected capability if it has a well-formed one, so that a
-// developer can tell which; otherwise "".
+// rejectedCapID is the cap_id of a rejected capability, so that a developer knows which
+// one it is; "" when it has no well-formed one.
 func rejectedCapID(raw []byte) string {
 	var c map[string]strictjson.Raw
 	var id string

@@ -5,12 +5,24 @@ import (
 	"time"
 )
 
-// Backoff decides how long a device waits before it dials again. It is pure: the caller
-// tells what happened and gets a duration.
+// Backoff computes how long a device waits before it dials again. It has no clock: the
+// caller reports each end of a link and the time, and gets a duration. The zero value is
+// ready.
+//
+//	close code            wait
+//	1001, 1012, 4503      within the spread: the relay restarts, all devices come back
+//	4401, 4403            5 min + 10 %; a new token ends the wait early
+//	4409                  1 min, doubled each time, at most 1 h: another installation
+//	                      uses this identity
+//	4422, 4426            1 h + 5 min: nothing changes without an update
+//	4429                  30 to 60 s
+//	4400, three in 10 min 30 to 60 s
+//	other, first failure  within the spread
+//	other, then           full jitter below 1, 2, 4 ... 60 s
 type Backoff struct {
 	spread       time.Duration
-	failures     int
-	badFrames    []time.Duration // when close 4400 came, at most 3
+	failures     int             // since the link was last ready for stableAfter
+	badFrames    []time.Duration // times of the last three 4400 closes
 	takeoverWait time.Duration   // last wait after 4409
 }
 
@@ -20,21 +32,24 @@ const (
 	maxSpread       = 10 * time.Minute
 	maxBackoff      = time.Minute
 	minBackoff      = time.Second
-	stableAfter     = time.Minute // a link that was ready this long starts afresh
+	stableAfter     = time.Minute // a link that was ready this long resets the failures
 	refusedWait     = 5 * time.Minute
 	minTakeoverWait = time.Minute
 	maxTakeoverWait = time.Hour
-	// takeoverMemory is how long a takeover is remembered. It is longer than the longest wait:
-	// two installs that alternate are each ready for as long as the other one waits, and
-	// that must not start the doubling afresh.
+	// takeoverMemory is how long a takeover is remembered. It exceeds maxTakeoverWait: of
+	// two installations that alternate, each is ready for as long as the other one waits,
+	// which must not reset the doubling.
 	takeoverMemory = 2 * time.Hour
+	maxBadFrames   = 3
+	badFrameWindow = 10 * time.Minute
 )
 
-// SetSpread takes reconnect_spread_ms of the last auth_ok.
+// SetSpread sets the spread to reconnect_spread_ms of the last auth_ok. The relay chooses
+// it by the number of its devices, so that they do not all come back at once.
 func (b *Backoff) SetSpread(d time.Duration) { b.spread = min(max(d, 0), maxSpread) }
 
-// Next is the wait after a link ended with a close code (0: it broke or could not be
-// dialled) at the monotonic moment now, having been ready for the given time.
+// Next is the wait after a link ended with a close code (0: it broke, or the dial failed)
+// at the monotonic time now, after it had been ready for the given time.
 func (b *Backoff) Next(code int, ready, now time.Duration) time.Duration {
 	if ready >= stableAfter {
 		b.failures = 0
@@ -63,27 +78,24 @@ func (b *Backoff) Next(code int, ready, now time.Duration) time.Duration {
 	if b.failures == 1 {
 		return b.spreadWait()
 	}
-	ceil := maxBackoff
-	if n := b.failures - 2; n < 6 {
-		ceil = min(minBackoff<<n, maxBackoff)
-	}
-	return jitter(ceil) // full jitter
+	doublings := min(b.failures-2, 6)
+	return jitter(min(minBackoff<<doublings, maxBackoff))
 }
 
+// tooManyBadFrames counts a 4400 close: a peer with a defect is not dialed at full speed.
 func (b *Backoff) tooManyBadFrames(now time.Duration) bool {
 	b.badFrames = append(b.badFrames, now)
-	if len(b.badFrames) > 3 {
+	if len(b.badFrames) > maxBadFrames {
 		b.badFrames = b.badFrames[1:]
 	}
-	return len(b.badFrames) == 3 && now-b.badFrames[0] < 10*time.Minute
+	return len(b.badFrames) == maxBadFrames && now-b.badFrames[0] < badFrameWindow
 }
 
 func (b *Backoff) spreadWait() time.Duration {
-	s := b.spread
-	if s <= 0 {
-		s = defaultSpread
+	if b.spread <= 0 {
+		return jitter(defaultSpread)
 	}
-	return jitter(s)
+	return jitter(b.spread)
 }
 
 // jitter is uniform in [0, d].

@@ -8,15 +8,18 @@ import (
 	"agentctl/manifest"
 )
 
-// CallState is where a command stands on the relay (RFC-0002 §7.3):
+// CallState is the state of a command on the relay (RFC-0002 §7.3):
 //
-//	Queued -> Sent -> done            a valid cmd_ack
-//	               -> expired         the caller's deadline passed
-//	               -> InDoubt         the link was lost
-//	InDoubt -> Sent                   resumed; the device knows the command
-//	        -> Sent, written again    resumed; the device does not know it
+//	Queued -> Sent -> done            Ack: a valid cmd_ack
+//	               -> expired         Expire: the caller's deadline passed
+//	               -> InDoubt         Lost: the link broke
+//	InDoubt -> Sent                   Resume: the device has received the command
+//	        -> Sent, written again    Resume: the device has not
 //	        -> expired                as above
-//	        -> failed                 not resumable
+//	        -> failed                 Fail: the session cannot be resumed
+//
+// A command ends exactly once, by Ack, Expire or Fail. The ids of ended commands are
+// remembered for a while, to tell a late or duplicate cmd_ack from a foreign one.
 type CallState uint8
 
 // The states of a live command.
@@ -26,28 +29,27 @@ const (
 	InDoubt
 )
 
-// AckVerdict says what a cmd_ack was.
+// AckVerdict classifies a cmd_ack.
 type AckVerdict uint8
 
 // Verdicts of Ack.
 const (
-	AckAccepted AckVerdict = iota
-	AckLate                // the first one for a command that had expired
-	AckDuplicate
-	AckForeign // no command of this node, or one that ended long ago
+	AckAccepted  AckVerdict = iota
+	AckLate                 // the first one for a command that had expired or failed
+	AckDuplicate            // a further one
+	AckForeign              // no command of this node, or one that ended long ago
 )
 
-// ErrQueueFull is returned by Add when MaxInflight commands are alive.
+// ErrQueueFull is returned by Add when MaxInflight commands are live.
 var ErrQueueFull = errors.New("link: command queue full")
 
-// Calls is the relay's table of one node's commands: a pure state machine without
-// clock, lock or I/O. Its owner holds a lock and does what the methods say. V is what
-// the owner keeps for a command. A command ends exactly once: by Ack, Expire or Fail.
-// The zero value is ready.
+// Calls is the relay's table of one node's commands: a state machine without clock, lock
+// or I/O. Its owner holds a lock around each call and carries out what the methods return.
+// V is the owner's value for a command. The zero value is ready.
 type Calls[V any] struct {
 	live   []call[V]   // at most MaxInflight: a scan beats a map, and an idle node holds nothing
-	recent []endedCall // ring of the last maxRecent ended commands, for late and double acks
-	next   int
+	recent []endedCall // ring of the last maxRecent ended commands
+	next   int         // in recent, when it is full
 }
 
 type call[V any] struct {
@@ -57,16 +59,17 @@ type call[V any] struct {
 	value    V
 }
 
-// endedCall is what stays of a command. The id is an array, so that the ring of a node is
-// one small block that keeps no strings alive.
+// endedCall is what is remembered of a command. The id is an array, so that the ring of a
+// node is one small block that keeps no strings alive.
 type endedCall struct {
 	id          [manifest.ULIDLen]byte
 	awaitingAck bool // no ack has come yet
 }
 
+// maxRecent bounds Calls.recent.
 const maxRecent = MaxInflight
 
-// Add takes a new command in state Queued.
+// Add adds a command in state Queued.
 func (c *Calls[V]) Add(id string, deadline time.Time, v V) error {
 	if len(c.live) >= MaxInflight {
 		return ErrQueueFull
@@ -75,7 +78,7 @@ func (c *Calls[V]) Add(id string, deadline time.Time, v V) error {
 	return nil
 }
 
-// MarkSent notes that the command was handed to the socket.
+// MarkSent records that the command was handed to the socket.
 func (c *Calls[V]) MarkSent(id string) {
 	if i := c.find(id); i >= 0 {
 		c.live[i].state = Sent
@@ -103,8 +106,8 @@ func (c *Calls[V]) Ack(id string) (v V, verdict AckVerdict) {
 }
 
 // Expire ends a command whose caller no longer waits. ended is false when it has ended
-// already: its value was handed out by Ack or Fail. cancel tells whether the device has
-// the command and should be told.
+// already: Ack or Fail returned its value. cancel reports whether the device has the
+// command and should be told to cancel it.
 func (c *Calls[V]) Expire(id string) (ended, cancel bool) {
 	i := c.find(id)
 	if i < 0 {
@@ -115,7 +118,7 @@ func (c *Calls[V]) Expire(id string) (ended, cancel bool) {
 	return true, cancel
 }
 
-// Lost moves every sent command to InDoubt: the link broke.
+// Lost moves the sent commands to InDoubt: the link broke.
 func (c *Calls[V]) Lost() {
 	for i := range c.live {
 		if c.live[i].state == Sent {
@@ -124,9 +127,9 @@ func (c *Calls[V]) Lost() {
 	}
 }
 
-// Resume settles the commands in doubt on a resumed link: the device told which it has
-// seen. The ids to write again come back, in the order of Add. One past its deadline is
-// not written again; its caller is about to Expire it.
+// Resume settles the commands in doubt on a resumed link; seen are those that the device
+// has received. It returns the ids to write again, in the order of Add. A command past its
+// deadline is not written again: its caller is about to Expire it.
 func (c *Calls[V]) Resume(seen map[string]bool, now time.Time) (resend []string) {
 	for i := range c.live {
 		e := &c.live[i]
@@ -142,8 +145,8 @@ func (c *Calls[V]) Resume(seen map[string]bool, now time.Time) (resend []string)
 	return resend
 }
 
-// Fail ends every command: the link is gone for good. The values come back so that each
-// caller can be told once.
+// Fail ends all commands: the session is over. It returns their values, so that each
+// caller gets one error.
 func (c *Calls[V]) Fail() []V {
 	values := make([]V, 0, len(c.live))
 	for len(c.live) > 0 {
@@ -156,16 +159,8 @@ func (c *Calls[V]) Fail() []V {
 // Len is the number of live commands.
 func (c *Calls[V]) Len() int { return len(c.live) }
 
-// State tells where a live command stands.
-func (c *Calls[V]) State(id string) (CallState, bool) {
-	if i := c.find(id); i >= 0 {
-		return c.live[i].state, true
-	}
-	return 0, false
-}
-
 func (c *Calls[V]) find(id string) int {
-	for i := range c.live {
+	for i := range c.live { // slices.IndexFunc copies each element
 		if c.live[i].id == id {
 			return i
 		}
@@ -173,12 +168,13 @@ func (c *Calls[V]) find(id string) int {
 	return -1
 }
 
-func (c *Calls[V]) finish(i int, unheard bool) {
-	e := endedCall{awaitingAck: unheard}
+// finish moves the command at index i from live to recent.
+func (c *Calls[V]) finish(i int, awaitingAck bool) {
+	e := endedCall{awaitingAck: awaitingAck}
 	copy(e.id[:], c.live[i].id)
-	c.live = slices.Delete(c.live, i, i+1) // keeps the order, zeroes the rest
+	c.live = slices.Delete(c.live, i, i+1) // keeps the order of Add
 	if len(c.live) == 0 && cap(c.live) > 4 {
-		c.live = nil // after a burst
+		c.live = nil // a burst is over: an idle node holds little
 	}
 	if len(c.recent) < maxRecent {
 		c.recent = append(c.recent, e)

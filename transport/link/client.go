@@ -12,15 +12,15 @@ import (
 	"agentctl/transport/clock"
 )
 
-// Handler is what a device answers. It announces exactly what it answers.
+// Handler answers a device's commands. It announces exactly what it answers.
 type Handler interface {
-	// Capabilities is asked once a link, at its announce.
+	// Capabilities is called once per link, for its announce.
 	Capabilities() []manifest.Capability
 	// Call checks and answers one command within ctx, which also ends when the relay
 	// cancels the command. For a subscription stream is not nil: it runs after the result
 	// was sent, calls send for each frame and returns when ctx ends or send fails. It may
-	// be dropped without being run, so that it has to begin what it needs. The error is a
-	// *manifest.Error.
+	// be dropped without being run, so it must not rely on that for cleaning up. The error
+	// is a *manifest.Error.
 	Call(ctx context.Context, tool manifest.ToolName, args []byte) (result []byte, stream StreamFunc, err error)
 }
 
@@ -40,56 +40,57 @@ const (
 	StateDisabled     State = "disabled"      // no relay configured
 )
 
-// Status is what a client tells about its link.
+// Status describes a client's link.
 type Status struct {
 	State     State
 	Since     time.Time
 	NodeID    string
 	Tenant    string
-	LastErr   string // what happened last, for the box's owner
+	LastErr   string // for the operator of the board
 	LastCode  int    // close code, 0 if none
 	LastErrAt time.Time
-	// CloneSuspected: in the last two hours another install took this node's link over.
+	// CloneSuspected: in the last two hours another installation took this node's link over.
 	CloneSuspected bool
-	Drops          uint64 // frames that found the send queue full
+	Drops          uint64 // metric frames and events dropped because a queue was full
 	Reconnects     uint64
 }
 
 // ClientOptions configure the device's end.
 type ClientOptions struct {
 	Dial       func(ctx context.Context) (Conn, error)
-	Token      func() (string, error) // read again before every auth
+	Token      func() (string, error) // read again before each auth
 	Version    string
 	InstanceID string // 32 hex digits
 	Name       string // wanted name, may be empty
 	Handler    Handler
-	Clock      *clock.Clock
+	Clock      *clock.Clock // set to the relay's time; nil: a private one
 	// OnReady is called after each announce_ack.
 	OnReady func(ok AuthOK)
-	// OnCall is called after each command was answered, from the command's goroutine.
-	// traceID is the caller's, "" when it sent none; err is what the relay was told.
+	// OnCall is called after each command was answered, in the command's goroutine.
+	// traceID is the caller's, "" when it sent none; err is what the relay was answered.
 	OnCall func(tool, traceID string, took time.Duration, err error)
-	// OnState is called after each change, from the client's goroutine.
+	// OnState is called after each change, in the client's goroutine.
 	OnState func(Status)
-	// IsUntrusted tells whether a dial error means that the certificate is not trusted.
+	// IsUntrusted reports whether a dial error means that the certificate is not trusted.
 	IsUntrusted func(error) bool
 }
 
-// Client keeps one device linked to its relay, for ever. Make one with NewClient.
+// Client keeps one device linked to its relay. Make one with NewClient. It outlives its
+// links: what must survive a reconnect is here, the rest in clientLink.
 type Client struct {
 	opt    ClientOptions
 	bootID string
-	token  string // of the last auth; Run's goroutine only
+	token  string // of the last auth; owned by Run's goroutine
 
-	wg sync.WaitGroup // commands and streams, those of earlier links included
+	wg       sync.WaitGroup // commands, handlers and streams, those of earlier links included
+	handlers chan struct{}  // a slot for each handler that has not returned, abandoned ones included
 
-	mu             sync.Mutex // protects the fields below
-	dedup          dedupTable
-	activeHandlers int // handlers that have not come back, those left behind included
-	status         Status
-	pendingEvents  [][]byte    // events that no link has taken yet, encoded
-	link           *clientLink // the one that is ready, or nil
-	takenOverAt    time.Time   // when 4409 came last; zero: never
+	mu            sync.Mutex // protects the fields below
+	dedup         dedupTable
+	status        Status
+	pendingEvents [][]byte    // encoded, not yet queued on a link; at most maxPendingEvents
+	link          *clientLink // the ready one, or nil
+	takenOverAt   time.Time   // last close with 4409; zero: none
 }
 
 // NewClient makes a client; Run does the work.
@@ -97,7 +98,7 @@ func NewClient(opt ClientOptions) *Client {
 	if opt.Clock == nil {
 		opt.Clock = clock.New(time.Time{})
 	}
-	return &Client{opt: opt, bootID: NewID(), status: Status{State: StateConnecting, Since: time.Now()}}
+	return &Client{opt: opt, bootID: NewID(), handlers: make(chan struct{}, MaxInflight), status: Status{State: StateConnecting, Since: time.Now()}}
 }
 
 // Status is a snapshot.
@@ -113,9 +114,9 @@ func (c *Client) statusLocked() Status {
 	return s
 }
 
-// SendEvent sends an event to the relay, now or once there is a link again. Of those that wait
-// the newest 32 are kept. data is a JSON object; false: it is none, or larger than
-// MaxEvent.
+// SendEvent sends an event to the relay, now or when there is a link again. At most
+// maxPendingEvents wait; the oldest is dropped for a new one. data is a JSON object; false:
+// it is not, or it is larger than MaxEvent.
 func (c *Client) SendEvent(topic string, data []byte) bool {
 	var line bytes.Buffer
 	if json.Compact(&line, data) != nil || line.Len() > MaxEvent || line.Bytes()[0] != '{' {
@@ -128,44 +129,45 @@ func (c *Client) SendEvent(topic string, data []byte) bool {
 		c.status.Drops++
 	}
 	c.pendingEvents = append(c.pendingEvents, Encode(TypeEvent, NewID(), "", Event{Topic: topic, Data: line.Bytes()}))
-	c.flushLocked()
+	c.flushEventsLocked()
 	return true
 }
 
-// flushLocked hands what waits to the link, as far as its queue has room.
-func (c *Client) flushLocked() {
+// flushEventsLocked queues pending events on the link while its queue has room. The rest
+// waits for the next event or the next link.
+func (c *Client) flushEventsLocked() {
 	for c.link != nil && len(c.pendingEvents) > 0 {
 		select {
 		case c.link.sendQueue <- c.pendingEvents[0]:
 			c.pendingEvents = slices.Delete(c.pendingEvents, 0, 1)
 		default:
-			return // with the next event, or the next link
+			return
 		}
 	}
 }
 
-// setLink has events go to l; nil: there is no link.
+// setLink sets the link that events are sent on; nil: there is none.
 func (c *Client) setLink(l *clientLink) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.link = l
-	c.flushLocked()
+	c.flushEventsLocked()
 }
 
-// Run dials, serves and dials again until ctx ends; it returns ctx's cause after every
-// goroutine it started has ended, handlers included.
+// Run dials, serves and dials again until ctx ends. It returns ctx's cause when the
+// goroutines that it started have ended, handlers included.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.wg.Wait()
-	var back Backoff
+	var backoff Backoff
 	start := time.Now()
-	for {
+	for ctx.Err() == nil {
 		c.updateStatus(func(s *Status) { s.State = StateConnecting })
-		ready, err := c.runLink(ctx, &back)
+		ready, err := c.runLink(ctx, &backoff)
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			break
 		}
 		code := CloseCode(err)
-		wait := back.Next(code, ready, time.Since(start))
+		wait := backoff.Next(code, ready, time.Since(start))
 		c.updateStatus(func(s *Status) {
 			s.State = c.stateFor(code, err)
 			s.LastErr, s.LastCode, s.LastErrAt = err.Error(), code, time.Now()
@@ -179,25 +181,21 @@ func (c *Client) Run(ctx context.Context) error {
 		} else {
 			sleep(ctx, wait)
 		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
 	}
+	return context.Cause(ctx)
 }
 
 func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
 	case <-ctx.Done():
-	case <-t.C:
+	case <-time.After(d):
 	}
 }
 
-// tokenPollInterval is how often a client whose token was refused looks for another one.
+// tokenPollInterval is how often a client whose token was refused checks for a new one.
 const tokenPollInterval = 5 * time.Second
 
-// waitForNewToken waits before the refused token is tried again; another token ends the wait.
+// waitForNewToken waits at most d before the refused token is tried again.
 func (c *Client) waitForNewToken(ctx context.Context, d time.Duration) {
 	for end := time.Now().Add(d); ctx.Err() == nil && time.Now().Before(end); {
 		sleep(ctx, min(tokenPollInterval, time.Until(end)))
@@ -207,6 +205,7 @@ func (c *Client) waitForNewToken(ctx context.Context, d time.Duration) {
 	}
 }
 
+// stateFor is the state of a client whose link ended with err and a close code.
 func (c *Client) stateFor(code int, err error) State {
 	switch code {
 	case CloseAuthFailed, CloseForbidden, CloseManifestInvalid, CloseUpgradeRequired:
@@ -235,8 +234,8 @@ func (c *Client) updateStatus(change func(*Status)) {
 // dialTimeout bounds one dial, proxies and TLS included.
 const dialTimeout = 30 * time.Second
 
-// runLink is one link from dial to end.
-func (c *Client) runLink(ctx context.Context, back *Backoff) (ready time.Duration, err error) {
+// runLink runs one link from the dial to its end. ready is how long it was ready.
+func (c *Client) runLink(ctx context.Context, backoff *Backoff) (ready time.Duration, err error) {
 	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
 	conn, err := c.opt.Dial(dialCtx)
 	cancel()
@@ -244,13 +243,13 @@ func (c *Client) runLink(ctx context.Context, back *Backoff) (ready time.Duratio
 		return 0, err
 	}
 	l := newClientLink(ctx, c, conn)
-	defer l.wait()
+	defer l.wg.Wait()
 	ok, err := l.handshake()
 	if err != nil {
 		return 0, l.close(err)
 	}
-	back.SetSpread(time.Duration(ok.ReconnectSpreadMS) * time.Millisecond)
-	began := time.Now()
+	backoff.SetSpread(time.Duration(ok.ReconnectSpreadMS) * time.Millisecond)
+	readyAt := time.Now()
 	c.updateStatus(func(s *Status) { s.State, s.NodeID, s.Tenant = StateReady, ok.NodeID, ok.TenantID })
 	if c.opt.OnReady != nil {
 		c.opt.OnReady(*ok)
@@ -258,5 +257,5 @@ func (c *Client) runLink(ctx context.Context, back *Backoff) (ready time.Duratio
 	c.setLink(l)
 	defer c.setLink(nil)
 	err = l.close(l.serve())
-	return time.Since(began), err
+	return time.Since(readyAt), err
 }

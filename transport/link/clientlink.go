@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,7 +13,15 @@ import (
 	"agentctl/strictjson"
 )
 
-// clientLink is one link of a client, from dial to end.
+// clientLink is one link of a client, from the dial to its end. Client.Run's goroutine
+// reads it; a second one writes; a third one closes the connection when ctx ends.
+//
+// A command passes these steps (RFC-0002 §7.3, at most once):
+//
+//	cmd -> dedupTable: known        send the stored answer again, or nothing while it runs
+//	    -> too many handlers        answer E_RATE_LIMITED
+//	    -> runCommand -> Handler.Call within its deadline -> cmd_ack
+//	                                for a subscription: frames until it ends -> stream_end
 type clientLink struct {
 	c         *Client
 	conn      Conn
@@ -21,39 +30,37 @@ type clientLink struct {
 	ctx       context.Context       // ends with the link
 	cancel    context.CancelCauseFunc
 	sendQueue chan []byte
-	wg        sync.WaitGroup // the writer
-	closed    chan struct{}  // closed when conn was closed because ctx ended
-	stop      func() bool    // keeps that from happening
+	streams   chan struct{}  // a slot for each open stream
+	wg        sync.WaitGroup // the writer and the closer
 
 	mu           sync.Mutex                         // protects the fields below
 	cancels      map[string]context.CancelCauseFunc // running commands and open streams, by msg_id
-	streams      int
-	lastPing     time.Time // when the relay last pinged
-	keepDeadline bool      // the read deadline stays: during the handshake and after a failed write
+	lastPing     time.Time                          // when the relay last pinged
+	keepDeadline bool                               // onPing leaves the read deadline: in the handshake and after a failed write
 }
 
 func newClientLink(ctx context.Context, c *Client, conn Conn) *clientLink {
-	l := &clientLink{c: c, conn: conn, sendQueue: make(chan []byte, clientQueueSize), closed: make(chan struct{}),
+	l := &clientLink{c: c, conn: conn, sendQueue: make(chan []byte, clientQueueSize), streams: make(chan struct{}, MaxStreams),
 		cancels: make(map[string]context.CancelCauseFunc), keepDeadline: true}
 	l.ctx, l.cancel = context.WithCancelCause(ctx)
-	l.stop = context.AfterFunc(l.ctx, func() {
+	l.wg.Go(func() {
+		<-l.ctx.Done()
 		_ = conn.Close(CloseNormal, "normal")
-		close(l.closed)
 	})
 	conn.OnPing(l.onPing)
 	return l
 }
 
-// close closes the link that err ended, with the code that tells the relay why. What it
-// returns is for the box's owner.
+// close closes the link that err ended, with a close code that tells the relay why. It
+// returns err, worded for the operator of the board. Handlers are not waited for: one that
+// hangs must not keep the device from linking again.
 func (l *clientLink) close(err error) error {
 	code, reason := CloseNormal, "normal"
+	var own *codedError
 	var ne net.Error
 	switch {
-	case errors.Is(err, ErrBadFrame):
-		code, reason = CloseBadFrame, "bad_frame"
-	case errors.Is(err, ErrTooLarge):
-		code, reason = CloseTooLarge, "too_large"
+	case errors.As(err, &own):
+		code, reason = own.code, own.reason
 	case errors.As(err, &ne) && ne.Timeout():
 		err = fmt.Errorf("the relay sent nothing for too long: %w", err)
 	}
@@ -62,16 +69,8 @@ func (l *clientLink) close(err error) error {
 	return err
 }
 
-// wait waits for the link's own goroutines. Handlers are not among them: one that hangs
-// must not keep the device from linking again.
-func (l *clientLink) wait() {
-	l.wg.Wait()
-	if !l.stop() {
-		<-l.closed
-	}
-}
-
-// onPing notes that the relay is alive. It is called in the reading goroutine.
+// onPing handles each ping and pong, in the reading goroutine; serve calls it for messages
+// as well.
 func (l *clientLink) onPing(ping bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,7 +86,7 @@ func (l *clientLink) onPing(ping bool) {
 func (l *clientLink) handshake() (*AuthOK, error) {
 	_ = l.conn.SetReadDeadline(time.Now().Add(2 * AuthTimeout))
 	var hello Hello
-	if err := l.readMessage(TypeHello, &hello); err != nil {
+	if err := l.read(TypeHello, &hello); err != nil {
 		return nil, err
 	}
 	if hello.Protocol != Protocol {
@@ -99,11 +98,11 @@ func (l *clientLink) handshake() (*AuthOK, error) {
 	}
 	l.c.token = token
 	auth := Auth{Token: token, AgentVersion: l.c.opt.Version, BootID: l.c.bootID, InstanceID: l.c.opt.InstanceID, Name: l.c.opt.Name}
-	if err := l.write(Encode(TypeAuth, NewID(), "", auth)); err != nil {
+	if err := l.write(TypeAuth, auth); err != nil {
 		return nil, err
 	}
 	var ok AuthOK
-	if err := l.readMessage(TypeAuthOK, &ok); err != nil {
+	if err := l.read(TypeAuthOK, &ok); err != nil {
 		return nil, err
 	}
 	if !manifest.ValidNodeID(ok.NodeID) || !manifest.ValidTenant(ok.TenantID) {
@@ -111,53 +110,37 @@ func (l *clientLink) handshake() (*AuthOK, error) {
 	}
 	l.node = ok.NodeID
 	l.c.opt.Clock.Sync(ok.ServerTimeMS)
-	if err := l.write(l.announce()); err != nil {
+	l.caps = l.c.opt.Handler.Capabilities()
+	raw := encodeJSON(l.caps)
+	announce := Announce{ManifestVersion: manifest.Version, ManifestSHA256: manifest.Hash(raw), Capabilities: raw}
+	if err := l.write(TypeAnnounce, announce); err != nil {
 		return nil, err
 	}
 	var ack AnnounceAck
-	if err := l.readMessage(TypeAnnounceAck, &ack); err != nil {
-		return nil, err
-	}
-	return &ok, nil
+	return &ok, l.read(TypeAnnounceAck, &ack)
 }
 
-// write writes a frame of the handshake. It prefers the close frame that the relay sent
-// over the write error that its closing caused.
-func (l *clientLink) write(frame []byte) error {
-	err := l.conn.Write(frame)
+// read reads one message of the handshake into v.
+func (l *clientLink) read(typ string, v any) error {
+	return expect(l.conn, typ, func(e *Envelope) error { return e.Decode(v) })
+}
+
+// write writes one message of the handshake. When the relay closes the link the write
+// fails; the close frame that the relay sent before says why and is returned instead.
+func (l *clientLink) write(typ string, payload any) error {
+	err := l.conn.Write(Encode(typ, NewID(), "", payload))
 	if err == nil {
 		return nil
 	}
 	_ = l.conn.SetReadDeadline(time.Now().Add(time.Second))
-	for range 4 {
-		if e := l.conn.Read(func([]byte) error { return nil }); e != nil {
-			if CloseCode(e) != 0 {
-				return e
-			}
-			break
-		}
+	var readErr error
+	for n := 0; n < 4 && readErr == nil; n++ { // messages may come before it
+		readErr = l.conn.Read(func([]byte) error { return nil })
+	}
+	if CloseCode(readErr) != 0 {
+		return readErr
 	}
 	return err
-}
-
-func (l *clientLink) announce() []byte {
-	l.caps = l.c.opt.Handler.Capabilities()
-	raw := encodeJSON(l.caps)
-	return Encode(TypeAnnounce, NewID(), "", Announce{ManifestVersion: manifest.Version,
-		ManifestSHA256: manifest.Hash(raw), Capabilities: raw})
-}
-
-func (l *clientLink) readMessage(typ string, v any) error {
-	return l.conn.Read(func(msg []byte) error {
-		e, err := Decode(msg)
-		if err != nil {
-			return err
-		}
-		if e.Type != typ {
-			return badFrame(e.Type + " before its state")
-		}
-		return e.Decode(v)
-	})
 }
 
 // serve reads the link until it ends.
@@ -173,25 +156,25 @@ func (l *clientLink) serve() (err error) {
 	return err
 }
 
-// writer is the one writer of a ready link; it also pings, unless the relay did lately.
+// writer writes a ready link, and pings unless the relay pinged lately.
 func (l *clientLink) writer() {
-	ping := time.NewTimer(l.nextPingDelay())
+	ping := time.NewTimer(nextPingDelay())
 	defer ping.Stop()
 	for {
 		var err error
 		select {
 		case <-l.ctx.Done():
 			return
-		case b := <-l.sendQueue:
-			err = l.conn.Write(b)
+		case frame := <-l.sendQueue:
+			err = l.conn.Write(frame)
 		case <-ping.C:
 			l.mu.Lock()
-			lately := time.Since(l.lastPing) < PingInterval
+			pinged := time.Since(l.lastPing) < PingInterval
 			l.mu.Unlock()
-			if !lately {
+			if !pinged {
 				err = l.conn.Ping()
 			}
-			ping.Reset(l.nextPingDelay())
+			ping.Reset(nextPingDelay())
 		}
 		if err != nil {
 			l.failWrite(err)
@@ -200,32 +183,31 @@ func (l *clientLink) writer() {
 	}
 }
 
-// failWrite ends a link that cannot be written to any more. The reader gets a moment to find
-// the close frame that explains it.
+// failWrite ends a link that cannot be written to. The reader first gets a second to find
+// the close frame that explains the failure.
 func (l *clientLink) failWrite(err error) {
 	l.mu.Lock()
 	l.keepDeadline = true
 	_ = l.conn.SetReadDeadline(time.Now().Add(time.Second))
 	l.mu.Unlock()
 	sleep(l.ctx, time.Second)
-	l.cancel(err) // the reader may be waiting for room in out
+	l.cancel(err) // also ends a reader that waits for room in sendQueue
 }
 
-// nextPingDelay is PingInterval +-20 %.
-func (l *clientLink) nextPingDelay() time.Duration {
-	return PingInterval*4/5 + jitter(PingInterval*2/5)
-}
+// nextPingDelay is PingInterval +-20 %, so that a fleet does not ping in step.
+func nextPingDelay() time.Duration { return PingInterval*4/5 + jitter(PingInterval*2/5) }
 
-// send queues an answer; it waits for room as long as the link lives.
-func (l *clientLink) send(b []byte) error {
+// send queues an answer. It waits for room while the link lives.
+func (l *clientLink) send(frame []byte) error {
 	select {
-	case l.sendQueue <- b:
+	case l.sendQueue <- frame:
 		return nil
 	case <-l.ctx.Done():
 		return net.ErrClosed
 	}
 }
 
+// handle handles one message of a ready link.
 func (l *clientLink) handle(msg []byte) error {
 	e, err := Decode(msg)
 	if err != nil {
@@ -239,60 +221,57 @@ func (l *clientLink) handle(msg []byte) error {
 		}
 		return l.startCommand(e.MsgID, &cmd)
 	case TypeCmdCancel:
-		var none struct{}
-		if err := e.Decode(&none); err != nil {
+		l.mu.Lock()
+		cancel := l.cancels[e.InReplyTo]
+		l.mu.Unlock()
+		if err := e.Decode(new(struct{})); err != nil || cancel == nil {
 			return err
 		}
-		l.mu.Lock()
-		if stop := l.cancels[e.InReplyTo]; stop != nil {
-			stop(errCanceled)
-		}
-		l.mu.Unlock()
+		cancel(errCanceled)
+		return nil
 	case TypeError:
-		var p ErrorPayload
-		return e.Decode(&p)
+		return e.Decode(new(ErrorPayload))
 	case TypeAnnounceAck: // of a later announce
-		var a AnnounceAck
-		return e.Decode(&a)
-	default:
-		return badFrame(e.Type + " from a relay")
+		return e.Decode(new(AnnounceAck))
 	}
-	return nil
+	return badFrame(e.Type + " from a relay")
 }
 
-var errCanceled = errors.New("link: cancelled by the relay")
+var errCanceled = errors.New("link: canceled by the relay")
 
-// startCommand starts a command unless it is a repeat (RFC-0002 §7.3: at most once).
+// startCommand starts a command unless it is a repeat.
 func (l *clientLink) startCommand(id string, cmd *Cmd) error {
 	l.c.mu.Lock()
-	fresh, ack, ok := l.c.dedup.begin(id, time.Now())
-	busy := l.c.activeHandlers >= MaxInflight
-	if fresh && ok && !busy {
-		l.c.activeHandlers++
-	}
+	isNew, ack, ok := l.c.dedup.begin(id, time.Now())
 	l.c.mu.Unlock()
 	switch {
 	case !ok:
 		return l.send(errorAck(id, manifest.E(manifest.RateLimited, "too many commands")))
-	case !fresh && ack == nil:
+	case !isNew && ack == nil:
 		return nil // still running
-	case !fresh:
+	case !isNew:
 		return l.send(ack)
-	case busy:
+	}
+	select {
+	case l.c.handlers <- struct{}{}:
+	default:
 		return l.sendAnswer(id, errorAck(id, manifest.E(manifest.RateLimited, "too many commands in flight")))
 	}
-	ctx, stop := context.WithCancelCause(l.ctx)
+	ctx, cancel := context.WithCancelCause(l.ctx)
 	l.mu.Lock()
-	l.cancels[id] = stop
+	l.cancels[id] = cancel
 	l.mu.Unlock()
 	l.c.wg.Go(func() {
 		l.runCommand(ctx, id, cmd)
-		stop(nil)
+		cancel(nil)
+		l.mu.Lock()
+		delete(l.cancels, id)
+		l.mu.Unlock()
 	})
 	return nil
 }
 
-// sendAnswer keeps a command's answer, in case the command comes again, and sends it.
+// sendAnswer stores a command's answer, in case the command comes again, and sends it.
 func (l *clientLink) sendAnswer(id string, ack []byte) error {
 	l.storeAnswer(id, ack)
 	return l.send(ack)
@@ -307,105 +286,92 @@ func (l *clientLink) storeAnswer(id string, ack []byte) {
 // runCommand runs one command and the stream that it may open.
 func (l *clientLink) runCommand(ctx context.Context, id string, cmd *Cmd) {
 	start := time.Now()
-	result, stream, err := l.callHandler(ctx, cmd)
+	a := l.callHandler(ctx, cmd)
 	if l.c.opt.OnCall != nil {
-		l.c.opt.OnCall(cmd.Tool, cmd.TraceID, time.Since(start), err)
+		l.c.opt.OnCall(cmd.Tool, cmd.TraceID, time.Since(start), a.err)
 	}
-	l.mu.Lock()
-	if err == nil && stream != nil {
-		if l.streams >= MaxStreams {
-			err = manifest.E(manifest.RateLimited, "too many streams")
-		} else {
-			l.streams++
+	if a.err == nil && a.stream != nil {
+		select {
+		case l.streams <- struct{}{}:
+			defer func() { <-l.streams }()
+		default:
+			a.err = manifest.E(manifest.RateLimited, "too many streams")
 		}
 	}
-	if err != nil || stream == nil {
-		delete(l.cancels, id)
-	}
-	l.mu.Unlock()
 	switch {
-	case err != nil && errors.Is(context.Cause(ctx), errCanceled):
-		l.storeAnswer(id, errorAck(id, err)) // nobody waits for it
-	case err != nil:
-		_ = l.sendAnswer(id, errorAck(id, err))
-	case stream == nil:
-		_ = l.sendAnswer(id, resultAck(id, result))
+	case a.err != nil && errors.Is(context.Cause(ctx), errCanceled):
+		l.storeAnswer(id, errorAck(id, a.err)) // the relay no longer waits
+	case a.err != nil:
+		_ = l.sendAnswer(id, errorAck(id, a.err))
+	case a.stream == nil:
+		_ = l.sendAnswer(id, resultAck(id, a.result))
 	default:
-		l.runStream(ctx, id, result, stream)
-		l.mu.Lock()
-		delete(l.cancels, id)
-		l.streams--
-		l.mu.Unlock()
+		l.runStream(ctx, id, a.result, a.stream)
 	}
 }
 
-// callHandler bounds the handler: min(deadline_ms, the capability's default). A handler that
-// does not come back in time is left behind; its late answer is dropped.
-func (l *clientLink) callHandler(ctx context.Context, cmd *Cmd) (result []byte, stream StreamFunc, err error) {
-	type answer struct {
-		result []byte
-		stream StreamFunc
-		err    error
-	}
-	back := func() {
-		l.c.mu.Lock()
-		l.c.activeHandlers--
-		l.c.mu.Unlock()
-	}
-	name, budget, ok := l.resolve(cmd)
+// answer is what Handler.Call returns.
+type answer struct {
+	result []byte
+	stream StreamFunc
+	err    error
+}
+
+// callHandler calls the handler within its deadline: the smaller of deadline_ms and the
+// capability's default. A handler that does not return in time is abandoned: it keeps its
+// slot, and its late answer is dropped.
+func (l *clientLink) callHandler(ctx context.Context, cmd *Cmd) answer {
+	release := func() { <-l.c.handlers }
+	name, deadline, ok := l.resolve(cmd)
 	if !ok {
-		back()
-		return nil, nil, manifest.E(manifest.ManifestInvalid, "the tool is not in this device's manifest, or the arguments are no object")
+		release()
+		return answer{err: manifest.E(manifest.ManifestInvalid, "the tool is not in this device's manifest, or the arguments are no object")}
 	}
-	ctx, cancel := context.WithTimeout(ctx, budget)
+	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
 	done := make(chan answer, 1)
 	l.c.wg.Go(func() {
-		defer back()
+		defer release()
 		a := answer{err: manifest.E(manifest.Internal, "the handler failed")}
 		defer func() {
-			_ = recover() // one bad handler does not take the daemon down
+			_ = recover() // a handler that panics must not end the daemon
 			done <- a
 		}()
-		r, s, err := l.c.opt.Handler.Call(ctx, name, cmd.Arguments)
-		a = answer{r, s, err}
+		result, stream, err := l.c.opt.Handler.Call(ctx, name, cmd.Arguments)
+		a = answer{result, stream, err}
 	})
 	select {
 	case a := <-done:
-		return a.result, a.stream, a.err
+		return a
 	case <-ctx.Done():
-		return nil, nil, manifest.E(manifest.DeadlineExceeded, "the handler did not answer in time")
+		return answer{err: manifest.E(manifest.DeadlineExceeded, "the handler did not answer in time")}
 	}
 }
 
-// resolve checks a command against what was announced and gives its budget.
-func (l *clientLink) resolve(cmd *Cmd) (name manifest.ToolName, budget time.Duration, ok bool) {
+// resolve checks a command against the announced manifest and returns its deadline.
+func (l *clientLink) resolve(cmd *Cmd) (name manifest.ToolName, deadline time.Duration, ok bool) {
 	name, ok = manifest.ParseToolName(cmd.Tool)
-	if !ok || name.NodeID != l.node || len(cmd.Arguments) == 0 || cmd.Arguments[0] != '{' || cmd.DeadlineMS < 0 {
+	i := slices.IndexFunc(l.caps, func(c manifest.Capability) bool { return c.CapID == name.CapID })
+	if !ok || i < 0 || name.NodeID != l.node || len(cmd.Arguments) == 0 || cmd.Arguments[0] != '{' || cmd.DeadlineMS < 0 {
 		return name, 0, false
 	}
-	for i := range l.caps {
-		c := &l.caps[i]
-		if c.CapID != name.CapID {
-			continue
-		}
-		budget = c.Constraints.Deadline()
-		if ms := cmd.DeadlineMS; ms > 0 && ms < budget.Milliseconds() {
-			budget = time.Duration(ms) * time.Millisecond
-		}
-		return name, budget, true
+	deadline = l.caps[i].Constraints.Deadline()
+	if ms := cmd.DeadlineMS; ms > 0 && ms < deadline.Milliseconds() {
+		deadline = time.Duration(ms) * time.Millisecond
 	}
-	return name, 0, false
+	return name, deadline, true
 }
 
-// runStream answers a subscription and sends the frames of fn until it or ctx ends.
+// runStream answers a subscription and sends the frames of fn until it or ctx ends. A
+// frame for which the queue has no room is dropped, because the link is slower than the
+// cadence; seq then has a gap.
 func (l *clientLink) runStream(ctx context.Context, cmdID string, result []byte, fn StreamFunc) {
 	id := NewID()
 	if l.sendAnswer(cmdID, resultAck(cmdID, addStreamID(result, id))) != nil {
 		return
 	}
 	var seq int64
-	err := guarded(ctx, fn, func(sample []byte) error {
+	err := runRecovered(ctx, fn, func(sample []byte) error {
 		seq++
 		frame := AppendMetric(make([]byte, 0, len(sample)+128), NewID(), id, seq, sample)
 		if ctx.Err() != nil {
@@ -415,18 +381,18 @@ func (l *clientLink) runStream(ctx context.Context, cmdID string, result []byte,
 			select {
 			case l.sendQueue <- frame:
 				return nil
-			default: // the link is slower than the cadence
+			default:
 			}
 		}
 		l.c.mu.Lock()
-		l.c.status.Drops++ // and seq gets a gap
+		l.c.status.Drops++
 		l.c.mu.Unlock()
 		return nil
 	})
 	reason := EndHandlerError
 	switch {
 	case l.ctx.Err() != nil:
-		return // the link is gone; nobody to tell
+		return // there is no link to send on
 	case ctx.Err() != nil:
 		reason = EndCanceled
 	case err == nil:
@@ -435,14 +401,14 @@ func (l *clientLink) runStream(ctx context.Context, cmdID string, result []byte,
 	_ = l.send(Encode(TypeStreamEnd, NewID(), "", StreamEnd{StreamID: id, Reason: reason}))
 }
 
-// guarded runs a stream; a panic becomes an error.
-func guarded(ctx context.Context, fn StreamFunc, send func([]byte) error) (err error) {
+// runRecovered runs a stream; a panic becomes an error.
+func runRecovered(ctx context.Context, fn StreamFunc, send func([]byte) error) (err error) {
 	err = errors.New("link: the stream's handler panicked")
 	defer func() { _ = recover() }()
 	return fn(ctx, send)
 }
 
-// resultAck makes the cmd_ack of a result that fits into a frame.
+// resultAck makes the cmd_ack of a result, if that fits into a frame.
 func resultAck(id string, result []byte) []byte {
 	if len(result) == 0 {
 		return errorAck(id, manifest.E(manifest.Internal, "the handler gave no result"))
@@ -459,7 +425,7 @@ func errorAck(id string, err error) []byte {
 	return Encode(TypeCmdAck, NewID(), id, CmdAck{Code: e.Code, Detail: printableASCII(e.Message)})
 }
 
-// addStreamID puts the stream id into the handler's result object {"interval_ms":N}.
+// addStreamID adds the stream id to the handler's result {"interval_ms":N}.
 func addStreamID(result []byte, streamID string) []byte {
 	var s Subscribed
 	_ = strictjson.Unmarshal(result, &s)

@@ -4,11 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -17,7 +16,7 @@ import (
 	"agentctl/strictjson"
 )
 
-// Envelope is one message of the link.
+// Envelope is one decoded message of the link.
 type Envelope struct {
 	Type      string
 	MsgID     string // upper case
@@ -25,14 +24,25 @@ type Envelope struct {
 	Payload   []byte // a JSON object; a part of the frame
 }
 
+// codedError is an error that this end answers with a close code of its own.
+type codedError struct {
+	text   string
+	code   int
+	reason string
+}
+
+func (e *codedError) Error() string { return e.text }
+
 var (
 	// ErrTooLarge is a frame over its size limit.
-	ErrTooLarge = errors.New("link: frame too large")
-	// ErrBadFrame is a frame that is no envelope of this protocol.
-	ErrBadFrame = errors.New("link: bad frame")
+	ErrTooLarge error = &codedError{"link: frame too large", CloseTooLarge, "too_large"}
+	// ErrBadFrame is a frame that is not an envelope of this protocol, or that came in the
+	// wrong state.
+	ErrBadFrame error = &codedError{"link: bad frame", CloseBadFrame, "bad_frame"}
 )
 
-// Decode parses one frame strictly. MsgID and InReplyTo come back in upper case.
+// Decode parses one frame strictly: known keys and types only, each key once, white
+// space counted against the size limits.
 func Decode(frame []byte) (Envelope, error) {
 	var e Envelope
 	if len(frame) > MaxAnnounce {
@@ -41,13 +51,12 @@ func Decode(frame []byte) (Envelope, error) {
 	if err := strictjson.Check(frame); err != nil {
 		return e, fmt.Errorf("%w: %w", ErrBadFrame, err)
 	}
-	size := len(frame) // with the white space around it
+	size := len(frame) // with the white space around the object
 	frame = trimSpace(frame)
 	if frame[0] != '{' {
-		return e, badFrame("no JSON object")
+		return e, badFrame("not a JSON object")
 	}
-	w := walk(frame)
-	for name, value, more := w.next(); more; name, value, more = w.next() {
+	for name, value := range jsonObject(frame).members {
 		ok := false
 		switch string(name) {
 		case "type":
@@ -60,7 +69,7 @@ func Decode(frame []byte) (Envelope, error) {
 			e.Payload, ok = value, value[0] == '{'
 		}
 		if !ok {
-			return e, badFrame("an unknown key, an unknown type, an id that is no ULID or a payload that is no object")
+			return e, badFrame("an unknown key, an unknown type, an id that is not a ULID or a payload that is not an object")
 		}
 	}
 	switch {
@@ -68,7 +77,7 @@ func Decode(frame []byte) (Envelope, error) {
 		return e, badFrame("type, msg_id or payload is missing")
 	case size > MaxFrame && e.Type != TypeAnnounce:
 		return e, ErrTooLarge
-	case e.InReplyTo == "" && requiresReplyTo(e.Type):
+	case e.InReplyTo == "" && (e.Type == TypeCmdAck || e.Type == TypeCmdCancel):
 		return e, badFrame("in_reply_to is missing")
 	}
 	return e, nil
@@ -84,53 +93,52 @@ func (e *Envelope) Decode(v any) error {
 	return nil
 }
 
-// decodeAck decodes the payload of a cmd_ack; Result is a part of the frame. By hand, since a
-// caller waits for it.
+var errBadAck, errBadMetric = badFrame("payload of cmd_ack"), badFrame("payload of metric")
+
+// decodeAck decodes the payload of a cmd_ack: {ok:true, result} or {ok:false, code,
+// detail?}. Result is a part of the frame. It replaces Decode, which uses reflection,
+// because a caller waits for the answer.
 func (e *Envelope) decodeAck() (a CmdAck, err error) {
-	told := false
-	w := walk(e.Payload)
-	for name, value, more := w.next(); more; name, value, more = w.next() {
-		ok := true
+	hasOK := false
+	for name, value := range jsonObject(e.Payload).members {
+		valid := true
 		switch string(name) {
 		case "ok":
-			told, a.OK = true, value[0] == 't'
-			ok = value[0] == 't' || value[0] == 'f'
+			hasOK, a.OK = true, value[0] == 't'
+			valid = value[0] == 't' || value[0] == 'f'
 		case "result":
 			a.Result = value
 		case "code":
 			var s []byte
-			s, ok = parseString(value)
+			s, valid = parseString(value)
 			a.Code = manifest.Code(s)
 		case "detail":
 			var s []byte
-			s, ok = parseString(value)
+			s, valid = parseString(value)
 			a.Detail = string(s)
 		default:
-			ok = false
+			valid = false
 		}
-		if !ok {
-			return a, badFrame("payload of cmd_ack")
+		if !valid {
+			return a, errBadAck
 		}
 	}
-	if !told || !a.valid() {
-		return a, badFrame("payload of cmd_ack")
+	valid := hasOK && (len(a.Result) > 0) == a.OK && printableASCII(a.Detail) == a.Detail
+	if a.OK {
+		valid = valid && a.Code == "" && a.Detail == ""
+	} else {
+		valid = valid && a.Code.Valid()
+	}
+	if !valid {
+		return a, errBadAck
 	}
 	return a, nil
 }
 
-// valid tells whether a is {ok:true, result} or {ok:false, code, detail?}.
-func (a *CmdAck) valid() bool {
-	if a.OK {
-		return len(a.Result) > 0 && a.Code == "" && a.Detail == ""
-	}
-	return len(a.Result) == 0 && a.Code.Valid() && len(a.Detail) <= maxDetail && printableASCII(a.Detail) == a.Detail
-}
-
-// decodeMetric decodes the payload of a metric; Sample is a part of the frame. The sample is
-// passed on as it stands, so it has to be one line.
+// decodeMetric decodes the payload of a metric; Sample is a part of the frame. The relay
+// forwards the sample unchanged as one line of SSE, so it must not contain a line break.
 func (e *Envelope) decodeMetric() (m Metric, err error) {
-	w := walk(e.Payload)
-	for name, value, more := w.next(); more; name, value, more = w.next() {
+	for name, value := range jsonObject(e.Payload).members {
 		ok := false
 		switch string(name) {
 		case "stream_id":
@@ -141,27 +149,29 @@ func (e *Envelope) decodeMetric() (m Metric, err error) {
 			m.Sample, ok = value, value[0] == '{' && !bytes.ContainsAny(value, "\r\n")
 		}
 		if !ok {
-			return m, badFrame("payload of metric")
+			return m, errBadMetric
 		}
 	}
 	if m.StreamID == "" || m.Seq < 1 || m.Sample == nil {
-		return m, badFrame("payload of metric")
+		return m, errBadMetric
 	}
 	return m, nil
 }
 
-// parseInteger reads a whole number as JSON Schema knows it: 7, 7.0 and 7e0 are the same.
+// parseInteger reads a whole number as JSON Schema defines it: 7, 7.0 and 7e0 are equal.
 func parseInteger(value []byte) (int64, bool) {
 	if n, err := strconv.ParseInt(string(value), 10, 64); err == nil {
 		return n, true
 	}
-	f, err := strconv.ParseFloat(string(value), 64)
-	return int64(f), err == nil && f == math.Trunc(f) && math.Abs(f) < 1<<53
+	var n int64
+	err := strictjson.Unmarshal(value, &n)
+	return n, err == nil
 }
 
 var messageTypes = [...]string{TypeHello, TypeAuth, TypeAuthOK, TypeAnnounce, TypeAnnounceAck, TypeMetric,
 	TypeCmd, TypeCmdAck, TypeCmdCancel, TypeStreamEnd, TypeError, TypeEvent}
 
+// parseType returns the constant that equals the value, so that nothing is allocated.
 func parseType(value []byte) (string, bool) {
 	s, _ := parseString(value)
 	for _, t := range messageTypes {
@@ -172,26 +182,20 @@ func parseType(value []byte) (string, bool) {
 	return "", false
 }
 
+// parseID returns a ULID in upper case.
 func parseID(value []byte) (string, bool) {
 	s, _ := parseString(value)
-	if len(s) != manifest.ULIDLen {
-		return "", false
-	}
 	return manifest.ParseULID(string(s))
 }
 
-func requiresReplyTo(t string) bool { return t == TypeCmdAck || t == TypeCmdCancel }
-
-// Encode makes one frame. inReplyTo may be empty. The payload types of this package
-// always encode.
+// Encode makes one frame; inReplyTo may be empty, and a nil payload is {}. It panics for
+// a payload that cannot be encoded, which the payload types of this package never are.
 func Encode(typ, msgID, inReplyTo string, payload any) []byte {
-	var raw []byte
-	switch p := payload.(type) {
-	case strictjson.Raw:
-		raw = p
-	case nil:
-		raw = []byte("{}")
-	default:
+	raw, isRaw := payload.(strictjson.Raw)
+	switch {
+	case payload == nil:
+		raw = emptyObject
+	case !isRaw:
 		raw = encodeJSON(payload)
 	}
 	b := make([]byte, 0, len(raw)+len(typ)+2*manifest.ULIDLen+64)
@@ -200,95 +204,86 @@ func Encode(typ, msgID, inReplyTo string, payload any) []byte {
 	return append(b, '}')
 }
 
+// appendHeader appends a frame up to its payload. Types and ids need no escaping.
 func appendHeader(b []byte, typ, msgID, inReplyTo string) []byte {
-	b = append(b, `{"type":"`...)
-	b = append(b, typ...)
-	b = append(b, `","msg_id":"`...)
-	b = append(b, msgID...)
+	b = appendStrings(b, `{"type":"`, typ, `","msg_id":"`, msgID)
 	if inReplyTo != "" {
-		b = append(b, `","in_reply_to":"`...)
-		b = append(b, inReplyTo...)
+		b = appendStrings(b, `","in_reply_to":"`, inReplyTo)
 	}
 	return append(b, `","payload":`...)
 }
 
-var noArgs = []byte("{}")
+func appendStrings(b []byte, parts ...string) []byte {
+	for _, s := range parts {
+		b = append(b, s...)
+	}
+	return b
+}
 
-// AppendCmd appends a cmd frame; it is Encode by hand, since a call waits for it. args
-// is a JSON object, empty for {}.
+var emptyObject = []byte("{}")
+
+// AppendCmd appends a cmd frame. It gives the same bytes as Encode without reflection,
+// because a caller waits for the answer. args is a JSON object, empty for {}; deadlineMS
+// and traceID are left out when they are zero. A valid tool name needs no escaping.
 func AppendCmd(b []byte, msgID, tool string, args []byte, deadlineMS int64, traceID string) []byte {
 	b = appendHeader(b, TypeCmd, msgID, "")
-	b = append(b, `{"tool":"`...)
-	b = append(b, tool...) // checked name: needs no escaping
-	b = append(b, `","arguments":`...)
+	b = appendStrings(b, `{"tool":"`, tool, `","arguments":`)
 	if len(args) == 0 {
-		args = noArgs
+		args = emptyObject
 	}
 	b = append(b, args...)
 	if deadlineMS > 0 {
-		b = append(b, `,"deadline_ms":`...)
-		b = strconv.AppendInt(b, deadlineMS, 10)
+		b = strconv.AppendInt(append(b, `,"deadline_ms":`...), deadlineMS, 10)
 	}
 	if traceID != "" {
-		b = append(b, `,"trace_id":"`...)
-		b = append(b, traceID...)
-		b = append(b, '"')
+		b = appendStrings(b, `,"trace_id":"`, traceID, `"`)
 	}
 	return append(b, `}}`...)
 }
 
-// AppendAck appends a cmd_ack frame with a result.
+// AppendAck appends a cmd_ack frame with a result, as AppendCmd.
 func AppendAck(b []byte, msgID, inReplyTo string, result []byte) []byte {
 	b = appendHeader(b, TypeCmdAck, msgID, inReplyTo)
-	b = append(b, `{"ok":true,"result":`...)
-	b = append(b, result...)
+	b = append(append(b, `{"ok":true,"result":`...), result...)
 	return append(b, `}}`...)
 }
 
-// AppendMetric appends a metric frame.
+// AppendMetric appends a metric frame, as AppendCmd.
 func AppendMetric(b []byte, msgID, streamID string, seq int64, sample []byte) []byte {
 	b = appendHeader(b, TypeMetric, msgID, "")
-	b = append(b, `{"stream_id":"`...)
-	b = append(b, streamID...)
-	b = append(b, `","seq":`...)
+	b = appendStrings(b, `{"stream_id":"`, streamID, `","seq":`)
 	b = strconv.AppendInt(b, seq, 10)
-	b = append(b, `,"sample":`...)
-	b = append(b, sample...)
+	b = append(append(b, `,"sample":`...), sample...)
 	return append(b, `}}`...)
 }
 
-// NewID mints the id of a message: a ULID in upper case. It is unique, not secret, so
-// its random part comes from the process's own generator, seeded by the system.
+// NewID makes the id of a message: a ULID in upper case. It must be unique but not
+// unpredictable, so the random part comes from math/rand, which the runtime seeds.
 func NewID() string {
 	var u ulid.ULID
-	_ = u.SetTime(uint64(time.Now().UnixMilli())) // in range for 8,000 years
+	_ = u.SetTime(uint64(time.Now().UnixMilli())) // in range until the year 10889
 	binary.BigEndian.PutUint64(u[6:], rand.Uint64())
 	binary.BigEndian.PutUint16(u[14:], uint16(rand.Uint32()))
 	return u.String()
 }
 
-// maxDetail bounds CmdAck.Detail.
+// maxDetail bounds CmdAck.Detail, characters.
 const maxDetail = 200
 
-// printableASCII keeps at most maxDetail printable ASCII characters.
+// printableASCII drops all other characters from s and cuts it to maxDetail. It is for
+// text of the peer that appears in an error or a log.
 func printableASCII(s string) string {
-	clean := len(s) <= maxDetail
-	for i := 0; i < len(s) && clean; i++ {
-		clean = s[i] >= 0x20 && s[i] <= 0x7e
-	}
-	if clean {
-		return s
-	}
-	b := make([]byte, 0, min(len(s), maxDetail))
-	for i := 0; i < len(s) && len(b) < maxDetail; i++ {
-		if s[i] >= 0x20 && s[i] <= 0x7e {
-			b = append(b, s[i])
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return -1
 		}
-	}
-	return string(b)
+		return r
+	}, s)
+	return s[:min(len(s), maxDetail)]
 }
 
-// encodeJSON encodes one of this package's own types, which cannot fail.
+// encodeJSON encodes one of this package's own types, which always encode. Unlike
+// json.Marshal it does not escape <, > and &, which would change announced bytes.
 func encodeJSON(v any) []byte {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)

@@ -14,28 +14,29 @@ import (
 )
 
 // Conn carries whole text messages. One goroutine reads; writes and pings come from one
-// goroutine at a time; Close may come from any.
+// goroutine at a time; Close may come from any. There are three: deviceConn and relayConn
+// are the ends of a WebSocket, pipeConn is in memory.
 type Conn interface {
 	// Read calls fn with the next message; the bytes are fn's only until it returns.
 	// The error is a *CloseError when the peer closed.
 	Read(fn func(msg []byte) error) error
 	Write(msg []byte) error
 	Ping() error
-	// SetReadDeadline bounds the wait of Read; the zero time lifts it.
+	// SetReadDeadline bounds the wait of Read; the zero time removes the bound.
 	SetReadDeadline(t time.Time) error
-	// SetReadLimit bounds a message, bytes; Read gives ErrTooLarge for a longer one. It
+	// SetReadLimit bounds a message, bytes; Read returns ErrTooLarge for a longer one. It
 	// starts at MaxFrame and is called by the reading goroutine.
 	SetReadLimit(n int)
-	// OnPing is called, from within Read, when the peer pings (ping true) or answers a
-	// ping. It is set before the first Read.
+	// OnPing sets the function that Read calls when the peer pings (ping true) or answers
+	// a ping. It is called before the first Read.
 	OnPing(fn func(ping bool))
-	// Close sends a close frame, gives the peer a moment to take it, and closes: at most
-	// about two seconds. The first call counts; the others wait for it.
+	// Close sends a close frame, waits until the peer has closed too, and closes: at most
+	// about two seconds. Calls after the first one wait for it and do nothing else.
 	Close(code int, reason string) error
 }
 
-// CloseError ends a link with a close frame: the peer's, or this end's own when Err
-// tells why it was sent.
+// CloseError ends a link with a close frame: the peer's, or this end's own, when Err is
+// the reason why it was sent.
 type CloseError struct {
 	Code   int
 	Reason string // printable ASCII
@@ -51,7 +52,7 @@ func (e *CloseError) Error() string {
 
 func (e *CloseError) Unwrap() error { return e.Err }
 
-// CloseCode is the code that ended a link, or 0 when it just broke.
+// CloseCode is the code that ended a link, or 0 when it broke without a close frame.
 func CloseCode(err error) int {
 	var c *CloseError
 	if errors.As(err, &c) {
@@ -63,22 +64,35 @@ func CloseCode(err error) int {
 // ErrNotText is a message that is not text.
 var ErrNotText = fmt.Errorf("%w: not a text message", ErrBadFrame)
 
-// readBuffers hold a message while it is handled. An idle link holds none.
-var readBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 2048); return &b }}
+// Pools of buffers. A link holds a buffer only while it reads or writes a message, so that
+// an idle one holds none.
+var (
+	readBuffers  = sync.Pool{New: func() any { return newBuffer(2048) }}       // *[]byte
+	frameBuffers = sync.Pool{New: func() any { return newBuffer(bufferSize) }} // *[]byte, of relayConn
+	writeBuffers sync.Pool                                                     // of the WebSocket library
+)
 
-// maxPooledBuffer is the largest buffer that goes back to the pool.
-const maxPooledBuffer = 16 << 10
+// Sizes of buffers, bytes: of a link's I/O buffers, and of the largest one that returns to
+// its pool.
+const (
+	bufferSize      = 1024
+	maxPooledBuffer = 16 << 10
+)
 
-// writeBuffers is shared by all links, so that an idle one holds none.
-var writeBuffers sync.Pool
+func newBuffer(size int) *[]byte { b := make([]byte, 0, size); return &b }
 
-// bufferSize is the size of a link's I/O buffers, bytes.
-const bufferSize = 1024
+// recycle returns bp to its pool, with b, which may have grown out of *bp.
+func recycle(pool *sync.Pool, bp *[]byte, b []byte) {
+	if cap(b) <= maxPooledBuffer {
+		*bp = b[:0]
+		pool.Put(bp)
+	}
+}
 
-// deviceConn is the device's end of a link.
+// deviceConn is the device's end of a link, over the WebSocket library.
 type deviceConn struct {
 	ws     *websocket.Conn
-	limit  int // of a message; gorilla's own limit would answer 1009, not our code
+	limit  int // of a message; the library's own limit would answer 1009, not 4413
 	closed sync.Once
 }
 
@@ -89,26 +103,22 @@ func newDeviceConn(ws *websocket.Conn) *deviceConn {
 	return &deviceConn{ws: ws, limit: MaxFrame}
 }
 
-// setUserTimeout makes the kernel give a dead peer up, as a back-stop of DeadAfter.
+// setUserTimeout makes the kernel end a connection whose peer is dead, in addition to
+// IdleTimeout.
 func setUserTimeout(c net.Conn) {
-	if tcp, ok := tcpConn(c); ok {
-		if s := netpoll.NewSocket(tcp); s != nil {
-			s.SetUserTimeout(tcpUserTimeout)
-		}
+	if s := netpoll.NewSocket(lowest(c)); s != nil {
+		s.SetUserTimeout(tcpUserTimeout)
 	}
 }
 
-// tcpConn finds the TCP connection below TLS and listeners' wrappers.
-func tcpConn(c net.Conn) (*net.TCPConn, bool) {
+// lowest finds the connection below TLS and the wrappers of listeners.
+func lowest(c net.Conn) net.Conn {
 	for {
-		if t, ok := c.(*net.TCPConn); ok {
-			return t, true
-		}
-		u, ok := c.(interface{ NetConn() net.Conn })
+		wrapper, ok := c.(interface{ NetConn() net.Conn })
 		if !ok {
-			return nil, false
+			return c
 		}
-		c = u.NetConn()
+		c = wrapper.NetConn()
 	}
 }
 
@@ -117,45 +127,40 @@ func (c *deviceConn) SetReadLimit(n int) { c.limit = n }
 func (c *deviceConn) Read(fn func([]byte) error) error {
 	typ, r, err := c.ws.NextReader()
 	if err != nil {
-		return wsError(err)
+		return convertError(err)
 	}
 	if typ != websocket.TextMessage {
 		return ErrNotText
 	}
 	bp := readBuffers.Get().(*[]byte)
-	buf := (*bp)[:0]
-	defer func() {
-		if cap(buf) <= maxPooledBuffer {
-			*bp = buf[:0]
-			readBuffers.Put(bp)
-		}
-	}()
+	buf := *bp
+	defer func() { recycle(&readBuffers, bp, buf) }()
 	for {
 		if len(buf) == cap(buf) {
 			buf = append(buf, 0)[:len(buf)]
 		}
 		n, err := r.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
-		if len(buf) > c.limit {
+		switch {
+		case len(buf) > c.limit:
 			return ErrTooLarge
-		}
-		if err == io.EOF {
+		case err == io.EOF:
 			return fn(buf)
-		}
-		if err != nil {
-			return wsError(err)
+		case err != nil:
+			return convertError(err)
 		}
 	}
 }
 
-func wsError(err error) error {
+// convertError turns an error of the WebSocket library into one of this package.
+func convertError(err error) error {
 	var ce *websocket.CloseError
 	switch {
 	case errors.Is(err, websocket.ErrReadLimit): // a length with the highest bit set
 		return ErrTooLarge
 	case !errors.As(err, &ce):
 		return err
-	case ce.Code == websocket.CloseAbnormalClosure: // gorilla's word for no close frame at all
+	case ce.Code == websocket.CloseAbnormalClosure: // the library's code for a missing close frame
 		return io.ErrUnexpectedEOF
 	}
 	return &CloseError{Code: ce.Code, Reason: printableASCII(ce.Text)}
@@ -168,14 +173,15 @@ func (c *deviceConn) Write(msg []byte) error {
 	return c.ws.WriteMessage(websocket.TextMessage, msg)
 }
 
-// Pings and pongs go without a deadline. Its timer would stay behind and wake the process
-// once more for each, which is most of what an idle link costs. A peer that takes nothing
-// is ended by tcpUserTimeout and by the owner's sweep.
+// Ping has no write deadline, and neither have pongs: each deadline leaves a timer behind
+// that wakes the process once more, which is most of what an idle link costs. A peer that
+// reads nothing is detected by tcpUserTimeout and IdleTimeout. WriteControl would make a
+// timer and a buffer as well.
 func (c *deviceConn) Ping() error {
 	if err := c.ws.SetWriteDeadline(time.Time{}); err != nil {
 		return err
 	}
-	return c.ws.WriteMessage(websocket.PingMessage, nil) // WriteControl would make a timer and a buffer
+	return c.ws.WriteMessage(websocket.PingMessage, nil)
 }
 
 func (c *deviceConn) SetReadDeadline(t time.Time) error { return c.ws.SetReadDeadline(t) }
@@ -186,7 +192,7 @@ func (c *deviceConn) OnPing(fn func(bool)) {
 		err := c.ws.WriteControl(websocket.PongMessage, []byte(data), time.Time{})
 		var ne net.Error
 		if errors.Is(err, websocket.ErrCloseSent) || (errors.As(err, &ne) && ne.Timeout()) {
-			return nil // the reader finds out by itself
+			return nil // the next read reports the end
 		}
 		return err
 	})
@@ -196,8 +202,9 @@ func (c *deviceConn) OnPing(fn func(bool)) {
 func (c *deviceConn) Close(code int, reason string) error {
 	err := net.ErrClosed
 	c.closed.Do(func() {
-		e := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, reason), time.Now().Add(time.Second))
-		if e == nil || errors.Is(e, websocket.ErrCloseSent) { // the library's own answer, such as 1002
+		closeFrame := websocket.FormatCloseMessage(code, reason)
+		e := c.ws.WriteControl(websocket.CloseMessage, closeFrame, time.Now().Add(closeTimeout))
+		if e == nil || errors.Is(e, websocket.ErrCloseSent) { // the library has sent its own, such as 1002
 			linger(c.ws.NetConn(), c.ws.NetConn())
 		}
 		err = c.ws.Close()
@@ -205,15 +212,17 @@ func (c *deviceConn) Close(code int, reason string) error {
 	return err
 }
 
-// Bounds of what Close still takes from a peer.
+// Bounds of Close: for writing the close frame, for the peer to close too, and of what is
+// read until then, bytes.
 const (
+	closeTimeout   = time.Second
 	lingerTimeout  = time.Second
 	maxLingerBytes = 1 << 20
 )
 
-// linger sends FIN and waits until the peer has closed too, reading from in. Closing a
-// socket with unread input resets it, and the reset can overtake the close frame that
-// says why.
+// linger sends FIN and waits until the peer has closed too, discarding what it reads from
+// in. Closing a socket with unread input would reset the connection, and the reset can
+// overtake the close frame that says why.
 func linger(conn, in net.Conn) {
 	if w, ok := conn.(interface{ CloseWrite() error }); ok {
 		_ = w.CloseWrite()

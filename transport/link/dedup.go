@@ -2,8 +2,11 @@ package link
 
 import "time"
 
-// dedupTable is the device's table of commands: it makes a command run at most once, whatever
-// the relay sends again. The zero value is ready; it belongs to one goroutine or lock.
+// dedupTable is the device's table of received commands. It makes a command run at most
+// once, although the relay may send it again (RFC-0002 §7.3). The zero value is ready;
+// the owner's lock protects it.
+//
+//	unknown -> running -> done -> forgotten    after dedupTTL, when there are dedupSize
 type dedupTable struct {
 	byID  map[string]*dedupEntry
 	order []string // oldest first
@@ -11,46 +14,46 @@ type dedupTable struct {
 
 type dedupEntry struct {
 	done bool
-	ack  []byte
-	at   time.Time
+	ack  []byte    // the answer, when done
+	at   time.Time // when it began, or was done
 }
 
-// Bounds of Seen: dedupSize commands, and up to four times as many while they are younger
-// than dedupTTL.
+// Bounds of dedupTable: dedupSize commands, and up to four times as many while they are
+// running or younger than dedupTTL.
 const (
 	dedupSize = 256
 	dedupTTL  = time.Minute
 )
 
-// begin notes a command. fresh means: run it. Otherwise ack is the stored answer to
-// send again, or nil while the command still runs. ok is false when the table is full
-// of commands younger than dedupTTL: the command must be refused, unrun.
-func (s *dedupTable) begin(id string, now time.Time) (fresh bool, ack []byte, ok bool) {
-	if c, known := s.byID[id]; known {
+// begin adds a command. isNew: run it. Otherwise ack is the stored answer to send again,
+// or nil while the command runs. ok is false when the table is full; the command must be
+// refused then and not run.
+func (t *dedupTable) begin(id string, now time.Time) (isNew bool, ack []byte, ok bool) {
+	if c, known := t.byID[id]; known {
 		return false, c.ack, true
 	}
-	for len(s.order) > 0 && len(s.order) >= dedupSize {
-		c := s.byID[s.order[0]]
-		if !c.done || now.Sub(c.at) < dedupTTL {
-			if len(s.order) < 4*dedupSize {
+	for len(t.order) >= dedupSize {
+		oldest := t.byID[t.order[0]]
+		if !oldest.done || now.Sub(oldest.at) < dedupTTL {
+			if len(t.order) < 4*dedupSize {
 				break
 			}
 			return false, nil, false
 		}
-		delete(s.byID, s.order[0])
-		s.order = s.order[1:]
+		delete(t.byID, t.order[0])
+		t.order = t.order[1:]
 	}
-	if s.byID == nil {
-		s.byID = make(map[string]*dedupEntry)
+	if t.byID == nil {
+		t.byID = make(map[string]*dedupEntry)
 	}
-	s.byID[id] = &dedupEntry{at: now}
-	s.order = append(s.order, id)
+	t.byID[id] = &dedupEntry{at: now}
+	t.order = append(t.order, id)
 	return true, nil, true
 }
 
-// finish keeps the answer of a command.
-func (s *dedupTable) finish(id string, ack []byte, now time.Time) {
-	if c, ok := s.byID[id]; ok {
+// finish stores the answer of a command.
+func (t *dedupTable) finish(id string, ack []byte, now time.Time) {
+	if c, ok := t.byID[id]; ok {
 		c.done, c.ack, c.at = true, ack, now
 	}
 }

@@ -3,16 +3,14 @@ package link
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
 
 	"github.com/gorilla/websocket"
-
-	"agentctl/transport/edge"
 )
 
 // DialOptions configure Dial.
@@ -20,18 +18,19 @@ type DialOptions struct {
 	TLS *tls.Config // nil: the system's roots
 }
 
-// ErrInsecure is returned for ws:// to anything but loopback.
-var ErrInsecure = errors.New("ws:// is only for loopback addresses; use wss:// (and --ca-file for a private certificate)")
+// ErrInsecure is returned for a relay URL without TLS that is not on a loopback address.
+var ErrInsecure = errors.New("ws:// is allowed for loopback addresses only; use wss://")
 
-// NormalizeRelayURL turns what a person writes (http, https, ws or wss, with or without the
-// link's path) into the link's URL. Plain schemes are accepted for loopback only.
+// NormalizeRelayURL turns what a person writes (http, https, ws or wss, with or without
+// the link's path) into the link's URL. Schemes without TLS are accepted for loopback
+// addresses only. No error quotes a URL that may contain a password.
 func NormalizeRelayURL(raw string) (string, error) {
 	u, err := url.Parse(raw)
 	switch {
-	case err != nil: // it may hold a password, so it is not quoted
+	case err != nil:
 		return "", errors.New("the relay URL is malformed; write wss://HOST[:PORT]")
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		return "", errors.New("a relay URL carries no user, query or fragment; the token comes from --token-file")
+		return "", errors.New("the relay URL contains a user, a query or a fragment; remove it (the token is configured separately)")
 	case u.Hostname() == "":
 		return "", fmt.Errorf("relay URL %q is not of the form wss://HOST[:PORT]", raw)
 	}
@@ -40,7 +39,7 @@ func NormalizeRelayURL(raw string) (string, error) {
 		u.Scheme = "wss"
 	case "http", "ws":
 		u.Scheme = "ws"
-		if !edge.IsLoopback(u.Hostname()) {
+		if !isLoopback(u.Hostname()) {
 			return "", fmt.Errorf("relay URL %q: %w", raw, ErrInsecure)
 		}
 	default:
@@ -52,43 +51,42 @@ func NormalizeRelayURL(raw string) (string, error) {
 	return u.String(), nil
 }
 
-// Dial opens the WebSocket of a link. HTTPS_PROXY and NO_PROXY are honoured.
+// isLoopback does not resolve names: a resolver could be wrong about any of them.
+func isLoopback(host string) bool {
+	a, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && a.IsLoopback()
+}
+
+// Dial opens the WebSocket of a link. It honors HTTPS_PROXY and NO_PROXY.
 func Dial(ctx context.Context, relayURL string, opt DialOptions) (Conn, error) {
 	target, err := NormalizeRelayURL(relayURL)
 	if err != nil {
 		return nil, err
 	}
 	d := websocket.Dialer{
-		Proxy:             http.ProxyFromEnvironment,
-		TLSClientConfig:   opt.TLS,
-		Subprotocols:      []string{Subprotocol},
-		ReadBufferSize:    bufferSize,
-		WriteBufferSize:   bufferSize,
-		HandshakeTimeout:  2 * AuthTimeout,
-		EnableCompression: false,
+		Proxy:            http.ProxyFromEnvironment,
+		TLSClientConfig:  opt.TLS,
+		Subprotocols:     []string{Subprotocol},
+		ReadBufferSize:   bufferSize,
+		WriteBufferSize:  bufferSize,
+		HandshakeTimeout: 2 * AuthTimeout,
 	}
 	ws, resp, err := d.DialContext(ctx, target, nil)
-	if err != nil {
-		if resp != nil {
-			return nil, fmt.Errorf("the relay at %s answered HTTP %d to the device link: %w", target, resp.StatusCode, err)
-		}
+	switch {
+	case err != nil && resp != nil:
+		return nil, fmt.Errorf("the relay at %s answered HTTP %d to the device link: %w", target, resp.StatusCode, err)
+	case err != nil:
 		return nil, fmt.Errorf("dial %s: %w", target, err)
-	}
-	if ws.Subprotocol() != Subprotocol {
+	case ws.Subprotocol() != Subprotocol:
 		_ = ws.Close()
 		return nil, fmt.Errorf("%s does not speak %s", target, Subprotocol)
 	}
 	return newDeviceConn(ws), nil
 }
 
-// IsUntrustedCertificate tells whether err means that the relay's certificate is not
-// trusted (unknown authority, wrong name, not valid now).
+// IsUntrustedCertificate reports whether a dial failed because the relay's certificate is
+// not trusted: unknown authority, wrong name, or not valid at this time.
 func IsUntrustedCertificate(err error) bool {
-	var (
-		unknown x509.UnknownAuthorityError
-		name    x509.HostnameError
-		invalid x509.CertificateInvalidError
-		verify  *tls.CertificateVerificationError
-	)
-	return errors.As(err, &unknown) || errors.As(err, &name) || errors.As(err, &invalid) || errors.As(err, &verify)
+	var verification *tls.CertificateVerificationError
+	return errors.As(err, &verification)
 }

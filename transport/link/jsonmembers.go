@@ -1,29 +1,31 @@
 package link
 
-import "agentctl/strictjson"
+import (
+	"bytes"
 
-// walker reads the members of a JSON object which strictjson.Check has accepted: that
-// was the parsing, this only finds the parts, without a copy.
-type walker struct{ rest []byte }
+	"agentctl/strictjson"
+)
 
-// walk begins with obj, which starts at its brace.
-func walk(obj []byte) walker { return walker{obj[1:]} }
+// jsonObject is a JSON object that strictjson.Check has accepted, from its brace on. The
+// functions below rely on that: they find the parts without parsing again and without
+// copying, and do not check bounds.
+type jsonObject []byte
 
-// next gives the next member's name and value, which are parts of the object.
-func (w *walker) next() (name, value []byte, ok bool) {
-	b := trimSpace(w.rest)
-	if b[0] == ',' {
-		b = trimSpace(b[1:])
+// members iterates over the members, for use with range. name and value are parts of the
+// object. It is a method value rather than an iter.Seq2, whose closure would be allocated.
+func (o jsonObject) members(yield func(name, value []byte) bool) {
+	for b := trimSpace(o[1:]); b[0] != '}'; {
+		n := valueLen(b)
+		name, _ := parseString(b[:n])
+		b = trimSpace(trimSpace(b[n:])[1:]) // after the colon
+		n = valueLen(b)
+		if !yield(name, b[:n]) {
+			return
+		}
+		if b = trimSpace(b[n:]); b[0] == ',' {
+			b = trimSpace(b[1:])
+		}
 	}
-	if b[0] == '}' {
-		return nil, nil, false
-	}
-	n := valueLen(b)
-	name, _ = parseString(b[:n])
-	b = trimSpace(trimSpace(b[n:])[1:]) // behind the colon
-	n = valueLen(b)
-	w.rest = b[n:]
-	return name, b[:n], true
 }
 
 // trimSpace drops leading white space.
@@ -34,7 +36,7 @@ func trimSpace(b []byte) []byte {
 	return b
 }
 
-// valueLen is the length of the JSON value that b begins with.
+// valueLen is the length of the JSON value at the start of b.
 func valueLen(b []byte) int {
 	depth := 0
 	for i := 0; i < len(b); i++ {
@@ -55,7 +57,7 @@ func valueLen(b []byte) int {
 				return i + 1
 			}
 			if depth < 0 {
-				return i // the end of what a bare value stands in
+				return i // the end of the object that contains a number or a literal
 			}
 		case ',', ' ', '\t', '\n', '\r':
 			if depth == 0 {
@@ -67,19 +69,15 @@ func valueLen(b []byte) int {
 }
 
 // parseString is the content of a JSON string; ok is false for a value of another type.
+// A string without an escape, which is the ordinary case, is not copied.
 func parseString(value []byte) (s []byte, ok bool) {
 	if value[0] != '"' {
 		return nil, false
 	}
-	s = value[1 : len(value)-1]
-	for _, c := range s {
-		if c == '\\' { // rare: nothing that the link needs has to be escaped
-			var u string
-			if strictjson.Unmarshal(value, &u) != nil {
-				return nil, false
-			}
-			return []byte(u), true
-		}
+	if s = value[1 : len(value)-1]; bytes.IndexByte(s, '\\') < 0 {
+		return s, true
 	}
-	return s, true
+	var unescaped string
+	err := strictjson.Unmarshal(value, &unescaped)
+	return []byte(unescaped), err == nil
 }

@@ -2,38 +2,44 @@ package link
 
 import (
 	"net"
+	"os"
 	"sync"
 	"time"
 )
 
-// Pipe returns the two ends of an in-memory link. Messages are handed over directly, so
-// it works inside a testing/synctest bubble.
+// Pipe returns the two ends of an in-memory link. It uses channels and timers only, so it
+// works inside a testing/synctest bubble. Each direction buffers a few messages.
 func Pipe() (device, relay Conn) {
-	a2b, b2a := make(chan pipeMsg, 16), make(chan pipeMsg, 16)
-	shared := &pipeShared{done: make(chan struct{})}
-	return &pipeConn{in: b2a, out: a2b, shared: shared, limit: MaxFrame, wake: make(chan struct{}, 1)},
-		&pipeConn{in: a2b, out: b2a, shared: shared, limit: MaxFrame, wake: make(chan struct{}, 1)}
+	const buffered = 16
+	toRelay, toDevice := make(chan pipeMsg, buffered), make(chan pipeMsg, buffered)
+	closing := &pipeClose{done: make(chan struct{})}
+	newEnd := func(in <-chan pipeMsg, out chan<- pipeMsg) *pipeConn {
+		return &pipeConn{in: in, out: out, closing: closing, limit: MaxFrame, deadlineChanged: make(chan struct{}, 1)}
+	}
+	return newEnd(toDevice, toRelay), newEnd(toRelay, toDevice)
 }
 
+// pipeMsg is one frame, with an opcode of RFC 6455: opText, opPing or opPong.
 type pipeMsg struct {
-	kind byte // 't' text, 'p' ping, 'o' pong
+	op   byte
 	data []byte
 }
 
-type pipeShared struct {
+// pipeClose is the close handshake of both ends.
+type pipeClose struct {
 	once sync.Once
-	done chan struct{}
-	by   *pipeConn // who closed; set before done
-	err  *CloseError
+	done chan struct{} // closed after the fields below were set
+	by   *pipeConn     // the end that closed
+	err  *CloseError   // what the other end sees
 }
 
 type pipeConn struct {
-	in     <-chan pipeMsg
-	out    chan<- pipeMsg
-	shared *pipeShared
-	onPing func(bool)
-	limit  int           // of the reader
-	wake   chan struct{} // holds a token when the deadline has changed
+	in              <-chan pipeMsg
+	out             chan<- pipeMsg
+	closing         *pipeClose
+	onPing          func(bool)
+	limit           int           // of a message; owned by the reader
+	deadlineChanged chan struct{} // of capacity 1
 
 	mu       sync.Mutex // protects deadline
 	deadline time.Time
@@ -41,44 +47,31 @@ type pipeConn struct {
 
 var _ Conn = (*pipeConn)(nil)
 
-// pipeTimeout is the net.Error of a deadline.
-type pipeTimeout struct{}
-
-func (pipeTimeout) Error() string   { return "link: deadline passed" }
-func (pipeTimeout) Timeout() bool   { return true }
-func (pipeTimeout) Temporary() bool { return true }
-
-var _ net.Error = pipeTimeout{}
-
 func (p *pipeConn) Read(fn func([]byte) error) error {
 	for {
-		m, err := p.next()
+		m, err := p.receive()
 		switch {
 		case err != nil:
 			return err
-		case m.kind == 'p':
-			p.pinged(true)
-			_ = p.send(pipeMsg{kind: 'o'})
-		case m.kind == 'o':
-			p.pinged(false)
+		case m.op != opText:
+			if p.onPing != nil {
+				p.onPing(m.op == opPing)
+			}
+			if m.op == opPing {
+				_ = p.send(pipeMsg{op: opPong})
+			}
 		case len(m.data) > p.limit:
 			return ErrTooLarge
 		default:
 			err := fn(m.data)
-			clear(m.data) // as a socket's buffer is used again
+			clear(m.data) // a handler that keeps the bytes fails here as it would with a socket
 			return err
 		}
 	}
 }
 
-func (p *pipeConn) pinged(ping bool) {
-	if p.onPing != nil {
-		p.onPing(ping)
-	}
-}
-
-// next waits for a message; what was sent before the peer's close still comes.
-func (p *pipeConn) next() (pipeMsg, error) {
+// receive waits for a message. What the peer sent before it closed is still received.
+func (p *pipeConn) receive() (pipeMsg, error) {
 	for {
 		p.mu.Lock()
 		deadline := p.deadline
@@ -90,53 +83,51 @@ func (p *pipeConn) next() (pipeMsg, error) {
 		select {
 		case m := <-p.in:
 			return m, nil
-		case <-p.shared.done:
-			if p.shared.by != p {
+		case <-p.closing.done:
+			if p.closing.by != p {
 				select {
 				case m := <-p.in:
 					return m, nil
 				default:
 				}
 			}
-			return pipeMsg{}, p.ended()
-		case <-p.wake: // the deadline changed
+			return pipeMsg{}, p.closeErr()
+		case <-p.deadlineChanged:
 		case <-timeout:
-			return pipeMsg{}, pipeTimeout{}
+			return pipeMsg{}, os.ErrDeadlineExceeded
 		}
 	}
 }
 
-// ended is what an end of a closed pipe sees: its own closing, or the peer's code.
-func (p *pipeConn) ended() error {
-	if p.shared.by == p {
+// closeErr is what this end of a closed pipe sees.
+func (p *pipeConn) closeErr() error {
+	if p.closing.by == p {
 		return net.ErrClosed
 	}
-	return p.shared.err
+	return p.closing.err
 }
 
 func (p *pipeConn) send(m pipeMsg) error {
 	select {
-	case <-p.shared.done:
-		return p.ended()
+	case <-p.closing.done: // checked first: select would choose at random
+		return p.closeErr()
 	default:
 	}
-	t := time.NewTimer(writeTimeout)
-	defer t.Stop()
 	select {
 	case p.out <- m:
 		return nil
-	case <-p.shared.done:
-		return p.ended()
-	case <-t.C:
-		return pipeTimeout{}
+	case <-p.closing.done:
+		return p.closeErr()
+	case <-time.After(writeTimeout):
+		return os.ErrDeadlineExceeded
 	}
 }
 
 func (p *pipeConn) Write(msg []byte) error {
-	return p.send(pipeMsg{kind: 't', data: append([]byte(nil), msg...)})
+	return p.send(pipeMsg{op: opText, data: append([]byte(nil), msg...)})
 }
 
-func (p *pipeConn) Ping() error          { return p.send(pipeMsg{kind: 'p'}) }
+func (p *pipeConn) Ping() error          { return p.send(pipeMsg{op: opPing}) }
 func (p *pipeConn) OnPing(fn func(bool)) { p.onPing = fn }
 func (p *pipeConn) SetReadLimit(n int)   { p.limit = n }
 
@@ -145,16 +136,16 @@ func (p *pipeConn) SetReadDeadline(t time.Time) error {
 	p.deadline = t
 	p.mu.Unlock()
 	select {
-	case p.wake <- struct{}{}:
+	case p.deadlineChanged <- struct{}{}:
 	default:
 	}
 	return nil
 }
 
 func (p *pipeConn) Close(code int, reason string) error {
-	p.shared.once.Do(func() {
-		p.shared.by, p.shared.err = p, &CloseError{Code: code, Reason: reason}
-		close(p.shared.done)
+	p.closing.once.Do(func() {
+		p.closing.by, p.closing.err = p, &CloseError{Code: code, Reason: reason}
+		close(p.closing.done)
 	})
 	return nil
 }

@@ -10,73 +10,73 @@ import (
 	"agentctl/transport/netpoll"
 )
 
-// pollable is a Conn whose reader need not wait.
+// pollable is a Conn that can be read without blocking, so that a Poller can wait for its
+// input instead of a goroutine.
 type pollable interface {
 	Conn
-	// socket is what a Poller watches; nil: this connection must be read by a goroutine.
+	// socket is what a Poller watches; nil: only a goroutine can read this connection.
 	socket() *netpoll.Socket
-	// setNonblocking makes reads give netpoll.ErrNothing instead of waiting. It is called once.
+	// setNonblocking makes Read return netpoll.ErrWouldBlock instead of waiting. It is
+	// called once.
 	setNonblocking()
-	// onReadable is called in the reading goroutine after each edge; gone is whether it told
-	// that the peer has gone.
-	onReadable(gone bool)
-	// tryPing pings unless that may wait; false: nothing was written.
-	tryPing() (bool, error)
+	// onReadable is called in the reading goroutine after each event; peerClosed is
+	// whether the event said that the peer has closed.
+	onReadable(peerClosed bool)
+	// tryPing pings without blocking; written is false when that was not possible.
+	tryPing() (written bool, err error)
 }
 
 var _ pollable = (*relayConn)(nil)
 
-// nowReader is a connection below TLS whose reads can be made not to wait.
-type nowReader interface{ ReadNow(r *netpoll.Reader) }
+// nonblockingReader is a connection below TLS that can be switched to a netpoll.Reader.
+type nonblockingReader interface{ ReadNow(r *netpoll.Reader) }
 
 func (c *relayConn) socket() *netpoll.Socket {
-	if t, secure := c.conn.(*tls.Conn); secure {
-		if _, ok := t.NetConn().(nowReader); !ok {
+	if t, isTLS := c.conn.(*tls.Conn); isTLS {
+		if _, ok := t.NetConn().(nonblockingReader); !ok {
 			return nil
 		}
 	}
-	tcp, ok := tcpConn(c.conn)
-	if !ok {
-		return nil
-	}
-	return netpoll.NewSocket(tcp)
+	return netpoll.NewSocket(lowest(c.conn))
 }
 
 func (c *relayConn) setNonblocking() {
-	tcp, _ := tcpConn(c.conn)
-	c.poll = netpoll.NewReader(tcp)
-	if t, secure := c.conn.(*tls.Conn); secure {
-		t.NetConn().(nowReader).ReadNow(c.poll)
+	c.poll = netpoll.NewReader(lowest(c.conn))
+	if t, isTLS := c.conn.(*tls.Conn); isTLS {
+		t.NetConn().(nonblockingReader).ReadNow(c.poll)
 	}
 }
 
-func (c *relayConn) onReadable(gone bool) { c.poll.OnReadable(gone) }
+func (c *relayConn) onReadable(peerClosed bool) { c.poll.OnReadable(peerClosed) }
 
-func (c *relayConn) tryPing() (bool, error) {
-	if !c.writeMu.TryLock() { // by a pong that the peer does not take, perhaps
+// tryPing writes to the socket directly, because net.Conn has no write that does not
+// block. Through TLS it writes as usual, but only when the send buffer is empty: a frame
+// this small does not block then.
+func (c *relayConn) tryPing() (written bool, err error) {
+	if !c.writeMu.TryLock() { // for instance, a pong blocks because the peer reads nothing
 		return false, nil
 	}
 	defer c.writeMu.Unlock()
-	if _, secure := c.conn.(*tls.Conn); secure {
+	if _, isTLS := c.conn.(*tls.Conn); isTLS {
 		if n, err := c.poll.Socket().Unacked(); n != 0 || err != nil {
 			return false, err
 		}
-		if err := c.readyLocked(time.Time{}); err != nil {
+		if err := c.prepareWriteLocked(time.Time{}); err != nil {
 			return false, err
 		}
-		return true, c.writeLocked(opPing, nil) // a small frame into an empty buffer does not wait
+		return true, c.writeLocked(opPing, nil)
 	}
 	if c.closeSent || c.closing.Load() {
 		return false, net.ErrClosed
 	}
 	n, err := c.poll.Socket().Write(pingFrame)
-	if errors.Is(err, os.ErrDeadlineExceeded) { // of an earlier write; Ping lifts it
+	if errors.Is(err, os.ErrDeadlineExceeded) { // the deadline of an earlier write; Ping removes it
 		return false, nil
 	}
-	if n == 1 { // torn: the rest must come before anything else
+	if n == 1 { // half a frame: the rest must be written before anything else
 		_, err = c.conn.Write(pingFrame[1:])
 	}
 	return n > 0, err
 }
 
-var pingFrame = []byte{0x80 | opPing, 0}
+var pingFrame = []byte{finBit | opPing, 0}

@@ -62,7 +62,7 @@ func TestEndWithinTick(t *testing.T) {
 		var writers atomic.Int32
 		s.runWriter = func() { writers.Add(1); s.wg.Done() }
 		s.lastReadAt.Store(monotonicNow())
-		s.readerState.Store(statePolled | stateReading)
+		s.readerState.Store(polled | reading)
 		s.CheckLiveness()
 		s.wg.Wait()
 		if n := writers.Load(); n != 0 {

@@ -9,153 +9,140 @@ import (
 	"agentctl/transport/netpoll"
 )
 
-// Poller watches sessions from one goroutine, so that a silent link has none.
+// Poller waits for the input of many sessions in one goroutine, so that an idle link has
+// none.
 type Poller struct {
 	ep *netpoll.Epoll
 
-	mu    sync.Mutex // protects the fields below
-	slots []slot
-	free  []uint32
-}
-
-// slot holds a watched session. The kernel may still tell about one that has left: its
-// key has an older turn.
-type slot struct {
-	turn uint32
-	s    *Session
+	mu       sync.Mutex // protects the fields below
+	sessions map[uint64]*Session
+	lastKey  uint64 // keys are not reused: an event may be reported after its session has ended
 }
 
 // NewPoller makes a Poller; Run must be called. The error is errors.ErrUnsupported where
-// the kernel has no epoll; sessions then do without.
+// the kernel has no epoll; sessions are then started without a Poller.
 func NewPoller() (*Poller, error) {
 	ep, err := netpoll.New()
 	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	return &Poller{ep: ep}, nil
+	return &Poller{ep: ep, sessions: make(map[uint64]*Session)}, nil
 }
 
-// Run wakes sessions until ctx ends. Those that still rest then rest for good: it is the
-// last to end.
-func (p *Poller) Run(ctx context.Context) error { return p.ep.Run(ctx, p.tell) }
+// Run dispatches events until ctx ends. Sessions that are still open then are not read
+// any more, so it has to end last.
+func (p *Poller) Run(ctx context.Context) error { return p.ep.Run(ctx, p.dispatch) }
 
-func (p *Poller) tell(key uint64, what netpoll.Events) {
-	i, turn := uint32(key), uint32(key>>32)
+func (p *Poller) dispatch(key uint64, ev netpoll.Events) {
 	p.mu.Lock()
-	var s *Session
-	if at := p.slots[i]; at.turn == turn {
-		s = at.s
-	}
+	s := p.sessions[key]
 	p.mu.Unlock()
-	switch {
-	case s == nil:
-	case what&netpoll.PeerClosed != 0:
-		s.scheduleRead(statePeerClosed)
-	default:
+	if s == nil {
+		return
+	}
+	if ev&netpoll.PeerClosed != 0 {
+		s.scheduleRead(peerClosed)
+	} else {
 		s.scheduleRead(0)
 	}
 }
 
-// add begins to watch a session, whose turn must be running.
+// add begins to watch a session, which must be in state reading.
 func (p *Poller) add(s *Session, sock *netpoll.Socket) (key uint64, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.free) == 0 {
-		p.slots = append(p.slots, slot{})
-		p.free = append(p.free, uint32(len(p.slots)-1))
-	}
-	i := p.free[len(p.free)-1]
-	key = uint64(p.slots[i].turn)<<32 | uint64(i)
-	if err := p.ep.Add(sock, key, netpoll.Readable); err != nil {
+	p.lastKey++
+	if err := p.ep.Add(sock, p.lastKey, netpoll.Readable); err != nil {
 		return 0, err
 	}
-	p.free = p.free[:len(p.free)-1]
-	p.slots[i].s = s
-	return key, nil
+	p.sessions[p.lastKey] = s
+	return p.lastKey, nil
 }
 
 func (p *Poller) remove(key uint64) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	i := uint32(key)
-	p.slots[i] = slot{turn: p.slots[i].turn + 1}
-	p.free = append(p.free, i)
+	delete(p.sessions, key)
+	p.mu.Unlock()
 }
 
-// SessionOwner is told what a device sends, and that its link is over.
+// SessionOwner handles what a device sends, and the end of its link.
 type SessionOwner interface {
 	SessionHandler
-	// OnClosed is the last call: what Run would have returned.
+	// OnClosed is the last call; err is what Run would have returned.
 	OnClosed(err error)
 }
 
-// Bits of Session.turn.
+// Bits of Session.readerState. At most one goroutine reads a polled session:
+//
+//	event     polled                  -> polled+reading            start a reader
+//	event     polled+reading          -> polled+reading+moreInput  the reader reads on
+//	no input  polled+reading          -> polled                    the reader ends
+//	no input  polled+reading+moreInput -> polled+reading           the reader reads on
+//	read error                           polled+reading for good: no reader is started again
 const (
-	statePolled     uint32 = 1 << iota // Start was called, and the session rests with a Poller
-	stateReading                       // a goroutine reads
-	stateMoreInput                     // something came meanwhile
-	statePeerClosed                    // the peer has gone; never cleared
+	polled     uint32 = 1 << iota // Start was called with a Poller; never cleared
+	reading                       // a goroutine reads
+	moreInput                     // an event came meanwhile
+	peerClosed                    // an event said that the peer has closed; never cleared
 )
 
-// Start serves the link until it ends, as Run does and instead of it, and returns at once;
-// the caller waits for h.Over. With a Poller a goroutine reads only while there is something to read;
-// without one, or where this link cannot rest, one waits.
+// Start serves the link until it ends, like Run, but returns at once; the caller waits for
+// h.OnClosed. With a Poller a goroutine exists only while there is input. Without one, or
+// when this connection cannot be polled, one goroutine reads the link.
 func (s *Session) Start(p *Poller, h SessionOwner) {
-	s.owner = h
-	if c, ok := s.conn.(pollable); ok && p != nil && s.startPolling(p, c) {
+	if c, ok := s.conn.(pollable); ok && p != nil && s.startPolling(p, c, h) {
 		return
 	}
 	go func() { h.OnClosed(s.Run(context.Background(), h)) }()
 }
 
-// startPolling gives the link to p; false: it must be read by a goroutine.
-func (s *Session) startPolling(p *Poller, c pollable) bool {
+// startPolling hands the link to p; false: it needs a goroutine.
+func (s *Session) startPolling(p *Poller, c pollable, h SessionOwner) bool {
 	sock := c.socket()
 	if sock == nil {
 		return false
 	}
-	s.readerState.Store(statePolled | stateReading)
+	s.readerState.Store(polled | reading)
 	key, err := p.add(s, sock)
 	if err != nil {
 		s.readerState.Store(0)
 		return false
 	}
-	s.poller, s.key = p, key
+	s.owner, s.poller, s.key = h, p, key
 	c.setNonblocking()
-	s.wg.Add(1)
-	go s.runWriter()     // announce_ack, as Run
-	go s.readAvailable() // what came with the handshake
+	s.startWriter()      // announce_ack is queued
+	go s.readAvailable() // input may have come with the handshake
 	return true
 }
 
-// scheduleRead has somebody read.
+// scheduleRead makes sure that a goroutine reads a polled session, or reads on; bits are
+// added to its state.
 func (s *Session) scheduleRead(bits uint32) {
 	for {
-		was := s.readerState.Load()
-		if was&statePolled == 0 {
+		old := s.readerState.Load()
+		if old&polled == 0 {
 			return
 		}
-		next := was | bits | stateReading
-		if was&stateReading != 0 {
-			next |= stateMoreInput
+		next := old | bits | reading
+		if old&reading != 0 {
+			next |= moreInput
 		}
-		if !s.readerState.CompareAndSwap(was, next) {
-			continue
+		if s.readerState.CompareAndSwap(old, next) {
+			if old&reading == 0 {
+				go s.readAvailable()
+			}
+			return
 		}
-		if was&stateReading == 0 {
-			go s.readAvailable()
-		}
-		return
 	}
 }
 
-// readAvailable reads until nothing is there, or the link has ended.
+// readAvailable reads until there is no input, or the link has ended.
 func (s *Session) readAvailable() {
 	c := s.conn.(pollable)
 	handle := func(msg []byte) error { return s.handle(msg, s.owner) }
 	for {
-		was := s.readerState.And(^stateMoreInput) &^ stateMoreInput
-		c.onReadable(was&statePeerClosed != 0)
+		old := s.readerState.And(^moreInput) &^ moreInput
+		c.onReadable(old&peerClosed != 0)
 		var err error
 		for err == nil {
 			err = c.Read(handle)
@@ -163,9 +150,9 @@ func (s *Session) readAvailable() {
 		if !errors.Is(err, netpoll.ErrWouldBlock) {
 			s.poller.remove(s.key)
 			s.owner.OnClosed(s.shutdown(err))
-			return // stateReading for good: nobody wakes it
+			return
 		}
-		if s.readerState.CompareAndSwap(was, was&^stateReading) {
+		if s.readerState.CompareAndSwap(old, old&^reading) {
 			return
 		}
 	}

@@ -1,19 +1,47 @@
 // Package link is the device link of RFC-0002: JSON envelopes over one WebSocket.
 //
-// The flow, r = relay and d = device:
+// A device runs a Client, a relay calls Accept for each connection and then Start or Run
+// on the Session that it returns. Pipe connects the two in memory.
+//
+// # Message flow
+//
+// r is the relay, d the device. Envelopes in another order end the link with 4400.
 //
 //	r -> d  hello                 at once
-//	d -> r  auth                  within 5 s, else close 4408
+//	d -> r  auth                  within AuthTimeout, else close 4408
 //	r -> d  auth_ok               or close 4401 / 4403
-//	d -> r  announce              within 5 s; may be repeated later
+//	d -> r  announce              within AnnounceTimeout; may be repeated later
 //	r -> d  announce_ack          the link is ready
 //	r -> d  cmd                   d -> r  cmd_ack
 //	r -> d  cmd_cancel            ends a running cmd or a stream; no answer
 //	d -> r  metric, stream_end    frames of an open stream
+//	d -> r  event                 an alert, not asked for by the relay
 //	both    error                 followed by a close when fatal
 //
-// A device uses Client; a relay uses Accept and the Session that it returns. Pipe is
-// the in-memory pair of both.
+// # States of a link
+//
+//	device  connecting -> ready -> waiting -> connecting ...
+//	        connecting -> waiting | refused | tls_untrusted -> connecting ...
+//	relay   handshake -> ready -> closed
+//
+// A close code says why a link ended; Backoff maps it to the time of the next attempt.
+// The states of a command are described in calls.go.
+//
+// # Goroutines
+//
+// Device: Client.Run reads the link in its own goroutine. It starts one goroutine that
+// writes, and two for each command: one answers it, one runs the handler. Run waits for
+// all of them.
+//
+// Relay: a session reads in the goroutine of Run, or, after Start with a Poller, in a
+// goroutine that exists while there is input. A second goroutine exists while frames are
+// queued for writing. An idle link has neither: its session waits in the Poller.
+//
+// # Locks
+//
+// Session.mu, relayConn.writeMu, Poller.mu, Client.mu and clientLink.mu are leaves: none is
+// held while another one of them is acquired, and no callback runs under them. Session.mu
+// is not held while the connection is written to.
 package link
 
 import (
@@ -29,10 +57,10 @@ const Subprotocol = "agentctl.device.v2"
 // Path is where a relay serves the link.
 const Path = "/v1/device/ws"
 
-// Protocol is the word in hello.
+// Protocol is the protocol version in hello.
 const Protocol = "v2"
 
-// Types of envelopes, with their payload.
+// Types of envelopes, with the Go type of their payload.
 const (
 	TypeHello       = "hello"        // Hello
 	TypeAuth        = "auth"         // Auth
@@ -53,23 +81,24 @@ const (
 	MaxFrame    = 64 << 10  // any frame but announce, bytes
 	MaxAnnounce = 256 << 10 // an announce, bytes
 
-	AuthTimeout      = 5 * time.Second  // from the upgrade to auth (RFC-0002 §2.3)
-	AnnounceTimeout  = 5 * time.Second  // from auth_ok to announce
-	PingInterval     = 25 * time.Second // +-20 %, skipped when the peer pinged within it
-	IdleTimeout      = 60 * time.Second // without a message, ping or pong received
-	writeTimeout     = 10 * time.Second
-	tcpUserTimeout   = 30 * time.Second
-	maxHandshakeTime = AuthTimeout + AnnounceTimeout + 2*time.Second // whatever the peer does
+	AuthTimeout     = 5 * time.Second  // from the upgrade to auth (RFC-0002 §2.3)
+	AnnounceTimeout = 5 * time.Second  // from auth_ok to announce
+	PingInterval    = 25 * time.Second // +-20 %, skipped when the peer pinged within it
+	IdleTimeout     = 60 * time.Second // without a message, ping or pong received
+	writeTimeout    = 10 * time.Second
+	tcpUserTimeout  = 30 * time.Second
+	// maxHandshakeTime bounds the whole handshake on the relay, writes included.
+	maxHandshakeTime = AuthTimeout + AnnounceTimeout + 2*time.Second
 
-	MaxInflight      = 64      // commands a node, queued and sent
-	MaxStreams       = 32      // streams a node
-	maxQueuedFrames  = 256     // frames that wait for one device; more end the link with 4413
+	MaxInflight      = 64      // commands of a node, queued and sent
+	MaxStreams       = 32      // streams of a node
 	MaxEvent         = 4 << 10 // the data of an event, bytes
-	maxPendingEvents = 32      // events that wait on the device for a link; the oldest makes room
+	maxQueuedFrames  = 256     // frames that wait for one device; more end the link with 4413
+	maxPendingEvents = 32      // events that wait on the device for a link; the oldest is dropped
 	clientQueueSize  = 64      // frames that wait on the device; acks wait for room, metrics are dropped
 )
 
-// Hello is the relay's first word.
+// Hello is the relay's first message.
 type Hello struct {
 	Protocol     string `json:"protocol"`
 	Nonce        string `json:"nonce"` // 32 bytes, base64url
@@ -80,20 +109,20 @@ type Hello struct {
 type Auth struct {
 	Token        string  `json:"token"`
 	AgentVersion string  `json:"agent_version"`
-	BootID       string  `json:"boot_id"`     // ULID, new at every process start
-	InstanceID   string  `json:"instance_id"` // 32 hex digits, made once an install
+	BootID       string  `json:"boot_id"`     // ULID, new at each process start
+	InstanceID   string  `json:"instance_id"` // 32 hex digits, created once per installation
 	Name         string  `json:"name,omitempty"`
 	Proof        string  `json:"proof,omitempty"`
 	Resume       *Resume `json:"resume,omitempty"`
 }
 
-// Resume asks to go on with an earlier session.
+// Resume asks to continue an earlier session.
 type Resume struct {
 	SessionID string           `json:"session_id"`
 	Seen      []ResumedCommand `json:"seen"`
 }
 
-// ResumedCommand is one command that the device knows.
+// ResumedCommand is one command that the device has received.
 type ResumedCommand struct {
 	MsgID string `json:"msg_id"`
 	State string `json:"state"` // SeenRunning or SeenDone
@@ -105,7 +134,7 @@ const (
 	SeenDone    = "done"
 )
 
-// AuthOK admits the device.
+// AuthOK accepts the device.
 type AuthOK struct {
 	NodeID            string `json:"node_id"`
 	TenantID          string `json:"tenant_id"`
@@ -116,7 +145,7 @@ type AuthOK struct {
 	Limits            Limits `json:"limits"`
 }
 
-// Limits tells the device what the relay will use at most.
+// Limits are the bounds that the relay keeps towards the device.
 type Limits struct {
 	MaxInflight int `json:"max_inflight"`
 	MaxStreams  int `json:"max_streams"`
@@ -129,13 +158,13 @@ type Announce struct {
 	Capabilities    strictjson.Raw `json:"capabilities"`
 }
 
-// AnnounceAck lists what is served and what is not.
+// AnnounceAck lists the tools that the relay serves and the capabilities that it rejected.
 type AnnounceAck struct {
 	Tools    []string   `json:"tools"`
 	Rejected []Rejected `json:"rejected"`
 }
 
-// Rejected is a capability that is not served.
+// Rejected is one capability that the relay does not serve.
 type Rejected struct {
 	CapID string        `json:"cap_id"`
 	Code  manifest.Code `json:"code"`
@@ -145,7 +174,7 @@ type Rejected struct {
 type Cmd struct {
 	Tool       string         `json:"tool"`
 	Arguments  strictjson.Raw `json:"arguments"`
-	DeadlineMS int64          `json:"deadline_ms,omitempty"` // relative; only when it is not the capability's
+	DeadlineMS int64          `json:"deadline_ms,omitempty"` // relative; only when it differs from the capability's
 	TraceID    string         `json:"trace_id,omitempty"`    // 32 hex digits; only when the caller sent one
 }
 
@@ -170,7 +199,7 @@ type Metric struct {
 	Sample   strictjson.Raw `json:"sample"`
 }
 
-// StreamEnd ends a stream from the device's side.
+// StreamEnd says that the device has ended a stream.
 type StreamEnd struct {
 	StreamID string `json:"stream_id"`
 	Reason   string `json:"reason"` // EndCanceled, EndHandlerError or EndShutdown
@@ -183,22 +212,23 @@ const (
 	EndShutdown     = "shutdown"
 )
 
-// Event is news of the board that nobody asked for.
+// Event is a message that the device sends without being asked.
 type Event struct {
 	Topic string         `json:"topic"` // TopicAlert
 	Data  strictjson.Raw `json:"data"`  // an object of at most MaxEvent bytes, on one line
 }
 
-// TopicAlert is the one topic of Event: an alert of the board was raised or cleared.
+// TopicAlert is the topic of an alert that was raised or cleared. Other topics are
+// refused with 4400.
 const TopicAlert = "alert"
 
-// ErrorPayload reports a fault of the peer.
+// ErrorPayload reports an error of the peer.
 type ErrorPayload struct {
 	Code    manifest.Code `json:"code"`
 	Message string        `json:"message"`
 }
 
-// Close codes, relay to device (RFC-0002; 4xxx are the application's).
+// Close codes, relay to device (RFC-0002; 4xxx are private codes of this protocol).
 const (
 	CloseNormal          = 1000
 	CloseGoingAway       = 1001

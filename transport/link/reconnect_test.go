@@ -152,7 +152,7 @@ func TestClientLiveness(t *testing.T) {
 		for {
 			select { // the pipe answers pings only while somebody reads it
 			case m := <-p.conn.(*pipeConn).in:
-				if m.kind == 'p' {
+				if m.op == opPing {
 					pings = append(pings, time.Since(start))
 				}
 				continue

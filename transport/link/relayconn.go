@@ -17,7 +17,8 @@ import (
 	"agentctl/transport/netpoll"
 )
 
-// Upgrader turns requests into links; the name keeps the WebSocket library in this room.
+// Upgrader turns HTTP requests into links. The alias keeps the WebSocket library inside
+// this package.
 type Upgrader = websocket.Upgrader
 
 // NewUpgrader makes the relay's upgrader. checkOrigin decides about requests with an
@@ -29,7 +30,7 @@ func NewUpgrader(checkOrigin func(*http.Request) bool) *Upgrader {
 		WriteBufferPool:   &writeBuffers,
 		Subprotocols:      []string{Subprotocol},
 		CheckOrigin:       checkOrigin,
-		EnableCompression: false, // what comes out of inflate has no bound
+		EnableCompression: false, // the read limit would not bound inflated data
 	}
 }
 
@@ -47,33 +48,41 @@ func Upgrade(u *Upgrader, w http.ResponseWriter, r *http.Request) (Conn, error) 
 	return c, nil
 }
 
-// relayConn is the relay's end of a link. Of the WebSocket library it uses the opening
-// handshake: it speaks the frames of RFC 6455 §5 itself, because a relay has thousands of
-// these, most of them silent. While nothing arrives it holds no buffer, and once it rests
-// with a Poller no goroutine waits for it either: reads then never wait, and what came of
-// a frame is kept until more comes.
+// relayConn is the relay's end of a link. The WebSocket library does the opening
+// handshake only; relayConn reads and writes the frames of RFC 6455 §5 itself, because a
+// relay has thousands of links and most of them are silent:
+//
+//   - While nothing arrives it holds no buffer.
+//   - After setNonblocking no goroutine waits for input: reads return
+//     netpoll.ErrWouldBlock, and a partial frame is buffered until the rest arrives.
+//
+// FuzzRelayConn compares it with the library.
+//
+// The close handshake (RFC 6455 §7): whoever closes first writes a close frame and waits
+// until the peer closes the connection; the other end answers with a close frame and
+// closes at once. A protocol error closes first, with 1002.
 type relayConn struct {
 	conn   net.Conn        // TLS or plain
-	poll   *netpoll.Reader // reads the socket below nc; nil: reads wait
-	limit  int             // of a message
+	poll   *netpoll.Reader // reads the socket below conn without blocking; nil: reads block
+	limit  int             // of a message, bytes
 	onPing func(ping bool)
 
-	// Of the reading goroutine only.
-	buf       *[]byte // what was read, in a buffer of readBuffers; nil: nothing
-	off       int     // how much of it has been understood
-	message   []byte  // the message whose last fragment has not come
-	fragments int     // its fragments so far
+	// Owned by the reading goroutine.
+	buf       *[]byte // input in a buffer of readBuffers; nil: none
+	off       int     // how much of it has been parsed
+	message   []byte  // a fragmented message, up to here
+	fragments int     // the number of its fragments; 0: no message is under way
 
 	closed         sync.Once
-	closing        atomic.Bool
-	writeMu        sync.Mutex // one frame at a time; protects the fields below
-	closeSent      bool       // a close frame was written
-	closeInitiated bool       // and it was not the answer to the peer's
+	closing        atomic.Bool // Close was called
+	writeMu        sync.Mutex  // one frame at a time; protects the fields below
+	closeSent      bool        // a close frame was written
+	closeInitiated bool        // and it did not answer the peer's
 }
 
 var _ Conn = (*relayConn)(nil)
 
-// newRelayConn takes an upgraded connection.
+// newRelayConn takes a connection after the opening handshake.
 func newRelayConn(nc net.Conn) *relayConn {
 	setUserTimeout(nc)
 	return &relayConn{conn: nc, limit: MaxFrame}
@@ -83,75 +92,82 @@ func (c *relayConn) SetReadLimit(n int)                { c.limit = n }
 func (c *relayConn) OnPing(fn func(ping bool))         { c.onPing = fn }
 func (c *relayConn) SetReadDeadline(t time.Time) error { return c.conn.SetReadDeadline(t) }
 
-// Opcodes (RFC 6455 §5.2).
+// Opcodes and bits of a frame header (RFC 6455 §5.2).
 const (
 	opContinuation = 0x0
 	opText         = 0x1
 	opBinary       = 0x2
-	opClose        = 0x8
+	opClose        = 0x8 // this one and above: control frames
 	opPing         = 0x9
 	opPong         = 0xA
+
+	finBit  = 0x80 // first byte
+	rsvBits = 0x70 // first byte
+	opBits  = 0x0f // first byte
+	maskBit = 0x80 // second byte
 )
 
 const (
-	maxControlPayload = 125     // bytes of a control frame's payload
-	maxFragments      = 1 << 12 // fragments of a message
+	maxControlPayload = 125     // bytes (RFC 6455 §5.5)
+	maxFragments      = 1 << 12 // of a message
 )
 
-// frameHeader is the head of one frame.
+// frameHeader is the header of one frame.
 type frameHeader struct {
 	fin    bool
 	op     byte
-	length uint64
+	length uint64 // of the payload
 	mask   [4]byte
-	size   int // of the head itself, bytes; 0: it has not come whole
+	size   int // of the header itself, bytes; 0: it is not complete
 }
 
-// protocolError is a breach of RFC 6455, answered with 1002.
+func (h *frameHeader) isControl() bool { return h.op >= opClose }
+
+// protocolError is a violation of RFC 6455, answered with 1002.
 type protocolError string
 
-func (v protocolError) Error() string { return "link: websocket: " + string(v) }
+func (e protocolError) Error() string { return "link: websocket: " + string(e) }
 
-// parseHeader reads a head as a client must send it.
-func parseHeader(b []byte) (f frameHeader, err error) {
+// parseHeader parses a header as a client must send it (RFC 6455 §5.2, §5.3). It does not
+// wait for a complete header to reject one.
+func parseHeader(b []byte) (h frameHeader, err error) {
 	if len(b) < 2 {
-		return f, nil
+		return h, nil
 	}
-	f.fin, f.op, f.length = b[0]&0x80 != 0, b[0]&0x0f, uint64(b[1]&0x7f)
+	h.fin, h.op, h.length = b[0]&finBit != 0, b[0]&opBits, uint64(b[1]&^maskBit)
 	switch {
-	case b[0]&0x70 != 0:
-		return f, protocolError("reserved bits are set")
-	case b[1]&0x80 == 0:
-		return f, protocolError("a frame is not masked")
-	case f.op > opBinary && f.op < opClose, f.op > opPong:
-		return f, protocolError("an unknown opcode")
-	case f.op >= opClose && (!f.fin || f.length > maxControlPayload):
-		return f, protocolError("a long or fragmented control frame")
+	case b[0]&rsvBits != 0:
+		return h, protocolError("reserved bits are set")
+	case b[1]&maskBit == 0:
+		return h, protocolError("a frame is not masked")
+	case h.op > opBinary && h.op < opClose, h.op > opPong:
+		return h, protocolError("an unknown opcode")
+	case h.isControl() && (!h.fin || h.length > maxControlPayload):
+		return h, protocolError("a long or fragmented control frame")
 	}
 	n := 2
-	switch f.length {
-	case 126:
+	switch h.length {
+	case 126: // the length follows in 2 bytes
 		if len(b) < n+2 {
-			return f, nil
+			return h, nil
 		}
-		f.length, n = uint64(binary.BigEndian.Uint16(b[n:])), n+2
-	case 127:
+		h.length, n = uint64(binary.BigEndian.Uint16(b[n:])), n+2
+	case 127: // the length follows in 8 bytes
 		if len(b) < n+8 {
-			return f, nil
+			return h, nil
 		}
-		f.length, n = binary.BigEndian.Uint64(b[n:]), n+8
-		if f.length>>63 != 0 { // RFC 6455 §5.2: never set
-			return f, ErrTooLarge
+		h.length, n = binary.BigEndian.Uint64(b[n:]), n+8
+		if h.length>>63 != 0 { // RFC 6455 §5.2: must be 0
+			return h, ErrTooLarge
 		}
 	}
-	if len(b) < n+4 {
-		return f, nil
+	if len(b) >= n+4 {
+		h.mask, h.size = [4]byte(b[n:]), n+4
 	}
-	f.mask, f.size = [4]byte(b[n:]), n+4
-	return f, nil
+	return h, nil
 }
 
-// unmask undoes the client's masking, in place.
+// unmask undoes the client's masking (RFC 6455 §5.3) in place, eight bytes at a time.
 func unmask(b []byte, mask [4]byte) {
 	word := uint64(binary.LittleEndian.Uint32(mask[:]))
 	word |= word << 32
@@ -164,40 +180,38 @@ func unmask(b []byte, mask [4]byte) {
 	}
 }
 
-// Read calls fn with the next message. A connection at rest gives netpoll.ErrWouldBlock
-// instead of waiting for one.
+// Read calls fn with the next message. After setNonblocking it returns
+// netpoll.ErrWouldBlock when no message is complete.
 func (c *relayConn) Read(fn func([]byte) error) error {
 	for {
 		done, err := c.nextMessage(fn)
 		if err == nil && !done {
 			err = c.readMore()
 		}
+		if err != nil {
+			c.releaseInput(err)
+		}
 		if done || err != nil {
-			return c.ended(err)
+			return err
 		}
 	}
 }
 
-// ended lets the buffer go when nothing waits in it, and tells a breach to the peer.
-func (c *relayConn) ended(err error) error {
-	if err == nil {
-		return nil
-	}
+// releaseInput handles a failed read: it returns the buffer to its pool unless a partial
+// frame waits in it, and answers a violation of the protocol.
+func (c *relayConn) releaseInput(err error) {
 	if c.buf != nil && (c.off == len(*c.buf) || !errors.Is(err, netpoll.ErrWouldBlock)) {
-		if cap(*c.buf) <= maxPooledBuffer {
-			*c.buf = (*c.buf)[:0]
-			readBuffers.Put(c.buf)
-		}
+		recycle(&readBuffers, c.buf, *c.buf)
 		c.buf, c.off = nil, 0
 	}
-	var v protocolError
-	if errors.As(err, &v) {
-		c.writeClose(websocket.CloseProtocolError, string(v), true)
+	var violation protocolError
+	if errors.As(err, &violation) {
+		c.writeClose(websocket.CloseProtocolError, string(violation), true)
 	}
-	return err
 }
 
-// readMore reads once.
+// readMore appends to the buffer what one read returns. It makes room first: it drops what
+// has been parsed, or else lets the buffer grow, which the read limit bounds.
 func (c *relayConn) readMore() error {
 	if c.buf == nil {
 		c.buf = readBuffers.Get().(*[]byte)
@@ -209,57 +223,50 @@ func (c *relayConn) readMore() error {
 	case len(b) == cap(b) && c.off > 0:
 		b, c.off = b[:copy(b, b[c.off:])], 0
 	case len(b) == cap(b):
-		b = append(b, 0)[:len(b)] // nextMessage has refused what is over the limit
+		b = append(b, 0)[:len(b)]
 	}
-	var n int
-	var err error
-	if _, secure := c.conn.(*tls.Conn); c.poll != nil && !secure {
-		n, err = c.poll.Read(b[len(b):cap(b)])
-	} else {
-		n, err = c.conn.Read(b[len(b):cap(b)])
+	var in io.Reader = c.conn
+	if _, isTLS := in.(*tls.Conn); c.poll != nil && !isTLS {
+		in = c.poll
 	}
+	n, err := in.Read(b[len(b):cap(b)])
 	*c.buf = b[:len(b)+n]
-	if err == io.EOF {
+	switch {
+	case err == io.EOF:
 		return io.ErrUnexpectedEOF // no close frame came
-	}
-	if n > 0 {
-		return nil // the error comes again
+	case n > 0:
+		return nil // the next read returns the error again
 	}
 	return err
 }
 
-// nextMessage handles the frames that have come, up to the end of a message: done, and fn has
-// had it.
+// nextMessage handles the frames in the buffer up to the end of a message. done is whether
+// there was one; fn has been called then.
 func (c *relayConn) nextMessage(fn func([]byte) error) (done bool, err error) {
 	for c.buf != nil {
 		b := (*c.buf)[c.off:]
-		f, err := parseHeader(b)
-		if err != nil || f.size == 0 {
+		h, err := parseHeader(b)
+		if err == nil && h.size > 0 && !h.isControl() {
+			err = c.checkDataFrame(&h)
+		}
+		if err != nil || h.size == 0 || uint64(len(b)-h.size) < h.length {
 			return false, err
 		}
-		if f.op < opClose {
-			if err := c.checkDataFrame(&f); err != nil {
-				return false, err
-			}
-		}
-		if uint64(len(b)-f.size) < f.length {
-			return false, nil
-		}
-		end := f.size + int(f.length)
-		payload := b[f.size:end:end] // without room for what fn might append: there the next frame lies
-		unmask(payload, f.mask)
+		end := h.size + int(h.length)
+		payload := b[h.size:end:end] // no capacity beyond: the next frame is there, and fn may append
+		unmask(payload, h.mask)
 		c.off += end
 		switch {
-		case f.op >= opClose:
-			if err := c.handleControl(f.op, payload); err != nil {
+		case h.isControl():
+			if err := c.handleControl(h.op, payload); err != nil {
 				return false, err
 			}
-		case f.fin && f.op == opText:
+		case h.fin && h.op == opText:
 			return true, fn(payload)
 		default:
 			c.message = append(c.message, payload...)
 			c.fragments++
-			if f.fin {
+			if h.fin {
 				whole := c.message
 				c.message, c.fragments = nil, 0
 				return true, fn(whole)
@@ -269,36 +276,32 @@ func (c *relayConn) nextMessage(fn func([]byte) error) (done bool, err error) {
 	return false, nil
 }
 
-// checkDataFrame checks the head of a data frame against the message it belongs to.
-func (c *relayConn) checkDataFrame(f *frameHeader) error {
+// checkDataFrame checks the header of a data frame against the message under way. It
+// checks the size before the payload has arrived.
+func (c *relayConn) checkDataFrame(h *frameHeader) error {
 	switch {
-	case f.op == opContinuation && c.fragments == 0:
+	case h.op == opContinuation && c.fragments == 0:
 		return protocolError("a continuation of nothing")
-	case f.op != opContinuation && c.fragments > 0:
+	case h.op != opContinuation && c.fragments > 0:
 		return protocolError("a message within a message")
-	case f.op == opBinary:
+	case h.op == opBinary:
 		return ErrNotText
-	case f.length > uint64(max(0, c.limit-len(c.message))), c.fragments >= maxFragments:
+	case h.length > uint64(max(0, c.limit-len(c.message))), c.fragments >= maxFragments:
 		return ErrTooLarge
 	}
 	return nil
 }
 
-// handleControl handles a control frame. Pongs go without a deadline, as Ping.
 func (c *relayConn) handleControl(op byte, payload []byte) error {
-	switch op {
-	case opClose:
+	if op == opClose {
 		return c.handleClose(payload)
-	case opPing:
-		if c.onPing != nil {
-			c.onPing(true)
-		}
+	}
+	if c.onPing != nil {
+		c.onPing(op == opPing)
+	}
+	if op == opPing {
 		if err := c.write(opPong, payload, time.Time{}); err != nil && !errors.Is(err, net.ErrClosed) {
 			return err
-		}
-	case opPong:
-		if c.onPing != nil {
-			c.onPing(false)
 		}
 	}
 	return nil
@@ -323,49 +326,47 @@ func (c *relayConn) handleClose(payload []byte) error {
 	return &CloseError{Code: code, Reason: printableASCII(reason)}
 }
 
-// isValidCloseCode is whether a peer may send that close code (RFC 6455 §7.4).
+// isValidCloseCode reports whether a peer may send that close code (RFC 6455 §7.4).
 func isValidCloseCode(code int) bool {
-	switch {
-	case code >= 3000:
-		return code < 5000
-	case code == 1004, code == websocket.CloseNoStatusReceived, code == websocket.CloseAbnormalClosure:
+	switch code {
+	case 1004, websocket.CloseNoStatusReceived, websocket.CloseAbnormalClosure:
 		return false
 	}
-	return code >= websocket.CloseNormalClosure && code <= websocket.CloseTryAgainLater
+	return code >= websocket.CloseNormalClosure && code <= websocket.CloseTryAgainLater || code >= 3000 && code < 5000
 }
 
-// frameBuffers holds the buffers in which frames are put together.
-var frameBuffers = sync.Pool{New: func() any { b := make([]byte, 0, bufferSize); return &b }}
-
-// write writes one frame; no deadline stays behind, at which TLS would fail to answer a
-// KeyUpdate. Pings and pongs have none, since its timer is most of what an idle link costs:
-// a peer that takes nothing is ended by tcpUserTimeout and by the owner's sweep.
+// write writes one frame. It removes the deadline afterwards: TLS answers a KeyUpdate of
+// the peer while the link is idle, and a deadline that has passed would break the
+// connection for good. Pings and pongs have no deadline, see deviceConn.Ping.
 func (c *relayConn) write(op byte, payload []byte, deadline time.Time) error {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
-	if err := c.readyLocked(deadline); err != nil {
+	if err := c.prepareWriteLocked(deadline); err != nil {
 		return err
 	}
 	err := c.writeLocked(op, payload)
 	if !deadline.IsZero() {
-		_ = c.conn.SetWriteDeadline(time.Time{}) // writeClose, for which Close waits, sets its own
+		_ = c.conn.SetWriteDeadline(time.Time{}) // a concurrent Close waits for writeMu and sets its own
 	}
 	return err
 }
 
-func (c *relayConn) readyLocked(deadline time.Time) error {
+// prepareWriteLocked sets the deadline and then checks for Close, in this order: Close
+// sets closing first and its own deadline after that, which must not be overwritten.
+func (c *relayConn) prepareWriteLocked(deadline time.Time) error {
 	if err := c.conn.SetWriteDeadline(deadline); err != nil {
 		return err
 	}
-	if c.closeSent || c.closing.Load() { // asked after the deadline was set: Close sets its own after closing
+	if c.closeSent || c.closing.Load() {
 		return net.ErrClosed
 	}
 	return nil
 }
 
+// writeLocked writes one unmasked frame with one call.
 func (c *relayConn) writeLocked(op byte, payload []byte) error {
 	bp := frameBuffers.Get().(*[]byte)
-	b := append((*bp)[:0], 0x80|op)
+	b := append(*bp, finBit|op)
 	switch n := len(payload); {
 	case n <= maxControlPayload:
 		b = append(b, byte(n))
@@ -376,59 +377,52 @@ func (c *relayConn) writeLocked(op byte, payload []byte) error {
 	}
 	b = append(b, payload...)
 	_, err := c.conn.Write(b)
-	if cap(b) <= maxPooledBuffer {
-		*bp = b
-		frameBuffers.Put(bp)
-	}
+	recycle(&frameBuffers, bp, b)
 	return err
 }
 
+// Write writes one text message.
 func (c *relayConn) Write(msg []byte) error {
 	return c.write(opText, msg, time.Now().Add(writeTimeout))
 }
 
+// Ping writes a ping, without a deadline.
 func (c *relayConn) Ping() error { return c.write(opPing, nil, time.Time{}) }
 
-// writeClose writes a close frame, once, within a second. first: it is not an answer.
-func (c *relayConn) writeClose(code int, reason string, first bool) {
+// writeClose writes a close frame unless one was written. initiated: it does not answer
+// the peer's.
+func (c *relayConn) writeClose(code int, reason string, initiated bool) {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
 	if c.closeSent {
 		return
 	}
 	c.closeSent = true
-	if c.conn.SetWriteDeadline(time.Now().Add(time.Second)) == nil {
+	if c.conn.SetWriteDeadline(time.Now().Add(closeTimeout)) == nil {
 		err := c.writeLocked(opClose, websocket.FormatCloseMessage(code, reason[:min(len(reason), maxControlPayload-2)]))
-		c.closeInitiated = first && err == nil
+		c.closeInitiated = initiated && err == nil
 	}
 }
 
-// awaitingPeerClose is whether the peer has a close frame to read, and is yet to hang up.
+// awaitingPeerClose reports whether this end sent the first close frame: the peer has yet
+// to read it and to close the connection.
 func (c *relayConn) awaitingPeerClose() bool {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
 	return c.closeInitiated
 }
 
+// Close closes the connection after a close handshake.
 func (c *relayConn) Close(code int, reason string) error {
 	err := net.ErrClosed
 	c.closed.Do(func() {
 		c.closing.Store(true)
-		_ = c.conn.SetWriteDeadline(time.Now().Add(time.Second)) // for a write that holds wmu
+		_ = c.conn.SetWriteDeadline(time.Now().Add(closeTimeout)) // ends a write that holds writeMu
 		c.writeClose(code, reason, true)
 		if c.awaitingPeerClose() {
-			c.linger()
+			linger(c.conn, lowest(c.conn)) // below TLS: the input is discarded undecrypted
 		}
 		err = c.conn.Close()
 	})
 	return err
-}
-
-// linger reads below TLS: nobody looks at what still comes.
-func (c *relayConn) linger() {
-	if tcp, ok := tcpConn(c.conn); ok {
-		linger(c.conn, tcp)
-		return
-	}
-	linger(c.conn, c.conn)
 }

@@ -261,7 +261,7 @@ func bothWays(t *testing.T, fn func(t *testing.T, secure bool)) {
 }
 
 // atRest is whether nobody reads the link.
-func atRest(s *Session) bool { return s.readerState.Load()&(statePolled|stateReading) == statePolled }
+func atRest(s *Session) bool { return s.readerState.Load()&(polled|reading) == polled }
 
 // A silent link has no goroutine; what comes in whatever pieces is read all the same.
 func TestRest(t *testing.T) {

@@ -3,7 +3,6 @@ package link
 import (
 	"bytes"
 	"context"
-	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -13,6 +12,11 @@ import (
 )
 
 // Session is the relay's end of a link whose device is authenticated and announced.
+//
+// The reading goroutine (Run's own, or readAvailable) handles messages and, at the end,
+// calls shutdown. A writer goroutine exists while frames are queued. Close starts a third
+// one, which closes the connection and thereby ends the other two; shutdown waits for the
+// writer and the closer.
 type Session struct {
 	Grant
 	ID         string
@@ -22,58 +26,60 @@ type Session struct {
 
 	conn         Conn
 	opt          AcceptOptions
-	lastReadAt   atomic.Int64 // monotonic ns since epoch
-	peerPingedAt atomic.Int64 // when the peer last pinged
+	lastReadAt   atomic.Int64 // as monotonicNow
+	peerPingedAt atomic.Int64 // as monotonicNow; 0 before the first ping
 
-	// Of the reading goroutine only.
-	unsolicitedAcks int     // acks that answer nothing
-	floodTokens     float64 // flood bucket
-	refilledAt      int64   // when tokens was counted; 0 before the first
+	// Owned by the reading goroutine.
+	unsolicitedAcks int
+	floodTokens     float64 // see takeTokens
+	refilledAt      int64   // when floodTokens was computed; 0 before the first message
 
-	runWriter func() // s.write; a method value made once instead of at every burst
+	runWriter func() // s.drainQueue; a method value is an allocation, so it is made once
 
-	owner       SessionOwner // of Start
-	poller      *Poller      // where it rests, under key
+	owner       SessionOwner // of a polled session
+	poller      *Poller      // watches it under key
 	key         uint64
-	readerState atomic.Uint32 // whose turn it is to read: started, running, again, gone
+	readerState atomic.Uint32 // polled, reading, moreInput, peerClosed
 
 	mu          sync.Mutex // protects the fields below
-	queue       [][]byte   // from head on; nil is a ping
+	queue       [][]byte   // frames to write, from head on; nil is a ping
 	head        int
-	writing     bool
-	closeCode   int // why this end closed; 0 while it has not
+	writing     bool // there is a writer, or tryPing writes
+	closeCode   int  // of this end's close; 0 while it has not closed
 	closeReason string
 
 	wg sync.WaitGroup // the writer and the closer
 }
 
-// epoch is the zero of the package's monotonic readings.
+// epoch is the zero of monotonicNow.
 var epoch = time.Now()
 
+// monotonicNow is nanoseconds on the monotonic clock, for atomic fields.
 func monotonicNow() int64 { return int64(time.Since(epoch)) }
 
 var (
-	errBackpressure = errors.New("link: the device does not read")
-	errFlood        = errors.New("link: the device sends too much")
+	errBackpressure = &codedError{"link: the device does not read", CloseTooLarge, "backpressure"}
+	errFlood        = &codedError{"link: the device sends too much", CloseRateLimited, "rate_limited"}
 )
 
-// SessionHandler is told what a device sends. Calls come from the session's goroutine,
-// one at a time; byte slices are the handler's only until it returns.
+// SessionHandler handles what a device sends. Calls come from the reading goroutine, one
+// at a time; byte slices are the handler's only until it returns. An error ends the link.
 type SessionHandler interface {
+	// OnAnnounce replaces the manifest; the first one is the result of Accept.
 	OnAnnounce(m *Manifest)
+	// OnAck handles the answer to a command; known is false if there is no such command.
 	OnAck(inReplyTo string, a CmdAck) (known bool)
 	OnMetric(m Metric) error
 	OnStreamEnd(e *StreamEnd)
 	OnEvent(e *Event)
 }
 
-// Run reads the link until it ends and returns why; it waits for the writer. The link
-// is closed when it returns. CloseCode of the error is the code that ended the link,
-// whichever side sent it, or 0 when it just broke. It is called once, when the device's
-// tools are served: it begins with the announce_ack.
+// Run reads the link until it ends and returns why; it waits for the session's goroutines.
+// The link is closed when it returns. CloseCode of the error is the code that ended the
+// link, whichever side sent it, or 0 when it broke. Run is called once, when the device's
+// tools can be called: it begins with the announce_ack.
 func (s *Session) Run(ctx context.Context, h SessionHandler) error {
-	s.wg.Add(1)
-	go s.runWriter()
+	s.startWriter()
 	stop := context.AfterFunc(ctx, func() { s.Close(CloseDraining, "draining") })
 	defer stop()
 	handle := func(msg []byte) error { return s.handle(msg, h) }
@@ -84,12 +90,12 @@ func (s *Session) Run(ctx context.Context, h SessionHandler) error {
 	return s.shutdown(err)
 }
 
-// shutdown closes the link that ended with err, waits for the session's goroutines and tells
-// why in terms of close codes.
+// shutdown closes a link whose read failed with err, waits for the session's goroutines
+// and returns the reason as Run does.
 func (s *Session) shutdown(err error) error {
 	code, reason := closeCodeFor(err)
 	s.mu.Lock()
-	if s.closeCode != 0 && s.closeCode != CloseGoingAway { // closed from this end; the reader fell over that
+	if s.closeCode != 0 && s.closeCode != CloseGoingAway { // the read failed because this end has closed
 		code, reason = s.closeCode, s.closeReason
 		err = &CloseError{Code: code, Reason: reason, Err: err}
 	}
@@ -97,11 +103,12 @@ func (s *Session) shutdown(err error) error {
 	s.mu.Unlock()
 	s.wg.Wait()
 	if CloseCode(err) != 0 || code == CloseGoingAway {
-		return err // the peer's code, or it broke
+		return err // closed with a code, or broken
 	}
 	return &CloseError{Code: code, Reason: reason, Err: err}
 }
 
+// handle handles one message. Each has its price in flood tokens, see takeTokens.
 func (s *Session) handle(msg []byte, h SessionHandler) error {
 	now, cost := monotonicNow(), frameCost(len(msg))
 	s.lastReadAt.Store(now)
@@ -119,10 +126,11 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 			return err
 		}
 		if h.OnAck(e.InReplyTo, a) {
-			s.floodTokens += cost // it was asked for
+			s.floodTokens += cost // a command asked for it
 		} else if s.unsolicitedAcks++; s.unsolicitedAcks > maxUnsolicitedAcks {
-			return badFrame("too many answers to nothing")
+			return badFrame("too many answers to no command")
 		}
+		return nil
 	case TypeMetric:
 		m, err := e.decodeMetric()
 		if err != nil {
@@ -131,27 +139,21 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 		return h.OnMetric(m)
 	case TypeStreamEnd:
 		var end StreamEnd
-		if err := e.Decode(&end); err != nil {
+		if err := decodeValid(&e, &end); err != nil {
 			return err
 		}
-		id, ok := manifest.ParseULID(end.StreamID)
-		if !ok || end.Reason != EndCanceled && end.Reason != EndHandlerError && end.Reason != EndShutdown {
-			return badFrame("payload of stream_end")
-		}
-		end.StreamID = id
 		h.OnStreamEnd(&end)
+		return nil
 	case TypeEvent:
 		var ev Event
-		if err := e.Decode(&ev); err != nil {
+		if err := decodeValid(&e, &ev); err != nil {
 			return err
-		}
-		if ev.Topic != TopicAlert || len(ev.Data) == 0 || len(ev.Data) > MaxEvent || ev.Data[0] != '{' || bytes.ContainsAny(ev.Data, "\r\n") {
-			return badFrame("payload of event")
 		}
 		if !s.takeTokens(now, eventCost) {
 			return errFlood
 		}
 		h.OnEvent(&ev)
+		return nil
 	case TypeAnnounce:
 		if !s.takeTokens(now, announceCost) {
 			return errFlood
@@ -163,36 +165,51 @@ func (s *Session) handle(msg []byte, h SessionHandler) error {
 		h.OnAnnounce(m)
 		return s.Send(ack)
 	case TypeError:
-		var p ErrorPayload
-		if err := e.Decode(&p); err != nil {
-			return err
-		}
-		if !p.Code.Valid() {
-			return badFrame("payload of error")
-		}
-	default: // auth again, or a relay's word
-		return badFrame(e.Type + " from a device")
+		return decodeValid(&e, new(ErrorPayload))
+	}
+	return badFrame(e.Type + " from a device") // auth again, or a message of a relay
+}
+
+// decodeValid decodes a payload and checks what its type does not express.
+func decodeValid(e *Envelope, v interface{ validate() bool }) error {
+	if err := e.Decode(v); err != nil {
+		return err
+	}
+	if !v.validate() {
+		return badFrame("payload of " + e.Type)
 	}
 	return nil
 }
 
-// maxUnsolicitedAcks is how many acks that answer nothing a device may send in one session.
+// validate also brings the stream id to upper case.
+func (e *StreamEnd) validate() (ok bool) {
+	e.StreamID, ok = manifest.ParseULID(e.StreamID)
+	return ok && (e.Reason == EndCanceled || e.Reason == EndHandlerError || e.Reason == EndShutdown)
+}
+
+func (e *Event) validate() bool {
+	return e.Topic == TopicAlert && len(e.Data) > 0 && len(e.Data) <= MaxEvent && e.Data[0] == '{' && !bytes.ContainsAny(e.Data, "\r\n")
+}
+
+func (p *ErrorPayload) validate() bool { return p.Code.Valid() }
+
+// maxUnsolicitedAcks is how many acks to no command a device may send in one session.
 const maxUnsolicitedAcks = 64
 
-// A device may send 1,000 small frames at once and 500 a second, beside the answers to its
-// commands: ten times what its streams can need. What costs the relay more costs the
-// device more.
+// The flood limit is a token bucket: a device may send 1,000 small frames at once and 500
+// a second, besides the answers to its commands. That is ten times what its streams can
+// need. Messages that cost the relay more cost more tokens.
 const (
 	floodBurst   = 1000
-	floodRate    = 500
-	eventCost    = 20  // beside its size: it is kept, and shown to people
-	announceCost = 100 // beside its size: it is written to disk and shown to every client
+	floodRate    = 500 // tokens a second
+	eventCost    = 20  // besides its size: it is stored and shown to people
+	announceCost = 100 // besides its size: it is stored and sent to all clients
 )
 
-// frameCost of a frame of n bytes: 1, and 16 more at MaxFrame.
+// frameCost is the cost of a frame of n bytes: 1, and 16 more at MaxFrame.
 func frameCost(n int) float64 { return 1 + float64(n>>12) }
 
-// takeTokens takes a frame's or ping's cost from the flood bucket; false: there is too little.
+// takeTokens takes the cost of a frame or ping from the bucket; false: it holds too little.
 func (s *Session) takeTokens(now int64, cost float64) bool {
 	if s.refilledAt == 0 {
 		s.floodTokens = floodBurst
@@ -207,7 +224,7 @@ func (s *Session) takeTokens(now int64, cost float64) bool {
 	return true
 }
 
-// onPing is told of each ping and pong, in the reading goroutine.
+// onPing handles each ping and pong, in the reading goroutine.
 func (s *Session) onPing(ping bool) {
 	now := monotonicNow()
 	s.lastReadAt.Store(now)
@@ -219,13 +236,9 @@ func (s *Session) onPing(ping bool) {
 	}
 }
 
-// Send queues a frame for the device; a full queue ends the link with 4413. It never
-// blocks. After an error the link has ended.
-func (s *Session) Send(frame []byte) error { return s.enqueue(frame) }
-
-// enqueue hands a frame to the writer, which lives only while there is work: an idle
-// link has one goroutine. A nil frame is a ping.
-func (s *Session) enqueue(frame []byte) error {
+// Send queues a frame for the device; a nil frame is a ping. A full queue ends the link
+// with 4413. Send does not block, and fails only when the link has ended.
+func (s *Session) Send(frame []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closeCode != 0 {
@@ -235,21 +248,27 @@ func (s *Session) enqueue(frame []byte) error {
 		s.closeLocked(CloseTooLarge, "backpressure")
 		return errBackpressure
 	}
-	if s.head > 0 && len(s.queue) == cap(s.queue) { // room in front instead of more
+	if s.head > 0 && len(s.queue) == cap(s.queue) { // reuse the room in front of head
 		s.queue, s.head = append(s.queue[:0], s.queue[s.head:]...), 0
 	}
 	s.queue = append(s.queue, frame)
 	if !s.writing {
 		s.writing = true
-		s.wg.Add(1)
-		go s.runWriter()
+		s.startWriter()
 	}
 	return nil
 }
 
-// maxIdleQueue is how long a queue may be that an idle session keeps.
+// startWriter starts a writer; writing was set by the caller.
+func (s *Session) startWriter() {
+	s.wg.Add(1)
+	go s.runWriter()
+}
+
+// maxIdleQueue is the largest capacity of the queue that an idle session keeps.
 const maxIdleQueue = 4
 
+// drainQueue writes queued frames until there are none, or the link is closed.
 func (s *Session) drainQueue() {
 	defer s.wg.Done()
 	for {
@@ -278,8 +297,9 @@ func (s *Session) drainQueue() {
 	}
 }
 
-// Close ends the link with a close code; Run returns soon after. It does not block: a
-// dead peer can hold a close frame up for a second, and sweeps call this.
+// Close ends the link with a close code; Run returns soon after. It does not block,
+// although a dead peer can delay a close frame by a second: callers close many sessions in
+// one loop.
 func (s *Session) Close(code int, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -291,12 +311,12 @@ func (s *Session) closeLocked(code int, reason string) {
 		s.closeCode, s.closeReason = code, reason
 		s.wg.Go(func() {
 			_ = s.conn.Close(code, reason)
-			s.scheduleRead(0) // who reads finds out
+			s.scheduleRead(0) // the reader finds the connection closed
 		})
 	}
 }
 
-// CheckLiveness is called by the owner's sweep, about once in PingInterval: it closes a link that
+// CheckLiveness is called by the owner about once in PingInterval. It closes a link that
 // has been silent for IdleTimeout and pings one whose device has not pinged lately.
 func (s *Session) CheckLiveness() {
 	now := monotonicNow()
@@ -307,13 +327,13 @@ func (s *Session) CheckLiveness() {
 	if p := s.peerPingedAt.Load(); p != 0 && time.Duration(now-p) < PingInterval {
 		return
 	}
-	if c, ok := s.conn.(pollable); !ok || s.readerState.Load()&statePolled == 0 || !s.tryPing(c) {
-		_ = s.enqueue(nil)
+	if c, ok := s.conn.(pollable); !ok || s.readerState.Load()&polled == 0 || !s.tryPing(c) {
+		_ = s.Send(nil)
 	}
 }
 
-// tryPing writes a ping at once, in the caller's goroutine; false: that would have waited, or
-// the writer is at work.
+// tryPing writes a ping in the caller's goroutine, which saves starting a writer for each
+// idle link. It returns false when that would block, or a writer is active.
 func (s *Session) tryPing(c pollable) bool {
 	s.mu.Lock()
 	free := s.closeCode == 0 && !s.writing
@@ -328,10 +348,10 @@ func (s *Session) tryPing(c pollable) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// What came in the meantime; but once it has ended nobody waits for a writer.
+	// Frames that were queued in the meantime need a writer; but not after the close, when
+	// shutdown may have waited for the session's goroutines already.
 	if s.writing = len(s.queue) > s.head && s.closeCode == 0; s.writing {
-		s.wg.Add(1)
-		go s.runWriter()
+		s.startWriter()
 	}
 	return written || err != nil
 }

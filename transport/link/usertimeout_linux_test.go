@@ -14,7 +14,7 @@ func hasUserTimeout(c Conn) bool {
 	case *relayConn:
 		nc = c.conn
 	}
-	tcp, ok := tcpConn(nc)
+	tcp, ok := lowest(nc).(*net.TCPConn)
 	if !ok {
 		return false
 	}
