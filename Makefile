@@ -75,10 +75,10 @@ cross: ## release binaries for every platform, full and board: dist/
 	done
 cross reproducible: SHELL := /bin/bash
 
-deb: build board ## Debian packages of both builds: dist/*.deb
+deb: board ## Debian packages of both builds: dist/*.deb
 	$(MAKE) cross PLATFORMS='$(DEB_PLATFORMS)'
 	@NFPM='$(NFPM)' DIST='$(DIST)' PLATFORMS='$(DEB_PLATFORMS)' VERSION='$(VERSION)' BUILT_AT='$(BUILT_AT)' \
-	  HOST_BINARY=$(BIN)/agentctl-board HOST_FULL=$(BIN)/agentctl systemd/deb.sh
+	  HOST_BINARY=$(BIN)/agentctl-board GO='$(GO)' systemd/deb.sh
 
 test-systemd: ## units and packages under a real systemd, in a container (needs root; says so and skips)
 	test/systemd/run.sh

@@ -6,10 +6,10 @@
 #
 # for each GOOS/GOARCH[/GOARM] of $PLATFORMS. The same commit gives the same bytes.
 # $NFPM is the command that makes a package, $VERSION the release, $BUILT_AT the commit's
-# time, $HOST_BINARY and $HOST_FULL the two builds that run here.
+# time, $HOST_BINARY a build that runs here. The man pages are written by TestMan.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-: "${DIST:=dist}" "${PLATFORMS:?}" "${VERSION:?}" "${BUILT_AT:?}" "${NFPM:?}" "${HOST_BINARY:?}" "${HOST_FULL:?}"
+: "${DIST:=dist}" "${PLATFORMS:?}" "${VERSION:?}" "${BUILT_AT:?}" "${NFPM:?}" "${HOST_BINARY:?}" "${GO:=go}"
 
 # debian_version prints a version that Debian sorts as the releases came: v1.2.0 is 1.2.0,
 # five commits later it is 1.2.0+5.gabc1234, and without any tag 0.0~DATE.COMMIT.
@@ -32,9 +32,13 @@ trap 'rm -rf "$extra"' EXIT
 for shell in bash zsh fish; do
   "$HOST_BINARY" completion "$shell" > "$extra/agentctl.$shell"
 done
-# Each build has the pages of its own commands.
-"$HOST_BINARY" man "$extra/man/agentctl"
-"$HOST_FULL" man "$extra/man/agentctl-relay"
+# man_pages PACKAGE TAGS writes the man pages of the commands that a build with TAGS has.
+man_pages() {
+  SOURCE_DATE_EPOCH=$BUILT_AT CGO_ENABLED=0 $GO test -count=1 -tags "$2" -run '^TestMan$' ./cmd/agentctl \
+    -args -man-dir "$extra/man/$1" -man-version "$VERSION" > /dev/null
+}
+man_pages agentctl agentctl_omit_relay
+man_pages agentctl-relay ""
 gzip -9n "$extra"/man/*/*.1
 
 SOURCE_DATE_EPOCH=$BUILT_AT

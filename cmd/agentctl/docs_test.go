@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -22,26 +21,6 @@ const (
 
 var update = flag.Bool("update", false, "rewrite docs/cli.md")
 
-// docsRoot is the command tree as it is without an environment.
-func docsRoot(t *testing.T) *cobra.Command {
-	t.Helper()
-	for _, kv := range os.Environ() {
-		if k, _, _ := strings.Cut(kv, "="); strings.HasPrefix(k, "AGENTCTL_") || strings.HasPrefix(k, "MCP_") {
-			t.Setenv(k, "")
-		}
-	}
-	root := newRoot()
-	root.InitDefaultCompletionCmd("x")
-	return root
-}
-
-func walk(c *cobra.Command, fn func(*cobra.Command)) {
-	fn(c)
-	for _, s := range visible(c) {
-		walk(s, fn)
-	}
-}
-
 // docs/cli.md has every command with its flags and examples, as the commands have them.
 func TestDocs(t *testing.T) {
 	b, err := os.ReadFile(docsPath)
@@ -54,7 +33,7 @@ func TestDocs(t *testing.T) {
 	}
 	var out strings.Builder
 	out.WriteString(head + docsMarker)
-	walk(docsRoot(t), func(c *cobra.Command) {
+	walkCommands(docsRoot(t), func(c *cobra.Command) {
 		if c.HasParent() && c.Parent().Name() != "completion" {
 			docsSection(&out, c)
 		}
@@ -82,7 +61,7 @@ func docsSection(w *strings.Builder, c *cobra.Command) {
 	if c.Example != "" {
 		fmt.Fprintf(w, "\n```sh\n%s\n```\n", strings.TrimRight(c.Example, "\n"))
 	}
-	if subs := visible(c); len(subs) > 0 && c.Name() == "completion" {
+	if subs := visibleCommands(c); len(subs) > 0 && c.Name() == "completion" {
 		names := []string{}
 		for _, s := range subs {
 			names = append(names, "`"+s.Name()+"`")
@@ -103,7 +82,7 @@ func docsSection(w *strings.Builder, c *cobra.Command) {
 
 // Each command is fit to be shown: a sentence, an example, and each flag says what it is.
 func TestCommands(t *testing.T) {
-	walk(docsRoot(t), func(c *cobra.Command) {
+	walkCommands(docsRoot(t), func(c *cobra.Command) {
 		if !c.HasParent() || c.Name() == "completion" || c.Parent().Name() == "completion" {
 			return
 		}
@@ -129,38 +108,26 @@ func TestCommands(t *testing.T) {
 	})
 }
 
-// A man page for every command, with every flag; the same bytes each time.
-func TestMan(t *testing.T) {
-	dirs := []string{t.TempDir(), t.TempDir()}
-	for _, d := range dirs {
-		root := docsRoot(t)
-		root.SetArgs([]string{"man", d})
-		if err := root.Execute(); err != nil {
-			t.Fatal(err)
-		}
+// flagText is a flag as the page shows it: "-o, --output FORMAT" and what it does. A default
+// is named unless it is empty or depends on who asks.
+func flagText(f *pflag.Flag) (name, usage string) {
+	value, usage := pflag.UnquoteUsage(f)
+	name = "--" + f.Name
+	if f.Shorthand != "" {
+		name = "-" + f.Shorthand + ", " + name
 	}
-	walk(docsRoot(t), func(c *cobra.Command) {
-		name := manName(c) + ".1"
-		a, err := os.ReadFile(filepath.Join(dirs[0], name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, _ := os.ReadFile(filepath.Join(dirs[1], name))
-		if string(a) != string(b) {
-			t.Errorf("%s differs from one time to the next", name)
-		}
-		if !strings.Contains(string(a), "\n.SH NAME\n"+roff(manName(c))+` \- `) {
-			t.Errorf("%s has no line that apropos can read:\n%s", name, a)
-		}
-		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
-			if !f.Hidden && f.Name != "help" && !strings.Contains(string(a), roff("--"+f.Name)) {
-				t.Errorf("%s does not name --%s", name, f.Name)
-			}
-		})
-		for i, line := range strings.Split(string(a), "\n") {
-			if strings.HasPrefix(line, "'") || (strings.HasPrefix(line, ".") && !regexp.MustCompile(`^\.(TH|SH|PP|TP|B|BR|nf|fi)\b`).MatchString(line)) {
-				t.Errorf("%s:%d: roff would take this for a request: %s", name, i+1, line)
-			}
-		}
-	})
+	if value != "" && f.NoOptDefVal == "" {
+		name += " " + value
+	}
+	if before, rest, ok := strings.Cut(usage, ` (default "/`); ok {
+		_, after, _ := strings.Cut(rest, `")`)
+		return name, before + after
+	}
+	switch d := f.DefValue; {
+	case d == "", d == "0", d == "0s", d == "false", d == "[]":
+	case dependsOnUser(f), strings.Contains(usage, "(default"):
+	default:
+		usage += " (default " + strings.Trim(d, "[]") + ")"
+	}
+	return name, usage
 }

@@ -15,7 +15,7 @@ import (
 
 // An event goes where MCP_SSE_INGEST_URL says, with the token.
 func TestEventsEmit(t *testing.T) {
-	noEventsEnv(t)
+	hideEnvironment(t)
 	var got []string
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
@@ -53,7 +53,7 @@ func TestEventsEmit(t *testing.T) {
 
 // Whatever is wrong, a script goes on after a second at the latest; --strict tells.
 func TestEventsEmitNeverFails(t *testing.T) {
-	noEventsEnv(t)
+	hideEnvironment(t)
 	gone := make(chan struct{})
 	hung := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)

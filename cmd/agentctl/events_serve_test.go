@@ -14,7 +14,7 @@ import (
 
 // Builds without the gateway know its paths and its port too.
 func TestEventsKnown(t *testing.T) {
-	noEventsEnv(t)
+	hideEnvironment(t)
 	e, err := gateway.FromEnv(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
@@ -26,7 +26,7 @@ func TestEventsKnown(t *testing.T) {
 }
 
 func TestEventsServeRefuses(t *testing.T) {
-	noEventsEnv(t)
+	hideEnvironment(t)
 	for _, tt := range []struct {
 		env  map[string]string
 		args []string
@@ -57,7 +57,7 @@ func TestEventsServeRefuses(t *testing.T) {
 
 // A service gets its tokens as systemd credentials; a variable goes before them.
 func TestEventsServeCredentials(t *testing.T) {
-	noEventsEnv(t)
+	hideEnvironment(t)
 	dir := t.TempDir()
 	t.Setenv("CREDENTIALS_DIRECTORY", dir)
 	for name, v := range map[string]string{"mcp_sse_auth_token": "sub", "mcp_sse_ingest_token": "in\n", "mcp_sse_hmac_secret": "key"} {

@@ -31,18 +31,9 @@ func eventsCommand(stdin string, args ...string) (code int, out, errs string) {
 	return code, o.String(), e.String()
 }
 
-// noEventsEnv hides the variables of whoever runs the tests.
-func noEventsEnv(t *testing.T) {
-	for _, kv := range os.Environ() {
-		if k, _, _ := strings.Cut(kv, "="); strings.HasPrefix(k, "AGENTCTL_") || strings.HasPrefix(k, "MCP_") {
-			t.Setenv(k, "")
-		}
-	}
-}
-
 // A tail asks for what it lacks, whatever ends its streams, and says what is lost.
 func TestEventsTailResumes(t *testing.T) {
-	noEventsEnv(t)
+	hideEnvironment(t)
 	visits := []struct {
 		asked  string // Last-Event-ID
 		status int
@@ -95,7 +86,7 @@ func TestEventsTailResumes(t *testing.T) {
 
 // The first line is read without waiting for what follows it.
 func TestEventsTailFirstLine(t *testing.T) {
-	noEventsEnv(t)
+	hideEnvironment(t)
 	more := make(chan struct{})
 	n := 0
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -124,7 +115,7 @@ func TestEventsTailFirstLine(t *testing.T) {
 }
 
 func TestEventsTailEnds(t *testing.T) {
-	noEventsEnv(t)
+	hideEnvironment(t)
 	answer := func(status int, body string) string {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("Authorization") != "" && r.Header.Get("Authorization") != "Bearer s3cret" {
