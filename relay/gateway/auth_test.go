@@ -21,8 +21,8 @@ type scopes []string
 
 func (s scopes) Has(scope string) bool { return slices.Contains(s, scope) }
 
-// people are the relay identities of the tests, by token.
-var people = authFunc(func(r *http.Request) (Identity, error) {
+// testIdentities are the relay identities of the tests, by token.
+var testIdentities = authFunc(func(r *http.Request) (Identity, error) {
 	switch strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ") {
 	case "alice":
 		return Identity{Tenant: "a", Subject: "alice", Scopes: scopes{ScopeSubscribe, ScopeIngest}}, nil
@@ -38,7 +38,7 @@ var people = authFunc(func(r *http.Request) (Identity, error) {
 	return Identity{}, errors.New("unknown token")
 })
 
-// TestTokens is the matrix of who may subscribe and post.
+// TestTokens checks who may subscribe and publish.
 func TestTokens(t *testing.T) {
 	tests := []struct {
 		name           string
@@ -54,13 +54,13 @@ func TestTokens(t *testing.T) {
 		{"two tokens, the first", Options{SubscribeToken: "s", IngestToken: "i"}, "s", 200, 401},
 		{"two tokens, the second", Options{SubscribeToken: "s", IngestToken: "i"}, "i", 401, 202},
 		{"ingest only, none", Options{IngestToken: "i"}, "", 200, 401},
-		{"identities, none", Options{Identities: people}, "", 401, 401},
-		{"identities, wrong", Options{Identities: people}, "mallory", 401, 401},
-		{"identities", Options{Identities: people}, "alice", 200, 202},
-		{"identities, no ingest", Options{Identities: people}, "bob", 200, 403},
-		{"identities, a device", Options{Identities: people}, "device", 403, 403},
-		{"both, environment", Options{Identities: people, SubscribeToken: "s"}, "s", 200, 202},
-		{"both, identity", Options{Identities: people, SubscribeToken: "s"}, "alice", 200, 202},
+		{"identities, none", Options{Identities: testIdentities}, "", 401, 401},
+		{"identities, wrong", Options{Identities: testIdentities}, "mallory", 401, 401},
+		{"identities", Options{Identities: testIdentities}, "alice", 200, 202},
+		{"identities, no ingest", Options{Identities: testIdentities}, "bob", 200, 403},
+		{"identities, a device", Options{Identities: testIdentities}, "device", 403, 403},
+		{"both, environment", Options{Identities: testIdentities, SubscribeToken: "s"}, "s", 200, 202},
+		{"both, identity", Options{Identities: testIdentities, SubscribeToken: "s"}, "alice", 200, 202},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestTokens(t *testing.T) {
 
 // TestTenants: events stay in their tenant; audit and kernel are for kernel:admin.
 func TestTenants(t *testing.T) {
-	g := start(t, Options{Identities: people, SubscribeToken: "s"})
+	g := start(t, Options{Identities: testIdentities, SubscribeToken: "s"})
 	bearer := func(who string) []string { return []string{"Authorization", "Bearer " + who} }
 	alice, admin, bob, env := g.open("", bearer("alice")...), g.open("", bearer("admin")...), g.open("", bearer("bob")...), g.open("", bearer("s")...)
 	narrow, kernel := g.open("", bearer("narrow")...), g.open("?topics=kernel/*,audit", bearer("admin")...)
@@ -136,7 +136,7 @@ func TestTenants(t *testing.T) {
 }
 
 func TestTicket(t *testing.T) {
-	g := start(t, Options{Identities: people})
+	g := start(t, Options{Identities: testIdentities})
 	status, _, body := g.request("POST", TicketPath, "", "Authorization", "Bearer bob")
 	var out struct {
 		Ticket    string `json:"ticket"`
@@ -185,9 +185,9 @@ func TestTicket(t *testing.T) {
 	})
 }
 
-// TestRate: an identity that posts too much is told when to come back; others are not.
+// TestRate: an identity that publishes too much gets 429 with Retry-After; others do not.
 func TestRate(t *testing.T) {
-	g := start(t, Options{Identities: people, IngestRate: 0.5})
+	g := start(t, Options{Identities: testIdentities, IngestRate: 0.5})
 	post := func(who string) (int, http.Header, string) {
 		return g.request("POST", IngestPath, `{"topic":"x","data":1}`, "Authorization", "Bearer "+who)
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestForward(t *testing.T) {
+func TestDeliver(t *testing.T) {
 	g := start(t, Options{})
 	all, some := g.open(""), g.open("?topics=metrics,log/level")
 	if !strings.HasPrefix(all.first, ": stream start id=") {
@@ -100,7 +100,7 @@ func TestHandler(t *testing.T) {
 	}
 	srv := httptest.NewServer(g.Handler())
 	defer srv.Close()
-	r := &running{Gateway: g, t: t, url: srv.URL}
+	r := &testGateway{Gateway: g, t: t, url: srv.URL}
 	for _, path := range []string{StreamPath, IngestPath} {
 		method := "GET"
 		if path == IngestPath {
@@ -132,8 +132,8 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// TestFull: more subscribers than there may be are refused before their stream begins.
-func TestFull(t *testing.T) {
+// TestMaxSubscribers: more subscribers than there may be are refused before their stream begins.
+func TestMaxSubscribers(t *testing.T) {
 	g := start(t, Options{MaxSubscribers: 2})
 	a := g.open("")
 	g.open("")
@@ -141,6 +141,6 @@ func TestFull(t *testing.T) {
 		t.Errorf("the third: %d %s", status, body)
 	}
 	_ = a.conn.Close()
-	eventually(t, "there is room again", func() bool { return g.Stats().Subscribers == 1 })
+	eventually(t, "a stream has ended", func() bool { return g.Stats().Subscribers == 1 })
 	g.open("")
 }

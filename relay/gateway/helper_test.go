@@ -16,18 +16,18 @@ import (
 	"agentctl/transport/sse"
 )
 
-// patient is how long a test waits for something that must happen.
-const patient = 10 * time.Second
+// testTimeout is how long a test waits for something that must happen.
+const testTimeout = 10 * time.Second
 
-// running is a gateway on a loopback port.
-type running struct {
+// testGateway is a gateway on a loopback port.
+type testGateway struct {
 	*Gateway
 	t    *testing.T
 	url  string
 	stop func() error // ends it and waits; may be called more than once
 }
 
-func start(t *testing.T, o Options) *running {
+func start(t *testing.T, o Options) *testGateway {
 	t.Helper()
 	o.Listen = "127.0.0.1:0"
 	g, err := New(o)
@@ -37,20 +37,20 @@ func start(t *testing.T, o Options) *running {
 	return serve(t, g)
 }
 
-func serve(t *testing.T, g *Gateway) *running {
+func serve(t *testing.T, g *Gateway) *testGateway {
 	t.Helper()
 	ready := make(chan string, 1)
 	g.OnReady(func(addr string) { ready <- addr })
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- g.Run(ctx) }()
-	r := &running{Gateway: g, t: t}
+	r := &testGateway{Gateway: g, t: t}
 	r.stop = sync.OnceValue(func() error {
 		cancel()
 		select {
 		case err := <-ended:
 			return err
-		case <-time.After(patient):
+		case <-time.After(testTimeout):
 			return fmt.Errorf("Run did not return")
 		}
 	})
@@ -69,7 +69,7 @@ func serve(t *testing.T, g *Gateway) *running {
 }
 
 // request makes a request with headers given as pairs, and returns status, header, body.
-func (r *running) request(method, path, body string, header ...string) (int, http.Header, string) {
+func (r *testGateway) request(method, path, body string, header ...string) (int, http.Header, string) {
 	r.t.Helper()
 	req, err := http.NewRequest(method, r.url+path, strings.NewReader(body))
 	if err != nil {
@@ -81,7 +81,7 @@ func (r *running) request(method, path, body string, header ...string) (int, htt
 			req.Host = header[i+1]
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patient)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	res, err := http.DefaultClient.Do(req.WithContext(ctx))
 	if err != nil {
@@ -96,7 +96,7 @@ func (r *running) request(method, path, body string, header ...string) (int, htt
 }
 
 // post ingests an event and returns its id.
-func (r *running) post(topic, data string, header ...string) uint64 {
+func (r *testGateway) post(topic, data string, header ...string) uint64 {
 	r.t.Helper()
 	status, _, body := r.request("POST", IngestPath, fmt.Sprintf(`{"topic":%q,"data":%s}`, topic, data), header...)
 	var out struct {
@@ -117,7 +117,7 @@ type stream struct {
 }
 
 // open subscribes; query is what follows the path, header pairs.
-func (r *running) open(query string, header ...string) *stream {
+func (r *testGateway) open(query string, header ...string) *stream {
 	r.t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
 	if err != nil {
@@ -129,7 +129,7 @@ func (r *running) open(query string, header ...string) *stream {
 func subscribe(t *testing.T, conn net.Conn, query string, header ...string) *stream {
 	t.Helper()
 	t.Cleanup(func() { _ = conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(patient))
+	_ = conn.SetDeadline(time.Now().Add(testTimeout))
 	req := "GET " + StreamPath + query + " HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 	for i := 0; i < len(header); i += 2 {
 		req += header[i] + ": " + header[i+1] + "\r\n"
@@ -182,12 +182,12 @@ func (s *stream) want(pairs ...string) {
 	}
 }
 
-// eventually polls what a kernel does in its own time.
+// eventually waits for what the operating system does asynchronously.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patient); !ok(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testTimeout); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not so after %s: %s", patient, what)
+			t.Fatalf("not so after %s: %s", testTimeout, what)
 		}
 	}
 }

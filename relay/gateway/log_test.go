@@ -20,8 +20,8 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// realLog joins the relay's own event log, as a relay does.
-type realLog struct{ *eventlog.Store }
+// storeLog is the relay's event log as a Log.
+type storeLog struct{ *eventlog.Store }
 
 func toEvent(k kernel.Event) (Event, bool) {
 	data, ok := bytes.CutPrefix(k.Payload, []byte(`{"data":`))
@@ -32,14 +32,14 @@ func fromEvent(e Event) kernel.Event {
 	return kernel.Event{Tenant: e.Tenant, Type: "event", Aggregate: e.Topic, Payload: fmt.Appendf(nil, `{"data":%s}`, e.Data), CreatedMS: e.TimeMS}
 }
 
-func (l realLog) Append(ctx context.Context, e Event) (uint64, error) {
+func (l storeLog) Append(ctx context.Context, e Event) (uint64, error) {
 	return l.Store.Append(ctx, fromEvent(e))
 }
-func (l realLog) Offer(e Event) bool { return l.Store.Offer(fromEvent(e)) }
-func (l realLog) Follow(ctx context.Context, after uint64, fn func(Event) error) error {
+func (l storeLog) Offer(e Event) bool { return l.Store.Offer(fromEvent(e)) }
+func (l storeLog) Follow(ctx context.Context, after uint64, fn func(Event) error) error {
 	return l.Store.Follow(ctx, eventlog.Query{After: after}, each(fn))
 }
-func (l realLog) Select(ctx context.Context, after, to uint64, fn func(Event) error) error {
+func (l storeLog) Select(ctx context.Context, after, to uint64, fn func(Event) error) error {
 	return l.Store.Select(ctx, eventlog.Query{After: after, To: to}, each(fn))
 }
 func each(fn func(Event) error) func(kernel.Event) error {
@@ -52,7 +52,7 @@ func each(fn func(Event) error) func(kernel.Event) error {
 }
 
 // openLog opens the log in dir and runs it; close ends both.
-func openLog(t *testing.T, dir string) (_ realLog, closeLog func()) {
+func openLog(t *testing.T, dir string) (_ storeLog, closeLog func()) {
 	t.Helper()
 	s, err := eventlog.Open(eventlog.Options{Path: filepath.Join(dir, eventlog.FileName)})
 	if err != nil {
@@ -69,7 +69,7 @@ func openLog(t *testing.T, dir string) (_ realLog, closeLog func()) {
 		}
 	})
 	t.Cleanup(closeLog)
-	return realLog{s}, closeLog
+	return storeLog{s}, closeLog
 }
 
 // TestLog: with the log an event is durable when it is answered, ids go on over a
@@ -118,15 +118,15 @@ func TestLog(t *testing.T) {
 	g.open("", "Last-Event-ID", fmt.Sprint(next+1)).want("gateway/reset", fmt.Sprintf(`{"requested":%d,"oldest":%d}`, next+1, next), "t", "10")
 }
 
-// shrinkingLog loses its old events, as by retention, while a client reads them.
-type shrinkingLog struct {
-	brokenLog
+// retentionLog removes old events while a client reads them.
+type retentionLog struct {
+	failingLog
 	first atomic.Uint64 // the oldest event
 }
 
-func (l *shrinkingLog) Last() uint64                { return 100 }
-func (l *shrinkingLog) CanResume(after uint64) bool { return after+1 >= l.first.Load() && after <= 100 }
-func (l *shrinkingLog) Select(_ context.Context, after, to uint64, fn func(Event) error) error {
+func (l *retentionLog) Last() uint64                { return 100 }
+func (l *retentionLog) CanResume(after uint64) bool { return after+1 >= l.first.Load() && after <= 100 }
+func (l *retentionLog) Select(_ context.Context, after, to uint64, fn func(Event) error) error {
 	for id := after + 1; id <= to; id++ {
 		if id == 50 {
 			l.first.Store(80)
@@ -141,9 +141,9 @@ func (l *shrinkingLog) Select(_ context.Context, after, to uint64, fn func(Event
 	return nil
 }
 
-// TestRetention: a client that retention overtakes is told, and loses nothing silently.
+// TestRetention: a client that retention overtakes gets a reset, and loses nothing silently.
 func TestRetention(t *testing.T) {
-	log := &shrinkingLog{}
+	log := &retentionLog{}
 	g := start(t, Options{Log: log})
 	s := g.open("", "Last-Event-ID", "10")
 	last := uint64(10)
@@ -204,31 +204,31 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// brokenLog fails as it is told.
-type brokenLog struct {
+// failingLog fails with the given errors.
+type failingLog struct {
 	Log
 	append error
 	follow error
 }
 
-func (l brokenLog) Append(context.Context, Event) (uint64, error) { return 0, l.append }
-func (l brokenLog) Follow(ctx context.Context, _ uint64, _ func(Event) error) error {
+func (l failingLog) Append(context.Context, Event) (uint64, error) { return 0, l.append }
+func (l failingLog) Follow(ctx context.Context, _ uint64, _ func(Event) error) error {
 	if l.follow == nil {
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	return l.follow
 }
-func (l brokenLog) Last() uint64     { return 5 }
-func (l brokenLog) Offer(Event) bool { return false }
+func (l failingLog) Last() uint64     { return 5 }
+func (l failingLog) Offer(Event) bool { return false }
 
-func TestLogFails(t *testing.T) {
+func TestFailingLog(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
 		want int
 		code string
 	}{{ErrBusy, 429, "E_RATE_LIMITED"}, {errors.New("disk full"), 500, "E_INTERNAL"}} {
-		g := start(t, Options{Log: brokenLog{append: tt.err}})
+		g := start(t, Options{Log: failingLog{append: tt.err}})
 		status, h, body := g.request("POST", IngestPath, `{"topic":"a","data":1}`)
 		if status != tt.want || !strings.Contains(body, tt.code) || !strings.Contains(body, `"retryable":true`) || (status == 429) != (h.Get("Retry-After") != "") {
 			t.Errorf("%v: %d %s", tt.err, status, body)
@@ -238,7 +238,7 @@ func TestLogFails(t *testing.T) {
 			t.Errorf("%+v", st)
 		}
 	}
-	g, err := New(Options{Listen: "127.0.0.1:0", Log: brokenLog{follow: errors.New("gone")}})
+	g, err := New(Options{Listen: "127.0.0.1:0", Log: failingLog{follow: errors.New("gone")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +247,7 @@ func TestLogFails(t *testing.T) {
 	}
 }
 
-// TestEmit: whatever is given, the caller goes on.
+// TestEmit: invalid data is counted and does not fail the caller.
 func TestEmit(t *testing.T) {
 	g, err := New(Options{})
 	if err != nil {

@@ -42,14 +42,14 @@ func normalizeEvent(topic string, data []byte, maxData int) ([]byte, error) {
 	if len(data) == 0 {
 		data = []byte("null")
 	}
-	v := strictjson.Raw(data)
-	if err := v.Compact(); err != nil {
+	compacted := strictjson.Raw(data)
+	if err := compacted.Compact(); err != nil {
 		return nil, fmt.Errorf("gateway: data is not JSON: %w", err)
 	}
-	if len(v) > maxData {
+	if len(compacted) > maxData {
 		return nil, ErrTooLarge
 	}
-	return v, nil
+	return compacted, nil
 }
 
 // publish puts a normalized event into the log, from where it reaches the ring, or without

@@ -11,14 +11,14 @@ import (
 	"agentctl/manifest"
 )
 
-// byToken lets in whoever says who they are.
-var byToken = authFunc(func(r *http.Request) (Identity, error) {
+// tokenAsSubject takes the token as the subject.
+var tokenAsSubject = authFunc(func(r *http.Request) (Identity, error) {
 	return Identity{Tenant: "t", Subject: strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), Scopes: scopes{ScopeSubscribe, ScopeIngest}}, nil
 })
 
-// TestOwnPlaces: one identity cannot take all places.
-func TestOwnPlaces(t *testing.T) {
-	g := start(t, Options{Identities: byToken, MaxSubscribers: 8})
+// TestStreamsPerIdentity: one identity cannot open all streams.
+func TestStreamsPerIdentity(t *testing.T) {
+	g := start(t, Options{Identities: tokenAsSubject, MaxSubscribers: 8})
 	a := g.open("", "Authorization", "Bearer a")
 	g.open("", "Authorization", "Bearer a")
 	status, h, body := g.request("GET", StreamPath, "", "Authorization", "Bearer a")
@@ -27,15 +27,15 @@ func TestOwnPlaces(t *testing.T) {
 	}
 	g.open("", "Authorization", "Bearer b")
 	_ = a.conn.Close()
-	eventually(t, "there is room again", func() bool { return g.Stats().Subscribers == 2 })
+	eventually(t, "a stream has ended", func() bool { return g.Stats().Subscribers == 2 })
 	g.open("", "Authorization", "Bearer a")
 	if n := g.Stats().Subscribers; n != 3 {
 		t.Errorf("%d clients", n)
 	}
 }
 
-// TestOwnTopics: a token for ingest cannot tell of what only the relay can know.
-func TestOwnTopics(t *testing.T) {
+// TestRelayTopics: a token for ingest cannot publish to the relay's topics.
+func TestRelayTopics(t *testing.T) {
 	who := authFunc(func(r *http.Request) (Identity, error) {
 		id := Identity{Tenant: "t", Subject: "s", Scopes: scopes{ScopeSubscribe, ScopeIngest}}
 		if strings.HasSuffix(r.Header.Get("Authorization"), "admin") {
@@ -56,11 +56,11 @@ func TestOwnTopics(t *testing.T) {
 	}
 }
 
-// TestWaiting: what waits for all slow subscribers is bounded, one identity's readers
-// leave room for another's, and all is given back.
-func TestWaiting(t *testing.T) {
+// TestQueuedBytes: the bytes that wait for all slow subscribers are bounded, one identity's
+// subscribers leave room for another's, and everything is released.
+func TestQueuedBytes(t *testing.T) {
 	const most = 1 << 20
-	bubble(t, Options{Identities: byToken}, func(t *testing.T, g *Gateway, ln *pipes) {
+	runSynctest(t, Options{Identities: tokenAsSubject}, func(t *testing.T, g *Gateway, ln *pipeListener) {
 		g.quotas = newQuotas(most)
 		var streams []*stream
 		slow := func(who string, n int) {
@@ -90,17 +90,17 @@ func TestWaiting(t *testing.T) {
 		}
 		g.Emit("t", "big", data) // finds out
 		time.Sleep(stallTimeout + time.Minute)
-		synctest.Wait() // the shards have told the account
+		synctest.Wait() // the shards have closed the streams
 		if n, own := g.quotas.total.Used(), len(g.quotas.byIdentity); n != 0 || own != 0 || g.Stats().Subscribers != 0 {
 			t.Errorf("at the end %d bytes of %d identities, %+v", n, own, g.Stats())
 		}
 	})
 }
 
-// TestLongResume: a ring that is larger than a client's queue is resumed without a queue
+// TestResumeBeyondQueue: a ring that is larger than a client's queue is resumed without a queue
 // of its size.
-func TestLongResume(t *testing.T) {
-	bubble(t, Options{Identities: byToken}, func(t *testing.T, g *Gateway, ln *pipes) {
+func TestResumeBeyondQueue(t *testing.T) {
+	runSynctest(t, Options{Identities: tokenAsSubject}, func(t *testing.T, g *Gateway, ln *pipeListener) {
 		data := strings.Repeat("x", 30<<10)
 		for i := range 100 {
 			g.Emit("t", fmt.Sprintf("n%d", i), data)

@@ -10,7 +10,7 @@ import (
 )
 
 // longLog has 100 large events, and those of the tenant b among them.
-type longLog struct{ brokenLog }
+type longLog struct{ failingLog }
 
 func (longLog) Last() uint64          { return 100 }
 func (longLog) CanResume(uint64) bool { return true }
@@ -31,13 +31,13 @@ func (longLog) Select(_ context.Context, after, to uint64, fn func(Event) error)
 	return nil
 }
 
-// TestSlowReplays: many slow readers of one identity keep nobody else from the log, those
-// that wait hear heartbeats, and each gives way in time.
+// TestSlowReplays: many slow readers of one identity do not keep others from the log, those
+// that wait get heartbeats, and each replay ends after its time slice.
 func TestSlowReplays(t *testing.T) {
 	who := authFunc(func(r *http.Request) (Identity, error) {
 		return Identity{Tenant: strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), Subject: "s", Scopes: scopes{ScopeSubscribe}}, nil
 	})
-	bubble(t, Options{Identities: who, Log: longLog{}}, func(t *testing.T, g *Gateway, ln *pipes) {
+	runSynctest(t, Options{Identities: who, Log: longLog{}}, func(t *testing.T, g *Gateway, ln *pipeListener) {
 		open := func(tenant string) *stream {
 			s := subscribe(t, ln.dial(), "", "Authorization", "Bearer "+tenant, "Last-Event-ID", "0")
 			_ = s.conn.SetDeadline(time.Now().Add(time.Hour))

@@ -18,15 +18,15 @@ import (
 	"agentctl/transport/sse"
 )
 
-// pipes is a listener in memory, for bubbles with a clock of their own.
-type pipes struct {
+// pipeListener is an in-memory listener for synctest.
+type pipeListener struct {
 	conns chan net.Conn
 	done  chan struct{}
 }
 
-func newPipes() *pipes { return &pipes{make(chan net.Conn), make(chan struct{})} }
+func newPipeListener() *pipeListener { return &pipeListener{make(chan net.Conn), make(chan struct{})} }
 
-func (p *pipes) Accept() (net.Conn, error) {
+func (p *pipeListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-p.conns:
 		return c, nil
@@ -34,7 +34,7 @@ func (p *pipes) Accept() (net.Conn, error) {
 		return nil, net.ErrClosed
 	}
 }
-func (p *pipes) Close() error {
+func (p *pipeListener) Close() error {
 	select {
 	case <-p.done:
 	default:
@@ -42,15 +42,15 @@ func (p *pipes) Close() error {
 	}
 	return nil
 }
-func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
-func (p *pipes) dial() net.Conn {
+func (p *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+func (p *pipeListener) dial() net.Conn {
 	here, there := net.Pipe()
 	p.conns <- there
 	return here
 }
 
-// bubble runs f with a served gateway and a clock that costs nothing.
-func bubble(t *testing.T, o Options, f func(t *testing.T, g *Gateway, ln *pipes)) {
+// runSynctest runs f with a served gateway in a synctest bubble.
+func runSynctest(t *testing.T, o Options, f func(t *testing.T, g *Gateway, ln *pipeListener)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		g, err := New(o)
@@ -59,7 +59,7 @@ func bubble(t *testing.T, o Options, f func(t *testing.T, g *Gateway, ln *pipes)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
-		ln := newPipes()
+		ln := newPipeListener()
 		go func() { ended <- g.Serve(ctx, ln) }()
 		synctest.Wait()
 		f(t, g, ln)
@@ -71,7 +71,7 @@ func bubble(t *testing.T, o Options, f func(t *testing.T, g *Gateway, ln *pipes)
 }
 
 // subscribeFor opens a stream and reads for d; it returns what came.
-func subscribeFor(t *testing.T, ln *pipes, query string, d time.Duration, while func()) []sse.Event {
+func subscribeFor(t *testing.T, ln *pipeListener, query string, d time.Duration, while func()) []sse.Event {
 	t.Helper()
 	conn := ln.dial()
 	s := subscribe(t, conn, query)
@@ -103,8 +103,8 @@ func TestHeartbeat(t *testing.T) {
 		want  int
 	}{{0, 35 * time.Second, 2}, {200 * time.Millisecond, 1100 * time.Millisecond, 5}}
 	for _, tt := range tests {
-		bubble(t, Options{Heartbeat: tt.every}, func(t *testing.T, g *Gateway, ln *pipes) {
-			time.Sleep(7 * time.Second) // a stream's heartbeats count from its own opening
+		runSynctest(t, Options{Heartbeat: tt.every}, func(t *testing.T, g *Gateway, ln *pipeListener) {
+			time.Sleep(7 * time.Second) // heartbeats count from the opening of the stream
 			got := subscribeFor(t, ln, "?topics=nothing", tt.d, func() { g.Emit("", "other", 1) })
 			if len(got) != tt.want {
 				t.Errorf("every %s: %d events in %s, want %d heartbeats", tt.every, len(got), tt.d, tt.want)
@@ -132,7 +132,7 @@ func TestIdentityEnds(t *testing.T) {
 			return nil
 		}}, nil
 	})
-	bubble(t, Options{Identities: who}, func(t *testing.T, g *Gateway, ln *pipes) {
+	runSynctest(t, Options{Identities: who}, func(t *testing.T, g *Gateway, ln *pipeListener) {
 		s := subscribe(t, ln.dial(), "", "Authorization", "Bearer x")
 		_ = s.conn.SetDeadline(time.Now().Add(time.Hour))
 		time.AfterFunc(10*time.Second, func() { over.Store(true) })
@@ -150,8 +150,8 @@ func TestIdentityEnds(t *testing.T) {
 	})
 }
 
-// TestSlowClient: a client that does not read loses its own events, counted, is told so
-// when it reads again, and can resume; nobody else notices.
+// TestSlowClient: a client that does not read loses events, which are counted, gets a reset
+// when it reads again, and can resume; others lose nothing.
 func TestSlowClient(t *testing.T) {
 	g := start(t, Options{Ring: 2000})
 	slow, live := g.open(""), g.open("?topics=big")
@@ -196,9 +196,9 @@ func TestSlowClient(t *testing.T) {
 	}
 }
 
-// TestStallLimit: a client that takes nothing for five minutes is cut.
-func TestStallLimit(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, g *Gateway, ln *pipes) {
+// TestStallTimeout: a client that takes nothing for five minutes is cut.
+func TestStallTimeout(t *testing.T) {
+	runSynctest(t, Options{}, func(t *testing.T, g *Gateway, ln *pipeListener) {
 		s := subscribe(t, ln.dial(), "")
 		g.Emit("", "a", 1) // a pipe has no buffer: already this write rests
 		time.Sleep(4 * time.Minute)
@@ -213,8 +213,8 @@ func TestStallLimit(t *testing.T) {
 	})
 }
 
-// TestEnd: the end of the gateway ends the streams with FIN, and it can go on after that.
-func TestEnd(t *testing.T) {
+// TestServeAgain: stopping the gateway ends the streams with FIN, and it can serve again.
+func TestServeAgain(t *testing.T) {
 	g := start(t, Options{})
 	id := g.post("a", "1")
 	s := g.open("")
@@ -232,7 +232,7 @@ func TestEnd(t *testing.T) {
 		t.Errorf("id %d after %d", next, id)
 	}
 	again.open("", "Last-Event-ID", fmt.Sprint(id)).want("a", "2")
-	// Another life has higher ids, and the old ones are known to be gone.
+	// A new gateway has higher ids, and resets a client with an old one.
 	other := start(t, Options{})
 	if first := other.post("b", "1"); first <= id+1 {
 		t.Errorf("id %d of a new life after %d", first, id)
@@ -240,7 +240,7 @@ func TestEnd(t *testing.T) {
 	other.open("", "Last-Event-ID", fmt.Sprint(id)).want("gateway/reset", fmt.Sprintf(`{"requested":%d,"oldest":%d}`, id, other.Stats().LastID), "b", "1")
 }
 
-func TestPort(t *testing.T) {
+func TestListen(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -68,5 +68,5 @@ func TestTLS(t *testing.T) {
 	slow.want("a", "1")
 	live.want("a", "1")
 	_ = live.conn.Close()
-	eventually(t, "its client is seen to have gone", func() bool { return g.Stats().Subscribers == 1 })
+	eventually(t, "the stream of the closed client ends", func() bool { return g.Stats().Subscribers == 1 })
 }

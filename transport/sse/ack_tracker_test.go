@@ -75,7 +75,7 @@ func TestAckTrackerIdle(t *testing.T) {
 	}
 }
 
-// TestAckTrackerModel plays a peer that acknowledges at moments of its own and a
+// TestAckTrackerModel simulates a peer that acknowledges at random times and a
 // stream that reads acknowledgements only when the tracker needs them, and compares with
 // an observer who sees each acknowledgement.
 func TestAckTrackerModel(t *testing.T) {
@@ -97,7 +97,7 @@ func TestAckTrackerModel(t *testing.T) {
 			}
 			return n >= 64 || n >= 3 && now-oldest >= time.Second
 		}
-		look := func() { l.acknowledged(acked, now) }
+		refresh := func() { l.acknowledged(acked, now) }
 		t.Repeat(map[string]func(*rapid.T){
 			"time": func(t *rapid.T) {
 				step := time.Duration(rapid.IntRange(0, 20_000).Draw(t, "ms")) * time.Millisecond
@@ -108,7 +108,7 @@ func TestAckTrackerModel(t *testing.T) {
 						return
 					}
 					now = max(now, at)
-					look()
+					refresh()
 					if l.isIdle(now) {
 						if late := now - progress - 90*time.Second; acked == written || late < -5*time.Second || late > 5*time.Second {
 							t.Fatalf("idle %v after true progress", now-progress)
@@ -125,7 +125,7 @@ func TestAckTrackerModel(t *testing.T) {
 			},
 			"frame": func(t *rapid.T) {
 				if l.needsRefresh(now) {
-					look()
+					refresh()
 				}
 				if got, want := l.isFull(now), trueFull(); got != want {
 					t.Fatalf("full %v, want %v", got, want)

@@ -32,7 +32,7 @@ import (
 //
 //	go test -run '^$' -bench Stream -benchtime 1x ./transport/sse
 //
-// naive is a net/http loop that writes and flushes and knows no slow reader.
+// naive is a net/http loop that writes and flushes and ignores slow readers.
 // controller is net/http too, with a write deadline and our accounting. stream is
 // this package. "busy" is 20 frames a second, "slow" one, the most RFC-0009 allows;
 // there everything that happens between frames weighs most.
@@ -73,7 +73,7 @@ const (
 	benchEnv     = "AGENTCTL_SSE_BENCH_SERVER"
 )
 
-// benchLoad is what a server is told to publish.
+// benchLoad is what a server publishes.
 type benchLoad struct {
 	Frames int
 	Pause  time.Duration // between frames
@@ -182,7 +182,7 @@ func benchServer(mode string) {
 			}
 			sub := subscribe()
 			defer sub.Close()
-			wr.Close(CodeOf(Run(r.Context(), wr, sub, same)))
+			wr.Close(CodeOf(Run(r.Context(), wr, sub, identity)))
 		},
 		"naive": func(w http.ResponseWriter, r *http.Request) {
 			io.Copy(io.Discard, r.Body)
@@ -239,7 +239,7 @@ func benchServer(mode string) {
 	cpu := benchCPU() - start
 	out, _ := json.Marshal(benchResult{CPU: cpu, Events: done(), RSS: rss})
 	fmt.Println(string(out))
-	in.Decode(&load) // until the parent lets go
+	in.Decode(&load) // until the parent closes it
 }
 
 // channels is the plainest way to many readers: a channel each.

@@ -20,8 +20,8 @@ import (
 	"agentctl/transport/netpoll"
 )
 
-// large is a frame that a kernel does not take many of.
-func large(n int) []byte {
+// largeFrame is a frame that a kernel does not take many of.
+func largeFrame(n int) []byte {
 	b, err := AppendEvent(nil, "metric", fmt.Appendf(nil, `{"n":%d,"pad":"%s"}`, n, strings.Repeat("x", 20_000)))
 	if err != nil {
 		panic(err)
@@ -29,14 +29,14 @@ func large(n int) []byte {
 	return b
 }
 
-// stuff fills every buffer between a stream and its client with whole frames, up to
+// fillBuffers fills every buffer between a stream and its client with whole frames, up to
 // the one that is refused, and returns how many went in.
-func stuff(t *testing.T, w *Writer) int {
+func fillBuffers(t *testing.T, w *Writer) int {
 	t.Helper()
 	w.raw.writeTimeout = time.Millisecond
 	shrinkSendBuffer(t, w.raw)
 	for n := 0; n < 60; n++ {
-		switch err := send(w, large(n+1)); {
+		switch err := send(w, largeFrame(n+1)); {
 		case errors.Is(err, ErrBackpressure):
 			if len(w.raw.pending) == 0 || len(w.raw.pending) > maxPending {
 				t.Errorf("%d bytes rest, want some and at most %d", len(w.raw.pending), maxPending)
@@ -51,7 +51,7 @@ func stuff(t *testing.T, w *Writer) int {
 }
 
 // A peer that takes nothing does not hold a write for ever that has no deadline.
-func TestGiveUp(t *testing.T) {
+func TestUserTimeout(t *testing.T) {
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -76,14 +76,14 @@ func TestGiveUp(t *testing.T) {
 	conn.Close()
 }
 
-// A frame the kernel takes only in part is never torn: its rest goes first when
-// there is room again, also through TLS, also when the stream closes.
+// A frame the kernel takes only in part is never torn: the remainder is sent first when
+// there is room, also through TLS, also when the stream closes.
 func TestPartialFrame(t *testing.T) {
-	bothWays(t, func(t *testing.T, secure bool) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
 		s := serve(t, secure, Options{}, nil)
 		t.Run("then close", func(t *testing.T) {
 			c, w := s.open(4096)
-			n := stuff(t, w)
+			n := fillBuffers(t, w)
 			if err := w.Ping(); err != nil || s.streams.Stats().Pings != 0 {
 				t.Errorf("ping to a full connection: %v, %d written", err, s.streams.Stats().Pings)
 			}
@@ -99,7 +99,7 @@ func TestPartialFrame(t *testing.T) {
 		})
 		t.Run("then go on", func(t *testing.T) {
 			c, w := s.open(4096)
-			n := stuff(t, w)
+			n := fillBuffers(t, w)
 			read := make(chan struct{})
 			go func() {
 				defer close(read)
@@ -107,10 +107,10 @@ func TestPartialFrame(t *testing.T) {
 				got, err := c.events()
 				wantStream(t, got, err, n+1, Normal)
 			}()
-			if !eventually(patient, func() bool { return w.Check() == nil && !w.hasPending }) {
+			if !eventually(testTimeout, func() bool { return w.Check() == nil && !w.hasPending }) {
 				t.Error("Check does not send the rest")
 			}
-			if err := send(w, large(n+1)); err != nil {
+			if err := send(w, largeFrame(n+1)); err != nil {
 				t.Error(err)
 			}
 			w.Close(Normal)
@@ -118,10 +118,10 @@ func TestPartialFrame(t *testing.T) {
 		})
 		t.Run("and nobody reads", func(t *testing.T) {
 			c, w := s.open(4096)
-			stuff(t, w)
+			fillBuffers(t, w)
 			start := time.Now()
 			w.Close(Backpressure)
-			if d := time.Since(start); d > patient { // a second, on an idle machine
+			if d := time.Since(start); d > testTimeout { // a second, on an idle machine
 				t.Errorf("Close took %v", d)
 			}
 			got, err := c.events()
@@ -132,7 +132,7 @@ func TestPartialFrame(t *testing.T) {
 	})
 }
 
-// Input nobody asked for must not turn the end of a stream into a reset, with Run
+// Unexpected input must not turn the end of a stream into a reset, with Run
 // watching the client before or without.
 func TestUnreadInput(t *testing.T) {
 	ended, goOn := make(chan struct{}), make(chan struct{})
@@ -140,9 +140,9 @@ func TestUnreadInput(t *testing.T) {
 		"after Run": func(ctx context.Context, w *Writer) Code {
 			var topic fanout.Topic[[]byte]
 			sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{})
-			topic.Publish(metric(1))
+			topic.Publish(metricFrame(1))
 			topic.Close(nil)
-			if err := Run(ctx, w, sub, same); !errors.Is(err, fanout.ErrClosed) {
+			if err := Run(ctx, w, sub, identity); !errors.Is(err, fanout.ErrClosed) {
 				t.Error(err)
 			}
 			ended <- struct{}{}
@@ -150,7 +150,7 @@ func TestUnreadInput(t *testing.T) {
 			return Normal
 		},
 		"without Run": func(ctx context.Context, w *Writer) Code {
-			if err := send(w, metric(1)); err != nil {
+			if err := send(w, metricFrame(1)); err != nil {
 				t.Error(err)
 			}
 			ended <- struct{}{}
@@ -185,7 +185,7 @@ func (r *recorder) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// A TLS stream ends with TLS's own end mark, so that nobody can cut it short unseen.
+// A TLS stream ends with close_notify, so that a truncated stream is recognized.
 func TestTLSEndMark(t *testing.T) {
 	s := serve(t, true, Options{}, nil)
 	conn, err := net.Dial("tcp", s.addr)
@@ -217,7 +217,7 @@ func TestFrameDoesNotAllocate(t *testing.T) {
 	s := serve(t, false, Options{}, nil)
 	c, w := s.open(0)
 	go io.Copy(io.Discard, c)
-	frame := metric(1)
+	frame := metricFrame(1)
 	w.acks.frames = make([]frameMark, 0, 64) // grows to this and stays
 	if n := testing.AllocsPerRun(30, func() {
 		if err := send(w, frame); err != nil {
@@ -259,7 +259,7 @@ func TestListenerCounts(t *testing.T) {
 	if conn.Written() != 5 {
 		t.Errorf("written %d, want 5", conn.Written())
 	}
-	if !eventually(patient, func() bool { n, err := netpoll.NewSocket(conn.Conn).Unacked(); return n == 0 && err == nil }) {
+	if !eventually(testTimeout, func() bool { n, err := netpoll.NewSocket(conn.Conn).Unacked(); return n == 0 && err == nil }) {
 		t.Error("5 bytes are not acknowledged")
 	}
 	// What is read by nobody fills the client's window and then stays.

@@ -48,7 +48,7 @@ func openDrop(t *testing.T, streams *Streams, o Options) (*Writer, net.Conn) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(patient))
+	_ = conn.SetDeadline(time.Now().Add(testTimeout))
 	if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: h\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func flushUntilOpen(t *testing.T, w *Writer, writable <-chan struct{}) (dropped 
 	for w.Blocked() {
 		select {
 		case <-writable:
-		case <-time.After(patient):
+		case <-time.After(testTimeout):
 			t.Fatal("the poller does not report room")
 		}
 		n, err := w.Flush()
@@ -154,11 +154,11 @@ func TestDrop(t *testing.T) {
 	_ = conn.Close()
 	select {
 	case <-poll.closed:
-	case <-time.After(patient):
+	case <-time.After(testTimeout):
 		t.Error("the client closed and the poller does not report it")
 	}
 	_ = conn.Close()
-	if !eventually(patient, func() bool { _, err := w.Send([]byte("data: x\n\n"), 1); return errors.Is(err, ErrPeerClosed) }) {
+	if !eventually(testTimeout, func() bool { _, err := w.Send([]byte("data: x\n\n"), 1); return errors.Is(err, ErrPeerClosed) }) {
 		t.Error("send to a closed connection succeeds")
 	}
 	p.Remove(w)

@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// patient is how long a test waits for something that must happen.
-const patient = 10 * time.Second
+// testTimeout is how long a test waits for something that must happen.
+const testTimeout = 10 * time.Second
 
 var testCert = sync.OnceValue(func() tls.Certificate {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -47,7 +47,7 @@ func clientTLS() *tls.Config {
 	return &tls.Config{RootCAs: roots, ServerName: "relay.test"}
 }
 
-// eventually polls what a kernel does in its own time.
+// eventually waits for what the operating system does asynchronously.
 func eventually(within time.Duration, ok func() bool) bool {
 	for end := time.Now().Add(within); time.Now().Before(end); {
 		if ok() {
@@ -58,7 +58,7 @@ func eventually(within time.Duration, ok func() bool) bool {
 	return ok()
 }
 
-func metric(n int) []byte {
+func metricFrame(n int) []byte {
 	b, err := AppendEvent(nil, "metric", fmt.Appendf(nil, `{"n":%d,"pad":"%s"}`, n, strings.Repeat("x", 200)))
 	if err != nil {
 		panic(err)
@@ -97,15 +97,15 @@ func wantStream(t *testing.T, got []Event, err error, n int, c Code) {
 	}
 }
 
-// bothWays runs a test plain and with TLS.
-func bothWays(t *testing.T, f func(t *testing.T, secure bool)) {
+// plainAndTLS runs a test plain and with TLS.
+func plainAndTLS(t *testing.T, f func(t *testing.T, secure bool)) {
 	t.Run("plain", func(t *testing.T) { f(t, false) })
 	t.Run("tls", func(t *testing.T) { f(t, true) })
 }
 
 var _ Source[[]byte] = (*fanout.Subscriber[[]byte])(nil)
 
-func same(b []byte) []byte { return b }
+func identity(b []byte) []byte { return b }
 
 var errOffline = errors.New("device offline")
 

@@ -29,8 +29,8 @@ func shrinkSendBuffer(t *testing.T, c *Conn) {
 	}
 }
 
-// kernelHas says that the server's socket to the client at addr still exists.
-func kernelHas(t *testing.T, addr net.Addr) bool {
+// socketExists says that the server's socket to the client at addr still exists.
+func socketExists(t *testing.T, addr net.Addr) bool {
 	t.Helper()
 	table, err := os.ReadFile("/proc/net/tcp")
 	if err != nil {

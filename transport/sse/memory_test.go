@@ -75,7 +75,7 @@ func (p pipeStream) run(t *testing.T) (got []timed, ended time.Duration, end, re
 			}
 			sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
 			defer sub.Close()
-			reason = Run(r.Context(), wr, sub, same)
+			reason = Run(r.Context(), wr, sub, identity)
 			ended = time.Since(start)
 			wr.Close(CodeOf(reason))
 		}),
@@ -102,7 +102,7 @@ func (p pipeStream) run(t *testing.T) (got []timed, ended time.Duration, end, re
 		go func() {
 			beat := time.NewTicker(p.interval)
 			defer beat.Stop()
-			for n := 1; topic.Publish(metric(n)) > 0; n++ {
+			for n := 1; topic.Publish(metricFrame(n)) > 0; n++ {
 				if n == p.frames {
 					topic.Close(errOffline)
 					return
@@ -153,7 +153,7 @@ func times(got []timed, typ string) (out []time.Duration) {
 }
 
 func bothWaysInTime(t *testing.T, f func(t *testing.T, secure bool)) {
-	bothWays(t, func(t *testing.T, secure bool) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
 		testCert() // its key is not made of bubble time
 		synctest.Test(t, func(t *testing.T) { f(t, secure) })
 	})
@@ -243,7 +243,7 @@ func TestShortStall(t *testing.T) {
 	})
 }
 
-// What a stall left over is sent soon after the reader is back, not with the next frame.
+// What is pending after a stall is sent soon after the reader is back, not with the next frame.
 func TestRestIsRetried(t *testing.T) {
 	bothWaysInTime(t, func(t *testing.T, secure bool) {
 		got, _, _, _ := pipeStream{secure: secure, interval: 15 * time.Second, frames: 3, pause: 17 * time.Second, stop: func(timed) bool { return true }}.run(t)

@@ -19,8 +19,8 @@ func queueOptions(onCut func()) QueueOptions {
 	}
 }
 
-// slowWriter is a connection whose reader takes a while, or for ever.
-type slowWriter struct {
+// slowResponseWriter is a connection whose reader is slow, or never reads.
+type slowResponseWriter struct {
 	header   http.Header
 	pace     time.Duration // for one write; 0: never done before the deadline
 	mu       sync.Mutex
@@ -29,18 +29,18 @@ type slowWriter struct {
 	flushes  int
 }
 
-func (s *slowWriter) Header() http.Header { return s.header }
-func (s *slowWriter) WriteHeader(int)     {}
-func (s *slowWriter) Flush()              { s.flushes++ }
+func (s *slowResponseWriter) Header() http.Header { return s.header }
+func (s *slowResponseWriter) WriteHeader(int)     {}
+func (s *slowResponseWriter) Flush()              { s.flushes++ }
 
-func (s *slowWriter) SetWriteDeadline(t time.Time) error {
+func (s *slowResponseWriter) SetWriteDeadline(t time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.deadline = t
 	return nil
 }
 
-func (s *slowWriter) Write(b []byte) (int, error) {
+func (s *slowResponseWriter) Write(b []byte) (int, error) {
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		if s.pace > 0 && time.Since(start) >= s.pace {
 			s.got = append(s.got, string(b))
@@ -73,7 +73,7 @@ func TestQueuedWriter(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := &slowWriter{header: http.Header{}, pace: tt.pace}
+				w := &slowResponseWriter{header: http.Header{}, pace: tt.pace}
 				ctx, cancel := context.WithCancel(t.Context())
 				var cuts atomic.Int64
 				q := NewQueuedWriter(w, queueOptions(func() { cuts.Add(1); cancel() }))
@@ -123,7 +123,7 @@ func TestQueuedWriter(t *testing.T) {
 
 func TestQueuedWriterPing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &slowWriter{header: http.Header{}, pace: time.Nanosecond}
+		w := &slowResponseWriter{header: http.Header{}, pace: time.Nanosecond}
 		q := NewQueuedWriter(w, queueOptions(func() {}))
 		for range 100 { // 100 s of sweeps
 			time.Sleep(time.Second)

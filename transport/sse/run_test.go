@@ -20,7 +20,7 @@ func runTopic(t *testing.T, secure bool, o Options, topic *fanout.Topic[[]byte])
 	s := serve(t, secure, o, func(ctx context.Context, w *Writer) Code {
 		sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
 		defer sub.Close()
-		err := Run(ctx, w, sub, same)
+		err := Run(ctx, w, sub, identity)
 		ends <- err
 		if errors.Is(err, errOffline) {
 			return DeviceOffline
@@ -37,15 +37,15 @@ func waitEnd(t *testing.T, ends chan error, want error) {
 		if !errors.Is(err, want) {
 			t.Errorf("ended with %v, want %v", err, want)
 		}
-	case <-time.After(patient):
+	case <-time.After(testTimeout):
 		t.Fatal("the stream does not end")
 	}
 }
 
-// waitReaders waits until n handlers have subscribed.
-func waitReaders(t *testing.T, topic *fanout.Topic[[]byte], n int) {
+// waitSubscribers waits until n handlers have subscribed.
+func waitSubscribers(t *testing.T, topic *fanout.Topic[[]byte], n int) {
 	t.Helper()
-	if !eventually(patient, func() bool { return topic.Len() == n }) {
+	if !eventually(testTimeout, func() bool { return topic.Len() == n }) {
 		t.Fatalf("%d readers, want %d", topic.Len(), n)
 	}
 }
@@ -53,12 +53,12 @@ func waitReaders(t *testing.T, topic *fanout.Topic[[]byte], n int) {
 // RFC-0009 §7: a client that closes its side is noticed at once; as long as it
 // reads it gets what was sent and close 1000.
 func TestHalfClose(t *testing.T) {
-	bothWays(t, func(t *testing.T, secure bool) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
 		var topic fanout.Topic[[]byte]
 		s, ends := runTopic(t, secure, Options{}, &topic)
 		c, _ := s.open(0)
-		waitReaders(t, &topic, 1)
-		topic.Publish(metric(1))
+		waitSubscribers(t, &topic, 1)
+		topic.Publish(metricFrame(1))
 		if ev, err := NewReader(c.br, ReaderOptions{}).Next(); err != nil || ev.Type != "metric" {
 			t.Fatalf("got %+v, %v", ev, err)
 		}
@@ -77,18 +77,18 @@ func TestHalfClose(t *testing.T) {
 
 // A client that is gone for good, by FIN or RST, ends its stream too.
 func TestDisconnect(t *testing.T) {
-	bothWays(t, func(t *testing.T, secure bool) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
 		var topic fanout.Topic[[]byte]
 		s, ends := runTopic(t, secure, Options{}, &topic)
 		for _, linger := range []int{-1, 0} {
 			c, _ := s.open(0)
-			waitReaders(t, &topic, 1)
+			waitSubscribers(t, &topic, 1)
 			c.tcp.SetLinger(linger)
 			c.tcp.Close()
 			waitEnd(t, ends, ErrPeerClosed)
-			waitReaders(t, &topic, 0)
+			waitSubscribers(t, &topic, 0)
 		}
-		if !eventually(patient, func() bool { return s.streams.Stats().Open == 0 }) {
+		if !eventually(testTimeout, func() bool { return s.streams.Stats().Open == 0 }) {
 			t.Error("a stream stays open")
 		}
 		if st := s.streams.Stats(); st.Closes[Normal] != 2 || st.Lingering != 0 {
@@ -98,7 +98,7 @@ func TestDisconnect(t *testing.T) {
 }
 
 // A client that goes on sending is not served for ever.
-func TestChatteringClient(t *testing.T) {
+func TestTalkativeClient(t *testing.T) {
 	var topic fanout.Topic[[]byte]
 	s, ends := runTopic(t, false, Options{}, &topic)
 	c, _ := s.open(0)
@@ -109,13 +109,13 @@ func TestChatteringClient(t *testing.T) {
 }
 
 func TestSourceEnds(t *testing.T) {
-	bothWays(t, func(t *testing.T, secure bool) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
 		var topic fanout.Topic[[]byte]
 		s, ends := runTopic(t, secure, Options{}, &topic)
 		c, _ := s.open(0)
-		waitReaders(t, &topic, 1)
-		topic.Publish(metric(1))
-		topic.Publish(metric(2))
+		waitSubscribers(t, &topic, 1)
+		topic.Publish(metricFrame(1))
+		topic.Publish(metricFrame(2))
 		topic.Close(errOffline) // what is queued goes first
 		waitEnd(t, ends, errOffline)
 		got, err := c.events()
@@ -132,7 +132,7 @@ func TestShutdown(t *testing.T) {
 	s := serve(t, false, Options{}, func(_ context.Context, w *Writer) Code {
 		sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{})
 		defer sub.Close()
-		err := Run(ctx, w, sub, same)
+		err := Run(ctx, w, sub, identity)
 		ends <- err
 		return CodeOf(err)
 	})
@@ -151,7 +151,7 @@ func TestShutdown(t *testing.T) {
 		t.Errorf("new stream: %q, %v", line, err)
 	}
 	cancel(shutdown)
-	long, stop := context.WithTimeout(context.Background(), patient)
+	long, stop := context.WithTimeout(context.Background(), testTimeout)
 	defer stop()
 	if err := s.streams.Drain(long); err != nil {
 		t.Error(err)
@@ -182,7 +182,7 @@ func TestOneStalledAmongFifty(t *testing.T) {
 		c, w := s.open(0)
 		clients, writers, heads = append(clients, c), append(writers, w), append(heads, w.raw.Written())
 	}
-	waitReaders(t, &topic, readers)
+	waitSubscribers(t, &topic, readers)
 	var wg sync.WaitGroup
 	got := make([][]Event, len(clients))
 	errs := make([]error, len(clients))
@@ -191,17 +191,17 @@ func TestOneStalledAmongFifty(t *testing.T) {
 	}
 	var published int64
 	for n := range frames {
-		topic.Publish(metric(n + 1))
-		published += int64(len(metric(n + 1)))
+		topic.Publish(metricFrame(n + 1))
+		published += int64(len(metricFrame(n + 1)))
 		// All prompt readers have it and their kernels have said so; then a second passes.
 		// The stalled one was served too, until it is cut.
-		if !eventually(patient, func() bool {
+		if !eventually(testTimeout, func() bool {
 			if slow.raw.Written() != head+published && len(ends) == 0 {
 				return false
 			}
-			stalled.quick()
+			stalled.ackAtOnce()
 			for i, w := range writers {
-				if clients[i].quick(); w.raw.Written() != heads[i]+published || w.raw.unacked() > 0 {
+				if clients[i].ackAtOnce(); w.raw.Written() != heads[i]+published || w.raw.unacked() > 0 {
 					return false
 				}
 			}
@@ -234,8 +234,8 @@ func TestPromptReaderIsNotCut(t *testing.T) {
 	c, w := s.open(0)
 	r := NewReader(c.br, ReaderOptions{})
 	for n := range bursts * burst {
-		c.late()
-		if err := send(w, metric(n+1)); err != nil {
+		c.ackLate()
+		if err := send(w, metricFrame(n+1)); err != nil {
 			t.Fatalf("frame %d: %v", n+1, err)
 		}
 		if (n+1)%burst > 0 {
@@ -255,7 +255,7 @@ func TestLingerEnds(t *testing.T) {
 	c, w := s.open(2304)
 	var err error
 	for n := 0; err == nil; n++ {
-		err = send(w, metric(n+1))
+		err = send(w, metricFrame(n+1))
 	}
 	if !errors.Is(err, ErrBackpressure) {
 		t.Fatal(err)
@@ -264,7 +264,7 @@ func TestLingerEnds(t *testing.T) {
 	if st := s.streams.Stats(); st.Lingering != 1 {
 		t.Errorf("stats %+v", st)
 	}
-	if !eventually(patient, func() bool { return s.streams.Stats().Lingering == 0 }) {
+	if !eventually(testTimeout, func() bool { return s.streams.Stats().Lingering == 0 }) {
 		t.Error("still lingering")
 	}
 	if _, err := c.events(); err == nil || errors.Is(err, io.EOF) {
@@ -274,15 +274,15 @@ func TestLingerEnds(t *testing.T) {
 
 // Beyond maxLingering a stalled socket is closed, and the kernel bounds how long it
 // goes on knocking.
-func TestLingerIsBounded(t *testing.T) {
+func TestMaxLingering(t *testing.T) {
 	s := serve(t, false, Options{Linger: time.Second}, nil)
 	c, w := s.open(2304)
 	for n := range 40 {
-		if err := send(w, metric(n+1)); err != nil {
+		if err := send(w, metricFrame(n+1)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if c.settle(w) {
+	if c.waitAcked(w) {
 		t.Fatal("the window is not full")
 	}
 	w.acks.progressAt = -time.Minute // stalled for long
@@ -298,7 +298,7 @@ func TestLingerIsBounded(t *testing.T) {
 	s.streams.mu.Lock()
 	s.streams.lingering = nil
 	s.streams.mu.Unlock()
-	if !eventually(patient, func() bool { return !kernelHas(t, c.LocalAddr()) }) {
+	if !eventually(testTimeout, func() bool { return !socketExists(t, c.LocalAddr()) }) {
 		t.Error("the kernel keeps the socket")
 	}
 	if _, err := c.events(); err == nil || errors.Is(err, io.EOF) {

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// clock is a time that moves only when told.
+// clock is a time that moves when add is called.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -87,7 +87,7 @@ func serve(t *testing.T, secure bool, o Options, run func(context.Context, *Writ
 	t.Cleanup(func() {
 		close(s.release)
 		cancel()
-		drain, stop := context.WithTimeout(context.Background(), patient)
+		drain, stop := context.WithTimeout(context.Background(), testTimeout)
 		defer stop()
 		if err := s.streams.Drain(drain); err != nil {
 			t.Errorf("streams left open: %+v", s.streams.Stats())
@@ -109,7 +109,7 @@ type client struct {
 // dial connects and sends the request; rcvbuf > 0 makes the receive buffer small.
 func (s *server) dial(rcvbuf int) *client {
 	s.t.Helper()
-	d := net.Dialer{Timeout: patient, Control: func(_, _ string, raw syscall.RawConn) error {
+	d := net.Dialer{Timeout: testTimeout, Control: func(_, _ string, raw syscall.RawConn) error {
 		if rcvbuf > 0 {
 			raw.Control(func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, rcvbuf) })
 		}
@@ -121,7 +121,7 @@ func (s *server) dial(rcvbuf int) *client {
 	}
 	c := &client{Conn: conn, tcp: conn.(*net.TCPConn), t: s.t}
 	s.t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(4 * patient))
+	conn.SetDeadline(time.Now().Add(4 * testTimeout))
 	if s.tls != nil {
 		c.Conn = tls.Client(conn, s.tls)
 	}
@@ -160,9 +160,9 @@ func (c *client) events() ([]Event, error) {
 	return readAll(NewReader(c.br, ReaderOptions{MaxLine: 1 << 20, MaxEvent: 1 << 20}))
 }
 
-// quick and late make the client's kernel acknowledge at once, or 40 ms later.
-func (c *client) quick() { c.quickack(1) }
-func (c *client) late()  { c.quickack(0) }
+// ackAtOnce and late make the client's kernel acknowledge at once, or 40 ms later.
+func (c *client) ackAtOnce() { c.quickack(1) }
+func (c *client) ackLate()   { c.quickack(0) }
 
 func (c *client) quickack(on int) {
 	raw, err := c.tcp.SyscallConn()
@@ -172,16 +172,16 @@ func (c *client) quickack(on int) {
 	quickack(raw, on)
 }
 
-// settle waits until the client's kernel has acknowledged all that it will.
-func (c *client) settle(w *Writer) bool {
+// waitAcked waits until the client's kernel has acknowledged all that it will.
+func (c *client) waitAcked(w *Writer) bool {
 	return eventually(50*time.Millisecond, func() bool {
-		c.quick()
+		c.ackAtOnce()
 		return w.raw.unacked() == 0
 	})
 }
 
 func TestHeadAndBytes(t *testing.T) {
-	bothWays(t, func(t *testing.T, secure bool) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
 		s := serve(t, secure, Options{}, nil)
 		c := s.dial(0)
 		head := c.head()
@@ -199,8 +199,8 @@ func TestHeadAndBytes(t *testing.T) {
 				t.Errorf("head has %s:\n%s", bad, head)
 			}
 		}
-		want := string(metric(1)) + "event: ping\ndata: {}\n\n" + string(metric(2)) + "event: close\ndata: {\"code\":4503,\"reason\":\"device_offline\"}\n\n"
-		for _, err := range []error{send(w, metric(1)), w.Ping(), send(w, metric(2)), w.Close(DeviceOffline)} {
+		want := string(metricFrame(1)) + "event: ping\ndata: {}\n\n" + string(metricFrame(2)) + "event: close\ndata: {\"code\":4503,\"reason\":\"device_offline\"}\n\n"
+		for _, err := range []error{send(w, metricFrame(1)), w.Ping(), send(w, metricFrame(2)), w.Close(DeviceOffline)} {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -209,7 +209,7 @@ func TestHeadAndBytes(t *testing.T) {
 		if string(got) != want || err != nil {
 			t.Errorf("got %q, %v; want %q", got, err, want)
 		}
-		if err := send(w, metric(3)); !errors.Is(err, ErrClosed) {
+		if err := send(w, metricFrame(3)); !errors.Is(err, ErrClosed) {
 			t.Errorf("frame after close: %v", err)
 		}
 		if err := w.Ping(); !errors.Is(err, ErrClosed) {
@@ -241,14 +241,14 @@ func TestFrameIsWhole(t *testing.T) {
 // RFC-0009 §6: a reader that stops is cut when its kernel took no more and three
 // frames wait; what it finds when it comes back ends with the close event.
 func TestStalledReader(t *testing.T) {
-	bothWays(t, func(t *testing.T, secure bool) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
 		now := newClock()
 		s := serve(t, secure, Options{Now: now.Now}, nil)
 		c, w := s.open(2304)
 		n := 0
 		for ; n < 300; now.add(time.Second) {
-			c.settle(w)
-			if err := send(w, metric(n+1)); err != nil {
+			c.waitAcked(w)
+			if err := send(w, metricFrame(n+1)); err != nil {
 				if !errors.Is(err, ErrBackpressure) {
 					t.Fatal(err)
 				}
@@ -270,7 +270,7 @@ func TestStalledReader(t *testing.T) {
 		got, err := c.events()
 		wantStream(t, got, err, n, Backpressure)
 		c.Close()
-		if !eventually(patient, func() bool { return s.streams.Stats().Lingering == 0 }) {
+		if !eventually(testTimeout, func() bool { return s.streams.Stats().Lingering == 0 }) {
 			t.Error("the socket still lingers although everything was fetched")
 		}
 	})
@@ -278,17 +278,17 @@ func TestStalledReader(t *testing.T) {
 
 // RFC-0009 §7, fixture 2: at 60 s a frame the 90 s rule is the first to fire, whatever pings do.
 func TestIdleReader(t *testing.T) {
-	bothWays(t, func(t *testing.T, secure bool) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
 		now := newClock()
 		s := serve(t, secure, Options{Now: now.Now, MaxBurst: 1000, UnackedGrace: time.Hour}, nil)
 		c, w := s.open(2304)
 		n := 0
 		for ; n < 40; n++ { // four times what fits
-			if err := send(w, metric(n+1)); err != nil {
+			if err := send(w, metricFrame(n+1)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if c.settle(w) {
+		if c.waitAcked(w) {
 			t.Fatal("the window is not full")
 		}
 		w.refresh(w.now())
@@ -299,7 +299,7 @@ func TestIdleReader(t *testing.T) {
 			now.add(time.Second)
 			if now.Now().Sub(start)%(60*time.Second) == 0 {
 				n++
-				if err := send(w, metric(n)); err != nil {
+				if err := send(w, metricFrame(n)); err != nil {
 					t.Fatalf("after %v: %v", now.Now().Sub(start), err)
 				}
 			}
@@ -332,7 +332,7 @@ func TestPingIsProgress(t *testing.T) {
 		if err := w.Check(); err != nil {
 			t.Fatal(err)
 		}
-		if !eventually(patient, func() bool { return c.settle(w) }) {
+		if !eventually(testTimeout, func() bool { return c.waitAcked(w) }) {
 			t.Fatal("a prompt kernel does not acknowledge")
 		}
 	}

@@ -12,7 +12,7 @@ func TestLargeEventsCostMore(t *testing.T) {
 	who := authFunc(func(*http.Request) (Identity, error) {
 		return Identity{Tenant: "t", Subject: "s", Scopes: scopes{ScopeIngest}}, nil
 	})
-	post := func(g *running, size int) (status int) {
+	post := func(g *testGateway, size int) (status int) {
 		status, _, _ = g.request("POST", IngestPath, fmt.Sprintf(`{"topic":"a","data":%q}`, strings.Repeat("x", size)), "Authorization", "Bearer x")
 		return status
 	}
