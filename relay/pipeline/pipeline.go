@@ -8,43 +8,44 @@
 //	res, err := p.Handle(ctx, req)
 //
 // An Entry puts a stage into the list for a Scope: for every request, or for those of one
-// transport, plugin or connection. The entries of one stage stand side by side, and a
-// request meets at most one of them, the narrowest that matches it: connection before
-// plugin before transport before global. So a narrow entry that is not enabled switches
-// the stage off there, and a stage never runs twice on a request.
+// transport, plugin or connection. The entries of one stage are adjacent, and a request
+// passes at most one of them, the narrowest that matches: connection before plugin before
+// transport before global. So a narrow entry that is not enabled switches the stage off
+// there, and a stage runs at most once on a request.
 package pipeline
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 )
 
 // Bounds of a list.
 const (
-	MaxStages = 32 // different names
-	MaxScoped = 64 // entries of one stage that are not global
+	MaxStages = 32 // with different names
+	MaxScoped = 64 // entries of one stage for scopes other than global
 )
 
 // Handler answers a request.
 type Handler[Req, Res any] func(ctx context.Context, req Req) (Res, error)
 
 // Stage is one named piece of middleware. Wrap returns a handler that does its work
-// before and after next; it is called once a swap, not once a request.
+// before and after next. Wrap is called once a swap, not once a request.
 type Stage[Req, Res any] struct {
 	Name string
 	Wrap func(next Handler[Req, Res]) Handler[Req, Res]
-	// OuterTo lists the stages that this one has to stand outside of: it comes earlier in
-	// the list, sees the request earlier and the answer later. A list in another order is
-	// refused; stages that are not in the list bind nothing.
+	// OuterTo lists the stages that this one has to be outside of: it comes earlier in the
+	// list, sees the request earlier and the answer later. A list in another order is
+	// refused; rules about stages that are not in the list do not apply.
 	OuterTo []OrderRule
 }
 
 // OrderRule is one constraint on the order of a list.
 type OrderRule struct {
-	Stage  string // the name of the other stage; AnyStage: every other one
-	Reason string // ends the sentence "A has to stand before B: ..."
+	Stage  string // the name of the inner stage; AnyStage: all others
+	Reason string // completes "A has to come before B: ..."
 }
 
 // AnyStage in a Rule means every other stage of the list.
@@ -56,6 +57,7 @@ type Pipeline[Req, Res any] struct {
 	list  atomic.Pointer[composed[Req, Res]]
 }
 
+// composed is a list and the handler that it makes. It is never changed.
 type composed[Req, Res any] struct {
 	entries []Entry[Req, Res]
 	handle  Handler[Req, Res]
@@ -71,7 +73,8 @@ func New[Req, Res any](inner Handler[Req, Res], stages ...Stage[Req, Res]) *Pipe
 	return p
 }
 
-// Handle runs req through the stages that are in force at this moment.
+// Handle runs req through the stages that are in force now. A swap during the request does
+// not affect it.
 func (p *Pipeline[Req, Res]) Handle(ctx context.Context, req Req) (Res, error) {
 	return p.list.Load().handle(ctx, req)
 }
@@ -97,9 +100,9 @@ func (p *Pipeline[Req, Res]) SwapEntries(entries ...Entry[Req, Res]) error {
 	if err := checkOrder(groups); err != nil {
 		return err
 	}
-	c := &composed[Req, Res]{handle: p.inner, entries: append([]Entry[Req, Res](nil), entries...)}
-	for i := len(groups) - 1; i >= 0; i-- {
-		if c.handle, err = wrap(groups[i], c.handle); err != nil {
+	c := &composed[Req, Res]{handle: p.inner, entries: slices.Clone(entries)}
+	for _, g := range slices.Backward(groups) {
+		if c.handle, err = wrap(g, c.handle); err != nil {
 			return err
 		}
 	}
@@ -107,9 +110,9 @@ func (p *Pipeline[Req, Res]) SwapEntries(entries ...Entry[Req, Res]) error {
 	return nil
 }
 
-// Entries lists what is in force, outermost first.
+// Entries lists the entries in force, outermost first.
 func (p *Pipeline[Req, Res]) Entries() []Entry[Req, Res] {
-	return append([]Entry[Req, Res](nil), p.list.Load().entries...)
+	return slices.Clone(p.list.Load().entries)
 }
 
 // Names lists the stages that are enabled for at least one scope, outermost first.
@@ -123,10 +126,10 @@ func (p *Pipeline[Req, Res]) Names() []string {
 	return names
 }
 
-// group checks the entries one by one and gathers those of each stage.
+// group checks the entries one by one and gathers the adjacent ones of each stage.
 func group[Req, Res any](entries []Entry[Req, Res]) ([][]Entry[Req, Res], error) {
 	var groups [][]Entry[Req, Res]
-	begun := make(map[string]bool)
+	seen := make(map[string]bool)
 	for i, e := range entries {
 		name := e.Stage.Name
 		switch {
@@ -136,18 +139,16 @@ func group[Req, Res any](entries []Entry[Req, Res]) ([][]Entry[Req, Res], error)
 			return nil, fmt.Errorf("pipeline: stage %q for %s needs a Match function", name, e.Scope)
 		case i > 0 && entries[i-1].Stage.Name == name:
 			last := &groups[len(groups)-1]
-			for _, other := range *last {
-				if other.Scope == e.Scope {
-					return nil, fmt.Errorf("pipeline: stage %q stands twice in the list for %s", name, e.Scope)
-				}
+			if slices.ContainsFunc(*last, func(o Entry[Req, Res]) bool { return o.Scope == e.Scope }) {
+				return nil, fmt.Errorf("pipeline: stage %q is twice in the list for %s", name, e.Scope)
 			}
 			if *last = append(*last, e); len(*last) > MaxScoped+1 {
 				return nil, fmt.Errorf("pipeline: more than %d scopes of stage %q", MaxScoped, name)
 			}
-		case begun[name]:
-			return nil, fmt.Errorf("pipeline: stage %q stands at two places of the list", name)
+		case seen[name]:
+			return nil, fmt.Errorf("pipeline: the entries of stage %q are not adjacent", name)
 		default:
-			begun[name] = true
+			seen[name] = true
 			if groups = append(groups, []Entry[Req, Res]{e}); len(groups) > MaxStages {
 				return nil, fmt.Errorf("pipeline: more than %d stages", MaxStages)
 			}
@@ -159,15 +160,15 @@ func group[Req, Res any](entries []Entry[Req, Res]) ([][]Entry[Req, Res], error)
 // ErrOrder is in the error of a list whose order breaks a Rule.
 var ErrOrder = errors.New("pipeline: incompatible order")
 
-// checkOrder looks for a stage that stands inside one it has to be outside of, whether
-// the two are enabled or not: a list is good or bad before anybody enables anything.
+// checkOrder looks for a stage inside of one that it has to be outside of. It also checks
+// stages that are not enabled, so that enabling one never breaks the order.
 func checkOrder[Req, Res any](groups [][]Entry[Req, Res]) error {
 	for i, g := range groups {
 		s := g[0].Stage
 		for _, r := range s.OuterTo {
 			for _, before := range groups[:i] {
 				if name := before[0].Stage.Name; r.Stage == name || r.Stage == AnyStage {
-					return fmt.Errorf("%w: %s has to stand before %s: %s", ErrOrder, s.Name, name, r.Reason)
+					return fmt.Errorf("%w: %s has to come before %s: %s", ErrOrder, s.Name, name, r.Reason)
 				}
 			}
 		}

@@ -21,13 +21,13 @@ const (
 
 var kindWords = [...]string{"global", "transport", "plugin", "connection"}
 
-// Scope says for which requests an entry is.
+// Scope selects the requests that an entry applies to.
 type Scope struct {
 	Kind Kind
 	Name string // of the transport, plugin or connection; empty for Global
 }
 
-// String is the scope as ParseScope reads it.
+// String returns the scope in the form that ParseScope reads.
 func (s Scope) String() string {
 	if s.Kind == Global || int(s.Kind) >= len(kindWords) {
 		return "global"
@@ -49,28 +49,27 @@ func ParseScope(text string) (Scope, error) {
 	if !ok || kind <= 0 || name == "" || len(name) > MaxScopeName {
 		return Scope{}, errScope
 	}
-	for i := 0; i < len(name); i++ {
-		if name[i] <= ' ' || name[i] > '~' {
-			return Scope{}, errScope
-		}
+	if strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return Scope{}, errScope
 	}
 	return Scope{Kind(kind), name}, nil
 }
 
 var errScope = fmt.Errorf("a scope is global, transport=NAME, plugin=NAME or connection=ID, with a name of 1 to %d printable characters without spaces", MaxScopeName)
 
-// Entry is one line of a list: a stage for a scope.
+// Entry is a stage in a scope.
 type Entry[Req, Res any] struct {
 	Stage   Stage[Req, Res]
 	Scope   Scope
 	Enabled bool            // false: switched off for this scope
-	Config  json.RawMessage // what the stage was made from; the pipeline only keeps it
-	// Match tells whether a request is in the scope. A Global entry may leave it nil and
+	Config  json.RawMessage // what the stage was made from; unused by the pipeline
+	// Match tells whether a request is in the scope. It may be nil in a Global entry, which
 	// then costs a request nothing.
 	Match func(req Req) bool
 }
 
-// wrap puts the entries of one stage around next.
+// wrap makes a handler from the entries of one stage and the next handler. Each request
+// takes the branch of the narrowest entry that matches, or else that of the global entry.
 func wrap[Req, Res any](group []Entry[Req, Res], next Handler[Req, Res]) (Handler[Req, Res], error) {
 	type branch struct {
 		match  func(Req) bool
@@ -79,7 +78,7 @@ func wrap[Req, Res any](group []Entry[Req, Res], next Handler[Req, Res]) (Handle
 	group = slices.Clone(group)
 	slices.SortStableFunc(group, func(a, b Entry[Req, Res]) int { return int(b.Scope.Kind) - int(a.Scope.Kind) })
 	var branches []branch
-	rest := next // for a request that no branch matches
+	fallback := next // for a request that no branch matches
 	for _, e := range group {
 		h := next
 		if e.Enabled {
@@ -88,13 +87,13 @@ func wrap[Req, Res any](group []Entry[Req, Res], next Handler[Req, Res]) (Handle
 			}
 		}
 		if e.Match == nil { // global, and so the last
-			rest = h
+			fallback = h
 		} else {
 			branches = append(branches, branch{e.Match, h})
 		}
 	}
 	if len(branches) == 0 {
-		return rest, nil
+		return fallback, nil
 	}
 	return func(ctx context.Context, req Req) (Res, error) {
 		for i := range branches {
@@ -102,6 +101,6 @@ func wrap[Req, Res any](group []Entry[Req, Res], next Handler[Req, Res]) (Handle
 				return branches[i].handle(ctx, req)
 			}
 		}
-		return rest(ctx, req)
+		return fallback(ctx, req)
 	}, nil
 }

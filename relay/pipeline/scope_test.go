@@ -128,8 +128,8 @@ func TestOrderRules(t *testing.T) {
 	}{
 		{"as it should be", []pipeline.Stage[*from, string]{trace, sign, note("x"), pack}, ""},
 		{"without the other", []pipeline.Stage[*from, string]{note("x"), sign}, ""},
-		{"the wrong way round", []pipeline.Stage[*from, string]{trace, pack, note("x"), sign}, "sign has to stand before pack: it signs what is sent"},
-		{"not the outermost", []pipeline.Stage[*from, string]{note("x"), trace}, "trace has to stand before x: it times them"},
+		{"the wrong way round", []pipeline.Stage[*from, string]{trace, pack, note("x"), sign}, "sign has to come before pack: it signs what is sent"},
+		{"not the outermost", []pipeline.Stage[*from, string]{note("x"), trace}, "trace has to come before x: it times them"},
 	}
 	for _, tt := range tests {
 		for _, on := range []bool{true, false} {

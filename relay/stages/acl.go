@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
@@ -13,76 +12,68 @@ import (
 
 // Bounds of acl.
 const (
-	maxRules = 256
-	maxGlob  = 128 // bytes
-	maxSet   = 16  // members that a rule sets or removes
+	maxRules  = 256
+	maxGlob   = 128 // bytes of a selector
+	maxEdited = 16  // arguments that a rule sets or removes
 )
 
-// aclRule is one rule. Every selector that is given has to fit; * in one stands for any
-// run of characters. The first allow or deny that fits decides; a transform that fits
-// changes the arguments and goes on.
+// aclRule is one rule. All selectors that are given have to match; * in one stands for any
+// run of characters. The first allow or deny that matches decides; a transform that
+// matches changes the arguments, and the next rules are tried.
 type aclRule struct {
 	Effect    string                     `json:"effect"`           // allow, deny or transform
-	Scope     string                     `json:"scope,omitempty"`  // the capability scope that the tool or resource needs
+	Scope     string                     `json:"scope,omitempty"`  // that the tool or resource needs
 	Method    string                     `json:"method,omitempty"` // tools/call or resources/read
 	Tool      string                     `json:"tool,omitempty"`
 	URI       string                     `json:"uri,omitempty"`
 	Tenant    string                     `json:"tenant,omitempty"`
 	Agent     string                     `json:"agent,omitempty"`
 	Transport string                     `json:"transport,omitempty"`
-	Set       map[string]json.RawMessage `json:"set,omitempty"`    // members of the arguments
-	Remove    []string                   `json:"remove,omitempty"` //
+	Set       map[string]json.RawMessage `json:"set,omitempty"`    // arguments and their new values
+	Remove    []string                   `json:"remove,omitempty"` // arguments
 }
 
-// acl applies an operator's rules; what none decides goes on to the kernel, which denies
-// by default.
+// acl applies an operator's rules. A request that no rule decides goes on to the kernel,
+// which denies by default: a rule allows nothing that the kernel's own checks refuse.
 type acl struct {
 	Rules []aclRule `json:"rules"`
 }
 
 func newACL(_ *env, config []byte) (stage, error) {
 	var list []strictjson.Raw
-	if err := decode("acl", config, field{"rules", &list, "a list of rules"}); err != nil {
+	if err := decode("acl", config, field{"rules", &list, "a list of rules", nil}); err != nil {
 		return nil, err
 	}
-	rules, err := decodeList("acl.rules", list, maxRules, newRule)
+	rules, err := decodeList("acl.rules", list, maxRules, decodeRule)
 	return &acl{rules}, err
 }
 
-func newRule(where string, data []byte) (r aclRule, err error) {
-	globs := []*string{&r.Scope, &r.Method, &r.Tool, &r.URI, &r.Tenant, &r.Agent, &r.Transport}
-	names := []string{"scope", "method", "tool", "uri", "tenant", "agent", "transport"}
-	want := fmt.Sprintf("a pattern of 1 to %d bytes, in which * stands for anything", maxGlob)
-	fields := []field{{"effect", &r.Effect, "allow, deny or transform"}}
-	for i := range globs {
-		fields = append(fields, field{names[i], globs[i], want})
+func decodeRule(where string, data []byte) (r aclRule, err error) {
+	selector := func(name string, into *string) field {
+		return field{name, into, fmt.Sprintf("a pattern of 1 to %d bytes, in which * stands for anything", maxGlob),
+			func() bool { return len(*into) <= maxGlob }}
 	}
 	var set map[string]strictjson.Raw
-	fields = append(fields, field{"set", &set, "an object of argument names and values"}, field{"remove", &r.Remove, "a list of argument names"})
-	if err = decode(where, data, fields...); err != nil {
-		return r, err
-	}
-	if err = oneOf(where+".effect", r.Effect, "allow", "deny", "transform"); err != nil {
-		return r, err
-	}
-	for i, g := range globs {
-		if len(*g) > maxGlob {
-			return r, wrong(where+"."+names[i], want)
-		}
+	err = decode(where, data,
+		enumField("effect", &r.Effect, "allow", "deny", "transform"),
+		selector("scope", &r.Scope), selector("method", &r.Method), selector("tool", &r.Tool), selector("uri", &r.URI),
+		selector("tenant", &r.Tenant), selector("agent", &r.Agent), selector("transport", &r.Transport),
+		field{"set", &set, "an object of argument names and values", nil},
+		field{"remove", &r.Remove, "a list of argument names", nil})
+	if len(set) > 0 {
+		r.Set = make(map[string]json.RawMessage, len(set))
 	}
 	for k, v := range set {
-		if r.Set == nil {
-			r.Set = make(map[string]json.RawMessage, len(set))
-		}
 		r.Set[k] = json.RawMessage(v)
 	}
 	switch n := len(r.Set) + len(r.Remove); {
-	case n > maxSet:
-		err = wrong(where, fmt.Sprintf("at most %d members in set and remove", maxSet))
+	case err != nil:
+	case n > maxEdited:
+		err = invalid(where, fmt.Sprintf("at most %d members in set and remove", maxEdited))
 	case r.Effect == "transform" && n == 0:
-		err = wrong(where, "a transform needs set or remove")
+		err = invalid(where, "a transform needs set or remove")
 	case r.Effect != "transform" && n > 0:
-		err = wrong(where, "set and remove belong to the effect transform")
+		err = invalid(where, "set and remove belong to the effect transform")
 	}
 	return r, err
 }
@@ -93,14 +84,15 @@ func (a *acl) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 		for i := range a.Rules {
 			rule := &a.Rules[i]
-			if !rule.fits(r) {
+			if !rule.matches(r) {
 				continue
 			}
 			switch rule.Effect {
 			case "allow":
 				return next(ctx, r)
 			case "deny":
-				return nil, &manifest.Error{Code: manifest.SafetyDenied, Message: "an access rule of this relay refuses this request; ask its operator", Reason: fmt.Sprintf("acl_rule_%d", i)}
+				return nil, &manifest.Error{Code: manifest.SafetyDenied, Reason: fmt.Sprintf("acl_rule_%d", i),
+					Message: "an access rule of this relay refuses this request; ask its operator"}
 			}
 			if err := rule.transform(r); err != nil {
 				return nil, err
@@ -110,7 +102,9 @@ func (a *acl) wrap(next kernel.Handler) kernel.Handler {
 	}
 }
 
-func (rule *aclRule) fits(r *kernel.Request) bool {
+// matches tells whether all selectors of the rule match. A selector of tools matches calls
+// only, one of URIs reads only, one of scopes nothing that the caller cannot see.
+func (rule *aclRule) matches(r *kernel.Request) bool {
 	is := func(pattern, s string) bool { return pattern == "" || glob(pattern, s) }
 	return is(rule.Tool, r.Tool) && is(rule.URI, r.URI) && is(rule.Method, r.Method) &&
 		is(rule.Tenant, r.Caller.Tenant) && is(rule.Agent, r.Caller.Actor) && is(rule.Transport, r.Caller.Transport) &&
@@ -118,8 +112,8 @@ func (rule *aclRule) fits(r *kernel.Request) bool {
 		(rule.Scope == "" || r.Plugin() != "" && glob(rule.Scope, r.RequiredScope()))
 }
 
-// transform changes the arguments of a call. What comes out is held against the tool's
-// schema like any other arguments.
+// transform changes the arguments of a call. The kernel validates the new arguments
+// against the tool's schema like any others.
 func (rule *aclRule) transform(r *kernel.Request) error {
 	if r.Method != kernel.MethodCall {
 		return nil
@@ -134,18 +128,6 @@ func (rule *aclRule) transform(r *kernel.Request) error {
 	for k, v := range rule.Set {
 		args[k] = strictjson.Raw(v)
 	}
-	keys := make([]string, 0, len(args))
-	for k := range args {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	out := []byte{'{'}
-	for i, k := range keys {
-		if i > 0 {
-			out = append(out, ',')
-		}
-		out = append(append(append(out, encode(k)...), ':'), args[k]...)
-	}
-	r.Arguments = append(out, '}')
+	r.Arguments = encode(args)
 	return nil
 }

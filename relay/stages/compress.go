@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 	"sync"
@@ -18,33 +17,35 @@ import (
 
 // Bounds of compress.
 const (
-	minPack   = 256     // bytes; less never gets smaller
-	maxUnpack = 1 << 20 // bytes of unpacked arguments, as of a request's body
+	minPack   = 256     // bytes; less does not get smaller
+	maxUnpack = 1 << 20 // bytes of unpacked arguments, as of an HTTP request's body
 )
 
 // MIMEPacked is the type of a packed resource.
 const MIMEPacked = "application/vnd.agentctl.packed+json"
 
-// envelope marks a packed payload: {"agentctl/packed": {...}} stands where it was.
+// envelope replaces a packed payload: {"agentctl/packed": {"alg", "bytes", "data"}}.
 type envelope struct {
 	Packed *packed `json:"agentctl/packed"`
 }
 
 type packed struct {
-	Alg   string `json:"alg"`   // gzip
-	Bytes int    `json:"bytes"` // unpacked
-	Data  []byte `json:"data"`  // base64
+	Alg   string `json:"alg"`   // "gzip"
+	Bytes int    `json:"bytes"` // size of the payload before packing
+	Data  []byte `json:"data"`  // base64 in JSON
 }
 
 var envelopeKey = []byte(`"agentctl/packed"`)
 
-// ErrPacked is returned by Unpack for what is no good envelope.
-var ErrPacked = errors.New("stages: not a packed payload of the size that it tells")
+// ErrPacked is returned by Unpack for an envelope that is malformed, too large, or of
+// another size than it declares.
+var ErrPacked = errors.New("stages: not a packed payload of the declared size")
 
 // Pack puts a payload into an envelope, a JSON object.
 func Pack(payload []byte) []byte { return pack(payload, gzip.DefaultCompression) }
 
-var writers [gzip.BestCompression + 2]sync.Pool // of *gzip.Writer, by level
+// writers are reused: a gzip.Writer allocates about 800 KiB.
+var writers [gzip.BestCompression + 2]sync.Pool // of *gzip.Writer, by level + 1
 
 func pack(payload []byte, level int) []byte {
 	var buf bytes.Buffer
@@ -60,10 +61,11 @@ func pack(payload []byte, level int) []byte {
 	return encode(envelope{&packed{Alg: "gzip", Bytes: len(payload), Data: buf.Bytes()}})
 }
 
-// Unpack takes a payload of at most `most` bytes out of its envelope.
-func Unpack(env []byte, most int) ([]byte, error) {
+// Unpack returns the payload of an envelope, which has at most maxBytes. It never inflates
+// more than the envelope declares.
+func Unpack(env []byte, maxBytes int) ([]byte, error) {
 	var e envelope
-	if strictjson.Unmarshal(env, &e) != nil || e.Packed == nil || e.Packed.Alg != "gzip" || e.Packed.Bytes < 0 || e.Packed.Bytes > most {
+	if strictjson.Unmarshal(env, &e) != nil || e.Packed == nil || e.Packed.Alg != "gzip" || e.Packed.Bytes < 0 || e.Packed.Bytes > maxBytes {
 		return nil, ErrPacked
 	}
 	zr, err := gzip.NewReader(bytes.NewReader(e.Packed.Data))
@@ -77,48 +79,39 @@ func Unpack(env []byte, most int) ([]byte, error) {
 	return out, nil
 }
 
-// Payload is what is packed of a tool's result.
+// Payload is the part of a tool's result that is packed.
 type Payload struct {
 	Structured json.RawMessage   `json:"structured,omitempty"`
 	Content    []json.RawMessage `json:"content,omitempty"`
 }
 
-// compressor packs results for clients that ask for it (MetaAccept), or for all, and
-// unpacks packed arguments. Plugins see plain ones. The structured result and the
-// content are packed together into the structured result, the data of a resource into
-// its data. What would not get smaller stays as it is; so do errors and metric streams,
-// whose frames RFC-0009 §10 forbids to compress.
+// compressor packs results for clients that ask for it (MetaAccept), or for all with
+// Force, and unpacks packed arguments, so that plugins see plain ones. Structured result
+// and content are packed together into the structured result; the data of a resource is
+// packed into its data. It leaves alone what would not get smaller, errors, and metric
+// streams, whose frames must not be compressed (RFC-0009 §10).
 type compressor struct {
 	cfg struct {
-		MinBytes int  `json:"min_bytes"` // smaller payloads stay as they are
-		Force    bool `json:"force"`     // pack for clients that did not ask, too
-		Level    int  `json:"level"`     // 1 fast to 9 small
+		// MinBytes is the size from which payloads are packed.
+		MinBytes int `json:"min_bytes"`
+		// Force packs also for clients that did not ask for it.
+		Force bool `json:"force"`
+		// Level is from 1, fast, to 9, small.
+		Level int `json:"level"`
 	}
 }
 
 func newCompress(_ *env, config []byte) (stage, error) {
 	c := &compressor{}
 	c.cfg.MinBytes, c.cfg.Level = 1024, 6
-	wantMin := fmt.Sprintf("a whole number from %d to %d", minPack, maxUnpack)
 	streams := false
 	err := decode("compress", config,
-		field{"min_bytes", &c.cfg.MinBytes, wantMin},
-		field{"force", &c.cfg.Force, "true or false"},
-		field{"level", &c.cfg.Level, "a whole number from 1 to 9"},
-		field{"streams", &streams, wantNoStreams})
-	switch {
-	case err != nil:
-	case streams:
-		err = wrong("compress.streams", wantNoStreams)
-	case c.cfg.MinBytes < minPack || c.cfg.MinBytes > maxUnpack:
-		err = wrong("compress.min_bytes", wantMin)
-	case c.cfg.Level < 1 || c.cfg.Level > 9:
-		err = wrong("compress.level", "a whole number from 1 to 9")
-	}
+		intField("min_bytes", &c.cfg.MinBytes, minPack, maxUnpack),
+		boolField("force", &c.cfg.Force),
+		intField("level", &c.cfg.Level, gzip.BestSpeed, gzip.BestCompression),
+		field{"streams", &streams, "only false: metric streams are never compressed (RFC-0009)", func() bool { return !streams }})
 	return c, err
 }
-
-const wantNoStreams = "only false: metric streams are never compressed (RFC-0009)"
 
 func (c *compressor) config() any { return c.cfg }
 
@@ -141,21 +134,21 @@ func (c *compressor) wrap(next kernel.Handler) kernel.Handler {
 	}
 }
 
-// acceptsGzip reads a list like that of Accept-Encoding. The star is not meant: who sends
-// it does not know of envelopes.
+// acceptsGzip reads a list like that of Accept-Encoding. A * does not count: a client that
+// sends it need not know envelopes.
 func acceptsGzip(list string) bool {
 	for item := range strings.SplitSeq(list, ",") {
 		coding, weight, _ := strings.Cut(strings.TrimSpace(item), ";")
-		q, weighed := strings.CutPrefix(strings.TrimSpace(weight), "q=")
-		if strings.TrimSpace(coding) == "gzip" && !(weighed && strings.Trim(q, "0.") == "") {
+		q, hasWeight := strings.CutPrefix(strings.TrimSpace(weight), "q=")
+		if strings.TrimSpace(coding) == "gzip" && !(hasWeight && strings.Trim(q, "0.") == "") {
 			return true
 		}
 	}
 	return false
 }
 
-// unpackArguments takes a request's arguments out of their envelope. Arguments that
-// merely quote the key are left alone: the tool's schema judges them.
+// unpackArguments replaces packed arguments by plain ones. Arguments that contain the key
+// of an envelope but are none go on unchanged to the check of the tool's schema.
 func unpackArguments(r *kernel.Request) error {
 	var e envelope
 	if strictjson.Unmarshal(r.Arguments, &e) != nil || e.Packed == nil {
@@ -172,6 +165,7 @@ func unpackArguments(r *kernel.Request) error {
 	return nil
 }
 
+// result packs the result of a call, if that makes it smaller.
 func (c *compressor) result(res *kernel.Result) *kernel.Result {
 	size := len(res.Structured)
 	for _, block := range res.Content {
@@ -182,7 +176,7 @@ func (c *compressor) result(res *kernel.Result) *kernel.Result {
 	}
 	plain, err := json.Marshal(Payload{res.Structured, res.Content})
 	if err != nil {
-		return res // not JSON: whoever reads it will say so
+		return res // not JSON: the reader reports it
 	}
 	env := pack(plain, c.cfg.Level)
 	if len(env)+len(packedNote) >= size {
@@ -193,9 +187,11 @@ func (c *compressor) result(res *kernel.Result) *kernel.Result {
 	return out
 }
 
-// packedNote keeps a door from repeating the envelope as text.
+// packedNote is the content of a packed result. Without content an endpoint would repeat
+// the envelope as text.
 const packedNote = `{"type":"text","text":"The result is packed in structuredContent."}`
 
+// data packs the data of a resource, if that makes it smaller.
 func (c *compressor) data(res *kernel.Result) *kernel.Result {
 	if len(res.Data) < c.cfg.MinBytes || res.Resource == nil {
 		return res

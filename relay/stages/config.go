@@ -10,80 +10,93 @@ import (
 	"agentctl/strictjson"
 )
 
+// The configuration of a stage is a strict JSON object. Each stage lists its fields with
+// their bounds; decode reads them and says which one is wrong and what would be right.
+// Errors never quote a value, since a configuration may hold secrets.
+
 // field is one member of a configuration object.
 type field struct {
-	name string
-	into any    // pointer; keeps its value when the member is absent
-	want string // what would be right: "a whole number from 1 to 10"
+	name  string
+	into  any         // a pointer; it keeps its value when the member is absent
+	want  string      // what a valid value is: "a whole number from 1 to 10"
+	valid func() bool // checks *into after decoding; nil: every value of the type is valid
 }
 
-// wrong is the error of a configuration: where, and what would be right.
-func wrong(where, want string) error {
+// boolField is a field that is true or false.
+func boolField(name string, into *bool) field { return field{name, into, "true or false", nil} }
+
+// intField is a field that is a whole number of a range.
+func intField(name string, into *int, minimum, maximum int) field {
+	return field{name, into, fmt.Sprintf("a whole number from %d to %d", minimum, maximum),
+		func() bool { return *into >= minimum && *into <= maximum }}
+}
+
+// enumField is a field that is one of a closed set of words.
+func enumField(name string, into *string, words ...string) field {
+	return field{name, into, "one of " + strings.Join(words, ", "), func() bool { return slices.Contains(words, *into) }}
+}
+
+// invalid is the error of a configuration: where it is wrong, and what would be right.
+func invalid(where, want string) error {
 	return &manifest.Error{Code: manifest.ManifestInvalid, Message: where + ": " + want, Reason: "config"}
 }
 
-// decode reads a JSON object into fields, strictly. where is the object's path, such as
-// "acl.rules[2]".
+// decode reads a JSON object into fields. where is the object's path, such as
+// "acl.rules[2]". Empty data leaves all fields at their defaults.
 func decode(where string, data []byte, fields ...field) error {
 	data = bytes.TrimSpace(data)
-	if len(data) == 0 {
-		return nil
-	}
 	var members map[string]strictjson.Raw
-	if data[0] != '{' || strictjson.Unmarshal(data, &members) != nil {
-		return wrong(where, "a strict JSON object, with each key once")
+	if len(data) > 0 && (data[0] != '{' || strictjson.Unmarshal(data, &members) != nil) {
+		return invalid(where, "a strict JSON object, with each key once")
 	}
 	names := make([]string, len(fields))
 	for i, f := range fields {
 		names[i] = f.name
-		raw, ok := members[f.name]
-		if !ok {
-			continue
-		}
-		if string(raw) == "null" || strictjson.Unmarshal(raw, f.into) != nil {
-			return wrong(where+"."+f.name, f.want)
+		if raw, ok := members[f.name]; ok && (string(raw) == "null" || strictjson.Unmarshal(raw, f.into) != nil) {
+			return invalid(where+"."+f.name, f.want)
 		}
 		delete(members, f.name)
 	}
 	for name := range members {
-		what := "a key here is unknown"
-		if plainWord(name) {
-			what = name + " is not a field of it"
+		problem := "a key here is unknown"
+		if isPlainWord(name) {
+			problem = name + " is not a field of it"
 		}
-		return wrong(where, what+"; the fields are "+strings.Join(names, ", "))
+		return invalid(where, problem+"; the fields are "+strings.Join(names, ", "))
+	}
+	if len(data) == 0 {
+		return nil
+	}
+	for _, f := range fields {
+		if f.valid != nil && !f.valid() {
+			return invalid(where+"."+f.name, f.want)
+		}
 	}
 	return nil
 }
 
-// plainWord tells whether a key may be repeated in a message.
-func plainWord(s string) bool {
+// isPlainWord tells whether an unknown key is harmless enough to be repeated in a message.
+func isPlainWord(s string) bool {
 	return len(s) > 0 && len(s) <= 32 && !strings.ContainsFunc(s, func(r rune) bool { return (r < 'a' || r > 'z') && r != '_' })
 }
 
-// decodeList reads the elements of a list with one; each has its path.
-func decodeList[T any](where string, list []strictjson.Raw, most int, one func(where string, data []byte) (T, error)) ([]T, error) {
-	if len(list) > most {
-		return nil, wrong(where, fmt.Sprintf("at most %d elements", most))
+// decodeList reads the elements of a list, each with its path.
+func decodeList[T any](where string, list []strictjson.Raw, maxLen int, decodeElement func(where string, data []byte) (T, error)) ([]T, error) {
+	if len(list) > maxLen {
+		return nil, invalid(where, fmt.Sprintf("at most %d elements", maxLen))
 	}
-	out := make([]T, 0, len(list))
+	out := make([]T, len(list))
 	for i, raw := range list {
-		v, err := one(fmt.Sprintf("%s[%d]", where, i), raw)
-		if err != nil {
+		var err error
+		if out[i], err = decodeElement(fmt.Sprintf("%s[%d]", where, i), raw); err != nil {
 			return nil, err
 		}
-		out = append(out, v)
 	}
 	return out, nil
 }
 
-func oneOf(where, got string, words ...string) error {
-	if slices.Contains(words, got) {
-		return nil
-	}
-	return wrong(where, "one of "+strings.Join(words, ", "))
-}
-
-// glob reports whether pattern, in which * stands for any run of characters, fits s.
+// glob reports whether pattern, in which * stands for any run of characters, matches s.
+// It takes time in proportion to the product of the lengths, whatever the pattern.
 func glob(pattern, s string) bool {
 	p, i, star, mark := 0, 0, -1, 0
 	for i < len(s) {
@@ -93,7 +106,7 @@ func glob(pattern, s string) bool {
 			p++
 		case p < len(pattern) && pattern[p] == s[i]:
 			p, i = p+1, i+1
-		case star >= 0: // let the last star take one more
+		case star >= 0: // let the last star match one more character
 			mark++
 			p, i = star+1, mark
 		default:

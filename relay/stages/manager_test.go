@@ -195,13 +195,13 @@ func TestRefusedChanges(t *testing.T) {
 		{"sign without a key", func() error { return m.Enable("sign", "") }, "sign: configure it first"},
 		{"an order that cannot be", func() error {
 			return m.Reorder([]string{"trace", "metrics", "rate", "compress", "sign", "acl", "redact"})
-		}, "sign has to stand before compress: a signature covers what is sent"},
+		}, "sign has to come before compress: a signature covers what is sent"},
 		{"redact outside sign", func() error {
 			return m.Reorder([]string{"trace", "redact", "metrics", "rate", "sign", "compress", "acl"})
-		}, "sign has to stand before redact"},
+		}, "sign has to come before redact"},
 		{"trace inside", func() error {
 			return m.Reorder([]string{"metrics", "trace", "rate", "sign", "compress", "acl", "redact"})
-		}, "trace has to stand before metrics"},
+		}, "trace has to come before metrics"},
 		{"an order without one", func() error { return m.Reorder([]string{"trace", "metrics", "rate", "sign", "compress", "acl"}) }, "order: each of trace"},
 		{"an order with one twice", func() error {
 			return m.Reorder([]string{"trace", "metrics", "rate", "sign", "compress", "acl", "acl"})

@@ -2,7 +2,6 @@ package stages
 
 import (
 	"encoding/json"
-	"maps"
 
 	"agentctl/relay/kernel"
 	"agentctl/strictjson"
@@ -10,13 +9,19 @@ import (
 
 // Keys in the _meta of requests and results.
 const (
-	MetaSignature = "agentctl/sig"      // Signature, of a request or of a result
-	MetaNonce     = "agentctl/nonce"    // in a request: a string of at most 256 bytes that the signatures cover
-	MetaAccept    = "agentctl/accept"   // in a request: "gzip", or an Accept-Encoding header with it, asks for a packed result
-	MetaEncoding  = "agentctl/encoding" // in a result: "gzip" says that it is packed
+	// MetaSignature holds a Signature, of a request or of a result.
+	MetaSignature = "agentctl/sig"
+	// MetaNonce of a request is a string of at most 256 bytes that the signatures of the
+	// request and of its result cover.
+	MetaNonce = "agentctl/nonce"
+	// MetaAccept of a request asks for a packed result: "gzip", or an Accept-Encoding
+	// header with it.
+	MetaAccept = "agentctl/accept"
+	// MetaEncoding of a result says that it is packed: "gzip".
+	MetaEncoding = "agentctl/encoding"
 )
 
-// member finds a member of a _meta object; nil when there is none.
+// member returns a member of a _meta object; nil when there is none.
 func member(meta json.RawMessage, key string) json.RawMessage {
 	if len(meta) == 0 {
 		return nil
@@ -28,7 +33,8 @@ func member(meta json.RawMessage, key string) json.RawMessage {
 	return json.RawMessage(m[key])
 }
 
-// text is a string member of a _meta object, at most 256 bytes; "" when there is none.
+// text returns a string member of a _meta object, of at most 256 bytes; "" when there is
+// none.
 func text(meta json.RawMessage, key string) string {
 	var s string
 	if raw := member(meta, key); raw == nil || strictjson.Unmarshal(raw, &s) != nil || len(s) > 256 {
@@ -37,13 +43,13 @@ func text(meta json.RawMessage, key string) string {
 	return s
 }
 
-// withMeta is a copy of a result with one more member in its _meta. A plugin may give
-// one *Result to several callers, so it is never changed in place.
+// withMeta returns a copy of a result with one more member in its _meta. A plugin may
+// return one *Result to several callers, so it is not changed in place.
 func withMeta(res *kernel.Result, key string, value any) *kernel.Result {
-	var old map[string]strictjson.Raw
-	_ = strictjson.Unmarshal(res.Meta, &old) // a _meta that is no object has no members
-	m := make(map[string]strictjson.Raw, len(old)+1)
-	maps.Copy(m, old)
+	m := make(map[string]strictjson.Raw)
+	if strictjson.Unmarshal(res.Meta, &m) != nil || m == nil { // a _meta that is not an object has no members
+		m = make(map[string]strictjson.Raw)
+	}
 	m[key] = strictjson.Raw(encode(value))
 	out := *res
 	out.Meta = encode(m)

@@ -2,6 +2,7 @@ package stages
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -10,7 +11,7 @@ import (
 )
 
 // Classes of requests. They are a closed set and name neither tenants nor nodes, so that
-// the number of series is fixed.
+// the number of time series is fixed.
 const (
 	ClassDevice   = "device"   // tools of devices
 	ClassKernel   = "kernel"   // tools of the control plane
@@ -19,19 +20,20 @@ const (
 	ClassUnknown  = "unknown"  // nothing that the caller may see
 )
 
-// Classes lists them in the order of Stats.
+// Classes lists the classes in the order of Stats.
 var Classes = []string{ClassDevice, ClassKernel, ClassPlugin, ClassResource, ClassUnknown}
 
-// Upper bounds of the buckets, in seconds and bytes; one more bucket takes the rest.
+// Upper bounds of the buckets, in seconds and bytes. A last bucket counts larger values.
 var (
 	LatencyBounds = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}
 	SizeBounds    = []float64{64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
 )
 
+// maxBuckets is the number of buckets for LatencyBounds, the larger of the two.
 const maxBuckets = 14
 
-// Metrics counts requests by class. The zero value is ready; it is safe for concurrent
-// use and takes no lock.
+// Metrics counts requests by class. The zero value is ready. It may be used from any
+// goroutine and takes no lock.
 type Metrics struct {
 	classes [5]classCounts // as Classes
 }
@@ -43,11 +45,14 @@ type classCounts struct {
 	requests, responses histogram        // bytes
 }
 
+// histogram counts values by bucket. Its bounds are kept by the caller.
 type histogram struct {
 	buckets [maxBuckets]atomic.Uint64
 	sum     atomic.Uint64
 }
 
+// add counts value in its bucket, and adds unit to the sum: the value as a whole number of
+// the histogram's unit.
 func (h *histogram) add(bounds []float64, value float64, unit uint64) {
 	i := 0
 	for i < len(bounds) && value > bounds[i] {
@@ -57,8 +62,8 @@ func (h *histogram) add(bounds []float64, value float64, unit uint64) {
 	h.sum.Add(unit)
 }
 
-// Histogram is a histogram as it is told: Counts has one element for each bound and one
-// for the rest; they are not cumulative.
+// Histogram is the state of a histogram. Counts has one element for each bound and one for
+// larger values; they are not cumulative.
 type Histogram struct {
 	Bounds []float64 `json:"bounds"`
 	Counts []uint64  `json:"counts"`
@@ -73,25 +78,22 @@ func (h *histogram) snapshot(bounds []float64, unit float64) Histogram {
 	return out
 }
 
-func (h *histogram) reset() {
-	for i := range h.buckets {
-		h.buckets[i].Store(0)
-	}
-	h.sum.Store(0)
-}
-
-// ClassStats is what was counted of one class.
+// ClassStats are the figures of one class.
 type ClassStats struct {
-	Class         string            `json:"class"`
-	Calls         uint64            `json:"calls"`
-	Errors        uint64            `json:"errors"`
-	Codes         map[string]uint64 `json:"codes"`          // errors by code; only those that happened
-	Latency       Histogram         `json:"latency_s"`      // inside the relay; of a stream: its opening
-	RequestBytes  Histogram         `json:"request_bytes"`  // arguments
-	ResponseBytes Histogram         `json:"response_bytes"` // structured result and content, without streams
+	Class  string `json:"class"`
+	Calls  uint64 `json:"calls"`
+	Errors uint64 `json:"errors"`
+	// Codes counts the errors by code; codes that did not occur are not in it.
+	Codes map[string]uint64 `json:"codes"`
+	// Latency is the time inside the relay; of a stream, the time to open it.
+	Latency Histogram `json:"latency_s"`
+	// RequestBytes are the sizes of arguments, ResponseBytes those of structured result,
+	// content and data. Frames of streams are not counted.
+	RequestBytes  Histogram `json:"request_bytes"`
+	ResponseBytes Histogram `json:"response_bytes"`
 }
 
-// Stats gives the figures of all classes since the start or the last Reset.
+// Stats returns the figures of all classes since the start or the last Reset.
 func (m *Metrics) Stats() []ClassStats {
 	out := make([]ClassStats, len(Classes))
 	for i, name := range Classes {
@@ -108,31 +110,33 @@ func (m *Metrics) Stats() []ClassStats {
 	return out
 }
 
-// Reset begins anew.
+// Reset sets all counters to zero, one after the other: calls that end meanwhile may be
+// counted in part.
 func (m *Metrics) Reset() {
 	for i := range m.classes {
 		c := &m.classes[i]
-		c.calls.Store(0)
-		c.errors.Store(0)
-		for j := range c.codes {
-			c.codes[j].Store(0)
+		counters := []*atomic.Uint64{&c.calls, &c.errors, &c.latency.sum, &c.requests.sum, &c.responses.sum}
+		for _, list := range [][]atomic.Uint64{c.codes[:], c.latency.buckets[:], c.requests.buckets[:], c.responses.buckets[:]} {
+			for j := range list {
+				counters = append(counters, &list[j])
+			}
 		}
-		c.latency.reset()
-		c.requests.reset()
-		c.responses.reset()
+		for _, n := range counters {
+			n.Store(0)
+		}
 	}
 }
 
-// counting is the stage around a Metrics.
-type counting struct{ m *Metrics }
+// metricsStage is the stage that counts into a Metrics.
+type metricsStage struct{ m *Metrics }
 
 func newMetrics(e *env, config []byte) (stage, error) {
-	return counting{&e.metrics}, decode("metrics", config)
+	return metricsStage{&e.metrics}, decode("metrics", config)
 }
 
-func (counting) config() any { return struct{}{} }
+func (metricsStage) config() any { return struct{}{} }
 
-func (s counting) wrap(next kernel.Handler) kernel.Handler {
+func (s metricsStage) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 		start, sent := time.Now(), len(r.Arguments)
 		res, err := next(ctx, r)
@@ -141,6 +145,8 @@ func (s counting) wrap(next kernel.Handler) kernel.Handler {
 	}
 }
 
+// count counts one request, which had `sent` bytes of arguments before other stages
+// changed them.
 func (m *Metrics) count(r *kernel.Request, res *kernel.Result, err error, sent int, took time.Duration) {
 	c := &m.classes[classOf(r)]
 	c.calls.Add(1)
@@ -148,11 +154,8 @@ func (m *Metrics) count(r *kernel.Request, res *kernel.Result, err error, sent i
 	c.requests.add(SizeBounds, float64(sent), uint64(sent))
 	if err != nil {
 		c.errors.Add(1)
-		code := manifest.AsError(err).Code
-		for i := range manifest.Codes {
-			if manifest.Codes[i] == code {
-				c.codes[i].Add(1)
-			}
+		if i := slices.Index(manifest.Codes, manifest.AsError(err).Code); i >= 0 {
+			c.codes[i].Add(1)
 		}
 		return
 	}
@@ -166,7 +169,8 @@ func (m *Metrics) count(r *kernel.Request, res *kernel.Result, err error, sent i
 	c.responses.add(SizeBounds, float64(n), uint64(n))
 }
 
-// classOf is an index into Classes.
+// classOf returns the request's class as an index into Classes. A request that was refused
+// before the kernel looked at the tool is classified by the form of its name.
 func classOf(r *kernel.Request) int {
 	switch t := r.Target(); {
 	case r.Plugin() == "":
@@ -177,7 +181,7 @@ func classOf(r *kernel.Request) int {
 		return 1
 	case t != nil && t.NodeID != "":
 		return 0
-	case t == nil: // refused before the kernel looked at the tool
+	case t == nil:
 		if _, ok := manifest.ParseToolName(r.Tool); ok {
 			return 0
 		}

@@ -352,7 +352,7 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// A list in which every stage stands twice answers as one in which it stands once:
+// A list in which every stage is twice answers like one in which it is once:
 // nothing is packed, signed or cleaned twice. (A list refuses one stage twice; other names
 // get past that.)
 func TestDoubledList(t *testing.T) {
@@ -395,5 +395,5 @@ func ExampleMessage_Verify() {
 	fmt.Println(got.Verify(sig, key))
 	// Output:
 	// <nil>
-	// stages: the signature does not fit the message
+	// stages: the signature does not match the message
 }

@@ -27,9 +27,10 @@ type rateLimit struct {
 	Burst int     `json:"burst"` // calls at once
 }
 
-// limiter holds each agent, tenant or plugin to the operator's limits, on top of those
-// of the capabilities. It remembers the MaxKeys that called last; one that it forgot
-// begins with a full burst. A call that a limit refuses costs the other limits nothing.
+// limiter applies the operator's limits to each agent, tenant or plugin, on top of the
+// limits of the capabilities. It keeps the token buckets of the MaxKeys that called last;
+// one that was evicted starts over with a full burst. A call that one limit refuses takes
+// no token of the others.
 type limiter struct {
 	cfg struct {
 		Limits  []rateLimit `json:"limits"`
@@ -42,15 +43,11 @@ func newRate(_ *env, config []byte) (stage, error) {
 	l := &limiter{}
 	l.cfg.Limits, l.cfg.MaxKeys = []rateLimit{{Per: "agent", RPS: 50, Burst: 100}}, 4096
 	var limits []strictjson.Raw
-	wantKeys := fmt.Sprintf("a whole number from 1 to %d", maxKeys)
 	err := decode("rate", config,
-		field{"limits", &limits, "a list of limits"},
-		field{"max_keys", &l.cfg.MaxKeys, wantKeys})
+		field{"limits", &limits, "a list of limits", nil},
+		intField("max_keys", &l.cfg.MaxKeys, 1, maxKeys))
 	if err == nil && limits != nil {
-		l.cfg.Limits, err = decodeList("rate.limits", limits, maxLimits, newRateLimit)
-	}
-	if err == nil && (l.cfg.MaxKeys < 1 || l.cfg.MaxKeys > maxKeys) {
-		err = wrong("rate.max_keys", wantKeys)
+		l.cfg.Limits, err = decodeList("rate.limits", limits, maxLimits, decodeRateLimit)
 	}
 	for range l.cfg.Limits {
 		l.buckets = append(l.buckets, edge.NewLimiter(l.cfg.MaxKeys, true))
@@ -58,23 +55,12 @@ func newRate(_ *env, config []byte) (stage, error) {
 	return l, err
 }
 
-func newRateLimit(where string, data []byte) (l rateLimit, err error) {
-	wantRPS, wantBurst := fmt.Sprintf("a number above 0, at most %d", maxRPS), fmt.Sprintf("a whole number from 1 to %d", maxRPS)
+func decodeRateLimit(where string, data []byte) (l rateLimit, err error) {
 	l.Burst = 1
-	err = decode(where, data,
-		field{"per", &l.Per, "agent, tenant or plugin"},
-		field{"rps", &l.RPS, wantRPS},
-		field{"burst", &l.Burst, wantBurst})
-	switch {
-	case err != nil:
-	case l.RPS <= 0 || l.RPS > maxRPS:
-		err = wrong(where+".rps", wantRPS)
-	case l.Burst < 1 || l.Burst > maxRPS:
-		err = wrong(where+".burst", wantBurst)
-	default:
-		err = oneOf(where+".per", l.Per, "agent", "tenant", "plugin")
-	}
-	return l, err
+	return l, decode(where, data,
+		field{"rps", &l.RPS, fmt.Sprintf("a number above 0, at most %d", maxRPS), func() bool { return l.RPS > 0 && l.RPS <= maxRPS }},
+		intField("burst", &l.Burst, 1, maxRPS),
+		enumField("per", &l.Per, "agent", "tenant", "plugin"))
 }
 
 func (l *limiter) config() any { return l.cfg }
@@ -89,7 +75,8 @@ func (l *limiter) wrap(next kernel.Handler) kernel.Handler {
 	}
 }
 
-// take spends one token of every limit, or none and tells how long to wait.
+// take takes one token of each limit. If one has none, it takes none at all and returns
+// how long to wait.
 func (l *limiter) take(r *kernel.Request, now time.Time) time.Duration {
 	var taken [maxLimits]*rate.Reservation
 	for i, limit := range l.cfg.Limits {
@@ -106,6 +93,8 @@ func (l *limiter) take(r *kernel.Request, now time.Time) time.Duration {
 	return 0
 }
 
+// key selects the bucket of a request. The tenant is part of an agent's key: agents of
+// different tenants may have the same name.
 func key(per string, r *kernel.Request) string {
 	switch per {
 	case "agent":

@@ -16,7 +16,7 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Redacted stands where a secret was.
+// Redacted replaces a secret.
 const Redacted = "[redacted]"
 
 // Bounds of redact.
@@ -24,19 +24,23 @@ const (
 	maxFields    = 64
 	maxPatterns  = 32
 	maxPattern   = 256 // bytes of a field name or pattern
-	maxNestedDoc = 4   // JSON inside strings of JSON
+	maxNestedDoc = 4   // levels of JSON inside of JSON strings
 )
 
-// redactor takes secrets out of whatever goes to a client: results, content, the data of
-// resources, messages of errors, and what a plugin tells the client during a call. The
-// trace stage asks it about log fields. In JSON it replaces the values of named members
-// at any depth, whatever their type, and what its patterns find in strings, names and
-// numbers; a string that holds nothing but a JSON document is treated as one. Frames of
-// streams and binary data pass untouched: what is encoded or encrypted cannot be searched.
+// redactor removes secrets from whatever goes to a client: results, content, the data of
+// resources, messages of errors, and what a plugin sends to the client during a call. The
+// trace stage uses it for log fields.
+//
+// In JSON it replaces the values of named members at any depth, whatever their type, and
+// what its patterns match in strings, names and numbers. A string that is a JSON document
+// is searched like one. Frames of streams and binary data pass unchanged: what is encoded
+// or encrypted cannot be searched.
 type redactor struct {
 	cfg struct {
-		Fields   []string `json:"fields"`   // member names, in any case
-		Patterns []string `json:"patterns"` // RE2
+		// Fields are names of members, compared without regard to case.
+		Fields []string `json:"fields"`
+		// Patterns are regular expressions (RE2).
+		Patterns []string `json:"patterns"`
 	}
 	fields   map[string]bool
 	patterns []*regexp.Regexp
@@ -51,29 +55,26 @@ func newRedact(_ *env, config []byte) (stage, error) {
 	}
 	wantFields := fmt.Sprintf("a list of at most %d names of 1 to %d bytes", maxFields, maxPattern)
 	wantPatterns := fmt.Sprintf("a list of at most %d patterns (RE2) of 1 to %d bytes", maxPatterns, maxPattern)
-	if err := decode("redact", config, field{"fields", &r.cfg.Fields, wantFields}, field{"patterns", &r.cfg.Patterns, wantPatterns}); err != nil {
+	err := decode("redact", config,
+		field{"fields", &r.cfg.Fields, wantFields, func() bool { return len(r.cfg.Fields) <= maxFields }},
+		field{"patterns", &r.cfg.Patterns, wantPatterns, func() bool { return len(r.cfg.Patterns) <= maxPatterns }})
+	if err != nil {
 		return nil, err
-	}
-	if len(r.cfg.Fields) > maxFields {
-		return nil, wrong("redact.fields", wantFields)
 	}
 	for i, f := range r.cfg.Fields {
 		if f == "" || len(f) > maxPattern {
-			return nil, wrong(fmt.Sprintf("redact.fields[%d]", i), wantFields)
+			return nil, invalid(fmt.Sprintf("redact.fields[%d]", i), wantFields)
 		}
 		r.fields[strings.ToLower(f)] = true
-	}
-	if len(r.cfg.Patterns) > maxPatterns {
-		return nil, wrong("redact.patterns", wantPatterns)
 	}
 	for i, p := range r.cfg.Patterns {
 		where := fmt.Sprintf("redact.patterns[%d]", i)
 		re, err := regexp.Compile(p)
 		if err != nil || p == "" || len(p) > maxPattern {
-			return nil, wrong(where, wantPatterns)
+			return nil, invalid(where, wantPatterns)
 		}
 		if re.MatchString("") || re.MatchString(Redacted) {
-			return nil, wrong(where, "a pattern that matches neither the empty text nor "+Redacted)
+			return nil, invalid(where, "a pattern that matches neither the empty text nor "+Redacted)
 		}
 		r.patterns = append(r.patterns, re)
 	}
@@ -84,9 +85,10 @@ func (r *redactor) config() any { return r.cfg }
 
 func (r *redactor) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, req *kernel.Request) (*kernel.Result, error) {
-		if s, again := req.Session.(*session); again { // a further round of the same call
-			req.Session = &session{Session: s.Session, r: r}
-		} else if req.Session != nil {
+		if s, isOurs := req.Session.(*session); isOurs { // a further round of the same call
+			req.Session = s.Session
+		}
+		if req.Session != nil {
 			req.Session = &session{Session: req.Session, r: r}
 		}
 		res, err := next(ctx, req)
@@ -100,9 +102,10 @@ func (r *redactor) wrap(next kernel.Handler) kernel.Handler {
 	}
 }
 
-// errUnclean ends a call whose answer cannot be searched; it fails closed.
-var errUnclean = &manifest.Error{Code: manifest.Internal, Message: "the answer is not the JSON that it should be, so it cannot be cleared of secrets", Reason: "redact"}
+// errUnsearchable ends a call whose answer cannot be searched: redaction fails closed.
+var errUnsearchable = &manifest.Error{Code: manifest.Internal, Message: "the answer is not the JSON that it should be, so it cannot be cleared of secrets", Reason: "redact"}
 
+// result returns a copy of a result without secrets.
 func (r *redactor) result(res *kernel.Result) (*kernel.Result, error) {
 	out := *res
 	ok := r.document(&out.Structured) && r.document(&out.Meta) && r.document(&out.InputRequests)
@@ -114,13 +117,12 @@ func (r *redactor) result(res *kernel.Result) (*kernel.Result, error) {
 		}
 	}
 	if res.RPCError != nil {
-		f := *res.RPCError
-		f.Message = r.clean(f.Message)
-		ok = ok && r.document(&f.Data)
-		out.RPCError = &f
+		var clean bool
+		out.RPCError, clean = r.rpcError(res.RPCError)
+		ok = ok && clean
 	}
 	if !ok {
-		return nil, errUnclean
+		return nil, errUnsearchable
 	}
 	out.RequestState = r.clean(res.RequestState)
 	if utf8.Valid(res.Data) {
@@ -131,17 +133,17 @@ func (r *redactor) result(res *kernel.Result) (*kernel.Result, error) {
 	return &out, nil
 }
 
+// err returns a copy of an error without secrets.
 func (r *redactor) err(err error) error {
 	var f *kernel.RPCError
 	var e *manifest.Error
 	switch {
 	case errors.As(err, &f):
-		c := *f
-		c.Message = r.clean(f.Message)
-		if !r.document(&c.Data) {
+		c, ok := r.rpcError(f)
+		if !ok {
 			c.Data = nil
 		}
-		return &c
+		return c
 	case errors.As(err, &e):
 		c := *e
 		c.Message = r.clean(e.Message)
@@ -150,7 +152,15 @@ func (r *redactor) err(err error) error {
 	return err // the kernel's own, which quotes nothing
 }
 
-// document cleans a JSON document in place of the old one; false when it is malformed.
+// rpcError returns a copy without secrets; false when its data is malformed.
+func (r *redactor) rpcError(e *kernel.RPCError) (*kernel.RPCError, bool) {
+	c := *e
+	c.Message = r.clean(e.Message)
+	ok := r.document(&c.Data)
+	return &c, ok
+}
+
+// document replaces a JSON document by one without secrets; false when it is malformed.
 func (r *redactor) document(doc *json.RawMessage) bool {
 	if len(*doc) == 0 {
 		return true
@@ -162,9 +172,10 @@ func (r *redactor) document(doc *json.RawMessage) bool {
 	return err == nil
 }
 
-// clean takes the secrets out of a text.
+// clean removes the secrets from a text.
 func (r *redactor) clean(s string) string { return r.text(s, 0) }
 
+// text is clean for a string inside of `nested` levels of JSON strings.
 func (r *redactor) text(s string, nested int) string {
 	if t := strings.TrimSpace(s); len(t) > 1 && (t[0] == '{' || t[0] == '[') && nested < maxNestedDoc {
 		if out, changed, err := r.json([]byte(t), nested+1); err == nil && changed {
@@ -177,24 +188,25 @@ func (r *redactor) text(s string, nested int) string {
 	return s
 }
 
-// lenient lets whatever a client might still read pass the search.
+// lenient reads whatever a client might still be able to read.
 var lenient = []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
 
-// json cleans one document. changed tells whether anything had to go; otherwise the
-// bytes may stay as they are.
+// json removes the secrets from one document. changed tells whether there were any;
+// otherwise the caller keeps the original bytes.
 func (r *redactor) json(doc []byte, nested int) (out []byte, changed bool, err error) {
 	var buf bytes.Buffer
-	w := &walker{r: r, nested: nested, dec: jsontext.NewDecoder(bytes.NewReader(doc), lenient...), enc: jsontext.NewEncoder(&buf, lenient...)}
+	w := &rewriter{r: r, nested: nested, dec: jsontext.NewDecoder(bytes.NewReader(doc), lenient...), enc: jsontext.NewEncoder(&buf, lenient...)}
 	if err := w.value(); err != nil {
 		return nil, false, err
 	}
 	if _, err := w.dec.ReadToken(); err == nil {
-		return nil, false, errUnclean // more behind the document
+		return nil, false, errUnsearchable // trailing data
 	}
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), w.changed, nil
 }
 
-type walker struct {
+// rewriter copies a JSON document token by token, without its secrets.
+type rewriter struct {
 	r       *redactor
 	nested  int
 	dec     *jsontext.Decoder
@@ -202,7 +214,8 @@ type walker struct {
 	changed bool
 }
 
-func (w *walker) value() error {
+// value copies one value.
+func (w *rewriter) value() error {
 	switch w.dec.PeekKind() {
 	case '{':
 		return w.container('}', w.member)
@@ -226,7 +239,8 @@ func (w *walker) value() error {
 	return w.enc.WriteValue(v)
 }
 
-func (w *walker) container(end jsontext.Kind, element func() error) error {
+// container copies an object or an array up to its end.
+func (w *rewriter) container(end jsontext.Kind, element func() error) error {
 	if err := w.copyToken(); err != nil {
 		return err
 	}
@@ -238,7 +252,7 @@ func (w *walker) container(end jsontext.Kind, element func() error) error {
 	return w.copyToken()
 }
 
-func (w *walker) copyToken() error {
+func (w *rewriter) copyToken() error {
 	tok, err := w.dec.ReadToken()
 	if err != nil {
 		return err
@@ -246,8 +260,8 @@ func (w *walker) copyToken() error {
 	return w.enc.WriteToken(tok)
 }
 
-// member cleans one member of an object.
-func (w *walker) member() error {
+// member copies one member of an object. It replaces the whole value of a secret field.
+func (w *rewriter) member() error {
 	tok, err := w.dec.ReadToken()
 	if err != nil {
 		return err
@@ -267,13 +281,14 @@ func (w *walker) member() error {
 	return w.enc.WriteToken(jsontext.String(Redacted))
 }
 
-func (w *walker) text(s string) string {
+// text removes the secrets from a string or a name, and notes whether there were any.
+func (w *rewriter) text(s string) string {
 	clean := w.r.text(s, w.nested)
 	w.changed = w.changed || clean != s
 	return clean
 }
 
-// session cleans what a plugin tells the client during a call.
+// session removes the secrets from what a plugin sends to the client during a call.
 type session struct {
 	kernel.Session
 	r *redactor
@@ -282,7 +297,7 @@ type session struct {
 // Notify implements kernel.Session.
 func (s *session) Notify(ctx context.Context, method string, params json.RawMessage) error {
 	if !s.r.document(&params) {
-		return errUnclean
+		return errUnsearchable
 	}
 	return s.Session.Notify(ctx, method, params)
 }
@@ -290,7 +305,7 @@ func (s *session) Notify(ctx context.Context, method string, params json.RawMess
 // Request implements kernel.Session.
 func (s *session) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	if !s.r.document(&params) {
-		return nil, errUnclean
+		return nil, errUnsearchable
 	}
 	return s.Session.Request(ctx, method, params)
 }

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -19,7 +20,7 @@ import (
 	"agentctl/strictjson"
 )
 
-// Algorithm is the only one.
+// Algorithm is the value of Signature.Alg.
 const Algorithm = "HMAC-SHA256"
 
 // Bounds of keys.
@@ -29,20 +30,20 @@ const (
 	maxSigners = 16
 )
 
-// ErrSignature is returned for a message that its signature does not fit.
-var ErrSignature = errors.New("stages: the signature does not fit the message")
+// ErrSignature is returned for a signature that is not the message's.
+var ErrSignature = errors.New("stages: the signature does not match the message")
 
-// Signature travels in _meta under MetaSignature.
+// Signature is the value of MetaSignature in _meta.
 type Signature struct {
 	Alg string `json:"alg"` // Algorithm
-	Kid string `json:"kid"` // which key
-	Sig string `json:"sig"` // hex
+	Kid string `json:"kid"` // the id of the key
+	Sig string `json:"sig"` // HMAC of Message.canonical, hex
 }
 
-// Message is what a signature covers. Of a request these are Tool and Arguments, or URI;
-// of a result also Structured, Content and IsError, or Data. Content is what the tool
-// gave: a lone text block that repeats the structured content does not count. Nonce is
-// the request's MetaNonce, also in the result's message: it ties the two together.
+// Message is what a signature covers: of a request Tool and Arguments, or URI; of a result
+// also Structured, Content and IsError, or Data. Content is what the tool returned,
+// without the text block that repeats the structured content. Nonce is the request's
+// MetaNonce in both messages: it binds the result to the request.
 type Message struct {
 	Kind       string            `json:"kind"`           // "request" or "result"
 	Tool       string            `json:"tool,omitempty"` // canonical spelling
@@ -56,7 +57,7 @@ type Message struct {
 	Input      json.RawMessage   `json:"input_requests,omitempty"`
 }
 
-// canonical is the message as RFC 8785 writes JSON, except that whole numbers beyond
+// canonical returns the message in the form of RFC 8785, except that whole numbers beyond
 // 2^53 keep their digits.
 func (m *Message) canonical() ([]byte, error) {
 	raw, err := json.Marshal(m)
@@ -76,8 +77,8 @@ func (m *Message) Sign(kid string, key []byte) (Signature, error) {
 	return Signature{Algorithm, kid, hex.EncodeToString(sum)}, err
 }
 
-// Verify holds a signature against a message; the error is ErrSignature, or that the
-// message is not JSON.
+// Verify checks the signature of a message. The error is ErrSignature, or that the message
+// is not JSON.
 func (m *Message) Verify(s Signature, key []byte) error {
 	sum, err := m.sum(key)
 	if err != nil {
@@ -100,7 +101,7 @@ func (m *Message) sum(key []byte) ([]byte, error) {
 	return h.Sum(nil), nil
 }
 
-// ResultMessage is the message of a request's result.
+// ResultMessage returns the message of a request's result.
 func ResultMessage(r *kernel.Request, res *kernel.Result) *Message {
 	m := &Message{Kind: "result", Tool: r.Tool, URI: r.URI, Nonce: text(r.Meta, MetaNonce),
 		Structured: res.Structured, Content: res.Content, IsError: res.IsError, Input: res.InputRequests}
@@ -111,7 +112,8 @@ func ResultMessage(r *kernel.Request, res *kernel.Result) *Message {
 	return m
 }
 
-// RequestMessage is the message of a request, with its arguments as they came.
+// RequestMessage returns the message of a request, with its arguments as the client sent
+// them.
 func RequestMessage(r *kernel.Request) *Message {
 	m := &Message{Kind: "request", Tool: r.Tool, URI: r.URI, Nonce: text(r.Meta, MetaNonce), Arguments: r.Arguments}
 	if len(m.Arguments) == 0 && r.Method != kernel.MethodRead {
@@ -126,13 +128,15 @@ type keyRef struct {
 	File string `json:"key_file"` // a name in the key directory
 }
 
-// signer signs results and checks the signatures of requests. Errors, streams and
-// protocol faults carry no signature.
+// signer signs results and checks the signatures of requests. Errors and streams carry no
+// signature. Keys are read once, when the stage is configured.
 type signer struct {
 	cfg struct {
 		keyRef
-		Require bool     `json:"require"` // refuse requests without a signature
-		Accept  []keyRef `json:"accept"`  // further keys of requests
+		// Require refuses requests without a signature.
+		Require bool `json:"require"`
+		// Accept are further keys that requests may be signed with.
+		Accept []keyRef `json:"accept"`
 	}
 	keys map[string][]byte // by kid
 }
@@ -141,16 +145,17 @@ func newSign(e *env, config []byte) (stage, error) {
 	s := &signer{keys: make(map[string][]byte)}
 	s.cfg.Accept = []keyRef{}
 	var accept []strictjson.Raw
-	err := decode("sign", config,
-		field{"kid", &s.cfg.Kid, wantKid},
-		field{"key_file", &s.cfg.File, wantFile},
-		field{"require", &s.cfg.Require, "true or false"},
-		field{"accept", &accept, "a list of {kid, key_file}"})
+	keyFields := func(k *keyRef) []field {
+		return []field{{"kid", &k.Kid, wantKid, nil}, {"key_file", &k.File, wantFile, nil}}
+	}
+	err := decode("sign", config, append(keyFields(&s.cfg.keyRef),
+		boolField("require", &s.cfg.Require),
+		field{"accept", &accept, "a list of {kid, key_file}", nil})...)
 	if err != nil {
 		return nil, err
 	}
 	if s.cfg.Accept, err = decodeList("sign.accept", accept, maxSigners, func(where string, data []byte) (k keyRef, err error) {
-		return k, decode(where, data, field{"kid", &k.Kid, wantKid}, field{"key_file", &k.File, wantFile})
+		return k, decode(where, data, keyFields(&k)...)
 	}); err != nil {
 		return nil, err
 	}
@@ -170,29 +175,26 @@ const (
 	wantFile = "the name of a file in the relay's key directory, mode 0600, with a key of 32 to 4096 bytes"
 )
 
+// load reads one key, whose id must be new.
 func (s *signer) load(dir, where string, k keyRef) error {
-	if !keyName(k.Kid) || strings.Contains(k.Kid, ".") || s.keys[k.Kid] != nil {
-		return wrong(where+".kid", wantKid)
+	if !keyName.MatchString(k.Kid) || strings.Contains(k.Kid, ".") || s.keys[k.Kid] != nil {
+		return invalid(where+".kid", wantKid)
 	}
 	key, err := readKey(dir, k.File)
 	if err != nil {
-		return wrong(where+".key_file", wantFile)
+		return invalid(where+".key_file", wantFile)
 	}
 	s.keys[k.Kid] = key
 	return nil
 }
 
-// keyName keeps the name of a key or its file to one plain path element.
-func keyName(s string) bool {
-	return s != "" && len(s) <= 64 && s[0] != '.' && !strings.ContainsFunc(s, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_' && r != '-' && r != '.'
-	})
-}
+// keyName is the form of a key id and of a key file: one plain path element.
+var keyName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$`)
 
-// readKey reads a key that only its owner may read. The directory's root keeps symbolic
-// links inside.
+// readKey reads a key file that only its owner may read. os.Root refuses symbolic links
+// that lead out of the directory.
 func readKey(dir, name string) ([]byte, error) {
-	if dir == "" || !keyName(name) {
+	if dir == "" || !keyName.MatchString(name) {
 		return nil, os.ErrInvalid
 	}
 	root, err := os.OpenRoot(dir)
@@ -236,14 +238,14 @@ func (s *signer) wrap(next kernel.Handler) kernel.Handler {
 	}
 }
 
-// check holds a request against its signature, if it has or needs one.
+// check verifies the signature of a request, if it has or needs one.
 func (s *signer) check(r *kernel.Request) error {
 	raw := member(r.Meta, MetaSignature)
 	if raw == nil {
 		if !s.cfg.Require {
 			return nil
 		}
-		return &manifest.Error{Code: manifest.SafetyDenied, Message: "this relay takes signed requests only; sign it in _meta " + MetaSignature, Reason: "unsigned"}
+		return &manifest.Error{Code: manifest.SafetyDenied, Message: "this relay accepts only signed requests; sign it in _meta " + MetaSignature, Reason: "unsigned"}
 	}
 	var sig Signature
 	if strictjson.Unmarshal(raw, &sig) == nil {
@@ -251,5 +253,5 @@ func (s *signer) check(r *kernel.Request) error {
 			return nil
 		}
 	}
-	return &manifest.Error{Code: manifest.SafetyDenied, Message: "the request's signature does not fit it", Reason: "signature"}
+	return &manifest.Error{Code: manifest.SafetyDenied, Message: "the request's signature does not match it", Reason: "signature"}
 }

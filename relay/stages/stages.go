@@ -1,31 +1,31 @@
-// Package stages is the middleware that a relay offers around every call and every read
-// of a resource, and the Manager that switches it at run time.
+// Package stages is the middleware that a relay offers around calls and reads of
+// resources, and the Manager that switches it at run time.
 //
 //	k := kernel.New(...)
 //	m, err := stages.New(k.Pipeline(), stages.Options{Log: log, KeyDir: dir})
 //	err = m.Enable("redact", "transport=http")
 //
-// The list in its default order, outermost first, and what it is for:
+// The stages in their default order, outermost first:
 //
-//	trace     log each call with its ids                        on
-//	metrics   calls, errors, latency and sizes by class         on
+//	trace     log each call with its ids                        on by default
+//	metrics   calls, errors, latency and sizes by class         on by default
 //	rate      an operator's limits by agent, tenant or plugin
-//	sign      check signed requests, sign results (HMAC)
+//	sign      verify signed requests, sign results (HMAC)
 //	compress  unpack packed arguments, pack results (gzip)
 //	acl       an operator's rules: allow, deny, transform
-//	redact    take secrets out of results and log lines
+//	redact    remove secrets from results and log lines
 //
-// A request passes the list downwards, its answer upwards. So a signature is checked over
-// the bytes that came and made over the bytes that go, rules see plain arguments, and a
-// secret is gone before anything is packed or signed. The kernel's own checks (tenant,
-// scope, schema, limits, audit) are not stages: nothing here can remove them.
+// A request passes the list downwards, its answer upwards. So a signature is verified over
+// the bytes that arrived and made over the bytes that leave, rules see plain arguments, and
+// secrets are removed before anything is packed or signed. The kernel's own checks (tenant,
+// scope, schema, limits, audit) are not stages and cannot be switched off.
 //
-// Every stage is safe under retries and duplicates: it keeps no state by request, and
-// the pipeline never runs it twice on one. Metric streams (RFC-0009) pass all of them
-// untouched: their frames are neither packed nor signed.
+// Stages keep no state by request and the pipeline runs each at most once on a request, so
+// retries and duplicates do no harm. Frames of metric streams (RFC-0009) pass all stages
+// unchanged: they are neither packed nor signed.
 //
-// Rate, sign, compress and acl spare an administrator's calls of the control plane, so
-// that none of them can lock the operator out; the scope plugin=kernel alone reaches it.
+// Rate, sign, compress and acl do not apply to an administrator's calls of the control
+// plane, so that an operator cannot lock itself out. The scope plugin=kernel makes them.
 package stages
 
 import (
@@ -46,46 +46,51 @@ type stage interface {
 	config() any
 }
 
-// kind is what the program knows of a stage before anybody configures it.
+// kind describes a stage that can be configured.
 type kind struct {
-	name    string
-	on      bool // by default
-	spares  bool // an administrator's calls of the control plane
-	outside []pipeline.OrderRule
-	make    func(e *env, config []byte) (stage, error)
+	name           string
+	isOn           bool // by default
+	exemptsControl bool // does not apply to an administrator's calls of the control plane
+	outerTo        []pipeline.OrderRule
+	// make makes a stage from its configuration; empty: its defaults.
+	make func(e *env, config []byte) (stage, error)
 }
 
-// env is what stages share.
+// env is what all stages of a Manager share.
 type env struct {
 	opt     Options
 	metrics Metrics
-	scrub   func(string) string // of a log field
+	scrub   func(string) string // removes secrets from a log field
 }
 
+// Reasons for the order of the stages.
 const (
-	whyTrace  = "it times and logs what all the others do"
-	whySign   = "a signature covers what is sent"
-	whyCheck  = "a signature is checked over the arguments as they came"
-	whyPlain  = "rules see plain arguments"
-	whyRedact = "what is packed or signed must be clean already"
+	traceFirst  = "it times and logs what all the others do"
+	signSent    = "a signature covers what is sent"
+	signArrived = "a signature is checked over the arguments as they came"
+	plainRules  = "rules see plain arguments"
+	redactFirst = "what is packed or signed must be clean already"
 )
 
-// kinds in their default order. Each takes an empty configuration as its defaults, but
-// sign needs a key.
+// kinds lists the stages in their default order. All but sign, which needs a key, have a
+// default configuration.
 var kinds = []*kind{
-	{name: "trace", on: true, make: newTrace, outside: []pipeline.OrderRule{{Stage: pipeline.AnyStage, Reason: whyTrace}}},
-	{name: "metrics", on: true, make: newMetrics},
-	{name: "rate", spares: true, make: newRate},
-	{name: "sign", spares: true, make: newSign, outside: []pipeline.OrderRule{{Stage: "compress", Reason: whySign}, {Stage: "acl", Reason: whyCheck}, {Stage: "redact", Reason: whyRedact}}},
-	{name: "compress", spares: true, make: newCompress, outside: []pipeline.OrderRule{{Stage: "acl", Reason: whyPlain}, {Stage: "redact", Reason: whyRedact}}},
-	{name: "acl", spares: true, make: newACL},
+	{name: "trace", isOn: true, make: newTrace, outerTo: []pipeline.OrderRule{{Stage: pipeline.AnyStage, Reason: traceFirst}}},
+	{name: "metrics", isOn: true, make: newMetrics},
+	{name: "rate", exemptsControl: true, make: newRate},
+	{name: "sign", exemptsControl: true, make: newSign, outerTo: []pipeline.OrderRule{
+		{Stage: "compress", Reason: signSent}, {Stage: "acl", Reason: signArrived}, {Stage: "redact", Reason: redactFirst}}},
+	{name: "compress", exemptsControl: true, make: newCompress, outerTo: []pipeline.OrderRule{
+		{Stage: "acl", Reason: plainRules}, {Stage: "redact", Reason: redactFirst}}},
+	{name: "acl", exemptsControl: true, make: newACL},
 	{name: "redact", make: newRedact},
 }
 
 // MaxConfig bounds the configuration of a stage, bytes.
 const MaxConfig = 16 << 10
 
-// matcher tells whether a request is in a scope; nil: every one.
+// matcher returns the function that tells whether a request is in a scope; nil: all are.
+// The scope of one plugin is exact: it reaches the control plane, too.
 func matcher(k *kind, s pipeline.Scope) func(*kernel.Request) bool {
 	in := func(*kernel.Request) bool { return true }
 	switch s.Kind {
@@ -96,11 +101,11 @@ func matcher(k *kind, s pipeline.Scope) func(*kernel.Request) bool {
 	case pipeline.Connection:
 		in = func(r *kernel.Request) bool { return r.ConnID == s.Name }
 	case pipeline.Global:
-		if !k.spares {
+		if !k.exemptsControl {
 			return nil
 		}
 	}
-	if !k.spares {
+	if !k.exemptsControl {
 		return in
 	}
 	return func(r *kernel.Request) bool {
@@ -108,10 +113,11 @@ func matcher(k *kind, s pipeline.Scope) func(*kernel.Request) bool {
 	}
 }
 
+// encode encodes plain values of this package, which cannot fail.
 func encode(v any) json.RawMessage {
 	data, err := json.Marshal(v)
 	if err != nil {
-		panic("stages: " + err.Error()) // plain structs of this package
+		panic("stages: " + err.Error())
 	}
 	return data
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strconv"
 	"time"
 
@@ -17,12 +18,14 @@ import (
 
 // traceConfig is the configuration of trace.
 type traceConfig struct {
-	Level  string  `json:"level"`  // of the log lines
-	Sample float64 `json:"sample"` // share of the served calls that are logged; refused and failed ones always are
+	Level string `json:"level"` // of the log lines
+	// Sample is the share of served calls that are logged. Refused and failed calls are
+	// logged in any case.
+	Sample float64 `json:"sample"`
 }
 
-// trace logs calls with their ids, never with arguments or results. The kernel gives
-// every request its trace id, with or without this stage.
+// trace logs calls with their ids, never with arguments or results. Requests have a trace
+// id without this stage, too: the kernel makes it.
 type trace struct {
 	cfg   traceConfig
 	level zapcore.Level
@@ -30,17 +33,11 @@ type trace struct {
 }
 
 func newTrace(e *env, config []byte) (stage, error) {
-	t := &trace{cfg: traceConfig{Level: "debug", Sample: 1}, env: e}
+	t := &trace{cfg: traceConfig{Level: "debug", Sample: 1}, env: e, level: zap.DebugLevel}
 	err := decode("trace", config,
-		field{"level", &t.cfg.Level, "debug or info"},
-		field{"sample", &t.cfg.Sample, "a number from 0 to 1"})
-	if err == nil {
-		err = oneOf("trace.level", t.cfg.Level, "debug", "info")
-	}
-	if err == nil && (t.cfg.Sample < 0 || t.cfg.Sample > 1) {
-		err = wrong("trace.sample", "a number from 0 to 1")
-	}
-	if t.level = zap.DebugLevel; t.cfg.Level == "info" {
+		enumField("level", &t.cfg.Level, "debug", "info"),
+		field{"sample", &t.cfg.Sample, "a number from 0 to 1", func() bool { return t.cfg.Sample >= 0 && t.cfg.Sample <= 1 }})
+	if t.cfg.Level == "info" {
 		t.level = zap.InfoLevel
 	}
 	return t, err
@@ -51,7 +48,7 @@ func (t *trace) config() any { return t.cfg }
 func (t *trace) wrap(next kernel.Handler) kernel.Handler {
 	log := t.env.opt.Log
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-		if !log.Core().Enabled(t.level) { // who logs nothing pays nothing
+		if !log.Core().Enabled(t.level) { // logging that is off costs nothing
 			return next(ctx, r)
 		}
 		start := time.Now()
@@ -66,18 +63,20 @@ func (t *trace) wrap(next kernel.Handler) kernel.Handler {
 	}
 }
 
-// sampled decides by the trace id, so that every relay and stage picks the same calls.
+// sampled decides by the trace id, so that relays and stages select the same calls. The
+// right end of a W3C trace id is random.
 func (t *trace) sampled(id string) bool {
 	if t.cfg.Sample >= 1 || len(id) < 8 {
 		return true
 	}
-	n, err := strconv.ParseUint(id[len(id)-8:], 16, 32) // W3C: the right end is random
+	n, err := strconv.ParseUint(id[len(id)-8:], 16, 32)
 	return err != nil || float64(n) < t.cfg.Sample*(1<<32)
 }
 
 // maxField bounds a string in a log line, bytes.
 const maxField = 128
 
+// fields are the fields of a call's log line, without secrets and of bounded size.
 func (t *trace) fields(r *kernel.Request, res *kernel.Result, err error, took time.Duration) []zap.Field {
 	fields := make([]zap.Field, 0, 12)
 	add := func(key, value string) {
@@ -93,7 +92,7 @@ func (t *trace) fields(r *kernel.Request, res *kernel.Result, err error, took ti
 	add("agent_id", r.Caller.Actor)
 	add("tenant", r.Caller.Tenant)
 	add("transport", r.Caller.Transport)
-	if r.Plugin() != "" { // a name that nobody answers to is a stranger's text
+	if r.Plugin() != "" { // an unknown name is text of the caller's choice
 		add("method", r.Method)
 		add("tool", r.Tool)
 		add("uri", r.URI)
@@ -113,8 +112,8 @@ func (t *trace) fields(r *kernel.Request, res *kernel.Result, err error, took ti
 	return fields
 }
 
-// ticketOf finds the ticket that a call is about: ticket_id in any tool's arguments, or
-// id in what the tickets plugin takes and gives.
+// ticketOf finds the id of the ticket that a call is about: ticket_id in any tool's
+// arguments, or id in the arguments or the result of the tickets plugin.
 func ticketOf(r *kernel.Request, res *kernel.Result) string {
 	if id := idIn(r.Arguments, "ticket_id"); id != "" {
 		return id
@@ -128,29 +127,27 @@ func ticketOf(r *kernel.Request, res *kernel.Result) string {
 	if id := idIn(res.Structured, "id"); id != "" {
 		return id
 	}
-	var made struct {
+	var answer struct {
 		Ticket jsontext.Value `json:"ticket"`
 	}
-	if len(res.Structured) > 64<<10 || json.Unmarshal(res.Structured, &made) != nil {
+	if len(res.Structured) > maxSearched || json.Unmarshal(res.Structured, &answer) != nil {
 		return ""
 	}
-	return idIn(made.Ticket, "id")
+	return idIn(answer.Ticket, "id")
 }
 
-// idIn reads a string member that looks like an id from a JSON object of a moderate size.
+// maxSearched bounds the JSON in which a ticket id is looked for, bytes.
+const maxSearched = 64 << 10
+
+// idPattern is the form of an id that may stand in a log line.
+var idPattern = regexp.MustCompile(`^[0-9A-Za-z_-]{1,64}$`)
+
+// idIn returns a string member of a JSON object if it has the form of an id.
 func idIn(object []byte, key string) string {
-	if len(object) > 64<<10 {
-		return ""
-	}
 	var m map[string]jsontext.Value
 	var id string
-	if json.Unmarshal(object, &m) != nil || json.Unmarshal(m[key], &id) != nil || len(id) > 64 {
+	if len(object) > maxSearched || json.Unmarshal(object, &m) != nil || json.Unmarshal(m[key], &id) != nil || !idPattern.MatchString(id) {
 		return ""
-	}
-	for i := 0; i < len(id); i++ {
-		if c := id[i]; (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '-' && c != '_' {
-			return ""
-		}
 	}
 	return id
 }
