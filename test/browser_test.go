@@ -195,6 +195,7 @@ func nextEvent(ctx context.Context, t *testing.T, reported <-chan browserEvent, 
 // ticket and the code of docs/events.md, and open, with the browser's own reconnection. In
 // both the gateway is stopped and started again, and nothing is missing or repeated.
 func TestBrowser(t *testing.T) {
+	t.Parallel()
 	if _, err := os.Stat(chromium); err != nil {
 		t.Skipf("no browser: %v; Debian's package is chromium", err)
 	}

@@ -126,6 +126,7 @@ func hashFiles(t testing.TB, dir string) map[string]string {
 // RFC-0005 §12, §1: the text of a message is stored in no file and no log of relay or board,
 // and neither are the names that the taxonomy dropped; the board's state does not change.
 func TestRFC0005MessagesAreNotStored(t *testing.T) {
+	t.Parallel()
 	const canary = "CANARY-7f3a91"
 	r := newTestRelay(t)
 	p, node, dir, _ := r.run("attic")

@@ -212,6 +212,7 @@ func TestPresence(t *testing.T) {
 // The relay is killed while tickets are written: whatever was acknowledged is there after
 // the restart.
 func TestTicketsSurviveKill(t *testing.T) {
+	t.Parallel()
 	rounds := 3
 	if os.Getenv("AGENTCTL_SLOW") != "" {
 		rounds = 30

@@ -121,6 +121,7 @@ func (r *recorded) checkCommitted(t *testing.T, db *sql.DB, socket string) {
 // whenever. What any reader of the file has seen once is there after the next start, in
 // the file and on the socket, and the file is sound. 60 times with AGENTCTL_SLOW=1.
 func TestKilledDaemonKeepsWhatItCommitted(t *testing.T) {
+	t.Parallel()
 	rounds := 3
 	if os.Getenv("AGENTCTL_SLOW") != "" {
 		rounds = 60

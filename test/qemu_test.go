@@ -16,6 +16,7 @@ import (
 // The boards' binaries run, under qemu-user where it is installed: version, the daemon with
 // its socket, one snapshot, and a link to a relay with one echo.
 func TestBoards(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name, qemu string
 		env        []string

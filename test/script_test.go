@@ -42,6 +42,7 @@ import (
 //	fakerelay NAME FILE [STATUS]   serves FILE as the stream of every call, or as the whole
 //	                               answer with this status; NAME is then its URL
 func TestScript(t *testing.T) {
+	t.Parallel()
 	bin := filepath.Dir(binary(t, "agentctl", ""))
 	testscript.Run(t, testscript.Params{
 		Dir:                "testdata/script",

@@ -26,6 +26,7 @@ import (
 // kernel and in every way a plugin can be attached to it. What comes back must be the
 // same, word for word: testdata/transcript.golden.
 func TestTranscript(t *testing.T) {
+	t.Parallel()
 	golden, err := os.ReadFile("testdata/transcript.golden")
 	if err != nil && !*update {
 		t.Fatal(err)
