@@ -112,9 +112,25 @@ func (c *Client) ticketID(ctx context.Context, ref string) (id string, err error
 	return id, nil
 }
 
-// ChangeTicket calls tickets.VERB, one of create, comment, assign and transition, and
-// returns the ticket as it is then.
-func (c *Client) ChangeTicket(ctx context.Context, verb string, args map[string]any) (*Ticket, error) {
+// TicketRequest is what tickets.create takes. Its zero fields are left to the relay.
+type TicketRequest struct {
+	Title    string           `json:"title"`
+	Body     string           `json:"body,omitempty"`
+	Priority string           `json:"priority,omitempty"`
+	NodeID   string           `json:"node_id,omitempty"`
+	Key      string           `json:"idempotency_key,omitempty"` // repeated with the same one, it creates one ticket
+	Approval *ApprovalRequest `json:"approval,omitempty"`
+}
+
+// ApprovalRequest makes a ticket a request for approval.
+type ApprovalRequest struct {
+	Action     string `json:"action"`
+	ExpiresInS int64  `json:"expires_in_s,omitempty"`
+}
+
+// ChangeTicket calls tickets.VERB, one of create (with a TicketRequest), comment, assign
+// and transition, and returns the ticket as it is then.
+func (c *Client) ChangeTicket(ctx context.Context, verb string, args any) (*Ticket, error) {
 	var result struct{ Ticket Ticket }
 	if err := c.call(ctx, "tickets."+verb, args, &result); err != nil {
 		return nil, err

@@ -40,7 +40,7 @@ func (c *Client) Call(ctx context.Context, tool string, arguments any) (json.Raw
 
 // call calls a tool of the relay itself and decodes its result, unless result is nil. Such
 // a tool may report an error in a result, which becomes an *Error.
-func (c *Client) call(ctx context.Context, tool string, arguments map[string]any, result any) error {
+func (c *Client) call(ctx context.Context, tool string, arguments, result any) error {
 	body, err := c.Call(ctx, tool, arguments)
 	if err != nil {
 		return err
