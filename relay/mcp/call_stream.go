@@ -26,36 +26,36 @@ type streamLimits struct {
 	maxTime   time.Duration
 }
 
-// parseStreamLimits reads the bounds; a value above ours means ours.
+// parseStreamLimits reads the bounds of a request. A value above ours means ours.
 func parseStreamLimits(meta sdk.Meta) (streamLimits, error) {
-	l := streamLimits{maxStreamFrames, maxStreamTime}
 	frames, err := boundedInt(meta, metaMaxFrames, maxStreamFrames)
 	if err != nil {
-		return l, err
+		return streamLimits{}, err
 	}
 	ms, err := boundedInt(meta, metaMaxTime, maxStreamTime.Milliseconds())
-	l.maxFrames, l.maxTime = int(frames), time.Duration(ms)*time.Millisecond
-	return l, err
+	return streamLimits{int(frames), time.Duration(ms) * time.Millisecond}, err
 }
 
-func boundedInt(meta sdk.Meta, key string, most int64) (int64, error) {
+// boundedInt returns a whole number of _meta, at most max; max when it is missing.
+func boundedInt(meta sdk.Meta, key string, max int64) (int64, error) {
 	v, ok := meta[key]
 	if !ok {
-		return most, nil
+		return max, nil
 	}
 	f, ok := v.(float64)
 	if !ok || f < 1 || f != math.Trunc(f) {
 		return 0, invalidParams("_meta " + key + " must be a whole number from 1")
 	}
-	return int64(min(f, float64(most))), nil
+	return int64(min(f, float64(max))), nil
 }
 
 // relayFrames turns a stream into progress notifications and a result, the last frame. It
-// ends after lim, when the client goes away, when the token ends, or with the stream.
+// ends after lim, when the client goes away, when the token ends, or with the stream. The
+// audit log gets one record with the reason of the end.
 func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *kernel.Request, s kernel.Stream, lim streamLimits) (sdk.Result, error) {
 	defer s.Close()
-	over := time.NewTimer(lim.maxTime)
-	defer over.Stop()
+	timeout := time.NewTimer(lim.maxTime)
+	defer timeout.Stop()
 	check := time.NewTicker(sweepInterval)
 	defer check.Stop()
 	var last []byte
@@ -82,15 +82,15 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 		}
 		if err := s.Err(); err != nil {
 			if errors.Is(err, io.EOF) && last != nil {
-				break // it ended as it should
+				break // the stream is complete
 			}
 			return end("stream_end", streamError(err))
 		}
 		select {
 		case <-s.Ready():
 		case <-ctx.Done():
-			return end("cancelled", manifest.E(manifest.DeadlineExceeded, "the caller gave the call up"))
-		case <-over.C:
+			return end("cancelled", manifest.E(manifest.DeadlineExceeded, "the caller canceled the call"))
+		case <-timeout.C:
 			if last == nil {
 				return end("no_frame", manifest.E(manifest.DeadlineExceeded, "no frame came within the time of this call"))
 			}
@@ -104,11 +104,10 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 	return end("frames", nil)
 }
 
-// streamError is what the end of a device's stream means to its reader. A reason that is one
-// of ours is kept; any other end is the board's going away.
+// streamError translates the end of a device's stream for its reader. An error of the relay
+// is kept; any other end means that the board went away.
 func streamError(err error) *manifest.Error {
-	var e *manifest.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*manifest.Error](err); ok {
 		return e
 	}
 	return &manifest.Error{Code: manifest.NodeOffline, Message: "the board went away during the stream", Reason: "stream_end"}

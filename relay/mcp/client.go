@@ -14,7 +14,7 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// client is the client's side of one request, as a plugin sees it.
+// client is the client's side of one request, as a plugin sees it (kernel.Session).
 type client struct {
 	x   *exchange
 	req sdk.Request
@@ -24,10 +24,6 @@ type client struct {
 }
 
 var _ kernel.Session = (*client)(nil)
-
-// errNoServerRequests is the answer to Request in the modern era, which has no requests from server to
-// client.
-var errNoServerRequests = errors.New("mcp: this protocol version takes no requests during a call; return Result.InputRequests instead")
 
 func (c *client) session() *sdk.ServerSession {
 	ss, _ := c.req.GetSession().(*sdk.ServerSession)
@@ -42,30 +38,25 @@ func (c *client) ProgressToken() any {
 	return nil
 }
 
-// Capabilities implements kernel.Session.
+// Capabilities implements kernel.Session. A legacy client sends them with initialize, a
+// modern one with each request. They are nil when the client sent none.
 func (c *client) Capabilities() json.RawMessage {
 	if c.x.call != nil {
 		return c.x.call.capabilities
 	}
+	var caps any
 	if c.x.modern {
-		caps, ok := c.req.GetParams().GetMeta()[sdk.MetaKeyClientCapabilities]
-		if !ok {
-			return nil
-		}
-		data, err := json.Marshal(caps)
-		if err != nil {
-			return nil
-		}
-		return data
+		caps = c.req.GetParams().GetMeta()[sdk.MetaKeyClientCapabilities]
+	} else if init := c.session().InitializeParams(); init != nil && init.Capabilities != nil {
+		caps = struct {
+			*sdk.ClientCapabilities
+			Roots *sdk.RootCapabilities `json:"roots,omitempty"` // the SDK's own field is never omitted
+		}{init.Capabilities, init.Capabilities.RootsV2}
 	}
-	init := c.session().InitializeParams()
-	if init == nil || init.Capabilities == nil {
+	if caps == nil {
 		return nil
 	}
-	data, err := json.Marshal(struct {
-		*sdk.ClientCapabilities
-		Roots *sdk.RootCapabilities `json:"roots,omitempty"` // the SDK's own field is never omitted
-	}{init.Capabilities, init.Capabilities.RootsV2})
+	data, err := json.Marshal(caps)
 	if err != nil {
 		return nil
 	}
@@ -77,7 +68,7 @@ func (c *client) hasCapability(capability string) bool {
 	return json.Unmarshal(c.Capabilities(), &caps) == nil && caps[capability] != nil
 }
 
-// sendProgress tells about a frame if the client asked for progress.
+// sendProgress reports a frame if the client asked for progress.
 func (c *client) sendProgress(done, total float64, message []byte) {
 	if tok := c.ProgressToken(); tok != nil {
 		_ = c.session().NotifyProgress(c.ctx, &sdk.ProgressNotificationParams{
@@ -89,7 +80,7 @@ func (c *client) sendProgress(done, total float64, message []byte) {
 // Notify implements kernel.Session: progress (dropped when the client asked for none),
 // log messages (dropped below the level that the client set) and the end of an
 // elicitation by URL.
-func (c *client) Notify(_ context.Context, method string, params json.RawMessage) error {
+func (c *client) Notify(_ context.Context, method string, params json.RawMessage) (err error) {
 	switch method {
 	case "notifications/progress":
 		tok := c.ProgressToken()
@@ -97,75 +88,80 @@ func (c *client) Notify(_ context.Context, method string, params json.RawMessage
 			return nil
 		}
 		var p sdk.ProgressNotificationParams
-		if err := json.Unmarshal(params, &p); err != nil {
-			return fmt.Errorf("notify %s: %w", method, err)
+		if err = json.Unmarshal(params, &p); err == nil {
+			p.ProgressToken = tok
+			return c.session().NotifyProgress(c.ctx, &p)
 		}
-		p.ProgressToken = tok
-		return c.session().NotifyProgress(c.ctx, &p)
 	case "notifications/message":
 		var p sdk.LoggingMessageParams
-		if err := json.Unmarshal(params, &p); err != nil {
-			return fmt.Errorf("notify %s: %w", method, err)
+		if err = json.Unmarshal(params, &p); err == nil {
+			return c.log(method, &p)
 		}
-		if c.x.call != nil { // the session has no level; the request has
-			if !levelEnabled(c.req.GetParams().GetMeta()[metaLogLevelKey], p.Level) {
-				return nil
-			}
-			_, err := c.x.tenant.h.sendNotification(c.ctx, method, &sdk.ServerRequest[*sdk.LoggingMessageParams]{Session: c.session(), Params: &p})
-			return err
-		}
-		return c.session().Log(c.ctx, &p)
 	case "notifications/elicitation/complete":
 		var p sdk.ElicitationCompleteParams
-		if err := json.Unmarshal(params, &p); err != nil {
-			return fmt.Errorf("notify %s: %w", method, err)
+		if err = json.Unmarshal(params, &p); err == nil {
+			return c.session().NotifyElicitationComplete(c.ctx, &p)
 		}
-		return c.session().NotifyElicitationComplete(c.ctx, &p)
+	default:
+		err = errors.New("not a notification of a request")
 	}
-	return fmt.Errorf("notify %s: not a notification of a request", method)
+	return fmt.Errorf("notify %s: %w", method, err)
 }
 
+// log sends a log message. A session of the SDK has a level; on the session that plain
+// modern requests share, each request has its own.
+func (c *client) log(method string, p *sdk.LoggingMessageParams) error {
+	switch {
+	case c.x.call == nil:
+		return c.session().Log(c.ctx, p)
+	case !levelEnabled(c.req.GetParams().GetMeta()[metaLogLevelKey], p.Level):
+		return nil
+	}
+	return send(c.ctx, c.x.tenant.h, c.session(), method, p)
+}
+
+// levels are in ascending order.
 var levels = []sdk.LoggingLevel{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
 
-// levelEnabled tells whether a client that asked for a level (none: for nothing) gets a message
-// of another.
+// levelEnabled reports whether a client that asked for messages from one level on gets a
+// message of another. A client that asked for none gets none.
 func levelEnabled(asked any, level sdk.LoggingLevel) bool {
 	want, ok := asked.(string)
 	at := slices.Index(levels, sdk.LoggingLevel(want))
 	return ok && at >= 0 && slices.Index(levels, level) >= at
 }
 
-// Request implements kernel.Session for sessions: elicitation/create, sampling/createMessage
-// and roots/list, if the client has the capability.
+// Request implements kernel.Session in the legacy era: elicitation/create,
+// sampling/createMessage and roots/list, if the client has the capability.
 func (c *client) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	if c.x.modern {
 		return nil, errNoServerRequests
 	}
-	ask, cancel := context.WithCancel(c.ctx)
-	defer cancel()
-	defer context.AfterFunc(ctx, cancel)()
-	need := map[string]string{"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}[method]
-	if need == "" {
+	need, ok := map[string]string{"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}[method]
+	if !ok {
 		return nil, fmt.Errorf("ask %s: not a request to a client", method)
 	}
 	if !c.hasCapability(need) {
 		return nil, fmt.Errorf("ask %s: %w: it has no %s capability", method, errInputUnavailable, need)
 	}
+	reqCtx, cancel := context.WithCancel(c.ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
 	var res any
 	var err error
 	switch method {
 	case "elicitation/create":
 		var p sdk.ElicitParams
 		if err = json.Unmarshal(params, &p); err == nil {
-			res, err = c.session().Elicit(ask, &p)
+			res, err = c.session().Elicit(reqCtx, &p)
 		}
 	case "sampling/createMessage":
 		var p sdk.CreateMessageWithToolsParams
 		if err = json.Unmarshal(params, &p); err == nil {
-			res, err = c.session().CreateMessageWithTools(ask, &p)
+			res, err = c.session().CreateMessageWithTools(reqCtx, &p)
 		}
 	default:
-		res, err = c.session().ListRoots(ask, nil)
+		res, err = c.session().ListRoots(reqCtx, nil)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ask %s: %w", method, err)
@@ -173,18 +169,18 @@ func (c *client) Request(ctx context.Context, method string, params json.RawMess
 	return json.Marshal(res)
 }
 
-// maxInputRequests bounds what a tool may ask for in one round.
+// maxInputRequests bounds what a tool may ask a legacy client for in one round.
 const maxInputRequests = 16
 
-// collectInput asks a legacy client for what a result wants and returns the request that
-// repeats the call with it.
+// collectInput asks a legacy client for what a result wants, and returns the request that
+// repeats the call with the answers: what a modern client does itself.
 func (c *client) collectInput(r *kernel.Request, res *kernel.Result) (*kernel.Request, error) {
 	var wants map[string]struct {
 		Method string          `json:"method"`
 		Params json.RawMessage `json:"params"`
 	}
 	if err := json.Unmarshal(res.InputRequests, &wants); err != nil || len(wants) > maxInputRequests {
-		return nil, errors.New("mcp: the tool asks for its input in a wrong way")
+		return nil, errors.New("mcp: the tool's input requests are malformed")
 	}
 	got := make(map[string]json.RawMessage, len(wants))
 	for name, w := range wants {

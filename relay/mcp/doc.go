@@ -4,20 +4,51 @@
 //	go h.Run(ctx)              // owns every goroutine of the package
 //	mux.Handle("/mcp", h)
 //
-// The official SDK owns the wire: framing, sessions, the two eras of the protocol. The
-// kernel owns what is offered and who may use it. Between them stands one receiving
-// middleware; nothing is ever registered with the SDK.
+// # Two eras of the protocol
 //
-//	POST /mcp ── guard ── strict JSON ── era? ─┬─ legacy  (<= 2025-11-25)  SDK, sessions
-//	                                           ├─ listen  (2026-07-28)     SDK, one stream a request
-//	                                           └─ call    (2026-07-28)     mux: all requests of a
-//	                                              tenant share one SDK session in memory
+// Versions up to 2025-11-25 (legacy here) have sessions: the client sends initialize, gets an
+// Mcp-Session-Id, opens a GET stream for notifications, and ends the session with DELETE.
+// Version 2026-07-28 (modern) has none: every request says in _meta which version and
+// client it is from, and subscriptions/listen is a request that stays open. Both are
+// served at once:
+//
+//	POST /mcp ── edge.Guard ── token ── strict JSON ── era? ─┬─ legacy  SDK, stateful handler
+//	                                                         ├─ listen  SDK, stateless handler
+//	                                                         ├─ plain   requestMux: all requests of a
+//	                                                         │          tenant share one SDK session
+//	                                                         └─ other   SDK, stateless handler
+//	GET, DELETE /mcp ── legacy only
 //	      middleware: tools/*, resources/*, subscriptions/* -> kernel;
-//	                  prompts/*, completion/*, templates -> a kernel.Methods plugin
+//	                  prompts/*, completion/*, templates -> the plugin that serves the method
 //
-// The era is chosen by the header MCP-Protocol-Version or by the body's _meta, never by
-// Mcp-Method. The caller of every message is the one that this HTTP request's token
-// proved; a session answers only to the identity that opened it.
+// The era is chosen by the header MCP-Protocol-Version or by the body's _meta, not by
+// Mcp-Method.
+//
+// # What the SDK does, and what is done here
+//
+// The official SDK does the wire: JSON-RPC, framing, sessions, version negotiation, and
+// the refusals that the protocol words. The kernel decides what is offered and who may
+// use it. One receiving middleware joins them; no tool or resource is registered with the
+// SDK. Beside that, this package does itself:
+//
+//   - Strict JSON and the choice of the era, before the SDK parses: the SDK takes the last
+//     of two equal keys and ignores what follows the first value (envelope.go).
+//   - Results as bytes: schemas and device answers pass without being decoded (result.go).
+//   - Plain modern requests on one shared session: a session of its own for each would
+//     cost the SDK a connection, three goroutines and ten parses (request_mux.go).
+//   - Queued writers for streams: the SDK writes a notification to one stream after the
+//     other, and a stalled one would stop them all. A stream whose queue exceeds
+//     1024 writes or 256 KiB is cut (stream_writer.go, sse.QueuedWriter).
+//   - Change notifications, at most one round a second for each tenant: the SDK's own
+//     debounce never fires while devices come and go (tenant.go).
+//   - Session ownership, limits and idle time-outs (session.go).
+//
+// # Identity
+//
+// The caller of every message is the one whose token this HTTP request carries. A session
+// answers only to the tenant and subject that opened it; for others it does not exist. A
+// refreshed token of the same subject keeps the session. Tokens of open streams are
+// checked again each second.
 //
 // # Streams
 //
@@ -27,4 +58,12 @@
 // both: "agentctl/max_frames" (1..20) and "agentctl/max_ms" (1..60000). When the device
 // goes away the result is an error E_NODE_OFFLINE, also after some frames, because half
 // an answer would pass for a whole one.
+//
+// # Locks and goroutines
+//
+// Handler.mu is taken first; tenant.mu and session.mu are leaves. Handler.mu is held while
+// the kernel subscribes a tenant or ends a watch, and while an identity is checked: none
+// of these calls back into the handler.
+// Run owns one goroutine for each tenant (tenant.run) and one for each session that is
+// closing; requests run on net/http's goroutines, and their handlers on the SDK's.
 package mcp

@@ -1,16 +1,16 @@
 package mcp
 
 import (
+	"bytes"
 	"encoding/json"
 	"math"
 	"strconv"
-	"unicode/utf8"
 
 	"agentctl/strictjson"
 )
 
-// envelope is what the door looks at in a JSON-RPC message before the SDK parses it. The
-// parts are the message's own bytes.
+// envelope is the part of a JSON-RPC message that is read before the SDK parses it. The
+// byte slices are parts of the message itself.
 type envelope struct {
 	id           []byte // nil for a notification
 	method       string
@@ -21,10 +21,10 @@ type envelope struct {
 	clientInfo   []byte     // its clientInfo
 	capabilities []byte     // its clientCapabilities
 	isResponse   bool       // has a result or an error
-	invalid      shapeError // why it is no message of JSON-RPC; "" for one that is
+	invalid      shapeError // why it is not a JSON-RPC message; "" for one that is
 }
 
-// shapeError says why JSON is no message.
+// shapeError reports JSON that is not a message.
 type shapeError string
 
 func (s shapeError) Error() string { return string(s) }
@@ -47,8 +47,8 @@ const (
 
 // scanBody checks a body strictly (exact keys, no duplicates, UTF-8, no trailing bytes,
 // bounded depth) and returns the envelopes of its messages. The SDK alone would take the
-// last of two equal keys and ignore what follows the first value. With an error of the
-// shapeError of a single message comes that message.
+// last of two equal keys and ignore what follows the first value. A single message that
+// is a shapeError is returned with the error, for its id.
 func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 	if err := strictjson.Check(body); err != nil {
 		return nil, false, err
@@ -104,7 +104,7 @@ func scanMessage(obj []byte) (m envelope) {
 		}
 	})
 	switch {
-	case m.method == "" && !m.isResponse: // what is said already
+	case m.method == "" && !m.isResponse: // errNotObject, as set above
 	case version != "2.0":
 		m.invalid = errVersion
 	case len(m.params) > 0 && m.params[0] != '{' && string(m.params) != "null":
@@ -143,7 +143,7 @@ func scanMessage(obj []byte) (m envelope) {
 	return m
 }
 
-// idRoundTrips tells whether the SDK would answer under the same id: it reads numbers as
+// idRoundTrips reports whether the SDK would answer under the same id: it reads numbers as
 // float64 and keeps them as integers, so that 1.5 becomes 1.
 func (m *envelope) idRoundTrips() bool {
 	if len(m.id) == 0 || m.id[0] == '"' {
@@ -153,7 +153,7 @@ func (m *envelope) idRoundTrips() bool {
 	return err == nil && n == math.Trunc(n) && math.Abs(n) < 1<<53
 }
 
-// withoutMeta is the params without _meta; nil if nothing else is in them.
+// withoutMeta returns the params without _meta; nil if nothing else is in them.
 func (m *envelope) withoutMeta() []byte {
 	b := make([]byte, 0, len(m.params)-len(m.meta))
 	b = append(b, '{')
@@ -174,8 +174,7 @@ func (m *envelope) withoutMeta() []byte {
 
 // extraMeta decodes the members of _meta that are not the protocol's own; nil if there are
 // none, which is the rule.
-func (m *envelope) extraMeta() map[string]any {
-	var rest map[string]any
+func (m *envelope) extraMeta() (extra map[string]any) {
 	if len(m.meta) == 0 {
 		return nil
 	}
@@ -187,16 +186,18 @@ func (m *envelope) extraMeta() map[string]any {
 		if json.Unmarshal(v, &value) != nil {
 			return
 		}
-		if rest == nil {
-			rest = make(map[string]any)
+		if extra == nil {
+			extra = make(map[string]any)
 		}
-		rest[key] = value
+		extra[key] = value
 	})
-	return rest
+	return extra
 }
 
-// forEachMember calls yield for each member of an object. Its input has passed
-// strictjson.Check, so the walk only has to find the borders of values.
+// The scanner below finds members without decoding values. It does not check bounds or
+// syntax: its input has passed strictjson.Check, or json.Valid.
+
+// forEachMember calls yield for each member of an object.
 func forEachMember(obj []byte, yield func(key string, value []byte)) {
 	i := skipSpace(obj, 1)
 	for obj[i] != '}' {
@@ -262,56 +263,15 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// stringValue is the Go string of a JSON string; "" for any other value.
+// stringValue decodes a JSON string; any other value gives "".
 func stringValue(v []byte) string {
 	if len(v) < 2 || v[0] != '"' {
 		return ""
 	}
-	for _, c := range v {
-		if c == '\\' {
-			var s string
-			if json.Unmarshal(v, &s) != nil {
-				return ""
-			}
-			return s
-		}
+	if bytes.IndexByte(v, '\\') < 0 {
+		return string(v[1 : len(v)-1])
 	}
-	return string(v[1 : len(v)-1])
-}
-
-const hexDigits = "0123456789abcdef"
-
-// appendString appends s as a JSON string; bytes that are no UTF-8 become U+FFFD.
-func appendString[S ~string | ~[]byte](b []byte, s S) []byte {
-	b = append(b, '"')
-	start := 0
-	for i := 0; i < len(s); {
-		c := s[i]
-		if c >= ' ' && c != '"' && c != '\\' && c < utf8.RuneSelf {
-			i++
-			continue
-		}
-		if c >= utf8.RuneSelf {
-			r, n := utf8.DecodeRuneInString(string(s[i:min(i+utf8.UTFMax, len(s))]))
-			if r != utf8.RuneError || n > 1 {
-				i += n
-				continue
-			}
-			b = append(append(b, s[start:i]...), "\ufffd"...)
-		} else {
-			b = append(b, s[start:i]...)
-			switch c {
-			case '"', '\\':
-				b = append(b, '\\', c)
-			case '\n':
-				b = append(b, '\\', 'n')
-			default:
-				b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
-			}
-		}
-		i++
-		start = i
-	}
-	b = append(b, s[start:]...)
-	return append(b, '"')
+	var s string
+	_ = json.Unmarshal(v, &s) // leaves "" on an error
+	return s
 }

@@ -5,23 +5,24 @@ import (
 	"sync"
 )
 
-// A failure is a result too: isError, and the error envelope as structured content. MCP
-// wants structured content to fit the tool's output schema, and clients hold it against
-// that (the TypeScript SDK's of the versions with sessions also when isError is set, and
-// then hide the failure behind a complaint about the schema). So the output schema that a
-// client sees admits the envelope beside the tool's own answer.
+// A failure is a tool result too: isError, and the error envelope as structured content.
+// MCP wants structured content to match the tool's output schema, and clients check it
+// (the TypeScript SDK of the legacy era also when isError is set; it then reports a schema
+// violation instead of the failure). So the output schema that a client sees admits the
+// envelope beside the tool's own answer.
 
 // errorSchema is the envelope's error object (RFC-0001 §4).
 const errorSchema = `{"type":"object","description":"in place of the rest, when the call failed (isError)",` +
 	`"properties":{"code":{"type":"string"},"message":{"type":"string"},"retryable":{"type":"boolean"},"trace_id":{"type":"string"}},"required":["code","message"]}`
 
-// schemaCache remembers what withErrorSchema made: boards of one make have the same schemas.
+// schemaCache caches what withErrorSchema made: boards of one model have the same schemas.
+// A full cache is dropped.
 type schemaCache struct {
 	mu      sync.Mutex // protects seen
 	byInput map[string][]byte
 }
 
-// maxCachedSchemas bounds the schemas that are remembered.
+// maxCachedSchemas bounds a schemaCache.
 const maxCachedSchemas = 512
 
 func (o *schemaCache) withErrorSchema(schema []byte) []byte {
@@ -38,9 +39,9 @@ func (o *schemaCache) withErrorSchema(schema []byte) []byte {
 	return s
 }
 
-// withErrorSchema is the schema of a tool's answer or of its failure. The properties stay at
-// the root, where people and programs look for them; $id goes, because this is no longer
-// the registered document.
+// withErrorSchema returns the schema of a tool's answer or of its failure. The properties
+// stay at the root, where people and programs look for them; $id is removed, because this
+// is no longer the registered document. A schema with combinators is wrapped as a whole.
 func withErrorSchema(schema []byte) []byte {
 	var s, props map[string]json.RawMessage
 	if json.Unmarshal(schema, &s) != nil || json.Unmarshal(s["properties"], &props) != nil {
@@ -52,7 +53,7 @@ func withErrorSchema(schema []byte) []byte {
 		}
 	}
 	if _, ok := props["error"]; ok {
-		return schema // it speaks of failures itself
+		return schema // it describes failures itself
 	}
 	props["error"] = json.RawMessage(errorSchema)
 	s["properties"], _ = json.Marshal(props)
@@ -68,7 +69,7 @@ func withErrorSchema(schema []byte) []byte {
 	return b
 }
 
-// anyOfErrorSchema is for a schema that is no plain list of properties.
+// anyOfErrorSchema wraps a schema that is not a plain list of properties.
 func anyOfErrorSchema(schema []byte) []byte {
 	return []byte(`{"type":"object","anyOf":[` + string(schema) + `,{"type":"object","properties":{"error":` + errorSchema + `},"required":["error"]}]}`)
 }

@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -21,14 +22,14 @@ import (
 // Options configure a Handler. Kernel and Authenticate are required.
 type Options struct {
 	Kernel *kernel.Kernel
-	// Authenticate proves who sends a request, from its token alone.
+	// Authenticate returns who sends a request, by its token alone.
 	Authenticate func(r *http.Request) (*kernel.Caller, error)
 	// OnDenied answers a request that Authenticate refused: 401 or 403, the envelope and
 	// WWW-Authenticate. Default: 401 with the envelope.
 	OnDenied func(w http.ResponseWriter, r *http.Request, err error)
 	// OnSessionClosed, when set, is called with the id of each session that has ended.
 	OnSessionClosed func(session string)
-	Version         string      // of the relay, told to clients; default "dev"
+	Version         string      // of the relay, sent to clients; default "dev"
 	Logger          *zap.Logger // default: none
 	// Guard checks Host and Origin. Default: the Host is a loopback name, and no page of
 	// another origin.
@@ -39,7 +40,7 @@ type Options struct {
 	MaxSessions          int           // legacy sessions; default 4096
 	MaxSessionsPerTenant int           // and as many streams; default 1024
 	MaxStreams           int           // open GET and listen streams; default 8192
-	MaxInFlight          int           // requests in progress of one tenant; default 1024
+	MaxInFlight          int           // requests in progress of one tenant, streams apart; default 1024
 	SessionIdleTimeout   time.Duration // a session without requests and streams ends; default 30 min
 }
 
@@ -47,15 +48,15 @@ type Options struct {
 const (
 	maxBatch            = 32                     // messages of a JSON-RPC batch (protocol 2025-03-26)
 	maxWatchedPerStream = 64                     // watched resources of a session or a listen stream
-	maxWatchedPerTenant = kernel.MaxWatched / 4  // of a tenant, so that none takes all of the kernel's
+	maxWatchedPerTenant = kernel.MaxWatched / 4  // so that no tenant takes all of the kernel's
 	tenantIdleTimeout   = 10 * time.Minute       // then an unused tenant's servers are dropped
-	sweepInterval       = time.Second            // tokens of open streams are asked this often
+	sweepInterval       = time.Second            // how often tokens of open streams are checked
 	notifyInterval      = time.Second            // at most one round of change notifications a tenant
 	notifyTimeout       = 5 * time.Second        // for one round
-	writeWait           = 15 * time.Second       // for one write to a client
-	pingEvery           = 25 * time.Second       // a comment on an idle stream
+	writeTimeout        = 15 * time.Second       // for one write to a client
+	pingInterval        = 25 * time.Second       // a comment on an idle stream
 	pageSize            = 200                    // entries of a list
-	listTTL             = 10 * time.Second       // how long a client may cache a list
+	listTTLMS           = 10_000                 // how long a client may cache a list
 	modernVersion       = "2026-07-28"           // first version without sessions
 	headerVersion       = "Mcp-Protocol-Version" // canonical forms
 	headerSession       = "Mcp-Session-Id"
@@ -66,21 +67,21 @@ type Handler struct {
 	opts             Options
 	log              *zap.Logger
 	impl             *sdk.Implementation
-	legacy           http.Handler // sessions
-	modern           http.Handler // no sessions: listen, and everything that the mux does not take
-	sendNotification sdk.MethodHandler
+	legacy           http.Handler      // the SDK's stateful handler: sessions
+	modern           http.Handler      // the SDK's stateless handler: listen, and what is not plain
+	sendNotification sdk.MethodHandler // the SDK's sending chain
 
 	bodyTimeout time.Duration
 	serverMeta  []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
 	schemas     schemaCache
 
-	mu       sync.RWMutex // protects the fields below
-	ctx      context.Context
+	mu       sync.RWMutex    // protects the fields below
+	ctx      context.Context // Run's; nil before
 	stopped  bool
 	tenants  map[string]*tenant
 	sessions map[string]*session
 	streams  map[*exchange]*sse.QueuedWriter
-	wg       sync.WaitGroup
+	wg       sync.WaitGroup // goroutines that Run waits for
 
 	count counters
 }
@@ -89,7 +90,7 @@ type counters struct {
 	modern, legacy, refused, cut, notified, panics atomic.Uint64
 }
 
-// Stats is a snapshot of what the handler does.
+// Stats are present sizes of a Handler and counters since New.
 type Stats struct {
 	Tenants, Sessions, Streams int
 	Modern, Legacy             uint64 // requests of the two eras
@@ -99,53 +100,48 @@ type Stats struct {
 	Panics                     uint64 // handlers that panicked and were answered with E_INTERNAL
 }
 
-// New makes a Handler; it starts nothing.
-func New(opt Options) *Handler {
-	def := func(n *int, d int) {
-		if *n <= 0 {
-			*n = d
+// New makes a Handler. It starts no goroutine; Run does.
+func New(opts Options) *Handler {
+	setDefault(&opts.MaxBody, 1<<20)
+	setDefault(&opts.MaxTenants, 1024)
+	setDefault(&opts.MaxSessions, 4096)
+	setDefault(&opts.MaxSessionsPerTenant, 1024)
+	setDefault(&opts.MaxStreams, 8192)
+	setDefault(&opts.MaxInFlight, 1024)
+	setDefault(&opts.SessionIdleTimeout, 30*time.Minute)
+	setDefault(&opts.Version, "dev")
+	opts.Logger = cmp.Or(opts.Logger, zap.NewNop())
+	if opts.Guard == nil {
+		opts.Guard = edge.NewGuard(edge.GuardOptions{CheckHost: true})
+	}
+	if opts.OnDenied == nil {
+		opts.OnDenied = func(w http.ResponseWriter, r *http.Request, err error) {
+			refuse(w, r, http.StatusUnauthorized, manifest.AsError(err))
 		}
 	}
-	def(&opt.MaxTenants, 1024)
-	def(&opt.MaxSessions, 4096)
-	def(&opt.MaxSessionsPerTenant, 1024)
-	def(&opt.MaxStreams, 8192)
-	def(&opt.MaxInFlight, 1024)
-	if opt.MaxBody <= 0 {
-		opt.MaxBody = 1 << 20
-	}
-	if opt.SessionIdleTimeout <= 0 {
-		opt.SessionIdleTimeout = 30 * time.Minute
-	}
-	if opt.Version == "" {
-		opt.Version = "dev"
-	}
-	if opt.Logger == nil {
-		opt.Logger = zap.NewNop()
-	}
 	h := &Handler{
-		opts:        opt,
-		log:         opt.Logger,
-		impl:        &sdk.Implementation{Name: "agentctl", Title: "agentctl relay", Version: opt.Version},
+		opts:        opts,
+		log:         opts.Logger,
+		impl:        &sdk.Implementation{Name: "agentctl", Title: "agentctl relay", Version: opts.Version},
 		tenants:     make(map[string]*tenant),
 		sessions:    make(map[string]*session),
 		streams:     make(map[*exchange]*sse.QueuedWriter),
 		bodyTimeout: 10 * time.Second,
-	}
-	if h.opts.Guard == nil {
-		h.opts.Guard = edge.NewGuard(edge.GuardOptions{CheckHost: true})
-	}
-	if h.opts.OnDenied == nil {
-		h.opts.OnDenied = func(w http.ResponseWriter, r *http.Request, err error) {
-			refuse(w, r, http.StatusUnauthorized, manifest.AsError(err))
-		}
 	}
 	h.serverMeta = serverMeta(h.impl)
 	h.bindSDK()
 	return h
 }
 
-// Run serves until ctx ends; then it ends every stream and session and waits for its
+// setDefault sets an option that is zero or negative.
+func setDefault[T cmp.Ordered](v *T, def T) {
+	var zero T
+	if *v <= zero {
+		*v = def
+	}
+}
+
+// Run serves until ctx ends. It then ends every stream and session, and waits for its
 // goroutines.
 func (h *Handler) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -179,7 +175,7 @@ func (h *Handler) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// sweep ends what is over: streams whose token ended, idle sessions and idle tenants.
+// sweep ends streams whose token has ended, idle sessions and idle tenants.
 func (h *Handler) sweep(now time.Time) {
 	h.mu.RLock()
 	var over []*exchange
@@ -209,14 +205,13 @@ func (h *Handler) sweep(now time.Time) {
 	}
 }
 
-// processStart is the zero of moments.
 var processStart = time.Now()
 
-// monotonicNanos is t on the monotonic clock, in nanoseconds: a step of the wall clock, as of a
-// relay that gets its time after the start, neither ends a session nor keeps one.
+// monotonicNanos returns t on the monotonic clock: a step of the wall clock, as of a relay
+// that gets its time after the start, neither ends an idle session nor keeps one.
 func monotonicNanos(t time.Time) int64 { return int64(t.Sub(processStart)) }
 
-// Stats tells what is going on.
+// Stats returns the counters.
 func (h *Handler) Stats() Stats {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -227,15 +222,15 @@ func (h *Handler) Stats() Stats {
 	}
 }
 
-// exchange is one HTTP request on /mcp. The SDK carries it to the middleware, so that a
-// message's caller is that of its own request, whoever opened the session.
+// exchange is one HTTP request on /mcp. The SDK carries it to the middleware (bindSDK), so
+// that a message's caller is that of its own request, whoever opened the session.
 type exchange struct {
 	caller    *kernel.Caller
 	tenant    *tenant
 	session   *session // legacy, once it is known
 	modern    bool
-	flatNames bool // ?names=flat
-	traceID   string
+	flatNames bool   // ?names=flat
+	traceID   string // from the traceparent header, or ""
 	id        []byte // of a single message, as it was sent
 
 	// ctx ends when the client goes away; cancel ends it from here (nil on short
@@ -246,7 +241,15 @@ type exchange struct {
 	call *muxCall // of a request that the mux carries
 }
 
-// sessionID names the session for stages that are meant for one; modern requests have none.
+// join returns a context that ends with ctx, which is the SDK's, and when the client of
+// this exchange goes away.
+func (x *exchange) join(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.WithValue(ctx, callKey{}, x.call))
+	stop := context.AfterFunc(x.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// sessionID names the session for stages that act on one; modern requests have none.
 func (x *exchange) sessionID() string {
 	if x.session == nil {
 		return ""
@@ -255,22 +258,21 @@ func (x *exchange) sessionID() string {
 }
 
 // ServeHTTP answers one request. The order of the checks decides the status: method,
-// origin and host, size, token, content type and strict body, then the protocol's own.
+// Origin and Host, size, token, limits of the tenant, content type and strict body, then
+// the protocol's own.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	edge.SetBodyDeadline(w, r, h.bodyTimeout)
-	switch r.Method {
-	case http.MethodGet, http.MethodPost, http.MethodDelete:
-	default:
+	if r.Method != http.MethodGet && r.Method != http.MethodPost && r.Method != http.MethodDelete {
 		w.Header().Set("Allow", "GET, POST, DELETE")
-		h.refuse(w, r, http.StatusMethodNotAllowed, manifest.BadRequest, "this method is not allowed here; use POST")
+		h.refuse(w, r, http.StatusMethodNotAllowed, manifest.E(manifest.BadRequest, "this method is not allowed here; use POST"))
 		return
 	}
 	if err := h.opts.Guard.Check(r); err != nil {
-		h.refuse(w, r, http.StatusForbidden, manifest.SafetyDenied, err.Error())
+		h.refuse(w, r, http.StatusForbidden, manifest.E(manifest.SafetyDenied, err.Error()))
 		return
 	}
 	if r.ContentLength > h.opts.MaxBody {
-		h.refuse(w, r, http.StatusRequestEntityTooLarge, manifest.BadRequest, "the request body is too large")
+		h.refuse(w, r, http.StatusRequestEntityTooLarge, errBodyTooLarge)
 		return
 	}
 	caller, err := h.opts.Authenticate(r)
@@ -285,27 +287,26 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if e.Code == manifest.RateLimited {
 			status = http.StatusTooManyRequests
 		}
-		h.count.refused.Add(1)
-		refuse(w, r, status, e)
+		h.refuse(w, r, status, e)
 		return
 	}
 	defer t.release()
 	x := &exchange{caller: caller, tenant: t, ctx: r.Context(), traceID: edge.CallerTraceID(r)}
 	x.flatNames = strings.Contains(r.URL.RawQuery, "names=flat") && r.URL.Query().Get("names") == "flat"
-	if r.Method == http.MethodPost {
+	switch {
+	case r.Method == http.MethodPost:
 		h.servePost(w, r, x)
-		return
-	}
-	if r.Header.Get(headerVersion) >= modernVersion {
+	case r.Header.Get(headerVersion) >= modernVersion:
 		w.Header().Set("Allow", "POST")
-		h.refuse(w, r, http.StatusMethodNotAllowed, manifest.BadRequest, "this protocol version knows POST only")
-		return
+		h.refuse(w, r, http.StatusMethodNotAllowed, manifest.E(manifest.BadRequest, "this protocol version knows POST only"))
+	default:
+		h.count.legacy.Add(1)
+		h.serveSessionMethod(w, r, x)
 	}
-	h.count.legacy.Add(1)
-	h.serveSessionMethod(w, r, x)
 }
 
-// acquireTenant finds or makes the tenant and counts the request in.
+// acquireTenant finds or makes the tenant and counts the request in; release counts it
+// out. A tenant with requests in progress is not dropped.
 func (h *Handler) acquireTenant(name string) (*tenant, *manifest.Error) {
 	h.mu.RLock()
 	t, running := h.tenants[name], h.ctx != nil && !h.stopped
@@ -324,38 +325,31 @@ func (h *Handler) acquireTenant(name string) (*tenant, *manifest.Error) {
 	}
 	if t.inFlight.Load()-t.openStreams.Load() > int64(h.opts.MaxInFlight) {
 		t.release()
-		return nil, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 1000,
-			Message: "too many requests of this tenant are in progress; retry later", Reason: "tenant_in_flight"}
+		return nil, tooMany("too many requests of this tenant are in progress; retry later", "tenant_in_flight", 1000)
 	}
 	return t, nil
 }
 
+// addTenant makes a tenant and starts its goroutine, unless another request just has.
 func (h *Handler) addTenant(name string) (*tenant, *manifest.Error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if t := h.tenants[name]; t != nil {
-		t.inFlight.Add(1)
-		return t, nil
-	}
-	if h.stopped {
-		return nil, manifest.E(manifest.Internal, "the relay is stopping; retry shortly")
-	}
-	if len(h.tenants) >= h.opts.MaxTenants {
-		return nil, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: tenantIdleTimeout.Milliseconds(),
-			Message: "the relay serves as many tenants as it may; retry later", Reason: "tenants"}
-	}
-	t, err := newTenant(h, name)
-	if err != nil {
-		h.log.Error("mcp tenant", zap.Error(err))
-		return nil, manifest.E(manifest.Internal, "the relay failed to serve this tenant")
+	t := h.tenants[name]
+	if t == nil {
+		if h.stopped {
+			return nil, manifest.E(manifest.Internal, "the relay is stopping; retry shortly")
+		}
+		if len(h.tenants) >= h.opts.MaxTenants {
+			return nil, tooMany("the relay serves as many tenants as it may; retry later", "tenants", tenantIdleTimeout.Milliseconds())
+		}
+		var err error
+		if t, err = newTenant(h, name); err != nil {
+			h.log.Error("mcp tenant", zap.Error(err))
+			return nil, manifest.E(manifest.Internal, "the relay failed to serve this tenant")
+		}
+		h.tenants[name] = t
+		h.wg.Go(func() { t.run(h.ctx) })
 	}
 	t.inFlight.Add(1)
-	h.tenants[name] = t
-	h.wg.Go(func() { t.run(h.ctx) })
 	return t, nil
-}
-
-func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, code manifest.Code, message string) {
-	h.count.refused.Add(1)
-	refuse(w, r, status, manifest.E(code, message))
 }

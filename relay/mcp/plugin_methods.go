@@ -12,24 +12,22 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// servePluginMethod answers a method that the kernel has no notion of from the plugin that
-// serves it. Params and result pass as JSON.
-func servePluginMethod[P sdk.Params](ctx context.Context, t *tenant, x *exchange, method string, req *sdk.ServerRequest[P], given bool) (sdk.Result, error) {
+// servePluginMethod answers a method that the kernel does not know from the plugin that
+// serves it. Params and result pass as JSON. The kernel bounds the time.
+func servePluginMethod[P sdk.Params](ctx context.Context, t *tenant, x *exchange, method string, req *sdk.ServerRequest[P], hasParams bool) (sdk.Result, error) {
 	plugin, ok := t.h.opts.Kernel.MethodHandler(x.caller, method)
 	if !ok {
 		if method == "resources/templates/list" { // resources are always offered, if only an empty list
 			b := &objectBuilder{}
 			b.raw("resourceTemplates", []byte("[]"))
-			return t.finishResult(b, x, "complete", listTTL.Milliseconds(), nil), nil
+			return t.finishResult(b, x, resultComplete, listTTLMS, nil), nil
 		}
 		return nil, methodNotFound(method)
 	}
-	ctx, cancel := context.WithCancel(ctx) // the kernel bounds the time
+	ctx, cancel := x.join(ctx)
 	defer cancel()
-	defer context.AfterFunc(x.ctx, cancel)()
-	ctx = context.WithValue(ctx, callKey{}, x.call)
 	params := json.RawMessage("{}")
-	if given {
+	if hasParams {
 		var err error
 		if params, err = json.Marshal(req.Params); err != nil {
 			return nil, invalidParams("params are malformed")
@@ -37,14 +35,14 @@ func servePluginMethod[P sdk.Params](ctx context.Context, t *tenant, x *exchange
 	}
 	data, err := plugin.HandleMethod(ctx, x.caller, &client{x: x, req: req, ctx: ctx}, method, params)
 	if err != nil {
-		return nil, methodError(method, req, err)
+		return nil, methodError(req, err)
 	}
 	return t.wrapResult(x, method, data)
 }
 
-func methodError(method string, req sdk.Request, err error) error {
-	var f *kernel.RPCError
-	if errors.As(err, &f) {
+// methodError translates a plugin's error. A plugin may give a JSON-RPC error of its own.
+func methodError(req sdk.Request, err error) error {
+	if f, ok := errors.AsType[*kernel.RPCError](err); ok {
 		return &jsonrpc.Error{Code: f.Code, Message: f.Message, Data: f.Data}
 	}
 	if r, ok := req.GetParams().(*sdk.ReadResourceParams); ok && errors.Is(err, kernel.ErrNoResource) {
@@ -58,27 +56,27 @@ func (t *tenant) wrapResult(x *exchange, method string, data []byte) (sdk.Result
 	if !json.Valid(data) || data[skipSpace(data, 0)] != '{' {
 		return nil, rpcError(manifest.E(manifest.Internal, "a plugin answered with no JSON object"), manifest.NewTraceID())
 	}
-	kind, ttl := "complete", int64(-1)
+	resultType, cacheMS := resultComplete, int64(-1)
 	switch method {
 	case "prompts/list", "resources/templates/list", "resources/read":
-		ttl = listTTL.Milliseconds()
+		cacheMS = listTTLMS
 	}
-	b := &objectBuilder{b: make([]byte, 0, len(data)+256)}
+	b := newObject(len(data) + 256)
 	var meta []byte
 	forEachMember(data, func(key string, v []byte) {
 		switch {
 		case key == "_meta":
 			meta = v
 		case x.modern && key == "resultType":
-			kind = stringValue(v)
+			resultType = stringValue(v)
 		case x.modern && (key == "ttlMs" || key == "cacheScope"): // ours to say
 		default:
 			k, _ := json.Marshal(key)
 			b.raw(string(k[1:len(k)-1]), v)
 		}
 	})
-	if kind != "complete" {
-		ttl = -1
+	if resultType != resultComplete {
+		cacheMS = -1
 	}
-	return t.finishResult(b, x, kind, ttl, meta), nil
+	return t.finishResult(b, x, resultType, cacheMS, meta), nil
 }

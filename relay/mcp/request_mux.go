@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,23 +15,27 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// requestMux joins the modern requests of one tenant to one SDK session: each HTTP request is a
-// message on the session's connection, under an id of the mux's own, and gets back what
-// is written under that id. The protocol without sessions keeps nothing between
-// requests, so sharing one is invisible; it spares the SDK a connection, three goroutines
-// and most of its parsing for every call (ten parses, 32 KB of garbage each). The session
-// is told once which protocol it speaks; _meta, which says so in every request, is read
-// here and does not go through.
+// requestMux joins the plain modern requests of one tenant to one SDK session. Each HTTP
+// request becomes a message on the session's connection under an id of the mux's own, and
+// gets back what is written under that id:
 //
-// Only plain requests come here (takes). Everything else, and so every refusal that the
-// protocol words, goes through the SDK's own handler.
+//	serve ── in ──> Read ── SDK ── middleware ── kernel
+//	      <── response, notifications ── Write
+//
+// The protocol without sessions keeps nothing between requests, so sharing a session is
+// invisible. It spares the SDK a connection, three goroutines and most of its parsing for
+// every call (ten parses, 32 KB of garbage each). The session gets its protocol version
+// once (modernSession); the _meta of each request, which says it again, stays here.
+//
+// Only plain requests come here (isPlainRequest). Everything else, and so every refusal
+// that the protocol words, goes through the SDK's own handler.
 type requestMux struct {
 	in        chan jsonrpc.Message
-	closed    chan struct{} // closed by end
+	closed    chan struct{} // closed by shutDown
 	closeOnce sync.Once
 	lastID    atomic.Int64
 
-	mu      sync.Mutex // protects waiting
+	mu      sync.Mutex // protects pending
 	pending map[int64]*muxCall
 }
 
@@ -39,13 +44,16 @@ type muxCall struct {
 	*envelope
 	hasParams     bool                   // there are params beside _meta
 	response      chan *jsonrpc.Response // holds one
-	notifications chan []byte            // notifications before the answer, as SSE data
+	notifications chan []byte            // messages before the response
 	requestDone   chan struct{}          // closed when the HTTP request ends
 }
 
-// maxQueuedNotifications is how many notifications of a call wait for its reader; then the call waits.
+// maxQueuedNotifications is how many notifications of a call wait for its reader; then the
+// call waits.
 const maxQueuedNotifications = 16
 
+// callKey carries a *muxCall in the context of its handler, so that Write finds the request
+// that a notification belongs to.
 type callKey struct{}
 
 func newRequestMux() *requestMux {
@@ -58,7 +66,8 @@ var (
 	_ sdk.ProtocolVersionSupporter = (*requestMux)(nil)
 )
 
-// modernSession is the state of a session that speaks the modern protocol from its start.
+// modernSession returns the state of a session that speaks the modern protocol from its
+// start, without a handshake.
 func modernSession() *sdk.ServerSessionOptions {
 	return &sdk.ServerSessionOptions{State: &sdk.ServerSessionState{
 		InitializeParams:  &sdk.InitializeParams{ProtocolVersion: modernVersion, Capabilities: &sdk.ClientCapabilities{}},
@@ -69,7 +78,7 @@ func modernSession() *sdk.ServerSessionOptions {
 // Connect implements sdk.Transport; the mux is its own connection.
 func (m *requestMux) Connect(context.Context) (sdk.Connection, error) { return m, nil }
 
-// SupportsProtocolVersion tells what /mcp serves, which is both eras.
+// SupportsProtocolVersion implements sdk.ProtocolVersionSupporter.
 func (m *requestMux) SupportsProtocolVersion(string) bool { return true }
 
 // SessionID implements sdk.Connection: there is no session to name.
@@ -92,11 +101,8 @@ func (m *requestMux) Read(ctx context.Context) (jsonrpc.Message, error) {
 	}
 }
 
-// errRequestEnded has the code of the SDK's "rejected by transport": the message is lost, the
-// connection is not.
-var errRequestEnded = &jsonrpc.Error{Code: -32005, Message: "the request has ended"}
-
-// Write implements sdk.Connection. It blocks only the call whose notification it is.
+// Write implements sdk.Connection. A notification whose reader is slow blocks the call that
+// sent it, and no other.
 func (m *requestMux) Write(ctx context.Context, msg jsonrpc.Message) error {
 	switch msg := msg.(type) {
 	case *jsonrpc.Response:
@@ -129,8 +135,10 @@ func (m *requestMux) Write(ctx context.Context, msg jsonrpc.Message) error {
 	return errRequestEnded
 }
 
-// isPlainRequest tells whether a message is a plain modern request: a call of a method that
-// answers at once, whose headers say what the body says.
+// isPlainRequest reports whether a message is a modern call of a method that answers at
+// once, whose headers repeat what the body says, and whose Accept header plainly names
+// both kinds of answer. Anything less plain goes to the SDK, which refuses what has to be
+// refused.
 func isPlainRequest(r *http.Request, m *envelope) bool {
 	switch m.method {
 	case "tools/call", "resources/read", "prompts/get":
@@ -141,14 +149,16 @@ func isPlainRequest(r *http.Request, m *envelope) bool {
 	default:
 		return false
 	}
+	accept := r.Header["Accept"]
 	return len(m.id) > 0 && (m.id[0] == '"' || m.id[0] == '-' || m.id[0] >= '0' && m.id[0] <= '9') &&
 		len(m.capabilities) > 0 && m.capabilities[0] == '{' && (len(m.clientInfo) == 0 || m.clientInfo[0] == '{') &&
 		m.version == modernVersion && r.Header.Get(headerVersion) == modernVersion &&
-		r.Header.Get("Mcp-Method") == m.method && acceptsBoth(r.Header)
+		r.Header.Get("Mcp-Method") == m.method &&
+		len(accept) == 1 && strings.Contains(accept[0], "application/json") && strings.Contains(accept[0], "text/event-stream")
 }
 
 // serve answers one plain modern request: with JSON, or with a stream of events if the
-// handler has something to say before its answer.
+// handler sends notifications before its response.
 func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 	n := m.lastID.Add(1)
 	id, _ := jsonrpc.MakeID(float64(n))
@@ -164,32 +174,21 @@ func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 		delete(m.pending, n)
 		m.mu.Unlock()
 	}()
-	msg := &jsonrpc.Request{ID: id, Method: e.method, Params: params, Extra: &sdk.RequestExtra{TokenInfo: tokenInfo(x)}}
-	select {
-	case m.in <- msg:
-	case <-x.ctx.Done():
-		return
-	case <-m.closed:
-		refuseRPC(w, http.StatusServiceUnavailable, e.id, codeInternal, stoppingMessage)
-		return
-	}
 	out := muxResponse{w: w, rc: http.NewResponseController(w)}
 	defer out.clearDeadline()
+	in, msg := m.in, &jsonrpc.Request{ID: id, Method: e.method, Params: params, Extra: &sdk.RequestExtra{TokenInfo: tokenInfo(x)}}
 	for {
 		select {
+		case in <- msg:
+			in = nil // once
 		case note := <-c.notifications:
 			if out.writeEvent(note) != nil {
 				return
 			}
 		case resp := <-c.response:
-			for more := true; more; {
-				select {
-				case note := <-c.notifications:
-					if out.writeEvent(note) != nil {
-						return
-					}
-				default:
-					more = false
+			for len(c.notifications) > 0 { // sent before the response
+				if out.writeEvent(<-c.notifications) != nil {
+					return
 				}
 			}
 			out.writeResponse(e.id, resp)
@@ -201,23 +200,23 @@ func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 				refuseRPC(w, http.StatusServiceUnavailable, e.id, codeInternal, stoppingMessage)
 				return
 			}
-			_ = out.writeEvent(appendFault(nil, e.id, codeInternal, stoppingMessage, nil)) // a client waits for its answer
+			_ = out.writeEvent(appendRPCError(nil, e.id, codeInternal, stoppingMessage, nil)) // the client waits for an answer
 			return
 		}
 	}
 }
 
-// codeInternal is JSON-RPC's "internal error".
-const codeInternal = -32603
-
-const stoppingMessage = "the relay is stopping; call again shortly"
-
-// muxResponse writes a modern answer. It is JSON until the first event.
+// muxResponse writes the response of a plain request. It is JSON until the first event.
 type muxResponse struct {
 	w           http.ResponseWriter
 	rc          *http.ResponseController
 	isStream    bool
 	deadlineSet bool
+}
+
+func (a *muxResponse) setDeadline() {
+	a.deadlineSet = true
+	_ = a.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
 }
 
 func (a *muxResponse) writeEvent(data []byte) error {
@@ -227,29 +226,27 @@ func (a *muxResponse) writeEvent(data []byte) error {
 		h.Set("Content-Type", "text/event-stream")
 		h.Set("Cache-Control", "no-cache, no-transform")
 	}
-	b := make([]byte, 0, len(data)+32)
-	b = append(b, "event: message\ndata: "...)
-	b = append(b, data...)
-	b = append(b, "\n\n"...)
-	a.deadlineSet = true
-	_ = a.rc.SetWriteDeadline(time.Now().Add(writeWait))
-	if _, err := a.w.Write(b); err != nil {
+	a.setDeadline()
+	if _, err := a.w.Write(appendEvent(make([]byte, 0, len(data)+32), data)); err != nil {
 		return err
 	}
 	return a.rc.Flush()
 }
 
+// maxUndelayed is the size of a response that any send buffer takes at once; its write
+// needs no deadline.
+const maxUndelayed = 2048
+
 func (a *muxResponse) writeResponse(id []byte, resp *jsonrpc.Response) {
 	status := http.StatusOK
 	var b []byte
 	if resp.Error != nil {
-		var f *jsonrpc.Error
 		code, data := int64(codeInternal), json.RawMessage(nil)
-		if errors.As(resp.Error, &f) {
+		if f, ok := errors.AsType[*jsonrpc.Error](resp.Error); ok {
 			code, data = f.Code, f.Data
 		}
 		status = modernStatus(code)
-		b = appendFault(nil, id, code, resp.Error.Error(), data)
+		b = appendRPCError(nil, id, code, resp.Error.Error(), data)
 	} else {
 		b = make([]byte, 0, len(resp.Result)+len(id)+40)
 		b = append(b, `{"jsonrpc":"2.0","id":`...)
@@ -263,30 +260,30 @@ func (a *muxResponse) writeResponse(id []byte, resp *jsonrpc.Response) {
 		return
 	}
 	h := a.w.Header()
-	h["Content-Type"] = contentJSON
-	h["Cache-Control"] = noStore
+	h["Content-Type"], h["Cache-Control"] = contentJSON, noStore
 	if status != http.StatusOK {
 		a.w.WriteHeader(status)
 	}
-	if len(b) > 2048 { // less fits into any buffer
-		a.deadlineSet = true
-		_ = a.rc.SetWriteDeadline(time.Now().Add(writeWait))
+	if len(b) > maxUndelayed {
+		a.setDeadline()
 	}
 	_, _ = a.w.Write(b)
 }
 
+// Header values that every response shares, so that none is allocated.
 var (
 	contentJSON = []string{"application/json"}
 	noStore     = []string{"no-store"}
 )
 
+// clearDeadline frees the connection of the deadline: it may serve another request.
 func (a *muxResponse) clearDeadline() {
 	if a.deadlineSet {
 		_ = a.rc.SetWriteDeadline(time.Time{})
 	}
 }
 
-// modernStatus is the HTTP status that the protocol wants for its errors.
+// modernStatus returns the HTTP status that the protocol wants for its errors.
 func modernStatus(code int64) int {
 	switch code {
 	case jsonrpc.CodeMethodNotFound:

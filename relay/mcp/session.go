@@ -3,7 +3,6 @@ package mcp
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"maps"
 	"net/http"
@@ -22,27 +21,31 @@ import (
 )
 
 // session is a legacy session. The SDK keeps the protocol's side of it; this is ours:
-// whose it is, when it was used, and what it watches.
+// who owns it, when it was used, and what it watches.
+//
+// It is registered by initialize, and closed by DELETE, by its idle time-out, to make room
+// for another of its tenant, when the SDK no longer knows it, or by the end of Run.
 type session struct {
 	id     string
-	owner  string // tenant and subject that opened it
+	owner  string // ownerKey of who opened it
 	tenant *tenant
 	ss     *sdk.ServerSession
 
 	inFlight    atomic.Int64 // requests in progress, streams included
-	openStreams atomic.Int64 // exchanges GET streams
-	lastUsed    atomic.Int64 // see moment
+	openStreams atomic.Int64 // open GET streams
+	lastUsed    atomic.Int64 // monotonicNanos
 
 	mu            sync.Mutex // protects the fields below
 	closed        bool
-	exchanges     map[*exchange]struct{}
-	subscriptions map[string]func() // release by URI
+	exchanges     map[*exchange]struct{} // in progress; canceled at the end
+	subscriptions map[string]func()      // release by URI
 }
 
 // ownerKey is the identity that a session is bound to. A refreshed token of the same
 // subject keeps its session.
 func ownerKey(c *kernel.Caller) string { return c.Tenant + "\x00" + c.Actor }
 
+// idleFor returns how long the session has had no request and no stream.
 func (s *session) idleFor(now time.Time) time.Duration {
 	if s.inFlight.Load() > 0 {
 		return 0
@@ -57,13 +60,14 @@ func (s *session) isSubscribed(uri string) bool {
 	return ok
 }
 
-// attach counts a request in; false when the session has ended.
+// attach counts a request in; false when the session has been closed.
 func (s *session) attach(x *exchange) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return false
 	}
+	x.session = s
 	s.exchanges[x] = struct{}{}
 	s.inFlight.Add(1)
 	return true
@@ -78,14 +82,15 @@ func (s *session) detach(x *exchange) {
 }
 
 // exchangeKey carries an exchange in the context of an HTTP request to the SDK. A
-// session's handlers see the context of the request that opened the session, so they
-// take theirs from the message's token info, not from here.
+// session's handlers run under the context of the request that opened the session, so
+// they take their exchange from the message's token info, and not from here.
 type exchangeKey struct{}
 
 const exchangeExtraKey = "agentctl"
 
-// bindSDK makes the SDK's handlers. Its bearer middleware is the one way to attach
-// something to a message; the token that it sees is ours, the real one goes no further.
+// bindSDK makes the SDK's handlers. Its bearer middleware is how something is attached to
+// a message (TokenInfo); the token that it sees is a placeholder, the real one goes no
+// further. The sending chain of a server without sessions sends on any session.
 func (h *Handler) bindSDK() {
 	bind := auth.RequireBearerToken(func(ctx context.Context, _ string, _ *http.Request) (*auth.TokenInfo, error) {
 		x, _ := ctx.Value(exchangeKey{}).(*exchange)
@@ -98,7 +103,7 @@ func (h *Handler) bindSDK() {
 		return func(r *http.Request) *sdk.Server { return pick(r.Context().Value(exchangeKey{}).(*exchange)) }
 	}
 	opt := sdk.StreamableHTTPOptions{
-		DisableLocalhostProtection:   true, // guard does it, and knows the allowed hosts
+		DisableLocalhostProtection:   true, // edge.Guard does it, and knows the allowed hosts
 		MaxRequestBodyBytes:          h.opts.MaxBody,
 		PropagateRequestCancellation: true,
 	}
@@ -126,52 +131,61 @@ func serveSDK(next http.Handler, w http.ResponseWriter, r *http.Request, x *exch
 	next.ServeHTTP(w, r)
 }
 
-// serveSessionPost serves messages of the protocol's versions up to 2025-11-25.
-func (h *Handler) serveSessionPost(w http.ResponseWriter, r *http.Request, x *exchange, msgs []envelope, batch bool, body []byte) {
+// serveSessionPost serves messages of the legacy era: within their session, or an
+// initialize that opens one.
+func (h *Handler) serveSessionPost(w http.ResponseWriter, r *http.Request, x *exchange, msgs []envelope, isBatch bool, body []byte) {
 	h.count.legacy.Add(1)
 	if s := h.findSession(r, x); s != nil {
 		x.ctx, x.cancel = context.WithCancel(x.ctx)
 		defer x.cancel()
 		if s.attach(x) {
-			x.session = s
 			defer s.detach(x)
-			if m := &msgs[0]; !batch && !m.isResponse && !sessionMethods[m.method] {
-				switch {
-				case len(m.id) > 0:
-					refuseRPC(w, http.StatusOK, m.id, jsonrpc.CodeMethodNotFound, methodNotFound(m.method).Error())
-					return
-				case strings.HasPrefix(m.method, "notifications/"): // of a version to come, perhaps
-					w.WriteHeader(http.StatusAccepted)
-					return
-				}
-			}
-			pw := &patient{ResponseWriter: w, rc: http.NewResponseController(w)}
-			serveSDK(h.legacy, pw, r, x, body)
-			if m := &msgs[0]; !batch && len(m.id) > 0 && !m.isResponse && x.ctx.Err() != nil && r.Context().Err() == nil {
-				pw.over(m.id) // not the client: the session has ended, or the relay stops
-			}
-			if pw.done() == http.StatusNotFound { // the SDK has lost it
-				h.closeSession(s)
-			}
+			h.serveInSession(w, r, x, msgs, isBatch, body)
 			return
 		}
 	}
 	switch {
 	case r.Header.Get(headerSession) != "":
 		refuseRPC(w, http.StatusNotFound, msgs[0].id, codeInvalidRequest, "no such session; initialize again")
-	case batch || msgs[0].method != "initialize":
+	case isBatch || msgs[0].method != "initialize":
 		refuseRPC(w, http.StatusBadRequest, msgs[0].id, codeInvalidRequest, "this request needs an Mcp-Session-Id; send initialize first")
 	case !h.hasSessionCapacity(x.tenant):
-		h.count.refused.Add(1)
-		refuse(w, r, http.StatusTooManyRequests, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 60_000,
-			Message: "too many sessions are open; end some with DELETE or use protocol version " + modernVersion, Reason: "sessions"})
+		h.refuse(w, r, http.StatusTooManyRequests,
+			tooMany("too many sessions are open; end some with DELETE or use protocol version "+modernVersion, "sessions", 60_000))
 	default:
 		serveSDK(h.legacy, w, r, x, body)
 	}
 }
 
-// sessionMethods are what the SDK takes from a session's client. It answers others with
-// HTTP 400 and a line of text, which is no answer to a request.
+// serveInSession passes the messages of a session to the SDK. It answers itself what the
+// SDK would leave without an answer: unknown methods, and a request whose session ends
+// while it is in progress.
+func (h *Handler) serveInSession(w http.ResponseWriter, r *http.Request, x *exchange, msgs []envelope, isBatch bool, body []byte) {
+	m := &msgs[0]
+	isRequest := !isBatch && !m.isResponse && len(m.id) > 0
+	if !isBatch && !m.isResponse && !sessionMethods[m.method] {
+		if isRequest {
+			refuseRPC(w, http.StatusOK, m.id, jsonrpc.CodeMethodNotFound, methodNotFound(m.method).Error())
+			return
+		}
+		if strings.HasPrefix(m.method, "notifications/") { // of a later version, perhaps
+			w.WriteHeader(http.StatusAccepted)
+			return
+		}
+	}
+	tw := &timeoutWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
+	defer tw.clearDeadline()
+	serveSDK(h.legacy, tw, r, x, body)
+	if isRequest && x.ctx.Err() != nil && r.Context().Err() == nil {
+		tw.answerClosedSession(m.id) // the client is there: the session has ended, or the relay stops
+	}
+	if tw.status == http.StatusNotFound { // the SDK does not know the session
+		h.closeSession(x.session)
+	}
+}
+
+// sessionMethods are the methods that the SDK accepts from a session's client. It answers
+// others with HTTP 400 and a line of text, which is not an answer to a JSON-RPC request.
 var sessionMethods = map[string]bool{
 	"initialize": true, "ping": true, "tools/list": true, "tools/call": true, "prompts/list": true, "prompts/get": true,
 	"resources/list": true, "resources/templates/list": true, "resources/read": true, "resources/subscribe": true, "resources/unsubscribe": true,
@@ -179,11 +193,8 @@ var sessionMethods = map[string]bool{
 	"notifications/initialized": true, "notifications/cancelled": true, "notifications/progress": true, "notifications/roots/list_changed": true,
 }
 
-// codeInvalidRequest is JSON-RPC's "invalid request".
-const codeInvalidRequest = -32600
-
-// findSession returns the session that the request names if it is the caller's own; another's
-// is not told apart from none.
+// findSession returns the session that the request names, if it is the caller's own. For
+// another's the answer is the same as for none.
 func (h *Handler) findSession(r *http.Request, x *exchange) *session {
 	id := r.Header.Get(headerSession)
 	if id == "" {
@@ -201,12 +212,12 @@ func (h *Handler) findSession(r *http.Request, x *exchange) *session {
 // serveSessionMethod serves GET (the session's stream) and DELETE (its end).
 func (h *Handler) serveSessionMethod(w http.ResponseWriter, r *http.Request, x *exchange) {
 	if r.Header.Get(headerSession) == "" {
-		h.refuse(w, r, http.StatusBadRequest, manifest.BadRequest, "this request needs an Mcp-Session-Id; POST initialize first")
+		h.refuse(w, r, http.StatusBadRequest, manifest.E(manifest.BadRequest, "this request needs an Mcp-Session-Id; POST initialize first"))
 		return
 	}
 	s := h.findSession(r, x)
 	if s == nil {
-		h.refuse(w, r, http.StatusNotFound, manifest.BadRequest, "no such session; initialize again")
+		h.refuse(w, r, http.StatusNotFound, manifest.E(manifest.BadRequest, "no such session; initialize again"))
 		return
 	}
 	if r.Method == http.MethodDelete {
@@ -215,10 +226,9 @@ func (h *Handler) serveSessionMethod(w http.ResponseWriter, r *http.Request, x *
 		return
 	}
 	if !accepts(r.Header, "text/event-stream") {
-		h.refuse(w, r, http.StatusBadRequest, manifest.BadRequest, "the Accept header must name text/event-stream")
+		h.refuse(w, r, http.StatusBadRequest, manifest.E(manifest.BadRequest, "the Accept header must name text/event-stream"))
 		return
 	}
-	x.session = s
 	h.stream(w, r, x, func(w http.ResponseWriter) {
 		if !s.attach(x) {
 			http.Error(w, "session ended", http.StatusNotFound)
@@ -231,9 +241,7 @@ func (h *Handler) serveSessionMethod(w http.ResponseWriter, r *http.Request, x *
 	})
 }
 
-var errSessions = errors.New("mcp: too many sessions")
-
-// Session is an open session of the eras that have some.
+// Session describes an open session.
 type Session struct{ ID, Tenant, Actor string }
 
 // Sessions lists the first open sessions, ascending by id.
@@ -249,21 +257,20 @@ func (h *Handler) Sessions(limit int) []Session {
 	return list
 }
 
-// hasSessionCapacity tells whether a tenant may open another session; it makes room by ending the one
-// that has been idle longest, if that is at least a minute.
+// hasSessionCapacity reports whether a tenant may open another session. If not, it closes
+// the tenant's session that has been idle longest, when that is at least a minute.
 func (h *Handler) hasSessionCapacity(t *tenant) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	own := t.sessionCount()
-	if len(h.sessions) < h.opts.MaxSessions && own < h.opts.MaxSessionsPerTenant {
+	if h.sessionFitsLocked(t) {
 		return true
 	}
 	now := time.Now()
 	var oldest *session
 	longest := time.Minute
 	for _, s := range h.sessions {
-		if s.tenant == t && s.idleFor(now) > longest {
-			oldest, longest = s, s.idleFor(now)
+		if idle := s.idleFor(now); s.tenant == t && idle > longest {
+			oldest, longest = s, idle
 		}
 	}
 	if oldest == nil {
@@ -273,10 +280,10 @@ func (h *Handler) hasSessionCapacity(t *tenant) bool {
 	return true
 }
 
-func (t *tenant) sessionCount() int {
+func (h *Handler) sessionFitsLocked(t *tenant) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.sessions)
+	return len(h.sessions) < h.opts.MaxSessions && len(t.sessions) < h.opts.MaxSessionsPerTenant
 }
 
 // registerSession registers the session that an initialize is about to open.
@@ -288,8 +295,8 @@ func (h *Handler) registerSession(ss *sdk.ServerSession, x *exchange) (*session,
 	s.lastUsed.Store(monotonicNanos(time.Now()))
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.stopped || s.id == "" || len(h.sessions) >= h.opts.MaxSessions || x.tenant.sessionCount() >= h.opts.MaxSessionsPerTenant {
-		return nil, errSessions
+	if h.stopped || s.id == "" || !h.sessionFitsLocked(x.tenant) {
+		return nil, errTooManySessions
 	}
 	h.sessions[s.id] = s
 	x.tenant.mu.Lock()
@@ -298,45 +305,46 @@ func (h *Handler) registerSession(ss *sdk.ServerSession, x *exchange) (*session,
 	return s, nil
 }
 
+// unregisterSession drops a session whose initialize failed; the SDK closes it.
+func (h *Handler) unregisterSession(s *session) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.removeSessionLocked(s)
+}
+
+// removeSessionLocked removes a session from the tables; false when it is not there.
+func (h *Handler) removeSessionLocked(s *session) bool {
+	if h.sessions[s.id] != s {
+		return false
+	}
+	delete(h.sessions, s.id)
+	s.tenant.mu.Lock()
+	delete(s.tenant.sessions, s)
+	s.tenant.mu.Unlock()
+	return true
+}
+
 func (h *Handler) closeSession(s *session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.closeSessionLocked(s)
 }
 
-// unregisterSession drops a session whose initialize failed; the SDK closes it.
-func (h *Handler) unregisterSession(s *session) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.sessions[s.id] != s {
-		return
-	}
-	delete(h.sessions, s.id)
-	s.tenant.mu.Lock()
-	delete(s.tenant.sessions, s)
-	s.tenant.mu.Unlock()
-}
-
-// closeSessionLocked ends a session: its requests are cancelled, its watches released, and the
-// SDK's part is closed by a goroutine of Run's, because closing waits for handlers.
+// closeSessionLocked ends a session: it cancels its requests and releases its watches. A
+// goroutine of Run's closes the SDK's part, because that waits for handlers.
 func (h *Handler) closeSessionLocked(s *session) {
-	if h.sessions[s.id] != s {
+	if !h.removeSessionLocked(s) {
 		return
 	}
-	delete(h.sessions, s.id)
-	t := s.tenant
-	t.mu.Lock()
-	delete(t.sessions, s)
-	t.mu.Unlock()
 	s.mu.Lock()
 	s.closed = true
-	watches := s.subscriptions
+	subscriptions := s.subscriptions
 	s.subscriptions = nil
 	for x := range s.exchanges {
 		x.cancel()
 	}
 	s.mu.Unlock()
-	for _, release := range watches {
+	for _, release := range subscriptions {
 		release()
 	}
 	h.wg.Go(func() {

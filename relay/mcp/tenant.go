@@ -2,6 +2,8 @@ package mcp
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,20 +21,20 @@ const instructions = "A board's tools are the verbs of its capabilities: {kind}.
 	"A call that fails has isError and {\"error\":{code,message,retryable,trace_id}}; E_NODE_OFFLINE passes when the board is back."
 
 // tenant is what one tenant's clients talk to: an SDK server for sessions, one for
-// modern calls and one for listen streams. They are apart because the SDK walks all
-// sessions of a server when one of them ends, and modern calls end all the time.
+// plain modern calls and one for listen streams. They are separate because the SDK scans
+// all sessions of a server when one of them ends, and modern calls end all the time.
 type tenant struct {
 	h    *Handler
 	name string
 
 	legacy, call, listen *sdk.Server
-	mux                  *requestMux
-	sub                  *kernel.Subscription
-	stop                 func()
+	mux                  *requestMux          // the connection of call's one session
+	sub                  *kernel.Subscription // changes of what the kernel offers
+	stop                 func()               // closes stopped
 	stopped              chan struct{}
 
 	inFlight    atomic.Int64 // requests in progress
-	openStreams atomic.Int64 // of them open streams
+	openStreams atomic.Int64 // of them streams
 	lastUsed    atomic.Int64 // monotonicNanos of the last request's end
 
 	mu              sync.Mutex // protects the fields below
@@ -51,6 +53,9 @@ type listener struct {
 	uris map[string]bool
 }
 
+// meta makes the _meta of one notification of this stream.
+func (l *listener) meta() sdk.Meta { return sdk.Meta{sdk.MetaKeySubscriptionID: rawJSON(l.x.id)} }
+
 // newTenant makes a tenant; run starts it.
 func newTenant(h *Handler, name string) (*tenant, error) {
 	sub, err := h.opts.Kernel.Subscribe(name)
@@ -68,7 +73,8 @@ func newTenant(h *Handler, name string) (*tenant, error) {
 	return t, nil
 }
 
-// server makes an SDK server without a single feature: the middleware answers.
+// server makes an SDK server with capabilities but without tools, resources or prompts:
+// the middleware answers.
 func (t *tenant) server() *sdk.Server {
 	s := sdk.NewServer(t.h.impl, &sdk.ServerOptions{
 		Instructions: instructions,
@@ -81,7 +87,7 @@ func (t *tenant) server() *sdk.Server {
 			Logging: &sdk.LoggingCapabilities{},
 		},
 		SetCacheable: func(_ context.Context, _ sdk.Request, c *sdk.Cacheable) {
-			c.TTLMs, c.CacheScope = int(listTTL.Milliseconds()), "private"
+			c.TTLMs, c.CacheScope = listTTLMS, "private"
 		},
 		// No Logger: the SDK logs results of handlers. No KeepAlive: it loses results of
 		// stateless requests.
@@ -90,13 +96,13 @@ func (t *tenant) server() *sdk.Server {
 	return s
 }
 
-// release counts a request out.
+// release counts a request out that acquireTenant counted in.
 func (t *tenant) release() {
 	t.lastUsed.Store(monotonicNanos(time.Now()))
 	t.inFlight.Add(-1)
 }
 
-// idleFor tells how long nobody has used the tenant; 0 while somebody does.
+// idleFor returns how long nobody has used the tenant; 0 while somebody does.
 func (t *tenant) idleFor(now time.Time) time.Duration {
 	if t.inFlight.Load() > 0 {
 		return 0
@@ -109,8 +115,9 @@ func (t *tenant) idleFor(now time.Time) time.Duration {
 	return time.Duration(monotonicNanos(now) - t.lastUsed.Load())
 }
 
-// run carries modern calls and change notifications until ctx ends or the tenant is
-// dropped.
+// run carries modern calls and sends change notifications until ctx ends or the tenant is
+// dropped. The first change is sent at once; what follows within notifyInterval is merged
+// and sent together. A debounce would never fire while devices come and go.
 func (t *tenant) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -144,7 +151,7 @@ func (t *tenant) run(ctx context.Context) {
 					updated[u] = true
 				}
 			}
-			if c.Missed { // more changed than the kernel keeps: all that is watched may have
+			if c.Missed { // more changed than the kernel keeps: everything watched may have
 				t.mu.Lock()
 				for u := range t.watchCounts {
 					updated[u] = true
@@ -154,8 +161,6 @@ func (t *tenant) run(ctx context.Context) {
 			if c.Tools {
 				t.dropFlatNames()
 			}
-			// The first change goes out at once, what follows within the second together:
-			// a debounce would never fire while devices come and go.
 			if wait := notifyInterval - time.Since(last); wait > 0 {
 				if due == nil {
 					due = time.After(wait)
@@ -171,21 +176,15 @@ func (t *tenant) run(ctx context.Context) {
 	}
 }
 
-// notify sends one round of notifications. Writers of streams do not block, so one
-// stalled reader holds nobody up.
+// notify sends one round of notifications. The writers of streams do not block
+// (sse.QueuedWriter), so a stalled reader delays nobody. An error on one stream is dropped:
+// that stream ends by itself.
 func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string]bool) {
 	t.mu.Lock()
-	sessions := make([]*session, 0, len(t.sessions))
-	for s := range t.sessions {
-		if s.openStreams.Load() > 0 {
-			sessions = append(sessions, s)
-		}
-	}
-	listeners := make([]*listener, 0, len(t.listeners))
-	for l := range t.listeners {
-		listeners = append(listeners, l)
-	}
+	sessions := slices.Collect(maps.Keys(t.sessions))
+	listeners := slices.Collect(maps.Keys(t.listeners))
 	t.mu.Unlock()
+	sessions = slices.DeleteFunc(sessions, func(s *session) bool { return s.openStreams.Load() == 0 })
 	if len(sessions)+len(listeners) == 0 {
 		return
 	}
@@ -193,53 +192,36 @@ func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string
 	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
 	for _, s := range sessions {
-		t.sendListChanged(ctx, s.ss, nil, c.Tools, c.Resources, c.Prompts)
-		for u := range updated {
-			if s.isSubscribed(u) {
-				t.sendUpdated(ctx, s.ss, nil, u)
-			}
-		}
+		t.sendChanges(ctx, s.ss, func() sdk.Meta { return nil }, c, updated, s.isSubscribed)
 	}
 	for _, l := range listeners {
-		meta := func() sdk.Meta { return sdk.Meta{sdk.MetaKeySubscriptionID: rawJSON(l.x.id)} }
-		t.sendListChanged(ctx, l.ss, meta, c.Tools && l.want.ToolsListChanged, c.Resources && l.want.ResourcesListChanged,
-			c.Prompts && l.want.PromptsListChanged)
-		for u := range updated {
-			if l.uris[u] {
-				t.sendUpdated(ctx, l.ss, meta, u)
-			}
+		c := kernel.Change{Tools: c.Tools && l.want.ToolsListChanged, Resources: c.Resources && l.want.ResourcesListChanged,
+			Prompts: c.Prompts && l.want.PromptsListChanged}
+		t.sendChanges(ctx, l.ss, l.meta, c, updated, func(uri string) bool { return l.uris[uri] })
+	}
+}
+
+// sendChanges sends the notifications that one client wants. Each gets a _meta of its own:
+// the SDK keeps and changes what it is given.
+func (t *tenant) sendChanges(ctx context.Context, ss *sdk.ServerSession, meta func() sdk.Meta, c kernel.Change, updated map[string]bool, wants func(uri string) bool) {
+	if c.Tools {
+		_ = send(ctx, t.h, ss, "notifications/tools/list_changed", &sdk.ToolListChangedParams{Meta: meta()})
+	}
+	if c.Resources {
+		_ = send(ctx, t.h, ss, "notifications/resources/list_changed", &sdk.ResourceListChangedParams{Meta: meta()})
+	}
+	if c.Prompts {
+		_ = send(ctx, t.h, ss, "notifications/prompts/list_changed", &sdk.PromptListChangedParams{Meta: meta()})
+	}
+	for uri := range updated {
+		if wants(uri) {
+			_ = send(ctx, t.h, ss, "notifications/resources/updated", &sdk.ResourceUpdatedNotificationParams{URI: uri, Meta: meta()})
 		}
 	}
 }
 
-// sendListChanged sends list_changed notifications; each gets a meta of its own, since the SDK
-// keeps what it is given. Failing to reach one client is that client's business.
-func (t *tenant) sendListChanged(ctx context.Context, ss *sdk.ServerSession, meta func() sdk.Meta, tools, resources, prompts bool) {
-	m := func() sdk.Meta {
-		if meta == nil {
-			return nil
-		}
-		return meta()
-	}
-	if tools {
-		_, _ = t.h.sendNotification(ctx, "notifications/tools/list_changed",
-			&sdk.ServerRequest[*sdk.ToolListChangedParams]{Session: ss, Params: &sdk.ToolListChangedParams{Meta: m()}})
-	}
-	if resources {
-		_, _ = t.h.sendNotification(ctx, "notifications/resources/list_changed",
-			&sdk.ServerRequest[*sdk.ResourceListChangedParams]{Session: ss, Params: &sdk.ResourceListChangedParams{Meta: m()}})
-	}
-	if prompts {
-		_, _ = t.h.sendNotification(ctx, "notifications/prompts/list_changed",
-			&sdk.ServerRequest[*sdk.PromptListChangedParams]{Session: ss, Params: &sdk.PromptListChangedParams{Meta: m()}})
-	}
-}
-
-func (t *tenant) sendUpdated(ctx context.Context, ss *sdk.ServerSession, meta func() sdk.Meta, uri string) {
-	p := &sdk.ResourceUpdatedNotificationParams{URI: uri}
-	if meta != nil {
-		p.Meta = meta()
-	}
-	_, _ = t.h.sendNotification(ctx, "notifications/resources/updated",
-		&sdk.ServerRequest[*sdk.ResourceUpdatedNotificationParams]{Session: ss, Params: p})
+// send sends one notification on a session, past the SDK's own bookkeeping.
+func send[P sdk.Params](ctx context.Context, h *Handler, ss *sdk.ServerSession, method string, params P) error {
+	_, err := h.sendNotification(ctx, method, &sdk.ServerRequest[P]{Session: ss, Params: params})
+	return err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -22,66 +21,74 @@ func (t *tenant) listTools(x *exchange, req *sdk.ListToolsRequest) (sdk.Result, 
 	if req.Params != nil {
 		cursor = req.Params.Cursor
 	}
+	return listPage(t, x, "tools", cursor, 1024, t.h.opts.Kernel.ListTools,
+		func(tool *kernel.Tool) string { return tool.Name },
+		func(b *objectBuilder, tool *kernel.Tool) { t.h.appendTool(b, tool, x.flatNames) })
+}
+
+// listPage renders one page of a list as a result. entrySize is what an entry takes
+// about, key returns where an entry is in the order, and appendEntry its members.
+func listPage[T any](t *tenant, x *exchange, name, cursor string, entrySize int,
+	list func(c *kernel.Caller, after string, limit int) ([]T, bool), key func(T) string, appendEntry func(*objectBuilder, T),
+) (sdk.Result, error) {
 	after, ok := parseCursor(cursor)
 	if !ok {
 		return nil, invalidParams("the cursor is not one of this server's; list from the start")
 	}
-	page, more := t.h.opts.Kernel.ListTools(x.caller, after, pageSize)
-	b := &objectBuilder{b: make([]byte, 0, 512+1024*len(page))}
-	b.key("tools")
+	page, more := list(x.caller, after, pageSize)
+	b := newObject(512 + entrySize*len(page))
+	b.key(name)
 	b.b = append(b.b, '[')
-	for i, tool := range page {
+	for i, v := range page {
 		if i > 0 {
 			b.b = append(b.b, ',')
 		}
-		b.b = t.h.appendTool(b.b, tool, x.flatNames)
+		e := objectBuilder{b: b.b}
+		appendEntry(&e, v)
+		b.b = append(e.b, '}')
 	}
 	b.b = append(b.b, ']')
 	if more {
-		b.str("nextCursor", makeCursor(page[len(page)-1].Name))
+		b.str("nextCursor", makeCursor(key(page[len(page)-1])))
 	}
-	return t.finishResult(b, x, "complete", listTTL.Milliseconds(), nil), nil
+	return t.finishResult(b, x, resultComplete, listTTLMS, nil), nil
 }
 
-func (h *Handler) appendTool(dst []byte, tool *kernel.Tool, flat bool) []byte {
-	b := objectBuilder{b: dst}
+// toolAnnotations are the hints of MCP for each safety class.
+var toolAnnotations = map[manifest.SafetyClass][]byte{
+	manifest.ReadOnly:    []byte(`{"readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}`),
+	manifest.Mutating:    []byte(`{"readOnlyHint":false,"destructiveHint":false,"idempotentHint":false,"openWorldHint":false}`),
+	manifest.Destructive: []byte(`{"readOnlyHint":false,"destructiveHint":true,"idempotentHint":false,"openWorldHint":false}`),
+}
+
+var anyObjectSchema = json.RawMessage(`{"type":"object"}`)
+
+func (h *Handler) appendTool(b *objectBuilder, tool *kernel.Tool, flat bool) {
 	name := tool.Name
 	if flat {
 		name = flatName(name)
 	}
 	b.str("name", name)
-	if tool.Title != "" {
-		b.str("title", tool.Title)
-	}
-	if tool.Description != "" {
-		b.str("description", tool.Description)
-	}
+	b.optional("title", tool.Title)
+	b.optional("description", tool.Description)
 	if len(tool.InputSchema) > 0 {
 		b.raw("inputSchema", tool.InputSchema)
 	} else {
-		b.raw("inputSchema", []byte(`{"type":"object"}`))
+		b.raw("inputSchema", anyObjectSchema)
 	}
 	if len(tool.OutputSchema) > 0 {
 		b.raw("outputSchema", h.schemas.withErrorSchema(tool.OutputSchema))
 	}
-	switch tool.SafetyClass {
-	case "":
-	case manifest.ReadOnly:
-		b.raw("annotations", []byte(`{"readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}`))
-	case manifest.Mutating:
-		b.raw("annotations", []byte(`{"readOnlyHint":false,"destructiveHint":false,"idempotentHint":false,"openWorldHint":false}`))
-	default:
-		b.raw("annotations", []byte(`{"readOnlyHint":false,"destructiveHint":true,"idempotentHint":false,"openWorldHint":false}`))
-	}
-	if tool.SafetyClass != "" { // an annotation of ours would be lost in clients' fixed structs
+	if class := tool.SafetyClass; class != "" {
+		b.raw("annotations", toolAnnotations[class])
+		// In _meta and not in annotations: clients decode annotations into fixed structs.
 		b.key("_meta")
-		b.b = append(b.b, `{"x-safety-class":"`...)
-		b.b = append(append(b.b, tool.SafetyClass...), `"}`...)
+		b.b = append(append(append(b.b, `{"x-safety-class":"`...), class...), `"}`...)
 	}
-	return append(b.b, '}')
 }
 
-// flatName is the spelling without dots, for clients that refuse them.
+// flatName returns the spelling of a tool's name without dots, for clients that refuse
+// them.
 func flatName(name string) string {
 	if n, ok := manifest.ParseToolName(name); ok {
 		return n.Alias()
@@ -89,7 +96,8 @@ func flatName(name string) string {
 	return strings.ReplaceAll(name, ".", "_")
 }
 
-// resolveTool finds the tool that a name in either spelling means, if the caller may use it.
+// resolveTool finds the tool that a name in either spelling means, if the caller may use
+// it. Otherwise the tool is nil, and the kernel refuses the name.
 func (t *tenant) resolveTool(c *kernel.Caller, name string) (string, *kernel.Tool) {
 	name = manifest.Canonical(name)
 	if tool, ok := t.h.opts.Kernel.Tool(c, name); ok {
@@ -106,12 +114,13 @@ func (t *tenant) resolveTool(c *kernel.Caller, name string) (string, *kernel.Too
 	return name, nil
 }
 
-// flatNames maps the flat spellings of plugin tools (a device's are parsed, not looked
-// up). It is kept until the list of tools changes; whether a caller may use a tool is
-// asked of the kernel each time.
+// flatNames maps the flat spellings of plugin tools to their names; those of devices are
+// parsed and not looked up. The map is kept until the list of tools changes
+// (toolsGeneration). It holds every tool of the tenant: resolveTool checks with the kernel
+// whether the caller may use one.
 func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 	t.mu.Lock()
-	m, age := t.flatToName, t.toolsGeneration
+	m, generation := t.flatToName, t.toolsGeneration
 	t.mu.Unlock()
 	if m != nil {
 		return m
@@ -129,7 +138,7 @@ func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 		}
 	}
 	t.mu.Lock()
-	if t.toolsGeneration == age { // else the list has changed meanwhile
+	if t.toolsGeneration == generation { // else the list has changed meanwhile
 		t.flatToName = m
 	}
 	t.mu.Unlock()
@@ -147,7 +156,8 @@ type allScopes struct{}
 
 func (allScopes) Has(string) bool { return true }
 
-// A cursor is opaque to clients: it holds the last name of the page before.
+// makeCursor makes the cursor of a next page, which is opaque to clients: a version and the
+// last name of this page.
 func makeCursor(last string) string { return base64.RawURLEncoding.EncodeToString([]byte("1" + last)) }
 
 func parseCursor(s string) (after string, ok bool) {
@@ -169,8 +179,8 @@ func parseCursor(s string) (after string, ok bool) {
 	return string(b[1:]), true
 }
 
-// callTool is tools/call. A failure of ours is a result with isError; only what no tool
-// could answer (an unknown name, malformed params) is a JSON-RPC error.
+// callTool is tools/call. A failure of the relay is a result with isError; only what no
+// tool could answer (an unknown name, malformed params) is a JSON-RPC error.
 func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolRequest) (sdk.Result, error) {
 	p := req.Params
 	if len(p.Arguments) > 0 && p.Arguments[0] != '{' {
@@ -179,16 +189,13 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolReq
 		}
 		p.Arguments = nil
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := x.join(ctx)
 	defer cancel()
-	defer context.AfterFunc(x.ctx, cancel)() // the client went away: so does the call
-	ctx = context.WithValue(ctx, callKey{}, x.call)
 
 	name, tool := t.resolveTool(x.caller, p.Name)
 	cl := &client{x: x, req: req, ctx: ctx}
-	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl, ConnID: x.sessionID()}
-	kr.Meta = metaOf(p.Meta)
-	kr.TraceID = x.traceID
+	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl, ConnID: x.sessionID(),
+		Meta: metaOf(p.Meta), TraceID: x.traceID, RequestState: p.RequestState}
 	if tp, ok := p.Meta["traceparent"].(string); ok {
 		if id, ok := edge.ParseTraceparent(tp); ok {
 			kr.TraceID = id
@@ -208,9 +215,10 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolReq
 		if kr.InputResponses, err = json.Marshal(p.InputResponses); err != nil {
 			return nil, invalidParams("inputResponses are malformed")
 		}
-		kr.RequestState = p.RequestState
 	}
 	res, err := t.h.opts.Kernel.Call(ctx, kr)
+	// A legacy client gives input by answering requests during the call, a modern one by
+	// repeating the call.
 	for round := 0; err == nil && len(res.InputRequests) > 0 && !x.modern; round++ {
 		if round == maxInputRounds {
 			return t.renderError(x, manifest.E(manifest.Internal, "the tool asks for more input again and again"), kr.TraceID), nil
@@ -233,7 +241,8 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolReq
 	return t.renderResult(x, res)
 }
 
-// metaOf is what a request's _meta says to the kernel's stages; nil when nothing does.
+// metaOf returns a request's _meta if a stage of the kernel may read it, else nil: stages
+// read keys that begin with agentctl/.
 func metaOf(m sdk.Meta) json.RawMessage {
 	for k := range m {
 		if strings.HasPrefix(k, "agentctl/") && k != metaMaxFrames && k != metaMaxTime {
@@ -250,18 +259,17 @@ func metaOf(m sdk.Meta) json.RawMessage {
 // maxInputRounds bounds how often a tool may ask a legacy client for input.
 const maxInputRounds = 4
 
-// renderResult renders a kernel result.
+// renderResult renders a kernel result. A tool without content of its own has its
+// structured content as text too, for clients of versions without structured content.
 func (t *tenant) renderResult(x *exchange, res *kernel.Result) (sdk.Result, error) {
 	if f := res.RPCError; f != nil {
 		return nil, &jsonrpc.Error{Code: f.Code, Message: f.Message, Data: f.Data}
 	}
-	b := &objectBuilder{b: make([]byte, 0, 384+3*len(res.Structured))}
+	b := newObject(384 + 3*len(res.Structured))
 	if len(res.InputRequests) > 0 {
 		b.raw("inputRequests", res.InputRequests)
-		if res.RequestState != "" {
-			b.str("requestState", res.RequestState)
-		}
-		return t.finishResult(b, x, "input_required", -1, res.Meta), nil
+		b.optional("requestState", res.RequestState)
+		return t.finishResult(b, x, resultInputRequired, -1, res.Meta), nil
 	}
 	b.key("content")
 	b.b = append(b.b, '[')
@@ -281,24 +289,17 @@ func (t *tenant) renderResult(x *exchange, res *kernel.Result) (sdk.Result, erro
 	if res.IsError {
 		b.raw("isError", []byte("true"))
 	}
-	return t.finishResult(b, x, "complete", -1, res.Meta), nil
+	return t.finishResult(b, x, resultComplete, -1, res.Meta), nil
 }
 
-// appendText appends a text block.
-func appendText[S ~string | ~[]byte](b []byte, text S) []byte {
-	b = append(b, `{"type":"text","text":`...)
-	return append(appendString(b, text), '}')
-}
-
-// renderError renders one of our errors as a tool's result, in the shape it has everywhere.
+// renderError renders an error of the relay as a tool's result: the envelope that every
+// HTTP answer has, as text and as structured content.
 func (t *tenant) renderError(x *exchange, e *manifest.Error, trace string) sdk.Result {
 	body := edge.AppendError(nil, e, trace)
-	b := &objectBuilder{b: make([]byte, 0, 384+3*len(body))}
+	b := newObject(384 + 3*len(body))
 	b.key("content")
 	b.b = append(appendText(append(b.b, '['), body), ']')
 	b.raw("structuredContent", body)
 	b.raw("isError", []byte("true"))
-	return t.finishResult(b, x, "complete", -1, nil)
+	return t.finishResult(b, x, resultComplete, -1, nil)
 }
-
-var errInputUnavailable = errors.New("mcp: the client cannot give this input")

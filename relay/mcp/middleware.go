@@ -1,0 +1,131 @@
+package mcp
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.uber.org/zap"
+
+	"agentctl/manifest"
+)
+
+// middleware answers every method from the kernel. It passes on what is the protocol's
+// own business: handshake, ping, log level, notifications.
+func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
+	return func(ctx context.Context, method string, req sdk.Request) (res sdk.Result, err error) {
+		x := exchangeOf(req)
+		if x == nil || x.tenant != t {
+			return nil, &jsonrpc.Error{Code: codeInternal, Message: "the request has no caller"}
+		}
+		// The SDK runs handlers in goroutines of its own, where a panic ends the process.
+		defer func() {
+			if p := recover(); p != nil {
+				t.h.count.panics.Add(1)
+				t.h.log.Error("mcp handler panicked", zap.String("method", method), zap.String("type", fmt.Sprintf("%T", p)), zap.Stack("stack"))
+				res, err = nil, &jsonrpc.Error{Code: codeInternal, Message: "the relay failed to answer this request"}
+			}
+		}()
+		if x.call != nil && x.call.hasParams { // the mux has kept _meta back
+			if meta := x.call.extraMeta(); meta != nil {
+				req.GetParams().SetMeta(meta)
+			}
+		}
+		switch r := req.(type) {
+		case *sdk.CallToolRequest:
+			return t.callTool(ctx, x, r)
+		case *sdk.ListToolsRequest:
+			return t.listTools(x, r)
+		case *sdk.ListResourcesRequest:
+			return t.listResources(x, r)
+		case *sdk.ReadResourceRequest:
+			return t.readResource(ctx, x, r)
+		case *sdk.SubscribeRequest:
+			return t.subscribe(x, r.Params.URI)
+		case *sdk.UnsubscribeRequest:
+			return t.unsubscribe(x, r.Params.URI)
+		case *sdk.SubscriptionsListenRequest:
+			return t.serveListen(ctx, x, r)
+		case *sdk.ListPromptsRequest:
+			return servePluginMethod(ctx, t, x, method, r, r.Params != nil)
+		case *sdk.GetPromptRequest:
+			return servePluginMethod(ctx, t, x, method, r, true)
+		case *sdk.CompleteRequest:
+			return servePluginMethod(ctx, t, x, method, r, true)
+		case *sdk.ListResourceTemplatesRequest:
+			return servePluginMethod(ctx, t, x, method, r, r.Params != nil)
+		}
+		switch method {
+		case "initialize":
+			return t.initialize(ctx, x, req, next)
+		case "server/discover":
+			res, err := next(ctx, method, req)
+			if d, ok := res.(*sdk.DiscoverResult); ok {
+				t.removeUnserved(x, d.Capabilities)
+			}
+			return res, err
+		case "logging/setLevel":
+			if !t.isServed(x, method) {
+				return nil, methodNotFound(method)
+			}
+		}
+		return next(ctx, method, req)
+	}
+}
+
+// exchangeOf returns the exchange that bindSDK has attached to a message.
+func exchangeOf(req sdk.Request) *exchange {
+	extra := req.GetExtra()
+	if extra == nil || extra.TokenInfo == nil {
+		return nil
+	}
+	x, _ := extra.TokenInfo.Extra[exchangeExtraKey].(*exchange)
+	return x
+}
+
+// initialize registers the session before the client learns its id, so that the next
+// request finds it.
+func (t *tenant) initialize(ctx context.Context, x *exchange, req sdk.Request, next sdk.MethodHandler) (sdk.Result, error) {
+	ss, ok := req.GetSession().(*sdk.ServerSession)
+	if !ok {
+		return nil, methodNotFound("initialize")
+	}
+	if x.session != nil { // registering it again would lose what the session holds
+		return nil, &jsonrpc.Error{Code: codeInvalidRequest, Message: "this session is initialized; send initialize without an Mcp-Session-Id to open another"}
+	}
+	s, err := t.h.registerSession(ss, x)
+	if err != nil {
+		return nil, rpcError(&manifest.Error{Code: manifest.RateLimited, Message: "too many sessions are open; retry later"}, manifest.NewTraceID())
+	}
+	res, err := next(ctx, "initialize", req)
+	if err != nil {
+		t.h.unregisterSession(s)
+		return nil, err
+	}
+	if r, ok := res.(*sdk.InitializeResult); ok {
+		t.removeUnserved(x, r.Capabilities)
+	}
+	return res, nil
+}
+
+// isServed reports whether a loaded plugin serves a method that the kernel does not know.
+func (t *tenant) isServed(x *exchange, method string) bool {
+	_, ok := t.h.opts.Kernel.MethodHandler(x.caller, method)
+	return ok
+}
+
+// removeUnserved removes the capabilities that no loaded plugin has. The SDK made the
+// struct for this one answer.
+func (t *tenant) removeUnserved(x *exchange, c *sdk.ServerCapabilities) {
+	if !t.isServed(x, "prompts/list") {
+		c.Prompts = nil
+	}
+	if !t.isServed(x, "completion/complete") {
+		c.Completions = nil
+	}
+	if !t.isServed(x, "logging/setLevel") {
+		//lint:ignore SA1019 logging belongs to the versions with sessions
+		c.Logging = nil
+	}
+}
