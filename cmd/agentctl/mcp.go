@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/config"
+	"agentctl/mcplocal"
 	"agentctl/relay/mcp/stdio"
 )
 
@@ -50,12 +51,15 @@ Tool names have _ for the dots of the relay's, because some clients refuse dots;
 			ctx := cmd.Context()
 			o := stdio.Options{Logger: log}
 			if local {
-				b, err := openLocal(ctx, socket, os.Getenv("MCP_AGENT_ID"), log)
+				b, err := mcplocal.Open(ctx, mcplocal.Options{Socket: socket, AgentID: os.Getenv("MCP_AGENT_ID"), Version: version, Log: log})
+				if errors.Is(err, mcplocal.ErrAgentID) {
+					return exit(exitUsage, "MCP_AGENT_ID: %w", err)
+				}
 				if err != nil {
 					return err
 				}
-				defer b.close()
-				o.URL, o.Client = localURL+query, b.client()
+				defer b.Close()
+				o.URL, o.Client = mcplocal.URL+query, b.Client()
 			} else {
 				rc, err := rf.client()
 				if err != nil {

@@ -1,0 +1,139 @@
+package mcplocal
+
+import (
+	"agentctl/control"
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+)
+
+// board is this machine's daemon as a plugin of the kernel. It dials the control socket
+// again after a restart of the daemon.
+type board struct {
+	socket   string
+	manifest *kernel.Manifest
+	streams  map[string]string // the tool that gives one frame, by the tool of a stream
+
+	mu   sync.Mutex      // protects conn
+	conn *control.Client // nil when there is none
+}
+
+// loadManifest derives the board's manifest from the capabilities of the daemon. Tools of
+// a kind that this version does not have are left out: the daemon may be newer.
+func (b *board) loadManifest(ctx context.Context) error {
+	c, err := b.client(ctx)
+	if err != nil {
+		return err
+	}
+	var answer struct {
+		NodeID       string                `json:"node_id"`
+		Capabilities []manifest.Capability `json:"capabilities"`
+	}
+	if err := c.Capabilities(ctx, &answer); err != nil {
+		return err
+	}
+	b.manifest = &kernel.Manifest{Name: "device:" + answer.NodeID, Version: "1.0.0", Inline: true}
+	b.streams = map[string]string{}
+	for i := range answer.Capabilities {
+		tools, err := manifest.Project(answer.NodeID, &answer.Capabilities[i])
+		if err == nil {
+			b.addTools(answer.NodeID, tools)
+		}
+	}
+	return nil
+}
+
+// addTools adds the tools of one capability. The control socket does not serve streams, so
+// that a stream is made of snapshots; without a snapshot verb it is left out.
+func (b *board) addTools(nodeID string, tools []manifest.Tool) {
+	snapshot := ""
+	for i := range tools {
+		if tools[i].Verb.Name == manifest.VerbSnapshot {
+			snapshot = tools[i].Canonical
+		}
+	}
+	for i := range tools {
+		t := &tools[i]
+		if t.Verb.Stream() {
+			if snapshot == "" {
+				continue
+			}
+			b.streams[t.Canonical] = snapshot
+		}
+		input, _ := manifest.Schema(t.Verb.Input)
+		output, _ := manifest.Schema(t.Verb.Output)
+		b.manifest.Tools = append(b.manifest.Tools, &kernel.Tool{
+			Name: t.Canonical, Title: t.Verb.Title, Description: t.Verb.Description, InputSchema: input, OutputSchema: output,
+			SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass), NodeID: nodeID,
+			Streams: t.Verb.Stream(), CheckArguments: func(args []byte) ([]byte, error) { return manifest.CheckArgs(t.Verb.Input, args) },
+		})
+	}
+}
+
+// Manifest implements kernel.Plugin.
+func (b *board) Manifest() *kernel.Manifest { return b.manifest }
+
+// Call implements kernel.Plugin.
+func (b *board) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+	if snapshot, ok := b.streams[r.Target().Name]; ok {
+		return b.openStream(ctx, snapshot, r.Arguments)
+	}
+	out, err := b.call(ctx, r.Target().Name, r.Arguments)
+	if err != nil {
+		return nil, err
+	}
+	return &kernel.Result{Structured: out}, nil
+}
+
+// call calls a tool of the daemon. A connection that fails is closed, so that the next call
+// dials again.
+func (b *board) call(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error) {
+	c, err := b.client(ctx)
+	if err != nil {
+		return nil, &manifest.Error{Code: manifest.NodeOffline, Message: "the daemon of this board does not answer; see: agentctl doctor", Reason: "socket"}
+	}
+	out, err := c.CallTool(ctx, tool, args)
+	var refused *control.Error
+	switch {
+	case err == nil:
+		return out, nil
+	case errors.As(err, &refused) && refused.ToolCode != "":
+		return nil, manifest.E(manifest.Code(refused.ToolCode), "the board refuses this call")
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	}
+	b.close()
+	return nil, &manifest.Error{Code: manifest.Internal, Message: "the daemon of this board failed to answer", Reason: "socket"}
+}
+
+// Client is the open connection, or a new one.
+func (b *board) client(ctx context.Context) (*control.Client, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.conn != nil {
+		select {
+		case <-b.conn.Done():
+			_ = b.conn.Close()
+		default:
+			return b.conn, nil
+		}
+	}
+	var err error
+	if b.conn, err = control.Dial(ctx, b.socket); err != nil {
+		b.conn = nil
+		return nil, err
+	}
+	return b.conn, nil
+}
+
+func (b *board) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.conn != nil {
+		_ = b.conn.Close()
+		b.conn = nil
+	}
+}

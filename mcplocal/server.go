@@ -1,0 +1,106 @@
+// Package mcplocal serves one board over MCP without a relay: a kernel in this process
+// whose only plugin is the board, which asks the daemon through its control socket.
+//
+//	s, err := mcplocal.Open(ctx, mcplocal.Options{Socket: socket, Log: log})
+//	...
+//	defer s.Close()
+//	resp, err := s.Client().Post(mcplocal.URL, "application/json", body)
+//
+// /mcp is served on connections in memory, so that no other process can reach it. Whoever
+// may open the control socket may call the read-only tools.
+package mcplocal
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
+	"agentctl/relay/mcp"
+	"agentctl/transport/edge"
+)
+
+const host = "board.local"
+
+// URL is the address of the MCP endpoint. Only the clients of a Server reach it.
+const URL = "http://" + host + "/mcp"
+
+const (
+	readHeaderTimeout = 10 * time.Second
+	maxIdleConns      = 16 // of a client
+	maxAgentID        = 128
+)
+
+// ErrAgentID reports an Options.AgentID that is not 1 to 128 printable ASCII characters
+// without spaces.
+var ErrAgentID = errors.New("an agent id has 1 to 128 printable ASCII characters without spaces")
+
+// Options configure a Server.
+type Options struct {
+	Socket  string // control socket of the daemon
+	AgentID string // the caller's name in the log; "": local
+	Version string // of this binary
+	Log     *zap.Logger
+}
+
+// Server is a kernel with the board's tools and an MCP endpoint in front.
+type Server struct {
+	http     *http.Server
+	listener *pipeListener
+	board    *board
+	stop     context.CancelFunc // ends the kernel and the MCP endpoint
+	wg       sync.WaitGroup
+}
+
+// Open asks the daemon for its tools and serves them until Close. Its errors are ErrAgentID
+// and those of control.Dial.
+func Open(ctx context.Context, o Options) (*Server, error) {
+	o.AgentID = cmp.Or(o.AgentID, "local")
+	if len(o.AgentID) > maxAgentID || strings.ContainsFunc(o.AgentID, func(r rune) bool { return r < '!' || r > '~' }) {
+		return nil, ErrAgentID
+	}
+	b := &board{socket: o.Socket}
+	if err := b.loadManifest(ctx); err != nil {
+		return nil, err
+	}
+	scopes, err := auth.ParseScopes(manifest.ScopeCallReadOnly, manifest.ScopeToolsList)
+	if err != nil {
+		return nil, err
+	}
+	k := kernel.New(kernel.Options{})
+	if err := k.Load(b, false); err != nil {
+		return nil, err
+	}
+	caller := &kernel.Caller{Tenant: auth.DefaultTenant, Actor: o.AgentID, Transport: "stdio", Scopes: scopes}
+	endpoint := mcp.New(mcp.Options{Kernel: k, Version: o.Version, Logger: o.Log,
+		Guard:        edge.NewGuard(edge.GuardOptions{CheckHost: true, Hosts: []string{host}}),
+		Authenticate: func(*http.Request) (*kernel.Caller, error) { return caller, nil }})
+	s := &Server{listener: newPipeListener(), board: b, http: &http.Server{Handler: endpoint, ReadHeaderTimeout: readHeaderTimeout}}
+	runCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	s.stop = stop
+	s.wg.Go(func() { _ = k.Run(runCtx) })
+	s.wg.Go(func() { _ = endpoint.Run(runCtx) })
+	s.wg.Go(func() { _ = s.http.Serve(s.listener) })
+	return s, nil
+}
+
+// Client is an HTTP client whose connections lead to this server, whatever the URL.
+func (s *Server) Client() *http.Client {
+	return &http.Client{Transport: &http.Transport{DialContext: s.listener.dial, MaxIdleConnsPerHost: maxIdleConns}}
+}
+
+// Close ends all requests and waits for the server's goroutines.
+func (s *Server) Close() {
+	s.stop()
+	_ = s.http.Close()
+	s.wg.Wait()
+	s.board.close()
+}
