@@ -19,7 +19,8 @@ const (
 	ScopeAdmin     = "kernel:admin"
 )
 
-// Identity is who sends a request.
+// Identity is the authenticated sender of a request. It decides what a request sees and
+// what it may cost.
 type Identity struct {
 	Tenant  string
 	Subject string // quotas and rates are counted by tenant and subject
@@ -98,7 +99,8 @@ func equalTokens(a, b string) bool {
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }
 
-// maxLimited bounds the identities whose rate is remembered.
+// maxLimited bounds the identities whose rate is remembered; more are refused until some
+// have been idle long enough to be forgotten.
 const maxLimited = 4096
 
 // burst is what an identity may do at once: the rate of two seconds.

@@ -11,18 +11,20 @@ import (
 	"time"
 )
 
-// hmacSecretAlias is the name under which the source document has the HMAC secret.
+// hmacSecretAlias is the name of the HMAC secret in the source document, where a redaction
+// replaced the original one. Both names are read.
 const hmacSecretAlias = "MCP_SSE_HMAC_REDACTED_BY_AUDIT_ISSUE_70"
 
-// Env is what the environment says.
+// Env is the configuration in the environment.
 type Env struct {
 	Options          // Listen, Heartbeat, Ring, SubscribeToken, IngestToken, HMACSecret, AllowOrigins
 	IngestURL string // MCP_SSE_INGEST_URL: where the emit helper posts; default this gateway on loopback
 	Include   bool   // MCP_INCLUDE_SSE: the relay starts the gateway too
 }
 
-// FromEnv reads the document's variables through getenv (os.Getenv). A token or secret
-// may come from a file: NAME_FILE holds its path. An empty variable is an unset one.
+// FromEnv reads these variables through getenv (os.Getenv). NAME_FILE may name a file that
+// holds a token or secret instead. An empty variable counts as unset. The error joins
+// everything that is wrong, one line per variable.
 //
 //	MCP_SSE_PORT           39300
 //	MCP_SSE_HOST           loopback while subscribers need no token, else every address
@@ -31,7 +33,7 @@ type Env struct {
 //	MCP_SSE_AUTH_TOKEN     bearer token of subscribers
 //	MCP_SSE_INGEST_TOKEN   bearer token of ingest; default MCP_SSE_AUTH_TOKEN
 //	MCP_SSE_HMAC_SECRET    signs each event; also under the name that the document has
-//	MCP_SSE_ALLOW_ORIGINS  web origins that may connect, by comma
+//	MCP_SSE_ALLOW_ORIGINS  web origins that may connect, separated by commas
 //	MCP_SSE_INGEST_URL     http://127.0.0.1:PORT/model_context_protocol/2024-11-05/events
 //	MCP_INCLUDE_SSE        1 or true: under the relay
 func FromEnv(getenv func(string) string) (Env, error) {
@@ -63,7 +65,8 @@ func FromEnv(getenv func(string) string) (Env, error) {
 	return e, errors.Join(r.errs...)
 }
 
-// envReader collects all that is wrong.
+// envReader reads variables and collects what is wrong with them. After an error a method
+// returns the default or the zero value; FromEnv's caller sees the error.
 type envReader struct {
 	getenv func(string) string
 	errs   []error

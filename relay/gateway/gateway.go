@@ -1,7 +1,8 @@
-// Package gateway serves topic events over SSE: ingest, subscription by topic, resume.
+// Package gateway publishes topic events to subscribers over SSE: ingest over HTTP,
+// subscription by topic, and resume after a lost connection.
 //
 //	g, err := gateway.New(gateway.Options{Log: log})
-//	go g.Run(ctx)                                     // the listener, and everything behind it
+//	go g.Run(ctx)                                     // the listener and the delivery
 //	g.Emit(tenant, "log/level", map[string]string{…}) // never blocks, never fails its caller
 //
 // Wire (docs/events.md; it is an event feed, not MCP's HTTP+SSE transport):
@@ -15,10 +16,23 @@
 //	POST /model_context_protocol/2024-11-05/ticket  -> {"ticket","expires_at"}
 //	GET  /metrics/sse, /healthz, /readyz
 //
-// An event is encoded once. A few goroutines (shards) write it to all subscribers with
-// writes that never wait; a subscriber has no goroutine and no buffer while it keeps up.
-// One that does not is given a bounded queue; what does not fit is dropped for it alone,
-// counted, and told with gateway/reset once it reads again.
+// The path of an event:
+//
+//	ingest, Emit ─► Log (durable) ─► follow ─► insert: ring, then each shard ─► subscribers
+//	            └──────── without a Log ───────►┘
+//
+// An event is encoded once and its bytes are shared. A few goroutines, the shards, write
+// it to all subscribers with writes that never wait (sse.Writer, policy Drop), so a
+// subscriber that keeps up has no goroutine and no buffer. One that does not gets a bounded
+// queue; what exceeds it is dropped for that subscriber alone, counted, and reported with
+// gateway/reset once it reads again.
+//
+// Goroutines: Serve starts the shards, the poller of their connections, the follower of
+// the log and the HTTP server, and waits for all of them. A request's goroutine brings its
+// stream up to the end of the ring (resume.go) and then leaves it to a shard.
+//
+// Lock order: Gateway.mu comes before the locks inside sse. quotas.mu, tickets.mu and
+// signer.mu are held for a few statements; signer.mu is taken under Gateway.mu.
 package gateway
 
 import (
@@ -53,46 +67,55 @@ const (
 	maxBody      = 128 << 10 // bytes of an ingest request
 	maxRing      = 100_000   // events
 	maxRingBytes = 64 << 20  // bytes of all events in the ring
-	maxBacklog   = 1024      // events that may wait for a shard
-	maxChunk     = 16 << 10  // bytes joined into one write; the rest of one is kept for a client that is full
-	maxQueued    = 256 << 10 // bytes that may wait for one subscriber
-	maxPage      = 64 << 10  // bytes of the ring written at a time before join
+
+	// maxBacklog bounds the events that wait for a shard. Publishers wait for a shard that
+	// is behind; Emit drops.
+	maxBacklog = 1024
+	// maxChunk bounds the bytes that are joined into one write. When a connection takes a
+	// write in part, the remainder is kept for that subscriber, so it must be small.
+	maxChunk = 16 << 10
+	// maxQueued bounds the bytes that may wait for one subscriber.
+	maxQueued = 256 << 10
+	// maxPage bounds the bytes of the ring that are written at a time before join.
+	maxPage = 64 << 10
+	// stallTimeout ends the stream of a subscriber that takes nothing for so long.
 	stallTimeout = 5 * time.Minute
 )
 
 // Reasons for a refused event.
 var (
 	ErrTopic    = errors.New("gateway: a topic begins with a letter, a digit or _, and has up to 128 of A-Z a-z 0-9 _ . / -")
-	ErrReserved = errors.New("gateway: heartbeat and gateway/... are the gateway's own topics")
+	ErrReserved = errors.New("gateway: heartbeat and gateway/... are reserved for the gateway; choose another topic")
 	ErrTooLarge = errors.New("gateway: an event's data has at most 64 KiB")
 	ErrBusy     = errors.New("gateway: too many events wait; try again")
 	ErrStopped  = errors.New("gateway: stopping")
 )
 
-// Options of a Gateway. The zero value is an open gateway on loopback.
+// Options of a Gateway. The zero value is an open gateway on loopback: it needs no token.
 type Options struct {
 	Listen    string        // host:port; default port 39300 of loopback, or of every address when subscribers need a token
-	Insecure  bool          // open beyond loopback even without tokens
+	Insecure  bool          // may be open on addresses that others reach
 	TLS       *tls.Config   // nil: plain HTTP
 	Heartbeat time.Duration // default 15 s; 10 ms to 1 h
 	Ring      int           // events kept for resume; default 500, at most 100,000 (and 64 MiB)
 
 	SubscribeToken string        // bearer token of subscribers, tenant "default"
 	IngestToken    string        // bearer token of ingest; default SubscribeToken
-	Identities     Authenticator // other tokens; nil: none
+	Identities     Authenticator // of other tokens; nil: there are none
 	HMACSecret     []byte        // signs each event; nil: unsigned
-	RelayTopics    []string      // that only Emit and the log tell of; to ingest into them needs kernel:admin
-	AllowOrigins   []string      // web origins that may read and post, as https://host:port
+	RelayTopics    []string      // published by Emit and the log; ingest into them needs kernel:admin
+	AllowOrigins   []string      // web origins that may subscribe and publish, as https://host:port
 
-	// Events a second of one identity, twice as many at once: default 1,000, and 10,000
-	// for the holders of the tokens above and for everybody of an open gateway.
+	// IngestRate is the events per second that one identity may publish, with a burst of two
+	// seconds; default 1,000. OpenIngestRate is that of all requests with a configured
+	// token, or of all requests of an open gateway; default 10,000.
 	IngestRate, OpenIngestRate float64
 
-	MaxSubscribers int           // subscribers, one identity a quarter of them; default 20,000
-	TicketTTL      time.Duration // life of a query ticket; default 60 s
-	MaxData        int           // bytes of data, less than MaxData when the log wraps them
-	Shards         int           // delivering goroutines; default one a core, at most 4
-	Log            Log           // where events are durable; nil: the ring alone
+	MaxSubscribers int           // of which one identity may have a quarter; default 20,000
+	TicketTTL      time.Duration // lifetime of a ticket; default 60 s
+	MaxData        int           // bytes of data; less than the constant when the log wraps them
+	Shards         int           // delivering goroutines; default one per core, at most 4
+	Log            Log           // where events are durable; nil: in the ring alone
 	Logger         *zap.Logger   // default none
 }
 
@@ -145,7 +168,7 @@ type Gateway struct {
 	backlogTaken chan struct{}   // closed when a shard takes its backlog; nil: nothing waits
 }
 
-// New makes a gateway; nothing runs before Run or Serve, but Emit may be called.
+// New makes a gateway. It starts nothing; Emit may be called before Run or Serve.
 func New(o Options) (*Gateway, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err
@@ -155,8 +178,9 @@ func New(o Options) (*Gateway, error) {
 		limits: edge.NewLimiter(maxLimited, false), tickets: newTickets(o.TicketTTL),
 		quotas: newQuotas(maxTotalQueued), replaySlots: newSlots(maxReplays),
 	}
-	// Above every id of an earlier life, as long as that one had fewer than 4,096 events
-	// a millisecond; below 2^53 until 2039.
+	// Without a log, ids must be above those of an earlier process: they start at the clock,
+	// which leaves 4,096 ids per millisecond and stays below 2^53, the largest exact integer
+	// of JavaScript, until 2039.
 	g.ring = newRing(o.Ring, uint64(time.Now().UnixMilli())<<12)
 	for range o.Shards {
 		g.shards = append(g.shards, newShard(g))
@@ -165,11 +189,11 @@ func New(o Options) (*Gateway, error) {
 	return g, nil
 }
 
-// Handler serves the endpoints, for a listener of the caller's; Serve with a nil listener
-// then runs the rest. Below TLS the server needs an sse.Listener.
+// Handler serves the endpoints on a server of the caller's; Serve without a listener then
+// runs the delivery. A server with TLS needs an sse.Listener below it.
 func (g *Gateway) Handler() http.Handler { return g.handler }
 
-// OnReady has fn called once the gateway listens. Call it before Run.
+// OnReady sets fn to be called once the gateway listens. Call it before Run.
 func (g *Gateway) OnReady(fn func(addr string)) { g.onReady = fn }
 
 // Addr is the address it listens on, "" before that.
@@ -180,16 +204,16 @@ func (g *Gateway) Addr() string {
 	return ""
 }
 
-// Stats are counters since New, but Clients, which is now.
+// Stats are counters since New, except Subscribers and those of the ring, which are now.
 type Stats struct {
 	Subscribers int
-	Connections uint64
-	Ingested    uint64 // events that came into the ring, by whichever door
-	Delivered   uint64 // events given to a client's connection or its bounded queue, replayed ones included
-	Dropped     uint64 // events that a client lost because it did not read
-	Bytes       uint64 // written to clients, without HTTP heads and TLS
+	Connections uint64 // streams opened
+	Ingested    uint64 // events put into the ring, from ingest, Emit or the log
+	Delivered   uint64 // events given to a subscriber's connection or queue, replayed ones included
+	Dropped     uint64 // events that a subscriber lost because it did not read
+	Bytes       uint64 // written to subscribers, without HTTP heads and TLS
 	Emitted     uint64 // events given to Emit
-	EmitLost    uint64 // of those, not taken: malformed, too large, too many
+	EmitLost    uint64 // of those, not published: malformed, too large, too many
 	RateLimited uint64 // ingest requests refused with 429
 	RingEvents  int
 	RingBytes   int
@@ -197,7 +221,7 @@ type Stats struct {
 }
 
 // Stats returns the counters. While nothing is being delivered, Delivered + Dropped is
-// exactly the sum over all events of the clients that subscribed to them.
+// the sum over all events of the subscribers that they matched.
 func (g *Gateway) Stats() Stats {
 	st := Stats{
 		Subscribers: int(g.subscribers.Load()), Ingested: g.ingested.Load(),

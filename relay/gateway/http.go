@@ -15,7 +15,8 @@ import (
 	"agentctl/transport/sse"
 )
 
-// handler answers a request, or returns why not; see writeError.
+// handler answers a request, or returns why it does not; writeError makes the answer of
+// that.
 type handler func(w http.ResponseWriter, r *http.Request) error
 
 // route is an endpoint and the methods that it takes, as in the Allow header.
@@ -39,7 +40,7 @@ func (g *Gateway) routes() http.Handler {
 		"/readyz":   {"GET, HEAD", g.readyz},
 	}
 	guard := edge.NewGuard(edge.GuardOptions{
-		CheckHost: !g.opts.needsToken() && !g.opts.Insecure, // without tokens only the Host keeps a web page out
+		CheckHost: !g.opts.needsToken() && !g.opts.Insecure, // without tokens, Host is all that stops DNS rebinding
 		Origins:   g.opts.AllowOrigins,
 	})
 	serve := func(w http.ResponseWriter, r *http.Request) error {
@@ -66,7 +67,7 @@ func (g *Gateway) routes() http.Handler {
 		return route.handler(w, r)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := serve(w, r); err != nil && !errors.Is(err, sse.ErrPeerClosed) { // nobody to answer
+		if err := serve(w, r); err != nil && !errors.Is(err, sse.ErrPeerClosed) { // then there is no connection to answer on
 			writeError(w, r, err)
 		}
 	})
@@ -77,7 +78,8 @@ func (g *Gateway) routes() http.Handler {
 const largeData = 4 << 10
 
 // ingest publishes one event. 202 means that it is in the ring, and durable if there is a
-// log.
+// log. The rate is checked before the body is read, and charged for its size afterwards:
+// an identity that sends large events waits before its next request.
 func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) error {
 	if r.ContentLength > maxBody {
 		return g.eventTooLarge()
@@ -122,7 +124,8 @@ func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// readEvent reads the body of an ingest request; only Topic and Data are set.
+// readEvent reads the body of an ingest request. It sets Topic and Data, and leaves the
+// rest to the gateway, so that a client cannot choose its tenant or id.
 func (g *Gateway) readEvent(w http.ResponseWriter, r *http.Request) (e Event, err error) {
 	body, err := edge.ReadBody(w, r, maxBody)
 	if large := (*http.MaxBytesError)(nil); errors.As(err, &large) {
@@ -151,7 +154,9 @@ func (g *Gateway) readEvent(w http.ResponseWriter, r *http.Request) (e Event, er
 	return Event{Topic: in.Topic, Data: data}, nil
 }
 
-// checkIngest refuses topics that the identity may not publish to.
+// checkIngest refuses topics that the identity may not publish to: those of the audit log
+// and the kernel, those that vouch for what the relay itself saw, and those that its token
+// does not cover.
 func (g *Gateway) checkIngest(id Identity, topic string) error {
 	isAdmin := id.Scopes.Has(ScopeAdmin)
 	switch {

@@ -9,11 +9,12 @@ import (
 	"agentctl/transport/edge"
 )
 
-// httpError is the answer to a refused request: its status and the error of the envelope.
+// httpError is the answer to a refused request: its status and the error of the envelope
+// (docs/protocol.md, "Errors"). The functions below make those that the gateway uses.
 type httpError struct {
 	status int
 	body   *manifest.Error
-	cause  error // of a 401
+	cause  error // of a 401: the challenge depends on it
 }
 
 func (e *httpError) Error() string { return e.body.Message }
@@ -22,6 +23,7 @@ func refuse(status int, code manifest.Code, message string) error {
 	return &httpError{status: status, body: manifest.E(code, message)}
 }
 
+// refuseFor is refuse for a request that may be sent again after retryAfter.
 func refuseFor(retryAfter time.Duration, status int, code manifest.Code, message string) error {
 	return &httpError{status: status, body: &manifest.Error{Code: code, Message: message, RetryAfterMS: retryAfter.Milliseconds()}}
 }
@@ -46,7 +48,8 @@ func unavailable(message string) error {
 	return refuseFor(time.Second, http.StatusServiceUnavailable, manifest.Internal, message)
 }
 
-// unauthorized is the answer to an error of identify.
+// unauthorized is the answer to an error of identify: 403 for a valid token that may not do
+// this, else 401.
 func unauthorized(err error) error {
 	if errors.Is(err, ErrForbidden) {
 		return denied(err.Error())

@@ -68,7 +68,8 @@ func (g *Gateway) publish(ctx context.Context, e Event) (uint64, error) {
 
 // insert puts an event into the ring and queues it for the shards. An event without an id
 // gets the next one. While a shard is behind, insert waits, or returns ErrBusy when wait
-// is false.
+// is false. Ids, ring and shards change under one lock, so that join (resume.go) sees an
+// event either in the ring or in the next delivery of its shard, never in both.
 func (g *Gateway) insert(ctx context.Context, e Event, wait bool) (uint64, error) {
 	digest := g.signer.digest(e.Data)
 	g.mu.Lock()
@@ -104,7 +105,8 @@ func (g *Gateway) backloggedLocked() bool {
 	return !g.stopping && slices.ContainsFunc(g.shards, func(s *shard) bool { return len(s.events) >= maxBacklog })
 }
 
-// waitRing waits until the log's follower has put event id into the ring.
+// waitRing waits until follow has put event id into the ring, so that a publisher that was
+// answered can resume from that id.
 func (g *Gateway) waitRing(ctx context.Context, id uint64) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -119,8 +121,8 @@ func (g *Gateway) waitRing(ctx context.Context, id uint64) error {
 	return nil
 }
 
-// waitLocked waits for a broadcast on ch, without the lock meanwhile. It is a condition
-// variable that a context can end.
+// waitLocked releases g.mu, waits for a broadcast on ch, and locks g.mu again. It is a
+// condition variable whose wait a context can end; the caller checks its condition again.
 func (g *Gateway) waitLocked(ctx context.Context, ch *chan struct{}) error {
 	if *ch == nil {
 		*ch = make(chan struct{})
@@ -136,7 +138,8 @@ func (g *Gateway) waitLocked(ctx context.Context, ch *chan struct{}) error {
 	}
 }
 
-// broadcastLocked wakes all that wait for ch.
+// broadcastLocked wakes everything that waits for ch. Nothing is allocated while nothing
+// waits.
 func broadcastLocked(ch *chan struct{}) {
 	if *ch != nil {
 		close(*ch)

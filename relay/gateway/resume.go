@@ -12,16 +12,21 @@ import (
 	"agentctl/transport/sse"
 )
 
-// How a stream starts. Every subscriber resumes: one without a last event ID does so from
-// the newest event, so that the id in the first line and its first event agree.
+// How a stream starts. Every subscriber resumes: one without a last event ID resumes from
+// the newest event, so that the id in the first line and its first event agree. A position
+// is the id of the last event that the subscriber has.
 //
-//	openStart   position in the ring or the log, first lines
-//	replay      while the position is below the ring: pages of the log
-//	join        once the rest of the ring fits into the subscriber's queue: preload it and
-//	            hand the subscriber to its shard, under the lock that events arrive under,
-//	            so none is missed or sent twice
+//	openStart   finds the position in the ring or the log, and makes the first lines
+//	catchUp     while the position is below the ring: writes pages of the log (replay), or
+//	            a reset when the log does not have them
+//	writePage   while the ring has more above the position than fits into a queue
+//	join        preloads what is left of the ring into the subscriber's queue and hands the
+//	            subscriber to its shard, under the lock under which events arrive: none is
+//	            missed or sent twice
 //
-// All but join happens in the goroutine of the request, which may wait for the subscriber.
+// The goroutine of the request does all of this and may wait for the subscriber, but for at
+// most startWriteTimeout per write and without a lock. New events arrive meanwhile, so start
+// loops until join succeeds.
 var (
 	errBelowRing = errors.New("gateway: position is below the ring")
 	errRetention = errors.New("gateway: the log's retention overtook a subscriber")
@@ -38,8 +43,9 @@ type streamStart struct {
 	preamble []byte // the first lines
 }
 
-// openStart finds the position that the request asks for. With ok the caller calls
-// replays.Done.
+// openStart finds the position that the request asks for. An id that is not of this
+// gateway, or that neither ring nor log has, starts with a reset and the whole ring. With
+// ok the caller must call replays.Done.
 func (g *Gateway) openStart(r *http.Request) (st streamStart, ok bool) {
 	asked := r.Header.Get("Last-Event-ID")
 	if asked == "" {
@@ -94,9 +100,9 @@ func (g *Gateway) start(st streamStart, c *subscriber) error {
 	}
 }
 
-// join hands a subscriber to its shard with all events of the ring above position. Those
-// must fit into its queue: when they exceed that, it returns a page of them to be written
-// first.
+// join hands a subscriber to its shard with all events of the ring above position. When
+// those exceed its queue, it returns a page of them to be written first. errBelowRing: the
+// ring begins at floor, above position.
 func (g *Gateway) join(c *subscriber, position uint64) (floor uint64, page []*event, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -5,7 +5,8 @@ import (
 	"sort"
 )
 
-// ring holds the newest events, bounded in number and in bytes. Gateway.mu protects it.
+// ring holds the newest events, bounded in number and in bytes, for subscribers that
+// resume. Ids rise but may have gaps. Gateway.mu protects it.
 type ring struct {
 	slots     []*event // grows up to maxEvents as events arrive
 	maxEvents int

@@ -14,11 +14,18 @@ const (
 	retryInterval  = 50 * time.Millisecond // between writes to a blocked connection that is not polled
 )
 
-// shard is one goroutine that writes to its part of the subscribers. Others hand it work
-// through the lists below and wake it; step takes all lists at once.
+// shard is one goroutine that writes to its part of the subscribers. Publishers, joining
+// requests and the poller put work into the lists below, under Gateway.mu, and wake it; step
+// takes all lists at once and works without the lock.
 //
-// Lock order: Gateway.mu, then the locks inside sse. The shard holds Gateway.mu to swap
-// its lists and never while it writes.
+// A subscriber's life:
+//
+//	added     join put it into added, with the missing events of the ring preloaded
+//	open      in a group and in heartbeats; events are written at once
+//	blocked   its writer queues or drops; OnWritable, or sweep where the poller cannot
+//	          watch the connection, leads to flush, which makes it open again
+//	removed   its connection failed or closed, it stalled, its identity ended, or the
+//	          shard stops; group is nil, later calls do nothing
 type shard struct {
 	g       *Gateway
 	wake    chan struct{} // holds a token while a list may be filled
@@ -44,14 +51,16 @@ type shard struct {
 	sweepAt    time.Time
 }
 
-// group is the subscribers of a shard with equal filters. It exists while it has any.
+// group is the subscribers of a shard with equal filters, so that matching and joining
+// events is done once for all of them. It exists while it has any.
 type group struct {
 	filter      eventFilter
 	key         string
 	subscribers []*subscriber
 }
 
-// chunk is one or more whole events that are written at once.
+// chunk is one or more whole events that are written at once, shared by all subscribers of
+// a group.
 type chunk struct {
 	b           []byte
 	events      int // 0 for an event of the gateway itself
@@ -69,7 +78,8 @@ func (s *shard) signal() {
 	}
 }
 
-// pushLocked queues an event for delivery. The caller holds Gateway.mu.
+// pushLocked queues an event for delivery. Without subscribers it keeps nothing: later ones
+// get the event from the ring. The caller holds Gateway.mu.
 func (s *shard) pushLocked(e *event) {
 	if s.subscribers > 0 {
 		s.events = append(s.events, e)
@@ -138,7 +148,7 @@ func (s *shard) step() {
 	}
 }
 
-// resetTimer sets the timer to what is due next.
+// resetTimer sets the timer to what is due next: a heartbeat or a sweep.
 func (s *shard) resetTimer() {
 	at := time.Now().Add(time.Hour)
 	if c := s.nextHeartbeat(); c != nil {
@@ -226,7 +236,8 @@ func (s *shard) deliver(events []*event) {
 	s.lastID = events[len(events)-1].id
 }
 
-// deliverSince sends events to a subscriber that joined in between them.
+// deliverSince sends events to a subscriber that joined in between them: it was preloaded
+// with those up to joinedAt.
 func (s *shard) deliverSince(c *subscriber, events []*event) {
 	filter := &c.group.filter
 	for _, e := range events {

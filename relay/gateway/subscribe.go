@@ -64,7 +64,8 @@ func (g *Gateway) openStream(w http.ResponseWriter, r *http.Request, c *subscrib
 	return nil
 }
 
-// acquireStream counts a stream against the bounds of the gateway and of the identity.
+// acquireStream counts a stream against the bounds of the gateway and of the identity. Its
+// caller, or the stream's shard, calls releaseStream.
 func (g *Gateway) acquireStream(id Identity) (*quota, error) {
 	if n := g.subscribers.Add(1); n > int64(g.opts.MaxSubscribers) {
 		g.subscribers.Add(-1)
@@ -83,7 +84,9 @@ func (g *Gateway) releaseStream(q *quota) {
 	g.subscribers.Add(-1)
 }
 
-// requestedFilter is what the request asks for, within what the identity may see.
+// requestedFilter is what the request asks for, within what the identity may see. A topic
+// that the identity may not see is refused; a prefix is narrowed to what it may see, since
+// the filter checks granted topics with each event.
 func requestedFilter(r *http.Request, id Identity) (eventFilter, error) {
 	topics, ok := parseTopics(r.URL.Query()["topics"])
 	if !ok {

@@ -43,7 +43,8 @@ func (c *subscriber) OnWritable() { c.shard.notify(&c.shard.writable, c) }
 // OnClosed implements sse.Watcher.
 func (c *subscriber) OnClosed() { c.shard.notify(&c.shard.closed, c) }
 
-// notify hands c to the shard's goroutine in one of its lists.
+// notify hands c to the shard's goroutine in one of its lists. It runs in the poller's
+// goroutine, so it must not wait for a write.
 func (s *shard) notify(list *[]*subscriber, c *subscriber) {
 	s.g.mu.Lock()
 	defer s.g.mu.Unlock()
@@ -53,8 +54,8 @@ func (s *shard) notify(list *[]*subscriber, c *subscriber) {
 	}
 }
 
-// send gives a chunk to a subscriber's writer, which may queue or drop it; false when the
-// stream ended.
+// send gives a chunk to a subscriber's writer, which may queue or drop it. It returns false
+// when the stream ended; the subscriber is then removed.
 func (s *shard) send(c *subscriber, ch *chunk) bool {
 	taken, err := c.out.Send(ch.b, ch.events)
 	if err != nil {
@@ -85,7 +86,8 @@ func (s *shard) flush(c *subscriber) {
 	}
 }
 
-// updateRetry has sweep flush a blocked subscriber whose connection is not polled.
+// updateRetry makes sweep flush a blocked subscriber whose connection is not polled: one
+// that is not TCP, or on a system without epoll. For others it does nothing.
 func (s *shard) updateRetry(c *subscriber) {
 	needed := !c.isPolled && c.group != nil && c.out.Blocked()
 	if needed == c.needsRetry {

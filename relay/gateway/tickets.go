@@ -19,7 +19,8 @@ const (
 )
 
 // tickets stand for an identity in a URL for a short time, because a browser's EventSource
-// cannot send a header. A ticket may be used more than once.
+// cannot send a header. A ticket may be used more than once: EventSource reconnects with
+// the same URL. It ends with its identity.
 type tickets struct {
 	ttl time.Duration
 
