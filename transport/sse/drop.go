@@ -31,8 +31,8 @@ type dropState struct {
 	idleTimeout time.Duration
 }
 
-func newDropState(o *Options) *dropState {
-	return &dropState{
+func newDropState(o *Options) dropState {
+	return dropState{
 		queue:       queue{maxBytes: o.MaxQueued, overhead: QueueOverhead, budget: o.Budget},
 		maxQueued:   o.MaxQueued,
 		idleTimeout: o.IdleTimeout,

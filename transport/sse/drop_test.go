@@ -198,6 +198,21 @@ func TestDropExhaustedBudget(t *testing.T) {
 	}
 }
 
+// TestDropDoesNotAllocate: an event to a subscriber that keeps up costs no garbage.
+func TestDropDoesNotAllocate(t *testing.T) {
+	w, conn := openDrop(t, new(Streams), Options{})
+	go func() { _, _ = io.Copy(io.Discard, conn) }()
+	event := metricFrame(1)
+	if n := testing.AllocsPerRun(100, func() {
+		if _, err := w.Send(event, 1); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 && !raceEnabled { // with it, pools forget
+		t.Errorf("%v allocations an event, want 0", n)
+	}
+	w.Close(0)
+}
+
 // pipeWriter is a Writer of policy Drop over one end of a net.Pipe.
 func pipeWriter(conn net.Conn) *Writer {
 	raw := &Conn{Conn: conn}

@@ -84,10 +84,11 @@ type Writer struct {
 	conn    net.Conn // what the client speaks to: raw, or TLS above it
 	raw     *Conn
 	pollKey uint64 // the Poller's
+	policy  Policy
 	closed  bool
 
-	*cutState  // policy Cut, else nil
-	*dropState // policy Drop, else nil
+	*cutState // policy Cut, else nil
+	dropState // policy Drop; a value, so that fan-out reads one object less per subscriber
 }
 
 // Open answers the request with 200 and the head of an event stream, and takes the
@@ -120,7 +121,7 @@ func (s *Streams) Open(w http.ResponseWriter, r *http.Request, o Options) (*Writ
 }
 
 func newWriter(s *Streams, conn net.Conn, raw *Conn, o *Options) *Writer {
-	w := &Writer{streams: s, conn: conn, raw: raw}
+	w := &Writer{streams: s, conn: conn, raw: raw, policy: o.Policy}
 	if o.Policy == Drop {
 		raw.takeOver(0)
 		w.dropState = newDropState(o)
@@ -171,7 +172,7 @@ func responseHead(extra http.Header) []byte {
 }
 
 func (w *Writer) writeHead(head []byte) error {
-	if w.dropState != nil {
+	if w.policy == Drop {
 		return w.put(head)
 	}
 	return w.write(head, 0, false)
@@ -193,7 +194,7 @@ func (w *Writer) Send(b []byte, events int) (taken bool, err error) {
 		return false, ErrClosed
 	case !isWholeEvent(b):
 		return false, ErrFrame
-	case w.dropState != nil:
+	case w.policy == Drop:
 		return w.sendOrDrop(batch{b, events})
 	}
 	err = w.sendOrCut(b, events)
@@ -215,7 +216,7 @@ func (w *Writer) Check() error {
 	switch {
 	case w.closed:
 		return ErrClosed
-	case w.dropState == nil:
+	case w.policy == Cut:
 		return w.checkPingAndIdle()
 	case w.Blocked() && time.Since(w.progressAt) > w.idleTimeout:
 		return ErrIdle
@@ -235,7 +236,7 @@ func (w *Writer) Close(c Code) error {
 	}
 	w.closed = true
 	defer w.streams.done()
-	if w.dropState != nil {
+	if w.policy == Drop {
 		w.release()
 		return w.finish(c, 0, false, defaultLinger)
 	}
