@@ -17,26 +17,29 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// The audit log: STATE/audit.jsonl, one line a decision, 0600, rotated at maxAuditFileSize and
-// kept maxAuditFiles files deep. Lines are written at least every auditFlushInterval. What the disk
-// does not take waits for it, as long as it fits into maxAuditBuffer, so that no line is cut
-// in two; a line beyond that is counted, never waited for.
+// Bounds of the audit log.
 const (
-	maxAuditFileSize   = 16 << 20
+	maxAuditFileSize   = 16 << 20 // bytes, then it rotates
 	maxAuditFiles      = 4
+	maxAuditBuffer     = 32 << 10 // bytes
 	auditFlushInterval = 200 * time.Millisecond
-	maxAuditBuffer     = 32 << 10
 )
 
+// auditLog is STATE/audit.jsonl: one JSON line for each decision about a call, mode 0600,
+// rotated by size. write copies a line into a buffer that run writes out, so that a call
+// waits for the disk only when the buffer is full.
+//
+// While the disk takes nothing, lines wait in the buffer. A line that does not fit any more
+// is counted as lost; no line is cut in two.
 type auditLog struct {
 	path string
 
 	mu    sync.Mutex // protects the fields below
-	file  *os.File   // nil: it could not be opened, or was closed
-	buf   []byte     // lines on their way to file, at most maxAuditBuffer
-	size  int64      // of file with buf
+	file  *os.File   // nil: could not be opened, or closed
+	buf   []byte     // whole lines that file has not taken yet
+	size  int64      // of file and buf
 	lost  uint64
-	line  []byte
+	line  []byte // reused by write
 	lines uint64
 }
 
@@ -47,8 +50,8 @@ func openAudit(stateDir string) (*auditLog, error) {
 	return a, a.open()
 }
 
-// open opens a regular file and nothing else: a link that the directory's owner has put
-// there would lead a relay of root's elsewhere, and a pipe would hold it up.
+// open opens a regular file and nothing else: a symbolic link would lead a relay that runs as
+// root elsewhere, and a pipe would block it.
 func (a *auditLog) open() error {
 	f, err := os.OpenFile(a.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENXIO) {
@@ -69,7 +72,7 @@ func (a *auditLog) open() error {
 	return nil
 }
 
-// write appends one record. All strings in it are checked words of this product.
+// write appends one record. It runs on every call and allocates nothing in the common case.
 func (a *auditLog) write(r *kernel.Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -118,8 +121,8 @@ func appendField(b []byte, key, value string) []byte {
 	return append(append(append(b, '"'), value...), '"')
 }
 
-// rotateLocked begins a new file. The oldest goes first: that may be the room that what
-// waits has been waiting for.
+// rotateLocked starts a new file. It removes the oldest first: the lines that wait may need
+// its room.
 func (a *auditLog) rotateLocked() {
 	for i := maxAuditFiles - 1; i >= 1; i-- {
 		from := a.path
@@ -131,10 +134,10 @@ func (a *auditLog) rotateLocked() {
 		}
 	}
 	_ = a.closeLocked()
-	_ = a.open() // else flush tries again
+	_ = a.open() // flush tries again
 }
 
-// closeLocked closes the file behind what it still takes.
+// closeLocked flushes and closes the file; lines that it does not take are lost.
 func (a *auditLog) closeLocked() error {
 	if a.file == nil {
 		return nil
@@ -148,19 +151,19 @@ func (a *auditLog) closeLocked() error {
 
 var newline = []byte("\n")
 
-// flushLocked writes what waits; what file does not take goes on waiting.
+// flushLocked writes the buffer; what the file does not take stays.
 func (a *auditLog) flushLocked() {
 	if a.file == nil || len(a.buf) == 0 {
 		return
 	}
-	n, _ := a.file.Write(a.buf) // the next one says whether the disk has room again
+	n, _ := a.file.Write(a.buf) // a full disk may have room next time
 	a.buf = a.buf[:copy(a.buf, a.buf[n:])]
 }
 
 func (a *auditLog) flush() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.file == nil && a.open() != nil { // it may be possible again
+	if a.file == nil && a.open() != nil {
 		return
 	}
 	a.flushLocked()
@@ -170,17 +173,16 @@ func (a *auditLog) flush() {
 func (a *auditLog) run(ctx context.Context) {
 	t := time.NewTicker(auditFlushInterval)
 	defer t.Stop()
-	for {
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-			a.flush()
-			return
 		case <-t.C:
-			a.flush()
 		}
+		a.flush()
 	}
 }
 
+// close flushes and closes the file.
 func (a *auditLog) close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -15,15 +15,15 @@ import (
 	"agentctl/transport/link"
 )
 
-// Event types of the log about alerts of boards; the payload is an alert with its node.
+// Types of alert events in the event log. Their payload is an alert with its node.
 const (
 	eventAlertRaised  = "alert.raised"
 	eventAlertCleared = "alert.cleared"
 )
 
-// alert is an alert as a board tells it (docs/control.md, event alert).
+// alert is an alert as a board sends it (docs/control.md, event alert).
 type alert struct {
-	NodeID    string   `json:"node_id,omitempty"` // ours: a board does not say it
+	NodeID    string   `json:"node_id,omitempty"` // set by the relay
 	Level     string   `json:"level"`
 	Metric    string   `json:"metric"`
 	Value     float64  `json:"value"`
@@ -31,15 +31,15 @@ type alert struct {
 	RuleID    string   `json:"rule_id,omitempty"`
 	Message   string   `json:"message"`
 	Cleared   bool     `json:"cleared,omitempty"`
-	TS        int64    `json:"ts"` // the board's clock, milliseconds since 1970: not trusted
+	TS        int64    `json:"ts"` // Unix ms by the board's clock, not trusted
 }
 
-// valid holds what a board says against its form: words are words, and the message is
-// one printable line.
+// valid checks the strings of a board before they reach the event log and agents: names are
+// plain words, and the message is one printable line.
 func (a *alert) valid() bool {
 	switch {
 	case a.NodeID != "" || (a.Level != "info" && a.Level != "warn" && a.Level != "error"):
-	case !word(a.Metric) || (a.RuleID != "" && !word(a.RuleID)) || len(a.Message) == 0 || len(a.Message) > 512:
+	case !isWord(a.Metric) || (a.RuleID != "" && !isWord(a.RuleID)) || len(a.Message) == 0 || len(a.Message) > 512:
 	case math.IsNaN(a.Value) || a.TS < 0:
 	default:
 		return !strings.ContainsFunc(a.Message, func(r rune) bool { return !unicode.IsPrint(r) })
@@ -47,16 +47,13 @@ func (a *alert) valid() bool {
 	return false
 }
 
-func word(s string) bool {
-	for i := range len(s) {
-		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' && c != '-' && c != '.' {
-			return false
-		}
-	}
-	return len(s) > 0 && len(s) <= 64
+// isWord is ^[a-z0-9_.-]{1,64}$.
+func isWord(s string) bool {
+	return s != "" && len(s) <= 64 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789_.-") == ""
 }
 
-// onDeviceEvent takes an event of a board: an alert goes into the event log.
+// onDeviceEvent takes an event that a board sent by itself: an alert goes into the event
+// log. It runs in the link's session and does not block.
 func (r *Relay) onDeviceEvent(n *hub.Node, topic string, data []byte) {
 	var a alert
 	if topic != link.TopicAlert || strictjson.Unmarshal(data, &a) != nil || !a.valid() {
@@ -66,7 +63,7 @@ func (r *Relay) onDeviceEvent(n *hub.Node, topic string, data []byte) {
 	a.NodeID = n.ID()
 	payload, err := json.Marshal(&a)
 	if err != nil {
-		return // finite numbers and checked strings
+		return // cannot happen: numbers are finite
 	}
 	typ := eventAlertRaised
 	if a.Cleared {

@@ -18,8 +18,11 @@ import (
 	"agentctl/transport/link"
 )
 
-// authenticateDevice turns a device's auth into a grant. The node and the tenant come
-// from the token only.
+// The callbacks of the hub: what the relay does when a device link authenticates, becomes
+// ready, reports something and ends.
+//
+// authenticateDevice turns a device's auth message into a grant. Node id and tenant come
+// from the token only, never from the message.
 func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Grant, error) {
 	id, err := r.store.Verify(a.Token, auth.ClassDevice)
 	switch {
@@ -41,7 +44,8 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 	return &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, ExpiresAt: id.ValidUntil(), CheckActive: func() error { return r.store.Active(id) }}, nil
 }
 
-// boundTo checks the install that a token is bound to, if it is.
+// boundTo reports whether a token is valid on the install that uses it. A token minted by
+// enrollment is bound to one install by the hash of its instance id.
 func boundTo(id *auth.Identity, instanceID string) bool {
 	if id.Instance == "" {
 		return true
@@ -50,14 +54,14 @@ func boundTo(id *auth.Identity, instanceID string) bool {
 	return subtle.ConstantTimeCompare([]byte(id.Instance), []byte(hex.EncodeToString(sum[:]))) == 1
 }
 
-// capabilityCache remembers announced capabilities that fit the schema. Boards of one make
-// announce the same bytes, and validation is most of what a link's opening costs.
+// capabilityCache remembers announced capabilities that fit the schema. Boards of one kind
+// announce the same bytes, and validation is most of what the opening of a link costs.
 type capabilityCache struct {
-	mu    sync.Mutex // protects good
+	mu    sync.Mutex // protects valid
 	valid map[string]struct{}
 }
 
-// Bounds of what is remembered: capabilities, and the bytes of one.
+// Bounds of the cache: entries, and bytes of one.
 const (
 	maxCachedCapabilities   = 256
 	maxCachedCapabilitySize = 2 << 10
@@ -76,18 +80,22 @@ func (c *capabilityCache) validate(raw []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.valid == nil || len(c.valid) >= maxCachedCapabilities {
-		c.valid = make(map[string]struct{})
+		c.valid = make(map[string]struct{}) // a full cache starts over
 	}
 	c.valid[string(raw)] = struct{}{}
 	return nil
 }
 
+// onDeviceAnnounce stores what a node has announced, so that calls can tell an unknown tool
+// from an offline node while it is away.
 func (r *Relay) onDeviceAnnounce(n *hub.Node) {
 	if _, err := r.store.UpsertNode(context.Background(), n.Tenant(), n.ID(), "", n.Manifest()); err != nil {
 		r.log.Warn("node registry", zap.String("node_id", n.ID()), zap.Error(err))
 	}
 }
 
+// onDeviceReady loads a device as a plugin. It replaces the plugin of an earlier link, or
+// the offline plugin.
 func (r *Relay) onDeviceReady(n *hub.Node) {
 	d := newDevice(n)
 	if err := r.kernel.Load(d, true); err != nil {
@@ -98,19 +106,26 @@ func (r *Relay) onDeviceReady(n *hub.Node) {
 	r.onDevicePing(n)
 }
 
+// onDevicePing keeps a device present.
+func (r *Relay) onDevicePing(n *hub.Node) {
+	r.kernel.Heartbeat(kernel.Presence{Tenant: n.Tenant(), Kind: kernel.PresenceDevice, ID: n.ID(), Name: n.Name(), Transport: "link"})
+}
+
+// onDeviceGone replaces the plugin of an ended link by an offline plugin, unless another
+// link of the node has taken its place already.
 func (r *Relay) onDeviceGone(n *hub.Node) {
-	if d, ok := r.devices.LoadAndDelete(n); ok && !r.hub.IsOnline(n.ID()) { // else another link has its place
-		a := newOfflinePlugin(d.(*device))
-		if err := r.kernel.Load(a, true); err != nil {
+	if d, ok := r.devices.LoadAndDelete(n); ok && !r.hub.IsOnline(n.ID()) {
+		p := newOfflinePlugin(d.(*device))
+		if err := r.kernel.Load(p, true); err != nil {
 			r.kernel.Unload(d.(*device))
 		} else {
-			r.offline.add(a)
+			r.offline.add(p)
 		}
 	}
 	r.store.MarkSeen(n.ID())
 }
 
-// countDeviceEvent writes what happened to a device into the audit log and the service log.
+// auditDevice writes what happened to a device into the audit log, the metrics and the log.
 func (r *Relay) auditDevice(e hub.AuditEvent) {
 	decision, reason := kernel.Failed, e.Kind
 	switch e.Kind {

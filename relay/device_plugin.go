@@ -3,7 +3,6 @@ package relay
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -14,8 +13,9 @@ import (
 	"agentctl/strictjson"
 )
 
-// device is a connected device as a plugin of the kernel: connect is load, disconnect is
-// unload, the capability manifest is the plugin manifest.
+// device is a connected device as a plugin of the kernel: its link loads the plugin and
+// unloads it, and its capabilities are the plugin's tools. Commands go through the hub's
+// node. It also offers the newest metric frame as a resource.
 type device struct {
 	node     *hub.Node
 	manifest *kernel.Manifest
@@ -26,10 +26,10 @@ type device struct {
 	lastFrameAt time.Time
 }
 
-// Cadence of a metrics stream, ms (RFC-0009 §4).
+// defaultIntervalMS is the cadence of a metric stream that names none (RFC-0009 §4).
 const defaultIntervalMS = 5000
 
-// argumentChecks holds the argument check of each verb, made once.
+// argumentChecks holds one check for each verb, so that a device costs no closures.
 var argumentChecks = func() map[*manifest.Verb]func([]byte) ([]byte, error) {
 	m := make(map[*manifest.Verb]func([]byte) ([]byte, error))
 	for i := range manifest.Kinds {
@@ -70,7 +70,7 @@ func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.
 	}
 }
 
-// devicesURI begins the URIs of the devices' resources.
+// devicesURI is the prefix of the devices' resource URIs.
 const devicesURI = "mcp://devices/"
 
 func metricsResource(nodeID string) *kernel.Resource {
@@ -82,10 +82,11 @@ func metricsResource(nodeID string) *kernel.Resource {
 	}
 }
 
-// Manifest is the device's plugin manifest.
+// Manifest implements kernel.Plugin.
 func (d *device) Manifest() *kernel.Manifest { return d.manifest }
 
-// Call sends a command to the device, or joins one of its streams.
+// Call implements kernel.Plugin: it sends a command to the device, or joins one of its
+// streams. The kernel has checked the arguments, and for a command acquired the limit.
 func (d *device) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 	t := d.tool(r.Target().Name)
 	opt := hub.CallOptions{}
@@ -115,6 +116,8 @@ func (d *device) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 	return &kernel.Result{Stream: s}, nil
 }
 
+// subscribe joins the device's stream of that interval. The first subscriber opens it and
+// acquires the capability's limit; later ones share it.
 func (d *device) subscribe(ctx context.Context, t *manifest.Tool, intervalMS int64, limit *manifest.Limit, opt hub.CallOptions) (*hub.Subscriber, error) {
 	acquire := func() (func(), error) { return limit.Release, limit.Acquire(time.Now()) }
 	return d.node.Subscribe(ctx, t, hub.IntervalArgs(intervalMS), intervalMS, acquire, opt)
@@ -129,7 +132,8 @@ func (d *device) tool(name string) *manifest.Tool {
 	panic("relay: the kernel routed a tool that this device does not have")
 }
 
-// metricsTool finds the device's metrics tool of a verb, with its limit.
+// metricsTool returns the tool of a verb of the metrics capability, with its limit; nil if
+// the device has none.
 func (d *device) metricsTool(verb string) (*manifest.Tool, *manifest.Limit) {
 	for i := range d.tools {
 		if t := &d.tools[i]; t.Kind.Name == manifest.KindMetrics && t.Verb.Name == verb {
@@ -139,7 +143,8 @@ func (d *device) metricsTool(verb string) (*manifest.Tool, *manifest.Limit) {
 	return nil, nil
 }
 
-// Read gives the metrics resource: the newest frame while it is watched, else a snapshot.
+// Read implements kernel.Reader: the newest frame while the resource is watched, else a
+// snapshot that the device takes now.
 func (d *device) Read(ctx context.Context, _ *kernel.Caller, _ string) ([]byte, error) {
 	d.mu.Lock()
 	f, at := d.lastFrame, d.lastFrameAt
@@ -158,7 +163,8 @@ func (d *device) Read(ctx context.Context, _ *kernel.Caller, _ string) ([]byte, 
 	return d.node.Call(ctx, t, []byte("{}"), hub.CallOptions{})
 }
 
-// Watch reports new frames of the metrics resource until ctx ends or the device goes.
+// Watch implements kernel.Watcher: it reports each new frame of the metrics resource until
+// ctx ends or the device goes offline.
 func (d *device) Watch(ctx context.Context, _ string, changed func()) error {
 	t, limit := d.metricsTool(manifest.VerbSubscribe)
 	if t == nil {
@@ -189,8 +195,9 @@ func (d *device) Watch(ctx context.Context, _ string, changed func()) error {
 	}
 }
 
-// explainMissing explains a call to a tool that no connected device has: somebody else's node
-// and an unknown one are one answer, an own node lacks the tool or is offline.
+// explainMissing returns the error of a call to a tool that no loaded plugin has. A node of
+// another tenant and a node that does not exist get the same answer, so that a caller
+// cannot probe for nodes.
 func (r *Relay) explainMissing(c *kernel.Caller, tool string) error {
 	name, ok := manifest.ParseToolName(tool)
 	if !ok {
@@ -206,8 +213,8 @@ func (r *Relay) explainMissing(c *kernel.Caller, tool string) error {
 	return errOffline()
 }
 
-// hasAnnounced tells whether the node's last manifest has the tool; a node that never came may
-// have any that there is.
+// hasAnnounced reports whether the node's last manifest has the tool. A node that never
+// connected may have any tool of the registry.
 func (r *Relay) hasAnnounced(tenant string, name manifest.ToolName) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -237,6 +244,3 @@ var (
 	_ kernel.Watcher = (*device)(nil)
 	_ kernel.Stream  = (*hub.Subscriber)(nil)
 )
-
-// streamEnded tells whether err is the end of the device's side of a stream.
-func streamEnded(err error) bool { return errors.Is(err, hub.ErrOffline) }

@@ -9,99 +9,102 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/plugins/control"
 	"agentctl/strictjson"
-	"agentctl/transport/edge"
 )
 
-// Names of the ways in, as the control plane shows them.
+// Names of the endpoints that the control plane can disable; it calls them transports.
 const (
 	endpointHTTP = "http" // POST /mcp/tools/call
-	endpointMCP  = "mcp"
-	endpointLink = "link" // of devices; closing it leaves open links alone
+	endpointMCP  = "mcp"  // /mcp
+	endpointLink = "link" // device links; disabling it leaves open links alone
 )
 
-// endpoints are what can be changed of the ways in at run time.
+// endpoints holds the settings of the endpoints that change at run time. Requests read
+// them without a lock; mu keeps two changes from disabling both http and mcp.
 type endpoints struct {
-	mu              sync.Mutex // of changes
-	http, mcp, link atomic.Bool
+	mu              sync.Mutex  // serializes changes
+	http, mcp, link atomic.Bool // enabled
 	streamQuota     atomic.Int64
 	enforceQuota    atomic.Bool
 }
 
-func (d *endpoints) init(o *Options) {
-	d.http.Store(true)
-	d.mcp.Store(true)
-	d.link.Store(true)
-	d.streamQuota.Store(int64(o.StreamQuota))
-	d.enforceQuota.Store(o.EnforceQuota)
+func (e *endpoints) init(o *Options) {
+	for _, enabled := range []*atomic.Bool{&e.http, &e.mcp, &e.link} {
+		enabled.Store(true)
+	}
+	e.streamQuota.Store(int64(o.StreamQuota))
+	e.enforceQuota.Store(o.EnforceQuota)
 }
 
-// gate serves a route while its door is open.
-func (r *Relay) gate(open *atomic.Bool, h http.Handler) http.Handler {
+// gate serves a route while its endpoint is enabled.
+func (r *Relay) gate(enabled *atomic.Bool, h http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if !open.Load() {
-			trace, _ := edge.TraceID(req)
-			r.writeError(w, http.StatusServiceUnavailable, manifest.E(manifest.Internal, "the operator has closed this way in"), trace)
+		if !enabled.Load() {
+			r.fail(w, req, http.StatusServiceUnavailable, manifest.Internal, "the operator has closed this way in")
 			return
 		}
-		h.ServeHTTP(w, req)
+		h(w, req)
 	})
 }
 
-// maxListedSessions bounds the sessions that the control plane shows.
+// maxListedSessions bounds the MCP sessions that the control plane shows.
 const maxListedSessions = 200
 
-// transports is the control plane's view of the doors.
+// transports shows and changes the endpoints for the control plane.
 type transports struct{ r *Relay }
 
-// endpointConfig is what Configure takes; absent members stay.
+var _ control.Transports = transports{}
+
+// endpointConfig is the configuration of one endpoint; Configure leaves absent members as
+// they are.
 type endpointConfig struct {
 	Enabled      *bool  `json:"enabled,omitempty"`
-	StreamQuota  *int64 `json:"stream_quota,omitempty"` // http only
+	StreamQuota  *int64 `json:"stream_quota,omitempty"` // http only, as the next
 	EnforceQuota *bool  `json:"enforce_stream_quota,omitempty"`
 }
 
 // List implements control.Transports.
 func (t transports) List() []control.Transport {
-	r, d := t.r, &t.r.endpoints
-	quota, enforce := d.streamQuota.Load(), d.enforceQuota.Load()
+	r, e := t.r, &t.r.endpoints
+	quota, enforce := e.streamQuota.Load(), e.enforceQuota.Load()
 	listen := ""
 	if r.listener != nil {
 		listen = r.listener.Addr().String()
 	}
-	row := func(name string, open bool, sessions int, c endpointConfig) control.Transport {
-		c.Enabled = &open
-		raw, _ := json.Marshal(c) // plain values
-		return control.Transport{Name: name, Listen: listen, Enabled: open, Sessions: sessions, Config: raw}
+	row := func(name string, enabled bool, sessions int, c endpointConfig) control.Transport {
+		c.Enabled = &enabled
+		raw, _ := json.Marshal(c) // cannot fail: plain values
+		return control.Transport{Name: name, Listen: listen, Enabled: enabled, Sessions: sessions, Config: raw}
 	}
 	m := r.mcp.Stats()
-	mcpRow := row(endpointMCP, d.mcp.Load(), m.Sessions+m.Streams, endpointConfig{})
+	mcpRow := row(endpointMCP, e.mcp.Load(), m.Sessions+m.Streams, endpointConfig{})
 	for _, s := range r.mcp.Sessions(maxListedSessions) {
 		mcpRow.Open = append(mcpRow.Open, control.Session{ID: s.ID, Tenant: s.Tenant, AgentID: s.Actor})
 	}
 	return []control.Transport{
-		row(endpointHTTP, d.http.Load(), r.streams.Stats().Open, endpointConfig{StreamQuota: &quota, EnforceQuota: &enforce}),
+		row(endpointHTTP, e.http.Load(), r.streams.Stats().Open, endpointConfig{StreamQuota: &quota, EnforceQuota: &enforce}),
 		mcpRow,
-		row(endpointLink, d.link.Load(), r.hub.Stats().Nodes, endpointConfig{}),
+		row(endpointLink, e.link.Load(), r.hub.Stats().Nodes, endpointConfig{}),
 	}
 }
 
 // Configure implements control.Transports.
 func (t transports) Configure(name string, raw json.RawMessage) error {
-	d := &t.r.endpoints
+	e := &t.r.endpoints
 	bad := func(msg string) error { return manifest.E(manifest.BadRequest, msg) }
 	var c endpointConfig
 	if err := strictjson.Unmarshal(raw, &c); err != nil {
 		return bad("config takes enabled, and for http stream_quota and enforce_stream_quota")
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	open, other := &d.link, (*atomic.Bool)(nil)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var enabled, other *atomic.Bool // other also leads to the control plane; nil: no matter
 	switch name {
 	case endpointHTTP:
-		open, other = &d.http, &d.mcp
+		enabled, other = &e.http, &e.mcp
 	case endpointMCP:
-		open, other = &d.mcp, &d.http
+		enabled, other = &e.mcp, &e.http
 	case endpointLink:
+		enabled = &e.link
 	default:
 		return bad("the transports are http, mcp and link")
 	}
@@ -114,32 +117,38 @@ func (t transports) Configure(name string, raw json.RawMessage) error {
 		return bad("this is the last way to the control plane; open the other one first")
 	}
 	if c.Enabled != nil {
-		open.Store(*c.Enabled)
+		enabled.Store(*c.Enabled)
 	}
 	if c.StreamQuota != nil {
-		d.streamQuota.Store(*c.StreamQuota)
+		e.streamQuota.Store(*c.StreamQuota)
 	}
 	if c.EnforceQuota != nil {
-		d.enforceQuota.Store(*c.EnforceQuota)
+		e.enforceQuota.Store(*c.EnforceQuota)
 	}
 	return nil
 }
 
-// healthProblems lists what is wrong at the moment.
+// healthProblems lists what is wrong at the moment, for the control plane.
 func (r *Relay) healthProblems() []string {
-	var wrong []string
-	add := func(bad bool, what string) {
-		if bad {
-			wrong = append(wrong, what)
+	var problems []string
+	s := r.events.Stats()
+	_, lost := r.audit.stats()
+	for _, p := range []struct {
+		found bool
+		text  string
+	}{
+		{s.LastError != "", "the event log cannot be written: see the relay's log and the disk of its state directory"},
+		{s.RetentionError != "", "retention of the event log fails: see the relay's log"},
+		{lost > 0, "audit lines were lost: see the disk of the state directory"},
+	} {
+		if p.found {
+			problems = append(problems, p.text)
 		}
 	}
-	s := r.events.Stats()
-	add(s.LastError != "", "the event log cannot be written: see the relay's log and the disk of its state directory")
-	add(s.RetentionError != "", "retention of the event log fails: see the relay's log")
-	_, lost := r.audit.stats()
-	add(lost > 0, "audit lines were lost: see the disk of the state directory")
 	for _, p := range r.processes.List() {
-		add(p.State != "up", "the process of plugin "+p.Name+" is down: see the relay's log")
+		if p.State != "up" {
+			problems = append(problems, "the process of plugin "+p.Name+" is down: see the relay's log")
+		}
 	}
-	return wrong
+	return problems
 }

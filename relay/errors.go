@@ -6,22 +6,37 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
 	"agentctl/transport/edge"
 )
 
-// denial returns the error and the status for a caller without a good token.
-func denial(err error) (e *manifest.Error, status int) {
-	e = manifest.AsError(err)
-	status = http.StatusForbidden
-	if errors.Is(err, auth.ErrMissing) || errors.Is(err, auth.ErrInvalid) {
-		status = http.StatusUnauthorized
-	}
-	return e, status
-}
-
+// writeError answers with the error envelope, and with a challenge where a token is needed.
 func (r *Relay) writeError(w http.ResponseWriter, status int, e *manifest.Error, traceID string) {
 	if status == http.StatusUnauthorized {
-		edge.SetChallenge(w.Header(), "agentctl", e.Reason != "no_token", r.base()+metadataPath+"/mcp")
+		edge.SetChallenge(w.Header(), "agentctl", e.Reason != "no_token", r.URL()+metadataPath+"/mcp")
 	}
 	edge.WriteError(w, status, e, traceID)
+}
+
+// fail is writeError for an error of the request itself.
+func (r *Relay) fail(w http.ResponseWriter, req *http.Request, status int, code manifest.Code, message string) {
+	trace, _ := edge.TraceID(req)
+	r.writeError(w, status, manifest.E(code, message), trace)
+}
+
+// writeDenied answers a request without a good token, and audits it.
+func (r *Relay) writeDenied(w http.ResponseWriter, req *http.Request, err error) {
+	e, status := denial(err)
+	trace, _ := edge.TraceID(req)
+	r.recordDecision(kernel.Record{Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: trace})
+	r.writeError(w, status, e, trace)
+}
+
+// denial returns the error and the status for a caller without a good token: 401 when
+// another token may help, 403 when this one is good but not for this.
+func denial(err error) (e *manifest.Error, status int) {
+	if errors.Is(err, auth.ErrMissing) || errors.Is(err, auth.ErrInvalid) {
+		return manifest.AsError(err), http.StatusUnauthorized
+	}
+	return manifest.AsError(err), http.StatusForbidden
 }

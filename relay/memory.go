@@ -10,30 +10,30 @@ import (
 	"time"
 )
 
-// The relay's memory. Messages of MCP clients make much garbage and leave little behind,
-// so the heap of a small relay may grow to five times what lives before it is collected:
-// that is memory traded for time. With thousands of idle devices the same factor would
-// cost hundreds of megabytes and save nothing, so the growth is bounded by maxGarbage, and
-// the heap at least doubles. While devices arrive by the hundred it may grow by half
-// only: what they leave behind lies between what stays, and no collection closes the
-// gaps. What a storm has left in whole pages is given back to the system when the relay
-// is calm; the runtime alone would keep most of it.
+// How the relay sizes its heap. Messages of MCP clients make much garbage and leave little
+// behind, so the heap of a small relay may grow to five times what is live before a
+// collection: that trades memory for CPU. With thousands of idle devices the same factor
+// would cost hundreds of megabytes and save nothing, so the growth is bounded by
+// maxGarbage, but the heap at least doubles. While devices arrive by the hundred it grows
+// by half only: what an arrival leaves behind lies between what stays, and no collection
+// closes those gaps. When the relay is calm, it returns whole free pages to the system;
+// the runtime alone would keep most of them.
 const (
 	adjustInterval = time.Second
 
-	maxGarbage         = 32 << 20 // bytes of garbage before a collection
-	maxGCPercent       = 400      // percent of what lives, see debug.SetGCPercent
+	maxGarbage         = 32 << 20 // bytes before a collection
+	maxGCPercent       = 400      // of the live heap, see debug.SetGCPercent
 	minGCPercent       = 100
 	stormGCPercent     = 50
-	minStormArrivals   = 100     // arrivals in a second
-	minGCPercentChange = 10      // a smaller change of the percentage is not worth a call
-	maxCalmAllocation  = 1 << 20 // allocated in a second at most, in a calm relay
-	minCalmSeconds     = 5       // calmSeconds seconds before memory is given back
+	minStormArrivals   = 100     // devices in a second
+	minGCPercentChange = 10      // a smaller change is not worth a call
+	maxCalmAllocation  = 1 << 20 // bytes a second in a calm relay
+	minCalmSeconds     = 5       // before memory is returned
 	minTrimSize        = 16 << 20
-	minTrimInterval    = time.Minute // a collection of 5,000 devices takes 50 ms of CPU
+	minTrimInterval    = time.Minute // a collection with 5,000 devices takes 50 ms of CPU
 )
 
-// tuneGC sets what stays as it is. GOGC and GOMEMLIMIT in the environment win.
+// tuneGC sets what does not change. GOGC and GOMEMLIMIT in the environment win.
 func tuneGC() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(maxGCPercent)
@@ -43,7 +43,7 @@ func tuneGC() {
 	}
 }
 
-// memoryLimit is three quarters of the machine's memory.
+// memoryLimit is three quarters of the machine's memory, in bytes.
 func memoryLimit() int64 {
 	var si syscall.Sysinfo_t
 	if syscall.Sysinfo(&si) != nil {
@@ -52,19 +52,19 @@ func memoryLimit() int64 {
 	return int64(uint64(si.Totalram) * uint64(si.Unit) / 4 * 3)
 }
 
-// gcPercent is the growth for a heap of that many living bytes.
+// gcPercent returns the growth in percent for a heap of that many live bytes.
 func gcPercent(live uint64) int {
 	return int(min(maxGCPercent, max(minGCPercent, maxGarbage*100/max(live, 1))))
 }
 
-// memoryTuner is what the relay looks at, each second.
+// memoryTuner adjusts the garbage collector to load; its fields belong to run's goroutine.
 type memoryTuner struct {
-	arrivals    func() uint64 // devices since the start
+	arrivals    func() uint64 // devices accepted since the start
 	samples     []metrics.Sample
-	arrived     uint64 // arrivals, when last looked
-	percent     int    // in force; 0: the environment's
-	allocated   uint64 // bytes since the start, when last looked
-	calmSeconds int    // seconds
+	arrived     uint64 // arrivals at the last adjust
+	percent     int    // GC percent in force; 0: GOGC decides
+	allocated   uint64 // bytes since the start, at the last adjust
+	calmSeconds int    // in a row
 	trimmedAt   time.Time
 }
 
@@ -77,7 +77,7 @@ func newMemoryTuner(arrivals func() uint64) *memoryTuner {
 	return m
 }
 
-// run keeps the heap in proportion until ctx ends.
+// run adjusts the collector until ctx ends.
 func (m *memoryTuner) run(ctx context.Context) {
 	t := time.NewTicker(adjustInterval)
 	defer t.Stop()

@@ -1,7 +1,7 @@
 package relay
 
 import (
-	"bytes"
+	"fmt"
 	"math"
 	"net/http"
 	"os"
@@ -13,27 +13,31 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/relay/eventlog"
+	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
+	"agentctl/relay/mcp"
 	"agentctl/relay/stages"
 	"agentctl/transport/sse"
 )
 
-// The metrics are written in the Prometheus text format by hand: the usual client
-// library brings protobuf, whose reflection keeps the linker from dropping unused code
-// and costs 4.4 MB of the binary (docs/dependencies.md). A test parses the output with
-// the reference parser.
+// GET /metrics, in the Prometheus text format. It is written by hand: the usual client
+// library brings protobuf, whose reflection keeps the linker from dropping unused code and
+// costs 4.4 MB of the binary (docs/dependencies.md). A test parses the output with the
+// reference parser.
 //
-// The rooms give Stats; no label names a tenant, a node or a tool, so the number of
-// series is fixed.
+// The other packages return Stats, which are read at scrape time. No label names a tenant,
+// a node or a tool, so the number of series is fixed.
 
-// counters is what the front door itself counts.
+// counters are what this package counts itself. The keys of both maps are fixed, so that
+// they need no lock.
 type counters struct {
-	calls     map[manifest.Code]*atomic.Uint64 // "" is success; fixed keys
-	events    map[string]*atomic.Uint64        // by kind; fixed keys
-	overQuota atomic.Uint64
+	calls     map[manifest.Code]*atomic.Uint64 // decisions; "" is success
+	events    map[string]*atomic.Uint64        // of devices, by kind
+	overQuota atomic.Uint64                    // streams
 }
 
-// deviceEventKinds are the kinds of hub.Event.
+// deviceEventKinds are the kinds of hub.AuditEvent, and bad_event.
 var deviceEventKinds = []string{"bad_event", "bad_result", "bad_sample", "clone_suspected", "device_connect", "device_disconnect",
 	"device_refused", "dup_ack", "foreign_ack", "late_ack", "revoked"}
 
@@ -49,13 +53,7 @@ func newCounters() *counters {
 }
 
 func (c *counters) countDecision(r *kernel.Record) {
-	if r.Decision != kernel.Closed {
-		c.countCode(r.Code)
-	}
-}
-
-func (c *counters) countCode(code manifest.Code) {
-	if n := c.calls[code]; n != nil {
+	if n := c.calls[r.Code]; n != nil && r.Decision != kernel.Closed {
 		n.Add(1)
 	}
 }
@@ -66,7 +64,24 @@ func (c *counters) countDeviceEvent(kind string) {
 	}
 }
 
-// metric is one family without labels, read at scrape time.
+// snapshot holds the Stats of all packages at one moment.
+type snapshot struct {
+	r                     *Relay
+	hub                   hub.Stats
+	sse                   sse.Stats
+	mcp                   mcp.Stats
+	kernel                kernel.Stats
+	events                eventlog.Stats
+	auditLines, auditLost uint64
+}
+
+func (r *Relay) snapshot() *snapshot {
+	s := &snapshot{r: r, hub: r.hub.Stats(), sse: r.streams.Stats(), mcp: r.mcp.Stats(), kernel: r.kernel.Stats(), events: r.events.Stats()}
+	s.auditLines, s.auditLost = r.audit.stats()
+	return s
+}
+
+// metric is a family of one series without labels.
 type metric struct {
 	name, typ, help string
 	value           func(*snapshot) float64
@@ -91,8 +106,8 @@ var families = []metric{
 	{"agentctl_mcp_sessions", "gauge", "Sessions of MCP clients.", func(s *snapshot) float64 { return float64(s.mcp.Sessions) }},
 	{"agentctl_mcp_streams", "gauge", "Open event streams of MCP clients.", func(s *snapshot) float64 { return float64(s.mcp.Streams) }},
 	{"agentctl_mcp_streams_cut_total", "counter", "Event streams of MCP clients cut because the reader stalled.", func(s *snapshot) float64 { return float64(s.mcp.StalledStreams) }},
-	{"agentctl_kernel_plugins", "gauge", "Plugins loaded, devices included.", func(s *snapshot) float64 { return float64(s.plugins) }},
-	{"agentctl_kernel_tools", "gauge", "Tools offered.", func(s *snapshot) float64 { return float64(s.tools) }},
+	{"agentctl_kernel_plugins", "gauge", "Plugins loaded, devices included.", func(s *snapshot) float64 { return float64(s.kernel.Plugins) }},
+	{"agentctl_kernel_tools", "gauge", "Tools offered.", func(s *snapshot) float64 { return float64(s.kernel.Tools) }},
 	{"agentctl_kernel_calls_in_flight", "gauge", "Calls and reads in progress.", func(s *snapshot) float64 { return float64(s.kernel.InFlight) }},
 	{"agentctl_kernel_subscriptions", "gauge", "Subscriptions to changes.", func(s *snapshot) float64 { return float64(s.kernel.Subscriptions) }},
 	{"agentctl_kernel_subscriptions_pending", "gauge", "Subscriptions that something waits for.", func(s *snapshot) float64 { return float64(s.kernel.Pending) }},
@@ -112,7 +127,7 @@ var families = []metric{
 	{"agentctl_audit_lines_total", "counter", "Audit lines written.", func(s *snapshot) float64 { return float64(s.auditLines) }},
 	{"agentctl_audit_lost_total", "counter", "Audit lines that could not be written.", func(s *snapshot) float64 { return float64(s.auditLost) }},
 	{"go_goroutines", "gauge", "Goroutines that exist.", func(*snapshot) float64 { return float64(runtime.NumGoroutine()) }},
-	{"go_heap_bytes", "gauge", "Bytes of live and dead heap objects.", func(s *snapshot) float64 { return s.heap }},
+	{"go_heap_bytes", "gauge", "Bytes of live and dead heap objects.", func(*snapshot) float64 { return heapBytes() }},
 	{"process_cpu_seconds_total", "counter", "User and system CPU time.", func(*snapshot) float64 { return cpuSeconds() }},
 	{"process_resident_memory_bytes", "gauge", "Resident memory.", func(*snapshot) float64 { return residentBytes() }},
 	{"process_start_time_seconds", "gauge", "Start of the process, Unix time.", func(*snapshot) float64 { return float64(processStart.UnixMilli()) / 1000 }},
@@ -120,6 +135,7 @@ var families = []metric{
 
 var processStart = time.Now()
 
+// writeMetrics appends all families: those of the table, then those with labels.
 func (r *Relay) writeMetrics(b []byte) []byte {
 	s := r.snapshot()
 	for _, m := range families {
@@ -162,7 +178,8 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 		func(c *stages.ClassStats) *stages.Histogram { return &c.ResponseBytes })
 }
 
-// appendHistograms writes one family of histograms, a series for each class of request.
+// appendHistograms appends a family of histograms with a series for each class of request.
+// Buckets are cumulative, as the format wants them.
 func appendHistograms(b []byte, name, help string, classes []stages.ClassStats, of func(*stages.ClassStats) *stages.Histogram) []byte {
 	b = appendHeader(b, name, "histogram", help)
 	for i := range classes {
@@ -182,19 +199,19 @@ func appendHistograms(b []byte, name, help string, classes []stages.ClassStats, 
 	return b
 }
 
+// appendHeader appends the lines that start a family.
 func appendHeader(b []byte, name, typ, help string) []byte {
-	b = append(append(append(append(b, "# HELP "...), name...), ' '), help...)
-	b = append(append(append(b, "\n# TYPE "...), name...), ' ')
-	return append(append(b, typ...), '\n')
+	return fmt.Appendf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, typ)
 }
 
+// appendSample appends one line; label is empty or `key="value"` pairs.
 func appendSample(b []byte, name, label string, v float64) []byte {
 	b = append(b, name...)
 	if label != "" {
-		b = append(append(append(b, '{'), label...), '}')
+		b = fmt.Appendf(b, "{%s}", label)
 	}
 	b = append(b, ' ')
-	if v == math.Trunc(v) && math.Abs(v) < 1e15 {
+	if v == math.Trunc(v) && math.Abs(v) < 1e15 { // counters read better without an exponent
 		b = strconv.AppendInt(b, int64(v), 10)
 	} else {
 		b = strconv.AppendFloat(b, v, 'g', -1, 64)
@@ -202,6 +219,7 @@ func appendSample(b []byte, name, label string, v float64) []byte {
 	return append(b, '\n')
 }
 
+// cpuSeconds is the CPU time of this process, user and system.
 func cpuSeconds() float64 {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
@@ -210,20 +228,11 @@ func cpuSeconds() float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// residentBytes reads the second word of /proc/self/statm, pages.
+// residentBytes reads the second field of /proc/self/statm, in pages; 0 if it cannot.
 func residentBytes() float64 {
-	b, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		return 0
-	}
-	f := bytes.Fields(b)
-	if len(f) < 2 {
-		return 0
-	}
-	pages, err := strconv.ParseInt(string(f[1]), 10, 64)
-	if err != nil {
-		return 0
-	}
+	b, _ := os.ReadFile("/proc/self/statm")
+	var size, pages int64
+	_, _ = fmt.Sscan(string(b), &size, &pages)
 	return float64(pages * int64(os.Getpagesize()))
 }
 

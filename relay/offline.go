@@ -10,16 +10,29 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// A device whose link was lost keeps its place in the lists for a moment, so that a short
-// reconnect is no news: its calls fail as those of any device that is offline.
-const offlineGrace = 900 * time.Millisecond // a list is right within a second
+// A device that lost its link stays loaded for offlineGrace as an offlinePlugin, so that a
+// quick reconnect does not change the lists of clients. Its calls fail as those of any
+// device that is offline.
+//
+//	onDeviceGone → offlinePlugin loaded, queued ──→ reconnect replaces it
+//	                                            └─→ offlineGrace over: expireOffline unloads it
 
-// offlinePlugin is a device plugin without its device.
+// offlineGrace keeps the lists of tools right within a second.
+const offlineGrace = 900 * time.Millisecond
+
+// offlinePlugin takes the place of a device plugin: it offers the same tools and refuses
+// every call.
 type offlinePlugin struct {
 	manifest  *kernel.Manifest
 	node      *hub.Node
 	expiresAt time.Time
 }
+
+var (
+	_ kernel.Plugin  = (*offlinePlugin)(nil)
+	_ kernel.Reader  = (*offlinePlugin)(nil)
+	_ kernel.Watcher = (*offlinePlugin)(nil)
+)
 
 func newOfflinePlugin(d *device) *offlinePlugin {
 	m := *d.manifest
@@ -33,90 +46,84 @@ func newOfflinePlugin(d *device) *offlinePlugin {
 	return &offlinePlugin{manifest: &m, node: d.node, expiresAt: time.Now().Add(offlineGrace)}
 }
 
-// errOffline is the answer for an own device that is not connected.
+// errOffline is the answer for a device of the caller's that is not connected.
 func errOffline() *manifest.Error {
 	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", RetryAfterMS: 5000, Reason: "offline"}
 }
 
 // Manifest implements kernel.Plugin.
-func (a *offlinePlugin) Manifest() *kernel.Manifest { return a.manifest }
+func (p *offlinePlugin) Manifest() *kernel.Manifest { return p.manifest }
 
-// Call implements kernel.Plugin; Check has refused before.
-func (a *offlinePlugin) Call(context.Context, *kernel.Request) (*kernel.Result, error) {
+// Call implements kernel.Plugin. CheckArguments has refused before the kernel gets here.
+func (p *offlinePlugin) Call(context.Context, *kernel.Request) (*kernel.Result, error) {
 	return nil, errOffline()
 }
 
 // Read implements kernel.Reader.
-func (a *offlinePlugin) Read(context.Context, *kernel.Caller, string) ([]byte, error) {
+func (p *offlinePlugin) Read(context.Context, *kernel.Caller, string) ([]byte, error) {
 	return nil, errOffline()
 }
 
-// Watch implements kernel.Watcher: the kernel tries again.
-func (a *offlinePlugin) Watch(context.Context, string, func()) error { return errOffline() }
+// Watch implements kernel.Watcher. The kernel retries it.
+func (p *offlinePlugin) Watch(context.Context, string, func()) error { return errOffline() }
 
-var (
-	_ kernel.Plugin  = (*offlinePlugin)(nil)
-	_ kernel.Reader  = (*offlinePlugin)(nil)
-	_ kernel.Watcher = (*offlinePlugin)(nil)
-)
-
-// offlineQueue holds those that are away for less than offlineGrace, oldest first: at most as
-// many as there are devices. newOfflineQueue makes one.
+// offlineQueue holds the offline plugins in the order in which they expire, at most one
+// for each device.
 type offlineQueue struct {
-	mu       sync.Mutex // protects away
-	waiting  []*offlinePlugin
-	notEmpty chan struct{} // takes one, when away is not empty
+	mu      sync.Mutex // protects waiting
+	waiting []*offlinePlugin
+	added   chan struct{} // holds one element after an add
 }
 
-func newOfflineQueue() *offlineQueue { return &offlineQueue{notEmpty: make(chan struct{}, 1)} }
+func newOfflineQueue() *offlineQueue { return &offlineQueue{added: make(chan struct{}, 1)} }
 
-func (q *offlineQueue) add(a *offlinePlugin) {
+func (q *offlineQueue) add(p *offlinePlugin) {
 	q.mu.Lock()
-	q.waiting = append(q.waiting, a)
+	q.waiting = append(q.waiting, p)
 	q.mu.Unlock()
 	select {
-	case q.notEmpty <- struct{}{}:
+	case q.added <- struct{}{}:
 	default:
 	}
 }
 
-// next takes the oldest out if its time is over; else it tells how long that lasts, or
-// that there is none.
-func (q *offlineQueue) next(now time.Time) (over *offlinePlugin, wait time.Duration, ok bool) {
+// next removes and returns the first plugin if it has expired. Otherwise wait is the time
+// until it does, or 0 when the queue is empty.
+func (q *offlineQueue) next(now time.Time) (expired *offlinePlugin, wait time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.waiting) == 0 {
-		q.waiting = nil
-		return nil, 0, false
+		q.waiting = nil // free the array
+		return nil, 0
 	}
 	if wait = q.waiting[0].expiresAt.Sub(now); wait > 0 {
-		return nil, wait, true
+		return nil, wait
 	}
-	over = q.waiting[0]
+	expired = q.waiting[0]
 	q.waiting[0] = nil
 	q.waiting = q.waiting[1:]
-	return over, 0, true
+	return expired, 0
 }
 
-// expireOffline unloads those that did not come back, until ctx ends.
+// expireOffline unloads the devices that did not reconnect, until ctx ends.
 func (r *Relay) expireOffline(ctx context.Context) {
 	for {
-		a, wait, ok := r.offline.next(time.Now())
-		var later <-chan time.Time
-		switch {
-		case a != nil:
-			if r.kernel.Unload(a) { // else it came back
-				r.kernel.MarkOffline(a.node.Tenant(), kernel.PresenceDevice, a.node.ID())
+		p, wait := r.offline.next(time.Now())
+		if p != nil {
+			if r.kernel.Unload(p) { // false: it has reconnected
+				r.kernel.MarkOffline(p.node.Tenant(), kernel.PresenceDevice, p.node.ID())
 			}
 			continue
-		case ok:
-			later = time.After(wait)
+		}
+		var expiry <-chan time.Time
+		if wait > 0 {
+			expiry = time.After(wait)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-later:
-		case <-r.offline.notEmpty:
+		case <-expiry:
+		case <-r.offline.added:
 		}
 	}
 }

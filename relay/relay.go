@@ -1,10 +1,12 @@
-// Package relay is the cloud side's front door: it joins the relay's rooms and serves
-// them over HTTP.
+// Package relay is the server half of agentctl: it puts hub, kernel, plugins, MCP handler
+// and event gateway together and serves them over HTTP.
 //
 //	r, err := relay.Open(relay.Options{StateDir: dir})   // state, keys, listeners
 //	err = r.Run(ctx)                                     // serves until ctx ends
 //
-// routes.go is the whole HTTP surface.
+// routes.go is the whole HTTP surface. options.go is what an operator can choose, and
+// wiring.go connects the packages: a connected board is a plugin of the kernel
+// (device_plugin.go), and the kernel's event log is what the gateway publishes (topics.go).
 package relay
 
 import (
@@ -13,9 +15,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/url"
-	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,14 +24,12 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/time/rate"
 
-	"agentctl/manifest"
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
 	"agentctl/relay/gateway"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
 	"agentctl/relay/mcp"
-	"agentctl/relay/pipeline"
 	"agentctl/relay/plugins/control"
 	"agentctl/relay/plugins/directory"
 	"agentctl/relay/plugins/process"
@@ -41,79 +40,53 @@ import (
 	"agentctl/transport/sse"
 )
 
-// Options configure a relay.
-type Options struct {
-	StateDir        string
-	Listen          string                               // HOST:PORT; default 127.0.0.1:8460
-	Listener        net.Listener                         // served instead of Listen when not nil; Open takes it over
-	MetricsListen   string                               // HOST:PORT of /metrics; "" serves none
-	TLSCert         string                               // PEM files; both or none. Read again when they change
-	TLSKey          string                               //
-	Public          string                               // URL that clients use, when it is not the listener's
-	Audience        string                               // see auth.Options
-	AllowOrigin     []string                             // origins of browsers that may call; none by default
-	Insecure        bool                                 // plain HTTP beyond loopback, behind a TLS proxy
-	Anonymous       bool                                 // loopback only: no token needed
-	Plugins         []func(*kernel.Kernel) kernel.Plugin // loaded at the start
-	PluginDir       string                               // of plugins in processes of their own; default STATE/plugins
-	ExternalPlugins []string                             // of these, started at the start
-	Parts           []string                             // parts to run: PartMCP, PartSSE; none: PartMCP, and PartSSE when SSE is set
-	SSE             *gateway.Options                     // of the event gateway; nil: there is none
-	MaxRestarts     int                                  // of a part that crashes, in a row; then the relay ends
-	Level           *zap.AtomicLevel                     // of Logger; nil: it cannot be changed while the relay runs
-	DisabledPlugins []string                             // built-in plugins that are not loaded: PluginTickets, PluginDirectory
-	// StreamQuota is the number of streams of one tenant above which a counter grows;
-	// with EnforceQuota further ones are closed with 4429. 0: no quota.
-	StreamQuota    int
-	EnforceQuota   bool
-	ScopelessUntil time.Time // see auth.Options
-	Version        string
-	Logger         *zap.Logger
-}
-
-// DefaultListen is where a relay listens unless told otherwise.
-const DefaultListen = "127.0.0.1:8460"
-
 // Relay is an opened relay.
 type Relay struct {
-	opt      Options
-	log      *zap.Logger
-	store    *auth.Store
-	audit    *auditLog
-	events   *eventlog.Store
-	kernel   *kernel.Kernel
-	stages   *stages.Manager
-	hub      *hub.Hub
-	mcp      *mcp.Handler
-	streams  sse.Streams
-	upgrader *link.Upgrader
-	metrics  *counters
-	devices  sync.Map // *hub.Node -> *device
-	offline  *offlineQueue
+	opt Options
+	log *zap.Logger
 
-	capabilities capabilityCache
+	// State on disk.
+	store  *auth.Store
+	audit  *auditLog
+	events *eventlog.Store
 
-	endpoints endpoints
+	// The packages that it composes.
+	kernel    *kernel.Kernel
+	stages    *stages.Manager
+	hub       *hub.Hub
+	mcp       *mcp.Handler
+	gateway   *gateway.Gateway // nil: not served
 	control   *control.Plugin
-	gateway   *gateway.Gateway // nil: none
-	refusals  *rate.Limiter
-	tickets   *tickets.Plugin   // nil: left out
-	directory *directory.Plugin // nil: left out
+	tickets   *tickets.Plugin   // nil: disabled
+	directory *directory.Plugin // nil: disabled
 	processes *process.Host
 
-	listener, metricsListener net.Listener
-	gatewayListener           net.Listener
-	tls                       *certificate // nil: plain
-	public                    *url.URL
-	loopback                  bool
-	guard                     *edge.Guard
-	ready                     atomic.Bool
-	onReady                   func()
-	openStreams               openStreams
+	// Devices as plugins of the kernel.
+	upgrader     *link.Upgrader
+	capabilities capabilityCache
+	devices      sync.Map // *hub.Node to *device
+	offline      *offlineQueue
+
+	// What HTTP requests go through.
+	guard       *edge.Guard
+	endpoints   endpoints
+	streams     sse.Streams
+	openStreams openStreams
+	metrics     *counters
+	refusals    *rate.Limiter // of refused calls that are published
+
+	listener, metricsListener, gatewayListener net.Listener // nil: not served
+
+	tls      *certificate // nil: plain HTTP
+	public   *url.URL     // nil: clients use the listener's address
+	loopback bool         // Options.Listen is a loopback address
+	ready    atomic.Bool
+	onReady  func()
 }
 
-// Open prepares a relay: state directory, keys, listeners. Nothing is served before Run.
-// Close must be called when Run is not.
+// Open prepares a relay: state directory, keys, listeners, plugins. It starts no goroutine
+// and serves nothing before Run. The caller calls Close if it does not call Run. An error
+// of the options themselves is an *OptionError.
 func Open(opt Options) (r *Relay, err error) {
 	if opt.Listener != nil {
 		opt.Listen = opt.Listener.Addr().String()
@@ -124,161 +97,63 @@ func Open(opt Options) (r *Relay, err error) {
 		opt.Logger = zap.NewNop()
 	}
 	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), listener: opt.Listener}
-	defer func() {
-		if err != nil {
+	for _, step := range []func() error{
+		r.checkOptions, // before anything is created
+		r.listen,
+		r.openState,
+		r.newKernel,
+		r.newFrontEnd,
+		r.openGateway,
+		r.loadPlugins,
+	} {
+		if err := step(); err != nil {
 			_ = r.Close()
+			return nil, err
 		}
-	}()
-	if err = r.checkOptions(); err != nil {
-		return r, optionError{err}
 	}
-	if opt.TLSCert != "" {
-		if r.tls, err = loadCertificate(opt.TLSCert, opt.TLSKey); err != nil {
-			return r, err
+	return r, nil
+}
+
+// listen takes the ports early, so that a taken one is reported before state is touched.
+func (r *Relay) listen() (err error) {
+	if r.opt.TLSCert != "" {
+		if r.tls, err = loadCertificate(r.opt.TLSCert, r.opt.TLSKey); err != nil {
+			return err
 		}
 	}
 	if r.listener == nil && r.partEnabled(PartMCP) {
-		if r.listener, err = net.Listen("tcp", opt.Listen); err != nil {
-			return r, fmt.Errorf("listen on %s: %w; choose another address with --listen", opt.Listen, err)
+		if r.listener, err = net.Listen("tcp", r.opt.Listen); err != nil {
+			return fmt.Errorf("listen on %s: %w", r.opt.Listen, err)
 		}
 	}
-	if opt.MetricsListen != "" {
-		if r.metricsListener, err = net.Listen("tcp", opt.MetricsListen); err != nil {
-			return r, fmt.Errorf("listen on %s for /metrics: %w; choose another address with --metrics-listen", opt.MetricsListen, err)
+	if r.opt.MetricsListen != "" {
+		if r.metricsListener, err = net.Listen("tcp", r.opt.MetricsListen); err != nil {
+			return fmt.Errorf("listen on %s for /metrics: %w", r.opt.MetricsListen, err)
 		}
 	}
-	if r.store, err = auth.Open(auth.Options{StateDir: opt.StateDir, Audience: opt.Audience, ScopelessUntil: opt.ScopelessUntil, Logger: opt.Logger}); err != nil {
-		return r, err
-	}
-	if r.audit, err = openAudit(opt.StateDir); err != nil {
-		return r, err
-	}
-	if err = r.openEventLog(); err != nil {
-		return r, err
-	}
-	if err = r.build(); err != nil {
-		return r, err
-	}
-	if r.partEnabled(PartSSE) {
-		if err = r.openGateway(); err != nil {
-			return r, err
-		}
-	}
-	return r, r.loadPlugins()
+	return nil
 }
 
-// ErrOptions is what an error of Open is (errors.Is) when the Options cannot be served.
-var ErrOptions = errors.New("relay: bad options")
-
-type optionError struct{ error }
-
-func (optionError) Is(target error) bool { return target == ErrOptions }
-
-// partEnabled tells whether a part is served.
-func (r *Relay) partEnabled(part string) bool {
-	if len(r.opt.Parts) > 0 {
-		return slices.Contains(r.opt.Parts, part)
-	}
-	return part == PartMCP || r.opt.SSE != nil
-}
-
-func (r *Relay) checkOptions() error {
-	o := &r.opt
-	for _, part := range o.Parts {
-		if part != PartMCP && part != PartSSE {
-			return fmt.Errorf("--only %s: the parts are %s and %s", part, PartMCP, PartSSE)
-		}
-	}
-	if o.MaxRestarts < 0 {
-		return errors.New("--max-restarts cannot be below 0")
-	}
-	host, _, err := net.SplitHostPort(o.Listen)
-	if err != nil {
-		return fmt.Errorf("--listen %s is not HOST:PORT", o.Listen)
-	}
-	r.loopback = edge.IsLoopback(host)
-	if (o.TLSCert == "") != (o.TLSKey == "") {
-		return errors.New("--tls-cert and --tls-key go together")
-	}
+// URL is the base URL that clients use, without a trailing slash: Options.Public, or the
+// listener's.
+func (r *Relay) URL() string {
 	switch {
-	case !r.loopback && o.TLSCert == "" && !o.Insecure:
-		return fmt.Errorf("refusing plain HTTP on %s: tokens would cross the network in the clear; give --tls-cert and --tls-key, or --insecure behind a TLS proxy", o.Listen)
-	case o.Anonymous && !r.loopback:
-		return fmt.Errorf("--anonymous is for loopback only, not for %s", o.Listen)
-	}
-	if o.Public != "" {
-		u, err := url.Parse(o.Public)
-		if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-			return fmt.Errorf("--public %s is not an http or https URL", o.Public)
-		}
-		r.public = u
-	}
-	for _, a := range o.AllowOrigin {
-		u, err := url.Parse(a)
-		if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
-			return fmt.Errorf("--allow-origin %s is not of the form https://HOST[:PORT]", a)
-		}
-	}
-	return nil
-}
-
-// build builds the rooms; the order is the order of dependence.
-func (r *Relay) build() error {
-	r.metrics = newCounters()
-	if err := r.newKernel(); err != nil {
-		return err
-	}
-	r.hub = hub.New(hub.Options{
-		Authenticate:       r.authenticateDevice,
-		ValidateCapability: r.capabilities.validate,
-		CheckResult:        manifest.CheckResult,
-		CheckSample:        manifest.CheckFrame,
-		EncodeSSE:          encodeFrame,
-		OnAnnounce:         r.onDeviceAnnounce,
-		OnReady:            r.onDeviceReady,
-		OnGone:             r.onDeviceGone,
-		SaveLastSeen:       func(ids []string) { r.store.MarkSeen(ids...) },
-		OnPing:             r.onDevicePing,
-		GrantRevision:      r.store.Revision,
-		OnDeviceEvent:      r.onDeviceEvent,
-		Audit:              r.auditDevice,
-	})
-	var hosts []string
-	if r.public != nil { // a proxy on this machine may pass the public name on
-		hosts = append(hosts, r.public.Hostname())
-	}
-	r.guard = edge.NewGuard(edge.GuardOptions{CheckHost: r.loopback, Hosts: hosts, Origins: r.opt.AllowOrigin})
-	r.mcp = mcp.New(mcp.Options{
-		Kernel: r.kernel, Authenticate: r.mcpCaller, OnDenied: r.writeDenied, Version: r.opt.Version, Logger: r.log,
-		Guard:           r.guard,
-		OnSessionClosed: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
-	})
-	r.upgrader = link.NewUpgrader(r.guard.OriginAllowed)
-	return nil
-}
-
-// URL is the base URL that clients use: Public, or the listener's.
-func (r *Relay) URL() string { return r.base() }
-
-func (r *Relay) base() string {
-	if r.public != nil {
-		s := r.public.String()
-		for len(s) > 0 && s[len(s)-1] == '/' {
-			s = s[:len(s)-1]
-		}
-		return s
-	}
-	if r.listener == nil {
+	case r.public != nil:
+		return strings.TrimRight(r.public.String(), "/")
+	case r.listener == nil:
 		return ""
 	}
-	scheme := "http"
-	if r.tls != nil {
-		scheme = "https"
-	}
-	return scheme + "://" + r.listener.Addr().String()
+	return r.scheme() + "://" + r.listener.Addr().String()
 }
 
-// OnReady sets what Run calls once, when it serves. It is set before Run.
+func (r *Relay) scheme() string {
+	if r.tls != nil {
+		return "https"
+	}
+	return "http"
+}
+
+// OnReady sets what Run calls once, when it serves. It is called before Run.
 func (r *Relay) OnReady(fn func()) { r.onReady = fn }
 
 // MetricsURL is where /metrics is served; "" if nowhere.
@@ -289,43 +164,49 @@ func (r *Relay) MetricsURL() string {
 	return "http://" + r.metricsListener.Addr().String() + "/metrics"
 }
 
-// Store gives the relay's identities, for the demo and tests.
+// Store returns the relay's identities.
 func (r *Relay) Store() *auth.Store { return r.store }
 
-// Run serves until ctx ends, then closes in order: streams (1000), device links (4503),
-// HTTP. It returns nil after a clean end.
+// drainTimeout bounds an orderly shutdown; what is still open then is cut.
+const drainTimeout = 5 * time.Second
+
+// Run serves until ctx ends or a part fails, and waits for every goroutine that it has
+// started. It returns nil after ctx has ended.
+//
+// Each group of goroutines has a context of its own, because they end in an order:
+//
+//  1. streams and the gateway, whose clients get a close event (1000)
+//  2. device links, which get a close code (4503) and may still end their streams
+//  3. HTTP requests in progress
+//  4. components around the kernel, whose last events go into the log
+//  5. the event log, which makes them durable
 func (r *Relay) Run(ctx context.Context) error {
 	defer func() { _ = r.Close() }()
 	tuneGC()
-	srv := r.server(r.routes())
-	// The log outlives the rooms, whose last events it keeps; they outlive ctx until the
-	// streams and links have been closed properly.
-	logging, stopLog := context.WithCancel(context.WithoutCancel(ctx))
-	rooms, stopRooms := context.WithCancel(logging)
-	streams, stopStreams := context.WithCancel(rooms)
-	links, stopLinks := context.WithCancel(rooms)
+	logCtx, stopLog := context.WithCancel(context.WithoutCancel(ctx))
+	components, stopComponents := context.WithCancel(logCtx)
+	streams, stopStreams := context.WithCancel(components)
+	links, stopLinks := context.WithCancel(components)
 	defer stopLog()
-	defer stopRooms()
+	defer stopComponents()
 	defer stopStreams()
 	defer stopLinks()
 	r.openStreams.ctx = streams
 
-	var log, background, linked sync.WaitGroup
-	log.Go(func() { _ = r.events.Run(logging) })
-	<-r.events.Started() // nobody is served before the log takes events
-	r.runComponents(rooms, &background)
+	var logging, background, linked, serving sync.WaitGroup
+	logging.Go(func() { _ = r.events.Run(logCtx) })
+	<-r.events.Started() // no request is served before the log takes events
+	r.runComponents(components, &background)
 	background.Go(func() { _ = r.mcp.Run(streams) })
-	background.Go(func() { _ = r.store.Run(rooms) })
-	background.Go(func() { r.audit.run(rooms) })
-	background.Go(func() { newMemoryTuner(func() uint64 { return r.hub.Stats().Accepted }).run(rooms) })
-	background.Go(func() { r.openStreams.closeRevoked(rooms) })
-	failed := make(chan error, 4)
+	failed := make(chan error, 4) // one for each goroutine that sends to it
 	linked.Go(func() {
 		if err := r.hub.Run(links); links.Err() == nil {
 			failed <- err
 		}
 	})
-	var serving sync.WaitGroup
+	r.runGateway(streams, &background, failed)
+	errorLog := zap.NewStdLog(r.log.Named("http"))
+	srv := edge.NewServer(r.routes(), errorLog)
 	if r.listener != nil {
 		var ln net.Listener = sse.NewListener(r.listener)
 		if r.tls != nil {
@@ -333,17 +214,16 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		serving.Go(func() { failed <- srv.Serve(ln) })
 	}
-	r.runGateway(streams, &background, failed)
-	ms := r.server(r.metricsRoutes())
-	ms.ReadTimeout, ms.WriteTimeout = edge.BodyTimeout, writeTimeout
+	metricsSrv := edge.NewServer(r.metricsRoutes(), errorLog)
+	metricsSrv.ReadTimeout, metricsSrv.WriteTimeout = edge.BodyTimeout, writeTimeout
 	if r.metricsListener != nil {
-		serving.Go(func() { failed <- ms.Serve(r.metricsListener) })
+		serving.Go(func() { failed <- metricsSrv.Serve(r.metricsListener) })
 	}
 	r.ready.Store(true)
 	if r.onReady != nil {
 		r.onReady()
 	}
-	r.log.Info("relay ready", zap.String("url", r.base()), zap.String("state_dir", r.opt.StateDir))
+	r.log.Info("relay ready", zap.String("url", r.URL()), zap.String("state_dir", r.opt.StateDir))
 
 	var err error
 	select {
@@ -352,40 +232,30 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	r.ready.Store(false)
 	stopStreams()
-	drain, cancel := context.WithTimeout(rooms, drainTimeout)
+	drain, cancel := context.WithTimeout(components, drainTimeout)
+	defer cancel()
 	_ = r.streams.Drain(drain)
 	stopLinks()
 	linked.Wait()
-	if e := srv.Shutdown(drain); e != nil {
+	if srv.Shutdown(drain) != nil {
 		_ = srv.Close()
 	}
-	_ = ms.Close()
+	_ = metricsSrv.Close()
 	serving.Wait()
-	cancel()
-	stopRooms()
+	stopComponents()
 	background.Wait()
 	stopLog()
-	log.Wait()
+	logging.Wait()
 	r.log.Info("relay stopped")
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
 	return err
 }
 
-// drainTimeout bounds the polite part of a shutdown.
-const drainTimeout = 5 * time.Second
-
-func (r *Relay) server(h http.Handler) *http.Server {
-	return edge.NewServer(h, zap.NewStdLog(r.log.Named("http")))
-}
-
-// Close gives the listeners and the state back; after Run it does nothing.
+// Close releases listeners and state; after Run, or twice, it does nothing.
 func (r *Relay) Close() error {
 	var errs []error
 	for _, l := range []net.Listener{r.listener, r.metricsListener, r.gatewayListener} {
 		if l != nil {
-			if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			if err := l.Close(); !errors.Is(err, net.ErrClosed) {
 				errs = append(errs, err)
 			}
 		}
@@ -400,11 +270,4 @@ func (r *Relay) Close() error {
 		errs = append(errs, r.store.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// recordDecision receives the kernel's records.
-func (r *Relay) recordDecision(rec kernel.Record) {
-	r.audit.write(&rec)
-	r.metrics.countDecision(&rec)
-	r.publishRefusal(&rec)
 }

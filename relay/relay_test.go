@@ -36,14 +36,14 @@ func TestOptions(t *testing.T) {
 		{"public", Options{Listen: "127.0.0.1:0", Public: "https://relay.example/base/"}, ""},
 		{"plain beyond loopback", Options{Listen: "0.0.0.0:0"}, "in the clear"},
 		{"plain on every address", Options{Listen: ":0"}, "in the clear"},
-		{"anonymous beyond loopback", Options{Listen: "0.0.0.0:0", Insecure: true, Anonymous: true}, "loopback only"},
+		{"anonymous beyond loopback", Options{Listen: "0.0.0.0:0", Insecure: true, Anonymous: true}, "for loopback only"},
 		{"a certificate alone", Options{Listen: "127.0.0.1:0", TLSCert: "x"}, "go together"},
 		{"a key alone", Options{Listen: "127.0.0.1:0", TLSKey: "x"}, "go together"},
 		{"no port", Options{Listen: "127.0.0.1"}, "HOST:PORT"},
 		{"public without a scheme", Options{Listen: "127.0.0.1:0", Public: "relay.example"}, "http or https"},
 		{"public by another scheme", Options{Listen: "127.0.0.1:0", Public: "ftp://relay.example"}, "http or https"},
-		{"an origin with a path", Options{Listen: "127.0.0.1:0", AllowOrigin: []string{"https://x.example/"}}, "--allow-origin"},
-		{"any origin", Options{Listen: "127.0.0.1:0", AllowOrigin: []string{"*"}}, "--allow-origin"},
+		{"an origin with a path", Options{Listen: "127.0.0.1:0", AllowOrigin: []string{"https://x.example/"}}, "https://HOST[:PORT]"},
+		{"any origin", Options{Listen: "127.0.0.1:0", AllowOrigin: []string{"*"}}, "https://HOST[:PORT]"},
 	}
 	for _, tt := range tests {
 		tt.opt.StateDir = filepath.Join(t.TempDir(), "state")

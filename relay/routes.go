@@ -3,9 +3,9 @@ package relay
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"agentctl/manifest"
@@ -16,34 +16,37 @@ import (
 // metadataPath is where RFC 9728 puts a protected resource's metadata.
 const metadataPath = "/.well-known/oauth-protected-resource"
 
-// routes is the whole HTTP surface of the relay. /metrics has a listener of its own.
+// routes is the whole HTTP surface of the relay. /metrics and the event gateway have
+// listeners of their own.
 func (r *Relay) routes() http.Handler {
 	mux := http.NewServeMux()
-	door := func(open *atomic.Bool, h http.HandlerFunc) http.Handler { return r.gate(open, h) }
-	mux.Handle("POST /mcp/tools/call", door(&r.endpoints.http, r.toolsCall)) // unary calls and metric streams
-	mux.Handle("/mcp", door(&r.endpoints.mcp, r.mcp.ServeHTTP))              // MCP, both eras
-	mux.Handle("GET "+link.Path, door(&r.endpoints.link, r.deviceLink))      // device links
-	mux.HandleFunc("GET /v1/nodes", r.nodes)                                 // the tenant's fleet
-	mux.HandleFunc("GET /schemas/", r.schemas)                               // schema registry
-	mux.HandleFunc("GET "+metadataPath, r.resourceMeta)                      // RFC 9728
-	mux.HandleFunc("GET "+metadataPath+"/", r.resourceMeta)                  // the same for /mcp
+	e := &r.endpoints
+	mux.Handle("POST /mcp/tools/call", r.gate(&e.http, r.toolsCall)) // unary calls and metric streams
+	mux.Handle("/mcp", r.gate(&e.mcp, r.mcp.ServeHTTP))              // MCP, both eras
+	mux.Handle("GET "+link.Path, r.gate(&e.link, r.deviceLink))      // device links
+	mux.HandleFunc("GET /v1/nodes", r.nodes)                         // the tenant's boards
+	mux.HandleFunc("GET /schemas/", r.schemas)                       // schema registry
+	mux.HandleFunc("GET "+metadataPath, r.resourceMetadata)          // RFC 9728
+	mux.HandleFunc("GET "+metadataPath+"/", r.resourceMetadata)      // the same for /mcp
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { edge.WriteText(w, http.StatusOK, "ok\n") })
 	mux.HandleFunc("GET /readyz", r.readyz)
 	return r.checkRequests(mux)
 }
 
-// checkRequests runs before every route: path and method, Host (DNS rebinding), Origin (browsers).
+// checkRequests runs before every route: path and method, Host and Origin, then CORS. A
+// request that it refuses reaches no route and needs no token.
 func (r *Relay) checkRequests(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		edge.SetBodyDeadline(w, req, edge.BodyTimeout)
 		preflight := edge.IsPreflight(req)
-		if h, pattern := mux.Handler(req); !preflight && (pattern == "" || !methodAllowed(pattern, req.Method)) {
+		h, pattern := mux.Handler(req)
+		if !preflight && (pattern == "" || !methodAllowed(pattern, req.Method)) {
 			r.noRoute(w, req, h, pattern)
 			return
 		}
 		if err := r.guard.Check(req); err != nil {
-			r.refuse(w, req, http.StatusForbidden, err.Error())
+			r.fail(w, req, http.StatusForbidden, manifest.SafetyDenied, err.Error())
 			return
 		}
 		cors.SetHeaders(w.Header(), req)
@@ -51,58 +54,51 @@ func (r *Relay) checkRequests(mux *http.ServeMux) http.Handler {
 			w.WriteHeader(http.StatusNoContent)
 			return
 		}
-		mux.ServeHTTP(w, req)
+		h.ServeHTTP(w, req) // not mux.ServeHTTP, which would match again; no pattern has wildcards
 	})
 }
 
-// methodAllowed: /mcp takes three methods under one pattern.
+// methodAllowed completes the mux for /mcp, which takes three methods under one pattern
+// and, unlike a GET pattern of the mux, not HEAD.
 func methodAllowed(pattern, method string) bool {
-	return pattern != "/mcp" || method == http.MethodGet || method == http.MethodPost || method == http.MethodDelete
+	return pattern != "/mcp" || slices.Contains([]string{http.MethodGet, http.MethodPost, http.MethodDelete}, method)
 }
 
-// noRoute answers a path or a method that is not served, h being what the mux would say.
+// noRoute answers a path or a method that is not served, with the envelope. h is what the
+// mux would answer, which knows the methods of the path.
 func (r *Relay) noRoute(w http.ResponseWriter, req *http.Request, h http.Handler, pattern string) {
-	if pattern != "" {
-		w.Header().Set("Allow", "GET, POST, DELETE")
-		r.refuse(w, req, http.StatusMethodNotAllowed, "this path does not take this method")
-		return
+	allow := "GET, POST, DELETE" // of /mcp
+	if pattern == "" {
+		rec := &statusRecorder{header: make(http.Header)}
+		h.ServeHTTP(rec, req)
+		if allow = rec.header.Get("Allow"); rec.status != http.StatusMethodNotAllowed || allow == "" {
+			r.fail(w, req, http.StatusNotFound, manifest.BadRequest, "nothing is served at this path")
+			return
+		}
 	}
-	said := &statusRecorder{header: make(http.Header)}
-	h.ServeHTTP(said, req)
-	if allow := said.header.Get("Allow"); said.status == http.StatusMethodNotAllowed && allow != "" {
-		w.Header().Set("Allow", allow)
-		r.refuse(w, req, http.StatusMethodNotAllowed, "this path does not take this method")
-		return
-	}
-	r.refuse(w, req, http.StatusNotFound, "nothing is served at this path")
+	w.Header().Set("Allow", allow)
+	r.fail(w, req, http.StatusMethodNotAllowed, manifest.BadRequest, "this path does not take this method")
 }
 
-// statusRecorder is a ResponseWriter that only listens.
+// statusRecorder is a ResponseWriter that keeps status and headers and sends nothing.
 type statusRecorder struct {
 	header http.Header
 	status int
 }
 
-func (h *statusRecorder) Header() http.Header         { return h.header }
-func (h *statusRecorder) WriteHeader(status int)      { h.status = status }
-func (h *statusRecorder) Write(b []byte) (int, error) { return len(b), nil }
+func (s *statusRecorder) Header() http.Header         { return s.header }
+func (s *statusRecorder) WriteHeader(status int)      { s.status = status }
+func (s *statusRecorder) Write(b []byte) (int, error) { return len(b), nil }
 
-func (r *Relay) refuse(w http.ResponseWriter, req *http.Request, status int, message string) {
-	code := manifest.BadRequest
-	if status == http.StatusForbidden {
-		code = manifest.SafetyDenied
-	}
-	trace, _ := edge.TraceID(req)
-	r.writeError(w, status, manifest.E(code, message), trace)
-}
-
-// cors is what pages of allowed origins may send and read.
+// cors is what pages of other origins may send and read.
 var cors = edge.CORS{
 	Methods: "GET, POST, DELETE, OPTIONS",
 	Headers: "Authorization, Content-Type, Accept, Last-Event-ID, MCP-Protocol-Version, Mcp-Session-Id, Mcp-Method, Mcp-Name, Traceparent, Agentctl-Meta",
 	Expose:  "Mcp-Session-Id, WWW-Authenticate, Agentctl-Meta",
 }
 
+// deviceLink upgrades a request to a device link and hands it to the hub. The token comes
+// in the link's first message, not in a header (RFC-0002).
 func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
 	if !r.ready.Load() {
 		http.Error(w, "draining", http.StatusServiceUnavailable)
@@ -115,6 +111,7 @@ func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
 	r.hub.Attach(conn)
 }
 
+// readyz is for load balancers: 503 as soon as the relay drains. /healthz stays 200.
 func (r *Relay) readyz(w http.ResponseWriter, _ *http.Request) {
 	if !r.ready.Load() {
 		edge.WriteText(w, http.StatusServiceUnavailable, "draining\n")
@@ -134,7 +131,7 @@ func (r *Relay) schemas(w http.ResponseWriter, req *http.Request) {
 		}
 		rows := []row{}
 		for _, ref := range manifest.SchemaNames() {
-			rows = append(rows, row{ref, r.base() + "/schemas/" + strings.TrimPrefix(ref, "mcp://schemas/")})
+			rows = append(rows, row{ref, r.URL() + "/schemas/" + strings.TrimPrefix(ref, "mcp://schemas/")})
 		}
 		h.Set("Cache-Control", "public, max-age=300")
 		writeJSON(w, map[string]any{"schemas": rows})
@@ -142,7 +139,7 @@ func (r *Relay) schemas(w http.ResponseWriter, req *http.Request) {
 	}
 	s, ok := manifest.Schema(name)
 	if !ok {
-		r.refuse(w, req, http.StatusNotFound, "no schema has this name; GET /schemas/ lists them")
+		r.fail(w, req, http.StatusNotFound, manifest.BadRequest, "no schema has this name; GET /schemas/ lists them")
 		return
 	}
 	h.Set("Content-Type", "application/schema+json")
@@ -150,23 +147,21 @@ func (r *Relay) schemas(w http.ResponseWriter, req *http.Request) {
 	writeWhole(w, s)
 }
 
-// resourceMeta is RFC 9728 metadata of /mcp.
-func (r *Relay) resourceMeta(w http.ResponseWriter, req *http.Request) {
-	switch strings.TrimPrefix(req.URL.Path, metadataPath) {
-	case "", "/mcp":
-	default:
-		r.refuse(w, req, http.StatusNotFound, "no such resource")
+// resourceMetadata tells a client without a token where and how /mcp takes one (RFC 9728).
+func (r *Relay) resourceMetadata(w http.ResponseWriter, req *http.Request) {
+	if p := strings.TrimPrefix(req.URL.Path, metadataPath); p != "" && p != "/mcp" {
+		r.fail(w, req, http.StatusNotFound, manifest.BadRequest, "no such resource")
 		return
 	}
 	writeJSON(w, map[string]any{
-		"resource":                 r.base() + "/mcp",
+		"resource":                 r.URL() + "/mcp",
 		"bearer_methods_supported": []string{"header"},
 		"scopes_supported":         []string{manifest.ScopeCallReadOnly, manifest.ScopeToolsList},
 		"resource_name":            "agentctl relay",
 	})
 }
 
-// Bounds of GET /v1/nodes.
+// Rows of one page of GET /v1/nodes.
 const (
 	defaultNodesPage = 1000
 	maxNodesPage     = 5000
@@ -181,9 +176,9 @@ type nodeRow struct {
 	Capabilities json.RawMessage `json:"capabilities"`
 }
 
-// nodes lists the boards of the caller's tenant, offline ones included, by node id.
-// ?after=NODE_ID and ?limit=N page, and a page ends early where its rows are large; `next`
-// names the next page's after.
+// nodes lists the boards of the caller's tenant by node id, offline ones included.
+// ?after=NODE_ID and ?limit=N page through them. A page may end early where its rows are
+// large; `next` is the after of the next page, absent on the last one.
 func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 	c, err := r.httpCaller(req)
 	if err != nil {
@@ -191,21 +186,21 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	if !c.Has(manifest.ScopeToolsList) && !c.Has(manifest.ScopeCallReadOnly) {
-		r.refuse(w, req, http.StatusForbidden, "the token lacks the scope tools:list")
+		r.fail(w, req, http.StatusForbidden, manifest.SafetyDenied, "the token lacks the scope tools:list")
 		return
 	}
 	q := req.URL.Query()
 	limit, after := defaultNodesPage, q.Get("after")
 	if s := q.Get("limit"); s != "" {
 		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxNodesPage {
-			r.refuse(w, req, http.StatusBadRequest, "limit is a number from 1 to 5000")
+			r.fail(w, req, http.StatusBadRequest, manifest.BadRequest, "limit is a number from 1 to 5000")
 			return
 		}
 	}
 	nodes, more, err := r.store.Nodes(req.Context(), c.Tenant, after, limit)
 	if err != nil {
-		trace, _ := edge.TraceID(req)
-		r.writeError(w, http.StatusInternalServerError, manifest.AsError(err), trace)
+		e := manifest.AsError(err)
+		r.fail(w, req, http.StatusInternalServerError, e.Code, e.Message)
 		return
 	}
 	body := struct {
@@ -226,9 +221,10 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 	writeJSON(w, body)
 }
 
+// writeJSON answers with v, a value of our own that json.Marshal takes.
 func writeJSON(w http.ResponseWriter, v any) {
 	b, err := json.Marshal(v)
-	if err != nil { // only if our own types are broken
+	if err != nil {
 		http.Error(w, "internal error", http.StatusInternalServerError)
 		return
 	}
@@ -236,15 +232,16 @@ func writeJSON(w http.ResponseWriter, v any) {
 	writeWhole(w, append(b, '\n'))
 }
 
-// writeTimeout bounds the writing of one whole answer.
+// writeTimeout bounds the writing of one whole body.
 const writeTimeout = 30 * time.Second
 
-// writeWhole writes a body that may be large to a reader that may be slow.
+// writeWhole writes a body that may be large to a client that may be slow. The server has no
+// write timeout, which would cut streams.
 func writeWhole(w http.ResponseWriter, b []byte) {
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	rc := http.NewResponseController(w)
 	_ = rc.SetWriteDeadline(time.Now().Add(writeTimeout))
 	_, _ = w.Write(b)
 	_ = rc.Flush()
-	_ = rc.SetWriteDeadline(time.Time{}) // the connection may serve another request
+	_ = rc.SetWriteDeadline(time.Time{}) // the connection may serve a stream next
 }

@@ -9,26 +9,28 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
 	"agentctl/transport/edge"
 	"agentctl/transport/fanout"
 	"agentctl/transport/sse"
 )
 
-// encodeFrame makes the SSE event of a metric frame (RFC-0009 §5.1).
+// encodeFrame returns the SSE event of a metric frame (RFC-0009 §5.1), nil if it cannot be
+// one; CheckFrame has refused line breaks before.
 func encodeFrame(sample []byte) []byte {
 	b, err := sse.AppendEvent(make([]byte, 0, len(sample)+24), "metric", sample)
 	if err != nil {
-		return nil // CR and LF were refused before
+		return nil
 	}
 	return b
 }
 
-// serveStream runs an opened stream to its close event. From here on every end is told
-// in the stream, never by an HTTP status (RFC-0009 §3).
+// serveStream runs an opened stream to its close event. From here on the client learns every
+// end from the stream, never from an HTTP status (RFC-0009 §3).
 func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel.Request, s kernel.Stream) {
 	defer s.Close()
-	ctx, done, over := r.openStreams.add(req.Context(), kr.Caller, int(r.endpoints.streamQuota.Load()))
+	ctx, done, overQuota := r.openStreams.add(req.Context(), kr.Caller, int(r.endpoints.streamQuota.Load()))
 	defer done()
 	wr, err := r.streams.Open(w, req, sse.Options{})
 	if err != nil {
@@ -40,10 +42,10 @@ func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel
 	}
 	defer func() { _ = wr.Close(0) }() // only after a panic: the first Close counts
 	code := sse.RateLimited
-	if over {
+	if overQuota {
 		r.metrics.overQuota.Add(1)
 	}
-	if !over || !r.endpoints.enforceQuota.Load() {
+	if !overQuota || !r.endpoints.enforceQuota.Load() {
 		code = closeCode(sse.Run(ctx, wr, s, func(f *manifest.Frame) []byte { return f.Event }))
 	}
 	_ = wr.Close(code)
@@ -51,19 +53,18 @@ func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel
 		Decision: kernel.Closed, Reason: "close=" + strconv.Itoa(int(code)), TraceID: kr.TraceID})
 }
 
-// closeCode is the one map from the end of a stream to RFC-0009 §7.
+// closeCode maps the end of a stream to a close code of RFC-0009 §7.
 func closeCode(err error) sse.Code {
 	switch {
-	case streamEnded(err):
+	case errors.Is(err, hub.ErrOffline):
 		return sse.DeviceOffline
-	case errors.Is(err, fanout.ErrOverflow): // its goroutine could not write for all of its queue
+	case errors.Is(err, fanout.ErrOverflow): // the client took nothing for a whole queue
 		return sse.Backpressure
 	}
 	return sse.CodeOf(err)
 }
 
-// openStreams knows the open streams, to cut those whose token ended and to count a
-// tenant's.
+// openStreams counts the open streams of each tenant, and ends those whose token ended.
 type openStreams struct {
 	ctx context.Context // ends all streams; set before serving
 
@@ -77,8 +78,9 @@ type openStream struct {
 	cancel context.CancelFunc
 }
 
-// add registers a stream. Its context ends with the relay's streams, the request, and
-// the caller's token. over tells that the tenant has more than quota (0: none).
+// add registers a stream. Its context ends with the relay's streams, the request, and the
+// caller's token. overQuota tells that the tenant has more than quota streams (0: no quota).
+// The caller calls done at the end.
 func (o *openStreams) add(ctx context.Context, c *kernel.Caller, quota int) (_ context.Context, done func(), overQuota bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(o.ctx, cancel)
@@ -103,7 +105,8 @@ func (o *openStreams) add(ctx context.Context, c *kernel.Caller, quota int) (_ c
 	}, overQuota
 }
 
-// closeRevoked cuts the streams of expired and revoked tokens, within a second.
+// closeRevoked ends the streams of expired and revoked tokens within a second, until ctx
+// ends.
 func (o *openStreams) closeRevoked(ctx context.Context) {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()

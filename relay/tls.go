@@ -8,21 +8,23 @@ import (
 	"time"
 )
 
-// certificate is a PEM pair that is read again when its files change.
+// certificate is a PEM pair that is read again when its files change, so that a renewal needs
+// no restart.
 type certificate struct {
 	certFile, keyFile string
 
 	mu        sync.Mutex // protects the fields below
 	cert      *tls.Certificate
-	modTime   time.Time // newest of the two mtimes
+	modTime   time.Time // of the newer file
 	checkedAt time.Time
 }
 
-// certificateCheckInterval is how often the files' times are looked at.
+// certificateCheckInterval is the least time between two looks at the files, which happen
+// during handshakes.
 const certificateCheckInterval = 10 * time.Second
 
-// ServerTLS serves the certificate of two PEM files, and a renewed one soon after it is
-// there.
+// ServerTLS returns a configuration that serves the certificate of two PEM files, and a
+// renewed one within certificateCheckInterval.
 func ServerTLS(certFile, keyFile string) (*tls.Config, error) {
 	c, err := loadCertificate(certFile, keyFile)
 	if err != nil {
@@ -53,7 +55,7 @@ func (c *certificate) newestModTime() (newest time.Time, err error) {
 	for _, f := range []string{c.certFile, c.keyFile} {
 		st, err := os.Stat(f)
 		if err != nil {
-			return newest, fmt.Errorf("certificate: %w; give PEM files with --tls-cert and --tls-key", err)
+			return newest, fmt.Errorf("certificate: %w", err)
 		}
 		if st.ModTime().After(newest) {
 			newest = st.ModTime()
@@ -68,7 +70,7 @@ func (c *certificate) getCertificate(*tls.ClientHelloInfo) (*tls.Certificate, er
 	if now := time.Now(); now.Sub(c.checkedAt) > certificateCheckInterval {
 		c.checkedAt = now
 		if m, err := c.newestModTime(); err == nil && !m.Equal(c.modTime) {
-			_ = c.load() // half-written files: the old pair serves on
+			_ = c.load() // fails for half-written files; the old pair stays
 		}
 	}
 	return c.cert, nil

@@ -5,48 +5,56 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 
 	"go.uber.org/zap"
 
 	"agentctl/manifest"
+	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
+	"agentctl/relay/mcp"
+	"agentctl/relay/pipeline"
 	"agentctl/relay/plugins/control"
 	"agentctl/relay/plugins/directory"
 	"agentctl/relay/plugins/process"
 	"agentctl/relay/plugins/tickets"
 	"agentctl/relay/stages"
+	"agentctl/transport/edge"
+	"agentctl/transport/link"
 )
 
 // Directories below the state directory.
 const (
-	pluginDir = "plugins" // of Options.PluginDir, unless given
-	keyDir    = "keys"
+	pluginDir = "plugins" // default of Options.PluginDir
+	keyDir    = "keys"    // of the stage sign
 )
 
-// Built-in plugins that every relay loads, unless Options.Without names them. The
-// control plane is always there.
-const (
-	PluginTickets   = "tickets"
-	PluginDirectory = "directory"
-)
-
-// Each device is a plugin: a relay full of them still has room for those of its own.
+// Each device is a plugin of the kernel. A hub that is full of devices leaves room for 128
+// other plugins; otherwise this does not compile.
 const _ uint = kernel.MaxPlugins - hub.MaxNodes - 128
 
-// openEventLog opens the event log.
-func (r *Relay) openEventLog() (err error) {
+// openState opens the files of the state directory.
+func (r *Relay) openState() (err error) {
+	r.store, err = auth.Open(auth.Options{
+		StateDir: r.opt.StateDir, Audience: r.opt.Audience, ScopelessUntil: r.opt.ScopelessUntil, Logger: r.log,
+	})
+	if err != nil {
+		return err
+	}
+	if r.audit, err = openAudit(r.opt.StateDir); err != nil {
+		return err
+	}
 	r.events, err = eventlog.Open(eventlog.Options{
 		Path: filepath.Join(r.opt.StateDir, eventlog.FileName), Logger: r.log.Named("events"), Snapshot: r.snapshotForRetention,
 	})
 	return err
 }
 
-// snapshotForRetention is what a replay needs of the events that retention is about to take.
+// snapshotForRetention returns events that stand for those which retention is about to
+// delete, so that a replay of the rest rebuilds the same state.
 func (r *Relay) snapshotForRetention(context.Context) ([]kernel.Event, error) {
 	events := r.kernel.PresenceSnapshot()
 	if r.tickets != nil {
@@ -55,16 +63,19 @@ func (r *Relay) snapshotForRetention(context.Context) ([]kernel.Event, error) {
 	return events, nil
 }
 
-// newKernel makes the kernel with its stages, and the plugins of the relay's own.
+// newKernel makes the kernel with its stages, the host of external plugins and the control
+// plane.
 func (r *Relay) newKernel() (err error) {
+	r.metrics = newCounters()
 	r.kernel = kernel.New(kernel.Options{ExplainMissing: r.explainMissing, Audit: r.recordDecision, Log: r.events})
-	if r.stages, err = stages.New(r.kernel.Pipeline(), stages.Options{
+	r.stages, err = stages.New(r.kernel.Pipeline(), stages.Options{
 		Log: r.log, KeyDir: filepath.Join(r.opt.StateDir, keyDir), OnChange: func() {
-			if r.control != nil { // not while it is made
+			if r.control != nil { // nil while the stages are made
 				r.control.MiddlewareChanged()
 			}
 		},
-	}); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	if r.opt.PluginDir == "" {
@@ -73,22 +84,50 @@ func (r *Relay) newKernel() (err error) {
 	r.processes = process.New(process.Options{Dir: r.opt.PluginDir, Kernel: r.kernel, Version: r.opt.Version, Logger: r.log})
 	r.endpoints.init(&r.opt)
 	r.control = control.New(control.Options{
-		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: plugins{r}, Health: r.healthProblems, Level: newLogLevel(r),
-		Metrics: func() any { return r.stages.Metrics().Stats() }, ResetMetrics: func() { r.stages.Metrics().Reset() },
+		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: pluginLoader{r},
+		Health: r.healthProblems, Level: newLogLevel(r),
+		Metrics:      func() any { return r.stages.Metrics().Stats() },
+		ResetMetrics: func() { r.stages.Metrics().Reset() },
 	})
 	return nil
 }
 
-// loadPlugins rebuilds what the log remembers and loads the plugins.
-func (r *Relay) loadPlugins() error {
-	for _, name := range r.opt.DisabledPlugins {
-		if !slices.Contains([]string{PluginTickets, PluginDirectory}, name) {
-			return optionError{fmt.Errorf("plugin %s cannot be left out; %s and %s can", name, PluginTickets, PluginDirectory)}
-		}
+// newFrontEnd makes what talks to devices and clients: the hub with its upgrader, and the
+// MCP handler behind the guard.
+func (r *Relay) newFrontEnd() error {
+	r.hub = hub.New(hub.Options{
+		Authenticate:       r.authenticateDevice,
+		ValidateCapability: r.capabilities.validate,
+		CheckResult:        manifest.CheckResult,
+		CheckSample:        manifest.CheckFrame,
+		EncodeSSE:          encodeFrame,
+		OnAnnounce:         r.onDeviceAnnounce,
+		OnReady:            r.onDeviceReady,
+		OnGone:             r.onDeviceGone,
+		SaveLastSeen:       func(ids []string) { r.store.MarkSeen(ids...) },
+		OnPing:             r.onDevicePing,
+		GrantRevision:      r.store.Revision,
+		OnDeviceEvent:      r.onDeviceEvent,
+		Audit:              r.auditDevice,
+	})
+	var hosts []string
+	if r.public != nil { // a proxy on this machine may pass the public name on
+		hosts = append(hosts, r.public.Hostname())
 	}
+	r.guard = edge.NewGuard(edge.GuardOptions{CheckHost: r.loopback, Hosts: hosts, Origins: r.opt.AllowOrigin})
+	r.upgrader = link.NewUpgrader(r.guard.OriginAllowed)
+	r.mcp = mcp.New(mcp.Options{
+		Kernel: r.kernel, Authenticate: r.mcpCaller, OnDenied: r.writeDenied, Guard: r.guard, Version: r.opt.Version, Logger: r.log,
+		OnSessionClosed: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
+	})
+	return nil
+}
+
+// loadPlugins rebuilds the state that the event log holds and loads the plugins.
+func (r *Relay) loadPlugins() error {
 	for _, name := range r.opt.ExternalPlugins {
 		if err := r.processes.Check(name); err != nil {
-			return optionError{fmt.Errorf("plugin %s: %w", name, err)}
+			return badOption("ExternalPlugins", "plugin %s: %w", name, err)
 		}
 	}
 	ctx := context.Background() // a local file; Open has no caller to wait for
@@ -97,37 +136,39 @@ func (r *Relay) loadPlugins() error {
 	}
 	r.log.Info("presence rebuilt from the event log", zap.Int("known", r.kernel.Stats().Presences))
 	plugins := []kernel.Plugin{r.control}
-	if !slices.Contains(r.opt.DisabledPlugins, PluginTickets) {
+	if r.pluginEnabled(PluginTickets) {
 		r.tickets = tickets.New(r.kernel, r.events)
-		done, err := r.tickets.Restore(ctx, r.events)
+		restored, err := r.tickets.Restore(ctx, r.events)
 		if err != nil {
 			return fmt.Errorf("rebuild the tickets from the event log: %w", err)
 		}
-		r.log.Info("tickets rebuilt from the event log", zap.Any("restored", done))
+		r.log.Info("tickets rebuilt from the event log", zap.Any("restored", restored))
 		plugins = append(plugins, r.tickets)
 	}
-	if !slices.Contains(r.opt.DisabledPlugins, PluginDirectory) {
+	if r.pluginEnabled(PluginDirectory) {
 		r.directory = directory.New(r.kernel)
 		plugins = append(plugins, r.directory)
+	}
+	for _, newPlugin := range r.opt.Plugins {
+		plugins = append(plugins, newPlugin(r.kernel))
 	}
 	for _, p := range plugins {
 		if err := r.kernel.Load(p, false); err != nil {
 			return err
 		}
 	}
-	for _, make := range r.opt.Plugins {
-		if err := r.kernel.Load(make(r.kernel), false); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
-// runComponents runs what stands around the kernel until ctx ends.
+// runComponents runs what needs no order among itself until ctx ends.
 func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { _ = r.kernel.Run(ctx) })
-	wg.Go(func() { r.expireOffline(ctx) })
+	wg.Go(func() { _ = r.store.Run(ctx) })
 	wg.Go(func() { _ = r.processes.Run(ctx, r.opt.ExternalPlugins...) })
+	wg.Go(func() { r.audit.run(ctx) })
+	wg.Go(func() { r.expireOffline(ctx) })
+	wg.Go(func() { r.openStreams.closeRevoked(ctx) })
+	wg.Go(func() { newMemoryTuner(func() uint64 { return r.hub.Stats().Accepted }).run(ctx) })
 	if r.tickets != nil {
 		wg.Go(func() { _ = r.tickets.Run(ctx) })
 	}
@@ -136,31 +177,29 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
-// onDevicePing and agentHeartbeat are signs of life.
-func (r *Relay) onDevicePing(n *hub.Node) {
-	r.kernel.Heartbeat(kernel.Presence{Tenant: n.Tenant(), Kind: kernel.PresenceDevice, ID: n.ID(), Name: n.Name(), Transport: "link"})
+// recordDecision receives the kernel's audit records. It runs on every call.
+func (r *Relay) recordDecision(rec kernel.Record) {
+	r.audit.write(&rec)
+	r.metrics.countDecision(&rec)
+	r.publishRefusal(&rec)
 }
 
-func (r *Relay) agentHeartbeat(c *kernel.Caller) {
-	r.kernel.Heartbeat(kernel.Presence{Tenant: c.Tenant, Kind: kernel.PresenceAgent, ID: c.Actor, Transport: c.Transport})
-}
+// pluginLoader loads and unloads plugins for the control plane.
+type pluginLoader struct{ r *Relay }
 
-// plugins is what the control plane loads and unloads.
-type plugins struct{ r *Relay }
-
-// Load starts a plugin of the plugin directory.
-func (p plugins) Load(ctx context.Context, name string) error {
-	switch { // built in, and perhaps unloaded
+// Load loads a built-in plugin again, or starts one of the plugin directory.
+func (p pluginLoader) Load(ctx context.Context, name string) error {
+	switch {
 	case name == PluginTickets && p.r.tickets != nil:
-		return p.builtin(p.r.tickets)
+		return p.loadBuiltin(p.r.tickets)
 	case name == PluginDirectory && p.r.directory != nil:
-		return p.builtin(p.r.directory)
+		return p.loadBuiltin(p.r.directory)
 	}
 	_, err := p.r.processes.Load(ctx, name)
 	return err
 }
 
-func (p plugins) builtin(b kernel.Plugin) error {
+func (p pluginLoader) loadBuiltin(b kernel.Plugin) error {
 	err := p.r.kernel.Load(b, false)
 	if errors.Is(err, kernel.ErrAlreadyLoaded) {
 		return manifest.E(manifest.BadRequest, "this plugin is loaded already")
@@ -168,13 +207,13 @@ func (p plugins) builtin(b kernel.Plugin) error {
 	return err
 }
 
-// Unload ends one: NAME or NAME@VERSION. What is built in can be loaded again.
-func (p plugins) Unload(_ context.Context, name string) error {
+// Unload ends a plugin, given as NAME or NAME@VERSION.
+func (p pluginLoader) Unload(_ context.Context, name string) error {
 	if base, _, _ := strings.Cut(name, "@"); base == control.Name {
 		return manifest.E(manifest.BadRequest, "the control plane stays: without it nothing could be loaded again")
 	}
 	err := p.r.processes.Unload(name)
-	if errors.Is(err, process.ErrNotLoaded) && !strings.Contains(name, ":") {
+	if errors.Is(err, process.ErrNotLoaded) && !strings.Contains(name, ":") { // a colon: a device, which its link unloads
 		return p.r.kernel.UnloadByName(name)
 	}
 	return err

@@ -103,10 +103,8 @@ func (d *demo) run(ctx context.Context, listen string) (err error) {
 	} else if err == nil && !edge.IsLoopback(host) {
 		return exit(exitUsage, "--listen %s: the demo is for this machine only; choose a port of 127.0.0.1", listen)
 	}
-	if err := d.open(listen); errors.Is(err, relay.ErrOptions) {
-		return exit(exitUsage, "%w", err)
-	} else if err != nil {
-		return exit(exitFailure, "%w", err)
+	if err := d.open(listen); err != nil {
+		return relayOpenError(err)
 	}
 	// The stream ends first, then the boards, then the relay: each in order.
 	relayCtx, stopRelay := context.WithCancel(context.WithoutCancel(ctx))

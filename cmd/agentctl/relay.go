@@ -74,11 +74,8 @@ your own are folders of --plugin-dir.`,
 				o.MetricsListen = ""
 				r, err = relay.Open(o.Options)
 			}
-			if errors.Is(err, relay.ErrOptions) {
-				return exit(exitUsage, "%w", err)
-			}
 			if err != nil {
-				return exit(exitFailure, "%w", err)
+				return relayOpenError(err)
 			}
 			line := readyLine(r)
 			r.OnReady(func() {
@@ -86,7 +83,9 @@ your own are folders of --plugin-dir.`,
 				daemon.NotifySystemd("READY=1", "STATUS=serving "+r.URL())
 			})
 			defer context.AfterFunc(cmd.Context(), daemon.NotifyStopping)()
-			if err := r.Run(cmd.Context()); err != nil {
+			if err := r.Run(cmd.Context()); errors.Is(err, relay.ErrGivenUp) {
+				return exit(exitFailure, "%w; --max-restarts allows more", err)
+			} else if err != nil {
 				return exit(exitFailure, "%w", err)
 			}
 			return nil
@@ -118,6 +117,26 @@ your own are folders of --plugin-dir.`,
 
 // relayOptions are relay.Options with what the command line knows of them.
 type relayOptions struct{ relay.Options }
+
+// optionFlags are the flags of the options that relay.Open may refuse.
+var optionFlags = map[string]string{
+	"AllowOrigin": "--allow-origin", "Anonymous": "--anonymous", "DisabledPlugins": "--without", "ExternalPlugins": "--plugin",
+	"Listen": "--listen", "MaxRestarts": "--max-restarts", "Parts": "--only", "Public": "--public", "SSE": "--sse-listen", "TLSCert": "--tls-cert, --tls-key",
+}
+
+// relayOpenError gives an error of relay.Open its exit code, flag and next step.
+func relayOpenError(err error) error {
+	var bad *relay.OptionError
+	switch {
+	case errors.Is(err, relay.ErrPlainHTTP):
+		return exit(exitUsage, "%w; give --tls-cert and --tls-key, or --insecure behind a TLS proxy", err)
+	case errors.As(err, &bad):
+		return exit(exitUsage, "%s: %w", optionFlags[bad.Option], bad.Err)
+	case errors.Is(err, syscall.EADDRINUSE):
+		return exit(exitFailure, "%w; choose another address with --listen or --metrics-listen", err)
+	}
+	return exit(exitFailure, "%w", err)
+}
 
 // gatewayOptions decides whether the event gateway runs, and how: by --sse-listen, --only
 // or MCP_INCLUDE_SSE, with the variables MCP_SSE_*.

@@ -1,0 +1,158 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/time/rate"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/relay/gateway"
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/control"
+	"agentctl/transport/edge"
+)
+
+// openGateway makes the event gateway and takes its port, if it is to be served.
+func (r *Relay) openGateway() (err error) {
+	if !r.partEnabled(PartSSE) {
+		return nil
+	}
+	var o gateway.Options
+	if r.opt.SSE != nil {
+		o = *r.opt.SSE
+	}
+	o.Log, o.Identities, o.Logger = NewGatewayLog(r.events), gatewayAuth{r}, r.log.Named("sse")
+	if o.MaxData == 0 || o.MaxData > MaxTopicData {
+		o.MaxData = MaxTopicData
+	}
+	o.RelayTopics = relayTopics
+	o.Insecure = o.Insecure || r.opt.Insecure
+	if r.tls != nil && o.TLS == nil {
+		o.TLS = r.tls.config()
+	}
+	if host, port, err := net.SplitHostPort(o.Listen); err == nil && host == "" && o.SubscribeToken == "" {
+		// Without a choice it is reachable from where the relay is.
+		if host, _, err = net.SplitHostPort(r.opt.Listen); err == nil {
+			o.Listen = net.JoinHostPort(host, port)
+		}
+	}
+	r.refusals = rate.NewLimiter(maxRefusals, 2*maxRefusals)
+	if r.gateway, err = gateway.New(o); err != nil {
+		return &OptionError{"SSE", err}
+	}
+	r.gatewayListener, err = gateway.Listen(o)
+	return err
+}
+
+// runGateway serves the gateway until ctx ends, supervised. If it is given up, the error
+// goes to failed.
+func (r *Relay) runGateway(ctx context.Context, wg *sync.WaitGroup, failed chan<- error) {
+	if r.gateway == nil {
+		return
+	}
+	ln := r.gatewayListener
+	serve := func(ctx context.Context) (err error) {
+		if ln == nil { // closed by the crash
+			if ln, err = net.Listen("tcp", r.gatewayListener.Addr().String()); err != nil {
+				return err
+			}
+		}
+		current := ln
+		ln = nil
+		return r.gateway.Serve(ctx, current)
+	}
+	wg.Go(func() {
+		if err := supervise(ctx, r.log, PartSSE, r.opt.MaxRestarts, serve); err != nil {
+			failed <- err
+		}
+	})
+}
+
+// SSEURL is where the gateway's stream is served; "" if nowhere.
+func (r *Relay) SSEURL() string {
+	if r.gatewayListener == nil {
+		return ""
+	}
+	host, port, err := net.SplitHostPort(r.gatewayListener.Addr().String())
+	if ip := net.ParseIP(host); err == nil && ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+		if r.public != nil {
+			host = r.public.Hostname()
+		}
+	}
+	return r.scheme() + "://" + net.JoinHostPort(host, port) + gateway.StreamPath
+}
+
+// gatewayAuth admits the relay's own tokens to the gateway.
+type gatewayAuth struct{ r *Relay }
+
+// Authenticate implements gateway.Authenticator.
+func (a gatewayAuth) Authenticate(req *http.Request) (gateway.Identity, error) {
+	token, _ := edge.Bearer(req)
+	id, err := a.r.store.Verify(token, auth.ClassAgent)
+	switch {
+	case errors.Is(err, auth.ErrMissing):
+		return gateway.Identity{}, gateway.ErrNoToken
+	case errors.Is(err, auth.ErrInvalid):
+		return gateway.Identity{}, err
+	case err != nil: // a valid token without the right to this
+		return gateway.Identity{}, fmt.Errorf("%w: %w", gateway.ErrForbidden, err)
+	}
+	return gateway.Identity{Tenant: id.Tenant, Subject: id.Subject, Scopes: id.Scopes, Active: func() error { return a.r.store.Active(id) }}, nil
+}
+
+// maxRefusals bounds how many refused and failed calls are published a second. Each is an
+// event of the log, and whoever holds a token can cause any number of them. The audit log
+// has them all.
+const maxRefusals = 10
+
+// publishRefusal publishes a refused or failed call under the topic audit. A served call
+// of a board is in the event log already; other plugins log what they do.
+func (r *Relay) publishRefusal(rec *kernel.Record) {
+	if r.gateway == nil || rec.Tenant == "" || (rec.Decision != kernel.Denied && rec.Decision != kernel.Failed) || !r.refusals.Allow() {
+		return
+	}
+	r.gateway.Emit(rec.Tenant, "audit", struct {
+		Decision kernel.Decision `json:"decision"`
+		Code     manifest.Code   `json:"code"`
+		Reason   string          `json:"reason,omitempty"`
+		Actor    string          `json:"actor"`
+		Tool     string          `json:"tool,omitempty"`
+		NodeID   string          `json:"node_id,omitempty"`
+		TraceID  string          `json:"trace_id"`
+	}{rec.Decision, rec.Code, rec.Reason, rec.Actor, rec.Tool, rec.NodeID, rec.TraceID})
+}
+
+// logLevel shows and changes the level of the service log for the control plane.
+type logLevel struct{ r *Relay }
+
+func newLogLevel(r *Relay) control.Level {
+	if r.opt.Level == nil {
+		return nil
+	}
+	return logLevel{r}
+}
+
+// Level implements control.Level.
+func (l logLevel) Level() string { return l.r.opt.Level.Level().String() }
+
+// SetLevel implements control.Level, and publishes the change under log/level.
+func (l logLevel) SetLevel(to string) error {
+	var lv zapcore.Level
+	if lv.UnmarshalText([]byte(to)) != nil || lv < zapcore.DebugLevel || lv > zapcore.ErrorLevel {
+		return manifest.E(manifest.BadRequest, "the levels are debug, info, warn and error")
+	}
+	previous := l.Level()
+	l.r.opt.Level.SetLevel(lv)
+	if l.r.gateway != nil && previous != to {
+		l.r.gateway.Emit("", "log/level", map[string]string{"previous": previous, "current": to})
+	}
+	return nil
+}

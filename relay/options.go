@@ -1,0 +1,147 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/relay/gateway"
+	"agentctl/relay/kernel"
+	"agentctl/transport/edge"
+)
+
+// DefaultListen is where a relay listens if Options do not say.
+const DefaultListen = "127.0.0.1:8460"
+
+// Parts of a relay, for Options.Parts.
+const (
+	PartMCP = "mcp" // boards, tools, metric streams and MCP, on Listen
+	PartSSE = "sse" // the event gateway, on a listener of its own
+)
+
+// Built-in plugins that Options.DisabledPlugins may name. The control plane is always
+// loaded.
+const (
+	PluginTickets   = "tickets"
+	PluginDirectory = "directory"
+)
+
+// Options configure a relay. Only StateDir is required.
+type Options struct {
+	StateDir      string       // keys, tokens, nodes, event log and audit log
+	Listen        string       // HOST:PORT; default DefaultListen
+	Listener      net.Listener // served instead of Listen; Open takes it over
+	MetricsListen string       // HOST:PORT of /metrics; "" serves none
+	Public        string       // URL that clients use; default: the listener's
+	Audience      string       // see auth.Options
+
+	TLSCert  string // PEM files, both or none; read again when they change
+	TLSKey   string
+	Insecure bool // allow plain HTTP beyond loopback, behind a TLS proxy
+
+	AllowOrigin    []string  // origins of pages that may call; default none
+	Anonymous      bool      // on loopback only: a caller without a token may read
+	ScopelessUntil time.Time // see auth.Options
+
+	Plugins         []func(*kernel.Kernel) kernel.Plugin // loaded by Open
+	DisabledPlugins []string                             // built-in plugins that are not loaded
+	PluginDir       string                               // of external plugins; default STATE/plugins
+	ExternalPlugins []string                             // names in PluginDir that Run starts
+
+	Parts       []string         // parts to run; default PartMCP, and PartSSE if SSE is set
+	SSE         *gateway.Options // of the event gateway
+	MaxRestarts int              // of a part that crashes, in a row; then the relay ends
+
+	// StreamQuota is the number of a tenant's metric streams above which a counter
+	// grows; 0 is no quota. With EnforceQuota further streams are closed with 4429.
+	StreamQuota  int
+	EnforceQuota bool
+
+	Version string
+	Logger  *zap.Logger      // default: none
+	Level   *zap.AtomicLevel // of Logger; nil: the control plane cannot change it
+}
+
+// ErrOptions is what every OptionError is (errors.Is).
+var ErrOptions = errors.New("relay: bad options")
+
+// ErrPlainHTTP refuses a listener beyond loopback without TLS.
+var ErrPlainHTTP = errors.New("refusing plain HTTP: tokens would cross the network in the clear")
+
+// OptionError says which field of Options cannot be served, and why.
+type OptionError struct {
+	Option string // name of the field
+	Err    error
+}
+
+func (e *OptionError) Error() string { return e.Option + ": " + e.Err.Error() }
+
+// Unwrap makes the error ErrOptions as well as its cause.
+func (e *OptionError) Unwrap() []error { return []error{ErrOptions, e.Err} }
+
+func badOption(option, format string, args ...any) error {
+	return &OptionError{option, fmt.Errorf(format, args...)}
+}
+
+// check completes the options and sets what follows from them: loopback and public.
+func (r *Relay) checkOptions() error {
+	o := &r.opt
+	for _, part := range o.Parts {
+		if part != PartMCP && part != PartSSE {
+			return badOption("Parts", "no such part: %q (use %s and %s)", part, PartMCP, PartSSE)
+		}
+	}
+	for _, name := range o.DisabledPlugins {
+		if name != PluginTickets && name != PluginDirectory {
+			return badOption("DisabledPlugins", "plugin %q cannot be left out; %s and %s can", name, PluginTickets, PluginDirectory)
+		}
+	}
+	if o.MaxRestarts < 0 {
+		return badOption("MaxRestarts", "%d is below 0", o.MaxRestarts)
+	}
+	host, _, err := net.SplitHostPort(o.Listen)
+	if err != nil {
+		return badOption("Listen", "not HOST:PORT: %q", o.Listen)
+	}
+	r.loopback = edge.IsLoopback(host)
+	switch {
+	case (o.TLSCert == "") != (o.TLSKey == ""):
+		return badOption("TLSCert", "the certificate and its key go together")
+	case !r.loopback && o.TLSCert == "" && !o.Insecure:
+		return badOption("Listen", "%s: %w", o.Listen, ErrPlainHTTP)
+	case o.Anonymous && !r.loopback:
+		return badOption("Anonymous", "for loopback only, not for %s", o.Listen)
+	}
+	if o.Public != "" {
+		u, err := url.Parse(o.Public)
+		if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+			return badOption("Public", "not an http or https URL: %q", o.Public)
+		}
+		r.public = u
+	}
+	for _, a := range o.AllowOrigin {
+		u, err := url.Parse(a)
+		if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
+			return badOption("AllowOrigin", "not of the form https://HOST[:PORT]: %q", a)
+		}
+	}
+	return nil
+}
+
+// partEnabled reports whether a part is served.
+func (r *Relay) partEnabled(part string) bool {
+	if len(r.opt.Parts) > 0 {
+		return slices.Contains(r.opt.Parts, part)
+	}
+	return part == PartMCP || r.opt.SSE != nil
+}
+
+// pluginEnabled reports whether a built-in plugin is loaded.
+func (r *Relay) pluginEnabled(name string) bool {
+	return !slices.Contains(r.opt.DisabledPlugins, name)
+}

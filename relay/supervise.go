@@ -1,0 +1,62 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Back-off between restarts of a part.
+const (
+	minRestartDelay = 100 * time.Millisecond
+	maxRestartDelay = 10 * time.Second
+	steadyAfter     = time.Minute // a part that ran this long starts over with no crashes
+)
+
+// ErrGivenUp is what Run returns when a part crashed more often than Options.MaxRestarts.
+var ErrGivenUp = errors.New("given up")
+
+// supervise runs a part until ctx ends. It restarts the part when it returns early or
+// panics, with a growing, randomized delay, and gives up after maxRestarts in a row: the
+// error then ends the relay, whose service manager may know better.
+func supervise(ctx context.Context, log *zap.Logger, name string, maxRestarts int, run func(context.Context) error) error {
+	for crashes := 0; ; {
+		started := time.Now()
+		err := runRecovered(ctx, run)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(started) >= steadyAfter {
+			crashes = 0
+		}
+		if crashes >= maxRestarts {
+			return fmt.Errorf("the part %s was %w after %d restarts: %w", name, ErrGivenUp, crashes, err)
+		}
+		delay := min(minRestartDelay<<min(crashes, 16), maxRestartDelay) // 16: the shift stays in 63 bits
+		delay = delay/2 + rand.N(delay/2)
+		crashes++
+		log.Error("part crashed and is started again", zap.String("part", name), zap.Int("restart", crashes), zap.Duration("after", delay), zap.Error(err))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(delay):
+		}
+	}
+}
+
+// runRecovered turns a panic and an early return into errors.
+func runRecovered(ctx context.Context, run func(context.Context) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	if err = run(ctx); err == nil {
+		err = errors.New("it ended by itself")
+	}
+	return err
+}

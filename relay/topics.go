@@ -1,0 +1,136 @@
+package relay
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+
+	"agentctl/relay/eventlog"
+	"agentctl/relay/gateway"
+	"agentctl/relay/kernel"
+)
+
+// The gateway publishes the kernel's event log. Both share one id space, and every event of
+// the log that has a topic is an event of the gateway:
+//
+//	log: type         topic                 data
+//	event             its aggregate id      payload.data, as a client has sent it
+//	call.*            audit                 the whole event (eventData)
+//	ticket.*          ticket                the whole event, and so on for presence,
+//	                                        alert and kernel
+//	*.snapshot        none: retention has written old state again
+
+// topicEventType is the type of events that were sent to a topic. The topic is their
+// aggregate id, since a topic may hold what a type may not.
+const topicEventType = "event"
+
+// topicName returns the topic of an event of the log, "" for none.
+func topicName(e *kernel.Event) string {
+	switch e.Type {
+	case "ticket.snapshot", "ticket.comments", "presence.snapshot":
+		return ""
+	}
+	switch group, _, _ := strings.Cut(e.Type, "."); group {
+	case topicEventType:
+		return e.Aggregate
+	case "call":
+		return "audit"
+	case "ticket", "presence", "alert", "kernel":
+		return group
+	}
+	return ""
+}
+
+// relayTopics are topics that a token for ingest may not publish to: an alert is a board's,
+// a ticket was made here. The gateway itself protects audit and kernel.
+var relayTopics = []string{"ticket", "presence", "alert"}
+
+// topicPayload is the payload of a topicEventType event: the log takes objects only.
+type topicPayload struct {
+	Data json.RawMessage `json:"data"`
+}
+
+// MaxTopicData bounds the data of a topic event in the log, in bytes: topicPayload needs
+// some of kernel.MaxPayload.
+const MaxTopicData = kernel.MaxPayload - 16
+
+// eventData is what the gateway publishes of the product's own events.
+type eventData struct {
+	Type      string          `json:"type"`
+	Aggregate string          `json:"aggregate_id"`
+	CreatedAt int64           `json:"created_at"`
+	Payload   json.RawMessage `json:"payload"`
+}
+
+// toTopicEvent converts an event of the log; ok is false if it has no topic.
+func toTopicEvent(e *kernel.Event) (_ gateway.Event, ok bool) {
+	g := gateway.Event{ID: e.Seq, Tenant: e.Tenant, Topic: topicName(e), TimeMS: e.CreatedMS}
+	if g.Topic == "" {
+		return g, false
+	}
+	var err error
+	if e.Type == topicEventType {
+		var p topicPayload
+		err = json.Unmarshal(e.Payload, &p)
+		g.Data = p.Data
+	} else {
+		var b bytes.Buffer
+		enc := json.NewEncoder(&b)
+		enc.SetEscapeHTML(false)
+		err = enc.Encode(eventData{e.Type, e.Aggregate, e.CreatedMS, e.Payload})
+		g.Data = bytes.TrimSpace(b.Bytes())
+	}
+	return g, err == nil && len(g.Data) > 0 && len(g.Data) <= gateway.MaxData
+}
+
+// toLogEvent wraps the data as it is: json.Marshal would escape it.
+func toLogEvent(e *gateway.Event) kernel.Event {
+	payload := append(append([]byte(`{"data":`), e.Data...), '}')
+	return kernel.Event{Tenant: e.Tenant, Type: topicEventType, Aggregate: e.Topic, Payload: payload, CreatedMS: e.TimeMS}
+}
+
+// gatewayLog is the event log as the gateway sees it.
+type gatewayLog struct{ store *eventlog.Store }
+
+// NewGatewayLog returns an event log for a gateway, which publishes its events and appends
+// what clients send.
+func NewGatewayLog(store *eventlog.Store) gateway.Log { return gatewayLog{store} }
+
+// Append implements gateway.Log.
+func (l gatewayLog) Append(ctx context.Context, e gateway.Event) (uint64, error) {
+	id, err := l.store.Append(ctx, toLogEvent(&e))
+	if errors.Is(err, kernel.ErrLogFull) {
+		err = gateway.ErrBusy
+	}
+	return id, err
+}
+
+// Offer implements gateway.Log.
+func (l gatewayLog) Offer(e gateway.Event) bool { return l.store.Offer(toLogEvent(&e)) }
+
+// Follow implements gateway.Log.
+func (l gatewayLog) Follow(ctx context.Context, after uint64, fn func(gateway.Event) error) error {
+	return l.store.Follow(ctx, eventlog.Query{After: after}, topicEventsOnly(fn))
+}
+
+// Select implements gateway.Log.
+func (l gatewayLog) Select(ctx context.Context, after, to uint64, fn func(gateway.Event) error) error {
+	return l.store.Select(ctx, eventlog.Query{After: after, To: to}, topicEventsOnly(fn))
+}
+
+func topicEventsOnly(fn func(gateway.Event) error) func(kernel.Event) error {
+	return func(k kernel.Event) error {
+		if g, ok := toTopicEvent(&k); ok {
+			return fn(g)
+		}
+		return nil
+	}
+}
+
+// CanResume implements gateway.Log.
+func (l gatewayLog) CanResume(after uint64) bool { return l.store.CanResume(after) }
+
+// Last implements gateway.Log. An empty log continues the numbering of an earlier one.
+func (l gatewayLog) Last() uint64 { return max(l.store.Last(), l.store.StartSeq()-1) }
