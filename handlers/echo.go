@@ -15,7 +15,7 @@ import (
 // (clock.Clock.NowMS).
 type Clock func() (ms int64, ok bool)
 
-// now is trusted time that a result may carry: one that the schema refuses is never sent.
+// now is trusted time for a result, or an error while the schema would refuse it.
 func (c Clock) now() (int64, error) {
 	ms, ok := c()
 	if !ok || ms < prober.MinTSMS {
@@ -24,13 +24,13 @@ func (c Clock) now() (int64, error) {
 	return ms, nil
 }
 
-// Echo answers system.echo (RFC-0005): the message unchanged, with the device's clock.
-// It changes nothing and keeps nothing. Make one with NewEcho.
+// Echo answers system.echo (RFC-0005): the message unchanged, with the device's time. It
+// has no side effect. Use NewEcho.
 type Echo struct{ clock Clock }
 
 var _ Handler = (*Echo)(nil)
 
-// NewEcho makes the handler of system.echo.
+// NewEcho returns the handler of system.echo.
 func NewEcho(clock Clock) *Echo { return &Echo{clock} }
 
 // Capability is the one of RFC-0005 §9.

@@ -11,10 +11,10 @@ import (
 	"agentctl/prober"
 )
 
-// DefaultInterval is the cadence of a stream whose caller names none (RFC-0009 §4).
+// DefaultInterval is the cadence of a stream whose caller gives none (RFC-0009 §4).
 const DefaultInterval = 5 * time.Second
 
-// Sampler is what Metrics needs of a *prober.Prober.
+// Sampler is what Metrics uses of a *prober.Prober.
 type Sampler interface {
 	Now(ctx context.Context) (prober.Sample, error)
 	Watch(ctx context.Context, interval time.Duration, fn func(prober.Sample) error) error
@@ -23,8 +23,8 @@ type Sampler interface {
 var _ Sampler = (*prober.Prober)(nil)
 
 // Metrics answers system.metrics: snapshot with one frame, subscribe with {"interval_ms":N}
-// and a stream of frames (RFC-0009 §5.1), the first at once. A frame is encoded once,
-// here; nobody on its way does it again. Make one with NewMetrics.
+// and a stream of frames (RFC-0009 §5.1), the first at once. A frame is encoded here and its
+// bytes are forwarded to every reader. Use NewMetrics.
 type Metrics struct {
 	sampler Sampler
 	clock   Clock
@@ -32,14 +32,14 @@ type Metrics struct {
 
 var _ Handler = (*Metrics)(nil)
 
-// NewMetrics makes the handler of system.metrics.
+// NewMetrics returns the handler of system.metrics.
 func NewMetrics(s Sampler, clock Clock) *Metrics { return &Metrics{s, clock} }
 
 // Capability is snapshot and subscribe with the default constraints.
 func (m *Metrics) Capability() manifest.Capability { return manifest.Metrics() }
 
-// Call answers one snapshot or opens one stream. A snapshot is E_INTERNAL while the clock
-// is not set; a stream then begins as soon as it is.
+// Call answers one snapshot or opens one stream. While the clock is not set a snapshot is
+// E_INTERNAL, and a stream has no frames.
 func (m *Metrics) Call(ctx context.Context, tool manifest.ToolName, args []byte) ([]byte, Stream, error) {
 	if tool.Verb == manifest.VerbSubscribe {
 		return m.subscribe(tool.NodeID, args)
@@ -68,18 +68,18 @@ func (m *Metrics) subscribe(nodeID string, args []byte) ([]byte, Stream, error) 
 		err := m.sampler.Watch(ctx, interval, func(s prober.Sample) error {
 			frame, err := m.encode(nodeID, s)
 			if err != nil {
-				return nil // no frame without a clock; the next sample may make one
+				return nil // without a clock or a disk there is no frame; the next sample may have them
 			}
 			return send(frame)
 		})
 		if errors.Is(err, prober.ErrStopped) {
-			return nil // the device shuts down: no failure
+			return nil // the device shuts down, which is not a failure
 		}
 		return err
 	}, nil
 }
 
-// encode makes a frame of a sample, if it is fit to be sent.
+// encode makes a frame of a sample that passes its Check.
 func (m *Metrics) encode(nodeID string, s prober.Sample) ([]byte, error) {
 	now, err := m.clock.now()
 	if err != nil {
@@ -87,8 +87,8 @@ func (m *Metrics) encode(nodeID string, s prober.Sample) ([]byte, error) {
 	}
 	err = s.Check()
 	if errors.Is(err, prober.ErrClock) {
-		// Taken within the last second, just before the clock was set: by now's reckoning
-		// it is of now.
+		// The sample was taken within the last second, just before the clock was set: the
+		// current time is its time.
 		s.TSMS, err = now, nil
 	}
 	if errors.Is(err, prober.ErrDisk) {
@@ -100,8 +100,9 @@ func (m *Metrics) encode(nodeID string, s prober.Sample) ([]byte, error) {
 	return appendFrame(make([]byte, 0, 288), nodeID, &s), nil
 }
 
-// appendFrame appends the nine fields in the order of the schema. The sample has passed
-// its Check, the node id needs no escaping.
+// appendFrame appends the nine fields in the order of the schema, without reflection: it is
+// called for every frame of every stream. The sample has passed its Check, and the node id
+// needs no escaping. A test compares the fields with the sensor catalogue.
 func appendFrame(b []byte, nodeID string, s *prober.Sample) []byte {
 	b = strconv.AppendInt(append(b, `{"ts_ms":`...), s.TSMS, 10)
 	b = append(b, `,"node_id":"`...)

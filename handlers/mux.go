@@ -1,5 +1,5 @@
-// Package handlers is what a device answers: a Mux that announces exactly what it
-// answers, and the handlers Echo and Metrics.
+// Package handlers answers the calls of a device's capabilities: a Mux, which announces
+// exactly what it answers, and the handlers Echo and Metrics.
 //
 //	mux, err := handlers.New(handlers.Options{},
 //		handlers.NewEcho(clock.NowMS),
@@ -7,9 +7,9 @@
 //	mux.Capabilities()                                // for the announce
 //	result, stream, err := mux.Call(ctx, tool, args)
 //
-// The relay checked a call before it sent it; the Mux checks again, since a device does
-// not have to trust its relay (RFC-0005 §6.6): the tool, the arguments, the rate and the
-// concurrency. A handler sees only calls that passed.
+// The relay checks a call before it sends it. The Mux checks the tool, the arguments, the
+// rate and the concurrency again, since a device does not have to trust its relay
+// (RFC-0005 §6.6), and hands a handler only calls that pass.
 package handlers
 
 import (
@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"agentctl/manifest"
@@ -30,21 +31,20 @@ type Stream = func(ctx context.Context, send func(frame []byte) error) error
 // the capability's constraints admit.
 type Handler interface {
 	Capability() manifest.Capability
-	// Call answers one call; args fit the verb's input schema and are in normal form. It
-	// should return soon after ctx ends. For a stream it returns the result of opening
-	// it and a Stream. An error that is no *manifest.Error becomes E_INTERNAL.
+	// Call answers one call; args are valid for the verb's input schema and in normal form.
+	// It should return soon after ctx ends. For a stream it returns the result of opening
+	// it and a Stream. An error that is not a *manifest.Error becomes E_INTERNAL.
 	Call(ctx context.Context, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error)
 }
 
-// Options of a Mux. The zero value is good.
+// Options of a Mux. The zero value is valid.
 type Options struct {
-	// OnPanic is told where a handler panicked; the call ended with E_INTERNAL. The
-	// panic's value is kept back, since it may quote arguments.
+	// OnPanic is called with the stack of a handler that panicked; the call ended with
+	// E_INTERNAL. The panic's value is left out, since it may quote arguments.
 	OnPanic func(capID string, stack []byte)
 }
 
-// Mux routes calls to handlers. Make one with New; its methods may be called from any
-// goroutine.
+// Mux routes calls to handlers. Its methods may be called from any goroutine.
 type Mux struct {
 	opt     Options
 	caps    []manifest.Capability
@@ -58,7 +58,7 @@ type entry struct {
 	limit      *manifest.Limit
 }
 
-// New makes a Mux. It refuses a handler whose capability is not one of this release,
+// New returns a Mux. It refuses a handler whose capability is not one of this release,
 // two handlers of one cap_id, and more than manifest.MaxCapabilities.
 func New(o Options, hs ...Handler) (*Mux, error) {
 	if len(hs) > manifest.MaxCapabilities {
@@ -71,7 +71,7 @@ func New(o Options, hs ...Handler) (*Mux, error) {
 			return nil, fmt.Errorf("handlers: capability %q: %w", c.CapID, err)
 		}
 		if m.entries[c.CapID] != nil {
-			return nil, fmt.Errorf("handlers: capability %q stands twice", c.CapID)
+			return nil, fmt.Errorf("handlers: capability %q is given twice", c.CapID)
 		}
 		kind, _ := manifest.LookupKind(c.Kind)
 		m.entries[c.CapID] = &entry{c, kind, h, manifest.NewLimit(c.Constraints, manifest.DeviceWindow)}
@@ -80,14 +80,14 @@ func New(o Options, hs ...Handler) (*Mux, error) {
 	return m, nil
 }
 
-// Capabilities lists what the handlers answer, in the order of New. It is shared: read
-// only.
+// Capabilities returns what the handlers answer, in the order of New. The slice is shared;
+// do not change it.
 func (m *Mux) Capabilities() []manifest.Capability { return m.caps }
 
 // Call checks a call and hands it to its handler. The error is always a *manifest.Error:
 // E_MANIFEST_INVALID for a tool that was not announced or arguments that do not fit,
-// E_RATE_LIMITED, E_DEADLINE_EXCEEDED when ctx ended, or the handler's. A stream has to
-// be run by the caller; only its opening counts against the limits.
+// E_RATE_LIMITED, E_DEADLINE_EXCEEDED when ctx ended, or the handler's. The caller runs the
+// stream; only its opening counts against the limits.
 func (m *Mux) Call(ctx context.Context, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error) {
 	s, verb := m.lookup(tool)
 	if verb == nil {
@@ -115,17 +115,15 @@ func (m *Mux) lookup(tool manifest.ToolName) (*entry, *manifest.Verb) {
 	if s == nil || tool.Short != s.kind.Short {
 		return nil, nil
 	}
-	for _, name := range s.capability.Verbs {
-		if name == tool.Verb {
-			v, _ := s.kind.Verb(name)
-			return s, v
-		}
+	if !slices.Contains(s.capability.Verbs, tool.Verb) {
+		return nil, nil
 	}
-	return nil, nil
+	v, _ := s.kind.Verb(tool.Verb)
+	return s, v
 }
 
-// callHandler turns a panic into E_INTERNAL: one bad handler does not take the board's
-// daemon down.
+// callHandler turns a panic into E_INTERNAL, so that a faulty handler does not end the
+// daemon.
 func (m *Mux) callHandler(ctx context.Context, s *entry, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error) {
 	defer m.recoverPanic(s, &err)
 	return s.handler.Call(ctx, tool, args)
@@ -141,7 +139,7 @@ func (m *Mux) wrapStream(s *entry, stream Stream) Stream {
 	}
 }
 
-// recoverPanic is deferred: it ends a panic and puts E_INTERNAL in its place.
+// recoverPanic, deferred, ends a panic and sets err to E_INTERNAL.
 func (m *Mux) recoverPanic(s *entry, err *error) {
 	if recover() == nil {
 		return

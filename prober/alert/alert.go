@@ -1,18 +1,20 @@
-// Package alert judges samples by rules: a rule watches one figure and raises an
-// alert when it is beyond a threshold for a while, and clears it when the figure has
-// come back, with room in between so that it does not flap.
+// Package alert evaluates samples by rules. A rule watches one metric, raises an alert when
+// the metric has been beyond a threshold for a while, and clears it when it has come back.
+// A hysteresis between the two keeps an alert from flapping.
 //
 //	engine, err := alert.New(alert.DefaultRules())
-//	err = p.SetModules(engine.Modules())              // what the rules need to see
+//	err = p.SetModules(engine.Modules())              // what the rules need to be sampled
 //	err = p.Watch(ctx, time.Second, func(s prober.Sample) error {
 //		for _, e := range engine.Evaluate(s) { … }   // nearly always none
 //		return nil
 //	})
 //
-// An Event is the event `alert` of the control socket (docs/control.md).
+// The metrics come from the sensor catalogue of package prober. An Event is the event
+// `alert` of the control socket (docs/control.md).
 package alert
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -26,18 +28,20 @@ import (
 // MaxRules bounds the rules of an Engine.
 const MaxRules = 64
 
-// Level is how bad it is.
+// Level is the severity of an alert.
 type Level string
 
+// Levels.
 const (
 	Info  Level = "info"
 	Warn  Level = "warn"
 	Error Level = "error"
 )
 
-// Op compares a figure with a threshold.
+// Op compares a value with a threshold.
 type Op string
 
+// Comparisons.
 const (
 	Above   Op = ">"
 	AtLeast Op = ">="
@@ -45,7 +49,7 @@ const (
 	AtMost  Op = "<="
 )
 
-// holds tells whether v is beyond a threshold.
+// holds reports whether v is beyond a threshold.
 func (o Op) holds(v, threshold float64) bool {
 	switch o {
 	case Above:
@@ -54,33 +58,36 @@ func (o Op) holds(v, threshold float64) bool {
 		return v >= threshold
 	case Below:
 		return v < threshold
-	case AtMost:
-		return v <= threshold
 	}
-	return false
+	return o == AtMost && v <= threshold
 }
 
-// isUpper tells that large figures are the bad ones.
+// isUpper reports whether large values are the bad ones.
 func (o Op) isUpper() bool { return o == Above || o == AtLeast }
 
-// text say it in a message.
-func (o Op) text() string {
-	return map[Op]string{Above: "above", AtLeast: "at least", Below: "below", AtMost: "at most"}[o]
-}
+// opTexts are the comparisons in messages.
+var opTexts = map[Op]string{Above: "above", AtLeast: "at least", Below: "below", AtMost: "at most"}
 
-// Rule says what is worth an alert. The tags are the keys of a configuration file.
+// Rule says when an alert is raised and cleared. The tags are the keys of a configuration
+// file.
 type Rule struct {
-	ID         string        `koanf:"id"`         // a-z, 0-9, - and _, at most 64 bytes; no two alike
-	Metric     string        `koanf:"metric"`     // one of Metrics
-	Op         Op            `koanf:"op"`         // >, >=, < or <=
-	Threshold  float64       `koanf:"threshold"`  // in the metric's unit; flags are 0 and 1
-	Hysteresis float64       `koanf:"hysteresis"` // how far back past the threshold clears it; default 0
-	For        time.Duration `koanf:"for"`        // how long it must hold before it is raised, up to 24 h; default at once
-	ClearFor   time.Duration `koanf:"clear_for"`  // how long it must be well before it is cleared, up to 24 h; default For
-	Level      Level         `koanf:"level"`      // info, warn or error
+	// ID is 1 to 64 of a-z, 0-9, - and _, unique among the rules.
+	ID        string  `koanf:"id"`
+	Metric    string  `koanf:"metric"`    // one of MetricNames
+	Op        Op      `koanf:"op"`        // >, >=, < or <=
+	Threshold float64 `koanf:"threshold"` // in the metric's unit; flags are 0 and 1
+	// Hysteresis is how far back past the threshold clears the alert; default 0.
+	Hysteresis float64 `koanf:"hysteresis"`
+	// For is how long the condition must hold before the alert is raised, up to 24 h;
+	// default at once.
+	For time.Duration `koanf:"for"`
+	// ClearFor is how long the value must have come back before the alert is cleared, up
+	// to 24 h; default For.
+	ClearFor time.Duration `koanf:"clear_for"`
+	Level    Level         `koanf:"level"`
 }
 
-// clearsAt is where the figure has come back.
+// clearsAt is the value at which the alert is cleared.
 func (r *Rule) clearsAt() float64 {
 	if r.Op.isUpper() {
 		return r.Threshold - r.Hysteresis
@@ -88,81 +95,77 @@ func (r *Rule) clearsAt() float64 {
 	return r.Threshold + r.Hysteresis
 }
 
-func (r *Rule) clearFor() time.Duration {
-	if r.ClearFor == 0 {
-		return r.For
-	}
-	return r.ClearFor
-}
-
-// Event says that an alert was raised, or cleared: then its level is info and its
-// message begins with "cleared: ".
+// Event says that an alert was raised, or cleared: then its level is info and its message
+// begins with "cleared: ".
 type Event struct {
 	Level     Level   `json:"level"`
 	Metric    string  `json:"metric"`
 	Value     float64 `json:"value"`
-	Threshold float64 `json:"threshold"` // where it is raised, in either case
+	Threshold float64 `json:"threshold"` // at which the alert is raised, in either case
 	RuleID    string  `json:"rule_id"`
-	Message   string  `json:"message"` // one line for a person, what to do included; at most 512 bytes
-	TS        int64   `json:"ts"`      // of the sample, milliseconds since 1970
+	// Message is one line for a person, with what to do; at most 512 bytes.
+	Message string `json:"message"`
+	TS      int64  `json:"ts"` // of the sample, milliseconds since 1970
 
 	Cleared bool `json:"-"`
 }
 
-// Engine judges samples by rules. Its methods may be called from any goroutine; it
-// starts none, and reads no clock but the samples'.
+// Engine evaluates samples by rules. Its methods may be called from any goroutine. It
+// starts none, and its clock is that of the samples (Sample.Mono).
 type Engine struct {
 	mu     sync.Mutex // protects the fields below
 	states []ruleState
-	sample prober.Sample // the newest; kept here so that judging allocates nothing
+	sample prober.Sample // the newest; kept here so that Evaluate allocates nothing
 }
 
-// ruleState is what became of one rule.
+// ruleState is a rule and its alert:
+//
+//	cleared ── holds for For ──> raised ── has come back for ClearFor ──> cleared
+//
+// While a transition waits, changing is set. A value that no longer asks for it, or is not
+// known, ends the wait.
 type ruleState struct {
 	Rule
 	sensor   *prober.Sensor
 	raised   bool
 	event    Event         // that raised it
-	changing bool          // it is on its way to the other state
-	since    time.Duration // from this instant on
+	changing bool          // the transition waits
+	since    time.Duration // when the wait began
 }
 
-// New makes an Engine of rules that pass Check.
+// New returns an Engine with rules, which must pass Check.
 func New(rules []Rule) (*Engine, error) {
 	e := new(Engine)
 	_, err := e.Replace(rules)
 	return e, err
 }
 
-// Evaluate tells what a sample raises or clears, in the order of the rules: each alert
-// once when it is raised and once when it is cleared.
+// Evaluate returns what a sample raises or clears, in the order of the rules: an event when
+// an alert is raised, and one when it is cleared. Samples must come in their order.
 //
-// A figure that the sample does not have changes nothing, but a rule that waited for
-// it to hold waits anew. Samples are to come in their order.
+// A value that the sample does not have changes nothing, but a wait (For, ClearFor) begins
+// again.
 func (e *Engine) Evaluate(s prober.Sample) []Event {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sample = s
 	var events []Event
 	for i := range e.states {
-		if ev, turned := e.states[i].evaluate(&e.sample); turned {
+		if ev, changed := e.states[i].evaluate(&e.sample); changed {
 			events = append(events, ev)
 		}
 	}
 	return events
 }
 
-func (st *ruleState) evaluate(s *prober.Sample) (Event, bool) {
+func (st *ruleState) evaluate(s *prober.Sample) (ev Event, changed bool) {
 	v, known := st.sensor.Read(s)
-	if !known || math.IsNaN(v) || math.IsInf(v, 0) {
-		st.changing = false
-		return Event{}, false
-	}
-	turn, wait := st.Op.holds(v, st.Threshold), st.For
+	known = known && !math.IsNaN(v) && !math.IsInf(v, 0)
+	asksForChange, wait := st.Op.holds(v, st.Threshold), st.For
 	if st.raised {
-		turn, wait = !st.Op.holds(v, st.clearsAt()), st.clearFor()
+		asksForChange, wait = !st.Op.holds(v, st.clearsAt()), cmp.Or(st.ClearFor, st.For)
 	}
-	if !turn {
+	if !known || !asksForChange {
 		st.changing = false
 		return Event{}, false
 	}
@@ -173,7 +176,7 @@ func (st *ruleState) evaluate(s *prober.Sample) (Event, bool) {
 		return Event{}, false
 	}
 	st.changing, st.raised = false, !st.raised
-	ev := st.newEvent(v, s.TSMS)
+	ev = st.newEvent(v, s.TSMS)
 	if st.raised {
 		st.event = ev
 	}
@@ -187,30 +190,29 @@ func (st *ruleState) newEvent(v float64, ts int64) Event {
 		Value:     v,
 		Threshold: st.Threshold,
 		RuleID:    st.ID,
+		Message:   describe(st.sensor, v),
 		TS:        ts,
 		Cleared:   !st.raised,
 	}
 	if ev.Cleared {
-		ev.Level = Info
-		ev.Message = "cleared: " + describe(st.sensor, v)
+		ev.Level, ev.Message = Info, "cleared: "+ev.Message
 		return ev
 	}
-	ev.Message = describe(st.sensor, v)
 	if st.sensor.Form != prober.FormFlag {
-		ev.Message += fmt.Sprintf(", %s %s", st.Op.text(), format(st.sensor, st.Threshold))
+		ev.Message += fmt.Sprintf(", %s %s", opTexts[st.Op], format(st.sensor, st.Threshold))
 	}
 	if st.For > 0 {
 		ev.Message += fmt.Sprintf(" for %v", st.For)
 	}
-	if st.sensor.Metric.Advice != "" && st.Op.isUpper() {
-		ev.Message += "; " + st.sensor.Metric.Advice
+	if advice := st.sensor.Metric.Advice; advice != "" && st.Op.isUpper() {
+		ev.Message += "; " + advice
 	}
 	return ev
 }
 
-// Replace puts other rules in the place of these. A rule that is there unchanged goes
-// on as it stands; an alert whose rule is gone or changed is cleared, and the events
-// say so. When a rule is wrong nothing changes.
+// Replace replaces the rules. A rule that is unchanged keeps its state; an alert whose rule
+// is gone or changed is cleared, which the events say. When a rule is invalid nothing
+// changes.
 func (e *Engine) Replace(rules []Rule) ([]Event, error) {
 	if err := Check(rules); err != nil {
 		return nil, err
@@ -238,7 +240,7 @@ func (e *Engine) Replace(rules []Rule) ([]Event, error) {
 	return events, nil
 }
 
-// Active are the events that raised the alerts that are not cleared yet.
+// Active returns the events that raised the alerts that are not cleared yet.
 func (e *Engine) Active() []Event {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -251,7 +253,7 @@ func (e *Engine) Active() []Event {
 	return events
 }
 
-// Rules are the rules as they are in force.
+// Rules returns the rules in force.
 func (e *Engine) Rules() []Rule {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -262,8 +264,8 @@ func (e *Engine) Rules() []Rule {
 	return rules
 }
 
-// Modules are the modules of the prober that the rules look at, for
-// prober.SetModules.
+// Modules returns the names of the optional modules whose readings the rules need, sorted,
+// for prober.SetModules.
 func (e *Engine) Modules() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -1,6 +1,7 @@
 package alert
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -59,7 +60,7 @@ func oracle(r Rule, past []prober.Sample) (raised bool, events int) {
 		}
 		wait := r.For
 		if raised {
-			wait = r.clearFor()
+			wait = cmp.Or(r.ClearFor, r.For)
 		}
 		k := i
 		for k >= begin && beyond(k) {

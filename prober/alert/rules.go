@@ -11,17 +11,17 @@ import (
 	"agentctl/prober"
 )
 
-// maxWait bounds For and ClearFor.
+// maxWait bounds For and ClearFor of a rule.
 const maxWait = 24 * time.Hour
 
-// DefaultRules are what boards die of: a full disk, heat, a weak power supply, no
-// memory left, and flash that is worn out.
+// DefaultRules watch what boards fail of: a full disk, heat, a weak power supply, no memory
+// left, and worn flash.
 func DefaultRules() []Rule {
 	return []Rule{
 		{ID: "disk-full", Metric: "disk_pct", Op: AtLeast, Threshold: 95, Hysteresis: 2, Level: Error},
 		{ID: "too-hot", Metric: "temperature_c", Op: AtLeast, Threshold: 80, Hysteresis: 5, For: 10 * time.Second, Level: Warn},
-		// Raised at once, since a dip may corrupt the card; but a weak supply dips with
-		// every peak, and each need not be an alert of its own.
+		// Raised at once, since a dip may corrupt the card. It is cleared after a minute, so
+		// that a supply that dips with each load peak does not raise an alert each time.
 		{ID: "under-voltage", Metric: "under_voltage", Op: AtLeast, Threshold: 1, ClearFor: time.Minute, Level: Error},
 		{ID: "memory-full", Metric: "mem_pct", Op: AtLeast, Threshold: 95, Hysteresis: 3, For: time.Minute, Level: Error},
 		{ID: "flash-worn", Metric: "wear_pct", Op: AtLeast, Threshold: 90, Level: Warn},
@@ -29,8 +29,7 @@ func DefaultRules() []Rule {
 	}
 }
 
-// Check tells everything that is wrong with rules: which rule, what, and what would
-// be right.
+// Check reports all that is wrong with rules: which rule, what, and what is allowed.
 func Check(rules []Rule) error {
 	if len(rules) > MaxRules {
 		return fmt.Errorf("%d alert rules, at most %d", len(rules), MaxRules)
@@ -78,16 +77,16 @@ func (r *Rule) check(fail func(string, ...any)) {
 	if sensor == nil {
 		fail("there is no metric %.40q; choose from %s", r.Metric, strings.Join(MetricNames(), ", "))
 	}
-	if r.Op.text() == "" {
+	if opTexts[r.Op] == "" {
 		fail("op %.20q; choose >, >=, < or <=", r.Op)
 	}
-	if sensor != nil && r.Op.text() != "" {
+	if sensor != nil && opTexts[r.Op] != "" {
 		r.checkThreshold(&sensor.Metric, fail)
 	}
 }
 
-// checkThreshold refuses what can never be true, never be false, or never be cleared.
-// Each is written so that NaN fails.
+// checkThreshold refuses a condition that can never be true, never be false, or never be
+// cleared. Each comparison is written so that NaN, which compares false, fails.
 func (r *Rule) checkThreshold(m *prober.Metric, fail func(string, ...any)) {
 	in := func(v float64) bool { return v >= m.Min && v <= m.Max }
 	switch {
@@ -104,7 +103,7 @@ func (r *Rule) checkThreshold(m *prober.Metric, fail func(string, ...any)) {
 	}
 }
 
-// rangeOf is what a metric can be, in words.
+// rangeOf is the range of a metric in words.
 func rangeOf(m *prober.Metric) string {
 	if m.Max == prober.Unbounded {
 		return fmt.Sprintf("%v and more", m.Min)
