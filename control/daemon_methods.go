@@ -8,72 +8,73 @@ import (
 	"agentctl/manifest"
 )
 
-// The methods of this file are additions to the frozen document: what the daemon and
-// the device it serves say of themselves. What they answer is made in other rooms.
+// The methods of this file are additions to the frozen protocol: what the daemon and the
+// device report about themselves. The answers come from Options.
 
-func (ss *session) status(ctx context.Context, f *paramFields) (any, error) {
-	if err := f.finish(); err != nil {
-		return nil, err
-	}
-	if ss.srv.o.Status == nil {
-		return nil, errNotSupported("", "this daemon gives no status")
-	}
-	return encoded(ss.srv.o.Status(ctx), "the status")
+func (ss *session) status(ctx context.Context, p *params) (any, error) {
+	return provided(ctx, p, ss.srv.o.Status, "status")
 }
 
-func (ss *session) getConfig(ctx context.Context, f *paramFields) (any, error) {
-	if err := f.finish(); err != nil {
-		return nil, err
-	}
-	if ss.srv.o.GetConfig == nil {
-		return nil, errNotSupported("", "this daemon gives no configuration")
-	}
-	return encoded(ss.srv.o.GetConfig(ctx), "the configuration")
+func (ss *session) getConfig(ctx context.Context, p *params) (any, error) {
+	return provided(ctx, p, ss.srv.o.GetConfig, "configuration")
 }
 
-func (ss *session) capabilities(_ context.Context, f *paramFields) (any, error) {
-	if err := f.finish(); err != nil {
-		return nil, err
+func (ss *session) capabilities(ctx context.Context, p *params) (any, error) {
+	get := ss.srv.o.Capabilities
+	if get == nil {
+		return provided(ctx, p, nil, "tools")
 	}
-	if ss.srv.o.Capabilities == nil {
-		return nil, errNotSupported("", "this daemon has no tools")
-	}
-	return encoded(ss.srv.o.Capabilities(), "the capabilities")
+	return provided(ctx, p, func(context.Context) any { return get() }, "capabilities")
 }
 
-// encoded is v as an answer.
-func encoded(v any, what string) (any, error) {
-	b, err := json.Marshal(v)
+// provided answers a method without params with the value of get, nil when the daemon does
+// not provide it.
+func provided(ctx context.Context, p *params, get func(context.Context) any, what string) (any, error) {
+	if err := p.finish(); err != nil {
+		return nil, err
+	}
+	if get == nil {
+		return nil, newError(CodeNotSupported, "this daemon has no "+what)
+	}
+	b, err := json.Marshal(get(ctx))
 	if err != nil {
-		return nil, errInternal(what + " cannot be encoded")
+		return nil, newError(CodeInternal, "the "+what+" cannot be encoded")
 	}
 	return json.RawMessage(b), nil
 }
 
 // callTool calls a tool of the device, as a relay does.
-func (ss *session) callTool(ctx context.Context, f *paramFields) (any, error) {
-	tool := f.text("tool", 64)
+func (ss *session) callTool(ctx context.Context, p *params) (any, error) {
+	tool := p.text("tool", 64)
 	if tool == "" {
-		f.fail(errParams("tool", "is empty"))
+		p.fail(errParams("tool", "is empty"))
 	}
 	args := json.RawMessage("{}")
-	if f.take("arguments", &args) && args[0] != '{' {
-		f.fail(errParams("arguments", "must be an object"))
+	if p.take("arguments", &args) && args[0] != '{' {
+		p.fail(errParams("arguments", "must be an object"))
 	}
-	if err := f.finish(); err != nil {
+	if err := p.finish(); err != nil {
 		return nil, err
 	}
 	if ss.srv.o.Call == nil {
-		return nil, errNotSupported("", "this daemon has no tools")
+		return nil, newError(CodeNotSupported, "this daemon has no tools")
 	}
 	result, err := ss.srv.o.Call(ctx, tool, args)
 	if err != nil {
 		return nil, toolError(ctx, err)
 	}
 	if !json.Valid(result) {
-		return nil, errInternal("the tool gave no answer")
+		return nil, newError(CodeInternal, "the tool gave no answer")
 	}
 	return result, nil
+}
+
+// toolCodes are the codes of the socket for errors of tools; others are internal.
+var toolCodes = map[manifest.Code]int{
+	manifest.BadRequest:      CodeInvalidParams,
+	manifest.ManifestInvalid: CodeInvalidParams,
+	manifest.RateLimited:     CodeRateLimited,
+	manifest.SafetyDenied:    CodeUnauthorized,
 }
 
 // toolError maps a tool's error to one of the socket, with the tool's code in data.
@@ -85,15 +86,11 @@ func toolError(ctx context.Context, err error) error {
 	case m == nil:
 		return err
 	}
-	e := errInternal(m.Message)
-	switch m.Code {
-	case manifest.BadRequest, manifest.ManifestInvalid:
-		e = errParams("", "%s", m.Message)
-	case manifest.RateLimited:
-		e = errRate(m.Message)
-	case manifest.SafetyDenied:
-		e = errUnauthorized(m.Message)
+	code, ok := toolCodes[m.Code]
+	if !ok {
+		code = CodeInternal
 	}
+	e := newError(code, m.Message)
 	e.ToolCode = string(m.Code)
 	return e
 }

@@ -2,233 +2,29 @@ package control
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/subtle"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"runtime/debug"
-	"slices"
 	"time"
 
-	"agentctl/prober"
-
-	"github.com/creachadair/jrpc2"
 	"go.uber.org/zap"
+
+	"agentctl/prober"
 )
 
-// session is a connection's requests. They come one at a time, so its fields need no
-// lock; joined crosses over to the goroutine that writes events.
-type session struct {
-	srv        *Server
-	c          *serverChannel
-	id         string             // UUID v4, once hello was good
-	requestID  string             // the id of the request in work as it came; "" of a notification
-	sub        *subscription      // once it takes events
-	subscribed chan *subscription // sub, when the answer to hello is out
-}
+// The methods that change sampling. They apply to all clients; the event state announces
+// a change after the request was answered.
 
-// methods are all there are, but for hello.
-var methods = map[string]func(*session, context.Context, *paramFields) (any, error){
-	MethodSnapshot:  (*session).snapshot,
-	MethodStart:     (*session).start,
-	MethodStop:      (*session).stop,
-	MethodSetConfig: (*session).setConfig,
-	MethodBurst:     (*session).burst,
-	MethodSubscribe: (*session).subscribe,
-	MethodHistory:   (*session).history,
-
-	MethodStatus:       (*session).status,
-	MethodGetConfig:    (*session).getConfig,
-	MethodCapabilities: (*session).capabilities,
-	MethodCall:         (*session).callTool,
-}
-
-// capabilities are what hello may ask for.
-var capabilities = []string{CapMetricsStream, CapBurstMode, CapHistoryQuery}
-
-// servedCapabilities is what a client may count on.
-func (s *Server) servedCapabilities() []string {
-	if s.o.History == nil {
-		return []string{CapMetricsStream, CapBurstMode}
-	}
-	return capabilities
-}
-
-// writeEvents writes the events of a connection until it is closed.
-func (ss *session) writeEvents() {
-	var r *subscription
-	var events, notices <-chan struct{}
-	var ping <-chan time.Time
-	for {
-		var e event
-		select {
-		case <-ss.c.closed:
-			return
-		case r = <-ss.subscribed:
-			events, notices = r.events.Ready(), r.notices.Ready()
-			ticker := time.NewTicker(pingInterval)
-			defer ticker.Stop()
-			ping = ticker.C
-			e = r.lastUpdate
-		case <-events:
-			e, _ = r.events.Next()
-		case <-notices:
-			e, _ = r.notices.Next()
-		case <-ping:
-			e = pingEvent
-		}
-		if e.frame != nil && ss.c.write(e.frame) != nil {
-			events, notices, ping = nil, nil, nil // the connection is torn; jrpc2 will see it
-		}
-	}
-}
-
-// Assign gives every method to one handler.
-func (ss *session) Assign(context.Context, string) jrpc2.Handler { return ss.handle }
-
-// handle calls a method.
-func (ss *session) handle(ctx context.Context, req *jrpc2.Request) (result any, err error) {
-	if req.IsNotification() {
-		defer ss.c.finishRequest() // no answer will do it
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			ss.srv.log.Error("control method panicked", zap.String("panic", fmt.Sprint(p)), zap.ByteString("stack", debug.Stack()))
-			result, err = nil, wireError(errInternal("a bug in the daemon; see its log"))
-		}
-	}()
-	ss.srv.stats.requests.Add(1)
-	timeout := callTimeout
-	if req.Method() == MethodHistory {
-		timeout = queryTimeout
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	result, err = ss.call(ctx, req)
-	if err != nil {
-		return nil, wireError(err)
-	}
-	return result, nil
-}
-
-func (ss *session) call(ctx context.Context, req *jrpc2.Request) (any, error) {
-	var params json.RawMessage
-	if err := req.UnmarshalParams(&params); err != nil {
-		return nil, errParams("params", "must be an object")
-	}
-	if req.Method() == MethodHello {
-		return ss.hello(parseParams(params))
-	}
-	if ss.id == "" {
-		return nil, errUnauthorized("say hello first")
-	}
-	method, ok := methods[req.Method()]
-	if !ok {
-		return nil, &Error{Code: CodeMethodNotFound, Message: "method_not_found", Detail: "see docs/control.md for the methods"}
-	}
-	ss.requestID = req.ID()
-	return method(ss, ctx, parseParams(params))
-}
-
-// wireError is an error as jrpc2 sends it. What is not an Error is internal.
-func wireError(err error) *jrpc2.Error {
-	var e *Error
-	if !errors.As(err, &e) {
-		e = errInternal(err.Error())
-	}
-	o := e.object()
-	w := &jrpc2.Error{Code: jrpc2.Code(o.Code), Message: o.Message}
-	if o.Data == nil {
-		return w
-	}
-	return w.WithData(o.Data)
-}
-
-func (ss *session) hello(f *paramFields) (any, error) {
-	// The version first: what else a later version sends is not known here.
-	var version integer
-	versionGiven := f.take("protocol_version", &version)
-	if versionGiven && f.err == nil && version != ProtocolVersion {
-		return nil, errNotSupported("protocol_version", fmt.Sprintf("this server speaks %d", ProtocolVersion))
-	}
-	f.text("app_version", 256)
-	if !versionGiven {
-		f.fail(errParams("protocol_version", "is missing"))
-	}
-	var token string
-	f.take("token", &token)
-	if len(token) > 4<<10 {
-		f.fail(errParams("token", "is longer than 4096 bytes"))
-	}
-	if f.err == nil && !ss.srv.isTokenValid(token) {
-		f.fail(errUnauthorized("hello needs the token; any non-empty one will do where none is configured"))
-	}
-	asked := f.choices("capabilities", capabilities)
-	if err := f.finish(); err != nil {
-		return nil, err
-	}
-
-	if slices.Contains(asked, CapMetricsStream) {
-		if err := ss.joinEvents(); err != nil {
-			return nil, err
-		}
-	}
-	ss.c.helloDone = true
-	if ss.id == "" {
-		ss.id = newSessionID()
-	}
-	return Hello{ss.srv.o.Version, ProtocolVersion, ss.srv.servedCapabilities(), ss.id}, nil
-}
-
-func (s *Server) isTokenValid(token string) bool {
-	if s.o.Token == "" {
-		return token != ""
-	}
-	return subtle.ConstantTimeCompare([]byte(token), []byte(s.o.Token)) == 1
-}
-
-// subscribe has this connection take events. They begin behind the answer to hello.
-func (ss *session) joinEvents() error {
-	if ss.sub != nil {
-		return nil
-	}
-	r, set, err := ss.srv.subscribe()
-	if err != nil {
-		return err
-	}
-	ss.sub = r
-	ss.c.afterAnswer(func() {
-		ss.subscribed <- r
-		ss.srv.publishState("start", MethodHello, startExtra{set.Names()})
-	})
-	return nil
-}
-
+// startExtra and burstExtra are State.Extra.
 type startExtra struct {
 	Modules []string `json:"modules"`
 }
 
 type burstExtra struct {
 	IntervalMS int64 `json:"interval_ms"`
-	ExpiresAt  int64 `json:"expires_at"`
+	ExpiresAt  int64 `json:"expires_at"` // milliseconds since 1970
 }
 
-func (ss *session) snapshot(ctx context.Context, f *paramFields) (any, error) {
-	set := f.modules("modules", defaultModules)
-	if err := f.finish(); err != nil {
-		return nil, err
-	}
-	sample, err := ss.srv.prober.Now(ctx)
-	if err != nil {
-		return nil, errInternal(err.Error())
-	}
-	return snapshotOf(&sample, set), nil
-}
-
-func (ss *session) start(_ context.Context, f *paramFields) (any, error) {
-	set := f.modules("modules", defaultModules)
-	if err := f.finish(); err != nil {
+func (ss *session) start(_ context.Context, p *params) (any, error) {
+	set := p.modules("modules", defaultModules)
+	if err := p.finish(); err != nil {
 		return nil, err
 	}
 	s := ss.srv
@@ -240,8 +36,8 @@ func (ss *session) start(_ context.Context, f *paramFields) (any, error) {
 	return startResult{true, names}, nil
 }
 
-func (ss *session) stop(_ context.Context, f *paramFields) (any, error) {
-	if err := f.finish(); err != nil {
+func (ss *session) stop(_ context.Context, p *params) (any, error) {
+	if err := p.finish(); err != nil {
 		return nil, err
 	}
 	s := ss.srv
@@ -252,17 +48,17 @@ func (ss *session) stop(_ context.Context, f *paramFields) (any, error) {
 	return okResult{true}, nil
 }
 
-func (ss *session) setConfig(ctx context.Context, f *paramFields) (any, error) {
-	base, _ := f.millis("base_interval_ms", prober.MinInterval, prober.MaxInterval)
+func (ss *session) setConfig(ctx context.Context, p *params) (any, error) {
+	base, _ := p.millis("base_interval_ms", prober.MinInterval, prober.MaxInterval)
 	var byName map[string]integer
-	f.take("module_intervals", &byName)
+	p.take("module_intervals", &byName)
 	var persist bool
-	f.take("persist", &persist)
+	p.take("persist", &persist)
 	every, err := parseIntervals(byName)
 	if err != nil {
-		f.fail(err)
+		p.fail(err)
 	}
-	if err := f.finish(); err != nil {
+	if err := p.finish(); err != nil {
 		return nil, err
 	}
 
@@ -272,8 +68,8 @@ func (ss *session) setConfig(ctx context.Context, f *paramFields) (any, error) {
 	}
 	result := ConfigResult{OK: true, BaseIntervalMS: now.Milliseconds(), EffectiveIntervals: every.byName()}
 	if persist {
-		kept := ss.persist(ctx, Config{base.Milliseconds(), result.EffectiveIntervals, true})
-		result.Persisted = &kept
+		persisted := ss.persist(ctx, Config{base.Milliseconds(), result.EffectiveIntervals, true})
+		result.Persisted = &persisted
 	}
 	return result, nil
 }
@@ -282,32 +78,32 @@ func (ss *session) persist(ctx context.Context, c Config) bool {
 	if ss.srv.o.Persist == nil {
 		return false
 	}
-	if err := ss.srv.o.Persist(ctx, c); err != nil {
-		ss.srv.log.Warn("set_config was not kept", zap.Error(err))
-		return false
+	err := ss.srv.o.Persist(ctx, c)
+	if err != nil {
+		ss.srv.log.Warn("set_config was not persisted", zap.Error(err))
 	}
-	return true
+	return err == nil
 }
 
+// parseIntervals checks the module_intervals of set_config and of a configuration.
 func parseIntervals(byName map[string]integer) (every intervals, err *Error) {
-	const name = "module_intervals"
-	for n, ms := range byName {
-		m, ok := prober.ModuleByName(n)
-		if !ok {
-			return every, errParams(name, "knows only %s", moduleChoice)
+	const param = "module_intervals"
+	for name, ms := range byName {
+		m, ok := prober.ModuleByName(name)
+		switch {
+		case !ok:
+			return every, errParams(param, "knows only %s", moduleChoice)
+		case every[m] != 0: // by its name and by its JSON member
+			return every, errParams(param, "names module %s twice", m)
 		}
-		if every[m] != 0 {
-			return every, errParams(name, "names module mem twice")
-		}
-		d, err := ms.millis(name, prober.MinInterval, prober.MaxInterval)
-		if err != nil {
+		if every[m], err = ms.millis(param, prober.MinInterval, prober.MaxInterval); err != nil {
 			return every, err
 		}
-		every[m] = d
 	}
 	return every, nil
 }
 
+// byName are the intervals that are set, in milliseconds.
 func (iv *intervals) byName() map[string]int64 {
 	byName := map[string]int64{}
 	for m, d := range iv {
@@ -318,17 +114,17 @@ func (iv *intervals) byName() map[string]int64 {
 	return byName
 }
 
-func (ss *session) burst(_ context.Context, f *paramFields) (any, error) {
-	var unused []string // all modules are sped up, as the document has it
-	f.take("modules", &unused)
-	every := f.needMillis("interval_ms", prober.MinInterval, prober.MaxInterval)
-	ttl := f.needMillis("ttl_ms", prober.MinInterval, maxBurstTTL)
-	if err := f.finish(); err != nil {
+func (ss *session) burst(_ context.Context, p *params) (any, error) {
+	var ignored []string // a burst speeds up all modules (docs/control.md)
+	p.take("modules", &ignored)
+	every := p.requireMillis("interval_ms", prober.MinInterval, prober.MaxInterval)
+	ttl := p.requireMillis("ttl_ms", prober.MinInterval, maxBurstTTL)
+	if err := p.finish(); err != nil {
 		return nil, err
 	}
 
 	s := ss.srv
-	if err := s.setBurst(every, ttl); err != nil {
+	if err := s.addBurst(every, ttl); err != nil {
 		return nil, err
 	}
 	ms, _ := s.clock.NowMS()
@@ -337,10 +133,10 @@ func (ss *session) burst(_ context.Context, f *paramFields) (any, error) {
 	return burstResult{true, expires}, nil
 }
 
-func (ss *session) subscribe(_ context.Context, f *paramFields) (any, error) {
+func (ss *session) subscribe(_ context.Context, p *params) (any, error) {
 	var enable bool
-	f.require("enable", &enable)
-	if err := f.finish(); err != nil {
+	p.require("enable", &enable)
+	if err := p.finish(); err != nil {
 		return nil, err
 	}
 	s := ss.srv
@@ -351,11 +147,16 @@ func (ss *session) subscribe(_ context.Context, f *paramFields) (any, error) {
 	return okResult{true}, nil
 }
 
-// newSessionID is a UUID v4 (RFC 9562 §5.4).
-func newSessionID() string {
-	var b [16]byte
-	rand.Read(b[:])
-	b[6] = b[6]&0x0f | 0x40
-	b[8] = b[8]&0x3f | 0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+// addBurst adds a burst of a fast cadence, for all clients.
+func (s *Server) addBurst(every, ttl time.Duration) error {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sampling.plan(0, now) // removes bursts that have ended
+	if len(s.sampling.bursts) >= maxBursts {
+		return newError(CodeRateLimited, "8 bursts are running: wait for one to end")
+	}
+	s.sampling.bursts = append(s.sampling.bursts, burst{every, now.Add(ttl)})
+	s.replanLocked()
+	return nil
 }

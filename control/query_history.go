@@ -50,7 +50,7 @@ type historyRequest struct {
 	isEnough        bool   // fn ended the query
 }
 
-func (ss *session) history(ctx context.Context, f *paramFields) (any, error) {
+func (ss *session) history(ctx context.Context, f *params) (any, error) {
 	q := &historyRequest{ss: ss}
 	if err := q.parse(f); err != nil {
 		return nil, err
@@ -95,9 +95,9 @@ func (ss *session) history(ctx context.Context, f *paramFields) (any, error) {
 	return nil, nil
 }
 
-func (q *historyRequest) parse(f *paramFields) error {
-	from, to := f.integer("from_ts", true), f.integer("to_ts", true)
-	step, limit := f.integer("step_ms", false), f.integer("limit", false)
+func (q *historyRequest) parse(f *params) error {
+	from, to := f.requireInteger("from_ts"), f.requireInteger("to_ts")
+	step, limit := f.integer("step_ms"), f.integer("limit")
 	s := q.ss.srv
 	s.mu.Lock()
 	q.set = s.sampling.modules
@@ -215,7 +215,7 @@ func (q *historyRequest) acquireBuffer(ctx context.Context) error {
 	defer cancel()
 	mem, err := acquire(ctx, q.ss.c, q.ss.srv.answerBuffer)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return errRate("another long answer of query_history is being read: try again, or ask with a larger step_ms")
+		return newError(CodeRateLimited, "another long answer of query_history is being read: try again, or ask with a larger step_ms")
 	}
 	if err != nil {
 		return err
@@ -252,16 +252,16 @@ func (q *historyRequest) queryError(ctx context.Context, err error) error {
 	case errors.As(err, &e):
 		return e
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return errInternal(fmt.Sprintf("query_history took longer than %v: ask for a shorter window, or with a larger step_ms", queryTimeout))
+		return newError(CodeInternal, fmt.Sprintf("query_history took longer than %v: ask for a shorter window, or with a larger step_ms", queryTimeout))
 	}
-	return errInternal(err.Error())
+	return newError(CodeInternal, err.Error())
 }
 
 // snapshot is the answer when nothing was recorded: what the machine says now.
 func (q *historyRequest) snapshot(ctx context.Context) error {
 	sample, err := q.ss.srv.prober.Now(ctx)
 	if err != nil {
-		return errInternal(err.Error())
+		return newError(CodeInternal, err.Error())
 	}
 	row := rowOf(&sample)
 	if q.size = q.appendItem(&row); q.size == 0 {

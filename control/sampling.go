@@ -196,7 +196,7 @@ func (s *Server) applySampling(running bool, change func(now prober.ModuleSet) p
 		if s.o.EnableModules == nil {
 			extra = 0
 		} else if err := s.o.EnableModules(extra.Names()); err != nil && running {
-			return 0, errInternal(err.Error())
+			return 0, newError(CodeInternal, err.Error())
 		}
 		s.enabledModules = extra
 	}
@@ -210,27 +210,13 @@ func (s *Server) applySampling(running bool, change func(now prober.ModuleSet) p
 	return set, nil
 }
 
-// setBurst adds a burst of a fast cadence, for everybody.
-func (s *Server) setBurst(every, ttl time.Duration) error {
-	now := time.Now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sampling.plan(0, now) // forgets those that are over
-	if len(s.sampling.bursts) >= maxBursts {
-		return errRate("8 bursts are running: wait for one to end")
-	}
-	s.sampling.bursts = append(s.sampling.bursts, burst{every, now.Add(ttl)})
-	s.replanLocked()
-	return nil
-}
-
 // setIntervals applies set_config; zeros change nothing, unless all modules are set.
 func (s *Server) setIntervals(base time.Duration, every intervals, all bool) (time.Duration, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if base > 0 {
 		if err := s.prober.SetInterval(base); err != nil {
-			return 0, errInternal(err.Error())
+			return 0, newError(CodeInternal, err.Error())
 		}
 	}
 	for m := range prober.NumModules {
@@ -239,7 +225,7 @@ func (s *Server) setIntervals(base time.Duration, every intervals, all bool) (ti
 		}
 		if m.IsOptional() {
 			if err := s.prober.SetModuleInterval(m.String(), every[m]); err != nil {
-				return 0, errInternal(err.Error())
+				return 0, newError(CodeInternal, err.Error())
 			}
 		}
 		s.sampling.intervals[m] = every[m]

@@ -234,7 +234,7 @@ func (s *Server) accept(ctx, hard context.Context, wg *sync.WaitGroup) error {
 		c := newServerChannel(newWire(nc, MaxMessage), s.messageBuffer)
 		if !s.register(ctx, c) {
 			s.stats.busy.Add(1)
-			c.write(frame(errRate("16 clients are connected already: close one, or try again").answer(nil)))
+			c.write(frame(newError(CodeRateLimited, "16 clients are connected already: close one, or try again").answer(nil)))
 			c.Close()
 			continue
 		}
@@ -266,7 +266,7 @@ func (s *Server) serve(ctx context.Context, c *serverChannel) {
 	}()
 	if err := s.checkPeer(c.nc); err != nil {
 		s.stats.denied.Add(1)
-		c.write(frame(errUnauthorized(err.Error()).answer(nil)))
+		c.write(frame(newError(CodeUnauthorized, err.Error()).answer(nil)))
 		return
 	}
 	s.stats.accepted.Add(1)

@@ -128,13 +128,13 @@ func (c *serverChannel) sendCloseReason(err error) {
 	var why *Error
 	switch {
 	case errors.Is(err, errFraming):
-		why = errParse(err.Error())
+		why = newError(CodeParse, err.Error())
 	case !errors.Is(err, os.ErrDeadlineExceeded) || c.drainStarted():
 		return // gone, or the daemon stops
 	case !c.helloDone:
-		why = errUnauthorized("say hello within 5 s of connecting")
+		why = newError(CodeUnauthorized, "say hello within 5 s of connecting")
 	default:
-		why = errParse("a message that began must end within 10 s")
+		why = newError(CodeParse, "a message that began must end within 10 s")
 	}
 	c.write(frame(why.answer(nil)))
 }
@@ -193,7 +193,7 @@ func (c *serverChannel) drainStarted() bool {
 // not when it needs no reply. The results of a large message do not share its memory.
 func checkMessage(body []byte) (request, reply []byte) {
 	if bytes.Count(body, []byte{','}) > maxCommas && countCommas(body) > maxCommas {
-		return nil, errRequest("too many elements").answer(nil)
+		return nil, newError(CodeInvalidRequest, "too many elements").answer(nil)
 	}
 	var m map[string]member
 	if err := strictjson.Unmarshal(body, &m); err != nil {
@@ -265,11 +265,11 @@ func countCommas(body []byte) (n int) {
 func objectError(body []byte) *Error {
 	switch err := strictjson.Check(body); {
 	case err != nil:
-		return errParse(err.Error())
+		return newError(CodeParse, err.Error())
 	case bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte{'['}):
-		return errRequest("batches are not supported: send one request a message")
+		return newError(CodeInvalidRequest, "batches are not supported: send one request a message")
 	}
-	return errRequest("a request is an object")
+	return newError(CodeInvalidRequest, "a request is an object")
 }
 
 // requestIDOf returns the id, nil when there is none.
@@ -279,9 +279,9 @@ func requestIDOf(m map[string]member) (strictjson.Raw, *Error) {
 	case !ok:
 		return nil, nil
 	case v.tooLong || len(id) > maxID:
-		return nil, errRequest("the id is longer than 128 bytes")
+		return nil, newError(CodeInvalidRequest, "the id is longer than 128 bytes")
 	case id[0] != '"' && id[0] != '-' && (id[0] < '0' || id[0] > '9'):
-		return nil, errRequest("the id is neither a string nor a number")
+		return nil, newError(CodeInvalidRequest, "the id is neither a string nor a number")
 	default:
 		return id, nil
 	}
@@ -292,15 +292,15 @@ func checkRequest(m map[string]member) *Error {
 		switch name {
 		case "jsonrpc", "id", "method", "params":
 		default:
-			return errRequest("a request has only jsonrpc, id, method and params")
+			return newError(CodeInvalidRequest, "a request has only jsonrpc, id, method and params")
 		}
 	}
 	var method string
 	if string(m["jsonrpc"].raw) != `"2.0"` {
-		return errRequest(`jsonrpc is not "2.0"`)
+		return newError(CodeInvalidRequest, `jsonrpc is not "2.0"`)
 	}
 	if strictjson.Unmarshal(m["method"].raw, &method) != nil || method == "" || len(method) > 64 {
-		return errRequest("method is not a string of 1 to 64 bytes")
+		return newError(CodeInvalidRequest, "method is not a string of 1 to 64 bytes")
 	}
 	switch params := m["params"]; {
 	case params.tooLong:

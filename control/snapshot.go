@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"strings"
 
 	"agentctl/prober"
@@ -41,4 +42,17 @@ func snapshotOf(s *prober.Sample, set prober.ModuleSet) Snapshot {
 		snap.ModuleReadings = s.Modules.Only(set)
 	}
 	return snap
+}
+
+// snapshot answers with what the modules say now.
+func (ss *session) snapshot(ctx context.Context, p *params) (any, error) {
+	set := p.modules("modules", defaultModules)
+	if err := p.finish(); err != nil {
+		return nil, err
+	}
+	sample, err := ss.srv.prober.Now(ctx)
+	if err != nil {
+		return nil, newError(CodeInternal, err.Error())
+	}
+	return snapshotOf(&sample, set), nil
 }
