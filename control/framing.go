@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errFraming is a stream that cannot be followed any further.
+// errFraming means that the next message cannot be found in the stream.
 var errFraming = errors.New("wrong framing")
 
 var errStreamLength = errors.New("a streamed message is not as long as announced")
@@ -28,8 +28,8 @@ var errStreamLength = errors.New("a streamed message is not as long as announced
 //	\r\n
 //	{"jsonrpc":"2.0"}
 //
-// Content-Length must be there, once, in decimal digits. Other header lines are read
-// over. The size of a line and their number are bounded.
+// Content-Length must be given once, in decimal digits. Other header lines are skipped. The
+// length of a line and their number are bounded.
 type frameReader struct {
 	in  *bufio.Reader
 	max int // bytes of a body
@@ -39,7 +39,7 @@ func newFrameReader(r io.Reader, maxBody int) frameReader {
 	return frameReader{bufio.NewReaderSize(r, maxHeader), maxBody}
 }
 
-// waitMessage returns when a message has begun, and io.EOF at the orderly end.
+// waitMessage returns when a message has begun, and io.EOF at the end between two messages.
 func (r *frameReader) waitMessage() error {
 	_, err := r.in.Peek(1)
 	return err
@@ -76,14 +76,10 @@ func (r *frameReader) header() (int, error) {
 	return 0, fmt.Errorf("%w: more than %d header lines", errFraming, maxLines)
 }
 
-// isToken tells whether a header's name is one: letters, digits and dashes.
+// isToken reports whether a header's name consists of letters, digits and dashes.
 func isToken(name []byte) bool {
-	for _, c := range name {
-		if c != '-' && (c < '0' || c > '9') && (c|0x20 < 'a' || c|0x20 > 'z') {
-			return false
-		}
-	}
-	return len(name) > 0
+	const chars = "-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	return len(name) > 0 && len(bytes.Trim(name, chars)) == 0
 }
 
 // line reads one header line without its CRLF. It is valid until the next read.
@@ -104,23 +100,19 @@ func (r *frameReader) line() ([]byte, error) {
 	return line, nil
 }
 
+// length parses the value of Content-Length, which has no sign.
 func (r *frameReader) length(digits []byte) (int, error) {
-	for _, c := range digits {
-		if c < '0' || c > '9' {
-			return 0, fmt.Errorf("%w: Content-Length is not a number", errFraming)
-		}
-	}
-	n, err := strconv.Atoi(string(digits))
-	if errors.Is(err, strconv.ErrRange) || n > r.max {
+	n, err := strconv.ParseUint(string(digits), 10, 64)
+	switch {
+	case errors.Is(err, strconv.ErrRange) || err == nil && n > uint64(r.max):
 		return 0, fmt.Errorf("%w: the message is longer than %d bytes", errFraming, r.max)
-	}
-	if err != nil {
+	case err != nil:
 		return 0, fmt.Errorf("%w: Content-Length is not a number", errFraming)
 	}
-	return n, nil
+	return int(n), nil
 }
 
-// body reads what is behind the header into b, which is as long as the header says.
+// body reads the body into b, which is as long as the header says.
 func (r *frameReader) body(b []byte) error {
 	_, err := io.ReadFull(r.in, b)
 	if errors.Is(err, io.EOF) {
@@ -129,7 +121,7 @@ func (r *frameReader) body(b []byte) error {
 	return err
 }
 
-// frame is a message as it goes over the wire.
+// frame returns a message with its header.
 func frame(body []byte) []byte {
 	f := make([]byte, 0, len("Content-Length: \r\n\r\n")+10+len(body))
 	return append(appendHeader(f, len(body)), body...)
@@ -141,14 +133,14 @@ func appendHeader(b []byte, n int) []byte {
 	return append(b, "\r\n\r\n"...)
 }
 
-// wire is one end of a connection. It writes whole frames, one at a time, and gives
-// up on a peer that does not read.
+// wire is one end of a connection. It writes whole frames, one at a time, and closes a
+// connection whose peer does not read.
 type wire struct {
 	nc     net.Conn
 	reader frameReader
 	closed chan struct{} // closed by Close
 
-	writing   chan struct{} // has room while no frame is written
+	writing   chan struct{} // full while a frame is written
 	closeOnce sync.Once
 }
 
@@ -156,61 +148,66 @@ func newWire(nc net.Conn, maxBody int) *wire {
 	return &wire{nc: nc, reader: newFrameReader(nc, maxBody), closed: make(chan struct{}), writing: make(chan struct{}, 1)}
 }
 
-// write sends a frame, or gives up after writeTimeout. A stream that was torn is
-// closed; one whose reader is gone may still hold something to read.
-func (w *wire) write(f []byte) error {
+// lockWrite waits until no other frame is written.
+func (w *wire) lockWrite() error {
 	select {
 	case w.writing <- struct{}{}:
+		return nil
 	case <-w.closed:
 		return net.ErrClosed
 	}
+}
+
+// write sends a frame. After a partial or timed-out write the connection is closed; after
+// another error the peer's last message may still be readable.
+func (w *wire) write(f []byte) error {
+	if err := w.lockWrite(); err != nil {
+		return err
+	}
 	defer func() { <-w.writing }()
-	w.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
-	n, err := w.nc.Write(f)
+	n, err := w.writePart(f)
 	if n > 0 && n < len(f) || errors.Is(err, os.ErrDeadlineExceeded) {
 		w.nc.Close()
 	}
 	return err
 }
 
-// stream sends a frame of n bytes that is made while it is written. fn makes the body
-// and has it written in parts, n bytes in all; if it fails, the stream is torn and the
-// connection is closed.
+func (w *wire) writePart(part []byte) (int, error) {
+	w.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
+	return w.nc.Write(part)
+}
+
+// stream sends a frame whose body of n bytes fn produces while it is written. When fn fails
+// or writes another number of bytes, the connection is closed.
 func (w *wire) stream(n int, fn func(write func(part []byte) error) error) error {
-	select {
-	case w.writing <- struct{}{}:
-	case <-w.closed:
-		return net.ErrClosed
-	}
-	defer func() { <-w.writing }()
-	write := func(part []byte) error {
-		w.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
-		_, err := w.nc.Write(part)
+	if err := w.lockWrite(); err != nil {
 		return err
 	}
-	sent, whole := 0, false
+	defer func() { <-w.writing }()
+	sent, isWhole := 0, false
 	defer func() {
-		if !whole { // after a panic as well
+		if !isWhole { // also after a panic
 			w.nc.Close()
 		}
 	}()
-	err := write(appendHeader(nil, n))
+	_, err := w.writePart(appendHeader(nil, n))
 	if err == nil {
 		err = fn(func(part []byte) error {
 			if sent += len(part); sent > n {
 				return errStreamLength
 			}
-			return write(part)
+			_, err := w.writePart(part)
+			return err
 		})
 	}
 	if err == nil && sent < n {
 		err = errStreamLength
 	}
-	whole = err == nil
+	isWhole = err == nil
 	return err
 }
 
-// isHungUp tells whether the other end is closed, without reading from it.
+// isHungUp reports whether the other end is closed, without reading from it.
 func (w *wire) isHungUp() (gone bool) {
 	sc, ok := w.nc.(syscall.Conn)
 	if !ok {
@@ -228,7 +225,7 @@ func (w *wire) isHungUp() (gone bool) {
 	return gone || err != nil
 }
 
-// Close ends the connection; the second time it does nothing.
+// Close closes the connection; the second time it does nothing.
 func (w *wire) Close() error {
 	err := net.ErrClosed
 	w.closeOnce.Do(func() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,36 +16,38 @@ import (
 
 var _ channel.Channel = (*serverChannel)(nil)
 
-// serverChannel is what jrpc2 reads requests from and writes answers to. It stands
-// between the library, which takes in whatever comes, and the client:
+// serverChannel is the channel from which jrpc2 reads requests and to which it writes
+// answers. The library accepts anything; the channel protects it from the client:
 //
 //   - Messages, their header lines and their parts are bounded.
-//   - What is not a sound request is answered here, and the library never sees it.
-//   - The next request is read when the one before is answered: nothing is queued but
-//     in the socket's own buffer, and requests keep their order.
-//   - A client has a few seconds to say hello, and to finish a message it began.
+//   - A message that is not a valid request is answered here and does not reach jrpc2.
+//   - The next request is read after the previous one was answered, so requests keep their
+//     order and nothing is queued but in the socket's buffer.
+//   - hello must come within helloTimeout, and the rest of a message within frameTimeout.
+//
+// idle holds a token while no request is in progress. Recv takes it and Send (or the end of
+// a notification) returns it; its holder may use helloDone, isStreamed and onAnswered.
 type serverChannel struct {
 	*wire
-	buffer      chan []byte // the one memory for large messages, of all connections
-	connectedAt time.Time   // when the client came
-	helloDone   bool        // a good hello was said; only touched by who has the turn, as the next
+	buffer      chan []byte // holds the server's one buffer for large messages while it is free
+	connectedAt time.Time
 
-	isStreamed bool // the answer to the request in work is out already
+	idle       chan struct{}
+	helloDone  bool     // a valid hello was answered
+	isStreamed bool     // the answer was written already
+	onAnswered []func() // run when the request is answered
 
-	idle       chan struct{} // a token while no request is in work
-	onAnswered []func()      // run when the request in work is answered
-
-	drainMu    sync.Mutex // protects the fields below
+	drainMu    sync.Mutex // protects isDraining, and setting the read deadline by it
 	isDraining bool
 }
 
-func newServerChannel(w *wire, large chan []byte) *serverChannel {
-	c := &serverChannel{wire: w, buffer: large, connectedAt: time.Now(), idle: make(chan struct{}, 1)}
+func newServerChannel(w *wire, buffer chan []byte) *serverChannel {
+	c := &serverChannel{wire: w, buffer: buffer, connectedAt: time.Now(), idle: make(chan struct{}, 1)}
 	c.idle <- struct{}{}
 	return c
 }
 
-// Recv returns the next request that jrpc2 shall work off.
+// Recv returns the next request for jrpc2 to handle.
 func (c *serverChannel) Recv() ([]byte, error) {
 	select {
 	case <-c.idle:
@@ -53,42 +56,39 @@ func (c *serverChannel) Recv() ([]byte, error) {
 	}
 	for {
 		request, reply, err := c.read()
-		if err != nil {
+		switch {
+		case err != nil:
 			c.sendCloseReason(err)
 			return nil, io.EOF
-		}
-		if request != nil {
+		case request != nil:
 			return request, nil
-		}
-		if reply != nil {
-			if err := c.write(frame(reply)); err != nil {
-				return nil, io.EOF
-			}
+		case reply != nil && c.write(frame(reply)) != nil:
+			return nil, io.EOF
 		}
 	}
 }
 
-// read reads one message and judges it.
+// read reads one message and checks it.
 func (c *serverChannel) read() (request, reply []byte, err error) {
-	var byHello time.Time
+	var helloDeadline time.Time // zero: none
 	if !c.helloDone {
-		byHello = c.connectedAt.Add(helloTimeout)
+		helloDeadline = c.connectedAt.Add(helloTimeout)
 	}
-	c.setReadDeadline(byHello)
+	c.setReadDeadline(helloDeadline)
 	if err := c.reader.waitMessage(); err != nil {
 		return nil, nil, err
 	}
-	by := time.Now().Add(frameTimeout)
-	if !c.helloDone && byHello.Before(by) {
-		by = byHello
+	deadline := time.Now().Add(frameTimeout)
+	if !c.helloDone && helloDeadline.Before(deadline) {
+		deadline = helloDeadline
 	}
-	c.setReadDeadline(by)
+	c.setReadDeadline(deadline)
 	n, err := c.reader.header()
 	if err != nil {
 		return nil, nil, err
 	}
 	if n > maxSmallMessage {
-		return c.readLarge(n, by)
+		return c.readLarge(n, deadline)
 	}
 	body := make([]byte, n)
 	if err := c.reader.body(body); err != nil {
@@ -98,49 +98,46 @@ func (c *serverChannel) read() (request, reply []byte, err error) {
 	return request, reply, nil
 }
 
-// readLarge is the end of read for a large message. There is memory for one, so that
-// all clients together cannot make the daemon grow; the others wait for their turn.
-// What it returns is small.
-func (c *serverChannel) readLarge(n int, by time.Time) (request, reply []byte, err error) {
-	timer := time.NewTimer(time.Until(by))
-	defer timer.Stop()
-	var mem []byte
+// readLarge is the end of read for a large message. The connections share one buffer, so
+// that clients cannot make the daemon grow; others wait for it. What it returns is small.
+func (c *serverChannel) readLarge(n int, deadline time.Time) (request, reply []byte, err error) {
+	var buf []byte
 	select {
-	case mem = <-c.buffer:
+	case buf = <-c.buffer:
 	case <-c.closed:
 		return nil, nil, io.EOF
-	case <-timer.C:
+	case <-time.After(time.Until(deadline)):
 		return nil, nil, os.ErrDeadlineExceeded
 	}
-	defer func() { c.buffer <- mem }()
-	if mem == nil {
-		mem = make([]byte, MaxMessage)
+	defer func() { c.buffer <- buf }()
+	if buf == nil {
+		buf = make([]byte, MaxMessage)
 	}
-	if err := c.reader.body(mem[:n]); err != nil {
+	if err := c.reader.body(buf[:n]); err != nil {
 		return nil, nil, err
 	}
-	request, reply = checkMessage(mem[:n])
+	request, reply = checkMessage(buf[:n])
 	return request, reply, nil
 }
 
-// sendCloseReason tells a client why it is hung up on, where that helps it.
+// sendCloseReason tells the client why the connection is closed, where that helps it.
 func (c *serverChannel) sendCloseReason(err error) {
-	var why *Error
+	var reason *Error
 	switch {
 	case errors.Is(err, errFraming):
-		why = newError(CodeParse, err.Error())
+		reason = newError(CodeParse, err.Error())
 	case !errors.Is(err, os.ErrDeadlineExceeded) || c.drainStarted():
-		return // gone, or the daemon stops
+		return // the client is gone, or the daemon stops
 	case !c.helloDone:
-		why = newError(CodeUnauthorized, "say hello within 5 s of connecting")
+		reason = newError(CodeUnauthorized, "say hello within 5 s of connecting")
 	default:
-		why = newError(CodeParse, "a message that began must end within 10 s")
+		reason = newError(CodeParse, "a message that began must end within 10 s")
 	}
-	c.write(frame(why.answer(nil)))
+	c.write(frame(reason.answer(nil)))
 }
 
-// Send writes the answer to the request in work, unless it was streamed; that ends its
-// turn.
+// Send writes the answer to the request in progress, unless it was streamed, and finishes
+// the request.
 func (c *serverChannel) Send(body []byte) (err error) {
 	if !c.isStreamed {
 		err = c.write(frame(body))
@@ -150,7 +147,7 @@ func (c *serverChannel) Send(body []byte) (err error) {
 	return err
 }
 
-// afterAnswer has fn run when the request in work is answered, on the way to the next.
+// afterAnswer runs fn when the request in progress is answered, before the next one is read.
 func (c *serverChannel) afterAnswer(fn func()) { c.onAnswered = append(c.onAnswered, fn) }
 
 // finishRequest lets the next request be read.
@@ -165,7 +162,7 @@ func (c *serverChannel) finishRequest() {
 	}
 }
 
-// setReadDeadline bounds the reads from now on; the zero time is no bound.
+// setReadDeadline bounds reads from now on; the zero time is no bound.
 func (c *serverChannel) setReadDeadline(t time.Time) {
 	c.drainMu.Lock()
 	defer c.drainMu.Unlock()
@@ -174,8 +171,8 @@ func (c *serverChannel) setReadDeadline(t time.Time) {
 	}
 }
 
-// drain lets the request in work be answered, and reads no other. A newcomer may still
-// ask what it came for: it could not know that the daemon was about to stop.
+// drain lets the request in progress be answered and reads no other one. A client that has
+// just connected may still send its request: it could not know that the daemon stops.
 func (c *serverChannel) drain() {
 	c.drainMu.Lock()
 	defer c.drainMu.Unlock()
@@ -189,8 +186,8 @@ func (c *serverChannel) drainStarted() bool {
 	return c.isDraining
 }
 
-// checkMessage looks at a message. A sound request is handed on, any other is replied to, or
-// not when it needs no reply. The results of a large message do not share its memory.
+// checkMessage returns a valid request, or the reply to an invalid one, or nothing for a
+// message that needs no reply. What it returns of a large message does not share its memory.
 func checkMessage(body []byte) (request, reply []byte) {
 	if bytes.Count(body, []byte{','}) > maxCommas && countCommas(body) > maxCommas {
 		return nil, newError(CodeInvalidRequest, "too many elements").answer(nil)
@@ -203,10 +200,10 @@ func checkMessage(body []byte) (request, reply []byte) {
 	if err != nil {
 		return nil, err.answer(nil)
 	}
-	_, result := m["result"]
-	_, fault := m["error"]
-	if _, isMethod := m["method"]; !isMethod && (result || fault) {
-		return nil, nil // an answer: nothing was asked, and answering answers would not end
+	_, hasResult := m["result"]
+	_, hasError := m["error"]
+	if _, hasMethod := m["method"]; !hasMethod && (hasResult || hasError) {
+		return nil, nil // an answer to nothing: a reply to it might be answered without end
 	}
 	if err := checkRequest(m); err != nil {
 		if id == nil && err.Code == CodeInvalidParams {
@@ -220,13 +217,13 @@ func checkMessage(body []byte) (request, reply []byte) {
 	return body, nil
 }
 
-// member is a value of a message, kept only if it may be part of a request.
+// member is a value of a message. It is copied unless it is too long for any request.
 type member struct {
 	raw     strictjson.Raw
 	tooLong bool
 }
 
-// UnmarshalJSON copies what is not too long.
+// UnmarshalJSON implements json.Unmarshaler.
 func (m *member) UnmarshalJSON(b []byte) error {
 	if m.tooLong = len(b) > MaxParams; !m.tooLong {
 		m.raw = bytes.Clone(b)
@@ -234,7 +231,7 @@ func (m *member) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// normalizeRequest is a sound request without the blanks around its members.
+// normalizeRequest encodes the members of a valid request without blanks between them.
 func normalizeRequest(m map[string]member) []byte {
 	b := []byte(`{"jsonrpc":"2.0"`)
 	for _, name := range []string{"id", "method", "params"} {
@@ -245,7 +242,7 @@ func normalizeRequest(m map[string]member) []byte {
 	return append(b, '}')
 }
 
-// countCommas counts the commas outside strings: the members and elements, about.
+// countCommas counts the commas outside strings, about the number of elements and members.
 func countCommas(body []byte) (n int) {
 	for i := 0; i < len(body); i++ {
 		switch body[i] {
@@ -262,6 +259,7 @@ func countCommas(body []byte) (n int) {
 	return n
 }
 
+// objectError says why a message is not an object with unique keys.
 func objectError(body []byte) *Error {
 	switch err := strictjson.Check(body); {
 	case err != nil:
@@ -272,7 +270,7 @@ func objectError(body []byte) *Error {
 	return newError(CodeInvalidRequest, "a request is an object")
 }
 
-// requestIDOf returns the id, nil when there is none.
+// requestIDOf returns the id as JSON, nil when there is none.
 func requestIDOf(m map[string]member) (strictjson.Raw, *Error) {
 	v, ok := m["id"]
 	switch id := v.raw; {
@@ -287,18 +285,17 @@ func requestIDOf(m map[string]member) (strictjson.Raw, *Error) {
 	}
 }
 
+// checkRequest checks the members of a request against JSON-RPC 2.0 and our bounds.
 func checkRequest(m map[string]member) *Error {
 	for name := range m {
-		switch name {
-		case "jsonrpc", "id", "method", "params":
-		default:
+		if !slices.Contains([]string{"jsonrpc", "id", "method", "params"}, name) {
 			return newError(CodeInvalidRequest, "a request has only jsonrpc, id, method and params")
 		}
 	}
-	var method string
 	if string(m["jsonrpc"].raw) != `"2.0"` {
 		return newError(CodeInvalidRequest, `jsonrpc is not "2.0"`)
 	}
+	var method string
 	if strictjson.Unmarshal(m["method"].raw, &method) != nil || method == "" || len(method) > 64 {
 		return newError(CodeInvalidRequest, "method is not a string of 1 to 64 bytes")
 	}
