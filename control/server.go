@@ -19,9 +19,6 @@ import (
 	"go.uber.org/zap"
 )
 
-// ErrInUse says that another daemon serves the socket.
-var ErrInUse = errors.New("another agentctl serves it")
-
 // Options configure a Server. Path (or Listener) and Prober must be given.
 type Options struct {
 	Path   string         // of the socket; its directory is made if missing

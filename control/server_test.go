@@ -141,8 +141,9 @@ func TestPathInTheWay(t *testing.T) {
 		in(strings.Repeat("x", maxPath)): "bytes long",
 	} {
 		err := listenErr(t, path)
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--socket") {
-			t.Errorf("listen on %s: %v, want %q and what to do", path, err, want)
+		var pathErr *PathError
+		if !errors.As(err, &pathErr) || pathErr.Path != path || !strings.Contains(err.Error(), want) {
+			t.Errorf("listen on %s: %v, want a PathError with %q", path, err, want)
 		}
 	}
 	if b, err := os.ReadFile(in("file")); string(b) != "precious" {

@@ -19,23 +19,47 @@ import (
 // maxPath is what fits into a unix socket's address on every system.
 const maxPath = 103
 
-// socketFile is a socket this process has made.
+// ErrInUse means that another daemon serves the socket.
+var ErrInUse = errors.New("another agentctl serves it; ask it with: agentctl status")
+
+// PathError means that the socket cannot be created at a path; another path may do.
+type PathError struct {
+	Path string
+	Err  error
+}
+
+// Error names the path and what to do about what is in the way.
+func (e *PathError) Error() string { return fmt.Sprintf("control socket %q: %v", e.Path, e.Err) }
+
+// Unwrap returns the cause.
+func (e *PathError) Unwrap() error { return e.Err }
+
+// socketFile is a socket that this process created.
 type socketFile struct {
 	path, alias string
 	info        fs.FileInfo
 }
 
-// listenUnix makes the socket: directory 0750, socket 0660, both of group agentctl
-// where a root daemon finds such a group. A live socket is not taken over, and a link
-// is not followed; one whose daemon is gone is replaced.
+// listenUnix creates the socket: directory 0750, socket 0660, both of group agentctl when
+// the daemon is root and that group exists. A socket that somebody listens on is not taken
+// over, and a link is not followed; a socket whose daemon is gone is replaced. The error is
+// a *PathError.
 func listenUnix(path string) (*net.UnixListener, *socketFile, error) {
+	ln, f, err := createSocket(path)
+	if err != nil {
+		return nil, nil, &PathError{path, err}
+	}
+	return ln, f, nil
+}
+
+func createSocket(path string) (*net.UnixListener, *socketFile, error) {
 	if path == "" || len(path) > maxPath {
-		return nil, nil, fmt.Errorf("control socket path %q: must be 1 to %d bytes long; give another with --socket", path, maxPath)
+		return nil, nil, fmt.Errorf("the path must be 1 to %d bytes long", maxPath)
 	}
 	dir := filepath.Dir(path)
 	gid := socketGroup()
 	if err := makeDir(dir, gid); err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("make its directory: %w", err)
 	}
 	unlock, err := lockDir(dir)
 	if err != nil {
@@ -47,21 +71,21 @@ func listenUnix(path string) (*net.UnixListener, *socketFile, error) {
 	}
 	ln, err := bind(path)
 	if err != nil {
-		return nil, nil, fmt.Errorf("control socket %s: %w", path, err)
+		return nil, nil, err
 	}
 	f, err := setOwner(path, gid)
 	if err != nil {
 		ln.Close()
 		os.Remove(path)
-		return nil, nil, fmt.Errorf("control socket %s: %w", path, err)
+		return nil, nil, err
 	}
 	return ln, f, nil
 }
 
 func bind(path string) (*net.UnixListener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		// Linux makes the file with the mode the unbound socket has, so that
-		// there is no moment at which everybody may connect.
+		// Linux creates the file with the mode of the unbound socket, so that there is no
+		// moment at which everybody may connect.
 		return c.Control(func(fd uintptr) { unix.Fchmod(int(fd), 0o660) })
 	}}
 	ln, err := lc.Listen(context.Background(), "unix", path)
@@ -69,11 +93,12 @@ func bind(path string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	u := ln.(*net.UnixListener)
-	u.SetUnlinkOnClose(false) // by then the path may be somebody else's: see remove
+	u.SetUnlinkOnClose(false) // the path may belong to another daemon by then: see remove
 	return u, nil
 }
 
-// setOwner sets what the umask took away and the group, and makes the well-known name.
+// setOwner sets the mode that the umask reduced and the group, and creates the well-known
+// name.
 func setOwner(path string, gid int) (*socketFile, error) {
 	if gid >= 0 {
 		if err := os.Lchown(path, -1, gid); err != nil {
@@ -96,11 +121,11 @@ func setOwner(path string, gid int) (*socketFile, error) {
 		f.alias = alias
 	case errors.Is(err, fs.ErrNotExist) && os.Symlink(filepath.Base(path), alias) == nil:
 		f.alias = alias
-	} // else the name is in use: another daemon of this directory has it
+	} // else another daemon of this directory has the name
 	return f, nil
 }
 
-// remove takes the socket away, if it still is the one that was made.
+// remove deletes the socket, if the path still names it.
 func (f *socketFile) remove() {
 	if info, err := os.Lstat(f.path); err != nil || !os.SameFile(info, f.info) {
 		return
@@ -116,37 +141,32 @@ func makeDir(dir string, gid int) error {
 		return nil
 	}
 	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return fmt.Errorf("control socket directory: %w; make it, or give another place with --socket", err)
+		return err
 	}
 	if gid >= 0 {
 		if err := os.Chown(dir, -1, gid); err != nil {
-			return fmt.Errorf("control socket directory: %w", err)
+			return err
 		}
 	}
-	if err := os.Chmod(dir, 0o750); err != nil { // whatever the umask is
-		return fmt.Errorf("control socket directory: %w", err)
-	}
-	return nil
+	return os.Chmod(dir, 0o750) // whatever the umask is
 }
 
-// lockDir keeps two daemons that start together from replacing each other's socket.
-// A directory that cannot be locked is used without.
+// lockDir keeps two daemons that start together from replacing each other's socket, for
+// which it waits 2 s. A directory that cannot be locked is used without.
 func lockDir(dir string) (unlock func(), err error) {
 	d, err := os.Open(dir)
 	if err != nil {
 		return func() {}, nil
 	}
-	for try := 0; ; try++ {
+	for range 40 {
 		err := unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return func() { d.Close() }, nil
 		}
-		if try == 40 {
-			d.Close()
-			return nil, fmt.Errorf("control socket directory %s is locked by another process; try again, or see who with: fuser %s", dir, dir)
-		}
 		time.Sleep(50 * time.Millisecond)
 	}
+	d.Close()
+	return nil, fmt.Errorf("directory %s is locked by another process; try again, or see who with: fuser %s", dir, dir)
 }
 
 // clearPath removes a socket nobody listens on. Anything else in the way is an error.
@@ -156,27 +176,27 @@ func clearPath(path string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return fmt.Errorf("control socket: %w; give another path with --socket", err)
+		return err
 	case info.Mode()&fs.ModeSymlink != 0:
-		return fmt.Errorf("control socket %s is a symbolic link, which is not followed; remove it, or give another path with --socket", path)
+		return errors.New("it is a symbolic link, which is not followed; remove it")
 	case info.Mode()&fs.ModeSocket == 0:
-		return fmt.Errorf("control socket %s: a file that is no socket is in the way; remove it, or give another path with --socket", path)
+		return errors.New("a file that is no socket is in the way; remove it")
 	}
 	nc, err := net.DialTimeout("unix", path, time.Second)
-	if err == nil {
+	switch {
+	case err == nil:
 		nc.Close()
-		return fmt.Errorf("control socket %s: %w; ask it with: agentctl status, or give another path with --socket", path, ErrInUse)
-	}
-	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("control socket %s: cannot tell whether it is in use: %w; give another path with --socket", path, err)
+		return ErrInUse
+	case !errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("cannot tell whether it is in use: %w", err)
 	}
 	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("control socket %s is left over from a daemon that is gone: %w; remove it, or give another path with --socket", path, err)
+		return fmt.Errorf("it is left over from a daemon that is gone: %w; remove it", err)
 	}
 	return nil
 }
 
-// socketGroup is the group a root daemon gives its socket to, -1: none.
+// socketGroup is the group to which a root daemon gives its socket, -1 for none.
 func socketGroup() int {
 	if os.Geteuid() != 0 {
 		return -1

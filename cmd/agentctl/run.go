@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/config"
+	"agentctl/control"
 	"agentctl/daemon"
 	"agentctl/duration"
 	"agentctl/prober"
@@ -160,6 +161,10 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 		if d, err = daemon.New(daemon.Options{Source: source, Config: o.cfg, Build: build(), Log: log, Level: level, Reload: hup}); err == nil {
 			err = d.Run(ctx)
 		}
+	}
+	var pathErr *control.PathError
+	if errors.As(err, &pathErr) {
+		err = fmt.Errorf("%w; or give another path with --socket", err)
 	}
 	if err != nil {
 		return exit(exitFailure, "%w", err)
