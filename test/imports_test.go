@@ -68,6 +68,7 @@ var allowed = map[string]string{
 	"config":                    "duration manifest prober prober/alert prober/history suggest transport/link",
 	"daemon":                    "config control handlers manifest prober prober/alert prober/history transport/clock transport/enroll transport/link",
 	"doctor":                    "config control daemon duration prober term transport/link",
+	"demo":                      "client config daemon manifest relay relay/auth relay/gateway transport/edge",
 	"duration":                  "",
 	"manifest":                  "strictjson",
 	"mcplocal":                  "control manifest relay/auth relay/kernel relay/mcp transport/edge",
