@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"agentctl/manifest"
@@ -11,31 +12,34 @@ import (
 	"agentctl/transport/link"
 )
 
-// Node is one linked device, from ready to gone.
+// Node is one linked device, from the end of its handshake until the link has ended. As
+// link.SessionOwner it handles the device's messages, in the goroutine that reads them.
 type Node struct {
 	hub       *Hub
 	session   *link.Session
-	revoked   bool // of the hub's sweep only
-	wheelSlot int  // of the hub's wheel; by hub.mu
-	isReady   bool // by hub.mu: Ready has put its tools, or those of the link before it, in place
+	revoked   bool                          // checkGrant has closed the link; owned by the sweep
+	wheelSlot int                           // in Hub.wheel; protected by Hub.mu
+	isReady   atomic.Bool                   // OnReady has returned, or had for the superseded link
+	announced atomic.Pointer[link.Manifest] // stored under mu, together with the streams that it ends
 
 	mu          sync.Mutex // protects the fields below
-	tools       []manifest.Tool
-	manifest    []byte
 	calls       link.Calls[*pendingCall]
 	streams     map[streamKey]*stream
-	streamsByID map[string]*stream // streams by the device's stream_id
+	streamsByID map[string]*stream // by the device's stream_id
 	closed      bool
 }
 
-// pendingCall is one command that a caller waits for.
+var _ link.SessionOwner = (*Node)(nil)
+
+// pendingCall is one command that a caller waits for. Whoever takes it out of Node.calls
+// ends it: the session's goroutine with finish, or the caller itself on a timeout.
 type pendingCall struct {
 	id      string
 	tool    *manifest.Tool
-	done    chan struct{} // takes one, when answer is set
+	done    chan struct{} // of capacity 1; receives one value when outcome is set
 	outcome callOutcome
-	// onResult, for a subscription, runs in the session's goroutine, before any frame
-	// of the stream can be read.
+	// onResult, for a subscription, runs in the session's goroutine, before it can read a
+	// frame of the stream.
 	onResult func(result []byte) error
 }
 
@@ -44,55 +48,49 @@ type callOutcome struct {
 	err    error
 }
 
-// finish tells the caller. It is called at most once, by whoever took p out of the table,
-// and is the last that happens to p from that side.
-func (p *pendingCall) finish(a callOutcome) {
-	p.outcome = a
-	p.done <- struct{}{}
+func newCall(t *manifest.Tool) *pendingCall {
+	return &pendingCall{tool: t, done: make(chan struct{}, 1)}
 }
 
-func newPendingCall() any { return &pendingCall{done: make(chan struct{}, 1)} }
+// finish hands the outcome to the caller, who may reuse p from then on.
+func (p *pendingCall) finish(o callOutcome) {
+	p.outcome = o
+	p.done <- struct{}{}
+}
 
 // ID is the node id.
 func (n *Node) ID() string { return n.session.NodeID }
 
-// Name is the node's name among its tenant's, "" if it has none.
+// Name is the node's name within its tenant, "" if it has none.
 func (n *Node) Name() string { return n.session.Name }
 
-// Tenant is whose device it is.
+// Tenant is the tenant that owns the device.
 func (n *Node) Tenant() string { return n.session.Tenant }
 
-// Tools are what the device announced last; the slice is read-only.
-func (n *Node) Tools() []manifest.Tool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.tools
-}
+// Tools are the tools of the last announce; the slice is read-only.
+func (n *Node) Tools() []manifest.Tool { return n.announced.Load().Tools }
 
-// Manifest is the raw JSON of the capabilities announced last.
-func (n *Node) Manifest() []byte {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.manifest
-}
+// Manifest is the JSON array of the capabilities of the last announce.
+func (n *Node) Manifest() []byte { return n.announced.Load().Raw }
 
-// CallOptions of one command.
+// CallOptions are options of one command.
 type CallOptions struct {
-	TraceID string // goes on to the device; "" if the caller sent none
+	TraceID string // passed to the device; "" if the caller sent none
 }
 
-// Call sends one command and waits for its end: the device's result, checked against
-// the verb's schema and this node's id, a *manifest.Error, or ctx's cause. ctx carries
-// the gateway's budget. The command runs at most once and is never sent again.
+// Call sends one command and waits for its end: the device's result, checked against the
+// verb's schema and this node's id, a *manifest.Error, or ctx's cause. ctx carries the
+// caller's deadline. The command runs at most once and is never sent again.
 func (n *Node) Call(ctx context.Context, t *manifest.Tool, args []byte, opt CallOptions) ([]byte, error) {
 	p := n.hub.callPool.Get().(*pendingCall)
 	p.tool = t
 	result, err := n.roundTrip(ctx, p, args, opt)
-	*p = pendingCall{done: p.done} // nobody else knows it any more
+	*p = pendingCall{done: p.done}
 	n.hub.callPool.Put(p)
 	return result, err
 }
 
+// roundTrip sends p and waits. Nothing refers to p when it returns.
 func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt CallOptions) (result []byte, err error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -108,20 +106,20 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 	case <-ctx.Done():
 	}
 	n.mu.Lock()
-	ended, tell := n.calls.Expire(p.id)
-	if tell {
+	ended, cancel := n.calls.Expire(p.id)
+	if cancel {
 		n.sendCancel(p.id)
 	}
 	n.mu.Unlock()
 	if ended {
 		return nil, context.Cause(ctx)
 	}
-	<-p.done // its end came first: the session's goroutine is about to tell it
+	<-p.done // the session's goroutine was first and is about to call finish
 	return p.outcome.result, p.outcome.err
 }
 
-// sendCommand notes a command and hands its frame to the link, in one step: what is in the
-// table and what the device gets are never in another order.
+// sendCommand adds a command to the table and sends its frame under one lock, so that the
+// device gets commands and their cancellation in the table's order.
 func (n *Node) sendCommand(ctx context.Context, p *pendingCall, frame []byte) error {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -130,56 +128,61 @@ func (n *Node) sendCommand(ctx context.Context, p *pendingCall, frame []byte) er
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
-		return offline()
+		return offlineError()
 	}
 	if n.calls.Add(p.id, deadline, p) != nil {
-		return &manifest.Error{Code: manifest.RateLimited, Message: "too many commands wait for this device; retry later", RetryAfterMS: 1000, Reason: "queue"}
+		return rateLimited("too many commands wait for this device; retry later", "queue")
 	}
 	if n.session.Send(frame) != nil { // the link is ending
 		n.calls.Expire(p.id)
-		return offline()
+		return offlineError()
 	}
 	n.calls.MarkSent(p.id)
 	n.hub.commands.Add(1)
 	return nil
 }
 
-// defaultBudget is the gateway's (RFC-0005 §7), for a ctx that does not tell it.
+// defaultBudget is the gateway's budget (RFC-0005 §7), for a ctx without a deadline.
 const defaultBudget = 5 * time.Second
 
-// sendCancel tells the device to end a command or the stream that it opened.
+// sendCancel tells the device to end a command, or the stream that it opened.
 func (n *Node) sendCancel(cmdID string) {
 	_ = n.session.Send(link.Encode(link.TypeCmdCancel, link.NewID(), cmdID, nil))
 }
 
-func offline() error {
+func offlineError() *manifest.Error {
 	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", Reason: "offline"}
 }
 
-// OnAnnounce takes a checked manifest: the first, or one that replaces it.
+func rateLimited(message, reason string) *manifest.Error {
+	return &manifest.Error{Code: manifest.RateLimited, Message: message, RetryAfterMS: 1000, Reason: reason}
+}
+
+// OnAnnounce takes a checked manifest: the first one, or one that replaces it. A superseded
+// link changes this node only, not what the callbacks publish under its id.
 func (n *Node) OnAnnounce(m *link.Manifest) {
-	n.hub.shareManifest(m)
+	h := n.hub
+	h.shareManifest(m)
 	n.mu.Lock()
-	n.tools, n.manifest = m.Tools, m.Raw
+	n.announced.Store(m)
 	withdrawn := n.removeWithdrawnLocked()
 	n.mu.Unlock()
 	for _, s := range withdrawn {
-		s.end(ErrOffline)
+		s.topic.Close(ErrOffline)
 	}
-	if n.hub.opt.OnAnnounce != nil && n.hub.isCurrent(n) { // a superseded link's last word is not the node's
-		n.hub.opt.OnAnnounce(n)
+	if h.opt.OnAnnounce != nil && h.isCurrent(n) {
+		h.opt.OnAnnounce(n)
 	}
-	n.hub.callbackMu.Lock()
-	defer n.hub.callbackMu.Unlock()
-	if n.hub.opt.OnReady != nil && n.hub.isCurrent(n) {
-		n.hub.opt.OnReady(n)
+	h.callbackMu.Lock()
+	defer h.callbackMu.Unlock()
+	if h.opt.OnReady != nil && h.isCurrent(n) {
+		h.opt.OnReady(n)
 	}
-	n.hub.mu.Lock()
-	n.isReady = true
-	n.hub.mu.Unlock()
+	n.isReady.Store(true)
 }
 
-// OnAck ends the command that a cmd_ack answers; known is false for an ack of nothing.
+// OnAck ends the command that a cmd_ack answers; known is false for an ack that the device
+// sent without need.
 func (n *Node) OnAck(inReplyTo string, a link.CmdAck) (known bool) {
 	n.mu.Lock()
 	p, verdict := n.calls.Ack(inReplyTo)
@@ -187,27 +190,27 @@ func (n *Node) OnAck(inReplyTo string, a link.CmdAck) (known bool) {
 	switch verdict {
 	case link.AckLate:
 		n.hub.lateAcks.Add(1)
-		n.audit("late_ack", "", "")
+		n.audit(AuditEvent{Kind: "late_ack"})
 		return true
-	case link.AckDuplicate:
+	case link.AckDuplicate, link.AckForeign:
 		n.hub.unsolicitedAcks.Add(1)
-		n.audit("dup_ack", "", "")
-		return false
-	case link.AckForeign:
-		n.hub.unsolicitedAcks.Add(1)
-		n.audit("foreign_ack", "", "")
+		kind := "dup_ack"
+		if verdict == link.AckForeign {
+			kind = "foreign_ack"
+		}
+		n.audit(AuditEvent{Kind: kind})
 		return false
 	}
-	ans := n.checkAck(p, a)
-	if ans.err != nil && a.OK && p.onResult != nil {
-		n.sendCancel(p.id) // it opened a stream that nobody will read
+	o := n.checkAck(p, a)
+	if o.err != nil && a.OK && p.onResult != nil {
+		n.sendCancel(p.id) // the device has opened a stream that nobody reads
 	}
-	p.finish(ans)
+	p.finish(o)
 	return true
 }
 
-// checkAck turns an ack into the caller's answer. Nothing that the device wrote is in an
-// error (RFC-0005 §8).
+// checkAck turns an ack into the caller's outcome. An error contains no text of the device
+// (RFC-0005 §8).
 func (n *Node) checkAck(p *pendingCall, a link.CmdAck) callOutcome {
 	if !a.OK {
 		return callOutcome{err: deviceError(a.Code)}
@@ -218,59 +221,59 @@ func (n *Node) checkAck(p *pendingCall, a link.CmdAck) callOutcome {
 	}
 	if err != nil {
 		n.hub.badResults.Add(1)
-		n.audit("bad_result", p.tool.Canonical, manifest.Internal)
+		n.audit(AuditEvent{Kind: "bad_result", Tool: p.tool.Canonical, Code: manifest.Internal})
 		return callOutcome{err: &manifest.Error{Code: manifest.Internal, Message: "the device gave a result that breaks its contract", Reason: "bad_result"}}
 	}
-	return callOutcome{result: append([]byte(nil), a.Result...)} // the bytes are the reader's
+	return callOutcome{result: append([]byte(nil), a.Result...)} // the bytes belong to the reader's buffer
 }
 
-// deviceError is the caller's error for a device that said no.
+// deviceMessages are the callers' messages for the codes that a device may answer.
+var deviceMessages = map[manifest.Code]string{
+	manifest.DeadlineExceeded: "the device's handler did not answer in time",
+	manifest.RateLimited:      "the device is busy; retry later",
+	manifest.ManifestInvalid:  "the device refused the arguments or the tool",
+	manifest.SafetyDenied:     "the device refused the call",
+	manifest.BadRequest:       "the device could not read the call",
+}
+
+// deviceError is the caller's error for an error of the device. Other codes become
+// E_INTERNAL: a linked device cannot be offline, for instance.
 func deviceError(code manifest.Code) *manifest.Error {
-	e := &manifest.Error{Code: code, Reason: "device"}
-	switch code {
-	case manifest.DeadlineExceeded:
-		e.Message = "the device's handler did not answer in time"
-	case manifest.RateLimited:
-		e.Message, e.RetryAfterMS = "the device is busy; retry later", 1000
-	case manifest.ManifestInvalid:
-		e.Message = "the device refused the arguments or the tool"
-	case manifest.SafetyDenied:
-		e.Message = "the device refused the call"
-	case manifest.BadRequest:
-		e.Message = "the device could not read the call"
-	default: // a linked device cannot be offline; everything else is its fault
+	e := &manifest.Error{Code: code, Message: deviceMessages[code], Reason: "device"}
+	if e.Message == "" {
 		e.Code, e.Message = manifest.Internal, "the device failed to answer this call"
+	}
+	if code == manifest.RateLimited {
+		e.RetryAfterMS = 1000
 	}
 	return e
 }
 
-// failAll ends everything that waits for this device.
+// failAll ends the commands and streams of this device.
 func (n *Node) failAll() {
 	n.mu.Lock()
 	n.closed = true
-	waiting := n.calls.Fail()
-	streams := n.streams
+	calls, streams := n.calls.Fail(), n.streams
 	n.hub.streams.Add(-int64(len(n.streamsByID)))
 	n.streams, n.streamsByID = nil, nil
 	n.mu.Unlock()
-	for _, p := range waiting {
-		p.finish(callOutcome{err: offline()})
+	for _, p := range calls {
+		p.finish(callOutcome{err: offlineError()})
 	}
 	for _, s := range streams {
-		s.end(ErrOffline)
+		s.topic.Close(ErrOffline)
 	}
 }
 
-func (n *Node) audit(kind, tool string, code manifest.Code) {
-	n.hub.audit(AuditEvent{Kind: kind, Tenant: n.Tenant(), NodeID: n.ID(), Tool: tool, Code: code})
+// audit reports e as an event of this node.
+func (n *Node) audit(e AuditEvent) {
+	e.Tenant, e.NodeID = n.Tenant(), n.ID()
+	n.hub.audit(e)
 }
 
-// ErrOffline ends the streams of a device that went away, ErrTooSlow a reader that did
-// not take its frames. Both carry the *manifest.Error that a caller is told.
+// ErrOffline ends the streams of a device that went away. ErrTooSlow ends a subscriber that
+// fell behind. Both wrap the *manifest.Error for the client.
 var (
-	ErrOffline = errors.Join(errors.New("hub: the device went offline"), offline())
-	ErrTooSlow = errors.Join(fanout.ErrOverflow, &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 1000,
-		Message: "this reader was too slow for the stream; use a longer interval_ms", Reason: "behind"})
+	ErrOffline = errors.Join(errors.New("hub: the device went offline"), offlineError())
+	ErrTooSlow = errors.Join(fanout.ErrOverflow, rateLimited("this reader was too slow for the stream; use a longer interval_ms", "behind"))
 )
-
-var _ link.SessionOwner = (*Node)(nil)

@@ -8,42 +8,42 @@ import (
 	"agentctl/transport/link"
 )
 
-// Each second the sweep looks at the nodes whose time has come: to ping, to drop a silent
-// link, to cut one whose token has expired. It looks at all only when a token may have been
-// revoked, since to go through a fleet costs more than to ping a part of it.
+// The sweep is a timer wheel with a slot per second. Each second it checks the nodes of
+// one slot: it pings, drops a silent link and closes one whose grant has ended, and then
+// schedules them again. It checks all nodes only when a grant may have been revoked,
+// because going through a fleet costs more than pinging a part of it.
 //
-// The relay pings before its devices would: they ping when they have heard no ping within
-// link.PingInterval, and pings at the devices' own times would wake this process once each.
+// The relay pings before its devices would: a device pings when it has received no ping
+// for link.PingInterval, and pings at the devices' own times would wake this process once
+// for each.
 const (
 	wheelSize      = 64 // seconds; more than link.IdleTimeout
 	firstPingDelay = link.PingInterval*4/5 - 2*time.Second
 	pingDelay      = link.PingInterval - time.Second
 )
 
-// scheduleLocked has the sweep look at n after that time, rounded up to seconds.
-func (h *Hub) scheduleLocked(n *Node, after time.Duration) {
-	seconds := int((after + time.Second - 1) / time.Second)
+// scheduleLocked schedules the next check of n after a delay, rounded up to seconds.
+func (h *Hub) scheduleLocked(n *Node, delay time.Duration) {
+	seconds := int((delay + time.Second - 1) / time.Second)
 	n.wheelSlot = (h.second + min(max(seconds, 1), wheelSize-1)) % wheelSize
 	h.wheel[n.wheelSlot][n] = struct{}{}
 }
 
-// saveLastSeenEvery is how many seconds lie between two calls of Options.Seen.
+// saveLastSeenEvery is the number of seconds between two calls of Options.SaveLastSeen.
 const saveLastSeenEvery = 300
 
+// sweep is one tick. Sessions and callbacks are called without Hub.mu.
 func (h *Hub) sweep() {
 	now := time.Now()
 	h.mu.Lock()
 	h.second++
-	slot := h.second % wheelSize
-	due := slices.Collect(maps.Keys(h.wheel[slot]))
-	clear(h.wheel[slot])
-	for id, r := range h.takeoverHistories {
-		if now.After(r.penaltyUntil.Add(maxPenalty)) && (len(r.times) == 0 || now.Sub(r.times[len(r.times)-1]) > takeoverWindow) {
-			delete(h.takeoverHistories, id)
-		}
-	}
+	slot := h.wheel[h.second%wheelSize]
+	due := slices.Collect(maps.Keys(slot))
+	clear(slot)
+	maps.DeleteFunc(h.takeoverHistories, func(_ string, r *takeoverHistory) bool { return r.isOver(now) })
+	saveDue := h.second%saveLastSeenEvery == 0
 	var all []*Node
-	if h.grantsChanged() || h.second%saveLastSeenEvery == 0 {
+	if h.grantsChanged() || saveDue {
 		all = slices.Collect(maps.Values(h.nodes))
 	}
 	h.mu.Unlock()
@@ -60,21 +60,21 @@ func (h *Hub) sweep() {
 	}
 	h.mu.Lock()
 	for _, n := range due {
-		if h.nodes[n.session.NodeID] == n {
+		if h.nodes[n.ID()] == n {
 			h.scheduleLocked(n, n.nextCheck())
 		}
 	}
 	h.mu.Unlock()
-	if h.opt.SaveLastSeen != nil && h.second%saveLastSeenEvery == 0 && len(all) > 0 {
+	if h.opt.SaveLastSeen != nil && saveDue && len(all) > 0 {
 		ids := make([]string, len(all))
 		for i, n := range all {
-			ids[i] = n.session.NodeID
+			ids[i] = n.ID()
 		}
 		h.opt.SaveLastSeen(ids)
 	}
 }
 
-// grantsChanged is whether grants may have been taken back since it was last asked.
+// grantsChanged reports whether a grant may have been revoked since the last call.
 func (h *Hub) grantsChanged() bool {
 	if h.opt.GrantRevision == nil {
 		return true
@@ -84,21 +84,22 @@ func (h *Hub) grantsChanged() bool {
 	return h.grantRevision != before
 }
 
-// checkGrant cuts a node whose token holds no longer.
+// checkGrant closes the link of a node whose grant was revoked or has expired.
 func (h *Hub) checkGrant(n *Node) {
 	if n.revoked || n.session.CheckActive == nil || n.session.CheckActive() == nil {
 		return
 	}
 	n.revoked = true
-	h.audit(AuditEvent{Kind: "revoked", Tenant: n.session.Tenant, NodeID: n.session.NodeID})
+	n.audit(AuditEvent{Kind: "revoked"})
 	n.session.Close(link.CloseAuthFailed, "auth_failed")
 }
 
-// nextCheck is how long the sweep need not look at a node that it has just looked at.
+// nextCheck is the delay until n has to be checked again: for a ping, for the idle timeout
+// or for the end of its grant.
 func (n *Node) nextCheck() time.Duration {
-	wait := min(pingDelay, link.IdleTimeout-n.session.IdleTime())
-	if until := n.session.ExpiresAt; !until.IsZero() {
-		wait = min(wait, time.Until(until))
+	delay := min(pingDelay, link.IdleTimeout-n.session.IdleTime())
+	if expiresAt := n.session.ExpiresAt; !expiresAt.IsZero() {
+		delay = min(delay, time.Until(expiresAt))
 	}
-	return wait
+	return delay
 }
