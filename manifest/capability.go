@@ -101,4 +101,4 @@ func Hash(rawCapabilities []byte) string {
 }
 
 // ValidCapID reports whether s may be a cap_id: ^[a-z0-9_]{1,24}$.
-func ValidCapID(s string) bool { return wordOf(s, 24, '_') }
+func ValidCapID(s string) bool { return isWord(s, 24, '_') }

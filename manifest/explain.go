@@ -8,14 +8,14 @@ import (
 
 // explain says in words of this product what the library refused: the first thing that
 // is wrong, named by the schema's own names. Nothing of the value is quoted.
-func (sh *shape) explain(tree any) string {
+func (sh *objectSchema) explain(tree any) string {
 	o, ok := tree.(map[string]any)
 	if !ok {
 		return sh.noun + "s: must be a JSON object"
 	}
 	known := 0
-	for i := range sh.props {
-		p := &sh.props[i]
+	for i := range sh.properties {
+		p := &sh.properties[i]
 		v, present := o[p.name]
 		if present {
 			known++
@@ -24,7 +24,7 @@ func (sh *shape) explain(tree any) string {
 		switch {
 		case present:
 			why = p.explain(v)
-		case i < maxProps && sh.required&(1<<i) != 0:
+		case i < maxProperties && sh.required&(1<<i) != 0:
 			why = "missing"
 		}
 		if why != "" {
@@ -32,23 +32,23 @@ func (sh *shape) explain(tree any) string {
 		}
 	}
 	if sh.closed && known < len(o) {
-		return sh.unknown()
+		return sh.unknownProperty()
 	}
 	return "the value does not fit schema " + strings.TrimPrefix(sh.ref, SchemaPrefix)
 }
 
-func (sh *shape) unknown() string {
-	if len(sh.props) == 0 {
+func (sh *objectSchema) unknownProperty() string {
+	if len(sh.properties) == 0 {
 		return "unknown " + sh.noun + ": there are none"
 	}
-	names := make([]string, len(sh.props))
-	for i := range sh.props {
-		names[i] = sh.props[i].name
+	names := make([]string, len(sh.properties))
+	for i := range sh.properties {
+		names[i] = sh.properties[i].name
 	}
 	return "unknown " + sh.noun + "; known: " + strings.Join(names, ", ")
 }
 
-func (p *prop) explain(v any) string {
+func (p *property) explain(v any) string {
 	switch v := v.(type) {
 	case string:
 		return p.explainString(v)
@@ -57,17 +57,17 @@ func (p *prop) explain(v any) string {
 	case float64:
 		return p.explainNumber(v, v >= 1e18 || v <= -1e18) // see strictjson.Decode
 	case bool:
-		return p.mustBe("boolean")
+		return p.typeMismatch("boolean")
 	case nil:
-		return p.mustBe("null")
+		return p.typeMismatch("null")
 	case []any:
-		return p.mustBe("array")
+		return p.typeMismatch("array")
 	}
-	return p.mustBe("object")
+	return p.typeMismatch("object")
 }
 
-// mustBe complains unless got is the property's type.
-func (p *prop) mustBe(got string) string {
+// typeMismatch complains unless got is the property's type.
+func (p *property) typeMismatch(got string) string {
 	switch p.typ {
 	case "", got:
 		return ""
@@ -77,9 +77,9 @@ func (p *prop) mustBe(got string) string {
 	return "must be a " + p.typ
 }
 
-func (p *prop) explainNumber(v float64, whole bool) string {
+func (p *property) explainNumber(v float64, whole bool) string {
 	if p.typ != "number" && (p.typ != "integer" || !whole) {
-		return p.mustBe("number")
+		return p.typeMismatch("number")
 	}
 	// A float64 of a whole number this large may be off by a little, a bound is not:
 	// only the wording depends on it.
@@ -95,16 +95,16 @@ func (p *prop) explainNumber(v float64, whole bool) string {
 	return ""
 }
 
-func (p *prop) explainString(v string) string {
+func (p *property) explainString(v string) string {
 	n := int64(utf8.RuneCountInString(v))
 	switch {
 	case p.typ != "string":
-		return p.mustBe("string")
+		return p.typeMismatch("string")
 	case p.hasMax && n > p.max:
 		return "longer than " + strconv.FormatInt(p.max, 10) + " characters"
 	case p.hasMin && n < p.min:
 		return "shorter than " + strconv.FormatInt(p.min, 10) + " characters"
-	case p.text != nil && !p.text.match(v):
+	case p.pattern != nil && !p.pattern.match(v):
 		return "has characters or a form that the schema does not allow"
 	}
 	return ""
@@ -118,7 +118,7 @@ func (t *pattern) match(v string) bool {
 		}
 		i++
 	}
-	return i >= len(t.row)
+	return i >= len(t.prefix)
 }
 
 // allows tells whether character r may stand at position i.
@@ -126,8 +126,8 @@ func (t *pattern) allows(i int, r rune) bool {
 	switch {
 	case r < 0 || r >= 128:
 		return false
-	case i < len(t.row):
-		return t.row[i][r]
+	case i < len(t.prefix):
+		return t.prefix[i][r]
 	}
-	return t.tail != nil && t.tail[r]
+	return t.repeated != nil && t.repeated[r]
 }

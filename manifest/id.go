@@ -65,15 +65,15 @@ func ParseULID(s string) (string, bool) {
 }
 
 // ValidTenant reports whether s is a tenant id: ^[a-z0-9][a-z0-9-]{0,31}$.
-func ValidTenant(s string) bool { return wordOf(s, MaxNameLen, '-') && s[0] != '-' }
+func ValidTenant(s string) bool { return isWord(s, MaxNameLen, '-') && s[0] != '-' }
 
 // ValidNodeName reports whether s may name a node: ^[a-z0-9][a-z0-9-]{0,31}$.
 func ValidNodeName(s string) bool { return ValidTenant(s) }
 
-// wordOf reports whether s is 1 to most characters of a-z, 0-9 and extra. The patterns
+// isWord reports whether s is 1 to most characters of a-z, 0-9 and extra. The patterns
 // are checked by hand because compiling them costs every start of a board.
-func wordOf(s string, most int, extra byte) bool {
-	if len(s) == 0 || len(s) > most {
+func isWord(s string, maxLen int, extra byte) bool {
+	if len(s) == 0 || len(s) > maxLen {
 		return false
 	}
 	for i := 0; i < len(s); i++ {

@@ -14,9 +14,9 @@ type Limit struct {
 	next     int
 	inFlight int
 
-	rate    int
-	window  time.Duration
-	maxBusy int
+	rate        int
+	window      time.Duration
+	maxInFlight int
 }
 
 // RelayWindow and DeviceWindow are the windows of the rate on the two ends. The
@@ -29,7 +29,7 @@ const (
 
 // NewLimit makes the limit of one capability.
 func NewLimit(c Constraints, window time.Duration) *Limit {
-	return &Limit{rate: max(c.RateLimitRPS, 1), window: window, maxBusy: max(c.MaxConcurrency, 1)}
+	return &Limit{rate: max(c.RateLimitRPS, 1), window: window, maxInFlight: max(c.MaxConcurrency, 1)}
 }
 
 // Acquire admits one call or tells why not: E_RATE_LIMITED with RetryAfterMS. Every
@@ -37,7 +37,7 @@ func NewLimit(c Constraints, window time.Duration) *Limit {
 func (l *Limit) Acquire(now time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.inFlight >= l.maxBusy {
+	if l.inFlight >= l.maxInFlight {
 		return &Error{Code: RateLimited, Message: "too many calls of this capability are in flight; wait for one to end", Reason: "concurrency"}
 	}
 	if l.starts == nil {

@@ -5,74 +5,74 @@ import (
 	"strconv"
 )
 
-// seen is what scan noticed on its way.
-type seen struct {
-	nodeID  []byte // value of node_id, a part of the input
+// scanResult is what scan noticed on its way.
+type scanResult struct {
+	nodeID  []byte // scanValue of node_id, a part of the input
 	compact bool   // no white space between the tokens
 }
 
 // scan reads a value once and tells whether it certainly fits an exact shape. false says
 // nothing: escapes, exponents, negative numbers and whatever else is rare or wrong is
 // left to the library. It allocates nothing.
-func (sh *shape) scan(raw []byte) (found seen, ok bool) {
+func (sh *objectSchema) scan(raw []byte) (found scanResult, ok bool) {
 	s := scanner{raw: raw, compact: true}
-	s.space()
-	if !s.take('{') {
+	s.skipSpace()
+	if !s.accept('{') {
 		return found, false
 	}
 	var have uint32
 	next := 0 // the property that is expected
-	s.space()
-	for more := !s.take('}'); more; {
-		i, ok := sh.name(&s, next)
+	s.skipSpace()
+	for more := !s.accept('}'); more; {
+		i, ok := sh.scanName(&s, next)
 		if !ok || have&(1<<i) != 0 {
 			return found, false
 		}
 		have |= 1 << i
 		next = i + 1
-		p := &sh.props[i]
-		start := s.at
-		if !s.value(p) {
+		p := &sh.properties[i]
+		start := s.pos
+		if !s.scanValue(p) {
 			return found, false
 		}
 		if p.name == "node_id" {
-			found.nodeID = raw[start+1 : s.at-1]
+			found.nodeID = raw[start+1 : s.pos-1]
 		}
-		s.space()
-		if more = s.take(','); more {
-			s.space()
-		} else if !s.take('}') {
+		s.skipSpace()
+		if more = s.accept(','); more {
+			s.skipSpace()
+		} else if !s.accept('}') {
 			return found, false
 		}
 	}
-	s.space()
+	s.skipSpace()
 	found.compact = s.compact
-	return found, s.at == len(raw) && have&sh.required == sh.required
+	return found, s.pos == len(raw) && have&sh.required == sh.required
 }
 
-// name reads `"name":` and finds the property, which is mostly the one that is expected.
-func (sh *shape) name(s *scanner, expected int) (i int, ok bool) {
-	if !s.take('"') {
+// scanName reads `"name":` and finds the property, which is mostly the one that is expected.
+func (sh *objectSchema) scanName(s *scanner, expected int) (i int, ok bool) {
+	if !s.accept('"') {
 		return 0, false
 	}
-	start := s.at
-	for s.at < len(s.raw) && s.raw[s.at] != '"' {
-		s.at++
+	start := s.pos
+	for s.pos < len(s.raw) && s.raw[s.pos] != '"' {
+		s.pos++
 	}
-	name := s.raw[start:s.at]
-	if !s.take('"') {
+	name := s.raw[start:s.pos]
+	if !s.accept('"') {
 		return 0, false
 	}
-	s.space()
-	if !s.take(':') {
+	s.skipSpace()
+	if !s.accept(':') {
 		return 0, false
 	}
-	s.space()
-	if expected < len(sh.props) && string(name) == sh.props[expected].name {
+	s.skipSpace()
+	if expected < len(sh.properties) && string(name) == sh.properties[expected].name {
 		return expected, true
 	}
-	for i := range sh.props {
-		if string(name) == sh.props[i].name {
+	for i := range sh.properties {
+		if string(name) == sh.properties[i].name {
 			return i, true
 		}
 	}
@@ -81,23 +81,23 @@ func (sh *shape) name(s *scanner, expected int) (i int, ok bool) {
 
 type scanner struct {
 	raw     []byte
-	at      int
+	pos     int
 	compact bool
 }
 
-func (s *scanner) take(c byte) bool {
-	if s.at < len(s.raw) && s.raw[s.at] == c {
-		s.at++
+func (s *scanner) accept(c byte) bool {
+	if s.pos < len(s.raw) && s.raw[s.pos] == c {
+		s.pos++
 		return true
 	}
 	return false
 }
 
-func (s *scanner) space() {
-	for s.at < len(s.raw) {
-		switch s.raw[s.at] {
+func (s *scanner) skipSpace() {
+	for s.pos < len(s.raw) {
+		switch s.raw[s.pos] {
 		case ' ', '\t', '\n', '\r':
-			s.at++
+			s.pos++
 			s.compact = false
 		default:
 			return
@@ -105,34 +105,34 @@ func (s *scanner) space() {
 	}
 }
 
-func (s *scanner) value(p *prop) bool {
+func (s *scanner) scanValue(p *property) bool {
 	if p.typ == "string" {
-		return s.text(p)
+		return s.scanString(p)
 	}
-	return s.number(p)
+	return s.scanNumber(p)
 }
 
-// text reads a string of ASCII without escapes but \" \\ and \/.
-func (s *scanner) text(p *prop) bool {
-	if !s.take('"') {
+// pattern reads a string of ASCII without escapes but \" \\ and \/.
+func (s *scanner) scanString(p *property) bool {
+	if !s.accept('"') {
 		return false
 	}
 	n := 0
-	for ; s.at < len(s.raw); s.at++ {
-		c := s.raw[s.at]
+	for ; s.pos < len(s.raw); s.pos++ {
+		c := s.raw[s.pos]
 		switch c {
 		case '"':
-			s.at++
-			return n >= len(p.text.row) && (!p.hasMin || int64(n) >= p.min) && (!p.hasMax || int64(n) <= p.max)
+			s.pos++
+			return n >= len(p.pattern.prefix) && (!p.hasMin || int64(n) >= p.min) && (!p.hasMax || int64(n) <= p.max)
 		case '\\':
-			if s.at++; s.at == len(s.raw) {
+			if s.pos++; s.pos == len(s.raw) {
 				return false
 			}
-			if c = s.raw[s.at]; c != '"' && c != '\\' && c != '/' {
+			if c = s.raw[s.pos]; c != '"' && c != '\\' && c != '/' {
 				return false
 			}
 		}
-		if c < ' ' || !p.text.allows(n, rune(c)) {
+		if c < ' ' || !p.pattern.allows(n, rune(c)) {
 			return false
 		}
 		n++
@@ -140,36 +140,36 @@ func (s *scanner) text(p *prop) bool {
 	return false
 }
 
-// number reads a number that is not negative and has no exponent. Its whole part and
+// scanNumber reads a number that is not negative and has no exponent. Its whole part and
 // whether something follows it decide about whole bounds exactly, without a float.
-func (s *scanner) number(p *prop) bool {
-	start := s.at
-	whole, n := s.digits()
+func (s *scanner) scanNumber(p *property) bool {
+	start := s.pos
+	whole, n := s.scanDigits()
 	if n == 0 || n > 18 || (n > 1 && s.raw[start] == '0') {
 		return false
 	}
 	fraction := false
-	if s.at < len(s.raw) && s.raw[s.at] == '.' {
+	if s.pos < len(s.raw) && s.raw[s.pos] == '.' {
 		if p.typ == "integer" {
 			return false
 		}
-		s.at++
-		rest, m := s.digits()
+		s.pos++
+		rest, m := s.scanDigits()
 		if m == 0 || m > 18 {
 			return false
 		}
 		fraction = rest != 0
-		if fraction && n+m > 15 && !staysFraction(s.raw[start:s.at]) {
+		if fraction && n+m > 15 && !keepsFraction(s.raw[start:s.pos]) {
 			return false
 		}
 	}
 	return (!p.hasMin || whole >= p.min) && (!p.hasMax || whole < p.max || (whole == p.max && !fraction))
 }
 
-// digits reads decimal digits. The value is that of the first 18.
-func (s *scanner) digits() (v int64, n int) {
-	for ; s.at < len(s.raw); s.at++ {
-		d := s.raw[s.at] - '0'
+// scanDigits reads decimal digits. The value is that of the first 18.
+func (s *scanner) scanDigits() (v int64, n int) {
+	for ; s.pos < len(s.raw); s.pos++ {
+		d := s.raw[s.pos] - '0'
 		if d > 9 {
 			break
 		}
@@ -180,9 +180,9 @@ func (s *scanner) digits() (v int64, n int) {
 	return v, n
 }
 
-// staysFraction tells whether a number with a fraction has one as a float64 as well.
+// keepsFraction tells whether a number with a fraction has one as a float64 as well.
 // With up to 15 digits it always does; see strictjson.Decode for the others.
-func staysFraction(lit []byte) bool {
+func keepsFraction(lit []byte) bool {
 	f, err := strconv.ParseFloat(string(lit), 64)
 	return err == nil && f != math.Trunc(f)
 }

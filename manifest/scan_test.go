@@ -49,7 +49,7 @@ func scalar(t *rapid.T, name string) string {
 func TestNearlyRight(t *testing.T) {
 	var flat []string
 	for _, ref := range SchemaNames() {
-		if s, _ := lookupSchema(ref); s.shape().exact {
+		if s, _ := lookupSchema(ref); s.object().exact {
 			flat = append(flat, ref)
 		}
 	}
@@ -59,9 +59,9 @@ func TestNearlyRight(t *testing.T) {
 	fits := 0
 	rapid.Check(t, func(t *rapid.T) {
 		s, _ := lookupSchema(rapid.SampledFrom(flat).Draw(t, "schema"))
-		sh := s.shape()
+		sh := s.object()
 		var members []string
-		for _, p := range sh.props {
+		for _, p := range sh.properties {
 			if rapid.IntRange(0, 19).Draw(t, "drop") > 0 {
 				members = append(members, fmt.Sprintf("%q:%s", p.name, scalar(t, p.name)))
 			}
@@ -113,7 +113,7 @@ func TestPlainFormsAreFast(t *testing.T) {
 	}
 	for _, tt := range tests {
 		s, _ := lookupSchema(tt.ref + "@1.0.0")
-		if _, ok := s.shape().scan([]byte(tt.raw)); !ok {
+		if _, ok := s.object().scan([]byte(tt.raw)); !ok {
 			t.Errorf("%s takes the long way for %s", tt.raw, tt.ref)
 		}
 	}

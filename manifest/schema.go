@@ -33,15 +33,15 @@ const (
 // schema is one registered schema. Each part is made at its first use: a process that
 // validates nothing pays for nothing.
 type schema struct {
-	ref   string
-	json  func() []byte
-	shape func() *shape
-	judge func() judge
+	ref       string
+	json      func() []byte
+	object    func() *objectSchema
+	validator func() validator
 }
 
-// judge is a compiled schema of the library behind this build; see strictjson.Decode for the
+// validator is a compiled schema of the library behind this build; see strictjson.Decode for the
 // values it gets. Its error may quote the value, so it goes nowhere.
-type judge func(tree any) error
+type validator func(tree any) error
 
 var registry = sync.OnceValue(func() map[string]*schema {
 	names, err := fs.Glob(schemaFiles, "schemas/*.json")
@@ -53,8 +53,8 @@ var registry = sync.OnceValue(func() map[string]*schema {
 		ref := SchemaPrefix + strings.TrimSuffix(strings.TrimPrefix(file, "schemas/"), ".json")
 		s := &schema{ref: ref}
 		s.json = sync.OnceValue(func() []byte { return compactFile(file) })
-		s.shape = sync.OnceValue(func() *shape { return newShape(ref, s.json()) })
-		s.judge = sync.OnceValue(func() judge { return mustCompile(m, ref) })
+		s.object = sync.OnceValue(func() *objectSchema { return newObjectSchema(ref, s.json()) })
+		s.validator = sync.OnceValue(func() validator { return mustCompile(m, ref) })
 		m[ref] = s
 	}
 	return m
@@ -72,7 +72,7 @@ func compactFile(file string) []byte {
 	return bytes.Clone(b.Bytes())
 }
 
-func mustCompile(all map[string]*schema, ref string) judge {
+func mustCompile(all map[string]*schema, ref string) validator {
 	j, err := compile(all, ref)
 	if err != nil {
 		panic("manifest: compile " + ref + ": " + err.Error()) // as above
@@ -115,9 +115,9 @@ func Schema(ref string) (raw []byte, ok bool) {
 func Validate(ref string, raw []byte) error {
 	s, ok := lookupSchema(ref)
 	if !ok {
-		return noSchema()
+		return errNoSchema()
 	}
-	if sh := s.shape(); sh.exact {
+	if sh := s.object(); sh.exact {
 		if _, ok := sh.scan(raw); ok {
 			return nil
 		}
@@ -132,9 +132,9 @@ func Validate(ref string, raw []byte) error {
 func CheckArgs(ref string, raw []byte) ([]byte, error) {
 	s, ok := lookupSchema(ref)
 	if !ok {
-		return nil, noSchema()
+		return nil, errNoSchema()
 	}
-	sh := s.shape()
+	sh := s.object()
 	if sh.exact {
 		if seen, ok := sh.scan(raw); ok && seen.compact {
 			return raw, nil
@@ -143,7 +143,7 @@ func CheckArgs(ref string, raw []byte) ([]byte, error) {
 	if _, err := s.validate(raw); err != nil {
 		return nil, err
 	}
-	return sh.normalise(raw), nil
+	return sh.normalize(raw), nil
 }
 
 // Reasons in the *Error of CheckResult and CheckFrame, for the audit log.
@@ -160,9 +160,9 @@ const (
 func CheckResult(ref string, raw []byte, nodeID string) error {
 	s, ok := lookupSchema(ref)
 	if !ok {
-		return noSchema()
+		return errNoSchema()
 	}
-	sh := s.shape()
+	sh := s.object()
 	if sh.exact {
 		if seen, ok := sh.scan(raw); ok {
 			return checkNode(sh, seen.nodeID, nodeID)
@@ -170,7 +170,7 @@ func CheckResult(ref string, raw []byte, nodeID string) error {
 	}
 	tree, err := s.validate(raw)
 	if err != nil {
-		return badAnswer(ReasonBadResult)
+		return errBadAnswer(ReasonBadResult)
 	}
 	o, _ := tree.(map[string]any)
 	id, _ := o["node_id"].(string)
@@ -185,26 +185,26 @@ const MaxSample = 4096
 // they are, so one that could break an event stream's line is refused as well.
 func CheckFrame(raw []byte, nodeID string) error {
 	if len(raw) > MaxSample {
-		return badAnswer(ReasonFrameSize)
+		return errBadAnswer(ReasonFrameSize)
 	}
 	if bytes.IndexByte(raw, '\n') >= 0 || bytes.IndexByte(raw, '\r') >= 0 {
-		return badAnswer(ReasonLineBreak)
+		return errBadAnswer(ReasonLineBreak)
 	}
 	return CheckResult(FrameRef, raw, nodeID)
 }
 
-func checkNode(sh *shape, got []byte, bound string) error {
+func checkNode(sh *objectSchema, got []byte, bound string) error {
 	if sh.hasNode && string(got) != bound {
-		return badAnswer(ReasonForeignNode)
+		return errBadAnswer(ReasonForeignNode)
 	}
 	return nil
 }
 
-func badAnswer(reason string) *Error {
+func errBadAnswer(reason string) *Error {
 	return &Error{Code: Internal, Message: "the device's answer is not what this tool may answer", Reason: reason}
 }
 
-func noSchema() *Error {
+func errNoSchema() *Error {
 	return &Error{Code: Internal, Message: "no schema is registered under this reference", Reason: "schema_ref"}
 }
 
@@ -212,10 +212,10 @@ func noSchema() *Error {
 func (s *schema) validate(raw []byte) (tree any, err error) {
 	tree, err = strictjson.Decode(raw)
 	if err != nil {
-		return nil, E(ManifestInvalid, s.shape().noun+"s: "+err.Error())
+		return nil, E(ManifestInvalid, s.object().noun+"s: "+err.Error())
 	}
-	if s.judge()(tree) != nil {
-		return nil, E(ManifestInvalid, s.shape().explain(tree))
+	if s.validator()(tree) != nil {
+		return nil, E(ManifestInvalid, s.object().explain(tree))
 	}
 	return tree, nil
 }

@@ -105,13 +105,13 @@ func TestCorpus(t *testing.T) {
 			continue
 		}
 		want := c.verdict == "yes"
-		if got := err == nil && s.judge()(tree) == nil; got != want {
+		if got := err == nil && s.validator()(tree) == nil; got != want {
 			t.Errorf("line %d: engine says %v, want %v", c.no, got, want)
 		}
 		if got := oracleFits(c.ref, c.value); got != want && (c.verdict == "yes" || c.verdict == "no") {
 			t.Errorf("line %d: oracle says %v, want %v", c.no, got, want)
 		}
-		if sh := s.shape(); sh.exact {
+		if sh := s.object(); sh.exact {
 			if _, got := sh.scan(c.value); got && !want {
 				t.Errorf("line %d: the fast path lets it through", c.no)
 			}
@@ -255,7 +255,7 @@ func TestKindsHaveSchemas(t *testing.T) {
 				s, ok := lookupSchema(ref)
 				if !ok {
 					t.Errorf("%s %s: no schema %s", k.Name, v.Name, ref)
-				} else if !s.shape().exact {
+				} else if !s.object().exact {
 					t.Errorf("%s: not on the fast path", ref)
 				}
 			}
@@ -265,7 +265,7 @@ func TestKindsHaveSchemas(t *testing.T) {
 		}
 	}
 	for _, ref := range []string{CapabilityRef, AnnounceRef, ErrorRef, ToolsCallRef} {
-		if s, ok := lookupSchema(ref); !ok || s.shape().exact {
+		if s, ok := lookupSchema(ref); !ok || s.object().exact {
 			t.Errorf("%s: registered %v; the fast path must not claim to understand it", ref, ok)
 		}
 	}
@@ -327,7 +327,7 @@ func TestCheckArgs(t *testing.T) {
 		if err != nil || !bytes.Equal(again, got) {
 			t.Errorf("%s: the normal form became %s, %v", got, again, err)
 		}
-		if s, _ := lookupSchema(tt.ref); s.shape().exact && &again[0] != &got[0] {
+		if s, _ := lookupSchema(tt.ref); s.object().exact && &again[0] != &got[0] {
 			t.Errorf("%s: the normal form was copied", got)
 		}
 	}
@@ -399,7 +399,7 @@ func FuzzValidate(f *testing.F) {
 		if got := Validate(ref, raw) == nil; got != want {
 			t.Errorf("%s: %q: Validate says %v, the oracle %v", ref, raw, got, want)
 		}
-		if got := s.judge()(tree) == nil; got != want {
+		if got := s.validator()(tree) == nil; got != want {
 			t.Errorf("%s: %q: the engine says %v, the oracle %v", ref, raw, got, want)
 		}
 		norm, err := CheckArgs(ref, raw)

@@ -25,7 +25,7 @@ func (t ToolName) Alias() string {
 // RFC-0002 §5.7 (`^[a-z0-9_]+(\.[a-z0-9_]+){3}$`) admits, that fit into 64 characters
 // and whose second segment is a node id.
 func ParseToolName(s string) (ToolName, bool) {
-	if !toolSyntax(s) {
+	if !isToolName(s) {
 		return ToolName{}, false
 	}
 	p := strings.SplitN(s, ".", 4)
@@ -51,15 +51,15 @@ func Canonical(s string) string {
 		return s
 	}
 	dotted := short + "." + rest[:ULIDLen] + "." + tail[:i] + "." + tail[i+1:]
-	if !toolSyntax(dotted) {
+	if !isToolName(dotted) {
 		return s
 	}
 	return dotted
 }
 
-// toolSyntax is ^[a-z0-9_]+(\.[a-z0-9_]+){3}$ and at most 64 characters, by hand: it
+// isToolName is ^[a-z0-9_]+(\.[a-z0-9_]+){3}$ and at most 64 characters, by hand: it
 // runs on every call.
-func toolSyntax(s string) bool {
+func isToolName(s string) bool {
 	if len(s) == 0 || len(s) > MaxToolNameLen {
 		return false
 	}

@@ -13,31 +13,31 @@ import (
 	"agentctl/strictjson"
 )
 
-// shape is what this package itself understands of a schema: the outermost object. It
+// objectSchema is what this package itself understands of a schema: the outermost object. It
 // is read from the schema's JSON, so nothing is written twice. When exact, it is all
 // there is to the schema, and scan may accept a value without asking the library;
 // every refusal is the library's in any case.
-type shape struct {
-	ref      string
-	noun     string // what its properties are called in messages
-	exact    bool
-	closed   bool // no properties but those
-	props    []prop
-	required uint32 // bits of props
-	hasNode  bool   // one of props is node_id
+type objectSchema struct {
+	ref        string
+	noun       string // what its properties are called in messages
+	exact      bool
+	closed     bool // no properties but those
+	properties []property
+	required   uint32 // bits of props
+	hasNode    bool   // one of props is node_id
 }
 
-// maxProps is the number of bits in shape.required.
-const maxProps = 32
+// maxProperties is the number of bits in shape.required.
+const maxProperties = 32
 
-// prop is one property of a closed flat object.
-type prop struct {
+// property is one property of a closed flat object.
+type property struct {
 	name           string
 	typ            string // as in the schema; "" for any
 	min, max       int64  // of a number; of a string's length in characters
 	hasMin, hasMax bool
-	text           *pattern
-	inner          *shape // of an object
+	pattern        *pattern
+	object         *objectSchema // of an object
 }
 
 // schemaJSON is the part of JSON Schema that a shape covers. Every other keyword makes a
@@ -55,9 +55,9 @@ type schemaJSON struct {
 }
 
 var (
-	objectWords = []string{"$schema", "$id", "title", "description", "type", "required", "properties", "additionalProperties"}
-	numberWords = []string{"title", "description", "default", "type", "minimum", "maximum"}
-	stringWords = []string{"title", "description", "default", "type", "minLength", "maxLength", "pattern"}
+	objectKeywords = []string{"$schema", "$id", "title", "description", "type", "required", "properties", "additionalProperties"}
+	numberKeywords = []string{"title", "description", "default", "type", "minimum", "maximum"}
+	stringKeywords = []string{"title", "description", "default", "type", "minLength", "maxLength", "pattern"}
 )
 
 // parse reads a schema and tells whether words are all its keywords and were understood.
@@ -70,13 +70,13 @@ func (s *schemaJSON) parse(raw []byte, words []string) (exact bool) {
 	return exact
 }
 
-func newShape(ref string, raw []byte) *shape {
-	sh := &shape{ref: ref, noun: "field"}
+func newObjectSchema(ref string, raw []byte) *objectSchema {
+	sh := &objectSchema{ref: ref, noun: "field"}
 	if name, _, _ := strings.Cut(ref, "@"); strings.HasSuffix(name, ".input") {
 		sh.noun = "argument"
 	}
 	var s schemaJSON
-	sh.exact = s.parse(raw, objectWords) && s.Type == "object" && len(s.Properties) <= maxProps
+	sh.exact = s.parse(raw, objectKeywords) && s.Type == "object" && len(s.Properties) <= maxProperties
 	sh.closed = s.AdditionalProperties != nil && !*s.AdditionalProperties
 	sh.exact = sh.exact && sh.closed
 	// In the order of "required", which is the order that devices send.
@@ -88,31 +88,31 @@ func newShape(ref string, raw []byte) *shape {
 	}
 	slices.Sort(names[len(s.Required):])
 	for i, name := range names {
-		p, ok := newProp(name, s.Properties[name])
+		p, ok := newProperty(name, s.Properties[name])
 		sh.exact = sh.exact && ok
-		sh.props = append(sh.props, p)
+		sh.properties = append(sh.properties, p)
 		sh.hasNode = sh.hasNode || name == "node_id"
-		if i < len(s.Required) && i < maxProps {
+		if i < len(s.Required) && i < maxProperties {
 			sh.required |= 1 << i
 		}
 	}
 	return sh
 }
 
-func newProp(name string, raw []byte) (p prop, exact bool) {
+func newProperty(name string, raw []byte) (p property, exact bool) {
 	var s schemaJSON
 	_ = s.parse(raw, nil) // for the type; what it may say depends on that
-	p = prop{name: name, typ: s.Type}
+	p = property{name: name, typ: s.Type}
 	low, high := s.Minimum, s.Maximum
 	switch s.Type {
 	case "integer", "number":
-		exact = s.parse(raw, numberWords)
+		exact = s.parse(raw, numberKeywords)
 	case "string":
-		exact = s.parse(raw, stringWords)
+		exact = s.parse(raw, stringKeywords)
 		low, high = s.MinLength, s.MaxLength
-		p.text, exact = newPattern(s.Pattern, exact)
+		p.pattern, exact = newPattern(s.Pattern, exact)
 	case "object":
-		p.inner = newShape("", raw)
+		p.object = newObjectSchema("", raw)
 	}
 	if low != nil {
 		p.min, p.hasMin = *low, true
@@ -126,8 +126,8 @@ func newProp(name string, raw []byte) (p prop, exact bool) {
 // pattern is a regular expression of a simple form: `^`, a fixed row of character
 // classes, at most one class repeated without bound, `$`; ASCII only.
 type pattern struct {
-	row  []*charSet
-	tail *charSet // of all characters behind the row; nil: there are none
+	prefix   []*charSet
+	repeated *charSet // of all characters behind the row; nil: there are none
 }
 
 type charSet [128]bool
@@ -135,9 +135,9 @@ type charSet [128]bool
 func newPattern(expr *string, exact bool) (*pattern, bool) {
 	var p pattern
 	if expr == nil {
-		p.tail = new(charSet)
+		p.repeated = new(charSet)
 		for c := ' '; c <= '~'; c++ { // the rest is left to the library
-			p.tail[c] = true
+			p.repeated[c] = true
 		}
 		return &p, exact
 	}
@@ -150,7 +150,7 @@ func newPattern(expr *string, exact bool) (*pattern, bool) {
 		return nil, false
 	}
 	for _, sub := range re.Sub[1:last] {
-		if p.tail != nil || !p.add(sub) {
+		if p.repeated != nil || !p.add(sub) {
 			return nil, false
 		}
 	}
@@ -180,17 +180,17 @@ func (p *pattern) add(re *syntax.Regexp) bool {
 		}
 	}
 	for range least {
-		p.row = append(p.row, set)
+		p.prefix = append(p.prefix, set)
 	}
 	if most < 0 {
-		p.tail = set
+		p.repeated = set
 	}
 	return true
 }
 
-// normalise rewrites a valid object without white space and with whole numbers written
+// normalize rewrites a valid object without white space and with whole numbers written
 // plainly where the schema says integer, in objects of objects too, not in arrays.
-func (sh *shape) normalise(raw []byte) []byte {
+func (sh *objectSchema) normalize(raw []byte) []byte {
 	v := jsontext.Value(bytes.Clone(raw))
 	_ = v.Compact() // cannot fail: the value was validated
 	dec := jsontext.NewDecoder(bytes.NewBuffer(v))
@@ -203,9 +203,9 @@ func (sh *shape) normalise(raw []byte) []byte {
 		out = append(out, sep)
 		out, _ = jsontext.AppendQuote(out, key)
 		out = append(out, ':')
-		i := slices.IndexFunc(sh.props, func(p prop) bool { return p.name == key })
+		i := slices.IndexFunc(sh.properties, func(p property) bool { return p.name == key })
 		if i >= 0 {
-			val = sh.props[i].normalise(val)
+			val = sh.properties[i].normalize(val)
 		}
 		out = append(out, val...)
 	}
@@ -215,10 +215,10 @@ func (sh *shape) normalise(raw []byte) []byte {
 	return append(out, '}')
 }
 
-func (p *prop) normalise(val jsontext.Value) jsontext.Value {
+func (p *property) normalize(val jsontext.Value) jsontext.Value {
 	switch {
-	case p.inner != nil && val.Kind() == '{':
-		return p.inner.normalise(val)
+	case p.object != nil && val.Kind() == '{':
+		return p.object.normalize(val)
 	case p.typ == "integer" && val.Kind() == '0':
 		if n, ok := strictjson.Whole(val); ok {
 			return strconv.AppendInt(nil, n, 10)

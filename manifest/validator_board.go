@@ -20,45 +20,45 @@ import (
 // compiled, which a test does with each; what they judge is held against
 // santhosh-tekuri/jsonschema.
 
-var errUnfit = errors.New("the value does not fit")
+var errInvalid = errors.New("the value does not fit")
 
-// rules are the keywords of JSON Schema 2020-12 that the registry uses.
-type rules struct {
-	Type       string            `json:"type"`
-	Properties map[string]*rules `json:"properties"`
-	Required   []string          `json:"required"`
-	Additional *bool             `json:"additionalProperties"`
-	Minimum    *float64          `json:"minimum"`
-	Maximum    *float64          `json:"maximum"`
-	MinLength  *int              `json:"minLength"`
-	MaxLength  *int              `json:"maxLength"`
-	Pattern    *string           `json:"pattern"`
-	Enum       []string          `json:"enum"`
-	Const      *string           `json:"const"`
-	Items      *rules            `json:"items"`
-	MinItems   *int              `json:"minItems"`
-	MaxItems   *int              `json:"maxItems"`
-	Unique     bool              `json:"uniqueItems"`
-	AllOf      []*rules          `json:"allOf"`
-	If         *rules            `json:"if"`
-	Then       *rules            `json:"then"`
-	Ref        *string           `json:"$ref"`
+// keywords are the keywords of JSON Schema 2020-12 that the registry uses.
+type keywords struct {
+	Type       string               `json:"type"`
+	Properties map[string]*keywords `json:"properties"`
+	Required   []string             `json:"required"`
+	Additional *bool                `json:"additionalProperties"`
+	Minimum    *float64             `json:"minimum"`
+	Maximum    *float64             `json:"maximum"`
+	MinLength  *int                 `json:"minLength"`
+	MaxLength  *int                 `json:"maxLength"`
+	Pattern    *string              `json:"pattern"`
+	Enum       []string             `json:"enum"`
+	Const      *string              `json:"const"`
+	Items      *keywords            `json:"items"`
+	MinItems   *int                 `json:"minItems"`
+	MaxItems   *int                 `json:"maxItems"`
+	Unique     bool                 `json:"uniqueItems"`
+	AllOf      []*keywords          `json:"allOf"`
+	If         *keywords            `json:"if"`
+	Then       *keywords            `json:"then"`
+	Ref        *string              `json:"$ref"`
 
-	words   map[string]json.RawMessage
+	present map[string]json.RawMessage
 	pattern *regexp.Regexp
-	ref     judge
+	ref     validator
 }
 
-// unjudged are keywords that say nothing about a value.
-var unjudged = []string{"$schema", "$id", "title", "description", "default"}
+// annotations are keywords that say nothing about a value.
+var annotations = []string{"$schema", "$id", "title", "description", "default"}
 
 // compile makes the judge of a registered schema.
-func compile(all map[string]*schema, ref string) (judge, error) {
+func compile(all map[string]*schema, ref string) (validator, error) {
 	s, ok := all[ref]
 	if !ok {
 		return nil, errors.New("schemas are only those of this program")
 	}
-	var r rules
+	var r keywords
 	if err := json.Unmarshal(s.json(), &r); err != nil {
 		return nil, err
 	}
@@ -66,34 +66,34 @@ func compile(all map[string]*schema, ref string) (judge, error) {
 		return nil, err
 	}
 	return func(tree any) error {
-		if !r.fits(tree) {
-			return errUnfit
+		if !r.valid(tree) {
+			return errInvalid
 		}
 		return nil
 	}, nil
 }
 
 // UnmarshalJSON keeps the keywords that were there, for prepare.
-func (r *rules) UnmarshalJSON(b []byte) error {
-	type plain rules
+func (r *keywords) UnmarshalJSON(b []byte) error {
+	type plain keywords
 	if err := json.Unmarshal(b, (*plain)(r)); err != nil {
 		return err
 	}
-	return json.Unmarshal(b, &r.words)
+	return json.Unmarshal(b, &r.present)
 }
 
 // prepare checks that every keyword is one of the rules, and readies what needs it.
-func (r *rules) prepare(all map[string]*schema) (err error) {
+func (r *keywords) prepare(all map[string]*schema) (err error) {
 	known := make(map[string]bool)
-	for t, i := reflect.TypeFor[rules](), 0; i < t.NumField(); i++ {
+	for t, i := reflect.TypeFor[keywords](), 0; i < t.NumField(); i++ {
 		known[t.Field(i).Tag.Get("json")] = true
 	}
-	for word := range r.words {
-		if !known[word] && !slices.Contains(unjudged, word) {
+	for word := range r.present {
+		if !known[word] && !slices.Contains(annotations, word) {
 			return fmt.Errorf("no rule for the keyword %s", word)
 		}
 	}
-	r.words = nil
+	r.present = nil
 	if r.Pattern != nil {
 		if r.pattern, err = regexp.Compile(*r.Pattern); err != nil {
 			return err
@@ -104,9 +104,9 @@ func (r *rules) prepare(all map[string]*schema) (err error) {
 		if !ok {
 			return fmt.Errorf("no schema %s", *r.Ref)
 		}
-		r.ref = func(tree any) error { return s.judge()(tree) }
+		r.ref = func(tree any) error { return s.validator()(tree) }
 	}
-	for _, inner := range slices.Concat(slices.Collect(maps.Values(r.Properties)), r.AllOf, []*rules{r.Items, r.If, r.Then}) {
+	for _, inner := range slices.Concat(slices.Collect(maps.Values(r.Properties)), r.AllOf, []*keywords{r.Items, r.If, r.Then}) {
 		if inner != nil {
 			if err := inner.prepare(all); err != nil {
 				return err
@@ -116,39 +116,39 @@ func (r *rules) prepare(all map[string]*schema) (err error) {
 	return nil
 }
 
-// fits judges a tree of strictjson.Decode.
-func (r *rules) fits(tree any) bool {
-	if !r.typed(tree) || (r.ref != nil && r.ref(tree) != nil) {
+// valid judges a tree of strictjson.Decode.
+func (r *keywords) valid(tree any) bool {
+	if !r.hasType(tree) || (r.ref != nil && r.ref(tree) != nil) {
 		return false
 	}
 	if s, ok := tree.(string); (r.Const != nil && (!ok || s != *r.Const)) || (r.Enum != nil && (!ok || !slices.Contains(r.Enum, s))) {
 		return false
 	}
 	for _, a := range r.AllOf {
-		if !a.fits(tree) {
+		if !a.valid(tree) {
 			return false
 		}
 	}
-	if r.If != nil && r.Then != nil && r.If.fits(tree) && !r.Then.fits(tree) {
+	if r.If != nil && r.Then != nil && r.If.valid(tree) && !r.Then.valid(tree) {
 		return false
 	}
 	switch v := tree.(type) {
 	case map[string]any:
-		return r.object(v)
+		return r.validObject(v)
 	case []any:
-		return r.array(v)
+		return r.validArray(v)
 	case string:
 		n := utf8.RuneCountInString(v)
 		return (r.MinLength == nil || n >= *r.MinLength) && (r.MaxLength == nil || n <= *r.MaxLength) && (r.pattern == nil || r.pattern.MatchString(v))
 	case int64:
-		return r.number(float64(v))
+		return r.inRange(float64(v))
 	case float64:
-		return r.number(v)
+		return r.inRange(v)
 	}
 	return true
 }
 
-func (r *rules) typed(tree any) bool {
+func (r *keywords) hasType(tree any) bool {
 	switch v := tree.(type) {
 	case map[string]any:
 		return r.Type == "" || r.Type == "object"
@@ -166,11 +166,11 @@ func (r *rules) typed(tree any) bool {
 	return r.Type == "" || r.Type == "null"
 }
 
-func (r *rules) number(v float64) bool {
+func (r *keywords) inRange(v float64) bool {
 	return (r.Minimum == nil || v >= *r.Minimum) && (r.Maximum == nil || v <= *r.Maximum)
 }
 
-func (r *rules) object(o map[string]any) bool {
+func (r *keywords) validObject(o map[string]any) bool {
 	for _, name := range r.Required {
 		if _, ok := o[name]; !ok {
 			return false
@@ -178,19 +178,19 @@ func (r *rules) object(o map[string]any) bool {
 	}
 	for name, v := range o {
 		p, ok := r.Properties[name]
-		if (!ok && r.Additional != nil && !*r.Additional) || (ok && !p.fits(v)) {
+		if (!ok && r.Additional != nil && !*r.Additional) || (ok && !p.valid(v)) {
 			return false
 		}
 	}
 	return true
 }
 
-func (r *rules) array(a []any) bool {
+func (r *keywords) validArray(a []any) bool {
 	if (r.MinItems != nil && len(a) < *r.MinItems) || (r.MaxItems != nil && len(a) > *r.MaxItems) {
 		return false
 	}
 	for i, v := range a {
-		if r.Items != nil && !r.Items.fits(v) {
+		if r.Items != nil && !r.Items.valid(v) {
 			return false
 		}
 		if r.Unique && slices.ContainsFunc(a[:i], func(w any) bool { return reflect.DeepEqual(v, w) }) {

@@ -13,7 +13,7 @@ import (
 // compile makes the judge of a registered schema with santhosh-tekuri/jsonschema. Its
 // default loader follows file:// and quotes the file in its error, so it gets one that
 // refuses everything.
-func compile(all map[string]*schema, ref string) (judge, error) {
+func compile(all map[string]*schema, ref string) (validator, error) {
 	c := jsonschema.NewCompiler()
 	c.DefaultDraft(jsonschema.Draft2020)
 	c.UseLoader(noLoader{})
