@@ -20,7 +20,8 @@ const (
 	headerTimeout = 15 * time.Second // until an answer begins
 )
 
-// Options name a server and who calls it.
+// Options name a server and who calls it. Several clients of one server should be one
+// Client: it keeps connections open for the next request.
 type Options struct {
 	URL   string
 	Token string      // bearer token; "" for none
@@ -43,7 +44,7 @@ func New(o Options) (*Client, error) {
 func (c *Client) URL() string { return strings.TrimSuffix(c.url.String(), "/") }
 
 // HTTP is the client's HTTP client, for protocols that this package does not speak, such
-// as MCP. It adds no token.
+// as MCP at URL()+"/mcp". It adds no token: the caller may have a newer one.
 func (c *Client) HTTP() *http.Client { return c.http }
 
 // Ready returns nil when the relay can serve: GET /readyz.
@@ -68,13 +69,15 @@ func (c *Client) getJSON(ctx context.Context, path string, v any) error {
 	return nil
 }
 
-// conn sends requests to one server.
+// conn sends requests to one server, with its token. Client and Gateway are built on it.
 type conn struct {
 	url   *url.URL
 	token string
 	http  *http.Client
 }
 
+// newConn checks the address before anything is sent: a token must not cross a network in
+// the clear, not even to find out that the server would have redirected to TLS.
 func newConn(o Options) (*conn, error) {
 	u, err := url.Parse(o.URL)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
@@ -112,7 +115,8 @@ func (c *conn) do(ctx context.Context, method, to, accept string, body any) (*ht
 	return c.send(req)
 }
 
-// send adds the token to a request and sends it; see do.
+// send adds the token to a request and sends it; see do. net/http drops the header when it
+// follows a redirect to another host.
 func (c *conn) send(req *http.Request) (*http.Response, error) {
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)

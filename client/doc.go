@@ -25,4 +25,11 @@
 // An answer is read up to 64 MiB, an error answer up to 64 KiB, an event up to 256 KiB.
 // A server must begin to answer within 15 s. A token is sent in the clear to loopback
 // addresses only.
+//
+// # Streams
+//
+// Metrics and Tail run in the goroutine that calls them, and call back in it: a callback
+// that is slow is back-pressure, on which the relay closes a metric stream and the gateway
+// drops events. A callback ends its stream with ErrStop. FollowMetrics and Tail connect
+// again by themselves.
 package client

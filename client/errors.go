@@ -61,7 +61,7 @@ func (e *Error) isTemporary() bool {
 	return e.Status == http.StatusTooManyRequests || e.Status >= 500
 }
 
-// envelope is the JSON form of an error answer.
+// envelope is the JSON form of an error answer: {"error": {"code", "message", ...}}.
 type envelope struct {
 	Error *struct {
 		Code         manifest.Code `json:"code"`
@@ -87,7 +87,9 @@ const (
 	maxRetryAfter = 3600     // seconds believed of a Retry-After header
 )
 
-// answerError reads an answer whose status is not the expected one.
+// answerError makes an error of an answer whose status is not 2xx. An answer without the
+// error envelope comes from a proxy or from another server, and has no Code. Go's HTTPS
+// server answers plain HTTP with a sentence and status 400.
 func answerError(resp *http.Response, hadToken bool) error {
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // what came is judged
 	if resp.StatusCode == http.StatusBadRequest && bytes.Contains(body, []byte("HTTP request to an HTTPS server")) {
@@ -131,7 +133,8 @@ func (e *TransportError) Error() string { return fmt.Sprintf("call %s: %v", e.UR
 func (e *TransportError) Unwrap() error { return e.Err }
 
 // transportError classifies an error of http.Client.Do. It returns ctx's error when that
-// is why the request ended.
+// is why the request ended: a caller that canceled wants to see that it did. The dialer's
+// errors come first, because a dial that timed out is an unreachable server, not a slow one.
 func transportError(ctx context.Context, to *url.URL, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()

@@ -118,7 +118,7 @@ func (g *Gateway) Tail(ctx context.Context, o TailOptions) error {
 	return t.run(ctx)
 }
 
-// tail is the state of one Tail.
+// tail is the state of one Tail. It belongs to the goroutine that called Tail.
 type tail struct {
 	TailOptions
 	gateway *Gateway
@@ -135,11 +135,14 @@ type tail struct {
 // errDropped is the interruption after the gateway dropped events for this reader.
 var errDropped = errors.New("this reader was too slow")
 
-// interruption is a reason to connect again.
+// interruption is a reason to connect again. Any other error ends the tail.
 type interruption struct{ error }
 
 func (i interruption) Unwrap() error { return i.error }
 
+// run opens the stream again and again. The wait between attempts starts over after an
+// attempt that delivered an event. Events that were dropped because this reader was slow
+// are asked for at once, unless that made no progress.
 func (t *tail) run(ctx context.Context) error {
 	var retry backoff
 	for {
@@ -171,6 +174,7 @@ func (t *tail) run(ctx context.Context) error {
 	}
 }
 
+// notice reports something to a person.
 func (t *tail) notice(format string, args ...any) {
 	if t.OnNotice != nil {
 		t.OnNotice(fmt.Sprintf(format, args...))

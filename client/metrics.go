@@ -85,7 +85,9 @@ func (c *Client) FollowMetrics(ctx context.Context, tool string, arguments any, 
 	}
 }
 
-// isTemporary reports whether a new attempt may succeed after err.
+// isTemporary reports whether a new attempt may succeed after err. It may not after a
+// refused token, an untrusted certificate, a breach of the protocol or an error of the
+// caller's own.
 func isTemporary(err error) bool {
 	var answer *Error
 	var closed *StreamClosedError
@@ -109,7 +111,8 @@ func wantEventStream(resp *http.Response) error {
 	return nil
 }
 
-// closeError is the end that a close event announces; nil for a normal one.
+// closeError is the end that a close event announces, {"code", "reason"}; nil for a normal
+// one.
 func closeError(data []byte) error {
 	var e StreamClosedError
 	if err := json.Unmarshal(data, &e); err != nil {
@@ -132,7 +135,8 @@ const (
 // zero value is ready.
 type backoff struct{ wait time.Duration }
 
-// next is how long to wait after err, which may say it itself.
+// next is how long to wait after err: at least what the server asked for with Retry-After,
+// within maxServersWait.
 func (b *backoff) next(err error) time.Duration {
 	b.wait = min(max(2*b.wait, firstWait), maxWait)
 	pause := b.wait/2 + rand.N(b.wait/2)

@@ -11,10 +11,11 @@ import (
 
 // Node is a board as the relay lists it: GET /v1/nodes.
 type Node struct {
-	NodeID       string                `json:"node_id"`
-	Name         string                `json:"name"`
-	Online       bool                  `json:"online"`
-	LastSeenMS   int64                 `json:"last_seen_ms"`
+	NodeID     string `json:"node_id"`
+	Name       string `json:"name"`
+	Online     bool   `json:"online"`
+	LastSeenMS int64  `json:"last_seen_ms"`
+	// Capabilities are those of the board's last manifest; none: it has never connected.
 	Capabilities []manifest.Capability `json:"capabilities"`
 }
 
@@ -29,7 +30,8 @@ func (n *Node) Verbs() []string {
 	return out
 }
 
-// Nodes lists the boards of the token's tenant, offline ones included.
+// Nodes lists the boards of the token's tenant, offline ones included, in the order of their
+// ids. It reads all pages: a fleet is thousands of boards at most.
 func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
 	all := []Node{}
 	for after := ""; ; {
@@ -58,6 +60,8 @@ func (c *Client) Node(ctx context.Context, ref string) (*Node, error) {
 	return findNode(nodes, ref)
 }
 
+// findNode prefers a full id or a name over a prefix, so that a name that another node's id
+// begins with still works.
 func findNode(nodes []Node, ref string) (*Node, error) {
 	var found *Node
 	for i := range nodes {

@@ -128,8 +128,14 @@ type ApprovalRequest struct {
 	ExpiresInS int64  `json:"expires_in_s,omitempty"`
 }
 
-// ChangeTicket calls tickets.VERB, one of create (with a TicketRequest), comment, assign
-// and transition, and returns the ticket as it is then.
+// ChangeTicket calls tickets.VERB and returns the ticket as it is then:
+//
+//	create      a TicketRequest
+//	comment     {"id", "text"}
+//	assign      {"id", "agent_id"}; agent_id "" is nobody
+//	transition  {"id", "to"}; to is one of the ticket's Allowed
+//
+// A refusal of the plugin is an *Error with a Reason; its message says what to do.
 func (c *Client) ChangeTicket(ctx context.Context, verb string, args any) (*Ticket, error) {
 	var result struct{ Ticket Ticket }
 	if err := c.call(ctx, "tickets."+verb, args, &result); err != nil {

@@ -7,6 +7,11 @@ import (
 	"net/http"
 )
 
+// POST /mcp/tools/call takes {"tool", "arguments"} and answers by the Accept header: with
+// the tool's result as JSON, or with an event stream of metric frames (RFC-0009 §5). It is
+// the short way to a tool, without an MCP session; what it can call and who may are the
+// same as at /mcp.
+
 // toolsPath is where tools are called and metric streams are opened.
 const toolsPath = "/mcp/tools/call"
 
@@ -23,7 +28,7 @@ func newToolCall(tool string, arguments any) toolCall {
 	return toolCall{tool, arguments}
 }
 
-// Call calls a tool and returns its result as JSON. arguments must encode as a JSON object;
+// Call calls a tool and returns its result as JSON, as the relay sent it. arguments must encode as a JSON object;
 // nil is an empty one.
 func (c *Client) Call(ctx context.Context, tool string, arguments any) (json.RawMessage, error) {
 	resp, err := c.do(ctx, http.MethodPost, c.URL()+toolsPath, "application/json", newToolCall(tool, arguments))
@@ -39,7 +44,7 @@ func (c *Client) Call(ctx context.Context, tool string, arguments any) (json.Raw
 }
 
 // call calls a tool of the relay itself and decodes its result, unless result is nil. Such
-// a tool may report an error in a result, which becomes an *Error.
+// a tool may report an error in a result with status 200, which becomes an *Error as well.
 func (c *Client) call(ctx context.Context, tool string, arguments, result any) error {
 	body, err := c.Call(ctx, tool, arguments)
 	if err != nil {
@@ -74,7 +79,7 @@ type Plugin struct {
 	Resources int    `json:"resources"`
 }
 
-// Plugins lists the loaded plugins, connected boards included. It needs the scope
+// Plugins lists the loaded plugins, connected boards included: every board is a plugin. It needs the scope
 // kernel:admin, as LoadPlugin and UnloadPlugin do.
 func (c *Client) Plugins(ctx context.Context) ([]Plugin, error) {
 	all := []Plugin{}

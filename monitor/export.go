@@ -15,7 +15,14 @@ import (
 	"agentctl/prober"
 )
 
-// Formats are the formats of an export.
+// Formats are the formats of an export:
+//
+//	csv     a line a record; the header names the keys, an empty cell is a value that is not new
+//	ndjson  a record a line
+//	json    {"from_ts", "to_ts", "step_ms", "items": [record, ...]}, a record a line
+//	yaml    the same document as json
+//
+// Times are milliseconds since 1970.
 var Formats = []string{"csv", "json", "ndjson", "yaml"}
 
 // ColumnError reports a value that came so rarely that the CSV export had no column for it.
@@ -31,7 +38,7 @@ func (e *ColumnError) Error() string {
 // Export writes the records of the window as they come, in one of Formats. writeYAML
 // encodes a list of records; only the format yaml needs it.
 func (h *Window) Export(ctx context.Context, w io.Writer, format string, writeYAML func(io.Writer, any) error) error {
-	b := bufio.NewWriterSize(w, 64<<10)
+	b := bufio.NewWriterSize(w, 64<<10) // a write for each record would cost more than the records
 	chosen := h.Modules
 	if len(chosen) == 0 {
 		h.Modules = ModuleNames()
@@ -76,7 +83,8 @@ func (h *Window) exportJSON(ctx context.Context, w io.Writer) error {
 	return err
 }
 
-// exportYAML writes the same as exportJSON.
+// exportYAML writes the same document as exportJSON. Each record is encoded as a list of
+// one, which together are one list.
 func (h *Window) exportYAML(ctx context.Context, w io.Writer, writeYAML func(io.Writer, any) error) error {
 	fmt.Fprintf(w, "from_ts: %d\nto_ts: %d\nstep_ms: %d\n", h.FromMS, h.ToMS, h.StepMS)
 	header := "items:\n"
@@ -91,13 +99,14 @@ func (h *Window) exportYAML(ctx context.Context, w io.Writer, writeYAML func(io.
 	return err
 }
 
-// columnProbe is how many records exportCSV reads to learn its columns.
+// columnProbe is how many records exportCSV reads to learn its columns. They are spread over
+// the window, so that a module that ran only a part of the time is met all the same.
 const columnProbe = 200
 
 // exportCSV writes a column for each value of the window, by its key: those of the chosen
 // modules, and those that a first, coarse pass finds, so that the records need not be held
 // in memory. A value that only the second pass meets has no column; the export then ends
-// with a *ColumnError.
+// with a *ColumnError after all records were written, since most readers want the rest.
 func (h *Window) exportCSV(ctx context.Context, w io.Writer, chosen []string) error {
 	columns, err := h.columns(ctx, chosen)
 	if err != nil {
@@ -138,7 +147,9 @@ func (h *Window) exportCSV(ctx context.Context, w io.Writer, chosen []string) er
 	return out.Error()
 }
 
-// columns are the keys of the chosen modules, and those that a coarse pass finds.
+// columns are the keys of the chosen modules, and those that a coarse pass finds, in the
+// catalogue's order. A module that was asked for by name has its columns even when it has
+// no values, so that scripts find them.
 func (h *Window) columns(ctx context.Context, chosen []string) ([]string, error) {
 	keys := map[string]bool{}
 	for _, s := range prober.Sensors() {

@@ -14,6 +14,11 @@ import (
 	"agentctl/term"
 )
 
+// The history of a daemon is read through HistoryEach, a page at a time, so that a window
+// of a year needs no more memory than one of an hour. Records come in ascending order of
+// time, each with the values that are new in it: a module that is read each 5 s is missing
+// from most records of a second.
+
 // ErrNoHistory reports a daemon that records nothing.
 var ErrNoHistory = errors.New("no history")
 
@@ -31,8 +36,10 @@ func ParseTime(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("not a time: %q (use 15m, 24h or 7d for how long ago, or 2026-01-02T15:04:05Z)", s)
 }
 
-// Clock is the daemon's time, which may differ from this process's: the board's clock may
-// not be set yet. isSet is false then, and now is this process's time.
+// Clock is the daemon's time, by which it stamps its records. It may differ from this
+// process's time, since the daemon corrects a wrong system clock by its relay's. isSet is
+// false when a board without a battery-backed clock does not know the time yet; now is this
+// process's time then.
 func Clock(ctx context.Context, cl *control.Client) (now time.Time, isSet bool) {
 	s, err := cl.Snapshot(ctx)
 	if err != nil {
@@ -53,7 +60,8 @@ type Window struct {
 	ClockUnset   bool     // the daemon does not know the time yet; see Clock
 }
 
-// Trim lets the window begin with the first record, when the history is younger than it.
+// Trim is for the default window of a chart: most of it would be empty on a new board. It
+// lets the window begin with the first record, when the history is younger than it.
 // At least a minute remains.
 func (h *Window) Trim(ctx context.Context) error {
 	q := control.HistoryQuery{Modules: []string{"cpu"}, Limit: 1}
@@ -63,7 +71,8 @@ func (h *Window) Trim(ctx context.Context) error {
 	})
 }
 
-// each calls fn with the records of the window, in ascending order of time.
+// each calls fn with the records of the window that q selects; q's times are set here. It
+// returns the error of fn or of the daemon, ErrNoHistory when that keeps no history.
 func (h *Window) each(ctx context.Context, q control.HistoryQuery, fn func(control.HistoryItem) error) error {
 	q.FromMS, q.ToMS = h.FromMS, h.ToMS
 	err := h.Client.HistoryEach(ctx, q, func(item control.HistoryItem) error {
@@ -84,7 +93,9 @@ func (h *Window) records(ctx context.Context, fn func(control.HistoryItem) error
 	return h.each(ctx, control.HistoryQuery{Modules: h.Modules, StepMS: h.StepMS}, fn)
 }
 
-// Draw prints a chart for each series of the window, as wide as the terminal.
+// Draw prints a chart for each series of the window, as wide as the terminal and so high
+// that all fit, within bounds. Without StepMS it takes one record for each column of the
+// plot, or two where a column is two dots wide; the daemon thins the records out.
 func (h *Window) Draw(ctx context.Context, w io.Writer, zone *time.Location) error {
 	width, height, _ := term.Size(w)
 	ascii := term.ASCIIOnly()
@@ -111,6 +122,7 @@ func (h *Window) Draw(ctx context.Context, w io.Writer, zone *time.Location) err
 		return err
 	}
 	series := drawnSeries(points)
+	// Without points the daemon recorded nothing; without series, nothing that is drawn.
 	if len(series) == 0 {
 		return h.drawNothing(w, zone)
 	}
@@ -146,8 +158,9 @@ func (h *Window) drawNothing(w io.Writer, zone *time.Location) error {
 	return err
 }
 
-// drawnSeries are the sensors that have points and are drawn, in the catalogue's order. A
-// value that is not in the catalogue is drawn by its key.
+// drawnSeries are the sensors that have points and are drawn, in the catalogue's order.
+// Hidden ones are not: another series of the module stands for them. A value that is not in
+// the catalogue is drawn by its key.
 func drawnSeries(points map[string][]term.Point) []prober.Sensor {
 	var series []prober.Sensor
 	isKnown := map[string]bool{}
@@ -170,12 +183,15 @@ func drawnSeries(points map[string][]term.Point) []prober.Sensor {
 	return series
 }
 
-// plotHeight is how many lines each plot may have so that all charts fit the terminal.
+// plotHeight is how many lines each plot may have so that all charts fit the terminal: each
+// has three more lines, and the window's title and the prompt take two. A plot has at least
+// 4 lines, to be readable, and at most 12.
 func plotHeight(lines, charts int) int {
 	return min(max((lines-2)/charts-3, 4), 12)
 }
 
-// text is the window for people; the day is named once when it is the same.
+// text is the window for people; the day is named once when it is the same. The zone is
+// named too, since a board is often looked at from another one.
 func (h *Window) text(zone *time.Location) string {
 	from, to := time.UnixMilli(h.FromMS).In(zone), time.UnixMilli(h.ToMS).In(zone)
 	layout := time.DateTime

@@ -1,13 +1,3 @@
-// Package monitor shows what the daemon of this machine measures: live (Watcher, View) and
-// from its history (Window). It works on a connection to the control socket.
-//
-//	w := &monitor.Watcher{Socket: path, Modules: modules}
-//	err := w.Run(ctx, func(ctx context.Context, msgs <-chan monitor.Message) error { ... })
-//
-//	h := monitor.Window{Client: cl, FromMS: from, ToMS: to}
-//	err := h.Export(ctx, os.Stdout, "csv", nil)
-//
-// Errors of the daemon and of the connection are those of package control.
 package monitor
 
 import (
@@ -40,7 +30,13 @@ func ParseReading(raw []byte) (control.HistoryItem, error) {
 	return r, nil
 }
 
-// addValues adds the numbers, flags and states in m, whose keys begin with prefix.
+// addValues adds the values in m to values. It descends into objects, whose names become
+// parts of the key:
+//
+//	{"cpu": {"usage_percent": 7}}                 cpu.usage_percent    = 7
+//	{"power": {"throttled": true}}                power.throttled      = 1
+//	{"wear": {"pre_eol": "warning"}}              wear.pre_eol         = 1, its index in EOLStates
+//	{"readings": {"network.bytes_in_per_s": 9}}   network.bytes_in_per_s = 9
 func addValues(values map[string]float64, prefix string, m map[string]any) {
 	for k, v := range m {
 		key := prefix + k
@@ -58,7 +54,7 @@ func addValues(values map[string]float64, prefix string, m map[string]any) {
 			}
 		case map[string]any:
 			next := key + "."
-			if key == "readings" { // its keys are complete
+			if key == "readings" { // its members are complete keys
 				next = ""
 			}
 			addValues(values, next, v)
@@ -109,7 +105,8 @@ func NormalizeModules(names []string) ([]string, error) {
 	return out, nil
 }
 
-// moduleOf is the name of the module that a key belongs to.
+// moduleOf is the name of the module that a key belongs to, whether the catalogue has it
+// or not.
 func moduleOf(key string) string {
 	name, _, _ := strings.Cut(key, ".")
 	return name
@@ -132,7 +129,8 @@ func compareKeys(a, b string) int {
 }
 
 // PowerText says what the firmware reports about supply and heat: "good", or the warnings
-// with isBad; "" when it reports nothing.
+// with isBad; "" when it reports nothing. A flag that is not among the values is not known:
+// most machines report none, some only a few.
 func PowerText(values map[string]float64) (text string, isBad bool) {
 	isKnown := false
 	var warnings []string

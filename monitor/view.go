@@ -19,8 +19,19 @@ import (
 	"agentctl/term"
 )
 
-// View is the live view of a terminal: a header, a row with a sparkline for each series,
-// the newest alerts and a footer. It belongs to one goroutine.
+// View is the live view of a terminal. It keeps the newest value and the past of each
+// series, and draws all of it anew for each message and each second:
+//
+//	attic  01hzx9k3m4p7q8r9s0t1v2w3xy                     13:20:02    header
+//	CPU      97.0 %                       ▁▄█                         a row for each series
+//	Memory   128 MiB of 512 MiB, 25 %     ▂▂▂
+//	Power    good                                                     below the rows; a warning: above the alerts
+//
+//	13:19:59 error disk is 96 % full                                  the newest alerts
+//	update ready: agentctl v2 | q ends                                footer
+//
+// On a small terminal the rows give way to the alerts and the footer. A View belongs to one
+// goroutine. It reads Messages only, so that a test needs no daemon.
 type View struct {
 	color, ascii bool
 	zone         *time.Location
@@ -39,7 +50,8 @@ type View struct {
 	alerts     []shownAlert         // the newest last
 }
 
-// shownAlert is an alert as lines of the view.
+// shownAlert is an alert as lines of the view: head is its time and level, and color an SGR
+// parameter. Two equal ones are the same alert.
 type shownAlert struct{ head, text, color string }
 
 const (
@@ -106,7 +118,8 @@ func notify(sig os.Signal) chan os.Signal {
 	return c
 }
 
-// handle changes the view by one message.
+// handle changes the view by one message. Params that do not decode are a newer daemon's and
+// change nothing.
 func (v *View) handle(m Message) {
 	switch m.Event {
 	case EventConnection:
@@ -128,7 +141,7 @@ func (v *View) handle(m Message) {
 		var st control.State
 		_ = json.Unmarshal(m.Params, &st)
 		v.phase = st.Phase
-	case EventLost:
+	case EventLost: // no gap is drawn: the values are only rarer
 		var l struct{ Count int64 }
 		_ = json.Unmarshal(m.Params, &l)
 		v.lost += l.Count
@@ -144,6 +157,7 @@ func (v *View) handle(m Message) {
 	}
 }
 
+// setConnection takes the params of EventConnection. A loss is a gap in every series.
 func (v *View) setConnection(params []byte) {
 	before := v.connection.State
 	v.connection.Alerts = nil // Unmarshal would keep them
@@ -162,8 +176,8 @@ func (v *View) setConnection(params []byte) {
 	}
 }
 
-// record adds a value to the past of a series. It cuts that only now and then, so that a
-// value costs no copy.
+// record adds a value to the past of a series. The past grows to twice maxPast before it is
+// cut, so that most values cost no copy.
 func (v *View) record(key string, x float64) {
 	past := append(v.past[key], x)
 	if len(past) > 2*maxPast {
@@ -172,7 +186,7 @@ func (v *View) record(key string, x float64) {
 	v.past[key] = past
 }
 
-// addAlert shows an alert once, though it may come twice: as an event, and as raised
+// addAlert shows an alert once, with what another machine wrote made safe, though it may come twice: as an event, and as raised
 // before the connection.
 func (v *View) addAlert(a alert.Event) {
 	level := string(a.Level)
@@ -185,8 +199,8 @@ func (v *View) addAlert(a alert.Event) {
 	v.alerts = v.alerts[max(len(v.alerts)-maxAlerts, 0):]
 }
 
-// lines draws the view for a terminal of this size. The footer and the alerts are never cut
-// for the sake of the rows above them.
+// lines draws the view for a terminal of this size: at most height lines. When they do not
+// fit, rows are left out from the bottom up, then lines from the top down.
 func (v *View) lines(width, height int, now time.Time) []string {
 	body := []string{v.header(width), ""}
 	for _, s := range prober.Sensors() {
@@ -230,6 +244,8 @@ func (v *View) alertLines(width, height int) []string {
 	return lines[max(len(lines)-max(height/3, 1), 0):]
 }
 
+// header is the name of the board, its node id where there is room, and the time of the
+// newest sample, right-aligned.
 func (v *View) header(width int) string {
 	name := term.SafeLine(v.connection.Name)
 	if name == "" {
@@ -247,7 +263,9 @@ func (v *View) header(width int) string {
 }
 
 // row is the line of one sensor: label, value, sparkline; "" when it is not drawn or has no
-// value.
+// value. A sensor with a total (used of total memory) is drawn on the total's scale, unless
+// it stays below a quarter of it and would be a flat line there. Temperatures are drawn from
+// 20 C to 100 C, so that those of a day and of another board compare.
 func (v *View) row(s prober.Sensor, width int) string {
 	x, ok := v.values[s.Key]
 	if !ok || s.Chart.Label == "" {
@@ -291,7 +309,8 @@ func (v *View) row(s prober.Sensor, width int) string {
 	return line + " " + term.Paint(v.color, sparkColor(s, x), term.Sparkline(past, room, low, high, v.ascii))
 }
 
-// sparkColor warns of what runs full or hot.
+// sparkColor warns of what runs full or hot: from 85 % or 75 C, and from 95 % or 85 C. From
+// 80 to 85 C on, many boards slow their CPU down.
 func sparkColor(s prober.Sensor, x float64) string {
 	switch {
 	case s.Unit == "%" && x >= 95, s.Unit == "C" && x >= 85:
@@ -302,6 +321,9 @@ func sparkColor(s prober.Sensor, x float64) string {
 	return term.Cyan
 }
 
+// footer says what is unusual, the most important first: a daemon that is gone, sampling
+// that was stopped, samples that do not come. On a narrow terminal the hint how to quit
+// gives way to it.
 func (v *View) footer(now time.Time, width int) string {
 	var parts []string
 	switch {

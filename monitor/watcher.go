@@ -16,13 +16,28 @@ import (
 	"agentctl/prober/alert"
 )
 
+// A connection, as Watcher serves it:
+//
+//	dial         events may arrive from now on; they wait in waiting
+//	status       who answers: published as EventConnection, state "ready"
+//	burst        when the interval asked for is shorter than the daemon's; renewed each 13 s
+//	snapshot     of the modules that the daemon does not push; repeated each interval
+//	release      the events that waited are sent, later ones at once
+//	...          until the connection ends
+//	EventConnection, state "lost"; dial again after 0.2 s to 2 s
+//
+// Back-pressure: messages go into a channel of queueSize. When it is full, a message is
+// dropped and counted, and the next one that fits is preceded by EventLost. A slow reader
+// therefore never blocks the goroutine that reads the socket.
+
 // Message is an event of the daemon, or one of the watcher's own.
 type Message struct {
 	Event  string
 	Params []byte // a JSON object
 }
 
-// Line is the message as one line of JSON: its event's name before its params.
+// Line is the message as one line of JSON: the members of its params after the event's
+// name, as in {"event":"metrics","ts":1700000000000,"cpu":{...}}.
 func (m Message) Line() []byte {
 	line := fmt.Appendf(nil, `{"event":%q`, m.Event)
 	params := strings.TrimSpace(string(m.Params))
@@ -32,25 +47,29 @@ func (m Message) Line() []byte {
 	return append(append(append(line, ','), params[1:]...), '\n')
 }
 
-// Events of the watcher; the others are the daemon's.
+// Events of the watcher, with their params; the others are the daemon's (docs/control.md).
 const (
 	EventSnapshot   = "snapshot"   // a snapshot of modules that are not pushed
 	EventConnection = "connection" // Connection
 	EventLost       = "lost"       // {"count": messages that the reader was too slow for}
 )
 
-// Connection is the state of the connection to the daemon.
+// Connection is the state of the connection to the daemon: the params of EventConnection.
+// A lost one has TS and State only.
 type Connection struct {
-	TS            int64            `json:"ts"`
-	State         string           `json:"state"` // ready or lost
-	ServerVersion string           `json:"server_version,omitempty"`
-	NodeID        string           `json:"node_id,omitempty"`
-	Name          string           `json:"name,omitempty"`
-	Alerts        []alert.Event    `json:"alerts,omitempty"` // raised before, and not cleared
-	Sampling      control.Sampling `json:"-"`
+	TS            int64  `json:"ts"`
+	State         string `json:"state"` // ready or lost
+	ServerVersion string `json:"server_version,omitempty"`
+	NodeID        string `json:"node_id,omitempty"`
+	Name          string `json:"name,omitempty"`
+	// Alerts were raised before the connection and are not cleared. One that is raised while
+	// it is opened may come again as an event.
+	Alerts   []alert.Event    `json:"alerts,omitempty"`
+	Sampling control.Sampling `json:"-"`
 }
 
-// ErrModules reports a daemon that does not have all modules asked for.
+// ErrModules reports a daemon that does not have all modules asked for: it is older than
+// this program, or the machine has no such sensor.
 var ErrModules = errors.New("this daemon does not have all of the modules")
 
 // Watcher follows the daemon over its restarts. Run connects, reports the state of the
@@ -79,7 +98,7 @@ type Watcher struct {
 }
 
 const (
-	queueSize   = 256              // messages that wait for a slow reader; more are counted and lost
+	queueSize   = 256              // messages that wait for a slow reader, and events for the announcement
 	burstTTL    = 15 * time.Second // how long a burst may outlive the watcher
 	burstRenew  = burstTTL - 2*time.Second
 	callTimeout = 5 * time.Second // of one request
@@ -103,11 +122,12 @@ func (w *Watcher) Run(ctx context.Context, show func(context.Context, <-chan Mes
 		shown <- show(ctx, w.out)
 	}()
 	err = w.follow(ctx, cl)
-	cancel()
+	cancel() // show may still wait for a message
 	return cmp.Or(<-shown, err)
 }
 
-// dial connects. Events arrive from then on.
+// dial connects. onEvent is called from then on, before the connection is announced. No two
+// connections overlap, so that onEvent's fields need no lock.
 func (w *Watcher) dial(ctx context.Context) (*control.Client, error) {
 	if w.out == nil {
 		w.out = make(chan Message, queueSize)
@@ -119,7 +139,8 @@ func (w *Watcher) dial(ctx context.Context) (*control.Client, error) {
 	return control.DialOptions{OnEvent: w.onEvent}.Dial(ctx, w.Socket)
 }
 
-// follow serves cl and the connections after it.
+// follow serves cl and the connections after it. It returns nil when ctx ends, and an error
+// that another attempt would meet again: ErrModules or control.ErrPermission.
 func (w *Watcher) follow(ctx context.Context, cl *control.Client) error {
 	for {
 		err := w.serve(ctx, cl)
@@ -147,7 +168,8 @@ func (w *Watcher) follow(ctx context.Context, cl *control.Client) error {
 	}
 }
 
-// serve announces a connection, then polls and renews the burst until it ends.
+// serve announces a connection, then polls and renews the burst until it ends. It always
+// returns an error, the reason for the end.
 func (w *Watcher) serve(ctx context.Context, cl *control.Client) error {
 	connection, err := w.announce(ctx, cl)
 	if err != nil {
@@ -189,7 +211,8 @@ func (w *Watcher) serve(ctx context.Context, cl *control.Client) error {
 	return err
 }
 
-// announce asks who answers, and publishes it.
+// announce asks who answers, and publishes it. A restart may have changed all of it: the
+// version, the name, the modules that are pushed.
 func (w *Watcher) announce(ctx context.Context, cl *control.Client) (*Connection, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -208,7 +231,8 @@ func (w *Watcher) announce(ctx context.Context, cl *control.Client) (*Connection
 	return c, nil
 }
 
-// unpushed are the modules to show that the daemon does not push.
+// unpushed are the modules to show that the daemon does not push. Older daemons call memory
+// mem.
 func (w *Watcher) unpushed(pushed []string) []string {
 	want := w.Modules
 	if len(want) == 0 && w.All {
@@ -220,7 +244,8 @@ func (w *Watcher) unpushed(pushed []string) []string {
 }
 
 // poll asks for modules and sends what they report. It returns the modules to ask for from
-// then on: an older daemon may not know all.
+// then on. An older daemon may not know all of them: when the person named them, that is
+// ErrModules; else only those that every daemon has are asked for.
 func (w *Watcher) poll(ctx context.Context, cl *control.Client, modules []string) ([]string, error) {
 	if len(modules) == 0 {
 		return nil, nil
@@ -245,6 +270,8 @@ func (w *Watcher) poll(ctx context.Context, cl *control.Client, modules []string
 	return slices.DeleteFunc(modules, func(m string) bool { return !slices.Contains(known, m) }), nil
 }
 
+// burst asks the daemon to sample faster. The burst ends by itself after burstTTL, so that
+// nothing is left behind when this process is killed.
 func (w *Watcher) burst(ctx context.Context, cl *control.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -257,7 +284,9 @@ func (w *Watcher) burst(ctx context.Context, cl *control.Client) error {
 }
 
 // onEvent takes an event of the daemon. Metrics are forwarded no more often than asked
-// for; the members of those in between are joined to the next.
+// for, by the times in them; the members of those in between are joined to the next, so
+// that a module that is read rarely is not lost. A clock that is set back does not silence
+// the stream.
 func (w *Watcher) onEvent(e control.Event) {
 	if e.Method != control.EventMetrics || (w.Interval == 0 && len(w.Modules) == 0) {
 		w.forward(Message{e.Method, e.Params})
@@ -290,7 +319,8 @@ func (w *Watcher) onEvent(e control.Event) {
 	}
 }
 
-// forward sends an event of the daemon, or keeps it until the connection is announced.
+// forward sends an event of the daemon, or keeps it until the connection is announced. It
+// sends under the lock, so that no later event overtakes those that release sends.
 func (w *Watcher) forward(m Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -314,7 +344,8 @@ func (w *Watcher) release() {
 	w.announcing, w.waiting = false, nil
 }
 
-// publish sends a message of the watcher's own.
+// publish sends a message of the watcher's own. It does not wait for the announcement: it is
+// the announcement, or the end.
 func (w *Watcher) publish(event string, params any) {
 	b, err := json.Marshal(params)
 	if err != nil {
@@ -323,8 +354,8 @@ func (w *Watcher) publish(event string, params any) {
 	w.send(Message{event, b})
 }
 
-// send passes a message on if there is room; otherwise it is counted, and EventLost tells
-// the reader as soon as there is.
+// send passes a message on if there is room; otherwise it is counted, and EventLost reports
+// the count before the next message that fits. It never blocks.
 func (w *Watcher) send(m Message) {
 	if n := w.lost.Load(); n > 0 {
 		select {

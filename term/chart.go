@@ -70,10 +70,14 @@ func (c Chart) Lines() []string {
 		strings.TrimRight(strings.Repeat(" ", axisWidth)+times, " "))
 }
 
-// valueLabel is a value as the vertical axis shows it, with a space before the axis.
+// valueLabel is a value as the vertical axis shows it, with a space before the axis. A Value
+// has at most nine characters, which axisWidth leaves room for.
 func valueLabel(v float64, unit string) string { return Value(v, unit) + " " }
 
-// title names the series and summarizes it, shorter when the chart is narrow.
+// title names the series and summarizes it, shorter when the chart is narrow:
+//
+//	CPU      last 40.9 %  min 16.2 %  mean 43.7 %  max 55.0 %
+//	CPU      40.9 %, 16.2 % to 55.0 %
 func (c Chart) title() string {
 	label := fmt.Sprintf("%-8s", c.Label)
 	if len(c.Points) == 0 {
@@ -103,8 +107,9 @@ func (c Chart) valueRange() (low, high float64) {
 	return low, high
 }
 
-// scale is the range of the vertical axis. It begins at zero, except for temperatures,
-// where zero would flatten the line.
+// scale is the range of the vertical axis. It begins at zero, so that heights compare, except
+// for temperatures, where zero would flatten the line. It ends at Max when the points come
+// near it, else at a round number above the highest one.
 func (c Chart) scale() (low, high float64) {
 	if len(c.Points) == 0 {
 		return 0, cmp.Or(c.Max, 1)
@@ -122,7 +127,9 @@ func (c Chart) scale() (low, high float64) {
 	return min(0, low), NiceCeil(high)
 }
 
-// plot draws the points, and the lines that join them, into Height rows of cells.
+// plot draws the points, and the lines that join them, into Height rows of cells. It works
+// in dots, of which a cell has dotsX by dotsY; dot sets one, and position finds that of a
+// point. What lies outside the window or the scale is drawn at its border.
 func (c Chart) plot(low, high float64) [][]rune {
 	width := PlotWidth(c.Width)
 	dotsX, dotsY := 2, 4 // dots of a cell
@@ -212,8 +219,12 @@ var tickSteps = []time.Duration{
 	day, 2 * day, 7 * day, 14 * day, 30 * day, 90 * day, 365 * day,
 }
 
-// timeAxis draws the axis and, below it, labels at round times of the chart's zone. A
-// label that would overlap the one before it is left out; its tick mark stays.
+// timeAxis draws the axis and, below it, labels at round times of the chart's zone. The
+// step of the labels is the smallest of tickSteps at which each has enough columns. A label
+// that would overlap the one before it is left out; its tick mark stays.
+//
+// Round times are multiples of the step since midnight in the zone: the zone's offset at
+// the start of the window is added before rounding and subtracted after it.
 func (c Chart) timeAxis() (axis, labels string) {
 	width := PlotWidth(c.Width)
 	line, mark := "─", "┬"
@@ -287,7 +298,8 @@ func NiceCeil(v float64) float64 {
 }
 
 // Sparkline draws the newest values as one line of blocks, a column each, width columns
-// wide and right-aligned, on a scale from low to high. NaN is a gap.
+// wide and right-aligned, on a scale from low to high. NaN is a gap. Values outside the
+// scale are drawn at its ends; on an empty scale all values are at the bottom.
 func Sparkline(values []float64, width int, low, high float64, ascii bool) string {
 	levels := []rune("▁▂▃▄▅▆▇█")
 	if ascii {

@@ -9,6 +9,9 @@
 //	t.Row(name, term.Bytes(size))
 //	err := t.Flush()
 //
+// Functions that need a terminal take it as an io.Writer and decide by what it is: a file
+// gets no color and no escape sequence.
+//
 // The package imports nothing else of this module and reads no flags. Width is counted in
 // runes: each character is assumed to take one column.
 package term

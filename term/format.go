@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Ago says how long ago a moment was. ms counts from 1970; 0 is "never".
+// Ago says how long ago a moment was, in one unit: people compare ages, they do not
+// subtract them. ms counts milliseconds from 1970; 0 is "never".
 func Ago(ms int64) string {
 	if ms == 0 {
 		return "never"
@@ -38,7 +39,8 @@ func Bytes(n uint64) string {
 	return fmt.Sprintf("%.1f %ciB", v, "KMGTP"[i])
 }
 
-// Span is a duration without trailing zero units: 1m0s is 1m.
+// Span is a duration without trailing zero units: 1m0s is 1m. It is for reading; package
+// duration writes what flags and settings take.
 func Span(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {

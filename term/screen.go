@@ -10,6 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The escape sequences are those of xterm, which every terminal emulator of today and the
+// Linux console know (ctlseqs, "Functions using CSI"):
+//
+//	ESC [ ? 1049 h / l   to the alternate screen buffer and back
+//	ESC [ ? 25 l / h     hide and show the cursor
+//	ESC [ H              cursor to the top left
+//	ESC [ K              erase to the end of the line
+//	ESC [ J, ESC [ 2 J   erase to the end of the screen, and all of it
+//	ESC [ 0 m            no color and no attribute
+
 // Screen is a terminal taken over for a live view: the alternate screen buffer, no cursor,
 // no echo. Leave restores it; the caller must make sure that it runs, also after a panic.
 // Its methods may be called concurrently.
@@ -57,8 +67,8 @@ func (s *Screen) Leave() {
 	}
 }
 
-// Draw shows lines from the top, cut to the size of the terminal. It is one write, so that
-// nothing flickers.
+// Draw shows lines from the top, cut to the size of the terminal. It overwrites what is
+// there instead of clearing the screen first, in one write, so that nothing flickers.
 func (s *Screen) Draw(lines []string) error {
 	width, height, _ := Size(s.out)
 	var b strings.Builder
@@ -84,7 +94,8 @@ func (s *Screen) Suspend() {
 }
 
 // WatchKeys calls quit when q is typed. It returns at most 200 ms after ctx ends, or at
-// once when standard input is not a terminal.
+// once when standard input is not a terminal. It polls because a read of a terminal cannot
+// be interrupted: a goroutine in one would outlive the view and take the shell's input.
 func WatchKeys(ctx context.Context, quit func()) {
 	if !IsTerminal(os.Stdin) {
 		return

@@ -7,7 +7,8 @@ import (
 )
 
 // Table prints rows under a header, in columns that are as wide as their widest cell. It
-// holds the rows in memory until Flush.
+// holds the rows in memory until Flush; a long listing flushes now and then, and its columns
+// may then change their width. Errors of writing show in Flush.
 type Table struct{ w *tabwriter.Writer }
 
 // NewTable starts a table with these column titles.
@@ -21,7 +22,7 @@ func NewTable(w io.Writer, columns ...any) Table {
 func (t Table) Row(cells ...any) {
 	for i, cell := range cells {
 		if i > 0 {
-			_, _ = io.WriteString(t.w, "\t") // an error is kept for Flush
+			_, _ = io.WriteString(t.w, "\t")
 		}
 		_, _ = io.WriteString(t.w, SafeLine(fmt.Sprint(cell)))
 	}

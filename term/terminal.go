@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsTerminal reports whether f is a terminal.
+// IsTerminal reports whether f is a terminal: it has terminal settings (termios(3)). A pipe,
+// a file and /dev/null have none.
 func IsTerminal(f *os.File) bool {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil

@@ -10,8 +10,10 @@ import (
 	"unicode/utf8"
 )
 
-// SafeLine is text from another machine as one line that cannot control a terminal: a
-// character that is not graphic (a control character, a bidirectional override, a line
+// SafeLine is text from another machine as one line that cannot control a terminal. A board,
+// an agent or a relay chooses names, messages and error texts; printed as they are they
+// could move the cursor, rename the window, or reverse what a person reads. A character
+// that is not graphic (a control character of C0 or C1, a bidirectional override, a line
 // break) becomes '?'.
 func SafeLine(s string) string {
 	return strings.Map(func(r rune) rune {
@@ -37,7 +39,8 @@ func Indent(s string) string {
 	return "  " + strings.ReplaceAll(SafeText(s), "\n", "\n  ")
 }
 
-// Truncate cuts a line to width columns. Color sequences (SGR) take no column and are kept.
+// Truncate cuts a line to width columns. Color sequences (SGR) take no column and are kept,
+// those beyond width too: they end the colors that began before it.
 func Truncate(s string, width int) string {
 	var b strings.Builder
 	columns, inEscape := 0, false
