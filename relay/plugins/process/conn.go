@@ -2,6 +2,8 @@ package process
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,117 +18,131 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// protocolVersion is the MCP version that a plugin is greeted with; it may answer with
-// an older one.
+// A connection to a plugin goes through these steps, with the relay as the MCP client:
+//
+//	initialize, notifications/initialized    the MCP handshake
+//	tools/list, resources/list               must have what plugin.json declares
+//	tools/call, resources/read, ...          any number, concurrently
+//	notifications/cancelled                  when a call's context ends first
+//	end of the plugin's stdin                asks it to stop
+//
+// jrpc2 serializes the messages and matches the answers. It encodes and sends under a
+// lock, so lineChannel bounds how long a Send takes.
+
+// protocolVersion is the MCP version that the relay offers to a plugin, which may answer
+// with an older one.
 const protocolVersion = "2025-11-25"
 
+// Bounds of a connection.
 const (
-	maxLine    = 4 << 20 // a message of a plugin, bytes; a longer one ends the connection
-	maxPages   = 64      // of a list
-	maxPending = 1024    // calls that wait for their progress
+	maxLine     = 4 << 20 // bytes of a plugin's message; a longer one ends the connection
+	maxPages    = 64      // of a list
+	maxFollowed = 1024    // calls whose progress is forwarded
 
-	sendTime  = 5 * time.Second // that a plugin may leave a message untaken
-	maxAhead  = 32 << 20        // bytes read while a message is untaken, and
-	aheadCost = 16 << 10        // for each message besides its size
+	// sendTimeout is how long a plugin may leave a message unread.
+	sendTimeout = 5 * time.Second
+	// maxReadAhead bounds the bytes that are read while a message is unread. Each message
+	// counts messageOverhead in addition to its size.
+	maxReadAhead    = 32 << 20
+	messageOverhead = 16 << 10
 )
 
-// lines is a jrpc2 channel of one JSON value a line, bounded.
-type lines struct {
+// lineChannel is a jrpc2 channel of one JSON value a line, with bounds in both directions.
+// jrpc2 calls Send under a lock and Recv from one goroutine.
+type lineChannel struct {
 	in    *bufio.Scanner
-	out   writer
+	out   deadlineWriter
 	abort func() // ends both directions at once, whatever the plugin does
 	stop  func() error
 
-	broken  error         // of a Send: part of a message may be out. Sends exclude each other
-	closing atomic.Bool   // a Send waits no more
-	sending chan struct{} // of one: held by a Send
-	ahead   atomic.Int64  // what was read since the last Send ended, bytes
+	sendErr   error         // of an earlier Send: part of a message may be out. Only Send uses it
+	isClosing atomic.Bool   // Send does not wait any more
+	sendSlot  chan struct{} // capacity 1: held by a Send
+	readAhead atomic.Int64  // bytes that were read since the last Send ended
 }
 
-// writer is an end whose writes can be bounded in time.
-type writer interface {
+// deadlineWriter is a writer with a write deadline: a pipe or a socket.
+type deadlineWriter interface {
 	io.Writer
 	SetWriteDeadline(t time.Time) error
 }
 
-func newLines(r io.Reader, w writer, abort func(), stop func() error) *lines {
-	l := &lines{in: bufio.NewScanner(r), out: w, abort: abort, stop: sync.OnceValue(stop), sending: make(chan struct{}, 1)}
+func newLineChannel(r io.Reader, w deadlineWriter, abort func(), stop func() error) *lineChannel {
+	l := &lineChannel{in: bufio.NewScanner(r), out: w, abort: abort, stop: sync.OnceValue(stop), sendSlot: make(chan struct{}, 1)}
 	l.in.Buffer(make([]byte, 0, 16<<10), maxLine)
 	return l
 }
 
-// Send writes one message; jrpc2 encodes without newlines. It holds up every other call
-// and the end of the connection, so a plugin that takes nothing for sendTime is given up.
-func (l *lines) Send(b []byte) error {
-	if l.broken != nil {
-		return l.broken
+// Send writes one message, which jrpc2 encodes without newlines. Meanwhile all other calls
+// and the end of the connection wait, so it aborts the connection to a plugin that reads
+// nothing for sendTimeout.
+func (l *lineChannel) Send(b []byte) error {
+	if l.sendErr != nil {
+		return l.sendErr
 	}
-	l.sending <- struct{}{}
-	defer func() { l.ahead.Store(0); <-l.sending }()
-	_ = l.out.SetWriteDeadline(time.Now().Add(sendTime))
-	if l.closing.Load() { // after the deadline was set: hurry may have come before
-		l.hurry()
+	l.sendSlot <- struct{}{}
+	defer func() { l.readAhead.Store(0); <-l.sendSlot }()
+	_ = l.out.SetWriteDeadline(time.Now().Add(sendTimeout))
+	if l.isClosing.Load() { // checked after the deadline was set: abortSend may have been called before
+		l.abortSend()
 	}
 	if _, err := l.out.Write(append(b, '\n')); err != nil {
-		l.broken = fmt.Errorf("it takes no messages: %w", err)
+		l.sendErr = fmt.Errorf("it reads no messages: %w", err)
 		l.abort()
-		return l.broken
+		return l.sendErr
 	}
 	return nil
 }
 
-// hurry ends a Send that waits, and all further ones.
-func (l *lines) hurry() {
-	l.closing.Store(true)
-	_ = l.out.SetWriteDeadline(time.Unix(1, 0)) // long ago
+// abortSend ends a Send that is waiting, and makes further ones fail at once.
+func (l *lineChannel) abortSend() {
+	l.isClosing.Store(true)
+	_ = l.out.SetWriteDeadline(time.Unix(1, 0))
 }
 
-// Recv reads one message. While a Send waits, nobody takes what is read: after maxAhead
-// the plugin waits too.
-func (l *lines) Recv() ([]byte, error) {
+// Recv reads one message. While a Send waits, jrpc2 queues what is read without bound, so
+// after maxReadAhead Recv waits for the Send to end.
+func (l *lineChannel) Recv() ([]byte, error) {
 	for l.in.Scan() {
 		if b := l.in.Bytes(); len(b) > 0 {
-			if l.ahead.Add(int64(len(b))+aheadCost) > maxAhead {
-				l.sending <- struct{}{}
-				l.ahead.Store(0)
-				<-l.sending
+			if l.readAhead.Add(int64(len(b))+messageOverhead) > maxReadAhead {
+				l.sendSlot <- struct{}{}
+				l.readAhead.Store(0)
+				<-l.sendSlot
 			}
-			return append([]byte(nil), b...), nil
+			return bytes.Clone(b), nil
 		}
 	}
-	if err := l.in.Err(); err != nil {
-		return nil, err
-	}
-	return nil, io.EOF
+	return nil, cmp.Or(l.in.Err(), io.EOF)
 }
 
 // Close ends both directions.
-func (l *lines) Close() error { return l.stop() }
+func (l *lineChannel) Close() error { return l.stop() }
 
-// conn is one life of a plugin's server.
+// conn is one connection to a plugin's server, from its start to its end.
 type conn struct {
-	rpc     *jrpc2.Client
-	ch      *lines
-	ended   chan struct{} // closed when nothing more will come
-	updated func(uri string)
-	version string
+	rpc       *jrpc2.Client
+	ch        *lineChannel
+	ended     chan struct{} // closed when nothing more will arrive
+	onUpdated func(uri string)
+	version   string // of the protocol, as the plugin chose it
 
-	mu       sync.Mutex // protects the fields below
-	next     int64
-	progress map[int64]follower
+	mu        sync.Mutex // protects the fields below
+	lastToken int64
+	progress  map[int64]progressFollower
 }
 
-// follower is a call that wants to hear of its progress, as long as ctx lasts.
-type follower struct {
+// progressFollower is a call whose progress goes to the client, as long as ctx lasts.
+type progressFollower struct {
 	ctx     context.Context
 	session kernel.Session
 }
 
-func newConn(ch *lines, updated func(uri string)) *conn {
-	c := &conn{ch: ch, ended: make(chan struct{}), updated: updated, progress: make(map[int64]follower)}
+func newConn(ch *lineChannel, updated func(uri string)) *conn {
+	c := &conn{ch: ch, ended: make(chan struct{}), onUpdated: updated, progress: make(map[int64]progressFollower)}
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{
-		OnNotify:   c.notified,
-		OnCallback: c.asked,
+		OnNotify:   c.onNotification,
+		OnCallback: c.onRequest,
 		OnCancel: func(cli *jrpc2.Client, rsp *jrpc2.Response) {
 			_ = cli.Notify(context.Background(), "notifications/cancelled",
 				map[string]any{"requestId": json.RawMessage(rsp.ID()), "reason": "the caller's time is over"})
@@ -136,7 +152,7 @@ func newConn(ch *lines, updated func(uri string)) *conn {
 	return c
 }
 
-// call asks the plugin; the answer is its raw result.
+// call sends a request and returns the raw result.
 func (c *conn) call(ctx context.Context, method string, params any) (json.RawMessage, error) {
 	rsp, err := c.rpc.Call(ctx, method, params)
 	if err != nil {
@@ -147,8 +163,8 @@ func (c *conn) call(ctx context.Context, method string, params any) (json.RawMes
 	return raw, err
 }
 
-// greet is the MCP handshake.
-func (c *conn) greet(ctx context.Context, version string) error {
+// initialize is the MCP handshake. version is the relay's.
+func (c *conn) initialize(ctx context.Context, version string) error {
 	raw, err := c.call(ctx, "initialize", map[string]any{
 		"protocolVersion": protocolVersion,
 		"capabilities":    map[string]any{},
@@ -167,8 +183,9 @@ func (c *conn) greet(ctx context.Context, version string) error {
 	return c.rpc.Notify(ctx, "notifications/initialized", nil)
 }
 
-// names lists what the plugin serves: the member key of each element of list.
-func (c *conn) names(ctx context.Context, method, list, key string) (map[string]json.RawMessage, error) {
+// listNames reads all pages of a list: the member `key` of each element of the member
+// `list`, with the element's annotations.
+func (c *conn) listNames(ctx context.Context, method, list, key string) (map[string]json.RawMessage, error) {
 	out := make(map[string]json.RawMessage)
 	cursor := ""
 	for range maxPages {
@@ -182,10 +199,10 @@ func (c *conn) names(ctx context.Context, method, list, key string) (map[string]
 		}
 		var page map[string]json.RawMessage
 		var items []map[string]json.RawMessage
-		if err := json.Unmarshal(raw, &page); err != nil {
-			return nil, fmt.Errorf("its answer to %s: %w", method, err)
+		if err = json.Unmarshal(raw, &page); err == nil {
+			err = json.Unmarshal(page[list], &items)
 		}
-		if err := json.Unmarshal(page[list], &items); err != nil {
+		if err != nil {
 			return nil, fmt.Errorf("its answer to %s: %w", method, err)
 		}
 		for _, item := range items {
@@ -195,7 +212,7 @@ func (c *conn) names(ctx context.Context, method, list, key string) (map[string]
 			}
 		}
 		cursor = ""
-		_ = json.Unmarshal(page["nextCursor"], &cursor) // absent: the last page
+		_ = json.Unmarshal(page["nextCursor"], &cursor) // there is none on the last page
 		if cursor == "" {
 			return out, nil
 		}
@@ -203,20 +220,20 @@ func (c *conn) names(ctx context.Context, method, list, key string) (map[string]
 	return nil, fmt.Errorf("its answer to %s has more than %d pages", method, maxPages)
 }
 
-// follow has progress with the returned token reach s until done is called; the token is
-// 0 when s wants none.
-func (c *conn) follow(ctx context.Context, s kernel.Session) (token int64, done func()) {
+// followProgress forwards progress with the returned token to s until done is called. The
+// token is 0 when s wants no progress, or when maxFollowed calls are followed.
+func (c *conn) followProgress(ctx context.Context, s kernel.Session) (token int64, done func()) {
 	if s == nil || s.ProgressToken() == nil {
 		return 0, func() {}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.progress) >= maxPending {
+	if len(c.progress) >= maxFollowed {
 		return 0, func() {}
 	}
-	c.next++
-	token = c.next
-	c.progress[token] = follower{ctx, s}
+	c.lastToken++
+	token = c.lastToken
+	c.progress[token] = progressFollower{ctx, s}
 	return token, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -224,8 +241,9 @@ func (c *conn) follow(ctx context.Context, s kernel.Session) (token int64, done 
 	}
 }
 
-// notified takes a notification of the plugin.
-func (c *conn) notified(req *jrpc2.Request) {
+// onNotification handles a notification of the plugin. Progress gets the token that the
+// client chose in place of ours.
+func (c *conn) onNotification(req *jrpc2.Request) {
 	switch req.Method() {
 	case "notifications/progress":
 		var p map[string]json.RawMessage
@@ -237,7 +255,7 @@ func (c *conn) notified(req *jrpc2.Request) {
 		f, ok := c.progress[token]
 		c.mu.Unlock()
 		if !ok {
-			return // late, or of nobody
+			return // the call has ended, or the token is unknown
 		}
 		p["progressToken"], _ = json.Marshal(f.session.ProgressToken())
 		params, _ := json.Marshal(p)
@@ -247,21 +265,21 @@ func (c *conn) notified(req *jrpc2.Request) {
 			URI string `json:"uri"`
 		}
 		if req.UnmarshalParams(&p) == nil && p.URI != "" {
-			c.updated(p.URI)
+			c.onUpdated(p.URI)
 		}
 	}
 }
 
-// asked answers a request of the plugin: it may see whether we live, and nothing else.
-func (c *conn) asked(_ context.Context, req *jrpc2.Request) (any, error) {
+// onRequest answers a request of the plugin. Plugins may ping the relay and nothing else.
+func (c *conn) onRequest(_ context.Context, req *jrpc2.Request) (any, error) {
 	if req.Method() == "ping" {
 		return struct{}{}, nil
 	}
 	return nil, jrpc2.Errorf(jrpc2.MethodNotFound, "the relay offers plugins no %s", "such method")
 }
 
-// close hangs up.
+// close ends the connection. It first aborts a Send, which holds jrpc2's lock.
 func (c *conn) close() {
-	c.ch.hurry() // a Send that waits holds jrpc2's lock
+	c.ch.abortSend()
 	_ = c.rpc.Close()
 }

@@ -29,16 +29,17 @@ const (
 // MaxProcesses bounds the plugins of a Host.
 const MaxProcesses = 32
 
-// Errors a caller may decide by.
+// Errors that callers may test for.
 var (
 	ErrNotLoaded  = errors.New("no such plugin is loaded; `agentctl plugin ls` shows them")
 	ErrNotRunning = errors.New("the relay is starting or stopping, try again")
 )
 
+// folderName is the form of a plugin's name, which is also the name of its folder.
 var folderName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,31}$`)
 
-// reserved are the names whose tools or resources are the relay's own.
-var reserved = []string{"kernel", "tickets", "agents", "devices", "schemas", "sys", "sysecho"}
+// reservedNames are names whose tools or resources belong to the relay.
+var reservedNames = []string{"kernel", "tickets", "agents", "devices", "schemas", "sys", "sysecho"}
 
 // Options configure a Host. Dir and Kernel must be given.
 type Options struct {
@@ -48,7 +49,8 @@ type Options struct {
 	Logger  *zap.Logger
 }
 
-// Host runs the plugins of a directory. Its methods may be called from any goroutine.
+// Host runs the plugins of a directory, each supervised by a goroutine of Run. Its methods
+// may be called from any goroutine.
 type Host struct {
 	o   Options
 	log *zap.Logger
@@ -60,6 +62,7 @@ type Host struct {
 	stopped bool
 }
 
+// process is a plugin that is supervised. cancel ends it, done is closed after that.
 type process struct {
 	plugin *Plugin
 	cancel context.CancelFunc
@@ -74,9 +77,9 @@ func New(o Options) *Host {
 	return &Host{o: o, log: o.Logger, loaded: make(map[string]*process)}
 }
 
-// Run starts the named plugins, and keeps them and those that Load adds up until ctx
-// ends; then it stops them and waits for their processes. A named plugin that does not
-// come up is tried again, and offered once it does.
+// Run starts the named plugins and keeps them and those that Load adds running until ctx
+// ends. Then it stops them and waits for their processes. A named plugin that does not
+// start is tried again, and offered after it does.
 func (h *Host) Run(ctx context.Context, names ...string) error {
 	h.mu.Lock()
 	h.ctx = ctx
@@ -104,8 +107,8 @@ func (h *Host) Check(name string) error {
 	return err
 }
 
-// Load starts the plugin of that name and offers it once it has shown that it serves
-// what its manifest says. It lasts until Unload or the end of Run.
+// Load starts the plugin of that name and offers it after it has shown that it serves what
+// its manifest declares. It runs until Unload or the end of Run.
 func (h *Host) Load(ctx context.Context, name string) (*State, error) {
 	p, err := h.open(name)
 	if err != nil {
@@ -115,26 +118,26 @@ func (h *Host) Load(ctx context.Context, name string) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
+	ctx, cancel := context.WithTimeout(ctx, initializeTimeout)
 	defer cancel()
 	for err == nil {
 		p.mu.Lock()
-		up, change, last := p.conn != nil, p.change, p.lastErr
+		isUp, changed, lastErr := p.conn != nil, p.changed, p.lastErr
 		p.mu.Unlock()
 		switch {
-		case up:
+		case isUp:
 			s := p.state()
 			return &s, nil
-		case last != "":
-			err = errors.New(last)
+		case lastErr != "":
+			err = errors.New(lastErr)
 			continue
 		}
 		select {
-		case <-change:
+		case <-changed:
 		case <-pr.done:
 			err = ErrNotRunning
 		case <-ctx.Done():
-			err = errors.New("it did not come up in time; see its lines in the relay's log")
+			err = errors.New("it did not start in time; see its lines in the relay's log")
 		}
 	}
 	pr.cancel()
@@ -144,11 +147,11 @@ func (h *Host) Load(ctx context.Context, name string) (*State, error) {
 
 // Unload stops a plugin: NAME or NAME@VERSION.
 func (h *Host) Unload(name string) error {
-	name, version, exact := strings.Cut(name, "@")
+	name, version, hasVersion := strings.Cut(name, "@")
 	h.mu.Lock()
 	pr := h.loaded[name]
 	h.mu.Unlock()
-	if pr == nil || (exact && pr.plugin.manifest.Version != version) {
+	if pr == nil || (hasVersion && pr.plugin.manifest.Version != version) {
 		return ErrNotLoaded
 	}
 	pr.cancel()
@@ -156,7 +159,7 @@ func (h *Host) Unload(name string) error {
 	return nil
 }
 
-// List tells how the loaded plugins are, by name.
+// List returns the states of the loaded plugins, by name.
 func (h *Host) List() []State {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -168,7 +171,7 @@ func (h *Host) List() []State {
 	return list
 }
 
-// start has the plugin kept up in a goroutine of Run.
+// start begins to supervise a plugin, in a goroutine that Run waits for.
 func (h *Host) start(p *Plugin) (*process, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -179,7 +182,7 @@ func (h *Host) start(p *Plugin) (*process, error) {
 	case h.loaded[name] != nil:
 		return nil, fmt.Errorf("plugin %s is loaded already; unload it first: agentctl plugin unload %s", name, name)
 	case len(h.loaded) >= MaxProcesses:
-		return nil, fmt.Errorf("%d plugins are loaded, that is the most; unload one", MaxProcesses)
+		return nil, fmt.Errorf("%d plugins are loaded, which is the maximum; unload one", MaxProcesses)
 	}
 	ctx, cancel := context.WithCancel(h.ctx)
 	pr := &process{plugin: p, cancel: cancel, done: make(chan struct{})}
@@ -189,7 +192,7 @@ func (h *Host) start(p *Plugin) (*process, error) {
 		defer cancel()
 		err := p.run(ctx, func() error { return h.o.Kernel.Load(p, false) })
 		if ctx.Err() == nil {
-			p.set(nil, err)
+			p.setState(nil, err)
 			h.log.Error("plugin not loaded", zap.String("plugin", name), zap.Error(err))
 		}
 		h.o.Kernel.Unload(p)
@@ -200,28 +203,27 @@ func (h *Host) start(p *Plugin) (*process, error) {
 	return pr, nil
 }
 
-// open reads and checks the folder of a plugin. Whoever can write to it runs programs as
-// the relay, so nobody but the relay's user and root may.
+// open reads and checks the folder of a plugin. Whoever can write to it can run programs as
+// the relay's user, so only that user and root may.
 func (h *Host) open(name string) (*Plugin, error) {
 	if h.o.Dir == "" {
 		return nil, errors.New("the relay has no plugin directory; give it one with --plugin-dir")
 	}
-	if !folderName.MatchString(name) || slices.Contains(reserved, name) {
-		return nil, fmt.Errorf("%q cannot be the name of a plugin: a letter, then a-z, 0-9 and _, at most 32, and none of %s", name, strings.Join(reserved, ", "))
+	if !folderName.MatchString(name) || slices.Contains(reservedNames, name) {
+		return nil, fmt.Errorf("%q cannot be the name of a plugin: a letter, then a-z, 0-9 and _, at most 32, and none of %s", name, strings.Join(reservedNames, ", "))
 	}
 	root, err := os.OpenRoot(h.o.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("open the plugin directory: %w", err)
 	}
 	defer func() { _ = root.Close() }()
-	if err := guarded(root, ".", fs.ModeDir); err != nil { // its owner could put another folder there
-		return nil, err
-	}
-	if err := guarded(root, name, fs.ModeDir); err != nil {
-		return nil, err
-	}
-	if err := guarded(root, filepath.Join(name, manifestFile), 0); err != nil {
-		return nil, err
+	for _, f := range []struct {
+		path string
+		typ  fs.FileMode
+	}{{".", fs.ModeDir}, {name, fs.ModeDir}, {filepath.Join(name, manifestFile), 0}} {
+		if err := checkOwner(root, f.path, f.typ); err != nil { // an owner could replace what is below
+			return nil, err
+		}
 	}
 	raw, err := readManifest(root, name)
 	if err != nil {
@@ -240,7 +242,7 @@ func (h *Host) open(name string) (*Plugin, error) {
 	}
 	log := h.log.With(zap.String("plugin", name))
 	dial := processDialer(dir, name, log)
-	if err := guarded(root, filepath.Join(name, runFile), 0); errors.Is(err, fs.ErrNotExist) {
+	if err := checkOwner(root, filepath.Join(name, runFile), 0); errors.Is(err, fs.ErrNotExist) {
 		if _, err := root.Lstat(filepath.Join(name, socketFile)); err != nil {
 			return nil, fmt.Errorf("plugin %s has neither an executable %q nor a socket %q in its folder", name, runFile, socketFile)
 		}
@@ -251,7 +253,7 @@ func (h *Host) open(name string) (*Plugin, error) {
 	return newPlugin(m, dial, h.o.Version, h.log), nil
 }
 
-// readManifest reads no more than a manifest may have.
+// readManifest reads a manifest, and no more than MaxManifest of a larger file.
 func readManifest(root *os.Root, name string) ([]byte, error) {
 	f, err := root.Open(filepath.Join(name, manifestFile))
 	if err != nil {
@@ -265,9 +267,9 @@ func readManifest(root *os.Root, name string) ([]byte, error) {
 	return raw, err
 }
 
-// guarded checks that path is what it should be, and that nobody but root and the user of
-// this process writes it.
-func guarded(root *os.Root, path string, typ fs.FileMode) error {
+// checkOwner checks that path is of the type, not a link, and writable by root and the
+// user of this process only.
+func checkOwner(root *os.Root, path string, typ fs.FileMode) error {
 	st, err := root.Lstat(path)
 	at := filepath.Join(root.Name(), path)
 	switch {
@@ -276,10 +278,10 @@ func guarded(root *os.Root, path string, typ fs.FileMode) error {
 	case st.Mode().Type() != typ:
 		return fmt.Errorf("plugin: %s must be a %s, not a link or anything else", path, map[fs.FileMode]string{0: "file", fs.ModeDir: "folder"}[typ])
 	case st.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("plugin: others may write %s; mend it with: chmod go-w %s", at, at)
+		return fmt.Errorf("plugin: other users may write %s; fix it with: chmod go-w %s", at, at)
 	}
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok && sys.Uid != 0 && int(sys.Uid) != os.Geteuid() {
-		return fmt.Errorf("plugin: %s belongs to uid %d, who could change what the relay runs; mend it with: chown %d %s", at, sys.Uid, os.Geteuid(), at)
+		return fmt.Errorf("plugin: %s belongs to uid %d, who could change what the relay runs; fix it with: chown %d %s", at, sys.Uid, os.Geteuid(), at)
 	}
 	return nil
 }

@@ -58,7 +58,7 @@ func TestUntakenMessage(t *testing.T) {
 		in, _ := net.Pipe() // nobody reads it
 		out, plugin := net.Pipe()
 		aborted := make(chan struct{})
-		l := newLines(out, in, func() { close(aborted); _ = out.Close() }, func() error { return nil })
+		l := newLineChannel(out, in, func() { close(aborted); _ = out.Close() }, func() error { return nil })
 		began := time.Now()
 		sent := make(chan error)
 		go func() { sent <- l.Send([]byte("{}")) }()
@@ -80,14 +80,14 @@ func TestUntakenMessage(t *testing.T) {
 			}
 		}()
 		synctest.Wait()
-		if n := read.Load(); n < 1000 || n > maxAhead/aheadCost {
+		if n := read.Load(); n < 1000 || n > maxReadAhead/messageOverhead {
 			t.Errorf("%d messages read while one waits", n)
 		}
-		if err := <-sent; err == nil || time.Since(began) != sendTime {
+		if err := <-sent; err == nil || time.Since(began) != sendTimeout {
 			t.Errorf("%v after %s", err, time.Since(began))
 		}
 		<-aborted
-		if err := l.Send([]byte("{}")); err == nil || time.Since(began) != sendTime {
+		if err := l.Send([]byte("{}")); err == nil || time.Since(began) != sendTimeout {
 			t.Errorf("another one: %v after %s", err, time.Since(began))
 		}
 		synctest.Wait()
@@ -107,7 +107,7 @@ func TestLoudPlugin(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		_, _ = l.Write([]byte("last\n"))
-		if n := logs.FilterMessage("plugin says too much").FilterField(zap.Int("lines_left_out", 10_000-maxLogLines)).Len(); n != 1 {
+		if n := logs.FilterMessage("plugin wrote too much to stderr").FilterField(zap.Int("lines_left_out", 10_000-maxLogLines)).Len(); n != 1 {
 			t.Error(logs.All()[logs.Len()-2:])
 		}
 		if n := logs.FilterField(zap.String("line", "last")).Len(); n != 1 {

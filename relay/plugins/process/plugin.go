@@ -18,26 +18,33 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Times of a plugin's life.
+// Supervision of a plugin: run connects, offers the plugin to the kernel after the first
+// success, and connects again with back-off when the connection ends. The states are
+//
+//	starting    not offered yet: Load waits for the first connection, or fails
+//	up          conn is set: calls go to it
+//	down        conn is nil: calls wait up to maxRestartWait for the next connection
+//
+// A call in flight when the connection ends fails. It is never sent twice, since nobody
+// knows whether the plugin acted on it.
 const (
-	greetTimeout = 10 * time.Second // from its start to its lists
-	downWait     = 2 * time.Second  // that a call waits for a plugin that is being restarted
-	firstBackoff = 100 * time.Millisecond
-	maxBackoff   = 30 * time.Second
-	steady       = time.Minute // a life of this length forgets the failures before it
+	initializeTimeout = 10 * time.Second // from the start to the checked lists
+	maxRestartWait    = 2 * time.Second  // of a call, for a plugin that is down
+	minBackoff        = 100 * time.Millisecond
+	maxBackoff        = 30 * time.Second
+	stableAfter       = time.Minute // a connection of this length resets the back-off
 )
 
-// Plugin is a plugin outside of this process. It implements kernel.Plugin, Reader and
-// Watcher.
+// Plugin is a plugin in another process. It implements kernel.Plugin, Reader and Watcher.
 type Plugin struct {
-	dial     func(ctx context.Context) (*lines, error)
+	dial     func(ctx context.Context) (*lineChannel, error)
 	manifest *kernel.Manifest
 	version  string // of the relay
 	log      *zap.Logger
 
-	mu       sync.Mutex // protects the fields below
-	conn     *conn      // nil while it is down
-	change   chan struct{}
+	mu       sync.Mutex    // protects the fields below
+	conn     *conn         // nil while the plugin is down
+	changed  chan struct{} // closed and replaced when conn or lastErr changes
 	watches  map[string]map[*func()]struct{}
 	failures int
 	lastErr  string
@@ -49,78 +56,81 @@ var (
 	_ kernel.Watcher = (*Plugin)(nil)
 )
 
-func newPlugin(m *kernel.Manifest, dial func(context.Context) (*lines, error), version string, log *zap.Logger) *Plugin {
+func newPlugin(m *kernel.Manifest, dial func(context.Context) (*lineChannel, error), version string, log *zap.Logger) *Plugin {
 	return &Plugin{
 		dial: dial, manifest: m, version: version, log: log.With(zap.String("plugin", m.Name)),
-		change: make(chan struct{}), watches: make(map[string]map[*func()]struct{}),
+		changed: make(chan struct{}), watches: make(map[string]map[*func()]struct{}),
 	}
 }
 
 // Manifest implements kernel.Plugin.
 func (p *Plugin) Manifest() *kernel.Manifest { return p.manifest }
 
-// run keeps the plugin up until ctx ends, and calls up after the first good handshake.
-// An error of up ends it.
-func (p *Plugin) run(ctx context.Context, up func() error) error {
-	failures := 0
-	for first := true; ; {
-		begin := time.Now()
+// run keeps the plugin running until ctx ends. It calls onUp after the first successful
+// handshake; an error of onUp ends it.
+func (p *Plugin) run(ctx context.Context, onUp func() error) error {
+	attempts, isUp := 0, false
+	for {
+		start := time.Now()
 		c, err := p.connect(ctx)
-		if err == nil && first {
-			if err := up(); err != nil {
+		if err == nil && !isUp {
+			if err := onUp(); err != nil {
 				c.close()
 				<-c.ended
 				return err
 			}
-			first = false
+			isUp = true
 		}
 		if err == nil {
-			p.log.Info("plugin is up", zap.String("mcp", c.version))
-			p.set(c, nil)
-			p.resubscribe(ctx, c)
-			select {
-			case <-c.ended:
-				err = errors.New("its connection ended")
-			case <-ctx.Done():
-			}
-			p.set(nil, err)
-			c.close() // reaps its process
-			<-c.ended
+			err = p.serve(ctx, c)
+		} else if !isUp && ctx.Err() == nil {
+			p.setState(nil, err) // Load waits for it
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if first {
-			p.set(nil, err)
+		if time.Since(start) >= stableAfter {
+			attempts = 0
 		}
-		if time.Since(begin) >= steady {
-			failures = 0
-		}
-		wait := min(firstBackoff<<min(failures, 12), maxBackoff)
+		wait := min(minBackoff<<min(attempts, 12), maxBackoff)
 		wait = wait/2 + rand.N(wait/2)
-		failures++
+		attempts++
 		p.log.Warn("plugin is down", zap.Error(err), zap.Duration("next_try_in", wait))
-		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return ctx.Err()
-		case <-timer.C:
+		case <-time.After(wait):
 		}
 	}
 }
 
-// connect starts the server, greets it and holds its lists against the manifest.
+// serve makes calls go to a connection until it or ctx ends. It returns why.
+func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
+	p.log.Info("plugin is up", zap.String("mcp", c.version))
+	p.setState(c, nil)
+	p.resubscribe(ctx, c)
+	select {
+	case <-c.ended:
+		err = errors.New("its connection ended")
+	case <-ctx.Done():
+	}
+	p.setState(nil, err)
+	c.close() // also waits for the plugin's process
+	<-c.ended
+	return err
+}
+
+// connect starts the server, initializes it and compares its lists with the manifest.
 func (p *Plugin) connect(ctx context.Context) (*conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
+	ctx, cancel := context.WithTimeout(ctx, initializeTimeout)
 	defer cancel()
 	ch, err := p.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c := newConn(ch, p.updated)
-	if err = c.greet(ctx, p.version); err == nil {
-		err = p.fits(ctx, c)
+	c := newConn(ch, p.notifyWatchers)
+	if err = c.initialize(ctx, p.version); err == nil {
+		err = p.checkServed(ctx, c)
 	}
 	if err != nil {
 		c.close()
@@ -130,97 +140,107 @@ func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-// resubscribe has a new server tell about what is watched. Whoever begins to watch from
-// now on finds the connection and asks itself.
+// resubscribe subscribes to the watched resources at a new server. Whoever begins to watch
+// from now on finds the connection and subscribes itself.
 func (p *Plugin) resubscribe(ctx context.Context, c *conn) {
 	p.mu.Lock()
 	uris := slices.Sorted(maps.Keys(p.watches))
 	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
+	ctx, cancel := context.WithTimeout(ctx, initializeTimeout)
 	defer cancel()
 	for _, uri := range uris {
 		p.subscribe(ctx, c, uri)
-		p.updated(uri) // it may have changed while nobody looked
+		p.notifyWatchers(uri) // it may have changed while the plugin was down
 	}
 }
 
 func (p *Plugin) subscribe(ctx context.Context, c *conn, uri string) {
 	switch _, err := c.call(ctx, "resources/subscribe", map[string]any{"uri": uri}); {
 	case err == nil:
-		p.log.Debug("plugin took a subscription", zap.String("uri", uri))
+		p.log.Debug("plugin accepted a subscription", zap.String("uri", uri))
 	case ctx.Err() == nil:
-		p.log.Warn("plugin takes no subscription", zap.String("uri", uri), zap.Error(err))
+		p.log.Warn("plugin refused a subscription", zap.String("uri", uri), zap.Error(err))
 	}
 }
 
-// fits checks that the server has everything its manifest promises.
-func (p *Plugin) fits(ctx context.Context, c *conn) error {
-	if len(p.manifest.Tools) > 0 {
-		served, err := c.names(ctx, "tools/list", "tools", "name")
-		if err != nil {
-			return err
-		}
-		for _, t := range p.manifest.Tools {
-			if _, ok := served[t.Name]; !ok {
-				return fmt.Errorf("plugin.json has the tool %s, tools/list of the server has not", t.Name)
-			}
-		}
+// checkServed checks that the server has everything that the manifest declares.
+func (p *Plugin) checkServed(ctx context.Context, c *conn) error {
+	var tools, uris []string
+	for _, t := range p.manifest.Tools {
+		tools = append(tools, t.Name)
 	}
-	if len(p.manifest.Resources) > 0 {
-		served, err := c.names(ctx, "resources/list", "resources", "uri")
+	for _, r := range p.manifest.Resources {
+		uris = append(uris, r.URI)
+	}
+	for _, l := range []struct {
+		noun, method, list, key string
+		declared                []string
+	}{{"tool", "tools/list", "tools", "name", tools}, {"resource", "resources/list", "resources", "uri", uris}} {
+		if len(l.declared) == 0 {
+			continue
+		}
+		served, err := c.listNames(ctx, l.method, l.list, l.key)
 		if err != nil {
 			return err
 		}
-		for _, r := range p.manifest.Resources {
-			if _, ok := served[r.URI]; !ok {
-				return fmt.Errorf("plugin.json has the resource %s, resources/list of the server has not", r.URI)
+		for _, name := range l.declared {
+			if _, ok := served[name]; !ok {
+				return fmt.Errorf("plugin.json has the %s %s, %s of the server has not", l.noun, name, l.method)
 			}
 		}
 	}
 	return nil
 }
 
-// set says how the plugin is now, to whoever waits for a change.
-func (p *Plugin) set(c *conn, err error) {
+// setState stores the connection, or why there is none, and wakes whoever waits for a
+// change.
+func (p *Plugin) setState(c *conn, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.conn = c
 	if err != nil {
-		p.lastErr = graphic(err.Error()) // perhaps the plugin's own words
+		p.lastErr = printable(err.Error()) // it may quote the plugin
 		p.failures++
 	}
-	close(p.change)
-	p.change = make(chan struct{})
+	close(p.changed)
+	p.changed = make(chan struct{})
 }
 
-// current is the connection, waited for a while when there is none.
-func (p *Plugin) current(ctx context.Context) (*conn, error) {
-	timer := time.NewTimer(downWait)
+// waitConn returns the connection. While there is none it waits up to maxRestartWait.
+func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
+	timer := time.NewTimer(maxRestartWait)
 	defer timer.Stop()
 	for {
 		p.mu.Lock()
-		c, change := p.conn, p.change
+		c, changed := p.conn, p.changed
 		p.mu.Unlock()
 		if c != nil {
 			return c, nil
 		}
 		select {
-		case <-change:
+		case <-changed:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-timer.C:
-			return nil, &manifest.Error{Code: manifest.Internal, Message: "the plugin is down and is being restarted", Reason: "plugin_down", RetryAfterMS: 1000}
+			err := internal("plugin_down", "the plugin is down and is being restarted")
+			err.RetryAfterMS = 1000
+			return nil, err
 		}
 	}
 }
 
+// internal is an error that is the plugin's fault.
+func internal(reason, message string) *manifest.Error {
+	return &manifest.Error{Code: manifest.Internal, Message: message, Reason: reason}
+}
+
 // Call implements kernel.Plugin.
 func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-	c, err := p.current(ctx)
+	c, err := p.waitConn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	token, done := c.follow(ctx, r.Session)
+	token, done := c.followProgress(ctx, r.Session)
 	defer done()
 	meta := map[string]any{
 		"traceparent":     "00-" + r.TraceID + "-" + manifest.NewTraceID()[:16] + "-01",
@@ -231,7 +251,7 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 	}
 	raw, err := c.call(ctx, "tools/call", map[string]any{"name": r.Target().Name, "arguments": r.Arguments, "_meta": meta})
 	if err != nil {
-		return failed(ctx, c, err)
+		return callError(ctx, c, err)
 	}
 	var res struct {
 		Content    []json.RawMessage `json:"content"`
@@ -240,36 +260,36 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 		Meta       json.RawMessage   `json:"_meta"`
 	}
 	if err := json.Unmarshal(raw, &res); err != nil {
-		return nil, &manifest.Error{Code: manifest.Internal, Message: "the plugin's answer is no tool result", Reason: manifest.ReasonBadResult}
+		return nil, internal(manifest.ReasonBadResult, "the plugin's answer is not a tool result")
 	}
 	return &kernel.Result{Content: res.Content, Structured: res.Structured, IsError: res.IsError, Meta: res.Meta}, nil
 }
 
-// failed sorts a call's error: the caller's time, the plugin's death, its own fault.
-func failed(ctx context.Context, c *conn, err error) (*kernel.Result, error) {
-	var fault *jrpc2.Error
+// callError converts the error of a call: the caller's deadline, the end of the plugin, a
+// JSON-RPC error that the plugin answered with, or an internal error.
+func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) {
+	var rpc *jrpc2.Error
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case c.rpc.IsStopped():
-		return nil, &manifest.Error{Code: manifest.Internal, Message: "the plugin ended before it answered; whether it acted is not known", Reason: "plugin_died"}
-	case errors.As(err, &fault) && fault.Code != jrpc2.InternalError:
-		return &kernel.Result{RPCError: &kernel.RPCError{Code: int64(fault.Code), Message: fault.Message, Data: fault.Data}}, nil
+		return nil, internal("plugin_died", "the plugin ended before it answered; whether it acted is not known")
+	case errors.As(err, &rpc) && rpc.Code != jrpc2.InternalError:
+		return &kernel.Result{RPCError: &kernel.RPCError{Code: int64(rpc.Code), Message: rpc.Message, Data: rpc.Data}}, nil
 	}
-	return nil, &manifest.Error{Code: manifest.Internal, Message: "the plugin failed to answer this call", Reason: "plugin_error"}
+	return nil, internal("plugin_error", "the plugin failed to answer this call")
 }
 
 // Read implements kernel.Reader.
 func (p *Plugin) Read(ctx context.Context, _ *kernel.Caller, uri string) ([]byte, error) {
-	c, err := p.current(ctx)
+	c, err := p.waitConn(ctx)
 	if err != nil {
 		return nil, err
 	}
 	raw, err := c.call(ctx, "resources/read", map[string]any{"uri": uri})
 	if err != nil {
-		_, err = failed(ctx, c, err)
-		if err == nil {
-			err = &manifest.Error{Code: manifest.Internal, Message: "the plugin does not give this resource", Reason: "plugin_error"}
+		if _, err = callError(ctx, c, err); err == nil { // a JSON-RPC error
+			err = internal("plugin_error", "the plugin refused to read this resource")
 		}
 		return nil, err
 	}
@@ -281,7 +301,7 @@ func (p *Plugin) Read(ctx context.Context, _ *kernel.Caller, uri string) ([]byte
 		} `json:"contents"`
 	}
 	if err := json.Unmarshal(raw, &res); err != nil || len(res.Contents) != 1 || res.Contents[0].URI != uri {
-		return nil, &manifest.Error{Code: manifest.Internal, Message: "the plugin's answer is not the content of this resource", Reason: manifest.ReasonBadResult}
+		return nil, internal(manifest.ReasonBadResult, "the plugin's answer is not the content of this resource")
 	}
 	if t := res.Contents[0].Text; t != nil {
 		return []byte(*t), nil
@@ -289,31 +309,32 @@ func (p *Plugin) Read(ctx context.Context, _ *kernel.Caller, uri string) ([]byte
 	return res.Contents[0].Blob, nil
 }
 
-// Watch implements kernel.Watcher; it lasts over restarts of the plugin.
+// Watch implements kernel.Watcher. A watch outlasts restarts of the plugin. The first one
+// of a URI subscribes at the server, the last one unsubscribes.
 func (p *Plugin) Watch(ctx context.Context, uri string, changed func()) error {
 	key := &changed
 	p.mu.Lock()
-	set := p.watches[uri]
-	if set == nil {
-		set = make(map[*func()]struct{})
-		p.watches[uri] = set
+	watchers := p.watches[uri]
+	if watchers == nil {
+		watchers = make(map[*func()]struct{})
+		p.watches[uri] = watchers
 	}
-	set[key] = struct{}{}
-	first, c := len(set) == 1, p.conn
+	watchers[key] = struct{}{}
+	isFirst, c := len(watchers) == 1, p.conn
 	p.mu.Unlock()
-	if first && c != nil {
+	if isFirst && c != nil {
 		p.subscribe(ctx, c, uri)
 	}
 	<-ctx.Done()
 	p.mu.Lock()
-	delete(set, key)
-	last := len(set) == 0
-	if last {
+	delete(watchers, key)
+	isLast := len(watchers) == 0
+	if isLast {
 		delete(p.watches, uri)
 	}
 	c = p.conn
 	p.mu.Unlock()
-	if last && c != nil {
+	if isLast && c != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_, _ = c.call(ctx, "resources/unsubscribe", map[string]any{"uri": uri})
@@ -321,25 +342,23 @@ func (p *Plugin) Watch(ctx context.Context, uri string, changed func()) error {
 	return ctx.Err()
 }
 
-// updated tells the watchers of uri.
-func (p *Plugin) updated(uri string) {
+// notifyWatchers calls the watchers of uri. They run without the lock.
+func (p *Plugin) notifyWatchers(uri string) {
 	p.mu.Lock()
-	var fns []func()
-	for fn := range p.watches[uri] {
-		fns = append(fns, *fn)
-	}
+	watchers := slices.Collect(maps.Keys(p.watches[uri]))
 	p.mu.Unlock()
-	for _, fn := range fns {
-		fn()
+	for _, changed := range watchers {
+		(*changed)()
 	}
 }
 
-// State is how a plugin is.
+// State is the state of a plugin as operators see it.
 type State struct {
-	Name      string `json:"name"`
-	Version   string `json:"version"`
-	State     string `json:"state"`    // up, down
-	Failures  int    `json:"failures"` // how often it ended or did not come up
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	State   string `json:"state"` // up, down
+	// Failures counts how often the plugin ended or did not start.
+	Failures  int    `json:"failures"`
 	LastError string `json:"last_error,omitempty"`
 }
 

@@ -318,11 +318,11 @@ func TestOddPlugins(t *testing.T) {
 			t.Errorf("got %v after %s", err, time.Since(begin))
 		}
 		deadline := time.Now().Add(5 * time.Second)
-		for r.logs.FilterMessage("plugin says").Len() == 0 && time.Now().Before(deadline) {
+		for r.logs.FilterMessage("plugin stderr").Len() == 0 && time.Now().Before(deadline) {
 			time.Sleep(time.Millisecond)
 		}
 		said := ""
-		for _, e := range r.logs.FilterMessage("plugin says").All() {
+		for _, e := range r.logs.FilterMessage("plugin stderr").All() {
 			said += fmt.Sprint(e.ContextMap()["line"])
 		}
 		if !strings.Contains(said, strings.Repeat("a", 32)) || !strings.Contains(said, `"agent_id":"tester"`) {

@@ -10,14 +10,15 @@ import (
 	"agentctl/manifest"
 )
 
-// refuse is the loader of schemas: one of a plugin refers to nothing but itself.
-type refuse struct{}
+// noLoader refuses every reference to another document: a plugin could otherwise make the
+// relay read files or fetch URLs.
+type noLoader struct{}
 
-func (refuse) Load(string) (any, error) {
+func (noLoader) Load(string) (any, error) {
 	return nil, errors.New("a plugin's schema may refer to itself only")
 }
 
-// compile makes a schema of a plugin usable; nil for none.
+// compile compiles a schema of a plugin; nil for none.
 func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	if len(raw) == 0 {
 		return nil, nil
@@ -28,41 +29,43 @@ func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	}
 	c := jsonschema.NewCompiler()
 	c.DefaultDraft(jsonschema.Draft2020)
-	c.UseLoader(refuse{})
+	c.UseLoader(noLoader{})
 	if err := c.AddResource("plugin.json", doc); err != nil {
 		return nil, err
 	}
 	return c.Compile("plugin.json")
 }
 
-// check judges a value by a schema, without quoting either.
-func check(s *jsonschema.Schema, raw []byte) bool {
-	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
-	return err == nil && s.Validate(v) == nil
+// validate validates JSON against a schema. Its error quotes neither.
+func validate(s *jsonschema.Schema, data []byte) error {
+	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
+	if err != nil || s.Validate(v) != nil {
+		return errInvalid
+	}
+	return nil
 }
 
+var errInvalid = errors.New("does not match the schema")
+
+// argumentCheck returns the CheckArguments of a tool with this inputSchema.
 func argumentCheck(raw json.RawMessage) (func([]byte) ([]byte, error), error) {
 	s, err := compile(raw)
 	if err != nil || s == nil {
 		return nil, err
 	}
 	return func(args []byte) ([]byte, error) {
-		if !check(s, args) {
-			return nil, manifest.E(manifest.ManifestInvalid, "the arguments do not fit the tool's schema")
+		if validate(s, args) != nil {
+			return nil, manifest.E(manifest.ManifestInvalid, "the arguments do not match the tool's schema")
 		}
 		return args, nil
 	}, nil
 }
 
+// resultCheck returns the CheckResult of a tool with this outputSchema.
 func resultCheck(raw json.RawMessage) (func([]byte) error, error) {
 	s, err := compile(raw)
 	if err != nil || s == nil {
 		return nil, err
 	}
-	return func(result []byte) error {
-		if !check(s, result) {
-			return errors.New("the plugin's result does not fit its outputSchema")
-		}
-		return nil
-	}, nil
+	return func(result []byte) error { return validate(s, result) }, nil
 }

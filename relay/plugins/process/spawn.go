@@ -16,31 +16,31 @@ import (
 	"go.uber.org/zap"
 )
 
-// A plugin's process gets stopGrace after its stdin closed before it is killed with
-// everything it started.
+// stopGrace is how long a plugin's process may run after its stdin was closed. Then it is
+// killed, with its process group.
 const stopGrace = 2 * time.Second
 
-// socketDialer connects to a server that somebody else runs.
-func socketDialer(path string) func(context.Context) (*lines, error) {
-	return func(ctx context.Context) (*lines, error) {
+// socketDialer connects to a server that the relay does not start.
+func socketDialer(path string) func(context.Context) (*lineChannel, error) {
+	return func(ctx context.Context) (*lineChannel, error) {
 		var d net.Dialer
 		nc, err := d.DialContext(ctx, "unix", path)
 		if err != nil {
 			return nil, err
 		}
-		return newLines(nc, nc, func() { _ = nc.Close() }, nc.Close), nil
+		return newLineChannel(nc, nc, func() { _ = nc.Close() }, nc.Close), nil
 	}
 }
 
-// processDialer starts the executable dir/run and speaks to its stdio. Its environment
-// is its own: nothing of the relay's, where secrets may be.
-func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*lines, error) {
-	return func(context.Context) (*lines, error) {
+// processDialer starts the executable dir/run and connects to its stdio. The process gets
+// none of the relay's environment, which may hold secrets, and a process group of its own.
+func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*lineChannel, error) {
+	return func(context.Context) (*lineChannel, error) {
 		cmd := exec.Command(filepath.Join(dir, runFile))
 		cmd.Dir = dir
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LANG=C.UTF-8", "MCP_AGENT_ID=plugin:" + name}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		endWithUs(cmd.SysProcAttr)
+		killWithParent(cmd.SysProcAttr)
 		in, err := cmd.StdinPipe()
 		if err != nil {
 			return nil, err
@@ -50,18 +50,18 @@ func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*li
 			return nil, err
 		}
 		cmd.Stderr = &lineLogger{log: log}
-		cmd.WaitDelay = stopGrace // for a pipe that something it started holds open
+		cmd.WaitDelay = stopGrace // its own child may hold the pipe open
 		if err := cmd.Start(); err != nil {
 			return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
 		}
 		log.Debug("plugin started", zap.Int("pid", cmd.Process.Pid))
 		killAll := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-		return newLines(out, in.(writer), killAll, func() error { // an *os.File
-			_ = in.Close() // the end of its input is its order to stop
+		return newLineChannel(out, in.(deadlineWriter), killAll, func() error { // an *os.File
+			_ = in.Close() // the end of its input asks it to stop
 			kill := time.AfterFunc(stopGrace, killAll)
 			err := cmd.Wait()
 			kill.Stop()
-			killAll() // what it left behind
+			killAll() // processes that it left behind
 			var exit *exec.ExitError
 			if errors.As(err, &exit) {
 				log.Info("plugin ended", zap.String("status", exit.String()))
@@ -71,25 +71,26 @@ func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*li
 	}
 }
 
-// Bounds of what a plugin's stderr puts into our log.
+// Bounds of the log lines from a plugin's stderr.
 const (
 	maxLogLine  = 512 // bytes of a line
 	maxLogLines = 100 // a second
 )
 
-// lineLogger passes a plugin's stderr on, line by line; what is too much is counted.
+// lineLogger logs a plugin's stderr, line by line. It counts the lines beyond maxLogLines
+// and cuts the ones beyond maxLogLine.
 type lineLogger struct {
 	log    *zap.Logger
 	line   []byte
-	second time.Time // when the lines in n began to be counted
-	n      int
+	second time.Time // when counting began
+	lines  int
 }
 
 func (l *lineLogger) Write(b []byte) (int, error) {
 	for _, c := range b {
 		switch {
 		case c == '\n':
-			l.say()
+			l.logLine()
 			l.line = l.line[:0]
 		case len(l.line) >= maxLogLine: // the rest of a long line is not kept
 		default:
@@ -99,21 +100,21 @@ func (l *lineLogger) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (l *lineLogger) say() {
+func (l *lineLogger) logLine() {
 	if now := time.Now(); now.Sub(l.second) >= time.Second {
-		if l.n > maxLogLines {
-			l.log.Warn("plugin says too much", zap.Int("lines_left_out", l.n-maxLogLines))
+		if l.lines > maxLogLines {
+			l.log.Warn("plugin wrote too much to stderr", zap.Int("lines_left_out", l.lines-maxLogLines))
 		}
-		l.second, l.n = now, 0
+		l.second, l.lines = now, 0
 	}
-	if l.n++; l.n <= maxLogLines {
-		l.log.Info("plugin says", zap.String("line", graphic(string(l.line))))
+	if l.lines++; l.lines <= maxLogLines {
+		l.log.Info("plugin stderr", zap.String("line", printable(string(l.line))))
 	}
 }
 
-// graphic is a plugin's text without what would steer a terminal: control characters, and
-// those that turn the writing round.
-func graphic(s string) string {
+// printable replaces what could control a terminal: control characters, and characters
+// that change the direction of writing.
+func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsGraphic(r) {
 			return r

@@ -4,4 +4,5 @@ package process
 
 import "syscall"
 
-func endWithUs(*syscall.SysProcAttr) {} // there is no such thing here
+// killWithParent does nothing: only Linux has a parent death signal.
+func killWithParent(*syscall.SysProcAttr) {}
