@@ -127,14 +127,13 @@ func TestTailCatchesUp(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
-	ready := make(chan struct{})
-	server.OnReady(func(string) { close(ready) })
+	ready := make(chan string, 1)
+	server.OnReady(func(addr string) { ready <- addr })
 	wg.Go(func() { _ = server.Run(ctx) })
 	defer wg.Wait()
 	defer cancel()
-	<-ready
 
-	g := newGateway(t, Options{URL: "http://" + server.Addr()}, StreamPath)
+	g := newGateway(t, Options{URL: "http://" + <-ready}, StreamPath)
 	small := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 16<<10) })
 	}}

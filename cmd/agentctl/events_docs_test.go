@@ -55,8 +55,8 @@ func needs(t *testing.T, programs ...string) {
 	}
 }
 
-// serveGateway serves until the test ends.
-func serveGateway(t *testing.T, o gateway.Options) *gateway.Gateway {
+// serveGateway serves until the test ends; addr is where.
+func serveGateway(t *testing.T, o gateway.Options) (g *gateway.Gateway, addr string) {
 	t.Helper()
 	g, err := gateway.New(o)
 	if err != nil {
@@ -72,16 +72,15 @@ func serveGateway(t *testing.T, o gateway.Options) *gateway.Gateway {
 			t.Error(err)
 		}
 	})
-	<-ready
-	return g
+	return g, <-ready
 }
 
 // liveGateway serves with tokens and a secret, and returns the variables that the page's
 // scripts use.
 func liveGateway(t *testing.T) (*gateway.Gateway, []string) {
 	t.Helper()
-	g := serveGateway(t, gateway.Options{Listen: "127.0.0.1:0", SubscribeToken: "sub", IngestToken: "in", HMACSecret: []byte("s3 cr$t")})
-	base := "http://" + g.Addr()
+	g, addr := serveGateway(t, gateway.Options{Listen: "127.0.0.1:0", SubscribeToken: "sub", IngestToken: "in", HMACSecret: []byte("s3 cr$t")})
+	base := "http://" + addr
 	return g, append(os.Environ(), "MCP_SSE_AUTH_TOKEN=sub", "MCP_SSE_INGEST_TOKEN=in", "MCP_SSE_HMAC_SECRET=s3 cr$t",
 		"MCP_SSE_INGEST_URL="+base+gateway.IngestPath, "SSE_URL="+base+gateway.StreamPath)
 }

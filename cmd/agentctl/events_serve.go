@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -127,6 +128,9 @@ func serveEvents(cmd *cobra.Command, o gateway.Options, dir string) (err error) 
 		defer runLog(log, fail)()
 	}
 	g, err := gateway.New(o)
+	if errors.Is(err, gateway.ErrOpenToOthers) {
+		return exit(exitUsage, "%w, or pass --insecure", err)
+	}
 	if err != nil {
 		return exit(exitUsage, "%w", err)
 	}

@@ -142,12 +142,10 @@ func (o *Options) setDefaults() error {
 // Gateway is one event gateway. Its methods may be called from any goroutine.
 type Gateway struct {
 	opts    Options
-	log     *zap.Logger
 	handler http.Handler
 	signer  *signer
 	tickets *tickets
 	limits  *edge.Limiter
-	addr    atomic.Pointer[string]
 	onReady func(addr string)
 
 	quotas      *quotas
@@ -174,7 +172,7 @@ func New(o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g := &Gateway{
-		opts: o, log: o.Logger, signer: newSigner(o.HMACSecret),
+		opts: o, signer: newSigner(o.HMACSecret),
 		limits: edge.NewLimiter(maxLimited, false), tickets: newTickets(o.TicketTTL),
 		quotas: newQuotas(maxTotalQueued), replaySlots: newSlots(maxReplays),
 	}
@@ -195,14 +193,6 @@ func (g *Gateway) Handler() http.Handler { return g.handler }
 
 // OnReady sets fn to be called once the gateway listens. Call it before Run.
 func (g *Gateway) OnReady(fn func(addr string)) { g.onReady = fn }
-
-// Addr is the address it listens on, "" before that.
-func (g *Gateway) Addr() string {
-	if p := g.addr.Load(); p != nil {
-		return *p
-	}
-	return ""
-}
 
 // Stats are counters since New, except Subscribers and those of the ring, which are now.
 type Stats struct {

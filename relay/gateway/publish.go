@@ -152,7 +152,7 @@ func (g *Gateway) follow(ctx context.Context, after uint64) error {
 	err := g.opts.Log.Follow(ctx, after, func(e Event) error {
 		data, err := normalizeEvent(e.Topic, bytes.Clone(e.Data), MaxData)
 		if err != nil {
-			g.log.Warn("skipped an invalid event of the event log", zap.Uint64("id", e.ID), zap.Error(err))
+			g.opts.Logger.Warn("skipped an invalid event of the event log", zap.Uint64("id", e.ID), zap.Error(err))
 			return nil
 		}
 		e.Data = data

@@ -21,6 +21,10 @@ import (
 	"agentctl/transport/sse"
 )
 
+// ErrOpenToOthers refuses an address that others reach while subscribers need no token,
+// unless Options.Insecure says that this is intended.
+var ErrOpenToOthers = errors.New("others reach this address and subscribers need no token: set MCP_SSE_AUTH_TOKEN or listen on 127.0.0.1")
+
 // needsToken reports whether subscribers need a token.
 func (o *Options) needsToken() bool { return o.SubscribeToken != "" || o.Identities != nil }
 
@@ -37,7 +41,7 @@ func (o *Options) checkListen() error {
 		o.Listen, host = net.JoinHostPort("127.0.0.1", port), "127.0.0.1"
 	}
 	if isOpen && !edge.IsLoopback(host) {
-		return fmt.Errorf("gateway: %s is reachable by others and subscribers need no token: set MCP_SSE_AUTH_TOKEN, listen on 127.0.0.1, or pass --insecure", o.Listen)
+		return fmt.Errorf("gateway: listen on %s: %w", o.Listen, ErrOpenToOthers)
 	}
 	return nil
 }
@@ -143,10 +147,9 @@ func (g *Gateway) Serve(ctx context.Context, ln net.Listener) error {
 	return err
 }
 
-// announce publishes the address that the gateway listens on.
+// announce logs that the gateway listens, and calls OnReady.
 func (g *Gateway) announce(addr string) {
-	g.addr.Store(&addr)
-	g.log.Info("event gateway ready", zap.String("listen", addr), zap.Bool("token", g.opts.needsToken()), zap.Bool("log", g.opts.Log != nil))
+	g.opts.Logger.Info("event gateway ready", zap.String("listen", addr), zap.Bool("token", g.opts.needsToken()), zap.Bool("log", g.opts.Log != nil))
 	if g.onReady != nil {
 		g.onReady(addr)
 	}

@@ -96,7 +96,6 @@ func (w *timeoutWriter) clearDeadline() {
 
 // appendEvent appends a message as the SSE event that the protocol wants.
 func appendEvent(b, data []byte) []byte {
-	b = append(b, "event: message\ndata: "...)
-	b = append(b, data...)
-	return append(b, "\n\n"...)
+	b, _ = sse.AppendEvent(b, "message", data) // compact JSON has no line break
+	return b
 }
