@@ -7,11 +7,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -19,7 +16,6 @@ import (
 	"agentctl/config"
 	"agentctl/daemon"
 	"agentctl/relay"
-	"agentctl/relay/eventlog"
 	"agentctl/relay/gateway"
 )
 
@@ -83,7 +79,19 @@ without, events are in memory only.`,
 				log.Warn("the limit of open files stays low", zap.Error(err))
 			}
 			defer context.AfterFunc(cmd.Context(), daemon.NotifyStopping)()
-			return serveEvents(cmd, o, dir)
+			err = relay.ServeGateway(cmd.Context(), o, dir, func(base string) {
+				fmt.Fprintf(cmd.OutOrStdout(), "{\"ready\":true,\"sse_url\":%q,\"ingest_url\":%q}\n", base+gateway.StreamPath, base+gateway.IngestPath)
+				daemon.NotifySystemd("READY=1", "STATUS=serving "+base)
+			})
+			var bad *relay.OptionError
+			switch {
+			case !errors.As(err, &bad):
+				return err
+			case errors.Is(err, gateway.ErrOpenToOthers):
+				return exit(exitUsage, "%w, or pass --insecure", bad.Err)
+			default:
+				return exit(exitUsage, "%w", bad.Err)
+			}
 		},
 	}
 	f := c.Flags()
@@ -109,75 +117,6 @@ func checkOrigins(origins []string) ([]string, error) {
 		return nil, exit(exitUsage, "--allow-origin: %s", strings.TrimPrefix(err.Error(), "MCP_SSE_ALLOW_ORIGINS "))
 	}
 	return e.AllowOrigins, nil
-}
-
-// serveEvents runs a gateway, and its log when there is a directory for one, until ctx
-// ends.
-func serveEvents(cmd *cobra.Command, o gateway.Options, dir string) (err error) {
-	ctx, fail := context.WithCancelCause(cmd.Context())
-	defer fail(nil)
-	if dir != "" {
-		var log *eventlog.Store
-		log, err = eventlog.Open(eventlog.Options{Path: filepath.Join(dir, eventlog.FileName), Logger: o.Logger.Named("events")})
-		if err != nil {
-			return exit(exitFailure, "%w", err)
-		}
-		defer func() { _ = log.Close() }()
-		o.Log = relay.NewGatewayLog(log)
-		o.MaxData = relay.MaxTopicData
-		defer runLog(log, fail)()
-	}
-	g, err := gateway.New(o)
-	if errors.Is(err, gateway.ErrOpenToOthers) {
-		return exit(exitUsage, "%w, or pass --insecure", err)
-	}
-	if err != nil {
-		return exit(exitUsage, "%w", err)
-	}
-	g.OnReady(func(addr string) {
-		base := eventsBase(addr, o.TLS != nil)
-		fmt.Fprintf(cmd.OutOrStdout(), "{\"ready\":true,\"sse_url\":%q,\"ingest_url\":%q}\n", base+gateway.StreamPath, base+gateway.IngestPath)
-		daemon.NotifySystemd("READY=1", "STATUS=serving "+base)
-	})
-	if err = g.Run(ctx); err == nil && cmd.Context().Err() == nil {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
-		return exit(exitFailure, "%w", err)
-	}
-	return nil
-}
-
-// runLog runs the log until the function that it returns is called, after the gateway's
-// end: what was accepted must still get to the disk.
-func runLog(log *eventlog.Store, fail func(error)) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	begun := make(chan struct{}) // nobody is told ready before the log takes events
-	wg.Go(func() {
-		close(begun)
-		if err := log.Run(ctx); ctx.Err() == nil {
-			fail(fmt.Errorf("the event log stopped: %w", err))
-		}
-	})
-	<-begun
-	return func() {
-		cancel()
-		wg.Wait()
-	}
-}
-
-// eventsBase is the gateway's URL for a client on this machine.
-func eventsBase(addr string, secure bool) string {
-	host, port, _ := net.SplitHostPort(addr)
-	if ip := net.ParseIP(host); host == "" || (ip != nil && ip.IsUnspecified()) {
-		host = "127.0.0.1"
-	}
-	scheme := "http"
-	if secure {
-		scheme = "https"
-	}
-	return scheme + "://" + net.JoinHostPort(host, port)
 }
 
 // serverTLS serves the certificate of two files, and a renewed one soon after it is there;

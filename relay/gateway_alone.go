@@ -1,0 +1,74 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"sync"
+
+	"agentctl/relay/eventlog"
+	"agentctl/relay/gateway"
+)
+
+// ServeGateway runs an event gateway without a relay until ctx ends. With a directory it
+// keeps events there, so that they are on the disk before they are accepted; without, they
+// are in memory only. onReady is called with the gateway's URL for a client on this machine.
+// An error of the options is an *OptionError.
+//
+// The log outlives the gateway, since what was accepted must still get to the disk; when
+// the log fails, the gateway ends.
+func ServeGateway(ctx context.Context, o gateway.Options, dir string, onReady func(baseURL string)) (err error) {
+	gatewayCtx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	if dir != "" {
+		store, err := eventlog.Open(eventlog.Options{Path: filepath.Join(dir, eventlog.FileName), Logger: o.Logger.Named("events")})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = store.Close() }()
+		o.Log, o.MaxData = NewGatewayLog(store), MaxTopicData
+		defer runStore(store, fail)()
+	}
+	g, err := gateway.New(o)
+	if err != nil {
+		return &OptionError{"SSE", err}
+	}
+	g.OnReady(func(addr string) { onReady(localURL(addr, o.TLS != nil)) })
+	if err = g.Run(gatewayCtx); err == nil && ctx.Err() == nil {
+		err = context.Cause(gatewayCtx)
+	}
+	return err
+}
+
+// runStore runs the event log until stop is called, and calls fail when it ends before. It
+// returns when the log takes events.
+func runStore(store *eventlog.Store, fail func(error)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	started := make(chan struct{})
+	wg.Go(func() {
+		close(started)
+		if err := store.Run(ctx); ctx.Err() == nil {
+			fail(fmt.Errorf("the event log stopped: %w", err))
+		}
+	})
+	<-started
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// localURL is the URL of a listener for a client on this machine.
+func localURL(addr string, secure bool) string {
+	host, port, _ := net.SplitHostPort(addr)
+	if ip := net.ParseIP(host); host == "" || (ip != nil && ip.IsUnspecified()) {
+		host = "127.0.0.1"
+	}
+	scheme := "http"
+	if secure {
+		scheme = "https"
+	}
+	return scheme + "://" + net.JoinHostPort(host, port)
+}
