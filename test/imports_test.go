@@ -66,6 +66,7 @@ var rules = []struct {
 // needs a line here, and so does a new import of ours. cmd and test are exempt.
 var allowed = map[string]string{
 	"config":                    "duration manifest prober prober/alert prober/history suggest transport/link",
+	"configctl":                 "config control",
 	"daemon":                    "config control handlers manifest prober prober/alert prober/history transport/clock transport/enroll transport/link",
 	"doctor":                    "config control daemon duration prober term transport/link",
 	"demo":                      "client config daemon manifest relay relay/auth relay/gateway transport/edge",

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/config"
+	"agentctl/configctl"
+	"agentctl/control"
+	"agentctl/suggest"
+)
+
+// configFlags say which configuration a command is about.
+type configFlags struct {
+	path, stateDir, socket string
+}
+
+func (f *configFlags) add(c *cobra.Command) {
+	c.Flags().StringVar(&f.path, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`; then no daemon is asked [AGENTCTL_CONFIG]")
+	c.Flags().StringVar(&f.stateDir, "state-dir", "", "`DIR` of the daemon's state; then no daemon is asked [AGENTCTL_STATE_DIR]")
+	c.Flags().StringVar(&f.socket, "socket", "", "`PATH` of the control socket [AGENTCTL_SOCKET]")
+}
+
+// source is the files and the environment of this user, under the flags.
+func (f *configFlags) source() (config.Source, error) {
+	s := config.ClientSource(f.path)
+	for name, text := range map[string]string{"state_dir": f.stateDir, "socket": f.socket} {
+		if text == "" {
+			continue
+		}
+		v, err := config.FindKey(name).Parse(text)
+		if err != nil {
+			return s, exit(exitUsage, "%w", err)
+		}
+		s.Flags[name] = config.Setting{Value: v, Origin: "--" + flagName(name)}
+	}
+	return s, nil
+}
+
+// session asks the daemon when one runs and no files were named, else it reads the files.
+func (f *configFlags) session(ctx context.Context) (*configctl.Session, error) {
+	source, err := f.source()
+	s := &configctl.Session{Source: source}
+	if err != nil || f.path != "" || f.stateDir != "" {
+		return s, err
+	}
+	socket := f.socket
+	if socket == "" {
+		socket = env("AGENTCTL_SOCKET", config.ClientSocket())
+	}
+	s.Daemon, err = control.Dial(ctx, socket)
+	if errors.Is(err, control.ErrNotRunning) {
+		err = nil
+	}
+	return s, err
+}
+
+func closeSession(s *configctl.Session) {
+	if s.Daemon != nil {
+		_ = s.Daemon.Close()
+	}
+}
+
+// view is the configuration, and a text that says whose it is.
+func (f *configFlags) view(ctx context.Context) (v config.View, from string, err error) {
+	s, err := f.session(ctx)
+	if err != nil {
+		return v, "", err
+	}
+	defer closeSession(s)
+	from = "the daemon"
+	if s.Daemon == nil {
+		from = "the files; no daemon was asked"
+	}
+	v, err = s.View(ctx)
+	return v, from, err
+}
+
+func newConfig() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "config",
+		Short: "Show, check and change the settings of the daemon",
+		Long: `Show, check and change the settings of the daemon: those it runs with where one runs,
+else those of the files. docs/config.md lists all keys.`,
+		Example: "  agentctl config show --origin\n  agentctl config set base_interval_ms 5000\n  agentctl config validate",
+	}
+	c.AddCommand(newConfigShow(), newConfigGet(), newConfigSet(), newConfigUnset(), newConfigValidate(), newConfigSchema())
+	return c
+}
+
+func needKey(name string) (*config.Key, error) {
+	if k := config.FindKey(name); k != nil {
+		return k, nil
+	}
+	hint := suggest.Hint(name, config.KeyNames())
+	if hint == "" {
+		hint = "; the keys are " + strings.Join(config.KeyNames(), ", ")
+	}
+	return nil, exit(exitUsage, "unknown key %.64q%s", name, hint)
+}
+
+func completeKeys(_ *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return slices.DeleteFunc(config.KeyNames(), func(k string) bool { return !strings.HasPrefix(k, toComplete) }), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeSetting completes a key, and its value where there are words for it.
+func completeSetting(c *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	if len(args) != 1 {
+		return completeKeys(c, args, toComplete)
+	}
+	k := config.FindKey(args[0])
+	if k == nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	words := slices.Clone(k.Words)
+	if k.Kind == config.KindBool {
+		words = []string{"true", "false"}
+	}
+	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, toComplete) }), cobra.ShellCompDirectiveNoFileComp
+}
+
+func newConfigValidate() *cobra.Command {
+	var f configFlags
+	c := &cobra.Command{
+		Use:     "validate [FILE]",
+		Short:   "Check a configuration file, or all that the daemon would read",
+		Example: "  agentctl config validate\n  agentctl config validate new.yaml",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				given, errs := config.ReadFile(args[0])
+				if len(errs) > 0 {
+					return exit(exitFailure, "%w", errs)
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s is valid: %d settings\n", args[0], len(given))
+				return nil
+			}
+			s, err := f.source()
+			if err != nil {
+				return err
+			}
+			loaded, err := s.Load()
+			if err != nil {
+				return exit(exitFailure, "%w", err)
+			}
+			for _, note := range loaded.Notes {
+				fmt.Fprintln(cmd.ErrOrStderr(), "agentctl: "+note)
+			}
+			files := "there is no file: all settings are defaults or from the environment; write " + s.Path
+			if len(loaded.Files) > 0 {
+				files = strings.Join(loaded.Files, "\n")
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s\ngood\n", files)
+			return nil
+		},
+	}
+	f.add(c)
+	return c
+}
+
+func newConfigSchema() *cobra.Command {
+	return &cobra.Command{
+		Use:     "schema",
+		Short:   "Print the JSON Schema of a configuration file",
+		Example: "  agentctl config schema > config.schema.json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			b, err := config.SchemaJSON()
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(b)
+			return err
+		},
+	}
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/config"
+	"agentctl/configctl"
+	"agentctl/control"
+)
+
+func newConfigSet() *cobra.Command {
+	var f configFlags
+	var dry bool
+	c := &cobra.Command{
+		Use:   "set KEY VALUE",
+		Short: "Change a setting, for good; a daemon that runs takes it over",
+		Long: `Change a setting, for good. It is kept in STATE_DIR/settings.yaml, which counts more than
+config.yaml, and a daemon that runs takes it over by itself.`,
+		Example: `  agentctl config set base_interval_ms 5000
+  agentctl config set module_intervals.disk 60000 --dry-run
+  agentctl config set modules network,temperature
+  agentctl config set history.flush 10m`,
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: completeSetting,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			k, err := needKey(args[0])
+			if err != nil {
+				return err
+			}
+			v, err := k.Parse(args[1])
+			if err != nil {
+				return exit(exitUsage, "%s: %w", k.Name, err)
+			}
+			return f.change(cmd, k, v, dry)
+		},
+	}
+	f.add(c)
+	c.Flags().BoolVar(&dry, "dry-run", false, "say what would change, and change nothing")
+	return c
+}
+
+func newConfigUnset() *cobra.Command {
+	var f configFlags
+	var dry bool
+	c := &cobra.Command{
+		Use:               "unset KEY",
+		Short:             "Take back what `config set` set",
+		Example:           "  agentctl config unset base_interval_ms",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeKeys,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			k, err := needKey(args[0])
+			if err != nil {
+				return err
+			}
+			return f.change(cmd, k, nil, dry)
+		},
+	}
+	f.add(c)
+	c.Flags().BoolVar(&dry, "dry-run", false, "say what would change, and change nothing")
+	return c
+}
+
+// change changes a setting, and prints what it was and how to undo it. A nil value removes
+// the saved setting.
+func (f *configFlags) change(cmd *cobra.Command, key *config.Key, value any, dryRun bool) error {
+	s, err := f.session(cmd.Context())
+	if err != nil {
+		return err
+	}
+	defer closeSession(s)
+	c, err := s.Change(cmd.Context(), key, value, dryRun)
+	switch {
+	case errors.Is(err, configctl.ErrInFileOnly):
+		return exit(exitUsage, "%w: edit %s", err, config.DefaultPath())
+	case errors.Is(err, configctl.ErrNotSaved):
+		return exit(exitFailure, "%w (journalctl -u agentctl)", err)
+	case errors.Is(err, fs.ErrPermission) && !errors.Is(err, control.ErrPermission):
+		return exit(exitUnauthorized, "%w; use sudo", err)
+	case err != nil:
+		return err
+	}
+	w := cmd.OutOrStdout()
+	before, after := valueLine(c.Old, key.Name), "not set"
+	if value != nil {
+		after = valueLine(c.New, key.Name)
+	}
+	switch {
+	case value == nil && !c.WasSaved:
+		fmt.Fprintf(w, "%s was not set in %s; it is %s (%s)\n", key.Name, c.Path, before, c.Origin)
+	case dryRun:
+		fmt.Fprintf(w, "would change %s from %s to %s in %s\n", key.Name, before, after, c.Path)
+	default:
+		fmt.Fprintf(w, "%s: %s -> %s\nsaved in %s; undo with: %s\n%s\n", key.Name, before, after, c.Path, undoChange(c, before), effectText(c))
+	}
+	return nil
+}
+
+// undoChange is the command that undoes a change; before is the old value as text.
+func undoChange(c *configctl.Change, before string) string {
+	if !c.WasSaved {
+		return "agentctl config unset " + c.Key.Name
+	}
+	if before == "none" || before == "-" {
+		before = `""`
+	}
+	return "agentctl config set " + c.Key.Name + " " + before
+}
+
+func effectText(c *configctl.Change) string {
+	switch c.Effect {
+	case configctl.NowThenOverridden:
+		return "in force now, but " + c.Origin + " of the daemon takes precedence from its next start on"
+	case configctl.Overridden:
+		return "but " + c.Origin + " of the daemon takes precedence, and stays in force"
+	case configctl.NextStart:
+		return "in force with the next start of the daemon"
+	case configctl.NextReload:
+		return "in force with the next start of the daemon; one that runs with these files reloads them by itself"
+	case configctl.AfterRestart:
+		return "in force after: systemctl restart agentctl"
+	}
+	return "in force now"
+}

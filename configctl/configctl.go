@@ -1,0 +1,170 @@
+// Package configctl reads and changes the configuration of a daemon from another process:
+// through the control socket where a daemon runs, and through its files where none does.
+//
+//	s := configctl.Session{Source: config.ClientSource(""), Daemon: client}
+//	change, err := s.Change(ctx, config.FindKey("base_interval_ms"), int64(5000), false)
+//
+// A change is saved in the settings of the state directory (config.SaveSettings). Sampling
+// intervals go through set_config, for which nobody needs access to that directory.
+package configctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"agentctl/config"
+	"agentctl/control"
+)
+
+// Errors of Change.
+var (
+	// ErrInFileOnly reports a key that decides where settings are saved.
+	ErrInFileOnly = errors.New("decides where settings are saved, so that only a configuration file can set it")
+	// ErrNotSaved reports a change that is in force in the daemon until it restarts.
+	ErrNotSaved = errors.New("in force, but could not be saved for the next start; the daemon's log says why")
+	// ErrRefused reports a change that the daemon refused, and that was undone.
+	ErrRefused = errors.New("the daemon refuses it, and nothing was changed")
+)
+
+// Session reads and changes one configuration.
+type Session struct {
+	Source config.Source   // the files and the environment of this user
+	Daemon *control.Client // nil: no daemon runs, or the files were named
+}
+
+// View is the daemon's configuration, or that of the files.
+func (s *Session) View(ctx context.Context) (v config.View, err error) {
+	v, _, err = s.view(ctx)
+	return v, err
+}
+
+// view also returns the file of saved settings.
+func (s *Session) view(ctx context.Context) (v config.View, path string, err error) {
+	if s.Daemon == nil {
+		c, err := s.Source.Load()
+		if err != nil {
+			return v, "", err
+		}
+		return c.View(), c.SettingsPath(), nil
+	}
+	if err := s.Daemon.Call(ctx, control.MethodGetConfig, nil, &v); err != nil {
+		return v, "", err
+	}
+	stateDir, _ := v.Values["state_dir"].(string)
+	return v, filepath.Join(stateDir, config.SettingsFile), nil
+}
+
+// Effect says when a change takes effect.
+type Effect uint8
+
+// Effects of a change. The overridden ones name their Change.Origin.
+const (
+	NoChange          Effect = iota // the key was not set
+	Now                             // in the daemon that runs
+	NowThenOverridden               // until the next start, from which on Origin takes precedence
+	Overridden                      // never while Origin sets the key
+	AfterRestart                    // of the daemon that runs
+	NextStart                       // no daemon runs
+	NextReload                      // a daemon that uses these files reloads them by itself
+)
+
+// Change is what Session.Change did, or would do.
+type Change struct {
+	Key      *config.Key
+	Old, New any    // as config.View has values; New is nil when the setting was removed
+	WasSaved bool   // Old is a saved setting, and not that of another source
+	Origin   string // of Old in the configuration in force
+	Path     string // of the saved settings
+	Effect   Effect
+}
+
+// Change saves a setting, or with a nil value removes it. With dryRun it changes nothing,
+// and Effect is not set.
+func (s *Session) Change(ctx context.Context, key *config.Key, value any, dryRun bool) (*Change, error) {
+	if key.Name == "state_dir" || key.Name == "socket" {
+		return nil, fmt.Errorf("%s %w", key.Name, ErrInFileOnly)
+	}
+	view, path, err := s.view(ctx)
+	if err != nil {
+		return nil, err
+	}
+	viaSocket := s.Daemon != nil && value != nil && isInterval(key)
+	saved, errs := config.ReadFile(path)
+	if len(errs) > 0 && !config.IsMissing(errs) && !viaSocket {
+		return nil, errs[0]
+	}
+	before, wasSaved := saved[key.Name]
+	c := &Change{Key: key, Old: view.Values[key.Name], New: config.Plain(value), WasSaved: wasSaved, Origin: view.Origins[key.Name], Path: path}
+	if wasSaved {
+		c.Old = config.Plain(before.Value)
+	}
+	if dryRun || value == nil && !wasSaved {
+		return c, nil
+	}
+	if viaSocket {
+		err = s.setInterval(ctx, key, value.(int64))
+	} else {
+		err = config.SaveSettings(path, config.Settings{key.Name: {Value: value}})
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.Effect = s.effect(c, value != nil)
+	if c.Effect == Now && !viaSocket {
+		if err := s.reload(ctx); err != nil {
+			return nil, errors.Join(err, config.SaveSettings(path, config.Settings{key.Name: before}))
+		}
+	}
+	return c, nil
+}
+
+// isInterval reports whether set_config on the control socket can set the key.
+func isInterval(key *config.Key) bool {
+	return key.Name == "base_interval_ms" || strings.HasPrefix(key.Name, "module_intervals.")
+}
+
+func (s *Session) effect(c *Change, isSet bool) Effect {
+	overridden := strings.HasPrefix(c.Origin, "AGENTCTL_") || strings.HasPrefix(c.Origin, "--")
+	running, restart := s.Daemon != nil, c.Key.Applied == config.ApplyRestart
+	switch {
+	case overridden && running && isSet && isInterval(c.Key):
+		return NowThenOverridden
+	case overridden:
+		return Overridden
+	case !running && restart:
+		return NextStart
+	case !running:
+		return NextReload
+	case restart:
+		return AfterRestart
+	}
+	return Now
+}
+
+// setInterval sets an interval in the daemon, which saves it.
+func (s *Session) setInterval(ctx context.Context, key *config.Key, ms int64) error {
+	c := control.Config{Persist: true, BaseIntervalMS: ms}
+	if module, ok := strings.CutPrefix(key.Name, "module_intervals."); ok {
+		c = control.Config{Persist: true, ModuleIntervals: map[string]int64{module: ms}}
+	}
+	r, err := s.Daemon.SetConfig(ctx, c)
+	if err == nil && (r.Persisted == nil || !*r.Persisted) {
+		err = fmt.Errorf("%s is %w", key.Name, ErrNotSaved)
+	}
+	return err
+}
+
+// reload makes the daemon read its files now, which it does when a client saves nothing.
+func (s *Session) reload(ctx context.Context) error {
+	if _, err := s.Daemon.SetConfig(ctx, control.Config{Persist: true}); err != nil {
+		return err
+	}
+	v, err := s.View(ctx)
+	if err == nil && v.Error != "" {
+		err = fmt.Errorf("%w: %s", ErrRefused, v.Error)
+	}
+	return err
+}
