@@ -206,7 +206,7 @@ func attachFolder(t *testing.T, k *kernel.Kernel, lay func(folder string)) func(
 	for {
 		_, err := h.Load(ctx, "notes")
 		if err == nil {
-			return func() bool { return logs.FilterMessage("plugin took a subscription").Len() > 0 }
+			return func() bool { return logs.FilterMessage("plugin accepted a subscription").Len() > 0 }
 		}
 		if !errors.Is(err, plugproc.ErrNotRunning) {
 			t.Fatal(err)
