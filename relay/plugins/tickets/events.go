@@ -6,25 +6,26 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 )
 
-// The events that a tenant's tickets are made of. The aggregate is the ticket's id, the
-// time of the change is the event's. Each change of a ticket has the next version, so
-// that an event which is read twice, or out of turn, changes nothing twice.
+// Types of the events that change tickets. The aggregate is the ticket's id, the time of
+// the change is that of the event. Each change of a ticket has the next version, so that an
+// event that is read twice, or in another order, is not applied twice.
 const (
 	eventCreated      = "ticket.created"
 	eventCommented    = "ticket.commented"
 	eventAssigned     = "ticket.assigned"
 	eventTransitioned = "ticket.transitioned"
-	eventDropped      = "ticket.dropped"  // a finished ticket gave way to newer ones
-	eventSnapshot     = "ticket.snapshot" // the whole ticket, written before older events are forgotten
-	eventComments     = "ticket.comments" // behind a snapshot: some of its comments
+	eventDropped      = "ticket.dropped"  // a finished ticket was dropped for newer ones
+	eventSnapshot     = "ticket.snapshot" // the whole ticket, appended before older events are deleted
+	eventComments     = "ticket.comments" // after a snapshot: some of its comments
 )
 
-// payload is the payload of all of them; each uses some of the fields.
+// payload is the payload of these events; each type uses some of the fields.
 type payload struct {
 	V     int64  `json:"v,omitempty"` // version of the ticket after this event
 	By    string `json:"by,omitempty"`
@@ -54,18 +55,17 @@ func newEvent(tenant, typ, id string, at int64, p payload) kernel.Event {
 	return kernel.Event{Tenant: tenant, Type: typ, Aggregate: id, Payload: data, CreatedMS: at}
 }
 
-// outcome is what applying an event came to.
+// outcome is the result of applying an event.
 type outcome int
 
 const (
 	applied outcome = iota
-	stale           // known already, or about a ticket that was dropped
+	stale           // applied before, or about a ticket that was dropped
 	gap             // an earlier event of the ticket is missing
-	foreign         // not an event of tickets, or one that a newer release wrote
+	foreign         // not an event of tickets, or one of a newer release
 )
 
-// apply makes the change that an event tells of. Live changes and replayed ones come this
-// way alike. mu is held.
+// apply applies an event, of a change that is just made or of a replay. mu is held.
 func (t *tenant) apply(ev *kernel.Event, p *payload) outcome {
 	e := t.tickets[ev.Aggregate]
 	switch ev.Type {
@@ -140,8 +140,8 @@ func created(ev *kernel.Event, p *payload) *entry {
 	return e
 }
 
-// addComments adds those that are not there yet. What others hold of t.Comments is not
-// written to.
+// addComments adds the comments that are not there yet, by number. It does not write to the
+// elements of the old slice, which copies of the ticket share.
 func (t *Ticket) addComments(more ...Comment) {
 	list := slices.Clip(t.Comments)
 	for _, c := range more {
@@ -157,102 +157,101 @@ func (t *Ticket) addComments(more ...Comment) {
 	t.Comments = list
 }
 
-// Restored tells what Restore did.
-type Restored struct {
-	Events  int `json:"events"`  // that were applied
-	Skipped int `json:"skipped"` // events of tickets that could not be read or had lost their ticket
-	Tickets int `json:"tickets"` // in the end, of all tenants
+// RestoreStats counts what Restore did.
+type RestoreStats struct {
+	// Events were applied. Skipped ones could not be read or had lost their ticket.
+	Events  int `json:"events"`
+	Skipped int `json:"skipped"`
+	// Tickets and Tenants are the totals afterwards.
+	Tickets int `json:"tickets"`
 	Tenants int `json:"tenants"`
 }
 
-// maxParked bounds what Restore sets aside.
+// maxParked bounds the events that Restore sets aside.
 const maxParked = 10_000
 
-// Restore rebuilds the tickets from a log. It runs before the plugin is loaded. Events of
-// other kinds are passed over; what is there already changes nothing, so that it may be
-// run again. An event that came to the log between the making of a Snapshot and its own
-// append is set aside until the snapshot was read.
-func (p *Plugin) Restore(ctx context.Context, log kernel.Log) (Restored, error) {
-	var done Restored
+// Restore rebuilds the tickets from a log, before the plugin is loaded. It ignores events
+// of other kinds, and events that were applied before, so that it may run again. An event
+// that was appended between the making of a Snapshot and the Snapshot's own append precedes
+// it in the log; it is set aside until the whole log was read.
+func (p *Plugin) Restore(ctx context.Context, log kernel.Log) (RestoreStats, error) {
+	var stats RestoreStats
 	var parked []kernel.Event
 	dropped := make(map[string]bool)
-	one := func(ev kernel.Event) (outcome, error) {
-		var pl payload
-		if !manifest.ValidTenant(ev.Tenant) || json.Unmarshal(ev.Payload, &pl) != nil {
-			return foreign, nil
+	apply := func(ev kernel.Event, park bool) error {
+		out, err := p.replay(ctx, &ev)
+		switch {
+		case err != nil:
+			return err
+		case out == applied:
+			stats.Events++
+		case out == gap && park && len(parked) < maxParked:
+			parked = append(parked, ev)
+		case out == gap || out == foreign:
+			stats.Skipped++
 		}
-		if id, ok := manifest.ParseULID(ev.Aggregate); !ok || id != ev.Aggregate {
-			return foreign, nil
-		}
-		t := p.tenant(ev.Tenant, true)
-		if t == nil {
-			return foreign, nil
-		}
-		if err := t.lock(ctx); err != nil {
-			return foreign, err
-		}
-		defer t.unlock()
-		return p.apply(t, &ev, &pl), nil
+		return nil
 	}
 	err := log.Replay(ctx, 0, func(ev kernel.Event) error {
-		if len(ev.Type) < 7 || ev.Type[:7] != "ticket." {
+		if !strings.HasPrefix(ev.Type, "ticket.") {
 			return nil
 		}
 		if ev.Type == eventDropped && len(dropped) < maxParked {
 			dropped[ev.Aggregate] = true
 		}
 		if dropped[ev.Aggregate] && ev.Type != eventDropped {
-			return nil // an older snapshot of it
+			return nil // from a snapshot that is older than the drop
 		}
-		out, err := one(ev)
-		switch {
-		case err != nil:
-			return err
-		case out == applied:
-			done.Events++
-		case out == gap && len(parked) < maxParked:
-			parked = append(parked, ev)
-		case out == gap || out == foreign:
-			done.Skipped++
-		}
-		return nil
+		return apply(ev, true)
 	})
-	if err != nil {
-		return done, fmt.Errorf("restore the tickets: %w", err)
-	}
 	for _, ev := range parked { // in the order of the log, which is that of the versions
-		switch out, err := one(ev); {
-		case err != nil:
-			return done, fmt.Errorf("restore the tickets: %w", err)
-		case out == applied:
-			done.Events++
-		case out == gap || out == foreign:
-			done.Skipped++
+		if err == nil {
+			err = apply(ev, false)
 		}
 	}
-	for _, t := range p.all() {
+	if err != nil {
+		return stats, fmt.Errorf("restore the tickets: %w", err)
+	}
+	for _, t := range p.tenantList() {
 		t.mu.RLock()
-		done.Tickets += len(t.tickets)
+		stats.Tickets += len(t.tickets)
 		if len(t.order) > 0 {
-			p.ids.above(t.order[len(t.order)-1])
+			p.ids.skipPast(t.order[len(t.order)-1])
 		}
 		t.mu.RUnlock()
-		done.Tenants++
+		stats.Tenants++
 	}
-	p.poke()
-	return done, nil
+	p.wakeRun()
+	return stats, nil
 }
 
-// maxChunk bounds the comments of one event: their texts, were each byte to be escaped,
-// stay below kernel.MaxPayload.
-const maxChunk = kernel.MaxPayload / 8
+// replay applies an event of the log. The error is that of ctx.
+func (p *Plugin) replay(ctx context.Context, ev *kernel.Event) (outcome, error) {
+	var pl payload
+	if id, ok := manifest.ParseULID(ev.Aggregate); !ok || id != ev.Aggregate ||
+		!manifest.ValidTenant(ev.Tenant) || json.Unmarshal(ev.Payload, &pl) != nil {
+		return foreign, nil
+	}
+	t := p.tenant(ev.Tenant, true)
+	if t == nil {
+		return foreign, nil
+	}
+	if err := t.acquire(ctx); err != nil {
+		return foreign, err
+	}
+	defer t.release()
+	return p.apply(t, ev, &pl), nil
+}
 
-// Snapshot gives all tickets as events from which Restore makes them again. A log appends
-// them before it forgets the events they came from, which are those up to the log's Last
-// before this call.
+// maxSnapshotText bounds the text of the comments in one event: even if each byte has to be
+// escaped, they stay below kernel.MaxPayload.
+const maxSnapshotText = kernel.MaxPayload / 8
+
+// Snapshot returns all tickets as events from which Restore rebuilds them. A log appends
+// them before it deletes the events up to its Last before this call.
 func (p *Plugin) Snapshot() []kernel.Event {
 	var events []kernel.Event
-	for _, t := range p.all() {
+	for _, t := range p.tenantList() {
 		t.mu.RLock()
 		for _, id := range t.order {
 			events = t.tickets[id].snapshot(events, t.name)
@@ -262,13 +261,14 @@ func (p *Plugin) Snapshot() []kernel.Event {
 	return events
 }
 
+// snapshot appends the events of one ticket: the ticket, then its comments in parts.
 func (e *entry) snapshot(events []kernel.Event, tenant string) []kernel.Event {
 	base := e.Ticket
 	base.Comments = nil
 	events = append(events, newEvent(tenant, eventSnapshot, e.ID, e.UpdatedAt, payload{Ticket: &base, Key: e.key}))
 	for rest := e.Comments; len(rest) > 0; {
 		n, size := 1, len(rest[0].Text)
-		for n < len(rest) && n < 50 && size+len(rest[n].Text) <= maxChunk {
+		for n < len(rest) && n < 50 && size+len(rest[n].Text) <= maxSnapshotText {
 			size += len(rest[n].Text)
 			n++
 		}

@@ -120,7 +120,7 @@ func (d *desk) move(c *kernel.Caller, id string, to ...Status) {
 // dump is the whole state, in a form that can be compared.
 func dump(p *Plugin) string {
 	var b strings.Builder
-	for _, t := range p.all() {
+	for _, t := range p.tenantList() {
 		t.mu.RLock()
 		for _, id := range t.order {
 			e := t.tickets[id]

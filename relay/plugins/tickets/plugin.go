@@ -3,18 +3,22 @@
 // for an approval that somebody else has to give.
 //
 //	p := tickets.New(k, log)
-//	done, err := p.Restore(ctx, log) // what the log remembers
+//	done, err := p.Restore(ctx, log) // from the events in the log
 //	err = k.Load(p, false)
 //	err = p.Run(ctx)                 // lets approvals expire
 //
-// Every change is one event in the log before it is answered. docs/tickets.md tells the
-// tools, the status machine and the bounds.
+// A change is made in this order: acquire the tenant's change slot, check, append its events
+// to the log, apply them to memory, notify the subscribers of the queues, release the slot,
+// answer. So memory never has a change that the log has not, and the log has the order of
+// the changes. Restore applies the same events with the same function. docs/tickets.md has
+// the tools, the status machine and the bounds.
 package tickets
 
 import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -29,24 +33,24 @@ import (
 
 // Plugin serves the tools and resources. Make one with New.
 type Plugin struct {
-	k    *kernel.Kernel
-	log  kernel.Log
-	ids  ids
-	wake chan struct{} // of one: there may be a new earliest expiry
+	k      *kernel.Kernel
+	log    kernel.Log
+	ids    ids
+	wakeup chan struct{} // capacity 1: there may be a new earliest expiry
 
-	tickets, text atomic.Int64 // of all tenants
+	tickets, text atomic.Int64 // number and bytes, of all tenants
 
 	mu      sync.RWMutex // protects tenants
 	tenants map[string]*tenant
 }
 
-// New makes the plugin. k is told of changed resources; log keeps the events. Without a
-// log the tickets live as long as the process.
+// New makes the plugin. It notifies the subscribers of k and appends its events to log.
+// Without a log the tickets live as long as the process.
 func New(k *kernel.Kernel, log kernel.Log) *Plugin {
 	if log == nil {
 		log = &kernel.MemoryLog{Max: 1}
 	}
-	return &Plugin{k: k, log: log, wake: make(chan struct{}, 1), tenants: make(map[string]*tenant)}
+	return &Plugin{k: k, log: log, wakeup: make(chan struct{}, 1), tenants: make(map[string]*tenant)}
 }
 
 var (
@@ -74,7 +78,7 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 	return nil, manifest.E(manifest.BadRequest, "no tool has this name; tools/list shows the names")
 }
 
-// tenant finds a tenant's tickets; nil when there are none and create is false, or when
+// tenant returns a tenant's tickets; nil when there are none and create is false, or when
 // there are too many tenants.
 func (p *Plugin) tenant(name string, create bool) *tenant {
 	p.mu.RLock()
@@ -93,26 +97,22 @@ func (p *Plugin) tenant(name string, create bool) *tenant {
 	return t
 }
 
-// all lists the tenants in the order of their names.
-func (p *Plugin) all() []*tenant {
+// tenantList returns the tenants in the order of their names.
+func (p *Plugin) tenantList() []*tenant {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	list := make([]*tenant, 0, len(p.tenants))
-	for _, t := range p.tenants {
-		list = append(list, t)
-	}
-	slices.SortFunc(list, func(a, b *tenant) int { return strings.Compare(a.name, b.name) })
-	return list
+	return slices.SortedFunc(maps.Values(p.tenants), func(a, b *tenant) int { return strings.Compare(a.name, b.name) })
 }
 
-// change is an event to be made: its type, ticket and payload.
+// change is an event that is not appended yet: its type, ticket and payload.
 type change struct {
 	typ, id string
 	payload payload
 }
 
-// commit appends changes, all or none, and then makes them. The tenant's gate is held. It
-// does not end with ctx: whether the log has kept an event must not be a guess.
+// commit appends changes, all or none, and then applies them. The change slot is held.
+// commit does not end with ctx, since afterwards nobody would know whether the log has the
+// events.
 func (p *Plugin) commit(ctx context.Context, t *tenant, changes ...change) error {
 	now := time.Now().UnixMilli()
 	events := make([]kernel.Event, len(changes))
@@ -120,8 +120,8 @@ func (p *Plugin) commit(ctx context.Context, t *tenant, changes ...change) error
 		events[i] = newEvent(t.name, c.typ, c.id, now, c.payload)
 	}
 	if _, err := p.log.Append(context.WithoutCancel(ctx), events...); err != nil {
-		// Not E_INTERNAL: that is a fault of the plugin to the kernel, which would soon keep
-		// the readers away as well.
+		// Not E_INTERNAL: the kernel counts that as a fault of the plugin, and the breaker
+		// would soon refuse reads as well.
 		e := &manifest.Error{Code: manifest.RateLimited, Message: "the event log did not take the change; nothing was changed", RetryAfterMS: 10_000, Reason: "event_log"}
 		if errors.Is(err, kernel.ErrLogFull) {
 			e.RetryAfterMS = 1000
@@ -130,17 +130,17 @@ func (p *Plugin) commit(ctx context.Context, t *tenant, changes ...change) error
 	}
 	touched := make(map[string]bool)
 	for i := range events {
-		t.touch(touched, events[i].Aggregate)
+		t.addQueues(touched, events[i].Aggregate)
 		p.apply(t, &events[i], &changes[i].payload)
-		t.touch(touched, events[i].Aggregate)
+		t.addQueues(touched, events[i].Aggregate)
 	}
 	if len(touched) > 0 {
-		p.k.NotifyChange(t.name, kernel.Change{Updated: sortedKeys(touched)})
+		p.k.NotifyChange(t.name, kernel.Change{Updated: slices.Sorted(maps.Keys(touched))})
 	}
 	return nil
 }
 
-// apply makes a change and counts. The tenant's gate is held.
+// apply applies an event and updates the totals. The change slot is held.
 func (p *Plugin) apply(t *tenant, ev *kernel.Event, pl *payload) outcome {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -151,12 +151,12 @@ func (p *Plugin) apply(t *tenant, ev *kernel.Event, pl *payload) outcome {
 	return out
 }
 
-// maxDrops bounds the tickets that are dropped by one append.
+// maxDrops bounds the tickets that one append drops.
 const maxDrops = 200
 
-// makeRoom is commit of a change for which finished tickets give way. Very many of them
-// go in appends before it.
-func (p *Plugin) makeRoom(ctx context.Context, t *tenant, drop []string, c change) error {
+// commitWithDrops is commit of a change that also drops finished tickets, to stay within
+// the bounds. Beyond maxDrops they go in appends before it.
+func (p *Plugin) commitWithDrops(ctx context.Context, t *tenant, drop []string, c change) error {
 	changes := make([]change, 0, min(len(drop), maxDrops)+1)
 	for _, id := range drop {
 		if changes = append(changes, change{eventDropped, id, payload{Trace: c.payload.Trace}}); len(changes) == maxDrops {
@@ -169,41 +169,38 @@ func (p *Plugin) makeRoom(ctx context.Context, t *tenant, drop []string, c chang
 	return p.commit(ctx, t, append(changes, c)...)
 }
 
-// Run lets approvals expire that nobody decided in time, until ctx ends.
+// Run marks approvals as expired that nobody decided in time, until ctx ends.
 func (p *Plugin) Run(ctx context.Context) error {
 	for {
 		next := p.expire(ctx)
-		timer := time.NewTimer(next)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return context.Cause(ctx)
-		case <-p.wake:
-			timer.Stop()
-		case <-timer.C:
+		case <-p.wakeup:
+		case <-time.After(next):
 		}
 	}
 }
 
-// poke makes Run look again.
-func (p *Plugin) poke() {
+// wakeRun makes Run compute the next expiry again.
+func (p *Plugin) wakeRun() {
 	select {
-	case p.wake <- struct{}{}:
-	default: // it will look anyhow
+	case p.wakeup <- struct{}{}:
+	default: // it is awake already
 	}
 }
 
-// idle is how long Run sleeps when nothing is pending; wall clocks may be set meanwhile.
-const idle = time.Minute
+// maxSleep bounds how long Run sleeps: the wall clock may be set meanwhile.
+const maxSleep = time.Minute
 
-// expire marks what is due and returns when the next one is.
+// expire marks the approvals that are due and returns how long until the next one is.
 func (p *Plugin) expire(ctx context.Context) time.Duration {
-	next := idle
-	for _, t := range p.all() {
-		for _, k := range t.pick(func(k *Ticket) bool { return k.Status == Pending && k.Approval != nil }) {
+	next := maxSleep
+	for _, t := range p.tenantList() {
+		for _, k := range t.filter(func(k *Ticket) bool { return k.Status == Pending && k.Approval != nil }) {
 			left := time.Until(time.UnixMilli(k.Approval.ExpiresAt))
 			if left <= 0 && p.expireOne(ctx, t, k.ID) != nil {
-				left = time.Second // the log did not take it
+				left = time.Second // the log refused it; try again
 			}
 			if left > 0 {
 				next = min(next, left)
@@ -214,32 +211,34 @@ func (p *Plugin) expire(ctx context.Context) time.Duration {
 }
 
 func (p *Plugin) expireOne(ctx context.Context, t *tenant, id string) error {
-	if err := t.lock(ctx); err != nil {
+	if err := t.acquire(ctx); err != nil {
 		return err
 	}
-	defer t.unlock()
+	defer t.release()
 	k, err := t.get(id)
-	if err != nil || !k.due() {
+	if err != nil || !k.isDue() {
 		return nil // dropped or decided meanwhile
 	}
-	return p.move(ctx, t, k, Expired, "", "")
+	return p.changeStatus(ctx, t, k, Expired, "", "")
 }
 
-// due tells whether nobody may decide any more, though it is still pending.
-func (t *Ticket) due() bool {
+// isDue tells whether the time to decide is over, although Run has not marked it yet.
+func (t *Ticket) isDue() bool {
 	return t.Status == Pending && t.Approval != nil && time.Now().UnixMilli() >= t.Approval.ExpiresAt
 }
 
-// move changes a ticket's status, which was checked. The gate is held.
-func (p *Plugin) move(ctx context.Context, t *tenant, k *Ticket, to Status, by, trace string) error {
+// changeStatus changes a ticket's status, after the checks. A ticket that becomes finished
+// may push out older ones. The change slot is held.
+func (p *Plugin) changeStatus(ctx context.Context, t *tenant, k *Ticket, to Status, by, trace string) error {
 	var drop []string
-	if to.finished() && !k.Status.finished() {
-		drop, _ = t.room(0, 1, k.ID)
+	if to.isFinished() && !k.Status.isFinished() {
+		drop, _ = t.dropsFor(0, 1, k.ID)
 	}
-	return p.makeRoom(ctx, t, drop, change{eventTransitioned, k.ID, payload{V: k.Version + 1, By: by, Trace: trace, From: k.Status, To: to}})
+	return p.commitWithDrops(ctx, t, drop, change{eventTransitioned, k.ID, payload{V: k.Version + 1, By: by, Trace: trace, From: k.Status, To: to}})
 }
 
-// ids mints ULIDs that rise, also within a millisecond and when the clock is set back.
+// ids makes ULIDs in ascending order, also within a millisecond and after the clock was set
+// back.
 type ids struct {
 	mu      sync.Mutex // protects the fields below
 	entropy *ulid.MonotonicEntropy
@@ -261,20 +260,11 @@ func (s *ids) next() string {
 	}
 }
 
-// above makes further ids greater than id.
-func (s *ids) above(id string) {
+// skipPast makes further ids greater than id.
+func (s *ids) skipPast(id string) {
 	if u, err := ulid.ParseStrict(id); err == nil {
 		s.mu.Lock()
 		s.last = max(s.last, u.Time()+1)
 		s.mu.Unlock()
 	}
-}
-
-func sortedKeys(set map[string]bool) []string {
-	keys := make([]string, 0, len(set))
-	for k := range set {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -220,8 +220,8 @@ func TestTenants(t *testing.T) {
 			t.Errorf("%s: %s %v", r.URI, data, err)
 		}
 	}
-	if _, err := d.try(who("c", "x"), "list", object{}); err != nil || len(d.p.all()) != 2 {
-		t.Errorf("reading made a tenant: %v, %d", err, len(d.p.all()))
+	if _, err := d.try(who("c", "x"), "list", object{}); err != nil || len(d.p.tenantList()) != 2 {
+		t.Errorf("reading made a tenant: %v, %d", err, len(d.p.tenantList()))
 	}
 }
 
@@ -370,7 +370,7 @@ func TestReadsDoNotWait(t *testing.T) {
 		if s := d.do(ann, "get", object{"id": id}).Ticket.Status; s != Open || time.Since(start) > 0 {
 			t.Errorf("read %s after %v, before the log had it", s, time.Since(start))
 		}
-		if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); reason(err) != "event_log" || time.Since(start) != gateWait {
+		if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); reason(err) != "event_log" || time.Since(start) != maxAcquireWait {
 			t.Errorf("behind a log that hangs: %v after %v", err, time.Since(start))
 		}
 		var refused atomic.Int32

@@ -215,12 +215,12 @@ func TestManyGiveWay(t *testing.T) {
 		fill(d, i, Closed, 10)
 	}
 	t1 := d.p.tenant("a", false)
-	drop, ok := t1.room(MaxText-t1.text/4, 0, "")
+	drop, ok := t1.dropsFor(MaxText-t1.text/4, 0, "")
 	if !ok || len(drop) <= maxDrops {
 		t.Fatalf("%d give way, %v", len(drop), ok)
 	}
 	id := d.p.ids.next()
-	if err := d.p.makeRoom(t.Context(), t1, drop, change{eventCreated, id, payload{V: 1, By: "ann", Title: "x", Priority: "low"}}); err != nil {
+	if err := d.p.commitWithDrops(t.Context(), t1, drop, change{eventCreated, id, payload{V: 1, By: "ann", Title: "x", Priority: "low"}}); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(t1.tickets); n != MaxFinished-len(drop)+1 {
@@ -234,7 +234,7 @@ func TestManyGiveWay(t *testing.T) {
 // TestIDs: ids rise within a millisecond, from many goroutines, and past what was restored.
 func TestIDs(t *testing.T) {
 	var s ids
-	s.above("7ZZZZZZZZ0ZZZZZZZZZZZZZZZZ")
+	s.skipPast("7ZZZZZZZZ0ZZZZZZZZZZZZZZZZ")
 	list := []string{"7ZZZZZZZZ0ZZZZZZZZZZZZZZZZ"}
 	for range 1000 {
 		list = append(list, s.next())

@@ -2,7 +2,7 @@ package tickets
 
 import "slices"
 
-// Status is where a ticket stands. The set is closed.
+// Status is the status of a ticket. The set is closed.
 type Status string
 
 // The statuses. A ticket that asks for an approval begins as pending, every other one as
@@ -16,40 +16,35 @@ const (
 	Pending    Status = "pending"     // an approval nobody has decided yet
 	Approved   Status = "approved"    // finished
 	Rejected   Status = "rejected"    // finished
-	Expired    Status = "expired"     // finished: nobody decided in time
+	Expired    Status = "expired"     // isFinished: nobody decided in time
 )
 
 // Statuses lists the closed set.
 var Statuses = []Status{Open, InProgress, Waiting, Resolved, Closed, Pending, Approved, Rejected, Expired}
 
-// Next lists the statuses that a caller may move a ticket of status s to. From pending
-// there is one more way, to expired, which only the clock takes.
-func (s Status) Next() []Status {
-	switch s {
-	case Open:
-		return []Status{InProgress, Waiting, Resolved, Closed}
-	case InProgress:
-		return []Status{Open, Waiting, Resolved, Closed}
-	case Waiting:
-		return []Status{Open, InProgress, Resolved, Closed}
-	case Resolved:
-		return []Status{Open, Closed}
-	case Closed:
-		return []Status{Open}
-	case Pending:
-		return []Status{Approved, Rejected}
-	}
-	return []Status{} // never null on the wire
+// next lists the statuses that a caller may move a ticket to, by its status. The clock
+// moves pending tickets to expired.
+var next = map[Status][]Status{
+	Open:       {InProgress, Waiting, Resolved, Closed},
+	InProgress: {Open, Waiting, Resolved, Closed},
+	Waiting:    {Open, InProgress, Resolved, Closed},
+	Resolved:   {Open, Closed},
+	Closed:     {Open},
+	Pending:    {Approved, Rejected},
 }
 
-// May tells whether a caller may move a ticket from s to to.
-func (s Status) May(to Status) bool { return slices.Contains(s.Next(), to) }
+// Next lists the statuses that a caller may move a ticket of status s to. It is not nil, so
+// that it is never null in JSON.
+func (s Status) Next() []Status { return append([]Status{}, next[s]...) }
 
-// active tells whether s is of the queue of work.
-func (s Status) active() bool { return s == Open || s == InProgress || s == Waiting }
+// CanBecome tells whether a caller may move a ticket from s to to.
+func (s Status) CanBecome(to Status) bool { return slices.Contains(next[s], to) }
 
-// finished tells whether a ticket of status s may be forgotten when there are too many.
-func (s Status) finished() bool {
+// isActive tells whether somebody should work on a ticket of status s.
+func (s Status) isActive() bool { return s == Open || s == InProgress || s == Waiting }
+
+// isFinished tells whether a ticket of status s may be dropped when there are too many.
+func (s Status) isFinished() bool {
 	return s == Closed || s == Approved || s == Rejected || s == Expired
 }
 
@@ -58,7 +53,7 @@ var Priorities = []string{"low", "normal", "high", "urgent"}
 
 // Ticket is one entry of the fleet's queue. Times are milliseconds since 1970.
 type Ticket struct {
-	ID        string    `json:"id"` // ULID; rising with the time of creation
+	ID        string    `json:"id"` // ULID, ascending with the time of creation
 	Title     string    `json:"title"`
 	Body      string    `json:"body,omitempty"`
 	Status    Status    `json:"status"`
@@ -73,7 +68,7 @@ type Ticket struct {
 	Approval  *Approval `json:"approval,omitempty"`
 }
 
-// Approval is what a ticket asks for and who decided.
+// Approval is what a ticket asks for, and who decided.
 type Approval struct {
 	Action    string `json:"action"` // what will be done, in a sentence
 	ExpiresAt int64  `json:"expires_at"`
@@ -81,7 +76,7 @@ type Approval struct {
 	DecidedAt int64  `json:"decided_at,omitempty"`
 }
 
-// Comment is a remark. N counts from 1 in each ticket.
+// Comment is a comment on a ticket. N counts from 1 in each ticket.
 type Comment struct {
 	N    int    `json:"n"`
 	By   string `json:"by"`
@@ -89,12 +84,12 @@ type Comment struct {
 	Text string `json:"text"`
 }
 
-// Bounds of what one tenant keeps. Lengths are in characters; the longest texts, escaped,
-// still fit into one event of the log.
+// Bounds of one tenant. Lengths are in characters; the longest texts, escaped, still fit
+// into one event of the log.
 const (
 	MaxUnfinished = 2000    // tickets that are not finished
-	MaxFinished   = 500     // beyond it the one finished longest ago is dropped
-	MaxText       = 8 << 20 // bytes of titles, bodies and comments; finished tickets give way
+	MaxFinished   = 500     // beyond it, the ticket finished longest ago is dropped
+	MaxText       = 8 << 20 // bytes of titles, bodies and comments; finished tickets are dropped
 	MaxComments   = 100     // of one ticket
 	MaxTitle      = 200
 	MaxBody       = 8000
@@ -111,7 +106,7 @@ const (
 	minExpiry, maxExpiry, defaultExpiry = 10, 604800, 3600 // seconds
 )
 
-// size is what a ticket counts towards MaxText.
+// size is the number of bytes that a ticket counts towards MaxText.
 func (t *Ticket) size() int {
 	n := len(t.Title) + len(t.Body)
 	if t.Approval != nil {
@@ -123,8 +118,8 @@ func (t *Ticket) size() int {
 	return n
 }
 
-// clone is a copy that later changes do not reach. Comments are only ever appended, and
-// an Approval is replaced, never written to.
+// clone returns a copy that later changes do not affect. Comments are only appended, and
+// an Approval is replaced, not changed in place.
 func (t *Ticket) clone() *Ticket {
 	c := *t
 	c.Comments = slices.Clip(c.Comments)

@@ -147,14 +147,14 @@ type summary struct {
 	Allowed      []Status  `json:"allowed"`
 }
 
-func summarise(k *Ticket) summary {
+func summarize(k *Ticket) summary {
 	return summary{Ticket: k, CommentCount: len(k.Comments), Allowed: k.Status.Next()}
 }
 
 func summaries(list []*Ticket) []summary {
 	s := make([]summary, len(list))
 	for i, k := range list {
-		s[i] = summarise(k)
+		s[i] = summarize(k)
 	}
 	return s
 }
@@ -180,7 +180,7 @@ type refusal struct {
 	TraceID string        `json:"trace_id"`
 }
 
-func refuse(e refusal) (*kernel.Result, error) {
+func answerRefusal(e refusal) (*kernel.Result, error) {
 	res, err := answer(struct {
 		Error refusal `json:"error"`
 	}{e})
@@ -210,7 +210,7 @@ func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 	a := decodeArgs[createArgs](r)
 	t := p.tenant(r.Caller.Tenant, true)
 	if t == nil {
-		return nil, full("this relay keeps tickets of as many tenants as it can")
+		return nil, errFull("this relay keeps tickets of as many tenants as it can")
 	}
 	pl := payload{V: 1, By: r.Caller.Actor, Trace: r.TraceID, Title: a.Title, Body: a.Body, NodeID: a.NodeID, Priority: a.Priority}
 	if pl.Priority == "" {
@@ -225,49 +225,49 @@ func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 	if a.Key != "" {
 		pl.Key = r.Caller.Actor + " " + a.Key
 	}
-	if err := t.lock(ctx); err != nil {
+	if err := t.acquire(ctx); err != nil {
 		return nil, err
 	}
-	defer t.unlock()
+	defer t.release()
 	if k := t.byKey(pl.Key); k != nil {
-		if !k.asked(&pl) {
+		if !k.isResultOf(&pl) {
 			return nil, &manifest.Error{Code: manifest.BadRequest, Message: "another ticket was created with this idempotency_key; use a new one", Reason: "key_reused"}
 		}
-		return answerTicket(summarise(k))
+		return answerTicket(summarize(k))
 	}
 	if t.unfinished() >= MaxUnfinished {
-		return nil, full("there are %d unfinished tickets; close some", MaxUnfinished)
+		return nil, errFull("there are %d unfinished tickets; close some", MaxUnfinished)
 	}
 	if p.tickets.Load() >= MaxAllTickets {
-		return nil, full("this relay keeps as many tickets as it can")
+		return nil, errFull("this relay keeps as many tickets as it can")
 	}
-	drop, err := p.roomFor(t, len(pl.Title)+len(pl.Body)+len(pl.Action), "")
+	drop, err := p.dropsForText(t, len(pl.Title)+len(pl.Body)+len(pl.Action), "")
 	if err != nil {
 		return nil, err
 	}
 	id := p.ids.next()
-	if err := p.makeRoom(ctx, t, drop, change{eventCreated, id, pl}); err != nil {
+	if err := p.commitWithDrops(ctx, t, drop, change{eventCreated, id, pl}); err != nil {
 		return nil, err
 	}
 	if pl.Action != "" {
-		p.poke()
+		p.wakeRun()
 	}
 	return t.answer(id)
 }
 
-// roomFor finds the finished tickets that give way to text more bytes.
-func (p *Plugin) roomFor(t *tenant, text int, keep string) (drop []string, err error) {
-	drop, ok := t.room(text, 0, keep)
+// dropsForText finds the finished tickets that give way to text more bytes.
+func (p *Plugin) dropsForText(t *tenant, text int, keep string) (drop []string, err error) {
+	drop, ok := t.dropsFor(text, 0, keep)
 	switch {
 	case !ok:
-		return nil, full("the unfinished tickets hold as much text as they may; close some")
+		return nil, errFull("the unfinished tickets hold as much text as they may; close some")
 	case p.text.Load()+int64(text) > MaxAllText:
-		return nil, full("this relay keeps as much text of tickets as it can")
+		return nil, errFull("this relay keeps as much text of tickets as it can")
 	}
 	return drop, nil
 }
 
-func full(format string, a ...any) error {
+func errFull(format string, a ...any) error {
 	return &manifest.Error{Code: manifest.RateLimited, Message: fmt.Sprintf(format, a...), Reason: "full"}
 }
 
@@ -281,8 +281,8 @@ func (t *tenant) byKey(key string) *Ticket {
 	return nil
 }
 
-// asked tells whether the ticket is what this call of create would make.
-func (t *Ticket) asked(p *payload) bool {
+// isResultOf tells whether the ticket is what this call of create would make.
+func (t *Ticket) isResultOf(p *payload) bool {
 	action := ""
 	if t.Approval != nil {
 		action = t.Approval.Action
@@ -296,7 +296,7 @@ func (t *tenant) answer(id string) (*kernel.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return answerTicket(summarise(k))
+	return answerTicket(summarize(k))
 }
 
 func get(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
@@ -305,7 +305,7 @@ func get(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error
 	if err != nil {
 		return nil, err
 	}
-	s := summarise(k)
+	s := summarize(k)
 	s.Body, s.Comments = k.Body, k.Comments
 	return answerTicket(s)
 }
@@ -330,16 +330,16 @@ func list(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, erro
 	return answer(body)
 }
 
-// changing runs fn on a ticket of the caller's tenant with the gate held.
-func changing(ctx context.Context, p *Plugin, r *kernel.Request, id string, fn func(t *tenant, k *Ticket) (*kernel.Result, error)) (*kernel.Result, error) {
+// changeTicket runs fn on a ticket of the caller's tenant with the gate held.
+func changeTicket(ctx context.Context, p *Plugin, r *kernel.Request, id string, fn func(t *tenant, k *Ticket) (*kernel.Result, error)) (*kernel.Result, error) {
 	t := p.tenant(r.Caller.Tenant, false)
 	if _, err := t.get(id); err != nil {
 		return nil, err
 	}
-	if err := t.lock(ctx); err != nil {
+	if err := t.acquire(ctx); err != nil {
 		return nil, err
 	}
-	defer t.unlock()
+	defer t.release()
 	k, err := t.get(id)
 	if err != nil {
 		return nil, err
@@ -353,19 +353,19 @@ func changing(ctx context.Context, p *Plugin, r *kernel.Request, id string, fn f
 
 func comment(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	a := decodeArgs[struct{ ID, Text string }](r)
-	return changing(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
+	return changeTicket(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
 		n := len(k.Comments)
 		if n >= MaxComments {
-			return nil, full("a ticket has at most %d comments; open another ticket", MaxComments)
+			return nil, errFull("a ticket has at most %d comments; open another ticket", MaxComments)
 		}
 		if n > 0 {
 			n = k.Comments[n-1].N
 		}
-		drop, err := p.roomFor(t, len(a.Text), k.ID)
+		drop, err := p.dropsForText(t, len(a.Text), k.ID)
 		if err != nil {
 			return nil, err
 		}
-		return nil, p.makeRoom(ctx, t, drop, change{eventCommented, k.ID,
+		return nil, p.commitWithDrops(ctx, t, drop, change{eventCommented, k.ID,
 			payload{V: k.Version + 1, By: r.Caller.Actor, Trace: r.TraceID, N: n + 1, Text: a.Text}})
 	})
 }
@@ -375,7 +375,7 @@ func assign(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 		ID      string
 		AgentID string `json:"agent_id"`
 	}](r)
-	return changing(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
+	return changeTicket(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
 		if k.AgentID == a.AgentID {
 			return nil, nil
 		}
@@ -388,9 +388,9 @@ func transition(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Resu
 		ID string
 		To Status
 	}](r)
-	return changing(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
-		if k.due() { // the clock was first
-			if err := p.move(ctx, t, k, Expired, "", r.TraceID); err != nil {
+	return changeTicket(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
+		if k.isDue() { // the clock was first
+			if err := p.changeStatus(ctx, t, k, Expired, "", r.TraceID); err != nil {
 				return nil, err
 			}
 			var err error
@@ -398,20 +398,20 @@ func transition(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Resu
 				return nil, err
 			}
 		}
-		if !k.Status.May(a.To) {
-			return refuse(refusal{manifest.BadRequest, "illegal_transition", illegal(k.Status, a.To), k.Status, k.Status.Next(), r.TraceID})
+		if !k.Status.CanBecome(a.To) {
+			return answerRefusal(refusal{manifest.BadRequest, "illegal_transition", transitionMessage(k.Status, a.To), k.Status, k.Status.Next(), r.TraceID})
 		}
 		if a.To == Approved && k.CreatedBy == r.Caller.Actor {
-			return refuse(refusal{manifest.SafetyDenied, "own_request", "who asks for an approval cannot give it; somebody else has to", k.Status, []Status{Rejected}, r.TraceID})
+			return answerRefusal(refusal{manifest.SafetyDenied, "own_request", "who asks for an approval cannot give it; somebody else has to", k.Status, []Status{Rejected}, r.TraceID})
 		}
-		if k.Status.finished() && t.unfinished() >= MaxUnfinished {
-			return nil, full("there are %d unfinished tickets; close some", MaxUnfinished)
+		if k.Status.isFinished() && t.unfinished() >= MaxUnfinished {
+			return nil, errFull("there are %d unfinished tickets; close some", MaxUnfinished)
 		}
-		return nil, p.move(ctx, t, k, a.To, r.Caller.Actor, r.TraceID)
+		return nil, p.changeStatus(ctx, t, k, a.To, r.Caller.Actor, r.TraceID)
 	})
 }
 
-func illegal(from, to Status) string {
+func transitionMessage(from, to Status) string {
 	if next := from.Next(); len(next) > 0 {
 		return fmt.Sprintf("a ticket that is %s cannot become %s; it can become %s", from, to, strings.Join(words(next), ", "))
 	}

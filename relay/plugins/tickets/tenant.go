@@ -11,16 +11,16 @@ import (
 	"agentctl/manifest"
 )
 
-// tenant is what one tenant has. Changes are made one at a time, in the order of the log:
-// who makes one holds the gate, appends its events and applies them. Readers wait for
-// nobody's disk.
+// tenant has the tickets of one tenant. Changes are made one at a time, in the order of the
+// log, by whoever holds the change slot. mu is held only while memory is read or written,
+// so readers never wait for a disk. Lock order: changeSlot, then mu.
 type tenant struct {
-	name string
-	gate chan struct{} // of one: held while a change is made
+	name       string
+	changeSlot chan struct{} // capacity 1: held while a change is made
 
-	waiting atomic.Int32 // changes before the gate
+	waiting atomic.Int32 // changes that wait for the slot
 
-	mu      sync.RWMutex // protects the fields below; written to by the holder of the gate
+	mu      sync.RWMutex // protects the fields below; only the holder of changeSlot writes them
 	tickets map[string]*entry
 	order   []string          // ids, ascending
 	keys    map[string]string // idempotency key -> id
@@ -28,32 +28,32 @@ type tenant struct {
 	text    int // bytes of titles, bodies and comments
 }
 
-// entry is a ticket with what is not shown of it.
+// entry is a ticket with the parts of it that are not shown.
 type entry struct {
 	Ticket
-	key string // its idempotency key, with the actor in front; may be empty
+	key string // actor and idempotency key; may be empty
 }
 
 func newTenant(name string) *tenant {
-	return &tenant{name: name, gate: make(chan struct{}, 1), tickets: make(map[string]*entry),
+	return &tenant{name: name, changeSlot: make(chan struct{}, 1), tickets: make(map[string]*entry),
 		keys: make(map[string]string), count: make(map[Status]int)}
 }
 
-// gateWait is how long a change waits for those before it: less than kernel.CallBudget, so
-// that its caller knows that nothing was changed.
-const gateWait = 4 * time.Second
+// maxAcquireWait is how long a change waits for those before it: less than
+// kernel.CallBudget, so that its caller learns that nothing was changed.
+const maxAcquireWait = 4 * time.Second
 
-// maxWaiting bounds the changes of one tenant that wait, so that a slow log leaves room for
-// the calls of others (maxConcurrency).
+// maxWaiting bounds the waiting changes of one tenant. It is far below maxConcurrency, so
+// that a slow log leaves slots for the calls of other tenants.
 const (
 	maxWaiting     = 32
 	maxConcurrency = 256
 )
 
-// lock takes the gate, or gives up with ctx or after gateWait.
-func (t *tenant) lock(ctx context.Context) error {
+// acquire acquires the change slot, or gives up when ctx ends or after maxAcquireWait.
+func (t *tenant) acquire(ctx context.Context) error {
 	select {
-	case t.gate <- struct{}{}:
+	case t.changeSlot <- struct{}{}:
 		return nil
 	default:
 	}
@@ -62,10 +62,10 @@ func (t *tenant) lock(ctx context.Context) error {
 	if t.waiting.Add(1) > maxWaiting {
 		return busy
 	}
-	timer := time.NewTimer(gateWait)
+	timer := time.NewTimer(maxAcquireWait)
 	defer timer.Stop()
 	select {
-	case t.gate <- struct{}{}:
+	case t.changeSlot <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -74,9 +74,9 @@ func (t *tenant) lock(ctx context.Context) error {
 	}
 }
 
-func (t *tenant) unlock() { <-t.gate }
+func (t *tenant) release() { <-t.changeSlot }
 
-// get returns a copy of a ticket.
+// get returns a copy of a ticket. t may be nil.
 func (t *tenant) get(id string) (*Ticket, error) {
 	if t != nil {
 		t.mu.RLock()
@@ -89,7 +89,8 @@ func (t *tenant) get(id string) (*Ticket, error) {
 	return nil, &manifest.Error{Code: manifest.BadRequest, Message: "no ticket has this id; tickets.list shows the tickets", Reason: "not_found"}
 }
 
-// list returns up to limit tickets with ids below before ("" for all), newest first.
+// list returns up to limit tickets with ids below before ("" for all), newest first, and
+// whether there are more. t may be nil.
 func (t *tenant) list(status Status, before string, limit int) (page []*Ticket, more bool) {
 	if t == nil {
 		return nil, false
@@ -113,8 +114,8 @@ func (t *tenant) list(status Status, before string, limit int) (page []*Ticket, 
 	return page, false
 }
 
-// pick returns copies of the tickets that want chooses, oldest first.
-func (t *tenant) pick(want func(*Ticket) bool) (found []*Ticket) {
+// filter returns copies of the tickets for which want is true, oldest first. t may be nil.
+func (t *tenant) filter(want func(*Ticket) bool) (found []*Ticket) {
 	if t == nil {
 		return nil
 	}
@@ -128,7 +129,7 @@ func (t *tenant) pick(want func(*Ticket) bool) (found []*Ticket) {
 	return found
 }
 
-// put adds or replaces a ticket; mu is held.
+// put adds or replaces a ticket. mu is held.
 func (t *tenant) put(e *entry) {
 	t.remove(e.ID)
 	t.tickets[e.ID] = e
@@ -144,7 +145,7 @@ func (t *tenant) put(e *entry) {
 	t.text += e.size()
 }
 
-// remove forgets a ticket; mu is held.
+// remove removes a ticket, if it is there. mu is held.
 func (t *tenant) remove(id string) {
 	e := t.tickets[id]
 	if e == nil {
@@ -161,25 +162,20 @@ func (t *tenant) remove(id string) {
 	t.text -= e.size()
 }
 
-// room finds which finished tickets give way, finished longest ago first, so that text
-// more bytes and more finished tickets fit. ok is false when even all of them are not
-// enough. keep is not dropped.
-func (t *tenant) room(text, more int, keep string) (drop []string, ok bool) {
+// dropsFor selects the finished tickets to drop, those finished longest ago first, so that
+// there is space for `text` more bytes and `more` more finished tickets. It never selects
+// keep. ok is false when dropping all of them is not enough.
+func (t *tenant) dropsFor(text, more int, keep string) (drop []string, ok bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	done := more
-	for s, n := range t.count {
-		if s.finished() {
-			done += n
-		}
-	}
-	over := t.text + text - MaxText
-	if done <= MaxFinished && over <= 0 {
+	surplus := len(t.tickets) - t.unfinishedLocked() + more - MaxFinished
+	excess := t.text + text - MaxText
+	if surplus <= 0 && excess <= 0 {
 		return nil, true
 	}
 	var finished []*entry
 	for _, e := range t.tickets {
-		if e.Status.finished() && e.ID != keep {
+		if e.Status.isFinished() && e.ID != keep {
 			finished = append(finished, e)
 		}
 	}
@@ -187,23 +183,27 @@ func (t *tenant) room(text, more int, keep string) (drop []string, ok bool) {
 		return cmp.Or(cmp.Compare(a.UpdatedAt, b.UpdatedAt), cmp.Compare(a.ID, b.ID))
 	})
 	for _, e := range finished {
-		if done <= MaxFinished && over <= 0 {
+		if surplus <= 0 && excess <= 0 {
 			break
 		}
 		drop = append(drop, e.ID)
-		done--
-		over -= e.size()
+		surplus--
+		excess -= e.size()
 	}
-	return drop, over <= 0
+	return drop, excess <= 0
 }
 
-// unfinished counts the tickets that bound creation; the gate is held.
-func (t *tenant) unfinished() (n int) {
+// unfinished counts the tickets that bound the creation of new ones.
+func (t *tenant) unfinished() int {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	for s, c := range t.count {
-		if !s.finished() {
-			n += c
+	return t.unfinishedLocked()
+}
+
+func (t *tenant) unfinishedLocked() (n int) {
+	for s, count := range t.count {
+		if !s.isFinished() {
+			n += count
 		}
 	}
 	return n

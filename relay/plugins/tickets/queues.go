@@ -10,25 +10,26 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// queue is a watchable list of a tenant's tickets, most urgent and then oldest first.
+// queue is a resource that lists some of a tenant's tickets, the most urgent first and
+// then the oldest.
 type queue struct {
 	uri, name, title, about string
-	holds                   func(k *Ticket, actor string) bool
+	contains                func(k *Ticket, actor string) bool
 }
 
 var queues = []queue{
 	{"mcp://tickets/queue/open.json", "open", "Open tickets",
 		"The tickets that are open, in progress or waiting, most urgent first. Subscribe to hear of changes.",
-		func(k *Ticket, _ string) bool { return k.Status.active() }},
+		func(k *Ticket, _ string) bool { return k.Status.isActive() }},
 	{"mcp://tickets/queue/approvals.json", "approvals", "Pending approvals",
 		"The approvals that nobody has decided yet, most urgent first. Subscribe to hear of changes.",
 		func(k *Ticket, _ string) bool { return k.Status == Pending }},
 	{"mcp://tickets/queue/mine.json", "mine", "My tickets",
 		"The unfinished tickets that are assigned to you, most urgent first. Subscribe to hear of changes.",
-		func(k *Ticket, actor string) bool { return !k.Status.finished() && k.AgentID == actor }},
+		func(k *Ticket, actor string) bool { return !k.Status.isFinished() && k.AgentID == actor }},
 }
 
-// maxQueue bounds the tickets in one reading of a queue; its total tells how many there are.
+// maxQueue bounds the tickets in one reading of a queue. Its total counts all of them.
 const maxQueue = 100
 
 var resources = func() (list []*kernel.Resource) {
@@ -46,7 +47,7 @@ func (p *Plugin) Read(_ context.Context, c *kernel.Caller, uri string) ([]byte, 
 		return nil, kernel.ErrNoResource
 	}
 	q := queues[i]
-	found := p.tenant(c.Tenant, false).pick(func(k *Ticket) bool { return q.holds(k, c.Actor) })
+	found := p.tenant(c.Tenant, false).filter(func(k *Ticket) bool { return q.contains(k, c.Actor) })
 	slices.SortStableFunc(found, func(a, b *Ticket) int {
 		return cmp.Compare(slices.Index(Priorities, b.Priority), slices.Index(Priorities, a.Priority))
 	})
@@ -58,15 +59,16 @@ func (p *Plugin) Read(_ context.Context, c *kernel.Caller, uri string) ([]byte, 
 	return json.Marshal(body)
 }
 
-// Watch implements kernel.Watcher. A change is told where it is made, to the subscribers
-// of its tenant alone, so there is nothing to do here but to wait.
+// Watch implements kernel.Watcher. commit notifies the subscribers of the tenant, so Watch
+// only waits.
 func (p *Plugin) Watch(ctx context.Context, _ string, _ func()) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
 
-// touch notes the queues that show a ticket.
-func (t *tenant) touch(set map[string]bool, id string) {
+// addQueues adds the URIs of the queues that contain a ticket. Of "mine", which depends on
+// the reader, it assumes the assigned agent.
+func (t *tenant) addQueues(set map[string]bool, id string) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	e := t.tickets[id]
@@ -74,7 +76,7 @@ func (t *tenant) touch(set map[string]bool, id string) {
 		return
 	}
 	for _, q := range queues {
-		if q.holds(&e.Ticket, e.AgentID) && (q.name != "mine" || e.AgentID != "") {
+		if q.contains(&e.Ticket, e.AgentID) && (q.name != "mine" || e.AgentID != "") {
 			set[q.uri] = true
 		}
 	}
