@@ -1,6 +1,7 @@
 package tickets
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,7 +14,7 @@ import (
 	"agentctl/relay/plugins/arguments"
 )
 
-// tool is one tool with its arguments and what it does.
+// tool is a tool with the function that runs it.
 type tool struct {
 	tool *kernel.Tool
 	run  func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
@@ -116,8 +117,8 @@ func newTool(verb, title, about, scope string, args arguments.Object, output str
 	return tool{t, run}
 }
 
+// Output schemas. An answer has either the requested members or an error.
 const (
-	// An answer has either what was asked for or an error; clients check both.
 	errorSchema = `{"type":"object","properties":{"code":{"type":"string"},"message":{"type":"string"},"reason":{"type":"string"},` +
 		`"status":{"type":"string"},"allowed":{"type":"array","items":{"type":"string"}},` +
 		`"retry_after_ms":{"type":"integer"},"trace_id":{"type":"string"}},"required":["code","message"]}`
@@ -138,13 +139,13 @@ const (
 		requiredProps + `,"additionalProperties":false}`
 )
 
-// summary is a ticket without body and comments.
+// summary is a ticket without body and comments. Its own fields hide those of the ticket.
 type summary struct {
 	*Ticket
-	Body         string    `json:"body,omitempty"`     // hides the ticket's
-	Comments     []Comment `json:"comments,omitempty"` // hides the ticket's
+	Body         string    `json:"body,omitempty"`
+	Comments     []Comment `json:"comments,omitempty"`
 	CommentCount int       `json:"comment_count"`
-	Allowed      []Status  `json:"allowed"`
+	Allowed      []Status  `json:"allowed"` // statuses that it may change to
 }
 
 func summarize(k *Ticket) summary {
@@ -164,13 +165,19 @@ func answer(v any) (*kernel.Result, error) {
 	return &kernel.Result{Structured: data}, err
 }
 
-func answerTicket(s summary) (*kernel.Result, error) {
-	return answer(struct {
-		Ticket summary `json:"ticket"`
-	}{s})
+func answerTicket(s summary) (*kernel.Result, error) { return answer(map[string]summary{"ticket": s}) }
+
+// answer answers with a ticket as it is now.
+func (t *tenant) answer(id string) (*kernel.Result, error) {
+	k, err := t.get(id)
+	if err != nil {
+		return nil, err
+	}
+	return answerTicket(summarize(k))
 }
 
-// refusal is a failure that says more than an error of the kernel can.
+// refusal is an error with the ticket's status and what is allowed instead, which an error
+// of the kernel cannot have.
 type refusal struct {
 	Code    manifest.Code `json:"code"`
 	Reason  string        `json:"reason"`
@@ -181,17 +188,20 @@ type refusal struct {
 }
 
 func answerRefusal(e refusal) (*kernel.Result, error) {
-	res, err := answer(struct {
-		Error refusal `json:"error"`
-	}{e})
+	res, err := answer(map[string]refusal{"error": e})
 	res.IsError = true
 	return res, err
 }
 
-// decodeArgs reads what Check has let through.
+// decodeArgs reads arguments that CheckArguments accepted.
 func decodeArgs[T any](r *kernel.Request) (v T) {
 	_ = json.Unmarshal(r.Arguments, &v) // cannot fail
 	return v
+}
+
+// errFull is the error of a change that would exceed a bound.
+func errFull(format string, a ...any) error {
+	return &manifest.Error{Code: manifest.RateLimited, Message: fmt.Sprintf(format, a...), Reason: "full"}
 }
 
 type createArgs struct {
@@ -206,25 +216,26 @@ type createArgs struct {
 	Key string `json:"idempotency_key"`
 }
 
+// payload returns the payload of the event that creates the ticket.
+func (a *createArgs) payload(r *kernel.Request) payload {
+	p := payload{V: 1, By: r.Caller.Actor, Trace: r.TraceID, Title: a.Title, Body: a.Body, NodeID: a.NodeID, Priority: cmp.Or(a.Priority, "normal")}
+	if a.Approval != nil {
+		p.Action = a.Approval.Action
+		p.Expires = time.Now().UnixMilli() + 1000*cmp.Or(a.Approval.Expiry, defaultExpiry)
+	}
+	if a.Key != "" { // keys of different actors are different
+		p.Key = r.Caller.Actor + " " + a.Key
+	}
+	return p
+}
+
 func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	a := decodeArgs[createArgs](r)
 	t := p.tenant(r.Caller.Tenant, true)
 	if t == nil {
 		return nil, errFull("this relay keeps tickets of as many tenants as it can")
 	}
-	pl := payload{V: 1, By: r.Caller.Actor, Trace: r.TraceID, Title: a.Title, Body: a.Body, NodeID: a.NodeID, Priority: a.Priority}
-	if pl.Priority == "" {
-		pl.Priority = "normal"
-	}
-	if a.Approval != nil {
-		if a.Approval.Expiry == 0 {
-			a.Approval.Expiry = defaultExpiry
-		}
-		pl.Action, pl.Expires = a.Approval.Action, time.Now().UnixMilli()+1000*a.Approval.Expiry
-	}
-	if a.Key != "" {
-		pl.Key = r.Caller.Actor + " " + a.Key
-	}
+	pl := a.payload(r)
 	if err := t.acquire(ctx); err != nil {
 		return nil, err
 	}
@@ -255,7 +266,8 @@ func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 	return t.answer(id)
 }
 
-// dropsForText finds the finished tickets that give way to text more bytes.
+// dropsForText selects the finished tickets to drop for `text` more bytes. It never selects
+// keep.
 func (p *Plugin) dropsForText(t *tenant, text int, keep string) (drop []string, err error) {
 	drop, ok := t.dropsFor(text, 0, keep)
 	switch {
@@ -267,11 +279,7 @@ func (p *Plugin) dropsForText(t *tenant, text int, keep string) (drop []string, 
 	return drop, nil
 }
 
-func errFull(format string, a ...any) error {
-	return &manifest.Error{Code: manifest.RateLimited, Message: fmt.Sprintf(format, a...), Reason: "full"}
-}
-
-// byKey finds the ticket that was created with a key; "" is no key.
+// byKey returns the ticket that was created with an idempotency key, or nil.
 func (t *tenant) byKey(key string) *Ticket {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -281,22 +289,13 @@ func (t *tenant) byKey(key string) *Ticket {
 	return nil
 }
 
-// isResultOf tells whether the ticket is what this call of create would make.
+// isResultOf tells whether this create call made the ticket, as far as its arguments tell.
 func (t *Ticket) isResultOf(p *payload) bool {
 	action := ""
 	if t.Approval != nil {
 		action = t.Approval.Action
 	}
 	return t.Title == p.Title && t.Body == p.Body && t.NodeID == p.NodeID && t.Priority == p.Priority && action == p.Action
-}
-
-// answer answers with a ticket as it is now.
-func (t *tenant) answer(id string) (*kernel.Result, error) {
-	k, err := t.get(id)
-	if err != nil {
-		return nil, err
-	}
-	return answerTicket(summarize(k))
 }
 
 func get(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
@@ -316,10 +315,7 @@ func list(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, erro
 		Limit  int
 		Cursor string
 	}](r)
-	if a.Limit == 0 {
-		a.Limit = 50
-	}
-	page, more := p.tenant(r.Caller.Tenant, false).list(a.Status, a.Cursor, a.Limit)
+	page, more := p.tenant(r.Caller.Tenant, false).list(a.Status, a.Cursor, cmp.Or(a.Limit, 50))
 	body := struct {
 		Tickets []summary `json:"tickets"`
 		Next    string    `json:"next_cursor,omitempty"`
@@ -330,10 +326,11 @@ func list(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, erro
 	return answer(body)
 }
 
-// changeTicket runs fn on a ticket of the caller's tenant with the gate held.
+// changeTicket runs fn on a ticket of the caller's tenant, with the change slot held, and
+// answers with the ticket afterwards, unless fn answers.
 func changeTicket(ctx context.Context, p *Plugin, r *kernel.Request, id string, fn func(t *tenant, k *Ticket) (*kernel.Result, error)) (*kernel.Result, error) {
 	t := p.tenant(r.Caller.Tenant, false)
-	if _, err := t.get(id); err != nil {
+	if _, err := t.get(id); err != nil { // before waiting for the slot
 		return nil, err
 	}
 	if err := t.acquire(ctx); err != nil {
@@ -389,12 +386,12 @@ func transition(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Resu
 		To Status
 	}](r)
 	return changeTicket(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
-		if k.isDue() { // the clock was first
-			if err := p.changeStatus(ctx, t, k, Expired, "", r.TraceID); err != nil {
-				return nil, err
+		if k.isDue() { // it expired before this call, although Run has not marked it
+			err := p.changeStatus(ctx, t, k, Expired, "", r.TraceID)
+			if err == nil {
+				k, err = t.get(a.ID)
 			}
-			var err error
-			if k, err = t.get(a.ID); err != nil {
+			if err != nil {
 				return nil, err
 			}
 		}
@@ -411,9 +408,10 @@ func transition(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Resu
 	})
 }
 
+// transitionMessage explains why a transition is not allowed.
 func transitionMessage(from, to Status) string {
-	if next := from.Next(); len(next) > 0 {
-		return fmt.Sprintf("a ticket that is %s cannot become %s; it can become %s", from, to, strings.Join(words(next), ", "))
+	if allowed := from.Next(); len(allowed) > 0 {
+		return fmt.Sprintf("a ticket that is %s cannot become %s; it can become %s", from, to, strings.Join(words(allowed), ", "))
 	}
 	return fmt.Sprintf("a ticket that is %s stays so", from)
 }
