@@ -11,9 +11,11 @@ import (
 	"go.uber.org/zap"
 )
 
-// event is an event as it goes over the wire, the same bytes for everybody.
+// event is an event as it is written, the same bytes for all clients.
 type event struct {
-	key   string // of two waiting events with one key, the newer replaces the older
+	// key identifies events that replace one another: of two that wait with the same key
+	// only the newer one is sent.
+	key   string
 	frame []byte
 }
 
@@ -30,15 +32,15 @@ func newEvent(method, key string, params any) (event, error) {
 
 var pingEvent, _ = newEvent(EventPing, EventPing, struct{}{})
 
-// subscription is what a connection that takes events reads. Alerts have a queue of their
-// own, so that neither metrics nor states can push one out.
+// subscription holds the queues of a connection that takes events. Alerts have a separate
+// one, so that neither metrics nor states can displace them.
 type subscription struct {
-	events     *fanout.Subscriber[event] // metrics and states
-	notices    *fanout.Subscriber[event] // alerts and updates
-	lastUpdate event                     // one that came before this reader; empty when there is none
+	events     *fanout.Subscriber[event] // metrics and states; newer metrics replace older ones
+	notices    *fanout.Subscriber[event] // alerts and updates; dropped and counted when full
+	lastUpdate event                     // update_ready from before the subscription; may be empty
 }
 
-// subscribe makes a connection one that takes events: push goes on, cpu and mem start.
+// subscribe adds a connection that takes events. It enables push and starts cpu and mem.
 func (s *Server) subscribe() (*subscription, prober.ModuleSet, error) {
 	set, err := s.applySampling(true, func(now prober.ModuleSet) prober.ModuleSet { return now | defaultModules })
 	if err != nil {
@@ -46,21 +48,21 @@ func (s *Server) subscribe() (*subscription, prober.ModuleSet, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := &subscription{
+	sub := &subscription{
 		events:     s.events.Subscribe(fanout.SubscribeOptions[event]{Buffer: maxQueue, Overflow: fanout.Coalesce, Key: eventKey}),
 		notices:    s.notices.Subscribe(fanout.SubscribeOptions[event]{Buffer: maxNotices, Overflow: fanout.DropAndCount}),
 		lastUpdate: s.update,
 	}
 	s.sampling.subscribers++
 	s.sampling.pushEnabled = true
-	s.sampling.sentReadings = prober.ModuleReadings{} // a module that is seldom read is told to this reader as well
+	s.sampling.sentReadings = prober.ModuleReadings{} // send also what is seldom read again
 	s.replanLocked()
-	return r, set, nil
+	return sub, set, nil
 }
 
-func (s *Server) unsubscribe(r *subscription) {
-	r.events.Close()
-	r.notices.Close()
+func (s *Server) unsubscribe(sub *subscription) {
+	sub.events.Close()
+	sub.notices.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sampling.subscribers--
@@ -72,7 +74,7 @@ func (s *Server) publishState(phase, reason string, extra any) {
 	ms, _ := s.clock.NowMS()
 	s.mu.Lock()
 	s.sampling.stateCount++
-	key := EventState + strconv.FormatUint(s.sampling.stateCount, 10) // states never replace one another
+	key := EventState + strconv.FormatUint(s.sampling.stateCount, 10) // unique: no state replaces another
 	s.mu.Unlock()
 	e, err := newEvent(EventState, key, State{ms, phase, reason, extra})
 	if err != nil {
@@ -82,20 +84,20 @@ func (s *Server) publishState(phase, reason string, extra any) {
 	s.events.Publish(e)
 }
 
-// PublishAlert tells every client that takes events. A client that reads too slowly misses
-// those beyond 32; they are counted in Stats.
+// PublishAlert sends an alert to all clients that take events. A client that reads too
+// slowly misses those beyond 32, which Stats counts.
 func (s *Server) PublishAlert(a Alert) {
 	e, err := newEvent(EventAlert, "", a)
-	if err != nil { // a value that is no number
+	if err != nil { // a value that is not a number
 		s.log.Error("event alert", zap.String("rule", a.RuleID), zap.Error(err))
 		return
 	}
 	s.notices.Publish(e)
 }
 
-// PublishUpdateReady tells every client that takes events, now or when it comes, that a newer
-// version of a component is there; once, however often it is called for a version. An
-// empty version takes the word back for those who come later.
+// PublishUpdateReady announces a newer version of a component to all clients that take
+// events, now or when they connect. A repeated version is announced once. An empty version
+// withdraws the announcement for clients that connect later.
 func (s *Server) PublishUpdateReady(component, version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

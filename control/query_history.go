@@ -13,10 +13,16 @@ import (
 	"go.uber.org/zap"
 )
 
-// An answer of query_history may be far longer than what a board can spare in memory,
-// and its length stands in front of it. So the history is asked twice: once to count,
-// and a second time to write. What changed in between fits by cutting and padding. An
-// answer that turns out shorter than 256 KiB is kept from the first time.
+// An answer of query_history may be far longer than the memory that a board can spare, and
+// its length is in the header before it. So there are two passes over the history:
+//
+//	count   the items are encoded and counted. Up to 32 KiB they are kept; beyond, the pass
+//	        starts again with the server's answer buffer, which keeps up to 256 KiB.
+//	        At most maxQueries run at once; none blocks on a client.
+//	write   what was kept is written. A longer answer is queried and encoded again, and cut
+//	        or padded with blanks to the counted length, as the history may have changed.
+//
+// So all clients together use a bounded amount of memory; others wait for the buffer.
 
 const (
 	answerHead = `{"jsonrpc":"2.0","id":`
@@ -24,30 +30,29 @@ const (
 	answerTail = `]}}`
 )
 
-// hangUpCheckRows is how many rows are worked off before it is looked whether the client is there.
+// hangUpCheckRows is after how many rows a query checks whether the client is still there.
 const hangUpCheckRows = 1024
 
 var (
-	errStopQuery   = errors.New("enough")    // ends a query that gave what was wanted
-	errNeedsBuffer = errors.New("not small") // ends a query that must wait for its turn
+	errStopQuery   = errors.New("the limit is reached")
+	errNeedsBuffer = errors.New("the answer is not small")
 	errHungUp      = errors.New("the client hung up")
 )
 
-// historyRequest is a query_history in work.
+// historyRequest is a query_history in progress.
 type historyRequest struct {
 	ss     *session
-	window HistoryQuery // as it goes to Options.History
+	window HistoryQuery // for Options.History
 	set    prober.ModuleSet
-	max    int // items, 0 for no limit
-	end    int64
+	max    int   // items, 0 for no limit
+	end    int64 // the end of the window, milliseconds since 1970
 
-	buf             []byte // all items as long as they are few, else those that are not out yet
-	hasAnswerBuffer bool   // it is in the server's memory for answers that are not small
-	isLong          bool   // no longer few
-	rows            int    // given by the history
-	items, size     int    // of the items, with the commas between them
-	first, last     int64  // ts of items
-	isEnough        bool   // fn ended the query
+	buf             []byte // all items, or in the passes of a long answer those not written yet
+	hasAnswerBuffer bool   // buf is the server's answer buffer
+	isLong          bool   // the items are longer than maxKeptAnswer
+	rows            int    // that the history gave
+	items, size     int    // the number of items, and their bytes with the commas between
+	first, last     int64  // ts of the first and the last item
 }
 
 func (ss *session) history(ctx context.Context, f *params) (any, error) {
@@ -56,7 +61,7 @@ func (ss *session) history(ctx context.Context, f *params) (any, error) {
 		return nil, err
 	}
 	if ss.requestID == "" {
-		return nil, nil // a notification: nobody waits for the answer
+		return nil, nil // a notification has no answer
 	}
 	defer func() {
 		if q.hasAnswerBuffer {
@@ -76,7 +81,7 @@ func (ss *session) history(ctx context.Context, f *params) (any, error) {
 	case err != nil && (q.rows > 0 || ctx.Err() != nil):
 		return nil, q.queryError(ctx, err)
 	case err != nil && ss.srv.allowWarning(): // the history is closed, or its disk is busy
-		ss.srv.log.Warn("query_history: a snapshot is given", zap.Error(err))
+		ss.srv.log.Warn("query_history: answered with a snapshot", zap.Error(err))
 	}
 	if q.items == 0 {
 		if err := q.snapshot(ctx); err != nil {
@@ -114,39 +119,38 @@ func (q *historyRequest) parse(f *params) error {
 		q.end = now
 	}
 	if to == 0 && ok {
-		to = now // not later rows the second time
+		to = now // so that the second pass has no later rows
 	}
 	q.window = HistoryQuery{FromMS: from, ToMS: to, StepMS: step, Modules: q.set.Names()}
 	q.max = int(min(limit, math.MaxInt32))
 	return nil
 }
 
-// run asks the history. An empty window, which one that begins in the future is, gives
-// no error.
-func (q *historyRequest) run(ctx context.Context, fn func(context.Context, *HistoryRow) error) error {
+// run queries the history until fn returns an error; errStopQuery is not one of run. A
+// window that begins in the future is empty.
+func (q *historyRequest) run(ctx context.Context, fn func(*HistoryRow) error) error {
 	h := q.ss.srv.o.History
 	if h == nil || q.window.ToMS > 0 && q.window.FromMS > q.window.ToMS {
 		return nil
 	}
-	q.rows, q.isEnough = 0, false
+	q.rows = 0
+	isStopped := false // the history may replace fn's error
 	err := h.Query(ctx, q.window, func(row HistoryRow) error {
 		if q.rows++; q.rows%hangUpCheckRows == 0 && q.ss.c.isHungUp() {
 			return errHungUp
 		}
-		err := fn(ctx, &row)
-		if errors.Is(err, errStopQuery) {
-			q.isEnough = true
-		}
+		err := fn(&row)
+		isStopped = errors.Is(err, errStopQuery)
 		return err
 	})
-	if q.isEnough {
+	if isStopped {
 		return nil
 	}
 	return err
 }
 
-// appendItem appends a row to buf, behind a comma if it is not the first, and returns
-// how many bytes that were.
+// appendItem appends a row to buf, after a comma if it is not the first, and returns how
+// many bytes it appended.
 func (q *historyRequest) appendItem(row *HistoryRow) int {
 	begin := len(q.buf)
 	if q.items > 0 {
@@ -160,19 +164,19 @@ func (q *historyRequest) appendItem(row *HistoryRow) int {
 	return len(q.buf) - begin
 }
 
-// countPass is the first pass. Few are made at a time, none of which waits for a client.
+// countPass is the first pass.
 func (q *historyRequest) countPass(ctx context.Context) error {
-	place, err := acquire(ctx, q.ss.c, q.ss.srv.countSlots)
+	slot, err := acquire(ctx, q.ss.c, q.ss.srv.countSlots)
 	if err != nil {
 		return q.queryError(ctx, err)
 	}
-	defer func() { q.ss.srv.countSlots <- place }()
+	defer func() { q.ss.srv.countSlots <- slot }()
 	q.buf, q.items, q.size = q.buf[:0], 0, 0
 	return q.run(ctx, q.count)
 }
 
-// count takes a row of the first pass.
-func (q *historyRequest) count(ctx context.Context, row *HistoryRow) error {
+// count adds a row in the first pass.
+func (q *historyRequest) count(row *HistoryRow) error {
 	if q.isLong {
 		q.buf = q.buf[:0]
 	}
@@ -196,56 +200,56 @@ func (q *historyRequest) count(ctx context.Context, row *HistoryRow) error {
 	return nil
 }
 
-// length of the whole answer.
+// length is that of the whole answer, in bytes.
 func (q *historyRequest) length() int {
 	return len(answerHead) + len(q.ss.requestID) + len(answerBody) + q.size + len(answerTail)
 }
 
-// minStep is the step that makes the answer short enough, in whole seconds.
+// minStep is the least step, in whole seconds as milliseconds, that makes the answer short
+// enough.
 func (q *historyRequest) minStep() int64 {
 	room := maxAnswer / (q.size/q.items + 1)
 	step := (max(q.end, q.last)-q.first)/int64(room) + 1
 	return (step + 999) / 1000 * 1000
 }
 
-// acquireBuffer waits for the memory of answers that are not small. The one who has it may
-// have to wait for its client; meanwhile nothing is held here.
+// acquireBuffer waits for the answer buffer, whose holder may wait for its client. The
+// caller holds no count slot meanwhile.
 func (q *historyRequest) acquireBuffer(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	mem, err := acquire(ctx, q.ss.c, q.ss.srv.answerBuffer)
+	buf, err := acquire(ctx, q.ss.c, q.ss.srv.answerBuffer)
 	if errors.Is(err, context.DeadlineExceeded) {
 		return newError(CodeRateLimited, "another long answer of query_history is being read: try again, or ask with a larger step_ms")
 	}
 	if err != nil {
 		return err
 	}
-	if q.hasAnswerBuffer = true; mem == nil {
-		mem = make([]byte, 0, maxKeptAnswer+writeSize)
+	if buf == nil {
+		buf = make([]byte, 0, maxKeptAnswer+writeSize)
 	}
-	q.buf = mem
+	q.hasAnswerBuffer, q.buf = true, buf
 	return nil
 }
 
-// acquire receives from ch, unless ctx ends or the client hangs up before.
-func acquire(ctx context.Context, c *serverChannel, ch <-chan []byte) ([]byte, error) {
-	ticker := time.NewTicker(100 * time.Millisecond)
-	defer ticker.Stop()
+// acquire receives from slots, unless ctx ends or the client hangs up before.
+func acquire(ctx context.Context, c *serverChannel, slots <-chan []byte) ([]byte, error) {
+	tick := time.Tick(100 * time.Millisecond)
 	for {
 		select {
-		case mem := <-ch:
-			return mem, nil
+		case buf := <-slots:
+			return buf, nil
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-ticker.C:
-			if c.isHungUp() { // its place is wanted
+		case <-tick:
+			if c.isHungUp() {
 				return nil, errHungUp
 			}
 		}
 	}
 }
 
-// queryError is why there is no answer.
+// queryError is the error that answers a query which failed with err.
 func (q *historyRequest) queryError(ctx context.Context, err error) error {
 	var e *Error
 	switch {
@@ -257,7 +261,7 @@ func (q *historyRequest) queryError(ctx context.Context, err error) error {
 	return newError(CodeInternal, err.Error())
 }
 
-// snapshot is the answer when nothing was recorded: what the machine says now.
+// snapshot makes an answer with the present readings, when nothing was recorded.
 func (q *historyRequest) snapshot(ctx context.Context) error {
 	sample, err := q.ss.srv.prober.Now(ctx)
 	if err != nil {
@@ -271,7 +275,7 @@ func (q *historyRequest) snapshot(ctx context.Context) error {
 	return nil
 }
 
-// writeBuffered writes what the first pass has kept.
+// writeBuffered writes what the first pass kept.
 func (q *historyRequest) writeBuffered(context.Context) error {
 	return q.ss.c.stream(q.length(), func(write func([]byte) error) error {
 		return errors.Join(write(q.head(nil)), write(q.buf), write([]byte(answerTail)))
@@ -282,7 +286,7 @@ func (q *historyRequest) head(b []byte) []byte {
 	return append(append(append(b, answerHead...), q.ss.requestID...), answerBody...)
 }
 
-// writeSecondPass is the second pass: it writes as many bytes as the first has counted.
+// writeSecondPass writes exactly as many bytes as the first pass counted.
 func (q *historyRequest) writeSecondPass(ctx context.Context) error {
 	size, last := q.size, q.last
 	return q.ss.c.stream(q.length(), func(write func([]byte) error) error {
@@ -294,7 +298,7 @@ func (q *historyRequest) writeSecondPass(ctx context.Context) error {
 			q.buf = q.buf[:0]
 			return errors.Join(err, ctx.Err())
 		}
-		err := q.run(ctx, func(_ context.Context, row *HistoryRow) error {
+		err := q.run(ctx, func(row *HistoryRow) error {
 			before := len(q.buf)
 			n := q.appendItem(row)
 			if row.TS > last || q.size+n > size {

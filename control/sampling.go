@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -10,40 +11,45 @@ import (
 	"go.uber.org/zap"
 )
 
-// Sampling is what start, stop and set_config made of the sampler, for status.
+// Local push: one sampler goroutine watches the prober while somebody wants samples, and
+// publishes them to all clients that take events. Its plan follows from the state, which
+// methods change and then call replanLocked:
+//
+//	idle ── running, and push with subscribers, or a burst ──> watching at the fastest
+//	        interval of the started modules and of the bursts
+//
+// start, stop, set_config and bursts are common to all clients.
+
+// Sampling is what is sampled for the socket, for status.
 type Sampling struct {
 	Running    bool     `json:"running"`
 	IntervalMS int64    `json:"interval_ms"`
 	Modules    []string `json:"modules"` // names, as start answers them
 }
 
-// sampling is the state of local push, protected by Server.mu. While somebody wants
-// samples, one goroutine (Server.feed) watches the prober; else nothing runs.
+// sampling is the state of local push, protected by Server.mu.
 type sampling struct {
-	isRunning   bool
-	pushEnabled bool // the switch of subscribe_metrics, for everybody
+	isRunning   bool // start, not stop, was the last one
+	pushEnabled bool // by subscribe_metrics
 	subscribers int  // connections that take events
 	modules     prober.ModuleSet
 	intervals   intervals
 	bursts      []burst
 
-	seq          uint64                           // of the last metrics
-	stateCount   uint64                           // states so far
-	sentReadings prober.ModuleReadings            // of the modules beyond the frame, told last
-	nextDue      [prober.NumModules]time.Duration // when a module is told next, on the samples' clock
-	lastSent     [prober.NumModules]time.Duration // the sample it was told of last
-	current      plan                             // what feed does
-	replan       context.CancelFunc               // makes feed plan anew
+	seq          uint64                           // of the last event metrics
+	stateCount   uint64                           // events state so far
+	sentReadings prober.ModuleReadings            // of optional modules, as last sent
+	nextDue      [prober.NumModules]time.Duration // when a module is sent next, by Sample.Mono
+	lastSent     [prober.NumModules]time.Duration // Mono of the sample last sent
+	current      plan                             // what the sampler does
+	replan       context.CancelFunc               // makes the sampler plan again; nil before it runs
 }
 
-// intervals is how often each module wants to be told; zero: the base interval.
+// intervals is how often each module is sent; zero is the base interval.
 type intervals [prober.NumModules]time.Duration
 
 func (iv *intervals) of(m prober.Module, base time.Duration) time.Duration {
-	if iv[m] > 0 {
-		return iv[m]
-	}
-	return base
+	return cmp.Or(iv[m], base)
 }
 
 type burst struct {
@@ -51,14 +57,14 @@ type burst struct {
 	until time.Time
 }
 
-// plan is what feed shall do: watch at an interval, or nothing when it is zero, and
-// think again at until.
+// plan is what the sampler does until a time, or until it is replaced.
 type plan struct {
-	every   time.Duration
-	until   time.Time // zero: until told
+	every   time.Duration // the interval of Watch; 0: nothing
+	until   time.Time     // the end of a burst; zero: none
 	isBurst bool
 }
 
+// plan computes the plan, and removes bursts that have ended.
 func (p *sampling) plan(base time.Duration, now time.Time) (pl plan) {
 	p.bursts = slices.DeleteFunc(p.bursts, func(b burst) bool { return !b.until.After(now) })
 	if !p.isRunning || p.modules == 0 || (len(p.bursts) == 0 && (!p.pushEnabled || p.subscribers == 0)) {
@@ -78,7 +84,7 @@ func (p *sampling) plan(base time.Duration, now time.Time) (pl plan) {
 	return pl
 }
 
-// context is what the plan holds for.
+// context returns a context that ends with the plan.
 func (pl plan) context(ctx context.Context) (context.Context, context.CancelFunc) {
 	if pl.until.IsZero() {
 		return context.WithCancel(ctx)
@@ -86,14 +92,14 @@ func (pl plan) context(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithDeadline(ctx, pl.until)
 }
 
-// replanLocked has feed plan anew if there is anything new.
+// replanLocked makes the sampler plan again if the plan would differ.
 func (s *Server) replanLocked() {
 	if s.sampling.replan != nil && s.sampling.plan(s.prober.Interval(), time.Now()) != s.sampling.current {
 		s.sampling.replan()
 	}
 }
 
-// runSampler watches the prober as long and as fast as somebody wants it, until ctx ends.
+// runSampler is the sampler goroutine: it carries out plans until ctx ends.
 func (s *Server) runSampler(ctx context.Context) {
 	for ctx.Err() == nil {
 		s.mu.Lock()
@@ -106,7 +112,7 @@ func (s *Server) runSampler(ctx context.Context) {
 		if pl.every > 0 {
 			if err := s.prober.Watch(pctx, pl.every, s.publishMetrics); pctx.Err() == nil {
 				s.log.Warn("no samples for the control socket", zap.Error(err))
-				s.sleep(pctx, time.Second) // too many watchers, or a prober that ended
+				sleep(pctx, time.Second) // too many watchers, or the prober has stopped
 			}
 		} else {
 			<-pctx.Done()
@@ -116,12 +122,10 @@ func (s *Server) runSampler(ctx context.Context) {
 }
 
 // sleep waits for d or the end of ctx.
-func (s *Server) sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(d):
 	}
 }
 
@@ -147,21 +151,20 @@ func (s *Server) publishMetrics(p prober.Sample) error {
 	return nil
 }
 
-// dueLocked takes the modules that are due at a sample and sets their next time. A
-// module is not told twice when it was held up; one beyond the frame only when it was
-// read anew.
+// dueLocked returns the modules that are due at a sample and sets their next time. A delayed
+// sample is not sent twice; an optional module is sent only when it has a new reading.
 func (p *sampling) dueLocked(s *prober.Sample, base time.Duration) (set prober.ModuleSet) {
-	slack := p.current.every / 2
-	var news prober.ModuleSet
+	slack := p.current.every / 2 // samples are not taken to the microsecond
+	renewed := prober.AllModules - prober.OptionalModules
 	if s.Modules != nil {
-		news = s.Modules.NewSince(&p.sentReadings)
+		renewed |= s.Modules.NewSince(&p.sentReadings)
 	}
 	for m := range prober.NumModules {
-		if !p.modules.Has(m) || (!p.current.isBurst && s.Mono+slack < p.nextDue[m]) || (m.IsOptional() && !news.Has(m)) {
+		if !(p.modules & renewed).Has(m) || !p.current.isBurst && s.Mono+slack < p.nextDue[m] {
 			continue
 		}
 		if s.Mono > 0 && s.Mono == p.lastSent[m] {
-			continue // a new plan begins with the newest sample, which was told already
+			continue // a new plan begins with the newest sample, which was sent already
 		}
 		set |= 1 << m
 		p.lastSent[m] = s.Mono
@@ -178,9 +181,9 @@ func (p *sampling) dueLocked(s *prober.Sample, base time.Duration) (set prober.M
 	return set
 }
 
-// applySampling makes what runs anew, out of the modules that are started now. It tells those
-// who read and record, in the order of the changes; if modules cannot be had nothing is
-// changed.
+// applySampling starts or stops local push, with the modules that change returns for those
+// that are started now. It calls EnableModules and OnRecording in the order of the changes,
+// which samplingMu ensures. When modules cannot be enabled nothing changes.
 func (s *Server) applySampling(running bool, change func(now prober.ModuleSet) prober.ModuleSet) (prober.ModuleSet, error) {
 	s.samplingMu.Lock()
 	defer s.samplingMu.Unlock()
@@ -210,7 +213,8 @@ func (s *Server) applySampling(running bool, change func(now prober.ModuleSet) p
 	return set, nil
 }
 
-// setIntervals applies set_config; zeros change nothing, unless all modules are set.
+// setIntervals applies set_config. A zero leaves an interval as it is; with all, that of a
+// module is reset. It returns the base interval.
 func (s *Server) setIntervals(base time.Duration, every intervals, all bool) (time.Duration, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,14 +238,16 @@ func (s *Server) setIntervals(base time.Duration, every intervals, all bool) (ti
 	return s.prober.Interval(), nil
 }
 
-// Configure changes cadences as set_config does, at once: for a configuration that was
-// read anew. ModuleIntervals, unless nil, names all modules that have an interval of
-// their own; the others have none any more. Persist is not looked at. When something is
-// wrong nothing is changed.
+// Configure changes cadences as set_config does, for a configuration that was reloaded.
+// ModuleIntervals, unless nil, names all modules with an interval other than the default;
+// the others are reset. Persist is ignored. When something is invalid nothing changes.
 func (s *Server) Configure(c Config) error {
-	base := time.Duration(c.BaseIntervalMS) * time.Millisecond
-	if c.BaseIntervalMS != 0 && (c.BaseIntervalMS < prober.MinInterval.Milliseconds() || c.BaseIntervalMS > prober.MaxInterval.Milliseconds()) {
-		return errParams("base_interval_ms", "must be %d..%d", prober.MinInterval.Milliseconds(), prober.MaxInterval.Milliseconds())
+	var base time.Duration
+	if c.BaseIntervalMS != 0 {
+		var err *Error
+		if base, err = integer(c.BaseIntervalMS).millis("base_interval_ms", prober.MinInterval, prober.MaxInterval); err != nil {
+			return err
+		}
 	}
 	byName := map[string]integer{}
 	for name, ms := range c.ModuleIntervals {
@@ -255,7 +261,7 @@ func (s *Server) Configure(c Config) error {
 	return serr
 }
 
-// Sampling tells what is sampled for this socket now.
+// Sampling returns what is sampled for the socket now.
 func (s *Server) Sampling() Sampling {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,84 +22,95 @@ import (
 
 // Options configure a Server. Path (or Listener) and Prober must be given.
 type Options struct {
-	Path   string         // of the socket; its directory is made if missing
+	// Path is that of the socket; its directory is created if it is missing.
+	Path   string
 	Prober *prober.Prober // what is sampled
-	Clock  *clock.Clock   // of events; default the system's
+	Clock  *clock.Clock   // the time of events; default the system's
 	Logger *zap.Logger    // default none
 
-	Version string // of the server, told in hello; default "dev"
-	Token   string // what hello must say; default anything that is not empty
+	// Version is the server's, which the answer to hello contains; default "dev".
+	Version string
+	// Token is what hello must contain; default any that is not empty.
+	Token string
 
-	// Status gives what the method status answers: a value whose JSON has snake_case
+	// Status returns the answer of the method status: a value whose JSON has snake_case
 	// keys. Default: the method is not supported.
 	Status func(context.Context) any
 
-	// Persist keeps what set_config changed over a restart. Default: it is not kept,
-	// and the answer says so.
+	// Persist saves what set_config changed, so that it survives a restart. Default: it is
+	// not saved, and the answer says so.
 	Persist func(context.Context, Config) error
 
-	// History answers query_history. Default: it is answered with a snapshot, and the
-	// capability history_query is not served.
+	// History answers query_history. Default: the answer is a snapshot, and the capability
+	// history_query is not served.
 	History History
 
-	// OnRecording is told when start or stop (or a hello with metrics_stream) turned
-	// recording on or off; it is on at first. Default: nobody is.
+	// OnRecording is called when start or stop (or a hello with metrics_stream) turns
+	// recording on or off; it is on at first.
 	OnRecording func(on bool)
 
-	// EnableModules has the prober read exactly these of its modules (prober.OptionalModuleNames) for
-	// this socket, in place of those before; the first time is when some are started. An
-	// error fails the request. Default: none can be read beyond what others enabled.
+	// EnableModules makes the prober read exactly these optional modules
+	// (prober.OptionalModuleNames) for this socket, in place of those of the last call. It
+	// is first called when some are started. An error fails the request. Default: modules
+	// are read only as far as others have enabled them.
 	EnableModules func(modules []string) error
 
-	// GetConfig gives what get_config answers, an object with snake_case keys: values
+	// GetConfig returns the answer of get_config, an object with snake_case keys: values
 	// and where they come from. Default: the method is not supported.
 	GetConfig func(context.Context) any
 
-	// Capabilities gives what the method capabilities answers, an object with the
-	// node_id and the list of capabilities that the device announces. Default: the
-	// method is not supported.
+	// Capabilities returns the answer of the method capabilities: an object with the
+	// node_id and the capabilities that the device announces. Default: the method is not
+	// supported.
 	Capabilities func() any
 
 	// Call calls a tool of the device; args is an object. A *manifest.Error becomes an
 	// error with its code in data. Default: the method call is not supported.
 	Call func(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error)
 
-	// Allow decides who may connect, by what the kernel says. Default AllowGroup.
+	// Allow decides by the kernel's credentials who may connect; default AllowGroup.
 	Allow func(uid, gid uint32) error
 
-	// Listener, when given, is served in place of Path: a socket that systemd made.
+	// Listener, when given, is served in place of Path: a socket created by systemd.
 	Listener net.Listener
 
-	// peerOf stands for the kernel where tests have no sockets.
+	// peerOf replaces the kernel in tests without sockets.
 	peerOf func(net.Conn) (uid, gid uint32, err error)
 }
 
 // Server serves the control socket. Its methods may be called from any goroutine.
+//
+// Goroutines: Serve runs the sampler and the accept loop, and for each connection one that
+// writes events and two of jrpc2, which read requests and write answers. Serve waits for
+// all of them. Lock order: samplingMu, then mu.
 type Server struct {
-	o             Options
-	prober        *prober.Prober
-	clock         *clock.Clock
-	log           *zap.Logger
-	events        *fanout.Topic[event]
-	notices       *fanout.Topic[event]
-	messageBuffer chan []byte // the memory for large messages: there is one at a time
-	stats         counters
-	countSlots    chan []byte // one for each query_history that may be counted at a time
-	answerBuffer  chan []byte // the memory for answers of query_history that are not small: likewise
+	o       Options
+	prober  *prober.Prober
+	clock   *clock.Clock
+	log     *zap.Logger
+	events  *fanout.Topic[event]
+	notices *fanout.Topic[event]
+	stats   counters
 
-	samplingMu     sync.Mutex       // serializes applySampling, protects enabled; taken before mu
-	enabledModules prober.ModuleSet // what Options.Enable was told
+	// Buffers and slots that connections share. A channel holds what is free; a buffer is
+	// nil until its first use.
+	messageBuffer chan []byte // one, for a large message
+	answerBuffer  chan []byte // one, for an answer of query_history that is not small
+	countSlots    chan []byte // maxQueries, for count passes of query_history; nil values
+
+	samplingMu     sync.Mutex       // serializes applySampling; protects enabledModules
+	enabledModules prober.ModuleSet // of the last call of Options.EnableModules
 
 	mu          sync.Mutex // protects the fields below
 	listener    net.Listener
 	file        *socketFile // nil when the listener was given
 	conns       map[*serverChannel]struct{}
 	sampling    sampling
-	update      event     // update_ready, for those who come later
-	lastWarning time.Time // when a refused peer was logged last
+	update      event     // update_ready, for clients that connect later
+	lastWarning time.Time // when allowWarning last returned true
 }
 
-// Stats counts what a Server did since NewServer.
+// Stats counts since NewServer.
 type Stats struct {
 	Clients  int    // connections now
 	Accepted uint64 // connections that were served
@@ -111,10 +123,10 @@ type Stats struct {
 
 type counters struct{ accepted, denied, busy, requests atomic.Uint64 }
 
-// NewServer makes a Server; nothing starts or is opened before Listen or Serve.
+// NewServer returns a Server. It starts and opens nothing; Listen and Serve do.
 func NewServer(o Options) (*Server, error) {
 	s := &Server{
-		o: o, prober: o.Prober, clock: o.Clock, log: o.Logger,
+		o: o, prober: o.Prober, clock: o.Clock, log: cmp.Or(o.Logger, zap.NewNop()),
 		events:        fanout.New[event](fanout.Options{MaxSubscribers: MaxClients}),
 		notices:       fanout.New[event](fanout.Options{MaxSubscribers: MaxClients}),
 		messageBuffer: make(chan []byte, 1),
@@ -134,12 +146,7 @@ func NewServer(o Options) (*Server, error) {
 	if s.clock == nil {
 		s.clock = clock.New(time.Time{})
 	}
-	if s.log == nil {
-		s.log = zap.NewNop()
-	}
-	if s.o.Version == "" {
-		s.o.Version = "dev"
-	}
+	s.o.Version = cmp.Or(s.o.Version, "dev")
 	if s.o.Allow == nil {
 		s.o.Allow = AllowGroup
 	}
@@ -149,8 +156,8 @@ func NewServer(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Listen makes the socket, so that a daemon can say what is wrong before it says that
-// it is ready. The error tells what to do. Serve must follow.
+// Listen creates the socket, so that a daemon can report an error before it reports that it
+// is ready. The error is a *PathError. Serve must follow.
 func (s *Server) Listen() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,9 +176,9 @@ func (s *Server) Listen() error {
 	return nil
 }
 
-// Serve answers clients until ctx ends, and returns why it ended. It calls Listen if
-// nobody did. Requests in work are answered for a second more; then all is closed,
-// and the socket is removed if Listen made it. It may be called once.
+// Serve answers clients until ctx ends, and returns why. It calls Listen if that was not
+// called. After the end requests in progress have drainTimeout; then all connections are
+// closed. The socket is removed if Listen created it. Serve may be called once.
 func (s *Server) Serve(ctx context.Context) error {
 	if err := s.Listen(); err != nil {
 		return err
@@ -179,12 +186,13 @@ func (s *Server) Serve(ctx context.Context) error {
 	s.log.Info("control socket open", zap.String("path", s.Addr()))
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	hard, cut := context.WithCancel(context.WithoutCancel(ctx))
-	defer cut()
+	// Requests in progress outlive ctx until the drain ends.
+	requestCtx, cancelRequests := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancelRequests()
 
 	var wg sync.WaitGroup
 	wg.Go(func() { s.runSampler(ctx) })
-	wg.Go(func() { cancel(s.accept(ctx, hard, &wg)) })
+	wg.Go(func() { cancel(s.accept(ctx, requestCtx, &wg)) })
 	<-ctx.Done()
 
 	s.listener.Close()
@@ -194,12 +202,10 @@ func (s *Server) Serve(ctx context.Context) error {
 	s.forEachConn((*serverChannel).drain)
 	ended := make(chan struct{})
 	go func() { wg.Wait(); close(ended) }()
-	timer := time.NewTimer(drainTimeout)
-	defer timer.Stop()
 	select {
 	case <-ended:
-	case <-timer.C:
-		cut()
+	case <-time.After(drainTimeout):
+		cancelRequests()
 		s.forEachConn(func(c *serverChannel) { c.nc.Close() })
 		<-ended
 	}
@@ -214,18 +220,18 @@ func (s *Server) forEachConn(f func(*serverChannel)) {
 	}
 }
 
-// accept takes connections until ctx ends; each is served in a goroutine of wg.
-func (s *Server) accept(ctx, hard context.Context, wg *sync.WaitGroup) error {
+// accept accepts connections until ctx ends, and serves each in a goroutine of wg.
+func (s *Server) accept(ctx, requestCtx context.Context, wg *sync.WaitGroup) error {
 	for {
 		nc, err := s.listener.Accept()
 		switch {
-		case err != nil && ctx.Err() != nil: // one that came at the last moment is served
+		case err != nil && ctx.Err() != nil: // not before an error: the last connection is served
 			return ctx.Err()
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("control socket: %w", err)
 		case err != nil: // out of descriptors, most likely
 			s.log.Warn("control socket does not accept", zap.Error(err))
-			s.sleep(ctx, 100*time.Millisecond)
+			sleep(ctx, 100*time.Millisecond)
 			continue
 		}
 		c := newServerChannel(newWire(nc, MaxMessage), s.messageBuffer)
@@ -235,10 +241,11 @@ func (s *Server) accept(ctx, hard context.Context, wg *sync.WaitGroup) error {
 			c.Close()
 			continue
 		}
-		wg.Go(func() { s.serve(hard, c) })
+		wg.Go(func() { s.serve(requestCtx, c) })
 	}
 }
 
+// register adds a connection, unless there are MaxClients.
 func (s *Server) register(ctx context.Context, c *serverChannel) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -252,8 +259,8 @@ func (s *Server) register(ctx context.Context, c *serverChannel) bool {
 	return true
 }
 
-// serve is a connection's life, from the check of the peer to the end of the last
-// goroutine. This one writes the events; jrpc2's two read requests and write answers.
+// serve handles a connection from the check of the peer to the end of its goroutines. This
+// one writes the events.
 func (s *Server) serve(ctx context.Context, c *serverChannel) {
 	defer func() {
 		c.Close()
@@ -270,7 +277,7 @@ func (s *Server) serve(ctx context.Context, c *serverChannel) {
 	s.serveRPC(ctx, c)
 }
 
-// serveRPC serves a client that may be served.
+// serveRPC serves a client that was allowed.
 func (s *Server) serveRPC(ctx context.Context, c *serverChannel) {
 	sess := &session{srv: s, c: c, subscribed: make(chan *subscription, 1)}
 	rpc := jrpc2.NewServer(sess, &jrpc2.ServerOptions{
@@ -285,7 +292,7 @@ func (s *Server) serveRPC(ctx context.Context, c *serverChannel) {
 	}
 }
 
-// checkPeer asks the kernel, then Options.Allow.
+// checkPeer passes the peer's credentials to Options.Allow.
 func (s *Server) checkPeer(nc net.Conn) error {
 	uid, gid, err := s.o.peerOf(nc)
 	if err != nil {
@@ -301,7 +308,8 @@ func (s *Server) checkPeer(nc net.Conn) error {
 	return nil
 }
 
-// allowWarning keeps a refused peer that tries again and again from filling the log.
+// allowWarning limits warnings to one in ten seconds, so that a client that repeats a failing
+// request does not fill the log.
 func (s *Server) allowWarning() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -312,7 +320,7 @@ func (s *Server) allowWarning() bool {
 	return true
 }
 
-// Addr is the path that is listened on, "" before Listen.
+// Addr returns the path of the socket, "" before Listen.
 func (s *Server) Addr() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -322,7 +330,7 @@ func (s *Server) Addr() string {
 	return s.listener.Addr().String()
 }
 
-// Stats tells what was done so far.
+// Stats returns the counts so far.
 func (s *Server) Stats() Stats {
 	ev, notices := s.events.Stats(), s.notices.Stats()
 	s.mu.Lock()
