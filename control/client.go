@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,14 +17,14 @@ import (
 	"github.com/creachadair/jrpc2/channel"
 )
 
-// Errors of a client that a caller may decide by; their text says what to do.
+// Errors of a client that callers test for; their text says what to do.
 var (
 	ErrNotRunning = errors.New("the daemon is not running; start it with: agentctl run")
 	ErrPermission = errors.New("permission denied; join group " + Group + " (sudo usermod -aG " + Group + " $USER, then log in again) or use sudo")
 	ErrClosed     = errors.New("the daemon closed the connection; see its log, and try again")
 )
 
-// dialTimeout bounds Dial when its context does not.
+// dialTimeout bounds Dial when its context has no deadline.
 const dialTimeout = 5 * time.Second
 
 // Event is an event of the daemon.
@@ -32,14 +33,17 @@ type Event struct {
 	Params json.RawMessage // Snapshot, State, …
 }
 
-// DialOptions of a client. The zero value is what a command needs that asks and goes.
+// DialOptions of a client. The zero value is for a command without events.
 type DialOptions struct {
-	AppVersion string // told to the daemon; default "agentctl"
-	Token      string // default "agentctl": any will do unless the daemon's config names one
+	// AppVersion is sent to the daemon; default "agentctl".
+	AppVersion string
+	// Token is what the daemon's configuration requires; default "agentctl", since any
+	// will do where none is configured.
+	Token string
 
-	// OnEvent takes the events, in their order, in the goroutine that reads: it must
-	// be quick and must not use the client. With it the connection says metrics_stream,
-	// which turns push on for everybody.
+	// OnEvent is called with the events, in their order, in the goroutine that reads: it
+	// must be quick and must not use the client. With it hello names metrics_stream, which
+	// enables push for all clients.
 	OnEvent func(Event)
 }
 
@@ -50,13 +54,13 @@ type Client struct {
 	hello Hello
 }
 
-// Dial connects to the daemon at path and says hello. The error is ErrNotRunning,
-// ErrPermission or an *Error where it is one of these.
+// Dial connects to the daemon at path and says hello. Errors include ErrNotRunning,
+// ErrPermission and *Error.
 func Dial(ctx context.Context, path string) (*Client, error) {
 	return DialOptions{}.Dial(ctx, path)
 }
 
-// Dial is the function Dial with options. Close must be called.
+// Dial is the function Dial with options. The caller must call Close.
 func (o DialOptions) Dial(ctx context.Context, path string) (*Client, error) {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -74,16 +78,14 @@ func (o DialOptions) Dial(ctx context.Context, path string) (*Client, error) {
 	return c, nil
 }
 
-// open says hello on a connection.
+// open says hello on a new connection.
 func (o DialOptions) open(ctx context.Context, nc net.Conn) (*Client, error) {
 	ch := &clientChannel{wire: newWire(nc, maxAnswer), onEvent: o.OnEvent, ended: make(chan struct{})}
 	c := &Client{rpc: jrpc2.NewClient(ch, nil), ch: ch}
-	p := HelloParams{AppVersion: o.AppVersion, ProtocolVersion: ProtocolVersion, Token: o.Token}
-	if p.AppVersion == "" {
-		p.AppVersion = "agentctl"
-	}
-	if p.Token == "" {
-		p.Token = "agentctl"
+	p := HelloParams{
+		AppVersion:      cmp.Or(o.AppVersion, "agentctl"),
+		ProtocolVersion: ProtocolVersion,
+		Token:           cmp.Or(o.Token, "agentctl"),
 	}
 	if o.OnEvent != nil {
 		p.Capabilities = []string{CapMetricsStream}
@@ -96,18 +98,19 @@ func (o DialOptions) open(ctx context.Context, nc net.Conn) (*Client, error) {
 	return c, nil
 }
 
-// dialError names the errors of connect(2) that a person can do something about.
+// dialError maps errors of connect(2) to those whose text says what to do.
 func dialError(path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("control socket %s: %w", path, ErrNotRunning)
+		err = ErrNotRunning
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("control socket %s: %w", path, ErrPermission)
+		err = ErrPermission
 	}
 	return fmt.Errorf("control socket %s: %w", path, err)
 }
 
-// Call calls any method; out may be nil. An error of the daemon is an *Error.
+// Call calls a method and decodes the result into out, which may be nil. An error of the
+// daemon is an *Error.
 func (c *Client) Call(ctx context.Context, method string, params, out any) error {
 	rsp, err := c.rpc.Call(ctx, method, params)
 	if err != nil {
@@ -122,19 +125,19 @@ func (c *Client) Call(ctx context.Context, method string, params, out any) error
 	return nil
 }
 
-// callError finds out why a call failed: the daemon's error to it, the daemon's last
-// word before it hung up, or the caller's context.
+// callError is why a call failed: the daemon's answer to it, the error that the daemon sent
+// before it closed the connection, or the caller's context.
 func (c *Client) callError(ctx context.Context, err error) error {
 	var je *jrpc2.Error
 	if errors.As(err, &je) && je.Code != jrpc2.InternalError {
 		var d errorData
-		json.Unmarshal(je.Data, &d) // whatever it is, Code and Message say it
+		json.Unmarshal(je.Data, &d) // Code and Message suffice when it fails
 		return &Error{int(je.Code), je.Message, d.Field, d.Detail, d.Code}
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	select { // what was written before the end may not be read yet
+	select { // the daemon's last message may not be read yet
 	case <-c.ch.ended:
 	case <-ctx.Done():
 	case <-time.After(time.Second):
@@ -149,10 +152,10 @@ func (c *Client) callError(ctx context.Context, err error) error {
 	return last
 }
 
-// Hello is what the daemon said of itself.
+// Hello returns the daemon's answer to hello.
 func (c *Client) Hello() Hello { return c.hello }
 
-// Snapshot asks what modules say now; none: cpu and memory.
+// Snapshot returns the present readings of modules; none: cpu and memory.
 func (c *Client) Snapshot(ctx context.Context, modules ...string) (*Snapshot, error) {
 	var s Snapshot
 	if err := c.Call(ctx, MethodSnapshot, moduleParams{modules}, &s); err != nil {
@@ -166,8 +169,7 @@ func (c *Client) Status(ctx context.Context, out any) error {
 	return c.Call(ctx, MethodStatus, nil, out)
 }
 
-// GetConfig decodes the daemon's configuration, values and where they come from, into
-// out.
+// GetConfig decodes the daemon's configuration, values and their origins, into out.
 func (c *Client) GetConfig(ctx context.Context, out any) error {
 	return c.Call(ctx, MethodGetConfig, nil, out)
 }
@@ -177,16 +179,16 @@ func (c *Client) Capabilities(ctx context.Context, out any) error {
 	return c.Call(ctx, MethodCapabilities, nil, out)
 }
 
-// CallTool calls a tool of the device, by its whole name; args is an object, nil for an
-// empty one. An *Error has the tool's code.
+// CallTool calls a tool of the device by its full name; args is an object, nil for an empty
+// one. An *Error has the tool's code.
 func (c *Client) CallTool(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error) {
 	var out json.RawMessage
 	err := c.Call(ctx, MethodCall, callParams{tool, args}, &out)
 	return out, err
 }
 
-// History asks what was recorded. The daemon does not give more than 16 MiB at a time;
-// HistoryEach gives any number of items.
+// History returns what was recorded. The daemon answers with at most 16 MiB; HistoryEach
+// returns any number of items.
 func (c *Client) History(ctx context.Context, q HistoryQuery) ([]HistoryItem, error) {
 	var r struct {
 		Items []HistoryItem `json:"items"`
@@ -195,8 +197,8 @@ func (c *Client) History(ctx context.Context, q HistoryQuery) ([]HistoryItem, er
 	return r.Items, err
 }
 
-// HistoryEach is History for any number of items, in little memory: it asks for a part
-// at a time and calls fn with each item, in ascending order.
+// HistoryEach calls fn with each recorded item, in ascending order. It asks for a page at a
+// time, so any number of items needs little memory.
 func (c *Client) HistoryEach(ctx context.Context, q HistoryQuery, fn func(HistoryItem) error) error {
 	left := q.Limit
 	for first := true; ; first = false {
@@ -209,7 +211,7 @@ func (c *Client) HistoryEach(ctx context.Context, q HistoryQuery, fn func(Histor
 			return err
 		}
 		if len(items) == 0 || !first && items[0].TS < q.FromMS {
-			return nil // an empty window is answered with what is newest
+			return nil // an empty window is answered with the newest item
 		}
 		for _, item := range items {
 			if err := fn(item); err != nil {
@@ -221,7 +223,7 @@ func (c *Client) HistoryEach(ctx context.Context, q HistoryQuery, fn func(Histor
 		}
 		last := items[len(items)-1].TS
 		if q.FromMS = last + 1; q.StepMS > 0 {
-			q.FromMS = last - last%q.StepMS + q.StepMS // the bucket was told whole
+			q.FromMS = last - last%q.StepMS + q.StepMS // the bucket was complete
 		}
 		if q.ToMS > 0 && q.FromMS > q.ToMS {
 			return nil
@@ -229,20 +231,20 @@ func (c *Client) HistoryEach(ctx context.Context, q HistoryQuery, fn func(Histor
 	}
 }
 
-// Start has modules pushed and recorded, these and no others; none: cpu and memory.
-// It returns their names as the daemon spells them.
+// Start makes the daemon push and record exactly these modules; none: cpu and memory. It
+// returns their names as the daemon spells them.
 func (c *Client) Start(ctx context.Context, modules ...string) ([]string, error) {
 	var r startResult
 	err := c.Call(ctx, MethodStart, moduleParams{modules}, &r)
 	return r.StartedModules, err
 }
 
-// Stop ends push and recording, for everybody.
+// Stop ends push and recording for all clients.
 func (c *Client) Stop(ctx context.Context) error {
 	return c.Call(ctx, MethodStop, nil, nil)
 }
 
-// SetConfig changes cadences, for everybody.
+// SetConfig changes cadences for all clients.
 func (c *Client) SetConfig(ctx context.Context, cfg Config) (*ConfigResult, error) {
 	var r ConfigResult
 	if err := c.Call(ctx, MethodSetConfig, cfg, &r); err != nil {
@@ -251,22 +253,22 @@ func (c *Client) SetConfig(ctx context.Context, cfg Config) (*ConfigResult, erro
 	return &r, nil
 }
 
-// Burst has metrics come each interval until the returned time, for everybody.
+// Burst makes metrics come at the interval until the returned time, for all clients.
 func (c *Client) Burst(ctx context.Context, interval, ttl time.Duration) (expires time.Time, err error) {
 	var r burstResult
 	err = c.Call(ctx, MethodBurst, burstParams{interval.Milliseconds(), ttl.Milliseconds()}, &r)
 	return time.UnixMilli(r.ExpiresAt), err
 }
 
-// SubscribeMetrics turns push on or off, for everybody.
+// SubscribeMetrics turns push on or off for all clients.
 func (c *Client) SubscribeMetrics(ctx context.Context, enable bool) error {
 	return c.Call(ctx, MethodSubscribe, subscribeParams{enable}, nil)
 }
 
-// Done is closed when the daemon hung up, or Close was called.
+// Done is closed when the daemon has closed the connection, or Close was called.
 func (c *Client) Done() <-chan struct{} { return c.ch.ended }
 
-// Close ends the connection and waits for its goroutines.
+// Close closes the connection and waits for its goroutines.
 func (c *Client) Close() error { return c.rpc.Close() }
 
 type moduleParams struct {
@@ -289,9 +291,9 @@ type subscribeParams struct {
 
 var _ channel.Channel = (*clientChannel)(nil)
 
-// clientChannel is what jrpc2's client reads answers from. Events do not reach the
-// library, which would not keep them in order; neither does the error without an id
-// that a daemon says before it hangs up.
+// clientChannel is the channel from which jrpc2's client reads answers. Events do not reach
+// the library, which would not keep their order; neither does the error without an id that
+// a daemon sends before it closes the connection.
 type clientChannel struct {
 	*wire
 	onEvent   func(Event)

@@ -15,10 +15,10 @@ type HistoryQuery struct {
 	Limit   int      `json:"limit,omitempty"`   // above 0: at most so many items, the first
 }
 
-// History is where query_history finds what was recorded. Query calls fn with the rows
-// of the window in ascending order, and returns fn's error. ToMS 0 is now; Modules are
-// the server's names (cpu, mem, disk, load, network, temperature, power, wear). It may
-// be called by several goroutines at a time. HistoryQuery.Limit is kept by the server.
+// History is where query_history finds what was recorded. Query calls fn with the rows of
+// the window in ascending order, and returns fn's error. ToMS 0 is now; Modules are names of
+// prober.Module. Several goroutines may call it at a time. The server enforces
+// HistoryQuery.Limit.
 type History interface {
 	Query(ctx context.Context, q HistoryQuery, fn func(HistoryRow) error) error
 }

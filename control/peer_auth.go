@@ -10,12 +10,12 @@ import (
 	"strconv"
 )
 
-// errPeer is why a peer was refused; it tells it what to do.
+// errPeer is sent to a refused peer and says what to do.
 var errPeer = errors.New("this user may not use the control socket; join group " + Group +
 	" (sudo usermod -aG " + Group + " $USER, then log in again) or use sudo")
 
-// AllowGroup lets in root, the daemon's own user, and members of group agentctl. It
-// is the default of Options.Allow.
+// AllowGroup allows root, the daemon's user, and members of group agentctl. It is the
+// default of Options.Allow.
 func AllowGroup(uid, gid uint32) error {
 	if uid == 0 || int64(uid) == int64(os.Geteuid()) {
 		return nil
@@ -41,7 +41,7 @@ func AllowGroup(uid, gid uint32) error {
 	return nil
 }
 
-// unixPeer asks the kernel who connected.
+// unixPeer returns who connected, according to the kernel.
 func unixPeer(nc net.Conn) (uid, gid uint32, err error) {
 	u, ok := nc.(*net.UnixConn)
 	if !ok {

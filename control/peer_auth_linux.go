@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerCred reads what the kernel noted at connect(2).
+// peerCred reads the credentials that the kernel recorded at connect(2).
 func peerCred(nc *net.UnixConn) (uid, gid uint32, err error) {
 	raw, err := nc.SyscallConn()
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"net"
 )
 
-// peerCred has no answer here, so nobody is let in: the socket is for Linux.
+// peerCred is not supported here, so nobody is allowed: the socket is for Linux.
 func peerCred(*net.UnixConn) (uid, gid uint32, err error) {
 	return 0, 0, errors.ErrUnsupported
 }

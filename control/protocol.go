@@ -3,31 +3,31 @@
 //
 // The flow, c = client and s = server (docs/control.md is the whole document):
 //
-//	c -> s  hello                    first, within 5 s, else everything is unauthorized
-//	c -> s  snapshot, status         what the machine and the daemon say now
+//	c -> s  hello                    first, within 5 s; until then all else is unauthorized
+//	c -> s  snapshot, status         present readings, and the state of the daemon
 //	c -> s  start, stop              local push and recording
 //	c -> s  set_config               cadences
 //	c -> s  burst_subscribe          a faster cadence for a while
-//	c -> s  subscribe_metrics        the switch of push, for everybody
+//	c -> s  subscribe_metrics        turns push on or off, for all clients
 //	c -> s  query_history            what was recorded
-//	c -> s  get_config               what the daemon is configured with
-//	c -> s  capabilities, call       the tools that the device has for its relay
-//	s -> c  metrics, state, alert,   events, only to clients that said metrics_stream
+//	c -> s  get_config               the daemon's configuration
+//	c -> s  capabilities, call       the tools that the device offers its relay
+//	s -> c  metrics, state, alert,   events, to clients whose hello named metrics_stream
 //	        update_ready, ping
 //
-// A daemon joins it so:
+// The daemon's end:
 //
 //	srv, err := control.NewServer(control.Options{Path: path, Prober: p, Status: status})
-//	err = srv.Listen()  // what goes wrong here is for a person to read
+//	err = srv.Listen()
 //	err = srv.Serve(ctx)
 //
-// and a person's command so:
+// A client:
 //
 //	c, err := control.Dial(ctx, path)
 //	defer c.Close()
 //	snap, err := c.Snapshot(ctx, "cpu", "memory")
 //
-// The requests of one client are worked off one after the other, in their order.
+// The requests of a client are answered one after the other, in their order.
 package control
 
 import (
@@ -36,11 +36,11 @@ import (
 	"agentctl/prober"
 )
 
-// ProtocolVersion is the version that hello agrees on.
+// ProtocolVersion is the version that hello must name.
 const ProtocolVersion = 1
 
-// WellKnownName is the name the document gives the socket. It is a symbolic link
-// beside the socket.
+// WellKnownName is the name of the socket in the frozen protocol. It is a symbolic link
+// next to the socket.
 const WellKnownName = "sys_sensor_v3.rpc"
 
 // Group is the group whose members may use a system daemon's socket.
@@ -57,11 +57,11 @@ const (
 	MethodSubscribe = "subscribe_metrics" // {enable} -> {ok}
 	MethodHistory   = "query_history"     // HistoryQuery -> {ok, items}
 
-	// Additions to the frozen document.
-	MethodStatus       = "status"       // none -> what Options.Status gives
-	MethodGetConfig    = "get_config"   // none -> what Options.GetConfig gives
-	MethodCapabilities = "capabilities" // none -> what Options.Capabilities gives
-	MethodCall         = "call"         // {tool, arguments?} -> what the tool answers
+	// Additions to the frozen protocol.
+	MethodStatus       = "status"       // none -> the value of Options.Status
+	MethodGetConfig    = "get_config"   // none -> the value of Options.GetConfig
+	MethodCapabilities = "capabilities" // none -> the value of Options.Capabilities
+	MethodCall         = "call"         // {tool, arguments?} -> the tool's result
 )
 
 // Events.
@@ -80,7 +80,7 @@ const (
 	CapHistoryQuery  = "history_query" // served when there is a history
 )
 
-// Codes of errors, with their message. They are used on this socket and nowhere else.
+// Codes of errors, with their message (codeNames). They belong to this socket.
 const (
 	CodeParse          = -32700 // parse_error
 	CodeInvalidRequest = -32600 // invalid_request
@@ -92,39 +92,54 @@ const (
 	CodeInternal       = -32099 // internal
 )
 
-// Sizes and times. What is above a bound is refused, never queued.
+// Bounds of what a client may use. A request beyond one is refused, never queued.
 const (
-	MaxClients      = 16        // connections at a time
-	MaxMessage      = 1 << 20   // a message, bytes; a longer one closes its connection
-	MaxParams       = 64 << 10  // the params of a request, bytes
-	maxHeader       = 1 << 10   // a header line, bytes
-	maxLines        = 8         // header lines of a message
-	maxID           = 128       // the id of a request, bytes
-	maxCommas       = 4096      // commas of a message: elements and members, about
-	maxAnswer       = 16 << 20  // a message to a client, bytes
-	maxBursts       = 8         // bursts at a time
-	maxQueue        = 16        // events that wait for a client that reads slowly
-	historyPage     = 2048      // items HistoryEach asks for at a time
-	maxQueries      = 2         // query_history that look for their rows at a time
-	maxSmallAnswer  = 32 << 10  // items of query_history, bytes; of longer answers there is one at a time
-	maxKeptAnswer   = 256 << 10 // beyond it they are not kept in memory
-	writeSize       = 32 << 10  // of a longer one, what is written at a time, bytes
-	maxNotices      = 32        // alerts and updates that wait likewise
-	maxSmallMessage = 16 << 10  // a longer message waits for its turn among those like it
+	// MaxClients bounds the connections at a time.
+	MaxClients = 16
+	// MaxMessage bounds a message from a client, in bytes. A longer one closes its
+	// connection.
+	MaxMessage = 1 << 20
+	// MaxParams bounds the params of a request, in bytes.
+	MaxParams = 64 << 10
 
-	helloTimeout = 5 * time.Second      // from the connection to a good hello
+	maxHeader = 1 << 10 // bytes of a header line
+	maxLines  = 8       // header lines of a message
+	maxID     = 128     // bytes of a request's id
+	maxCommas = 4096    // commas of a message, about its elements and members
+	maxBursts = 8       // bursts at a time
+	// maxQueue and maxNotices bound the events that wait for a slow client: metrics and
+	// states, and alerts and updates.
+	maxQueue   = 16
+	maxNotices = 32
+	// maxSmallMessage is the length, in bytes, beyond which a message needs the server's
+	// message buffer.
+	maxSmallMessage = 16 << 10
+	maxBurstTTL     = 10 * time.Minute
+)
+
+// Bounds of an answer of query_history, in bytes of items; query_history.go explains them.
+const (
+	maxAnswer      = 16 << 20  // the whole answer
+	maxSmallAnswer = 32 << 10  // without the server's answer buffer
+	maxKeptAnswer  = 256 << 10 // kept in the answer buffer
+	writeSize      = 32 << 10  // written at a time, of a longer answer
+	maxQueries     = 2         // count passes at a time
+	historyPage    = 2048      // items that HistoryEach requests at a time
+)
+
+// Times.
+const (
+	helloTimeout = 5 * time.Second      // from the connection to a valid hello
 	frameTimeout = 10 * time.Second     // from a message's first byte to its last
-	writeTimeout = 5 * time.Second      // a client that reads nothing for so long is dropped
+	writeTimeout = 5 * time.Second      // for a client to read; then it is disconnected
 	callTimeout  = 5 * time.Second      // a method
 	queryTimeout = time.Minute          // query_history, until its last byte is written
 	pingInterval = 30 * time.Second     // to a client that takes events
-	drainTimeout = time.Second          // for the request in work when the daemon stops
-	newConnGrace = drainTimeout * 3 / 4 // from its connection, what a client may still ask then
-
-	maxBurstTTL = 10 * time.Minute
+	drainTimeout = time.Second          // for a request in progress when the daemon stops
+	newConnGrace = drainTimeout * 3 / 4 // for a new client to send its request then
 )
 
-// HelloParams open a connection.
+// HelloParams are the params of hello.
 type HelloParams struct {
 	AppVersion      string   `json:"app_version"` // at most 256 bytes
 	ProtocolVersion int      `json:"protocol_version"`
@@ -140,8 +155,8 @@ type Hello struct {
 	SessionID       string   `json:"session_id"`   // UUID v4
 }
 
-// Snapshot is what the modules say at one moment: the answer to snapshot, and the
-// event metrics. A module that was not asked for, or is not due, is missing.
+// Snapshot is the readings of modules at one moment: the answer to snapshot, and the event
+// metrics. A module that was not asked for, or is not due, is missing.
 type Snapshot struct {
 	TS     int64   `json:"ts"`            // trusted wall clock, milliseconds since 1970
 	Seq    uint64  `json:"seq,omitempty"` // metrics only; rises by one an event
@@ -158,7 +173,7 @@ type CPU struct {
 	UsagePercent float64 `json:"usage_percent"` // all CPUs together, 0..100
 }
 
-// Memory is the module mem. MiB, rounded down.
+// Memory is the module mem, in MiB, rounded down.
 type Memory struct {
 	Total uint64 `json:"total"`
 	Used  uint64 `json:"used"` // total less what is available
@@ -184,8 +199,8 @@ type State struct {
 	Extra  any    `json:"extra,omitempty"`  // start: {modules}; burst: {interval_ms, expires_at}
 }
 
-// Alert is the event alert: a figure went beyond a threshold, or came back (then its
-// level is info).
+// Alert is the event alert: a metric went beyond a threshold, or came back (then its level
+// is info).
 type Alert struct {
 	Level     string  `json:"level"` // info, warn, error
 	Metric    string  `json:"metric"`
@@ -196,14 +211,14 @@ type Alert struct {
 	TS        int64   `json:"ts"`      // milliseconds since 1970
 }
 
-// UpdateReady is the event update_ready: a newer version is there, and comes into
-// force when the component is started again.
+// UpdateReady is the event update_ready: a newer version is installed and takes effect when
+// the component is restarted.
 type UpdateReady struct {
 	Component string `json:"component"`
 	Version   string `json:"version"`
 }
 
-// Config is what set_config changes; what is zero stays as it is.
+// Config is what set_config changes; zero values change nothing.
 type Config struct {
 	BaseIntervalMS  int64            `json:"base_interval_ms,omitempty"` // 100..60000
 	ModuleIntervals map[string]int64 `json:"module_intervals,omitempty"` // by module, 100..60000
@@ -214,8 +229,9 @@ type Config struct {
 type ConfigResult struct {
 	OK                 bool             `json:"ok"`
 	BaseIntervalMS     int64            `json:"base_interval_ms"`
-	EffectiveIntervals map[string]int64 `json:"effective_intervals"` // of each module that was asked for
-	Persisted          *bool            `json:"persisted,omitempty"` // only when asked for: whether it outlives the daemon
+	EffectiveIntervals map[string]int64 `json:"effective_intervals"` // of each requested module
+	// Persisted reports whether the change survives a restart, if that was requested.
+	Persisted *bool `json:"persisted,omitempty"`
 }
 
 type startResult struct {
