@@ -305,3 +305,15 @@ func must[T any](v T, err error) T {
 	}
 	return v
 }
+
+// TestModuleOpeners: every optional module of the catalogue has a reader.
+func TestModuleOpeners(t *testing.T) {
+	for _, name := range OptionalModuleNames() {
+		if moduleOpeners[name] == nil {
+			t.Errorf("module %s has no reader", name)
+		}
+	}
+	if len(moduleOpeners) != len(OptionalModuleNames()) {
+		t.Errorf("%d readers for %d modules", len(moduleOpeners), len(OptionalModuleNames()))
+	}
+}
