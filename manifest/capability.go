@@ -3,19 +3,21 @@ package manifest
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"time"
 )
 
 // Version is the manifest_version that a device announces.
 const Version = 1
 
-// Bounds of an announce.
+// Bounds of an announce and of the tool names that come from it.
 const (
 	MaxCapabilities = 32
 	MaxToolNameLen  = 64
 )
 
-// Capability is one entry of announce.payload.capabilities (RFC-0005 §9).
+// Capability is one entry of announce.payload.capabilities (RFC-0005 §9): what a device can
+// do, in words of the kind registry.
 type Capability struct {
 	CapID       string      `json:"cap_id"`
 	Kind        string      `json:"kind"`
@@ -25,7 +27,8 @@ type Capability struct {
 	Constraints Constraints `json:"constraints"`
 }
 
-// Constraints bound the use of a capability, on both ends of the link.
+// Constraints bound the use of a capability. The relay enforces them for all callers
+// together, and the device again, since it need not trust its relay.
 type Constraints struct {
 	RateLimitRPS      int `json:"rate_limit_rps"`      // calls in any one second, 1..100
 	MaxConcurrency    int `json:"max_concurrency"`     // calls in flight, 1..64
@@ -35,7 +38,7 @@ type Constraints struct {
 // DefaultConstraints are those of RFC-0005 §9.
 var DefaultConstraints = Constraints{RateLimitRPS: 10, MaxConcurrency: 4, DeadlineMSDefault: 2000}
 
-// Deadline is the handler's budget.
+// Deadline returns the time that a handler on the device has for a call.
 func (c Constraints) Deadline() time.Duration {
 	if c.DeadlineMSDefault <= 0 {
 		return 2 * time.Second
@@ -55,10 +58,11 @@ func Metrics() Capability {
 		Verbs: []string{VerbSnapshot, VerbSubscribe}, SafetyClass: ReadOnly, Constraints: DefaultConstraints}
 }
 
-// Check tells whether c is a capability of this release: known kind, known verbs, the
-// kind's safety class, the right schema reference, sane constraints. The error is
-// always E_MANIFEST_INVALID and quotes nothing of c.
+// Check reports whether c is a capability of this release: known kind and verbs, the kind's
+// safety class, the right schema reference, constraints in range. The error is always
+// E_MANIFEST_INVALID and quotes nothing of c, which a device has sent.
 func (c *Capability) Check() error {
+	const badVerbs = "verbs must name at least one verb of the kind, each once"
 	k, ok := LookupKind(c.Kind)
 	switch {
 	case !ValidCapID(c.CapID):
@@ -68,16 +72,14 @@ func (c *Capability) Check() error {
 	case c.SafetyClass != k.Safety:
 		return E(ManifestInvalid, "safety_class is not the one this kind admits")
 	case len(c.Verbs) == 0 || len(c.Verbs) > len(k.Verbs):
-		return E(ManifestInvalid, "verbs must name at least one verb of the kind, each once")
+		return E(ManifestInvalid, badVerbs)
 	}
 	for i, name := range c.Verbs {
 		if _, ok := k.Verb(name); !ok {
 			return E(ManifestInvalid, "a verb is not one of the kind's verbs")
 		}
-		for _, earlier := range c.Verbs[:i] {
-			if earlier == name {
-				return E(ManifestInvalid, "verbs must name at least one verb of the kind, each once")
-			}
+		if slices.Contains(c.Verbs[:i], name) {
+			return E(ManifestInvalid, badVerbs)
 		}
 	}
 	if v, _ := k.Verb(c.Verbs[0]); c.SchemaRef != v.Input {
@@ -94,7 +96,8 @@ func (c Constraints) check() error {
 	return nil
 }
 
-// Hash is manifest_sha256: the hex SHA-256 of the raw bytes of `capabilities` as sent.
+// Hash returns manifest_sha256: the hex SHA-256 of the raw bytes of `capabilities` as sent.
+// The relay answers with it, so that a device sees that its announce arrived unchanged.
 func Hash(rawCapabilities []byte) string {
 	sum := sha256.Sum256(rawCapabilities)
 	return hex.EncodeToString(sum[:])

@@ -73,9 +73,9 @@ func TestCapabilityRefusals(t *testing.T) {
 			t.Errorf("%s: Check says %v, want E_MANIFEST_INVALID", tt.name, err)
 			continue
 		}
-		for _, told := range []string{"careless", "system.foo", "passwd", "Metrics", "a-b"} {
-			if strings.Contains(err.Error(), told) {
-				t.Errorf("%s: the message quotes %q", tt.name, told)
+		for _, quoted := range []string{"careless", "system.foo", "passwd", "Metrics", "a-b"} {
+			if strings.Contains(err.Error(), quoted) {
+				t.Errorf("%s: the message quotes %q", tt.name, quoted)
 			}
 		}
 		if tools, err := Project(testNode, &c); err == nil {

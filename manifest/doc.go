@@ -1,8 +1,12 @@
-// Package manifest is the vocabulary of agentctl: node ids, kinds, verbs, safety
-// classes, scopes, capabilities, tool names, error codes and the schema registry.
+// Package manifest is the vocabulary of agentctl: node ids, kinds, verbs, safety classes,
+// scopes, capabilities, tool names, error codes and the schema registry.
 //
-// It is words only. A device announces []Capability; Project turns one capability
-// into the tools that a relay offers; Validate checks a JSON value against a
-// registered schema by its reference. Both ends of the link and every door of the
-// relay use the same words, so they cannot drift apart.
+// A device announces []Capability; Project turns one into the tools that a relay offers:
+//
+//	capability  {"cap_id":"metrics","kind":"system.metrics","verbs":["snapshot",…],…}
+//	tool        sys.NODE_ID.metrics.snapshot
+//
+// Validate checks a JSON value against a registered schema by its reference; CheckArgs,
+// CheckResult and CheckFrame do so for calls. Both ends of the link and every endpoint of
+// the relay use these definitions, so that they cannot drift apart.
 package manifest

@@ -1,6 +1,9 @@
 package manifest
 
-import "errors"
+import (
+	"errors"
+	"slices"
+)
 
 // Code is one of the seven error codes of the product (RFC-0001 §4 as used by
 // RFC-0005 §8 and RFC-0009 §3). The set is closed.
@@ -21,39 +24,29 @@ const (
 var Codes = []Code{BadRequest, ManifestInvalid, SafetyDenied, NodeOffline, DeadlineExceeded, RateLimited, Internal}
 
 // Valid reports whether c is one of the seven codes.
-func (c Code) Valid() bool {
-	switch c {
-	case BadRequest, ManifestInvalid, SafetyDenied, NodeOffline, DeadlineExceeded, RateLimited, Internal:
-		return true
-	}
-	return false
-}
+func (c Code) Valid() bool { return slices.Contains(Codes, c) }
 
-// Retryable reports whether the same request may succeed later without a change.
-func (c Code) Retryable() bool {
-	switch c {
-	case NodeOffline, RateLimited, Internal:
-		return true
-	}
-	return false
-}
+// Retryable reports whether the same request may succeed later without a change. A
+// deadline is not: the device may have done the work.
+func (c Code) Retryable() bool { return c == NodeOffline || c == RateLimited || c == Internal }
 
-// Error is what a caller is told. Message is printable ASCII written by this product:
-// nothing that a device sent is ever part of it (RFC-0005 §8).
+// Error is the answer to a caller whose request failed. Message is printable ASCII written
+// by this product: nothing that a device sent is ever part of it (RFC-0005 §8), since an
+// agent would read it as instructions.
 type Error struct {
 	Code         Code
 	Message      string
-	RetryAfterMS int64  // when > 0, the earliest useful retry
-	Reason       string // short word for the audit log; never sent to the caller
+	RetryAfterMS int64  // if > 0, the earliest useful retry
+	Reason       string // short word for the audit log, not sent to the caller
 }
 
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
 
-// Errorf is not provided on purpose: messages are constants or are built from checked
-// words only. E makes one.
+// E makes an Error. There is no Errorf on purpose: a message is a constant, or is built from
+// checked words.
 func E(c Code, message string) *Error { return &Error{Code: c, Message: message} }
 
-// AsError returns err as an *Error; any other error becomes E_INTERNAL with a neutral
+// AsError returns err as an *Error. Any other error becomes E_INTERNAL with a neutral
 // message, so that nothing internal leaks.
 func AsError(err error) *Error {
 	var e *Error

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// explain says in words of this product what the library refused: the first thing that
-// is wrong, named by the schema's own names. Nothing of the value is quoted.
+// explain words the validator's refusal: the first thing that is wrong, by the schema's own
+// names. It quotes nothing of the value, so that a message cannot carry text to an agent.
 func (sh *objectSchema) explain(tree any) string {
 	o, ok := tree.(map[string]any)
 	if !ok {
@@ -37,6 +37,7 @@ func (sh *objectSchema) explain(tree any) string {
 	return "the value does not fit schema " + strings.TrimPrefix(sh.ref, SchemaPrefix)
 }
 
+// unknownProperty names the known ones, since the unknown one may not be quoted.
 func (sh *objectSchema) unknownProperty() string {
 	if len(sh.properties) == 0 {
 		return "unknown " + sh.noun + ": there are none"
@@ -48,6 +49,7 @@ func (sh *objectSchema) unknownProperty() string {
 	return "unknown " + sh.noun + "; known: " + strings.Join(names, ", ")
 }
 
+// explain returns what is wrong with a value, "" for nothing that it understands.
 func (p *property) explain(v any) string {
 	switch v := v.(type) {
 	case string:
@@ -66,7 +68,8 @@ func (p *property) explain(v any) string {
 	return p.typeMismatch("object")
 }
 
-// typeMismatch complains unless got is the property's type.
+// typeMismatch returns what is wrong if a value of type got is not of the property's type,
+// else "".
 func (p *property) typeMismatch(got string) string {
 	switch p.typ {
 	case "", got:
@@ -81,8 +84,8 @@ func (p *property) explainNumber(v float64, whole bool) string {
 	if p.typ != "number" && (p.typ != "integer" || !whole) {
 		return p.typeMismatch("number")
 	}
-	// A float64 of a whole number this large may be off by a little, a bound is not:
-	// only the wording depends on it.
+	// A large whole number may be off by a little as a float64. Only the wording depends on
+	// it: the validator has refused the value already.
 	low, high := p.hasMin && v < float64(p.min), p.hasMax && v > float64(p.max)
 	switch {
 	case (low || high) && p.hasMin && p.hasMax:
@@ -110,6 +113,7 @@ func (p *property) explainString(v string) string {
 	return ""
 }
 
+// match reports whether a whole string fits.
 func (t *pattern) match(v string) bool {
 	i := 0
 	for _, r := range v {
@@ -121,7 +125,7 @@ func (t *pattern) match(v string) bool {
 	return i >= len(t.prefix)
 }
 
-// allows tells whether character r may stand at position i.
+// allows reports whether character r may be at index i.
 func (t *pattern) allows(i int, r rune) bool {
 	switch {
 	case r < 0 || r >= 128:

@@ -19,8 +19,8 @@ const (
 // NewNodeID mints a node id: a ULID in lower case Crockford base 32 (RFC-0009 §2).
 func NewNodeID() string { return strings.ToLower(NewULID()) }
 
-// NewULID mints an upper case ULID, the form of msg_id, session_id, stream_id and jti.
-// Its time part is informative only: nothing orders or expires by it.
+// NewULID mints an upper case ULID, the form of msg_id, session_id, stream_id and jti. Its
+// time part is informative: nothing orders or expires by it.
 func NewULID() string {
 	return ulid.MustNew(ulid.Timestamp(time.Now()), rand.Reader).String()
 }
@@ -37,9 +37,9 @@ func NewTraceID() string {
 	return string(b[:])
 }
 
-// ValidNodeID reports whether s is a node id: 26 characters of lower case Crockford
-// base 32 that are a ULID as well (the pattern of RFC-0009 §5.1 alone also admits
-// values above the ULID range).
+// ValidNodeID reports whether s is a node id: a ULID in lower case Crockford base 32. The
+// pattern of RFC-0009 §5.1 alone also admits values above the ULID range, whose first
+// character is above 7. It runs on every call.
 func ValidNodeID(s string) bool {
 	if len(s) != ULIDLen || s[0] > '7' {
 		return false
@@ -70,26 +70,19 @@ func ValidTenant(s string) bool { return isWord(s, MaxNameLen, '-') && s[0] != '
 // ValidNodeName reports whether s may name a node: ^[a-z0-9][a-z0-9-]{0,31}$.
 func ValidNodeName(s string) bool { return ValidTenant(s) }
 
-// isWord reports whether s is 1 to most characters of a-z, 0-9 and extra. The patterns
-// are checked by hand because compiling them costs every start of a board.
+// isWord reports whether s is 1 to maxLen characters of a-z, 0-9 and extra. Compiling
+// regular expressions instead would slow every start of a board.
 func isWord(s string, maxLen int, extra byte) bool {
-	if len(s) == 0 || len(s) > maxLen {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
+	for i := range len(s) {
 		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != extra {
 			return false
 		}
 	}
-	return true
+	return s != "" && len(s) <= maxLen
 }
 
+// isCrockfordLower reports whether c is a digit of lower case Crockford base 32, which
+// leaves out i, l, o and u.
 func isCrockfordLower(c byte) bool {
-	switch {
-	case c >= '0' && c <= '9':
-		return true
-	case c >= 'a' && c <= 'z':
-		return c != 'i' && c != 'l' && c != 'o' && c != 'u'
-	}
-	return false
+	return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z' && c != 'i' && c != 'l' && c != 'o' && c != 'u')
 }

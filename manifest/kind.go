@@ -1,7 +1,7 @@
 package manifest
 
-// SafetyClass grades what a tool may do to the device. Version 1 serves read_only; the
-// other two are reserved and refused.
+// SafetyClass grades what a tool may do to the device. Version 1 serves read_only. The other
+// two are reserved and refused: they need a human's approval, which is not specified yet.
 type SafetyClass string
 
 // The safety classes.
@@ -11,7 +11,8 @@ const (
 	Destructive SafetyClass = "destructive" // reserved: needs a commit_token
 )
 
-// Scopes of tokens. The set is closed: another word is refused at mint and grants nothing.
+// Scopes of tokens. The set is closed: another word is refused when a token is minted and
+// grants nothing in a token that has it.
 const (
 	ScopeCallReadOnly    = "tools:call:read_only"
 	ScopeToolsList       = "tools:list"
@@ -30,10 +31,10 @@ var Scopes = []string{
 	ScopeEventsSubscribe, ScopeEventsIngest, ScopeTicketsRead, ScopeTicketsWrite, ScopeKernelAdmin,
 }
 
-// ScopeForClass is the scope that a caller of a tool of class c needs: `tools:call:<c>`.
+// ScopeForClass returns the scope that a call of a tool of class c needs.
 func ScopeForClass(c SafetyClass) string {
 	if c == ReadOnly {
-		return ScopeCallReadOnly // not a new string for each tool of each device
+		return ScopeCallReadOnly // one string, not one for each tool of each device
 	}
 	return "tools:call:" + string(c)
 }
@@ -51,8 +52,8 @@ const (
 	KindMetrics = "system.metrics"
 )
 
-// Kind is one row of the kind registry. The registry is data, closed per release;
-// a new kind is an amendment here and a set of schemas.
+// Kind is one row of the kind registry. The registry is data and closed in each release; a
+// new kind is a row here and a set of schemas.
 type Kind struct {
 	Name   string      // "system.metrics"
 	Short  string      // first segment of its tools, at most 8 characters
@@ -60,7 +61,8 @@ type Kind struct {
 	Verbs  []Verb
 }
 
-// Verb is what a kind can do, with the schemas of its tool.
+// Verb is one thing that a kind can do, with the schemas of its tool. The device checks
+// arguments against Input and the relay checks its answer against Ack.
 type Verb struct {
 	Name        string
 	Input       string // schema reference of the arguments
@@ -68,7 +70,7 @@ type Verb struct {
 	Output      string // schema reference of what the caller gets as the structured result
 	Frame       string // schema reference of a stream's frames; empty for a unary verb
 	Title       string
-	Description string // constant text: nothing a device says is ever in it
+	Description string // constant: no text of a device is part of it
 }
 
 // Stream reports whether the verb answers with a stream of frames.
@@ -77,7 +79,8 @@ func (v *Verb) Stream() bool { return v.Frame != "" }
 // FrameRef is the schema reference of a metric frame (RFC-0009 §5.1).
 const FrameRef = "mcp://schemas/system.metrics.subscribe.frame@1.0.0"
 
-// Kinds is the kind registry.
+// Kinds is the kind registry. Its order is the order in which a board lists what it can do.
+// The texts are read by language models: they say what a tool does and when to use it.
 var Kinds = []Kind{
 	{
 		Name: KindEcho, Short: "sysecho", Safety: ReadOnly,
@@ -114,30 +117,25 @@ var Kinds = []Kind{
 	},
 }
 
-// LookupKind finds a kind by name.
+// LookupKind returns the kind of a name.
 func LookupKind(name string) (*Kind, bool) {
-	for i := range Kinds {
-		if Kinds[i].Name == name {
-			return &Kinds[i], true
-		}
-	}
-	return nil, false
+	return find(Kinds, func(k *Kind) bool { return k.Name == name })
 }
 
 func lookupShort(short string) (*Kind, bool) {
-	for i := range Kinds {
-		if Kinds[i].Short == short {
-			return &Kinds[i], true
-		}
-	}
-	return nil, false
+	return find(Kinds, func(k *Kind) bool { return k.Short == short })
 }
 
-// Verb finds one of the kind's verbs.
+// Verb returns one of the kind's verbs.
 func (k *Kind) Verb(name string) (*Verb, bool) {
-	for i := range k.Verbs {
-		if k.Verbs[i].Name == name {
-			return &k.Verbs[i], true
+	return find(k.Verbs, func(v *Verb) bool { return v.Name == name })
+}
+
+// find returns a pointer to the first element that matches; the tables are short.
+func find[T any](list []T, match func(*T) bool) (*T, bool) {
+	for i := range list {
+		if match(&list[i]) {
+			return &list[i], true
 		}
 	}
 	return nil, false

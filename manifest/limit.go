@@ -6,12 +6,12 @@ import (
 )
 
 // Limit enforces a capability's Constraints exactly: at most RateLimitRPS starts in any
-// window and at most MaxConcurrency in flight. A token bucket would admit nearly twice
+// window, and at most MaxConcurrency calls in flight. A token bucket would admit nearly twice
 // the rate in its first second; a ring of the last starts does not.
 type Limit struct {
 	mu       sync.Mutex  // protects the fields below
-	starts   []time.Time // ring of rate elements, made at the first start: most devices are never called
-	next     int
+	starts   []time.Time // ring of the last rate starts; nil before the first, since most devices are never called
+	next     int         // index of the oldest start
 	inFlight int
 
 	rate        int
@@ -19,21 +19,21 @@ type Limit struct {
 	maxInFlight int
 }
 
-// RelayWindow and DeviceWindow are the windows of the rate on the two ends. The
-// device's is a little shorter, so that jitter on the link cannot make it refuse what
+// RelayWindow and DeviceWindow are the windows of the rate on the two ends of a link. The
+// device's is a little shorter, so that jitter on the link cannot make it refuse a call that
 // the relay rightly admitted.
 const (
 	RelayWindow  = time.Second
 	DeviceWindow = 900 * time.Millisecond
 )
 
-// NewLimit makes the limit of one capability.
+// NewLimit returns the limit of one capability.
 func NewLimit(c Constraints, window time.Duration) *Limit {
 	return &Limit{rate: max(c.RateLimitRPS, 1), window: window, maxInFlight: max(c.MaxConcurrency, 1)}
 }
 
-// Acquire admits one call or tells why not: E_RATE_LIMITED with RetryAfterMS. Every
-// admitted call is ended by Release.
+// Acquire admits one call, or returns E_RATE_LIMITED, with RetryAfterMS when the rate is the
+// reason. The caller ends every admitted call with Release.
 func (l *Limit) Acquire(now time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -44,11 +44,9 @@ func (l *Limit) Acquire(now time.Time) error {
 		l.starts = make([]time.Time, l.rate)
 	}
 	oldest := l.starts[l.next]
-	if !oldest.IsZero() {
-		if wait := l.window - now.Sub(oldest); wait > 0 {
-			return &Error{Code: RateLimited, Message: "this capability's rate limit is used up; retry later",
-				RetryAfterMS: max(1, wait.Milliseconds()), Reason: "rate"}
-		}
+	if wait := l.window - now.Sub(oldest); wait > 0 && !oldest.IsZero() {
+		return &Error{Code: RateLimited, Message: "this capability's rate limit is used up; retry later",
+			RetryAfterMS: max(1, wait.Milliseconds()), Reason: "rate"}
 	}
 	l.starts[l.next] = now
 	l.next = (l.next + 1) % len(l.starts)

@@ -103,7 +103,7 @@ func TestFifthConcurrentCall(t *testing.T) {
 	}
 }
 
-// More releases than starts do not open the door wider.
+// Extra releases do not raise the limit.
 func TestReleaseIsBounded(t *testing.T) {
 	l := NewLimit(Constraints{RateLimitRPS: 100, MaxConcurrency: 1}, RelayWindow)
 	l.Release()

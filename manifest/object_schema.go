@@ -13,24 +13,24 @@ import (
 	"agentctl/strictjson"
 )
 
-// objectSchema is what this package itself understands of a schema: the outermost object. It
-// is read from the schema's JSON, so nothing is written twice. When exact, it is all
-// there is to the schema, and scan may accept a value without asking the library;
-// every refusal is the library's in any case.
+// objectSchema is what this package understands of a schema: the properties of the outermost
+// object. It is read from the schema's JSON, so that nothing is written twice. If exact, the
+// schema says nothing else, and scan may accept a value without the validator. The validator
+// makes every refusal.
 type objectSchema struct {
 	ref        string
-	noun       string // what its properties are called in messages
+	noun       string // of its properties in messages: argument or field
 	exact      bool
-	closed     bool // no properties but those
+	closed     bool // other properties are refused
 	properties []property
-	required   uint32 // bits of props
-	hasNode    bool   // one of props is node_id
+	required   uint32 // bit i: properties[i] is required
+	hasNode    bool   // one of them is node_id
 }
 
-// maxProperties is the number of bits in shape.required.
+// maxProperties is the number of bits in objectSchema.required.
 const maxProperties = 32
 
-// property is one property of a closed flat object.
+// property is one property of an objectSchema.
 type property struct {
 	name           string
 	typ            string // as in the schema; "" for any
@@ -40,8 +40,8 @@ type property struct {
 	object         *objectSchema // of an object
 }
 
-// schemaJSON is the part of JSON Schema that a shape covers. Every other keyword makes a
-// schema inexact.
+// schemaJSON is the part of JSON Schema that an objectSchema covers. Every other keyword makes
+// it inexact.
 type schemaJSON struct {
 	Type                 string                     `json:"type"`
 	Required             []string                   `json:"required"`
@@ -60,7 +60,7 @@ var (
 	stringKeywords = []string{"title", "description", "default", "type", "minLength", "maxLength", "pattern"}
 )
 
-// parse reads a schema and tells whether words are all its keywords and were understood.
+// parse reads a schema and reports whether it understood everything: known keywords only.
 func (s *schemaJSON) parse(raw []byte, words []string) (exact bool) {
 	var keys map[string]json.RawMessage
 	exact = json.Unmarshal(raw, s) == nil && json.Unmarshal(raw, &keys) == nil
@@ -79,7 +79,8 @@ func newObjectSchema(ref string, raw []byte) *objectSchema {
 	sh.exact = s.parse(raw, objectKeywords) && s.Type == "object" && len(s.Properties) <= maxProperties
 	sh.closed = s.AdditionalProperties != nil && !*s.AdditionalProperties
 	sh.exact = sh.exact && sh.closed
-	// In the order of "required", which is the order that devices send.
+	// Required properties first, in the order of "required": devices send them so, and scan
+	// expects it. The others follow by name.
 	names := slices.Clone(s.Required)
 	for name := range s.Properties {
 		if !slices.Contains(names, name) {
@@ -99,9 +100,10 @@ func newObjectSchema(ref string, raw []byte) *objectSchema {
 	return sh
 }
 
+// newProperty reads one property; exact is false if scan cannot check it.
 func newProperty(name string, raw []byte) (p property, exact bool) {
 	var s schemaJSON
-	_ = s.parse(raw, nil) // for the type; what it may say depends on that
+	_ = s.parse(raw, nil) // the type decides which keywords are known
 	p = property{name: name, typ: s.Type}
 	low, high := s.Minimum, s.Maximum
 	switch s.Type {
@@ -123,20 +125,25 @@ func newProperty(name string, raw []byte) (p property, exact bool) {
 	return p, exact
 }
 
-// pattern is a regular expression of a simple form: `^`, a fixed row of character
-// classes, at most one class repeated without bound, `$`; ASCII only.
+// pattern is a regular expression of a simple form that can be checked byte by byte: `^`, a
+// fixed sequence of character classes, at most one class with unbounded repetition, `$`;
+// ASCII only. The schemas' patterns are of that form.
 type pattern struct {
 	prefix   []*charSet
-	repeated *charSet // of all characters behind the row; nil: there are none
+	repeated *charSet // class of all characters after prefix; nil: there are none
 }
 
+// charSet holds the ASCII characters of a class.
 type charSet [128]bool
 
+// newPattern returns the pattern of a property; exact becomes false if expr is of another
+// form. Without a pattern, every printable ASCII character is allowed and all others are left
+// to the validator.
 func newPattern(expr *string, exact bool) (*pattern, bool) {
 	var p pattern
 	if expr == nil {
 		p.repeated = new(charSet)
-		for c := ' '; c <= '~'; c++ { // the rest is left to the library
+		for c := ' '; c <= '~'; c++ {
 			p.repeated[c] = true
 		}
 		return &p, exact
@@ -157,17 +164,18 @@ func newPattern(expr *string, exact bool) (*pattern, bool) {
 	return &p, exact
 }
 
+// add appends one class with its repetition; false if it is of another form.
 func (p *pattern) add(re *syntax.Regexp) bool {
-	least, most, class := 1, 1, re
+	atLeast, atMost, class := 1, 1, re
 	switch re.Op {
 	case syntax.OpStar:
-		least, most, class = 0, -1, re.Sub[0]
+		atLeast, atMost, class = 0, -1, re.Sub[0]
 	case syntax.OpPlus:
-		least, most, class = 1, -1, re.Sub[0]
+		atLeast, atMost, class = 1, -1, re.Sub[0]
 	case syntax.OpRepeat:
-		least, most, class = re.Min, re.Max, re.Sub[0]
+		atLeast, atMost, class = re.Min, re.Max, re.Sub[0]
 	}
-	if class.Op != syntax.OpCharClass || (most >= 0 && most != least) {
+	if class.Op != syntax.OpCharClass || (atMost >= 0 && atMost != atLeast) {
 		return false
 	}
 	set := new(charSet)
@@ -179,20 +187,21 @@ func (p *pattern) add(re *syntax.Regexp) bool {
 			set[c] = true
 		}
 	}
-	for range least {
+	for range atLeast {
 		p.prefix = append(p.prefix, set)
 	}
-	if most < 0 {
+	if atMost < 0 {
 		p.repeated = set
 	}
 	return true
 }
 
-// normalize rewrites a valid object without white space and with whole numbers written
-// plainly where the schema says integer, in objects of objects too, not in arrays.
+// normalize rewrites a valid object without white space and with whole numbers in plain form
+// where the schema says integer, in nested objects too but not in arrays. Keys keep their
+// order.
 func (sh *objectSchema) normalize(raw []byte) []byte {
 	v := jsontext.Value(bytes.Clone(raw))
-	_ = v.Compact() // cannot fail: the value was validated
+	_ = v.Compact() // cannot fail, as below: the value was validated
 	dec := jsontext.NewDecoder(bytes.NewBuffer(v))
 	_, _ = dec.ReadToken()
 	out := make([]byte, 0, len(v))

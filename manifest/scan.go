@@ -5,23 +5,27 @@ import (
 	"strconv"
 )
 
-// scanResult is what scan noticed on its way.
+// scanResult is what scan learns of a value that it accepts.
 type scanResult struct {
-	nodeID  []byte // scanValue of node_id, a part of the input
-	compact bool   // no white space between the tokens
+	nodeID  []byte // value of node_id; aliases the input
+	compact bool   // no white space between tokens
 }
 
-// scan reads a value once and tells whether it certainly fits an exact shape. false says
-// nothing: escapes, exponents, negative numbers and whatever else is rare or wrong is
-// left to the library. It allocates nothing.
+// scan reads a value in one pass and reports whether it certainly fits an exact schema. false
+// does not mean that it does not fit: escapes, exponents, negative numbers and whatever else
+// is rare or wrong is left to the validator. It runs on every metric frame and allocates
+// nothing. A property-based test compares it with the validator.
 func (sh *objectSchema) scan(raw []byte) (found scanResult, ok bool) {
+	if !sh.exact {
+		return found, false
+	}
 	s := scanner{raw: raw, compact: true}
 	s.skipSpace()
 	if !s.accept('{') {
 		return found, false
 	}
-	var have uint32
-	next := 0 // the property that is expected
+	var have uint32 // bits of the properties that have been read
+	next := 0       // index of the property that is expected
 	s.skipSpace()
 	for more := !s.accept('}'); more; {
 		i, ok := sh.scanName(&s, next)
@@ -50,7 +54,8 @@ func (sh *objectSchema) scan(raw []byte) (found scanResult, ok bool) {
 	return found, s.pos == len(raw) && have&sh.required == sh.required
 }
 
-// scanName reads `"name":` and finds the property, which is mostly the one that is expected.
+// scanName reads `"name":` and returns the index of the property. Devices send properties in
+// the order of the schema, so the expected one is tried first.
 func (sh *objectSchema) scanName(s *scanner, expected int) (i int, ok bool) {
 	if !s.accept('"') {
 		return 0, false
@@ -79,12 +84,15 @@ func (sh *objectSchema) scanName(s *scanner, expected int) (i int, ok bool) {
 	return 0, false
 }
 
+// scanner is a position in a JSON text. Its methods advance it past what they read; after
+// they return false it is of no use.
 type scanner struct {
 	raw     []byte
 	pos     int
 	compact bool
 }
 
+// accept reads one byte if it is c.
 func (s *scanner) accept(c byte) bool {
 	if s.pos < len(s.raw) && s.raw[s.pos] == c {
 		s.pos++
@@ -93,6 +101,7 @@ func (s *scanner) accept(c byte) bool {
 	return false
 }
 
+// skipSpace reads white space.
 func (s *scanner) skipSpace() {
 	for s.pos < len(s.raw) {
 		switch s.raw[s.pos] {
@@ -112,7 +121,8 @@ func (s *scanner) scanValue(p *property) bool {
 	return s.scanNumber(p)
 }
 
-// pattern reads a string of ASCII without escapes but \" \\ and \/.
+// scanString reads a string of ASCII whose only escapes are \" \\ and \/, and checks it
+// against the property's pattern as it goes.
 func (s *scanner) scanString(p *property) bool {
 	if !s.accept('"') {
 		return false
@@ -140,8 +150,8 @@ func (s *scanner) scanString(p *property) bool {
 	return false
 }
 
-// scanNumber reads a number that is not negative and has no exponent. Its whole part and
-// whether something follows it decide about whole bounds exactly, without a float.
+// scanNumber reads a number without sign and exponent. Its whole part, and whether a fraction
+// follows, decide about whole bounds exactly, without a float64.
 func (s *scanner) scanNumber(p *property) bool {
 	start := s.pos
 	whole, n := s.scanDigits()
@@ -166,7 +176,7 @@ func (s *scanner) scanNumber(p *property) bool {
 	return (!p.hasMin || whole >= p.min) && (!p.hasMax || whole < p.max || (whole == p.max && !fraction))
 }
 
-// scanDigits reads decimal digits. The value is that of the first 18.
+// scanDigits reads n decimal digits; v is the value of the first 18, which fit an int64.
 func (s *scanner) scanDigits() (v int64, n int) {
 	for ; s.pos < len(s.raw); s.pos++ {
 		d := s.raw[s.pos] - '0'
@@ -180,8 +190,8 @@ func (s *scanner) scanDigits() (v int64, n int) {
 	return v, n
 }
 
-// keepsFraction tells whether a number with a fraction has one as a float64 as well.
-// With up to 15 digits it always does; see strictjson.Decode for the others.
+// keepsFraction reports whether a number with a fraction still has one as a float64. With up
+// to 15 digits it always does; strictjson.Decode refuses the others.
 func keepsFraction(lit []byte) bool {
 	f, err := strconv.ParseFloat(string(lit), 64)
 	return err == nil && f != math.Trunc(f)

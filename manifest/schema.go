@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"embed"
 	"encoding/json"
+	"errors"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -30,23 +32,24 @@ const (
 	ToolsCallRef  = SchemaPrefix + "agentctl.tools_call@1.0.0" // body of POST /mcp/tools/call
 )
 
-// schema is one registered schema. Each part is made at its first use: a process that
-// validates nothing pays for nothing.
+// schema is one registered schema. Each part is made at its first use, so that a process
+// which validates nothing pays for nothing.
 type schema struct {
 	ref       string
-	json      func() []byte
-	object    func() *objectSchema
-	validator func() validator
+	json      func() []byte        // compact
+	object    func() *objectSchema // what this package understands of it
+	validator func() validator     // all of it
 }
 
-// validator is a compiled schema of the library behind this build; see strictjson.Decode for the
-// values it gets. Its error may quote the value, so it goes nowhere.
+// validator checks a value, decoded by strictjson.Decode, against all of a schema. Each build
+// has its own engine (validator_full.go, validator_board.go). Its error may quote the value,
+// so it is not shown; explain words one instead.
 type validator func(tree any) error
 
 var registry = sync.OnceValue(func() map[string]*schema {
 	names, err := fs.Glob(schemaFiles, "schemas/*.json")
 	if err != nil {
-		panic("manifest: " + err.Error()) // a pattern is malformed
+		panic("manifest: " + err.Error()) // cannot happen: the pattern is constant
 	}
 	m := make(map[string]*schema, len(names))
 	for _, file := range names {
@@ -60,24 +63,23 @@ var registry = sync.OnceValue(func() map[string]*schema {
 	return m
 })
 
+// compactFile and mustCompile panic: the files are part of the program, and a test reads
+// and compiles them all.
 func compactFile(file string) []byte {
 	raw, err := schemaFiles.ReadFile(file)
 	var b bytes.Buffer
-	if err == nil {
-		err = json.Compact(&b, raw)
+	if err = errors.Join(err, json.Compact(&b, raw)); err != nil {
+		panic("manifest: " + file + ": " + err.Error())
 	}
-	if err != nil {
-		panic("manifest: " + file + ": " + err.Error()) // the file is part of the program
-	}
-	return bytes.Clone(b.Bytes())
+	return bytes.Clone(b.Bytes()) // b has room to grow
 }
 
 func mustCompile(all map[string]*schema, ref string) validator {
-	j, err := compile(all, ref)
+	v, err := compile(all, ref)
 	if err != nil {
-		panic("manifest: compile " + ref + ": " + err.Error()) // as above
+		panic("manifest: compile " + ref + ": " + err.Error())
 	}
-	return j
+	return v
 }
 
 func lookupSchema(ref string) (*schema, bool) {
@@ -89,14 +91,7 @@ func lookupSchema(ref string) (*schema, bool) {
 }
 
 // SchemaNames lists the references of all schemas in ascending order.
-func SchemaNames() []string {
-	names := make([]string, 0, len(registry()))
-	for ref := range registry() {
-		names = append(names, ref)
-	}
-	slices.Sort(names)
-	return names
-}
+func SchemaNames() []string { return slices.Sorted(maps.Keys(registry())) }
 
 // Schema returns a schema as compact JSON. ref is a full reference or NAME@VERSION. The
 // bytes are shared: read only.
@@ -108,42 +103,40 @@ func Schema(ref string) (raw []byte, ok bool) {
 	return s.json(), true
 }
 
-// Validate checks one JSON value against the schema of that reference. A value that does
-// not fit is E_MANIFEST_INVALID; so are malformed JSON, duplicate keys, nesting deeper
-// than 16 levels and numbers that a float64 cannot tell from a whole or an infinite one.
-// The message names what is wrong in words of this product only.
+// Validate checks one JSON value against the schema of a reference. A value that does not
+// fit is E_MANIFEST_INVALID; so are malformed JSON, duplicate keys, nesting deeper than 16
+// levels and numbers that a float64 cannot tell from a whole or an infinite one. The
+// message says what is wrong by the schema's own names and quotes nothing of the value.
+//
+// Most values are flat objects in plain form, which scan accepts in one pass without
+// allocation. Whatever it does not accept goes through the validator.
 func Validate(ref string, raw []byte) error {
 	s, ok := lookupSchema(ref)
 	if !ok {
 		return errNoSchema()
 	}
-	if sh := s.object(); sh.exact {
-		if _, ok := sh.scan(raw); ok {
-			return nil
-		}
+	if _, ok := s.object().scan(raw); ok {
+		return nil
 	}
 	_, err := s.validate(raw)
 	return err
 }
 
-// CheckArgs is Validate for a tool's arguments, which it returns in their normal form:
-// without white space, and with 5000 for 5000.0 or 5e3 where the schema says integer.
-// Arguments in normal form come back as they are.
+// CheckArgs validates a tool's arguments and returns them in normal form: without white
+// space, and with 5000 for 5000.0 or 5e3 where the schema says integer. Arguments in normal
+// form come back as they are, without a copy.
 func CheckArgs(ref string, raw []byte) ([]byte, error) {
 	s, ok := lookupSchema(ref)
 	if !ok {
 		return nil, errNoSchema()
 	}
-	sh := s.object()
-	if sh.exact {
-		if seen, ok := sh.scan(raw); ok && seen.compact {
-			return raw, nil
-		}
+	if found, ok := s.object().scan(raw); ok && found.compact {
+		return raw, nil
 	}
 	if _, err := s.validate(raw); err != nil {
 		return nil, err
 	}
-	return sh.normalize(raw), nil
+	return s.object().normalize(raw), nil
 }
 
 // Reasons in the *Error of CheckResult and CheckFrame, for the audit log.
@@ -154,19 +147,17 @@ const (
 	ReasonFrameSize   = "frame_size"   // a frame over MaxSample
 )
 
-// CheckResult checks what a device answered: against the schema, and that a node_id in
-// it is the one the link is bound to (RFC-0005 §6.8). The error is E_INTERNAL, since
-// the caller did nothing wrong, and has a Reason.
+// CheckResult checks what a device answered: against the schema, and that a node_id in it
+// is the one that the link is bound to (RFC-0005 §6.8). The error is E_INTERNAL, since the
+// caller did nothing wrong, and has a Reason.
 func CheckResult(ref string, raw []byte, nodeID string) error {
 	s, ok := lookupSchema(ref)
 	if !ok {
 		return errNoSchema()
 	}
-	sh := s.object()
-	if sh.exact {
-		if seen, ok := sh.scan(raw); ok {
-			return checkNode(sh, seen.nodeID, nodeID)
-		}
+	object := s.object()
+	if found, ok := object.scan(raw); ok {
+		return checkNode(object, found.nodeID, nodeID)
 	}
 	tree, err := s.validate(raw)
 	if err != nil {
@@ -174,25 +165,26 @@ func CheckResult(ref string, raw []byte, nodeID string) error {
 	}
 	o, _ := tree.(map[string]any)
 	id, _ := o["node_id"].(string)
-	return checkNode(sh, []byte(id), nodeID)
+	return checkNode(object, []byte(id), nodeID)
 }
 
-// MaxSample bounds a metric frame in bytes. A frame in its plain form has some 250; a
-// padded one would be copied to every reader of the stream.
+// MaxSample bounds a metric frame, in bytes. A frame in plain form has some 250; a padded one
+// would be copied to every subscriber of the stream.
 const MaxSample = 4096
 
-// CheckFrame is CheckResult for a metric frame. A frame's bytes go to the readers as
-// they are, so one that could break an event stream's line is refused as well.
+// CheckFrame is CheckResult for a metric frame. Its bytes go to subscribers as they are, so it
+// also refuses a line break, which could end an event early.
 func CheckFrame(raw []byte, nodeID string) error {
 	if len(raw) > MaxSample {
 		return errBadAnswer(ReasonFrameSize)
 	}
-	if bytes.IndexByte(raw, '\n') >= 0 || bytes.IndexByte(raw, '\r') >= 0 {
+	if bytes.ContainsAny(raw, "\r\n") {
 		return errBadAnswer(ReasonLineBreak)
 	}
 	return CheckResult(FrameRef, raw, nodeID)
 }
 
+// checkNode compares the node_id of an answer, if the schema has one, with the link's.
 func checkNode(sh *objectSchema, got []byte, bound string) error {
 	if sh.hasNode && string(got) != bound {
 		return errBadAnswer(ReasonForeignNode)
@@ -208,7 +200,7 @@ func errNoSchema() *Error {
 	return &Error{Code: Internal, Message: "no schema is registered under this reference", Reason: "schema_ref"}
 }
 
-// validate is the long way: the library's verdict, then a message of our own.
+// validate is the slow path: it decodes the value, asks the validator, and words the error.
 func (s *schema) validate(raw []byte) (tree any, err error) {
 	tree, err = strictjson.Decode(raw)
 	if err != nil {

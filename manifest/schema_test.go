@@ -17,8 +17,8 @@ import (
 	"agentctl/strictjson"
 )
 
-// oracle judges with santhosh-tekuri/jsonschema in every build, on the exact digits of
-// every number: a judge of its own, whatever the build's engine is.
+// oracle validates with santhosh-tekuri/jsonschema in every build, on the exact digits of
+// every number: a reference that is independent of the build's validator.
 var oracle = sync.OnceValue(func() map[string]*jsonschema.Schema {
 	c := jsonschema.NewCompiler()
 	c.UseLoader(refuseLoader{})

@@ -21,9 +21,9 @@ func (t ToolName) Alias() string {
 	return t.Short + "_" + t.NodeID + "_" + t.CapID + "_" + t.Verb
 }
 
-// ParseToolName parses the canonical spelling. It accepts exactly the names that
-// RFC-0002 §5.7 (`^[a-z0-9_]+(\.[a-z0-9_]+){3}$`) admits, that fit into 64 characters
-// and whose second segment is a node id.
+// ParseToolName parses the canonical spelling. It accepts exactly the names that RFC-0002
+// §5.7 admits (`^[a-z0-9_]+(\.[a-z0-9_]+){3}$`), that fit into MaxToolNameLen and whose second
+// segment is a node id.
 func ParseToolName(s string) (ToolName, bool) {
 	if !isToolName(s) {
 		return ToolName{}, false
@@ -35,8 +35,9 @@ func ParseToolName(s string) (ToolName, bool) {
 	return ToolName{p[0], p[1], p[2], p[3]}, true
 }
 
-// Canonical returns the dotted spelling of a tool name given in either spelling.
-// Names that are neither come back unchanged.
+// Canonical returns the dotted spelling of a tool name in either spelling. The fixed length
+// of a node id tells where the flat one splits; of what follows it the last segment is the
+// verb. Names that are neither come back unchanged.
 func Canonical(s string) string {
 	if strings.IndexByte(s, '.') >= 0 || len(s) > MaxToolNameLen {
 		return s
@@ -57,8 +58,8 @@ func Canonical(s string) string {
 	return dotted
 }
 
-// isToolName is ^[a-z0-9_]+(\.[a-z0-9_]+){3}$ and at most 64 characters, by hand: it
-// runs on every call.
+// isToolName is ^[a-z0-9_]+(\.[a-z0-9_]+){3}$ with at most MaxToolNameLen characters. It runs
+// on every call, so it is no regular expression.
 func isToolName(s string) bool {
 	if len(s) == 0 || len(s) > MaxToolNameLen {
 		return false
@@ -81,8 +82,8 @@ func isToolName(s string) bool {
 	return dots == 3 && run > 0
 }
 
-// Tool is one verb of one capability of one node, as a relay offers it and as the
-// device answers it.
+// Tool is one verb of one capability of one node, as a relay offers it and as the device
+// answers it.
 type Tool struct {
 	Name       ToolName
 	Canonical  string // Name.String(), made once
@@ -91,8 +92,8 @@ type Tool struct {
 	Verb       *Verb
 }
 
-// Project turns a checked capability of a node into its tools, one for each verb. The
-// error is E_MANIFEST_INVALID: a name over 64 characters, or a capability that Check refuses.
+// Project returns the tools of a node's capability, one for each verb. The error is
+// E_MANIFEST_INVALID: Check refuses the capability, or a name is too long.
 func Project(nodeID string, c *Capability) ([]Tool, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -114,8 +115,8 @@ func Project(nodeID string, c *Capability) ([]Tool, error) {
 	return tools, nil
 }
 
-// KnownTool reports whether the kind registry has a kind of this short name with this
-// verb, whatever the node.
+// KnownTool reports whether some node may have this tool: a kind of this short name has this
+// verb.
 func KnownTool(t ToolName) bool {
 	k, ok := lookupShort(t.Short)
 	if !ok {

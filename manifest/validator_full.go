@@ -10,9 +10,9 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// compile makes the judge of a registered schema with santhosh-tekuri/jsonschema. Its
-// default loader follows file:// and quotes the file in its error, so it gets one that
-// refuses everything.
+// compile makes the validator of a registered schema with santhosh-tekuri/jsonschema. The
+// library's default loader follows file:// and quotes the file in its error, so it gets one
+// that refuses everything: devices send names of schemas, never schemas.
 func compile(all map[string]*schema, ref string) (validator, error) {
 	c := jsonschema.NewCompiler()
 	c.DefaultDraft(jsonschema.Draft2020)
@@ -33,7 +33,7 @@ func compile(all map[string]*schema, ref string) (validator, error) {
 	return s.Validate, nil
 }
 
-// noLoader refuses to load anything.
+// noLoader refuses to load a schema from elsewhere.
 type noLoader struct{}
 
 func (noLoader) Load(string) (any, error) {
