@@ -14,43 +14,22 @@ import (
 	"agentctl/monitor"
 )
 
-// completionTime bounds what completion asks a relay: nobody waits for a Tab.
-const completionTime = time.Second
+// completionTimeout bounds what completion asks a relay: nobody waits for a Tab.
+const completionTimeout = time.Second
 
-// completing tells that a shell asks. Else nobody pays for what it would be told: a tenth
-// of a millisecond of each start.
+// completing reports whether a shell asks for completions. Other starts skip addCompletion,
+// which takes a tenth of a millisecond.
 func completing(args []string) bool {
 	return len(args) > 1 && strings.HasPrefix(args[1], cobra.ShellCompRequestCmd)
 }
 
-// addCompletion tells the shells what flags and arguments may be, in c and below. What
-// cannot be found out is left out without a word.
+// addCompletion says what flags and arguments may be, in c and below. What cannot be found
+// out is left out without an error: the shell would print it into the command line.
 func addCompletion(c *cobra.Command) {
 	c.Flags().VisitAll(func(f *pflag.Flag) {
-		var fn cobra.CompletionFunc
-		switch {
-		case f.Name == "output":
-			fn = cobra.FixedCompletions(outputFormats(f.Usage), cobra.ShellCompDirectiveNoFileComp)
-		case f.Name == "modules":
-			fn = completeModules
-		case f.Name == "node":
-			fn = func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
-				return completeNodes(cmd, nil, word)
-			}
-		case f.Name == "log-level":
-			fn = cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp)
-		case f.Name == "class":
-			fn = cobra.FixedCompletions([]string{"agent", "device", "enroll", "admin"}, cobra.ShellCompDirectiveNoFileComp)
-		case strings.HasSuffix(f.Name, "-dir"):
-			fn = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-				return nil, cobra.ShellCompDirectiveFilterDirs
-			}
-		case strings.HasSuffix(f.Name, "-file"), f.Name == "socket", f.Name == "config", f.Name == "tls-cert", f.Name == "tls-key":
-			return // a file, which is what the shell completes by itself
-		default:
-			fn = cobra.NoFileCompletions
+		if fn := completeFlag(f); fn != nil {
+			_ = c.RegisterFlagCompletionFunc(f.Name, fn) // fails where a command has its own
 		}
-		_ = c.RegisterFlagCompletionFunc(f.Name, fn) // fails where a command has its own
 	})
 	if c.ValidArgsFunction == nil && len(c.ValidArgs) == 0 && c.Name() != "help" {
 		switch {
@@ -67,6 +46,32 @@ func addCompletion(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		addCompletion(sub)
 	}
+}
+
+// completeFlag completes the value of a flag; nil leaves it to the shell, which knows files.
+func completeFlag(f *pflag.Flag) cobra.CompletionFunc {
+	words := func(w ...string) cobra.CompletionFunc {
+		return cobra.FixedCompletions(w, cobra.ShellCompDirectiveNoFileComp)
+	}
+	switch name := f.Name; {
+	case name == "output":
+		return words(outputFormats(f.Usage)...)
+	case name == "modules":
+		return completeModules
+	case name == "node":
+		return func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+			return completeNodes(cmd, nil, word)
+		}
+	case name == "log-level":
+		return words("debug", "info", "warn", "error")
+	case name == "class":
+		return words("agent", "device", "enroll", "admin")
+	case strings.HasSuffix(name, "-dir"):
+		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+	case strings.HasSuffix(name, "-file"), slices.Contains([]string{"socket", "config", "tls-cert", "tls-key"}, name):
+		return nil
+	}
+	return cobra.NoFileCompletions
 }
 
 // outputFormats are the formats a flag's text names, in its order.
@@ -94,34 +99,29 @@ func completeModules(_ *cobra.Command, _ []string, word string) ([]string, cobra
 
 func completeModuleArgs(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	left := slices.DeleteFunc(monitor.ModuleNames(), func(m string) bool { return slices.Contains(args, m) })
-	return begins(left, word), cobra.ShellCompDirectiveNoFileComp
+	return withPrefix(left, word), cobra.ShellCompDirectiveNoFileComp
 }
 
-// begins are the words that begin so.
-func begins(words []string, so string) []string {
-	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, so) })
+// withPrefix keeps the words that begin with prefix.
+func withPrefix(words []string, prefix string) []string {
+	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, prefix) })
 }
 
 // completionNodes asks the relay of the command's flags and environment for its boards.
 func completionNodes(cmd *cobra.Command) []client.Node {
 	var rf relayFlags
 	for name, to := range map[string]*string{"relay": &rf.relay, "token-file": &rf.tokenFile, "ca-file": &rf.caFile} {
-		f := cmd.Flags().Lookup(name)
-		if f == nil {
-			return nil
+		if f := cmd.Flags().Lookup(name); f != nil {
+			*to = f.Value.String()
 		}
-		*to = f.Value.String()
 	}
 	rc, err := rf.client()
 	if err != nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
 	defer cancel()
-	nodes, err := rc.Nodes(ctx)
-	if err != nil {
-		return nil
-	}
+	nodes, _ := rc.Nodes(ctx) // none on an error
 	return nodes
 }
 
@@ -145,7 +145,7 @@ func completeNodes(cmd *cobra.Command, args []string, word string) ([]string, co
 			out = append(out, name+"\t"+about)
 		}
 	}
-	return begins(out, word), cobra.ShellCompDirectiveNoFileComp
+	return withPrefix(out, word), cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeTools completes NODE: and then its verbs.
@@ -173,7 +173,7 @@ func completeTools(cmd *cobra.Command, args []string, word string) ([]string, co
 			}
 		}
 	}
-	out = begins(out, word)
+	out = withPrefix(out, word)
 	if verbsWanted {
 		return out, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"agentctl/config"
 	"agentctl/control"
 	"agentctl/duration"
 	"agentctl/monitor"
@@ -15,7 +14,8 @@ import (
 
 func newHistory() *cobra.Command {
 	var h monitor.Window
-	var socket, since, until, format string
+	var socket socketFlag
+	var since, until, format string
 	var step time.Duration
 	c := &cobra.Command{
 		Use:   "history",
@@ -39,30 +39,27 @@ milliseconds since 1970.`,
 				return exit(exitUsage, "--step is at least 1ms")
 			}
 			h.StepMS = step.Milliseconds()
-			cl, err := control.Dial(cmd.Context(), socket)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = cl.Close() }()
-			h.Client = cl
-			if err := setWindow(cmd.Context(), &h, since, until); err != nil {
-				return err
-			}
-			if format != "" {
-				return h.Export(cmd.Context(), cmd.OutOrStdout(), format, writeYAML)
-			}
-			if !cmd.Flags().Changed("since") {
-				if err := h.Trim(cmd.Context()); err != nil {
+			return socket.connected(cmd, func(ctx context.Context, cl *control.Client) error {
+				h.Client = cl
+				if err := setWindow(ctx, &h, since, until); err != nil {
 					return err
 				}
-			}
-			return h.Draw(cmd.Context(), cmd.OutOrStdout(), time.Local)
+				if format != "" {
+					return h.Export(ctx, cmd.OutOrStdout(), format, writeYAML)
+				}
+				if !cmd.Flags().Changed("since") {
+					if err := h.Trim(ctx); err != nil {
+						return err
+					}
+				}
+				return h.Draw(ctx, cmd.OutOrStdout(), time.Local)
+			})
 		},
 	}
 	f := c.Flags()
 	f.VarP(&formatFlag{&format, monitor.Formats}, "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
 	addJSONFlag(c, &format)
-	f.StringVar(&socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	socket.flags(c)
 	f.StringVar(&since, "since", "1h", "begin so long ago, or at this `TIME`")
 	f.StringVar(&until, "until", "0s", "end so long ago, or at this `TIME`")
 	f.Var(duration.NewValue(&step, 0), "step", "keep one record each `DURATION`")

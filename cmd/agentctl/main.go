@@ -137,16 +137,9 @@ func addHelp(root *cobra.Command) {
 }
 
 func helpTopic(cmd *cobra.Command, args []string) error {
-	at := cmd.Root()
-next:
-	for _, word := range args {
-		for _, c := range at.Commands() {
-			if c.Name() == word || c.HasAlias(word) {
-				at = c
-				continue next
-			}
-		}
-		return unknownSubcommand(at, []string{word})
+	at, rest, err := cmd.Root().Find(args)
+	if err != nil {
+		return err
 	}
-	return nil
+	return unknownSubcommand(at, rest)
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"agentctl/config"
 	"agentctl/control"
 	"agentctl/monitor"
 	"agentctl/term"
@@ -27,41 +26,37 @@ type change struct {
 // changer is what the commands have in common that change sampling.
 type changer struct {
 	out    output
-	socket string
+	socket socketFlag
 	dryRun bool
 }
 
 func (c *changer) flags(cmd *cobra.Command) {
 	c.out.flags(cmd)
-	cmd.Flags().StringVar(&c.socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	c.socket.flags(cmd)
 	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "say what would change, and change nothing")
 }
 
 // run connects, asks how sampling is, and prints what do made of it.
 func (c *changer) run(cmd *cobra.Command, do func(context.Context, *control.Client, *change) (text string, err error)) error {
-	ctx := cmd.Context()
-	cl, err := control.Dial(ctx, c.socket)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = cl.Close() }()
-	var s struct {
-		Sampling control.Sampling `json:"sampling"`
-	}
-	if err := cl.Status(ctx, &s); err != nil {
-		return err
-	}
-	ch := &change{DryRun: c.dryRun, Before: s.Sampling, After: s.Sampling}
-	text, err := do(ctx, cl, ch)
-	if err != nil {
-		return err
-	}
-	return c.out.print(cmd, ch, func() error {
-		if c.dryRun {
-			text = "would be: " + text
+	return c.socket.connected(cmd, func(ctx context.Context, cl *control.Client) error {
+		var s struct {
+			Sampling control.Sampling `json:"sampling"`
 		}
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\nbefore: %s\nundo: %s\n", text, samplingText(s.Sampling), ch.Undo)
-		return err
+		if err := cl.Status(ctx, &s); err != nil {
+			return err
+		}
+		ch := &change{DryRun: c.dryRun, Before: s.Sampling, After: s.Sampling}
+		text, err := do(ctx, cl, ch)
+		if err != nil {
+			return err
+		}
+		return c.out.print(cmd, ch, func() error {
+			if c.dryRun {
+				text = "would be: " + text
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\nbefore: %s\nundo: %s\n", text, samplingText(s.Sampling), ch.Undo)
+			return err
+		})
 	})
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -8,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"agentctl/config"
 	"agentctl/control"
 	"agentctl/monitor"
 	"agentctl/term"
@@ -16,7 +16,7 @@ import (
 
 func newSnapshot() *cobra.Command {
 	var out output
-	var socket string
+	var socket socketFlag
 	var modules []string
 	c := &cobra.Command{
 		Use:     "snapshot",
@@ -26,59 +26,67 @@ func newSnapshot() *cobra.Command {
 			if modules, err = monitor.NormalizeModules(modules); err != nil {
 				return err
 			}
-			cl, err := control.Dial(cmd.Context(), socket)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = cl.Close() }()
-			s, err := cl.Snapshot(cmd.Context(), modules...)
-			if err != nil {
-				return err
-			}
-			return out.print(cmd, s, func() error { return printSnapshot(cmd.OutOrStdout(), s) })
+			return socket.connected(cmd, func(ctx context.Context, cl *control.Client) error {
+				s, err := cl.Snapshot(ctx, modules...)
+				if err != nil {
+					return err
+				}
+				return out.print(cmd, s, func() error { return printSnapshot(cmd.OutOrStdout(), s) })
+			})
 		},
 	}
 	out.flags(c)
-	c.Flags().StringVar(&socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	socket.flags(c)
 	c.Flags().StringSliceVar(&modules, "modules", monitor.ModuleNames(), "only these `MODULES`; what this machine does not have is left out")
 	return c
 }
 
 func printSnapshot(w io.Writer, s *control.Snapshot) error {
-	if s.TS > 0 {
-		fmt.Fprintf(w, "%-7s %s\n", "Time", time.UnixMilli(s.TS).Format(time.DateTime))
-	} else {
-		fmt.Fprintf(w, "%-7s %s\n", "Time", "the clock is not set yet")
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%-7s %s\n", name, fmt.Sprintf(format, args...))
 	}
+	at := "the clock is not set yet"
+	if s.TS > 0 {
+		at = time.UnixMilli(s.TS).Format(time.DateTime)
+	}
+	row("Time", "%s", at)
 	if s.CPU != nil {
-		fmt.Fprintf(w, "%-7s %.1f %%\n", "CPU", s.CPU.UsagePercent)
+		row("CPU", "%.1f %%", s.CPU.UsagePercent)
 	}
 	if s.Memory != nil {
-		fmt.Fprintf(w, "%-7s %d of %d MiB\n", "Memory", s.Memory.Used, s.Memory.Total)
+		row("Memory", "%d of %d MiB", s.Memory.Used, s.Memory.Total)
 	}
 	if s.Disk != nil {
-		fmt.Fprintf(w, "%-7s %.1f %% used\n", "Disk", s.Disk.UsagePercent)
+		row("Disk", "%.1f %% used", s.Disk.UsagePercent)
 	}
-	if s.Load != nil {
-		fmt.Fprintf(w, "%-7s %.2f %.2f %.2f\n", "Load", s.Load.Load1, s.Load.Load5, s.Load.Load15)
+	if l := s.Load; l != nil {
+		row("Load", "%.2f %.2f %.2f", l.Load1, l.Load5, l.Load15)
 	}
 	if n := s.Network; n != nil {
-		fmt.Fprintf(w, "%-7s %s in, %s out\n", "Network", term.Value(n.BytesInPerS, "B/s"), term.Value(n.BytesOutPerS, "B/s"))
+		row("Network", "%s in, %s out", term.Value(n.BytesInPerS, "B/s"), term.Value(n.BytesOutPerS, "B/s"))
 	}
 	if s.Temperature != nil {
-		fmt.Fprintf(w, "%-7s %.1f C\n", "Temp", s.Temperature.HottestC)
+		row("Temp", "%.1f C", s.Temperature.HottestC)
 	}
-	values := map[string]float64{}
-	if b, err := json.Marshal(s); err == nil {
-		if r, err := monitor.ParseReading(b); err == nil {
-			values = r.Values
-		}
-	}
-	if text, _ := monitor.PowerText(values); text != "" {
-		fmt.Fprintf(w, "%-7s %s\n", "Power", text)
+	if text := powerText(s); text != "" {
+		row("Power", "%s", text)
 	}
 	if s.Wear != nil && s.Wear.UsedPct != nil {
-		fmt.Fprintf(w, "%-7s %.0f %% of the card's life used\n", "Wear", *s.Wear.UsedPct)
+		row("Wear", "%.0f %% of the card's life used", *s.Wear.UsedPct)
 	}
 	return nil
+}
+
+// powerText is what the firmware reports about supply and heat, "" when it reports nothing.
+func powerText(s *control.Snapshot) string {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return ""
+	}
+	r, err := monitor.ParseReading(b)
+	if err != nil {
+		return ""
+	}
+	text, _ := monitor.PowerText(r.Values)
+	return text
 }

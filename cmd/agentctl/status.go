@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -9,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"agentctl/config"
 	"agentctl/control"
 	"agentctl/daemon"
 	"agentctl/term"
@@ -19,26 +19,23 @@ import (
 
 func newStatus() *cobra.Command {
 	var out output
-	var socket string
+	var socket socketFlag
 	c := &cobra.Command{
 		Use:     "status",
 		Short:   "What the daemon on this box knows: identity, link, clock, sampling",
 		Example: "  agentctl status\n  agentctl status -o json | jq .link.state",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := control.Dial(cmd.Context(), socket)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = cl.Close() }()
-			var s daemon.Status
-			if err := cl.Status(cmd.Context(), &s); err != nil {
-				return err
-			}
-			return out.print(cmd, s, func() error { return printStatus(cmd.OutOrStdout(), &s) })
+			return socket.connected(cmd, func(ctx context.Context, cl *control.Client) error {
+				var s daemon.Status
+				if err := cl.Status(ctx, &s); err != nil {
+					return err
+				}
+				return out.print(cmd, s, func() error { return printStatus(cmd.OutOrStdout(), &s) })
+			})
 		},
 	}
 	out.flags(c)
-	c.Flags().StringVar(&socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	socket.flags(c)
 	return c
 }
 

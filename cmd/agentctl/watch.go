@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"agentctl/config"
 	"agentctl/control"
 	"agentctl/duration"
 	"agentctl/monitor"
@@ -18,6 +17,7 @@ import (
 
 func newWatch() *cobra.Command {
 	var w monitor.Watcher
+	var socket socketFlag
 	var out output
 	var limit limits
 	c := &cobra.Command{
@@ -45,6 +45,7 @@ starts cpu and memory, as any client that takes events does.`,
 			if w.Modules, err = monitor.NormalizeModules(w.Modules); err != nil {
 				return err
 			}
+			w.Socket = socket.path
 			ctx, cancel := limit.context(cmd)
 			defer cancel()
 			if !out.isText(cmd) {
@@ -61,7 +62,7 @@ starts cpu and memory, as any client that takes events does.`,
 		},
 	}
 	out.streamFlags(c)
-	c.Flags().StringVar(&w.Socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	socket.flags(c)
 	c.Flags().Var(duration.NewValue(&w.Interval, 0), "interval", "show a sample each `DURATION`, 100ms to 60s (default: as the daemon samples)")
 	c.Flags().StringSliceVar(&w.Modules, "modules", nil, "only these `MODULES`: "+strings.Join(monitor.ModuleNames(), ", "))
 	limit.flags(c, "end", "samples")

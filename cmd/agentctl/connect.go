@@ -1,12 +1,14 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
 	"agentctl/config"
+	"agentctl/control"
 )
 
 // relayFlags name a relay and who calls it.
@@ -35,4 +37,21 @@ func (f *relayFlags) client() (c *client.Client, err error) {
 		return nil, fmt.Errorf("--relay %w", err)
 	}
 	return c, nil
+}
+
+// socketFlag names the control socket of the daemon on this machine.
+type socketFlag struct{ path string }
+
+func (s *socketFlag) flags(c *cobra.Command) {
+	c.Flags().StringVar(&s.path, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+}
+
+// connected calls fn with a connection to the daemon, and closes that afterwards.
+func (s *socketFlag) connected(cmd *cobra.Command, fn func(context.Context, *control.Client) error) error {
+	cl, err := control.Dial(cmd.Context(), s.path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = cl.Close() }()
+	return fn(cmd.Context(), cl)
 }
