@@ -50,6 +50,10 @@ var (
 
 var errInvalidToken = errors.New("the token is not valid here")
 
+// A configured token proves no identity: all who hold it, or everybody where there is none,
+// share one. Such an identity has a larger rate and no quota of its own, since its users
+// would block each other.
+
 // sharedScopes are those of everybody who sent the configured token of a request, or of
 // everybody where none is configured.
 type sharedScopes struct{}

@@ -76,6 +76,7 @@ func (r *envReader) fail(name, what string) {
 	r.errs = append(r.errs, fmt.Errorf("%s %s", name, what))
 }
 
+// number reads a decimal number within bounds.
 func (r *envReader) number(name string, def, minimum, maximum int) int {
 	s := r.getenv(name)
 	if s == "" {
@@ -89,7 +90,8 @@ func (r *envReader) number(name string, def, minimum, maximum int) int {
 	return n
 }
 
-// secret reads a variable or the file that NAME_FILE names. Its value is never shown.
+// secret reads a variable or the file that NAME_FILE names, as container platforms mount
+// secrets; a line break at the end of the file is not part of it. Errors do not show it.
 func (r *envReader) secret(name string) string {
 	value, path := r.getenv(name), r.getenv(name+"_FILE")
 	if path == "" {
@@ -134,6 +136,8 @@ func (r *envReader) token(name string) string {
 	return s
 }
 
+// origins reads a list of origins in the form that browsers send, scheme://host[:port]. A
+// trailing slash is tolerated; every other difference would never match a browser's header.
 func (r *envReader) origins(name string) []string {
 	var list []string
 	for o := range strings.SplitSeq(r.getenv(name), ",") {
@@ -149,6 +153,7 @@ func (r *envReader) origins(name string) []string {
 	return list
 }
 
+// url reads an http or https URL.
 func (r *envReader) url(name, def string) string {
 	s := r.getenv(name)
 	if s == "" {
@@ -167,6 +172,7 @@ func parseHTTP(s string) (u *url.URL, ok bool) {
 	return u, err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
 }
 
+// boolean reads the words that shells and unit files use.
 func (r *envReader) boolean(name string) bool {
 	switch s := strings.ToLower(r.getenv(name)); s {
 	case "", "0", "false", "no", "off":

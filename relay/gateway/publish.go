@@ -52,6 +52,16 @@ func normalizeEvent(topic string, data []byte, maxData int) ([]byte, error) {
 	return compacted, nil
 }
 
+// How an event is published:
+//
+//	publish   ingest: Log.Append, which returns once the event is durable; then waitRing
+//	Emit      the relay: Log.Offer, which does not wait; the event is durable soon after
+//	follow    one goroutine takes events out of the log, ordered by id, and inserts them
+//	insert    ring and shards; without a log publish and Emit call it themselves
+//
+// With a log, follow is the only caller of insert, so the ring has the log's order and ids
+// whichever request was answered first.
+
 // publish puts a normalized event into the log, from where it reaches the ring, or without
 // a log into the ring. It returns once the event is in the ring.
 func (g *Gateway) publish(ctx context.Context, e Event) (uint64, error) {
@@ -70,6 +80,9 @@ func (g *Gateway) publish(ctx context.Context, e Event) (uint64, error) {
 // gets the next one. While a shard is behind, insert waits, or returns ErrBusy when wait
 // is false. Ids, ring and shards change under one lock, so that join (resume.go) sees an
 // event either in the ring or in the next delivery of its shard, never in both.
+//
+// The digest is computed before the lock, the rest of the encoding under it, because the
+// signature covers the id.
 func (g *Gateway) insert(ctx context.Context, e Event, wait bool) (uint64, error) {
 	digest := g.signer.digest(e.Data)
 	g.mu.Lock()
@@ -147,7 +160,9 @@ func broadcastLocked(ch *chan struct{}) {
 	}
 }
 
-// follow puts the events of the log above after into the ring.
+// follow puts the events of the log above after into the ring, until ctx ends. It checks
+// them again: other programs may have written to the log, and a line break in one event
+// would corrupt the streams of all subscribers.
 func (g *Gateway) follow(ctx context.Context, after uint64) error {
 	err := g.opts.Log.Follow(ctx, after, func(e Event) error {
 		data, err := normalizeEvent(e.Topic, bytes.Clone(e.Data), MaxData)

@@ -8,6 +8,9 @@ import (
 
 // Bounds of what subscribers may cost. Events that wait are shared between subscribers,
 // but each may wait for different ones, so their bytes count for each.
+//
+// The bound for all protects the process. The share of one identity keeps it from using up
+// that bound, or all places, with slow streams of its own: others then still get theirs.
 const (
 	maxTotalQueued = 128 << 20 // bytes that wait for all subscribers together
 	identityShare  = 4         // one identity has at most a quarter of the streams and of the bytes
@@ -57,6 +60,8 @@ func (qs *quotas) acquireStream(identity string, shared bool, maxStreams int) *q
 	return q
 }
 
+// releaseStream undoes acquireStream. The quota is forgotten with its last stream; its
+// budget is empty then, since a Writer releases what waits when it closes.
 func (q *quota) releaseStream() {
 	q.quotas.mu.Lock()
 	defer q.quotas.mu.Unlock()

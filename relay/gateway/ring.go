@@ -40,6 +40,8 @@ func (r *ring) push(e *event) {
 	r.last = e.id
 }
 
+// grow doubles the slots, up to maxEvents, so that a gateway with few events does not hold
+// memory for a full ring.
 func (r *ring) grow() {
 	slots := make([]*event, min(r.maxEvents, max(64, 2*len(r.slots))))
 	for i := range r.n {
@@ -51,7 +53,8 @@ func (r *ring) grow() {
 // at is the i-th oldest event.
 func (r *ring) at(i int) *event { return r.slots[(r.head+i)%len(r.slots)] }
 
-// since yields the events above id, oldest first.
+// since yields the events above id, oldest first. The ring must not change meanwhile. When
+// id is below floor, events in between are missing.
 func (r *ring) since(id uint64) iter.Seq[*event] {
 	return func(yield func(*event) bool) {
 		first := sort.Search(r.n, func(i int) bool { return r.at(i).id > id })

@@ -53,6 +53,8 @@ func Listen(o Options) (net.Listener, error) {
 		return nil, err
 	}
 	ln, err := net.Listen("tcp", o.Listen)
+	// The default port is within Linux's range of ephemeral ports, so any client on this
+	// machine may hold it by chance. Say how to find out.
 	if errors.Is(err, syscall.EADDRINUSE) {
 		_, port, _ := net.SplitHostPort(o.Listen)
 		return nil, fmt.Errorf("gateway: %s is in use: another gateway, or a client's own port (39300 is among those that Linux hands out); "+
@@ -77,8 +79,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 // handler is served elsewhere. It returns nil when ctx ended, or why it cannot go on. It may
 // be called again afterwards and continues with the same ring.
 //
-// It ends in this order: no new requests, requests under way (5 s at most), streams that are
-// starting, shards, and last what they need.
+// It ends in this order: new requests are refused; requests under way are answered, for 5 s
+// at most; waits for the ring or a shard end; streams that are starting end; the shards
+// close the open streams; last, the poller and the follower end, since shards need them.
 func (g *Gateway) Serve(ctx context.Context, ln net.Listener) error {
 	if ln != nil {
 		defer func() { _ = ln.Close() }()

@@ -105,7 +105,7 @@ func (s *shard) run(ctx context.Context, p *sse.Poller) {
 	added := s.added
 	s.added, s.writable, s.closed, s.events = nil, nil, nil, nil
 	s.g.mu.Unlock()
-	for _, c := range added {
+	for _, c := range added { // so that remove closes them like all others
 		s.add(c)
 	}
 	for c := s.nextHeartbeat(); c != nil; c = s.nextHeartbeat() {
@@ -160,7 +160,8 @@ func (s *shard) resetTimer() {
 	s.timer.Reset(time.Until(at))
 }
 
-// add takes over a subscriber from join and writes what was preloaded.
+// add takes over a subscriber from join and writes what was preloaded. Until then no event
+// was sent to it: the shard had not seen it.
 func (s *shard) add(c *subscriber) {
 	key := c.filter.key()
 	gr := s.groups[key]
@@ -211,7 +212,8 @@ func (s *shard) remove(c *subscriber) {
 	s.g.onRemoved(c)
 }
 
-// deliver sends events to every group whose filter they match.
+// deliver sends events to every group whose filter they match. Groups are independent: the
+// order between subscribers does not matter, the order of one subscriber's events does.
 func (s *shard) deliver(events []*event) {
 	for _, gr := range s.groups {
 		s.buildChunks(gr, events)
@@ -301,7 +303,8 @@ func (s *shard) sendHeartbeats(now time.Time) {
 }
 
 // sweep ends the streams of identities that have ended, and flushes subscribers that need
-// a retry.
+// a retry. It visits all subscribers, so it runs only while one of them needs it, and once
+// a second unless there are retries.
 func (s *shard) sweep(now time.Time) {
 	s.sweepAt = now.Add(time.Hour)
 	if s.expiring == 0 && s.retries == 0 {

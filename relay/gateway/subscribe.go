@@ -14,8 +14,9 @@ var (
 	errTopicNotGranted = denied("the token does not cover this topic")
 )
 
-// subscribe opens a stream. It returns once the stream is with its shard; net/http's
-// goroutine and buffers are free then.
+// subscribe opens a stream. What can be refused is refused before the head is sent, since
+// an EventSource takes the end of a stream as a reason to reconnect. subscribe returns once
+// the stream is with its shard; net/http's goroutine and buffers are free then.
 func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) error {
 	id, err := g.identify(r, ScopeSubscribe)
 	if err != nil {

@@ -102,7 +102,8 @@ func (s *shard) updateRetry(c *subscriber) {
 }
 
 // resetEvent tells a subscriber that the events between requested, which it asked for or
-// was given last, and oldest are not on its stream.
+// was given last, and oldest are not on its stream. With dropped it fell behind: it can
+// reconnect with the id of requested to get the events that ring or log still have.
 func resetEvent(requested string, oldest, dropped uint64) []byte {
 	data := fmt.Appendf(nil, `{"requested":%s,"oldest":%d`, requested, oldest)
 	if dropped > 0 {

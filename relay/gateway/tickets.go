@@ -67,7 +67,8 @@ func (t *tickets) identity(ticket string, now time.Time) (Identity, error) {
 	return f.id, nil
 }
 
-// issueTicket gives a ticket to a request that may subscribe, but not for a ticket.
+// issueTicket answers a request that may subscribe with a ticket for its identity. A ticket
+// does not get another one: whoever saw a URL could renew its access without end.
 func (g *Gateway) issueTicket(w http.ResponseWriter, r *http.Request) error {
 	if r.URL.Query().Has("ticket") {
 		return denied("a ticket cannot be exchanged for another one; send the token")

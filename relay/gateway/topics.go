@@ -6,6 +6,14 @@ import (
 	"strings"
 )
 
+// A topic is a name like log/level. A subscription names topics and prefixes (log/*); an
+// identity may be bound to a list of the same form. Who gets an event depends on:
+//
+//	tenant       its own; the relay's events ("") go to the default tenant and admins
+//	topic        audit and kernel, and those below them, need the scope kernel:admin
+//	granted      the topics that the identity's token is bound to, if any
+//	requested    the topics that the subscription names, if any
+
 // maxTopics bounds a subscription.
 const maxTopics = 64
 
