@@ -24,12 +24,14 @@ type Grant struct {
 	ExpiresAt   time.Time // zero: never
 }
 
-// Refusal ends a handshake with a close code.
+// Refusal is an error that ends a handshake with a close code of the authenticator's
+// choice. Reason is sent to the device, so it must not say more than the code does.
 type Refusal struct {
 	Code   int
 	Reason string
 }
 
+// Error is for the relay's log.
 func (r *Refusal) Error() string { return "link refused: " + r.Reason }
 
 // AcceptOptions configure the relay's end.
@@ -43,7 +45,7 @@ type AcceptOptions struct {
 	ValidateCapability func(raw []byte) error
 }
 
-// Manifest is a checked announce.
+// Manifest is an announce after its checks: what was rejected is left out.
 type Manifest struct {
 	Capabilities []*manifest.Capability
 	Tools        []manifest.Tool
@@ -75,6 +77,8 @@ func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manif
 	return s, m, nil
 }
 
+// handshake reads and writes the messages in the order of the protocol. Before auth the
+// read limit is MaxFrame, so that a stranger cannot make the relay buffer more.
 func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
 	_ = s.conn.SetReadDeadline(time.Now().Add(AuthTimeout))
 	nonce := make([]byte, 32)
@@ -128,6 +132,8 @@ func expect(conn Conn, typ string, fn func(e *Envelope) error) error {
 	})
 }
 
+// authenticate calls the authenticator. An error that is not a Refusal becomes 4401, except
+// the end of ctx, which closeCodeFor maps.
 func (s *Session) authenticate(ctx context.Context, a *Auth) (*Grant, error) {
 	ctx, cancel := context.WithTimeout(ctx, AuthTimeout)
 	defer cancel()
@@ -139,6 +145,8 @@ func (s *Session) authenticate(ctx context.Context, a *Auth) (*Grant, error) {
 	return nil, &Refusal{Code: CloseAuthFailed, Reason: "auth_failed"}
 }
 
+// validate checks the forms that RFC-0002 §2 prescribes. All of them end up in logs or in
+// tool names, so nothing else may pass.
 func (a *Auth) validate() bool {
 	_, bootOK := manifest.ParseULID(a.BootID)
 	return bootOK && len(a.InstanceID) == 32 && strings.Trim(a.InstanceID, "0123456789abcdef") == "" &&
@@ -146,6 +154,7 @@ func (a *Auth) validate() bool {
 		(a.Name == "" || manifest.ValidNodeName(a.Name)) && (a.Resume == nil || a.Resume.validate())
 }
 
+// validate checks the bounds of a resume; the relay does not resume sessions yet.
 func (r *Resume) validate() bool {
 	_, ok := manifest.ParseULID(r.SessionID)
 	for _, c := range r.Seen {

@@ -108,6 +108,7 @@ func (c *Client) Status() Status {
 	return c.statusLocked()
 }
 
+// statusLocked adds what depends on the time.
 func (c *Client) statusLocked() Status {
 	s := c.status
 	s.CloneSuspected = !c.takenOverAt.IsZero() && time.Since(c.takenOverAt) < takeoverMemory
@@ -185,6 +186,7 @@ func (c *Client) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
+// sleep waits for d or the end of ctx.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
@@ -217,6 +219,8 @@ func (c *Client) stateFor(code int, err error) State {
 	return StateWaiting
 }
 
+// updateStatus changes the status and reports it. OnState runs without the lock, so that it
+// may call Status.
 func (c *Client) updateStatus(change func(*Status)) {
 	c.mu.Lock()
 	before := c.status.State

@@ -39,6 +39,7 @@ type clientLink struct {
 	keepDeadline bool                               // onPing leaves the read deadline: in the handshake and after a failed write
 }
 
+// newClientLink starts the closer, which lets the end of ctx interrupt a blocked read.
 func newClientLink(ctx context.Context, c *Client, conn Conn) *clientLink {
 	l := &clientLink{c: c, conn: conn, sendQueue: make(chan []byte, clientQueueSize), streams: make(chan struct{}, MaxStreams),
 		cancels: make(map[string]context.CancelCauseFunc), keepDeadline: true}
@@ -83,6 +84,8 @@ func (l *clientLink) onPing(ping bool) {
 	}
 }
 
+// handshake is the device's half of the message flow in protocol.go. The token is read
+// again for each link, since it may have been replaced.
 func (l *clientLink) handshake() (*AuthOK, error) {
 	_ = l.conn.SetReadDeadline(time.Now().Add(2 * AuthTimeout))
 	var hello Hello
@@ -237,6 +240,7 @@ func (l *clientLink) handle(msg []byte) error {
 	return badFrame(e.Type + " from a relay")
 }
 
+// errCanceled is the cause of a command's ctx after cmd_cancel.
 var errCanceled = errors.New("link: canceled by the relay")
 
 // startCommand starts a command unless it is a repeat.
@@ -277,6 +281,7 @@ func (l *clientLink) sendAnswer(id string, ack []byte) error {
 	return l.send(ack)
 }
 
+// storeAnswer only stores it: the relay canceled the command and ignores an answer.
 func (l *clientLink) storeAnswer(id string, ack []byte) {
 	l.c.mu.Lock()
 	l.c.dedup.finish(id, ack, time.Now())
@@ -420,6 +425,8 @@ func resultAck(id string, result []byte) []byte {
 	return b
 }
 
+// errorAck makes the cmd_ack of an error. Its detail is for the relay's log, callers do not
+// see it.
 func errorAck(id string, err error) []byte {
 	e := manifest.AsError(err)
 	return Encode(TypeCmdAck, NewID(), id, CmdAck{Code: e.Code, Detail: printableASCII(e.Message)})

@@ -31,6 +31,7 @@ type codedError struct {
 	reason string
 }
 
+// Error is the text for logs; the peer gets code and reason.
 func (e *codedError) Error() string { return e.text }
 
 var (
@@ -93,6 +94,8 @@ func (e *Envelope) Decode(v any) error {
 	return nil
 }
 
+// Errors of the payloads that are decoded by hand, made once: a device that floods the
+// relay with bad frames should cost little.
 var errBadAck, errBadMetric = badFrame("payload of cmd_ack"), badFrame("payload of metric")
 
 // decodeAck decodes the payload of a cmd_ack: {ok:true, result} or {ok:false, code,
@@ -213,6 +216,7 @@ func appendHeader(b []byte, typ, msgID, inReplyTo string) []byte {
 	return append(b, `","payload":`...)
 }
 
+// appendStrings appends the parts without building a string of them first.
 func appendStrings(b []byte, parts ...string) []byte {
 	for _, s := range parts {
 		b = append(b, s...)

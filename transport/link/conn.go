@@ -43,6 +43,7 @@ type CloseError struct {
 	Err    error
 }
 
+// Error includes the code, for the operator of a board.
 func (e *CloseError) Error() string {
 	if e.Err != nil {
 		return fmt.Sprintf("link closed with %d %s: %v", e.Code, e.Reason, e.Err)
@@ -50,6 +51,7 @@ func (e *CloseError) Error() string {
 	return fmt.Sprintf("link closed: %d %s", e.Code, e.Reason)
 }
 
+// Unwrap returns the reason of this end's own close.
 func (e *CloseError) Unwrap() error { return e.Err }
 
 // CloseCode is the code that ended a link, or 0 when it broke without a close frame.
@@ -79,6 +81,8 @@ const (
 	maxPooledBuffer = 16 << 10
 )
 
+// newBuffer makes an empty buffer. The pools hold pointers, because a slice in an interface
+// would be an allocation each time.
 func newBuffer(size int) *[]byte { b := make([]byte, 0, size); return &b }
 
 // recycle returns bp to its pool, with b, which may have grown out of *bp.
@@ -122,8 +126,11 @@ func lowest(c net.Conn) net.Conn {
 	}
 }
 
+// SetReadLimit bounds the messages that Read accepts.
 func (c *deviceConn) SetReadLimit(n int) { c.limit = n }
 
+// Read collects the fragments of one message in a pooled buffer and checks the limit as it
+// grows. Control frames are handled by the library meanwhile.
 func (c *deviceConn) Read(fn func([]byte) error) error {
 	typ, r, err := c.ws.NextReader()
 	if err != nil {
@@ -166,6 +173,7 @@ func convertError(err error) error {
 	return &CloseError{Code: ce.Code, Reason: printableASCII(ce.Text)}
 }
 
+// Write writes one text message within writeTimeout.
 func (c *deviceConn) Write(msg []byte) error {
 	if err := c.ws.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return err
@@ -184,8 +192,11 @@ func (c *deviceConn) Ping() error {
 	return c.ws.WriteMessage(websocket.PingMessage, nil)
 }
 
+// SetReadDeadline may be called by any goroutine.
 func (c *deviceConn) SetReadDeadline(t time.Time) error { return c.ws.SetReadDeadline(t) }
 
+// OnPing replaces the library's handlers. A pong that cannot be written because the
+// connection is closing is not an error of the reader: the close frame says why.
 func (c *deviceConn) OnPing(fn func(bool)) {
 	c.ws.SetPingHandler(func(data string) error {
 		fn(true)
@@ -199,6 +210,7 @@ func (c *deviceConn) OnPing(fn func(bool)) {
 	c.ws.SetPongHandler(func(string) error { fn(false); return nil })
 }
 
+// Close sends a close frame, waits for the peer and closes, see linger.
 func (c *deviceConn) Close(code int, reason string) error {
 	err := net.ErrClosed
 	c.closed.Do(func() {

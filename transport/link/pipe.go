@@ -33,6 +33,8 @@ type pipeClose struct {
 	err  *CloseError   // what the other end sees
 }
 
+// pipeConn is one end. Like a socket it reports a passed deadline as a timeout, clears the
+// bytes that a handler saw, and delivers what was sent before a close.
 type pipeConn struct {
 	in              <-chan pipeMsg
 	out             chan<- pipeMsg
@@ -47,6 +49,7 @@ type pipeConn struct {
 
 var _ Conn = (*pipeConn)(nil)
 
+// Read returns the next text message and answers pings before it.
 func (p *pipeConn) Read(fn func([]byte) error) error {
 	for {
 		m, err := p.receive()
@@ -107,6 +110,8 @@ func (p *pipeConn) closeErr() error {
 	return p.closing.err
 }
 
+// send waits for room in the channel, at most writeTimeout: a peer that does not read fails
+// the write as it would on a socket.
 func (p *pipeConn) send(m pipeMsg) error {
 	select {
 	case <-p.closing.done: // checked first: select would choose at random
@@ -123,14 +128,17 @@ func (p *pipeConn) send(m pipeMsg) error {
 	}
 }
 
+// Write sends a copy, since the receiver clears its bytes.
 func (p *pipeConn) Write(msg []byte) error {
 	return p.send(pipeMsg{op: opText, data: append([]byte(nil), msg...)})
 }
 
+// Ping, OnPing and SetReadLimit are as Conn says; there is no size limit for writing.
 func (p *pipeConn) Ping() error          { return p.send(pipeMsg{op: opPing}) }
 func (p *pipeConn) OnPing(fn func(bool)) { p.onPing = fn }
 func (p *pipeConn) SetReadLimit(n int)   { p.limit = n }
 
+// SetReadDeadline also applies to a Read that is waiting.
 func (p *pipeConn) SetReadDeadline(t time.Time) error {
 	p.mu.Lock()
 	p.deadline = t
@@ -142,6 +150,7 @@ func (p *pipeConn) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
+// Close closes both ends at once; the first code wins.
 func (p *pipeConn) Close(code int, reason string) error {
 	p.closing.once.Do(func() {
 		p.closing.by, p.closing.err = p, &CloseError{Code: code, Reason: reason}

@@ -33,6 +33,8 @@ func NewPoller() (*Poller, error) {
 // any more, so it has to end last.
 func (p *Poller) Run(ctx context.Context) error { return p.ep.Run(ctx, p.dispatch) }
 
+// dispatch runs in the goroutine of Run, so it must not block: it starts a reader and
+// leaves the reading to it.
 func (p *Poller) dispatch(key uint64, ev netpoll.Events) {
 	p.mu.Lock()
 	s := p.sessions[key]
@@ -59,6 +61,8 @@ func (p *Poller) add(s *Session, sock *netpoll.Socket) (key uint64, err error) {
 	return p.lastKey, nil
 }
 
+// remove drops a session whose link has ended. The kernel drops the socket when it is
+// closed.
 func (p *Poller) remove(key uint64) {
 	p.mu.Lock()
 	delete(p.sessions, key)

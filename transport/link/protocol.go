@@ -18,6 +18,12 @@
 //	d -> r  event                 an alert, not asked for by the relay
 //	both    error                 followed by a close when fatal
 //
+// Each is one text message, a JSON object with the keys type, msg_id, payload and, in an
+// answer, in_reply_to; see codec.go:
+//
+//	{"type":"cmd","msg_id":"01HZ…","payload":{"tool":"sysecho.NODE.echo.invoke","arguments":{…}}}
+//	{"type":"cmd_ack","msg_id":"01HZ…","in_reply_to":"01HZ…","payload":{"ok":true,"result":{…}}}
+//
 // # States of a link
 //
 //	device  connecting -> ready -> waiting -> connecting ...

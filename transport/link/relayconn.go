@@ -88,6 +88,8 @@ func newRelayConn(nc net.Conn) *relayConn {
 	return &relayConn{conn: nc, limit: MaxFrame}
 }
 
+// SetReadLimit, OnPing and SetReadDeadline are called by the reading goroutine, or before
+// it starts.
 func (c *relayConn) SetReadLimit(n int)                { c.limit = n }
 func (c *relayConn) OnPing(fn func(ping bool))         { c.onPing = fn }
 func (c *relayConn) SetReadDeadline(t time.Time) error { return c.conn.SetReadDeadline(t) }
@@ -126,6 +128,7 @@ func (h *frameHeader) isControl() bool { return h.op >= opClose }
 // protocolError is a violation of RFC 6455, answered with 1002.
 type protocolError string
 
+// Error is the text for logs; the peer gets it without the prefix, as the close reason.
 func (e protocolError) Error() string { return "link: websocket: " + string(e) }
 
 // parseHeader parses a header as a client must send it (RFC 6455 §5.2, §5.3). It does not
@@ -292,6 +295,8 @@ func (c *relayConn) checkDataFrame(h *frameHeader) error {
 	return nil
 }
 
+// handleControl handles a control frame, which may come between the fragments of a message
+// (RFC 6455 §5.4).
 func (c *relayConn) handleControl(op byte, payload []byte) error {
 	if op == opClose {
 		return c.handleClose(payload)
@@ -381,7 +386,7 @@ func (c *relayConn) writeLocked(op byte, payload []byte) error {
 	return err
 }
 
-// Write writes one text message.
+// Write writes one text message as a single frame, within writeTimeout.
 func (c *relayConn) Write(msg []byte) error {
 	return c.write(opText, msg, time.Now().Add(writeTimeout))
 }
@@ -389,37 +394,28 @@ func (c *relayConn) Write(msg []byte) error {
 // Ping writes a ping, without a deadline.
 func (c *relayConn) Ping() error { return c.write(opPing, nil, time.Time{}) }
 
-// writeClose writes a close frame unless one was written. initiated: it does not answer
-// the peer's.
-func (c *relayConn) writeClose(code int, reason string, initiated bool) {
+// writeClose writes a close frame unless one was written before. initiated: it does not
+// answer the peer's. awaitingPeerClose reports whether this end sent the first close frame:
+// the peer has yet to read it and to close the connection.
+func (c *relayConn) writeClose(code int, reason string, initiated bool) (awaitingPeerClose bool) {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
-	if c.closeSent {
-		return
-	}
-	c.closeSent = true
-	if c.conn.SetWriteDeadline(time.Now().Add(closeTimeout)) == nil {
+	if !c.closeSent && c.conn.SetWriteDeadline(time.Now().Add(closeTimeout)) == nil {
 		err := c.writeLocked(opClose, websocket.FormatCloseMessage(code, reason[:min(len(reason), maxControlPayload-2)]))
 		c.closeInitiated = initiated && err == nil
 	}
-}
-
-// awaitingPeerClose reports whether this end sent the first close frame: the peer has yet
-// to read it and to close the connection.
-func (c *relayConn) awaitingPeerClose() bool {
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
+	c.closeSent = true
 	return c.closeInitiated
 }
 
-// Close closes the connection after a close handshake.
+// Close closes the connection after a close handshake. A peer that does not take part
+// delays it by closeTimeout and lingerTimeout at most.
 func (c *relayConn) Close(code int, reason string) error {
 	err := net.ErrClosed
 	c.closed.Do(func() {
 		c.closing.Store(true)
 		_ = c.conn.SetWriteDeadline(time.Now().Add(closeTimeout)) // ends a write that holds writeMu
-		c.writeClose(code, reason, true)
-		if c.awaitingPeerClose() {
+		if c.writeClose(code, reason, true) {
 			linger(c.conn, lowest(c.conn)) // below TLS: the input is discarded undecrypted
 		}
 		err = c.conn.Close()

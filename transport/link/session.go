@@ -187,10 +187,12 @@ func (e *StreamEnd) validate() (ok bool) {
 	return ok && (e.Reason == EndCanceled || e.Reason == EndHandlerError || e.Reason == EndShutdown)
 }
 
+// validate allows one line only: the relay forwards the data unchanged.
 func (e *Event) validate() bool {
 	return e.Topic == TopicAlert && len(e.Data) > 0 && len(e.Data) <= MaxEvent && e.Data[0] == '{' && !bytes.ContainsAny(e.Data, "\r\n")
 }
 
+// validate knows a closed set of codes.
 func (p *ErrorPayload) validate() bool { return p.Code.Valid() }
 
 // maxUnsolicitedAcks is how many acks to no command a device may send in one session.
@@ -306,6 +308,8 @@ func (s *Session) Close(code int, reason string) {
 	s.closeLocked(code, reason)
 }
 
+// closeLocked records the first close code and starts the closer. Later calls have no
+// effect: the first reason is the one that the device is sent.
 func (s *Session) closeLocked(code int, reason string) {
 	if s.closeCode == 0 {
 		s.closeCode, s.closeReason = code, reason
