@@ -238,7 +238,7 @@ func TestQueueFull(t *testing.T) {
 }
 
 // When the device goes, every call ends at once with E_NODE_OFFLINE.
-func TestDeviceGoes(t *testing.T) {
+func TestDeviceDisconnects(t *testing.T) {
 	for _, how := range []string{"leaves", "is silent", "is cut in the hub"} {
 		bubble(t, func(t *testing.T) {
 			r := newRig(t)
@@ -278,7 +278,7 @@ func TestDeviceGoes(t *testing.T) {
 }
 
 // A call whose caller has left sends nothing.
-func TestCallerHasLeft(t *testing.T) {
+func TestCanceledCaller(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)

@@ -13,7 +13,7 @@ import (
 
 // A device that links again takes its own place silently; its tools are there all the
 // time.
-func TestSameInstall(t *testing.T) {
+func TestSameInstallationReconnects(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		old := r.attach(nodeA, instance1)
@@ -54,9 +54,9 @@ func TestSameInstall(t *testing.T) {
 	})
 }
 
-// TestAckedWhenServed: a device that reads announce_ack can be called, and no cmd comes
+// TestAnnounceAckAfterReady: a device that reads announce_ack can be called, and no cmd comes
 // before it.
-func TestAckedWhenServed(t *testing.T) {
+func TestAnnounceAckAfterReady(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		release := make(chan bool)
@@ -85,9 +85,9 @@ func TestAckedWhenServed(t *testing.T) {
 	})
 }
 
-// TestServed: a node counts as served when its tools are in place, and goes on to while a
+// TestIsReady: a node counts as served when its tools are in place, and goes on to while a
 // newer link of it takes over.
-func TestServed(t *testing.T) {
+func TestIsReady(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		release := make(chan bool)
@@ -191,7 +191,7 @@ func TestClones(t *testing.T) {
 }
 
 // Two takeovers a minute are a nuisance, not a fight.
-func TestFewClones(t *testing.T) {
+func TestRareClonesAreServed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		for i := range 10 {
@@ -325,7 +325,7 @@ func TestRevocation(t *testing.T) {
 
 // A hub that is told of revocations cuts as soon: who was revoked while it shook hands, and
 // whose token ends soon after.
-func TestRevision(t *testing.T) {
+func TestGrantRevision(t *testing.T) {
 	soon := func(t *testing.T, b *board, since time.Time) {
 		t.Helper()
 		if code := b.waitClosed(); code != link.CloseAuthFailed || time.Since(since) > 2*time.Second {
@@ -472,7 +472,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-func TestSeenAndSpread(t *testing.T) {
+func TestLastSeenAndReconnectSpread(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		r.attach(nodeA, instance1)

@@ -121,7 +121,7 @@ func TestCancelBeforeReopen(t *testing.T) {
 
 // The caller that opens a stream leaves before the device has answered: those who
 // joined try themselves.
-func TestOpenerLeaves(t *testing.T) {
+func TestOpenerCanceled(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
@@ -158,7 +158,7 @@ func TestOpenerLeaves(t *testing.T) {
 }
 
 // A joiner may leave as well, and the device may go, while the device has not answered.
-func TestLeavingEarly(t *testing.T) {
+func TestSubscriberLeavesEarly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)
@@ -348,7 +348,7 @@ func TestStreamEnds(t *testing.T) {
 }
 
 // A reader that does not read for more than its queue ends; the others do not notice.
-func TestSlowReader(t *testing.T) {
+func TestSlowSubscriber(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
 		b := r.attach(nodeA, instance1)

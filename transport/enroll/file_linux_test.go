@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestOddFiles: what is no identity file holds nothing up and is not read to its end.
-func TestOddFiles(t *testing.T) {
+// TestUnusualIdentityFiles: what is no identity file holds nothing up and is not read to its end.
+func TestUnusualIdentityFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, FileName)
 	if err := syscall.Mkfifo(path, 0o600); err != nil {

@@ -10,7 +10,7 @@ import (
 	"agentctl/manifest"
 )
 
-func TestIdentityIsKept(t *testing.T) {
+func TestIdentitySurvivesRestart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	a, err := Load(dir)
 	if err != nil {

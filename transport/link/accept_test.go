@@ -11,7 +11,7 @@ import (
 // FuzzAnnounce: whatever is announced, there is no panic; the tools that are served are
 // well-formed, each once, and each capability is either served or rejected.
 func FuzzAnnounce(f *testing.F) {
-	for _, s := range []string{bothCaps(), `[]`, `[{}]`, `null`, `[{"cap_id":"echo"},5]`,
+	for _, s := range []string{echoAndMetrics(), `[]`, `[{}]`, `null`, `[{"cap_id":"echo"},5]`,
 		`[` + capsJSON(manifest.Echo())[1:len(capsJSON(manifest.Echo()))-1] + `,{"cap_id":"echo","kind":"system.echo"}]`,
 		`[{"cap_id":"echo","kind":"system.echo","schema_ref":"mcp://schemas/system.echo.invoke.input@1.0.0","verbs":["invoke","invoke"],"safety_class":"read_only","constraints":{"rate_limit_rps":1e1,"max_concurrency":4,"deadline_ms_default":2000}}]`} {
 		f.Add([]byte(s))

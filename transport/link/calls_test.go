@@ -303,7 +303,7 @@ func (w *world) pass(t *rapid.T, d time.Duration) {
 	}
 }
 
-func TestSeenBounds(t *testing.T) {
+func TestDedupBounds(t *testing.T) {
 	var s dedupTable
 	now := time.Unix(1_800_000_000, 0)
 	first := NewID()
@@ -337,7 +337,7 @@ func TestSeenBounds(t *testing.T) {
 }
 
 // A command that never ends must not be forgotten, however old it gets.
-func TestSeenKeepsRunning(t *testing.T) {
+func TestDedupKeepsRunningCommands(t *testing.T) {
 	var s dedupTable
 	now := time.Unix(1_800_000_000, 0)
 	hung := NewID()

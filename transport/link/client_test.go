@@ -257,14 +257,14 @@ func TestClientAnswers(t *testing.T) {
 		}
 		p.sendAs(TypeError, "", ErrorPayload{manifest.Internal, "x"}) // noted, no answer
 		p.sendAs(TypeAnnounceAck, NewID(), AnnounceAck{})
-		p.silent(time.Second)
+		p.expectSilence(time.Second)
 		d.end()
 	})
 }
 
 // Events go out at once while there is a link; the newest of those that come without one
 // wait for it.
-func TestClientTells(t *testing.T) {
+func TestClientSendsEvents(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := startDevice(t, echoArgs)
 		for _, bad := range []string{``, `[]`, `"x"`, `{`, `{"a":"` + strings.Repeat("x", MaxEvent) + `"}`} {
@@ -289,13 +289,13 @@ func TestClientTells(t *testing.T) {
 		if p.read(TypeEvent, &e); string(e.Data) != `{"live":true}` {
 			t.Errorf("%+v", e)
 		}
-		p.silent(time.Second)
+		p.expectSilence(time.Second)
 		d.end()
 	})
 }
 
 // What a relay may do wrong, and the code that it gets.
-func TestClientRefuses(t *testing.T) {
+func TestClientRefusesBadFrames(t *testing.T) {
 	tests := []struct {
 		name, frame string
 		code        int
@@ -316,7 +316,7 @@ func TestClientRefuses(t *testing.T) {
 				d := startDevice(t, echoArgs)
 				p := d.admit()
 				p.send(tt.frame)
-				if code, _ := p.ended(); code != tt.code {
+				if code, _ := p.readUntilClose(); code != tt.code {
 					t.Errorf("closed with %d, want %d", code, tt.code)
 				}
 				d.admit() // and the device is back
@@ -351,7 +351,7 @@ func TestHandlerDeadline(t *testing.T) {
 			if took := time.Since(start); took != tt.want {
 				t.Errorf("deadline_ms %d: answered after %v, want %v", tt.deadlineMS, took, tt.want)
 			}
-			p.silent(5 * time.Second) // the late answer is dropped
+			p.expectSilence(5 * time.Second) // the late answer is dropped
 			d.end()
 		})
 	}
@@ -374,7 +374,7 @@ func TestRepeatedCommand(t *testing.T) {
 		if time.Since(start) != time.Second || string(first.Result) != `{"n":1}` {
 			t.Errorf("got %+v after %v", first, time.Since(start))
 		}
-		p.silent(3 * time.Second)
+		p.expectSilence(3 * time.Second)
 		p.send(cmd) // it is done
 		if a := p.ack(id); string(a.Result) != `{"n":1}` {
 			t.Errorf("the repeat gave %+v", a)
@@ -408,7 +408,7 @@ func TestCancelCommand(t *testing.T) {
 		time.Sleep(300 * time.Millisecond)
 		p.sendAs(TypeCmdCancel, NewID(), nil) // of nothing
 		p.sendAs(TypeCmdCancel, id, nil)
-		p.silent(4 * time.Second)
+		p.expectSilence(4 * time.Second)
 		synctest.Wait()
 		if ended != 300*time.Millisecond {
 			t.Errorf("the handler was told after %v", ended)

@@ -72,9 +72,9 @@ func (p *peer) read(typ string, v any) Envelope {
 	return e
 }
 
-// ended reads until the link ends and returns the close code of the other side, with the
+// readUntilClose reads until the link ends and returns the close code of the other side, with the
 // frames that came before.
-func (p *peer) ended() (code int, before []Envelope) {
+func (p *peer) readUntilClose() (code int, before []Envelope) {
 	p.t.Helper()
 	for {
 		err := p.conn.Read(func(msg []byte) error {
@@ -88,8 +88,8 @@ func (p *peer) ended() (code int, before []Envelope) {
 	}
 }
 
-// silent fails when a frame comes within d.
-func (p *peer) silent(d time.Duration) {
+// expectSilence fails when a frame comes within d.
+func (p *peer) expectSilence(d time.Duration) {
 	p.t.Helper()
 	_ = p.conn.SetReadDeadline(time.Now().Add(d))
 	err := p.conn.Read(func(msg []byte) error {
@@ -122,7 +122,7 @@ func capsJSON(caps ...manifest.Capability) string {
 	return string(b)
 }
 
-func bothCaps() string { return capsJSON(manifest.Echo(), manifest.Metrics()) }
+func echoAndMetrics() string { return capsJSON(manifest.Echo(), manifest.Metrics()) }
 
 // authenticate knows three tokens.
 func authenticate(_ context.Context, a *Auth) (*Grant, error) {
@@ -214,7 +214,7 @@ func readyPair(t *testing.T) (*relaySide, *peer) {
 	p.read(TypeHello, nil)
 	p.sendAs(TypeAuth, "", goodAuth())
 	p.read(TypeAuthOK, nil)
-	p.sendAs(TypeAnnounce, "", announceOf(bothCaps()))
+	p.sendAs(TypeAnnounce, "", announceOf(echoAndMetrics()))
 	p.read(TypeAnnounceAck, nil)
 	<-r.ready
 	return r, p

@@ -12,12 +12,12 @@ import (
 
 // CheckLiveness never waits, since one goroutine calls it for all links: not for a pong either that
 // its peer does not take. The ping then goes out behind it.
-func TestTickBehindPong(t *testing.T) {
-	bothWays(t, func(t *testing.T, secure bool) {
+func TestLivenessBehindBlockedPong(t *testing.T) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
 		l := startLinks(t, secure)()
-		wait(t, func() bool { return atRest(l.s) })
+		waitFor(t, func() bool { return isIdle(l.s) })
 		c := l.s.conn.(*relayConn)
-		wait(t, func() bool { n, err := c.poll.Socket().Unacked(); return n == 0 && err == nil })
+		waitFor(t, func() bool { n, err := c.poll.Socket().Unacked(); return n == 0 && err == nil })
 		c.writeMu.Lock() // as the reader that writes the pong
 		ticked := make(chan struct{})
 		go func() { l.s.CheckLiveness(); close(ticked) }()
@@ -32,28 +32,28 @@ func TestTickBehindPong(t *testing.T) {
 		}
 		l.s.Close(CloseNormal, "normal")
 		_ = l.tcp.Close()
-		<-l.k.over
+		<-l.owner.closedWith
 	})
 }
 
-// pinging is a connection whose ping takes a moment, in which something happens.
-type pinging struct {
+// slowPingConn is a connection whose ping takes a moment, in which something happens.
+type slowPingConn struct {
 	Conn
-	meanwhile func()
+	duringPing func()
 }
 
-func (c *pinging) socket() *netpoll.Socket { return nil }
-func (c *pinging) setNonblocking()         {}
-func (c *pinging) onReadable(bool)         {}
-func (c *pinging) tryPing() (bool, error)  { c.meanwhile(); return true, nil }
+func (c *slowPingConn) socket() *netpoll.Socket { return nil }
+func (c *slowPingConn) setNonblocking()         {}
+func (c *slowPingConn) onReadable(bool)         {}
+func (c *slowPingConn) tryPing() (bool, error)  { c.duringPing(); return true, nil }
 
 // A link that ends while the sweep pings it gets no writer any more: whoever waits for its
 // goroutines has been told that there are none.
-func TestEndWithinTick(t *testing.T) {
+func TestCloseWhilePinging(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		_, rel := Pipe()
 		s := &Session{}
-		s.conn = &pinging{Conn: rel, meanwhile: func() {
+		s.conn = &slowPingConn{Conn: rel, duringPing: func() {
 			if err := s.Send([]byte(goldenCmd)); err != nil {
 				t.Error(err)
 			}
@@ -72,8 +72,8 @@ func TestEndWithinTick(t *testing.T) {
 }
 
 // What a reader appends to a message is not written over the next one.
-func TestServedAppend(t *testing.T) {
-	c := newRelayConn(&tape{in: append(maskedFrame(0x81, "one"), maskedFrame(0x81, "two")...), piece: 1 << 10})
+func TestHandlerAppendsToMessage(t *testing.T) {
+	c := newRelayConn(&inputConn{in: append(maskedFrame(0x81, "one"), maskedFrame(0x81, "two")...), piece: 1 << 10})
 	var msgs []string
 	for range 2 {
 		if err := c.Read(func(msg []byte) error {
@@ -89,19 +89,22 @@ func TestServedAppend(t *testing.T) {
 	}
 }
 
-// bounded remembers a tape's write deadline.
-type bounded struct {
-	tape
+// deadlineTape remembers a tape's write deadline.
+type deadlineTape struct {
+	inputConn
 	deadline, within time.Time // now, and while something was written
 }
 
-func (c *bounded) SetWriteDeadline(t time.Time) error { c.deadline = t; return nil }
-func (c *bounded) Write(b []byte) (int, error)        { c.within = c.deadline; return c.tape.Write(b) }
+func (c *deadlineTape) SetWriteDeadline(t time.Time) error { c.deadline = t; return nil }
+func (c *deadlineTape) Write(b []byte) (int, error) {
+	c.within = c.deadline
+	return c.inputConn.Write(b)
+}
 
 // No deadline stays behind: TLS answers a KeyUpdate while the link rests, and would break
 // for good at one that has passed.
-func TestServedDeadline(t *testing.T) {
-	conn := &bounded{}
+func TestWriteDeadlineIsRemoved(t *testing.T) {
+	conn := &deadlineTape{}
 	if err := newRelayConn(conn).Write([]byte("{}")); err != nil {
 		t.Fatal(err)
 	}

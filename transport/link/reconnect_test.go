@@ -35,14 +35,14 @@ func TestClientHandshakeFails(t *testing.T) {
 		{"a word too early", func(d *device) {
 			p := &peer{d.t, <-d.dialled}
 			p.send(goldenCmd)
-			if code, _ := p.ended(); code != CloseBadFrame {
+			if code, _ := p.readUntilClose(); code != CloseBadFrame {
 				d.t.Errorf("closed with %d", code)
 			}
 		}, CloseBadFrame, StateWaiting, 5 * time.Second},
 		{"a node id in upper case", func(d *device) {
 			p := d.greet()
 			p.sendAs(TypeAuthOK, "", ok)
-			if code, _ := p.ended(); code != CloseBadFrame {
+			if code, _ := p.readUntilClose(); code != CloseBadFrame {
 				d.t.Errorf("closed with %d", code)
 			}
 		}, CloseBadFrame, StateWaiting, 5 * time.Second},
@@ -104,7 +104,7 @@ func TestRunWaits(t *testing.T) {
 				ok.ReconnectSpreadMS = 600_000 // no dial in between
 				p.sendAs(TypeAuthOK, "", ok)
 				p.sendAs(TypeAnnounceAck, "", AnnounceAck{})
-				go p.ended()
+				go p.readUntilClose()
 			}
 			synctest.Wait()
 			if after == 1500*time.Millisecond {
@@ -181,7 +181,7 @@ func TestClientLiveness(t *testing.T) {
 			}
 		})
 		done := make(chan bool)
-		go func() { p.ended(); close(done) }()
+		go func() { p.readUntilClose(); close(done) }()
 		time.Sleep(10 * time.Minute)
 		before := pings.Load()
 		if before < 20 || before > 30 {
@@ -203,12 +203,12 @@ func TestClientLiveness(t *testing.T) {
 }
 
 // A relay that is gone for 10 minutes finds its devices back within one cap.
-func TestReconnectForEver(t *testing.T) {
+func TestReconnectKeepsTrying(t *testing.T) {
 	for range 20 {
 		bubble(t, func(t *testing.T) {
 			d := startDevice(t, echoArgs)
 			p := d.admit()
-			go p.ended()
+			go p.readUntilClose()
 			time.Sleep(2 * time.Minute)
 			d.fail(errors.New("connection refused"))
 			p.close()
@@ -318,12 +318,12 @@ func TestNewToken(t *testing.T) {
 }
 
 // An install that was superseded waits 60 s, then twice that, and says why for 2 hours.
-func TestSuperseded(t *testing.T) {
+func TestSupersededBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := startDevice(t, echoArgs)
 		for wait := time.Minute; wait <= 8*time.Minute; wait *= 2 {
 			p := d.admit()
-			go p.ended()
+			go p.readUntilClose()
 			time.Sleep(wait) // as long as the other install waits
 			start := time.Now()
 			_ = p.conn.Close(CloseSuperseded, "superseded")
@@ -339,7 +339,7 @@ func TestSuperseded(t *testing.T) {
 			}
 		}
 		p := d.admit()
-		go p.ended()
+		go p.readUntilClose()
 		time.Sleep(111 * time.Minute) // and 8 before
 		if !d.client.Status().CloneSuspected {
 			t.Error("the clone is forgotten too soon")
@@ -362,7 +362,7 @@ func TestTokenUnreadable(t *testing.T) {
 		go func() { done <- c.Run(ctx) }()
 		p := &peer{t, <-dials}
 		p.sendAs(TypeHello, "", Hello{Protocol: Protocol})
-		if code, _ := p.ended(); code != CloseNormal {
+		if code, _ := p.readUntilClose(); code != CloseNormal {
 			t.Errorf("closed with %d", code)
 		}
 		<-dials

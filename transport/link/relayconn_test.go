@@ -22,15 +22,15 @@ import (
 	"agentctl/transport/sse"
 )
 
-// tape is a connection whose input is given, in pieces of a size.
-type tape struct {
+// inputConn is a connection whose input is given, in pieces of a size.
+type inputConn struct {
 	net.Conn
 	in    []byte
 	piece int
 	out   bytes.Buffer
 }
 
-func (c *tape) Read(b []byte) (int, error) {
+func (c *inputConn) Read(b []byte) (int, error) {
 	if len(c.in) == 0 {
 		return 0, io.EOF
 	}
@@ -39,11 +39,11 @@ func (c *tape) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-func (c *tape) Write(b []byte) (int, error)      { return c.out.Write(b) }
-func (c *tape) Close() error                     { return nil }
-func (c *tape) SetDeadline(time.Time) error      { return nil }
-func (c *tape) SetReadDeadline(time.Time) error  { return nil }
-func (c *tape) SetWriteDeadline(time.Time) error { return nil }
+func (c *inputConn) Write(b []byte) (int, error)      { return c.out.Write(b) }
+func (c *inputConn) Close() error                     { return nil }
+func (c *inputConn) SetDeadline(time.Time) error      { return nil }
+func (c *inputConn) SetReadDeadline(time.Time) error  { return nil }
+func (c *inputConn) SetWriteDeadline(time.Time) error { return nil }
 
 // hijacked lets the library upgrade a tape.
 type hijacked struct {
@@ -55,14 +55,14 @@ func (h hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return h.conn, bufio.NewReadWriter(bufio.NewReader(h.conn), bufio.NewWriter(h.conn)), nil
 }
 
-// heard is what a reader of a tape makes of it.
-type heard struct {
+// observed is what a reader of a tape makes of it.
+type observed struct {
 	msgs  []string
 	pings int
 	code  int // of the peer's close frame
 }
 
-func listen(c Conn) (h heard, err error) {
+func readAll(c Conn) (h observed, err error) {
 	c.OnPing(func(bool) { h.pings++ })
 	for err == nil {
 		err = c.Read(func(msg []byte) error { h.msgs = append(h.msgs, string(msg)); return nil })
@@ -94,13 +94,13 @@ func FuzzRelayConn(f *testing.F) {
 		if size == 0 {
 			size = 1 << 20
 		}
-		ours := &tape{in: slices.Clone(raw), piece: size}
-		got, err := listen(newRelayConn(ours))
+		ours := &inputConn{in: slices.Clone(raw), piece: size}
+		got, err := readAll(newRelayConn(ours))
 		if err == nil {
 			t.Fatal("a reader at the end of its input goes on")
 		}
 
-		theirs := &tape{in: slices.Clone(raw), piece: size}
+		theirs := &inputConn{in: slices.Clone(raw), piece: size}
 		req := httptest.NewRequest(http.MethodGet, "/", nil)
 		for k, v := range map[string]string{"Connection": "Upgrade", "Upgrade": "websocket", "Sec-Websocket-Version": "13", "Sec-Websocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="} {
 			req.Header.Set(k, v)
@@ -110,7 +110,7 @@ func FuzzRelayConn(f *testing.F) {
 			t.Fatal(upErr)
 		}
 		theirs.out.Reset()
-		want, wantErr := listen(newDeviceConn(ws))
+		want, wantErr := readAll(newDeviceConn(ws))
 		if errors.Is(err, ErrTooLarge) && !errors.Is(wantErr, ErrTooLarge) {
 			return // ours refuses a length before its bytes have come
 		}
@@ -150,17 +150,17 @@ func FuzzRelayConn(f *testing.F) {
 // ownerRecorder is the relay's side of a started link.
 type ownerRecorder struct {
 	recorder
-	over chan error
+	closedWith chan error
 }
 
-func (k *ownerRecorder) OnClosed(err error) { k.over <- err }
+func (k *ownerRecorder) OnClosed(err error) { k.closedWith <- err }
 
 // startedLink is a device's raw connection to a relay that has started its session.
 type startedLink struct {
-	conn net.Conn // the device's, through TLS if there is any
-	tcp  *net.TCPConn
-	s    *Session
-	k    *ownerRecorder
+	conn  net.Conn // the device's, through TLS if there is any
+	tcp   *net.TCPConn
+	s     *Session
+	owner *ownerRecorder
 }
 
 // startLinks serves links with a Poller, on the listener that a relay has.
@@ -186,10 +186,10 @@ func startLinks(t *testing.T, secure bool) (open func() *startedLink) {
 			t.Error(err)
 			return
 		}
-		k := &ownerRecorder{recorder: recorder{known: true}, over: make(chan error, 2)}
+		k := &ownerRecorder{recorder: recorder{known: true}, closedWith: make(chan error, 2)}
 		k.OnAnnounce(m)
 		s.Start(p, k)
-		sessions <- &startedLink{s: s, k: k}
+		sessions <- &startedLink{s: s, owner: k}
 	}))
 	srv.Listener = sse.NewListener(srv.Listener)
 	if secure {
@@ -255,30 +255,30 @@ func readFrame(t *testing.T, r io.Reader) (op byte, payload []byte) {
 	return head[0] & 0x0f, payload
 }
 
-func bothWays(t *testing.T, fn func(t *testing.T, secure bool)) {
+func plainAndTLS(t *testing.T, fn func(t *testing.T, secure bool)) {
 	t.Run("plain", func(t *testing.T) { fn(t, false) })
 	t.Run("TLS", func(t *testing.T) { fn(t, true) })
 }
 
-// atRest is whether nobody reads the link.
-func atRest(s *Session) bool { return s.readerState.Load()&(polled|reading) == polled }
+// isIdle is whether nobody reads the link.
+func isIdle(s *Session) bool { return s.readerState.Load()&(polled|reading) == polled }
 
 // A silent link has no goroutine; what comes in whatever pieces is read all the same.
-func TestRest(t *testing.T) {
-	bothWays(t, func(t *testing.T, secure bool) {
+func TestIdleLinkHasNoGoroutine(t *testing.T) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
 		open := startLinks(t, secure)
 		var links []*startedLink
 		for range 20 {
 			links = append(links, open())
 		}
 		for _, l := range links {
-			wait(t, func() bool { return atRest(l.s) })
+			waitFor(t, func() bool { return isIdle(l.s) })
 		}
 		before := runtime.NumGoroutine()
 		for range 30 {
 			links = append(links, open())
 		}
-		wait(t, func() bool { return runtime.NumGoroutine() <= before+5 })
+		waitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 })
 		l := links[7]
 		id := NewID()
 		ack := maskedFrame(0x81, string(Encode(TypeCmdAck, NewID(), id, CmdAck{OK: true, Result: []byte(`{"x":1}`)})))
@@ -288,13 +288,13 @@ func TestRest(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			wait(t, func() bool { return strings.Count(l.k.all(), id) == round+1 && atRest(l.s) })
+			waitFor(t, func() bool { return strings.Count(l.owner.all(), id) == round+1 && isIdle(l.s) })
 		}
 		if _, err := l.conn.Write(slices.Repeat(ack, 40)); err != nil {
 			t.Fatal(err)
 		}
-		wait(t, func() bool { return strings.Count(l.k.all(), id) == 43 && atRest(l.s) })
-		wait(t, func() bool { return runtime.NumGoroutine() <= before+5 })
+		waitFor(t, func() bool { return strings.Count(l.owner.all(), id) == 43 && isIdle(l.s) })
+		waitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 })
 		// Pings go both ways, also long after a write that had a deadline.
 		for range 2 {
 			_ = l.s.conn.(*relayConn).conn.SetWriteDeadline(time.Now().Add(-time.Second))
@@ -309,7 +309,7 @@ func TestRest(t *testing.T) {
 		if _, err := l.conn.Write(maskedFrame(0x80|opPong, "")); err != nil {
 			t.Fatal(err)
 		}
-		wait(t, func() bool { return l.s.lastReadAt.Load() > heard })
+		waitFor(t, func() bool { return l.s.lastReadAt.Load() > heard })
 		if _, err := l.conn.Write(maskedFrame(0x80|opPing, "are you there")); err != nil {
 			t.Fatal(err)
 		}
@@ -324,7 +324,7 @@ func TestRest(t *testing.T) {
 				t.Errorf("got %d %q", op, p)
 			}
 			_ = l.tcp.Close()
-			if err := <-l.k.over; CloseCode(err) != CloseDraining {
+			if err := <-l.owner.closedWith; CloseCode(err) != CloseDraining {
 				t.Errorf("over with %v", err)
 			}
 		}
@@ -332,8 +332,8 @@ func TestRest(t *testing.T) {
 }
 
 // However a device leaves a link at rest, it is over, once.
-func TestRestEnds(t *testing.T) {
-	bothWays(t, func(t *testing.T, secure bool) {
+func TestPolledLinkEndsOnce(t *testing.T) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
 		open := startLinks(t, secure)
 		tests := []struct {
 			name  string
@@ -356,23 +356,23 @@ func TestRestEnds(t *testing.T) {
 				for i := range 10 {
 					l := open()
 					if i%2 == 0 {
-						wait(t, func() bool { return atRest(l.s) })
+						waitFor(t, func() bool { return isIdle(l.s) })
 					}
 					tt.leave(l)
 					select {
-					case err := <-l.k.over:
+					case err := <-l.owner.closedWith:
 						if CloseCode(err) != tt.code {
 							t.Errorf("over with %v, want %d", err, tt.code)
 						}
 					case <-time.After(10 * time.Second):
 						t.Fatal("the link is not over")
 					}
-					if tt.name == "a message, then FIN at once" && !strings.Contains(l.k.all(), "acked") {
+					if tt.name == "a message, then FIN at once" && !strings.Contains(l.owner.all(), "acked") {
 						t.Error("the message was not read")
 					}
 					_ = l.tcp.Close()
 					l.s.scheduleRead(0)
-					if len(l.k.over) > 0 {
+					if len(l.owner.closedWith) > 0 {
 						t.Error("over twice")
 					}
 				}

@@ -19,7 +19,7 @@ func TestBackpressure(t *testing.T) {
 		if n < maxQueuedFrames || n > maxQueuedFrames+20 || time.Since(start) != 0 {
 			t.Errorf("%d frames were taken in %v", n, time.Since(start))
 		}
-		code, before := p.ended()
+		code, before := p.readUntilClose()
 		if err := <-r.done; code != CloseTooLarge || CloseCode(err) != CloseTooLarge || len(before) > 20 {
 			t.Errorf("closed with %d and %v after %d frames", code, err, len(before))
 		}
@@ -44,7 +44,7 @@ func TestSessionClose(t *testing.T) {
 		r, p := readyPair(t)
 		r.session.Close(CloseSuperseded, "superseded")
 		r.session.Close(CloseNormal, "normal") // the first one counts
-		if code, _ := p.ended(); code != CloseSuperseded {
+		if code, _ := p.readUntilClose(); code != CloseSuperseded {
 			t.Errorf("the device got %d", code)
 		}
 		if err := <-r.done; CloseCode(err) != CloseSuperseded {
@@ -54,7 +54,7 @@ func TestSessionClose(t *testing.T) {
 	bubble(t, func(t *testing.T) { // the relay stops
 		r, p := readyPair(t)
 		r.cancel()
-		if code, _ := p.ended(); code != CloseDraining {
+		if code, _ := p.readUntilClose(); code != CloseDraining {
 			t.Errorf("the device got %d", code)
 		}
 		if err := <-r.done; CloseCode(err) != CloseDraining {
@@ -66,7 +66,7 @@ func TestSessionClose(t *testing.T) {
 		r, p := startRelay(rel), &peer{t, dev}
 		p.read(TypeHello, nil)
 		r.cancel()
-		if code, _ := p.ended(); code != CloseDraining {
+		if code, _ := p.readUntilClose(); code != CloseDraining {
 			t.Errorf("the device got %d", code)
 		}
 		if err := <-r.done; CloseCode(err) != CloseDraining {
@@ -76,12 +76,12 @@ func TestSessionClose(t *testing.T) {
 }
 
 // CheckLiveness drops a device that has been silent for 60 s, and pings one that does not ping.
-func TestTick(t *testing.T) {
+func TestCheckLiveness(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
 		pings := 0
 		p.conn.OnPing(func(ping bool) { pings++ })
-		go p.ended()
+		go p.readUntilClose()
 		for range 10 { // the device's own pings make the relay's unnecessary
 			time.Sleep(24 * time.Second)
 			_ = p.conn.Ping()
@@ -107,7 +107,7 @@ func TestTick(t *testing.T) {
 		r.session.CheckLiveness() // pings, and nobody answers
 		time.Sleep(time.Second)
 		r.session.CheckLiveness()
-		code, _ := p.ended()
+		code, _ := p.readUntilClose()
 		if err := <-r.done; code != CloseTimeout || CloseCode(err) != CloseTimeout {
 			t.Errorf("closed with %d, %v, want 4408", code, err)
 		}

@@ -32,7 +32,7 @@ func TestHandshake(t *testing.T) {
 			t.Errorf("auth_ok %+v", ok)
 		}
 		var ack AnnounceAck
-		id := p.sendAs(TypeAnnounce, "", announceOf(bothCaps()))
+		id := p.sendAs(TypeAnnounce, "", announceOf(echoAndMetrics()))
 		if e := p.read(TypeAnnounceAck, &ack); e.InReplyTo != id {
 			t.Errorf("announce_ack answers %s, want %s", e.InReplyTo, id)
 		}
@@ -117,7 +117,7 @@ func TestHandshakeRefused(t *testing.T) {
 				dev, rel := Pipe()
 				r, p := startRelay(rel), &peer{t, dev}
 				tt.do(p)
-				if code, _ := p.ended(); code != tt.code {
+				if code, _ := p.readUntilClose(); code != tt.code {
 					t.Errorf("the device got %d, want %d", code, tt.code)
 				}
 				if err := <-r.done; CloseCode(err) != tt.code || r.session != nil {
@@ -155,7 +155,7 @@ func TestHandshakeDeadlines(t *testing.T) {
 				dev, rel := Pipe()
 				r, p := startRelay(rel), &peer{t, dev}
 				go tt.do(p)
-				code, _ := p.ended()
+				code, _ := p.readUntilClose()
 				if err := <-r.done; code != CloseTimeout || CloseCode(err) != CloseTimeout || r.took != tt.took {
 					t.Errorf("closed with %d after %v (%v), want 4408 after %v", code, r.took, err, tt.took)
 				}
@@ -179,7 +179,7 @@ func TestSlowAuthenticator(t *testing.T) {
 			done <- err
 		}()
 		p.sendAs(TypeAuth, "", goodAuth())
-		if code, _ := p.ended(); code != CloseTimeout {
+		if code, _ := p.readUntilClose(); code != CloseTimeout {
 			t.Errorf("got %d, want 4408", code)
 		}
 		if err := <-done; CloseCode(err) != CloseTimeout || time.Since(start) != AuthTimeout {
@@ -201,15 +201,15 @@ func (d *deaf) Close(code int, reason string) error {
 	return d.Conn.Close(code, reason)
 }
 
-// TestDeafHandshake: who pings without reading, so that a pong is stuck, does not keep
+// TestHandshakeWithoutReading: who pings without reading, so that a pong is stuck, does not keep
 // its place among the handshakes.
-func TestDeafHandshake(t *testing.T) {
+func TestHandshakeWithoutReading(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		dev, rel := Pipe()
 		start := time.Now()
 		go func() {
 			p := &peer{t, dev}
-			p.ended()
+			p.readUntilClose()
 		}()
 		_, _, err := Accept(t.Context(), &deaf{Conn: rel, closed: make(chan struct{})}, AcceptOptions{})
 		if CloseCode(err) != CloseTimeout || time.Since(start) > 15*time.Second {
@@ -263,10 +263,10 @@ func TestRejectedCapabilities(t *testing.T) {
 }
 
 // Whole numbers may be written as JSON Schema lets them be.
-func TestWholeConstraints(t *testing.T) {
+func TestWholeNumberConstraints(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
-		caps := strings.ReplaceAll(strings.ReplaceAll(bothCaps(), ":2000", ":2e3"), ":10", ":10.0")
+		caps := strings.ReplaceAll(strings.ReplaceAll(echoAndMetrics(), ":2000", ":2e3"), ":10", ":10.0")
 		p.sendAs(TypeAnnounce, "", announceOf(caps))
 		var ack AnnounceAck
 		if p.read(TypeAnnounceAck, &ack); len(ack.Rejected) > 0 || len(ack.Tools) != 3 {
@@ -274,7 +274,7 @@ func TestWholeConstraints(t *testing.T) {
 		}
 		p.close()
 		<-r.done
-		if r.raw != bothCaps() {
+		if r.raw != echoAndMetrics() {
 			t.Errorf("the relay keeps %s", r.raw)
 		}
 	})
@@ -284,7 +284,7 @@ func TestWholeConstraints(t *testing.T) {
 func TestLargeAnnounce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
-		caps := strings.Replace(bothCaps(), ",", ","+strings.Repeat(" ", 200<<10), 1)
+		caps := strings.Replace(echoAndMetrics(), ",", ","+strings.Repeat(" ", 200<<10), 1)
 		announce := `{"manifest_version":1,"manifest_sha256":"` + manifest.Hash([]byte(caps)) + `","capabilities":` + caps + `}`
 		p.sendAs(TypeAnnounce, "", announce)
 		p.read(TypeAnnounceAck, nil)
@@ -335,7 +335,7 @@ func TestReadyRefused(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r, p := readyPair(t)
 				p.send(tt.frame)
-				if code, _ := p.ended(); code != tt.code {
+				if code, _ := p.readUntilClose(); code != tt.code {
 					t.Errorf("the device got %d, want %d", code, tt.code)
 				}
 				if err := <-r.done; CloseCode(err) != tt.code {
@@ -386,7 +386,7 @@ func TestFlood(t *testing.T) {
 		{"small frames", func(p *peer) error { return p.conn.Write([]byte(goldenMetric)) }, 900, 1000},
 		{"frames of 64 KiB", func(p *peer) error { return p.conn.Write([]byte(big)) }, 50, 63},
 		{"announces", func(p *peer) error {
-			return p.conn.Write(Encode(TypeAnnounce, NewID(), "", announceOf(bothCaps())))
+			return p.conn.Write(Encode(TypeAnnounce, NewID(), "", announceOf(echoAndMetrics())))
 		}, 8, 10},
 		{"pings", func(p *peer) error { return p.conn.Ping() }, 900, 1000},
 	}
@@ -395,7 +395,7 @@ func TestFlood(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r, p := readyPair(t)
 				ended := make(chan int, 1)
-				go func() { code, _ := p.ended(); ended <- code }()
+				go func() { code, _ := p.readUntilClose(); ended <- code }()
 				n := 0
 				for tt.send(p) == nil && n < 5000 {
 					synctest.Wait()
@@ -413,7 +413,7 @@ func TestFlood(t *testing.T) {
 }
 
 // Ten times what streams need, for 20 s, is no flood; nor is any number of answers.
-func TestNoFlood(t *testing.T) {
+func TestFloodLimitAllowsAnswers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
 		for range 20 {
@@ -433,14 +433,14 @@ func TestNoFlood(t *testing.T) {
 }
 
 // A device may answer nothing 64 times; then it is broken.
-func TestStrangeAcks(t *testing.T) {
+func TestUnsolicitedAcks(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
 		r.known = false
 		for i := range maxUnsolicitedAcks + 1 {
 			p.send(string(AppendAck(nil, NewID(), NewID(), []byte(`{"n":`+strconv.Itoa(i)+`}`))))
 		}
-		if code, _ := p.ended(); code != CloseBadFrame {
+		if code, _ := p.readUntilClose(); code != CloseBadFrame {
 			t.Errorf("closed with %d, want 4400", code)
 		}
 		<-r.done

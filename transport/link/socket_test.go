@@ -102,9 +102,9 @@ func TestSocketLink(t *testing.T) {
 			cmd, sub := NewID(), NewID()
 			_ = s.Send(AppendCmd(nil, cmd, echoTool, []byte(`{"message":"`+strings.Repeat("x", 5000)+`"}`), 0, ""))
 			_ = s.Send(AppendCmd(nil, sub, testSub, []byte(`{}`), 0, ""))
-			wait(t, func() bool { return strings.Contains(h.all(), "metered") && strings.Contains(h.all(), cmd) })
+			waitFor(t, func() bool { return strings.Contains(h.all(), "metered") && strings.Contains(h.all(), cmd) })
 			_ = s.Send(Encode(TypeCmdCancel, NewID(), sub, nil))
-			wait(t, func() bool { return strings.Contains(h.all(), "ended cancelled") })
+			waitFor(t, func() bool { return strings.Contains(h.all(), "ended cancelled") })
 			cancel()
 			<-done
 			if err := <-ended; CloseCode(err) != CloseNormal {
@@ -114,8 +114,8 @@ func TestSocketLink(t *testing.T) {
 	}
 }
 
-// wait polls for a moment of a real kernel, at most 5 s.
-func wait(t *testing.T, ok func() bool) {
+// waitFor polls for a moment of a real kernel, at most 5 s.
+func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -334,7 +334,7 @@ func TestCloseBounded(t *testing.T) {
 	}
 }
 
-func TestUntrustedCertificate(t *testing.T) {
+func TestIsUntrustedCertificate(t *testing.T) {
 	srv, roots := socketServer(t, true, func(c Conn) { _ = c.Close(CloseNormal, "normal") })
 	dial(t, srv.URL, roots)
 	named := roots.Clone()
@@ -359,7 +359,7 @@ func TestUntrustedCertificate(t *testing.T) {
 	}
 }
 
-func TestRelayURL(t *testing.T) {
+func TestNormalizeRelayURL(t *testing.T) {
 	tests := []struct{ in, want string }{ // "" is refused
 		{"wss://relay.example", "wss://relay.example/v1/device/ws"},
 		{"https://relay.example/", "wss://relay.example/v1/device/ws"},

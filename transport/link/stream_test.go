@@ -87,7 +87,7 @@ func TestStream(t *testing.T) {
 		if p.read(TypeStreamEnd, &end); end != (StreamEnd{sub.StreamID, EndCanceled}) {
 			t.Errorf("got %+v", end)
 		}
-		p.silent(5 * time.Second)
+		p.expectSilence(5 * time.Second)
 		d.end()
 	})
 }
@@ -120,17 +120,17 @@ func TestStreamEnds(t *testing.T) {
 	}
 }
 
-// heardEnds notes the streams that ended.
-type heardEnds struct {
+// streamEnds notes the streams that ended.
+type streamEnds struct {
 	recorder
 	ids []string
 }
 
-func (h *heardEnds) OnStreamEnd(e *StreamEnd) { h.ids = append(h.ids, e.StreamID) }
+func (h *streamEnds) OnStreamEnd(e *StreamEnd) { h.ids = append(h.ids, e.StreamID) }
 
 // TestStreamEndID: the relay takes a stream's id in either case, and nothing that is none.
 func TestStreamEndID(t *testing.T) {
-	var h heardEnds
+	var h streamEnds
 	var s Session
 	for id, good := range map[string]bool{strings.ToLower(deviceID): true, "x": false, "": false} {
 		err := s.handle(Encode(TypeStreamEnd, NewID(), "", StreamEnd{id, EndCanceled}), &h)
