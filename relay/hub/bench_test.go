@@ -24,12 +24,13 @@ import (
 )
 
 // The benchmarks put the devices into a child process, so that time of the CPU,
-// allocations and memory are the relay's alone. The yardstick beside each is the same
-// exchange over bare gorilla/websocket connections.
+// allocations and memory are the relay's alone. For comparison, each is also run over
+// gorilla/websocket connections without a hub.
 
 const benchAck = `{"message":"ping","received_at_ms":1800000000000,"node_id":"`
 
-// TestBenchDevices is the child: it keeps links to BENCH_URL and answers every command.
+// TestBenchDevices is the child process: it links devices to BENCH_URL and answers their
+// commands.
 func TestBenchDevices(t *testing.T) {
 	url := os.Getenv("BENCH_URL")
 	if url == "" {
@@ -221,7 +222,7 @@ func BenchmarkIdle(b *testing.B) {
 				for range links {
 					<-r.ready
 				}
-				time.Sleep(200 * time.Millisecond) // net/http lets go of its buffers
+				time.Sleep(200 * time.Millisecond) // net/http frees its buffers
 				after, rss := memory()
 				b.ReportMetric(float64(after-before)/links, "B/session")
 				b.ReportMetric(float64(rss-rssBefore)/links, "RSS-B/session")

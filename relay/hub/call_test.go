@@ -48,7 +48,8 @@ func TestCall(t *testing.T) {
 	})
 }
 
-// Four calls at a time, answered in reverse: each gets its own (RFC-0005 §6.8).
+// TestReversedAcks: four concurrent calls are answered in reverse order, and each gets its
+// own answer (RFC-0005 §6.8).
 func TestReversedAcks(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -82,8 +83,8 @@ func TestReversedAcks(t *testing.T) {
 	})
 }
 
-// A device that never answers: 5 s, cmd_cancel, and what comes later is for the audit
-// log only.
+// TestNeverAcks: a call to a device that does not answer ends after 5 s with cmd_cancel; a
+// later ack only reaches the audit log.
 func TestNeverAcks(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -104,7 +105,7 @@ func TestNeverAcks(t *testing.T) {
 		b.echo(nodeA, id, c)
 		b.ack(link.NewID(), "{}")
 		r.wantEvents("late_ack acme y, dup_ack acme y, foreign_ack acme y")
-		again := r.call(n, "pong") // the link works on
+		again := r.call(n, "pong") // the link still works
 		id, c = b.cmd()
 		b.echo(nodeA, id, c)
 		if a := <-again; a.err != nil || !strings.Contains(a.result, "pong") {
@@ -120,7 +121,7 @@ func TestNeverAcks(t *testing.T) {
 	})
 }
 
-// Another node cannot answer for this one.
+// TestForeignAck: a node cannot answer the command of another one.
 func TestForeignAck(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -138,7 +139,7 @@ func TestForeignAck(t *testing.T) {
 	})
 }
 
-// Results that break their contract end in E_INTERNAL and in the audit log.
+// TestBadResults: a result that breaks its contract becomes E_INTERNAL and is audited.
 func TestBadResults(t *testing.T) {
 	good := func() string { return echoed(nodeA, "ping") }
 	tests := []struct {
@@ -177,7 +178,8 @@ func TestBadResults(t *testing.T) {
 	})
 }
 
-// What a device refuses reaches the caller as a code of the seven, in our words.
+// TestDeviceRefuses: an error of the device reaches the caller as one of the seven codes,
+// with the relay's own text.
 func TestDeviceRefuses(t *testing.T) {
 	tests := []struct{ device, caller manifest.Code }{
 		{manifest.BadRequest, manifest.BadRequest},
@@ -205,7 +207,7 @@ func TestDeviceRefuses(t *testing.T) {
 	})
 }
 
-// A node takes 64 commands at a time; a call that ends makes room.
+// TestQueueFull: a node accepts 64 commands at a time; a call that ends makes room.
 func TestQueueFull(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -237,7 +239,8 @@ func TestQueueFull(t *testing.T) {
 	})
 }
 
-// When the device goes, every call ends at once with E_NODE_OFFLINE.
+// TestDeviceDisconnects: when the device disconnects, its calls end at once with
+// E_NODE_OFFLINE.
 func TestDeviceDisconnects(t *testing.T) {
 	for _, how := range []string{"leaves", "is silent", "is cut in the hub"} {
 		bubble(t, func(t *testing.T) {
@@ -277,7 +280,7 @@ func TestDeviceDisconnects(t *testing.T) {
 	}
 }
 
-// A call whose caller has left sends nothing.
+// TestCanceledCaller: a call whose ctx has ended sends nothing.
 func TestCanceledCaller(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -297,8 +300,8 @@ func TestCanceledCaller(t *testing.T) {
 	})
 }
 
-// Whatever a device answers and whenever callers leave, each call ends exactly once,
-// in time, and with its own result only (I2, I3, I5).
+// TestEveryCallEndsOnce: with any answers of a device and callers that leave at any time,
+// each call ends exactly once, in time, and with its own result (I2, I3, I5).
 func TestEveryCallEndsOnce(t *testing.T) {
 	for seed := range uint64(30) {
 		bubble(t, func(t *testing.T) {
@@ -309,7 +312,7 @@ func TestEveryCallEndsOnce(t *testing.T) {
 			var wg, device sync.WaitGroup
 			device.Go(func() {
 				rng := rand.New(rand.NewPCG(seed, 2))
-				var kept []func()
+				var postponed []func()
 				for e := range b.in {
 					if e.Type != link.TypeCmd {
 						continue
@@ -323,15 +326,15 @@ func TestEveryCallEndsOnce(t *testing.T) {
 					switch rng.IntN(5) {
 					case 0: // never
 					case 1:
-						kept = append(kept, answer) // later, out of order
+						postponed = append(postponed, answer) // later, out of order
 					default:
 						answer()
 					}
-					if len(kept) > 3 || rng.IntN(4) == 0 {
-						for _, i := range rng.Perm(len(kept)) {
-							kept[i]()
+					if len(postponed) > 3 || rng.IntN(4) == 0 {
+						for _, i := range rng.Perm(len(postponed)) {
+							postponed[i]()
 						}
-						kept = nil
+						postponed = nil
 					}
 				}
 			})

@@ -10,7 +10,7 @@ import (
 	"agentctl/transport/link"
 )
 
-// parrot is a device that answers one tool.
+// parrot is a device with one tool, which returns its arguments.
 type parrot struct{}
 
 func (parrot) Capabilities() []manifest.Capability { return []manifest.Capability{manifest.Echo()} }

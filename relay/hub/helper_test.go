@@ -24,18 +24,18 @@ const (
 	instance2 = "22222222222222222222222222222222"
 )
 
-// bubble runs a test on a fake clock that stands in 2026.
+// bubble runs a test in a synctest bubble whose clock starts in 2026.
 func bubble(t *testing.T, fn func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
-		// Tickers keep a bubble alive in which nobody gets what he waits for.
-		defer time.AfterFunc(7*24*time.Hour, func() { panic("the test waits for ever") }).Stop()
+		// With tickers running, synctest does not detect a deadlock.
+		defer time.AfterFunc(7*24*time.Hour, func() { panic("the test is deadlocked") }).Stop()
 		fn(t)
 	})
 }
 
-// rig is a hub with everything around it written down.
+// rig is a hub whose callbacks are recorded.
 type rig struct {
 	t    *testing.T
 	hub  *Hub
@@ -43,17 +43,17 @@ type rig struct {
 	done chan error
 
 	mu         sync.Mutex
-	events     []string // hub.Event
-	lifecycle  []string // OnReady and Gone
+	events     []string // AuditEvents as text
+	lifecycle  []string // OnAnnounce, OnReady and OnGone as text
 	nodes      map[string]*Node
 	revoked    map[string]bool
 	until      time.Time // of all tokens
 	lastSeen   []string
 	result     func(ref string, raw []byte) error // before CheckResult
-	onAnnounce func(n *Node)                      // in Known
+	onAnnounce func(n *Node)                      // in OnAnnounce
 }
 
-// newRig starts a hub whose tokens are node ids.
+// newRig starts a hub that accepts a node id as token.
 func newRig(t *testing.T) *rig {
 	r := &rig{t: t, done: make(chan error, 1), nodes: make(map[string]*Node), revoked: make(map[string]bool)}
 	r.hub = New(Options{
@@ -116,7 +116,7 @@ func (r *rig) active(node string) error {
 	return nil
 }
 
-// useGrantRevision makes the hub ask after grants only when their number changes.
+// useGrantRevision sets GrantRevision to the number of revocations.
 func (r *rig) useGrantRevision() {
 	r.hub.mu.Lock()
 	defer r.hub.mu.Unlock()
@@ -139,7 +139,7 @@ func (r *rig) note(to *[]string, format string, args ...any) {
 	*to = append(*to, fmt.Sprintf(format, args...))
 }
 
-// takeLines returns what was written down since the last time.
+// takeLines returns what was recorded since its last call.
 func (r *rig) takeLines(of *[]string) string {
 	synctest.Wait()
 	r.mu.Lock()
@@ -156,7 +156,7 @@ func (r *rig) wantEvents(want string) {
 	}
 }
 
-// end stops the hub; its Run waits for every session.
+// end stops the hub; Run waits for its sessions.
 func (r *rig) end() {
 	r.t.Helper()
 	r.stop()
@@ -193,8 +193,8 @@ type callReturn struct {
 	took   time.Duration
 }
 
-// call sends an echo in a goroutine, with the gateway's budget; it is under way when call
-// returns.
+// call sends an echo in a goroutine, with the gateway's budget. The command has been sent
+// when call returns.
 func (r *rig) call(n *Node, message string) chan callReturn {
 	done := make(chan callReturn, 1)
 	go func() {
@@ -222,10 +222,10 @@ type board struct {
 	conn link.Conn
 	wire *wire
 	in   chan link.Envelope // what the relay sent; closed at the end
-	code int                // after in is closed: why
+	code int                // the close code; valid when in is closed
 }
 
-// attach links a board and leaves it in READY.
+// attach links a board and completes its handshake.
 func (r *rig) attach(node, instance string) *board {
 	r.t.Helper()
 	b := r.join(node, instance)
@@ -233,7 +233,7 @@ func (r *rig) attach(node, instance string) *board {
 	return b
 }
 
-// join is attach for a board that may get no announce_ack.
+// join is attach without waiting for announce_ack.
 func (r *rig) join(node, instance string) *board {
 	r.t.Helper()
 	b := r.dial()
@@ -243,7 +243,7 @@ func (r *rig) join(node, instance string) *board {
 	return b
 }
 
-// dial links a board that has not said anything yet.
+// dial links a board that has not sent anything yet.
 func (r *rig) dial() *board {
 	dev, rel := link.Pipe()
 	b := &board{t: r.t, conn: dev, wire: &wire{Conn: rel}, in: make(chan link.Envelope, 1024)}
@@ -271,7 +271,7 @@ func (r *rig) dial() *board {
 type wire struct {
 	link.Conn
 	pings atomic.Int64
-	cut   atomic.Bool // as if the network had gone
+	cut   atomic.Bool // the network is down
 }
 
 func (w *wire) Ping() error {
@@ -304,7 +304,7 @@ func (b *board) sendAs(typ, inReplyTo string, payload any) {
 	}
 }
 
-// next takes the relay's next frame, which has to be of that type.
+// next returns the relay's next frame, which must be of type typ.
 func (b *board) next(typ string) link.Envelope {
 	b.t.Helper()
 	e, ok := <-b.in
@@ -314,7 +314,7 @@ func (b *board) next(typ string) link.Envelope {
 	return e
 }
 
-// expectNothing fails when the relay has sent anything.
+// expectNothing fails the test when the relay has sent a frame.
 func (b *board) expectNothing() {
 	b.t.Helper()
 	synctest.Wait()
@@ -334,7 +334,7 @@ func (b *board) waitClosed() int {
 
 func (b *board) close() { _ = b.conn.Close(link.CloseNormal, "normal") }
 
-// cmd takes the next command.
+// cmd returns the next command.
 func (b *board) cmd() (id string, c link.Cmd) {
 	b.t.Helper()
 	e := b.next(link.TypeCmd)
@@ -384,7 +384,7 @@ type subscribeReturn struct {
 	err    error
 }
 
-// startSubscribe is a Subscribe in a goroutine.
+// startSubscribe calls Subscribe in a goroutine.
 func (r *rig) startSubscribe(ctx context.Context, n *Node, intervalMS int64, c *acquireCounter) chan subscribeReturn {
 	done := make(chan subscribeReturn, 1)
 	go func() {

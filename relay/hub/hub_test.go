@@ -11,8 +11,8 @@ import (
 	"agentctl/transport/link"
 )
 
-// A device that links again takes its own place silently; its tools are there all the
-// time.
+// TestSameInstallationReconnects: a device that links again takes over its own node without
+// an audit event, and its tools stay available.
 func TestSameInstallationReconnects(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -66,27 +66,27 @@ func TestAnnounceAckAfterReady(t *testing.T) {
 		b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
 		time.Sleep(time.Second)
 		if len(b.in) > 0 {
-			t.Errorf("acked before it is served: %+v", <-b.in)
+			t.Errorf("announce_ack came before OnReady: %+v", <-b.in)
 		}
-		served := make(chan bool)
+		ready := make(chan bool)
 		r.hub.opt.OnReady = func(n *Node) {
 			go func() {
-				defer close(served)
+				defer close(ready)
 				_, _ = n.Call(t.Context(), &n.Tools()[0], nil, CallOptions{})
 			}()
-			synctest.Wait() // the cmd is on its way
+			synctest.Wait() // the cmd was sent
 		}
 		close(release)
 		b.next(link.TypeAnnounceAck)
 		cmd := b.next(link.TypeCmd)
 		b.sendAs(link.TypeCmdAck, cmd.MsgID, link.CmdAck{Code: manifest.Internal})
-		<-served
+		<-ready
 		r.end()
 	})
 }
 
-// TestIsReady: a node counts as served when its tools are in place, and goes on to while a
-// newer link of it takes over.
+// TestIsReady: a node is ready when OnReady has returned for it, and stays ready while a
+// newer link takes it over.
 func TestIsReady(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -95,7 +95,7 @@ func TestIsReady(t *testing.T) {
 		check := func(when string, want bool) {
 			t.Helper()
 			if !r.hub.IsOnline(nodeA) || r.hub.IsReady(nodeA) != want {
-				t.Errorf("%s: online %v, served %v, want true, %v", when, r.hub.IsOnline(nodeA), r.hub.IsReady(nodeA), want)
+				t.Errorf("%s: online %v, ready %v, want true, %v", when, r.hub.IsOnline(nodeA), r.hub.IsReady(nodeA), want)
 			}
 		}
 		r.join(nodeA, instance1)
@@ -111,7 +111,8 @@ func TestIsReady(t *testing.T) {
 	})
 }
 
-// A link that is superseded before it was ready never becomes ready.
+// TestSupersededBeforeReady: a link that is superseded before it is ready does not become
+// ready.
 func TestSupersededBeforeReady(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -134,8 +135,8 @@ func TestSupersededBeforeReady(t *testing.T) {
 	})
 }
 
-// Two installs with one identity: the owner hears of it; the third time in a minute
-// neither is served, nor acked, for a minute, then for two.
+// TestClones: two installations with one identity are audited as clone_suspected. From the
+// third takeover in a minute on, both are refused for a minute, then for two.
 func TestClones(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -168,14 +169,14 @@ func TestClones(t *testing.T) {
 			}
 			r.takeLines(&r.events)
 			if r.hub.IsOnline(nodeA) {
-				t.Error("one of the two is served")
+				t.Error("one of the two clones was accepted")
 			}
 			time.Sleep(penalty - 11*time.Second) // 10 s of it have passed
 			if code := refused(); code != link.CloseSuperseded {
 				t.Errorf("within %v: closed with %d", penalty, code)
 			}
 			r.wantEvents("device_refused acme y 4409")
-			other := r.attach(nodeB, instance1) // others are served
+			other := r.attach(nodeB, instance1) // other nodes are accepted
 			other.close()
 			synctest.Wait()
 			r.takeLines(&r.events)
@@ -184,13 +185,13 @@ func TestClones(t *testing.T) {
 		r.attach(nodeA, instance1)
 		time.Sleep(3 * time.Hour)
 		if len(r.hub.takeoverHistories) != 0 {
-			t.Errorf("%d rivalries are remembered for ever", len(r.hub.takeoverHistories))
+			t.Errorf("%d takeover histories are left", len(r.hub.takeoverHistories))
 		}
 		r.end()
 	})
 }
 
-// Two takeovers a minute are a nuisance, not a fight.
+// TestRareClonesAreServed: two takeovers in a minute have no penalty.
 func TestRareClonesAreServed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -208,7 +209,7 @@ func TestRareClonesAreServed(t *testing.T) {
 	})
 }
 
-// A second announce replaces the first.
+// TestAnnounceAgain: a second announce replaces the first.
 func TestAnnounceAgain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -233,7 +234,8 @@ func TestAnnounceAgain(t *testing.T) {
 	})
 }
 
-// Boards of one make share the memory of one manifest, and nothing else.
+// TestSharedManifest: boards with equal manifests share the memory of one, and no other
+// state.
 func TestSharedManifest(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -248,7 +250,7 @@ func TestSharedManifest(t *testing.T) {
 				t.Errorf("tools %s and %s", a.Tools()[i].Canonical, tool.Canonical)
 			}
 		}
-		for i := range 2 * maxSharedManifests { // a device that announces ever new ones
+		for i := range 2 * maxSharedManifests { // a device that announces different ones
 			c := manifest.Echo()
 			c.CapID = fmt.Sprint("echo", i)
 			other.sendAs(link.TypeAnnounce, "", announce(c))
@@ -299,7 +301,7 @@ func TestLiveness(t *testing.T) {
 	})
 }
 
-// A revoked token cuts its link within 5 s and is reported once.
+// TestRevocation: a revoked token closes its link within 5 s and is audited once.
 func TestRevocation(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -323,8 +325,8 @@ func TestRevocation(t *testing.T) {
 	})
 }
 
-// A hub that is told of revocations cuts as soon: who was revoked while it shook hands, and
-// whose token ends soon after.
+// TestGrantRevision: with GrantRevision a revocation closes the link as soon, also when it
+// comes during the handshake or when the token expires soon after.
 func TestGrantRevision(t *testing.T) {
 	soon := func(t *testing.T, b *board, since time.Time) {
 		t.Helper()
@@ -339,13 +341,13 @@ func TestGrantRevision(t *testing.T) {
 			b := r.dial()
 			b.authenticate(nodeA, instance1)
 			r.revoke(nodeA)
-			time.Sleep(after) // the sweep sees the revision, and not yet this node
+			time.Sleep(after) // the sweep sees the revision before this node is registered
 			start := time.Now()
 			b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
 			soon(t, b, start)
 			r.wantEvents("device_refused acme y 4401")
 			if r.takeLines(&r.lifecycle) != "" {
-				t.Error("its tools were served")
+				t.Error("its tools were available")
 			}
 			r.end()
 		})
@@ -415,7 +417,7 @@ func TestBounds(t *testing.T) {
 		if s := r.hub.Stats(); s.Handshaking != 2 || s.Refused != 1 {
 			t.Errorf("stats %+v", s)
 		}
-		time.Sleep(6 * time.Second) // they never speak
+		time.Sleep(6 * time.Second) // they send nothing
 		if one.waitClosed() != link.CloseTimeout || two.waitClosed() != link.CloseTimeout || r.hub.Stats().Handshaking != 0 {
 			t.Errorf("stats %+v", r.hub.Stats())
 		}
@@ -423,7 +425,7 @@ func TestBounds(t *testing.T) {
 
 		r.hub.handshakeLimit = 10
 		r.attach(nodeA, instance1)
-		late := r.dial() // was let in while there was room
+		late := r.dial() // accepted while there was room
 		late.authenticate("01hzx9k3m4p7q8r9s0t1v2w3x0", instance2)
 		r.attach(nodeB, instance2)
 		late.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
@@ -440,7 +442,8 @@ func TestBounds(t *testing.T) {
 	})
 }
 
-// The audit log hears why a link was refused, and whose it was if that is known.
+// TestRefused: the audit event of a refused link has the close code, and the node if it is
+// known.
 func TestRefused(t *testing.T) {
 	tests := []struct {
 		name string

@@ -13,7 +13,7 @@ import (
 	"agentctl/transport/link"
 )
 
-// handler answers as a real device does, with figures of its own.
+// handler answers like a real device, with made-up figures.
 type handler struct{ node string }
 
 func (h handler) Capabilities() []manifest.Capability {
@@ -43,14 +43,14 @@ func (h handler) Call(_ context.Context, tool manifest.ToolName, args []byte) ([
 	}, nil
 }
 
-// client is a device as it runs on a board, linked to whichever hub is set.
+// client is a link.Client, linked to the hub that is set.
 type client struct {
 	*link.Client
 	stop context.CancelFunc
 	done chan error
 
 	mu  sync.Mutex
-	hub *Hub // nil: the relay is gone
+	hub *Hub // nil: the relay is down
 }
 
 func startClient(node, instance string, hub *Hub) *client {
@@ -83,8 +83,8 @@ func (c *client) use(h *Hub) {
 
 func (c *client) end() { c.stop(); <-c.done }
 
-// TestPair is a day of a device and its relay: calls, streams, a relay that restarts,
-// quiet hours.
+// TestPair runs a device and its relay through a day: calls, streams, a restart of the
+// relay, idle hours.
 func TestPair(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -120,7 +120,7 @@ func TestPair(t *testing.T) {
 
 		again := newRig(t)
 		c.use(again.hub)
-		time.Sleep(time.Second) // the spread that the first relay gave
+		time.Sleep(time.Second) // the reconnect spread of the first relay
 		if again.node(nodeA) == nil {
 			t.Errorf("the device is not back: %+v", c.Status())
 		}
@@ -134,7 +134,7 @@ func TestPair(t *testing.T) {
 	})
 }
 
-// Two boards flashed with one image: they take turns, less and less often.
+// TestClonedClients: two boards flashed with one image alternate, less and less often.
 func TestClonedClients(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -145,7 +145,7 @@ func TestClonedClients(t *testing.T) {
 			t.Errorf("%d takeovers in a day", n)
 		}
 		if !a.Status().CloneSuspected || !b.Status().CloneSuspected {
-			t.Error("the boards do not say that they are cloned")
+			t.Error("no board reports CloneSuspected")
 		}
 		a.end()
 		b.end()

@@ -28,7 +28,7 @@ func TestSharedStream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, reader := range []*Subscriber{one, two, three} { // the last one got the frame although it came later
+		for i, reader := range []*Subscriber{one, two, three} { // the last one joined later and still got the frame
 			f, ok := reader.Next()
 			if !ok || string(f.Data) != sample(nodeA, 10) || string(f.Event) != "data: "+sample(nodeA, 10) {
 				t.Errorf("reader %d got %v", i, f)
@@ -39,7 +39,7 @@ func TestSharedStream(t *testing.T) {
 		if err != nil || frames(late) != 0 {
 			t.Errorf("a late reader: %v, or an old frame", err)
 		}
-		b.metric(sid, 3, sample(nodeA, 11)) // 2 was dropped by the device
+		b.metric(sid, 3, sample(nodeA, 11)) // the device dropped 2
 		if frames(one) != 1 || frames(two) != 1 || frames(three) != 1 || frames(late) != 1 {
 			t.Error("a frame did not reach all")
 		}
@@ -84,7 +84,8 @@ func TestSharedStream(t *testing.T) {
 	})
 }
 
-// The cancel of a stream is never overtaken by the command that opens it again.
+// TestCancelBeforeReopen: the device gets the cancel of a stream before the command that
+// opens it again.
 func TestCancelBeforeReopen(t *testing.T) {
 	for range 50 {
 		bubble(t, func(t *testing.T) {
@@ -119,8 +120,8 @@ func TestCancelBeforeReopen(t *testing.T) {
 	}
 }
 
-// The caller that opens a stream leaves before the device has answered: those who
-// joined try themselves.
+// TestOpenerCanceled: when the caller that opens a stream leaves before the device has
+// answered, those who joined open it themselves.
 func TestOpenerCanceled(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -157,7 +158,8 @@ func TestOpenerCanceled(t *testing.T) {
 	})
 }
 
-// A joiner may leave as well, and the device may go, while the device has not answered.
+// TestSubscriberLeavesEarly: a joining caller may leave, and the device may disconnect,
+// before the device has answered.
 func TestSubscriberLeavesEarly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -183,7 +185,8 @@ func TestSubscriberLeavesEarly(t *testing.T) {
 	})
 }
 
-// A device that never answers an opening: its budget ends it for all who wait.
+// TestOpeningDeadline: when the device does not answer an opening, its budget ends it for all
+// who wait.
 func TestOpeningDeadline(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -210,8 +213,8 @@ func TestOpeningDeadline(t *testing.T) {
 	})
 }
 
-// The device answers in the very moment in which the caller leaves: either the caller
-// gets the stream or the device is told to end it.
+// TestAckMeetsCancel: when the device answers while the caller leaves, either the caller gets
+// the stream or the device gets a cancel.
 func TestAckMeetsCancel(t *testing.T) {
 	for range 50 {
 		bubble(t, func(t *testing.T) {
@@ -237,14 +240,14 @@ func TestAckMeetsCancel(t *testing.T) {
 	}
 }
 
-// Openings that fail: nobody is charged for longer than they last, nothing stays open.
+// TestOpeningFails: an opening that fails releases what it acquired and leaves no stream.
 func TestOpeningFails(t *testing.T) {
 	sid := link.NewID()
 	tests := []struct {
 		name   string
 		answer func(b *board, id string)
 		code   manifest.Code
-		cancel bool // the device is told to end what it may have opened
+		cancel bool // the device gets a cancel for what it may have opened
 	}{
 		{"refused", func(b *board, id string) {
 			b.sendAs(link.TypeCmdAck, id, link.CmdAck{Code: manifest.RateLimited})
@@ -347,7 +350,7 @@ func TestStreamEnds(t *testing.T) {
 	})
 }
 
-// A reader that does not read for more than its queue ends; the others do not notice.
+// TestSlowSubscriber: a subscriber whose queue is full ends; the others are not affected.
 func TestSlowSubscriber(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -380,8 +383,8 @@ func TestSlowSubscriber(t *testing.T) {
 	})
 }
 
-// A device whose link stood still for a minute sends its frames all at once: no reader is
-// behind for that.
+// TestCatchUp: a device whose link was stalled for a minute sends its frames all at once,
+// and no subscriber is too slow because of that.
 func TestCatchUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -402,7 +405,7 @@ func TestCatchUp(t *testing.T) {
 	})
 }
 
-// An announce without a tool ends its streams, on both sides.
+// TestWithdrawn: an announce without a tool ends its streams on both sides.
 func TestWithdrawn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -427,8 +430,8 @@ func TestWithdrawn(t *testing.T) {
 	})
 }
 
-// Samples that break the schema are dropped and audited now and then; a number that
-// does not rise ends the link.
+// TestBadSamples: samples that break the schema are dropped, and the first of each hundred
+// is audited; a sequence number that does not rise ends the link.
 func TestBadSamples(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestUnusualIdentityFiles: what is no identity file holds nothing up and is not read to its end.
+// TestUnusualIdentityFiles: a named pipe does not block Load, and a huge file is not read
+// to its end.
 func TestUnusualIdentityFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, FileName)

@@ -59,7 +59,7 @@ func TestDamagedIdentityIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "damaged") {
-				t.Errorf("Load: %v, want an error that says damaged", err)
+				t.Errorf("Load: %v, want an error with the word damaged", err)
 			}
 			if after, _ := os.ReadFile(p); string(after) != content {
 				t.Error("the damaged file was overwritten")
@@ -68,8 +68,8 @@ func TestDamagedIdentityIsRefused(t *testing.T) {
 	}
 }
 
-// A full disk is no reason to end: the identity is kept as soon as the disk takes it, and
-// one that turns up until then is left alone.
+// TestIdentityOnFullDisk: the identity is saved as soon as the disk accepts it; a file that
+// appears meanwhile is not replaced.
 func TestIdentityOnFullDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	id := &Identity{path: filepath.Join(dir, FileName), d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}, unsaved: true}
@@ -91,7 +91,7 @@ func TestIdentityOnFullDisk(t *testing.T) {
 	}
 	other := &Identity{path: id.path, d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}, unsaved: true}
 	if !other.RetrySave() {
-		t.Fatal("it goes on trying")
+		t.Fatal("RetrySave wants another attempt")
 	}
 	if again, err = Load(dir); err != nil || again.NodeID() != id.NodeID() {
 		t.Errorf("the identity on the disk was replaced: %v, %v", again, err)

@@ -8,8 +8,8 @@ import (
 	"agentctl/strictjson"
 )
 
-// FuzzAnnounce: whatever is announced, there is no panic; the tools that are served are
-// well-formed, each once, and each capability is either served or rejected.
+// FuzzAnnounce: no announce makes the relay panic. The tools in the announce_ack are
+// well-formed and unique, and each capability is either served or rejected.
 func FuzzAnnounce(f *testing.F) {
 	for _, s := range []string{echoAndMetrics(), `[]`, `[{}]`, `null`, `[{"cap_id":"echo"},5]`,
 		`[` + capsJSON(manifest.Echo())[1:len(capsJSON(manifest.Echo()))-1] + `,{"cap_id":"echo","kind":"system.echo"}]`,

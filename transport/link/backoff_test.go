@@ -69,8 +69,8 @@ func TestBackoff(t *testing.T) {
 					high[i] = max(high[i], got)
 				}
 			}
-			// Uniform: of 400 draws some lie in each outer twentieth. The odds against are
-			// 1 in 10^8 a step.
+			// Uniform: of 400 draws some lie in the lowest and the highest twentieth of the
+			// range. The test fails by chance once in 10^8 steps.
 			for i, st := range tt.steps {
 				edge := (st.max - st.min) / 20
 				if low[i] > st.min+edge || high[i] < st.max-edge {

@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestCallsModel runs Calls against a model that keeps everything in maps.
+// TestCallsModel compares Calls with a model that stores everything in maps.
 func TestCallsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var c Calls[int]
@@ -18,15 +18,15 @@ func TestCallsModel(t *testing.T) {
 		}
 		live := make(map[string]entry)
 		var order, past []string // past: ended, oldest first
-		heard := make(map[string]bool)
+		isAcked := make(map[string]bool)
 		all := []string{NewID()} // one that was never added
 		now := time.Unix(1_800_000_000, 0)
 		deadline := make(map[string]time.Time)
-		end := func(id string, acked bool) {
+		end := func(id string, wasAcked bool) {
 			delete(live, id)
 			order = slices.DeleteFunc(order, func(o string) bool { return o == id })
 			past = append(past, id)
-			heard[id] = acked
+			isAcked[id] = wasAcked
 		}
 		anyID := func(t *rapid.T) string { return rapid.SampledFrom(all).Draw(t, "id") }
 		t.Repeat(map[string]func(*rapid.T){
@@ -60,7 +60,7 @@ func TestCallsModel(t *testing.T) {
 				switch {
 				case alive:
 					want = AckAccepted
-				case i >= 0 && i >= len(past)-maxRecent && !heard[id]:
+				case i >= 0 && i >= len(past)-maxRecent && !isAcked[id]:
 					want = AckLate
 				case i >= 0 && i >= len(past)-maxRecent:
 					want = AckDuplicate
@@ -71,7 +71,7 @@ func TestCallsModel(t *testing.T) {
 				if alive {
 					end(id, true)
 				} else if i >= 0 {
-					heard[id] = true
+					isAcked[id] = true
 				}
 			},
 			"expire": func(t *rapid.T) {
@@ -140,12 +140,13 @@ func TestCallsModel(t *testing.T) {
 	})
 }
 
-// world is a relay's Calls, a device's Seen and a network that loses what is under way.
+// world is a relay's Calls, a device's dedupTable and a network that loses messages in
+// flight.
 type world struct {
 	now  time.Time
 	up   bool
-	boot int // of the device now
-	link int // boot of the session that the relay keeps
+	boot int // of the device, counts its restarts
+	link int // boot of the session that the relay can resume
 
 	calls    Calls[int]
 	ids      []string // by call
@@ -157,7 +158,7 @@ type world struct {
 	seen    dedupTable
 	running []string
 	ran     map[string]int
-	acked   map[string]bool // the device's success was taken as the call's end
+	acked   map[string]bool // the call ended with the device's success
 }
 
 func (w *world) finish(t *rapid.T, call int, outcome string) {
@@ -210,9 +211,10 @@ func (w *world) reconnect(t *rapid.T) {
 	w.toDevice = append(w.toDevice, w.calls.Resume(known, w.now)...)
 }
 
-// TestAtMostOnce: whatever the network does and whenever either side starts afresh, a
-// command is executed at most once (I1), every call ends exactly once and in time (I2),
-// the tables keep their bounds (I4), and no call that expired ends in success (I5).
+// TestAtMostOnce: with a network that loses messages and with restarts of either side, a
+// command is executed at most once (I1), each call ends exactly once and in time (I2), with
+// the ack of its own command (I3), the tables keep their bounds (I4), and no expired call
+// ends in success (I5).
 func TestAtMostOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{now: time.Unix(1_800_000_000, 0), up: true, ran: make(map[string]int), acked: make(map[string]bool)}
@@ -291,7 +293,7 @@ func TestAtMostOnce(t *testing.T) {
 	})
 }
 
-// pass lets time pass in steps in which the relay's timers fire.
+// pass advances time in steps, so that the relay's timers fire.
 func (w *world) pass(t *rapid.T, d time.Duration) {
 	for d > 0 {
 		step := min(d, 100*time.Millisecond)
@@ -332,11 +334,11 @@ func TestDedupBounds(t *testing.T) {
 		t.Error("old commands keep new ones out")
 	}
 	if len(s.order) != dedupSize || len(s.byID) != dedupSize {
-		t.Errorf("%d and %d commands are kept, want the last %d", len(s.order), len(s.byID), dedupSize)
+		t.Errorf("%d and %d commands are remembered, want the last %d", len(s.order), len(s.byID), dedupSize)
 	}
 }
 
-// A command that never ends must not be forgotten, however old it gets.
+// TestDedupKeepsRunningCommands: a running command is not forgotten, whatever its age.
 func TestDedupKeepsRunningCommands(t *testing.T) {
 	var s dedupTable
 	now := time.Unix(1_800_000_000, 0)

@@ -14,7 +14,7 @@ import (
 	"agentctl/manifest"
 )
 
-// tool is what a testHandler does with a command.
+// tool is the answer of a testHandler to a command.
 type tool = func(ctx context.Context, name manifest.ToolName, args []byte) ([]byte, StreamFunc, error)
 
 type testHandler struct {
@@ -50,7 +50,7 @@ type device struct {
 	client  *Client
 	handler *testHandler
 	dialled chan Conn // the relay's ends
-	dialErr error     // what Dial gives instead
+	dialErr error     // what Dial returns instead of a connection
 	stop    context.CancelFunc
 	done    chan error
 
@@ -107,7 +107,7 @@ func (d *device) dialCount() int {
 	return len(d.dials)
 }
 
-// greet accepts the next dial and says hello.
+// greet accepts the next dial and sends hello.
 func (d *device) greet() *peer {
 	p := &peer{d.t, <-d.dialled}
 	p.sendAs(TypeHello, "", Hello{Protocol: Protocol, Nonce: "n", ServerTimeMS: time.Now().UnixMilli()})
@@ -118,7 +118,7 @@ func testAuthOK() AuthOK {
 	return AuthOK{NodeID: testNode, TenantID: "acme", SessionID: NewID(), ServerTimeMS: time.Now().UnixMilli(), ReconnectSpreadMS: 2000, Limits: Limits{64, 32}}
 }
 
-// admit is the rest of the handshake.
+// admit completes the handshake.
 func (d *device) admit() *peer {
 	p := d.greet()
 	p.read(TypeAuth, nil)
@@ -129,7 +129,7 @@ func (d *device) admit() *peer {
 	return p
 }
 
-// end stops the client and checks that it leaves nothing behind.
+// end stops the client and checks that no goroutine is left.
 func (d *device) end() {
 	d.stop()
 	if err := <-d.done; !errors.Is(err, context.Canceled) {
@@ -189,7 +189,7 @@ func TestClientHandshake(t *testing.T) {
 		if s := d.client.Status(); s.State != StateReady || s.NodeID != testNode || s.Tenant != "acme" || s.Reconnects != 0 {
 			t.Errorf("status %+v", s)
 		}
-		// The boot id is one a process, whatever happens to the link.
+		// The boot id stays the same for the life of the process, on any link.
 		p.close()
 		var b Auth
 		if d.greet().read(TypeAuth, &b); b.BootID != a.BootID {
@@ -251,19 +251,19 @@ func TestClientAnswers(t *testing.T) {
 				t.Errorf("%s: the handler ran: %v", tt.name, ran)
 			}
 		}
-		p.sendAs(TypeCmd, "", `{"tool":"`+echoTool+`"}`) // no arguments at all
+		p.sendAs(TypeCmd, "", `{"tool":"`+echoTool+`"}`) // without arguments
 		if a, _ := func() (CmdAck, error) { e := p.read(TypeCmdAck, nil); return e.decodeAck() }(); a.Code != manifest.ManifestInvalid {
 			t.Errorf("without arguments: %+v", a)
 		}
-		p.sendAs(TypeError, "", ErrorPayload{manifest.Internal, "x"}) // noted, no answer
+		p.sendAs(TypeError, "", ErrorPayload{manifest.Internal, "x"}) // accepted without an answer
 		p.sendAs(TypeAnnounceAck, NewID(), AnnounceAck{})
 		p.expectSilence(time.Second)
 		d.end()
 	})
 }
 
-// Events go out at once while there is a link; the newest of those that come without one
-// wait for it.
+// TestClientSendsEvents: events are sent at once while there is a link; without one, the
+// newest maxPendingEvents wait for it.
 func TestClientSendsEvents(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := startDevice(t, echoArgs)
@@ -294,7 +294,7 @@ func TestClientSendsEvents(t *testing.T) {
 	})
 }
 
-// What a relay may do wrong, and the code that it gets.
+// TestClientRefusesBadFrames: errors of a relay, and the close code that it gets.
 func TestClientRefusesBadFrames(t *testing.T) {
 	tests := []struct {
 		name, frame string
@@ -319,7 +319,7 @@ func TestClientRefusesBadFrames(t *testing.T) {
 				if code, _ := p.readUntilClose(); code != tt.code {
 					t.Errorf("closed with %d, want %d", code, tt.code)
 				}
-				d.admit() // and the device is back
+				d.admit() // the device has linked again
 				if s := d.client.Status(); s.State != StateReady || s.Reconnects != 1 || s.LastErr == "" {
 					t.Errorf("status %+v", s)
 				}
@@ -340,7 +340,7 @@ func TestHandlerDeadline(t *testing.T) {
 	for _, tt := range tests {
 		bubble(t, func(t *testing.T) {
 			d := startDevice(t, func(ctx context.Context, _ manifest.ToolName, _ []byte) ([]byte, StreamFunc, error) {
-				time.Sleep(3 * time.Second) // deaf to ctx
+				time.Sleep(3 * time.Second) // ignores ctx
 				return []byte("{}"), nil, nil
 			})
 			p := d.admit()
@@ -357,7 +357,7 @@ func TestHandlerDeadline(t *testing.T) {
 	}
 }
 
-// A command runs once, whatever the relay sends again and on whichever link.
+// TestRepeatedCommand: a command runs once, also when the relay repeats it on another link.
 func TestRepeatedCommand(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := startDevice(t, func(_ context.Context, _ manifest.ToolName, args []byte) ([]byte, StreamFunc, error) {
@@ -368,20 +368,20 @@ func TestRepeatedCommand(t *testing.T) {
 		start := time.Now()
 		id := p.cmd(echoTool, `{"n":1}`)
 		cmd := string(AppendCmd(nil, id, echoTool, []byte(`{"n":2}`), 0, ""))
-		p.send(cmd) // it runs
+		p.send(cmd) // while it runs
 		p.send(strings.Replace(cmd, id, strings.ToLower(id), 1))
 		first := p.ack(id)
 		if time.Since(start) != time.Second || string(first.Result) != `{"n":1}` {
 			t.Errorf("got %+v after %v", first, time.Since(start))
 		}
 		p.expectSilence(3 * time.Second)
-		p.send(cmd) // it is done
+		p.send(cmd) // after it has ended
 		if a := p.ack(id); string(a.Result) != `{"n":1}` {
 			t.Errorf("the repeat gave %+v", a)
 		}
 		p.close()
 		p = d.admit()
-		p.send(cmd) // from before the link broke
+		p.send(cmd) // again on a new link
 		if a := p.ack(id); string(a.Result) != `{"n":1}` {
 			t.Errorf("the repeat on another link gave %+v", a)
 		}
@@ -392,7 +392,8 @@ func TestRepeatedCommand(t *testing.T) {
 	})
 }
 
-// cmd_cancel ends a running command without an answer; the command is still known.
+// TestCancelCommand: cmd_cancel ends a running command without an answer; the command is
+// still remembered.
 func TestCancelCommand(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var ended time.Duration
@@ -406,12 +407,12 @@ func TestCancelCommand(t *testing.T) {
 		start = time.Now()
 		id := p.cmd(echoTool, "{}")
 		time.Sleep(300 * time.Millisecond)
-		p.sendAs(TypeCmdCancel, NewID(), nil) // of nothing
+		p.sendAs(TypeCmdCancel, NewID(), nil) // of no command
 		p.sendAs(TypeCmdCancel, id, nil)
 		p.expectSilence(4 * time.Second)
 		synctest.Wait()
 		if ended != 300*time.Millisecond {
-			t.Errorf("the handler was told after %v", ended)
+			t.Errorf("the handler was canceled after %v", ended)
 		}
 		p.send(string(AppendCmd(nil, id, echoTool, []byte("{}"), 0, "")))
 		p.wantCode(id, manifest.DeadlineExceeded)
@@ -422,12 +423,13 @@ func TestCancelCommand(t *testing.T) {
 	})
 }
 
-// 64 commands may run at a time, those whose handler was given up included.
+// TestCommandsBounded: 64 commands may run at a time, those with an abandoned handler
+// included.
 func TestCommandsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		release := make(chan bool)
 		d := startDevice(t, func(_ context.Context, _ manifest.ToolName, args []byte) ([]byte, StreamFunc, error) {
-			<-release // deaf to ctx
+			<-release // ignores ctx
 			return args, nil, nil
 		})
 		p := d.admit()
@@ -436,7 +438,7 @@ func TestCommandsBounded(t *testing.T) {
 		}
 		synctest.Wait()
 		p.wantCode(p.cmd(echoTool, "{}"), manifest.RateLimited)
-		for range MaxInflight { // 2 s later all are given up
+		for range MaxInflight { // after 2 s all are abandoned
 			if e := p.read(TypeCmdAck, nil); !strings.Contains(string(e.Payload), "E_DEADLINE_EXCEEDED") {
 				t.Errorf("got %s", e.Payload)
 			}
@@ -454,8 +456,8 @@ func TestCommandsBounded(t *testing.T) {
 	})
 }
 
-// A handler that hangs keeps neither the link from coming back nor Run from waiting for
-// it at the end.
+// TestHungHandler: a handler that hangs does not keep the client from linking again, and
+// Run waits for it at the end.
 func TestHungHandler(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		release := make(chan bool)

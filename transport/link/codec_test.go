@@ -55,7 +55,7 @@ func TestGoldenFrames(t *testing.T) {
 				t.Errorf("got\n%s\nwant\n%s", tt.got, tt.want)
 			}
 			if _, err := Decode(tt.got); err != nil {
-				t.Errorf("its own frame: %v", err)
+				t.Errorf("Decode of the encoded frame: %v", err)
 			}
 		})
 	}
@@ -206,9 +206,9 @@ func TestDecodeMetric(t *testing.T) {
 		{`{"stream_id":"` + sid + `","seq":1,"sample":[]}`, false},
 		{`{"stream_id":"` + sid + `","seq":1,"sample":null}`, false},
 		{`{"stream_id":"` + sid + `","seq":1,"sample":{},"x":1}`, false},
-		{"{\"stream_id\":\"" + sid + "\",\"seq\":1,\"sample\":{\n}}", false}, // would break an event stream's line
+		{"{\"stream_id\":\"" + sid + "\",\"seq\":1,\"sample\":{\n}}", false}, // would break the line of an event stream
 		{"{\"stream_id\":\"" + sid + "\",\"seq\":1,\"sample\":{\r}}", false},
-		{"{\"stream_id\":\"" + sid + "\",\"seq\":1,\n\"sample\":{}}", true}, // around it nothing breaks
+		{"{\"stream_id\":\"" + sid + "\",\"seq\":1,\n\"sample\":{}}", true}, // a line break outside the sample
 	}
 	for _, tt := range tests {
 		e, err := Decode([]byte(frame("metric", `,"payload":`+tt.payload)))
@@ -244,8 +244,8 @@ type reference struct {
 	Payload   strictjson.Raw `json:"payload"`
 }
 
-// FuzzDecode: no panic; what is accepted survives printing and parsing again; the parts
-// are those that the strict decoder finds.
+// FuzzDecode: Decode does not panic; what it accepts survives encoding and decoding; the
+// parts are those that the strict decoder finds.
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{goldenCmd, goldenAck, goldenNo, goldenMetric, goldenCancel, goldenTraced,
 		frame("announce", `,"payload":{"manifest_version":1,"manifest_sha256":"","capabilities":[{}]}`),
@@ -274,7 +274,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		var typ string
 		if json.Unmarshal(ref.Type, &typ) != nil || typ != e.Type || !bytes.Equal(ref.Payload, e.Payload) {
-			t.Fatalf("got %+v, the decoder says %s %s", e, ref.Type, ref.Payload)
+			t.Fatalf("got %+v, the strict decoder has %s %s", e, ref.Type, ref.Payload)
 		}
 		again, err := Decode(Encode(e.Type, e.MsgID, e.InReplyTo, strictjson.Raw(e.Payload)))
 		if len(in) < MaxFrame && (err != nil || fmt.Sprint(again) != fmt.Sprint(e)) {
@@ -284,12 +284,12 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// fuzzPayload compares the hand-made payload decoders with the strict decoder.
+// fuzzPayload compares the payload decoders written by hand with the strict decoder.
 func fuzzPayload(t *testing.T, e *Envelope) {
 	if a, err := e.decodeAck(); err == nil {
 		var want CmdAck
 		if err := e.Decode(&want); err != nil || fmt.Sprint(a) != fmt.Sprint(want) {
-			t.Fatalf("ack %+v, the decoder says %+v, %v", a, want, err)
+			t.Fatalf("ack %+v, the strict decoder has %+v, %v", a, want, err)
 		}
 	}
 	if m, err := e.decodeMetric(); err == nil {
@@ -301,11 +301,11 @@ func fuzzPayload(t *testing.T, e *Envelope) {
 				Sample   *strictjson.Raw `json:"sample"`
 			}{&want.StreamID, 0, &want.Sample})
 			if err != nil {
-				t.Fatalf("metric %+v, the decoder says %v", m, err)
+				t.Fatalf("metric %+v, the strict decoder has %v", m, err)
 			}
 		}
 		if m.Seq != want.Seq || !bytes.Equal(m.Sample, want.Sample) || m.StreamID != strings.ToUpper(want.StreamID) {
-			t.Fatalf("metric %+v, the decoder says %+v", m, want)
+			t.Fatalf("metric %+v, the strict decoder has %+v", m, want)
 		}
 	}
 }

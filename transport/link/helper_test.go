@@ -16,14 +16,14 @@ import (
 	"agentctl/strictjson"
 )
 
-// bubble runs a test on a fake clock that stands in 2026: samples of earlier years are
+// bubble runs a test in a synctest bubble whose clock starts in 2026: earlier samples are
 // refused.
 func bubble(t *testing.T, fn func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
-		// Tickers keep a bubble alive in which nobody gets what he waits for.
-		defer time.AfterFunc(7*24*time.Hour, func() { panic("the test waits for ever") }).Stop()
+		// With tickers running, synctest does not detect a deadlock.
+		defer time.AfterFunc(7*24*time.Hour, func() { panic("the test is deadlocked") }).Stop()
 		fn(t)
 	})
 }
@@ -51,7 +51,7 @@ func (p *peer) sendAs(typ, inReplyTo string, payload any) (id string) {
 	return id
 }
 
-// read takes the next frame of that type into v; frames of other types are a failure.
+// read decodes the next frame into v; a frame of another type fails the test.
 func (p *peer) read(typ string, v any) Envelope {
 	p.t.Helper()
 	var e Envelope
@@ -72,8 +72,8 @@ func (p *peer) read(typ string, v any) Envelope {
 	return e
 }
 
-// readUntilClose reads until the link ends and returns the close code of the other side, with the
-// frames that came before.
+// readUntilClose reads until the link ends. It returns the close code of the other side and
+// the frames that came before.
 func (p *peer) readUntilClose() (code int, before []Envelope) {
 	p.t.Helper()
 	for {
@@ -88,7 +88,7 @@ func (p *peer) readUntilClose() (code int, before []Envelope) {
 	}
 }
 
-// expectSilence fails when a frame comes within d.
+// expectSilence fails the test when a frame comes within d.
 func (p *peer) expectSilence(d time.Duration) {
 	p.t.Helper()
 	_ = p.conn.SetReadDeadline(time.Now().Add(d))
@@ -124,7 +124,7 @@ func capsJSON(caps ...manifest.Capability) string {
 
 func echoAndMetrics() string { return capsJSON(manifest.Echo(), manifest.Metrics()) }
 
-// authenticate knows three tokens.
+// authenticate accepts the token "good" and refuses others in two ways.
 func authenticate(_ context.Context, a *Auth) (*Grant, error) {
 	switch a.Token {
 	case "good":
@@ -135,9 +135,9 @@ func authenticate(_ context.Context, a *Auth) (*Grant, error) {
 	return nil, errors.New("no such token")
 }
 
-// recorder is a SessionHandler that writes down what it is told.
+// recorder is a SessionHandler that records its calls.
 type recorder struct {
-	known bool // what Acked returns
+	known bool // what OnAck returns
 
 	mu    sync.Mutex
 	lines []string
@@ -170,16 +170,16 @@ func (l *recorder) OnAck(id string, a CmdAck) bool {
 }
 func (l *recorder) OnMetric(m Metric) error  { l.add("metered %d %s", m.Seq, m.Sample); return nil }
 func (l *recorder) OnStreamEnd(e *StreamEnd) { l.add("ended %s", e.Reason) }
-func (l *recorder) OnEvent(e *Event)         { l.add("told %s %s", e.Topic, e.Data) }
+func (l *recorder) OnEvent(e *Event)         { l.add("event %s %s", e.Topic, e.Data) }
 
-// relaySide is Accept and Run in a goroutine.
+// relaySide runs Accept and Run in a goroutine.
 type relaySide struct {
 	*recorder
 	cancel  context.CancelFunc
 	session *Session  // after ready
 	ready   chan bool // closed when Accept has returned
 	done    chan error
-	took    time.Duration // from the start to the end
+	took    time.Duration // from Accept to the end of Run
 }
 
 func startRelay(conn Conn) *relaySide {

@@ -10,8 +10,9 @@ import (
 	"agentctl/transport/netpoll"
 )
 
-// CheckLiveness never waits, since one goroutine calls it for all links: not for a pong either that
-// its peer does not take. The ping then goes out behind it.
+// TestLivenessBehindBlockedPong: CheckLiveness does not block, since one goroutine calls it
+// for all links, not even while a pong is blocked by a peer that does not read. The ping is
+// written after the pong.
 func TestLivenessBehindBlockedPong(t *testing.T) {
 	plainAndTLS(t, func(t *testing.T, secure bool) {
 		l := startLinks(t, secure)()
@@ -19,12 +20,12 @@ func TestLivenessBehindBlockedPong(t *testing.T) {
 		c := l.s.conn.(*relayConn)
 		waitFor(t, func() bool { n, err := c.poll.Socket().Unacked(); return n == 0 && err == nil })
 		c.writeMu.Lock() // as the reader that writes the pong
-		ticked := make(chan struct{})
-		go func() { l.s.CheckLiveness(); close(ticked) }()
+		checked := make(chan struct{})
+		go func() { l.s.CheckLiveness(); close(checked) }()
 		select {
-		case <-ticked:
+		case <-checked:
 		case <-time.After(2 * time.Second):
-			t.Error("Tick waits")
+			t.Error("CheckLiveness blocks")
 		}
 		c.writeMu.Unlock()
 		if op, _ := readFrame(t, l.conn); op != opPing {
@@ -36,7 +37,7 @@ func TestLivenessBehindBlockedPong(t *testing.T) {
 	})
 }
 
-// slowPingConn is a connection whose ping takes a moment, in which something happens.
+// slowPingConn is a connection that calls duringPing while it pings.
 type slowPingConn struct {
 	Conn
 	duringPing func()
@@ -47,8 +48,8 @@ func (c *slowPingConn) setNonblocking()         {}
 func (c *slowPingConn) onReadable(bool)         {}
 func (c *slowPingConn) tryPing() (bool, error)  { c.duringPing(); return true, nil }
 
-// A link that ends while the sweep pings it gets no writer any more: whoever waits for its
-// goroutines has been told that there are none.
+// TestCloseWhilePinging: a link that ends while CheckLiveness pings it gets no writer,
+// because shutdown has already waited for the session's goroutines.
 func TestCloseWhilePinging(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		_, rel := Pipe()
@@ -71,14 +72,15 @@ func TestCloseWhilePinging(t *testing.T) {
 	})
 }
 
-// What a reader appends to a message is not written over the next one.
+// TestHandlerAppendsToMessage: a handler that appends to a message does not overwrite the
+// next one.
 func TestHandlerAppendsToMessage(t *testing.T) {
 	c := newRelayConn(&inputConn{in: append(maskedFrame(0x81, "one"), maskedFrame(0x81, "two")...), piece: 1 << 10})
 	var msgs []string
 	for range 2 {
 		if err := c.Read(func(msg []byte) error {
 			msgs = append(msgs, string(msg))
-			_ = append(msg, "and what a reader adds"...)
+			_ = append(msg, "appended by the handler"...)
 			return nil
 		}); err != nil {
 			t.Fatal(err)
@@ -89,10 +91,10 @@ func TestHandlerAppendsToMessage(t *testing.T) {
 	}
 }
 
-// deadlineTape remembers a tape's write deadline.
+// deadlineTape is an inputConn that records the write deadline.
 type deadlineTape struct {
 	inputConn
-	deadline, within time.Time // now, and while something was written
+	deadline, within time.Time // the current one, and the one during the last Write
 }
 
 func (c *deadlineTape) SetWriteDeadline(t time.Time) error { c.deadline = t; return nil }
@@ -101,8 +103,8 @@ func (c *deadlineTape) Write(b []byte) (int, error) {
 	return c.inputConn.Write(b)
 }
 
-// No deadline stays behind: TLS answers a KeyUpdate while the link rests, and would break
-// for good at one that has passed.
+// TestWriteDeadlineIsRemoved: TLS answers a KeyUpdate while the link is idle; a deadline
+// left by an earlier write would break the connection for good.
 func TestWriteDeadlineIsRemoved(t *testing.T) {
 	conn := &deadlineTape{}
 	if err := newRelayConn(conn).Write([]byte("{}")); err != nil {

@@ -17,7 +17,7 @@ func TestClientHandshakeFails(t *testing.T) {
 	tests := []struct {
 		name  string
 		do    func(d *device)
-		code  int // that the relay gets; 0: it closed itself
+		code  int // that the relay gets; 0: the relay closed
 		state State
 		back  time.Duration // the next dial comes after at most this
 	}{
@@ -53,7 +53,7 @@ func TestClientHandshakeFails(t *testing.T) {
 				d := startDevice(t, echoArgs)
 				start := time.Now()
 				tt.do(d)
-				<-d.dialled // the next try
+				<-d.dialled // the next dial
 				if after := time.Since(start); after > tt.back {
 					t.Errorf("back after %v, want %v at most", after, tt.back)
 				}
@@ -68,7 +68,7 @@ func TestClientHandshakeFails(t *testing.T) {
 	}
 }
 
-// slowConn takes a second to close, as a dead peer's WebSocket does.
+// slowConn takes a second to close, like a WebSocket whose peer is dead.
 type slowConn struct {
 	Conn
 	closing *atomic.Int64
@@ -81,7 +81,7 @@ func (c slowConn) Close(code int, reason string) error {
 	return c.Conn.Close(code, reason)
 }
 
-// Run waits for everything that it started, the closing of a link included.
+// TestRunWaits: Run waits for all that it started, the closing of a link included.
 func TestRunWaits(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var closing atomic.Int64
@@ -120,8 +120,8 @@ func TestRunWaits(t *testing.T) {
 	})
 }
 
-// A relay that stops reading is given up after 10 s, even when the device's reader waits
-// for room in the send queue.
+// TestRelayDoesNotRead: the client drops a relay that has stopped reading after 10 s, even
+// while the device's reader waits for room in the send queue.
 func TestRelayDoesNotRead(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := startDevice(t, echoArgs)
@@ -150,7 +150,7 @@ func TestClientLiveness(t *testing.T) {
 		start := time.Now()
 		var pings []time.Duration
 		for {
-			select { // the pipe answers pings only while somebody reads it
+			select { // a pipe answers pings only while it is read
 			case m := <-p.conn.(*pipeConn).in:
 				if m.op == opPing {
 					pings = append(pings, time.Since(start))
@@ -171,7 +171,7 @@ func TestClientLiveness(t *testing.T) {
 		}
 		d.end()
 	})
-	bubble(t, func(t *testing.T) { // one that answers pings stays, and so does one that pings
+	bubble(t, func(t *testing.T) { // a relay that answers pings, or pings, stays
 		d := startDevice(t, echoArgs)
 		p := d.admit()
 		var pings atomic.Int64
@@ -192,7 +192,7 @@ func TestClientLiveness(t *testing.T) {
 			time.Sleep(20 * time.Second)
 		}
 		if n := pings.Load() - before; n > 1 {
-			t.Errorf("%d pings in 10 min beside the relay's own", n)
+			t.Errorf("%d pings in 10 min although the relay pings", n)
 		}
 		if d.dialCount() != 1 {
 			t.Errorf("%d dials", d.dialCount())
@@ -202,7 +202,8 @@ func TestClientLiveness(t *testing.T) {
 	})
 }
 
-// A relay that is gone for 10 minutes finds its devices back within one cap.
+// TestReconnectKeepsTrying: when a relay returns after 10 minutes, its device links again
+// within maxBackoff.
 func TestReconnectKeepsTrying(t *testing.T) {
 	for range 20 {
 		bubble(t, func(t *testing.T) {
@@ -250,7 +251,7 @@ func TestHungDial(t *testing.T) {
 	})
 }
 
-// What each close code of the relay does to the device.
+// TestClientCloseCodes: the state and the wait that follow each close code.
 func TestClientCloseCodes(t *testing.T) {
 	tests := []struct {
 		code     int
@@ -293,7 +294,7 @@ func TestClientCloseCodes(t *testing.T) {
 	}
 }
 
-// A refused token is tried again after 5 min, another token at once.
+// TestNewToken: a refused token is tried again after 5 min, a new token at once.
 func TestNewToken(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := startDevice(t, echoArgs)
@@ -317,14 +318,15 @@ func TestNewToken(t *testing.T) {
 	})
 }
 
-// An install that was superseded waits 60 s, then twice that, and says why for 2 hours.
+// TestSupersededBackoff: a superseded installation waits 60 s, then twice that, and reports
+// CloneSuspected for 2 hours.
 func TestSupersededBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := startDevice(t, echoArgs)
 		for wait := time.Minute; wait <= 8*time.Minute; wait *= 2 {
 			p := d.admit()
 			go p.readUntilClose()
-			time.Sleep(wait) // as long as the other install waits
+			time.Sleep(wait) // as long as the other installation waits
 			start := time.Now()
 			_ = p.conn.Close(CloseSuperseded, "superseded")
 			time.Sleep(wait - time.Nanosecond)

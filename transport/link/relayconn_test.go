@@ -22,7 +22,7 @@ import (
 	"agentctl/transport/sse"
 )
 
-// inputConn is a connection whose input is given, in pieces of a size.
+// inputConn is a connection with fixed input, read in chunks of a given size.
 type inputConn struct {
 	net.Conn
 	in    []byte
@@ -45,7 +45,7 @@ func (c *inputConn) SetDeadline(time.Time) error      { return nil }
 func (c *inputConn) SetReadDeadline(time.Time) error  { return nil }
 func (c *inputConn) SetWriteDeadline(time.Time) error { return nil }
 
-// hijacked lets the library upgrade a tape.
+// hijacked lets the library upgrade an inputConn.
 type hijacked struct {
 	http.ResponseWriter
 	conn net.Conn
@@ -55,7 +55,7 @@ func (h hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return h.conn, bufio.NewReadWriter(bufio.NewReader(h.conn), bufio.NewWriter(h.conn)), nil
 }
 
-// observed is what a reader of a tape makes of it.
+// observed is what a Conn reported while it read an input.
 type observed struct {
 	msgs  []string
 	pings int
@@ -71,8 +71,8 @@ func readAll(c Conn) (h observed, err error) {
 	return h, err
 }
 
-// FuzzRelayConn: whatever a client sends, in whatever pieces, the relay's reader hears what
-// the library hears, and answers a close frame where it does.
+// FuzzRelayConn: for any input, in chunks of any size, relayConn reports the same messages,
+// pings and close codes as the library, and writes the same answers.
 func FuzzRelayConn(f *testing.F) {
 	const fin, text = 0x80, 1
 	for _, b := range [][]byte{
@@ -97,7 +97,7 @@ func FuzzRelayConn(f *testing.F) {
 		ours := &inputConn{in: slices.Clone(raw), piece: size}
 		got, err := readAll(newRelayConn(ours))
 		if err == nil {
-			t.Fatal("a reader at the end of its input goes on")
+			t.Fatal("Read at the end of the input returned no error")
 		}
 
 		theirs := &inputConn{in: slices.Clone(raw), piece: size}
@@ -112,21 +112,21 @@ func FuzzRelayConn(f *testing.F) {
 		theirs.out.Reset()
 		want, wantErr := readAll(newDeviceConn(ws))
 		if errors.Is(err, ErrTooLarge) && !errors.Is(wantErr, ErrTooLarge) {
-			return // ours refuses a length before its bytes have come
+			return // relayConn checks a length before the payload has arrived
 		}
 		if err == protocolError("half a close code") {
 			if end := ours.out.Bytes(); !bytes.Contains(end, []byte("\x03\xeahalf a close code")) || want.code != websocket.CloseNoStatusReceived {
 				t.Fatalf("answered %q", end)
 			}
-			return // the library takes it for none
+			return // the library treats it as no code
 		}
 		if errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(wantErr, io.ErrUnexpectedEOF) {
-			err, wantErr = nil, nil // ours looks at a head when it has come whole
+			err, wantErr = nil, nil // relayConn parses a header when it is complete
 			ours.out.Reset()
 			theirs.out.Reset()
 		}
 		if !slices.Equal(got.msgs, want.msgs) || got.pings != want.pings || got.code != want.code {
-			t.Fatalf("heard %+v (%v), the library %+v (%v)", got, err, want, wantErr)
+			t.Fatalf("got %+v (%v), the library %+v (%v)", got, err, want, wantErr)
 		}
 		for _, e := range []error{ErrNotText, ErrTooLarge, io.ErrUnexpectedEOF} {
 			if errors.Is(err, e) != errors.Is(wantErr, e) {
@@ -135,7 +135,7 @@ func FuzzRelayConn(f *testing.F) {
 		}
 		mine, lib := ours.out.Bytes(), theirs.out.Bytes()
 		var v protocolError
-		if errors.As(err, &v) { // the words differ
+		if errors.As(err, &v) { // the texts differ
 			mine, lib = mine[:min(len(mine), 4)], lib[:min(len(lib), 4)]
 			if i := bytes.LastIndex(mine, []byte{0x88}); i >= 0 && i+1 < len(mine) {
 				mine, lib = mine[:i+1], lib[:min(len(lib), i+1)]
@@ -147,7 +147,7 @@ func FuzzRelayConn(f *testing.F) {
 	})
 }
 
-// ownerRecorder is the relay's side of a started link.
+// ownerRecorder is a SessionOwner that records its calls.
 type ownerRecorder struct {
 	recorder
 	closedWith chan error
@@ -163,7 +163,7 @@ type startedLink struct {
 	owner *ownerRecorder
 }
 
-// startLinks serves links with a Poller, on the listener that a relay has.
+// startLinks serves links with a Poller, on a listener like the relay's.
 func startLinks(t *testing.T, secure bool) (open func() *startedLink) {
 	t.Helper()
 	p, err := NewPoller()
@@ -234,7 +234,7 @@ func startLinks(t *testing.T, secure bool) (open func() *startedLink) {
 	}
 }
 
-// readFrame reads one frame of a server.
+// readFrame reads one unmasked frame.
 func readFrame(t *testing.T, r io.Reader) (op byte, payload []byte) {
 	t.Helper()
 	var head [4]byte
@@ -260,10 +260,11 @@ func plainAndTLS(t *testing.T, fn func(t *testing.T, secure bool)) {
 	t.Run("TLS", func(t *testing.T) { fn(t, true) })
 }
 
-// isIdle is whether nobody reads the link.
+// isIdle reports whether no goroutine reads a polled link.
 func isIdle(s *Session) bool { return s.readerState.Load()&(polled|reading) == polled }
 
-// A silent link has no goroutine; what comes in whatever pieces is read all the same.
+// TestIdleLinkHasNoGoroutine: a silent link has no goroutine, and input in chunks of any
+// size is read.
 func TestIdleLinkHasNoGoroutine(t *testing.T) {
 	plainAndTLS(t, func(t *testing.T, secure bool) {
 		open := startLinks(t, secure)
@@ -295,21 +296,21 @@ func TestIdleLinkHasNoGoroutine(t *testing.T) {
 		}
 		waitFor(t, func() bool { return strings.Count(l.owner.all(), id) == 43 && isIdle(l.s) })
 		waitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 })
-		// Pings go both ways, also long after a write that had a deadline.
+		// Pings work in both directions, also after the deadline of an earlier write has passed.
 		for range 2 {
 			_ = l.s.conn.(*relayConn).conn.SetWriteDeadline(time.Now().Add(-time.Second))
 			for range 2 {
 				l.s.CheckLiveness()
 				if op, _ := readFrame(t, l.conn); op != opPing {
-					t.Fatalf("Tick wrote opcode %d", op)
+					t.Fatalf("CheckLiveness wrote opcode %d", op)
 				}
 			}
 		}
-		heard := l.s.lastReadAt.Load()
+		lastRead := l.s.lastReadAt.Load()
 		if _, err := l.conn.Write(maskedFrame(0x80|opPong, "")); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, func() bool { return l.s.lastReadAt.Load() > heard })
+		waitFor(t, func() bool { return l.s.lastReadAt.Load() > lastRead })
 		if _, err := l.conn.Write(maskedFrame(0x80|opPing, "are you there")); err != nil {
 			t.Fatal(err)
 		}
@@ -325,13 +326,13 @@ func TestIdleLinkHasNoGoroutine(t *testing.T) {
 			}
 			_ = l.tcp.Close()
 			if err := <-l.owner.closedWith; CloseCode(err) != CloseDraining {
-				t.Errorf("over with %v", err)
+				t.Errorf("closed with %v", err)
 			}
 		}
 	})
 }
 
-// However a device leaves a link at rest, it is over, once.
+// TestPolledLinkEndsOnce: OnClosed is called once, however a device leaves an idle link.
 func TestPolledLinkEndsOnce(t *testing.T) {
 	plainAndTLS(t, func(t *testing.T, secure bool) {
 		open := startLinks(t, secure)
@@ -362,10 +363,10 @@ func TestPolledLinkEndsOnce(t *testing.T) {
 					select {
 					case err := <-l.owner.closedWith:
 						if CloseCode(err) != tt.code {
-							t.Errorf("over with %v, want %d", err, tt.code)
+							t.Errorf("closed with %v, want %d", err, tt.code)
 						}
 					case <-time.After(10 * time.Second):
-						t.Fatal("the link is not over")
+						t.Fatal("OnClosed was not called")
 					}
 					if tt.name == "a message, then FIN at once" && !strings.Contains(l.owner.all(), "acked") {
 						t.Error("the message was not read")
@@ -373,7 +374,7 @@ func TestPolledLinkEndsOnce(t *testing.T) {
 					_ = l.tcp.Close()
 					l.s.scheduleRead(0)
 					if len(l.owner.closedWith) > 0 {
-						t.Error("over twice")
+						t.Error("OnClosed was called twice")
 					}
 				}
 			})

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A device that does not read ends with 4413 when its queue is full, and with a broken
-// link when a single write hangs for 10 s; Send never waits.
+// TestBackpressure: a device that does not read is closed with 4413 when its queue is full,
+// and its link breaks when one write blocks for 10 s. Send does not block.
 func TestBackpressure(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
@@ -43,12 +43,12 @@ func TestSessionClose(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
 		r.session.Close(CloseSuperseded, "superseded")
-		r.session.Close(CloseNormal, "normal") // the first one counts
+		r.session.Close(CloseNormal, "normal") // the first code wins
 		if code, _ := p.readUntilClose(); code != CloseSuperseded {
 			t.Errorf("the device got %d", code)
 		}
 		if err := <-r.done; CloseCode(err) != CloseSuperseded {
-			t.Errorf("Run says %v", err)
+			t.Errorf("Run returned %v", err)
 		}
 	})
 	bubble(t, func(t *testing.T) { // the relay stops
@@ -58,7 +58,7 @@ func TestSessionClose(t *testing.T) {
 			t.Errorf("the device got %d", code)
 		}
 		if err := <-r.done; CloseCode(err) != CloseDraining {
-			t.Errorf("Run says %v", err)
+			t.Errorf("Run returned %v", err)
 		}
 	})
 	bubble(t, func(t *testing.T) { // the relay stops during a handshake
@@ -70,12 +70,13 @@ func TestSessionClose(t *testing.T) {
 			t.Errorf("the device got %d", code)
 		}
 		if err := <-r.done; CloseCode(err) != CloseDraining {
-			t.Errorf("Accept says %v", err)
+			t.Errorf("Accept returned %v", err)
 		}
 	})
 }
 
-// CheckLiveness drops a device that has been silent for 60 s, and pings one that does not ping.
+// TestCheckLiveness: a device that has been silent for 60 s is closed; one that does not
+// ping is pinged.
 func TestCheckLiveness(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
@@ -104,7 +105,7 @@ func TestCheckLiveness(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
 		time.Sleep(59 * time.Second)
-		r.session.CheckLiveness() // pings, and nobody answers
+		r.session.CheckLiveness() // pings a device that does not answer
 		time.Sleep(time.Second)
 		r.session.CheckLiveness()
 		code, _ := p.readUntilClose()

@@ -47,7 +47,8 @@ func TestHandshake(t *testing.T) {
 	})
 }
 
-// What a device may do wrong before it is ready, and the code that it gets.
+// TestHandshakeRefused: errors of a device in the handshake, and the close code that it
+// gets.
 func TestHandshakeRefused(t *testing.T) {
 	auth := func(change func(*Auth)) func(p *peer) {
 		return func(p *peer) {
@@ -121,7 +122,7 @@ func TestHandshakeRefused(t *testing.T) {
 					t.Errorf("the device got %d, want %d", code, tt.code)
 				}
 				if err := <-r.done; CloseCode(err) != tt.code || r.session != nil {
-					t.Errorf("the relay says %v, want %d", err, tt.code)
+					t.Errorf("the relay ended with %v, want %d", err, tt.code)
 				}
 				if r.took != 0 {
 					t.Errorf("took %v", r.took)
@@ -164,7 +165,7 @@ func TestHandshakeDeadlines(t *testing.T) {
 	}
 }
 
-// An authenticator that hangs ends the handshake too.
+// TestSlowAuthenticator: the handshake is bounded although the authenticator hangs.
 func TestSlowAuthenticator(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		dev, rel := Pipe()
@@ -188,7 +189,8 @@ func TestSlowAuthenticator(t *testing.T) {
 	})
 }
 
-// deaf is an end whose Read answers a peer that takes nothing: only Close ends it.
+// deaf is a connection whose Read blocks on a pong that the peer does not read, until
+// Close.
 type deaf struct {
 	Conn
 	closed chan struct{}
@@ -201,8 +203,8 @@ func (d *deaf) Close(code int, reason string) error {
 	return d.Conn.Close(code, reason)
 }
 
-// TestHandshakeWithoutReading: who pings without reading, so that a pong is stuck, does not keep
-// its place among the handshakes.
+// TestHandshakeWithoutReading: a device that pings without reading, so that a pong blocks,
+// is closed at the end of maxHandshakeTime.
 func TestHandshakeWithoutReading(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		dev, rel := Pipe()
@@ -218,7 +220,7 @@ func TestHandshakeWithoutReading(t *testing.T) {
 	})
 }
 
-// A bad capability is rejected by name, the others are served.
+// TestRejectedCapabilities: a bad capability is rejected by its id, the others are served.
 func TestRejectedCapabilities(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		dev, rel := Pipe()
@@ -262,7 +264,7 @@ func TestRejectedCapabilities(t *testing.T) {
 	})
 }
 
-// Whole numbers may be written as JSON Schema lets them be.
+// TestWholeNumberConstraints: whole numbers may be written in all forms of JSON Schema.
 func TestWholeNumberConstraints(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
@@ -280,7 +282,8 @@ func TestWholeNumberConstraints(t *testing.T) {
 	})
 }
 
-// An announce, and only an announce, may have up to 256 KiB, at once and later.
+// TestLargeAnnounce: an announce may have up to 256 KiB, the first and later ones; other
+// messages may not.
 func TestLargeAnnounce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
@@ -303,7 +306,7 @@ func TestLargeAnnounce(t *testing.T) {
 	})
 }
 
-// What a ready device may send wrong, and the code that it gets.
+// TestReadyRefused: errors of a ready device, and the close code that it gets.
 func TestReadyRefused(t *testing.T) {
 	tests := []struct {
 		name, frame string
@@ -339,10 +342,10 @@ func TestReadyRefused(t *testing.T) {
 					t.Errorf("the device got %d, want %d", code, tt.code)
 				}
 				if err := <-r.done; CloseCode(err) != tt.code {
-					t.Errorf("the relay says %v, want %d", err, tt.code)
+					t.Errorf("the relay ended with %v, want %d", err, tt.code)
 				}
 				if got := r.all(); got != "announced echo.invoke metrics.snapshot metrics.subscribe" {
-					t.Errorf("the handler heard %s", got)
+					t.Errorf("the handler was called: %s", got)
 				}
 			})
 		})
@@ -368,7 +371,7 @@ func TestReadyFrames(t *testing.T) {
 acked 01HZXC0000000000000000SRV0 true {"message":"ping","received_at_ms":1745236800012,"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy"}
 metered 7 {"ts_ms":1745300000000}
 ended handler_error
-told alert {"level":"warn"}
+event alert {"level":"warn"}
 announced echo.invoke`
 		if got := r.all(); got != want {
 			t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -381,7 +384,7 @@ func TestFlood(t *testing.T) {
 	tests := []struct {
 		name     string
 		send     func(p *peer) error
-		fit, max int // how many go through at once
+		fit, max int // how many are accepted at once
 	}{
 		{"small frames", func(p *peer) error { return p.conn.Write([]byte(goldenMetric)) }, 900, 1000},
 		{"frames of 64 KiB", func(p *peer) error { return p.conn.Write([]byte(big)) }, 50, 63},
@@ -405,14 +408,15 @@ func TestFlood(t *testing.T) {
 					t.Errorf("closed with %d after %d, want 4429 after %d to %d", code, n, tt.fit, tt.max)
 				}
 				if err := <-r.done; CloseCode(err) != CloseRateLimited {
-					t.Errorf("the relay says %v", err)
+					t.Errorf("the relay ended with %v", err)
 				}
 			})
 		})
 	}
 }
 
-// Ten times what streams need, for 20 s, is no flood; nor is any number of answers.
+// TestFloodLimitAllowsAnswers: ten times what streams need, for 20 s, is not a flood, and
+// neither is any number of answers.
 func TestFloodLimitAllowsAnswers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
@@ -432,7 +436,7 @@ func TestFloodLimitAllowsAnswers(t *testing.T) {
 	})
 }
 
-// A device may answer nothing 64 times; then it is broken.
+// TestUnsolicitedAcks: a device may send 64 acks to no command; one more ends the link.
 func TestUnsolicitedAcks(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
@@ -445,7 +449,7 @@ func TestUnsolicitedAcks(t *testing.T) {
 		}
 		<-r.done
 		if n := strings.Count(r.all(), "acked"); n != maxUnsolicitedAcks+1 {
-			t.Errorf("%d acks were heard of", n)
+			t.Errorf("%d acks reached the handler", n)
 		}
 	})
 }

@@ -58,7 +58,7 @@ func dial(t *testing.T, url string, tc *tls.Config) *deviceConn {
 	return c.(*deviceConn)
 }
 
-// The whole link over TCP and over TLS: handshake, command, stream, cancel, end.
+// TestSocketLink runs a link over TCP and over TLS: handshake, command, stream, cancel, end.
 func TestSocketLink(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		t.Run(fmt.Sprintf("tls=%v", secure), func(t *testing.T) {
@@ -114,7 +114,7 @@ func TestSocketLink(t *testing.T) {
 	}
 }
 
-// waitFor polls for a moment of a real kernel, at most 5 s.
+// waitFor polls ok until it holds, at most 5 s: the kernel acts in real time.
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(time.Millisecond) {
@@ -159,7 +159,8 @@ func TestUpgradeRefused(t *testing.T) {
 	}
 }
 
-// permessage-deflate is neither offered nor accepted: it would undo the size limits.
+// TestNoCompression: permessage-deflate is neither offered nor accepted, because it would
+// defeat the size limits.
 func TestNoCompression(t *testing.T) {
 	offered := make(chan string, 1)
 	up := NewUpgrader(nil)
@@ -185,7 +186,7 @@ func TestNoCompression(t *testing.T) {
 	}
 }
 
-// maskedFrame is one WebSocket frame of a client; head is its first byte.
+// maskedFrame is one frame of a WebSocket client; head is its first byte.
 func maskedFrame(head byte, payload string) []byte {
 	b := []byte{head}
 	switch n := len(payload); {
@@ -200,7 +201,7 @@ func maskedFrame(head byte, payload string) []byte {
 	return append(b, payload...)
 }
 
-// What a device does at the level of WebSocket frames, and what it gets.
+// TestSocketFrames: errors at the level of WebSocket frames, and the close code for each.
 func TestSocketFrames(t *testing.T) {
 	const fin, text, bin, cont, rsv1 = 0x80, 1, 2, 0, 0x40
 	frames := func(parts ...[]byte) (all []byte) {
@@ -225,8 +226,8 @@ func TestSocketFrames(t *testing.T) {
 		{"auth in fragments with a ping between", frames(maskedFrame(text, auth[:10]), maskedFrame(fin|9, "x"), maskedFrame(cont, ""), maskedFrame(fin|cont, auth[10:]),
 			maskedFrame(fin|text, string(Encode(TypeAnnounce, NewID(), "", Announce{})))), CloseManifestInvalid},
 		{"bad UTF-8", maskedFrame(fin|text, "\xff"), CloseBadFrame},
-		{"goodbye", maskedFrame(fin|8, "\x03\xe8so long"), CloseNormal},
-		{"goodbye with half a code", maskedFrame(fin|8, "\x03"), websocket.CloseProtocolError},
+		{"close frame", maskedFrame(fin|8, "\x03\xe8so long"), CloseNormal},
+		{"close frame with half a code", maskedFrame(fin|8, "\x03"), websocket.CloseProtocolError},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -252,8 +253,8 @@ func TestSocketFrames(t *testing.T) {
 	}
 }
 
-// The close frame arrives although the device was in the middle of a long message that
-// nobody reads any more.
+// TestCloseFrameArrives: the close frame arrives although the device is writing a long
+// message that the relay no longer reads.
 func TestCloseFrameArrives(t *testing.T) {
 	for range 20 {
 		srv, _ := socketServer(t, false, func(c Conn) {
@@ -261,7 +262,7 @@ func TestCloseFrameArrives(t *testing.T) {
 		})
 		c := dial(t, srv.URL, nil)
 		go func() { _ = c.Write([]byte(strings.Repeat("x", 600<<10))) }()
-		time.Sleep(time.Millisecond) // the device looks at its input later
+		time.Sleep(time.Millisecond) // the device reads later
 		var err error
 		for err == nil {
 			err = c.Read(func([]byte) error { return nil })
@@ -273,8 +274,8 @@ func TestCloseFrameArrives(t *testing.T) {
 	}
 }
 
-// TestBrokenFraming: a device that breaks RFC 6455 and goes on writing is not reset before
-// it has read the 1002 that the library sent.
+// TestBrokenFraming: a device that violates RFC 6455 and goes on writing can read the close
+// frame with 1002 before the connection is reset.
 func TestBrokenFraming(t *testing.T) {
 	srv, _ := socketServer(t, false, func(c Conn) {
 		_, _, _ = Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, ReconnectSpreadMS: func() int64 { return 1000 }})
@@ -297,8 +298,8 @@ func TestBrokenFraming(t *testing.T) {
 	_ = c.Close(CloseNormal, "normal")
 }
 
-// Close waits for a peer that does not answer, but not for long; a link that was cut has
-// no code.
+// TestCloseBounded: Close waits for a peer that does not answer, for a bounded time; a link
+// that was cut has no close code.
 func TestCloseBounded(t *testing.T) {
 	took := make(chan time.Duration, 1)
 	srv, _ := socketServer(t, false, func(c Conn) {
@@ -312,7 +313,7 @@ func TestCloseBounded(t *testing.T) {
 	if err := c.Read(func([]byte) error { return nil }); CloseCode(err) != CloseSuperseded {
 		t.Errorf("got %v, want 4409", err)
 	}
-	// A device that waits for the relay to hang up first is not kept waiting.
+	// The relay sends FIN at once, for a device that waits for it.
 	if n, err := c.ws.NetConn().Read(make([]byte, 1)); n != 0 || err != io.EOF || time.Since(start) > lingerTimeout/2 {
 		t.Errorf("after the close frame: %d bytes, %v after %v, want EOF at once", n, err, time.Since(start))
 	}
@@ -325,7 +326,7 @@ func TestCloseBounded(t *testing.T) {
 	if err := c.Read(func([]byte) error { return nil }); err == nil || CloseCode(err) != 0 {
 		t.Errorf("a cut link: %v", err)
 	}
-	_ = c.Close(CloseNormal, "normal") // comes back, whatever it says
+	_ = c.Close(CloseNormal, "normal") // returns; its error does not matter
 
 	rude, _ := socketServer(t, false, func(c Conn) { _ = c.Close(4999, "\x1b[31mred") })
 	c = dial(t, rude.URL, nil)
@@ -349,7 +350,7 @@ func TestIsUntrustedCertificate(t *testing.T) {
 		{"unknown authority", srv.URL, &tls.Config{RootCAs: x509.NewCertPool()}, true},
 		{"another name", srv.URL, named, true},
 		{"expired", srv.URL, old, true},
-		{"nobody there", "https://127.0.0.1:1", roots, false},
+		{"connection refused", "https://127.0.0.1:1", roots, false},
 	}
 	for _, tt := range tests {
 		_, err := Dial(t.Context(), tt.url, DialOptions{TLS: tt.tls})
@@ -400,10 +401,10 @@ func TestNormalizeRelayURL(t *testing.T) {
 	for _, tt := range tests {
 		got, err := NormalizeRelayURL(tt.in)
 		if got != tt.want || (err == nil) != (tt.want != "") {
-			t.Errorf("RelayURL(%q) = %q, %v, want %q", tt.in, got, err, tt.want)
+			t.Errorf("NormalizeRelayURL(%q) = %q, %v, want %q", tt.in, got, err, tt.want)
 		}
 		if err != nil && strings.Contains(err.Error(), "secret") {
-			t.Errorf("RelayURL(%q) quotes the secret: %v", tt.in, err)
+			t.Errorf("NormalizeRelayURL(%q) quotes the secret: %v", tt.in, err)
 		}
 	}
 	if _, err := NormalizeRelayURL("ws://relay.example"); !errors.Is(err, ErrInsecure) {
@@ -411,8 +412,8 @@ func TestNormalizeRelayURL(t *testing.T) {
 	}
 }
 
-// The device link goes through HTTPS_PROXY. Go reads the variable once a process, so the
-// dialling happens in a child.
+// TestProxy: the device link goes through HTTPS_PROXY. Go reads the variable once per
+// process, so a child process dials.
 func TestProxy(t *testing.T) {
 	if target := os.Getenv("LINK_TEST_DIAL"); target != "" {
 		_, err := Dial(t.Context(), target, DialOptions{TLS: &tls.Config{InsecureSkipVerify: true}}) // 127.0.0.1's certificate

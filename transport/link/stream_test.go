@@ -12,7 +12,8 @@ import (
 	"agentctl/manifest"
 )
 
-// The same for a stream that hangs. One that looks at nothing but send's error ends.
+// TestHungStream is TestHungHandler for a stream that hangs. A stream that checks only the
+// error of send ends.
 func TestHungStream(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		release, ended := make(chan bool), make(chan error, 1)
@@ -120,7 +121,7 @@ func TestStreamEnds(t *testing.T) {
 	}
 }
 
-// streamEnds notes the streams that ended.
+// streamEnds records the streams that ended.
 type streamEnds struct {
 	recorder
 	ids []string
@@ -128,7 +129,8 @@ type streamEnds struct {
 
 func (h *streamEnds) OnStreamEnd(e *StreamEnd) { h.ids = append(h.ids, e.StreamID) }
 
-// TestStreamEndID: the relay takes a stream's id in either case, and nothing that is none.
+// TestStreamEndID: the relay accepts a stream id in upper and lower case, and refuses what
+// is not an id.
 func TestStreamEndID(t *testing.T) {
 	var h streamEnds
 	var s Session
@@ -139,7 +141,7 @@ func TestStreamEndID(t *testing.T) {
 		}
 	}
 	if len(h.ids) != 1 || h.ids[0] != deviceID {
-		t.Errorf("heard %q", h.ids)
+		t.Errorf("ended streams %q", h.ids)
 	}
 }
 
@@ -167,7 +169,8 @@ func TestStreamsBounded(t *testing.T) {
 	})
 }
 
-// A link slower than the cadence loses frames, counts them and leaves gaps in seq.
+// TestDrops: on a link slower than the cadence, frames are dropped and counted, and seq has
+// gaps.
 func TestDrops(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := startDevice(t, ticks(10*time.Millisecond))
@@ -187,7 +190,7 @@ func TestDrops(t *testing.T) {
 		if got := d.client.Status().Drops; got != drops || drops < 300 || drops > 500 {
 			t.Errorf("%d frames are missing, Drops says %d", drops, got)
 		}
-		p.sendAs(TypeCmd, "", Cmd{Tool: echoTool, Arguments: []byte("{}")}) // the link lives on
+		p.sendAs(TypeCmd, "", Cmd{Tool: echoTool, Arguments: []byte("{}")}) // the link is still up
 		d.end()
 	})
 }
