@@ -49,7 +49,7 @@ Tool names have _ for the dots of the relay's, because some clients refuse dots;
 				return exit(exitUsage, "--names %s is neither flat nor dotted", names)
 			}
 			ctx := cmd.Context()
-			o := stdio.Options{Logger: log}
+			o := stdio.Options{Logger: log, TokenHint: "agentctl mcp reads it from --token-file or MCP_TOKEN"}
 			if local {
 				b, err := mcplocal.Open(ctx, mcplocal.Options{Socket: socket, AgentID: os.Getenv("MCP_AGENT_ID"), Version: version, Log: log})
 				if errors.Is(err, mcplocal.ErrAgentID) {

@@ -6,46 +6,47 @@ import (
 	"time"
 )
 
-// writeGrace is how long a write goes on when everything else has ended.
+// writeGrace is how long a write may go on after ctx has ended.
 const writeGrace = time.Second
 
 // abortableWriter writes to a reader that may have stopped reading. Such a write cannot be
-// interrupted, so it is not waited for once ctx has ended: like the read of stdin it ends
-// with the process. One write at a time; what it is given is not used again.
+// interrupted, so it runs in a goroutine of its own and is abandoned writeGrace after ctx
+// ended. One Write at a time; the bytes must not be changed after an abandoned write.
 type abortableWriter struct {
-	lines   chan []byte
+	writes  chan []byte
 	results chan error
 	expired chan struct{} // closed writeGrace after ctx ended
 }
 
 func newAbortableWriter(ctx context.Context, out io.Writer) *abortableWriter {
-	o := &abortableWriter{lines: make(chan []byte), results: make(chan error, 1), expired: make(chan struct{})}
-	context.AfterFunc(ctx, func() { time.AfterFunc(writeGrace, func() { close(o.expired) }) })
+	w := &abortableWriter{writes: make(chan []byte), results: make(chan error, 1), expired: make(chan struct{})}
+	context.AfterFunc(ctx, func() { time.AfterFunc(writeGrace, func() { close(w.expired) }) })
 	go func() {
 		for {
 			select {
-			case b := <-o.lines:
+			case b := <-w.writes:
 				_, err := out.Write(b)
-				o.results <- err
-			case <-o.expired:
+				w.results <- err
+			case <-w.expired:
 				return
 			}
 		}
 	}()
-	return o
+	return w
 }
 
-// Write returns context.Canceled for what is not known to be written.
-func (o *abortableWriter) Write(b []byte) (int, error) {
+// Write implements io.Writer. It returns context.Canceled for an abandoned write, which may
+// or may not be completed.
+func (w *abortableWriter) Write(b []byte) (int, error) {
 	select {
-	case o.lines <- b:
-	case <-o.expired:
+	case w.writes <- b:
+	case <-w.expired:
 		return 0, context.Canceled
 	}
 	select {
-	case err := <-o.results:
+	case err := <-w.results:
 		return len(b), err
-	case <-o.expired:
+	case <-w.expired:
 		return 0, context.Canceled
 	}
 }

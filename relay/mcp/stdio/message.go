@@ -1,6 +1,7 @@
 package stdio
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,36 +12,37 @@ import (
 	"agentctl/strictjson"
 )
 
-// Codes of JSON-RPC, and the one for a server that cannot be reached, which lies outside
-// what JSON-RPC and MCP keep for themselves.
+// Error codes of JSON-RPC, and that of a server that cannot be reached, which lies outside
+// the range that JSON-RPC and MCP keep for themselves.
 const (
 	codeParse       = -32700
 	codeInvalid     = -32600
 	codeUnreachable = -31503
 )
 
-// message is what the bridge looks at in a client's message; raw is what it sends.
+// message is the part of a client's message that the bridge reads; raw is what it sends.
 type message struct {
-	ID     json.RawMessage `json:"id"`
+	ID     json.RawMessage `json:"id"` // nil for a notification
 	Method string          `json:"method"`
 	Params json.RawMessage `json:"params"`
 
 	raw     []byte
 	name    string // params.name or params.uri
-	version string // the protocol version in params._meta, which the modern era has
+	version string // the protocol version in params._meta; empty in the era with sessions
 }
 
 const metaVersionKey = "io.modelcontextprotocol/protocolVersion"
 
+// parseMessage checks a line strictly and reads the parts that decide how to send it.
 func parseMessage(line []byte) (*message, error) {
 	if line[0] == '[' {
-		return nil, errors.New("batches are not carried: send one message a line")
+		return nil, errors.New("batches are not supported: send one message a line")
 	}
 	if err := strictjson.Check(line); err != nil {
 		return nil, err
 	}
 	m := &message{raw: line}
-	if err := json.Unmarshal(line, m); err != nil {
+	if json.Unmarshal(line, m) != nil {
 		return nil, errors.New("a message is a JSON object with a method, a result or an error")
 	}
 	if string(m.ID) == "null" {
@@ -52,21 +54,22 @@ func parseMessage(line []byte) (*message, error) {
 		Meta map[string]json.RawMessage `json:"_meta"`
 	}
 	if json.Unmarshal(m.Params, &p) == nil {
-		if m.name = p.Name; m.name == "" {
-			m.name = p.URI
-		}
+		m.name = cmp.Or(p.Name, p.URI)
 		_ = json.Unmarshal(p.Meta[metaVersionKey], &m.version)
 	}
 	return m, nil
 }
 
-// rpcError is an error of the server, or of the way to it, as JSON-RPC has it.
+// isRequest reports whether a message wants an answer.
+func (m *message) isRequest() bool { return len(m.ID) > 0 && m.Method != "" }
+
+// rpcError is an error of the server, or of the way to it, as the client gets it.
 type rpcError struct {
 	code int64
 	msg  string
 }
 
-func (f *rpcError) Error() string { return f.msg }
+func (e *rpcError) Error() string { return e.msg }
 
 // writeError answers a request with an error.
 func (b *bridge) writeError(id json.RawMessage, code int64, msg string) {
@@ -77,25 +80,24 @@ func (b *bridge) writeError(id json.RawMessage, code int64, msg string) {
 	b.write(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":%s}}`, id, code, text))
 }
 
+// answerError answers a request that err has ended.
 func (b *bridge) answerError(id json.RawMessage, err error) {
-	var f *rpcError
-	if errors.As(err, &f) {
-		b.writeError(id, f.code, f.msg)
+	if e, ok := errors.AsType[*rpcError](err); ok {
+		b.writeError(id, e.code, e.msg)
 		return
 	}
 	b.writeError(id, codeUnreachable, b.describeError(err))
 }
 
-// describeError tells of a failed HTTP request without the request's own name for it.
+// describeError describes a failed HTTP request for the client's user, without the query
+// of the URL and without net/http's wrapping.
 func (b *bridge) describeError(err error) string {
-	var op *net.OpError
-	var ue *url.Error
-	switch {
-	case errors.As(err, &op) && op.Op == "dial":
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		u, _, _ := strings.Cut(b.opts.URL, "?")
 		return fmt.Sprintf("no relay answers at %s (%v); is it running, and is this its URL?", u, op.Err)
-	case errors.As(err, &ue):
-		return ue.Err.Error()
+	}
+	if ue, ok := errors.AsType[*url.Error](err); ok {
+		err = ue.Err
 	}
 	return err.Error()
 }

@@ -3,6 +3,7 @@ package stdio
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,27 +20,29 @@ import (
 const (
 	maxLine      = 1 << 20          // a message of the client, bytes; /mcp takes no more
 	maxAnswer    = 16 << 20         // a message of the server, bytes
-	maxInFlight  = 64               // requests at a time; the next is read when one has ended
+	maxInFlight  = 64               // requests at a time; the next line is handled when one has ended
 	drainTimeout = 10 * time.Second // for requests in flight when the client's input has ended
 )
 
-// Options configure Serve. URL must be given.
+// Options configure Serve. Only URL is required.
 type Options struct {
-	URL    string // of the MCP endpoint, query included
-	Client *http.Client
-	Token  func() (string, error) // asked before each request; nil: none is sent
-	Logger *zap.Logger            // default none; never stdout, which is the client's
+	URL       string                 // of the MCP endpoint, query included
+	Client    *http.Client           // default http.DefaultClient
+	Token     func() (string, error) // called before each request; nil: no token is sent
+	TokenHint string                 // where the token comes from; appended to the message of a 401
+	Logger    *zap.Logger            // default none; must not write to stdout, which is the client's
 }
 
-// bridge is one Serve.
+// bridge is one Serve. The locks are leaves; renewSlot is taken without them.
 type bridge struct {
 	opts         Options
 	log          *zap.Logger
-	wg           sync.WaitGroup
-	slots        chan struct{} // one for each request that may still begin
-	requestEnded chan struct{} // signalled when a request has ended
+	wg           sync.WaitGroup // requests and listen
+	slots        chan struct{}  // filled by requests in flight
+	requestEnded chan struct{}  // holds one signal: a request has ended
+	renewSlot    chan struct{}  // holds one: who fills it renews the session
 
-	outMu  sync.Mutex // protects out
+	outMu  sync.Mutex // protects the fields below
 	out    io.Writer
 	outErr error // of the first write that failed
 
@@ -48,39 +51,34 @@ type bridge struct {
 	session  session
 }
 
-// startRequest is one that waits for its answer.
+// request is a client's request that waits for its answer.
 type request struct {
 	cancel       context.CancelFunc
-	modern       bool
-	endsByItself bool // by itself; a listen stream does not
+	isModern     bool
+	endsByItself bool // a listen stream does not
 }
 
 // Serve carries messages until in ends or ctx does. After the end of in, requests in
-// flight are still answered, for a while. The error is that of ctx, of reading in, or of
-// writing out.
+// flight are still answered, for drainTimeout at most. The error is that of ctx, of
+// reading in, or of writing out.
 func Serve(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
-	if o.Client == nil {
-		o.Client = http.DefaultClient
-	}
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
+	o.Client = cmp.Or(o.Client, http.DefaultClient)
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	ctx, cancel := context.WithCancel(ctx)
-	b := &bridge{opts: o, log: o.Logger, out: newAbortableWriter(ctx, out), slots: make(chan struct{}, maxInFlight), requestEnded: make(chan struct{}, 1), inFlight: make(map[string]*request)}
+	b := &bridge{opts: o, log: o.Logger, out: newAbortableWriter(ctx, out), slots: make(chan struct{}, maxInFlight),
+		requestEnded: make(chan struct{}, 1), renewSlot: make(chan struct{}, 1), inFlight: make(map[string]*request)}
 	defer b.wg.Wait()
 	defer cancel()
-	// Reading cannot be interrupted, so it is not waited for: it ends with the process,
-	// or when its owner closes in.
-	read := make(chan []byte)
-	failed := make(chan error, 1)
-	go func() { failed <- readLines(ctx, in, read) }()
+	lines := make(chan []byte)
+	inputEnded := make(chan error, 1)
+	go func() { inputEnded <- readLines(ctx, in, lines) }() // not waited for: a read cannot be interrupted
 	for {
 		select {
-		case line := <-read:
+		case line := <-lines:
 			if err := b.handleLine(ctx, line); err != nil {
 				return err
 			}
-		case err := <-failed:
+		case err := <-inputEnded:
 			if err == nil {
 				b.drain(ctx)
 			}
@@ -93,13 +91,14 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 	}
 }
 
-// readLines hands the lines of in on. One that is too long is handed on as nil.
+// readLines sends the lines of in to a channel. A line that is too long is sent as nil.
 func readLines(ctx context.Context, in io.Reader, to chan<- []byte) error {
 	br := bufio.NewReaderSize(in, 64<<10)
 	for {
 		line, err := readLine(br)
-		if line = bytes.TrimSpace(line); len(line) > 0 || errors.Is(err, bufio.ErrTooLong) {
-			if errors.Is(err, bufio.ErrTooLong) {
+		tooLong := errors.Is(err, bufio.ErrTooLong)
+		if line = bytes.TrimSpace(line); len(line) > 0 || tooLong {
+			if tooLong {
 				line = nil
 			}
 			select {
@@ -111,60 +110,66 @@ func readLines(ctx context.Context, in io.Reader, to chan<- []byte) error {
 		switch {
 		case errors.Is(err, io.EOF):
 			return nil
-		case err != nil && !errors.Is(err, bufio.ErrTooLong):
+		case err != nil && !tooLong:
 			return fmt.Errorf("read stdin: %w", err)
 		}
 	}
 }
 
-// readLine reads one line, and skips what is beyond maxLine.
+// readLine reads one line. It skips the rest of a line that is longer than maxLine, and
+// returns bufio.ErrTooLong: the next line can still be handled.
 func readLine(br *bufio.Reader) (line []byte, err error) {
 	for tooLong := false; ; {
 		part, more, err := br.ReadLine()
-		if !tooLong {
+		if tooLong = tooLong || len(line)+len(part) > maxLine; tooLong {
+			line = nil
+		} else {
 			line = append(line, part...)
 		}
-		if len(line) > maxLine {
-			tooLong, line = true, nil
+		if err == nil && !more && tooLong {
+			err = bufio.ErrTooLong
 		}
 		if err != nil || !more {
-			if tooLong && err == nil {
-				err = bufio.ErrTooLong
-			}
 			return line, err
 		}
 	}
 }
 
-// handleLine carries one message of the client.
+// handleLine carries one message of the client. It returns an error when the client's
+// output is broken.
 func (b *bridge) handleLine(ctx context.Context, line []byte) error {
-	if line == nil {
-		b.writeError(nil, codeInvalid, "the message is larger than 1 MiB")
-		return b.outputError()
-	}
-	m, err := parseMessage(line)
-	if err != nil {
-		b.writeError(nil, codeParse, err.Error())
-		return b.outputError()
+	m, err := (*message)(nil), error(nil)
+	if line != nil {
+		m, err = parseMessage(line)
 	}
 	switch {
+	case line == nil:
+		b.writeError(nil, codeInvalid, "the message is larger than 1 MiB")
+	case err != nil:
+		b.writeError(nil, codeParse, err.Error())
 	case m.Method == "initialize" && len(m.ID) > 0:
 		b.initialize(ctx, m)
 	case m.Method == "notifications/cancelled" && b.cancelRequest(m):
-	case len(m.ID) > 0 && m.Method != "":
+	case m.isRequest():
 		b.startRequest(ctx, m)
 	default: // a notification, or an answer to the server
-		if m.Method == "notifications/initialized" {
-			defer b.listen(ctx)
-		}
 		if _, err := b.post(ctx, m); err != nil {
 			b.log.Warn("mcp message lost", zap.String("method", m.Method), zap.String("error", b.describeError(err)))
 		}
+		if m.Method == "notifications/initialized" {
+			b.startListening(ctx)
+		}
 	}
-	return b.outputError()
+	b.outMu.Lock()
+	defer b.outMu.Unlock()
+	if b.outErr != nil {
+		return fmt.Errorf("write stdout: %w", b.outErr)
+	}
+	return nil
 }
 
-// startRequest runs a request beside the others.
+// startRequest runs a request in a goroutine, beside others. It waits for a slot, so a
+// client that does not wait for answers is slowed down.
 func (b *bridge) startRequest(ctx context.Context, m *message) {
 	select {
 	case b.slots <- struct{}{}:
@@ -172,15 +177,14 @@ func (b *bridge) startRequest(ctx context.Context, m *message) {
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	r := &request{cancel: cancel, modern: m.version != "", endsByItself: m.Method != "subscriptions/listen"}
 	key := string(m.ID)
 	b.mu.Lock()
-	_, twice := b.inFlight[key]
-	if !twice {
-		b.inFlight[key] = r
+	isDuplicate := b.inFlight[key] != nil
+	if !isDuplicate {
+		b.inFlight[key] = &request{cancel: cancel, isModern: m.version != "", endsByItself: m.Method != "subscriptions/listen"}
 	}
 	b.mu.Unlock()
-	if twice {
+	if isDuplicate {
 		cancel()
 		<-b.slots
 		b.writeError(m.ID, codeInvalid, "a request with this id is in progress")
@@ -202,16 +206,14 @@ func (b *bridge) startRequest(ctx context.Context, m *message) {
 		if err == nil && !answered {
 			err = errors.New("the server ended the stream without an answer")
 		}
-		switch {
-		case ctx.Err() != nil: // cancelRequest: the client wants no answer
-		case err != nil:
+		if err != nil && ctx.Err() == nil { // a canceled request gets no answer
 			b.answerError(m.ID, err)
 		}
 	})
 }
 
-// cancelRequest ends a request of the modern era, where hanging up is the way to cancel. In
-// sessions the notification itself goes to the server.
+// cancelRequest cancels a request of the era without sessions by closing its connection, as
+// that version wants. In a session the notification itself goes to the server.
 func (b *bridge) cancelRequest(m *message) bool {
 	var p struct {
 		RequestID json.RawMessage `json:"requestId"`
@@ -222,7 +224,7 @@ func (b *bridge) cancelRequest(m *message) bool {
 	b.mu.Lock()
 	r := b.inFlight[string(p.RequestID)]
 	b.mu.Unlock()
-	if r == nil || !r.modern {
+	if r == nil || !r.isModern {
 		return false
 	}
 	r.cancel()
@@ -233,18 +235,7 @@ func (b *bridge) cancelRequest(m *message) bool {
 func (b *bridge) drain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	for {
-		b.mu.Lock()
-		left := 0
-		for _, r := range b.inFlight {
-			if r.endsByItself {
-				left++
-			}
-		}
-		b.mu.Unlock()
-		if left == 0 {
-			return
-		}
+	for b.isBusy() {
 		select {
 		case <-b.requestEnded:
 		case <-ctx.Done():
@@ -253,11 +244,23 @@ func (b *bridge) drain(ctx context.Context) {
 	}
 }
 
-// write writes one message as a line.
+// isBusy reports whether a request is in flight that ends by itself.
+func (b *bridge) isBusy() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range b.inFlight {
+		if r.endsByItself {
+			return true
+		}
+	}
+	return false
+}
+
+// write writes one message as a line. After a write that failed it does nothing.
 func (b *bridge) write(msg []byte) {
 	var line bytes.Buffer
 	if json.Compact(&line, msg) != nil {
-		b.log.Warn("the server sent a message that is no JSON")
+		b.log.Warn("the server sent a message that is not JSON")
 		return
 	}
 	line.WriteByte('\n')
@@ -266,14 +269,4 @@ func (b *bridge) write(msg []byte) {
 	if b.outErr == nil {
 		_, b.outErr = b.out.Write(line.Bytes())
 	}
-}
-
-// outputError is why the client gets nothing any more.
-func (b *bridge) outputError() error {
-	b.outMu.Lock()
-	defer b.outMu.Unlock()
-	if b.outErr != nil {
-		return fmt.Errorf("write stdout: %w", b.outErr)
-	}
-	return nil
 }

@@ -110,7 +110,7 @@ func (s *server) startWith(plugins ...kernel.Plugin) {
 	wg.Go(func() { _ = h.Run(ctx) })
 	for {
 		w := httptest.NewRecorder()
-		r := httptest.NewRequest(http.MethodDelete, "/mcp", nil)
+		r := httptest.NewRequest(http.MethodDelete, "http://localhost/mcp", nil)
 		r.Header.Set("Authorization", "Bearer good")
 		if h.ServeHTTP(w, r); w.Code == http.StatusBadRequest { // it runs: what it misses is the session id
 			break
@@ -296,7 +296,7 @@ func TestErrors(t *testing.T) {
 	c.send(`{"jsonrpc":"2.0",`)
 	c.until(`"id":null`, `-32700`)
 	c.send(`[]`)
-	c.until(`"id":null`, `-32700`, "batches")
+	c.until(`"id":null`, `-32700`, "batches are not supported")
 	c.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"x":"` + strings.Repeat("y", maxLine) + `"}}`)
 	c.until(`"id":null`, `-32600`, "1 MiB")
 	c.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
@@ -307,7 +307,7 @@ func TestErrors(t *testing.T) {
 	c.until(`"id":1`, `-32600`, "in progress")
 	c.until(`"id":1`, `"result"`)
 
-	bad := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func() (string, error) { return "bad", nil }})
+	bad := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func() (string, error) { return "bad", nil }, TokenHint: "read from --token-file"})
 	bad.send(initialize)
 	bad.until(`"id":"i"`, `-31401`, "--token-file")
 	lost := newClient(t, Options{URL: "http://127.0.0.1:1/mcp"})

@@ -1,0 +1,143 @@
+package stdio
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"agentctl/transport/sse"
+)
+
+const (
+	headerVersion = "Mcp-Protocol-Version"
+	headerSession = "Mcp-Session-Id"
+	maxRefusal    = 64 << 10 // bytes read of an answer that is not a success
+)
+
+// sessionRef names a session in a request; the zero value names none.
+type sessionRef struct{ id, version string }
+
+// send makes one HTTP request, with a message as its body if m is not nil. The response is
+// a success, or a JSON-RPC error that answers m. The caller closes its body.
+func (b *bridge) send(ctx context.Context, method string, m *message, s sessionRef) (*http.Response, error) {
+	var body io.Reader
+	accept := "text/event-stream"
+	if m != nil {
+		body, accept = bytes.NewReader(m.raw), "application/json, text/event-stream"
+	}
+	req, err := http.NewRequestWithContext(ctx, method, b.opts.URL, body)
+	if err != nil {
+		return nil, err
+	}
+	set := func(key, value string) {
+		if value != "" {
+			req.Header.Set(key, value)
+		}
+	}
+	set("Accept", accept)
+	set(headerVersion, s.version)
+	set(headerSession, s.id)
+	if m != nil {
+		set("Content-Type", "application/json")
+		if m.version != "" { // the headers repeat the body, for proxies
+			set("Mcp-Method", m.Method)
+			if isHeaderSafe(m.name) {
+				set("Mcp-Name", m.name)
+			}
+		}
+	}
+	if b.opts.Token != nil {
+		token, err := b.opts.Token()
+		if err != nil {
+			return nil, err
+		}
+		if token != "" {
+			set("Authorization", "Bearer "+token)
+		}
+	}
+	resp, err := b.opts.Client.Do(req)
+	if err != nil || resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		return resp, err
+	}
+	return b.parseRefusal(resp, m, s)
+}
+
+// isHeaderSafe reports whether a name can be in a header as it is.
+func isHeaderSafe(s string) bool {
+	return strings.IndexFunc(s, func(r rune) bool { return r < '!' || r > '~' }) < 0
+}
+
+// parseRefusal handles a response that is not a success. A JSON-RPC error that answers m is
+// passed on as it is; a refusal of the session is errSessionLost; everything else becomes
+// an error under the code -31000 - status, with the relay's message if there is one.
+func (b *bridge) parseRefusal(resp *http.Response, m *message, s sessionRef) (*http.Response, error) {
+	raw, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
+	_ = resp.Body.Close()
+	if resp.StatusCode == http.StatusNotFound && s.id != "" {
+		return nil, errSessionLost
+	}
+	code := -31000 - int64(resp.StatusCode)
+	var a struct {
+		JSONRPC string `json:"jsonrpc"`
+		Error   struct {
+			Code    json.RawMessage `json:"code"`
+			Message string          `json:"message"`
+		} `json:"error"`
+	}
+	err := json.Unmarshal(raw, &a)
+	switch {
+	case err != nil || a.JSONRPC == "" && a.Error.Message == "":
+		return nil, &rpcError{code, fmt.Sprintf("the server answered HTTP %d; is this the URL of an MCP endpoint?", resp.StatusCode)}
+	case a.JSONRPC != "" && m != nil && len(m.ID) > 0:
+		resp.Body = io.NopCloser(bytes.NewReader(raw))
+		resp.Header.Set("Content-Type", "application/json")
+		return resp, nil
+	case a.JSONRPC != "":
+		return nil, &rpcError{codeInvalid, a.Error.Message}
+	}
+	var name string // the relay's envelope: code is a word
+	_ = json.Unmarshal(a.Error.Code, &name)
+	msg := name + ": " + a.Error.Message
+	if resp.StatusCode == http.StatusUnauthorized && b.opts.TokenHint != "" {
+		msg += "; " + b.opts.TokenHint
+	}
+	return nil, &rpcError{code, msg}
+}
+
+// readMessages calls fn with the messages of a response: one as JSON, many as an event
+// stream, none for any other type. It returns when the response has ended.
+func readMessages(resp *http.Response, fn func([]byte)) error {
+	switch typ, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";"); typ {
+	case "application/json":
+		body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+		if err != nil {
+			return err
+		}
+		if len(body) > maxAnswer {
+			return errors.New("the server's answer is larger than 16 MiB")
+		}
+		if len(body) > 0 {
+			fn(body)
+		}
+	case "text/event-stream":
+		rd := sse.NewReader(resp.Body, sse.ReaderOptions{MaxLine: maxAnswer, MaxEvent: maxAnswer})
+		for {
+			e, err := rd.Next()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if len(e.Data) > 0 {
+				fn(e.Data)
+			}
+		}
+	}
+	return nil
+}
