@@ -18,35 +18,16 @@ const (
 	DeviceOffline Code = 4503 // the device's link was lost
 )
 
-// codes lists the codes; Streams counts closes by position in it.
-var codes = [...]struct {
-	code   Code
-	reason string
-}{
-	{Normal, "normal"},
-	{IdleTimeout, "idle_timeout"},
-	{Backpressure, "backpressure"},
-	{RateLimited, "rate_limited"},
-	{DeviceOffline, "device_offline"},
-}
-
-// index is the position of c in codes, or len(codes) when c is not a close code.
-func (c Code) index() int {
-	for i := range codes {
-		if codes[i].code == c {
-			return i
-		}
-	}
-	return len(codes)
+var reasons = map[Code]string{
+	Normal:        "normal",
+	IdleTimeout:   "idle_timeout",
+	Backpressure:  "backpressure",
+	RateLimited:   "rate_limited",
+	DeviceOffline: "device_offline",
 }
 
 // Reason is the word sent with the code; "" for a number that is not a close code.
-func (c Code) Reason() string {
-	if i := c.index(); i < len(codes) {
-		return codes[i].reason
-	}
-	return ""
-}
+func (c Code) Reason() string { return reasons[c] }
 
 // CodeOf maps the error that ended a stream to its close code. ErrBackpressure and
 // ErrIdle have their own; every other error of this package or of a context is Normal.

@@ -132,31 +132,25 @@ func (c *Conn) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// flush writes what is pending within wait and returns how much stays.
-func (c *Conn) flush(wait time.Duration) int {
+// flush writes what is pending within wait. It returns how much stays, and the first failure
+// of a write.
+func (c *Conn) flush(wait time.Duration) (pending int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.pending) == 0 || c.err != nil {
-		return len(c.pending)
+		return len(c.pending), c.err
 	}
 	n := c.writeLocked(c.pending, wait)
 	if c.pending = c.pending[:copy(c.pending, c.pending[n:])]; len(c.pending) == 0 {
 		c.pending = nil
 	}
-	return len(c.pending)
+	return len(c.pending), c.err
 }
 
 func (c *Conn) hasPending() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.pending) > 0
-}
-
-// failed is the first failure of a write.
-func (c *Conn) failed() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err
 }
 
 // minWriteTimeout is the least time a connection without a descriptor is given: with less
@@ -200,7 +194,7 @@ func (c *Conn) finish(wait time.Duration, writeLast func()) {
 	c.writeTimeout = 0
 	c.mu.Unlock()
 	writeLast()
-	c.flush(wait)
+	_, _ = c.flush(wait)
 	c.mu.Lock()
 	c.pending = nil
 	c.mu.Unlock()

@@ -42,7 +42,7 @@ func (w *Writer) flushPending() int {
 	if !w.hasPending {
 		return 0
 	}
-	n := w.raw.flush(0)
+	n, _ := w.raw.flush(0) // the next write reports a failure
 	w.hasPending = n > 0
 	return n
 }

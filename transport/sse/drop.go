@@ -136,7 +136,7 @@ func (w *Writer) flushUnsent(wait time.Duration) error {
 	if w.unsent == 0 {
 		return nil
 	}
-	n, err := w.raw.flush(wait), w.raw.failed()
+	n, err := w.raw.flush(wait)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrPeerClosed, err)
 	}

@@ -3,6 +3,7 @@ package sse
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"strconv"
@@ -53,8 +54,7 @@ type Reader struct {
 
 // NewReader reads events from r.
 func NewReader(r io.Reader, o ReaderOptions) *Reader {
-	setDefault(&o.MaxLine, 128<<10)
-	setDefault(&o.MaxEvent, 256<<10)
+	o.MaxLine, o.MaxEvent = cmp.Or(o.MaxLine, 128<<10), cmp.Or(o.MaxEvent, 256<<10)
 	rd := &Reader{lines: bufio.NewScanner(r), maxLine: o.MaxLine, maxEvent: o.MaxEvent, isFirstLine: true}
 	rd.lines.Split(rd.splitLine)
 	rd.lines.Buffer(nil, o.MaxLine+len(byteOrderMark)+len("\n\r\n")) // Next checks MaxLine itself

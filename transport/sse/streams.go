@@ -2,6 +2,7 @@ package sse
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,12 +17,12 @@ const (
 // methods may be called from any goroutine.
 type Streams struct {
 	opened, frames, dropped, bytes, pings atomic.Uint64
-	closes                                [len(codes) + 1]atomic.Uint64 // by position in codes; last: without a close event
 
 	mu        sync.Mutex // protects the fields below
 	open      int
 	draining  bool
-	empty     chan struct{} // made by Drain, closed when the last stream closes
+	empty     chan struct{}   // made by Drain, closed when the last stream closes
+	closes    map[Code]uint64 // 0: without a close event
 	lingering map[*lingeringConn]struct{}
 }
 
@@ -41,14 +42,14 @@ type Stats struct {
 func (s *Streams) Stats() Stats {
 	st := Stats{
 		Opened: s.opened.Load(), Frames: s.frames.Load(), Dropped: s.dropped.Load(), Bytes: s.bytes.Load(), Pings: s.pings.Load(),
-		Closes: make(map[Code]uint64, len(s.closes)),
+		Closes: map[Code]uint64{0: 0},
 	}
-	for i := range codes {
-		st.Closes[codes[i].code] = s.closes[i].Load()
+	for c := range reasons { // all codes, so that each has a metric
+		st.Closes[c] = 0
 	}
-	st.Closes[0] = s.closes[len(codes)].Load()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	maps.Copy(st.Closes, s.closes)
 	st.Open, st.Lingering = s.open, len(s.lingering)
 	return st
 }
@@ -64,7 +65,16 @@ func (s *Streams) add() error {
 	return nil
 }
 
-// done counts a stream that closed.
+func (s *Streams) countClose(c Code) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closes == nil {
+		s.closes = make(map[Code]uint64)
+	}
+	s.closes[c]++
+}
+
+// done counts a stream that closed, or did not open.
 func (s *Streams) done() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -2,6 +2,7 @@ package sse
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -56,22 +57,15 @@ const (
 )
 
 func (o *Options) setDefaults() {
-	setDefault(&o.UnackedGrace, time.Second)
-	setDefault(&o.IdleTimeout, 90*time.Second)
-	setDefault(&o.PingInterval, 25*time.Second)
-	setDefault(&o.Linger, defaultLinger)
-	setDefault(&o.MaxUnacked, 3)
-	setDefault(&o.MaxBurst, 64)
-	setDefault(&o.MaxQueued, maxPending)
+	o.UnackedGrace = cmp.Or(o.UnackedGrace, time.Second)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, 90*time.Second)
+	o.PingInterval = cmp.Or(o.PingInterval, 25*time.Second)
+	o.Linger = cmp.Or(o.Linger, defaultLinger)
+	o.MaxUnacked = cmp.Or(o.MaxUnacked, 3)
+	o.MaxBurst = cmp.Or(o.MaxBurst, 64)
+	o.MaxQueued = cmp.Or(o.MaxQueued, maxPending)
 	if o.Now == nil {
 		o.Now = time.Now
-	}
-}
-
-func setDefault[T comparable](p *T, value T) {
-	var zero T
-	if *p == zero {
-		*p = value
 	}
 }
 
@@ -230,26 +224,27 @@ func (w *Writer) Check() error {
 // With policy Cut it waits up to a second for room. A stalled peer gets Linger to come
 // back and read on, then RST; no goroutine waits for it. With policy Drop it never waits.
 // Take the Writer off its Poller first. Only the first call has an effect.
-func (w *Writer) Close(c Code) error {
+func (w *Writer) Close(c Code) (err error) {
 	if w.closed {
 		return nil
 	}
 	w.closed = true
-	defer w.streams.done()
+	defer w.streams.done() // last: Drain waits for it
+	wait, linger, isStalled := time.Duration(0), defaultLinger, false
 	if w.policy == Drop {
 		w.release()
-		return w.finish(c, 0, false, defaultLinger)
+	} else {
+		now := w.now()
+		w.refresh(now)
+		wait, linger = writeTimeout, w.opts.Linger
+		isStalled = c == Backpressure || c == IdleTimeout || w.acks.stalledFor(now) >= w.opts.UnackedGrace
 	}
-	now := w.now()
-	w.refresh(now)
-	stalled := c == Backpressure || c == IdleTimeout || w.acks.stalledFor(now) >= w.opts.UnackedGrace
-	return w.finish(c, writeTimeout, stalled, w.opts.Linger)
-}
-
-// finish writes the close event, and ends the connection.
-func (w *Writer) finish(c Code, wait time.Duration, stalled bool, linger time.Duration) (err error) {
 	w.raw.finish(wait, func() { err = w.writeClose(c) })
-	if stalled {
+	if c.Reason() == "" {
+		c = 0
+	}
+	w.streams.countClose(c) // before FIN: whoever has read the end finds it counted
+	if isStalled {
 		w.raw.CloseWrite()
 		w.streams.linger(w.raw, linger)
 	} else {
@@ -260,14 +255,11 @@ func (w *Writer) finish(c Code, wait time.Duration, stalled bool, linger time.Du
 
 // writeClose writes the close event and the end mark of TLS.
 func (w *Writer) writeClose(c Code) error {
-	counter := len(codes)
-	defer func() { w.streams.closes[counter].Add(1) }()
 	if c != 0 {
 		event, err := AppendClose(nil, c)
 		if err != nil {
 			return err
 		}
-		counter = c.index()
 		if err := w.put(event); err != nil {
 			return err
 		}
