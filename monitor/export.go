@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strconv"
 
@@ -164,5 +163,10 @@ func (h *Window) columns(ctx context.Context, chosen []string) ([]string, error)
 		}
 		return nil
 	})
-	return slices.SortedFunc(maps.Keys(keys), compareKeys), err
+	columns := make([]string, 0, len(keys))
+	for key := range keys {
+		columns = append(columns, key)
+	}
+	slices.SortFunc(columns, compareKeys)
+	return columns, err
 }

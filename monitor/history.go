@@ -161,10 +161,12 @@ func (h *Window) drawNothing(w io.Writer, zone *time.Location) error {
 // drawnSeries are the sensors that have points and are drawn, in the catalogue's order.
 // Hidden ones are not: another series of the module stands for them. A value that is not in
 // the catalogue is drawn by its key.
-func drawnSeries(points map[string][]term.Point) []prober.Sensor {
-	var series []prober.Sensor
+func drawnSeries(points map[string][]term.Point) []*prober.Sensor {
+	var series []*prober.Sensor
 	isKnown := map[string]bool{}
-	for _, s := range prober.Sensors() {
+	sensors := prober.Sensors()
+	for i := range sensors {
+		s := &sensors[i]
 		isKnown[s.Key] = s.Chart.Hidden || s.Chart.Label != ""
 		if s.Chart.Label != "" && len(points[s.Key]) > 0 {
 			series = append(series, s)
@@ -178,7 +180,7 @@ func drawnSeries(points map[string][]term.Point) []prober.Sensor {
 	}
 	slices.SortFunc(others, compareKeys)
 	for _, key := range others {
-		series = append(series, prober.Sensor{Key: key, Chart: prober.Chart{Label: key}})
+		series = append(series, &prober.Sensor{Key: key, Chart: prober.Chart{Label: key}})
 	}
 	return series
 }

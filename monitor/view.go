@@ -181,7 +181,7 @@ func (v *View) setConnection(params []byte) {
 func (v *View) record(key string, x float64) {
 	past := append(v.past[key], x)
 	if len(past) > 2*maxPast {
-		past = slices.Clone(past[len(past)-maxPast:])
+		past = append([]float64(nil), past[len(past)-maxPast:]...)
 	}
 	v.past[key] = past
 }
@@ -191,7 +191,13 @@ func (v *View) record(key string, x float64) {
 func (v *View) addAlert(a alert.Event) {
 	level := string(a.Level)
 	head := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), term.SafeLine(level))
-	shown := shownAlert{head, term.SafeLine(a.Message), map[string]string{"error": term.Red, "warn": term.Yellow}[level]}
+	shown := shownAlert{head: head, text: term.SafeLine(a.Message)}
+	switch level {
+	case "error":
+		shown.color = term.Red
+	case "warn":
+		shown.color = term.Yellow
+	}
 	if slices.Contains(v.alerts, shown) {
 		return
 	}
@@ -203,8 +209,9 @@ func (v *View) addAlert(a alert.Event) {
 // fit, rows are left out from the bottom up, then lines from the top down.
 func (v *View) lines(width, height int, now time.Time) []string {
 	body := []string{v.header(width), ""}
-	for _, s := range prober.Sensors() {
-		if row := v.row(s, width); row != "" {
+	sensors := prober.Sensors()
+	for i := range sensors {
+		if row := v.row(&sensors[i], width); row != "" {
 			body = append(body, row)
 		}
 	}
@@ -266,7 +273,7 @@ func (v *View) header(width int) string {
 // value. A sensor with a total (used of total memory) is drawn on the total's scale, unless
 // it stays below a quarter of it and would be a flat line there. Temperatures are drawn from
 // 20 C to 100 C, so that those of a day and of another board compare.
-func (v *View) row(s prober.Sensor, width int) string {
+func (v *View) row(s *prober.Sensor, width int) string {
 	x, ok := v.values[s.Key]
 	if !ok || s.Chart.Label == "" {
 		return ""
@@ -311,7 +318,7 @@ func (v *View) row(s prober.Sensor, width int) string {
 
 // sparkColor warns of what runs full or hot: from 85 % or 75 C, and from 95 % or 85 C. From
 // 80 to 85 C on, many boards slow their CPU down.
-func sparkColor(s prober.Sensor, x float64) string {
+func sparkColor(s *prober.Sensor, x float64) string {
 	switch {
 	case s.Unit == "%" && x >= 95, s.Unit == "C" && x >= 85:
 		return term.Red

@@ -49,19 +49,20 @@ func (c Chart) Lines() []string {
 	if c.ASCII {
 		side, corner, tick = "|", "+", "+"
 	}
-	labels := map[int]string{}
-	if c.Height%2 == 1 {
-		labels[c.Height/2] = valueLabel((low+high)/2, c.Unit)
-	}
-	labels[c.Height-1] = valueLabel(low, c.Unit)
-	labels[0] = valueLabel(high, c.Unit)
 	out := []string{c.title()}
 	for y, row := range c.plot(low, high) {
-		axis := side
-		if labels[y] != "" {
-			axis = tick
+		label, axis := "", tick
+		switch {
+		case y == 0:
+			label = valueLabel(high, c.Unit)
+		case y == c.Height-1:
+			label = valueLabel(low, c.Unit)
+		case 2*y == c.Height-1:
+			label = valueLabel((low+high)/2, c.Unit)
+		default:
+			axis = side
 		}
-		line := fmt.Sprintf("%*s%s%s", axisWidth-1, labels[y], axis, string(row))
+		line := fmt.Sprintf("%*s%s%s", axisWidth-1, label, axis, string(row))
 		out = append(out, strings.TrimRight(line, " "))
 	}
 	axis, times := c.timeAxis()

@@ -109,12 +109,13 @@ func withPrefix(words []string, prefix string) []string {
 
 // completionNodes asks the relay of the command's flags and environment for its boards.
 func completionNodes(cmd *cobra.Command) []client.Node {
-	var rf relayFlags
-	for name, to := range map[string]*string{"relay": &rf.relay, "token-file": &rf.tokenFile, "ca-file": &rf.caFile} {
+	flag := func(name string) string {
 		if f := cmd.Flags().Lookup(name); f != nil {
-			*to = f.Value.String()
+			return f.Value.String()
 		}
+		return ""
 	}
+	rf := relayFlags{flag("relay"), flag("token-file"), flag("ca-file")}
 	rc, err := rf.client()
 	if err != nil {
 		return nil

@@ -166,7 +166,10 @@ func explainTicketAnswer(e *client.Error) (code int, next string) {
 }
 
 func explainGatewayAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) {
-	scope := map[string]string{"tail": "subscribe", "emit": "ingest"}[cmd.Name()]
+	scope := "subscribe"
+	if cmd.Name() == "emit" {
+		scope = "ingest"
+	}
 	switch {
 	case e.Status == http.StatusUnauthorized && !e.HadToken:
 		return exitUnauthorized, "; pass a token with --token-file, or set MCP_SSE_AUTH_TOKEN"
@@ -226,5 +229,11 @@ func explainRef(e *client.RefError) (code int, next string) {
 	if errors.Is(e, client.ErrNotFound) {
 		code = exitFailure
 	}
-	return code, map[string]string{"node": "; see: agentctl ls", "ticket": "; see: agentctl tickets ls"}[e.Thing]
+	switch e.Thing {
+	case "node":
+		next = "; see: agentctl ls"
+	case "ticket":
+		next = "; see: agentctl tickets ls"
+	}
+	return code, next
 }
