@@ -1,17 +1,21 @@
 // Package control is the kernel's control plane as a plugin: the tools kernel.* and the
-// resources mcp://kernel/*, for holders of kernel:admin only.
+// resources mcp://kernel/*, for callers with the scope kernel:admin.
 //
 //	p := control.New(control.Options{Kernel: k, Log: log, Middleware: manager, ...})
 //	err := k.Load(p, false)
 //
-// It stands beside the data path. Its calls run in their callers' goroutines and take
-// no queue, limit or lock that calls of other plugins hold for long, so it answers while
-// those are saturated. Every change that it makes is appended to the event log before
-// it is answered, with who made it and the trace id; configurations are logged as their
-// digest, since they may hold what is to be kept secret.
+// It is outside of the data path. Its calls run in their callers' goroutines and take no
+// queue, limit or lock that calls of other plugins hold for long, so that it answers while
+// those are saturated.
+//
+// A change is made in this order: acquire the change slot, apply the change, notify the
+// subscribers of its resource, append an event with the actor and the trace id, release the
+// slot, answer. So the event log has the order of the changes. Configurations are logged
+// as their digest, since they may hold secrets.
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,11 +27,11 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Name is the plugin's.
+// Name is the name of the plugin.
 const Name = "kernel"
 
-// Resources of the control plane. All of them report changes, MetricsURI and PluginsURI
-// at most once a second.
+// Resources of the control plane. All of them report changes; MetricsURI and PluginsURI at
+// most once a second.
 const (
 	MiddlewareURI = "mcp://kernel/middleware.json" // the pipeline in force, its order and configuration
 	TransportsURI = "mcp://kernel/transports.json" // adapters, listeners, sessions
@@ -44,8 +48,8 @@ const (
 	EventLog        = "kernel.log"
 )
 
-// Stage is one line of the pipeline. (An alias of a plain struct, so that the room of
-// the stages, which this one may not import, makes the same type.)
+// Stage is one entry of the pipeline. It is an alias of a plain struct, so that package
+// stages, which this package does not import, has the same type.
 type Stage = struct {
 	Name    string          `json:"name"`
 	Scope   string          `json:"scope"`
@@ -53,8 +57,8 @@ type Stage = struct {
 	Config  json.RawMessage `json:"config"`
 }
 
-// Middleware switches the stages of the pipeline. A *manifest.Error of it is told to the
-// caller as it is, any other error as text.
+// Middleware switches the stages of the pipeline. The caller gets a *manifest.Error of it
+// unchanged, and the text of any other error.
 type Middleware interface {
 	List() []Stage
 	Enable(name, scope string) error
@@ -63,32 +67,35 @@ type Middleware interface {
 	Reorder(names []string) error
 }
 
-// Transport is one way in.
+// Transport is one way into the relay.
 type Transport struct {
-	Name     string          `json:"name"`             // "http", "mcp", "link" ...
-	Listen   string          `json:"listen,omitempty"` // where it listens, if it does
-	Enabled  bool            `json:"enabled"`
-	Sessions int             `json:"sessions"`       // open connections, sessions or streams
-	Open     []Session       `json:"open,omitempty"` // the first of them by id, where they have one
-	Config   json.RawMessage `json:"config"`         // what Configure may change, as an object
+	Name    string `json:"name"`             // "http", "mcp", "link" ...
+	Listen  string `json:"listen,omitempty"` // the address, if it listens
+	Enabled bool   `json:"enabled"`
+	// Sessions counts open connections, sessions or streams. Open lists the first of them
+	// by id, where they have one.
+	Sessions int       `json:"sessions"`
+	Open     []Session `json:"open,omitempty"`
+	// Config is an object with what Configure may change.
+	Config json.RawMessage `json:"config"`
 }
 
-// Session is one that a stage can be switched for, with the scope connection=ID.
+// Session is an open session; stages can be switched for it with the scope connection=ID.
 type Session struct {
 	ID      string `json:"id"`
 	Tenant  string `json:"tenant"`
 	AgentID string `json:"agent_id"`
 }
 
-// Transports lists and changes the ways in. Configure takes an object with the members
-// to change; what it refuses changes nothing. Errors are told as those of Middleware.
+// Transports lists and configures the ways into the relay. Configure takes an object with
+// the members to change; a refused one changes nothing. Errors are as for Middleware.
 type Transports interface {
 	List() []Transport
 	Configure(name string, config json.RawMessage) error
 }
 
 // Plugins loads plugins from the plugin directory, by the name of their folder, and
-// unloads them (NAME or NAME@VERSION). Errors are told as those of Middleware.
+// unloads them (NAME or NAME@VERSION). Errors are as for Middleware.
 type Plugins interface {
 	Load(ctx context.Context, name string) error
 	Unload(ctx context.Context, name string) error
@@ -105,32 +112,32 @@ type Options struct {
 	Kernel     *kernel.Kernel
 	Log        kernel.Log
 	Middleware Middleware
-	Transports Transports // nil: there are none to see
+	Transports Transports // nil: none are listed
 	Plugins    Plugins    // nil: none can be loaded
-	// Metrics gives what the metrics stage counts, to be encoded as JSON; ResetMetrics
-	// begins it anew. Both may be nil.
+	// Metrics returns the figures of the metrics stage, to be encoded as JSON;
+	// ResetMetrics sets them to zero. Both may be nil.
 	Metrics      func() any
 	ResetMetrics func()
 	// Level is the service log's; nil: it cannot be changed.
 	Level Level
-	// Health lists what is wrong at the moment, a short sentence each; nil: nothing.
+	// Health lists the current problems, a short sentence each; nil: none.
 	Health func() []string
 }
 
 // Plugin is the control plane. Make one with New.
 type Plugin struct {
-	opt     Options
-	started time.Time
-	writing chan struct{} // holds one token: changes and their events are in one order
-	loading chan struct{} // holds a token for each load and unload under way
+	opt        Options
+	started    time.Time
+	changeSlot chan struct{} // capacity 1: held while a change is made
+	loadSlots  chan struct{} // capacity maxLoading: held by loads and unloads in progress
 }
 
-// maxLoading bounds the loads and unloads under way.
+// maxLoading bounds the loads and unloads in progress.
 const maxLoading = 4
 
 // New makes the plugin.
 func New(opt Options) *Plugin {
-	return &Plugin{opt: opt, started: time.Now(), writing: make(chan struct{}, 1), loading: make(chan struct{}, maxLoading)}
+	return &Plugin{opt: opt, started: time.Now(), changeSlot: make(chan struct{}, 1), loadSlots: make(chan struct{}, maxLoading)}
 }
 
 var (
@@ -164,12 +171,12 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 			continue
 		}
 		a := &args{}
-		if err := json.Unmarshal(r.Arguments, a); err != nil { // Check let it through
+		if err := json.Unmarshal(r.Arguments, a); err != nil { // CheckArguments accepted it
 			return nil, fmt.Errorf("%s: %w", r.Tool, err)
 		}
 		v, err := tools[i].run(ctx, p, r, a)
 		if err != nil {
-			return nil, told(err)
+			return nil, callerError(err)
 		}
 		data, err := json.Marshal(v)
 		return &kernel.Result{Structured: data}, err
@@ -187,33 +194,33 @@ func (p *Plugin) Read(_ context.Context, _ *kernel.Caller, uri string) ([]byte, 
 	case MetricsURI:
 		return json.Marshal(p.metrics())
 	case PluginsURI:
-		return json.Marshal(p.plugins("", maxRead))
+		return json.Marshal(p.plugins("", maxResourceRows))
 	}
 	return nil, kernel.ErrNoResource
 }
 
-// Watch implements kernel.Watcher. Changes of the pipeline and of transports are told
-// by whoever makes them; the rest is looked at once a second while somebody watches.
+// Watch implements kernel.Watcher. Whoever changes the pipeline or a transport notifies the
+// subscribers; metrics and plugins are compared once a second while somebody watches.
 func (p *Plugin) Watch(ctx context.Context, uri string, changed func()) error {
-	var look func() string
+	var fingerprint func() string
 	switch uri {
 	case MetricsURI:
-		look = p.activity
+		fingerprint = p.metricsFingerprint
 	case PluginsURI:
-		look = p.states
+		fingerprint = p.pluginsFingerprint
 	default:
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	last := look()
+	last := fingerprint()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-			if now := look(); now != last {
+			if now := fingerprint(); now != last {
 				last = now
 				changed()
 			}
@@ -221,17 +228,17 @@ func (p *Plugin) Watch(ctx context.Context, uri string, changed func()) error {
 	}
 }
 
-// activity is what a change of the metrics is seen by. What telling about it moves
-// itself is left out: it would go on for ever.
-func (p *Plugin) activity() string {
+// metricsFingerprint changes with the metrics. It leaves out what the notification itself
+// changes: otherwise each would cause the next.
+func (p *Plugin) metricsFingerprint() string {
 	s := p.opt.Kernel.Stats()
 	s.Pending, s.Changes, s.Delivered, s.Coalesced = 0, 0, 0, 0
 	s.FanoutP50US, s.FanoutP95US, s.FanoutP99US = 0, 0, 0
 	return fmt.Sprint(s)
 }
 
-// states is what a change of the plugins is seen by.
-func (p *Plugin) states() string {
+// pluginsFingerprint changes with the plugins, their versions and states.
+func (p *Plugin) pluginsFingerprint() string {
 	var b strings.Builder
 	for _, i := range p.opt.Kernel.Info().Plugins {
 		fmt.Fprintf(&b, "%s@%s %s %d %d\n", i.Name, i.Version, i.State, i.Tools, i.Resources)
@@ -239,18 +246,19 @@ func (p *Plugin) states() string {
 	return b.String()
 }
 
-// MiddlewareChanged tells the watchers of the pipeline, for changes made elsewhere.
-func (p *Plugin) MiddlewareChanged() { p.changed(MiddlewareURI) }
+// MiddlewareChanged notifies the subscribers of MiddlewareURI of a change made elsewhere.
+func (p *Plugin) MiddlewareChanged() { p.notifyChanged(MiddlewareURI) }
 
-// TransportsChanged tells the watchers of the transports, for changes made elsewhere.
-func (p *Plugin) TransportsChanged() { p.changed(TransportsURI) }
+// TransportsChanged notifies the subscribers of TransportsURI of a change made elsewhere.
+func (p *Plugin) TransportsChanged() { p.notifyChanged(TransportsURI) }
 
-func (p *Plugin) changed(uri string) {
+func (p *Plugin) notifyChanged(uri string) {
 	p.opt.Kernel.NotifyChange("", kernel.Change{Updated: []string{uri}})
 }
 
-// told is the error that a caller sees. Administrators are told what went wrong.
-func told(err error) error {
+// callerError returns the error that a caller sees: administrators see the text of every
+// error, in printable ASCII and of bounded length.
+func callerError(err error) error {
 	var e *manifest.Error
 	if errors.As(err, &e) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return err
@@ -269,45 +277,42 @@ type Change struct {
 	Action string   `json:"action"` // enable, disable, configure, reorder, load, unload, reset
 	Name   string   `json:"name,omitempty"`
 	Scope  string   `json:"scope,omitempty"`
-	Digest string   `json:"config_sha256,omitempty"` // hex, of the configuration that was given
+	Digest string   `json:"config_sha256,omitempty"` // hex, of the new configuration
 	Order  []string `json:"order,omitempty"`
 	Actor  string   `json:"actor"`
 	Trace  string   `json:"trace_id"`
 }
 
-// appendTime bounds the append of an event whose change is made already.
-const appendTime = 2 * time.Second
+// appendTimeout bounds the append of the event of a change that has been made.
+const appendTimeout = 2 * time.Second
 
-// change makes a change and appends its event; both happen in one order for all
-// callers. uri is what it changes.
+// change makes a change and appends its event, with the change slot held. uri is the
+// resource that changes.
 func (p *Plugin) change(ctx context.Context, r *kernel.Request, typ, uri string, c Change, do func() error) error {
 	select {
-	case p.writing <- struct{}{}:
+	case p.changeSlot <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer func() { <-p.writing }()
+	defer func() { <-p.changeSlot }()
 	if err := do(); err != nil {
 		return err
 	}
-	p.changed(uri)
+	p.notifyChanged(uri)
 	return p.record(ctx, r, typ, c)
 }
 
+// record appends the event of a change. It does not end with ctx: the caller may be gone,
+// but the change is made.
 func (p *Plugin) record(ctx context.Context, r *kernel.Request, typ string, c Change) error {
 	c.Actor, c.Trace = r.Caller.Actor, r.TraceID
 	payload, err := json.Marshal(c)
 	if err != nil {
 		return err
 	}
-	about := c.Name
-	if about == "" {
-		about = c.Action
-	}
-	// The caller may be gone by now; the change is not.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), appendTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), appendTimeout)
 	defer cancel()
-	if _, err := p.opt.Log.Append(ctx, kernel.Event{Tenant: r.Caller.Tenant, Type: typ, Aggregate: about, Payload: payload}); err != nil {
+	if _, err := p.opt.Log.Append(ctx, kernel.Event{Tenant: r.Caller.Tenant, Type: typ, Aggregate: cmp.Or(c.Name, c.Action), Payload: payload}); err != nil {
 		return &manifest.Error{Code: manifest.Internal, Message: "the change is made, but the event log did not keep it; see the relay's log", Reason: "log"}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,48 +14,52 @@ import (
 	"agentctl/relay/plugins/arguments"
 )
 
-// tool is one tool with what it does. The value that run returns becomes the answer.
+// tool is a tool with the function that runs it. What run returns is the answer, encoded as
+// JSON.
 type tool struct {
 	tool *kernel.Tool
-	run  func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error)
+	run  runFunc
 }
 
-func newTool(name, title, about string, reads bool, in arguments.Object, rules, output string, run func(context.Context, *Plugin, *kernel.Request, *args) (any, error)) tool {
-	t := &kernel.Tool{Name: name, Title: title, Description: about, Scope: manifest.ScopeKernelAdmin, InputSchema: inputSchema(in, rules),
+type runFunc = func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error)
+
+// newTool makes a tool. rules are further members of its input schema, output the
+// properties of its output schema.
+
+func newTool(name, title, description string, isReadOnly bool, in arguments.Object, rules, output string, run runFunc) tool {
+	t := &kernel.Tool{Name: name, Title: title, Description: description, Scope: manifest.ScopeKernelAdmin, InputSchema: inputSchema(in, rules),
 		OutputSchema: json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
 		CheckArguments: func(raw []byte) ([]byte, error) {
 			out, err := in.Check(raw)
 			if err == nil && rules != "" {
-				err = eitherOr(out)
+				err = checkNameOrOrder(out)
 			}
 			return out, err
 		}}
-	if reads {
+	if isReadOnly {
 		t.SafetyClass = manifest.ReadOnly
 	}
 	return tool{t, run}
 }
 
-// eitherRule says in a schema what eitherOr checks. (Not oneOf: some clients refuse it at
-// the top of an input schema.)
-const eitherRule = `{"minProperties":1,"dependentRequired":{"config":["name"],"name":["config"],"scope":["name"]},"dependentSchemas":{"order":{"maxProperties":1}}}`
+// nameOrOrderRule is what checkNameOrOrder checks, as members of a schema. It does not use
+// oneOf, which some clients refuse at the top of an input schema.
+const nameOrOrderRule = `{"minProperties":1,"dependentRequired":{"config":["name"],"name":["config"],"scope":["name"]},"dependentSchemas":{"order":{"maxProperties":1}}}`
 
-func eitherOr(raw []byte) error {
+// checkNameOrOrder accepts name and config, with or without scope, or order alone.
+func checkNameOrOrder(raw []byte) error {
 	var has map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &has); err != nil {
 		return err
 	}
-	switch {
-	case has["order"] != nil && len(has) == 1:
-		return nil
-	case has["order"] == nil && has["name"] != nil && has["config"] != nil:
+	if has["order"] != nil && len(has) == 1 || has["order"] == nil && has["name"] != nil && has["config"] != nil {
 		return nil
 	}
 	return arguments.Invalid("arguments: either name and config, or order alone")
 }
 
+// Output schemas. An answer has either the requested members or an error.
 const (
-	// An answer has either what was asked for or an error; clients check both.
 	errorSchema = `{"type":"object","properties":{"code":{"type":"string"},"message":{"type":"string"},"retryable":{"type":"boolean"},"retry_after_ms":{"type":"integer"},"trace_id":{"type":"string"}},"required":["code","message"]}`
 
 	stageSchema     = `{"type":"object","properties":{"name":{"type":"string"},"scope":{"type":"string"},"enabled":{"type":"boolean"},"config":{"type":"object"}},"required":["name","scope","enabled","config"],"additionalProperties":false}`
@@ -62,10 +67,10 @@ const (
 	sessionSchema   = `{"type":"object","properties":{"id":{"type":"string","description":"for the scope connection=ID"},"tenant":{"type":"string"},"agent_id":{"type":"string"}},"required":["id","tenant","agent_id"],"additionalProperties":false}`
 	transportSchema = `{"type":"object","properties":{"name":{"type":"string"},"listen":{"type":"string"},"enabled":{"type":"boolean"},"sessions":{"type":"integer"},"open":{"type":"array","items":` + sessionSchema + `},"config":{"type":"object"}},"required":["name","enabled","sessions","config"],"additionalProperties":false}`
 	transportOutput = `"transports":{"type":"array","items":` + transportSchema + `}`
-	names           = `{"type":"array","items":{"type":"string"}}`
+	namesSchema     = `{"type":"array","items":{"type":"string"}}`
 	pluginSchema    = `{"type":"object","properties":{"name":{"type":"string"},"version":{"type":"string"},"tenant":{"type":"string"},"state":{"type":"string","enum":["loaded","open","half_open"]},` +
 		`"in_flight":{"type":"integer"},"calls":{"type":"integer"},"errors":{"type":"integer"},"panics":{"type":"integer"},"timeouts":{"type":"integer"},` +
-		`"tools":{"type":"integer"},"resources":{"type":"integer"},"tool_names":` + names + `,"resource_uris":` + names + `},` +
+		`"tools":{"type":"integer"},"resources":{"type":"integer"},"tool_names":` + namesSchema + `,"resource_uris":` + namesSchema + `},` +
 		`"required":["name","version","state","in_flight","calls","errors","tool_names","resource_uris"],"additionalProperties":false}`
 	pluginsOutput = `"total":{"type":"integer"},"next":{"type":"string","description":"give it as after for the next rows"},"plugins":{"type":"array","items":` + pluginSchema + `}`
 	tenantSchema  = `{"type":"object","properties":{"tenant":{"type":"string"},"subscribers":{"type":"integer"},"waiting":{"type":"integer"}},"required":["tenant","subscribers","waiting"],"additionalProperties":false}`
@@ -80,14 +85,14 @@ var tools = []tool{
 		}),
 	newTool("kernel.middleware.enable", "Enable middleware", "Switches a stage on, for every request or for one scope.", false,
 		arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
-			return p.turn(ctx, r, a, "enable", p.opt.Middleware.Enable)
+			return p.setEnabled(ctx, r, a, "enable", p.opt.Middleware.Enable)
 		}),
 	newTool("kernel.middleware.disable", "Disable middleware", "Switches a stage off, for every request or for one scope.", false,
 		arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
-			return p.turn(ctx, r, a, "disable", p.opt.Middleware.Disable)
+			return p.setEnabled(ctx, r, a, "disable", p.opt.Middleware.Disable)
 		}),
 	newTool("kernel.middleware.configure", "Configure middleware", "Gives a stage another configuration (name, config, scope), or puts the stages into another order (order).", false,
-		arguments.Object{argStage, argScope, argConfig, argOrder}, eitherRule, stagesOutput, configureMiddleware),
+		arguments.Object{argStage, argScope, argConfig, argOrder}, nameOrOrderRule, stagesOutput, configureMiddleware),
 	newTool("kernel.transport.list", "List transports", "The ways into the relay: adapters, listeners, sessions, and what can be configured.", true,
 		nil, "", transportOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 			return p.transports(), nil
@@ -97,17 +102,14 @@ var tools = []tool{
 			{Name: "config", Type: arguments.Map, Required: true, Description: "an object with the fields to change, at most 16 KiB"}}, "", transportOutput, configureTransport),
 	newTool("kernel.introspection.router", "Inspect the router", "How many plugins, tools and resources there are and which stages are in force; with tool, where calls of it go.", true,
 		arguments.Object{text("tool", cursorPattern, "a tool's name")}, "",
-		`"stages":`+names+`,"plugins":{"type":"integer"},"tools":{"type":"integer"},"resources":{"type":"integer"},"in_flight":{"type":"integer"},`+
+		`"stages":`+namesSchema+`,"plugins":{"type":"integer"},"tools":{"type":"integer"},"resources":{"type":"integer"},"in_flight":{"type":"integer"},`+
 			`"route":{"type":"object","properties":{"tool":{"type":"string"},"plugin":{"type":"string"},"tenant":{"type":"string"},"scope":{"type":"string"},"streams":{"type":"boolean"}},"required":["tool","plugin","scope","streams"],"additionalProperties":false}`,
 		router),
 	newTool("kernel.introspection.subscriptions", "Inspect subscriptions", "Who listens to changes: subscribers by tenant, and watched resources.", true,
 		nil, "", `"tenants":{"type":"array","items":`+tenantSchema+`},"watches":{"type":"array","items":`+watchSchema+`},"total_tenants":{"type":"integer"},"total_watches":{"type":"integer"}`, subscriptions),
 	newTool("kernel.introspection.plugins", "Inspect plugins", "The loaded plugins by name: versions, states, calls and faults, and what they offer.", true,
 		arguments.Object{argAfter, argLimit}, "", pluginsOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
-			if a.Limit == 0 {
-				a.Limit = 100
-			}
-			return p.plugins(a.After, a.Limit), nil
+			return p.plugins(a.After, cmp.Or(a.Limit, 100)), nil
 		}),
 	newTool("kernel.plugin.load", "Load a plugin", "Loads a plugin from the relay's plugin directory by the name of its folder.", false,
 		arguments.Object{required(text("name", pluginPattern, "the plugin's folder below the plugin directory"))}, "",
@@ -120,7 +122,7 @@ var tools = []tool{
 			return p.load(ctx, r, a, "unload", Plugins.Unload)
 		}),
 	newTool("kernel.health.get", "Get health", "Whether the kernel is well, what is wrong if not, and its figures.", true,
-		nil, "", `"status":{"type":"string","enum":["ok","degraded"]},"problems":`+names+`,"uptime_ms":{"type":"integer"},"figures":`+statsSchema, health),
+		nil, "", `"status":{"type":"string","enum":["ok","degraded"]},"problems":`+namesSchema+`,"uptime_ms":{"type":"integer"},"figures":`+statsSchema, health),
 	newTool("kernel.log.configure", "Configure the log", "Changes the level of the relay's log while it runs: debug, info, warn or error.", false,
 		arguments.Object{required(text("level", wordPattern, "debug, info, warn or error"))}, "",
 		`"previous":{"type":"string"},"current":{"type":"string"}`, configureLog),
@@ -133,35 +135,29 @@ var tools = []tool{
 				}
 				return nil
 			})
-			return struct {
-				Reset bool `json:"reset"`
-			}{true}, err
+			return map[string]bool{"reset": true}, err
 		}),
 }
 
-type middlewareAnswer struct {
-	Middleware []Stage `json:"middleware"`
-}
-
+// middleware is the content of MiddlewareURI.
 func (p *Plugin) middleware() any {
-	return middlewareAnswer{append([]Stage{}, p.opt.Middleware.List()...)}
+	return map[string][]Stage{"middleware": append([]Stage{}, p.opt.Middleware.List()...)}
 }
 
-func (p *Plugin) turn(ctx context.Context, r *kernel.Request, a *args, action string, do func(name, scope string) error) (any, error) {
-	if a.Scope == "" {
-		a.Scope = "global"
-	}
+// setEnabled switches a stage on or off.
+func (p *Plugin) setEnabled(ctx context.Context, r *kernel.Request, a *args, action string, do func(name, scope string) error) (any, error) {
+	a.Scope = cmp.Or(a.Scope, "global")
 	err := p.change(ctx, r, EventMiddleware, MiddlewareURI, Change{Action: action, Name: a.Name, Scope: a.Scope}, func() error { return do(a.Name, a.Scope) })
 	return p.middleware(), err
 }
 
+// configureMiddleware answers kernel.middleware.configure: with a name it configures a
+// stage, otherwise it reorders them.
 func configureMiddleware(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 	c := Change{Action: "reorder", Order: a.Order}
 	do := func() error { return p.opt.Middleware.Reorder(a.Order) }
 	if a.Name != "" {
-		if a.Scope == "" {
-			a.Scope = "global"
-		}
+		a.Scope = cmp.Or(a.Scope, "global")
 		c = Change{Action: "configure", Name: a.Name, Scope: a.Scope, Digest: digest(a.Config)}
 		do = func() error { return p.opt.Middleware.Configure(a.Name, a.Scope, a.Config) }
 	}
@@ -169,15 +165,13 @@ func configureMiddleware(ctx context.Context, p *Plugin, r *kernel.Request, a *a
 	return p.middleware(), err
 }
 
+// digest is what the event log has of a configuration: its SHA-256, hex.
 func digest(config []byte) string {
 	sum := sha256.Sum256(config)
 	return hex.EncodeToString(sum[:])
 }
 
-type transportsAnswer struct {
-	Transports []Transport `json:"transports"`
-}
-
+// transports is the content of TransportsURI.
 func (p *Plugin) transports() any {
 	list := []Transport{}
 	if p.opt.Transports != nil {
@@ -188,9 +182,10 @@ func (p *Plugin) transports() any {
 			list[i].Config = json.RawMessage("{}")
 		}
 	}
-	return transportsAnswer{list}
+	return map[string][]Transport{"transports": list}
 }
 
+// configureTransport answers kernel.transport.configure.
 func configureTransport(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 	if p.opt.Transports == nil {
 		return nil, manifest.E(manifest.BadRequest, "this relay has no transport to configure")
@@ -200,6 +195,7 @@ func configureTransport(ctx context.Context, p *Plugin, r *kernel.Request, a *ar
 	return p.transports(), err
 }
 
+// route is where calls of a tool go.
 type route struct {
 	Tool    string `json:"tool"`
 	Plugin  string `json:"plugin"`
@@ -208,6 +204,7 @@ type route struct {
 	Streams bool   `json:"streams"`
 }
 
+// router answers kernel.introspection.router.
 func router(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
 	s, in := p.opt.Kernel.Stats(), p.opt.Kernel.Info()
 	out := struct {
@@ -233,9 +230,10 @@ func router(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, erro
 	return nil, manifest.E(manifest.BadRequest, "no loaded plugin has a tool of this name")
 }
 
-// maxRows bounds the rows of an answer that has no pages.
+// maxRows bounds the rows of an answer without pages.
 const maxRows = 500
 
+// subscriptions answers kernel.introspection.subscriptions.
 func subscriptions(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 	s := p.opt.Kernel.SubscriptionsInfo()
 	return struct {
@@ -247,8 +245,9 @@ func subscriptions(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (an
 		append([]kernel.WatchInfo{}, s.Watches[:min(len(s.Watches), maxRows)]...), len(s.Tenants), len(s.Watches)}, nil
 }
 
-// maxRead bounds the rows of PluginsURI; kernel.introspection.plugins has pages.
-const maxRead = 200
+// maxResourceRows bounds the rows of PluginsURI. The tool kernel.introspection.plugins has
+// pages.
+const maxResourceRows = 200
 
 type pluginRow struct {
 	kernel.PluginInfo
@@ -262,25 +261,13 @@ type pluginsAnswer struct {
 	Plugins []pluginRow `json:"plugins"`
 }
 
-// plugins is a page of the loaded plugins, in the order of their names.
+// plugins is a page of the loaded plugins, in the order of their names, after one name.
 func (p *Plugin) plugins(after string, limit int) any {
 	all := p.opt.Kernel.Info().Plugins
 	out := pluginsAnswer{Total: len(all), Plugins: []pluginRow{}}
-	from := 0
-	if after != "" {
-		var found bool
-		from, found = slices.BinarySearchFunc(all, after, func(i kernel.PluginInfo, name string) int {
-			switch {
-			case i.Name < name:
-				return -1
-			case i.Name > name:
-				return 1
-			}
-			return 0
-		})
-		if found {
-			from++
-		}
+	from, found := slices.BinarySearchFunc(all, after, func(i kernel.PluginInfo, name string) int { return cmp.Compare(i.Name, name) })
+	if found {
+		from++
 	}
 	for _, i := range all[from:] {
 		if len(out.Plugins) == limit {
@@ -299,28 +286,26 @@ func (p *Plugin) plugins(after string, limit int) any {
 	return out
 }
 
-// load loads or unloads. It does not hold up other changes: a plugin may take seconds to
-// come up.
+// load loads or unloads a plugin, which may take seconds. It acquires the change slot only
+// afterwards, for the event, so that other changes do not wait.
 func (p *Plugin) load(ctx context.Context, r *kernel.Request, a *args, action string, do func(Plugins, context.Context, string) error) (any, error) {
 	if p.opt.Plugins == nil {
-		return nil, manifest.E(manifest.BadRequest, "this relay loads no plugins; give it a directory of them with --plugin-dir")
+		return nil, manifest.E(manifest.BadRequest, "this relay loads no plugins; give it a plugin directory with --plugin-dir")
 	}
 	select {
-	case p.loading <- struct{}{}:
+	case p.loadSlots <- struct{}{}:
 	default:
 		return nil, &manifest.Error{Code: manifest.RateLimited, Message: "other plugins are being loaded; retry in a moment", RetryAfterMS: 1000, Reason: "loading"}
 	}
-	defer func() { <-p.loading }()
+	defer func() { <-p.loadSlots }()
 	if err := do(p.opt.Plugins, ctx, a.Name); err != nil {
 		return nil, err
 	}
 	err := p.change(context.WithoutCancel(ctx), r, EventPlugin, PluginsURI, Change{Action: action, Name: a.Name}, func() error { return nil })
-	return struct {
-		Name string `json:"name"`
-	}{a.Name}, err
+	return map[string]string{"name": a.Name}, err
 }
 
-// metrics is what MetricsURI shows.
+// metrics is the content of MetricsURI.
 func (p *Plugin) metrics() any {
 	out := struct {
 		Kernel  kernel.Stats `json:"kernel"`
@@ -332,6 +317,7 @@ func (p *Plugin) metrics() any {
 	return out
 }
 
+// configureLog answers kernel.log.configure.
 func configureLog(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 	if p.opt.Level == nil {
 		return nil, manifest.E(manifest.BadRequest, "this relay's log has one level")
@@ -344,6 +330,7 @@ func configureLog(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (a
 	}{previous, p.opt.Level.Level()}, err
 }
 
+// health answers kernel.health.get.
 func health(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 	s := p.opt.Kernel.Stats()
 	problems := []string{}
