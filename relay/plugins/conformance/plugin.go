@@ -1,32 +1,31 @@
-// Package conformance is a plugin with the tools, resources and prompts that the
-// official MCP conformance suite calls by name. It is off by default and of no use to
-// anybody else: `agentctl relay --anonymous --plugin conformance`.
+// Package conformance is a plugin with the tools, resources and prompts that the official
+// MCP conformance suite calls by name. It is off by default and has no other use:
+// `agentctl relay --anonymous --plugin conformance`.
 //
 //	p := conformance.New(k)
 //	err := k.Load(p, false)
 //
-// What a fixture has to answer is told by the scenarios of the npm package
-// @modelcontextprotocol/conformance.
+// The scenarios of the npm package @modelcontextprotocol/conformance define what each
+// fixture answers. tools.go has the tools that need no input and those that send requests
+// to the client during a call; inputrequired.go the tools of protocol version 2026-07-28,
+// which ask for input by their result (SEP-2322); resources.go resources and prompts.
 package conformance
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
+	_ "embed"
 	"encoding/base64"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"image"
-	"image/color"
-	"image/png"
 	"sync"
 	"time"
 
 	"agentctl/relay/kernel"
 )
 
-// scope is what a caller must hold for every fixture: that of any read-only tool.
+// scope is the scope that every fixture requires: that of a read-only tool.
 const scope = "tools:call:read_only"
 
 // Plugin serves the fixtures. Make one with New.
@@ -34,12 +33,12 @@ type Plugin struct {
 	k   *kernel.Kernel
 	key [32]byte // signs request states
 
-	mu      sync.Mutex // protects extra
-	extra   bool       // whether the transient tool is in the list
-	prompts bool       // whether the transient prompt is
+	mu                 sync.Mutex // protects the fields below
+	hasTransientTool   bool       // whether test_transient_tool is in the list
+	hasTransientPrompt bool       // whether test_transient_prompt is in the list
 }
 
-// New makes the plugin; k is the kernel that it announces its changes to.
+// New makes the plugin. It notifies the subscribers of k of its changes.
 func New(k *kernel.Kernel) *Plugin {
 	p := &Plugin{k: k}
 	_, _ = rand.Read(p.key[:]) // never fails on Linux
@@ -61,25 +60,24 @@ func (p *Plugin) Manifest() *kernel.Manifest {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.extra {
+	if p.hasTransientTool {
 		m.Tools = append(m.Tools, (&fixture{name: "test_transient_tool", about: "Is in the list after every other test_trigger_tool_change."}).tool())
 	}
 	return m
 }
 
-// fixture is one tool.
+// fixture is a tool of the suite.
 type fixture struct {
 	name  string
 	about string
 	input string // JSON schema; empty: no arguments
-	run   func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
+	run   runFunc
 }
 
+type runFunc = func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
+
 func (f *fixture) tool() *kernel.Tool {
-	in := f.input
-	if in == "" {
-		in = `{"type":"object"}`
-	}
+	in := cmp.Or(f.input, `{"type":"object"}`)
 	return &kernel.Tool{Name: f.name, Description: f.about, InputSchema: json.RawMessage(in), Scope: scope}
 }
 
@@ -93,10 +91,10 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 	return texts("This tool does nothing."), nil
 }
 
-// object is a JSON object in the making.
+// object is a JSON object.
 type object = map[string]any
 
-// encode turns a value of this package's own making into JSON; it cannot fail.
+// encode encodes plain values of this package, which cannot fail.
 func encode(v any) json.RawMessage {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -109,6 +107,7 @@ func textBlock(format string, a ...any) object {
 	return object{"type": "text", "text": fmt.Sprintf(format, a...)}
 }
 
+// content is a result with these blocks.
 func content(blocks ...object) *kernel.Result {
 	res := &kernel.Result{}
 	for _, b := range blocks {
@@ -117,15 +116,17 @@ func content(blocks ...object) *kernel.Result {
 	return res
 }
 
+// texts is a result with one text block.
 func texts(format string, a ...any) *kernel.Result { return content(textBlock(format, a...)) }
 
+// failure is the result of a tool that failed.
 func failure(format string, a ...any) *kernel.Result {
 	res := texts(format, a...)
 	res.IsError = true
 	return res
 }
 
-// sleep waits, or less when the call ends.
+// sleep waits for d, or until the call ends.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
@@ -133,34 +134,14 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// picture is a PNG of one red pixel.
-var picture = sync.OnceValue(func() []byte {
-	img := image.NewRGBA(image.Rect(0, 0, 1, 1))
-	img.Set(0, 0, color.RGBA{R: 255, A: 255})
-	var buf bytes.Buffer
-	if err := png.Encode(&buf, img); err != nil {
-		panic(err)
-	}
-	return buf.Bytes()
-})
+//go:embed pixel.png
+var pixelPNG []byte // one red pixel
 
-// silence is a WAV file of four samples: 8 kHz, mono, 8 bit.
-var silence = sync.OnceValue(func() []byte {
-	samples := []byte{128, 128, 128, 128}
-	var buf bytes.Buffer
-	buf.WriteString("RIFF")
-	for _, part := range []any{
-		uint32(36 + len(samples)), [8]byte{'W', 'A', 'V', 'E', 'f', 'm', 't', ' '},
-		uint32(16), uint16(1), uint16(1), uint32(8000), uint32(8000), uint16(1), uint16(8),
-		[4]byte{'d', 'a', 't', 'a'}, uint32(len(samples)), samples,
-	} {
-		_ = binary.Write(&buf, binary.LittleEndian, part) // a bytes.Buffer takes everything
-	}
-	return buf.Bytes()
-})
+//go:embed silence.wav
+var silenceWAV []byte // four samples: 8 kHz, mono, 8 bit
 
 func imageBlock() object {
-	return object{"type": "image", "data": base64.StdEncoding.EncodeToString(picture()), "mimeType": "image/png"}
+	return object{"type": "image", "data": base64.StdEncoding.EncodeToString(pixelPNG), "mimeType": "image/png"}
 }
 
 func resourceBlock(uri, mime, text string) object {

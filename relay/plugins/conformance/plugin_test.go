@@ -129,7 +129,7 @@ func TestState(t *testing.T) {
 }
 
 func TestMedia(t *testing.T) {
-	if img, err := png.Decode(bytes.NewReader(picture())); err != nil || img.Bounds().Dx() != 1 {
+	if img, err := png.Decode(bytes.NewReader(pixelPNG)); err != nil || img.Bounds().Dx() != 1 {
 		t.Errorf("picture: %v", err)
 	}
 	w := silence()

@@ -9,12 +9,13 @@ import (
 	"agentctl/relay/kernel"
 )
 
-const watched = "test://watched-resource"
+// watchedURI is the resource that changes every 3 seconds.
+const watchedURI = "test://watched-resource"
 
 var resources = []*kernel.Resource{
 	{URI: "test://static-text", Name: "static-text", Description: "A text that never changes.", MIME: "text/plain", Scope: scope},
 	{URI: "test://static-binary", Name: "static-binary", Description: "An image that never changes.", MIME: "image/png", Scope: scope},
-	{URI: watched, Name: "watched-resource", Description: "A text that changes every 3 seconds.", MIME: "text/plain", Scope: scope, Watchable: true},
+	{URI: watchedURI, Name: "watched-resource", Description: "A text that changes every 3 seconds.", MIME: "text/plain", Scope: scope, Watchable: true},
 }
 
 // Read implements kernel.Reader.
@@ -23,8 +24,8 @@ func (p *Plugin) Read(_ context.Context, _ *kernel.Caller, uri string) ([]byte, 
 	case "test://static-text":
 		return []byte("This is the content of the static text resource."), nil
 	case "test://static-binary":
-		return picture(), nil
-	case watched:
+		return pixelPNG, nil
+	case watchedURI:
 		return []byte("Now: " + time.Now().UTC().Format(time.RFC3339)), nil
 	}
 	return nil, kernel.ErrNoResource
@@ -44,13 +45,13 @@ func (p *Plugin) Watch(ctx context.Context, _ string, changed func()) error {
 	}
 }
 
-// Methods implements kernel.Methods.
+// Methods implements kernel.MethodHandler.
 func (p *Plugin) Methods() []string {
 	return []string{"prompts/list", "prompts/get", "completion/complete", "resources/templates/list", "resources/read", "logging/setLevel"}
 }
 
-// HandleMethod implements kernel.Methods. logging/setLevel is kept by the protocol's own side;
-// naming it says that fixtures here do log.
+// HandleMethod implements kernel.MethodHandler. The MCP endpoint itself handles
+// logging/setLevel; it is in the list because fixtures do log.
 func (p *Plugin) HandleMethod(_ context.Context, _ *kernel.Caller, _ kernel.Session, method string, params json.RawMessage) (json.RawMessage, error) {
 	switch method {
 	case "prompts/list":
@@ -70,6 +71,7 @@ func (p *Plugin) HandleMethod(_ context.Context, _ *kernel.Caller, _ kernel.Sess
 	return nil, &kernel.RPCError{Code: -32601, Message: "no such method"}
 }
 
+// readTemplate reads a resource of the template test://template/{id}/data.
 func readTemplate(params json.RawMessage) (json.RawMessage, error) {
 	var in struct {
 		URI string `json:"uri"`
@@ -92,7 +94,7 @@ func readTemplate(params json.RawMessage) (json.RawMessage, error) {
 	return encode(object{"contents": []object{{"uri": in.URI, "mimeType": "application/json", "text": string(text)}}}), nil
 }
 
-// prompt is one prompt fixture.
+// prompt is a prompt of the suite. Without messages it asks for input first.
 type prompt struct {
 	name, about string
 	arguments   []string // names; all are required
@@ -116,6 +118,7 @@ var prompts = []prompt{
 	{"test_input_required_result_prompt", "A prompt that asks for its context first.", nil, nil},
 }
 
+// listPrompts answers prompts/list.
 func (p *Plugin) listPrompts() json.RawMessage {
 	list := make([]object, 0, len(prompts)+1)
 	for _, f := range prompts {
@@ -131,12 +134,13 @@ func (p *Plugin) listPrompts() json.RawMessage {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.prompts {
+	if p.hasTransientPrompt {
 		list = append(list, object{"name": "test_transient_prompt", "description": "Is in the list after every other test_trigger_prompt_change."})
 	}
 	return encode(object{"prompts": list})
 }
 
+// getPrompt answers prompts/get.
 func getPrompt(params json.RawMessage) (json.RawMessage, error) {
 	var in struct {
 		Name      string            `json:"name"`
@@ -168,6 +172,7 @@ func getPrompt(params json.RawMessage) (json.RawMessage, error) {
 	return nil, &kernel.RPCError{Code: codeInvalidParams, Message: "no such prompt"}
 }
 
+// promptResult is a prompt of user messages.
 func promptResult(blocks ...object) json.RawMessage {
 	messages := make([]object, len(blocks))
 	for i, b := range blocks {

@@ -9,49 +9,43 @@ import (
 	"agentctl/relay/kernel"
 )
 
-type run = func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
-
 // fixed answers with the same blocks every time.
-func fixed(blocks func() []object) run {
+func fixed(blocks ...object) runFunc {
 	return func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error) {
-		return content(blocks()...), nil
+		return content(blocks...), nil
 	}
 }
 
-// step is the pause between two notifications, as the suite asks for.
-const step = 50 * time.Millisecond
+// notificationInterval is the time between two notifications that the suite expects.
+const notificationInterval = 50 * time.Millisecond
 
-// tools are the fixtures in the order of the suite. They are filled in by init, since
-// some of them look at the list themselves.
+// tools are the fixtures in the order of the suite. init fills them in, since some of them
+// read the list.
 var tools []fixture
 
 func init() {
-	tools = append(tools, plain...)
-	tools = append(tools, asking...)
-	tools = append(tools, rounds...)
+	tools = append(tools, plainTools...)
+	tools = append(tools, requestingTools...)
+	tools = append(tools, inputRequiredTools...)
 }
 
-var plain = []fixture{
-	{"test_simple_text", "Answers with one text.", "", fixed(func() []object {
-		return []object{textBlock("This is a simple text response for testing.")}
-	})},
-	{"test_image_content", "Answers with an image.", "", fixed(func() []object { return []object{imageBlock()} })},
-	{"test_audio_content", "Answers with a sound.", "", fixed(func() []object {
-		return []object{{"type": "audio", "data": base64.StdEncoding.EncodeToString(silence()), "mimeType": "audio/wav"}}
-	})},
-	{"test_embedded_resource", "Answers with a resource.", "", fixed(func() []object {
-		return []object{resourceBlock("test://embedded-resource", "text/plain", "This is an embedded resource content.")}
-	})},
-	{"test_multiple_content_types", "Answers with a text, an image and a resource.", "", fixed(func() []object {
-		return []object{textBlock("Multiple content types test:"), imageBlock(),
-			resourceBlock("test://mixed-content-resource", "application/json", `{"test":"data","value":123}`)}
-	})},
+// plainTools need nothing of the client but that it reads notifications.
+var plainTools = []fixture{
+	{"test_simple_text", "Answers with one text.", "", fixed(textBlock("This is a simple text response for testing."))},
+	{"test_image_content", "Answers with an image.", "", fixed(imageBlock())},
+	{"test_audio_content", "Answers with a sound.", "", fixed(
+		object{"type": "audio", "data": base64.StdEncoding.EncodeToString(silenceWAV), "mimeType": "audio/wav"})},
+	{"test_embedded_resource", "Answers with a resource.", "", fixed(
+		resourceBlock("test://embedded-resource", "text/plain", "This is an embedded resource content."))},
+	{"test_multiple_content_types", "Answers with a text, an image and a resource.", "", fixed(
+		textBlock("Multiple content types test:"), imageBlock(),
+		resourceBlock("test://mixed-content-resource", "application/json", `{"test":"data","value":123}`))},
 	{"test_error_handling", "Fails always.", "", func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error) {
 		return failure("This tool intentionally returns an error for testing"), nil
 	}},
 	{"test_tool_with_logging", "Logs three messages while it runs.", "", logging},
 	{"test_logging_tool", "Logs one message.", "", func(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
-		say(ctx, r, "a message that only a client with a log level gets")
+		logMessage(ctx, r, "a message that only a client with a log level gets")
 		return texts("Logged once."), nil
 	}},
 	{"test_tool_with_progress", "Reports its progress three times.", "", progress},
@@ -61,7 +55,7 @@ var plain = []fixture{
 	}},
 	{"test_trigger_tool_change", "Changes the list of tools.", "", func(_ context.Context, p *Plugin, _ *kernel.Request) (*kernel.Result, error) {
 		p.mu.Lock()
-		p.extra = !p.extra
+		p.hasTransientTool = !p.hasTransientTool
 		p.mu.Unlock()
 		if err := p.k.Load(p, true); err != nil {
 			return nil, err
@@ -70,7 +64,7 @@ var plain = []fixture{
 	}},
 	{"test_trigger_prompt_change", "Changes the list of prompts.", "", func(_ context.Context, p *Plugin, _ *kernel.Request) (*kernel.Result, error) {
 		p.mu.Lock()
-		p.prompts = !p.prompts
+		p.hasTransientPrompt = !p.hasTransientPrompt
 		p.mu.Unlock()
 		p.k.NotifyChange("", kernel.Change{Prompts: true})
 		return texts("The list of prompts has changed."), nil
@@ -96,71 +90,69 @@ const schema2020 = `{
 	"additionalProperties": false
 }`
 
-func say(ctx context.Context, r *kernel.Request, message string) {
+// logMessage sends a log message to the client.
+func logMessage(ctx context.Context, r *kernel.Request, message string) {
 	_ = r.Session.Notify(ctx, "notifications/message", encode(object{"level": "info", "logger": "conformance", "data": message}))
 }
 
 func logging(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
-	say(ctx, r, "Tool execution started")
-	sleep(ctx, step)
-	say(ctx, r, "Tool processing data")
-	sleep(ctx, step)
-	say(ctx, r, "Tool execution completed")
+	logMessage(ctx, r, "Tool execution started")
+	sleep(ctx, notificationInterval)
+	logMessage(ctx, r, "Tool processing data")
+	sleep(ctx, notificationInterval)
+	logMessage(ctx, r, "Tool execution completed")
 	return texts("Three messages were logged."), nil
 }
 
 func progress(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	for i, done := range []int{0, 50, 100} {
 		if i > 0 {
-			sleep(ctx, step)
+			sleep(ctx, notificationInterval)
 		}
 		_ = r.Session.Notify(ctx, "notifications/progress", encode(object{"progress": done, "total": 100}))
 	}
 	return texts("Progress token: %v", r.Session.ProgressToken()), nil
 }
 
-// asking are the tools of the versions with sessions: they send requests to the client
-// while they run.
-var asking = []fixture{
+// requestingTools are those of protocol versions with sessions. They send requests to the
+// client during a call.
+var requestingTools = []fixture{
 	{"test_sampling", "Asks the client's model.", `{"type":"object","properties":{"prompt":{"type":"string","description":"what to ask the model"}},"required":["prompt"]}`, sampling},
 	{"test_elicitation", "Asks the client's user.", `{"type":"object","properties":{"message":{"type":"string","description":"what to ask the user"}},"required":["message"]}`, elicitation},
-	{"test_elicitation_sep1034_defaults", "Asks the user with a default for every kind of value.", "", elicit("Please check these values", object{
-		"type": "object",
-		"properties": object{
-			"name":     object{"type": "string", "description": "a name", "default": "John Doe"},
-			"age":      object{"type": "integer", "description": "an age", "default": 30},
-			"score":    object{"type": "number", "description": "a score", "default": 95.5},
-			"status":   object{"type": "string", "description": "a status", "enum": []string{"active", "inactive", "pending"}, "default": "active"},
-			"verified": object{"type": "boolean", "description": "whether it was verified", "default": true},
-		},
-		"required": []string{},
-	})},
-	{"test_elicitation_sep1330_enums", "Asks the user with every form of choice.", "", elicit("Please choose", object{
-		"type": "object",
-		"properties": object{
-			"untitledSingle": object{"type": "string", "enum": options("option")},
-			"titledSingle":   object{"type": "string", "oneOf": titled()},
-			"legacyEnum":     object{"type": "string", "enum": options("opt"), "enumNames": []string{"Option One", "Option Two", "Option Three"}},
-			"untitledMulti":  object{"type": "array", "items": object{"type": "string", "enum": options("option")}},
-			"titledMulti":    object{"type": "array", "items": object{"anyOf": titled()}},
-		},
-		"required": []string{},
-	})},
+	{"test_elicitation_sep1034_defaults", "Asks the user with a default for every kind of value.", "", elicit("Please check these values", defaultsSchema)},
+	{"test_elicitation_sep1330_enums", "Asks the user with every form of choice.", "", elicit("Please choose", enumsSchema)},
 }
 
-func options(prefix string) []string { return []string{prefix + "1", prefix + "2", prefix + "3"} }
+// defaultsSchema has a field with a default of each type (SEP-1034).
+const defaultsSchema = `{"type":"object","properties":{
+	"name": {"type":"string","description":"a name","default":"John Doe"},
+	"age": {"type":"integer","description":"an age","default":30},
+	"score": {"type":"number","description":"a score","default":95.5},
+	"status": {"type":"string","description":"a status","enum":["active","inactive","pending"],"default":"active"},
+	"verified": {"type":"boolean","description":"whether it was verified","default":true}
+},"required":[]}`
 
-func titled() []object {
-	return []object{
-		{"const": "value1", "title": "First Option"},
-		{"const": "value2", "title": "Second Option"},
-		{"const": "value3", "title": "Third Option"},
-	}
-}
+// enumsSchema has the five forms of a choice (SEP-1330).
+const enumsSchema = `{"type":"object","properties":{
+	"untitledSingle": {"type":"string","enum":["option1","option2","option3"]},
+	"titledSingle": {"type":"string","oneOf":` + titledOptions + `},
+	"legacyEnum": {"type":"string","enum":["opt1","opt2","opt3"],"enumNames":["Option One","Option Two","Option Three"]},
+	"untitledMulti": {"type":"array","items":{"type":"string","enum":["option1","option2","option3"]}},
+	"titledMulti": {"type":"array","items":{"anyOf":` + titledOptions + `}}
+},"required":[]}`
 
+const titledOptions = `[{"const":"value1","title":"First Option"},{"const":"value2","title":"Second Option"},{"const":"value3","title":"Third Option"}]`
+
+// userSchema is the form of test_elicitation.
+const userSchema = `{"type":"object","properties":{
+	"username": {"type":"string","description":"User's response"},
+	"email": {"type":"string","description":"User's email address"}
+},"required":["username","email"]}`
+
+// argument returns a string argument; "" when it is missing or of another type.
 func argument(r *kernel.Request, name string) string {
 	var args map[string]any
-	_ = json.Unmarshal(r.Arguments, &args) // a wrong argument is an empty one
+	_ = json.Unmarshal(r.Arguments, &args)
 	s, _ := args[name].(string)
 	return s
 }
@@ -185,19 +177,14 @@ func sampling(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result
 }
 
 func elicitation(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
-	return elicit(argument(r, "message"), object{
-		"type": "object",
-		"properties": object{
-			"username": object{"type": "string", "description": "User's response"},
-			"email":    object{"type": "string", "description": "User's email address"},
-		},
-		"required": []string{"username", "email"},
-	})(ctx, p, r)
+	return elicit(argument(r, "message"), userSchema)(ctx, p, r)
 }
 
-func elicit(message string, schema object) run {
+// elicit asks the user to fill in a form and answers with the result.
+func elicit(message, schema string) runFunc {
 	return func(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
-		answer, err := r.Session.Request(ctx, "elicitation/create", encode(object{"mode": "form", "message": message, "requestedSchema": schema}))
+		form := object{"mode": "form", "message": message, "requestedSchema": json.RawMessage(schema)}
+		answer, err := r.Session.Request(ctx, "elicitation/create", encode(form))
 		if err != nil {
 			return failure("The user was not asked: %v", err), nil
 		}

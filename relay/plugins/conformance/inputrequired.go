@@ -11,9 +11,10 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// rounds are the tools of 2026-07-28 that ask for input by their result (SEP-2322) or
-// look at what the client can do.
-var rounds = []fixture{
+// inputRequiredTools are the tools of protocol version 2026-07-28. They ask for input by
+// their result (SEP-2322), or test the client's capabilities. A client repeats the call
+// with the responses and the signed state, so the server keeps nothing between the rounds.
+var inputRequiredTools = []fixture{
 	{"test_missing_capability", "Needs a client with sampling.", "", missingCapability},
 	{"test_input_required_result_elicitation", "Asks for a name.", "", askName},
 	{"test_input_required_result_sampling", "Asks the client's model for a capital.", "", askModel},
@@ -22,15 +23,16 @@ var rounds = []fixture{
 	{"test_input_required_result_tampered_state", "Refuses a state that it did not sign.", "", confirm},
 	{"test_input_required_result_multiple_inputs", "Asks for three things at once.", "", askAll},
 	{"test_input_required_result_multi_round", "Asks twice.", "", askTwice},
-	{"test_input_required_result_capabilities", "Asks only for what the client can give.", "", askWhatItCan},
+	{"test_input_required_result_capabilities", "Asks only for what the client can give.", "", askSupported},
 }
 
-// Codes of MCP and JSON-RPC that these fixtures answer with.
+// Error codes of JSON-RPC and MCP.
 const (
 	codeInvalidParams     = -32602
 	codeMissingCapability = -32021
 )
 
+// form is an input request for one field of a form.
 func form(message, field, kind string) object {
 	return object{"method": "elicitation/create", "params": object{
 		"mode": "form", "message": message,
@@ -38,6 +40,7 @@ func form(message, field, kind string) object {
 	}}
 }
 
+// model is an input request for the client's model.
 func model(question string) object {
 	return object{"method": "sampling/createMessage", "params": object{
 		"messages": []object{{"role": "user", "content": textBlock("%s", question)}}, "maxTokens": 100,
@@ -46,12 +49,12 @@ func model(question string) object {
 
 func roots() object { return object{"method": "roots/list", "params": object{}} }
 
-// ask is a result that wants input.
+// ask is a result that asks for input.
 func ask(state string, inputs object) *kernel.Result {
 	return &kernel.Result{InputRequests: encode(inputs), RequestState: state}
 }
 
-// inputs are the answers of a repeated call.
+// inputs are the responses in a repeated call, by name.
 type inputs map[string]struct {
 	Action  string          `json:"action"`
 	Content json.RawMessage `json:"content"`
@@ -59,15 +62,16 @@ type inputs map[string]struct {
 	Role    string          `json:"role"`
 }
 
+// answers returns the responses of a request; nil in the first round.
 func answers(r *kernel.Request) inputs {
 	var in inputs
 	if json.Unmarshal(r.InputResponses, &in) != nil {
-		return nil // the first call, or nothing usable: ask
+		return nil
 	}
 	return in
 }
 
-// accepted is a field of an accepted form; "" when there is none.
+// accepted returns a field of an accepted form; "" when there is none.
 func (in inputs) accepted(name, field string) string {
 	a, ok := in[name]
 	if !ok || a.Action != "accept" {
@@ -86,8 +90,8 @@ func (in inputs) accepted(name, field string) string {
 	return ""
 }
 
-// said is the text of a model's answer.
-func (in inputs) said(name string) string {
+// modelText returns the text of a model's answer; "" when there is none.
+func (in inputs) modelText(name string) string {
 	a, ok := in[name]
 	if !ok || a.Role == "" {
 		return ""
@@ -102,7 +106,7 @@ func (in inputs) said(name string) string {
 }
 
 func missingCapability(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
-	if can(r, "sampling") {
+	if hasCapability(r, "sampling") {
 		return texts("The client can sample."), nil
 	}
 	return &kernel.Result{RPCError: &kernel.RPCError{
@@ -111,9 +115,10 @@ func missingCapability(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel
 	}}, nil
 }
 
-func can(r *kernel.Request, capability string) bool {
+// hasCapability tells whether the client declared a capability.
+func hasCapability(r *kernel.Request, capability string) bool {
 	var caps map[string]json.RawMessage
-	_ = json.Unmarshal(r.Session.Capabilities(), &caps) // none said, none had
+	_ = json.Unmarshal(r.Session.Capabilities(), &caps)
 	return caps[capability] != nil
 }
 
@@ -125,8 +130,8 @@ func askName(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, e
 }
 
 func askModel(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
-	if said := answers(r).said("capital_question"); said != "" {
-		return texts("The model says: %s", said), nil
+	if text := answers(r).modelText("capital_question"); text != "" {
+		return texts("The model says: %s", text), nil
 	}
 	return ask("", object{"capital_question": model("What is the capital of France?")}), nil
 }
@@ -138,7 +143,7 @@ func askRoots(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, 
 	return ask("", object{"client_roots": roots()}), nil
 }
 
-// sign makes a state that only this process can have made.
+// sign returns a request state with a MAC over it and the tool's name.
 func (p *Plugin) sign(tool, state string) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(state)) + "." + base64.RawURLEncoding.EncodeToString(p.mac(tool, state))
 }
@@ -149,6 +154,7 @@ func (p *Plugin) mac(tool, state string) []byte {
 	return h.Sum(nil)
 }
 
+// verify returns the state that sign signed for the tool.
 func (p *Plugin) verify(tool, signed string) (state string, ok bool) {
 	a, b, _ := strings.Cut(signed, ".")
 	raw, err := base64.RawURLEncoding.DecodeString(a)
@@ -164,6 +170,7 @@ func (p *Plugin) verify(tool, signed string) (state string, ok bool) {
 
 var badState = &kernel.Result{RPCError: &kernel.RPCError{Code: codeInvalidParams, Message: "the requestState is not one of this server's"}}
 
+// confirm asks for a confirmation and refuses a state that it did not sign.
 func confirm(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	if r.RequestState != "" {
 		if _, ok := p.verify(r.Tool, r.RequestState); !ok {
@@ -176,9 +183,10 @@ func confirm(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, e
 	return ask(p.sign(r.Tool, "confirm"), object{"confirm": form("Please confirm", "ok", "boolean")}), nil
 }
 
+// askAll asks for three inputs in one round.
 func askAll(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	in := answers(r)
-	if name, hello := in.accepted("user_name", "name"), in.said("greeting"); name != "" && hello != "" && in["client_roots"].Roots != nil {
+	if name, hello := in.accepted("user_name", "name"), in.modelText("greeting"); name != "" && hello != "" && in["client_roots"].Roots != nil {
 		if _, ok := p.verify(r.Tool, r.RequestState); !ok {
 			return badState, nil
 		}
@@ -191,6 +199,7 @@ func askAll(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, er
 	}), nil
 }
 
+// askTwice asks for a name, then for a color. The state says which answer is expected.
 func askTwice(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	in := answers(r)
 	state := ""
@@ -211,18 +220,19 @@ func askTwice(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 	return ask(p.sign(r.Tool, "first"), object{"step1": form("Step 1: What is your name?", "name", "string")}), nil
 }
 
-func askWhatItCan(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
+// askSupported asks only for what the client declared as its capabilities.
+func askSupported(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	if len(answers(r)) > 0 {
 		return texts("The client gave what it can give."), nil
 	}
 	want := object{}
-	if can(r, "elicitation") {
+	if hasCapability(r, "elicitation") {
 		want["user_name"] = form("What is your name?", "name", "string")
 	}
-	if can(r, "sampling") {
+	if hasCapability(r, "sampling") {
 		want["greeting"] = model("Generate a short greeting")
 	}
-	if can(r, "roots") {
+	if hasCapability(r, "roots") {
 		want["client_roots"] = roots()
 	}
 	if len(want) == 0 {
