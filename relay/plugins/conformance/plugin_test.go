@@ -132,7 +132,7 @@ func TestMedia(t *testing.T) {
 	if img, err := png.Decode(bytes.NewReader(pixelPNG)); err != nil || img.Bounds().Dx() != 1 {
 		t.Errorf("picture: %v", err)
 	}
-	w := silence()
+	w := silenceWAV
 	if len(w) != 48 || string(w[:4]) != "RIFF" || int(w[4])+8 != len(w) || string(w[8:16]) != "WAVEfmt " || string(w[36:40]) != "data" {
 		t.Errorf("sound: % x", w)
 	}
