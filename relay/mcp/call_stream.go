@@ -21,6 +21,8 @@ const (
 	metaMaxTime     = "agentctl/max_ms"
 )
 
+// streamLimits bound one stream. MCP has no back-pressure for progress notifications and
+// clients time out, so a call is not left open for long; a client calls again.
 type streamLimits struct {
 	maxFrames int
 	maxTime   time.Duration
@@ -59,6 +61,7 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 	check := time.NewTicker(sweepInterval)
 	defer check.Stop()
 	var last []byte
+	// end audits the reason and renders the result: the error, or the last frame.
 	end := func(reason string, e *manifest.Error) (sdk.Result, error) {
 		rec := kernel.Record{Tenant: x.caller.Tenant, Actor: x.caller.Actor, Decision: kernel.Closed, Reason: reason, TraceID: kr.TraceID}
 		if tool := kr.Target(); tool != nil {

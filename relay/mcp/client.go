@@ -30,7 +30,7 @@ func (c *client) session() *sdk.ServerSession {
 	return ss
 }
 
-// ProgressToken implements kernel.Session.
+// ProgressToken implements kernel.Session. It is nil when the client wants no progress.
 func (c *client) ProgressToken() any {
 	if p, ok := c.req.GetParams().(sdk.RequestParams); ok {
 		return p.GetProgressToken()
@@ -63,6 +63,7 @@ func (c *client) Capabilities() json.RawMessage {
 	return data
 }
 
+// hasCapability reports whether the client has announced a capability.
 func (c *client) hasCapability(capability string) bool {
 	var caps map[string]json.RawMessage
 	return json.Unmarshal(c.Capabilities(), &caps) == nil && caps[capability] != nil
@@ -77,7 +78,8 @@ func (c *client) sendProgress(done, total float64, message []byte) {
 	}
 }
 
-// Notify implements kernel.Session: progress (dropped when the client asked for none),
+// Notify implements kernel.Session. It ignores the context of the plugin, which may have
+// lost what the SDK put into its own. It sends progress (dropped when the client asked for none),
 // log messages (dropped below the level that the client set) and the end of an
 // elicitation by URL.
 func (c *client) Notify(_ context.Context, method string, params json.RawMessage) (err error) {

@@ -84,6 +84,9 @@ func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 	return nil, false, errNotObject
 }
 
+// scanMessage reads one message. It descends into params and into _meta for the members
+// that choose the era and the handler, and decodes no value that is not needed for that.
+// A message with an error keeps its id, unless the id itself is wrong.
 func scanMessage(obj []byte) (m envelope) {
 	version := ""
 	m.invalid = errNotObject
@@ -212,6 +215,7 @@ func forEachMember(obj []byte, yield func(key string, value []byte)) {
 	}
 }
 
+// forEachElement calls yield for each element of an array until it returns an error.
 func forEachElement(arr []byte, yield func([]byte) error) error {
 	i := skipSpace(arr, 1)
 	for arr[i] != ']' {
@@ -256,6 +260,7 @@ func skipValue(b []byte, i int) int {
 	return i
 }
 
+// skipSpace returns the index of the first byte from i on that is not white space.
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\t' || b[i] == '\n' || b[i] == '\r') {
 		i++

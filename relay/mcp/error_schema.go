@@ -25,6 +25,8 @@ type schemaCache struct {
 // maxCachedSchemas bounds a schemaCache.
 const maxCachedSchemas = 512
 
+// withErrorSchema returns the widened schema, from the cache if it was made before. Lists
+// of hundreds of boards ask for the same few schemas.
 func (o *schemaCache) withErrorSchema(schema []byte) []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()

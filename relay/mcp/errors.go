@@ -28,8 +28,10 @@ const stoppingMessage = "the relay is stopping; call again shortly"
 var (
 	// errRequestEnded has the code of the SDK's "rejected by transport": the message is
 	// lost, the connection is not.
-	errRequestEnded     = &jsonrpc.Error{Code: -32005, Message: "the request has ended"}
-	errTooManySessions  = errors.New("mcp: too many sessions")
+	errRequestEnded = &jsonrpc.Error{Code: -32005, Message: "the request has ended"}
+	// errTooManySessions is what registerSession returns when a bound is reached.
+	errTooManySessions = errors.New("mcp: too many sessions")
+	// errInputUnavailable: a tool wants input that the client has not announced.
 	errInputUnavailable = errors.New("mcp: the client cannot give this input")
 	errTooManyWatches   = &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 10_000, Message: "too many resources are watched; retry later", Reason: "watches"}
 	// errNoServerRequests answers Request in the modern era, where a server sends no
@@ -43,11 +45,14 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, e *
 	refuse(w, r, status, e)
 }
 
+// refuse answers with the error envelope, under the trace id of the request or a new one.
 func refuse(w http.ResponseWriter, r *http.Request, status int, e *manifest.Error) {
 	trace, _ := edge.TraceID(r)
 	edge.WriteError(w, status, e, trace)
 }
 
+// tooMany makes an error for a bound that is reached. reason is the word for the audit log
+// and metrics, retryAfterMS is sent as Retry-After.
 func tooMany(message, reason string, retryAfterMS int64) *manifest.Error {
 	return &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: retryAfterMS, Message: message, Reason: reason}
 }
@@ -75,14 +80,18 @@ func appendRPCError(b, id []byte, code int64, message string, data json.RawMessa
 	return append(b, `}}`...)
 }
 
+// methodNotFound is the answer to a method that neither the kernel nor a plugin serves.
 func methodNotFound(method string) error {
 	return &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "no plugin serves " + method}
 }
 
+// invalidParams is the answer to params that the protocol does not allow.
 func invalidParams(message string) error {
 	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: message}
 }
 
+// resourceNotFound has the code and the data that MCP gives for an unknown resource. A
+// resource of another tenant is unknown too.
 func resourceNotFound(uri string) error {
 	data, _ := json.Marshal(map[string]string{"uri": uri})
 	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "Resource not found", Data: data}

@@ -30,7 +30,7 @@ type Options struct {
 	// OnSessionClosed, when set, is called with the id of each session that has ended.
 	OnSessionClosed func(session string)
 	Version         string      // of the relay, sent to clients; default "dev"
-	Logger          *zap.Logger // default: none
+	Logger          *zap.Logger // default: none; arguments and results are not logged
 	// Guard checks Host and Origin. Default: the Host is a loopback name, and no page of
 	// another origin.
 	Guard *edge.Guard
@@ -62,7 +62,12 @@ const (
 	headerSession       = "Mcp-Session-Id"
 )
 
-// Handler is the http.Handler of /mcp. Make one with New; it serves while Run runs.
+// Handler is the http.Handler of /mcp. Make one with New; it serves while Run runs, and
+// answers 503 before and after.
+//
+// It keeps three tables. tenants are made by the first request of a tenant and dropped
+// after tenantIdleTimeout; sessions are those of the legacy era; streams are the open GET
+// and listen requests of both eras, which sweep checks each second.
 type Handler struct {
 	opts             Options
 	log              *zap.Logger
@@ -86,6 +91,7 @@ type Handler struct {
 	count counters
 }
 
+// counters are the sources of Stats.
 type counters struct {
 	modern, legacy, refused, cut, notified, panics atomic.Uint64
 }
@@ -133,7 +139,7 @@ func New(opts Options) *Handler {
 	return h
 }
 
-// setDefault sets an option that is zero or negative.
+// setDefault sets an option that is zero or negative, or an empty string.
 func setDefault[T cmp.Ordered](v *T, def T) {
 	var zero T
 	if *v <= zero {
@@ -142,7 +148,8 @@ func setDefault[T cmp.Ordered](v *T, def T) {
 }
 
 // Run serves until ctx ends. It then ends every stream and session, and waits for its
-// goroutines.
+// goroutines. A call in progress is answered with an error first: requestMux and
+// timeoutWriter do that when they see the end.
 func (h *Handler) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -175,7 +182,9 @@ func (h *Handler) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// sweep ends streams whose token has ended, idle sessions and idle tenants.
+// sweep ends streams whose token has ended, idle sessions and idle tenants. Tokens are
+// checked under the read lock, so that requests go on; a canceled stream removes itself
+// from the table.
 func (h *Handler) sweep(now time.Time) {
 	h.mu.RLock()
 	var over []*exchange

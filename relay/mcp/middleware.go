@@ -12,7 +12,11 @@ import (
 )
 
 // middleware answers every method from the kernel. It passes on what is the protocol's
-// own business: handshake, ping, log level, notifications.
+// own business: handshake, ping, log level, notifications. The SDK has decoded the params
+// into its structs by then, and takes any sdk.Result, so results stay bytes.
+//
+// It finds its caller in the message (exchangeOf). A message whose exchange belongs to
+// another tenant is refused: the server that received it belongs to one tenant.
 func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (res sdk.Result, err error) {
 		x := exchangeOf(req)
@@ -74,7 +78,8 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// exchangeOf returns the exchange that bindSDK has attached to a message.
+// exchangeOf returns the exchange that bindSDK, or requestMux.serve, has attached to a
+// message; nil for a message that came another way, which is refused.
 func exchangeOf(req sdk.Request) *exchange {
 	extra := req.GetExtra()
 	if extra == nil || extra.TokenInfo == nil {

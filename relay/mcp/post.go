@@ -14,7 +14,16 @@ import (
 
 var errBodyTooLarge = manifest.E(manifest.BadRequest, "the request body is too large")
 
-// servePost reads and checks the body of a POST, and routes its messages by their era.
+// servePost reads and checks the body of a POST, and routes its messages by their era:
+//
+//	legacy                       serveSessionPost
+//	modern, plain                requestMux.serve
+//	modern, subscriptions/listen the SDK, with a writer that does not block
+//	modern, everything else      the SDK
+//
+// A batch is one era: the first modern message makes all of it modern, and the SDK then
+// refuses it, since modern versions have no batches. tools/list without a scope for it is
+// refused here with 403 and audited, whatever else the body holds.
 func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange) {
 	msgs, isBatch, body, ok := h.readMessages(w, r)
 	if !ok {

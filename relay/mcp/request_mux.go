@@ -75,7 +75,8 @@ func modernSession() *sdk.ServerSessionOptions {
 	}}
 }
 
-// Connect implements sdk.Transport; the mux is its own connection.
+// Connect implements sdk.Transport. The mux is its own connection, and the SDK connects it
+// once, in tenant.run.
 func (m *requestMux) Connect(context.Context) (sdk.Connection, error) { return m, nil }
 
 // SupportsProtocolVersion implements sdk.ProtocolVersionSupporter.
@@ -84,12 +85,13 @@ func (m *requestMux) SupportsProtocolVersion(string) bool { return true }
 // SessionID implements sdk.Connection: there is no session to name.
 func (m *requestMux) SessionID() string { return "" }
 
-// Close implements sdk.Connection.
+// Close implements sdk.Connection. Requests in the mux are answered with an error.
 func (m *requestMux) Close() error { m.shutDown(); return nil }
 
 func (m *requestMux) shutDown() { m.closeOnce.Do(func() { close(m.closed) }) }
 
-// Read implements sdk.Connection.
+// Read implements sdk.Connection: the SDK reads the next request of any client. in is not
+// buffered, so a request whose client goes away first is not read at all.
 func (m *requestMux) Read(ctx context.Context) (jsonrpc.Message, error) {
 	select {
 	case msg := <-m.in:

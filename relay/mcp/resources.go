@@ -77,6 +77,8 @@ func (t *tenant) readResource(ctx context.Context, x *exchange, req *sdk.ReadRes
 	return t.finishResult(b, x, resultComplete, cacheMS, res.Meta), nil
 }
 
+// isText reports whether a resource of this type is sent as text, if it is UTF-8. Other
+// types are sent in base64.
 func isText(mime string) bool {
 	mime, _, _ = strings.Cut(mime, ";")
 	return mime == "" || strings.HasPrefix(mime, "text/") || mime == "application/json" ||
@@ -152,6 +154,8 @@ func (t *tenant) subscribe(x *exchange, uri string) (sdk.Result, error) {
 	return emptyResult(), nil
 }
 
+// unsubscribe is resources/unsubscribe of a session. A resource that is not watched is no
+// error.
 func (t *tenant) unsubscribe(x *exchange, uri string) (sdk.Result, error) {
 	s := x.session
 	if s == nil {

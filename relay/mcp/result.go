@@ -11,6 +11,7 @@ import (
 // rawJSON is JSON that is encoded as it is.
 type rawJSON []byte
 
+// MarshalJSON implements json.Marshaler.
 func (r rawJSON) MarshalJSON() ([]byte, error) { return r, nil }
 
 // result is an SDK result made of bytes: schemas and device answers pass without being
@@ -20,24 +21,31 @@ type result struct {
 	body []byte
 }
 
+// MarshalJSON implements json.Marshaler. The SDK marshals each result once, to write it.
 func (r *result) MarshalJSON() ([]byte, error) { return r.body, nil }
 
 // serverInfoSet makes the SDK skip adding the server's name to _meta: finishResult has
 // written it.
 var serverInfoSet = map[string]any{sdk.MetaKeyServerInfo: true}
 
+// GetMeta implements sdk.Result.
 func (r *result) GetMeta() map[string]any { return serverInfoSet }
 
+// emptyResult is the answer to a request that has nothing to report, such as a subscribe.
 func emptyResult() *result { return &result{body: []byte("{}")} }
 
-// objectBuilder appends a JSON object to a buffer.
+// objectBuilder appends a JSON object to a buffer, member by member. Keys are literals of
+// this package, so they are not escaped. Results are built this way and not marshaled from
+// structs: a list of 200 tools is mostly schemas, which are bytes already.
 type objectBuilder struct {
 	b       []byte
 	members int
 }
 
+// newObject makes a builder with room for size bytes, so that a page grows rarely.
 func newObject(size int) *objectBuilder { return &objectBuilder{b: make([]byte, 0, size)} }
 
+// key begins a member; the caller appends the value to b.b.
 func (b *objectBuilder) key(k string) {
 	c := byte(',')
 	if b.members == 0 {
@@ -49,6 +57,7 @@ func (b *objectBuilder) key(k string) {
 	b.b = append(b.b, '"', ':')
 }
 
+// raw appends a member whose value is JSON already.
 func (b *objectBuilder) raw(k string, v []byte) { b.key(k); b.b = append(b.b, v...) }
 
 func (b *objectBuilder) str(k, v string) { b.key(k); b.b = appendString(b.b, v) }
@@ -90,6 +99,7 @@ func (t *tenant) finishResult(b *objectBuilder, x *exchange, resultType string, 
 	return &result{body: append(b.b, '}')}
 }
 
+// serverMeta renders the _meta that names the server, once for all results.
 func serverMeta(i *sdk.Implementation) []byte {
 	data, _ := json.Marshal(map[string]any{sdk.MetaKeyServerInfo: i}) // strings only
 	return data

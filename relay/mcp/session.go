@@ -53,6 +53,7 @@ func (s *session) idleFor(now time.Time) time.Duration {
 	return time.Duration(monotonicNanos(now) - s.lastUsed.Load())
 }
 
+// isSubscribed reports whether the session watches a resource.
 func (s *session) isSubscribed(uri string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,6 +74,7 @@ func (s *session) attach(x *exchange) bool {
 	return true
 }
 
+// detach counts a request out that attach counted in. The idle time begins here.
 func (s *session) detach(x *exchange) {
 	s.mu.Lock()
 	delete(s.exchanges, x)
@@ -116,11 +118,16 @@ func (h *Handler) bindSDK() {
 	})
 }
 
+// tokenInfo makes what the SDK attaches to each message of a request. The SDK compares
+// UserID with that of the session's first request, so a second check of the owner is made.
 func tokenInfo(x *exchange) *auth.TokenInfo {
 	return &auth.TokenInfo{UserID: ownerKey(x.caller), Extra: map[string]any{exchangeExtraKey: x}}
 }
 
-// serveSDK hands a request whose body was read to one of the SDK's handlers.
+// serveSDK passes a request to one of the SDK's handlers, with the exchange in its context
+// and the placeholder token. The body was read before, so the SDK reads it from memory. The
+// context is the exchange's: it ends when the session or the token ends, and not only when
+// the client goes away.
 func serveSDK(next http.Handler, w http.ResponseWriter, r *http.Request, x *exchange, body []byte) {
 	r = r.WithContext(context.WithValue(x.ctx, exchangeKey{}, x))
 	r.Header = maps.Clone(r.Header)
@@ -244,7 +251,7 @@ func (h *Handler) serveSessionMethod(w http.ResponseWriter, r *http.Request, x *
 // Session describes an open session.
 type Session struct{ ID, Tenant, Actor string }
 
-// Sessions lists the first open sessions, ascending by id.
+// Sessions lists the first open sessions, ascending by id, for the relay's own status.
 func (h *Handler) Sessions(limit int) []Session {
 	h.mu.RLock()
 	ids := slices.Sorted(maps.Keys(h.sessions))
@@ -280,13 +287,15 @@ func (h *Handler) hasSessionCapacity(t *tenant) bool {
 	return true
 }
 
+// sessionFitsLocked reports whether both bounds admit another session. h.mu is held.
 func (h *Handler) sessionFitsLocked(t *tenant) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(h.sessions) < h.opts.MaxSessions && len(t.sessions) < h.opts.MaxSessionsPerTenant
 }
 
-// registerSession registers the session that an initialize is about to open.
+// registerSession registers the session that an initialize is about to open. It checks the
+// bounds again: hasSessionCapacity reserved nothing, and others may have come first.
 func (h *Handler) registerSession(ss *sdk.ServerSession, x *exchange) (*session, error) {
 	s := &session{
 		id: ss.ID(), owner: ownerKey(x.caller), tenant: x.tenant, ss: ss,
@@ -324,6 +333,7 @@ func (h *Handler) removeSessionLocked(s *session) bool {
 	return true
 }
 
+// closeSession ends a session, once; later calls do nothing.
 func (h *Handler) closeSession(s *session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

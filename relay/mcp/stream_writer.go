@@ -17,7 +17,10 @@ const (
 )
 
 // stream runs serve with a writer that does not block it, and registers the stream so
-// that it ends when its token does.
+// that it ends when its token does. It is used for GET of a session and for
+// subscriptions/listen: both live for hours, and the SDK writes to them from a loop over
+// all streams. A stream that is cut ends its request; the client opens it again and, in
+// the legacy era, keeps its session.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request, x *exchange, serve func(http.ResponseWriter)) {
 	x.ctx, x.cancel = context.WithCancel(x.ctx)
 	defer x.cancel()
@@ -48,7 +51,8 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, x *exchange, se
 }
 
 // timeoutWriter is the ResponseWriter of a short request: each write has writeTimeout.
-// It records what the SDK wrote, to answer a request whose session ends under it.
+// It records what the SDK wrote, to answer a request whose session ends under it. There is
+// no queue: the answer to one request may wait for its reader, and stops nobody else.
 type timeoutWriter struct {
 	http.ResponseWriter
 	rc          *http.ResponseController
@@ -57,6 +61,7 @@ type timeoutWriter struct {
 	hasAnswered bool // the last event of a stream was a message with an id
 }
 
+// WriteHeader implements http.ResponseWriter.
 func (w *timeoutWriter) WriteHeader(status int) {
 	if w.status == 0 {
 		w.status = status
@@ -64,6 +69,8 @@ func (w *timeoutWriter) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
+// Write implements http.ResponseWriter. The SDK writes one event, or one whole answer, at
+// a time.
 func (w *timeoutWriter) Write(b []byte) (int, error) {
 	w.hasWritten = true
 	w.hasAnswered = bytes.HasPrefix(b, []byte("event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":"))

@@ -14,6 +14,8 @@ import (
 	"agentctl/relay/kernel"
 )
 
+// instructions are sent to every client with initialize and server/discover: what a language
+// model needs to know before it sees the first tool. They name no tenant and no board.
 const instructions = "A board's tools are the verbs of its capabilities: {kind}.{node_id}.{capability}.{verb}, with _ for . where names " +
 	"are flat. The list holds the boards that are connected now; agents.list, where it is offered, tells which node_id has which name, and " +
 	"which boards are offline. The other tools are the relay's own: tickets.*, and what its operator added. Units are in the names of " +
@@ -56,7 +58,8 @@ type listener struct {
 // meta makes the _meta of one notification of this stream.
 func (l *listener) meta() sdk.Meta { return sdk.Meta{sdk.MetaKeySubscriptionID: rawJSON(l.x.id)} }
 
-// newTenant makes a tenant; run starts it.
+// newTenant makes a tenant and subscribes it to the kernel's changes. run, which the caller
+// starts, ends the subscription.
 func newTenant(h *Handler, name string) (*tenant, error) {
 	sub, err := h.opts.Kernel.Subscribe(name)
 	if err != nil {
@@ -89,8 +92,8 @@ func (t *tenant) server() *sdk.Server {
 		SetCacheable: func(_ context.Context, _ sdk.Request, c *sdk.Cacheable) {
 			c.TTLMs, c.CacheScope = listTTLMS, "private"
 		},
-		// No Logger: the SDK logs results of handlers. No KeepAlive: it loses results of
-		// stateless requests.
+		// No Logger: the SDK logs results of handlers, which may be confidential. No
+		// KeepAlive: it loses results of stateless requests; sse.QueuedWriter pings streams.
 	})
 	s.AddReceivingMiddleware(t.middleware)
 	return s
@@ -141,7 +144,7 @@ func (t *tenant) run(ctx context.Context) {
 			return
 		case <-t.stopped:
 			return
-		case <-t.sub.Ready():
+		case <-t.sub.Ready(): // merge what changed into the next round
 			c := t.sub.Next()
 			pending.Tools = pending.Tools || c.Tools
 			pending.Resources = pending.Resources || c.Resources

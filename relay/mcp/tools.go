@@ -26,7 +26,8 @@ func (t *tenant) listTools(x *exchange, req *sdk.ListToolsRequest) (sdk.Result, 
 		func(b *objectBuilder, tool *kernel.Tool) { t.h.appendTool(b, tool, x.flatNames) })
 }
 
-// listPage renders one page of a list as a result. entrySize is what an entry takes
+// listPage renders one page of a list as a result. A page continues after a name and not
+// at an offset, so entries that come and go between two pages shift nothing. entrySize is what an entry takes
 // about, key returns where an entry is in the order, and appendEntry its members.
 func listPage[T any](t *tenant, x *exchange, name, cursor string, entrySize int,
 	list func(c *kernel.Caller, after string, limit int) ([]T, bool), key func(T) string, appendEntry func(*objectBuilder, T),
@@ -63,6 +64,8 @@ var toolAnnotations = map[manifest.SafetyClass][]byte{
 
 var anyObjectSchema = json.RawMessage(`{"type":"object"}`)
 
+// appendTool appends the members of one tool. The output schema is the tool's own, widened
+// to admit the error envelope (withErrorSchema).
 func (h *Handler) appendTool(b *objectBuilder, tool *kernel.Tool, flat bool) {
 	name := tool.Name
 	if flat {
@@ -145,6 +148,8 @@ func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 	return m
 }
 
+// dropFlatNames drops the map of flat names when the list of tools has changed. The
+// generation keeps a map that was being built meanwhile from being stored.
 func (t *tenant) dropFlatNames() {
 	t.mu.Lock()
 	t.flatToName = nil
@@ -152,6 +157,7 @@ func (t *tenant) dropFlatNames() {
 	t.mu.Unlock()
 }
 
+// allScopes is a scope set that holds every scope.
 type allScopes struct{}
 
 func (allScopes) Has(string) bool { return true }
@@ -160,6 +166,8 @@ func (allScopes) Has(string) bool { return true }
 // last name of this page.
 func makeCursor(last string) string { return base64.RawURLEncoding.EncodeToString([]byte("1" + last)) }
 
+// parseCursor returns the name that a list continues after. A cursor comes from the client,
+// so length, version and characters are checked; the name itself need not exist any more.
 func parseCursor(s string) (after string, ok bool) {
 	if s == "" {
 		return "", true

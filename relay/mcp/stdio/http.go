@@ -19,7 +19,8 @@ const (
 	maxRefusal    = 64 << 10 // bytes read of an answer that is not a success
 )
 
-// sessionRef names a session in a request; the zero value names none.
+// sessionRef names a session in a request; the zero value names none. It is a copy: a
+// renewal does not change requests that are in flight.
 type sessionRef struct{ id, version string }
 
 // send makes one HTTP request, with a message as its body if m is not nil. The response is
@@ -51,7 +52,7 @@ func (b *bridge) send(ctx context.Context, method string, m *message, s sessionR
 			}
 		}
 	}
-	if b.opts.Token != nil {
+	if b.opts.Token != nil { // each time: the token may have been refreshed
 		token, err := b.opts.Token()
 		if err != nil {
 			return nil, err

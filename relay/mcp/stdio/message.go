@@ -63,7 +63,8 @@ func parseMessage(line []byte) (*message, error) {
 // isRequest reports whether a message wants an answer.
 func (m *message) isRequest() bool { return len(m.ID) > 0 && m.Method != "" }
 
-// rpcError is an error of the server, or of the way to it, as the client gets it.
+// rpcError is an error of the server, or of the way to it, as the client gets it. The code
+// of an HTTP status is -31000 - status, outside the range that JSON-RPC reserves.
 type rpcError struct {
 	code int64
 	msg  string
@@ -71,7 +72,8 @@ type rpcError struct {
 
 func (e *rpcError) Error() string { return e.msg }
 
-// writeError answers a request with an error.
+// writeError answers a request with an error. Without an id the answer has id null, as
+// JSON-RPC wants for a message that could not be read.
 func (b *bridge) writeError(id json.RawMessage, code int64, msg string) {
 	if len(id) == 0 {
 		id = json.RawMessage("null")

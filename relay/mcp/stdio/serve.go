@@ -33,7 +33,8 @@ type Options struct {
 	Logger    *zap.Logger            // default none; must not write to stdout, which is the client's
 }
 
-// bridge is one Serve. The locks are leaves; renewSlot is taken without them.
+// bridge is one Serve. The locks are leaves: no HTTP request is made while one is held, and
+// outMu is held for a write to stdout alone. renewSlot is taken without them.
 type bridge struct {
 	opts         Options
 	log          *zap.Logger
@@ -58,7 +59,7 @@ type request struct {
 	endsByItself bool // a listen stream does not
 }
 
-// Serve carries messages until in ends or ctx does. After the end of in, requests in
+// Serve carries messages between a client and a server until in ends or ctx does. After the end of in, requests in
 // flight are still answered, for drainTimeout at most. The error is that of ctx, of
 // reading in, or of writing out.
 func Serve(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
@@ -91,7 +92,9 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 	}
 }
 
-// readLines sends the lines of in to a channel. A line that is too long is sent as nil.
+// readLines sends the lines of in to a channel, which is not buffered: while a notification
+// is being delivered or 64 requests are in flight, the client's pipe fills and the client
+// waits. Empty lines are skipped. A line that is too long is sent as nil.
 func readLines(ctx context.Context, in io.Reader, to chan<- []byte) error {
 	br := bufio.NewReaderSize(in, 64<<10)
 	for {
@@ -152,7 +155,7 @@ func (b *bridge) handleLine(ctx context.Context, line []byte) error {
 	case m.Method == "notifications/cancelled" && b.cancelRequest(m):
 	case m.isRequest():
 		b.startRequest(ctx, m)
-	default: // a notification, or an answer to the server
+	default: // a notification, or an answer to the server: delivered before the next line is read
 		if _, err := b.post(ctx, m); err != nil {
 			b.log.Warn("mcp message lost", zap.String("method", m.Method), zap.String("error", b.describeError(err)))
 		}
@@ -169,7 +172,8 @@ func (b *bridge) handleLine(ctx context.Context, line []byte) error {
 }
 
 // startRequest runs a request in a goroutine, beside others. It waits for a slot, so a
-// client that does not wait for answers is slowed down.
+// client that does not wait for answers is slowed down. A second request under an id that
+// is in flight is refused: its answer could not be told from the first one's.
 func (b *bridge) startRequest(ctx context.Context, m *message) {
 	select {
 	case b.slots <- struct{}{}:
@@ -231,7 +235,8 @@ func (b *bridge) cancelRequest(m *message) bool {
 	return true
 }
 
-// drain waits for the requests in flight that end by themselves.
+// drain waits for the requests in flight that end by themselves, so that a pipe that closes
+// after its last request still gets the answers.
 func (b *bridge) drain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
@@ -256,7 +261,9 @@ func (b *bridge) isBusy() bool {
 	return false
 }
 
-// write writes one message as a line. After a write that failed it does nothing.
+// write writes one message as a line: a line break inside a message of the server is JSON
+// white space, and is removed. After a write that failed it does nothing, and handleLine
+// ends Serve.
 func (b *bridge) write(msg []byte) {
 	var line bytes.Buffer
 	if json.Compact(&line, msg) != nil {

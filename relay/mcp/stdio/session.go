@@ -25,7 +25,8 @@ const (
 )
 
 // session is what the bridge keeps of the client's session with the server. bridge.mu
-// protects its fields.
+// protects its fields. The zero value is no session: before the first initialize, after
+// closeSession, and in the era without sessions.
 type session struct {
 	sessionRef
 	initMessage   *message        // the client's initialize, to open a new session with
@@ -37,7 +38,8 @@ type session struct {
 // errSessionLost reports that the server does not know the session any more.
 var errSessionLost = errors.New("the server has lost the session")
 
-// initialize opens a session in place of the one before.
+// initialize opens a session in place of the one before. It runs on the goroutine that
+// reads lines: no other message of the client is sent before it has an answer.
 func (b *bridge) initialize(ctx context.Context, m *message) {
 	b.closeSession(ctx)
 	answer, err := b.openSession(ctx, m)
@@ -99,6 +101,7 @@ func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error
 	return answered, err
 }
 
+// postOnce sends a message in a given session and writes out what comes back.
 func (b *bridge) postOnce(ctx context.Context, m *message, s sessionRef) (answered bool, err error) {
 	resp, err := b.send(ctx, http.MethodPost, m, s)
 	if err != nil {
@@ -145,7 +148,13 @@ func (b *bridge) trackSubscription(m *message) {
 }
 
 // renewSession opens a new session in place of the one with the id lost, unless another
-// caller just has. renewSlot serializes the callers.
+// caller just has. After a restart of the server every request in flight and listen come
+// here at once; renewSlot serializes them, and all but the first find a new id.
+//
+//	initialize (the client's own) -> notifications/initialized -> resources/subscribe ...
+//
+// The client does not see these. It gets list_changed notifications, since tools and
+// resources may differ from what it knows.
 func (b *bridge) renewSession(ctx context.Context, lost string) error {
 	select {
 	case b.renewSlot <- struct{}{}:
@@ -256,6 +265,8 @@ func (b *bridge) listen(ctx context.Context) {
 	}
 }
 
+// resourcesChanged is searched for in the bytes of a notification; a false match costs one
+// more attempt to subscribe.
 var resourcesChanged = []byte(`"notifications/resources/list_changed"`)
 
 // readStream reads the session's stream until it breaks.
