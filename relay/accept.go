@@ -8,7 +8,11 @@ import (
 
 // parseAccept reports which of the two answers a caller accepts (RFC 9110 §12.5.1). No
 // Accept, and */*, mean JSON; of several ranges that match it the most specific decides. A
-// type with q=0 is not accepted. A stream must be asked for by its name.
+// type with q=0 is not accepted. A stream must be asked for by its name, so that a client
+// which accepts anything gets one answer and not an endless one.
+//
+// mime.ParseMediaType is no help: it does not split at commas, refuses "q = 0" and
+// allocates on every call.
 func parseAccept(values []string) (wantJSON, wantStream bool) {
 	given, best := false, -1 // best is the index in jsonRanges of the most specific range so far
 	rest := strings.Join(values, ",")

@@ -43,8 +43,10 @@ type auditLog struct {
 	lines uint64
 }
 
+// errAuditFile refuses a link, a pipe or a directory in the place of the file.
 var errAuditFile = errors.New("it is not a regular file; move it away")
 
+// openAudit opens the audit log of a state directory, for appending.
 func openAudit(stateDir string) (*auditLog, error) {
 	a := &auditLog{path: filepath.Join(stateDir, "audit.jsonl")}
 	return a, a.open()
@@ -160,6 +162,7 @@ func (a *auditLog) flushLocked() {
 	a.buf = a.buf[:copy(a.buf, a.buf[n:])]
 }
 
+// flush writes the buffer, after another attempt to open the file if there is none.
 func (a *auditLog) flush() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -189,6 +192,7 @@ func (a *auditLog) close() error {
 	return a.closeLocked()
 }
 
+// stats returns how many lines were written or wait, and how many were lost.
 func (a *auditLog) stats() (lines, lost uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

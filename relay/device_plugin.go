@@ -41,6 +41,8 @@ var argumentChecks = func() map[*manifest.Verb]func([]byte) ([]byte, error) {
 	return m
 }()
 
+// newDevice makes the plugin of a node that is ready. Tools of one capability share its limit;
+// the kernel acquires it for calls, subscribe for streams.
 func newDevice(n *hub.Node) *device {
 	d := &device{node: n, tools: n.Tools()}
 	m := &kernel.Manifest{Name: "device:" + n.ID(), Version: "1.0.0", Tenant: n.Tenant(), Tools: make([]*kernel.Tool, 0, len(d.tools)), Inline: true}
@@ -59,6 +61,8 @@ func newDevice(n *hub.Node) *device {
 	return d
 }
 
+// deviceTool returns one verb of a device as a tool of the kernel. All its texts come from the
+// kind registry, none from the device.
 func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.Tool {
 	in, _ := manifest.Schema(t.Verb.Input)
 	out, _ := manifest.Schema(t.Verb.Output)
@@ -73,6 +77,7 @@ func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.
 // devicesURI is the prefix of the devices' resource URIs.
 const devicesURI = "mcp://devices/"
 
+// metricsResource returns the resource of a device with the capability metrics.
 func metricsResource(nodeID string) *kernel.Resource {
 	uri := devicesURI + nodeID + "/metrics.json"
 	return &kernel.Resource{
@@ -123,6 +128,7 @@ func (d *device) subscribe(ctx context.Context, t *manifest.Tool, intervalMS int
 	return d.node.Subscribe(ctx, t, hub.IntervalArgs(intervalMS), intervalMS, acquire, opt)
 }
 
+// tool returns the tool of a name. The kernel routes only names from the manifest here.
 func (d *device) tool(name string) *manifest.Tool {
 	for i := range d.tools {
 		if d.tools[i].Canonical == name {

@@ -27,6 +27,7 @@ type endpoints struct {
 	enforceQuota    atomic.Bool
 }
 
+// init enables all endpoints and takes the quota from the options.
 func (e *endpoints) init(o *Options) {
 	for _, enabled := range []*atomic.Bool{&e.http, &e.mcp, &e.link} {
 		enabled.Store(true)

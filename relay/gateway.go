@@ -35,7 +35,7 @@ func (r *Relay) openGateway() (err error) {
 	o.RelayTopics = relayTopics
 	o.Insecure = o.Insecure || r.opt.Insecure
 	if r.tls != nil && o.TLS == nil {
-		o.TLS = r.tls.config()
+		o.TLS = r.tls
 	}
 	if host, port, err := net.SplitHostPort(o.Listen); err == nil && host == "" && o.SubscribeToken == "" {
 		// Without a choice it is reachable from where the relay is.
@@ -81,7 +81,7 @@ func (r *Relay) SSEURL() string {
 		return ""
 	}
 	host, port, err := net.SplitHostPort(r.gatewayListener.Addr().String())
-	if ip := net.ParseIP(host); err == nil && ip != nil && ip.IsUnspecified() {
+	if ip := net.ParseIP(host); err == nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
 		if r.public != nil {
 			host = r.public.Hostname()

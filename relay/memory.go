@@ -91,9 +91,11 @@ func (m *memoryTuner) run(ctx context.Context) {
 	}
 }
 
+// adjust reads the heap's figures and chooses the growth of the next cycle. The percentage
+// changes only by steps, since each change of it stops the world.
 func (m *memoryTuner) adjust(now time.Time) {
 	metrics.Read(m.samples)
-	live, allocs, objects, free := m.value(0), m.value(1), m.value(2), m.value(3)
+	live, allocs, objects, free := uint64Of(&m.samples[0]), uint64Of(&m.samples[1]), uint64Of(&m.samples[2]), uint64Of(&m.samples[3])
 	p, arrived := gcPercent(live), m.arrivals()
 	if arrived-m.arrived >= minStormArrivals {
 		p = stormGCPercent
@@ -114,9 +116,10 @@ func (m *memoryTuner) adjust(now time.Time) {
 	}
 }
 
-func (m *memoryTuner) value(i int) uint64 {
-	if m.samples[i].Value.Kind() != metrics.KindUint64 {
+// uint64Of returns the value of a runtime metric, 0 if this runtime does not have it.
+func uint64Of(s *metrics.Sample) uint64 {
+	if s.Value.Kind() != metrics.KindUint64 {
 		return 0
 	}
-	return m.samples[i].Value.Uint64()
+	return s.Value.Uint64()
 }

@@ -41,6 +41,7 @@ type counters struct {
 var deviceEventKinds = []string{"bad_event", "bad_result", "bad_sample", "clone_suspected", "device_connect", "device_disconnect",
 	"device_refused", "dup_ack", "foreign_ack", "late_ack", "revoked"}
 
+// newCounters makes a counter for each error code and each kind of device event.
 func newCounters() *counters {
 	c := &counters{calls: map[manifest.Code]*atomic.Uint64{"": {}}, events: make(map[string]*atomic.Uint64, len(deviceEventKinds))}
 	for _, code := range manifest.Codes {
@@ -52,12 +53,14 @@ func newCounters() *counters {
 	return c
 }
 
+// countDecision counts a decision by its code. The end of a stream is no decision.
 func (c *counters) countDecision(r *kernel.Record) {
 	if n := c.calls[r.Code]; n != nil && r.Decision != kernel.Closed {
 		n.Add(1)
 	}
 }
 
+// countDeviceEvent counts an event of a known kind.
 func (c *counters) countDeviceEvent(kind string) {
 	if n := c.events[kind]; n != nil {
 		n.Add(1)
@@ -75,6 +78,8 @@ type snapshot struct {
 	auditLines, auditLost uint64
 }
 
+// snapshot reads all Stats. They are not taken at one instant: a total may run ahead of its
+// parts by what happened in between.
 func (r *Relay) snapshot() *snapshot {
 	s := &snapshot{r: r, hub: r.hub.Stats(), sse: r.streams.Stats(), mcp: r.mcp.Stats(), kernel: r.kernel.Stats(), events: r.events.Stats()}
 	s.auditLines, s.auditLost = r.audit.stats()
@@ -87,6 +92,7 @@ type metric struct {
 	value           func(*snapshot) float64
 }
 
+// families are all metrics without labels. Names are part of the interface; help may change.
 var families = []metric{
 	{"agentctl_devices_connected", "gauge", "Devices with a ready link.", func(s *snapshot) float64 { return float64(s.hub.Nodes) }},
 	{"agentctl_device_streams", "gauge", "Metric streams open on devices.", func(s *snapshot) float64 { return float64(s.hub.Streams) }},
@@ -133,6 +139,7 @@ var families = []metric{
 	{"process_start_time_seconds", "gauge", "Start of the process, Unix time.", func(*snapshot) float64 { return float64(processStart.UnixMilli()) / 1000 }},
 }
 
+// processStart is close enough to the start of the process for rates.
 var processStart = time.Now()
 
 // writeMetrics appends all families: those of the table, then those with labels.
@@ -159,7 +166,7 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 	for _, e := range []struct {
 		kind string
 		n    int64
-	}{{"error", s.kernel.Errors - s.kernel.Refused}, {"panic", s.kernel.Panics}, {"timeout", s.kernel.Timeouts}} {
+	}{{"error", s.kernel.Errors - s.kernel.Refused}, {"panic", s.kernel.Panics}, {"timeout", s.kernel.Timeouts}} { // a refusal is no failure
 		b = appendSample(b, "agentctl_plugin_errors_total", `kind="`+e.kind+`"`, float64(max(e.n, 0)))
 	}
 	b = appendHeader(b, "agentctl_fanout_seconds", "gauge", "From a change of a resource or list until a subscriber took it, by quantile.")
@@ -236,13 +243,11 @@ func residentBytes() float64 {
 	return float64(pages * int64(os.Getpagesize()))
 }
 
+// heapBytes is the size of live heap objects and of dead ones that are not swept yet.
 func heapBytes() float64 {
 	s := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	metrics.Read(s)
-	if s[0].Value.Kind() != metrics.KindUint64 {
-		return 0
-	}
-	return float64(s[0].Value.Uint64())
+	return float64(uint64Of(&s[0]))
 }
 
 // metricsRoutes is the surface of the metrics listener.

@@ -77,9 +77,9 @@ type Relay struct {
 
 	listener, metricsListener, gatewayListener net.Listener // nil: not served
 
-	tls      *certificate // nil: plain HTTP
-	public   *url.URL     // nil: clients use the listener's address
-	loopback bool         // Options.Listen is a loopback address
+	tls      *tls.Config // nil: plain HTTP
+	public   *url.URL    // nil: clients use the listener's address
+	loopback bool        // Options.Listen is a loopback address
 	ready    atomic.Bool
 	onReady  func()
 }
@@ -117,7 +117,7 @@ func Open(opt Options) (r *Relay, err error) {
 // listen takes the ports early, so that a taken one is reported before state is touched.
 func (r *Relay) listen() (err error) {
 	if r.opt.TLSCert != "" {
-		if r.tls, err = loadCertificate(r.opt.TLSCert, r.opt.TLSKey); err != nil {
+		if r.tls, err = ServerTLS(r.opt.TLSCert, r.opt.TLSKey); err != nil {
 			return err
 		}
 	}
@@ -146,6 +146,7 @@ func (r *Relay) URL() string {
 	return r.scheme() + "://" + r.listener.Addr().String()
 }
 
+// scheme is that of the relay's own listeners.
 func (r *Relay) scheme() string {
 	if r.tls != nil {
 		return "https"
@@ -210,7 +211,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	if r.listener != nil {
 		var ln net.Listener = sse.NewListener(r.listener)
 		if r.tls != nil {
-			ln = tls.NewListener(ln, r.tls.config())
+			ln = tls.NewListener(ln, r.tls)
 		}
 		serving.Go(func() { failed <- srv.Serve(ln) })
 	}

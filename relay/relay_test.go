@@ -182,13 +182,13 @@ func TestCertificateReloads(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		write(1, time.Now())
-		c, err := loadCertificate(certFile, keyFile)
+		c, err := ServerTLS(certFile, keyFile)
 		if err != nil {
 			t.Fatal(err)
 		}
 		serves := func(want int64) {
 			t.Helper()
-			got, err := c.getCertificate(nil)
+			got, err := c.GetCertificate(nil)
 			if err != nil || got.Leaf.SerialNumber.Int64() != want {
 				t.Errorf("serves %v, %v; want %d", got.Leaf.SerialNumber, err, want)
 			}
@@ -199,7 +199,7 @@ func TestCertificateReloads(t *testing.T) {
 		serves(2)
 		time.Sleep(time.Second)
 		write(3, time.Now())
-		serves(2) // looked a second ago
+		serves(2) // checked a second ago
 		time.Sleep(certificateCheckInterval)
 		serves(3)
 		if err := os.WriteFile(certFile, []byte("-----BEGIN CERT"), 0o600); err != nil {
@@ -213,7 +213,7 @@ func TestCertificateReloads(t *testing.T) {
 		time.Sleep(time.Minute)
 		serves(3)
 	})
-	if _, err := loadCertificate(certFile, keyFile); err == nil {
+	if _, err := ServerTLS(certFile, keyFile); err == nil {
 		t.Error("a missing key was loaded")
 	}
 }

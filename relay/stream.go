@@ -73,6 +73,7 @@ type openStreams struct {
 	tenants map[string]int
 }
 
+// openStream is one stream of a caller; cancel ends it.
 type openStream struct {
 	caller *kernel.Caller
 	cancel context.CancelFunc

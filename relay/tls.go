@@ -24,22 +24,19 @@ type certificate struct {
 const certificateCheckInterval = 10 * time.Second
 
 // ServerTLS returns a configuration that serves the certificate of two PEM files, and a
-// renewed one within certificateCheckInterval.
+// renewed one within certificateCheckInterval. It offers HTTP/1.1 only, since a stream
+// needs a connection of its own.
 func ServerTLS(certFile, keyFile string) (*tls.Config, error) {
-	c, err := loadCertificate(certFile, keyFile)
-	if err != nil {
+	c := &certificate{certFile: certFile, keyFile: keyFile}
+	if err := c.load(); err != nil {
 		return nil, err
 	}
-	return c.config(), nil
+	return &tls.Config{GetCertificate: c.getCertificate, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}, nil
 }
 
-func loadCertificate(certFile, keyFile string) (*certificate, error) {
-	c := &certificate{certFile: certFile, keyFile: keyFile}
-	return c, c.load()
-}
-
+// load reads the pair. It keeps the old one if that fails.
 func (c *certificate) load() error {
-	changed, err := c.newestModTime()
+	modTime, err := c.newestModTime()
 	if err != nil {
 		return err
 	}
@@ -47,10 +44,11 @@ func (c *certificate) load() error {
 	if err != nil {
 		return fmt.Errorf("load the certificate %s with the key %s: %w", c.certFile, c.keyFile, err)
 	}
-	c.cert, c.modTime = &cert, changed
+	c.cert, c.modTime = &cert, modTime
 	return nil
 }
 
+// newestModTime tells whether a file was replaced, for the price of two stats.
 func (c *certificate) newestModTime() (newest time.Time, err error) {
 	for _, f := range []string{c.certFile, c.keyFile} {
 		st, err := os.Stat(f)
@@ -64,6 +62,7 @@ func (c *certificate) newestModTime() (newest time.Time, err error) {
 	return newest, nil
 }
 
+// getCertificate implements tls.Config.GetCertificate: it runs in each handshake.
 func (c *certificate) getCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,8 +73,4 @@ func (c *certificate) getCertificate(*tls.ClientHelloInfo) (*tls.Certificate, er
 		}
 	}
 	return c.cert, nil
-}
-
-func (c *certificate) config() *tls.Config {
-	return &tls.Config{GetCertificate: c.getCertificate, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 }
