@@ -213,7 +213,7 @@ func TestConfigSources(t *testing.T) {
 	if err == nil {
 		t.Fatal("taken")
 	}
-	for _, want := range []string{path + ":1: name: ", "10.yaml: is larger than 256 KiB", fifo + ": is no regular file", "settings.yaml:1: socket: cannot be set here",
+	for _, want := range []string{path + ":1: name: ", "10.yaml: is larger than 256 KiB", fifo + ": is not a regular file", "settings.yaml:1: socket: cannot be set here",
 		"AGENTCTL_LOG_LEVEL: log_level: ", "AGENTCTL_HISTORY_ENABLED: history.enabled: ", "AGENTCTL_BASE_INTERVAL_MS: base_interval_ms: ", "AGENTCTL_HISTORY_MAX_AGE: history.max_age"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q:\n%v", want, err)
@@ -249,7 +249,10 @@ func TestConfigRules(t *testing.T) {
 	if errs != nil {
 		t.Fatal(errs)
 	}
-	c := &Config{Settings: defaultSettings()}
+	c, err := Source{Path: filepath.Join(t.TempDir(), "none.yaml"), LookupEnv: func(string) (string, bool) { return "", false }}.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
 	builtIn := len(c.AlertRules())
 	for name, v := range s {
 		c.Settings[name] = v

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,42 +18,47 @@ import (
 	"agentctl/transport/link"
 )
 
-// Kind is what a key's value is made of.
+// Kind is the type of a key's values.
 type Kind uint8
 
+// Kinds, with the Go type of their values.
 const (
 	KindText     Kind = iota // string
 	KindPath                 // string; absolute in a file
 	KindInt                  // int64
 	KindBool                 // bool
-	KindDuration             // time.Duration, written 300s, 12h or 30d
-	KindWords                // []string, each one of words
+	KindDuration             // time.Duration, in the grammar of package duration
+	KindWords                // []string, each one of Key.Words
 	KindRules                // []alert.Rule
 )
 
-// When a change of a key comes into force in a daemon that runs.
+// Values of Key.Applied, as docs/config.md has them.
 const (
 	ApplyLive    = "at once"
 	ApplyLink    = "at once; the link is opened anew"
 	ApplyRestart = "with the next start"
 )
 
-// Key is one setting of the daemon: the one place that says what it may be. The
-// checks, the JSON Schema and `config show` are made from it; docs/config.md lists them.
+// maxText bounds a text, bytes.
+const maxText = 4096
+
+// Key is one setting of the daemon. The checks, the JSON Schema and `config show` are
+// derived from it.
 type Key struct {
-	Name     string
-	Kind     Kind
-	min, max int64    // KindInt; KindDuration in nanoseconds
-	zero     string   // what a duration of 0 means, where it may be 0
-	Words    []string // the values there are
-	unit     string
-	Applied  string
-	def      func() any // default
-	doc      string
-	check    func(string) error // further checks of a text
+	Name    string
+	Kind    Kind
+	Words   []string // the allowed values; of KindText, none means any
+	Applied string   // when a change takes effect in a daemon that runs
+
+	min, max int64              // bounds; of KindDuration in nanoseconds
+	zero     string             // what a duration of 0 means; "": 0 is not allowed
+	unit     string             // of KindInt
+	def      func() any         // the default, which may depend on the user
+	doc      string             // description in the schema
+	check    func(string) error // more checks of a text; nil: none
 }
 
-// Env is the name of a key's environment variable, "" for none.
+// Env is the name of the key's environment variable, "" when it has none.
 func (k *Key) Env() string {
 	if k.Kind == KindRules {
 		return ""
@@ -128,7 +134,8 @@ func defaultCadence(m prober.Module) string {
 	}
 }
 
-// FindKey knows a key by its name, and mem as memory as well.
+// FindKey finds a key by its name, nil when there is none. The module mem may be called
+// memory.
 func FindKey(name string) *Key {
 	if name == "module_intervals.memory" {
 		name = "module_intervals.mem"
@@ -139,7 +146,7 @@ func FindKey(name string) *Key {
 	return nil
 }
 
-// keyGroups are the maps that keys with a dot live in.
+// keyGroups are the first parts of names with a dot: the maps of a file.
 func keyGroups() []string {
 	groups := map[string]bool{}
 	for i := range keys {
@@ -150,8 +157,7 @@ func keyGroups() []string {
 	return slices.Sorted(maps.Keys(groups))
 }
 
-// ruleKeys are the keys of a rule; threshold and hysteresis are numbers, for and clear_for
-// durations.
+// ruleKeys are the keys of an alert rule in a file.
 var ruleKeys = []string{"id", "metric", "op", "threshold", "hysteresis", "for", "clear_for", "level"}
 
 func checkRelayURL(s string) error {
@@ -169,7 +175,7 @@ func checkBoardName(s string) error {
 	return nil
 }
 
-// expected says what a key's value should be, for the end of an error.
+// expected describes the allowed values, for the end of an error.
 func (k *Key) expected() string {
 	switch {
 	case k.Kind == KindWords:
@@ -183,26 +189,26 @@ func (k *Key) expected() string {
 	case k.Kind == KindBool:
 		return "true or false"
 	case k.Kind == KindDuration:
-		zero := ""
+		bounds := duration.Format(time.Duration(k.min)) + " to " + duration.Format(time.Duration(k.max))
 		if k.zero != "" {
-			zero = ", or 0 for " + k.zero
+			bounds += ", or 0 for " + k.zero
 		}
-		return fmt.Sprintf("%s to %s%s", duration.Format(time.Duration(k.min)), duration.Format(time.Duration(k.max)), zero)
+		return bounds
 	case k.Kind == KindRules:
 		return "a list of rules with " + strings.Join(ruleKeys, ", ")
 	}
 	return "a text"
 }
 
-// checkValue checks a value that has the type of its kind.
+// checkValue checks a value of the type of the key's kind.
 func (k *Key) checkValue(v any) error {
 	switch v := v.(type) {
 	case string:
-		if len(v) > 4096 || strings.ContainsAny(v, "\x00\n") {
+		if len(v) > maxText || strings.ContainsAny(v, "\x00\n") {
 			return fmt.Errorf("is too long, or has a line break; write %s", k.expected())
 		}
 		if k.Kind == KindPath && !strings.HasPrefix(v, "/") {
-			return fmt.Errorf("%q is no absolute path; write %s", v, k.expected())
+			return fmt.Errorf("%q is not an absolute path; write %s", v, k.expected())
 		}
 		if len(k.Words) > 0 && !slices.Contains(k.Words, v) {
 			return fmt.Errorf("%.64q%s; write %s", v, suggest.Hint(v, k.Words), k.expected())
@@ -224,7 +230,7 @@ func (k *Key) checkValue(v any) error {
 				return fmt.Errorf("%.64q is not known%s; write %s", w, suggest.Hint(w, k.Words), k.expected())
 			}
 			if slices.Contains(v[:i], w) {
-				return fmt.Errorf("%q stands there twice; write it once", w)
+				return fmt.Errorf("%q is given twice; write it once", w)
 			}
 		}
 	case []alert.Rule:
@@ -233,14 +239,30 @@ func (k *Key) checkValue(v any) error {
 	return nil
 }
 
-// parseText reads a value from an environment variable, a flag or a command line.
+// Parse reads and checks a value from an environment variable or a command line. A path
+// may be relative to the working directory there, which a person knows; in a file it is
+// absolute.
+func (k *Key) Parse(text string) (any, error) {
+	v, err := k.parseText(text)
+	if err != nil {
+		return nil, err
+	}
+	if k.Kind == KindPath {
+		if v, err = filepath.Abs(v.(string)); err != nil {
+			return nil, err
+		}
+	}
+	return v, k.checkValue(v)
+}
+
+// parseText reads a value without checking it against the bounds.
 func (k *Key) parseText(s string) (any, error) {
 	s = strings.TrimSpace(s)
 	switch k.Kind {
 	case KindInt:
 		n, err := strconv.ParseInt(s, 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("%.64q is no whole number; write %s", s, k.expected())
+			return nil, fmt.Errorf("%.64q is not a whole number; write %s", s, k.expected())
 		}
 		return n, nil
 	case KindBool:

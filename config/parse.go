@@ -22,49 +22,17 @@ import (
 // maxConfigFile bounds a configuration file, bytes.
 const maxConfigFile = 256 << 10
 
-// Setting is a value of a key and where it comes from.
-type Setting struct {
-	Value  any
-	Origin string // default, FILE:LINE, AGENTCTL_NAME or --flag
-}
-
-// Settings are the values that one source, or all of them, give to keys.
-type Settings map[string]Setting
-
-// Error is one thing that is wrong in a source.
-type Error struct {
-	Where, Key, Problem string
-}
-
-func (e *Error) Error() string {
-	if e.Key == "" {
-		return e.Where + ": " + e.Problem
-	}
-	return e.Where + ": " + e.Key + ": " + e.Problem
-}
-
-// Errors are all things that are wrong, one a line.
-type Errors []error
-
-func (e Errors) Unwrap() []error { return e }
-
-func (e Errors) Error() string {
-	lines := make([]string, len(e))
-	for i, err := range e {
-		lines[i] = err.Error()
-	}
-	return strings.Join(lines, "\n")
-}
-
-// fileParser reads one file and gathers what is wrong with it.
+// fileParser reads one YAML file and collects what is wrong in it. It walks the nodes of
+// the YAML library instead of decoding them into values, for two reasons: each error names
+// its line, and only plain YAML is accepted, so that the JSON Schema describes the same
+// files. Each method that reads a value reports an error itself and returns false.
 type fileParser struct {
 	path string
 	out  Settings
 	errs Errors
 }
 
-// ReadFile reads and checks a file. A file that is not there is an error that wraps
-// fs.ErrNotExist.
+// ReadFile reads and checks a file; see IsMissing for one that does not exist.
 func ReadFile(path string) (Settings, Errors) {
 	b, err := readRegular(path)
 	if err != nil {
@@ -73,7 +41,8 @@ func ReadFile(path string) (Settings, Errors) {
 	return parseFile(path, b)
 }
 
-// readRegular reads a file of bounded size; it never waits for a FIFO.
+// readRegular reads a regular file of bounded size. O_NONBLOCK keeps the open of a FIFO
+// from waiting for a writer.
 func readRegular(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -81,7 +50,7 @@ func readRegular(path string) ([]byte, error) {
 	}
 	defer func() { _ = f.Close() }()
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil, &Error{path, "", "is no regular file; write the settings into a YAML file"}
+		return nil, &Error{path, "", "is not a regular file; write the settings into a YAML file"}
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
 	if err != nil {
@@ -116,7 +85,7 @@ func parseFile(path string, b []byte) (Settings, Errors) {
 	return p.out, p.errs
 }
 
-// syntax notes an error of the YAML library, with its line.
+// syntax adds an error of the YAML library, and moves its line number to the front.
 func (p *fileParser) syntax(err error) {
 	what := strings.TrimPrefix(err.Error(), "yaml: ")
 	where := p.path
@@ -124,7 +93,7 @@ func (p *fileParser) syntax(err error) {
 		line, text, _ := strings.Cut(rest, ": ")
 		where, what = p.path+":"+line, text
 	}
-	p.errs = append(p.errs, &Error{where, "", "is no YAML: " + what})
+	p.errs = append(p.errs, &Error{where, "", "is not YAML: " + what})
 }
 
 func (p *fileParser) at(n *yaml.Node) string { return fmt.Sprintf("%s:%d", p.path, n.Line) }
@@ -133,7 +102,8 @@ func (p *fileParser) fail(n *yaml.Node, key, format string, args ...any) {
 	p.errs = append(p.errs, &Error{p.at(n), key, fmt.Sprintf(format, args...)})
 }
 
-// pairs calls fn for each key of a mapping that is there once; it notes all else.
+// pairs calls fn for each known key of a mapping. Unknown and repeated keys, and anchors,
+// are errors. name is the path of the mapping, "" for the document.
 func (p *fileParser) pairs(n *yaml.Node, name string, known []string, fn func(key string, v *yaml.Node)) {
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -145,7 +115,7 @@ func (p *fileParser) pairs(n *yaml.Node, name string, known []string, fn func(ke
 		case !slices.Contains(known, k.Value):
 			p.fail(k, full[:min(len(full), 64)], "unknown key%s", p.near(k.Value, full, known))
 		case seen[k.Value]:
-			p.fail(k, full, "stands there twice; keep one")
+			p.fail(k, full, "is given twice; keep one")
 		case v.Kind == yaml.AliasNode || v.Anchor != "":
 			p.fail(v, full, "anchors and aliases are not read; write the value out")
 		default:
@@ -155,7 +125,7 @@ func (p *fileParser) pairs(n *yaml.Node, name string, known []string, fn func(ke
 	}
 }
 
-// near hints at the key that was meant: of the same map, or else of all.
+// near suggests the key that was meant: of the same mapping, else of all.
 func (p *fileParser) near(word, full string, known []string) string {
 	if group, leaf, ok := strings.Cut(word, "."); ok && FindKey(full) != nil {
 		return fmt.Sprintf("; write it as two lines: %q, and %q indented below it", group+":", leaf+": ...")
@@ -177,6 +147,7 @@ func (p *fileParser) near(word, full string, known []string) string {
 	return "; the keys are " + strings.Join(known, ", ")
 }
 
+// document reads the top mapping, which may be empty.
 func (p *fileParser) document(n *yaml.Node) {
 	if n.Tag == "!!null" {
 		return
@@ -201,7 +172,7 @@ func (p *fileParser) document(n *yaml.Node) {
 	})
 }
 
-// group reads a map of keys, which may be empty.
+// group reads the mapping of a key group, which may be empty.
 func (p *fileParser) group(name string, n *yaml.Node) {
 	if n.Tag == "!!null" {
 		return
@@ -264,7 +235,7 @@ func (p *fileParser) key(k *Key, n *yaml.Node) {
 	p.out[k.Name] = Setting{v, p.at(n)}
 }
 
-// shown is a value in an error.
+// shown is a value as an error shows it.
 func shown(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode:
@@ -277,6 +248,7 @@ func shown(n *yaml.Node) string {
 	return fmt.Sprintf("%.40q", n.Value)
 }
 
+// text reads a string. YAML reads an unquoted 5 or yes as something else.
 func (p *fileParser) text(n *yaml.Node, key, right string) (string, bool) {
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!str" {
 		return n.Value, true
@@ -285,27 +257,29 @@ func (p *fileParser) text(n *yaml.Node, key, right string) (string, bool) {
 	if n.Kind == yaml.ScalarNode && n.Tag != "!!null" {
 		quotes = " in quotes"
 	}
-	p.fail(n, key, "%s is no text; write %s%s", shown(n), right, quotes)
+	p.fail(n, key, "%s is not text; write %s%s", shown(n), right, quotes)
 	return "", false
 }
 
-// number reads a finite number. A whole one may be written 1000.0, as in JSON.
+// number reads a finite number; ok is false, without an error, when n is none.
 func (p *fileParser) number(n *yaml.Node) (float64, bool) {
 	var f float64
 	ok := n.Kind == yaml.ScalarNode && (n.Tag == "!!int" || n.Tag == "!!float") && n.Decode(&f) == nil
 	return f, ok && !math.IsNaN(f) && !math.IsInf(f, 0)
 }
 
+// whole reads an integer, which may be written 1000.0, as in JSON. A float64 is exact
+// below 2^53.
 func (p *fileParser) whole(n *yaml.Node, k *Key) (int64, bool) {
 	f, ok := p.number(n)
 	if !ok || f != math.Trunc(f) || math.Abs(f) >= 1<<53 {
-		p.fail(n, k.Name, "%s is no whole number; write %s", shown(n), k.expected())
+		p.fail(n, k.Name, "%s is not a whole number; write %s", shown(n), k.expected())
 		return 0, false
 	}
 	return int64(f), true
 }
 
-// duration reads a text with units, or the number 0.
+// duration reads a string with units, or the number 0.
 func (p *fileParser) duration(n *yaml.Node, key, right string) (time.Duration, bool) {
 	if n.Kind == yaml.ScalarNode && (n.Tag == "!!str" || n.Tag == "!!int") {
 		d, err := duration.Parse(n.Value)
@@ -315,13 +289,14 @@ func (p *fileParser) duration(n *yaml.Node, key, right string) (time.Duration, b
 		p.fail(n, key, "%v; write %s", err, right)
 		return 0, false
 	}
-	p.fail(n, key, "%s is no duration; write %s", shown(n), right)
+	p.fail(n, key, "%s is not a duration; write %s", shown(n), right)
 	return 0, false
 }
 
+// list reads a sequence of strings.
 func (p *fileParser) list(n *yaml.Node, k *Key) ([]string, bool) {
 	if n.Kind != yaml.SequenceNode {
-		p.fail(n, k.Name, "%s is no list; write %s", shown(n), k.expected())
+		p.fail(n, k.Name, "%s is not a list; write %s", shown(n), k.expected())
 		return nil, false
 	}
 	words, before := []string{}, len(p.errs)
@@ -333,16 +308,17 @@ func (p *fileParser) list(n *yaml.Node, k *Key) ([]string, bool) {
 	return words, len(p.errs) == before
 }
 
+// rules reads the alert rules, and checks each one, so that an error names its line.
 func (p *fileParser) rules(n *yaml.Node, k *Key) ([]alert.Rule, bool) {
 	if n.Kind != yaml.SequenceNode {
-		p.fail(n, k.Name, "%s is no list; write %s", shown(n), k.expected())
+		p.fail(n, k.Name, "%s is not a list; write %s", shown(n), k.expected())
 		return nil, false
 	}
 	rules, wrong := []alert.Rule{}, len(p.errs)
 	for i, item := range n.Content {
 		name, before := fmt.Sprintf("%s[%d]", k.Name, i), len(p.errs)
 		if item.Kind != yaml.MappingNode {
-			p.fail(item, name, "%s is no rule; write %s", shown(item), k.expected())
+			p.fail(item, name, "%s is not a rule; write %s", shown(item), k.expected())
 			continue
 		}
 		r := p.rule(item, name)
@@ -362,6 +338,7 @@ func (p *fileParser) rules(n *yaml.Node, k *Key) ([]alert.Rule, bool) {
 	return rules, len(p.errs) == wrong
 }
 
+// rule reads the mapping of one alert rule.
 func (p *fileParser) rule(n *yaml.Node, name string) alert.Rule {
 	var r alert.Rule
 	given := map[string]bool{}
@@ -372,7 +349,7 @@ func (p *fileParser) rule(n *yaml.Node, name string) alert.Rule {
 		number := func() float64 {
 			f, ok := p.number(v)
 			if !ok {
-				p.fail(v, full, "%s is no number; write one without a unit", shown(v))
+				p.fail(v, full, "%s is not a number; write one without a unit", shown(v))
 			}
 			return f
 		}

@@ -9,15 +9,15 @@ import (
 	"agentctl/prober/alert"
 )
 
-// schemaURL names the schema; docs/config.schema.json is it.
+// schemaURL is the $id of the schema, which is published as docs/config.schema.json.
 const schemaURL = "https://agentctl.invalid/schemas/config.schema.json"
 
-// object is a JSON object that is put together.
+// object is a JSON object.
 type object = map[string]any
 
-// configSchema is the JSON Schema (draft 2020-12) of a configuration file. It refuses
-// nothing that the daemon takes; bounds of durations, and what depends on other values,
-// only the daemon checks: agentctl config validate.
+// configSchema is the JSON Schema (draft 2020-12) of a configuration file. It accepts all
+// that the daemon accepts. Bounds of durations, and what depends on other values, only the
+// daemon checks (agentctl config validate).
 func configSchema() object {
 	top := object{}
 	for i := range keys {

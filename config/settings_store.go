@@ -1,9 +1,7 @@
 package config
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,34 +11,35 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-const settingsHeader = "# Kept by `agentctl config set` and by clients of the control socket. It counts more\n" +
-	"# than config.yaml and conf.d; `agentctl config unset KEY` takes a line out.\n"
+// settingsHeader begins the file of saved settings.
+const settingsHeader = "# Saved by `agentctl config set` and by clients of the control socket. Takes precedence over\n" +
+	"# config.yaml and conf.d; `agentctl config unset KEY` removes a line.\n"
 
-// SaveSettings changes the file of kept settings: a nil value takes a key out. The file
-// is replaced as a whole, and belongs to the directory's owner.
+// SaveSettings changes the file of saved settings; a nil value removes a key. A file that
+// is not valid is left as it is, which is an error.
 func SaveSettings(path string, change Settings) error {
-	kept, errs := ReadFile(path)
+	saved, errs := ReadFile(path)
 	if IsMissing(errs) {
-		kept, errs = Settings{}, nil
+		saved, errs = Settings{}, nil
 	}
 	if len(errs) > 0 {
 		return errs
 	}
 	for name, s := range change {
 		if s.Value == nil {
-			delete(kept, name)
+			delete(saved, name)
 		} else {
-			kept[name] = s
+			saved[name] = s
 		}
 	}
-	text, err := settingsText(kept)
+	text, err := settingsText(saved)
 	if err != nil {
 		return err
 	}
 	return replaceFile(path, text)
 }
 
-// settingsText writes settings as a file has them.
+// settingsText is the content of a file with these settings.
 func settingsText(s Settings) ([]byte, error) {
 	if len(s) == 0 {
 		return []byte(settingsHeader), nil
@@ -53,7 +52,7 @@ func settingsText(s Settings) ([]byte, error) {
 	return append([]byte(settingsHeader), b...), err
 }
 
-// Nest puts the values of keys with a dot into maps, as a file has them.
+// Nest moves the values of keys with a dot into maps, as a file has them.
 func Nest(values map[string]any) map[string]any {
 	out := map[string]any{}
 	for name, v := range values {
@@ -70,27 +69,26 @@ func Nest(values map[string]any) map[string]any {
 	return out
 }
 
-// replaceFile puts a file in the place of path, so that a power cut leaves one of both.
+// replaceFile replaces a file atomically: after a power cut either content is there, whole.
+// It belongs to the owner of its directory, so that the daemon of the service can read what
+// root saved.
 func replaceFile(path string, text []byte) (err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("keep the settings: %w", err)
+		return fmt.Errorf("save the settings: %w", err)
 	}
 	f, err := os.CreateTemp(dir, ".settings-*")
 	if err != nil {
-		if errors.Is(err, fs.ErrPermission) {
-			return fmt.Errorf("keep the settings: %w; use sudo", err)
-		}
-		return fmt.Errorf("keep the settings: %w", err)
+		return fmt.Errorf("save the settings: %w", err)
 	}
 	defer func() {
 		if err != nil {
 			_ = os.Remove(f.Name())
-			err = fmt.Errorf("keep the settings: %w", err)
+			err = fmt.Errorf("save the settings: %w", err)
 		}
 	}()
 	_, err = f.Write(text)
-	if err == nil && os.Geteuid() == 0 { // the daemon of a service is somebody else
+	if err == nil && os.Geteuid() == 0 {
 		if st, serr := os.Stat(dir); serr == nil {
 			owner := st.Sys().(*syscall.Stat_t)
 			err = f.Chown(int(owner.Uid), int(owner.Gid))
@@ -116,7 +114,7 @@ func replaceFile(path string, text []byte) (err error) {
 	return d.Sync()
 }
 
-// KeyNames are the keys of the configuration in the order of the documentation.
+// KeyNames are the names of all keys, sorted.
 func KeyNames() []string {
 	names := make([]string, len(keys))
 	for i := range keys {

@@ -7,7 +7,7 @@ import (
 	"agentctl/prober/alert"
 )
 
-// Plain is a value as JSON and YAML show it.
+// Plain is a value as JSON and YAML have it: durations and rules become texts and objects.
 func Plain(v any) any {
 	switch v := v.(type) {
 	case time.Duration:
@@ -22,7 +22,7 @@ func Plain(v any) any {
 	return v
 }
 
-// RuleText is a rule as a file has it.
+// RuleText is an alert rule as a file has it.
 type RuleText struct {
 	ID         string  `json:"id" yaml:"id"`
 	Metric     string  `json:"metric" yaml:"metric"`

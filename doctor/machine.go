@@ -163,20 +163,22 @@ func (t *target) checkService(ctx context.Context) Finding {
 // serviceFinding reports the output of systemctl show.
 func serviceFinding(show string) Finding {
 	const name = "service"
-	v := map[string]string{} // properties by name
+	properties := map[string]string{}
 	for line := range strings.Lines(show) {
 		property, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		v[property] = value
+		properties[property] = value
 	}
-	text := fmt.Sprintf("agentctl.service is %s (%s), %s at boot, %s restarts", v["ActiveState"], v["SubState"], v["UnitFileState"], v["NRestarts"])
+	get := func(property string) string { return properties[property] }
+	active, sub, file := get("ActiveState"), get("SubState"), get("UnitFileState")
+	text := fmt.Sprintf("agentctl.service is %s (%s), %s at boot, %s restarts", active, sub, file, get("NRestarts"))
 	switch {
-	case v["LoadState"] != "loaded":
+	case get("LoadState") != "loaded":
 		return skip(name, "agentctl.service is not installed; the package agentctl installs it", "")
-	case v["ActiveState"] == "failed" || v["SubState"] == "auto-restart":
-		return fail(name, text+", result "+v["Result"], "journalctl -u agentctl -e; then: sudo systemctl restart agentctl")
-	case v["ActiveState"] != "active" && v["ActiveState"] != "activating":
+	case active == "failed" || sub == "auto-restart":
+		return fail(name, text+", result "+get("Result"), "journalctl -u agentctl -e; then: sudo systemctl restart agentctl")
+	case active != "active" && active != "activating":
 		return warn(name, text, "sudo systemctl enable --now agentctl")
-	case v["UnitFileState"] == "disabled":
+	case file == "disabled":
 		return warn(name, text, "start it at boot: sudo systemctl enable agentctl")
 	}
 	return ok(name, text)

@@ -1,0 +1,147 @@
+// Package config is the configuration of the daemon: a table of keys, the sources that set
+// them, and the checks. Precedence, from low to high:
+//
+//	defaults
+//	config.yaml             DefaultPath
+//	conf.d/*.yaml           beside it, in the order of their names
+//	STATE_DIR/settings.yaml what `config set` and clients of the control socket saved
+//	AGENTCTL_*              the environment
+//	Source.Flags            the command line
+//
+// A Source is read with Load, as often as its files change:
+//
+//	source := config.NewSource("")
+//	c, err := source.Load()
+//	...
+//	interval := c.Interval()
+//
+// To add a key, add a row to the table in keys.go. The checks, the JSON Schema
+// (docs/config.schema.json) and `config show` are derived from it; docs/config.md lists it.
+package config
+
+import (
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"agentctl/prober/alert"
+)
+
+// Setting is the value of one key, and where it comes from.
+type Setting struct {
+	Value  any    // of the type of the key's Kind; in SaveSettings nil removes the key
+	Origin string // default, FILE:LINE, AGENTCTL_NAME, or as the caller names its flags
+}
+
+// Settings are the values that one source, or all of them, give to keys.
+type Settings map[string]Setting
+
+// Config is a valid configuration. It is not changed after Load.
+type Config struct {
+	Settings Settings // of every key
+	Files    []string // that were read
+	Notes    []string // what a person should know, though it is not an error
+}
+
+// Text is the value of a key of KindText or KindPath. These accessors panic for a key that
+// does not exist or is of another kind.
+func (c *Config) Text(name string) string { return c.Settings[name].Value.(string) }
+
+// Int is the value of a key of KindInt.
+func (c *Config) Int(name string) int64 { return c.Settings[name].Value.(int64) }
+
+// Bool is the value of a key of KindBool.
+func (c *Config) Bool(name string) bool { return c.Settings[name].Value.(bool) }
+
+// Duration is the value of a key of KindDuration.
+func (c *Config) Duration(name string) time.Duration { return c.Settings[name].Value.(time.Duration) }
+
+// Words are the value of a key of KindWords.
+func (c *Config) Words(name string) []string { return c.Settings[name].Value.([]string) }
+
+// Interval is the base cadence.
+func (c *Config) Interval() time.Duration {
+	return time.Duration(c.Int("base_interval_ms")) * time.Millisecond
+}
+
+// ModuleIntervals are the intervals that are not left to the default, in milliseconds by
+// module.
+func (c *Config) ModuleIntervals() map[string]int64 {
+	intervals := map[string]int64{}
+	for name, s := range c.Settings {
+		module, found := strings.CutPrefix(name, "module_intervals.")
+		if ms, _ := s.Value.(int64); found && ms > 0 {
+			intervals[module] = ms
+		}
+	}
+	return intervals
+}
+
+// HistoryEnabled reports whether samples are recorded.
+func (c *Config) HistoryEnabled() bool {
+	return c.Bool("history.enabled") && c.Duration("history.flush") > 0
+}
+
+// AlertRules are the rules in force: those of the configuration, and the built-in ones
+// whose id it does not use.
+func (c *Config) AlertRules() []alert.Rule {
+	rules := slices.Clone(c.Settings["alerts.rules"].Value.([]alert.Rule))
+	if !c.Bool("alerts.defaults") {
+		return rules
+	}
+	for _, builtIn := range alert.DefaultRules() {
+		if !slices.ContainsFunc(rules, func(r alert.Rule) bool { return r.ID == builtIn.ID }) {
+			rules = append(rules, builtIn)
+		}
+	}
+	return rules
+}
+
+// SettingsPath is the file of saved settings.
+func (c *Config) SettingsPath() string { return filepath.Join(c.Text("state_dir"), SettingsFile) }
+
+// Changed are the keys whose value differs from that of an earlier configuration.
+func (c *Config) Changed(from *Config) []*Key {
+	var changed []*Key
+	for i := range keys {
+		if k := &keys[i]; !reflect.DeepEqual(from.Settings[k.Name].Value, c.Settings[k.Name].Value) {
+			changed = append(changed, k)
+		}
+	}
+	return changed
+}
+
+// View is a configuration as get_config on the control socket answers it.
+type View struct {
+	Files   []string          `json:"files"`
+	Values  map[string]any    `json:"values"` // as Plain gives them
+	Origins map[string]string `json:"origins"`
+	Error   string            `json:"error,omitempty"`          // why the present files are not in force
+	Restart []string          `json:"restart_needed,omitempty"` // keys whose change waits for a restart
+	Notes   []string          `json:"notes,omitempty"`
+}
+
+// View is the configuration as it was loaded.
+func (c *Config) View() View {
+	v := View{Files: c.Files, Values: map[string]any{}, Origins: map[string]string{}, Notes: c.Notes}
+	for name, s := range c.Settings {
+		v.Values[name], v.Origins[name] = Plain(s.Value), s.Origin
+	}
+	return v
+}
+
+// checkTogether checks what depends on several keys.
+func (c *Config) checkTogether(forDaemon bool) (errs Errors) {
+	if forDaemon && c.Text("relay") != "" && c.Text("token_file") == "" {
+		errs = append(errs, &Error{c.Settings["relay"].Origin, "relay",
+			"a relay needs a token: set token_file (the service reads /etc/agentctl/token); mint one on the relay with: agentctl token create --class device"})
+	}
+	if n := len(c.AlertRules()); n > alert.MaxRules {
+		errs = append(errs, &Error{c.Settings["alerts.rules"].Origin, "alerts.rules",
+			fmt.Sprintf("%d rules with the built-in ones; write at most %d, or alerts.defaults: false", n, alert.MaxRules)})
+	}
+	return errs
+}

@@ -1,0 +1,51 @@
+package config
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Error is one thing that is wrong in a source.
+type Error struct {
+	Where   string // FILE:LINE, a directory, a variable, or the origin of a flag
+	Key     string // "" when it is about no key
+	Problem string // and what to write instead
+}
+
+func (e *Error) Error() string {
+	if e.Key == "" {
+		return e.Where + ": " + e.Problem
+	}
+	return e.Where + ": " + e.Key + ": " + e.Problem
+}
+
+// Errors are all things that are wrong, one a line.
+type Errors []error
+
+// Unwrap lets errors.Is and errors.As find each one.
+func (e Errors) Unwrap() []error { return e }
+
+func (e Errors) Error() string {
+	lines := make([]string, len(e))
+	for i, err := range e {
+		lines[i] = err.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// InFile reports whether err is about a file, and not about the environment or a flag.
+func InFile(err error) bool {
+	var errs Errors
+	return errors.As(err, &errs) && slices.ContainsFunc(errs, func(err error) bool {
+		var e *Error
+		return !errors.As(err, &e) || strings.HasPrefix(e.Where, "/")
+	})
+}
+
+// IsMissing reports whether ReadFile failed because there is no such file.
+func IsMissing(errs Errors) bool {
+	return len(errs) == 1 && (errors.Is(errs[0], fs.ErrNotExist) || errors.Is(errs[0], syscall.ENOTDIR))
+}

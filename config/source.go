@@ -1,0 +1,176 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// SettingsFile is the file of saved settings, in the state directory.
+const SettingsFile = "settings.yaml"
+
+// maxConfD bounds the files in conf.d.
+const maxConfD = 64
+
+// Source says where a configuration is read from.
+type Source struct {
+	Path      string // of the file; its conf.d is beside it
+	Required  bool   // the file must exist
+	ForDaemon bool   // this process uses the configuration: a relay needs a token, and saved settings must be readable
+	LookupEnv func(string) (string, bool)
+	Flags     Settings // take precedence over everything else
+}
+
+// NewSource is the source of this user, or of the service. path names another file, which
+// must exist.
+func NewSource(path string) Source {
+	s := Source{Path: path, Required: path != "", LookupEnv: os.LookupEnv}
+	if path == "" {
+		s.Path = DefaultPath()
+	}
+	if abs, err := filepath.Abs(s.Path); err == nil {
+		s.Path = abs
+	}
+	return s
+}
+
+// ClientSource is the source that a command of a person shows and changes: that of the
+// service when this user has no configuration.
+func ClientSource(path string) Source {
+	s := NewSource(path)
+	s.Flags = Settings{}
+	if path == "" && !exists(s.Path) && exists(SystemPath) {
+		s.Path = SystemPath
+		s.Flags["state_dir"] = Setting{SystemStateDir, "the service"}
+	}
+	return s
+}
+
+// Load reads and checks all sources. Its error is an Errors with everything that is wrong.
+func (s Source) Load() (*Config, error) {
+	c := &Config{Settings: Settings{}}
+	for i := range keys {
+		c.Settings[keys[i].Name] = Setting{keys[i].def(), "default"}
+	}
+	errs := c.addFile(s.Path, s.Required)
+	others, err := s.confD()
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for _, path := range others {
+		errs = append(errs, c.addFile(path, false)...)
+	}
+	overrides, envErrs := s.environment()
+	errs = append(errs, envErrs...)
+	maps.Copy(overrides, s.Flags)
+	// The saved settings cannot say where they are: every other source can.
+	if stateDir, found := overrides["state_dir"]; found {
+		c.Settings["state_dir"] = stateDir
+	}
+	errs = append(errs, s.addSaved(c)...)
+	maps.Copy(c.Settings, overrides)
+	if len(errs) == 0 {
+		errs = c.checkTogether(s.ForDaemon)
+	}
+	if len(errs) > 0 {
+		return nil, errs
+	}
+	return c, nil
+}
+
+// addFile adds the settings of a file, and returns what is wrong in it.
+func (c *Config) addFile(path string, required bool) Errors {
+	given, errs := ReadFile(path)
+	if !required && IsMissing(errs) {
+		return nil
+	}
+	c.Files = append(c.Files, path)
+	maps.Copy(c.Settings, given)
+	return errs
+}
+
+// addSaved adds the saved settings. A person who may not read them gets a note instead.
+func (s Source) addSaved(c *Config) Errors {
+	path := c.SettingsPath()
+	saved, errs := ReadFile(path)
+	switch {
+	case IsMissing(errs):
+		return nil
+	case len(errs) == 1 && errors.Is(errs[0], fs.ErrPermission) && !s.ForDaemon:
+		c.Notes = append(c.Notes, "settings saved in "+path+" are not shown: permission denied; use sudo")
+		return nil
+	}
+	c.Files = append(c.Files, path)
+	for _, name := range []string{"state_dir", "socket"} {
+		if v, found := saved[name]; found {
+			errs = append(errs, &Error{v.Origin, name, "cannot be set here, where it decides what is read; write it into " + s.Path})
+		}
+	}
+	maps.Copy(c.Settings, saved)
+	return errs
+}
+
+// environment reads the variables. An empty one counts as not set.
+func (s Source) environment() (Settings, Errors) {
+	out := Settings{}
+	var errs Errors
+	for i := range keys {
+		k := &keys[i]
+		text := ""
+		if k.Env() != "" {
+			text, _ = s.LookupEnv(k.Env())
+		}
+		if text == "" {
+			continue
+		}
+		v, err := k.Parse(text)
+		if err != nil {
+			errs = append(errs, &Error{k.Env(), k.Name, err.Error()})
+			continue
+		}
+		out[k.Name] = Setting{v, k.Env()}
+	}
+	return out, errs
+}
+
+// confD are the files of conf.d, sorted by name. Hidden files, and those that do not end in
+// .yaml or .yml, are left out.
+func (s Source) confD() ([]string, error) {
+	dir := filepath.Join(filepath.Dir(s.Path), "conf.d")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration: %w", err)
+	}
+	var paths []string
+	for _, e := range entries {
+		if name := e.Name(); !strings.HasPrefix(name, ".") && (strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml")) {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
+	if len(paths) > maxConfD {
+		return nil, &Error{dir, "", fmt.Sprintf("%d files, at most %d are read; join some", len(paths), maxConfD)}
+	}
+	return paths, nil
+}
+
+// Fingerprint changes when one of the files of a configuration changes.
+func (s Source) Fingerprint(c *Config) string {
+	others, err := s.confD()
+	var sb strings.Builder
+	fmt.Fprintln(&sb, err)
+	for _, path := range append([]string{s.Path, c.SettingsPath()}, others...) {
+		var st unix.Stat_t
+		err := unix.Stat(path, &st)
+		fmt.Fprintln(&sb, path, err, st.Ino, st.Size, st.Mtim, st.Ctim, st.Mode)
+	}
+	return sb.String()
+}
