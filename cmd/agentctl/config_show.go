@@ -1,12 +1,13 @@
 package main
 
 import (
-	"agentctl/config"
 	"fmt"
 	"io"
 	"maps"
 	"strings"
 	"text/tabwriter"
+
+	"agentctl/config"
 
 	"github.com/spf13/cobra"
 )

@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -51,25 +50,17 @@ Old events are removed by age and size; what was known then is in the snapshot.*
 			}
 			r, err := eventlog.OpenReader(filepath.Join(dir, eventlog.FileName))
 			if errors.Is(err, fs.ErrNotExist) {
-				err = fmt.Errorf("%w: name the relay's with --state-dir DIR", err)
-			}
-			if err != nil {
-				return exit(exitFailure, "%w", err)
+				return fmt.Errorf("%w: name the relay's with --state-dir DIR", err)
+			} else if err != nil {
+				return err
 			}
 			defer func() { _ = r.Close() }()
 			w := bufio.NewWriter(cmd.OutOrStdout())
-			p := eventPrinter{w: w, cmd: cmd, out: out}
-			err = r.Select(cmd.Context(), q, p.event)
-			if err == nil {
-				err = p.end()
+			p := eventPrinter{w: w, format: out.format}
+			if err = r.Select(cmd.Context(), q, p.event); err == nil {
+				err = p.end(cmd.ErrOrStderr())
 			}
-			if err == nil {
-				err = w.Flush()
-			}
-			if err != nil {
-				return exit(exitFailure, "%w", err)
-			}
-			return nil
+			return errors.Join(err, w.Flush())
 		},
 	}
 	stateDirFlag(c, &dir)
@@ -83,16 +74,18 @@ Old events are removed by age and size; what was known then is in the snapshot.*
 
 // eventPrinter prints events one by one: a log may be larger than memory.
 type eventPrinter struct {
-	w   io.Writer
-	cmd *cobra.Command
-	out output
-	tab *tabwriter.Writer
-	n   int
+	w      io.Writer
+	format string
+	table  term.Table
+	n      int // events printed
 }
+
+// flushEvery is how many rows of the table are laid out together.
+const flushEvery = 1000
 
 func (p *eventPrinter) event(e kernel.Event) error {
 	p.n++
-	switch p.out.format {
+	switch p.format {
 	case "ndjson":
 		enc := json.NewEncoder(p.w)
 		enc.SetEscapeHTML(false)
@@ -102,43 +95,39 @@ func (p *eventPrinter) event(e kernel.Event) error {
 		if err != nil {
 			return err
 		}
-		sep := ",\n  "
+		separator := ",\n  "
 		if p.n == 1 {
-			sep = "[\n  "
+			separator = "[\n  "
 		}
-		_, err = fmt.Fprintf(p.w, "%s%s", sep, b)
+		_, err = fmt.Fprintf(p.w, "%s%s", separator, b)
 		return err
 	case "yaml":
 		return writeYAML(p.w, []kernel.Event{e})
 	}
-	if p.tab == nil {
-		p.tab = tabwriter.NewWriter(p.w, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(p.tab, "SEQ\tTIME\tTENANT\tTYPE\tABOUT\tPAYLOAD")
+	if p.n == 1 {
+		p.table = term.NewTable(p.w, "SEQ", "TIME", "TENANT", "TYPE", "ABOUT", "PAYLOAD")
 	}
 	payload := string(e.Payload)
 	if len(payload) > 100 {
 		payload = payload[:97] + "..."
 	}
-	_, err := fmt.Fprintf(p.tab, "%d\t%s\t%s\t%s\t%s\t%s\n", e.Seq, time.UnixMilli(e.CreatedMS).UTC().Format(time.RFC3339), term.SafeLine(e.Tenant), e.Type, term.SafeLine(e.Aggregate), term.SafeLine(payload))
-	if p.n%1000 == 0 && err == nil { // a table is laid out in memory
-		err = p.tab.Flush()
-	}
-	return err
-}
-
-func (p *eventPrinter) end() error {
-	switch {
-	case p.out.format == "json" && p.n == 0:
-		_, err := fmt.Fprintln(p.w, "[]")
-		return err
-	case p.out.format == "json":
-		_, err := fmt.Fprint(p.w, "\n]\n")
-		return err
-	case p.n == 0 && p.out.format == "":
-		_, err := fmt.Fprintln(p.cmd.ErrOrStderr(), "no such events in the log")
-		return err
-	case p.tab != nil:
-		return p.tab.Flush()
+	p.table.Row(e.Seq, time.UnixMilli(e.CreatedMS).UTC().Format(time.RFC3339), e.Tenant, e.Type, e.Aggregate, payload)
+	if p.n%flushEvery == 0 {
+		return p.table.Flush()
 	}
 	return nil
+}
+
+func (p *eventPrinter) end(stderr io.Writer) (err error) {
+	switch {
+	case p.format == "json" && p.n == 0:
+		_, err = fmt.Fprintln(p.w, "[]")
+	case p.format == "json":
+		_, err = fmt.Fprint(p.w, "\n]\n")
+	case p.format == "" && p.n == 0:
+		_, err = fmt.Fprintln(stderr, "no such events in the log")
+	case p.format == "":
+		err = p.table.Flush()
+	}
+	return err
 }

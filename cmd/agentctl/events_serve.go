@@ -130,7 +130,7 @@ func serverTLS(certFile, keyFile string) (*tls.Config, error) {
 	}
 	c, err := relay.ServerTLS(certFile, keyFile)
 	if err != nil {
-		return nil, exit(exitFailure, "%w", err)
+		return nil, err
 	}
 	return c, nil
 }

@@ -71,10 +71,10 @@ Tool names have _ for the dots of the relay's, because some clients refuse dots;
 			// A read of stdin cannot be interrupted: closing it is what ends one.
 			defer context.AfterFunc(ctx, func() { _ = os.Stdin.Close() })()
 			err = stdio.Serve(ctx, cmd.InOrStdin(), cmd.OutOrStdout(), o)
-			if err != nil && !errors.Is(err, context.Canceled) {
-				return exit(exitFailure, "%w", err)
+			if errors.Is(err, context.Canceled) {
+				return nil
 			}
-			return nil
+			return err
 		},
 	}
 	rf.flags(c)

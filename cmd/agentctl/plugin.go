@@ -38,7 +38,7 @@ func newPluginValidate() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			raw, err := os.ReadFile(args[0])
 			if err != nil {
-				return exit(exitFailure, "%w", err)
+				return err
 			}
 			m, err := process.Manifest(raw)
 			if err != nil {

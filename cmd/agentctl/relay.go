@@ -85,10 +85,9 @@ your own are folders of --plugin-dir.`,
 			defer context.AfterFunc(cmd.Context(), daemon.NotifyStopping)()
 			if err := r.Run(cmd.Context()); errors.Is(err, relay.ErrGivenUp) {
 				return exit(exitFailure, "%w; --max-restarts allows more", err)
-			} else if err != nil {
-				return exit(exitFailure, "%w", err)
+			} else {
+				return err
 			}
-			return nil
 		},
 	}
 	f := c.Flags()
@@ -135,7 +134,7 @@ func relayOpenError(err error) error {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return exit(exitFailure, "%w; choose another address with --listen or --metrics-listen", err)
 	}
-	return exit(exitFailure, "%w", err)
+	return err
 }
 
 // gatewayOptions decides whether the event gateway runs, and how: by --sse-listen, --only

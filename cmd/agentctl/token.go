@@ -36,7 +36,7 @@ func tokenStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, err
 		err = fmt.Errorf("%w; name the relay's with --state-dir", err)
 	}
 	if err != nil {
-		return nil, exit(exitFailure, "%w", err)
+		return nil, err
 	}
 	return s, nil
 }
@@ -141,7 +141,7 @@ func newTokenLs() *cobra.Command {
 			defer func() { _ = s.Close() }()
 			rows, err := s.Tokens(cmd.Context())
 			if err != nil {
-				return exit(exitFailure, "%w", err)
+				return err
 			}
 			return printList(&out, cmd, rows, func() error {
 				table := term.NewTable(cmd.OutOrStdout(), "JTI", "CLASS", "TENANT", "SUBJECT", "EXPIRES", "STATE", "SCOPES")
@@ -182,7 +182,7 @@ func newTokenRevoke() *cobra.Command {
 			defer func() { _ = s.Close() }()
 			n, err := s.Revoke(cmd.Context(), req)
 			if err != nil {
-				return exit(exitFailure, "%w", err)
+				return err
 			}
 			switch {
 			case req.DryRun:
