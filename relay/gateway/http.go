@@ -171,7 +171,8 @@ func (g *Gateway) checkIngest(id Identity, topic string) error {
 }
 
 func (g *Gateway) eventTooLarge() error {
-	return tooLarge(fmt.Sprintf("an event's data has at most %d bytes, and the whole body %d", g.opts.MaxData, maxBody))
+	return refuse(http.StatusRequestEntityTooLarge, manifest.BadRequest,
+		fmt.Sprintf("an event's data has at most %d bytes, and the whole body %d", g.opts.MaxData, maxBody))
 }
 
 func (g *Gateway) isServing() bool {

@@ -36,10 +36,6 @@ func denied(message string) error {
 	return refuse(http.StatusForbidden, manifest.SafetyDenied, message)
 }
 
-func tooLarge(message string) error {
-	return refuse(http.StatusRequestEntityTooLarge, manifest.BadRequest, message)
-}
-
 func rateLimited(message string, retryAfter time.Duration) error {
 	return refuseFor(retryAfter, http.StatusTooManyRequests, manifest.RateLimited, message)
 }
