@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"agentctl/prober"
 
@@ -141,12 +142,25 @@ func (i HistoryItem) MarshalJSON() ([]byte, error) {
 	return append(w.b, '}'), nil
 }
 
+// itemDecoder is reused, because a long history has many items.
+type itemDecoder struct {
+	jsontext.Decoder
+	input bytes.Reader
+	key   []byte
+}
+
+var itemDecoders = sync.Pool{New: func() any { return new(itemDecoder) }}
+
 // UnmarshalJSON decodes an item of query_history. What the catalogue does not have is
 // left out.
 func (i *HistoryItem) UnmarshalJSON(b []byte) error {
 	*i = HistoryItem{Values: make(map[string]float64, 8)}
-	d := jsontext.NewDecoder(bytes.NewBuffer(b))
-	var key []byte
+	r := itemDecoders.Get().(*itemDecoder)
+	defer itemDecoders.Put(r)
+	r.input.Reset(b)
+	d, key := &r.Decoder, r.key
+	d.Reset(&r.input, jsontext.AllowDuplicateNames(true)) // as encoding/json does
+	defer func() { r.key = key }()
 	return eachMember(d, func(name []byte) error {
 		if string(name) == "ts" {
 			ts, _, err := decodeValue(d)

@@ -157,17 +157,22 @@ func (w *moduleWorker) run(m Module, source ModuleSource) {
 	if reader != nil {
 		defer reader.Close()
 	}
+	access := &moduleTable[m]
+	var read, result ModuleReadings // reused: they escape to the reader
 	w.serve(func() (r moduleResult) {
 		begin := time.Now()
+		read, result = ModuleReadings{}, ModuleReadings{}
 		if reader != nil {
-			r.err = reader.Read(&r.readings)
+			r.err = reader.Read(&read)
 		}
-		r.readings = r.readings.Only(SetOf(m))
+		access.copy(&result, &read) // and nothing else that a reader may have set
 		if r.err == nil {
-			r.err = moduleTable[m].check(&r.readings)
+			r.err = access.check(&result)
 		}
-		if r.err != nil {
-			r.readings, r.err = ModuleReadings{}, fmt.Errorf("module %s: %w", m, r.err)
+		if r.err == nil {
+			r.readings = result
+		} else {
+			r.err = fmt.Errorf("module %s: %w", m, r.err)
 		}
 		r.duration = time.Since(begin)
 		return r
