@@ -271,20 +271,24 @@ func (c *Client) Done() <-chan struct{} { return c.ch.ended }
 // Close closes the connection and waits for its goroutines.
 func (c *Client) Close() error { return c.rpc.Close() }
 
+// moduleParams are the params of snapshot and start.
 type moduleParams struct {
 	Modules []string `json:"modules,omitempty"`
 }
 
+// callParams are the params of call.
 type callParams struct {
 	Tool      string          `json:"tool"`
 	Arguments json.RawMessage `json:"arguments,omitempty"`
 }
 
+// burstParams are the params of burst_subscribe.
 type burstParams struct {
 	IntervalMS int64 `json:"interval_ms"`
 	TTLMS      int64 `json:"ttl_ms"`
 }
 
+// subscribeParams are the params of subscribe_metrics.
 type subscribeParams struct {
 	Enable bool `json:"enable"`
 }
@@ -335,6 +339,8 @@ func (c *clientChannel) Recv() ([]byte, error) {
 	}
 }
 
+// read reads one message. An answer may be up to maxAnswer bytes long, so it gets its own
+// memory; jrpc2 keeps it.
 func (c *clientChannel) read() ([]byte, error) {
 	if err := c.reader.waitMessage(); err != nil {
 		return nil, err

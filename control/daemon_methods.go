@@ -11,14 +11,17 @@ import (
 // The methods of this file are additions to the frozen protocol: what the daemon and the
 // device report about themselves. The answers come from Options.
 
+// status answers with Options.Status.
 func (ss *session) status(ctx context.Context, p *params) (any, error) {
 	return provided(ctx, p, ss.srv.o.Status, "status")
 }
 
+// getConfig answers with Options.GetConfig.
 func (ss *session) getConfig(ctx context.Context, p *params) (any, error) {
 	return provided(ctx, p, ss.srv.o.GetConfig, "configuration")
 }
 
+// capabilities answers with Options.Capabilities.
 func (ss *session) capabilities(ctx context.Context, p *params) (any, error) {
 	get := ss.srv.o.Capabilities
 	if get == nil {

@@ -29,10 +29,12 @@ var codeNames = map[int]string{
 	CodeInternal:       "internal",
 }
 
+// newError returns an error that is not about a parameter.
 func newError(code int, detail string) *Error {
 	return &Error{Code: code, Message: codeNames[code], Detail: detail}
 }
 
+// errParams returns an invalid_params about a parameter; what format makes is for people.
 func errParams(field, format string, args ...any) *Error {
 	return &Error{Code: CodeInvalidParams, Message: codeNames[CodeInvalidParams], Field: field, Detail: fmt.Sprintf(format, args...)}
 }
@@ -55,12 +57,14 @@ type errorObject struct {
 	Data    *errorData `json:"data,omitempty"`
 }
 
+// errorData is the data of an error object; it is left out when it is empty.
 type errorData struct {
 	Field  string `json:"field,omitempty"`
 	Detail string `json:"detail,omitempty"`
 	Code   string `json:"code,omitempty"`
 }
 
+// object is e as it is sent.
 func (e *Error) object() errorObject {
 	o := errorObject{Code: e.Code, Message: e.Message}
 	if d := (errorData{e.Field, e.Detail, e.ToolCode}); d != (errorData{}) {

@@ -21,6 +21,7 @@ type event struct {
 
 func eventKey(e event) string { return e.key }
 
+// newEvent encodes an event as a JSON-RPC notification with its header.
 func newEvent(method, key string, params any) (event, error) {
 	body, err := json.Marshal(struct {
 		JSONRPC string `json:"jsonrpc"`
@@ -30,6 +31,7 @@ func newEvent(method, key string, params any) (event, error) {
 	return event{key, frame(body)}, err
 }
 
+// pingEvent is the same for all clients. It cannot fail to be encoded.
 var pingEvent, _ = newEvent(EventPing, EventPing, struct{}{})
 
 // subscription holds the queues of a connection that takes events. Alerts have a separate
@@ -60,6 +62,8 @@ func (s *Server) subscribe() (*subscription, prober.ModuleSet, error) {
 	return sub, set, nil
 }
 
+// unsubscribe removes a connection that takes events. Without any the sampler is idle,
+// unless a burst runs.
 func (s *Server) unsubscribe(sub *subscription) {
 	sub.events.Close()
 	sub.notices.Close()

@@ -20,6 +20,8 @@ import (
 // errFraming means that the next message cannot be found in the stream.
 var errFraming = errors.New("wrong framing")
 
+// errStreamLength means that the producer of a streamed message gave another number of
+// bytes than the header announced, so the connection cannot be used any more.
 var errStreamLength = errors.New("a streamed message is not as long as announced")
 
 // frameReader reads messages, each behind header lines that end with CRLF:
@@ -35,6 +37,7 @@ type frameReader struct {
 	max int // bytes of a body
 }
 
+// newFrameReader returns a reader whose buffer holds one header line.
 func newFrameReader(r io.Reader, maxBody int) frameReader {
 	return frameReader{bufio.NewReaderSize(r, maxHeader), maxBody}
 }
@@ -127,6 +130,7 @@ func frame(body []byte) []byte {
 	return append(appendHeader(f, len(body)), body...)
 }
 
+// appendHeader appends the header of a body of n bytes.
 func appendHeader(b []byte, n int) []byte {
 	b = append(b, "Content-Length: "...)
 	b = strconv.AppendInt(b, int64(n), 10)
@@ -172,6 +176,7 @@ func (w *wire) write(f []byte) error {
 	return err
 }
 
+// writePart writes with a new deadline. The caller holds the write lock.
 func (w *wire) writePart(part []byte) (int, error) {
 	w.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
 	return w.nc.Write(part)

@@ -64,12 +64,14 @@ func (w *itemWriter) add(s *prober.Sensor, v float64) {
 	}
 }
 
+// close ends the member of the module, if one has begun.
 func (w *itemWriter) close() {
 	if w.isOpen {
 		w.b, w.isOpen = append(w.b, '}'), false
 	}
 }
 
+// isState reports whether v is an index in prober.EOLStates.
 func isState(v float64) bool {
 	return v == math.Trunc(v) && v >= 0 && int(v) < len(prober.EOLStates)
 }

@@ -22,6 +22,7 @@ type burstExtra struct {
 	ExpiresAt  int64 `json:"expires_at"` // milliseconds since 1970
 }
 
+// start starts push and recording, with the given modules in place of those before.
 func (ss *session) start(_ context.Context, p *params) (any, error) {
 	set := p.modules("modules", defaultModules)
 	if err := p.finish(); err != nil {
@@ -36,6 +37,8 @@ func (ss *session) start(_ context.Context, p *params) (any, error) {
 	return startResult{true, names}, nil
 }
 
+// stop ends push and recording. The modules are remembered for a hello with
+// metrics_stream, which starts again.
 func (ss *session) stop(_ context.Context, p *params) (any, error) {
 	if err := p.finish(); err != nil {
 		return nil, err
@@ -48,6 +51,8 @@ func (ss *session) stop(_ context.Context, p *params) (any, error) {
 	return okResult{true}, nil
 }
 
+// setConfig changes cadences, and saves them with persist. A change that cannot be saved
+// still takes effect, and the answer says so.
 func (ss *session) setConfig(ctx context.Context, p *params) (any, error) {
 	base, _ := p.millis("base_interval_ms", prober.MinInterval, prober.MaxInterval)
 	var byName map[string]integer
@@ -114,6 +119,7 @@ func (iv *intervals) byName() map[string]int64 {
 	return byName
 }
 
+// burst adds a burst, which ends by itself.
 func (ss *session) burst(_ context.Context, p *params) (any, error) {
 	var ignored []string // a burst speeds up all modules (docs/control.md)
 	p.take("modules", &ignored)
@@ -133,6 +139,8 @@ func (ss *session) burst(_ context.Context, p *params) (any, error) {
 	return burstResult{true, expires}, nil
 }
 
+// subscribe turns push on or off. The connection gets events only if its hello named
+// metrics_stream.
 func (ss *session) subscribe(_ context.Context, p *params) (any, error) {
 	var enable bool
 	p.require("enable", &enable)

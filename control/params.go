@@ -19,6 +19,7 @@ type params struct {
 	err     *Error
 }
 
+// parseParams takes the params of a request, which may be missing or null.
 func parseParams(raw []byte) *params {
 	p := &params{}
 	if len(raw) > 0 && strictjson.Unmarshal(raw, &p.members) != nil {
@@ -27,6 +28,7 @@ func parseParams(raw []byte) *params {
 	return p
 }
 
+// fail keeps the first error.
 func (p *params) fail(err *Error) {
 	if p.err == nil {
 		p.err = err
@@ -168,6 +170,7 @@ func (n *integer) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// millis is n milliseconds, which must be within min..max.
 func (n integer) millis(name string, min, max time.Duration) (time.Duration, *Error) {
 	if int64(n) < min.Milliseconds() || int64(n) > max.Milliseconds() {
 		return 0, errParams(name, "must be %d..%d", min.Milliseconds(), max.Milliseconds())

@@ -234,16 +234,19 @@ type ConfigResult struct {
 	Persisted *bool `json:"persisted,omitempty"`
 }
 
+// startResult is the answer to start.
 type startResult struct {
 	OK             bool     `json:"ok"`
 	StartedModules []string `json:"started_modules"`
 }
 
+// burstResult is the answer to burst_subscribe.
 type burstResult struct {
 	OK        bool  `json:"ok"`
 	ExpiresAt int64 `json:"expires_at"` // milliseconds since 1970
 }
 
+// okResult is the answer to stop and subscribe_metrics.
 type okResult struct {
 	OK bool `json:"ok"`
 }

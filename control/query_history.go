@@ -55,6 +55,8 @@ type historyRequest struct {
 	first, last     int64  // ts of the first and the last item
 }
 
+// history answers query_history. The answer is streamed, so nothing is returned for jrpc2
+// to encode. When the history fails before it gave a row, the answer is a snapshot.
 func (ss *session) history(ctx context.Context, f *params) (any, error) {
 	q := &historyRequest{ss: ss}
 	if err := q.parse(f); err != nil {
@@ -100,6 +102,7 @@ func (ss *session) history(ctx context.Context, f *params) (any, error) {
 	return nil, nil
 }
 
+// parse reads the params. Without modules the started ones are meant.
 func (q *historyRequest) parse(f *params) error {
 	from, to := f.requireInteger("from_ts"), f.requireInteger("to_ts")
 	step, limit := f.integer("step_ms"), f.integer("limit")
@@ -282,6 +285,7 @@ func (q *historyRequest) writeBuffered(context.Context) error {
 	})
 }
 
+// head appends the message up to the first item.
 func (q *historyRequest) head(b []byte) []byte {
 	return append(append(append(b, answerHead...), q.ss.requestID...), answerBody...)
 }

@@ -48,10 +48,13 @@ type sampling struct {
 // intervals is how often each module is sent; zero is the base interval.
 type intervals [prober.NumModules]time.Duration
 
+// of is the interval of m, base unless it has its own.
 func (iv *intervals) of(m prober.Module, base time.Duration) time.Duration {
 	return cmp.Or(iv[m], base)
 }
 
+// burst is a faster cadence of all modules for a time. When bursts overlap, the fastest
+// one applies.
 type burst struct {
 	every time.Duration
 	until time.Time

@@ -121,6 +121,7 @@ type Stats struct {
 	Dropped  uint64 // events a slow client did not get
 }
 
+// counters are those of Stats that change outside mu.
 type counters struct{ accepted, denied, busy, requests atomic.Uint64 }
 
 // NewServer returns a Server. It starts and opens nothing; Listen and Serve do.
@@ -212,6 +213,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
+// forEachConn calls f with each connection, with mu held: f must not block.
 func (s *Server) forEachConn(f func(*serverChannel)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -41,6 +41,7 @@ type serverChannel struct {
 	isDraining bool
 }
 
+// newServerChannel returns a channel that is idle. buffer is shared by all connections.
 func newServerChannel(w *wire, buffer chan []byte) *serverChannel {
 	c := &serverChannel{wire: w, buffer: buffer, connectedAt: time.Now(), idle: make(chan struct{}, 1)}
 	c.idle <- struct{}{}
@@ -180,6 +181,7 @@ func (c *serverChannel) drain() {
 	c.nc.SetReadDeadline(c.connectedAt.Add(newConnGrace))
 }
 
+// drainStarted reports whether drain was called.
 func (c *serverChannel) drainStarted() bool {
 	c.drainMu.Lock()
 	defer c.drainMu.Unlock()

@@ -113,6 +113,7 @@ func (ss *session) handle(ctx context.Context, req *jrpc2.Request) (result any, 
 	return result, nil
 }
 
+// call finds the method and calls it. Before hello all others are refused.
 func (ss *session) call(ctx context.Context, req *jrpc2.Request) (any, error) {
 	var raw json.RawMessage
 	if err := req.UnmarshalParams(&raw); err != nil {
@@ -146,6 +147,7 @@ func wireError(err error) *jrpc2.Error {
 	return w.WithData(o.Data)
 }
 
+// hello opens the session. It may be repeated, to take events later; the session id stays.
 func (ss *session) hello(p *params) (any, error) {
 	// The version comes first: what else a later version sends is not known here.
 	var version integer
@@ -184,6 +186,8 @@ func (ss *session) hello(p *params) (any, error) {
 	return Hello{ss.srv.o.Version, ProtocolVersion, ss.srv.servedCapabilities(), ss.id}, nil
 }
 
+// isTokenValid compares in constant time, so that a client cannot guess the token byte by
+// byte.
 func (s *Server) isTokenValid(token string) bool {
 	if s.o.Token == "" {
 		return token != ""

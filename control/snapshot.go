@@ -7,6 +7,7 @@ import (
 	"agentctl/prober"
 )
 
+// defaultModules are those of a request that names none.
 const defaultModules = prober.ModuleSet(1<<prober.ModuleCPU | 1<<prober.ModuleMemory)
 
 // moduleChoice lists the names of modules that a client may use.

@@ -52,6 +52,8 @@ func listenUnix(path string) (*net.UnixListener, *socketFile, error) {
 	return ln, f, nil
 }
 
+// createSocket holds the lock of the directory from the check of the path until the socket
+// is there.
 func createSocket(path string) (*net.UnixListener, *socketFile, error) {
 	if path == "" || len(path) > maxPath {
 		return nil, nil, fmt.Errorf("the path must be 1 to %d bytes long", maxPath)
@@ -82,6 +84,7 @@ func createSocket(path string) (*net.UnixListener, *socketFile, error) {
 	return ln, f, nil
 }
 
+// bind listens on the path. The socket never has a wider mode than 0660.
 func bind(path string) (*net.UnixListener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		// Linux creates the file with the mode of the unbound socket, so that there is no
@@ -136,6 +139,7 @@ func (f *socketFile) remove() {
 	}
 }
 
+// makeDir creates the directory. One that exists keeps its mode and group.
 func makeDir(dir string, gid int) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil

@@ -176,6 +176,7 @@ const Unbounded = math.MaxFloat64
 // change it.
 func Sensors() []Sensor { return sensors }
 
+// sensors is in the order of modules, and within a module in that of an export's columns.
 var sensors = []Sensor{
 	{Module: ModuleCPU, Key: "cpu.usage_percent", Frame: "cpu_pct", Unit: "%",
 		Read:   func(s *Sample) (float64, bool) { return s.CPUPct, true },
@@ -270,6 +271,7 @@ var sensors = []Sensor{
 			Advice: "back it up and replace it"}},
 }
 
+// memPct is the share of memory that is used, which only rules need.
 func memPct(s *Sample) (float64, bool) {
 	if s.MemTotalBytes == 0 {
 		return 0, false
@@ -280,6 +282,7 @@ func memPct(s *Sample) (float64, bool) {
 // noReadings stands for the optional modules of a sample without any.
 var noReadings ModuleReadings
 
+// optional is Modules, or an empty value where it is nil.
 func (s *Sample) optional() *ModuleReadings {
 	if s.Modules == nil {
 		return &noReadings
@@ -287,6 +290,7 @@ func (s *Sample) optional() *ModuleReadings {
 	return s.Modules
 }
 
+// ofNetwork reads a figure of Network, where there is one.
 func ofNetwork(figure func(*Network) float64) func(*Sample) (float64, bool) {
 	return func(s *Sample) (float64, bool) {
 		n := s.optional().Network
@@ -305,6 +309,7 @@ func hottest(s *Sample) (float64, bool) {
 	return t.HottestC, true
 }
 
+// ofPower reads a flag of Power. A flag that the kernel does not report is not known.
 func ofPower(flag func(*Power) *bool) func(*Sample) (float64, bool) {
 	return func(s *Sample) (float64, bool) {
 		p := s.optional().Power

@@ -62,6 +62,7 @@ func (d *diskReader) run() {
 	d.worker.serve(func() diskResult { return d.measure(&st) })
 }
 
+// measure calls statfs, which may hang.
 func (d *diskReader) measure(st *unix.Statfs_t) (r diskResult) {
 	r.err = unix.EINTR
 	for errors.Is(r.err, unix.EINTR) {

@@ -13,21 +13,21 @@ import (
 	"github.com/shirou/gopsutil/v4/mem"
 )
 
-// machine reads any other system through gopsutil, for people who develop there:
+// machineSource reads any other system through gopsutil, for people who develop there:
 // boards run Linux. A disk that hangs stops it altogether.
-type machine struct {
+type machineSource struct {
 	diskPath string
 	meter    cpuMeter
 }
 
-var _ Source = (*machine)(nil)
+var _ Source = (*machineSource)(nil)
 
 func newMachine(_, diskPath string, _ func() time.Duration) Source {
-	return &machine{diskPath: diskPath}
+	return &machineSource{diskPath: diskPath}
 }
 
 // Read uses Times, not Percent: Percent keeps its last reading in a global.
-func (m *machine) Read(s *Sample) error {
+func (m *machineSource) Read(s *Sample) error {
 	times, err := cpu.Times(false)
 	if err == nil && len(times) == 0 {
 		err = errEmpty
@@ -65,4 +65,4 @@ func (m *machine) Read(s *Sample) error {
 }
 
 // Close does nothing.
-func (m *machine) Close() error { return nil }
+func (m *machineSource) Close() error { return nil }

@@ -67,6 +67,7 @@ func (m *mockSource) Read(s *Sample) error {
 	return nil
 }
 
+// step moves the board by dt seconds.
 func (m *mockSource) step(dt float64) {
 	// Work comes about every five minutes and stays up to a minute.
 	m.workLeft -= dt

@@ -125,6 +125,7 @@ func (c *moduleCollector) request(at time.Duration) {
 	}
 }
 
+// start starts the worker of a module.
 func (c *moduleCollector) start(m Module) *moduleWorker {
 	w := &moduleWorker{
 		worker:   newWorker[moduleResult](),
@@ -179,6 +180,7 @@ func (w *moduleWorker) run(m Module, source ModuleSource) {
 	})
 }
 
+// end stops the worker and drops its reading. Its goroutine may take a while to end.
 func (w *moduleWorker) end() {
 	w.isStopping = true
 	w.latest, w.state = ModuleReadings{}, stateOff
@@ -194,6 +196,7 @@ func (w *moduleWorker) take(d time.Duration) bool {
 	return ok
 }
 
+// handle takes over a result and sets the state that follows from it.
 func (w *moduleWorker) handle(r moduleResult) {
 	w.isSlow = r.duration > moduleTimeout
 	w.latest, w.latestAt, w.err = r.readings, w.requestedAt, r.err
@@ -242,6 +245,8 @@ func (c *moduleCollector) collect(at, maxAge time.Duration) *ModuleReadings {
 	return c.published
 }
 
+// waitForResults waits for pending results until moduleTimeout, except those of slow
+// modules, whose results are taken if they are there.
 func (c *moduleCollector) waitForResults() {
 	var deadline time.Time // set when the first module is not ready
 	for _, w := range c.workers {

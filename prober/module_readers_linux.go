@@ -43,6 +43,7 @@ type temperatureReader struct {
 	discoveredAt time.Time
 }
 
+// tempSensor is a file with a temperature, and its name in Zone.
 type tempSensor struct {
 	procFile
 	name   string
@@ -85,6 +86,8 @@ func (t *temperatureReader) Close() error {
 	return nil
 }
 
+// discover finds the sensors: thermal zones first, then hwmon chips that do not repeat
+// them.
 func (t *temperatureReader) discover() {
 	t.Close()
 	t.sensors, t.discoveredAt = nil, time.Now()
@@ -185,6 +188,7 @@ func (p *powerReader) Close() error {
 	return nil
 }
 
+// discover finds the files of the supply, which other boards do not have.
 func (p *powerReader) discover() {
 	p.Close()
 	p.alarms, p.throttled, p.discoveredAt = nil, nil, time.Now()

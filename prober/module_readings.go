@@ -114,6 +114,7 @@ type memberAccess struct {
 	check func(*ModuleReadings) error // nil for a member that is nil or may leave the machine
 }
 
+// accessTo makes the access to a member, with its check.
 func accessTo[T any](member func(*ModuleReadings) **T, check func(*T) error) memberAccess {
 	return memberAccess{
 		get:  func(r *ModuleReadings) any { return *member(r) },
@@ -166,6 +167,7 @@ func optionalModule(name string) (Module, error) {
 	return 0, fmt.Errorf("prober: there is no module %.40q; choose from %s", name, strings.Join(OptionalModuleNames(), ", "))
 }
 
+// optionalSetOf is the set of optional modules with these names.
 func optionalSetOf(names []string) (s ModuleSet, err error) {
 	for _, name := range names {
 		m, err := optionalModule(name)

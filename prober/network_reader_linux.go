@@ -24,6 +24,7 @@ type networkReader struct {
 	last         netTotals
 }
 
+// iface is an interface as it was last counted.
 type iface struct {
 	last       netCounters
 	generation uint64

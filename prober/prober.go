@@ -344,6 +344,7 @@ func (p *Prober) wakeSampler() {
 	}
 }
 
+// checkInterval checks a cadence against MinInterval and MaxInterval.
 func checkInterval(d time.Duration) error {
 	if d < MinInterval || d > MaxInterval {
 		return fmt.Errorf("prober: interval %v is outside %v..%v", d, MinInterval, MaxInterval)

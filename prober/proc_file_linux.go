@@ -16,6 +16,7 @@ type procFile struct {
 	buf  []byte
 }
 
+// newProcFile opens nothing. size is how many bytes of the file are read at most.
 func newProcFile(path string, size int) procFile {
 	return procFile{path: path, fd: -1, buf: make([]byte, size)}
 }

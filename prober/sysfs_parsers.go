@@ -53,6 +53,7 @@ func parseNetDev(b []byte, each func(name []byte, c netCounters)) error {
 	}
 }
 
+// isIfName reports whether the kernel allows the name for an interface.
 func isIfName(name []byte) bool {
 	return len(name) > 0 && len(name) <= maxIfName && name[0] != '.' && !bytes.ContainsAny(name, "/ \t\x00")
 }

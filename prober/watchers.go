@@ -30,6 +30,7 @@ type waiter struct {
 	ch chan sampleResult
 }
 
+// sampleResult is a sample, or why there is none.
 type sampleResult struct {
 	sample Sample
 	err    error
@@ -163,6 +164,7 @@ func (p *Prober) addWatcher(interval time.Duration) (*waiter, error) {
 	return w, nil
 }
 
+// addWaiterLocked refuses more than maxWaiters, and waiters that would wait in vain.
 func (p *Prober) addWaiterLocked(w *waiter) error {
 	if err := p.stoppedOr(nil); err != nil {
 		return err

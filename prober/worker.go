@@ -17,6 +17,7 @@ type worker[T any] struct {
 	timer     *time.Timer   // reused, since most samples wait; nil before the first wait
 }
 
+// newWorker starts nothing: the owner runs serve in a goroutine.
 func newWorker[T any]() worker[T] {
 	return worker[T]{requests: make(chan struct{}, 1), results: make(chan T, 1), done: make(chan struct{})}
 }
@@ -28,6 +29,7 @@ func (w *worker[T]) serve(call func() T) {
 	}
 }
 
+// request asks for one call. None may be pending.
 func (w *worker[T]) request() {
 	w.isPending = true
 	w.requests <- struct{}{}

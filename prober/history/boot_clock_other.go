@@ -4,6 +4,7 @@ package history
 
 import "time"
 
+// kernelBootID is that of the process, since no boot id is read here.
 func kernelBootID() string { return processBootID() }
 
 var processStart = time.Now()

@@ -101,6 +101,7 @@ func (s *Store) open() error {
 	return nil
 }
 
+// closeDB closes the file, if it is open. The next use opens it again.
 func (s *Store) closeDB() error {
 	d := s.db
 	s.db = nil
@@ -196,6 +197,7 @@ func (s *Store) setFault(err error) {
 	}
 }
 
+// setErrorLocked sets Stats.LastError, and its time where that is known.
 func (s *Store) setErrorLocked(err error) {
 	s.stats.LastError = err.Error()
 	if ms, ok := s.now(); ok {

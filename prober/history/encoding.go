@@ -18,6 +18,7 @@ type values struct {
 	mem, total int64 // KiB
 }
 
+// valuesOf converts a sample. One whose time or disk is not known is accepted.
 func valuesOf(x *prober.Sample) (values, error) {
 	if err := x.Check(); err != nil && !errors.Is(err, prober.ErrClock) && !errors.Is(err, prober.ErrDisk) {
 		return values{}, fmt.Errorf("history: %w", err)
@@ -38,6 +39,7 @@ func valuesOf(x *prober.Sample) (values, error) {
 // diskUnknown is the disk of a sample that has none.
 const diskUnknown = -1
 
+// sample is the reverse of valuesOf.
 func (v *values) sample(ts int64) prober.Sample {
 	x := prober.Sample{
 		TSMS:          ts,
@@ -88,8 +90,10 @@ const (
 	memorySlot = 0       // this boot, until it has a slot in the file
 )
 
+// slotBase is the id of a slot's first millisecond. It is negative for every slot.
 func slotBase(slot int64) int64 { return (slot - slots) * slotWidth }
 
+// undatedID is the id of an undated sample, by the boot's clock.
 func undatedID(slot int64, mono time.Duration) int64 {
 	return slotBase(slot) + max(0, min(mono.Milliseconds(), slotWidth-1))
 }

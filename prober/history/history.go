@@ -267,6 +267,7 @@ func (s *Store) Add(x prober.Sample, readings ...prober.Reading) {
 	s.hasUndated = s.hasUndated || id < 0
 }
 
+// addReadingLocked adds one reading of the sample with this id.
 func (s *Store) addReadingLocked(id int64, r prober.Reading) {
 	v, ok := milli(r.Value)
 	k := idOf[r.Key]
@@ -340,6 +341,7 @@ func (s *Store) lock(ctx context.Context) error {
 	return nil
 }
 
+// unlock returns diskToken.
 func (s *Store) unlock() {
 	s.setLockedSince(time.Time{})
 	s.diskToken <- struct{}{}
@@ -351,6 +353,7 @@ func (s *Store) setLockedSince(since time.Time) {
 	s.mu.Unlock()
 }
 
+// lockedFor is how long diskToken has been held.
 func (s *Store) lockedFor() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -71,6 +71,7 @@ func (m *moduleRecorder) add(s *prober.Sensor, v float64) {
 	m.ready = append(m.ready, prober.Reading{Key: s.Key, Value: v})
 }
 
+// count adds a Network to the window. Those of successive samples do not overlap.
 func (m *moduleRecorder) count(n *prober.Network) {
 	if m.counts == nil {
 		m.counts = map[*prober.Sensor]uint64{}

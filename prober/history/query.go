@@ -107,6 +107,7 @@ type group struct {
 	readings  []item[int64]
 }
 
+// newQueryReader checks a query. The window begins no earlier than the retention allows.
 func (s *Store) newQueryReader(q Query) (*queryReader, error) {
 	now, known := s.now()
 	s.mu.Lock()

@@ -293,6 +293,7 @@ func (s *Store) firstTimeFrom(d *db, r *queryReader, from int64) (int64, error) 
 	return first, nil
 }
 
+// sampleOf decodes a row of samples. The schema is STRICT, so the columns are integers.
 func sampleOf(row []driver.Value) (it item[values]) {
 	n := func(i int) int64 { v, _ := row[i].(int64); return v }
 	it.id = n(0)
@@ -303,6 +304,7 @@ func sampleOf(row []driver.Value) (it item[values]) {
 	return it
 }
 
+// readingOf decodes a row of readings.
 func readingOf(row []driver.Value) (it item[int64]) {
 	it.id, _ = row[0].(int64)
 	it.v, _ = row[1].(int64)

@@ -118,6 +118,7 @@ func (s *Store) runFlusher(ctx context.Context) {
 	}
 }
 
+// takeFlushRequest reports whether a flush was requested, and clears the request.
 func (s *Store) takeFlushRequest() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,6 +127,8 @@ func (s *Store) takeFlushRequest() bool {
 	return hurry
 }
 
+// flushInterval is shorter while the disk fails, so that a disk that recovers is used
+// soon.
 func (s *Store) flushInterval() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -151,6 +151,7 @@ func (d *db) identify() (fresh bool, err error) {
 	return true, err
 }
 
+// close closes the statements and the connection, which checkpoints the WAL.
 func (d *db) close() error {
 	var errs []error
 	for _, st := range d.stmts {
@@ -193,6 +194,8 @@ type stmt struct {
 	row  []driver.Value
 }
 
+// prepare returns the statement of a query, which is compiled once, with its parameters
+// set.
 func (d *db) prepare(query string, args []driver.Value) (*stmt, error) {
 	st := d.stmts[query]
 	if st == nil {

@@ -18,6 +18,7 @@ var (
 	tables        = [...]*table{samplesTable, readingsTable}
 )
 
+// newTable builds the statements once: their texts are the keys of db.stmts.
 func newTable(name, id, columns string, shift uint8) *table {
 	where := " FROM " + name + " WHERE " + id + " BETWEEN ? AND ?"
 	return &table{

@@ -12,6 +12,7 @@ type buffer[T any] struct {
 	max   int
 }
 
+// item is an unsaved sample or reading.
 type item[T any] struct {
 	id  int64
 	seq uint64 // order of arrival
