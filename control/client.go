@@ -29,8 +29,10 @@ const dialTimeout = 5 * time.Second
 
 // Event is an event of the daemon.
 type Event struct {
-	Method string          // EventMetrics, EventState, …
-	Params json.RawMessage // Snapshot, State, …
+	// Method is EventMetrics, EventState, …
+	Method string
+	// Params is the JSON of a Snapshot, a State, …
+	Params json.RawMessage
 }
 
 // DialOptions of a client. The zero value is for a command without events.
@@ -48,6 +50,9 @@ type DialOptions struct {
 }
 
 // Client is a connection to a daemon. Its methods may be called from any goroutine.
+//
+// The goroutine of jrpc2's client reads messages. It calls OnEvent, and hands answers to the
+// callers that wait for them.
 type Client struct {
 	rpc   *jrpc2.Client
 	ch    *clientChannel

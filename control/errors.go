@@ -9,12 +9,15 @@ import (
 
 // Error is an error of the socket. The server sends it; the client returns it.
 type Error struct {
-	Code    int
-	Message string // the word for Code: invalid_params, …
-	Field   string // the parameter that is wrong, if any
-	Detail  string // for people
-
-	ToolCode string // of the method call: the tool's code, such as E_RATE_LIMITED
+	Code int
+	// Message is the word for Code: invalid_params, …
+	Message string
+	// Field is the parameter that is wrong, if any.
+	Field string
+	// Detail is for people.
+	Detail string
+	// ToolCode is the tool's code in an error of the method call, such as E_RATE_LIMITED.
+	ToolCode string
 }
 
 // codeNames are the messages of errors, by code.

@@ -8,11 +8,14 @@ import (
 
 // HistoryQuery asks for a window of time: the params of query_history.
 type HistoryQuery struct {
-	FromMS  int64    `json:"from_ts"`           // included, milliseconds since 1970
-	ToMS    int64    `json:"to_ts"`             // included; 0 is now
-	Modules []string `json:"modules,omitempty"` // none: those that are started
-	StepMS  int64    `json:"step_ms,omitempty"` // above 0: the last record of each bucket of that length
-	Limit   int      `json:"limit,omitempty"`   // above 0: at most so many items, the first
+	FromMS int64 `json:"from_ts"` // included, milliseconds since 1970
+	ToMS   int64 `json:"to_ts"`   // included; 0 is now
+	// Modules are names of modules; none: those that are started.
+	Modules []string `json:"modules,omitempty"`
+	// StepMS above 0 asks for the last record of each bucket of that length.
+	StepMS int64 `json:"step_ms,omitempty"`
+	// Limit above 0 asks for at most so many items, the first ones.
+	Limit int `json:"limit,omitempty"`
 }
 
 // History is where query_history finds what was recorded. Query calls fn with the rows of

@@ -141,74 +141,89 @@ const (
 
 // HelloParams are the params of hello.
 type HelloParams struct {
-	AppVersion      string   `json:"app_version"` // at most 256 bytes
-	ProtocolVersion int      `json:"protocol_version"`
-	Token           string   `json:"token"` // not empty; at most 4 KiB
-	Capabilities    []string `json:"capabilities,omitempty"`
+	// AppVersion is the client's version, at most 256 bytes.
+	AppVersion      string `json:"app_version"`
+	ProtocolVersion int    `json:"protocol_version"`
+	// Token is not empty and at most 4 KiB long.
+	Token string `json:"token"`
+	// Capabilities are what the client wants; an unknown one is an error.
+	Capabilities []string `json:"capabilities,omitempty"`
 }
 
 // Hello is the answer to hello.
 type Hello struct {
-	ServerVersion   string   `json:"server_version"`
-	ProtocolVersion int      `json:"protocol_version"`
-	Capabilities    []string `json:"capabilities"` // what is served, not what was asked for
-	SessionID       string   `json:"session_id"`   // UUID v4
+	ServerVersion   string `json:"server_version"`
+	ProtocolVersion int    `json:"protocol_version"`
+	// Capabilities are those that the server has, whatever was asked for.
+	Capabilities []string `json:"capabilities"`
+	SessionID    string   `json:"session_id"` // UUID v4
 }
 
 // Snapshot is the readings of modules at one moment: the answer to snapshot, and the event
-// metrics. A module that was not asked for, or is not due, is missing.
+// metrics. A module that was not asked for, or is not due, is missing. The members and
+// fields are those of the sensor catalogue.
 type Snapshot struct {
-	TS     int64   `json:"ts"`            // trusted wall clock, milliseconds since 1970
-	Seq    uint64  `json:"seq,omitempty"` // metrics only; rises by one an event
+	// TS is the trusted wall clock, milliseconds since 1970.
+	TS int64 `json:"ts"`
+	// Seq counts the events metrics, from 1. The answer to snapshot has none.
+	Seq    uint64  `json:"seq,omitempty"`
 	CPU    *CPU    `json:"cpu,omitempty"`
 	Memory *Memory `json:"memory,omitempty"`
 	Disk   *Disk   `json:"disk,omitempty"`
 	Load   *Load   `json:"load,omitempty"`
 
-	prober.ModuleReadings // the optional modules, as members of Snapshot
+	// ModuleReadings are the optional modules, each as a member of the snapshot.
+	prober.ModuleReadings
 }
 
 // CPU is the module cpu.
 type CPU struct {
-	UsagePercent float64 `json:"usage_percent"` // all CPUs together, 0..100
+	// UsagePercent is the busy share of all CPUs together, 0..100.
+	UsagePercent float64 `json:"usage_percent"`
 }
 
 // Memory is the module mem, in MiB, rounded down.
 type Memory struct {
 	Total uint64 `json:"total"`
-	Used  uint64 `json:"used"` // total less what is available
+	// Used is Total less what is available to programs.
+	Used uint64 `json:"used"`
 }
 
 // Disk is the module disk.
 type Disk struct {
-	UsagePercent float64 `json:"usage_percent"` // 0..100, as df counts
+	// UsagePercent is 0..100, as df computes it.
+	UsagePercent float64 `json:"usage_percent"`
 }
 
-// Load is the module load.
+// Load is the module load: the averages of the kernel.
 type Load struct {
 	Load1  float64 `json:"load_1m"`
 	Load5  float64 `json:"load_5m"`
 	Load15 float64 `json:"load_15m"`
 }
 
-// State is the event state: one after each start, stop and burst_subscribe.
+// State is the event state, sent after each start, stop and burst_subscribe, and after a
+// hello with metrics_stream.
 type State struct {
-	TS     int64  `json:"ts"`               // milliseconds since 1970
-	Phase  string `json:"phase"`            // start, stop, burst
-	Reason string `json:"reason,omitempty"` // the method that caused it
-	Extra  any    `json:"extra,omitempty"`  // start: {modules}; burst: {interval_ms, expires_at}
+	TS    int64  `json:"ts"`    // milliseconds since 1970
+	Phase string `json:"phase"` // start, stop or burst
+	// Reason is the method that caused the event.
+	Reason string `json:"reason,omitempty"`
+	// Extra is {modules} for start and {interval_ms, expires_at} for burst.
+	Extra any `json:"extra,omitempty"`
 }
 
 // Alert is the event alert: a metric went beyond a threshold, or came back (then its level
-// is info).
+// is info). Package prober/alert makes them.
 type Alert struct {
-	Level     string  `json:"level"` // info, warn, error
+	Level     string  `json:"level"` // info, warn or error
 	Metric    string  `json:"metric"`
 	Value     float64 `json:"value"`
 	Threshold float64 `json:"threshold"`
 	RuleID    string  `json:"rule_id,omitempty"`
-	Message   string  `json:"message"` // one line for a person
-	TS        int64   `json:"ts"`      // milliseconds since 1970
+	// Message is one line for a person.
+	Message string `json:"message"`
+	TS      int64  `json:"ts"` // milliseconds since 1970
 }
 
 // UpdateReady is the event update_ready: a newer version is installed and takes effect when
@@ -220,16 +235,20 @@ type UpdateReady struct {
 
 // Config is what set_config changes; zero values change nothing.
 type Config struct {
-	BaseIntervalMS  int64            `json:"base_interval_ms,omitempty"` // 100..60000
-	ModuleIntervals map[string]int64 `json:"module_intervals,omitempty"` // by module, 100..60000
-	Persist         bool             `json:"persist,omitempty"`
+	// BaseIntervalMS is the base cadence of the sampler, 100..60000.
+	BaseIntervalMS int64 `json:"base_interval_ms,omitempty"`
+	// ModuleIntervals are 100..60000, by name of the module.
+	ModuleIntervals map[string]int64 `json:"module_intervals,omitempty"`
+	// Persist saves the change, so that it survives a restart.
+	Persist bool `json:"persist,omitempty"`
 }
 
 // ConfigResult is the answer to set_config.
 type ConfigResult struct {
-	OK                 bool             `json:"ok"`
-	BaseIntervalMS     int64            `json:"base_interval_ms"`
-	EffectiveIntervals map[string]int64 `json:"effective_intervals"` // of each requested module
+	OK             bool  `json:"ok"`
+	BaseIntervalMS int64 `json:"base_interval_ms"` // now in force
+	// EffectiveIntervals are those of the modules that the request named.
+	EffectiveIntervals map[string]int64 `json:"effective_intervals"`
 	// Persisted reports whether the change survives a restart, if that was requested.
 	Persisted *bool `json:"persisted,omitempty"`
 }
@@ -242,8 +261,9 @@ type startResult struct {
 
 // burstResult is the answer to burst_subscribe.
 type burstResult struct {
-	OK        bool  `json:"ok"`
-	ExpiresAt int64 `json:"expires_at"` // milliseconds since 1970
+	OK bool `json:"ok"`
+	// ExpiresAt is the end of the burst, milliseconds since 1970.
+	ExpiresAt int64 `json:"expires_at"`
 }
 
 // okResult is the answer to stop and subscribe_metrics.

@@ -47,12 +47,16 @@ type historyRequest struct {
 	max    int   // items, 0 for no limit
 	end    int64 // the end of the window, milliseconds since 1970
 
-	buf             []byte // all items, or in the passes of a long answer those not written yet
-	hasAnswerBuffer bool   // buf is the server's answer buffer
-	isLong          bool   // the items are longer than maxKeptAnswer
-	rows            int    // that the history gave
-	items, size     int    // the number of items, and their bytes with the commas between
-	first, last     int64  // ts of the first and the last item
+	// buf has all items, or for a long answer those that are not written yet.
+	buf []byte
+	// hasAnswerBuffer is set when buf is the server's answer buffer, which must be returned.
+	hasAnswerBuffer bool
+	// isLong is set when the items are longer than maxKeptAnswer.
+	isLong bool
+	rows   int // that the history gave in this pass
+	// items and size are the number of items, and their bytes with the commas in between.
+	items, size int
+	first, last int64 // ts of the first and the last item
 }
 
 // history answers query_history. The answer is streamed, so nothing is returned for jrpc2

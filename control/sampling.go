@@ -36,13 +36,19 @@ type sampling struct {
 	intervals   intervals
 	bursts      []burst
 
-	seq          uint64                           // of the last event metrics
-	stateCount   uint64                           // events state so far
-	sentReadings prober.ModuleReadings            // of optional modules, as last sent
-	nextDue      [prober.NumModules]time.Duration // when a module is sent next, by Sample.Mono
-	lastSent     [prober.NumModules]time.Duration // Mono of the sample last sent
-	current      plan                             // what the sampler does
-	replan       context.CancelFunc               // makes the sampler plan again; nil before it runs
+	seq        uint64 // of the last event metrics
+	stateCount uint64 // events state so far
+	// sentReadings are those of optional modules as they were last sent. A module with the
+	// same reading is not sent again.
+	sentReadings prober.ModuleReadings
+	// nextDue is when a module is sent next, and lastSent when it was sent last, both by
+	// Sample.Mono.
+	nextDue, lastSent [prober.NumModules]time.Duration
+
+	// current is the plan that the sampler carries out. replan ends it; nil before the
+	// sampler runs.
+	current plan
+	replan  context.CancelFunc
 }
 
 // intervals is how often each module is sent; zero is the base interval.

@@ -114,11 +114,14 @@ type Server struct {
 type Stats struct {
 	Clients  int    // connections now
 	Accepted uint64 // connections that were served
-	Denied   uint64 // peers that are not allowed
-	Busy     uint64 // connections above MaxClients
+	// Denied are connections that Options.Allow refused.
+	Denied uint64
+	// Busy are connections that were refused because there were MaxClients.
+	Busy     uint64
 	Requests uint64 // methods called
-	Events   uint64 // events published
-	Dropped  uint64 // events a slow client did not get
+	Events   uint64 // events published, each counted once for all clients
+	// Dropped are events that a slow client did not get.
+	Dropped uint64
 }
 
 // counters are those of Stats that change outside mu.

@@ -20,12 +20,16 @@ import (
 //
 //	connected ── hello within 5 s ──> open ── hello with metrics_stream ──> subscribed
 type session struct {
-	srv        *Server
-	c          *serverChannel
-	id         string             // UUID v4, set by a valid hello
-	requestID  string             // of the current request, as JSON; "" of a notification
-	sub        *subscription      // nil until the client takes events
-	subscribed chan *subscription // gets sub when hello was answered
+	srv *Server
+	c   *serverChannel
+	// id is a UUID v4. It is empty until a valid hello.
+	id string
+	// requestID is that of the current request, as JSON; empty for a notification.
+	requestID string
+	// sub is nil until the client takes events. It is sent to subscribed when the answer to
+	// hello was written, so that no event comes before it.
+	sub        *subscription
+	subscribed chan *subscription
 }
 
 // methodFunc handles a method. The result is encoded as JSON.

@@ -71,24 +71,32 @@ type moduleCollector struct {
 	source    ModuleSource // nil: no modules
 	enabled   ModuleSet
 	intervals [NumModules]time.Duration
-	workers   [NumModules]*moduleWorker // those that were started and have not ended
-	running   int                       // how many of them
-	latest    ModuleReadings            // what is known now
-	published *ModuleReadings           // what the newest sample has
+	// workers are those that were started and have not ended, running how many they are.
+	workers [NumModules]*moduleWorker
+	running int
+	// latest is what is known now. published is what the newest sample has: it is replaced,
+	// not changed, because receivers of samples hold it.
+	latest    ModuleReadings
+	published *ModuleReadings
 }
 
 // moduleWorker reads one module.
 type moduleWorker struct {
 	worker[moduleResult]
-	isStopping  bool
-	requestedAt time.Duration // instant of the last request
-	isNew       bool          // nothing was requested so far
-	isSlow      bool          // the last result took longer than a sample waits
-	needsTwo    bool          // the first reading has no values, which are between two
-	latest      ModuleReadings
-	latestAt    time.Duration // instant of the request for latest
-	state       string
-	err         error
+	isStopping bool
+	// requestedAt is the instant of the last request; isNew is set before the first.
+	requestedAt time.Duration
+	isNew       bool
+	// isSlow is set when the last result took longer than a sample waits.
+	isSlow bool
+	// needsTwo is set before the first result of a module whose values are differences
+	// between two readings.
+	needsTwo bool
+	// latest is the newest result, and latestAt the instant of its request.
+	latest   ModuleReadings
+	latestAt time.Duration
+	state    string
+	err      error
 }
 
 type moduleResult struct {

@@ -115,29 +115,43 @@ type Store struct {
 	log    *zap.Logger
 	wake   chan struct{} // room for one: the flusher has something to do
 
-	diskToken chan struct{} // the holder of the token may use the file and the next two fields
-	db        *db           // nil when not open
-	fatalErr  error         // not nil: this process does not touch the file again
+	// diskToken holds one token while the file is free. The holder may use db and fatalErr.
+	diskToken chan struct{}
+	db        *db // nil when not open
+	// fatalErr is set when this process must not touch the file again.
+	fatalErr error
 
-	mu             sync.Mutex // protects the fields below
-	closed         bool
-	flush          time.Duration
-	maxAge         time.Duration
-	maxBytes       int64
-	purgePending   bool // retention was changed: apply it in full
-	flushRequested bool // flush now
+	mu       sync.Mutex // protects the fields below
+	closed   bool
+	flush    time.Duration
+	maxAge   time.Duration
+	maxBytes int64
+	// purgePending is set by SetRetention, for the next flush to apply it in full.
+	purgePending bool
+	// flushRequested makes the flusher flush now.
+	flushRequested bool
 	isPaused       bool
-	restartWatch   context.CancelFunc // ends the current Watch; nil while there is none
-	samples        buffer[values]     // unsaved, by time
-	readings       buffer[int64]      // unsaved, by readingID
-	seq            uint64             // of the newest item in both
-	latest         prober.Sample      // the newest one, saved or not
-	latestID       int64              // its id, 0 when there is none
-	hasUndated     bool               // there may be samples whose time is not known
-	fault          string             // why the disk cannot be used, "" when it can
-	lockedSince    time.Time          // since when the token is held, zero while it is free
-	stats          Stats
-	statsDay       int64 // the day of stats.WrittenToday, in days since 1970
+	// restartWatch ends the current Watch; nil while there is none.
+	restartWatch context.CancelFunc
+
+	// samples by time and readings by readingID are unsaved. seq is the order of arrival of
+	// the newest item in both, by which a flush knows what it has saved.
+	samples  buffer[values]
+	readings buffer[int64]
+	seq      uint64
+	// latest is the newest sample, saved or not, and latestID its id, 0 when there is none.
+	latest   prober.Sample
+	latestID int64
+	// hasUndated is set when there may be samples whose time is not known.
+	hasUndated bool
+
+	// fault is why the disk cannot be used, empty when it can.
+	fault string
+	// lockedSince is when diskToken was taken, zero while it is free.
+	lockedSince time.Time
+	stats       Stats
+	// statsDay is the day of stats.WrittenToday, in days since 1970.
+	statsDay int64
 }
 
 // Open returns a Store. It fails only for invalid options: the file is opened when it is

@@ -32,11 +32,15 @@ type Row struct {
 }
 
 const (
-	chunkSamples  = 256     // samples that are read before fn is called
-	chunkReadings = 1024    // likewise; more than the readings of one millisecond
-	chunkBuckets  = 64      // likewise, buckets
-	minSeekRows   = 10      // rows in a bucket from which on seeking is cheaper than reading
-	maxTS         = 1 << 53 // beyond every clock
+	// chunkSamples, chunkReadings and chunkBuckets bound what is read before fn is called.
+	// chunkReadings is more than the readings of one millisecond, so each scan advances.
+	chunkSamples  = 256
+	chunkReadings = 1024
+	chunkBuckets  = 64
+	// minSeekRows is how many rows a bucket has when seeking becomes cheaper than reading.
+	minSeekRows = 10
+	// maxTS is beyond every clock.
+	maxTS = 1 << 53
 )
 
 // Query calls fn with the rows of a window, in ascending order, and returns fn's error if
@@ -84,19 +88,30 @@ func (s *Store) Query(ctx context.Context, q Query, fn func(Row) error) error {
 // queryReader is a query in progress. Between two calls of fetch it keeps the rows that are
 // ready for fn and the bucket that the next chunk may continue.
 type queryReader struct {
-	cursor, to, step int64 // the next time to read, the end, the length of buckets or 0
+	// cursor is the next time to read and to the last one. step is the length of buckets,
+	// 0 for none.
+	cursor, to, step int64
 	limit, emitted   int
-	wantsSamples     bool
-	wanted           [256]bool // readings, by key
-	wantedCount      int
-	memoryOnly       bool // the disk did not answer
-	done             bool
 
-	rows            []group       // ready for fn
-	bucketReadings  []item[int64] // their readings
-	pending         group         // a bucket that may not be complete; its ts is 0 when there is none
-	pendingReadings []item[int64] // the readings of pending, by key
-	out             []prober.Reading
+	// The query asks for samples, and for the readings whose key is in wanted.
+	wantsSamples bool
+	wanted       [256]bool
+	wantedCount  int
+
+	// memoryOnly is set when the disk did not answer. It stays set, so that the rest of the
+	// query does not wait again.
+	memoryOnly bool
+	done       bool
+
+	// rows are ready for fn; with a step their readings are in bucketReadings.
+	rows           []group
+	bucketReadings []item[int64]
+	// pending is a bucket that may not be complete; its ts is 0 when there is none. Its
+	// readings are in pendingReadings, by key.
+	pending         group
+	pendingReadings []item[int64]
+
+	out []prober.Reading // reused for each row
 }
 
 // group is what was recorded at one time.
