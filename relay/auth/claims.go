@@ -26,6 +26,7 @@ const (
 	maxTokenGen   = 1 << 30
 )
 
+// base64URLAlphabet is that of RFC 4648 §5.
 const base64URLAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 // wellFormed reports whether a token has at most 4 KiB and three non-empty parts of
@@ -111,6 +112,8 @@ func (c *claims) registered() jwt.RegisteredClaims {
 	return jwt.RegisteredClaims{Issuer: c.Iss.value, Audience: jwt.ClaimStrings{c.Aud.value}, ExpiresAt: date(c.Exp), NotBefore: date(c.Nbf)}
 }
 
+// subjectRE admits what can stand in a log line, a URL path and a shell word unquoted;
+// instanceRE a hash in hex or base64url.
 var (
 	subjectRE  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}$`)
 	instanceRE = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)

@@ -107,6 +107,8 @@ type writeOp struct {
 	done     bool
 }
 
+// openDatabase opens both connections. It makes the file itself, because SQLite would make
+// it readable by everyone.
 func openDatabase(d *stateDir) (*database, error) {
 	createMu.Lock()
 	err := d.create(dbFile)
@@ -139,6 +141,7 @@ func (d *stateDir) openSQL(options string) (*sql.DB, error) {
 	return db, err
 }
 
+// close closes the reader first: the last connection to close removes the write-ahead log.
 func (db *database) close() error { return errors.Join(db.readDB.Close(), db.writeDB.Close()) }
 
 // setUp migrates the schema and runs fn, in one transaction: two processes that open a
@@ -156,6 +159,7 @@ func (db *database) setUp(fn func() error) error {
 	}
 }
 
+// migrate is one try of setUp. A database of a newer agentctl is refused and not changed.
 func (db *database) migrate(fn func() error) error {
 	tx, err := db.writeDB.Begin()
 	if err != nil {
@@ -220,7 +224,8 @@ func (db *database) write(ctx context.Context, exec func(*sql.Tx) error, onCommi
 	return op.err
 }
 
-// cancelQueued removes an operation whose transaction has not begun.
+// cancelQueued removes an operation whose transaction has not begun, and reports whether it
+// did.
 func (db *database) cancelQueued(op *writeOp) bool {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -231,6 +236,7 @@ func (db *database) cancelQueued(op *writeOp) bool {
 	return i >= 0
 }
 
+// takeBatch removes the oldest operations from the queue. The caller holds the write slot.
 func (db *database) takeBatch() []*writeOp {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -302,4 +308,5 @@ func forEachRow(ctx context.Context, q querier, fn func(scan func(...any) error)
 	return rows.Err()
 }
 
+// errStopRows ends forEachRow early.
 var errStopRows = errors.New("stop")

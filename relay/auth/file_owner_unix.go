@@ -7,7 +7,8 @@ import (
 	"syscall"
 )
 
-// ownerOf tells who owns a file, where the system knows owners by number.
+// ownerOf returns the owner of a file. known is false where the file system has no numeric
+// owners.
 func ownerOf(info fs.FileInfo) (uid, gid int, known bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

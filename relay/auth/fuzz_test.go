@@ -29,7 +29,7 @@ func FuzzVerify(f *testing.F) {
 			t.Fatalf("got %v and %v", id, err)
 		}
 		if err == nil && !minted[token] {
-			t.Fatalf("accepted a token that nobody minted: %q", token)
+			t.Fatalf("accepted a token that was not minted: %q", token)
 		}
 		if err != nil && manifest.AsError(err).Code != manifest.SafetyDenied {
 			t.Fatalf("got %v", err)

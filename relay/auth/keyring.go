@@ -55,7 +55,7 @@ func loadRelayInfo(d *stateDir, audience string, now time.Time) (info relayInfo,
 	default:
 		err := json.Unmarshal(b, &info, json.RejectUnknownMembers(true))
 		if _, ok := manifest.ParseULID(info.RelayID); err != nil || !ok || !audienceRE.MatchString(info.Audience) {
-			return info, "", fmt.Errorf("%s is not the JSON object that agentctl writes; restore it from a backup, or remove it and mint every token anew", relayFile)
+			return info, "", fmt.Errorf("%s is not the JSON object that agentctl writes; restore it from a backup, or remove it and mint every token again", relayFile)
 		}
 		before = info.Audience
 	}
@@ -118,6 +118,7 @@ func loadKeys(d *stateDir, issuer string) (ring *keyring, made bool, err error) 
 	return ring, made, nil
 }
 
+// keyFile returns the name of a key's file. The kid was matched against kidRE.
 func keyFile(kid string) string { return filepath.Join(keysDir, kid+".pem") }
 
 // listKIDs returns the key ids that keys/ has files of; it ignores other files.
@@ -137,6 +138,7 @@ func listKIDs(d *stateDir) (kids []string, err error) {
 	return kids, nil
 }
 
+// makeKey makes a signing key and its file.
 func makeKey(d *stateDir) (kid string, err error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -150,6 +152,7 @@ func makeKey(d *stateDir) (kid string, err error) {
 	return kid, d.replace(keyFile(kid), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
+// readKey reads the file of one key, and narrows its mode.
 func readKey(d *stateDir, name string) (ed25519.PrivateKey, error) {
 	b, err := d.read(name, maxKeyFile)
 	if err == nil {

@@ -89,14 +89,14 @@ func TestTokensAreNotStored(t *testing.T) {
 		t.Fatal("accepted")
 	}
 	parts := strings.Split(m.Token, ".")
-	look := func(where string, b []byte) {
+	search := func(where string, b []byte) {
 		for _, part := range parts[1:] {
 			if bytes.Contains(b, []byte(part)) {
 				t.Errorf("a part of the token is in %s", where)
 			}
 		}
 	}
-	look("the log", log.Bytes())
+	search("the log", log.Bytes())
 	files := 0
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -104,7 +104,7 @@ func TestTokensAreNotStored(t *testing.T) {
 		}
 		files++
 		b, err := os.ReadFile(path)
-		look(path, b)
+		search(path, b)
 		return err
 	})
 	if err != nil || files < 3 {

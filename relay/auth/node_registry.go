@@ -64,6 +64,7 @@ type registry struct {
 	lastChange int64 // rows up to this change have been read
 }
 
+// get returns the present entry of a node, nil for an unknown one.
 func (r *registry) get(nodeID string) *node {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -150,6 +151,8 @@ func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string,
 	return n.name, nil
 }
 
+// nodeColumns are what scanNode reads. want and sum are those of the last UpsertNode: they
+// decide whether the next one changes anything.
 const nodeColumns = "id, node_id, tenant, name, want, sum, change, coalesce((SELECT ms FROM seen WHERE seen.id = nodes.id), 0)"
 
 func scanNode(scan func(...any) error) (*node, error) {
@@ -221,6 +224,7 @@ func uniqueName(tx *sql.Tx, tenant, want, nodeID string) (string, error) {
 	return "", errors.New("no free name for the node; start it with another name")
 }
 
+// selectNodesSQL is completed by a condition; forEachNode reads its columns.
 const selectNodesSQL = `SELECT n.node_id, n.tenant, n.name, n.manifest, n.created_ms, coalesce(s.ms, 0)
 	FROM nodes n LEFT JOIN seen s ON s.id = n.id WHERE `
 
@@ -269,6 +273,8 @@ func (s *Store) oneNode(ctx context.Context, where string, args ...any) (Node, e
 	return list[0], nil
 }
 
+// forEachNode calls fn with the nodes that a condition selects. A last-seen time in memory
+// is newer than that on disk, by up to SeenInterval.
 func (s *Store) forEachNode(ctx context.Context, fn func(Node) error, where string, args ...any) error {
 	return s.query(ctx, func(scan func(...any) error) error {
 		var n Node
@@ -298,7 +304,8 @@ func (s *Store) nodeByIDOrName(ctx context.Context, ref string) (string, error) 
 	return n.NodeID, err
 }
 
-// loadNodes reads the rows that have changed since the last call.
+// loadNodes reads the rows that have changed since the last call: those of another process,
+// and once more those of this one, which change nothing.
 func (s *Store) loadNodes(ctx context.Context) error {
 	s.registry.mu.RLock()
 	since := s.registry.lastChange
@@ -325,6 +332,7 @@ func (s *Store) loadNodes(ctx context.Context) error {
 	return nil
 }
 
+// upsertSeenSQL never moves a time back: two relays may share the directory.
 const upsertSeenSQL = "INSERT INTO seen (id, ms) VALUES (?, ?) ON CONFLICT DO UPDATE SET ms = max(ms, excluded.ms)"
 
 // flushSeen writes what MarkSeen recorded since the last flush. Run and Close call it,

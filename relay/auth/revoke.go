@@ -31,6 +31,7 @@ func (d *denyList) revokes(id *Identity) bool {
 		issuedBefore(d.sub, id.Subject, id.issuedAt) || issuedBefore(d.node, id.NodeID, id.issuedAt)
 }
 
+// issuedBefore reports whether m has the key with a second at or after issuedAt.
 func issuedBefore(m map[string]int64, key string, issuedAt int64) bool {
 	if len(m) == 0 || key == "" {
 		return false
@@ -51,6 +52,8 @@ type querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
+// loadDenyList reads all revocations. The list is bounded (maxRevocations) and changes
+// rarely, so it is not read in parts.
 func loadDenyList(ctx context.Context, q querier) (*denyList, error) {
 	d := &denyList{jti: map[string]int64{}, sub: map[string]int64{}, node: map[string]int64{}, tenant: map[string]int64{}}
 	// The counter comes first: a row that is added after it makes the next Refresh

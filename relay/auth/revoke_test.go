@@ -13,7 +13,7 @@ import (
 )
 
 // Two Stores on one directory stand for the relay and the command line. The relay has
-// the tokens cached, and Run is its only source of news.
+// the tokens cached, and Run is the only way in which it learns of it.
 func TestRevocationReachesRunningStore(t *testing.T) {
 	tests := []struct {
 		name string
@@ -108,7 +108,7 @@ func TestRevoke(t *testing.T) {
 	}
 }
 
-// After a revocation by subject, node or tenant a token minted anew works, even in the
+// After a revocation by subject, node or tenant a new token works, even in the
 // same second, and can itself be revoked in that second.
 func TestMintAfterRevoke(t *testing.T) {
 	ck := &clock{testTime}

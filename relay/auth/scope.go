@@ -43,6 +43,8 @@ var scopeWords = [...]string{
 	manifest.ScopeKernelAdmin, manifest.ScopeDeviceConnect, manifest.ScopeDeviceEnroll,
 }
 
+// agentScopes are what an agent token may hold; agentDefaults what it gets when a request
+// names no scopes. Publishing events, writing tickets and kernel:admin have to be asked for.
 const (
 	agentScopes   = bitCallReadOnly | bitToolsList | bitEventsSubscribe | bitEventsIngest | bitTicketsRead | bitTicketsWrite | bitKernelAdmin
 	agentDefaults = bitCallReadOnly | bitToolsList | bitEventsSubscribe | bitTicketsRead

@@ -51,6 +51,8 @@ func openStateDir(path string) (*stateDir, error) {
 	return d, nil
 }
 
+// checkOwnerAndMode looks at the directory through the open root, so that it cannot be
+// exchanged between the check and the use.
 func (d *stateDir) checkOwnerAndMode() error {
 	info, err := d.root.Stat(".")
 	if err != nil {
@@ -162,6 +164,7 @@ func (d *stateDir) replace(name string, data []byte) error {
 	return d.syncDir(filepath.Dir(name))
 }
 
+// syncDir makes a rename durable.
 func (d *stateDir) syncDir(dir string) error {
 	f, err := d.root.Open(dir)
 	if err != nil {
@@ -195,7 +198,7 @@ func explain(path string, err error) error {
 	case errors.Is(err, syscall.ENOSPC), code == sqlite3.SQLITE_FULL:
 		return fmt.Errorf("state directory %s is on a full disk: %w; free some space (df -h %s)", path, err, path)
 	case code == sqlite3.SQLITE_CORRUPT, code == sqlite3.SQLITE_NOTADB:
-		return fmt.Errorf("%s is damaged: %w; restore it from a backup, or move it away together with %s and mint every token anew (with the keys still there, revoked tokens would work again)",
+		return fmt.Errorf("%s is damaged: %w; restore it from a backup, or move it away together with %s and mint every token again (with the keys still there, revoked tokens would work again)",
 			db, err, filepath.Join(path, keysDir))
 	case code == sqlite3.SQLITE_BUSY:
 		return fmt.Errorf("%s is locked by another process: %w; find it with: fuser -v %s", db, err, db)
@@ -203,6 +206,7 @@ func explain(path string, err error) error {
 	return fmt.Errorf("state directory %s: %w", path, err)
 }
 
+// ownerHint says whom the directory belongs to, if to another user.
 func ownerHint(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -48,7 +48,7 @@ func TestRootChownsFilesToOwner(t *testing.T) {
 	}
 }
 
-// A directory that this user may not write: the error tells who may, and what to type.
+// A directory that this user may not write: the error names who may, and the next step.
 func TestReadOnlyStateDir(t *testing.T) {
 	parent := t.TempDir()
 	dir := filepath.Join(parent, "state")

@@ -93,7 +93,7 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		{"everyone may write", func(t *testing.T, dir string) { os.Chmod(dir, 0o777) }, []string{"chmod 0700", "another directory"}},
 		{"relay.json is cut", put(relayFile, `{"relay_id":`), []string{relayFile, "backup"}},
-		{"relay.json has a stranger's member", put(relayFile, `{"relay_id":"01ARZ3NDEKTSV4RRFFQ69G5FAV","audience":"a","issuer":"a","created":"2026-01-01T00:00:00Z","x":1}`), []string{relayFile, "backup"}},
+		{"relay.json has an unknown member", put(relayFile, `{"relay_id":"01ARZ3NDEKTSV4RRFFQ69G5FAV","audience":"a","issuer":"a","created":"2026-01-01T00:00:00Z","x":1}`), []string{relayFile, "backup"}},
 		{"relay.json without audience", put(relayFile, `{"relay_id":"01ARZ3NDEKTSV4RRFFQ69G5FAV"}`), []string{relayFile, "backup"}},
 		{"relay.json is huge", put(relayFile, strings.Repeat(" ", maxRelayFile+1)), []string{relayFile, "move it away"}},
 		{"relay.json is a link", func(t *testing.T, dir string) {
@@ -102,7 +102,7 @@ func TestOpenRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, []string{relayFile, "regular file"}},
-		{"a key is no key", put(keysDir+"/zz.pem", "nothing"), []string{"zz.pem", "PKCS #8"}},
+		{"a key file without a key", put(keysDir+"/zz.pem", "nothing"), []string{"zz.pem", "PKCS #8"}},
 		{"keys is a file", func(t *testing.T, dir string) {
 			os.RemoveAll(filepath.Join(dir, keysDir))
 			put(keysDir, "")(t, dir)

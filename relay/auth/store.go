@@ -200,6 +200,7 @@ func (s *Store) Refresh(ctx context.Context) error {
 	return explain(s.dir.path, err)
 }
 
+// loadRevocations replaces the deny list by what the database has.
 func (s *Store) loadRevocations(ctx context.Context) error {
 	deny, err := loadDenyList(ctx, s.db.readDB)
 	if err == nil {

@@ -120,7 +120,7 @@ func TestConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
-// While another process holds the write lock, reading goes on and writing says why not.
+// While another process holds the write lock, reads succeed and writes fail with the reason.
 func TestLockedByAnotherProcess(t *testing.T) {
 	dir := t.TempDir()
 	s, other := openStore(t, Options{StateDir: dir}), openStore(t, Options{StateDir: dir})

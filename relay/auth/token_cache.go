@@ -19,6 +19,7 @@ const (
 	maxGeneration = 512 // entries of one generation of one shard: 16,384 in all
 )
 
+// tokenDigest is the SHA-256 of a token.
 type tokenDigest [sha256.Size]byte
 
 // tokenHash hashes a token without copying it.
@@ -35,6 +36,7 @@ type tokenCache struct {
 	shards [cacheShards]cacheShard
 }
 
+// cacheShard is one of the shards; calls of different tokens rarely meet in one.
 type cacheShard struct {
 	mu         sync.Mutex // protects the fields below
 	young, old map[tokenDigest]*Identity
@@ -42,6 +44,7 @@ type cacheShard struct {
 
 func (c *tokenCache) shard(k tokenDigest) *cacheShard { return &c.shards[k[0]%cacheShards] }
 
+// get returns the cached identity, nil for none.
 func (c *tokenCache) get(k tokenDigest) *Identity {
 	s := c.shard(k)
 	s.mu.Lock()

@@ -28,6 +28,8 @@ func (s *Store) Verify(token string, class ...string) (*Identity, error) {
 	return id, nil
 }
 
+// verify is Verify without the check of the class. The class is not part of the cached
+// result: the same token may be valid for one route and not for another.
 func (s *Store) verify(token string) (*Identity, error) {
 	switch {
 	case token == "":

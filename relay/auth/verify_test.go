@@ -104,7 +104,7 @@ func TestVerifyRefuses(t *testing.T) {
 		}
 		return forge(t, s, m)
 	}
-	_, strange, _ := ed25519.GenerateKey(rand.Reader)
+	_, otherKey, _ := ed25519.GenerateKey(rand.Reader)
 
 	tests := []struct {
 		name, token string
@@ -144,7 +144,7 @@ func TestVerifyRefuses(t *testing.T) {
 		{"kid is an absolute path", withHeader(`{"alg":"EdDSA","kid":"/dev/null","typ":"at+jwt"}`), ErrInvalid, "header"},
 		{"kid with NUL", withHeader(`{"alg":"EdDSA","kid":"` + kid + `\u0000","typ":"at+jwt"}`), ErrInvalid, "header"},
 		{"kid too long", withHeader(`{"alg":"EdDSA","kid":"` + strings.Repeat("k", 65) + `","typ":"at+jwt"}`), ErrInvalid, "header"},
-		{"kid of nobody", withHeader(`{"alg":"EdDSA","kid":"nobody","typ":"at+jwt"}`), ErrInvalid, "key"},
+		{"unknown kid", withHeader(`{"alg":"EdDSA","kid":"nobody","typ":"at+jwt"}`), ErrInvalid, "key"},
 		{"kid with its file suffix", withHeader(`{"alg":"EdDSA","kid":"` + kid + `.pem","typ":"at+jwt"}`), ErrInvalid, "header"},
 
 		{"jku", extra("jku", `"http://127.0.0.1/keys"`), ErrInvalid, "header"},
@@ -154,7 +154,7 @@ func TestVerifyRefuses(t *testing.T) {
 		{"crit", extra("crit", `["exp"]`), ErrInvalid, "header"},
 
 		{"other relay", mint(t, other, MintRequest{Class: "agent"}).Token, ErrInvalid, "issuer"},
-		{"other key, our kid", signRaw(goodHeader(s), claimsText(), strange), ErrInvalid, "signature"},
+		{"other key, our kid", signRaw(goodHeader(s), claimsText(), otherKey), ErrInvalid, "signature"},
 		{"payload swapped", parts[0] + "." + strings.Split(f("tid", "acme"), ".")[1] + "." + parts[2], ErrInvalid, "signature"},
 		{"signature cut", good[:len(good)-2], ErrInvalid, "signature"},
 		{"signature bits left over", flipLast(good), ErrInvalid, "malformed"},
@@ -184,7 +184,7 @@ func TestVerifyRefuses(t *testing.T) {
 		{"subject with a line break", f("sub", "a\nb"), ErrInvalid, "claims"},
 		{"no jti", f("jti", nil), ErrInvalid, "claims"},
 		{"jti is no ULID", f("jti", "1234"), ErrInvalid, "claims"},
-		{"device is no node", f("cls", ClassDevice, "scope", "device:connect"), ErrInvalid, "claims"},
+		{"device without a node id", f("cls", ClassDevice, "scope", "device:connect"), ErrInvalid, "claims"},
 		{"agent with gen", f("gen", 1), ErrInvalid, "claims"},
 		{"gen negative", f("cls", ClassDevice, "scope", "device:connect", "sub", manifest.NewNodeID(), "gen", -1), ErrInvalid, "claims"},
 		{"iid empty", f("cls", ClassDevice, "scope", "device:connect", "sub", manifest.NewNodeID(), "iid", ""), ErrInvalid, "claims"},
@@ -363,10 +363,10 @@ func TestScopelessTolerance(t *testing.T) {
 func TestNilIdentity(t *testing.T) {
 	var nobody *Identity
 	if nobody.Has(manifest.ScopeCallReadOnly) {
-		t.Error("nobody holds a scope")
+		t.Error("a nil identity holds a scope")
 	}
 	s := openStore(t, Options{})
-	front := &Identity{Tenant: "default", Subject: "anonymous", Class: ClassAgent, Scopes: bitCallReadOnly} // made by a front door
+	front := &Identity{Tenant: "default", Subject: "anonymous", Class: ClassAgent, Scopes: bitCallReadOnly} // made without a token
 	if err := s.Active(front); err != nil {
 		t.Errorf("an identity without expiry: got %v", err)
 	}

@@ -54,6 +54,7 @@ func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
 	return r, nil
 }
 
+// isText reports whether SQLite and Postgres store a string unchanged as TEXT.
 func isText(s string) bool { return utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 }
 
 // Append implements kernel.Log. It keeps at most MaxAppend events in one transaction, with
@@ -133,7 +134,8 @@ func (s *Store) enqueue(r *appendRequest) error {
 	return nil
 }
 
-// signal puts a token into a channel that holds one.
+// signal puts a token into a channel that holds one. A receiver that wakes handles
+// everything that is queued, so further tokens would add nothing.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -9,7 +9,7 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// BenchmarkAppend is appenders at once, each waiting until its event is on the disk of
+// BenchmarkAppend runs concurrent appenders, each waiting until its event is on the disk of
 // TMPDIR: events/s durable, and how many share a commit.
 func BenchmarkAppend(b *testing.B) {
 	for _, appenders := range []int{1, 16, 64, 512} {
@@ -37,7 +37,7 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// BenchmarkReplay is the reading of a whole log.
+// BenchmarkReplay reads a whole log.
 func BenchmarkReplay(b *testing.B) {
 	s := start(b, Options{Path: logPath(b)})
 	events := make([]kernel.Event, MaxAppend)

@@ -69,6 +69,7 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
+// start moves the state to running.
 func (s *Store) start() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +111,9 @@ func (s *Store) commitBatch() (more bool) {
 	return len(s.queue) > 0
 }
 
-// commit keeps a batch of requests, or none of them, and answers them.
+// commit keeps a batch of requests, or none of them, and answers them. The order is what
+// callers rely on: followers and Last first, then OnCommit, then the statistics, and the
+// callers of Append at the end. A caller that has its seq can therefore read it back.
 func (s *Store) commit(batch []*appendRequest) {
 	events, err := s.insert(batch)
 	if err == nil {
@@ -163,6 +166,7 @@ func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
 	return events, nil
 }
 
+// insertEvents inserts rows, insertRows at a time where there are as many.
 func (s *Store) insertEvents(events []kernel.Event) error {
 	args := make([]any, 0, 6*insertRows)
 	for len(events) > 0 {

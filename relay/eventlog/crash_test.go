@@ -68,7 +68,7 @@ func appendUntilKilled(path string) error {
 	return err
 }
 
-// killWriter runs a child until it is dead, and returns what it was told is kept.
+// killWriter runs a child until it is dead, and returns the events that it acknowledged.
 func killWriter(t *testing.T, path string, at int) map[string]uint64 {
 	t.Helper()
 	exe, err := os.Executable()
@@ -136,7 +136,7 @@ func checkContents(t *testing.T, r selector, kept map[string]uint64) (events int
 }
 
 // kill -9, at random moments and between the commit and the answers: whatever was
-// answered is there, nothing is there in part, and the next life goes on above it.
+// answered is there, nothing is there in part, and the next Open continues above it.
 func TestKilledProcessKeepsCommittedEvents(t *testing.T) {
 	rounds := 4
 	if slow() {

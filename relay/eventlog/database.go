@@ -203,6 +203,7 @@ func (s *Store) tx(fn func() error) error {
 	return err
 }
 
+// dsn returns the URI of a database file; the driver reads its options from the query.
 func dsn(path, query string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		path = abs

@@ -193,6 +193,7 @@ func Open(o Options) (_ *Store, err error) {
 	return s, nil
 }
 
+// setDefaults replaces zero values.
 func (o *Options) setDefaults() {
 	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	o.MaxAge = cmp.Or(o.MaxAge, 90*24*time.Hour)
@@ -281,6 +282,7 @@ func (s *Store) Close() error {
 	return s.closeFiles()
 }
 
+// closeFiles closes what openWriter and Open have opened, which may be a part.
 func (s *Store) closeFiles() (err error) {
 	for _, f := range slices.Backward(s.files) {
 		err = errors.Join(err, f.Close())

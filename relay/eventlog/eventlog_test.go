@@ -157,7 +157,7 @@ func TestAppend(t *testing.T) {
 }
 
 // An appender who goes away before its transaction keeps nothing; one who goes away
-// during it is told that it may have.
+// during it gets an error that says it may have been kept.
 func TestAppendContext(t *testing.T) {
 	var s *Store
 	inside, leave := make(chan bool), make(chan bool)
@@ -187,7 +187,7 @@ func TestAppendContext(t *testing.T) {
 }
 
 // Offers are kept within 200 ms, those from before Run too; a full queue refuses them and
-// leaves room for those who wait.
+// leaves half of the queue to appends.
 func TestOffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := Open(Options{Path: logPath(t), MaxQueued: 8})
@@ -253,7 +253,7 @@ func TestQueueFull(t *testing.T) {
 	}
 }
 
-// Run may end and begin again; what was offered meanwhile is refused, what is followed goes on.
+// Run may end and begin again; what was offered meanwhile is refused, followers continue.
 func TestRunAgain(t *testing.T) {
 	s := open(t, Options{Path: logPath(t)})
 	sub := s.topic.Subscribe(fanout.SubscribeOptions[kernel.Event]{})
@@ -268,7 +268,7 @@ func TestRunAgain(t *testing.T) {
 		}
 		stop()
 		if s.Offer(event("call", "t", n)) {
-			t.Error("an offer was taken that nobody writes")
+			t.Error("an offer was accepted after Run ended")
 		}
 	}
 	if st := s.Stats(); st.Events != 3 || st.Dropped != 3 {

@@ -45,6 +45,7 @@ type follower struct {
 	hasDelivered bool // it has read something: from here on a gap is ErrRemoved
 }
 
+// reachedEnd reports whether the query has an end and all of it was handled.
 func (f *follower) reachedEnd() bool { return f.q.To > 0 && f.pos >= f.q.To }
 
 // replay delivers what is on disk. The first time a gap behind pos is no error: events

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// slow tells whether AGENTCTL_SLOW=1 asks for the tests in full.
+// slow reports whether AGENTCTL_SLOW=1 asks for the tests in full.
 func slow() bool { return os.Getenv("AGENTCTL_SLOW") != "" }
 
 // epoch is where the tests' clocks begin: 2026-11-20 at 0:00 UTC.

@@ -36,6 +36,7 @@ type Query struct {
 	Aggregates []string
 }
 
+// check bounds the lists, which become terms of an SQL statement.
 func (q *Query) check() error {
 	if len(q.Types) > maxPatterns || len(q.Aggregates) > maxPatterns {
 		return fmt.Errorf("eventlog: a query has at most %d types and %d aggregates", maxPatterns, maxPatterns)
@@ -48,6 +49,7 @@ func (q *Query) matches(e kernel.Event) bool {
 	return (q.Tenant == "" || q.Tenant == e.Tenant) && anyMatches(q.Types, e.Type) && anyMatches(q.Aggregates, e.Aggregate)
 }
 
+// anyMatches reports whether a name matches one of the patterns; no patterns match all.
 func anyMatches(patterns []string, name string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool {
 		prefix, isPrefix := strings.CutSuffix(p, "*")
@@ -109,6 +111,7 @@ func OpenReader(path string) (*Reader, error) {
 	return r, nil
 }
 
+// newReader opens connections for reading; one stays open between queries.
 func newReader(path, options string) (*Reader, error) {
 	db, err := sql.Open("sqlite", dsn(path, fmt.Sprintf("%s&_busy_timeout=%d", options, busyTimeoutMS)))
 	if err != nil {
@@ -174,6 +177,7 @@ func (r *Reader) Select(ctx context.Context, q Query, fn func(kernel.Event) erro
 	return nil
 }
 
+// mark returns the retention mark.
 func (r *Reader) mark(ctx context.Context) (mark uint64, err error) {
 	err = r.db.QueryRowContext(ctx, "SELECT mark FROM retention").Scan(&mark)
 	return mark, explain(r.path, err)
@@ -210,6 +214,8 @@ func (p *pager) next(ctx context.Context) ([]kernel.Event, error) {
 	return page, err
 }
 
+// read reads the rows above from and up to to that the query selects. It stops early when
+// the page is full, and moves pos to what it has read.
 func (p *pager) read(ctx context.Context, from, to uint64) (page []kernel.Event, err error) {
 	args := append([]any{from, to}, p.args...)
 	rows, err := p.r.db.QueryContext(ctx, "SELECT seq, tenant, type, aggregate_id, payload, created_at FROM events WHERE seq > ? AND seq <= ?"+p.clause+" ORDER BY seq", args...)

@@ -73,7 +73,7 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// A replay has a stable end, lets appends through, and tells when retention passes it.
+// A replay has a stable end, lets appends through, and fails when retention overtakes it.
 func TestReplayDuringAppends(t *testing.T) {
 	s := start(t, Options{Path: logPath(t)})
 	for range 3 * maxPageRows / MaxAppend {
@@ -280,7 +280,7 @@ func TestReader(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Stats().Recovered {
-		t.Error("a reader made a closed log look like a crashed one")
+		t.Error("a reader left a closed log as after a crash")
 	}
 	s.Close()
 }

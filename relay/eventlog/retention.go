@@ -45,6 +45,7 @@ const (
 // aggregateKey is what an event is about.
 type aggregateKey struct{ tenant, aggregate string }
 
+// keyOf returns what an event is about.
 func keyOf(e *kernel.Event) aggregateKey { return aggregateKey{e.Tenant, e.Aggregate} }
 
 // retention is the state of one round. It belongs to the goroutine of Run; the snapshot's
@@ -62,6 +63,7 @@ type retention struct {
 	results      chan snapshot // holds one
 }
 
+// snapshot is the result of Options.Snapshot.
 type snapshot struct {
 	events []kernel.Event
 	err    error
@@ -201,7 +203,8 @@ func (s *Store) appendSnapshot(events []kernel.Event) error {
 	return nil
 }
 
-// removeStep removes some of the oldest rows. more reports that there are others, to be
+// removeStep removes some of the oldest rows. The number of rows adapts to the disk, so that
+// a step takes about maxStepTime and appenders wait for no longer. more reports that there are others, to be
 // removed after the pause. There is no pause when the log grows faster than it shrinks.
 func (s *Store) removeStep() (pause time.Duration, more bool) {
 	began := time.Now()

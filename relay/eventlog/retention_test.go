@@ -184,8 +184,8 @@ func TestSnapshotRebuilds(t *testing.T) {
 	c := &counters{sums: map[string]int{}}
 	path, ck := logPath(t), newClock()
 	s := open(t, Options{Path: path, Now: ck.now, MaxAge: time.Second, Snapshot: c.snapshot})
-	look := make(chan struct{})
-	c.log, s.retainNow = s, look
+	checkNow := make(chan struct{})
+	c.log, s.retainNow = s, checkNow
 	run(t, s)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -195,7 +195,7 @@ func TestSnapshotRebuilds(t *testing.T) {
 				about := fmt.Sprintf("%d-%d", g, i%40)
 				typ := "counter.added"
 				switch {
-				case i < 40 || i%97 == 40: // some end and begin anew
+				case i < 40 || i%97 == 40: // some end and begin again
 					typ = "counter.begun"
 				case i%53 == 0:
 					typ = "counter.ended"
@@ -217,8 +217,8 @@ func TestSnapshotRebuilds(t *testing.T) {
 		}
 		ck.move(time.Minute) // those are old now
 		for s.Stats().Removed < removed+10 {
-			select { // again and again: a retention that is under way does not look
-			case look <- struct{}{}:
+			select { // again and again: a check during a round does nothing
+			case checkNow <- struct{}{}:
 			default:
 			}
 			time.Sleep(time.Millisecond)
@@ -228,7 +228,7 @@ func TestSnapshotRebuilds(t *testing.T) {
 		}
 		c.mu.Lock() // nobody is between Append and apply
 		var got *counters
-		for err := ErrRemoved; errors.Is(err, ErrRemoved); { // retention goes on meanwhile
+		for err := ErrRemoved; errors.Is(err, ErrRemoved); { // retention runs meanwhile
 			got = &counters{sums: map[string]int{}}
 			if err = s.Replay(ctx, 0, func(e kernel.Event) error { got.apply(e); return nil }); err != nil && !errors.Is(err, ErrRemoved) {
 				t.Error(err)

@@ -66,7 +66,7 @@ func TestTriggersRefuseTampering(t *testing.T) {
 			t.Errorf("event %+v was %+v", e, before[i])
 		}
 	}
-	mustAppend(t, s, event("call", "t", 20)) // the log goes on
+	mustAppend(t, s, event("call", "t", 20)) // the log still works
 
 	// The mark may grow; then the rows below it may go, and it may not come back.
 	for _, allowed := range []string{"UPDATE retention SET mark = " + first + " + 2", "DELETE FROM events WHERE seq < " + first + " + 2"} {

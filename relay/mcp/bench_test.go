@@ -23,7 +23,7 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// The server of the benchmark is a process of its own, so that its CPU can be told from
+// The server of the benchmark is a process of its own, so that its CPU is counted apart from
 // its clients'. AGENTCTL_MCP_BENCH names the kind of server to be.
 func TestMain(m *testing.M) {
 	if kind := os.Getenv("AGENTCTL_MCP_BENCH"); kind != "" {

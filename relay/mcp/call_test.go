@@ -120,7 +120,7 @@ func TestCallErrors(t *testing.T) {
 					t.Errorf("retry_after_ms %v, want %v", after, tt.after)
 				}
 				if strings.Contains(fmt.Sprint(got), "secret") {
-					t.Errorf("%v tells what is inside", got)
+					t.Errorf("%v reveals internals", got)
 				}
 			})
 		}
@@ -129,7 +129,7 @@ func TestCallErrors(t *testing.T) {
 			_, err := cs.CallTool(context.Background(), &sdk.CallToolParams{Name: name})
 			var f *jsonrpc.Error
 			if name == "sysecho."+nodeA+".echo.other" && err == nil {
-				continue // what a well-formed name of a board means is the front door's to say
+				continue // what a well-formed name of a board means is for the composing package to decide
 			}
 			if !errors.As(err, &f) || f.Code != jsonrpc.CodeInvalidParams {
 				t.Errorf("tool %q: %v, want invalid params", name, err)
@@ -166,7 +166,7 @@ func TestPanic(t *testing.T) {
 	})
 }
 
-// TestRequestMetaReachesStages: what the mux keeps back from the SDK is still heard.
+// TestRequestMetaReachesStages: what the mux keeps back from the SDK still reaches the stages.
 func TestRequestMetaReachesStages(t *testing.T) {
 	e := newEnv(t, Options{})
 	e.load(newBoard("default", nodeA))
@@ -210,7 +210,7 @@ func TestTrace(t *testing.T) {
 	trace := func(m map[string]any) string {
 		got := m["result"].(map[string]any)["structuredContent"].(map[string]any)
 		if got["traced"] != true {
-			t.Error("the plugin is not told that the caller traces")
+			t.Error("the plugin does not see that the caller traces")
 		}
 		return got["trace"].(string)
 	}

@@ -10,7 +10,7 @@ import (
 	"agentctl/manifest"
 )
 
-// fits compiles a schema and judges values by it.
+// fits compiles a schema and returns a validator.
 func fits(t *testing.T, schema []byte) func(value string) bool {
 	t.Helper()
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(schema))
@@ -46,7 +46,7 @@ func TestWithErrorSchema(t *testing.T) {
 	tests := []struct {
 		name, schema string
 		good, bad    []string
-		root         string // a property that stands at the root
+		root         string // a property at the root
 	}{
 		{"echo", string(echo), []string{answer}, []string{`{}`, `{"message":"hi"}`, `{"x":1}`, answer[:len(answer)-1] + `,"error":{"code":"E","message":"m"}}`}, "received_at_ms"},
 		{"nothing required", `{"type":"object","properties":{"n":{"type":"integer"}},"additionalProperties":false}`, []string{`{}`, `{"n":1}`}, []string{`{"n":"1"}`, `{"m":1}`}, "n"},

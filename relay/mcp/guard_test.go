@@ -60,7 +60,7 @@ func TestGuard(t *testing.T) {
 					t.Errorf("status %d, want passed %v", res.StatusCode, tt.ok)
 				}
 				if !tt.ok && !strings.Contains(readAll(t, res), `"E_SAFETY_DENIED"`) {
-					t.Error("the refusal is no envelope")
+					t.Error("the refusal is not an envelope")
 				}
 			})
 		}
@@ -152,7 +152,7 @@ func TestBody(t *testing.T) {
 	})
 }
 
-// TestSlowBody: a body that does not come is not waited for, whether it is wanted or
+// TestSlowBody: a body that does not arrive is not waited for, whether it is wanted or
 // refused.
 func TestSlowBody(t *testing.T) {
 	for origin, want := range map[string]int{"": 400, "Origin: https://evil.example\r\n": 403} {
@@ -202,7 +202,7 @@ func TestOrderOfChecks(t *testing.T) {
 	}
 }
 
-// TestModernHeaders: a request whose headers say something else than its body is left to
+// TestModernHeaders: a request whose headers say something else than its body goes to
 // the SDK, which refuses it with the protocol's code.
 func TestModernHeaders(t *testing.T) {
 	e := newEnv(t, Options{})

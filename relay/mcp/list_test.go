@@ -57,7 +57,7 @@ func TestListTools(t *testing.T) {
 		}
 		for i := 1; i < len(names); i++ {
 			if names[i-1] >= names[i] {
-				t.Fatalf("%s stands before %s", names[i-1], names[i])
+				t.Fatalf("%s comes before %s", names[i-1], names[i])
 			}
 		}
 		if strings.Contains(strings.Join(names, " "), nodeB) {

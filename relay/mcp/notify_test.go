@@ -76,7 +76,7 @@ func TestNotifications(t *testing.T) {
 	})
 }
 
-// listeners counts who could be told of a change in a tenant.
+// listeners counts the streams of a tenant that get change notifications.
 func (e *env) listeners(tenant string) int {
 	e.h.mu.RLock()
 	t := e.h.tenants[tenant]
@@ -93,7 +93,7 @@ func (e *env) listeners(tenant string) int {
 	return n
 }
 
-// TestNotifyRate lets devices come and go all the time: clients hear of it once a second,
+// TestNotifyRate lets devices come and go all the time: clients are notified once a second,
 // no more often and no more seldom.
 func TestNotifyRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -149,7 +149,7 @@ func TestNotifyRate(t *testing.T) {
 	})
 }
 
-// TestListenFilter: a listen stream is told what it asked for and may see, no more.
+// TestListenFilter: a listen stream gets what it asked for and may see, no more.
 func TestListenFilter(t *testing.T) {
 	e := newEnv(t, Options{})
 	b := newBoard("default", nodeA)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestBodyIsNotAMessage: JSON that is no JSON-RPC message is refused in the protocol's words,
+// TestBodyIsNotAMessage: JSON that is not a JSON-RPC message is refused with a JSON-RPC error,
 // under its own id where it has one.
 func TestBodyIsNotAMessage(t *testing.T) {
 	e := newEnv(t, Options{})
@@ -64,7 +64,7 @@ func TestAccept(t *testing.T) {
 	}
 }
 
-// TestUnknownNotification: nothing is answered to one, and it is no fault.
+// TestUnknownNotification: it gets no answer and is not an error.
 func TestUnknownNotification(t *testing.T) {
 	e := newEnv(t, Options{})
 	id := e.initialize("")
@@ -99,7 +99,7 @@ func TestInitializeTwice(t *testing.T) {
 	if res := e.do("DELETE", sessionHead("", id), ""); res.StatusCode != 204 {
 		t.Errorf("DELETE: %d, want 204", res.StatusCode)
 	}
-	e.initialize("") // there is room again
+	e.initialize("") // a session is free again
 }
 
 // TestStopAnswersOpenCalls: a call that has begun to stream is answered when the relay stops.

@@ -23,7 +23,7 @@ func sessionHead(token, id string) map[string]string {
 	return h
 }
 
-// TestForeignSession: a session answers to the identity that opened it and to nobody
+// TestForeignSession: a session answers to the identity that opened it and to no other
 // else, whatever the method.
 func TestForeignSession(t *testing.T) {
 	e := newEnv(t, Options{})
@@ -94,7 +94,7 @@ func TestSessionLife(t *testing.T) {
 	}
 }
 
-// TestDeleteEndsCalls: ending a session ends what runs in it.
+// TestDeleteEndsCalls: ending a session cancels the calls in it.
 func TestDeleteEndsCalls(t *testing.T) {
 	e := newEnv(t, Options{})
 	b := newBoard("default", nodeA)
@@ -158,7 +158,7 @@ func TestSessionBounds(t *testing.T) {
 	e2.initialize("")
 }
 
-// stepped is a moment after which somebody has set the wall clock by d: only the wall
+// stepped is a time after a step of the wall clock by d: only the wall
 // seconds of it are other ones (time.Time keeps them above bit 30, beside its monotonic
 // reading).
 func stepped(t *testing.T, at time.Time, d time.Duration) time.Time {
@@ -281,14 +281,14 @@ func TestTenantBounds(t *testing.T) {
 		t.Errorf("second tenant: %d, want 429", res.StatusCode)
 	}
 	cancel()
-	until(t, "room", func() bool {
+	until(t, "a free session", func() bool {
 		res := e.do("POST", map[string]string{"Authorization": "Bearer a/x", "Mcp-Protocol-Version": modernEra, "Mcp-Method": "tools/list"},
 			`{"jsonrpc":"2.0","id":3,"method":"tools/list","params":{`+modernMeta+`}}`)
 		return res.StatusCode == 200
 	})
 }
 
-// TestRunEndsStreamsAndSessions: Run ends everything and leaves no goroutine behind.
+// TestRunEndsStreamsAndSessions: Run closes all of them and leaves no goroutine.
 func TestRunEndsStreamsAndSessions(t *testing.T) {
 	before := runtime.NumGoroutine()
 	k := kernel.New(kernel.Options{})

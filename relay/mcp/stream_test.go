@@ -25,7 +25,7 @@ type outcome struct {
 	err error
 }
 
-// subscribe calls the stream tool; progress is told on the channel.
+// subscribe calls the stream tool; progress goes to the channel.
 func subscribe(ctx context.Context, cs *sdk.ClientSession, meta sdk.Meta) <-chan outcome {
 	done := make(chan outcome, 1)
 	go func() {

@@ -173,7 +173,7 @@ func (b *bridge) handleLine(ctx context.Context, line []byte) error {
 
 // startRequest runs a request in a goroutine, beside others. It waits for a slot, so a
 // client that does not wait for answers is slowed down. A second request under an id that
-// is in flight is refused: its answer could not be told from the first one's.
+// is in flight is refused: its answer would look like the first one's.
 func (b *bridge) startRequest(ctx context.Context, m *message) {
 	select {
 	case b.slots <- struct{}{}:

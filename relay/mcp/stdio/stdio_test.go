@@ -20,7 +20,7 @@ import (
 	"agentctl/relay/mcp"
 )
 
-// testPlugin is a plugin with one tool: it says what it is told, after a while when told so.
+// testPlugin is a plugin with one tool: it returns its argument, after a delay if asked to.
 type testPlugin struct{ version string }
 
 func (p *testPlugin) Manifest() *kernel.Manifest {
@@ -216,8 +216,8 @@ func TestSessionEra(t *testing.T) {
 	c.until("notifications/resources/updated", "mcp://toy/a.json")
 }
 
-// TestServerRestarts: the session is made anew, the client told that lists changed, and
-// its subscription still stands.
+// TestServerRestarts: the session is renewed, the client is notified that lists changed,
+// and its subscription still works.
 func TestServerRestarts(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
