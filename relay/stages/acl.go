@@ -39,6 +39,7 @@ type acl struct {
 	Rules []aclRule `json:"rules"`
 }
 
+// newACL makes the stage from {"rules": [...]}.
 func newACL(_ *env, config []byte) (stage, error) {
 	var list []strictjson.Raw
 	if err := decode("acl", config, field{"rules", &list, "a list of rules", nil}); err != nil {
@@ -48,6 +49,8 @@ func newACL(_ *env, config []byte) (stage, error) {
 	return &acl{rules}, err
 }
 
+// decodeRule reads one rule. A selector that is not given is empty and matches every
+// request.
 func decodeRule(where string, data []byte) (r aclRule, err error) {
 	selector := func(name string, into *string) field {
 		return field{name, into, fmt.Sprintf("a pattern of 1 to %d bytes, in which * stands for anything", maxGlob),
@@ -80,6 +83,8 @@ func decodeRule(where string, data []byte) (r aclRule, err error) {
 
 func (a *acl) config() any { return a }
 
+// wrap tries the rules in their order. It changes the request in place: the arguments after
+// a transform are those that the plugin gets and that later stages see.
 func (a *acl) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 		for i := range a.Rules {

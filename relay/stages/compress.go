@@ -15,6 +15,14 @@ import (
 	"agentctl/strictjson"
 )
 
+// A packed payload is an envelope in place of the payload:
+//
+// 	{"agentctl/packed": {"alg": "gzip", "bytes": 5120, "data": "H4sIAAAA..."}}
+//
+// 	request  arguments that are an envelope are unpacked, to at most 1 MiB
+// 	result   structuredContent becomes the envelope of a Payload when the request's
+// 	         _meta has agentctl/accept; _meta of the result gets agentctl/encoding
+
 // Bounds of compress.
 const (
 	minPack   = 256     // bytes; less does not get smaller
@@ -29,12 +37,14 @@ type envelope struct {
 	Packed *packed `json:"agentctl/packed"`
 }
 
+// packed is a payload in its packed form.
 type packed struct {
 	Alg   string `json:"alg"`   // "gzip"
 	Bytes int    `json:"bytes"` // size of the payload before packing
 	Data  []byte `json:"data"`  // base64 in JSON
 }
 
+// envelopeKey is what arguments must contain to be worth decoding as an envelope.
 var envelopeKey = []byte(`"agentctl/packed"`)
 
 // ErrPacked is returned by Unpack for an envelope that is malformed, too large, or of
@@ -47,6 +57,7 @@ func Pack(payload []byte) []byte { return pack(payload, gzip.DefaultCompression)
 // writers are reused: a gzip.Writer allocates about 800 KiB.
 var writers [gzip.BestCompression + 2]sync.Pool // of *gzip.Writer, by level + 1
 
+// pack is Pack with a level of compress/gzip, which the configuration has checked.
 func pack(payload []byte, level int) []byte {
 	var buf bytes.Buffer
 	pool := &writers[level+1]
@@ -101,6 +112,8 @@ type compressor struct {
 	}
 }
 
+// newCompress makes the stage. "streams" exists so that an operator who tries to switch it on
+// learns why that is not possible.
 func newCompress(_ *env, config []byte) (stage, error) {
 	c := &compressor{}
 	c.cfg.MinBytes, c.cfg.Level = 1024, 6
@@ -115,6 +128,8 @@ func newCompress(_ *env, config []byte) (stage, error) {
 
 func (c *compressor) config() any { return c.cfg }
 
+// wrap unpacks the arguments before the stages inside of it and packs the answer after them.
+// It leaves an answer alone that is packed already, by a plugin of its own accord.
 func (c *compressor) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 		if bytes.Contains(r.Arguments, envelopeKey) {

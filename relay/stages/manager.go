@@ -104,6 +104,7 @@ func (m *Manager) Enable(name, scope string) error { return m.setEnabled(name, s
 // configuration: when wider scopes are off too, its line is no longer needed and goes.
 func (m *Manager) Disable(name, scope string) error { return m.setEnabled(name, scope, false) }
 
+// setEnabled is Enable and Disable.
 func (m *Manager) setEnabled(name, scope string, isOn bool) error {
 	return m.edit(name, scope, func(_ *row, l *line) error {
 		l.enabled = isOn
@@ -278,6 +279,7 @@ func (m *Manager) scrub(s string) string {
 	return s
 }
 
+// kindNames lists the stages for messages, in their default order.
 func kindNames() string {
 	names := make([]string, len(kinds))
 	for i, k := range kinds {

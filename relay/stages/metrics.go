@@ -38,6 +38,8 @@ type Metrics struct {
 	classes [5]classCounts // as Classes
 }
 
+// classCounts are the counters of one class. Each is atomic, but not all of them together:
+// a reader may see a call without its latency.
 type classCounts struct {
 	calls, errors       atomic.Uint64
 	codes               [7]atomic.Uint64 // as manifest.Codes
@@ -70,6 +72,8 @@ type Histogram struct {
 	Sum    float64   `json:"sum"`
 }
 
+// snapshot returns the counts. The sum is divided by unit, so that nanoseconds become
+// seconds.
 func (h *histogram) snapshot(bounds []float64, unit float64) Histogram {
 	out := Histogram{Bounds: bounds, Counts: make([]uint64, len(bounds)+1), Sum: float64(h.sum.Load()) / unit}
 	for i := range out.Counts {
@@ -136,6 +140,7 @@ func newMetrics(e *env, config []byte) (stage, error) {
 
 func (metricsStage) config() any { return struct{}{} }
 
+// wrap measures the time and the size of the arguments as they arrived.
 func (s metricsStage) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 		start, sent := time.Now(), len(r.Arguments)

@@ -39,6 +39,7 @@ type limiter struct {
 	buckets []*edge.Limiter // one for each of cfg.Limits
 }
 
+// newRate makes the stage. Its default is one limit an agent.
 func newRate(_ *env, config []byte) (stage, error) {
 	l := &limiter{}
 	l.cfg.Limits, l.cfg.MaxKeys = []rateLimit{{Per: "agent", RPS: 50, Burst: 100}}, 4096
@@ -55,6 +56,7 @@ func newRate(_ *env, config []byte) (stage, error) {
 	return l, err
 }
 
+// decodeRateLimit reads one limit. Without a burst, calls are spread evenly.
 func decodeRateLimit(where string, data []byte) (l rateLimit, err error) {
 	l.Burst = 1
 	return l, decode(where, data,
@@ -65,6 +67,7 @@ func decodeRateLimit(where string, data []byte) (l rateLimit, err error) {
 
 func (l *limiter) config() any { return l.cfg }
 
+// wrap refuses a request over a limit with the time after which a retry can succeed.
 func (l *limiter) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 		if wait := l.take(r, time.Now()); wait > 0 {

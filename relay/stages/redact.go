@@ -46,6 +46,8 @@ type redactor struct {
 	patterns []*regexp.Regexp
 }
 
+// newRedact makes the stage. Its default fields and patterns cover passwords, tokens, JWTs
+// and private keys.
 func newRedact(_ *env, config []byte) (stage, error) {
 	r := &redactor{fields: make(map[string]bool)}
 	r.cfg.Fields = []string{"password", "passwd", "secret", "token", "authorization", "api_key", "private_key"}
@@ -83,6 +85,8 @@ func newRedact(_ *env, config []byte) (stage, error) {
 
 func (r *redactor) config() any { return r.cfg }
 
+// wrap cleans the answer and replaces the session by one that cleans. Requests are not
+// changed: a plugin gets the arguments as the client sent them.
 func (r *redactor) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, req *kernel.Request) (*kernel.Result, error) {
 		if s, isOurs := req.Session.(*session); isOurs { // a further round of the same call
@@ -252,6 +256,7 @@ func (w *rewriter) container(end jsontext.Kind, element func() error) error {
 	return w.copyToken()
 }
 
+// copyToken copies the delimiter of an object or array.
 func (w *rewriter) copyToken() error {
 	tok, err := w.dec.ReadToken()
 	if err != nil {

@@ -20,6 +20,16 @@ import (
 	"agentctl/strictjson"
 )
 
+// Signatures work like this:
+//
+// 	request  the client puts a Signature and a nonce into _meta; the stage verifies it
+// 	         over Message{Kind: "request"} and refuses the request if it does not match
+// 	result   the stage signs Message{Kind: "result"} and puts the Signature into _meta
+//
+// Both sides compute the HMAC over the canonical JSON of the Message (RFC 8785), so that
+// white space and the order of members do not matter. The nonce does not prevent replays by
+// itself: a client that needs that compares the nonce of the result with its own.
+
 // Algorithm is the value of Signature.Alg.
 const Algorithm = "HMAC-SHA256"
 
@@ -91,6 +101,7 @@ func (m *Message) Verify(s Signature, key []byte) error {
 	return nil
 }
 
+// sum is the HMAC of the canonical message.
 func (m *Message) sum(key []byte) ([]byte, error) {
 	text, err := m.canonical()
 	if err != nil {
@@ -141,6 +152,8 @@ type signer struct {
 	keys map[string][]byte // by kid
 }
 
+// newSign makes the stage and reads its keys. A later change of a key file takes effect with
+// the next configuration.
 func newSign(e *env, config []byte) (stage, error) {
 	s := &signer{keys: make(map[string][]byte)}
 	s.cfg.Accept = []keyRef{}
@@ -221,6 +234,7 @@ func readKey(dir, name string) ([]byte, error) {
 
 func (s *signer) config() any { return s.cfg }
 
+// wrap verifies the request before and signs the result after the stages inside of it.
 func (s *signer) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 		if err := s.check(r); err != nil {

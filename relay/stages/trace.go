@@ -32,6 +32,7 @@ type trace struct {
 	env   *env
 }
 
+// newTrace makes the stage. Its default logs every call at the debug level.
 func newTrace(e *env, config []byte) (stage, error) {
 	t := &trace{cfg: traceConfig{Level: "debug", Sample: 1}, env: e, level: zap.DebugLevel}
 	err := decode("trace", config,
@@ -45,6 +46,7 @@ func newTrace(e *env, config []byte) (stage, error) {
 
 func (t *trace) config() any { return t.cfg }
 
+// wrap logs a call after it ended, so that the line has the outcome and the duration.
 func (t *trace) wrap(next kernel.Handler) kernel.Handler {
 	log := t.env.opt.Log
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {

@@ -15,7 +15,8 @@ import (
 	"strings"
 )
 
-// message is a JSON-RPC message, one a line. A request has an id, a notification none.
+// message is a JSON-RPC message, one a line. A request has an id, a notification has none,
+// a response has the id of its request.
 type message struct {
 	JSONRPC string          `json:"jsonrpc"`
 	ID      json.RawMessage `json:"id,omitempty"`
@@ -25,16 +26,19 @@ type message struct {
 	Error   *rpcError       `json:"error,omitempty"`
 }
 
+// rpcError is the error of a response; the codes are those of JSON-RPC.
 type rpcError struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`
 }
 
+// object is a JSON object.
 type object = map[string]any
 
+// allURI is the resource with all notes. It begins with mcp:// and the plugin's name.
 const allURI = "mcp://notes/all.json"
 
-// server holds the notes. It works off one message after the other, so it needs no lock.
+// server holds the notes. It handles one message after the other, so it needs no lock.
 type server struct {
 	out        *json.Encoder
 	notes      []string
@@ -58,15 +62,18 @@ func main() {
 		answer.Result, answer.Error = s.handle(m.Method, m.Params)
 		s.send(answer)
 	}
-	// The end of stdin is the order to stop.
+	// The relay closes stdin to stop the plugin.
 }
 
+// send writes one message. json.Encoder ends it with a newline, as the transport requires.
 func (s *server) send(m message) {
 	if err := s.out.Encode(m); err != nil {
 		os.Exit(1) // the relay is gone
 	}
 }
 
+// handle answers a request. These are all the methods that the relay calls: the relay is
+// the MCP client of the plugin.
 func (s *server) handle(method string, params json.RawMessage) (any, *rpcError) {
 	switch method {
 	case "initialize":
@@ -99,7 +106,8 @@ func (s *server) handle(method string, params json.RawMessage) (any, *rpcError) 
 	return nil, &rpcError{Code: -32601, Message: "no method " + method}
 }
 
-// call runs a tool. The relay has held the arguments against the inputSchema already.
+// call runs a tool. The relay has validated the arguments against the inputSchema of
+// plugin.json, so they need no further checks.
 func (s *server) call(params json.RawMessage) (any, *rpcError) {
 	var p struct {
 		Name      string `json:"name"`
@@ -109,7 +117,7 @@ func (s *server) call(params json.RawMessage) (any, *rpcError) {
 		} `json:"arguments"`
 	}
 	if err := json.Unmarshal(params, &p); err != nil {
-		return nil, &rpcError{Code: -32602, Message: "the params are no tools/call"}
+		return nil, &rpcError{Code: -32602, Message: "invalid params of tools/call"}
 	}
 	switch p.Name {
 	case "notes.add":

@@ -66,6 +66,7 @@ func (o Object) Schema() json.RawMessage {
 	return data
 }
 
+// schema leaves "required" out when nothing is.
 func (o Object) schema() map[string]any {
 	properties := make(map[string]any, len(o))
 	var required []string
@@ -82,6 +83,7 @@ func (o Object) schema() map[string]any {
 	return s
 }
 
+// schema is the JSON Schema of one member. A closed set needs no further bounds.
 func (f *Field) schema() map[string]any {
 	s := map[string]any{"type": f.Type}
 	switch {
@@ -146,6 +148,7 @@ func (o Object) check(raw []byte, path string) ([]byte, error) {
 	return strict.Marshal(members, strict.Deterministic(true))
 }
 
+// names lists the members for messages, with the path to them.
 func (o Object) names(path string) string {
 	if len(o) == 0 {
 		return "none"

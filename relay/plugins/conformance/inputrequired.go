@@ -11,6 +11,17 @@ import (
 	"agentctl/relay/kernel"
 )
 
+// A tool that needs input works in rounds (SEP-2322). The server keeps nothing between
+// them:
+//
+// 	client  tools/call
+// 	server  result with inputRequests by name, and a requestState
+// 	client  tools/call again, with inputResponses by name and the same requestState
+// 	server  the final result, or the next inputRequests
+//
+// The requestState passes through the client, so the fixtures that rely on it sign it. Its
+// signature covers the tool's name and is valid as long as this process.
+
 // inputRequiredTools are the tools of protocol version 2026-07-28. They ask for input by
 // their result (SEP-2322), or test the client's capabilities. A client repeats the call
 // with the responses and the signed state, so the server keeps nothing between the rounds.
@@ -47,6 +58,7 @@ func model(question string) object {
 	}}
 }
 
+// roots is an input request for the client's roots.
 func roots() object { return object{"method": "roots/list", "params": object{}} }
 
 // ask is a result that asks for input.
@@ -105,6 +117,8 @@ func (in inputs) modelText(name string) string {
 	return block.Text
 }
 
+// missingCapability answers with the error that MCP defines for a client without a capability
+// that the tool needs.
 func missingCapability(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	if hasCapability(r, "sampling") {
 		return texts("The client can sample."), nil
@@ -122,6 +136,7 @@ func hasCapability(r *kernel.Request, capability string) bool {
 	return caps[capability] != nil
 }
 
+// askName asks for a form and greets the user in the second round.
 func askName(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	if name := answers(r).accepted("user_name", "name"); name != "" {
 		return texts("Hello, %s!", name), nil
@@ -129,6 +144,7 @@ func askName(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, e
 	return ask("", object{"user_name": form("What is your name?", "name", "string")}), nil
 }
 
+// askModel asks the client's model.
 func askModel(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	if text := answers(r).modelText("capital_question"); text != "" {
 		return texts("The model says: %s", text), nil
@@ -136,6 +152,7 @@ func askModel(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, 
 	return ask("", object{"capital_question": model("What is the capital of France?")}), nil
 }
 
+// askRoots asks for the client's roots. An empty list is an answer.
 func askRoots(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	if a, ok := answers(r)["client_roots"]; ok && a.Roots != nil {
 		return texts("The client has %d roots: %s", len(a.Roots), encode(a.Roots)), nil
@@ -148,6 +165,7 @@ func (p *Plugin) sign(tool, state string) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(state)) + "." + base64.RawURLEncoding.EncodeToString(p.mac(tool, state))
 }
 
+// mac binds a state to its tool, so that the state of one tool is not valid for another.
 func (p *Plugin) mac(tool, state string) []byte {
 	h := hmac.New(sha256.New, p.key[:])
 	h.Write([]byte(tool + "\x00" + state))
@@ -168,6 +186,7 @@ func (p *Plugin) verify(tool, signed string) (state string, ok bool) {
 	return string(raw), true
 }
 
+// badState refuses a state that was changed on its way.
 var badState = &kernel.Result{RPCError: &kernel.RPCError{Code: codeInvalidParams, Message: "the requestState is not one of this server's"}}
 
 // confirm asks for a confirmation and refuses a state that it did not sign.

@@ -74,8 +74,11 @@ type fixture struct {
 	run   runFunc
 }
 
+// runFunc runs a fixture.
 type runFunc = func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
 
+// tool is the fixture as the kernel lists it. It has no CheckArguments: the suite tests what
+// a server does with odd arguments.
 func (f *fixture) tool() *kernel.Tool {
 	in := cmp.Or(f.input, `{"type":"object"}`)
 	return &kernel.Tool{Name: f.name, Description: f.about, InputSchema: json.RawMessage(in), Scope: scope}
@@ -103,6 +106,7 @@ func encode(v any) json.RawMessage {
 	return data
 }
 
+// textBlock is an MCP content block with a formatted text.
 func textBlock(format string, a ...any) object {
 	return object{"type": "text", "text": fmt.Sprintf(format, a...)}
 }
@@ -140,10 +144,12 @@ var pixelPNG []byte // one red pixel
 //go:embed silence.wav
 var silenceWAV []byte // four samples: 8 kHz, mono, 8 bit
 
+// imageBlock is an MCP content block with the picture.
 func imageBlock() object {
 	return object{"type": "image", "data": base64.StdEncoding.EncodeToString(pixelPNG), "mimeType": "image/png"}
 }
 
+// resourceBlock is an MCP content block with an embedded text resource.
 func resourceBlock(uri, mime, text string) object {
 	return object{"type": "resource", "resource": object{"uri": uri, "mimeType": mime, "text": text}}
 }

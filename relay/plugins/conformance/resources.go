@@ -9,9 +9,14 @@ import (
 	"agentctl/relay/kernel"
 )
 
+// Prompts, completion and resource templates are not part of the kernel. The plugin answers
+// these MCP methods itself, as a kernel.MethodHandler; the MCP endpoint forwards them.
+// Resources with a fixed URI go through the kernel like those of other plugins.
+
 // watchedURI is the resource that changes every 3 seconds.
 const watchedURI = "test://watched-resource"
 
+// resources are the fixtures of resources/list. Those of the template are not listed.
 var resources = []*kernel.Resource{
 	{URI: "test://static-text", Name: "static-text", Description: "A text that never changes.", MIME: "text/plain", Scope: scope},
 	{URI: "test://static-binary", Name: "static-binary", Description: "An image that never changes.", MIME: "image/png", Scope: scope},
@@ -101,6 +106,7 @@ type prompt struct {
 	messages    func(args map[string]string) []object
 }
 
+// prompts are the fixtures of prompts/list, in the order of the suite.
 var prompts = []prompt{
 	{"test_simple_prompt", "A prompt without arguments.", nil, func(map[string]string) []object {
 		return []object{textBlock("This is a simple prompt for testing.")}

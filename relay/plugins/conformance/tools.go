@@ -95,6 +95,7 @@ func logMessage(ctx context.Context, r *kernel.Request, message string) {
 	_ = r.Session.Notify(ctx, "notifications/message", encode(object{"level": "info", "logger": "conformance", "data": message}))
 }
 
+// logging sends three log messages. The client's log level decides which ones arrive.
 func logging(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	logMessage(ctx, r, "Tool execution started")
 	sleep(ctx, notificationInterval)
@@ -104,6 +105,7 @@ func logging(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result,
 	return texts("Three messages were logged."), nil
 }
 
+// progress reports progress three times, at 0, 50 and 100 percent.
 func progress(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	for i, done := range []int{0, 50, 100} {
 		if i > 0 {
@@ -141,6 +143,7 @@ const enumsSchema = `{"type":"object","properties":{
 	"titledMulti": {"type":"array","items":{"anyOf":` + titledOptions + `}}
 },"required":[]}`
 
+// titledOptions is a choice with a title for each value.
 const titledOptions = `[{"const":"value1","title":"First Option"},{"const":"value2","title":"Second Option"},{"const":"value3","title":"Third Option"}]`
 
 // userSchema is the form of test_elicitation.
@@ -157,6 +160,7 @@ func argument(r *kernel.Request, name string) string {
 	return s
 }
 
+// sampling asks the client's model and answers with its text.
 func sampling(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	answer, err := r.Session.Request(ctx, "sampling/createMessage", encode(object{
 		"messages":  []object{{"role": "user", "content": textBlock("%s", argument(r, "prompt"))}},
@@ -176,6 +180,7 @@ func sampling(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result
 	return texts("LLM response: %s", got.Content.Text), nil
 }
 
+// elicitation asks the user with the message of the call.
 func elicitation(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	return elicit(argument(r, "message"), userSchema)(ctx, p, r)
 }

@@ -252,6 +252,8 @@ func (p *Plugin) MiddlewareChanged() { p.notifyChanged(MiddlewareURI) }
 // TransportsChanged notifies the subscribers of TransportsURI of a change made elsewhere.
 func (p *Plugin) TransportsChanged() { p.notifyChanged(TransportsURI) }
 
+// notifyChanged notifies the subscribers of a resource, of all tenants: the control plane
+// belongs to none.
 func (p *Plugin) notifyChanged(uri string) {
 	p.opt.Kernel.NotifyChange("", kernel.Change{Updated: []string{uri}})
 }

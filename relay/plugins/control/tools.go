@@ -14,6 +14,18 @@ import (
 	"agentctl/relay/plugins/arguments"
 )
 
+// The tools by what they do:
+//
+// 	kernel.middleware.list, enable, disable, configure   stages of the pipeline
+// 	kernel.transport.list, configure                     ways into the relay
+// 	kernel.plugin.load, unload                           external plugins
+// 	kernel.introspection.router, subscriptions, plugins  what is loaded and who listens
+// 	kernel.health.get, reset_counters                    problems and counters
+// 	kernel.log.configure                                 the level of the relay's log
+//
+// Tools that change something answer with the state after the change, so that the caller
+// sees its effect. A refused change has changed nothing.
+
 // tool is a tool with the function that runs it. What run returns is the answer, encoded as
 // JSON.
 type tool struct {
@@ -21,6 +33,7 @@ type tool struct {
 	run  runFunc
 }
 
+// runFunc runs a tool with arguments that its check accepted.
 type runFunc = func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error)
 
 // newTool makes a tool. rules are further members of its input schema, output the
@@ -78,6 +91,7 @@ const (
 	statsSchema   = `{"type":"object","additionalProperties":{"type":"integer"}}`
 )
 
+// tools are the tools of the control plane. Those that read have the safety class read_only.
 var tools = []tool{
 	newTool("kernel.middleware.list", "List middleware", "The stages of the pipeline in their order, with scopes, state and configuration.", true,
 		nil, "", stagesOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
@@ -249,12 +263,14 @@ func subscriptions(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (an
 // pages.
 const maxResourceRows = 200
 
+// pluginRow is a plugin with the names of what it offers.
 type pluginRow struct {
 	kernel.PluginInfo
 	ToolNames []string `json:"tool_names"`
 	URIs      []string `json:"resource_uris"`
 }
 
+// pluginsAnswer is a page of plugins. Next is empty on the last one.
 type pluginsAnswer struct {
 	Total   int         `json:"total"`
 	Next    string      `json:"next,omitempty"`

@@ -67,6 +67,8 @@ type deadlineWriter interface {
 	SetWriteDeadline(t time.Time) error
 }
 
+// newLineChannel makes a channel. abort must end a Write and a Read that are blocked; stop
+// ends both directions and waits for a process. stop is called once.
 func newLineChannel(r io.Reader, w deadlineWriter, abort func(), stop func() error) *lineChannel {
 	l := &lineChannel{in: bufio.NewScanner(r), out: w, abort: abort, stop: sync.OnceValue(stop), sendSlot: make(chan struct{}, 1)}
 	l.in.Buffer(make([]byte, 0, 16<<10), maxLine)
@@ -138,6 +140,8 @@ type progressFollower struct {
 	session kernel.Session
 }
 
+// newConn starts a JSON-RPC client on the channel. It ends with close, or when the channel
+// fails or reaches its end.
 func newConn(ch *lineChannel, updated func(uri string)) *conn {
 	c := &conn{ch: ch, ended: make(chan struct{}), onUpdated: updated, progress: make(map[int64]progressFollower)}
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{

@@ -19,6 +19,16 @@ import (
 	"agentctl/relay/kernel"
 )
 
+// The plugin directory decides which programs run as the relay's user. Therefore open
+// checks the directory, the plugin's folder, its manifest and its executable: none may be a
+// link, writable by group or others, or owned by anybody but root and the relay's user.
+// Paths are resolved below an os.Root, so that a link inside of the directory cannot lead
+// out of it.
+//
+// Goroutines: Run has one for each loaded plugin (Plugin.run), and waits for all of them.
+// jrpc2 has its own for each connection, which end with it. Host.mu is not held while a plugin
+// starts or stops.
+
 // Names in a plugin's folder.
 const (
 	manifestFile = "plugin.json"

@@ -10,6 +10,23 @@ import (
 	"agentctl/strictjson"
 )
 
+// A plugin.json looks like this; docs/kernel.md explains it:
+//
+// 	{
+// 	  "name": "notes",
+// 	  "version": "1.0.0",
+// 	  "capabilities": ["tickets.read", "tickets.write"],
+// 	  "tools": [{
+// 	    "name": "notes.add",
+// 	    "description": "Adds a note.",
+// 	    "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}
+// 	  }],
+// 	  "resources": [{"uri": "mcp://notes/all.json", "description": "All notes.", "subscribable": true}]
+// 	}
+//
+// The relay shows clients what the manifest declares, never what the server lists: a plugin
+// cannot add a tool or change a description while it runs.
+
 // PluginManifest is the content of a plugin.json: what an external plugin offers.
 // plugin.schema.json describes the form; ParseManifest reads it.
 type PluginManifest struct {

@@ -58,6 +58,7 @@ type located struct {
 // location is a place in a document: the keys and indices that lead there.
 type location []string
 
+// child is the location of a member. It never shares memory with a sibling.
 func (l location) child(key string) location { return append(slices.Clip(l), key) }
 
 func (l location) element(i int) location { return l.child(strconv.Itoa(i)) }
@@ -208,6 +209,7 @@ func (c *manifestChecker) identity(seen map[string]bool, prefix string, at locat
 	}
 }
 
+// unique reports a key that was seen before.
 func (c *manifestChecker) unique(seen map[string]bool, key, text string, at location) {
 	if seen[key] {
 		c.add(at, "%s is given twice", quoted(text))

@@ -56,6 +56,7 @@ var (
 	_ kernel.Watcher = (*Plugin)(nil)
 )
 
+// newPlugin makes a plugin that connects with dial. Nothing starts before run.
 func newPlugin(m *kernel.Manifest, dial func(context.Context) (*lineChannel, error), version string, log *zap.Logger) *Plugin {
 	return &Plugin{
 		dial: dial, manifest: m, version: version, log: log.With(zap.String("plugin", m.Name)),
@@ -154,6 +155,8 @@ func (p *Plugin) resubscribe(ctx context.Context, c *conn) {
 	}
 }
 
+// subscribe asks the server to report changes of a resource. A refusal is only logged: the
+// watch goes on, and the next server may accept it.
 func (p *Plugin) subscribe(ctx context.Context, c *conn, uri string) {
 	switch _, err := c.call(ctx, "resources/subscribe", map[string]any{"uri": uri}); {
 	case err == nil:
@@ -362,6 +365,7 @@ type State struct {
 	LastError string `json:"last_error,omitempty"`
 }
 
+// state returns a copy of the current state.
 func (p *Plugin) state() State {
 	p.mu.Lock()
 	defer p.mu.Unlock()

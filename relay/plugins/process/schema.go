@@ -10,10 +10,15 @@ import (
 	"agentctl/manifest"
 )
 
+// Schemas of plugins are JSON Schema 2020-12 unless they name another draft. Arguments are
+// validated before the plugin sees them, results before the client does. A schema may refer
+// to its own parts only.
+
 // noLoader refuses every reference to another document: a plugin could otherwise make the
 // relay read files or fetch URLs.
 type noLoader struct{}
 
+// Load implements jsonschema.URLLoader.
 func (noLoader) Load(string) (any, error) {
 	return nil, errors.New("a plugin's schema may refer to itself only")
 }
@@ -45,6 +50,7 @@ func validate(s *jsonschema.Schema, data []byte) error {
 	return nil
 }
 
+// errInvalid quotes nothing, since arguments and results may hold secrets.
 var errInvalid = errors.New("does not match the schema")
 
 // argumentCheck returns the CheckArguments of a tool with this inputSchema.

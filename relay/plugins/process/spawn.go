@@ -16,6 +16,15 @@ import (
 	"go.uber.org/zap"
 )
 
+// The life of a plugin's process:
+//
+// 	start  dir/run in a process group of its own, with a minimal environment
+// 	run    JSON-RPC over stdin and stdout, log lines over stderr
+// 	stop   close stdin; after stopGrace kill the process group
+// 	end    wait for the process, then kill what is left of its group
+//
+// A process that does not read is ended by the kill of Send (see lineChannel).
+
 // stopGrace is how long a plugin's process may run after its stdin was closed. Then it is
 // killed, with its process group.
 const stopGrace = 2 * time.Second
@@ -86,6 +95,7 @@ type lineLogger struct {
 	lines  int
 }
 
+// Write implements io.Writer. It never fails: a plugin must not end because of its log.
 func (l *lineLogger) Write(b []byte) (int, error) {
 	for _, c := range b {
 		switch {
@@ -100,6 +110,8 @@ func (l *lineLogger) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// logLine logs the current line, unless there were too many in this second. The first line of
+// the next second reports how many were left out.
 func (l *lineLogger) logLine() {
 	if now := time.Now(); now.Sub(l.second) >= time.Second {
 		if l.lines > maxLogLines {

@@ -12,6 +12,17 @@ import (
 	"agentctl/relay/kernel"
 )
 
+// Event sourcing: memory is what the events of the log make of it. A live change and a
+// replayed one go through the same function, tenant.apply, so they cannot differ.
+//
+// 	live     tool -> checks -> payload -> log.Append -> apply -> notify
+// 	restart  log.Replay -> replay -> apply
+// 	pruning  Snapshot -> log.Append -> the log deletes what is older
+//
+// Every ticket has a version, which is the number of its changes. apply accepts an event
+// only with the next version: a smaller one was applied before (stale), a larger one has
+// lost a predecessor (gap). Snapshots carry the version that they have reached.
+
 // Types of the events that change tickets. The aggregate is the ticket's id, the time of
 // the change is that of the event. Each change of a ticket has the next version, so that an
 // event that is read twice, or in another order, is not applied twice.
@@ -131,6 +142,7 @@ func (t *tenant) apply(ev *kernel.Event, p *payload) outcome {
 	return applied
 }
 
+// created returns the ticket that an event creates: pending if it asks for an approval.
 func created(ev *kernel.Event, p *payload) *entry {
 	e := &entry{key: p.Key, Ticket: Ticket{ID: ev.Aggregate, Title: p.Title, Body: p.Body, Status: Open, Priority: p.Priority,
 		NodeID: p.NodeID, CreatedBy: p.By, CreatedAt: ev.CreatedMS, UpdatedAt: ev.CreatedMS, Version: 1}}

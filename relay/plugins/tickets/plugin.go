@@ -210,6 +210,8 @@ func (p *Plugin) expire(ctx context.Context) time.Duration {
 	return next
 }
 
+// expireOne expires one approval. It checks again after it has the change slot, since
+// somebody may have decided meanwhile.
 func (p *Plugin) expireOne(ctx context.Context, t *tenant, id string) error {
 	if err := t.acquire(ctx); err != nil {
 		return err
@@ -245,6 +247,7 @@ type ids struct {
 	last    uint64 // milliseconds
 }
 
+// next returns a new id. Ids order tickets by creation, which lists and cursors rely on.
 func (s *ids) next() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

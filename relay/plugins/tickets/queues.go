@@ -10,6 +10,10 @@ import (
 	"agentctl/relay/kernel"
 )
 
+// A queue is computed from the tickets at each reading: a tenant has at most 2,500 of them.
+// Subscribers learn that a queue may have changed and read it again; notifications carry
+// no content.
+
 // queue is a resource that lists some of a tenant's tickets, the most urgent first and
 // then the oldest.
 type queue struct {
@@ -17,6 +21,8 @@ type queue struct {
 	contains                func(k *Ticket, actor string) bool
 }
 
+// queues are the resources of the plugin. "mine" depends on the reader, so its subscribers
+// are notified of the changes of every assigned ticket of the tenant.
 var queues = []queue{
 	{"mcp://tickets/queue/open.json", "open", "Open tickets",
 		"The tickets that are open, in progress or waiting, most urgent first. Subscribe to hear of changes.",
@@ -32,6 +38,7 @@ var queues = []queue{
 // maxQueue bounds the tickets in one reading of a queue. Its total counts all of them.
 const maxQueue = 100
 
+// resources are the queues as the kernel lists them.
 var resources = func() (list []*kernel.Resource) {
 	for _, q := range queues {
 		list = append(list, &kernel.Resource{URI: q.uri, Name: "tickets/" + q.name, Title: q.title, Description: q.about,

@@ -11,6 +11,11 @@ import (
 	"agentctl/manifest"
 )
 
+// Bounds: a tenant has at most MaxUnfinished tickets that somebody has to work on; creating
+// more is refused. Finished tickets and their text give way to new ones. So an agent that
+// creates tickets in a loop fills the queue of its own tenant and nothing else, and it
+// cannot push out work that is not done.
+
 // tenant has the tickets of one tenant. Changes are made one at a time, in the order of the
 // log, by whoever holds the change slot. mu is held only while memory is read or written,
 // so readers never wait for a disk. Lock order: changeSlot, then mu.
@@ -34,6 +39,7 @@ type entry struct {
 	key string // actor and idempotency key; may be empty
 }
 
+// newTenant makes a tenant without tickets.
 func newTenant(name string) *tenant {
 	return &tenant{name: name, changeSlot: make(chan struct{}, 1), tickets: make(map[string]*entry),
 		keys: make(map[string]string), count: make(map[Status]int)}
@@ -74,6 +80,7 @@ func (t *tenant) acquire(ctx context.Context) error {
 	}
 }
 
+// release gives the change slot back.
 func (t *tenant) release() { <-t.changeSlot }
 
 // get returns a copy of a ticket. t may be nil.
@@ -200,6 +207,7 @@ func (t *tenant) unfinished() int {
 	return t.unfinishedLocked()
 }
 
+// unfinishedLocked is unfinished with mu held.
 func (t *tenant) unfinishedLocked() (n int) {
 	for s, count := range t.count {
 		if !s.isFinished() {

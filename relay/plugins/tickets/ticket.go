@@ -2,6 +2,17 @@ package tickets
 
 import "slices"
 
+// The life of a ticket. Open, in_progress and waiting are active; a ticket may move between
+// them freely. Closed, approved, rejected and expired are finished: such tickets are kept
+// for reference and dropped when there are too many.
+//
+//	open, in_progress, waiting  ->  each other, resolved, closed
+//	resolved                    ->  open (not solved after all), closed
+//	closed                      ->  open (reopened)
+//	pending                     ->  approved, rejected, or expired by the clock
+//
+// An approval is decided once: approved, rejected and expired are final.
+
 // Status is the status of a ticket. The set is closed.
 type Status string
 

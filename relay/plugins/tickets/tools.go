@@ -85,6 +85,8 @@ var (
 	moveFields = arguments.Object{idField, required(enumField("to", Statuses, "the new status; the error of an illegal one names those that are allowed"))}
 )
 
+// tools are the tools of the plugin. Those that read have the safety class read_only; the
+// others have none and are allowed by the scope alone.
 var tools = []tool{
 	newTool("create", "Create a ticket", "Opens a ticket in the fleet's queue: an incident, a task, or with approval a request that a person decides.",
 		manifest.ScopeTicketsWrite, createFields, `"ticket":`+summarySchema, create),
@@ -100,6 +102,7 @@ var tools = []tool{
 		manifest.ScopeTicketsWrite, moveFields, `"ticket":`+summarySchema, transition),
 }
 
+// words converts a closed set to the strings of a schema.
 func words[T ~string](set []T) (list []string) {
 	for _, s := range set {
 		list = append(list, string(s))
@@ -107,6 +110,7 @@ func words[T ~string](set []T) (list []string) {
 	return list
 }
 
+// newTool makes a tool. output are the properties of its output schema besides error.
 func newTool(verb, title, about, scope string, args arguments.Object, output string, run func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error)) tool {
 	t := &kernel.Tool{Name: "tickets." + verb, Title: title, Description: about, Scope: scope, InputSchema: args.Schema(),
 		OutputSchema:   json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
@@ -148,6 +152,7 @@ type summary struct {
 	Allowed      []Status  `json:"allowed"` // statuses that it may change to
 }
 
+// summarize returns a ticket as lists and changes show it.
 func summarize(k *Ticket) summary {
 	return summary{Ticket: k, CommentCount: len(k.Comments), Allowed: k.Status.Next()}
 }
@@ -160,6 +165,7 @@ func summaries(list []*Ticket) []summary {
 	return s
 }
 
+// answer is a result with structured content.
 func answer(v any) (*kernel.Result, error) {
 	data, err := json.Marshal(v)
 	return &kernel.Result{Structured: data}, err
@@ -187,6 +193,8 @@ type refusal struct {
 	TraceID string        `json:"trace_id"`
 }
 
+// answerRefusal is a result that reports an error of the tool, so that it can have fields of
+// its own.
 func answerRefusal(e refusal) (*kernel.Result, error) {
 	res, err := answer(map[string]refusal{"error": e})
 	res.IsError = true
@@ -204,6 +212,7 @@ func errFull(format string, a ...any) error {
 	return &manifest.Error{Code: manifest.RateLimited, Message: fmt.Sprintf(format, a...), Reason: "full"}
 }
 
+// createArgs are the arguments of tickets.create.
 type createArgs struct {
 	Title    string `json:"title"`
 	Body     string `json:"body"`
@@ -229,6 +238,8 @@ func (a *createArgs) payload(r *kernel.Request) payload {
 	return p
 }
 
+// create answers tickets.create. A repeated call with the same idempotency key returns the
+// first ticket; one with other arguments is refused.
 func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	a := decodeArgs[createArgs](r)
 	t := p.tenant(r.Caller.Tenant, true)
@@ -298,6 +309,7 @@ func (t *Ticket) isResultOf(p *payload) bool {
 	return t.Title == p.Title && t.Body == p.Body && t.NodeID == p.NodeID && t.Priority == p.Priority && action == p.Action
 }
 
+// get answers tickets.get.
 func get(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	a := decodeArgs[struct{ ID string }](r)
 	k, err := p.tenant(r.Caller.Tenant, false).get(a.ID)
@@ -309,6 +321,7 @@ func get(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error
 	return answerTicket(s)
 }
 
+// list answers tickets.list. The cursor is the id of the last ticket of the page before.
 func list(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	a := decodeArgs[struct {
 		Status Status
@@ -348,6 +361,7 @@ func changeTicket(ctx context.Context, p *Plugin, r *kernel.Request, id string, 
 	return t.answer(id)
 }
 
+// comment answers tickets.comment. Numbers of comments are not reused.
 func comment(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	a := decodeArgs[struct{ ID, Text string }](r)
 	return changeTicket(ctx, p, r, a.ID, func(t *tenant, k *Ticket) (*kernel.Result, error) {
@@ -367,6 +381,7 @@ func comment(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result,
 	})
 }
 
+// assign answers tickets.assign. Assigning a ticket to its agent again changes nothing.
 func assign(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	a := decodeArgs[struct {
 		ID      string
@@ -380,6 +395,9 @@ func assign(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 	})
 }
 
+// transition answers tickets.transition: the status machine of Status.Next, with two more
+// rules. Nobody approves a request of their own, and reopening a ticket must leave the number
+// of unfinished ones within its bound.
 func transition(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	a := decodeArgs[struct {
 		ID string
