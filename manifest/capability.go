@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Version is the manifest_version that a device announces.
+// Version is the manifest_version that a device announces. A relay refuses another one.
 const Version = 1
 
 // Bounds of an announce and of the tool names that come from it.
@@ -46,13 +46,14 @@ func (c Constraints) Deadline() time.Duration {
 	return time.Duration(c.DeadlineMSDefault) * time.Millisecond
 }
 
-// Echo is the capability object of RFC-0005 §9.
+// Echo is the capability object of RFC-0005 §9. It proves that a device answers, so every
+// device has it.
 func Echo() Capability {
 	return Capability{CapID: "echo", Kind: KindEcho, SchemaRef: "mcp://schemas/system.echo.invoke.input@1.0.0",
 		Verbs: []string{VerbInvoke}, SafetyClass: ReadOnly, Constraints: DefaultConstraints}
 }
 
-// Metrics is the capability object of the machine's metrics.
+// Metrics is the capability object of the machine's metrics: one reading, or a stream.
 func Metrics() Capability {
 	return Capability{CapID: "metrics", Kind: KindMetrics, SchemaRef: "mcp://schemas/system.metrics.snapshot.input@1.0.0",
 		Verbs: []string{VerbSnapshot, VerbSubscribe}, SafetyClass: ReadOnly, Constraints: DefaultConstraints}
@@ -88,6 +89,7 @@ func (c *Capability) Check() error {
 	return c.Constraints.check()
 }
 
+// check reports whether the constraints are in the ranges of RFC-0005 §9.
 func (c Constraints) check() error {
 	if c.RateLimitRPS < 1 || c.RateLimitRPS > 100 || c.MaxConcurrency < 1 || c.MaxConcurrency > 64 ||
 		c.DeadlineMSDefault < 1 || c.DeadlineMSDefault > 5000 {

@@ -80,6 +80,7 @@ func (p *property) typeMismatch(got string) string {
 	return "must be a " + p.typ
 }
 
+// explainNumber words what is wrong with a number; whole tells that it has no fraction.
 func (p *property) explainNumber(v float64, whole bool) string {
 	if p.typ != "number" && (p.typ != "integer" || !whole) {
 		return p.typeMismatch("number")
@@ -98,6 +99,8 @@ func (p *property) explainNumber(v float64, whole bool) string {
 	return ""
 }
 
+// explainString words what is wrong with a string. Lengths count characters, as JSON Schema
+// does.
 func (p *property) explainString(v string) string {
 	n := int64(utf8.RuneCountInString(v))
 	switch {

@@ -76,7 +76,8 @@ type Verb struct {
 // Stream reports whether the verb answers with a stream of frames.
 func (v *Verb) Stream() bool { return v.Frame != "" }
 
-// FrameRef is the schema reference of a metric frame (RFC-0009 §5.1).
+// FrameRef is the schema reference of a metric frame (RFC-0009 §5.1). CheckFrame checks each
+// frame of a stream against it.
 const FrameRef = "mcp://schemas/system.metrics.subscribe.frame@1.0.0"
 
 // Kinds is the kind registry. Its order is the order in which a board lists what it can do.

@@ -54,6 +54,7 @@ type schemaJSON struct {
 	Pattern              *string                    `json:"pattern"`
 }
 
+// Keywords that keep a schema or property exact: understood, or without effect on validity.
 var (
 	objectKeywords = []string{"$schema", "$id", "title", "description", "type", "required", "properties", "additionalProperties"}
 	numberKeywords = []string{"title", "description", "default", "type", "minimum", "maximum"}
@@ -70,6 +71,8 @@ func (s *schemaJSON) parse(raw []byte, words []string) (exact bool) {
 	return exact
 }
 
+// newObjectSchema reads the outermost object of a schema. It never fails: what it does not
+// understand makes it inexact.
 func newObjectSchema(ref string, raw []byte) *objectSchema {
 	sh := &objectSchema{ref: ref, noun: "field"}
 	if name, _, _ := strings.Cut(ref, "@"); strings.HasSuffix(name, ".input") {
@@ -224,6 +227,7 @@ func (sh *objectSchema) normalize(raw []byte) []byte {
 	return append(out, '}')
 }
 
+// normalize rewrites the value of one property.
 func (p *property) normalize(val jsontext.Value) jsontext.Value {
 	switch {
 	case p.object != nil && val.Kind() == '{':

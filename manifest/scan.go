@@ -114,6 +114,7 @@ func (s *scanner) skipSpace() {
 	}
 }
 
+// scanValue reads a value of the property's type: an exact schema has strings and numbers only.
 func (s *scanner) scanValue(p *property) bool {
 	if p.typ == "string" {
 		return s.scanString(p)

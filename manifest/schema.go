@@ -46,6 +46,7 @@ type schema struct {
 // so it is not shown; explain words one instead.
 type validator func(tree any) error
 
+// registry holds all schemas by full reference, made once. The map is read-only afterwards.
 var registry = sync.OnceValue(func() map[string]*schema {
 	names, err := fs.Glob(schemaFiles, "schemas/*.json")
 	if err != nil {
@@ -82,6 +83,7 @@ func mustCompile(all map[string]*schema, ref string) validator {
 	return v
 }
 
+// lookupSchema finds a schema by its full reference or by NAME@VERSION.
 func lookupSchema(ref string) (*schema, bool) {
 	s, ok := registry()[ref]
 	if !ok && !strings.HasPrefix(ref, SchemaPrefix) {
@@ -192,10 +194,12 @@ func checkNode(sh *objectSchema, got []byte, bound string) error {
 	return nil
 }
 
+// errBadAnswer is for the caller; the reason goes into the audit log.
 func errBadAnswer(reason string) *Error {
 	return &Error{Code: Internal, Message: "the device's answer is not what this tool may answer", Reason: reason}
 }
 
+// errNoSchema is a bug in this program: references come from the kind registry.
 func errNoSchema() *Error {
 	return &Error{Code: Internal, Message: "no schema is registered under this reference", Reason: "schema_ref"}
 }

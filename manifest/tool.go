@@ -16,7 +16,8 @@ func (t ToolName) String() string {
 	return t.Short + "." + t.NodeID + "." + t.CapID + "." + t.Verb
 }
 
-// Alias is the flat spelling for clients that refuse dots: dots become underscores.
+// Alias is the flat spelling, for clients that refuse dots in tool names: dots become
+// underscores.
 func (t ToolName) Alias() string {
 	return t.Short + "_" + t.NodeID + "_" + t.CapID + "_" + t.Verb
 }

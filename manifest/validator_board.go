@@ -20,6 +20,7 @@ import (
 // test compiles them all. Another test compares the results with
 // santhosh-tekuri/jsonschema.
 
+// errInvalid is the only error of a validator here: explain words the reason.
 var errInvalid = errors.New("the value does not fit")
 
 // keywords are the keywords of JSON Schema 2020-12 that the registry uses. A nil pointer is a
@@ -175,10 +176,14 @@ func (r *keywords) hasType(tree any) bool {
 	return r.Type == "" || slices.Contains(types, r.Type)
 }
 
+// inRange checks the bounds of a number. strictjson.Decode refuses numbers whose float64
+// would compare differently.
 func (r *keywords) inRange(v float64) bool {
 	return (r.Minimum == nil || v >= *r.Minimum) && (r.Maximum == nil || v <= *r.Maximum)
 }
 
+// validObject checks the members of an object. Without properties and additionalProperties
+// any member is allowed.
 func (r *keywords) validObject(o map[string]any) bool {
 	for _, name := range r.Required {
 		if _, ok := o[name]; !ok {
@@ -194,6 +199,8 @@ func (r *keywords) validObject(o map[string]any) bool {
 	return true
 }
 
+// validArray checks length, elements and uniqueness. Comparing all pairs is fast enough for
+// the short arrays that the schemas allow.
 func (r *keywords) validArray(a []any) bool {
 	if (r.MinItems != nil && len(a) < *r.MinItems) || (r.MaxItems != nil && len(a) > *r.MaxItems) {
 		return false

@@ -156,7 +156,7 @@ const maxMetaSize = 4 << 10
 const codeInvalidParams = -32602 // of JSON-RPC
 
 // requestMeta returns the metadata of a request, nil for none; ok is false if it is
-// malformed.
+// malformed: the stages would otherwise see text that MCP could not have carried.
 func requestMeta(req *http.Request) (json.RawMessage, bool) {
 	v := req.Header[metaHeader]
 	switch {

@@ -244,6 +244,7 @@ func (r *Relay) hasAnnounced(tenant string, name manifest.ToolName) bool {
 	return false
 }
 
+// The interfaces that the kernel discovers by assertion.
 var (
 	_ kernel.Plugin  = (*device)(nil)
 	_ kernel.Reader  = (*device)(nil)

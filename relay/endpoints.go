@@ -88,7 +88,8 @@ func (t transports) List() []control.Transport {
 	}
 }
 
-// Configure implements control.Transports.
+// Configure implements control.Transports. It refuses to disable the last endpoint that
+// leads to the control plane: nobody could enable it again without a restart.
 func (t transports) Configure(name string, raw json.RawMessage) error {
 	e := &t.r.endpoints
 	bad := func(msg string) error { return manifest.E(manifest.BadRequest, msg) }

@@ -10,7 +10,9 @@ import (
 	"agentctl/transport/edge"
 )
 
-// writeError answers with the error envelope, and with a challenge where a token is needed.
+// writeError answers with the error envelope. A 401 also names the token that is needed and
+// where its metadata is (RFC 6750 §3, RFC 9728 §5.1); an error code is only for a caller who
+// sent a token.
 func (r *Relay) writeError(w http.ResponseWriter, status int, e *manifest.Error, traceID string) {
 	if status == http.StatusUnauthorized {
 		edge.SetChallenge(w.Header(), "agentctl", e.Reason != "no_token", r.URL()+metadataPath+"/mcp")

@@ -68,6 +68,8 @@ type memoryTuner struct {
 	trimmedAt   time.Time
 }
 
+// newMemoryTuner makes a tuner that leaves GOGC alone if it is set; arrivals counts the
+// devices accepted since the start.
 func newMemoryTuner(arrivals func() uint64) *memoryTuner {
 	m := &memoryTuner{arrivals: arrivals, samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
 		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"}}}

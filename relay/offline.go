@@ -34,6 +34,8 @@ var (
 	_ kernel.Watcher = (*offlinePlugin)(nil)
 )
 
+// newOfflinePlugin copies the device's manifest, so that lists stay as they are. The check of
+// arguments refuses first: a client learns that the device is offline before anything else.
 func newOfflinePlugin(d *device) *offlinePlugin {
 	m := *d.manifest
 	m.Tools = make([]*kernel.Tool, len(d.manifest.Tools))
@@ -77,6 +79,7 @@ type offlineQueue struct {
 
 func newOfflineQueue() *offlineQueue { return &offlineQueue{added: make(chan struct{}, 1)} }
 
+// add never blocks; expireOffline wakes up once for any number of adds.
 func (q *offlineQueue) add(p *offlinePlugin) {
 	q.mu.Lock()
 	q.waiting = append(q.waiting, p)

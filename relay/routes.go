@@ -13,7 +13,7 @@ import (
 	"agentctl/transport/link"
 )
 
-// metadataPath is where RFC 9728 puts a protected resource's metadata.
+// metadataPath is where RFC 9728 puts the metadata of a protected resource.
 const metadataPath = "/.well-known/oauth-protected-resource"
 
 // routes is the whole HTTP surface of the relay. /metrics and the event gateway have
@@ -120,7 +120,8 @@ func (r *Relay) readyz(w http.ResponseWriter, _ *http.Request) {
 	edge.WriteText(w, http.StatusOK, "ready\n")
 }
 
-// schemas serves the registry: an index at /schemas/, one schema at /schemas/NAME@VERSION.
+// schemas serves the registry: an index at /schemas/, and one schema at
+// /schemas/NAME@VERSION. It needs no token: the schemas are public.
 func (r *Relay) schemas(w http.ResponseWriter, req *http.Request) {
 	name := strings.TrimPrefix(req.URL.Path, "/schemas/")
 	h := w.Header()
@@ -167,7 +168,8 @@ const (
 	maxNodesPage     = 5000
 )
 
-// nodeRow is one board of GET /v1/nodes.
+// nodeRow is one board of GET /v1/nodes. Capabilities are those that it announced last, as
+// it sent them; [] if it never connected.
 type nodeRow struct {
 	NodeID       string          `json:"node_id"`
 	Name         string          `json:"name"`

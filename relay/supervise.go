@@ -48,7 +48,7 @@ func supervise(ctx context.Context, log *zap.Logger, name string, maxRestarts in
 	}
 }
 
-// runRecovered turns a panic and an early return into errors.
+// runRecovered turns a panic and an early return into errors, so that both count as a crash.
 func runRecovered(ctx context.Context, run func(context.Context) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -160,7 +160,17 @@ func (r *Relay) loadPlugins() error {
 	return nil
 }
 
-// runComponents runs what needs no order among itself until ctx ends.
+// runComponents runs what has no order among itself until ctx ends:
+//
+//	kernel       watches of resources, offline devices and agents
+//	store        changes of the state directory by other processes, last-seen times
+//	processes    external plugins
+//	audit        flushes
+//	offline      expiry of offline plugins
+//	openStreams  end of streams whose token was revoked
+//	memory       size of the heap
+//	tickets      expiry of approvals
+//	directory    notifications when a board or an agent comes or goes
 func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { _ = r.kernel.Run(ctx) })
 	wg.Go(func() { _ = r.store.Run(ctx) })
@@ -184,7 +194,9 @@ func (r *Relay) recordDecision(rec kernel.Record) {
 	r.publishRefusal(&rec)
 }
 
-// pluginLoader loads and unloads plugins for the control plane.
+// pluginLoader loads and unloads plugins for the control plane. Built-in plugins that were
+// enabled at the start can be unloaded and loaded again; those of the plugin directory are
+// processes.
 type pluginLoader struct{ r *Relay }
 
 // Load loads a built-in plugin again, or starts one of the plugin directory.

@@ -21,7 +21,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// MaxDepth bounds the nesting of arrays and objects.
+// MaxDepth bounds the nesting of arrays and objects, and with it the stack of every decoder
+// that reads the same bytes later.
 const MaxDepth = 16
 
 // Errors that callers may tell apart; all others are malformed JSON or a wrong type. No
@@ -34,9 +35,10 @@ var (
 )
 
 // Raw is a JSON value kept as its bytes. Inside a document that Unmarshal accepted it is
-// valid, has no duplicate keys and is not deeper than MaxDepth.
+// valid, has no duplicate keys and is not deeper than MaxDepth, so it can be forwarded.
 type Raw = jsontext.Value
 
+// strict are the decoder's options. jsontext refuses duplicate keys and bad UTF-8 by default.
 var strict = json.JoinOptions(json.RejectUnknownMembers(true),
 	json.WithUnmarshalers(json.JoinUnmarshalers(json.UnmarshalFromFunc(whole[int]), json.UnmarshalFromFunc(whole[int64]))))
 
@@ -122,6 +124,7 @@ func scan(data []byte) error {
 	return nil
 }
 
+// numberByte reports whether c may be part of a number, well-formed or not.
 func numberByte(c byte) bool {
 	return (c >= '0' && c <= '9') || c == '.' || c == 'e' || c == 'E' || c == '+' || c == '-'
 }

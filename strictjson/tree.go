@@ -27,6 +27,7 @@ func Decode(data []byte) (any, error) {
 	return v, nil
 }
 
+// decodeValue decodes the next value; depth is that of the value, 1 for the outermost.
 func decodeValue(dec *jsontext.Decoder, depth int) (any, error) {
 	if depth > MaxDepth {
 		return nil, ErrDepth
@@ -53,6 +54,7 @@ func decodeValue(dec *jsontext.Decoder, depth int) (any, error) {
 	return decodeNumber(raw)
 }
 
+// decodeObject relies on the decoder to refuse duplicate keys.
 func decodeObject(dec *jsontext.Decoder, depth int) (any, error) {
 	if _, err := dec.ReadToken(); err != nil {
 		return nil, errMalformed
@@ -73,6 +75,7 @@ func decodeObject(dec *jsontext.Decoder, depth int) (any, error) {
 	}
 }
 
+// decodeArray returns an empty slice, not nil, for [], so that it is told apart from null.
 func decodeArray(dec *jsontext.Decoder, depth int) (any, error) {
 	if _, err := dec.ReadToken(); err != nil {
 		return nil, errMalformed
