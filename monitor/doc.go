@@ -5,7 +5,7 @@
 //	err := w.Run(ctx, func(ctx context.Context, msgs <-chan monitor.Message) error { ... })
 //
 //	h := monitor.Window{Client: cl, FromMS: from, ToMS: to}
-//	err := h.Export(ctx, os.Stdout, "csv", nil)
+//	err := h.Export(ctx, os.Stdout, "csv")
 //
 // What is drawn, in which order, under which label and on which scale, follows from the
 // sensor catalogue (prober.Sensors). A daemon that is newer than this program may report

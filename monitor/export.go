@@ -12,6 +12,7 @@ import (
 
 	"agentctl/control"
 	"agentctl/prober"
+	"agentctl/term"
 )
 
 // Formats are the formats of an export:
@@ -34,9 +35,8 @@ func (e *ColumnError) Error() string {
 	return fmt.Sprintf("the records have %s only now and then, so it has no column here", e.Key)
 }
 
-// Export writes the records of the window as they come, in one of Formats. writeYAML
-// encodes a list of records; only the format yaml needs it.
-func (h *Window) Export(ctx context.Context, w io.Writer, format string, writeYAML func(io.Writer, any) error) error {
+// Export writes the records of the window as they come, in one of Formats.
+func (h *Window) Export(ctx context.Context, w io.Writer, format string) error {
 	b := bufio.NewWriterSize(w, 64<<10) // a write for each record would cost more than the records
 	chosen := h.Modules
 	if len(chosen) == 0 {
@@ -52,7 +52,7 @@ func (h *Window) Export(ctx context.Context, w io.Writer, format string, writeYA
 	case "json":
 		err = h.exportJSON(ctx, b)
 	case "yaml":
-		err = h.exportYAML(ctx, b, writeYAML)
+		err = h.exportYAML(ctx, b)
 	default:
 		err = fmt.Errorf("not a format: %q", format)
 	}
@@ -84,13 +84,13 @@ func (h *Window) exportJSON(ctx context.Context, w io.Writer) error {
 
 // exportYAML writes the same document as exportJSON. Each record is encoded as a list of
 // one, which together are one list.
-func (h *Window) exportYAML(ctx context.Context, w io.Writer, writeYAML func(io.Writer, any) error) error {
+func (h *Window) exportYAML(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "from_ts: %d\nto_ts: %d\nstep_ms: %d\n", h.FromMS, h.ToMS, h.StepMS)
 	header := "items:\n"
 	err := h.records(ctx, func(item control.HistoryItem) error {
 		_, _ = io.WriteString(w, header) // an error shows in the next write
 		header = ""
-		return writeYAML(w, []control.HistoryItem{item})
+		return term.WriteYAML(w, []control.HistoryItem{item})
 	})
 	if err == nil && header != "" {
 		_, err = io.WriteString(w, "items: []\n")

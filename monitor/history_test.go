@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
-	"io"
 	"math"
 	"strings"
 	"testing"
@@ -27,15 +25,6 @@ func wave(from int64) []term.Point {
 		}
 	}
 	return out
-}
-
-// writeYAML is good enough for an item of a list.
-func writeYAML(w io.Writer, v any) error {
-	b, err := json.Marshal(v)
-	if err == nil {
-		_, err = fmt.Fprintf(w, "- %s\n", b[1:len(b)-1]) // JSON is YAML
-	}
-	return err
 }
 
 // pastHour is a history of one record each 10 s for an hour, with a hole; temperature comes
@@ -134,7 +123,7 @@ func TestHistoryExport(t *testing.T) {
 	h := newWindow(t, "cpu", "memory", "temperature")
 	text := func(format string) string {
 		var b bytes.Buffer
-		if err := h.Export(t.Context(), &b, format, writeYAML); err != nil {
+		if err := h.Export(t.Context(), &b, format); err != nil {
 			t.Fatalf("%s: %v", format, err)
 		}
 		return b.String()

@@ -122,3 +122,14 @@ func TestWrap(t *testing.T) {
 		}
 	}
 }
+
+func TestWriteYAML(t *testing.T) {
+	var b bytes.Buffer
+	v := struct {
+		Z int      `json:"z"`
+		A []string `json:"a,omitempty"`
+	}{7, []string{"x: y", "1"}}
+	if err := WriteYAML(&b, v); err != nil || b.String() != "z: 7\na:\n  - 'x: y'\n  - \"1\"\n" {
+		t.Errorf("%v, got %q", err, b.String())
+	}
+}

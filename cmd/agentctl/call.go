@@ -114,7 +114,7 @@ func jsonOrString(b []byte) json.RawMessage {
 func printFrame(cmd *cobra.Command, out *output, frame []byte) error {
 	if out.format == "yaml" {
 		fmt.Fprintln(cmd.OutOrStdout(), "---")
-		return writeYAML(cmd.OutOrStdout(), json.RawMessage(frame))
+		return term.WriteYAML(cmd.OutOrStdout(), json.RawMessage(frame))
 	}
 	return printLine(cmd, frame)
 }

@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 
 	"agentctl/config"
+	"agentctl/term"
 
 	"github.com/spf13/cobra"
 )
@@ -130,7 +131,7 @@ func newConfigGet() *cobra.Command {
 			}
 			return out.print(cmd, v.Values[k.Name], func() error {
 				if k.Kind == config.KindRules {
-					return writeYAML(cmd.OutOrStdout(), v.Values[k.Name])
+					return term.WriteYAML(cmd.OutOrStdout(), v.Values[k.Name])
 				}
 				text := valueLine(v.Values[k.Name], k.Name)
 				if text == "-" {

@@ -102,7 +102,7 @@ func (p *eventPrinter) event(e kernel.Event) error {
 		_, err = fmt.Fprintf(p.w, "%s%s", separator, b)
 		return err
 	case "yaml":
-		return writeYAML(p.w, []kernel.Event{e})
+		return term.WriteYAML(p.w, []kernel.Event{e})
 	}
 	if p.n == 1 {
 		p.table = term.NewTable(p.w, "SEQ", "TIME", "TENANT", "TYPE", "ABOUT", "PAYLOAD")

@@ -75,7 +75,7 @@ without, events are in memory only.`,
 			if o.TLS, err = serverTLS(cert, key); err != nil {
 				return err
 			}
-			if err := startMaxFiles(); err != nil {
+			if err := relay.RaiseMaxFiles(); err != nil {
 				log.Warn("the limit of open files stays low", zap.Error(err))
 			}
 			defer context.AfterFunc(cmd.Context(), daemon.NotifyStopping)()

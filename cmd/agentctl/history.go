@@ -45,7 +45,7 @@ milliseconds since 1970.`,
 					return err
 				}
 				if format != "" {
-					return h.Export(ctx, cmd.OutOrStdout(), format, writeYAML)
+					return h.Export(ctx, cmd.OutOrStdout(), format)
 				}
 				if !cmd.Flags().Changed("since") {
 					if err := h.Trim(ctx); err != nil {

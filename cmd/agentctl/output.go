@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -94,11 +93,11 @@ func (o *output) print(cmd *cobra.Command, v any, text func() error) error {
 	w := term.JSONWriter(cmd.OutOrStdout())
 	switch o.format {
 	case "json":
-		return writeIndented(w, v)
+		return term.WriteJSON(w, v)
 	case "ndjson":
 		return json.NewEncoder(w).Encode(v)
 	case "yaml":
-		return writeYAML(w, v)
+		return term.WriteYAML(w, v)
 	}
 	return text()
 }
@@ -114,13 +113,6 @@ func printList[T any](o *output, cmd *cobra.Command, list []T, text func() error
 		}
 	}
 	return nil
-}
-
-func writeIndented(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
 }
 
 // limits are --count and --for: when a streaming command ends by itself; 0 is never.

@@ -64,7 +64,7 @@ your own are folders of --plugin-dir.`,
 				}
 			}
 			o.Plugins, o.ExternalPlugins = pluginsByName(plugins)
-			if err := startMaxFiles(); err != nil {
+			if err := relay.RaiseMaxFiles(); err != nil {
 				log.Warn("the limit of open files stays low", zap.Error(err))
 			}
 			r, err := relay.Open(o.Options)
@@ -183,14 +183,4 @@ func pluginsByName(names []string) (builtin []func(*kernel.Kernel) kernel.Plugin
 		}
 	}
 	return builtin, processes
-}
-
-// startMaxFiles raises the soft limit of open files to the hard one: a device is one.
-func startMaxFiles() error {
-	var lim syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {
-		return err
-	}
-	lim.Cur = lim.Max
-	return syscall.Setrlimit(syscall.RLIMIT_NOFILE, &lim)
 }

@@ -1,0 +1,43 @@
+package term
+
+import (
+	"encoding/json"
+	"io"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// WriteJSON prints v as indented JSON. Text is not escaped for HTML.
+func WriteJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// WriteYAML prints v as YAML, with the names and the order of its JSON: json tags hold for
+// both formats. It goes through JSON, which is YAML, and drops the flow style of that.
+func WriteYAML(w io.Writer, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(b, &doc); err != nil {
+		return err
+	}
+	setBlockStyle(&doc)
+	enc := yaml.NewEncoder(w)
+	enc.SetIndent(2)
+	if err := enc.Encode(&doc); err != nil {
+		return err
+	}
+	return enc.Close()
+}
+
+func setBlockStyle(n *yaml.Node) {
+	n.Style = 0
+	for _, c := range n.Content {
+		setBlockStyle(c)
+	}
+}
