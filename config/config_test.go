@@ -38,8 +38,8 @@ func schemaForTest(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// schemaTakes judges the text of a file by the schema, as an editor would.
-func schemaTakes(s *jsonschema.Schema, text []byte) error {
+// schemaAccepts judges the text of a file by the schema, as an editor would.
+func schemaAccepts(s *jsonschema.Schema, text []byte) error {
 	var v any
 	if err := yaml.Unmarshal(text, &v); err != nil {
 		return nil // no question for a schema
@@ -55,8 +55,8 @@ func schemaTakes(s *jsonschema.Schema, text []byte) error {
 	return s.Validate(doc)
 }
 
-// TestConfigCorpus: the daemon and the schema judge alike, and every error says where,
-// what, and what would be right.
+// TestConfigCorpus checks that the daemon and the schema agree, and that each error says
+// where it is, what is wrong and what is expected.
 func TestConfigCorpus(t *testing.T) {
 	schema := schemaForTest(t)
 	corpus, err := txtar.ParseFile("testdata/corpus.txtar")
@@ -67,7 +67,7 @@ func TestConfigCorpus(t *testing.T) {
 	for _, f := range corpus.Files {
 		t.Run(f.Name, func(t *testing.T) {
 			_, errs := parseFile(f.Name, f.Data)
-			schemaErr := schemaTakes(schema, f.Data)
+			schemaErr := schemaAccepts(schema, f.Data)
 			wants := want.FindAllSubmatch(f.Data, -1)
 			if len(errs) != len(wants) {
 				t.Errorf("%d errors, want %d:\n%v", len(errs), len(wants), errs)
@@ -84,17 +84,17 @@ func TestConfigCorpus(t *testing.T) {
 			}
 			kind, _, _ := strings.Cut(f.Name, "-")
 			if kind == "good" != (len(errs) == 0) {
-				t.Errorf("the daemon: %v", errs)
+				t.Errorf("the daemon says %v", errs)
 			}
 			if (kind == "bad") != (schemaErr != nil) {
-				t.Errorf("the schema: %v", schemaErr)
+				t.Errorf("the schema says %v", schemaErr)
 			}
 		})
 	}
 }
 
-// TestConfigNeverPanics: whatever a file holds, it is taken or refused with a reason, and
-// what is taken can be written and read again.
+// TestConfigNeverPanics checks that any file is accepted or refused with a reason, and that
+// accepted settings can be written and read again.
 func TestConfigNeverPanics(t *testing.T) {
 	corpus, err := txtar.ParseFile("testdata/corpus.txtar")
 	if err != nil {
@@ -119,7 +119,7 @@ func TestConfigNeverPanics(t *testing.T) {
 		got, errs := parseFile("f", text)
 		if len(errs) > 0 {
 			if errs.Error() == "" {
-				t.Fatal("an error without a word")
+				t.Fatal("an error without a text")
 			}
 			return
 		}
@@ -158,7 +158,8 @@ func write(t *testing.T, path, text string) string {
 	return path
 }
 
-// TestConfigLayers: flag, environment, kept settings, conf.d by name, file, default.
+// TestConfigLayers checks the precedence: flag, environment, saved settings, conf.d by name,
+// file, default.
 func TestConfigLayers(t *testing.T) {
 	dir := t.TempDir()
 	state := filepath.Join(dir, "state")
@@ -198,7 +199,7 @@ func TestConfigLayers(t *testing.T) {
 	}
 }
 
-// TestConfigSources: what is wrong is told of all sources at once.
+// TestConfigSources checks that one Load reports the errors of all sources.
 func TestConfigSources(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "conf.d", "20.yaml")
@@ -211,7 +212,7 @@ func TestConfigSources(t *testing.T) {
 	env := map[string]string{"AGENTCTL_LOG_LEVEL": "loud", "AGENTCTL_HISTORY_ENABLED": "1", "AGENTCTL_BASE_INTERVAL_MS": "1s", "AGENTCTL_HISTORY_MAX_AGE": "x"}
 	_, err := Source{Path: path, LookupEnv: func(k string) (string, bool) { v, ok := env[k]; return v, ok }}.Load()
 	if err == nil {
-		t.Fatal("taken")
+		t.Fatal("accepted")
 	}
 	for _, want := range []string{path + ":1: name: ", "10.yaml: is larger than 256 KiB", fifo + ": is not a regular file", "settings.yaml:1: socket: cannot be set here",
 		"AGENTCTL_LOG_LEVEL: log_level: ", "AGENTCTL_HISTORY_ENABLED: history.enabled: ", "AGENTCTL_BASE_INTERVAL_MS: base_interval_ms: ", "AGENTCTL_HISTORY_MAX_AGE: history.max_age"} {
@@ -243,7 +244,7 @@ func TestConfigSources(t *testing.T) {
 	}
 }
 
-// TestConfigRules: a rule of the file stands for the built-in one of the same id.
+// TestConfigRules checks that a rule of the file replaces the built-in one of the same id.
 func TestConfigRules(t *testing.T) {
 	s, errs := parseFile("f", []byte(`alerts: {rules: [{id: disk-full, metric: disk_pct, op: ">", threshold: 50, level: info}, {id: own, metric: cpu_pct, op: ">", threshold: 50, level: info}]}`))
 	if errs != nil {

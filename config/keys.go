@@ -35,7 +35,7 @@ const (
 // Values of Key.Applied, as docs/config.md has them.
 const (
 	ApplyLive    = "at once"
-	ApplyLink    = "at once; the link is opened anew"
+	ApplyLink    = "at once; the link is reopened"
 	ApplyRestart = "with the next start"
 )
 
@@ -79,13 +79,13 @@ func newKeys() []Key {
 		{Name: "name", Kind: KindText, Applied: ApplyLink, def: text(""), check: checkBoardName,
 			doc: "Name that the relay should show for this board: 1 to 32 lower case letters, digits and hyphens."},
 		{Name: "token_file", Kind: KindPath, Applied: ApplyLink, def: func() any { return Credential("token") },
-			doc: "File with the device token. Default: the systemd credential token. The file is read anew before each connection."},
+			doc: "File with the device token. Default: the systemd credential token. The file is read again before each connection."},
 		{Name: "ca_file", Kind: KindPath, Applied: ApplyLink, def: text(""),
 			doc: "PEM file of the authority that signed the relay's certificate. Default: the system's."},
 		{Name: "socket", Kind: KindPath, Applied: ApplyRestart, def: func() any { return DefaultSocket() },
 			doc: "Path of the control socket."},
 		{Name: "state_dir", Kind: KindPath, Applied: ApplyRestart, def: func() any { return DefaultStateDir("") },
-			doc: "Directory of identity, history and kept settings."},
+			doc: "Directory of identity, history and saved settings."},
 		{Name: "log_level", Kind: KindText, Applied: ApplyLive, def: text("info"), Words: []string{"debug", "info", "warn", "error"},
 			doc: "What is logged: this and what is worse."},
 		{Name: "base_interval_ms", Kind: KindInt, min: prober.MinInterval.Milliseconds(), max: prober.MaxInterval.Milliseconds(),
@@ -113,9 +113,9 @@ func newKeys() []Key {
 	}
 	for _, m := range moduleWords {
 		k := Key{Name: "module_intervals." + m, Kind: KindInt, min: 100, max: 60_000, unit: "ms", Applied: ApplyLive, def: func() any { return int64(0) },
-			doc: "How often module " + m + " is told to clients. Default: with each sample."}
+			doc: "How often module " + m + " is sent to clients. Default: with each sample."}
 		if module, _ := prober.ModuleByName(m); module.IsOptional() {
-			k.doc = "How often module " + m + " is read and told to clients. Default: " + defaultCadence(module) + "."
+			k.doc = "How often module " + m + " is read and sent to clients. Default: " + defaultCadence(module) + "."
 		}
 		keys = append(keys, k)
 	}

@@ -5,7 +5,7 @@
 //	change, err := s.Change(ctx, config.FindKey("base_interval_ms"), int64(5000), false)
 //
 // A change is saved in the settings of the state directory (config.SaveSettings). Sampling
-// intervals go through set_config, for which nobody needs access to that directory.
+// intervals go through set_config, which needs no access to that directory.
 package configctl
 
 import (

@@ -20,7 +20,7 @@ import (
 	"agentctl/transport/enroll"
 )
 
-// testDaemon is a daemon that is joined and listens, but does not run.
+// testDaemon is a daemon that listens and does not run.
 type testDaemon struct {
 	*Daemon
 	t    *testing.T
@@ -53,7 +53,7 @@ func newTestDaemon(t *testing.T, text string) *testDaemon {
 	return &testDaemon{b, t, path}
 }
 
-// reloadWith writes the file and has it read.
+// reloadWith writes the file and reloads.
 func (b *testDaemon) reloadWith(text string) error {
 	b.t.Helper()
 	writeFile(b.t, b.path, text)
@@ -64,7 +64,7 @@ func (b *testDaemon) wantModules(want ...string) {
 	b.t.Helper()
 	var got []string
 	if err := b.device.prober.SetModules([]string{"gpu"}); err == nil {
-		b.t.Error("the prober takes anything")
+		b.t.Error("the prober accepts any module")
 	}
 	for _, m := range b.device.prober.ModuleStates() {
 		if m.State != "off" {
@@ -101,10 +101,10 @@ alerts: {defaults: false, rules: [{id: hot, metric: temperature_c, op: ">", thre
 	}
 	b.wantModules("network", "temperature", "wear")
 
-	// What is wrong changes nothing, and is told until it is mended.
+	// An invalid file changes nothing, and is reported until it is fixed.
 	for _, text := range []string{"base_interval_ms: 1", "nonsense", rules + "ca_file: /nonexistent/ca.pem\nrelay: wss://127.0.0.1:1\ntoken_file: /x\nbase_interval_ms: 3000", "relay: wss://127.0.0.1:1"} {
 		if err := b.reloadWith(text); err == nil {
-			t.Errorf("taken: %s", text)
+			t.Errorf("accepted: %s", text)
 		}
 		if v := b.configView(); v.Error == "" || b.status().Config.Error != v.Error || v.Values["base_interval_ms"] != int64(2000) || b.device.prober.Interval() != 2*time.Second || len(b.alerts.Rules()) != 1 {
 			t.Errorf("after %s: %+v", text, v)
@@ -130,7 +130,8 @@ alerts: {defaults: false, rules: [{id: hot, metric: temperature_c, op: ">", thre
 	}
 }
 
-// TestReloadHistory: a daemon that started without history cannot begin one, and says so.
+// TestReloadHistory checks that a daemon without history does not begin one, and reports
+// that it needs a restart.
 func TestReloadHistory(t *testing.T) {
 	b := newTestDaemon(t, "history: {flush: 0}")
 	if b.history != nil || b.status().Storage.State != "off" {
@@ -144,8 +145,9 @@ func TestReloadHistory(t *testing.T) {
 	}
 }
 
-// TestPersist: what a client set is kept beside what was kept before, and counts.
-func TestPersist(t *testing.T) {
+// TestSaveClientConfig checks that what a client set is saved beside earlier settings, and
+// is in force.
+func TestSaveClientConfig(t *testing.T) {
 	b := newTestDaemon(t, "base_interval_ms: 4000\nmodule_intervals: {cpu: 200}")
 	path := b.config().SettingsPath()
 	writeFile(t, path, "log_level: warn\n")
@@ -171,17 +173,17 @@ func TestPersist(t *testing.T) {
 	if got, errs := config.ReadFile(path); len(got) != 0 || errs != nil {
 		t.Errorf("left: %v %v", got, errs)
 	}
-	// A client's cadence that is not to be kept shows as such.
+	// A client's interval that is not saved is shown as such.
 	if err := b.control.Configure(control.Config{BaseIntervalMS: 300}); err != nil {
 		t.Fatal(err)
 	}
 	if v := b.configView(); v.Values["base_interval_ms"] != int64(300) || !strings.Contains(v.Origins["base_interval_ms"], "until the next start") {
 		t.Errorf("%v from %v", v.Values["base_interval_ms"], v.Origins["base_interval_ms"])
 	}
-	// Kept settings that cannot be read are not written over.
+	// Saved settings that cannot be read are not overwritten.
 	writeFile(t, path, "nonsense")
 	if err := b.saveClientConfig(t.Context(), control.Config{BaseIntervalMS: 6000}); err == nil {
-		t.Error("written over")
+		t.Error("overwritten")
 	}
 	if b, err := os.ReadFile(path); err != nil || string(b) != "nonsense" {
 		t.Errorf("%q %v", b, err)
@@ -192,8 +194,8 @@ func TestPersist(t *testing.T) {
 	}
 }
 
-// TestBoxCall: the device's tools answer on the socket, under this device's names only.
-func TestBoxCall(t *testing.T) {
+// TestCall checks that the device's tools answer on the socket, under its own names only.
+func TestCall(t *testing.T) {
 	b := newTestDaemon(t, "")
 	text, err := json.Marshal(b.capabilities())
 	if err != nil || !strings.Contains(string(text), b.id.NodeID()) || !strings.Contains(string(text), `"system.echo"`) {
@@ -227,7 +229,8 @@ func TestBoxCall(t *testing.T) {
 	}
 }
 
-// TestFingerprint: it changes with every file that counts, and only then.
+// TestFingerprint checks that it changes with each file of the configuration, and with no
+// other.
 func TestFingerprint(t *testing.T) {
 	b := newTestDaemon(t, "")
 	last := ""
@@ -245,7 +248,7 @@ func TestFingerprint(t *testing.T) {
 	writeFile(t, confD, "")
 	now(true, "a file in conf.d")
 	writeFile(t, b.config().SettingsPath(), "")
-	now(true, "kept settings")
+	now(true, "saved settings")
 	writeFile(t, filepath.Join(filepath.Dir(b.path), "other"), "")
 	now(false, "another file")
 	writeFile(t, b.path, "name: a")
@@ -253,7 +256,7 @@ func TestFingerprint(t *testing.T) {
 	if err := os.Remove(confD); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	now(true, "a file less")
+	now(true, "a file removed")
 }
 
 func writeFile(t *testing.T, path, text string) string {

@@ -14,7 +14,7 @@ import (
 	"agentctl/prober"
 )
 
-// source is a machine whose readings the test decides about.
+// source is a machine whose readings the test controls.
 type source struct {
 	read func() error
 }
@@ -26,22 +26,22 @@ func (s *source) Read(out *prober.Sample) error {
 
 func (s *source) Close() error { return nil }
 
-// TestFeed: the watchdog is fed while the scheduler ticks, whatever the readings say, and
-// starves within its bound when the scheduler stands still.
-func TestFeed(t *testing.T) {
+// TestFeedWatchdog checks that the watchdog is fed while the scheduler ticks, even when
+// readings fail, and no longer than its bound when the scheduler hangs.
+func TestFeedWatchdog(t *testing.T) {
 	const timeout = 4 * time.Second
 	tests := []struct {
 		name     string
 		interval time.Duration
 		fails    bool
 		hangsAt  int // the reading that does not return; 0: none does
-		starves  time.Duration
+		fedFor   time.Duration
 	}{
 		{name: "samples", interval: time.Second},
 		{name: "slow cadence", interval: time.Minute},
 		{name: "readings that fail", interval: time.Second, fails: true},
-		{name: "a reading that hangs", interval: time.Second, hangsAt: 10, starves: 8*time.Second + time.Second + timeout/2},
-		{name: "the first reading hangs", interval: time.Second, hangsAt: 1, starves: time.Second + timeout/2},
+		{name: "a reading that hangs", interval: time.Second, hangsAt: 10, fedFor: 8*time.Second + time.Second + timeout/2},
+		{name: "the first reading hangs", interval: time.Second, hangsAt: 1, fedFor: time.Second + timeout/2},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -75,18 +75,18 @@ func TestFeed(t *testing.T) {
 
 				fed := last.Sub(begin)
 				switch {
-				case tt.starves == 0 && (fed < 5*time.Minute-timeout/2 || longest > timeout/2):
+				case tt.fedFor == 0 && (fed < 5*time.Minute-timeout/2 || longest > timeout/2):
 					t.Errorf("fed until %v with a gap of %v, want until the end and no gap above %v", fed, longest, timeout/2)
-				case tt.starves > 0 && (fed > tt.starves+timeout/4 || fed < tt.starves-timeout/2):
-					t.Errorf("fed until %v, want about %v", fed, tt.starves)
+				case tt.fedFor > 0 && (fed > tt.fedFor+timeout/4 || fed < tt.fedFor-timeout/2):
+					t.Errorf("fed until %v, want about %v", fed, tt.fedFor)
 				}
 			})
 		})
 	}
 }
 
-// TestSupervised: what the service manager hears, over a real socket.
-func TestSupervised(t *testing.T) {
+// TestSuperviseScheduler checks the messages to the service manager on a real socket.
+func TestSuperviseScheduler(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	ln, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
@@ -96,7 +96,7 @@ func TestSupervised(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", path)
 	t.Setenv("WATCHDOG_USEC", "40000")
 	t.Setenv("WATCHDOG_PID", "")
-	hear := func() string {
+	receive := func() string {
 		t.Helper()
 		b := make([]byte, 512)
 		_ = ln.SetReadDeadline(time.Now().Add(5 * time.Second))
@@ -111,16 +111,16 @@ func TestSupervised(t *testing.T) {
 	p := prober.New(prober.Options{Interval: time.Second})
 	ended := make(chan error, 1)
 	go func() { ended <- superviseScheduler(ctx, p, zap.NewNop()) }()
-	if got := hear(); got != "WATCHDOG=1" {
-		t.Errorf("heard %q, want WATCHDOG=1", got)
+	if got := receive(); got != "WATCHDOG=1" {
+		t.Errorf("received %q, want WATCHDOG=1", got)
 	}
 	cancel()
-	got := hear()
+	got := receive()
 	for got == "WATCHDOG=1" {
-		got = hear()
+		got = receive()
 	}
 	if want := "STOPPING=1\nEXTEND_TIMEOUT_USEC=30000000"; got != want {
-		t.Errorf("heard %q, want %q", got, want)
+		t.Errorf("received %q, want %q", got, want)
 	}
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("ended with %v", err)

@@ -45,7 +45,7 @@ func TestStagedVersion(t *testing.T) {
 	}{
 		{"a release", ours, mark + "v1.2.3-4-gabc;", "v1.2.3-4-gabc"},
 		{"go install", strings.Replace(ours, "(devel)", "v1.3.0", 1), "", "v1.3.0"},
-		{"a mark that is none", ours, mark + "\x00\x01;" + mark + "v1.2.3;", "v1.2.3"},
+		{"a stamp that is not one", ours, mark + "\x00\x01;" + mark + "v1.2.3;", "v1.2.3"},
 		{"no version", ours, "", ""},
 		{"a long version", ours, mark + strings.Repeat("1", 65) + ";", ""},
 		{"another program", strings.Replace(ours, mainPath, "example.com/x", 1), mark + "v1.2.3;", ""},
@@ -73,7 +73,7 @@ func TestStagedVersion(t *testing.T) {
 	}
 }
 
-// TestBuildInfo: what scan finds in a real binary is what Go's own package finds.
+// TestBuildInfo compares with debug/buildinfo on a real binary.
 func TestBuildInfo(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -96,8 +96,8 @@ func TestBuildInfo(t *testing.T) {
 	}
 }
 
-// TestUpdateWatch: a staged binary is told once, and again when it is another.
-func TestUpdateWatch(t *testing.T) {
+// TestUpdateCheck checks that a staged binary is reported once, and again when it is replaced.
+func TestUpdateCheck(t *testing.T) {
 	exe := filepath.Join(t.TempDir(), "agentctl")
 	u := newUpdateCheck(func() (string, error) { return exe, nil }, Build{Version: "v1.0.0"})
 	stage := func(stamp string) {
@@ -110,27 +110,27 @@ func TestUpdateWatch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	look := func(want string) {
+	expect := func(want string) {
 		t.Helper()
 		if got := u.newVersion(); got != want {
-			t.Errorf("saw %q, want %q", got, want)
+			t.Errorf("newVersion() = %q, want %q", got, want)
 		}
 	}
-	look("")
+	expect("")
 	stage("half written")
-	look("")
+	expect("")
 	stage(string(stampPrefix()) + "v2.0.0;")
-	look("v2.0.0")
-	look("")
+	expect("v2.0.0")
+	expect("")
 	stage(string(stampPrefix()) + "v1.0.0;")
-	look("") // what runs already
+	expect("") // what runs already
 	stage(string(stampPrefix()) + "v2.0.1;")
-	look("v2.0.1")
+	expect("v2.0.1")
 	if err := os.Remove(exe + ".new"); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink("/dev/zero", exe+".new"); err != nil {
 		t.Fatal(err)
 	}
-	look("")
+	expect("")
 }

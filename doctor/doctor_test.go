@@ -26,7 +26,7 @@ import (
 
 const day = 24 * time.Hour
 
-var doctorNow = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
+var testNow = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
 
 // expect checks a finding: its status, and a word of its message or advice.
 func expect(t *testing.T, what string, f Finding, status Status, word string) {
@@ -39,11 +39,11 @@ func expect(t *testing.T, what string, f Finding, status Status, word string) {
 	}
 }
 
-func TestDoctorToken(t *testing.T) {
+func TestToken(t *testing.T) {
 	token := func(claims string) string {
 		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".c2ln"
 	}
-	at := func(d time.Duration) int64 { return doctorNow.Add(d).Unix() }
+	at := func(d time.Duration) int64 { return testNow.Add(d).Unix() }
 	tests := []struct {
 		name, token string
 		status      Status
@@ -60,25 +60,25 @@ func TestDoctorToken(t *testing.T) {
 		{"long", strings.Repeat("a", 5000), Fail, "not hold an agentctl token"},
 	}
 	for _, tt := range tests {
-		expect(t, tt.name, tokenFinding(tt.token, doctorNow), tt.status, tt.word)
+		expect(t, tt.name, tokenFinding(tt.token, testNow), tt.status, tt.word)
 	}
 
 	path := filepath.Join(t.TempDir(), "token")
 	p := &target{tokenFile: path}
-	expect(t, "no file", p.checkToken(nil, doctorNow), Fail, "agentctl token create")
+	expect(t, "no file", p.checkToken(nil, testNow), Fail, "agentctl token create")
 	if err := os.WriteFile(path, []byte(tests[0].token), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, "open file", p.checkToken(nil, doctorNow), Warn, "chmod 0600")
+	expect(t, "open file", p.checkToken(nil, testNow), Warn, "chmod 0600")
 	if err := os.Chmod(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, "file", p.checkToken(nil, doctorNow), OK, "until 2026-07-31")
-	expect(t, "none", (&target{}).checkToken(nil, doctorNow), Skip, "none is needed")
-	expect(t, "forgotten", (&target{relay: "wss://x"}).checkToken(nil, doctorNow), Fail, "token_file")
+	expect(t, "file", p.checkToken(nil, testNow), OK, "until 2026-07-31")
+	expect(t, "none", (&target{}).checkToken(nil, testNow), Skip, "none is needed")
+	expect(t, "forgotten", (&target{relay: "wss://x"}).checkToken(nil, testNow), Fail, "token_file")
 }
 
-func TestDoctorCertificate(t *testing.T) {
+func TestCertificate(t *testing.T) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +95,7 @@ func TestDoctorCertificate(t *testing.T) {
 		}
 		return c
 	}
-	good := certificate(doctorNow.Add(-day), doctorNow.Add(90*day))
+	good := certificate(testNow.Add(-day), testNow.Add(90*day))
 	tests := []struct {
 		name   string
 		cert   *x509.Certificate
@@ -105,10 +105,10 @@ func TestDoctorCertificate(t *testing.T) {
 		word   string
 	}{
 		{"good", good, true, "relay.example", OK, "90 days"},
-		{"ends soon", certificate(doctorNow.Add(-day), doctorNow.Add(5*day)), true, "relay.example", Warn, "renew"},
-		{"ended", certificate(doctorNow.Add(-9*day), doctorNow.Add(-day)), true, "relay.example", Fail, "expired on 2026-05-31"},
-		{"begins", certificate(doctorNow.Add(day), doctorNow.Add(9*day)), true, "relay.example", Fail, "clock"},
-		{"stranger", good, false, "relay.example", Fail, "ca_file"},
+		{"ends soon", certificate(testNow.Add(-day), testNow.Add(5*day)), true, "relay.example", Warn, "renew"},
+		{"ended", certificate(testNow.Add(-9*day), testNow.Add(-day)), true, "relay.example", Fail, "expired on 2026-05-31"},
+		{"begins", certificate(testNow.Add(day), testNow.Add(9*day)), true, "relay.example", Fail, "clock"},
+		{"unknown authority", good, false, "relay.example", Fail, "ca_file"},
 		{"other name", good, true, "other.example", Fail, "another name"},
 	}
 	for _, tt := range tests {
@@ -116,11 +116,11 @@ func TestDoctorCertificate(t *testing.T) {
 		if tt.trust {
 			roots.AddCert(tt.cert)
 		}
-		expect(t, tt.name, certificateFinding([]*x509.Certificate{tt.cert}, roots, tt.host, doctorNow), tt.status, tt.word)
+		expect(t, tt.name, certificateFinding([]*x509.Certificate{tt.cert}, roots, tt.host, testNow), tt.status, tt.word)
 	}
 }
 
-func TestDoctorRelay(t *testing.T) {
+func TestRelay(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestDoctorRelay(t *testing.T) {
 	expect(t, "nonsense", last("gopher://x", nil), Fail, "correct it in --relay")
 }
 
-func TestDoctorBox(t *testing.T) {
+func TestInstallation(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -182,9 +182,9 @@ func TestDoctorBox(t *testing.T) {
 	expect(t, "a file", p.checkSocket(t.Context()), Fail, "not a socket")
 
 	expect(t, "clock of 1970", clockFinding(time.Unix(1000, 0), time.Time{}, true), Fail, "timedatectl")
-	expect(t, "clock before the build", clockFinding(doctorNow, doctorNow.Add(day), true), Fail, "timedatectl")
-	expect(t, "clock alone", clockFinding(doctorNow, time.Time{}, false), Warn, "not synchronized")
-	expect(t, "clock", clockFinding(doctorNow, doctorNow.Add(-day), true), OK, "2026-06-01")
+	expect(t, "clock before the build", clockFinding(testNow, testNow.Add(day), true), Fail, "timedatectl")
+	expect(t, "clock alone", clockFinding(testNow, time.Time{}, false), Warn, "not synchronized")
+	expect(t, "clock", clockFinding(testNow, testNow.Add(-day), true), OK, "2026-06-01")
 
 	service := func(load, active, sub, file string) Finding {
 		return serviceFinding(fmt.Sprintf("LoadState=%s\nActiveState=%s\nSubState=%s\nUnitFileState=%s\nResult=exit-code\nNRestarts=3\n", load, active, sub, file))
@@ -196,7 +196,7 @@ func TestDoctorBox(t *testing.T) {
 	expect(t, "not installed", service("not-found", "inactive", "dead", ""), Skip, "package")
 }
 
-func TestDoctorMachine(t *testing.T) {
+func TestDaemonFindings(t *testing.T) {
 	of := func(text string) *prober.ModuleReadings {
 		var r prober.ModuleReadings
 		if err := json.Unmarshal([]byte(text), &r); err != nil {
@@ -207,13 +207,13 @@ func TestDoctorMachine(t *testing.T) {
 	expect(t, "weak", powerFinding(of(`{"power":{"under_voltage":true,"throttled":true}}`)), Warn, "cable")
 	expect(t, "slow", powerFinding(of(`{"power":{"under_voltage":false,"throttled":true}}`)), Warn, "cool")
 	expect(t, "strong", powerFinding(of(`{"power":{"under_voltage":false}}`)), OK, "good")
-	expect(t, "dumb", powerFinding(of(`{}`)), Skip, "does not report")
+	expect(t, "no report", powerFinding(of(`{}`)), Skip, "does not report")
 	expect(t, "hot", heatFinding(of(`{"temperature":{"hottest_c":82}}`)), Warn, "cool")
 	expect(t, "warm", heatFinding(of(`{"temperature":{"hottest_c":60}}`)), OK, "60.0 C")
-	expect(t, "blind", heatFinding(of(`{}`)), Skip, "sensor")
+	expect(t, "no sensor", heatFinding(of(`{}`)), Skip, "sensor")
 	expect(t, "new", wearFinding(of(`{"wear":{"used_pct":10,"pre_eol":"normal"}}`)), OK, "10 %")
 	expect(t, "old", wearFinding(of(`{"wear":{"used_pct":80}}`)), Warn, "soon")
-	expect(t, "dying", wearFinding(of(`{"wear":{"pre_eol":"urgent"}}`)), Fail, "now")
+	expect(t, "reserved blocks used up", wearFinding(of(`{"wear":{"pre_eol":"urgent"}}`)), Fail, "now")
 	expect(t, "card", wearFinding(of(`{}`)), Skip, "eMMC")
 
 	var s daemon.Status
@@ -246,8 +246,8 @@ func TestDoctorMachine(t *testing.T) {
 	expect(t, "clone", linkFinding(&s), Fail, "token for each board")
 }
 
-// A check that hangs holds nobody up; its names are reported.
-func TestDoctorHangs(t *testing.T) {
+// TestCheckHangs checks that a check that hangs fails under its names, and delays no other.
+func TestCheckHangs(t *testing.T) {
 	never := make(chan struct{})
 	t.Cleanup(func() { close(never) })
 	start := time.Now()

@@ -17,9 +17,9 @@ func newConfigSet() *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
 		Use:   "set KEY VALUE",
-		Short: "Change a setting, for good; a daemon that runs takes it over",
-		Long: `Change a setting, for good. It is kept in STATE_DIR/settings.yaml, which counts more than
-config.yaml, and a daemon that runs takes it over by itself.`,
+		Short: "Change a setting; a daemon that runs applies it",
+		Long: `Change a setting. It is saved in STATE_DIR/settings.yaml, which takes precedence over
+config.yaml, and a daemon that runs applies it by itself.`,
 		Example: `  agentctl config set base_interval_ms 5000
   agentctl config set module_intervals.disk 60000 --dry-run
   agentctl config set modules network,temperature
@@ -39,7 +39,7 @@ config.yaml, and a daemon that runs takes it over by itself.`,
 		},
 	}
 	f.add(c)
-	c.Flags().BoolVar(&dry, "dry-run", false, "say what would change, and change nothing")
+	c.Flags().BoolVar(&dry, "dry-run", false, "show what would change, and change nothing")
 	return c
 }
 
@@ -48,7 +48,7 @@ func newConfigUnset() *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
 		Use:               "unset KEY",
-		Short:             "Take back what `config set` set",
+		Short:             "Remove a setting that `config set` saved",
 		Example:           "  agentctl config unset base_interval_ms",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeKeys,
@@ -61,7 +61,7 @@ func newConfigUnset() *cobra.Command {
 		},
 	}
 	f.add(c)
-	c.Flags().BoolVar(&dry, "dry-run", false, "say what would change, and change nothing")
+	c.Flags().BoolVar(&dry, "dry-run", false, "show what would change, and change nothing")
 	return c
 }
 

@@ -26,8 +26,7 @@ import (
 	"agentctl/term"
 )
 
-// runOptions are the flags of agentctl run. What a configuration file has as well is in
-// cfg, once it was read.
+// runOptions are the flags of agentctl run. The settings among them are in cfg after load.
 type runOptions struct {
 	config string
 	mock   int
@@ -49,7 +48,7 @@ socket and, with --relay, keep a link to a relay. It dials out only and listens 
 port.
 
 Settings come from flags, else the environment, else the configuration file, which is read
-anew when it changes, and on SIGHUP; see: agentctl config show --origin
+again when it changes, and on SIGHUP; see: agentctl config show --origin
 
 The token is read from --token-file, else from the systemd credential "token".`,
 		Example: `  agentctl run                                            works alone; see: agentctl status
@@ -86,7 +85,7 @@ func flagName(key string) string {
 	return strings.NewReplacer("_", "-", ".", "-").Replace(key)
 }
 
-// source is where the configuration of this daemon comes from.
+// source is the configuration source with the flags that were given.
 func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
 	s := config.NewSource(o.config)
 	s.ForDaemon, s.Flags = true, config.Settings{}
@@ -110,7 +109,7 @@ func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
 	return s, nil
 }
 
-// Load reads the configuration.
+// load reads the configuration.
 func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 	if o.mock < 0 || o.mock > maxMock {
 		return config.Source{}, exit(exitUsage, "--mock takes 1 to %d boards", maxMock)
@@ -123,7 +122,7 @@ func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 		if errors.Is(err, fs.ErrPermission) {
 			return source, exit(exitFailure, "%w\nrun this as its owner, or choose another with --state-dir or --config", err)
 		}
-		return source, exit(exitFailure, "%w\nmend it, and try it with: agentctl config validate", err)
+		return source, exit(exitFailure, "%w\nfix it, and check it with: agentctl config validate", err)
 	} else if err != nil {
 		return source, exit(exitUsage, "%w", err)
 	}
