@@ -80,6 +80,11 @@ const largeData = 4 << 10
 // ingest publishes one event. 202 means that it is in the ring, and durable if there is a
 // log. The rate is checked before the body is read, and charged for its size afterwards:
 // an identity that sends large events waits before its next request.
+//
+//	202  published; the body is {"id":N}
+//	400  malformed, or not a valid topic      401, 403  the token or its topics
+//	413  too large                            429  the identity's rate, or the disk is behind
+//	503  the gateway is stopping: the event may have been kept, so a retry may publish twice
 func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) error {
 	if r.ContentLength > maxBody {
 		return g.eventTooLarge()

@@ -5,6 +5,16 @@ import "time"
 var pingEvent = []byte("event: ping\ndata: {}\n\n")
 
 // cutState is the state of policy Cut. All times are since the stream opened.
+//
+// The rules of RFC-0009, in the order in which they take effect:
+//
+//	§6  Send: 3 frames unacknowledged and the oldest older than 1 s, or 64 frames: 4413
+//	    Send: more than maxPending bytes do not even fit into the kernel's buffer: 4413
+//	§7  Check: bytes unacknowledged and no progress for 90 s: 4408
+//	§5  Check: a ping every 25 s, unless one is unacknowledged
+//
+// The kernel is asked for the acknowledged offset only when one of these rules, or
+// ackTracker's intervals, needs it: a system call per frame would double its cost.
 type cutState struct {
 	opts       Options
 	openedAt   time.Time
@@ -67,6 +77,7 @@ func (w *Writer) writeEvent(b []byte, now time.Duration, isFrame bool) error {
 	return nil
 }
 
+// sendOrCut writes one event, unless the subscriber is too far behind.
 func (w *Writer) sendOrCut(b []byte, events int) error {
 	now := w.now()
 	if w.acks.needsRefresh(now) {
@@ -105,6 +116,7 @@ func (w *Writer) Ping() error {
 	return nil
 }
 
+// checkPingAndIdle is Check of policy Cut. A late call writes one ping, not those it missed.
 func (w *Writer) checkPingAndIdle() error {
 	now := w.now()
 	w.flushPending()
@@ -113,7 +125,7 @@ func (w *Writer) checkPingAndIdle() error {
 		return ErrIdle
 	}
 	if w.opts.PingInterval > 0 && now >= w.nextPing {
-		late := (now - w.nextPing) / w.opts.PingInterval // pings that a late call does not make up for
+		late := (now - w.nextPing) / w.opts.PingInterval // pings that were missed
 		w.nextPing += (late + 1) * w.opts.PingInterval
 		if err := w.Ping(); err != nil {
 			return err

@@ -40,7 +40,8 @@ func NewPoller() (*Poller, error) {
 	return &Poller{ep: ep, polled: make(map[uint64]Watcher), unpolled: make(map[*Writer]struct{})}, nil
 }
 
-// Run notifies the watchers until ctx ends, and waits for the Poller's goroutines.
+// Run notifies the watchers until ctx ends, and waits for the Poller's goroutines. A watcher
+// may still be called for a Writer that was removed while the call was on its way.
 func (p *Poller) Run(ctx context.Context) error {
 	err := p.ep.Run(ctx, p.dispatch)
 	p.mu.Lock()

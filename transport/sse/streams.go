@@ -18,7 +18,7 @@ const (
 type Streams struct {
 	opened, frames, dropped, bytes, pings atomic.Uint64
 
-	mu        sync.Mutex // protects the fields below
+	mu        sync.Mutex // protects the fields below; taken before Conn.mu
 	open      int
 	draining  bool
 	empty     chan struct{}   // made by Drain, closed when the last stream closes
