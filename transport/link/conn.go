@@ -175,9 +175,7 @@ func convertError(err error) error {
 
 // Write writes one text message within writeTimeout.
 func (c *deviceConn) Write(msg []byte) error {
-	if err := c.ws.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
-		return err
-	}
+	_ = c.ws.SetWriteDeadline(time.Now().Add(writeTimeout)) // stores it only
 	return c.ws.WriteMessage(websocket.TextMessage, msg)
 }
 
@@ -186,9 +184,7 @@ func (c *deviceConn) Write(msg []byte) error {
 // reads nothing is detected by tcpUserTimeout and IdleTimeout. WriteControl would make a
 // timer and a buffer as well.
 func (c *deviceConn) Ping() error {
-	if err := c.ws.SetWriteDeadline(time.Time{}); err != nil {
-		return err
-	}
+	_ = c.ws.SetWriteDeadline(time.Time{})
 	return c.ws.WriteMessage(websocket.PingMessage, nil)
 }
 
