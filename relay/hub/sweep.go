@@ -41,9 +41,12 @@ func (h *Hub) sweep() {
 	due := slices.Collect(maps.Keys(slot))
 	clear(slot)
 	maps.DeleteFunc(h.takeoverHistories, func(_ string, r *takeoverHistory) bool { return r.isOver(now) })
-	saveDue := h.second%saveLastSeenEvery == 0
 	var all []*Node
-	if h.grantsChanged() || saveDue {
+	var ids []string // to save
+	if h.second%saveLastSeenEvery == 0 {
+		ids = slices.Collect(maps.Keys(h.nodes))
+	}
+	if h.grantsChanged() || ids != nil {
 		all = slices.Collect(maps.Values(h.nodes))
 	}
 	h.mu.Unlock()
@@ -65,11 +68,7 @@ func (h *Hub) sweep() {
 		}
 	}
 	h.mu.Unlock()
-	if h.opt.SaveLastSeen != nil && saveDue && len(all) > 0 {
-		ids := make([]string, len(all))
-		for i, n := range all {
-			ids[i] = n.ID()
-		}
+	if h.opt.SaveLastSeen != nil && len(ids) > 0 {
 		h.opt.SaveLastSeen(ids)
 	}
 }

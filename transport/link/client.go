@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"slices"
 	"sync"
 	"time"
 
@@ -84,13 +83,12 @@ type Client struct {
 
 	wg       sync.WaitGroup // commands, handlers and streams, those of earlier links included
 	handlers chan struct{}  // a slot for each handler that has not returned, abandoned ones included
+	events   chan []byte    // frames that wait for a ready link, whose writer takes them
 
-	mu            sync.Mutex // protects the fields below
-	dedup         dedupTable
-	status        Status
-	pendingEvents [][]byte    // encoded, not yet queued on a link; at most maxPendingEvents
-	link          *clientLink // the ready one, or nil
-	takenOverAt   time.Time   // last close with 4409; zero: none
+	mu          sync.Mutex // protects the fields below
+	dedup       dedupTable
+	status      Status
+	takenOverAt time.Time // last close with 4409; zero: none
 }
 
 // NewClient makes a client; Run does the work.
@@ -98,7 +96,7 @@ func NewClient(opt ClientOptions) *Client {
 	if opt.Clock == nil {
 		opt.Clock = clock.New(time.Time{})
 	}
-	return &Client{opt: opt, bootID: NewID(), handlers: make(chan struct{}, MaxInflight), status: Status{State: StateConnecting, Since: time.Now()}}
+	return &Client{opt: opt, bootID: NewID(), handlers: make(chan struct{}, MaxInflight), events: make(chan []byte, maxPendingEvents), status: Status{State: StateConnecting, Since: time.Now()}}
 }
 
 // Status is a snapshot.
@@ -123,36 +121,21 @@ func (c *Client) SendEvent(topic string, data []byte) bool {
 	if json.Compact(&line, data) != nil || line.Len() > MaxEvent || line.Bytes()[0] != '{' {
 		return false
 	}
-	c.mu.Lock()
+	frame := Encode(TypeEvent, NewID(), "", Event{Topic: topic, Data: line.Bytes()})
+	c.mu.Lock() // of several senders, none takes the room that another one made
 	defer c.mu.Unlock()
-	if len(c.pendingEvents) == maxPendingEvents {
-		c.pendingEvents = slices.Delete(c.pendingEvents, 0, 1)
-		c.status.Drops++
-	}
-	c.pendingEvents = append(c.pendingEvents, Encode(TypeEvent, NewID(), "", Event{Topic: topic, Data: line.Bytes()}))
-	c.flushEventsLocked()
-	return true
-}
-
-// flushEventsLocked queues pending events on the link while its queue has room. The rest
-// waits for the next event or the next link.
-func (c *Client) flushEventsLocked() {
-	for c.link != nil && len(c.pendingEvents) > 0 {
+	for {
 		select {
-		case c.link.sendQueue <- c.pendingEvents[0]:
-			c.pendingEvents = slices.Delete(c.pendingEvents, 0, 1)
+		case c.events <- frame:
+			return true
 		default:
-			return
+		}
+		select {
+		case <-c.events:
+			c.status.Drops++
+		default: // the link has taken one meanwhile
 		}
 	}
-}
-
-// setLink sets the link that events are sent on; nil: there is none.
-func (c *Client) setLink(l *clientLink) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.link = l
-	c.flushEventsLocked()
 }
 
 // Run dials, serves and dials again until ctx ends. It returns ctx's cause when the
@@ -258,8 +241,6 @@ func (c *Client) runLink(ctx context.Context, backoff *Backoff) (ready time.Dura
 	if c.opt.OnReady != nil {
 		c.opt.OnReady(*ok)
 	}
-	c.setLink(l)
-	defer c.setLink(nil)
 	err = l.close(l.serve())
 	return time.Since(readyAt), err
 }

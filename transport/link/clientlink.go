@@ -170,6 +170,8 @@ func (l *clientLink) writer() {
 			return
 		case frame := <-l.sendQueue:
 			err = l.conn.Write(frame)
+		case frame := <-l.c.events:
+			err = l.conn.Write(frame)
 		case <-ping.C:
 			l.mu.Lock()
 			pinged := time.Since(l.lastPing) < PingInterval
