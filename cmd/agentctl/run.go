@@ -24,6 +24,7 @@ import (
 	"agentctl/prober"
 	"agentctl/prober/history"
 	"agentctl/term"
+	"agentctl/transport/enroll"
 )
 
 // runOptions are the flags of agentctl run. The settings among them are in cfg after load.
@@ -162,8 +163,11 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 		}
 	}
 	var pathErr *control.PathError
-	if errors.As(err, &pathErr) {
+	switch {
+	case errors.As(err, &pathErr):
 		err = fmt.Errorf("%w; or give another path with --socket", err)
+	case errors.Is(err, enroll.ErrStateDir):
+		err = fmt.Errorf("%w; choose another with --state-dir", err)
 	}
 	if err != nil {
 		return exit(exitFailure, "%w", err)

@@ -47,6 +47,10 @@ type Identity struct {
 // RetrySave succeeds first.
 var ErrNotSaved = errors.New("the new identity could not be saved, it is another one after a restart")
 
+// ErrStateDir reports a state directory that cannot be made; another one has to be
+// configured.
+var ErrStateDir = errors.New("make the state directory")
+
 // data is the content of the identity file.
 type data struct {
 	InstanceID string `json:"instance_id"` // 32 hex digits, created once per installation
@@ -61,7 +65,7 @@ type data struct {
 func Load(stateDir string) (*Identity, error) {
 	id := &Identity{path: filepath.Join(stateDir, FileName)}
 	if err := os.MkdirAll(stateDir, 0o700); err != nil && !isDiskFault(err) {
-		return nil, fmt.Errorf("make the state directory %s: %w; choose another one", stateDir, err)
+		return nil, fmt.Errorf("%w %s: %w", ErrStateDir, stateDir, err)
 	}
 	b, err := readFile(id.path)
 	if errors.Is(err, fs.ErrNotExist) {
