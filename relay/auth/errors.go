@@ -25,7 +25,9 @@ var (
 	ErrNoState     = errors.New("no relay has its state there") // with Options.Existing
 )
 
-// Error is why a token is refused. Nothing of the token is in it.
+// Error is why a token is refused. Nothing of the token is in it: errors are logged and
+// sent to clients. Its three parts have three readers: code tests Kind, operators search
+// the audit log for Reason, and people read Message.
 type Error struct {
 	Kind    error  // ErrMissing, ErrInvalid, ErrRevoked, ErrClass or ErrScope
 	Reason  string // one word for the audit log
@@ -47,6 +49,7 @@ func (e *Error) As(target any) bool {
 	return ok
 }
 
+// mintHint is the next step of whoever holds a token that will never work.
 const mintHint = "ask the relay's operator for one made by: agentctl token create"
 
 // The refusals are package variables: refusing a token does not allocate an error.

@@ -87,7 +87,9 @@ type keyring struct {
 	signKey ed25519.PrivateKey
 }
 
-// loadKeys reads keys/*.pem, and makes a key when there is none (made). The caller
+// loadKeys reads keys/*.pem, and makes a key when there is none (made). To rotate keys, an
+// operator adds one with a greater kid, and removes the old one when its last token has
+// expired. The caller
 // holds the database's write lock.
 func loadKeys(d *stateDir, issuer string) (ring *keyring, made bool, err error) {
 	if err := d.mkdir(keysDir); err != nil {

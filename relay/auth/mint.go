@@ -99,7 +99,8 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) (_ []Minted, err erro
 	return plan, nil
 }
 
-// planTokens checks a request and fills in everything that needs no transaction.
+// planTokens checks a request and fills in everything that needs no transaction. The
+// result is what a dry run returns.
 func (s *Store) planTokens(ctx context.Context, req MintRequest) ([]Minted, error) {
 	class, scopes, err := resolveScopes(req.Class, req.Scopes)
 	if err != nil {

@@ -57,7 +57,9 @@ type node struct {
 	savedMS int64 // what the database has of seenMS; registry.mu protects it
 }
 
-// registry holds the nodes in memory. A node that changed gets a new entry.
+// registry holds the nodes in memory: all of them, since a refused call and a reconnect
+// must not cost a query. A node that changed gets a new entry, so readers need no lock
+// once they have one.
 type registry struct {
 	mu         sync.RWMutex // protects the fields below
 	byID       map[string]*node

@@ -19,6 +19,11 @@ const maxRevocations = 100_000
 
 // denyList is an immutable snapshot of the revocations; installDenyList replaces it. Each map
 // gives the second up to which a token counts as revoked, by the time it was issued.
+//
+// A revocation by subject, node or tenant is a point in time: it stops every token that was
+// issued up to that second, seen by this relay or not, and none that is minted later
+// (earliestIssue). A revocation by jti stops that token whenever it was issued. Both stay
+// in the list until every token they can stop has expired, at most MaxTTL.
 type denyList struct {
 	revision               int64 // value of changes.revocations when it was read
 	jti, sub, node, tenant map[string]int64
@@ -115,7 +120,7 @@ type RevokeRequest struct {
 // errDryRun rolls back a transaction that was only to count.
 var errDryRun = errors.New("dry run")
 
-// Revoke stops tokens: here at once, in other processes within PollInterval. It
+// Revoke stops tokens issued up to now: here at once, in other processes within PollInterval. It
 // returns how many live tokens it stopped. 0 can mean a mistyped word; the revocation
 // is recorded all the same, because a token may be older than this database. Tokens
 // minted afterwards for the same subject, node or tenant work.

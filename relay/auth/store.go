@@ -158,7 +158,8 @@ func (s *Store) Run(ctx context.Context) error {
 	return nil
 }
 
-// runEvery calls fn at an interval and logs when it starts and when it stops failing.
+// runEvery calls fn at an interval and logs when it starts and when it stops failing, not
+// each failure. While it fails, what was read before stays in force.
 func (s *Store) runEvery(ctx context.Context, interval time.Duration, task string, fn func(context.Context) error) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

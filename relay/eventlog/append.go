@@ -109,7 +109,8 @@ func (s *Store) Offer(e kernel.Event) bool {
 	return err == nil
 }
 
-// enqueue adds a request to the queue, or fails when it is full. An Append larger than
+// enqueue adds a request to the queue, or fails when it is full: back-pressure is an error
+// that the caller sees at once (kernel.ErrLogFull), and not a wait of unknown length. An Append larger than
 // the bounds is accepted by an empty queue. Offers get at most half of the queue, so that
 // they cannot crowd out callers that wait.
 func (s *Store) enqueue(r *appendRequest) error {

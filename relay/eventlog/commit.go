@@ -85,7 +85,8 @@ func (s *Store) start() error {
 	return nil
 }
 
-// drain commits what is queued and refuses what comes. After a failed commit it drops the
+// drain commits what is queued and refuses what comes. Callers of Append thus get their
+// answer when the relay stops. After a failed commit it drops the
 // rest: the disk would refuse each batch again.
 func (s *Store) drain() {
 	s.mu.Lock()
@@ -135,7 +136,8 @@ func (s *Store) commit(batch []*appendRequest) {
 // insertRows is how many rows insertMany inserts.
 const insertRows = 16
 
-// insert gives the events of a batch their numbers and commits them in one transaction.
+// insert gives the events of a batch their numbers and commits them in one transaction. A
+// batch that fails gives its numbers back: the next one uses them, so the log has no gap.
 func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
 	var events []kernel.Event
 	now, seq := s.opts.Now().UnixMilli(), s.nextSeq

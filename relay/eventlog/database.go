@@ -187,7 +187,8 @@ func (s *Store) queryRow(query string) *sql.Row {
 	return s.conn.QueryRowContext(context.Background(), query)
 }
 
-// tx runs fn in a transaction. It takes no context: the end of one caller's must not fail
+// tx runs fn in an IMMEDIATE transaction, which takes the write lock at its beginning and
+// not at its first write: a busy file fails before anything is done. It takes no context: the end of one caller's must not fail
 // the events of the others.
 func (s *Store) tx(fn func() error) error {
 	if err := s.exec("BEGIN IMMEDIATE"); err != nil {

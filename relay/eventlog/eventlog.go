@@ -241,7 +241,8 @@ func (s *Store) Last() uint64 { return s.last.Load() }
 // Started is closed once Run has begun: from then on Append may be called.
 func (s *Store) Started() <-chan struct{} { return s.started }
 
-// StartSeq returns the first seq that this Open gives, or gave.
+// StartSeq returns the first seq that this Open gives, or gave. Events below it are from
+// before, so a publisher that restarts can tell its own from old ones.
 func (s *Store) StartSeq() uint64 { return s.startSeq }
 
 // CanResume reports whether a reader that has seen seq after can continue without a gap:
@@ -252,7 +253,7 @@ func (s *Store) CanResume(after uint64) bool {
 	return after+1 >= s.stats.Mark && after <= s.Last()
 }
 
-// Stats returns the counters.
+// Stats returns the counters. It reads the sizes of the files, so it is not for hot paths.
 func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	st := s.stats
@@ -263,7 +264,8 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// Close closes the log and drops offers that are still queued. Run must have ended.
+// Close closes the log and drops offers that are still queued. Run must have ended. A
+// second Close does nothing.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	was := s.state

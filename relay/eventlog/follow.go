@@ -70,7 +70,9 @@ func (f *follower) replay(ctx context.Context) error {
 	return nil
 }
 
-// live delivers events as they are committed. It returns nil when it falls behind.
+// live delivers events as they are committed. It returns nil when it falls behind, and
+// when the ring no longer reaches back to pos; Follow then replays the gap from disk. The
+// subscription starts before the ring is checked, so no commit in between is lost.
 func (f *follower) live(ctx context.Context) error {
 	after := min(f.pos, f.s.Last()) // pos may be a seq that has not been given yet
 	sub := f.s.topic.Subscribe(fanout.SubscribeOptions[kernel.Event]{Buffer: followBuffer, Resume: true, After: after})

@@ -88,7 +88,8 @@ type Reader struct {
 	db   *sql.DB
 }
 
-// OpenReader opens the log for reading only, whether a relay writes it or not. The error
+// OpenReader opens the log for reading only, whether a relay writes it or not. In WAL mode
+// neither waits for the other. The error
 // is fs.ErrNotExist when there is none.
 func OpenReader(path string) (*Reader, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

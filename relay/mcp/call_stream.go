@@ -58,7 +58,7 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 	defer s.Close()
 	timeout := time.NewTimer(lim.maxTime)
 	defer timeout.Stop()
-	check := time.NewTicker(sweepInterval)
+	check := time.NewTicker(sweepInterval) // of the token: sweep sees registered streams only
 	defer check.Stop()
 	var last []byte
 	// end audits the reason and renders the result: the error, or the last frame.

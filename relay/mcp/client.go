@@ -25,6 +25,7 @@ type client struct {
 
 var _ kernel.Session = (*client)(nil)
 
+// session returns the SDK's session of this request. Plain modern requests share one.
 func (c *client) session() *sdk.ServerSession {
 	ss, _ := c.req.GetSession().(*sdk.ServerSession)
 	return ss
@@ -122,7 +123,7 @@ func (c *client) log(method string, p *sdk.LoggingMessageParams) error {
 	return send(c.ctx, c.x.tenant.h, c.session(), method, p)
 }
 
-// levels are in ascending order.
+// levels are those of RFC 5424, in ascending order.
 var levels = []sdk.LoggingLevel{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
 
 // levelEnabled reports whether a client that asked for messages from one level on gets a

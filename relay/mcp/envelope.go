@@ -29,6 +29,7 @@ type shapeError string
 
 func (s shapeError) Error() string { return string(s) }
 
+// Why a body is not a message. The texts go to the client.
 const (
 	errBatchSize = shapeError("a batch holds 1 to 32 messages")
 	errNotObject = shapeError("a message is a JSON object with a method, a result or an error")
@@ -156,7 +157,8 @@ func (m *envelope) idRoundTrips() bool {
 	return err == nil && n == math.Trunc(n) && math.Abs(n) < 1<<53
 }
 
-// withoutMeta returns the params without _meta; nil if nothing else is in them.
+// withoutMeta returns the params without _meta; nil if nothing else is in them. The SDK
+// would decode _meta of every request into maps, which is most of the garbage of a call.
 func (m *envelope) withoutMeta() []byte {
 	b := make([]byte, 0, len(m.params)-len(m.meta))
 	b = append(b, '{')

@@ -22,7 +22,8 @@ type schemaCache struct {
 	byInput map[string][]byte
 }
 
-// maxCachedSchemas bounds a schemaCache.
+// maxCachedSchemas bounds a schemaCache. Plugins choose their schemas, so there may be any
+// number of them.
 const maxCachedSchemas = 512
 
 // withErrorSchema returns the widened schema, from the cache if it was made before. Lists

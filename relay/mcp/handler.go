@@ -21,8 +21,10 @@ import (
 
 // Options configure a Handler. Kernel and Authenticate are required.
 type Options struct {
+	// Kernel routes the calls, and knows who may use what.
 	Kernel *kernel.Kernel
-	// Authenticate returns who sends a request, by its token alone.
+	// Authenticate returns who sends a request, by its token alone. The caller's Active,
+	// if it is set, is called each second while a stream is open.
 	Authenticate func(r *http.Request) (*kernel.Caller, error)
 	// OnDenied answers a request that Authenticate refused: 401 or 403, the envelope and
 	// WWW-Authenticate. Default: 401 with the envelope.
@@ -235,7 +237,7 @@ func (h *Handler) Stats() Stats {
 // that a message's caller is that of its own request, whoever opened the session.
 type exchange struct {
 	caller    *kernel.Caller
-	tenant    *tenant
+	tenant    *tenant  // the caller's
 	session   *session // legacy, once it is known
 	modern    bool
 	flatNames bool   // ?names=flat
@@ -339,7 +341,8 @@ func (h *Handler) acquireTenant(name string) (*tenant, *manifest.Error) {
 	return t, nil
 }
 
-// addTenant makes a tenant and starts its goroutine, unless another request just has.
+// addTenant makes a tenant and starts its goroutine, unless another request just has. The
+// bound protects memory: each tenant has three SDK servers and a goroutine.
 func (h *Handler) addTenant(name string) (*tenant, *manifest.Error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -90,7 +90,7 @@ func exchangeOf(req sdk.Request) *exchange {
 }
 
 // initialize registers the session before the client learns its id, so that the next
-// request finds it.
+// request finds it. When the SDK refuses the handshake the registration is taken back.
 func (t *tenant) initialize(ctx context.Context, x *exchange, req sdk.Request, next sdk.MethodHandler) (sdk.Result, error) {
 	ss, ok := req.GetSession().(*sdk.ServerSession)
 	if !ok {

@@ -56,6 +56,7 @@ const maxQueuedNotifications = 16
 // that a notification belongs to.
 type callKey struct{}
 
+// newRequestMux makes a mux; tenant.run connects it to a server.
 func newRequestMux() *requestMux {
 	return &requestMux{in: make(chan jsonrpc.Message), closed: make(chan struct{}), pending: make(map[int64]*muxCall)}
 }
@@ -88,6 +89,7 @@ func (m *requestMux) SessionID() string { return "" }
 // Close implements sdk.Connection. Requests in the mux are answered with an error.
 func (m *requestMux) Close() error { m.shutDown(); return nil }
 
+// shutDown ends the connection and every request in the mux.
 func (m *requestMux) shutDown() { m.closeOnce.Do(func() { close(m.closed) }) }
 
 // Read implements sdk.Connection: the SDK reads the next request of any client. in is not
@@ -178,6 +180,7 @@ func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 	}()
 	out := muxResponse{w: w, rc: http.NewResponseController(w)}
 	defer out.clearDeadline()
+	// in is nil after the message was taken: a send on a nil channel is never ready.
 	in, msg := m.in, &jsonrpc.Request{ID: id, Method: e.method, Params: params, Extra: &sdk.RequestExtra{TokenInfo: tokenInfo(x)}}
 	for {
 		select {
@@ -216,11 +219,14 @@ type muxResponse struct {
 	deadlineSet bool
 }
 
+// setDeadline gives the next write writeTimeout.
 func (a *muxResponse) setDeadline() {
 	a.deadlineSet = true
 	_ = a.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
 }
 
+// writeEvent writes a message as an event and flushes it; the first one makes the response
+// an event stream.
 func (a *muxResponse) writeEvent(data []byte) error {
 	if !a.isStream {
 		a.isStream = true
@@ -239,6 +245,8 @@ func (a *muxResponse) writeEvent(data []byte) error {
 // needs no deadline.
 const maxUndelayed = 2048
 
+// writeResponse writes the response under the id that the client sent, byte for byte: as
+// the last event of a stream, or as JSON with the HTTP status of its error.
 func (a *muxResponse) writeResponse(id []byte, resp *jsonrpc.Response) {
 	status := http.StatusOK
 	var b []byte

@@ -137,6 +137,7 @@ func (t *tenant) subscribe(x *exchange, uri string) (sdk.Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	// From here on, release is nil if the session holds the watch.
 	s.mu.Lock()
 	_, isDuplicate := s.subscriptions[uri]
 	isFull := len(s.subscriptions) >= maxWatchedPerStream
@@ -171,9 +172,17 @@ func (t *tenant) unsubscribe(x *exchange, uri string) (sdk.Result, error) {
 	return emptyResult(), nil
 }
 
-// serveListen is subscriptions/listen: it acknowledges what it will report and then holds
-// the stream open until the client, its token or the relay ends it. What the caller may
-// not have is missing from the acknowledgement.
+// serveListen is subscriptions/listen, which replaces GET and resources/subscribe in the
+// modern era:
+//
+//	POST subscriptions/listen {notifications: {toolsListChanged, ..., resourceSubscriptions}}
+//	  <- notifications/subscriptions/acknowledged   what is granted
+//	  <- notifications/.../list_changed, notifications/resources/updated, ...
+//	  <- the result, when the relay or the token ends the stream
+//
+// What the caller may not have is missing from the acknowledgement, and is no error. Each
+// notification names the request's id as its subscription. With nothing granted the
+// stream ends at once.
 func (t *tenant) serveListen(ctx context.Context, x *exchange, req *sdk.SubscriptionsListenRequest) (sdk.Result, error) {
 	want := req.Params.Notifications
 	if want == nil {

@@ -60,6 +60,7 @@ func (b *objectBuilder) key(k string) {
 // raw appends a member whose value is JSON already.
 func (b *objectBuilder) raw(k string, v []byte) { b.key(k); b.b = append(b.b, v...) }
 
+// str appends a member whose value is a string.
 func (b *objectBuilder) str(k, v string) { b.key(k); b.b = appendString(b.b, v) }
 
 // optional appends a string unless it is empty.

@@ -20,11 +20,20 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// session is a legacy session. The SDK keeps the protocol's side of it; this is ours:
-// who owns it, when it was used, and what it watches.
+// session is a legacy session, as we know it: who owns it, when it was used, and what it
+// watches. The SDK knows the protocol's side: versions, capabilities, log level, open
+// streams. Message by message:
 //
-// It is registered by initialize, and closed by DELETE, by its idle time-out, to make room
-// for another of its tenant, when the SDK no longer knows it, or by the end of Run.
+//	POST initialize                 200, Mcp-Session-Id: the session is registered
+//	POST notifications/initialized  202
+//	POST tools/call, ...            200, JSON or an event stream that ends with the result
+//	GET                             200, an event stream of notifications, until it breaks
+//	DELETE                          204: the session is closed
+//	any of them afterwards, or with
+//	another owner's session id      404: initialize again
+//
+// It is also closed by its idle time-out, to make room for another of its tenant, when the
+// SDK no longer knows it, and by the end of Run. The relay keeps no session over a restart.
 type session struct {
 	id     string
 	owner  string // ownerKey of who opened it

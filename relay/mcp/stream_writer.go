@@ -46,7 +46,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, x *exchange, se
 		h.mu.Unlock()
 		x.tenant.openStreams.Add(-1)
 	}()
-	defer q.Close()
+	defer q.Close() // after serve: it writes what is queued
 	serve(q)
 }
 

@@ -131,7 +131,7 @@ func (t *tenant) run(ctx context.Context) {
 		t.mux.shutDown()
 		return
 	}
-	defer func() { t.mux.shutDown(); _ = ss.Wait() }()
+	defer func() { t.mux.shutDown(); _ = ss.Wait() }() // Wait returns when the SDK's reader has
 	var (
 		pending kernel.Change
 		updated = make(map[string]bool)
@@ -179,7 +179,9 @@ func (t *tenant) run(ctx context.Context) {
 	}
 }
 
-// notify sends one round of notifications. The writers of streams do not block
+// notify sends one round of notifications: to sessions with an open GET stream, whatever
+// they asked for, and to listen streams what they asked for. A client without a stream
+// gets none, and lists again when its cache has expired (listTTLMS). The writers of streams do not block
 // (sse.QueuedWriter), so a stalled reader delays nobody. An error on one stream is dropped:
 // that stream ends by itself.
 func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string]bool) {

@@ -55,13 +55,15 @@ func listPage[T any](t *tenant, x *exchange, name, cursor string, entrySize int,
 	return t.finishResult(b, x, resultComplete, listTTLMS, nil), nil
 }
 
-// toolAnnotations are the hints of MCP for each safety class.
+// toolAnnotations are the hints of MCP for each safety class. Only read-only tools are
+// called idempotent; openWorldHint is false because a board acts on itself alone.
 var toolAnnotations = map[manifest.SafetyClass][]byte{
 	manifest.ReadOnly:    []byte(`{"readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}`),
 	manifest.Mutating:    []byte(`{"readOnlyHint":false,"destructiveHint":false,"idempotentHint":false,"openWorldHint":false}`),
 	manifest.Destructive: []byte(`{"readOnlyHint":false,"destructiveHint":true,"idempotentHint":false,"openWorldHint":false}`),
 }
 
+// anyObjectSchema is the input schema of a tool without one: MCP requires a schema.
 var anyObjectSchema = json.RawMessage(`{"type":"object"}`)
 
 // appendTool appends the members of one tool. The output schema is the tool's own, widened
@@ -187,7 +189,11 @@ func parseCursor(s string) (after string, ok bool) {
 	return string(b[1:]), true
 }
 
-// callTool is tools/call. A failure of the relay is a result with isError; only what no
+// callTool is tools/call:
+//
+//	name in either spelling -> resolveTool -> kernel.Call -> frames, input rounds, or a result
+//
+// A failure of the relay is a result with isError; only what no
 // tool could answer (an unknown name, malformed params) is a JSON-RPC error.
 func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolRequest) (sdk.Result, error) {
 	p := req.Params

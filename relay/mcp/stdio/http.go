@@ -23,7 +23,8 @@ const (
 // renewal does not change requests that are in flight.
 type sessionRef struct{ id, version string }
 
-// send makes one HTTP request, with a message as its body if m is not nil. The response is
+// send makes one HTTP request: POST with a message as its body, or GET or DELETE of a
+// session with m nil. The response is
 // a success, or a JSON-RPC error that answers m. The caller closes its body.
 func (b *bridge) send(ctx context.Context, method string, m *message, s sessionRef) (*http.Response, error) {
 	var body io.Reader
@@ -68,7 +69,8 @@ func (b *bridge) send(ctx context.Context, method string, m *message, s sessionR
 	return b.parseRefusal(resp, m, s)
 }
 
-// isHeaderSafe reports whether a name can be in a header as it is.
+// isHeaderSafe reports whether a name can be in a header as it is. Without the header the
+// server reads the name from the body.
 func isHeaderSafe(s string) bool {
 	return strings.IndexFunc(s, func(r rune) bool { return r < '!' || r > '~' }) < 0
 }

@@ -33,7 +33,9 @@ type message struct {
 
 const metaVersionKey = "io.modelcontextprotocol/protocolVersion"
 
-// parseMessage checks a line strictly and reads the parts that decide how to send it.
+// parseMessage checks a line strictly and reads the parts that decide how to send it. The
+// server would refuse what fails here; checking it first gives an error without a round
+// trip, and keeps a malformed line from being taken for a notification.
 func parseMessage(line []byte) (*message, error) {
 	if line[0] == '[' {
 		return nil, errors.New("batches are not supported: send one message a line")
@@ -82,7 +84,8 @@ func (b *bridge) writeError(id json.RawMessage, code int64, msg string) {
 	b.write(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":%s}}`, id, code, text))
 }
 
-// answerError answers a request that err has ended.
+// answerError answers a request that err has ended, with the server's own code if it gave
+// one.
 func (b *bridge) answerError(id json.RawMessage, err error) {
 	if e, ok := errors.AsType[*rpcError](err); ok {
 		b.writeError(id, e.code, e.msg)

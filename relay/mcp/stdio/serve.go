@@ -47,8 +47,8 @@ type bridge struct {
 	out    io.Writer
 	outErr error // of the first write that failed
 
-	mu       sync.Mutex // protects the fields below
-	inFlight map[string]*request
+	mu       sync.Mutex          // protects the fields below
+	inFlight map[string]*request // by the JSON of the id: 1 and "1" are different ids
 	session  session
 }
 
@@ -138,8 +138,15 @@ func readLine(br *bufio.Reader) (line []byte, err error) {
 	}
 }
 
-// handleLine carries one message of the client. It returns an error when the client's
-// output is broken.
+// handleLine carries one message of the client:
+//
+//	initialize                a new session, before the next line is read
+//	notifications/cancelled   modern era: cancels the request here; else it is forwarded
+//	a request                 in a goroutine
+//	anything else             forwarded, before the next line is read
+//	not a message             answered with an error under id null
+//
+// It returns an error when the client's output is broken.
 func (b *bridge) handleLine(ctx context.Context, line []byte) error {
 	m, err := (*message)(nil), error(nil)
 	if line != nil {

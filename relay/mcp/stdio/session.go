@@ -35,7 +35,8 @@ type session struct {
 	stopListening context.CancelFunc
 }
 
-// errSessionLost reports that the server does not know the session any more.
+// errSessionLost reports that the server does not know the session any more: it was
+// restarted, or it closed the session as idle.
 var errSessionLost = errors.New("the server has lost the session")
 
 // initialize opens a session in place of the one before. It runs on the goroutine that
@@ -82,7 +83,7 @@ func (b *bridge) openSession(ctx context.Context, m *message) (answer []byte, er
 	return answer, nil
 }
 
-// post sends a message and writes out what comes back. answered reports whether the
+// post sends a message and writes out what comes back, as it comes. answered reports whether the
 // message's own answer was among it. A session that was lost is renewed once.
 func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error) {
 	for try := 0; ; try++ {
@@ -118,7 +119,8 @@ func (b *bridge) postOnce(ctx context.Context, m *message, s sessionRef) (answer
 	return answered, err
 }
 
-// currentSession returns the session as it is now.
+// currentSession returns the session as it is now. A renewal may replace it at any time;
+// the server then answers errSessionLost, and the caller asks again.
 func (b *bridge) currentSession() sessionRef {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -134,7 +136,8 @@ func (b *bridge) sessionFor(m *message) sessionRef {
 	return b.currentSession()
 }
 
-// trackSubscription records what a new session has to be subscribed to.
+// trackSubscription records what a new session has to be subscribed to. Beyond
+// maxSubscribed the client's subscription works, and is lost with the session.
 func (b *bridge) trackSubscription(m *message) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -216,7 +219,8 @@ func (b *bridge) resubscribe(ctx context.Context, s sessionRef, uris []string) e
 	return nil
 }
 
-// resubscribeUnknown tries again what the server did not know, as it may know it now.
+// resubscribeUnknown tries again what the server did not know, as it may know it now: a
+// board that was offline has come back.
 func (b *bridge) resubscribeUnknown(ctx context.Context, s sessionRef) {
 	b.mu.Lock()
 	var uris []string
@@ -242,8 +246,12 @@ func (b *bridge) startListening(ctx context.Context) {
 	b.wg.Go(func() { b.listen(ctx) })
 }
 
-// listen reads the session's stream and opens it again when it breaks, with back-off and
-// jitter, until ctx ends or the server refuses it.
+// listen reads the session's stream and opens it again when it breaks, until ctx ends or
+// the server refuses it: a server need not offer such a stream.
+//
+// Between two attempts it waits half to all of the back-off, at random, so that a
+// restarted relay does not get all its clients at one moment. A stream that lasted a
+// minute, or a renewal that succeeded, resets the back-off.
 func (b *bridge) listen(ctx context.Context) {
 	for backoff := minListenBackoff; ctx.Err() == nil; {
 		begin := time.Now()
@@ -269,7 +277,8 @@ func (b *bridge) listen(ctx context.Context) {
 // more attempt to subscribe.
 var resourcesChanged = []byte(`"notifications/resources/list_changed"`)
 
-// readStream reads the session's stream until it breaks.
+// readStream reads the session's stream until it breaks. It first tries the subscriptions
+// that a renewal could not make: a break of the stream often is a restart of the server.
 func (b *bridge) readStream(ctx context.Context, s sessionRef) error {
 	resp, err := b.send(ctx, http.MethodGet, nil, s)
 	if err != nil {
@@ -285,7 +294,8 @@ func (b *bridge) readStream(ctx context.Context, s sessionRef) error {
 	})
 }
 
-// closeSession cancels listen requests and the session's stream, and ends the session at
+// closeSession runs at the end of Serve and before another initialize, under a context of
+// its own: ctx may have ended. It cancels listen requests and the session's stream, and ends the session at
 // the server. Other requests in flight go on; Serve drains them before it closes.
 func (b *bridge) closeSession(ctx context.Context) {
 	b.mu.Lock()
