@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Never more than N starts in any window, never more than M in flight, and never a
-// refusal without need.
+// TestLimitIsExact checks that at most N calls start in any window, at most M are in
+// flight, and that none is refused without need.
 func TestLimitIsExact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := Constraints{RateLimitRPS: rapid.IntRange(1, 12).Draw(t, "rps"), MaxConcurrency: rapid.IntRange(1, 6).Draw(t, "concurrency")}

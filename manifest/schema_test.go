@@ -379,7 +379,7 @@ func TestCheckResultAndFrame(t *testing.T) {
 	}
 }
 
-// FuzzValidate holds Validate against the oracle: alike on all strict JSON.
+// FuzzValidate compares Validate with the oracle on all strict JSON.
 func FuzzValidate(f *testing.F) {
 	names := SchemaNames()
 	for _, c := range corpus(f) {

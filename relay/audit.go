@@ -124,7 +124,7 @@ func appendField(b []byte, key, value string) []byte {
 }
 
 // rotateLocked starts a new file. It removes the oldest first: the lines that wait may need
-// its room.
+// its space.
 func (a *auditLog) rotateLocked() {
 	for i := maxAuditFiles - 1; i >= 1; i-- {
 		from := a.path
@@ -158,7 +158,7 @@ func (a *auditLog) flushLocked() {
 	if a.file == nil || len(a.buf) == 0 {
 		return
 	}
-	n, _ := a.file.Write(a.buf) // a full disk may have room next time
+	n, _ := a.file.Write(a.buf) // a full disk may have space next time
 	a.buf = a.buf[:copy(a.buf, a.buf[n:])]
 }
 

@@ -8,8 +8,8 @@ import (
 	"agentctl/manifest"
 )
 
-// Whatever Accept says: a stream is only given to who names its type, and how the header
-// was cut into lines does not matter.
+// FuzzAccept checks that a caller gets a stream only by naming its type, and that splitting
+// the header into several lines changes nothing.
 func FuzzAccept(f *testing.F) {
 	for _, s := range []string{"", "*/*", "text/event-stream", "application/json, text/event-stream;q=0", "a/b;q=\"", ",,;", "text/event-stream;q=NaN",
 		"TEXT/EVENT-STREAM;charset=utf-8, */*;q=0.1", "text/event-stream ; q = 0"} {
@@ -36,7 +36,7 @@ func TestParseAccept(t *testing.T) {
 		accept       string
 		json, stream bool
 	}{
-		{`text/event-stream;x="a,b"`, false, true}, // a comma in quotes parts nothing
+		{`text/event-stream;x="a,b"`, false, true}, // a comma in quotes does not separate
 		{`text/html;x="a,text/event-stream"`, false, false},
 		{`text/html;x="\",text/event-stream`, false, false},
 		{"text/event-stream;;q=0.5", false, true}, // an empty parameter is none
@@ -78,8 +78,8 @@ func TestIsSubscribe(t *testing.T) {
 	}
 }
 
-// No name is a device tool's and a plugin's at once, and no name of either kind has
-// anything but lower case letters, digits, underscores and inner dots.
+// FuzzPluginName checks that no name is a device tool's and a plugin's at once, and that a
+// plugin's has lower case letters, digits, underscores and inner dots only.
 func FuzzPluginName(f *testing.F) {
 	for _, s := range []string{"tickets.create", "kernel.middleware.list", "system.echo", "sysecho.01hzx9k3m4p7q8r9s0t1v2w3xy.echo.invoke", "a..b", ".a", "a.", ""} {
 		f.Add(s)

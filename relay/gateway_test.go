@@ -16,7 +16,7 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// TestTopics: what of the log is told, under which topic and in which form.
+// TestTopics checks which events of the log are published, under which topic and in which form.
 func TestTopics(t *testing.T) {
 	for _, tt := range []struct{ typ, payload, topic, data string }{
 		{"event", `{"data":[1,"x"]}`, "garden/Bed-1", `[1,"x"]`},

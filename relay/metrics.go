@@ -122,7 +122,7 @@ var families = []metric{
 	{"agentctl_kernel_changes_total", "counter", "Changes of lists and resources.", func(s *snapshot) float64 { return float64(s.kernel.Changes) }},
 	{"agentctl_kernel_changes_delivered_total", "counter", "Changes that subscribers took.", func(s *snapshot) float64 { return float64(s.kernel.Delivered) }},
 	{"agentctl_kernel_changes_coalesced_total", "counter", "Changes merged into others before a subscriber took them.", func(s *snapshot) float64 { return float64(s.kernel.Coalesced) }},
-	{"agentctl_kernel_changes_dropped_total", "counter", "Times that a subscriber had to be told that it missed some.", func(s *snapshot) float64 { return float64(s.kernel.Dropped) }},
+	{"agentctl_kernel_changes_dropped_total", "counter", "Notifications to subscribers that changes were dropped.", func(s *snapshot) float64 { return float64(s.kernel.Dropped) }},
 	{"agentctl_eventlog_events", "gauge", "Events kept.", func(s *snapshot) float64 { return float64(s.events.Events) }},
 	{"agentctl_eventlog_bytes", "gauge", "Size of the event log on disk.", func(s *snapshot) float64 { return float64(s.events.Bytes) }},
 	{"agentctl_eventlog_waiting", "gauge", "Events that wait for the disk.", func(s *snapshot) float64 { return float64(s.events.Queued) }},

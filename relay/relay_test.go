@@ -22,7 +22,7 @@ import (
 	"agentctl/relay/stages"
 )
 
-// What a relay refuses to be, before it has touched anything.
+// TestOptions checks that bad options are refused before the state directory is made.
 func TestOptions(t *testing.T) {
 	tests := []struct {
 		name string
@@ -65,8 +65,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// A disk that is full for a while costs no line and cuts none in two, as long as what
-// waits fits into the buffer; what does not is counted line by line.
+// TestAuditWaitsForTheDisk checks that a full disk costs no line and cuts none in two, as
+// long as the buffer holds them; every line beyond is counted as lost.
 func TestAuditWaitsForTheDisk(t *testing.T) {
 	dir := t.TempDir()
 	a, err := openAudit(dir)
@@ -92,7 +92,7 @@ func TestAuditWaitsForTheDisk(t *testing.T) {
 	if err := full.Close(); err != nil {
 		t.Fatal(err)
 	}
-	a.file = disk // it has room again
+	a.file = disk // it has space again
 	a.flush()
 	if err := a.close(); err != nil {
 		t.Fatal(err)
@@ -112,7 +112,7 @@ func TestAuditWaitsForTheDisk(t *testing.T) {
 	}
 }
 
-// The audit log is 0600, rotates by size and keeps four files.
+// TestAuditRotates checks mode 0600, rotation by size and that four files are kept.
 func TestAuditRotates(t *testing.T) {
 	dir := t.TempDir()
 	a, err := openAudit(dir)
@@ -218,7 +218,7 @@ func TestCertificateReloads(t *testing.T) {
 	}
 }
 
-// Buckets are cumulative, whatever they were before.
+// TestHistogram checks that buckets are cumulative.
 func TestHistogram(t *testing.T) {
 	h := stages.Histogram{Bounds: []float64{.5, 1}, Counts: []uint64{2, 1, 3}, Sum: 66.5}
 	text := string(appendHistograms(nil, "x", "help.", []stages.ClassStats{{Class: "a", Latency: h}, {Class: "b"}},

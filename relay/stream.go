@@ -80,7 +80,7 @@ type openStream struct {
 }
 
 // add registers a stream. Its context ends with the relay's streams, the request, and the
-// caller's token. overQuota tells that the tenant has more than quota streams (0: no quota).
+// caller's token. overQuota reports that the tenant has more than quota streams (0: no quota).
 // The caller calls done at the end.
 func (o *openStreams) add(ctx context.Context, c *kernel.Caller, quota int) (_ context.Context, done func(), overQuota bool) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -48,7 +48,7 @@ func (c *certificate) load() error {
 	return nil
 }
 
-// newestModTime tells whether a file was replaced, for the price of two stats.
+// newestModTime changes when a file was replaced, and costs two stats.
 func (c *certificate) newestModTime() (newest time.Time, err error) {
 	for _, f := range []string{c.certFile, c.keyFile} {
 		st, err := os.Stat(f)
