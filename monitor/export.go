@@ -62,7 +62,8 @@ func (h *Window) Export(ctx context.Context, w io.Writer, format string) error {
 	return err
 }
 
-// exportJSON writes {"from_ts", "to_ts", "step_ms", "items"}, an item a line.
+// exportJSON writes the document around the records by hand, so that no more than one record
+// is in memory. An item is a line, for diff and for people.
 func (h *Window) exportJSON(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "{\n  \"from_ts\": %d,\n  \"to_ts\": %d,\n  \"step_ms\": %d,\n  \"items\": [", h.FromMS, h.ToMS, h.StepMS)
 	separator := "\n    "

@@ -148,6 +148,8 @@ func (h *Window) Draw(ctx context.Context, w io.Writer, zone *time.Location) err
 	return nil
 }
 
+// drawNothing says that the window is empty, and where to look next. That is not a failure:
+// the exit code of a chart without points is 0.
 func (h *Window) drawNothing(w io.Writer, zone *time.Location) error {
 	text := h.text(zone) + ": nothing was recorded.\n" +
 		"A longer window may have something: agentctl history --since 7d; whether anything is recorded: agentctl status\n"

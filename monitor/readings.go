@@ -82,7 +82,8 @@ func moduleNames(include func(prober.Module) bool) []string {
 	return names
 }
 
-// ModuleError reports a name that is not of a module.
+// ModuleError reports a name that is not of a module. Its text lists those that are; the
+// command adds the flag.
 type ModuleError struct{ Name string }
 
 func (e *ModuleError) Error() string {

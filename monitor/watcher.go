@@ -93,8 +93,10 @@ type Watcher struct {
 	waiting    []Message
 
 	// Owned by the goroutine that calls onEvent.
-	pending map[string]json.RawMessage // members of metrics that were not forwarded yet
-	lastTS  int64                      // of the metrics forwarded last
+	// pending are the members of metrics that were not forwarded yet, lastTS is the time of
+	// the metrics forwarded last.
+	pending map[string]json.RawMessage
+	lastTS  int64
 }
 
 const (

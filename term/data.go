@@ -35,6 +35,8 @@ func WriteYAML(w io.Writer, v any) error {
 	return enc.Close()
 }
 
+// setBlockStyle clears the style of a node and of all below it: the encoder then chooses
+// block style, and quotes where YAML needs them.
 func setBlockStyle(n *yaml.Node) {
 	n.Style = 0
 	for _, c := range n.Content {
