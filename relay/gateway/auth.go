@@ -36,7 +36,8 @@ func (id *Identity) key() string { return id.Tenant + "\n" + id.Subject }
 
 // Authenticator checks bearer tokens that are not the configured ones.
 type Authenticator interface {
-	// Authenticate returns ErrNoToken when the request has none, an error that wraps
+	// Authenticate reads the token of a request; the gateway checks the scope that the
+	// endpoint needs. It returns ErrNoToken when the request has none, an error that wraps
 	// ErrForbidden for a valid token that may not do this, and any other error for an
 	// invalid one.
 	Authenticate(r *http.Request) (Identity, error)

@@ -191,6 +191,8 @@ func healthz(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
+// readyz answers 503 from the moment that the gateway refuses new requests, so that a load
+// balancer stops sending them.
 func (g *Gateway) readyz(w http.ResponseWriter, _ *http.Request) error {
 	if g.isServing() {
 		edge.WriteText(w, http.StatusOK, "ready\n")
