@@ -144,7 +144,9 @@ type wire struct {
 	reader frameReader
 	closed chan struct{} // closed by Close
 
-	writing   chan struct{} // full while a frame is written
+	// writing holds a value while a frame is written. It is a channel rather than a mutex,
+	// so that waiting for it ends when the connection is closed.
+	writing   chan struct{}
 	closeOnce sync.Once
 }
 

@@ -33,9 +33,10 @@ var itemSensors = func() map[string]*prober.Sensor {
 
 // itemWriter appends values to an item, grouped by module.
 type itemWriter struct {
-	b      []byte
+	b []byte
+	// module is that of the last value; its member is not closed while isOpen is set.
 	module prober.Module
-	isOpen bool // the member of module has begun
+	isOpen bool
 }
 
 // add appends a value of the same module as the one before, or of a later one. A value

@@ -19,7 +19,8 @@ type startExtra struct {
 
 type burstExtra struct {
 	IntervalMS int64 `json:"interval_ms"`
-	ExpiresAt  int64 `json:"expires_at"` // milliseconds since 1970
+	// ExpiresAt is the end of the burst, milliseconds since 1970.
+	ExpiresAt int64 `json:"expires_at"`
 }
 
 // start starts push and recording, with the given modules in place of those before.

@@ -215,8 +215,8 @@ func (q *historyRequest) length() int {
 // minStep is the least step, in whole seconds as milliseconds, that makes the answer short
 // enough.
 func (q *historyRequest) minStep() int64 {
-	room := maxAnswer / (q.size/q.items + 1)
-	step := (max(q.end, q.last)-q.first)/int64(room) + 1
+	fitting := maxAnswer / (q.size/q.items + 1) // items of the mean size
+	step := (max(q.end, q.last)-q.first)/int64(fitting) + 1
 	return (step + 999) / 1000 * 1000
 }
 

@@ -22,16 +22,21 @@ import (
 
 // Sampling is what is sampled for the socket, for status.
 type Sampling struct {
-	Running    bool     `json:"running"`
-	IntervalMS int64    `json:"interval_ms"`
-	Modules    []string `json:"modules"` // names, as start answers them
+	// Running is false between stop and the next start.
+	Running bool `json:"running"`
+	// IntervalMS is the base cadence, whatever bursts run.
+	IntervalMS int64 `json:"interval_ms"`
+	// Modules are the names of the started modules, as start answers them.
+	Modules []string `json:"modules"`
 }
 
 // sampling is the state of local push, protected by Server.mu.
 type sampling struct {
-	isRunning   bool // start, not stop, was the last one
-	pushEnabled bool // by subscribe_metrics
-	subscribers int  // connections that take events
+	// isRunning is set by start and cleared by stop. pushEnabled is set by subscribe_metrics
+	// and by a hello with metrics_stream.
+	isRunning, pushEnabled bool
+	// subscribers is the number of connections that take events.
+	subscribers int
 	modules     prober.ModuleSet
 	intervals   intervals
 	bursts      []burst
@@ -68,8 +73,10 @@ type burst struct {
 
 // plan is what the sampler does until a time, or until it is replaced.
 type plan struct {
-	every   time.Duration // the interval of Watch; 0: nothing
-	until   time.Time     // the end of a burst; zero: none
+	// every is the interval of Watch; 0 is nothing to do.
+	every time.Duration
+	// until is the end of the burst that ends first; zero without bursts.
+	until   time.Time
 	isBurst bool
 }
 

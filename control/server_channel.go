@@ -29,15 +29,21 @@ var _ channel.Channel = (*serverChannel)(nil)
 // a notification) returns it; its holder may use helloDone, isStreamed and onAnswered.
 type serverChannel struct {
 	*wire
-	buffer      chan []byte // holds the server's one buffer for large messages while it is free
+	// buffer holds the server's one buffer for large messages while it is free.
+	buffer chan []byte
+	// connectedAt starts the time for hello, and the grace of a new client in drain.
 	connectedAt time.Time
 
-	idle       chan struct{}
-	helloDone  bool     // a valid hello was answered
-	isStreamed bool     // the answer was written already
-	onAnswered []func() // run when the request is answered
+	idle chan struct{}
+	// helloDone is set when a valid hello was handled: helloTimeout no longer applies.
+	helloDone bool
+	// isStreamed is set when the answer was written already, so that Send does not.
+	isStreamed bool
+	// onAnswered are run when the request is answered.
+	onAnswered []func()
 
-	drainMu    sync.Mutex // protects isDraining, and setting the read deadline by it
+	// drainMu protects isDraining, and setting the read deadline by it.
+	drainMu    sync.Mutex
 	isDraining bool
 }
 

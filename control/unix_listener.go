@@ -36,8 +36,11 @@ func (e *PathError) Unwrap() error { return e.Err }
 
 // socketFile is a socket that this process created.
 type socketFile struct {
+	// path is that of the socket, and alias the well-known name, empty when another daemon
+	// has it.
 	path, alias string
-	info        fs.FileInfo
+	// info identifies the socket, so that remove does not delete that of another daemon.
+	info fs.FileInfo
 }
 
 // listenUnix creates the socket: directory 0750, socket 0660, both of group agentctl when

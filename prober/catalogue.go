@@ -33,9 +33,12 @@ const (
 
 // moduleInfo is a row of moduleTable.
 type moduleInfo struct {
-	name     string        // in configuration keys and in lists of modules
-	member   string        // in JSON, and before the dot of a sensor's key
-	interval time.Duration // how often an optional module is read unless SetModuleInterval changes it
+	// name is used in configuration keys and in lists of modules.
+	name string
+	// member is used in JSON, and before the dot of a sensor's key.
+	member string
+	// interval is how often an optional module is read, unless SetModuleInterval changes it.
+	interval time.Duration
 	memberAccess
 }
 
@@ -129,10 +132,11 @@ type Sensor struct {
 	Form  Form
 	// Read finds the value in a sample; known is false when the sample does not have it.
 	// It is nil for counts, which mean something over a window only.
-	Read    func(*Sample) (v float64, known bool)
-	Record  Record
-	Chart   Chart
-	Warning string // of flags: a few words for a person while it is set
+	Read   func(*Sample) (v float64, known bool)
+	Record Record
+	Chart  Chart
+	// Warning is a few words for a person while a flag is set.
+	Warning string
 	Metric  Metric
 }
 
@@ -151,20 +155,26 @@ type Record struct {
 
 // Chart says how a sensor is drawn over time. Without a label it is drawn by its key.
 type Chart struct {
-	Label  string
-	Max    float64 // the end of its scale; 0: the largest value drawn
-	MaxKey string  // the key of the sensor whose value is the end of its scale
-	Hidden bool    // it is not drawn: another sensor of its module stands for it
+	Label string
+	// Max is the end of the scale; 0 is the largest value drawn. MaxKey names the sensor
+	// whose value is the end of the scale instead.
+	Max    float64
+	MaxKey string
+	// Hidden sensors are not drawn: another one of the module stands for them.
+	Hidden bool
 }
 
 // Metric describes a sensor to alert rules. Its zero value means that rules cannot use
 // the sensor.
 type Metric struct {
-	Name     string
-	Min, Max float64 // the range of its values
-	Noun     string  // "cpu use"; of flags, a sentence for 1
-	Good     string  // of flags, a sentence for 0
-	Advice   string  // what to do when it is too high
+	Name string
+	// Min and Max are the range of the values, by which rules are checked.
+	Min, Max float64
+	// Noun is what messages call the value: "cpu use". For flags it is a sentence for 1,
+	// and Good one for 0.
+	Noun, Good string
+	// Advice is what to do when the value is too high.
+	Advice string
 	// HasUnit is set when Noun names the unit already.
 	HasUnit bool
 }

@@ -28,9 +28,11 @@ type diskReader struct {
 	maxAge func() time.Duration
 
 	worker    worker[diskResult]
-	isRunning bool       // the worker was started
-	hasWaited bool       // a sample waited for the pending call
-	last      diskResult // the newest value; its time is zero before the first
+	isRunning bool // the worker was started
+	// hasWaited is set when a sample has waited for the pending call; others do not.
+	hasWaited bool
+	// last is the newest value. Its time is zero before the first.
+	last diskResult
 }
 
 type diskResult struct {

@@ -42,8 +42,8 @@ func newWaiter(next, every time.Duration) *waiter {
 
 func (w *waiter) isOnce() bool { return w.every == 0 }
 
-// deliver replaces what was not taken yet; missed is 1 if there was such. Only
-// publish and join call it, under p.mu, so the send finds room.
+// deliver replaces a sample that was not received yet; missed is 1 if there was one. publish
+// and addWatcher call it, with Prober.mu held, so the send finds room.
 func (w *waiter) deliver(r sampleResult) (missed uint64) {
 	select {
 	case <-w.ch:
@@ -147,8 +147,8 @@ func (p *Prober) Watch(ctx context.Context, interval time.Duration, fn func(Samp
 	}
 }
 
-// addWatcher adds a watcher. One that comes soon after a sample starts with it, and
-// from then on shares instants with whoever wanted that one.
+// addWatcher adds a watcher. One that is added soon after a sample starts with that sample,
+// and shares further instants with its other receivers.
 func (p *Prober) addWatcher(interval time.Duration) (*waiter, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,11 +10,13 @@ import "time"
 // for one, because no request is sent while one is pending. The methods, except serve, are
 // for one goroutine: the sampler.
 type worker[T any] struct {
-	requests  chan struct{} // closed by stop
-	results   chan T
-	done      chan struct{} // the goroutine closes it at its end
-	isPending bool          // a request was sent and its result not received
-	timer     *time.Timer   // reused, since most samples wait; nil before the first wait
+	requests chan struct{} // closed by stop
+	results  chan T
+	done     chan struct{} // the goroutine closes it at its end
+	// isPending is set while a request was sent and its result not received.
+	isPending bool
+	// timer is reused, since most samples wait. It is nil before the first wait.
+	timer *time.Timer
 }
 
 // newWorker starts nothing: the owner runs serve in a goroutine.

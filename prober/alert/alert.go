@@ -128,9 +128,10 @@ type ruleState struct {
 	Rule
 	sensor   *prober.Sensor
 	raised   bool
-	event    Event         // that raised it
-	changing bool          // the transition waits
-	since    time.Duration // when the wait began
+	event    Event // that raised it
+	changing bool  // a transition waits
+	// since is when the wait began, by Sample.Mono.
+	since time.Duration
 }
 
 // New returns an Engine with rules, which must pass Check.

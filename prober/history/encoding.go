@@ -36,7 +36,7 @@ func valuesOf(x *prober.Sample) (values, error) {
 	}, nil
 }
 
-// diskUnknown is the disk of a sample that has none.
+// diskUnknown is stored for a sample whose disk is not known. The schema has no NULLs.
 const diskUnknown = -1
 
 // sample is the reverse of valuesOf.
@@ -85,9 +85,12 @@ func readingKey(id int64) uint8           { return uint8(id) }
 //
 //	id = (slot - slots) * 2^42 + mono_ms
 const (
-	slots      = 1 << 12
-	slotWidth  = 1 << 42 // 139 years
-	memorySlot = 0       // this boot, until it has a slot in the file
+	// slots bounds the boots in the file whose time is not known.
+	slots = 1 << 12
+	// slotWidth is 139 years in milliseconds, which no boot's clock reaches.
+	slotWidth = 1 << 42
+	// memorySlot is that of unsaved samples. A flush moves them to the boot's slot.
+	memorySlot = 0
 )
 
 // slotBase is the id of a slot's first millisecond. It is negative for every slot.

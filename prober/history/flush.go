@@ -59,6 +59,7 @@ func (s *Store) recordWrites(n int64) {
 	}
 }
 
+// The statements of a flush. IGNORE keeps the row that has the millisecond already.
 const (
 	insertSample  = "INSERT OR IGNORE INTO samples VALUES(?,?,?,?,?,?,?,?)"
 	insertReading = "INSERT OR IGNORE INTO readings VALUES(?,?)"

@@ -53,11 +53,17 @@ import (
 
 // Bounds and defaults of the options.
 const (
-	DefaultFlush    = 300 * time.Second
-	MinFlush        = time.Second
-	MaxFlush        = time.Hour
-	DefaultMaxAge   = 30 * 24 * time.Hour
-	MinMaxAge       = time.Minute
+	// A commit writes several pages of 4 KiB, however few samples it has, so the flush
+	// interval decides how much the card wears; samples of one interval are lost in a power
+	// cut.
+	DefaultFlush = 300 * time.Second
+	MinFlush     = time.Second
+	MaxFlush     = time.Hour
+
+	DefaultMaxAge = 30 * 24 * time.Hour
+	MinMaxAge     = time.Minute
+
+	// DefaultMaxBytes and MinMaxBytes include the WAL and its index (walReserve).
 	DefaultMaxBytes = 64_000_000
 	MinMaxBytes     = 2_000_000
 )

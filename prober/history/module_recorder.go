@@ -30,12 +30,16 @@ func recordableSensors() (list []*prober.Sensor, byID [256]*prober.Sensor, idOf 
 // moduleRecorder turns the optional modules of successive samples into readings, while
 // Record runs. What was not read anew since the last record is not recorded again.
 type moduleRecorder struct {
-	at       time.Duration // Mono of the sample that was recorded last; 0 for none
+	// at is Mono of the sample that was recorded last, 0 for none, and recorded are its
+	// modules.
+	at       time.Duration
 	recorded prober.ModuleReadings
 
-	counted  *prober.Network // the newest one that the fields below include
-	windowMS int64           // since the last record
+	// windowMS and counts are the sums over the Networks since the last record; counted is
+	// the newest one that they include.
+	windowMS int64
 	counts   map[*prober.Sensor]uint64
+	counted  *prober.Network
 
 	ready []prober.Reading
 }

@@ -72,12 +72,18 @@ var (
 // Store.diskToken uses it. It calls the driver without database/sql, whose pool would cost a
 // goroutine and half a megabyte of binary and is not needed.
 type db struct {
-	conn  driver.Conn
+	conn driver.Conn
+	// stmts are the prepared statements, by their text.
 	stmts map[string]*stmt
-	file  os.FileInfo // identifies the file, also after it was renamed
-	slot  int64       // of this boot, 0 for none
-	rows  int64
-	used  [256]bool // keys that the file has, or had, readings of
+	// file identifies the file, also after its name was given to another one.
+	file os.FileInfo
+	// slot is that of this boot's undated rows, 0 for none.
+	slot int64
+	// rows is the number of samples, stored as user_version.
+	rows int64
+	// used are the keys that the file has, or had, readings of. A seek does not look for
+	// others.
+	used [256]bool
 }
 
 // openDB opens the file, or creates it with its directory.
@@ -187,7 +193,7 @@ func (d *db) tx(fn func() error) error {
 	return err
 }
 
-// stmt is a prepared statement with room for its parameters and a row.
+// stmt is a prepared statement with its parameters and a row, which are reused.
 type stmt struct {
 	s    driver.Stmt
 	args []driver.NamedValue

@@ -5,11 +5,14 @@ package history
 type table struct {
 	shift uint8 // id = ts << shift + key; samples have no key
 
-	scan    string // rows of a range of ids, in ascending order, at most so many
-	reverse string // rows of a range of ids, in descending order
-	nth     string // the nth id of a range
-	remove  string // deletes a range
-	move    string // adds to the ids of a range, except where the new id is taken
+	// scan and reverse select the rows of a range of ids, in ascending order and a limited
+	// number, and in descending order.
+	scan, reverse string
+	// nth selects the nth id of a range. The cost grows with n, which is small everywhere
+	// but in remove.
+	nth string
+	// remove deletes a range; move adds to its ids, except where the new id is taken.
+	remove, move string
 }
 
 var (
