@@ -67,6 +67,7 @@ func (d *Daemon) reloadConfig() error {
 	return d.reloadLocked()
 }
 
+// reloadLocked is reloadConfig for a caller that holds reloadMu.
 func (d *Daemon) reloadLocked() error {
 	old := d.config()
 	c, err := d.source.Load()
@@ -149,6 +150,8 @@ func (d *Daemon) configureSampling(changed []*config.Key, c *config.Config) erro
 	return d.control.Configure(sampling)
 }
 
+// configureHistory applies the settings of the history. A history that was not opened by
+// New is opened by the next start.
 func (d *Daemon) configureHistory(c *config.Config) error {
 	d.historyEnabled.Store(c.HistoryEnabled())
 	if d.history == nil || !c.HistoryEnabled() {

@@ -94,6 +94,8 @@ type StatusSample struct {
 	DiskPct *float64 `json:"disk_pct"` // null: not known, see SamplingStatus.DiskError
 }
 
+// status collects the answer from all parts. Each part is asked once, without a common
+// lock, so that the figures may be of slightly different moments.
 func (d *Daemon) status() *Status {
 	c, view := d.config(), d.configView()
 	s := &Status{
@@ -125,6 +127,7 @@ func (d *Daemon) status() *Status {
 	return s
 }
 
+// storageStatus is off without a history, and while the configuration disables it.
 func (d *Daemon) storageStatus(c *config.Config) StorageStatus {
 	if d.history == nil {
 		return StorageStatus{State: storageOff, Path: c.Text("state_dir")}

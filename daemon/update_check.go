@@ -124,6 +124,8 @@ const (
 	scanOverlap     = 16 << 10 // bytes kept from the piece before; longer than what is searched
 )
 
+// read scans a file piece by piece. The end of each piece is scanned again with the next
+// one, so that a text across the border is found.
 func (s *binaryScan) read(r io.Reader) error {
 	buf := make([]byte, scanPiece+scanOverlap)
 	n := 0
@@ -146,6 +148,8 @@ func (s *binaryScan) read(r io.Reader) error {
 	return nil
 }
 
+// search looks for what is still missing. A match that is not valid may be part of the
+// program's code, so that the search goes on behind it.
 func (s *binaryScan) search(b []byte) {
 	mark := stampPrefix()
 	for rest := b; s.stamp == ""; {
@@ -183,6 +187,7 @@ func buildInfoOf(b []byte) string {
 	return string(info[16 : len(info)-16]) // without the sentinels around it
 }
 
+// varString splits a string with its length in front as a varint (encoding/binary).
 func varString(b []byte) (s, rest []byte) {
 	n, used := binary.Uvarint(b)
 	if used <= 0 || n > uint64(len(b)-used) {

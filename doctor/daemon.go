@@ -47,6 +47,9 @@ func (t *target) checkDaemon(ctx context.Context, answer *daemonAnswer) []Findin
 	return append(found, powerFinding(r), heatFinding(r), wearFinding(r))
 }
 
+// daemonFinding compares the versions of the daemon and of this command, and reports a
+// configuration that is not in force. An invalid configuration comes first: it hides what
+// a restart would change.
 func daemonFinding(s *daemon.Status, version string) Finding {
 	const name, restart = "daemon", "sudo systemctl restart agentctl, or however you run it"
 	text := fmt.Sprintf("version %s, up %s", s.Version, time.Duration(s.UptimeS)*time.Second)
@@ -61,6 +64,8 @@ func daemonFinding(s *daemon.Status, version string) Finding {
 	return ok(name, text)
 }
 
+// samplingFinding reports the first thing that keeps readings from the history and from
+// clients: no sample at all, a stop by a client, a module, the disk.
 func samplingFinding(s *daemon.Status) Finding {
 	const name = "sampling"
 	switch {
@@ -80,6 +85,8 @@ func samplingFinding(s *daemon.Status) Finding {
 	return ok(name, fmt.Sprintf("%s every %s", strings.Join(s.Sampling.Modules, ", "), duration.Format(time.Duration(s.Sampling.IntervalMS)*time.Millisecond)))
 }
 
+// linkFinding reports the state of the link. Why a link is down is the subject of checkRelay
+// and checkToken.
 func linkFinding(s *daemon.Status) Finding {
 	const name = "link"
 	text := string(s.Link.State)
@@ -102,6 +109,7 @@ func linkFinding(s *daemon.Status) Finding {
 	return fail(name, text, "see the lines relay and token")
 }
 
+// storageFinding reports the history. Older daemons also answer disabled and memory.
 func storageFinding(s *daemon.Status) Finding {
 	const name = "history"
 	text := strings.TrimSpace(s.Storage.State + " " + s.Storage.Path)
@@ -149,6 +157,7 @@ func powerFinding(r *prober.ModuleReadings) Finding {
 	return warn(name, text, "cool the board")
 }
 
+// heatFinding warns at the temperature at which a Raspberry Pi slows its CPU down.
 func heatFinding(r *prober.ModuleReadings) Finding {
 	const name, hot = "temperature", 80 // degrees Celsius
 	if r.Temperature == nil {

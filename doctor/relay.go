@@ -81,6 +81,7 @@ func proxyOf(u *url.URL) *url.URL {
 	return proxy
 }
 
+// checkDNS resolves the relay's name with the resolver that the daemon uses.
 func checkDNS(ctx context.Context, host string) Finding {
 	const name = "relay_dns"
 	if net.ParseIP(host) != nil {
@@ -97,6 +98,8 @@ func checkDNS(ctx context.Context, host string) Finding {
 	return fail(name, fmt.Sprintf("look up %s: %v", host, err), "check the network and /etc/resolv.conf; try: getent hosts "+host)
 }
 
+// dialRelay opens a TCP connection, which the caller closes; nil when it failed. Its timeout
+// leaves time for the TLS handshake.
 func dialRelay(ctx context.Context, host, port string) (net.Conn, Finding) {
 	const name = "relay_tcp"
 	addr := net.JoinHostPort(host, port)
@@ -126,6 +129,9 @@ func (t *target) checkTLS(ctx context.Context, conn net.Conn, host string) Findi
 	return certificateFinding(client.ConnectionState().PeerCertificates, roots, host, time.Now())
 }
 
+// certificateFinding verifies a chain whose first certificate is the relay's. The dates come
+// before the signature, because a wrong clock explains both. roots is nil for the system's
+// authorities.
 func certificateFinding(chain []*x509.Certificate, roots *x509.CertPool, host string, now time.Time) Finding {
 	const name, setAuthority = "relay_tls", "set ca_file to the authority's certificate"
 	leaf := chain[0]
