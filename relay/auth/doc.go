@@ -48,6 +48,7 @@
 //
 // # Concurrency
 //
-// Verify, Active and NodeTenant read memory only. Writes go through one group commit
-// (database.write). The locks are leaves: no code path holds two of them at once.
+// Verify, Active and NodeTenant read memory only. Writes after Open go through one group
+// commit (database.write). Store.flushMu is taken first; the locks of the cache, the
+// registry and the database's queue are leaves. The deny list is swapped atomically.
 package auth

@@ -398,7 +398,7 @@ func TestOlderNodeEntryIsIgnored(t *testing.T) {
 	}
 }
 
-// In a shared transaction the one that fails takes back what it did, and only that.
+// In a shared transaction a write that fails rolls back its own changes and no others.
 func TestFailedWriteRollsBackAlone(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {

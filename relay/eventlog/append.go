@@ -184,7 +184,8 @@ func (s *Store) takeBatch() []*appendRequest {
 	return batch
 }
 
-// dropQueueLocked refuses every request that is queued.
+// dropQueueLocked refuses what is queued: appends get ErrNotRunning, offers are counted as
+// dropped.
 func (s *Store) dropQueueLocked() {
 	for _, r := range s.queue {
 		s.addQueuedLocked(r, -1)

@@ -19,7 +19,7 @@ import (
 	"agentctl/transport/fanout"
 )
 
-// The log on disk answers as the one in memory does, but for the numbers, over reopenings
+// The log on disk behaves as the one in memory, sequence numbers apart, over reopenings
 // and a clock that jumps.
 func TestMatchesMemoryLog(t *testing.T) {
 	path, c := logPath(t), newClock()

@@ -64,6 +64,10 @@
 // Handler.mu is taken first; tenant.mu and session.mu are leaves. Handler.mu is held while
 // the kernel subscribes a tenant or ends a watch, and while an identity is checked: none
 // of these calls back into the handler.
+// A limit on anything that a client can make many of (tenants, sessions, streams, watches,
+// queued bytes) is in handler.go or stream_writer.go; beyond it requests get 429 or the
+// stream is cut.
+//
 // Run owns one goroutine for each tenant (tenant.run) and one for each session that is
 // closing; requests run on net/http's goroutines, and their handlers on the SDK's.
 package mcp

@@ -11,8 +11,8 @@ import (
 	"agentctl/manifest"
 )
 
-// middleware answers every method from the kernel. It passes on what is the protocol's
-// own business: handshake, ping, log level, notifications. The SDK has decoded the params
+// middleware answers tools, resources, prompts and subscriptions from the kernel and its
+// plugins. It passes on what is the protocol's own business: handshake, ping, log level, notifications. The SDK has decoded the params
 // into its structs by then, and takes any sdk.Result, so results stay bytes.
 //
 // It finds its caller in the message (exchangeOf). A message whose exchange belongs to

@@ -18,6 +18,8 @@ type abortableWriter struct {
 	expired chan struct{} // closed writeGrace after ctx ended
 }
 
+// newAbortableWriter starts the goroutine that writes. It ends when ctx has ended for
+// writeGrace, or with the process if a write is blocked.
 func newAbortableWriter(ctx context.Context, out io.Writer) *abortableWriter {
 	w := &abortableWriter{writes: make(chan []byte), results: make(chan error, 1), expired: make(chan struct{})}
 	context.AfterFunc(ctx, func() { time.AfterFunc(writeGrace, func() { close(w.expired) }) })

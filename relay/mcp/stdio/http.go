@@ -36,6 +36,7 @@ func (b *bridge) send(ctx context.Context, method string, m *message, s sessionR
 	if err != nil {
 		return nil, err
 	}
+	// set leaves out headers without a value.
 	set := func(key, value string) {
 		if value != "" {
 			req.Header.Set(key, value)
