@@ -1,0 +1,63 @@
+package arguments_test
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"agentctl/manifest"
+	"agentctl/relay/plugins/arguments"
+)
+
+var input = arguments.Object{
+	{Name: "name", Type: arguments.String, Min: 1, Max: 4, Pattern: regexp.MustCompile(`^[a-z]+$`), Required: true},
+	{Name: "level", Type: arguments.String, Enum: []string{"low", "high"}},
+	{Name: "count", Type: arguments.Integer, Min: 1, Max: 20, Default: 5},
+	{Name: "order", Type: arguments.Array, Pattern: regexp.MustCompile(`^[a-z]+$`), Min: 1, Max: 2},
+	{Name: "config", Type: arguments.Map},
+	{Name: "more", Type: arguments.Map, Members: arguments.Object{{Name: "text", Type: arguments.String, Required: true}}},
+}
+
+// Valid arguments come back in their normal form.
+func TestCheckAccepts(t *testing.T) {
+	for raw, want := range map[string]string{
+		`{"name":"ab"}`: `{"name":"ab"}`,
+		` { "name" : "ab", "count" : 2e1, "level" : "low" } `: `{"count":20,"level":"low","name":"ab"}`,
+		`{"name":"ab","order":["x","y"],"config":{"a": 1}}`:   `{"config":{"a":1},"name":"ab","order":["x","y"]}`,
+		`{"name":"ab","more":{"text":""}}`:                    `{"more":{"text":""},"name":"ab"}`,
+	} {
+		if got, err := input.Check([]byte(raw)); err != nil || string(got) != want {
+			t.Errorf("%s: got %s, %v; want %s", raw, got, err, want)
+		}
+	}
+}
+
+// Errors name the argument and what would be right, and quote no value.
+func TestCheckRefuses(t *testing.T) {
+	for raw, want := range map[string]string{
+		``:                              "arguments: must be one strict JSON object",
+		`null`:                          "arguments: must be one strict JSON object",
+		`{"name":"ab"} {}`:              "arguments: must be one strict JSON object",
+		`{"name":"ab","name":"ab"}`:     "arguments: must be one strict JSON object",
+		`{}`:                            "argument name: missing",
+		`{"Name":"ab"}`:                 "unknown argument; this tool takes name, level, count, order, config, more",
+		`{"name":7}`:                    "argument name: must be a string",
+		`{"name":""}`:                   "argument name: shorter than 1 characters",
+		`{"name":"secret"}`:             "argument name: longer than 4 characters",
+		`{"name":"A"}`:                  `argument name: must match "^[a-z]+$"`,
+		`{"name":"ab","level":"x"}`:     "argument level: must be one of low, high",
+		`{"name":"ab","count":21}`:      "argument count: out of range 1..20",
+		`{"name":"ab","count":1.5}`:     "argument count: must be an integer",
+		`{"name":"ab","order":[]}`:      "argument order: must be a list of 1 to 2 strings",
+		`{"name":"ab","order":["A"]}`:   `argument order: must match "^[a-z]+$"`,
+		`{"name":"ab","config":"x"}`:    "argument config: must be an object of at most 16384 bytes",
+		`{"name":"ab","more":{}}`:       "argument more.text: missing",
+		`{"name":"ab","more":[]}`:       "argument more: must be an object",
+		`{"name":"ab","more":{"x":""}}`: "unknown argument; this tool takes more.text",
+	} {
+		_, err := input.Check([]byte(raw))
+		if err == nil || manifest.AsError(err).Code != manifest.ManifestInvalid || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: got %v, want %s", raw, err, want)
+		}
+	}
+}
