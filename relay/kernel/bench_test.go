@@ -25,9 +25,9 @@ func nodeID(n int) string {
 	return string(b)
 }
 
-// fleet loads n boards, three tools and a resource each, whose Tool structs and strings
+// loadBoards loads n boards, three tools and a resource each, whose Tool structs and strings
 // exist before, so that what is measured is the kernel's.
-func fleet(tb testing.TB, k *kernel.Kernel, n int) []*plugin {
+func loadBoards(tb testing.TB, k *kernel.Kernel, n int) []*plugin {
 	boards := make([]*plugin, n)
 	for i := range boards {
 		boards[i] = board("a", nodeID(i))
@@ -36,13 +36,13 @@ func fleet(tb testing.TB, k *kernel.Kernel, n int) []*plugin {
 	return boards
 }
 
-// discard is a log that keeps nothing.
-type discard struct{ kernel.Log }
+// discardLog is a log that keeps nothing.
+type discardLog struct{ kernel.Log }
 
-func (discard) Offer(kernel.Event) bool { return true }
+func (discardLog) Offer(kernel.Event) bool { return true }
 
 // callBench is one handler reached in three ways: alone behind its argument check, as a
-// device (in the caller's goroutine, its calls logged), and as a plugin that runs apart;
+// device (in the caller's goroutine, its calls logged), and as a plugin whose calls are detached;
 // the latter two through the default pipeline.
 func callBench(tb testing.TB) map[string]func() error {
 	answer := &kernel.Result{Structured: json.RawMessage(`{"message":"ping"}`)}
@@ -51,11 +51,11 @@ func callBench(tb testing.TB) map[string]func() error {
 		t.Limit, t.LogCalls = nil, true
 	}
 	p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { return answer, nil }
-	zoo := simple("zoo", "", manifest.ScopeCallReadOnly)
+	zoo := newPlugin("zoo", "", manifest.ScopeCallReadOnly)
 	zoo.m.Tools[0].CheckArguments = p.m.Tools[0].CheckArguments
 	zoo.call = p.call
 	c, args := reader("a"), json.RawMessage(`{"message":"ping"}`)
-	k := kernel.New(kernel.Options{Audit: func(kernel.Record) {}, Log: discard{}})
+	k := kernel.New(kernel.Options{Audit: func(kernel.Record) {}, Log: discardLog{}})
 	if _, err := stages.New(k.Pipeline(), stages.Options{Log: zap.NewNop()}); err != nil { // the default ones
 		tb.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func BenchmarkCall(b *testing.B) {
 // A device that connects and one that leaves, among 10,000.
 func BenchmarkLoadUnload(b *testing.B) {
 	k := kernel.New(kernel.Options{})
-	fleet(b, k, 10_000)
+	loadBoards(b, k, 10_000)
 	p := board("a", nodeA)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -126,8 +126,8 @@ func BenchmarkLoadUnload(b *testing.B) {
 // and for a caller who may use only what stands at the very end. The bar is 5 ms.
 func BenchmarkListTools(b *testing.B) {
 	k := kernel.New(kernel.Options{})
-	boards := fleet(b, k, 10_000)
-	load(b, k, simple("zoo", "", "x:y"))
+	boards := loadBoards(b, k, 10_000)
+	load(b, k, newPlugin("zoo", "", "x:y"))
 	list := func(b *testing.B, c *kernel.Caller, want int) {
 		b.ReportAllocs()
 		after := ""

@@ -43,7 +43,7 @@ func TestBudget(t *testing.T) {
 	}
 	for _, tt := range tests {
 		synctest.Test(t, func(t *testing.T) {
-			var log journal
+			var log auditLog
 			k := kernel.New(kernel.Options{Audit: log.add})
 			p := board("a", nodeA)
 			p.call = tt.call
@@ -160,10 +160,10 @@ func TestConcurrencyLimit(t *testing.T) {
 	})
 }
 
-// A caller who goes away is told (and audited) so, not that the device is slow.
+// A caller who leaves gets (and is audited with) that reason, not that the device is slow.
 func TestCallerGoesAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log journal
+		var log auditLog
 		k := kernel.New(kernel.Options{Audit: log.add})
 		p := board("a", nodeA)
 		p.call = func(ctx context.Context, _ *kernel.Request) (*kernel.Result, error) {

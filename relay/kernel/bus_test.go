@@ -31,9 +31,9 @@ func TestStagesKnowTheRequest(t *testing.T) {
 			return res, err
 		}
 	}}
-	var log journal
+	var log auditLog
 	k := kernel.New(kernel.Options{Stages: []kernel.Stage{st}, Audit: log.add})
-	p := zoo()
+	p := faultyPlugin()
 	load(t, k, p, board("a", nodeA), board("b", nodeB))
 	c := caller("a", "x:y", manifest.ScopeCallReadOnly)
 	steps := []struct {
@@ -67,8 +67,8 @@ func TestStagesKnowTheRequest(t *testing.T) {
 
 // A name that goes to another plugin while the stages run is not served: the stages of
 // the new one have not seen the request.
-func TestNameThatMoves(t *testing.T) {
-	one, two := zoo(), zoo()
+func TestNameReassignedDuringStages(t *testing.T) {
+	one, two := faultyPlugin(), faultyPlugin()
 	two.m.Name = "two"
 	var k *kernel.Kernel
 	move := kernel.Stage{Name: "move", Wrap: func(next kernel.Handler) kernel.Handler {
@@ -81,11 +81,11 @@ func TestNameThatMoves(t *testing.T) {
 	}}
 	k = kernel.New(kernel.Options{Stages: []kernel.Stage{move}})
 	load(t, k, one)
-	wantCode(t, "moved", callZoo(k), manifest.BadRequest, "name")
+	wantCode(t, "moved", callFaulty(k), manifest.BadRequest, "name")
 	if n := one.calls.Load() + two.calls.Load(); n != 0 {
 		t.Errorf("%d plugins were asked", n)
 	}
-	if err := callZoo(k); err != nil {
+	if err := callFaulty(k); err != nil {
 		t.Errorf("the next call: %v", err)
 	}
 }
@@ -103,7 +103,7 @@ func TestCallsAreLogged(t *testing.T) {
 		}
 		return &kernel.Result{Structured: r.Arguments}, nil
 	}
-	quiet := zoo()
+	quiet := faultyPlugin()
 	load(t, k, p, quiet)
 	c := caller("a", "x:y", manifest.ScopeCallReadOnly)
 	c.Actor = "agent \"1\"\n"
@@ -140,10 +140,10 @@ func (fullLog) Offer(kernel.Event) bool { return false }
 // What a full log does not take is counted, and nobody waits for it.
 func TestFullLog(t *testing.T) {
 	k := kernel.New(kernel.Options{Log: fullLog{}})
-	p := zoo()
+	p := faultyPlugin()
 	p.m.Tools[0].LogCalls = true
 	load(t, k, p)
-	if err := callZoo(k); err != nil {
+	if err := callFaulty(k); err != nil {
 		t.Error(err)
 	}
 	k.Heartbeat(agent("a", "one"))
@@ -152,9 +152,9 @@ func TestFullLog(t *testing.T) {
 	}
 }
 
-func TestUnloadNamed(t *testing.T) {
+func TestUnloadByName(t *testing.T) {
 	k := kernel.New(kernel.Options{})
-	load(t, k, zoo(), board("a", nodeA))
+	load(t, k, faultyPlugin(), board("a", nodeA))
 	for _, ref := range []string{"zoo@1.0.1", "zo", "", "zoo@", "device:" + nodeA, "device:" + nodeA + "@1.0.0"} {
 		if err := k.UnloadByName(ref); err == nil {
 			t.Errorf("%q was unloaded", ref)
@@ -167,7 +167,7 @@ func TestUnloadNamed(t *testing.T) {
 	if err := k.UnloadByName("zoo"); !errors.Is(err, kernel.ErrNotLoaded) {
 		t.Errorf("again: %v", err)
 	}
-	load(t, k, zoo())
+	load(t, k, faultyPlugin())
 	if err := k.UnloadByName("zoo"); err != nil {
 		t.Error(err)
 	}
@@ -182,7 +182,7 @@ func TestLoadRefusesForms(t *testing.T) {
 		"1.0.0-a..b": false, "1.0.0+": false, "1.0.0+a+b": false, "1.0.0-ä": false, " 1.0.0": false, "1.0.-1": false, "a.b.c": false,
 		"1.0.0-" + strings.Repeat("x", 60): false,
 	} {
-		p := zoo()
+		p := faultyPlugin()
 		p.m.Version = version
 		if err := kernel.New(kernel.Options{}).Load(p, false); (err == nil) != ok {
 			t.Errorf("version %q: %v", version, err)
@@ -193,7 +193,7 @@ func TestLoadRefusesForms(t *testing.T) {
 		"negative places":   func(m *kernel.Manifest) { m.MaxConcurrency = -1 },
 		"a negative budget": func(m *kernel.Manifest) { m.CallTimeout = -1 },
 	} {
-		p := zoo()
+		p := faultyPlugin()
 		change(p.m)
 		if err := kernel.New(kernel.Options{}).Load(p, false); err == nil {
 			t.Errorf("%s was loaded", name)

@@ -15,10 +15,10 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// The order of the checks decides the code: a call that is wrong in every way is told of
+// The order of the checks decides the code: a call that is wrong in every way is refused for
 // the first, and once that is right of the next. No refusal reaches the plugin.
 func TestOrderOfChecks(t *testing.T) {
-	var log journal
+	var log auditLog
 	k := kernel.New(kernel.Options{Audit: log.add, ExplainMissing: owners(map[string]string{nodeA: "a", nodeB: "b"})})
 	p := board("a", nodeA)
 	danger := *p.m.Tools[0]
@@ -65,7 +65,7 @@ func TestOrderOfChecks(t *testing.T) {
 		}
 	}
 	// All of that cost no rate: ten calls are left, the eleventh is one too many, and a bad
-	// one is still told of its arguments.
+	// one is still refused for its arguments.
 	for i := range 10 {
 		if _, err := k.Call(t.Context(), &kernel.Request{Caller: mine, Tool: echoTool(nodeA), Arguments: good}); err != nil {
 			t.Errorf("call %d: %v", i+1, err)
@@ -86,11 +86,11 @@ func TestOrderOfChecks(t *testing.T) {
 // Another tenant's node answers exactly as one that does not exist, in the reply and in
 // what the audit log says, whatever is wrong with the call.
 func TestTenantsCannotBeProbed(t *testing.T) {
-	theirs := []kernel.Plugin{board("b", nodeB), simple("acme", "b", manifest.ScopeTicketsRead)}
+	theirs := []kernel.Plugin{board("b", nodeB), newPlugin("acme", "b", manifest.ScopeTicketsRead)}
 	full := caller("a", manifest.ScopeCallReadOnly, manifest.ScopeTicketsRead)
 	for _, missing := range []func(*kernel.Caller, string) error{nil, owners(map[string]string{nodeB: "b"})} {
 		for _, c := range []*kernel.Caller{caller("a"), reader("a"), full} {
-			var logs [2]journal
+			var logs [2]auditLog
 			for i := range logs {
 				k := kernel.New(kernel.Options{Audit: logs[i].add, ExplainMissing: missing})
 				if i == 1 {
@@ -135,7 +135,7 @@ func TestTenantsCannotBeProbed(t *testing.T) {
 
 // The audit words, in their order, for one call of each kind.
 func TestAuditGolden(t *testing.T) {
-	var log journal
+	var log auditLog
 	k := kernel.New(kernel.Options{Audit: log.add})
 	p := board("a", nodeA)
 	p.call = func(_ context.Context, r *kernel.Request) (*kernel.Result, error) {
@@ -208,7 +208,7 @@ func TestAuditGolden(t *testing.T) {
 
 // Every call is audited exactly once, and a missing trace id is made up.
 func TestTraceIDs(t *testing.T) {
-	var log journal
+	var log auditLog
 	k := kernel.New(kernel.Options{Audit: log.add})
 	load(t, k, board("a", nodeA))
 	seen := map[string]bool{}
@@ -318,7 +318,7 @@ func TestRead(t *testing.T) {
 
 func TestPanickingPlugin(t *testing.T) {
 	const canary = "the-message-of-the-caller"
-	p := simple("bad", "a", manifest.ScopeCallReadOnly)
+	p := newPlugin("bad", "a", manifest.ScopeCallReadOnly)
 	p.call = func(_ context.Context, r *kernel.Request) (*kernel.Result, error) { panic(string(r.Arguments)) }
 	var records []kernel.Record
 	k := kernel.New(kernel.Options{Audit: func(r kernel.Record) { records = append(records, r) }})

@@ -13,7 +13,7 @@ import (
 )
 
 // 1,000 subscribers follow 8 resources that change 500 times each. What each reads after
-// what it is told never goes back, resource by resource, and ends with the last state.
+// what it is notified of never goes back, resource by resource, and ends with the last state.
 func TestFanoutKeepsOrder(t *testing.T) {
 	const subscribers, resources, updates = 1000, 8, 500
 	k := kernel.New(kernel.Options{})
@@ -94,7 +94,7 @@ func TestBurst(t *testing.T) {
 		k.NotifyChange("a", kernel.Change{Updated: []string{"x://1"}})
 	}
 	if c := s.Next(); len(c.Updated) != 1 || c.Missed {
-		t.Errorf("told %+v", c)
+		t.Errorf("notified %+v", c)
 	}
 	if st := k.Stats(); st.Changes != 1000 || st.Delivered != 1 || st.Coalesced != 999 || st.Pending != 0 {
 		t.Errorf("counted %+v", st)
@@ -102,7 +102,7 @@ func TestBurst(t *testing.T) {
 }
 
 // 1,000 stalled subscribers cost nothing while changes go on, and the healthy one hears
-// all. Who was away for too much is told that it missed some.
+// all. Who was away for too much is notified that it missed some.
 func TestStalledSubscribers(t *testing.T) {
 	k := kernel.New(kernel.Options{})
 	stalled := make([]*kernel.Subscription, 1000)
@@ -118,7 +118,7 @@ func TestStalledSubscribers(t *testing.T) {
 		for i := range uris {
 			k.NotifyChange("a", kernel.Change{Updated: uris[i : i+1], Tools: i%100 == 0})
 			if c := healthy.Next(); !slices.Equal(c.Updated, uris[i:i+1]) || c.Missed {
-				t.Fatalf("the healthy one was told %+v", c)
+				t.Fatalf("the healthy one was notified of %+v", c)
 			}
 		}
 	}
@@ -136,7 +136,7 @@ func TestStalledSubscribers(t *testing.T) {
 	for i, s := range stalled {
 		c := s.Next()
 		if !pending(s) || len(c.Updated) != kernel.MaxWatched || !c.Missed || !c.Tools {
-			t.Fatalf("stalled %d was told of %d, missed %v", i, len(c.Updated), c.Missed)
+			t.Fatalf("stalled %d was notified of %d, missed %v", i, len(c.Updated), c.Missed)
 		}
 		if i == 10 {
 			break
@@ -147,12 +147,12 @@ func TestStalledSubscribers(t *testing.T) {
 	}
 	in := k.SubscriptionsInfo().Tenants
 	if len(in) != 1 || in[0] != (kernel.TenantSubscriptions{Tenant: "a", Subscribers: 1001, Waiting: 12}) {
-		t.Errorf("told %+v", in)
+		t.Errorf("notified %+v", in)
 	}
 	for _, s := range append(stalled, healthy) {
 		s.Close()
 		if c := s.Next(); c.Tools || len(c.Updated) > 0 {
-			t.Fatal("told after Close")
+			t.Fatal("notified after Close")
 		}
 	}
 	if in := k.SubscriptionsInfo(); len(in.Tenants) != 0 || k.Stats().Subscriptions != 0 {
@@ -190,7 +190,7 @@ func TestFanoutLatency(t *testing.T) {
 	})
 }
 
-// Watches are told by tenant and URI.
+// Watches are listed by tenant and URI.
 func TestWatchInfo(t *testing.T) {
 	k := kernel.New(kernel.Options{})
 	load(t, k, newWatched("a", nodeA), newWatched("b", nodeB))
@@ -205,7 +205,7 @@ func TestWatchInfo(t *testing.T) {
 	}
 	want := []kernel.WatchInfo{{Tenant: "a", URI: metricsURI(nodeA), Watchers: 2}, {Tenant: "b", URI: metricsURI(nodeB), Watchers: 1}}
 	if got := k.SubscriptionsInfo().Watches; !slices.Equal(got, want) || k.Stats().Watches != 2 {
-		t.Errorf("told %+v", got)
+		t.Errorf("notified %+v", got)
 	}
 	release()
 	if got := k.SubscriptionsInfo().Watches; len(got) != 1 {

@@ -101,8 +101,8 @@ func snapshotTool(node string) string { return "sys." + node + ".metrics.snapsho
 
 func subscribeTool(node string) string { return "sys." + node + ".metrics.subscribe" }
 
-// simple is a plugin with one tool of a scope and one resource.
-func simple(name, tenant, scope string) *plugin {
+// newPlugin is a plugin with one tool of a scope and one resource.
+func newPlugin(name, tenant, scope string) *plugin {
 	return &plugin{m: &kernel.Manifest{
 		Name: name, Version: "1.0.0", Tenant: tenant,
 		Tools:     []*kernel.Tool{{Name: name + ".do", Scope: scope}},
@@ -110,25 +110,25 @@ func simple(name, tenant, scope string) *plugin {
 	}}
 }
 
-// journal collects audit records.
-type journal struct {
+// auditLog collects audit records.
+type auditLog struct {
 	mu   sync.Mutex
 	recs []kernel.Record
 }
 
-func (j *journal) add(r kernel.Record) {
+func (j *auditLog) add(r kernel.Record) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.recs = append(j.recs, r)
 }
 
-func (j *journal) all() []kernel.Record {
+func (j *auditLog) all() []kernel.Record {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.Clone(j.recs)
 }
 
-// owners explains missing tools as the relay's front door does.
+// owners explains missing tools as package relay does.
 func owners(of map[string]string) func(*kernel.Caller, string) error {
 	return func(c *kernel.Caller, tool string) error {
 		n, _ := manifest.ParseToolName(tool)

@@ -44,7 +44,7 @@ type Request struct {
 	TraceID string // 32 hex digits; the kernel makes one when empty
 	// Arguments are a strict JSON object; nil means {}.
 	Arguments json.RawMessage
-	// Traced tells that the caller sent the trace id (traceparent), so that it goes on to
+	// Traced says that the caller sent the trace id (traceparent), so that it goes on to
 	// the device.
 	Traced  bool
 	Stream  bool    // the caller accepts a stream
@@ -136,7 +136,7 @@ type Stream interface {
 	Ready() <-chan struct{}
 	// Next takes the next frame; ok is false when there is none now.
 	Next() (f *manifest.Frame, ok bool)
-	// Err is nil while the stream lives; afterwards it tells why it ended.
+	// Err is nil while the stream lives; afterwards it says why it ended.
 	Err() error
 	// Close gives the stream up. It may be called more than once.
 	Close()

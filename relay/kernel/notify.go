@@ -18,7 +18,7 @@ type Change struct {
 	Prompts   bool // the list of prompts of a MethodHandler plugin changed
 	// Updated are the URIs whose content changed, at most MaxWatched.
 	Updated []string
-	// Missed tells that more URIs changed than are kept: others than those in Updated may
+	// Missed says that more URIs changed than are kept: others than those in Updated may
 	// have changed, too.
 	Missed bool
 }

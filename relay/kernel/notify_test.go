@@ -22,7 +22,7 @@ func subscribe(t testing.TB, k *kernel.Kernel, tenant string) *kernel.Subscripti
 	return s
 }
 
-// pending tells whether Ready is signalled, and takes the signal.
+// pending says whether Ready is signalled, and takes the signal.
 func pending(s *kernel.Subscription) bool {
 	select {
 	case <-s.Ready():
@@ -32,7 +32,7 @@ func pending(s *kernel.Subscription) bool {
 	}
 }
 
-// A burst is one signal and one change, and only tenants that can see it are told.
+// A burst is one signal and one change, and only tenants that can see it are notified.
 func TestSubscribeCoalesces(t *testing.T) {
 	k := kernel.New(kernel.Options{})
 	a, b := subscribe(t, k, "a"), subscribe(t, k, "b")
@@ -53,23 +53,23 @@ func TestSubscribeCoalesces(t *testing.T) {
 		t.Errorf("then got %+v", c)
 	}
 	if pending(b) {
-		t.Errorf("the other tenant was told %+v", b.Next())
+		t.Errorf("the other tenant was notified of %+v", b.Next())
 	}
-	// What is everybody's is told to everybody.
-	load(t, k, simple("zoo", "", "x:y"))
+	// A change of shared tools notifies every tenant.
+	load(t, k, newPlugin("zoo", "", "x:y"))
 	if !pending(a) || !pending(b) {
-		t.Error("a shared plugin was not told to all")
+		t.Error("a shared plugin was not notified to all")
 	}
 	a.Close()
 	a.Close()
 	k.NotifyChange("", kernel.Change{Tools: true})
 	if pending(a) {
-		t.Error("told after Close")
+		t.Error("notified after Close")
 	}
 }
 
-// What a replacement tells: nothing when a client sees the same, else the old and the new.
-func TestReplaceTells(t *testing.T) {
+// What a replacement says: nothing when a client sees the same, else the old and the new.
+func TestReplaceNotifies(t *testing.T) {
 	without := board("a", nodeA)
 	without.m.Resources = nil
 	scoped := board("a", nodeA)
@@ -93,10 +93,10 @@ func TestReplaceTells(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := fmt.Sprint(a.Next()); got != tt.a {
-			t.Errorf("%s: the tenant was told %s, want %s", tt.name, got, tt.a)
+			t.Errorf("%s: the tenant was notified of %s, want %s", tt.name, got, tt.a)
 		}
 		if got := fmt.Sprint(b.Next()); got != tt.b {
-			t.Errorf("%s: the other tenant was told %s, want %s", tt.name, got, tt.b)
+			t.Errorf("%s: the other tenant was notified of %s, want %s", tt.name, got, tt.b)
 		}
 	}
 }
@@ -166,7 +166,7 @@ func run(t *testing.T, k *kernel.Kernel) (stop func()) {
 }
 
 // The first watcher starts the plugin's work, the last one ends it.
-func TestWatchWorksOnce(t *testing.T) {
+func TestWatchIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
 		p := newWatched("a", nodeA)
@@ -187,10 +187,10 @@ func TestWatchWorksOnce(t *testing.T) {
 			t.Errorf("ten watchers started the work %d times", p.started.Load())
 		}
 		if c := sub.Next(); !slices.Equal(c.Updated, []string{metricsURI(nodeA)}) || c.Tools {
-			t.Errorf("told %+v", c)
+			t.Errorf("notified %+v", c)
 		}
 		if pending(other) {
-			t.Errorf("the other tenant was told %+v", other.Next())
+			t.Errorf("the other tenant was notified of %+v", other.Next())
 		}
 		for _, r := range release[:9] {
 			r()
@@ -307,7 +307,7 @@ func TestWatchFollowsTheDevice(t *testing.T) {
 			t.Error("the device that came back is not watched")
 		}
 		if c := sub.Next(); len(c.Updated) != 1 {
-			t.Errorf("told %+v", c)
+			t.Errorf("notified %+v", c)
 		}
 		before := first.started.Load()
 		// The same name in another tenant is not the watched device.
@@ -377,12 +377,12 @@ func TestWatchRefusals(t *testing.T) {
 // Watches are bounded over all tenants.
 func TestWatchesAreBounded(t *testing.T) {
 	k := kernel.New(kernel.Options{})
-	p := simple("wide", "", "x:y")
+	p := newPlugin("wide", "", "x:y")
 	p.m.Resources = nil
 	var plugins []kernel.Plugin
 	for i := range kernel.MaxWatched + 1 {
 		if i%kernel.MaxToolsPerPlugin == 0 {
-			p = simple(fmt.Sprint("wide", i), "", "x:y")
+			p = newPlugin(fmt.Sprint("wide", i), "", "x:y")
 			p.m.Resources = nil
 			plugins = append(plugins, p)
 		}

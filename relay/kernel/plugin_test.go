@@ -19,17 +19,17 @@ import (
 )
 
 func TestLoadRefuses(t *testing.T) {
-	many := simple("many", "", "x:y")
+	many := newPlugin("many", "", "x:y")
 	for i := range kernel.MaxToolsPerPlugin {
 		many.m.Tools = append(many.m.Tools, &kernel.Tool{Name: fmt.Sprint("many.", i), Scope: "x:y"})
 	}
-	twice := simple("twice", "", "x:y")
+	twice := newPlugin("twice", "", "x:y")
 	twice.m.Tools = append(twice.m.Tools, twice.m.Tools[0])
-	uris := simple("uris", "", "x:y")
+	uris := newPlugin("uris", "", "x:y")
 	uris.m.Resources = append(uris.m.Resources, uris.m.Resources[0])
-	taken := simple("other", "", "x:y")
+	taken := newPlugin("other", "", "x:y")
 	taken.m.Tools[0].Name = "base.do"
-	takenURI := simple("other", "b", "x:y")
+	takenURI := newPlugin("other", "b", "x:y")
 	takenURI.m.Resources[0].URI = "base://all"
 	tests := []struct {
 		name string
@@ -38,7 +38,7 @@ func TestLoadRefuses(t *testing.T) {
 	}{
 		{"no manifest", &plugin{}, nil},
 		{"no name", &plugin{m: &kernel.Manifest{}}, nil},
-		{"a name that is taken", simple("base", "", "x:y"), kernel.ErrAlreadyLoaded},
+		{"a name that is taken", newPlugin("base", "", "x:y"), kernel.ErrAlreadyLoaded},
 		{"a tool without a name", &plugin{m: &kernel.Manifest{Name: "p", Tools: []*kernel.Tool{{Scope: "x:y"}}}}, nil},
 		{"a tool without a scope", &plugin{m: &kernel.Manifest{Name: "p", Tools: []*kernel.Tool{{Name: "p.do"}}}}, nil},
 		{"a resource without a scope", &plugin{m: &kernel.Manifest{Name: "p", Resources: []*kernel.Resource{{URI: "p://all"}}}}, nil},
@@ -55,7 +55,7 @@ func TestLoadRefuses(t *testing.T) {
 				continue // that is what replace is for
 			}
 			k := kernel.New(kernel.Options{})
-			base := simple("base", "", "x:y")
+			base := newPlugin("base", "", "x:y")
 			load(t, k, base)
 			sub, err := k.Subscribe("a")
 			if err != nil {
@@ -69,7 +69,7 @@ func TestLoadRefuses(t *testing.T) {
 				t.Errorf("%s: left %d plugins, %d tools, %d resources", tt.name, p, tools, resources)
 			}
 			if c := sub.Next(); c.Tools || c.Resources {
-				t.Errorf("%s: told of a change", tt.name)
+				t.Errorf("%s: notified of a change", tt.name)
 			}
 			if r, data, err := k.Read(t.Context(), caller("a", "x:y"), "base://all"); err != nil || r != base.m.Resources[0] || string(data) != "base base://all" {
 				t.Errorf("%s: then base://all is %v %s %v", tt.name, r, data, err)
@@ -93,9 +93,9 @@ func TestUnload(t *testing.T) {
 		t.Errorf("then lists %v", got)
 	}
 	if c := sub.Next(); c.Tools {
-		t.Error("and told of it")
+		t.Error("and notified of it")
 	}
-	if k.Unload(simple("never", "", "x:y")) {
+	if k.Unload(newPlugin("never", "", "x:y")) {
 		t.Error("the unload of a plugin that was never loaded did something")
 	}
 	if !k.Unload(fresh) || k.Unload(fresh) {
@@ -105,7 +105,7 @@ func TestUnload(t *testing.T) {
 		t.Errorf("left %d plugins, %d tools, %d resources", p, tools, resources)
 	}
 	if c := sub.Next(); !c.Tools || !c.Resources {
-		t.Errorf("told %+v", c)
+		t.Errorf("notified %+v", c)
 	}
 	load(t, k, old) // and again
 }
@@ -120,7 +120,7 @@ func TestReplaceLeavesNoGap(t *testing.T) {
 		for _, tool := range p.m.Tools {
 			tool.Limit = nil
 		}
-		p.m.Tools[0].Description = fmt.Sprint("version ", i) // so that a change is told
+		p.m.Tools[0].Description = fmt.Sprint("version ", i) // so that a change is notified
 	}
 	load(t, k, boards[0], board("a", nodeB))
 	stop := make(chan struct{})
@@ -167,7 +167,7 @@ func TestReplaceLeavesNoGap(t *testing.T) {
 // was there throughout, while other devices come and go between them.
 func TestPages(t *testing.T) {
 	k := kernel.New(kernel.Options{})
-	load(t, k, board("a", nodeB), board("a", nodeA), board("b", unknown), simple("tickets", "", manifest.ScopeTicketsRead), simple("zoo", "", manifest.ScopeCallReadOnly))
+	load(t, k, board("a", nodeB), board("a", nodeA), board("b", unknown), newPlugin("tickets", "", manifest.ScopeTicketsRead), newPlugin("zoo", "", manifest.ScopeCallReadOnly))
 	tests := []struct {
 		name  string
 		c     *kernel.Caller
@@ -253,9 +253,9 @@ func (m *methods) HandleMethod(context.Context, *kernel.Caller, kernel.Session, 
 
 func TestMethodFindsTheFirstByName(t *testing.T) {
 	k := kernel.New(kernel.Options{})
-	second := &methods{plugin: simple("second", "", "x:y"), serves: []string{"prompts/list", "completion/complete"}}
-	first := &methods{plugin: simple("first", "", "x:y"), serves: []string{"prompts/list"}}
-	theirs := &methods{plugin: simple("aaa", "b", "x:y"), serves: []string{"prompts/list", "logging/setLevel"}}
+	second := &methods{plugin: newPlugin("second", "", "x:y"), serves: []string{"prompts/list", "completion/complete"}}
+	first := &methods{plugin: newPlugin("first", "", "x:y"), serves: []string{"prompts/list"}}
+	theirs := &methods{plugin: newPlugin("aaa", "b", "x:y"), serves: []string{"prompts/list", "logging/setLevel"}}
 	load(t, k, second, first, theirs)
 	answers := func(method, want string) {
 		t.Helper()
@@ -285,7 +285,7 @@ func TestMethodFindsTheFirstByName(t *testing.T) {
 func TestMethodsAreSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
-		p := &methods{plugin: simple("p", "", "x:y"), serves: []string{"prompts/list"}}
+		p := &methods{plugin: newPlugin("p", "", "x:y"), serves: []string{"prompts/list"}}
 		var serve atomic.Pointer[func() (json.RawMessage, error)]
 		p.serve = func() (json.RawMessage, error) { return (*serve.Load())() }
 		will := func(fn func() (json.RawMessage, error)) { serve.Store(&fn) }
@@ -347,7 +347,7 @@ func transcript(t *testing.T, seed uint64) string {
 		Audit:          func(r kernel.Record) { fmt.Fprintln(&b, "audit", r) },
 		ExplainMissing: owners(map[string]string{nodeA: "a", nodeB: "b"}),
 	})
-	fleet := []*plugin{board("a", nodeA), board("b", nodeB), board("a", unknown), simple("zoo", "", manifest.ScopeCallReadOnly)}
+	fleet := []*plugin{board("a", nodeA), board("b", nodeB), board("a", unknown), newPlugin("zoo", "", manifest.ScopeCallReadOnly)}
 	for _, p := range fleet {
 		for _, tool := range p.m.Tools {
 			tool.Limit = nil // by the clock, which is no part of this

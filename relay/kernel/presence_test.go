@@ -25,15 +25,15 @@ func directory(k *kernel.Kernel, tenant string) string {
 }
 
 // Who is silent for the timeout is offline, at most a second late; who comes back is
-// online; each change is told once, in order, to the hooks and to the log.
+// online; each change is notified once, in order, to the hooks and to the log.
 func TestPresence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log kernel.MemoryLog
 		k := kernel.New(kernel.Options{Log: &log})
 		run(t, k)
-		var told []string
+		var notified []string
 		remove := k.OnPresence(func(p kernel.Presence) {
-			told = append(told, fmt.Sprint(p.Tenant, " ", p.ID, " ", p.Status, " ", len(k.ListPresence(p.Tenant))))
+			notified = append(notified, fmt.Sprint(p.Tenant, " ", p.ID, " ", p.Status, " ", len(k.ListPresence(p.Tenant))))
 		})
 		start := time.Now()
 		k.Heartbeat(agent("a", "two"))
@@ -66,8 +66,8 @@ func TestPresence(t *testing.T) {
 		k.MarkOffline("a", kernel.PresenceAgent, "nobody")
 		want := []string{"a two online 1", "a one online 2", "a " + nodeA + " online 3", "b one online 1",
 			"a two offline 3", "a " + nodeA + " offline 3", "b one offline 1", "a two online 3", "a one offline 3"}
-		if !slices.Equal(told, want) {
-			t.Errorf("told %q,\nwant %q", told, want)
+		if !slices.Equal(notified, want) {
+			t.Errorf("notified %q,\nwant %q", notified, want)
 		}
 		var logged []string
 		_ = log.Replay(t.Context(), 0, func(e kernel.Event) error {
@@ -82,16 +82,16 @@ func TestPresence(t *testing.T) {
 		}
 		remove()
 		remove()
-		before := len(told)
+		before := len(notified)
 		k.Heartbeat(agent("a", "three"))
-		if len(told) != before {
-			t.Error("told after remove")
+		if len(notified) != before {
+			t.Error("notified after remove")
 		}
 	})
 }
 
 // Who stays away for a month is forgotten, by a restart as well.
-func TestPresenceForgets(t *testing.T) {
+func TestPresenceRetention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log kernel.MemoryLog
 		month := 30 * 24 * time.Hour
@@ -117,7 +117,7 @@ func TestPresenceForgets(t *testing.T) {
 }
 
 // A restart rebuilds who was there; who was online has a timeout to come back, and no one
-// is told anything until it is over. The snapshot is enough for the same.
+// is notified until it is over. The snapshot is enough for the same.
 func TestRestorePresence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log kernel.MemoryLog
@@ -134,16 +134,16 @@ func TestRestorePresence(t *testing.T) {
 		for name, l := range map[string]kernel.Log{"log": &log, "snapshot": &snapshot} {
 			fresh := kernel.New(kernel.Options{})
 			var mu sync.Mutex
-			var heard []string
+			var reports []string
 			fresh.OnPresence(func(p kernel.Presence) {
 				mu.Lock()
 				defer mu.Unlock()
-				heard = append(heard, p.Tenant+" "+p.ID+" "+p.Status)
+				reports = append(reports, p.Tenant+" "+p.ID+" "+p.Status)
 			})
-			told := func() []string {
+			notified := func() []string {
 				mu.Lock()
 				defer mu.Unlock()
-				return slices.Clone(heard)
+				return slices.Clone(reports)
 			}
 			if err := fresh.RestorePresence(t.Context(), l); err != nil {
 				t.Fatal(err)
@@ -155,13 +155,13 @@ func TestRestorePresence(t *testing.T) {
 			time.Sleep(80 * time.Second)
 			fresh.Heartbeat(agent("a", "one"))
 			synctest.Wait()
-			if len(told()) != 0 {
-				t.Errorf("%s: told %q", name, told())
+			if len(notified()) != 0 {
+				t.Errorf("%s: notified %q", name, notified())
 			}
 			time.Sleep(15 * time.Second)
 			synctest.Wait()
-			if got := told(); !slices.Equal(got, []string{"b one offline"}) {
-				t.Errorf("%s: told %q", name, got)
+			if got := notified(); !slices.Equal(got, []string{"b one offline"}) {
+				t.Errorf("%s: notified %q", name, got)
 			}
 			stop()
 		}
@@ -196,9 +196,9 @@ func TestPresenceIsBounded(t *testing.T) {
 	})
 }
 
-// There is room for a newcomer from the first moment on: a full directory is often one that
+// A newcomer evicts somebody from the first moment on: a full directory is often one that
 // was just restored.
-func TestPresenceRoomAtOnce(t *testing.T) {
+func TestPresenceEvictsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
 		for i := range kernel.MaxPresences {
@@ -219,7 +219,7 @@ func TestPresenceConcurrently(t *testing.T) {
 	last, changes := "", 0
 	k.OnPresence(func(p kernel.Presence) {
 		if p.Status == last {
-			t.Errorf("told %s twice in a row", last)
+			t.Errorf("notified %s twice in a row", last)
 		}
 		last = p.Status
 		changes++
@@ -235,6 +235,6 @@ func TestPresenceConcurrently(t *testing.T) {
 	}
 	wg.Wait()
 	if p := k.ListPresence("a")[0]; p.Status != last || last != kernel.Offline || changes < 2 {
-		t.Errorf("told %s after %d changes, the directory says %s", last, changes, p.Status)
+		t.Errorf("notified %s after %d changes, the directory says %s", last, changes, p.Status)
 	}
 }

@@ -48,7 +48,7 @@ func (m *machine) draw(t *rapid.T) *plugin {
 	return p
 }
 
-// acceptable tells whether the model lets p in.
+// acceptable says whether the model lets p in.
 func (m *machine) acceptable(p *plugin, replace bool) bool {
 	if m.loaded[p.m.Name] != nil && !replace {
 		return false
@@ -164,7 +164,7 @@ func (m *machine) take(t *rapid.T) {
 	ready := pending(s.s)
 	got := s.s.Next()
 	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Fatalf("a subscriber of %q was told %+v, want %+v", s.tenant, got, want)
+		t.Fatalf("a subscriber of %q was notified of %+v, want %+v", s.tenant, got, want)
 	}
 	if !ready && (want.Tools || len(want.Updated) > 0) {
 		t.Fatal("something was pending and Ready was silent")
@@ -225,7 +225,7 @@ func TestInterleavings(t *testing.T) {
 	})
 }
 
-// FuzzRouter: whatever a door passes on, the answer is a result or one of the seven codes,
+// FuzzRouter: whatever an endpoint passes on, the answer is a result or one of the seven codes,
 // in printable ASCII that quotes nothing, and there is exactly one audit record of it.
 func FuzzRouter(f *testing.F) {
 	for _, s := range []string{echoTool(nodeA), echoTool(nodeB), subscribeTool(nodeA), "sysecho_" + nodeA + "_echo_invoke", "zoo.do", "zoo.", ".", "", "a.b.c.d", "kernel.x"} {
@@ -233,7 +233,7 @@ func FuzzRouter(f *testing.F) {
 		f.Add(s, ``, s, true, uint8(0))
 	}
 	f.Fuzz(func(t *testing.T, tool, args, uri string, stream bool, kind uint8) {
-		var log journal
+		var log auditLog
 		k := kernel.New(kernel.Options{Audit: log.add, ExplainMissing: owners(map[string]string{nodeA: "a", nodeB: "b"})})
 		p, other := board("a", nodeA), board("b", nodeB)
 		p.call = func(_ context.Context, r *kernel.Request) (*kernel.Result, error) {
@@ -242,7 +242,7 @@ func FuzzRouter(f *testing.F) {
 			}
 			return &kernel.Result{Structured: json.RawMessage(`{}`)}, nil
 		}
-		load(t, k, p, other, zoo())
+		load(t, k, p, other, faultyPlugin())
 		has := []string{manifest.ScopeCallReadOnly, "x:y"}[:kind%3]
 		r := &kernel.Request{Caller: caller("a", has...), Tool: tool, Arguments: []byte(args), URI: uri, Stream: stream}
 		if kind%8 >= 4 {

@@ -13,10 +13,10 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// zoo is a plugin that is no device: its calls run apart from their callers.
-func zoo() *plugin { return simple("zoo", "", "x:y") }
+// faultyPlugin is a plugin that is no device: its calls are detached from their callers.
+func faultyPlugin() *plugin { return newPlugin("zoo", "", "x:y") }
 
-func callZoo(k *kernel.Kernel) error {
+func callFaulty(k *kernel.Kernel) error {
 	_, err := k.Call(context.Background(), &kernel.Request{Caller: caller("a", "x:y"), Tool: "zoo.do"})
 	return err
 }
@@ -37,7 +37,7 @@ func info(t *testing.T, k *kernel.Kernel, name string) kernel.PluginInfo {
 func TestPluginThatIgnoresItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
-		p := zoo()
+		p := faultyPlugin()
 		p.m.MaxConcurrency, p.m.CallTimeout = 3, 2*time.Second
 		late := newStream()
 		var running atomic.Int64
@@ -50,26 +50,26 @@ func TestPluginThatIgnoresItsContext(t *testing.T) {
 		load(t, k, p)
 		for range 3 {
 			start := time.Now()
-			wantCode(t, "slow", callZoo(k), manifest.DeadlineExceeded, "gateway_deadline")
+			wantCode(t, "slow", callFaulty(k), manifest.DeadlineExceeded, "gateway_deadline")
 			if took := time.Since(start); took != 2*time.Second {
 				t.Errorf("held its caller for %v, want 2s", took)
 			}
 		}
 		for range 10 {
-			wantCode(t, "all places taken", callZoo(k), manifest.RateLimited, "concurrency")
+			wantCode(t, "all places taken", callFaulty(k), manifest.RateLimited, "concurrency")
 		}
 		if n := running.Load(); n != 3 {
 			t.Errorf("%d calls run, at most 3 may", n)
 		}
 		if in := info(t, k, "zoo"); in.InFlight != 3 || in.Timeouts != 3 || in.Calls != 3 {
-			t.Errorf("told %+v", in)
+			t.Errorf("notified %+v", in)
 		}
 		time.Sleep(2 * time.Hour)
 		if late.closed.Load() != 3 || running.Load() != 0 {
 			t.Errorf("%d of 3 late streams were closed, %d calls run", late.closed.Load(), running.Load())
 		}
 		p.call = nil
-		if err := callZoo(k); err != nil {
+		if err := callFaulty(k); err != nil {
 			t.Errorf("once they have ended: %v", err)
 		}
 	})
@@ -79,7 +79,7 @@ func TestPluginThatIgnoresItsContext(t *testing.T) {
 func TestCallerLeavesASlowPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
-		p := zoo()
+		p := faultyPlugin()
 		p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) {
 			time.Sleep(4 * time.Second)
 			return &kernel.Result{}, nil
@@ -94,7 +94,7 @@ func TestCallerLeavesASlowPlugin(t *testing.T) {
 			}
 		}
 		if in := info(t, k, "zoo"); in.State != kernel.StateLoaded || in.Timeouts != 0 {
-			t.Errorf("told %+v", in)
+			t.Errorf("notified %+v", in)
 		}
 		time.Sleep(10 * time.Second)
 	})
@@ -128,7 +128,7 @@ func TestFaults(t *testing.T) {
 		for _, tt := range tests {
 			synctest.Test(t, func(t *testing.T) {
 				k := kernel.New(kernel.Options{})
-				p := zoo()
+				p := faultyPlugin()
 				p.m.Inline, p.m.CallTimeout = inline, time.Second
 				p.m.Tools[0].CheckResult = func(b []byte) error {
 					if string(b) != `{"ok":true}` {
@@ -139,7 +139,7 @@ func TestFaults(t *testing.T) {
 				p.call = tt.call
 				load(t, k, p)
 				for i := range 10 {
-					err := callZoo(k)
+					err := callFaulty(k)
 					want := tt.code
 					if int64(i) >= tt.asked {
 						wantCode(t, tt.name, err, manifest.Internal, "breaker")
@@ -172,13 +172,13 @@ func TestFaults(t *testing.T) {
 func TestBreakerBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
-		p := zoo()
+		p := faultyPlugin()
 		broken := func(context.Context, *kernel.Request) (*kernel.Result, error) { panic("broken") }
 		p.call = broken
 		load(t, k, p)
 		trip := func() {
 			for range 5 {
-				wantCode(t, "trip", callZoo(k), manifest.Internal, "panic")
+				wantCode(t, "trip", callFaulty(k), manifest.Internal, "panic")
 			}
 		}
 		trip()
@@ -188,13 +188,13 @@ func TestBreakerBacksOff(t *testing.T) {
 		for _, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
 			before := p.calls.Load()
 			time.Sleep(pause*time.Second - time.Millisecond)
-			wantCode(t, "a little early", callZoo(k), manifest.Internal, "breaker")
+			wantCode(t, "a little early", callFaulty(k), manifest.Internal, "breaker")
 			time.Sleep(2 * time.Millisecond)
 			if in := info(t, k, "zoo"); in.State != kernel.StateHalfOpen {
 				t.Errorf("after %v s the state is %s", int64(pause), in.State)
 			}
-			wantCode(t, "the try", callZoo(k), manifest.Internal, "panic")
-			wantCode(t, "behind the try", callZoo(k), manifest.Internal, "breaker")
+			wantCode(t, "the try", callFaulty(k), manifest.Internal, "panic")
+			wantCode(t, "behind the try", callFaulty(k), manifest.Internal, "breaker")
 			if n := p.calls.Load() - before; n != 1 {
 				t.Errorf("after %v s it was asked %d times, want once", int64(pause), n)
 			}
@@ -202,29 +202,29 @@ func TestBreakerBacksOff(t *testing.T) {
 		p.call = nil
 		time.Sleep(61 * time.Second)
 		for range 3 {
-			if err := callZoo(k); err != nil {
+			if err := callFaulty(k); err != nil {
 				t.Errorf("mended: %v", err)
 			}
 		}
 		if in := info(t, k, "zoo"); in.State != kernel.StateLoaded || in.Panics != 13 {
-			t.Errorf("then told %+v", in)
+			t.Errorf("then notified %+v", in)
 		}
 		p.call = broken
 		trip()
 		time.Sleep(1001 * time.Millisecond)
-		wantCode(t, "the first pause is short again", callZoo(k), manifest.Internal, "panic")
+		wantCode(t, "the first pause is short again", callFaulty(k), manifest.Internal, "panic")
 	})
 }
 
-// Only one call tries a half-open plugin; the others are told to wait.
-func TestOneTry(t *testing.T) {
+// Only one call tries a half-open plugin; the others are refused.
+func TestHalfOpenAllowsOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
-		p := zoo()
+		p := faultyPlugin()
 		p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { return nil, nil }
 		load(t, k, p)
 		for range 5 {
-			_ = callZoo(k)
+			_ = callFaulty(k)
 		}
 		time.Sleep(1500 * time.Millisecond)
 		p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) {
@@ -234,7 +234,7 @@ func TestOneTry(t *testing.T) {
 		before := p.calls.Load()
 		errs := make(chan error, 10)
 		for range 10 {
-			go func() { errs <- callZoo(k) }()
+			go func() { errs <- callFaulty(k) }()
 		}
 		refused := 0
 		for range 10 {
@@ -253,7 +253,7 @@ func TestOneTry(t *testing.T) {
 // control plane.
 func TestWithoutBreaker(t *testing.T) {
 	broken := func(context.Context, *kernel.Request) (*kernel.Result, error) { return nil, errors.New("x") }
-	p, control := board("a", nodeA), simple(kernel.ControlPlugin, "", manifest.ScopeCallReadOnly)
+	p, control := board("a", nodeA), newPlugin(kernel.ControlPlugin, "", manifest.ScopeCallReadOnly)
 	p.m.Tools[0].Limit = nil
 	p.call, control.call = broken, broken
 	k := kernel.New(kernel.Options{})
@@ -273,7 +273,7 @@ func TestWithoutBreaker(t *testing.T) {
 func TestReadsAreSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
-		p := zoo()
+		p := faultyPlugin()
 		p.read = func(context.Context, *kernel.Caller, string) ([]byte, error) { panic("canary9876") }
 		load(t, k, p)
 		for range 5 {
@@ -308,7 +308,7 @@ func TestPanickingWatch(t *testing.T) {
 		defer release()
 		time.Sleep(5 * time.Second)
 		if c := sub.Next(); len(c.Updated) != 1 {
-			t.Errorf("told %+v after the panic", c)
+			t.Errorf("notified %+v after the panic", c)
 		}
 	})
 }
@@ -318,7 +318,7 @@ func TestPanickingWatch(t *testing.T) {
 func TestRequestIsNotShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
-		p := zoo()
+		p := faultyPlugin()
 		p.m.CallTimeout = time.Millisecond
 		p.call = func(_ context.Context, r *kernel.Request) (*kernel.Result, error) {
 			time.Sleep(time.Second)
@@ -337,27 +337,27 @@ func TestRequestIsNotShared(t *testing.T) {
 	})
 }
 
-// talk is a client's side that counts what it is told.
-type talk struct {
+// recordingSession is a client's side that counts what it is notified.
+type recordingSession struct {
 	kernel.Session
-	told atomic.Int64
+	notified atomic.Int64
 }
 
-func (s *talk) Notify(context.Context, string, json.RawMessage) error {
-	s.told.Add(1)
+func (s *recordingSession) Notify(context.Context, string, json.RawMessage) error {
+	s.notified.Add(1)
 	return nil
 }
 
-func (s *talk) Request(context.Context, string, json.RawMessage) (json.RawMessage, error) {
-	s.told.Add(1)
+func (s *recordingSession) Request(context.Context, string, json.RawMessage) (json.RawMessage, error) {
+	s.notified.Add(1)
 	return nil, nil
 }
 
-// A plugin that was left behind tells its client nothing more.
+// A plugin that was left behind says its client nothing more.
 func TestNothingAfterTheResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
-		p := zoo()
+		p := faultyPlugin()
 		p.m.CallTimeout = time.Second
 		var late [2]error
 		p.call = func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
@@ -368,13 +368,13 @@ func TestNothingAfterTheResult(t *testing.T) {
 			return &kernel.Result{}, nil
 		}
 		load(t, k, p)
-		s := &talk{}
+		s := &recordingSession{}
 		_, err := k.Call(context.Background(), &kernel.Request{Caller: caller("a", "x:y"), Tool: "zoo.do", Session: s})
 		wantCode(t, "slow", err, manifest.DeadlineExceeded, "gateway_deadline")
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
-		if s.told.Load() != 1 || late[0] == nil || late[1] == nil {
-			t.Errorf("told %d times, late %v", s.told.Load(), late)
+		if s.notified.Load() != 1 || late[0] == nil || late[1] == nil {
+			t.Errorf("notified %d times, late %v", s.notified.Load(), late)
 		}
 	})
 }
@@ -382,21 +382,21 @@ func TestNothingAfterTheResult(t *testing.T) {
 // The counters tell what happened, and begin anew.
 func TestCounters(t *testing.T) {
 	k := kernel.New(kernel.Options{})
-	p := zoo()
+	p := faultyPlugin()
 	load(t, k, p)
 	for range 3 {
-		_ = callZoo(k)
+		_ = callFaulty(k)
 	}
 	_, _ = k.Call(t.Context(), &kernel.Request{Caller: caller("a"), Tool: "zoo.do"})
 	p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { panic("x") }
-	_ = callZoo(k)
+	_ = callFaulty(k)
 	s := k.Stats()
 	if s.Plugins != 1 || s.Tools != 1 || s.Resources != 1 || s.Calls != 5 || s.Errors != 2 || s.Refused != 1 || s.Panics != 1 || s.InFlight != 0 {
-		t.Errorf("told %+v", s)
+		t.Errorf("notified %+v", s)
 	}
 	in := info(t, k, "zoo")
 	if in.Calls != 4 || in.Errors != 1 || in.Panics != 1 || in.Version != "1.0.0" || in.Tools != 1 || in.Resources != 1 {
-		t.Errorf("told %+v", in)
+		t.Errorf("notified %+v", in)
 	}
 	k.ResetCounters()
 	if s := k.Stats(); s.Calls+s.Errors+s.Refused+s.Panics != 0 || s.Plugins != 1 {

@@ -228,7 +228,7 @@ func list(generation int) []stage {
 	return stages
 }
 
-// oneList tells whether a trail is the whole of one generation, in its order.
+// oneList says whether a trail is the whole of one generation, in its order.
 func oneList(trail []string) bool {
 	var generation int
 	if _, err := fmt.Sscanf(trail[0], "+g%d.0", &generation); err != nil {

@@ -11,17 +11,17 @@ import (
 	"agentctl/relay/pipeline"
 )
 
-type entry = pipeline.Entry[*from, string]
+type entry = pipeline.Entry[*request, string]
 
-// from is a request that says where it came from and where it went.
-type from struct {
+// request is a request that says where it came from and where it went.
+type request struct {
 	transport, plugin, connection string
 	trail                         string
 }
 
-func note(name string) pipeline.Stage[*from, string] {
-	return pipeline.Stage[*from, string]{Name: name, Wrap: func(next pipeline.Handler[*from, string]) pipeline.Handler[*from, string] {
-		return func(ctx context.Context, r *from) (string, error) {
+func note(name string) pipeline.Stage[*request, string] {
+	return pipeline.Stage[*request, string]{Name: name, Wrap: func(next pipeline.Handler[*request, string]) pipeline.Handler[*request, string] {
+		return func(ctx context.Context, r *request) (string, error) {
 			r.trail += name + " "
 			return next(ctx, r)
 		}
@@ -36,25 +36,25 @@ func scoped(t *testing.T, name, scope string, on bool) entry {
 	}
 	st := note(name)
 	wrap, mark := st.Wrap, strings.ToUpper(scope[:1])
-	st.Wrap = func(next pipeline.Handler[*from, string]) pipeline.Handler[*from, string] {
+	st.Wrap = func(next pipeline.Handler[*request, string]) pipeline.Handler[*request, string] {
 		h := wrap(next)
-		return func(ctx context.Context, r *from) (string, error) { r.trail += mark + ":"; return h(ctx, r) }
+		return func(ctx context.Context, r *request) (string, error) { r.trail += mark + ":"; return h(ctx, r) }
 	}
 	e := entry{Stage: st, Scope: s, Enabled: on}
 	switch s.Kind {
 	case pipeline.Transport:
-		e.Match = func(r *from) bool { return r.transport == s.Name }
+		e.Match = func(r *request) bool { return r.transport == s.Name }
 	case pipeline.Plugin:
-		e.Match = func(r *from) bool { return r.plugin == s.Name }
+		e.Match = func(r *request) bool { return r.plugin == s.Name }
 	case pipeline.Connection:
-		e.Match = func(r *from) bool { return r.connection == s.Name }
+		e.Match = func(r *request) bool { return r.connection == s.Name }
 	}
 	return e
 }
 
 // An entry binds exactly the requests of its scope, and the narrowest one decides.
 func TestScopes(t *testing.T) {
-	requests := []from{
+	requests := []request{
 		{"http", "tickets", "c1", ""}, {"stdio", "tickets", "c2", ""}, {"http", "directory", "c3", ""}, {"stdio", "directory", "c4", ""},
 	}
 	type scope struct {
@@ -83,7 +83,7 @@ func TestScopes(t *testing.T) {
 			entries = append(entries, scoped(t, "a", s.name, s.on))
 		}
 		entries = append(entries, entry{Stage: note("z"), Enabled: true})
-		p := pipeline.New(func(context.Context, *from) (string, error) { return "", nil })
+		p := pipeline.New(func(context.Context, *request) (string, error) { return "", nil })
 		if err := p.SwapEntries(entries...); err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
@@ -123,13 +123,13 @@ func TestOrderRules(t *testing.T) {
 	trace.OuterTo = []pipeline.OrderRule{{Stage: pipeline.AnyStage, Reason: "it times them"}}
 	tests := []struct {
 		name    string
-		stages  []pipeline.Stage[*from, string]
+		stages  []pipeline.Stage[*request, string]
 		refused string
 	}{
-		{"as it should be", []pipeline.Stage[*from, string]{trace, sign, note("x"), pack}, ""},
-		{"without the other", []pipeline.Stage[*from, string]{note("x"), sign}, ""},
-		{"the wrong way round", []pipeline.Stage[*from, string]{trace, pack, note("x"), sign}, "sign has to come before pack: it signs what is sent"},
-		{"not the outermost", []pipeline.Stage[*from, string]{note("x"), trace}, "trace has to come before x: it times them"},
+		{"as it should be", []pipeline.Stage[*request, string]{trace, sign, note("x"), pack}, ""},
+		{"without the other", []pipeline.Stage[*request, string]{note("x"), sign}, ""},
+		{"the wrong way round", []pipeline.Stage[*request, string]{trace, pack, note("x"), sign}, "sign has to come before pack: it signs what is sent"},
+		{"not the outermost", []pipeline.Stage[*request, string]{note("x"), trace}, "trace has to come before x: it times them"},
 	}
 	for _, tt := range tests {
 		for _, on := range []bool{true, false} {
@@ -137,7 +137,7 @@ func TestOrderRules(t *testing.T) {
 			for _, s := range tt.stages {
 				entries = append(entries, entry{Stage: s, Enabled: on})
 			}
-			p := pipeline.New(func(context.Context, *from) (string, error) { return "", nil })
+			p := pipeline.New(func(context.Context, *request) (string, error) { return "", nil })
 			err := p.SwapEntries(entries...)
 			if (err == nil) != (tt.refused == "") {
 				t.Errorf("%s: %v", tt.name, err)
@@ -163,12 +163,12 @@ func TestRefusedEntries(t *testing.T) {
 		"65 scopes beside a global": many,
 	}
 	for name, entries := range tests {
-		p := pipeline.New(func(context.Context, *from) (string, error) { return "", nil })
+		p := pipeline.New(func(context.Context, *request) (string, error) { return "", nil })
 		if err := p.SwapEntries(entries...); err == nil || len(p.Entries()) != 0 {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	p := pipeline.New(func(context.Context, *from) (string, error) { return "", nil })
+	p := pipeline.New(func(context.Context, *request) (string, error) { return "", nil })
 	if err := p.SwapEntries(many[:pipeline.MaxScoped+1]...); err != nil {
 		t.Error(err)
 	}
@@ -179,12 +179,12 @@ func TestRefusedEntries(t *testing.T) {
 
 // With global entries only, a list costs what its stages cost.
 func TestGlobalEntriesCostNothing(t *testing.T) {
-	p := pipeline.New(func(context.Context, *from) (string, error) { return "", nil })
-	pass := pipeline.Stage[*from, string]{Name: "a", Wrap: func(next pipeline.Handler[*from, string]) pipeline.Handler[*from, string] { return next }}
+	p := pipeline.New(func(context.Context, *request) (string, error) { return "", nil })
+	pass := pipeline.Stage[*request, string]{Name: "a", Wrap: func(next pipeline.Handler[*request, string]) pipeline.Handler[*request, string] { return next }}
 	if err := p.SwapEntries(entry{Stage: pass, Enabled: true}, entry{Stage: note("b")}); err != nil {
 		t.Fatal(err)
 	}
-	r := &from{}
+	r := &request{}
 	if n := testing.AllocsPerRun(100, func() { _, _ = p.Handle(context.Background(), r) }); n != 0 || r.trail != "" {
 		t.Errorf("%v allocations, went %q", n, r.trail)
 	}

@@ -63,8 +63,8 @@ func (p *plugin) last() string {
 	return p.seen[len(p.seen)-1]
 }
 
-// bench is a real kernel with plugins and a Manager.
-func bench(t *testing.T, opt stages.Options, plugins ...*plugin) (*kernel.Kernel, *stages.Manager) {
+// newKernel is a real kernel with plugins and a Manager.
+func newKernel(t *testing.T, opt stages.Options, plugins ...*plugin) (*kernel.Kernel, *stages.Manager) {
 	t.Helper()
 	k := kernel.New(kernel.Options{})
 	for _, p := range plugins {
@@ -137,13 +137,13 @@ func keyDir(t *testing.T) string {
 
 // Notify implements kernel.Session.
 func (s *progress) Notify(_ context.Context, method string, params json.RawMessage) error {
-	s.told = append(s.told, method+" "+string(params))
+	s.notified = append(s.notified, method+" "+string(params))
 	return nil
 }
 
 // Request implements kernel.Session.
 func (s *progress) Request(_ context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
-	s.told = append(s.told, method+" "+string(params))
+	s.notified = append(s.notified, method+" "+string(params))
 	return json.RawMessage(`{}`), nil
 }
 

@@ -30,7 +30,7 @@ func lines(m *stages.Manager) (out []string) {
 // The default pipeline: everything off but trace and metrics, each with its
 // configuration to see.
 func TestDefault(t *testing.T) {
-	k, m := bench(t, stages.Options{})
+	k, m := newKernel(t, stages.Options{})
 	want := []string{"trace global on", "metrics global on", "rate global off", "sign global off", "compress global off", "acl global off", "redact global off"}
 	if got := lines(m); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -54,7 +54,7 @@ func TestDefault(t *testing.T) {
 // A change reaches the requests of its scope and no others; the four kinds of scopes.
 func TestOnlyTheTargetedScope(t *testing.T) {
 	tickets, other := &plugin{name: "tickets"}, &plugin{name: "other"}
-	k, m := bench(t, stages.Options{}, tickets, other)
+	k, m := newKernel(t, stages.Options{}, tickets, other)
 	deny := `{"rules":[{"effect":"deny"}]}`
 	denied := func() (out []string) {
 		for _, transport := range []string{"http", "stdio"} {
@@ -72,7 +72,7 @@ func TestOnlyTheTargetedScope(t *testing.T) {
 		}
 		return out
 	}
-	all := thatFit(nil)
+	all := callersWhere(nil)
 	tests := []struct {
 		scope string
 		fits  func(string) bool
@@ -92,7 +92,7 @@ func TestOnlyTheTargetedScope(t *testing.T) {
 		if err := m.Enable("acl", tt.scope); err != nil {
 			t.Fatal(err)
 		}
-		if got, want := denied(), thatFit(tt.fits); !slices.Equal(got, want) {
+		if got, want := denied(), callersWhere(tt.fits); !slices.Equal(got, want) {
 			t.Errorf("%s: denied %v, want %v", tt.scope, got, want)
 		}
 		if err := m.Disable("acl", tt.scope); err != nil {
@@ -113,7 +113,7 @@ func TestOnlyTheTargetedScope(t *testing.T) {
 		if err := m.Disable("acl", tt.scope); err != nil {
 			t.Fatal(err)
 		}
-		if got, want := denied(), thatFit(func(s string) bool { return !tt.fits(s) }); !slices.Equal(got, want) {
+		if got, want := denied(), callersWhere(func(s string) bool { return !tt.fits(s) }); !slices.Equal(got, want) {
 			t.Errorf("off for %s: denied %v, want %v", tt.scope, got, want)
 		}
 		m.Forget(mustScope(t, tt.scope))
@@ -126,8 +126,8 @@ func TestOnlyTheTargetedScope(t *testing.T) {
 	}
 }
 
-// thatFit lists the eight requests, or those that fit.
-func thatFit(fits func(string) bool) (out []string) {
+// callersWhere lists the eight requests, or those that fit.
+func callersWhere(fits func(string) bool) (out []string) {
 	for _, transport := range []string{"http", "stdio"} {
 		for _, conn := range []string{"c1", "c2"} {
 			for _, p := range []string{"tickets", "other"} {
@@ -151,7 +151,7 @@ func mustScope(t *testing.T, s string) pipeline.Scope {
 
 // Lines that say what the wider ones say disappear; those with a configuration stay.
 func TestNoEmptyLines(t *testing.T) {
-	_, m := bench(t, stages.Options{})
+	_, m := newKernel(t, stages.Options{})
 	steps := []struct {
 		do   func() error
 		want int // lines beyond the global ones
@@ -180,7 +180,7 @@ func TestNoEmptyLines(t *testing.T) {
 
 func TestRefusedChanges(t *testing.T) {
 	changes := 0
-	_, m := bench(t, stages.Options{OnChange: func() { changes++ }, KeyDir: keyDir(t)})
+	_, m := newKernel(t, stages.Options{OnChange: func() { changes++ }, KeyDir: keyDir(t)})
 	before := fmt.Sprint(m.List())
 	configure := func(name, config string) func() error {
 		return func() error { return m.Configure(name, "global", []byte(config)) }
@@ -256,7 +256,7 @@ func TestRefusedChanges(t *testing.T) {
 		}
 	}
 	if changes != 0 {
-		t.Errorf("told of %d changes", changes)
+		t.Errorf("notified of %d changes", changes)
 	}
 	if err := m.Reorder([]string{"trace", "rate", "sign", "compress", "redact", "acl", "metrics"}); err != nil || changes != 1 {
 		t.Errorf("a good order: %v, %d changes", err, changes)
@@ -274,7 +274,7 @@ func TestRefusedChanges(t *testing.T) {
 // A line without a configuration of its own follows the global one.
 func TestConfigurationsAreInherited(t *testing.T) {
 	p := &plugin{name: "p"}
-	k, m := bench(t, stages.Options{}, p)
+	k, m := newKernel(t, stages.Options{}, p)
 	if err := m.Enable("acl", "plugin=p"); err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +302,7 @@ func TestSwapsUnderLoad(t *testing.T) {
 	p := &plugin{name: "p", call: func(r *kernel.Request) (*kernel.Result, error) {
 		return &kernel.Result{Structured: append(json.RawMessage(nil), r.Arguments...)}, nil
 	}}
-	k, m := bench(t, stages.Options{}, p)
+	k, m := newKernel(t, stages.Options{}, p)
 	for _, scope := range []string{"global", "plugin=p"} {
 		if err := m.Configure("acl", scope, []byte(`{"rules":[{"effect":"transform","set":{"mark":true}}]}`)); err != nil {
 			t.Fatal(err)
@@ -368,9 +368,9 @@ func TestSwapsUnderLoad(t *testing.T) {
 }
 
 // No stage can lock the operator out of the control plane, unless it is meant to.
-func TestControlPlaneIsSpared(t *testing.T) {
+func TestControlPlaneIsExempt(t *testing.T) {
 	control := &plugin{name: "kernel"}
-	k, m := bench(t, stages.Options{KeyDir: keyDir(t)}, control)
+	k, m := newKernel(t, stages.Options{KeyDir: keyDir(t)}, control)
 	set(t, m, "acl", `{"rules":[{"effect":"deny"}]}`)
 	set(t, m, "sign", `{"kid":"k","key_file":"k1","require":true}`)
 	set(t, m, "rate", `{"limits":[{"per":"tenant","rps":0.001,"burst":1}]}`)

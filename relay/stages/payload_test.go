@@ -17,7 +17,7 @@ func TestSign(t *testing.T) {
 	p := &plugin{name: "p", read: `{"r":1}`, call: func(*kernel.Request) (*kernel.Result, error) {
 		return &kernel.Result{Structured: json.RawMessage(`{"b":1.50,"a":9007199254740993}`), Meta: json.RawMessage(`{"mine":1}`)}, nil
 	}}
-	k, m := bench(t, stages.Options{KeyDir: keyDir(t)}, p)
+	k, m := newKernel(t, stages.Options{KeyDir: keyDir(t)}, p)
 	set(t, m, "sign", `{"kid":"one","key_file":"k1","accept":[{"kid":"two","key_file":"k2"}]}`)
 	k1, k2 := []byte(strings.Repeat("1", 32)), []byte(strings.Repeat("2", 40))
 
@@ -164,7 +164,7 @@ func TestCompress(t *testing.T) {
 	p := &plugin{name: "p", read: long}
 	var given kernel.Result
 	p.call = func(*kernel.Request) (*kernel.Result, error) { return &given, nil }
-	k, m := bench(t, stages.Options{}, p)
+	k, m := newKernel(t, stages.Options{}, p)
 	set(t, m, "compress", `{}`)
 	block := json.RawMessage(`{"type":"text","text":"<a & b>` + strings.Repeat("x", 2000) + `"}`)
 	asks := `{"agentctl/accept":"gzip"}`
@@ -248,7 +248,7 @@ func sameJSON(t *testing.T, a, b []byte) bool {
 
 func TestUnpackArguments(t *testing.T) {
 	p := &plugin{name: "p"}
-	k, m := bench(t, stages.Options{}, p)
+	k, m := newKernel(t, stages.Options{}, p)
 	set(t, m, "compress", `{}`)
 	args := `{"message":"` + strings.Repeat("hello ", 1000) + `"}`
 	good := string(stages.Pack([]byte(args)))
@@ -270,7 +270,7 @@ func TestUnpackArguments(t *testing.T) {
 		"no JSON":             {string(stages.Pack([]byte(`{"a":1,"a":2}`))), ""},
 		"no gzip":             {`{"agentctl/packed":{"alg":"gzip","bytes":3,"data":"AAAA"}}`, ""},
 		"another algorithm":   {strings.Replace(good, "gzip", "zstd", 1), ""},
-		"half of it":          {half(t, good), ""},
+		"half of it":          {truncated(t, good), ""},
 		"a negative size":     {`{"agentctl/packed":{"alg":"gzip","bytes":-1,"data":"AAAA"}}`, ""},
 		"packed in a package": {string(stages.Pack([]byte(good))), good},
 	} {
@@ -289,8 +289,8 @@ func TestUnpackArguments(t *testing.T) {
 	}
 }
 
-// half keeps half of the data in an envelope.
-func half(t *testing.T, env string) string {
+// truncated keeps half of the data in an envelope.
+func truncated(t *testing.T, env string) string {
 	t.Helper()
 	head, data, ok := strings.Cut(env, `"data":"`)
 	if !ok {
@@ -301,12 +301,12 @@ func half(t *testing.T, env string) string {
 
 // Everything on at once, as a client meets it: verify, unpack and find no secret; the
 // plugin saw plain arguments; a repetition gets the same bytes.
-func TestTogether(t *testing.T) {
+func TestStagesCombined(t *testing.T) {
 	secret := `{"password":"` + canary + `","rows":"` + strings.Repeat("row ", 500) + `"}`
 	p := &plugin{name: "p", call: func(*kernel.Request) (*kernel.Result, error) {
 		return &kernel.Result{Structured: json.RawMessage(secret)}, nil
 	}}
-	k, m := bench(t, stages.Options{KeyDir: keyDir(t)}, p)
+	k, m := newKernel(t, stages.Options{KeyDir: keyDir(t)}, p)
 	key := []byte(strings.Repeat("1", 32))
 	set(t, m, "rate", `{}`)
 	set(t, m, "sign", `{"kid":"one","key_file":"k1","require":true}`)
@@ -358,7 +358,7 @@ func TestTogether(t *testing.T) {
 func TestDoubledList(t *testing.T) {
 	secret := json.RawMessage(`{"password":"x","rows":"` + strings.Repeat("row ", 500) + `"}`)
 	p := &plugin{name: "p", call: func(*kernel.Request) (*kernel.Result, error) { return &kernel.Result{Structured: secret}, nil }}
-	k, m := bench(t, stages.Options{KeyDir: keyDir(t)}, p)
+	k, m := newKernel(t, stages.Options{KeyDir: keyDir(t)}, p)
 	for name, config := range map[string]string{"sign": `{"kid":"one","key_file":"k1"}`, "compress": `{}`, "acl": `{"rules":[{"effect":"transform","set":{"z":1}}]}`, "redact": `{}`} {
 		set(t, m, name, config)
 	}

@@ -19,7 +19,7 @@ import (
 
 func TestACL(t *testing.T) {
 	p, q := &plugin{name: "p", read: "[]"}, &plugin{name: "q", read: "[]"}
-	k, m := bench(t, stages.Options{}, p, q)
+	k, m := newKernel(t, stages.Options{}, p, q)
 	call := func(tool string) *kernel.Request { return request(agent(), tool, `{"a":1,"b":{"c":[1.50]}}`, "") }
 	read := func(uri string) *kernel.Request {
 		return &kernel.Request{Method: kernel.MethodRead, Caller: agent(), URI: uri}
@@ -81,7 +81,7 @@ func TestACL(t *testing.T) {
 func TestRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, q := &plugin{name: "p"}, &plugin{name: "q"}
-		k, m := bench(t, stages.Options{}, p, q)
+		k, m := newKernel(t, stages.Options{}, p, q)
 		call := func(tenant, actor, tool string) error {
 			c := agent()
 			c.Tenant, c.Actor = tenant, actor
@@ -132,10 +132,10 @@ func TestRate(t *testing.T) {
 	})
 }
 
-// progress is a client with a progress token, which keeps what it is told.
+// progress is a client with a progress token, which keeps what it is notified.
 type progress struct {
-	token any
-	told  []string
+	token    any
+	notified []string
 }
 
 func (s *progress) ProgressToken() any            { return s.token }
@@ -144,7 +144,7 @@ func (s *progress) Capabilities() json.RawMessage { return nil }
 func TestTrace(t *testing.T) {
 	core, logs := observer.New(zapcore.DebugLevel)
 	p := &plugin{name: "tickets", read: "{}"}
-	k, m := bench(t, stages.Options{Log: zap.New(core)}, p)
+	k, m := newKernel(t, stages.Options{Log: zap.New(core)}, p)
 	id := "4bf92f3577b34da6a3ce929d0e0e4736"
 	do := func(r *kernel.Request) map[string]any {
 		t.Helper()
@@ -220,7 +220,7 @@ func TestMetrics(t *testing.T) {
 	p := &plugin{name: "p", read: strings.Repeat("x", 300)}
 	control := &plugin{name: "kernel"}
 	device := &device{node: node}
-	k, m := bench(t, stages.Options{}, p, control)
+	k, m := newKernel(t, stages.Options{}, p, control)
 	if err := k.Load(device, false); err != nil {
 		t.Fatal(err)
 	}
@@ -270,7 +270,7 @@ func TestMetrics(t *testing.T) {
 // The default pipeline adds little to a call: at most 5 microseconds and 10 allocations.
 func TestDefaultPipelineIsCheap(t *testing.T) {
 	p := &plugin{name: "p", call: func(*kernel.Request) (*kernel.Result, error) { return empty, nil }}
-	k, _ := bench(t, stages.Options{}, p)
+	k, _ := newKernel(t, stages.Options{}, p)
 	plain := kernel.New(kernel.Options{})
 	if err := plain.Load(p, false); err != nil {
 		t.Fatal(err)

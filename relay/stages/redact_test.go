@@ -20,7 +20,7 @@ func TestRedactNothingLeaves(t *testing.T) {
 	clean := `{"a":1.50,"password":"[redacted]","list":[{"PassWord":"[redacted]"},"say [redacted]!"],"[redacted]":true,"n":"[redacted]","text":"{\"inner\":{\"password\":\"[redacted]\"}}"}`
 	p := &plugin{name: "p", read: doc}
 	session := &progress{}
-	k, m := bench(t, stages.Options{}, p)
+	k, m := newKernel(t, stages.Options{}, p)
 	set(t, m, "redact", `{"fields":["password"],"patterns":["hunter2-[a-z]+","42{1}[0-9]{14}"]}`)
 	answers := map[string]func() (*kernel.Result, error){
 		"structured": func() (*kernel.Result, error) { return &kernel.Result{Structured: json.RawMessage(doc)}, nil },
@@ -72,13 +72,13 @@ func TestRedactNothingLeaves(t *testing.T) {
 			t.Errorf("%s: the plugin's own result was changed to %s", name, after)
 		}
 	}
-	for _, told := range session.told {
-		if !strings.HasSuffix(told, clean) {
-			t.Errorf("told the client %s", told)
+	for _, notified := range session.notified {
+		if !strings.HasSuffix(notified, clean) {
+			t.Errorf("notified the client %s", notified)
 		}
 	}
-	if len(session.told) == 0 {
-		t.Error("the client was told nothing")
+	if len(session.notified) == 0 {
+		t.Error("the client was notified of nothing")
 	}
 	if _, data, err := k.Read(t.Context(), agent(), "mcp://p/all.json"); err != nil || string(data) != clean {
 		t.Errorf("a resource: %s, %v", data, err)
@@ -95,7 +95,7 @@ func TestRedactNothingLeaves(t *testing.T) {
 
 func TestRedactLeavesTheRestAlone(t *testing.T) {
 	p := &plugin{name: "p"}
-	k, m := bench(t, stages.Options{}, p)
+	k, m := newKernel(t, stages.Options{}, p)
 	if err := m.Enable("redact", ""); err != nil { // its defaults
 		t.Fatal(err)
 	}

@@ -12,27 +12,27 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// deaf is a client that can do nothing and hears everything.
-type deaf struct {
+// failingSession is a client that can do nothing and hears everything.
+type failingSession struct {
 	caps string
 	said []string
 }
 
-func (d *deaf) Notify(_ context.Context, method string, params json.RawMessage) error {
+func (d *failingSession) Notify(_ context.Context, method string, params json.RawMessage) error {
 	d.said = append(d.said, method+" "+string(params))
 	return nil
 }
-func (*deaf) Request(context.Context, string, json.RawMessage) (json.RawMessage, error) {
+func (*failingSession) Request(context.Context, string, json.RawMessage) (json.RawMessage, error) {
 	return nil, errors.New("nobody there")
 }
-func (*deaf) ProgressToken() any              { return nil }
-func (d *deaf) Capabilities() json.RawMessage { return json.RawMessage(d.caps) }
+func (*failingSession) ProgressToken() any              { return nil }
+func (d *failingSession) Capabilities() json.RawMessage { return json.RawMessage(d.caps) }
 
-type everything struct{}
+type allScopes struct{}
 
-func (everything) Has(string) bool { return true }
+func (allScopes) Has(string) bool { return true }
 
-var caller = &kernel.Caller{Tenant: "t", Actor: "a", Scopes: everything{}}
+var caller = &kernel.Caller{Tenant: "t", Actor: "a", Scopes: allScopes{}}
 
 // TestFixtures calls every tool of a loaded plugin once: each has to answer or to ask.
 func TestFixtures(t *testing.T) {
@@ -49,7 +49,7 @@ func TestFixtures(t *testing.T) {
 		if err := json.Unmarshal(tool.InputSchema, &schema); err != nil || schema["type"] != "object" || tool.Description == "" {
 			t.Errorf("%s: schema %s, %v", tool.Name, tool.InputSchema, err)
 		}
-		res, err := k.Call(t.Context(), &kernel.Request{Caller: caller, Tool: tool.Name, Session: &deaf{}})
+		res, err := k.Call(t.Context(), &kernel.Request{Caller: caller, Tool: tool.Name, Session: &failingSession{}})
 		if err != nil {
 			t.Errorf("%s: %v", tool.Name, err)
 			continue
@@ -77,19 +77,19 @@ func TestChanges(t *testing.T) {
 	}
 	defer sub.Close()
 	for _, want := range []int{len(tools) + 1, len(tools)} {
-		if _, err := k.Call(t.Context(), &kernel.Request{Caller: caller, Tool: "test_trigger_tool_change", Session: &deaf{}}); err != nil {
+		if _, err := k.Call(t.Context(), &kernel.Request{Caller: caller, Tool: "test_trigger_tool_change", Session: &failingSession{}}); err != nil {
 			t.Fatal(err)
 		}
 		if list, _ := k.ListTools(caller, "", 100); len(list) != want || !sub.Next().Tools {
-			t.Errorf("%d tools, want %d and to be told", len(list), want)
+			t.Errorf("%d tools, want %d and to be notified", len(list), want)
 		}
 	}
 	before := string(p.listPrompts())
-	if _, err := k.Call(t.Context(), &kernel.Request{Caller: caller, Tool: "test_trigger_prompt_change", Session: &deaf{}}); err != nil {
+	if _, err := k.Call(t.Context(), &kernel.Request{Caller: caller, Tool: "test_trigger_prompt_change", Session: &failingSession{}}); err != nil {
 		t.Fatal(err)
 	}
 	if string(p.listPrompts()) == before || !sub.Next().Prompts {
-		t.Error("the list of prompts did not change, or nobody was told")
+		t.Error("the list of prompts did not change, or nobody was notified")
 	}
 }
 
@@ -99,7 +99,7 @@ func TestNotifies(t *testing.T) {
 		t.Fatal(err)
 	}
 	for tool, word := range map[string]string{"test_tool_with_logging": "notifications/message", "test_tool_with_progress": "notifications/progress"} {
-		d := &deaf{}
+		d := &failingSession{}
 		if _, err := k.Call(t.Context(), &kernel.Request{Caller: caller, Tool: tool, Session: d}); err != nil {
 			t.Fatal(err)
 		}

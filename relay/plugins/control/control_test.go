@@ -60,8 +60,8 @@ func (s *StaticTransports) Configure(name string, config json.RawMessage) error 
 	return nil
 }
 
-// house is a real kernel with stages, a log and the control plane.
-type house struct {
+// harness is a real kernel with stages, a log and the control plane.
+type harness struct {
 	k          *kernel.Kernel
 	m          *stages.Manager
 	log        *kernel.MemoryLog
@@ -72,12 +72,12 @@ type house struct {
 	loadErr    error
 }
 
-func (h *house) Load(_ context.Context, name string) error {
+func (h *harness) Load(_ context.Context, name string) error {
 	h.loaded = append(h.loaded, "+"+name)
 	return h.loadErr
 }
 
-func (h *house) Unload(_ context.Context, name string) error {
+func (h *harness) Unload(_ context.Context, name string) error {
 	h.loaded = append(h.loaded, "-"+name)
 	return h.loadErr
 }
@@ -95,9 +95,9 @@ func (l *logLevel) SetLevel(to string) error {
 	return nil
 }
 
-func build(t testing.TB) *house {
+func newHarness(t testing.TB) *harness {
 	t.Helper()
-	h := &house{log: &kernel.MemoryLog{}, transports: &StaticTransports{list: []control.Transport{{Name: "http", Listen: "127.0.0.1:1", Enabled: true, Sessions: 2}, {Name: "link"}}}}
+	h := &harness{log: &kernel.MemoryLog{}, transports: &StaticTransports{list: []control.Transport{{Name: "http", Listen: "127.0.0.1:1", Enabled: true, Sessions: 2}, {Name: "link"}}}}
 	h.k = kernel.New(kernel.Options{Log: h.log})
 	var err error
 	if h.m, err = stages.New(h.k.Pipeline(), stages.Options{OnChange: func() { h.p.MiddlewareChanged() }}); err != nil {
@@ -113,7 +113,7 @@ func build(t testing.TB) *house {
 }
 
 // call answers a tool as its JSON.
-func (h *house) call(c *kernel.Caller, tool, args string) (string, error) {
+func (h *harness) call(c *kernel.Caller, tool, args string) (string, error) {
 	res, err := h.k.Call(context.Background(), &kernel.Request{Caller: c, Tool: tool, Arguments: json.RawMessage(args), TraceID: "4bf92f3577b34da6a3ce929d0e0e4736"})
 	if err != nil {
 		return "", err
@@ -121,7 +121,7 @@ func (h *house) call(c *kernel.Caller, tool, args string) (string, error) {
 	return string(res.Structured), nil
 }
 
-func (h *house) events(t testing.TB) (out []string) {
+func (h *harness) events(t testing.TB) (out []string) {
 	t.Helper()
 	if err := h.log.Replay(context.Background(), 0, func(e kernel.Event) error {
 		out = append(out, e.Tenant+" "+e.Type+" "+e.Aggregate+" "+string(e.Payload))
@@ -152,7 +152,7 @@ func compile(t testing.TB, raw []byte) *jsonschema.Schema {
 
 // Every tool answers as its schema says, and says what it should.
 func TestTools(t *testing.T) {
-	h := build(t)
+	h := newHarness(t)
 	h.m.Metrics() // counts the calls below
 	tests := []struct{ tool, args, says string }{
 		{"kernel.middleware.list", ``, `{"middleware":[{"name":"trace","scope":"global","enabled":true,"config":{"level":"debug","sample":1}},{"name":"metrics"`},
@@ -214,7 +214,7 @@ func TestTools(t *testing.T) {
 // Every change leaves one event with who made it and the trace id, and without secrets;
 // what is refused and what only reads leaves none.
 func TestEvents(t *testing.T) {
-	h := build(t)
+	h := newHarness(t)
 	by := `"actor":"root","trace_id":"4bf92f3577b34da6a3ce929d0e0e4736"}`
 	steps := []struct{ tool, args, event string }{
 		{"kernel.middleware.enable", `{"name":"acl"}`, `a kernel.middleware acl {"action":"enable","name":"acl","scope":"global",` + by},
@@ -270,22 +270,24 @@ func TestEvents(t *testing.T) {
 
 func digest(config string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(config))) }
 
-// badLog refuses to append.
-type badLog struct{ kernel.MemoryLog }
+// failingLog refuses to append.
+type failingLog struct{ kernel.MemoryLog }
 
-func (*badLog) Append(context.Context, ...kernel.Event) (uint64, error) { return 0, kernel.ErrLogFull }
+func (*failingLog) Append(context.Context, ...kernel.Event) (uint64, error) {
+	return 0, kernel.ErrLogFull
+}
 
-// A change that the log did not keep is told so.
+// A change that the log did not keep is notified so.
 func TestLogFails(t *testing.T) {
 	k := kernel.New(kernel.Options{})
 	m, err := stages.New(k.Pipeline(), stages.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.Load(control.New(control.Options{Kernel: k, Log: &badLog{}, Middleware: m}), false); err != nil {
+	if err := k.Load(control.New(control.Options{Kernel: k, Log: &failingLog{}, Middleware: m}), false); err != nil {
 		t.Fatal(err)
 	}
-	h := &house{k: k}
+	h := &harness{k: k}
 	_, err = h.call(admin, "kernel.middleware.enable", `{"name":"acl"}`)
 	if e := manifest.AsError(err); e.Code != manifest.Internal || e.Reason != "log" || !strings.Contains(e.Message, "the change is made") {
 		t.Errorf("got %+v", e)
@@ -302,8 +304,8 @@ func TestLogFails(t *testing.T) {
 
 // Who is no administrator sees nothing of the control plane and is refused.
 func TestAdminOnly(t *testing.T) {
-	h := build(t)
-	if err := h.k.Load(simple{}, false); err != nil {
+	h := newHarness(t)
+	if err := h.k.Load(blockingPlugin{}, false); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []*kernel.Caller{others, caller("nobody"), {Tenant: "a", Actor: "x"}} {
@@ -343,14 +345,14 @@ func TestAdminOnly(t *testing.T) {
 	}
 }
 
-// simple is a plugin with one tool; Call may block.
-type simple struct{ block chan struct{} }
+// blockingPlugin is a plugin with one tool; Call may block.
+type blockingPlugin struct{ block chan struct{} }
 
-func (simple) Manifest() *kernel.Manifest {
+func (blockingPlugin) Manifest() *kernel.Manifest {
 	return &kernel.Manifest{Name: "simple", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "simple.do", Scope: manifest.ScopeCallReadOnly}}}
 }
 
-func (s simple) Call(ctx context.Context, _ *kernel.Request) (*kernel.Result, error) {
+func (s blockingPlugin) Call(ctx context.Context, _ *kernel.Request) (*kernel.Result, error) {
 	if s.block != nil {
 		select {
 		case <-s.block:
@@ -364,7 +366,7 @@ func (s simple) Call(ctx context.Context, _ *kernel.Request) (*kernel.Result, er
 // other.
 func TestResources(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := build(t)
+		h := newHarness(t)
 		ctx, stop := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = h.k.Run(ctx) })
@@ -382,7 +384,7 @@ func TestResources(t *testing.T) {
 			defer release()
 		}
 		synctest.Wait()
-		// hears lists what was told until two seconds later, less the metrics, which
+		// hears lists what was notified of until two seconds later, less the metrics, which
 		// every call changes.
 		hears := func() (uris []string) {
 			time.Sleep(2 * time.Second)
@@ -403,7 +405,7 @@ func TestResources(t *testing.T) {
 			return string(data)
 		}
 		if got := hears(); len(got) != 0 {
-			t.Errorf("heard %v of nothing", got)
+			t.Errorf("notified of %v without a change", got)
 		}
 		steps := []struct {
 			do        func() error
@@ -415,15 +417,15 @@ func TestResources(t *testing.T) {
 				_, err := h.call(admin, "kernel.transport.configure", `{"name":"http","config":{"a":1}}`)
 				return err
 			}, control.TransportsURI, `"config":{"a":1}`},
-			{func() error { return h.k.Load(simple{}, false) }, control.PluginsURI, `"tool_names":["simple.do"]`},
-			{func() error { h.k.Unload(simple{}); return nil }, control.PluginsURI, `{"total":1,`},
+			{func() error { return h.k.Load(blockingPlugin{}, false) }, control.PluginsURI, `"tool_names":["simple.do"]`},
+			{func() error { h.k.Unload(blockingPlugin{}); return nil }, control.PluginsURI, `{"total":1,`},
 		}
 		for i, s := range steps {
 			if err := s.do(); err != nil {
 				t.Fatal(err)
 			}
 			if got := hears(); !slices.Equal(got, []string{s.uri}) {
-				t.Errorf("step %d: heard %v, want %s", i, got, s.uri)
+				t.Errorf("step %d: notified of %v, want %s", i, got, s.uri)
 			}
 			if got := read(s.uri); !strings.Contains(got, s.says) {
 				t.Errorf("step %d: %s is %s", i, s.uri, got)
@@ -432,23 +434,23 @@ func TestResources(t *testing.T) {
 
 		// Metrics: at most once a second, and silence when nothing goes on.
 		hears()
-		told := 0
+		notified := 0
 		for range 40 {
 			time.Sleep(100 * time.Millisecond)
 			_, _ = h.call(others, "simple.do", "")
 			synctest.Wait()
 			if slices.Contains(sub.Next().Updated, control.MetricsURI) {
-				told++
+				notified++
 			}
 		}
-		if told < 3 || told > 5 {
-			t.Errorf("told %d times of the metrics in 4 s", told)
+		if notified < 3 || notified > 5 {
+			t.Errorf("notified %d times of the metrics in 4 s", notified)
 		}
 		hears()
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		if got := sub.Next().Updated; len(got) != 0 {
-			t.Errorf("told of %v in silence", got)
+			t.Errorf("notified of %v in silence", got)
 		}
 		var m struct {
 			Kernel  kernel.Stats        `json:"kernel"`

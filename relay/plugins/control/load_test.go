@@ -19,7 +19,7 @@ import (
 )
 
 func TestHealth(t *testing.T) {
-	h := build(t)
+	h := newHarness(t)
 	h.problems = []string{"the event log is behind"}
 	got, err := h.call(admin, "kernel.health.get", "")
 	if err != nil || !strings.HasPrefix(got, `{"status":"degraded","problems":["the event log is behind"],`) {
@@ -29,9 +29,9 @@ func TestHealth(t *testing.T) {
 
 // Pages of plugins meet every plugin once.
 func TestPluginPages(t *testing.T) {
-	h := build(t)
+	h := newHarness(t)
 	for i := range 25 {
-		if err := h.k.Load(&named{fmt.Sprintf("p%02d", i)}, false); err != nil {
+		if err := h.k.Load(&emptyPlugin{fmt.Sprintf("p%02d", i)}, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -65,20 +65,20 @@ func TestPluginPages(t *testing.T) {
 	}
 }
 
-type named struct{ name string }
+type emptyPlugin struct{ name string }
 
-func (n *named) Manifest() *kernel.Manifest {
+func (n *emptyPlugin) Manifest() *kernel.Manifest {
 	return &kernel.Manifest{Name: n.name, Version: "1.0.0", Tools: []*kernel.Tool{{Name: n.name + ".do", Scope: "x:y"}}}
 }
 
-func (n *named) Call(context.Context, *kernel.Request) (*kernel.Result, error) {
+func (n *emptyPlugin) Call(context.Context, *kernel.Request) (*kernel.Result, error) {
 	return &kernel.Result{}, nil
 }
 
 // The check judges as a JSON Schema library judges the schema that clients are shown,
 // and what it lets through has the same meaning.
 func TestArguments(t *testing.T) {
-	h := build(t)
+	h := newHarness(t)
 	tools, _ := h.k.ListTools(admin, "", 100)
 	inputs := make([]*jsonschema.Schema, len(tools))
 	for i, tool := range tools {
@@ -138,12 +138,12 @@ func TestArguments(t *testing.T) {
 // The control plane answers within a second while slow calls hold every place of a
 // plugin and a flood of fast ones keeps the processors busy.
 func TestAnswersUnderSaturation(t *testing.T) {
-	h := build(t)
-	slow := simple{block: make(chan struct{})}
+	h := newHarness(t)
+	slow := blockingPlugin{block: make(chan struct{})}
 	if err := h.k.Load(slow, false); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.k.Load(&named{"fast"}, false); err != nil {
+	if err := h.k.Load(&emptyPlugin{"fast"}, false); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"acl", "redact", "rate"} {

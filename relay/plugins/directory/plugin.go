@@ -1,9 +1,9 @@
-// Package directory is the plugin that lists who is there: the devices and agents of the
+// Package directory is the plugin that lists presence: the devices and agents of the
 // caller's tenant, as mcp://agents/directory.json and as the tool agents.list.
 //
 //	p := directory.New(k)
 //	err := k.Load(p, false)
-//	err = p.Run(ctx) // tells subscribers of changes
+//	err = p.Run(ctx) // notifies subscribers of changes
 package directory
 
 import (
@@ -24,7 +24,7 @@ const Tool = "agents.list"
 // Plugin serves the directory. Make one with New.
 type Plugin struct{ k *kernel.Kernel }
 
-// New makes the plugin; k is the kernel that knows who is there.
+// New makes the plugin, for the presence of k.
 func New(k *kernel.Kernel) *Plugin { return &Plugin{k: k} }
 
 var (
@@ -88,14 +88,15 @@ func (p *Plugin) list(c *kernel.Caller) ([]byte, error) {
 	return json.Marshal(d)
 }
 
-// Watch implements kernel.Watcher. Run tells of changes, to the tenant concerned alone,
-// so there is nothing to do here but to wait.
+// Watch implements kernel.Watcher. Run notifies the subscribers of the tenant concerned,
+// so Watch only waits.
 func (p *Plugin) Watch(ctx context.Context, _ string, _ func()) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
 
-// Run tells the subscribers of a tenant when one of its own comes or goes, until ctx ends.
+// Run notifies the subscribers of a tenant when one of its devices or agents comes or goes,
+// until ctx ends.
 func (p *Plugin) Run(ctx context.Context) error {
 	remove := p.k.OnPresence(func(s kernel.Presence) {
 		p.k.NotifyChange(s.Tenant, kernel.Change{Updated: []string{URI}})

@@ -21,13 +21,13 @@ type scope string
 
 func (s scope) Has(v string) bool { return string(s) == v }
 
-func who(tenant string) *kernel.Caller {
+func caller(tenant string) *kernel.Caller {
 	return &kernel.Caller{Tenant: tenant, Actor: "x", Scopes: scope(manifest.ScopeToolsList)}
 }
 
 const node = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 
-// TestDirectory: who comes and goes is listed for the tenant concerned and told to it.
+// TestDirectory: who comes and goes is listed for the tenant concerned and notified to it.
 func TestDirectory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{PresenceTimeout: 30 * time.Second})
@@ -42,7 +42,7 @@ func TestDirectory(t *testing.T) {
 		defer func() { stop(); wg.Wait() }()
 		subs := map[string]*kernel.Subscription{}
 		for _, tenant := range []string{"a", "b"} {
-			release, err := k.Watch(who(tenant), URI)
+			release, err := k.Watch(caller(tenant), URI)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -51,7 +51,7 @@ func TestDirectory(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		told := func(tenant string) bool {
+		notified := func(tenant string) bool {
 			synctest.Wait()
 			return slices.Equal(subs[tenant].Next().Updated, []string{URI})
 		}
@@ -63,8 +63,8 @@ func TestDirectory(t *testing.T) {
 		start := time.Now().UnixMilli()
 		k.Heartbeat(kernel.Presence{Tenant: "a", Kind: kernel.PresenceDevice, ID: node, Name: "attic", Transport: "link"})
 		k.Heartbeat(kernel.Presence{Tenant: "a", Kind: kernel.PresenceAgent, ID: "claude"})
-		if !told("a") || told("b") {
-			t.Error("two came: a is to be told and b not")
+		if !notified("a") || notified("b") {
+			t.Error("two came: a is to be notified and b not")
 		}
 		got := read(t, k, "a")
 		want := []kernel.Presence{{ID: "claude", Kind: "agent", Status: "online", LastPingMS: start},
@@ -73,26 +73,26 @@ func TestDirectory(t *testing.T) {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 		k.MarkOffline("a", kernel.PresenceDevice, node)
-		if !told("a") || told("b") || read(t, k, "a")[1].Status != "offline" {
+		if !notified("a") || notified("b") || read(t, k, "a")[1].Status != "offline" {
 			t.Errorf("the device went: %+v", read(t, k, "a"))
 		}
 		time.Sleep(32 * time.Second) // the agent falls silent
-		if !told("a") || read(t, k, "a")[0].Status != "offline" || read(t, k, "a")[0].LastPingMS != start {
+		if !notified("a") || read(t, k, "a")[0].Status != "offline" || read(t, k, "a")[0].LastPingMS != start {
 			t.Errorf("the agent fell silent: %+v", read(t, k, "a"))
 		}
 
-		// Unloaded: the resource and the tool are gone, and subscribers are told.
+		// Unloaded: the resource and the tool are gone, and subscribers are notified.
 		if !k.Unload(p) {
 			t.Fatal("not unloaded")
 		}
 		synctest.Wait()
 		if c := subs["b"].Next(); !c.Resources || !c.Tools {
-			t.Errorf("told of %+v", c)
+			t.Errorf("notified of %+v", c)
 		}
-		if _, _, err := k.Read(ctx, who("a"), URI); !errors.Is(err, kernel.ErrNoResource) {
+		if _, _, err := k.Read(ctx, caller("a"), URI); !errors.Is(err, kernel.ErrNoResource) {
 			t.Errorf("read of an unloaded plugin: %v", err)
 		}
-		if list, _ := k.ListResources(who("a"), "", 10); len(list) != 0 {
+		if list, _ := k.ListResources(caller("a"), "", 10); len(list) != 0 {
 			t.Errorf("listed: %v", list)
 		}
 	})
@@ -102,11 +102,11 @@ func TestDirectory(t *testing.T) {
 // against its schema.
 func read(t *testing.T, k *kernel.Kernel, tenant string) []kernel.Presence {
 	t.Helper()
-	_, data, err := k.Read(context.Background(), who(tenant), URI)
+	_, data, err := k.Read(context.Background(), caller(tenant), URI)
 	if err != nil {
 		t.Fatal(err)
 	}
-	res, err := k.Call(context.Background(), &kernel.Request{Caller: who(tenant), Tool: Tool})
+	res, err := k.Call(context.Background(), &kernel.Request{Caller: caller(tenant), Tool: Tool})
 	if err != nil || !bytes.Equal(res.Structured, data) {
 		t.Fatalf("the tool says %s, %v; the resource %s", res.Structured, err, data)
 	}
@@ -147,7 +147,7 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	for _, args := range []string{`{"x":1}`, `null`, `[]`} {
-		if _, err := k.Call(t.Context(), &kernel.Request{Caller: who("a"), Tool: Tool, Arguments: json.RawMessage(args)}); manifest.AsError(err).Code != manifest.ManifestInvalid {
+		if _, err := k.Call(t.Context(), &kernel.Request{Caller: caller("a"), Tool: Tool, Arguments: json.RawMessage(args)}); manifest.AsError(err).Code != manifest.ManifestInvalid {
 			t.Errorf("%s: %v", args, err)
 		}
 	}

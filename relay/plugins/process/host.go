@@ -111,7 +111,7 @@ func (h *Host) Run(ctx context.Context, names ...string) error {
 	return ctx.Err()
 }
 
-// CheckArguments tells what is wrong with the plugin of that name before anything is started.
+// Check says what is wrong with the folder of a plugin. It starts nothing.
 func (h *Host) Check(name string) error {
 	_, err := h.open(name)
 	return err

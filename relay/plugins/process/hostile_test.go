@@ -22,11 +22,11 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// TestDeafPlugin: one that stops reading holds up neither its unloading nor the end of
+// TestPluginThatNeverAnswers: one that stops reading holds up neither its unloading nor the end of
 // the relay, which is what the rig's cleanup waits for.
-func TestDeafPlugin(t *testing.T) {
-	r := newRig(t)
-	r.folder("odd", odd, sh(`sleep 60`))
+func TestPluginThatNeverAnswers(t *testing.T) {
+	r := newHarness(t)
+	r.folder("odd", odd, shellServer(`sleep 60`))
 	if err := r.load("odd"); err != nil {
 		t.Fatal(err)
 	}
@@ -51,9 +51,9 @@ func TestDeafPlugin(t *testing.T) {
 	}
 }
 
-// TestUntakenMessage: a message that is not taken in time ends the connection, and what
+// TestPluginThatDoesNotRead: a message that is not taken in time ends the connection, and what
 // the plugin says meanwhile is not read without end.
-func TestUntakenMessage(t *testing.T) {
+func TestPluginThatDoesNotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in, _ := net.Pipe() // nobody reads it
 		out, plugin := net.Pipe()
@@ -94,8 +94,8 @@ func TestUntakenMessage(t *testing.T) {
 	})
 }
 
-// TestLoudPlugin: a flood on stderr does not flood the log.
-func TestLoudPlugin(t *testing.T) {
+// TestStderrFlood: a flood on stderr does not flood the log.
+func TestStderrFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
 		l := &lineLogger{log: zap.New(core)}
@@ -122,8 +122,8 @@ func TestLoudPlugin(t *testing.T) {
 
 // TestLargeManifest: a file without end is not read to its end.
 func TestLargeManifest(t *testing.T) {
-	r := newRig(t)
-	dir := r.folder("odd", odd, sh(""))
+	r := newHarness(t)
+	dir := r.folder("odd", odd, shellServer(""))
 	if err := os.Truncate(filepath.Join(dir, "plugin.json"), 1<<31-1); err != nil { // sparse
 		t.Fatal(err)
 	}
@@ -132,10 +132,10 @@ func TestLargeManifest(t *testing.T) {
 	}
 }
 
-// TestForeignFolder: who owns a folder, or may write the directory, decides what runs.
-func TestForeignFolder(t *testing.T) {
-	r := newRig(t)
-	dir := r.folder("odd", odd, sh(""))
+// TestFolderOwnership: who owns a folder, or may write the directory, decides what runs.
+func TestFolderOwnership(t *testing.T) {
+	r := newHarness(t)
+	dir := r.folder("odd", odd, shellServer(""))
 	if err := os.Chmod(r.dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestKilledRelay(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 	}
-	dir := newRig(t).folder("odd", odd, "#!/bin/sh\necho $$ >pid.tmp; mv pid.tmp pid\nexec sleep 60\n")
+	dir := newHarness(t).folder("odd", odd, "#!/bin/sh\necho $$ >pid.tmp; mv pid.tmp pid\nexec sleep 60\n")
 	relay := exec.Command(os.Args[0], "-test.run=^TestKilledRelay$")
 	relay.Env = append(os.Environ(), "TEST_KILLED_RELAY="+dir)
 	if err := relay.Start(); err != nil {
@@ -191,7 +191,7 @@ func TestKilledRelay(t *testing.T) {
 	if pid == 0 {
 		t.Fatal("it did not start")
 	}
-	for !gone(pid) {
+	for !hasExited(pid) {
 		if time.Now().After(deadline) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 			t.Fatal("the plugin outlived the relay")
@@ -200,8 +200,8 @@ func TestKilledRelay(t *testing.T) {
 	}
 }
 
-// gone: there is no such process, or nobody has asked for its status yet.
-func gone(pid int) bool {
+// hasExited: there is no such process, or nobody has asked for its status yet.
+func hasExited(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) || strings.Contains(string(b), ") Z ")
 }

@@ -91,7 +91,7 @@ func (l location) compare(other location) int {
 	})
 }
 
-// checkManifest returns the problems of a manifest that is strict JSON. The error tells
+// checkManifest returns the problems of a manifest that is strict JSON. The error says
 // that it could not be checked at all.
 func checkManifest(data []byte) ([]Problem, error) {
 	schema, err := manifestSchema()

@@ -161,7 +161,7 @@ func agrees(t testing.TB, s *jsonschema.Schema, doc []byte) {
 	}
 }
 
-// Thousands of manifests, each a good one with some parts replaced, are judged alike by
+// Thousands of manifests, each a good one with some parts replaced, get the same verdict from
 // the parser and by the published schema.
 func TestManifestSchemaAgrees(t *testing.T) {
 	s := publishedSchema(t)

@@ -62,8 +62,8 @@ func caller(have ...string) *kernel.Caller {
 
 var all = caller(manifest.ScopeTicketsRead, manifest.ScopeTicketsWrite, manifest.ScopeKernelAdmin)
 
-// rig is a kernel with a running host and a plugin directory.
-type rig struct {
+// harness is a kernel with a running host and a plugin directory.
+type harness struct {
 	t    *testing.T
 	k    *kernel.Kernel
 	h    *Host
@@ -71,9 +71,9 @@ type rig struct {
 	logs *observer.ObservedLogs
 }
 
-func newRig(t *testing.T, names ...string) *rig {
+func newHarness(t *testing.T, names ...string) *harness {
 	t.Helper()
-	r := &rig{t: t, k: kernel.New(kernel.Options{}), dir: t.TempDir()}
+	r := &harness{t: t, k: kernel.New(kernel.Options{}), dir: t.TempDir()}
 	core, logs := observer.New(zap.DebugLevel)
 	r.logs = logs
 	r.h = New(Options{Dir: r.dir, Kernel: r.k, Version: "test", Logger: zap.New(core)})
@@ -91,7 +91,7 @@ func newRig(t *testing.T, names ...string) *rig {
 }
 
 // folder makes a plugin folder with a manifest, and an executable when run is not "".
-func (r *rig) folder(name, manifest, run string) string {
+func (r *harness) folder(name, manifest, run string) string {
 	r.t.Helper()
 	dir := filepath.Join(r.dir, name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -109,7 +109,7 @@ func (r *rig) folder(name, manifest, run string) string {
 }
 
 // notes installs the example as its documentation says.
-func (r *rig) notes() {
+func (r *harness) notes() {
 	r.t.Helper()
 	bin, err := notes()
 	if err != nil {
@@ -126,7 +126,7 @@ func (r *rig) notes() {
 	r.folder("notes", string(m), string(exe))
 }
 
-func (r *rig) load(name string) error {
+func (r *harness) load(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	for {
@@ -137,11 +137,11 @@ func (r *rig) load(name string) error {
 	}
 }
 
-func (r *rig) call(tool, args string) (*kernel.Result, error) {
+func (r *harness) call(tool, args string) (*kernel.Result, error) {
 	return r.k.Call(context.Background(), &kernel.Request{Caller: all, Tool: tool, Arguments: json.RawMessage(args)})
 }
 
-func (r *rig) mustCall(tool, args, want string) {
+func (r *harness) mustCall(tool, args, want string) {
 	r.t.Helper()
 	res, err := r.call(tool, args)
 	if err != nil {
@@ -153,7 +153,7 @@ func (r *rig) mustCall(tool, args, want string) {
 }
 
 // pid is that of the plugin's process, from the log.
-func (r *rig) pid() int {
+func (r *harness) pid() int {
 	r.t.Helper()
 	es := r.logs.FilterMessage("plugin started").All()
 	if len(es) == 0 {
@@ -163,7 +163,7 @@ func (r *rig) pid() int {
 }
 
 func TestExamplePlugin(t *testing.T) {
-	r := newRig(t)
+	r := newHarness(t)
 	r.notes()
 	if err := r.load("notes"); err != nil {
 		t.Fatal(err)
@@ -197,11 +197,11 @@ func TestExamplePlugin(t *testing.T) {
 	}
 	defer release()
 	deadline := time.After(5 * time.Second)
-	for n, told := 2, false; !told; n++ { // the plugin may not have heard of the subscription yet
+	for n, notified := 2, false; !notified; n++ { // the plugin may not have received the subscription yet
 		r.mustCall("notes.add", `{"text":"again"}`, `{"number":`+strconv.Itoa(n)+`}`)
 		select {
 		case <-sub.Ready():
-			told = len(sub.Next().Updated) > 0
+			notified = len(sub.Next().Updated) > 0
 		case <-time.After(20 * time.Millisecond):
 		case <-deadline:
 			t.Fatal("no update of the watched resource")
@@ -225,9 +225,9 @@ func TestExamplePlugin(t *testing.T) {
 	}
 }
 
-// TestKilledPluginComesBack: its tools stay listed, the next call waits for it.
-func TestKilledPluginComesBack(t *testing.T) {
-	r := newRig(t)
+// TestKilledPluginIsRestarted: its tools stay listed, the next call waits for it.
+func TestKilledPluginIsRestarted(t *testing.T) {
+	r := newHarness(t)
 	r.notes()
 	if err := r.load("notes"); err != nil {
 		t.Fatal(err)
@@ -254,8 +254,8 @@ func TestKilledPluginComesBack(t *testing.T) {
 	}
 }
 
-// sh is a plugin in a few lines of shell: it answers the handshake and does as told.
-func sh(calls string) string {
+// shellServer is a plugin in a few lines of shell: it answers the handshake and does as notified.
+func shellServer(calls string) string {
 	return `#!/bin/sh
 while read -r line; do
   id=$(printf '%s' "$line" | sed -n 's/.*"id":\([0-9]*\).*/\1/p')
@@ -270,7 +270,7 @@ done
 
 const odd = `{"name":"odd","version":"0.1.0","tools":[{"name":"odd.do","description":"d","inputSchema":{"type":"object"},"outputSchema":{"type":"object","required":["n"]}}]}`
 
-func TestOddPlugins(t *testing.T) {
+func TestMisbehavingPlugins(t *testing.T) {
 	for _, tt := range []struct {
 		name, calls string
 		reason      string
@@ -282,8 +282,8 @@ func TestOddPlugins(t *testing.T) {
 		{"writes no JSON", `echo hello`, "plugin_died"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
-			r.folder("odd", odd, sh(tt.calls))
+			r := newHarness(t)
+			r.folder("odd", odd, shellServer(tt.calls))
 			if err := r.load("odd"); err != nil {
 				t.Fatal(err)
 			}
@@ -294,8 +294,8 @@ func TestOddPlugins(t *testing.T) {
 		})
 	}
 	t.Run("its own error", func(t *testing.T) {
-		r := newRig(t)
-		r.folder("odd", odd, sh(`echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32602,"message":"no such bed"}}'`))
+		r := newHarness(t)
+		r.folder("odd", odd, shellServer(`echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32602,"message":"no such bed"}}'`))
 		if err := r.load("odd"); err != nil {
 			t.Fatal(err)
 		}
@@ -305,8 +305,8 @@ func TestOddPlugins(t *testing.T) {
 		}
 	})
 	t.Run("hangs", func(t *testing.T) {
-		r := newRig(t)
-		r.folder("odd", odd, sh(`echo "$line" >&2; sleep 60`))
+		r := newHarness(t)
+		r.folder("odd", odd, shellServer(`echo "$line" >&2; sleep 60`))
 		if err := r.load("odd"); err != nil {
 			t.Fatal(err)
 		}
@@ -326,7 +326,7 @@ func TestOddPlugins(t *testing.T) {
 			said += fmt.Sprint(e.ContextMap()["line"])
 		}
 		if !strings.Contains(said, strings.Repeat("a", 32)) || !strings.Contains(said, `"agent_id":"tester"`) {
-			t.Errorf("the plugin was not told the trace id and the caller: %s", said)
+			t.Errorf("the plugin was not notified the trace id and the caller: %s", said)
 		}
 	})
 }
@@ -335,42 +335,42 @@ func TestOddPlugins(t *testing.T) {
 func TestRefused(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
-		lay   func(r *rig)
+		lay   func(r *harness)
 		wants string
 	}{
-		{"nothing there", func(*rig) {}, "no such file"},
-		{"no executable", func(r *rig) { r.folder("odd", odd, "") }, `neither an executable "run" nor a socket`},
-		{"bad JSON", func(r *rig) { r.folder("odd", "{", sh("")) }, "plugin.json of plugin odd"},
-		{"another name", func(r *rig) { r.folder("odd", strings.ReplaceAll(odd, "odd", "even"), sh("")) }, "names the plugin even"},
-		{"another's tool", func(r *rig) { r.folder("odd", strings.Replace(odd, "odd.do", "kernel.do", 1), sh("")) }, "must begin with the plugin's name"},
-		{"another's resource", func(r *rig) {
-			r.folder("odd", strings.Replace(odd, `"tools"`, `"resources":[{"uri":"mcp://even/a.json","description":"d"}],"tools"`, 1), sh(""))
+		{"nothing there", func(*harness) {}, "no such file"},
+		{"no executable", func(r *harness) { r.folder("odd", odd, "") }, `neither an executable "run" nor a socket`},
+		{"bad JSON", func(r *harness) { r.folder("odd", "{", shellServer("")) }, "plugin.json of plugin odd"},
+		{"another name", func(r *harness) { r.folder("odd", strings.ReplaceAll(odd, "odd", "even"), shellServer("")) }, "names the plugin even"},
+		{"another's tool", func(r *harness) { r.folder("odd", strings.Replace(odd, "odd.do", "kernel.do", 1), shellServer("")) }, "must begin with the plugin's name"},
+		{"another's resource", func(r *harness) {
+			r.folder("odd", strings.Replace(odd, `"tools"`, `"resources":[{"uri":"mcp://even/a.json","description":"d"}],"tools"`, 1), shellServer(""))
 		}, "must begin with the plugin's name: mcp://odd/"},
-		{"a device's scope", func(r *rig) {
-			r.folder("odd", strings.Replace(odd, `"tools"`, `"capabilities":["device.connect"],"tools"`, 1), sh(""))
+		{"a device's scope", func(r *harness) {
+			r.folder("odd", strings.Replace(odd, `"tools"`, `"capabilities":["device.connect"],"tools"`, 1), shellServer(""))
 		}, "(use one of tools.call.read_only, "},
-		{"a schema that reads files", func(r *rig) {
-			r.folder("odd", strings.Replace(odd, `{"type":"object"}`, `{"$ref":"file:///etc/passwd"}`, 1), sh(""))
+		{"a schema that reads files", func(r *harness) {
+			r.folder("odd", strings.Replace(odd, `{"type":"object"}`, `{"$ref":"file:///etc/passwd"}`, 1), shellServer(""))
 		}, "refers to another document"},
-		{"writable by others", func(r *rig) {
-			if err := os.Chmod(filepath.Join(r.folder("odd", odd, sh("")), "run"), 0o777); err != nil {
+		{"writable by others", func(r *harness) {
+			if err := os.Chmod(filepath.Join(r.folder("odd", odd, shellServer("")), "run"), 0o777); err != nil {
 				r.t.Fatal(err)
 			}
 		}, "chmod go-w"},
-		{"a link", func(r *rig) {
+		{"a link", func(r *harness) {
 			dir := r.folder("odd", odd, "")
 			if err := os.Symlink("/bin/true", filepath.Join(dir, "run")); err != nil {
 				r.t.Fatal(err)
 			}
 		}, "not a link"},
-		{"serves less than it says", func(r *rig) {
-			r.folder("odd", strings.Replace(odd, `"tools":[`, `"tools":[{"name":"odd.more","description":"d","inputSchema":{"type":"object"}},`, 1), sh(""))
+		{"serves less than it says", func(r *harness) {
+			r.folder("odd", strings.Replace(odd, `"tools":[`, `"tools":[{"name":"odd.more","description":"d","inputSchema":{"type":"object"}},`, 1), shellServer(""))
 		}, "tools/list of the server has not"},
-		{"does not greet", func(r *rig) { r.folder("odd", odd, "#!/bin/sh\nexit 3\n") }, "does not answer initialize"},
-		{"does not start", func(r *rig) { r.folder("odd", odd, "#!/nonexistent\n") }, "start "},
+		{"does not greet", func(r *harness) { r.folder("odd", odd, "#!/bin/sh\nexit 3\n") }, "does not answer initialize"},
+		{"does not start", func(r *harness) { r.folder("odd", odd, "#!/nonexistent\n") }, "start "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
+			r := newHarness(t)
 			tt.lay(r)
 			if err := r.load("odd"); err == nil || !strings.Contains(err.Error(), tt.wants) {
 				t.Errorf("got %v, want %q in it", err, tt.wants)
@@ -380,7 +380,7 @@ func TestRefused(t *testing.T) {
 			}
 		})
 	}
-	r := newRig(t)
+	r := newHarness(t)
 	for _, name := range []string{"../odd", "kernel", "", "a/b"} {
 		if err := r.load(name); err == nil || !strings.Contains(err.Error(), "cannot be the name") {
 			t.Errorf("%q: %v", name, err)
@@ -390,7 +390,7 @@ func TestRefused(t *testing.T) {
 
 // TestSocketPlugin: the same example behind a unix socket.
 func TestSocketPlugin(t *testing.T) {
-	r := newRig(t)
+	r := newHarness(t)
 	bin, err := notes()
 	if err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 func TestOnDisk(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state", eventlog.FileName)
 	// run has a plugin on the log for as long as fn takes.
-	run := func(fn func(d *desk, log *eventlog.Store)) {
+	run := func(fn func(d *harness, log *eventlog.Store)) {
 		t.Helper()
 		log, err := eventlog.Open(eventlog.Options{Path: path})
 		if err != nil {
@@ -31,7 +31,7 @@ func TestOnDisk(t *testing.T) {
 			wg.Wait()
 			_ = log.Close()
 		}()
-		d := &desk{t: t, k: kernel.New(kernel.Options{Log: log})}
+		d := &harness{t: t, k: kernel.New(kernel.Options{Log: log})}
 		d.p = New(d.k, log)
 		if done, err := d.p.Restore(ctx, log); err != nil || done.Skipped > 0 {
 			t.Fatalf("restored %+v, %v", done, err)
@@ -46,7 +46,7 @@ func TestOnDisk(t *testing.T) {
 		fn(d, log)
 	}
 	var before string
-	run(func(d *desk, log *eventlog.Store) {
+	run(func(d *harness, log *eventlog.Store) {
 		id := d.do(ann, "create", object{"title": "<x>\u2028", "body": strings.Repeat("<", MaxBody), "approval": object{"action": "y"}}).Ticket.ID
 		for i := range 20 {
 			d.do(bob, "comment", object{"id": id, "text": fmt.Sprint(i, strings.Repeat("\x01", MaxComment-2))})
@@ -55,7 +55,7 @@ func TestOnDisk(t *testing.T) {
 		d.create(ann, "next")
 		before = dump(d.p)
 	})
-	run(func(d *desk, log *eventlog.Store) {
+	run(func(d *harness, log *eventlog.Store) {
 		if got := dump(d.p); got != before {
 			t.Errorf("after a restart\n%.500s\nbefore\n%.500s", got, before)
 		}
@@ -63,7 +63,7 @@ func TestOnDisk(t *testing.T) {
 			t.Errorf("the snapshot: %v", err)
 		}
 	})
-	run(func(d *desk, _ *eventlog.Store) {
+	run(func(d *harness, _ *eventlog.Store) {
 		if got := dump(d.p); got != before {
 			t.Errorf("after a snapshot\n%.500s\nbefore\n%.500s", got, before)
 		}

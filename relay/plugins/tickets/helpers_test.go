@@ -24,27 +24,27 @@ func (s scopes) Has(scope string) bool {
 	return false
 }
 
-func who(tenant, actor string) *kernel.Caller {
+func caller(tenant, actor string) *kernel.Caller {
 	return &kernel.Caller{Tenant: tenant, Actor: actor, Scopes: scopes{manifest.ScopeTicketsRead, manifest.ScopeTicketsWrite}}
 }
 
-// desk is a loaded plugin with its kernel and log.
-type desk struct {
+// harness is a loaded plugin with its kernel and log.
+type harness struct {
 	t   testing.TB
 	k   *kernel.Kernel
 	p   *Plugin
 	log *kernel.MemoryLog
 }
 
-func newDesk(t testing.TB) *desk {
+func newHarness(t testing.TB) *harness {
 	t.Helper()
 	return open(t, &kernel.MemoryLog{Max: 100_000})
 }
 
 // open starts a plugin on a log, as a relay that starts does.
-func open(t testing.TB, log *kernel.MemoryLog) *desk {
+func open(t testing.TB, log *kernel.MemoryLog) *harness {
 	t.Helper()
-	d := &desk{t: t, k: kernel.New(kernel.Options{}), log: log}
+	d := &harness{t: t, k: kernel.New(kernel.Options{}), log: log}
 	d.p = New(d.k, log)
 	if _, err := d.p.Restore(context.Background(), log); err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ type view struct {
 }
 
 // try calls a tool through the kernel.
-func (d *desk) try(c *kernel.Caller, tool string, args any) (v view, err error) {
+func (d *harness) try(c *kernel.Caller, tool string, args any) (v view, err error) {
 	raw, ok := args.(string)
 	if !ok {
 		b, _ := json.Marshal(args)
@@ -94,7 +94,7 @@ func (d *desk) try(c *kernel.Caller, tool string, args any) (v view, err error) 
 }
 
 // do is try of what has to succeed.
-func (d *desk) do(c *kernel.Caller, tool string, args any) view {
+func (d *harness) do(c *kernel.Caller, tool string, args any) view {
 	d.t.Helper()
 	v, err := d.try(c, tool, args)
 	if err != nil || v.Error.Code != "" {
@@ -105,12 +105,12 @@ func (d *desk) do(c *kernel.Caller, tool string, args any) view {
 
 type object = map[string]any
 
-func (d *desk) create(c *kernel.Caller, title string) string {
+func (d *harness) create(c *kernel.Caller, title string) string {
 	d.t.Helper()
 	return d.do(c, "create", object{"title": title}).Ticket.ID
 }
 
-func (d *desk) move(c *kernel.Caller, id string, to ...Status) {
+func (d *harness) move(c *kernel.Caller, id string, to ...Status) {
 	d.t.Helper()
 	for _, s := range to {
 		d.do(c, "transition", object{"id": id, "to": s})
@@ -145,7 +145,7 @@ func reason(err error) string {
 	return ""
 }
 
-// slowLog is a log that fails or waits when told to.
+// slowLog is a log that fails or waits when notified to.
 type slowLog struct {
 	kernel.MemoryLog
 	mu   sync.Mutex

@@ -18,13 +18,13 @@ import (
 	"agentctl/relay/kernel"
 )
 
-var ann, bob = who("a", "ann"), who("a", "bob")
+var ann, bob = caller("a", "ann"), caller("a", "bob")
 
 const node = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 
 // TestCRUD walks through every tool once, and again after a restart.
 func TestCRUD(t *testing.T) {
-	d := newDesk(t)
+	d := newHarness(t)
 	made := d.do(ann, "create", object{"title": "Disk full", "body": "90 %\nsince noon", "node_id": node, "priority": "high"}).Ticket
 	if made.Status != Open || made.CreatedBy != "ann" || made.NodeID != node || made.Priority != "high" || made.Body != "" || made.Version != 1 {
 		t.Errorf("created %+v", made)
@@ -34,7 +34,7 @@ func TestCRUD(t *testing.T) {
 	}
 	d.do(bob, "assign", object{"id": made.ID, "agent_id": "bob"})
 	d.move(bob, made.ID, InProgress)
-	check := func(d *desk) {
+	check := func(d *harness) {
 		t.Helper()
 		got := d.do(ann, "get", object{"id": made.ID}).Ticket
 		if got.Body != "90 %\nsince noon" || got.Status != InProgress || got.AgentID != "bob" || got.Version != 4 ||
@@ -67,8 +67,8 @@ func TestCRUD(t *testing.T) {
 	}
 }
 
-// TestMachine tries every pair of statuses.
-func TestMachine(t *testing.T) {
+// TestStatusMachine tries every pair of statuses.
+func TestStatusMachine(t *testing.T) {
 	way := map[Status][]Status{
 		Open: {}, InProgress: {InProgress}, Waiting: {Waiting}, Resolved: {Resolved}, Closed: {Closed},
 		Pending: {}, Approved: {Approved}, Rejected: {Rejected}, Expired: nil,
@@ -81,7 +81,7 @@ func TestMachine(t *testing.T) {
 	for _, from := range Statuses {
 		for _, to := range Statuses {
 			synctest.Test(t, func(t *testing.T) {
-				d := newDesk(t)
+				d := newHarness(t)
 				args := object{"title": "x"}
 				if from == Pending || from == Approved || from == Rejected || from == Expired {
 					args["approval"] = object{"action": "reboot attic", "expires_in_s": 60}
@@ -117,7 +117,7 @@ func TestMachine(t *testing.T) {
 
 func TestApproval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t)
+		d := newHarness(t)
 		ask := func() string {
 			return d.do(ann, "create", object{"title": "Reboot", "approval": object{"action": "reboot attic"}}).Ticket.ID
 		}
@@ -152,7 +152,7 @@ func TestExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &slowLog{}
 		k := kernel.New(kernel.Options{})
-		d := &desk{t: t, k: k, p: New(k, log), log: &log.MemoryLog}
+		d := &harness{t: t, k: k, p: New(k, log), log: &log.MemoryLog}
 		if err := k.Load(d.p, false); err != nil {
 			t.Fatal(err)
 		}
@@ -198,8 +198,8 @@ func TestExpiry(t *testing.T) {
 
 // TestTenants: another tenant's ticket is one that does not exist, for every tool.
 func TestTenants(t *testing.T) {
-	d := newDesk(t)
-	eve := who("b", "ann")
+	d := newHarness(t)
+	eve := caller("b", "ann")
 	id := d.create(ann, "secret")
 	d.create(eve, "own")
 	for tool, args := range map[string]object{"get": {}, "comment": {"text": "x"}, "assign": {"agent_id": "eve"}, "transition": {"to": Closed}} {
@@ -220,13 +220,13 @@ func TestTenants(t *testing.T) {
 			t.Errorf("%s: %s %v", r.URI, data, err)
 		}
 	}
-	if _, err := d.try(who("c", "x"), "list", object{}); err != nil || len(d.p.tenantList()) != 2 {
+	if _, err := d.try(caller("c", "x"), "list", object{}); err != nil || len(d.p.tenantList()) != 2 {
 		t.Errorf("reading made a tenant: %v, %d", err, len(d.p.tenantList()))
 	}
 }
 
 func TestScopes(t *testing.T) {
-	d := newDesk(t)
+	d := newHarness(t)
 	id := d.create(ann, "x")
 	reader := &kernel.Caller{Tenant: "a", Actor: "r", Scopes: scopes{manifest.ScopeTicketsRead}}
 	nobody := &kernel.Caller{Tenant: "a", Actor: "n", Scopes: scopes{manifest.ScopeCallReadOnly, manifest.ScopeToolsList}}
@@ -245,16 +245,16 @@ func TestScopes(t *testing.T) {
 	}
 }
 
-// TestOneWins: of many who move a ticket at once exactly one succeeds.
-func TestOneWins(t *testing.T) {
-	d := newDesk(t)
+// TestConcurrentDecisions: of many who move a ticket at once exactly one succeeds.
+func TestConcurrentDecisions(t *testing.T) {
+	d := newHarness(t)
 	id := d.do(ann, "create", object{"title": "x", "approval": object{"action": "y"}}).Ticket.ID
 	var won, lost atomic.Int32
 	var wg sync.WaitGroup
 	for i := range 30 {
 		to := []Status{Approved, Rejected}[i%2]
 		wg.Go(func() {
-			v, err := d.try(who("a", fmt.Sprint("w", i)), "transition", object{"id": id, "to": to})
+			v, err := d.try(caller("a", fmt.Sprint("w", i)), "transition", object{"id": id, "to": to})
 			switch {
 			case err == nil && v.Error.Code == "":
 				won.Add(1)
@@ -272,7 +272,7 @@ func TestOneWins(t *testing.T) {
 }
 
 func TestPages(t *testing.T) {
-	d := newDesk(t)
+	d := newHarness(t)
 	var want []string
 	for i := range 25 {
 		id := d.create(ann, fmt.Sprint("t", i))
@@ -300,10 +300,10 @@ func TestPages(t *testing.T) {
 }
 
 func TestIdempotency(t *testing.T) {
-	d := newDesk(t)
+	d := newHarness(t)
 	args := object{"title": "x", "body": "b", "idempotency_key": "k1"}
 	first := d.do(ann, "create", args).Ticket.ID
-	for _, d := range []*desk{d, open(t, d.log)} {
+	for _, d := range []*harness{d, open(t, d.log)} {
 		if again := d.do(ann, "create", args).Ticket.ID; again != first {
 			t.Errorf("the same key made %s and %s", first, again)
 		}
@@ -319,11 +319,11 @@ func TestIdempotency(t *testing.T) {
 	}
 }
 
-// TestLogFails: what the log does not take does not happen, and nobody is told of it.
+// TestLogFails: what the log does not take does not happen, and nobody is notified of it.
 func TestLogFails(t *testing.T) {
 	log := &slowLog{}
 	k := kernel.New(kernel.Options{})
-	d := &desk{t: t, k: k, p: New(k, log)}
+	d := &harness{t: t, k: k, p: New(k, log)}
 	if err := k.Load(d.p, false); err != nil {
 		t.Fatal(err)
 	}
@@ -354,7 +354,7 @@ func TestReadsDoNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &slowLog{}
 		k := kernel.New(kernel.Options{})
-		d := &desk{t: t, k: k, p: New(k, log)}
+		d := &harness{t: t, k: k, p: New(k, log)}
 		if err := k.Load(d.p, false); err != nil {
 			t.Fatal(err)
 		}
@@ -396,7 +396,7 @@ func TestReadsDoNotWait(t *testing.T) {
 }
 
 func TestRestoreSkips(t *testing.T) {
-	d := newDesk(t)
+	d := newHarness(t)
 	id := d.create(ann, "x")
 	d.move(ann, id, Waiting)
 	want := dump(d.p)

@@ -20,7 +20,7 @@ import (
 // and the events before it are gone, whatever happened between its making and its append.
 func TestReplay(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		d := newDesk(t)
+		d := newHarness(t)
 		var made []string
 		n := rapid.IntRange(1, 60).Draw(rt, "operations")
 		snapshotAt, appendAfter := rapid.IntRange(0, n).Draw(rt, "snapshot at"), rapid.IntRange(0, 3).Draw(rt, "append after")
@@ -47,8 +47,8 @@ func TestReplay(t *testing.T) {
 	})
 }
 
-func operate(rt *rapid.T, d *desk, made []string) []string {
-	c := who(rapid.SampledFrom([]string{"a", "a", "b"}).Draw(rt, "tenant"), rapid.SampledFrom([]string{"ann", "bob"}).Draw(rt, "actor"))
+func operate(rt *rapid.T, d *harness, made []string) []string {
+	c := caller(rapid.SampledFrom([]string{"a", "a", "b"}).Draw(rt, "tenant"), rapid.SampledFrom([]string{"ann", "bob"}).Draw(rt, "actor"))
 	id := "01HZX9K3M4P7Q8R9S0T1V2W3XY"
 	if len(made) > 0 {
 		id = rapid.SampledFrom(made).Draw(rt, "ticket")
@@ -99,7 +99,7 @@ func restored(t rapid.TB, log kernel.Log, after uint64) *Plugin {
 }
 
 // fill puts a ticket of a status into a plugin, without the tools.
-func fill(d *desk, i int, status Status, text int) string {
+func fill(d *harness, i int, status Status, text int) string {
 	k := Ticket{ID: d.p.ids.next(), Title: fmt.Sprint("t", i), Body: strings.Repeat("x", text), Status: status, Priority: "low",
 		CreatedBy: "ann", CreatedAt: 1, UpdatedAt: int64(i), Version: 3}
 	t := d.p.tenant("a", true)
@@ -111,10 +111,10 @@ func fill(d *desk, i int, status Status, text int) string {
 	return k.ID
 }
 
-// TestFinishedGiveWay: the one that was finished longest ago goes, with an event, and a
+// TestFinishedAreDropped: the one that was finished longest ago goes, with an event, and a
 // replay knows it as well.
-func TestFinishedGiveWay(t *testing.T) {
-	d := newDesk(t)
+func TestFinishedAreDropped(t *testing.T) {
+	d := newHarness(t)
 	var ids []string
 	for i := range MaxFinished {
 		ids = append(ids, fill(d, i, Closed, 10))
@@ -140,7 +140,7 @@ func TestFinishedGiveWay(t *testing.T) {
 }
 
 func TestBounds(t *testing.T) {
-	d := newDesk(t)
+	d := newHarness(t)
 	for i := range MaxUnfinished - 1 {
 		fill(d, i, []Status{Open, Waiting, Resolved, Pending}[i%4], 10)
 	}
@@ -152,7 +152,7 @@ func TestBounds(t *testing.T) {
 	if _, err := d.try(ann, "transition", object{"id": closed, "to": Open}); reason(err) != "full" {
 		t.Errorf("reopen: %v", err)
 	}
-	d.create(who("b", "eve"), "of another tenant")
+	d.create(caller("b", "eve"), "of another tenant")
 	for range MaxComments {
 		d.do(ann, "comment", object{"id": last, "text": strings.Repeat("<", MaxComment)}) // six bytes each when escaped
 	}
@@ -172,10 +172,10 @@ func TestBounds(t *testing.T) {
 	t.Logf("a change and a replay of %d events: %v", d.log.Last(), time.Since(start))
 }
 
-// TestTextGivesWay: finished tickets make room for text, unfinished ones do not, and all
+// TestDropsForText: finished tickets make room for text, unfinished ones do not, and all
 // tenants together are bounded as well.
-func TestTextGivesWay(t *testing.T) {
-	d := newDesk(t)
+func TestDropsForText(t *testing.T) {
+	d := newHarness(t)
 	finished := fill(d, 0, Closed, 8000)
 	fill(d, 1, Closed, 8000)
 	id := d.create(ann, "x")
@@ -198,19 +198,19 @@ func TestTextGivesWay(t *testing.T) {
 		t.Errorf("%d bytes, counted %d", got, d.p.text.Load())
 	}
 	d.p.text.Store(MaxAllText)
-	if _, err := d.try(who("b", "eve"), "create", object{"title": "x"}); reason(err) != "full" {
+	if _, err := d.try(caller("b", "eve"), "create", object{"title": "x"}); reason(err) != "full" {
 		t.Errorf("text of all: %v", err)
 	}
 	d.p.text.Store(0)
 	d.p.tickets.Store(MaxAllTickets)
-	if _, err := d.try(who("b", "eve"), "create", object{"title": "x"}); reason(err) != "full" {
+	if _, err := d.try(caller("b", "eve"), "create", object{"title": "x"}); reason(err) != "full" {
 		t.Errorf("tickets of all: %v", err)
 	}
 }
 
-// TestManyGiveWay: more small tickets than one append takes give way to a large one.
-func TestManyGiveWay(t *testing.T) {
-	d := newDesk(t)
+// TestManyDrops: more small tickets than one append takes give way to a large one.
+func TestManyDrops(t *testing.T) {
+	d := newHarness(t)
 	for i := range MaxFinished {
 		fill(d, i, Closed, 10)
 	}

@@ -14,7 +14,7 @@ import (
 const openURI, approvalsURI, mineURI = "mcp://tickets/queue/open.json", "mcp://tickets/queue/approvals.json", "mcp://tickets/queue/mine.json"
 
 // read is what a queue shows.
-func (d *desk) read(c *kernel.Caller, uri string) (titles []string, total int) {
+func (d *harness) read(c *kernel.Caller, uri string) (titles []string, total int) {
 	d.t.Helper()
 	_, data, err := d.k.Read(context.Background(), c, uri)
 	if err != nil {
@@ -34,7 +34,7 @@ func (d *desk) read(c *kernel.Caller, uri string) (titles []string, total int) {
 }
 
 func TestQueues(t *testing.T) {
-	d := newDesk(t)
+	d := newHarness(t)
 	var ids []string
 	for _, p := range []string{"low", "urgent", "normal", "urgent"} {
 		ids = append(ids, d.do(ann, "create", object{"title": p, "priority": p}).Ticket.ID)
@@ -51,7 +51,7 @@ func TestQueues(t *testing.T) {
 		{ann, approvalsURI, []string{"ask"}},
 		{ann, mineURI, nil},
 		{bob, mineURI, []string{"low"}},
-		{who("b", "bob"), mineURI, nil},
+		{caller("b", "bob"), mineURI, nil},
 	} {
 		if got, total := d.read(tt.c, tt.uri); !slices.Equal(got, tt.want) || total != len(tt.want) {
 			t.Errorf("%s sees %v in %s, want %v", tt.c.Actor, got, tt.uri, tt.want)
@@ -65,11 +65,11 @@ func TestQueues(t *testing.T) {
 	}
 }
 
-// TestNotifications: a change is told to the subscribers of its tenant, of the queues that
+// TestNotifications: a change is notified to the subscribers of its tenant, of the queues that
 // show it differently, once for a burst, and nobody else hears of it.
 func TestNotifications(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t)
+		d := newHarness(t)
 		ctx, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = d.k.Run(ctx) })
@@ -116,15 +116,15 @@ func TestNotifications(t *testing.T) {
 			tt.do()
 			synctest.Wait()
 			if got := sub.Next().Updated; !slices.Equal(got, tt.want) {
-				t.Errorf("%s: told of %v, want %v", tt.name, got, tt.want)
+				t.Errorf("%s: notified of %v, want %v", tt.name, got, tt.want)
 			}
 			if got := other.Next().Updated; got != nil {
-				t.Errorf("%s: another tenant was told of %v", tt.name, got)
+				t.Errorf("%s: another tenant was notified of %v", tt.name, got)
 			}
 		}
-		// Unloaded: the resources are gone and subscribers are told.
+		// Unloaded: the resources are gone and subscribers are notified.
 		if !d.k.Unload(d.p) || !sub.Next().Resources {
-			t.Error("nobody was told that the resources are gone")
+			t.Error("nobody was notified of that the resources are gone")
 		}
 		if _, _, err := d.k.Read(ctx, ann, openURI); err == nil {
 			t.Error("a queue of an unloaded plugin")

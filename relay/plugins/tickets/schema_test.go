@@ -131,7 +131,7 @@ func TestStrict(t *testing.T) {
 // TestAnswers: every answer fits the output schema, errors included.
 func TestAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t)
+		d := newHarness(t)
 		schemas := make(map[string]*jsonschema.Schema)
 		for i := range tools {
 			schemas[tools[i].tool.Name] = compile(t, tools[i].tool.OutputSchema)
