@@ -197,7 +197,11 @@ func explainTransport(cmd *cobra.Command, e *client.TransportError) *exitError {
 	case client.Unreachable:
 		return explained(exitNotRunning, "no %s answers at %s (%w); start one with: %s, or name it with %s", server, e.URL, e.Err, start, flag)
 	case client.TimedOut:
-		return explained(exitTimeout, "the %s at %s did not answer in time", server, e.URL)
+		code := exitTimeout
+		if group(cmd) == "events" { // 7 means that --for or emit's second was over
+			code = exitFailure
+		}
+		return explained(code, "the %s at %s did not answer in time", server, e.URL)
 	case client.NeedsTLS:
 		return explained(exitFailure, "%w; use https:// in %s", e.Err, flag)
 	case client.UntrustedCertificate:
