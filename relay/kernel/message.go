@@ -120,7 +120,7 @@ type Result struct {
 }
 
 // RPCError is a JSON-RPC error of the MCP protocol (not one of ours: those are
-// *manifest.Error and never use the codes -32768..-32000). A Methods plugin may return
+// *manifest.Error and never use the codes -32768..-32000). A MethodHandler plugin may return
 // it as its error, a tool puts it into Result.RPCError.
 type RPCError struct {
 	Code    int64

@@ -281,7 +281,7 @@ func TestMethodFindsTheFirstByName(t *testing.T) {
 	answers("prompts/list", "")
 }
 
-// A Methods plugin is supervised as others are; what it says in MCP's words is no fault.
+// A MethodHandler plugin is supervised like others; an RPCError of it is not a fault.
 func TestMethodsAreSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})

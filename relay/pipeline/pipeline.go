@@ -48,7 +48,7 @@ type OrderRule struct {
 	Reason string // completes "A has to come before B: ..."
 }
 
-// AnyStage in a Rule means every other stage of the list.
+// AnyStage in an OrderRule stands for all other stages of the list.
 const AnyStage = "*"
 
 // Pipeline is a handler inside an ordered list of stages. Make one with New.

@@ -33,7 +33,7 @@ var (
 	_ kernel.Watcher = (*Plugin)(nil)
 )
 
-// ListPresence is the resource's content. At most kernel.MaxPresences entries, ascending by
+// Directory is the content of the resource. At most kernel.MaxPresences entries, ascending by
 // kind and id.
 type Directory struct {
 	Agents []kernel.Presence `json:"agents"`
