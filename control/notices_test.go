@@ -140,6 +140,9 @@ func TestModulesBeyondTheFrame(t *testing.T) {
 	inBubble(t, o, func(t *testing.T, r *rig) {
 		enable = r.prober.SetModules
 		p := r.peer().hello(bridge)
+		// The first sample is taken without the modules: it is due now, and would else be
+		// taken before or after start.
+		synctest.Wait()
 		if got := fmt.Sprint(p.ok("start", `{"modules":["wear","cpu","temperature","power"]}`)["started_modules"]); got != "[cpu temperature power wear]" {
 			t.Errorf("started are %s", got)
 		}
