@@ -101,6 +101,7 @@ soak: build ## an hour of faults and load; SOAK=5m for a slice
 test-slow: ## what needs real minutes, or no race detector
 	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestRFC0009.*Real$$|TestSwapsLoseNothing|TestTicketsSurviveKill|TestKilledDaemon' ./test
 	$(GO) test -timeout 5m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost' ./prober/history
+	$(GO) test -timeout 5m -run 'TestHostileClient' ./control
 
 ci: build lint test test-slow test-board test-32 cross reproducible ## what CI runs
 	FUZZTIME=3s test/fuzz.sh

@@ -33,7 +33,7 @@ func rssKB(t *testing.T, pid int, key string) int {
 // looks at the daemon's memory, which must hardly grow, and at its answers.
 func TestHostileClient(t *testing.T) {
 	path := filepath.Join(shortDir(t), "s")
-	record(t, historyFile(path), 20_000/slowness)
+	record(t, historyFile(path), 20_000/historyDivisor)
 	cmd := startServer(t, path)
 	pid := cmd.Process.Pid
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d/status", pid)); err != nil {
@@ -58,7 +58,7 @@ func TestHostileClient(t *testing.T) {
 			}
 		}
 	}
-	for range 50 {
+	for range 50 / historyDivisor {
 		ask()
 	}
 	before := rssKB(t, pid, "VmRSS")
@@ -118,9 +118,9 @@ func attacks() []attack {
 		}},
 		{"long histories, read", func(t *testing.T, path string) {
 			all(path, func(nc net.Conn) {
-				nc.SetDeadline(time.Now().Add(5 * time.Second))
+				nc.SetDeadline(time.Now().Add(5 * attackTime))
 				nc.Write(longHistory)
-				io.CopyN(io.Discard, nc, 256<<10)
+				io.CopyN(io.Discard, nc, 256<<10/historyDivisor)
 			})
 		}},
 		{"long histories, not read", func(t *testing.T, path string) {
@@ -171,7 +171,7 @@ func all(path string, f func(net.Conn)) {
 				return
 			}
 			defer nc.Close()
-			nc.SetDeadline(time.Now().Add(time.Second))
+			nc.SetDeadline(time.Now().Add(attackTime))
 			nc.Write(frame([]byte(`{"jsonrpc":"2.0","id":1,"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t"}}`)))
 			f(nc)
 		})
@@ -182,7 +182,7 @@ func all(path string, f func(net.Conn)) {
 // each has all connections send a message n times, and read nothing.
 func each(n int, body string) func(*testing.T, string) {
 	f := frame([]byte(body))
-	n = max(n/slowness, 1)
+	n = max(n/loadDivisor, 1)
 	return func(t *testing.T, path string) {
 		all(path, func(nc net.Conn) {
 			for range n {

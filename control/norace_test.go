@@ -2,6 +2,12 @@
 
 package control
 
+import "time"
+
 const raceEnabled = false
 
-const slowness = 1
+const (
+	historyDivisor = 1
+	loadDivisor    = 1
+	attackTime     = time.Second
+)

@@ -2,7 +2,15 @@
 
 package control
 
+import "time"
+
 const raceEnabled = true
 
-// slowness is by how much less is done, for the detector makes all slow and memory large.
-const slowness = 5
+// The race detector makes everything slow and memory large, so TestHostileClient does
+// less. The divisors are of the stored rows and of the messages of an attack; attackTime is
+// how long a connection of an attack lives.
+const (
+	historyDivisor = 10
+	loadDivisor    = 40
+	attackTime     = time.Second / 4
+)
