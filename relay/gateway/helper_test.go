@@ -158,6 +158,15 @@ func subscribe(t *testing.T, conn net.Conn, query string, header ...string) *str
 	return s
 }
 
+// limitReceiveBuffer keeps the kernel from growing the receive buffer to megabytes, so that
+// the connection of a stalled subscriber is full after fewer events.
+func (s *stream) limitReceiveBuffer() {
+	s.t.Helper()
+	if err := s.conn.(*net.TCPConn).SetReadBuffer(64 << 10); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // next is the next event that is no heartbeat.
 func (s *stream) next() sse.Event {
 	s.t.Helper()

@@ -378,10 +378,11 @@ func TestCounters(t *testing.T) {
 		read(s)
 	}
 	stalled := g.open("?topics=a,b")
+	stalled.limitReceiveBuffer()
 	for p := range posters {
 		posting.Go(func() {
 			for i := range posts / posters {
-				g.post([]string{"a", "b"}[(i+p)%2], `"`+strings.Repeat("x", 40<<10)+`"`)
+				g.post([]string{"a", "b"}[(i+p)%2], `"`+strings.Repeat("x", 16<<10)+`"`)
 			}
 		})
 	}

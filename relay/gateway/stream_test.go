@@ -155,6 +155,7 @@ func TestIdentityEnds(t *testing.T) {
 func TestSlowClient(t *testing.T) {
 	g := start(t, Options{Ring: 2000})
 	slow, live := g.open(""), g.open("?topics=big")
+	slow.limitReceiveBuffer()
 	data := `"` + strings.Repeat("x", 32<<10) + `"`
 	n := 0
 	for ; g.Stats().Dropped < 50; n++ {

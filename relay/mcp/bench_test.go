@@ -156,8 +156,10 @@ type rawConn struct {
 	addr string
 }
 
-func dial(b testing.TB, addr string) *rawConn {
-	c, err := net.Dial("tcp", addr)
+func dial(b testing.TB, addr string) *rawConn { return dialWith(b, net.Dialer{}, addr) }
+
+func dialWith(b testing.TB, d net.Dialer, addr string) *rawConn {
+	c, err := d.Dial("tcp", addr)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -185,7 +185,10 @@ const (
 // eras runs a test with a client of each era.
 func eras(t *testing.T, f func(t *testing.T, version string)) {
 	for _, v := range []string{legacyEra, modernEra} {
-		t.Run(v, func(t *testing.T) { f(t, v) })
+		t.Run(v, func(t *testing.T) {
+			t.Parallel()
+			f(t, v)
+		})
 	}
 }
 

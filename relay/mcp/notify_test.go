@@ -32,6 +32,7 @@ func (e *env) listen(version string) *listening {
 }
 
 func TestNotifications(t *testing.T) {
+	t.Parallel()
 	eras(t, func(t *testing.T, version string) {
 		e := newEnv(t, Options{})
 		b := newBoard("default", nodeA)

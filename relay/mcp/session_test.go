@@ -225,6 +225,7 @@ func (c *rawConn) get(token, id string) <-chan map[string]any {
 
 // TestRevokedTokenEndsStreams: streams end soon after their token, and so does everything else.
 func TestRevokedTokenEndsStreams(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, Options{OnDenied: func(w http.ResponseWriter, _ *http.Request, err error) {
 		w.Header().Set("WWW-Authenticate", `Bearer resource_metadata="x"`)
 		w.WriteHeader(http.StatusUnauthorized)

@@ -108,6 +108,7 @@ func TestStream(t *testing.T) {
 }
 
 func TestStreamEnds(t *testing.T) {
+	t.Parallel()
 	eras(t, func(t *testing.T, version string) {
 		e := newEnv(t, Options{})
 		b := newBoard("default", nodeA)

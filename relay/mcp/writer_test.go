@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,13 +22,18 @@ func TestStalledReader(t *testing.T) {
 	})
 	e.load(newBoard("default", nodeA))
 	addr := e.srv.Listener.Addr().String()
-	const readers = 50
+	const readers = stalledReaderPeers
 	var streams []<-chan map[string]any
 	listen := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{` + modernMeta + `,"notifications":{"toolsListChanged":true,"resourcesListChanged":true}}}`
 	for i := range readers {
-		c := dial(t, addr)
+		var d net.Dialer
 		if i == 0 {
-			_ = c.c.(*net.TCPConn).SetReadBuffer(4096)
+			d.Control = func(_, _ string, raw syscall.RawConn) error { // before the first window is offered
+				return raw.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096) })
+			}
+		}
+		c := dialWith(t, d, addr)
+		if i == 0 {
 			id := e.initialize("")
 			if _, err := fmt.Fprintf(c.c, "GET /mcp HTTP/1.1\r\nHost: %s\r\nAccept: text/event-stream\r\nMcp-Protocol-Version: 2025-11-25\r\nMcp-Session-Id: %s\r\n\r\n", addr, id); err != nil {
 				t.Fatal(err)

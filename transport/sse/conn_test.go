@@ -52,6 +52,7 @@ func fillBuffers(t *testing.T, w *Writer) int {
 
 // A peer that takes nothing does not hold a write for ever that has no deadline.
 func TestUserTimeout(t *testing.T) {
+	t.Parallel()
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -79,6 +80,7 @@ func TestUserTimeout(t *testing.T) {
 // A frame the kernel takes only in part is never torn: the remainder is sent first when
 // there is room, also through TLS, also when the stream closes.
 func TestPartialFrame(t *testing.T) {
+	t.Parallel()
 	plainAndTLS(t, func(t *testing.T, secure bool) {
 		s := serve(t, secure, Options{}, nil)
 		t.Run("then close", func(t *testing.T) {

@@ -97,10 +97,14 @@ func wantStream(t *testing.T, got []Event, err error, n int, c Code) {
 	}
 }
 
-// plainAndTLS runs a test plain and with TLS.
+// plainAndTLS runs a test plain and with TLS, both at the same time.
 func plainAndTLS(t *testing.T, f func(t *testing.T, secure bool)) {
-	t.Run("plain", func(t *testing.T) { f(t, false) })
-	t.Run("tls", func(t *testing.T) { f(t, true) })
+	for name, secure := range map[string]bool{"plain": false, "tls": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f(t, secure)
+		})
+	}
 }
 
 var _ Source[[]byte] = (*fanout.Subscriber[[]byte])(nil)

@@ -275,6 +275,7 @@ func TestLingerEnds(t *testing.T) {
 // Beyond maxLingering a stalled socket is closed, and the kernel bounds how long it
 // goes on knocking.
 func TestMaxLingering(t *testing.T) {
+	t.Parallel()
 	s := serve(t, false, Options{Linger: time.Second}, nil)
 	c, w := s.open(2304)
 	for n := range 40 {

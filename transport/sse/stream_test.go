@@ -241,6 +241,7 @@ func TestFrameIsWhole(t *testing.T) {
 // RFC-0009 §6: a reader that stops is cut when its kernel took no more and three
 // frames wait; what it finds when it comes back ends with the close event.
 func TestStalledReader(t *testing.T) {
+	t.Parallel()
 	plainAndTLS(t, func(t *testing.T, secure bool) {
 		now := newClock()
 		s := serve(t, secure, Options{Now: now.Now}, nil)

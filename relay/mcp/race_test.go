@@ -1,0 +1,6 @@
+//go:build race
+
+package mcp
+
+// The race detector makes each notification several times as expensive.
+const stalledReaderPeers = 10
