@@ -150,7 +150,7 @@ func (s *Store) addBoot(d *db) (int64, error) {
 		return 0, err
 	}
 	if last >= slots-1 {
-		if err := d.removeFromAll(minTS, -1); err != nil {
+		if _, err := d.removeFromAll(minTS, -1); err != nil {
 			return 0, err
 		}
 		if _, err := d.exec("DELETE FROM boots"); err != nil {

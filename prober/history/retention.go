@@ -87,14 +87,7 @@ func (d *db) remove(before, limit int64) (removed int64, err error) {
 			before = min(before, ts)
 		}
 	}
-	for _, t := range tables {
-		n, err := d.removeRange(t, from, before-1)
-		if err != nil {
-			return 0, err
-		}
-		removed += n
-	}
-	return removed, nil
+	return d.removeFromAll(from, before-1)
 }
 
 // limitUndated removes the oldest undated rows when there are too many.
@@ -103,17 +96,22 @@ func (d *db) limitUndated() error {
 	if err != nil || undated == 0 {
 		return err
 	}
-	return d.tx(func() error { return d.removeFromAll(minTS, undated) })
+	return d.tx(func() error {
+		_, err := d.removeFromAll(minTS, undated)
+		return err
+	})
 }
 
-// removeFromAll deletes the rows of from..to in both tables.
-func (d *db) removeFromAll(from, to int64) error {
+// removeFromAll deletes the rows of from..to in both tables and returns how many.
+func (d *db) removeFromAll(from, to int64) (removed int64, err error) {
 	for _, t := range tables {
-		if _, err := d.removeRange(t, from, to); err != nil {
-			return err
+		n, err := d.removeRange(t, from, to)
+		if err != nil {
+			return 0, err
 		}
+		removed += n
 	}
-	return nil
+	return removed, nil
 }
 
 // applyRetention removes everything beyond the bounds and makes the file smaller, if
