@@ -55,7 +55,7 @@ func (ss *session) stop(_ context.Context, p *params) (any, error) {
 // setConfig changes cadences, and saves them with persist. A change that cannot be saved
 // still takes effect, and the answer says so.
 func (ss *session) setConfig(ctx context.Context, p *params) (any, error) {
-	base, _ := p.millis("base_interval_ms", prober.MinInterval, prober.MaxInterval)
+	base := p.millis("base_interval_ms", prober.MinInterval, prober.MaxInterval)
 	var byName map[string]integer
 	p.take("module_intervals", &byName)
 	var persist bool

@@ -2,6 +2,7 @@ package control
 
 import (
 	"errors"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -48,11 +49,17 @@ func (p *params) take(name string, v any) bool {
 	return true
 }
 
-// require is take for a member that must be there.
-func (p *params) require(name string, v any) {
-	if !p.take(name, v) {
+// mustHave fails unless a member is there and not null. It comes before the take.
+func (p *params) mustHave(name string) {
+	if raw, ok := p.members[name]; !ok || string(raw) == "null" {
 		p.fail(errParams(name, "is missing"))
 	}
+}
+
+// require is take for a member that must be there.
+func (p *params) require(name string, v any) {
+	p.mustHave(name)
+	p.take(name, v)
 }
 
 // text requires a string of at most limit bytes.
@@ -64,26 +71,23 @@ func (p *params) text(name string, limit int) (s string) {
 	return s
 }
 
-// millis takes a duration in whole milliseconds, min..max; ok is false without one.
-func (p *params) millis(name string, min, max time.Duration) (d time.Duration, ok bool) {
+// millis takes a duration in whole milliseconds, min..max; 0 without one.
+func (p *params) millis(name string, min, max time.Duration) time.Duration {
 	var n integer
 	if !p.take(name, &n) {
-		return 0, false
+		return 0
 	}
 	d, err := n.millis(name, min, max)
 	if err != nil {
 		p.fail(err)
 	}
-	return d, true
+	return d
 }
 
 // requireMillis is millis for a member that must be there.
 func (p *params) requireMillis(name string, min, max time.Duration) time.Duration {
-	d, ok := p.millis(name, min, max)
-	if !ok {
-		p.fail(errParams(name, "is missing"))
-	}
-	return d
+	p.mustHave(name)
+	return p.millis(name, min, max)
 }
 
 // integer takes a number that is not negative and has no fraction; 0 without one.
@@ -98,9 +102,7 @@ func (p *params) integer(name string) int64 {
 
 // requireInteger is integer for a member that must be there.
 func (p *params) requireInteger(name string) int64 {
-	if raw, ok := p.members[name]; !ok || string(raw) == "null" {
-		p.fail(errParams(name, "is missing"))
-	}
+	p.mustHave(name)
 	return p.integer(name)
 }
 
@@ -141,14 +143,9 @@ func (p *params) choices(name string, known []string) (list []string) {
 
 // finish refuses members that were not taken and returns the first error.
 func (p *params) finish() error {
-	left := ""
-	for name := range p.members {
-		if left == "" || name < left { // the same error each time
-			left = name
-		}
-	}
 	if len(p.members) > 0 {
-		p.fail(errParams(left[:min(len(left), 64)], "is not known here"))
+		name := slices.Min(slices.Collect(maps.Keys(p.members))) // the same error each time
+		p.fail(errParams(name[:min(len(name), 64)], "is not known here"))
 	}
 	if p.err != nil {
 		return p.err

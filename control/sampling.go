@@ -185,10 +185,8 @@ func (p *sampling) dueLocked(s *prober.Sample, base time.Duration) (set prober.M
 		set |= 1 << m
 		p.lastSent[m] = s.Mono
 		every := p.intervals.of(m, base)
-		if next := p.nextDue[m] + every; p.nextDue[m] > 0 && next > s.Mono {
-			p.nextDue[m] = next
-		} else {
-			p.nextDue[m] = s.Mono + every
+		if p.nextDue[m] += every; p.nextDue[m] == every || p.nextDue[m] <= s.Mono {
+			p.nextDue[m] = s.Mono + every // the first one of the plan, or one after a delay
 		}
 	}
 	if s.Modules != nil {

@@ -279,11 +279,6 @@ func (s *Server) serve(ctx context.Context, c *serverChannel) {
 		return
 	}
 	s.stats.accepted.Add(1)
-	s.serveRPC(ctx, c)
-}
-
-// serveRPC serves a client that was allowed.
-func (s *Server) serveRPC(ctx context.Context, c *serverChannel) {
 	sess := &session{srv: s, c: c, subscribed: make(chan *subscription, 1)}
 	rpc := jrpc2.NewServer(sess, &jrpc2.ServerOptions{
 		Concurrency:    1,
