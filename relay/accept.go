@@ -39,7 +39,9 @@ func parseAccept(values []string) (wantJSON, wantStream bool) {
 // jsonRanges are the media ranges that match application/json, the least specific first.
 var jsonRanges = []string{"*/*", "application/*", "application/json"}
 
-// hasWeight reports whether the parameters of a media range leave it a weight above 0.
+// hasWeight reports whether the parameters of a media range leave it a weight above 0. The
+// default weight is 1; a malformed one counts as 0, so that a range is not accepted by
+// mistake. Parameters other than q are ignored.
 func hasWeight(params string) bool {
 	for more := true; more; {
 		var p string
@@ -55,7 +57,8 @@ func hasWeight(params string) bool {
 
 var qvalue = regexp.MustCompile(`^(?:0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)$`) // RFC 9110 §12.4.2
 
-// cutUnquoted is strings.Cut at a byte that is not inside a quoted string.
+// cutUnquoted is strings.Cut at a byte that is not inside a quoted string (RFC 9110 §5.6.4),
+// in which a backslash escapes the next byte.
 func cutUnquoted(s string, sep byte) (before, after string, found bool) {
 	quoted := false
 	for i := 0; i < len(s); i++ {

@@ -29,6 +29,12 @@ const (
 // rotated by size. write copies a line into a buffer that run writes out, so that a call
 // waits for the disk only when the buffer is full.
 //
+//	{"ts":"2026-01-02T03:04:05.678Z","tenant":"default","actor":"ci","tool":"sys.….snapshot",
+//	 "node_id":"…","decision":"allowed","trace_id":"…"}
+//
+// Empty members are left out. Arguments and results are not in it, so that the file holds
+// no data of boards or callers.
+//
 // While the disk takes nothing, lines wait in the buffer. A line that does not fit any more
 // is counted as lost; no line is cut in two.
 type auditLog struct {
@@ -106,7 +112,8 @@ func (a *auditLog) write(r *kernel.Record) {
 	a.lines++
 }
 
-// appendField appends a JSON member, or nothing for an empty value.
+// appendField appends a JSON member, or nothing for an empty value. A value of printable
+// ASCII, as nearly all are, is copied without encoding/json, which would allocate.
 func appendField(b []byte, key, value string) []byte {
 	if value == "" {
 		return b
@@ -123,8 +130,9 @@ func appendField(b []byte, key, value string) []byte {
 	return append(append(append(b, '"'), value...), '"')
 }
 
-// rotateLocked starts a new file. It removes the oldest first: the lines that wait may need
-// its space.
+// rotateLocked starts a new file: audit.jsonl becomes audit.jsonl.1, and so on. Renaming onto
+// the oldest removes it before anything is written: the lines that wait may need its space.
+// After a failed rename the old file continues to grow, and is tried again with each line.
 func (a *auditLog) rotateLocked() {
 	for i := maxAuditFiles - 1; i >= 1; i-- {
 		from := a.path
@@ -145,13 +153,11 @@ func (a *auditLog) closeLocked() error {
 		return nil
 	}
 	a.flushLocked()
-	a.lost += uint64(bytes.Count(a.buf, newline))
+	a.lost += uint64(bytes.Count(a.buf, []byte("\n")))
 	err := a.file.Close()
 	a.file, a.buf = nil, a.buf[:0]
 	return err
 }
-
-var newline = []byte("\n")
 
 // flushLocked writes the buffer; what the file does not take stays.
 func (a *auditLog) flushLocked() {
@@ -174,15 +180,8 @@ func (a *auditLog) flush() {
 
 // run flushes until ctx ends, and once more then.
 func (a *auditLog) run(ctx context.Context) {
-	t := time.NewTicker(auditFlushInterval)
-	defer t.Stop()
-	for ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-t.C:
-		}
-		a.flush()
-	}
+	every(ctx, auditFlushInterval, a.flush)
+	a.flush()
 }
 
 // close flushes and closes the file.
@@ -192,7 +191,8 @@ func (a *auditLog) close() error {
 	return a.closeLocked()
 }
 
-// stats returns how many lines were written or wait, and how many were lost.
+// stats returns how many lines were written or wait, and how many were lost. A rename that
+// failed during rotation counts as a loss too, since the oldest lines may be gone.
 func (a *auditLog) stats() (lines, lost uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -24,6 +24,13 @@ type callBody struct {
 }
 
 // toolsCall serves POST /mcp/tools/call: a unary call, or a stream.
+//
+//	readCall ── refused ──────────────> audit, error envelope
+//	         └─> kernel.Call ── failed ─> error envelope; the kernel has audited it
+//	                         ├─ result ─> answerCall
+//	                         └─ stream ─> serveStream, until its close event
+//
+// Each request gets exactly one audit record for its decision, from here or from the kernel.
 func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 	kr := &kernel.Request{}
 	kr.TraceID, kr.Traced = edge.TraceID(req)
@@ -147,7 +154,7 @@ var (
 )
 
 // metaHeader carries over plain HTTP what _meta carries in MCP, as a JSON object on one
-// line: the stages sign and compress use it to speak to their clients.
+// line. The stages sign and compress exchange their parameters with clients in it.
 const metaHeader = "Agentctl-Meta"
 
 // maxMetaSize bounds metaHeader, in bytes.
@@ -186,7 +193,8 @@ func isPluginTool(s string) bool {
 }
 
 // authenticate returns the caller that a request's token proves. The tenant comes from the
-// token only.
+// token only: nothing else in a request can select another one. Caller.Active lets a
+// stream end when its token is revoked.
 func (r *Relay) authenticate(req *http.Request, transport string) (*kernel.Caller, error) {
 	token, given := edge.Bearer(req)
 	if !given && r.opt.Anonymous {
@@ -200,7 +208,8 @@ func (r *Relay) authenticate(req *http.Request, transport string) (*kernel.Calle
 		Active: func() error { return r.store.Active(id) }}, nil
 }
 
-// callerOf authenticates a request and keeps its caller present.
+// callerOf authenticates a request and keeps its caller present: an agent has no connection
+// whose end could be seen, so its requests are its heartbeats.
 func (r *Relay) callerOf(req *http.Request, transport string) (*kernel.Caller, error) {
 	c, err := r.authenticate(req, transport)
 	if err == nil {

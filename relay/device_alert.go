@@ -35,7 +35,8 @@ type alert struct {
 }
 
 // valid checks the strings of a board before they reach the event log and agents: names are
-// plain words, and the message is one printable line.
+// plain words, and the message is one printable line of at most 512 bytes. It bounds what a
+// compromised board can write into the context of a language model.
 func (a *alert) valid() bool {
 	switch {
 	case a.NodeID != "" || (a.Level != "info" && a.Level != "warn" && a.Level != "error"):
@@ -53,7 +54,8 @@ func isWord(s string) bool {
 }
 
 // onDeviceEvent takes an event that a board sent by itself: an alert goes into the event
-// log. It runs in the link's session and does not block.
+// log. It runs in the link's session and must not block, so it offers the alert and drops it
+// when the log is behind. An unknown topic or a bad alert is audited, and the link stays.
 func (r *Relay) onDeviceEvent(n *hub.Node, topic string, data []byte) {
 	var a alert
 	if topic != link.TopicAlert || strictjson.Unmarshal(data, &a) != nil || !a.valid() {

@@ -21,8 +21,16 @@ import (
 // The callbacks of the hub: what the relay does when a device link authenticates, becomes
 // ready, reports something and ends.
 //
-// authenticateDevice turns a device's auth message into a grant. Node id and tenant come
-// from the token only, never from the message.
+//	auth      authenticateDevice   verify the token; the node gets its name
+//	announce  capabilityCache, onDeviceAnnounce   check and store the capabilities
+//	ready     onDeviceReady        load the device as a plugin
+//	ping      onDevicePing         refresh its presence
+//	event     onDeviceEvent        an alert goes into the event log (device_alert.go)
+//	end       onDeviceGone         the offline plugin takes over (offline.go)
+
+// authenticateDevice verifies a device's auth message and returns its grant. Node id and
+// tenant come from the token only, not from the message. A refusal names no detail, so that
+// somebody who tries tokens learns nothing from it.
 func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Grant, error) {
 	id, err := r.store.Verify(a.Token, auth.ClassDevice)
 	switch {
@@ -45,7 +53,8 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 }
 
 // boundTo reports whether a token is valid on the install that uses it. A token minted by
-// enrollment is bound to one install by the hash of its instance id.
+// enrollment is bound to one install by the hash of its instance id, so that a copied
+// token does not work on another board. A token without an instance is valid on any.
 func boundTo(id *auth.Identity, instanceID string) bool {
 	if id.Instance == "" {
 		return true
@@ -86,8 +95,9 @@ func (c *capabilityCache) validate(raw []byte) error {
 	return nil
 }
 
-// onDeviceAnnounce stores what a node has announced, so that calls can tell an unknown tool
-// from an offline node while it is away.
+// onDeviceAnnounce stores what a node has announced, so that a call to an offline node can
+// still distinguish an unknown tool from a tool that is unavailable. It writes to disk, which
+// OnAnnounce allows and OnReady does not.
 func (r *Relay) onDeviceAnnounce(n *hub.Node) {
 	if _, err := r.store.UpsertNode(context.Background(), n.Tenant(), n.ID(), "", n.Manifest()); err != nil {
 		r.log.Warn("node registry", zap.String("node_id", n.ID()), zap.Error(err))
@@ -95,7 +105,7 @@ func (r *Relay) onDeviceAnnounce(n *hub.Node) {
 }
 
 // onDeviceReady loads a device as a plugin. It replaces the plugin of an earlier link, or
-// the offline plugin.
+// the offline plugin, in one step: clients see no moment without the device's tools.
 func (r *Relay) onDeviceReady(n *hub.Node) {
 	d := newDevice(n)
 	if err := r.kernel.Load(d, true); err != nil {
@@ -126,6 +136,7 @@ func (r *Relay) onDeviceGone(n *hub.Node) {
 }
 
 // auditDevice writes what happened to a device into the audit log, the metrics and the log.
+// A kind that the switch does not name is a device that broke the protocol: failed.
 func (r *Relay) auditDevice(e hub.AuditEvent) {
 	decision, reason := kernel.Failed, e.Kind
 	switch e.Kind {

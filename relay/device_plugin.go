@@ -122,13 +122,15 @@ func (d *device) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 }
 
 // subscribe joins the device's stream of that interval. The first subscriber opens it and
-// acquires the capability's limit; later ones share it.
+// acquires the capability's limit; later ones share it, so any number of clients costs the
+// device one stream for each interval.
 func (d *device) subscribe(ctx context.Context, t *manifest.Tool, intervalMS int64, limit *manifest.Limit, opt hub.CallOptions) (*hub.Subscriber, error) {
 	acquire := func() (func(), error) { return limit.Release, limit.Acquire(time.Now()) }
 	return d.node.Subscribe(ctx, t, hub.IntervalArgs(intervalMS), intervalMS, acquire, opt)
 }
 
-// tool returns the tool of a name. The kernel routes only names from the manifest here.
+// tool returns the tool of a name. The kernel routes only names from the manifest here, so an
+// unknown one is a bug. A device has a handful of tools, which a loop finds without a map.
 func (d *device) tool(name string) *manifest.Tool {
 	for i := range d.tools {
 		if d.tools[i].Canonical == name {

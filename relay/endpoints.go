@@ -36,11 +36,12 @@ func (e *endpoints) init(o *Options) {
 	e.enforceQuota.Store(o.EnforceQuota)
 }
 
-// gate serves a route while its endpoint is enabled.
+// gate serves a route while its endpoint is enabled. Requests and links that it let through
+// before continue: disabling stops new work only.
 func (r *Relay) gate(enabled *atomic.Bool, h http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !enabled.Load() {
-			r.fail(w, req, http.StatusServiceUnavailable, manifest.Internal, "the operator has closed this way in")
+			r.fail(w, req, http.StatusServiceUnavailable, manifest.Internal, "the operator has disabled this endpoint")
 			return
 		}
 		h(w, req)
@@ -116,7 +117,7 @@ func (t transports) Configure(name string, raw json.RawMessage) error {
 	case c.StreamQuota != nil && (*c.StreamQuota < 0 || *c.StreamQuota > 1_000_000):
 		return bad("stream_quota must be 0 (none) to 1000000")
 	case c.Enabled != nil && !*c.Enabled && other != nil && !other.Load():
-		return bad("this is the last way to the control plane; open the other one first")
+		return bad("this is the last endpoint that reaches the control plane; enable the other one first")
 	}
 	if c.Enabled != nil {
 		enabled.Store(*c.Enabled)
@@ -130,7 +131,9 @@ func (t transports) Configure(name string, raw json.RawMessage) error {
 	return nil
 }
 
-// healthProblems lists what is wrong at the moment, for the control plane.
+// healthProblems lists what is wrong at the moment, for the control plane. Each is a
+// sentence for an operator, with where to look; an empty list means healthy. A lost audit
+// line stays in it until a restart, because it cannot be made up for.
 func (r *Relay) healthProblems() []string {
 	var problems []string
 	s := r.events.Stats()

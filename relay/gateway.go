@@ -19,7 +19,9 @@ import (
 	"agentctl/transport/edge"
 )
 
-// openGateway makes the event gateway and takes its port, if it is to be served.
+// openGateway makes the event gateway and takes its port, if it is to be served. The gateway
+// inherits what it was not given: the relay's certificate, its permission for plain HTTP,
+// and its event log and identities in any case.
 func (r *Relay) openGateway() (err error) {
 	if !r.partEnabled(PartSSE) {
 		return nil
@@ -38,7 +40,8 @@ func (r *Relay) openGateway() (err error) {
 		o.TLS = r.tls
 	}
 	if host, port, err := net.SplitHostPort(o.Listen); err == nil && host == "" && o.SubscribeToken == "" {
-		// Without a choice it is reachable from where the relay is.
+		// Without a host it listens where the relay does: a relay on loopback must not get a
+		// gateway that the network reaches.
 		if host, _, err = net.SplitHostPort(r.opt.Listen); err == nil {
 			o.Listen = net.JoinHostPort(host, port)
 		}
@@ -80,14 +83,11 @@ func (r *Relay) SSEURL() string {
 	if r.gatewayListener == nil {
 		return ""
 	}
-	host, port, err := net.SplitHostPort(r.gatewayListener.Addr().String())
-	if ip := net.ParseIP(host); err == nil && ip.IsUnspecified() {
-		host = "127.0.0.1"
-		if r.public != nil {
-			host = r.public.Hostname()
-		}
+	host := "127.0.0.1"
+	if r.public != nil {
+		host = r.public.Hostname()
 	}
-	return r.scheme() + "://" + net.JoinHostPort(host, port) + gateway.StreamPath
+	return baseURL(reachableAddr(r.gatewayListener.Addr().String(), host), r.tls != nil) + gateway.StreamPath
 }
 
 // gatewayAuth admits the relay's own tokens to the gateway.
@@ -114,7 +114,8 @@ func (a gatewayAuth) Authenticate(req *http.Request) (gateway.Identity, error) {
 const maxRefusals = 10
 
 // publishRefusal publishes a refused or failed call under the topic audit. A served call
-// of a board is in the event log already; other plugins log what they do.
+// of a board is in the event log already; other plugins log what they do. Without a tenant
+// there is nobody to publish to: the token was bad.
 func (r *Relay) publishRefusal(rec *kernel.Record) {
 	if r.gateway == nil || rec.Tenant == "" || (rec.Decision != kernel.Denied && rec.Decision != kernel.Failed) || !r.refusals.Allow() {
 		return
@@ -133,6 +134,7 @@ func (r *Relay) publishRefusal(rec *kernel.Record) {
 // logLevel shows and changes the level of the service log for the control plane.
 type logLevel struct{ r *Relay }
 
+// newLogLevel returns a nil interface when the level of the logger cannot be changed.
 func newLogLevel(r *Relay) control.Level {
 	if r.opt.Level == nil {
 		return nil

@@ -16,8 +16,9 @@ import (
 // are in memory only. onReady is called with the gateway's URL for a client on this machine.
 // An error of the options is an *OptionError.
 //
-// The log outlives the gateway, since what was accepted must still get to the disk; when
-// the log fails, the gateway ends.
+// The log outlives the gateway, since what was accepted must still get to the disk: deferred
+// calls stop it after Run has returned, and then close its file. When the log fails, the
+// gateway ends with the log's error.
 func ServeGateway(ctx context.Context, o gateway.Options, dir string, onReady func(baseURL string)) (err error) {
 	gatewayCtx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -34,7 +35,7 @@ func ServeGateway(ctx context.Context, o gateway.Options, dir string, onReady fu
 	if err != nil {
 		return &OptionError{"SSE", err}
 	}
-	g.OnReady(func(addr string) { onReady(localURL(addr, o.TLS != nil)) })
+	g.OnReady(func(addr string) { onReady(baseURL(reachableAddr(addr, "127.0.0.1"), o.TLS != nil)) })
 	if err = g.Run(gatewayCtx); err == nil && ctx.Err() == nil {
 		err = context.Cause(gatewayCtx)
 	}
@@ -42,33 +43,36 @@ func ServeGateway(ctx context.Context, o gateway.Options, dir string, onReady fu
 }
 
 // runStore runs the event log until stop is called, and calls fail when it ends before. It
-// returns when the log takes events.
+// returns once the log takes events: the gateway would otherwise refuse its first ones.
 func runStore(store *eventlog.Store, fail func(error)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	started := make(chan struct{})
 	wg.Go(func() {
-		close(started)
 		if err := store.Run(ctx); ctx.Err() == nil {
 			fail(fmt.Errorf("the event log stopped: %w", err))
 		}
 	})
-	<-started
+	<-store.Started()
 	return func() {
 		cancel()
 		wg.Wait()
 	}
 }
 
-// localURL is the URL of a listener for a client on this machine.
-func localURL(addr string, secure bool) string {
-	host, port, _ := net.SplitHostPort(addr)
-	if ip := net.ParseIP(host); host == "" || (ip != nil && ip.IsUnspecified()) {
-		host = "127.0.0.1"
+// baseURL is the URL of a listener's address, without a trailing slash.
+func baseURL(addr string, isTLS bool) string {
+	if isTLS {
+		return "https://" + addr
 	}
-	scheme := "http"
-	if secure {
-		scheme = "https"
+	return "http://" + addr
+}
+
+// reachableAddr is addr with host in place of an unspecified address (0.0.0.0, ::), to which
+// a client cannot connect everywhere.
+func reachableAddr(addr, host string) string {
+	h, port, _ := net.SplitHostPort(addr)
+	if ip := net.ParseIP(h); h != "" && !ip.IsUnspecified() {
+		host = h
 	}
-	return scheme + "://" + net.JoinHostPort(host, port)
+	return net.JoinHostPort(host, port)
 }

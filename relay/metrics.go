@@ -67,7 +67,7 @@ func (c *counters) countDeviceEvent(kind string) {
 	}
 }
 
-// snapshot holds the Stats of all packages at one moment.
+// snapshot holds the Stats of all packages for one scrape.
 type snapshot struct {
 	r                     *Relay
 	hub                   hub.Stats
@@ -92,7 +92,8 @@ type metric struct {
 	value           func(*snapshot) float64
 }
 
-// families are all metrics without labels. Names are part of the interface; help may change.
+// families are all metrics without labels. Names and types are part of the interface and do
+// not change; help may.
 var families = []metric{
 	{"agentctl_devices_connected", "gauge", "Devices with a ready link.", func(s *snapshot) float64 { return float64(s.hub.Nodes) }},
 	{"agentctl_device_streams", "gauge", "Metric streams open on devices.", func(s *snapshot) float64 { return float64(s.hub.Streams) }},
@@ -154,7 +155,7 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 	for _, c := range manifest.Codes {
 		b = appendSample(b, "agentctl_tool_calls_total", `code="`+string(c)+`"`, float64(r.metrics.calls[c].Load()))
 	}
-	b = appendHeader(b, "agentctl_device_events_total", "counter", "Remarkable things about devices, by kind.")
+	b = appendHeader(b, "agentctl_device_events_total", "counter", "Events of device links, by kind.")
 	for _, k := range deviceEventKinds {
 		b = appendSample(b, "agentctl_device_events_total", `kind="`+k+`"`, float64(r.metrics.events[k].Load()))
 	}
@@ -186,7 +187,8 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 }
 
 // appendHistograms appends a family of histograms with a series for each class of request.
-// Buckets are cumulative, as the format wants them.
+// The stages count each bucket by itself; the format requires cumulative ones, of which the
+// last has le="+Inf" and equals _count.
 func appendHistograms(b []byte, name, help string, classes []stages.ClassStats, of func(*stages.ClassStats) *stages.Histogram) []byte {
 	b = appendHeader(b, name, "histogram", help)
 	for i := range classes {
@@ -226,7 +228,7 @@ func appendSample(b []byte, name, label string, v float64) []byte {
 	return append(b, '\n')
 }
 
-// cpuSeconds is the CPU time of this process, user and system.
+// cpuSeconds is the CPU time of this process, user and system, in all its threads.
 func cpuSeconds() float64 {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
@@ -250,7 +252,8 @@ func heapBytes() float64 {
 	return float64(uint64Of(&s[0]))
 }
 
-// metricsRoutes is the surface of the metrics listener.
+// metricsRoutes is the surface of the metrics listener. It needs no token, so the listener
+// should be bound to loopback or to a monitoring network; no figure names a tenant or a node.
 func (r *Relay) metricsRoutes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {

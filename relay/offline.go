@@ -17,7 +17,8 @@ import (
 //	onDeviceGone → offlinePlugin loaded, queued ──→ reconnect replaces it
 //	                                            └─→ offlineGrace over: expireOffline unloads it
 
-// offlineGrace keeps the lists of tools right within a second.
+// offlineGrace is below one second, within which the lists of tools must be right. A device
+// that reconnects immediately needs a few round trips, which take far less.
 const offlineGrace = 900 * time.Millisecond
 
 // offlinePlugin takes the place of a device plugin: it offers the same tools and refuses
@@ -69,8 +70,9 @@ func (p *offlinePlugin) Read(context.Context, *kernel.Caller, string) ([]byte, e
 // Watch implements kernel.Watcher. The kernel retries it.
 func (p *offlinePlugin) Watch(context.Context, string, func()) error { return errOffline() }
 
-// offlineQueue holds the offline plugins in the order in which they expire, at most one
-// for each device.
+// offlineQueue holds the offline plugins in the order in which they expire. That is the order
+// of arrival, since all have the same grace, so no heap is needed. A plugin that its device
+// has replaced meanwhile stays until it expires; Unload then finds it gone.
 type offlineQueue struct {
 	mu      sync.Mutex // protects waiting
 	waiting []*offlinePlugin

@@ -18,7 +18,8 @@ import (
 // DefaultListen is where a relay listens if Options do not say.
 const DefaultListen = "127.0.0.1:8460"
 
-// Parts of a relay, for Options.Parts.
+// Parts of a relay, for Options.Parts. They share the state directory and the event log, but
+// no listener.
 const (
 	PartMCP = "mcp" // boards, tools, metric streams and MCP, on Listen
 	PartSSE = "sse" // the event gateway, on a listener of its own
@@ -31,7 +32,9 @@ const (
 	PluginDirectory = "directory"
 )
 
-// Options configure a relay. Only StateDir is required.
+// Options configure a relay. Only StateDir is required. Open checks them before it creates
+// or changes anything; what it cannot serve is an *OptionError, from which the caller makes
+// a message in the words of its own flags.
 type Options struct {
 	StateDir      string       // keys, tokens, nodes, event log and audit log
 	Listen        string       // HOST:PORT; default DefaultListen
@@ -70,7 +73,8 @@ type Options struct {
 // ErrOptions is what every OptionError is (errors.Is).
 var ErrOptions = errors.New("relay: bad options")
 
-// ErrPlainHTTP refuses a listener beyond loopback without TLS.
+// ErrPlainHTTP refuses a listener beyond loopback without TLS. Options.Insecure allows it,
+// for a relay behind a proxy that terminates TLS.
 var ErrPlainHTTP = errors.New("refusing plain HTTP: tokens would cross the network in the clear")
 
 // OptionError says which field of Options cannot be served, and why.
@@ -88,7 +92,8 @@ func badOption(option, format string, args ...any) error {
 	return &OptionError{option, fmt.Errorf(format, args...)}
 }
 
-// check completes the options and sets what follows from them: loopback and public.
+// checkOptions checks the options and sets what follows from them: loopback and public. It
+// touches neither the disk nor the network, so that a wrong option has no side effect.
 func (r *Relay) checkOptions() error {
 	o := &r.opt
 	for _, part := range o.Parts {
@@ -133,7 +138,8 @@ func (r *Relay) checkOptions() error {
 	return nil
 }
 
-// partEnabled reports whether a part is served.
+// partEnabled reports whether a part is served. Without Options.Parts the gateway is served
+// where it is configured.
 func (r *Relay) partEnabled(part string) bool {
 	if len(r.opt.Parts) > 0 {
 		return slices.Contains(r.opt.Parts, part)

@@ -31,7 +31,6 @@ import (
 	"agentctl/relay/kernel"
 	"agentctl/relay/mcp"
 	"agentctl/relay/plugins/control"
-	"agentctl/relay/plugins/directory"
 	"agentctl/relay/plugins/process"
 	"agentctl/relay/plugins/tickets"
 	"agentctl/relay/stages"
@@ -40,7 +39,13 @@ import (
 	"agentctl/transport/sse"
 )
 
-// Relay is an opened relay.
+// Relay is an opened relay. What changes after Run has begun to serve is atomic or has a
+// lock; the other fields are read without one.
+//
+// The life of a Relay:
+//
+//	Open ──> Run ── ctx ends, or a part fails ──> drain ──> Close
+//	     └─> Close, when Run is not called
 type Relay struct {
 	opt Options
 	log *zap.Logger
@@ -57,8 +62,8 @@ type Relay struct {
 	mcp       *mcp.Handler
 	gateway   *gateway.Gateway // nil: not served
 	control   *control.Plugin
-	tickets   *tickets.Plugin   // nil: disabled
-	directory *directory.Plugin // nil: disabled
+	tickets   *tickets.Plugin // nil: disabled
+	builtins  map[string]builtinPlugin
 	processes *process.Host
 
 	// Devices as plugins of the kernel.
@@ -67,7 +72,8 @@ type Relay struct {
 	devices      sync.Map // *hub.Node to *device
 	offline      *offlineQueue
 
-	// What HTTP requests go through.
+	// The path of an HTTP request: guard checks Host and Origin, endpoints whether the
+	// route is enabled, and streams owns the answer of a stream.
 	guard       *edge.Guard
 	endpoints   endpoints
 	streams     sse.Streams
@@ -84,7 +90,8 @@ type Relay struct {
 	onReady  func()
 }
 
-// Open prepares a relay: state directory, keys, listeners, plugins. It starts no goroutine
+// Open prepares a relay: state directory, keys, listeners, plugins. The steps are in the
+// order of what they need: each uses only what an earlier one made. It starts no goroutine
 // and serves nothing before Run. The caller calls Close if it does not call Run. An error
 // of the options themselves is an *OptionError.
 func Open(opt Options) (r *Relay, err error) {
@@ -143,15 +150,7 @@ func (r *Relay) URL() string {
 	case r.listener == nil:
 		return ""
 	}
-	return r.scheme() + "://" + r.listener.Addr().String()
-}
-
-// scheme is that of the relay's own listeners.
-func (r *Relay) scheme() string {
-	if r.tls != nil {
-		return "https"
-	}
-	return "http"
+	return baseURL(r.listener.Addr().String(), r.tls != nil)
 }
 
 // OnReady sets what Run calls once, when it serves. It is called before Run.
@@ -171,8 +170,9 @@ func (r *Relay) Store() *auth.Store { return r.store }
 // drainTimeout bounds an orderly shutdown; what is still open then is cut.
 const drainTimeout = 5 * time.Second
 
-// Run serves until ctx ends or a part fails, and waits for every goroutine that it has
-// started. It returns nil after ctx has ended.
+// Run serves until ctx ends or a part fails, and waits for the goroutines that it has
+// started. It returns nil when ctx has ended, else the error of the part. It may be called
+// once, since it closes the Relay at the end.
 //
 // Each group of goroutines has a context of its own, because they end in an order:
 //
@@ -194,6 +194,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer stopLinks()
 	r.openStreams.ctx = streams
 
+	// One group for each context above: what a context ends, its group waits for.
 	var logging, background, linked, serving sync.WaitGroup
 	logging.Go(func() { _ = r.events.Run(logCtx) })
 	<-r.events.Started() // no request is served before the log takes events
@@ -206,6 +207,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 	})
 	r.runGateway(streams, &background, failed)
+	// net/http writes errors of single connections here: failed TLS handshakes, panics.
 	errorLog := zap.NewStdLog(r.log.Named("http"))
 	srv := edge.NewServer(r.routes(), errorLog)
 	if r.listener != nil {
@@ -231,11 +233,14 @@ func (r *Relay) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	case err = <-failed:
 	}
+	// /readyz fails from here on, so that a load balancer sends clients elsewhere while the
+	// streams end. The whole drain has one budget, not one for each step.
 	r.ready.Store(false)
 	stopStreams()
 	drain, cancel := context.WithTimeout(components, drainTimeout)
 	defer cancel()
 	_ = r.streams.Drain(drain)
+	// The hub bounds its wait itself (hub.DrainTimeout): a device may be slow to close.
 	stopLinks()
 	linked.Wait()
 	if srv.Shutdown(drain) != nil {
@@ -251,7 +256,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	return err
 }
 
-// Close releases listeners and state; after Run, or twice, it does nothing.
+// Close releases listeners and state; after Run, or twice, it does nothing. It also cleans up
+// after an Open that failed half-way, so any field may be nil.
 func (r *Relay) Close() error {
 	var errs []error
 	for _, l := range []net.Listener{r.listener, r.metricsListener, r.gatewayListener} {

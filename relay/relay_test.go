@@ -101,7 +101,7 @@ func TestAuditWaitsForTheDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept := bytes.Split(bytes.TrimSuffix(b, newline), newline)
+	kept := bytes.Split(bytes.TrimSuffix(b, []byte("\n")), []byte("\n"))
 	for _, line := range kept {
 		if !json.Valid(line) {
 			t.Fatalf("a cut line: %.80s", line)

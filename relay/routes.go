@@ -16,8 +16,11 @@ import (
 // metadataPath is where RFC 9728 puts the metadata of a protected resource.
 const metadataPath = "/.well-known/oauth-protected-resource"
 
-// routes is the whole HTTP surface of the relay. /metrics and the event gateway have
-// listeners of their own.
+// routes is the whole HTTP surface of the relay's main listener. /metrics and the event
+// gateway have separate listeners, so that they can be bound to another network.
+//
+// Who authenticates: the two /mcp routes and /v1/nodes take a bearer token in the header,
+// the device link takes one in its first message, and the others are public.
 func (r *Relay) routes() http.Handler {
 	mux := http.NewServeMux()
 	e := &r.endpoints
@@ -35,6 +38,10 @@ func (r *Relay) routes() http.Handler {
 
 // checkRequests runs before every route: path and method, Host and Origin, then CORS. A
 // request that it refuses reaches no route and needs no token.
+//
+// On a loopback listener Host is checked against DNS rebinding: a page of another site whose
+// name resolves to 127.0.0.1 could otherwise use a relay on the reader's machine. Origin is
+// checked on GET as well, which can open a stream or a device link.
 func (r *Relay) checkRequests(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -80,7 +87,8 @@ func (r *Relay) noRoute(w http.ResponseWriter, req *http.Request, h http.Handler
 	r.fail(w, req, http.StatusMethodNotAllowed, manifest.BadRequest, "this path does not take this method")
 }
 
-// statusRecorder is a ResponseWriter that keeps status and headers and sends nothing.
+// statusRecorder is a ResponseWriter that keeps status and headers and sends nothing: the
+// mux writes its own 404 and 405 as plain text, and clients of this API expect the envelope.
 type statusRecorder struct {
 	header http.Header
 	status int
@@ -90,7 +98,8 @@ func (s *statusRecorder) Header() http.Header         { return s.header }
 func (s *statusRecorder) WriteHeader(status int)      { s.status = status }
 func (s *statusRecorder) Write(b []byte) (int, error) { return len(b), nil }
 
-// cors is what pages of other origins may send and read.
+// cors is what pages of other origins may send and read. Which origins those are is the
+// guard's decision; the browser asks with a preflight before it sends a header listed here.
 var cors = edge.CORS{
 	Methods: "GET, POST, DELETE, OPTIONS",
 	Headers: "Authorization, Content-Type, Accept, Last-Event-ID, MCP-Protocol-Version, Mcp-Session-Id, Mcp-Method, Mcp-Name, Traceparent, Agentctl-Meta",
@@ -162,7 +171,8 @@ func (r *Relay) resourceMetadata(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
-// Rows of one page of GET /v1/nodes.
+// Rows of one page of GET /v1/nodes. A row has the board's capabilities, typically some 600
+// bytes, so the largest page is about 3 MB.
 const (
 	defaultNodesPage = 1000
 	maxNodesPage     = 5000
@@ -192,6 +202,7 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	q := req.URL.Query()
+	// Keyset paging: a board that is added or removed meanwhile does not shift the pages.
 	limit, after := defaultNodesPage, q.Get("after")
 	if s := q.Get("limit"); s != "" {
 		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxNodesPage {
@@ -238,7 +249,8 @@ func writeJSON(w http.ResponseWriter, v any) {
 const writeTimeout = 30 * time.Second
 
 // writeWhole writes a body that may be large to a client that may be slow. The server has no
-// write timeout, which would cut streams.
+// write timeout, which would cut streams, so the deadline is set for this body alone. A
+// client that misses it finds fewer bytes than Content-Length promised.
 func writeWhole(w http.ResponseWriter, b []byte) {
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	rc := http.NewResponseController(w)

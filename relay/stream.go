@@ -26,8 +26,11 @@ func encodeFrame(sample []byte) []byte {
 	return b
 }
 
-// serveStream runs an opened stream to its close event. From here on the client learns every
-// end from the stream, never from an HTTP status (RFC-0009 §3).
+// serveStream runs an opened stream to its close event. From here on the client learns the
+// reason of an end from the stream, not from an HTTP status (RFC-0009 §3): the status was
+// sent with the first byte. One exception precedes that byte: a relay that drains.
+//
+// It runs in the request's goroutine, in which sse.Run writes the frames as they come.
 func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel.Request, s kernel.Stream) {
 	defer s.Close()
 	ctx, done, overQuota := r.openStreams.add(req.Context(), kr.Caller, int(r.endpoints.streamQuota.Load()))
@@ -53,7 +56,8 @@ func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel
 		Decision: kernel.Closed, Reason: "close=" + strconv.Itoa(int(code)), TraceID: kr.TraceID})
 }
 
-// closeCode maps the end of a stream to a close code of RFC-0009 §7.
+// closeCode maps the end of a stream to a close code of RFC-0009 §7. An overflow comes from
+// the fan-out before the client, which the client sees as its own back-pressure.
 func closeCode(err error) sse.Code {
 	switch {
 	case errors.Is(err, hub.ErrOffline):
@@ -64,7 +68,8 @@ func closeCode(err error) sse.Code {
 	return sse.CodeOf(err)
 }
 
-// openStreams counts the open streams of each tenant, and ends those whose token ended.
+// openStreams counts the open streams of each tenant, and ends those whose token ended. The
+// quota is per tenant rather than per token, since a tenant may have any number of tokens.
 type openStreams struct {
 	ctx context.Context // ends all streams; set before serving
 
@@ -107,22 +112,15 @@ func (o *openStreams) add(ctx context.Context, c *kernel.Caller, quota int) (_ c
 }
 
 // closeRevoked ends the streams of expired and revoked tokens within a second, until ctx
-// ends.
+// ends. It visits all of them: Active costs about 0.1 µs each.
 func (o *openStreams) closeRevoked(ctx context.Context) {
-	t := time.NewTicker(time.Second)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
+	every(ctx, time.Second, func() {
 		o.mu.Lock()
+		defer o.mu.Unlock()
 		for s := range o.streams {
 			if s.caller.Active != nil && s.caller.Active() != nil {
 				s.cancel()
 			}
 		}
-		o.mu.Unlock()
-	}
+	})
 }

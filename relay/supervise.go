@@ -23,6 +23,10 @@ var ErrGivenUp = errors.New("given up")
 // supervise runs a part until ctx ends. It restarts the part when it returns early or
 // panics, with a growing, randomized delay, and gives up after maxRestarts in a row: the
 // error then ends the relay, whose service manager may know better.
+//
+//	running ── ctx ends ──────────────────> nil
+//	        └─ returns early, or panics ──> back-off ──> running
+//	                                    └─> ErrGivenUp, after maxRestarts
 func supervise(ctx context.Context, log *zap.Logger, name string, maxRestarts int, run func(context.Context) error) error {
 	for crashes := 0; ; {
 		started := time.Now()
@@ -48,7 +52,23 @@ func supervise(ctx context.Context, log *zap.Logger, name string, maxRestarts in
 	}
 }
 
-// runRecovered turns a panic and an early return into errors, so that both count as a crash.
+// every calls fn at each interval until ctx ends. A tick that falls into a slow fn is
+// dropped, not queued (time.Ticker).
+func every(ctx context.Context, interval time.Duration, fn func()) {
+	t := time.NewTicker(interval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			fn()
+		}
+	}
+}
+
+// runRecovered converts a panic and an early return into errors, so that both count as a
+// crash. It recovers panics of run's own goroutine only.
 func runRecovered(ctx context.Context, run func(context.Context) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -19,13 +19,14 @@ type certificate struct {
 	checkedAt time.Time
 }
 
-// certificateCheckInterval is the least time between two looks at the files, which happen
-// during handshakes.
+// certificateCheckInterval is the minimum time between two checks of the files. A check is two
+// stats in the goroutine of a handshake; without handshakes there are none.
 const certificateCheckInterval = 10 * time.Second
 
 // ServerTLS returns a configuration that serves the certificate of two PEM files, and a
 // renewed one within certificateCheckInterval. It offers HTTP/1.1 only, since a stream
-// needs a connection of its own.
+// needs a separate connection: HTTP/2 would multiplex it, and the unacknowledged bytes by
+// which a stalled reader is found are those of a connection (docs/adr/0003).
 func ServerTLS(certFile, keyFile string) (*tls.Config, error) {
 	c := &certificate{certFile: certFile, keyFile: keyFile}
 	if err := c.load(); err != nil {
@@ -34,7 +35,8 @@ func ServerTLS(certFile, keyFile string) (*tls.Config, error) {
 	return &tls.Config{GetCertificate: c.getCertificate, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}, nil
 }
 
-// load reads the pair. It keeps the old one if that fails.
+// load reads the pair, and changes nothing if that fails. The caller holds mu, except before
+// the certificate is shared.
 func (c *certificate) load() error {
 	modTime, err := c.newestModTime()
 	if err != nil {

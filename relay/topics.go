@@ -64,7 +64,8 @@ type eventData struct {
 	Payload   json.RawMessage `json:"payload"`
 }
 
-// toTopicEvent converts an event of the log; ok is false if it has no topic.
+// toTopicEvent converts an event of the log; ok is false if it has no topic, or if a
+// subscriber could not take its data.
 func toTopicEvent(e *kernel.Event) (_ gateway.Event, ok bool) {
 	g := gateway.Event{ID: e.Seq, Tenant: e.Tenant, Topic: topicName(e), TimeMS: e.CreatedMS}
 	if g.Topic == "" {
@@ -91,7 +92,8 @@ func toLogEvent(e *gateway.Event) kernel.Event {
 	return kernel.Event{Tenant: e.Tenant, Type: topicEventType, Aggregate: e.Topic, Payload: payload, CreatedMS: e.TimeMS}
 }
 
-// gatewayLog is the event log as the gateway sees it.
+// gatewayLog is the event log as the gateway sees it: events without a topic are skipped, so
+// the ids that subscribers see have gaps.
 type gatewayLog struct{ store *eventlog.Store }
 
 // NewGatewayLog returns an event log for a gateway, which publishes its events and appends
@@ -120,6 +122,8 @@ func (l gatewayLog) Select(ctx context.Context, after, to uint64, fn func(gatewa
 	return l.store.Select(ctx, eventlog.Query{After: after, To: to}, topicEventsOnly(fn))
 }
 
+// topicEventsOnly adapts fn to the event log's callback: it is called with the events that
+// have a topic.
 func topicEventsOnly(fn func(gateway.Event) error) func(kernel.Event) error {
 	return func(k kernel.Event) error {
 		if g, ok := toTopicEvent(&k); ok {

@@ -64,7 +64,8 @@ func (r *Relay) snapshotForRetention(context.Context) ([]kernel.Event, error) {
 }
 
 // newKernel makes the kernel with its stages, the host of external plugins and the control
-// plane.
+// plane. The kernel and the packages around it refer to each other, so some get functions
+// that look up a field of Relay when they are called, after Open has set it.
 func (r *Relay) newKernel() (err error) {
 	r.metrics = newCounters()
 	r.kernel = kernel.New(kernel.Options{ExplainMissing: r.explainMissing, Audit: r.recordDecision, Log: r.events})
@@ -93,7 +94,8 @@ func (r *Relay) newKernel() (err error) {
 }
 
 // newFrontEnd makes what talks to devices and clients: the hub with its upgrader, and the
-// MCP handler behind the guard.
+// MCP handler behind the guard. The callbacks of the hub are in device_link.go and
+// device_alert.go; package hub says which locks are held when they run.
 func (r *Relay) newFrontEnd() error {
 	r.hub = hub.New(hub.Options{
 		Authenticate:       r.authenticateDevice,
@@ -123,6 +125,13 @@ func (r *Relay) newFrontEnd() error {
 	return nil
 }
 
+// builtinPlugin is a plugin that Options.DisabledPlugins may name. Run does its work in the
+// background; it continues while the plugin is unloaded, so that the state stays current.
+type builtinPlugin interface {
+	kernel.Plugin
+	Run(ctx context.Context) error
+}
+
 // loadPlugins rebuilds the state that the event log holds and loads the plugins.
 func (r *Relay) loadPlugins() error {
 	for _, name := range r.opt.ExternalPlugins {
@@ -136,6 +145,7 @@ func (r *Relay) loadPlugins() error {
 	}
 	r.log.Info("presence rebuilt from the event log", zap.Int("known", r.kernel.Stats().Presences))
 	plugins := []kernel.Plugin{r.control}
+	r.builtins = make(map[string]builtinPlugin)
 	if r.pluginEnabled(PluginTickets) {
 		r.tickets = tickets.New(r.kernel, r.events)
 		restored, err := r.tickets.Restore(ctx, r.events)
@@ -143,11 +153,11 @@ func (r *Relay) loadPlugins() error {
 			return fmt.Errorf("rebuild the tickets from the event log: %w", err)
 		}
 		r.log.Info("tickets rebuilt from the event log", zap.Any("restored", restored))
-		plugins = append(plugins, r.tickets)
+		plugins, r.builtins[PluginTickets] = append(plugins, r.tickets), r.tickets
 	}
 	if r.pluginEnabled(PluginDirectory) {
-		r.directory = directory.New(r.kernel)
-		plugins = append(plugins, r.directory)
+		d := directory.New(r.kernel)
+		plugins, r.builtins[PluginDirectory] = append(plugins, d), d
 	}
 	for _, newPlugin := range r.opt.Plugins {
 		plugins = append(plugins, newPlugin(r.kernel))
@@ -160,7 +170,8 @@ func (r *Relay) loadPlugins() error {
 	return nil
 }
 
-// runComponents runs what has no order among itself until ctx ends:
+// runComponents runs the components that need no order among themselves, a goroutine each,
+// until ctx ends:
 //
 //	kernel       watches of resources, offline devices and agents
 //	store        changes of the state directory by other processes, last-seen times
@@ -179,15 +190,14 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { r.expireOffline(ctx) })
 	wg.Go(func() { r.openStreams.closeRevoked(ctx) })
 	wg.Go(func() { newMemoryTuner(func() uint64 { return r.hub.Stats().Accepted }).run(ctx) })
-	if r.tickets != nil {
-		wg.Go(func() { _ = r.tickets.Run(ctx) })
-	}
-	if r.directory != nil {
-		wg.Go(func() { _ = r.directory.Run(ctx) })
+	for _, b := range r.builtins {
+		wg.Go(func() { _ = b.Run(ctx) })
 	}
 }
 
-// recordDecision receives the kernel's audit records. It runs on every call.
+// recordDecision receives the kernel's audit records: one for each call, read and opened
+// stream, and one for each closed stream. It runs in the caller's goroutine on every call,
+// so none of the three waits for a client that reads slowly.
 func (r *Relay) recordDecision(rec kernel.Record) {
 	r.audit.write(&rec)
 	r.metrics.countDecision(&rec)
@@ -201,17 +211,11 @@ type pluginLoader struct{ r *Relay }
 
 // Load loads a built-in plugin again, or starts one of the plugin directory.
 func (p pluginLoader) Load(ctx context.Context, name string) error {
-	switch {
-	case name == PluginTickets && p.r.tickets != nil:
-		return p.loadBuiltin(p.r.tickets)
-	case name == PluginDirectory && p.r.directory != nil:
-		return p.loadBuiltin(p.r.directory)
+	b := p.r.builtins[name]
+	if b == nil {
+		_, err := p.r.processes.Load(ctx, name)
+		return err
 	}
-	_, err := p.r.processes.Load(ctx, name)
-	return err
-}
-
-func (p pluginLoader) loadBuiltin(b kernel.Plugin) error {
 	err := p.r.kernel.Load(b, false)
 	if errors.Is(err, kernel.ErrAlreadyLoaded) {
 		return manifest.E(manifest.BadRequest, "this plugin is loaded already")
