@@ -47,7 +47,7 @@ test: ## all tests, with the race detector where there is a C compiler
 	$(RACE_ENV) $(GO) test $(RACE) -timeout 10m ./test ./... # ./test takes longest: it starts first
 
 test-board: ## the tests of what differs in the board build
-	CGO_ENABLED=0 $(GO) test -tags $(BOARD_TAG) ./manifest/... ./cmd/... ./control/... ./handlers/...
+	CGO_ENABLED=0 $(GO) test -tags $(BOARD_TAG) ./manifest ./cmd/... ./control ./handlers ./daemon ./config ./configctl ./doctor ./client ./monitor
 
 test-32: ## the tests as a 32-bit machine sees them: its int has 32 bits, its NaN is another whole number
 	@[ "$$($(GO) env GOHOSTARCH)" = amd64 ] || { echo "test-32: only an amd64 machine runs 386 binaries: left out"; exit 0; }; \

@@ -116,7 +116,7 @@ func TestEpollReader(t *testing.T) {
 		select {
 		case r := <-reports:
 			if r.key != key {
-				t.Fatalf("key %x, want %x", r.key, key)
+				t.Fatalf("key %x, want %x", r.key, uint64(key))
 			}
 			return r.events
 		case <-time.After(5 * time.Second):
