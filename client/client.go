@@ -40,10 +40,10 @@ func New(o Options) (*Client, error) {
 	return &Client{*c}, nil
 }
 
-// URL is the relay's URL, without a trailing slash.
+// URL returns the relay's URL, without a trailing slash.
 func (c *Client) URL() string { return strings.TrimSuffix(c.url.String(), "/") }
 
-// HTTP is the client's HTTP client, for protocols that this package does not speak, such
+// HTTP returns the client's HTTP client, for protocols that this package does not speak, such
 // as MCP at URL()+"/mcp". It adds no token: the caller may have a newer one.
 func (c *Client) HTTP() *http.Client { return c.http }
 

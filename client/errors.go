@@ -162,7 +162,7 @@ func transportError(ctx context.Context, to *url.URL, err error) error {
 	return e
 }
 
-// origin is a URL without path, query and user.
+// origin returns a URL without path, query and user.
 func origin(u *url.URL) string { return u.Scheme + "://" + u.Host }
 
 // StreamClosedError is a close event with which the relay ended a metric stream before

@@ -59,7 +59,7 @@ func NewGateway(o Options, defaultPath string) (*Gateway, error) {
 	return &Gateway{*c}, nil
 }
 
-// Host is the gateway's host and port.
+// Host returns the gateway's host and port.
 func (g *Gateway) Host() string { return g.url.Host }
 
 // Publish puts one event into the gateway and returns its id. data is JSON.

@@ -111,8 +111,8 @@ func wantEventStream(resp *http.Response) error {
 	return nil
 }
 
-// closeError is the end that a close event announces, {"code", "reason"}; nil for a normal
-// one.
+// closeError returns the end that a close event announces, {"code", "reason"}; nil for a
+// normal one.
 func closeError(data []byte) error {
 	var e StreamClosedError
 	if err := json.Unmarshal(data, &e); err != nil {
@@ -135,8 +135,8 @@ const (
 // zero value is ready.
 type backoff struct{ wait time.Duration }
 
-// next is how long to wait after err: at least what the server asked for with Retry-After,
-// within maxServersWait.
+// next returns how long to wait after err: at least what the server asked for with
+// Retry-After, within maxServersWait.
 func (b *backoff) next(err error) time.Duration {
 	b.wait = min(max(2*b.wait, firstWait), maxWait)
 	pause := b.wait/2 + rand.N(b.wait/2)

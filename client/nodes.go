@@ -19,7 +19,7 @@ type Node struct {
 	Capabilities []manifest.Capability `json:"capabilities"`
 }
 
-// Verbs are the node's verbs with their capabilities, such as metrics.subscribe.
+// Verbs returns the node's verbs with their capabilities, such as metrics.subscribe.
 func (n *Node) Verbs() []string {
 	var out []string
 	for _, c := range n.Capabilities {

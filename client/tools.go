@@ -28,8 +28,8 @@ func newToolCall(tool string, arguments any) toolCall {
 	return toolCall{tool, arguments}
 }
 
-// Call calls a tool and returns its result as JSON, as the relay sent it. arguments must encode as a JSON object;
-// nil is an empty one.
+// Call calls a tool and returns its result as JSON, as the relay sent it. arguments must
+// encode as a JSON object; nil is an empty one.
 func (c *Client) Call(ctx context.Context, tool string, arguments any) (json.RawMessage, error) {
 	resp, err := c.do(ctx, http.MethodPost, c.URL()+toolsPath, "application/json", newToolCall(tool, arguments))
 	if err != nil {
@@ -79,8 +79,8 @@ type Plugin struct {
 	Resources int    `json:"resources"`
 }
 
-// Plugins lists the loaded plugins, connected boards included: every board is a plugin. It needs the scope
-// kernel:admin, as LoadPlugin and UnloadPlugin do.
+// Plugins lists the loaded plugins, connected boards included: every board is a plugin. It
+// needs the scope kernel:admin, as LoadPlugin and UnloadPlugin do.
 func (c *Client) Plugins(ctx context.Context) ([]Plugin, error) {
 	all := []Plugin{}
 	args := map[string]any{"limit": 200}

@@ -46,28 +46,28 @@ type Config struct {
 	Notes    []string // what a person should know, though it is not an error
 }
 
-// Text is the value of a key of KindText or KindPath. These accessors panic for a key that
-// does not exist or is of another kind.
+// Text returns the value of a key of KindText or KindPath. These accessors panic for a key
+// that does not exist or is of another kind.
 func (c *Config) Text(name string) string { return c.Settings[name].Value.(string) }
 
-// Int is the value of a key of KindInt.
+// Int returns the value of a key of KindInt.
 func (c *Config) Int(name string) int64 { return c.Settings[name].Value.(int64) }
 
-// Bool is the value of a key of KindBool.
+// Bool returns the value of a key of KindBool.
 func (c *Config) Bool(name string) bool { return c.Settings[name].Value.(bool) }
 
-// Duration is the value of a key of KindDuration.
+// Duration returns the value of a key of KindDuration.
 func (c *Config) Duration(name string) time.Duration { return c.Settings[name].Value.(time.Duration) }
 
-// Words are the value of a key of KindWords.
+// Words returns the value of a key of KindWords.
 func (c *Config) Words(name string) []string { return c.Settings[name].Value.([]string) }
 
-// Interval is the base cadence.
+// Interval returns the base cadence.
 func (c *Config) Interval() time.Duration {
 	return time.Duration(c.Int("base_interval_ms")) * time.Millisecond
 }
 
-// ModuleIntervals are the intervals that are not left to the default, in milliseconds by
+// ModuleIntervals returns the intervals that are not left to the default, in milliseconds by
 // module.
 func (c *Config) ModuleIntervals() map[string]int64 {
 	intervals := map[string]int64{}
@@ -85,7 +85,7 @@ func (c *Config) HistoryEnabled() bool {
 	return c.Bool("history.enabled") && c.Duration("history.flush") > 0
 }
 
-// AlertRules are the rules in force: those of the configuration, and the built-in ones
+// AlertRules returns the rules in force: those of the configuration, and the built-in ones
 // whose id it does not use.
 func (c *Config) AlertRules() []alert.Rule {
 	rules := slices.Clone(c.Settings["alerts.rules"].Value.([]alert.Rule))
@@ -100,10 +100,10 @@ func (c *Config) AlertRules() []alert.Rule {
 	return rules
 }
 
-// SettingsPath is the file of saved settings.
+// SettingsPath returns the file of saved settings.
 func (c *Config) SettingsPath() string { return filepath.Join(c.Text("state_dir"), SettingsFile) }
 
-// Changed are the keys whose value differs from that of an earlier configuration.
+// Changed returns the keys whose value differs from that of an earlier configuration.
 func (c *Config) Changed(from *Config) []*Key {
 	var changed []*Key
 	for i := range keys {
@@ -124,7 +124,7 @@ type View struct {
 	Notes   []string          `json:"notes,omitempty"`
 }
 
-// View is the configuration as it was loaded.
+// View returns the configuration as it was loaded.
 func (c *Config) View() View {
 	v := View{Files: c.Files, Values: map[string]any{}, Origins: map[string]string{}, Notes: c.Notes}
 	for name, s := range c.Settings {

@@ -58,7 +58,7 @@ type Key struct {
 	check    func(string) error // more checks of a text; nil: none
 }
 
-// Env is the name of the key's environment variable, "" when it has none.
+// Env returns the name of the key's environment variable, "" when it has none.
 func (k *Key) Env() string {
 	if k.Kind == KindRules {
 		return ""
@@ -122,7 +122,7 @@ func newKeys() []Key {
 	return keys
 }
 
-// defaultCadence is how often the prober reads an optional module by default, in words.
+// defaultCadence returns how often the prober reads an optional module by default, in words.
 func defaultCadence(m prober.Module) string {
 	switch d := m.DefaultInterval(); {
 	case d <= prober.MinInterval:
@@ -146,7 +146,7 @@ func FindKey(name string) *Key {
 	return nil
 }
 
-// keyGroups are the first parts of names with a dot: the maps of a file.
+// keyGroups returns the first parts of names with a dot: the maps of a file.
 func keyGroups() []string {
 	groups := map[string]bool{}
 	for i := range keys {

@@ -235,7 +235,7 @@ func (p *fileParser) key(k *Key, n *yaml.Node) {
 	p.out[k.Name] = Setting{v, p.at(n)}
 }
 
-// shown is a value as an error shows it.
+// shown returns a value as an error shows it.
 func shown(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode:

@@ -19,7 +19,7 @@ const (
 	ServiceSocket = "/run/agentctl/agentctl.sock"
 )
 
-// DefaultPath is the configuration file of the service, or of an ordinary user.
+// DefaultPath returns the configuration file of the service, or of an ordinary user.
 func DefaultPath() string {
 	if isRoot() || strings.HasPrefix(os.Getenv("STATE_DIRECTORY"), "/var/lib/") {
 		return SystemPath
@@ -27,7 +27,7 @@ func DefaultPath() string {
 	return filepath.Join(userDir("XDG_CONFIG_HOME", ".config"), "agentctl", "config.yaml")
 }
 
-// DefaultStateDir is where a service or an ordinary user keeps state: sub is "" for the
+// DefaultStateDir returns where a service or an ordinary user keeps state: sub is "" for the
 // device, "relay" for the relay. The two services have a directory each, because each
 // belongs to another user.
 func DefaultStateDir(sub string) string {
@@ -40,7 +40,7 @@ func DefaultStateDir(sub string) string {
 	return filepath.Join(userDir("XDG_STATE_HOME", ".local/state"), "agentctl", sub)
 }
 
-// DefaultSocket is the path of the control socket that a daemon of this user opens.
+// DefaultSocket returns the path of the control socket that a daemon of this user opens.
 func DefaultSocket() string {
 	if d := firstOf("RUNTIME_DIRECTORY"); d != "" {
 		return filepath.Join(d, "agentctl.sock")
@@ -54,7 +54,7 @@ func DefaultSocket() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("agentctl-%d", os.Geteuid()), "agentctl.sock")
 }
 
-// ClientSocket is the control socket that a command connects to: the user's own daemon's
+// ClientSocket returns the control socket that a command connects to: the user's own daemon's
 // where there is one, else the service's where that is installed.
 func ClientSocket() string {
 	own := DefaultSocket()
@@ -64,7 +64,7 @@ func ClientSocket() string {
 	return ServiceSocket
 }
 
-// Credential is the path of the systemd credential name, "" when there is none. The units
+// Credential returns the path of the systemd credential name, "" when there is none. The units
 // give a blank default (SetCredential=), which counts as none.
 func Credential(name string) string {
 	dir := os.Getenv("CREDENTIALS_DIRECTORY")
@@ -85,13 +85,13 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// firstOf is the first entry of a variable that holds a list of paths.
+// firstOf returns the first entry of a variable that holds a list of paths.
 func firstOf(variable string) string {
 	first, _, _ := strings.Cut(os.Getenv(variable), ":")
 	return first
 }
 
-// userDir is a directory of the XDG base directory specification.
+// userDir returns a directory of the XDG base directory specification.
 func userDir(variable, below string) string {
 	if d := os.Getenv(variable); d != "" {
 		return d

@@ -15,7 +15,7 @@ const schemaURL = "https://agentctl.invalid/schemas/config.schema.json"
 // object is a JSON object.
 type object = map[string]any
 
-// configSchema is the JSON Schema (draft 2020-12) of a configuration file. It accepts all
+// configSchema returns the JSON Schema (draft 2020-12) of a configuration file. It accepts all
 // that the daemon accepts. Bounds of durations, and what depends on other values, only the
 // daemon checks (agentctl config validate).
 func configSchema() object {
@@ -42,7 +42,7 @@ func configSchema() object {
 		"title": "agentctl configuration", "type": []string{"object", "null"}, "additionalProperties": false, "properties": top}
 }
 
-// schema is the schema of a value in a file.
+// schema returns the schema of a value in a file.
 func (k *Key) schema() object {
 	s := object{"description": k.doc}
 	switch k.Kind {
@@ -116,7 +116,7 @@ func ruleSchema() object {
 		}}
 }
 
-// SchemaJSON is the schema as it is published.
+// SchemaJSON returns the schema as it is published.
 func SchemaJSON() ([]byte, error) {
 	b, err := json.MarshalIndent(configSchema(), "", "  ")
 	return append(b, '\n'), err

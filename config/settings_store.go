@@ -39,7 +39,7 @@ func SaveSettings(path string, change Settings) error {
 	return replaceFile(path, text)
 }
 
-// settingsText is the content of a file with these settings.
+// settingsText returns the content of a file with these settings.
 func settingsText(s Settings) ([]byte, error) {
 	if len(s) == 0 {
 		return []byte(settingsHeader), nil
@@ -114,7 +114,7 @@ func replaceFile(path string, text []byte) (err error) {
 	return d.Sync()
 }
 
-// KeyNames are the names of all keys, sorted.
+// KeyNames returns the names of all keys, sorted.
 func KeyNames() []string {
 	names := make([]string, len(keys))
 	for i := range keys {

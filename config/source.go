@@ -27,7 +27,7 @@ type Source struct {
 	Flags     Settings // take precedence over everything else
 }
 
-// NewSource is the source of this user, or of the service. path names another file, which
+// NewSource returns the source of this user, or of the service. path names another file, which
 // must exist.
 func NewSource(path string) Source {
 	s := Source{Path: path, Required: path != "", LookupEnv: os.LookupEnv}
@@ -40,7 +40,7 @@ func NewSource(path string) Source {
 	return s
 }
 
-// ClientSource is the source that a command of a person shows and changes: that of the
+// ClientSource returns the source that a command of a person shows and changes: that of the
 // service when this user has no configuration.
 func ClientSource(path string) Source {
 	s := NewSource(path)
@@ -139,8 +139,8 @@ func (s Source) environment() (Settings, Errors) {
 	return out, errs
 }
 
-// confD are the files of conf.d, sorted by name. Hidden files, and those that do not end in
-// .yaml or .yml, are left out.
+// confD returns the files of conf.d, sorted by name. Hidden files, and those that do not
+// end in .yaml or .yml, are left out.
 func (s Source) confD() ([]string, error) {
 	dir := filepath.Join(filepath.Dir(s.Path), "conf.d")
 	entries, err := os.ReadDir(dir)

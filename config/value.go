@@ -7,7 +7,8 @@ import (
 	"agentctl/prober/alert"
 )
 
-// Plain is a value as JSON and YAML have it: durations and rules become texts and objects.
+// Plain returns a value as JSON and YAML have it: durations and rules become texts and
+// objects.
 func Plain(v any) any {
 	switch v := v.(type) {
 	case time.Duration:

@@ -35,7 +35,7 @@ type Session struct {
 	Daemon *control.Client // nil: no daemon runs, or the files were named
 }
 
-// View is the daemon's configuration, or that of the files.
+// View returns the daemon's configuration, or that of the files.
 func (s *Session) View(ctx context.Context) (v config.View, err error) {
 	v, _, err = s.view(ctx)
 	return v, err

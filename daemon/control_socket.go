@@ -68,7 +68,7 @@ func (d *Daemon) saveClientConfig(_ context.Context, c control.Config) error {
 	return d.reloadLocked()
 }
 
-// capabilities are what the device announces to a relay, for local clients.
+// capabilities returns what the device announces to a relay, for local clients.
 func (d *Daemon) capabilities() any {
 	return struct {
 		NodeID       string                `json:"node_id"`

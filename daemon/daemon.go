@@ -130,7 +130,7 @@ func (d *Daemon) open() (err error) {
 	return d.listen()
 }
 
-// clockFloor is the latest time that has certainly passed: that of the build or of the
+// clockFloor returns the latest time that has certainly passed: that of the build or of the
 // last write to the state file.
 func clockFloor(b Build, stateFile string) time.Time {
 	if st, err := os.Stat(stateFile); err == nil && st.ModTime().After(b.Time) {
@@ -197,7 +197,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return err
 }
 
-// systemdStatus is the status line of a healthy daemon in systemctl status.
+// systemdStatus returns the status line of a healthy daemon in systemctl status.
 func (d *Daemon) systemdStatus() string {
 	return "node " + d.id.NodeID() + "; ask it with: agentctl status"
 }
@@ -212,7 +212,7 @@ func (d *Daemon) closeHistory() {
 	}
 }
 
-// config is the configuration in force.
+// config returns the configuration in force.
 func (d *Daemon) config() *config.Config {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -130,7 +130,7 @@ func (d *device) replaceLink(o deviceOptions) {
 	}
 }
 
-// link is the device's end of the link, nil without a relay.
+// link returns the device's end of the link, nil without a relay.
 func (d *device) link() *link.Client {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -48,7 +48,7 @@ func logStates(log *zap.Logger) func(link.Status) {
 	}
 }
 
-// LinkHint is the next step for a link that is down, in terms of configuration keys.
+// LinkHint returns the next step for a link that is down, in terms of configuration keys.
 func LinkHint(s link.Status) string {
 	switch {
 	case s.State == link.StateTLSUntrusted:

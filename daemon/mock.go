@@ -71,7 +71,7 @@ func RunMocks(ctx context.Context, o MockOptions) error {
 	return nil
 }
 
-// mockInstanceID is an install id that stays the same for a token.
+// mockInstanceID returns an install id that stays the same for a token.
 func mockInstanceID(token string) string {
 	sum := sha256.Sum256([]byte("agentctl mock install\x00" + token))
 	return hex.EncodeToString(sum[:16])

@@ -42,7 +42,7 @@ var errIntervalChanged = fmt.Errorf("the cadence changed: %w", context.Canceled)
 // the prober serves both.
 type sampleSource struct{ *Daemon }
 
-// Interval is the base cadence.
+// Interval returns the base cadence.
 func (s sampleSource) Interval() time.Duration { return s.device.prober.Interval() }
 
 // Watch calls fn for each sample that is to be recorded.

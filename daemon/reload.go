@@ -183,7 +183,7 @@ func (d *Daemon) setConfig(c *config.Config, changed []*config.Key, restart []st
 	}
 }
 
-// configView is the configuration in force, with what clients and systemd set instead.
+// configView returns the configuration in force, with what clients and systemd set instead.
 func (d *Daemon) configView() config.View {
 	d.mu.Lock()
 	defer d.mu.Unlock()

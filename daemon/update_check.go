@@ -44,7 +44,7 @@ func newUpdateCheck(executable func() (string, error), running Build) *updateChe
 	return &updateCheck{path: exe + ".new", running: running}
 }
 
-// newVersion is the version of a staged binary that was not examined before and differs
+// newVersion returns the version of a staged binary that was not examined before and differs
 // from the running one; "" otherwise.
 func (u *updateCheck) newVersion() string {
 	st, err := os.Lstat(u.path)

@@ -71,7 +71,7 @@ func (t *target) checkStateDir(known *daemon.Status) Finding {
 	return ok(name, text)
 }
 
-// mountPoint is the directory that the file system of path is mounted on.
+// mountPoint returns the directory that the file system of path is mounted on.
 func mountPoint(path string) string {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {

@@ -74,7 +74,7 @@ func (t *target) checkRelay(ctx context.Context, st *daemon.Status) []Finding {
 	return append(out, t.checkTLS(ctx, conn, host))
 }
 
-// proxyOf is the proxy that the environment names for a relay, nil for none.
+// proxyOf returns the proxy that the environment names for a relay, nil for none.
 func proxyOf(u *url.URL) *url.URL {
 	scheme := map[string]string{"wss": "https", "ws": "http"}[u.Scheme]
 	proxy, _ := http.ProxyFromEnvironment(&http.Request{URL: &url.URL{Scheme: scheme, Host: u.Host}})
@@ -235,7 +235,7 @@ func tokenFinding(token string, now time.Time) Finding {
 	return ok(name, text)
 }
 
-// hostPort is the host of a URL, and its port or the default one of its scheme.
+// hostPort returns the host of a URL, and its port or the default one of its scheme.
 func hostPort(u *url.URL) (host, port string) {
 	defaultPort := "443"
 	if u.Scheme == "ws" || u.Scheme == "http" {

@@ -60,7 +60,7 @@ func Parse(s string) (time.Duration, error) {
 	return sum, nil
 }
 
-// termValue is the length of one term; ok is false when it overflows. The whole part is
+// termValue returns the length of one term; ok is false when it overflows. The whole part is
 // multiplied as an integer because a float64 is not exact to the nanosecond beyond 104 days.
 func termValue(whole, fraction, unit string) (d time.Duration, ok bool) {
 	size := unitSize(unit)
@@ -105,7 +105,7 @@ func NewValue(p *time.Duration, def time.Duration) *Value {
 	return (*Value)(p)
 }
 
-// String is the current value, as the help shows a default.
+// String returns the current value, as the help shows a default.
 func (v *Value) String() string { return Format(time.Duration(*v)) }
 
 // Set parses the flag's argument.
@@ -117,5 +117,5 @@ func (v *Value) Set(s string) error {
 	return err
 }
 
-// Type is the kind of argument that the help names.
+// Type returns the kind of argument that the help names.
 func (v *Value) Type() string { return "duration" }

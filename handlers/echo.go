@@ -33,7 +33,7 @@ var _ Handler = (*Echo)(nil)
 // NewEcho returns the handler of system.echo.
 func NewEcho(clock Clock) *Echo { return &Echo{clock} }
 
-// Capability is the one of RFC-0005 §9.
+// Capability returns the one of RFC-0005 §9.
 func (e *Echo) Capability() manifest.Capability { return manifest.Echo() }
 
 // Call answers one echo; E_INTERNAL while the clock is not set.

@@ -92,7 +92,7 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 	return s, nil
 }
 
-// Client is an HTTP client whose connections lead to this server, whatever the URL.
+// Client returns an HTTP client whose connections lead to this server, whatever the URL.
 func (s *Server) Client() *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: s.listener.dial, MaxIdleConnsPerHost: maxIdleConns}}
 }

@@ -147,7 +147,7 @@ func (h *Window) exportCSV(ctx context.Context, w io.Writer, chosen []string) er
 	return out.Error()
 }
 
-// columns are the keys of the chosen modules, and those that a coarse pass finds, in the
+// columns returns the keys of the chosen modules, and those that a coarse pass finds, in the
 // catalogue's order. A module that was asked for by name has its columns even when it has
 // no values, so that scripts find them.
 func (h *Window) columns(ctx context.Context, chosen []string) ([]string, error) {

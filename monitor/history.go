@@ -36,7 +36,7 @@ func ParseTime(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("not a time: %q (use 15m, 24h or 7d for how long ago, or 2026-01-02T15:04:05Z)", s)
 }
 
-// Clock is the daemon's time, by which it stamps its records. It may differ from this
+// Clock returns the daemon's time, by which it stamps its records. It may differ from this
 // process's time, since the daemon corrects a wrong system clock by its relay's. isSet is
 // false when a board without a battery-backed clock does not know the time yet; now is this
 // process's time then.
@@ -160,7 +160,7 @@ func (h *Window) drawNothing(w io.Writer, zone *time.Location) error {
 	return err
 }
 
-// drawnSeries are the sensors that have points and are drawn, in the catalogue's order.
+// drawnSeries returns the sensors that have points and are drawn, in the catalogue's order.
 // Hidden ones are not: another series of the module stands for them. A value that is not in
 // the catalogue is drawn by its key.
 func drawnSeries(points map[string][]term.Point) []*prober.Sensor {
@@ -187,14 +187,14 @@ func drawnSeries(points map[string][]term.Point) []*prober.Sensor {
 	return series
 }
 
-// plotHeight is how many lines each plot may have so that all charts fit the terminal: each
-// has three more lines, and the window's title and the prompt take two. A plot has at least
-// 4 lines, to be readable, and at most 12.
+// plotHeight returns how many lines each plot may have so that all charts fit the terminal:
+// each has three more lines, and the window's title and the prompt take two. A plot has at
+// least 4 lines, to be readable, and at most 12.
 func plotHeight(lines, charts int) int {
 	return min(max((lines-2)/charts-3, 4), 12)
 }
 
-// text is the window for people; the day is named once when it is the same. The zone is
+// text returns the window for people; the day is named once when it is the same. The zone is
 // named too, since a board is often looked at from another one.
 func (h *Window) text(zone *time.Location) string {
 	from, to := time.UnixMilli(h.FromMS).In(zone), time.UnixMilli(h.ToMS).In(zone)

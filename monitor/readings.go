@@ -62,12 +62,12 @@ func addValues(values map[string]float64, prefix string, m map[string]any) {
 	}
 }
 
-// ModuleNames are the names of all modules as people type them, in the catalogue's order.
+// ModuleNames returns the names of all modules as people type them, in the catalogue's order.
 func ModuleNames() []string {
 	return moduleNames(func(prober.Module) bool { return true })
 }
 
-// baseModules are the names of the modules that every daemon reads.
+// baseModules returns the names of the modules that every daemon reads.
 func baseModules() []string {
 	return moduleNames(func(m prober.Module) bool { return !m.IsOptional() })
 }
@@ -106,7 +106,7 @@ func NormalizeModules(names []string) ([]string, error) {
 	return out, nil
 }
 
-// moduleOf is the name of the module that a key belongs to, whether the catalogue has it
+// moduleOf returns the name of the module that a key belongs to, whether the catalogue has it
 // or not.
 func moduleOf(key string) string {
 	name, _, _ := strings.Cut(key, ".")

@@ -186,8 +186,8 @@ func (v *View) record(key string, x float64) {
 	v.past[key] = past
 }
 
-// addAlert shows an alert once, with what another machine wrote made safe, though it may come twice: as an event, and as raised
-// before the connection.
+// addAlert shows an alert once, with what another machine wrote made safe, though it may
+// come twice: as an event, and as raised before the connection.
 func (v *View) addAlert(a alert.Event) {
 	level := string(a.Level)
 	head := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), term.SafeLine(level))
@@ -233,7 +233,7 @@ func (v *View) lines(width, height int, now time.Time) []string {
 	return out[max(len(out)-height, 0):]
 }
 
-// alertLines are the newest alerts, in at most a third of the terminal.
+// alertLines returns the newest alerts, in at most a third of the terminal.
 func (v *View) alertLines(width, height int) []string {
 	perAlert := 1
 	if height >= tallTerminal {
@@ -251,7 +251,7 @@ func (v *View) alertLines(width, height int) []string {
 	return lines[max(len(lines)-max(height/3, 1), 0):]
 }
 
-// header is the name of the board, its node id where there is room, and the time of the
+// header returns the name of the board, its node id where there is room, and the time of the
 // newest sample, right-aligned.
 func (v *View) header(width int) string {
 	name := term.SafeLine(v.connection.Name)
@@ -269,10 +269,10 @@ func (v *View) header(width int) string {
 	return term.Paint(v.color, term.Bold, fmt.Sprintf("%-*s", room, term.Truncate(name, room))) + " " + at
 }
 
-// row is the line of one sensor: label, value, sparkline; "" when it is not drawn or has no
-// value. A sensor with a total (used of total memory) is drawn on the total's scale, unless
-// it stays below a quarter of it and would be a flat line there. Temperatures are drawn from
-// 20 C to 100 C, so that those of a day and of another board compare.
+// row returns the line of one sensor: label, value, sparkline; "" when it is not drawn or
+// has no value. A sensor with a total (used of total memory) is drawn on the total's scale,
+// unless it stays below a quarter of it and would be a flat line there. Temperatures are
+// drawn from 20 C to 100 C, so that those of a day and of another board compare.
 func (v *View) row(s *prober.Sensor, width int) string {
 	x, ok := v.values[s.Key]
 	if !ok || s.Chart.Label == "" {

@@ -36,7 +36,7 @@ type Message struct {
 	Params []byte // a JSON object
 }
 
-// Line is the message as one line of JSON: the members of its params after the event's
+// Line returns the message as one line of JSON: the members of its params after the event's
 // name, as in {"event":"metrics","ts":1700000000000,"cpu":{...}}.
 func (m Message) Line() []byte {
 	line := fmt.Appendf(nil, `{"event":%q`, m.Event)
@@ -233,8 +233,8 @@ func (w *Watcher) announce(ctx context.Context, cl *control.Client) (*Connection
 	return c, nil
 }
 
-// unpushed are the modules to show that the daemon does not push. Older daemons call memory
-// mem.
+// unpushed returns the modules to show that the daemon does not push. Older daemons call
+// memory mem.
 func (w *Watcher) unpushed(pushed []string) []string {
 	want := w.Modules
 	if len(want) == 0 && w.All {

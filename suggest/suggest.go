@@ -17,9 +17,9 @@ func Hint(word string, words []string) string {
 	return ""
 }
 
-// Nearest is the word that differs least from the given one, "" when none is near: at most
-// 3 letters differ, and at most half of the given word's. A longer word also counts when
-// the given one is its first part before a _ or its last part after a dot.
+// Nearest returns the word that differs least from the given one, "" when none is near: at
+// most 3 letters differ, and at most half of the given word's. A longer word also counts
+// when the given one is its first part before a _ or its last part after a dot.
 func Nearest(word string, words []string) string {
 	best, limit := "", min(4, len(word)/2+1)
 	for _, w := range words {
@@ -38,7 +38,7 @@ func Nearest(word string, words []string) string {
 	return ""
 }
 
-// Distance is the optimal string alignment distance: the number of letters to insert,
+// Distance returns the optimal string alignment distance: the number of letters to insert,
 // delete, replace or swap with their neighbor. Upper case in a counts as lower case. A word
 // longer than maxWord is at least maxWord away from every other.
 func Distance(a, b string) int {

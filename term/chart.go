@@ -39,7 +39,7 @@ const (
 	axisWidth = 11 // columns left of the plot: a label, a space and the axis
 )
 
-// PlotWidth is the number of columns that the plot of a chart of this width has.
+// PlotWidth returns the number of columns that the plot of a chart of this width has.
 func PlotWidth(width int) int { return max(width, MinChartWidth) - axisWidth }
 
 // Lines draws the chart. It returns Height+3 lines of at most Width columns, without color.
@@ -71,8 +71,8 @@ func (c Chart) Lines() []string {
 		strings.TrimRight(strings.Repeat(" ", axisWidth)+times, " "))
 }
 
-// valueLabel is a value as the vertical axis shows it, with a space before the axis. A Value
-// has at most nine characters, which axisWidth leaves room for.
+// valueLabel returns a value as the vertical axis shows it, with a space before the axis. A
+// Value has at most nine characters, which axisWidth leaves room for.
 func valueLabel(v float64, unit string) string { return Value(v, unit) + " " }
 
 // title names the series and summarizes it, shorter when the chart is narrow:
@@ -99,7 +99,7 @@ func (c Chart) title() string {
 	return Truncate(title, c.Width)
 }
 
-// valueRange is the smallest and the largest value of Points, which must not be empty.
+// valueRange returns the smallest and the largest value of Points, which must not be empty.
 func (c Chart) valueRange() (low, high float64) {
 	low, high = math.Inf(1), math.Inf(-1)
 	for _, p := range c.Points {
@@ -108,9 +108,9 @@ func (c Chart) valueRange() (low, high float64) {
 	return low, high
 }
 
-// scale is the range of the vertical axis. It begins at zero, so that heights compare, except
-// for temperatures, where zero would flatten the line. It ends at Max when the points come
-// near it, else at a round number above the highest one.
+// scale returns the range of the vertical axis. It begins at zero, so that heights compare,
+// except for temperatures, where zero would flatten the line. It ends at Max when the
+// points come near it, else at a round number above the highest one.
 func (c Chart) scale() (low, high float64) {
 	if len(c.Points) == 0 {
 		return 0, cmp.Or(c.Max, 1)
@@ -175,7 +175,7 @@ func (c Chart) plot(low, high float64) [][]rune {
 // (Unicode, block U+2800).
 var brailleDots = [4][2]rune{{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}
 
-// maxGap is the largest distance of two points that still belong to one line: 2.5 times
+// maxGap returns the largest distance of two points that still belong to one line: 2.5 times
 // the median distance, since a series may come less often than each step.
 func maxGap(points []Point, step int64) int64 {
 	if len(points) < 2 {
@@ -260,7 +260,7 @@ func (c Chart) timeAxis() (axis, labels string) {
 	return strings.Join(axisCells, ""), strings.TrimRight(string(labelCells[:width]), " ")
 }
 
-// timeLayout is how an axis of this span writes times, and the columns that each needs.
+// timeLayout returns how an axis of this span writes times, and the columns that each needs.
 func timeLayout(span time.Duration) (layout string, columns int) {
 	switch {
 	case span <= 10*time.Minute:
@@ -273,7 +273,7 @@ func timeLayout(span time.Duration) (layout string, columns int) {
 	return "2006-01-02", 14
 }
 
-// NiceStep is the smallest easily readable distance of points that is not below d.
+// NiceStep returns the smallest easily readable distance of points that is not below d.
 func NiceStep(d time.Duration) time.Duration {
 	const ms = time.Millisecond
 	for _, s := range append([]time.Duration{100 * ms, 200 * ms, 500 * ms}, tickSteps...) {
@@ -284,7 +284,8 @@ func NiceStep(d time.Duration) time.Duration {
 	return d
 }
 
-// NiceCeil is the smallest round number that is not below v: 1, 2, 3, 4, 5, 6, 8, 10, 20, ...
+// NiceCeil returns the smallest round number that is not below v: 1, 2, 3, 4, 5, 6, 8, 10,
+// 20, ...
 func NiceCeil(v float64) float64 {
 	if v <= 0 || math.IsInf(v, 0) || math.IsNaN(v) {
 		return 1

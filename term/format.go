@@ -26,7 +26,7 @@ func Ago(ms int64) string {
 	return fmt.Sprintf("%d days ago", int(d.Hours()/24))
 }
 
-// Bytes is a size in binary units: 512.3 MiB.
+// Bytes returns a size in binary units: 512.3 MiB.
 func Bytes(n uint64) string {
 	const unit = 1024
 	if n < unit {
@@ -39,7 +39,7 @@ func Bytes(n uint64) string {
 	return fmt.Sprintf("%.1f %ciB", v, "KMGTP"[i])
 }
 
-// Span is a duration without trailing zero units: 1m0s is 1m. It is for reading; package
+// Span returns a duration without trailing zero units: 1m0s is 1m. It is for reading; package
 // duration writes what flags and settings take.
 func Span(d time.Duration) string {
 	s := d.String()
@@ -52,7 +52,7 @@ func Span(d time.Duration) string {
 	return s
 }
 
-// Value is a number with its unit, in at most nine characters. The units are %, C, MiB
+// Value returns a number with its unit, in at most nine characters. The units are %, C, MiB
 // and B/s; any other is printed without one.
 func Value(v float64, unit string) string {
 	switch unit {

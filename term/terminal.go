@@ -24,7 +24,7 @@ func AsTerminal(w any) *os.File {
 	return nil
 }
 
-// Size is the size of the terminal w, else that of the environment's COLUMNS and LINES,
+// Size returns the size of the terminal w, else that of the environment's COLUMNS and LINES,
 // else 80 by 24. isTerminal reports whether w is a terminal; one that does not know its
 // size, such as a serial line, is one too.
 func Size(w io.Writer) (width, height int, isTerminal bool) {
@@ -73,8 +73,8 @@ const (
 	Cyan   = "36"
 )
 
-// Paint is text in a color or attribute, or text itself when that is not enabled or sgr is
-// empty.
+// Paint returns text in a color or attribute, or text itself when that is not enabled or
+// sgr is empty.
 func Paint(enabled bool, sgr, text string) string {
 	if !enabled || sgr == "" || text == "" {
 		return text

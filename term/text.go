@@ -10,11 +10,11 @@ import (
 	"unicode/utf8"
 )
 
-// SafeLine is text from another machine as one line that cannot control a terminal. A board,
-// an agent or a relay chooses names, messages and error texts; printed as they are they
-// could move the cursor, rename the window, or reverse what a person reads. A character
-// that is not graphic (a control character of C0 or C1, a bidirectional override, a line
-// break) becomes '?'.
+// SafeLine returns text from another machine as one line that cannot control a terminal. A
+// board, an agent or a relay chooses names, messages and error texts; printed as they are
+// they could move the cursor, rename the window, or reverse what a person reads. A
+// character that is not graphic (a control character of C0 or C1, a bidirectional override,
+// a line break) becomes '?'.
 func SafeLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsGraphic(r) {

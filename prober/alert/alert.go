@@ -87,7 +87,7 @@ type Rule struct {
 	Level    Level         `koanf:"level"`
 }
 
-// clearsAt is the value at which the alert is cleared.
+// clearsAt returns the value at which the alert is cleared.
 func (r *Rule) clearsAt() float64 {
 	if r.Op.isUpper() {
 		return r.Threshold - r.Hysteresis

@@ -23,7 +23,7 @@ var metrics = func() (list []*prober.Sensor) {
 	return append(list, network...)
 }()
 
-// MetricNames are the metrics that a rule can watch.
+// MetricNames returns the metrics that a rule can watch.
 func MetricNames() []string {
 	names := make([]string, len(metrics))
 	for i, s := range metrics {
@@ -40,7 +40,7 @@ func sensorOf(metric string) *prober.Sensor {
 	return nil
 }
 
-// describe is the value of a metric in words.
+// describe returns the value of a metric in words.
 func describe(s *prober.Sensor, v float64) string {
 	switch {
 	case s.Form != prober.FormFlag:

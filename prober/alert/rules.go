@@ -103,7 +103,7 @@ func (r *Rule) checkThreshold(m *prober.Metric, fail func(string, ...any)) {
 	}
 }
 
-// rangeOf is the range of a metric in words.
+// rangeOf returns the range of a metric in words.
 func rangeOf(m *prober.Metric) string {
 	if m.Max == prober.Unbounded {
 		return fmt.Sprintf("%v and more", m.Min)

@@ -12,9 +12,9 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// appendRequest is what one caller wants kept, all or nothing. While it is in the queue,
-// Store.mu protects the queue's reference to it; once taken it belongs to the goroutine
-// of Run until done is closed.
+// appendRequest is the events of one caller, which are stored all or not at all. While it
+// is in the queue, Store.mu protects the queue's reference to it; once taken it belongs to
+// the goroutine of Run until done is closed.
 type appendRequest struct {
 	events  []kernel.Event
 	bytes   int
@@ -24,7 +24,7 @@ type appendRequest struct {
 	err     error
 }
 
-// newAppendRequest checks events and copies them: a caller may use its slices again.
+// newAppendRequest checks events and copies them: a caller may reuse its slices.
 func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
 	r := &appendRequest{events: slices.Clone(events)}
 	for i := range r.events {
@@ -92,7 +92,7 @@ func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64
 }
 
 // Offer implements kernel.Log. It does not wait: an offered event is durable within
-// 200 ms on a disk that keeps up. One that is not kept, whatever the reason, counts in
+// 200 ms on a disk that keeps up. An event that is not stored, for whatever reason, counts in
 // Stats.Dropped. Offers may be made before Run begins.
 func (s *Store) Offer(e kernel.Event) bool {
 	r, err := newAppendRequest([]kernel.Event{e})
@@ -110,9 +110,9 @@ func (s *Store) Offer(e kernel.Event) bool {
 }
 
 // enqueue adds a request to the queue, or fails when it is full: back-pressure is an error
-// that the caller sees at once (kernel.ErrLogFull), and not a wait of unknown length. An Append larger than
-// the bounds is accepted by an empty queue. Offers get at most half of the queue, so that
-// they cannot crowd out callers that wait.
+// that the caller sees at once (kernel.ErrLogFull), and not a wait of unknown length. An
+// Append larger than the bounds is accepted by an empty queue. Offers get at most half of
+// the queue, so that they cannot crowd out callers that wait.
 func (s *Store) enqueue(r *appendRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +165,7 @@ func (s *Store) cancelQueued(r *appendRequest) bool {
 	return i >= 0
 }
 
-// takeBatch removes the oldest requests from the queue: one at least, and no more than
+// takeBatch removes the oldest requests from the queue: at least one, and at most as many as
 // one transaction may have.
 func (s *Store) takeBatch() []*appendRequest {
 	s.mu.Lock()
@@ -184,8 +184,8 @@ func (s *Store) takeBatch() []*appendRequest {
 	return batch
 }
 
-// dropQueueLocked refuses what is queued: appends get ErrNotRunning, offers are counted as
-// dropped.
+// dropQueueLocked refuses all queued requests: appends get ErrNotRunning, offers are counted
+// as dropped.
 func (s *Store) dropQueueLocked() {
 	for _, r := range s.queue {
 		s.addQueuedLocked(r, -1)

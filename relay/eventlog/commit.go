@@ -11,9 +11,9 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Run writes what is appended and offered, and removes what is too old or too much, until
-// ctx ends. It then commits what is queued, refuses what comes, waits for a snapshot in
-// progress and returns why ctx ended. It may be called again after that.
+// Run writes appended and offered events and applies retention until ctx ends. It then
+// commits the queue, refuses new events, waits for a snapshot in progress, and returns why
+// ctx ended. It may be called again after that.
 //
 // The loop commits a batch each time it wakes, and signals itself while the queue is not
 // empty. One step of retention follows each batch at most, so that an appender waits for
@@ -77,7 +77,7 @@ func (s *Store) start() error {
 	case stateClosed:
 		return ErrClosed
 	case stateRunning:
-		return errors.New("eventlog: Run runs already")
+		return errors.New("eventlog: Run is already running")
 	}
 	s.state = stateRunning
 	s.startOnce.Do(func() { close(s.started) })
@@ -85,9 +85,9 @@ func (s *Store) start() error {
 	return nil
 }
 
-// drain commits what is queued and refuses what comes. Callers of Append thus get their
-// answer when the relay stops. After a failed commit it drops the
-// rest: the disk would refuse each batch again.
+// drain commits the queue and refuses new events, so that callers of Append get a result when
+// the relay stops. After a failed commit it drops the rest: the disk would refuse each batch
+// again.
 func (s *Store) drain() {
 	s.mu.Lock()
 	s.state = stateEnded
@@ -112,9 +112,9 @@ func (s *Store) commitBatch() (more bool) {
 	return len(s.queue) > 0
 }
 
-// commit keeps a batch of requests, or none of them, and answers them. The order is what
-// callers rely on: followers and Last first, then OnCommit, then the statistics, and the
-// callers of Append at the end. A caller that has its seq can therefore read it back.
+// commit stores a batch of requests, all or none of them, and answers them. Callers rely on
+// the order: followers and Last first, then OnCommit, then the statistics, and the callers of
+// Append at the end. A caller that has its seq can therefore read it back.
 func (s *Store) commit(batch []*appendRequest) {
 	events, err := s.insert(batch)
 	if err == nil {
@@ -136,8 +136,8 @@ func (s *Store) commit(batch []*appendRequest) {
 // insertRows is how many rows insertMany inserts.
 const insertRows = 16
 
-// insert gives the events of a batch their numbers and commits them in one transaction. A
-// batch that fails gives its numbers back: the next one uses them, so the log has no gap.
+// insert numbers the events of a batch and commits them in one transaction. The next batch
+// reuses the numbers of a batch that failed, so the log has no gap.
 func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
 	var events []kernel.Event
 	now, seq := s.opts.Now().UnixMilli(), s.nextSeq
@@ -153,8 +153,8 @@ func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
 		}
 	}
 	if err := s.tx(func() error { return s.insertEvents(events) }); err != nil {
-		// An error can follow a commit that succeeded; then the rows are there, and
-		// giving their numbers again would fail for ever.
+		// A commit can succeed and still return an error. The rows then exist, and reusing
+		// their numbers would fail forever.
 		last, lastErr := s.readLast()
 		if lastErr != nil || last < events[0].Seq {
 			return nil, err
@@ -189,7 +189,7 @@ func (s *Store) insertEvents(events []kernel.Event) error {
 	return nil
 }
 
-// publish shows durable events to followers. The ring comes before Last: a follower that
+// publish delivers durable events to followers. The ring comes before Last: a follower that
 // has read up to Last must not be ahead of the ring.
 func (s *Store) publish(events []kernel.Event) {
 	for _, e := range events {

@@ -17,7 +17,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// applicationID marks the file as ours: "age" and the version of the schema.
+// applicationID identifies the file format: "age" and the version of the schema.
 const applicationID = 'a'<<24 | 'g'<<16 | 'e'<<8 | 1
 
 // schema of the file. It has two tables:
@@ -29,13 +29,13 @@ const applicationID = 'a'<<24 | 'g'<<16 | 'e'<<8 | 1
 // the types, as Postgres does. The payload is TEXT and not JSONB: a replay returns its
 // bytes unchanged.
 //
-// The triggers make the log append-only for whoever opens the file:
+// The triggers make the log append-only for every program that opens the file:
 //
 //	events_insert     seq only grows; also stops INSERT OR REPLACE, which would remove
 //	                  a row without its delete trigger
 //	events_update     no row changes
-//	events_delete     only rows below the mark go
-//	retention_*       the one row stays, and its mark only grows
+//	events_delete     only rows below the mark can be deleted
+//	retention_*       the row cannot be deleted, and its mark only grows
 //
 // A tool with write access could drop the triggers; they guard against mistakes and not
 // against an attacker.
@@ -169,7 +169,7 @@ func checkFormat(ctx context.Context, db interface {
 	case err != nil || id == applicationID:
 		return false, err
 	case id>>8 == applicationID>>8:
-		return false, errors.New("it was written by a newer agentctl; run that one (agentctl version)")
+		return false, errors.New("it was written by a newer agentctl; run that version or a newer one (see: agentctl version)")
 	case id != 0 || objects != 0:
 		return false, errors.New("it belongs to another program; name another file or directory")
 	}
@@ -188,8 +188,8 @@ func (s *Store) queryRow(query string) *sql.Row {
 }
 
 // tx runs fn in an IMMEDIATE transaction, which takes the write lock at its beginning and
-// not at its first write: a busy file fails before anything is done. It takes no context: the end of one caller's must not fail
-// the events of the others.
+// not at its first write: a busy file fails before anything is done. It takes no context:
+// the end of one caller's must not fail the events of the others.
 func (s *Store) tx(fn func() error) error {
 	if err := s.exec("BEGIN IMMEDIATE"); err != nil {
 		return err

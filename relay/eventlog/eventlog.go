@@ -29,8 +29,8 @@
 //
 // Old rows are deleted from the front only: everything below the retention mark is gone,
 // and everything from the mark on is complete. Triggers enforce that the mark only grows
-// and that no other row is changed or deleted. Options.Snapshot lets the owner say again
-// what the deleted events said (retention.go). See docs/eventlog.md for the file format.
+// and that no other row is changed or deleted. Options.Snapshot lets the owner write the
+// state of the deleted events again (retention.go). docs/eventlog.md has the file format.
 package eventlog
 
 import (
@@ -62,7 +62,7 @@ const (
 	maxQueuedBytes = 32 << 20 // payload bytes that wait for their transaction
 	ringSize       = 512      // newest events in memory, for followers
 	offerInterval  = 100 * time.Millisecond
-	eventOverhead  = 256 // bytes that an event counts beside its payload
+	eventOverhead  = 256 // bytes that an event counts in addition to its payload
 )
 
 // Options of a Store. Only Path is needed.
@@ -74,11 +74,11 @@ type Options struct {
 	MaxQueued int              // events that wait for the disk, offered ones at most half; default 8,192
 	Now       func() time.Time // the wall clock; default time.Now
 
-	// Snapshot returns events that each say all that is known of their Tenant and
-	// Aggregate (an open ticket, who is present), before retention removes the events
-	// that said it first. At most 100,000, within 30 s. It runs in a goroutine of its own
-	// while appends go on, so it may take locks that are held around Append; it must heed
-	// its context, and not append. Nil: old events are removed without a snapshot.
+	// Snapshot returns events that each contain the complete state of one Tenant and
+	// Aggregate (an open ticket, a present agent), before retention removes the events
+	// that led to it: at most 100,000, within 30 s. It runs in its own goroutine while
+	// appends continue, so it may take locks that are held around Append; it must obey its
+	// context, and must not append. Nil: old events are removed without a snapshot.
 	Snapshot func(context.Context) ([]kernel.Event, error)
 
 	// OnCommit is called with each batch of events once it is durable, in the order of
@@ -89,7 +89,7 @@ type Options struct {
 
 // Errors that callers test with errors.Is.
 var (
-	ErrNotRunning = errors.New("eventlog: the writer does not run, nothing was kept (Run must be running)")
+	ErrNotRunning = errors.New("eventlog: not running, so nothing was stored; Run must be running")
 	ErrClosed     = errors.New("eventlog: closed")
 	ErrRemoved    = errors.New("eventlog: retention removed events during the replay; begin it again")
 	ErrDamaged    = errors.New("eventlog: the event log is damaged")
@@ -105,12 +105,12 @@ type Stats struct {
 	Queued        int    // events that wait for their transaction
 	Appended      uint64 // events kept, the offered ones and snapshots included
 	Offered       uint64 // events given to Offer
-	Dropped       uint64 // of those, not kept: queue full, malformed, or the disk failed
+	Dropped       uint64 // of those, not stored: queue full, malformed, or the disk failed
 	Commits       uint64 // transactions that kept events
 	SharedCommits uint64 // of those, with events of more than one caller
 	FailedCommits uint64 // transactions that the disk refused
 	Removed       uint64 // events removed by retention
-	Snapshots     uint64 // events that Options.Snapshot gave and that were kept
+	Snapshots     uint64 // events of Options.Snapshot that were stored
 	Recovered     bool   // Open found a log that was not closed, and checked it
 	LastError     string // why the newest transaction failed; "" when it did not
 
@@ -219,9 +219,9 @@ func (s *Store) load() error {
 		Scan(&s.stats.Events, &s.stats.First, &s.stats.Mark)
 }
 
-// firstSeq returns where numbers begin after last. A clock beyond 2039 would make numbers
-// above 2^53, which JSON readers cannot hold; then, as with a clock that went back, the
-// numbers continue.
+// firstSeq returns the first number after last. A clock beyond 2039 would yield numbers above
+// 2^53, which JavaScript cannot represent; then, as with a clock that was set back, the
+// numbers continue from last.
 func firstSeq(last uint64, now time.Time) uint64 {
 	if ms := now.UnixMilli(); ms > 0 && ms < 1<<41 && uint64(ms)<<12 > last {
 		return uint64(ms) << 12
@@ -241,8 +241,8 @@ func (s *Store) Last() uint64 { return s.last.Load() }
 // Started is closed once Run has begun: from then on Append may be called.
 func (s *Store) Started() <-chan struct{} { return s.started }
 
-// StartSeq returns the first seq that this Open gives, or gave. Events below it are from
-// before, so a publisher that restarts can tell its own from old ones.
+// StartSeq returns the first seq of this Open. Events below it are older, so a publisher that
+// restarts can distinguish its events from old ones.
 func (s *Store) StartSeq() uint64 { return s.startSeq }
 
 // CanResume reports whether a reader that has seen seq after can continue without a gap:
@@ -276,7 +276,7 @@ func (s *Store) Close() error {
 	s.mu.Unlock()
 	switch was {
 	case stateRunning:
-		return errors.New("eventlog: Close while Run runs; end its context first")
+		return errors.New("eventlog: Close while Run is running; end its context first")
 	case stateClosed:
 		return nil
 	}
@@ -284,7 +284,7 @@ func (s *Store) Close() error {
 	return s.closeFiles()
 }
 
-// closeFiles closes what openWriter and Open have opened, which may be a part.
+// closeFiles closes the files that Open has opened so far.
 func (s *Store) closeFiles() (err error) {
 	for _, f := range slices.Backward(s.files) {
 		err = errors.Join(err, f.Close())

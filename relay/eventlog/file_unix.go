@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile keeps a second relay from writing the log. The lock is on a file of its own and
-// lasts while the file is open; readers do not take it.
+// lockFile keeps a second relay from writing the log. The lock is on a separate file and
+// lasts while that file is open; readers do not take it.
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -21,7 +21,7 @@ func lockFile(path string) (*os.File, error) {
 	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		f.Close()
-		return nil, fmt.Errorf("another relay writes it; stop that one, or choose another directory (find it with: fuser -v %s)", path)
+		return nil, fmt.Errorf("another relay is using it; stop that relay, or choose another directory (find it with: fuser -v %s)", path)
 	case err != nil && !errors.Is(err, unix.ENOTSUP) && !errors.Is(err, unix.ENOLCK): // some network file systems have no locks
 		f.Close()
 		return nil, err
@@ -29,7 +29,7 @@ func lockFile(path string) (*os.File, error) {
 	return f, chownToOwner(f, filepath.Dir(path))
 }
 
-// chownToOwner gives a file that root made to the owner of the directory.
+// chownToOwner makes the owner of the directory the owner of a file that root created.
 func chownToOwner(f *os.File, dir string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil || os.Geteuid() != 0 || st.Uid == 0 {

@@ -42,14 +42,14 @@ type follower struct {
 	q            Query
 	pos          uint64 // every event up to here has been handled
 	fn           func(kernel.Event) error
-	hasDelivered bool // it has read something: from here on a gap is ErrRemoved
+	hasDelivered bool // it has delivered an event: from here on a gap is ErrRemoved
 }
 
 // reachedEnd reports whether the query has an end and all of it was handled.
 func (f *follower) reachedEnd() bool { return f.q.To > 0 && f.pos >= f.q.To }
 
-// replay delivers what is on disk. The first time a gap behind pos is no error: events
-// that were removed before Follow began are not missed.
+// replay delivers the events on disk. Before the first delivery, a gap after pos is not an
+// error: Follow does not promise events that were removed before it began.
 func (f *follower) replay(ctx context.Context) error {
 	to := f.s.Last()
 	if f.q.To > 0 {

@@ -13,11 +13,11 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// A replay reads the log in pages, each in a read transaction of its own, and calls back
-// between them. However slow its reader is, it holds no lock and no more than a page.
+// A replay reads the log in pages, each in its own read transaction, and calls back between
+// them. A slow reader therefore holds no lock, and no more than a page in memory.
 const (
 	maxPageRows  = 1024
-	maxPageBytes = 1 << 20 // payload; one event more at most
+	maxPageBytes = 1 << 20 // of payload; exceeded by at most one event
 )
 
 // maxPatterns bounds each list of a Query.
@@ -29,9 +29,9 @@ type Query struct {
 	To     uint64 // up to this one; 0: up to the newest when the query begins
 	Tenant string // of this tenant; "" of all
 
-	// Types and Aggregates select events of one of these types, about one of these
-	// aggregates; empty selects all. A name that ends in * stands for every name with
-	// that prefix: "ticket.*". At most 64 each.
+	// Types and Aggregates select events of one of these types, and of one of these
+	// aggregates; empty selects all. A name that ends in * matches every name with that
+	// prefix: "ticket.*". At most 64 each.
 	Types      []string
 	Aggregates []string
 }
@@ -88,9 +88,8 @@ type Reader struct {
 	db   *sql.DB
 }
 
-// OpenReader opens the log for reading only, whether a relay writes it or not. In WAL mode
-// neither waits for the other. The error
-// is fs.ErrNotExist when there is none.
+// OpenReader opens the log read-only. A relay may write it at the same time: in WAL mode
+// neither waits for the other. The error is fs.ErrNotExist when there is no log.
 func OpenReader(path string) (*Reader, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("there is no event log %s: %w; a relay makes it in its state directory", path, err)
@@ -103,7 +102,7 @@ func OpenReader(path string) (*Reader, error) {
 	}
 	isNew, err := checkFormat(context.Background(), r.db)
 	if err == nil && isNew {
-		err = errors.New("it is empty; run a relay first: agentctl relay")
+		err = errors.New("it is empty; a relay must have run first: agentctl relay")
 	}
 	if err != nil {
 		_ = r.Close()
@@ -132,7 +131,7 @@ func (r *Reader) Bounds(ctx context.Context) (first, last uint64, err error) {
 	return first, last, explain(r.path, err)
 }
 
-// Replay implements kernel.Log. It does not see events that are appended meanwhile;
+// Replay implements kernel.Log. It does not return events that are appended meanwhile;
 // Follow does. ErrRemoved: retention removed events that were not read yet.
 func (r *Reader) Replay(ctx context.Context, after uint64, fn func(kernel.Event) error) error {
 	return r.Select(ctx, Query{After: after}, fn)
@@ -196,8 +195,8 @@ type pager struct {
 // next reads the next page, and moves pos to its end.
 func (p *pager) next(ctx context.Context) ([]kernel.Event, error) {
 	from, to := p.pos, p.q.To
-	// A page is bounded by the rows it scans, not by those it finds: a query that finds
-	// little must not hold its read transaction for the whole log.
+	// A page is bounded by the rows it scans, not by those it finds: a query with few
+	// matches must not hold its read transaction for the whole log.
 	err := p.r.db.QueryRowContext(ctx, "SELECT seq FROM events WHERE seq > ? AND seq < ? ORDER BY seq LIMIT 1 OFFSET ?", from, to, maxPageRows-1).Scan(&to)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return nil, explain(p.r.path, err)

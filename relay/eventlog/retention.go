@@ -19,10 +19,10 @@ import (
 //	idle          checked each minute: is the oldest event older than MaxAge, or the log
 //	              larger than MaxBytes? Then limitSeq = the last seq now; nothing above it
 //	              is removed in this round.
-//	snapshotting  Options.Snapshot says what is known of each aggregate. A snapshot is
-//	              kept if no event about its aggregate was committed since it was asked
-//	              for; the others are asked for again, maxSnapshotTries times at most. So
-//	              a kept snapshot says everything that the events before it said.
+//	snapshotting  Options.Snapshot returns the state of each aggregate. A snapshot is
+//	              stored if no event of its aggregate was committed since it was
+//	              requested; the others are requested again, maxSnapshotTries times at
+//	              most. A stored snapshot therefore replaces all events before it.
 //	removing      in steps of a few ms the mark moves up, and the rows below it are
 //	              deleted in the same transaction, until MaxAge and 3/4 of MaxBytes hold
 //	              or limitSeq is reached.
@@ -38,14 +38,14 @@ const (
 	minStepRows       = 32 // rows of a step
 	maxStepRows       = 2048
 	maxStepTime       = 4 * time.Millisecond // a step that took longer halves the next one
-	pauseFactor       = 4                    // after a step, appenders have the disk for this many times as long
+	pauseFactor       = 4                    // the pause after a step is this many times as long as the step
 	ageSlackDivisor   = 16                   // retention by age begins MaxAge/16 late, so that snapshots are rare
 )
 
-// aggregateKey is what an event is about.
+// aggregateKey identifies the aggregate of an event.
 type aggregateKey struct{ tenant, aggregate string }
 
-// keyOf returns what an event is about.
+// keyOf returns the aggregate of an event.
 func keyOf(e *kernel.Event) aggregateKey { return aggregateKey{e.Tenant, e.Aggregate} }
 
 // retention is the state of one round. It belongs to the goroutine of Run; the snapshot's
@@ -78,7 +78,7 @@ func (k *retention) reset() {
 	*k = retention{results: k.results}
 }
 
-// noteChanges records what was committed while a snapshot is taken.
+// noteChanges records which aggregates changed while a snapshot is taken.
 func (k *retention) noteChanges(events []kernel.Event) {
 	for i := range events {
 		if k.changed == nil {
@@ -123,8 +123,8 @@ func (s *Store) retentionDue() (bool, error) {
 	return err == nil && oldest < s.opts.Now().Add(-limit).UnixMilli(), err
 }
 
-// usedBytes returns what the log's rows take: the pages in use, without the free ones. The file does not shrink; SQLite uses its
-// free pages again.
+// usedBytes returns what the log's rows take: the pages in use, without the free ones. The
+// file does not shrink; SQLite uses its free pages again.
 func (s *Store) usedBytes() (bytes int64, err error) {
 	err = s.queryRow("SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size").Scan(&bytes)
 	return bytes, err
@@ -146,12 +146,12 @@ func (s *Store) requestSnapshot(ctx context.Context, wg *sync.WaitGroup) {
 	})
 }
 
-// handleSnapshot appends what a snapshot says, and asks again for the aggregates that have
-// changed since it was asked for.
+// handleSnapshot appends the events of a snapshot, and requests another one for the
+// aggregates that have changed since the request.
 func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap snapshot) {
 	k, err := &s.retention, snap.err
 	if err == nil && k.changed == nil {
-		err = errors.New("eventlog: too much happened while a snapshot was taken")
+		err = errors.New("eventlog: too many changes while a snapshot was taken")
 	}
 	var current []kernel.Event
 	stale := map[aggregateKey]bool{}
@@ -180,7 +180,7 @@ func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap sna
 	}
 	k.reset()
 	if ctx.Err() == nil {
-		s.recordRetention(fmt.Errorf("no snapshot, so nothing old was removed: %w", err))
+		s.recordRetention(fmt.Errorf("no snapshot, so no old events were removed: %w", err))
 	}
 }
 
@@ -203,9 +203,10 @@ func (s *Store) appendSnapshot(events []kernel.Event) error {
 	return nil
 }
 
-// removeStep removes some of the oldest rows. The number of rows adapts to the disk, so that
-// a step takes about maxStepTime and appenders wait for no longer. more reports that there are others, to be
-// removed after the pause. There is no pause when the log grows faster than it shrinks.
+// removeStep removes some of the oldest rows. The number of rows adapts to the disk, so
+// that a step takes about maxStepTime and appenders wait for no longer. more reports that
+// there are others, to be removed after the pause. There is no pause when the log grows
+// faster than it shrinks.
 func (s *Store) removeStep() (pause time.Duration, more bool) {
 	began := time.Now()
 	n, err := s.removeOldest()
@@ -239,7 +240,7 @@ func (s *Store) recordRetention(err error) {
 	mark := s.stats.Mark
 	s.mu.Unlock()
 	if err != nil {
-		s.log.Warn("event log: retention failed, it is tried again", zap.Error(err))
+		s.log.Warn("event log: retention failed, will retry", zap.Error(err))
 		return
 	}
 	s.log.Info("event log: old events removed", zap.Int64("events", s.retention.removed), zap.Uint64("mark", mark))
@@ -278,15 +279,15 @@ func (s *Store) removeOldest() (removed int64, err error) {
 	return removed, nil
 }
 
-// nextMark returns the mark of the next step, 0 when there is nothing to remove: while
-// the log is large every row up to limitSeq goes, else only rows that are too old.
+// nextMark returns the mark of the next step, 0 when there is nothing to remove. While the
+// log is too large, all rows up to limitSeq may be removed, else only rows that are too old.
 func (s *Store) nextMark() (mark uint64, err error) {
 	used, err := s.usedBytes()
 	if err != nil {
 		return 0, err
 	}
 	s.retention.usedBytes = used
-	cutoff := int64(math.MinInt64) // rows created before it go
+	cutoff := int64(math.MinInt64) // rows created before it are removed
 	switch {
 	case used > s.opts.MaxBytes/4*3:
 		cutoff = math.MaxInt64

@@ -28,7 +28,7 @@ type Identity struct {
 	Topics  []string     // topics and prefixes ("log/*") that the token is bound to; nil: all
 	Active  func() error // fails once the identity has ended; called once a second; nil: it cannot end
 
-	isShared bool // by all holders of a configured token, or by everybody
+	isShared bool // by all holders of a configured token, or by all callers
 }
 
 // key identifies the identity in quotas and rates.
@@ -49,14 +49,13 @@ var (
 	ErrForbidden = errors.New("this token may not do that")
 )
 
-var errInvalidToken = errors.New("the token is not valid here")
+var errInvalidToken = errors.New("the token is not valid on this gateway")
 
-// A configured token proves no identity: all who hold it, or everybody where there is none,
-// share one. Such an identity has a larger rate and no quota of its own, since its users
-// would block each other.
+// A configured token does not prove an identity. All holders of it share one identity, as do
+// all callers of a gateway without one. A shared identity has a higher rate and no quota,
+// since its users would block each other.
 
-// sharedScopes are those of everybody who sent the configured token of a request, or of
-// everybody where none is configured.
+// sharedScopes are the scopes of a shared identity: subscribe and ingest.
 type sharedScopes struct{}
 
 func (sharedScopes) Has(scope string) bool { return scope == ScopeSubscribe || scope == ScopeIngest }
@@ -65,8 +64,9 @@ func sharedIdentity(subject string) Identity {
 	return Identity{Tenant: DefaultTenant, Subject: subject, Scopes: sharedScopes{}, isShared: true}
 }
 
-// identify returns the identity of a request that has the scope. It takes, in this order:
-// a ticket, no token if none is configured, the configured token, an Authenticator's.
+// identify returns the identity of a request, which must have the scope. It accepts, in this
+// order: a ticket, no token if none is configured, the configured token, a token that the
+// Authenticator knows.
 func (g *Gateway) identify(r *http.Request, scope string) (Identity, error) {
 	configured := g.opts.SubscribeToken
 	if scope == ScopeIngest {
@@ -97,16 +97,16 @@ func (g *Gateway) identify(r *http.Request, scope string) (Identity, error) {
 	return id, nil
 }
 
-// equalTokens compares hashes in constant time, so that the time reveals nothing, not even
-// the length.
+// equalTokens compares hashes in constant time, so that timing reveals nothing about the
+// token, not even its length.
 func equalTokens(a, b string) bool {
 	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }
 
-// maxLimited bounds the identities whose rate is remembered; more are refused until some
-// have been idle long enough to be forgotten.
+// maxLimited bounds the identities whose rate is tracked; further ones are refused until some
+// have been idle long enough to be dropped.
 const maxLimited = 4096
 
-// burst is what an identity may do at once: the rate of two seconds.
+// burst returns the size of a token bucket: two seconds' worth of tokens.
 func burst(rate float64) int { return max(1, int(math.Ceil(2*rate))) }

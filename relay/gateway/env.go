@@ -126,7 +126,7 @@ func readSecretFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxSecret+1))
 }
 
-// token is a secret that is sent in a header.
+// token reads a secret that is sent in a header.
 func (r *envReader) token(name string) string {
 	s := r.secret(name)
 	if strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' }) {

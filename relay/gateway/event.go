@@ -14,7 +14,7 @@ import (
 // Event is one topic event.
 type Event struct {
 	ID     uint64
-	Tenant string // "" is the relay itself: for tenant "default" and for kernel:admin
+	Tenant string // "": an event of the relay, for tenant "default" and scope kernel:admin
 	Topic  string
 	Data   []byte // compact JSON without CR and LF, at most MaxData
 	TimeMS int64  // wall clock, milliseconds since 1970
@@ -24,7 +24,7 @@ type Event struct {
 // where none is configured.
 const DefaultTenant = "default"
 
-// event is an Event as subscribers get it. It is encoded once, and all share it.
+// event is an Event with its encoding, which all subscribers share.
 type event struct {
 	id            uint64
 	tenant, topic string
@@ -40,8 +40,8 @@ func (e *event) chunk() chunk { return chunk{b: e.frame, events: 1, first: e.id,
 //	data: {"level":"debug"}
 //	data: {"sig":"<64 hex>","ts":1790000000000,"d":"<64 hex>"}
 //
-// A subscriber that knows the secret can verify an event's topic, id, time and data. It
-// cannot detect that an event is missing, but by ids that a log makes consecutive.
+// A subscriber that knows the secret can verify an event's topic, id, time and data. It can
+// detect a missing event only when a log makes the ids consecutive.
 
 // signer encodes events, and signs them: a second data line holds the HMAC-SHA256 of
 // "topic\nid\nts\nd", where d is the SHA-256 of the data in hex. A nil signer does not
@@ -58,7 +58,7 @@ func newSigner(secret []byte) *signer {
 	return &signer{mac: hmac.New(sha256.New, secret)}
 }
 
-// digest is d. It is computed before the lock under which events get their ids.
+// digest returns d. It is computed before the lock under which events get their ids.
 func (s *signer) digest(data []byte) []byte {
 	if s == nil {
 		return nil

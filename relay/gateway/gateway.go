@@ -24,12 +24,12 @@
 // An event is encoded once and its bytes are shared. A few goroutines, the shards, write
 // it to all subscribers with writes that never wait (sse.Writer, policy Drop), so a
 // subscriber that keeps up has no goroutine and no buffer. One that does not gets a bounded
-// queue; what exceeds it is dropped for that subscriber alone, counted, and reported with
-// gateway/reset once it reads again.
+// queue; events that exceed it are dropped for that subscriber alone, counted, and reported
+// with gateway/reset once it reads again.
 //
 // Goroutines: Serve starts the shards, the poller of their connections, the follower of
-// the log and the HTTP server, and waits for all of them. A request's goroutine brings its
-// stream up to the end of the ring (resume.go) and then leaves it to a shard.
+// the log and the HTTP server, and waits for all of them. A request's goroutine sends the
+// missed events up to the end of the ring (resume.go) and then hands the stream to a shard.
 //
 // Lock order: Gateway.mu comes before the locks inside sse. quotas.mu, tickets.mu and
 // signer.mu are held for a few statements; signer.mu is taken under Gateway.mu.
@@ -68,8 +68,8 @@ const (
 	maxRing      = 100_000   // events
 	maxRingBytes = 64 << 20  // bytes of all events in the ring
 
-	// maxBacklog bounds the events that wait for a shard. Publishers wait for a shard that
-	// is behind; Emit drops.
+	// maxBacklog bounds the events that are queued for a shard. When a shard's queue is
+	// full, publishers wait, and Emit drops the event.
 	maxBacklog = 1024
 	// maxChunk bounds the bytes that are joined into one write. When a connection takes a
 	// write in part, the remainder is kept for that subscriber, so it must be small.
@@ -78,16 +78,16 @@ const (
 	maxQueued = 256 << 10
 	// maxPage bounds the bytes of the ring that are written at a time before join.
 	maxPage = 64 << 10
-	// stallTimeout ends the stream of a subscriber that takes nothing for so long.
+	// stallTimeout is how long a subscriber may accept nothing before its stream ends.
 	stallTimeout = 5 * time.Minute
 )
 
 // Reasons for a refused event.
 var (
-	ErrTopic    = errors.New("gateway: a topic begins with a letter, a digit or _, and has up to 128 of A-Z a-z 0-9 _ . / -")
+	ErrTopic    = errors.New("gateway: a topic begins with a letter, a digit or _, and has up to 128 characters of A-Z a-z 0-9 _ . / -")
 	ErrReserved = errors.New("gateway: heartbeat and gateway/... are reserved for the gateway; choose another topic")
 	ErrTooLarge = errors.New("gateway: an event's data has at most 64 KiB")
-	ErrBusy     = errors.New("gateway: too many events wait; try again")
+	ErrBusy     = errors.New("gateway: too many events are queued; try again")
 	ErrStopped  = errors.New("gateway: stopping")
 )
 
@@ -159,7 +159,7 @@ type Gateway struct {
 	ring         ring
 	nextShard    int             // index of the next stream's shard, modulo their number
 	serving      bool            // Serve runs and accepts streams
-	stopping     bool            // Serve has let go of everything that waits
+	stopping     bool            // Serve has ended every wait for the ring or a shard
 	ctx          context.Context // of Serve, nil while it does not run
 	replays      sync.WaitGroup  // requests that are starting a stream
 	ringGrew     chan struct{}   // closed when the ring grows; nil: nothing waits
@@ -187,14 +187,14 @@ func New(o Options) (*Gateway, error) {
 	return g, nil
 }
 
-// Handler serves the endpoints on a server of the caller's; Serve without a listener then
-// runs the delivery. A server with TLS needs an sse.Listener below it.
+// Handler returns the endpoints, for a caller with its own HTTP server; Serve without a
+// listener then runs the delivery. A server with TLS needs an sse.Listener below it.
 func (g *Gateway) Handler() http.Handler { return g.handler }
 
 // OnReady sets fn to be called once the gateway listens. Call it before Run.
 func (g *Gateway) OnReady(fn func(addr string)) { g.onReady = fn }
 
-// Stats are counters since New, except Subscribers and those of the ring, which are now.
+// Stats are counters since New, except the present numbers of Subscribers and of the ring.
 type Stats struct {
 	Subscribers int
 	Connections uint64 // streams opened

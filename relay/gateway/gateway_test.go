@@ -56,7 +56,8 @@ func TestResume(t *testing.T) {
 	s.want("a", "14")
 	s = g.open("?topics=b&lastEventId=" + fmt.Sprint(ids[8]))
 	s.want("b", "9", "b", "11", "b", "13")
-	// Older than the ring, of another life, of the future, none of ours: a reset, then the ring.
+	// Older than the ring, of another life, of the future, none of ours: a reset, then the
+	// ring.
 	for _, asked := range []string{"0", fmt.Sprint(ids[2]), fmt.Sprint(ids[13] + 100), "18446744073709551615", "abc"} {
 		s = g.open("?topics=a", "Last-Event-ID", asked)
 		requested := asked
@@ -132,7 +133,8 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// TestMaxSubscribers: more subscribers than there may be are refused before their stream begins.
+// TestMaxSubscribers: more subscribers than there may be are refused before their stream
+// begins.
 func TestMaxSubscribers(t *testing.T) {
 	g := start(t, Options{MaxSubscribers: 2})
 	a := g.open("")

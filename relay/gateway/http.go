@@ -15,11 +15,10 @@ import (
 	"agentctl/transport/sse"
 )
 
-// handler answers a request, or returns why it does not; writeError makes the answer of
-// that.
+// handler answers a request, or returns an error that writeError turns into the response.
 type handler func(w http.ResponseWriter, r *http.Request) error
 
-// route is an endpoint and the methods that it takes, as in the Allow header.
+// route is an endpoint and the methods that it accepts, as in the Allow header.
 type route struct {
 	methods string
 	handler handler
@@ -28,8 +27,8 @@ type route struct {
 // corsHeaders are the request headers that a web page may send.
 const corsHeaders = "Authorization, Content-Type, Last-Event-ID, Cache-Control"
 
-// routes is every endpoint. A request passes, in this order: its path, its method, Host
-// and Origin. Tokens are the endpoint's.
+// routes returns the handler of all endpoints. It checks path, method, Host and Origin, in
+// this order; each endpoint checks the token.
 func (g *Gateway) routes() http.Handler {
 	routes := map[string]route{
 		StreamPath:  {"GET, HEAD", g.subscribe},
@@ -73,8 +72,8 @@ func (g *Gateway) routes() http.Handler {
 	})
 }
 
-// largeData is how many bytes of data count as a further event in an identity's rate: all
-// share the log, and whoever fills it evicts the others' events.
+// largeData is the number of bytes of data that count as another event in an identity's
+// rate: all identities share the log, and one that fills it evicts the events of the others.
 const largeData = 4 << 10
 
 // ingest publishes one event. 202 means that it is in the ring, and durable if there is a
@@ -160,8 +159,8 @@ func (g *Gateway) readEvent(w http.ResponseWriter, r *http.Request) (e Event, er
 }
 
 // checkIngest refuses topics that the identity may not publish to: those of the audit log
-// and the kernel, those that vouch for what the relay itself saw, and those that its token
-// does not cover.
+// and the kernel, those on which the relay reports its own observations, and those that its
+// token does not cover.
 func (g *Gateway) checkIngest(id Identity, topic string) error {
 	isAdmin := id.Scopes.Has(ScopeAdmin)
 	switch {
@@ -191,8 +190,8 @@ func healthz(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-// readyz answers 503 from the moment that the gateway refuses new requests, so that a load
-// balancer stops sending them.
+// readyz answers 503 as soon as the gateway refuses new requests, so that a load balancer
+// stops sending them.
 func (g *Gateway) readyz(w http.ResponseWriter, _ *http.Request) error {
 	if g.isServing() {
 		edge.WriteText(w, http.StatusOK, "ready\n")

@@ -14,7 +14,7 @@ import (
 type httpError struct {
 	status int
 	body   *manifest.Error
-	cause  error // of a 401: the challenge depends on it
+	cause  error // of a 401; the challenge depends on it
 }
 
 func (e *httpError) Error() string { return e.body.Message }
@@ -44,8 +44,8 @@ func unavailable(message string) error {
 	return refuseFor(time.Second, http.StatusServiceUnavailable, manifest.Internal, message)
 }
 
-// unauthorized is the answer to an error of identify: 403 for a valid token that may not do
-// this, else 401.
+// unauthorized returns the answer to an error of identify: 403 for a valid token that may
+// not do this, else 401.
 func unauthorized(err error) error {
 	if errors.Is(err, ErrForbidden) {
 		return denied(err.Error())

@@ -13,10 +13,11 @@ import (
 	"agentctl/strictjson"
 )
 
-// Log keeps events durably; its sequence numbers are the events' ids. The relay's event
+// Log stores events durably; its sequence numbers are the events' ids. The relay's event
 // log implements it. All methods may be called from any goroutine.
 type Log interface {
-	// Append keeps an event and returns its id once it is durable. ErrBusy: too many wait.
+	// Append stores an event and returns its id once it is durable. ErrBusy: too many are
+	// queued.
 	Append(ctx context.Context, e Event) (id uint64, err error)
 	// Offer keeps an event soon, without waiting; false when it cannot.
 	Offer(e Event) bool
@@ -113,13 +114,13 @@ func (g *Gateway) insert(ctx context.Context, e Event, wait bool) (uint64, error
 	return e.ID, nil
 }
 
-// backloggedLocked reports whether a shard has as many events waiting as it may.
+// backloggedLocked reports whether the queue of a shard is full.
 func (g *Gateway) backloggedLocked() bool {
 	return !g.stopping && slices.ContainsFunc(g.shards, func(s *shard) bool { return len(s.events) >= maxBacklog })
 }
 
-// waitRing waits until follow has put event id into the ring, so that a publisher that was
-// answered can resume from that id.
+// waitRing waits until follow has put event id into the ring, so that a publisher can resume
+// from the id in its response.
 func (g *Gateway) waitRing(ctx context.Context, id uint64) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -135,7 +136,7 @@ func (g *Gateway) waitRing(ctx context.Context, id uint64) error {
 }
 
 // waitLocked releases g.mu, waits for a broadcast on ch, and locks g.mu again. It is a
-// condition variable whose wait a context can end; the caller checks its condition again.
+// condition variable with a cancellable wait; the caller checks its condition again.
 func (g *Gateway) waitLocked(ctx context.Context, ch *chan struct{}) error {
 	if *ch == nil {
 		*ch = make(chan struct{})
@@ -151,8 +152,7 @@ func (g *Gateway) waitLocked(ctx context.Context, ch *chan struct{}) error {
 	}
 }
 
-// broadcastLocked wakes everything that waits for ch. Nothing is allocated while nothing
-// waits.
+// broadcastLocked wakes all waiters of ch. It allocates nothing while there are none.
 func broadcastLocked(ch *chan struct{}) {
 	if *ch != nil {
 		close(*ch)

@@ -6,17 +6,17 @@ import (
 	"agentctl/transport/sse"
 )
 
-// Bounds of what subscribers may cost. Events that wait are shared between subscribers,
-// but each may wait for different ones, so their bytes count for each.
+// Bounds of the resources that subscribers use. Queued events are shared between
+// subscribers, but each queue may hold different ones, so their bytes count for each queue.
 //
-// The bound for all protects the process. The share of one identity keeps it from using up
-// that bound, or all places, with slow streams of its own: others then still get theirs.
+// The total bound protects the process. The bound of one identity keeps its slow streams
+// from using up the total bound, so that other identities can still subscribe.
 const (
-	maxTotalQueued = 128 << 20 // bytes that wait for all subscribers together
-	identityShare  = 4         // one identity has at most a quarter of the streams and of the bytes
+	maxTotalQueued = 128 << 20 // bytes that are queued for all subscribers together
+	identityShare  = 4         // one identity gets at most a quarter of the streams and of the bytes
 )
 
-// quotas bounds what each identity has: its open streams, the bytes that wait for them, and
+// quotas bounds for each identity its open streams, the bytes that are queued for them, and
 // its replays.
 type quotas struct {
 	maxBytes int64
@@ -26,7 +26,7 @@ type quotas struct {
 	byIdentity map[string]*quota
 }
 
-// quota is the part of one identity. It exists while the identity has streams.
+// quota counts what one identity uses. It exists while the identity has streams.
 type quota struct {
 	quotas   *quotas
 	identity string
@@ -39,8 +39,8 @@ func newQuotas(maxBytes int64) *quotas {
 	return &quotas{maxBytes: maxBytes, total: sse.NewBudget(maxBytes, nil), byIdentity: make(map[string]*quota)}
 }
 
-// acquireStream counts a stream; nil when the identity has maxStreams. An identity that
-// is shared, by all holders of one token or by everybody, has no bounds of its own.
+// acquireStream counts a stream, or returns nil when the identity has maxStreams. A shared
+// identity (see Identity.isShared) is bounded by the totals alone.
 func (qs *quotas) acquireStream(identity string, shared bool, maxStreams int) *quota {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
@@ -60,8 +60,8 @@ func (qs *quotas) acquireStream(identity string, shared bool, maxStreams int) *q
 	return q
 }
 
-// releaseStream undoes acquireStream. The quota is forgotten with its last stream; its
-// budget is empty then, since a Writer releases what waits when it closes.
+// releaseStream undoes acquireStream. The quota is removed with its last stream; its budget
+// is empty then, since a Writer releases its queue when it closes.
 func (q *quota) releaseStream() {
 	q.quotas.mu.Lock()
 	defer q.quotas.mu.Unlock()

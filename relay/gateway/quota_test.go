@@ -97,8 +97,8 @@ func TestQueuedBytes(t *testing.T) {
 	})
 }
 
-// TestResumeBeyondQueue: a ring that is larger than a client's queue is resumed without a queue
-// of its size.
+// TestResumeBeyondQueue: a ring that is larger than a client's queue is resumed without a
+// queue of its size.
 func TestResumeBeyondQueue(t *testing.T) {
 	runSynctest(t, Options{Identities: tokenAsSubject}, func(t *testing.T, g *Gateway, ln *pipeListener) {
 		data := strings.Repeat("x", 30<<10)

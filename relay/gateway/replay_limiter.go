@@ -8,8 +8,8 @@ import (
 )
 
 // A replay holds a page of the log while its client reads, so the number of replays is
-// bounded, for all clients and for each identity: slow readers of one identity hold up
-// that one alone.
+// bounded, for all clients and for each identity: slow readers of one identity delay only
+// that identity.
 const (
 	maxReplays            = 32
 	maxReplaysPerIdentity = 8
@@ -17,10 +17,10 @@ const (
 )
 
 // errReplayExpired ends a stream whose replay has used its time slice; the client
-// reconnects and goes on where it was.
+// reconnects and continues from its last event.
 var errReplayExpired = errors.New("gateway: others wait to read the log")
 
-// slots is a semaphore that counts who waits for it.
+// slots is a semaphore that counts its waiters.
 type slots struct {
 	acquired chan struct{} // one element per acquired slot
 	waiting  atomic.Int64
@@ -28,8 +28,8 @@ type slots struct {
 
 func newSlots(n int) *slots { return &slots{acquired: make(chan struct{}, n)} }
 
-// acquire waits for a slot. It calls onWait at each interval meanwhile, whose error ends
-// the wait.
+// acquire waits for a slot. While it waits it calls onWait at each interval; an error of
+// onWait ends the wait.
 func (s *slots) acquire(ctx context.Context, interval time.Duration, onWait func() error) error {
 	s.waiting.Add(1)
 	defer s.waiting.Add(-1)
@@ -51,14 +51,14 @@ func (s *slots) acquire(ctx context.Context, interval time.Duration, onWait func
 
 func (s *slots) release() { <-s.acquired }
 
-// replaySlot is the right to replay: a slot of the identity and one of all.
+// replaySlot is the permission to replay: a slot of the identity and one of the gateway.
 type replaySlot struct {
 	own, all   *slots
 	acquiredAt time.Time
 }
 
-// acquireReplay waits for both slots, for the identity's first, so that subscribers that
-// wait for their own identity hold no slot that others could use.
+// acquireReplay waits for both slots. It acquires the identity's slot first, so that a
+// subscriber that waits for its own identity does not hold a slot that others could use.
 func acquireReplay(ctx context.Context, own, all *slots, interval time.Duration, onWait func() error) (*replaySlot, error) {
 	if err := own.acquire(ctx, interval, onWait); err != nil {
 		return nil, err

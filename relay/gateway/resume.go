@@ -12,8 +12,8 @@ import (
 	"agentctl/transport/sse"
 )
 
-// How a stream starts. Every subscriber resumes: one without a last event ID resumes from
-// the newest event, so that the id in the first line and its first event agree. A position
+// How a stream starts. Every subscriber resumes: one without a last event ID resumes after
+// the newest event, so that the id in the first line is that of its first event. A position
 // is the id of the last event that the subscriber has.
 //
 //	openStart   finds the position in the ring or the log, and makes the first lines
@@ -24,8 +24,8 @@ import (
 //	            subscriber to its shard, under the lock under which events arrive: none is
 //	            missed or sent twice
 //
-// The goroutine of the request does all of this and may wait for the subscriber, but for at
-// most startWriteTimeout per write and without a lock. New events arrive meanwhile, so start
+// The goroutine of the request does all of this. It may wait for the subscriber, without a
+// lock and for at most startWriteTimeout per write. New events arrive meanwhile, so start
 // loops until join succeeds.
 var (
 	errBelowRing = errors.New("gateway: position is below the ring")
@@ -43,9 +43,9 @@ type streamStart struct {
 	preamble []byte // the first lines
 }
 
-// openStart finds the position that the request asks for. An id that is not of this
-// gateway, or that neither ring nor log has, starts with a reset and the whole ring. With
-// ok the caller must call replays.Done.
+// openStart finds the position that the request asks for. For an id that this gateway did
+// not issue, or that neither ring nor log has, the stream starts with a reset and the whole
+// ring. If ok is true, the caller must call replays.Done.
 func (g *Gateway) openStart(r *http.Request) (st streamStart, ok bool) {
 	asked := r.Header.Get("Last-Event-ID")
 	if asked == "" {
@@ -159,8 +159,8 @@ func (g *Gateway) writePage(ctx context.Context, c *subscriber, page []*event) (
 	return position, c.checkActive()
 }
 
-// catchUp brings a subscriber to the floor of the ring, from the log if there is one. When
-// the ring, or the log's retention, was faster, it says so and goes on with what there is.
+// catchUp writes the events up to the floor of the ring, from the log if there is one. Events
+// that the ring or the log's retention has removed are reported with a reset.
 func (g *Gateway) catchUp(ctx context.Context, c *subscriber, position, floor uint64) (uint64, error) {
 	if g.opts.Log != nil {
 		var err error
@@ -171,8 +171,8 @@ func (g *Gateway) catchUp(ctx context.Context, c *subscriber, position, floor ui
 	return floor, c.write(ctx, resetEvent(strconv.FormatUint(position, 10), floor+1, 0), 0)
 }
 
-// replay writes what the log has above position and up to end, and returns how far it
-// came. Heartbeats are written while it waits for a slot.
+// replay writes the events of the log above position and up to end, and returns the position
+// that it reached. Heartbeats are written while it waits for a slot.
 func (g *Gateway) replay(ctx context.Context, c *subscriber, position, end uint64) (uint64, error) {
 	slot, err := acquireReplay(ctx, c.quota.replays, g.replaySlots, g.opts.Heartbeat, func() error {
 		if err := c.checkActive(); err != nil {

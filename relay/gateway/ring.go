@@ -50,7 +50,7 @@ func (r *ring) grow() {
 	r.slots, r.head = slots, 0
 }
 
-// at is the i-th oldest event.
+// at returns the i-th oldest event.
 func (r *ring) at(i int) *event { return r.slots[(r.head+i)%len(r.slots)] }
 
 // since yields the events above id, oldest first. The ring must not change meanwhile. When
@@ -63,7 +63,7 @@ func (r *ring) since(id uint64) iter.Seq[*event] {
 	}
 }
 
-// oldest is the id of the oldest event, or the next id while there is none.
+// oldest returns the id of the oldest event, or the next id while there is none.
 func (r *ring) oldest() uint64 {
 	if r.n > 0 {
 		return r.at(0).id

@@ -21,15 +21,15 @@ import (
 	"agentctl/transport/sse"
 )
 
-// ErrOpenToOthers refuses an address that others reach while subscribers need no token,
-// unless Options.Insecure says that this is intended.
+// ErrOpenToOthers refuses an address that other machines can reach while subscribers need no
+// token, unless Options.Insecure allows it.
 var ErrOpenToOthers = errors.New("others reach this address and subscribers need no token: set MCP_SSE_AUTH_TOKEN or listen on 127.0.0.1")
 
 // needsToken reports whether subscribers need a token.
 func (o *Options) needsToken() bool { return o.SubscribeToken != "" || o.Identities != nil }
 
 // checkListen completes Listen. An empty host is every address, or loopback when no token
-// is needed. An address that others reach is refused when no token is needed.
+// is needed. An address that other machines can reach is refused when no token is needed.
 func (o *Options) checkListen() error {
 	o.Listen = cmp.Or(o.Listen, ":"+strconv.Itoa(DefaultPort))
 	isOpen := !o.needsToken() && !o.Insecure
@@ -46,8 +46,8 @@ func (o *Options) checkListen() error {
 	return nil
 }
 
-// Listen listens on the port of a gateway with these options, for a caller that wants to
-// know early whether it is free. Pass the listener to Serve.
+// Listen listens on the port of a gateway with these options, for a caller that checks early
+// whether the port is free. Pass the listener to Serve.
 func Listen(o Options) (net.Listener, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err
@@ -75,9 +75,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	return g.Serve(ctx, ln)
 }
 
-// Serve is Run on a listener that is open; it closes it. Without a listener (nil) the
-// handler is served elsewhere. It returns nil when ctx ended, or why it cannot go on. It may
-// be called again afterwards and continues with the same ring.
+// Serve is Run on an open listener, which it closes. ln is nil when the caller serves Handler
+// itself. Serve returns nil when ctx ended, else the error that stopped it. It may be called
+// again afterwards and continues with the same ring.
 //
 // It ends in this order: new requests are refused; requests under way are answered, for 5 s
 // at most; waits for the ring or a shard end; streams that are starting end; the shards

@@ -78,8 +78,8 @@ func (s *shard) signal() {
 	}
 }
 
-// pushLocked queues an event for delivery. Without subscribers it keeps nothing: later ones
-// get the event from the ring. The caller holds Gateway.mu.
+// pushLocked queues an event for delivery. Without subscribers it queues nothing: later
+// subscribers get the event from the ring. The caller holds Gateway.mu.
 func (s *shard) pushLocked(e *event) {
 	if s.subscribers > 0 {
 		s.events = append(s.events, e)
@@ -113,9 +113,9 @@ func (s *shard) run(ctx context.Context, p *sse.Poller) {
 	}
 }
 
-// step handles the lists and what is due by time. New subscribers come first: the events
-// they were not preloaded with are in this or a later step. Closed ones come last: what
-// was published before a client closed is counted as delivered to it.
+// step handles the lists and the timers that are due. New subscribers come first: the events
+// they were not preloaded with are in this or a later step. Closed ones come last, so that
+// events published before a client closed are counted as delivered to it.
 func (s *shard) step() {
 	g := s.g
 	g.mu.Lock()
@@ -148,7 +148,7 @@ func (s *shard) step() {
 	}
 }
 
-// resetTimer sets the timer to what is due next: a heartbeat or a sweep.
+// resetTimer sets the timer to the next heartbeat or sweep, whichever comes first.
 func (s *shard) resetTimer() {
 	at := time.Now().Add(time.Hour)
 	if c := s.nextHeartbeat(); c != nil {
@@ -160,8 +160,8 @@ func (s *shard) resetTimer() {
 	s.timer.Reset(time.Until(at))
 }
 
-// add takes over a subscriber from join and writes what was preloaded. Until then no event
-// was sent to it: the shard had not seen it.
+// add takes over a subscriber from join and writes the preloaded events. The shard has sent
+// nothing to it before.
 func (s *shard) add(c *subscriber) {
 	key := c.filter.key()
 	gr := s.groups[key]
@@ -212,8 +212,8 @@ func (s *shard) remove(c *subscriber) {
 	s.g.onRemoved(c)
 }
 
-// deliver sends events to every group whose filter they match. Groups are independent: the
-// order between subscribers does not matter, the order of one subscriber's events does.
+// deliver sends events to every group whose filter they match. The order of one subscriber's
+// events is kept; the order between subscribers does not matter.
 func (s *shard) deliver(events []*event) {
 	for _, gr := range s.groups {
 		s.buildChunks(gr, events)
@@ -270,7 +270,7 @@ func (s *shard) buildChunks(gr *group, events []*event) {
 	}
 }
 
-// nextHeartbeat is the subscriber whose heartbeat is due next, or nil. All have the same
+// nextHeartbeat returns the subscriber whose heartbeat is due next, or nil. All have the same
 // interval, so it is the first of the list.
 func (s *shard) nextHeartbeat() *subscriber {
 	if e := s.heartbeats.Front(); e != nil {

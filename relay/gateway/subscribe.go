@@ -14,9 +14,9 @@ var (
 	errTopicNotGranted = denied("the token does not cover this topic")
 )
 
-// subscribe opens a stream. What can be refused is refused before the head is sent, since
-// an EventSource takes the end of a stream as a reason to reconnect. subscribe returns once
-// the stream is with its shard; net/http's goroutine and buffers are free then.
+// subscribe opens a stream. It refuses a request before the response head is sent, since an
+// EventSource reconnects when a stream ends. It returns once the stream has been handed to
+// its shard, so that net/http's goroutine and buffers are free.
 func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) error {
 	id, err := g.identify(r, ScopeSubscribe)
 	if err != nil {
@@ -42,8 +42,8 @@ func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// openStream opens the stream of c and hands c to its shard. After an error c.quota is
-// still the caller's.
+// openStream opens the stream of c and hands c to its shard. After an error the caller
+// releases c.quota.
 func (g *Gateway) openStream(w http.ResponseWriter, r *http.Request, c *subscriber) error {
 	st, ok := g.openStart(r)
 	if !ok {
@@ -60,7 +60,7 @@ func (g *Gateway) openStream(w http.ResponseWriter, r *http.Request, c *subscrib
 	}
 	if err := g.start(st, c); err != nil {
 		_ = c.out.Close(0)
-		return sse.ErrPeerClosed // or it is as good as that: the head has been answered
+		return sse.ErrPeerClosed // also for other errors: the head has been sent, so no other response is possible
 	}
 	return nil
 }
@@ -85,9 +85,9 @@ func (g *Gateway) releaseStream(q *quota) {
 	g.subscribers.Add(-1)
 }
 
-// requestedFilter is what the request asks for, within what the identity may see. A topic
-// that the identity may not see is refused; a prefix is narrowed to what it may see, since
-// the filter checks granted topics with each event.
+// requestedFilter returns the filter of the requested topics. A topic that the identity may
+// not see is refused. A prefix is accepted: the filter checks each event against the granted
+// topics.
 func requestedFilter(r *http.Request, id Identity) (eventFilter, error) {
 	topics, ok := parseTopics(r.URL.Query()["topics"])
 	if !ok {

@@ -54,8 +54,8 @@ func (s *shard) notify(list *[]*subscriber, c *subscriber) {
 	}
 }
 
-// send gives a chunk to a subscriber's writer, which may queue or drop it. It returns false
-// when the stream ended; the subscriber is then removed.
+// send passes a chunk to a subscriber's writer, which may queue or drop it. It returns false
+// when the stream has ended and the subscriber was removed.
 func (s *shard) send(c *subscriber, ch *chunk) bool {
 	taken, err := c.out.Send(ch.b, ch.events)
 	if err != nil {
@@ -69,8 +69,8 @@ func (s *shard) send(c *subscriber, ch *chunk) bool {
 	return true
 }
 
-// flush writes what waits for a subscriber, as far as its connection takes it, and
-// reports what was dropped once nothing waits.
+// flush writes as much of a subscriber's queue as its connection accepts. Once the queue is
+// empty, it sends a reset for the events that were dropped.
 func (s *shard) flush(c *subscriber) {
 	if c.group == nil {
 		return
@@ -101,9 +101,10 @@ func (s *shard) updateRetry(c *subscriber) {
 	}
 }
 
-// resetEvent tells a subscriber that the events between requested, which it asked for or
-// was given last, and oldest are not on its stream. With dropped it fell behind: it can
-// reconnect with the id of requested to get the events that ring or log still have.
+// resetEvent reports to a subscriber that the events between requested (the id it asked for
+// or received last) and oldest are missing from its stream. If dropped is not 0, it fell
+// behind: it can reconnect with the id requested to get the events that ring or log still
+// have.
 func resetEvent(requested string, oldest, dropped uint64) []byte {
 	data := fmt.Appendf(nil, `{"requested":%s,"oldest":%d`, requested, oldest)
 	if dropped > 0 {

@@ -15,12 +15,12 @@ import (
 
 const (
 	maxTickets = 4096 // valid at a time
-	ticketRate = 10   // that an identity may have a second
+	ticketRate = 10   // per second and identity
 )
 
-// tickets stand for an identity in a URL for a short time, because a browser's EventSource
+// tickets are short-lived credentials for use in a URL, because a browser's EventSource
 // cannot send a header. A ticket may be used more than once: EventSource reconnects with
-// the same URL. It ends with its identity.
+// the same URL. It ends with the identity that it was issued to.
 type tickets struct {
 	ttl time.Duration
 
@@ -56,7 +56,7 @@ func (t *tickets) issue(id Identity, now time.Time) (ticket string, expires time
 	return ticket, expires, true
 }
 
-// identity is what a valid ticket stands for, while that has not ended.
+// identity returns the identity of a valid ticket, unless that identity has ended.
 func (t *tickets) identity(ticket string, now time.Time) (Identity, error) {
 	t.mu.Lock()
 	f := t.byHash[sha256.Sum256([]byte(ticket))]
@@ -67,8 +67,8 @@ func (t *tickets) identity(ticket string, now time.Time) (Identity, error) {
 	return f.id, nil
 }
 
-// issueTicket answers a request that may subscribe with a ticket for its identity. A ticket
-// does not get another one: whoever saw a URL could renew its access without end.
+// issueTicket answers with a ticket for the identity of a request that may subscribe. A ticket
+// cannot be used to get another one: anyone who saw a URL could renew its access without end.
 func (g *Gateway) issueTicket(w http.ResponseWriter, r *http.Request) error {
 	if r.URL.Query().Has("ticket") {
 		return denied("a ticket cannot be exchanged for another one; send the token")

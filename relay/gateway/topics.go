@@ -7,7 +7,7 @@ import (
 )
 
 // A topic is a name like log/level. A subscription names topics and prefixes (log/*); an
-// identity may be bound to a list of the same form. Who gets an event depends on:
+// identity may be bound to a list of the same form. An event is delivered by:
 //
 //	tenant       its own; the relay's events ("") go to the default tenant and admins
 //	topic        audit and kernel, and those below them, need the scope kernel:admin
@@ -96,8 +96,8 @@ func (f *eventFilter) key() string {
 	return strings.Join([]string{f.tenant, strconv.FormatBool(f.isAdmin), f.topics.String(), f.granted.String()}, "\n")
 }
 
-// matches reports whether the subscriber gets an event. Events of the relay itself, which
-// have no tenant, are for the default tenant and for kernel:admin.
+// matches reports whether an event is delivered to the subscriber. Events of the relay
+// itself, which have no tenant, are for the default tenant and for kernel:admin.
 func (f *eventFilter) matches(tenant, topic string) bool {
 	if tenant != f.tenant && (tenant != "" || (f.tenant != DefaultTenant && !f.isAdmin)) {
 		return false

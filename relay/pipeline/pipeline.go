@@ -10,8 +10,8 @@
 // An Entry puts a stage into the list for a Scope: for every request, or for those of one
 // transport, plugin or connection. The entries of one stage are adjacent, and a request
 // passes at most one of them, the narrowest that matches: connection before plugin before
-// transport before global. So a narrow entry that is not enabled switches the stage off
-// there, and a stage runs at most once on a request.
+// transport before global. A narrow entry that is not enabled therefore switches the stage
+// off in its scope, and a stage runs at most once per request.
 package pipeline
 
 import (
@@ -31,13 +31,13 @@ const (
 // Handler answers a request.
 type Handler[Req, Res any] func(ctx context.Context, req Req) (Res, error)
 
-// Stage is one named piece of middleware. Wrap returns a handler that does its work
-// before and after next. Wrap is called once a swap, not once a request.
+// Stage is one named piece of middleware. Wrap returns a handler that works before and after
+// next. Wrap is called once per swap, not once per request.
 type Stage[Req, Res any] struct {
 	Name string
 	Wrap func(next Handler[Req, Res]) Handler[Req, Res]
 	// OuterTo lists the stages that this one has to be outside of: it comes earlier in the
-	// list, sees the request earlier and the answer later. A list in another order is
+	// list, handles the request earlier and the response later. A list in another order is
 	// refused; rules about stages that are not in the list do not apply.
 	OuterTo []OrderRule
 }
@@ -57,7 +57,7 @@ type Pipeline[Req, Res any] struct {
 	list  atomic.Pointer[composed[Req, Res]]
 }
 
-// composed is a list and the handler that it makes. It is never changed.
+// composed is a list and the handler composed from it. It is immutable.
 type composed[Req, Res any] struct {
 	entries []Entry[Req, Res]
 	handle  Handler[Req, Res]
@@ -88,10 +88,10 @@ func (p *Pipeline[Req, Res]) Swap(stages ...Stage[Req, Res]) error {
 	return p.SwapEntries(entries...)
 }
 
-// SwapEntries puts a new list in force for the requests that begin after it. A list that
-// it refuses changes nothing: an unnamed or unusable stage, two entries of one stage and
-// scope, entries of a stage that do not stand side by side, an order that breaks a Rule
-// (ErrOrder), or more than the bounds.
+// SwapEntries puts a new list in force for the requests that begin after it. It refuses a
+// list, and changes nothing, if a stage has no name or no Wrap, a stage has two entries for
+// one scope, the entries of a stage are not adjacent, the order breaks an OrderRule
+// (ErrOrder), or a bound is exceeded.
 func (p *Pipeline[Req, Res]) SwapEntries(entries ...Entry[Req, Res]) error {
 	groups, err := group(entries)
 	if err != nil {

@@ -63,7 +63,7 @@ type Entry[Req, Res any] struct {
 	Scope   Scope
 	Enabled bool            // false: switched off for this scope
 	Config  json.RawMessage // what the stage was made from; unused by the pipeline
-	// Match tells whether a request is in the scope. It may be nil in a Global entry, which
+	// Match reports whether a request is in the scope. It may be nil in a Global entry, which
 	// then costs a request nothing.
 	Match func(req Req) bool
 }

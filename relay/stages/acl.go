@@ -17,9 +17,9 @@ const (
 	maxEdited = 16  // arguments that a rule sets or removes
 )
 
-// aclRule is one rule. All selectors that are given have to match; * in one stands for any
-// run of characters. The first allow or deny that matches decides; a transform that
-// matches changes the arguments, and the next rules are tried.
+// aclRule is one rule. All selectors that are given have to match; * in a selector matches
+// any run of characters. The first allow or deny rule that matches decides. A transform rule
+// that matches changes the arguments, and the next rules are tried.
 type aclRule struct {
 	Effect    string                     `json:"effect"`           // allow, deny or transform
 	Scope     string                     `json:"scope,omitempty"`  // that the tool or resource needs
@@ -107,8 +107,9 @@ func (a *acl) wrap(next kernel.Handler) kernel.Handler {
 	}
 }
 
-// matches tells whether all selectors of the rule match. A selector of tools matches calls
-// only, one of URIs reads only, one of scopes nothing that the caller cannot see.
+// matches reports whether all selectors of the rule match. A tool selector matches calls
+// only, and a URI selector reads only. A scope selector matches nothing that the caller
+// cannot see.
 func (rule *aclRule) matches(r *kernel.Request) bool {
 	is := func(pattern, s string) bool { return pattern == "" || glob(pattern, s) }
 	return is(rule.Tool, r.Tool) && is(rule.URI, r.URI) && is(rule.Method, r.Method) &&

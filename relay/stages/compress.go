@@ -25,7 +25,7 @@ import (
 
 // Bounds of compress.
 const (
-	minPack   = 256     // bytes; less does not get smaller
+	minPack   = 256     // bytes; a smaller payload would not shrink
 	maxUnpack = 1 << 20 // bytes of unpacked arguments, as of an HTTP request's body
 )
 
@@ -99,21 +99,21 @@ type Payload struct {
 // compressor packs results for clients that ask for it (MetaAccept), or for all with
 // Force, and unpacks packed arguments, so that plugins see plain ones. Structured result
 // and content are packed together into the structured result; the data of a resource is
-// packed into its data. It leaves alone what would not get smaller, errors, and metric
+// packed into its data. It does not pack payloads that would not shrink, errors, and metric
 // streams, whose frames must not be compressed (RFC-0009 §10).
 type compressor struct {
 	cfg struct {
 		// MinBytes is the size from which payloads are packed.
 		MinBytes int `json:"min_bytes"`
-		// Force packs also for clients that did not ask for it.
+		// Force packs for clients that did not ask for it, too.
 		Force bool `json:"force"`
 		// Level is from 1, fast, to 9, small.
 		Level int `json:"level"`
 	}
 }
 
-// newCompress makes the stage. "streams" exists so that an operator who tries to switch it on
-// learns why that is not possible.
+// newCompress makes the stage. The key "streams" exists only for its error: it explains to an
+// operator why streams cannot be compressed.
 func newCompress(_ *env, config []byte) (stage, error) {
 	c := &compressor{}
 	c.cfg.MinBytes, c.cfg.Level = 1024, 6
@@ -128,8 +128,8 @@ func newCompress(_ *env, config []byte) (stage, error) {
 
 func (c *compressor) config() any { return c.cfg }
 
-// wrap unpacks the arguments before the stages inside of it and packs the answer after them.
-// It leaves an answer alone that is packed already, by a plugin of its own accord.
+// wrap unpacks the arguments before the inner stages run and packs the result after them. It
+// does not pack a result that the plugin has already packed.
 func (c *compressor) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 		if bytes.Contains(r.Arguments, envelopeKey) {
@@ -149,8 +149,8 @@ func (c *compressor) wrap(next kernel.Handler) kernel.Handler {
 	}
 }
 
-// acceptsGzip reads a list like that of Accept-Encoding. A * does not count: a client that
-// sends it need not know envelopes.
+// acceptsGzip reads a list like that of Accept-Encoding. It ignores *: a client that sends it
+// may not know envelopes.
 func acceptsGzip(list string) bool {
 	for item := range strings.SplitSeq(list, ",") {
 		coding, weight, _ := strings.Cut(strings.TrimSpace(item), ";")
@@ -163,7 +163,7 @@ func acceptsGzip(list string) bool {
 }
 
 // unpackArguments replaces packed arguments by plain ones. Arguments that contain the key
-// of an envelope but are none go on unchanged to the check of the tool's schema.
+// of an envelope but are not an envelope stay unchanged; the tool's schema decides.
 func unpackArguments(r *kernel.Request) error {
 	var e envelope
 	if strictjson.Unmarshal(r.Arguments, &e) != nil || e.Packed == nil {

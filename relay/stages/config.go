@@ -11,8 +11,8 @@ import (
 )
 
 // The configuration of a stage is a strict JSON object. Each stage lists its fields with
-// their bounds; decode reads them and says which one is wrong and what would be right.
-// Errors never quote a value, since a configuration may hold secrets.
+// their bounds; decode reads them and reports which field is wrong and what it accepts.
+// Errors do not quote values, since a configuration may hold secrets.
 
 // field is one member of a configuration object.
 type field struct {
@@ -22,21 +22,21 @@ type field struct {
 	valid func() bool // checks *into after decoding; nil: every value of the type is valid
 }
 
-// boolField is a field that is true or false.
+// boolField returns a field whose value is true or false.
 func boolField(name string, into *bool) field { return field{name, into, "true or false", nil} }
 
-// intField is a field that is a whole number of a range.
+// intField returns a field whose value is a whole number within bounds.
 func intField(name string, into *int, minimum, maximum int) field {
 	return field{name, into, fmt.Sprintf("a whole number from %d to %d", minimum, maximum),
 		func() bool { return *into >= minimum && *into <= maximum }}
 }
 
-// enumField is a field that is one of a closed set of words.
+// enumField returns a field whose value is one of a closed set of words.
 func enumField(name string, into *string, words ...string) field {
 	return field{name, into, "one of " + strings.Join(words, ", "), func() bool { return slices.Contains(words, *into) }}
 }
 
-// invalid is the error of a configuration: where it is wrong, and what would be right.
+// invalid returns the error of a configuration: where it is wrong, and what is valid there.
 func invalid(where, want string) error {
 	return &manifest.Error{Code: manifest.ManifestInvalid, Message: where + ": " + want, Reason: "config"}
 }
@@ -75,7 +75,7 @@ func decode(where string, data []byte, fields ...field) error {
 	return nil
 }
 
-// isPlainWord tells whether an unknown key is harmless enough to be repeated in a message.
+// isPlainWord reports whether an unknown key is harmless enough to be quoted in a message.
 func isPlainWord(s string) bool {
 	return len(s) > 0 && len(s) <= 32 && !strings.ContainsFunc(s, func(r rune) bool { return (r < 'a' || r > 'z') && r != '_' })
 }

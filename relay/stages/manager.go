@@ -100,8 +100,8 @@ func (m *Manager) List() []Middleware {
 // "connection=ID").
 func (m *Manager) Enable(name, scope string) error { return m.setEnabled(name, scope, true) }
 
-// Disable switches a stage off for a scope. A scope other than global also loses its
-// configuration: when wider scopes are off too, its line is no longer needed and goes.
+// Disable switches a stage off for a scope. A scope other than global may also lose its
+// configuration: its line is removed when it no longer changes anything (see prune).
 func (m *Manager) Disable(name, scope string) error { return m.setEnabled(name, scope, false) }
 
 // setEnabled is Enable and Disable.
@@ -116,7 +116,7 @@ func (m *Manager) setEnabled(name, scope string, isOn bool) error {
 }
 
 // Configure replaces the configuration of a stage for a scope, a strict JSON object. Lines
-// without a configuration follow the global one. It switches nothing on or off.
+// without a configuration use the global line's. It does not enable or disable the stage.
 func (m *Manager) Configure(name, scope string, config []byte) error {
 	if len(config) > MaxConfig {
 		return invalid(name, fmt.Sprintf("a configuration has at most %d bytes", MaxConfig))
@@ -268,8 +268,8 @@ func (m *Manager) swap(rows []row) error {
 // pass is the Wrap function of a stage that is not configured, and so not enabled.
 func pass(next kernel.Handler) kernel.Handler { return next }
 
-// scrub removes the secrets from a log field. Log lines are not of one scope, so it uses
-// each enabled redact stage, whatever its scope.
+// scrub removes the secrets from a log field. Log lines belong to no scope, so it applies
+// every enabled redact stage, whatever its scope.
 func (m *Manager) scrub(s string) string {
 	if list := m.redactors.Load(); list != nil {
 		for _, r := range *list {

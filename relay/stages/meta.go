@@ -17,7 +17,7 @@ const (
 	// MetaAccept of a request asks for a packed result: "gzip", or an Accept-Encoding
 	// header with it.
 	MetaAccept = "agentctl/accept"
-	// MetaEncoding of a result says that it is packed: "gzip".
+	// MetaEncoding of a result names the encoding of a packed one: "gzip".
 	MetaEncoding = "agentctl/encoding"
 )
 

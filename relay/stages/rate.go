@@ -23,14 +23,14 @@ const (
 // rateLimit is one limit of the operator.
 type rateLimit struct {
 	Per   string  `json:"per"`   // agent, tenant or plugin
-	RPS   float64 `json:"rps"`   // calls a second in the long run
+	RPS   float64 `json:"rps"`   // sustained calls per second
 	Burst int     `json:"burst"` // calls at once
 }
 
-// limiter applies the operator's limits to each agent, tenant or plugin, on top of the
-// limits of the capabilities. It keeps the token buckets of the MaxKeys that called last;
-// one that was evicted starts over with a full burst. A call that one limit refuses takes
-// no token of the others.
+// limiter applies the operator's limits to each agent, tenant or plugin, in addition to the
+// limits of the capabilities. It keeps the token buckets of the MaxKeys most recent callers;
+// an evicted one starts over with a full burst. A call that one limit refuses takes no tokens
+// from the others.
 type limiter struct {
 	cfg struct {
 		Limits  []rateLimit `json:"limits"`
@@ -39,7 +39,7 @@ type limiter struct {
 	buckets []*edge.Limiter // one for each of cfg.Limits
 }
 
-// newRate makes the stage. Its default is one limit an agent.
+// newRate makes the stage. By default it has one limit per agent.
 func newRate(_ *env, config []byte) (stage, error) {
 	l := &limiter{}
 	l.cfg.Limits, l.cfg.MaxKeys = []rateLimit{{Per: "agent", RPS: 50, Burst: 100}}, 4096

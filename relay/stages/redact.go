@@ -27,14 +27,14 @@ const (
 	maxNestedDoc = 4   // levels of JSON inside of JSON strings
 )
 
-// redactor removes secrets from whatever goes to a client: results, content, the data of
-// resources, messages of errors, and what a plugin sends to the client during a call. The
-// trace stage uses it for log fields.
+// redactor removes secrets from everything that is sent to a client: results, content, the
+// data of resources, error messages, and the messages of a plugin during a call. The trace
+// stage uses it for log fields.
 //
 // In JSON it replaces the values of named members at any depth, whatever their type, and
-// what its patterns match in strings, names and numbers. A string that is a JSON document
-// is searched like one. Frames of streams and binary data pass unchanged: what is encoded
-// or encrypted cannot be searched.
+// the matches of its patterns in strings, names and numbers. A string that is a JSON document
+// is searched as JSON. Frames of streams and binary data pass unchanged: encoded or encrypted
+// data cannot be searched.
 type redactor struct {
 	cfg struct {
 		// Fields are names of members, compared without regard to case.
@@ -85,8 +85,8 @@ func newRedact(_ *env, config []byte) (stage, error) {
 
 func (r *redactor) config() any { return r.cfg }
 
-// wrap cleans the answer and replaces the session by one that cleans. Requests are not
-// changed: a plugin gets the arguments as the client sent them.
+// wrap removes secrets from the answer, and wraps the request's session in one that does the
+// same. Requests are not changed: a plugin gets the arguments as the client sent them.
 func (r *redactor) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, req *kernel.Request) (*kernel.Result, error) {
 		if s, isOurs := req.Session.(*session); isOurs { // a further round of the same call
@@ -107,7 +107,7 @@ func (r *redactor) wrap(next kernel.Handler) kernel.Handler {
 }
 
 // errUnsearchable ends a call whose answer cannot be searched: redaction fails closed.
-var errUnsearchable = &manifest.Error{Code: manifest.Internal, Message: "the answer is not the JSON that it should be, so it cannot be cleared of secrets", Reason: "redact"}
+var errUnsearchable = &manifest.Error{Code: manifest.Internal, Message: "the answer is not valid JSON, so secrets cannot be removed from it", Reason: "redact"}
 
 // result returns a copy of a result without secrets.
 func (r *redactor) result(res *kernel.Result) (*kernel.Result, error) {
@@ -192,11 +192,11 @@ func (r *redactor) text(s string, nested int) string {
 	return s
 }
 
-// lenient reads whatever a client might still be able to read.
+// lenient accepts any JSON that a client might be able to read.
 var lenient = []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
 
-// json removes the secrets from one document. changed tells whether there were any;
-// otherwise the caller keeps the original bytes.
+// json removes the secrets from one document. changed reports whether there were any; if
+// not, the caller keeps the original bytes.
 func (r *redactor) json(doc []byte, nested int) (out []byte, changed bool, err error) {
 	var buf bytes.Buffer
 	w := &rewriter{r: r, nested: nested, dec: jsontext.NewDecoder(bytes.NewReader(doc), lenient...), enc: jsontext.NewEncoder(&buf, lenient...)}
@@ -293,7 +293,8 @@ func (w *rewriter) text(s string) string {
 	return clean
 }
 
-// session removes the secrets from what a plugin sends to the client during a call.
+// session removes the secrets from the messages that a plugin sends to the client during a
+// call.
 type session struct {
 	kernel.Session
 	r *redactor

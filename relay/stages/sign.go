@@ -27,8 +27,8 @@ import (
 // 	result   the stage signs Message{Kind: "result"} and puts the Signature into _meta
 //
 // Both sides compute the HMAC over the canonical JSON of the Message (RFC 8785), so that
-// white space and the order of members do not matter. The nonce does not prevent replays by
-// itself: a client that needs that compares the nonce of the result with its own.
+// white space and the order of members do not matter. The nonce alone does not prevent
+// replays: a client must compare the nonce of the result with its own.
 
 // Algorithm is the value of Signature.Alg.
 const Algorithm = "HMAC-SHA256"
@@ -40,7 +40,7 @@ const (
 	maxSigners = 16
 )
 
-// ErrSignature is returned for a signature that is not the message's.
+// ErrSignature is returned for a signature that does not match the message.
 var ErrSignature = errors.New("stages: the signature does not match the message")
 
 // Signature is the value of MetaSignature in _meta.
@@ -101,7 +101,7 @@ func (m *Message) Verify(s Signature, key []byte) error {
 	return nil
 }
 
-// sum is the HMAC of the canonical message.
+// sum returns the HMAC of the canonical message.
 func (m *Message) sum(key []byte) ([]byte, error) {
 	text, err := m.canonical()
 	if err != nil {
@@ -234,7 +234,7 @@ func readKey(dir, name string) ([]byte, error) {
 
 func (s *signer) config() any { return s.cfg }
 
-// wrap verifies the request before and signs the result after the stages inside of it.
+// wrap verifies the request before the inner stages run, and signs the result after them.
 func (s *signer) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 		if err := s.check(r); err != nil {
@@ -246,7 +246,7 @@ func (s *signer) wrap(next kernel.Handler) kernel.Handler {
 		}
 		sig, err := ResultMessage(r, res).Sign(s.cfg.Kid, s.keys[s.cfg.Kid])
 		if err != nil {
-			return nil, &manifest.Error{Code: manifest.Internal, Message: "the answer is not the JSON that it should be, so it cannot be signed", Reason: "sign"}
+			return nil, &manifest.Error{Code: manifest.Internal, Message: "the answer is not valid JSON, so it cannot be signed", Reason: "sign"}
 		}
 		return withMeta(res, MetaSignature, sig), nil
 	}
@@ -259,7 +259,7 @@ func (s *signer) check(r *kernel.Request) error {
 		if !s.cfg.Require {
 			return nil
 		}
-		return &manifest.Error{Code: manifest.SafetyDenied, Message: "this relay accepts only signed requests; sign it in _meta " + MetaSignature, Reason: "unsigned"}
+		return &manifest.Error{Code: manifest.SafetyDenied, Message: "this relay accepts only signed requests; put a signature into _meta " + MetaSignature, Reason: "unsigned"}
 	}
 	var sig Signature
 	if strictjson.Unmarshal(raw, &sig) == nil {

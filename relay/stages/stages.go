@@ -9,23 +9,23 @@
 //
 //	trace     log each call with its ids                        on by default
 //	metrics   calls, errors, latency and sizes by class         on by default
-//	rate      an operator's limits by agent, tenant or plugin
+//	rate      an operator's rate limits by agent, tenant or plugin
 //	sign      verify signed requests, sign results (HMAC)
 //	compress  unpack packed arguments, pack results (gzip)
 //	acl       an operator's rules: allow, deny, transform
 //	redact    remove secrets from results and log lines
 //
-// A request passes the list downwards, its answer upwards. So a signature is verified over
-// the bytes that arrived and made over the bytes that leave, rules see plain arguments, and
-// secrets are removed before anything is packed or signed. The kernel's own checks (tenant,
-// scope, schema, limits, audit) are not stages and cannot be switched off.
+// A request passes the list downwards, its answer upwards. Therefore a request's signature
+// covers the bytes that arrive and a result's the bytes that leave, access rules see plain
+// arguments, and secrets are removed before anything is packed or signed. The kernel's own
+// checks (tenant, scope, schema, limits, audit) are not stages and cannot be switched off.
 //
-// Stages keep no state by request and the pipeline runs each at most once on a request, so
-// retries and duplicates do no harm. Frames of metric streams (RFC-0009) pass all stages
+// Stages keep no state per request and the pipeline runs each at most once per request, so
+// retries and duplicates are harmless. Frames of metric streams (RFC-0009) pass all stages
 // unchanged: they are neither packed nor signed.
 //
 // Rate, sign, compress and acl do not apply to an administrator's calls of the control
-// plane, so that an operator cannot lock itself out. The scope plugin=kernel makes them.
+// plane, so that an operator cannot lock himself out. With the scope plugin=kernel they do.
 package stages
 
 import (
@@ -89,8 +89,8 @@ var kinds = []*kind{
 // MaxConfig bounds the configuration of a stage, bytes.
 const MaxConfig = 16 << 10
 
-// matcher returns the function that tells whether a request is in a scope; nil: all are.
-// The scope of one plugin is exact: it reaches the control plane, too.
+// matcher returns a function that reports whether a request is in a scope; nil: all are.
+// The scope plugin=kernel includes an administrator's calls of the control plane.
 func matcher(k *kind, s pipeline.Scope) func(*kernel.Request) bool {
 	in := func(*kernel.Request) bool { return true }
 	switch s.Kind {

@@ -24,8 +24,8 @@ type traceConfig struct {
 	Sample float64 `json:"sample"`
 }
 
-// trace logs calls with their ids, never with arguments or results. Requests have a trace
-// id without this stage, too: the kernel makes it.
+// trace logs calls with their ids, without arguments or results. The trace id does not depend
+// on this stage: the kernel assigns one to each request that has none.
 type trace struct {
 	cfg   traceConfig
 	level zapcore.Level
@@ -65,8 +65,8 @@ func (t *trace) wrap(next kernel.Handler) kernel.Handler {
 	}
 }
 
-// sampled decides by the trace id, so that relays and stages select the same calls. The
-// right end of a W3C trace id is random.
+// sampled decides by the trace id, so that all relays and stages select the same calls. The
+// right-hand end of a W3C trace id is random.
 func (t *trace) sampled(id string) bool {
 	if t.cfg.Sample >= 1 || len(id) < 8 {
 		return true
@@ -78,7 +78,7 @@ func (t *trace) sampled(id string) bool {
 // maxField bounds a string in a log line, bytes.
 const maxField = 128
 
-// fields are the fields of a call's log line, without secrets and of bounded size.
+// fields returns the fields of a call's log line, without secrets and of bounded size.
 func (t *trace) fields(r *kernel.Request, res *kernel.Result, err error, took time.Duration) []zap.Field {
 	fields := make([]zap.Field, 0, 12)
 	add := func(key, value string) {
@@ -114,7 +114,7 @@ func (t *trace) fields(r *kernel.Request, res *kernel.Result, err error, took ti
 	return fields
 }
 
-// ticketOf finds the id of the ticket that a call is about: ticket_id in any tool's
+// ticketOf returns the id of the ticket that a call refers to: ticket_id in any tool's
 // arguments, or id in the arguments or the result of the tickets plugin.
 func ticketOf(r *kernel.Request, res *kernel.Result) string {
 	if id := idIn(r.Arguments, "ticket_id"); id != "" {
@@ -141,7 +141,7 @@ func ticketOf(r *kernel.Request, res *kernel.Result) string {
 // maxSearched bounds the JSON in which a ticket id is looked for, bytes.
 const maxSearched = 64 << 10
 
-// idPattern is the form of an id that may stand in a log line.
+// idPattern is the form of an id that is safe in a log line.
 var idPattern = regexp.MustCompile(`^[0-9A-Za-z_-]{1,64}$`)
 
 // idIn returns a string member of a JSON object if it has the form of an id.

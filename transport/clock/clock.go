@@ -30,7 +30,7 @@ const (
 	Unsynced State = "unsynced" // no trusted time yet
 )
 
-// Clock gives trusted time. Make one with New; it is safe for concurrent use.
+// Clock tells trusted time. Make one with New; it is safe for concurrent use.
 type Clock struct {
 	floor time.Time
 
@@ -59,8 +59,8 @@ func (c *Clock) Sync(relayMS int64) {
 	c.mu.Unlock()
 }
 
-// NowMS is trusted time in Unix milliseconds. ok is false while there is none; ms is the
-// local clock then.
+// NowMS returns trusted time in Unix milliseconds. While there is none, ok is false and ms
+// is the local time.
 func (c *Clock) NowMS() (ms int64, ok bool) {
 	ms, state, _ := c.now()
 	return ms, state != Unsynced
@@ -95,7 +95,7 @@ func (c *Clock) now() (ms int64, s State, offsetMS int64) {
 	return ms, s, offsetMS
 }
 
-// TLSTime is the time for certificate checks: the local clock, raised to the floor. The
+// TLSTime returns the time for certificate checks: the local time, raised to the floor. The
 // relay's time is not used, since certificates are checked before the relay is trusted.
 func (c *Clock) TLSTime() time.Time {
 	if now := time.Now(); now.After(c.floor) {

@@ -1,12 +1,12 @@
-// Package edge is what every HTTP listener of the product does with a request before its
-// own work, and with an error after it. The relay, the event gateway and the MCP handler
-// share it, so that one request gets one answer from all of them.
+// Package edge has the checks that every HTTP listener of the product makes before it handles
+// a request, and the error response that it sends. The relay, the event gateway and the MCP
+// handler share it, so that all of them answer the same request in the same way.
 //
 //	guard := edge.NewGuard(edge.GuardOptions{CheckHost: onLoopback, Origins: allowed})
 //	...
-//	edge.SetBodyDeadline(w, r, edge.BodyTimeout) // before anything is answered
+//	edge.SetBodyDeadline(w, r, edge.BodyTimeout) // before anything is written
 //	err := guard.Check(r)                        // Host and Origin: 403
-//	token, given := edge.Bearer(r)               // who: 401
+//	token, given := edge.Bearer(r)               // identity: 401
 //	body, err := edge.ReadBody(w, r, maxBody)    // 413, or 400
 //	trace, given := edge.TraceID(r)
 //	edge.WriteError(w, edge.Status(e.Code), e, trace)
@@ -32,8 +32,8 @@ const (
 )
 
 // NewServer returns a server with these bounds. It has no write timeout, which would cut
-// event streams, and speaks HTTP/1.1 only: a stream needs a connection of its own, whose
-// unacknowledged bytes show a stalled reader.
+// event streams, and speaks HTTP/1.1 only: each stream needs its own connection, whose
+// unacknowledged bytes reveal a stalled reader.
 func NewServer(h http.Handler, errorLog *log.Logger) *http.Server {
 	s := &http.Server{
 		Handler:           h,
@@ -47,8 +47,8 @@ func NewServer(h http.Handler, errorLog *log.Logger) *http.Server {
 	return s
 }
 
-// IsLoopback reports whether a host name, without port, is this machine's own: localhost
-// in any case, or a loopback address, also as IPv4 mapped into IPv6.
+// IsLoopback reports whether a host name without a port is localhost, in upper or lower case,
+// or a loopback address; IPv4 addresses mapped into IPv6 are included.
 func IsLoopback(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true

@@ -10,8 +10,8 @@ import (
 	"agentctl/manifest"
 )
 
-// Status returns the HTTP status of an error code. An endpoint answers 401, 404, 405 and
-// 413 where it knows more than the code says.
+// Status returns the HTTP status of an error code. The codes do not distinguish 401, 404,
+// 405 and 413: an endpoint sends these itself.
 func Status(c manifest.Code) int {
 	switch c {
 	case manifest.BadRequest:
@@ -50,8 +50,8 @@ func AppendError(b []byte, e *manifest.Error, traceID string) []byte {
 	return append(b, `"}}`...)
 }
 
-// WriteError answers with the error envelope, and with Retry-After, in whole seconds, when
-// the error says when to retry.
+// WriteError answers with the error envelope. If the error has RetryAfterMS, the response has
+// a Retry-After header in whole seconds.
 func WriteError(w http.ResponseWriter, status int, e *manifest.Error, traceID string) {
 	if e.RetryAfterMS > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt((e.RetryAfterMS+999)/1000, 10))
@@ -67,16 +67,16 @@ func WriteJSON(w http.ResponseWriter, status int, value []byte) {
 	_, _ = w.Write(append(value, '\n'))
 }
 
-// WriteText answers with plain text, as probes read it.
+// WriteText answers with plain text, which health probes read.
 func WriteText(w http.ResponseWriter, status int, body string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = io.WriteString(w, body)
 }
 
-// SetChallenge adds the WWW-Authenticate header of a 401 (RFC 6750 §3). invalid tells
-// that the request had a token: one without gets no error code. metadata is the URL of
-// the resource's metadata (RFC 9728 §5.1), "" for none.
+// SetChallenge adds the WWW-Authenticate header of a 401 (RFC 6750 §3). invalid reports that
+// the request carried a token; a request without one gets no error code. metadata is the URL
+// of the resource's metadata (RFC 9728 §5.1), "" for none.
 func SetChallenge(h http.Header, realm string, invalid bool, metadata string) {
 	c := `Bearer realm="` + realm + `"`
 	if invalid {

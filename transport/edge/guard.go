@@ -10,12 +10,13 @@ import (
 	"agentctl/manifest"
 )
 
-// A browser sends requests for any page it shows. Two headers, which a page cannot forge,
-// tell such requests apart:
+// A browser sends requests on behalf of any page that it shows. Two headers, which a page
+// cannot forge, identify such requests:
 //
-//   - Host. A page may resolve its own name to 127.0.0.1 (DNS rebinding) and is then of
-//     the same origin as a server on loopback, but its Host is still its own name.
-//   - Origin. Absent from programs; a page's own scheme, host and port from a browser.
+//   - Host. An attacker may resolve his page's name to 127.0.0.1 (DNS rebinding). The page
+//     then has the same origin as a server on loopback, but its requests still carry the
+//     page's name as Host.
+//   - Origin. A browser sends the page's scheme, host and port; programs send none.
 
 // The refusals of Guard.Check.
 var (
@@ -29,8 +30,8 @@ type GuardOptions struct {
 	// listeners on loopback; elsewhere TLS and tokens protect from rebinding.
 	CheckHost bool
 	Hosts     []string // names without port
-	// Origins are those of pages that may send requests, as SCHEME://HOST[:PORT]. A page
-	// that this server has served itself, under a Host that passed, may always.
+	// Origins are the origins of pages that may send requests, as SCHEME://HOST[:PORT]. A
+	// page that this server served itself, under an accepted Host, is always allowed.
 	Origins []string
 }
 
@@ -75,7 +76,7 @@ func (g *Guard) hostAllowed(host string) bool {
 }
 
 // OriginAllowed reports whether a request has no Origin, the server's own or an allowed
-// one. Two Origin headers are none of these.
+// one. A request with two Origin headers is refused.
 func (g *Guard) OriginAllowed(r *http.Request) bool {
 	origins := r.Header["Origin"]
 	if len(origins) != 1 {
@@ -88,19 +89,20 @@ func (g *Guard) OriginAllowed(r *http.Request) bool {
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, r.Host)
 }
 
-// IsPreflight reports whether a request is a browser's question whether a page may send
-// another one (CORS). It carries no token.
+// IsPreflight reports whether a request is a CORS preflight, with which a browser asks
+// whether a page may send the actual request. It carries no token.
 func IsPreflight(r *http.Request) bool {
 	return r.Method == http.MethodOptions && r.Header.Get("Origin") != "" && r.Header.Get("Access-Control-Request-Method") != ""
 }
 
-// CORS names what pages may send and read, as comma-separated lists.
+// CORS lists the methods and request headers that pages may send, and the response headers
+// that they may read, each as a comma-separated list.
 type CORS struct {
 	Methods, Headers, Expose string
 }
 
-// SetHeaders adds the headers that let a page read the answer to r. The Origin of r
-// passed Guard.Check; without Origin nothing is added.
+// SetHeaders adds the headers that let a page read the response to r, whose Origin must have
+// passed Guard.Check. Without an Origin it adds nothing.
 func (c *CORS) SetHeaders(h http.Header, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if origin == "" {
@@ -118,7 +120,7 @@ func (c *CORS) SetHeaders(h http.Header, r *http.Request) {
 
 // Bearer returns the token of a request (RFC 6750 §2.1), "" for none. given reports
 // whether there was an Authorization header at all: a server that needs no token still
-// refuses a bad one. Two headers are no token.
+// refuses a bad one. Two Authorization headers yield no token.
 func Bearer(r *http.Request) (token string, given bool) {
 	h := r.Header["Authorization"]
 	if len(h) == 1 {
@@ -130,7 +132,7 @@ func Bearer(r *http.Request) (token string, given bool) {
 }
 
 // TraceID returns the trace id of a request's traceparent header (W3C Trace Context), or
-// a new one; fromCaller tells which.
+// a new one; fromCaller is true for the former.
 func TraceID(r *http.Request) (id string, fromCaller bool) {
 	if id := CallerTraceID(r); id != "" {
 		return id, true

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limiter holds keys, such as callers or tenants, to a rate: one token bucket a key, for at
-// most a fixed number of keys.
+// Limiter limits the rate of each key, such as a caller or a tenant. It has one token bucket
+// per key, for at most maxKeys keys.
 type Limiter struct {
 	maxKeys int
 	evict   bool
@@ -25,16 +25,16 @@ type keyBucket struct {
 }
 
 // NewLimiter makes a Limiter of at most maxKeys keys. evict decides what happens when a new
-// key arrives and the Limiter is full. With evict it drops the key that was used least
-// recently, which starts over with a full burst if it comes back. Without, it drops every
-// key whose bucket is full again, which loses nothing, and refuses the new key if there is
-// none.
+// key arrives and the Limiter is full. With evict it drops the least recently used key,
+// which starts over with a full burst if it is used again. Without evict it drops every key
+// whose bucket is full again, which loses nothing, and refuses the new key if there is no
+// such bucket.
 func NewLimiter(maxKeys int, evict bool) *Limiter {
 	return &Limiter{maxKeys: maxKeys, evict: evict, keys: make(map[string]*list.Element)}
 }
 
-// Bucket returns key's token bucket, made with rps tokens a second and the burst if it is
-// new; nil when the Limiter refuses the key.
+// Bucket returns key's token bucket, or nil when the Limiter refuses the key. A new bucket
+// gets rps tokens per second and the given burst.
 func (l *Limiter) Bucket(key string, rps float64, burst int, now time.Time) *rate.Limiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -42,7 +42,7 @@ func (l *Limiter) Bucket(key string, rps float64, burst int, now time.Time) *rat
 		l.order.MoveToFront(e)
 		return e.Value.(*keyBucket).bucket
 	}
-	if len(l.keys) >= l.maxKeys && !l.makeRoomLocked(now) {
+	if len(l.keys) >= l.maxKeys && !l.evictLocked(now) {
 		return nil
 	}
 	b := &keyBucket{key, rate.NewLimiter(rate.Limit(rps), burst)}
@@ -50,8 +50,8 @@ func (l *Limiter) Bucket(key string, rps float64, burst int, now time.Time) *rat
 	return b.bucket
 }
 
-// makeRoomLocked drops keys for a new one, if it may. mu is held.
-func (l *Limiter) makeRoomLocked(now time.Time) bool {
+// evictLocked makes room for a new key and reports whether it could. mu is held.
+func (l *Limiter) evictLocked(now time.Time) bool {
 	if l.evict {
 		l.dropLocked(l.order.Back())
 		return true
@@ -83,8 +83,8 @@ func (l *Limiter) Take(key string, rps float64, burst int, now time.Time) (wait 
 	return max(time.Millisecond, time.Duration(missing/rps*float64(time.Second)))
 }
 
-// Charge takes n more tokens from key's bucket, which may then owe some: the key waits
-// until they have come in.
+// Charge takes n more tokens from key's bucket. The balance may become negative: Take then
+// refuses the key until the tokens have been refilled.
 func (l *Limiter) Charge(key string, n int, now time.Time) {
 	l.mu.Lock()
 	e := l.keys[key]

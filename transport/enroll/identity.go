@@ -32,8 +32,8 @@ const FileName = "identity.json"
 // maxFileBytes bounds the size of an identity file.
 const maxFileBytes = 64 << 10
 
-// Identity says who this installation is. Make one with Load; it is safe for concurrent
-// use.
+// Identity is the identity of this installation. Make one with Load; it is safe for
+// concurrent use.
 type Identity struct {
 	path string
 
@@ -45,7 +45,7 @@ type Identity struct {
 // ErrNotSaved reports a new identity that could not be written because the disk is full,
 // read-only or broken. The identity is usable; a restart creates another one unless
 // RetrySave succeeds first.
-var ErrNotSaved = errors.New("the new identity could not be saved, it is another one after a restart")
+var ErrNotSaved = errors.New("the new identity could not be saved and will change at the next start")
 
 // ErrStateDir reports a state directory that cannot be made; another one has to be
 // configured.
@@ -133,7 +133,7 @@ func NewInstanceID() string {
 // InstanceID is 32 hex digits, the same for the life of the installation.
 func (id *Identity) InstanceID() string { return id.d.InstanceID } // not changed after Load
 
-// NodeID is the current node id.
+// NodeID returns the current node id.
 func (id *Identity) NodeID() string {
 	id.mu.Lock()
 	defer id.mu.Unlock()

@@ -177,8 +177,8 @@ func (s *Subscriber[T]) popLocked() T {
 	return v
 }
 
-// signalLocked puts a token into ready while a value waits and takes it out while none
-// does. The end closes the channel, so it stays ready.
+// signalLocked puts a token into ready while a value is queued, and removes it otherwise. The
+// end of the subscriber closes the channel, so it stays ready.
 func (s *Subscriber[T]) signalLocked() {
 	switch {
 	case s.err != nil:
@@ -195,13 +195,13 @@ func (s *Subscriber[T]) signalLocked() {
 	}
 }
 
-// Ready can be received from while a value waits or the subscriber has ended. It may be
-// ready without a value, which is harmless; it is never unready with one: after Next took
-// one of several values, Ready is ready again.
+// Ready returns a channel from which a receive succeeds while a value is queued or the
+// subscriber has ended. It may succeed without a value, which is harmless. It never blocks
+// while a value is queued: after Next took one of several, Ready is ready again.
 func (s *Subscriber[T]) Ready() <-chan struct{} { return s.ready }
 
-// Next takes the oldest waiting value. ok is false when there is none: then Err tells
-// whether the subscriber has ended, or the caller waits for Ready.
+// Next takes the oldest queued value. When ok is false there was none: if Err is nil, the
+// caller waits for Ready, else the subscriber has ended.
 func (s *Subscriber[T]) Next() (v T, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,15 +221,15 @@ func (s *Subscriber[T]) Next() (v T, ok bool) {
 	return v, true
 }
 
-// Err is why the subscriber ended: ErrOverflow, ErrFull, ErrClosed or the cause given to
-// Topic.Close; nil while it is open. Values may still wait after the end.
+// Err returns why the subscriber ended: ErrOverflow, ErrFull, ErrClosed or the cause given
+// to Topic.Close; nil while it is open. Values may still be queued after the end.
 func (s *Subscriber[T]) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// Dropped is the number of values this subscriber lost.
+// Dropped returns the number of values that this subscriber lost.
 func (s *Subscriber[T]) Dropped() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -239,8 +239,8 @@ func (s *Subscriber[T]) Dropped() uint64 {
 // Missed reports whether, with Resume, the ring lacked values after After.
 func (s *Subscriber[T]) Missed() bool { return s.missed }
 
-// Close removes the subscriber from the topic and discards what waits. It may be called
-// more than once.
+// Close removes the subscriber from the topic and discards its queue. It may be called more
+// than once.
 func (s *Subscriber[T]) Close() {
 	s.topic.mu.Lock()
 	s.topic.removeLocked(s)

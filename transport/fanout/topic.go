@@ -1,6 +1,6 @@
 // Package fanout delivers values from one publisher to many bounded subscribers.
 //
-// A Topic takes values; each Subscriber has a queue of its own:
+// A Topic publishes values; each Subscriber has its own queue:
 //
 //	var t fanout.Topic[[]byte]
 //	sub := t.Subscribe(fanout.SubscribeOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
@@ -47,7 +47,7 @@ type Options struct {
 	MaxSubscribers int    // at a time, more are refused with ErrFull; 0: no bound
 }
 
-// Stats are counters since the topic was made, except Subscribers, which is now.
+// Stats are counters since the topic was made, and the present number of Subscribers.
 type Stats struct {
 	Subscribers int
 	Published   uint64
@@ -85,8 +85,8 @@ func New[T any](o Options) *Topic[T] {
 	return &Topic[T]{opts: o, seq: first - 1, ringFloor: first - 1}
 }
 
-// Publish queues v for every subscriber under the next sequence number and returns that,
-// or 0 when the topic is closed.
+// Publish queues v for every subscriber under the next sequence number and returns that
+// number, or 0 when the topic is closed.
 func (t *Topic[T]) Publish(v T) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -97,7 +97,7 @@ func (t *Topic[T]) Publish(v T) uint64 {
 	return t.seq
 }
 
-// PublishAt is Publish with a sequence number from outside, such as an event log's. It
+// PublishAt is Publish with the caller's sequence number, such as that of an event log. It
 // must be above every earlier one (ErrOrder); numbers may have gaps.
 func (t *Topic[T]) PublishAt(seq uint64, v T) error {
 	t.mu.Lock()
@@ -139,7 +139,7 @@ func (t *Topic[T]) appendRingLocked(e entry[T]) {
 	}
 }
 
-// Len is the number of subscribers now.
+// Len returns the present number of subscribers.
 func (t *Topic[T]) Len() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -155,8 +155,8 @@ func (t *Topic[T]) Stats() Stats {
 	return st
 }
 
-// Close ends every subscriber, and every later one, with cause (nil: ErrClosed). What is
-// queued can still be taken. Only the first call has an effect.
+// Close ends every subscriber, and every later one, with cause (nil: ErrClosed). Queued
+// values can still be taken. Only the first call has an effect.
 func (t *Topic[T]) Close(cause error) {
 	if cause == nil {
 		cause = ErrClosed

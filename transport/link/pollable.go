@@ -29,7 +29,7 @@ type pollable interface {
 var _ pollable = (*relayConn)(nil)
 
 // nonblockingReader is a connection below TLS that can be switched to a netpoll.Reader.
-type nonblockingReader interface{ ReadNow(r *netpoll.Reader) }
+type nonblockingReader interface{ ReadNonblocking(r *netpoll.Reader) }
 
 func (c *relayConn) socket() *netpoll.Socket {
 	if t, isTLS := c.conn.(*tls.Conn); isTLS {
@@ -43,7 +43,7 @@ func (c *relayConn) socket() *netpoll.Socket {
 func (c *relayConn) setNonblocking() {
 	c.poll = netpoll.NewReader(lowest(c.conn))
 	if t, isTLS := c.conn.(*tls.Conn); isTLS {
-		t.NetConn().(nonblockingReader).ReadNow(c.poll)
+		t.NetConn().(nonblockingReader).ReadNonblocking(c.poll)
 	}
 }
 

@@ -24,7 +24,7 @@ type Epoll struct {
 	started chan struct{} // closed by the first Add: until then Run does not wait in the kernel
 }
 
-// New makes an Epoll; Run must be called, which closes it.
+// New makes an Epoll. Run must be called; it closes the Epoll.
 func New() (*Epoll, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -39,7 +39,7 @@ func New() (*Epoll, error) {
 // Add watches a socket under a key. The kernel stops watching it when it is closed. The
 // first event may be reported before Add returns.
 func (e *Epoll) Add(s *Socket, key uint64, want Events) error {
-	// The kernel returns 64 bits of ours with each event; x/sys names them Fd and Pad.
+	// The kernel returns 64 bits of user data with each event; x/sys names them Fd and Pad.
 	ev := unix.EpollEvent{Events: uint32(want) | unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(uint32(key)), Pad: int32(uint32(key >> 32))}
 	var sockErr, addErr error
 	err := e.raw.Control(func(epfd uintptr) {

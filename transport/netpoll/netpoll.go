@@ -9,7 +9,7 @@
 //	r := netpoll.NewReader(conn)                   // r.OnReadable after each report,
 //	r.Read(b)                                      // then until ErrWouldBlock
 //
-// On other systems than Linux New returns errors.ErrUnsupported and NewSocket nil; callers
+// On systems other than Linux, New returns errors.ErrUnsupported and NewSocket nil; callers
 // then use a goroutine for each connection.
 package netpoll
 

@@ -18,7 +18,7 @@ func New() (*Epoll, error) { return nil, errors.ErrUnsupported }
 // Add fails with errors.ErrUnsupported.
 func (*Epoll) Add(*Socket, uint64, Events) error { return errors.ErrUnsupported }
 
-// Run waits for the end of ctx.
+// Run waits until ctx ends.
 func (*Epoll) Run(ctx context.Context, _ func(uint64, Events)) error {
 	<-ctx.Done()
 	return context.Cause(ctx)

@@ -11,7 +11,7 @@ type Reader struct {
 	ended   bool // the peer has closed: read until the kernel reports the end
 }
 
-// NewReader is nil unless c is a TCP connection.
+// NewReader returns nil unless c is a TCP connection.
 func NewReader(c net.Conn) *Reader {
 	if s := NewSocket(c); s != nil {
 		return &Reader{sock: s}
@@ -31,11 +31,11 @@ func (r *Reader) Read(b []byte) (int, error) {
 		return 0, ErrWouldBlock
 	}
 	n, err := r.sock.Read(b)
-	// A short read emptied the socket. Once the peer has closed no further event comes, so
-	// that the end has to be read now.
+	// A short read emptied the socket. Once the peer has closed, no further event is reported,
+	// so the end has to be read now.
 	r.drained = !r.ended && err == nil && n < len(b)
 	return n, err
 }
 
-// Socket is the socket below.
+// Socket returns the underlying socket.
 func (r *Reader) Socket() *Socket { return r.sock }

@@ -16,7 +16,7 @@ import (
 // allocates.
 type Socket struct{ raw syscall.RawConn }
 
-// NewSocket is nil unless c is a TCP connection.
+// NewSocket returns nil unless c is a TCP connection.
 func NewSocket(c net.Conn) *Socket {
 	t, ok := c.(*net.TCPConn)
 	if !ok {
@@ -86,8 +86,8 @@ func (s *Socket) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Read reads what has arrived with one system call. It returns ErrWouldBlock when there
-// is nothing, io.EOF at the end.
+// Read reads available bytes with one system call. It returns ErrWouldBlock when there are
+// none, and io.EOF at the end.
 func (s *Socket) Read(b []byte) (int, error) {
 	a := attempts.Get().(*attempt)
 	a.buf = b
@@ -98,7 +98,7 @@ func (s *Socket) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Unacked is the number of bytes, with a FIN counted as one, that were written to the
+// Unacked returns the number of bytes, with a FIN counted as one, that were written to the
 // socket and that the peer's TCP has not acknowledged (SIOCOUTQ).
 func (s *Socket) Unacked() (int, error) {
 	a := attempts.Get().(*attempt)

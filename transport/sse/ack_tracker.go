@@ -7,16 +7,16 @@ const (
 	// bytes are unacknowledged. Progress is assumed to have happened half way between two
 	// reads, so isIdle is accurate to half of this.
 	maxCheckInterval = 8 * time.Second
-	// minCheckInterval is the least time between two reads that no rule asks for.
+	// minCheckInterval is the minimum time between two reads that no rule requires.
 	minCheckInterval = 4 * time.Second
 )
 
-// ackTracker decides when a subscriber of policy Cut is too slow (RFC-0009 §6, §7). It
-// knows no socket: it is given the offsets of bytes written and acknowledged and the time
-// since the stream opened, and reports "too far behind" (isFull) and "gone" (isIdle).
+// ackTracker decides when a subscriber of policy Cut is too slow (RFC-0009 §6, §7). It does
+// not access the socket: its caller passes the offsets of bytes written and acknowledged and
+// the time since the stream opened. It reports "too far behind" (isFull) and "gone" (isIdle).
 type ackTracker struct {
 	maxFrames   int           // unacknowledged frames, once the oldest is older than grace
-	maxBurst    int           // unacknowledged frames, however young
+	maxBurst    int           // unacknowledged frames, whatever their age
 	grace       time.Duration // acknowledgements of a prompt reader lag 40 to 200 ms
 	idleTimeout time.Duration // without progress while bytes are unacknowledged
 
@@ -49,8 +49,8 @@ func (t *ackTracker) acknowledged(offset int64, now time.Duration) {
 	t.frames = t.frames[:copy(t.frames, t.frames[n:])]
 }
 
-// wrote records that everything up to end was written. A frame counts for isFull, other
-// bytes count for isIdle alone.
+// wrote records that everything up to end was written. Frames count for isFull and isIdle,
+// other bytes for isIdle alone.
 func (t *ackTracker) wrote(end int64, now time.Duration, isFrame bool) {
 	if !t.hasUnacked() {
 		t.progressAt, t.checkedAt = now, now
@@ -65,8 +65,8 @@ func (t *ackTracker) hasUnacked() bool { return t.acked < t.written }
 
 func (t *ackTracker) pingPending() bool { return t.acked < t.pingEnd }
 
-// needsRefresh reports whether the acknowledged offset must be read before the next
-// frame: the last known one would refuse the frame, or is old.
+// needsRefresh reports whether the acknowledged offset must be read before the next frame,
+// because the last known offset is old or would refuse the frame.
 func (t *ackTracker) needsRefresh(now time.Duration) bool {
 	return t.hasUnacked() && (t.isFull(now) || now-t.checkedAt >= minCheckInterval)
 }
@@ -77,7 +77,7 @@ func (t *ackTracker) isFull(now time.Duration) bool {
 	return n >= t.maxBurst || n >= t.maxFrames && now-t.frames[0].at >= t.grace
 }
 
-// stalledFor is how long bytes have been unacknowledged without progress.
+// stalledFor returns how long bytes have been unacknowledged without progress.
 func (t *ackTracker) stalledFor(now time.Duration) time.Duration {
 	if !t.hasUnacked() {
 		return 0
@@ -89,8 +89,8 @@ func (t *ackTracker) isIdle(now time.Duration) bool {
 	return t.hasUnacked() && now-t.progressAt >= t.idleTimeout
 }
 
-// nextCheck is when the acknowledged offset must be read next; ok is false while nothing
-// is unacknowledged.
+// nextCheck returns when the acknowledged offset must be read next; ok is false while
+// nothing is unacknowledged.
 func (t *ackTracker) nextCheck() (at time.Duration, ok bool) {
 	return min(t.checkedAt+maxCheckInterval, t.progressAt+t.idleTimeout), t.hasUnacked()
 }

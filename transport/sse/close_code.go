@@ -26,7 +26,8 @@ var reasons = map[Code]string{
 	DeviceOffline: "device_offline",
 }
 
-// Reason is the word sent with the code; "" for a number that is not a close code.
+// Reason returns the word that is sent with the code; "" for a number that is not a close
+// code.
 func (c Code) Reason() string { return reasons[c] }
 
 // CodeOf maps the error that ended a stream to its close code. ErrBackpressure and

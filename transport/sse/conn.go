@@ -12,18 +12,17 @@ import (
 	"agentctl/transport/netpoll"
 )
 
-// Listener hands out connections that count what is written to them. It belongs directly
-// on the TCP listener, below TLS: only there do written bytes and acknowledged bytes mean
-// the same.
+// Listener accepts connections that count the bytes written to them. Wrap the TCP listener
+// directly, below TLS: the kernel reports acknowledged bytes of the TCP stream, and only
+// there are written bytes the same bytes.
 type Listener struct {
 	net.Listener
 	userTimeout time.Duration // default UserTimeout
 }
 
-// UserTimeout is the TCP user timeout (RFC 5482) of accepted connections: the kernel ends
-// a connection whose peer has acknowledged nothing of what was sent, or taken nothing of
-// what waits, for so long. It ends writes that have no deadline; streams have shorter
-// limits.
+// UserTimeout is the TCP user timeout (RFC 5482) of accepted connections: the kernel ends a
+// connection when sent bytes stay unacknowledged, or the peer's receive window stays closed,
+// for this long. It ends writes that have no deadline; streams have shorter limits.
 const UserTimeout = 10 * time.Minute
 
 // NewListener wraps ln.
@@ -41,7 +40,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return &Conn{Conn: c}, nil
 }
 
-// rawConn is the counted connection at or below c, or nil.
+// rawConn returns the counted connection at or below c, or nil.
 func rawConn(c net.Conn) *Conn {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
@@ -52,14 +51,14 @@ func rawConn(c net.Conn) *Conn {
 
 // Conn is a connection that counts the bytes written to it.
 //
-// Once a Writer has taken it over, a write waits for a bounded time: what the kernel does
-// not take by then stays in pending and goes first next time. A TLS layer above therefore
-// never sees a write timeout, which would break it for good.
+// Once a Writer has taken it over, a write waits for a bounded time. Bytes that the kernel
+// has not accepted by then stay in pending and are written first next time. A TLS layer above
+// therefore never sees a write timeout, after which crypto/tls would fail every write.
 type Conn struct {
 	net.Conn
 	written   atomic.Int64
 	takenOver bool            // set once, before the Writer's first write
-	nonblock  *netpoll.Reader // see ReadNow
+	nonblock  *netpoll.Reader // see ReadNonblocking
 
 	mu           sync.Mutex      // protects the fields below: TLS answers the peer from the reading goroutine
 	sock         *netpoll.Socket // nil when the kernel cannot be asked
@@ -73,11 +72,11 @@ func (c *Conn) takeOver(writeTimeout time.Duration) {
 	c.takenOver, c.writeTimeout, c.sock = true, writeTimeout, netpoll.NewSocket(c.Conn)
 }
 
-// ReadNow makes later reads use r, a reader of the connection below that never waits.
-// Call it between two reads.
-func (c *Conn) ReadNow(r *netpoll.Reader) { c.nonblock = r }
+// ReadNonblocking makes later reads use r, a non-blocking reader of the underlying
+// connection. Call it between two reads.
+func (c *Conn) ReadNonblocking(r *netpoll.Reader) { c.nonblock = r }
 
-// Read reads the connection below.
+// Read reads the underlying connection.
 func (c *Conn) Read(b []byte) (int, error) {
 	if c.nonblock != nil {
 		return c.nonblock.Read(b)
@@ -85,13 +84,14 @@ func (c *Conn) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// Written is the number of bytes accepted for writing so far.
+// Written returns the number of bytes accepted for writing so far.
 func (c *Conn) Written() int64 { return c.written.Load() }
 
-// NetConn is the connection below.
+// NetConn returns the underlying connection.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
 
-// CloseWrite sends FIN and leaves the reading side open, where the connection can.
+// CloseWrite sends FIN and leaves the reading side open. It fails with errors.ErrUnsupported
+// on connections that cannot do that.
 func (c *Conn) CloseWrite() error {
 	if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return cw.CloseWrite()
@@ -108,8 +108,8 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// Write writes and counts b. For a Writer it waits no longer than writeTimeout and keeps
-// the rest, however long: the Writer bounds what it writes.
+// Write writes and counts b. After takeOver it waits no longer than writeTimeout and keeps
+// the rest in pending, which the Writer bounds.
 func (c *Conn) Write(b []byte) (int, error) {
 	if !c.takenOver {
 		n, err := c.Conn.Write(b)
@@ -132,8 +132,8 @@ func (c *Conn) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// flush writes what is pending within wait. It returns how much stays, and the first failure
-// of a write.
+// flush writes pending bytes for up to wait. It returns how many are left, and the first
+// error of a write.
 func (c *Conn) flush(wait time.Duration) (pending int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,11 +153,11 @@ func (c *Conn) hasPending() bool {
 	return len(c.pending) > 0
 }
 
-// minWriteTimeout is the least time a connection without a descriptor is given: with less
-// its deadline would pass before it tried.
+// minWriteTimeout is the shortest write deadline of a connection without a descriptor: with
+// a shorter one, the deadline would pass before the first attempt.
 const minWriteTimeout = time.Millisecond
 
-// writeLocked writes what the connection takes within wait and returns how much that was.
+// writeLocked writes as much as the connection accepts within wait, and returns how much.
 func (c *Conn) writeLocked(b []byte, wait time.Duration) int {
 	n := 0
 	if c.sock != nil {
@@ -174,7 +174,7 @@ func (c *Conn) writeLocked(b []byte, wait time.Duration) int {
 	return n + m
 }
 
-// unacked is how many written bytes the peer has not acknowledged.
+// unacked returns how many written bytes the peer has not acknowledged.
 func (c *Conn) unacked() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,8 +187,8 @@ func (c *Conn) unacked() int {
 	return n
 }
 
-// finish lets writeLast write without waiting, then waits itself for the room that needs,
-// up to wait. What still does not fit is dropped.
+// finish calls writeLast, whose writes do not block, and then flushes for up to wait. Bytes
+// that are left after that are dropped.
 func (c *Conn) finish(wait time.Duration, writeLast func()) {
 	c.mu.Lock()
 	c.writeTimeout = 0
@@ -200,7 +200,7 @@ func (c *Conn) finish(wait time.Duration, writeLast func()) {
 	c.mu.Unlock()
 }
 
-// closeGracefully closes c; the kernel goes on delivering what it has taken for up to d.
+// closeGracefully closes c; the kernel keeps delivering its send buffer for up to d.
 func (c *Conn) closeGracefully(d time.Duration) {
 	if c.sock != nil {
 		c.sock.SetCloseTimeout(max(d, time.Second))

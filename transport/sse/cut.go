@@ -9,12 +9,12 @@ var pingEvent = []byte("event: ping\ndata: {}\n\n")
 // The rules of RFC-0009, in the order in which they take effect:
 //
 //	§6  Send: 3 frames unacknowledged and the oldest older than 1 s, or 64 frames: 4413
-//	    Send: more than maxPending bytes do not even fit into the kernel's buffer: 4413
+//	    Send: more than maxPending bytes wait because the kernel's buffer is full: 4413
 //	§7  Check: bytes unacknowledged and no progress for 90 s: 4408
 //	§5  Check: a ping every 25 s, unless one is unacknowledged
 //
-// The kernel is asked for the acknowledged offset only when one of these rules, or
-// ackTracker's intervals, needs it: a system call per frame would double its cost.
+// The acknowledged offset is read from the kernel only when one of these rules, or one of
+// ackTracker's intervals, needs it: a system call per frame would double the frame's cost.
 type cutState struct {
 	opts       Options
 	openedAt   time.Time
@@ -38,7 +38,7 @@ func newCutState(o *Options, raw *Conn) *cutState {
 
 func (c *cutState) now() time.Duration { return c.opts.Now().Sub(c.openedAt) }
 
-// refresh reads how far the peer has acknowledged.
+// refresh reads the offset up to which the peer has acknowledged.
 func (w *Writer) refresh(now time.Duration) {
 	if w.acks.hasUnacked() {
 		unacked := w.raw.unacked() // before Written: TLS may write in between
@@ -46,8 +46,8 @@ func (w *Writer) refresh(now time.Duration) {
 	}
 }
 
-// flushPending sends what an earlier write left over, without waiting, and returns how
-// much still stays.
+// flushPending writes, without waiting, what an earlier write left in raw.pending, and
+// returns how many bytes are still left.
 func (w *Writer) flushPending() int {
 	if !w.hasPending {
 		return 0
@@ -67,7 +67,7 @@ func (w *Writer) write(b []byte, now time.Duration, isFrame bool) error {
 	return nil
 }
 
-// writeEvent is write with the counter of bytes, and sets the timer anew.
+// writeEvent is write that also counts the bytes and resets the timer.
 func (w *Writer) writeEvent(b []byte, now time.Duration, isFrame bool) error {
 	if err := w.write(b, now, isFrame); err != nil {
 		return err
@@ -96,8 +96,8 @@ func (w *Writer) sendOrCut(b []byte, events int) error {
 	return nil
 }
 
-// Ping writes the ping event unless an earlier one is unacknowledged, so a stalled stream
-// holds one at most. Policy Cut.
+// Ping writes the ping event unless an earlier one is unacknowledged, so that at most one is
+// buffered on a stalled stream. Policy Cut.
 func (w *Writer) Ping() error {
 	if w.closed {
 		return ErrClosed
@@ -116,7 +116,8 @@ func (w *Writer) Ping() error {
 	return nil
 }
 
-// checkPingAndIdle is Check of policy Cut. A late call writes one ping, not those it missed.
+// checkPingAndIdle is Check for policy Cut. A late call writes one ping, whatever number it
+// missed.
 func (w *Writer) checkPingAndIdle() error {
 	now := w.now()
 	w.flushPending()
@@ -135,7 +136,7 @@ func (w *Writer) checkPingAndIdle() error {
 	return nil
 }
 
-// nextCheck is when Check has something to do next.
+// nextCheck returns when Check must be called next.
 func (w *Writer) nextCheck(now time.Duration) time.Duration {
 	at := now + time.Hour
 	if w.opts.PingInterval > 0 {

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// QueueOverhead is what a queued Send counts besides its bytes, with policy Drop.
+// QueueOverhead is the number of bytes that a queued Send counts in addition to its own, with
+// policy Drop.
 const QueueOverhead = 64
 
 // maxJoined bounds the queued events that Flush joins into one write.
@@ -16,16 +17,16 @@ const maxJoined = 16 << 10
 // dropState is the state of policy Drop. A stream has two states:
 //
 //	open      each Send is written at once; nothing waits
-//	blocked   the connection took a write in part (unsent > 0), or events are queued;
-//	          Send queues or drops, Flush writes until the connection is full again or
-//	          the queue is empty, which makes the stream open
+//	blocked   the connection accepted only a part of a write (unsent > 0), or events are
+//	          queued; Send queues or drops, Flush writes until the connection is full
+//	          again or the queue is empty, which makes the stream open
 //
-// Once an event was dropped, all are until the queue is empty: the subscriber then has
-// one gap to learn of instead of many.
+// Once an event was dropped, all later ones are dropped until the queue is empty, so that the
+// subscriber has one gap instead of many.
 type dropState struct {
 	queue       queue
 	maxQueued   int
-	unsent      int       // bytes reserved for the write that was taken in part, 0: none
+	unsent      int       // bytes reserved for a write that was accepted in part, 0: none
 	dropped     uint64    // events since the stream became blocked
 	progressAt  time.Time // when a write was last begun while blocked
 	idleTimeout time.Duration
@@ -39,7 +40,7 @@ func newDropState(o *Options) dropState {
 	}
 }
 
-// Blocked reports whether something waits for room in the connection. Policy Drop.
+// Blocked reports whether bytes wait until the connection accepts more. Policy Drop.
 func (d *dropState) Blocked() bool { return d.unsent > 0 || len(d.queue.batches) > 0 }
 
 func (d *dropState) release() {
@@ -65,7 +66,7 @@ func (w *Writer) sendOrDrop(b batch) (taken bool, err error) {
 	return true, nil
 }
 
-// offer writes b without waiting; what the connection does not take stays in raw.
+// offer writes b without waiting; bytes that the connection does not accept stay in raw.
 func (w *Writer) offer(b []byte) error {
 	w.streams.bytes.Add(uint64(len(b)))
 	if err := w.put(b); err != nil {
@@ -81,8 +82,8 @@ func (w *Writer) offer(b []byte) error {
 	return nil
 }
 
-// SendWait is Send before anything is queued, for what a stream begins with: it waits
-// until the connection has taken b, and returns ErrIdle after timeout. Policy Drop.
+// SendWait is Send for the first events of a stream, before anything is queued: it waits
+// until the connection has accepted b, and returns ErrIdle after timeout. Policy Drop.
 func (w *Writer) SendWait(ctx context.Context, b []byte, events int, timeout time.Duration) error {
 	if _, err := w.Send(b, events); err != nil {
 		return err
@@ -101,8 +102,8 @@ func (w *Writer) SendWait(ctx context.Context, b []byte, events int, timeout tim
 	return nil
 }
 
-// Preload queues an event to be written by the first Flush. It does not count against
-// MaxQueued, but against the Budget; false when that is exhausted. Policy Drop.
+// Preload queues an event that the first Flush writes. It counts against the Budget but not
+// against MaxQueued, and returns false when the Budget is exhausted. Policy Drop.
 func (w *Writer) Preload(b []byte, events int) bool {
 	if !w.queue.push(batch{b, events}) {
 		return false
@@ -112,9 +113,9 @@ func (w *Writer) Preload(b []byte, events int) bool {
 	return true
 }
 
-// Flush writes what waits, as far as the connection takes it without waiting. Once
-// nothing waits it returns how many events were dropped before, for the caller to tell
-// the subscriber. Policy Drop.
+// Flush writes as much of the queue as the connection accepts without waiting. Once the
+// queue is empty it returns the number of dropped events, which the caller reports to the
+// subscriber. Policy Drop.
 func (w *Writer) Flush() (dropped uint64, err error) {
 	if err := w.flushUnsent(0); err != nil {
 		return 0, err

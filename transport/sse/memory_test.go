@@ -243,7 +243,8 @@ func TestShortStall(t *testing.T) {
 	})
 }
 
-// What is pending after a stall is sent soon after the reader is back, not with the next frame.
+// What is pending after a stall is sent soon after the reader is back, not with the next
+// frame.
 func TestRestIsRetried(t *testing.T) {
 	bothWaysInTime(t, func(t *testing.T, secure bool) {
 		got, _, _, _ := pipeStream{secure: secure, interval: 15 * time.Second, frames: 3, pause: 17 * time.Second, stop: func(timed) bool { return true }}.run(t)

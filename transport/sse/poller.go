@@ -13,15 +13,15 @@ import (
 // Watcher is notified about a Writer by a Poller. The methods run in the Poller's
 // goroutines and must be quick.
 type Watcher interface {
-	OnWritable() // the connection may have room again
+	OnWritable() // the connection may accept bytes again
 	OnClosed()   // the peer closed its side, or the connection broke; may be called twice
 }
 
-// Poller watches the connections of many Writers of policy Drop from one goroutine. Where
-// the kernel offers no such thing (not TCP, not Linux), a connection has a goroutine that
-// waits for its end, and nothing reports room.
+// Poller watches the connections of many Writers of policy Drop from one goroutine. For a
+// connection that cannot be polled (not TCP, or not Linux), a goroutine waits for its end,
+// and OnWritable is never called.
 type Poller struct {
-	ep *netpoll.Epoll // nil where there is none
+	ep *netpoll.Epoll // nil on systems without epoll
 
 	mu       sync.Mutex // protects the fields below
 	ended    bool
@@ -40,8 +40,8 @@ func NewPoller() (*Poller, error) {
 	return &Poller{ep: ep, polled: make(map[uint64]Watcher), unpolled: make(map[*Writer]struct{})}, nil
 }
 
-// Run notifies the watchers until ctx ends, and waits for the Poller's goroutines. A watcher
-// may still be called for a Writer that was removed while the call was on its way.
+// Run notifies the watchers until ctx ends, and waits for the Poller's goroutines. A call to
+// a watcher may overlap with the Remove of its Writer and end after it.
 func (p *Poller) Run(ctx context.Context) error {
 	err := p.ep.Run(ctx, p.dispatch)
 	p.mu.Lock()
@@ -67,8 +67,8 @@ func (p *Poller) dispatch(key uint64, events netpoll.Events) {
 	}
 }
 
-// Add starts to watch w. polled reports whether OnWritable will be called; without it the
-// caller tries Flush from time to time.
+// Add starts watching w. polled reports whether OnWritable will be called; if not, the
+// caller calls Flush periodically.
 func (p *Poller) Add(w *Writer, watcher Watcher) (polled bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -2,21 +2,21 @@ package sse
 
 import "sync/atomic"
 
-// Budget bounds the bytes that wait for a group of subscribers. With a parent it is a
-// part of that one: its bytes count there as well. A nil Budget is unbounded. Its methods
-// may be called from any goroutine.
+// Budget bounds the bytes that are queued for a group of subscribers. The bytes of a Budget
+// with a parent count against the parent too. A nil Budget is unbounded. Its methods may be
+// called from any goroutine.
 type Budget struct {
-	max    int64 // 0: no bound but the parent's
+	max    int64 // 0: bounded by the parent alone
 	parent *Budget
 	used   atomic.Int64
 }
 
-// NewBudget makes a Budget of maxBytes (0: no bound of its own) within parent (nil: none).
+// NewBudget makes a Budget of maxBytes (0: unbounded) within parent (nil: no parent).
 func NewBudget(maxBytes int64, parent *Budget) *Budget {
 	return &Budget{max: maxBytes, parent: parent}
 }
 
-// Used is the number of bytes that wait now.
+// Used returns the number of bytes that are queued now.
 func (b *Budget) Used() int64 { return b.used.Load() }
 
 // reserve counts n bytes; false when they exceed the budget or its parent.
@@ -38,8 +38,9 @@ func (b *Budget) release(n int) {
 	}
 }
 
-// queue holds the events that one subscriber has not taken, oldest first. Its user locks
-// it. A batch counts against the bounds until done, also while it is being written.
+// queue holds the events that wait for one subscriber, oldest first. It has no lock; its
+// owner serializes access. A batch counts against the bounds until done, so also while it
+// is being written.
 type queue struct {
 	maxBytes   int
 	maxBatches int // 0: no bound
@@ -79,14 +80,14 @@ func (q *queue) pop() batch {
 	return b
 }
 
-// done releases the room of a batch of n bytes that was popped.
+// done releases the bytes that a popped batch of n bytes counted.
 func (q *queue) done(n int) {
 	q.bytes -= n + q.overhead
 	q.pending--
 	q.budget.release(n + q.overhead)
 }
 
-// clear drops what waits and releases all room.
+// clear drops all batches and releases their bytes.
 func (q *queue) clear() {
 	q.budget.release(q.bytes)
 	q.batches, q.bytes, q.pending = nil, 0, 0

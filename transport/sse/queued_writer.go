@@ -8,23 +8,22 @@ import (
 
 // QueueOptions of a QueuedWriter. All but OnCut are required.
 type QueueOptions struct {
-	MaxWrites    int           // that may wait
-	MaxBytes     int           // of them together
-	WriteTimeout time.Duration // for one write to the connection
-	DrainTimeout time.Duration // for what waits when the stream ends
-	PingInterval time.Duration // a comment after so long without a write
+	MaxWrites    int           // queued writes
+	MaxBytes     int           // queued bytes
+	WriteTimeout time.Duration // of one write to the connection
+	DrainTimeout time.Duration // to write the queue when the stream ends
+	PingInterval time.Duration // time without a write after which Ping writes a comment
 	OnCut        func()        // called once when the subscriber is too slow; must not call the writer
 }
 
 // QueuedWriter is policy Queue: the http.ResponseWriter of a stream that other code
-// writes. Write never waits for the subscriber: it queues a copy, and a goroutine that
-// lives while something is queued writes it. When the queue exceeds its bounds, or one
-// write its timeout, the stream is cut: Write fails from then on, and OnCut ends the
+// writes. Write never waits for the subscriber: it queues a copy. A goroutine writes the
+// queue and ends when the queue is empty. When the queue exceeds its bounds, or one write
+// exceeds its timeout, the stream is cut: every later Write fails, and OnCut ends the
 // request.
 //
-// Without it, code that writes notifications to all subscribers one after the other, as
-// the MCP SDK does, waits for the one that stalled. Its methods may be called from any
-// goroutine.
+// Without it, code that notifies all subscribers one after the other, as the MCP SDK does,
+// would block on a stalled one. Its methods may be called from any goroutine.
 type QueuedWriter struct {
 	w  http.ResponseWriter
 	rc *http.ResponseController
@@ -57,11 +56,10 @@ func (q *QueuedWriter) Header() http.Header { return q.w.Header() }
 // WriteHeader implements http.ResponseWriter. It must come before every Write.
 func (q *QueuedWriter) WriteHeader(status int) { q.w.WriteHeader(status) }
 
-// Flush implements http.Flusher and does nothing: what was queued is flushed when it was
-// written.
+// Flush implements http.Flusher and does nothing: drain flushes what it has written.
 func (q *QueuedWriter) Flush() {}
 
-// Write queues a copy of b, and cuts the stream when it does not fit.
+// Write queues a copy of b, and cuts the stream when the queue is full.
 func (q *QueuedWriter) Write(b []byte) (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -91,7 +89,8 @@ func (q *QueuedWriter) cutLocked() {
 	_ = q.rc.SetWriteDeadline(time.Now()) // wakes drain
 }
 
-// drain writes until nothing is queued. It flushes once for all that was queued by then.
+// drain writes until the queue is empty, with one flush for all batches that were queued
+// when a round began.
 func (q *QueuedWriter) drain() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -131,8 +130,8 @@ func (q *QueuedWriter) writeLocked(b batch) {
 	}
 }
 
-// Ping writes a comment when nothing was written for PingInterval, so that proxies keep
-// the stream open and a subscriber that is gone is noticed.
+// Ping writes a comment when nothing was written for PingInterval, so that proxies keep the
+// stream open and a lost subscriber is noticed.
 func (q *QueuedWriter) Ping(now time.Time) {
 	q.mu.Lock()
 	isDue := now.Sub(q.lastWrite) >= q.o.PingInterval && !q.isWriting && !q.closed
@@ -145,7 +144,7 @@ func (q *QueuedWriter) Ping(now time.Time) {
 	}
 }
 
-// Close gives what is queued DrainTimeout to be written, and waits for that.
+// Close waits until the queue is written, for at most DrainTimeout.
 func (q *QueuedWriter) Close() {
 	q.mu.Lock()
 	q.closed = true

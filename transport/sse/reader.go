@@ -61,11 +61,11 @@ func NewReader(r io.Reader, o ReaderOptions) *Reader {
 	return rd
 }
 
-// LastEventID is the id to resume after: that of the last block that was received whole,
+// LastEventID returns the id to resume after: that of the last block that was received whole,
 // whether or not it was an event.
 func (r *Reader) LastEventID() string { return r.lastEventID }
 
-// Retry is the reconnection time that the stream asked for last, 0 for none.
+// Retry returns the reconnection time that the stream asked for last, 0 for none.
 func (r *Reader) Retry() time.Duration { return r.retry }
 
 const byteOrderMark = "\xef\xbb\xbf"

@@ -8,25 +8,25 @@ import (
 	"time"
 )
 
-// Source is where Run takes frames from; a *fanout.Subscriber[T] is one. Ready can be
-// received from while Next would return a value or Err is not nil.
+// Source is a queue of frames, such as a *fanout.Subscriber[T]. A receive from Ready
+// succeeds while Next would return a value or Err is not nil.
 type Source[T any] interface {
 	Ready() <-chan struct{}
 	Next() (T, bool)
 	Err() error
 }
 
-// maxFramesPerWake bounds the frames written before Run handles other events again.
+// maxFramesPerWake bounds the frames that are written before Run checks for other events.
 const maxFramesPerWake = 64
 
-// Run writes the values of src to w, of policy Cut, until something ends the stream;
-// encode gives the encoded event of a value. It returns why the stream ended: the
-// context's cause, the source's error, ErrPeerClosed when the client closed its side (a
-// client that only half-closed still gets what follows), or another error of w. It does
-// not close w.
+// Run writes the values of src to w, which has policy Cut, until the stream ends; encode
+// returns the encoded event of a value. Run returns why the stream ended: the context's
+// cause, the source's error, ErrPeerClosed when the client closed its side, or another error
+// of w. It does not close w, so that a client that only half-closed still gets the close
+// event.
 //
-// It works in the caller's goroutine. A second one waits for the client to close, and has
-// ended when Run returns. An idle stream costs no CPU between pings.
+// It runs in the caller's goroutine. A second goroutine waits for the client to close; it
+// has ended when Run returns. An idle stream costs no CPU between pings.
 func Run[T any](ctx context.Context, w *Writer, src Source[T], encode func(T) []byte) error {
 	stop := w.startWaker(ctx)
 	defer stop()
@@ -53,12 +53,12 @@ func Run[T any](ctx context.Context, w *Writer, src Source[T], encode func(T) []
 	}
 }
 
-// waker wakes a stream for everything but its source: the context, the client and the
-// timer, all through one channel, because a select over two channels is cheaper than one
-// over four and every frame pays for it.
+// waker joins all events other than frames (the context, the client and the timer) in one
+// channel: each frame costs a select, and a select over two channels is cheaper than one over
+// four.
 type waker struct {
 	wake       chan struct{}
-	readErr    atomic.Pointer[error] // why nothing more comes from the client
+	readErr    atomic.Pointer[error] // why reading from the client ended
 	timer      *time.Timer
 	timerSetTo time.Duration // since the stream opened
 }
@@ -70,7 +70,8 @@ func (v *waker) signal() {
 	}
 }
 
-// startWaker starts the sources of wake; stop ends them and waits for that.
+// startWaker starts the goroutine and the timer that signal wake; stop ends both and waits
+// for the goroutine.
 func (w *Writer) startWaker(ctx context.Context) (stop func()) {
 	v := &w.waker
 	v.wake = make(chan struct{}, 1)

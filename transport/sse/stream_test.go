@@ -277,7 +277,8 @@ func TestStalledReader(t *testing.T) {
 	})
 }
 
-// RFC-0009 §7, fixture 2: at 60 s a frame the 90 s rule is the first to fire, whatever pings do.
+// RFC-0009 §7, fixture 2: at 60 s a frame the 90 s rule is the first to fire, whatever
+// pings do.
 func TestIdleReader(t *testing.T) {
 	plainAndTLS(t, func(t *testing.T, secure bool) {
 		now := newClock()

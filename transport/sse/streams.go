@@ -54,7 +54,7 @@ func (s *Streams) Stats() Stats {
 	return st
 }
 
-// add counts a stream that opens.
+// add counts a stream as open.
 func (s *Streams) add() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +74,7 @@ func (s *Streams) countClose(c Code) {
 	s.closes[c]++
 }
 
-// done counts a stream that closed, or did not open.
+// done undoes add, for a stream that closed or failed to open.
 func (s *Streams) done() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,8 +84,8 @@ func (s *Streams) done() {
 	}
 }
 
-// Drain refuses new streams with ErrDraining and waits until the open ones are closed, or
-// for ctx. It ends no stream: end the context that their handlers run under.
+// Drain refuses new streams with ErrDraining and waits until the open ones are closed or ctx
+// ends. It does not end streams: cancel the context of their handlers.
 // http.Server.Shutdown does not wait for streams, so call Drain before the process ends.
 // Connections that still linger are left to the kernel.
 func (s *Streams) Drain(ctx context.Context) error {
@@ -117,16 +117,16 @@ func (s *Streams) Drain(ctx context.Context) error {
 	return nil
 }
 
-// lingeringConn is a connection after its last byte and FIN, whose peer had stalled. The
-// peer may come back until then and read the close event; later it is reset.
+// lingeringConn is a connection to a stalled peer, after the last byte and FIN were written.
+// The peer may resume until then and read the close event; after that the connection is reset.
 type lingeringConn struct {
 	conn  *Conn
 	until time.Time
 	timer *time.Timer
 }
 
-// linger takes c over. A timer checks once a second whether the peer has taken everything;
-// no goroutine waits. Beyond maxLingering the kernel does what it can.
+// linger takes ownership of c. A timer checks once a second whether the peer has acknowledged
+// everything; no goroutine waits. Beyond maxLingering, the kernel alone delivers the rest.
 func (s *Streams) linger(c *Conn, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,12 +16,12 @@ type Policy uint8
 
 // The policies of a Writer.
 const (
-	// Cut ends the stream. Send waits up to a second for room, so it is for a stream with
-	// a goroutine of its own; see Run.
+	// Cut ends the stream. Send may block for up to a second, so each stream needs its own
+	// goroutine; see Run.
 	Cut Policy = iota
-	// Drop queues events up to a bound and drops what exceeds it. Send never waits; the
-	// caller calls Flush when a Poller reports room, and tells the subscriber how many
-	// events were dropped.
+	// Drop queues events up to a bound and drops what exceeds it. Send never blocks; the
+	// caller calls Flush when a Poller calls OnWritable, and reports to the subscriber how
+	// many events were dropped.
 	Drop
 )
 
@@ -44,15 +44,15 @@ type Options struct {
 }
 
 const (
-	// writeTimeout is how long a write of policy Cut may wait for room. A stream of small
-	// frames never waits: the kernel takes thousands.
+	// writeTimeout is how long a write of policy Cut may block. A stream of small frames
+	// does not block in practice: the kernel buffers thousands of them.
 	writeTimeout = time.Second
-	// maxPending bounds what waits here for one subscriber once the kernel's buffer is
-	// full. With policy Cut a single frame may be larger.
+	// maxPending bounds the bytes that are buffered here for one subscriber once the
+	// kernel's buffer is full. With policy Cut a single frame may be larger.
 	maxPending    = 256 << 10
 	defaultLinger = 30 * time.Second
-	// maxInput is how much a client may send after its request before it is taken for one
-	// that does not speak HTTP.
+	// maxInput bounds the bytes that a client may send after its request; a client that
+	// sends more does not speak HTTP.
 	maxInput = 64 << 10
 )
 
@@ -71,11 +71,11 @@ func (o *Options) setDefaults() {
 
 // Writer is one open stream. Its methods are for one goroutine at a time.
 //
-// Lock order: a Writer has no lock of its own; the one of its Conn is taken inside calls
-// to the connection, because crypto/tls also writes from the goroutine that reads.
+// Lock order: a Writer has no lock. The lock of its Conn is taken inside calls to the
+// connection, because crypto/tls also writes from the goroutine that reads.
 type Writer struct {
 	streams *Streams
-	conn    net.Conn // what the client speaks to: raw, or TLS above it
+	conn    net.Conn // raw, or the TLS connection above it
 	raw     *Conn
 	pollKey uint64 // the Poller's
 	policy  Policy
@@ -195,7 +195,7 @@ func (w *Writer) Send(b []byte, events int) (taken bool, err error) {
 	return err == nil, err
 }
 
-// put writes b behind what earlier writes left in raw.
+// put writes b after the bytes that earlier writes left in raw.
 func (w *Writer) put(b []byte) error {
 	if _, err := w.conn.Write(b); err != nil {
 		return fmt.Errorf("%w: %w", ErrPeerClosed, err)
@@ -203,9 +203,9 @@ func (w *Writer) put(b []byte) error {
 	return nil
 }
 
-// Check does what is due by time. It returns ErrIdle when bytes have waited for the peer
-// for IdleTimeout without progress. With policy Cut it also writes the ping that is due;
-// Run calls it when needed, a caller's own loop calls it every few seconds.
+// Check enforces the timeouts. It returns ErrIdle when bytes have waited for the peer for
+// IdleTimeout without progress. With policy Cut it also writes a ping that is due. Run calls
+// Check when needed; a caller with its own loop calls it every few seconds.
 func (w *Writer) Check() error {
 	switch {
 	case w.closed:
@@ -218,12 +218,12 @@ func (w *Writer) Check() error {
 	return nil
 }
 
-// Close writes the close event of c (code 0: none) and ends the connection with FIN. What
-// the kernel has taken is delivered for up to Linger.
+// Close writes the close event of c (code 0: none) and ends the connection with FIN. The
+// kernel delivers what it has buffered for up to Linger.
 //
-// With policy Cut it waits up to a second for room. A stalled peer gets Linger to come
-// back and read on, then RST; no goroutine waits for it. With policy Drop it never waits.
-// Take the Writer off its Poller first. Only the first call has an effect.
+// With policy Cut it may block for up to a second. A stalled peer may resume reading within
+// Linger, then the connection is reset; no goroutine waits for it. With policy Drop Close
+// never blocks. Remove the Writer from its Poller first. Only the first call has an effect.
 func (w *Writer) Close(c Code) (err error) {
 	if w.closed {
 		return nil
