@@ -33,6 +33,12 @@ var (
 	ErrAmbiguous = errors.New("ambiguous")
 	ErrMalformed = errors.New("malformed")
 
+	// ErrDeviceOffline, ErrReaderSlow and ErrTooManyStreams are the reasons of a
+	// StreamClosedError that a caller can act on.
+	ErrDeviceOffline  = errors.New("the device went offline")
+	ErrReaderSlow     = errors.New("the reader was too slow")
+	ErrTooManyStreams = errors.New("the tenant has too many streams open")
+
 	// ErrNeverLinked reports a call to a node whose board has never connected, so that its
 	// tools are not known.
 	ErrNeverLinked = errors.New("has never been linked")
@@ -174,6 +180,21 @@ type StreamClosedError struct {
 
 func (e *StreamClosedError) Error() string {
 	return fmt.Sprintf("the relay closed the stream (%d %s)", e.Code, e.Reason)
+}
+
+// Unwrap returns what the close code means: ErrDeviceOffline, ErrReaderSlow or
+// ErrTooManyStreams; nil for other codes. The relay gives up on a slow reader when its queue
+// is full (Backpressure) or when a write stalls (IdleTimeout).
+func (e *StreamClosedError) Unwrap() error {
+	switch e.Code {
+	case sse.DeviceOffline:
+		return ErrDeviceOffline
+	case sse.IdleTimeout, sse.Backpressure:
+		return ErrReaderSlow
+	case sse.RateLimited:
+		return ErrTooManyStreams
+	}
+	return nil
 }
 
 // ProtocolError is an answer that breaks the protocol.

@@ -90,6 +90,34 @@ type Event struct {
 	Signature []byte // JSON; nil unless the gateway signs
 }
 
+// MarshalJSON encodes the event as {"id", "topic", "data"}, and "signature" where there is
+// one. Data of a server that does not send JSON becomes a string.
+func (e Event) MarshalJSON() ([]byte, error) {
+	line := struct {
+		ID        json.RawMessage `json:"id"`
+		Topic     string          `json:"topic"`
+		Data      json.RawMessage `json:"data"`
+		Signature json.RawMessage `json:"signature,omitempty"`
+	}{ID: jsonOrString([]byte(e.ID)), Topic: e.Topic, Data: jsonOrString(e.Data)}
+	if len(e.Signature) > 0 {
+		line.Signature = jsonOrString(e.Signature)
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // the caller's encoder decides
+	err := enc.Encode(line)
+	return b.Bytes(), err
+}
+
+// jsonOrString returns b when it is JSON, else b as a JSON string.
+func jsonOrString(b []byte) json.RawMessage {
+	if json.Valid(b) {
+		return b
+	}
+	s, _ := json.Marshal(string(b)) // a string always encodes
+	return s
+}
+
 // TailOptions say what to follow.
 type TailOptions struct {
 	Topics []string // log/* is every topic below log; none: all topics

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/url"
@@ -28,6 +29,32 @@ func (n *Node) Verbs() []string {
 		}
 	}
 	return out
+}
+
+// CallVerbs are the verbs that ResolveTool takes after NODE: a capability is invoked by
+// its own name (echo), other verbs go by theirs (snapshot, subscribe).
+func (n *Node) CallVerbs() []string {
+	var out []string
+	for _, c := range n.Capabilities {
+		for _, verb := range c.Verbs {
+			if verb == manifest.VerbInvoke {
+				verb = c.CapID
+			}
+			out = append(out, verb)
+		}
+	}
+	return out
+}
+
+// Label is what a person would type for the node: its name, or its id when it has none.
+func (n *Node) Label() string { return cmp.Or(n.Name, n.NodeID) }
+
+// State is online or offline.
+func (n *Node) State() string {
+	if n.Online {
+		return "online"
+	}
+	return "offline"
 }
 
 // Nodes lists the boards of the token's tenant, offline ones included, in the order of their

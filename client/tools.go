@@ -3,8 +3,10 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
+	"strings"
 )
 
 // POST /mcp/tools/call takes {"tool", "arguments"} and answers by the Accept header: with
@@ -109,4 +111,21 @@ func (c *Client) LoadPlugin(ctx context.Context, name string) error {
 // UnloadPlugin stops a plugin: NAME or NAME@VERSION.
 func (c *Client) UnloadPlugin(ctx context.Context, name string) error {
 	return c.call(ctx, "kernel.plugin.unload", map[string]any{"name": name}, nil)
+}
+
+// ParseArguments makes the arguments of a tool of words of the form key=value. A value that
+// is JSON is passed as such, any other as a string.
+func ParseArguments(words []string) (json.RawMessage, error) {
+	m := make(map[string]json.RawMessage, len(words))
+	for _, w := range words {
+		k, v, ok := strings.Cut(w, "=")
+		if !ok || k == "" {
+			return nil, fmt.Errorf("argument %q is not of the form key=value", w)
+		}
+		if _, twice := m[k]; twice {
+			return nil, fmt.Errorf("argument %q is given twice", k)
+		}
+		m[k] = jsonOrString([]byte(v))
+	}
+	return json.Marshal(m)
 }

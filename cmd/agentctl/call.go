@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -78,36 +77,21 @@ one document a frame).`,
 
 // toolArguments builds the arguments object from --args or key=value words.
 func toolArguments(raw string, words []string) (json.RawMessage, error) {
-	m := make(map[string]json.RawMessage, len(words))
-	if raw != "" {
-		if len(words) > 0 {
-			return nil, exit(exitUsage, "give either --args or key=value words, not both")
+	if raw == "" {
+		arguments, err := client.ParseArguments(words)
+		if err != nil {
+			return nil, exit(exitUsage, "%w", err)
 		}
-		if err := json.Unmarshal([]byte(raw), &m); err != nil || m == nil {
-			return nil, exit(exitUsage, "--args %.40q is not a JSON object, such as '{\"message\":\"hi\"}'", raw)
-		}
-		return json.RawMessage(raw), nil
+		return arguments, nil
 	}
-	for _, w := range words {
-		k, v, ok := strings.Cut(w, "=")
-		if !ok || k == "" {
-			return nil, exit(exitUsage, "argument %q is not of the form key=value", w)
-		}
-		if _, twice := m[k]; twice {
-			return nil, exit(exitUsage, "argument %q is given twice", k)
-		}
-		m[k] = jsonOrString([]byte(v))
+	if len(words) > 0 {
+		return nil, exit(exitUsage, "give either --args or key=value words, not both")
 	}
-	return json.Marshal(m)
-}
-
-// jsonOrString is b when it is JSON, else b as a JSON string.
-func jsonOrString(b []byte) json.RawMessage {
-	if json.Valid(b) {
-		return b
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(raw), &m); err != nil || m == nil {
+		return nil, exit(exitUsage, "--args %.40q is not a JSON object, such as '{\"message\":\"hi\"}'", raw)
 	}
-	s, _ := json.Marshal(string(b)) // a string always encodes
-	return s
+	return json.RawMessage(raw), nil
 }
 
 // printFrame prints one JSON value of a stream: a line, or with -o yaml a document.

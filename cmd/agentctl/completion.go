@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"agentctl/client"
-	"agentctl/manifest"
 	"agentctl/monitor"
 )
 
@@ -126,24 +125,11 @@ func completionNodes(cmd *cobra.Command) []client.Node {
 	return nodes
 }
 
-// nodeWord is what a person would type for a node, with what the shell may show beside it.
-func nodeWord(n *client.Node) (word, about string) {
-	about = "offline"
-	if n.Online {
-		about = "online"
-	}
-	if n.Name == "" {
-		return n.NodeID, about
-	}
-	return n.Name, about
-}
-
 func completeNodes(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	var out []string
 	if len(args) == 0 {
 		for _, n := range completionNodes(cmd) {
-			name, about := nodeWord(&n)
-			out = append(out, name+"\t"+about)
+			out = append(out, n.Label()+"\t"+n.State())
 		}
 	}
 	return withPrefix(out, word), cobra.ShellCompDirectiveNoFileComp
@@ -157,20 +143,12 @@ func completeTools(cmd *cobra.Command, args []string, word string) ([]string, co
 	name, _, verbsWanted := strings.Cut(word, ":")
 	var out []string
 	for _, n := range completionNodes(cmd) {
-		node, about := nodeWord(&n)
-		if !verbsWanted {
-			out = append(out, node+":\t"+about)
-			continue
-		}
-		if node != name && n.NodeID != name {
-			continue
-		}
-		for _, c := range n.Capabilities {
-			for _, v := range c.Verbs {
-				if v == manifest.VerbInvoke {
-					v = c.CapID // attic:echo
-				}
-				out = append(out, name+":"+v)
+		switch {
+		case !verbsWanted:
+			out = append(out, n.Label()+":\t"+n.State())
+		case n.Label() == name, n.NodeID == name:
+			for _, verb := range n.CallVerbs() {
+				out = append(out, name+":"+verb)
 			}
 		}
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -181,7 +182,7 @@ func TestEventsDocsCheck(t *testing.T) {
 			waitFor(t, "curl's connection", func() bool { return g.Stats().Subscribers == 1 })
 			var want strings.Builder
 			for i, e := range signedEvents {
-				g.Emit("default", e[0], jsonOrString([]byte(e[1])))
+				g.Emit("default", e[0], json.RawMessage(e[1]))
 				fmt.Fprintf(&want, "ok %d %s\n", g.Stats().LastID, e[0])
 				if st := g.Stats(); st.Ingested != uint64(i+1) {
 					t.Fatalf("event %d was not taken", i+1)

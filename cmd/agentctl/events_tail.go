@@ -154,16 +154,7 @@ func printEvent(cmd *cobra.Command, e client.Event, isText bool) error {
 			term.SafeLine(e.ID), term.SafeLine(e.Topic), term.SafeLine(string(e.Data)))
 		return err
 	}
-	line := struct {
-		ID        json.RawMessage `json:"id"`
-		Topic     string          `json:"topic"`
-		Data      json.RawMessage `json:"data"`
-		Signature json.RawMessage `json:"signature,omitempty"`
-	}{ID: jsonOrString([]byte(e.ID)), Topic: e.Topic, Data: jsonOrString(e.Data)}
-	if len(e.Signature) > 0 {
-		line.Signature = jsonOrString(e.Signature)
-	}
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
-	return enc.Encode(line)
+	return enc.Encode(e)
 }

@@ -13,7 +13,6 @@ import (
 	"agentctl/control"
 	"agentctl/manifest"
 	"agentctl/monitor"
-	"agentctl/transport/sse"
 )
 
 // Exit codes, the same for every command.
@@ -216,12 +215,12 @@ func explainTransport(cmd *cobra.Command, e *client.TransportError) *exitError {
 
 // explainClose is what to do after the relay closed a metric stream.
 func explainClose(e *client.StreamClosedError) (code int, next string) {
-	switch e.Code {
-	case sse.DeviceOffline:
+	switch {
+	case errors.Is(e, client.ErrDeviceOffline):
 		return exitOffline, ": the device went offline; see: agentctl ls"
-	case sse.IdleTimeout, sse.Backpressure:
+	case errors.Is(e, client.ErrReaderSlow):
 		return exitFailure, ": this reader was too slow; use a longer interval_ms"
-	case sse.RateLimited:
+	case errors.Is(e, client.ErrTooManyStreams):
 		return exitFailure, ": your tenant has too many streams open; close one first"
 	}
 	return exitFailure, ""

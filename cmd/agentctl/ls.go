@@ -44,11 +44,11 @@ func printNodes(cmd *cobra.Command, nodes []client.Node) error {
 	}
 	t := term.NewTable(cmd.OutOrStdout(), "NAME", "NODE", "STATE", "LAST SEEN", "TOOLS")
 	for _, n := range nodes {
-		state, seen := "offline", term.Ago(n.LastSeenMS)
+		seen := term.Ago(n.LastSeenMS)
 		if n.Online {
-			state, seen = "online", "now"
+			seen = "now"
 		}
-		t.Row(n.Name, n.NodeID, state, seen, strings.Join(n.Verbs(), " "))
+		t.Row(n.Name, n.NodeID, n.State(), seen, strings.Join(n.Verbs(), " "))
 	}
 	return t.Flush()
 }
