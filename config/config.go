@@ -114,25 +114,6 @@ func (c *Config) Changed(from *Config) []*Key {
 	return changed
 }
 
-// View is a configuration as get_config on the control socket answers it.
-type View struct {
-	Files   []string          `json:"files"`
-	Values  map[string]any    `json:"values"` // as Plain gives them
-	Origins map[string]string `json:"origins"`
-	Error   string            `json:"error,omitempty"`          // why the present files are not in force
-	Restart []string          `json:"restart_needed,omitempty"` // keys whose change waits for a restart
-	Notes   []string          `json:"notes,omitempty"`
-}
-
-// View returns the configuration as it was loaded.
-func (c *Config) View() View {
-	v := View{Files: c.Files, Values: map[string]any{}, Origins: map[string]string{}, Notes: c.Notes}
-	for name, s := range c.Settings {
-		v.Values[name], v.Origins[name] = Plain(s.Value), s.Origin
-	}
-	return v
-}
-
 // checkTogether checks what depends on several keys.
 func (c *Config) checkTogether(forDaemon bool) (errs Errors) {
 	if forDaemon && c.Text("relay") != "" && c.Text("token_file") == "" {

@@ -39,6 +39,12 @@ const (
 	ApplyRestart = "with the next start"
 )
 
+// MinInterval and MaxInterval are the bounds of a sampling interval.
+const (
+	MinInterval = prober.MinInterval
+	MaxInterval = prober.MaxInterval
+)
+
 // maxText bounds a text, bytes.
 const maxText = 4096
 
@@ -64,6 +70,22 @@ func (k *Key) Env() string {
 		return ""
 	}
 	return "AGENTCTL_" + strings.ToUpper(strings.ReplaceAll(k.Name, ".", "_"))
+}
+
+// Default is the default as Text has it, "" for none. It may depend on the user and, in a
+// systemd service, on the environment.
+func (k *Key) Default() string { return strings.TrimPrefix(k.Text(Plain(k.def())), "-") }
+
+// NeedKey is FindKey with an error that names the nearest key, or all of them.
+func NeedKey(name string) (*Key, error) {
+	if k := FindKey(name); k != nil {
+		return k, nil
+	}
+	hint := suggest.Hint(name, KeyNames())
+	if hint == "" {
+		hint = "; the keys are " + strings.Join(KeyNames(), ", ")
+	}
+	return nil, fmt.Errorf("unknown key %.64q%s", name, hint)
 }
 
 // moduleWords are the modules that module_intervals knows.

@@ -81,6 +81,35 @@ type Change struct {
 	Effect   Effect
 }
 
+// Undo is the command that undoes the change.
+func (c *Change) Undo() string {
+	if !c.WasSaved {
+		return "agentctl config unset " + c.Key.Name
+	}
+	before := c.Key.Text(c.Old)
+	if before == "none" || before == "-" { // an empty list or text was saved
+		before = `""`
+	}
+	return "agentctl config set " + c.Key.Name + " " + before
+}
+
+// EffectText says when the change takes effect.
+func (c *Change) EffectText() string {
+	switch c.Effect {
+	case NowThenOverridden:
+		return "in force now, but " + c.Origin + " of the daemon takes precedence from its next start on"
+	case Overridden:
+		return "but " + c.Origin + " of the daemon takes precedence, and stays in force"
+	case NextStart:
+		return "in force with the next start of the daemon"
+	case NextReload:
+		return "in force with the next start of the daemon; one that runs with these files reloads them by itself"
+	case AfterRestart:
+		return "in force after: systemctl restart agentctl"
+	}
+	return "in force now"
+}
+
 // Change saves a setting, or with a nil value removes it. With dryRun it changes nothing,
 // and Effect is not set.
 func (s *Session) Change(ctx context.Context, key *config.Key, value any, dryRun bool) (*Change, error) {

@@ -12,7 +12,6 @@ import (
 	"agentctl/config"
 	"agentctl/configctl"
 	"agentctl/control"
-	"agentctl/suggest"
 )
 
 // configFlags say which configuration a command is about.
@@ -94,21 +93,18 @@ else those of the files. docs/config.md lists all keys.`,
 }
 
 func needKey(name string) (*config.Key, error) {
-	if k := config.FindKey(name); k != nil {
-		return k, nil
+	k, err := config.NeedKey(name)
+	if err != nil {
+		return nil, exit(exitUsage, "%w", err)
 	}
-	hint := suggest.Hint(name, config.KeyNames())
-	if hint == "" {
-		hint = "; the keys are " + strings.Join(config.KeyNames(), ", ")
-	}
-	return nil, exit(exitUsage, "unknown key %.64q%s", name, hint)
+	return k, nil
 }
 
 func completeKeys(_ *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return slices.DeleteFunc(config.KeyNames(), func(k string) bool { return !strings.HasPrefix(k, toComplete) }), cobra.ShellCompDirectiveNoFileComp
+	return withPrefix(config.KeyNames(), toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeSetting completes a key, and its value where there are words for it.
@@ -124,7 +120,7 @@ func completeSetting(c *cobra.Command, args []string, toComplete string) ([]stri
 	if k.Kind == config.KindBool {
 		words = []string{"true", "false"}
 	}
-	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, toComplete) }), cobra.ShellCompDirectiveNoFileComp
+	return withPrefix(words, toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
 func newConfigValidate() *cobra.Command {

@@ -74,20 +74,13 @@ func (f *configFlags) change(cmd *cobra.Command, key *config.Key, value any, dry
 	}
 	defer closeSession(s)
 	c, err := s.Change(cmd.Context(), key, value, dryRun)
-	switch {
-	case errors.Is(err, configctl.ErrInFileOnly):
-		return exit(exitUsage, "%w: edit %s", err, config.DefaultPath())
-	case errors.Is(err, configctl.ErrNotSaved):
-		return exit(exitFailure, "%w (journalctl -u agentctl)", err)
-	case errors.Is(err, fs.ErrPermission) && !errors.Is(err, control.ErrPermission):
-		return exit(exitUnauthorized, "%w; use sudo", err)
-	case err != nil:
-		return err
+	if err != nil {
+		return changeError(err)
 	}
 	w := cmd.OutOrStdout()
-	before, after := valueLine(c.Old, key.Name), "not set"
+	before, after := key.Text(c.Old), "not set"
 	if value != nil {
-		after = valueLine(c.New, key.Name)
+		after = key.Text(c.New)
 	}
 	switch {
 	case value == nil && !c.WasSaved:
@@ -95,34 +88,21 @@ func (f *configFlags) change(cmd *cobra.Command, key *config.Key, value any, dry
 	case dryRun:
 		fmt.Fprintf(w, "would change %s from %s to %s in %s\n", key.Name, before, after, c.Path)
 	default:
-		fmt.Fprintf(w, "%s: %s -> %s\nsaved in %s; undo with: %s\n%s\n", key.Name, before, after, c.Path, undoChange(c, before), effectText(c))
+		fmt.Fprintf(w, "%s: %s -> %s\nsaved in %s; undo with: %s\n%s\n", key.Name, before, after, c.Path, c.Undo(), c.EffectText())
 	}
 	return nil
 }
 
-// undoChange is the command that undoes a change; before is the old value as text.
-func undoChange(c *configctl.Change, before string) string {
-	if !c.WasSaved {
-		return "agentctl config unset " + c.Key.Name
+// changeError gives an error of configctl.Session.Change its exit code and next step. An
+// error of the control socket names sudo already.
+func changeError(err error) error {
+	switch {
+	case errors.Is(err, configctl.ErrInFileOnly):
+		return exit(exitUsage, "%w: edit %s", err, config.DefaultPath())
+	case errors.Is(err, configctl.ErrNotSaved):
+		return exit(exitFailure, "%w (journalctl -u agentctl)", err)
+	case errors.Is(err, fs.ErrPermission) && !errors.Is(err, control.ErrPermission):
+		return exit(exitUnauthorized, "%w; use sudo", err)
 	}
-	if before == "none" || before == "-" {
-		before = `""`
-	}
-	return "agentctl config set " + c.Key.Name + " " + before
-}
-
-func effectText(c *configctl.Change) string {
-	switch c.Effect {
-	case configctl.NowThenOverridden:
-		return "in force now, but " + c.Origin + " of the daemon takes precedence from its next start on"
-	case configctl.Overridden:
-		return "but " + c.Origin + " of the daemon takes precedence, and stays in force"
-	case configctl.NextStart:
-		return "in force with the next start of the daemon"
-	case configctl.NextReload:
-		return "in force with the next start of the daemon; one that runs with these files reloads them by itself"
-	case configctl.AfterRestart:
-		return "in force after: systemctl restart agentctl"
-	}
-	return "in force now"
+	return err
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"maps"
 	"strings"
 	"text/tabwriter"
 
@@ -32,7 +31,7 @@ func newConfigShow() *cobra.Command {
 			if origin {
 				return out.print(cmd, v, func() error { return printConfig(cmd.OutOrStdout(), &v, of, true) })
 			}
-			return out.print(cmd, givenValues(v.Values), func() error { return printConfig(cmd.OutOrStdout(), &v, of, false) })
+			return out.print(cmd, v.GivenValues(), func() error { return printConfig(cmd.OutOrStdout(), &v, of, false) })
 		},
 	}
 	f.add(c)
@@ -44,7 +43,7 @@ func newConfigShow() *cobra.Command {
 func printConfig(w io.Writer, v *config.View, of string, origin bool) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, name := range config.KeyNames() {
-		line := name + "\t" + valueLine(v.Values[name], name)
+		line := name + "\t" + v.Text(name)
 		if origin {
 			line += "\t" + v.Origins[name]
 		}
@@ -65,50 +64,6 @@ func printConfig(w io.Writer, v *config.View, of string, origin bool) error {
 		fmt.Fprintf(w, "Changed, in force after a restart: %s.\n", strings.Join(v.Restart, ", "))
 	}
 	return nil
-}
-
-// valueLine is a value of a view on one line, "-" for one that is left to its default. The
-// values come from the files, or from the daemon as JSON.
-func valueLine(v any, name string) string {
-	switch list := v.(type) {
-	case []config.RuleText:
-		return fmt.Sprintf("%d rules", len(list))
-	case []any:
-		if name == "alerts.rules" {
-			return fmt.Sprintf("%d rules", len(list))
-		}
-		words := make([]string, len(list))
-		for i, w := range list {
-			words[i] = fmt.Sprint(w)
-		}
-		return wordsText(words)
-	case []string:
-		return wordsText(list)
-	case float64:
-		v = int64(list)
-	}
-	text := fmt.Sprint(v)
-	if v == nil || text == "" || text == "0" && strings.HasPrefix(name, "module_intervals.") {
-		return "-"
-	}
-	return text
-}
-
-func wordsText(words []string) string {
-	if len(words) == 0 {
-		return "none"
-	}
-	return strings.Join(words, ",")
-}
-
-// givenValues are the values as a file has them, without those that are left to a default
-// that no file can name.
-func givenValues(values map[string]any) map[string]any {
-	given := maps.Clone(values)
-	maps.DeleteFunc(given, func(name string, v any) bool {
-		return valueLine(v, name) == "-" && name != "relay" && name != "name"
-	})
-	return config.Nest(given)
 }
 
 func newConfigGet() *cobra.Command {
@@ -133,11 +88,7 @@ func newConfigGet() *cobra.Command {
 				if k.Kind == config.KindRules {
 					return term.WriteYAML(cmd.OutOrStdout(), v.Values[k.Name])
 				}
-				text := valueLine(v.Values[k.Name], k.Name)
-				if text == "-" {
-					text = ""
-				}
-				_, err := fmt.Fprintln(cmd.OutOrStdout(), text)
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), strings.TrimPrefix(v.Text(k.Name), "-"))
 				return err
 			})
 		},

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+
+	"agentctl/config"
+	"agentctl/control"
+)
+
+// TestConfigFlagsPage checks that docs/config.md names for each key the flag of agentctl
+// run that sets it, and no other flag.
+func TestConfigFlagsPage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/config.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "## Keys\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	column := map[string]string{} // of flags, by key
+	for line := range strings.SplitSeq(table, "\n") {
+		if cells := strings.Split(line, "|"); len(cells) == 7 {
+			column[strings.Trim(cells[1], " `")] = cells[4]
+		}
+	}
+	flags := newRun().Flags()
+	for _, key := range config.KeyNames() {
+		name := flagName(key)
+		isListed := strings.Contains(column[key], "`--"+name+"`")
+		if isListed != (flags.Lookup(name) != nil) || strings.Count(column[key], "`--") > 1 {
+			t.Errorf("%s: docs/config.md has %q; the flag --%s exists: %v", key, column[key], name, flags.Lookup(name) != nil)
+		}
+	}
+	if column["relay"] == "" || len(column) < len(config.KeyNames()) {
+		t.Errorf("docs/config.md lists only %d keys", len(column))
+	}
+}
+
+// TestChangeError checks that an error of config set names sudo once: the control socket's
+// error does so already, the one of a file does not.
+func TestChangeError(t *testing.T) {
+	file := &fs.PathError{Op: "open", Path: "/var/lib/agentctl/settings.yaml", Err: fs.ErrPermission}
+	socket := fmt.Errorf("control socket /run/agentctl.sock: %w", control.ErrPermission)
+	for _, err := range []error{file, socket, errors.Join(socket, file)} {
+		got := explain(newConfigSet(), changeError(err))
+		if n := strings.Count(got.Error(), "use sudo"); n != 1 || got.code != exitUnauthorized {
+			t.Errorf("%v: exit %d, names sudo %d times: %v", err, got.code, n, got)
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"strings"
+)
+
+// View is a configuration as get_config on the control socket answers it. Its values are
+// those of Plain, or what JSON makes of them.
+type View struct {
+	Files   []string          `json:"files"`
+	Values  map[string]any    `json:"values"` // as Plain gives them
+	Origins map[string]string `json:"origins"`
+	Error   string            `json:"error,omitempty"`          // why the present files are not in force
+	Restart []string          `json:"restart_needed,omitempty"` // keys whose change waits for a restart
+	Notes   []string          `json:"notes,omitempty"`
+}
+
+// View is the configuration as it was loaded.
+func (c *Config) View() View {
+	v := View{Files: c.Files, Values: map[string]any{}, Origins: map[string]string{}, Notes: c.Notes}
+	for name, s := range c.Settings {
+		v.Values[name], v.Origins[name] = Plain(s.Value), s.Origin
+	}
+	return v
+}
+
+// Text is the value of a key on one line, "-" for one that is left to its default.
+func (v *View) Text(name string) string {
+	k := FindKey(name)
+	if k == nil { // of a newer daemon
+		k = &Key{Name: name}
+	}
+	return k.Text(v.Values[name])
+}
+
+// Text is a value of the key on one line, "-" for one that is left to its default. The value
+// is one of Plain, or what JSON makes of it, where numbers are whole: no key is a fraction.
+func (k *Key) Text(v any) string {
+	text := ""
+	switch v := v.(type) {
+	case nil:
+	case []RuleText:
+		text = fmt.Sprintf("%d rules", len(v))
+	case []string:
+		text = cmp.Or(strings.Join(v, ","), "none")
+	case []any:
+		words := make([]string, len(v))
+		for i, w := range v {
+			words[i] = fmt.Sprint(w)
+		}
+		text = cmp.Or(strings.Join(words, ","), "none")
+		if k.Kind == KindRules {
+			text = fmt.Sprintf("%d rules", len(v))
+		}
+	case float64:
+		text = fmt.Sprint(int64(v))
+	default:
+		text = fmt.Sprint(v)
+	}
+	// An interval of 0 is not one that a file can name: it stands for the module's default.
+	if text == "" || text == "0" && strings.HasPrefix(k.Name, "module_intervals.") {
+		return "-"
+	}
+	return text
+}
+
+// GivenValues are the values nested as in a file, without those that are left to a default
+// that no file can name. The empty relay and name stay, because a file may have them.
+func (v *View) GivenValues() map[string]any {
+	given := maps.Clone(v.Values)
+	maps.DeleteFunc(given, func(name string, _ any) bool {
+		return v.Text(name) == "-" && name != "relay" && name != "name"
+	})
+	return Nest(given)
+}
