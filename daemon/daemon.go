@@ -54,6 +54,9 @@ type Build struct {
 	Time    time.Time // of the commit; zero when not known
 }
 
+// ErrStateDir reports a state directory that cannot be made.
+var ErrStateDir = enroll.ErrStateDir
+
 // Daemon is the device with its control socket, its history and its alerts.
 //
 // Lock order: reloadMu, then mu, then the locks of the parts.

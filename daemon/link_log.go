@@ -42,14 +42,14 @@ func logStates(log *zap.Logger) func(link.Status) {
 		last = s.State
 		fields := []zap.Field{zap.String("state", string(s.State))}
 		if s.State != link.StateReady && s.State != link.StateConnecting {
-			fields = append(fields, zap.String("error", s.LastErr), zap.Int("close", s.LastCode), zap.String("hint", LinkHint(s)))
+			fields = append(fields, zap.String("error", s.LastErr), zap.Int("close", s.LastCode), zap.String("hint", linkHint(s)))
 		}
 		log.Info("link", fields...)
 	}
 }
 
-// LinkHint returns the next step for a link that is down, in terms of configuration keys.
-func LinkHint(s link.Status) string {
+// linkHint returns the next step for a link that is down, in terms of configuration keys.
+func linkHint(s link.Status) string {
 	switch {
 	case s.State == link.StateTLSUntrusted:
 		return "the relay's certificate is not trusted: set ca_file to the certificate of its authority"

@@ -38,6 +38,22 @@ type LinkStatus struct {
 	LastError *LinkError `json:"last_error"`
 }
 
+// States that a reader of a Status decides by.
+const (
+	LinkDisabled  = link.StateDisabled // no relay is configured
+	LinkReady     = link.StateReady
+	ClockUnsynced = clock.Unsynced // samples wait for their time
+)
+
+// LinkHint is the next step for a link that is down, in terms of configuration keys.
+func (s *Status) LinkHint() string {
+	l := link.Status{State: s.Link.State, CloneSuspected: s.CloneSuspected}
+	if e := s.Link.LastError; e != nil {
+		l.LastCode, l.LastErr = e.Code, e.Message
+	}
+	return linkHint(l)
+}
+
 // LinkError is why a link ended or could not be opened.
 type LinkError struct {
 	Code    int    `json:"code"` // WebSocket close code; 0: none

@@ -7,6 +7,17 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+// WriteData prints v in a format of FormatFlag: json is indented, ndjson is one line.
+func WriteData(w io.Writer, format string, v any) error {
+	switch format {
+	case "json":
+		return WriteJSON(w, v)
+	case "yaml":
+		return WriteYAML(w, v)
+	}
+	return json.NewEncoder(w).Encode(v)
+}
+
 // WriteJSON prints v as indented JSON. Text is not escaped for HTML.
 func WriteJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)

@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/control"
 	"agentctl/duration"
-	"agentctl/prober"
 	"agentctl/term"
 )
 
@@ -26,10 +26,10 @@ func newBurst() *cobra.Command {
 itself. Of bursts that overlap the fastest counts.`,
 		Example: "  agentctl burst\n  agentctl burst --interval 200ms --for 2m\n  agentctl burst --dry-run",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if interval < prober.MinInterval || interval > prober.MaxInterval {
+			if interval < config.MinInterval || interval > config.MaxInterval {
 				return exit(exitUsage, "--interval %s is out of range: 100ms to 60s", interval)
 			}
-			if dur < prober.MinInterval || dur > maxBurst {
+			if dur < config.MinInterval || dur > maxBurst {
 				return exit(exitUsage, "--for %s is out of range: 100ms to 10m", dur)
 			}
 			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {
@@ -55,7 +55,7 @@ itself. Of bursts that overlap the fastest counts.`,
 			})
 		},
 	}
-	cmd.Flags().Var(duration.NewValue(&interval, prober.MinInterval), "interval", "sample each `DURATION`, 100ms to 60s")
+	cmd.Flags().Var(duration.NewValue(&interval, config.MinInterval), "interval", "sample each `DURATION`, 100ms to 60s")
 	cmd.Flags().Var(duration.NewValue(&dur, 30*time.Second), "for", "fall back after `DURATION`, 100ms to 10m")
 	c.flags(cmd)
 	return cmd

@@ -10,6 +10,7 @@ import (
 	"agentctl/control"
 	"agentctl/duration"
 	"agentctl/monitor"
+	"agentctl/term"
 )
 
 func newHistory() *cobra.Command {
@@ -57,7 +58,7 @@ milliseconds since 1970.`,
 		},
 	}
 	f := c.Flags()
-	f.VarP(&formatFlag{&format, monitor.Formats}, "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
+	f.VarP(&term.FormatFlag{Format: &format, Allowed: monitor.Formats}, "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
 	addJSONFlag(c, &format)
 	socket.flags(c)
 	f.StringVar(&since, "since", "1h", "begin so long ago, or at this `TIME`")

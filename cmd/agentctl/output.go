@@ -2,13 +2,7 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"os"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,13 +20,13 @@ type output struct {
 
 // flags adds -o and --json.
 func (o *output) flags(c *cobra.Command) {
-	c.Flags().VarP(&formatFlag{&o.format, []string{"json", "yaml", "ndjson"}}, "output", "o", "print `FORMAT` instead of text: json, yaml or ndjson")
+	c.Flags().VarP(&term.FormatFlag{Format: &o.format, Allowed: []string{"json", "yaml", "ndjson"}}, "output", "o", "print `FORMAT` instead of text: json, yaml or ndjson")
 	addJSONFlag(c, &o.format)
 }
 
 // streamFlags adds -o for a command that prints a stream: text, or one JSON value a line.
 func (o *output) streamFlags(c *cobra.Command) {
-	c.Flags().VarP(&formatFlag{&o.format, []string{"ndjson"}}, "output", "o", "print `FORMAT` also on a terminal: ndjson")
+	c.Flags().VarP(&term.FormatFlag{Format: &o.format, Allowed: []string{"ndjson"}}, "output", "o", "print `FORMAT` also on a terminal: ndjson")
 }
 
 // isText reports whether a streaming command prints for people: on a terminal, unless -o
@@ -41,65 +35,18 @@ func (o *output) isText(cmd *cobra.Command) bool {
 	return o.format == "" && term.AsTerminal(cmd.OutOrStdout()) != nil
 }
 
-// formatFlag is the value of -o, checked while flags are parsed.
-type formatFlag struct {
-	to      *string
-	formats []string
-}
-
-func (f *formatFlag) String() string {
-	if f.to == nil { // pflag compares with a zero value
-		return ""
-	}
-	return *f.to
-}
-
-func (f *formatFlag) Type() string { return "string" }
-
-func (f *formatFlag) Set(s string) error {
-	last := len(f.formats) - 1
-	switch {
-	case !slices.Contains(f.formats, s) && last == 0:
-		return errors.New("it streams: use -o " + f.formats[0])
-	case !slices.Contains(f.formats, s):
-		return fmt.Errorf("the formats are %s and %s", strings.Join(f.formats[:last], ", "), f.formats[last])
-	case *f.to != "" && *f.to != s:
-		return fmt.Errorf("it contradicts %s, which was given before", *f.to)
-	}
-	*f.to = s
-	return nil
-}
-
 // addJSONFlag adds --json, which is short for -o json.
 func addJSONFlag(c *cobra.Command, to *string) {
-	c.Flags().Var(&jsonFlag{to}, "json", "short for -o json")
+	c.Flags().Var(&term.JSONFlag{Format: to}, "json", "short for -o json")
 	c.Flags().Lookup("json").NoOptDefVal = "true"
-}
-
-type jsonFlag struct{ to *string }
-
-func (f *jsonFlag) String() string { return "" }
-func (f *jsonFlag) Type() string   { return "bool" }
-func (f *jsonFlag) Set(s string) error {
-	on, err := strconv.ParseBool(s)
-	if err != nil || !on {
-		return err
-	}
-	return (&formatFlag{f.to, []string{"json"}}).Set("json")
 }
 
 // print writes v in the chosen format, or calls text.
 func (o *output) print(cmd *cobra.Command, v any, text func() error) error {
-	w := term.JSONWriter(cmd.OutOrStdout())
-	switch o.format {
-	case "json":
-		return term.WriteJSON(w, v)
-	case "ndjson":
-		return json.NewEncoder(w).Encode(v)
-	case "yaml":
-		return term.WriteYAML(w, v)
+	if o.format == "" {
+		return text()
 	}
-	return text()
+	return term.WriteData(term.JSONWriter(cmd.OutOrStdout()), o.format, v)
 }
 
 // printList is print for a list, of which ndjson prints one element a line.

@@ -21,10 +21,7 @@ import (
 	"agentctl/control"
 	"agentctl/daemon"
 	"agentctl/duration"
-	"agentctl/prober"
-	"agentctl/prober/history"
 	"agentctl/term"
-	"agentctl/transport/enroll"
 )
 
 // runOptions are the flags of agentctl run. The settings among them are in cfg after load.
@@ -58,20 +55,20 @@ The token is read from --token-file, else from the systemd credential "token".`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := c.Flags()
-	text := func(key, def, usage string) {
+	text := func(key, usage string) {
 		k := config.FindKey(key)
-		o.flags[key] = f.String(flagName(key), def, usage+" ["+k.Env()+"]")
+		o.flags[key] = f.String(flagName(key), k.Default(), usage+" ["+k.Env()+"]")
 	}
-	text("relay", "", "`URL` of the relay, wss:// (ws:// for loopback only)")
-	text("state_dir", config.DefaultStateDir(""), "`DIR` for identity and history")
-	text("socket", config.DefaultSocket(), "`PATH` of the control socket")
-	text("token_file", "", "`FILE` with the device token; with --mock, one token a line")
-	text("ca_file", "", "PEM `FILE` of the authority that signed the relay's certificate")
-	text("name", "", "`NAME` that the relay should show for this board")
-	text("history.flush", duration.Format(history.DefaultFlush), "how often samples are written to the disk, 1s to 1h; 0 for no history")
-	text("modules", strings.Join(prober.OptionalModuleNames(), ","), "`MODULES` to read beyond cpu, memory, disk and load")
-	text("disk_path", "/", "a `PATH` on the filesystem whose fill is measured")
-	text("log_level", "info", "log `LEVEL`: debug, info, warn, error")
+	text("relay", "`URL` of the relay, wss:// (ws:// for loopback only)")
+	text("state_dir", "`DIR` for identity and history")
+	text("socket", "`PATH` of the control socket")
+	text("token_file", "`FILE` with the device token; with --mock, one token a line")
+	text("ca_file", "PEM `FILE` of the authority that signed the relay's certificate")
+	text("name", "`NAME` that the relay should show for this board")
+	text("history.flush", "how often samples are written to the disk, 1s to 1h; 0 for no history")
+	text("modules", "`MODULES` to read beyond cpu, memory, disk and load")
+	text("disk_path", "a `PATH` on the filesystem whose fill is measured")
+	text("log_level", "log `LEVEL`: debug, info, warn, error")
 	f.StringVar(&o.config, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`, beside it conf.d/*.yaml (default \""+config.DefaultPath()+"\") [AGENTCTL_CONFIG]")
 	f.Var(duration.NewValue(&o.every, time.Second), "interval", "base sampling `INTERVAL`, 100ms to 60s [AGENTCTL_BASE_INTERVAL_MS]")
 	f.IntVar(&o.mock, "mock", 0, "run `N` mock boards over N links instead of this machine, for load and demos")
@@ -92,7 +89,7 @@ func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
 	s.ForDaemon, s.Flags = true, config.Settings{}
 	if f.Changed("interval") {
 		s.Flags["base_interval_ms"] = config.Setting{Value: o.every.Milliseconds(), Origin: "--interval"}
-		if o.every < prober.MinInterval || o.every > prober.MaxInterval {
+		if o.every < config.MinInterval || o.every > config.MaxInterval {
 			return s, exit(exitUsage, "--interval %s is out of range: 100ms to 60s", o.every)
 		}
 	}
@@ -166,7 +163,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	switch {
 	case errors.As(err, &pathErr):
 		err = fmt.Errorf("%w; or give another path with --socket", err)
-	case errors.Is(err, enroll.ErrStateDir):
+	case errors.Is(err, daemon.ErrStateDir):
 		err = fmt.Errorf("%w; choose another with --state-dir", err)
 	}
 	if err != nil {

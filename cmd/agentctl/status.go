@@ -13,8 +13,6 @@ import (
 	"agentctl/control"
 	"agentctl/daemon"
 	"agentctl/term"
-	"agentctl/transport/clock"
-	"agentctl/transport/link"
 )
 
 func newStatus() *cobra.Command {
@@ -60,16 +58,16 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	row("Node", "%s", name)
 	row("Version", "%s, up %s", s.Version, (time.Duration(s.UptimeS) * time.Second).String())
 	switch s.Link.State {
-	case link.StateDisabled:
+	case daemon.LinkDisabled:
 		row("Link", "none: this board works alone; for a relay: agentctl config set token_file FILE, then agentctl config set relay URL")
-	case link.StateReady:
+	case daemon.LinkReady:
 		row("Link", "ready, %s, since %s", s.Link.Relay, term.Ago(s.Link.SinceMS))
 	default:
 		row("Link", "%s, %s, since %s", s.Link.State, s.Link.Relay, term.Ago(s.Link.SinceMS))
 	}
-	if e := s.Link.LastError; e != nil && s.Link.State != link.StateReady {
+	if e := s.Link.LastError; e != nil && s.Link.State != daemon.LinkReady {
 		row("", "last error: %s", e.Message)
-		row("", "%s", daemon.LinkHint(link.Status{State: s.Link.State, LastCode: e.Code, LastErr: e.Message, CloneSuspected: s.CloneSuspected}))
+		row("", "%s", s.LinkHint())
 	}
 	row("Clock", "%s", clockText(s))
 	printStorage(row, &s.Storage)
@@ -105,9 +103,9 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 // clockText tells whether the time is to be trusted, and against what it was held.
 func clockText(s *daemon.Status) string {
 	switch {
-	case s.Clock.State == clock.Unsynced:
+	case s.Clock.State == daemon.ClockUnsynced:
 		return "not set yet; samples are kept and get their time when it is known"
-	case s.Link.State == link.StateDisabled:
+	case s.Link.State == daemon.LinkDisabled:
 		return "this machine's own"
 	}
 	return fmt.Sprintf("%s, %d ms off the relay's", s.Clock.State, s.Clock.OffsetMS)

@@ -8,10 +8,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/config"
 	"agentctl/control"
 	"agentctl/duration"
 	"agentctl/monitor"
-	"agentctl/prober"
 	"agentctl/term"
 )
 
@@ -36,7 +36,7 @@ starts cpu and memory, as any client that takes events does.`,
   agentctl watch --interval 200ms --modules cpu,temperature
   agentctl watch -o ndjson --count 10 | jq -c 'select(.event=="metrics") | .cpu'`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if w.Interval != 0 && (w.Interval < prober.MinInterval || w.Interval > prober.MaxInterval) {
+			if w.Interval != 0 && (w.Interval < config.MinInterval || w.Interval > config.MaxInterval) {
 				return exit(exitUsage, "--interval %s is out of range: 100ms to 60s", w.Interval)
 			}
 			if err := limit.check(); err != nil {
