@@ -32,6 +32,10 @@ const (
 	PluginDirectory = "directory"
 )
 
+// PluginConformance is the built-in plugin of test tools for conformance suites, which
+// Options.Conformance loads.
+const PluginConformance = "conformance"
+
 // Options configure a relay. Only StateDir is required. Open checks them before it creates
 // or changes anything; what it cannot serve is an *OptionError, from which the caller makes
 // a message in the words of its own flags.
@@ -53,6 +57,7 @@ type Options struct {
 
 	Plugins         []func(*kernel.Kernel) kernel.Plugin // loaded by Open
 	DisabledPlugins []string                             // built-in plugins that are not loaded
+	Conformance     bool                                 // load PluginConformance
 	PluginDir       string                               // of external plugins; default STATE/plugins
 	ExternalPlugins []string                             // names in PluginDir that Run starts
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"agentctl/relay/kernel"
 	"agentctl/relay/mcp"
 	"agentctl/relay/pipeline"
+	"agentctl/relay/plugins/conformance"
 	"agentctl/relay/plugins/control"
 	"agentctl/relay/plugins/directory"
 	"agentctl/relay/plugins/process"
@@ -159,6 +161,9 @@ func (r *Relay) loadPlugins() error {
 		d := directory.New(r.kernel)
 		plugins, r.builtins[PluginDirectory] = append(plugins, d), d
 	}
+	if r.opt.Conformance {
+		plugins = append(plugins, conformance.New(r.kernel))
+	}
 	for _, newPlugin := range r.opt.Plugins {
 		plugins = append(plugins, newPlugin(r.kernel))
 	}
@@ -202,6 +207,19 @@ func (r *Relay) recordDecision(rec kernel.Record) {
 	r.audit.write(&rec)
 	r.metrics.countDecision(&rec)
 	r.publishRefusal(&rec)
+}
+
+// ReadPluginManifest reads and checks the plugin.json of an external plugin.
+func ReadPluginManifest(path string) (*kernel.Manifest, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	m, err := process.Manifest(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return m, nil
 }
 
 // pluginLoader loads and unloads plugins for the control plane. Built-in plugins that were

@@ -16,10 +16,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/daemon"
 	"agentctl/demo"
 	"agentctl/duration"
 	"agentctl/manifest"
-	"agentctl/prober"
 	"agentctl/relay"
 	"agentctl/term"
 )
@@ -119,12 +119,16 @@ Live from this machine, once a second (Ctrl-C ends the demo):
 `, d.RelayURL, d.Token, stream, d.Socket, d.TokenFile, d.SSEURL, selfCommand())
 	fmt.Fprintf(w, "  %-10s %7s %21s %7s  %s\n", "TIME", "CPU", "MEMORY", "DISK", "LOAD")
 	return d.Client.Metrics(ctx, stream, json.RawMessage(`{"interval_ms":1000}`), func(data []byte) error {
-		var f prober.Sample
+		var f daemon.StatusSample
 		if err := json.Unmarshal(data, &f); err != nil {
 			return err
 		}
+		disk := 0.0
+		if f.DiskPct != nil {
+			disk = *f.DiskPct
+		}
 		_, err := fmt.Fprintf(w, "  %-10s %5.1f %% %9s of %8s %5.1f %%  %.2f %.2f %.2f\n", time.UnixMilli(f.TSMS).Format("15:04:05"),
-			f.CPUPct, term.Bytes(f.MemBytes), term.Bytes(f.MemTotalBytes), f.DiskPct, f.Load1, f.Load5, f.Load15)
+			f.CPUPct, term.Bytes(f.MemBytes), term.Bytes(f.MemTotalBytes), disk, f.Load1, f.Load5, f.Load15)
 		return err
 	})
 }

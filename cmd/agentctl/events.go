@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/relay/eventlog"
-	"agentctl/relay/kernel"
 	"agentctl/term"
 )
 
@@ -83,7 +82,7 @@ type eventPrinter struct {
 // flushEvery is how many rows of the table are laid out together.
 const flushEvery = 1000
 
-func (p *eventPrinter) event(e kernel.Event) error {
+func (p *eventPrinter) event(e eventlog.Event) error {
 	p.n++
 	switch p.format {
 	case "ndjson":
@@ -102,7 +101,7 @@ func (p *eventPrinter) event(e kernel.Event) error {
 		_, err = fmt.Fprintf(p.w, "%s%s", separator, b)
 		return err
 	case "yaml":
-		return term.WriteYAML(p.w, []kernel.Event{e})
+		return term.WriteYAML(p.w, []eventlog.Event{e})
 	}
 	if p.n == 1 {
 		p.table = term.NewTable(p.w, "SEQ", "TIME", "TENANT", "TYPE", "ABOUT", "PAYLOAD")

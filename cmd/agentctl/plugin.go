@@ -5,12 +5,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
-	"agentctl/relay/plugins/process"
+	"agentctl/relay"
 	"agentctl/term"
 )
 
@@ -36,13 +35,9 @@ func newPluginValidate() *cobra.Command {
 		Example: "  agentctl plugin validate plugins/notes/plugin.json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			raw, err := os.ReadFile(args[0])
+			m, err := relay.ReadPluginManifest(args[0])
 			if err != nil {
 				return err
-			}
-			m, err := process.Manifest(raw)
-			if err != nil {
-				return exit(exitFailure, "%s: %w", args[0], err)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is good: plugin %s %s, %d tools, %d resources\n", args[0], m.Name, m.Version, len(m.Tools), len(m.Resources))
 			return err

@@ -18,8 +18,6 @@ import (
 	"agentctl/config"
 	"agentctl/daemon"
 	"agentctl/relay"
-	"agentctl/relay/kernel"
-	"agentctl/relay/plugins/conformance"
 )
 
 func addRelayCommands(root *cobra.Command) {
@@ -31,7 +29,6 @@ const defaultMetricsListen = "127.0.0.1:8461"
 
 func newRelay() *cobra.Command {
 	var o relayOptions
-	var plugins []string
 	var logLevel, scopeless, sseListen string
 	c := &cobra.Command{
 		Use:   "relay",
@@ -63,7 +60,8 @@ your own are folders of --plugin-dir.`,
 					return exit(exitUsage, "--scopeless-until %s is no date of the form 2026-12-31", scopeless)
 				}
 			}
-			o.Plugins, o.ExternalPlugins = pluginsByName(plugins)
+			o.Conformance = slices.Contains(o.ExternalPlugins, relay.PluginConformance)
+			o.ExternalPlugins = slices.DeleteFunc(o.ExternalPlugins, func(name string) bool { return name == relay.PluginConformance })
 			if err := relay.RaiseMaxFiles(); err != nil {
 				log.Warn("the limit of open files stays low", zap.Error(err))
 			}
@@ -101,7 +99,7 @@ your own are folders of --plugin-dir.`,
 	f.StringArrayVar(&o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
 	f.BoolVar(&o.Insecure, "insecure", false, "plain HTTP beyond loopback: only behind a TLS proxy")
 	f.BoolVar(&o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
-	f.StringArrayVar(&plugins, "plugin", nil, "start with the plugin `NAME` of the plugin directory (repeatable)")
+	f.StringArrayVar(&o.ExternalPlugins, "plugin", nil, "start with the plugin `NAME` of the plugin directory (repeatable)")
 	f.StringVar(&o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, a folder each; default plugins below the state directory [AGENTCTL_PLUGIN_DIR]")
 	f.StringArrayVar(&o.DisabledPlugins, "without", nil, "leave the built-in plugin `NAME` out (repeatable): tickets, directory")
 	f.IntVar(&o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
@@ -171,16 +169,4 @@ func readyLine(r *relay.Relay) []byte {
 	}
 	line, _ := json.Marshal(map[string]any{"ready": true, "url": or(r.URL()), "mcp_url": or(mcpURL), "sse_url": or(r.SSEURL()), "metrics_url": or(r.MetricsURL())})
 	return line
-}
-
-// pluginsByName sorts what --plugin named: built in, or of the plugin directory.
-func pluginsByName(names []string) (builtin []func(*kernel.Kernel) kernel.Plugin, processes []string) {
-	for _, n := range names {
-		if n == "conformance" {
-			builtin = append(builtin, func(k *kernel.Kernel) kernel.Plugin { return conformance.New(k) })
-		} else {
-			processes = append(processes, n)
-		}
-	}
-	return builtin, processes
 }

@@ -119,6 +119,9 @@ type Stats struct {
 
 var _ kernel.Log = (*Store)(nil)
 
+// Event is one event of the log, as the kernel has it.
+type Event = kernel.Event
+
 // Store is the event log on disk. One process may hold it; any number may read it with
 // OpenReader. Its methods may be called from any goroutine.
 //
