@@ -68,7 +68,7 @@ func childServer(path string) {
 	srv.Serve(ctx)
 }
 
-// childClient prints what a client is told.
+// childClient prints the answer or the error that a client gets.
 func childClient(path string) {
 	c, err := Dial(context.Background(), path)
 	if err != nil {
@@ -225,16 +225,16 @@ func TestForeignUser(t *testing.T) {
 		return string(bytes.TrimSpace(out))
 	}
 	if got := ask(path); !strings.HasPrefix(got, "true ") || !strings.Contains(got, "join group agentctl") {
-		t.Errorf("kept out by the directory, nobody is told %q", got)
+		t.Errorf("kept out by the directory's mode, user nobody got %q", got)
 	}
 	if err := errors.Join(os.Chmod(filepath.Dir(path), 0o755), os.Chmod(path, 0o666)); err != nil {
 		t.Fatal(err)
 	}
 	if got := ask(path); !strings.HasPrefix(got, "true ") || !strings.Contains(got, "unauthorized") {
-		t.Errorf("kept out by the kernel's word, nobody is told %q", got)
+		t.Errorf("refused by its credentials, user nobody got %q", got)
 	}
 	if got := ask(open); got != "snapshot <nil>" {
-		t.Errorf("let in, nobody is told %q", got)
+		t.Errorf("allowed, user nobody got %q", got)
 	}
 }
 

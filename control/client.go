@@ -24,7 +24,8 @@ var (
 	ErrClosed     = errors.New("the daemon closed the connection; see its log, and try again")
 )
 
-// dialTimeout bounds Dial when its context has no deadline.
+// dialTimeout bounds Dial, with the hello, when its context has no deadline. A daemon that
+// hangs accepts connections still, through the kernel's backlog.
 const dialTimeout = 5 * time.Second
 
 // Event is an event of the daemon.
@@ -49,7 +50,9 @@ type DialOptions struct {
 	OnEvent func(Event)
 }
 
-// Client is a connection to a daemon. Its methods may be called from any goroutine.
+// Client is a connection to a daemon. Its methods may be called from any goroutine. Calls at
+// the same time share the connection; the daemon answers them one after the other, so a slow
+// query_history delays the others, and a program that cannot wait dials twice.
 //
 // The goroutine of jrpc2's client reads messages. It calls OnEvent, and hands answers to the
 // callers that wait for them.
@@ -65,7 +68,8 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 	return DialOptions{}.Dial(ctx, path)
 }
 
-// Dial is the function Dial with options. The caller must call Close.
+// Dial is the function Dial with options. The caller must call Close, also when it uses the
+// client for one call.
 func (o DialOptions) Dial(ctx context.Context, path string) (*Client, error) {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -142,7 +146,9 @@ func (c *Client) callError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	select { // the daemon's last message may not be read yet
+	// jrpc2 reports a closed connection to all calls, and may do so before Recv has read the
+	// daemon's last message, which says why.
+	select {
 	case <-c.ch.ended:
 	case <-ctx.Done():
 	case <-time.After(time.Second):
@@ -202,8 +208,10 @@ func (c *Client) History(ctx context.Context, q HistoryQuery) ([]HistoryItem, er
 	return r.Items, err
 }
 
-// HistoryEach calls fn with each recorded item, in ascending order. It asks for a page at a
-// time, so any number of items needs little memory.
+// HistoryEach calls fn with each recorded item, in ascending order. It requests a page of
+// historyPage items at a time, so any number of items needs little memory. Each page begins
+// after the last item of the one before, so with ToMS 0 what
+// is recorded meanwhile is included.
 func (c *Client) HistoryEach(ctx context.Context, q HistoryQuery, fn func(HistoryItem) error) error {
 	left := q.Limit
 	for first := true; ; first = false {
@@ -265,7 +273,7 @@ func (c *Client) Burst(ctx context.Context, interval, ttl time.Duration) (expire
 	return time.UnixMilli(r.ExpiresAt), err
 }
 
-// SubscribeMetrics turns push on or off for all clients.
+// SubscribeMetrics enables or disables push for all clients.
 func (c *Client) SubscribeMetrics(ctx context.Context, enable bool) error {
 	return c.Call(ctx, MethodSubscribe, subscribeParams{enable}, nil)
 }

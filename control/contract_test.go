@@ -219,7 +219,7 @@ func TestContractDialogue(t *testing.T) {
 	}
 }
 
-// fromServer tells whether params were refused by the server, not by a tool.
+// fromServer reports whether the server refused the params, rather than a tool.
 func fromServer(got map[string]any) bool {
 	e, _ := got["error"].(map[string]any)
 	data, _ := e["data"].(map[string]any)
@@ -296,7 +296,7 @@ func TestContractParams(t *testing.T) {
 					}
 					if method == MethodBurst {
 						r.srv.mu.Lock()
-						r.srv.sampling.bursts = nil // so that there is room for another
+						r.srv.sampling.bursts = nil // so that another one fits
 						r.srv.mu.Unlock()
 					}
 					if m := p.call(method, b.String()); (m["error"] == nil) != allowed {

@@ -46,7 +46,8 @@ func provided(ctx context.Context, p *params, get func(context.Context) any, wha
 	return json.RawMessage(b), nil
 }
 
-// callTool calls a tool of the device, as a relay does.
+// callTool calls a tool of the device, as a relay does: with the same checks and limits,
+// which Options.Call enforces. Streams are not offered here; events take their place.
 func (ss *session) callTool(ctx context.Context, p *params) (any, error) {
 	tool := p.text("tool", 64)
 	if tool == "" {
@@ -80,7 +81,8 @@ var toolCodes = map[manifest.Code]int{
 	manifest.SafetyDenied:    CodeUnauthorized,
 }
 
-// toolError maps a tool's error to one of the socket, with the tool's code in data.
+// toolError maps a tool's error to one of the socket, with the tool's code in data. An error
+// without a code, when the time is up, is the handler's context error: a deadline.
 func toolError(ctx context.Context, err error) error {
 	var m *manifest.Error
 	switch {

@@ -35,7 +35,8 @@ func newEvent(method, key string, params any) (event, error) {
 var pingEvent, _ = newEvent(EventPing, EventPing, struct{}{})
 
 // subscription holds the queues of a connection that takes events. Alerts have a separate
-// one, so that neither metrics nor states can displace them.
+// one, so that neither metrics nor states can displace them. An event is encoded once; the
+// queues of all connections share its bytes.
 type subscription struct {
 	events     *fanout.Subscriber[event] // metrics and states; newer metrics replace older ones
 	notices    *fanout.Subscriber[event] // alerts and updates; dropped and counted when full
@@ -89,7 +90,7 @@ func (s *Server) publishState(phase, reason string, extra any) {
 }
 
 // PublishAlert sends an alert to all clients that take events. A client that reads too
-// slowly misses those beyond 32, which Stats counts.
+// slowly misses those beyond maxNotices, which Stats counts. It does not wait for clients.
 func (s *Server) PublishAlert(a Alert) {
 	e, err := newEvent(EventAlert, "", a)
 	if err != nil { // a value that is not a number

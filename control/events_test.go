@@ -77,7 +77,7 @@ func TestEventBridge(t *testing.T) {
 			}
 		}
 		if got := plain.take(""); len(got) != 0 {
-			t.Errorf("a connection without metrics_stream was told %v", got)
+			t.Errorf("a connection without metrics_stream got %v", got)
 		}
 
 		p.nc.Close()
@@ -185,7 +185,7 @@ func TestBurst(t *testing.T) {
 		p.ok("set_config", `{"module_intervals":{"mem":5000}}`)
 		p.ok("burst_subscribe", `{"interval_ms":100,"ttl_ms":2000}`)
 		got := p.run(2 * time.Second)
-		if n := len(got); n < 19 || n > 24 { // each change of pace tells at once
+		if n := len(got); n < 19 || n > 24 { // each change of cadence sends a sample at once
 			t.Errorf("%d metrics in a burst of 2 s at 100 ms", n)
 		}
 		for _, m := range got {
@@ -197,13 +197,13 @@ func TestBurst(t *testing.T) {
 		if n := len(after); n < 4 || n > 6 {
 			t.Errorf("%d metrics in the 5 s after it, want about 5", n)
 		}
-		told := map[string]bool{}
+		seen := map[string]bool{}
 		for _, m := range append(got, after...) {
 			ts := fmt.Sprint(m.params()["ts"])
-			if told[ts] {
-				t.Errorf("the sample of %s is told twice", ts)
+			if seen[ts] {
+				t.Errorf("the sample of %s was sent twice", ts)
 			}
-			told[ts] = true
+			seen[ts] = true
 		}
 
 		// Two bursts: the faster one counts while it lasts, and the slower behind it.
@@ -276,8 +276,8 @@ func TestSetConfig(t *testing.T) {
 	})
 }
 
-// TestSlowReader: who does not read is told the newest when it reads again, is cut
-// when it never does, and keeps nobody waiting.
+// TestSlowReader checks that a slow client gets the newest metrics when it reads again, that
+// one which does not read at all is disconnected, and that neither delays other clients.
 func TestSlowReader(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, r *rig) {
 		good := r.peer().hello(bridge)

@@ -31,7 +31,8 @@ var errStreamLength = errors.New("a streamed message is not as long as announced
 //	{"jsonrpc":"2.0"}
 //
 // Content-Length must be given once, in decimal digits. Other header lines are skipped. The
-// length of a line and their number are bounded.
+// length of a line and their number are bounded, so a client cannot make the daemon read a
+// header without end. jrpc2's own framing has no such bounds and accepts bare LFs.
 type frameReader struct {
 	in  *bufio.Reader
 	max int // bytes of a body
@@ -185,7 +186,9 @@ func (w *wire) writePart(part []byte) (int, error) {
 }
 
 // stream sends a frame whose body of n bytes fn produces while it is written. When fn fails
-// or writes another number of bytes, the connection is closed.
+// or writes another number of bytes, the connection is closed: the header with the length was
+// sent, so the peer could not find the next message. Each part has its own write deadline;
+// the whole is bounded by the context that fn checks.
 func (w *wire) stream(n int, fn func(write func(part []byte) error) error) error {
 	if err := w.lockWrite(); err != nil {
 		return err
@@ -214,7 +217,9 @@ func (w *wire) stream(n int, fn func(write func(part []byte) error) error) error
 	return err
 }
 
-// isHungUp reports whether the other end is closed, without reading from it.
+// isHungUp reports whether the other end is closed, without reading from it: a request may be
+// waiting there. A long query checks it, whose first write may be a minute away. In tests nc
+// may be a net.Pipe, which has no descriptor and never reports a hang-up.
 func (w *wire) isHungUp() (gone bool) {
 	sc, ok := w.nc.(syscall.Conn)
 	if !ok {

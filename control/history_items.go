@@ -77,12 +77,14 @@ func isState(v float64) bool {
 	return v == math.Trunc(v) && v >= 0 && int(v) < len(prober.EOLStates)
 }
 
+// appendTS begins an item with its time; the caller adds the closing brace.
 func appendTS(b []byte, ts int64) []byte {
 	return strconv.AppendInt(append(b, `{"ts":`...), ts, 10)
 }
 
-// appendRow appends what row says of the modules in set as an item, or nothing when it
-// says nothing. It gives the same bytes each time.
+// appendRow appends the values of the modules in set as an item, or nothing when row has
+// none. Equal rows give equal bytes, which query_history's second pass relies on: it writes
+// as many as the first pass counted.
 func appendRow(b []byte, set prober.ModuleSet, row *HistoryRow) []byte {
 	begin := len(b)
 	w := itemWriter{b: appendTS(b, row.TS)}
@@ -145,7 +147,8 @@ func (i HistoryItem) MarshalJSON() ([]byte, error) {
 	return append(w.b, '}'), nil
 }
 
-// itemDecoder is reused, because a long history has many items.
+// itemDecoder is reused, because a long history has many items: encoding/json calls
+// UnmarshalJSON for each, and a decoder with its buffers for each would be garbage.
 type itemDecoder struct {
 	jsontext.Decoder
 	input bytes.Reader

@@ -34,19 +34,19 @@ func (t tape) Query(ctx context.Context, q HistoryQuery, fn func(HistoryRow) err
 	return ctx.Err()
 }
 
-// teller is a history that is a function; the first call has number 1.
-type teller struct {
+// historyFunc is a History made of a function, which gets the number of the call, from 1.
+type historyFunc struct {
 	mu    sync.Mutex
 	calls int
-	tell  func(ctx context.Context, call int, q HistoryQuery, fn func(HistoryRow) error) error
+	query func(ctx context.Context, call int, q HistoryQuery, fn func(HistoryRow) error) error
 }
 
-func (h *teller) Query(ctx context.Context, q HistoryQuery, fn func(HistoryRow) error) error {
+func (h *historyFunc) Query(ctx context.Context, q HistoryQuery, fn func(HistoryRow) error) error {
 	h.mu.Lock()
 	h.calls++
 	call := h.calls
 	h.mu.Unlock()
-	return h.tell(ctx, call, q, fn)
+	return h.query(ctx, call, q, fn)
 }
 
 // bubbleStart is when a bubble's time begins, in ms.
@@ -132,7 +132,7 @@ func TestHistory(t *testing.T) {
 // that breaks off is an error and no half answer.
 func TestHistoryFails(t *testing.T) {
 	down := errors.New("the card is gone")
-	h := &teller{tell: func(ctx context.Context, call int, q HistoryQuery, fn func(HistoryRow) error) error {
+	h := &historyFunc{query: func(ctx context.Context, call int, q HistoryQuery, fn func(HistoryRow) error) error {
 		switch q.FromMS {
 		case 1:
 			return errors.Join(fn(rowAt(1)), down)
@@ -211,8 +211,8 @@ func TestHistoryStream(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			h := &teller{tell: func(ctx context.Context, call int, q HistoryQuery, fn func(HistoryRow) error) error {
-				if call <= 2 { // the second time in its turn
+			h := &historyFunc{query: func(ctx context.Context, call int, q HistoryQuery, fn func(HistoryRow) error) error {
+				if call <= 2 { // the count pass runs twice: again with the buffer
 					return all.Query(ctx, q, fn)
 				}
 				err := tt.second.Query(ctx, q, fn)
@@ -269,7 +269,7 @@ func TestHistoryStream(t *testing.T) {
 
 // TestHistoryTooLong: the error names a step that works.
 func TestHistoryTooLong(t *testing.T) {
-	endless := &teller{tell: func(ctx context.Context, _ int, q HistoryQuery, fn func(HistoryRow) error) error {
+	endless := &historyFunc{query: func(ctx context.Context, _ int, q HistoryQuery, fn func(HistoryRow) error) error {
 		for ts := int64(1_000_000); ts <= q.ToMS; ts += max(1000, q.StepMS) {
 			if err := fn(rowAt(ts)); err != nil {
 				return err
@@ -357,7 +357,7 @@ func TestOneLongAnswer(t *testing.T) {
 // TestHangUpEndsQuery: nobody waits for the answer, so nobody looks for it.
 func TestHangUpEndsQuery(t *testing.T) {
 	begun, ended := make(chan struct{}), make(chan error, 1)
-	endless := &teller{tell: func(ctx context.Context, _ int, _ HistoryQuery, fn func(HistoryRow) error) (err error) {
+	endless := &historyFunc{query: func(ctx context.Context, _ int, _ HistoryQuery, fn func(HistoryRow) error) (err error) {
 		close(begun)
 		for err == nil && ctx.Err() == nil {
 			err = fn(HistoryRow{TS: 1}) // nothing that counts

@@ -29,8 +29,8 @@ func rssKB(t *testing.T, pid int, key string) int {
 	return n
 }
 
-// TestHostileClient has one local process do its worst to a daemon of its own, and
-// looks at the daemon's memory, which must hardly grow, and at its answers.
+// TestHostileClient runs a hostile client against a daemon in a child process. The daemon's
+// memory must hardly grow, and it must still answer.
 func TestHostileClient(t *testing.T) {
 	path := filepath.Join(shortDir(t), "s")
 	record(t, historyFile(path), 20_000/historyDivisor)

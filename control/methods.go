@@ -11,6 +11,9 @@ import (
 
 // The methods that change sampling. They apply to all clients; the event state announces
 // a change after the request was answered.
+//
+// Each takes its params first and calls finish before it changes anything, so that a request
+// with an error has no effect.
 
 // startExtra and burstExtra are State.Extra.
 type startExtra struct {
@@ -80,6 +83,8 @@ func (ss *session) setConfig(ctx context.Context, p *params) (any, error) {
 	return result, nil
 }
 
+// persist reports whether Options.Persist saved the change. A failure is logged and not an
+// error of the request, whose change is in force already.
 func (ss *session) persist(ctx context.Context, c Config) bool {
 	if ss.srv.o.Persist == nil {
 		return false
@@ -140,7 +145,7 @@ func (ss *session) burst(_ context.Context, p *params) (any, error) {
 	return burstResult{true, expires}, nil
 }
 
-// subscribe turns push on or off. The connection gets events only if its hello named
+// subscribe enables or disables push. The connection gets events only if its hello named
 // metrics_stream.
 func (ss *session) subscribe(_ context.Context, p *params) (any, error) {
 	var enable bool
@@ -156,7 +161,8 @@ func (ss *session) subscribe(_ context.Context, p *params) (any, error) {
 	return okResult{true}, nil
 }
 
-// addBurst adds a burst of a fast cadence, for all clients.
+// addBurst adds a burst of a fast cadence, for all clients. There are at most maxBursts,
+// since each is looked at whenever the sampler plans; the error says so to the client.
 func (s *Server) addBurst(every, ttl time.Duration) error {
 	now := time.Now()
 	s.mu.Lock()

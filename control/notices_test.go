@@ -63,14 +63,14 @@ func TestAlertsAreNotLost(t *testing.T) {
 			t.Errorf("%d events are counted as lost", d)
 		}
 		if got := plain.take(""); len(got) != 0 {
-			t.Errorf("a connection without metrics_stream was told %v", got)
+			t.Errorf("a connection without metrics_stream got %v", got)
 		}
 	})
 }
 
 func TestUpdateReady(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, r *rig) {
-		told := func(p *peer) (versions []string) {
+		announced := func(p *peer) (versions []string) {
 			synctest.Wait()
 			for _, m := range p.take(EventUpdateReady) {
 				versions = append(versions, fmt.Sprint(m.params()["component"], " ", m.params()["version"]))
@@ -82,25 +82,25 @@ func TestUpdateReady(t *testing.T) {
 		r.srv.PublishUpdateReady("agentctl", "1.1")
 		late := r.peer().hello(bridge)
 		for name, p := range map[string]*peer{"early": early, "late": late} {
-			if got := told(p); fmt.Sprint(got) != "[agentctl 1.1]" {
-				t.Errorf("the %s client was told %q", name, got)
+			if got := announced(p); fmt.Sprint(got) != "[agentctl 1.1]" {
+				t.Errorf("the %s client got %q", name, got)
 			}
 		}
 		late.hello(bridge) // again, on the same connection
 		plain.hello(bridge)
-		if got := told(late); got != nil {
-			t.Errorf("it was told again: %q", got)
+		if got := announced(late); got != nil {
+			t.Errorf("it was announced twice: %q", got)
 		}
-		if got := told(plain); fmt.Sprint(got) != "[agentctl 1.1]" {
-			t.Errorf("who takes events later was told %q", got)
+		if got := announced(plain); fmt.Sprint(got) != "[agentctl 1.1]" {
+			t.Errorf("a client that subscribed later got %q", got)
 		}
 		r.srv.PublishUpdateReady("agentctl", "1.2")
-		if got := told(early); fmt.Sprint(got) != "[agentctl 1.2]" {
-			t.Errorf("of the next version was told %q", got)
+		if got := announced(early); fmt.Sprint(got) != "[agentctl 1.2]" {
+			t.Errorf("for the next version it got %q", got)
 		}
 		r.srv.PublishUpdateReady("agentctl", "")
-		if got := append(told(r.peer().hello(bridge)), told(early)...); got != nil {
-			t.Errorf("of what was taken back was told %q", got)
+		if got := append(announced(r.peer().hello(bridge)), announced(early)...); got != nil {
+			t.Errorf("after the withdrawal it got %q", got)
 		}
 	})
 }
@@ -121,13 +121,13 @@ func TestPing(t *testing.T) {
 			t.Errorf("in three times %v came %v", pingInterval, got)
 		}
 		if got := plain.take(""); len(got) != 0 {
-			t.Errorf("a connection without metrics_stream was told %v", got)
+			t.Errorf("a connection without metrics_stream got %v", got)
 		}
 	})
 }
 
-// TestModulesBeyondTheFrame: start has them read, they are told when they were read
-// anew, and to who comes later as well.
+// TestModulesBeyondTheFrame checks that start enables optional modules, that a reading is
+// sent once, and that a client which connects later gets the present ones.
 func TestModulesBeyondTheFrame(t *testing.T) {
 	var asked []string
 	var enable func([]string) error
@@ -158,7 +158,7 @@ func TestModulesBeyondTheFrame(t *testing.T) {
 		if n := count(20 * time.Second); n["cpu"] < 20 || n["temperature"] != 4 || n["wear"] != 1 || n["memory"] > 1 {
 			t.Errorf("in 20 s came %v", n)
 		}
-		r.peer().hello(bridge) // who comes later is told all as well
+		r.peer().hello(bridge) // a later client gets all modules as well
 		if n := count(3 * time.Second); n["wear"] != 1 || n["temperature"] < 1 || n["memory"] != 3 {
 			t.Errorf("after another client came %v", n)
 		}
@@ -194,15 +194,15 @@ func TestModulesBeyondTheFrame(t *testing.T) {
 }
 
 func TestRecording(t *testing.T) {
-	var told []bool
-	inBubble(t, Options{OnRecording: func(on bool) { told = append(told, on) }}, func(t *testing.T, r *rig) {
+	var calls []bool
+	inBubble(t, Options{OnRecording: func(on bool) { calls = append(calls, on) }}, func(t *testing.T, r *rig) {
 		p := r.peer().hello(bridge)
 		for _, method := range []string{"start", "stop", "stop", "start", "stop"} {
 			p.ok(method, "")
 		}
 		r.peer().hello(bridge)
-		if want := []bool{false, true, false, true}; !slices.Equal(told, want) {
-			t.Errorf("told %v, want %v", told, want)
+		if want := []bool{false, true, false, true}; !slices.Equal(calls, want) {
+			t.Errorf("OnRecording was called with %v, want %v", calls, want)
 		}
 	})
 }

@@ -15,7 +15,10 @@ var errPeer = errors.New("this user may not use the control socket; join group "
 	" (sudo usermod -aG " + Group + " $USER, then log in again) or use sudo")
 
 // AllowGroup allows root, the daemon's user, and members of group agentctl. It is the
-// default of Options.Allow.
+// default of Options.Allow. The mode of the socket allows the same users; the check holds
+// also where somebody has widened the mode, and for a socket made by systemd.
+//
+// The kernel reports one group of the peer, so its other groups are looked up by name service.
 func AllowGroup(uid, gid uint32) error {
 	if uid == 0 || int64(uid) == int64(os.Geteuid()) {
 		return nil

@@ -8,7 +8,7 @@
 //	c -> s  start, stop              local push and recording
 //	c -> s  set_config               cadences
 //	c -> s  burst_subscribe          a faster cadence for a while
-//	c -> s  subscribe_metrics        turns push on or off, for all clients
+//	c -> s  subscribe_metrics        enables or disables push, for all clients
 //	c -> s  query_history            what was recorded
 //	c -> s  get_config               the daemon's configuration
 //	c -> s  capabilities, call       the tools that the device offers its relay

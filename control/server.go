@@ -45,8 +45,9 @@ type Options struct {
 	// history_query is not served.
 	History History
 
-	// OnRecording is called when start or stop (or a hello with metrics_stream) turns
-	// recording on or off; it is on at first.
+	// OnRecording is called when start or stop (or a hello with metrics_stream) enables
+	// or disables recording; it is enabled at first. Calls come one at a time, in the order
+	// of the changes.
 	OnRecording func(on bool)
 
 	// EnableModules makes the prober read exactly these optional modules
@@ -225,7 +226,8 @@ func (s *Server) forEachConn(f func(*serverChannel)) {
 	}
 }
 
-// accept accepts connections until ctx ends, and serves each in a goroutine of wg.
+// accept accepts connections until ctx ends, and serves each in a goroutine of wg. A
+// connection over MaxClients gets an error at once, so that its user learns the reason.
 func (s *Server) accept(ctx, requestCtx context.Context, wg *sync.WaitGroup) error {
 	for {
 		nc, err := s.listener.Accept()
@@ -292,7 +294,8 @@ func (s *Server) serve(ctx context.Context, c *serverChannel) {
 	}
 }
 
-// checkPeer passes the peer's credentials to Options.Allow.
+// checkPeer passes the peer's credentials to Options.Allow. They are those of connect(2), which
+// the peer cannot forge; a process that inherits the connection later keeps its rights.
 func (s *Server) checkPeer(nc net.Conn) error {
 	uid, gid, err := s.o.peerOf(nc)
 	if err != nil {

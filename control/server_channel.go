@@ -127,7 +127,8 @@ func (c *serverChannel) readLarge(n int, deadline time.Time) (request, reply []b
 	return request, reply, nil
 }
 
-// sendCloseReason tells the client why the connection is closed, where that helps it.
+// sendCloseReason sends the client the reason for which the connection is closed, where that
+// helps it: an error without an id, since it answers no request.
 func (c *serverChannel) sendCloseReason(err error) {
 	var reason *Error
 	switch {
@@ -155,6 +156,7 @@ func (c *serverChannel) Send(body []byte) (err error) {
 }
 
 // afterAnswer runs fn when the request in progress is answered, before the next one is read.
+// It keeps the order that clients rely on: the answer to start, then the event state.
 func (c *serverChannel) afterAnswer(fn func()) { c.onAnswered = append(c.onAnswered, fn) }
 
 // finishRequest lets the next request be read.
@@ -250,7 +252,8 @@ func normalizeRequest(m map[string]member) []byte {
 	return append(b, '}')
 }
 
-// countCommas counts the commas outside strings, about the number of elements and members.
+// countCommas counts the commas outside strings, about the number of elements and members. A
+// message of 1 MiB could otherwise decode into hundreds of thousands of them.
 func countCommas(body []byte) (n int) {
 	for i := 0; i < len(body); i++ {
 		switch body[i] {
@@ -278,7 +281,9 @@ func objectError(body []byte) *Error {
 	return newError(CodeInvalidRequest, "a request is an object")
 }
 
-// requestIDOf returns the id as JSON, nil when there is none.
+// requestIDOf returns the id as JSON, nil when there is none. JSON-RPC 2.0 §4 discourages null
+// and fractions; null is refused here, since its answer would look like an error that
+// belongs to no request.
 func requestIDOf(m map[string]member) (strictjson.Raw, *Error) {
 	v, ok := m["id"]
 	switch id := v.raw; {

@@ -100,9 +100,9 @@ var codeWords = map[int]string{
 	CodeRateLimited: "rate_limited", CodeInternal: "internal",
 }
 
-// FuzzCheckMessage holds the check before jrpc2 against jrpc2's own: what passes must be one
-// sound request there as well, and be answered or not alike; else the turn of a
-// connection would never end.
+// FuzzCheckMessage compares checkMessage with jrpc2's own parser: what passes must be one valid
+// request there as well, and both must agree on whether it gets an answer. Otherwise a
+// connection would wait forever for its request to finish.
 func FuzzCheckMessage(f *testing.F) {
 	for _, s := range []string{
 		`{"jsonrpc":"2.0","id":1,"method":"hello","params":{"token":"x"}}`,

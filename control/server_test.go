@@ -21,7 +21,7 @@ import (
 	"agentctl/prober"
 )
 
-// listenErr tells whether a daemon could listen at path, which it then leaves.
+// listenErr returns why a daemon cannot listen at path. It removes the socket again.
 func listenErr(t *testing.T, path string) error {
 	t.Helper()
 	srv, err := NewServer(Options{Path: path, Prober: prober.New(prober.Options{})})
@@ -316,8 +316,8 @@ func TestClientEvents(t *testing.T) {
 	}
 }
 
-// TestTooManyClients: number 17 is told so, and the 16 go on; a place that is given up
-// can be had at once.
+// TestTooManyClients checks that connection 17 gets an error, that the 16 continue, and that
+// a connection which closes makes way for another at once.
 func TestTooManyClients(t *testing.T) {
 	r := onSocket(t, Options{})
 	var clients []*Client

@@ -51,7 +51,8 @@ var methods = map[string]methodFunc{
 	MethodCall:         (*session).callTool,
 }
 
-// capabilities are those that hello may ask for.
+// capabilities are those that hello may ask for. The set is that of the frozen protocol; a
+// client finds additions to it by calling them.
 var capabilities = []string{CapMetricsStream, CapBurstMode, CapHistoryQuery}
 
 // servedCapabilities are those that a client can use.
@@ -137,7 +138,8 @@ func (ss *session) call(ctx context.Context, req *jrpc2.Request) (any, error) {
 	return method(ss, ctx, parseParams(raw))
 }
 
-// wireError is an error as jrpc2 sends it. Any other than an *Error is internal.
+// wireError is an error as jrpc2 sends it. Any other than an *Error is internal; its text goes
+// to the client, which is a local one that Options.Allow has accepted.
 func wireError(err error) *jrpc2.Error {
 	var e *Error
 	if !errors.As(err, &e) {

@@ -176,7 +176,9 @@ func lockDir(dir string) (unlock func(), err error) {
 	return nil, fmt.Errorf("directory %s is locked by another process; try again, or see who with: fuser %s", dir, dir)
 }
 
-// clearPath removes a socket nobody listens on. Anything else in the way is an error.
+// clearPath removes a socket nobody listens on, as a killed daemon leaves it. Anything else in
+// the way is an error. The caller holds the lock of the directory, so no other daemon can
+// listen between the check and the removal.
 func clearPath(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -187,7 +189,7 @@ func clearPath(path string) error {
 	case info.Mode()&fs.ModeSymlink != 0:
 		return errors.New("it is a symbolic link, which is not followed; remove it")
 	case info.Mode()&fs.ModeSocket == 0:
-		return errors.New("a file that is no socket is in the way; remove it")
+		return errors.New("a file that is not a socket is in the way; remove it")
 	}
 	nc, err := net.DialTimeout("unix", path, time.Second)
 	switch {
@@ -195,7 +197,7 @@ func clearPath(path string) error {
 		nc.Close()
 		return ErrInUse
 	case !errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("cannot tell whether it is in use: %w", err)
+		return fmt.Errorf("cannot determine whether it is in use: %w", err)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("it is left over from a daemon that is gone: %w; remove it", err)

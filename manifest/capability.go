@@ -89,7 +89,8 @@ func (c *Capability) Check() error {
 	return c.Constraints.check()
 }
 
-// check reports whether the constraints are in the ranges of RFC-0005 §9.
+// check reports whether the constraints are in the ranges of RFC-0005 §9. The zero value is
+// not, so a device has to state each of them.
 func (c Constraints) check() error {
 	if c.RateLimitRPS < 1 || c.RateLimitRPS > 100 || c.MaxConcurrency < 1 || c.MaxConcurrency > 64 ||
 		c.DeadlineMSDefault < 1 || c.DeadlineMSDefault > 5000 {

@@ -1,7 +1,7 @@
 // Package manifest is the vocabulary of agentctl: node ids, kinds, verbs, safety classes,
 // scopes, capabilities, tool names, error codes and the schema registry.
 //
-// A device announces []Capability; Project turns one into the tools that a relay offers:
+// A device announces []Capability; Project derives the tools that a relay offers:
 //
 //	capability  {"cap_id":"metrics","kind":"system.metrics","verbs":["snapshot",…],…}
 //	tool        sys.NODE_ID.metrics.snapshot

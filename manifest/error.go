@@ -40,6 +40,8 @@ type Error struct {
 	Reason       string // short word for the audit log, not sent to the caller
 }
 
+// Error is the code and the message, as the log shows them. Reason is left out: it is a field
+// of the audit log.
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
 
 // E makes an Error. There is no Errorf on purpose: a message is a constant, or is built from

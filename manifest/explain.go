@@ -80,7 +80,7 @@ func (p *property) typeMismatch(got string) string {
 	return "must be a " + p.typ
 }
 
-// explainNumber words what is wrong with a number; whole tells that it has no fraction.
+// explainNumber words what is wrong with a number; whole means that it has no fraction.
 func (p *property) explainNumber(v float64, whole bool) string {
 	if p.typ != "number" && (p.typ != "integer" || !whole) {
 		return p.typeMismatch("number")

@@ -27,7 +27,8 @@ func NewULID() string {
 	return ulid.MustNew(ulid.Timestamp(time.Now()), rand.Reader).String()
 }
 
-// NewTraceID mints a W3C trace id: 32 hex digits, not all zero. It is no secret.
+// NewTraceID mints a W3C trace id (Trace Context §3.2.2.3): 32 hex digits, not all zero. It is
+// not a secret, so it needs no cryptographic randomness.
 func NewTraceID() string {
 	var id [16]byte
 	binary.BigEndian.PutUint64(id[:], mathrand.Uint64())
@@ -50,7 +51,8 @@ func ValidNodeID(s string) bool {
 	return true
 }
 
-// ParseULID checks a ULID in either case and returns its upper case form.
+// ParseULID checks a ULID in either case and returns its upper case form. Unlike the library's
+// Parse, it refuses characters outside Crockford base 32.
 func ParseULID(s string) (string, bool) {
 	if len(s) != ULIDLen {
 		return "", false

@@ -123,6 +123,7 @@ func LookupKind(name string) (*Kind, bool) {
 	return find(Kinds, func(k *Kind) bool { return k.Name == name })
 }
 
+// lookupShort returns the kind whose tools have this first segment.
 func lookupShort(short string) (*Kind, bool) {
 	return find(Kinds, func(k *Kind) bool { return k.Short == short })
 }

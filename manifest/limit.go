@@ -54,7 +54,8 @@ func (l *Limit) Acquire(now time.Time) error {
 	return nil
 }
 
-// Release ends a call that Acquire admitted.
+// Release ends a call that Acquire admitted. Its start still counts for the rate until the
+// window has passed.
 func (l *Limit) Release() {
 	l.mu.Lock()
 	if l.inFlight > 0 {

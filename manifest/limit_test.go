@@ -48,7 +48,7 @@ func TestLimitIsExact(t *testing.T) {
 			if e.Reason != "rate" {
 				continue
 			}
-			// The hint is right: at that time there is room, a moment before there is not.
+			// RetryAfterMS is exact: a call is admitted then, and refused a moment before.
 			oldest := starts[len(starts)-c.RateLimitRPS]
 			if wait := window - now.Sub(oldest); e.RetryAfterMS != max(1, wait.Milliseconds()) {
 				t.Fatalf("retry after %d ms, want %v", e.RetryAfterMS, wait)

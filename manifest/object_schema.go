@@ -136,7 +136,8 @@ type pattern struct {
 	repeated *charSet // class of all characters after prefix; nil: there are none
 }
 
-// charSet holds the ASCII characters of a class.
+// charSet holds the ASCII characters of a class. An array of flags is faster to test than a
+// bitmap, and there are few of them.
 type charSet [128]bool
 
 // newPattern returns the pattern of a property; exact becomes false if expr is of another

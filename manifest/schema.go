@@ -72,9 +72,10 @@ func compactFile(file string) []byte {
 	if err = errors.Join(err, json.Compact(&b, raw)); err != nil {
 		panic("manifest: " + file + ": " + err.Error())
 	}
-	return bytes.Clone(b.Bytes()) // b has room to grow
+	return bytes.Clone(b.Bytes()) // b may have twice the capacity
 }
 
+// mustCompile compiles a registered schema with this build's engine.
 func mustCompile(all map[string]*schema, ref string) validator {
 	v, err := compile(all, ref)
 	if err != nil {
@@ -107,7 +108,7 @@ func Schema(ref string) (raw []byte, ok bool) {
 
 // Validate checks one JSON value against the schema of a reference. A value that does not
 // fit is E_MANIFEST_INVALID; so are malformed JSON, duplicate keys, nesting deeper than 16
-// levels and numbers that a float64 cannot tell from a whole or an infinite one. The
+// levels and numbers that as a float64 become whole or infinite. The
 // message says what is wrong by the schema's own names and quotes nothing of the value.
 //
 // Most values are flat objects in plain form, which scan accepts in one pass without

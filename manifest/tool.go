@@ -37,8 +37,8 @@ func ParseToolName(s string) (ToolName, bool) {
 }
 
 // Canonical returns the dotted spelling of a tool name in either spelling. The fixed length
-// of a node id tells where the flat one splits; of what follows it the last segment is the
-// verb. Names that are neither come back unchanged.
+// of a node id gives the place where the flat one splits; of what follows it the last segment
+// is the verb. Names that are neither come back unchanged.
 func Canonical(s string) string {
 	if strings.IndexByte(s, '.') >= 0 || len(s) > MaxToolNameLen {
 		return s

@@ -34,7 +34,7 @@ func TestProjectedNames(t *testing.T) {
 			}
 		}
 	}
-	// The lengths that the texts give, and room for a client's prefix.
+	// The lengths that the RFCs give, and space for a client's prefix.
 	for name, want := range map[string]int{"sysecho." + testNode + ".echo.invoke": 46, "sys." + testNode + ".metrics.subscribe": 48} {
 		if len(name) != want {
 			t.Errorf("%s has %d characters, want %d", name, len(name), want)

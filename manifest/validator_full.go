@@ -33,7 +33,8 @@ func compile(all map[string]*schema, ref string) (validator, error) {
 	return s.Validate, nil
 }
 
-// noLoader refuses to load a schema from elsewhere.
+// noLoader refuses to load a schema from elsewhere: a $ref must not make the relay open a file
+// or a connection.
 type noLoader struct{}
 
 func (noLoader) Load(string) (any, error) {

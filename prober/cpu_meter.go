@@ -21,7 +21,7 @@ func (t cpuTimes) pctSince(earlier cpuTimes) (pct float64, ok bool) {
 // 0 or 100.
 const minTicks = 8
 
-// cpuMeter turns the kernel's counters into percentages. Its zero value is ready.
+// cpuMeter converts the kernel's counters to percentages. Its zero value is ready.
 //
 // The first reading has no predecessor and gives the mean since boot, as top and vmstat do:
 // a second reading shortly after would mostly measure the start of this process.

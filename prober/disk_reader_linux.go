@@ -13,7 +13,7 @@ import (
 const diskTimeout = 250 * time.Millisecond
 
 var (
-	errDiskHung   = errors.New("no answer from statfs, a dead network mount hangs like this")
+	errDiskHung   = errors.New("no answer from statfs: it may be on a dead network mount")
 	errDiskNoSize = errors.New("this filesystem has no size (ramfs, proc), choose one that fills up")
 	errDiskRange  = errors.New("block counts contradict each other")
 )

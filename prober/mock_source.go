@@ -26,7 +26,7 @@ var _ Source = (*mockSource)(nil)
 
 // NewMockSource makes up the readings of a board, for demonstrations and load
 // tests: SIMULATED figures that look plausible and move smoothly at any cadence.
-// Boards with the same seed are of the same make and begin alike.
+// Boards with the same seed have the same size and begin with the same readings.
 func NewMockSource(seed uint64) Source {
 	// The second word is an arbitrary constant.
 	rng := rand.New(rand.NewPCG(seed, 0x6167656e7463746c))

@@ -54,7 +54,7 @@ func TestMockBoardsDiffer(t *testing.T) {
 				t.Errorf("seed %d: %+v, then %+v", seed, s, again)
 			}
 			if other, ok := seen[s.CPUPct]; ok {
-				t.Errorf("seeds %d and %d begin alike", seed, other)
+				t.Errorf("seeds %d and %d begin with the same reading", seed, other)
 			}
 			seen[s.CPUPct] = seed
 		}

@@ -28,7 +28,7 @@ const (
 // MaxModuleInterval bounds how seldom a module may be read.
 const MaxModuleInterval = 24 * time.Hour
 
-var errModuleHung = errors.New("no answer, a dead bus or device hangs like this")
+var errModuleHung = errors.New("no answer: the bus or the device may be dead")
 
 // ModuleSource is a Source that can read optional modules as well.
 //
@@ -57,7 +57,7 @@ const (
 	stateHung    = "hung"
 )
 
-// ModuleState says how a module stands.
+// ModuleState is the state of a module, for status.
 type ModuleState struct {
 	Name       string `json:"name"`
 	State      string `json:"state"`       // off, waiting, ok, absent, failing or hung
@@ -105,7 +105,7 @@ type moduleResult struct {
 	duration time.Duration
 }
 
-// request has the modules read that are due at an instant, and stops those that are no
+// request requests the modules that are due at an instant, and stops those that are no
 // longer enabled.
 func (c *moduleCollector) request(at time.Duration) {
 	if c.source == nil || c.enabled == 0 && c.running == 0 {
@@ -147,7 +147,7 @@ func (c *moduleCollector) start(m Module) *moduleWorker {
 	return w
 }
 
-// removeEnded forgets a worker whose goroutine has ended. One that hangs is kept, so that
+// removeEnded removes a worker whose goroutine has ended. One that hangs is kept, so that
 // disabling and enabling a module starts no second goroutine.
 func (c *moduleCollector) removeEnded(m Module) *moduleWorker {
 	select {

@@ -180,7 +180,7 @@ func TestModulesComeWithTheSample(t *testing.T) {
 			if i > 0 {
 				old := got[i-1].Modules
 				if (s.Modules.Power == old.Power) || (s.Modules.Temperature == old.Temperature) != (i%5 != 0) {
-					t.Errorf("sample %d: a pointer tells wrongly what is new", i)
+					t.Errorf("sample %d: the pointers do not show which modules are new", i)
 				}
 			}
 		}
@@ -326,7 +326,8 @@ func TestModuleThatNeverAnswers(t *testing.T) {
 	})
 }
 
-// One that always takes its time is waited for once, and told with the next sample.
+// TestSlowModule checks that a sample waits once for a slow module, whose reading then comes
+// with the next one.
 func TestSlowModule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newFakeModules()

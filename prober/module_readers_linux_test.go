@@ -128,7 +128,8 @@ func TestBareMachine(t *testing.T) {
 	}
 }
 
-// Sensors that fail one by one take only themselves away; bad figures are never told.
+// TestBadSensors checks that a failing sensor removes no other one, and that a figure out of
+// range is not reported.
 func TestBadSensors(t *testing.T) {
 	root, _ := board(t, "pi5")
 	readers := openModules(t, root)

@@ -54,7 +54,7 @@ type Temperature struct {
 
 // Zone is one sensor, by the name its driver gives it: "cpu-thermal", "nvme Composite".
 type Zone struct {
-	Name string  `json:"name"` // printable ASCII, at most 32 bytes, no two alike
+	Name string  `json:"name"` // printable ASCII, at most 32 bytes, unique
 	C    float64 `json:"c"`    // -60..150
 }
 
@@ -205,7 +205,7 @@ func (t *Temperature) check() error {
 	hottest := t.Zones[0].C
 	for _, z := range t.Zones {
 		if z.Name == "" || len(z.Name) > maxZoneName || printable(z.Name) != z.Name {
-			return fmt.Errorf("temperature zone %.40q is no printable name of 1..%d bytes", z.Name, maxZoneName)
+			return fmt.Errorf("temperature zone %.40q is not a printable name of 1..%d bytes", z.Name, maxZoneName)
 		}
 		if !(z.C >= minC && z.C <= maxC) {
 			return fmt.Errorf("temperature of %s is %v, outside %d..%d", z.Name, z.C, minC, maxC)
@@ -213,14 +213,14 @@ func (t *Temperature) check() error {
 		hottest = max(hottest, z.C)
 	}
 	if t.HottestC != hottest {
-		return fmt.Errorf("hottest_c is %v, its zones say %v", t.HottestC, hottest)
+		return fmt.Errorf("hottest_c is %v, but the hottest zone has %v", t.HottestC, hottest)
 	}
 	return nil
 }
 
 func (p *Power) check() error {
 	if *p == (Power{}) {
-		return errors.New("power says nothing")
+		return errors.New("power has no flag")
 	}
 	return nil
 }
@@ -231,7 +231,7 @@ func (w *Wear) check() error {
 	}
 	for _, d := range append([]WearDevice{{"wear", w.UsedPct, w.PreEOL}}, w.Devices...) {
 		if d.Name == "" || len(d.Name) > maxZoneName || printable(d.Name) != d.Name {
-			return fmt.Errorf("worn device %.40q is no printable name of 1..%d bytes", d.Name, maxZoneName)
+			return fmt.Errorf("worn device %.40q is not a printable name of 1..%d bytes", d.Name, maxZoneName)
 		}
 		if d.UsedPct != nil && !(*d.UsedPct >= 0 && *d.UsedPct <= 100) {
 			return fmt.Errorf("used_pct of %s is %v, outside 0..100", d.Name, *d.UsedPct)
@@ -240,7 +240,7 @@ func (w *Wear) check() error {
 			return fmt.Errorf("pre_eol of %s is %.40q", d.Name, d.PreEOL)
 		}
 		if d.UsedPct == nil && d.PreEOL == "" {
-			return fmt.Errorf("worn device %s says nothing", d.Name)
+			return fmt.Errorf("worn device %s has no figure", d.Name)
 		}
 	}
 	return nil

@@ -291,7 +291,8 @@ func FuzzSensors(f *testing.F) {
 	})
 }
 
-// Each watcher has the traffic of its own interval, and none takes it from another.
+// TestNetworkPerWatcher checks that each watcher gets the traffic of its interval, whatever
+// other watchers there are.
 func TestNetworkPerWatcher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newFakeModules()

@@ -65,7 +65,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 			}
 			time.Sleep(2 * time.Second)
 		}
-		// More interfaces than are told apart: those that are known go on.
+		// More interfaces than are counted: those that are known are counted still.
 		many := map[string]uint64{"eth0": 10, "usb0": 1<<64 - 1}
 		for i := range 3 * maxIfaces {
 			many[fmt.Sprintf("veth%d", i)] = uint64(i)

@@ -65,7 +65,7 @@ func newNetwork(from, to netTotals) *Network {
 	}
 }
 
-// netWindow turns the traffic of the sampler's interval into that of a watcher's.
+// netWindow converts the traffic of the sampler's interval to that of a watcher's.
 type netWindow struct {
 	sampled   *Network // the newest one of the sampler
 	delivered *Network // what the watcher got for it

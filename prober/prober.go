@@ -51,7 +51,7 @@ const (
 // Errors that callers test for.
 var (
 	ErrNoSample = errors.New("prober: no sample was taken yet")
-	ErrHung     = errors.New("prober: the sampler does not answer, a collector hangs")
+	ErrHung     = errors.New("prober: the sampler does not answer: a reading hangs")
 	ErrStopped  = errors.New("prober: stopped")
 	ErrBusy     = fmt.Errorf("prober: %d watchers already", maxWaiters)
 )
@@ -82,7 +82,7 @@ type Prober struct {
 	wallClock  func() int64
 	log        *zap.Logger
 	start      time.Time
-	wake       chan struct{} // room for one: an earlier instant may be wanted
+	wake       chan struct{} // buffers one: an earlier instant may be wanted
 	stopped    chan struct{} // closed when no more samples will come
 	optionsErr error         // what is wrong with Options; Run returns it
 
@@ -243,7 +243,7 @@ func (p *Prober) publish(s *Sample, err error, at time.Duration) {
 	p.countSampleLocked(err)
 	if err == nil && (s.DiskErr == nil) == p.diskFailed {
 		if p.diskFailed = s.DiskErr != nil; p.diskFailed {
-			p.log.Warn("sampling goes on without the disk", zap.Error(s.DiskErr))
+			p.log.Warn("sampling continues without the disk", zap.Error(s.DiskErr))
 		} else {
 			p.log.Info("the disk is sampled again")
 		}

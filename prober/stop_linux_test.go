@@ -17,7 +17,7 @@ import (
 
 const stopChild = "AGENTCTL_TEST_STOP_CHILD"
 
-// TestStopChild is not a test of its own: TestNoBurstAfterStop runs it as a child. It
+// TestStopChild is the child process of TestNoBurstAfterStop, and no test by itself. It
 // watches each 100 ms and says so on stdout until it is killed.
 func TestStopChild(t *testing.T) {
 	if os.Getenv(stopChild) == "" {
@@ -91,7 +91,7 @@ func TestNoBurstAfterStop(t *testing.T) {
 				gap = max(gap, ms[i]-ms[i-1])
 			}
 			// A late one and its successor may be close together, but no three are. The
-			// time is taken a little after the instant, so some room is left.
+			// time is taken a little after the instant, so the bound has some slack.
 			if i > 1 && ms[i]-ms[i-2] < 75 {
 				t.Errorf("%s at %v ms: a burst", kind, ms)
 				break

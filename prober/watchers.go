@@ -25,8 +25,8 @@ func (s *schedule) skipTo(at time.Duration) (skipped uint64) {
 // one (every is zero).
 type waiter struct {
 	schedule
-	// ch has room for one sample. A slow receiver finds the newest there, and holds up
-	// nobody else.
+	// ch buffers one sample. A slow receiver finds the newest there, and delays nobody
+	// else.
 	ch chan sampleResult
 }
 
@@ -43,7 +43,7 @@ func newWaiter(next, every time.Duration) *waiter {
 func (w *waiter) isOnce() bool { return w.every == 0 }
 
 // deliver replaces a sample that was not received yet; missed is 1 if there was one. publish
-// and addWatcher call it, with Prober.mu held, so the send finds room.
+// and addWatcher call it, with Prober.mu held, so the send does not block.
 func (w *waiter) deliver(r sampleResult) (missed uint64) {
 	select {
 	case <-w.ch:

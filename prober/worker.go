@@ -2,12 +2,12 @@ package prober
 
 import "time"
 
-// worker runs a call that may hang, such as statfs on a dead network mount, in a goroutine
-// of its own. Nothing can end such a call: the sampler waits for it for a bounded time and
+// worker runs a call that may hang, such as statfs on a dead network mount, in a separate
+// goroutine. Nothing can end such a call: the sampler waits for it for a bounded time and
 // receives the result later, if there is one.
 //
-// At most one call is in progress. The goroutine never blocks on results, which has room
-// for one, because no request is sent while one is pending. The methods, except serve, are
+// At most one call is in progress. The goroutine does not block on results, whose buffer
+// holds one, because no request is sent while one is pending. The methods, except serve, are
 // for one goroutine: the sampler.
 type worker[T any] struct {
 	requests chan struct{} // closed by stop

@@ -14,7 +14,7 @@ import (
 // 1e18 and float64 otherwise.
 //
 // JSON Schema engines validate such a tree. The number rules make two engines agree: a
-// number that a float64 cannot tell from a whole or an infinite one is ErrNumber.
+// number that as a float64 becomes whole or infinite is ErrNumber.
 func Decode(data []byte) (any, error) {
 	dec := jsontext.NewDecoder(bytes.NewBuffer(data))
 	v, err := decodeValue(dec, 1)
@@ -75,7 +75,7 @@ func decodeObject(dec *jsontext.Decoder, depth int) (any, error) {
 	}
 }
 
-// decodeArray returns an empty slice, not nil, for [], so that it is told apart from null.
+// decodeArray returns an empty slice, not nil, for [], so that it differs from null.
 func decodeArray(dec *jsontext.Decoder, depth int) (any, error) {
 	if _, err := dec.ReadToken(); err != nil {
 		return nil, errMalformed

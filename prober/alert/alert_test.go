@@ -315,7 +315,7 @@ func TestReplace(t *testing.T) {
 	run(t, e, []step{{11, disk(91), "+full"}})
 }
 
-// A metric is told only when its figure is there, and each finds its own.
+// TestMetrics checks that each metric reads its own figure, and is unknown without it.
 func TestMetrics(t *testing.T) {
 	yes := true
 	s := prober.Sample{CPUPct: 1, MemBytes: 2, MemTotalBytes: 100, DiskPct: 3, Load1: 4, Load5: 5, Load15: 6,

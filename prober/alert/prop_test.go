@@ -10,8 +10,8 @@ import (
 	"agentctl/prober"
 )
 
-// Inside the band nothing is said, however the figure dances; and raised and cleared
-// take turns.
+// TestNoFlapping checks that a figure which moves inside the hysteresis band causes no event,
+// and that raised and cleared alternate.
 func TestNoFlapping(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 300 {
@@ -43,8 +43,8 @@ func TestNoFlapping(t *testing.T) {
 	}
 }
 
-// oracle judges the whole past of one figure anew for each sample, straight from what
-// a Rule promises.
+// oracle evaluates the whole past of one figure for each sample, from the definition of a
+// Rule and without state.
 func oracle(r Rule, past []prober.Sample) (raised bool, events int) {
 	begin := 0 // of the samples since the last event
 	for i := range past {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestBootInThePast: a board without a clock of its own records from the first second,
-// and what it recorded gets its time when that is known.
+// TestBootInThePast checks that a board without a battery-backed clock records from the first
+// second, and that what it recorded gets its time once that is known.
 func TestBootInThePast(t *testing.T) {
 	for _, flushed := range []bool{false, true} {
 		t.Run(fmt.Sprint("flushed before ", flushed), func(t *testing.T) {

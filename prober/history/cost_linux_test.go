@@ -64,7 +64,7 @@ func TestQueryCost(t *testing.T) {
 	tests := []struct {
 		step    int64
 		modules []string
-		rows    int // the last sample begins a bucket of its own
+		rows    int // the last sample begins another bucket
 		bar     time.Duration
 	}{
 		{60_000, []string{"cpu", "memory"}, 60*n + 1, 25 * time.Millisecond},

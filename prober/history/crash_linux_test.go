@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// recordForEver commits batches of 25 samples, one each second of its own clock, and
-// says so when each is committed. It begins behind what the file has.
+// recordForEver commits batches of 25 samples, one for each second of a fake clock, and
+// prints a line when each is committed. It begins after the newest sample in the file.
 func recordForEver(path string) error {
 	c := &fakeClock{wall: epoch + 365*msPerDay, mono: time.Minute}
 	s, err := Open(Options{Path: path, MaxBytes: MinMaxBytes, Now: c.now, Mono: c.monotonic, BootID: "boot"})
@@ -69,7 +69,7 @@ func recordForEver(path string) error {
 	}
 }
 
-// child is recordForEver in a process of its own.
+// child is recordForEver in a child process.
 type child struct {
 	cmd *exec.Cmd
 	out io.Reader
@@ -93,9 +93,8 @@ func startChild(t *testing.T, path string) *child {
 	return c
 }
 
-// run lets the child commit something and has cut called at a random moment. It tells
-// up to what time the child said that everything is committed, before the cut began and
-// in all.
+// run lets the child commit something and has cut called at a random moment. It returns
+// the time up to which the child reported commits: before the cut began, and in all.
 func (c *child) run(t *testing.T, cut func()) (before, all int64) {
 	t.Helper()
 	var committed atomic.Int64
@@ -164,8 +163,8 @@ func TestKill(t *testing.T) {
 // limitEnv makes the test binary a child whose files may not grow beyond a limit.
 const limitEnv = "HISTORY_TEST_LIMIT"
 
-// TestNoRoomForMore: where no filesystem of its own can be had, a limit on the size of
-// files stands for a full disk.
+// TestNoRoomForMore simulates a full disk by a limit on the size of files, where the test
+// cannot mount a filesystem.
 func TestNoRoomForMore(t *testing.T) {
 	if os.Getenv(limitEnv) == "" {
 		exe, err := os.Executable()
@@ -218,7 +217,7 @@ func TestNoRoomForMore(t *testing.T) {
 	checkIntegrity(t, s.path)
 }
 
-// loopExt4 is an ext4 filesystem on a device of its own.
+// loopExt4 mounts an ext4 filesystem on a loop device.
 func loopExt4(t *testing.T, megabytes int64) (dir, device string, mount, unmount func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -310,7 +309,7 @@ func TestTornWrite(t *testing.T) {
 		flush(t, s)
 		wal2 := read("-wal")
 		if n == 0 || !bytes.Equal(db, read("")) {
-			continue // the WAL was moved into the file: that is behind a sync of its own
+			continue // the WAL was moved into the file, which a separate sync protects
 		}
 		for range 5 {
 			tried++

@@ -112,7 +112,7 @@ func (s *Store) closeDB() error {
 }
 
 // quarantine renames the file with its WAL, so that data can be recovered by hand, and
-// removes older quarantined files.
+// removes older quarantined files: a card that fails repeatedly must not fill up with them.
 func (s *Store) quarantine() (string, error) {
 	s.closeDB() // it fails for the same reason
 	at := time.Now()
@@ -193,7 +193,7 @@ func (s *Store) setFault(err error) {
 	case err == nil:
 		s.log.Info("history is recorded again")
 	default:
-		s.log.Error("history is kept in memory only, the disk is tried again", zap.String("reason", now), zap.Error(err))
+		s.log.Error("history is kept in memory only; the disk is retried", zap.String("reason", now), zap.Error(err))
 	}
 }
 

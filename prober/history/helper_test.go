@@ -52,7 +52,7 @@ func (c *fakeClock) set(wall int64) {
 	c.wall = wall
 }
 
-// sample is what a prober would hand out now: n tells samples apart.
+// sample is what a prober would deliver now; n makes it distinct.
 func (c *fakeClock) sample(n int) prober.Sample {
 	x := sampleAt(0, n)
 	if ms, ok := c.now(); ok {
@@ -75,7 +75,7 @@ func sampleAt(ts int64, n int) prober.Sample {
 	}
 }
 
-// open makes a Store with a clock of its own, closed at the end of the test.
+// open makes a Store with a fake clock; it is closed at the end of the test.
 func open(t testing.TB, o Options) (*Store, *fakeClock) {
 	t.Helper()
 	c := &fakeClock{wall: epoch, mono: time.Minute}
@@ -217,7 +217,7 @@ func sqlite3Shell(t testing.TB, path, sql string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// slow tells whether AGENTCTL_SLOW=1 asks for the tests in full: whole days, 60 kills.
+// slow reports whether AGENTCTL_SLOW requests the full tests: whole days, 60 kills.
 func slow() bool { return os.Getenv("AGENTCTL_SLOW") != "" }
 
 // often is full in a slow run, else short.

@@ -119,7 +119,7 @@ type Store struct {
 	mono   func() time.Duration
 	now    func() (int64, bool)
 	log    *zap.Logger
-	wake   chan struct{} // room for one: the flusher has something to do
+	wake   chan struct{} // buffers one: the flusher has something to do
 
 	// diskToken holds one token while the file is free. The holder may use db and fatalErr.
 	diskToken chan struct{}
@@ -242,7 +242,8 @@ func (s *Store) SetRetention(age time.Duration, bytes int64) error {
 	return nil
 }
 
-// SetRecording turns the recording of samples on or off; it is on at first.
+// SetRecording enables or disables the recording of samples; it is enabled at first. Samples
+// that are in memory already are still committed.
 func (s *Store) SetRecording(on bool) {
 	s.mu.Lock()
 	s.isPaused = !on
@@ -298,6 +299,7 @@ func (s *Store) addReadingLocked(id int64, r prober.Reading) {
 	s.countLocked(s.readings.add(readingID(id, k), v, s.seq))
 }
 
+// countLocked counts what buffer.add returned.
 func (s *Store) countLocked(dropped, repeated bool) {
 	if dropped {
 		s.stats.Dropped++
@@ -367,6 +369,8 @@ func (s *Store) unlock() {
 	s.diskToken <- struct{}{}
 }
 
+// setLockedSince sets since when diskToken is held, for other callers to know how long their
+// wait may take.
 func (s *Store) setLockedSince(since time.Time) {
 	s.mu.Lock()
 	s.lockedSince = since
@@ -380,6 +384,7 @@ func (s *Store) lockedFor() time.Duration {
 	return s.lockedForLocked()
 }
 
+// lockedForLocked is lockedFor for a caller that holds mu.
 func (s *Store) lockedForLocked() time.Duration {
 	if s.lockedSince.IsZero() {
 		return 0

@@ -201,7 +201,7 @@ func TestSurvivesRestart(t *testing.T) {
 	}
 }
 
-// TestRounding: what comes back is what the kernel told, bit for bit.
+// TestRounding checks that a query returns the kernel's figures bit for bit.
 func TestRounding(t *testing.T) {
 	s, c := open(t, Options{})
 	x := prober.Sample{TSMS: epoch + 1, CPUPct: 99.99, MemBytes: 427<<20 + 4096, MemTotalBytes: 1<<42 + 1024, DiskPct: 0.01, Load1: 0.07, Load5: 1e9, Load15: 128.3}
@@ -256,7 +256,7 @@ func TestModules(t *testing.T) {
 	if fmt.Sprint(got) != want {
 		t.Errorf("rows %v, want %v", got, want)
 	}
-	// The last of each in a bucket of its own, in one query.
+	// The last reading of each sensor in a bucket that has nothing else, in one query.
 	for _, step := range []int64{10_000, 1 << 50} {
 		got = query(t, s, Query{FromMS: at(1), ToMS: at(15), StepMS: step, Modules: []string{"temperature", "network"}})
 		last := got[len(got)-1]

@@ -27,8 +27,8 @@ func recordableSensors() (list []*prober.Sensor, byID [256]*prober.Sensor, idOf 
 	return list, byID, idOf
 }
 
-// moduleRecorder turns the optional modules of successive samples into readings, while
-// Record runs. What was not read anew since the last record is not recorded again.
+// moduleRecorder makes readings of the optional modules of successive samples, while Record
+// runs. What was not read anew since the last record is not recorded again.
 type moduleRecorder struct {
 	// at is Mono of the sample that was recorded last, 0 for none, and recorded are its
 	// modules.
@@ -53,7 +53,7 @@ func (m *moduleRecorder) record(x prober.Sample) []prober.Reading {
 	if n := x.Modules.Network; n != nil && n != m.counted {
 		m.count(n)
 	}
-	// A sample may come a little early.
+	// A sample may come a little early: with no slack every other one would be skipped.
 	if m.at != 0 && x.Mono-m.at < moduleInterval-moduleInterval/20 {
 		return nil
 	}
@@ -71,6 +71,7 @@ func (m *moduleRecorder) record(x prober.Sample) []prober.Reading {
 	return m.ready
 }
 
+// add appends to ready, whose array is reused.
 func (m *moduleRecorder) add(s *prober.Sensor, v float64) {
 	m.ready = append(m.ready, prober.Reading{Key: s.Key, Value: v})
 }

@@ -77,7 +77,7 @@ func TestRecordModules(t *testing.T) {
 	}
 }
 
-// crowded is a Sampler that has no room for a reader at first.
+// crowded is a Sampler that refuses watchers with ErrBusy at first.
 type crowded struct {
 	script
 	tries int

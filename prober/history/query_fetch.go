@@ -76,7 +76,8 @@ func (r *queryReader) endBucket() {
 func (r *queryReader) bucketEnd(ts int64) int64 { return min(ts-ts%r.step+r.step-1, r.to) }
 
 // isDense reports whether the bucket at the cursor has so many rows in the file that
-// seeking its last one is cheaper than reading them all.
+// seeking its last one is cheaper than reading them all. It looks at one bucket only, as
+// an estimate for the chunk: both ways return the same rows.
 func (r *queryReader) isDense(d *db) (bool, error) {
 	if d == nil || r.step == 0 {
 		return false, nil
@@ -157,7 +158,8 @@ func firstItems[T any](s *Store, d *db, t *table, b *buffer[T], decode func([]dr
 	return mergeByID(items), upto, nil
 }
 
-// groupByTime makes groups of samples and readings up to a time.
+// groupByTime makes groups of samples and readings up to a time. Both lists are sorted by id.
+// The groups share the array of readings.
 func groupByTime(samples []item[values], readings []item[int64], to int64) []group {
 	groups := make([]group, 0, max(len(samples), len(readings)))
 	for len(samples) > 0 || len(readings) > 0 {

@@ -128,7 +128,7 @@ func (s *Store) takeFlushRequest() bool {
 }
 
 // flushInterval is shorter while the disk fails, so that a disk that recovers is used
-// soon.
+// soon: what memory cannot hold until then is lost (maxUnsaved).
 func (s *Store) flushInterval() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -139,7 +139,7 @@ func (s *Store) applyRetention(d *db) error {
 			return err
 		}
 	}
-	// VACUUM needs room for a copy in the directory for temporary files, so it runs in no
+	// VACUUM needs space for a copy in the directory for temporary files, so it runs in no
 	// other case.
 	pages, size, err := d.pages()
 	if err == nil && pages*size > limit-walReserve {

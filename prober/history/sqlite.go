@@ -139,7 +139,8 @@ func openDB(path string) (_ *db, err error) {
 	return d, err
 }
 
-// identify checks by the application id whose file it is, and writes nothing.
+// identify checks by the application id whose file it is, and writes nothing. A file with
+// objects and no id, or with another id, belongs to another program.
 func (d *db) identify() (fresh bool, err error) {
 	id, err := d.number("PRAGMA application_id")
 	switch {
@@ -219,7 +220,8 @@ func (d *db) prepare(query string, args []driver.Value) (*stmt, error) {
 	return st, nil
 }
 
-// exec runs a prepared statement and returns how many rows it changed.
+// exec runs a prepared statement and returns how many rows it changed. It takes no context:
+// a commit must not be interrupted half-way. busy_timeout bounds the wait for other programs.
 func (d *db) exec(query string, args ...driver.Value) (int64, error) {
 	st, err := d.prepare(query, args)
 	if err != nil {

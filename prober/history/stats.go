@@ -38,6 +38,8 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
+// msPerDay is the length of a UTC day. Days are counted without leap seconds, as Unix time
+// does.
 const msPerDay = 24 * 60 * 60 * 1000
 
 // addWrittenLocked adds to the bytes of the day. While the time is unknown no new day

@@ -1,7 +1,7 @@
 package history
 
 // table is a table of the file whose primary key orders its rows by time. The methods of
-// db that take a range of time work on both tables alike.
+// db that take a range of time work on either table.
 type table struct {
 	shift uint8 // id = ts << shift + key; samples have no key
 

@@ -19,7 +19,8 @@ type item[T any] struct {
 	v   T
 }
 
-// add inserts v, unless id is taken.
+// add inserts v, unless id is taken. An item with the newest id is appended, which is the
+// common case; an older one is inserted in its place.
 func (b *buffer[T]) add(id int64, v T, seq uint64) (dropped, repeated bool) {
 	i := len(b.items)
 	if i > 0 && b.items[i-1].id >= id { // the clock went back, or two came at once

@@ -29,8 +29,8 @@ func written(t *testing.T, device string) int64 {
 }
 
 // TestWear: a day of one sample a second costs the card at most 30 MB, the filesystem's
-// own journal included, and a row at most 45 bytes of file. The second day, which makes
-// room by removing as much as it adds, keeps to that, and so does the third, on which a
+// own journal included, and a row at most 45 bytes of file. The second day, which
+// removes as much as it adds, stays within that, and so does the third, on which a
 // board with all modules adds its seven readings each ten seconds. In a run that is not
 // slow an hour stands for each day.
 func TestWear(t *testing.T) {
@@ -42,7 +42,7 @@ func TestWear(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	// Between two flushes the kernel has minutes to write what is dirty. Here it is told to.
+	// Between two flushes the kernel has minutes to write what is dirty. The test makes it write them at once.
 	settle := func() {
 		if err := unix.Syncfs(int(root.Fd())); err != nil {
 			t.Fatal(err)
