@@ -68,7 +68,7 @@ func (ss *session) callTool(ctx context.Context, p *params) (any, error) {
 		return nil, toolError(ctx, err)
 	}
 	if !json.Valid(result) {
-		return nil, newError(CodeInternal, "the tool gave no answer")
+		return nil, newError(CodeInternal, "the tool's answer is not valid JSON")
 	}
 	return result, nil
 }

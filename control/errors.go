@@ -32,7 +32,8 @@ var codeNames = map[int]string{
 	CodeInternal:       "internal",
 }
 
-// newError returns an error that is not about a parameter.
+// newError returns an error that is not about a parameter. Its detail is a sentence for people;
+// programs decide by the code.
 func newError(code int, detail string) *Error {
 	return &Error{Code: code, Message: codeNames[code], Detail: detail}
 }

@@ -137,7 +137,7 @@ func (s *Server) runSampler(ctx context.Context) {
 	}
 }
 
-// sleep waits for d or the end of ctx.
+// sleep waits for d or the end of ctx, whichever comes first.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
@@ -227,7 +227,8 @@ func (s *Server) applySampling(running bool, change func(now prober.ModuleSet) p
 	return set, nil
 }
 
-// setIntervals applies set_config. A zero leaves an interval as it is; with all, that of a
+// setIntervals applies set_config. The change lasts until a restart; the caller saves
+// it if that was requested. A zero leaves an interval as it is; with all, that of a
 // module is reset. It returns the base interval.
 func (s *Server) setIntervals(base time.Duration, every intervals, all bool) (time.Duration, error) {
 	s.mu.Lock()

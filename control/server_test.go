@@ -134,8 +134,8 @@ func TestPathInTheWay(t *testing.T) {
 	for path, want := range map[string]string{
 		in("link"):                       "symbolic link",
 		in("dangling"):                   "symbolic link",
-		in("file"):                       "no socket",
-		in("dir"):                        "no socket",
+		in("file"):                       "not a socket",
+		in("dir"):                        "not a socket",
 		in("file/s"):                     "not a directory",
 		"":                               "bytes long",
 		in(strings.Repeat("x", maxPath)): "bytes long",

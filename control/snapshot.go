@@ -10,7 +10,8 @@ import (
 // defaultModules are those of a request that names none.
 const defaultModules = prober.ModuleSet(1<<prober.ModuleCPU | 1<<prober.ModuleMemory)
 
-// moduleChoice lists the names of modules that a client may use.
+// moduleChoice lists the names of modules that a client may use, for error texts. The frozen
+// protocol knows mem by its JSON member memory as well.
 var moduleChoice = func() string {
 	var names []string
 	for m := range prober.NumModules {

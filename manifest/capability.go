@@ -53,7 +53,8 @@ func Echo() Capability {
 		Verbs: []string{VerbInvoke}, SafetyClass: ReadOnly, Constraints: DefaultConstraints}
 }
 
-// Metrics is the capability object of the machine's metrics: one reading, or a stream.
+// Metrics is the capability object of the machine's metrics: one reading, or a stream. Both
+// share its constraints, so an open stream takes one of the calls in flight.
 func Metrics() Capability {
 	return Capability{CapID: "metrics", Kind: KindMetrics, SchemaRef: "mcp://schemas/system.metrics.snapshot.input@1.0.0",
 		Verbs: []string{VerbSnapshot, VerbSubscribe}, SafetyClass: ReadOnly, Constraints: DefaultConstraints}

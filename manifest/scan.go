@@ -92,7 +92,7 @@ type scanner struct {
 	compact bool
 }
 
-// accept reads one byte if it is c.
+// accept reads one byte if it is c, and reports whether it did.
 func (s *scanner) accept(c byte) bool {
 	if s.pos < len(s.raw) && s.raw[s.pos] == c {
 		s.pos++
@@ -101,7 +101,8 @@ func (s *scanner) accept(c byte) bool {
 	return false
 }
 
-// skipSpace reads white space.
+// skipSpace reads white space. Any makes the value not compact, so that CheckArgs normalizes
+// it.
 func (s *scanner) skipSpace() {
 	for s.pos < len(s.raw) {
 		switch s.raw[s.pos] {
@@ -114,7 +115,8 @@ func (s *scanner) skipSpace() {
 	}
 }
 
-// scanValue reads a value of the property's type: an exact schema has strings and numbers only.
+// scanValue reads a value of the property's type. newProperty makes a schema with other types
+// inexact, so there are strings and numbers only.
 func (s *scanner) scanValue(p *property) bool {
 	if p.typ == "string" {
 		return s.scanString(p)

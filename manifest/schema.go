@@ -64,8 +64,9 @@ var registry = sync.OnceValue(func() map[string]*schema {
 	return m
 })
 
-// compactFile and mustCompile panic: the files are part of the program, and a test reads
-// and compiles them all.
+// compactFile returns a schema without white space, as it is served and compiled. It panics,
+// as mustCompile does: the files are part of the program, and a test reads and compiles them
+// all.
 func compactFile(file string) []byte {
 	raw, err := schemaFiles.ReadFile(file)
 	var b bytes.Buffer

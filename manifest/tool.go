@@ -117,7 +117,7 @@ func Project(nodeID string, c *Capability) ([]Tool, error) {
 }
 
 // KnownTool reports whether some node may have this tool: a kind of this short name has this
-// verb.
+// verb. It says nothing about a particular node, which may be offline or lack the capability.
 func KnownTool(t ToolName) bool {
 	k, ok := lookupShort(t.Short)
 	if !ok {

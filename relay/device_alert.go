@@ -72,6 +72,6 @@ func (r *Relay) onDeviceEvent(n *hub.Node, topic string, data []byte) {
 		typ = eventAlertCleared
 	}
 	if !r.events.Offer(kernel.Event{Tenant: n.Tenant(), Type: typ, Aggregate: n.ID(), Payload: payload}) {
-		r.log.Warn("alert not kept: the event log is behind", zap.String("node_id", n.ID()))
+		r.log.Warn("alert dropped: the queue of the event log is full", zap.String("node_id", n.ID()))
 	}
 }

@@ -97,15 +97,15 @@ type metric struct {
 var families = []metric{
 	{"agentctl_devices_connected", "gauge", "Devices with a ready link.", func(s *snapshot) float64 { return float64(s.hub.Nodes) }},
 	{"agentctl_device_streams", "gauge", "Metric streams open on devices.", func(s *snapshot) float64 { return float64(s.hub.Streams) }},
-	{"agentctl_device_links_total", "counter", "Device links that got ready.", func(s *snapshot) float64 { return float64(s.hub.Accepted) }},
+	{"agentctl_device_links_total", "counter", "Device links that became ready.", func(s *snapshot) float64 { return float64(s.hub.Accepted) }},
 	{"agentctl_device_links_refused_total", "counter", "Device links that were refused.", func(s *snapshot) float64 { return float64(s.hub.Refused) }},
 	{"agentctl_device_takeovers_total", "counter", "Links that superseded an older one of the same node.", func(s *snapshot) float64 { return float64(s.hub.Takeovers) }},
 	{"agentctl_commands_total", "counter", "Commands sent to devices.", func(s *snapshot) float64 { return float64(s.hub.Commands) }},
-	{"agentctl_late_acks_total", "counter", "Answers that came after the deadline and were dropped.", func(s *snapshot) float64 { return float64(s.hub.LateAcks) }},
-	{"agentctl_stray_acks_total", "counter", "Answers to nothing: duplicate or foreign.", func(s *snapshot) float64 { return float64(s.hub.UnsolicitedAcks) }},
-	{"agentctl_bad_results_total", "counter", "Results that broke their schema or named another node.", func(s *snapshot) float64 { return float64(s.hub.BadResults) }},
-	{"agentctl_metric_frames_total", "counter", "Metric frames taken from devices.", func(s *snapshot) float64 { return float64(s.hub.Frames) }},
-	{"agentctl_metric_frames_bad_total", "counter", "Metric frames that broke their schema and were dropped.", func(s *snapshot) float64 { return float64(s.hub.BadFrames) }},
+	{"agentctl_late_acks_total", "counter", "Answers that arrived after the deadline and were dropped.", func(s *snapshot) float64 { return float64(s.hub.LateAcks) }},
+	{"agentctl_stray_acks_total", "counter", "Answers that match no command in flight: duplicate, or of another node.", func(s *snapshot) float64 { return float64(s.hub.UnsolicitedAcks) }},
+	{"agentctl_bad_results_total", "counter", "Results that did not fit their schema or named another node.", func(s *snapshot) float64 { return float64(s.hub.BadResults) }},
+	{"agentctl_metric_frames_total", "counter", "Metric frames received from devices.", func(s *snapshot) float64 { return float64(s.hub.Frames) }},
+	{"agentctl_metric_frames_bad_total", "counter", "Metric frames that did not fit their schema and were dropped.", func(s *snapshot) float64 { return float64(s.hub.BadFrames) }},
 	{"agentctl_sse_streams", "gauge", "Open metric streams of clients.", func(s *snapshot) float64 { return float64(s.sse.Open) }},
 	{"agentctl_sse_events_total", "counter", "Frames written to clients.", func(s *snapshot) float64 { return float64(s.sse.Frames) }},
 	{"agentctl_sse_bytes_total", "counter", "Bytes written to clients' metric streams.", func(s *snapshot) float64 { return float64(s.sse.Bytes) }},
@@ -117,16 +117,16 @@ var families = []metric{
 	{"agentctl_kernel_tools", "gauge", "Tools offered.", func(s *snapshot) float64 { return float64(s.kernel.Tools) }},
 	{"agentctl_kernel_calls_in_flight", "gauge", "Calls and reads in progress.", func(s *snapshot) float64 { return float64(s.kernel.InFlight) }},
 	{"agentctl_kernel_subscriptions", "gauge", "Subscriptions to changes.", func(s *snapshot) float64 { return float64(s.kernel.Subscriptions) }},
-	{"agentctl_kernel_subscriptions_pending", "gauge", "Subscriptions that something waits for.", func(s *snapshot) float64 { return float64(s.kernel.Pending) }},
+	{"agentctl_kernel_subscriptions_pending", "gauge", "Subscriptions with changes that were not delivered yet.", func(s *snapshot) float64 { return float64(s.kernel.Pending) }},
 	{"agentctl_kernel_watches", "gauge", "Watched resources.", func(s *snapshot) float64 { return float64(s.kernel.Watches) }},
-	{"agentctl_kernel_breakers_open", "gauge", "Plugins that get no calls because they failed too often.", func(s *snapshot) float64 { return float64(s.kernel.BreakersOpen) }},
+	{"agentctl_kernel_breakers_open", "gauge", "Plugins whose circuit breaker is open after repeated failures.", func(s *snapshot) float64 { return float64(s.kernel.BreakersOpen) }},
 	{"agentctl_kernel_changes_total", "counter", "Changes of lists and resources.", func(s *snapshot) float64 { return float64(s.kernel.Changes) }},
-	{"agentctl_kernel_changes_delivered_total", "counter", "Changes that subscribers took.", func(s *snapshot) float64 { return float64(s.kernel.Delivered) }},
-	{"agentctl_kernel_changes_coalesced_total", "counter", "Changes merged into others before a subscriber took them.", func(s *snapshot) float64 { return float64(s.kernel.Coalesced) }},
+	{"agentctl_kernel_changes_delivered_total", "counter", "Changes that subscribers received.", func(s *snapshot) float64 { return float64(s.kernel.Delivered) }},
+	{"agentctl_kernel_changes_coalesced_total", "counter", "Changes merged into others before a subscriber received them.", func(s *snapshot) float64 { return float64(s.kernel.Coalesced) }},
 	{"agentctl_kernel_changes_dropped_total", "counter", "Notifications to subscribers that changes were dropped.", func(s *snapshot) float64 { return float64(s.kernel.Dropped) }},
 	{"agentctl_eventlog_events", "gauge", "Events kept.", func(s *snapshot) float64 { return float64(s.events.Events) }},
 	{"agentctl_eventlog_bytes", "gauge", "Size of the event log on disk.", func(s *snapshot) float64 { return float64(s.events.Bytes) }},
-	{"agentctl_eventlog_waiting", "gauge", "Events that wait for the disk.", func(s *snapshot) float64 { return float64(s.events.Queued) }},
+	{"agentctl_eventlog_waiting", "gauge", "Events that wait to be written.", func(s *snapshot) float64 { return float64(s.events.Queued) }},
 	{"agentctl_eventlog_appended_total", "counter", "Events made durable.", func(s *snapshot) float64 { return float64(s.events.Appended) }},
 	{"agentctl_eventlog_dropped_total", "counter", "Offered events that were not kept.", func(s *snapshot) float64 { return float64(s.events.Dropped) }},
 	{"agentctl_eventlog_commits_total", "counter", "Transactions of the event log.", func(s *snapshot) float64 { return float64(s.events.Commits) }},
@@ -134,7 +134,7 @@ var families = []metric{
 	{"agentctl_audit_lines_total", "counter", "Audit lines written.", func(s *snapshot) float64 { return float64(s.auditLines) }},
 	{"agentctl_audit_lost_total", "counter", "Audit lines that could not be written.", func(s *snapshot) float64 { return float64(s.auditLost) }},
 	{"go_goroutines", "gauge", "Goroutines that exist.", func(*snapshot) float64 { return float64(runtime.NumGoroutine()) }},
-	{"go_heap_bytes", "gauge", "Bytes of live and dead heap objects.", func(*snapshot) float64 { return heapBytes() }},
+	{"go_heap_bytes", "gauge", "Bytes of live heap objects and of dead ones that are not swept yet.", func(*snapshot) float64 { return heapBytes() }},
 	{"process_cpu_seconds_total", "counter", "User and system CPU time.", func(*snapshot) float64 { return cpuSeconds() }},
 	{"process_resident_memory_bytes", "gauge", "Resident memory.", func(*snapshot) float64 { return residentBytes() }},
 	{"process_start_time_seconds", "gauge", "Start of the process, Unix time.", func(*snapshot) float64 { return float64(processStart.UnixMilli()) / 1000 }},
@@ -163,14 +163,14 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 	for _, c := range []sse.Code{0, sse.Normal, sse.IdleTimeout, sse.Backpressure, sse.RateLimited, sse.DeviceOffline} {
 		b = appendSample(b, "agentctl_sse_closes_total", `code="`+strconv.Itoa(int(c))+`"`, float64(s.sse.Closes[c]))
 	}
-	b = appendHeader(b, "agentctl_plugin_errors_total", "counter", "Calls of plugins that failed, by how: an error, a panic, out of time.")
+	b = appendHeader(b, "agentctl_plugin_errors_total", "counter", "Failed plugin calls, by cause: error, panic or timeout.")
 	for _, e := range []struct {
 		kind string
 		n    int64
 	}{{"error", s.kernel.Errors - s.kernel.Refused}, {"panic", s.kernel.Panics}, {"timeout", s.kernel.Timeouts}} { // a refusal is no failure
 		b = appendSample(b, "agentctl_plugin_errors_total", `kind="`+e.kind+`"`, float64(max(e.n, 0)))
 	}
-	b = appendHeader(b, "agentctl_fanout_seconds", "gauge", "From a change of a resource or list until a subscriber took it, by quantile.")
+	b = appendHeader(b, "agentctl_fanout_seconds", "gauge", "Time from a change of a resource or list until a subscriber received it, by quantile.")
 	for _, q := range []struct {
 		q  string
 		us int64
@@ -178,11 +178,11 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 		b = appendSample(b, "agentctl_fanout_seconds", `quantile="`+q.q+`"`, float64(q.us)/1e6)
 	}
 	classes := r.stages.Metrics().Stats()
-	b = appendHistograms(b, "agentctl_tool_call_seconds", "Time of a call or read inside the relay, the opening of streams included, by class of tool.", classes,
+	b = appendHistograms(b, "agentctl_tool_call_seconds", "Time of a call or read inside the relay, including the opening of streams, by class of tool.", classes,
 		func(c *stages.ClassStats) *stages.Histogram { return &c.Latency })
 	b = appendHistograms(b, "agentctl_request_bytes", "Size of the arguments, by class of tool.", classes,
 		func(c *stages.ClassStats) *stages.Histogram { return &c.RequestBytes })
-	return appendHistograms(b, "agentctl_response_bytes", "Size of the results, streams left out, by class of tool.", classes,
+	return appendHistograms(b, "agentctl_response_bytes", "Size of the results, excluding streams, by class of tool.", classes,
 		func(c *stages.ClassStats) *stages.Histogram { return &c.ResponseBytes })
 }
 

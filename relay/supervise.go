@@ -43,7 +43,7 @@ func supervise(ctx context.Context, log *zap.Logger, name string, maxRestarts in
 		delay := min(minRestartDelay<<min(crashes, 16), maxRestartDelay) // 16: the shift stays in 63 bits
 		delay = delay/2 + rand.N(delay/2)
 		crashes++
-		log.Error("part crashed and is started again", zap.String("part", name), zap.Int("restart", crashes), zap.Duration("after", delay), zap.Error(err))
+		log.Error("part crashed and is restarted", zap.String("part", name), zap.Int("restart", crashes), zap.Duration("after", delay), zap.Error(err))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -76,7 +76,7 @@ func runRecovered(ctx context.Context, run func(context.Context) error) (err err
 		}
 	}()
 	if err = run(ctx); err == nil {
-		err = errors.New("it ended by itself")
+		err = errors.New("ended before it was stopped")
 	}
 	return err
 }
