@@ -1,7 +1,6 @@
 package mcp
 
 import (
-	"bytes"
 	"encoding/json"
 	"math"
 	"strconv"
@@ -54,35 +53,43 @@ func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 	if err := strictjson.Check(body); err != nil {
 		return nil, false, err
 	}
-	i := skipSpace(body, 0)
-	switch body[i] {
+	switch body = strictjson.SkipSpace(body); body[0] {
 	case '{':
-		m := scanMessage(body[i:])
+		m := scanMessage(body)
 		if m.invalid != "" {
 			err = m.invalid
 		}
 		return []envelope{m}, false, err
 	case '[':
-		err = forEachElement(body[i:], func(e []byte) error {
-			if e[0] != '{' {
-				return errNotObject
-			}
-			if len(msgs) == maxBatch {
-				return errBatchSize
-			}
-			m := scanMessage(e)
-			if m.invalid != "" {
-				return m.invalid
-			}
-			msgs = append(msgs, m)
-			return nil
-		})
-		if err == nil && len(msgs) == 0 {
-			err = errBatchSize
-		}
+		msgs, err = scanBatch(body)
 		return msgs, true, err
 	}
 	return nil, false, errNotObject
+}
+
+// scanBatch scans the messages of a batch. It refuses a batch with one that is not valid.
+func scanBatch(body []byte) (msgs []envelope, err error) {
+	var elements []strictjson.Raw
+	if err := strictjson.Unmarshal(body, &elements); err != nil {
+		return nil, err
+	}
+	for _, e := range elements {
+		switch {
+		case e[0] != '{':
+			return msgs, errNotObject
+		case len(msgs) == maxBatch:
+			return msgs, errBatchSize
+		}
+		m := scanMessage(e)
+		if m.invalid != "" {
+			return msgs, m.invalid
+		}
+		msgs = append(msgs, m)
+	}
+	if len(msgs) == 0 {
+		return nil, errBatchSize
+	}
+	return msgs, nil
 }
 
 // scanMessage reads one message. It descends into params and into _meta for the members
@@ -91,8 +98,8 @@ func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
 func scanMessage(obj []byte) (m envelope) {
 	version := ""
 	m.invalid = errNotObject
-	forEachMember(obj, func(key string, v []byte) {
-		switch key {
+	for key, v := range strictjson.Object(obj).Members {
+		switch string(key) {
 		case "jsonrpc":
 			version = stringValue(v)
 		case "id":
@@ -106,7 +113,7 @@ func scanMessage(obj []byte) (m envelope) {
 		case "result", "error":
 			m.isResponse = true
 		}
-	})
+	}
 	switch {
 	case m.method == "" && !m.isResponse: // errNotObject, as set above
 	case version != "2.0":
@@ -126,25 +133,30 @@ func scanMessage(obj []byte) (m envelope) {
 	if m.method == "resources/read" {
 		name = "uri"
 	}
-	forEachMember(m.params, func(key string, v []byte) {
+	for key, v := range strictjson.Object(m.params).Members {
 		switch {
-		case key == name:
+		case string(key) == name:
 			m.name = stringValue(v)
-		case key == "_meta" && v[0] == '{':
+		case string(key) == "_meta" && v[0] == '{':
 			m.meta = v
-			forEachMember(v, func(key string, v []byte) {
-				switch key {
-				case metaVersionKey:
-					m.version = stringValue(v)
-				case metaClientInfoKey:
-					m.clientInfo = v
-				case metaCapabilitiesKey:
-					m.capabilities = v
-				}
-			})
+			m.scanMeta()
 		}
-	})
+	}
 	return m
+}
+
+// scanMeta reads the protocol's own members of _meta.
+func (m *envelope) scanMeta() {
+	for key, v := range strictjson.Object(m.meta).Members {
+		switch string(key) {
+		case metaVersionKey:
+			m.version = stringValue(v)
+		case metaClientInfoKey:
+			m.clientInfo = v
+		case metaCapabilitiesKey:
+			m.capabilities = v
+		}
+	}
 }
 
 // idRoundTrips reports whether the SDK would answer under the same id: it reads numbers as
@@ -162,15 +174,15 @@ func (m *envelope) idRoundTrips() bool {
 func (m *envelope) withoutMeta() []byte {
 	b := make([]byte, 0, len(m.params)-len(m.meta))
 	b = append(b, '{')
-	forEachMember(m.params, func(key string, v []byte) {
-		if key == "_meta" {
-			return
+	for key, v := range strictjson.Object(m.params).Members {
+		if string(key) == "_meta" {
+			continue
 		}
 		if len(b) > 1 {
 			b = append(b, ',')
 		}
 		b = append(append(appendString(b, key), ':'), v...)
-	})
+	}
 	if len(b) == 1 {
 		return nil
 	}
@@ -183,102 +195,23 @@ func (m *envelope) extraMeta() (extra map[string]any) {
 	if len(m.meta) == 0 {
 		return nil
 	}
-	forEachMember(m.meta, func(key string, v []byte) {
-		if key == metaVersionKey || key == metaClientInfoKey || key == metaCapabilitiesKey {
-			return
+	for name, v := range strictjson.Object(m.meta).Members {
+		switch key := string(name); key {
+		case metaVersionKey, metaClientInfoKey, metaCapabilitiesKey:
+		default:
+			if extra == nil {
+				extra = make(map[string]any)
+			}
+			var value any
+			_ = json.Unmarshal(v, &value) // the body was checked
+			extra[key] = value
 		}
-		var value any
-		if json.Unmarshal(v, &value) != nil {
-			return
-		}
-		if extra == nil {
-			extra = make(map[string]any)
-		}
-		extra[key] = value
-	})
+	}
 	return extra
-}
-
-// The scanner below finds members without decoding values. It does not check bounds or
-// syntax: its input has passed strictjson.Check, or json.Valid.
-
-// forEachMember calls yield for each member of an object.
-func forEachMember(obj []byte, yield func(key string, value []byte)) {
-	i := skipSpace(obj, 1)
-	for obj[i] != '}' {
-		end := skipValue(obj, i)
-		key := stringValue(obj[i:end])
-		i = skipSpace(obj, skipSpace(obj, end)+1) // behind the colon
-		end = skipValue(obj, i)
-		yield(key, obj[i:end])
-		if i = skipSpace(obj, end); obj[i] == ',' {
-			i = skipSpace(obj, i+1)
-		}
-	}
-}
-
-// forEachElement calls yield for each element of an array until it returns an error.
-func forEachElement(arr []byte, yield func([]byte) error) error {
-	i := skipSpace(arr, 1)
-	for arr[i] != ']' {
-		end := skipValue(arr, i)
-		if err := yield(arr[i:end]); err != nil {
-			return err
-		}
-		if i = skipSpace(arr, end); arr[i] == ',' {
-			i = skipSpace(arr, i+1)
-		}
-	}
-	return nil
-}
-
-// skipValue returns the index behind the value that begins at i.
-func skipValue(b []byte, i int) int {
-	switch b[i] {
-	case '"':
-		for i++; b[i] != '"'; i++ {
-			if b[i] == '\\' {
-				i++
-			}
-		}
-		return i + 1
-	case '{', '[':
-		for depth := 0; ; i++ {
-			switch b[i] {
-			case '"':
-				i = skipValue(b, i) - 1
-			case '{', '[':
-				depth++
-			case '}', ']':
-				if depth--; depth == 0 {
-					return i + 1
-				}
-			}
-		}
-	}
-	for i < len(b) && b[i] != ',' && b[i] != '}' && b[i] != ']' && b[i] > ' ' {
-		i++
-	}
-	return i
-}
-
-// skipSpace returns the index of the first byte from i on that is not white space.
-func skipSpace(b []byte, i int) int {
-	for i < len(b) && (b[i] == ' ' || b[i] == '\t' || b[i] == '\n' || b[i] == '\r') {
-		i++
-	}
-	return i
 }
 
 // stringValue decodes a JSON string; any other value gives "".
 func stringValue(v []byte) string {
-	if len(v) < 2 || v[0] != '"' {
-		return ""
-	}
-	if bytes.IndexByte(v, '\\') < 0 {
-		return string(v[1 : len(v)-1])
-	}
-	var s string
-	_ = json.Unmarshal(v, &s) // leaves "" on an error
-	return s
+	s, _ := strictjson.Text(v)
+	return string(s)
 }

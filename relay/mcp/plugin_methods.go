@@ -10,6 +10,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/strictjson"
 )
 
 // servePluginMethod answers a method that the kernel does not know from the plugin that
@@ -56,7 +57,7 @@ func methodError(req sdk.Request, err error) error {
 // client may cache) are dropped from the plugin's answer; all others pass as bytes. An
 // answer that is not complete, because the plugin wants input, is not cached.
 func (t *tenant) wrapResult(x *exchange, method string, data []byte) (sdk.Result, error) {
-	if !json.Valid(data) || data[skipSpace(data, 0)] != '{' {
+	if data = strictjson.SkipSpace(data); !json.Valid(data) || data[0] != '{' {
 		return nil, rpcError(manifest.E(manifest.Internal, "a plugin answered with no JSON object"), manifest.NewTraceID())
 	}
 	resultType, cacheMS := resultComplete, int64(-1)
@@ -66,8 +67,8 @@ func (t *tenant) wrapResult(x *exchange, method string, data []byte) (sdk.Result
 	}
 	b := newObject(len(data) + 256)
 	var meta []byte
-	forEachMember(data, func(key string, v []byte) {
-		switch {
+	for name, v := range strictjson.Object(data).Members {
+		switch key := string(name); {
 		case key == "_meta":
 			meta = v
 		case x.modern && key == "resultType":
@@ -77,7 +78,7 @@ func (t *tenant) wrapResult(x *exchange, method string, data []byte) (sdk.Result
 			k, _ := json.Marshal(key)
 			b.raw(string(k[1:len(k)-1]), v)
 		}
-	})
+	}
 	if resultType != resultComplete {
 		cacheMS = -1
 	}

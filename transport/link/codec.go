@@ -53,11 +53,11 @@ func Decode(frame []byte) (Envelope, error) {
 		return e, fmt.Errorf("%w: %w", ErrBadFrame, err)
 	}
 	size := len(frame) // with the white space around the object
-	frame = trimSpace(frame)
+	frame = strictjson.SkipSpace(frame)
 	if frame[0] != '{' {
 		return e, badFrame("not a JSON object")
 	}
-	for name, value := range jsonObject(frame).members {
+	for name, value := range strictjson.Object(frame).Members {
 		ok := false
 		switch string(name) {
 		case "type":
@@ -103,7 +103,7 @@ var errBadAck, errBadMetric = badFrame("payload of cmd_ack"), badFrame("payload 
 // because a caller waits for the answer.
 func (e *Envelope) decodeAck() (a CmdAck, err error) {
 	hasOK := false
-	for name, value := range jsonObject(e.Payload).members {
+	for name, value := range strictjson.Object(e.Payload).Members {
 		valid := true
 		switch string(name) {
 		case "ok":
@@ -113,11 +113,11 @@ func (e *Envelope) decodeAck() (a CmdAck, err error) {
 			a.Result = value
 		case "code":
 			var s []byte
-			s, valid = parseString(value)
+			s, valid = strictjson.Text(value)
 			a.Code = manifest.Code(s)
 		case "detail":
 			var s []byte
-			s, valid = parseString(value)
+			s, valid = strictjson.Text(value)
 			a.Detail = string(s)
 		default:
 			valid = false
@@ -141,7 +141,7 @@ func (e *Envelope) decodeAck() (a CmdAck, err error) {
 // decodeMetric decodes the payload of a metric; Sample is a part of the frame. The relay
 // forwards the sample unchanged as one line of SSE, so it must not contain a line break.
 func (e *Envelope) decodeMetric() (m Metric, err error) {
-	for name, value := range jsonObject(e.Payload).members {
+	for name, value := range strictjson.Object(e.Payload).Members {
 		ok := false
 		switch string(name) {
 		case "stream_id":
@@ -176,7 +176,7 @@ var messageTypes = [...]string{TypeHello, TypeAuth, TypeAuthOK, TypeAnnounce, Ty
 
 // parseType returns the constant that equals the value, so that nothing is allocated.
 func parseType(value []byte) (string, bool) {
-	s, _ := parseString(value)
+	s, _ := strictjson.Text(value)
 	for _, t := range messageTypes {
 		if string(s) == t {
 			return t, true
@@ -187,7 +187,7 @@ func parseType(value []byte) (string, bool) {
 
 // parseID returns a ULID in upper case.
 func parseID(value []byte) (string, bool) {
-	s, _ := parseString(value)
+	s, _ := strictjson.Text(value)
 	return manifest.ParseULID(string(s))
 }
 
