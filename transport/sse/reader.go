@@ -6,8 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"io"
-	"strconv"
-	"time"
 )
 
 // ErrTooLong is a line or an event beyond the Reader's bound.
@@ -27,8 +25,8 @@ type ReaderOptions struct {
 }
 
 // Reader parses an event stream as the HTML standard says (§9.2.6, "Interpreting an event
-// stream"), except that it does not decode UTF-8: invalid bytes are passed on. It is for
-// one goroutine.
+// stream"), except that it does not decode UTF-8: invalid bytes are passed on. It ignores
+// retry: the readers here have a back-off of their own. It is for one goroutine.
 type Reader struct {
 	lines    *bufio.Scanner
 	maxLine  int
@@ -49,7 +47,6 @@ type Reader struct {
 	newID       string // becomes lastEventID with the next blank line
 
 	lastEventID string
-	retry       time.Duration
 }
 
 // NewReader reads events from r.
@@ -64,9 +61,6 @@ func NewReader(r io.Reader, o ReaderOptions) *Reader {
 // LastEventID returns the id to resume after: that of the last block that was received whole,
 // whether or not it was an event.
 func (r *Reader) LastEventID() string { return r.lastEventID }
-
-// Retry returns the reconnection time that the stream asked for last, 0 for none.
-func (r *Reader) Retry() time.Duration { return r.retry }
 
 const byteOrderMark = "\xef\xbb\xbf"
 
@@ -145,21 +139,8 @@ func (r *Reader) processLine(line []byte) error {
 		if bytes.IndexByte(value, 0) < 0 {
 			r.newID = string(value)
 		}
-	case "retry":
-		if ms, ok := parseDigits(value); ok {
-			r.retry = time.Duration(ms) * time.Millisecond
-		}
 	}
 	return nil
-}
-
-// parseDigits accepts ASCII digits only, nine at most: in milliseconds that is 11 days.
-func parseDigits(b []byte) (uint64, bool) {
-	if len(b) > 9 {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(string(b), 10, 32)
-	return n, err == nil
 }
 
 // splitLine is the bufio.SplitFunc of lines. CR, LF and CRLF end a line; after a CR it does
