@@ -113,3 +113,11 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(m.Run())
 }
+
+// size counts the cached identities.
+func (c *tokenCache) size() (n int) {
+	for i := range c.shards {
+		n += len(c.shards[i].young) + len(c.shards[i].old)
+	}
+	return n
+}

@@ -206,7 +206,7 @@ func TestReopenKeepsState(t *testing.T) {
 		t.Fatal(err)
 	}
 	upsert(t, s, DefaultTenant, device.NodeID, "lab", `["m"]`)
-	id := s.RelayID()
+	id := s.relay.RelayID
 	ck.t = testTime.Add(5 * time.Second)
 	s.MarkSeen(device.NodeID, "unknown")
 	if err := s.Close(); err != nil {
@@ -217,8 +217,8 @@ func TestReopenKeepsState(t *testing.T) {
 	}
 
 	s = openStore(t, Options{StateDir: dir, Now: ck.now})
-	if s.RelayID() != id || s.Audience() != "https://relay.example" || s.Issuer() != s.Audience() {
-		t.Errorf("got %s, %s, %s", s.RelayID(), s.Audience(), s.Issuer())
+	if s.relay.RelayID != id || s.Audience() != "https://relay.example" || s.Issuer() != s.Audience() {
+		t.Errorf("got %s, %s, %s", s.relay.RelayID, s.Audience(), s.Issuer())
 	}
 	if _, err := s.Verify(agent.Token, ClassAgent); err != nil {
 		t.Error(err)
@@ -237,8 +237,8 @@ func TestReopenKeepsState(t *testing.T) {
 	moved := openStore(t, Options{StateDir: dir, Now: ck.now, Audience: "https://new.example"})
 	_, err = moved.Verify(agent.Token)
 	refused(t, err, agent.Token, ErrInvalid, "issuer")
-	if again := openStore(t, Options{StateDir: dir}); again.Audience() != "https://new.example" || again.RelayID() != id {
-		t.Errorf("got %s, %s", again.Audience(), again.RelayID())
+	if again := openStore(t, Options{StateDir: dir}); again.Audience() != "https://new.example" || again.relay.RelayID != id {
+		t.Errorf("got %s, %s", again.Audience(), again.relay.RelayID)
 	}
 	if _, err := Open(Options{StateDir: dir, Audience: "two words"}); err == nil {
 		t.Error("an audience with a space was taken")

@@ -37,11 +37,11 @@ func TestFileModes(t *testing.T) {
 		t.Errorf("got %d files, %v, want %d", found, err, len(want))
 	}
 	b, err := os.ReadFile(filepath.Join(dir, relayFile))
-	if err != nil || !strings.Contains(string(b), `"audience": "agentctl:`+s.RelayID()+`"`) {
+	if err != nil || !strings.Contains(string(b), `"audience": "agentctl:`+s.relay.RelayID+`"`) {
 		t.Errorf("relay.json: %s, %v", b, err)
 	}
-	if _, ok := manifest.ParseULID(s.RelayID()); !ok {
-		t.Errorf("relay id %q", s.RelayID())
+	if _, ok := manifest.ParseULID(s.relay.RelayID); !ok {
+		t.Errorf("relay id %q", s.relay.RelayID)
 	}
 }
 

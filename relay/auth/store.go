@@ -54,8 +54,6 @@ type Store struct {
 	registry registry
 	flushMu  sync.Mutex // held by flushSeen; taken before registry.mu and database.mu
 	closed   atomic.Bool
-
-	cacheHits, signatureChecks, refused, pollErrors atomic.Uint64
 }
 
 // Open opens a state directory, or sets one up. It starts no goroutine; Run does.
@@ -174,9 +172,6 @@ func (s *Store) runEvery(ctx context.Context, interval time.Duration, task strin
 		if ctx.Err() != nil {
 			return
 		}
-		if err != nil {
-			s.pollErrors.Add(1)
-		}
 		switch {
 		case err != nil && !failing:
 			s.log.Error("state directory cannot be used; what is known so far stays in force", zap.String("task", task), zap.Error(err))
@@ -215,34 +210,8 @@ func (s *Store) query(ctx context.Context, fn func(scan func(...any) error) erro
 	return explain(s.dir.path, forEachRow(ctx, s.db.readDB, fn, query, args...))
 }
 
-// RelayID returns the ULID of this relay, made when its state directory was set up.
-func (s *Store) RelayID() string { return s.relay.RelayID }
-
 // Audience returns claim aud of tokens for this relay.
 func (s *Store) Audience() string { return s.relay.Audience }
 
 // Issuer returns claim iss of tokens of this relay.
 func (s *Store) Issuer() string { return s.relay.Issuer }
-
-// Stats are counters since Open and present sizes.
-type Stats struct {
-	CacheHits   uint64 // tokens found in the cache
-	Checked     uint64 // tokens whose signature was checked
-	Refused     uint64 // errors that Verify returned
-	PollErrors  uint64 // failed rounds of Run; while they go on, revocations made elsewhere are not seen
-	Cached      int    // entries of the token cache
-	Nodes       int
-	Revocations int
-}
-
-// Stats returns the counters.
-func (s *Store) Stats() Stats {
-	d := s.deny.Load()
-	s.registry.mu.RLock()
-	nodes := len(s.registry.byID)
-	s.registry.mu.RUnlock()
-	return Stats{
-		CacheHits: s.cacheHits.Load(), Checked: s.signatureChecks.Load(), Refused: s.refused.Load(), PollErrors: s.pollErrors.Load(),
-		Cached: s.cache.size(), Nodes: nodes, Revocations: len(d.jti) + len(d.sub) + len(d.node) + len(d.tenant),
-	}
-}

@@ -73,14 +73,3 @@ func (s *cacheShard) addLocked(k tokenDigest, id *Identity) {
 	}
 	s.young[k] = id
 }
-
-// size counts the entries, for Stats.
-func (c *tokenCache) size() (n int) {
-	for i := range c.shards {
-		s := &c.shards[i]
-		s.mu.Lock()
-		n += len(s.young) + len(s.old)
-		s.mu.Unlock()
-	}
-	return n
-}
