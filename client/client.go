@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	maxAnswer     = 64 << 20         // bytes read of an answer
-	headerTimeout = 15 * time.Second // until an answer begins
+	maxAnswer     = 64 << 20         // bytes read of a response
+	headerTimeout = 15 * time.Second // until a response begins
 )
 
-// Options name a server and who calls it. Several clients of one server should be one
-// Client: it keeps connections open for the next request.
+// Options name a server and the caller's credentials. Share one Client per server: it keeps
+// connections open for the next request.
 type Options struct {
 	URL   string
 	Token string      // bearer token; "" for none
@@ -56,7 +56,7 @@ func (c *Client) Ready(ctx context.Context) error {
 	return resp.Body.Close()
 }
 
-// getJSON decodes an answer of the API.
+// getJSON decodes a response of the API.
 func (c *Client) getJSON(ctx context.Context, path string, v any) error {
 	resp, err := c.do(ctx, http.MethodGet, c.URL()+path, "application/json", nil)
 	if err != nil {
@@ -77,7 +77,7 @@ type conn struct {
 }
 
 // newConn checks the address before anything is sent: a token must not cross a network in
-// the clear, not even to find out that the server would have redirected to TLS.
+// the clear, not even to a server that would redirect to TLS.
 func newConn(o Options) (*conn, error) {
 	u, err := url.Parse(o.URL)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
@@ -93,8 +93,8 @@ func newConn(o Options) (*conn, error) {
 	return &conn{u, o.Token, &http.Client{Transport: tr}}, nil
 }
 
-// do sends a request, with body as JSON unless it is nil, and returns an answer with status
-// 2xx. Any other answer is an *Error. The caller closes the body.
+// do sends a request, with body as JSON unless it is nil, and returns a response with status
+// 2xx. Any other response is an *Error. The caller closes the body.
 func (c *conn) do(ctx context.Context, method, to, accept string, body any) (*http.Response, error) {
 	var encoded bytes.Buffer
 	if body != nil {

@@ -13,10 +13,10 @@
 // Callers decide by type, with errors.As:
 //
 //   - *Error: the server answered with an error; it has the code and the HTTP status.
-//   - *TransportError: no answer came; its Kind says why.
+//   - *TransportError: there was no response; its Kind says why.
 //   - *StreamClosedError: the relay ended a metric stream.
-//   - *ProtocolError: the answer is not what the protocol says.
-//   - *RefError: a name or a part of an id does not stand for exactly one thing.
+//   - *ProtocolError: the response violates the protocol.
+//   - *RefError: a name or a part of an id does not identify exactly one node or ticket.
 //
 // When the context of a call ends, the call returns the context's error.
 //
@@ -28,8 +28,8 @@
 //
 // # Streams
 //
-// Metrics and Tail run in the goroutine that calls them, and call back in it: a callback
-// that is slow is back-pressure, on which the relay closes a metric stream and the gateway
-// drops events. A callback ends its stream with ErrStop. FollowMetrics and Tail connect
-// again by themselves.
+// Metrics and Tail run in the goroutine that calls them, and so do their callbacks. A slow
+// callback is back-pressure: the relay then closes a metric stream, and the gateway drops
+// events. A callback ends its stream by returning ErrStop. FollowMetrics and Tail reconnect
+// automatically.
 package client

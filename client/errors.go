@@ -39,8 +39,8 @@ var (
 	ErrReaderSlow     = errors.New("the reader was too slow")
 	ErrTooManyStreams = errors.New("the tenant has too many streams open")
 
-	// ErrNeverLinked reports a call to a node whose board has never connected, so that its
-	// tools are not known.
+	// ErrNeverLinked reports a call to a node whose board has never connected, so its tools
+	// are unknown.
 	ErrNeverLinked = errors.New("has never been linked")
 )
 
@@ -51,7 +51,7 @@ type Error struct {
 	Reason     string        // of the tickets plugin, finer than Code; else ""
 	Message    string
 	TraceID    string
-	RetryAfter time.Duration // how long the server asks to wait; 0: it does not say
+	RetryAfter time.Duration // how long the server asks to wait; 0: not given
 	HadToken   bool          // the request carried a token
 }
 
@@ -78,7 +78,7 @@ type envelope struct {
 	} `json:"error"`
 }
 
-// into sets the fields of e that the envelope has. It reports whether there is one.
+// into copies the envelope's fields into e. It reports whether the body was an envelope.
 func (v *envelope) into(e *Error) bool {
 	if v.Error == nil || v.Error.Code == "" {
 		return false
@@ -90,14 +90,14 @@ func (v *envelope) into(e *Error) bool {
 
 const (
 	maxErrorBody  = 64 << 10 // bytes read of an error answer
-	maxRetryAfter = 3600     // seconds believed of a Retry-After header
+	maxRetryAfter = 3600     // seconds; bound of a Retry-After header
 )
 
-// answerError makes an error of an answer whose status is not 2xx. An answer without the
+// answerError returns the error of a response whose status is not 2xx. A response without the
 // error envelope comes from a proxy or from another server, and has no Code. Go's HTTPS
 // server answers plain HTTP with a sentence and status 400.
 func answerError(resp *http.Response, hadToken bool) error {
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // what came is judged
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // a partial body is used, too
 	if resp.StatusCode == http.StatusBadRequest && bytes.Contains(body, []byte("HTTP request to an HTTPS server")) {
 		return &TransportError{Kind: NeedsTLS, URL: origin(resp.Request.URL), Err: errors.New("the server speaks TLS")}
 	}
@@ -112,7 +112,7 @@ func answerError(resp *http.Response, hadToken bool) error {
 	return e
 }
 
-// Kind is the way in which a request failed before an answer came.
+// Kind is the way in which a request failed without a response.
 type Kind int
 
 // The kinds of transport failures.
@@ -126,7 +126,7 @@ const (
 	NeedsTLS                         // http:// to a server that speaks TLS
 )
 
-// TransportError is a request that got no answer.
+// TransportError reports a request without a response.
 type TransportError struct {
 	Kind Kind
 	URL  string // of the server, without a path
@@ -138,9 +138,9 @@ func (e *TransportError) Error() string { return fmt.Sprintf("call %s: %v", e.UR
 // Unwrap returns the cause.
 func (e *TransportError) Unwrap() error { return e.Err }
 
-// transportError classifies an error of http.Client.Do. It returns ctx's error when that
-// is why the request ended: a caller that canceled wants to see that it did. The dialer's
-// errors come first, because a dial that timed out is an unreachable server, not a slow one.
+// transportError classifies an error of http.Client.Do. It returns ctx's error if ctx ended
+// the request, so that a caller sees its own cancellation. The dialer's errors come first,
+// because a dial that timed out means an unreachable server, not a slow one.
 func transportError(ctx context.Context, to *url.URL, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -171,8 +171,8 @@ func transportError(ctx context.Context, to *url.URL, err error) error {
 // origin returns a URL without path, query and user.
 func origin(u *url.URL) string { return u.Scheme + "://" + u.Host }
 
-// StreamClosedError is a close event with which the relay ended a metric stream before
-// the client wanted it to end. Its codes are those of RFC-0009 §5.
+// StreamClosedError is the close event with which the relay ended a metric stream early. Its
+// codes are those of RFC-0009 §7.
 type StreamClosedError struct {
 	Code   sse.Code `json:"code"`
 	Reason string   `json:"reason"`
@@ -197,10 +197,10 @@ func (e *StreamClosedError) Unwrap() error {
 	return nil
 }
 
-// ProtocolError is an answer that breaks the protocol.
+// ProtocolError reports a response that violates the protocol.
 type ProtocolError struct {
 	What string
-	Err  error // nil: What says all
+	Err  error // the cause; may be nil
 }
 
 func (e *ProtocolError) Error() string {
@@ -213,7 +213,7 @@ func (e *ProtocolError) Error() string {
 // Unwrap returns the cause.
 func (e *ProtocolError) Unwrap() error { return e.Err }
 
-// RefError is a reference that does not stand for exactly one node or ticket.
+// RefError reports a reference that does not identify exactly one node or ticket.
 type RefError struct {
 	Reason error // ErrNotFound, ErrAmbiguous or ErrMalformed
 	Thing  string

@@ -20,19 +20,19 @@ import (
 
 // Following topics (docs/events.md)
 //
-// A stream is opened with the id of the last event in Last-Event-ID; the gateway replays
-// what came after it. Its first line is the comment ": stream start id=N", where N is the
-// id of the next event: a stream that breaks before any event came is resumed before N.
+// A stream is opened with the id of the last event in Last-Event-ID; the gateway replays the
+// events after it. Its first line is the comment ": stream start id=N", where N is the id of
+// the next event: a stream that breaks before its first event is resumed at N.
 //
-//	heartbeat      {"ts": ms}: sent while there are no events. The distance of two of them
-//	               says how long silence may last before the connection counts as dead.
+//	heartbeat      {"ts": ms}, sent periodically. The interval between two of them determines
+//	               how long silence may last before the connection counts as dead.
 //	gateway/reset  {"requested", "oldest", "dropped"}: events are missing. With dropped > 0
 //	               this reader was too slow and the gateway may still have them: the stream
 //	               is opened again. Otherwise they are gone, and "oldest" comes next.
 //	anything else  an event; its type is the topic, its data one line of JSON and, when the
 //	               gateway signs, a second line with the signature.
 
-// What a client knows of every event gateway.
+// Constants of every event gateway.
 const (
 	StreamPath   = "/model_context_protocol/2024-11-05/sse"
 	IngestPath   = "/model_context_protocol/2024-11-05/events"
@@ -118,13 +118,13 @@ func jsonOrString(b []byte) json.RawMessage {
 	return s
 }
 
-// TailOptions say what to follow.
+// TailOptions select the events to follow.
 type TailOptions struct {
 	Topics []string // log/* is every topic below log; none: all topics
 	After  string   // begin after the event with this id; "0": with the oldest; "": from now on
 
 	OnEvent  func(Event) error   // ErrStop ends the tail without an error, another one with it
-	OnNotice func(notice string) // what a person should know: a lost connection, missing events
+	OnNotice func(notice string) // reports to a person: a lost connection, missing events
 }
 
 // Tail follows topics until ctx ends. A connection that breaks is opened again after the
@@ -153,11 +153,11 @@ type tail struct {
 	target  *url.URL
 
 	last       string        // the id to resume after; "" is from now on
-	fromOldest bool          // no event came yet of a tail of all there is
+	fromOldest bool          // the tail began with the oldest event, and none has arrived yet
 	connected  bool          // at least once
 	problem    string        // the last notice about a broken connection; "" while it is up
 	maxSilence time.Duration // after which the connection counts as dead; 0: not known yet
-	beatMS     int64         // time of the last heartbeat, by the gateway's clock
+	beatMS     int64         // gateway's time in the last heartbeat
 }
 
 // errDropped is the interruption after the gateway dropped events for this reader.
@@ -168,9 +168,9 @@ type interruption struct{ error }
 
 func (i interruption) Unwrap() error { return i.error }
 
-// run opens the stream again and again. The wait between attempts starts over after an
-// attempt that delivered an event. Events that were dropped because this reader was slow
-// are asked for at once, unless that made no progress.
+// run reopens the stream whenever it breaks. The back-off starts over after an attempt that
+// delivered an event. If the gateway dropped events because this reader was slow, run
+// reconnects at once, unless the stream made no progress.
 func (t *tail) run(ctx context.Context) error {
 	var retry backoff
 	for {
@@ -238,7 +238,7 @@ func (t *tail) stream(ctx context.Context) error {
 		case errors.Is(err, sse.ErrTooLong):
 			return &ProtocolError{What: fmt.Sprintf("an event of %s is too long", t.target.Host)}
 		case err != nil && ctx.Err() != nil:
-			return interruption{fmt.Errorf("nothing came for %s, not even heartbeats", t.maxSilence.Round(time.Second))}
+			return interruption{fmt.Errorf("nothing was received for %s, not even heartbeats", t.maxSilence.Round(time.Second))}
 		case err != nil:
 			return interruption{fmt.Errorf("the connection broke (%w)", err)}
 		}
@@ -275,8 +275,8 @@ func (t *tail) open(ctx context.Context) (*http.Response, error) {
 	return resp, nil
 }
 
-// readStart reads the first line of the stream. It waits for no more than that line: the
-// next event may be hours away.
+// readStart reads the first line of the stream, and no further: the next event may be hours
+// away.
 func (t *tail) readStart(r *bufio.Reader) {
 	const maxLine = 64
 	var line []byte
@@ -291,7 +291,7 @@ func (t *tail) readStart(r *bufio.Reader) {
 	}
 }
 
-// handle takes one event of the stream.
+// handle processes one event of the stream.
 func (t *tail) handle(ev sse.Event) error {
 	switch ev.Type {
 	case "heartbeat":
@@ -306,8 +306,8 @@ func (t *tail) handle(ev sse.Event) error {
 	return err
 }
 
-// heartbeat learns how long silence may last: three heartbeats and 5 s. It compares the
-// times in the heartbeats, not those of their arrival, since several may arrive together.
+// heartbeat sets how long silence may last: three heartbeat intervals and 5 s. It compares
+// the times in the heartbeats, not their arrival times, since several may arrive together.
 func (t *tail) heartbeat(data []byte) {
 	var beat struct {
 		TS int64 `json:"ts"`

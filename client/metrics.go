@@ -38,7 +38,7 @@ func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn fun
 		case errors.Is(err, sse.ErrTooLong):
 			return &ProtocolError{"protocol error: the stream sent a frame", err}
 		case err != nil:
-			return &TransportError{Broken, origin(resp.Request.URL), fmt.Errorf("the stream broke off without a close event: %w", err)}
+			return &TransportError{Broken, origin(resp.Request.URL), fmt.Errorf("the stream ended without a close event: %w", err)}
 		}
 		switch ev.Type {
 		case "metric":
@@ -59,10 +59,10 @@ func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn fun
 	}
 }
 
-// FollowMetrics is Metrics for a stream that is to last: when it ends for a reason that may
-// pass (a broken connection, a board that went offline, a relay that restarts), it waits
-// and subscribes again. onRetry, unless nil, is called before each wait. The first
-// subscription must succeed.
+// FollowMetrics is Metrics with reconnection: when the stream ends for a temporary reason (a
+// broken connection, a board that went offline, a relay that restarts), it waits and
+// subscribes again. onRetry, unless nil, is called before each wait. The first subscription
+// must succeed.
 func (c *Client) FollowMetrics(ctx context.Context, tool string, arguments any, fn func(frame []byte) error, onRetry func(error, time.Duration)) error {
 	var retry backoff
 	began := false
@@ -85,9 +85,8 @@ func (c *Client) FollowMetrics(ctx context.Context, tool string, arguments any, 
 	}
 }
 
-// isTemporary reports whether a new attempt may succeed after err. It may not after a
-// refused token, an untrusted certificate, a breach of the protocol or an error of the
-// caller's own.
+// isTemporary reports whether a new attempt may succeed after err. It cannot after a refused
+// token, an untrusted certificate, a protocol violation or an error of the caller's callback.
 func isTemporary(err error) bool {
 	var answer *Error
 	var closed *StreamClosedError
@@ -127,7 +126,7 @@ func closeError(data []byte) error {
 const (
 	firstWait      = 250 * time.Millisecond // before the second attempt; doubled from there
 	maxWait        = 15 * time.Second
-	maxServersWait = time.Minute // of the wait that a server asks for
+	maxServersWait = time.Minute // bound of a wait that the server asks for
 )
 
 // backoff spaces attempts to connect. Waits double from firstWait to maxWait; half of each

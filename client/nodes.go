@@ -57,8 +57,8 @@ func (n *Node) State() string {
 	return "offline"
 }
 
-// Nodes lists the boards of the token's tenant, offline ones included, in the order of their
-// ids. It reads all pages: a fleet is thousands of boards at most.
+// Nodes lists the boards of the token's tenant, offline ones included, ordered by id. It reads
+// all pages: a fleet has thousands of boards at most.
 func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
 	all := []Node{}
 	for after := ""; ; {

@@ -7,7 +7,7 @@ import (
 	"agentctl/manifest"
 )
 
-// Ticket is what the tools tickets.* answer with; docs/tickets.md.
+// Ticket is a ticket as the tools tickets.* return it (docs/tickets.md).
 type Ticket struct {
 	ID           string          `json:"id"`
 	Title        string          `json:"title"`
@@ -15,7 +15,7 @@ type Ticket struct {
 	Status       string          `json:"status"`
 	Priority     string          `json:"priority"`
 	NodeID       string          `json:"node_id,omitempty"`
-	AgentID      string          `json:"agent_id,omitempty"` // who works on it
+	AgentID      string          `json:"agent_id,omitempty"` // the assignee
 	CreatedBy    string          `json:"created_by"`
 	CreatedAt    int64           `json:"created_at"` // milliseconds since 1970, as all times
 	UpdatedAt    int64           `json:"updated_at"`
@@ -34,7 +34,7 @@ type TicketComment struct {
 	Text string `json:"text"`
 }
 
-// TicketApproval is what a ticket asks approval for, and the decision.
+// TicketApproval is the action for which a ticket requests approval, and the decision.
 type TicketApproval struct {
 	Action    string `json:"action"`
 	ExpiresAt int64  `json:"expires_at"`
@@ -45,7 +45,7 @@ type TicketApproval struct {
 const (
 	ticketPage   = 100    // tickets of one answer
 	maxTickets   = 10_000 // more than a tenant can have
-	minTicketRef = 4      // characters of a part of an id
+	minTicketRef = 4      // characters in a partial id
 )
 
 // Tickets lists at most limit tickets, the newest first. status "" is any.
@@ -112,7 +112,7 @@ func (c *Client) ticketID(ctx context.Context, ref string) (id string, err error
 	return id, nil
 }
 
-// TicketRequest is what tickets.create takes. Its zero fields are left to the relay.
+// TicketRequest is the arguments of tickets.create. Zero fields get the relay's defaults.
 type TicketRequest struct {
 	Title    string           `json:"title"`
 	Body     string           `json:"body,omitempty"`
@@ -128,7 +128,7 @@ type ApprovalRequest struct {
 	ExpiresInS int64  `json:"expires_in_s,omitempty"`
 }
 
-// ChangeTicket calls tickets.VERB and returns the ticket as it is then:
+// ChangeTicket calls tickets.VERB and returns the changed ticket:
 //
 //	create      a TicketRequest
 //	comment     {"id", "text"}

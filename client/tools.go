@@ -9,10 +9,9 @@ import (
 	"strings"
 )
 
-// POST /mcp/tools/call takes {"tool", "arguments"} and answers by the Accept header: with
-// the tool's result as JSON, or with an event stream of metric frames (RFC-0009 §5). It is
-// the short way to a tool, without an MCP session; what it can call and who may are the
-// same as at /mcp.
+// POST /mcp/tools/call takes {"tool", "arguments"}. Depending on the Accept header the
+// response is the tool's result as JSON, or an event stream of metric frames (RFC-0009 §5).
+// It calls a tool without an MCP session; the tools and permissions are those of /mcp.
 
 // toolsPath is where tools are called and metric streams are opened.
 const toolsPath = "/mcp/tools/call"
@@ -73,8 +72,8 @@ type Plugin struct {
 	Tenant    string `json:"tenant,omitempty"`
 	State     string `json:"state"`
 	InFlight  int64  `json:"in_flight"`
-	Calls     int64  `json:"calls"`  // handed to the plugin, reads included
-	Errors    int64  `json:"errors"` // of those, answered with an error
+	Calls     int64  `json:"calls"`  // passed to the plugin, reads included
+	Errors    int64  `json:"errors"` // of those, failed
 	Panics    int64  `json:"panics"`
 	Timeouts  int64  `json:"timeouts"`
 	Tools     int    `json:"tools"`

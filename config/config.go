@@ -43,7 +43,7 @@ type Settings map[string]Setting
 type Config struct {
 	Settings Settings // of every key
 	Files    []string // that were read
-	Notes    []string // what a person should know, though it is not an error
+	Notes    []string // hints for a person that are not errors
 }
 
 // Text returns the value of a key of KindText or KindPath. These accessors panic for a key
@@ -114,7 +114,7 @@ func (c *Config) Changed(from *Config) []*Key {
 	return changed
 }
 
-// checkTogether checks what depends on several keys.
+// checkTogether makes the checks that depend on several keys.
 func (c *Config) checkTogether(forDaemon bool) (errs Errors) {
 	if forDaemon && c.Text("relay") != "" && c.Text("token_file") == "" {
 		errs = append(errs, &Error{c.Settings["relay"].Origin, "relay",

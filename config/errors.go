@@ -8,11 +8,11 @@ import (
 	"syscall"
 )
 
-// Error is one thing that is wrong in a source.
+// Error is one error in a source.
 type Error struct {
 	Where   string // FILE:LINE, a directory, a variable, or the origin of a flag
 	Key     string // "" when it is about no key
-	Problem string // and what to write instead
+	Problem string // what is wrong, and what to write instead
 }
 
 func (e *Error) Error() string {
@@ -22,7 +22,7 @@ func (e *Error) Error() string {
 	return e.Where + ": " + e.Key + ": " + e.Problem
 }
 
-// Errors are all things that are wrong, one a line.
+// Errors are all errors of a configuration; its text has one per line.
 type Errors []error
 
 // Unwrap lets errors.Is and errors.As find each one.

@@ -32,7 +32,7 @@ const (
 	KindRules                // []alert.Rule
 )
 
-// Values of Key.Applied, as docs/config.md has them.
+// Values of Key.Applied, in the words of docs/config.md.
 const (
 	ApplyLive    = "at once"
 	ApplyLink    = "at once; the link is reopened"
@@ -261,9 +261,8 @@ func (k *Key) checkValue(v any) error {
 	return nil
 }
 
-// Parse reads and checks a value from an environment variable or a command line. A path
-// may be relative to the working directory there, which a person knows; in a file it is
-// absolute.
+// Parse reads and checks a value from an environment variable or the command line. There, a
+// path may be relative to the working directory; in a file it must be absolute.
 func (k *Key) Parse(text string) (any, error) {
 	v, err := k.parseText(text)
 	if err != nil {

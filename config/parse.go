@@ -22,7 +22,7 @@ import (
 // maxConfigFile bounds a configuration file, bytes.
 const maxConfigFile = 256 << 10
 
-// fileParser reads one YAML file and collects what is wrong in it. It walks the nodes of
+// fileParser reads one YAML file and collects its errors. It walks the nodes of
 // the YAML library instead of decoding them into values, for two reasons: each error names
 // its line, and only plain YAML is accepted, so that the JSON Schema describes the same
 // files. Each method that reads a value reports an error itself and returns false.
@@ -125,7 +125,7 @@ func (p *fileParser) pairs(n *yaml.Node, name string, known []string, fn func(ke
 	}
 }
 
-// near suggests the key that was meant: of the same mapping, else of all.
+// near suggests the key that was probably meant: of the same mapping, else of all.
 func (p *fileParser) near(word, full string, known []string) string {
 	if group, leaf, ok := strings.Cut(word, "."); ok && FindKey(full) != nil {
 		return fmt.Sprintf("; write it as two lines: %q, and %q indented below it", group+":", leaf+": ...")
@@ -200,7 +200,7 @@ func (p *fileParser) group(name string, n *yaml.Node) {
 	})
 }
 
-// Key reads the value of a key.
+// key reads the value of a key.
 func (p *fileParser) key(k *Key, n *yaml.Node) {
 	var v any
 	ok := true
@@ -261,7 +261,7 @@ func (p *fileParser) text(n *yaml.Node, key, right string) (string, bool) {
 	return "", false
 }
 
-// number reads a finite number; ok is false, without an error, when n is none.
+// number reads a finite number; if n is not one, ok is false and no error is added.
 func (p *fileParser) number(n *yaml.Node) (float64, bool) {
 	var f float64
 	ok := n.Kind == yaml.ScalarNode && (n.Tag == "!!int" || n.Tag == "!!float") && n.Decode(&f) == nil

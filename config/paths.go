@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Where files are when nothing names another place. A process of root is the system
-// service, whatever started it; systemd's variables (systemd.exec(5)) come first.
+// Default paths. A process of root uses those of the system service, however it was started;
+// systemd's variables (systemd.exec(5)) take precedence.
 const (
 	// SystemPath is the configuration file of the service.
 	SystemPath = "/etc/agentctl/config.yaml"
@@ -65,7 +65,7 @@ func ClientSocket() string {
 }
 
 // Credential returns the path of the systemd credential name, "" when there is none. The units
-// give a blank default (SetCredential=), which counts as none.
+// set a blank default (SetCredential=), which counts as none.
 func Credential(name string) string {
 	dir := os.Getenv("CREDENTIALS_DIRECTORY")
 	if dir == "" {

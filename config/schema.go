@@ -16,8 +16,8 @@ const schemaURL = "https://agentctl.invalid/schemas/config.schema.json"
 type object = map[string]any
 
 // configSchema returns the JSON Schema (draft 2020-12) of a configuration file. It accepts all
-// that the daemon accepts. Bounds of durations, and what depends on other values, only the
-// daemon checks (agentctl config validate).
+// that the daemon accepts. Only the daemon checks bounds of durations, and values that depend
+// on each other (agentctl config validate).
 func configSchema() object {
 	top := object{}
 	for i := range keys {

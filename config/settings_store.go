@@ -69,9 +69,9 @@ func Nest(values map[string]any) map[string]any {
 	return out
 }
 
-// replaceFile replaces a file atomically: after a power cut either content is there, whole.
-// It belongs to the owner of its directory, so that the daemon of the service can read what
-// root saved.
+// replaceFile replaces a file atomically: after a power cut the file has either its old or
+// its new content. It belongs to the owner of its directory, so that the daemon of the service
+// can read a file that root saved.
 func replaceFile(path string, text []byte) (err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

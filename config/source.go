@@ -18,7 +18,7 @@ const SettingsFile = "settings.yaml"
 // maxConfD bounds the files in conf.d.
 const maxConfD = 64
 
-// Source says where a configuration is read from.
+// Source names the places from which a configuration is read.
 type Source struct {
 	Path      string // of the file; its conf.d is beside it
 	Required  bool   // the file must exist
@@ -69,7 +69,7 @@ func (s Source) Load() (*Config, error) {
 	overrides, envErrs := s.environment()
 	errs = append(errs, envErrs...)
 	maps.Copy(overrides, s.Flags)
-	// The saved settings cannot say where they are: every other source can.
+	// The saved settings cannot set the path of their own directory; every other source can.
 	if stateDir, found := overrides["state_dir"]; found {
 		c.Settings["state_dir"] = stateDir
 	}
@@ -84,7 +84,7 @@ func (s Source) Load() (*Config, error) {
 	return c, nil
 }
 
-// addFile adds the settings of a file, and returns what is wrong in it.
+// addFile adds the settings of a file, and returns its errors.
 func (c *Config) addFile(path string, required bool) Errors {
 	given, errs := ReadFile(path)
 	if !required && IsMissing(errs) {

@@ -21,18 +21,18 @@ import (
 
 // Errors of Change.
 var (
-	// ErrInFileOnly reports a key that decides where settings are saved.
-	ErrInFileOnly = errors.New("decides where settings are saved, so that only a configuration file can set it")
+	// ErrInFileOnly reports a key that determines where settings are saved.
+	ErrInFileOnly = errors.New("determines where settings are saved, so only a configuration file can set it")
 	// ErrNotSaved reports a change that is in force in the daemon until it restarts.
 	ErrNotSaved = errors.New("in force, but could not be saved for the next start; the daemon's log says why")
 	// ErrRefused reports a change that the daemon refused, and that was undone.
-	ErrRefused = errors.New("the daemon refuses it, and nothing was changed")
+	ErrRefused = errors.New("the daemon refused the change, so nothing was changed")
 )
 
 // Session reads and changes one configuration.
 type Session struct {
 	Source config.Source   // the files and the environment of this user
-	Daemon *control.Client // nil: no daemon runs, or the files were named
+	Daemon *control.Client // nil: no daemon is running, or the caller named a file
 }
 
 // View returns the daemon's configuration, or that of the files.
@@ -41,7 +41,7 @@ func (s *Session) View(ctx context.Context) (v config.View, err error) {
 	return v, err
 }
 
-// view also returns the file of saved settings.
+// view returns View and the path of the saved settings.
 func (s *Session) view(ctx context.Context) (v config.View, path string, err error) {
 	if s.Daemon == nil {
 		c, err := s.Source.Load()
@@ -57,25 +57,25 @@ func (s *Session) view(ctx context.Context) (v config.View, path string, err err
 	return v, filepath.Join(stateDir, config.SettingsFile), nil
 }
 
-// Effect says when a change takes effect.
+// Effect is when a change takes effect.
 type Effect uint8
 
 // Effects of a change. The overridden ones name their Change.Origin.
 const (
 	NoChange          Effect = iota // the key was not set
-	Now                             // in the daemon that runs
-	NowThenOverridden               // until the next start, from which on Origin takes precedence
-	Overridden                      // never while Origin sets the key
-	AfterRestart                    // of the daemon that runs
-	NextStart                       // no daemon runs
-	NextReload                      // a daemon that uses these files reloads them by itself
+	Now                             // at once, in the running daemon
+	NowThenOverridden               // at once; after the next start Origin takes precedence
+	Overridden                      // not while Origin sets the key
+	AfterRestart                    // after a restart of the running daemon
+	NextStart                       // at the next start: no daemon is running
+	NextReload                      // at the next reload, which a daemon with these files does by itself
 )
 
 // Change is what Session.Change did, or would do.
 type Change struct {
 	Key      *config.Key
-	Old, New any    // as config.View has values; New is nil when the setting was removed
-	WasSaved bool   // Old is a saved setting, and not that of another source
+	Old, New any    // in the form of config.View; New is nil when the setting was removed
+	WasSaved bool   // Old is a saved setting, not the setting of another source
 	Origin   string // of Old in the configuration in force
 	Path     string // of the saved settings
 	Effect   Effect
@@ -186,7 +186,7 @@ func (s *Session) setInterval(ctx context.Context, key *config.Key, ms int64) er
 	return err
 }
 
-// reload makes the daemon read its files now, which it does when a client saves nothing.
+// reload makes the daemon read its files now, with a set_config that saves nothing.
 func (s *Session) reload(ctx context.Context) error {
 	if _, err := s.Daemon.SetConfig(ctx, control.Config{Persist: true}); err != nil {
 		return err

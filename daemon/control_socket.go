@@ -44,8 +44,9 @@ func (d *Daemon) listen() error {
 	return d.control.Configure(control.Config{ModuleIntervals: d.cfg.ModuleIntervals()})
 }
 
-// saveClientConfig saves what a client set with persist into the settings of the state
-// directory, then reloads. A client that sets nothing so causes a reload, and waits for it.
+// saveClientConfig saves the settings of a client's set_config with persist in the state
+// directory, then reloads. A request without settings therefore causes a reload and waits for
+// it.
 func (d *Daemon) saveClientConfig(_ context.Context, c control.Config) error {
 	change := config.Settings{}
 	if c.BaseIntervalMS > 0 {

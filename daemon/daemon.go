@@ -37,10 +37,10 @@ import (
 	"agentctl/transport/link"
 )
 
-// Options say what a Daemon runs with.
+// Options configure a Daemon.
 type Options struct {
 	Source config.Source    // read again on each reload
-	Config *config.Config   // what Source gave last
+	Config *config.Config   // the configuration that Source.Load returned last
 	Build  Build            // of this binary
 	Log    *zap.Logger      // required
 	Level  zap.AtomicLevel  // the level of Log; a reload changes it
@@ -49,7 +49,7 @@ type Options struct {
 
 // Build identifies the running binary.
 type Build struct {
-	Version string    // as the relay and local clients see it
+	Version string    // shown to the relay and to local clients
 	Stamp   string    // the version in the form of stampPrefix, "" when the linker set none
 	Time    time.Time // of the commit; zero when not known
 }
@@ -86,8 +86,8 @@ type Daemon struct {
 	socketModules []string // modules of the prober that clients of the socket started
 }
 
-// New opens all parts: the identity, the device, the history and the control socket.
-// Nothing runs before Run, which must follow because it closes them.
+// New opens all parts: the identity, the device, the history and the control socket. It
+// starts nothing. Run must be called, because it closes the parts.
 func New(o Options) (*Daemon, error) {
 	d := &Daemon{source: o.Source, build: o.Build, log: o.Log, level: o.Level, reload: o.Reload, cfg: o.Config, start: time.Now()}
 	d.pushEnabled.Store(true)
@@ -103,7 +103,7 @@ func (d *Daemon) open() (err error) {
 	stateDir := d.cfg.Text("state_dir")
 	d.id, err = enroll.Load(stateDir)
 	if errors.Is(err, enroll.ErrNotSaved) {
-		d.log.Error("state directory: running from memory, the disk is retried", zap.Error(err), zap.String("hint", "agentctl doctor"))
+		d.log.Error("state directory: running from memory, will retry the disk", zap.Error(err), zap.String("hint", "agentctl doctor"))
 	} else if err != nil {
 		return err
 	}
@@ -159,14 +159,14 @@ func (d *Daemon) deviceOptions(c *config.Config) (deviceOptions, error) {
 	return o, err
 }
 
-// saveNodeID keeps the node id that the relay gave this board.
+// saveNodeID saves the node id that the relay assigned to this board.
 func (d *Daemon) saveNodeID(ok link.AuthOK) {
 	changed, err := d.id.SetNode(ok.NodeID, ok.TenantID)
 	switch {
 	case err != nil:
 		d.log.Warn("the node id could not be saved", zap.Error(err))
 	case changed:
-		d.log.Info("node id given by the relay", zap.String("node_id", ok.NodeID))
+		d.log.Info("node id assigned by the relay", zap.String("node_id", ok.NodeID))
 	}
 }
 
@@ -205,7 +205,7 @@ func (d *Daemon) systemdStatus() string {
 	return "node " + d.id.NodeID() + "; ask it with: agentctl status"
 }
 
-// closeHistory writes what is left and closes the history.
+// closeHistory writes the unsaved samples and closes the history.
 func (d *Daemon) closeHistory() {
 	if d.history == nil {
 		return

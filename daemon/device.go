@@ -25,7 +25,7 @@ type deviceOptions struct {
 	Source     prober.Source // nil: the machine
 	Interval   time.Duration // base cadence
 	DiskPath   string        // "": /
-	DialSlots  chan struct{} // bounds the devices that dial at a time by its capacity; nil: no bound
+	DialSlots  chan struct{} // its capacity bounds how many devices dial at a time; nil: no bound
 	OnReady    func(link.AuthOK)
 	Log        *zap.Logger
 }
@@ -100,7 +100,8 @@ func (d *device) run(ctx context.Context) error {
 	return g.wait()
 }
 
-// runLink keeps the link until ctx ends. When replaceLink ends a client, the next one runs.
+// runLink maintains the link until ctx ends. When replaceLink ends a client, runLink runs the
+// next one.
 func (d *device) runLink(ctx context.Context) error {
 	for ctx.Err() == nil {
 		clientCtx, stop := context.WithCancel(ctx)

@@ -32,7 +32,7 @@ func logCalls(log *zap.Logger) func(tool, traceID string, took time.Duration, er
 	}
 }
 
-// logStates logs each new state of a link once, with the next step for one that is down.
+// logStates logs each new state of a link once, with the next step if the link is down.
 func logStates(log *zap.Logger) func(link.Status) {
 	var last link.State
 	return func(s link.Status) {

@@ -37,15 +37,15 @@ func (d *Daemon) recordSamples(ctx context.Context) error {
 // context.Canceled because the history restarts its watch after a cancellation.
 var errIntervalChanged = fmt.Errorf("the cadence changed: %w", context.Canceled)
 
-// sampleSource passes the prober's samples to the history. On the way it evaluates the
-// alert rules and drops the samples that are not to be recorded, so that one watcher of
-// the prober serves both.
+// sampleSource passes the prober's samples to the history. It also evaluates the alert rules,
+// and drops the samples that must not be recorded, so that one watcher of the prober serves
+// both purposes.
 type sampleSource struct{ *Daemon }
 
 // Interval returns the base cadence.
 func (s sampleSource) Interval() time.Duration { return s.device.prober.Interval() }
 
-// Watch calls fn for each sample that is to be recorded.
+// Watch calls fn for each sample to record.
 func (s sampleSource) Watch(ctx context.Context, every time.Duration, fn func(prober.Sample) error) error {
 	return s.device.prober.Watch(ctx, every, func(sample prober.Sample) error {
 		s.publishAlerts(s.alerts.Evaluate(sample))
@@ -83,7 +83,8 @@ func (d *Daemon) publishAlerts(events []alert.Event) {
 	}
 }
 
-// enableModules notes which modules of the prober clients of the socket started.
+// enableModules enables the modules that clients of the control socket have started, in
+// addition to those of the configuration.
 func (d *Daemon) enableModules(names []string) error {
 	d.mu.Lock()
 	d.socketModules = names

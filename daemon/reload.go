@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	configPollInterval = 3 * time.Second // between two looks at the configuration files
-	updateCheckPolls   = 20              // one update check for so many polls: once a minute
+	configPollInterval = 3 * time.Second // between two checks of the configuration files
+	updateCheckPolls   = 20              // polls per update check: one check a minute
 )
 
 // watchConfig reloads the configuration when one of its files changed, or when the caller
@@ -85,8 +85,8 @@ func (d *Daemon) reloadLocked() error {
 	return err
 }
 
-// apply replaces a configuration. What can fail comes before the link, whose replacement
-// cannot be undone.
+// apply replaces a configuration. Steps that can fail come before the replacement of the
+// link, which cannot be undone.
 func (d *Daemon) apply(old, c *config.Config) error {
 	changed := c.Changed(old)
 	var restart []string
@@ -179,7 +179,7 @@ func (d *Daemon) setConfig(c *config.Config, changed []*config.Key, restart []st
 	}
 	d.log.Info("configuration reloaded", zap.Strings("changed", names))
 	if len(restart) > 0 {
-		d.log.Warn("these settings take effect with the next start", zap.Strings("keys", restart), zap.String("hint", "systemctl restart agentctl"))
+		d.log.Warn("these settings take effect at the next start", zap.Strings("keys", restart), zap.String("hint", "systemctl restart agentctl"))
 	}
 }
 

@@ -61,7 +61,7 @@ type LinkError struct {
 	AtMS    int64  `json:"at_ms"`
 }
 
-// ClockStatus says how far the daemon's time can be trusted.
+// ClockStatus reports whether the daemon's time can be trusted, and its source.
 type ClockStatus struct {
 	State    clock.State `json:"state"`
 	OffsetMS int64       `json:"offset_ms"` // between this machine and the relay
@@ -88,7 +88,7 @@ type StorageStatus struct {
 	Dropped           uint64 `json:"dropped"`
 }
 
-// SamplingStatus is what is sampled for local clients, and what fails.
+// SamplingStatus lists the modules that are sampled for local clients, and their errors.
 type SamplingStatus struct {
 	control.Sampling
 	LastError    string               `json:"last_error,omitempty"` // why there is no sample
@@ -96,7 +96,7 @@ type SamplingStatus struct {
 	ModuleStates []prober.ModuleState `json:"module_states,omitempty"`
 }
 
-// ConfigStatus says which files the configuration comes from.
+// ConfigStatus lists the files from which the configuration was read.
 type ConfigStatus struct {
 	Files         []string `json:"files"`
 	Error         string   `json:"error,omitempty"` // why the present files are not in force

@@ -13,13 +13,15 @@ import (
 	"agentctl/prober"
 )
 
-// What connects the daemon to systemd. Without systemd all of it does nothing.
+// The interface to systemd: readiness, reload, stop and watchdog. Without systemd these
+// functions do nothing.
 
-// stopTimeout is how long a stop may take; systemd learns it when the stop begins.
+// stopTimeout is how long a stop may take; the daemon reports it to systemd when a stop
+// begins.
 const stopTimeout = 30 * time.Second
 
-// NotifySystemd sends changes of state, VARIABLE=VALUE each (sd_notify(3)). The process
-// works the same when systemd does not get them, so that errors are ignored.
+// NotifySystemd sends state changes, each in the form VARIABLE=VALUE (sd_notify(3)). It
+// ignores errors, because the process does not depend on systemd.
 func NotifySystemd(states ...string) {
 	_, _ = sd.SdNotify(false, strings.Join(states, "\n"))
 }
@@ -63,9 +65,9 @@ func superviseScheduler(ctx context.Context, s scheduler, log *zap.Logger) error
 	return ctx.Err()
 }
 
-// feedWatchdog calls feed four times in each timeout until ctx ends, as long as the latest
-// tick of the scheduler is not older than its interval and half a timeout. A tick whose
-// reading failed counts too: a restart does not repair /proc.
+// feedWatchdog calls feed four times per timeout until ctx ends, as long as the latest tick
+// of the scheduler is not older than its interval plus half a timeout. A tick whose reading
+// failed counts too: a restart does not repair /proc.
 //
 // systemd therefore kills a daemon whose scheduler hangs at most an interval and one and a
 // half timeouts after its last tick.

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// A newer binary is staged beside the running one, as agentctl.new, and waits for the next
-// start. Its version is read from its bytes; it is never run. Two texts give it:
+// A newer binary is staged beside the running one, as agentctl.new, and used from the next
+// start. Its version is read from its bytes, without running it, from one of two places:
 //
 //   - a stamp, which the linker sets in main (make build): agentctl-version=VERSION;
 //   - Go's build information, as debug/buildinfo describes it: the version of the module
@@ -121,7 +121,7 @@ const (
 	buildInfoMagic  = "\xff Go buildinf:"
 	buildInfoHeader = 32       // bytes before the strings, each of which has its length in front
 	scanPiece       = 64 << 10 // bytes read at a time
-	scanOverlap     = 16 << 10 // bytes kept from the piece before; longer than what is searched
+	scanOverlap     = 16 << 10 // bytes kept of the previous piece; longer than any searched text
 )
 
 // read scans a file piece by piece. The end of each piece is scanned again with the next
@@ -148,8 +148,8 @@ func (s *binaryScan) read(r io.Reader) error {
 	return nil
 }
 
-// search looks for what is still missing. A match that is not valid may be part of the
-// program's code, so that the search goes on behind it.
+// search looks for the texts that were not found yet. An invalid match may be part of the
+// program's code, so the search continues after it.
 func (s *binaryScan) search(b []byte) {
 	mark := stampPrefix()
 	for rest := b; s.stamp == ""; {

@@ -1,6 +1,6 @@
-// Package demo runs the whole product on one machine, in one process: a relay on loopback,
-// this machine's daemon and mock boards, each over a real WebSocket link. Its state is in
-// a temporary directory, which it removes at the end.
+// Package demo runs the whole product in one process: a relay on loopback, this machine's
+// daemon and mock boards, each with a real WebSocket link. Its state is in a temporary
+// directory, which it removes at the end.
 //
 //	err := demo.Run(ctx, demo.Options{Listen: "127.0.0.1:0"}, func(ctx context.Context, d *demo.Demo) error {
 //		fmt.Println(d.RelayURL, d.Nodes)
@@ -49,7 +49,7 @@ var (
 	ErrRelay       = errors.New("open the relay") // wraps an error of relay.Open
 	ErrSocketPath  = errors.New("open the control socket in the temporary directory")
 	ErrNotLoopback = errors.New("the demo is for this machine only; choose a port of 127.0.0.1")
-	ErrNoLink      = fmt.Errorf("the demo's boards did not get their links within %s", linkTimeout)
+	ErrNoLink      = fmt.Errorf("the demo's boards were not linked within %s", linkTimeout)
 )
 
 // Options configure a demo.
@@ -65,7 +65,7 @@ type Node struct {
 	Name   string `json:"name"`
 }
 
-// Demo says where a running demo is reached.
+// Demo has the addresses and credentials of a running demo.
 type Demo struct {
 	RelayURL  string         `json:"relay_url"`
 	MCPURL    string         `json:"mcp_url"`

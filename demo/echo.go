@@ -18,7 +18,7 @@ const (
 )
 
 // Echo calls the echo tool of this machine through MCP, as a client of mcpVersion does. It
-// returns what came back and how long that took.
+// returns the echoed message and the round-trip time.
 func (d *Demo) Echo(ctx context.Context, message string) (echoed string, took time.Duration, err error) {
 	tool := manifest.ToolName{Short: "sysecho", NodeID: d.Nodes[0].NodeID, CapID: "echo", Verb: manifest.VerbInvoke}.String()
 	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": map[string]any{

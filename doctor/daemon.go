@@ -85,8 +85,8 @@ func samplingFinding(s *daemon.Status) Finding {
 	return ok(name, fmt.Sprintf("%s every %s", strings.Join(s.Sampling.Modules, ", "), duration.Format(time.Duration(s.Sampling.IntervalMS)*time.Millisecond)))
 }
 
-// linkFinding reports the state of the link. Why a link is down is the subject of checkRelay
-// and checkToken.
+// linkFinding reports the state of the link. checkRelay and checkToken examine why a link is
+// down.
 func linkFinding(s *daemon.Status) Finding {
 	const name = "link"
 	text := string(s.Link.State)

@@ -25,7 +25,7 @@ const (
 	wantFree = 200 << 20
 )
 
-// Bits of a file's mode that give access to everybody, or to the group and everybody.
+// Bits of a file's mode that grant access to everybody, or to the group and everybody.
 const (
 	otherBits      = 0o007
 	groupOtherBits = 0o077
@@ -132,8 +132,8 @@ func (t *target) checkClock(context.Context) Finding {
 // firstRelease is a Unix time before every release, for a binary without its build time.
 const firstRelease = 1_699_920_000 // 2023-11-14
 
-// clockFinding reports a time that cannot be, or that nothing keeps right. synced is the
-// kernel's view: NTP adjusts the clock (adjtimex(2)).
+// clockFinding reports an impossible time, or a clock that is not synchronized. synced is the
+// kernel's state: whether NTP adjusts the clock (adjtimex(2)).
 func clockFinding(now, built time.Time, synced bool) Finding {
 	const name, next = "clock", "sudo timedatectl set-ntp true; without a network: sudo date -s 'YYYY-MM-DD hh:mm'"
 	text := now.UTC().Format("2006-01-02 15:04:05 UTC")

@@ -21,8 +21,8 @@ import (
 	"time"
 )
 
-// certificateWarning and tokenWarning are how many days before its end a certificate or a
-// token is a warning.
+// certificateWarning and tokenWarning are the numbers of days before expiry from which a
+// certificate or a token is a warning.
 const (
 	certificateWarning = 14
 	tokenWarning       = 14

@@ -1,6 +1,6 @@
 // Package doctor examines an installation of agentctl on a board: its configuration, the
-// daemon and its socket, the machine, and the way to the relay. Each check gives findings
-// that say what is there and what to do about it; nothing is changed.
+// daemon and its socket, the machine, and the connection to the relay. Each check returns
+// findings, with the next step for each problem. It changes nothing.
 //
 //	report := doctor.Examine(ctx, doctor.Options{Socket: config.ClientSocket()})
 //	for _, f := range report.Checks {
@@ -42,13 +42,13 @@ type Report struct {
 	Failures int       `json:"failures"`
 }
 
-// Options say which installation to examine.
+// Options select the installation to examine.
 type Options struct {
 	Socket     string          // of the daemon
 	ConfigFile string          // "": the usual one of this user, or of the service for its socket
 	Settings   config.Settings // replace those of the file: relay, token_file, ca_file, state_dir
 	Version    string          // of this binary, to compare with the daemon's
-	BuiltAt    time.Time       // the clock cannot be before it; zero when not known
+	BuiltAt    time.Time       // build time, which the clock cannot precede; zero when unknown
 }
 
 // checkTimeout is how long all checks may take; they run at the same time.
@@ -57,8 +57,8 @@ const checkTimeout = 5 * time.Second
 // lateGrace is how long a check may take to report that its context ended.
 const lateGrace = 100 * time.Millisecond
 
-// check examines one thing. Each name it may report has a finding, unless it says more or
-// less: a check that does not return in time fails under all its names.
+// check is one check. names are the names of the findings that it may return; a check that
+// does not return in time fails under all of them.
 type check struct {
 	names []string
 	run   func(ctx context.Context) []Finding
@@ -115,7 +115,7 @@ func (c check) runUntil(ctx context.Context) []Finding {
 	return findings
 }
 
-// one adapts a check with a single finding.
+// one adapts a function that returns a single finding.
 func one(fn func(context.Context) Finding) func(context.Context) []Finding {
 	return func(ctx context.Context) []Finding { return []Finding{fn(ctx)} }
 }

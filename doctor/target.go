@@ -20,7 +20,7 @@ const (
 	serviceToken   = "/etc/agentctl/token"
 )
 
-// target is the installation under examination: what its configuration says.
+// target is the installation under examination, with its configuration.
 type target struct {
 	Options
 	config     *config.Config // nil: configErr says why

@@ -81,11 +81,17 @@ func unitSize(name string) time.Duration {
 	return 0
 }
 
+// maxTerm is the length from which a number of milliseconds has more digits than a term.
+const maxTerm = 1_000_000_000_000 * time.Millisecond
+
 // Format writes a duration so that Parse reads the same value: a whole number of the
 // largest unit from milliseconds to days that divides it. One day is 24h.
 func Format(d time.Duration) string {
 	if d == 0 {
 		return "0"
+	}
+	if s := d.Truncate(time.Second); d >= maxTerm && d != s {
+		return Format(s) + Format(d-s)
 	}
 	for _, u := range units[1:] {
 		if d%u.size == 0 && (u.size != day || d != day) {

@@ -71,6 +71,10 @@ func TestParseRefuses(t *testing.T) {
 
 // TestFormatRoundTrip checks that Parse reads what Format writes.
 func TestFormatRoundTrip(t *testing.T) {
+	// Thirteen digits of milliseconds do not fit into one term.
+	if got := duration.Format(1_000_000_000_001 * time.Millisecond); got != "1000000000s1ms" {
+		t.Errorf("10^12+1 ms is written %s", got)
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		d := time.Duration(rapid.Int64Range(0, int64(100*365*24*time.Hour)).Draw(t, "ms")).Truncate(time.Millisecond)
 		text := duration.Format(d)

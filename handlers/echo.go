@@ -11,11 +11,11 @@ import (
 	"agentctl/prober"
 )
 
-// Clock gives trusted time in Unix milliseconds; ok is false while there is none
+// Clock returns trusted time in Unix milliseconds; ok is false while there is none
 // (clock.Clock.NowMS).
 type Clock func() (ms int64, ok bool)
 
-// now is trusted time for a result, or an error while the schema would refuse it.
+// now returns trusted time for a result, or an error while the schema would refuse it.
 func (c Clock) now() (int64, error) {
 	ms, ok := c()
 	if !ok || ms < prober.MinTSMS {

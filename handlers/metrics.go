@@ -121,7 +121,7 @@ func appendFrame(b []byte, nodeID string, s *prober.Sample) []byte {
 func appendNumber(b []byte, v float64) []byte {
 	format := byte('f')
 	if v >= 1e15 {
-		format = 'e' // no 300 digits
+		format = 'e' // avoids 300 digits
 	}
 	return strconv.AppendFloat(b, v, format, -1, 64)
 }

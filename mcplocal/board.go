@@ -15,7 +15,7 @@ import (
 type board struct {
 	socket   string
 	manifest *kernel.Manifest
-	streams  map[string]string // the tool that gives one frame, by the tool of a stream
+	streams  map[string]string // name of the subscribe tool -> name of the snapshot tool
 
 	mu   sync.Mutex      // protects conn
 	conn *control.Client // nil when there is none
@@ -46,8 +46,8 @@ func (b *board) loadManifest(ctx context.Context) error {
 	return nil
 }
 
-// addTools adds the tools of one capability. The control socket does not serve streams, so
-// that a stream is made of snapshots; without a snapshot verb it is left out.
+// addTools adds the tools of one capability. The control socket does not serve streams, so a
+// stream is made of snapshots; without a snapshot verb the stream is left out.
 func (b *board) addTools(nodeID string, tools []manifest.Tool) {
 	snapshot := ""
 	for i := range tools {
@@ -109,7 +109,7 @@ func (b *board) call(ctx context.Context, tool string, args json.RawMessage) (js
 	return nil, &manifest.Error{Code: manifest.Internal, Message: "the daemon of this board failed to answer", Reason: "socket"}
 }
 
-// Client is the open connection, or a new one.
+// client returns the open connection, or a new one.
 func (b *board) client(ctx context.Context) (*control.Client, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

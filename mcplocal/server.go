@@ -1,13 +1,13 @@
-// Package mcplocal serves one board over MCP without a relay: a kernel in this process
-// whose only plugin is the board, which asks the daemon through its control socket.
+// Package mcplocal serves one board over MCP without a relay: a kernel in this process whose
+// only plugin is the board. The plugin calls the daemon over its control socket.
 //
 //	s, err := mcplocal.Open(ctx, mcplocal.Options{Socket: socket, Log: log})
 //	...
 //	defer s.Close()
 //	resp, err := s.Client().Post(mcplocal.URL, "application/json", body)
 //
-// /mcp is served on connections in memory, so that no other process can reach it. Whoever
-// may open the control socket may call the read-only tools.
+// /mcp is served on in-memory connections, so no other process can reach it. A user who may
+// open the control socket may call the read-only tools.
 package mcplocal
 
 import (

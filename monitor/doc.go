@@ -7,12 +7,12 @@
 //	h := monitor.Window{Client: cl, FromMS: from, ToMS: to}
 //	err := h.Export(ctx, os.Stdout, "csv")
 //
-// What is drawn, in which order, under which label and on which scale, follows from the
-// sensor catalogue (prober.Sensors). A daemon that is newer than this program may report
-// values that its catalogue does not have; they are shown by their keys.
+// The sensor catalogue (prober.Sensors) determines which values are drawn, and their order,
+// labels and scales. A newer daemon may report values that this program's catalogue lacks;
+// they are shown by their keys.
 //
-// Nothing here changes the daemon, with two exceptions that Watcher's users accept: a client
-// that takes events turns push on, and an interval below the daemon's is a burst for all.
+// The package does not change the daemon, with two exceptions: a Watcher, as a client with
+// events, turns push on, and an interval below the daemon's starts a burst for all clients.
 //
 // Errors of the daemon and of the connection are those of package control: ErrNotRunning,
 // ErrPermission, *control.Error. Texts from the daemon are made safe before they reach a

@@ -17,25 +17,25 @@ import (
 
 // Formats are the formats of an export:
 //
-//	csv     a line a record; the header names the keys, an empty cell is a value that is not new
-//	ndjson  a record a line
-//	json    {"from_ts", "to_ts", "step_ms", "items": [record, ...]}, a record a line
+//	csv     one record per line; the header names the keys, an empty cell is a value that is not new
+//	ndjson  one record per line
+//	json    {"from_ts", "to_ts", "step_ms", "items": [record, ...]}, one record per line
 //	yaml    the same document as json
 //
 // Times are milliseconds since 1970.
 var Formats = []string{"csv", "json", "ndjson", "yaml"}
 
-// ColumnError reports a value that came so rarely that the CSV export had no column for it.
+// ColumnError reports a value so rare that the CSV export had no column for it.
 type ColumnError struct {
 	Key    string
-	Module string // asking for this module gives the value its column
+	Module string // select this module to get a column for the value
 }
 
 func (e *ColumnError) Error() string {
-	return fmt.Sprintf("the records have %s only now and then, so it has no column here", e.Key)
+	return fmt.Sprintf("%s occurs in so few records that it has no column", e.Key)
 }
 
-// Export writes the records of the window as they come, in one of Formats.
+// Export writes the records of the window as they arrive, in one of Formats.
 func (h *Window) Export(ctx context.Context, w io.Writer, format string) error {
 	b := bufio.NewWriterSize(w, 64<<10) // a write for each record would cost more than the records
 	chosen := h.Modules
@@ -99,14 +99,14 @@ func (h *Window) exportYAML(ctx context.Context, w io.Writer) error {
 	return err
 }
 
-// columnProbe is how many records exportCSV reads to learn its columns. They are spread over
-// the window, so that a module that ran only a part of the time is met all the same.
+// columnProbe is how many records exportCSV reads to determine its columns. They are spread
+// over the window, so that a module that ran only part of the time is found.
 const columnProbe = 200
 
-// exportCSV writes a column for each value of the window, by its key: those of the chosen
-// modules, and those that a first, coarse pass finds, so that the records need not be held
-// in memory. A value that only the second pass meets has no column; the export then ends
-// with a *ColumnError after all records were written, since most readers want the rest.
+// exportCSV writes a column for each key of the window: those of the chosen modules, and
+// those that a first, coarse pass finds, so that the records need not be held in memory. A
+// key that only the second pass finds has no column; the export then writes all records and
+// returns a *ColumnError.
 func (h *Window) exportCSV(ctx context.Context, w io.Writer, chosen []string) error {
 	columns, err := h.columns(ctx, chosen)
 	if err != nil {

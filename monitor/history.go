@@ -14,16 +14,16 @@ import (
 	"agentctl/term"
 )
 
-// The history of a daemon is read through HistoryEach, a page at a time, so that a window
-// of a year needs no more memory than one of an hour. Records come in ascending order of
-// time, each with the values that are new in it: a module that is read each 5 s is missing
-// from most records of a second.
+// The history of a daemon is read with HistoryEach, one page at a time, so that a window of a
+// year needs no more memory than one of an hour. Records arrive in ascending order of time,
+// each with its new values only: at one record per second, most records lack a module that is
+// read every 5 s.
 
 // ErrNoHistory reports a daemon that records nothing.
 var ErrNoHistory = errors.New("no history")
 
-// ParseTime reads a time that a person gave: how long before now (15m, 7d), RFC 3339, or a
-// date, or date and time, in now's zone.
+// ParseTime parses a time in a form that people type: how long before now (15m, 7d), RFC
+// 3339, or a date, or date and time, in now's zone.
 func ParseTime(s string, now time.Time) (time.Time, error) {
 	if d, err := duration.Parse(s); err == nil {
 		return now.Add(-d), nil
@@ -36,10 +36,9 @@ func ParseTime(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("not a time: %q (use 15m, 24h or 7d for how long ago, or 2026-01-02T15:04:05Z)", s)
 }
 
-// Clock returns the daemon's time, by which it stamps its records. It may differ from this
-// process's time, since the daemon corrects a wrong system clock by its relay's. isSet is
-// false when a board without a battery-backed clock does not know the time yet; now is this
-// process's time then.
+// Clock returns the daemon's time, which its records carry. It may differ from this process's
+// time, since the daemon replaces a wrong system time by its relay's. While a board without a
+// battery-backed clock does not know the time, isSet is false and now is this process's time.
 func Clock(ctx context.Context, cl *control.Client) (now time.Time, isSet bool) {
 	s, err := cl.Snapshot(ctx)
 	if err != nil {
@@ -60,9 +59,9 @@ type Window struct {
 	ClockUnset   bool     // the daemon does not know the time yet; see Clock
 }
 
-// Trim is for the default window of a chart: most of it would be empty on a new board. It
-// lets the window begin with the first record, when the history is younger than it.
-// At least a minute remains.
+// Trim shortens the default window of a chart, most of which would be empty on a new board:
+// if the history is younger than the window, the window begins with the first record. At
+// least a minute remains.
 func (h *Window) Trim(ctx context.Context) error {
 	q := control.HistoryQuery{Modules: []string{"cpu"}, Limit: 1}
 	return h.each(ctx, q, func(item control.HistoryItem) error {
@@ -71,8 +70,8 @@ func (h *Window) Trim(ctx context.Context) error {
 	})
 }
 
-// each calls fn with the records of the window that q selects; q's times are set here. It
-// returns the error of fn or of the daemon, ErrNoHistory when that keeps no history.
+// each calls fn with the records of the window that q selects; it sets the times of q. It
+// returns the error of fn or of the daemon, and ErrNoHistory when the daemon keeps none.
 func (h *Window) each(ctx context.Context, q control.HistoryQuery, fn func(control.HistoryItem) error) error {
 	q.FromMS, q.ToMS = h.FromMS, h.ToMS
 	err := h.Client.HistoryEach(ctx, q, func(item control.HistoryItem) error {
@@ -93,9 +92,9 @@ func (h *Window) records(ctx context.Context, fn func(control.HistoryItem) error
 	return h.each(ctx, control.HistoryQuery{Modules: h.Modules, StepMS: h.StepMS}, fn)
 }
 
-// Draw prints a chart for each series of the window, as wide as the terminal and so high
-// that all fit, within bounds. Without StepMS it takes one record for each column of the
-// plot, or two where a column is two dots wide; the daemon thins the records out.
+// Draw prints a chart for each series of the window, as wide as the terminal and of a height
+// at which all fit, within bounds. Without StepMS it requests one record for each column of
+// the plot, or two where a column is two dots wide.
 func (h *Window) Draw(ctx context.Context, w io.Writer, zone *time.Location) error {
 	width, height, _ := term.Size(w)
 	ascii := term.ASCIIOnly()
@@ -148,8 +147,8 @@ func (h *Window) Draw(ctx context.Context, w io.Writer, zone *time.Location) err
 	return nil
 }
 
-// drawNothing says that the window is empty, and where to look next. That is not a failure:
-// the exit code of a chart without points is 0.
+// drawNothing prints that the window is empty, and the next step. That is not a failure: the
+// exit code of a chart without points is 0.
 func (h *Window) drawNothing(w io.Writer, zone *time.Location) error {
 	text := h.text(zone) + ": nothing was recorded.\n" +
 		"A longer window may have something: agentctl history --since 7d; whether anything is recorded: agentctl status\n"
@@ -194,8 +193,8 @@ func plotHeight(lines, charts int) int {
 	return min(max((lines-2)/charts-3, 4), 12)
 }
 
-// text returns the window for people; the day is named once when it is the same. The zone is
-// named too, since a board is often looked at from another one.
+// text returns the window for people. A day that both ends share is named once. The zone is
+// named, since people often watch a board from another one.
 func (h *Window) text(zone *time.Location) string {
 	from, to := time.UnixMilli(h.FromMS).In(zone), time.UnixMilli(h.ToMS).In(zone)
 	layout := time.DateTime

@@ -11,10 +11,9 @@ import (
 	"agentctl/prober"
 )
 
-// ParseReading decodes a snapshot or the params of the event metrics into values by the
-// key of the sensor catalogue, such as cpu.usage_percent. A number that the catalogue does
-// not have is found by its dotted name. Lists are left out: they are details of a number
-// beside them.
+// ParseReading decodes a snapshot or the params of the event metrics into values by the key
+// of the sensor catalogue, such as cpu.usage_percent. A number that the catalogue lacks has
+// its dotted path as its key. Lists are left out: they only add details to such a number.
 func ParseReading(raw []byte) (control.HistoryItem, error) {
 	var m map[string]any
 	if err := json.Unmarshal(raw, &m); err != nil {
@@ -82,8 +81,8 @@ func moduleNames(include func(prober.Module) bool) []string {
 	return names
 }
 
-// ModuleError reports a name that is not of a module. Its text lists those that are; the
-// command adds the flag.
+// ModuleError reports an unknown module name. Its text lists the known ones; the command adds
+// the flag.
 type ModuleError struct{ Name string }
 
 func (e *ModuleError) Error() string {
@@ -113,8 +112,8 @@ func moduleOf(key string) string {
 	return name
 }
 
-// compareKeys orders keys as the catalogue has their modules and sensors; what it does not
-// have comes after that, by name.
+// compareKeys orders keys as the catalogue orders their modules and sensors; keys that it
+// lacks follow, by name.
 func compareKeys(a, b string) int {
 	moduleRank := func(key string) int {
 		if m, ok := prober.ModuleByName(moduleOf(key)); ok {
@@ -129,9 +128,9 @@ func compareKeys(a, b string) int {
 	return cmp.Or(moduleRank(a)-moduleRank(b), sensorRank(a)-sensorRank(b), strings.Compare(a, b))
 }
 
-// PowerText says what the firmware reports about supply and heat: "good", or the warnings
-// with isBad; "" when it reports nothing. A flag that is not among the values is not known:
-// most machines report none, some only a few.
+// PowerText returns what the firmware reports about power supply and heat: "good", or the
+// warnings with isBad; "" when it reports nothing. A flag that is not among the values is
+// unknown: most machines report none, some only a few.
 func PowerText(values map[string]float64) (text string, isBad bool) {
 	isKnown := false
 	var warnings []string

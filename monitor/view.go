@@ -19,8 +19,8 @@ import (
 	"agentctl/term"
 )
 
-// View is the live view of a terminal. It keeps the newest value and the past of each
-// series, and draws all of it anew for each message and each second:
+// View is the live view on a terminal. It keeps the newest value and the past of each series,
+// and redraws everything for each message and each second:
 //
 //	attic  01hzx9k3m4p7q8r9s0t1v2w3xy                     13:20:02    header
 //	CPU      97.0 %                       ▁▄█                         a row for each series
@@ -42,9 +42,9 @@ type View struct {
 	newestAt   time.Time // when the newest sample came
 	newestTS   int64     // when it was taken, milliseconds since 1970
 	samples    int
-	lost       int64                // messages that this view was too slow for
+	lost       int64                // messages dropped because this view was too slow
 	phase      string               // of the daemon's last state event; "stop": sampling was stopped
-	updateText string               // the version that waits to be installed
+	updateText string               // the staged version
 	values     map[string]float64   // the newest ones, by key
 	past       map[string][]float64 // by key, the oldest first; NaN is a gap
 	alerts     []shownAlert         // the newest last
@@ -69,9 +69,9 @@ func NewView(color, ascii bool) *View {
 	return &View{color: color, ascii: ascii, zone: time.Local, values: map[string]float64{}, past: map[string][]float64{}}
 }
 
-// Show draws the view on the terminal f until ctx ends, q is typed, or maxSamples came (0:
-// no limit). It takes the terminal over, gives it back also after a panic, and then leaves
-// one line that sums up.
+// Show draws the view on the terminal f until ctx ends, q is typed, or maxSamples samples have
+// arrived (0: no limit). It takes over the terminal, restores it even after a panic, and then
+// prints a summary line.
 func (v *View) Show(ctx context.Context, f *os.File, msgs <-chan Message, maxSamples int) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP, syscall.SIGQUIT)
 	defer stop()
@@ -118,8 +118,8 @@ func notify(sig os.Signal) chan os.Signal {
 	return c
 }
 
-// handle changes the view by one message. Params that do not decode are a newer daemon's and
-// change nothing.
+// handle applies one message to the view. It ignores params that do not decode, which are from
+// a newer daemon.
 func (v *View) handle(m Message) {
 	switch m.Event {
 	case EventConnection:
@@ -157,7 +157,8 @@ func (v *View) handle(m Message) {
 	}
 }
 
-// setConnection takes the params of EventConnection. A loss is a gap in every series.
+// setConnection applies the params of EventConnection. A lost connection is a gap in every
+// series.
 func (v *View) setConnection(params []byte) {
 	before := v.connection.State
 	v.connection.Alerts = nil // Unmarshal would keep them
@@ -316,8 +317,8 @@ func (v *View) row(s *prober.Sensor, width int) string {
 	return line + " " + term.Paint(v.color, sparkColor(s, x), term.Sparkline(past, room, low, high, v.ascii))
 }
 
-// sparkColor warns of what runs full or hot: from 85 % or 75 C, and from 95 % or 85 C. From
-// 80 to 85 C on, many boards slow their CPU down.
+// sparkColor returns the warning color from 85 % or 75 C, and the error color from 95 % or
+// 85 C. Many boards slow their CPU down between 80 and 85 C.
 func sparkColor(s *prober.Sensor, x float64) string {
 	switch {
 	case s.Unit == "%" && x >= 95, s.Unit == "C" && x >= 85:
@@ -328,9 +329,8 @@ func sparkColor(s *prober.Sensor, x float64) string {
 	return term.Cyan
 }
 
-// footer says what is unusual, the most important first: a daemon that is gone, sampling
-// that was stopped, samples that do not come. On a narrow terminal the hint how to quit
-// gives way to it.
+// footer returns what is unusual, most important first: a lost daemon, stopped sampling,
+// missing samples. On a narrow terminal it replaces the hint how to quit.
 func (v *View) footer(now time.Time, width int) string {
 	var parts []string
 	switch {

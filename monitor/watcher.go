@@ -30,7 +30,7 @@ import (
 // dropped and counted, and the next one that fits is preceded by EventLost. A slow reader
 // therefore never blocks the goroutine that reads the socket.
 
-// Message is an event of the daemon, or one of the watcher's own.
+// Message is an event of the daemon or of the watcher.
 type Message struct {
 	Event  string
 	Params []byte // a JSON object
@@ -51,7 +51,7 @@ func (m Message) Line() []byte {
 const (
 	EventSnapshot   = "snapshot"   // a snapshot of modules that are not pushed
 	EventConnection = "connection" // Connection
-	EventLost       = "lost"       // {"count": messages that the reader was too slow for}
+	EventLost       = "lost"       // {"count": messages dropped because the reader was too slow}
 )
 
 // Connection is the state of the connection to the daemon: the params of EventConnection.
@@ -72,7 +72,7 @@ type Connection struct {
 // this program, or the machine has no such sensor.
 var ErrModules = errors.New("this daemon does not have all of the modules")
 
-// Watcher follows the daemon over its restarts. Run connects, reports the state of the
+// Watcher follows the daemon across restarts. Run connects, reports the state of the
 // connection, forwards the daemon's events, polls the modules that are not pushed, and
 // keeps a burst going while the interval is shorter than the daemon's.
 //
@@ -108,9 +108,9 @@ const (
 	maxRetry    = 2 * time.Second
 )
 
-// Run lets show take the messages until show returns, ctx ends, or the daemon refuses. The
-// first connection must succeed; a later loss is retried forever. It returns the error of
-// show, or why the daemon refused: control.ErrPermission or ErrModules.
+// Run calls show with the channel of messages and works until show returns, ctx ends, or the
+// daemon refuses. The first connection must succeed; a lost one is retried forever. Run
+// returns the error of show, or why the daemon refused: control.ErrPermission or ErrModules.
 func (w *Watcher) Run(ctx context.Context, show func(context.Context, <-chan Message) error) error {
 	cl, err := w.dial(ctx)
 	if err != nil {
@@ -213,8 +213,8 @@ func (w *Watcher) serve(ctx context.Context, cl *control.Client) error {
 	return err
 }
 
-// announce asks who answers, and publishes it. A restart may have changed all of it: the
-// version, the name, the modules that are pushed.
+// announce requests the daemon's status and publishes EventConnection. A restart may have
+// changed the version, the name and the pushed modules.
 func (w *Watcher) announce(ctx context.Context, cl *control.Client) (*Connection, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -245,9 +245,9 @@ func (w *Watcher) unpushed(pushed []string) []string {
 	})
 }
 
-// poll asks for modules and sends what they report. It returns the modules to ask for from
-// then on. An older daemon may not know all of them: when the person named them, that is
-// ErrModules; else only those that every daemon has are asked for.
+// poll requests a snapshot of modules and sends it. It returns the modules to request from
+// then on. An older daemon may not know all of them: if the caller named them, poll returns
+// ErrModules; otherwise later polls request only the modules that every daemon has.
 func (w *Watcher) poll(ctx context.Context, cl *control.Client, modules []string) ([]string, error) {
 	if len(modules) == 0 {
 		return nil, nil
@@ -280,15 +280,14 @@ func (w *Watcher) burst(ctx context.Context, cl *control.Client) error {
 	_, err := cl.Burst(ctx, w.Interval, burstTTL)
 	var answer *control.Error
 	if errors.As(err, &answer) && answer.Code == control.CodeRateLimited {
-		return nil // other clients have it fast already
+		return nil // a burst of another client is already as fast
 	}
 	return err
 }
 
-// onEvent takes an event of the daemon. Metrics are forwarded no more often than asked
-// for, by the times in them; the members of those in between are joined to the next, so
-// that a module that is read rarely is not lost. A clock that is set back does not silence
-// the stream.
+// onEvent handles an event of the daemon. Metrics are forwarded at most once per Interval,
+// measured by their timestamps. The members of skipped metrics are merged into the next one,
+// so that a rarely read module is not lost. A clock that is set back does not stop the stream.
 func (w *Watcher) onEvent(e control.Event) {
 	if e.Method != control.EventMetrics || (w.Interval == 0 && len(w.Modules) == 0) {
 		w.forward(Message{e.Method, e.Params})
@@ -336,7 +335,7 @@ func (w *Watcher) forward(m Message) {
 	}
 }
 
-// release sends the events that waited for the announcement.
+// release sends the events that were held back until the announcement.
 func (w *Watcher) release() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -346,8 +345,8 @@ func (w *Watcher) release() {
 	w.announcing, w.waiting = false, nil
 }
 
-// publish sends a message of the watcher's own. It does not wait for the announcement: it is
-// the announcement, or the end.
+// publish sends a message of the watcher. It is not held back, since it is the announcement
+// itself, or the end of the connection.
 func (w *Watcher) publish(event string, params any) {
 	b, err := json.Marshal(params)
 	if err != nil {
@@ -356,8 +355,8 @@ func (w *Watcher) publish(event string, params any) {
 	w.send(Message{event, b})
 }
 
-// send passes a message on if there is room; otherwise it is counted, and EventLost reports
-// the count before the next message that fits. It never blocks.
+// send queues a message. When the queue is full it drops and counts the message, and EventLost
+// reports the count before the next message that fits. It never blocks.
 func (w *Watcher) send(m Message) {
 	if n := w.lost.Load(); n > 0 {
 		select {

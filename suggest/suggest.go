@@ -1,4 +1,4 @@
-// Package suggest finds the word that a mistyped one was probably meant to be.
+// Package suggest finds the known word that a mistyped word was probably meant to be.
 package suggest
 
 import (

@@ -24,7 +24,7 @@ type Chart struct {
 	Label, Unit string
 	Points      []Point // in ascending order of time
 	From, To    int64   // the window, milliseconds since 1970
-	Step        int64   // the smallest distance of two points, milliseconds
+	Step        int64   // the smallest distance between two points, milliseconds
 	Max         float64 // the end of the scale; 0: chosen from the points
 	Width       int     // columns of the whole chart, at least MinChartWidth
 	Height      int     // lines of the plot
@@ -108,9 +108,9 @@ func (c Chart) valueRange() (low, high float64) {
 	return low, high
 }
 
-// scale returns the range of the vertical axis. It begins at zero, so that heights compare,
-// except for temperatures, where zero would flatten the line. It ends at Max when the
-// points come near it, else at a round number above the highest one.
+// scale returns the range of the vertical axis. It begins at zero, so that heights can be
+// compared, except for temperatures, where zero would flatten the line. It ends at Max when
+// the points are near Max, else at a round number above the highest point.
 func (c Chart) scale() (low, high float64) {
 	if len(c.Points) == 0 {
 		return 0, cmp.Or(c.Max, 1)
@@ -212,7 +212,7 @@ func drawLine(x0, y0, x1, y1 int, dot func(x, y int)) {
 
 const day = 24 * time.Hour
 
-// tickSteps are the distances of time labels that a person reads easily.
+// tickSteps are the easily readable distances between time labels.
 var tickSteps = []time.Duration{
 	time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second, 30 * time.Second,
 	time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 15 * time.Minute, 30 * time.Minute,

@@ -26,8 +26,8 @@ func WriteJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// WriteYAML prints v as YAML, with the names and the order of its JSON: json tags hold for
-// both formats. It goes through JSON, which is YAML, and drops the flow style of that.
+// WriteYAML prints v as YAML, with the names and the order of its JSON, so that json tags
+// apply to both formats. It encodes v as JSON, which is valid YAML, and clears the flow style.
 func WriteYAML(w io.Writer, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {

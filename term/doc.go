@@ -2,16 +2,16 @@
 //
 // It has charts and sparklines (Chart, Sparkline), aligned tables (Table), a screen for
 // live views (Screen), colors, and numbers and times as people read them (Value, Bytes,
-// Ago). SafeLine and SafeText make text from other machines safe to show: no control or
-// bidirectional formatting character of it reaches the terminal.
+// Ago). SafeLine and SafeText make text from other machines safe to show: they replace its
+// control and bidirectional formatting characters.
 //
 //	t := term.NewTable(os.Stdout, "NAME", "SIZE")
 //	t.Row(name, term.Bytes(size))
 //	err := t.Flush()
 //
-// Functions that need a terminal take it as an io.Writer and decide by what it is: a file
-// gets no color and no escape sequence.
+// Functions that draw take an io.Writer and check whether it is a terminal: a file gets no
+// color and no escape sequences.
 //
-// The package imports nothing else of this module and reads no flags. Width is counted in
+// The package imports no other package of this module and reads no flags. Width is counted in
 // runes: each character is assumed to take one column.
 package term

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Ago says how long ago a moment was, in one unit: people compare ages, they do not
-// subtract them. ms counts milliseconds from 1970; 0 is "never".
+// Ago returns how long ago a moment was, in one unit, which is precise enough to compare
+// ages. ms is in milliseconds since 1970; 0 is "never".
 func Ago(ms int64) string {
 	if ms == 0 {
 		return "never"

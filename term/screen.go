@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The escape sequences are those of xterm, which every terminal emulator of today and the
-// Linux console know (ctlseqs, "Functions using CSI"):
+// The escape sequences are those of xterm (ctlseqs, "Functions using CSI"), which today's
+// terminal emulators and the Linux console support:
 //
 //	ESC [ ? 1049 h / l   to the alternate screen buffer and back
 //	ESC [ ? 25 l / h     hide and show the cursor
@@ -20,8 +20,8 @@ import (
 //	ESC [ J, ESC [ 2 J   erase to the end of the screen, and all of it
 //	ESC [ 0 m            no color and no attribute
 
-// Screen is a terminal taken over for a live view: the alternate screen buffer, no cursor,
-// no echo. Leave restores it; the caller must make sure that it runs, also after a panic.
+// Screen is a terminal in the mode of a live view: the alternate screen buffer, no cursor, no
+// echo. Leave restores it; the caller must ensure that it runs, even after a panic.
 // Its methods may be called concurrently.
 type Screen struct {
 	out *os.File
@@ -34,7 +34,7 @@ type Screen struct {
 // NewScreen returns a screen on out, which must be a terminal.
 func NewScreen(out *os.File) *Screen { return &Screen{out: out} }
 
-// Enter takes the terminal over.
+// Enter switches the terminal to the live view.
 func (s *Screen) Enter() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,7 +53,8 @@ func (s *Screen) Enter() {
 	_, _ = io.WriteString(s.out, "\x1b[?1049h\x1b[?25l\x1b[2J")
 }
 
-// Leave gives the terminal back as Enter found it. It does nothing when it is not active.
+// Leave restores the terminal to its state before Enter. It does nothing if Enter was not
+// called.
 func (s *Screen) Leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,8 +86,8 @@ func (s *Screen) Draw(lines []string) error {
 	return err
 }
 
-// Suspend handles Ctrl-Z: it gives the terminal back, stops this process, and takes the
-// terminal over again when the process is continued.
+// Suspend handles Ctrl-Z: it restores the terminal, stops this process, and enters the live
+// view again when the process is continued.
 func (s *Screen) Suspend() {
 	s.Leave()
 	_ = unix.Kill(os.Getpid(), unix.SIGSTOP)

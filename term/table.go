@@ -7,8 +7,8 @@ import (
 )
 
 // Table prints rows under a header, in columns that are as wide as their widest cell. It
-// holds the rows in memory until Flush; a long listing flushes now and then, and its columns
-// may then change their width. Errors of writing show in Flush.
+// holds the rows in memory until Flush; a long listing flushes periodically, and its columns
+// may then change their width. Flush returns write errors.
 type Table struct{ w *tabwriter.Writer }
 
 // NewTable starts a table with these column titles.

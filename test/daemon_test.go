@@ -98,7 +98,7 @@ func (r *testRelay) run(name string, args ...string) (p *process, node, dir, soc
 	p = startProcess(r.t, nil, binary(r.t, "agentctl-board", "agentctl_omit_relay"), append([]string{"run", "--relay", r.url, "--token-file", token,
 		"--state-dir", filepath.Join(dir, "state"), "--socket", socket, "--name", name, "--interval", "200ms", "--log-level", "debug"}, args...)...)
 	p.waitOutput(`"msg":"ready"`)
-	p.waitOutput("node id given by the relay") // and kept
+	p.waitOutput("node id assigned by the relay") // and kept
 	eventually(r.t, "the board is online", func() bool {
 		return r.call("sysecho."+minted.NodeID+".echo.invoke", `{}`).status == http.StatusUnprocessableEntity
 	})

@@ -1,6 +1,6 @@
-// Package alert evaluates samples by rules. A rule watches one metric, raises an alert when
-// the metric has been beyond a threshold for a while, and clears it when it has come back.
-// A hysteresis between the two keeps an alert from flapping.
+// Package alert evaluates alert rules on samples. A rule watches one metric. It raises an
+// alert when the metric has been beyond a threshold for some time, and clears the alert when
+// the metric has returned. A hysteresis between the two keeps an alert from flapping.
 //
 //	engine, err := alert.New(alert.DefaultRules())
 //	err = p.SetModules(engine.Modules())              // what the rules need to be sampled
@@ -62,10 +62,10 @@ func (o Op) holds(v, threshold float64) bool {
 	return o == AtMost && v <= threshold
 }
 
-// isUpper reports whether large values are the bad ones.
+// isUpper reports whether the condition holds for large values.
 func (o Op) isUpper() bool { return o == Above || o == AtLeast }
 
-// opTexts are the comparisons in messages.
+// opTexts are the words for the comparisons in messages.
 var opTexts = map[Op]string{Above: "above", AtLeast: "at least", Below: "below", AtMost: "at most"}
 
 // Rule says when an alert is raised and cleared. The tags are the keys of a configuration
@@ -81,8 +81,8 @@ type Rule struct {
 	// For is how long the condition must hold before the alert is raised, up to 24 h;
 	// default at once.
 	For time.Duration `koanf:"for"`
-	// ClearFor is how long the value must have come back before the alert is cleared, up
-	// to 24 h; default For.
+	// ClearFor is how long the value must have returned before the alert is cleared, up to
+	// 24 h; default For.
 	ClearFor time.Duration `koanf:"clear_for"`
 	Level    Level         `koanf:"level"`
 }
@@ -95,13 +95,13 @@ func (r *Rule) clearsAt() float64 {
 	return r.Threshold + r.Hysteresis
 }
 
-// Event says that an alert was raised, or cleared: then its level is info and its message
-// begins with "cleared: ".
+// Event reports that an alert was raised or cleared. When it was cleared, the level is info
+// and the message begins with "cleared: ".
 type Event struct {
 	Level     Level   `json:"level"`
 	Metric    string  `json:"metric"`
 	Value     float64 `json:"value"`
-	Threshold float64 `json:"threshold"` // at which the alert is raised, in either case
+	Threshold float64 `json:"threshold"` // at which the alert is raised, also in a cleared event
 	RuleID    string  `json:"rule_id"`
 	// Message is one line for a person, with what to do; at most 512 bytes.
 	Message string `json:"message"`
@@ -110,8 +110,8 @@ type Event struct {
 	Cleared bool `json:"-"`
 }
 
-// Engine evaluates samples by rules. Its methods may be called from any goroutine. It
-// starts none, and its clock is that of the samples (Sample.Mono).
+// Engine evaluates rules on samples. Its methods may be called from any goroutine. It starts
+// none, and takes the time from the samples (Sample.Mono).
 type Engine struct {
 	mu     sync.Mutex // protects the fields below
 	states []ruleState
@@ -120,10 +120,10 @@ type Engine struct {
 
 // ruleState is a rule and its alert:
 //
-//	cleared ── holds for For ──> raised ── has come back for ClearFor ──> cleared
+//	cleared ── holds for For ──> raised ── has returned for ClearFor ──> cleared
 //
-// While a transition waits, changing is set. A value that no longer asks for it, or is not
-// known, ends the wait.
+// While a transition waits, changing is set. The wait ends when the value no longer calls for
+// the transition, or is unknown.
 type ruleState struct {
 	Rule
 	sensor   *prober.Sensor
@@ -211,9 +211,9 @@ func (st *ruleState) newEvent(v float64, ts int64) Event {
 	return ev
 }
 
-// Replace replaces the rules. A rule that is unchanged keeps its state; an alert whose rule
-// is gone or changed is cleared, which the events say. When a rule is invalid nothing
-// changes.
+// Replace replaces the rules. An unchanged rule keeps its state; an alert whose rule was
+// removed or changed is cleared, and Replace returns the events of that. If a rule is invalid,
+// nothing changes.
 func (e *Engine) Replace(rules []Rule) ([]Event, error) {
 	if err := Check(rules); err != nil {
 		return nil, err
@@ -277,7 +277,7 @@ func (e *Engine) Modules() []string {
 	return slices.Sorted(slices.Values((set & prober.OptionalModules).Names()))
 }
 
-// number prints at most two decimals, and few digits of what is huge.
+// number prints at most two decimals, and few digits of a huge value.
 func number(v float64) string {
 	if math.Abs(v) >= 1e15 {
 		return strconv.FormatFloat(v, 'g', 6, 64)

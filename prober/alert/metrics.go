@@ -32,7 +32,7 @@ func MetricNames() []string {
 	return names
 }
 
-// sensorOf finds the sensor of a metric, nil when there is none.
+// sensorOf returns the sensor of a metric, nil when there is none.
 func sensorOf(metric string) *prober.Sensor {
 	if i := slices.IndexFunc(metrics, func(s *prober.Sensor) bool { return s.Metric.Name == metric }); i >= 0 {
 		return metrics[i]

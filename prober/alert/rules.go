@@ -14,8 +14,8 @@ import (
 // maxWait bounds For and ClearFor of a rule.
 const maxWait = 24 * time.Hour
 
-// DefaultRules watch what boards fail of: a full disk, heat, a weak power supply, no memory
-// left, and worn flash.
+// DefaultRules watch the usual causes of board failures: a full disk, heat, a weak power
+// supply, exhausted memory, and worn flash.
 func DefaultRules() []Rule {
 	return []Rule{
 		{ID: "disk-full", Metric: "disk_pct", Op: AtLeast, Threshold: 95, Hysteresis: 2, Level: Error},
@@ -29,7 +29,7 @@ func DefaultRules() []Rule {
 	}
 }
 
-// Check reports all that is wrong with rules: which rule, what, and what is allowed.
+// Check returns all errors of the rules. Each names the rule, the problem and what is allowed.
 func Check(rules []Rule) error {
 	if len(rules) > MaxRules {
 		return fmt.Errorf("%d alert rules, at most %d", len(rules), MaxRules)
