@@ -166,8 +166,11 @@ func agrees(t testing.TB, s *jsonschema.Schema, doc []byte) {
 func TestManifestSchemaAgrees(t *testing.T) {
 	s := publishedSchema(t)
 	rng := rand.New(rand.NewPCG(1, 2))
-	accepted := 0
-	for range 1500 {
+	manifests, accepted := 1500, 0
+	if raceEnabled {
+		manifests = 300
+	}
+	for range manifests {
 		var tree any
 		if err := json.Unmarshal([]byte(goodManifest), &tree); err != nil {
 			t.Fatal(err)
@@ -184,8 +187,8 @@ func TestManifestSchemaAgrees(t *testing.T) {
 			accepted++
 		}
 	}
-	if accepted < 75 || accepted > 1425 {
-		t.Errorf("%d of 1500 are good: the test says little", accepted)
+	if accepted < manifests/20 || accepted > manifests*19/20 {
+		t.Errorf("%d of %d are good: the test says little", accepted, manifests)
 	}
 }
 
