@@ -21,7 +21,9 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # a database, and cannot find a race of ours. The packages that call it are instrumented.
 CC_FOUND    := $(shell command -v gcc || command -v cc || command -v clang)
 RACE        := $(if $(CC_FOUND),-race -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=modernc.org/libc=-race=false,)
-RACE_ENV    := $(if $(CC_FOUND),CGO_ENABLED=1,CGO_ENABLED=0)
+# A binary with the detector waits before it exits, for races in goroutines that are left:
+# a second by default, which 50 packages and the processes they start add up.
+RACE_ENV    := $(if $(CC_FOUND),CGO_ENABLED=1 GORACE=atexit_sleep_ms=100,CGO_ENABLED=0)
 # The last nfpm whose dependencies the public module proxy serves.
 NFPM        := $(GO) run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
 # Platforms of a release: GOOS/GOARCH[/GOARM].

@@ -283,7 +283,7 @@ func TestMetrics(t *testing.T) {
 			return errors.As(err, &e) && e.Kind == client.Broken
 		}},
 		{"not JSON", frames(normal, "{"), 0, isProtocolError},
-		{"unknown event", frames("event: news\ndata: 1\n\n", "1"), 1, isProtocolError},
+		{"unknown event", frames("event: other\ndata: 1\n\n", "1"), 1, isProtocolError},
 		{"no stream", answer(200, "hello"), 0, isProtocolError},
 	}
 	for _, tt := range tests {

@@ -159,7 +159,7 @@ func TestTailCatchesUp(t *testing.T) {
 	first := server.Stats().LastID + 1
 	for n := range uint64(events) {
 		server.Emit("default", "t", strings.Repeat("x", 8<<10))
-		waitFor(t, "room", func() bool { st := server.Stats(); return st.EmitLost == 0 && st.Delivered+st.Dropped+16 >= n })
+		waitFor(t, "free queue space", func() bool { st := server.Stats(); return st.EmitLost == 0 && st.Delivered+st.Dropped+16 >= n })
 	}
 	waitFor(t, "a loss", func() bool { return server.Stats().Dropped > 0 })
 	close(open)

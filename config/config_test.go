@@ -38,7 +38,7 @@ func schemaForTest(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// schemaAccepts judges the text of a file by the schema, as an editor would.
+// schemaAccepts validates the text of a file against the schema, as an editor would.
 func schemaAccepts(s *jsonschema.Schema, text []byte) error {
 	var v any
 	if err := yaml.Unmarshal(text, &v); err != nil {

@@ -251,10 +251,10 @@ func TestHandlerFailures(t *testing.T) {
 		}
 		panicked := strings.HasPrefix(tt.name, "panics")
 		if panicked != (len(where) == 1) {
-			t.Errorf("%s: told of %d panics", tt.name, len(where))
+			t.Errorf("%s: OnPanic was called %d times", tt.name, len(where))
 		}
 		if panicked && (!strings.HasPrefix(where[0], "echo ") || !strings.Contains(where[0], "mux_test.go") || strings.Contains(where[0], "canary9876")) {
-			t.Errorf("%s: told %s", tt.name, where[0])
+			t.Errorf("%s: OnPanic got %s", tt.name, where[0])
 		}
 		// The place in flight is free again.
 		for range 6 {
@@ -265,19 +265,19 @@ func TestHandlerFailures(t *testing.T) {
 }
 
 func TestStreamPanics(t *testing.T) {
-	told := 0
+	panics := 0
 	h := &fake{capability: manifest.Metrics()}
 	h.call = func(context.Context, manifest.ToolName, []byte) ([]byte, handlers.Stream, error) {
 		return []byte(`{"interval_ms":5000}`), func(context.Context, func([]byte) error) error { panic("in the stream") }, nil
 	}
-	m := mux(t, handlers.Options{OnPanic: func(string, []byte) { told++ }}, h)
+	m := mux(t, handlers.Options{OnPanic: func(string, []byte) { panics++ }}, h)
 	_, stream, err := m.Call(t.Context(), tool(t, "sys.NODE.metrics.subscribe"), []byte("{}"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	wantCode(t, "the stream", stream(t.Context(), func([]byte) error { return nil }), manifest.Internal)
-	if told != 1 {
-		t.Errorf("told of %d panics", told)
+	if panics != 1 {
+		t.Errorf("OnPanic was called %d times", panics)
 	}
 	// A stream is wanted where the verb is one.
 	h.call = nil

@@ -165,7 +165,7 @@ func TestWatchInterval(t *testing.T) {
 	}
 }
 
-// What a slow reader misses is counted, and told when there is room.
+// What a slow reader misses is counted, and reported when its queue has space again.
 func TestWatchLost(t *testing.T) {
 	w := &Watcher{out: make(chan Message, 2)}
 	for range 5 {

@@ -381,8 +381,8 @@ func TestRFC0005AtMostOnce(t *testing.T) {
 	})
 }
 
-// The newest link of a node wins. Two installs of one node are a clone: its owner hears of
-// it, and when they fight on neither is served.
+// The newest link of a node wins. Two installs of one node are a clone: its owner is
+// warned, and if both keep connecting, neither is served.
 func TestRFC0005Takeover(t *testing.T) {
 	bubble(t, func(t *testing.T, r *testRelay) {
 		minted := r.mint(auth.MintRequest{Class: "device"})

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// complete is what the shell would be told for these words.
+// complete returns the completions that the shell gets for these words.
 func complete(t *testing.T, words ...string) string {
 	t.Helper()
 	if words = append([]string{"__complete"}, words...); !completing(append([]string{"agentctl"}, words...)) {

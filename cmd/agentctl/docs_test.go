@@ -66,7 +66,7 @@ func docsSection(w *strings.Builder, c *cobra.Command) {
 		for _, s := range subs {
 			names = append(names, "`"+s.Name()+"`")
 		}
-		fmt.Fprintf(w, "\nShells: %s. Each page tells how to load it: `agentctl completion bash --help`.\n", strings.Join(names, ", "))
+		fmt.Fprintf(w, "\nShells: %s. Each page explains how to load it: `agentctl completion bash --help`.\n", strings.Join(names, ", "))
 	}
 	if !c.HasAvailableLocalFlags() {
 		return

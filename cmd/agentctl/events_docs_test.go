@@ -95,31 +95,31 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// The page lists the variables that the gateway asks for, and their defaults.
+// The page lists the variables that the gateway reads, and their defaults.
 func TestEventsDocsEnvironment(t *testing.T) {
 	_, table, _ := strings.Cut(eventsDoc(t), "\n## Environment\n")
 	table, _, _ = strings.Cut(table, "\n## ")
-	var told []string
+	var documented []string
 	defaults := make(map[string]string)
 	for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| `?([^|`]*)`? \\|.*\\| (yes )?\\|$").FindAllStringSubmatch(table, -1) {
-		told = append(told, m[1])
+		documented = append(documented, m[1])
 		defaults[m[1]] = m[2]
 		if m[3] != "" {
-			told = append(told, m[1]+"_FILE")
+			documented = append(documented, m[1]+"_FILE")
 		}
 	}
-	var asked []string
+	var read []string
 	e, err := gateway.FromEnv(func(name string) string {
-		asked = append(asked, name)
+		read = append(read, name)
 		return ""
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	slices.Sort(told)
-	slices.Sort(asked)
-	if asked = slices.Compact(asked); !slices.Equal(told, asked) {
-		t.Errorf("%s tells of\n%v\nthe gateway asks for\n%v", eventsDocs, told, asked)
+	slices.Sort(documented)
+	slices.Sort(read)
+	if read = slices.Compact(read); !slices.Equal(documented, read) {
+		t.Errorf("%s documents\n%v\nthe gateway reads\n%v", eventsDocs, documented, read)
 	}
 	for name, is := range map[string]string{
 		"MCP_SSE_PORT": strings.TrimPrefix(e.Listen, ":"), "MCP_SSE_HEARTBEAT_MS": fmt.Sprint(e.Heartbeat.Milliseconds()), "MCP_SSE_RING_MAX": fmt.Sprint(e.Ring),

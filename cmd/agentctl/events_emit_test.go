@@ -51,7 +51,8 @@ func TestEventsEmit(t *testing.T) {
 	}
 }
 
-// Whatever is wrong, a script goes on after a second at the latest; --strict tells.
+// Whatever fails, emit returns after about a second and exits with 0; with --strict the exit
+// code reports the failure.
 func TestEventsEmitNeverFails(t *testing.T) {
 	hideEnvironment(t)
 	gone := make(chan struct{})

@@ -58,7 +58,7 @@ func TestSubscribeCoalesces(t *testing.T) {
 	// A change of shared tools notifies every tenant.
 	load(t, k, newPlugin("zoo", "", "x:y"))
 	if !pending(a) || !pending(b) {
-		t.Error("a shared plugin was not notified to all")
+		t.Error("a change of a shared plugin did not reach all tenants")
 	}
 	a.Close()
 	a.Close()

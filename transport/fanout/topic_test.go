@@ -81,7 +81,7 @@ func TestOverflowSparesOthers(t *testing.T) {
 		}
 	}
 	if n := topic.Len(); n != 3 {
-		t.Errorf("%d subscribers left, want the 3 with room", n)
+		t.Errorf("%d subscribers left, want the 3 with space", n)
 	}
 }
 

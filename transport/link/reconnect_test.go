@@ -121,7 +121,7 @@ func TestRunWaits(t *testing.T) {
 }
 
 // TestRelayDoesNotRead: the client drops a relay that has stopped reading after 10 s, even
-// while the device's reader waits for room in the send queue.
+// while the device's reader waits for space in the send queue.
 func TestRelayDoesNotRead(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := startDevice(t, echoArgs)

@@ -78,7 +78,7 @@ func TestUserTimeout(t *testing.T) {
 }
 
 // A frame the kernel takes only in part is never torn: the remainder is sent first when
-// there is room, also through TLS, also when the stream closes.
+// there is space, also through TLS, also when the stream closes.
 func TestPartialFrame(t *testing.T) {
 	t.Parallel()
 	plainAndTLS(t, func(t *testing.T, secure bool) {
@@ -134,7 +134,7 @@ func TestPartialFrame(t *testing.T) {
 	})
 }
 
-// Unexpected input must not turn the end of a stream into a reset, with Run
+// Unexpected input must not make the end of a stream a reset, with Run
 // watching the client before or without.
 func TestUnreadInput(t *testing.T) {
 	ended, goOn := make(chan struct{}), make(chan struct{})

@@ -55,14 +55,14 @@ func openDrop(t *testing.T, streams *Streams, o Options) (*Writer, net.Conn) {
 	return <-opened, conn
 }
 
-// flushUntilOpen flushes whenever the poller reports room, until nothing waits.
+// flushUntilOpen flushes whenever the poller reports space, until nothing waits.
 func flushUntilOpen(t *testing.T, w *Writer, writable <-chan struct{}) (dropped uint64) {
 	t.Helper()
 	for w.Blocked() {
 		select {
 		case <-writable:
 		case <-time.After(testTimeout):
-			t.Fatal("the poller does not report room")
+			t.Fatal("the poller does not report space")
 		}
 		n, err := w.Flush()
 		if err != nil {
@@ -73,7 +73,7 @@ func flushUntilOpen(t *testing.T, w *Writer, writable <-chan struct{}) (dropped 
 	return dropped
 }
 
-// TestDrop: Send never waits; what does not fit is written once there is room; the bytes
+// TestDrop: Send never waits; what does not fit is written once there is space; the bytes
 // arrive whole and in order; what exceeds the queue is dropped and counted.
 func TestDrop(t *testing.T) {
 	p, err := NewPoller()

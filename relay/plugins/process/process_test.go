@@ -326,7 +326,7 @@ func TestMisbehavingPlugins(t *testing.T) {
 			said += fmt.Sprint(e.ContextMap()["line"])
 		}
 		if !strings.Contains(said, strings.Repeat("a", 32)) || !strings.Contains(said, `"agent_id":"tester"`) {
-			t.Errorf("the plugin was not notified the trace id and the caller: %s", said)
+			t.Errorf("the plugin did not get the trace id and the caller: %s", said)
 		}
 	})
 }

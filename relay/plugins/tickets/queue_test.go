@@ -124,7 +124,7 @@ func TestNotifications(t *testing.T) {
 		}
 		// Unloaded: the resources are gone and subscribers are notified.
 		if !d.k.Unload(d.p) || !sub.Next().Resources {
-			t.Error("nobody was notified of that the resources are gone")
+			t.Error("nobody was notified that the resources are gone")
 		}
 		if _, _, err := d.k.Read(ctx, ann, openURI); err == nil {
 			t.Error("a queue of an unloaded plugin")
