@@ -22,8 +22,8 @@ func newBurst() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "burst",
 		Short: "Sample faster for a while",
-		Long: `Have the daemon sample and push faster for a while, for everybody on this box. It falls back by
-itself. Of bursts that overlap the fastest counts.`,
+		Long: `Make the daemon sample and push faster for a limited time, for all local clients. Then the
+previous interval applies again. When bursts overlap, the fastest one wins.`,
 		Example: "  agentctl burst\n  agentctl burst --interval 200ms --for 2m\n  agentctl burst --dry-run",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if interval < config.MinInterval || interval > config.MaxInterval {
@@ -55,8 +55,8 @@ itself. Of bursts that overlap the fastest counts.`,
 			})
 		},
 	}
-	cmd.Flags().Var(duration.NewValue(&interval, config.MinInterval), "interval", "sample each `DURATION`, 100ms to 60s")
-	cmd.Flags().Var(duration.NewValue(&dur, 30*time.Second), "for", "fall back after `DURATION`, 100ms to 10m")
+	cmd.Flags().Var(duration.NewValue(&interval, config.MinInterval), "interval", "sample every `DURATION`, 100ms to 60s")
+	cmd.Flags().Var(duration.NewValue(&dur, 30*time.Second), "for", "end the burst after `DURATION`, 100ms to 10m")
 	c.flags(cmd)
 	return cmd
 }

@@ -18,14 +18,14 @@ func newCall() *cobra.Command {
 	var args string
 	c := &cobra.Command{
 		Use:   "call TOOL [key=value...]",
-		Short: "Call a tool of a board through the relay; subscribe tools stream",
+		Short: "Call a tool of a board through the relay",
 		Long: `Call a tool of a board through the relay.
 
 TOOL is a tool's full name (see 'agentctl ls -o json' or MCP tools/list), or NODE:VERB,
 where NODE is a node's id, a unique prefix of it or its name, and VERB is one of echo,
-snapshot and subscribe. A value that is JSON is passed as such, anything else as a string.
-The result is JSON on stdout; a stream is one JSON frame a line, until its close event (-o yaml:
-one document a frame).`,
+snapshot and subscribe. A value that is valid JSON is passed as JSON, anything else as a
+string. The result is JSON on stdout. A stream prints one JSON frame per line until its close
+event (with -o yaml, one document per frame).`,
 		Example: `  agentctl call attic:echo message=hello
   agentctl call attic:snapshot
   agentctl call attic:subscribe interval_ms=1000 --count 5

@@ -20,8 +20,8 @@ type configFlags struct {
 }
 
 func (f *configFlags) add(c *cobra.Command) {
-	c.Flags().StringVar(&f.path, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`; then no daemon is asked [AGENTCTL_CONFIG]")
-	c.Flags().StringVar(&f.stateDir, "state-dir", "", "`DIR` of the daemon's state; then no daemon is asked [AGENTCTL_STATE_DIR]")
+	c.Flags().StringVar(&f.path, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`; read it without asking a daemon [AGENTCTL_CONFIG]")
+	c.Flags().StringVar(&f.stateDir, "state-dir", "", "`DIR` of the daemon's state; read it without asking a daemon [AGENTCTL_STATE_DIR]")
 	c.Flags().StringVar(&f.socket, "socket", "", "`PATH` of the control socket [AGENTCTL_SOCKET]")
 }
 
@@ -84,8 +84,8 @@ func newConfig() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "config",
 		Short: "Show, check and change the settings of the daemon",
-		Long: `Show, check and change the settings of the daemon: those it runs with where one runs,
-else those of the files. docs/config.md lists all keys.`,
+		Long: `Show, check and change the daemon's settings: those of the running daemon or, if none runs,
+those of the files. docs/config.md lists all keys.`,
 		Example: "  agentctl config show --origin\n  agentctl config set base_interval_ms 5000\n  agentctl config validate",
 	}
 	c.AddCommand(newConfigShow(), newConfigGet(), newConfigSet(), newConfigUnset(), newConfigValidate(), newConfigSchema())
@@ -127,7 +127,7 @@ func newConfigValidate() *cobra.Command {
 	var f configFlags
 	c := &cobra.Command{
 		Use:     "validate [FILE]",
-		Short:   "Check a configuration file, or all that the daemon would read",
+		Short:   "Check a configuration file, or all files that the daemon would read",
 		Example: "  agentctl config validate\n  agentctl config validate new.yaml",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -17,9 +17,9 @@ func newConfigSet() *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
 		Use:   "set KEY VALUE",
-		Short: "Change a setting; a daemon that runs applies it",
+		Short: "Change a setting; a running daemon applies it",
 		Long: `Change a setting. It is saved in STATE_DIR/settings.yaml, which takes precedence over
-config.yaml, and a daemon that runs applies it by itself.`,
+config.yaml. A running daemon applies it automatically.`,
 		Example: `  agentctl config set base_interval_ms 5000
   agentctl config set module_intervals.disk 60000 --dry-run
   agentctl config set modules network,temperature

@@ -18,7 +18,7 @@ func newConfigShow() *cobra.Command {
 	var origin bool
 	c := &cobra.Command{
 		Use:     "show",
-		Short:   "Every setting, and where it comes from",
+		Short:   "Print every setting and its source",
 		Example: "  agentctl config show --origin\n  agentctl config show -o yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v, of, err := f.view(cmd.Context())
@@ -71,7 +71,7 @@ func newConfigGet() *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:               "get KEY",
-		Short:             "One setting",
+		Short:             "Print one setting",
 		Example:           "  agentctl config get base_interval_ms\n  agentctl config get alerts.rules -o json",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeKeys,

@@ -30,10 +30,10 @@ func newDemo() *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "The whole loop on this machine: a relay, this machine and four mock boards",
-		Long: `Run a relay on loopback, this machine as a device and four mock boards, each over a
-real WebSocket link; prove the loop with one echo through MCP; then show live metrics
-until Ctrl-C. It keeps its state in a temporary directory and removes it at the end.`,
+		Short: "Run a relay, this machine and four mock boards in one process",
+		Long: `Run a relay on loopback, the daemon of this machine and four mock boards, each over a real
+WebSocket link. The demo sends one echo through MCP, then shows live metrics until Ctrl-C. It
+keeps its state in a temporary directory and removes it at the end.`,
 		Example: "  agentctl demo\n  agentctl demo -o json --listen 127.0.0.1:0",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// Also when its terminal or the reader of its output goes: nothing is left behind.
@@ -73,7 +73,7 @@ until Ctrl-C. It keeps its state in a temporary directory and removes it at the 
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", relay.DefaultListen, "`HOST:PORT` of the relay, loopback; :0 for a free port")
-	c.Flags().Var(duration.NewValue(&dur, 0), "for", "end after `DURATION` (0: with Ctrl-C)")
+	c.Flags().Var(duration.NewValue(&dur, 0), "for", "end after `DURATION` (0: at Ctrl-C)")
 	out.flags(c)
 	return c
 }

@@ -19,14 +19,14 @@ func newDoctor() *cobra.Command {
 	values := map[string]*string{} // flags by key of the configuration
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Find out what is wrong with this box's agentctl, and what to do",
-		Long: `Find out what is wrong with this box's agentctl, and what to do: configuration, state directory,
-socket, daemon, clock, relay (name, TCP, certificate), token, power, heat, wear of the card,
-history, service. The checks run side by side and take 5 s at most; nothing is changed.
+		Short: "Find problems on this machine and print how to fix them",
+		Long: `Find problems of agentctl on this machine and print how to fix them. Checked are configuration,
+state directory, socket, daemon, clock, relay (name, TCP, certificate), token, power, temperature,
+SD card wear, history and service. The checks run in parallel, take at most 5 s and change nothing.
 
-The relay, its token and its authority are those of the running daemon, unless flags, the
-environment, the configuration file or /etc/default/agentctl name others. Exit 0 when all is
-well or there are only warnings, 1 when something fails.`,
+Relay, token and certificate authority are those of the running daemon, unless flags, the
+environment, the configuration file or /etc/default/agentctl set others. The exit code is 0 if
+no check fails (warnings are allowed), otherwise 1.`,
 		Example: "  agentctl doctor\n  sudo agentctl doctor --warnings-as-errors\n  agentctl doctor -o json | jq '.checks[] | select(.status != \"ok\")'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Version, o.BuiltAt, o.Settings = version, build().Time, config.Settings{}
@@ -56,11 +56,11 @@ well or there are only warnings, 1 when something fails.`,
 		{"state_dir", "`DIR` of the daemon's state"},
 		{"relay", "`URL` of the relay"},
 		{"token_file", "`FILE` with the device token"},
-		{"ca_file", "PEM `FILE` of the authority that signed the relay's certificate"},
+		{"ca_file", "PEM `FILE` with the authority that signed the relay's certificate"},
 	} {
 		values[setting.key] = f.String(flagName(setting.key), "", setting.usage+" ["+config.FindKey(setting.key).Env()+"]")
 	}
-	f.BoolVar(&strict, "warnings-as-errors", false, "exit 1 when there are warnings")
+	f.BoolVar(&strict, "warnings-as-errors", false, "exit with 1 if there are warnings")
 	return c
 }
 

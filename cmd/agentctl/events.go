@@ -21,9 +21,9 @@ import (
 func newEvents() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "events",
-		Short: "Follow, emit and serve topic events; read the relay's event log",
-		Long: `Follow, emit and serve topic events (docs/events.md), and read the relay's event log: what
-happened to boards, agents and tickets, in order.`,
+		Short: "Subscribe to, publish and serve topic events; read the event log",
+		Long: `Subscribe to, publish and serve topic events (docs/events.md), and read the relay's event log: the
+history of boards, agents and tickets.`,
 	}
 	c.AddCommand(newEventsTail(), newEventsEmit(), newEventsServe(), newEventsReplay())
 	return c
@@ -36,11 +36,12 @@ func newEventsReplay() *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:   "replay",
-		Short: "Print the event log from the disk, oldest first",
-		Long: `Print the event log from a relay's state directory, oldest first, while the relay runs or
-not; nothing is written. With -o ndjson the same log gives the same bytes each time.
+		Short: "Print the event log from disk, oldest event first",
+		Long: `Print the event log in a relay's state directory, oldest event first. It works whether the relay
+runs or not, and writes nothing. With -o ndjson the same log always gives the same bytes.
 
-Old events are removed by age and size; what was known then is in the snapshot.* events.`,
+Old events are removed by age and size. The state they led to is in ticket.snapshot and
+ticket.comments events and in the latest presence events.`,
 		Example: `  agentctl events replay
   agentctl events replay --type 'ticket.*' --tenant greenhouse -o ndjson`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -64,8 +65,8 @@ Old events are removed by age and size; what was known then is in the snapshot.*
 	}
 	stateDirFlag(c, &dir)
 	f := c.Flags()
-	f.Uint64Var(&from, "from", 0, "begin at event `SEQ` (0: the oldest)")
-	f.StringArrayVar(&q.Types, "type", nil, "only events of `TYPE`; ticket.* is all that begin like it (repeatable)")
+	f.Uint64Var(&from, "from", 0, "start at event `SEQ` (0: the oldest)")
+	f.StringArrayVar(&q.Types, "type", nil, "only events of `TYPE`; ticket.* selects all types with that prefix (repeatable)")
 	f.StringVar(&q.Tenant, "tenant", "", "only events of `TENANT`")
 	out.flags(c)
 	return c

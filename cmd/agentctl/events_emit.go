@@ -25,14 +25,14 @@ func newEventsEmit() *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:   "emit TOPIC JSON|-",
-		Short: "Put an event into the gateway, best effort, for scripts",
-		Long: `Put one event into the event gateway; - reads the JSON from stdin. It is best effort: after
-1 s at the latest it gives up, says why on stderr and exits 0, so that a script goes on. With
---strict the exit code tells what happened.
+		Short: "Publish an event to the gateway, best effort, for scripts",
+		Long: `Publish one event to the event gateway; - reads the JSON from stdin. Publishing is best effort:
+after at most 1 s the command gives up, prints the reason on stderr and exits with 0, so that a
+script continues. With --strict the exit code reports the failure.
 
-The gateway is that of --url or MCP_SSE_INGEST_URL, else the one on this machine: port
-MCP_SSE_PORT or 39300. The token is that of --token-file, MCP_SSE_INGEST_TOKEN or
-MCP_SSE_AUTH_TOKEN (or of the file that NAME_FILE names), in this order.`,
+The gateway is the one at --url or MCP_SSE_INGEST_URL, otherwise the one on this machine at port
+MCP_SSE_PORT or 39300. The token comes from --token-file, MCP_SSE_INGEST_TOKEN or
+MCP_SSE_AUTH_TOKEN (or from the file named by NAME_FILE), in this order.`,
 		Example: `  agentctl events emit build/done '{"ok":true}'
   uptime -s | jq -R '{since:.}' | agentctl events emit box/up - --strict`,
 		Args: cobra.ExactArgs(2),
@@ -54,10 +54,10 @@ MCP_SSE_AUTH_TOKEN (or of the file that NAME_FILE names), in this order.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&to.address, "url", env("MCP_SSE_INGEST_URL", "http://127.0.0.1:"+env("MCP_SSE_PORT", client.GatewayPort)), "`URL` of the gateway, with or without the path of ingest [MCP_SSE_INGEST_URL]")
+	f.StringVar(&to.address, "url", env("MCP_SSE_INGEST_URL", "http://127.0.0.1:"+env("MCP_SSE_PORT", client.GatewayPort)), "`URL` of the gateway, with or without the path of its ingest endpoint [MCP_SSE_INGEST_URL]")
 	f.StringVar(&to.tokenFile, "token-file", "", "`FILE` with the ingest token")
-	f.StringVar(&to.caFile, "ca-file", env("AGENTCTL_CA_FILE", ""), "PEM `FILE` of the authority that signed the gateway's certificate [AGENTCTL_CA_FILE]")
-	f.BoolVar(&strict, "strict", false, "fail when the event was not taken: 1, 2 (JSON, address), 3 (no gateway), 4 (token), 7 (time)")
+	f.StringVar(&to.caFile, "ca-file", env("AGENTCTL_CA_FILE", ""), "PEM `FILE` with the authority that signed the gateway's certificate [AGENTCTL_CA_FILE]")
+	f.BoolVar(&strict, "strict", false, "exit with an error if the event was not accepted: 1, 2 (JSON, address), 3 (no gateway), 4 (token), 7 (timeout)")
 	out.flags(c)
 	return c
 }

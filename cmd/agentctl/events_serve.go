@@ -41,14 +41,15 @@ func newEventsServe() *cobra.Command {
 	var insecure bool
 	c := &cobra.Command{
 		Use:   "serve",
-		Short: "Run the event gateway alone",
-		Long: `Run the event gateway alone, without a relay: topic events in by POST, out over SSE with resume
-(docs/events.md). When it serves, one line of JSON with its URLs is on stdout.
+		Short: "Run the event gateway without a relay",
+		Long: `Run the event gateway without a relay: programs publish topic events by POST, and subscribers
+receive them over SSE with resume (docs/events.md). When it is ready, it prints one line of JSON
+with its URLs on stdout.
 
-Its settings are the variables MCP_SSE_*; a flag goes before a variable. Without
-MCP_SSE_AUTH_TOKEN it is open, and serves loopback only. With --state-dir events are on the
-disk before they are accepted, and a resume reaches back beyond the ring and over restarts;
-without, events are in memory only.`,
+Its settings are the variables MCP_SSE_*; flags take precedence. Without MCP_SSE_AUTH_TOKEN it is
+open and serves loopback only. With --state-dir, events are on disk before they are accepted, and
+subscribers can resume beyond the ring and across restarts; without it, events are kept in memory
+only.`,
 		Example: `  agentctl events serve
   MCP_SSE_PORT=40000 MCP_SSE_HEARTBEAT_MS=2000 agentctl events serve
   MCP_SSE_AUTH_TOKEN_FILE=events.token agentctl events serve --listen :39300 --tls-cert cert.pem --tls-key key.pem --state-dir events`,
@@ -96,11 +97,11 @@ without, events are in memory only.`,
 	}
 	f := c.Flags()
 	f.StringVar(&listen, "listen", "", "`HOST:PORT` to serve (default from MCP_SSE_HOST and MCP_SSE_PORT: port 39300 of loopback, or of every address with a token)")
-	f.StringVar(&dir, "state-dir", "", "`DIR` that keeps the events; not that of a relay (default: memory only)")
+	f.StringVar(&dir, "state-dir", "", "`DIR` for the events, not a relay's state directory (default: memory only)")
 	f.StringVar(&cert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
 	f.StringVar(&key, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
 	f.StringArrayVar(&origins, "allow-origin", nil, "`ORIGIN` of a web page that may connect (repeatable; default MCP_SSE_ALLOW_ORIGINS)")
-	f.BoolVar(&insecure, "insecure", false, "open beyond loopback without a token: only where nobody else can reach it")
+	f.BoolVar(&insecure, "insecure", false, "serve beyond loopback without a token; only for networks that nobody else can reach")
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	return c
 }

@@ -26,17 +26,17 @@ func newEventsTail() *cobra.Command {
 	var o client.TailOptions
 	c := &cobra.Command{
 		Use:   "tail",
-		Short: "Follow the event gateway's topics; reconnects and resumes by itself",
-		Long: `Follow the topics of an event gateway: a readable line for each event on a terminal, one JSON
-object a line elsewhere: {"id":N,"topic":"a/b","data":...}, and "signature" where the gateway
-signs. A connection that breaks is opened again with the last id, so that nothing is missed
-as long as the gateway still has it; when it does not, stderr says so.
+		Short: "Subscribe to topics of the event gateway; reconnects and resumes",
+		Long: `Subscribe to topics of an event gateway. On a terminal each event is a readable line, elsewhere one
+JSON object per line: {"id":N,"topic":"a/b","data":...}, with "signature" if the gateway signs. A
+broken connection is reopened with the last id, so that no event is missed while the gateway still
+has it; lost events are reported on stderr.
 
-The gateway is that of --url, or the one of the relay's host: port MCP_SSE_PORT or 39300. A
-token comes from --token-file, MCP_SSE_AUTH_TOKEN or AGENTCTL_TOKEN_FILE, in this order.
+The gateway is the one at --url, or at port MCP_SSE_PORT or 39300 of the relay's host. The token
+comes from --token-file, MCP_SSE_AUTH_TOKEN or AGENTCTL_TOKEN_FILE, in this order.
 
-Exit codes: 0 at the end of --count or --for and on Ctrl-C; 3 when nothing answers at the
-start; 4 for a token that is not good; 7 when --for ends before --count.`,
+Exit codes: 0 after --count or --for and on Ctrl-C; 3 if nothing answers at the start; 4 for an
+invalid token; 7 if --for ends before --count is reached.`,
 		Example: `  agentctl events tail
   agentctl events tail --topics alert,ticket,log/* --since 0
   agentctl events tail --url https://relay.example:39300 --token-file agent.token -o ndjson | jq .data`,
@@ -84,8 +84,8 @@ start; 4 for a token that is not good; 7 when --for ends before --count.`,
 	rf.flags(c)
 	f := c.Flags()
 	f.StringVar(&address, "url", env("AGENTCTL_EVENTS_URL", ""), "`URL` of the gateway, with or without the stream's path [AGENTCTL_EVENTS_URL]")
-	f.StringSliceVar(&o.Topics, "topics", nil, "only these `TOPICS`; log/* is all below log (default: all)")
-	f.StringVar(&o.After, "since", "", "begin after the event `ID`; 0: with all that the gateway has (default: with what comes)")
+	f.StringSliceVar(&o.Topics, "topics", nil, "only these `TOPICS`; log/* selects all topics below log (default: all)")
+	f.StringVar(&o.After, "since", "", "start after the event `ID`; 0: with everything that the gateway has (default: new events only)")
 	limit.flags(c, "end", "events")
 	out.streamFlags(c)
 	return c

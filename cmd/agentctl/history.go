@@ -20,14 +20,13 @@ func newHistory() *cobra.Command {
 	var step time.Duration
 	c := &cobra.Command{
 		Use:   "history",
-		Short: "What was recorded on this box: a chart, or an export",
-		Long: `What was recorded on this box: a chart for people, or with -o the records themselves.
+		Short: "Show what was recorded on this machine: a chart, or an export",
+		Long: `Show what was recorded on this machine: a chart or, with -o, the records.
 
-A time is how long ago it was (90s, 15m, 24h, 7d, 2w), or RFC 3339 (2026-01-02T15:04:05Z), or
-a day (2026-01-02, local time). --step keeps the last record of each so much time; without it a
-chart takes what fits its width, and an export takes every record. Without --since a chart of a
-daemon that began less than an hour ago begins with its first record. In an export ts is in
-milliseconds since 1970.`,
+A time is an age (90s, 15m, 24h, 7d, 2w), an RFC 3339 time (2026-01-02T15:04:05Z), or a day
+(2026-01-02, local time). --step keeps the last record of each interval; without it a chart uses
+what fits its width and an export contains every record. Without --since a chart starts one hour
+ago, or with the first record if that is younger. In an export, ts is in milliseconds since 1970.`,
 		Example: `  agentctl history
   agentctl history --since 24h --modules cpu,temperature
   agentctl history --since 7d --step 10m -o csv > week.csv
@@ -61,9 +60,9 @@ milliseconds since 1970.`,
 	f.VarP(&term.FormatFlag{Format: &format, Allowed: monitor.Formats}, "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
 	addJSONFlag(c, &format)
 	socket.flags(c)
-	f.StringVar(&since, "since", "1h", "begin so long ago, or at this `TIME`")
-	f.StringVar(&until, "until", "0s", "end so long ago, or at this `TIME`")
-	f.Var(duration.NewValue(&step, 0), "step", "keep one record each `DURATION`")
+	f.StringVar(&since, "since", "1h", "start at this `TIME` or age")
+	f.StringVar(&until, "until", "0s", "end at this `TIME` or age")
+	f.Var(duration.NewValue(&step, 0), "step", "keep one record per `DURATION`")
 	f.StringSliceVar(&h.Modules, "modules", nil, "only these `MODULES`: "+strings.Join(monitor.ModuleNames(), ", ")+" (chart: cpu and memory, export: all)")
 	return c
 }

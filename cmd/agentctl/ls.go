@@ -16,7 +16,7 @@ func newLs() *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:     "ls",
-		Short:   "List the boards of your tenant, offline ones included",
+		Short:   "List the boards of your tenant, including offline ones",
 		Example: "  agentctl ls --token-file agent.token\n  agentctl ls -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rc, err := rf.client()

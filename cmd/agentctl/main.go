@@ -44,7 +44,7 @@ func Main() int {
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "agentctl",
-		Short: "Hands and eyes for an AI agent on every board",
+		Short: "Expose Linux boards to AI agents as MCP tools",
 		Long: `agentctl watches and operates small Linux boards, with a person's finger on the trigger.
 
 On a board     agentctl run          the daemon: samples, records, dials out to a relay if there is one

@@ -71,7 +71,7 @@ func dependsOnUser(f *pflag.Flag) bool {
 const exitStatus = `
 
 # EXIT STATUS
-0 good, 1 failure, 2 usage, 3 daemon or relay not running, 4 unauthorized, 5 node offline, 6 approval required, 7 timed out.`
+0 ok, 1 failure, 2 usage, 3 daemon or relay not running, 4 unauthorized, 5 node offline, 6 approval required, 7 timed out.`
 
 // writeMan writes the man pages of all commands into dir.
 func writeMan(t *testing.T, dir string) {

@@ -20,17 +20,17 @@ func newMCP() *cobra.Command {
 	var socket, names, logLevel string
 	c := &cobra.Command{
 		Use:   "mcp",
-		Short: "An MCP server on stdin and stdout, for clients that start one",
-		Long: `An MCP server on stdin and stdout, for clients that only start programs.
+		Short: "Run an MCP server on stdin and stdout",
+		Long: `Run an MCP server on stdin and stdout, for clients that can only start programs.
 
-It is a bridge to the relay's /mcp: what the relay offers to the token, the client sees.
+It is a bridge to the relay's /mcp: the client sees what the relay offers to the token.
 The token comes from --token-file, else from the environment variable MCP_TOKEN.
 
-With --local there is no relay: it serves this board from the daemon's control socket.
-MCP_AGENT_ID names the agent then.
+With --local it needs no relay and serves this board through the daemon's control socket.
+MCP_AGENT_ID then names the agent.
 
-Tool names have _ for the dots of the relay's, because some clients refuse dots;
---names dotted keeps them.`,
+Tool names have _ in place of dots, because some clients reject dots; --names dotted keeps the
+dots.`,
 		Example: `  agentctl mcp --relay https://relay.example:8460 --token-file ~/agent.token
   agentctl mcp --local
   claude mcp add agentctl -- agentctl mcp --relay http://127.0.0.1:8460 --token-file ~/agent.token`,

@@ -10,7 +10,7 @@ func addRelayCommands(root *cobra.Command) {
 	for _, name := range []string{"relay", "token", "mcp", "plugin", "demo"} {
 		root.AddCommand(notHere(name))
 	}
-	events := &cobra.Command{Use: "events", Short: "Follow and emit topic events", Long: "Follow and emit the topic events of a gateway (docs/events.md)."}
+	events := &cobra.Command{Use: "events", Short: "Subscribe to and publish topic events", Long: "Subscribe to and publish topic events of a gateway (docs/events.md)."}
 	events.AddCommand(newEventsTail(), newEventsEmit(), notHere("serve"), notHere("replay"))
 	root.AddCommand(events)
 }

@@ -16,9 +16,9 @@ import (
 func newPlugin() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plugin",
-		Short: "The relay's plugins: check, list, load, unload",
-		Long: `The relay's plugins. A plugin of your own is a folder of the relay's plugin directory
-with a manifest plugin.json and an executable run that speaks MCP over stdin and stdout;
+		Short: "Check, list, load and unload the relay's plugins",
+		Long: `Manage the relay's plugins. A plugin of your own is a folder in the relay's plugin directory with
+a manifest, plugin.json, and an executable, run, that speaks MCP over stdin and stdout;
 docs/kernel.md shows one.
 
 ls, load and unload need a token with the scope kernel:admin:
@@ -80,9 +80,9 @@ func newPluginLoad() *cobra.Command {
 		verb: "load",
 		cmd: cobra.Command{
 			Use:   "load NAME",
-			Short: "Start a plugin of the relay's plugin directory",
-			Long: `Start a plugin of the relay's plugin directory and offer its tools. It lasts until it is
-unloaded or the relay stops; 'agentctl relay --plugin NAME' starts it with the relay.`,
+			Short: "Start a plugin from the relay's plugin directory",
+			Long: `Start a plugin from the relay's plugin directory and offer its tools until it is unloaded or the
+relay stops. 'agentctl relay --plugin NAME' loads it whenever the relay starts.`,
 			Example: "  agentctl plugin load notes --token-file admin.token",
 		},
 		call: (*client.Client).LoadPlugin,
@@ -95,7 +95,7 @@ func newPluginUnload() *cobra.Command {
 		verb: "unload",
 		cmd: cobra.Command{
 			Use:     "unload NAME[@VERSION]",
-			Short:   "Take a plugin's tools away and stop its process",
+			Short:   "Remove a plugin's tools and stop its process",
 			Example: "  agentctl plugin unload notes@1.0.0 --token-file admin.token",
 		},
 		call: (*client.Client).UnloadPlugin,
@@ -132,6 +132,6 @@ func newPluginChange(p pluginChange) *cobra.Command {
 		return err
 	}
 	rf.flags(&p.cmd)
-	p.cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and do nothing")
+	p.cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
 	return &p.cmd
 }

@@ -32,15 +32,15 @@ func newRelay() *cobra.Command {
 	var logLevel, scopeless, sseListen string
 	c := &cobra.Command{
 		Use:   "relay",
-		Short: "Run the relay: boards in, MCP tools and metric streams out",
-		Long: `Run the relay. Boards dial in at /v1/device/ws; MCP clients call /mcp; programs call
-POST /mcp/tools/call. When it serves, one line of JSON with its URL is on stdout.
+		Short: "Run the relay: boards connect, clients get MCP tools and metric streams",
+		Long: `Run the relay. Boards connect to /v1/device/ws, MCP clients use /mcp, and programs call
+POST /mcp/tools/call. When the relay is ready, it prints one line of JSON with its URL on stdout.
 
-Plain HTTP is served on loopback only, unless --insecure says that a TLS proxy stands in
-front. Tokens come from 'agentctl token create'.
+Plain HTTP is served on loopback only, unless --insecure is given for a relay behind a TLS proxy.
+Create tokens with 'agentctl token create'.
 
-Tickets, the directory of boards and agents and the control plane are built in; plugins of
-your own are folders of --plugin-dir.`,
+Tickets, the directory of boards and agents, and the control plane are built in. Your own plugins
+are folders in --plugin-dir.`,
 		Example: `  agentctl relay
   agentctl relay --listen :8460 --tls-cert cert.pem --tls-key key.pem --public https://relay.example:8460
   agentctl relay --plugin notes`,
@@ -91,23 +91,23 @@ your own are folders of --plugin-dir.`,
 	f := c.Flags()
 	f.StringVar(&o.Listen, "listen", env("AGENTCTL_LISTEN", relay.DefaultListen), "`HOST:PORT` to serve [AGENTCTL_LISTEN]")
 	f.StringVar(&o.StateDir, "state-dir", env("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
-	f.StringVar(&o.Public, "public", env("AGENTCTL_PUBLIC", ""), "`URL` that clients use, when it is not the listener's [AGENTCTL_PUBLIC]")
+	f.StringVar(&o.Public, "public", env("AGENTCTL_PUBLIC", ""), "`URL` that clients use, if it differs from the listener's [AGENTCTL_PUBLIC]")
 	f.StringVar(&o.TLSCert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
 	f.StringVar(&o.TLSKey, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
 	f.StringVar(&o.MetricsListen, "metrics-listen", env("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
-	f.StringVar(&o.Audience, "audience", env("AGENTCTL_AUDIENCE", ""), "`NAME` that tokens are made for; kept in the state directory [AGENTCTL_AUDIENCE]")
+	f.StringVar(&o.Audience, "audience", env("AGENTCTL_AUDIENCE", ""), "`NAME` for which tokens are issued; stored in the state directory [AGENTCTL_AUDIENCE]")
 	f.StringArrayVar(&o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
-	f.BoolVar(&o.Insecure, "insecure", false, "plain HTTP beyond loopback: only behind a TLS proxy")
+	f.BoolVar(&o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
 	f.BoolVar(&o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
-	f.StringArrayVar(&o.ExternalPlugins, "plugin", nil, "start with the plugin `NAME` of the plugin directory (repeatable)")
-	f.StringVar(&o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, a folder each; default plugins below the state directory [AGENTCTL_PLUGIN_DIR]")
-	f.StringArrayVar(&o.DisabledPlugins, "without", nil, "leave the built-in plugin `NAME` out (repeatable): tickets, directory")
+	f.StringArrayVar(&o.ExternalPlugins, "plugin", nil, "load the plugin `NAME` from the plugin directory (repeatable)")
+	f.StringVar(&o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
+	f.StringArrayVar(&o.DisabledPlugins, "without", nil, "do not load the built-in plugin `NAME` (repeatable): tickets, directory")
 	f.IntVar(&o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
 	f.BoolVar(&o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
 	f.StringVar(&scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
-	f.StringVar(&sseListen, "sse-listen", "", "run the event gateway too, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
+	f.StringVar(&sseListen, "sse-listen", "", "also run the event gateway, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
 	f.StringSliceVar(&o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
-	f.IntVar(&o.MaxRestarts, "max-restarts", 5, "start a part that crashes again at most `N` times in a row, then end with an error")
+	f.IntVar(&o.MaxRestarts, "max-restarts", 5, "restart a crashed component at most `N` consecutive times, then exit with an error")
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	return c
 }

@@ -41,14 +41,14 @@ func newRun() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Run the device daemon",
-		Long: `Run the device daemon: sample this machine, keep a history, serve the local control
-socket and, with --relay, keep a link to a relay. It dials out only and listens on no TCP
-port.
+		Long: `Run the device daemon: it samples this machine, keeps a history, serves the local control socket
+and, with --relay, keeps a link to a relay. It only makes outgoing connections and listens on no
+TCP port.
 
-Settings come from flags, else the environment, else the configuration file, which is read
-again when it changes, and on SIGHUP; see: agentctl config show --origin
+Precedence of settings: flag, environment, configuration file, default. The file is reloaded when
+it changes and on SIGHUP; see: agentctl config show --origin
 
-The token is read from --token-file, else from the systemd credential "token".`,
+The token is read from --token-file, otherwise from the systemd credential "token".`,
 		Example: `  agentctl run                                            works alone; see: agentctl status
   agentctl run --relay wss://relay.example --token-file /etc/agentctl/token
   agentctl run --relay ws://127.0.0.1:8460 --mock 5 --token-file tokens.txt`,
@@ -63,13 +63,13 @@ The token is read from --token-file, else from the systemd credential "token".`,
 	text("state_dir", "`DIR` for identity and history")
 	text("socket", "`PATH` of the control socket")
 	text("token_file", "`FILE` with the device token; with --mock, one token a line")
-	text("ca_file", "PEM `FILE` of the authority that signed the relay's certificate")
-	text("name", "`NAME` that the relay should show for this board")
-	text("history.flush", "how often samples are written to the disk, 1s to 1h; 0 for no history")
-	text("modules", "`MODULES` to read beyond cpu, memory, disk and load")
-	text("disk_path", "a `PATH` on the filesystem whose fill is measured")
+	text("ca_file", "PEM `FILE` with the authority that signed the relay's certificate")
+	text("name", "`NAME` of this board for the relay to show")
+	text("history.flush", "how often samples are written to disk, 1s to 1h; 0: no history")
+	text("modules", "`MODULES` to sample in addition to cpu, memory, disk and load")
+	text("disk_path", "a `PATH` on the filesystem whose usage is measured")
 	text("log_level", "log `LEVEL`: debug, info, warn, error")
-	f.StringVar(&o.config, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`, beside it conf.d/*.yaml (default \""+config.DefaultPath()+"\") [AGENTCTL_CONFIG]")
+	f.StringVar(&o.config, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`; conf.d/*.yaml in its directory is read too (default \""+config.DefaultPath()+"\") [AGENTCTL_CONFIG]")
 	f.Var(duration.NewValue(&o.every, time.Second), "interval", "base sampling `INTERVAL`, 100ms to 60s [AGENTCTL_BASE_INTERVAL_MS]")
 	f.IntVar(&o.mock, "mock", 0, "run `N` mock boards over N links instead of this machine, for load and demos")
 	return c

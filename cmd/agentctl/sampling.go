@@ -33,7 +33,7 @@ type changer struct {
 func (c *changer) flags(cmd *cobra.Command) {
 	c.out.flags(cmd)
 	c.socket.flags(cmd)
-	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "say what would change, and change nothing")
+	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "print what would change, and change nothing")
 }
 
 // run connects, asks how sampling is, and prints what do made of it.
@@ -79,10 +79,10 @@ func newStart() *cobra.Command {
 	var c changer
 	cmd := &cobra.Command{
 		Use:   "start [MODULE...]",
-		Short: "Have modules pushed to local clients and recorded",
-		Long: `Have modules pushed to local clients and recorded, these and no others; without a MODULE cpu
-and memory. It holds for everybody on this box until the next start or stop. Streams to a relay
-go on whatever is started here.
+		Short: "Choose the modules that are pushed to local clients and recorded",
+		Long: `Push the given modules, and no others, to local clients, and record them; without a MODULE, cpu
+and memory. The choice applies to all local clients until the next start or stop. It does not
+affect streams to a relay.
 
 The modules are ` + strings.Join(monitor.ModuleNames(), ", ") + `.`,
 		Example: "  agentctl start\n  agentctl start cpu memory temperature power\n  agentctl start cpu --dry-run",
@@ -115,9 +115,9 @@ func newStop() *cobra.Command {
 	var c changer
 	cmd := &cobra.Command{
 		Use:   "stop",
-		Short: "End push to local clients and recording; the daemon goes on",
-		Long: `End push to local clients and recording, for everybody on this box. The daemon goes on, and
-with it its link and the streams of a relay. To end the daemon: systemctl stop agentctl.`,
+		Short: "Stop pushing to local clients and recording; the daemon keeps running",
+		Long: `Stop pushing to local clients and recording, for all local clients. The daemon keeps running, with
+its link and the streams to a relay. To stop the daemon: systemctl stop agentctl.`,
 		Example: "  agentctl stop\n  agentctl stop --dry-run",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {

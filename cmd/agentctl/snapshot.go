@@ -15,7 +15,7 @@ func newSnapshot() *cobra.Command {
 	var modules []string
 	c := &cobra.Command{
 		Use:     "snapshot",
-		Short:   "One reading of this box, now",
+		Short:   "Print the current readings of this machine",
 		Example: "  agentctl snapshot\n  agentctl snapshot --modules cpu,memory -o json",
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if modules, err = monitor.NormalizeModules(modules); err != nil {
@@ -32,6 +32,6 @@ func newSnapshot() *cobra.Command {
 	}
 	out.flags(c)
 	socket.flags(c)
-	c.Flags().StringSliceVar(&modules, "modules", monitor.ModuleNames(), "only these `MODULES`; what this machine does not have is left out")
+	c.Flags().StringSliceVar(&modules, "modules", monitor.ModuleNames(), "only these `MODULES`; modules that this machine lacks are omitted")
 	return c
 }

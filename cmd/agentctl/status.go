@@ -20,7 +20,7 @@ func newStatus() *cobra.Command {
 	var socket socketFlag
 	c := &cobra.Command{
 		Use:     "status",
-		Short:   "What the daemon on this box knows: identity, link, clock, sampling",
+		Short:   "Show the state of the daemon: identity, link, clock, storage, sampling",
 		Example: "  agentctl status\n  agentctl status -o json | jq .link.state",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return socket.connected(cmd, func(ctx context.Context, cl *control.Client) error {

@@ -23,10 +23,9 @@ type ticketCmd struct {
 func newTickets() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "tickets",
-		Short: "The fleet's queue of incidents and approvals",
-		Long: `The fleet's queue: incidents and tasks that agents and people work on, and approvals
-that a person gives. ID is a ticket's id, or a part of its beginning or end that no other
-ticket has. Changes need a token with the scope tickets:write.`,
+		Short: "Manage the fleet's queue of incidents and approvals",
+		Long: `The fleet's queue of incidents, tasks and approval requests, for agents and people. ID is a ticket's
+id, or a unique beginning or end of it. Changes need a token with the scope tickets:write.`,
 	}
 	c.AddCommand(newTicketsLs(), newTicketsShow(), newTicketsCreate(), newTicketsComment(), newTicketsAssign(), newTicketsMove(),
 		newTicketsDecide("approve", "approved", "Approve what a ticket asks for"), newTicketsDecide("reject", "rejected", "Reject what a ticket asks for"))
@@ -38,7 +37,7 @@ func (t *ticketCmd) flags(c *cobra.Command, changes bool) *cobra.Command {
 	t.rf.flags(c)
 	t.out.flags(c)
 	if changes {
-		c.Flags().BoolVar(&t.dryRun, "dry-run", false, "say what would be done, and do nothing")
+		c.Flags().BoolVar(&t.dryRun, "dry-run", false, "print what would be done, and do nothing")
 	}
 	return c
 }
@@ -75,7 +74,7 @@ func newTicketsShow() *cobra.Command {
 	var t ticketCmd
 	c := &cobra.Command{
 		Use:     "show ID",
-		Short:   "One ticket with its comments",
+		Short:   "Show one ticket with its comments",
 		Example: "  agentctl tickets show 01JD8Z3K",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -137,13 +136,13 @@ func newTicketsCreate() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&req.Body, "body", "", "`TEXT` with everything that one needs to work on it")
+	f.StringVar(&req.Body, "body", "", "`TEXT` with all the details")
 	f.StringVar(&bodyFile, "body-file", "", "read the body from `FILE`; - is stdin")
-	f.StringVar(&node, "node", "", "the `NODE` that it is about: id, prefix of it, or name")
+	f.StringVar(&node, "node", "", "the `NODE` in question: id, prefix of it, or name")
 	f.StringVar(&req.Priority, "priority", "", "`PRIORITY`: low, normal, high or urgent (default normal)")
-	f.StringVar(&approval, "approval", "", "ask for an approval of this `ACTION`")
-	f.Var(duration.NewValue(&expires, 0), "expires", "nobody can approve it after this `DURATION` (default 1h)")
-	f.StringVar(&req.Key, "idempotency-key", "", "a `WORD`: repeated with the same one, the command creates one ticket")
+	f.StringVar(&approval, "approval", "", "request an approval of this `ACTION`")
+	f.Var(duration.NewValue(&expires, 0), "expires", "the approval request expires after `DURATION` (default 1h)")
+	f.StringVar(&req.Key, "idempotency-key", "", "a `WORD`; commands with the same one create one ticket")
 	return t.flags(c, true)
 }
 

@@ -35,7 +35,7 @@ func newTicketsAssign() *cobra.Command {
 	var t ticketCmd
 	c := &cobra.Command{
 		Use:     "assign ID AGENT",
-		Short:   "Assign a ticket to an agent or a person; - is nobody",
+		Short:   "Assign a ticket to an agent or a person; - assigns it to nobody",
 		Example: "  agentctl tickets assign 01JD8Z3K claude\n  agentctl tickets assign 01JD8Z3K -",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, argv []string) error {
@@ -60,7 +60,7 @@ func newTicketsMove() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "move ID STATUS",
 		Short:   "Change a ticket's status",
-		Long:    "Change a ticket's status. 'agentctl tickets show ID' tells which ones are allowed.",
+		Long:    "Change a ticket's status. 'agentctl tickets show ID' lists the allowed ones.",
 		Example: "  agentctl tickets move 01JD8Z3K in_progress\n  agentctl tickets move 01JD8Z3K resolved",
 		Args:    cobra.ExactArgs(2),
 		RunE:    func(cmd *cobra.Command, argv []string) error { return t.move(cmd, argv[0], argv[1]) },
@@ -73,7 +73,7 @@ func newTicketsDecide(verb, status, about string) *cobra.Command {
 	c := &cobra.Command{
 		Use:     verb + " ID",
 		Short:   about,
-		Long:    about + ". Who asked for an approval can withdraw it with reject, but cannot give it.",
+		Long:    about + ". The person who asked for an approval cannot give it, but can withdraw it with reject.",
 		Example: "  agentctl tickets ls --status pending\n  agentctl tickets " + verb + " 01JD8Z3K",
 		Args:    cobra.ExactArgs(1),
 		RunE:    func(cmd *cobra.Command, argv []string) error { return t.move(cmd, argv[0], status) },

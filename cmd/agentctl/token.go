@@ -18,8 +18,8 @@ import (
 func newToken() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "token",
-		Short: "Mint, list and revoke the relay's tokens",
-		Long:  "Mint, list and revoke tokens in a relay's state directory, while the relay runs or not.",
+		Short: "Create, list and revoke the relay's tokens",
+		Long:  "Create, list and revoke tokens in a relay's state directory, whether the relay runs or not.",
 	}
 	c.AddCommand(newTokenCreate(), newTokenLs(), newTokenRevoke())
 	return c
@@ -60,14 +60,14 @@ func newTokenCreate() *cobra.Command {
 	var ttl string
 	c := &cobra.Command{
 		Use:   "create",
-		Short: "Mint a token; it is printed once, alone, on stdout",
-		Long: `Mint a token. Classes:
+		Short: "Create a token and print it on stdout, once",
+		Long: `Create a token. Classes:
 
-  device   for one board (agentctl run --token-file); a new node each, or --node
+  device   for one board (agentctl run --token-file); a new node, or --node
   agent    for people, programs and LLM agents; read-only tools unless --scope says more
-  admin    an agent token with every scope; kernel:admin is of the whole relay, not of a
+  admin    an agent token with every scope; kernel:admin applies to the whole relay, not to a
            tenant: give it to the relay's operators only
-  enroll   for a board that has no identity yet`,
+  enroll   for a board without an identity`,
 		Example: `  agentctl token create --class device > board.token
   agentctl token create --class agent --tenant greenhouse --ttl 720h > agent.token
   agentctl token create --class device --count 100 > mock.tokens`,
@@ -115,13 +115,13 @@ func newTokenCreate() *cobra.Command {
 	stateDirFlag(c, &dir)
 	f := c.Flags()
 	f.StringVar(&req.Class, "class", "agent", "`CLASS`: agent, device, enroll or admin")
-	f.StringVar(&req.Tenant, "tenant", auth.DefaultTenant, "`TENANT` that the token is of")
-	f.StringArrayVar(&req.Scopes, "scope", nil, "`SCOPE` instead of the class's own (repeatable)")
-	f.StringVar(&ttl, "ttl", "", "`DURATION` of its life, such as 12h or 30d (default: agent 90d, device 365d, enroll 1h)")
-	f.StringVar(&req.NodeID, "node", "", "the `NODE` that a device token is for (default: a new one)")
+	f.StringVar(&req.Tenant, "tenant", auth.DefaultTenant, "`TENANT` of the token")
+	f.StringArrayVar(&req.Scopes, "scope", nil, "`SCOPE` in place of the class's default scopes (repeatable)")
+	f.StringVar(&ttl, "ttl", "", "lifetime as a `DURATION`, such as 12h or 30d (default: agent 90d, device 365d, enroll 1h)")
+	f.StringVar(&req.NodeID, "node", "", "the `NODE` of a device token (default: a new one)")
 	f.StringVar(&req.Subject, "subject", "", "`NAME` of the agent, shown in the audit log (default: a new one)")
-	f.IntVar(&req.Count, "count", 1, "mint `N` tokens, one a line")
-	f.BoolVar(&req.DryRun, "dry-run", false, "say what would be minted, and mint nothing")
+	f.IntVar(&req.Count, "count", 1, "create `N` tokens, one per line")
+	f.BoolVar(&req.DryRun, "dry-run", false, "print what would be created, and create nothing")
 	out.flags(c)
 	return c
 }
@@ -131,7 +131,7 @@ func newTokenLs() *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:     "ls",
-		Short:   "List the tokens that were minted (never the tokens themselves)",
+		Short:   "List the tokens that were created, without the tokens themselves",
 		Example: "  agentctl token ls\n  agentctl token ls -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := tokenStore(cmd, dir, true)
@@ -169,7 +169,7 @@ func newTokenRevoke() *cobra.Command {
 	var req auth.RevokeRequest
 	c := &cobra.Command{
 		Use:     "revoke",
-		Short:   "Take tokens back; live links and streams end within 5 s",
+		Short:   "Revoke tokens; open links and streams end within 5 s",
 		Example: "  agentctl token revoke --jti 01HZX9K3M4P7Q8R9S0T1V2W3XY\n  agentctl token revoke --node attic",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if set := nonEmpty(req.JTI, req.Subject, req.Node, req.Tenant); set != 1 {
@@ -201,7 +201,7 @@ func newTokenRevoke() *cobra.Command {
 	f.StringVar(&req.Subject, "sub", "", "all tokens of a `SUBJECT`")
 	f.StringVar(&req.Node, "node", "", "all tokens of a `NODE`, by id or name")
 	f.StringVar(&req.Tenant, "tenant", "", "all tokens of a `TENANT`")
-	f.BoolVar(&req.DryRun, "dry-run", false, "say how many tokens would be revoked, and revoke none")
+	f.BoolVar(&req.DryRun, "dry-run", false, "print how many tokens would be revoked, and revoke none")
 	return c
 }
 

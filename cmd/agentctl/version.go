@@ -40,7 +40,7 @@ func newVersion() *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:     "version",
-		Short:   "Print the version and what it was built for",
+		Short:   "Print the version and the platform",
 		Example: "  agentctl version\n  agentctl version -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			b := readBuildInfo()

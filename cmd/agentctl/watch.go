@@ -22,16 +22,16 @@ func newWatch() *cobra.Command {
 	var limit limits
 	c := &cobra.Command{
 		Use:   "watch",
-		Short: "See this box live: sparklines on a terminal, events as ndjson elsewhere",
-		Long: `See this box live. On a terminal it is a view with sparklines and alerts; q or Ctrl-C ends
-it and gives the terminal back as it was. Elsewhere, or with -o ndjson, it is one JSON object
-a line: {"event":"metrics",...}, with the daemon's events by their names and, of this command,
-"snapshot" (modules that are not pushed), "connection" (state lost or ready, with the alerts
-that were raised before) and "lost" (count of events that this reader was too slow for).
+		Short: "Show this machine live: sparklines on a terminal, events as ndjson elsewhere",
+		Long: `Show this machine live. On a terminal it is a view with sparklines and alerts; q or Ctrl-C ends it
+and restores the terminal. Elsewhere, or with -o ndjson, it prints one JSON object per line:
+{"event":"metrics",...}, with the daemon's events under their names, and three of its own:
+"snapshot" (modules that are not pushed), "connection" (state lost or ready, with the alerts that
+were raised before) and "lost" (number of events that were dropped because this reader was slow).
 
-A restart of the daemon is waited for. An --interval below the daemon's own is asked for as a
-burst, which ends by itself soon after this command. Watching turns push on for everybody, and
-starts cpu and memory, as any client that takes events does.`,
+The command survives a restart of the daemon. An --interval below the daemon's is requested as a
+burst, which ends soon after this command. Watching enables push for all local clients and starts
+cpu and memory, like any client that subscribes to events.`,
 		Example: `  agentctl watch
   agentctl watch --interval 200ms --modules cpu,temperature
   agentctl watch -o ndjson --count 10 | jq -c 'select(.event=="metrics") | .cpu'`,
@@ -63,7 +63,7 @@ starts cpu and memory, as any client that takes events does.`,
 	}
 	out.streamFlags(c)
 	socket.flags(c)
-	c.Flags().Var(duration.NewValue(&w.Interval, 0), "interval", "show a sample each `DURATION`, 100ms to 60s (default: as the daemon samples)")
+	c.Flags().Var(duration.NewValue(&w.Interval, 0), "interval", "show a sample every `DURATION`, 100ms to 60s (default: the daemon's interval)")
 	c.Flags().StringSliceVar(&w.Modules, "modules", nil, "only these `MODULES`: "+strings.Join(monitor.ModuleNames(), ", "))
 	limit.flags(c, "end", "samples")
 	return c
