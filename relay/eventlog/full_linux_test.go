@@ -14,7 +14,7 @@ import (
 )
 
 // A full disk refuses appends with the reason and keeps none of their events; when there
-// is room again the log continues by itself.
+// is space again the log continues by itself.
 func TestDiskFull(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {

@@ -57,7 +57,7 @@ func TestRelayTopics(t *testing.T) {
 }
 
 // TestQueuedBytes: the bytes that wait for all slow subscribers are bounded, one identity's
-// subscribers leave room for another's, and everything is released.
+// subscribers cannot take another's share, and everything is released.
 func TestQueuedBytes(t *testing.T) {
 	const most = 1 << 20
 	runSynctest(t, Options{Identities: tokenAsSubject}, func(t *testing.T, g *Gateway, ln *pipeListener) {

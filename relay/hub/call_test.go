@@ -207,7 +207,7 @@ func TestDeviceRefuses(t *testing.T) {
 	})
 }
 
-// TestQueueFull: a node accepts 64 commands at a time; a call that ends makes room.
+// TestQueueFull: a node accepts 64 commands at a time; a call that ends frees its slot.
 func TestQueueFull(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)

@@ -425,7 +425,7 @@ func TestBounds(t *testing.T) {
 
 		r.hub.handshakeLimit = 10
 		r.attach(nodeA, instance1)
-		late := r.dial() // accepted while there was room
+		late := r.dial() // accepted below the limit
 		late.authenticate("01hzx9k3m4p7q8r9s0t1v2w3x0", instance2)
 		r.attach(nodeB, instance2)
 		late.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))

@@ -101,8 +101,8 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// 1,000 stalled subscribers cost nothing while changes go on, and the healthy one hears
-// all. Who was away for too much is notified that it missed some.
+// 1,000 stalled subscribers cost nothing while changes go on, and the healthy one
+// receives all. One that fell too far behind is notified that it missed some.
 func TestStalledSubscribers(t *testing.T) {
 	k := kernel.New(kernel.Options{})
 	stalled := make([]*kernel.Subscription, 1000)

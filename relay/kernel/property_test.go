@@ -69,8 +69,8 @@ func (m *machine) acceptable(p *plugin, replace bool) bool {
 	return true
 }
 
-// tell notes in the model that a list of tools changed for a tenant.
-func (m *machine) tell(tenant string) {
+// markToolsChanged records in the model that a tenant's list of tools changed.
+func (m *machine) markToolsChanged(tenant string) {
 	for _, s := range m.subs {
 		s.tools = s.tools || tenant == "" || tenant == s.tenant
 	}
@@ -98,7 +98,7 @@ func (m *machine) load(t *rapid.T) {
 	if old == nil || surface(old) != surface(p) {
 		for _, changed := range []*plugin{old, p} {
 			if changed != nil && len(changed.m.Tools) > 0 {
-				m.tell(changed.m.Tenant)
+				m.markToolsChanged(changed.m.Tenant)
 			}
 		}
 	}
@@ -119,7 +119,7 @@ func (m *machine) unload(t *rapid.T) {
 	if p != nil {
 		delete(m.loaded, name)
 		if len(p.m.Tools) > 0 {
-			m.tell(p.m.Tenant)
+			m.markToolsChanged(p.m.Tenant)
 		}
 	}
 }

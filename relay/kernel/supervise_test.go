@@ -313,8 +313,8 @@ func TestPanickingWatch(t *testing.T) {
 	})
 }
 
-// The plugin gets a request of its own: the caller of one that is left behind may go on
-// with the original (the race detector judges).
+// The plugin gets a copy of the request: the caller of an abandoned call may go on using
+// the original (the race detector reports it if they share it).
 func TestRequestIsNotShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{})
@@ -379,7 +379,7 @@ func TestNothingAfterTheResult(t *testing.T) {
 	})
 }
 
-// The counters tell what happened, and begin anew.
+// The counters count what happened, and start from zero.
 func TestCounters(t *testing.T) {
 	k := kernel.New(kernel.Options{})
 	p := faultyPlugin()

@@ -13,7 +13,7 @@ import (
 	"agentctl/relay/plugins/conformance"
 )
 
-// openStreams is a client that hears of changes, in the way of its era.
+// listening is a client that receives notifications of changes, as its era does.
 type listening struct {
 	cs                        *sdk.ClientSession
 	tools, resources, prompts chan struct{}

@@ -72,7 +72,7 @@ func TestACL(t *testing.T) {
 			}
 		}
 	}
-	// A rule about a capability must not tell whether a stranger's tool exists.
+	// A rule about a capability must not reveal whether another tenant's tool exists.
 	set(t, m, "acl", `{"rules":[{"effect":"deny","scope":"*"}]}`)
 	_, err := k.Call(t.Context(), call("nobody.do"))
 	wantCode(t, "nobody's tool", err, manifest.BadRequest, "name")

@@ -12,7 +12,7 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// failingSession is a client that can do nothing and hears everything.
+// failingSession is a client that supports nothing and records all notifications.
 type failingSession struct {
 	caps string
 	said []string

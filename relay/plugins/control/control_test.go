@@ -362,8 +362,8 @@ func (s blockingPlugin) Call(ctx context.Context, _ *kernel.Request) (*kernel.Re
 	return &kernel.Result{Structured: json.RawMessage(`{}`)}, nil
 }
 
-// The resources show what is, and whoever watches one hears of a change of it and of no
-// other.
+// The resources show the current state, and a watcher of one is notified of its changes
+// and of no others.
 func TestResources(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)
@@ -384,9 +384,9 @@ func TestResources(t *testing.T) {
 			defer release()
 		}
 		synctest.Wait()
-		// hears lists what was notified of until two seconds later, less the metrics, which
-		// every call changes.
-		hears := func() (uris []string) {
+		// notifications lists the resources of the notifications within two seconds, without
+		// the metrics, which every call changes.
+		notifications := func() (uris []string) {
 			time.Sleep(2 * time.Second)
 			synctest.Wait()
 			for _, u := range sub.Next().Updated {
@@ -404,7 +404,7 @@ func TestResources(t *testing.T) {
 			}
 			return string(data)
 		}
-		if got := hears(); len(got) != 0 {
+		if got := notifications(); len(got) != 0 {
 			t.Errorf("notified of %v without a change", got)
 		}
 		steps := []struct {
@@ -424,7 +424,7 @@ func TestResources(t *testing.T) {
 			if err := s.do(); err != nil {
 				t.Fatal(err)
 			}
-			if got := hears(); !slices.Equal(got, []string{s.uri}) {
+			if got := notifications(); !slices.Equal(got, []string{s.uri}) {
 				t.Errorf("step %d: notified of %v, want %s", i, got, s.uri)
 			}
 			if got := read(s.uri); !strings.Contains(got, s.says) {
@@ -433,7 +433,7 @@ func TestResources(t *testing.T) {
 		}
 
 		// Metrics: at most once a second, and silence when nothing goes on.
-		hears()
+		notifications()
 		notified := 0
 		for range 40 {
 			time.Sleep(100 * time.Millisecond)
@@ -446,7 +446,7 @@ func TestResources(t *testing.T) {
 		if notified < 3 || notified > 5 {
 			t.Errorf("notified %d times of the metrics in 4 s", notified)
 		}
-		hears()
+		notifications()
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		if got := sub.Next().Updated; len(got) != 0 {

@@ -75,8 +75,8 @@ func (n *emptyPlugin) Call(context.Context, *kernel.Request) (*kernel.Result, er
 	return &kernel.Result{}, nil
 }
 
-// The check judges as a JSON Schema library judges the schema that clients are shown,
-// and what it lets through has the same meaning.
+// The check accepts what a JSON Schema library accepts by the schema that clients are
+// shown, and what it accepts has the same meaning.
 func TestArguments(t *testing.T) {
 	h := newHarness(t)
 	tools, _ := h.k.ListTools(admin, "", 100)

@@ -229,7 +229,7 @@ func mutate(rng *rand.Rand, v any) any {
 		}
 	}
 	raw, _ := json.Marshal(pieces[rng.IntN(len(pieces))])
-	var fresh any // a copy: it may be changed in its turn
+	var fresh any // a copy: it may be changed later
 	_ = json.Unmarshal(raw, &fresh)
 	return fresh
 }

@@ -125,7 +125,7 @@ func TestFinishedAreDropped(t *testing.T) {
 		t.Errorf("the oldest: %v", err)
 	}
 	d.do(ann, "get", object{"id": ids[1]})
-	d.move(ann, id, Open) // makes room, but the dropped one stays away
+	d.move(ann, id, Open) // frees space, but the dropped one stays away
 	if got := dump(restored(t, d.log, 0)); got != dump(d.p) {
 		t.Error("another state after a replay")
 	}
@@ -172,7 +172,7 @@ func TestBounds(t *testing.T) {
 	t.Logf("a change and a replay of %d events: %v", d.log.Last(), time.Since(start))
 }
 
-// TestDropsForText: finished tickets make room for text, unfinished ones do not, and all
+// TestDropsForText: finished tickets are dropped for text, unfinished ones are not, and all
 // tenants together are bounded as well.
 func TestDropsForText(t *testing.T) {
 	d := newHarness(t)

@@ -65,8 +65,8 @@ func TestQueues(t *testing.T) {
 	}
 }
 
-// TestNotifications: a change is notified to the subscribers of its tenant, of the queues that
-// show it differently, once for a burst, and nobody else hears of it.
+// TestNotifications: subscribers in the tenant are notified of a change, for the queues that
+// show it, once per burst; nobody else is notified.
 func TestNotifications(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newHarness(t)

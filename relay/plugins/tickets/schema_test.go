@@ -33,8 +33,8 @@ func compile(t testing.TB, raw []byte) *jsonschema.Schema {
 	return s
 }
 
-// TestArguments: the check judges as a JSON Schema library judges the schema that clients
-// are shown, and what it lets through has the same meaning.
+// TestArguments: the check accepts what a JSON Schema library accepts by the schema that
+// clients are shown, and what it accepts has the same meaning.
 func TestArguments(t *testing.T) {
 	schemas := make([]*jsonschema.Schema, len(tools))
 	for i := range tools {
