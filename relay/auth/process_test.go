@@ -76,6 +76,7 @@ func job(t *testing.T, name, dir string, n int, env ...string) string {
 // Several processes set up one fresh directory at once and mint in it: they agree on
 // one relay and one key, and nothing is lost.
 func TestConcurrentProcesses(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")
 	const procs, each = 4, 15
 	outs := make([]string, procs)
@@ -113,6 +114,7 @@ func TestConcurrentProcesses(t *testing.T) {
 
 // A running relay and `agentctl token revoke` in another process.
 func TestRevokeFromAnotherProcess(t *testing.T) {
+	t.Parallel()
 	s := openStore(t, Options{})
 	m := mint(t, s, MintRequest{Class: "agent", Subject: "claude"})
 	id, err := s.Verify(m.Token)
@@ -137,6 +139,7 @@ func TestRevokeFromAnotherProcess(t *testing.T) {
 
 // What was answered for is on disk, however the process ends.
 func TestCrashKeepsCommittedWrites(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")
 	tokens := strings.Fields(job(t, "crash", dir, 1))
 	if len(tokens) != 2 {
