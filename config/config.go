@@ -37,9 +37,13 @@ type Setting struct {
 }
 
 // Settings are the values that one source, or all of them, give to keys.
+// Keys that a source does not set are absent, and not present with a zero value.
 type Settings map[string]Setting
 
 // Config is a valid configuration. It is not changed after Load.
+//
+// It may be read by several goroutines. Settings has every key of the table, so that the
+// accessors need no second result.
 type Config struct {
 	Settings Settings // of every key
 	Files    []string // that were read
@@ -104,6 +108,7 @@ func (c *Config) AlertRules() []alert.Rule {
 func (c *Config) SettingsPath() string { return filepath.Join(c.Text("state_dir"), SettingsFile) }
 
 // Changed returns the keys whose value differs from that of an earlier configuration.
+// Origins are not compared: a value that moves from the file to the environment is the same.
 func (c *Config) Changed(from *Config) []*Key {
 	var changed []*Key
 	for i := range keys {

@@ -9,6 +9,9 @@ import (
 )
 
 // Error is one error in a source.
+//
+// Where is for a person and an editor: FILE:LINE opens the right place. Problem ends with the
+// allowed values or with the next step.
 type Error struct {
 	Where   string // FILE:LINE, a directory, a variable, or the origin of a flag
 	Key     string // "" when it is about no key
@@ -37,6 +40,7 @@ func (e Errors) Error() string {
 }
 
 // InFile reports whether err is about a file, and not about the environment or a flag.
+// A command uses it for its exit code: a flag or a variable is wrong usage, a file is not.
 func InFile(err error) bool {
 	var errs Errors
 	return errors.As(err, &errs) && slices.ContainsFunc(errs, func(err error) bool {

@@ -50,6 +50,10 @@ const maxText = 4096
 
 // Key is one setting of the daemon. The checks, the JSON Schema and `config show` are
 // derived from it.
+//
+// A name has at most one dot. The part before it is a map in the file, and all names are valid
+// parts of environment variables. Removing or renaming a key makes the
+// files of older versions invalid.
 type Key struct {
 	Name    string
 	Kind    Kind
@@ -93,6 +97,10 @@ var moduleWords = prober.AllModules.Names()
 
 var keys = newKeys()
 
+// newKeys makes the table. Defaults are functions, because paths depend on the user and on
+// variables of systemd, and because a list must not be shared. Bounds of intervals are those
+// of the prober, and those of the history are the store's own: a value that passes here does
+// not fail there.
 func newKeys() []Key {
 	text := func(s string) func() any { return func() any { return s } }
 	keys := []Key{
@@ -158,6 +166,7 @@ func defaultCadence(m prober.Module) string {
 
 // FindKey finds a key by its name, nil when there is none. The module mem may be called
 // memory.
+// The keys do not change, so that callers may keep the pointer.
 func FindKey(name string) *Key {
 	if name == "module_intervals.memory" {
 		name = "module_intervals.mem"
@@ -198,6 +207,8 @@ func checkBoardName(s string) error {
 }
 
 // expected describes the allowed values, for the end of an error.
+// The parser's errors, those of `config set` and the test of docs/config.md use it, so that
+// bounds are written once.
 func (k *Key) expected() string {
 	switch {
 	case k.Kind == KindWords:
@@ -223,6 +234,8 @@ func (k *Key) expected() string {
 }
 
 // checkValue checks a value of the type of the key's kind.
+// It is the same for all sources: what a file may not have, a flag may not have either. The
+// text of its errors goes on after the name of the key.
 func (k *Key) checkValue(v any) error {
 	switch v := v.(type) {
 	case string:
@@ -277,6 +290,8 @@ func (k *Key) Parse(text string) (any, error) {
 }
 
 // parseText reads a value without checking it against the bounds.
+// Lists are separated by commas or spaces, and may be empty. Booleans are true and false only,
+// as in YAML 1.2: with yes and on, 1 and 0 a typing error would be a value.
 func (k *Key) parseText(s string) (any, error) {
 	s = strings.TrimSpace(s)
 	switch k.Kind {

@@ -20,6 +20,8 @@ import (
 )
 
 // maxConfigFile bounds a configuration file, bytes.
+// With it the parser's memory is bounded too: the nodes of YAML take some tens of times the
+// text, and aliases, which could multiply it, are refused.
 const maxConfigFile = 256 << 10
 
 // fileParser reads one YAML file and collects its errors. It walks the nodes of
@@ -63,6 +65,8 @@ func readRegular(path string) ([]byte, error) {
 }
 
 // parseFile reads and checks the text of a file.
+// An empty file is valid. A second document is not: most YAML libraries would ignore it, and
+// with it the settings that somebody appended after a ---.
 func parseFile(path string, b []byte) (Settings, Errors) {
 	p := &fileParser{path: path, out: Settings{}}
 	dec := yaml.NewDecoder(bytes.NewReader(b))
@@ -96,14 +100,19 @@ func (p *fileParser) syntax(err error) {
 	p.errs = append(p.errs, &Error{where, "", "is not YAML: " + what})
 }
 
+// at returns the origin of a value: FILE:LINE.
 func (p *fileParser) at(n *yaml.Node) string { return fmt.Sprintf("%s:%d", p.path, n.Line) }
 
+// fail adds an error about the value n of a key; its text ends with what to write instead.
 func (p *fileParser) fail(n *yaml.Node, key, format string, args ...any) {
 	p.errs = append(p.errs, &Error{p.at(n), key, fmt.Sprintf(format, args...)})
 }
 
 // pairs calls fn for each known key of a mapping. Unknown and repeated keys, and anchors,
 // are errors. name is the path of the mapping, "" for the document.
+//
+// It goes on after an error, so that a person sees everything that is wrong at once. known is
+// in the order in which errors list it.
 func (p *fileParser) pairs(n *yaml.Node, name string, known []string, fn func(key string, v *yaml.Node)) {
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -126,6 +135,8 @@ func (p *fileParser) pairs(n *yaml.Node, name string, known []string, fn func(ke
 }
 
 // near suggests the key that was probably meant: of the same mapping, else of all.
+// A dotted name (history.flush: 10m) is a frequent mistake: it is how `config set` and the
+// documentation write keys, but in YAML it is one long key.
 func (p *fileParser) near(word, full string, known []string) string {
 	if group, leaf, ok := strings.Cut(word, "."); ok && FindKey(full) != nil {
 		return fmt.Sprintf("; write it as two lines: %q, and %q indented below it", group+":", leaf+": ...")
@@ -270,6 +281,7 @@ func (p *fileParser) number(n *yaml.Node) (float64, bool) {
 
 // whole reads an integer, which may be written 1000.0, as in JSON. A float64 is exact
 // below 2^53.
+// Larger numbers would be rounded without an error.
 func (p *fileParser) whole(n *yaml.Node, k *Key) (int64, bool) {
 	f, ok := p.number(n)
 	if !ok || f != math.Trunc(f) || math.Abs(f) >= 1<<53 {
@@ -280,6 +292,8 @@ func (p *fileParser) whole(n *yaml.Node, k *Key) (int64, bool) {
 }
 
 // duration reads a string with units, or the number 0.
+// A number without a unit is refused except 0, because the keys in milliseconds beside it
+// would make every guess wrong half of the time. right is what an error tells to write.
 func (p *fileParser) duration(n *yaml.Node, key, right string) (time.Duration, bool) {
 	if n.Kind == yaml.ScalarNode && (n.Tag == "!!str" || n.Tag == "!!int") {
 		d, err := duration.Parse(n.Value)
@@ -309,6 +323,7 @@ func (p *fileParser) list(n *yaml.Node, k *Key) ([]string, bool) {
 }
 
 // rules reads the alert rules, and checks each one, so that an error names its line.
+// Rules are checked again as a set with the built-in ones, by checkTogether.
 func (p *fileParser) rules(n *yaml.Node, k *Key) ([]alert.Rule, bool) {
 	if n.Kind != yaml.SequenceNode {
 		p.fail(n, k.Name, "%s is not a list; write %s", shown(n), k.expected())
@@ -339,6 +354,8 @@ func (p *fileParser) rules(n *yaml.Node, k *Key) ([]alert.Rule, bool) {
 }
 
 // rule reads the mapping of one alert rule.
+// An empty for or clear_for is the default of package alert. A value that cannot be read is
+// reported and left zero; the caller then drops the rule.
 func (p *fileParser) rule(n *yaml.Node, name string) alert.Rule {
 	var r alert.Rule
 	given := map[string]bool{}

@@ -20,6 +20,8 @@ const (
 )
 
 // DefaultPath returns the configuration file of the service, or of an ordinary user.
+// A service that systemd runs under a user of its own (DynamicUser) is known by its
+// STATE_DIRECTORY below /var/lib.
 func DefaultPath() string {
 	if isRoot() || strings.HasPrefix(os.Getenv("STATE_DIRECTORY"), "/var/lib/") {
 		return SystemPath
@@ -56,6 +58,8 @@ func DefaultSocket() string {
 
 // ClientSocket returns the control socket that a command connects to: the user's own daemon's
 // where there is one, else the service's where that is installed.
+// The choice is by existence and not by a connection, because it is the default of a flag and
+// shown by --help.
 func ClientSocket() string {
 	own := DefaultSocket()
 	if exists(own) || !exists(filepath.Dir(ServiceSocket)) {

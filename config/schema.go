@@ -43,6 +43,8 @@ func configSchema() object {
 }
 
 // schema returns the schema of a value in a file.
+// The patterns repeat what the checks of package manifest and of path values accept; a test
+// compares the published schema with this function, not with the checks.
 func (k *Key) schema() object {
 	s := object{"description": k.doc}
 	switch k.Kind {
@@ -93,11 +95,14 @@ func (k *Key) schema() object {
 	return s
 }
 
+// durationSchema returns the schema of a duration: a text with units, or the number 0.
 func durationSchema(doc string) object {
 	return object{"description": doc + " Numbers with a unit (w, d, h, m, s, ms) each.",
 		"anyOf": []any{object{"type": "string", "pattern": duration.Pattern}, object{"const": 0}}}
 }
 
+// ruleSchema returns the schema of an alert rule. Metrics and operators come from package
+// alert, so that a new metric is in the schema with the next build.
 func ruleSchema() object {
 	text := func(doc string, words ...string) object {
 		return object{"type": "string", "enum": words, "description": doc}

@@ -12,11 +12,16 @@ import (
 )
 
 // settingsHeader begins the file of saved settings.
+// It warns a person who opens the file: saving rewrites all of it, without comments.
 const settingsHeader = "# Saved by `agentctl config set` and by clients of the control socket. Takes precedence over\n" +
 	"# config.yaml and conf.d; `agentctl config unset KEY` removes a line.\n"
 
 // SaveSettings changes the file of saved settings; a nil value removes a key. A file that
 // is not valid is left as it is, which is an error.
+//
+// Callers serialize their own calls (the daemon with a lock). Two processes that save at the
+// same time both succeed, and the later one may undo the earlier: the file is changed by hand
+// or by a person's command, rarely enough for that.
 func SaveSettings(path string, change Settings) error {
 	saved, errs := ReadFile(path)
 	if IsMissing(errs) {
@@ -40,6 +45,7 @@ func SaveSettings(path string, change Settings) error {
 }
 
 // settingsText returns the content of a file with these settings.
+// The keys are sorted by the YAML library, so that equal settings give equal bytes.
 func settingsText(s Settings) ([]byte, error) {
 	if len(s) == 0 {
 		return []byte(settingsHeader), nil
@@ -72,6 +78,10 @@ func Nest(values map[string]any) map[string]any {
 // replaceFile replaces a file atomically: after a power cut the file has either its old or
 // its new content. It belongs to the owner of its directory, so that the daemon of the service
 // can read a file that root saved.
+//
+// The steps are those of a durable rename: write and sync a temporary file in the same
+// directory, rename it, sync the directory. The mode is 0600 (os.CreateTemp), because settings
+// may name internal hosts.
 func replaceFile(path string, text []byte) (err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -16,9 +16,13 @@ import (
 const SettingsFile = "settings.yaml"
 
 // maxConfD bounds the files in conf.d.
+// More are an error and not ignored: which ones would be left out is hard to see.
 const maxConfD = 64
 
 // Source names the places from which a configuration is read.
+//
+// A Source is a value: it is copied, and holds no open files. Flags may come from a command
+// line or, as in the demo and in doctor, from a program; their Origin says so.
 type Source struct {
 	Path      string // of the file; its conf.d is beside it
 	Required  bool   // the file must exist
@@ -42,6 +46,9 @@ func NewSource(path string) Source {
 
 // ClientSource returns the source that a command of a person shows and changes: that of the
 // service when this user has no configuration.
+//
+// A person on a board with the service means the service: without this a first `config show`
+// would print the defaults of a daemon that nobody runs. The state directory goes with it.
 func ClientSource(path string) Source {
 	s := NewSource(path)
 	s.Flags = Settings{}
@@ -53,6 +60,11 @@ func ClientSource(path string) Source {
 }
 
 // Load reads and checks all sources. Its error is an Errors with everything that is wrong.
+//
+// Later sources overwrite earlier ones key by key; lists are replaced and not merged. The order
+// is defaults, file, conf.d, saved settings, environment, flags, as in the package comment.
+// What depends on several keys is checked only when every key is valid alone, because it would
+// otherwise report consequences of other errors.
 func (s Source) Load() (*Config, error) {
 	c := &Config{Settings: Settings{}}
 	for i := range keys {
@@ -85,6 +97,8 @@ func (s Source) Load() (*Config, error) {
 }
 
 // addFile adds the settings of a file, and returns its errors.
+// The valid settings of a file count even when others are wrong: Load fails then anyway, but
+// finds more errors.
 func (c *Config) addFile(path string, required bool) Errors {
 	given, errs := ReadFile(path)
 	if !required && IsMissing(errs) {
@@ -117,6 +131,7 @@ func (s Source) addSaved(c *Config) Errors {
 }
 
 // environment reads the variables. An empty one counts as not set.
+// systemd units and containers cannot unset a variable that a file set, but can make it empty.
 func (s Source) environment() (Settings, Errors) {
 	out := Settings{}
 	var errs Errors
@@ -163,6 +178,9 @@ func (s Source) confD() ([]string, error) {
 }
 
 // Fingerprint changes when one of the files of a configuration changes.
+// It covers files that do not exist yet: the error of stat is part of it. Size and inode are
+// there because a time may repeat: ext4 has ticks of some milliseconds, and a clock that NTP
+// sets back may give an old time again. It is compared and not stored.
 func (s Source) Fingerprint(c *Config) string {
 	others, err := s.confD()
 	var sb strings.Builder

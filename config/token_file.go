@@ -13,6 +13,9 @@ import (
 const maxToken = 4096
 
 // ReadToken reads a token file: the first line, trimmed.
+//
+// Whatever follows the first line is ignored, so that a file may have a comment below its token.
+// At most four times the longest token is read, since the path may be that of any file.
 func ReadToken(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -49,6 +52,8 @@ func ReadTokens(path string, n int) ([]string, error) {
 }
 
 // ClientTLS trusts the system's certificate authorities, or only those of caFile.
+// A given authority replaces those of the system: who runs a relay with a private authority
+// does not want any public one to vouch for it.
 func ClientTLS(caFile string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if caFile == "" {

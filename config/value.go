@@ -9,6 +9,7 @@ import (
 
 // Plain returns a value as JSON and YAML have it: durations and rules become texts and
 // objects.
+// Values of other types are returned as they are. The result shares no memory with rules.
 func Plain(v any) any {
 	switch v := v.(type) {
 	case time.Duration:

@@ -6,6 +6,10 @@
 //
 // A change is saved in the settings of the state directory (config.SaveSettings). Sampling
 // intervals go through set_config, which needs no access to that directory.
+//
+// Where a daemon runs, it is the authority: View is what it has in force, with what clients
+// and systemd set instead of the files. A change that it refuses is taken back, so that a
+// file that the daemon cannot read never waits for its next start.
 package configctl
 
 import (
@@ -141,6 +145,8 @@ func (s *Session) Change(ctx context.Context, key *config.Key, value any, dryRun
 	if err != nil {
 		return nil, err
 	}
+	// A daemon notices a changed file within seconds. Waiting for its reload here tells the
+	// person now whether it accepts the value.
 	c.Effect = s.effect(c, value != nil)
 	if c.Effect == Now && !viaSocket {
 		if err := s.reload(ctx); err != nil {
@@ -155,6 +161,9 @@ func isInterval(key *config.Key) bool {
 	return key.Name == "base_interval_ms" || strings.HasPrefix(key.Name, "module_intervals.")
 }
 
+// effect says when a saved change takes effect. The environment and the flags of the daemon
+// take precedence over the saved settings, so that their origin decides first. An interval
+// set through the socket is in force at once even then, until the daemon starts again.
 func (s *Session) effect(c *Change, isSet bool) Effect {
 	overridden := strings.HasPrefix(c.Origin, "AGENTCTL_") || strings.HasPrefix(c.Origin, "--")
 	running, restart := s.Daemon != nil, c.Key.Applied == config.ApplyRestart

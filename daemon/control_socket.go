@@ -15,6 +15,9 @@ import (
 
 // listen opens the control socket. agentctl.socket holds it open over restarts of the
 // service; then systemd passes it to this process.
+//
+// The path of an inherited socket is systemd's and may differ from the configured one; the view
+// of the configuration names the real one.
 func (d *Daemon) listen() error {
 	inherited, err := control.InheritedListener(os.Getenv)
 	if err != nil {
@@ -47,6 +50,8 @@ func (d *Daemon) listen() error {
 // saveClientConfig saves the settings of a client's set_config with persist in the state
 // directory, then reloads. A request without settings therefore causes a reload and waits for
 // it.
+// reloadMu is held over both, so that a reload by the ticker cannot read the file in between
+// and report a change twice.
 func (d *Daemon) saveClientConfig(_ context.Context, c control.Config) error {
 	change := config.Settings{}
 	if c.BaseIntervalMS > 0 {
@@ -78,6 +83,8 @@ func (d *Daemon) capabilities() any {
 }
 
 // call calls a tool of this device by its full name.
+// A local client needs no token: access to the socket is the authorization, and the tools of
+// a board read without changing anything.
 func (d *Daemon) call(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error) {
 	name, ok := manifest.ParseToolName(tool)
 	if !ok || name.NodeID != d.id.NodeID() {
@@ -91,6 +98,8 @@ func (d *Daemon) call(ctx context.Context, tool string, args json.RawMessage) (j
 }
 
 // historyReader answers history queries of the control socket from the store.
+// control declares the queries that it needs and does not import the store (see the import
+// rules); this type is the connection.
 type historyReader struct{ store *history.Store }
 
 var _ control.History = historyReader{}

@@ -99,6 +99,9 @@ func New(o Options) (*Daemon, error) {
 	return d, nil
 }
 
+// open opens the parts in the order of their needs: identity, device, alerts, history, control
+// socket. The socket is last, because clients may call as soon as it listens. A state directory
+// that cannot be written is no error: a board with a full card still has to be reachable.
 func (d *Daemon) open() (err error) {
 	stateDir := d.cfg.Text("state_dir")
 	d.id, err = enroll.Load(stateDir)
@@ -135,6 +138,8 @@ func (d *Daemon) open() (err error) {
 
 // clockFloor returns the latest time that has certainly passed: that of the build or of the
 // last write to the state file.
+// It protects boards without a battery-backed clock, which start in 1970 or at the time of
+// their last shutdown. Go's linker does not know the time of the build; the build passes it.
 func clockFloor(b Build, stateFile string) time.Time {
 	if st, err := os.Stat(stateFile); err == nil && st.ModTime().After(b.Time) {
 		return st.ModTime()
@@ -160,6 +165,7 @@ func (d *Daemon) deviceOptions(c *config.Config) (deviceOptions, error) {
 }
 
 // saveNodeID saves the node id that the relay assigned to this board.
+// A board whose disk does not take it gets the same id again with the next link.
 func (d *Daemon) saveNodeID(ok link.AuthOK) {
 	changed, err := d.id.SetNode(ok.NodeID, ok.TenantID)
 	switch {
@@ -179,6 +185,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	defer d.closeHistory()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	// Not a child of ctx: the device has to outlive the services.
 	deviceCtx, stopDevice := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopDevice()
 
@@ -223,6 +230,9 @@ func (d *Daemon) config() *config.Config {
 }
 
 // group runs functions together: the first one that returns stops the others.
+//
+// A group is used by one goroutine: start and wait are not called at the same time. Two groups
+// that share stop end together, and each one can be waited for alone.
 type group struct {
 	stop context.CancelFunc // ends the functions of this group, and of groups that share it
 	wg   sync.WaitGroup

@@ -31,6 +31,9 @@ type deviceOptions struct {
 }
 
 // device is a prober, the handlers of its tools and the link to the relay.
+//
+// prober, clock and mux are set once and safe for concurrent use. Only the client changes, when
+// a reload changes the relay, the token's file or the name.
 type device struct {
 	prober *prober.Prober
 	clock  *clock.Clock
@@ -75,6 +78,8 @@ func (d *device) newClient(o deviceOptions) *link.Client {
 	}
 	return link.NewClient(link.ClientOptions{
 		Dial: func(ctx context.Context) (link.Conn, error) {
+			// The slot is held for the dial only: a fleet of mock boards would otherwise start
+			// all its TLS handshakes at once.
 			if o.DialSlots != nil {
 				select {
 				case o.DialSlots <- struct{}{}:
@@ -102,6 +107,9 @@ func (d *device) run(ctx context.Context) error {
 
 // runLink maintains the link until ctx ends. When replaceLink ends a client, runLink runs the
 // next one.
+// replaceLink stores the next client and cancels the present one's context under one lock, so
+// that runLink, which takes both under the same lock, never runs a client that was replaced.
+// An end without a cancellation is an error that no reconnection repairs.
 func (d *device) runLink(ctx context.Context) error {
 	for ctx.Err() == nil {
 		clientCtx, stop := context.WithCancel(ctx)
@@ -121,6 +129,7 @@ func (d *device) runLink(ctx context.Context) error {
 }
 
 // replaceLink ends the present link and opens another, or none.
+// It does not wait for the old link to close: the relay resolves two links of one board.
 func (d *device) replaceLink(o deviceOptions) {
 	client := d.newClient(o)
 	d.mu.Lock()

@@ -37,6 +37,11 @@ type MockOptions struct {
 }
 
 // RunMocks runs a simulated board for each token until ctx ends.
+//
+// All boards share this process's clock and configuration, but have an identity, a sampler and
+// a link each. A failure of one board is not reported: a fleet is for load, and the relay shows
+// which boards are online. All devices are made before the first one dials, so that an error
+// of a device starts none.
 func RunMocks(ctx context.Context, o MockOptions) error {
 	if len(o.Tokens) > quietFleet {
 		o.Interval = prober.MaxInterval
@@ -72,6 +77,7 @@ func RunMocks(ctx context.Context, o MockOptions) error {
 }
 
 // mockInstanceID returns an install id that stays the same for a token.
+// The relay would take a changing id for a copy of the token.
 func mockInstanceID(token string) string {
 	sum := sha256.Sum256([]byte("agentctl mock install\x00" + token))
 	return hex.EncodeToString(sum[:16])

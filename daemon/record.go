@@ -18,6 +18,9 @@ import (
 )
 
 // recordSamples evaluates the alert rules on each sample and records it, until ctx ends.
+//
+// Without a history it still watches, because alerts do not depend on recording. The history
+// restarts its watch when the cadence changes; this loop does the same by errIntervalChanged.
 func (d *Daemon) recordSamples(ctx context.Context) error {
 	var err error
 	if d.history != nil {
@@ -59,7 +62,7 @@ func (s sampleSource) Watch(ctx context.Context, every time.Duration, fn func(pr
 	})
 }
 
-// logLevels are the log levels of alerts; others are logged as information.
+// logLevels are the log levels of alerts. The engine accepts no rule with another level.
 var logLevels = map[alert.Level]func(*zap.Logger, string, ...zap.Field){
 	alert.Info:  (*zap.Logger).Info,
 	alert.Warn:  (*zap.Logger).Warn,
@@ -67,6 +70,8 @@ var logLevels = map[alert.Level]func(*zap.Logger, string, ...zap.Field){
 }
 
 // publishAlerts sends alerts to local clients and to the relay, and logs them.
+// The order is local clients, relay, log. None of them blocks: the link keeps
+// a bounded number of events while it is down, and drops the oldest for a new one.
 func (d *Daemon) publishAlerts(events []alert.Event) {
 	for _, e := range events {
 		d.control.PublishAlert(control.Alert{Level: string(e.Level), Metric: e.Metric, Value: e.Value, Threshold: e.Threshold,
@@ -95,6 +100,7 @@ func (d *Daemon) enableModules(names []string) error {
 
 // setModules enables the modules that the configuration, the alert rules or a client of
 // the socket needs.
+// It holds mu over the call of the prober, so that two callers cannot apply an old set last.
 func (d *Daemon) setModules(c *config.Config) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -21,6 +21,11 @@ const (
 
 // watchConfig reloads the configuration when one of its files changed, or when the caller
 // of New asks for it, and checks for a staged binary, until ctx ends.
+//
+// Files are compared by polling their metadata and not with inotify: it works on every file
+// system, sees a directory that is replaced, and costs a few system calls each three seconds.
+// The same ticker drives the update check and the retry of an identity that could not be saved,
+// so that an idle daemon has one timer for all of it.
 func (d *Daemon) watchConfig(ctx context.Context) error {
 	ticker := time.NewTicker(configPollInterval)
 	defer ticker.Stop()
@@ -68,6 +73,9 @@ func (d *Daemon) reloadConfig() error {
 }
 
 // reloadLocked is reloadConfig for a caller that holds reloadMu.
+//
+// The previous configuration stays when the new one is invalid, because a board whose file
+// somebody broke must keep its link: it may be the only way to repair the file.
 func (d *Daemon) reloadLocked() error {
 	old := d.config()
 	c, err := d.source.Load()
@@ -87,6 +95,10 @@ func (d *Daemon) reloadLocked() error {
 
 // apply replaces a configuration. Steps that can fail come before the replacement of the
 // link, which cannot be undone.
+//
+// It runs with reloadMu held and takes mu only in its parts: a part may ask for the
+// configuration. An error in the middle leaves the parts before it changed; the next valid
+// configuration sets them again.
 func (d *Daemon) apply(old, c *config.Config) error {
 	changed := c.Changed(old)
 	var restart []string
@@ -136,6 +148,8 @@ func anyWithPrefix(keys []*config.Key, prefix string) bool {
 
 // configureSampling applies changed intervals. Those that a client set since stay until
 // the configuration changes them.
+// A value is sent only when its key changed: a client's set_config would otherwise be
+// undone by each save of an unrelated key.
 func (d *Daemon) configureSampling(changed []*config.Key, c *config.Config) error {
 	var sampling control.Config
 	if anyWithPrefix(changed, "base_interval_ms") {

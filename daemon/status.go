@@ -14,6 +14,9 @@ import (
 
 // Status is the answer to get_status on the control socket (docs/control.md), which
 // `agentctl status -o json` prints.
+//
+// Its JSON is read by scripts: fields are added, and neither renamed nor removed. Times with MS
+// in the name are milliseconds since 1970, sizes are bytes.
 type Status struct {
 	NodeID         string         `json:"node_id"`
 	Name           string         `json:"name"`
@@ -75,6 +78,7 @@ const (
 )
 
 // StorageStatus is the state of the history.
+// Bytes and Rows are of the file, and Dropped counts since the start of the daemon.
 type StorageStatus struct {
 	State  string `json:"state"`
 	Detail string `json:"detail,omitempty"` // why it is degraded

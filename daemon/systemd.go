@@ -18,6 +18,7 @@ import (
 
 // stopTimeout is how long a stop may take; the daemon reports it to systemd when a stop
 // begins.
+// It covers the last write of the history on a slow card.
 const stopTimeout = 30 * time.Second
 
 // NotifySystemd sends state changes, each in the form VARIABLE=VALUE (sd_notify(3)). It
@@ -42,6 +43,8 @@ func notifyReloading() {
 }
 
 // scheduler is what the watchdog supervises; the prober is one.
+//
+// Stats counts ticks, also those whose reading failed; Interval is the present cadence.
 type scheduler interface {
 	Stats() prober.Stats
 	Interval() time.Duration

@@ -29,6 +29,7 @@ const (
 func stampPrefix() []byte { return []byte(strings.Join([]string{"agentctl", "version="}, "-")) }
 
 // updateCheck looks for a staged binary.
+// One goroutine uses it. Each file is examined once: seen has its time, size and inode.
 type updateCheck struct {
 	path    string // of the staged binary; "" checks nothing
 	running Build
@@ -64,6 +65,9 @@ func (u *updateCheck) newVersion() string {
 }
 
 // stagedVersion reads the version out of a binary of this program for this machine.
+// The file may be anything that somebody could write into the directory of the binary, so that
+// it is opened without following links and without blocking on a FIFO, and all sizes in it
+// are checked.
 func stagedVersion(path string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -175,6 +179,8 @@ func (s *binaryScan) search(b []byte) {
 }
 
 // buildInfoOf reads the module information behind the magic, "" when there is none.
+// Bit 1 of byte 15 says that the strings are inline, as Go writes them since 1.18. The module
+// information has 16 bytes of sentinel before and after it.
 func buildInfoOf(b []byte) string {
 	if len(b) < buildInfoHeader || b[15]&2 == 0 {
 		return ""

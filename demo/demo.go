@@ -7,6 +7,10 @@
 //		<-ctx.Done()
 //		return nil
 //	})
+//
+// Ownership: Run starts all goroutines and waits for them before it returns. The boards stop
+// before the relay, and the directory is removed after both, so that neither writes into a
+// directory that is gone.
 package demo
 
 import (
@@ -32,6 +36,8 @@ import (
 	"agentctl/transport/edge"
 )
 
+// Size and timing of a demo. Its tokens live for a day, which bounds the damage when one of
+// them is pasted into the configuration of a client and forgotten there.
 const (
 	mockBoards   = 4
 	freePort     = "127.0.0.1:0"
@@ -53,6 +59,9 @@ var (
 )
 
 // Options configure a demo.
+//
+// The relay of a demo accepts the demo's tokens only, and listens on loopback because it
+// serves plain HTTP.
 type Options struct {
 	Listen        string // HOST:PORT of the relay; HOST is loopback, or empty
 	AllowFreePort bool   // use a free port when that of Listen is taken
@@ -99,6 +108,8 @@ func Run(ctx context.Context, o Options, use func(context.Context, *Demo) error)
 	}
 
 	// Deferred calls run in reverse: the boards stop before the relay.
+	// The boards and the relay do not stop with ctx directly, but in this order by the calls
+	// deferred below. useCtx also ends with the relay, and its cause is the relay's error.
 	useCtx, stopUse := context.WithCancelCause(ctx)
 	defer stopUse(nil)
 	var relayDone, boardsDone sync.WaitGroup
@@ -141,6 +152,7 @@ func Run(ctx context.Context, o Options, use func(context.Context, *Demo) error)
 }
 
 // openRelay opens a relay whose event gateway has a free port.
+// The gateway never uses its default port, which a gateway of this machine may have.
 func openRelay(stateDir string, o Options) (*relay.Relay, error) {
 	ro := relay.Options{StateDir: stateDir, Listen: o.Listen, Version: o.Build.Version, Logger: zap.NewNop(),
 		SSE: &gateway.Options{Listen: freePort}, MaxRestarts: 5}
@@ -173,6 +185,10 @@ func (d *Demo) mintTokens(ctx context.Context, store *auth.Store) ([]string, err
 }
 
 // newDaemon is this machine's daemon, with its files in the demo's directory.
+//
+// The configuration comes from flags alone: a config.yaml or AGENTCTL_* of the user is about
+// a real daemon. History and alerts are off: the demo shows the live metrics of the stream, and
+// nothing of it stays.
 func (d *Demo) newDaemon(token string, build daemon.Build) (*daemon.Daemon, error) {
 	tokenFile := filepath.Join(d.dir, "device.token")
 	if err := os.WriteFile(tokenFile, []byte(token+"\n"), 0o600); err != nil {
@@ -194,6 +210,8 @@ func (d *Demo) newDaemon(token string, build daemon.Build) (*daemon.Daemon, erro
 }
 
 // waitForLinks waits until the relay shows every board online.
+// It polls because the relay's API has no event for it that needs less than an MCP session;
+// a first answer usually comes after a few intervals.
 func (d *Demo) waitForLinks(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, linkTimeout, ErrNoLink)
 	defer cancel()

@@ -19,6 +19,10 @@ const (
 
 // Echo calls the echo tool of this machine through MCP, as a client of mcpVersion does. It
 // returns the echoed message and the round-trip time.
+//
+// The request is written by hand, without the MCP SDK, in the stateless form of mcpVersion:
+// one POST that carries the client's description in _meta, and no session. The answer is
+// plain JSON or the first event of an SSE stream, as the server prefers.
 func (d *Demo) Echo(ctx context.Context, message string) (echoed string, took time.Duration, err error) {
 	tool := manifest.ToolName{Short: "sysecho", NodeID: d.Nodes[0].NodeID, CapID: "echo", Verb: manifest.VerbInvoke}.String()
 	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": map[string]any{

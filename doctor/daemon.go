@@ -23,6 +23,8 @@ const (
 
 // checkDaemon asks the daemon for its status and for the readings of this machine. The
 // status is in answer when it returns.
+// One connection serves all questions, and everything about the daemon is reported here, so
+// that a daemon that does not answer is one failure and not one for each question.
 func (t *target) checkDaemon(ctx context.Context, answer *daemonAnswer) []Finding {
 	defer close(answer.done)
 	cl, err := control.Dial(ctx, t.Socket)
@@ -39,6 +41,7 @@ func (t *target) checkDaemon(ctx context.Context, answer *daemonAnswer) []Findin
 	}
 	answer.status = &s
 	found := []Finding{daemonFinding(&s, t.Version), samplingFinding(&s), linkFinding(&s), storageFinding(&s)}
+	// The snapshot reads the optional modules now, also when the configuration leaves them out.
 	snapshot, err := cl.Snapshot(ctx, "temperature", "power", "wear")
 	if err != nil {
 		return append(found, skip("power", "this daemon does not report it: "+err.Error(), ""))
@@ -87,6 +90,8 @@ func samplingFinding(s *daemon.Status) Finding {
 
 // linkFinding reports the state of the link. checkRelay and checkToken examine why a link is
 // down.
+// A token that two boards use comes first: each of them ends the link of the other, so that
+// the state of the link says little.
 func linkFinding(s *daemon.Status) Finding {
 	const name = "link"
 	text := string(s.Link.State)
@@ -110,6 +115,7 @@ func linkFinding(s *daemon.Status) Finding {
 }
 
 // storageFinding reports the history. Older daemons also answer disabled and memory.
+// A degraded history is a failure although samples go on in memory: a restart loses them.
 func storageFinding(s *daemon.Status) Finding {
 	const name = "history"
 	text := strings.TrimSpace(s.Storage.State + " " + s.Storage.Path)
@@ -131,6 +137,9 @@ func storageFinding(s *daemon.Status) Finding {
 }
 
 // powerFinding reports the warnings of the firmware about supply and heat.
+// The sensors come from the prober's catalogue: one without a warning text is a reading and
+// not a flag of the firmware. Under-voltage comes before
+// heat: it corrupts cards, and the firmware slows the CPU down for both.
 func powerFinding(r *prober.ModuleReadings) Finding {
 	const name = "power"
 	sample := &prober.Sample{Modules: r}
@@ -158,6 +167,7 @@ func powerFinding(r *prober.ModuleReadings) Finding {
 }
 
 // heatFinding warns at the temperature at which a Raspberry Pi slows its CPU down.
+// Other boards have other limits; 80 degrees is too hot for any of them to last.
 func heatFinding(r *prober.ModuleReadings) Finding {
 	const name, hot = "temperature", 80 // degrees Celsius
 	if r.Temperature == nil {
@@ -172,6 +182,9 @@ func heatFinding(r *prober.ModuleReadings) Finding {
 
 // wearFinding reports the age of an eMMC: the part of its life that is used, and the state
 // of its reserved blocks.
+//
+// The limits are those of JEDEC eMMC 5.0: PRE_EOL_INFO is normal, warning at 80 % of the
+// reserved blocks, urgent at 90 %; the life time is an estimate of the maker in steps of 10 %.
 func wearFinding(r *prober.ModuleReadings) Finding {
 	const name, replace = "wear", "back up and replace the card"
 	if r.Wear == nil || r.Wear.UsedPct == nil && r.Wear.PreEOL == "" {

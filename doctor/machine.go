@@ -20,6 +20,8 @@ import (
 )
 
 // Bounds of free space on the disk of the state directory, bytes.
+// Below minFree the history cannot be written any more: SQLite needs room for its journal
+// beside the file. Between both a log that grows fills the rest within days.
 const (
 	minFree  = 16 << 20
 	wantFree = 200 << 20
@@ -32,6 +34,7 @@ const (
 )
 
 // checkStateDir examines the directory that the daemon uses, else the configured one.
+// The worst comes first: a read-only disk explains a full one, and both hide modes.
 func (t *target) checkStateDir(known *daemon.Status) Finding {
 	const name, another = "state_dir", "set state_dir to another directory"
 	dir := t.stateDir
@@ -72,6 +75,8 @@ func (t *target) checkStateDir(known *daemon.Status) Finding {
 }
 
 // mountPoint returns the directory that the file system of path is mounted on.
+// It goes up until the device number changes. "/" is also the answer for a path that does not
+// exist, where the remount is wrong but harmless.
 func mountPoint(path string) string {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -91,6 +96,8 @@ func mountPoint(path string) string {
 }
 
 // checkSocket examines the permissions of the control socket for this user.
+// It only looks at the file: checkDaemon dials. A person who may not connect gets the group to
+// join instead of a bare refusal.
 func (t *target) checkSocket(context.Context) Finding {
 	const name = "socket"
 	st, err := os.Lstat(t.Socket)
@@ -123,6 +130,8 @@ func (t *target) checkSocket(context.Context) Finding {
 }
 
 // checkClock examines this machine's clock, on which certificates and tokens depend.
+// The kernel's clock discipline says whether NTP keeps it right, whatever program does so:
+// systemd-timesyncd, chrony or ntpd. A container that may not ask counts as not synchronized.
 func (t *target) checkClock(context.Context) Finding {
 	var tx unix.Timex
 	state, err := unix.Adjtimex(&tx)
@@ -147,6 +156,7 @@ func clockFinding(now, built time.Time, synced bool) Finding {
 }
 
 // checkService asks systemd for the state of agentctl.service.
+// systemctl gets a second less than all checks: D-Bus may hang on a board in trouble.
 func (t *target) checkService(ctx context.Context) Finding {
 	const name = "service"
 	if _, err := os.Stat("/run/systemd/system"); err != nil {
@@ -163,6 +173,8 @@ func (t *target) checkService(ctx context.Context) Finding {
 }
 
 // serviceFinding reports the output of systemctl show.
+// A unit that is missing or that somebody stopped is no failure: the daemon may run without
+// systemd. One that systemd gave up on, or starts again and again, is.
 func serviceFinding(show string) Finding {
 	const name = "service"
 	properties := map[string]string{}

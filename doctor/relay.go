@@ -23,6 +23,7 @@ import (
 
 // certificateWarning and tokenWarning are the numbers of days before expiry from which a
 // certificate or a token is a warning.
+// Two weeks are enough to renew by hand, and longer than the retries of ACME clients take.
 const (
 	certificateWarning = 14
 	tokenWarning       = 14
@@ -32,6 +33,9 @@ const mintToken = "mint one on the relay: agentctl token create --class device"
 
 // checkRelay follows the steps of the link: DNS, TCP, TLS. It stops at the first failure.
 // st is the daemon's status, or nil; its relay is used when no other is configured.
+//
+// The findings are relay_dns, relay_tcp and relay_tls, as far as the steps came. With a proxy
+// the connection ends at the proxy: what lies behind it only the link itself can show.
 func (t *target) checkRelay(ctx context.Context, st *daemon.Status) []Finding {
 	relay, origin := t.relay, t.relayOrigin
 	if relay == "" && st != nil && st.Link.Relay != "" {
@@ -113,6 +117,10 @@ func dialRelay(ctx context.Context, host, port string) (net.Conn, Finding) {
 
 // checkTLS does a TLS handshake without verification and then verifies the certificate
 // itself, to report what exactly is wrong with it.
+//
+// The standard verification stops at its first error, which for a board with a wrong clock is
+// often not the cause. Nothing is sent on this connection, so that the missing verification
+// during the handshake reveals nothing.
 func (t *target) checkTLS(ctx context.Context, conn net.Conn, host string) Finding {
 	const name = "relay_tls"
 	cfg, err := config.ClientTLS(t.caFile)
@@ -165,6 +173,8 @@ func certificateFinding(chain []*x509.Certificate, roots *x509.CertPool, host st
 
 // checkToken examines the device token: who can read it, and until when it is valid. Only
 // the relay can verify its signature.
+// The file is examined as this user sees it. A person who may not read it gets a skip and not
+// a failure: the daemon may well be able to.
 func (t *target) checkToken(known *daemon.Status, now time.Time) Finding {
 	const name = "token"
 	if t.tokenFile == "" {
@@ -198,6 +208,8 @@ func (t *target) checkToken(known *daemon.Status, now time.Time) Finding {
 }
 
 // tokenFinding reports the claims of a token (RFC 7519), whose signature it cannot verify.
+// A minute of clock difference is allowed for "not before", as the relay allows it. The relay
+// refuses a token without an expiry, so that one is a failure here.
 func tokenFinding(token string, now time.Time) Finding {
 	const name = "token"
 	parts := strings.Split(token, ".")

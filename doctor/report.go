@@ -6,6 +6,14 @@
 //	for _, f := range report.Checks {
 //		fmt.Println(f.Status, f.Name, f.Message, f.Next)
 //	}
+//
+// Each check stands alone: when one fails, the others still say what they see. The checks run
+// side by side, so that a report takes as long as the slowest of them, and at most
+// checkTimeout and lateGrace together. A board that is in trouble is the usual case here: no
+// network, a disk that hangs, a clock in 1970, a user without rights.
+//
+// A finding is for a person who did not build the system. Its message is what was seen, and
+// its next step is a command or one thing to do.
 package doctor
 
 import (
@@ -52,6 +60,8 @@ type Options struct {
 }
 
 // checkTimeout is how long all checks may take; they run at the same time.
+// Within it every wait of a check is bounded by the context. System calls are not: statfs on a
+// dead network mount does not return, so that runUntil leaves its goroutine behind.
 const checkTimeout = 5 * time.Second
 
 // lateGrace is how long a check may take to report that its context ended.
@@ -70,6 +80,8 @@ func Examine(ctx context.Context, o Options) *Report {
 	return runChecks(ctx, resolve(o).checks(), checkTimeout)
 }
 
+// runChecks runs the checks at the same time and reports their findings in the given order.
+// Each goroutine writes its own element of found, so that they need no lock.
 func runChecks(ctx context.Context, checks []check, limit time.Duration) *Report {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -96,6 +108,7 @@ func runChecks(ctx context.Context, checks []check, limit time.Duration) *Report
 
 // runUntil runs the check and waits for it until shortly after ctx ends.
 func (c check) runUntil(ctx context.Context) []Finding {
+	// The buffer lets a check that comes too late return without a receiver.
 	done := make(chan []Finding, 1)
 	go func() { done <- c.run(ctx) }()
 	select {
@@ -120,6 +133,7 @@ func one(fn func(context.Context) Finding) func(context.Context) []Finding {
 	return func(ctx context.Context) []Finding { return []Finding{fn(ctx)} }
 }
 
+// ok, skip, warn and fail make findings. Only ok has no next step; that of skip may be empty.
 func ok(name, message string) Finding         { return Finding{name, OK, message, ""} }
 func skip(name, message, next string) Finding { return Finding{name, Skip, message, next} }
 func warn(name, message, next string) Finding { return Finding{name, Warn, message, next} }

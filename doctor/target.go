@@ -21,6 +21,9 @@ const (
 )
 
 // target is the installation under examination, with its configuration.
+//
+// The fields after config are copies: they are set even when the files are invalid, because
+// the checks of the relay and of the token are most useful then.
 type target struct {
 	Options
 	config     *config.Config // nil: configErr says why
@@ -47,6 +50,10 @@ func (t *target) checks() []check {
 }
 
 // daemonAnswer passes the daemon's status to the checks that need it.
+//
+// The check of the daemon closes done in all cases, so that the checks that wait for it go on
+// when there is no daemon. status is written before the close and not changed after it, so
+// that readers need no lock.
 type daemonAnswer struct {
 	done   chan struct{}  // closed when status is set
 	status *daemon.Status // nil: the daemon did not answer
@@ -67,6 +74,10 @@ func (t *target) isService() bool { return t.Socket == config.ServiceSocket }
 
 // resolve reads the configuration as the daemon would: the file, the environment (of the
 // service: that of its EnvironmentFile) and the settings of o, which take precedence.
+//
+// Precedence, from low to high: defaults, the file, the EnvironmentFile, the environment of
+// this process, o.Settings. The environment of a running service cannot be read without its
+// rights, so that its EnvironmentFile stands for it.
 func resolve(o Options) *target {
 	t := &target{Options: o}
 	env := map[string]string{}
@@ -109,6 +120,8 @@ func resolve(o Options) *target {
 
 // readEnvFile reads the VARIABLE=VALUE lines of an EnvironmentFile (systemd.exec(5)),
 // without continued lines and escapes.
+// A line that it cannot read is left out without an error: the file belongs to systemd, and a
+// wrong guess here would hide what other checks find.
 func readEnvFile(path string) map[string]string {
 	env := map[string]string{}
 	f, err := os.Open(path)

@@ -121,6 +121,8 @@ func (b *board) client(ctx context.Context) (*control.Client, error) {
 			return b.conn, nil
 		}
 	}
+	// The dial holds mu, so that calls at the same time share one connection. It is bounded
+	// by the context of the call, and by control's own timeout without a deadline.
 	var err error
 	if b.conn, err = control.Dial(ctx, b.socket); err != nil {
 		b.conn = nil
@@ -129,6 +131,7 @@ func (b *board) client(ctx context.Context) (*control.Client, error) {
 	return b.conn, nil
 }
 
+// close closes the connection; the next call dials again.
 func (b *board) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -7,6 +7,9 @@ import (
 )
 
 // pipeListener accepts connections in memory, from its own dial.
+//
+// conns has no buffer: a dial waits until Accept takes its connection, so that none is left
+// in the channel when the listener closes.
 type pipeListener struct {
 	conns chan net.Conn
 	done  chan struct{} // closed by Close

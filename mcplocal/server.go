@@ -33,6 +33,8 @@ const host = "board.local"
 // URL is the address of the MCP endpoint. Only the clients of a Server reach it.
 const URL = "http://" + host + "/mcp"
 
+// Bounds of the endpoint. Its only client is the stdio bridge of the same process, so that
+// they guard against mistakes rather than attacks.
 const (
 	readHeaderTimeout = 10 * time.Second
 	maxIdleConns      = 16 // of a client
@@ -71,6 +73,7 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 	if err := b.loadManifest(ctx); err != nil {
 		return nil, err
 	}
+	// Reading and listing only: a client without a token must not change anything.
 	scopes, err := auth.ParseScopes(manifest.ScopeCallReadOnly, manifest.ScopeToolsList)
 	if err != nil {
 		return nil, err
@@ -84,6 +87,7 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 		Guard:        edge.NewGuard(edge.GuardOptions{CheckHost: true, Hosts: []string{host}}),
 		Authenticate: func(*http.Request) (*kernel.Caller, error) { return caller, nil }})
 	s := &Server{listener: newPipeListener(), board: b, http: &http.Server{Handler: endpoint, ReadHeaderTimeout: readHeaderTimeout}}
+	// The server outlives the context of Open, which may be that of a dial.
 	runCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.stop = stop
 	s.wg.Go(func() { _ = k.Run(runCtx) })
@@ -98,6 +102,9 @@ func (s *Server) Client() *http.Client {
 }
 
 // Close ends all requests and waits for the server's goroutines.
+//
+// The order matters: the contexts end first, because a stream that still runs would keep a
+// request open; the board closes last, because requests use its connection.
 func (s *Server) Close() {
 	s.stop()
 	_ = s.http.Close()

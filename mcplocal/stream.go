@@ -14,6 +14,10 @@ const defaultInterval = 5000 // milliseconds
 
 // pollStream is a stream of the results of one tool, called once in each interval. A reader
 // that is slow misses frames: only the latest is kept.
+//
+// One goroutine, the poller, calls the tool; the transport that serves the stream calls the
+// other methods. ready has room for one signal, which stands for any number of changes: the
+// reader calls Next until it returns false, then Err.
 type pollStream struct {
 	ready  chan struct{}      // signals a frame or an error; capacity 1
 	cancel context.CancelFunc // ends the poller
@@ -37,6 +41,8 @@ func (b *board) openStream(ctx context.Context, tool string, args json.RawMessag
 	if a.IntervalMS == 0 {
 		a.IntervalMS = defaultInterval
 	}
+	// The first call is made here, so that a tool that fails is an error of the call and not
+	// of a stream that the client has to open first.
 	first, err := b.call(ctx, tool, nil)
 	if err != nil {
 		return nil, err

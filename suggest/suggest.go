@@ -1,4 +1,9 @@
 // Package suggest finds the known word that a mistyped word was probably meant to be.
+//
+//	suggest.Hint("base_intervall_ms", keys) // , did you mean "base_interval_ms"?
+//
+// It serves errors of people's input: keys of the configuration, flags and commands. A
+// suggestion is never applied by itself.
 package suggest
 
 import (
@@ -41,6 +46,9 @@ func Nearest(word string, words []string) string {
 // Distance returns the optimal string alignment distance: the number of letters to insert,
 // delete, replace or swap with their neighbor. Upper case in a counts as lower case. A word
 // longer than maxWord is at least maxWord away from every other.
+//
+// It keeps three rows of the table of distances: two would do for the Levenshtein distance,
+// the third one is for swapped neighbors. Letters are bytes, as in the words compared here.
 func Distance(a, b string) int {
 	if len(a) > maxWord || len(b) > maxWord {
 		return maxWord
