@@ -107,6 +107,8 @@ func withPrefix(words []string, prefix string) []string {
 }
 
 // completionNodes asks the relay of the command's flags and environment for its boards.
+// It makes one request, bounded by completionTimeout, and prints nothing: a relay that does
+// not answer means no candidates.
 func completionNodes(cmd *cobra.Command) []client.Node {
 	flag := func(name string) string {
 		if f := cmd.Flags().Lookup(name); f != nil {

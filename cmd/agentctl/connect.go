@@ -12,6 +12,9 @@ import (
 )
 
 // relayFlags name a relay and who calls it.
+//
+// Precedence: flag, environment, default. The token is named by its file, because arguments
+// and most environments are visible to other processes.
 type relayFlags struct {
 	relay, tokenFile, caFile string
 }
@@ -47,6 +50,7 @@ func (s *socketFlag) flags(c *cobra.Command) {
 }
 
 // connected calls fn with a connection to the daemon, and closes that afterwards.
+// Errors of Dial say what to do already; explain adds their exit code.
 func (s *socketFlag) connected(cmd *cobra.Command, fn func(context.Context, *control.Client) error) error {
 	cl, err := control.Dial(cmd.Context(), s.path)
 	if err != nil {

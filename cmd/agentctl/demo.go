@@ -79,6 +79,8 @@ keeps its state in a temporary directory and removes it at the end.`,
 }
 
 // showDemo prints how to reach the demo, then the metrics of this machine until ctx ends.
+// It shows what a first reader tries next: an MCP client, the stream, the events and the
+// commands, each with the token and the address of this demo.
 func showDemo(ctx context.Context, w io.Writer, d *demo.Demo) error {
 	fmt.Fprintf(w, "agentctl demo: a relay and %d boards on this machine, over real links\n\n", len(d.Nodes))
 	for _, dn := range d.Nodes {

@@ -73,6 +73,9 @@ ticket.comments events and in the latest presence events.`,
 }
 
 // eventPrinter prints events one by one: a log may be larger than memory.
+//
+// A JSON list is written in pieces for the same reason. Column widths of the table are those of
+// flushEvery rows, so that they may change on the way.
 type eventPrinter struct {
 	w      io.Writer
 	format string

@@ -19,6 +19,8 @@ const (
 	maxEmitStdin = 256 << 10 // bytes read of stdin; the gateway takes less
 )
 
+// newEventsEmit is for scripts: without --strict neither a missing gateway nor a wrong token
+// fails the script, and emitTimeout bounds how long it is held up.
 func newEventsEmit() *cobra.Command {
 	var to emitTarget
 	var strict bool

@@ -129,9 +129,5 @@ func serverTLS(certFile, keyFile string) (*tls.Config, error) {
 	if certFile == "" || keyFile == "" {
 		return nil, exit(exitUsage, "--tls-cert and --tls-key go together")
 	}
-	c, err := relay.ServerTLS(certFile, keyFile)
-	if err != nil {
-		return nil, err
-	}
-	return c, nil
+	return relay.ServerTLS(certFile, keyFile)
 }

@@ -92,6 +92,9 @@ invalid token; 7 if --for ends before --count is reached.`,
 }
 
 // tailGateway makes the client of the gateway that the flags and the environment name.
+//
+// An explicit flag comes before every variable. Of the rest --url comes before --relay, and the
+// gateway's token before the relay's.
 func tailGateway(cmd *cobra.Command, rf *relayFlags, address string) (*client.Gateway, error) {
 	byRelay := cmd.Flags().Changed("relay")
 	if byRelay && cmd.Flags().Changed("url") {

@@ -105,6 +105,8 @@ func group(cmd *cobra.Command) string {
 }
 
 // explainAnswer is what to do about an error answer of the relay or the event gateway.
+// The group of the command decides first, because the same code means different things: an
+// unknown tool is a wrong name for call, and a relay without the plugin for tickets.
 func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) {
 	switch {
 	case group(cmd) == "events":
@@ -122,6 +124,8 @@ func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) 
 	return code, next
 }
 
+// The relay has one code for every refusal (safety_denied), so that its message tells whether
+// the token or the node is refused.
 func explainRelayAnswer(e *client.Error) (code int, next string) {
 	ofToken := strings.Contains(e.Message, "token") && !strings.Contains(e.Message, "node")
 	switch {
@@ -164,6 +168,8 @@ func explainTicketAnswer(e *client.Error) (code int, next string) {
 	return exitFailure, ""
 }
 
+// The gateway's own token and a token of the relay are both accepted; the scope to ask for
+// depends on the direction of the command.
 func explainGatewayAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) {
 	scope := "subscribe"
 	if cmd.Name() == "emit" {

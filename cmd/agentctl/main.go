@@ -41,6 +41,8 @@ func Main() int {
 	return e.code
 }
 
+// newRoot makes the tree of all commands. A tree is used for one run: flags keep their values.
+// The board build has the same tree, with hidden commands in place of those of the relay.
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "agentctl",
@@ -89,6 +91,7 @@ func usageArgs(c *cobra.Command) {
 	}
 }
 
+// unknownSubcommand names the nearest subcommand, by cobra's candidates and our distance.
 func unknownSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

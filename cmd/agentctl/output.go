@@ -14,6 +14,9 @@ import (
 )
 
 // output is how a command prints what it read: as text for people, or as data.
+//
+// Data goes to stdout and everything else to stderr, so that a pipe gets data alone. The data
+// of -o json is the struct that the command decoded, and is kept compatible for scripts.
 type output struct {
 	format string // json, yaml, ndjson; "" is text
 }
@@ -63,6 +66,8 @@ func printList[T any](o *output, cmd *cobra.Command, list []T, text func() error
 }
 
 // limits are --count and --for: when a streaming command ends by itself; 0 is never.
+//
+// They end a command with success: for a stream it is the usual end.
 type limits struct {
 	count int
 	time  time.Duration
@@ -91,6 +96,7 @@ func (l *limits) context(cmd *cobra.Command) (context.Context, context.CancelFun
 
 // newLoggerAt logs to stderr, JSON for a service and text for a terminal. The level may
 // change while it is in use.
+// A service's log is read by programs (journald keeps a line as it is), a terminal's by people.
 func newLoggerAt(level zapcore.LevelEnabler) *zap.Logger {
 	cfg := zap.NewProductionEncoderConfig()
 	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder

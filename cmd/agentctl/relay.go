@@ -28,7 +28,7 @@ func addRelayCommands(root *cobra.Command) {
 const defaultMetricsListen = "127.0.0.1:8461"
 
 func newRelay() *cobra.Command {
-	var o relayOptions
+	var o relay.Options
 	var logLevel, scopeless, sseListen string
 	c := &cobra.Command{
 		Use:   "relay",
@@ -52,7 +52,7 @@ are folders in --plugin-dir.`,
 			log := newLoggerAt(lv)
 			defer func() { _ = log.Sync() }()
 			o.Logger, o.Level, o.Version = log, &lv, version
-			if err := o.gatewayOptions(sseListen, cmd.Flags().Changed("sse-listen")); err != nil {
+			if err := setGateway(&o, sseListen, cmd.Flags().Changed("sse-listen")); err != nil {
 				return err
 			}
 			if scopeless != "" {
@@ -65,12 +65,12 @@ are folders in --plugin-dir.`,
 			if err := relay.RaiseMaxFiles(); err != nil {
 				log.Warn("the limit of open files stays low", zap.Error(err))
 			}
-			r, err := relay.Open(o.Options)
+			r, err := relay.Open(o)
 			if errors.Is(err, syscall.EADDRINUSE) && !cmd.Flags().Changed("metrics-listen") && strings.Contains(err.Error(), o.MetricsListen) {
 				// Another relay on this machine has the default port: serve without.
 				log.Warn("no /metrics here: the default address is taken; choose one with --metrics-listen", zap.String("address", o.MetricsListen))
 				o.MetricsListen = ""
-				r, err = relay.Open(o.Options)
+				r, err = relay.Open(o)
 			}
 			if err != nil {
 				return relayOpenError(err)
@@ -112,9 +112,6 @@ are folders in --plugin-dir.`,
 	return c
 }
 
-// relayOptions are relay.Options with what the command line knows of them.
-type relayOptions struct{ relay.Options }
-
 // optionFlags are the flags of the options that relay.Open may refuse.
 var optionFlags = map[string]string{
 	"AllowOrigin": "--allow-origin", "Anonymous": "--anonymous", "DisabledPlugins": "--without", "ExternalPlugins": "--plugin",
@@ -135,9 +132,11 @@ func relayOpenError(err error) error {
 	return err
 }
 
-// gatewayOptions decides whether the event gateway runs, and how: by --sse-listen, --only
+// setGateway decides whether the event gateway runs, and how: by --sse-listen, --only
 // or MCP_INCLUDE_SSE, with the variables MCP_SSE_*.
-func (o *relayOptions) gatewayOptions(listen string, given bool) error {
+// Precedence: flag, environment. The origins of --allow-origin are added, because a page that
+// may call the relay may follow its events too.
+func setGateway(o *relay.Options, listen string, given bool) error {
 	e, err := gatewayEnv()
 	if err != nil {
 		return err
@@ -156,6 +155,9 @@ func (o *relayOptions) gatewayOptions(listen string, given bool) error {
 }
 
 // readyLine is the line that a program waits for; what is not served is null.
+// It is one line of JSON, written when every listener accepts connections, and the only thing
+// that the relay writes to stdout. Tests and supervisors read the URL from it, which with
+// --listen :0 is not known before.
 func readyLine(r *relay.Relay) []byte {
 	or := func(s string) any {
 		if s == "" {

@@ -25,6 +25,9 @@ import (
 )
 
 // runOptions are the flags of agentctl run. The settings among them are in cfg after load.
+//
+// Flags are kept as texts and parsed by their key of the configuration, so that a flag and a
+// line of the file have the same checks and the same errors.
 type runOptions struct {
 	config string
 	mock   int
@@ -84,6 +87,9 @@ func flagName(key string) string {
 }
 
 // source is the configuration source with the flags that were given.
+// A flag that is not given is left out and not set to its default: the environment and the
+// files come before defaults. An empty text counts as not given, except for the modules, where
+// it means none.
 func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
 	s := config.NewSource(o.config)
 	s.ForDaemon, s.Flags = true, config.Settings{}
@@ -130,6 +136,8 @@ func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 	return source, nil
 }
 
+// run runs the daemon or the mock boards until a signal. SIGHUP reloads a service, and ends a
+// daemon whose terminal goes away.
 func (o *runOptions) run(cmd *cobra.Command) error {
 	ctx := cmd.Context()
 	hup := make(chan os.Signal, 1)
@@ -173,6 +181,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 }
 
 // runMocks runs simulated boards, one for each line of the token file.
+// It needs no state directory, control socket or history: they are of one machine.
 func (o *runOptions) runMocks(ctx context.Context, log *zap.Logger) error {
 	tokens, err := config.ReadTokens(o.cfg.Text("token_file"), o.mock)
 	if err != nil {

@@ -81,6 +81,8 @@ func newTicketsDecide(verb, status, about string) *cobra.Command {
 	return t.flags(c, true)
 }
 
+// move reads the ticket first: --dry-run can then tell whether the change is allowed, and the
+// text of undo needs the status before.
 func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 	rc, old, err := t.find(cmd.Context(), ref)
 	if err != nil {
@@ -105,6 +107,8 @@ func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 }
 
 // change calls a tool that changes a ticket, and says what it did and how to undo it.
+// What was done goes to stderr and the ticket to stdout. Without -o only the id of a new ticket
+// is printed there, for scripts.
 func (t *ticketCmd) change(cmd *cobra.Command, rc *client.Client, verb string, args any, describe func(*client.Ticket) (did, undo string)) error {
 	if t.dryRun {
 		line, err := json.Marshal(args)

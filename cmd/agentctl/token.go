@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,6 +27,9 @@ func newToken() *cobra.Command {
 }
 
 // tokenStore opens a relay's state; only token create sets one up.
+//
+// Several processes may have the store open at a time: a relay that runs sees a new token at
+// once, and a revocation within seconds.
 func tokenStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, error) {
 	s, err := auth.Open(auth.Options{StateDir: dir, Existing: true})
 	if errors.Is(err, auth.ErrNoState) && !existing {
@@ -35,10 +39,7 @@ func tokenStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, err
 	if errors.Is(err, auth.ErrNoState) {
 		err = fmt.Errorf("%w; name the relay's with --state-dir", err)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return s, err
 }
 
 // stateDirHint is what the next command needs to find the same relay.
@@ -53,6 +54,8 @@ func stateDirFlag(c *cobra.Command, dir *string) {
 	c.Flags().StringVar(dir, "state-dir", env("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` of the relay's state [AGENTCTL_STATE_DIR]")
 }
 
+// newTokenCreate prints tokens to stdout, once, and everything else to stderr, so that a
+// redirection keeps a token alone. The relay stores no token, only its description.
 func newTokenCreate() *cobra.Command {
 	var dir string
 	var req auth.MintRequest
@@ -172,7 +175,8 @@ func newTokenRevoke() *cobra.Command {
 		Short:   "Revoke tokens; open links and streams end within 5 s",
 		Example: "  agentctl token revoke --jti 01HZX9K3M4P7Q8R9S0T1V2W3XY\n  agentctl token revoke --node attic",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if set := nonEmpty(req.JTI, req.Subject, req.Node, req.Tenant); set != 1 {
+			selectors := []string{req.JTI, req.Subject, req.Node, req.Tenant}
+			if given := slices.DeleteFunc(selectors, func(s string) bool { return s == "" }); len(given) != 1 {
 				return exit(exitUsage, "give one of --jti, --sub, --node and --tenant")
 			}
 			s, err := tokenStore(cmd, dir, true)
@@ -211,13 +215,4 @@ func until(t time.Time) string {
 		return t.Local().Format("2006-01-02 15:04:05 MST")
 	}
 	return t.Format(time.DateOnly)
-}
-
-func nonEmpty(words ...string) (n int) {
-	for _, w := range words {
-		if w != "" {
-			n++
-		}
-	}
-	return n
 }

@@ -70,6 +70,7 @@ cpu and memory, like any client that subscribes to events.`,
 }
 
 // printMessages writes one object a line until there were maxSamples (0: no limit).
+// Only samples count for --count: alerts and changes of the connection come at any time.
 func printMessages(ctx context.Context, cmd *cobra.Command, msgs <-chan monitor.Message, maxSamples int) error {
 	samples, isLost := 0, false
 	for {
