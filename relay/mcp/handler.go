@@ -95,17 +95,14 @@ type Handler struct {
 
 // counters are the sources of Stats.
 type counters struct {
-	modern, legacy, refused, cut, notified, panics atomic.Uint64
+	refused, cut atomic.Uint64
 }
 
 // Stats are present sizes of a Handler and counters since New.
 type Stats struct {
 	Tenants, Sessions, Streams int
-	Modern, Legacy             uint64 // requests of the two eras
 	Refused                    uint64 // requests refused before a message of theirs was handled
 	StalledStreams             uint64 // streams cut because their reader stalled
-	NotifyRounds               uint64 // rounds of change notifications
-	Panics                     uint64 // handlers that panicked and were answered with E_INTERNAL
 }
 
 // New makes a Handler. It starts no goroutine; Run does.
@@ -228,8 +225,7 @@ func (h *Handler) Stats() Stats {
 	defer h.mu.RUnlock()
 	return Stats{
 		Tenants: len(h.tenants), Sessions: len(h.sessions), Streams: len(h.streams),
-		Modern: h.count.modern.Load(), Legacy: h.count.legacy.Load(), Refused: h.count.refused.Load(),
-		StalledStreams: h.count.cut.Load(), NotifyRounds: h.count.notified.Load(), Panics: h.count.panics.Load(),
+		Refused: h.count.refused.Load(), StalledStreams: h.count.cut.Load(),
 	}
 }
 
@@ -311,7 +307,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Allow", "POST")
 		h.refuse(w, r, http.StatusMethodNotAllowed, manifest.E(manifest.BadRequest, "this protocol version knows POST only"))
 	default:
-		h.count.legacy.Add(1)
 		h.serveSessionMethod(w, r, x)
 	}
 }

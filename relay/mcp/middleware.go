@@ -26,7 +26,6 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 		// The SDK runs handlers in goroutines of its own, where a panic ends the process.
 		defer func() {
 			if p := recover(); p != nil {
-				t.h.count.panics.Add(1)
 				t.h.log.Error("mcp handler panicked", zap.String("method", method), zap.String("type", fmt.Sprintf("%T", p)), zap.Stack("stack"))
 				res, err = nil, &jsonrpc.Error{Code: codeInternal, Message: "the relay failed to answer this request"}
 			}

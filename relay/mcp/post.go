@@ -58,7 +58,6 @@ func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange)
 		h.serveSessionPost(w, r, x, msgs, isBatch, body)
 		return
 	}
-	h.count.modern.Add(1)
 	switch {
 	case isPlain:
 		x.tenant.mux.serve(w, x, &msgs[0])

@@ -40,9 +40,8 @@ type session struct {
 	tenant *tenant
 	ss     *sdk.ServerSession
 
-	inFlight    atomic.Int64 // requests in progress, streams included
+	usage                    // by its requests, streams included
 	openStreams atomic.Int64 // open GET streams
-	lastUsed    atomic.Int64 // monotonicNanos
 
 	mu            sync.Mutex // protects the fields below
 	closed        bool
@@ -54,12 +53,28 @@ type session struct {
 // subject keeps its session.
 func ownerKey(c *kernel.Caller) string { return c.Tenant + "\x00" + c.Actor }
 
-// idleFor returns how long the session has had no request and no stream.
-func (s *session) idleFor(now time.Time) time.Duration {
-	if s.inFlight.Load() > 0 {
+// usage counts the requests in progress of a session or a tenant, and remembers when the
+// last one ended. The zero value was last used when the process started: see markUsed.
+type usage struct {
+	inFlight atomic.Int64
+	lastUsed atomic.Int64 // monotonicNanos
+}
+
+func (u *usage) markUsed() { u.lastUsed.Store(monotonicNanos(time.Now())) }
+
+// release counts a request out. The idle time begins here; it is stored first, so that no
+// sweep sees an old one without a request.
+func (u *usage) release() {
+	u.markUsed()
+	u.inFlight.Add(-1)
+}
+
+// idleFor returns for how long there has been no request; 0 while there is one.
+func (u *usage) idleFor(now time.Time) time.Duration {
+	if u.inFlight.Load() > 0 {
 		return 0
 	}
-	return time.Duration(monotonicNanos(now) - s.lastUsed.Load())
+	return time.Duration(monotonicNanos(now) - u.lastUsed.Load())
 }
 
 // isSubscribed reports whether the session watches a resource.
@@ -83,13 +98,12 @@ func (s *session) attach(x *exchange) bool {
 	return true
 }
 
-// detach counts a request out that attach counted in. The idle time begins here.
+// detach counts a request out that attach counted in.
 func (s *session) detach(x *exchange) {
 	s.mu.Lock()
 	delete(s.exchanges, x)
 	s.mu.Unlock()
-	s.lastUsed.Store(monotonicNanos(time.Now()))
-	s.inFlight.Add(-1)
+	s.release()
 }
 
 // exchangeKey carries an exchange in the context of an HTTP request to the SDK. A
@@ -150,7 +164,6 @@ func serveSDK(next http.Handler, w http.ResponseWriter, r *http.Request, x *exch
 // serveSessionPost serves messages of the legacy era: within their session, or an
 // initialize that opens one.
 func (h *Handler) serveSessionPost(w http.ResponseWriter, r *http.Request, x *exchange, msgs []envelope, isBatch bool, body []byte) {
-	h.count.legacy.Add(1)
 	if s := h.findSession(r, x); s != nil {
 		x.ctx, x.cancel = context.WithCancel(x.ctx)
 		defer x.cancel()
@@ -310,7 +323,7 @@ func (h *Handler) registerSession(ss *sdk.ServerSession, x *exchange) (*session,
 		id: ss.ID(), owner: ownerKey(x.caller), tenant: x.tenant, ss: ss,
 		exchanges: make(map[*exchange]struct{}), subscriptions: make(map[string]func()),
 	}
-	s.lastUsed.Store(monotonicNanos(time.Now()))
+	s.markUsed()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.stopped || s.id == "" || !h.sessionFitsLocked(x.tenant) {

@@ -35,9 +35,8 @@ type tenant struct {
 	stop                 func()               // closes stopped
 	stopped              chan struct{}
 
-	inFlight    atomic.Int64 // requests in progress
+	usage                    // by requests; acquireTenant counts them in, release out
 	openStreams atomic.Int64 // of them streams
-	lastUsed    atomic.Int64 // monotonicNanos of the last request's end
 
 	mu              sync.Mutex // protects the fields below
 	sessions        map[*session]struct{}
@@ -71,7 +70,7 @@ func newTenant(h *Handler, name string) (*tenant, error) {
 		watchCounts: make(map[string]int),
 	}
 	t.stop = sync.OnceFunc(func() { close(t.stopped) })
-	t.lastUsed.Store(monotonicNanos(time.Now()))
+	t.markUsed()
 	t.legacy, t.call, t.listen = t.server(), t.server(), t.server()
 	return t, nil
 }
@@ -99,23 +98,14 @@ func (t *tenant) server() *sdk.Server {
 	return s
 }
 
-// release counts a request out that acquireTenant counted in.
-func (t *tenant) release() {
-	t.lastUsed.Store(monotonicNanos(time.Now()))
-	t.inFlight.Add(-1)
-}
-
 // idleFor returns how long nobody has used the tenant; 0 while somebody does.
 func (t *tenant) idleFor(now time.Time) time.Duration {
-	if t.inFlight.Load() > 0 {
-		return 0
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.sessions) > 0 || len(t.listeners) > 0 {
 		return 0
 	}
-	return time.Duration(monotonicNanos(now) - t.lastUsed.Load())
+	return t.usage.idleFor(now)
 }
 
 // run carries modern calls and sends change notifications until ctx ends or the tenant is
@@ -193,7 +183,6 @@ func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string
 	if len(sessions)+len(listeners) == 0 {
 		return
 	}
-	t.h.count.notified.Add(1)
 	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
 	for _, s := range sessions {
