@@ -2,8 +2,8 @@ package stages
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
+	"maps"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
@@ -21,16 +21,16 @@ const (
 // any run of characters. The first allow or deny rule that matches decides. A transform rule
 // that matches changes the arguments, and the next rules are tried.
 type aclRule struct {
-	Effect    string                     `json:"effect"`           // allow, deny or transform
-	Scope     string                     `json:"scope,omitempty"`  // that the tool or resource needs
-	Method    string                     `json:"method,omitempty"` // tools/call or resources/read
-	Tool      string                     `json:"tool,omitempty"`
-	URI       string                     `json:"uri,omitempty"`
-	Tenant    string                     `json:"tenant,omitempty"`
-	Agent     string                     `json:"agent,omitempty"`
-	Transport string                     `json:"transport,omitempty"`
-	Set       map[string]json.RawMessage `json:"set,omitempty"`    // arguments and their new values
-	Remove    []string                   `json:"remove,omitempty"` // arguments
+	Effect    string                    `json:"effect"`           // allow, deny or transform
+	Scope     string                    `json:"scope,omitempty"`  // that the tool or resource needs
+	Method    string                    `json:"method,omitempty"` // tools/call or resources/read
+	Tool      string                    `json:"tool,omitempty"`
+	URI       string                    `json:"uri,omitempty"`
+	Tenant    string                    `json:"tenant,omitempty"`
+	Agent     string                    `json:"agent,omitempty"`
+	Transport string                    `json:"transport,omitempty"`
+	Set       map[string]strictjson.Raw `json:"set,omitempty"`    // arguments and their new values
+	Remove    []string                  `json:"remove,omitempty"` // arguments
 }
 
 // acl applies an operator's rules. A request that no rule decides goes on to the kernel,
@@ -56,19 +56,12 @@ func decodeRule(where string, data []byte) (r aclRule, err error) {
 		return field{name, into, fmt.Sprintf("a pattern of 1 to %d bytes, in which * stands for anything", maxGlob),
 			func() bool { return len(*into) <= maxGlob }}
 	}
-	var set map[string]strictjson.Raw
 	err = decode(where, data,
 		enumField("effect", &r.Effect, "allow", "deny", "transform"),
 		selector("scope", &r.Scope), selector("method", &r.Method), selector("tool", &r.Tool), selector("uri", &r.URI),
 		selector("tenant", &r.Tenant), selector("agent", &r.Agent), selector("transport", &r.Transport),
-		field{"set", &set, "an object of argument names and values", nil},
+		field{"set", &r.Set, "an object of argument names and values", nil},
 		field{"remove", &r.Remove, "a list of argument names", nil})
-	if len(set) > 0 {
-		r.Set = make(map[string]json.RawMessage, len(set))
-	}
-	for k, v := range set {
-		r.Set[k] = json.RawMessage(v)
-	}
 	switch n := len(r.Set) + len(r.Remove); {
 	case err != nil:
 	case n > maxEdited:
@@ -131,9 +124,7 @@ func (rule *aclRule) transform(r *kernel.Request) error {
 	for _, k := range rule.Remove {
 		delete(args, k)
 	}
-	for k, v := range rule.Set {
-		args[k] = strictjson.Raw(v)
-	}
+	maps.Copy(args, rule.Set)
 	r.Arguments = encode(args)
 	return nil
 }
