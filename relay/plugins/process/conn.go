@@ -282,8 +282,10 @@ func (c *conn) onRequest(_ context.Context, req *jrpc2.Request) (any, error) {
 	return nil, jrpc2.Errorf(jrpc2.MethodNotFound, "the relay offers plugins no %s", "such method")
 }
 
-// close ends the connection. It first aborts a Send, which holds jrpc2's lock.
+// close ends the connection and waits for its end, that of the plugin's process included.
+// It first aborts a Send, which holds jrpc2's lock.
 func (c *conn) close() {
 	c.ch.abortSend()
 	_ = c.rpc.Close()
+	<-c.ended
 }

@@ -30,9 +30,6 @@ import (
 //go:embed plugin.schema.json
 var manifestSchemaJSON []byte
 
-// ManifestSchema returns the published JSON Schema of a plugin.json.
-func ManifestSchema() []byte { return slices.Clone(manifestSchemaJSON) }
-
 // Bounds of what a check reads and reports.
 const (
 	maxSchema        = 64 << 10 // bytes of one schema

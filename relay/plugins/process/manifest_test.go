@@ -115,7 +115,7 @@ func TestParseManifestNamesAll(t *testing.T) {
 
 func publishedSchema(t testing.TB) *jsonschema.Schema {
 	t.Helper()
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(ManifestSchema()))
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(manifestSchemaJSON))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -77,7 +77,6 @@ func (p *Plugin) run(ctx context.Context, onUp func() error) error {
 		if err == nil && !isUp {
 			if err := onUp(); err != nil {
 				c.close()
-				<-c.ended
 				return err
 			}
 			isUp = true
@@ -116,8 +115,7 @@ func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
 	case <-ctx.Done():
 	}
 	p.setState(nil, err)
-	c.close() // also waits for the plugin's process
-	<-c.ended
+	c.close()
 	return err
 }
 
@@ -135,7 +133,6 @@ func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 	}
 	if err != nil {
 		c.close()
-		<-c.ended
 		return nil, err
 	}
 	return c, nil
