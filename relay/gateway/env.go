@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -53,10 +54,7 @@ func FromEnv(getenv func(string) string) (Env, error) {
 	if secret != "" && literal != "" && secret != literal {
 		r.fail("MCP_SSE_HMAC_SECRET", "differs from "+hmacSecretAlias+"; set one of them")
 	}
-	if secret == "" {
-		secret = literal
-	}
-	if secret != "" {
+	if secret = cmp.Or(secret, literal); secret != "" {
 		e.HMACSecret = []byte(secret)
 	}
 	e.AllowOrigins = r.origins("MCP_SSE_ALLOW_ORIGINS")

@@ -206,7 +206,6 @@ type Stats struct {
 	EmitLost    uint64 // of those, not published: malformed, too large, too many
 	RateLimited uint64 // ingest requests refused with 429
 	RingEvents  int
-	RingBytes   int
 	LastID      uint64
 }
 
@@ -226,6 +225,6 @@ func (g *Gateway) Stats() Stats {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	st.RingEvents, st.RingBytes, st.LastID = g.ring.n, g.ring.bytes, g.ring.last
+	st.RingEvents, st.LastID = g.ring.n, g.ring.last
 	return st
 }
