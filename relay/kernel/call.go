@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/go-json-experiment/json/jsontext"
+
 	"agentctl/manifest"
 )
 
@@ -109,15 +111,10 @@ func callPayload(r *Request) json.RawMessage {
 	return append(appendJSON(b, r.TraceID), '}')
 }
 
-// appendJSON appends a JSON string. Ids are printable ASCII and need no escaping.
+// appendJSON appends a JSON string, without allocating.
 func appendJSON(b []byte, s string) []byte {
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			quoted, _ := json.Marshal(s) // a string: cannot fail
-			return append(b, quoted...)
-		}
-	}
-	return append(append(append(b, '"'), s...), '"')
+	b, _ = jsontext.AppendQuote(b, s) // an error reports that U+FFFD replaced bad UTF-8
+	return b
 }
 
 // resolve finds the tool or resource of a request before the stages run, so that they can
