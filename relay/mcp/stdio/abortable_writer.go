@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// writeGrace is how long a write may go on after ctx has ended.
+// writeGrace is how long a write may go on after ctx has ended: enough for a client that
+// reads, and short enough for one that was killed while its pipe is full.
 const writeGrace = time.Second
 
 // abortableWriter writes to a reader that may have stopped reading. Such a write cannot be

@@ -16,7 +16,9 @@ import (
 const (
 	headerVersion = "Mcp-Protocol-Version"
 	headerSession = "Mcp-Session-Id"
-	maxRefusal    = 64 << 10 // bytes read of an answer that is not a success
+	// maxRefusal bounds what is read of an answer that is not a success, bytes: it may be
+	// the page of a proxy.
+	maxRefusal = 64 << 10
 )
 
 // sessionRef names a session in a request; the zero value names none. It is a copy: a

@@ -2,7 +2,6 @@ package stdio
 
 import (
 	"bytes"
-
 	"context"
 	"encoding/json"
 	"errors"

@@ -28,7 +28,8 @@ import (
 	"agentctl/manifest"
 )
 
-// Types of a Field, as JSON Schema names them.
+// Types of a Field, as JSON Schema names them. Booleans and numbers with a fraction are
+// missing because no tool of the relay takes one.
 const (
 	String  = "string"
 	Integer = "integer"
@@ -54,7 +55,8 @@ type Field struct {
 	Members  Object         // of an object; nil: any object of at most 16 KiB
 }
 
-// Object lists the members of a closed object. A nil Object has no members.
+// Object lists the members of a closed object. A nil Object has no members. It does
+// not change once its tool is loaded, since calls check their arguments concurrently.
 type Object []Field
 
 // Schema returns the JSON Schema of the object.
@@ -220,7 +222,8 @@ func (f *Field) textProblem(s string) string {
 	return ""
 }
 
-// Invalid is the error of arguments that do not fit their schema.
+// Invalid is the error of arguments that do not fit their schema. It is exported for rules
+// that a Field cannot express, which a tool checks itself.
 func Invalid(format string, args ...any) error {
 	return &manifest.Error{Code: manifest.ManifestInvalid, Message: fmt.Sprintf(format, args...), Reason: "schema"}
 }

@@ -19,7 +19,8 @@ type args struct {
 	Level  string          `json:"level"`
 }
 
-// Patterns of arguments.
+// Patterns of arguments. They keep what is not printable out of messages, events and log
+// lines; whether a name exists is for whoever is asked for it.
 var (
 	wordPattern    = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)
 	scopePattern   = regexp.MustCompile(`^(global|(transport|plugin|connection)=[!-~]{1,128})$`)

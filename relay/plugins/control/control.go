@@ -132,7 +132,8 @@ type Plugin struct {
 	loadSlots  chan struct{} // capacity maxLoading: held by loads and unloads in progress
 }
 
-// maxLoading bounds the loads and unloads in progress.
+// maxLoading bounds the loads and unloads in progress: each holds its call while a
+// plugin starts or stops.
 const maxLoading = 4
 
 // New makes the plugin.
@@ -237,7 +238,8 @@ func (p *Plugin) metricsFingerprint() string {
 	return fmt.Sprint(s)
 }
 
-// pluginsFingerprint changes with the plugins, their versions and states.
+// pluginsFingerprint changes with the plugins, their versions and states. It leaves out the
+// counters, which every call changes: subscribers are to learn of loads and faults.
 func (p *Plugin) pluginsFingerprint() string {
 	var b strings.Builder
 	for _, i := range p.opt.Kernel.Info().Plugins {
@@ -285,7 +287,8 @@ type Change struct {
 	Trace  string   `json:"trace_id"`
 }
 
-// appendTimeout bounds the append of the event of a change that has been made.
+// appendTimeout bounds the append of the event of a change that has been made. It is below
+// kernel.CallBudget, so that the caller learns that the event is missing.
 const appendTimeout = 2 * time.Second
 
 // change makes a change and appends its event, with the change slot held. uri is the

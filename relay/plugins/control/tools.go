@@ -38,7 +38,6 @@ type runFunc = func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) 
 
 // newTool makes a tool. rules are further members of its input schema, output the
 // properties of its output schema.
-
 func newTool(name, title, description string, isReadOnly bool, in arguments.Object, rules, output string, run runFunc) tool {
 	t := &kernel.Tool{Name: name, Title: title, Description: description, Scope: manifest.ScopeKernelAdmin, InputSchema: inputSchema(in, rules),
 		OutputSchema: json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
@@ -244,7 +243,8 @@ func router(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, erro
 	return nil, manifest.E(manifest.BadRequest, "no loaded plugin has a tool of this name")
 }
 
-// maxRows bounds the rows of an answer without pages.
+// maxRows bounds the rows of an answer without pages. The totals beside them count all, so
+// that a caller sees what is missing.
 const maxRows = 500
 
 // subscriptions answers kernel.introspection.subscriptions.

@@ -59,7 +59,8 @@ type DeclaredResource struct {
 	Capability string `json:"capability,omitempty"`
 }
 
-// MaxManifest bounds a plugin.json, bytes.
+// MaxManifest bounds a plugin.json, bytes: room for 16 schemas of the largest size
+// (maxSchema).
 const MaxManifest = 1 << 20
 
 // ManifestError lists everything that is wrong with a plugin manifest, in the order of

@@ -257,7 +257,8 @@ func (c *manifestChecker) references(at location, v any) {
 	}
 }
 
-// elements returns the array under a key of the manifest, of at most the allowed length.
+// elements returns the array under a key of the manifest, of at most the allowed length:
+// the schema reports a longer one.
 func elements(doc any, key string) []any {
 	list, _ := valueAt(doc, location{key}).([]any)
 	return list[:min(len(list), kernel.MaxToolsPerPlugin)]

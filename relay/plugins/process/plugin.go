@@ -229,7 +229,8 @@ func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
 	}
 }
 
-// internal is an error that is the plugin's fault.
+// internal is an error that is the plugin's fault: the kernel counts it, and
+// repeated ones open its breaker.
 func internal(reason, message string) *manifest.Error {
 	return &manifest.Error{Code: manifest.Internal, Message: message, Reason: reason}
 }
@@ -342,7 +343,8 @@ func (p *Plugin) Watch(ctx context.Context, uri string, changed func()) error {
 	return ctx.Err()
 }
 
-// notifyWatchers calls the watchers of uri. They run without the lock.
+// notifyWatchers calls the watchers of uri. They run without the lock, since the kernel may
+// start or end a watch meanwhile; one that has just ended may be called once more.
 func (p *Plugin) notifyWatchers(uri string) {
 	p.mu.Lock()
 	watchers := slices.Collect(maps.Keys(p.watches[uri]))

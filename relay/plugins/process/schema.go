@@ -23,7 +23,8 @@ func (noLoader) Load(string) (any, error) {
 	return nil, errors.New("a plugin's schema may refer to itself only")
 }
 
-// compile compiles a schema of a plugin; nil for none.
+// compile compiles a schema of a plugin; nil for none. It runs when a manifest
+// is read, and not for each call.
 func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	if len(raw) == 0 {
 		return nil, nil

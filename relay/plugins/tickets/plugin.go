@@ -151,7 +151,8 @@ func (p *Plugin) apply(t *tenant, ev *kernel.Event, pl *payload) outcome {
 	return out
 }
 
-// maxDrops bounds the tickets that one append drops.
+// maxDrops bounds the tickets that one append drops. With the change itself they stay below
+// the 256 events that a log takes at once (eventlog.MaxAppend).
 const maxDrops = 200
 
 // commitWithDrops is commit of a change that also drops finished tickets, to stay within
@@ -182,7 +183,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// wakeRun makes Run compute the next expiry again.
+// wakeRun makes Run compute the next expiry again, after a new approval or a
+// Restore: one may be due before the expiry that Run sleeps for.
 func (p *Plugin) wakeRun() {
 	select {
 	case p.wakeup <- struct{}{}:

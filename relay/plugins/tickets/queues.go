@@ -35,7 +35,8 @@ var queues = []queue{
 		func(k *Ticket, actor string) bool { return !k.Status.isFinished() && k.AgentID == actor }},
 }
 
-// maxQueue bounds the tickets in one reading of a queue. Its total counts all of them.
+// maxQueue bounds the tickets in one reading of a queue. Its total counts all of them, so a
+// reader sees that there are more; tickets.list has pages.
 const maxQueue = 100
 
 // resources are the queues as the kernel lists them.

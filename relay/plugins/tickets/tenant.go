@@ -80,7 +80,7 @@ func (t *tenant) acquire(ctx context.Context) error {
 	}
 }
 
-// release gives the change slot back.
+// release gives the change slot back, to whoever has waited longest.
 func (t *tenant) release() { <-t.changeSlot }
 
 // get returns a copy of a ticket. t may be nil.
@@ -207,7 +207,8 @@ func (t *tenant) unfinished() int {
 	return t.unfinishedLocked()
 }
 
-// unfinishedLocked is unfinished with mu held.
+// unfinishedLocked is unfinished with mu held. It adds nine counters and does not look at
+// the tickets, since every creation asks.
 func (t *tenant) unfinishedLocked() (n int) {
 	for s, count := range t.count {
 		if !s.isFinished() {

@@ -46,7 +46,7 @@ func enumField[T ~string](name string, set []T, description string) arguments.Fi
 	return arguments.Field{Name: name, Description: description, Type: arguments.String, Enum: words(set)}
 }
 
-// optionalText is a textField that may be empty.
+// optionalText is a textField that may be empty: "" as an agent is nobody.
 func optionalText(name string, maxLength int64, pattern *regexp.Regexp, description string) arguments.Field {
 	f := textField(name, maxLength, pattern, description)
 	f.Min = 0
@@ -143,7 +143,8 @@ const (
 		requiredProps + `,"additionalProperties":false}`
 )
 
-// summary is a ticket without body and comments. Its own fields hide those of the ticket.
+// summary is a ticket without body and comments. Its own fields hide those of the ticket,
+// as encoding/json prefers the less nested one of two equal names; get fills them in.
 type summary struct {
 	*Ticket
 	Body         string    `json:"body,omitempty"`
@@ -157,6 +158,7 @@ func summarize(k *Ticket) summary {
 	return summary{Ticket: k, CommentCount: len(k.Comments), Allowed: k.Status.Next()}
 }
 
+// summaries returns an empty list for none, and not nil, which would be null in JSON.
 func summaries(list []*Ticket) []summary {
 	s := make([]summary, len(list))
 	for i, k := range list {
@@ -171,6 +173,7 @@ func answer(v any) (*kernel.Result, error) {
 	return &kernel.Result{Structured: data}, err
 }
 
+// answerTicket answers with {"ticket": ...}, as every tool but list does.
 func answerTicket(s summary) (*kernel.Result, error) { return answer(map[string]summary{"ticket": s}) }
 
 // answer answers with a ticket as it is now.
@@ -212,7 +215,8 @@ func errFull(format string, a ...any) error {
 	return &manifest.Error{Code: manifest.RateLimited, Message: fmt.Sprintf(format, a...), Reason: "full"}
 }
 
-// createArgs are the arguments of tickets.create.
+// createArgs are the arguments of tickets.create. Their bounds are in createFields, which
+// the kernel has checked before.
 type createArgs struct {
 	Title    string `json:"title"`
 	Body     string `json:"body"`
