@@ -34,7 +34,7 @@ FUZZTIME    ?= 60s
 DEMO        ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build board demo test test-slow test-board test-32 lint ci cross reproducible deb test-systemd conformance fuzz bench soak clean help
+.PHONY: build board demo test test-slow test-qemu test-board test-32 lint ci cross reproducible deb test-systemd conformance fuzz bench soak clean help
 
 build: ## this machine's binary, full build: bin/agentctl
 	$(BUILD) -o $(BIN)/agentctl ./cmd/agentctl
@@ -106,7 +106,10 @@ test-slow: ## what needs real minutes, or no race detector
 	$(GO) test -timeout 5m -run 'TestHostileClient' ./control
 	$(GO) test -timeout 5m -run 'TestStalledReader|TestRegistryBytes|TestSameSeedSameTranscript|TestManifestSchemaAgrees' ./relay/mcp ./relay/kernel ./relay/plugins/process
 
-ci: build lint test test-slow test-board test-32 cross reproducible ## what CI runs
+test-qemu: ## board binaries of other platforms in an emulator (skips without qemu-user-static)
+	AGENTCTL_QEMU=1 $(GO) test -timeout 10m -run TestBoards ./test
+
+ci: build lint test test-slow test-board test-32 cross test-qemu reproducible ## what CI runs
 	FUZZTIME=3s test/fuzz.sh
 	AGENTCTL=$(CURDIR)/$(BIN)/agentctl test/conformance.sh
 	test/systemd/run.sh
