@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// View is a configuration as get_config on the control socket answers it. Its values are
+// View is a configuration as get_config on the control socket returns it. Its values are
 // those of Plain, or what JSON makes of them.
 type View struct {
 	Files   []string          `json:"files"`
-	Values  map[string]any    `json:"values"` // as Plain gives them
+	Values  map[string]any    `json:"values"` // as Plain returns them
 	Origins map[string]string `json:"origins"`
 	Error   string            `json:"error,omitempty"`          // why the present files are not in force
 	Restart []string          `json:"restart_needed,omitempty"` // keys whose change waits for a restart
