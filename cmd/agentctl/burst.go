@@ -47,7 +47,7 @@ previous interval applies again. When bursts overlap, the fastest one wins.`,
 				case !ch.Before.Running:
 					text += "; but sampling is stopped, go on with: agentctl start"
 				case interval >= base:
-					text += fmt.Sprintf("; but that is no faster than every %s, which goes on", term.Span(base))
+					text += fmt.Sprintf("; the present interval of %s is already as fast", term.Span(base))
 				default:
 					ch.After.IntervalMS = interval.Milliseconds()
 				}

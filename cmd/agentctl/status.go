@@ -100,7 +100,7 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	return nil
 }
 
-// clockText tells whether the time is to be trusted, and against what it was held.
+// clockText reports whether the time is to be trusted, and against what it was held.
 func clockText(s *daemon.Status) string {
 	switch {
 	case s.Clock.State == daemon.ClockUnsynced:

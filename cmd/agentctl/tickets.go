@@ -28,7 +28,7 @@ func newTickets() *cobra.Command {
 id, or a unique beginning or end of it. Changes need a token with the scope tickets:write.`,
 	}
 	c.AddCommand(newTicketsLs(), newTicketsShow(), newTicketsCreate(), newTicketsComment(), newTicketsAssign(), newTicketsMove(),
-		newTicketsDecide("approve", "approved", "Approve what a ticket asks for"), newTicketsDecide("reject", "rejected", "Reject what a ticket asks for"))
+		newTicketsDecide("approve", "approved", "Approve the action that a ticket requests"), newTicketsDecide("reject", "rejected", "Reject the action that a ticket requests"))
 	return c
 }
 

@@ -17,7 +17,7 @@ import (
 
 // migrations hold the schema: entry i takes user_version i to i+1. Two processes may
 // have the database open, so every write is one IMMEDIATE transaction, and `changes`
-// tells the other process what to read again (Refresh):
+// tells the other process which table to read again (Refresh):
 //
 //	tokens       what was minted: jti and claims, never a token
 //	revocations  the deny list; a row by subject, node or tenant stops the tokens issued

@@ -1,4 +1,4 @@
-// Package auth knows who is asking: relay identity, signing keys, tokens, scopes,
+// Package auth authenticates callers: relay identity, signing keys, tokens, scopes,
 // revocation and the registry of nodes, all in one state directory.
 //
 //	store, err := auth.Open(auth.Options{StateDir: dir})

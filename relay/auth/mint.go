@@ -100,7 +100,7 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) (_ []Minted, err erro
 }
 
 // planTokens checks a request and fills in everything that needs no transaction. The
-// result is what a dry run returns.
+// result is the result of a dry run.
 func (s *Store) planTokens(ctx context.Context, req MintRequest) ([]Minted, error) {
 	class, scopes, err := resolveScopes(req.Class, req.Scopes)
 	if err != nil {
@@ -153,7 +153,7 @@ func (s *Store) resolveNode(ctx context.Context, req MintRequest, class, tenant 
 	case class != ClassDevice:
 		return "", nil
 	case req.Subject != "" && req.Subject != req.NodeID:
-		return "", errors.New("the subject of a device token is its node; give the node instead")
+		return "", errors.New("the subject of a device token is its node; set the node instead")
 	case req.Instance != "" && !instanceRE.MatchString(req.Instance), req.Gen < 0 || req.Gen > maxTokenGen:
 		return "", errors.New("the instance hash or the generation is malformed")
 	case req.NodeID == "" || manifest.ValidNodeID(req.NodeID) && count == 1:
@@ -233,7 +233,7 @@ type TokenInfo struct {
 	Revoked bool      `json:"revoked"`
 }
 
-// Tokens lists what was minted, newest first. Tokens that expired more than 30 days
+// Tokens lists the minted tokens, newest first. Tokens that expired more than 30 days
 // ago may be missing.
 func (s *Store) Tokens(ctx context.Context) ([]TokenInfo, error) {
 	now := s.now()

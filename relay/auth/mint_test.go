@@ -32,7 +32,7 @@ func TestMintRefuses(t *testing.T) {
 		{"bad tenant", MintRequest{Class: "agent", Tenant: "Acme"}, "a-z, 0-9"},
 		{"bad subject", MintRequest{Class: "agent", Subject: "a b"}, "not a subject"},
 		{"node on an agent", MintRequest{Class: "agent", NodeID: node}, "class device"},
-		{"subject on a device", MintRequest{Class: "device", Subject: "me"}, "give the node"},
+		{"subject on a device", MintRequest{Class: "device", Subject: "me"}, "set the node"},
 		{"one node many times", MintRequest{Class: "device", NodeID: node, Count: 2}, "leave out the node"},
 		{"unknown node name", MintRequest{Class: "device", NodeID: "lab"}, "agentctl ls"},
 		{"bad instance", MintRequest{Class: "device", Instance: "a b"}, "malformed"},

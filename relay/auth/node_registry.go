@@ -42,8 +42,8 @@ type Node struct {
 	LastSeenMS int64           `json:"last_seen_ms"` // Unix ms by the relay's clock; 0 is never
 }
 
-// node is what stays in memory of a node: what refused calls and reconnects need.
-// Manifests stay on disk. All fields but the last two are immutable.
+// node is the part of a node's record that stays in memory: the fields that calls and
+// reconnects need. Manifests stay on disk. All fields but the last two are immutable.
 type node struct {
 	rowID       int64
 	nodeID      string
@@ -54,7 +54,7 @@ type node struct {
 	change      int64             // value of changes.nodes that wrote the row
 
 	seenMS  atomic.Int64
-	savedMS int64 // what the database has of seenMS; registry.mu protects it
+	savedMS int64 // seenMS as the database has it; registry.mu protects it
 }
 
 // registry holds the nodes in memory: all of them, since a refused call and a reconnect

@@ -85,7 +85,7 @@ type Options struct {
 	// goroutine. data, a JSON object of at most link.MaxEvent bytes, is the callee's only
 	// until it returns. It must not block.
 	OnDeviceEvent func(n *Node, topic string, data []byte)
-	// Audit reports what the audit log records. It must not block.
+	// Audit is called with each entry for the audit log. It must not block.
 	Audit func(e AuditEvent)
 }
 

@@ -214,7 +214,7 @@ func (n *Node) checkAck(p *pendingCall, a link.CmdAck) callOutcome {
 	if err != nil {
 		n.hub.badResults.Add(1)
 		n.audit(AuditEvent{Kind: "bad_result", Tool: p.tool.Canonical, Code: manifest.Internal})
-		return callOutcome{err: &manifest.Error{Code: manifest.Internal, Message: "the device gave a result that breaks its contract", Reason: "bad_result"}}
+		return callOutcome{err: &manifest.Error{Code: manifest.Internal, Message: "the device's result violates its contract", Reason: "bad_result"}}
 	}
 	return callOutcome{result: append([]byte(nil), a.Result...)} // the bytes belong to the reader's buffer
 }

@@ -200,7 +200,7 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 	t := e.tool
 	r.tool = t
 	if t.SafetyClass != "" && t.SafetyClass != manifest.ReadOnly {
-		return nil, &manifest.Error{Code: manifest.SafetyDenied, Message: "tools of this safety class need an approval that this release does not give", Reason: "safety_class"}
+		return nil, &manifest.Error{Code: manifest.SafetyDenied, Message: "tools of this safety class need an approval, which this release does not support", Reason: "safety_class"}
 	}
 	if t.Streams && !r.Stream {
 		return nil, &manifest.Error{Code: manifest.BadRequest, Message: "this tool is a stream: send Accept: text/event-stream, or call metrics.snapshot for one reading", Reason: "unary_on_stream"}
@@ -236,7 +236,7 @@ func (k *Kernel) dispatchRead(ctx context.Context, r *Request) (*Result, error) 
 	return k.callPlugin(ctx, e.plugin, r)
 }
 
-// reassigned tells whether a name went to another plugin while the stages ran. The stages
+// reassigned reports whether a name went to another plugin while the stages ran. The stages
 // of the new one have not seen the request, so it is refused like a missing name. A new
 // version of the same plugin is fine.
 func reassigned(r *Request, l *loaded) bool {

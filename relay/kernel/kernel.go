@@ -54,7 +54,7 @@ const CallBudget = 5 * time.Second
 // Stage is middleware around every call.
 type Stage = pipeline.Stage[*Request, *Result]
 
-// Handler is what a stage wraps.
+// Handler is the function that a stage wraps.
 type Handler = pipeline.Handler[*Request, *Result]
 
 // Options configure a Kernel. All fields may be left empty.

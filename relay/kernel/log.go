@@ -52,7 +52,7 @@ type Log interface {
 	Last() uint64
 }
 
-// Check says what is wrong with an event's form.
+// Check returns an error for an event of the wrong form.
 func (e *Event) Check() error {
 	switch {
 	case e.Type == "" || len(e.Type) > 64 || strings.ContainsFunc(e.Type, notInEventType):

@@ -138,7 +138,7 @@ type Stream interface {
 	Next() (f *manifest.Frame, ok bool)
 	// Err is nil while the stream lives; afterwards it says why it ended.
 	Err() error
-	// Close gives the stream up. It may be called more than once.
+	// Close closes the stream. It may be called more than once.
 	Close()
 }
 

@@ -85,7 +85,7 @@ type Subscription struct {
 	closed bool
 }
 
-// Subscribe reports changes in what the tenant can see.
+// Subscribe reports changes of the tools and resources that the tenant can see.
 func (k *Kernel) Subscribe(tenant string) (*Subscription, error) {
 	n := &k.notify
 	n.mu.Lock()

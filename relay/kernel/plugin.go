@@ -36,7 +36,7 @@ type Manifest struct {
 // DefaultConcurrency is MaxConcurrency of a plugin that sets none.
 const DefaultConcurrency = 64
 
-// Tool is what a client calls by name.
+// Tool is a function that a client calls by name.
 type Tool struct {
 	Name         string // canonical spelling, unique in the kernel
 	Title        string
@@ -273,7 +273,7 @@ var semanticVersion = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\
 	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?` +
 	`(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
 
-// checkManifest says what is wrong with a manifest, before its names are compared with
+// checkManifest returns the error in a manifest, before its names are compared with
 // those of other plugins.
 func checkManifest(m *Manifest) error {
 	switch {
@@ -307,7 +307,7 @@ func checkManifest(m *Manifest) error {
 	return nil
 }
 
-// sameSurface tells whether clients see no difference between a plugin and its
+// sameSurface reports whether clients see no difference between a plugin and its
 // replacement.
 func sameSurface(a, b *Manifest) bool {
 	return a.Tenant == b.Tenant &&

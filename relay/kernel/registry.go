@@ -77,7 +77,7 @@ func (k *Kernel) viewLocked(tenant string) *view {
 }
 
 // page merges two sorted lists and returns up to limit elements that the caller has the
-// scope for. more tells whether another one follows.
+// scope for. more reports whether another one follows.
 func page[T sortable](c *Caller, own, shared sorted[T], limit int) (taken []T, more bool) {
 	checked, has := "", false // the last scope: neighbors mostly need the same one
 	for len(own) > 0 || len(shared) > 0 {
@@ -105,7 +105,7 @@ func page[T sortable](c *Caller, own, shared sorted[T], limit int) (taken []T, m
 }
 
 // ListTools returns up to limit tools that the caller may use, in ascending order of
-// their names, beginning after the name `after` ("" for the start). more tells whether
+// their names, beginning after the name `after` ("" for the start). more reports whether
 // another page follows. It lists neither tools of other tenants nor tools that the caller
 // lacks the scope for.
 func (k *Kernel) ListTools(c *Caller, after string, limit int) (tools []*Tool, more bool) {

@@ -18,7 +18,7 @@ type loaded struct {
 	breaker  atomic.Pointer[breaker] // nil until the first fault
 }
 
-// visibleTo tells whether the caller's tenant may know of the plugin.
+// visibleTo reports whether the caller's tenant may know of the plugin.
 func (l *loaded) visibleTo(c *Caller) bool {
 	return l.manifest.Tenant == "" || l.manifest.Tenant == c.Tenant
 }
@@ -26,7 +26,7 @@ func (l *loaded) visibleTo(c *Caller) bool {
 // devicePrefix begins the names of the plugins that are devices.
 const devicePrefix = "device:"
 
-// isDevice tells whether the plugin is a connected device. A device has the limits of its
+// isDevice reports whether the plugin is a connected device. A device has the limits of its
 // capabilities, and no breaker: RFC-0005 §7 and §8 define the answer to each call of a
 // slow or failing device, the hub ends a link that does not answer, and a breaker would
 // make all of a device unavailable for one bad capability.
@@ -36,13 +36,13 @@ func (l *loaded) isDevice() bool { return strings.HasPrefix(l.manifest.Name, dev
 // when something is broken.
 const ControlPlugin = "kernel"
 
-// hasBreaker tells whether faults of the plugin open a breaker.
+// hasBreaker reports whether faults of the plugin open a breaker.
 func (l *loaded) hasBreaker() bool { return !l.isDevice() && l.manifest.Name != ControlPlugin }
 
 // Errors of calls that a plugin did not answer well. They quote nothing of the call.
 var (
 	errPanic     = &manifest.Error{Code: manifest.Internal, Message: "the plugin failed to answer this call", Reason: "panic"}
-	errBadResult = &manifest.Error{Code: manifest.Internal, Message: "the plugin gave an answer that its own schema refuses", Reason: "bad_result"}
+	errBadResult = &manifest.Error{Code: manifest.Internal, Message: "the plugin's result violates its own schema", Reason: "bad_result"}
 	errBusy      = &manifest.Error{Code: manifest.RateLimited, Message: "too many calls of this plugin are in flight; wait for one to end", Reason: "concurrency"}
 )
 
@@ -152,7 +152,7 @@ func (l *loaded) call(ctx context.Context, r *Request) (res *Result, err error) 
 	return res, nil
 }
 
-// detachedCall is a call in a goroutine of its own. Exactly one side finishes it: the
+// detachedCall is a call in its own goroutine. Exactly one side finishes it: the
 // plugin by its answer, or the caller by leaving when ctx ends.
 type detachedCall struct {
 	l        *loaded
@@ -165,7 +165,7 @@ type detachedCall struct {
 	session  detachedSession
 }
 
-// callDetached is call in a goroutine of its own, which is abandoned when ctx ends first:
+// callDetached is call in its own goroutine, which is abandoned when ctx ends first:
 // a plugin may ignore its context, and its caller must not wait for that. An abandoned
 // call still counts as in flight, so that MaxConcurrency bounds their number. Its answer
 // is dropped.

@@ -98,7 +98,7 @@ func watchRecovered(ctx context.Context, p Watcher, uri string, changed func()) 
 	_ = p.Watch(ctx, uri, changed)
 }
 
-// release gives up one reference; the last one ends the watch.
+// release drops one reference; dropping the last one ends the watch.
 func (n *watcher) release(key watchKey, w *watch) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

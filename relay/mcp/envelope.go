@@ -210,7 +210,7 @@ func (m *envelope) extraMeta() (extra map[string]any) {
 	return extra
 }
 
-// stringValue decodes a JSON string; any other value gives "".
+// stringValue decodes a JSON string; it returns "" for any other value.
 func stringValue(v []byte) string {
 	s, _ := strictjson.Text(v)
 	return string(s)

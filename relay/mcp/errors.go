@@ -32,7 +32,7 @@ var (
 	// errTooManySessions is what registerSession returns when a bound is reached.
 	errTooManySessions = errors.New("mcp: too many sessions")
 	// errInputUnavailable: a tool wants input that the client has not announced.
-	errInputUnavailable = errors.New("mcp: the client cannot give this input")
+	errInputUnavailable = errors.New("mcp: the client cannot provide this input")
 	errTooManyWatches   = &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 10_000, Message: "too many resources are watched; retry later", Reason: "watches"}
 	// errNoServerRequests answers Request in the modern era, where a server sends no
 	// requests to a client.

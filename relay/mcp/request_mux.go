@@ -219,7 +219,7 @@ type muxResponse struct {
 	deadlineSet bool
 }
 
-// setDeadline gives the next write writeTimeout.
+// setDeadline sets the deadline of the next write to writeTimeout.
 func (a *muxResponse) setDeadline() {
 	a.deadlineSet = true
 	_ = a.rc.SetWriteDeadline(time.Now().Add(writeTimeout))

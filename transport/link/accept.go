@@ -13,7 +13,7 @@ import (
 	"agentctl/strictjson"
 )
 
-// Grant is what the relay's authenticator grants a device.
+// Grant is the rights that the relay's authenticator gives a device.
 type Grant struct {
 	NodeID string
 	Tenant string

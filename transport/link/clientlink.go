@@ -277,7 +277,7 @@ func (l *clientLink) startCommand(id string, cmd *Cmd) error {
 	return nil
 }
 
-// sendAnswer stores a command's answer, in case the command comes again, and sends it.
+// sendAnswer stores a command's answer, in case the command is repeated, and sends it.
 func (l *clientLink) sendAnswer(id string, ack []byte) error {
 	l.storeAnswer(id, ack)
 	return l.send(ack)
@@ -399,7 +399,7 @@ func (l *clientLink) runStream(ctx context.Context, cmdID string, result []byte,
 	reason := EndHandlerError
 	switch {
 	case l.ctx.Err() != nil:
-		return // there is no link to send on
+		return // the link has ended
 	case ctx.Err() != nil:
 		reason = EndCanceled
 	case err == nil:

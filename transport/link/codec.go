@@ -24,7 +24,7 @@ type Envelope struct {
 	Payload   []byte // a JSON object; a part of the frame
 }
 
-// codedError is an error that this end answers with a close code of its own.
+// codedError is an error for which this end sends a specific close code.
 type codedError struct {
 	text   string
 	code   int

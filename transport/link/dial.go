@@ -21,7 +21,7 @@ type DialOptions struct {
 // ErrInsecure is returned for a relay URL without TLS that is not on a loopback address.
 var ErrInsecure = errors.New("ws:// is allowed for loopback addresses only; use wss://")
 
-// NormalizeRelayURL turns what a person writes (http, https, ws or wss, with or without
+// NormalizeRelayURL turns a URL as people write it (http, https, ws or wss, with or without
 // the link's path) into the link's URL. Schemes without TLS are accepted for loopback
 // addresses only. No error quotes a URL that may contain a password.
 func NormalizeRelayURL(raw string) (string, error) {

@@ -69,7 +69,7 @@ func (p *Poller) remove(key uint64) {
 	p.mu.Unlock()
 }
 
-// SessionOwner handles what a device sends, and the end of its link.
+// SessionOwner handles a device's messages, and the end of its link.
 type SessionOwner interface {
 	SessionHandler
 	// OnClosed is the last call; err is what Run would have returned.
@@ -86,7 +86,7 @@ type SessionOwner interface {
 const (
 	polled     uint32 = 1 << iota // Start was called with a Poller; never cleared
 	reading                       // a goroutine reads
-	moreInput                     // an event came meanwhile
+	moreInput                     // an event was reported meanwhile
 	peerClosed                    // an event said that the peer has closed; never cleared
 )
 

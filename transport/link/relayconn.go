@@ -236,7 +236,7 @@ func (c *relayConn) readMore() error {
 	*c.buf = b[:len(b)+n]
 	switch {
 	case err == io.EOF:
-		return io.ErrUnexpectedEOF // no close frame came
+		return io.ErrUnexpectedEOF // without a close frame
 	case n > 0:
 		return nil // the next read returns the error again
 	}

@@ -62,7 +62,7 @@ var (
 	errFlood        = &codedError{"link: the device sends too much", CloseRateLimited, "rate_limited"}
 )
 
-// SessionHandler handles what a device sends. Calls come from the reading goroutine, one
+// SessionHandler handles a device's messages. Calls come from the reading goroutine, one
 // at a time; byte slices are the handler's only until it returns. An error ends the link.
 type SessionHandler interface {
 	// OnAnnounce replaces the manifest; the first one is the result of Accept.

@@ -3,7 +3,7 @@
 //
 //	err := stdio.Serve(ctx, os.Stdin, os.Stdout, stdio.Options{URL: "https://relay/mcp?names=flat", Client: c})
 //
-// Messages are JSON, one a line. Each goes out as a POST; the answer, one message or an
+// Messages are JSON, one per line. Each is sent as a POST; the answer, one message or an
 // event stream of them, is written out line by line:
 //
 //	stdin ── readLines ── handleLine ──┬─ request       a goroutine each, 64 at most

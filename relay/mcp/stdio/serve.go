@@ -29,7 +29,7 @@ type Options struct {
 	URL       string                 // of the MCP endpoint, query included
 	Client    *http.Client           // default http.DefaultClient
 	Token     func() (string, error) // called before each request; nil: no token is sent
-	TokenHint string                 // where the token comes from; appended to the message of a 401
+	TokenHint string                 // the source of the token; appended to the message of a 401
 	Logger    *zap.Logger            // default none; must not write to stdout, which is the client's
 }
 
@@ -59,9 +59,9 @@ type request struct {
 	endsByItself bool // a listen stream does not
 }
 
-// Serve carries messages between a client and a server until in ends or ctx does. After the end of in, requests in
-// flight are still answered, for drainTimeout at most. The error is that of ctx, of
-// reading in, or of writing out.
+// Serve carries messages between a client and a server until in ends or ctx does. After the
+// end of in, requests in flight are still answered, for drainTimeout at most. The error is
+// that of ctx, of reading in, or of writing out.
 func Serve(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 	o.Client = cmp.Or(o.Client, http.DefaultClient)
 	o.Logger = cmp.Or(o.Logger, zap.NewNop())

@@ -23,7 +23,7 @@ const (
 	steadyListen     = time.Minute      // a stream that lasted longer resets the back-off
 )
 
-// session is what the bridge keeps of the client's session with the server. bridge.mu
+// session is the bridge's record of the client's session with the server. bridge.mu
 // protects its fields. The zero value is no session: before the first initialize, after
 // closeSession, and in the era without sessions.
 type session struct {
@@ -82,8 +82,8 @@ func (b *bridge) openSession(ctx context.Context, m *message) (answer []byte, er
 	return answer, nil
 }
 
-// post sends a message and writes out what comes back, as it comes. answered reports whether the
-// message's own answer was among it. A session that was lost is renewed once.
+// post sends a message and writes out what comes back, as it comes. answered reports
+// whether the message's own answer was among it. A session that was lost is renewed once.
 func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error) {
 	for try := 0; ; try++ {
 		s := b.sessionFor(m)
@@ -294,8 +294,9 @@ func (b *bridge) readStream(ctx context.Context, s sessionRef) error {
 }
 
 // closeSession runs at the end of Serve and before another initialize, under a context of
-// its own: ctx may have ended. It cancels listen requests and the session's stream, and ends the session at
-// the server. Other requests in flight go on; Serve drains them before it closes.
+// its own: ctx may have ended. It cancels listen requests and the session's stream, and
+// ends the session at the server. Other requests in flight go on; Serve drains them before
+// it closes.
 func (b *bridge) closeSession(ctx context.Context) {
 	b.mu.Lock()
 	s := b.session

@@ -205,8 +205,8 @@ func (f *Field) check(v jsontext.Value, path string) (jsontext.Value, error) {
 	return v, nil
 }
 
-// textProblem says what is wrong with a string, "" for nothing. The length bounds of an
-// array count its elements, not their characters.
+// textProblem describes what is wrong with a string, "" if it is valid. The length bounds
+// of an array count its elements, not their characters.
 func (f *Field) textProblem(s string) string {
 	n := int64(utf8.RuneCountInString(s))
 	switch {

@@ -129,7 +129,7 @@ func missingCapability(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel
 	}}, nil
 }
 
-// hasCapability tells whether the client declared a capability.
+// hasCapability reports whether the client declared a capability.
 func hasCapability(r *kernel.Request, capability string) bool {
 	var caps map[string]json.RawMessage
 	_ = json.Unmarshal(r.Session.Capabilities(), &caps)

@@ -178,7 +178,7 @@ func configureMiddleware(ctx context.Context, p *Plugin, r *kernel.Request, a *a
 	return p.middleware(), err
 }
 
-// digest is what the event log has of a configuration: its SHA-256, hex.
+// digest is how the event log records a configuration: its SHA-256 in hex.
 func digest(config []byte) string {
 	sum := sha256.Sum256(config)
 	return hex.EncodeToString(sum[:])

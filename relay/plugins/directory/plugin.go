@@ -18,7 +18,7 @@ import (
 // URI is the resource's.
 const URI = "mcp://agents/directory.json"
 
-// Tool is the tool's name; it answers with what the resource holds.
+// Tool is the tool's name; it returns the content of the resource.
 const Tool = "agents.list"
 
 // Plugin serves the directory. Make one with New.
@@ -95,8 +95,8 @@ func (p *Plugin) Watch(ctx context.Context, _ string, _ func()) error {
 	return ctx.Err()
 }
 
-// Run notifies the subscribers of a tenant when one of its devices or agents comes or goes,
-// until ctx ends.
+// Run notifies the subscribers of a tenant when one of its devices or agents goes online or
+// offline, until ctx ends.
 func (p *Plugin) Run(ctx context.Context) error {
 	remove := p.k.OnPresence(func(s kernel.Presence) {
 		p.k.NotifyChange(s.Tenant, kernel.Change{Updated: []string{URI}})

@@ -134,7 +134,7 @@ type conn struct {
 	progress  map[int64]progressFollower
 }
 
-// progressFollower is a call whose progress goes to the client, as long as ctx lasts.
+// progressFollower is a call whose progress is sent to the client until ctx ends.
 type progressFollower struct {
 	ctx     context.Context
 	session kernel.Session

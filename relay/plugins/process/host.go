@@ -111,7 +111,7 @@ func (h *Host) Run(ctx context.Context, names ...string) error {
 	return ctx.Err()
 }
 
-// Check says what is wrong with the folder of a plugin. It starts nothing.
+// Check returns the error in the folder of a plugin. It starts nothing.
 func (h *Host) Check(name string) error {
 	_, err := h.open(name)
 	return err
@@ -217,7 +217,7 @@ func (h *Host) start(p *Plugin) (*process, error) {
 // the relay's user, so only that user and root may.
 func (h *Host) open(name string) (*Plugin, error) {
 	if h.o.Dir == "" {
-		return nil, errors.New("the relay has no plugin directory; give it one with --plugin-dir")
+		return nil, errors.New("the relay has no plugin directory; set one with --plugin-dir")
 	}
 	if !folderName.MatchString(name) || slices.Contains(reservedNames, name) {
 		return nil, fmt.Errorf("%q cannot be the name of a plugin: a letter, then a-z, 0-9 and _, at most 32, and none of %s", name, strings.Join(reservedNames, ", "))

@@ -156,7 +156,7 @@ func (c *manifestChecker) violation(e *jsonschema.ValidationError) {
 	}
 }
 
-// reported tells whether a problem of exactly this place is known.
+// reported reports whether a problem of exactly this place is known.
 func (c *manifestChecker) reported(at location) bool {
 	return slices.ContainsFunc(c.problems, func(p located) bool { return slices.Equal(p.at, at) })
 }

@@ -226,7 +226,7 @@ func (p *Plugin) expireOne(ctx context.Context, t *tenant, id string) error {
 	return p.changeStatus(ctx, t, k, Expired, "", "")
 }
 
-// isDue tells whether the time to decide is over, although Run has not marked it yet.
+// isDue reports whether the time to decide is over, although Run has not marked it yet.
 func (t *Ticket) isDue() bool {
 	return t.Status == Pending && t.Approval != nil && time.Now().UnixMilli() >= t.Approval.ExpiresAt
 }

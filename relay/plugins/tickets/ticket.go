@@ -48,13 +48,13 @@ var next = map[Status][]Status{
 // that it is never null in JSON.
 func (s Status) Next() []Status { return append([]Status{}, next[s]...) }
 
-// CanBecome tells whether a caller may move a ticket from s to to.
+// CanBecome reports whether a caller may move a ticket from s to to.
 func (s Status) CanBecome(to Status) bool { return slices.Contains(next[s], to) }
 
-// isActive tells whether somebody should work on a ticket of status s.
+// isActive reports whether somebody should work on a ticket of status s.
 func (s Status) isActive() bool { return s == Open || s == InProgress || s == Waiting }
 
-// isFinished tells whether a ticket of status s may be dropped when there are too many.
+// isFinished reports whether a ticket of status s may be dropped when there are too many.
 func (s Status) isFinished() bool {
 	return s == Closed || s == Approved || s == Rejected || s == Expired
 }
@@ -79,7 +79,7 @@ type Ticket struct {
 	Approval  *Approval `json:"approval,omitempty"`
 }
 
-// Approval is what a ticket asks for, and who decided.
+// Approval is the action that a ticket requests approval for, and the decision.
 type Approval struct {
 	Action    string `json:"action"` // what will be done, in a sentence
 	ExpiresAt int64  `json:"expires_at"`

@@ -304,7 +304,7 @@ func (t *tenant) byKey(key string) *Ticket {
 	return nil
 }
 
-// isResultOf tells whether this create call made the ticket, as far as its arguments tell.
+// isResultOf reports whether this create call made the ticket, as far as its arguments tell.
 func (t *Ticket) isResultOf(p *payload) bool {
 	action := ""
 	if t.Approval != nil {
