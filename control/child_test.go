@@ -21,7 +21,7 @@ import (
 	"agentctl/prober"
 )
 
-// The test binary is its own child: a daemon whose memory can be measured, one that
+// TestMain binary is its own child: a daemon whose memory can be measured, one that
 // systemd gave a socket, or a client of another user.
 func TestMain(m *testing.M) {
 	role, arg, _ := strings.Cut(os.Getenv("CONTROL_TEST_CHILD"), ":")
@@ -110,8 +110,8 @@ func startServer(t *testing.T, path string, files ...*os.File) *exec.Cmd {
 	return cmd
 }
 
-// TestInherited: with a socket that systemd holds, clients that come between two
-// daemons wait, and are served.
+// TestInherited checks that clients which connect between two daemons, to a socket that
+// systemd holds, wait and are served.
 func TestInherited(t *testing.T) {
 	if ln, err := InheritedListener(func(string) string { return "" }); ln != nil || err != nil {
 		t.Errorf("without systemd: %v, %v", ln, err)

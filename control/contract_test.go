@@ -58,8 +58,8 @@ func readContract(t *testing.T) (*contract, *jsonschema.Compiler) {
 	return &c, compiler
 }
 
-// TestContractIsWhole: the contract and the code know the same words.
-func TestContractIsWhole(t *testing.T) {
+// TestContractIsComplete checks that contract and code have the same methods, events and codes.
+func TestContractIsComplete(t *testing.T) {
 	c, _ := readContract(t)
 	names := append(slices.Collect(maps.Keys(methods)), MethodHello)
 	for _, tt := range []struct {
@@ -116,8 +116,8 @@ func wholeOptions() Options {
 	}
 }
 
-// TestContractDialogue runs the dialogue, word for word, and holds what is sent and
-// what comes back against the schemas.
+// TestContractDialogue runs the dialogue of the contract and validates requests, answers and
+// events against the schemas.
 func TestContractDialogue(t *testing.T) {
 	c, compiler := readContract(t)
 	valid := func(pointer string, v any) error { return compiler.MustCompile("contract.json#" + pointer).Validate(v) }
@@ -256,8 +256,8 @@ func fill(want, got any) any {
 	return want
 }
 
-// TestContractParams holds the server's judgement of params against the schemas'. They
-// must agree on each; the server says what it takes by not saying invalid_params.
+// TestContractParams checks that server and schemas accept the same params. The server
+// accepts what it does not answer with invalid_params.
 func TestContractParams(t *testing.T) {
 	c, compiler := readContract(t)
 	values := []string{`null`, `true`, `0`, `1`, `-1`, `99`, `100`, `1000`, `1000.0`, `1000.5`, `60000`, `60001`, `600000`, `600001`,

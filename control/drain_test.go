@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestDrainNewcomer: a client that connected just before the daemon stops gets what it
-// came for, within its three quarters of a second; an idle one is hung up on at once.
+// TestDrainNewcomer checks that a client which connected just before the daemon stops has
+// newConnGrace to send its request, and that an idle one is disconnected at once.
 func TestDrainNewcomer(t *testing.T) {
 	status := func(context.Context) any { return map[string]bool{"done": true} }
 	inBubble(t, Options{Status: status}, func(t *testing.T, r *rig) {

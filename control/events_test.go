@@ -88,8 +88,9 @@ func TestEventBridge(t *testing.T) {
 	})
 }
 
-// TestJoinTakesNothingAway: a second connection's automatic start adds to what runs.
-func TestJoinTakesNothingAway(t *testing.T) {
+// TestHelloKeepsModules checks that the hello of a second connection adds the default
+// modules to those that are started.
+func TestHelloKeepsModules(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, r *rig) {
 		r.peer().hello("").ok("start", `{"modules":["disk"]}`)
 		p := r.peer().hello(bridge)
@@ -385,8 +386,8 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// TestOneLargeMessage: of the large messages one is in memory at a time; the others
-// wait, and those that are small do not.
+// TestOneLargeMessage checks that one large message is in memory at a time, that the others
+// wait for it, and that small ones do not.
 func TestOneLargeMessage(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, r *rig) {
 		a, b, c := r.peer().hello(""), r.peer().hello(""), r.peer().hello("")
@@ -423,7 +424,7 @@ func TestOneLargeMessage(t *testing.T) {
 	})
 }
 
-// TestDrain: a daemon that stops answers what it works on, and nothing else.
+// TestDrain checks that a daemon which stops answers the requests in progress and no others.
 func TestDrain(t *testing.T) {
 	work := make(chan struct{})
 	status := func(ctx context.Context) any {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzSession sends a message between two good requests: whatever it is, the second is
-// answered, and nothing that is said breaks the contract's spelling.
+// FuzzSession sends any message between two valid requests. The second one must be answered,
+// and every answer must have the form of the contract.
 func FuzzSession(f *testing.F) {
 	for _, s := range []string{
 		`{"jsonrpc":"2.0","id":1,"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t","capabilities":["metrics_stream"]}}`,

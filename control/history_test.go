@@ -128,8 +128,8 @@ func TestHistory(t *testing.T) {
 	})
 }
 
-// TestHistoryFails: a history that does not answer is no reason to answer nothing; one
-// that breaks off is an error and no half answer.
+// TestHistoryFails checks that a history which fails before its first row is replaced by a
+// snapshot, and that one which fails later is an error, not a partial answer.
 func TestHistoryFails(t *testing.T) {
 	down := errors.New("the card is gone")
 	h := &historyFunc{query: func(ctx context.Context, call int, q HistoryQuery, fn func(HistoryRow) error) error {
@@ -183,8 +183,8 @@ func nan() float64 { var zero float64; return zero / zero }
 
 var errBug = errors.New("a bug")
 
-// TestHistoryStream: an answer whose length must stand in front of it before it is
-// known keeps its word, whatever the history says the second time.
+// TestHistoryStream checks that a long answer has the length that its header announced,
+// whatever the history returns in the second pass.
 func TestHistoryStream(t *testing.T) {
 	const from, n = bubbleStart - 10_000_000, 5000
 	all := seconds(from, n)
@@ -267,7 +267,7 @@ func TestHistoryStream(t *testing.T) {
 	}
 }
 
-// TestHistoryTooLong: the error names a step that works.
+// TestHistoryTooLong checks that the step in the error makes the answer short enough.
 func TestHistoryTooLong(t *testing.T) {
 	endless := &historyFunc{query: func(ctx context.Context, _ int, q HistoryQuery, fn func(HistoryRow) error) error {
 		for ts := int64(1_000_000); ts <= q.ToMS; ts += max(1000, q.StepMS) {
@@ -311,8 +311,8 @@ func TestHistoryTooLong(t *testing.T) {
 	})
 }
 
-// TestOneLongAnswer: who reads a long answer slowly keeps others from long answers, but
-// from nothing else, and not for longer than a minute.
+// TestOneLongAnswer checks that a client which reads a long answer slowly delays other long
+// answers only, and for at most a minute.
 func TestOneLongAnswer(t *testing.T) {
 	h := seconds(bubbleStart-100_000_000, 12_000)
 	const long, short = `{"from_ts":0,"to_ts":0}`, `{"from_ts":0,"to_ts":0,"limit":10}`
@@ -354,7 +354,7 @@ func TestOneLongAnswer(t *testing.T) {
 	})
 }
 
-// TestHangUpEndsQuery: nobody waits for the answer, so nobody looks for it.
+// TestHangUpEndsQuery checks that a query ends when its client has closed the connection.
 func TestHangUpEndsQuery(t *testing.T) {
 	begun, ended := make(chan struct{}), make(chan error, 1)
 	endless := &historyFunc{query: func(ctx context.Context, _ int, _ HistoryQuery, fn func(HistoryRow) error) (err error) {
@@ -380,7 +380,8 @@ func TestHangUpEndsQuery(t *testing.T) {
 	}
 }
 
-// TestHalfClosedClientIsAnswered: who has said all it will say still listens.
+// TestHalfClosedClientIsAnswered checks that a client which has shut down its writing side
+// still gets its answers.
 func TestHalfClosedClientIsAnswered(t *testing.T) {
 	r := onSocket(t, Options{History: seconds(1_700_000_000_000, 5000)})
 	nc := r.dial()

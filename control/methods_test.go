@@ -262,7 +262,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestOrder sends many requests in one write: they are worked off in their order, the
+// TestOrder sends many requests in one write: they are handled in their order, the
 // connection's hello first.
 func TestOrder(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, r *rig) {
@@ -315,7 +315,8 @@ func TestNotificationsGetNoAnswer(t *testing.T) {
 	})
 }
 
-// TestGarbageKeepsConnection: a message that is no request costs nothing but itself.
+// TestGarbageKeepsConnection checks that an invalid message is answered with an error and the
+// connection stays usable.
 func TestGarbageKeepsConnection(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, r *rig) {
 		p := r.peer().hello("")

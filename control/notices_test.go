@@ -14,8 +14,8 @@ import (
 	"agentctl/manifest"
 )
 
-// TestAlertsAreNotLost: neither metrics nor states push an alert out, and above 32 the
-// newest are counted as lost.
+// TestAlertsAreNotLost checks that neither metrics nor states displace an alert, and that
+// alerts beyond maxNotices are dropped and counted.
 func TestAlertsAreNotLost(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, r *rig) {
 		plain := r.peer().hello("")

@@ -99,8 +99,8 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 	c.Close()
 }
 
-// TestReplacedSocketIsLeftAlone: what stands at the path when the daemon ends may be
-// another's by then.
+// TestReplacedSocketIsLeftAlone checks that a daemon which ends does not remove the socket of
+// another one at the same path.
 func TestReplacedSocketIsLeftAlone(t *testing.T) {
 	path := filepath.Join(shortDir(t), "s")
 	r := onSocket(t, Options{Path: path})
@@ -154,7 +154,7 @@ func TestPathInTheWay(t *testing.T) {
 	}
 }
 
-// TestStartTogether: of daemons that start at once on a stale socket one gets it.
+// TestStartTogether checks that one of several daemons that start on a stale socket gets it.
 func TestStartTogether(t *testing.T) {
 	path := filepath.Join(shortDir(t), "s")
 	for range 50 {
@@ -354,7 +354,8 @@ func TestTooManyClients(t *testing.T) {
 	}
 }
 
-// TestGoroutines: an idle client costs three, two of them jrpc2's, and none stays.
+// TestGoroutines checks that an idle client costs three goroutines, two of them jrpc2's, and
+// that all of them end.
 func TestGoroutines(t *testing.T) {
 	r := onSocket(t, Options{})
 	for range 2 { // until all that stays has started

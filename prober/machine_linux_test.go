@@ -172,7 +172,7 @@ func TestMachineWithoutProc(t *testing.T) {
 	}
 }
 
-// A descriptor that went bad is not used for ever.
+// TestMachineOpensAgain checks that a descriptor which fails is closed and opened again.
 func TestMachineOpensAgain(t *testing.T) {
 	root := tree(t, "quad")
 	m := openMachine(t, root)
@@ -213,8 +213,8 @@ func TestUsedPct(t *testing.T) {
 	}
 }
 
-// A dead mount: the disk stands still, then samples go on without it, and all is well
-// when the mount is back.
+// TestHungStatfs simulates a dead mount: the last disk value is used at first, then samples have
+// none, and the disk is sampled again when the mount is back.
 func TestHungStatfs(t *testing.T) {
 	root := tree(t, "quad")
 	synctest.Test(t, func(t *testing.T) {

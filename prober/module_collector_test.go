@@ -227,8 +227,8 @@ func TestModulesComeWithTheSample(t *testing.T) {
 	})
 }
 
-// A module that hangs stops only itself: samples go on, it is waited for once, its
-// last figure grows old, no second goroutine is started however often it is switched.
+// TestHungModule checks that a module which hangs affects only itself: samples continue, one of
+// them waits, its last reading expires, and enabling it again starts no second goroutine.
 func TestHungModule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newFakeModules()

@@ -42,8 +42,8 @@ func TestStopChild(t *testing.T) {
 	})
 }
 
-// A process that was stopped for a while, as a debugger, a frozen cgroup or a laptop's
-// lid do, makes up for nothing: one late sample, then the old row.
+// TestNoBurstAfterStop stops a process for a while, as a debugger, a frozen cgroup or a laptop's lid
+// does. It must take one late sample and then keep its cadence, without a burst.
 func TestNoBurstAfterStop(t *testing.T) {
 	const stopped = 1200 * time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)

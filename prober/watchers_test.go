@@ -223,7 +223,8 @@ func TestWatchersAreBounded(t *testing.T) {
 	})
 }
 
-// Each watcher has the mean over its own interval, and none takes it from another.
+// TestCPUMeanPerWatcher checks that each watcher gets the mean over its interval, whatever other watchers
+// there are.
 func TestCPUMeanPerWatcher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var meter cpuMeter

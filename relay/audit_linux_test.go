@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestAuditFile: a link is not followed and a pipe is not waited for.
+// TestAuditFile checks that a symbolic link is not followed and that a pipe does not block.
 func TestAuditFile(t *testing.T) {
 	for name, plant := range map[string]func(path string) error{
 		"link": func(path string) error { return os.Symlink(filepath.Join(filepath.Dir(path), "elsewhere"), path) },

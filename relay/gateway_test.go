@@ -37,8 +37,8 @@ func TestTopics(t *testing.T) {
 	}
 }
 
-// TestGatewayLog: a topic event comes back from the log as it went in, and the gateway's
-// next id is the log's.
+// TestGatewayLog checks that the log returns a topic event unchanged, and that gateway and log
+// share the next id.
 func TestGatewayLog(t *testing.T) {
 	store, err := eventlog.Open(eventlog.Options{Path: filepath.Join(t.TempDir(), "events.db")})
 	if err != nil {

@@ -52,7 +52,7 @@ func TestBootInThePast(t *testing.T) {
 	}
 }
 
-// TestReadingsAloneWithoutATime: readings need no sample beside them.
+// TestReadingsAloneWithoutATime checks that undated readings get their time without a sample.
 func TestReadingsAloneWithoutATime(t *testing.T) {
 	s, c := open(t, Options{})
 	c.set(0)
@@ -68,8 +68,8 @@ func TestReadingsAloneWithoutATime(t *testing.T) {
 	}
 }
 
-// TestRestartBeforeTheTimeIsKnown: the process may restart, the machine's clock since
-// its boot goes on.
+// TestRestartBeforeTheTimeIsKnown checks that undated samples survive a restart of the
+// process and get their time afterwards: the clock of the boot continues.
 func TestRestartBeforeTheTimeIsKnown(t *testing.T) {
 	s, c := open(t, Options{})
 	c.set(0)
@@ -83,9 +83,9 @@ func TestRestartBeforeTheTimeIsKnown(t *testing.T) {
 	}
 }
 
-// TestHurryWhenTheTimeIsKnown: the first sample with a time has what waits for it in the
-// file saved soon, after a restart too.
-func TestHurryWhenTheTimeIsKnown(t *testing.T) {
+// TestFlushWhenTimeBecomesKnown checks that the first dated sample requests a flush, which gives
+// undated ones in the file their time, also after a restart.
+func TestFlushWhenTimeBecomesKnown(t *testing.T) {
 	s, c := open(t, Options{})
 	c.set(0)
 	record(s, c, 3)
@@ -106,7 +106,7 @@ func TestHurryWhenTheTimeIsKnown(t *testing.T) {
 	}
 }
 
-// TestTwoBoots: what another boot recorded without a time never gets a wrong one.
+// TestTwoBoots checks that undated samples of another boot do not get the time of this one.
 func TestTwoBoots(t *testing.T) {
 	s, c := open(t, Options{})
 	c.set(0)
@@ -130,7 +130,7 @@ func TestTwoBoots(t *testing.T) {
 	checkIntegrity(t, s.path)
 }
 
-// TestManyBootsWithoutATime: their number is bounded.
+// TestManyBootsWithoutATime checks that the number of boots in the file is bounded.
 func TestManyBootsWithoutATime(t *testing.T) {
 	s, c := open(t, Options{})
 	c.set(0)
@@ -195,7 +195,8 @@ func TestClockAhead(t *testing.T) {
 	checkIntegrity(t, s.path)
 }
 
-// TestMuchWithoutATime: a board that never learns the time keeps its newest samples.
+// TestMuchWithoutATime checks that a board which does not learn the time keeps its newest
+// samples.
 func TestMuchWithoutATime(t *testing.T) {
 	if raceDetector && !slow() {
 		t.Skip("adds 100,000 rows, which takes minutes under the race detector; `make test-slow` runs it without")

@@ -163,15 +163,15 @@ func TestKill(t *testing.T) {
 // limitEnv makes the test binary a child whose files may not grow beyond a limit.
 const limitEnv = "HISTORY_TEST_LIMIT"
 
-// TestNoRoomForMore simulates a full disk by a limit on the size of files, where the test
+// TestFileSizeLimit simulates a full disk by a limit on the size of files, where the test
 // cannot mount a filesystem.
-func TestNoRoomForMore(t *testing.T) {
+func TestFileSizeLimit(t *testing.T) {
 	if os.Getenv(limitEnv) == "" {
 		exe, err := os.Executable()
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command(exe, "-test.run", "^TestNoRoomForMore$")
+		cmd := exec.Command(exe, "-test.run", "^TestFileSizeLimit$")
 		cmd.Env = append(os.Environ(), limitEnv+"=1", "GORACE=atexit_sleep_ms=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)

@@ -16,8 +16,8 @@ import (
 	"modernc.org/sqlite"
 )
 
-// TestBadFile: whatever lies where the file should be, recording goes on; what is no
-// history of ours is not touched.
+// TestBadFile checks that recording continues whatever is at the path, and that a file of
+// another program is not changed.
 func TestBadFile(t *testing.T) {
 	garbage := bytes.Repeat([]byte("not a database. "), 4096)
 	good := goodFile(t)
@@ -109,8 +109,8 @@ func goodFile(t *testing.T) []byte {
 	return b
 }
 
-// TestCorruptInTheMiddle: a page in the middle is found out by the query that meets it.
-// What is in memory is answered, and recording goes on in a new file.
+// TestCorruptInTheMiddle checks that a query which reads a corrupt page returns what is in
+// memory, and that recording continues in a new file.
 func TestCorruptInTheMiddle(t *testing.T) {
 	b := goodFile(t)
 	copy(b[12*4096:14*4096], bytes.Repeat([]byte{0xa5}, 2*4096))
@@ -133,7 +133,7 @@ func TestCorruptInTheMiddle(t *testing.T) {
 	checkIntegrity(t, path)
 }
 
-// TestCorruptAgainAndAgain: the files set aside do not fill the disk.
+// TestCorruptAgainAndAgain checks that at most maxQuarantined corrupt files are kept.
 func TestCorruptAgainAndAgain(t *testing.T) {
 	s, c := open(t, Options{})
 	for i := range 5 {
@@ -160,8 +160,8 @@ func TestCorruptAgainAndAgain(t *testing.T) {
 	}
 }
 
-// TestFileGone: a file that is removed or replaced is begun anew, and the stale
-// connection leaves the new one alone.
+// TestFileGone checks that a file which was removed or replaced is opened again, and that the
+// old connection does not write into the new file.
 func TestFileGone(t *testing.T) {
 	s, c := open(t, Options{})
 	record(s, c, 3)
@@ -198,8 +198,8 @@ func TestFileGone(t *testing.T) {
 	checkIntegrity(t, s.path)
 }
 
-// TestReadOnlyDirectory: recording goes on in memory, and in the file as soon as that
-// may be written.
+// TestReadOnlyDirectory checks that recording continues in memory, and in the file as soon as
+// it can be written.
 func TestReadOnlyDirectory(t *testing.T) {
 	dir := t.TempDir()
 	protect := func(on bool) {
@@ -283,7 +283,8 @@ func TestDiskFull(t *testing.T) {
 	checkIntegrity(t, s.path)
 }
 
-// TestPanicInTheDatabase: a crash of the database code costs the file, not the daemon.
+// TestPanicInTheDatabase checks that a crash of the database code ends the use of the file, not
+// the daemon.
 func TestPanicInTheDatabase(t *testing.T) {
 	s, c := open(t, Options{})
 	record(s, c, 3)
@@ -301,7 +302,7 @@ func TestPanicInTheDatabase(t *testing.T) {
 	}
 }
 
-// TestBusy: another program that holds the file makes a flush fail, and loses nothing.
+// TestBusy checks that a flush fails while another program locks the file, and loses nothing.
 func TestBusy(t *testing.T) {
 	s, c := open(t, Options{})
 	record(s, c, 3)

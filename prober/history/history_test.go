@@ -115,7 +115,7 @@ func TestGapsAreNotFilled(t *testing.T) {
 	}
 }
 
-// TestGapBeforeMemory: what lies behind a gap may be in memory only, readings too.
+// TestGapBeforeMemory checks that a query finds rows after a gap that are in memory only.
 func TestGapBeforeMemory(t *testing.T) {
 	s, c := open(t, Options{})
 	add := func(n int) {
@@ -135,7 +135,7 @@ func TestGapBeforeMemory(t *testing.T) {
 	}
 }
 
-// TestManyReadings: a time's readings stay together where one chunk of them ends.
+// TestManyReadings checks that the readings of one time stay together at the end of a chunk.
 func TestManyReadings(t *testing.T) {
 	s, c := open(t, Options{})
 	const n = 1000
@@ -218,7 +218,7 @@ func TestRounding(t *testing.T) {
 	}
 }
 
-// TestNoDisk: a dead mount leaves the rest recorded, and its own figure out.
+// TestNoDisk checks that a sample without a disk value is recorded.
 func TestNoDisk(t *testing.T) {
 	s, c := open(t, Options{})
 	x := c.sample(1)
@@ -276,7 +276,7 @@ func TestModules(t *testing.T) {
 	}
 }
 
-// TestHostileReadings: whatever a module says, memory and file stay bounded and sound.
+// TestHostileReadings checks that memory and file stay bounded whatever a module reports.
 func TestHostileReadings(t *testing.T) {
 	s, c := open(t, Options{})
 	c.step(time.Second)
@@ -424,7 +424,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestDiskThatHangs: whoever holds the file keeps others waiting, not for ever.
+// TestDiskThatHangs checks that callers wait a bounded time for a disk that hangs.
 func TestDiskThatHangs(t *testing.T) {
 	s, c := open(t, Options{})
 	record(s, c, 3)

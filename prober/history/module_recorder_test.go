@@ -27,8 +27,8 @@ func (sc script) Watch(ctx context.Context, _ time.Duration, fn func(prober.Samp
 	return errPlayed
 }
 
-// TestRecordModules: what the modules say is kept every ten seconds, traffic as the mean
-// of that time, and what was not read anew is not kept again.
+// TestRecordModules checks that readings are recorded every ten seconds, traffic as the mean
+// of that time, and that an old reading is not recorded again.
 func TestRecordModules(t *testing.T) {
 	s, c := open(t, Options{})
 	yes, no, used := true, false, 30.0
@@ -90,8 +90,8 @@ func (c *crowded) Watch(ctx context.Context, d time.Duration, fn func(prober.Sam
 	return c.script.Watch(ctx, d, fn)
 }
 
-// TestRecordWaitsForRoom: a prober with too many readers is asked again.
-func TestRecordWaitsForRoom(t *testing.T) {
+// TestRecordRetriesWhenBusy checks that Record retries when the prober has too many watchers.
+func TestRecordRetriesWhenBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, c := open(t, Options{Path: quickDir(t) + "/history.db"})
 		begin := time.Now()
