@@ -144,8 +144,8 @@ func TestHash(t *testing.T) {
 	}
 }
 
-// FuzzCapability: whatever a device announces, Check and the schema admit the same, but
-// for what only Check knows (that schema_ref is the first verb's), and nothing panics.
+// FuzzCapability checks that Check and the schema admit the same capabilities, except for what
+// the schema cannot express (schema_ref is the first verb's), and that nothing panics.
 func FuzzCapability(f *testing.F) {
 	for _, c := range []Capability{Echo(), Metrics()} {
 		raw, _ := json.Marshal(c)

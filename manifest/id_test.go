@@ -56,7 +56,7 @@ func TestMintedIDs(t *testing.T) {
 	}
 }
 
-// FuzzID holds the ids against the library and the pattern.
+// FuzzID compares the checks of ids with the library and with the RFC's pattern.
 func FuzzID(f *testing.F) {
 	for _, s := range []string{"01hzx9k3m4p7q8r9s0t1v2w3xy", "8zzzzzzzzzzzzzzzzzzzzzzzzz", "01HZX9K3M4P7Q8R9S0T1V2W3XY", "01hzx9k3m4p7q8r9s0t1v2w3xi", "", "default", "-a", "a_b", "a-b\n", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"} {
 		f.Add(s)

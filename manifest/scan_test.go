@@ -44,8 +44,8 @@ func scalar(t *rapid.T, name string) string {
 	return literal(t)
 }
 
-// TestNearlyRight holds Validate and the fast path against the oracle over objects that
-// are nearly what the schema wants.
+// TestNearlyRight compares Validate and the fast path with the oracle, for objects that almost
+// fit the schema.
 func TestNearlyRight(t *testing.T) {
 	var flat []string
 	for _, ref := range SchemaNames() {

@@ -223,8 +223,8 @@ func TestWatchersAreBounded(t *testing.T) {
 	})
 }
 
-// TestCPUMeanPerWatcher checks that each watcher gets the mean over its interval, whatever other watchers
-// there are.
+// TestCPUMeanPerWatcher checks that each watcher gets the mean over its interval,
+// whatever other watchers there are.
 func TestCPUMeanPerWatcher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var meter cpuMeter

@@ -19,8 +19,8 @@ func TestGCPercent(t *testing.T) {
 	}
 }
 
-// TestMemoryIsGivenBack checks that a calm relay returns memory after a storm, at most once a minute, and
-// that a busy one does not.
+// TestMemoryIsGivenBack checks that a calm relay returns memory after a storm, at
+// most once a minute, and that a busy one does not.
 func TestMemoryIsGivenBack(t *testing.T) {
 	t.Setenv("GOGC", "400") // leave this process's percentage alone
 	m := newMemoryTuner(func() uint64 { return 0 })

@@ -153,8 +153,8 @@ func TestAuditRotates(t *testing.T) {
 	}
 }
 
-// TestCertificateReloads checks that a certificate which was replaced on disk is served within seconds, and
-// that a half-written one is not.
+// TestCertificateReloads checks that a certificate which was replaced on disk is
+// served within seconds, and that a half-written one is not.
 func TestCertificateReloads(t *testing.T) {
 	dir := t.TempDir()
 	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")

@@ -159,8 +159,8 @@ func TestManyReadings(t *testing.T) {
 	}
 }
 
-// TestFormat holds the file against SQLite's own shell: the documented view, STRICT
-// tables, and what a row costs.
+// TestFormat reads the file with SQLite's shell: the documented view, STRICT tables, and the
+// size of a row.
 func TestFormat(t *testing.T) {
 	s, c := open(t, Options{})
 	s.Add(sampleAt(epoch+500, 1234))
@@ -308,8 +308,8 @@ func TestHostileReadings(t *testing.T) {
 	checkIntegrity(t, s.path)
 }
 
-// TestNewNamesInAnOldFile: a name is written down when it is first used, and what an
-// agentctl with more names wrote stays, unseen.
+// TestNewNamesInAnOldFile checks that a key is written when it is first used, and that readings
+// of keys which this version does not know stay in the file and are not returned.
 func TestNewNamesInAnOldFile(t *testing.T) {
 	s, c := open(t, Options{})
 	c.step(time.Second)

@@ -131,7 +131,7 @@ func TestRecordFollowsTheCadence(t *testing.T) {
 	})
 }
 
-// TestRecordMuch: a fast cadence and a long interval do not lose samples.
+// TestRecordMuch checks that a fast cadence with a long flush interval loses no samples.
 func TestRecordMuch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := startBench(t, Options{Flush: MaxFlush})
@@ -148,7 +148,7 @@ func TestRecordMuch(t *testing.T) {
 	})
 }
 
-// TestRecordResumes: when the disk is well again samples of the time between are saved.
+// TestRecordResumes checks that samples taken while the disk failed are saved when it recovers.
 func TestRecordResumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "state")
@@ -173,8 +173,8 @@ func TestRecordResumes(t *testing.T) {
 	})
 }
 
-// TestRecordWhenTheTimeComes: samples without a time are saved with it as soon as it is
-// known.
+// TestRecordWhenTheTimeComes checks that undated samples are saved with their time as soon as
+// it is known.
 func TestRecordWhenTheTimeComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var known atomic.Bool
@@ -206,7 +206,7 @@ func TestRecordWhenTheTimeComes(t *testing.T) {
 	})
 }
 
-// TestRecordEndsWithTheProber: it does not outlive what it records.
+// TestRecordEndsWithTheProber checks that Record returns when the prober stops.
 func TestRecordEndsWithTheProber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.UnixMilli(epoch)))
@@ -231,8 +231,8 @@ func TestRecordEndsWithTheProber(t *testing.T) {
 	})
 }
 
-// TestWaitIsBounded: a disk that hangs keeps a query waiting for ten seconds, then the
-// rows in memory are the answer.
+// TestWaitIsBounded checks that a query waits ten seconds for a disk that hangs and then
+// returns the rows in memory.
 func TestWaitIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.UnixMilli(epoch)))

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestAskedAgain: a window up to the last row of an answer gives that answer again, to a
-// byte, while samples come, are saved, and give way to newer ones.
+// TestAskedAgain checks that a query up to the last row of an answer returns the same bytes
+// while samples are added, saved and removed by retention.
 func TestAskedAgain(t *testing.T) {
 	const saved, unsaved = 600, 300
 	tests := []struct {

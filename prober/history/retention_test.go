@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestAge: a retention of a minute.
+// TestAge checks a retention of one minute.
 func TestAge(t *testing.T) {
 	s, c := open(t, Options{MaxAge: time.Minute})
 	record(s, c, 100)
@@ -32,8 +32,8 @@ func TestAge(t *testing.T) {
 	}
 }
 
-// TestRetentionByHand: what is beyond a bound that was lowered goes at once, however
-// much it is, and the file shrinks.
+// TestRetentionByHand checks that SetRetention removes everything beyond a lowered bound at
+// once, and that the file shrinks.
 func TestRetentionByHand(t *testing.T) {
 	s, c := open(t, Options{Path: quickDir(t) + "/history.db"})
 	n := often(25, 7)
@@ -72,8 +72,8 @@ func TestRetentionByHand(t *testing.T) {
 	checkIntegrity(t, s.path)
 }
 
-// TestSizeIsBounded: the file grows to its bound and stays there, and the newest
-// samples are always in it.
+// TestSizeIsBounded checks that the file grows to its bound and stays there, and that it has
+// the newest samples.
 func TestSizeIsBounded(t *testing.T) {
 	s, c := open(t, Options{Path: quickDir(t) + "/history.db", MaxBytes: MinMaxBytes})
 	fillFile(t, s, c, 20_000)

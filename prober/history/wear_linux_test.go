@@ -32,7 +32,7 @@ func written(t *testing.T, device string) int64 {
 // own journal included, and a row at most 45 bytes of file. The second day, which
 // removes as much as it adds, stays within that, and so does the third, on which a
 // board with all modules adds its seven readings each ten seconds. In a run that is not
-// slow an hour stands for each day.
+// slow, an hour represents each day.
 func TestWear(t *testing.T) {
 	flushes := often(86_400/300, 12)
 	rows, bar := int64(flushes)*300, 30e6*float64(flushes)/288
@@ -92,7 +92,7 @@ func TestWear(t *testing.T) {
 	}
 }
 
-// TestWrittenToday: what is counted is what the kernel was given, and a day begins at 0.
+// TestWrittenToday checks that the count is what the kernel reports, and that a day begins at 0.
 func TestWrittenToday(t *testing.T) {
 	dir := t.TempDir()
 	before := threadWrites()
