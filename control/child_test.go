@@ -21,8 +21,8 @@ import (
 	"agentctl/prober"
 )
 
-// TestMain lets the test binary be its own child process: a daemon whose memory can be measured, one that
-// systemd gave a socket, or a client of another user.
+// TestMain lets the test binary be its own child process: a daemon whose memory can be
+// measured, one that systemd gave a socket, or a client of another user.
 func TestMain(m *testing.M) {
 	role, arg, _ := strings.Cut(os.Getenv("CONTROL_TEST_CHILD"), ":")
 	switch role {
