@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"agentctl/manifest"
 	"agentctl/transport/fanout"
@@ -96,7 +97,7 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 	}
 	p.id = link.NewID()
 	frame := link.AppendCmd(make([]byte, 0, len(args)+192), p.id, p.tool.Canonical, args, 0, opt.TraceID)
-	if err := n.sendCommand(p, frame); err != nil {
+	if err := n.sendCommand(ctx, p, frame); err != nil {
 		return nil, err
 	}
 	select {
@@ -119,13 +120,17 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 
 // sendCommand adds a command to the table and sends its frame under one lock, so that the
 // device gets commands and their cancellation in the table's order.
-func (n *Node) sendCommand(p *pendingCall, frame []byte) error {
+func (n *Node) sendCommand(ctx context.Context, p *pendingCall, frame []byte) error {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(defaultBudget)
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
 		return offlineError()
 	}
-	if n.calls.Add(p.id, p) != nil {
+	if n.calls.Add(p.id, deadline, p) != nil {
 		return rateLimited("too many commands wait for this device; retry later", "queue")
 	}
 	if n.session.Send(frame) != nil { // the link is ending
@@ -136,6 +141,9 @@ func (n *Node) sendCommand(p *pendingCall, frame []byte) error {
 	n.hub.commands.Add(1)
 	return nil
 }
+
+// defaultBudget is the gateway's budget (RFC-0005 §7), for a ctx without a deadline.
+const defaultBudget = 5 * time.Second
 
 // sendCancel tells the device to end a command, or the stream that it opened.
 func (n *Node) sendCancel(cmdID string) {

@@ -3,8 +3,30 @@ package link
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"agentctl/manifest"
+)
+
+// CallState is the state of a command on the relay (RFC-0002 §7.3):
+//
+//	Queued -> Sent -> done            Ack: a valid cmd_ack
+//	               -> expired         Expire: the caller's deadline passed
+//	               -> InDoubt         Lost: the link broke
+//	InDoubt -> Sent                   Resume: the device has received the command
+//	        -> Sent, written again    Resume: the device has not
+//	        -> expired                as above
+//	        -> failed                 Fail: the session cannot be resumed
+//
+// A command ends exactly once, by Ack, Expire or Fail. The ids of ended commands are
+// remembered for a while, to tell a late or duplicate cmd_ack from a foreign one.
+type CallState uint8
+
+// The states of a live command.
+const (
+	Queued CallState = iota
+	Sent
+	InDoubt
 )
 
 // AckVerdict classifies a cmd_ack.
@@ -21,16 +43,9 @@ const (
 // ErrQueueFull is returned by Add when MaxInflight commands are live.
 var ErrQueueFull = errors.New("link: command queue full")
 
-// Calls is the relay's table of one node's commands (RFC-0002 §7.3): a state machine
-// without clock, lock or I/O. Its owner holds a lock around each call and carries out what
-// the methods return. V is the owner's value for a command. The zero value is ready.
-//
-//	Add -> MarkSent -> Ack       a valid cmd_ack
-//	                -> Expire    the caller's deadline passed
-//	                -> Fail      the link ended; the relay never sends a command again
-//
-// A command ends exactly once. The ids of ended commands are remembered for a while, to
-// tell a late or duplicate cmd_ack from a foreign one.
+// Calls is the relay's table of one node's commands: a state machine without clock, lock
+// or I/O. Its owner holds a lock around each call and carries out what the methods return.
+// V is the owner's value for a command. The zero value is ready.
 type Calls[V any] struct {
 	live   []call[V]   // at most MaxInflight: a scan beats a map, and an idle node holds nothing
 	recent []endedCall // ring of the last maxRecent ended commands
@@ -38,9 +53,10 @@ type Calls[V any] struct {
 }
 
 type call[V any] struct {
-	id    string
-	sent  bool // handed to the socket
-	value V
+	id       string
+	state    CallState
+	deadline time.Time
+	value    V
 }
 
 // endedCall is what is remembered of a command. The id is an array, so that the ring of a
@@ -53,19 +69,19 @@ type endedCall struct {
 // maxRecent bounds Calls.recent.
 const maxRecent = MaxInflight
 
-// Add adds a command that is not sent yet.
-func (c *Calls[V]) Add(id string, v V) error {
+// Add adds a command in state Queued.
+func (c *Calls[V]) Add(id string, deadline time.Time, v V) error {
 	if len(c.live) >= MaxInflight {
 		return ErrQueueFull
 	}
-	c.live = append(c.live, call[V]{id: id, value: v})
+	c.live = append(c.live, call[V]{id: id, deadline: deadline, value: v})
 	return nil
 }
 
 // MarkSent records that the command was handed to the socket.
 func (c *Calls[V]) MarkSent(id string) {
 	if i := c.find(id); i >= 0 {
-		c.live[i].sent = true
+		c.live[i].state = Sent
 	}
 }
 
@@ -97,12 +113,39 @@ func (c *Calls[V]) Expire(id string) (ended, cancel bool) {
 	if i < 0 {
 		return false, false
 	}
-	cancel = c.live[i].sent
+	cancel = c.live[i].state == Sent
 	c.finish(i, true)
 	return true, cancel
 }
 
-// Fail ends all commands: the link is over. It returns their values, so that each
+// Lost moves the sent commands to InDoubt: the link broke.
+func (c *Calls[V]) Lost() {
+	for i := range c.live {
+		if c.live[i].state == Sent {
+			c.live[i].state = InDoubt
+		}
+	}
+}
+
+// Resume settles the commands in doubt on a resumed link; seen are those that the device
+// has received. It returns the ids to write again, in the order of Add. A command past its
+// deadline is not written again: its caller is about to Expire it.
+func (c *Calls[V]) Resume(seen map[string]bool, now time.Time) (resend []string) {
+	for i := range c.live {
+		e := &c.live[i]
+		switch {
+		case e.state != InDoubt:
+		case seen[e.id]:
+			e.state = Sent
+		case now.Before(e.deadline):
+			e.state = Sent
+			resend = append(resend, e.id)
+		}
+	}
+	return resend
+}
+
+// Fail ends all commands: the session is over. It returns their values, so that each
 // caller gets one error.
 func (c *Calls[V]) Fail() []V {
 	values := make([]V, 0, len(c.live))

@@ -14,12 +14,14 @@ func TestCallsModel(t *testing.T) {
 		var c Calls[int]
 		type entry struct {
 			value int
-			sent  bool
+			state CallState
 		}
 		live := make(map[string]entry)
 		var order, past []string // past: ended, oldest first
 		isAcked := make(map[string]bool)
 		all := []string{NewID()} // one that was never added
+		now := time.Unix(1_800_000_000, 0)
+		deadline := make(map[string]time.Time)
 		end := func(id string, wasAcked bool) {
 			delete(live, id)
 			order = slices.DeleteFunc(order, func(o string) bool { return o == id })
@@ -31,12 +33,13 @@ func TestCallsModel(t *testing.T) {
 			"add": func(t *rapid.T) {
 				for range rapid.IntRange(1, 40).Draw(t, "n") {
 					id := NewID()
-					err := c.Add(id, len(all))
+					d := now.Add(time.Duration(rapid.IntRange(-1, 5).Draw(t, "deadline")) * time.Second)
+					err := c.Add(id, d, len(all))
 					if full := len(live) == MaxInflight; full != (err != nil) {
 						t.Fatalf("Add with %d live: %v", len(live), err)
 					}
 					if err == nil {
-						live[id] = entry{len(all), false}
+						live[id], deadline[id] = entry{len(all), Queued}, d
 						all, order = append(all, id), append(order, id)
 					}
 				}
@@ -45,7 +48,7 @@ func TestCallsModel(t *testing.T) {
 				id := anyID(t)
 				c.MarkSent(id)
 				if e, ok := live[id]; ok {
-					live[id] = entry{e.value, true}
+					live[id] = entry{e.value, Sent}
 				}
 			},
 			"ack": func(t *rapid.T) {
@@ -75,11 +78,39 @@ func TestCallsModel(t *testing.T) {
 				id := anyID(t)
 				ended, cancel := c.Expire(id)
 				e, alive := live[id]
-				if ended != alive || cancel != (alive && e.sent) {
+				if ended != alive || cancel != (alive && e.state == Sent) {
 					t.Fatalf("Expire(%s) = %v, %v with %+v, alive %v", id, ended, cancel, e, alive)
 				}
 				if alive {
 					end(id, false)
+				}
+			},
+			"lost": func(*rapid.T) {
+				c.Lost()
+				for id, e := range live {
+					if e.state == Sent {
+						live[id] = entry{e.value, InDoubt}
+					}
+				}
+			},
+			"resume": func(t *rapid.T) {
+				seen := make(map[string]bool)
+				var want []string
+				for _, id := range order {
+					if live[id].state != InDoubt {
+						continue
+					}
+					seen[id] = rapid.Bool().Draw(t, "seen")
+					again := !seen[id] && now.Before(deadline[id])
+					if again {
+						want = append(want, id)
+					}
+					if again || seen[id] {
+						live[id] = entry{live[id].value, Sent}
+					}
+				}
+				if got := c.Resume(seen, now); !slices.Equal(got, want) {
+					t.Fatalf("Resume = %v, want %v", got, want)
 				}
 			},
 			"fail": func(t *rapid.T) {
@@ -92,13 +123,16 @@ func TestCallsModel(t *testing.T) {
 					t.Fatalf("Fail = %v, want %v", got, want)
 				}
 			},
+			"time": func(t *rapid.T) {
+				now = now.Add(time.Duration(rapid.IntRange(0, 4000).Draw(t, "ms")) * time.Millisecond)
+			},
 			"": func(t *rapid.T) {
 				if len(c.live) != len(live) || len(c.recent) > maxRecent {
 					t.Fatalf("%d live, want %d; %d recent", len(c.live), len(live), len(c.recent))
 				}
 				for id, e := range live {
-					if i := c.find(id); i < 0 || c.live[i].sent != e.sent {
-						t.Fatalf("%s at %d of %+v, want sent %v", id, i, c.live, e.sent)
+					if i := c.find(id); i < 0 || c.live[i].state != e.state {
+						t.Fatalf("%s at %d of %+v, want state %v", id, i, c.live, e.state)
 					}
 				}
 			},
@@ -109,8 +143,10 @@ func TestCallsModel(t *testing.T) {
 // world is a relay's Calls, a device's dedupTable and a network that loses messages in
 // flight.
 type world struct {
-	now time.Time
-	up  bool
+	now  time.Time
+	up   bool
+	boot int // of the device, counts its restarts
+	link int // boot of the session that the relay can resume
 
 	calls    Calls[int]
 	ids      []string // by call
@@ -147,27 +183,32 @@ func (w *world) sweep(t *rapid.T) {
 	}
 }
 
-// lose ends the link: what is in flight is lost, and the relay's calls fail.
-func (w *world) lose(t *rapid.T) {
-	if !w.up {
-		return
-	}
-	w.up, w.toDevice, w.toRelay = false, nil, nil
-	for _, call := range w.calls.Fail() {
-		w.finish(t, call, "offline")
+func (w *world) lose() {
+	if w.up {
+		w.up, w.toDevice, w.toRelay = false, nil, nil
+		w.calls.Lost()
 	}
 }
 
-// reconnect starts a new link. The device may send stored answers again, which the relay
-// must then tell from those of its own commands.
 func (w *world) reconnect(t *rapid.T) {
-	w.lose(t)
+	w.lose()
 	w.up = true
-	for _, id := range w.seen.order {
-		if w.seen.byID[id].done && rapid.Bool().Draw(t, "answer again") {
+	if w.link != w.boot || rapid.Bool().Draw(t, "session forgotten") {
+		for _, call := range w.calls.Fail() {
+			w.finish(t, call, "offline")
+		}
+		w.link = w.boot
+		return
+	}
+	known := make(map[string]bool) // at most MaxInflight, the newest
+	for i := len(w.seen.order) - 1; i >= 0 && len(known) < MaxInflight; i-- {
+		id := w.seen.order[i]
+		known[id] = true
+		if c := w.seen.byID[id]; c.done {
 			w.toRelay = append(w.toRelay, id)
 		}
 	}
+	w.toDevice = append(w.toDevice, w.calls.Resume(known, w.now)...)
 }
 
 // TestAtMostOnce: with a network that loses messages and with restarts of either side, a
@@ -181,7 +222,7 @@ func TestAtMostOnce(t *testing.T) {
 			"call": func(t *rapid.T) {
 				for range rapid.IntRange(1, 40).Draw(t, "n") {
 					id := NewID()
-					if !w.up || w.calls.Add(id, len(w.ids)) != nil {
+					if !w.up || w.calls.Add(id, w.now.Add(5*time.Second), len(w.ids)) != nil {
 						return
 					}
 					w.ids, w.outcome = append(w.ids, id), append(w.outcome, "")
@@ -229,9 +270,9 @@ func TestAtMostOnce(t *testing.T) {
 					}
 				}
 			},
-			"link lost":  func(t *rapid.T) { w.lose(t) },
+			"link lost":  func(*rapid.T) { w.lose() },
 			"reconnect":  func(t *rapid.T) { w.reconnect(t) },
-			"restart":    func(t *rapid.T) { w.lose(t); w.seen, w.running = dedupTable{}, nil },
+			"restart":    func(*rapid.T) { w.lose(); w.boot++; w.seen, w.running = dedupTable{}, nil },
 			"time":       func(t *rapid.T) { w.pass(t, time.Duration(rapid.IntRange(1, 250).Draw(t, "ms"))*time.Millisecond) },
 			"much later": func(t *rapid.T) { w.pass(t, 10*time.Minute) },
 			"": func(t *rapid.T) {
