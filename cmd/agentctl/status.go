@@ -72,7 +72,7 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	row("Clock", "%s", clockText(s))
 	printStorage(row, &s.Storage)
 	if c := s.Config; c != nil && c.Error != "" {
-		row("Config", "the files are wrong, the settings before are in force; see: agentctl config validate")
+		row("Config", "the files have errors, the previous settings stay in force; see: agentctl config validate")
 	} else if c != nil && len(c.RestartNeeded) > 0 {
 		row("Config", "changed, and waits for a restart: %s", strings.Join(c.RestartNeeded, ", "))
 	}

@@ -143,9 +143,9 @@ check "and the sampler does" sh -c "agentctl status --json | grep -q '\"interval
 check "without a restart" is "$pid" "$(main_pid)"
 echo 'nonsense: 1' >> /etc/agentctl/config.yaml
 check "systemctl reload of a wrong file" systemctl reload agentctl
-check "which changes nothing, and is reported" sh -c "agentctl status | grep -q 'files are wrong' && agentctl config get base_interval_ms | grep -qx 2000"
+check "which changes nothing, and is reported" sh -c "agentctl status | grep -q 'files have errors' && agentctl config get base_interval_ms | grep -qx 2000"
 sed -i '$d' /etc/agentctl/config.yaml
-check "mended, it is seen without a reload" until_true 8 sh -c "! agentctl status | grep -q 'files are wrong'"
+check "once fixed, it is applied without a reload" until_true 8 sh -c "! agentctl status | grep -q 'files have errors'"
 check "a member sets a cadence" as member agentctl config set base_interval_ms 3000
 check "but nothing that takes root, exit 4" exits 4 as member agentctl config set log_level debug
 check "root does" agentctl config set log_level debug
