@@ -15,6 +15,8 @@ import (
 	"agentctl/transport/edge"
 )
 
+// Bounds of a request. The body of a response has no timeout, since it may be a stream; the
+// context of the call bounds it.
 const (
 	maxAnswer     = 64 << 20         // bytes read of a response
 	headerTimeout = 15 * time.Second // until a response begins
@@ -48,6 +50,8 @@ func (c *Client) URL() string { return strings.TrimSuffix(c.url.String(), "/") }
 func (c *Client) HTTP() *http.Client { return c.http }
 
 // Ready returns nil when the relay can serve: GET /readyz.
+//
+// A relay that runs but cannot serve yet answers with another status, which is an *Error.
 func (c *Client) Ready(ctx context.Context) error {
 	resp, err := c.do(ctx, http.MethodGet, c.URL()+"/readyz", "text/plain", nil)
 	if err != nil {
@@ -57,6 +61,8 @@ func (c *Client) Ready(ctx context.Context) error {
 }
 
 // getJSON decodes a response of the API.
+//
+// Unknown members are ignored, so that a newer relay can add some.
 func (c *Client) getJSON(ctx context.Context, path string, v any) error {
 	resp, err := c.do(ctx, http.MethodGet, c.URL()+path, "application/json", nil)
 	if err != nil {

@@ -63,6 +63,9 @@ func NewGateway(o Options, defaultPath string) (*Gateway, error) {
 func (g *Gateway) Host() string { return g.url.Host }
 
 // Publish puts one event into the gateway and returns its id. data is JSON.
+//
+// A failed request is not repeated: the gateway may have taken the event, and a second one would
+// have another id.
 func (g *Gateway) Publish(ctx context.Context, topic string, data json.RawMessage) (id json.Number, err error) {
 	resp, err := g.do(ctx, http.MethodPost, g.url.String(), "application/json", struct {
 		Data  json.RawMessage `json:"data"`
@@ -222,6 +225,7 @@ func (t *tail) stream(ctx context.Context) error {
 		t.notice("connected again")
 		t.problem = ""
 	}
+	// The hour bounds readStart only: the loop sets or stops the timer before each event.
 	silence := time.AfterFunc(time.Hour, cancel) // ends the read below
 	defer silence.Stop()
 	body := bufio.NewReader(resp.Body)

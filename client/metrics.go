@@ -63,6 +63,8 @@ func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn fun
 // broken connection, a board that went offline, a relay that restarts), it waits and
 // subscribes again. onRetry, unless nil, is called before each wait. The first subscription
 // must succeed.
+//
+// The back-off starts over with each frame. It returns nil when ctx ends during a wait.
 func (c *Client) FollowMetrics(ctx context.Context, tool string, arguments any, fn func(frame []byte) error, onRetry func(error, time.Duration)) error {
 	var retry backoff
 	began := false

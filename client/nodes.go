@@ -112,6 +112,8 @@ func findNode(nodes []Node, ref string) (*Node, error) {
 // ResolveTool returns the canonical name of a tool: s itself when it is a full tool name,
 // or the tool that NODE:VERB stands for. NODE is a reference as in Client.Node. The verb
 // echo is short for the invoke of the echo capability.
+//
+// A text without a colon is not looked up: the relay refuses a tool that it does not have.
 func (c *Client) ResolveTool(ctx context.Context, s string) (string, error) {
 	ref, given, ok := strings.Cut(s, ":")
 	if !ok {

@@ -31,6 +31,8 @@ func newToolCall(tool string, arguments any) toolCall {
 
 // Call calls a tool and returns its result as JSON, as the relay sent it. arguments must
 // encode as a JSON object; nil is an empty one.
+//
+// The call is not repeated after a failure: the tool may have run.
 func (c *Client) Call(ctx context.Context, tool string, arguments any) (json.RawMessage, error) {
 	resp, err := c.do(ctx, http.MethodPost, c.URL()+toolsPath, "application/json", newToolCall(tool, arguments))
 	if err != nil {

@@ -17,6 +17,19 @@
 //
 // To add a key, add a row to the table in keys.go. The checks, the JSON Schema
 // (docs/config.schema.json) and `config show` are derived from it; docs/config.md lists it.
+//
+// # Parts
+//
+// keys.go has the table of keys, parse.go reads one YAML file, source.go merges the sources,
+// and settings_store.go writes the saved settings. schema.go and view.go derive the JSON Schema
+// and the answer to get_config from the table. token_file.go reads the files that keys name.
+//
+// # Errors and reloads
+//
+// Load does not stop at the first error: its Errors has those of all sources, most with a file
+// and a line. It returns either a valid Config or an error, so that half a configuration is
+// not applied. The package starts no goroutine and watches no file: the caller decides
+// when to load again, with Source.Fingerprint.
 package config
 
 import (
@@ -67,12 +80,18 @@ func (c *Config) Duration(name string) time.Duration { return c.Settings[name].V
 func (c *Config) Words(name string) []string { return c.Settings[name].Value.([]string) }
 
 // Interval returns the base cadence.
+//
+// A client of the control socket may have set another one since; prober.Prober.Interval is
+// the one in use.
 func (c *Config) Interval() time.Duration {
 	return time.Duration(c.Int("base_interval_ms")) * time.Millisecond
 }
 
 // ModuleIntervals returns the intervals that are not left to the default, in milliseconds by
 // module.
+//
+// A value of 0 is the default of the table. A file or a variable cannot set it: the lower
+// bound is 100 ms.
 func (c *Config) ModuleIntervals() map[string]int64 {
 	intervals := map[string]int64{}
 	for name, s := range c.Settings {
@@ -85,12 +104,18 @@ func (c *Config) ModuleIntervals() map[string]int64 {
 }
 
 // HistoryEnabled reports whether samples are recorded.
+//
+// Both history.enabled: false and history.flush: 0 turn recording off.
 func (c *Config) HistoryEnabled() bool {
 	return c.Bool("history.enabled") && c.Duration("history.flush") > 0
 }
 
 // AlertRules returns the rules in force: those of the configuration, and the built-in ones
 // whose id it does not use.
+//
+// The configured rules come first, in the order of the file. The slice is a copy, which the
+// caller may change. Only the id decides whether a rule replaces a built-in one: a file can make
+// a built-in alert less strict without disabling the others.
 func (c *Config) AlertRules() []alert.Rule {
 	rules := slices.Clone(c.Settings["alerts.rules"].Value.([]alert.Rule))
 	if !c.Bool("alerts.defaults") {
@@ -108,7 +133,9 @@ func (c *Config) AlertRules() []alert.Rule {
 func (c *Config) SettingsPath() string { return filepath.Join(c.Text("state_dir"), SettingsFile) }
 
 // Changed returns the keys whose value differs from that of an earlier configuration.
+//
 // Origins are not compared: a value that moves from the file to the environment is the same.
+// The keys are in the order of the table, and belong to it.
 func (c *Config) Changed(from *Config) []*Key {
 	var changed []*Key
 	for i := range keys {
@@ -120,6 +147,10 @@ func (c *Config) Changed(from *Config) []*Key {
 }
 
 // checkTogether makes the checks that depend on several keys.
+//
+// A relay without a token is an error for the daemon only: a person writes and validates a
+// file before the token exists. The number of rules is checked here and not with the key,
+// because the built-in rules count and depend on alerts.defaults.
 func (c *Config) checkTogether(forDaemon bool) (errs Errors) {
 	if forDaemon && c.Text("relay") != "" && c.Text("token_file") == "" {
 		errs = append(errs, &Error{c.Settings["relay"].Origin, "relay",

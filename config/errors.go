@@ -26,6 +26,9 @@ func (e *Error) Error() string {
 }
 
 // Errors are all errors of a configuration; its text has one per line.
+//
+// They are in the order in which Load reads the sources, and within a file from top to bottom
+// of each mapping, so that a person can fix them one after the other.
 type Errors []error
 
 // Unwrap lets errors.Is and errors.As find each one.
@@ -40,7 +43,10 @@ func (e Errors) Error() string {
 }
 
 // InFile reports whether err is about a file, and not about the environment or a flag.
+//
 // A command uses it for its exit code: a flag or a variable is wrong usage, a file is not.
+// It relies on the absolute path that NewSource makes. An error that is not an *Error is one of
+// reading a file or a directory.
 func InFile(err error) bool {
 	var errs Errors
 	return errors.As(err, &errs) && slices.ContainsFunc(errs, func(err error) bool {
@@ -50,6 +56,9 @@ func InFile(err error) bool {
 }
 
 // IsMissing reports whether ReadFile failed because there is no such file.
+//
+// ENOTDIR counts as well: a parent of the path is a file, so that the path cannot exist.
+// Other errors, such as a lack of permission, do not: the file may exist and matter.
 func IsMissing(errs Errors) bool {
 	return len(errs) == 1 && (errors.Is(errs[0], fs.ErrNotExist) || errors.Is(errs[0], syscall.ENOTDIR))
 }

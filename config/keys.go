@@ -52,8 +52,8 @@ const maxText = 4096
 // derived from it.
 //
 // A name has at most one dot. The part before it is a map in the file, and all names are valid
-// parts of environment variables. Removing or renaming a key makes the
-// files of older versions invalid.
+// parts of environment variables. Removing or renaming a key makes the files of older
+// versions invalid.
 type Key struct {
 	Name    string
 	Kind    Kind
@@ -69,6 +69,8 @@ type Key struct {
 }
 
 // Env returns the name of the key's environment variable, "" when it has none.
+//
+// Alert rules have none: a list of maps does not fit a variable.
 func (k *Key) Env() string {
 	if k.Kind == KindRules {
 		return ""
@@ -81,6 +83,8 @@ func (k *Key) Env() string {
 func (k *Key) Default() string { return strings.TrimPrefix(k.Text(Plain(k.def())), "-") }
 
 // NeedKey is FindKey with an error that names the nearest key, or all of them.
+//
+// The list of all keys stands in only when no key is near, since it is long.
 func NeedKey(name string) (*Key, error) {
 	if k := FindKey(name); k != nil {
 		return k, nil
@@ -95,6 +99,8 @@ func NeedKey(name string) (*Key, error) {
 // moduleWords are the modules that module_intervals knows.
 var moduleWords = prober.AllModules.Names()
 
+// keys is the table. It is not changed after the start of the program, so that several
+// goroutines may read it and FindKey may return pointers into it.
 var keys = newKeys()
 
 // newKeys makes the table. Defaults are functions, because paths depend on the user and on
@@ -166,7 +172,8 @@ func defaultCadence(m prober.Module) string {
 
 // FindKey finds a key by its name, nil when there is none. The module mem may be called
 // memory.
-// The keys do not change, so that callers may keep the pointer.
+//
+// The keys do not change, so that callers may keep the pointer and must not write to it.
 func FindKey(name string) *Key {
 	if name == "module_intervals.memory" {
 		name = "module_intervals.mem"
@@ -178,6 +185,8 @@ func FindKey(name string) *Key {
 }
 
 // keyGroups returns the first parts of names with a dot: the maps of a file.
+//
+// They are sorted, so that an error lists them in the same order each time.
 func keyGroups() []string {
 	groups := map[string]bool{}
 	for i := range keys {
@@ -188,9 +197,12 @@ func keyGroups() []string {
 	return slices.Sorted(maps.Keys(groups))
 }
 
-// ruleKeys are the keys of an alert rule in a file.
+// ruleKeys are the keys of an alert rule in a file, in the order in which errors list them.
+// fileParser.rule, RuleText and ruleSchema have the same keys.
 var ruleKeys = []string{"id", "metric", "op", "threshold", "hysteresis", "for", "clear_for", "level"}
 
+// checkRelayURL applies the link's own rule, so that a wrong URL is an error of the
+// configuration and not of a connection. An empty URL is valid: the board works alone.
 func checkRelayURL(s string) error {
 	if s == "" {
 		return nil
@@ -199,6 +211,8 @@ func checkRelayURL(s string) error {
 	return err
 }
 
+// checkBoardName checks a name by the rule of package manifest, which the relay applies too. An
+// empty name is valid.
 func checkBoardName(s string) error {
 	if s != "" && !manifest.ValidNodeName(s) {
 		return fmt.Errorf("%.64q must be 1 to 32 lower case letters, digits and hyphens", s)
@@ -207,6 +221,7 @@ func checkBoardName(s string) error {
 }
 
 // expected describes the allowed values, for the end of an error.
+//
 // The parser's errors, those of `config set` and the test of docs/config.md use it, so that
 // bounds are written once.
 func (k *Key) expected() string {
@@ -234,8 +249,10 @@ func (k *Key) expected() string {
 }
 
 // checkValue checks a value of the type of the key's kind.
+//
 // It is the same for all sources: what a file may not have, a flag may not have either. The
-// text of its errors goes on after the name of the key.
+// text of its errors goes on after the name of the key. A value of another type passes: the
+// parsers make the type, and the checks of a key are only about its range.
 func (k *Key) checkValue(v any) error {
 	switch v := v.(type) {
 	case string:
@@ -264,6 +281,7 @@ func (k *Key) checkValue(v any) error {
 			if !slices.Contains(k.Words, w) {
 				return fmt.Errorf("%.64q is not known%s; write %s", w, suggest.Hint(w, k.Words), k.expected())
 			}
+			// The schema says the same with uniqueItems.
 			if slices.Contains(v[:i], w) {
 				return fmt.Errorf("%q is given twice; write it once", w)
 			}
@@ -290,6 +308,7 @@ func (k *Key) Parse(text string) (any, error) {
 }
 
 // parseText reads a value without checking it against the bounds.
+//
 // Lists are separated by commas or spaces, and may be empty. Booleans are true and false only,
 // as in YAML 1.2: with yes and on, 1 and 0 a typing error would be a value.
 func (k *Key) parseText(s string) (any, error) {

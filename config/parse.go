@@ -20,6 +20,7 @@ import (
 )
 
 // maxConfigFile bounds a configuration file, bytes.
+//
 // With it the parser's memory is bounded too: the nodes of YAML take some tens of times the
 // text, and aliases, which could multiply it, are refused.
 const maxConfigFile = 256 << 10
@@ -28,6 +29,9 @@ const maxConfigFile = 256 << 10
 // the YAML library instead of decoding them into values, for two reasons: each error names
 // its line, and only plain YAML is accepted, so that the JSON Schema describes the same
 // files. Each method that reads a value reports an error itself and returns false.
+//
+// The tag of a node is what the library resolved it to (!!str, !!int, !!bool, ...). The
+// methods compare it before they use the value: the library would convert between types.
 type fileParser struct {
 	path string
 	out  Settings
@@ -35,6 +39,9 @@ type fileParser struct {
 }
 
 // ReadFile reads and checks a file; see IsMissing for one that does not exist.
+//
+// The settings that are valid are returned beside the errors, so that a caller can go on and find
+// the errors of other files.
 func ReadFile(path string) (Settings, Errors) {
 	b, err := readRegular(path)
 	if err != nil {
@@ -65,6 +72,7 @@ func readRegular(path string) ([]byte, error) {
 }
 
 // parseFile reads and checks the text of a file.
+//
 // An empty file is valid. A second document is not: most YAML libraries would ignore it, and
 // with it the settings that somebody appended after a ---.
 func parseFile(path string, b []byte) (Settings, Errors) {
@@ -90,6 +98,8 @@ func parseFile(path string, b []byte) (Settings, Errors) {
 }
 
 // syntax adds an error of the YAML library, and moves its line number to the front.
+//
+// The library stops at its first error, so that a file has at most one of these.
 func (p *fileParser) syntax(err error) {
 	what := strings.TrimPrefix(err.Error(), "yaml: ")
 	where := p.path
@@ -135,6 +145,7 @@ func (p *fileParser) pairs(n *yaml.Node, name string, known []string, fn func(ke
 }
 
 // near suggests the key that was probably meant: of the same mapping, else of all.
+//
 // A dotted name (history.flush: 10m) is a frequent mistake: it is how `config set` and the
 // documentation write keys, but in YAML it is one long key.
 func (p *fileParser) near(word, full string, known []string) string {
@@ -238,6 +249,7 @@ func (p *fileParser) key(k *Key, n *yaml.Node) {
 		return
 	}
 	if err := k.checkValue(v); err != nil {
+		// alert.Check returns several errors as lines of one text.
 		for line := range strings.SplitSeq(err.Error(), "\n") {
 			p.fail(n, k.Name, "%s", line)
 		}
@@ -259,7 +271,8 @@ func shown(n *yaml.Node) string {
 	return fmt.Sprintf("%.40q", n.Value)
 }
 
-// text reads a string. YAML reads an unquoted 5 or yes as something else.
+// text reads a string. YAML reads an unquoted 5 or true as another type; the error then
+// suggests quotes. right says what to write.
 func (p *fileParser) text(n *yaml.Node, key, right string) (string, bool) {
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!str" {
 		return n.Value, true
@@ -279,9 +292,10 @@ func (p *fileParser) number(n *yaml.Node) (float64, bool) {
 	return f, ok && !math.IsNaN(f) && !math.IsInf(f, 0)
 }
 
-// whole reads an integer, which may be written 1000.0, as in JSON. A float64 is exact
-// below 2^53.
-// Larger numbers would be rounded without an error.
+// whole reads an integer, which may be written 1000.0, as in JSON.
+//
+// A float64 is exact below 2^53. Larger numbers would be rounded without an error, so they
+// are refused.
 func (p *fileParser) whole(n *yaml.Node, k *Key) (int64, bool) {
 	f, ok := p.number(n)
 	if !ok || f != math.Trunc(f) || math.Abs(f) >= 1<<53 {
@@ -292,8 +306,9 @@ func (p *fileParser) whole(n *yaml.Node, k *Key) (int64, bool) {
 }
 
 // duration reads a string with units, or the number 0.
+//
 // A number without a unit is refused except 0, because the keys in milliseconds beside it
-// would make every guess wrong half of the time. right is what an error tells to write.
+// would make every guess wrong half of the time. right says what to write.
 func (p *fileParser) duration(n *yaml.Node, key, right string) (time.Duration, bool) {
 	if n.Kind == yaml.ScalarNode && (n.Tag == "!!str" || n.Tag == "!!int") {
 		d, err := duration.Parse(n.Value)
@@ -307,7 +322,7 @@ func (p *fileParser) duration(n *yaml.Node, key, right string) (time.Duration, b
 	return 0, false
 }
 
-// list reads a sequence of strings.
+// list reads a sequence of strings. It reports each wrong item, and not only the first.
 func (p *fileParser) list(n *yaml.Node, k *Key) ([]string, bool) {
 	if n.Kind != yaml.SequenceNode {
 		p.fail(n, k.Name, "%s is not a list; write %s", shown(n), k.expected())
@@ -323,6 +338,7 @@ func (p *fileParser) list(n *yaml.Node, k *Key) ([]string, bool) {
 }
 
 // rules reads the alert rules, and checks each one, so that an error names its line.
+//
 // Rules are checked again as a set with the built-in ones, by checkTogether.
 func (p *fileParser) rules(n *yaml.Node, k *Key) ([]alert.Rule, bool) {
 	if n.Kind != yaml.SequenceNode {
@@ -354,8 +370,9 @@ func (p *fileParser) rules(n *yaml.Node, k *Key) ([]alert.Rule, bool) {
 }
 
 // rule reads the mapping of one alert rule.
-// An empty for or clear_for is the default of package alert. A value that cannot be read is
-// reported and left zero; the caller then drops the rule.
+//
+// A missing for or clear_for stays zero, which package alert takes as its default. A value
+// that cannot be read is reported and left zero; the caller then drops the rule.
 func (p *fileParser) rule(n *yaml.Node, name string) alert.Rule {
 	var r alert.Rule
 	given := map[string]bool{}

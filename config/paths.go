@@ -20,6 +20,7 @@ const (
 )
 
 // DefaultPath returns the configuration file of the service, or of an ordinary user.
+//
 // A service that systemd runs under a user of its own (DynamicUser) is known by its
 // STATE_DIRECTORY below /var/lib.
 func DefaultPath() string {
@@ -43,6 +44,9 @@ func DefaultStateDir(sub string) string {
 }
 
 // DefaultSocket returns the path of the control socket that a daemon of this user opens.
+//
+// The order is: systemd's RUNTIME_DIRECTORY, /run/agentctl for root, XDG_RUNTIME_DIR, and the
+// temporary directory, where the user id keeps the sockets of two users separate.
 func DefaultSocket() string {
 	if d := firstOf("RUNTIME_DIRECTORY"); d != "" {
 		return filepath.Join(d, "agentctl.sock")
@@ -58,6 +62,7 @@ func DefaultSocket() string {
 
 // ClientSocket returns the control socket that a command connects to: the user's own daemon's
 // where there is one, else the service's where that is installed.
+//
 // The choice is by existence and not by a connection, because it is the default of a flag and
 // shown by --help.
 func ClientSocket() string {
@@ -82,20 +87,24 @@ func Credential(name string) string {
 	return path
 }
 
+// isRoot reports whether this process runs with root's effective user id, as under sudo.
 func isRoot() bool { return os.Geteuid() == 0 }
 
+// exists reports whether there is anything at path, a dangling symbolic link included.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
 }
 
-// firstOf returns the first entry of a variable that holds a list of paths.
+// firstOf returns the first entry of a variable that holds a list of paths. systemd separates
+// several directories of a unit with colons (systemd.exec(5)).
 func firstOf(variable string) string {
 	first, _, _ := strings.Cut(os.Getenv(variable), ":")
 	return first
 }
 
-// userDir returns a directory of the XDG base directory specification.
+// userDir returns a directory of the XDG base directory specification. below is its default
+// in the home directory. Without HOME the path is relative to the working directory.
 func userDir(variable, below string) string {
 	if d := os.Getenv(variable); d != "" {
 		return d

@@ -15,9 +15,10 @@ const schemaURL = "https://agentctl.invalid/schemas/config.schema.json"
 // object is a JSON object.
 type object = map[string]any
 
-// configSchema returns the JSON Schema (draft 2020-12) of a configuration file. It accepts all
-// that the daemon accepts. Only the daemon checks bounds of durations, and values that depend
-// on each other (agentctl config validate).
+// configSchema returns the JSON Schema (draft 2020-12) of a configuration file.
+//
+// It accepts all that the daemon accepts. Only the daemon checks bounds of durations, and
+// values that depend on each other (agentctl config validate).
 func configSchema() object {
 	top := object{}
 	for i := range keys {
@@ -43,6 +44,10 @@ func configSchema() object {
 }
 
 // schema returns the schema of a value in a file.
+//
+// A default that depends on the user is left out: the published schema has to be the same
+// whoever builds it.
+//
 // The patterns repeat what the checks of package manifest and of path values accept; a test
 // compares the published schema with this function, not with the checks.
 func (k *Key) schema() object {

@@ -12,6 +12,7 @@ import (
 )
 
 // settingsHeader begins the file of saved settings.
+//
 // It warns a person who opens the file: saving rewrites all of it, without comments.
 const settingsHeader = "# Saved by `agentctl config set` and by clients of the control socket. Takes precedence over\n" +
 	"# config.yaml and conf.d; `agentctl config unset KEY` removes a line.\n"
@@ -45,6 +46,7 @@ func SaveSettings(path string, change Settings) error {
 }
 
 // settingsText returns the content of a file with these settings.
+//
 // The keys are sorted by the YAML library, so that equal settings give equal bytes.
 func settingsText(s Settings) ([]byte, error) {
 	if len(s) == 0 {
@@ -59,6 +61,8 @@ func settingsText(s Settings) ([]byte, error) {
 }
 
 // Nest moves the values of keys with a dot into maps, as a file has them.
+//
+// One level is enough: a name has at most one dot.
 func Nest(values map[string]any) map[string]any {
 	out := map[string]any{}
 	for name, v := range values {
@@ -98,6 +102,7 @@ func replaceFile(path string, text []byte) (err error) {
 		}
 	}()
 	_, err = f.Write(text)
+	// The owner is set before the rename: a reader must not find a file that it cannot open.
 	if err == nil && os.Geteuid() == 0 {
 		if st, serr := os.Stat(dir); serr == nil {
 			owner := st.Sys().(*syscall.Stat_t)

@@ -16,6 +16,7 @@ import (
 const SettingsFile = "settings.yaml"
 
 // maxConfD bounds the files in conf.d.
+//
 // More are an error and not ignored: which ones would be left out is hard to see.
 const maxConfD = 64
 
@@ -33,6 +34,8 @@ type Source struct {
 
 // NewSource returns the source of this user, or of the service. path names another file, which
 // must exist.
+//
+// The path becomes absolute, so that origins and errors name the file in full.
 func NewSource(path string) Source {
 	s := Source{Path: path, Required: path != "", LookupEnv: os.LookupEnv}
 	if path == "" {
@@ -97,6 +100,7 @@ func (s Source) Load() (*Config, error) {
 }
 
 // addFile adds the settings of a file, and returns its errors.
+//
 // The valid settings of a file count even when others are wrong: Load fails then anyway, but
 // finds more errors.
 func (c *Config) addFile(path string, required bool) Errors {
@@ -110,6 +114,8 @@ func (c *Config) addFile(path string, required bool) Errors {
 }
 
 // addSaved adds the saved settings. A person who may not read them gets a note instead.
+//
+// state_dir and socket are refused there: the path of the file itself depends on state_dir.
 func (s Source) addSaved(c *Config) Errors {
 	path := c.SettingsPath()
 	saved, errs := ReadFile(path)
@@ -131,6 +137,7 @@ func (s Source) addSaved(c *Config) Errors {
 }
 
 // environment reads the variables. An empty one counts as not set.
+//
 // systemd units and containers cannot unset a variable that a file set, but can make it empty.
 func (s Source) environment() (Settings, Errors) {
 	out := Settings{}
@@ -155,7 +162,7 @@ func (s Source) environment() (Settings, Errors) {
 }
 
 // confD returns the files of conf.d, sorted by name. Hidden files, and those that do not
-// end in .yaml or .yml, are left out.
+// end in .yaml or .yml, are left out: editors and package managers leave such files behind.
 func (s Source) confD() ([]string, error) {
 	dir := filepath.Join(filepath.Dir(s.Path), "conf.d")
 	entries, err := os.ReadDir(dir)
@@ -177,7 +184,9 @@ func (s Source) confD() ([]string, error) {
 	return paths, nil
 }
 
-// Fingerprint changes when one of the files of a configuration changes.
+// Fingerprint changes when one of the files of a configuration changes. The files that keys
+// name, such as token_file and ca_file, are not part of it.
+//
 // It covers files that do not exist yet: the error of stat is part of it. Size and inode are
 // there because a time may repeat: ext4 has ticks of some milliseconds, and a clock that NTP
 // sets back may give an old time again. It is compared and not stored.

@@ -16,6 +16,9 @@ const maxToken = 4096
 //
 // Whatever follows the first line is ignored, so that a file may have a comment below its token.
 // At most four times the longest token is read, since the path may be that of any file.
+//
+// Its errors begin with "read the token" or "token file"; the daemon's hints for a link that
+// is down depend on that.
 func ReadToken(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -39,6 +42,9 @@ func ReadToken(path string) (string, error) {
 }
 
 // ReadTokens reads the first n tokens of a file that holds one in each line.
+//
+// It serves fleets of mock boards. Unlike ReadToken it neither bounds the file nor checks the
+// characters of the tokens.
 func ReadTokens(path string, n int) ([]string, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -52,8 +58,9 @@ func ReadTokens(path string, n int) ([]string, error) {
 }
 
 // ClientTLS trusts the system's certificate authorities, or only those of caFile.
-// A given authority replaces those of the system: who runs a relay with a private authority
-// does not want any public one to vouch for it.
+//
+// A given authority replaces those of the system: an operator with a private authority does
+// not want a public one to vouch for the relay.
 func ClientTLS(caFile string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if caFile == "" {

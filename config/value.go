@@ -9,6 +9,7 @@ import (
 
 // Plain returns a value as JSON and YAML have it: durations and rules become texts and
 // objects.
+//
 // Values of other types are returned as they are. The result shares no memory with rules.
 func Plain(v any) any {
 	switch v := v.(type) {
@@ -24,7 +25,8 @@ func Plain(v any) any {
 	return v
 }
 
-// RuleText is an alert rule as a file has it.
+// RuleText is an alert rule as a file has it: its durations are texts in the grammar of package
+// duration, and its threshold is in the unit of the metric.
 type RuleText struct {
 	ID         string  `json:"id" yaml:"id"`
 	Metric     string  `json:"metric" yaml:"metric"`

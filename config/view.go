@@ -19,6 +19,8 @@ type View struct {
 }
 
 // View is the configuration as it was loaded.
+//
+// Error and Restart are empty: only the daemon knows them.
 func (c *Config) View() View {
 	v := View{Files: c.Files, Values: map[string]any{}, Origins: map[string]string{}, Notes: c.Notes}
 	for name, s := range c.Settings {
@@ -28,6 +30,8 @@ func (c *Config) View() View {
 }
 
 // Text is the value of a key on one line, "-" for one that is left to its default.
+//
+// A key that this program lacks is shown as well: the daemon may be newer than the command.
 func (v *View) Text(name string) string {
 	k := FindKey(name)
 	if k == nil { // of a newer daemon

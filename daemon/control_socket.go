@@ -50,6 +50,7 @@ func (d *Daemon) listen() error {
 // saveClientConfig saves the settings of a client's set_config with persist in the state
 // directory, then reloads. A request without settings therefore causes a reload and waits for
 // it.
+//
 // reloadMu is held over both, so that a reload by the ticker cannot read the file in between
 // and report a change twice.
 func (d *Daemon) saveClientConfig(_ context.Context, c control.Config) error {
@@ -83,6 +84,7 @@ func (d *Daemon) capabilities() any {
 }
 
 // call calls a tool of this device by its full name.
+//
 // A local client needs no token: access to the socket is the authorization, and the tools of
 // a board read without changing anything.
 func (d *Daemon) call(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error) {
@@ -98,6 +100,7 @@ func (d *Daemon) call(ctx context.Context, tool string, args json.RawMessage) (j
 }
 
 // historyReader answers history queries of the control socket from the store.
+//
 // control declares the queries that it needs and does not import the store (see the import
 // rules); this type is the connection.
 type historyReader struct{ store *history.Store }

@@ -15,6 +15,18 @@
 //	   └── handlers ── link (metric streams of the relay)
 //
 // RunMocks runs simulated boards instead of this machine.
+//
+// # Goroutines
+//
+// Run starts six goroutines and waits for them: the prober and the link (the device), and the
+// control socket, the recorder, the watcher of the configuration and the watchdog (the services).
+// The first one that returns ends the others; the device ends last. The parts start more
+// goroutines, which they own.
+//
+// # Failures
+//
+// A board must stay reachable. A relay that is away, a disk that does not take the identity and
+// an invalid new configuration are logged and do not end the daemon.
 package daemon
 
 import (
@@ -138,6 +150,7 @@ func (d *Daemon) open() (err error) {
 
 // clockFloor returns the latest time that has certainly passed: that of the build or of the
 // last write to the state file.
+//
 // It protects boards without a battery-backed clock, which start in 1970 or at the time of
 // their last shutdown. Go's linker does not know the time of the build; the build passes it.
 func clockFloor(b Build, stateFile string) time.Time {
@@ -149,6 +162,9 @@ func clockFloor(b Build, stateFile string) time.Time {
 
 // deviceOptions derives the device from a configuration. It fails when the certificate
 // authority cannot be read.
+//
+// The token file is read before each connection and not here, so that a token can be replaced
+// without a reload.
 func (d *Daemon) deviceOptions(c *config.Config) (deviceOptions, error) {
 	tokenFile := c.Text("token_file")
 	o := deviceOptions{
@@ -165,6 +181,7 @@ func (d *Daemon) deviceOptions(c *config.Config) (deviceOptions, error) {
 }
 
 // saveNodeID saves the node id that the relay assigned to this board.
+//
 // A board whose disk does not take it gets the same id again with the next link.
 func (d *Daemon) saveNodeID(ok link.AuthOK) {
 	changed, err := d.id.SetNode(ok.NodeID, ok.TenantID)
@@ -223,6 +240,8 @@ func (d *Daemon) closeHistory() {
 }
 
 // config returns the configuration in force.
+//
+// A reload may replace it between two calls, but does not change the one that was returned.
 func (d *Daemon) config() *config.Config {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -241,6 +260,8 @@ type group struct {
 }
 
 // start runs fn in a goroutine that wait waits for.
+//
+// A cancellation is not an error: it is how stop ends the others.
 func (g *group) start(ctx context.Context, fn func(context.Context) error) {
 	g.wg.Go(func() {
 		defer g.stop()

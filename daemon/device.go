@@ -96,6 +96,9 @@ func (d *device) newClient(o deviceOptions) *link.Client {
 }
 
 // run serves the device until ctx ends and waits for its parts.
+//
+// It serves mock boards. Daemon.Run starts the two parts itself, because there they have to outlive
+// the services.
 func (d *device) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -107,6 +110,7 @@ func (d *device) run(ctx context.Context) error {
 
 // runLink maintains the link until ctx ends. When replaceLink ends a client, runLink runs the
 // next one.
+//
 // replaceLink stores the next client and cancels the present one's context under one lock, so
 // that runLink, which takes both under the same lock, never runs a client that was replaced.
 // An end without a cancellation is an error that no reconnection repairs.
@@ -118,6 +122,7 @@ func (d *device) runLink(ctx context.Context) error {
 		d.stopLink = stop
 		d.mu.Unlock()
 		if client == nil {
+			// Without a relay, wait until replaceLink opens a link or ctx ends.
 			<-clientCtx.Done()
 		} else if err := client.Run(clientCtx); clientCtx.Err() == nil {
 			stop()
@@ -129,6 +134,7 @@ func (d *device) runLink(ctx context.Context) error {
 }
 
 // replaceLink ends the present link and opens another, or none.
+//
 // It does not wait for the old link to close: the relay resolves two links of one board.
 func (d *device) replaceLink(o deviceOptions) {
 	client := d.newClient(o)
@@ -141,6 +147,8 @@ func (d *device) replaceLink(o deviceOptions) {
 }
 
 // link returns the device's end of the link, nil without a relay.
+//
+// A reload may replace it, so that callers ask again for each use.
 func (d *device) link() *link.Client {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -11,6 +11,9 @@ import (
 )
 
 // logCalls logs each call with its trace id, never with arguments or results.
+//
+// The link calls it in the goroutine of the command. The level is checked first, so that a call
+// allocates nothing here while debug messages are off.
 func logCalls(log *zap.Logger) func(tool, traceID string, took time.Duration, err error) {
 	return func(tool, traceID string, took time.Duration, err error) {
 		ce := log.Check(zap.DebugLevel, "call")
@@ -33,6 +36,9 @@ func logCalls(log *zap.Logger) func(tool, traceID string, took time.Duration, er
 }
 
 // logStates logs each new state of a link once, with the next step if the link is down.
+//
+// last needs no lock: a client calls OnState in its own goroutine only, and each client
+// gets a function of its own.
 func logStates(log *zap.Logger) func(link.Status) {
 	var last link.State
 	return func(s link.Status) {
@@ -49,6 +55,9 @@ func logStates(log *zap.Logger) func(link.Status) {
 }
 
 // linkHint returns the next step for a link that is down, in terms of configuration keys.
+//
+// The errors of a link have no codes for a missing token or a wrong server, so that their
+// texts are compared. A text that changes costs the hint and nothing else.
 func linkHint(s link.Status) string {
 	switch {
 	case s.State == link.StateTLSUntrusted:

@@ -51,6 +51,7 @@ func RunMocks(ctx context.Context, o MockOptions) error {
 	slots := make(chan struct{}, maxMockDials)
 	devices := make([]*device, len(o.Tokens))
 	for i, token := range o.Tokens {
+		// OnReady of a device is called after each reconnection; only the first link counts.
 		onFirstLink := sync.OnceFunc(func() {
 			if linked.Add(1) == int64(len(o.Tokens)) && o.OnReady != nil {
 				o.OnReady()
@@ -76,7 +77,8 @@ func RunMocks(ctx context.Context, o MockOptions) error {
 	return nil
 }
 
-// mockInstanceID returns an install id that stays the same for a token.
+// mockInstanceID returns an instance id that stays the same for a token.
+//
 // The relay would take a changing id for a copy of the token.
 func mockInstanceID(token string) string {
 	sum := sha256.Sum256([]byte("agentctl mock install\x00" + token))

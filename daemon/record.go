@@ -55,6 +55,7 @@ func (s sampleSource) Watch(ctx context.Context, every time.Duration, fn func(pr
 		if s.pushEnabled.Load() && s.historyEnabled.Load() {
 			return fn(sample)
 		}
+		// The history compares the cadence in fn. While samples are dropped, nobody else does.
 		if s.Interval() != every {
 			return errIntervalChanged
 		}
@@ -70,8 +71,9 @@ var logLevels = map[alert.Level]func(*zap.Logger, string, ...zap.Field){
 }
 
 // publishAlerts sends alerts to local clients and to the relay, and logs them.
-// The order is local clients, relay, log. None of them blocks: the link keeps
-// a bounded number of events while it is down, and drops the oldest for a new one.
+//
+// The order is local clients, relay, log. None of them blocks: the link keeps a bounded
+// number of events while it is down, and drops the oldest for a new one.
 func (d *Daemon) publishAlerts(events []alert.Event) {
 	for _, e := range events {
 		d.control.PublishAlert(control.Alert{Level: string(e.Level), Metric: e.Metric, Value: e.Value, Threshold: e.Threshold,
@@ -100,6 +102,7 @@ func (d *Daemon) enableModules(names []string) error {
 
 // setModules enables the modules that the configuration, the alert rules or a client of
 // the socket needs.
+//
 // It holds mu over the call of the prober, so that two callers cannot apply an old set last.
 func (d *Daemon) setModules(c *config.Config) error {
 	d.mu.Lock()

@@ -48,9 +48,12 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 		case <-ticker.C:
 		}
 		if now := d.source.Fingerprint(d.config()); now != fingerprint {
+			// The fingerprint is from before the reload: a change during it is found by the next poll.
 			fingerprint = now
 			_ = d.reloadConfig() // logged, and shown by status
 		}
+		// The first poll checks for an update, too, so that a staged binary is reported soon after
+		// the start.
 		if polls++; polls%updateCheckPolls != 1 {
 			continue
 		}
@@ -148,6 +151,7 @@ func anyWithPrefix(keys []*config.Key, prefix string) bool {
 
 // configureSampling applies changed intervals. Those that a client set since stay until
 // the configuration changes them.
+//
 // A value is sent only when its key changed: a client's set_config would otherwise be
 // undone by each save of an unrelated key.
 func (d *Daemon) configureSampling(changed []*config.Key, c *config.Config) error {
@@ -198,6 +202,9 @@ func (d *Daemon) setConfig(c *config.Config, changed []*config.Key, restart []st
 }
 
 // configView returns the configuration in force, with what clients and systemd set instead.
+//
+// An origin tells a person where to change a value. A value that a client or systemd set has
+// none in the files, so that its origin is a phrase.
 func (d *Daemon) configView() config.View {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -33,7 +33,8 @@ type Status struct {
 	Alerts         []alert.Event  `json:"alerts,omitempty"` // raised and not cleared
 }
 
-// LinkStatus is the state of the link to the relay.
+// LinkStatus is the state of the link to the relay. SinceMS is when the state began; without
+// a relay it is the start of the daemon.
 type LinkStatus struct {
 	State     link.State `json:"state"`
 	Relay     string     `json:"relay"`
@@ -78,6 +79,7 @@ const (
 )
 
 // StorageStatus is the state of the history.
+//
 // Bytes and Rows are of the file, and Dropped counts since the start of the daemon.
 type StorageStatus struct {
 	State  string `json:"state"`

@@ -18,6 +18,7 @@ import (
 
 // stopTimeout is how long a stop may take; the daemon reports it to systemd when a stop
 // begins.
+//
 // It covers the last write of the history on a slow card.
 const stopTimeout = 30 * time.Second
 
@@ -55,6 +56,8 @@ func (d *Daemon) runWatchdog(ctx context.Context) error {
 	return superviseScheduler(ctx, d.device.prober, d.log)
 }
 
+// superviseScheduler is runWatchdog for any scheduler. Without a watchdog it waits for ctx only.
+// It announces the stop as soon as ctx ends, while the other parts still close.
 func superviseScheduler(ctx context.Context, s scheduler, log *zap.Logger) error {
 	timeout, err := sd.SdWatchdogEnabled(false)
 	if err != nil {

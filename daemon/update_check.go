@@ -29,6 +29,7 @@ const (
 func stampPrefix() []byte { return []byte(strings.Join([]string{"agentctl", "version="}, "-")) }
 
 // updateCheck looks for a staged binary.
+//
 // One goroutine uses it. Each file is examined once: seen has its time, size and inode.
 type updateCheck struct {
 	path    string // of the staged binary; "" checks nothing
@@ -65,6 +66,7 @@ func (u *updateCheck) newVersion() string {
 }
 
 // stagedVersion reads the version out of a binary of this program for this machine.
+//
 // The file may be anything that somebody could write into the directory of the binary, so that
 // it is opened without following links and without blocking on a FIFO, and all sizes in it
 // are checked.
@@ -95,8 +97,8 @@ func stagedVersion(path string) (string, error) {
 	return "", fmt.Errorf("%s does not contain its version", path)
 }
 
-// sameMachine compares the head of an ELF file with this process's own: class, byte
-// order, machine.
+// sameMachine compares the head of an ELF file with this process's own: magic, class and
+// byte order are bytes 0 to 5, the machine bytes 18 and 19 (elf(5)).
 func sameMachine(f *os.File) error {
 	var theirs, ours [20]byte
 	self, err := os.Open("/proc/self/exe")
@@ -179,6 +181,7 @@ func (s *binaryScan) search(b []byte) {
 }
 
 // buildInfoOf reads the module information behind the magic, "" when there is none.
+//
 // Bit 1 of byte 15 says that the strings are inline, as Go writes them since 1.18. The module
 // information has 16 bytes of sentinel before and after it.
 func buildInfoOf(b []byte) string {

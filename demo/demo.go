@@ -11,6 +11,10 @@
 // Ownership: Run starts all goroutines and waits for them before it returns. The boards stop
 // before the relay, and the directory is removed after both, so that neither writes into a
 // directory that is gone.
+//
+// The links are real, so that a demo shows what a deployment does: tokens are minted and verified,
+// calls cross the relay, and metrics are streamed. TLS is left out, because everything stays
+// on loopback.
 package demo
 
 import (
@@ -145,6 +149,8 @@ func Run(ctx context.Context, o Options, use func(context.Context, *Demo) error)
 	if err := use(useCtx, d); err != nil {
 		return err
 	}
+	// use may return nil because its context ended. An end by the relay is still an error of Run;
+	// an end by the caller is not.
 	if err := context.Cause(useCtx); err != nil && !errors.Is(err, context.Canceled) && ctx.Err() == nil {
 		return err
 	}
@@ -152,6 +158,7 @@ func Run(ctx context.Context, o Options, use func(context.Context, *Demo) error)
 }
 
 // openRelay opens a relay whose event gateway has a free port.
+//
 // The gateway never uses its default port, which a gateway of this machine may have.
 func openRelay(stateDir string, o Options) (*relay.Relay, error) {
 	ro := relay.Options{StateDir: stateDir, Listen: o.Listen, Version: o.Build.Version, Logger: zap.NewNop(),
@@ -165,6 +172,9 @@ func openRelay(stateDir string, o Options) (*relay.Relay, error) {
 }
 
 // mintTokens mints the agent's token and returns those of the boards.
+//
+// Node 0 is this machine, and its token the first one; the mock boards follow in the order of
+// their names. The agent's token is also written to TokenFile, for commands that take a file.
 func (d *Demo) mintTokens(ctx context.Context, store *auth.Store) ([]string, error) {
 	agent, err := store.Mint(ctx, auth.MintRequest{Class: auth.ClassAgent, Subject: "demo", TTL: tokenTTL})
 	if err != nil {
@@ -210,6 +220,7 @@ func (d *Demo) newDaemon(token string, build daemon.Build) (*daemon.Daemon, erro
 }
 
 // waitForLinks waits until the relay shows every board online.
+//
 // It polls because the relay's API has no event for it that needs less than an MCP session;
 // a first answer usually comes after a few intervals.
 func (d *Demo) waitForLinks(ctx context.Context) error {

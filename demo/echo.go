@@ -53,6 +53,7 @@ func (d *Demo) Echo(ctx context.Context, message string) (echoed string, took ti
 	if err != nil {
 		return "", 0, fmt.Errorf("read the MCP answer: %w", err)
 	}
+	// In an event stream the answer is the first line that begins with "data: {".
 	if _, data, isStream := bytes.Cut(answer, []byte("data: {")); isStream {
 		answer, _, _ = bytes.Cut(append([]byte("{"), data...), []byte("\n"))
 	}

@@ -16,6 +16,7 @@ import (
 	"agentctl/transport/link"
 )
 
+// Next steps that several findings share.
 const (
 	joinGroup = "join the group: sudo usermod -aG " + control.Group + " $USER, then log in again"
 	readLog   = "see its log: journalctl -u agentctl"
@@ -23,9 +24,11 @@ const (
 
 // checkDaemon asks the daemon for its status and for the readings of this machine. The
 // status is in answer when it returns.
+//
 // One connection serves all questions, and everything about the daemon is reported here, so
 // that a daemon that does not answer is one failure and not one for each question.
 func (t *target) checkDaemon(ctx context.Context, answer *daemonAnswer) []Finding {
+	// The close comes last, also after a failure: three other checks wait for it.
 	defer close(answer.done)
 	cl, err := control.Dial(ctx, t.Socket)
 	if errors.Is(err, control.ErrPermission) {
@@ -53,6 +56,9 @@ func (t *target) checkDaemon(ctx context.Context, answer *daemonAnswer) []Findin
 // daemonFinding compares the versions of the daemon and of this command, and reports a
 // configuration that is not in force. An invalid configuration comes first: it hides what
 // a restart would change.
+//
+// A difference of versions comes before changes that wait for a restart, because a restart
+// settles both.
 func daemonFinding(s *daemon.Status, version string) Finding {
 	const name, restart = "daemon", "sudo systemctl restart agentctl, or however you run it"
 	text := fmt.Sprintf("version %s, up %s", s.Version, time.Duration(s.UptimeS)*time.Second)
@@ -69,6 +75,9 @@ func daemonFinding(s *daemon.Status, version string) Finding {
 
 // samplingFinding reports the first thing that keeps readings from the history and from
 // clients: no sample at all, a stop by a client, a module, the disk.
+//
+// A stop is a warning and not a failure: somebody asked for it. A module that fails or hangs
+// is one too, because the other modules are still sampled.
 func samplingFinding(s *daemon.Status) Finding {
 	const name = "sampling"
 	switch {
@@ -90,8 +99,12 @@ func samplingFinding(s *daemon.Status) Finding {
 
 // linkFinding reports the state of the link. checkRelay and checkToken examine why a link is
 // down.
+//
 // A token that two boards use comes first: each of them ends the link of the other, so that
 // the state of the link says little.
+//
+// A link that is connecting is a warning: it may be up a moment later. With a relay
+// configured, every other state that is not ready is a failure, also one that the daemon retries.
 func linkFinding(s *daemon.Status) Finding {
 	const name = "link"
 	text := string(s.Link.State)
@@ -115,6 +128,7 @@ func linkFinding(s *daemon.Status) Finding {
 }
 
 // storageFinding reports the history. Older daemons also answer disabled and memory.
+//
 // A degraded history is a failure although samples go on in memory: a restart loses them.
 func storageFinding(s *daemon.Status) Finding {
 	const name = "history"
@@ -137,9 +151,12 @@ func storageFinding(s *daemon.Status) Finding {
 }
 
 // powerFinding reports the warnings of the firmware about supply and heat.
+//
 // The sensors come from the prober's catalogue: one without a warning text is a reading and
-// not a flag of the firmware. Under-voltage comes before
-// heat: it corrupts cards, and the firmware slows the CPU down for both.
+// not a flag of the firmware. Under-voltage comes before heat: it corrupts cards, and the
+// firmware slows the CPU down for both.
+//
+// A machine that reports none of the flags gets a skip: most machines have no such firmware.
 func powerFinding(r *prober.ModuleReadings) Finding {
 	const name = "power"
 	sample := &prober.Sample{Modules: r}
@@ -167,7 +184,9 @@ func powerFinding(r *prober.ModuleReadings) Finding {
 }
 
 // heatFinding warns at the temperature at which a Raspberry Pi slows its CPU down.
-// Other boards have other limits; 80 degrees is too hot for any of them to last.
+//
+// Other boards have other limits, but 80 degrees shortens the life of any of them. Heat is
+// a warning only, because the board still works.
 func heatFinding(r *prober.ModuleReadings) Finding {
 	const name, hot = "temperature", 80 // degrees Celsius
 	if r.Temperature == nil {
@@ -197,6 +216,7 @@ func wearFinding(r *prober.ModuleReadings) Finding {
 	}
 	state := slices.Index(prober.EOLStates, r.Wear.PreEOL) // normal, warning, urgent
 	switch {
+	// An index of 2 is urgent. An unknown state has the index -1 and leaves the life to decide.
 	case state >= 2, used >= 100:
 		return fail(name, text, replace+" now")
 	case state == 1, used >= 80:

@@ -20,6 +20,7 @@ import (
 )
 
 // Bounds of free space on the disk of the state directory, bytes.
+//
 // Below minFree the history cannot be written any more: SQLite needs room for its journal
 // beside the file. Between both a log that grows fills the rest within days.
 const (
@@ -34,7 +35,12 @@ const (
 )
 
 // checkStateDir examines the directory that the daemon uses, else the configured one.
-// The worst comes first: a read-only disk explains a full one, and both hide modes.
+//
+// The path of the history tells which one that is, since a daemon may run with other flags than
+// the configuration of this command. known is nil when the daemon did not answer.
+//
+// The worst comes first: a read-only disk explains a full one, and either matters more than
+// the mode.
 func (t *target) checkStateDir(known *daemon.Status) Finding {
 	const name, another = "state_dir", "set state_dir to another directory"
 	dir := t.stateDir
@@ -59,6 +65,7 @@ func (t *target) checkStateDir(known *daemon.Status) Finding {
 	if err := unix.Statfs(dir, &fsys); err != nil {
 		return fail(name, fmt.Sprintf("statfs %s: %v", dir, err), "check the disk: dmesg")
 	}
+	// Bavail and not Bfree: only root may use the reserved blocks, and the service is not root.
 	free := fsys.Bavail * uint64(fsys.Bsize)
 	text := fmt.Sprintf("%s, %s free", dir, term.Bytes(free))
 	switch {
@@ -75,6 +82,7 @@ func (t *target) checkStateDir(known *daemon.Status) Finding {
 }
 
 // mountPoint returns the directory that the file system of path is mounted on.
+//
 // It goes up until the device number changes. "/" is also the answer for a path that does not
 // exist, where the remount is wrong but harmless.
 func mountPoint(path string) string {
@@ -96,6 +104,7 @@ func mountPoint(path string) string {
 }
 
 // checkSocket examines the permissions of the control socket for this user.
+//
 // It only looks at the file: checkDaemon dials. A person who may not connect gets the group to
 // join instead of a bare refusal.
 func (t *target) checkSocket(context.Context) Finding {
@@ -122,6 +131,8 @@ func (t *target) checkSocket(context.Context) Finding {
 	if g, err := user.LookupGroupId(fmt.Sprint(sys.Gid)); err == nil {
 		text += " group " + g.Name
 	}
+	// The groups are those of this process: a person who was added to the group has to log in
+	// again, which joinGroup says.
 	groups, _ := os.Getgroups()
 	if uid := os.Geteuid(); uid != 0 && uint32(uid) != sys.Uid && !slices.Contains(groups, int(sys.Gid)) {
 		return fail(name, text+": this user is not in it", joinGroup)
@@ -130,6 +141,7 @@ func (t *target) checkSocket(context.Context) Finding {
 }
 
 // checkClock examines this machine's clock, on which certificates and tokens depend.
+//
 // The kernel's clock discipline says whether NTP keeps it right, whatever program does so:
 // systemd-timesyncd, chrony or ntpd. A container that may not ask counts as not synchronized.
 func (t *target) checkClock(context.Context) Finding {
@@ -143,6 +155,9 @@ const firstRelease = 1_699_920_000 // 2023-11-14
 
 // clockFinding reports an impossible time, or a clock that is not synchronized. synced is the
 // kernel's state: whether NTP adjusts the clock (adjtimex(2)).
+//
+// A time before the build is certainly wrong, whatever NTP says. A clock that is not synchronized
+// is a warning: it may still be right.
 func clockFinding(now, built time.Time, synced bool) Finding {
 	const name, next = "clock", "sudo timedatectl set-ntp true; without a network: sudo date -s 'YYYY-MM-DD hh:mm'"
 	text := now.UTC().Format("2006-01-02 15:04:05 UTC")
@@ -156,6 +171,7 @@ func clockFinding(now, built time.Time, synced bool) Finding {
 }
 
 // checkService asks systemd for the state of agentctl.service.
+//
 // systemctl gets a second less than all checks: D-Bus may hang on a board in trouble.
 func (t *target) checkService(ctx context.Context) Finding {
 	const name = "service"
@@ -172,7 +188,8 @@ func (t *target) checkService(ctx context.Context) Finding {
 	return serviceFinding(string(b))
 }
 
-// serviceFinding reports the output of systemctl show.
+// serviceFinding reports the output of systemctl show, a PROPERTY=VALUE on each line.
+//
 // A unit that is missing or that somebody stopped is no failure: the daemon may run without
 // systemd. One that systemd gave up on, or starts again and again, is.
 func serviceFinding(show string) Finding {

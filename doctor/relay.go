@@ -23,19 +23,21 @@ import (
 
 // certificateWarning and tokenWarning are the numbers of days before expiry from which a
 // certificate or a token is a warning.
+//
 // Two weeks are enough to renew by hand, and longer than the retries of ACME clients take.
 const (
 	certificateWarning = 14
 	tokenWarning       = 14
 )
 
+// mintToken is the next step for a token that is missing, expired or of another kind.
 const mintToken = "mint one on the relay: agentctl token create --class device"
 
 // checkRelay follows the steps of the link: DNS, TCP, TLS. It stops at the first failure.
 // st is the daemon's status, or nil; its relay is used when no other is configured.
 //
 // The findings are relay_dns, relay_tcp and relay_tls, as far as the steps came. With a proxy
-// the connection ends at the proxy: what lies behind it only the link itself can show.
+// the connection ends at the proxy: only the link itself can show what lies behind it.
 func (t *target) checkRelay(ctx context.Context, st *daemon.Status) []Finding {
 	relay, origin := t.relay, t.relayOrigin
 	if relay == "" && st != nil && st.Link.Relay != "" {
@@ -79,6 +81,9 @@ func (t *target) checkRelay(ctx context.Context, st *daemon.Status) []Finding {
 }
 
 // proxyOf returns the proxy that the environment names for a relay, nil for none.
+//
+// It maps the scheme because net/http chooses between HTTPS_PROXY and HTTP_PROXY by it, and does
+// not know ws and wss.
 func proxyOf(u *url.URL) *url.URL {
 	scheme := map[string]string{"wss": "https", "ws": "http"}[u.Scheme]
 	proxy, _ := http.ProxyFromEnvironment(&http.Request{URL: &url.URL{Scheme: scheme, Host: u.Host}})
@@ -86,6 +91,9 @@ func proxyOf(u *url.URL) *url.URL {
 }
 
 // checkDNS resolves the relay's name with the resolver that the daemon uses.
+//
+// A name that does not exist is distinguished from a resolver that fails: the first is an
+// error in the URL, the second one of the network. At most three addresses are shown.
 func checkDNS(ctx context.Context, host string) Finding {
 	const name = "relay_dns"
 	if net.ParseIP(host) != nil {
@@ -104,6 +112,8 @@ func checkDNS(ctx context.Context, host string) Finding {
 
 // dialRelay opens a TCP connection, which the caller closes; nil when it failed. Its timeout
 // leaves time for the TLS handshake.
+//
+// The time of the connect is part of the message, as a first hint of a slow path.
 func dialRelay(ctx context.Context, host, port string) (net.Conn, Finding) {
 	const name = "relay_tcp"
 	addr := net.JoinHostPort(host, port)
@@ -152,6 +162,7 @@ func certificateFinding(chain []*x509.Certificate, roots *x509.CertPool, host st
 	var authority x509.UnknownAuthorityError
 	var hostname x509.HostnameError
 	switch {
+	// Verify reports one error only, so the dates are compared here, whatever it found.
 	case now.After(leaf.NotAfter):
 		return fail(name, "the relay's certificate expired on "+day(leaf.NotAfter), "renew it on the relay; or is this board's clock wrong? see the line clock")
 	case now.Before(leaf.NotBefore):
@@ -173,6 +184,7 @@ func certificateFinding(chain []*x509.Certificate, roots *x509.CertPool, host st
 
 // checkToken examines the device token: who can read it, and until when it is valid. Only
 // the relay can verify its signature.
+//
 // The file is examined as this user sees it. A person who may not read it gets a skip and not
 // a failure: the daemon may well be able to.
 func (t *target) checkToken(known *daemon.Status, now time.Time) Finding {
@@ -200,6 +212,8 @@ func (t *target) checkToken(known *daemon.Status, now time.Time) Finding {
 	case err != nil:
 		return fail(name, err.Error(), mintToken)
 	}
+	// The mode of the file is mentioned only when the token itself is good: a bad token is replaced
+	// anyway.
 	f := tokenFinding(token, now)
 	if f.Status == OK && st.Mode().Perm()&groupOtherBits != 0 {
 		return warn(name, fmt.Sprintf("%s; %s has mode %04o: others may read it", f.Message, t.tokenFile, st.Mode().Perm()), "chmod 0600 "+t.tokenFile)
@@ -208,6 +222,7 @@ func (t *target) checkToken(known *daemon.Status, now time.Time) Finding {
 }
 
 // tokenFinding reports the claims of a token (RFC 7519), whose signature it cannot verify.
+//
 // A minute of clock difference is allowed for "not before", as the relay allows it. The relay
 // refuses a token without an expiry, so that one is a failure here.
 func tokenFinding(token string, now time.Time) Finding {
@@ -256,6 +271,7 @@ func hostPort(u *url.URL) (host, port string) {
 	return u.Hostname(), cmp.Or(u.Port(), defaultPort)
 }
 
+// days returns a number of days as text, for the time that a certificate or a token has left.
 func days(n int) string {
 	if n == 1 {
 		return "1 day"

@@ -14,6 +14,15 @@
 //
 // A finding is for a person who did not build the system. Its message is what was seen, and
 // its next step is a command or one thing to do.
+//
+// # Parts
+//
+// target.go reads the configuration as the daemon would and lists the checks. daemon.go, machine.go
+// and relay.go have the checks of their subject. Most of them are in two: a checkX that asks the
+// system, and an xFinding that turns the answer into a Finding and needs no system to test.
+//
+// Three checks depend on that of the daemon: state_dir, relay and token wait for its status,
+// and go on without one when the daemon does not answer.
 package doctor
 
 import (
@@ -43,7 +52,8 @@ type Finding struct {
 	Next    string `json:"next,omitempty"` // the next step; set for each warning and failure
 }
 
-// Report is the result of Examine.
+// Report is the result of Examine. Checks are in the order of target.checks, whichever check
+// ended first; Warnings and Failures count the findings with these statuses.
 type Report struct {
 	Checks   []Finding `json:"checks"`
 	Warnings int       `json:"warnings"`
@@ -60,6 +70,7 @@ type Options struct {
 }
 
 // checkTimeout is how long all checks may take; they run at the same time.
+//
 // Within it every wait of a check is bounded by the context. System calls are not: statfs on a
 // dead network mount does not return, so that runUntil leaves its goroutine behind.
 const checkTimeout = 5 * time.Second
@@ -107,6 +118,9 @@ func runChecks(ctx context.Context, checks []check, limit time.Duration) *Report
 }
 
 // runUntil runs the check and waits for it until shortly after ctx ends.
+//
+// Each check runs in a goroutine of its own, so that a system call that does not return
+// costs the report one finding and not the others.
 func (c check) runUntil(ctx context.Context) []Finding {
 	// The buffer lets a check that comes too late return without a receiver.
 	done := make(chan []Finding, 1)
@@ -129,6 +143,8 @@ func (c check) runUntil(ctx context.Context) []Finding {
 }
 
 // one adapts a function that returns a single finding.
+//
+// Most checks have one finding; daemon and relay have several.
 func one(fn func(context.Context) Finding) func(context.Context) []Finding {
 	return func(ctx context.Context) []Finding { return []Finding{fn(ctx)} }
 }

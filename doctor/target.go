@@ -14,7 +14,8 @@ import (
 	"agentctl/daemon"
 )
 
-// Files of the system service.
+// Files of the system service: the EnvironmentFile and the token of its unit. The token reaches
+// the service as a systemd credential, which this process does not have.
 const (
 	serviceEnvFile = "/etc/default/agentctl"
 	serviceToken   = "/etc/agentctl/token"
@@ -60,6 +61,9 @@ type daemonAnswer struct {
 }
 
 // wait waits for the daemon's status; nil when there is none.
+//
+// It also returns nil when ctx ends first, so that a check does not hang with the
+// daemon.
 func (a *daemonAnswer) wait(ctx context.Context) *daemon.Status {
 	select {
 	case <-a.done:
@@ -112,6 +116,7 @@ func resolve(o Options) *target {
 	t.relay, t.relayOrigin = text("relay"), settings["relay"].Origin
 	t.tokenFile, t.caFile = text("token_file"), text("ca_file")
 	t.stateDir = cmp.Or(text("state_dir"), config.DefaultStateDir(""))
+	// The unit passes this file as a credential, so that no key names it.
 	if _, err := os.Lstat(serviceToken); t.isService() && t.tokenFile == "" && err == nil {
 		t.tokenFile = serviceToken
 	}
@@ -120,6 +125,7 @@ func resolve(o Options) *target {
 
 // readEnvFile reads the VARIABLE=VALUE lines of an EnvironmentFile (systemd.exec(5)),
 // without continued lines and escapes.
+//
 // A line that it cannot read is left out without an error: the file belongs to systemd, and a
 // wrong guess here would hide what other checks find.
 func readEnvFile(path string) map[string]string {
@@ -139,6 +145,9 @@ func readEnvFile(path string) map[string]string {
 }
 
 // checkConfig reports what resolve read.
+//
+// Only the first of several errors is shown: `agentctl config validate` shows all of them. A
+// configuration without any file is fine, since every key has a default.
 func (t *target) checkConfig() Finding {
 	const name = "config"
 	var all config.Errors

@@ -12,6 +12,9 @@ import (
 
 // board is this machine's daemon as a plugin of the kernel. It dials the control socket
 // again after a restart of the daemon.
+//
+// socket, manifest and streams are set before the kernel loads the board and not changed
+// afterwards: a daemon that comes back with other tools is not noticed.
 type board struct {
 	socket   string
 	manifest *kernel.Manifest
@@ -90,6 +93,9 @@ func (b *board) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, er
 
 // call calls a tool of the daemon. A connection that fails is closed, so that the next call
 // dials again.
+//
+// A refusal with a tool's error code keeps the connection. A failed call is not repeated: its
+// caller decides whether to call again.
 func (b *board) call(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error) {
 	c, err := b.client(ctx)
 	if err != nil {

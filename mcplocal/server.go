@@ -8,6 +8,10 @@
 //
 // /mcp is served on in-memory connections, so no other process can reach it. A user who may
 // open the control socket may call the read-only tools.
+//
+// The kernel and the endpoint are the relay's packages, so that an MCP client sees the same
+// protocol with and without a relay. Open fails when the daemon does not run; when it restarts
+// later, the calls in between fail and the next one dials again.
 package mcplocal
 
 import (

@@ -73,6 +73,9 @@ func (s *pollStream) poll(ctx context.Context, interval time.Duration, read func
 }
 
 // put replaces the latest frame, or sets the error that ends the stream.
+//
+// It does not block: the signal is dropped when one is pending, since the reader then takes the
+// newer state with it.
 func (s *pollStream) put(frame json.RawMessage, err error) {
 	s.mu.Lock()
 	if err == nil {

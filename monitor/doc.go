@@ -17,4 +17,16 @@
 // Errors of the daemon and of the connection are those of package control: ErrNotRunning,
 // ErrPermission, *control.Error. Texts from the daemon are made safe before they reach a
 // terminal.
+//
+// # Parts
+//
+// watcher.go keeps the connection and makes a stream of Messages; view.go draws them on a
+// terminal. history.go reads a Window of the history and draws charts, and export.go writes it
+// as CSV, JSON or YAML. readings.go decodes what the daemon sends, and snapshot.go prints one
+// snapshot.
+//
+// # Goroutines
+//
+// Watcher.Run works in the goroutine that calls it, and calls show in another. The control client
+// calls Watcher.onEvent in a third. A View and a Window belong to the goroutine that uses them.
 package monitor

@@ -36,6 +36,9 @@ func (e *ColumnError) Error() string {
 }
 
 // Export writes the records of the window as they arrive, in one of Formats.
+//
+// Output is buffered, and flushed also after an error, so that what was read is not lost. The
+// error of reading takes precedence over that of the flush. Without Modules all are exported.
 func (h *Window) Export(ctx context.Context, w io.Writer, format string) error {
 	b := bufio.NewWriterSize(w, 64<<10) // a write for each record would cost more than the records
 	chosen := h.Modules
@@ -64,6 +67,8 @@ func (h *Window) Export(ctx context.Context, w io.Writer, format string) error {
 
 // exportJSON writes the document around the records by hand, so that no more than one record
 // is in memory. An item is a line, for diff and for people.
+//
+// After an error the document is not closed: a reader must not take a part for the whole.
 func (h *Window) exportJSON(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "{\n  \"from_ts\": %d,\n  \"to_ts\": %d,\n  \"step_ms\": %d,\n  \"items\": [", h.FromMS, h.ToMS, h.StepMS)
 	separator := "\n    "
@@ -150,6 +155,8 @@ func (h *Window) exportCSV(ctx context.Context, w io.Writer, chosen []string) er
 // columns returns the keys of the chosen modules, and those that a coarse pass finds, in the
 // catalogue's order. A module that was asked for by name has its columns even when it has
 // no values, so that scripts find them.
+//
+// The coarse pass has the step of the export when that is the longer one.
 func (h *Window) columns(ctx context.Context, chosen []string) ([]string, error) {
 	keys := map[string]bool{}
 	for _, s := range prober.Sensors() {

@@ -24,6 +24,9 @@ var ErrNoHistory = errors.New("no history")
 
 // ParseTime parses a time in a form that people type: how long before now (15m, 7d), RFC
 // 3339, or a date, or date and time, in now's zone.
+//
+// A duration is tried first; no form of a date is also a duration. A time without a zone is in
+// that of now, which is the person's.
 func ParseTime(s string, now time.Time) (time.Time, error) {
 	if d, err := duration.Parse(s); err == nil {
 		return now.Add(-d), nil
@@ -95,6 +98,9 @@ func (h *Window) records(ctx context.Context, fn func(control.HistoryItem) error
 // Draw prints a chart for each series of the window, as wide as the terminal and of a height
 // at which all fit, within bounds. Without StepMS it requests one record for each column of
 // the plot, or two where a column is two dots wide.
+//
+// Draw sets Modules and StepMS where they are not set. The points of all series are in memory;
+// the default step bounds their number by the width of the terminal.
 func (h *Window) Draw(ctx context.Context, w io.Writer, zone *time.Location) error {
 	width, height, _ := term.Size(w)
 	ascii := term.ASCIIOnly()
@@ -133,6 +139,7 @@ func (h *Window) Draw(ctx context.Context, w io.Writer, zone *time.Location) err
 	for _, s := range series {
 		c := term.Chart{Label: s.Chart.Label, Unit: s.Unit, Points: points[s.Key], From: h.FromMS, To: h.ToMS, Step: h.StepMS, Max: s.Chart.Max,
 			Width: max(width, term.MinChartWidth), Height: plotHeight(height, len(series)), ASCII: ascii, Zone: zone}
+		// The scale ends at the total, such as that of the memory, and not at the highest use.
 		if s.Chart.MaxKey != "" {
 			c.Max = highest[s.Chart.MaxKey]
 		}

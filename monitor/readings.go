@@ -14,6 +14,8 @@ import (
 // ParseReading decodes a snapshot or the params of the event metrics into values by the key
 // of the sensor catalogue, such as cpu.usage_percent. A number that the catalogue lacks has
 // its dotted path as its key. Lists are left out: they only add details to such a number.
+//
+// ts and seq are not readings: ts becomes the item's time, and seq is dropped.
 func ParseReading(raw []byte) (control.HistoryItem, error) {
 	var m map[string]any
 	if err := json.Unmarshal(raw, &m); err != nil {
@@ -71,6 +73,7 @@ func baseModules() []string {
 	return moduleNames(func(m prober.Module) bool { return !m.IsOptional() })
 }
 
+// moduleNames returns the names of the modules that include accepts, in the catalogue's order.
 func moduleNames(include func(prober.Module) bool) []string {
 	var names []string
 	for m := range prober.NumModules {
@@ -91,6 +94,8 @@ func (e *ModuleError) Error() string {
 
 // NormalizeModules gives modules the names of ModuleNames and removes duplicates. Its error
 // is a *ModuleError.
+//
+// The order of the input is kept.
 func NormalizeModules(names []string) ([]string, error) {
 	var out []string
 	for _, n := range names {
@@ -114,6 +119,9 @@ func moduleOf(key string) string {
 
 // compareKeys orders keys as the catalogue orders their modules and sensors; keys that it
 // lacks follow, by name.
+//
+// The order is that of the module, then of the sensor, then of the alphabet. It searches the
+// catalogue on each call, which is fine for the few keys of a window.
 func compareKeys(a, b string) int {
 	moduleRank := func(key string) int {
 		if m, ok := prober.ModuleByName(moduleOf(key)); ok {

@@ -11,6 +11,9 @@ import (
 )
 
 // WriteSnapshot prints a snapshot for people, one line for each module that it has.
+//
+// A module that the machine lacks has no line. A time of 0 means that the daemon does not
+// know the time yet.
 func WriteSnapshot(w io.Writer, s *control.Snapshot) error {
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%-7s %s\n", name, fmt.Sprintf(format, args...))

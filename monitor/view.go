@@ -54,6 +54,7 @@ type View struct {
 // parameter. Two equal ones are the same alert.
 type shownAlert struct{ head, text, color string }
 
+// Bounds of what the view keeps, and the sizes at which its layout changes.
 const (
 	maxPast         = 512 // values kept of each series
 	maxAlerts       = 5
@@ -72,6 +73,9 @@ func NewView(color, ascii bool) *View {
 // Show draws the view on the terminal f until ctx ends, q is typed, or maxSamples samples have
 // arrived (0: no limit). It takes over the terminal, restores it even after a panic, and then
 // prints a summary line.
+//
+// SIGHUP and SIGQUIT end it as the end of ctx does, so that the terminal is restored after them,
+// too. The goroutine that reads keys has ended before the screen is left.
 func (v *View) Show(ctx context.Context, f *os.File, msgs <-chan Message, maxSamples int) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP, syscall.SIGQUIT)
 	defer stop()
@@ -112,6 +116,8 @@ func (v *View) Show(ctx context.Context, f *os.File, msgs <-chan Message, maxSam
 }
 
 // notify is signal.Notify with a channel that keeps one signal.
+//
+// One is enough: two signals of a kind before the next redraw have the effect of one.
 func notify(sig os.Signal) chan os.Signal {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, sig)
@@ -131,6 +137,7 @@ func (v *View) handle(m Message) {
 		}
 		v.newestAt, v.newestTS = time.Now(), r.TS
 		if m.Event == control.EventMetrics {
+			// A sample ends a stop. Snapshots do not count: the watcher polls them beside the samples.
 			v.samples, v.phase = v.samples+1, ""
 		}
 		for key, x := range r.Values {
@@ -179,6 +186,8 @@ func (v *View) setConnection(params []byte) {
 
 // record adds a value to the past of a series. The past grows to twice maxPast before it is
 // cut, so that most values cost no copy.
+//
+// The cut makes a new slice, so that the old array can be freed.
 func (v *View) record(key string, x float64) {
 	past := append(v.past[key], x)
 	if len(past) > 2*maxPast {
@@ -187,8 +196,8 @@ func (v *View) record(key string, x float64) {
 	v.past[key] = past
 }
 
-// addAlert shows an alert once, with what another machine wrote made safe, though it may
-// come twice: as an event, and as raised before the connection.
+// addAlert shows an alert once, although it may come twice: as an event, and as raised before
+// the connection. Its text may come from another machine and is made safe for a terminal.
 func (v *View) addAlert(a alert.Event) {
 	level := string(a.Level)
 	head := fmt.Sprintf("%s %-5s ", time.UnixMilli(a.TS).In(v.zone).Format(time.TimeOnly), term.SafeLine(level))
@@ -207,7 +216,8 @@ func (v *View) addAlert(a alert.Event) {
 }
 
 // lines draws the view for a terminal of this size: at most height lines. When they do not
-// fit, rows are left out from the bottom up, then lines from the top down.
+// fit, rows are left out from the bottom up, then lines from the top down: alerts and the
+// footer matter more than any row.
 func (v *View) lines(width, height int, now time.Time) []string {
 	body := []string{v.header(width), ""}
 	sensors := prober.Sensors()
@@ -319,6 +329,9 @@ func (v *View) row(s *prober.Sensor, width int) string {
 
 // sparkColor returns the warning color from 85 % or 75 C, and the error color from 95 % or
 // 85 C. Many boards slow their CPU down between 80 and 85 C.
+//
+// Only values in percent or degrees have thresholds: for others there is no limit that holds
+// on every machine.
 func sparkColor(s *prober.Sensor, x float64) string {
 	switch {
 	case s.Unit == "%" && x >= 95, s.Unit == "C" && x >= 85:
@@ -331,6 +344,8 @@ func sparkColor(s *prober.Sensor, x float64) string {
 
 // footer returns what is unusual, most important first: a lost daemon, stopped sampling,
 // missing samples. On a narrow terminal it replaces the hint how to quit.
+//
+// The first four exclude each other: a lost daemon explains missing samples.
 func (v *View) footer(now time.Time, width int) string {
 	var parts []string
 	switch {

@@ -38,6 +38,8 @@ type Message struct {
 
 // Line returns the message as one line of JSON: the members of its params after the event's
 // name, as in {"event":"metrics","ts":1700000000000,"cpu":{...}}.
+//
+// The params are not parsed again: they are a JSON object, whose brace is replaced.
 func (m Message) Line() []byte {
 	line := fmt.Appendf(nil, `{"event":%q`, m.Event)
 	params := strings.TrimSpace(string(m.Params))
@@ -99,6 +101,8 @@ type Watcher struct {
 	lastTS  int64
 }
 
+// Bounds of a Watcher. A burst is renewed two seconds before it would end, so that one slow
+// answer does not interrupt it.
 const (
 	queueSize   = 256              // messages that wait for a slow reader, and events for the announcement
 	burstTTL    = 15 * time.Second // how long a burst may outlive the watcher
@@ -143,6 +147,9 @@ func (w *Watcher) dial(ctx context.Context) (*control.Client, error) {
 
 // follow serves cl and the connections after it. It returns nil when ctx ends, and an error
 // that another attempt would meet again: ErrModules or control.ErrPermission.
+//
+// It closes each connection that it was given or made. The first retry comes at once; waits
+// then grow from firstRetry to maxRetry, which is short because the daemon is on this machine.
 func (w *Watcher) follow(ctx context.Context, cl *control.Client) error {
 	for {
 		err := w.serve(ctx, cl)
@@ -235,6 +242,8 @@ func (w *Watcher) announce(ctx context.Context, cl *control.Client) (*Connection
 
 // unpushed returns the modules to show that the daemon does not push. Older daemons call
 // memory mem.
+//
+// The result is a copy, which poll may shorten.
 func (w *Watcher) unpushed(pushed []string) []string {
 	want := w.Modules
 	if len(want) == 0 && w.All {
@@ -248,6 +257,9 @@ func (w *Watcher) unpushed(pushed []string) []string {
 // poll requests a snapshot of modules and sends it. It returns the modules to request from
 // then on. An older daemon may not know all of them: if the caller named them, poll returns
 // ErrModules; otherwise later polls request only the modules that every daemon has.
+//
+// An error that is not an answer of the daemon ends the connection; an answer other than invalid
+// params is tried again at the next tick.
 func (w *Watcher) poll(ctx context.Context, cl *control.Client, modules []string) ([]string, error) {
 	if len(modules) == 0 {
 		return nil, nil
@@ -336,6 +348,8 @@ func (w *Watcher) forward(m Message) {
 }
 
 // release sends the events that were held back until the announcement.
+//
+// The lock is held while it sends. send does not block, so that onEvent waits a moment at most.
 func (w *Watcher) release() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -9,6 +9,10 @@
 //	err := strictjson.Unmarshal(data, &v)  // into a Go type
 //	tree, err := strictjson.Decode(data)   // into maps and slices, for a JSON Schema engine
 //	err := strictjson.Check(data)          // validity alone
+//
+// Duplicate keys and bad UTF-8 matter for security: two programs that read the same bytes
+// differently can be made to disagree about what was checked and what is executed. MaxDepth
+// bounds the stack that an input can cost.
 package strictjson
 
 import (
@@ -70,6 +74,8 @@ func whole[T int | int64](dec *jsontext.Decoder, n *T) error {
 }
 
 // Unmarshal decodes exactly one JSON value into v, strictly.
+//
+// After an error v may be partly set; the caller must not use it.
 func Unmarshal(data []byte, v any) error {
 	if err := scan(data); err != nil {
 		return err
@@ -125,6 +131,8 @@ func scan(data []byte) error {
 }
 
 // numberByte reports whether c may be part of a number, well-formed or not.
+//
+// scan only needs the end of a number. The decoder refuses one that is not well-formed.
 func numberByte(c byte) bool {
 	return (c >= '0' && c <= '9') || c == '.' || c == 'e' || c == 'E' || c == '+' || c == '-'
 }

@@ -113,6 +113,9 @@ func decodeNumber(lit []byte) (any, error) {
 
 // Whole returns the value of a valid JSON number that is whole and below 1e18, however it
 // is written: 5000, 5000.0, 5e3.
+//
+// 18 digits always fit an int64, so that the loop needs no check for overflow. A huge
+// exponent is refused before the loops run.
 func Whole(lit []byte) (int64, bool) {
 	digits, exp := significand(lit)
 	if exp < 0 || len(digits)+exp > 18 {
