@@ -59,7 +59,7 @@ func isText(s string) bool { return utf8.ValidString(s) && strings.IndexByte(s, 
 
 // Append implements kernel.Log. It keeps at most MaxAppend events in one transaction, with
 // compact payloads, and returns the last seq. Errors: ErrNotRunning, kernel.ErrLogFull,
-// what the disk reported (nothing was kept; a later Append may succeed). When ctx ends
+// or an error of the disk (nothing was kept; a later Append may succeed). When ctx ends
 // before the transaction began, nothing is kept; when it ends later, the error says that
 // the events may have been.
 func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64, err error) {
@@ -153,7 +153,8 @@ func (s *Store) addQueuedLocked(r *appendRequest, sign int) {
 	}
 }
 
-// cancelQueued removes a request whose transaction has not begun.
+// cancelQueued removes a request whose transaction has not begun. It returns false when Run has
+// taken the request, or has already answered it.
 func (s *Store) cancelQueued(r *appendRequest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,8 +166,9 @@ func (s *Store) cancelQueued(r *appendRequest) bool {
 	return i >= 0
 }
 
-// takeBatch removes the oldest requests from the queue: at least one, and at most as many as
-// one transaction may have.
+// takeBatch removes the oldest requests from the queue: as many as one transaction may have,
+// and at least one unless the queue is empty. A request is not split, since its events are kept
+// all or none.
 func (s *Store) takeBatch() []*appendRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()

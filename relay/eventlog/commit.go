@@ -69,7 +69,8 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
-// start moves the state to running.
+// start moves the state to running, from idle or, when Run is called again, from ended. Offers
+// of the idle state are still in the queue.
 func (s *Store) start() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,7 +191,8 @@ func (s *Store) insertEvents(events []kernel.Event) error {
 }
 
 // publish delivers durable events to followers. The ring comes before Last: a follower that
-// has read up to Last must not be ahead of the ring.
+// has read up to Last must not be ahead of the ring. It does not block on a follower: one that
+// falls behind loses its subscription (see Follow).
 func (s *Store) publish(events []kernel.Event) {
 	for _, e := range events {
 		_ = s.topic.PublishAt(e.Seq, e) // cannot fail: in order, and open while Run runs
@@ -202,7 +204,7 @@ func (s *Store) publish(events []kernel.Event) {
 }
 
 // recordCommit counts a commit that succeeded or failed. It logs the first failure and the
-// first success after one, not each batch.
+// first success after one, not each batch: a full disk would otherwise fill the service log.
 func (s *Store) recordCommit(batch []*appendRequest, events []kernel.Event, err error) {
 	s.mu.Lock()
 	wasFailing := s.stats.LastError != ""

@@ -96,6 +96,9 @@ var createMu sync.Mutex
 
 // openWriter opens the file for writing, or makes it. recovered reports that it was not
 // closed the last time: SQLite removes the write-ahead log at a clean close.
+//
+// The lock is acquired before SQLite opens the file, so a second relay changes nothing in it.
+// Everything that was opened is in s.files, which Open closes after an error.
 func (s *Store) openWriter() (recovered bool, err error) {
 	path := s.opts.Path
 	if path == "" {

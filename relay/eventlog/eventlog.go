@@ -209,7 +209,8 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// load reads what the log holds and where its numbers continue.
+// load reads the number of rows, the first and the last seq and the retention mark, and chooses
+// the seq at which this Open continues.
 func (s *Store) load() error {
 	last, err := s.readLast()
 	if err != nil {
@@ -287,7 +288,8 @@ func (s *Store) Close() error {
 	return s.closeFiles()
 }
 
-// closeFiles closes the files that Open has opened so far.
+// closeFiles closes the files that Open has opened so far, the lock file last: another relay must
+// not begin while the database is open here.
 func (s *Store) closeFiles() (err error) {
 	for _, f := range slices.Backward(s.files) {
 		err = errors.Join(err, f.Close())

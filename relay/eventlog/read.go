@@ -57,7 +57,8 @@ func anyMatches(patterns []string, name string) bool {
 	})
 }
 
-// where is matches in SQL.
+// where is matches in SQL. Values are parameters, never parts of the text. It compares prefixes
+// with substr and not with LIKE, which ignores the case of letters and has wildcards.
 func (q *Query) where() (clause string, args []any) {
 	if q.Tenant != "" {
 		clause, args = " AND tenant = ?", []any{q.Tenant}
@@ -111,7 +112,8 @@ func OpenReader(path string) (*Reader, error) {
 	return r, nil
 }
 
-// newReader opens connections for reading; one stays open between queries.
+// newReader opens connections for reading, maxReaders at most; one stays open between queries. A
+// query beyond that waits for a connection. _query_only makes SQLite refuse writes.
 func newReader(path, options string) (*Reader, error) {
 	db, err := sql.Open("sqlite", dsn(path, fmt.Sprintf("%s&_busy_timeout=%d", options, busyTimeoutMS)))
 	if err != nil {

@@ -130,8 +130,9 @@ func (s *Store) usedBytes() (bytes int64, err error) {
 	return bytes, err
 }
 
-// requestSnapshot calls Options.Snapshot in a goroutine of its own, which may block on locks
-// that are held around Append.
+// requestSnapshot calls Options.Snapshot in a separate goroutine, which may block on locks
+// that are held around Append. Run waits for that goroutine before it returns. Sending the
+// result cannot block: results holds one, and one snapshot runs at a time.
 func (s *Store) requestSnapshot(ctx context.Context, wg *sync.WaitGroup) {
 	s.retention.snapshotting, s.retention.changed = true, map[aggregateKey]bool{}
 	s.retention.tries++
@@ -229,7 +230,8 @@ func (s *Store) removeStep() (pause time.Duration, more bool) {
 	return pauseFactor * took, true
 }
 
-// recordRetention records how a round ended.
+// recordRetention records how a round ended. An error does not stop the writer: the log grows
+// until a later round succeeds.
 func (s *Store) recordRetention(err error) {
 	text := ""
 	if err = explain(s.opts.Path, err); err != nil {

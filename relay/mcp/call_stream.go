@@ -108,7 +108,8 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 }
 
 // streamError translates the end of a device's stream for its reader. An error of the relay
-// is kept; any other end means that the board went away.
+// is kept; any other end means that the board went away. io.EOF comes here only when the stream
+// ended before its first frame.
 func streamError(err error) *manifest.Error {
 	if e, ok := errors.AsType[*manifest.Error](err); ok {
 		return e

@@ -79,10 +79,11 @@ func (c *client) sendProgress(done, total float64, message []byte) {
 	}
 }
 
-// Notify implements kernel.Session. It ignores the context of the plugin, which may have
-// lost what the SDK put into its own. It sends progress (dropped when the client asked for none),
-// log messages (dropped below the level that the client set) and the end of an
-// elicitation by URL.
+// Notify implements kernel.Session. It ignores the context of the plugin, which may lack the
+// values that the SDK needs to find the stream (see client.ctx).
+//
+// It sends progress (dropped when the client asked for none), log messages (dropped below the
+// level that the client set) and the end of an elicitation by URL. Other methods are an error.
 func (c *client) Notify(_ context.Context, method string, params json.RawMessage) (err error) {
 	switch method {
 	case "notifications/progress":
@@ -135,7 +136,8 @@ func levelEnabled(asked any, level sdk.LoggingLevel) bool {
 }
 
 // Request implements kernel.Session in the legacy era: elicitation/create,
-// sampling/createMessage and roots/list, if the client has the capability.
+// sampling/createMessage and roots/list, if the client has the capability. It waits for the
+// client's answer until the plugin's context or the HTTP request ends.
 func (c *client) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	if c.x.modern {
 		return nil, errNoServerRequests
@@ -175,8 +177,8 @@ func (c *client) Request(ctx context.Context, method string, params json.RawMess
 // maxInputRequests bounds what a tool may ask a legacy client for in one round.
 const maxInputRequests = 16
 
-// collectInput asks a legacy client for what a result wants, and returns the request that
-// repeats the call with the answers: what a modern client does itself.
+// collectInput sends the input requests of a result to a legacy client, one after the other, and
+// returns the request that repeats the call with the answers. A modern client does this itself.
 func (c *client) collectInput(r *kernel.Request, res *kernel.Result) (*kernel.Request, error) {
 	var wants map[string]struct {
 		Method string          `json:"method"`

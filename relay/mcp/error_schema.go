@@ -15,10 +15,10 @@ import (
 const errorSchema = `{"type":"object","description":"in place of the rest, when the call failed (isError)",` +
 	`"properties":{"code":{"type":"string"},"message":{"type":"string"},"retryable":{"type":"boolean"},"trace_id":{"type":"string"}},"required":["code","message"]}`
 
-// schemaCache caches what withErrorSchema made: boards of one model have the same schemas.
-// A full cache is dropped.
+// schemaCache caches the results of withErrorSchema: boards of one model have the same schemas.
+// A full cache is emptied, which costs the next list some work and needs no order of use.
 type schemaCache struct {
-	mu      sync.Mutex // protects seen
+	mu      sync.Mutex // protects byInput
 	byInput map[string][]byte
 }
 

@@ -85,7 +85,8 @@ func methodNotFound(method string) error {
 	return &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "no plugin serves " + method}
 }
 
-// invalidParams is the answer to params that the protocol does not allow.
+// invalidParams is the answer to params that the protocol does not allow. The message goes to
+// the client, so it quotes no argument.
 func invalidParams(message string) error {
 	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: message}
 }

@@ -21,10 +21,11 @@ import (
 
 // Options configure a Handler. Kernel and Authenticate are required.
 type Options struct {
-	// Kernel routes the calls, and knows who may use what.
+	// Kernel routes the calls, and decides which caller may use which tool.
 	Kernel *kernel.Kernel
-	// Authenticate returns who sends a request, by its token alone. The caller's Active,
-	// if it is set, is called each second while a stream is open.
+	// Authenticate returns the caller of a request, by its token alone. The caller's Active,
+	// if it is set, is called each second while a stream is open; its error ends the stream.
+	// Active runs with a lock held, so it must not block or call the Handler.
 	Authenticate func(r *http.Request) (*kernel.Caller, error)
 	// OnDenied answers a request that Authenticate refused: 401 or 403, the envelope and
 	// WWW-Authenticate. Default: 401 with the envelope.

@@ -12,8 +12,8 @@ import (
 )
 
 // middleware answers tools, resources, prompts and subscriptions from the kernel and its
-// plugins. It passes on what is the protocol's own business: handshake, ping, log level, notifications. The SDK has decoded the params
-// into its structs by then, and takes any sdk.Result, so results stay bytes.
+// plugins. Handshake, ping, log level and notifications go on to the SDK. The SDK has decoded
+// the params into its structs by then, and takes any sdk.Result, so results stay bytes.
 //
 // It finds its caller in the message (exchangeOf). A message whose exchange belongs to
 // another tenant is refused: the server that received it belongs to one tenant.

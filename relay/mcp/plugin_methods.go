@@ -14,7 +14,8 @@ import (
 )
 
 // servePluginMethod answers a method that the kernel does not know from the plugin that
-// serves it. Params and result pass as JSON. The kernel bounds the time.
+// serves it. Params and result pass as JSON. The kernel bounds the time. hasParams is false for
+// a request without params, which the plugin sees as an empty object.
 func servePluginMethod[P sdk.Params](ctx context.Context, t *tenant, x *exchange, method string, req *sdk.ServerRequest[P], hasParams bool) (sdk.Result, error) {
 	plugin, ok := t.h.opts.Kernel.MethodHandler(x.caller, method)
 	if !ok {

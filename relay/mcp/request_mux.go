@@ -25,10 +25,10 @@ import (
 // The protocol without sessions keeps nothing between requests, so sharing a session is
 // invisible. It spares the SDK a connection, three goroutines and most of its parsing for
 // every call (ten parses, 32 KB of garbage each). The session gets its protocol version
-// once (modernSession); the _meta of each request, which says it again, stays here.
+// once (modernSession); the _meta of each request, which repeats it, is not passed to the SDK.
 //
-// Only plain requests come here (isPlainRequest). Everything else, and so every refusal
-// that the protocol words, goes through the SDK's own handler.
+// Only plain requests come here (isPlainRequest). Everything else goes through the SDK's own
+// handler, which also makes the refusals that the protocol defines.
 type requestMux struct {
 	in        chan jsonrpc.Message
 	closed    chan struct{} // closed by shutDown

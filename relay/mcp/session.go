@@ -20,8 +20,8 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// session is a legacy session, as we know it: who owns it, when it was used, and what it
-// watches. The SDK knows the protocol's side: versions, capabilities, log level, open
+// session is the relay's record of a legacy session: its owner, the time of its last use and its
+// watches. The SDK has the state of the protocol: versions, capabilities, log level, open
 // streams. Message by message:
 //
 //	POST initialize                 200, Mcp-Session-Id: the session is registered
@@ -141,7 +141,7 @@ func (h *Handler) bindSDK() {
 	})
 }
 
-// tokenInfo makes what the SDK attaches to each message of a request. The SDK compares
+// tokenInfo makes the value that the SDK attaches to each message of a request. The SDK compares
 // UserID with that of the session's first request, so a second check of the owner is made.
 func tokenInfo(x *exchange) *auth.TokenInfo {
 	return &auth.TokenInfo{UserID: ownerKey(x.caller), Extra: map[string]any{exchangeExtraKey: x}}
@@ -186,9 +186,9 @@ func (h *Handler) serveSessionPost(w http.ResponseWriter, r *http.Request, x *ex
 	}
 }
 
-// serveInSession passes the messages of a session to the SDK. It answers itself what the
-// SDK would leave without an answer: unknown methods, and a request whose session ends
-// while it is in progress.
+// serveInSession passes the messages of a session to the SDK. It answers two kinds of requests
+// itself, since the SDK would leave them without an answer: those of unknown methods, and those
+// whose session ends while they are in progress.
 func (h *Handler) serveInSession(w http.ResponseWriter, r *http.Request, x *exchange, msgs []envelope, isBatch bool, body []byte) {
 	m := &msgs[0]
 	isRequest := !isBatch && !m.isResponse && len(m.id) > 0

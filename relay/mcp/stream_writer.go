@@ -9,7 +9,7 @@ import (
 	"agentctl/transport/sse"
 )
 
-// Bounds of what waits for the subscriber of one stream; beyond them the stream is cut.
+// Bounds of the events that wait for the client of one stream; beyond them the stream is cut.
 const (
 	maxQueuedEvents = 1024
 	maxQueuedBytes  = 256 << 10
@@ -52,7 +52,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, x *exchange, se
 
 // timeoutWriter is the ResponseWriter of a short request: each write has writeTimeout.
 // It records what the SDK wrote, to answer a request whose session ends under it. There is
-// no queue: the answer to one request may wait for its reader, and stops nobody else.
+// no queue: the answer to one request may wait for its reader, and delays no other request.
 type timeoutWriter struct {
 	http.ResponseWriter
 	rc          *http.ResponseController

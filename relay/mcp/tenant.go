@@ -22,8 +22,8 @@ const instructions = "A board's tools are the verbs of its capabilities: {kind}.
 	"fields: _ms is milliseconds (ts_ms since 1970), _pct percent of 0 to 100, _bytes bytes; load_1m is the load average of one minute. " +
 	"A call that fails has isError and {\"error\":{code,message,retryable,trace_id}}; E_NODE_OFFLINE passes when the board is back."
 
-// tenant is what one tenant's clients talk to: an SDK server for sessions, one for
-// plain modern calls and one for listen streams. They are separate because the SDK scans
+// tenant serves the clients of one tenant. It has an SDK server for sessions, one for plain
+// modern calls and one for listen streams. They are separate because the SDK scans
 // all sessions of a server when one of them ends, and modern calls end all the time.
 type tenant struct {
 	h    *Handler
@@ -98,7 +98,8 @@ func (t *tenant) server() *sdk.Server {
 	return s
 }
 
-// idleFor returns how long nobody has used the tenant; 0 while somebody does.
+// idleFor returns how long the tenant has been unused; 0 while it has a session, a listen stream
+// or a request in progress.
 func (t *tenant) idleFor(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -169,11 +170,13 @@ func (t *tenant) run(ctx context.Context) {
 	}
 }
 
-// notify sends one round of notifications: to sessions with an open GET stream, whatever
-// they asked for, and to listen streams what they asked for. A client without a stream
-// gets none, and lists again when its cache has expired (listTTLMS). The writers of streams do not block
-// (sse.QueuedWriter), so a stalled reader delays nobody. An error on one stream is dropped:
-// that stream ends by itself.
+// notify sends one round of notifications. A session with an open GET stream gets every changed
+// list and the resources that it subscribed to; a listen stream gets the kinds of changes that
+// it asked for. A client without a stream gets none, and lists again when its cache has expired
+// (listTTLMS).
+//
+// The writers of streams do not block (sse.QueuedWriter), so a stalled reader delays no other.
+// An error on one stream is dropped: that stream ends by itself.
 func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string]bool) {
 	t.mu.Lock()
 	sessions := slices.Collect(maps.Keys(t.sessions))

@@ -27,8 +27,10 @@ func (t *tenant) listTools(x *exchange, req *sdk.ListToolsRequest) (sdk.Result, 
 }
 
 // listPage renders one page of a list as a result. A page continues after a name and not
-// at an offset, so entries that come and go between two pages shift nothing. entrySize is what an entry takes
-// about, key returns where an entry is in the order, and appendEntry its members.
+// at an offset, so entries that come and go between two pages shift nothing.
+//
+// entrySize estimates the bytes of an entry, key returns the name that orders it, and
+// appendEntry appends its members.
 func listPage[T any](t *tenant, x *exchange, name, cursor string, entrySize int,
 	list func(c *kernel.Caller, after string, limit int) ([]T, bool), key func(T) string, appendEntry func(*objectBuilder, T),
 ) (sdk.Result, error) {
@@ -193,8 +195,8 @@ func parseCursor(s string) (after string, ok bool) {
 //
 //	name in either spelling -> resolveTool -> kernel.Call -> frames, input rounds, or a result
 //
-// A failure of the relay is a result with isError; only what no
-// tool could answer (an unknown name, malformed params) is a JSON-RPC error.
+// A failure of the relay is a result with isError, which the client's model sees. A request that
+// no tool could answer (an unknown name, malformed params) gets a JSON-RPC error.
 func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolRequest) (sdk.Result, error) {
 	p := req.Params
 	if len(p.Arguments) > 0 && p.Arguments[0] != '{' {

@@ -34,7 +34,8 @@ type aclRule struct {
 }
 
 // acl applies an operator's rules. A request that no rule decides goes on to the kernel,
-// which denies by default: a rule allows nothing that the kernel's own checks refuse.
+// which denies by default: a rule allows nothing that the kernel's own checks refuse. An allow
+// rule therefore only ends the search, as an exception from the rules after it.
 type acl struct {
 	Rules []aclRule `json:"rules"`
 }
@@ -112,7 +113,8 @@ func (rule *aclRule) matches(r *kernel.Request) bool {
 }
 
 // transform changes the arguments of a call. The kernel validates the new arguments
-// against the tool's schema like any others.
+// against the tool's schema like any others. A read has no arguments and passes unchanged. Of a
+// name in both lists, Set wins.
 func (rule *aclRule) transform(r *kernel.Request) error {
 	if r.Method != kernel.MethodCall {
 		return nil

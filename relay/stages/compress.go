@@ -51,7 +51,8 @@ var envelopeKey = []byte(`"agentctl/packed"`)
 // another size than it declares.
 var ErrPacked = errors.New("stages: not a packed payload of the declared size")
 
-// Pack puts a payload into an envelope, a JSON object.
+// Pack puts a payload into an envelope, a JSON object. It packs payloads of any size, also when
+// the envelope is larger than the payload; the stage compares the sizes.
 func Pack(payload []byte) []byte { return pack(payload, gzip.DefaultCompression) }
 
 // writers are reused: a gzip.Writer allocates about 800 KiB.
@@ -73,7 +74,8 @@ func pack(payload []byte, level int) []byte {
 }
 
 // Unpack returns the payload of an envelope, which has at most maxBytes. It never inflates
-// more than the envelope declares.
+// more than the envelope declares, plus one byte that shows a false declaration: a small
+// envelope must not take much memory.
 func Unpack(env []byte, maxBytes int) ([]byte, error) {
 	var e envelope
 	if strictjson.Unmarshal(env, &e) != nil || e.Packed == nil || e.Packed.Alg != "gzip" || e.Packed.Bytes < 0 || e.Packed.Bytes > maxBytes {

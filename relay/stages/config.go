@@ -43,6 +43,9 @@ func invalid(where, want string) error {
 
 // decode reads a JSON object into fields. where is the object's path, such as
 // "acl.rules[2]". Empty data leaves all fields at their defaults.
+//
+// valid is called for absent members too: a field that is required has a default that is not
+// valid. null is refused, so that it cannot stand for a default.
 func decode(where string, data []byte, fields ...field) error {
 	data = bytes.TrimSpace(data)
 	var members map[string]strictjson.Raw
@@ -96,7 +99,9 @@ func decodeList[T any](where string, list []strictjson.Raw, maxLen int, decodeEl
 }
 
 // glob reports whether pattern, in which * stands for any run of characters, matches s.
-// It takes time in proportion to the product of the lengths, whatever the pattern.
+// It takes time in proportion to the product of the lengths, whatever the pattern: a mismatch
+// goes back to the last star only, which is enough because a star matches any run. A caller
+// who chooses the string cannot make it take exponential time.
 func glob(pattern, s string) bool {
 	p, i, star, mark := 0, 0, -1, 0
 	for i < len(s) {

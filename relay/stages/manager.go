@@ -53,7 +53,8 @@ type row struct {
 	lines []line
 }
 
-// line is a stage in one scope.
+// line is a stage in one scope. The first line of a stage is global; others override it for the
+// requests in their scope.
 type line struct {
 	scope     pipeline.Scope
 	enabled   bool
@@ -205,7 +206,8 @@ func (r *row) prune() {
 	})
 }
 
-// change applies fn to a copy of the rows and puts the result into force.
+// change applies fn to a copy of the rows and puts the result into force. OnChange runs after
+// mu was released, so that it may call the Manager again.
 func (m *Manager) change(fn func([]row) ([]row, error)) error {
 	if err := m.applyChange(fn); err != nil {
 		return err
@@ -232,6 +234,9 @@ func (m *Manager) applyChange(fn func([]row) ([]row, error)) error {
 }
 
 // swap puts the rows into force. m.mu is held, or no other goroutine has m yet.
+//
+// The pipeline checks the order and swaps all entries in one step. Requests in progress end
+// with the stages that they began with. After an error the former rows are still in force.
 func (m *Manager) swap(rows []row) error {
 	var entries []pipeline.Entry[*kernel.Request, *kernel.Result]
 	var redactors []*redactor

@@ -21,7 +21,8 @@ const (
 	MetaEncoding = "agentctl/encoding"
 )
 
-// member returns a member of a _meta object; nil when there is none.
+// member returns a member of a _meta object; nil when there is none. A _meta that is not strict
+// JSON, with a name given twice say, has no members: a stage must not act on one of two values.
 func member(meta json.RawMessage, key string) json.RawMessage {
 	if len(meta) == 0 {
 		return nil

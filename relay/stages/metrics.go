@@ -54,7 +54,8 @@ type histogram struct {
 }
 
 // add counts value in its bucket, and adds unit to the sum: the value as a whole number of
-// the histogram's unit.
+// the histogram's unit. The sum is an integer, since there is no atomic addition of floats. A
+// value equal to a bound belongs to the bucket below it, as in Prometheus.
 func (h *histogram) add(bounds []float64, value float64, unit uint64) {
 	i := 0
 	for i < len(bounds) && value > bounds[i] {

@@ -79,7 +79,9 @@ func (l *limiter) wrap(next kernel.Handler) kernel.Handler {
 }
 
 // take takes one token of each limit. If one has none, it takes none at all and returns
-// how long to wait.
+// how long to wait. That is the wait for this limit alone, so a retry may meet another one.
+//
+// A reservation that was made is canceled to return its token.
 func (l *limiter) take(r *kernel.Request, now time.Time) time.Duration {
 	var taken [maxLimits]*rate.Reservation
 	for i, limit := range l.cfg.Limits {

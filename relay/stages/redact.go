@@ -179,7 +179,9 @@ func (r *redactor) document(doc *json.RawMessage) bool {
 // clean removes the secrets from a text.
 func (r *redactor) clean(s string) string { return r.text(s, 0) }
 
-// text is clean for a string inside of `nested` levels of JSON strings.
+// text is clean for a string inside of `nested` levels of JSON strings. The bound on the levels
+// also bounds the work: each level decodes the string once more. Below it only the patterns
+// apply.
 func (r *redactor) text(s string, nested int) string {
 	if t := strings.TrimSpace(s); len(t) > 1 && (t[0] == '{' || t[0] == '[') && nested < maxNestedDoc {
 		if out, changed, err := r.json([]byte(t), nested+1); err == nil && changed {
@@ -300,7 +302,7 @@ type session struct {
 	r *redactor
 }
 
-// Notify implements kernel.Session.
+// Notify implements kernel.Session. A message that cannot be searched is not sent.
 func (s *session) Notify(ctx context.Context, method string, params json.RawMessage) error {
 	if !s.r.document(&params) {
 		return errUnsearchable
@@ -308,7 +310,8 @@ func (s *session) Notify(ctx context.Context, method string, params json.RawMess
 	return s.Session.Notify(ctx, method, params)
 }
 
-// Request implements kernel.Session.
+// Request implements kernel.Session. Only the request is searched: the answer goes from the
+// client to the plugin.
 func (s *session) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	if !s.r.document(&params) {
 		return nil, errUnsearchable

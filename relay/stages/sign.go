@@ -205,7 +205,8 @@ func (s *signer) load(dir, where string, k keyRef) error {
 var keyName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$`)
 
 // readKey reads a key file that only its owner may read. os.Root refuses symbolic links
-// that lead out of the directory.
+// that lead out of the directory. Line breaks at the end are not part of the key, since editors
+// add them. load reports every error alike, which does not reveal the files there.
 func readKey(dir, name string) ([]byte, error) {
 	if dir == "" || !keyName.MatchString(name) {
 		return nil, os.ErrInvalid
@@ -252,7 +253,8 @@ func (s *signer) wrap(next kernel.Handler) kernel.Handler {
 	}
 }
 
-// check verifies the signature of a request, if it has or needs one.
+// check verifies the signature of a request, if it has or needs one. An unknown key and a wrong
+// signature get the same error, so that key ids cannot be probed.
 func (s *signer) check(r *kernel.Request) error {
 	raw := member(r.Meta, MetaSignature)
 	if raw == nil {

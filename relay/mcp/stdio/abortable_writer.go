@@ -11,7 +11,7 @@ import (
 const writeGrace = time.Second
 
 // abortableWriter writes to a reader that may have stopped reading. Such a write cannot be
-// interrupted, so it runs in a goroutine of its own and is abandoned writeGrace after ctx
+// interrupted, so it runs in a separate goroutine and is abandoned writeGrace after ctx
 // ended. One Write at a time; the bytes must not be changed after an abandoned write.
 type abortableWriter struct {
 	writes  chan []byte

@@ -26,8 +26,11 @@ const (
 type sessionRef struct{ id, version string }
 
 // send makes one HTTP request: POST with a message as its body, or GET or DELETE of a
-// session with m nil. The response is
-// a success, or a JSON-RPC error that answers m. The caller closes its body.
+// session with m nil. The response is a success, or a JSON-RPC error that answers m. The caller
+// closes its body.
+//
+// send sets no time-out: a call may take as long as the server allows, and a stream stays open. ctx
+// ends the request and the reading of its body.
 func (b *bridge) send(ctx context.Context, method string, m *message, s sessionRef) (*http.Response, error) {
 	var body io.Reader
 	accept := "text/event-stream"

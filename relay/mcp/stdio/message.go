@@ -95,7 +95,7 @@ func (b *bridge) answerError(id json.RawMessage, err error) {
 }
 
 // describeError describes a failed HTTP request for the client's user, without the query
-// of the URL and without net/http's wrapping.
+// of the URL, which may hold a secret, and without net/http's wrapping.
 func (b *bridge) describeError(err error) string {
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		u, _, _ := strings.Cut(b.opts.URL, "?")

@@ -30,7 +30,7 @@ type session struct {
 	sessionRef
 	initMessage   *message        // the client's initialize, to open a new session with
 	subscribed    map[string]bool // URIs that the client has subscribed to
-	unknown       map[string]bool // of these, what the server did not know at the last renewal
+	unknown       map[string]bool // of these, the ones that the server did not know at the last renewal
 	stopListening context.CancelFunc
 }
 
@@ -82,8 +82,8 @@ func (b *bridge) openSession(ctx context.Context, m *message) (answer []byte, er
 	return answer, nil
 }
 
-// post sends a message and writes out what comes back, as it comes. answered reports
-// whether the message's own answer was among it. A session that was lost is renewed once.
+// post sends a message and writes out each message of the response as it arrives. answered
+// reports whether the answer to m was among them. A session that was lost is renewed once.
 func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error) {
 	for try := 0; ; try++ {
 		s := b.sessionFor(m)
@@ -101,7 +101,8 @@ func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error
 	return answered, err
 }
 
-// postOnce sends a message in a given session and writes out what comes back.
+// postOnce sends a message in a given session and writes out the messages of the response. An
+// error after the first of them means that the rest is lost; m is not sent again.
 func (b *bridge) postOnce(ctx context.Context, m *message, s sessionRef) (answered bool, err error) {
 	resp, err := b.send(ctx, http.MethodPost, m, s)
 	if err != nil {
@@ -135,7 +136,7 @@ func (b *bridge) sessionFor(m *message) sessionRef {
 	return b.currentSession()
 }
 
-// trackSubscription records what a new session has to be subscribed to. Beyond
+// trackSubscription records the resources that a new session has to be subscribed to. Beyond
 // maxSubscribed the client's subscription works, and is lost with the session.
 func (b *bridge) trackSubscription(m *message) {
 	b.mu.Lock()
@@ -218,8 +219,8 @@ func (b *bridge) resubscribe(ctx context.Context, s sessionRef, uris []string) e
 	return nil
 }
 
-// resubscribeUnknown tries again what the server did not know, as it may know it now: a
-// board that was offline has come back.
+// resubscribeUnknown tries the resources again that the server did not know: a board that was
+// offline may have come back. A failure is logged, and the next change of the list tries again.
 func (b *bridge) resubscribeUnknown(ctx context.Context, s sessionRef) {
 	b.mu.Lock()
 	var uris []string
@@ -293,8 +294,8 @@ func (b *bridge) readStream(ctx context.Context, s sessionRef) error {
 	})
 }
 
-// closeSession runs at the end of Serve and before another initialize, under a context of
-// its own: ctx may have ended. It cancels listen requests and the session's stream, and
+// closeSession runs at the end of Serve and before another initialize. Its request has a new
+// context with closeTimeout, since ctx may have ended. It cancels listen requests and the session's stream, and
 // ends the session at the server. Other requests in flight go on; Serve drains them before
 // it closes.
 func (b *bridge) closeSession(ctx context.Context) {

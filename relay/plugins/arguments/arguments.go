@@ -40,7 +40,9 @@ const (
 // maxMapBytes bounds the JSON of a free-form object.
 const maxMapBytes = 16 << 10
 
-// Field is one argument of a tool.
+// Field is one argument of a tool. Which members apply depends on Type: Min, Max, Enum and
+// Pattern to a String, Min and Max to an Integer, Min, Max and Pattern to an Array (which must
+// have a Pattern), Members to a Map.
 type Field struct {
 	Name        string
 	Description string
@@ -59,11 +61,12 @@ type Field struct {
 // not change once its tool is loaded, since calls check their arguments concurrently.
 type Object []Field
 
-// Schema returns the JSON Schema of the object.
+// Schema returns the JSON Schema of the object. It admits no further members, as Check does. A
+// Default that cannot be encoded is a mistake in the program, and panics.
 func (o Object) Schema() json.RawMessage {
 	data, err := json.Marshal(o.schema())
 	if err != nil {
-		panic("arguments: " + err.Error()) // a Default of the program's own
+		panic("arguments: " + err.Error()) // the program gave a Default that JSON cannot encode
 	}
 	return data
 }
@@ -115,7 +118,10 @@ func (f *Field) schema() map[string]any {
 
 // Check validates the arguments of a call and returns them in their normal form: members
 // by name, without white space, whole numbers without fraction or exponent (JSON Schema
-// takes 20.0 and 2e1 for 20). Its error is an E_MANIFEST_INVALID.
+// takes 20.0 and 2e1 for 20). Its error is an E_MANIFEST_INVALID, about the first problem.
+//
+// Duplicate names and invalid UTF-8 are refused: two JSON readers could otherwise see different
+// arguments. Defaults are not filled in; the plugin applies them.
 func (o Object) Check(raw []byte) ([]byte, error) { return o.check(raw, "") }
 
 // check validates the object whose members have the given path in front of their names.
@@ -150,7 +156,8 @@ func (o Object) check(raw []byte, path string) ([]byte, error) {
 	return strict.Marshal(members, strict.Deterministic(true))
 }
 
-// names lists the members for messages, with the path to them.
+// names lists the members for messages, with the path to them. An unknown argument is answered
+// with this list and not with its own name, which comes from the caller.
 func (o Object) names(path string) string {
 	if len(o) == 0 {
 		return "none"

@@ -23,8 +23,8 @@ import (
 // signature covers the tool's name and is valid as long as this process.
 
 // inputRequiredTools are the tools of protocol version 2026-07-28. They ask for input by
-// their result (SEP-2322), or test the client's capabilities. A client repeats the call
-// with the responses and the signed state, so the server keeps nothing between the rounds.
+// their result (SEP-2322), or test the client's capabilities. Each one finds out
+// by the responses and the state of the request which round it is in.
 var inputRequiredTools = []fixture{
 	{"test_missing_capability", "Needs a client with sampling.", "", missingCapability},
 	{"test_input_required_result_elicitation", "Asks for a name.", "", askName},
@@ -43,7 +43,8 @@ const (
 	codeMissingCapability = -32021
 )
 
-// form is an input request for one field of a form.
+// form is an input request for one field of a form, which is required. kind is the field's JSON
+// Schema type.
 func form(message, field, kind string) object {
 	return object{"method": "elicitation/create", "params": object{
 		"mode": "form", "message": message,
@@ -61,12 +62,15 @@ func model(question string) object {
 // roots is an input request for the client's roots.
 func roots() object { return object{"method": "roots/list", "params": object{}} }
 
-// ask is a result that asks for input.
+// ask is a result that asks for input. inputs maps names, which the client repeats in its
+// responses, to requests. An empty state is left out.
 func ask(state string, inputs object) *kernel.Result {
 	return &kernel.Result{InputRequests: encode(inputs), RequestState: state}
 }
 
-// inputs are the responses in a repeated call, by name.
+// inputs are the responses in a repeated call, by name. The struct has the fields of all three
+// kinds of responses: Action and Content of a form, Roots of a list of roots, Role and Content
+// of a model's message.
 type inputs map[string]struct {
 	Action  string          `json:"action"`
 	Content json.RawMessage `json:"content"`
@@ -74,7 +78,8 @@ type inputs map[string]struct {
 	Role    string          `json:"role"`
 }
 
-// answers returns the responses of a request; nil in the first round.
+// answers returns the responses of a request; nil in the first round, and for malformed ones,
+// which make the tool ask again.
 func answers(r *kernel.Request) inputs {
 	var in inputs
 	if json.Unmarshal(r.InputResponses, &in) != nil {
@@ -83,7 +88,8 @@ func answers(r *kernel.Request) inputs {
 	return in
 }
 
-// accepted returns a field of an accepted form; "" when there is none.
+// accepted returns a field of an accepted form; "" when there is none, also when the user
+// declined or canceled. For a boolean it returns "yes", whatever the value.
 func (in inputs) accepted(name, field string) string {
 	a, ok := in[name]
 	if !ok || a.Action != "accept" {
@@ -129,7 +135,8 @@ func missingCapability(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel
 	}}, nil
 }
 
-// hasCapability reports whether the client declared a capability.
+// hasCapability reports whether the client declared a capability. It relies on r.Session, which
+// calls through the MCP endpoint have.
 func hasCapability(r *kernel.Request, capability string) bool {
 	var caps map[string]json.RawMessage
 	_ = json.Unmarshal(r.Session.Capabilities(), &caps)
@@ -160,19 +167,22 @@ func askRoots(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, 
 	return ask("", object{"client_roots": roots()}), nil
 }
 
-// sign returns a request state with a MAC over it and the tool's name.
+// sign returns a request state with a MAC over it and the tool's name: both parts in base64url,
+// joined by a dot. The state is not encrypted, so the client can read it.
 func (p *Plugin) sign(tool, state string) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(state)) + "." + base64.RawURLEncoding.EncodeToString(p.mac(tool, state))
 }
 
-// mac binds a state to its tool, so that the state of one tool is not valid for another.
+// mac binds a state to its tool, so that the state of one tool is not valid for another. The NUL
+// separates the two: no tool of this plugin has one in its name.
 func (p *Plugin) mac(tool, state string) []byte {
 	h := hmac.New(sha256.New, p.key[:])
 	h.Write([]byte(tool + "\x00" + state))
 	return h.Sum(nil)
 }
 
-// verify returns the state that sign signed for the tool.
+// verify returns the state that sign signed for the tool. It compares MACs in constant time. A
+// replayed state is accepted: the fixtures have no effects that a replay could repeat.
 func (p *Plugin) verify(tool, signed string) (state string, ok bool) {
 	a, b, _ := strings.Cut(signed, ".")
 	raw, err := base64.RawURLEncoding.DecodeString(a)
@@ -218,7 +228,13 @@ func askAll(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, er
 	}), nil
 }
 
-// askTwice asks for a name, then for a color. The state says which answer is expected.
+// askTwice asks for a name, then for a color. The state says which answer is expected:
+//
+//	""           no round was made: ask for the name, with the state "first"
+//	"first"      a name is expected: ask for the color, with the state "name:" + name
+//	"name:NAME"  a color is expected: answer
+//
+// An answer that is missing, or not the one that the state expects, starts over.
 func askTwice(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	in := answers(r)
 	state := ""

@@ -28,7 +28,8 @@ import (
 // scope is the scope that every fixture requires: that of a read-only tool.
 const scope = "tools:call:read_only"
 
-// Plugin serves the fixtures. Make one with New.
+// Plugin serves the fixtures. Make one with New. All callers share its two lists: a tool that
+// changes them changes them for every client.
 type Plugin struct {
 	k   *kernel.Kernel
 	key [32]byte // signs request states
@@ -53,6 +54,7 @@ var (
 )
 
 // Manifest implements kernel.Plugin.
+// The kernel reads it at each Load, so test_trigger_tool_change loads the plugin again.
 func (p *Plugin) Manifest() *kernel.Manifest {
 	m := &kernel.Manifest{Name: "conformance", Version: "1.0.0", Resources: resources}
 	for i := range tools {
@@ -84,7 +86,8 @@ func (f *fixture) tool() *kernel.Tool {
 	return &kernel.Tool{Name: f.name, Description: f.about, InputSchema: json.RawMessage(in), Scope: scope}
 }
 
-// Call implements kernel.Plugin.
+// Call implements kernel.Plugin. test_transient_tool has no entry in tools, so it gets the
+// answer at the end.
 func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 	for i := range tools {
 		if tools[i].name == r.Tool {

@@ -36,7 +36,8 @@ func (p *Plugin) Read(_ context.Context, _ *kernel.Caller, uri string) ([]byte, 
 	return nil, kernel.ErrNoResource
 }
 
-// Watch implements kernel.Watcher.
+// Watch implements kernel.Watcher. It reports a change every 3 seconds, since the content is
+// the time of the reading.
 func (p *Plugin) Watch(ctx context.Context, _ string, changed func()) error {
 	tick := time.NewTicker(3 * time.Second)
 	defer tick.Stop()
@@ -55,7 +56,8 @@ func (p *Plugin) Methods() []string {
 	return []string{"prompts/list", "prompts/get", "completion/complete", "resources/templates/list", "resources/read", "logging/setLevel"}
 }
 
-// HandleMethod implements kernel.MethodHandler. The MCP endpoint itself handles
+// HandleMethod implements kernel.MethodHandler. resources/read comes here for a URI that no
+// plugin lists, such as one of the template. The MCP endpoint itself handles
 // logging/setLevel; it is in the list because fixtures do log.
 func (p *Plugin) HandleMethod(_ context.Context, _ *kernel.Caller, _ kernel.Session, method string, params json.RawMessage) (json.RawMessage, error) {
 	switch method {
@@ -76,7 +78,9 @@ func (p *Plugin) HandleMethod(_ context.Context, _ *kernel.Caller, _ kernel.Sess
 	return nil, &kernel.RPCError{Code: -32601, Message: "no such method"}
 }
 
-// readTemplate reads a resource of the template test://template/{id}/data.
+// readTemplate reads a resource of the template test://template/{id}/data. The id is one path
+// segment and not empty. Any other URI is kernel.ErrNoResource, which the MCP endpoint answers
+// as an unknown resource.
 func readTemplate(params json.RawMessage) (json.RawMessage, error) {
 	var in struct {
 		URI string `json:"uri"`
@@ -146,7 +150,8 @@ func (p *Plugin) listPrompts() json.RawMessage {
 	return encode(object{"prompts": list})
 }
 
-// getPrompt answers prompts/get.
+// getPrompt answers prompts/get. A prompt without messages needs an input round (SEP-2322): it
+// asks for the context first and has it in inputResponses the second time.
 func getPrompt(params json.RawMessage) (json.RawMessage, error) {
 	var in struct {
 		Name      string            `json:"name"`

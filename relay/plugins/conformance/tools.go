@@ -71,6 +71,8 @@ var plainTools = []fixture{
 	}},
 }
 
+// schema2020 is the input schema of json_schema_2020_12_tool. It uses keywords of the 2020-12
+// vocabulary, such as $defs, $anchor, allOf and if, which must reach the client unchanged.
 const schema2020 = `{
 	"$schema": "https://json-schema.org/draft/2020-12/schema",
 	"type": "object",
@@ -90,12 +92,14 @@ const schema2020 = `{
 	"additionalProperties": false
 }`
 
-// logMessage sends a log message to the client.
+// logMessage sends a log message to the client. It ignores the error: a client that is gone
+// needs no log.
 func logMessage(ctx context.Context, r *kernel.Request, message string) {
 	_ = r.Session.Notify(ctx, "notifications/message", encode(object{"level": "info", "logger": "conformance", "data": message}))
 }
 
-// logging sends three log messages. The client's log level decides which ones arrive.
+// logging sends three log messages, of the level info. The client's log level decides whether
+// they arrive: the MCP endpoint drops those below it.
 func logging(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	logMessage(ctx, r, "Tool execution started")
 	sleep(ctx, notificationInterval)
@@ -117,7 +121,8 @@ func progress(ctx context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result
 }
 
 // requestingTools are those of protocol versions with sessions. They send requests to the
-// client during a call.
+// client during a call. In a version without sessions Session.Request returns an error, which
+// they report as a failed result.
 var requestingTools = []fixture{
 	{"test_sampling", "Asks the client's model.", `{"type":"object","properties":{"prompt":{"type":"string","description":"what to ask the model"}},"required":["prompt"]}`, sampling},
 	{"test_elicitation", "Asks the client's user.", `{"type":"object","properties":{"message":{"type":"string","description":"what to ask the user"}},"required":["message"]}`, elicitation},

@@ -20,7 +20,7 @@ type args struct {
 }
 
 // Patterns of arguments. They keep what is not printable out of messages, events and log
-// lines; whether a name exists is for whoever is asked for it.
+// lines. Whether a name exists is checked by Middleware, Transports or Plugins.
 var (
 	wordPattern    = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)
 	scopePattern   = regexp.MustCompile(`^(global|(transport|plugin|connection)=[!-~]{1,128})$`)
@@ -34,6 +34,7 @@ func text(name string, pattern *regexp.Regexp, description string) arguments.Fie
 	return arguments.Field{Name: name, Description: description, Type: arguments.String, Pattern: pattern}
 }
 
+// required returns a copy of a field that a call must have.
 func required(f arguments.Field) arguments.Field { f.Required = true; return f }
 
 // Arguments that several tools take.

@@ -58,7 +58,8 @@ type Stage = struct {
 }
 
 // Middleware switches the stages of the pipeline. The caller gets a *manifest.Error of it
-// unchanged, and the text of any other error.
+// unchanged, and the text of any other error. A method that returns an error must have changed
+// nothing: no event is appended for it. Calls that change something come one at a time.
 type Middleware interface {
 	List() []Stage
 	Enable(name, scope string) error
@@ -95,7 +96,8 @@ type Transports interface {
 }
 
 // Plugins loads plugins from the plugin directory, by the name of their folder, and
-// unloads them (NAME or NAME@VERSION). Errors are as for Middleware.
+// unloads them (NAME or NAME@VERSION). Errors are as for Middleware. Up to maxLoading calls run
+// at the same time, each under the context of its caller.
 type Plugins interface {
 	Load(ctx context.Context, name string) error
 	Unload(ctx context.Context, name string) error
@@ -124,7 +126,8 @@ type Options struct {
 	Health func() []string
 }
 
-// Plugin is the control plane. Make one with New.
+// Plugin is the control plane. Make one with New. It owns no goroutine and no state of its
+// parts: the answers are read from Options at each call.
 type Plugin struct {
 	opt        Options
 	started    time.Time
@@ -165,7 +168,8 @@ func (p *Plugin) Manifest() *kernel.Manifest {
 	return m
 }
 
-// Call implements kernel.Plugin.
+// Call implements kernel.Plugin. It runs in the caller's goroutine (Inline), so every tool must
+// obey ctx while it waits.
 func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 	for i := range tools {
 		if tools[i].tool.Name != r.Tool {
@@ -200,8 +204,8 @@ func (p *Plugin) Read(_ context.Context, _ *kernel.Caller, uri string) ([]byte, 
 	return nil, kernel.ErrNoResource
 }
 
-// Watch implements kernel.Watcher. Whoever changes the pipeline or a transport notifies the
-// subscribers; metrics and plugins are compared once a second while somebody watches.
+// Watch implements kernel.Watcher. A change of the pipeline or of a transport notifies the
+// subscribers itself; metrics and plugins are compared once a second while they are watched.
 func (p *Plugin) Watch(ctx context.Context, uri string, changed func()) error {
 	var fingerprint func() string
 	switch uri {
@@ -293,6 +297,9 @@ const appendTimeout = 2 * time.Second
 
 // change makes a change and appends its event, with the change slot held. uri is the
 // resource that changes.
+//
+// A change whose event cannot be appended stays in force, and the error says so: undoing it
+// could fail as well. Subscribers are notified before the append, which may take long.
 func (p *Plugin) change(ctx context.Context, r *kernel.Request, typ, uri string, c Change, do func() error) error {
 	select {
 	case p.changeSlot <- struct{}{}:

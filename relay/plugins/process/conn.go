@@ -49,6 +49,9 @@ const (
 
 // lineChannel is a jrpc2 channel of one JSON value a line, with bounds in both directions.
 // jrpc2 calls Send under a lock and Recv from one goroutine.
+//
+// Both bounds protect the relay from a plugin that stops reading: sendTimeout ends the
+// connection, and until then maxReadAhead stops the reading of further messages.
 type lineChannel struct {
 	in    *bufio.Scanner
 	out   deadlineWriter
@@ -78,6 +81,9 @@ func newLineChannel(r io.Reader, w deadlineWriter, abort func(), stop func() err
 // Send writes one message, which jrpc2 encodes without newlines. Meanwhile all other calls
 // and the end of the connection wait, so it aborts the connection to a plugin that reads
 // nothing for sendTimeout.
+//
+// A Send that failed may have written a part of its message. Later ones return the same
+// error, because the plugin would read their bytes as the rest of that message.
 func (l *lineChannel) Send(b []byte) error {
 	if l.sendErr != nil {
 		return l.sendErr
@@ -104,6 +110,9 @@ func (l *lineChannel) abortSend() {
 
 // Recv reads one message. While a Send waits, jrpc2 queues what is read without bound, so
 // after maxReadAhead Recv waits for the Send to end.
+//
+// Empty lines are skipped. A line longer than maxLine is an error, which ends the
+// connection. The result is a copy, since the scanner overwrites its buffer.
 func (l *lineChannel) Recv() ([]byte, error) {
 	for l.in.Scan() {
 		if b := l.in.Bytes(); len(b) > 0 {
@@ -121,7 +130,8 @@ func (l *lineChannel) Recv() ([]byte, error) {
 // Close ends both directions.
 func (l *lineChannel) Close() error { return l.stop() }
 
-// conn is one connection to a plugin's server, from its start to its end.
+// conn is one connection to a plugin's server, from its start to its end. A plugin that is
+// restarted gets a new one. version is set by initialize, before other goroutines see conn.
 type conn struct {
 	rpc       *jrpc2.Client
 	ch        *lineChannel
@@ -147,6 +157,8 @@ func newConn(ch *lineChannel, updated func(uri string)) *conn {
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{
 		OnNotify:   c.onNotification,
 		OnCallback: c.onRequest,
+		// jrpc2 calls OnCancel when the context of a call ends before its answer. The plugin may
+		// stop its work then; jrpc2 discards an answer that still arrives.
 		OnCancel: func(cli *jrpc2.Client, rsp *jrpc2.Response) {
 			_ = cli.Notify(context.Background(), "notifications/cancelled",
 				map[string]any{"requestId": json.RawMessage(rsp.ID()), "reason": "the caller's time is over"})
@@ -156,7 +168,8 @@ func newConn(ch *lineChannel, updated func(uri string)) *conn {
 	return c
 }
 
-// call sends a request and returns the raw result.
+// call sends a request and returns the raw result. An error that the plugin answered with is
+// a *jrpc2.Error, which callError translates.
 func (c *conn) call(ctx context.Context, method string, params any) (json.RawMessage, error) {
 	rsp, err := c.rpc.Call(ctx, method, params)
 	if err != nil {
@@ -167,7 +180,9 @@ func (c *conn) call(ctx context.Context, method string, params any) (json.RawMes
 	return raw, err
 }
 
-// initialize is the MCP handshake. version is the relay's.
+// initialize is the MCP handshake. version is the relay's. The relay announces no client
+// capabilities, so a plugin may not ask for sampling, roots or elicitation. It accepts any
+// protocol version that the plugin chooses.
 func (c *conn) initialize(ctx context.Context, version string) error {
 	raw, err := c.call(ctx, "initialize", map[string]any{
 		"protocolVersion": protocolVersion,
@@ -189,6 +204,9 @@ func (c *conn) initialize(ctx context.Context, version string) error {
 
 // listNames reads all pages of a list: the member `key` of each element of the member
 // `list`, with the element's annotations.
+//
+// Names beyond the first kernel.MaxToolsPerPlugin are ignored, and a list of more than
+// maxPages pages is an error: a plugin could otherwise list without end.
 func (c *conn) listNames(ctx context.Context, method, list, key string) (map[string]json.RawMessage, error) {
 	out := make(map[string]json.RawMessage)
 	cursor := ""
@@ -226,6 +244,9 @@ func (c *conn) listNames(ctx context.Context, method, list, key string) (map[str
 
 // followProgress forwards progress with the returned token to s until done is called. The
 // token is 0 when s wants no progress, or when maxFollowed calls are followed.
+//
+// Tokens are numbers of this connection. The client's own token is not sent to the plugin:
+// two clients may have chosen the same one.
 func (c *conn) followProgress(ctx context.Context, s kernel.Session) (token int64, done func()) {
 	if s == nil || s.ProgressToken() == nil {
 		return 0, func() {}
@@ -245,8 +266,11 @@ func (c *conn) followProgress(ctx context.Context, s kernel.Session) (token int6
 	}
 }
 
-// onNotification handles a notification of the plugin. Progress gets the token that the
-// client chose in place of ours.
+// onNotification handles a notification of the plugin. In progress, the
+// client's token replaces the one of followProgress. Other notifications are ignored, those
+// of changed lists included: the manifest alone decides what is offered.
+//
+// jrpc2 calls it with the lock of its client held, so it must not send on the connection.
 func (c *conn) onNotification(req *jrpc2.Request) {
 	switch req.Method() {
 	case "notifications/progress":

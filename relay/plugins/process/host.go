@@ -21,7 +21,7 @@ import (
 
 // The plugin directory decides which programs run as the relay's user. Therefore open
 // checks the directory, the plugin's folder, its manifest and its executable: none may be a
-// link, writable by group or others, or owned by anybody but root and the relay's user.
+// link, writable by group or others, or owned by a user other than root and the relay's.
 // Paths are resolved below an os.Root, so that a link inside of the directory cannot lead
 // out of it.
 //
@@ -55,7 +55,7 @@ var reservedNames = []string{"kernel", "tickets", "agents", "devices", "schemas"
 type Options struct {
 	Dir     string // the plugin directory
 	Kernel  *kernel.Kernel
-	Version string // of the relay, told to plugins
+	Version string // of the relay, sent to plugins by initialize
 	Logger  *zap.Logger
 }
 
@@ -88,7 +88,9 @@ func New(o Options) *Host {
 }
 
 // Run starts the named plugins and keeps them and those that Load adds running until ctx
-// ends. Then it stops them and waits for their processes. A named plugin that does not
+// ends. Then it stops them and waits for their processes.
+//
+// A named plugin whose folder open refuses is logged and skipped. One whose process does not
 // start is tried again, and offered after it does.
 func (h *Host) Run(ctx context.Context, names ...string) error {
 	h.mu.Lock()
@@ -119,6 +121,9 @@ func (h *Host) Check(name string) error {
 
 // Load starts the plugin of that name and offers it after it has shown that it serves what
 // its manifest declares. It runs until Unload or the end of Run.
+//
+// Load waits for at most initializeTimeout. A plugin that fails its first attempt is stopped
+// before Load returns the error, so that a failed Load leaves no process behind.
 func (h *Host) Load(ctx context.Context, name string) (*State, error) {
 	p, err := h.open(name)
 	if err != nil {
@@ -155,7 +160,8 @@ func (h *Host) Load(ctx context.Context, name string) (*State, error) {
 	return nil, fmt.Errorf("plugin %s is not loaded: %w", name, err)
 }
 
-// Unload stops a plugin: NAME or NAME@VERSION.
+// Unload stops a plugin: NAME or NAME@VERSION. Its calls in flight fail. Unload returns when
+// the process has ended and the kernel no longer offers the plugin's tools.
 func (h *Host) Unload(name string) error {
 	name, version, hasVersion := strings.Cut(name, "@")
 	h.mu.Lock()
@@ -181,7 +187,8 @@ func (h *Host) List() []State {
 	return list
 }
 
-// start begins to supervise a plugin, in a goroutine that Run waits for.
+// start begins to supervise a plugin, in a goroutine that Run waits for. The goroutine's
+// context is that of Run and not of Load: a plugin outlives the call that loaded it.
 func (h *Host) start(p *Plugin) (*process, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -201,6 +208,7 @@ func (h *Host) start(p *Plugin) (*process, error) {
 		defer close(pr.done)
 		defer cancel()
 		err := p.run(ctx, func() error { return h.o.Kernel.Load(p, false) })
+		// run ended by itself: the kernel refused the plugin. setState makes Load return.
 		if ctx.Err() == nil {
 			p.setState(nil, err)
 			h.log.Error("plugin not loaded", zap.String("plugin", name), zap.Error(err))
@@ -213,8 +221,11 @@ func (h *Host) start(p *Plugin) (*process, error) {
 	return pr, nil
 }
 
-// open reads and checks the folder of a plugin. Whoever can write to it can run programs as
-// the relay's user, so only that user and root may.
+// open reads and checks the folder of a plugin. A user who can write to it can run
+// programs as the relay's user, so only that user and root may.
+//
+// A folder with neither an executable nor a socket is refused. Of a socket only its existence
+// is checked: the relay runs nothing of it, and the folder's owner decides which one it is.
 func (h *Host) open(name string) (*Plugin, error) {
 	if h.o.Dir == "" {
 		return nil, errors.New("the relay has no plugin directory; set one with --plugin-dir")
@@ -278,7 +289,8 @@ func readManifest(root *os.Root, name string) ([]byte, error) {
 }
 
 // checkOwner checks that path is of the type, not a link, and writable by root and the
-// user of this process only.
+// user of this process only. Parents of the plugin directory are not checked: the operator
+// chose that path.
 func checkOwner(root *os.Root, path string, typ fs.FileMode) error {
 	st, err := root.Lstat(path)
 	at := filepath.Join(root.Name(), path)

@@ -76,6 +76,7 @@ type Problem struct {
 	What  string `json:"what"`
 }
 
+// Error lists the problems, one a line, after a first line that names none.
 func (e *ManifestError) Error() string {
 	var b strings.Builder
 	b.WriteString("the plugin manifest is not valid:")

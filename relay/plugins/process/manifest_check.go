@@ -58,6 +58,7 @@ type location []string
 // child is the location of a member. It never shares memory with a sibling.
 func (l location) child(key string) location { return append(slices.Clip(l), key) }
 
+// element is the location of an element of an array.
 func (l location) element(i int) location { return l.child(strconv.Itoa(i)) }
 
 // String writes a location as people read it: tools[0].name.
@@ -88,8 +89,8 @@ func (l location) compare(other location) int {
 	})
 }
 
-// checkManifest returns the problems of a manifest that is strict JSON. The error says
-// that it could not be checked at all.
+// checkManifest returns the problems of a manifest that is strict JSON, at most maxProblems,
+// sorted by their places. The error says that it could not be checked at all.
 func checkManifest(data []byte) ([]Problem, error) {
 	schema, err := manifestSchema()
 	if err != nil {
@@ -121,7 +122,8 @@ func (c *manifestChecker) add(at location, format string, args ...any) {
 	}
 }
 
-// violation reports the leaves of a validation error: the others only group them.
+// violation reports the leaves of a validation error: the others only group them. For a value
+// of the wrong form, the hint is the description in plugin.schema.json.
 func (c *manifestChecker) violation(e *jsonschema.ValidationError) {
 	for _, cause := range e.Causes {
 		c.violation(cause)

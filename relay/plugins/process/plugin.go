@@ -25,8 +25,8 @@ import (
 //	up          conn is set: calls go to it
 //	down        conn is nil: calls wait up to maxRestartWait for the next connection
 //
-// A call in flight when the connection ends fails. It is never sent twice, since nobody
-// knows whether the plugin acted on it.
+// A call in flight when the connection ends fails. It is not sent again, since the plugin may
+// have acted on it.
 const (
 	initializeTimeout = 10 * time.Second // from the start to the checked lists
 	maxRestartWait    = 2 * time.Second  // of a call, for a plugin that is down
@@ -69,6 +69,9 @@ func (p *Plugin) Manifest() *kernel.Manifest { return p.manifest }
 
 // run keeps the plugin running until ctx ends. It calls onUp after the first successful
 // handshake; an error of onUp ends it.
+//
+// Before each further attempt run waits half to all of the back-off, at random, so that
+// plugins that failed together do not all restart together.
 func (p *Plugin) run(ctx context.Context, onUp func() error) error {
 	attempts, isUp := 0, false
 	for {
@@ -92,6 +95,7 @@ func (p *Plugin) run(ctx context.Context, onUp func() error) error {
 		if time.Since(start) >= stableAfter {
 			attempts = 0
 		}
+		// The shift is bounded against overflow: minBackoff<<12 is above maxBackoff already.
 		wait := min(minBackoff<<min(attempts, 12), maxBackoff)
 		wait = wait/2 + rand.N(wait/2)
 		attempts++
@@ -114,12 +118,15 @@ func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
 		err = errors.New("its connection ended")
 	case <-ctx.Done():
 	}
+	// In this order, so that no new call chooses a connection that is being closed.
 	p.setState(nil, err)
 	c.close()
 	return err
 }
 
-// connect starts the server, initializes it and compares its lists with the manifest.
+// connect starts the server, initializes it and compares its lists with the manifest, all
+// within initializeTimeout. A process that it started outlives that context; the caller
+// closes the connection.
 func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, initializeTimeout)
 	defer cancel()
@@ -138,8 +145,8 @@ func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-// resubscribe subscribes to the watched resources at a new server. Whoever begins to watch
-// from now on finds the connection and subscribes itself.
+// resubscribe subscribes to the watched resources at a new server. A Watch that begins from
+// now on finds the connection and subscribes itself.
 func (p *Plugin) resubscribe(ctx context.Context, c *conn) {
 	p.mu.Lock()
 	uris := slices.Sorted(maps.Keys(p.watches))
@@ -163,7 +170,9 @@ func (p *Plugin) subscribe(ctx context.Context, c *conn, uri string) {
 	}
 }
 
-// checkServed checks that the server has everything that the manifest declares.
+// checkServed checks that the server has everything that the manifest declares. Anything more
+// that the server lists is ignored. A list is not requested when the manifest declares
+// nothing of its kind, since the server may not support the method.
 func (p *Plugin) checkServed(ctx context.Context, c *conn) error {
 	var tools, uris []string
 	for _, t := range p.manifest.Tools {
@@ -192,8 +201,8 @@ func (p *Plugin) checkServed(ctx context.Context, c *conn) error {
 	return nil
 }
 
-// setState stores the connection, or why there is none, and wakes whoever waits for a
-// change.
+// setState stores the connection, or why there is none, and wakes Load and waitConn. A nil
+// error, as at a stop by Unload, keeps the last one and counts no failure.
 func (p *Plugin) setState(c *conn, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -206,7 +215,8 @@ func (p *Plugin) setState(c *conn, err error) {
 	p.changed = make(chan struct{})
 }
 
-// waitConn returns the connection. While there is none it waits up to maxRestartWait.
+// waitConn returns the connection. While there is none it waits up to maxRestartWait,
+// which is below kernel.CallBudget, so that the call still has time to run.
 func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
 	timer := time.NewTimer(maxRestartWait)
 	defer timer.Stop()
@@ -243,6 +253,8 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 	}
 	token, done := c.followProgress(ctx, r.Session)
 	defer done()
+	// traceparent is a header of W3C Trace Context, version 00: the caller's trace id and a new
+	// span id. The plugin learns who calls, but never gets the caller's token.
 	meta := map[string]any{
 		"traceparent":     "00-" + r.TraceID + "-" + manifest.NewTraceID()[:16] + "-01",
 		"agentctl/caller": map[string]string{"agent_id": r.Caller.Actor, "tenant": r.Caller.Tenant},
@@ -268,6 +280,9 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 
 // callError converts the error of a call: the caller's deadline, the end of the plugin, a
 // JSON-RPC error that the plugin answered with, or an internal error.
+//
+// A JSON-RPC error other than an internal one is the plugin's answer. It becomes a result,
+// so that the kernel counts no fault and its breaker stays closed.
 func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) {
 	var rpc *jrpc2.Error
 	switch {
@@ -281,7 +296,8 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 	return nil, internal("plugin_error", "the plugin failed to answer this call")
 }
 
-// Read implements kernel.Reader.
+// Read implements kernel.Reader. The plugin must answer with one content, under the URI that
+// was asked for; a JSON-RPC error is a fault here, since a Reader has no other form for it.
 func (p *Plugin) Read(ctx context.Context, _ *kernel.Caller, uri string) ([]byte, error) {
 	c, err := p.waitConn(ctx)
 	if err != nil {
@@ -313,6 +329,7 @@ func (p *Plugin) Read(ctx context.Context, _ *kernel.Caller, uri string) ([]byte
 // Watch implements kernel.Watcher. A watch outlasts restarts of the plugin. The first one
 // of a URI subscribes at the server, the last one unsubscribes.
 func (p *Plugin) Watch(ctx context.Context, uri string, changed func()) error {
+	// Functions cannot be compared, so the pointer identifies this watch.
 	key := &changed
 	p.mu.Lock()
 	watchers := p.watches[uri]

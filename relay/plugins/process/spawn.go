@@ -18,7 +18,7 @@ import (
 
 // The life of a plugin's process:
 //
-// 	start  dir/run in a process group of its own, with a minimal environment
+// 	start  dir/run in a new process group, with a minimal environment
 // 	run    JSON-RPC over stdin and stdout, log lines over stderr
 // 	stop   close stdin; after stopGrace kill the process group
 // 	end    wait for the process, then kill what is left of its group
@@ -29,7 +29,8 @@ import (
 // killed, with its process group.
 const stopGrace = 2 * time.Second
 
-// socketDialer connects to a server that the relay does not start.
+// socketDialer connects to a server that the relay does not start. The end of the connection
+// does not end that server.
 func socketDialer(path string) func(context.Context) (*lineChannel, error) {
 	return func(ctx context.Context) (*lineChannel, error) {
 		var d net.Dialer
@@ -42,7 +43,11 @@ func socketDialer(path string) func(context.Context) (*lineChannel, error) {
 }
 
 // processDialer starts the executable dir/run and connects to its stdio. The process gets
-// none of the relay's environment, which may hold secrets, and a process group of its own.
+// none of the relay's environment, which may hold secrets, except PATH. It leads a new process
+// group, so that a kill also reaches its children.
+//
+// The process does not end with the context of the dial, which bounds the handshake only. The
+// returned channel's Close stops it and waits for it.
 func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*lineChannel, error) {
 	return func(context.Context) (*lineChannel, error) {
 		cmd := exec.Command(filepath.Join(dir, runFile))
@@ -59,7 +64,7 @@ func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*li
 			return nil, err
 		}
 		cmd.Stderr = &lineLogger{log: log}
-		cmd.WaitDelay = stopGrace // its own child may hold the pipe open
+		cmd.WaitDelay = stopGrace // a child of the plugin may hold stderr open
 		if err := cmd.Start(); err != nil {
 			return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
 		}
@@ -87,7 +92,9 @@ const (
 )
 
 // lineLogger logs a plugin's stderr, line by line. It counts the lines beyond maxLogLines
-// and cuts the ones beyond maxLogLine.
+// and cuts the ones beyond maxLogLine. A last line without a line break is not logged.
+//
+// It needs no lock: os/exec copies stderr from one goroutine.
 type lineLogger struct {
 	log    *zap.Logger
 	line   []byte

@@ -12,8 +12,9 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Event sourcing: memory is what the events of the log make of it. A live change and a
-// replayed one go through the same function, tenant.apply, so they cannot differ.
+// Event sourcing: the tickets in memory are the result of applying the events of the log in
+// their order. A live change and a replayed one go through the same function, tenant.apply,
+// so they cannot differ.
 //
 // 	live     tool -> checks -> payload -> log.Append -> apply -> notify
 // 	restart  log.Replay -> replay -> apply
@@ -52,7 +53,7 @@ type payload struct {
 
 	N       int    `json:"n,omitempty"` // commented
 	Text    string `json:"text,omitempty"`
-	AgentID string `json:"agent_id,omitempty"` // assigned; empty: to nobody
+	AgentID string `json:"agent_id,omitempty"` // assigned; empty: unassigned
 	From    Status `json:"from,omitempty"`     // transitioned
 	To      Status `json:"to,omitempty"`
 
@@ -77,6 +78,14 @@ const (
 )
 
 // apply applies an event, of a change that is just made or of a replay. mu is held.
+//
+// It puts a changed copy in place of an entry and does not write to the old one, whose
+// comments and approval are shared with the copies that readers have.
+//
+// Some events need no version. A drop removes the ticket with all its changes. A creation is
+// the first change. The comments of a snapshot are identified by their numbers: the snapshot
+// keeps the comments that were applied before it, and ticket.comments adds those that are
+// missing.
 func (t *tenant) apply(ev *kernel.Event, p *payload) outcome {
 	e := t.tickets[ev.Aggregate]
 	switch ev.Type {
@@ -132,6 +141,8 @@ func (t *tenant) apply(ev *kernel.Event, p *payload) outcome {
 		next.AgentID = p.AgentID
 	case eventTransitioned:
 		next.Status = p.To
+		// Every transition out of pending decides the approval. DecidedBy stays empty when the
+		// clock decided (Expired).
 		if e.Status == Pending && e.Approval != nil {
 			a := *e.Approval
 			a.DecidedBy, a.DecidedAt = p.By, ev.CreatedMS
@@ -179,13 +190,17 @@ type RestoreStats struct {
 	Tenants int `json:"tenants"`
 }
 
-// maxParked bounds the events that Restore sets aside.
+// maxParked bounds the events that Restore sets aside, and the dropped tickets that it
+// remembers. Beyond it, an event with a gap counts as skipped.
 const maxParked = 10_000
 
 // Restore rebuilds the tickets from a log, before the plugin is loaded. It ignores events
 // of other kinds, and events that were applied before, so that it may run again. An event
 // that was appended between the making of a Snapshot and the Snapshot's own append precedes
 // it in the log; it is set aside until the whole log was read.
+//
+// New ids are greater than all restored ones, even if the clock was set back. After an error,
+// which is that of the log or of ctx, the tickets are incomplete and must not be served.
 func (p *Plugin) Restore(ctx context.Context, log kernel.Log) (RestoreStats, error) {
 	var stats RestoreStats
 	var parked []kernel.Event
@@ -237,7 +252,8 @@ func (p *Plugin) Restore(ctx context.Context, log kernel.Log) (RestoreStats, err
 	return stats, nil
 }
 
-// replay applies an event of the log. The error is that of ctx.
+// replay applies an event of the log. It checks ids and payload, since a newer release
+// may have written the event: one that does not fit is foreign. The error is that of ctx.
 func (p *Plugin) replay(ctx context.Context, ev *kernel.Event) (outcome, error) {
 	var pl payload
 	if id, ok := manifest.ParseULID(ev.Aggregate); !ok || id != ev.Aggregate ||
@@ -261,6 +277,10 @@ const maxSnapshotText = kernel.MaxPayload / 8
 
 // Snapshot returns all tickets as events from which Restore rebuilds them. A log appends
 // them before it deletes the events up to its Last before this call.
+//
+// Changes continue meanwhile: it locks one tenant at a time, for reading. A change that is
+// made after its tenant was read has a higher version than the snapshot, and Restore applies
+// it on top.
 func (p *Plugin) Snapshot() []kernel.Event {
 	var events []kernel.Event
 	for _, t := range p.tenantList() {
@@ -273,7 +293,8 @@ func (p *Plugin) Snapshot() []kernel.Event {
 	return events
 }
 
-// snapshot appends the events of one ticket: the ticket, then its comments in parts.
+// snapshot appends the events of one ticket: the ticket, then its comments in parts of at most
+// 50 comments and about maxSnapshotText bytes, since they may not fit into one event.
 func (e *entry) snapshot(events []kernel.Event, tenant string) []kernel.Event {
 	base := e.Ticket
 	base.Comments = nil

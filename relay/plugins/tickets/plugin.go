@@ -1,6 +1,6 @@
 // Package tickets is the plugin with the fleet's queue of incidents and approvals: an
 // alert or an agent opens a ticket, agents and people work on it, and a ticket may ask
-// for an approval that somebody else has to give.
+// for an approval, which its creator cannot give.
 //
 //	p := tickets.New(k, log)
 //	done, err := p.Restore(ctx, log) // from the events in the log
@@ -31,7 +31,11 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Plugin serves the tools and resources. Make one with New.
+// Plugin serves the tools and resources. Make one with New. Its methods may be called from any
+// goroutine.
+//
+// Lock order: tenant.changeSlot, then tenant.mu. Plugin.mu and ids.mu are leaf locks: no other
+// lock is acquired while one of them is held.
 type Plugin struct {
 	k      *kernel.Kernel
 	log    kernel.Log
@@ -79,7 +83,7 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 }
 
 // tenant returns a tenant's tickets; nil when there are none and create is false, or when
-// there are too many tenants.
+// there are too many tenants. A tenant is kept until the process ends, even without tickets.
 func (p *Plugin) tenant(name string, create bool) *tenant {
 	p.mu.RLock()
 	t := p.tenants[name]
@@ -111,8 +115,9 @@ type change struct {
 }
 
 // commit appends changes, all or none, and then applies them. The change slot is held.
-// commit does not end with ctx, since afterwards nobody would know whether the log has the
-// events.
+// commit does not end with ctx, since it would then be unknown whether the log has the events.
+//
+// apply cannot refuse these events: the change slot was held since their versions were chosen.
 func (p *Plugin) commit(ctx context.Context, t *tenant, changes ...change) error {
 	now := time.Now().UnixMilli()
 	events := make([]kernel.Event, len(changes))
@@ -130,6 +135,7 @@ func (p *Plugin) commit(ctx context.Context, t *tenant, changes ...change) error
 	}
 	touched := make(map[string]bool)
 	for i := range events {
+		// Before and after: a change may move the ticket from one queue to another.
 		t.addQueues(touched, events[i].Aggregate)
 		p.apply(t, &events[i], &changes[i].payload)
 		t.addQueues(touched, events[i].Aggregate)
@@ -156,7 +162,8 @@ func (p *Plugin) apply(t *tenant, ev *kernel.Event, pl *payload) outcome {
 const maxDrops = 200
 
 // commitWithDrops is commit of a change that also drops finished tickets, to stay within
-// the bounds. Beyond maxDrops they go in appends before it.
+// the bounds. Beyond maxDrops they go in appends before it, which stay in the log when a later
+// append fails: the tickets were finished, and had to make room.
 func (p *Plugin) commitWithDrops(ctx context.Context, t *tenant, drop []string, c change) error {
 	changes := make([]change, 0, min(len(drop), maxDrops)+1)
 	for _, id := range drop {
@@ -170,7 +177,9 @@ func (p *Plugin) commitWithDrops(ctx context.Context, t *tenant, drop []string, 
 	return p.commit(ctx, t, append(changes, c)...)
 }
 
-// Run marks approvals as expired that nobody decided in time, until ctx ends.
+// Run marks approvals as expired that were not decided in time, until ctx ends. The
+// caller owns its goroutine. transition marks one that is due as well, so a late Run lets no
+// caller decide it.
 func (p *Plugin) Run(ctx context.Context) error {
 	for {
 		next := p.expire(ctx)
@@ -195,7 +204,8 @@ func (p *Plugin) wakeRun() {
 // maxSleep bounds how long Run sleeps: the wall clock may be set meanwhile.
 const maxSleep = time.Minute
 
-// expire marks the approvals that are due and returns how long until the next one is.
+// expire marks the approvals that are due and returns how long until the next one is, at most
+// maxSleep.
 func (p *Plugin) expire(ctx context.Context) time.Duration {
 	next := maxSleep
 	for _, t := range p.tenantList() {
@@ -212,8 +222,8 @@ func (p *Plugin) expire(ctx context.Context) time.Duration {
 	return next
 }
 
-// expireOne expires one approval. It checks again after it has the change slot, since
-// somebody may have decided meanwhile.
+// expireOne expires one approval. It checks again after it has the change slot, since the
+// approval may have been decided meanwhile.
 func (p *Plugin) expireOne(ctx context.Context, t *tenant, id string) error {
 	if err := t.acquire(ctx); err != nil {
 		return err

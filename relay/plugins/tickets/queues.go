@@ -48,7 +48,8 @@ var resources = func() (list []*kernel.Resource) {
 	return list
 }()
 
-// Read implements kernel.Reader.
+// Read implements kernel.Reader. Within a priority the oldest ticket comes first: filter
+// returns them in the order of creation, and the sort is stable.
 func (p *Plugin) Read(_ context.Context, c *kernel.Caller, uri string) ([]byte, error) {
 	i := slices.IndexFunc(queues, func(q queue) bool { return q.uri == uri })
 	if i < 0 {

@@ -11,13 +11,13 @@ import (
 	"agentctl/manifest"
 )
 
-// Bounds: a tenant has at most MaxUnfinished tickets that somebody has to work on; creating
-// more is refused. Finished tickets and their text give way to new ones. So an agent that
+// Bounds: a tenant has at most MaxUnfinished tickets that are not finished; creating more is
+// refused. Finished tickets and their text give way to new ones. So an agent that
 // creates tickets in a loop fills the queue of its own tenant and nothing else, and it
 // cannot push out work that is not done.
 
 // tenant has the tickets of one tenant. Changes are made one at a time, in the order of the
-// log, by whoever holds the change slot. mu is held only while memory is read or written,
+// log, by the holder of the change slot. mu is held only while memory is read or written,
 // so readers never wait for a disk. Lock order: changeSlot, then mu.
 type tenant struct {
 	name       string
@@ -56,7 +56,9 @@ const (
 	maxConcurrency = 256
 )
 
-// acquire acquires the change slot, or gives up when ctx ends or after maxAcquireWait.
+// acquire acquires the change slot, or gives up when ctx ends or after maxAcquireWait. Nothing
+// was changed after an error. It first tries without waiting, so that a tenant without a queue
+// pays for no timer. The caller must call release after a nil error.
 func (t *tenant) acquire(ctx context.Context) error {
 	select {
 	case t.changeSlot <- struct{}{}:
@@ -80,7 +82,8 @@ func (t *tenant) acquire(ctx context.Context) error {
 	}
 }
 
-// release gives the change slot back, to whoever has waited longest.
+// release gives the change slot back, to the change that has waited longest: goroutines that
+// block on a channel are served in their order.
 func (t *tenant) release() { <-t.changeSlot }
 
 // get returns a copy of a ticket. t may be nil.
@@ -136,7 +139,8 @@ func (t *tenant) filter(want func(*Ticket) bool) (found []*Ticket) {
 	return found
 }
 
-// put adds or replaces a ticket. mu is held.
+// put adds or replaces a ticket. mu is held. Ids ascend with time, so that a new ticket goes to
+// the end of order; only a changed or a restored one is inserted before others.
 func (t *tenant) put(e *entry) {
 	t.remove(e.ID)
 	t.tickets[e.ID] = e
@@ -152,7 +156,8 @@ func (t *tenant) put(e *entry) {
 	t.text += e.size()
 }
 
-// remove removes a ticket, if it is there. mu is held.
+// remove removes a ticket, if it is there, with its idempotency key: a repeated create call then
+// makes a new ticket. mu is held.
 func (t *tenant) remove(id string) {
 	e := t.tickets[id]
 	if e == nil {
@@ -171,7 +176,9 @@ func (t *tenant) remove(id string) {
 
 // dropsFor selects the finished tickets to drop, those finished longest ago first, so that
 // there is space for `text` more bytes and `more` more finished tickets. It never selects
-// keep. ok is false when dropping all of them is not enough.
+// keep. ok is false when dropping all of them does not make space for the text.
+//
+// The caller holds the change slot, so that the numbers stay true until it commits.
 func (t *tenant) dropsFor(text, more int, keep string) (drop []string, ok bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -19,15 +19,15 @@ type Status string
 // The statuses. A ticket that asks for an approval begins as pending, every other one as
 // open.
 const (
-	Open       Status = "open"        // nobody works on it
-	InProgress Status = "in_progress" // somebody does
+	Open       Status = "open"        // no work has started
+	InProgress Status = "in_progress" // being worked on
 	Waiting    Status = "waiting"     // for something outside
 	Resolved   Status = "resolved"    // done, to be confirmed
 	Closed     Status = "closed"      // finished
-	Pending    Status = "pending"     // an approval nobody has decided yet
+	Pending    Status = "pending"     // an approval without a decision
 	Approved   Status = "approved"    // finished
 	Rejected   Status = "rejected"    // finished
-	Expired    Status = "expired"     // isFinished: nobody decided in time
+	Expired    Status = "expired"     // finished: no decision in time
 )
 
 // Statuses lists the closed set.
@@ -51,7 +51,8 @@ func (s Status) Next() []Status { return append([]Status{}, next[s]...) }
 // CanBecome reports whether a caller may move a ticket from s to to.
 func (s Status) CanBecome(to Status) bool { return slices.Contains(next[s], to) }
 
-// isActive reports whether somebody should work on a ticket of status s.
+// isActive reports whether a ticket of status s still needs work, which puts it into the queue
+// of open tickets. Resolved and pending tickets wait for a decision instead.
 func (s Status) isActive() bool { return s == Open || s == InProgress || s == Waiting }
 
 // isFinished reports whether a ticket of status s may be dropped when there are too many.
@@ -62,7 +63,8 @@ func (s Status) isFinished() bool {
 // Priorities lists the closed set, least urgent first.
 var Priorities = []string{"low", "normal", "high", "urgent"}
 
-// Ticket is one entry of the fleet's queue. Times are milliseconds since 1970.
+// Ticket is one entry of the fleet's queue. Times are milliseconds since 1970. The JSON form is
+// that of ticket.snapshot events too, so the names of its fields are part of the log's format.
 type Ticket struct {
 	ID        string    `json:"id"` // ULID, ascending with the time of creation
 	Title     string    `json:"title"`
@@ -70,7 +72,7 @@ type Ticket struct {
 	Status    Status    `json:"status"`
 	Priority  string    `json:"priority"`
 	NodeID    string    `json:"node_id,omitempty"`  // the device that it is about
-	AgentID   string    `json:"agent_id,omitempty"` // whom it is assigned to
+	AgentID   string    `json:"agent_id,omitempty"` // the agent or person that it is assigned to
 	CreatedBy string    `json:"created_by"`
 	CreatedAt int64     `json:"created_at"`
 	UpdatedAt int64     `json:"updated_at"`
@@ -117,7 +119,8 @@ const (
 	minExpiry, maxExpiry, defaultExpiry = 10, 604800, 3600 // seconds
 )
 
-// size is the number of bytes that a ticket counts towards MaxText.
+// size is the number of bytes that a ticket counts towards MaxText. It counts texts alone; the
+// bounds on tickets and comments cover the rest.
 func (t *Ticket) size() int {
 	n := len(t.Title) + len(t.Body)
 	if t.Approval != nil {

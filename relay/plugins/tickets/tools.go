@@ -20,7 +20,8 @@ type tool struct {
 	run  func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
 }
 
-// Patterns of arguments. A title begins with a visible character and is one line.
+// Patterns of arguments. A title begins with a visible character and is one line. Ids of
+// tickets are ULIDs in upper case, ids of nodes ULIDs in lower case. An agent id may be empty.
 var (
 	ulidPattern  = regexp.MustCompile(`^[0-7][0-9A-HJKMNP-TV-Z]{25}$`)
 	nodePattern  = regexp.MustCompile(`^[0-7][0-9a-hjkmnp-tv-z]{25}$`)
@@ -46,17 +47,22 @@ func enumField[T ~string](name string, set []T, description string) arguments.Fi
 	return arguments.Field{Name: name, Description: description, Type: arguments.String, Enum: words(set)}
 }
 
-// optionalText is a textField that may be empty: "" as an agent is nobody.
+// optionalText is a textField that may be empty: assigning a ticket to "" removes its agent.
 func optionalText(name string, maxLength int64, pattern *regexp.Regexp, description string) arguments.Field {
 	f := textField(name, maxLength, pattern, description)
 	f.Min = 0
 	return f
 }
 
+// required returns a copy of a field that a call must have.
 func required(f arguments.Field) arguments.Field { f.Required = true; return f }
 
+// withDefault returns a copy of a field with a default, which the schema shows to clients. The
+// tool itself applies it.
 func withDefault(f arguments.Field, value any) arguments.Field { f.Default = value; return f }
 
+// Arguments of the tools. The kernel checks every call against them before Call runs, so the
+// tools rely on types, lengths and closed sets.
 var (
 	idField = required(ulidField("id", ulidPattern, "the ticket's id"))
 
@@ -196,8 +202,8 @@ type refusal struct {
 	TraceID string        `json:"trace_id"`
 }
 
-// answerRefusal is a result that reports an error of the tool, so that it can have fields of
-// its own.
+// answerRefusal is a result that reports an error of the tool, with more fields than an error
+// of the kernel has.
 func answerRefusal(e refusal) (*kernel.Result, error) {
 	res, err := answer(map[string]refusal{"error": e})
 	res.IsError = true
@@ -294,7 +300,8 @@ func (p *Plugin) dropsForText(t *tenant, text int, keep string) (drop []string, 
 	return drop, nil
 }
 
-// byKey returns the ticket that was created with an idempotency key, or nil.
+// byKey returns the ticket that was created with an idempotency key, or nil. A key is valid as
+// long as its ticket is kept.
 func (t *tenant) byKey(key string) *Ticket {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -304,7 +311,8 @@ func (t *tenant) byKey(key string) *Ticket {
 	return nil
 }
 
-// isResultOf reports whether this create call made the ticket, as far as its arguments tell.
+// isResultOf reports whether a create call with these arguments would make the same ticket. It
+// ignores the expiry of an approval, which depends on the time of the call.
 func (t *Ticket) isResultOf(p *payload) bool {
 	action := ""
 	if t.Approval != nil {
@@ -344,7 +352,8 @@ func list(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, erro
 }
 
 // changeTicket runs fn on a ticket of the caller's tenant, with the change slot held, and
-// answers with the ticket afterwards, unless fn answers.
+// answers with the ticket afterwards, unless fn answers. An unknown id is refused before the
+// wait for the slot, and looked up again after it: the ticket may have been dropped meanwhile.
 func changeTicket(ctx context.Context, p *Plugin, r *kernel.Request, id string, fn func(t *tenant, k *Ticket) (*kernel.Result, error)) (*kernel.Result, error) {
 	t := p.tenant(r.Caller.Tenant, false)
 	if _, err := t.get(id); err != nil { // before waiting for the slot
@@ -400,8 +409,11 @@ func assign(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 }
 
 // transition answers tickets.transition: the status machine of Status.Next, with two more
-// rules. Nobody approves a request of their own, and reopening a ticket must leave the number
+// rules. A caller cannot approve its own request, and reopening a ticket must leave the number
 // of unfinished ones within its bound.
+//
+// A refusal is a result and not an error, so that the answer can name the present status and
+// the statuses that are allowed.
 func transition(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	a := decodeArgs[struct {
 		ID string
