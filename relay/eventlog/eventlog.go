@@ -23,7 +23,7 @@
 // # Reading
 //
 // Replay and Select read the disk in pages and end at the seq that was the last when they
-// began. Follow continues from there with what is committed later (follow.go).
+// began. Follow continues from there with the events that are committed later (follow.go).
 //
 // # Retention
 //

@@ -18,7 +18,7 @@ const followBuffer = 1024
 // fn was so slow that retention overtook it.
 //
 // It alternates between two modes. replay reads the disk up to the last seq; live
-// subscribes to the ring behind that seq and receives what is committed. A follower that
+// subscribes to the ring behind that seq and receives new commits. A follower that
 // falls more than followBuffer events behind loses its subscription and goes back to
 // replay, so it needs bounded memory however slow fn is.
 func (s *Store) Follow(ctx context.Context, q Query, fn func(kernel.Event) error) error {

@@ -123,7 +123,7 @@ func (s *Store) retentionDue() (bool, error) {
 	return err == nil && oldest < s.opts.Now().Add(-limit).UnixMilli(), err
 }
 
-// usedBytes returns what the log's rows take: the pages in use, without the free ones. The
+// usedBytes returns the size of the log's rows: the pages in use, without the free ones. The
 // file does not shrink; SQLite uses its free pages again.
 func (s *Store) usedBytes() (bytes int64, err error) {
 	err = s.queryRow("SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size").Scan(&bytes)

@@ -24,17 +24,17 @@
 // The era is chosen by the header MCP-Protocol-Version or by the body's _meta, not by
 // Mcp-Method.
 //
-// # What the SDK does, and what is done here
+// # Division of work with the SDK
 //
 // The official SDK does the wire: JSON-RPC, framing, sessions, version negotiation, and
-// the refusals that the protocol words. The kernel decides what is offered and who may
-// use it. One receiving middleware joins them; no tool or resource is registered with the
+// the refusals that the protocol defines. The kernel decides which tools and resources a caller
+// may use. One receiving middleware joins them; no tool or resource is registered with the
 // SDK. Beside that, this package does itself:
 //
 //   - Strict JSON and the choice of the era, before the SDK parses: the SDK takes the last
 //     of two equal keys and ignores what follows the first value (envelope.go).
 //   - Results as bytes: schemas and device answers pass without being decoded (result.go).
-//   - Plain modern requests on one shared session: a session of its own for each would
+//   - Plain modern requests on one shared session: a separate session for each would
 //     cost the SDK a connection, three goroutines and ten parses (request_mux.go).
 //   - Queued writers for streams: the SDK writes a notification to one stream after the
 //     other, and a stalled one would stop them all. A stream whose queue exceeds

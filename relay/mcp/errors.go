@@ -29,7 +29,7 @@ var (
 	// errRequestEnded has the code of the SDK's "rejected by transport": the message is
 	// lost, the connection is not.
 	errRequestEnded = &jsonrpc.Error{Code: -32005, Message: "the request has ended"}
-	// errTooManySessions is what registerSession returns when a bound is reached.
+	// errTooManySessions is returned by registerSession when a bound is reached.
 	errTooManySessions = errors.New("mcp: too many sessions")
 	// errInputUnavailable: a tool wants input that the client has not announced.
 	errInputUnavailable = errors.New("mcp: the client cannot provide this input")

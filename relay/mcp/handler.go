@@ -231,7 +231,7 @@ func (h *Handler) Stats() Stats {
 }
 
 // exchange is one HTTP request on /mcp. The SDK carries it to the middleware (bindSDK), so
-// that a message's caller is that of its own request, whoever opened the session.
+// that a message's caller is that of its own request, even if another request opened the session.
 type exchange struct {
 	caller    *kernel.Caller
 	tenant    *tenant  // the caller's

@@ -23,7 +23,7 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 		if x == nil || x.tenant != t {
 			return nil, &jsonrpc.Error{Code: codeInternal, Message: "the request has no caller"}
 		}
-		// The SDK runs handlers in goroutines of its own, where a panic ends the process.
+		// The SDK runs handlers in its goroutines, where a panic ends the process.
 		defer func() {
 			if p := recover(); p != nil {
 				t.h.log.Error("mcp handler panicked", zap.String("method", method), zap.String("type", fmt.Sprintf("%T", p)), zap.Stack("stack"))

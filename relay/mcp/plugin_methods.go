@@ -53,7 +53,7 @@ func methodError(req sdk.Request, err error) error {
 	return rpcError(manifest.AsError(err), manifest.NewTraceID())
 }
 
-// wrapResult adds to a plugin's result what the era wants and the plugin left out: the
+// wrapResult adds the members that the era requires and the plugin left out: the
 // result type, the cache fields and _meta. Members that the relay decides (how long a
 // client may cache) are dropped from the plugin's answer; all others pass as bytes. An
 // answer that is not complete, because the plugin wants input, is not cached.

@@ -140,9 +140,9 @@ func (m *requestMux) Write(ctx context.Context, msg jsonrpc.Message) error {
 }
 
 // isPlainRequest reports whether a message is a modern call of a method that answers at
-// once, whose headers repeat what the body says, and whose Accept header plainly names
-// both kinds of answer. Anything less plain goes to the SDK, which refuses what has to be
-// refused.
+// once, whose headers repeat the body, and whose Accept header plainly names
+// both kinds of answer. All other messages go to the SDK, which refuses those that are not
+// valid.
 func isPlainRequest(r *http.Request, m *envelope) bool {
 	switch m.method {
 	case "tools/call", "resources/read", "prompts/get":

@@ -16,7 +16,7 @@ import (
 
 const maxURI = 512 // bytes
 
-// isURI bounds what becomes a key of a table here: printable ASCII without spaces.
+// isURI bounds the strings that become keys of tables here: printable ASCII without spaces.
 func isURI(uri string) bool {
 	return uri != "" && len(uri) <= maxURI && strings.IndexFunc(uri, func(r rune) bool { return r <= ' ' || r > '~' }) < 0
 }
@@ -86,7 +86,7 @@ func isText(mime string) bool {
 }
 
 // watchResource starts a kernel watch for a caller, or returns why not in the protocol's
-// words. watchCounts bounds what one tenant takes of the kernel's watches; several
+// words. watchCounts bounds the share of one tenant in the kernel's watches; several
 // watches of one resource count once.
 func (t *tenant) watchResource(x *exchange, uri string) (release func(), err error) {
 	if !isURI(uri) {

@@ -198,8 +198,8 @@ func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string
 	}
 }
 
-// sendChanges sends the notifications that one client wants. Each gets a _meta of its own:
-// the SDK keeps and changes what it is given.
+// sendChanges sends the notifications that one client wants. Each gets a new _meta, since
+// the SDK keeps and changes it.
 func (t *tenant) sendChanges(ctx context.Context, ss *sdk.ServerSession, meta func() sdk.Meta, c kernel.Change, updated map[string]bool, wants func(uri string) bool) {
 	if c.Tools {
 		_ = send(ctx, t.h, ss, "notifications/tools/list_changed", &sdk.ToolListChangedParams{Meta: meta()})

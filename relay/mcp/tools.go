@@ -275,7 +275,7 @@ func metaOf(m sdk.Meta) json.RawMessage {
 // maxInputRounds bounds how often a tool may ask a legacy client for input.
 const maxInputRounds = 4
 
-// renderResult renders a kernel result. A tool without content of its own has its
+// renderResult renders a kernel result. A tool without content has its
 // structured content as text too, for clients of versions without structured content.
 func (t *tenant) renderResult(x *exchange, res *kernel.Result) (sdk.Result, error) {
 	if f := res.RPCError; f != nil {

@@ -44,7 +44,7 @@ type packed struct {
 	Data  []byte `json:"data"`  // base64 in JSON
 }
 
-// envelopeKey is what arguments must contain to be worth decoding as an envelope.
+// envelopeKey occurs in every envelope; arguments without it are not decoded.
 var envelopeKey = []byte(`"agentctl/packed"`)
 
 // ErrPacked is returned by Unpack for an envelope that is malformed, too large, or of

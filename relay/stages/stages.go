@@ -56,7 +56,7 @@ type kind struct {
 	make func(e *env, config []byte) (stage, error)
 }
 
-// env is what all stages of a Manager share.
+// env is shared by all stages of a Manager.
 type env struct {
 	opt     Options
 	metrics Metrics

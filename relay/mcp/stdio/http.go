@@ -16,7 +16,7 @@ import (
 const (
 	headerVersion = "Mcp-Protocol-Version"
 	headerSession = "Mcp-Session-Id"
-	// maxRefusal bounds what is read of an answer that is not a success, bytes: it may be
+	// maxRefusal bounds the bytes that are read of an answer that is not a success: it may be
 	// the page of a proxy.
 	maxRefusal = 64 << 10
 )

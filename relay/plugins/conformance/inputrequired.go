@@ -255,7 +255,7 @@ func askTwice(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 	return ask(p.sign(r.Tool, "first"), object{"step1": form("Step 1: What is your name?", "name", "string")}), nil
 }
 
-// askSupported asks only for what the client declared as its capabilities.
+// askSupported asks only for inputs whose capability the client declared.
 func askSupported(_ context.Context, _ *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	if len(answers(r)) > 0 {
 		return texts("The client gave what it can give."), nil

@@ -19,7 +19,7 @@ type args struct {
 	Level  string          `json:"level"`
 }
 
-// Patterns of arguments. They keep what is not printable out of messages, events and log
+// Patterns of arguments. They keep unprintable characters out of messages, events and log
 // lines. Whether a name exists is checked by Middleware, Transports or Plugins.
 var (
 	wordPattern    = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)

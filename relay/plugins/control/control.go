@@ -77,7 +77,7 @@ type Transport struct {
 	// by id, where they have one.
 	Sessions int       `json:"sessions"`
 	Open     []Session `json:"open,omitempty"`
-	// Config is an object with what Configure may change.
+	// Config is an object with the members that Configure may change.
 	Config json.RawMessage `json:"config"`
 }
 
@@ -233,8 +233,8 @@ func (p *Plugin) Watch(ctx context.Context, uri string, changed func()) error {
 	}
 }
 
-// metricsFingerprint changes with the metrics. It leaves out what the notification itself
-// changes: otherwise each would cause the next.
+// metricsFingerprint changes with the metrics. It leaves out the figures that the
+// notification itself changes: otherwise each would cause the next.
 func (p *Plugin) metricsFingerprint() string {
 	s := p.opt.Kernel.Stats()
 	s.Pending, s.Changes, s.Delivered, s.Coalesced = 0, 0, 0, 0

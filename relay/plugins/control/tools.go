@@ -14,7 +14,7 @@ import (
 	"agentctl/relay/plugins/arguments"
 )
 
-// The tools by what they do:
+// The tools by purpose:
 //
 // 	kernel.middleware.list, enable, disable, configure   stages of the pipeline
 // 	kernel.transport.list, configure                     ways into the relay
@@ -54,7 +54,7 @@ func newTool(name, title, description string, isReadOnly bool, in arguments.Obje
 	return tool{t, run}
 }
 
-// nameOrOrderRule is what checkNameOrOrder checks, as members of a schema. It does not use
+// nameOrOrderRule is the rule of checkNameOrOrder as members of a schema. It does not use
 // oneOf, which some clients refuse at the top of an input schema.
 const nameOrOrderRule = `{"minProperties":1,"dependentRequired":{"config":["name"],"name":["config"],"scope":["name"]},"dependentSchemas":{"order":{"maxProperties":1}}}`
 
@@ -244,7 +244,7 @@ func router(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, erro
 }
 
 // maxRows bounds the rows of an answer without pages. The totals beside them count all, so
-// that a caller sees what is missing.
+// that a caller sees how many are missing.
 const maxRows = 500
 
 // subscriptions answers kernel.introspection.subscriptions.
@@ -263,7 +263,7 @@ func subscriptions(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (an
 // pages.
 const maxResourceRows = 200
 
-// pluginRow is a plugin with the names of what it offers.
+// pluginRow is a plugin with the names of its tools and the URIs of its resources.
 type pluginRow struct {
 	kernel.PluginInfo
 	ToolNames []string `json:"tool_names"`

@@ -108,7 +108,7 @@ func (l *lineChannel) abortSend() {
 	_ = l.out.SetWriteDeadline(time.Unix(1, 0))
 }
 
-// Recv reads one message. While a Send waits, jrpc2 queues what is read without bound, so
+// Recv reads one message. While a Send waits, jrpc2 queues incoming messages without bound, so
 // after maxReadAhead Recv waits for the Send to end.
 //
 // Empty lines are skipped. A line longer than maxLine is an error, which ends the

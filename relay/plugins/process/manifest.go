@@ -24,7 +24,7 @@ import (
 // 	  "resources": [{"uri": "mcp://notes/all.json", "description": "All notes.", "subscribable": true}]
 // 	}
 //
-// The relay shows clients what the manifest declares, never what the server lists: a plugin
+// The relay shows clients the declarations of the manifest, never the server's lists: a plugin
 // cannot add a tool or change a description while it runs.
 
 // PluginManifest is the content of a plugin.json: what an external plugin offers.
@@ -69,7 +69,7 @@ type ManifestError struct {
 	Problems []Problem
 }
 
-// Problem is one thing that is wrong, and what would be right. Where is a path such as
+// Problem is one mistake in the manifest; What says how to correct it. Where is a path such as
 // "tools[0].name"; it is empty for the whole document.
 type Problem struct {
 	Where string `json:"where"`
@@ -137,7 +137,7 @@ func Manifest(data []byte) (*kernel.Manifest, error) {
 	return m, nil
 }
 
-// Manifest converts the declaration to what the kernel loads; tenant "" offers it to
+// Manifest converts the declaration to the form that the kernel loads; tenant "" offers it to
 // every tenant. A resource that names no capability needs the first of the manifest, a
 // tool the last; kernel:admin when the manifest has none.
 func (p *PluginManifest) Manifest(tenant string) *kernel.Manifest {

@@ -30,7 +30,7 @@ import (
 //go:embed plugin.schema.json
 var manifestSchemaJSON []byte
 
-// Bounds of what a check reads and reports.
+// Bounds of a check and of its report.
 const (
 	maxSchema        = 64 << 10 // bytes of one schema
 	maxProblems      = 100
@@ -163,7 +163,8 @@ func (c *manifestChecker) reported(at location) bool {
 	return slices.ContainsFunc(c.problems, func(p located) bool { return slices.Equal(p.at, at) })
 }
 
-// relations checks what the schema cannot express, of the values that have the right form.
+// relations checks the rules that the schema cannot express. It skips values of the wrong form,
+// which are reported already.
 func (c *manifestChecker) relations() {
 	plugin, _ := c.text(location{"name"})
 	scopes := make(map[string]bool)

@@ -21,7 +21,7 @@ import (
 // 	start  dir/run in a new process group, with a minimal environment
 // 	run    JSON-RPC over stdin and stdout, log lines over stderr
 // 	stop   close stdin; after stopGrace kill the process group
-// 	end    wait for the process, then kill what is left of its group
+// 	end    wait for the process, then kill the rest of its group
 //
 // A process that does not read is ended by the kill of Send (see lineChannel).
 
@@ -131,7 +131,7 @@ func (l *lineLogger) logLine() {
 	}
 }
 
-// printable replaces what could control a terminal: control characters, and characters
+// printable replaces characters that could control a terminal: control characters, and those
 // that change the direction of writing.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {

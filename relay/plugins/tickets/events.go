@@ -18,7 +18,7 @@ import (
 //
 // 	live     tool -> checks -> payload -> log.Append -> apply -> notify
 // 	restart  log.Replay -> replay -> apply
-// 	pruning  Snapshot -> log.Append -> the log deletes what is older
+// 	pruning  Snapshot -> log.Append -> the log deletes the older events
 //
 // Every ticket has a version, which is the number of its changes. apply accepts an event
 // only with the next version: a smaller one was applied before (stale), a larger one has
@@ -180,7 +180,7 @@ func (t *Ticket) addComments(more ...Comment) {
 	t.Comments = list
 }
 
-// RestoreStats counts what Restore did.
+// RestoreStats counts the events that Restore read and the tickets that it rebuilt.
 type RestoreStats struct {
 	// Events were applied. Skipped ones could not be read or had lost their ticket.
 	Events  int `json:"events"`

@@ -191,8 +191,8 @@ func (t *tenant) answer(id string) (*kernel.Result, error) {
 	return answerTicket(summarize(k))
 }
 
-// refusal is an error with the ticket's status and what is allowed instead, which an error
-// of the kernel cannot have.
+// refusal is an error with the ticket's status and the statuses that are allowed instead, which
+// an error of the kernel cannot have.
 type refusal struct {
 	Code    manifest.Code `json:"code"`
 	Reason  string        `json:"reason"`
