@@ -44,7 +44,7 @@ type packed struct {
 	Data  []byte `json:"data"`  // base64 in JSON
 }
 
-// envelopeKey occurs in every envelope; arguments without it are not decoded.
+// envelopeKey saves work: arguments without these bytes are not decoded as an envelope.
 var envelopeKey = []byte(`"agentctl/packed"`)
 
 // ErrPacked is returned by Unpack for an envelope that is malformed, too large, or of

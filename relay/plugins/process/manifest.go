@@ -69,8 +69,8 @@ type ManifestError struct {
 	Problems []Problem
 }
 
-// Problem is one mistake in the manifest; What says how to correct it. Where is a path such as
-// "tools[0].name"; it is empty for the whole document.
+// Problem is one mistake in the manifest. Where is a path such as "tools[0].name"; it is empty
+// for the whole document. What describes the mistake and, where possible, a valid value.
 type Problem struct {
 	Where string `json:"where"`
 	What  string `json:"what"`
