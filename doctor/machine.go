@@ -1,8 +1,6 @@
 package doctor
 
 import (
-	"agentctl/daemon"
-	"agentctl/term"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +15,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"agentctl/daemon"
+	"agentctl/term"
 )
 
 // Bounds of free space on the disk of the state directory, bytes.

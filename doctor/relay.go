@@ -1,9 +1,6 @@
 package doctor
 
 import (
-	"agentctl/config"
-	"agentctl/daemon"
-	"agentctl/transport/link"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -19,6 +16,10 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"agentctl/config"
+	"agentctl/daemon"
+	"agentctl/transport/link"
 )
 
 // certificateWarning and tokenWarning are the numbers of days before expiry from which a

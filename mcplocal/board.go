@@ -1,13 +1,14 @@
 package mcplocal
 
 import (
-	"agentctl/control"
-	"agentctl/manifest"
-	"agentctl/relay/kernel"
 	"context"
 	"encoding/json"
 	"errors"
 	"sync"
+
+	"agentctl/control"
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
 )
 
 // board is this machine's daemon as a plugin of the kernel. It dials the control socket

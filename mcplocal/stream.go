@@ -1,12 +1,13 @@
 package mcplocal
 
 import (
-	"agentctl/manifest"
-	"agentctl/relay/kernel"
 	"context"
 	"encoding/json"
 	"sync"
 	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
 )
 
 // defaultInterval is how often a stream calls its tool when the caller does not say.

@@ -1,7 +1,6 @@
 package sse
 
 import (
-	"agentctl/transport/fanout"
 	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -16,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"agentctl/transport/fanout"
 )
 
 // testTimeout is how long a test waits for something that must happen.
