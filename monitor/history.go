@@ -132,7 +132,7 @@ func (h *Window) Draw(ctx context.Context, w io.Writer, zone *time.Location) err
 		return h.drawNothing(w, zone)
 	}
 	title := h.text(zone)
-	if step := ", a point each " + term.Span(time.Duration(h.StepMS)*time.Millisecond); len(title)+len(step) <= width {
+	if step := ", one point per " + term.Span(time.Duration(h.StepMS)*time.Millisecond); len(title)+len(step) <= width {
 		title += step
 	}
 	fmt.Fprintln(w, term.Truncate(title, width))

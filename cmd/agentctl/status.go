@@ -117,7 +117,7 @@ func printStorage(row func(k, format string, args ...any), s *daemon.StorageStat
 		row("History", "off; turn it on with: agentctl config set history.enabled true")
 	case "ok":
 		if s.Bytes == 0 { // the file is opened with the first write
-			row("History", "%d samples in memory, the first write is to come", s.Unsaved)
+			row("History", "%d samples in memory, not written yet", s.Unsaved)
 			break
 		}
 		row("History", "%d samples in %s, %s written today", s.Rows+int64(s.Unsaved), term.Bytes(uint64(s.Bytes)), term.Bytes(uint64(s.WrittenTodayBytes)))

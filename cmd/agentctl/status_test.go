@@ -29,7 +29,7 @@ func TestStatusText(t *testing.T) {
 		{"1970", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Clock: daemon.ClockStatus{State: clock.Unsynced}, Sampling: sampling(true), Sample: &daemon.StatusSample{}},
 			[]string{"Clock     not set yet"}},
 		{"begun", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Storage: daemon.StorageStatus{State: "ok", Unsaved: 7}, Sampling: sampling(true), Sample: &daemon.StatusSample{}},
-			[]string{"History   7 samples in memory, the first write is to come"}},
+			[]string{"History   7 samples in memory, not written yet"}},
 		{"no token", daemon.Status{Link: daemon.LinkStatus{State: link.StateWaiting, LastError: &daemon.LinkError{Message: "read the token: open t: no such file or directory"}}},
 			[]string{"last error: read the token: open t", "put the board's token there"}},
 		{"TLS there", daemon.Status{Link: daemon.LinkStatus{State: link.StateWaiting, LastError: &daemon.LinkError{Message: "the relay at ws://127.0.0.1:1/v1/device/ws answered HTTP 400 to the device link"}}},

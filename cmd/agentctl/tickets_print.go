@@ -43,7 +43,7 @@ func printTicket(w io.Writer, k *client.Ticket) error {
 		case a.DecidedBy != "":
 			row("Decided", k.Status+" by "+a.DecidedBy+", "+term.Ago(a.DecidedAt))
 		case a.DecidedAt != 0:
-			row("Decided", "by nobody, it expired "+term.Ago(a.DecidedAt))
+			row("Decided", "expired without a decision "+term.Ago(a.DecidedAt))
 		default:
 			row("Expires", time.UnixMilli(a.ExpiresAt).Format(time.DateTime))
 		}
