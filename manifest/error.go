@@ -36,9 +36,19 @@ func (c Code) Retryable() bool { return c == NodeOffline || c == RateLimited || 
 type Error struct {
 	Code         Code
 	Message      string
-	RetryAfterMS int64  // if > 0, the earliest useful retry
-	Reason       string // short word for the audit log, not sent to the caller
+	RetryAfterMS int64   // if > 0, the earliest useful retry
+	Reason       string  // short word for the audit log, not sent to the caller
+	Outcome      Outcome // "" where the question does not arise
 }
+
+// Outcome says whether a board may have run a call that ended with an error. The set is closed.
+type Outcome string
+
+// The outcomes. Without one, the code alone says whether a retry makes sense.
+const (
+	NotSent        Outcome = "not_sent" // the board cannot have run it
+	OutcomeUnknown Outcome = "unknown"  // it was written to the link and may have run
+)
 
 // Error is the code and the message, as the log shows them. Reason is left out: it is a field
 // of the audit log.
