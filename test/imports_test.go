@@ -82,7 +82,7 @@ var allowed = map[string]string{
 	"transport/netpoll":         "",
 	"transport/sse":             "transport/netpoll",
 	"transport/edge":            "manifest",
-	"transport/enroll":          "manifest strictjson",
+	"transport/enroll":          "enrollment manifest strictjson transport/link",
 	"transport/link":            "manifest strictjson transport/clock transport/edge transport/netpoll",
 	"prober":                    "",
 	"prober/alert":              "prober",

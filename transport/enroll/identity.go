@@ -1,5 +1,6 @@
 // Package enroll keeps a device's identity on disk: the instance id of this installation
-// and the node id that the relay assigned.
+// and the node id that the relay assigned. Its Client exchanges an invite code for an identity
+// and refreshes tokens; boards and agents use it.
 //
 // The daemon calls Load once at its start, SetNode after each handshake, and RetrySave
 // from time to time while the first write has failed:
