@@ -23,12 +23,16 @@ const (
 	ScopeTicketsRead     = "tickets:read"
 	ScopeTicketsWrite    = "tickets:write"
 	ScopeKernelAdmin     = "kernel:admin"
+	ScopeNodesWrite      = "nodes:write"   // names, tags, descriptions, removal and revocation of nodes
+	ScopeTokensWrite     = "tokens:write"  // minting, listing and revoking tokens over HTTP
+	ScopeInvitesWrite    = "invites:write" // making, listing and revoking invites over HTTP
 )
 
 // Scopes lists the closed set.
 var Scopes = []string{
 	ScopeCallReadOnly, ScopeToolsList, ScopeDeviceConnect, ScopeDeviceEnroll,
 	ScopeEventsSubscribe, ScopeEventsIngest, ScopeTicketsRead, ScopeTicketsWrite, ScopeKernelAdmin,
+	ScopeNodesWrite, ScopeTokensWrite, ScopeInvitesWrite,
 }
 
 // ScopeForClass returns the scope that a call of a tool of class c needs.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/relay/auth"
 	"agentctl/transport/edge"
 	"agentctl/transport/link"
 )
@@ -210,7 +211,7 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 			return
 		}
 	}
-	nodes, more, err := r.store.Nodes(req.Context(), c.Tenant, after, limit)
+	nodes, more, err := r.store.Nodes(req.Context(), auth.NodeQuery{Tenant: c.Tenant, After: after, Limit: limit})
 	if err != nil {
 		e := manifest.AsError(err)
 		r.fail(w, req, http.StatusInternalServerError, e.Code, e.Message)

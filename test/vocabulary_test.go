@@ -42,8 +42,8 @@ func TestVocabulary(t *testing.T) {
 		{"kinds", kinds, []string{"system.echo sysecho read_only", "system.metrics sys read_only"}},
 		{"verbs", verbs, []string{"invoke", "snapshot", "subscribe"}},
 		{"error codes", codes, []string{"E_BAD_REQUEST", "E_DEADLINE_EXCEEDED", "E_INTERNAL", "E_MANIFEST_INVALID", "E_NODE_OFFLINE", "E_RATE_LIMITED", "E_SAFETY_DENIED"}},
-		{"scopes", manifest.Scopes, []string{"device:connect", "device:enroll", "events:ingest", "events:subscribe", "kernel:admin", "tickets:read", "tickets:write",
-			"tools:call:read_only", "tools:list"}},
+		{"scopes", manifest.Scopes, []string{"device:connect", "device:enroll", "events:ingest", "events:subscribe", "invites:write", "kernel:admin",
+			"nodes:write", "tickets:read", "tickets:write", "tokens:write", "tools:call:read_only", "tools:list"}},
 		{"stream closes", streamCodes, []string{"1000 normal", "4408 idle_timeout", "4413 backpressure", "4429 rate_limited", "4503 device_offline"}},
 		{"envelopes", types, []string{"announce", "announce_ack", "auth", "auth_ok", "cmd", "cmd_ack", "cmd_cancel", "error", "hello", "metric", "stream_end"}},
 	} {

@@ -64,7 +64,7 @@ func completeFlag(f *pflag.Flag) cobra.CompletionFunc {
 	case name == "log-level":
 		return words("debug", "info", "warn", "error")
 	case name == "class":
-		return words("agent", "device", "enroll", "admin")
+		return words("agent", "device", "enroll", "tenant-admin", "operator", "admin")
 	case strings.HasSuffix(name, "-dir"):
 		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
 	case strings.HasSuffix(name, "-file"), slices.Contains([]string{"socket", "config", "tls-cert", "tls-key"}, name):

@@ -66,13 +66,16 @@ func newTokenCreate() *cobra.Command {
 		Short: "Create a token and print it on stdout, once",
 		Long: `Create a token. Classes:
 
-  device   for one board (agentctl run --token-file); a new node, or --node
-  agent    for people, programs and LLM agents; read-only tools unless --scope says more
-  admin    an agent token with every scope; kernel:admin applies to the whole relay, not to a
-           tenant: give it to the relay's operators only
-  enroll   for a board without an identity`,
+  device        for one board (agentctl run --token-file); a new node, or --node
+  agent         for people, programs and LLM agents; read-only tools unless --scope says more
+  tenant-admin  an agent token that also changes nodes, tokens, invites and tickets of its tenant
+  operator      an agent token for the control plane and its events (kernel:admin); it applies to
+                the whole relay, not to a tenant: give it to the relay's operators only
+  admin         an agent token with every scope, those of tenant-admin and operator together
+  enroll        for a board without an identity`,
 		Example: `  agentctl token create --class device > board.token
   agentctl token create --class agent --tenant greenhouse --ttl 720h > agent.token
+  agentctl token create --class tenant-admin --tenant greenhouse > ann.token
   agentctl token create --class device --count 100 > mock.tokens`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("ttl") {
@@ -89,6 +92,9 @@ func newTokenCreate() *cobra.Command {
 				return err
 			}
 			defer func() { _ = s.Close() }()
+			if req.Class == auth.PresetAdmin && len(req.Scopes) == 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), "warning: class admin can do everything in its tenant and on the whole relay; use --class tenant-admin or --class operator where one role is enough")
+			}
 			minted, err := s.Mint(cmd.Context(), req)
 			if err != nil {
 				return exit(exitUsage, "%w", err)
@@ -117,7 +123,7 @@ func newTokenCreate() *cobra.Command {
 	}
 	stateDirFlag(c, &dir)
 	f := c.Flags()
-	f.StringVar(&req.Class, "class", "agent", "`CLASS`: agent, device, enroll or admin")
+	f.StringVar(&req.Class, "class", "agent", "`CLASS`: agent, device, enroll, tenant-admin, operator or admin")
 	f.StringVar(&req.Tenant, "tenant", auth.DefaultTenant, "`TENANT` of the token")
 	f.StringArrayVar(&req.Scopes, "scope", nil, "`SCOPE` in place of the class's default scopes (repeatable)")
 	f.StringVar(&ttl, "ttl", "", "lifetime as a `DURATION`, such as 12h or 30d (default: agent 90d, device 365d, enroll 1h)")

@@ -23,6 +23,8 @@ import (
 //	revocations  the deny list; a row by subject, node or tenant stops the tokens issued
 //	             up to `at`, so that a new one can be minted
 //	nodes, seen  the node registry; last-seen times apart, as they are written each minute
+//	attributes   what operators set on nodes: a row for each node that has anything; apart,
+//	             as a row of nodes is large
 //	changes      counters that move with revocations and nodes (not with seen)
 var migrations = []string{
 	`CREATE TABLE tokens (
@@ -69,6 +71,12 @@ var migrations = []string{
 		nodes       INTEGER NOT NULL
 	) STRICT;
 	INSERT INTO changes VALUES (1, 0, 0);`,
+	`CREATE TABLE attributes (
+		id          INTEGER PRIMARY KEY,
+		name_set    INTEGER NOT NULL,
+		tags        TEXT NOT NULL,
+		description TEXT NOT NULL
+	) STRICT;`,
 }
 
 const (

@@ -28,7 +28,7 @@ const (
 
 // MintRequest describes the tokens to make.
 type MintRequest struct {
-	Class    string        // agent, device, enroll, admin, or a claim value such as agent_runtime
+	Class    string        // agent, device, enroll, a preset, or a claim value such as agent_runtime
 	Tenant   string        // default DefaultTenant
 	Subject  string        // agent id, ^[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}$; default: a new one each; not for devices
 	NodeID   string        // devices: a node id, or a name or id prefix of a registered node; default: a new node each

@@ -23,8 +23,8 @@ func TestMintRefuses(t *testing.T) {
 		req  MintRequest
 		want string // in the error: what to do
 	}{
-		{"no class", MintRequest{}, "use agent, device, enroll or admin"},
-		{"unknown class", MintRequest{Class: "root"}, "use agent, device, enroll or admin"},
+		{"no class", MintRequest{}, "use agent, device, enroll, tenant-admin, operator or admin"},
+		{"unknown class", MintRequest{Class: "root"}, "use agent, device, enroll, tenant-admin, operator or admin"},
 		{"unknown scope", MintRequest{Class: "agent", Scopes: []string{"tools:call:mutating"}}, "the scopes are tools:call:read_only"},
 		{"two scopes in one", MintRequest{Class: "agent", Scopes: []string{"tools:list tickets:read"}}, "not a scope"},
 		{"device scope on an agent", MintRequest{Class: "agent", Scopes: []string{"device:connect"}}, "cannot hold device:connect"},

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unique"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -34,9 +35,9 @@ const SeenInterval = time.Minute
 
 // Node is a node that the relay has registered, connected or not.
 type Node struct {
-	NodeID     string          `json:"node_id"`
-	Tenant     string          `json:"tenant"`
-	Name       string          `json:"name"` // unique in its tenant
+	NodeID string `json:"node_id"`
+	Tenant string `json:"tenant"`
+	NodeAttributes
 	Manifest   json.RawMessage `json:"manifest,omitempty"`
 	CreatedMS  int64           `json:"created_ms"`
 	LastSeenMS int64           `json:"last_seen_ms"` // Unix ms by the relay's clock; 0 is never
@@ -51,7 +52,8 @@ type node struct {
 	name        string
 	wantedName  string            // the name it last asked for; name may have a suffix
 	manifestSum [sha256.Size]byte // empty manifests have one too
-	change      int64             // value of changes.nodes that wrote the row
+	attributes  unique.Handle[attributes]
+	change      int64 // value of changes.nodes that wrote the row
 
 	seenMS  atomic.Int64
 	savedMS int64 // seenMS as the database has it; registry.mu protects it
@@ -153,15 +155,19 @@ func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string,
 	return n.name, nil
 }
 
-// nodeColumns are what scanNode reads. want and sum are those of the last UpsertNode: they
-// decide whether the next one changes anything.
-const nodeColumns = "id, node_id, tenant, name, want, sum, change, coalesce((SELECT ms FROM seen WHERE seen.id = nodes.id), 0)"
+// selectNodeSQL is completed by a condition; scanNode reads its columns. want and sum are
+// those of the last UpsertNode: they decide whether the next one changes anything.
+const selectNodeSQL = `SELECT n.id, n.node_id, n.tenant, n.name, n.want, n.sum, n.change, coalesce(s.ms, 0),
+	coalesce(a.name_set, 0), coalesce(a.tags, ''), coalesce(a.description, '')
+	FROM nodes n LEFT JOIN seen s ON s.id = n.id LEFT JOIN attributes a ON a.id = n.id WHERE `
 
 func scanNode(scan func(...any) error) (*node, error) {
 	n := new(node)
 	var sum []byte
-	err := scan(&n.rowID, &n.nodeID, &n.tenant, &n.name, &n.wantedName, &sum, &n.change, &n.savedMS)
+	var a attributes
+	err := scan(&n.rowID, &n.nodeID, &n.tenant, &n.name, &n.wantedName, &sum, &n.change, &n.savedMS, &a.nameSet, &a.tags, &a.description)
 	copy(n.manifestSum[:], sum)
+	n.attributes = unique.Make(a)
 	n.seenMS.Store(n.savedMS)
 	return n, err
 }
@@ -169,7 +175,7 @@ func scanNode(scan func(...any) error) (*node, error) {
 // upsertNodeTx inserts the row of a node, or updates it if the name or the manifest has
 // changed.
 func (s *Store) upsertNodeTx(tx *sql.Tx, tenant, nodeID, want string, manifestJSON []byte) (*node, error) {
-	n, err := scanNode(tx.QueryRow("SELECT "+nodeColumns+" FROM nodes WHERE node_id = ?", nodeID).Scan)
+	n, err := scanNode(tx.QueryRow(selectNodeSQL+"n.node_id = ?", nodeID).Scan)
 	isNew := errors.Is(err, sql.ErrNoRows)
 	switch {
 	case isNew:
@@ -180,7 +186,7 @@ func (s *Store) upsertNodeTx(tx *sql.Tx, tenant, nodeID, want string, manifestJS
 		if count >= MaxNodes {
 			return nil, fmt.Errorf("%w: %d nodes", ErrFull, count)
 		}
-		n = &node{nodeID: nodeID, tenant: tenant}
+		n = &node{nodeID: nodeID, tenant: tenant, attributes: noAttributes}
 	case err != nil:
 		return nil, err
 	case n.tenant != tenant:
@@ -194,7 +200,9 @@ func (s *Store) upsertNodeTx(tx *sql.Tx, tenant, nodeID, want string, manifestJS
 	}
 	if newName {
 		n.wantedName = want
-		if n.name, err = uniqueName(tx, tenant, cmp.Or(want, "node-"+nodeID[manifest.ULIDLen-6:]), nodeID); err != nil {
+	}
+	if newName && !n.attributes.Value().nameSet { // a board's name never replaces an operator's
+		if n.name, err = uniqueName(tx, tenant, cmp.Or(want, defaultName(nodeID)), nodeID, ""); err != nil {
 			return nil, err
 		}
 	}
@@ -210,16 +218,19 @@ func (s *Store) upsertNodeTx(tx *sql.Tx, tenant, nodeID, want string, manifestJS
 	return n, err
 }
 
+// defaultName is the name of a node that proposes none.
+func defaultName(nodeID string) string { return "node-" + nodeID[manifest.ULIDLen-6:] }
+
 // uniqueName returns want, or want with a suffix that no other node of the tenant has: a
 // small number first, then the end of the node id, which a fleet that shares one name
-// soon reaches.
-func uniqueName(tx *sql.Tx, tenant, want, nodeID string) (string, error) {
+// soon reaches. The name reserved is not returned; empty reserves none.
+func uniqueName(tx *sql.Tx, tenant, want, nodeID, reserved string) (string, error) {
 	tail := func(n int) string { return "-" + nodeID[manifest.ULIDLen-n:] }
 	for _, suffix := range []string{"", "-2", "-3", "-4", tail(4), tail(8), tail(16), tail(manifest.ULIDLen)} {
 		name := want[:min(len(want), manifest.MaxNameLen-len(suffix))] + suffix
 		var taken bool
 		err := tx.QueryRow("SELECT EXISTS (SELECT 1 FROM nodes WHERE tenant = ? AND name = ? AND node_id <> ?)", tenant, name, nodeID).Scan(&taken)
-		if err != nil || !taken {
+		if err != nil || !taken && name != reserved {
 			return name, err
 		}
 	}
@@ -227,14 +238,33 @@ func uniqueName(tx *sql.Tx, tenant, want, nodeID string) (string, error) {
 }
 
 // selectNodesSQL is completed by a condition; forEachNode reads its columns.
-const selectNodesSQL = `SELECT n.node_id, n.tenant, n.name, n.manifest, n.created_ms, coalesce(s.ms, 0)
-	FROM nodes n LEFT JOIN seen s ON s.id = n.id WHERE `
+const selectNodesSQL = `SELECT n.node_id, n.tenant, n.name, n.manifest, n.created_ms, coalesce(s.ms, 0),
+	coalesce(a.name_set, 0), coalesce(a.tags, ''), coalesce(a.description, '')
+	FROM nodes n LEFT JOIN seen s ON s.id = n.id LEFT JOIN attributes a ON a.id = n.id WHERE `
 
-// Nodes lists the nodes of a tenant whose ids come after a given one, in the order of
-// the ids: at most limit of them, and fewer where their manifests are large. more
-// reports that others follow.
-func (s *Store) Nodes(ctx context.Context, tenant, after string, limit int) (list []Node, more bool, err error) {
-	size := 0
+// NodeQuery selects nodes of one tenant. Empty fields select all of them.
+type NodeQuery struct {
+	Tenant string
+	Name   string   // exact
+	Tags   []string // a node has all of them; at most MaxTags
+	After  string   // only nodes whose ids come after this one
+	Limit  int      // nodes of one page
+}
+
+// Nodes lists the nodes that a query selects, in the order of the ids: at most q.Limit of
+// them, and fewer where their manifests are large. more reports that others follow.
+func (s *Store) Nodes(ctx context.Context, q NodeQuery) (list []Node, more bool, err error) {
+	where, args := "n.tenant = ? AND n.node_id > ?", []any{q.Tenant, q.After}
+	if q.Name != "" {
+		where, args = where+" AND n.name = ?", append(args, q.Name)
+	}
+	if len(q.Tags) > MaxTags {
+		return nil, false, nil // no node has as many
+	}
+	for _, tag := range q.Tags {
+		where, args = where+" AND instr(' ' || a.tags || ' ', ?) > 0", append(args, " "+tag+" ")
+	}
+	size, limit := 0, q.Limit
 	err = s.forEachNode(ctx, func(n Node) error {
 		if more = len(list) == limit || size >= maxPageBytes; more {
 			return errStopRows
@@ -242,7 +272,7 @@ func (s *Store) Nodes(ctx context.Context, tenant, after string, limit int) (lis
 		size += len(n.Manifest)
 		list = append(list, n)
 		return nil
-	}, "n.tenant = ? AND n.node_id > ? ORDER BY n.node_id LIMIT ?", tenant, after, limit+1)
+	}, where+" ORDER BY n.node_id LIMIT ?", append(args, limit+1)...)
 	return list, more, err
 }
 
@@ -280,9 +310,12 @@ func (s *Store) oneNode(ctx context.Context, where string, args ...any) (Node, e
 func (s *Store) forEachNode(ctx context.Context, fn func(Node) error, where string, args ...any) error {
 	return s.query(ctx, func(scan func(...any) error) error {
 		var n Node
-		if err := scan(&n.NodeID, &n.Tenant, &n.Name, (*[]byte)(&n.Manifest), &n.CreatedMS, &n.LastSeenMS); err != nil {
+		var tags string
+		err := scan(&n.NodeID, &n.Tenant, &n.Name, (*[]byte)(&n.Manifest), &n.CreatedMS, &n.LastSeenMS, &n.NameSet, &tags, &n.Description)
+		if err != nil {
 			return err
 		}
+		n.Tags = strings.Fields(tags)
 		if mem := s.registry.get(n.NodeID); mem != nil {
 			n.LastSeenMS = max(n.LastSeenMS, mem.seenMS.Load())
 		}
@@ -323,7 +356,7 @@ func (s *Store) loadNodes(ctx context.Context) error {
 		tenants[n.tenant] = n.tenant
 		list = append(list, n)
 		return nil
-	}, "SELECT "+nodeColumns+" FROM nodes WHERE change > ? ORDER BY change", since)
+	}, selectNodeSQL+"n.change > ? ORDER BY n.change", since)
 	if err != nil || len(list) == 0 {
 		return err
 	}

@@ -28,7 +28,7 @@ func upsert(t *testing.T, s *Store, tenant, nodeID, want string, m string) strin
 // nodesOf lists a tenant's nodes that fit into one page.
 func nodesOf(t *testing.T, s *Store, tenant string) ([]Node, error) {
 	t.Helper()
-	list, more, err := s.Nodes(t.Context(), tenant, "", 100)
+	list, more, err := s.Nodes(t.Context(), NodeQuery{Tenant: tenant, Limit: 100})
 	if more {
 		t.Errorf("%d nodes, and more", len(list))
 	}
@@ -49,7 +49,7 @@ func TestNodesPageBySize(t *testing.T) {
 	for after, more := "", true; more; pages++ {
 		var list []Node
 		var err error
-		if list, more, err = s.Nodes(t.Context(), "acme", after, 5000); err != nil || len(list) == 0 {
+		if list, more, err = s.Nodes(t.Context(), NodeQuery{Tenant: "acme", After: after, Limit: 5000}); err != nil || len(list) == 0 {
 			t.Fatalf("page %d: %d nodes, %v", pages, len(list), err)
 		}
 		for _, n := range list {

@@ -16,9 +16,14 @@ const (
 	ClassEnroll = "enroll"         // a board that has no identity yet
 )
 
-// PresetAdmin is a class word for Mint, not a claim: it makes an agent token with every
-// scope that an agent may hold, kernel:admin included.
-const PresetAdmin = "admin"
+// Presets are class words for Mint, not claims: each makes an agent token with the scopes
+// of one role. A role of a tenant and the role of the whole relay are kept apart, because
+// kernel:admin reaches beyond the tenant of its holder.
+const (
+	PresetTenantAdmin = "tenant-admin" // administers one tenant: its nodes, tokens, invites and tickets
+	PresetOperator    = "operator"     // operates the relay: kernel:admin, and reading tools and events
+	PresetAdmin       = "admin"        // every scope that an agent may hold, kernel:admin included
+)
 
 // Scopes is a set of scopes from the closed list manifest.Scopes.
 type Scopes uint16
@@ -34,6 +39,9 @@ const (
 	bitKernelAdmin
 	bitDeviceConnect
 	bitDeviceEnroll
+	bitNodesWrite
+	bitTokensWrite
+	bitInvitesWrite
 )
 
 // scopeWords names the bits: scopeWords[i] is the word of 1<<i.
@@ -41,13 +49,18 @@ var scopeWords = [...]string{
 	manifest.ScopeCallReadOnly, manifest.ScopeToolsList, manifest.ScopeEventsSubscribe,
 	manifest.ScopeEventsIngest, manifest.ScopeTicketsRead, manifest.ScopeTicketsWrite,
 	manifest.ScopeKernelAdmin, manifest.ScopeDeviceConnect, manifest.ScopeDeviceEnroll,
+	manifest.ScopeNodesWrite, manifest.ScopeTokensWrite, manifest.ScopeInvitesWrite,
 }
 
 // agentScopes are what an agent token may hold; agentDefaults what it gets when a request
-// names no scopes. Publishing events, writing tickets and kernel:admin have to be asked for.
+// names no scopes. Publishing events, every kind of writing and kernel:admin have to be
+// asked for. An operator's token reads no boards and no tickets of its tenant: it lists
+// tools, because the control plane is tools, and follows the topics audit and kernel.
 const (
-	agentScopes   = bitCallReadOnly | bitToolsList | bitEventsSubscribe | bitEventsIngest | bitTicketsRead | bitTicketsWrite | bitKernelAdmin
-	agentDefaults = bitCallReadOnly | bitToolsList | bitEventsSubscribe | bitTicketsRead
+	agentScopes       = agentDefaults | tenantAdminScopes | operatorScopes | bitEventsIngest
+	agentDefaults     = bitCallReadOnly | bitToolsList | bitEventsSubscribe | bitTicketsRead
+	tenantAdminScopes = agentDefaults | bitTicketsWrite | bitNodesWrite | bitTokensWrite | bitInvitesWrite
+	operatorScopes    = bitKernelAdmin | bitToolsList | bitEventsSubscribe
 )
 
 const day = 24 * time.Hour
@@ -70,12 +83,14 @@ var classWords = map[string]struct {
 	class    string
 	defaults Scopes
 }{
-	"agent":     {ClassAgent, agentDefaults},
-	ClassAgent:  {ClassAgent, agentDefaults},
-	PresetAdmin: {ClassAgent, agentScopes},
-	"device":    {ClassDevice, bitDeviceConnect},
-	ClassDevice: {ClassDevice, bitDeviceConnect},
-	ClassEnroll: {ClassEnroll, bitDeviceEnroll},
+	"agent":           {ClassAgent, agentDefaults},
+	ClassAgent:        {ClassAgent, agentDefaults},
+	PresetTenantAdmin: {ClassAgent, tenantAdminScopes},
+	PresetOperator:    {ClassAgent, operatorScopes},
+	PresetAdmin:       {ClassAgent, agentScopes},
+	"device":          {ClassDevice, bitDeviceConnect},
+	ClassDevice:       {ClassDevice, bitDeviceConnect},
+	ClassEnroll:       {ClassEnroll, bitDeviceEnroll},
 }
 
 // scopeBit returns the bit of one scope word, 0 for a word outside the closed list. The
@@ -140,7 +155,7 @@ func (s *Scopes) UnmarshalText(text []byte) (err error) {
 func resolveScopes(classWord string, words []string) (class string, set Scopes, err error) {
 	c, ok := classWords[classWord]
 	if !ok {
-		return "", 0, fmt.Errorf("not a token class: %q (use agent, device, enroll or admin)", classWord)
+		return "", 0, fmt.Errorf("not a token class: %q (use agent, device, enroll, tenant-admin, operator or admin)", classWord)
 	}
 	if len(words) == 0 {
 		return c.class, c.defaults, nil

@@ -36,7 +36,11 @@ func TestVerifyMinted(t *testing.T) {
 		{MintRequest{Class: "agent", Subject: "claude@desk", Scopes: []string{"tools:list"}, TTL: time.Minute}, ClassAgent,
 			"tools:list", time.Minute, "claude@desk"},
 		{MintRequest{Class: "admin"}, ClassAgent,
-			"tools:call:read_only tools:list events:subscribe events:ingest tickets:read tickets:write kernel:admin", 90 * 24 * time.Hour, "agent-"},
+			"tools:call:read_only tools:list events:subscribe events:ingest tickets:read tickets:write kernel:admin nodes:write tokens:write invites:write",
+			90 * 24 * time.Hour, "agent-"},
+		{MintRequest{Class: "tenant-admin", Tenant: "acme"}, ClassAgent,
+			"tools:call:read_only tools:list events:subscribe tickets:read tickets:write nodes:write tokens:write invites:write", 90 * 24 * time.Hour, "agent-"},
+		{MintRequest{Class: "operator"}, ClassAgent, "tools:list events:subscribe kernel:admin", 90 * 24 * time.Hour, "agent-"},
 		{MintRequest{Class: "device"}, ClassDevice, "device:connect", 365 * 24 * time.Hour, ""},
 		{MintRequest{Class: "device", Instance: "abc_DEF-1", Gen: 7}, ClassDevice, "device:connect", 365 * 24 * time.Hour, ""},
 		{MintRequest{Class: "enroll"}, ClassEnroll, "device:enroll", time.Hour, "enroll-"},
@@ -77,8 +81,8 @@ func TestVerifyMinted(t *testing.T) {
 			}
 		})
 	}
-	if n := s.cache.size(); n != 6 {
-		t.Errorf("%d tokens are cached, want 6", n)
+	if n := s.cache.size(); n != len(tests) {
+		t.Errorf("%d tokens are cached, want %d", n, len(tests))
 	}
 }
 
