@@ -48,8 +48,10 @@ var (
 type Error struct {
 	Status     int           // of HTTP
 	Code       manifest.Code // "": the answer has no error envelope of agentctl
-	Reason     string        // of the tickets plugin, finer than Code; else ""
+	Reason     string        // short word, finer than Code; often ""
 	Message    string
+	Outcome    manifest.Outcome // whether the call may have run; "" where that does not arise
+	Retryable  bool             // the same request may be sent again
 	TraceID    string
 	RetryAfter time.Duration // how long the server asks to wait; 0: not given
 	HadToken   bool          // the request carried a token
@@ -70,11 +72,13 @@ func (e *Error) isTemporary() bool {
 // envelope is the JSON form of an error answer: {"error": {"code", "message", ...}}.
 type envelope struct {
 	Error *struct {
-		Code         manifest.Code `json:"code"`
-		Reason       string        `json:"reason"`
-		Message      string        `json:"message"`
-		RetryAfterMS int64         `json:"retry_after_ms"`
-		TraceID      string        `json:"trace_id"`
+		Code         manifest.Code    `json:"code"`
+		Reason       string           `json:"reason"`
+		Message      string           `json:"message"`
+		Outcome      manifest.Outcome `json:"outcome"`
+		Retryable    bool             `json:"retryable"`
+		RetryAfterMS int64            `json:"retry_after_ms"`
+		TraceID      string           `json:"trace_id"`
 	} `json:"error"`
 }
 
@@ -84,6 +88,7 @@ func (v *envelope) into(e *Error) bool {
 		return false
 	}
 	e.Code, e.Reason, e.Message, e.TraceID = v.Error.Code, v.Error.Reason, v.Error.Message, v.Error.TraceID
+	e.Outcome, e.Retryable = v.Error.Outcome, v.Error.Retryable
 	e.RetryAfter = max(e.RetryAfter, time.Duration(v.Error.RetryAfterMS)*time.Millisecond)
 	return true
 }

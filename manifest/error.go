@@ -26,8 +26,8 @@ var Codes = []Code{BadRequest, ManifestInvalid, SafetyDenied, NodeOffline, Deadl
 // Valid reports whether c is one of the seven codes.
 func (c Code) Valid() bool { return slices.Contains(Codes, c) }
 
-// Retryable reports whether the same request may succeed later without a change. A
-// deadline is not: the device may have done the work.
+// Retryable reports whether the same request may succeed later without a change, as far as
+// the code alone says it. A deadline is not: the device may have done the work.
 func (c Code) Retryable() bool { return c == NodeOffline || c == RateLimited || c == Internal }
 
 // Error is the answer to a caller whose request failed. Message is printable ASCII written
@@ -37,8 +37,10 @@ type Error struct {
 	Code         Code
 	Message      string
 	RetryAfterMS int64   // if > 0, the earliest useful retry
-	Reason       string  // short word for the audit log, not sent to the caller
+	Reason       string  // short word for the audit log; PublicReason says whether the caller gets it
+	ShowReason   bool    // the caller gets the Reason of an E_SAFETY_DENIED too: enrollment only
 	Outcome      Outcome // "" where the question does not arise
+	ReadOnly     bool    // the tool changes nothing, so that a retry after OutcomeUnknown is safe
 }
 
 // Outcome says whether a board may have run a call that ended with an error. The set is closed.
@@ -49,6 +51,37 @@ const (
 	NotSent        Outcome = "not_sent" // the board cannot have run it
 	OutcomeUnknown Outcome = "unknown"  // it was written to the link and may have run
 )
+
+// Retryable reports whether the caller may send the same request again: yes if it cannot have
+// run, only for a read-only tool if it may have run, and as the code says otherwise.
+func (e *Error) Retryable() bool {
+	switch e.Outcome {
+	case NotSent:
+		return e.Code.Retryable() || e.Code == DeadlineExceeded
+	case OutcomeUnknown:
+		return e.ReadOnly
+	}
+	return e.Code.Retryable()
+}
+
+// publicReasons are the reasons that callers get, by code (docs/protocol.md, "Errors"). The
+// list is short because every word in it is a promise. The codes for what a caller did wrong
+// have none: their messages say it, and the reason of a denial would let somebody who tries
+// tokens or node ids tell one refusal from another.
+var publicReasons = map[Code][]string{
+	NodeOffline:      {"offline", "suspect", "in_doubt", "stream_end", "stopping"},
+	DeadlineExceeded: {"gateway_deadline", "device", "expired", "cancelled"},
+	RateLimited:      {"rate", "concurrency", "queue", "streams", "device", "storage"},
+	Internal:         {"bad_result", "device", "breaker", "plugin_down", "plugin_died", "storage"},
+}
+
+// PublicReason is the reason that the caller gets, a short stable word; "" for none.
+func (e *Error) PublicReason() string {
+	if e.ShowReason || slices.Contains(publicReasons[e.Code], e.Reason) {
+		return e.Reason
+	}
+	return ""
+}
 
 // Error is the code and the message, as the log shows them. Reason is left out: it is a field
 // of the audit log.

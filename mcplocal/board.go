@@ -100,7 +100,7 @@ func (b *board) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, er
 func (b *board) call(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error) {
 	c, err := b.client(ctx)
 	if err != nil {
-		return nil, &manifest.Error{Code: manifest.NodeOffline, Message: "the daemon of this board does not answer; see: agentctl doctor", Reason: "socket"}
+		return nil, &manifest.Error{Code: manifest.NodeOffline, Message: "the daemon of this board does not answer; see: agentctl doctor", Reason: "socket", Outcome: manifest.NotSent}
 	}
 	out, err := c.CallTool(ctx, tool, args)
 	var refused *control.Error
@@ -113,7 +113,7 @@ func (b *board) call(ctx context.Context, tool string, args json.RawMessage) (js
 		return nil, ctx.Err()
 	}
 	b.close()
-	return nil, &manifest.Error{Code: manifest.Internal, Message: "the daemon of this board failed to answer", Reason: "socket"}
+	return nil, &manifest.Error{Code: manifest.Internal, Message: "the daemon of this board failed to answer", Reason: "socket", Outcome: manifest.OutcomeUnknown}
 }
 
 // client returns the open connection, or a new one.

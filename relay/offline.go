@@ -51,7 +51,7 @@ func newOfflinePlugin(d *device) *offlinePlugin {
 
 // errOffline is the answer for a device of the caller's that is not connected.
 func errOffline() *manifest.Error {
-	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", RetryAfterMS: 5000, Reason: "offline"}
+	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", RetryAfterMS: 5000, Reason: "offline", Outcome: manifest.NotSent}
 }
 
 // Manifest implements kernel.Plugin.

@@ -38,7 +38,7 @@ func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel
 	wr, err := r.streams.Open(w, req, sse.Options{})
 	if err != nil {
 		if errors.Is(err, sse.ErrDraining) {
-			e := &manifest.Error{Code: manifest.NodeOffline, Message: "the relay is stopping; connect again", RetryAfterMS: 1000}
+			e := &manifest.Error{Code: manifest.NodeOffline, Message: "the relay is stopping; connect again", RetryAfterMS: 1000, Reason: "stopping", Outcome: manifest.NotSent}
 			r.writeError(w, edge.Status(e.Code), e, kr.TraceID)
 		}
 		return

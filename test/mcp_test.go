@@ -97,7 +97,7 @@ func withFailure(s map[string]any) map[string]any {
 	words := map[string]any{"type": "string"}
 	s["properties"].(map[string]any)["error"] = map[string]any{
 		"type": "object", "description": "in place of the rest, when the call failed (isError)", "required": []any{"code", "message"},
-		"properties": map[string]any{"code": words, "message": words, "retryable": map[string]any{"type": "boolean"}, "trace_id": words},
+		"properties": map[string]any{"code": words, "message": words, "outcome": words, "reason": words, "retryable": map[string]any{"type": "boolean"}, "trace_id": words},
 	}
 	s["oneOf"] = []any{map[string]any{"required": s["required"]}, map[string]any{"required": []any{"error"}}}
 	delete(s, "required")

@@ -193,11 +193,13 @@ func (a *answer) code() string {
 
 type envelope struct {
 	Error struct {
-		Code         string `json:"code"`
-		Message      string `json:"message"`
-		Retryable    *bool  `json:"retryable"`
-		RetryAfterMS int64  `json:"retry_after_ms"`
-		TraceID      string `json:"trace_id"`
+		Code         string           `json:"code"`
+		Message      string           `json:"message"`
+		Outcome      manifest.Outcome `json:"outcome"`
+		Reason       string           `json:"reason"`
+		Retryable    *bool            `json:"retryable"`
+		RetryAfterMS int64            `json:"retry_after_ms"`
+		TraceID      string           `json:"trace_id"`
 	} `json:"error"`
 }
 
@@ -275,7 +277,17 @@ func checkEnvelope(t testing.TB, a *answer) {
 		t.Errorf("%q is not the envelope: %v", a.body, err)
 		return
 	}
-	retryable := manifest.Code(e.Error.Code).Retryable()
+	code := manifest.Code(e.Error.Code)
+	retryable := code.Retryable()
+	switch e.Error.Outcome {
+	case manifest.NotSent:
+		retryable = true // no code of another kind has this outcome
+	case manifest.OutcomeUnknown:
+		retryable = true // the tools of these tests read only
+	}
+	if code == manifest.NodeOffline && e.Error.Outcome == "" {
+		t.Errorf("an offline answer without an outcome: %s", a.body)
+	}
 	switch {
 	case !manifest.Code(e.Error.Code).Valid(), e.Error.Message == "", len(e.Error.TraceID) != 32,
 		e.Error.Retryable == nil || *e.Error.Retryable != retryable:

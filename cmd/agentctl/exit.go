@@ -137,29 +137,42 @@ func explainRelayAnswer(e *client.Error) (code int, next string) {
 	case e.Code == manifest.SafetyDenied:
 		return exitUnauthorized, "; see your nodes with: agentctl ls"
 	case e.Code == manifest.NodeOffline:
-		return exitOffline, "; see when it was last there with: agentctl ls"
+		return exitOffline, explainOutcome(e) + "; see when it was last there with: agentctl ls"
 	case e.Code == manifest.DeadlineExceeded:
-		return exitTimeout, "; see how the board does, there: agentctl status"
+		return exitTimeout, explainOutcome(e) + "; see how the board does, there: agentctl status"
 	case (e.Code == manifest.BadRequest || e.Code == manifest.ManifestInvalid) && strings.Contains(e.Message, "tool"):
 		return exitFailure, "; see the tools with: agentctl ls -o json"
 	}
-	return exitFailure, ""
+	return exitFailure, explainOutcome(e)
+}
+
+// explainOutcome says whether a failed call may have run; nothing if the relay does not say.
+func explainOutcome(e *client.Error) string {
+	switch {
+	case e.Outcome == manifest.NotSent:
+		return "; it did not run"
+	case e.Outcome == manifest.OutcomeUnknown && e.Retryable:
+		return "; it may have run, and calling again is safe"
+	case e.Outcome == manifest.OutcomeUnknown:
+		return "; it may have run"
+	}
+	return ""
 }
 
 // explainTicketAnswer leaves an error of the tickets plugin, which has a Reason, as it is:
-// its message says what to do.
+// its message says what to do. A deadline is the relay's.
 func explainTicketAnswer(e *client.Error) (code int, next string) {
 	switch {
 	case e.Status == http.StatusUnauthorized:
 		return exitUnauthorized, "; mint a token with: agentctl token create, and pass it with --token-file"
+	case e.Code == manifest.DeadlineExceeded:
+		return exitTimeout, explainOutcome(e) + "; see whether it was done with: agentctl tickets ls"
 	case e.Reason != "" && e.Code == manifest.SafetyDenied:
 		return exitUnauthorized, ""
 	case e.Reason != "":
 		return exitFailure, ""
 	case e.Code == manifest.SafetyDenied:
 		return exitUnauthorized, "; mint one with: agentctl token create --scope tickets:read --scope tickets:write"
-	case e.Code == manifest.DeadlineExceeded:
-		return exitTimeout, "; see whether it was done with: agentctl tickets ls"
 	case e.Code == manifest.BadRequest && strings.HasPrefix(e.Message, "no tool"):
 		return exitFailure, "; this relay has no tickets: it runs with --without tickets, or the plugin was unloaded"
 	case e.Code == manifest.BadRequest:

@@ -150,8 +150,14 @@ func (n *Node) sendCancel(cmdID string) {
 	_ = n.session.Send(link.Encode(link.TypeCmdCancel, link.NewID(), cmdID, nil))
 }
 
+// offlineError is the answer to a call that was not written to the link.
 func offlineError() *manifest.Error {
-	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", Reason: "offline"}
+	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", Reason: "offline", Outcome: manifest.NotSent}
+}
+
+// inDoubtError is the answer to a call that was written to a link that then ended.
+func inDoubtError() *manifest.Error {
+	return &manifest.Error{Code: manifest.NodeOffline, Message: "the link was lost before the device answered", Reason: "in_doubt", Outcome: manifest.OutcomeUnknown}
 }
 
 func rateLimited(message, reason string) *manifest.Error {
@@ -243,8 +249,11 @@ func deviceError(code manifest.Code) *manifest.Error {
 	if e.Message == "" {
 		e.Code, e.Message = manifest.Internal, "the device failed to answer this call"
 	}
-	if code == manifest.RateLimited {
+	switch code {
+	case manifest.RateLimited:
 		e.RetryAfterMS = 1000
+	case manifest.DeadlineExceeded:
+		e.Outcome = manifest.OutcomeUnknown // the handler was running
 	}
 	return e
 }
@@ -258,7 +267,7 @@ func (n *Node) failAll() {
 	n.streams, n.streamsByID = nil, nil
 	n.mu.Unlock()
 	for _, p := range calls {
-		p.finish(callOutcome{err: offlineError()})
+		p.finish(callOutcome{err: inDoubtError()})
 	}
 	for _, s := range streams {
 		s.topic.Close(ErrOffline)
@@ -274,6 +283,7 @@ func (n *Node) audit(e AuditEvent) {
 // ErrOffline ends the streams of a device that went away. ErrTooSlow ends a subscriber that
 // fell behind. Both wrap the *manifest.Error for the client.
 var (
-	ErrOffline = errors.Join(errors.New("hub: the device went offline"), offlineError())
+	ErrOffline = errors.Join(errors.New("hub: the device went offline"),
+		&manifest.Error{Code: manifest.NodeOffline, Message: "the device went offline during the stream", Reason: "stream_end"})
 	ErrTooSlow = errors.Join(fanout.ErrOverflow, rateLimited("this reader was too slow for the stream; use a longer interval_ms", "behind"))
 )

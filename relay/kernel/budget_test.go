@@ -67,6 +67,61 @@ func TestBudget(t *testing.T) {
 	}
 }
 
+// A call that ended before its plugin got it was not sent and may be repeated. Afterwards it may
+// have run, so that a retry is safe only if the tool reads, unless the plugin knows better.
+func TestOutcome(t *testing.T) {
+	wait := func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
+	notSent := &manifest.Error{Code: manifest.DeadlineExceeded, Message: "late", Outcome: manifest.NotSent}
+	inDoubt := &manifest.Error{Code: manifest.NodeOffline, Message: "gone", Reason: "in_doubt", Outcome: manifest.OutcomeUnknown}
+	tests := []struct {
+		name      string
+		stage     bool // the time is spent before the plugin is called
+		class     manifest.SafetyClass
+		fail      error // the plugin's error at the deadline; nil: that of its context
+		outcome   manifest.Outcome
+		retryable bool
+	}{
+		{"in a stage", true, manifest.ReadOnly, nil, manifest.NotSent, true},
+		{"in a read-only tool", false, manifest.ReadOnly, nil, manifest.OutcomeUnknown, true},
+		{"in another tool", false, "", nil, manifest.OutcomeUnknown, false},
+		{"a plugin that did not send it", false, "", notSent, manifest.NotSent, true},
+		{"a plugin in doubt", false, "", inDoubt, manifest.OutcomeUnknown, false},
+		{"a reader in doubt", false, manifest.ReadOnly, inDoubt, manifest.OutcomeUnknown, true},
+	}
+	for _, tt := range tests {
+		synctest.Test(t, func(t *testing.T) {
+			hold := kernel.Stage{Name: "hold", Wrap: func(next kernel.Handler) kernel.Handler {
+				return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+					if tt.stage {
+						return nil, wait(ctx)
+					}
+					return next(ctx, r)
+				}
+			}}
+			k := kernel.New(kernel.Options{Stages: []kernel.Stage{hold}})
+			p := board("a", nodeA)
+			for _, tool := range p.Manifest().Tools {
+				tool.SafetyClass = tt.class
+			}
+			p.call = func(ctx context.Context, _ *kernel.Request) (*kernel.Result, error) {
+				if err := wait(ctx); tt.fail == nil {
+					return nil, err
+				}
+				return nil, tt.fail
+			}
+			load(t, k, p)
+			_, err := k.Call(context.Background(), &kernel.Request{Caller: reader("a"), Tool: echoTool(nodeA), Arguments: []byte(`{"message":"x"}`)})
+			e := manifest.AsError(err)
+			if e.Outcome != tt.outcome || e.Retryable() != tt.retryable {
+				t.Errorf("%s: %v, outcome %q, retryable %v", tt.name, err, e.Outcome, e.Retryable())
+			}
+		})
+	}
+	if notSent.ReadOnly || inDoubt.ReadOnly {
+		t.Error("the kernel changed the plugin's error")
+	}
+}
+
 // An answer in the last moment is an answer, and the place in flight is free again.
 func TestInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -153,11 +153,18 @@ func (k *Kernel) callInBudget(ctx context.Context, r *Request) (*Result, error) 
 	if err == nil && !inTime { // an answer after the deadline is not delivered
 		res, err = nil, errBudget
 	}
-	if err != nil && errors.Is(context.Cause(callCtx), context.DeadlineExceeded) && ctx.Err() == nil {
+	if err != nil && errors.Is(context.Cause(callCtx), context.DeadlineExceeded) && ctx.Err() == nil && !saysOutcome(err) {
 		err = errBudget
 	}
 	cancel(nil)
 	return res, err
+}
+
+// saysOutcome reports whether a plugin knows what became of the call that it could not answer,
+// such as a device that never got it.
+func saysOutcome(err error) bool {
+	e, ok := errors.AsType[*manifest.Error](err)
+	return ok && e.Outcome != ""
 }
 
 // budget is the time that the request may take: the plugin's CallTimeout, at most
@@ -169,17 +176,39 @@ func (r *Request) budget() time.Duration {
 	return CallBudget
 }
 
-// asError converts the error of a call to the one that its caller sees.
+// asError converts the error of a call to the one that its caller sees. A retry of a call that
+// may have run is safe if it only reads, which the kernel knows from the tool.
 func asError(ctx context.Context, r *Request, err error) *manifest.Error {
+	e := endOfCall(ctx, r, err)
+	if e.Outcome == manifest.OutcomeUnknown && r.readsOnly() {
+		c := *e // plugins return shared errors
+		c.ReadOnly = true
+		return &c
+	}
+	return e
+}
+
+// readsOnly reports whether the request changes nothing.
+func (r *Request) readsOnly() bool {
+	return r.Method == MethodRead || (r.tool != nil && r.tool.SafetyClass == manifest.ReadOnly)
+}
+
+// endOfCall is asError without what the tool's safety class adds. A call that ended before its
+// plugin got it was not sent; the end of its context says nothing about a later one.
+func endOfCall(ctx context.Context, r *Request, err error) *manifest.Error {
+	outcome := manifest.NotSent
+	if r.dispatched {
+		outcome = manifest.OutcomeUnknown
+	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		message := "the device did not answer within 5 s"
 		if r.plugin != nil && !r.plugin.isDevice() {
 			message = "the plugin did not answer in time"
 		}
-		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: message, Reason: "gateway_deadline"}
+		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: message, Reason: "gateway_deadline", Outcome: outcome}
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
-		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the caller canceled the call", Reason: "cancelled"}
+		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the caller canceled the call", Reason: "cancelled", Outcome: outcome}
 	}
 	return manifest.AsError(err)
 }

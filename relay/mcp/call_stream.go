@@ -92,7 +92,7 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 		select {
 		case <-s.Ready():
 		case <-ctx.Done():
-			return end("cancelled", manifest.E(manifest.DeadlineExceeded, "the caller canceled the call"))
+			return end("cancelled", &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the caller canceled the call", Reason: "cancelled"})
 		case <-timeout.C:
 			if last == nil {
 				return end("no_frame", manifest.E(manifest.DeadlineExceeded, "no frame came within the time of this call"))

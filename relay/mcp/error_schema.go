@@ -13,7 +13,7 @@ import (
 
 // errorSchema is the envelope's error object (RFC-0001 §4).
 const errorSchema = `{"type":"object","description":"in place of the rest, when the call failed (isError)",` +
-	`"properties":{"code":{"type":"string"},"message":{"type":"string"},"retryable":{"type":"boolean"},"trace_id":{"type":"string"}},"required":["code","message"]}`
+	`"properties":{"code":{"type":"string"},"message":{"type":"string"},"outcome":{"type":"string"},"reason":{"type":"string"},"retryable":{"type":"boolean"},"trace_id":{"type":"string"}},"required":["code","message"]}`
 
 // schemaCache caches the results of withErrorSchema: boards of one model have the same schemas.
 // A full cache is emptied, which costs the next list some work and needs no order of use.

@@ -20,7 +20,7 @@ const instructions = "A board's tools are the verbs of its capabilities: {kind}.
 	"are flat. The list holds the boards that are connected now; agents.list, where it is offered, tells which node_id has which name, and " +
 	"which boards are offline. The other tools are the relay's own: tickets.*, and what its operator added. Units are in the names of " +
 	"fields: _ms is milliseconds (ts_ms since 1970), _pct percent of 0 to 100, _bytes bytes; load_1m is the load average of one minute. " +
-	"A call that fails has isError and {\"error\":{code,message,retryable,trace_id}}; E_NODE_OFFLINE passes when the board is back."
+	"A call that fails has isError and {\"error\":{code,message,outcome,reason,retryable,trace_id}}; outcome unknown: it may have run; E_NODE_OFFLINE passes when the board is back."
 
 // tenant serves the clients of one tenant. It has an SDK server for sessions, one for plain
 // modern calls and one for listen streams. They are separate because the SDK scans

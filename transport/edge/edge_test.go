@@ -197,11 +197,11 @@ type broken struct{}
 func (broken) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
 func TestWriteError(t *testing.T) {
-	e := &manifest.Error{Code: manifest.RateLimited, Message: `too "fast"`, RetryAfterMS: 1001, Reason: "rate"}
+	e := &manifest.Error{Code: manifest.RateLimited, Message: `too "fast"`, RetryAfterMS: 1001, Reason: "rate", Outcome: manifest.NotSent}
 	w := httptest.NewRecorder()
 	SetChallenge(w.Header(), "agentctl", true, "https://relay.example/meta")
 	WriteError(w, Status(e.Code), e, "0af7651916cd43dd8448eb211c80319c")
-	const body = `{"error":{"code":"E_RATE_LIMITED","message":"too \"fast\"","retryable":true,"retry_after_ms":1001,"trace_id":"0af7651916cd43dd8448eb211c80319c"}}` + "\n"
+	const body = `{"error":{"code":"E_RATE_LIMITED","message":"too \"fast\"","outcome":"not_sent","reason":"rate","retryable":true,"retry_after_ms":1001,"trace_id":"0af7651916cd43dd8448eb211c80319c"}}` + "\n"
 	if w.Code != 429 || w.Body.String() != body {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}

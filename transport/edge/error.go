@@ -31,16 +31,24 @@ func Status(c manifest.Code) int {
 }
 
 // AppendError appends the error envelope (docs/protocol.md, "Errors"), which has the same
-// form in HTTP bodies and in MCP results:
+// form in HTTP bodies and in MCP results. outcome, reason and retry_after_ms are optional:
 //
-//	{"error":{"code":"…","message":"…","retryable":true,"retry_after_ms":1000,"trace_id":"…"}}
+//	{"error":{"code":"…","message":"…","outcome":"not_sent","reason":"offline","retryable":true,"retry_after_ms":1000,"trace_id":"…"}}
 func AppendError(b []byte, e *manifest.Error, traceID string) []byte {
 	b = append(b, `{"error":{"code":"`...)
 	b = append(b, e.Code...)
 	b = append(b, `","message":`...)
 	b, _ = jsontext.AppendQuote(b, e.Message) // invalid UTF-8 was replaced
+	if e.Outcome != "" {
+		b = append(b, `,"outcome":"`...)
+		b = append(append(b, e.Outcome...), '"')
+	}
+	if reason := e.PublicReason(); reason != "" {
+		b = append(b, `,"reason":`...)
+		b, _ = jsontext.AppendQuote(b, reason)
+	}
 	b = append(b, `,"retryable":`...)
-	b = strconv.AppendBool(b, e.Code.Retryable())
+	b = strconv.AppendBool(b, e.Retryable())
 	if e.RetryAfterMS > 0 {
 		b = append(b, `,"retry_after_ms":`...)
 		b = strconv.AppendInt(b, e.RetryAfterMS, 10)

@@ -72,7 +72,7 @@ func checkNameOrOrder(raw []byte) error {
 
 // Output schemas. An answer has either the requested members or an error.
 const (
-	errorSchema = `{"type":"object","properties":{"code":{"type":"string"},"message":{"type":"string"},"retryable":{"type":"boolean"},"retry_after_ms":{"type":"integer"},"trace_id":{"type":"string"}},"required":["code","message"]}`
+	errorSchema = `{"type":"object","properties":{"code":{"type":"string"},"message":{"type":"string"},"outcome":{"type":"string"},"reason":{"type":"string"},"retryable":{"type":"boolean"},"retry_after_ms":{"type":"integer"},"trace_id":{"type":"string"}},"required":["code","message"]}`
 
 	stageSchema     = `{"type":"object","properties":{"name":{"type":"string"},"scope":{"type":"string"},"enabled":{"type":"boolean"},"config":{"type":"object"}},"required":["name","scope","enabled","config"],"additionalProperties":false}`
 	stagesOutput    = `"middleware":{"type":"array","description":"outermost first; of each stage the global line first","items":` + stageSchema + `}`

@@ -233,7 +233,7 @@ func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
 			return nil, ctx.Err()
 		case <-timer.C:
 			err := internal("plugin_down", "the plugin is down and is being restarted")
-			err.RetryAfterMS = 1000
+			err.RetryAfterMS, err.Outcome = 1000, manifest.NotSent
 			return nil, err
 		}
 	}
@@ -289,7 +289,9 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case c.rpc.IsStopped():
-		return nil, internal("plugin_died", "the plugin ended before it answered; whether it acted is not known")
+		err := internal("plugin_died", "the plugin ended before it answered; whether it acted is not known")
+		err.Outcome = manifest.OutcomeUnknown
+		return nil, err
 	case errors.As(err, &rpc) && rpc.Code != jrpc2.InternalError:
 		return &kernel.Result{RPCError: &kernel.RPCError{Code: int64(rpc.Code), Message: rpc.Message, Data: rpc.Data}}, nil
 	}

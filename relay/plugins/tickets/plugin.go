@@ -127,7 +127,7 @@ func (p *Plugin) commit(ctx context.Context, t *tenant, changes ...change) error
 	if _, err := p.log.Append(context.WithoutCancel(ctx), events...); err != nil {
 		// Not E_INTERNAL: the kernel counts that as a fault of the plugin, and the breaker
 		// would soon refuse reads as well.
-		e := &manifest.Error{Code: manifest.RateLimited, Message: "the event log did not take the change; nothing was changed", RetryAfterMS: 10_000, Reason: "event_log"}
+		e := &manifest.Error{Code: manifest.RateLimited, Message: "the event log did not take the change; nothing was changed", RetryAfterMS: 10_000, Reason: "storage"}
 		if errors.Is(err, kernel.ErrLogFull) {
 			e.RetryAfterMS = 1000
 		}

@@ -338,7 +338,7 @@ func TestLogFails(t *testing.T) {
 	for i := range 40 { // more than a breaker would bear
 		tool := []string{"create", "comment", "assign", "transition"}[i%4]
 		args := map[string]object{"create": {"title": "y"}, "comment": {"id": id, "text": "y"}, "assign": {"id": id, "agent_id": "r"}, "transition": {"id": id, "to": Closed}}[tool]
-		if _, err := d.try(ann, tool, args); reason(err) != "event_log" || strings.Contains(err.Error(), "space") {
+		if _, err := d.try(ann, tool, args); reason(err) != "storage" || strings.Contains(err.Error(), "space") {
 			t.Errorf("%s: %v", tool, err)
 		}
 	}
@@ -370,14 +370,14 @@ func TestReadsDoNotWait(t *testing.T) {
 		if s := d.do(ann, "get", object{"id": id}).Ticket.Status; s != Open || time.Since(start) > 0 {
 			t.Errorf("read %s after %v, before the log had it", s, time.Since(start))
 		}
-		if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); reason(err) != "event_log" || time.Since(start) != maxAcquireWait {
+		if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); reason(err) != "storage" || time.Since(start) != maxAcquireWait {
 			t.Errorf("behind a log that hangs: %v after %v", err, time.Since(start))
 		}
 		var refused atomic.Int32
 		for range 200 { // more than the plugin's calls in flight
 			wg.Go(func() {
 				begun := time.Now()
-				if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); reason(err) == "event_log" && time.Since(begun) == 0 {
+				if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); reason(err) == "storage" && time.Since(begun) == 0 {
 					refused.Add(1)
 				}
 			})

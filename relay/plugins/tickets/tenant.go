@@ -65,7 +65,7 @@ func (t *tenant) acquire(ctx context.Context) error {
 		return nil
 	default:
 	}
-	busy := &manifest.Error{Code: manifest.RateLimited, Message: "earlier changes wait for the event log; nothing was changed", RetryAfterMS: 1000, Reason: "event_log"}
+	busy := &manifest.Error{Code: manifest.RateLimited, Message: "earlier changes wait for the event log; nothing was changed", RetryAfterMS: 1000, Reason: "storage"}
 	defer t.waiting.Add(-1)
 	if t.waiting.Add(1) > maxWaiting {
 		return busy
