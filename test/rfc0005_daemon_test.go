@@ -356,7 +356,7 @@ func TestRFC0005BoardDedupes(t *testing.T) {
 	h := new(hangingHandler)
 	withBoard(t, func(t *testing.T, b *board) {
 		id := manifest.NewULID()
-		frame := link.AppendCmd(nil, id, boardEcho, []byte(`{"message":"x"}`), 0, "")
+		frame := link.AppendCmd(nil, id, boardEcho, []byte(`{"message":"x"}`), 0, "", link.Expiry{})
 		for range 3 {
 			_ = b.conn.Write(frame)
 		}

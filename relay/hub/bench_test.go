@@ -159,7 +159,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 			for i := range conns {
 				conns[i] = <-r.bare
 			}
-			frame := link.AppendCmd(nil, link.NewID(), "sysecho."+nodeA+".echo.invoke", []byte(`{"message":"ping"}`), 0, "")
+			frame := link.AppendCmd(nil, link.NewID(), "sysecho."+nodeA+".echo.invoke", []byte(`{"message":"ping"}`), 0, "", link.Expiry{})
 			exchange(b, links, func(i int) error {
 				if err := conns[i].WriteMessage(websocket.TextMessage, frame); err != nil {
 					return err

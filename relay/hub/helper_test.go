@@ -274,12 +274,12 @@ type wire struct {
 	cut   atomic.Bool // the network is down
 }
 
-func (w *wire) Ping() error {
+func (w *wire) Ping(payload []byte) error {
 	w.pings.Add(1)
 	if w.cut.Load() {
 		return nil
 	}
-	return w.Conn.Ping()
+	return w.Conn.Ping(payload)
 }
 
 func (b *board) authenticate(node, instance string) {

@@ -252,7 +252,7 @@ func (h *Hub) register(n *Node) (old *Node, rejectBoth bool, refusal *link.Refus
 		return nil, false, &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
 	}
 	// A sweep during the handshake may have seen the revocation; the next one will not ask.
-	if n.session.CheckActive != nil && n.session.CheckActive() != nil {
+	if n.session.CheckGrant() != nil {
 		return nil, false, &link.Refusal{Code: link.CloseAuthFailed, Reason: "auth_failed"}
 	}
 	h.nodes[n.ID()] = n

@@ -273,7 +273,7 @@ func TestLiveness(t *testing.T) {
 			t.Errorf("%d pings in 10 min", n)
 		}
 		for range 40 { // none while the device pings
-			_ = b.conn.Ping()
+			_ = b.conn.Ping(nil)
 			time.Sleep(15 * time.Second)
 		}
 		if n := b.wire.pings.Load(); n > 31 {

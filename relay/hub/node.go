@@ -96,8 +96,8 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 		return nil, context.Cause(ctx)
 	}
 	p.id = link.NewID()
-	frame := link.AppendCmd(make([]byte, 0, len(args)+192), p.id, p.tool.Canonical, args, 0, opt.TraceID)
-	if err := n.sendCommand(ctx, p, frame); err != nil {
+	frame := link.AppendCmd(make([]byte, 0, len(args)+192), p.id, p.tool.Canonical, args, 0, opt.TraceID, link.Expiry{})
+	if err := n.sendCommand(ctx, p, frame, opt); err != nil {
 		return nil, err
 	}
 	select {
@@ -106,8 +106,8 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 	case <-ctx.Done():
 	}
 	n.mu.Lock()
-	ended, cancel := n.calls.Expire(p.id)
-	if cancel {
+	was, ended := n.calls.Expire(p.id)
+	if ended && was == link.Sent {
 		n.sendCancel(p.id)
 	}
 	n.mu.Unlock()
@@ -120,7 +120,7 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 
 // sendCommand adds a command to the table and sends its frame under one lock, so that the
 // device gets commands and their cancellation in the table's order.
-func (n *Node) sendCommand(ctx context.Context, p *pendingCall, frame []byte) error {
+func (n *Node) sendCommand(ctx context.Context, p *pendingCall, frame []byte, opt CallOptions) error {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		deadline = time.Now().Add(defaultBudget)
@@ -130,7 +130,7 @@ func (n *Node) sendCommand(ctx context.Context, p *pendingCall, frame []byte) er
 	if n.closed {
 		return offlineError()
 	}
-	if n.calls.Add(p.id, deadline, p) != nil {
+	if n.calls.Add(p.id, deadline, link.CallInfo{Tool: p.tool.Canonical, TraceID: opt.TraceID}, p) != nil {
 		return rateLimited("too many commands wait for this device; retry later", "queue")
 	}
 	if n.session.Send(frame) != nil { // the link is ending
@@ -266,8 +266,8 @@ func (n *Node) failAll() {
 	n.hub.streams.Add(-int64(len(n.streamsByID)))
 	n.streams, n.streamsByID = nil, nil
 	n.mu.Unlock()
-	for _, p := range calls {
-		p.finish(callOutcome{err: inDoubtError()})
+	for _, c := range calls {
+		c.Value.finish(callOutcome{err: inDoubtError()})
 	}
 	for _, s := range streams {
 		s.topic.Close(ErrOffline)

@@ -85,7 +85,7 @@ func (h *Hub) grantsChanged() bool {
 
 // checkGrant closes the link of a node whose grant was revoked or has expired.
 func (h *Hub) checkGrant(n *Node) {
-	if n.revoked || n.session.CheckActive == nil || n.session.CheckActive() == nil {
+	if n.revoked || n.session.CheckGrant() == nil {
 		return
 	}
 	n.revoked = true
@@ -97,8 +97,8 @@ func (h *Hub) checkGrant(n *Node) {
 // or for the end of its grant.
 func (n *Node) nextCheck() time.Duration {
 	delay := min(pingDelay, link.IdleTimeout-n.session.IdleTime())
-	if expiresAt := n.session.ExpiresAt; !expiresAt.IsZero() {
-		delay = min(delay, time.Until(expiresAt))
+	if remaining, ok := n.session.GrantRemaining(); ok {
+		delay = min(delay, remaining)
 	}
 	return delay
 }

@@ -21,7 +21,10 @@ type Grant struct {
 	// CheckActive returns an error when the grant has been revoked. It must be quick; nil:
 	// the grant cannot be revoked.
 	CheckActive func() error
-	ExpiresAt   time.Time // zero: never
+	// ExpiresAt is the end of the grant at the time of auth; zero: never. Session.CheckGrant
+	// and Session.GrantRemaining say when it really ends: by monotonic time, and later when
+	// it was extended.
+	ExpiresAt time.Time
 }
 
 // Refusal is an error that ends a handshake with a close code of the authenticator's
@@ -37,12 +40,23 @@ func (r *Refusal) Error() string { return "link refused: " + r.Reason }
 // AcceptOptions configure the relay's end.
 type AcceptOptions struct {
 	// Authenticate checks the token, within AuthTimeout. A *Refusal carries the close code;
-	// any other error closes with 4401.
+	// any other error closes with 4401. Auth.Nonce and Auth.V21 are set.
 	Authenticate func(ctx context.Context, a *Auth) (*Grant, error)
+	// Admit decides, after Authenticate and before auth_ok, whether the device may have the
+	// link of its node and which session it gets. The fields of s are set, its ID included,
+	// which is that of a fresh session. It may block for AdmitTimeout. A *Refusal carries the
+	// close code. nil: each link is a fresh session.
+	Admit func(ctx context.Context, s *Session, a *Auth) (Admission, error)
 	// ReconnectSpreadMS is the reconnect_spread_ms of auth_ok, see Backoff.
 	ReconnectSpreadMS func() int64
 	// ValidateCapability checks one announced capability against its schema; nil: no check.
 	ValidateCapability func(raw []byte) error
+}
+
+// Admission is the session that a link gets.
+type Admission struct {
+	SessionID string // of the resumed session; "" for a fresh one
+	Resumed   bool   // answers Auth.Resume
 }
 
 // Manifest is an announce after its checks: what was rejected is left out.
@@ -59,7 +73,7 @@ type Manifest struct {
 // the code that was sent, the peer's, or 0 for a link that broke. The end of ctx closes the
 // link with 4503.
 func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manifest, error) {
-	s := &Session{conn: conn, opt: opt, ID: manifest.NewULID()}
+	s := &Session{conn: conn, opt: opt, ID: manifest.NewULID(), V21: conn.Subprotocol() == Subprotocol21}
 	s.runWriter = s.drainQueue
 	s.lastReadAt.Store(monotonicNow())
 	conn.OnPing(s.onPing)
@@ -68,18 +82,18 @@ func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manif
 	// Read deadlines do not bound a pong, which blocks while the peer reads nothing.
 	timeout := time.AfterFunc(maxHandshakeTime, func() { s.Close(CloseTimeout, "timeout") })
 	defer timeout.Stop()
-	m, err := s.handshake(ctx)
+	m, err := s.handshake(ctx, timeout)
 	if err != nil {
 		return nil, nil, s.shutdown(err)
 	}
-	_ = conn.SetReadDeadline(time.Time{})                  // from here on the owner calls CheckLiveness
-	s.opt.Authenticate, s.opt.ReconnectSpreadMS = nil, nil // frees what these closures hold
+	_ = conn.SetReadDeadline(time.Time{})                                    // from here on the owner calls CheckLiveness
+	s.opt.Authenticate, s.opt.Admit, s.opt.ReconnectSpreadMS = nil, nil, nil // frees what these closures hold
 	return s, m, nil
 }
 
 // handshake reads and writes the messages in the order of the protocol. Before auth the
 // read limit is MaxFrame, so that a stranger cannot make the relay buffer more.
-func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
+func (s *Session) handshake(ctx context.Context, timeout *time.Timer) (*Manifest, error) {
 	_ = s.conn.SetReadDeadline(time.Now().Add(AuthTimeout))
 	nonce := make([]byte, 32)
 	_, _ = rand.Read(nonce)
@@ -91,15 +105,34 @@ func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
 	if err := expect(s.conn, TypeAuth, func(e *Envelope) error { return decodeValid(e, &auth) }); err != nil {
 		return nil, err
 	}
+	if auth.Nonce, auth.V21 = hello.Nonce, s.V21; !s.V21 {
+		auth.Resume = nil
+	}
 	g, err := s.authenticate(ctx, &auth)
 	if err != nil {
 		return nil, err
 	}
 	s.Grant, s.BootID, s.InstanceID, s.Version = *g, auth.BootID, auth.InstanceID, auth.AgentVersion
-	ok := AuthOK{NodeID: g.NodeID, TenantID: g.Tenant, SessionID: s.ID, ServerTimeMS: time.Now().UnixMilli(),
+	s.setGrantEnd(g.ExpiresAt)
+	timeout.Reset(AdmitTimeout + maxHandshakeTime)
+	resumed, err := s.admit(ctx, &auth)
+	if err != nil {
+		return nil, err
+	}
+	timeout.Reset(maxHandshakeTime)
+	ok := AuthOK{NodeID: g.NodeID, TenantID: g.Tenant, SessionID: s.ID, Resumed: resumed, ServerTimeMS: time.Now().UnixMilli(),
 		ReconnectSpreadMS: s.opt.ReconnectSpreadMS(), Limits: Limits{MaxInflight: MaxInflight, MaxStreams: MaxStreams}}
+	s.startTime(ok.ServerTimeMS)
 	if err := s.conn.Write(Encode(TypeAuthOK, NewID(), "", ok)); err != nil {
 		return nil, err
+	}
+	if s.V21 {
+		s.mu.Lock()
+		payload := s.appendPingLocked(nil, false)
+		s.mu.Unlock()
+		if err := s.conn.Ping(payload); err != nil {
+			return nil, err
+		}
 	}
 	s.conn.SetReadLimit(MaxAnnounce) // the larger limit is for authenticated peers only
 	_ = s.conn.SetReadDeadline(time.Now().Add(AnnounceTimeout))
@@ -112,6 +145,9 @@ func (s *Session) handshake(ctx context.Context) (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.mu.Lock()
+	s.pings.handshakeRTT = milliseconds(s.NowMS() - ok.ServerTimeMS)
+	s.mu.Unlock()
 	// Run sends the announce_ack, ahead of any cmd: a device that reads it can rely on its
 	// tools being available.
 	s.queue, s.writing = [][]byte{ack}, true
@@ -145,6 +181,27 @@ func (s *Session) authenticate(ctx context.Context, a *Auth) (*Grant, error) {
 	return nil, &Refusal{Code: CloseAuthFailed, Reason: "auth_failed"}
 }
 
+// admit asks the owner for the session of the link. An error that is not a Refusal becomes
+// 4503, except the end of ctx, which closeCodeFor maps.
+func (s *Session) admit(ctx context.Context, a *Auth) (resumed bool, err error) {
+	if s.opt.Admit == nil {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, AdmitTimeout)
+	defer cancel()
+	adm, err := s.opt.Admit(ctx, s, a)
+	var r *Refusal
+	switch {
+	case errors.As(err, &r), errors.Is(err, context.Canceled):
+		return false, err
+	case err != nil:
+		return false, &Refusal{Code: CloseDraining, Reason: "overloaded"}
+	case adm.SessionID != "":
+		s.ID = adm.SessionID
+	}
+	return adm.Resumed && a.Resume != nil, nil
+}
+
 // validate checks the forms that RFC-0002 §2 prescribes. All of them end up in logs or in
 // tool names, so nothing else may pass.
 func (a *Auth) validate() bool {
@@ -154,11 +211,13 @@ func (a *Auth) validate() bool {
 		(a.Name == "" || manifest.ValidNodeName(a.Name)) && (a.Resume == nil || a.Resume.validate())
 }
 
-// validate checks the bounds of a resume; the relay does not resume sessions yet.
+// validate checks the bounds of a resume and brings its ids to upper case.
 func (r *Resume) validate() bool {
-	_, ok := manifest.ParseULID(r.SessionID)
-	for _, c := range r.Seen {
-		_, idOK := manifest.ParseULID(c.MsgID)
+	var ok, idOK bool
+	r.SessionID, ok = manifest.ParseULID(r.SessionID)
+	for i := range r.Seen {
+		c := &r.Seen[i]
+		c.MsgID, idOK = manifest.ParseULID(c.MsgID)
 		ok = ok && idOK && (c.State == SeenRunning || c.State == SeenDone)
 	}
 	return ok && len(r.Seen) <= MaxInflight

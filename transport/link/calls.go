@@ -1,6 +1,7 @@
 package link
 
 import (
+	"encoding/hex"
 	"errors"
 	"slices"
 	"time"
@@ -10,19 +11,23 @@ import (
 
 // CallState is the state of a command on the relay (RFC-0002 §7.3):
 //
-//	Queued -> Sent -> done            Ack: a valid cmd_ack
-//	               -> expired         Expire: the caller's deadline passed
-//	               -> InDoubt         Lost: the link broke
+//	Queued -> Sent                    MarkSent: it was handed to the socket
+//	       -> expired, failed         as below; the device has not received it
+//	Sent   -> done                    Ack: a valid cmd_ack
+//	       -> expired                 Expire: the caller's deadline passed
+//	       -> InDoubt                 Lost: the link broke
 //	InDoubt -> Sent                   Resume: the device has received the command
-//	        -> Sent, written again    Resume: the device has not
+//	        -> Queued                 Resume: the device has not
 //	        -> expired                as above
 //	        -> failed                 Fail: the session cannot be resumed
 //
-// A command ends exactly once, by Ack, Expire or Fail. The ids of ended commands are
-// remembered for a while, to tell a late or duplicate cmd_ack from a foreign one.
+// A command ends exactly once, by Ack, Expire or Fail. Ended commands are remembered for a
+// while, to tell a late or duplicate cmd_ack from a foreign one. The table may outlive its
+// session: after Fail it serves the node's next one, and knows that an ack for the earlier
+// session is late.
 type CallState uint8
 
-// The states of a live command.
+// The states of a live command. A command that ends in Queued cannot have run.
 const (
 	Queued CallState = iota
 	Sent
@@ -40,6 +45,12 @@ const (
 	AckForeign              // no command of this node, or one that ended long ago
 )
 
+// CallInfo describes a command in the audit log.
+type CallInfo struct {
+	Tool    string
+	TraceID string // 32 hex digits, or ""
+}
+
 // ErrQueueFull is returned by Add when MaxInflight commands are live.
 var ErrQueueFull = errors.New("link: command queue full")
 
@@ -50,18 +61,22 @@ type Calls[V any] struct {
 	live   []call[V]   // at most MaxInflight: a scan beats a map, and an idle node holds nothing
 	recent []endedCall // ring of the last maxRecent ended commands
 	next   int         // in recent, when it is full
+	ages   uint8       // calls of Age since the last command ended
 }
 
 type call[V any] struct {
 	id       string
 	state    CallState
 	deadline time.Time
+	info     CallInfo
 	value    V
 }
 
-// endedCall is what is remembered of a command. The id is an array, so that the ring of a
-// node is one small block that keeps no strings alive.
+// endedCall is what is remembered of a command. The ids are arrays, so that the ring of a
+// node is one small block. The tool is a string of the manifest.
 type endedCall struct {
+	tool        string
+	trace       [16]byte // zero: none
 	id          [manifest.ULIDLen]byte
 	awaitingAck bool // no ack has come yet
 }
@@ -70,11 +85,11 @@ type endedCall struct {
 const maxRecent = MaxInflight
 
 // Add adds a command in state Queued.
-func (c *Calls[V]) Add(id string, deadline time.Time, v V) error {
+func (c *Calls[V]) Add(id string, deadline time.Time, info CallInfo, v V) error {
 	if len(c.live) >= MaxInflight {
 		return ErrQueueFull
 	}
-	c.live = append(c.live, call[V]{id: id, deadline: deadline, value: v})
+	c.live = append(c.live, call[V]{id: id, deadline: deadline, info: info, value: v})
 	return nil
 }
 
@@ -86,36 +101,47 @@ func (c *Calls[V]) MarkSent(id string) {
 }
 
 // Ack ends the command that a cmd_ack answers. v is its value when the verdict is
-// AckAccepted; otherwise the ack is to be dropped and audited.
+// AckAccepted; otherwise the ack is to be dropped and audited, see Ended.
 func (c *Calls[V]) Ack(id string) (v V, verdict AckVerdict) {
 	if i := c.find(id); i >= 0 {
 		v = c.live[i].value
 		c.finish(i, false)
 		return v, AckAccepted
 	}
-	for i := range c.recent {
-		if e := &c.recent[i]; string(e.id[:]) == id {
-			if e.awaitingAck {
-				e.awaitingAck = false
-				return v, AckLate
-			}
-			return v, AckDuplicate
+	if e := c.findEnded(id); e != nil {
+		verdict = AckDuplicate
+		if e.awaitingAck {
+			e.awaitingAck, verdict = false, AckLate
 		}
+		return v, verdict
 	}
 	return v, AckForeign
 }
 
-// Expire ends a command whose caller no longer waits. ended is false when it has ended
-// already: Ack or Fail returned its value. cancel reports whether the device has the
-// command and should be told to cancel it.
-func (c *Calls[V]) Expire(id string) (ended, cancel bool) {
+// Ended describes a command that has ended, if it is still remembered.
+func (c *Calls[V]) Ended(id string) (info CallInfo, ok bool) {
+	e := c.findEnded(id)
+	if e == nil {
+		return info, false
+	}
+	info.Tool = e.tool
+	if e.trace != [16]byte{} {
+		info.TraceID = hex.EncodeToString(e.trace[:])
+	}
+	return info, true
+}
+
+// Expire ends a command whose caller no longer waits, and returns the state that it was in.
+// In Queued it cannot have run; in Sent the device has it and should be told to cancel it.
+// ended is false when it has ended already: Ack or Fail returned its value.
+func (c *Calls[V]) Expire(id string) (was CallState, ended bool) {
 	i := c.find(id)
 	if i < 0 {
-		return false, false
+		return 0, false
 	}
-	cancel = c.live[i].state == Sent
+	was = c.live[i].state
 	c.finish(i, true)
-	return true, cancel
+	return was, true
 }
 
 // Lost moves the sent commands to InDoubt: the link broke.
@@ -128,32 +154,60 @@ func (c *Calls[V]) Lost() {
 }
 
 // Resume settles the commands in doubt on a resumed link; seen are those that the device
-// has received. It returns the ids to write again, in the order of Add. A command past its
-// deadline is not written again: its caller is about to Expire it.
-func (c *Calls[V]) Resume(seen map[string]bool, now time.Time) (resend []string) {
+// reports. It returns the ids to write, in the order of Add, queued commands included; the
+// owner calls MarkSent for each that it has written. A command past its deadline is not
+// written: its caller is about to Expire it.
+//
+// A command that is not in seen has not been received, so it is Queued again. When seen is
+// full the device may have left some out; those stay InDoubt, since they may have run. The
+// device recognizes the id when such a command is written again.
+func (c *Calls[V]) Resume(seen []ResumedCommand, now time.Time) (write []string) {
 	for i := range c.live {
 		e := &c.live[i]
-		switch {
-		case e.state != InDoubt:
-		case seen[e.id]:
-			e.state = Sent
-		case now.Before(e.deadline):
-			e.state = Sent
-			resend = append(resend, e.id)
+		if e.state == InDoubt {
+			switch {
+			case slices.ContainsFunc(seen, func(r ResumedCommand) bool { return r.MsgID == e.id }):
+				e.state = Sent
+			case len(seen) < MaxInflight:
+				e.state = Queued
+			}
+		}
+		if e.state != Sent && now.Before(e.deadline) {
+			write = append(write, e.id)
 		}
 	}
-	return resend
+	return write
 }
 
-// Fail ends all commands: the session is over. It returns their values, so that each
-// caller gets one error.
-func (c *Calls[V]) Fail() []V {
-	values := make([]V, 0, len(c.live))
+// FailedCall is a command that Fail has ended.
+type FailedCall[V any] struct {
+	Value V
+	State CallState // the one that it was in, as for Expire
+}
+
+// Fail ends all commands: the session is over. It returns them, so that each caller gets one
+// error.
+func (c *Calls[V]) Fail() []FailedCall[V] {
+	failed := make([]FailedCall[V], 0, len(c.live))
 	for len(c.live) > 0 {
-		values = append(values, c.live[0].value)
+		failed = append(failed, FailedCall[V]{c.live[0].value, c.live[0].state})
 		c.finish(0, true)
 	}
-	return values
+	return failed
+}
+
+// maxAges is how many times Age is called before ended commands are forgotten.
+const maxAges = 3
+
+// Age forgets the ended commands when it has been called maxAges times since the last of them
+// ended. The owner calls it about once in PingInterval, so that an idle node holds nothing.
+func (c *Calls[V]) Age() {
+	if c.recent == nil {
+		return
+	}
+	if c.ages++; c.ages >= maxAges {
+		c.recent, c.next, c.ages = nil, 0, 0
+	}
 }
 
 // Len is the number of live commands.
@@ -168,14 +222,27 @@ func (c *Calls[V]) find(id string) int {
 	return -1
 }
 
+func (c *Calls[V]) findEnded(id string) *endedCall {
+	for i := range c.recent {
+		if e := &c.recent[i]; string(e.id[:]) == id {
+			return e
+		}
+	}
+	return nil
+}
+
 // finish moves the command at index i from live to recent.
 func (c *Calls[V]) finish(i int, awaitingAck bool) {
-	e := endedCall{awaitingAck: awaitingAck}
+	e := endedCall{tool: c.live[i].info.Tool, awaitingAck: awaitingAck}
 	copy(e.id[:], c.live[i].id)
+	if trace := c.live[i].info.TraceID; len(trace) == 2*len(e.trace) {
+		_, _ = hex.Decode(e.trace[:], []byte(trace))
+	}
 	c.live = slices.Delete(c.live, i, i+1) // keeps the order of Add
 	if len(c.live) == 0 && cap(c.live) > 4 {
 		c.live = nil // a burst is over: an idle node holds little
 	}
+	c.ages = 0
 	if len(c.recent) < maxRecent {
 		c.recent = append(c.recent, e)
 		return

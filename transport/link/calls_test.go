@@ -34,7 +34,7 @@ func TestCallsModel(t *testing.T) {
 				for range rapid.IntRange(1, 40).Draw(t, "n") {
 					id := NewID()
 					d := now.Add(time.Duration(rapid.IntRange(-1, 5).Draw(t, "deadline")) * time.Second)
-					err := c.Add(id, d, len(all))
+					err := c.Add(id, d, CallInfo{Tool: id}, len(all))
 					if full := len(live) == MaxInflight; full != (err != nil) {
 						t.Fatalf("Add with %d live: %v", len(live), err)
 					}
@@ -65,6 +65,10 @@ func TestCallsModel(t *testing.T) {
 				case i >= 0 && i >= len(past)-maxRecent:
 					want = AckDuplicate
 				}
+				info, remembered := c.Ended(id)
+				if remembered != (want != AckForeign) || remembered && info.Tool != id {
+					t.Fatalf("Ended(%s) = %+v, %v after verdict %d", id, info, remembered, want)
+				}
 				if verdict != want || v != e.value {
 					t.Fatalf("Ack(%s) = %d, %d, want %d, %d", id, v, verdict, e.value, want)
 				}
@@ -76,10 +80,10 @@ func TestCallsModel(t *testing.T) {
 			},
 			"expire": func(t *rapid.T) {
 				id := anyID(t)
-				ended, cancel := c.Expire(id)
+				was, ended := c.Expire(id)
 				e, alive := live[id]
-				if ended != alive || cancel != (alive && e.state == Sent) {
-					t.Fatalf("Expire(%s) = %v, %v with %+v, alive %v", id, ended, cancel, e, alive)
+				if ended != alive || was != e.state {
+					t.Fatalf("Expire(%s) = %v, %v with %+v, alive %v", id, was, ended, e, alive)
 				}
 				if alive {
 					end(id, false)
@@ -94,19 +98,26 @@ func TestCallsModel(t *testing.T) {
 				}
 			},
 			"resume": func(t *rapid.T) {
-				seen := make(map[string]bool)
+				var seen []ResumedCommand
 				var want []string
 				for _, id := range order {
-					if live[id].state != InDoubt {
-						continue
-					}
-					seen[id] = rapid.Bool().Draw(t, "seen")
-					again := !seen[id] && now.Before(deadline[id])
-					if again {
-						want = append(want, id)
-					}
-					if again || seen[id] {
+					if live[id].state == InDoubt && rapid.Bool().Draw(t, "seen") {
+						seen = append(seen, ResumedCommand{id, SeenDone})
 						live[id] = entry{live[id].value, Sent}
+					}
+				}
+				if rapid.Bool().Draw(t, "full") {
+					for len(seen) < MaxInflight {
+						seen = append(seen, ResumedCommand{NewID(), SeenDone})
+					}
+				}
+				for _, id := range order {
+					e := live[id]
+					if e.state == InDoubt && len(seen) < MaxInflight {
+						live[id] = entry{e.value, Queued}
+					}
+					if e.state != Sent && now.Before(deadline[id]) {
+						want = append(want, id)
 					}
 				}
 				if got := c.Resume(seen, now); !slices.Equal(got, want) {
@@ -114,9 +125,9 @@ func TestCallsModel(t *testing.T) {
 				}
 			},
 			"fail": func(t *rapid.T) {
-				var want []int
+				var want []FailedCall[int]
 				for _, id := range slices.Clone(order) {
-					want = append(want, live[id].value)
+					want = append(want, FailedCall[int]{live[id].value, live[id].state})
 					end(id, false)
 				}
 				if got := c.Fail(); !slices.Equal(got, want) {
@@ -174,8 +185,7 @@ func (w *world) finish(t *rapid.T, call int, outcome string) {
 func (w *world) sweep(t *rapid.T) {
 	for i, id := range w.ids {
 		if w.outcome[i] == "" && !w.now.Before(w.deadline[i]) {
-			ended, _ := w.calls.Expire(id)
-			if !ended {
+			if _, ended := w.calls.Expire(id); !ended {
 				t.Fatalf("call %d has no outcome and was not alive", i)
 			}
 			w.finish(t, i, "expired")
@@ -195,20 +205,23 @@ func (w *world) reconnect(t *rapid.T) {
 	w.up = true
 	if w.link != w.boot || rapid.Bool().Draw(t, "session forgotten") {
 		for _, call := range w.calls.Fail() {
-			w.finish(t, call, "offline")
+			w.finish(t, call.Value, "offline")
 		}
 		w.link = w.boot
 		return
 	}
-	known := make(map[string]bool) // at most MaxInflight, the newest
+	var known []ResumedCommand // at most MaxInflight, the newest
 	for i := len(w.seen.order) - 1; i >= 0 && len(known) < MaxInflight; i-- {
 		id := w.seen.order[i]
-		known[id] = true
+		known = append(known, ResumedCommand{MsgID: id})
 		if c := w.seen.byID[id]; c.done {
 			w.toRelay = append(w.toRelay, id)
 		}
 	}
-	w.toDevice = append(w.toDevice, w.calls.Resume(known, w.now)...)
+	for _, id := range w.calls.Resume(known, w.now) {
+		w.calls.MarkSent(id)
+		w.toDevice = append(w.toDevice, id)
+	}
 }
 
 // TestAtMostOnce: with a network that loses messages and with restarts of either side, a
@@ -222,7 +235,7 @@ func TestAtMostOnce(t *testing.T) {
 			"call": func(t *rapid.T) {
 				for range rapid.IntRange(1, 40).Draw(t, "n") {
 					id := NewID()
-					if !w.up || w.calls.Add(id, w.now.Add(5*time.Second), len(w.ids)) != nil {
+					if !w.up || w.calls.Add(id, w.now.Add(5*time.Second), CallInfo{}, len(w.ids)) != nil {
 						return
 					}
 					w.ids, w.outcome = append(w.ids, id), append(w.outcome, "")

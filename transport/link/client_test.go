@@ -140,7 +140,7 @@ func (d *device) end() {
 func (p *peer) cmd(tool, args string) (id string) {
 	p.t.Helper()
 	id = NewID()
-	p.send(string(AppendCmd(nil, id, tool, []byte(args), 0, "")))
+	p.send(string(AppendCmd(nil, id, tool, []byte(args), 0, "", Expiry{})))
 	return id
 }
 
@@ -346,7 +346,7 @@ func TestHandlerDeadline(t *testing.T) {
 			p := d.admit()
 			start := time.Now()
 			id := NewID()
-			p.send(string(AppendCmd(nil, id, echoTool, []byte("{}"), tt.deadlineMS, "")))
+			p.send(string(AppendCmd(nil, id, echoTool, []byte("{}"), tt.deadlineMS, "", Expiry{})))
 			p.wantCode(id, manifest.DeadlineExceeded)
 			if took := time.Since(start); took != tt.want {
 				t.Errorf("deadline_ms %d: answered after %v, want %v", tt.deadlineMS, took, tt.want)
@@ -367,7 +367,7 @@ func TestRepeatedCommand(t *testing.T) {
 		p := d.admit()
 		start := time.Now()
 		id := p.cmd(echoTool, `{"n":1}`)
-		cmd := string(AppendCmd(nil, id, echoTool, []byte(`{"n":2}`), 0, ""))
+		cmd := string(AppendCmd(nil, id, echoTool, []byte(`{"n":2}`), 0, "", Expiry{}))
 		p.send(cmd) // while it runs
 		p.send(strings.Replace(cmd, id, strings.ToLower(id), 1))
 		first := p.ack(id)
@@ -414,7 +414,7 @@ func TestCancelCommand(t *testing.T) {
 		if ended != 300*time.Millisecond {
 			t.Errorf("the handler was canceled after %v", ended)
 		}
-		p.send(string(AppendCmd(nil, id, echoTool, []byte("{}"), 0, "")))
+		p.send(string(AppendCmd(nil, id, echoTool, []byte("{}"), 0, "", Expiry{})))
 		p.wantCode(id, manifest.DeadlineExceeded)
 		if n := d.handler.runs(); n != 1 {
 			t.Errorf("the handler ran %d times", n)

@@ -72,7 +72,7 @@ func (l *clientLink) close(err error) error {
 
 // onPing handles each ping and pong, in the reading goroutine; serve calls it for messages
 // as well.
-func (l *clientLink) onPing(ping bool) {
+func (l *clientLink) onPing(ping bool, payload []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
@@ -153,7 +153,7 @@ func (l *clientLink) serve() (err error) {
 	l.mu.Unlock()
 	l.wg.Go(l.writer)
 	for err == nil {
-		l.onPing(false)
+		l.onPing(false, nil)
 		err = l.conn.Read(l.handle)
 	}
 	return err
@@ -177,7 +177,7 @@ func (l *clientLink) writer() {
 			pinged := time.Since(l.lastPing) < PingInterval
 			l.mu.Unlock()
 			if !pinged {
-				err = l.conn.Ping()
+				err = l.conn.Ping(nil)
 			}
 			ping.Reset(nextPingDelay())
 		}

@@ -227,9 +227,9 @@ func appendStrings(b []byte, parts ...string) []byte {
 var emptyObject = []byte("{}")
 
 // AppendCmd appends a cmd frame. It gives the same bytes as Encode without reflection,
-// because a caller waits for the answer. args is a JSON object, empty for {}; deadlineMS
-// and traceID are left out when they are zero. A valid tool name needs no escaping.
-func AppendCmd(b []byte, msgID, tool string, args []byte, deadlineMS int64, traceID string) []byte {
+// because a caller waits for the answer. args is a JSON object, empty for {}; deadlineMS,
+// traceID and expiry are left out when they are zero. A valid tool name needs no escaping.
+func AppendCmd(b []byte, msgID, tool string, args []byte, deadlineMS int64, traceID string, expiry Expiry) []byte {
 	b = appendHeader(b, TypeCmd, msgID, "")
 	b = appendStrings(b, `{"tool":"`, tool, `","arguments":`)
 	if len(args) == 0 {
@@ -241,6 +241,10 @@ func AppendCmd(b []byte, msgID, tool string, args []byte, deadlineMS int64, trac
 	}
 	if traceID != "" {
 		b = appendStrings(b, `,"trace_id":"`, traceID, `"`)
+	}
+	if expiry != (Expiry{}) {
+		b = strconv.AppendInt(append(b, `,"issued_at_ms":`...), expiry.IssuedAtMS, 10)
+		b = strconv.AppendInt(append(b, `,"expires_in_ms":`...), expiry.ExpiresInMS, 10)
 	}
 	return append(b, `}}`...)
 }

@@ -39,9 +39,9 @@ func TestGoldenFrames(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		{"cmd", AppendCmd(nil, relayID, echoTool, []byte(`{"message":"ping"}`), 0, ""), goldenCmd},
+		{"cmd", AppendCmd(nil, relayID, echoTool, []byte(`{"message":"ping"}`), 0, "", Expiry{}), goldenCmd},
 		{"cmd by Encode", Encode(TypeCmd, relayID, "", Cmd{Tool: echoTool, Arguments: strictjson.Raw(`{"message":"ping"}`)}), goldenCmd},
-		{"cmd without arguments", AppendCmd(nil, relayID, echoTool, nil, 500, "0af7651916cd43dd8448eb211c80319c"), goldenTraced},
+		{"cmd without arguments", AppendCmd(nil, relayID, echoTool, nil, 500, "0af7651916cd43dd8448eb211c80319c", Expiry{}), goldenTraced},
 		{"ack", AppendAck(nil, deviceID, relayID, []byte(result)), goldenAck},
 		{"ack by Encode", Encode(TypeCmdAck, deviceID, relayID, CmdAck{OK: true, Result: strictjson.Raw(result)}), goldenAck},
 		{"refusal", Encode(TypeCmdAck, deviceID, relayID, CmdAck{Code: manifest.Internal, Detail: "no <luck>"}), goldenNo},

@@ -21,15 +21,18 @@ type Conn interface {
 	// The error is a *CloseError when the peer closed.
 	Read(fn func(msg []byte) error) error
 	Write(msg []byte) error
-	Ping() error
+	// Ping sends a ping with a payload of at most 125 bytes, which the pong repeats.
+	Ping(payload []byte) error
 	// SetReadDeadline bounds the wait of Read; the zero time removes the bound.
 	SetReadDeadline(t time.Time) error
 	// SetReadLimit bounds a message, bytes; Read returns ErrTooLarge for a longer one. It
 	// starts at MaxFrame and is called by the reading goroutine.
 	SetReadLimit(n int)
 	// OnPing sets the function that Read calls when the peer pings (ping true) or answers
-	// a ping. It is called before the first Read.
-	OnPing(fn func(ping bool))
+	// a ping. It is called before the first Read. The payload is fn's only until it returns.
+	OnPing(fn func(ping bool, payload []byte))
+	// Subprotocol is the one that both ends agreed on: Subprotocol or Subprotocol21.
+	Subprotocol() string
 	// Close sends a close frame, waits until the peer has closed too, and closes: at most
 	// about two seconds. Calls after the first one wait for it and do nothing else.
 	Close(code int, reason string) error
@@ -183,19 +186,22 @@ func (c *deviceConn) Write(msg []byte) error {
 // that wakes the process once more, which is most of what an idle link costs. A peer that
 // reads nothing is detected by tcpUserTimeout and IdleTimeout. WriteControl would make a
 // timer and a buffer as well.
-func (c *deviceConn) Ping() error {
+func (c *deviceConn) Ping(payload []byte) error {
 	_ = c.ws.SetWriteDeadline(time.Time{})
-	return c.ws.WriteMessage(websocket.PingMessage, nil)
+	return c.ws.WriteMessage(websocket.PingMessage, payload)
 }
+
+// Subprotocol is what the relay chose of those that Dial offered.
+func (c *deviceConn) Subprotocol() string { return c.ws.Subprotocol() }
 
 // SetReadDeadline may be called by any goroutine.
 func (c *deviceConn) SetReadDeadline(t time.Time) error { return c.ws.SetReadDeadline(t) }
 
 // OnPing replaces the library's handlers. A pong that cannot be written because the
 // connection is closing is not an error of the reader: the close frame says why.
-func (c *deviceConn) OnPing(fn func(bool)) {
+func (c *deviceConn) OnPing(fn func(bool, []byte)) {
 	c.ws.SetPingHandler(func(data string) error {
-		fn(true)
+		fn(true, []byte(data))
 		err := c.ws.WriteControl(websocket.PongMessage, []byte(data), time.Time{})
 		var ne net.Error
 		if errors.Is(err, websocket.ErrCloseSent) || (errors.As(err, &ne) && ne.Timeout()) {
@@ -203,7 +209,7 @@ func (c *deviceConn) OnPing(fn func(bool)) {
 		}
 		return err
 	})
-	c.ws.SetPongHandler(func(string) error { fn(false); return nil })
+	c.ws.SetPongHandler(func(data string) error { fn(false, []byte(data)); return nil })
 }
 
 // Close sends a close frame, waits for the peer and closes, see linger.

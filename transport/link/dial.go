@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/gorilla/websocket"
@@ -16,6 +17,9 @@ import (
 // DialOptions configure Dial.
 type DialOptions struct {
 	TLS *tls.Config // nil: the system's roots
+	// Subprotocols are those to offer, the preferred one first; nil: Subprotocol21 and
+	// Subprotocol.
+	Subprotocols []string
 }
 
 // ErrInsecure is returned for a relay URL without TLS that is not on a loopback address.
@@ -66,10 +70,13 @@ func Dial(ctx context.Context, relayURL string, opt DialOptions) (Conn, error) {
 	d := websocket.Dialer{
 		Proxy:            http.ProxyFromEnvironment,
 		TLSClientConfig:  opt.TLS,
-		Subprotocols:     []string{Subprotocol},
+		Subprotocols:     opt.Subprotocols,
 		ReadBufferSize:   bufferSize,
 		WriteBufferSize:  bufferSize,
 		HandshakeTimeout: 2 * AuthTimeout,
+	}
+	if d.Subprotocols == nil {
+		d.Subprotocols = []string{Subprotocol21, Subprotocol}
 	}
 	ws, resp, err := d.DialContext(ctx, target, nil)
 	switch {
@@ -77,7 +84,7 @@ func Dial(ctx context.Context, relayURL string, opt DialOptions) (Conn, error) {
 		return nil, fmt.Errorf("the relay at %s answered HTTP %d to the device link: %w", target, resp.StatusCode, err)
 	case err != nil:
 		return nil, fmt.Errorf("dial %s: %w", target, err)
-	case ws.Subprotocol() != Subprotocol:
+	case !slices.Contains(d.Subprotocols, ws.Subprotocol()):
 		_ = ws.Close()
 		return nil, fmt.Errorf("%s does not speak %s", target, Subprotocol)
 	}

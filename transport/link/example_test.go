@@ -59,7 +59,7 @@ func Example() {
 	}
 	tool := m.Tools[0].Canonical
 	fmt.Println("tool:", tool)
-	_ = session.Send(link.AppendCmd(nil, link.NewID(), tool, []byte(`{"message":"ping"}`), 0, ""))
+	_ = session.Send(link.AppendCmd(nil, link.NewID(), tool, []byte(`{"message":"ping"}`), 0, "", link.Expiry{}))
 	err = session.Run(relayCtx, acks{stopRelay})
 	stopDevice()
 	wg.Wait()

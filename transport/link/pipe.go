@@ -7,14 +7,20 @@ import (
 	"time"
 )
 
-// Pipe returns the two ends of an in-memory link. It uses channels and timers only, so it
-// works inside a testing/synctest bubble. Each direction buffers a few messages.
-func Pipe() (device, relay Conn) {
+// Pipe returns the two ends of an in-memory link that speaks v2. It uses channels and
+// timers only, so it works inside a testing/synctest bubble. Each direction buffers a few
+// messages.
+func Pipe() (device, relay Conn) { return newPipe(Subprotocol) }
+
+// Pipe21 is Pipe for a link that speaks v2.1.
+func Pipe21() (device, relay Conn) { return newPipe(Subprotocol21) }
+
+func newPipe(subprotocol string) (device, relay Conn) {
 	const buffered = 16
 	toRelay, toDevice := make(chan pipeMsg, buffered), make(chan pipeMsg, buffered)
 	closing := &pipeClose{done: make(chan struct{})}
 	newEnd := func(in <-chan pipeMsg, out chan<- pipeMsg) *pipeConn {
-		return &pipeConn{in: in, out: out, closing: closing, limit: MaxFrame, deadlineChanged: make(chan struct{}, 1)}
+		return &pipeConn{in: in, out: out, closing: closing, subprotocol: subprotocol, limit: MaxFrame, deadlineChanged: make(chan struct{}, 1)}
 	}
 	return newEnd(toDevice, toRelay), newEnd(toRelay, toDevice)
 }
@@ -39,7 +45,8 @@ type pipeConn struct {
 	in              <-chan pipeMsg
 	out             chan<- pipeMsg
 	closing         *pipeClose
-	onPing          func(bool)
+	onPing          func(bool, []byte)
+	subprotocol     string
 	limit           int           // of a message; owned by the reader
 	deadlineChanged chan struct{} // of capacity 1
 
@@ -58,10 +65,10 @@ func (p *pipeConn) Read(fn func([]byte) error) error {
 			return err
 		case m.op != opText:
 			if p.onPing != nil {
-				p.onPing(m.op == opPing)
+				p.onPing(m.op == opPing, m.data)
 			}
 			if m.op == opPing {
-				_ = p.send(pipeMsg{op: opPong})
+				_ = p.send(pipeMsg{op: opPong, data: m.data})
 			}
 		case len(m.data) > p.limit:
 			return ErrTooLarge
@@ -133,10 +140,14 @@ func (p *pipeConn) Write(msg []byte) error {
 	return p.send(pipeMsg{op: opText, data: append([]byte(nil), msg...)})
 }
 
-// Ping, OnPing and SetReadLimit are as Conn says; there is no size limit for writing.
-func (p *pipeConn) Ping() error          { return p.send(pipeMsg{op: opPing}) }
-func (p *pipeConn) OnPing(fn func(bool)) { p.onPing = fn }
-func (p *pipeConn) SetReadLimit(n int)   { p.limit = n }
+// Ping, OnPing, SetReadLimit and Subprotocol are as Conn says; there is no size limit for
+// writing.
+func (p *pipeConn) Ping(payload []byte) error {
+	return p.send(pipeMsg{op: opPing, data: append([]byte(nil), payload...)})
+}
+func (p *pipeConn) OnPing(fn func(bool, []byte)) { p.onPing = fn }
+func (p *pipeConn) SetReadLimit(n int)           { p.limit = n }
+func (p *pipeConn) Subprotocol() string          { return p.subprotocol }
 
 // SetReadDeadline also applies to a Read that is waiting.
 func (p *pipeConn) SetReadDeadline(t time.Time) error {

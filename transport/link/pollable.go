@@ -23,7 +23,7 @@ type pollable interface {
 	// whether the event said that the peer has closed.
 	onReadable(peerClosed bool)
 	// tryPing pings without blocking; written is false when that was not possible.
-	tryPing() (written bool, err error)
+	tryPing(payload []byte) (written bool, err error)
 }
 
 var _ pollable = (*relayConn)(nil)
@@ -52,7 +52,7 @@ func (c *relayConn) onReadable(peerClosed bool) { c.poll.OnReadable(peerClosed) 
 // tryPing writes to the socket directly, because net.Conn has no write that does not
 // block. Through TLS it writes as usual, but only when the send buffer is empty: a frame
 // this small does not block then.
-func (c *relayConn) tryPing() (written bool, err error) {
+func (c *relayConn) tryPing(payload []byte) (written bool, err error) {
 	if !c.writeMu.TryLock() { // for instance, a pong blocks because the peer reads nothing
 		return false, nil
 	}
@@ -64,19 +64,20 @@ func (c *relayConn) tryPing() (written bool, err error) {
 		if err := c.prepareWriteLocked(time.Time{}); err != nil {
 			return false, err
 		}
-		return true, c.writeLocked(opPing, nil)
+		return true, c.writeLocked(opPing, payload)
 	}
 	if c.closeSent || c.closing.Load() {
 		return false, net.ErrClosed
 	}
-	n, err := c.poll.Socket().Write(pingFrame)
+	bp := frameBuffers.Get().(*[]byte)
+	frame := append(append(*bp, finBit|opPing, byte(len(payload))), payload...)
+	defer func() { recycle(&frameBuffers, bp, frame) }()
+	n, err := c.poll.Socket().Write(frame)
 	if errors.Is(err, os.ErrDeadlineExceeded) { // the deadline of an earlier write; Ping removes it
 		return false, nil
 	}
-	if n == 1 { // half a frame: the rest must be written before anything else
-		_, err = c.conn.Write(pingFrame[1:])
+	if n > 0 && n < len(frame) { // a part of it: the rest must be written before anything else
+		_, err = c.conn.Write(frame[n:])
 	}
 	return n > 0, err
 }
-
-var pingFrame = []byte{finBit | opPing, 0}

@@ -46,7 +46,10 @@ type slowPingConn struct {
 func (c *slowPingConn) socket() *netpoll.Socket { return nil }
 func (c *slowPingConn) setNonblocking()         {}
 func (c *slowPingConn) onReadable(bool)         {}
-func (c *slowPingConn) tryPing() (bool, error)  { c.duringPing(); return true, nil }
+func (c *slowPingConn) tryPing([]byte) (bool, error) {
+	c.duringPing()
+	return true, nil
+}
 
 // TestCloseWhilePinging: a link that ends while CheckLiveness pings it gets no writer,
 // because shutdown has already waited for the session's goroutines.

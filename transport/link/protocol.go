@@ -57,13 +57,18 @@ import (
 	"agentctl/strictjson"
 )
 
-// Subprotocol is the WebSocket subprotocol of the link.
-const Subprotocol = "agentctl.device.v2"
+// Subprotocols of the WebSocket. A device offers v2.1 before v2, and the relay takes v2.1
+// when it is offered. v2.1 adds to v2 the session time in the relay's pings, the expiry of
+// commands, resumed sessions and the proof in auth; on v2 none of them is spoken.
+const (
+	Subprotocol   = "agentctl.device.v2"
+	Subprotocol21 = "agentctl.device.v2.1"
+)
 
 // Path is where a relay serves the link.
 const Path = "/v1/device/ws"
 
-// Protocol is the protocol version in hello.
+// Protocol is the protocol version in hello, on either subprotocol.
 const Protocol = "v2"
 
 // Types of envelopes, with the Go type of their payload.
@@ -93,8 +98,14 @@ const (
 	IdleTimeout     = 60 * time.Second // without a message, ping or pong received
 	writeTimeout    = 10 * time.Second
 	tcpUserTimeout  = 30 * time.Second
-	// maxHandshakeTime bounds the whole handshake on the relay, writes included.
+	// AdmitTimeout bounds AcceptOptions.Admit: the 5 s in which the older link of a node may
+	// answer a ping, and a second for the rest.
+	AdmitTimeout = 6 * time.Second
+	// maxHandshakeTime bounds the whole handshake on the relay, writes included, and starts
+	// again when Admit returns.
 	maxHandshakeTime = AuthTimeout + AnnounceTimeout + 2*time.Second
+	// ResumeTTL is how long the relay keeps a session whose link was lost (RFC-0002 §7.3).
+	ResumeTTL = 30 * time.Second
 
 	MaxInflight      = 64      // commands of a node, queued and sent
 	MaxStreams       = 32      // streams of a node
@@ -118,11 +129,15 @@ type Auth struct {
 	BootID       string  `json:"boot_id"`     // ULID, new at each process start
 	InstanceID   string  `json:"instance_id"` // 32 hex digits, created once per installation
 	Name         string  `json:"name,omitempty"`
-	Proof        string  `json:"proof,omitempty"`
+	Proof        string  `json:"proof,omitempty"` // enrollment.LinkMessage, signed; v2.1 only
 	Resume       *Resume `json:"resume,omitempty"`
+
+	// Set by Accept for the authenticator, not part of the message.
+	Nonce string `json:"-"` // of hello, which Proof signs
+	V21   bool   `json:"-"` // the link speaks Subprotocol21
 }
 
-// Resume asks to continue an earlier session.
+// Resume asks to continue an earlier session. Accept removes it from an Auth on v2.
 type Resume struct {
 	SessionID string           `json:"session_id"`
 	Seen      []ResumedCommand `json:"seen"`
@@ -182,6 +197,14 @@ type Cmd struct {
 	Arguments  strictjson.Raw `json:"arguments"`
 	DeadlineMS int64          `json:"deadline_ms,omitempty"` // relative; only when it differs from the capability's
 	TraceID    string         `json:"trace_id,omitempty"`    // 32 hex digits; only when the caller sent one
+	Expiry
+}
+
+// Expiry says until when a device may start a command, in the session time of the link (see
+// sessiontime.go). The zero value sets no bound; it is the only one on v2.
+type Expiry struct {
+	IssuedAtMS  int64 `json:"issued_at_ms,omitempty"`
+	ExpiresInMS int64 `json:"expires_in_ms,omitempty"`
 }
 
 // CmdAck is the answer to a Cmd.

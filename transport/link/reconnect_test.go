@@ -25,7 +25,7 @@ func TestClientHandshakeFails(t *testing.T) {
 		{"a relay that only pings", func(d *device) {
 			c := <-d.dialled
 			for range 15 {
-				_ = c.Ping()
+				_ = c.Ping(nil)
 				time.Sleep(time.Second)
 			}
 		}, -1, StateWaiting, 15 * time.Second},
@@ -130,8 +130,8 @@ func TestRelayDoesNotRead(t *testing.T) {
 		done := make(chan bool)
 		go func() {
 			defer close(done)
-			for p.conn.Write(AppendCmd(nil, NewID(), echoTool, []byte("{}"), 0, "")) == nil {
-				_ = p.conn.Ping()
+			for p.conn.Write(AppendCmd(nil, NewID(), echoTool, []byte("{}"), 0, "", Expiry{})) == nil {
+				_ = p.conn.Ping(nil)
 			}
 		}()
 		<-d.dialled
@@ -175,7 +175,7 @@ func TestClientLiveness(t *testing.T) {
 		d := startDevice(t, echoArgs)
 		p := d.admit()
 		var pings atomic.Int64
-		p.conn.OnPing(func(ping bool) {
+		p.conn.OnPing(func(ping bool, _ []byte) {
 			if ping {
 				pings.Add(1)
 			}
@@ -188,7 +188,7 @@ func TestClientLiveness(t *testing.T) {
 			t.Errorf("%d pings in 10 min, want one in 20 to 30 s", before)
 		}
 		for range 30 {
-			_ = p.conn.Ping()
+			_ = p.conn.Ping(nil)
 			time.Sleep(20 * time.Second)
 		}
 		if n := pings.Load() - before; n > 1 {

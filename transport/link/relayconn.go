@@ -28,7 +28,7 @@ func NewUpgrader(checkOrigin func(*http.Request) bool) *Upgrader {
 		HandshakeTimeout:  AuthTimeout,
 		WriteBufferSize:   bufferSize,
 		WriteBufferPool:   &writeBuffers,
-		Subprotocols:      []string{Subprotocol},
+		Subprotocols:      []string{Subprotocol21, Subprotocol}, // by preference
 		CheckOrigin:       checkOrigin,
 		EnableCompression: false, // the read limit would not bound inflated data
 	}
@@ -41,7 +41,8 @@ func Upgrade(u *Upgrader, w http.ResponseWriter, r *http.Request) (Conn, error) 
 		return nil, err
 	}
 	c := newRelayConn(ws.NetConn())
-	if ws.Subprotocol() != Subprotocol {
+	c.v21 = ws.Subprotocol() == Subprotocol21
+	if ws.Subprotocol() == "" {
 		_ = c.Close(CloseUpgradeRequired, "upgrade_required")
 		return nil, errors.New("link: the client did not offer subprotocol " + Subprotocol)
 	}
@@ -65,7 +66,8 @@ type relayConn struct {
 	conn   net.Conn        // TLS or plain
 	poll   *netpoll.Reader // reads the socket below conn without blocking; nil: reads block
 	limit  int             // of a message, bytes
-	onPing func(ping bool)
+	v21    bool            // the subprotocol is Subprotocol21
+	onPing func(ping bool, payload []byte)
 
 	// Owned by the reading goroutine.
 	buf       *[]byte // input in a buffer of readBuffers; nil: none
@@ -90,9 +92,17 @@ func newRelayConn(nc net.Conn) *relayConn {
 
 // SetReadLimit, OnPing and SetReadDeadline are called by the reading goroutine, or before
 // it starts.
-func (c *relayConn) SetReadLimit(n int)                { c.limit = n }
-func (c *relayConn) OnPing(fn func(ping bool))         { c.onPing = fn }
-func (c *relayConn) SetReadDeadline(t time.Time) error { return c.conn.SetReadDeadline(t) }
+func (c *relayConn) SetReadLimit(n int)                        { c.limit = n }
+func (c *relayConn) OnPing(fn func(ping bool, payload []byte)) { c.onPing = fn }
+func (c *relayConn) SetReadDeadline(t time.Time) error         { return c.conn.SetReadDeadline(t) }
+
+// Subprotocol is what Upgrade chose.
+func (c *relayConn) Subprotocol() string {
+	if c.v21 {
+		return Subprotocol21
+	}
+	return Subprotocol
+}
 
 // Opcodes and bits of a frame header (RFC 6455 §5.2).
 const (
@@ -302,7 +312,7 @@ func (c *relayConn) handleControl(op byte, payload []byte) error {
 		return c.handleClose(payload)
 	}
 	if c.onPing != nil {
-		c.onPing(op == opPing)
+		c.onPing(op == opPing, payload)
 	}
 	if op == opPing {
 		if err := c.write(opPong, payload, time.Time{}); err != nil && !errors.Is(err, net.ErrClosed) {
@@ -392,7 +402,7 @@ func (c *relayConn) Write(msg []byte) error {
 }
 
 // Ping writes a ping, without a deadline.
-func (c *relayConn) Ping() error { return c.write(opPing, nil, time.Time{}) }
+func (c *relayConn) Ping(payload []byte) error { return c.write(opPing, payload, time.Time{}) }
 
 // writeClose writes a close frame unless one was written before. initiated: it does not
 // answer the peer's. awaitingPeerClose reports whether this end sent the first close frame:

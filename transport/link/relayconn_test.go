@@ -63,7 +63,7 @@ type observed struct {
 }
 
 func readAll(c Conn) (h observed, err error) {
-	c.OnPing(func(bool) { h.pings++ })
+	c.OnPing(func(bool, []byte) { h.pings++ })
 	for err == nil {
 		err = c.Read(func(msg []byte) error { h.msgs = append(h.msgs, string(msg)); return nil })
 	}

@@ -19,13 +19,17 @@ import (
 // writer and the closer.
 type Session struct {
 	Grant
-	ID         string
+	ID         string // a resumed session keeps it
 	BootID     string
 	InstanceID string
 	Version    string // agent_version, for people only
+	V21        bool   // the link speaks Subprotocol21
 
 	conn         Conn
 	opt          AcceptOptions
+	timeBaseMS   int64        // session time at timeBaseAt; set before auth_ok
+	timeBaseAt   int64        // as monotonicNow
+	grantEnd     atomic.Int64 // as monotonicNow; math.MaxInt64: never
 	lastReadAt   atomic.Int64 // as monotonicNow
 	peerPingedAt atomic.Int64 // as monotonicNow; 0 before the first ping
 
@@ -42,7 +46,9 @@ type Session struct {
 	readerState atomic.Uint32 // polled, reading, moreInput, peerClosed
 
 	mu          sync.Mutex // protects the fields below
-	queue       [][]byte   // frames to write, from head on; nil is a ping
+	pings       pingLog
+	probe       *probe   // of active callers of Probe
+	queue       [][]byte // frames to write, from head on; nil is a ping
 	head        int
 	writing     bool // there is a writer, or tryPing writes
 	closeCode   int  // of this end's close; 0 while it has not closed
@@ -227,11 +233,13 @@ func (s *Session) takeTokens(now int64, cost float64) bool {
 }
 
 // onPing handles each ping and pong, in the reading goroutine.
-func (s *Session) onPing(ping bool) {
+func (s *Session) onPing(ping bool, payload []byte) {
 	now := monotonicNow()
 	s.lastReadAt.Store(now)
 	if ping {
 		s.peerPingedAt.Store(now)
+	} else if len(payload) > 0 {
+		s.onPong(payload)
 	}
 	if !s.takeTokens(now, 1) {
 		s.Close(CloseRateLimited, "rate_limited")
@@ -243,6 +251,10 @@ func (s *Session) onPing(ping bool) {
 func (s *Session) Send(frame []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.sendLocked(frame)
+}
+
+func (s *Session) sendLocked(frame []byte) error {
 	if s.closeCode != 0 {
 		return net.ErrClosed
 	}
@@ -286,10 +298,14 @@ func (s *Session) drainQueue() {
 		frame := s.queue[s.head]
 		s.queue[s.head] = nil
 		s.head++
+		var payload []byte
+		if frame == nil {
+			payload = s.appendPingLocked(nil, true)
+		}
 		s.mu.Unlock()
 		var err error
 		if frame == nil {
-			err = s.conn.Ping()
+			err = s.conn.Ping(payload)
 		} else {
 			err = s.conn.Write(frame)
 		}
@@ -313,6 +329,7 @@ func (s *Session) Close(code int, reason string) {
 func (s *Session) closeLocked(code int, reason string) {
 	if s.closeCode == 0 {
 		s.closeCode, s.closeReason = code, reason
+		s.endProbeLocked(net.ErrClosed)
 		s.wg.Go(func() {
 			_ = s.conn.Close(code, reason)
 			s.scheduleRead(0) // the reader finds the connection closed
@@ -321,14 +338,15 @@ func (s *Session) closeLocked(code int, reason string) {
 }
 
 // CheckLiveness is called by the owner about once in PingInterval. It closes a link that
-// has been silent for IdleTimeout and pings one whose device has not pinged lately.
+// has been silent for IdleTimeout and pings. On v2 it leaves out the ping when the device has
+// pinged lately; on v2.1 the device needs the session time.
 func (s *Session) CheckLiveness() {
 	now := monotonicNow()
 	if time.Duration(now-s.lastReadAt.Load()) >= IdleTimeout {
 		s.Close(CloseTimeout, "idle_timeout")
 		return
 	}
-	if p := s.peerPingedAt.Load(); p != 0 && time.Duration(now-p) < PingInterval {
+	if p := s.peerPingedAt.Load(); !s.V21 && p != 0 && time.Duration(now-p) < PingInterval {
 		return
 	}
 	if c, ok := s.conn.(pollable); !ok || s.readerState.Load()&polled == 0 || !s.tryPing(c) {
@@ -341,12 +359,16 @@ func (s *Session) CheckLiveness() {
 func (s *Session) tryPing(c pollable) bool {
 	s.mu.Lock()
 	free := s.closeCode == 0 && !s.writing
-	s.writing = s.writing || free
+	var payload []byte
+	if free {
+		s.writing = true
+		payload = s.appendPingLocked(nil, false)
+	}
 	s.mu.Unlock()
 	if !free {
 		return false
 	}
-	written, err := c.tryPing()
+	written, err := c.tryPing(payload)
 	if err != nil {
 		s.Close(CloseGoingAway, "gone")
 	}
@@ -359,6 +381,9 @@ func (s *Session) tryPing(c pollable) bool {
 	}
 	return written || err != nil
 }
+
+// LastReadAt is when the last message, ping or pong was received.
+func (s *Session) LastReadAt() time.Time { return time.Now().Add(-s.IdleTime()) }
 
 // IdleTime is how long the link has been silent.
 func (s *Session) IdleTime() time.Duration {

@@ -81,11 +81,11 @@ func TestCheckLiveness(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r, p := readyPair(t)
 		pings := 0
-		p.conn.OnPing(func(ping bool) { pings++ })
+		p.conn.OnPing(func(ping bool, _ []byte) { pings++ })
 		go p.readUntilClose()
 		for range 10 { // the device's own pings make the relay's unnecessary
 			time.Sleep(24 * time.Second)
-			_ = p.conn.Ping()
+			_ = p.conn.Ping(nil)
 			synctest.Wait()
 			r.session.CheckLiveness()
 		}

@@ -142,7 +142,7 @@ func TestHandshakeDeadlines(t *testing.T) {
 		{"pings are no auth", func(p *peer) {
 			for range 9 {
 				time.Sleep(500 * time.Millisecond)
-				_ = p.conn.Ping()
+				_ = p.conn.Ping(nil)
 			}
 		}, 5 * time.Second},
 		{"late auth, no announce", func(p *peer) {
@@ -391,7 +391,7 @@ func TestFlood(t *testing.T) {
 		{"announces", func(p *peer) error {
 			return p.conn.Write(Encode(TypeAnnounce, NewID(), "", announceOf(echoAndMetrics())))
 		}, 8, 10},
-		{"pings", func(p *peer) error { return p.conn.Ping() }, 900, 1000},
+		{"pings", func(p *peer) error { return p.conn.Ping(nil) }, 900, 1000},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

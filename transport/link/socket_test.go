@@ -100,8 +100,8 @@ func TestSocketLink(t *testing.T) {
 			<-ready
 			s := <-sessions
 			cmd, sub := NewID(), NewID()
-			_ = s.Send(AppendCmd(nil, cmd, echoTool, []byte(`{"message":"`+strings.Repeat("x", 5000)+`"}`), 0, ""))
-			_ = s.Send(AppendCmd(nil, sub, testSub, []byte(`{}`), 0, ""))
+			_ = s.Send(AppendCmd(nil, cmd, echoTool, []byte(`{"message":"`+strings.Repeat("x", 5000)+`"}`), 0, "", Expiry{}))
+			_ = s.Send(AppendCmd(nil, sub, testSub, []byte(`{}`), 0, "", Expiry{}))
 			waitFor(t, func() bool { return strings.Contains(h.all(), "metered") && strings.Contains(h.all(), cmd) })
 			_ = s.Send(Encode(TypeCmdCancel, NewID(), sub, nil))
 			waitFor(t, func() bool { return strings.Contains(h.all(), "ended cancelled") })
