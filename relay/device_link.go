@@ -45,6 +45,9 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 	if errors.Is(err, auth.ErrForeignNode) {
 		return nil, &link.Refusal{Code: link.CloseForbidden, Reason: "forbidden"}
 	}
+	if errors.Is(err, auth.ErrRemoved) { // its tokens were revoked at the same time
+		return nil, &link.Refusal{Code: link.CloseAuthFailed, Reason: "auth_failed"}
+	}
 	if err != nil {
 		r.log.Warn("node registry", zap.String("node_id", id.NodeID), zap.Error(err))
 		return nil, &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}

@@ -25,6 +25,8 @@ import (
 //	nodes, seen  the node registry; last-seen times apart, as they are written each minute
 //	attributes   what operators set on nodes: a row for each node that has anything; apart,
 //	             as a row of nodes is large
+//	removed      nodes that an operator removed, so that a link which is still open, or another
+//	             process, does not register them again; a new token does
 //	changes      counters that move with revocations and nodes (not with seen)
 var migrations = []string{
 	`CREATE TABLE tokens (
@@ -77,6 +79,11 @@ var migrations = []string{
 		tags        TEXT NOT NULL,
 		description TEXT NOT NULL
 	) STRICT;`,
+	`CREATE TABLE removed (
+		node_id TEXT PRIMARY KEY,
+		change  INTEGER NOT NULL
+	) STRICT, WITHOUT ROWID;
+	CREATE INDEX removed_change ON removed (change);`,
 }
 
 const (

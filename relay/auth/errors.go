@@ -21,6 +21,7 @@ var (
 	ErrNoNode      = errors.New("auth: no such node in this tenant")
 	ErrAmbiguous   = errors.New("auth: more than one node matches")
 	ErrForeignNode = errors.New("auth: the node belongs to another tenant")
+	ErrRemoved     = errors.New("auth: an operator removed the node; mint a token for it to register it again")
 	ErrNameTaken   = errors.New("auth: an operator has given this name to another node")
 	ErrFull        = errors.New("auth: the state directory is full")
 	ErrNoState     = errors.New("no relay has its state there") // with Options.Existing

@@ -132,8 +132,10 @@ func TestSetNodeAttributesRefused(t *testing.T) {
 
 func TestNodesByNameAndTag(t *testing.T) {
 	s := openStore(t, Options{})
-	a, b, c := manifest.NewNodeID(), manifest.NewNodeID(), manifest.NewNodeID()
-	for i, id := range []string{a, b, c} {
+	ids := []string{manifest.NewNodeID(), manifest.NewNodeID(), manifest.NewNodeID()}
+	slices.Sort(ids)
+	a, b, c := ids[0], ids[1], ids[2]
+	for i, id := range ids {
 		upsert(t, s, "acme", id, fmt.Sprint("n", i), "")
 	}
 	foreign := manifest.NewNodeID()
@@ -161,7 +163,6 @@ func TestNodesByNameAndTag(t *testing.T) {
 		for _, n := range list {
 			got = append(got, n.NodeID)
 		}
-		slices.Sort(tt.want)
 		if err != nil || !slices.Equal(got, tt.want) {
 			t.Errorf("%+v: %v, %v", tt.q, got, err)
 		}

@@ -93,6 +93,15 @@ func (r *registry) put(list []*node) {
 	}
 }
 
+// remove drops the entry of a node, unless a later state of it is there.
+func (r *registry) remove(nodeID string, change int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := r.byID[nodeID]; n != nil && n.change < change {
+		delete(r.byID, nodeID)
+	}
+}
+
 // NodeTenant returns the tenant of a node. It reads memory, in about 20 ns. A node that
 // another process registered is found after the next Refresh.
 func (s *Store) NodeTenant(nodeID string) (tenant string, ok bool) {
@@ -120,7 +129,7 @@ func (s *Store) MarkSeen(nodeIDs ...string) {
 // seen and returns the name it goes by. A wanted name that another node of the tenant
 // has gets a suffix. An empty name or manifest leaves the present one. Nothing is
 // written when nothing changed, so a fleet that reconnects costs no disk. ErrForeignNode
-// when the node belongs to another tenant.
+// when the node belongs to another tenant, ErrRemoved when an operator removed it.
 func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string, manifestJSON []byte) (name string, err error) {
 	switch {
 	case !manifest.ValidTenant(tenant) || !manifest.ValidNodeID(nodeID):
@@ -137,6 +146,13 @@ func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string,
 	}
 	var n *node
 	err = s.db.write(ctx, func(tx *sql.Tx) (err error) {
+		var removed bool
+		if err := tx.QueryRow("SELECT EXISTS (SELECT 1 FROM removed WHERE node_id = ?)", nodeID).Scan(&removed); err != nil {
+			return err
+		}
+		if removed {
+			return ErrRemoved
+		}
 		if n, err = s.upsertNodeTx(tx, tenant, nodeID, wantName, manifestJSON); err != nil {
 			return err
 		}
@@ -173,7 +189,7 @@ func scanNode(scan func(...any) error) (*node, error) {
 }
 
 // upsertNodeTx inserts the row of a node, or updates it if the name or the manifest has
-// changed.
+// changed. A node that was removed is registered again.
 func (s *Store) upsertNodeTx(tx *sql.Tx, tenant, nodeID, want string, manifestJSON []byte) (*node, error) {
 	n, err := scanNode(tx.QueryRow(selectNodeSQL+"n.node_id = ?", nodeID).Scan)
 	isNew := errors.Is(err, sql.ErrNoRows)
@@ -185,6 +201,9 @@ func (s *Store) upsertNodeTx(tx *sql.Tx, tenant, nodeID, want string, manifestJS
 		}
 		if count >= MaxNodes {
 			return nil, fmt.Errorf("%w: %d nodes", ErrFull, count)
+		}
+		if _, err := tx.Exec("DELETE FROM removed WHERE node_id = ?", nodeID); err != nil {
+			return nil, err
 		}
 		n = &node{nodeID: nodeID, tenant: tenant, attributes: noAttributes}
 	case err != nil:
@@ -339,36 +358,58 @@ func (s *Store) nodeByIDOrName(ctx context.Context, ref string) (string, error) 
 	return n.NodeID, err
 }
 
-// loadNodes reads the rows that have changed since the last call: those of another process,
-// and once more those of this one, which change nothing.
+// loadNodes reads what has changed since the last call: changes of another process, and
+// once more those of this one, which change nothing.
 func (s *Store) loadNodes(ctx context.Context) error {
 	s.registry.mu.RLock()
 	since := s.registry.lastChange
 	s.registry.mu.RUnlock()
+	// One snapshot: a change that only one of the two queries sees would be lost.
+	tx, err := s.db.readDB.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	last := since
 	var list []*node
 	tenants := map[string]string{} // nodes of a tenant share one string
-	err := forEachRow(ctx, s.db.readDB, func(scan func(...any) error) error {
+	err = forEachRow(ctx, tx, func(scan func(...any) error) error {
 		n, err := scanNode(scan)
 		if err != nil {
 			return err
 		}
 		n.tenant = cmp.Or(tenants[n.tenant], n.tenant)
 		tenants[n.tenant] = n.tenant
-		list = append(list, n)
+		list, last = append(list, n), max(last, n.change)
 		return nil
 	}, selectNodeSQL+"n.change > ? ORDER BY n.change", since)
-	if err != nil || len(list) == 0 {
+	if err != nil {
+		return err
+	}
+	removed := map[string]int64{}
+	err = forEachRow(ctx, tx, func(scan func(...any) error) error {
+		var nodeID string
+		var change int64
+		err := scan(&nodeID, &change)
+		removed[nodeID], last = change, max(last, change)
+		return err
+	}, "SELECT node_id, change FROM removed WHERE change > ?", since)
+	if err != nil || last == since {
 		return err
 	}
 	s.registry.put(list)
+	for nodeID, change := range removed {
+		s.registry.remove(nodeID, change)
+	}
 	s.registry.mu.Lock()
-	s.registry.lastChange = max(s.registry.lastChange, list[len(list)-1].change)
+	s.registry.lastChange = max(s.registry.lastChange, last)
 	s.registry.mu.Unlock()
 	return nil
 }
 
 // upsertSeenSQL never moves a time back: two relays may share the directory.
-const upsertSeenSQL = "INSERT INTO seen (id, ms) VALUES (?, ?) ON CONFLICT DO UPDATE SET ms = max(ms, excluded.ms)"
+// A node that was removed meanwhile gets no row.
+const upsertSeenSQL = "INSERT INTO seen (id, ms) SELECT id, ?2 FROM nodes WHERE id = ?1 ON CONFLICT DO UPDATE SET ms = max(ms, excluded.ms)"
 
 // flushSeen writes what MarkSeen recorded since the last flush. Run and Close call it,
 // one at a time (flushMu).
