@@ -128,8 +128,9 @@ func (r recorder) Write(b []byte) error {
 	return r.Conn.Write(b)
 }
 
-// recorded connects the real device code to the test relay and returns the messages on the link.
-func (r *testRelay) recorded() (node string, client *link.Client, frames func() []traceEntry) {
+// recorded connects the real device code to the test relay and returns the messages on the
+// link. subprotocols are those that the device offers.
+func (r *testRelay) recorded(subprotocols ...string) (node string, client *link.Client, frames func() []traceEntry) {
 	r.t.Helper()
 	var mu sync.Mutex
 	var parts []traceEntry
@@ -143,7 +144,7 @@ func (r *testRelay) recorded() (node string, client *link.Client, frames func() 
 	ready := make(chan struct{})
 	client = link.NewClient(link.ClientOptions{
 		Dial: func(ctx context.Context) (link.Conn, error) {
-			conn, err := link.Dial(ctx, r.url, link.DialOptions{})
+			conn, err := link.Dial(ctx, r.url, link.DialOptions{Subprotocols: subprotocols})
 			if err != nil {
 				return nil, err
 			}
@@ -190,7 +191,7 @@ func (r *testRelay) exchange(tool, args, accept string) (request, response strin
 // and the response, between the real relay and the real device.
 func TestTraceEcho(t *testing.T) {
 	r := newTestRelay(t)
-	node, _, frames := r.recorded()
+	node, _, frames := r.recorded(link.Subprotocol)
 	compareGolden(t, "handshake", frames())
 	request, response, s := r.exchange("sysecho."+node+".echo.invoke", `{"message":"ping"}`, "application/json")
 	body, err := io.ReadAll(io.LimitReader(s.resp.Body, s.resp.ContentLength))
@@ -204,7 +205,7 @@ func TestTraceEcho(t *testing.T) {
 // An alert of a board, from its link into the event log.
 func TestTraceAlert(t *testing.T) {
 	r := newTestRelay(t)
-	node, client, frames := r.recorded()
+	node, client, frames := r.recorded(link.Subprotocol)
 	frames()
 	client.SendEvent(link.TopicAlert, []byte(`{"level":"warn","metric":"disk_pct","value":93.5,"threshold":90,"rule_id":"disk-full","message":"disk use is 93.5 %, above 90 %; free some","ts":1795000000000}`))
 	client.SendEvent(link.TopicAlert, []byte(`{"level":"info","metric":"disk_pct","value":80,"threshold":90,"rule_id":"disk-full","message":"cleared: 80 °","cleared":true,"ts":1795000060000}`))
@@ -235,7 +236,7 @@ func TestTraceAlert(t *testing.T) {
 // A metric stream from its opening to the reader's end, on both wires.
 func TestTraceStream(t *testing.T) {
 	r := newTestRelay(t)
-	node, _, frames := r.recorded()
+	node, _, frames := r.recorded(link.Subprotocol)
 	frames()
 	request, response, s := r.exchange("sys."+node+".metrics.subscribe", `{"interval_ms":60000}`, "text/event-stream")
 	s.read()

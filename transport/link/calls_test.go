@@ -248,7 +248,7 @@ func TestAtMostOnce(t *testing.T) {
 				for range rapid.IntRange(0, len(w.toDevice)).Draw(t, "n") {
 					id := w.toDevice[0]
 					w.toDevice = w.toDevice[1:]
-					switch fresh, ack, ok := w.seen.begin(id, w.now); {
+					switch fresh, ack, ok := w.seen.begin(id, 0, w.now); {
 					case !ok:
 					case fresh:
 						w.running = append(w.running, id)
@@ -265,7 +265,7 @@ func TestAtMostOnce(t *testing.T) {
 					i := rapid.IntRange(0, len(w.running)-1).Draw(t, "which")
 					id := w.running[i]
 					w.running = slices.Delete(w.running, i, i+1)
-					w.seen.finish(id, []byte(id), w.now)
+					w.seen.finish(id, []byte(id), false, w.now)
 					if w.up {
 						w.toRelay = append(w.toRelay, id)
 					}
@@ -323,8 +323,8 @@ func TestDedupBounds(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	first := NewID()
 	start := func(id string) (bool, bool) {
-		fresh, _, ok := s.begin(id, now)
-		s.finish(id, []byte("ack"), now)
+		fresh, _, ok := s.begin(id, 0, now)
+		s.finish(id, []byte("ack"), false, now)
 		return fresh, ok
 	}
 	for i := range 4 * dedupSize {
@@ -356,14 +356,14 @@ func TestDedupKeepsRunningCommands(t *testing.T) {
 	var s dedupTable
 	now := time.Unix(1_800_000_000, 0)
 	hung := NewID()
-	s.begin(hung, now)
+	s.begin(hung, 0, now)
 	for range 4*dedupSize - 1 {
 		now = now.Add(time.Second)
 		id := NewID()
-		s.begin(id, now)
-		s.finish(id, []byte("ack"), now)
+		s.begin(id, 0, now)
+		s.finish(id, []byte("ack"), false, now)
 	}
-	if fresh, ack, ok := s.begin(hung, now); fresh || ack != nil || !ok {
+	if fresh, ack, ok := s.begin(hung, 0, now); fresh || ack != nil || !ok {
 		t.Errorf("the running command: fresh %v, ack %q, ok %v", fresh, ack, ok)
 	}
 }

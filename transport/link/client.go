@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"sync"
 	"time"
 
@@ -51,7 +52,9 @@ type Status struct {
 	// CloneSuspected: in the last two hours another installation took this node's link over.
 	CloneSuspected bool
 	Drops          uint64 // metric frames and events dropped because a queue was full
-	Reconnects     uint64
+	Reconnects     uint64 // links that ended, and dials that failed
+	Resumed        uint64 // links that continued the session before
+	Expired        uint64 // commands that arrived too late to be started
 }
 
 // ClientOptions configure the device's end.
@@ -65,6 +68,10 @@ type ClientOptions struct {
 	Clock      *clock.Clock // set to the relay's time; nil: a private one
 	// OnReady is called after each announce_ack.
 	OnReady func(ok AuthOK)
+	// Sign proves that this board holds the key of its token: it signs
+	// enrollment.LinkMessage of the relay's nonce, the node id and the token. It returns ""
+	// for a token that is not bound to a key. It is called for each auth on v2.1; nil: no proof.
+	Sign func(nonce, token string) (proof string, err error)
 	// OnCall is called after each command was answered, in the command's goroutine.
 	// traceID is the caller's, "" when it sent none; err is what the relay was answered.
 	OnCall func(tool, traceID string, took time.Duration, err error)
@@ -87,6 +94,13 @@ type Client struct {
 
 	mu          sync.Mutex // protects the fields below
 	dedup       dedupTable
+	cancels     map[string]context.CancelCauseFunc // running commands and open streams, by msg_id
+	sessionID   string                             // of the last session
+	session     int                                // counts sessions; a resumed link keeps it
+	isResumable bool                               // the last session was on v2.1
+	sessionCtx  context.Context                    // ends with the session: commands run in it
+	endSession  context.CancelCauseFunc
+	ready       *clientLink // on which answers are sent; nil: none is ready
 	status      Status
 	takenOverAt time.Time // last close with 4409; zero: none
 }
@@ -96,7 +110,8 @@ func NewClient(opt ClientOptions) *Client {
 	if opt.Clock == nil {
 		opt.Clock = clock.New(time.Time{})
 	}
-	return &Client{opt: opt, bootID: NewID(), handlers: make(chan struct{}, MaxInflight), events: make(chan []byte, maxPendingEvents), status: Status{State: StateConnecting, Since: time.Now()}}
+	return &Client{opt: opt, bootID: NewID(), handlers: make(chan struct{}, MaxInflight), events: make(chan []byte, maxPendingEvents), cancels: make(map[string]context.CancelCauseFunc),
+		endSession: func(error) {}, status: Status{State: StateConnecting, Since: time.Now()}}
 }
 
 // Status is a snapshot.
@@ -111,6 +126,14 @@ func (c *Client) statusLocked() Status {
 	s := c.status
 	s.CloneSuspected = !c.takenOverAt.IsZero() && time.Since(c.takenOverAt) < takeoverMemory
 	return s
+}
+
+// SessionID is the id of the current session, or of the last one while there is no link; ""
+// before the first.
+func (c *Client) SessionID() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sessionID
 }
 
 // SendEvent sends an event to the relay, now or when there is a link again. At most
@@ -142,6 +165,7 @@ func (c *Client) SendEvent(topic string, data []byte) bool {
 // goroutines that it started have ended, handlers included.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.wg.Wait()
+	defer c.finishSession()
 	var backoff Backoff
 	start := time.Now()
 	for ctx.Err() == nil {
@@ -237,10 +261,88 @@ func (c *Client) runLink(ctx context.Context, backoff *Backoff) (ready time.Dura
 	}
 	backoff.SetSpread(time.Duration(ok.ReconnectSpreadMS) * time.Millisecond)
 	readyAt := time.Now()
-	c.updateStatus(func(s *Status) { s.State, s.NodeID, s.Tenant = StateReady, ok.NodeID, ok.TenantID })
+	c.updateStatus(func(s *Status) {
+		s.State, s.NodeID, s.Tenant = StateReady, ok.NodeID, ok.TenantID
+		if l.resumed {
+			s.Resumed++
+		}
+	})
 	if c.opt.OnReady != nil {
 		c.opt.OnReady(*ok)
 	}
 	err = l.close(l.serve())
 	return time.Since(readyAt), err
+}
+
+// resume asks for the last session, if it can be resumed; nil: there is none.
+func (c *Client) resume() *Resume {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.isResumable {
+		return nil
+	}
+	return &Resume{SessionID: c.sessionID, Seen: c.dedup.seen(c.session, time.Now())}
+}
+
+// errSessionEnded is the cause of a command's ctx when its session was not resumed.
+var errSessionEnded = errors.New("link: the session has ended")
+
+// startSession takes the session of an auth_ok. When it is not the one before, the commands
+// of that are canceled and their answers not sent: the relay has answered their callers.
+func (c *Client) startSession(ctx context.Context, l *clientLink, ok *AuthOK) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l.resumed = ok.Resumed && l.resume != nil && ok.SessionID == l.resume.SessionID
+	if !l.resumed {
+		c.endSession(errSessionEnded)
+		c.session++
+		c.sessionCtx, c.endSession = context.WithCancelCause(ctx)
+	}
+	c.sessionID, c.isResumable, l.session = ok.SessionID, l.v21, c.session
+}
+
+// finishSession ends the last session.
+func (c *Client) finishSession() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.endSession(errSessionEnded)
+}
+
+// linkReady makes l the link on which answers are sent, and returns those that the commands
+// of a resumed session got in the meantime. No answer falls between the two.
+func (c *Client) linkReady(l *clientLink) (acks [][]byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ready = l
+	if l.resumed {
+		acks = c.dedup.answers(l.resume.Seen)
+	}
+	return acks
+}
+
+// linkEnded is the opposite of linkReady.
+func (c *Client) linkEnded() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ready = nil
+}
+
+// finish stores a command's answer, in case the command is repeated or the link is lost. It
+// returns the ready link of the command's session. nil: there is none, and the next link sends
+// the answer if it resumes the session.
+func (c *Client) finish(id string, ack []byte, isStream bool) *clientLink {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	session := c.dedup.finish(id, ack, isStream, time.Now())
+	if c.ready != nil && c.ready.session == session {
+		return c.ready
+	}
+	return nil
+}
+
+// answer stores a command's answer and sends it.
+func (c *Client) answer(id string, ack []byte) {
+	if l := c.finish(id, ack, false); l != nil {
+		_ = l.send(ack) // a link that has ended: the next one sends it
+	}
 }

@@ -20,29 +20,38 @@ import (
 //
 //	cmd -> dedupTable: known        send the stored answer again, or nothing while it runs
 //	    -> too many handlers        answer E_RATE_LIMITED
-//	    -> runCommand -> Handler.Call within its deadline -> cmd_ack
+//	    -> runCommand -> expired    answer E_DEADLINE_EXCEEDED, on v2.1
+//	                  -> Handler.Call within its deadline -> cmd_ack
 //	                                for a subscription: frames until it ends -> stream_end
+//
+// On v2.1 a command goes on when its link is lost, and is answered on the next one if that
+// resumes the session. A stream ends with its link.
 type clientLink struct {
 	c         *Client
 	conn      Conn
+	v21       bool // the link speaks Subprotocol21
 	node      string
+	session   int                   // Client.session, from auth_ok on
+	resume    *Resume               // as sent in auth; nil: none
+	resumed   bool                  // the relay has accepted it
 	caps      []manifest.Capability // as announced
+	runCtx    context.Context       // of Client.Run
 	ctx       context.Context       // ends with the link
 	cancel    context.CancelCauseFunc
 	sendQueue chan []byte
 	streams   chan struct{}  // a slot for each open stream
 	wg        sync.WaitGroup // the writer and the closer
 
-	mu           sync.Mutex                         // protects the fields below
-	cancels      map[string]context.CancelCauseFunc // running commands and open streams, by msg_id
-	lastPing     time.Time                          // when the relay last pinged
-	keepDeadline bool                               // onPing leaves the read deadline: in the handshake and after a failed write
+	mu           sync.Mutex // protects the fields below
+	clock        timeEstimate
+	lastPing     time.Time // when the relay last pinged
+	keepDeadline bool      // onPing leaves the read deadline: in the handshake and after a failed write
 }
 
 // newClientLink starts the closer, which lets the end of ctx interrupt a blocked read.
 func newClientLink(ctx context.Context, c *Client, conn Conn) *clientLink {
-	l := &clientLink{c: c, conn: conn, sendQueue: make(chan []byte, clientQueueSize), streams: make(chan struct{}, MaxStreams),
-		cancels: make(map[string]context.CancelCauseFunc), keepDeadline: true}
+	l := &clientLink{c: c, conn: conn, v21: conn.Subprotocol() == Subprotocol21, sendQueue: make(chan []byte, clientQueueSize), streams: make(chan struct{}, MaxStreams), keepDeadline: true}
+	l.runCtx = ctx
 	l.ctx, l.cancel = context.WithCancelCause(ctx)
 	l.wg.Go(func() {
 		<-l.ctx.Done()
@@ -55,7 +64,11 @@ func newClientLink(ctx context.Context, c *Client, conn Conn) *clientLink {
 // close closes the link that err ended, with a close code that tells the relay why. It
 // returns err, worded for the operator of the board. Handlers are not waited for: one that
 // hangs must not keep the device from linking again.
+//
+// Nothing reads the connection afterwards, and the next one is dialed after that. A 4409 that
+// the relay sends to this link because the next one replaced it is therefore not seen.
 func (l *clientLink) close(err error) error {
+	l.c.linkEnded()
 	code, reason := CloseNormal, "normal"
 	var own *codedError
 	var ne net.Error
@@ -78,6 +91,9 @@ func (l *clientLink) onPing(ping bool, payload []byte) {
 	now := time.Now()
 	if ping {
 		l.lastPing = now
+		if sessionMS, ok := parsePing(payload); ok {
+			l.clock.observe(sessionMS, now)
+		}
 	}
 	if !l.keepDeadline {
 		_ = l.conn.SetReadDeadline(now.Add(IdleTimeout))
@@ -87,7 +103,11 @@ func (l *clientLink) onPing(ping bool, payload []byte) {
 // handshake is the device's half of the message flow in protocol.go. The token is read
 // again for each link, since it may have been replaced.
 func (l *clientLink) handshake() (*AuthOK, error) {
-	_ = l.conn.SetReadDeadline(time.Now().Add(2 * AuthTimeout))
+	timeout := 2 * AuthTimeout
+	if l.v21 {
+		timeout += AdmitTimeout // the relay may ping an older link of this node first
+	}
+	_ = l.conn.SetReadDeadline(time.Now().Add(timeout))
 	var hello Hello
 	if err := l.read(TypeHello, &hello); err != nil {
 		return nil, err
@@ -101,6 +121,15 @@ func (l *clientLink) handshake() (*AuthOK, error) {
 	}
 	l.c.token = token
 	auth := Auth{Token: token, AgentVersion: l.c.opt.Version, BootID: l.c.bootID, InstanceID: l.c.opt.InstanceID, Name: l.c.opt.Name}
+	if l.v21 {
+		if l.c.opt.Sign != nil {
+			if auth.Proof, err = l.c.opt.Sign(hello.Nonce, token); err != nil {
+				return nil, err
+			}
+		}
+		l.resume = l.c.resume()
+		auth.Resume = l.resume
+	}
 	if err := l.write(TypeAuth, auth); err != nil {
 		return nil, err
 	}
@@ -112,6 +141,14 @@ func (l *clientLink) handshake() (*AuthOK, error) {
 		return nil, badFrame("payload of auth_ok")
 	}
 	l.node = ok.NodeID
+	l.mu.Lock()
+	l.clock.observe(ok.ServerTimeMS, time.Now())
+	l.mu.Unlock()
+	if l.v21 {
+		l.c.startSession(l.runCtx, l, &ok)
+	} else { // the session ends with the link
+		l.c.startSession(l.ctx, l, &ok)
+	}
 	l.c.opt.Clock.Sync(ok.ServerTimeMS)
 	l.caps = l.c.opt.Handler.Capabilities()
 	raw := encodeJSON(l.caps)
@@ -151,7 +188,13 @@ func (l *clientLink) serve() (err error) {
 	l.mu.Lock()
 	l.keepDeadline = false
 	l.mu.Unlock()
+	acks := l.c.linkReady(l)
 	l.wg.Go(l.writer)
+	for _, ack := range acks {
+		if l.send(ack) != nil {
+			break // the reader finds out why the link has ended
+		}
+	}
 	for err == nil {
 		l.onPing(false, nil)
 		err = l.conn.Read(l.handle)
@@ -220,15 +263,15 @@ func (l *clientLink) handle(msg []byte) error {
 	}
 	switch e.Type {
 	case TypeCmd:
-		var cmd Cmd
-		if err := e.Decode(&cmd); err != nil {
+		cmd, err := l.decodeCmd(&e)
+		if err != nil {
 			return err
 		}
-		return l.startCommand(e.MsgID, &cmd)
+		return l.startCommand(e.MsgID, cmd)
 	case TypeCmdCancel:
-		l.mu.Lock()
-		cancel := l.cancels[e.InReplyTo]
-		l.mu.Unlock()
+		l.c.mu.Lock()
+		cancel := l.c.cancels[e.InReplyTo]
+		l.c.mu.Unlock()
 		if err := e.Decode(new(struct{})); err != nil || cancel == nil {
 			return err
 		}
@@ -242,13 +285,32 @@ func (l *clientLink) handle(msg []byte) error {
 	return badFrame(e.Type + " from a relay")
 }
 
+// cmdV2 is a Cmd as v2 has it: there the keys of Expiry are unknown ones.
+type cmdV2 struct {
+	Tool       string         `json:"tool"`
+	Arguments  strictjson.Raw `json:"arguments"`
+	DeadlineMS int64          `json:"deadline_ms,omitempty"`
+	TraceID    string         `json:"trace_id,omitempty"`
+}
+
+func (l *clientLink) decodeCmd(e *Envelope) (*Cmd, error) {
+	if l.v21 {
+		cmd := new(Cmd)
+		return cmd, e.Decode(cmd)
+	}
+	var old cmdV2
+	err := e.Decode(&old)
+	return &Cmd{Tool: old.Tool, Arguments: old.Arguments, DeadlineMS: old.DeadlineMS, TraceID: old.TraceID}, err
+}
+
 // errCanceled is the cause of a command's ctx after cmd_cancel.
 var errCanceled = errors.New("link: canceled by the relay")
 
 // startCommand starts a command unless it is a repeat.
 func (l *clientLink) startCommand(id string, cmd *Cmd) error {
 	l.c.mu.Lock()
-	isNew, ack, ok := l.c.dedup.begin(id, time.Now())
+	isNew, ack, ok := l.c.dedup.begin(id, l.session, time.Now())
+	parent := l.c.sessionCtx
 	l.c.mu.Unlock()
 	switch {
 	case !ok:
@@ -261,43 +323,33 @@ func (l *clientLink) startCommand(id string, cmd *Cmd) error {
 	select {
 	case l.c.handlers <- struct{}{}:
 	default:
-		return l.sendAnswer(id, errorAck(id, manifest.E(manifest.RateLimited, "too many commands in flight")))
+		l.c.answer(id, errorAck(id, manifest.E(manifest.RateLimited, "too many commands in flight")))
+		return nil
 	}
-	ctx, cancel := context.WithCancelCause(l.ctx)
-	l.mu.Lock()
-	l.cancels[id] = cancel
-	l.mu.Unlock()
+	ctx, cancel := context.WithCancelCause(parent)
+	l.c.mu.Lock()
+	l.c.cancels[id] = cancel
+	l.c.mu.Unlock()
 	l.c.wg.Go(func() {
-		l.runCommand(ctx, id, cmd)
+		l.runCommand(ctx, cancel, id, cmd)
 		cancel(nil)
-		l.mu.Lock()
-		delete(l.cancels, id)
-		l.mu.Unlock()
+		l.c.mu.Lock()
+		delete(l.c.cancels, id)
+		l.c.mu.Unlock()
 	})
 	return nil
 }
 
-// sendAnswer stores a command's answer, in case the command is repeated, and sends it.
-func (l *clientLink) sendAnswer(id string, ack []byte) error {
-	l.storeAnswer(id, ack)
-	return l.send(ack)
-}
-
-// storeAnswer only stores it: the relay canceled the command and ignores an answer.
-func (l *clientLink) storeAnswer(id string, ack []byte) {
-	l.c.mu.Lock()
-	l.c.dedup.finish(id, ack, time.Now())
-	l.c.mu.Unlock()
-}
-
-// runCommand runs one command and the stream that it may open.
-func (l *clientLink) runCommand(ctx context.Context, id string, cmd *Cmd) {
+// runCommand runs one command and the stream that it may open. cancel is that of ctx.
+func (l *clientLink) runCommand(ctx context.Context, cancel context.CancelCauseFunc, id string, cmd *Cmd) {
 	start := time.Now()
 	a := l.callHandler(ctx, cmd)
 	if l.c.opt.OnCall != nil {
 		l.c.opt.OnCall(cmd.Tool, cmd.TraceID, time.Since(start), a.err)
 	}
 	if a.err == nil && a.stream != nil {
+		stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
+		defer stop()
 		select {
 		case l.streams <- struct{}{}:
 			defer func() { <-l.streams }()
@@ -307,14 +359,27 @@ func (l *clientLink) runCommand(ctx context.Context, id string, cmd *Cmd) {
 	}
 	switch {
 	case a.err != nil && errors.Is(context.Cause(ctx), errCanceled):
-		l.storeAnswer(id, errorAck(id, a.err)) // the relay no longer waits
+		l.c.finish(id, errorAck(id, a.err), false) // the relay no longer waits
 	case a.err != nil:
-		_ = l.sendAnswer(id, errorAck(id, a.err))
+		l.c.answer(id, errorAck(id, a.err))
 	case a.stream == nil:
-		_ = l.sendAnswer(id, resultAck(id, a.result))
+		l.c.answer(id, resultAck(id, a.result))
 	default:
 		l.runStream(ctx, id, a.result, a.stream)
 	}
+}
+
+// isExpired reports whether a command may no longer be started, see Expiry.
+func (l *clientLink) isExpired(cmd *Cmd) bool {
+	l.mu.Lock()
+	expired := l.clock.isExpired(cmd.Expiry, time.Now())
+	l.mu.Unlock()
+	if expired {
+		l.c.mu.Lock()
+		l.c.status.Expired++
+		l.c.mu.Unlock()
+	}
+	return expired
 }
 
 // answer is what Handler.Call returns.
@@ -344,6 +409,10 @@ func (l *clientLink) callHandler(ctx context.Context, cmd *Cmd) answer {
 			_ = recover() // a handler that panics must not end the daemon
 			done <- a
 		}()
+		if l.isExpired(cmd) {
+			a.err = manifest.E(manifest.DeadlineExceeded, "the command arrived too late")
+			return
+		}
 		result, stream, err := l.c.opt.Handler.Call(ctx, name, cmd.Arguments)
 		a = answer{result, stream, err}
 	})
@@ -374,7 +443,12 @@ func (l *clientLink) resolve(cmd *Cmd) (name manifest.ToolName, deadline time.Du
 // cadence; seq then has a gap.
 func (l *clientLink) runStream(ctx context.Context, cmdID string, result []byte, fn StreamFunc) {
 	id := NewID()
-	if l.sendAnswer(cmdID, resultAck(cmdID, addStreamID(result, id))) != nil {
+	ack := resultAck(cmdID, addStreamID(result, id))
+	if l.c.finish(cmdID, ack, true) != l {
+		l.c.answer(cmdID, errorAck(cmdID, errLinkEnded)) // on a later link, if there is one
+		return
+	}
+	if l.send(ack) != nil {
 		return
 	}
 	var seq int64

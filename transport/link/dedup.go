@@ -1,6 +1,10 @@
 package link
 
-import "time"
+import (
+	"time"
+
+	"agentctl/manifest"
+)
 
 // dedupTable is the device's table of received commands. It makes a command run at most
 // once, although the relay may send it again (RFC-0002 §7.3). The zero value is ready;
@@ -13,9 +17,11 @@ type dedupTable struct {
 }
 
 type dedupEntry struct {
-	done bool
-	ack  []byte    // the answer, when done
-	at   time.Time // when it began, or was done
+	done     bool
+	isStream bool      // the answer opened a stream, which ends with its link
+	session  int       // Client.session when it began
+	ack      []byte    // the answer, when done
+	at       time.Time // when it began, or was done
 }
 
 // Bounds of dedupTable: dedupSize commands, and up to four times as many while they are
@@ -25,10 +31,10 @@ const (
 	dedupTTL  = time.Minute
 )
 
-// begin adds a command. isNew: run it. Otherwise ack is the stored answer to send again,
+// begin adds a command of a session. isNew: run it. Otherwise ack is the stored answer to send again,
 // or nil while the command runs. ok is false when the table is full; the command must be
 // refused then and not run.
-func (t *dedupTable) begin(id string, now time.Time) (isNew bool, ack []byte, ok bool) {
+func (t *dedupTable) begin(id string, session int, now time.Time) (isNew bool, ack []byte, ok bool) {
 	if c, known := t.byID[id]; known {
 		return false, c.ack, true
 	}
@@ -46,14 +52,56 @@ func (t *dedupTable) begin(id string, now time.Time) (isNew bool, ack []byte, ok
 	if t.byID == nil {
 		t.byID = make(map[string]*dedupEntry)
 	}
-	t.byID[id] = &dedupEntry{at: now}
+	t.byID[id] = &dedupEntry{session: session, at: now}
 	t.order = append(t.order, id)
 	return true, nil, true
 }
 
-// finish stores the answer of a command.
-func (t *dedupTable) finish(id string, ack []byte, now time.Time) {
-	if c, ok := t.byID[id]; ok {
-		c.done, c.ack, c.at = true, ack, now
+// finish stores the answer of a command and returns its session; isStream is whether the
+// answer opens a stream.
+func (t *dedupTable) finish(id string, ack []byte, isStream bool, now time.Time) (session int) {
+	c, ok := t.byID[id]
+	if !ok { // a running command is not forgotten
+		return 0
 	}
+	c.done, c.isStream, c.ack, c.at = true, isStream, ack, now
+	return c.session
 }
+
+// seenWindow is how long a command that is done is reported in Resume. Callers wait 5 s at
+// most (RFC-0005 §7), so for an older one nobody does.
+const seenWindow = 10 * time.Second
+
+// seen lists the commands of a session for Resume: those that run, and the newest of those
+// that are done.
+func (t *dedupTable) seen(session int, now time.Time) []ResumedCommand {
+	list := []ResumedCommand{}
+	for _, state := range []string{SeenRunning, SeenDone} {
+		for i := len(t.order) - 1; i >= 0 && len(list) < MaxInflight; i-- {
+			c := t.byID[t.order[i]]
+			if c.session == session && c.done == (state == SeenDone) && (!c.done || now.Sub(c.at) < seenWindow) {
+				list = append(list, ResumedCommand{MsgID: t.order[i], State: state})
+			}
+		}
+	}
+	return list
+}
+
+// answers returns the stored answers to those of the commands that are done. It replaces the
+// answers that opened a stream, because the stream has ended with its link.
+func (t *dedupTable) answers(commands []ResumedCommand) (acks [][]byte) {
+	for id, c := range t.byID {
+		if c.isStream {
+			c.isStream, c.ack = false, errorAck(id, errLinkEnded)
+		}
+	}
+	for _, r := range commands {
+		if c := t.byID[r.MsgID]; c != nil && c.done {
+			acks = append(acks, c.ack)
+		}
+	}
+	return acks
+}
+
+// errLinkEnded answers a subscription whose link has ended: streams are not resumed.
+var errLinkEnded = manifest.E(manifest.Internal, "the link ended")
