@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/gorilla/websocket"
+
+	"agentctl/transport/pin"
 )
 
 // DialOptions configure Dial.
@@ -92,8 +94,10 @@ func Dial(ctx context.Context, relayURL string, opt DialOptions) (Conn, error) {
 }
 
 // IsUntrustedCertificate reports whether a dial failed because the relay's certificate is
-// not trusted: unknown authority, wrong name, or not valid at this time.
+// not trusted: unknown authority, wrong name, not valid at this time, or not of the authority
+// that was pinned.
 func IsUntrustedCertificate(err error) bool {
 	var verification *tls.CertificateVerificationError
-	return errors.As(err, &verification)
+	var mismatch *pin.MismatchError
+	return errors.As(err, &verification) || errors.As(err, &mismatch)
 }
