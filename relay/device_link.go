@@ -119,9 +119,11 @@ func (r *Relay) onDeviceReady(n *hub.Node) {
 	r.onDevicePing(n)
 }
 
-// onDevicePing keeps a device present.
+// onDevicePing keeps a device present, under the name that it has now: an operator may have
+// changed it since the link was opened.
 func (r *Relay) onDevicePing(n *hub.Node) {
-	r.kernel.Heartbeat(kernel.Presence{Tenant: n.Tenant(), Kind: kernel.PresenceDevice, ID: n.ID(), Name: n.Name(), Transport: "link"})
+	a, _ := r.store.NodeAttributes(n.ID())
+	r.kernel.Heartbeat(kernel.Presence{Tenant: n.Tenant(), Kind: kernel.PresenceDevice, ID: n.ID(), Name: a.Name, Transport: "link"})
 }
 
 // onDeviceGone replaces the plugin of an ended link by an offline plugin, unless another

@@ -158,7 +158,10 @@ func (r *Relay) loadPlugins() error {
 		plugins, r.builtins[PluginTickets] = append(plugins, r.tickets), r.tickets
 	}
 	if r.pluginEnabled(PluginDirectory) {
-		d := directory.New(r.kernel)
+		d := directory.New(r.kernel, func(nodeID string) (directory.Node, bool) {
+			a, ok := r.store.NodeAttributes(nodeID)
+			return directory.Node(a), ok
+		})
 		plugins, r.builtins[PluginDirectory] = append(plugins, d), d
 	}
 	if r.opt.Conformance {
