@@ -18,9 +18,8 @@
 //
 // # Goroutines
 //
-// Run starts seven goroutines and waits for them: the prober and the link (the device), and the
-// control socket, the recorder, the watchers of the configuration and of the network, and the
-// watchdog (the services).
+// Run starts six goroutines and waits for them: the prober and the link (the device), and the
+// control socket, the recorder, the watcher of the configuration and the watchdog (the services).
 // The first one that returns ends the others; the device ends last. The parts start more
 // goroutines, which they own.
 //
@@ -217,7 +216,6 @@ func (d *Daemon) Run(ctx context.Context) error {
 	services.start(ctx, d.control.Serve)
 	services.start(ctx, d.recordSamples)
 	services.start(ctx, d.watchConfig)
-	services.start(ctx, d.watchNetwork)
 	services.start(ctx, d.runWatchdog)
 	err := services.wait()
 	stopDevice()

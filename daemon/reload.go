@@ -44,7 +44,6 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 				status = "the new configuration is invalid, the previous one stays in force; see: agentctl config validate"
 			}
 			NotifySystemd("READY=1", "STATUS="+status)
-			d.device.wakeLink() // an operator who reloads does not want to wait for the back-off
 			continue
 		case <-ticker.C:
 		}
@@ -52,7 +51,6 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 			// The fingerprint is from before the reload: a change during it is found by the next poll.
 			fingerprint = now
 			_ = d.reloadConfig() // logged, and shown by status
-			d.device.wakeLink()
 		}
 		// The first poll checks for an update, too, so that a staged binary is reported soon after
 		// the start.

@@ -39,7 +39,6 @@ type LinkStatus struct {
 	State     link.State `json:"state"`
 	Relay     string     `json:"relay"`
 	SinceMS   int64      `json:"since_ms"`
-	NextTryMS int64      `json:"next_try_ms,omitempty"` // of the next dial; absent unless the daemon waits for it
 	LastError *LinkError `json:"last_error"`
 }
 
@@ -132,9 +131,6 @@ func (d *Daemon) status() *Status {
 	if client := d.device.link(); client != nil {
 		l := client.Status()
 		s.Link.State, s.Link.SinceMS = l.State, l.Since.UnixMilli()
-		if !l.NextTry.IsZero() { // by the monotonic clock: the wall clock may have jumped since
-			s.Link.NextTryMS = time.Now().Add(max(time.Until(l.NextTry), 0)).UnixMilli()
-		}
 		s.CloneSuspected, s.Drops = l.CloneSuspected, l.Drops
 		if l.LastErr != "" {
 			s.Link.LastError = &LinkError{Code: l.LastCode, Message: l.LastErr, AtMS: l.LastErrAt.UnixMilli()}

@@ -80,7 +80,6 @@ type Relay struct {
 	openStreams openStreams
 	metrics     *counters
 	refusals    *rate.Limiter // of refused calls that are published
-	adminLimits *edge.Limiter // of administrators, see admin.go
 
 	listener, metricsListener, gatewayListener net.Listener // nil: not served
 
@@ -104,8 +103,7 @@ func Open(opt Options) (r *Relay, err error) {
 	if opt.Logger == nil {
 		opt.Logger = zap.NewNop()
 	}
-	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), listener: opt.Listener,
-		adminLimits: edge.NewLimiter(maxAdminCallers, true)}
+	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), listener: opt.Listener}
 	for _, step := range []func() error{
 		r.checkOptions, // before anything is created
 		r.listen,

@@ -84,6 +84,11 @@ var migrations = []string{
 		change  INTEGER NOT NULL
 	) STRICT, WITHOUT ROWID;
 	CREATE INDEX removed_change ON removed (change);`,
+	`CREATE TABLE served (
+		id       INTEGER PRIMARY KEY,
+		boot_id  TEXT NOT NULL,
+		clone_ms INTEGER NOT NULL
+	) STRICT;`,
 }
 
 const (
