@@ -50,7 +50,8 @@ type device struct {
 	client  *Client
 	handler *testHandler
 	dialled chan Conn // the relay's ends
-	dialErr error     // what Dial returns instead of a connection
+	pipe    func() (device, relay Conn)
+	dialErr error // what Dial returns instead of a connection
 	stop    context.CancelFunc
 	done    chan error
 
@@ -60,8 +61,10 @@ type device struct {
 	dials  []time.Time
 }
 
-func startDevice(t *testing.T, call tool) *device {
-	d := &device{t: t, handler: &testHandler{caps: []manifest.Capability{manifest.Echo(), manifest.Metrics()}, call: call},
+func startDevice(t *testing.T, call tool) *device { return startDeviceOn(t, call, Pipe) }
+
+func startDeviceOn(t *testing.T, call tool, pipe func() (device, relay Conn)) *device {
+	d := &device{t: t, pipe: pipe, handler: &testHandler{caps: []manifest.Capability{manifest.Echo(), manifest.Metrics()}, call: call},
 		dialled: make(chan Conn, 1), done: make(chan error, 1), token: "good"}
 	d.client = NewClient(ClientOptions{
 		Dial:  d.dial,
@@ -71,6 +74,7 @@ func startDevice(t *testing.T, call tool) *device {
 			defer d.mu.Unlock()
 			d.states = append(d.states, s)
 		},
+		Sign:    func(nonce, token string) (string, error) { return "proof of " + nonce + " " + token, nil },
 		Version: "1.2.3", InstanceID: testInstance, Name: "porch", Handler: d.handler,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -86,7 +90,7 @@ func (d *device) dial(context.Context) (Conn, error) {
 	if d.dialErr != nil {
 		return nil, d.dialErr
 	}
-	dev, rel := Pipe()
+	dev, rel := d.pipe()
 	select {
 	case d.dialled <- rel:
 		return dev, nil
@@ -168,7 +172,7 @@ func TestClientHandshake(t *testing.T) {
 		p := d.greet()
 		var a Auth
 		p.read(TypeAuth, &a)
-		if _, ok := manifest.ParseULID(a.BootID); !ok || a.Token != "good" || a.AgentVersion != "1.2.3" || a.InstanceID != testInstance || a.Name != "porch" || a.Resume != nil {
+		if _, ok := manifest.ParseULID(a.BootID); !ok || a.Token != "good" || a.AgentVersion != "1.2.3" || a.InstanceID != testInstance || a.Name != "porch" || a.Proof != "" || a.Resume != nil {
 			t.Errorf("auth %+v", a)
 		}
 		p.sendAs(TypeAuthOK, "", testAuthOK())
