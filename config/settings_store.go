@@ -6,9 +6,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"go.yaml.in/yaml/v3"
+
+	"agentctl/atomicfile"
 )
 
 // settingsHeader begins the file of saved settings.
@@ -42,7 +43,13 @@ func SaveSettings(path string, change Settings) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(path, text)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("save the settings: %w", err)
+	}
+	if err := atomicfile.Replace(path, text); err != nil {
+		return fmt.Errorf("save the settings: %w", err)
+	}
+	return nil
 }
 
 // settingsText returns the content of a file with these settings.
@@ -77,56 +84,6 @@ func Nest(values map[string]any) map[string]any {
 		out[group].(map[string]any)[leaf] = v
 	}
 	return out
-}
-
-// replaceFile replaces a file atomically: after a power cut the file has either its old or
-// its new content. It belongs to the owner of its directory, so that the daemon of the service
-// can read a file that root saved.
-//
-// The steps are those of a durable rename: write and sync a temporary file in the same
-// directory, rename it, sync the directory. The mode is 0600 (os.CreateTemp), because settings
-// may name internal hosts.
-func replaceFile(path string, text []byte) (err error) {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("save the settings: %w", err)
-	}
-	f, err := os.CreateTemp(dir, ".settings-*")
-	if err != nil {
-		return fmt.Errorf("save the settings: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-			err = fmt.Errorf("save the settings: %w", err)
-		}
-	}()
-	_, err = f.Write(text)
-	// The owner is set before the rename: a reader must not find a file that it cannot open.
-	if err == nil && os.Geteuid() == 0 {
-		if st, serr := os.Stat(dir); serr == nil {
-			owner := st.Sys().(*syscall.Stat_t)
-			err = f.Chown(int(owner.Uid), int(owner.Gid))
-		}
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = d.Close() }()
-	return d.Sync()
 }
 
 // KeyNames returns the names of all keys, sorted.

@@ -188,7 +188,7 @@ func TestSaveClientConfig(t *testing.T) {
 	if b, err := os.ReadFile(path); err != nil || string(b) != "nonsense" {
 		t.Errorf("%q %v", b, err)
 	}
-	left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".settings-*"))
+	left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".settings.yaml-*"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v %v", left, err)
 	}

@@ -147,6 +147,9 @@ const crockford = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 // codeLen is the number of characters of a code, hyphens not counted: 80 bits.
 const codeLen = 16
 
+// codeGroup is the number of characters of a group.
+const codeGroup = 4
+
 // NewCode makes a random code in its canonical form, XXXX-XXXX-XXXX-XXXX.
 func NewCode() string {
 	b := make([]byte, codeLen)
@@ -166,6 +169,18 @@ func ParseCode(s string) (string, error) {
 		return "", errors.New("not an invite code: it has 16 letters and digits in four groups, such as 7K3M-9QTR-2HXW-DB5N")
 	}
 	return groupCode(s), nil
+}
+
+// CodePrefix returns the first group of a code, which names the invite where the code itself
+// must not be seen. It takes the group alone or the whole code, as people type them.
+func CodePrefix(s string) (string, error) {
+	if code, err := ParseCode(s); err == nil {
+		return code[:codeGroup], nil
+	}
+	if code, err := ParseCode(s + strings.Repeat("0", codeLen-codeGroup)); err == nil {
+		return code[:codeGroup], nil
+	}
+	return "", errors.New("not the first four characters of an invite code, nor a whole one")
 }
 
 func groupCode(s string) string {

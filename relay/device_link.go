@@ -2,13 +2,9 @@ package relay
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
-	"encoding/hex"
 	"errors"
 	"strconv"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -28,7 +24,6 @@ import (
 //	ping      onDevicePing         refresh its presence
 //	event     onDeviceEvent        an alert goes into the event log (device_alert.go)
 //	end       onDeviceGone         the offline plugin takes over (offline.go)
-//	clone     onCloneSuspected     presence, an alert, and the registry
 
 // authenticateDevice verifies a device's auth message and returns its grant. Node id and
 // tenant come from the token only, not from the message. A refusal names no detail, so that
@@ -40,8 +35,11 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 		return nil, &link.Refusal{Code: link.CloseForbidden, Reason: "forbidden"}
 	case err != nil:
 		return nil, &link.Refusal{Code: link.CloseAuthFailed, Reason: "auth_failed"}
-	case !id.Has(manifest.ScopeDeviceConnect) || !manifest.ValidNodeID(id.NodeID) || !boundTo(id, a.InstanceID):
+	case !id.Has(manifest.ScopeDeviceConnect) || !manifest.ValidNodeID(id.NodeID) || !id.BoundTo(a.InstanceID):
 		return nil, &link.Refusal{Code: link.CloseForbidden, Reason: "forbidden"}
+	}
+	if err := r.checkProof(ctx, id, a); err != nil {
+		return nil, err
 	}
 	name, err := r.store.UpsertNode(ctx, id.Tenant, id.NodeID, a.Name, nil)
 	if errors.Is(err, auth.ErrForeignNode) {
@@ -54,18 +52,34 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 		r.log.Warn("node registry", zap.String("node_id", id.NodeID), zap.Error(err))
 		return nil, &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
 	}
-	return &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, ExpiresAt: id.ValidUntil(), CheckActive: func() error { return r.store.CheckRevoked(id) }}, nil
+	g := &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, ExpiresAt: id.ValidUntil(), CheckActive: func() error { return r.store.Active(id) }}
+	if g.Proved = id.KeyThumbprint != ""; g.Proved {
+		// Its end is not that of this token: a refresh extends the grant (renewToken).
+		g.CheckActive = func() error { return r.store.Revoked(id) }
+	}
+	return g, nil
 }
 
-// boundTo reports whether a token is valid on the install that uses it. A token minted by
-// enrollment is bound to one install by the hash of its instance id, so that a copied
-// token does not work on another board. A token without an instance is valid on any.
-func boundTo(id *auth.Identity, instanceID string) bool {
-	if id.Instance == "" {
-		return true
+// checkProof checks that a board whose token is bound to a key holds the key. A stolen token
+// is worth nothing without it. v2 has no proof, so such a token is not accepted there.
+func (r *Relay) checkProof(ctx context.Context, id *auth.Identity, a *link.Auth) error {
+	switch {
+	case id.KeyThumbprint == "" && r.opt.RequireProof:
+		return &link.Refusal{Code: link.CloseForbidden, Reason: "proof_required"}
+	case id.KeyThumbprint == "":
+		return nil
+	case !a.V21:
+		return &link.Refusal{Code: link.CloseUpgradeRequired, Reason: "upgrade_required"}
 	}
-	sum := sha256.Sum256([]byte(instanceID))
-	return subtle.ConstantTimeCompare([]byte(id.Instance), []byte(hex.EncodeToString(sum[:]))) == 1
+	err := r.store.VerifyLinkProof(ctx, id, a.Token, a.Nonce, a.Proof)
+	switch {
+	case errors.As(err, new(*auth.Error)):
+		return &link.Refusal{Code: link.CloseAuthFailed, Reason: "auth_failed"}
+	case err != nil:
+		r.log.Warn("check a board's key", zap.String("node_id", id.NodeID), zap.Error(err))
+		return &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
+	}
+	return nil
 }
 
 // capabilityCache remembers announced capabilities that fit the schema. Boards of one kind
@@ -107,6 +121,12 @@ func (r *Relay) onDeviceAnnounce(n *hub.Node) {
 	if _, err := r.store.UpsertNode(context.Background(), n.Tenant(), n.ID(), "", n.Manifest()); err != nil {
 		r.log.Warn("node registry", zap.String("node_id", n.ID()), zap.Error(err))
 	}
+	if n.Proved() && r.store.IsMigrating(n.ID()) {
+		// It is linked with its key, and does not need its tokens of before any more.
+		if err := r.store.FinishMigration(context.Background(), n.ID()); err != nil {
+			r.log.Warn("the next link tries again", zap.String("node_id", n.ID()), zap.Error(err))
+		}
+	}
 }
 
 // onDeviceReady loads a device as a plugin. It replaces the plugin of an earlier link, or
@@ -119,12 +139,13 @@ func (r *Relay) onDeviceReady(n *hub.Node) {
 	}
 	r.devices.Store(n, d)
 	r.onDevicePing(n)
-	r.kernel.FlagPresence(n.Tenant(), kernel.PresenceDevice, n.ID(), kernel.FlagCloneSuspected, r.hub.CloneSuspected(n.ID()))
 }
 
-// onDevicePing keeps a device present.
+// onDevicePing keeps a device present, under the name that it has now: an operator may have
+// changed it since the link was opened.
 func (r *Relay) onDevicePing(n *hub.Node) {
-	r.kernel.Heartbeat(kernel.Presence{Tenant: n.Tenant(), Kind: kernel.PresenceDevice, ID: n.ID(), Name: n.Name(), Transport: "link"})
+	a, _ := r.store.NodeAttributes(n.ID())
+	r.kernel.Heartbeat(kernel.Presence{Tenant: n.Tenant(), Kind: kernel.PresenceDevice, ID: n.ID(), Name: a.Name, Transport: "link"})
 }
 
 // onDeviceGone replaces the plugin of an ended link by an offline plugin, unless another
@@ -141,38 +162,9 @@ func (r *Relay) onDeviceGone(n *hub.Node) {
 	r.store.MarkSeen(n.ID())
 }
 
-// saveBoot and saveCloneTime write to the registry. A relay whose disk is full goes on
-// serving; it may then fail to recognize a clone after its next restart.
-func (r *Relay) saveBoot(nodeID, bootID string) {
-	if err := r.store.SaveBoot(context.Background(), nodeID, bootID); err != nil {
-		r.log.Warn("node registry", zap.String("node_id", nodeID), zap.Error(err))
-	}
-}
-
-func (r *Relay) saveCloneTime(nodeID string, ms int64) {
-	if err := r.store.SaveCloneTime(context.Background(), nodeID, ms); err != nil {
-		r.log.Warn("node registry", zap.String("node_id", nodeID), zap.Error(err))
-	}
-}
-
-// onCloneSuspected publishes that two installations use the identity of a node, or that none
-// has done so for a day.
-func (r *Relay) onCloneSuspected(nodeID string, suspected bool) {
-	tenant, ok := r.store.NodeTenant(nodeID)
-	if !ok {
-		return
-	}
-	r.kernel.FlagPresence(tenant, kernel.PresenceDevice, nodeID, kernel.FlagCloneSuspected, suspected)
-	r.offerAlert(tenant, &alert{NodeID: nodeID, Level: "warn", Metric: "clone_suspected", Value: 1, Cleared: !suspected, TS: time.Now().UnixMilli(),
-		Message: "two installations use the identity of this board; the first one goes on being served; run agentctl leave on the copy, then agentctl join"})
-}
-
 // auditDevice writes what happened to a device into the audit log, the metrics and the log.
 // A kind that the switch does not name is a device that broke the protocol: failed.
 func (r *Relay) auditDevice(e hub.AuditEvent) {
-	if e.Tenant == "" {
-		e.Tenant, _ = r.store.NodeTenant(e.NodeID)
-	}
 	decision, reason := kernel.Failed, e.Kind
 	switch e.Kind {
 	case "device_connect":

@@ -155,6 +155,18 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 	for _, c := range manifest.Codes {
 		b = appendSample(b, "agentctl_tool_calls_total", `code="`+string(c)+`"`, float64(r.metrics.calls[c].Load()))
 	}
+	for _, f := range []struct {
+		name, help string
+		counts     map[string]*atomic.Uint64
+	}{
+		{"agentctl_enrollments_total", "Enrollments with an invite code, by result.", r.join.enrolls},
+		{"agentctl_token_refreshes_total", "Refreshes of tokens by key, by result.", r.join.refreshes},
+	} {
+		b = appendHeader(b, f.name, "counter", f.help)
+		for _, result := range joinResults {
+			b = appendSample(b, f.name, `result="`+result+`"`, float64(f.counts[result].Load()))
+		}
+	}
 	b = appendHeader(b, "agentctl_device_events_total", "counter", "Events of device links, by kind.")
 	for _, k := range deviceEventKinds {
 		b = appendSample(b, "agentctl_device_events_total", `kind="`+k+`"`, float64(r.metrics.events[k].Load()))

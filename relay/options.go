@@ -54,6 +54,7 @@ type Options struct {
 	AllowOrigin    []string  // origins of pages that may call; default none
 	Anonymous      bool      // on loopback only: a caller without a token may read
 	ScopelessUntil time.Time // see auth.Options
+	RequireProof   bool      // refuse boards whose token is not bound to a key
 
 	Plugins         []func(*kernel.Kernel) kernel.Plugin // loaded by Open
 	DisabledPlugins []string                             // built-in plugins that are not loaded

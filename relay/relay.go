@@ -71,6 +71,9 @@ type Relay struct {
 	capabilities capabilityCache
 	devices      sync.Map // *hub.Node to *device
 	offline      *offlineQueue
+	sessions     linkedSessions // r.hub
+
+	join *joinEndpoints
 
 	// The path of an HTTP request: guard checks Host and Origin, endpoints whether the
 	// route is enabled, and streams owns the answer of a stream.
@@ -80,6 +83,7 @@ type Relay struct {
 	openStreams openStreams
 	metrics     *counters
 	refusals    *rate.Limiter // of refused calls that are published
+	adminLimits *edge.Limiter // of administrators, see admin.go
 
 	listener, metricsListener, gatewayListener net.Listener // nil: not served
 
@@ -103,7 +107,8 @@ func Open(opt Options) (r *Relay, err error) {
 	if opt.Logger == nil {
 		opt.Logger = zap.NewNop()
 	}
-	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), listener: opt.Listener}
+	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener,
+		adminLimits: edge.NewLimiter(maxAdminCallers, true)}
 	for _, step := range []func() error{
 		r.checkOptions, // before anything is created
 		r.listen,

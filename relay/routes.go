@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"agentctl/manifest"
-	"agentctl/relay/auth"
 	"agentctl/transport/edge"
 	"agentctl/transport/link"
 )
@@ -20,7 +19,7 @@ const metadataPath = "/.well-known/oauth-protected-resource"
 // routes is the whole HTTP surface of the relay's main listener. /metrics and the event
 // gateway have separate listeners, so that they can be bound to another network.
 //
-// Who authenticates: the two /mcp routes and /v1/nodes take a bearer token in the header,
+// Who authenticates: the two /mcp routes, /v1/nodes and /v1/tokens take a bearer token in the header,
 // the device link takes one in its first message, and the others are public.
 func (r *Relay) routes() http.Handler {
 	mux := http.NewServeMux()
@@ -29,6 +28,8 @@ func (r *Relay) routes() http.Handler {
 	mux.Handle("/mcp", r.gate(&e.mcp, r.mcp.ServeHTTP))              // MCP, both eras
 	mux.Handle("GET "+link.Path, r.gate(&e.link, r.deviceLink))      // device links
 	mux.HandleFunc("GET /v1/nodes", r.nodes)                         // the tenant's boards
+	r.adminRoutes(mux)                                               // changes of nodes and tokens
+	r.joinRoutes(mux)                                                // invites, enrollment, refresh
 	mux.HandleFunc("GET /schemas/", r.schemas)                       // schema registry
 	mux.HandleFunc("GET "+metadataPath, r.resourceMetadata)          // RFC 9728
 	mux.HandleFunc("GET "+metadataPath+"/", r.resourceMetadata)      // the same for /mcp
@@ -62,7 +63,7 @@ func (r *Relay) checkRequests(mux *http.ServeMux) http.Handler {
 			w.WriteHeader(http.StatusNoContent)
 			return
 		}
-		h.ServeHTTP(w, req) // not mux.ServeHTTP, which would match again; no pattern has wildcards
+		h.ServeHTTP(w, req) // not mux.ServeHTTP, which would match again; no handler reads a wildcard
 	})
 }
 
@@ -102,7 +103,7 @@ func (s *statusRecorder) Write(b []byte) (int, error) { return len(b), nil }
 // cors is what pages of other origins may send and read. Which origins those are is the
 // guard's decision; the browser asks with a preflight before it sends a header listed here.
 var cors = edge.CORS{
-	Methods: "GET, POST, DELETE, OPTIONS",
+	Methods: "GET, POST, PATCH, DELETE, OPTIONS",
 	Headers: "Authorization, Content-Type, Accept, Last-Event-ID, MCP-Protocol-Version, Mcp-Session-Id, Mcp-Method, Mcp-Name, Traceparent, Agentctl-Meta",
 	Expose:  "Mcp-Session-Id, WWW-Authenticate, Agentctl-Meta",
 }
@@ -170,72 +171,6 @@ func (r *Relay) resourceMetadata(w http.ResponseWriter, req *http.Request) {
 		"scopes_supported":         []string{manifest.ScopeCallReadOnly, manifest.ScopeToolsList},
 		"resource_name":            "agentctl relay",
 	})
-}
-
-// Rows of one page of GET /v1/nodes. A row has the board's capabilities, typically some 600
-// bytes, so the largest page is about 3 MB.
-const (
-	defaultNodesPage = 1000
-	maxNodesPage     = 5000
-)
-
-// nodeRow is one board of GET /v1/nodes. Capabilities are those that it announced last, as
-// it sent them; [] if it never connected.
-type nodeRow struct {
-	NodeID       string          `json:"node_id"`
-	Name         string          `json:"name"`
-	Online       bool            `json:"online"`
-	LastSeenMS   int64           `json:"last_seen_ms"`
-	Capabilities json.RawMessage `json:"capabilities"`
-	// CloneSuspected: two installations use this identity.
-	CloneSuspected bool `json:"clone_suspected"`
-}
-
-// nodes lists the boards of the caller's tenant by node id, offline ones included.
-// ?after=NODE_ID and ?limit=N page through them. A page may end early where its rows are
-// large; `next` is the after of the next page, absent on the last one.
-func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
-	c, err := r.httpCaller(req)
-	if err != nil {
-		r.writeDenied(w, req, err)
-		return
-	}
-	if !c.Has(manifest.ScopeToolsList) && !c.Has(manifest.ScopeCallReadOnly) {
-		r.fail(w, req, http.StatusForbidden, manifest.SafetyDenied, "the token lacks the scope tools:list")
-		return
-	}
-	q := req.URL.Query()
-	// Keyset paging: a board that is added or removed meanwhile does not shift the pages.
-	limit, after := defaultNodesPage, q.Get("after")
-	if s := q.Get("limit"); s != "" {
-		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxNodesPage {
-			r.fail(w, req, http.StatusBadRequest, manifest.BadRequest, "limit is a number from 1 to 5000")
-			return
-		}
-	}
-	nodes, more, err := r.store.Nodes(req.Context(), auth.NodeQuery{Tenant: c.Tenant, After: after, Limit: limit})
-	if err != nil {
-		e := manifest.AsError(err)
-		r.fail(w, req, http.StatusInternalServerError, e.Code, e.Message)
-		return
-	}
-	body := struct {
-		Nodes []nodeRow `json:"nodes"`
-		Next  string    `json:"next,omitempty"`
-	}{Nodes: make([]nodeRow, 0, len(nodes))}
-	if more {
-		body.Next = nodes[len(nodes)-1].NodeID
-	}
-	for _, n := range nodes {
-		row := nodeRow{NodeID: n.NodeID, Name: n.Name, Online: r.hub.IsReady(n.NodeID), LastSeenMS: n.LastSeenMS, Capabilities: json.RawMessage(n.Manifest),
-			CloneSuspected: r.hub.CloneSuspected(n.NodeID)}
-		if len(row.Capabilities) == 0 {
-			row.Capabilities = json.RawMessage("[]")
-		}
-		body.Nodes = append(body.Nodes, row)
-	}
-	w.Header().Set("Cache-Control", "no-store")
-	writeJSON(w, body)
 }
 
 // writeJSON answers with v, a value of our own that json.Marshal takes.

@@ -112,13 +112,9 @@ func (r *Relay) newFrontEnd() error {
 		OnPing:             r.onDevicePing,
 		GrantRevision:      r.store.Revision,
 		OnDeviceEvent:      r.onDeviceEvent,
-		SaveBoot:           r.saveBoot,
-		LastBoot:           func(nodeID string) string { return r.store.Served(nodeID).BootID },
-		SaveCloneTime:      r.saveCloneTime,
-		CloneTimes:         r.store.CloneTimes(),
-		OnCloneSuspected:   r.onCloneSuspected,
 		Audit:              r.auditDevice,
 	})
+	r.sessions = sessionsOf(r.hub)
 	var hosts []string
 	if r.public != nil { // a proxy on this machine may pass the public name on
 		hosts = append(hosts, r.public.Hostname())
@@ -163,7 +159,10 @@ func (r *Relay) loadPlugins() error {
 		plugins, r.builtins[PluginTickets] = append(plugins, r.tickets), r.tickets
 	}
 	if r.pluginEnabled(PluginDirectory) {
-		d := directory.New(r.kernel)
+		d := directory.New(r.kernel, func(nodeID string) (directory.Node, bool) {
+			a, ok := r.store.NodeAttributes(nodeID)
+			return directory.Node(a), ok
+		})
 		plugins, r.builtins[PluginDirectory] = append(plugins, d), d
 	}
 	if r.opt.Conformance {

@@ -21,6 +21,7 @@ var rules = []struct {
 }{
 	{"manifest", []string{"prober/...", "handlers/...", "control/...", "transport/...", "relay/...", "cmd/..."}, nil, "every package uses the vocabulary, so it may depend on none of them but the JSON decoder"},
 	{"duration", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
+	{"atomicfile", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"suggest", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"enrollment", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"mcplocal", []string{"daemon", "relay", "relay/hub", "transport/link", "cmd/..."}, nil, "it reaches the daemon through the control socket only"},
@@ -67,7 +68,8 @@ var rules = []struct {
 // allowed lists, for each package, every package of ours that it may import. A new package
 // needs a line here, and so does a new import of ours. cmd and test are exempt.
 var allowed = map[string]string{
-	"config":                    "duration manifest prober prober/alert prober/history suggest transport/link",
+	"atomicfile":                "",
+	"config":                    "atomicfile duration manifest prober prober/alert prober/history suggest transport/link",
 	"configctl":                 "config control",
 	"daemon":                    "config control handlers manifest prober prober/alert prober/history transport/clock transport/enroll transport/link",
 	"doctor":                    "config control daemon duration prober term transport/link",
@@ -84,7 +86,7 @@ var allowed = map[string]string{
 	"transport/pin":             "",
 	"transport/sse":             "transport/netpoll",
 	"transport/edge":            "manifest",
-	"transport/enroll":          "enrollment manifest strictjson transport/link",
+	"transport/enroll":          "atomicfile enrollment manifest strictjson transport/link transport/pin",
 	"transport/link":            "manifest strictjson transport/clock transport/edge transport/netpoll transport/pin",
 	"prober":                    "",
 	"prober/alert":              "prober",
@@ -109,7 +111,7 @@ var allowed = map[string]string{
 	"relay/plugins/directory":   "manifest relay/kernel relay/plugins/arguments",
 	"relay/plugins/process":     "manifest relay/kernel strictjson",
 	"relay/plugins/tickets":     "manifest relay/kernel relay/plugins/arguments",
-	"relay":                     "manifest relay/... strictjson transport/edge transport/fanout transport/link transport/sse",
+	"relay":                     "enrollment manifest relay/... strictjson transport/edge transport/fanout transport/link transport/sse",
 }
 
 func TestImportsAllowed(t *testing.T) {

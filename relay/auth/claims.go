@@ -91,6 +91,27 @@ type claims struct {
 	Exp   claim[int64]  `json:"exp"`
 	Gen   claim[int64]  `json:"gen"`
 	Iid   claim[string] `json:"iid"`
+	Cnf   confirmation  `json:"cnf"`
+}
+
+// confirmation is claim cnf (RFC 7800 §3.1): the key whose holder may use the token, by its
+// thumbprint (RFC 9449 §6.1). As in claim, null is an error and not an absent value.
+type confirmation struct {
+	present bool
+	jkt     string
+}
+
+// UnmarshalJSONFrom implements json.UnmarshalerFrom.
+func (c *confirmation) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
+	if dec.PeekKind() != '{' {
+		return errClaimType
+	}
+	var v struct {
+		JKT claim[string] `json:"jkt"`
+	}
+	err := json.UnmarshalDecode(dec, &v)
+	c.present, c.jkt = true, v.JKT.value
+	return err
 }
 
 // decodePart decodes one part of a token strictly. Unused trailing bits, which would
@@ -101,7 +122,9 @@ func decodePart(part string, to any) bool {
 }
 
 // registered returns the claims that the jwt library validates. A date that is missing or
-// outside the calendar is nil, which the library refuses.
+// outside the calendar is nil, which the library refuses. The nbf of a token that is bound to
+// a key is left out and not checked: a relay whose clock was set back must not lock out the
+// boards that joined it.
 func (c *claims) registered() jwt.RegisteredClaims {
 	date := func(c claim[int64]) *jwt.NumericDate {
 		if !c.present || c.value < 0 || c.value > maxUnix {
@@ -109,7 +132,11 @@ func (c *claims) registered() jwt.RegisteredClaims {
 		}
 		return jwt.NewNumericDate(time.Unix(c.value, 0))
 	}
-	return jwt.RegisteredClaims{Issuer: c.Iss.value, Audience: jwt.ClaimStrings{c.Aud.value}, ExpiresAt: date(c.Exp), NotBefore: date(c.Nbf)}
+	r := jwt.RegisteredClaims{Issuer: c.Iss.value, Audience: jwt.ClaimStrings{c.Aud.value}, ExpiresAt: date(c.Exp)}
+	if !c.Cnf.present {
+		r.NotBefore = date(c.Nbf)
+	}
+	return r
 }
 
 // subjectRE admits what can stand in a log line, a URL path and a shell word unquoted;
@@ -117,6 +144,7 @@ func (c *claims) registered() jwt.RegisteredClaims {
 var (
 	subjectRE  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}$`)
 	instanceRE = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
+	jktRE      = regexp.MustCompile(`^[A-Za-z0-9_-]{43}$`) // a SHA-256 in base64url
 )
 
 // identity checks the claims that the jwt library knows nothing of, and makes the
@@ -125,7 +153,7 @@ func (c *claims) identity() (*Identity, bool) {
 	jti, ok := manifest.ParseULID(c.JTI.value)
 	class, known := classes[c.Cls.value]
 	id := &Identity{
-		Tenant: c.Tid.value, Subject: c.Sub.value, Class: c.Cls.value, JTI: jti, Instance: c.Iid.value, Gen: int(c.Gen.value),
+		Tenant: c.Tid.value, Subject: c.Sub.value, Class: c.Cls.value, JTI: jti, Instance: c.Iid.value, Gen: int(c.Gen.value), KeyThumbprint: c.Cnf.jkt,
 		Expires: time.Unix(c.Exp.value, 0), issuedAt: c.Iat.value, validUntil: c.Exp.value + leewaySeconds,
 		Scopes: knownScopes(c.Scope.value) & class.allowed, hasNoScopeClaim: !c.Scope.present,
 	}
@@ -137,5 +165,6 @@ func (c *claims) identity() (*Identity, bool) {
 		c.Iat.present && c.Iat.value <= c.Exp.value && c.Exp.value-c.Iat.value <= int64(MaxTTL/time.Second) &&
 		subjectRE.MatchString(id.Subject) && (!isDevice || manifest.ValidNodeID(id.NodeID)) &&
 		(isDevice || !c.Gen.present && !c.Iid.present) && c.Gen.value >= 0 && c.Gen.value <= maxTokenGen &&
-		(!c.Iid.present || instanceRE.MatchString(id.Instance))
+		(!c.Iid.present || instanceRE.MatchString(id.Instance)) &&
+		(!c.Cnf.present || jktRE.MatchString(id.KeyThumbprint) && id.Class != ClassEnroll)
 }

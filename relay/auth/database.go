@@ -27,6 +27,8 @@ import (
 //	             as a row of nodes is large
 //	removed      nodes that an operator removed, so that a link which is still open, or another
 //	             process, does not register them again; a new token does
+//	invites      codes that boards and agents join with, as hashes
+//	enrollments  the keys of boards and agents that have joined
 //	changes      counters that move with revocations and nodes (not with seen)
 var migrations = []string{
 	`CREATE TABLE tokens (
@@ -84,12 +86,57 @@ var migrations = []string{
 		change  INTEGER NOT NULL
 	) STRICT, WITHOUT ROWID;
 	CREATE INDEX removed_change ON removed (change);`,
-	`CREATE TABLE served (
-		id       INTEGER PRIMARY KEY,
-		boot_id  TEXT NOT NULL,
-		clone_ms INTEGER NOT NULL
-	) STRICT;`,
+	joinSchema,
 }
+
+// joinSchema holds what joining needs. An invite is kept after its end for a while, so that a
+// late board is told why it is refused. An enrollment is a key and what it stands for: the
+// row decides what a refresh may get (RenewToken). Codes are stored as their SHA-256.
+const joinSchema = `
+	CREATE TABLE invites (
+		id          INTEGER PRIMARY KEY,
+		code        TEXT NOT NULL UNIQUE,
+		prefix      TEXT NOT NULL UNIQUE,
+		class       TEXT NOT NULL,
+		tenant      TEXT NOT NULL,
+		name        TEXT NOT NULL,
+		tags        TEXT NOT NULL,
+		scopes      TEXT NOT NULL,
+		uses        INTEGER NOT NULL,
+		used        INTEGER NOT NULL,
+		creator     TEXT NOT NULL,
+		creator_jti TEXT NOT NULL,
+		created     INTEGER NOT NULL,
+		expires     INTEGER NOT NULL,
+		revoked     INTEGER NOT NULL
+	) STRICT;
+	CREATE INDEX invites_tenant ON invites (tenant);
+	CREATE TABLE enrollments (
+		id         INTEGER PRIMARY KEY,
+		jkt        TEXT NOT NULL UNIQUE,
+		public_key BLOB NOT NULL,
+		code       TEXT NOT NULL,
+		class      TEXT NOT NULL,
+		tenant     TEXT NOT NULL,
+		sub        TEXT NOT NULL,
+		scopes     TEXT NOT NULL,
+		instance   TEXT NOT NULL,
+		created    INTEGER NOT NULL,
+		jti        TEXT NOT NULL,
+		gen        INTEGER NOT NULL,
+		base_gen   INTEGER NOT NULL,
+		request_id TEXT NOT NULL,
+		nonce      TEXT NOT NULL,
+		used_gen   INTEGER NOT NULL,
+		prev_spent INTEGER NOT NULL,
+		migrating  INTEGER NOT NULL,
+		revoked    INTEGER NOT NULL,
+		code_revoked INTEGER NOT NULL
+	) STRICT;
+	CREATE INDEX enrollments_code ON enrollments (code);
+	CREATE INDEX enrollments_sub ON enrollments (sub);
+	CREATE INDEX enrollments_jti ON enrollments (jti);
+	CREATE INDEX enrollments_migrating ON enrollments (sub) WHERE migrating;`
 
 const (
 	busyTimeout = 5 * time.Second // for the write lock of another process

@@ -3,6 +3,7 @@ package auth
 import (
 	"errors"
 
+	"agentctl/enrollment"
 	"agentctl/manifest"
 )
 
@@ -14,6 +15,18 @@ var (
 	ErrRevoked = errors.New("auth: revoked token")        // 403
 	ErrClass   = errors.New("auth: wrong class")          // 403: a device token on the agents' API, or the reverse
 	ErrScope   = errors.New("auth: token grants nothing") // 403: no scope claim, or no scope that its class may hold
+)
+
+// The kinds of errors of invites, enrollments and refreshes.
+var (
+	// ErrJoin refuses an enrollment or a refresh. Error.Reason is one of enrollment.Reason*.
+	ErrJoin = errors.New("auth: enrollment refused")
+	// ErrRequest is a request that cannot be served as it is: a field is malformed.
+	ErrRequest = errors.New("auth: malformed request")
+	// ErrGrant refuses to give away what the creator of an invite does not have.
+	ErrGrant = errors.New("auth: more than the creator has")
+	// ErrNoInvite is an invite that does not exist in this tenant.
+	ErrNoInvite = errors.New("auth: no such invite")
 )
 
 // Errors of Open, the registry and minting that callers test with errors.Is.
@@ -31,7 +44,7 @@ var (
 // sent to clients. Its three parts have three readers: code tests Kind, operators search
 // the audit log for Reason, and people read Message.
 type Error struct {
-	Kind    error  // ErrMissing, ErrInvalid, ErrRevoked, ErrClass or ErrScope
+	Kind    error  // one of the kinds above
 	Reason  string // one word for the audit log
 	Message string // for the caller: printable ASCII, what to do next included
 }
@@ -42,11 +55,15 @@ func (e *Error) Error() string { return "auth: " + e.Message }
 func (e *Error) Unwrap() error { return e.Kind }
 
 // As lets manifest.AsError turn any refusal into E_SAFETY_DENIED, so that a handler that
-// does not look at Kind still denies.
+// does not look at Kind still denies. Only a malformed request is E_BAD_REQUEST.
 func (e *Error) As(target any) bool {
 	t, ok := target.(**manifest.Error)
 	if ok {
-		*t = &manifest.Error{Code: manifest.SafetyDenied, Message: e.Message, Reason: e.Reason}
+		code := manifest.SafetyDenied
+		if e.Kind == ErrRequest || e.Kind == ErrNoInvite {
+			code = manifest.BadRequest
+		}
+		*t = &manifest.Error{Code: code, Message: e.Message, Reason: e.Reason, ShowReason: e.Kind == ErrJoin}
 	}
 	return ok
 }
@@ -71,3 +88,26 @@ var (
 	errNoScope        = &Error{ErrScope, "no_scope", "the token carries no scope that its class may use; " + mintHint}
 	errScopelessEnded = &Error{ErrScope, "scopeless", "tokens without a scope are no longer accepted; " + mintHint}
 )
+
+// inviteHint is the next step of whoever has to join again.
+const inviteHint = "ask the relay's operator for a new one, made by: agentctl invite"
+
+// The refusals of enrollment and refresh. Each has its own reason, on which the client
+// decides; see package enrollment.
+var (
+	errCodeUnknown     = joinError(enrollment.ReasonCodeUnknown, "this relay has no such invite code; check the code and the relay's address, or "+inviteHint)
+	errCodeUsed        = joinError(enrollment.ReasonUsed, "the invite code has no uses left; "+inviteHint)
+	errCodeExpired     = joinError(enrollment.ReasonExpired, "the invite code has expired; "+inviteHint)
+	errCodeRevoked     = joinError(enrollment.ReasonRevoked, "the invite code was revoked; "+inviteHint)
+	errJoinRevoked     = joinError(enrollment.ReasonRevoked, "the identity of this key was revoked; to join again, "+inviteHint)
+	errKeyInUse        = joinError(enrollment.ReasonKeyInUse, "this key has joined with another code; join with a new key")
+	errGenerationUsed  = joinError(enrollment.ReasonGenerationUsed, "this credential was refreshed by another holder: it was copied, or restored from an old backup; to join again, "+inviteHint)
+	errNonce           = joinError(enrollment.ReasonNonce, "the nonce is too old or of another relay; get a new one: GET "+enrollment.EnrollPath)
+	errProof           = joinError(enrollment.ReasonProof, "the proof does not fit a key that this relay knows; to join again, "+inviteHint)
+	errTokenToMigrate  = joinError(enrollment.ReasonTokenInvalid, "the token whose node should be kept is not a valid device token of the invite's tenant; join without it for a new node")
+	errLinkedElsewhere = joinError(enrollment.ReasonSession, "the node is linked with another session, which answers; two installs may share this identity")
+)
+
+func joinError(reason, message string) *Error { return &Error{ErrJoin, reason, message} }
+
+func badRequest(message string) *Error { return &Error{ErrRequest, "request", message} }

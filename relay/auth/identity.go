@@ -1,6 +1,11 @@
 package auth
 
-import "time"
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"time"
+)
 
 // Identity is who holds a verified token. Everyone who presents that token shares it:
 // treat it as immutable.
@@ -14,6 +19,9 @@ type Identity struct {
 	Expires  time.Time
 	Instance string // claim iid, hex SHA-256 of the instance_id this token is bound to; empty is not bound
 	Gen      int    // claim gen, counts refreshes of a device token
+	// KeyThumbprint is claim cnf.jkt: whoever presents the token on a device link must prove
+	// that he holds this key. Empty for a token that an operator minted.
+	KeyThumbprint string
 
 	issuedAt        int64 // claim iat in Unix seconds: a revocation by subject, node or tenant compares it
 	validUntil      int64 // Unix seconds, leeway included; 0 is never, for an identity that no token made
@@ -23,6 +31,17 @@ type Identity struct {
 // Has reports whether the identity holds a scope. It does not allocate. A nil identity
 // holds no scope.
 func (id *Identity) Has(scope string) bool { return id != nil && id.Scopes.Has(scope) }
+
+// BoundTo reports whether the token is valid on the install that uses it. A token of a board
+// that has joined is bound to one install by the hash of its instance id. A token without an
+// instance is valid on any.
+func (id *Identity) BoundTo(instanceID string) bool {
+	if id.Instance == "" {
+		return true
+	}
+	sum := sha256.Sum256([]byte(instanceID))
+	return subtle.ConstantTimeCompare([]byte(id.Instance), []byte(hex.EncodeToString(sum[:]))) == 1
+}
 
 // ValidUntil is when the identity expires, leeway included; the zero time is never.
 func (id *Identity) ValidUntil() time.Time {

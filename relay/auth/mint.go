@@ -51,7 +51,8 @@ type Minted struct {
 	Scopes  Scopes    `json:"scopes"`
 	Expires time.Time `json:"expires"`
 
-	issuedAt, notBefore int64 // Unix seconds
+	issuedAt, notBefore int64  // Unix seconds
+	keyThumbprint       string // claim cnf.jkt; "": none
 }
 
 // Mint makes tokens. It registers the node of a device token, so that a call to a board
@@ -195,9 +196,14 @@ func (s *Store) recordToken(tx *sql.Tx, m *Minted, deny *denyList) (n *node, err
 			return nil, err
 		}
 	}
-	_, err = tx.Exec("INSERT INTO tokens (jti, class, tenant, sub, node, scopes, iat, exp) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+	return n, insertToken(tx, m)
+}
+
+// insertToken inserts the row of a token.
+func insertToken(tx *sql.Tx, m *Minted) error {
+	_, err := tx.Exec("INSERT INTO tokens (jti, class, tenant, sub, node, scopes, iat, exp) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
 		m.JTI, m.Class, m.Tenant, m.Subject, m.NodeID, m.Scopes.String(), m.issuedAt, m.Expires.Unix())
-	return n, err
+	return err
 }
 
 // sign makes the token itself, after its row was committed: a token that exists can be
@@ -212,6 +218,9 @@ func (s *Store) sign(m *Minted, req MintRequest) (err error) {
 		if req.Instance != "" {
 			c["iid"] = req.Instance
 		}
+	}
+	if m.keyThumbprint != "" {
+		c["cnf"] = map[string]string{"jkt": m.keyThumbprint}
 	}
 	t := jwt.NewWithClaims(jwt.SigningMethodEdDSA, c)
 	t.Header["typ"], t.Header["kid"] = tokenType, s.keyring.signKID

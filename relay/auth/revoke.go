@@ -98,12 +98,6 @@ func (s *Store) Active(id *Identity) error {
 	if err := id.expiryError(s.now().Unix()); err != nil {
 		return err
 	}
-	return s.CheckRevoked(id)
-}
-
-// CheckRevoked is Active without the expiry, for a link whose grant may outlive the token with
-// which it began.
-func (s *Store) CheckRevoked(id *Identity) error {
 	if s.deny.Load().revokes(id) {
 		return errRevoked
 	}
@@ -139,6 +133,13 @@ func (s *Store) Revoke(ctx context.Context, req RevokeRequest) (n int, err error
 	err = s.db.write(ctx, func(tx *sql.Tx) (err error) {
 		if n, err = addRevocation(tx, kind, value, s.now().Unix(), maxRevocations); err != nil {
 			return err
+		}
+		if kind == "jti" {
+			others, err := revokeHolderTx(tx, value, s.now().Unix())
+			if err != nil {
+				return err
+			}
+			n += others
 		}
 		if req.DryRun {
 			return errDryRun

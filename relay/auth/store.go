@@ -49,6 +49,10 @@ type Store struct {
 	keyring   *keyring
 	validator *jwt.Validator // of aud, iss, exp and nbf
 
+	keyValidator *jwt.Validator // of tokens bound to a key: without nbf
+	nonces       *nonceMaker
+	joining      joining
+
 	cache    tokenCache
 	deny     atomic.Pointer[denyList]
 	registry registry
@@ -65,7 +69,7 @@ func Open(o Options) (store *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}}
+	s := &Store{now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}, nonces: newNonceMaker()}
 	if s.now == nil {
 		s.now = time.Now
 	}
@@ -118,7 +122,12 @@ func (s *Store) load(audience string) error {
 	}
 	s.validator = jwt.NewValidator(jwt.WithAudience(s.relay.Audience), jwt.WithIssuer(s.relay.Issuer),
 		jwt.WithExpirationRequired(), jwt.WithNotBeforeRequired(), jwt.WithLeeway(Leeway), jwt.WithTimeFunc(s.now))
+	s.keyValidator = jwt.NewValidator(jwt.WithAudience(s.relay.Audience), jwt.WithIssuer(s.relay.Issuer),
+		jwt.WithExpirationRequired(), jwt.WithLeeway(Leeway), jwt.WithTimeFunc(s.now))
 	if err := s.loadRevocations(context.Background()); err != nil {
+		return err
+	}
+	if err := s.loadMigrating(context.Background()); err != nil {
 		return err
 	}
 	return s.loadNodes(context.Background())

@@ -73,7 +73,11 @@ func (s *Store) checkToken(token string) (*Identity, error) {
 	case jwt.SigningMethodEdDSA.Verify(signed, signature, key) != nil:
 		return nil, errSignature
 	}
-	if err := s.validator.Validate(c.registered()); err != nil {
+	validator := s.validator
+	if c.Cnf.present {
+		validator = s.keyValidator
+	}
+	if err := validator.Validate(c.registered()); err != nil {
 		return nil, refusalOf(err)
 	}
 	id, ok := c.identity()

@@ -67,6 +67,9 @@ func (n *Node) Name() string { return n.session.Name }
 // Tenant is the tenant that owns the device.
 func (n *Node) Tenant() string { return n.session.Tenant }
 
+// Proved reports whether the device has proved the key that its token is bound to.
+func (n *Node) Proved() bool { return n.session.Proved }
+
 // Tools are the tools of the last announce; the slice is read-only.
 func (n *Node) Tools() []manifest.Tool { return n.announced.Load().Tools }
 

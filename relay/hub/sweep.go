@@ -51,9 +51,6 @@ func (h *Hub) sweep() {
 	}
 	h.mu.Unlock()
 
-	if h.second%60 == 0 {
-		h.expireCloneMarks()
-	}
 	for _, n := range all {
 		h.checkGrant(n)
 	}

@@ -34,6 +34,7 @@ type fakeRelay struct {
 	request  string // request id of the last refresh
 	enrolls  []enrollment.EnrollRequest
 	refusals []string // reasons to answer first, in turn
+	onEnroll func()   // called before an enroll is answered; may be nil
 }
 
 func newFakeRelay(t *testing.T) (*fakeRelay, *httptest.Server) {
@@ -85,6 +86,9 @@ func (f *fakeRelay) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			refuse(http.StatusUnauthorized, enrollment.ReasonUsed)
 		default:
 			f.key, f.gen = key, 1
+			if f.onEnroll != nil {
+				f.onEnroll()
+			}
 			answer(enrollment.EnrollAnswer{NodeID: f.nodeID, TenantID: "default", Name: "attic", DeviceToken: "a.b.c", Gen: 1, ExpiresAtMS: 1})
 		}
 	case enrollment.TokenPath:

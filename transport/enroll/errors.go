@@ -12,6 +12,8 @@ import (
 	"net/url"
 	"strconv"
 	"time"
+
+	"agentctl/transport/pin"
 )
 
 // Kind is the way in which an exchange with a relay failed. Each one has another next step.
@@ -35,6 +37,7 @@ const (
 	Portal                      // a web page or a redirect, as a captive portal sends
 	NotRelay                    // some other server
 	NoEnrollment                // an agentctl relay that is too old for joining
+	ForAgent                    // the code is of an invite for agents; it is used up
 	Malformed                   // an agentctl relay whose answer makes no sense
 )
 
@@ -120,7 +123,10 @@ func (c *Client) transportError(err error) error {
 	var name x509.HostnameError
 	var invalid x509.CertificateInvalidError
 	var record tls.RecordHeaderError
+	var mismatch *pin.MismatchError
 	switch {
+	case errors.As(err, &mismatch):
+		e.Kind = WrongAuthority
 	case errors.As(err, &dns):
 		e.Kind = NoDNS
 	case errors.As(err, &op) && op.Op == "dial":

@@ -1,18 +1,20 @@
-// Package enroll keeps a device's identity on disk: the instance id of this installation
-// and the node id that the relay assigned. Its Client exchanges an invite code for an identity
-// and refreshes tokens; boards and agents use it.
+// Package enroll keeps a device's identity on disk and exchanges it with a relay: the instance
+// id of this installation, the node id, and for a board that joined a relay its key and token.
+// Agents use its Client too.
 //
-// The daemon calls Load once at its start, SetNode after each handshake, and RetrySave
+// The daemon calls Lock and Load once at its start, SetNode after each handshake, and RetrySave
 // from time to time while the first write has failed:
 //
 //	id, err := enroll.Load(stateDir)   // errors.Is(err, enroll.ErrNotSaved): id is usable
 //	changed, err := id.SetNode(nodeID, tenant)
+//
+// `agentctl join` calls Join, `agentctl leave` Leave. While a Credential is there, the daemon
+// runs a Keeper, which refreshes its token.
 package enroll
 
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -68,7 +70,8 @@ func Load(stateDir string) (*Identity, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil && !isDiskFault(err) {
 		return nil, fmt.Errorf("%w %s: %w", ErrStateDir, stateDir, err)
 	}
-	b, err := readFile(id.path)
+	var err error
+	id.d, err = read(id.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		id.d = data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}
 		if err = id.save(); isDiskFault(err) {
@@ -77,12 +80,21 @@ func Load(stateDir string) (*Identity, error) {
 		return id, err
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the identity: %w", err)
-	}
-	if len(b) > maxFileBytes || strictjson.Unmarshal(b, &id.d) != nil || len(id.d.InstanceID) != 32 || !manifest.ValidNodeID(id.d.NodeID) {
-		return nil, fmt.Errorf("identity file %s is damaged; restore it, or remove it to become a new node", id.path)
+		return nil, err
 	}
 	return id, nil
+}
+
+// read reads and checks an identity file.
+func read(path string) (d data, err error) {
+	b, err := readFile(path)
+	if err != nil {
+		return d, fmt.Errorf("read the identity: %w", err)
+	}
+	if len(b) > maxFileBytes || strictjson.Unmarshal(b, &d) != nil || len(d.InstanceID) != 32 || !manifest.ValidNodeID(d.NodeID) {
+		return data{}, fmt.Errorf("identity file %s is damaged; restore it, or remove it to become a new node", path)
+	}
+	return d, nil
 }
 
 // readFile reads a regular file, at most one byte over maxFileBytes. It opens without
@@ -131,8 +143,12 @@ func NewInstanceID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// InstanceID is 32 hex digits, the same for the life of the installation.
-func (id *Identity) InstanceID() string { return id.d.InstanceID } // not changed after Load
+// InstanceID is 32 hex digits, the same for the life of the installation. Leave makes another.
+func (id *Identity) InstanceID() string {
+	id.mu.Lock()
+	defer id.mu.Unlock()
+	return id.d.InstanceID
+}
 
 // NodeID returns the current node id.
 func (id *Identity) NodeID() string {
@@ -155,20 +171,20 @@ func (id *Identity) SetNode(nodeID, tenant string) (changed bool, err error) {
 	return changed, id.save()
 }
 
+// Reload reads the file again, which Leave replaced. An error leaves the identity as it was.
+func (id *Identity) Reload() error {
+	id.mu.Lock()
+	defer id.mu.Unlock()
+	d, err := read(id.path)
+	if err == nil {
+		id.d, id.unsaved = d, false
+	}
+	return err
+}
+
 // save replaces the file atomically, so that a power cut leaves the old or the new one.
 func (id *Identity) save() error {
-	b, _ := json.MarshalIndent(id.d, "", "  ") // strings always encode
-	tmp, err := os.CreateTemp(filepath.Dir(id.path), FileName+".*")
-	if err != nil {
-		return fmt.Errorf("write the identity: %w", err)
-	}
-	defer func() { _ = os.Remove(tmp.Name()) }()
-	_, err = tmp.Write(append(b, '\n'))
-	err = errors.Join(err, tmp.Sync(), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), id.path)
-	}
-	if err != nil {
+	if err := saveJSON(id.path, id.d); err != nil {
 		return fmt.Errorf("write the identity %s: %w", id.path, err)
 	}
 	return nil

@@ -25,6 +25,7 @@ type Grant struct {
 	// and Session.GrantRemaining say when it really ends: by monotonic time, and later when
 	// it was extended.
 	ExpiresAt time.Time
+	Proved    bool // auth proved the key that the token is bound to
 }
 
 // Refusal is an error that ends a handshake with a close code of the authenticator's

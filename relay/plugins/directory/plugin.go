@@ -1,7 +1,7 @@
 // Package directory is the plugin that lists presence: the devices and agents of the
 // caller's tenant, as mcp://agents/directory.json and as the tool agents.list.
 //
-//	p := directory.New(k)
+//	p := directory.New(k, lookup)
 //	err := k.Load(p, false)
 //	err = p.Run(ctx) // notifies subscribers of changes
 package directory
@@ -21,11 +21,26 @@ const URI = "mcp://agents/directory.json"
 // Tool is the tool's name; it returns the content of the resource.
 const Tool = "agents.list"
 
-// Plugin serves the directory. Make one with New.
-type Plugin struct{ k *kernel.Kernel }
+// Node is what the registry knows about a device.
+type Node struct {
+	Name        string
+	NameSet     bool // by an operator, and not proposed by the device
+	Tags        []string
+	Description string
+}
 
-// New makes the plugin, for the presence of k.
-func New(k *kernel.Kernel) *Plugin { return &Plugin{k: k} }
+// Plugin serves the directory. Make one with New.
+type Plugin struct {
+	k      *kernel.Kernel
+	lookup func(nodeID string) (Node, bool)
+}
+
+// New makes the plugin, for the presence of k. lookup finds a device in the registry, in
+// memory; a device that it does not know is not listed, because an operator removed it. nil
+// lists devices as their presence describes them.
+func New(k *kernel.Kernel, lookup func(nodeID string) (Node, bool)) *Plugin {
+	return &Plugin{k: k, lookup: lookup}
+}
 
 var (
 	_ kernel.Plugin  = (*Plugin)(nil)
@@ -36,15 +51,24 @@ var (
 // Directory is the content of the resource. At most kernel.MaxPresences entries, ascending by
 // kind and id.
 type Directory struct {
-	Agents []kernel.Presence `json:"agents"`
+	Agents []Entry `json:"agents"`
+}
+
+// Entry is a device or an agent. An agent has none of the members after Presence.
+type Entry struct {
+	kernel.Presence
+	NameSet     *bool    `json:"name_set,omitempty"` // false: the device proposed its name
+	Tags        []string `json:"tags,omitempty"`
+	Description string   `json:"description,omitempty"`
 }
 
 const output = `{"type":"object","properties":{"agents":{"type":"array","items":{"type":"object","properties":{` +
 	`"id":{"type":"string"},"kind":{"type":"string","enum":["device","agent"]},"name":{"type":"string"},` +
 	`"status":{"type":"string","enum":["online","offline"]},"transport":{"type":"string"},` +
-	`"suspect":{"type":"boolean","description":"online, but has not answered for 5 s or more; calls fail at once"},` +
-	`"clone_suspected":{"type":"boolean","description":"two installations use this identity"},` +
-	`"last_ping_at":{"type":"integer","description":"the last sign of life, milliseconds since 1970"}},` +
+	`"last_ping_at":{"type":"integer","description":"the last sign of life, milliseconds since 1970"},` +
+	`"name_set":{"type":"boolean","description":"devices: an operator chose the name; if false, the device proposed it"},` +
+	`"tags":{"type":"array","items":{"type":"string"},"description":"devices: set by an operator"},` +
+	`"description":{"type":"string","description":"devices: set by an operator"}},` +
 	`"required":["id","kind","status","last_ping_at"],"additionalProperties":false}},` +
 	`"error":{"type":"object","properties":{"code":{"type":"string"},"message":{"type":"string"}},"required":["code","message"]}},` +
 	`"additionalProperties":false}`
@@ -83,9 +107,18 @@ func (p *Plugin) Read(_ context.Context, c *kernel.Caller, uri string) ([]byte, 
 }
 
 func (p *Plugin) list(c *kernel.Caller) ([]byte, error) {
-	d := Directory{Agents: p.k.ListPresence(c.Tenant)}
-	if d.Agents == nil {
-		d.Agents = []kernel.Presence{}
+	present := p.k.ListPresence(c.Tenant)
+	d := Directory{Agents: make([]Entry, 0, len(present))}
+	for _, s := range present {
+		e := Entry{Presence: s}
+		if s.Kind == kernel.PresenceDevice && p.lookup != nil {
+			n, ok := p.lookup(s.ID)
+			if !ok {
+				continue
+			}
+			e.Name, e.NameSet, e.Tags, e.Description = n.Name, &n.NameSet, n.Tags, n.Description
+		}
+		d.Agents = append(d.Agents, e)
 	}
 	return json.Marshal(d)
 }

@@ -31,7 +31,7 @@ const node = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 func TestDirectory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{PresenceTimeout: 30 * time.Second})
-		p := New(k)
+		p := New(k, nil)
 		if err := k.Load(p, false); err != nil {
 			t.Fatal(err)
 		}
@@ -98,9 +98,41 @@ func TestDirectory(t *testing.T) {
 	})
 }
 
-// read gives the directory by the resource, and holds the tool's answer against it and
-// against its schema.
+// read returns the presences of the directory.
 func read(t *testing.T, k *kernel.Kernel, tenant string) []kernel.Presence {
+	t.Helper()
+	list := []kernel.Presence{}
+	for _, e := range entries(t, k, tenant) {
+		list = append(list, e.Presence)
+	}
+	return list
+}
+
+// Devices have the attributes of the registry, and its name; a removed one is not listed.
+func TestAttributes(t *testing.T) {
+	const removed = "01hzx9k3m4p7q8r9s0t1v2w3xz"
+	k := kernel.New(kernel.Options{})
+	p := New(k, func(id string) (Node, bool) {
+		return Node{Name: "attic", NameSet: true, Tags: []string{"north", "roof"}, Description: "under the ridge"}, id == node
+	})
+	if err := k.Load(p, false); err != nil {
+		t.Fatal(err)
+	}
+	k.Heartbeat(kernel.Presence{Tenant: "a", Kind: kernel.PresenceDevice, ID: node, Name: "proposed"})
+	k.Heartbeat(kernel.Presence{Tenant: "a", Kind: kernel.PresenceDevice, ID: removed, Name: "removed"})
+	k.Heartbeat(kernel.Presence{Tenant: "a", Kind: kernel.PresenceAgent, ID: node, Name: "same id"})
+	got := entries(t, k, "a")
+	if len(got) != 2 || got[0].NameSet != nil || got[0].Name != "same id" || got[0].Tags != nil {
+		t.Fatalf("got %+v", got)
+	}
+	if e := got[1]; e.Name != "attic" || e.NameSet == nil || !*e.NameSet || !slices.Equal(e.Tags, []string{"north", "roof"}) || e.Description != "under the ridge" {
+		t.Errorf("the device is %+v", e)
+	}
+}
+
+// entries reads the directory by the resource, and compares the tool's answer with it and
+// with its schema.
+func entries(t *testing.T, k *kernel.Kernel, tenant string) []Entry {
 	t.Helper()
 	_, data, err := k.Read(context.Background(), caller(tenant), URI)
 	if err != nil {
@@ -134,7 +166,7 @@ func read(t *testing.T, k *kernel.Kernel, tenant string) []kernel.Presence {
 
 func TestRefused(t *testing.T) {
 	k := kernel.New(kernel.Options{})
-	if err := k.Load(New(k), false); err != nil {
+	if err := k.Load(New(k, nil), false); err != nil {
 		t.Fatal(err)
 	}
 	stranger := &kernel.Caller{Tenant: "a", Scopes: scope(manifest.ScopeTicketsRead)}

@@ -1,0 +1,72 @@
+// Package atomicfile replaces files so that a power cut leaves the old or the new content.
+package atomicfile
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Replace writes a file of mode 0600. A reader, and a machine that lost its power, find either
+// the old or the new content. Its directory must exist.
+//
+// When root writes, the file gets the owner of its directory, so that a service can read what
+// root's command saved for it. The owner is set before the rename: a reader must not find a
+// file that it cannot open.
+//
+// The steps are those of a durable rename: write and sync a temporary file in the same
+// directory, rename it, sync the directory. Before the rename a failure, for instance of a full
+// disk, leaves the directory as it was.
+func Replace(path string, data []byte) (err error) {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	_, err = f.Write(data)
+	if err == nil && os.Geteuid() == 0 {
+		if st, serr := os.Stat(dir); serr == nil {
+			owner := st.Sys().(*syscall.Stat_t)
+			err = f.Chown(int(owner.Uid), int(owner.Gid))
+		}
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return err
+	}
+	return SyncDir(dir)
+}
+
+// Remove removes a file durably. A file that does not exist is no error.
+func Remove(path string) error {
+	if err := os.Remove(path); err != nil {
+		if os.IsNotExist(err) {
+			return nil
+		}
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// SyncDir writes the names in a directory to the disk.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	return d.Sync()
+}

@@ -1,0 +1,97 @@
+package relay
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	"agentctl/enrollment"
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/strictjson"
+)
+
+// Invites over HTTP, with a token that has invites:write. All of them are the tenant's.
+//
+//	POST   /v1/invites          createInvite
+//	GET    /v1/invites          listInvites
+//	DELETE /v1/invites/PREFIX   revokeInvite
+const invitesPath = "/v1/invites"
+
+// inviteBody is the body of POST /v1/invites; every member is optional.
+type inviteBody struct {
+	Class  string   `json:"class"`
+	Name   string   `json:"name"`
+	Tags   []string `json:"tags"`
+	Scopes []string `json:"scopes"`
+	Uses   int      `json:"uses"`
+	TTLMS  int64    `json:"ttl_ms"`
+	Tenant string   `json:"tenant_id"`
+}
+
+// createdInvite is the answer: the invite, its code, and where to join with it. The code is
+// in no other answer, and is not stored.
+type createdInvite struct {
+	Code     string  `json:"code,omitempty"` // none in a dry run
+	URL      string  `json:"url"`
+	CASHA256 *string `json:"ca_sha256"`
+	*auth.Invite
+}
+
+// createInvite serves POST /v1/invites.
+func (r *Relay) createInvite(a *adminCall) (any, error) {
+	var body inviteBody
+	if len(a.body) > 0 && strictjson.Unmarshal(a.body, &body) != nil {
+		return nil, badRequest("body", "the body is one strict JSON object with class, name, tags, scopes, uses, ttl_ms and tenant_id, all optional")
+	}
+	if body.TTLMS < 0 || body.TTLMS > auth.MaxInviteTTL.Milliseconds() {
+		return nil, badRequest("body", "ttl_ms is at most 365 days")
+	}
+	scopes, _ := a.caller.Scopes.(auth.Scopes)
+	inv, code, err := r.store.CreateInvite(a.req.Context(), auth.InviteRequest{
+		Class: body.Class, Tenant: body.Tenant, Name: body.Name, Tags: body.Tags, Scopes: body.Scopes, Uses: body.Uses,
+		TTL: time.Duration(body.TTLMS) * time.Millisecond, DryRun: a.dryRun,
+		Creator: &auth.Identity{Tenant: a.caller.Tenant, Subject: a.caller.Actor, JTI: a.caller.JTI, Scopes: scopes},
+	})
+	if err != nil {
+		return nil, inviteError(err)
+	}
+	a.record.Reason = inv.Prefix // "" in a dry run
+	answer := createdInvite{Code: code, URL: r.URL(), Invite: inv}
+	if sum := r.CASHA256(); sum != "" {
+		answer.CASHA256 = &sum
+	}
+	return answer, nil
+}
+
+// inviteError gives a full table its own message: the tenant can do something about it.
+func inviteError(err error) error {
+	if errors.Is(err, auth.ErrFull) {
+		return &manifest.Error{Code: manifest.Internal, Reason: "storage", Message: "too many invites are open; revoke some, or make one with more uses"}
+	}
+	return err
+}
+
+// listInvites serves GET /v1/invites. A tenant has at most 1000 invites.
+func (r *Relay) listInvites(a *adminCall) (any, error) {
+	if err := a.checkNoBody(); err != nil {
+		return nil, err
+	}
+	list, err := r.store.Invites(a.req.Context(), a.caller.Tenant)
+	return map[string]any{"invites": list}, err
+}
+
+// revokeInvite serves DELETE /v1/invites/PREFIX. It refuses a whole code, which would end up
+// in the logs of proxies.
+func (r *Relay) revokeInvite(a *adminCall) (any, error) {
+	if err := a.checkNoBody(); err != nil {
+		return nil, err
+	}
+	ref := strings.TrimPrefix(a.req.URL.Path, invitesPath+"/")
+	prefix, err := enrollment.CodePrefix(ref)
+	if err != nil || len(ref) > len(prefix) {
+		return nil, badRequest("invite", "give the first four characters of the code, as GET /v1/invites lists them")
+	}
+	a.record.Reason = prefix
+	return r.store.RevokeInvite(a.req.Context(), a.caller.Tenant, prefix, a.dryRun)
+}

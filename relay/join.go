@@ -1,0 +1,309 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/enrollment"
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
+	"agentctl/strictjson"
+	"agentctl/transport/edge"
+)
+
+// Joining over HTTP: a board or an agent gets its identity with an invite code, and its next
+// token with its key. The endpoints need no token.
+//
+//	GET  /v1/enroll   nonce        a nonce for either POST
+//	POST /v1/enroll   enroll       code and public key -> identity and first token
+//	POST /v1/token    renewToken   proof of the key -> next token
+
+// Bounds of joining.
+const (
+	maxJoinBody    = 16 << 10         // bytes; a token of 4 KiB is the largest member
+	joinTimeout    = 15 * time.Second // for one request, a ping of the node's link included
+	maxJoinSources = 4096             // addresses whose failures are counted
+
+	maxEnrollFailures  = 10 // of an address in a minute; then 429
+	maxRefreshFailures = 60 // the same; higher, as a refresh guesses nothing
+)
+
+// linkedSessions is what joining needs of the hub.
+type linkedSessions interface {
+	// LiveSession returns the session of the node's link. alive reports that the board
+	// answered a ping just now.
+	LiveSession(ctx context.Context, nodeID string) (sessionID string, alive bool)
+	// ExtendGrant moves the end of a session's grant; a session that is gone is ignored.
+	ExtendGrant(nodeID, sessionID string, expiresAt time.Time)
+	// SuspectClone raises clone_suspected on a node.
+	SuspectClone(nodeID string)
+}
+
+// joinEndpoints is the state of the endpoints.
+type joinEndpoints struct {
+	enrollFailures, refreshFailures *edge.Limiter // by address
+	enrolls, refreshes              map[string]*atomic.Uint64
+}
+
+// joinResults are the values of the label result of both counters. Keys of the maps are
+// fixed, so that they need no lock.
+var joinResults = []string{"new", "repeat", "rate_limited", "request", "failed",
+	enrollment.ReasonCodeUnknown, enrollment.ReasonExpired, enrollment.ReasonGenerationUsed, enrollment.ReasonKeyInUse, enrollment.ReasonNonce,
+	enrollment.ReasonProof, enrollment.ReasonRevoked, enrollment.ReasonSession, enrollment.ReasonTokenInvalid, enrollment.ReasonUsed}
+
+func newJoinEndpoints() *joinEndpoints {
+	newMap := func() map[string]*atomic.Uint64 {
+		m := make(map[string]*atomic.Uint64, len(joinResults))
+		for _, r := range joinResults {
+			m[r] = new(atomic.Uint64)
+		}
+		return m
+	}
+	// An address that is dropped because others fail, too, starts over with a full burst.
+	limiter := func() *edge.Limiter { return edge.NewLimiter(maxJoinSources, true) }
+	return &joinEndpoints{limiter(), limiter(), newMap(), newMap()}
+}
+
+// joinRoutes registers the routes of joining and of invites.
+func (r *Relay) joinRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("GET "+enrollment.EnrollPath, r.enrollNonce)
+	mux.HandleFunc("POST "+enrollment.EnrollPath, r.enroll)
+	mux.HandleFunc("POST "+enrollment.TokenPath, r.renewToken)
+	mux.Handle("POST "+invitesPath, r.adminRoute("invites.create", manifest.ScopeInvitesWrite, r.createInvite))
+	mux.Handle("GET "+invitesPath, r.adminRoute("invites.list", manifest.ScopeInvitesWrite, r.listInvites))
+	mux.Handle("DELETE "+invitesPath+"/{prefix}", r.adminRoute("invites.revoke", manifest.ScopeInvitesWrite, r.revokeInvite))
+}
+
+// joinStatus gives a refusal its status: 401 where the caller must prove more, 410 where
+// the code is gone for good, 409 where the request conflicts with what is known by now.
+var joinStatus = map[string]int{
+	enrollment.ReasonUsed:           http.StatusGone,
+	enrollment.ReasonExpired:        http.StatusGone,
+	enrollment.ReasonRevoked:        http.StatusForbidden,
+	enrollment.ReasonCodeUnknown:    http.StatusForbidden,
+	enrollment.ReasonTokenInvalid:   http.StatusForbidden,
+	enrollment.ReasonKeyInUse:       http.StatusConflict,
+	enrollment.ReasonNonce:          http.StatusConflict,
+	enrollment.ReasonSession:        http.StatusConflict,
+	enrollment.ReasonProof:          http.StatusUnauthorized,
+	enrollment.ReasonGenerationUsed: http.StatusUnauthorized,
+}
+
+// enrollNonce serves GET /v1/enroll.
+func (r *Relay) enrollNonce(w http.ResponseWriter, req *http.Request) {
+	if r.refusePage(w, req) {
+		return
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	writeJSON(w, enrollment.Nonce{Nonce: r.store.Nonce()})
+}
+
+// enroll serves POST /v1/enroll.
+func (r *Relay) enroll(w http.ResponseWriter, req *http.Request) {
+	var body enrollment.EnrollRequest
+	x := r.newExchange(w, req, "enroll", r.join.enrollFailures, maxEnrollFailures, r.join.enrolls)
+	if !x.read(&body) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(req.Context(), joinTimeout)
+	defer cancel()
+	out, err := r.store.Enroll(ctx, &body)
+	if err != nil {
+		x.refuse(err)
+		return
+	}
+	x.served(out)
+	a := enrollment.EnrollAnswer{TenantID: out.Tenant, Name: out.Name, Gen: out.Gen, ExpiresAtMS: out.Expires.UnixMilli(), CA: r.authorityPEM()}
+	if out.Class == auth.ClassDevice {
+		a.NodeID, a.DeviceToken = out.Subject, out.Token
+	} else {
+		a.AgentID, a.Token = out.Subject, out.Token
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	writeJSON(w, a)
+}
+
+// renewToken serves POST /v1/token. While a link of the node answers a ping, only a request
+// that names its session is served: a copy of the board's files cannot know that. The link
+// then lives on with the new token.
+func (r *Relay) renewToken(w http.ResponseWriter, req *http.Request) {
+	var body enrollment.TokenRequest
+	x := r.newExchange(w, req, "token", r.join.refreshFailures, maxRefreshFailures, r.join.refreshes)
+	if !x.read(&body) {
+		return
+	}
+	x.rec.Actor, x.rec.NodeID = body.NodeID+body.AgentID, body.NodeID
+	ctx, cancel := context.WithTimeout(req.Context(), joinTimeout)
+	defer cancel()
+	liveSession := ""
+	out, err := r.store.RenewToken(ctx, &body, func(ctx context.Context, nodeID string) bool {
+		session, alive := r.sessions.LiveSession(ctx, nodeID)
+		if alive {
+			liveSession = session
+		}
+		return !alive || session == body.SessionID
+	})
+	if err != nil {
+		var e *auth.Error
+		if errors.As(err, &e) && body.NodeID != "" && (e.Reason == enrollment.ReasonGenerationUsed || e.Reason == enrollment.ReasonSession) {
+			r.sessions.SuspectClone(body.NodeID) // whoever asked holds the node's key
+		}
+		x.refuse(err)
+		return
+	}
+	if out.CloneSuspected {
+		r.sessions.SuspectClone(body.NodeID)
+	}
+	if liveSession != "" {
+		r.sessions.ExtendGrant(body.NodeID, liveSession, out.ValidUntil())
+	}
+	x.served(out)
+	w.Header().Set("Cache-Control", "no-store")
+	writeJSON(w, enrollment.TokenAnswer{Token: out.Token, Gen: out.Gen, ExpiresAtMS: out.Expires.UnixMilli(), CA: r.authorityPEM()})
+}
+
+// refusePage refuses a request that a web page made. No page has a use for these endpoints,
+// and the visitors of one must not guess codes for it.
+func (r *Relay) refusePage(w http.ResponseWriter, req *http.Request) bool {
+	if req.Header.Get("Origin") == "" {
+		return false
+	}
+	r.fail(w, req, http.StatusForbidden, manifest.SafetyDenied, "this endpoint is not for web pages")
+	return true
+}
+
+// exchange is one POST of joining: it reads the body and, once, answers, counts and audits.
+type exchange struct {
+	r        *Relay
+	w        http.ResponseWriter
+	req      *http.Request
+	failures *edge.Limiter
+	max      int
+	source   string
+	counts   map[string]*atomic.Uint64
+	rec      kernel.Record
+}
+
+func (r *Relay) newExchange(w http.ResponseWriter, req *http.Request, name string, failures *edge.Limiter, maxFailures int, counts map[string]*atomic.Uint64) *exchange {
+	x := &exchange{r: r, w: w, req: req, failures: failures, max: maxFailures, source: addressKey(req.RemoteAddr), counts: counts}
+	x.rec.Tool = name
+	x.rec.TraceID, _ = edge.TraceID(req)
+	return x
+}
+
+// read decodes the body, or answers and returns false. An address with too many failures is
+// refused before anything of the request is read.
+func (x *exchange) read(body any) bool {
+	if x.r.refusePage(x.w, x.req) {
+		return false
+	}
+	if wait := x.wait(); wait > 0 {
+		x.counts["rate_limited"].Add(1)
+		x.answer(http.StatusTooManyRequests, &manifest.Error{Code: manifest.RateLimited, Reason: "rate", RetryAfterMS: wait.Milliseconds(),
+			Message: "too many failed attempts from this address; wait"})
+		return false
+	}
+	if !edge.IsJSON(x.req.Header.Get("Content-Type")) {
+		x.refuse(&manifest.Error{Code: manifest.BadRequest, Reason: "request", Message: "send Content-Type: application/json"})
+		return false
+	}
+	b, err := edge.ReadBody(x.w, x.req, maxJoinBody)
+	switch {
+	case errors.As(err, new(*http.MaxBytesError)):
+		x.refuse(&manifest.Error{Code: manifest.BadRequest, Reason: "size", Message: "the body is larger than 16 KiB"})
+		return false
+	case err != nil || strictjson.Unmarshal(b, body) != nil:
+		x.refuse(&manifest.Error{Code: manifest.BadRequest, Reason: "request", Message: "the body must be one strict JSON object with the documented keys and no others"})
+		return false
+	}
+	return true
+}
+
+// wait is how long the address has to wait after too many failures, 0 when it need not. It
+// takes nothing: only failures do (refuse). Requests that run at the same time may exceed
+// the limit by their number.
+func (x *exchange) wait() time.Duration {
+	now, perSecond := time.Now(), float64(x.max)/60
+	missing := 1 - x.failures.Bucket(x.source, perSecond, x.max, now).TokensAt(now)
+	if missing <= 0 {
+		return 0
+	}
+	return max(time.Millisecond, time.Duration(missing/perSecond*float64(time.Second)))
+}
+
+// refuse answers with an error, counts it against the address and audits it. A nonce that
+// has become too old is nobody's fault and does not count.
+func (x *exchange) refuse(err error) {
+	e := manifest.AsError(err)
+	result, status := e.Reason, edge.Status(e.Code)
+	switch {
+	case errors.Is(err, auth.ErrJoin):
+		status = joinStatus[e.Reason]
+	case errors.Is(err, auth.ErrFull):
+		e = &manifest.Error{Code: manifest.Internal, Reason: "storage", Message: "the relay has no room for another identity; its operator can say more"}
+		result, status = "failed", http.StatusInsufficientStorage
+	case e.Code == manifest.Internal:
+		x.r.log.Error("joining", zap.String("endpoint", x.rec.Tool), zap.Error(err))
+		result = "failed"
+	case e.Reason == "size":
+		result, status = "request", http.StatusRequestEntityTooLarge
+	}
+	if x.counts[result] == nil {
+		result = "failed"
+	}
+	x.counts[result].Add(1)
+	if e.Reason != enrollment.ReasonNonce && e.Code != manifest.Internal {
+		x.failures.Charge(x.source, 1, time.Now())
+	}
+	x.rec.Decision, x.rec.Code, x.rec.Reason = kernel.Denied, e.Code, e.Reason
+	if e.Code == manifest.Internal {
+		x.rec.Decision = kernel.Failed
+	}
+	x.r.audit.write(&x.rec)
+	x.answer(status, e)
+}
+
+// answer sends an error. Unlike writeError it adds no challenge to a 401: no bearer token
+// helps here.
+func (x *exchange) answer(status int, e *manifest.Error) {
+	edge.WriteError(x.w, status, e, x.rec.TraceID)
+}
+
+// served counts and audits a success.
+func (x *exchange) served(out *auth.Enrolled) {
+	result := "new"
+	if out.Repeat {
+		result = "repeat"
+	}
+	x.counts[result].Add(1)
+	x.rec.Tenant, x.rec.Actor, x.rec.Decision, x.rec.Reason = out.Tenant, out.Subject, kernel.Allowed, result
+	if out.CloneSuspected {
+		x.rec.Reason = "clone_suspected"
+	}
+	if out.Class == auth.ClassDevice {
+		x.rec.NodeID = out.Subject
+	}
+	x.r.audit.write(&x.rec)
+}
+
+// addressKey is what requests of one client have in common: the address, or the /64 of an
+// IPv6 address, which is what one subscriber gets.
+func addressKey(remote string) string {
+	p, err := netip.ParseAddrPort(remote)
+	if err != nil {
+		return remote
+	}
+	a := p.Addr().Unmap().WithZone("")
+	if a.Is4() {
+		return a.String()
+	}
+	prefix, _ := a.Prefix(64) // cannot fail: an IPv6 address without a zone
+	return prefix.String()
+}

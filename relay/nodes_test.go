@@ -1,0 +1,227 @@
+package relay
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+)
+
+// adminTest is a relay whose routes are called without a network.
+type adminTest struct {
+	*testing.T
+	r *Relay
+}
+
+func newAdminTest(t *testing.T) *adminTest {
+	t.Helper()
+	r, err := Open(Options{Listen: "127.0.0.1:0", StateDir: filepath.Join(t.TempDir(), "state")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	return &adminTest{t, r}
+}
+
+func (t *adminTest) mint(req auth.MintRequest) auth.Minted {
+	t.Helper()
+	list, err := t.r.store.Mint(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list[0]
+}
+
+// do sends a request and returns status and body.
+func (t *adminTest) do(token, method, path, body string) (int, string) {
+	t.Helper()
+	req := httptest.NewRequest(method, "http://127.0.0.1"+path, strings.NewReader(body))
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	w := httptest.NewRecorder()
+	t.r.routes().ServeHTTP(w, req)
+	return w.Code, w.Body.String()
+}
+
+// want checks status and a part of the body.
+func (t *adminTest) want(token, method, path, body string, status int, part string) string {
+	t.Helper()
+	code, got := t.do(token, method, path, body)
+	if code != status || !strings.Contains(got, part) {
+		t.Errorf("%s %s %s: got %d %s, want %d ... %s", method, path, body, code, got, status, part)
+	}
+	return got
+}
+
+// audited returns the audit lines of an operation.
+func (t *adminTest) audited(tool string) (lines []string) {
+	t.Helper()
+	t.r.audit.flush()
+	b, err := os.ReadFile(t.r.audit.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, `"tool":"`+tool+`"`) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+func TestPatchNode(t *testing.T) {
+	a := newAdminTest(t)
+	admin := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Subject: "ann"}).Token
+	reader := a.mint(auth.MintRequest{Class: "agent"}).Token
+	foreign := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Tenant: "zeta"}).Token
+	device := a.mint(auth.MintRequest{Class: "device"})
+	id := device.NodeID
+	path := nodesPath + id
+
+	a.want(admin, "PATCH", path, `{"name":"attic","add_tags":["roof","north"],"description":"under the ridge"}`, 200,
+		`"after":{"name":"attic","name_set":true,"tags":["north","roof"],"description":"under the ridge"}`)
+	// By name, by prefix; what is not named stays.
+	a.want(admin, "PATCH", nodesPath+"attic", `{"remove_tags":["roof"]}`, 200, `"tags":["north"],"description":"under the ridge"}}`)
+	a.want(admin, "PATCH", nodesPath+id[:20]+"?dry_run=true", `{"description":""}`, 200, `"tags":["north"],"description":""}}`)
+	a.want(reader, "GET", "/v1/nodes?name=attic&tag=north", "", 200, `"name":"attic","name_set":true,"tags":["north"],"description":"under the ridge"`)
+	a.want(reader, "GET", "/v1/nodes?tag=north&tag=roof", "", 200, `{"nodes":[]}`)
+	a.want(foreign, "GET", "/v1/nodes?name=attic", "", 200, `{"nodes":[]}`)
+
+	for _, tt := range []struct {
+		token, path, body string
+		status            int
+		part              string
+	}{
+		{"", path, `{"name":"x"}`, 401, "E_SAFETY_DENIED"},
+		{device.Token, path, `{"name":"x"}`, 403, "E_SAFETY_DENIED"},
+		{reader, path, `{"name":"x"}`, 403, "nodes:write"},
+		{foreign, path, `{"name":"x"}`, 403, "this token may not use that node"},
+		{admin, nodesPath + manifest.NewNodeID(), `{"name":"x"}`, 403, "this token may not use that node"},
+		{admin, nodesPath + "nobody", `{"name":"x"}`, 403, "this token may not use that node"},
+		{admin, nodesPath + id + "%2Frevoke", `{"name":"x"}`, 403, "this token may not use that node"},
+		{admin, nodesPath + "a%00b", `{"name":"x"}`, 403, "this token may not use that node"},
+		{admin, nodesPath + "attic%27%20OR%201=1", `{"name":"x"}`, 403, "this token may not use that node"},
+		{admin, path, ``, 400, "strict JSON"},
+		{admin, path, `{}`, 400, "strict JSON"},
+		{admin, path, `{"add_tags":[]}`, 400, "strict JSON"},
+		{admin, path, `{"Name":"x"}`, 400, "strict JSON"},
+		{admin, path, `{"name":"x","name":"y"}`, 400, "strict JSON"},
+		{admin, path, `{"name":"x"}{}`, 400, "strict JSON"},
+		{admin, path, `{"name":"x","tenant":"zeta"}`, 400, "strict JSON"},
+		{admin, path, `{"name":["x"]}`, 400, "strict JSON"},
+		{admin, path, `{"name":"a.b"}`, 400, `"name: 1 to 32`},
+		{admin, path, `{"name":"dachböden"}`, 400, `"name: 1 to 32`},
+		{admin, path, `{"add_tags":["a.b"]}`, 400, "tags: "},
+		{admin, path, `{"description":"a\u202eb"}`, 400, "description: "},
+		{admin, path, `{"description":"` + strings.Repeat("a", 201) + `"}`, 400, "description: "},
+		{admin, path, strings.Repeat(" ", maxAdminBody) + `{"name":"x"}`, 413, "64 KiB"},
+		{admin, path + "?dry_run=yes", `{"name":"x"}`, 400, "dry_run"},
+	} {
+		a.want(tt.token, "PATCH", tt.path, tt.body, tt.status, tt.part)
+	}
+	for _, query := range []string{"tag=A", "tag=a.b", "tag=", "name=A", "name=", "name=a&name=b", "tag=%20x", "limit=0", "x" + strings.Repeat("&tag=a", 17)} {
+		a.want(reader, "GET", "/v1/nodes?"+query, "", 400, "E_BAD_REQUEST")
+	}
+	if got, _ := a.r.store.NodeAttributes(id); got.Name != "attic" || got.Description != "under the ridge" {
+		t.Errorf("the refused changes left %+v", got)
+	}
+	second := a.mint(auth.MintRequest{Class: "device"}).NodeID
+	a.want(admin, "PATCH", nodesPath+second, `{"name":"attic"}`, 400, "another node has this name")
+	lines := a.audited("nodes.update")
+	if len(lines) != 3+24+1 || !strings.Contains(lines[0], `"tenant":"default","actor":"ann"`) || !strings.Contains(lines[0], `"node_id":"`+id+`","decision":"allow"`) {
+		t.Errorf("%d audit lines: %s", len(lines), lines[0])
+	}
+}
+
+func TestRevokeAndRemoveNode(t *testing.T) {
+	a := newAdminTest(t)
+	admin := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin}).Token
+	foreign := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Tenant: "zeta"}).Token
+	device := a.mint(auth.MintRequest{Class: "device"})
+	path := nodesPath + device.NodeID
+	works := func() bool { _, err := a.r.store.Verify(device.Token); return err == nil }
+
+	a.want(foreign, "POST", path+"/revoke", "", 403, "this token may not use that node")
+	a.want(foreign, "DELETE", path, "", 403, "this token may not use that node")
+	a.want(admin, "POST", path, "", 405, "E_BAD_REQUEST")
+	a.want(admin, "PATCH", path+"/revoke", `{"name":"x"}`, 405, "E_BAD_REQUEST")
+	a.want(admin, "PATCH", nodesPath, `{"name":"x"}`, 404, "nothing is served")
+	a.want(admin, "POST", path+"/revoke", `{"x":1}`, 400, "send no body")
+	a.want(admin, "DELETE", path, `{"x":1}`, 400, "send no body")
+	a.want(admin, "GET", path, "", 405, "E_BAD_REQUEST")
+	a.want(admin, "DELETE", "/v1/nodes", "", 405, "E_BAD_REQUEST")
+	a.want(admin, "POST", path+"/revoke?dry_run=true", "", 200, `"revoked_tokens":1`)
+	a.want(admin, "DELETE", path+"?dry_run=true", "", 200, `"revoked_tokens":1`)
+	if !works() {
+		t.Error("a dry run, or somebody else, revoked it")
+	}
+	a.want(admin, "POST", path+"/revoke", "", 200, `"revoked_tokens":1`)
+	if works() {
+		t.Error("not revoked")
+	}
+	a.want(admin, "GET", "/v1/nodes", "", 200, device.NodeID)
+	device = a.mint(auth.MintRequest{Class: "device", NodeID: device.NodeID})
+	a.want(admin, "DELETE", path, "", 200, `"revoked_tokens":1`)
+	a.want(admin, "GET", "/v1/nodes", "", 200, `{"nodes":[]}`)
+	a.want(admin, "DELETE", path, "", 403, "this token may not use that node")
+	if works() {
+		t.Error("the token of a removed node works")
+	}
+	if n := len(a.audited("nodes.remove")); n != 5 {
+		t.Errorf("%d audit lines", n)
+	}
+}
+
+func TestAdminRate(t *testing.T) {
+	a := newAdminTest(t)
+	ann := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Subject: "ann"}).Token
+	bob := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Subject: "bob"}).Token
+	limited := 0
+	for range adminBurst + 100 {
+		if status, _ := a.do(ann, "DELETE", nodesPath+"x", ""); status == 429 {
+			limited++
+		}
+	}
+	if limited < 50 {
+		t.Errorf("%d of %d requests were limited", limited, adminBurst+100)
+	}
+	a.want(bob, "DELETE", nodesPath+"x", "", 403, "that node")
+}
+
+// Ten thousand nodes with 16 tags each: a selection by tag does not read all of them into an
+// answer, and costs little more than the selection of none.
+func TestNodesByTagAtScale(t *testing.T) {
+	if testing.Short() {
+		t.Skip("registers 10,000 nodes")
+	}
+	a := newAdminTest(t)
+	reader := a.mint(auth.MintRequest{Class: "agent"}).Token
+	list, err := a.r.store.Mint(t.Context(), auth.MintRequest{Class: "device", Count: 10_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tags []string
+	for i := range auth.MaxTags - 1 {
+		tags = append(tags, fmt.Sprint("a-tag-of-a-fleet-", i))
+	}
+	for i := range 50 { // enough to select; a transaction each
+		_, err := a.r.store.SetNodeAttributes(t.Context(), "default", list[i*200].NodeID, auth.Attributes{AddTags: append(tags, "rare")}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var page struct{ Nodes []struct{ Tags []string } }
+	if err := json.Unmarshal([]byte(a.want(reader, "GET", "/v1/nodes?tag=rare&tag=a-tag-of-a-fleet-3", "", 200, "rare")), &page); err != nil || len(page.Nodes) != 50 {
+		t.Errorf("%d nodes, %v", len(page.Nodes), err)
+	}
+}

@@ -1,0 +1,228 @@
+package enroll
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"agentctl/atomicfile"
+	"agentctl/enrollment"
+	"agentctl/manifest"
+	"agentctl/transport/link"
+	"agentctl/transport/pin"
+)
+
+// JoinOptions describe a board that joins a relay.
+type JoinOptions struct {
+	StateDir string
+	Relay    string      // URL, as people write it
+	CASHA256 string      // pin of the relay's own authority; "": none
+	Code     string      // as people write it
+	Name     string      // wanted name; "": none
+	Version  string      // of this binary
+	Token    string      // a device token of today, whose node is kept; "": a new node
+	TLS      *tls.Config // used without a pin; nil: the system's authorities
+}
+
+// JoinedError reports a board that has joined another relay, or the same one with another
+// authority.
+type JoinedError struct {
+	Credential *Credential
+	Pin        bool // the relay is the same, the authority is not
+}
+
+func (e *JoinedError) Error() string {
+	if e.Pin {
+		return fmt.Sprintf("this board has joined %s, with another authority of the relay, as node %s", e.Credential.Relay, e.Credential.NodeID)
+	}
+	return fmt.Sprintf("this board has joined another relay, %s, as node %s", e.Credential.Relay, e.Credential.NodeID)
+}
+
+// StorageError reports a state directory that does not take what has to be stored. Nothing of
+// it is half written.
+type StorageError struct {
+	Dir string
+	Err error
+}
+
+func (e *StorageError) Error() string { return "store the identity in " + e.Dir + ": " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *StorageError) Unwrap() error { return e.Err }
+
+// pending is the key of a Join that has been or will be sent. A repeat with the same code has
+// to use it: the relay may have counted the use, and its answer was lost.
+type pending struct {
+	Relay      string `json:"relay"`
+	CodeSHA256 string `json:"code_sha256"`
+	PrivateKey string `json:"private_key"`
+}
+
+// Join makes this board a node of a relay and stores its credential. already reports that it
+// was one before; the code is not sent then. Join may be repeated after any error, which
+// leaves nothing half written. Its errors are JoinedError, StorageError, DamagedError, Error,
+// those of the URL, the pin and the code, and ctx's.
+func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err error) {
+	code, err := enrollment.ParseCode(o.Code)
+	if err != nil {
+		return nil, false, err
+	}
+	base, err := BaseURL(o.Relay)
+	if err != nil {
+		return nil, false, err
+	}
+	client := Client{URL: base, TLS: o.TLS}
+	if o.CASHA256 != "" {
+		o.CASHA256 = strings.ToLower(o.CASHA256)
+		if client.TLS, err = pin.ClientConfig(o.CASHA256); err != nil {
+			return nil, false, err
+		}
+	}
+	id, err := Load(o.StateDir) // creates the directory
+	if err != nil {
+		return nil, false, &StorageError{o.StateDir, err}
+	}
+	release, err := lockCredential(ctx, o.StateDir)
+	if err != nil {
+		return nil, false, &StorageError{o.StateDir, err}
+	}
+	defer release()
+	switch c, err := LoadCredential(o.StateDir); {
+	case err == nil && c.Relay == base && (o.CASHA256 == "" || o.CASHA256 == c.CASHA256):
+		return c, true, nil
+	case err == nil:
+		return nil, false, &JoinedError{c, c.Relay == base}
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, false, err
+	}
+	var key ed25519.PrivateKey
+	answer, err := client.enrollRepeatedly(ctx, EnrollOptions{
+		Code: code, InstanceID: id.InstanceID(), Name: o.Name, Version: o.Version, Token: o.Token,
+		Key: func() (_ ed25519.PrivateKey, err error) {
+			if key == nil {
+				key, err = keyFor(o.StateDir, base, enrollment.HashCode(code))
+			}
+			return key, err
+		},
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	if answer.NodeID == "" {
+		return nil, false, client.fail(ForAgent, errors.New("the code is for an agent and not for a board"))
+	}
+	c := &Credential{
+		Relay: base, CASHA256: o.CASHA256, NodeID: answer.NodeID, TenantID: answer.TenantID, Name: answer.Name,
+		CodeSHA256: enrollment.HashCode(code), Key: key, Token: answer.DeviceToken, Gen: answer.Gen,
+		ExpiresAtMS: answer.ExpiresAtMS, RequestID: link.NewID(),
+	}
+	if err := c.save(o.StateDir); err != nil {
+		return nil, false, &StorageError{o.StateDir, err} // the key is stored: a repeat gets the same node
+	}
+	// The board has joined whatever becomes of these: a leftover is replaced or ignored.
+	_ = atomicfile.Remove(filepath.Join(o.StateDir, pendingFile))
+	_ = atomicfile.Remove(filepath.Join(o.StateDir, leftFile))
+	return c, false, nil
+}
+
+// Attempts of an Enroll whose connection breaks. A repeat costs no use of the code.
+const (
+	enrollAttempts = 3
+	enrollPause    = time.Second
+)
+
+func (c *Client) enrollRepeatedly(ctx context.Context, o EnrollOptions) (a *enrollment.EnrollAnswer, err error) {
+	for attempt := 1; ; attempt++ {
+		var e *Error
+		if a, err = c.Enroll(ctx, o); attempt == enrollAttempts || !errors.As(err, &e) || e.Kind != Broken {
+			return a, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(enrollPause):
+		}
+	}
+}
+
+// keyFor returns the key for a code: the stored one of an earlier attempt, or a new one, which
+// it stores first.
+func keyFor(stateDir, relay, codeSHA256 string) (ed25519.PrivateKey, error) {
+	path := filepath.Join(stateDir, pendingFile)
+	var p pending
+	if err := loadJSON(path, &p); err == nil && p.Relay == relay && p.CodeSHA256 == codeSHA256 {
+		if key, err := decodeKey(p.PrivateKey); err == nil {
+			return key, nil
+		}
+	} // another code, or a damaged file: no answer to it can be used any more
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	if err := saveJSON(path, &pending{relay, codeSHA256, encodeKey(key)}); err != nil {
+		return nil, &StorageError{stateDir, err}
+	}
+	return key, nil
+}
+
+// left remembers with which code a board had joined that left: a code that remains in a file
+// must not make it join again.
+type left struct {
+	CodeSHA256 string `json:"code_sha256"`
+}
+
+// Leave undoes Join: it removes the credential and makes a new identity of this installation,
+// so that also two copies of one state directory become two boards. It changes nothing at the
+// relay. Its error is fs.ErrNotExist for a board that has not joined, a StorageError, or ctx's.
+// The credential is returned as far as it was readable, and may be nil.
+func Leave(ctx context.Context, stateDir string) (*Credential, error) {
+	release, err := lockCredential(ctx, stateDir)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	c, err := LoadCredential(stateDir)
+	var damaged *DamagedError
+	if err != nil && !errors.As(err, &damaged) {
+		return nil, err
+	}
+	if c != nil {
+		err = saveJSON(filepath.Join(stateDir, leftFile), &left{c.CodeSHA256})
+	} else {
+		err = nil
+	}
+	id := &Identity{path: filepath.Join(stateDir, FileName), d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}}
+	// The identity comes first: without a credential the daemon reads it.
+	for _, step := range []func() error{
+		id.save,
+		func() error { return atomicfile.Remove(filepath.Join(stateDir, pendingFile)) },
+		func() error { return atomicfile.Remove(filepath.Join(stateDir, CredentialFile)) },
+	} {
+		if err == nil {
+			err = step()
+		}
+	}
+	if err != nil {
+		return c, &StorageError{stateDir, err}
+	}
+	return c, nil
+}
+
+// decodeClaims reads the claims of a token without verifying it, which only the relay can.
+func decodeClaims(token string, v any) bool {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return false
+	}
+	b, err := base64.RawURLEncoding.DecodeString(parts[1])
+	return err == nil && json.Unmarshal(b, v) == nil
+}

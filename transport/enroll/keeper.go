@@ -1,0 +1,282 @@
+package enroll
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io/fs"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"agentctl/enrollment"
+	"agentctl/transport/link"
+	"agentctl/transport/pin"
+)
+
+// KeeperOptions configure a Keeper.
+type KeeperOptions struct {
+	StateDir   string
+	Credential *Credential   // that is in StateDir
+	TLS        *tls.Config   // used when the credential has no pin; nil: the system's authorities
+	SessionID  func() string // of the board's link while it is ready, else ""
+	OnToken    func()        // a new token is there: a link that waits may dial
+	OnError    func(error)   // a refresh failed, or its result could not be stored; for the log
+}
+
+// Keeper keeps the token of a credential valid, as long as Run runs. It may be used
+// concurrently; its callbacks run in the goroutine of Run.
+//
+// The expiry is judged by what the relay says and by the monotonic clock, never by the wall
+// clock of this machine: a token read from the disk is tried, and refreshed when the relay
+// refuses it.
+type Keeper struct {
+	opt     KeeperOptions
+	refresh func(context.Context, RefreshOptions) (*enrollment.TokenAnswer, error)
+	wake    chan struct{} // capacity 1
+
+	mu        sync.Mutex // protects the fields below
+	cred      Credential // its token and gen may be newer than those on the disk
+	due       time.Time  // of the next refresh; zero: not known
+	refused   bool       // the relay refused the token since the last refresh
+	failures  int        // refreshes that failed in a row
+	rejected  int        // new tokens that the relay refused in a row
+	refreshed time.Time  // last success; zero: none
+	status    KeeperStatus
+}
+
+// KeeperStatus describes the state of a token.
+type KeeperStatus struct {
+	ExpiresAtMS int64     // by the relay's clock
+	LastErr     error     // of the last refresh; nil: it succeeded
+	LastErrAt   time.Time // of LastErr
+	NextTry     time.Time // of the next refresh; zero: not known
+	NotStored   error     // why the newest token is in memory only
+}
+
+// Times of refreshes.
+const (
+	refreshEarliest = 0.5  // of a token's life
+	refreshLatest   = 0.75 // the rest is for retries
+	defaultLife     = 24 * time.Hour
+	minRefreshPause = 30 * time.Second // between failures, while the token is accepted
+	maxRefreshPause = 15 * time.Minute
+	minRefusedPause = 2 * time.Second // between failures, while there is no link
+	maxRefusedPause = 5 * time.Minute
+	finalPause      = time.Hour // after a refusal that only a person can end
+	// A token that is refused this soon after it was refreshed counts as a failure: to refresh
+	// it again at once would be a loop.
+	refusedTooSoon = time.Minute
+)
+
+// NewKeeper makes a Keeper. Run does the work.
+func NewKeeper(o KeeperOptions) (*Keeper, error) {
+	c := Client{URL: o.Credential.Relay, TLS: o.TLS}
+	if o.Credential.CASHA256 != "" {
+		var err error
+		if c.TLS, err = pin.ClientConfig(o.Credential.CASHA256); err != nil {
+			return nil, err
+		}
+	}
+	k := &Keeper{opt: o, refresh: c.Refresh, wake: make(chan struct{}, 1), cred: *o.Credential}
+	k.status.ExpiresAtMS = k.cred.ExpiresAtMS
+	return k, nil
+}
+
+// Token returns the newest token.
+func (k *Keeper) Token() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.cred.Token
+}
+
+// Sign makes a proof with the board's key.
+func (k *Keeper) Sign(message []byte) string { return enrollment.Sign(k.opt.Credential.Key, message) }
+
+// Status is a snapshot.
+func (k *Keeper) Status() KeeperStatus {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.status
+}
+
+// Refused says that the relay did not accept the token. It is refreshed at once.
+func (k *Keeper) Refused() {
+	k.mu.Lock()
+	if !k.refused {
+		k.refused = true
+		if k.refreshed.IsZero() || time.Since(k.refreshed) > refusedTooSoon {
+			k.due = time.Now()
+		} else {
+			k.rejected++
+			k.due = time.Now().Add(k.pauseLocked())
+		}
+	}
+	k.mu.Unlock()
+	k.poke()
+}
+
+// Ready says that the relay accepted the token at relayMS by its clock. A refresh that waits
+// after a failure is not moved.
+func (k *Keeper) Ready(relayMS int64) {
+	k.mu.Lock()
+	k.refused, k.rejected = false, 0
+	if k.failures == 0 {
+		life := k.lifeLocked()
+		left := min(max(time.Duration(k.cred.ExpiresAtMS-relayMS)*time.Millisecond, 0), life)
+		k.due = time.Now().Add(max(left-life+refreshAfter(life), 0))
+		k.status.NextTry = k.due
+	}
+	k.mu.Unlock()
+	k.poke()
+}
+
+func (k *Keeper) poke() {
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (k *Keeper) lifeLocked() time.Duration {
+	if life := k.cred.lifetime(); life > 0 {
+		return life
+	}
+	return defaultLife
+}
+
+// refreshAfter is when a token with a life is refreshed, from its issue on. The jitter spreads
+// the boards that joined, or came back, at the same time.
+func refreshAfter(life time.Duration) time.Duration {
+	return time.Duration((refreshEarliest + (refreshLatest-refreshEarliest)*rand.Float64()) * float64(life))
+}
+
+// pauseLocked is the time to wait after the failures so far.
+func (k *Keeper) pauseLocked() time.Duration {
+	lo, hi := minRefreshPause, maxRefreshPause
+	if k.refused {
+		lo, hi = minRefusedPause, maxRefusedPause
+	}
+	d := min(lo<<min(max(k.failures+k.rejected-1, 0), 10), hi)
+	return d/2 + rand.N(d/2+1)
+}
+
+// Run refreshes the token when it is due, until ctx ends.
+func (k *Keeper) Run(ctx context.Context) error {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		k.mu.Lock()
+		due := k.due
+		k.mu.Unlock()
+		wait := time.Duration(-1) // not known
+		if !due.IsZero() {
+			if wait = time.Until(due); wait <= 0 {
+				k.refreshNow(ctx)
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				continue
+			}
+		}
+		if wait >= 0 {
+			timer.Reset(wait)
+		} else {
+			timer.Stop()
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-k.wake:
+		case <-timer.C:
+		}
+	}
+}
+
+// errGone reports a credential that another process removed or replaced. The daemon notices
+// it by itself.
+var errGone = errors.New("the credential on the disk is another one")
+
+// refreshNow makes one attempt and plans the next one.
+func (k *Keeper) refreshNow(ctx context.Context) {
+	err := k.refreshStored(ctx)
+	k.mu.Lock()
+	if err == nil {
+		k.failures, k.refused, k.refreshed = 0, false, time.Now()
+		k.status.LastErr = nil
+		k.due = time.Now().Add(refreshAfter(k.lifeLocked()))
+	} else {
+		k.failures++
+		pause := k.pauseLocked()
+		var e *Error
+		if IsFinal(err) || errors.Is(err, errGone) {
+			pause = finalPause + rand.N(finalPause/10)
+		} else if errors.As(err, &e) {
+			pause = max(pause, e.RetryAfter)
+		}
+		k.due = time.Now().Add(pause)
+		k.status.LastErr, k.status.LastErrAt = err, time.Now()
+	}
+	k.status.NextTry, k.status.ExpiresAtMS = k.due, k.cred.ExpiresAtMS
+	notStored := k.status.NotStored
+	k.mu.Unlock()
+	switch {
+	case ctx.Err() != nil:
+	case err == nil:
+		k.opt.OnToken()
+		if notStored != nil {
+			k.opt.OnError(notStored)
+		}
+	case !errors.Is(err, errGone):
+		k.opt.OnError(err)
+	}
+}
+
+// IsFinal reports whether err is a refusal that no repeat changes: only a new invite helps.
+func IsFinal(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Kind == Refused && (e.Reason == enrollment.ReasonGenerationUsed ||
+		e.Reason == enrollment.ReasonRevoked || e.Reason == enrollment.ReasonProof)
+}
+
+// refreshStored refreshes the token with the credential's lock held.
+//
+// The request is always the one on the disk: as long as its result cannot be stored, the same
+// generation and request id are sent again, which the relay answers with the same generation.
+// After a restart the board can therefore go on from what the disk has.
+func (k *Keeper) refreshStored(ctx context.Context) error {
+	release, err := lockCredential(ctx, k.opt.StateDir)
+	if err != nil {
+		return err
+	}
+	defer release()
+	disk, err := LoadCredential(k.opt.StateDir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && disk.NodeID != k.opt.Credential.NodeID:
+		return errGone
+	case err != nil:
+		return err
+	}
+	k.mu.Lock()
+	isNewer := disk.Gen > k.cred.Gen
+	if isNewer { // another process refreshed it
+		k.cred = *disk
+	}
+	k.mu.Unlock()
+	if isNewer {
+		return nil
+	}
+	a, err := k.refresh(ctx, RefreshOptions{NodeID: disk.NodeID, Gen: disk.Gen, RequestID: disk.RequestID, SessionID: k.opt.SessionID(), Key: disk.Key})
+	if err != nil {
+		return err
+	}
+	disk.Token, disk.Gen, disk.ExpiresAtMS, disk.RequestID = a.Token, a.Gen, a.ExpiresAtMS, link.NewID()
+	err = disk.save(k.opt.StateDir)
+	if err != nil {
+		err = &StorageError{k.opt.StateDir, err}
+	}
+	k.mu.Lock()
+	k.cred, k.status.NotStored = *disk, err
+	k.mu.Unlock()
+	return nil
+}

@@ -1,0 +1,227 @@
+package enroll
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/enrollment"
+	"agentctl/manifest"
+)
+
+// keeperTest is a Keeper with a scripted relay, in virtual time.
+type keeperTest struct {
+	*Keeper
+	dir    string
+	cred   *Credential
+	asked  []RefreshOptions
+	err    error // that the relay answers; nil: the next token
+	tokens int   // OnToken
+	failed []error
+}
+
+// tokenOf makes a token with a life; nobody verifies it here.
+func tokenOf(gen int, life time.Duration) string {
+	claims := fmt.Sprintf(`{"iat":1000,"exp":%d,"gen":%d}`, 1000+int(life.Seconds()), gen)
+	return "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".sig"
+}
+
+func newKeeperTest(t *testing.T) *keeperTest {
+	t.Helper()
+	key, err := newKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &keeperTest{dir: t.TempDir(), cred: &Credential{Relay: "https://relay.example", NodeID: manifest.NewNodeID(), TenantID: "default",
+		CodeSHA256: "x", Key: key, Token: tokenOf(1, 24*time.Hour), Gen: 1, ExpiresAtMS: 1, RequestID: "r1"}}
+	if err := k.cred.save(k.dir); err != nil {
+		t.Fatal(err)
+	}
+	k.Keeper, err = NewKeeper(KeeperOptions{StateDir: k.dir, Credential: k.cred, SessionID: func() string { return "s" },
+		OnToken: func() { k.tokens++ }, OnError: func(err error) { k.failed = append(k.failed, err) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.refresh = func(_ context.Context, o RefreshOptions) (*enrollment.TokenAnswer, error) {
+		k.asked = append(k.asked, o)
+		if k.err != nil {
+			return nil, k.err
+		}
+		return &enrollment.TokenAnswer{Token: tokenOf(o.Gen+1, 24*time.Hour), Gen: o.Gen + 1, ExpiresAtMS: time.Now().Add(24 * time.Hour).UnixMilli()}, nil
+	}
+	return k
+}
+
+// run runs the test in virtual time, with the Keeper running.
+func run(t *testing.T, fn func(t *testing.T, k *keeperTest)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		k := newKeeperTest(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- k.Run(ctx) }()
+		fn(t, k)
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// TestRefreshIsEarlyAndSpread: a token is refreshed between a half and three quarters of its
+// life, whatever the local clock says, and each refresh goes on from the one before.
+func TestRefreshIsEarlyAndSpread(t *testing.T) {
+	run(t, func(t *testing.T, k *keeperTest) {
+		relayMS := int64(40 * 24 * time.Hour / time.Millisecond) // the relay's clock is far from ours
+		k.Keeper.cred.ExpiresAtMS = relayMS + (24 * time.Hour).Milliseconds()
+		k.Ready(relayMS)
+		time.Sleep(12*time.Hour - time.Second)
+		if len(k.asked) != 0 {
+			t.Fatal("refreshed before half of the life")
+		}
+		time.Sleep(6*time.Hour + 2*time.Second)
+		synctest.Wait()
+		if len(k.asked) != 1 || k.tokens != 1 || k.asked[0].Gen != 1 || k.asked[0].RequestID != "r1" || k.asked[0].SessionID != "s" {
+			t.Fatalf("asked %+v, %d tokens", k.asked, k.tokens)
+		}
+		disk, err := LoadCredential(k.dir)
+		if err != nil || disk.Gen != 2 || disk.Token != k.Token() || disk.RequestID == "r1" {
+			t.Fatalf("stored %+v, %v", disk, err)
+		}
+		time.Sleep(18*time.Hour + time.Second)
+		synctest.Wait()
+		if len(k.asked) != 2 || k.asked[1].Gen != 2 || k.asked[1].RequestID != disk.RequestID {
+			t.Errorf("asked %+v", k.asked)
+		}
+	})
+}
+
+// TestOldTokenIsRefreshedAtOnce: a board that comes back late in the life of its token does
+// not wait.
+func TestOldTokenIsRefreshedAtOnce(t *testing.T) {
+	run(t, func(t *testing.T, k *keeperTest) {
+		k.Keeper.cred.ExpiresAtMS = 10 * time.Hour.Milliseconds()
+		k.Ready(9 * time.Hour.Milliseconds())
+		synctest.Wait()
+		if len(k.asked) != 1 {
+			t.Errorf("asked %d times", len(k.asked))
+		}
+	})
+}
+
+// TestRefused: a refused token is refreshed at once; when the new one is refused, too, the
+// attempts become rare.
+func TestRefused(t *testing.T) {
+	run(t, func(t *testing.T, k *keeperTest) {
+		k.Refused()
+		synctest.Wait()
+		if len(k.asked) != 1 || k.tokens != 1 {
+			t.Fatalf("asked %d times, %d tokens", len(k.asked), k.tokens)
+		}
+		for end := time.Now().Add(time.Hour); time.Now().Before(end); time.Sleep(5 * time.Second) {
+			k.Refused()
+		}
+		if n := len(k.asked); n > 100 {
+			t.Errorf("%d refreshes in an hour of refusals", n)
+		}
+	})
+}
+
+// TestRefreshFails: failures are repeated with a back-off, and a final refusal once an hour.
+func TestRefreshFails(t *testing.T) {
+	run(t, func(t *testing.T, k *keeperTest) {
+		k.err = &Error{Kind: Unreachable, Err: errors.New("nobody")}
+		k.Refused()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if n := len(k.asked); n < 2 || n > 6 {
+			t.Errorf("%d attempts in 10 s", n)
+		}
+		if s := k.Status(); s.LastErr == nil || s.NextTry.IsZero() {
+			t.Errorf("status %+v", s)
+		}
+		time.Sleep(time.Hour)
+		k.err = &Error{Kind: Refused, Reason: enrollment.ReasonGenerationUsed, Err: errors.New("copied")}
+		time.Sleep(5 * time.Minute)
+		k.asked = nil
+		time.Sleep(24 * time.Hour)
+		if n := len(k.asked); n < 20 || n > 24 || !IsFinal(k.Status().LastErr) {
+			t.Errorf("%d attempts in a day after a final refusal: %v", n, k.Status().LastErr)
+		}
+		k.err = nil
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		if s := k.Status(); s.LastErr != nil || k.tokens != 1 {
+			t.Errorf("status %+v, %d tokens", s, k.tokens)
+		}
+	})
+}
+
+// TestFullDisk: the token is renewed from memory, with the request that the disk has, so that
+// the board can restart at any time.
+func TestFullDisk(t *testing.T) {
+	run(t, func(t *testing.T, k *keeperTest) {
+		path := filepath.Join(k.dir, CredentialFile)
+		good, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer := k.refresh
+		k.refresh = func(ctx context.Context, o RefreshOptions) (*enrollment.TokenAnswer, error) {
+			// A directory in the way makes the write fail; loading has succeeded by now.
+			_ = os.Remove(path)
+			_ = os.MkdirAll(filepath.Join(path, "full"), 0o700)
+			return answer(ctx, o)
+		}
+		for i := range 3 {
+			k.Refused()
+			synctest.Wait()
+			_ = os.RemoveAll(path)
+			if err := os.WriteFile(path, good, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if len(k.asked) != i+1 || k.asked[i].Gen != 1 || k.asked[i].RequestID != "r1" || k.Token() == k.cred.Token || k.Status().NotStored == nil {
+				t.Fatalf("asked %+v, status %+v", k.asked, k.Status())
+			}
+			time.Sleep(time.Hour)
+		}
+		k.refresh = answer
+		k.Refused()
+		synctest.Wait()
+		if disk, err := LoadCredential(k.dir); err != nil || disk.Gen != 2 || k.Status().NotStored != nil {
+			t.Errorf("after the disk is back: %+v, %v", disk, err)
+		}
+	})
+}
+
+// TestOtherProcess: a token that another process refreshed is taken over, and nothing is asked
+// for a credential that is gone.
+func TestOtherProcess(t *testing.T) {
+	run(t, func(t *testing.T, k *keeperTest) {
+		newer := *k.cred
+		newer.Gen, newer.Token = 5, tokenOf(5, time.Hour)
+		if err := newer.save(k.dir); err != nil {
+			t.Fatal(err)
+		}
+		k.Refused()
+		synctest.Wait()
+		if len(k.asked) != 0 || k.Token() != newer.Token || k.tokens != 1 {
+			t.Errorf("asked %+v, token %s", k.asked, k.Token())
+		}
+		if err := os.Remove(filepath.Join(k.dir, CredentialFile)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		k.Refused()
+		synctest.Wait()
+		if len(k.asked) != 0 || len(k.failed) != 0 {
+			t.Errorf("asked %+v, errors %v", k.asked, k.failed)
+		}
+	})
+}
