@@ -41,6 +41,7 @@ import (
 	"time"
 
 	"agentctl/prober/alert"
+	"agentctl/transport/enroll"
 )
 
 // Setting is the value of one key, and where it comes from.
@@ -149,12 +150,12 @@ func (c *Config) Changed(from *Config) []*Key {
 // checkTogether makes the checks that depend on several keys.
 //
 // A relay without a token is an error for the daemon only: a person writes and validates a
-// file before the token exists. The number of rules is checked here and not with the key,
+// file before the token exists. A board that joined needs none. The number of rules is checked here and not with the key,
 // because the built-in rules count and depend on alerts.defaults.
 func (c *Config) checkTogether(forDaemon bool) (errs Errors) {
-	if forDaemon && c.Text("relay") != "" && c.Text("token_file") == "" {
+	if forDaemon && c.Text("relay") != "" && c.Text("token_file") == "" && !exists(filepath.Join(c.Text("state_dir"), enroll.CredentialFile)) {
 		errs = append(errs, &Error{c.Settings["relay"].Origin, "relay",
-			"a relay needs a token: set token_file (the service reads /etc/agentctl/token); mint one on the relay with: agentctl token create --class device"})
+			"a relay needs a token: leave relay out and paste the line of `agentctl invite`, or set token_file (the service reads /etc/agentctl/token) to a token of `agentctl token create --class device`"})
 	}
 	if n := len(c.AlertRules()); n > alert.MaxRules {
 		errs = append(errs, &Error{c.Settings["alerts.rules"].Origin, "alerts.rules",

@@ -18,8 +18,9 @@
 //
 // # Goroutines
 //
-// Run starts six goroutines and waits for them: the prober and the link (the device), and the
-// control socket, the recorder, the watcher of the configuration and the watchdog (the services).
+// Run starts seven goroutines and waits for them: the prober and the link (the device), and the
+// control socket, the recorder, the watcher of the configuration, the membership in a relay and
+// the watchdog (the services).
 // The first one that returns ends the others; the device ends last. The parts start more
 // goroutines, which they own.
 //
@@ -43,10 +44,12 @@ import (
 
 	"agentctl/config"
 	"agentctl/control"
+	"agentctl/enrollment"
 	"agentctl/prober/alert"
 	"agentctl/prober/history"
 	"agentctl/transport/enroll"
 	"agentctl/transport/link"
+	"agentctl/transport/pin"
 )
 
 // Options configure a Daemon.
@@ -76,6 +79,7 @@ type Daemon struct {
 	source config.Source
 	build  Build
 	id     *enroll.Identity
+	unlock func() // the state directory; nil: it could not be locked
 	log    *zap.Logger
 	level  zap.AtomicLevel
 	reload <-chan os.Signal
@@ -95,6 +99,7 @@ type Daemon struct {
 	cfg           *config.Config
 	configError   string   // why the present files are not in force, "" when they are
 	restartNeeded []string // keys whose change waits for a restart
+	member        membership
 	socketModules []string // modules of the prober that clients of the socket started
 }
 
@@ -106,6 +111,7 @@ func New(o Options) (*Daemon, error) {
 	d.historyEnabled.Store(o.Config.HistoryEnabled())
 	if err := d.open(); err != nil {
 		d.closeHistory()
+		d.unlockState()
 		return nil, err
 	}
 	return d, nil
@@ -122,7 +128,21 @@ func (d *Daemon) open() (err error) {
 	} else if err != nil {
 		return err
 	}
-	o, err := d.deviceOptions(d.cfg)
+	var used *enroll.InUseError
+	if d.unlock, err = enroll.Lock(stateDir); errors.As(err, &used) {
+		return err
+	} else if err != nil {
+		d.log.Warn("a second daemon with this state directory would not be noticed", zap.Error(err))
+	}
+	if d.member, err = d.newMembership(d.cfg); err != nil {
+		return err
+	}
+	if d.member.err != nil {
+		d.log.Error("the credential cannot be used", zap.Error(d.member.err), zap.String("hint", JoinHint(d.member.err)))
+	}
+	d.warnOfConflict(d.member)
+	d.adoptNode(d.member)
+	o, err := d.deviceOptions(d.cfg, d.member)
 	if err != nil {
 		return err
 	}
@@ -160,12 +180,19 @@ func clockFloor(b Build, stateFile string) time.Time {
 	return b.Time
 }
 
-// deviceOptions derives the device from a configuration. It fails when the certificate
-// authority cannot be read.
+// unlockState ends the lock of the state directory, if there is one.
+func (d *Daemon) unlockState() {
+	if d.unlock != nil {
+		d.unlock()
+	}
+}
+
+// deviceOptions derives the device from a configuration and a membership, which comes first
+// for the relay that both name. It fails when the certificate authority cannot be read.
 //
 // The token file is read before each connection and not here, so that a token can be replaced
 // without a reload.
-func (d *Daemon) deviceOptions(c *config.Config) (deviceOptions, error) {
+func (d *Daemon) deviceOptions(c *config.Config, m membership) (deviceOptions, error) {
 	tokenFile := c.Text("token_file")
 	o := deviceOptions{
 		Relay: c.Text("relay"), Name: c.Text("name"), Version: d.build.Version, InstanceID: d.id.InstanceID(),
@@ -174,6 +201,22 @@ func (d *Daemon) deviceOptions(c *config.Config) (deviceOptions, error) {
 		OnReady: d.saveNodeID,
 	}
 	var err error
+	if k := m.keeper; k != nil {
+		o.Relay, o.Joined = m.cred.Relay, true
+		o.Token = func() (string, error) { return k.Token(), nil }
+		o.Sign = func(nonce, token string) (string, error) {
+			return k.Sign(enrollment.LinkMessage(nonce, m.cred.NodeID, token)), nil
+		}
+		o.OnState = onLinkState(k)
+		o.OnReady = func(ok link.AuthOK) {
+			k.Ready(ok.ServerTimeMS)
+			d.saveNodeID(ok)
+		}
+		if m.cred.CASHA256 != "" {
+			o.TLS, err = pin.ClientConfig(m.cred.CASHA256)
+			return o, err
+		}
+	}
 	if o.Relay != "" {
 		o.TLS, err = config.ClientTLS(c.Text("ca_file"))
 	}
@@ -199,6 +242,7 @@ func (d *Daemon) saveNodeID(ok link.AuthOK) {
 // The device stops after the services, so that their last requests still find the prober
 // and the link.
 func (d *Daemon) Run(ctx context.Context) error {
+	defer d.unlockState()
 	defer d.closeHistory()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -207,7 +251,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	defer stopDevice()
 
 	d.log.Info("ready", zap.String("node_id", d.id.NodeID()), zap.String("socket", d.control.Addr()),
-		zap.String("relay", d.config().Text("relay")), zap.String("version", d.build.Version))
+		zap.String("relay", d.relay()), zap.String("version", d.build.Version))
 	NotifySystemd("READY=1", "STATUS="+d.systemdStatus())
 
 	device, services := group{stop: stop}, group{stop: stop}
@@ -216,6 +260,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	services.start(ctx, d.control.Serve)
 	services.start(ctx, d.recordSamples)
 	services.start(ctx, d.watchConfig)
+	services.start(ctx, d.runMembership)
 	services.start(ctx, d.runWatchdog)
 	err := services.wait()
 	stopDevice()
@@ -237,6 +282,14 @@ func (d *Daemon) closeHistory() {
 	if err := d.history.Close(); err != nil {
 		d.log.Warn("history", zap.Error(err))
 	}
+}
+
+// relay returns the URL of the relay to which this board links, "" for none.
+func (d *Daemon) relay() string {
+	if m := d.membership(); m.keeper != nil {
+		return m.cred.Relay
+	}
+	return d.config().Text("relay")
 }
 
 // config returns the configuration in force.

@@ -21,12 +21,15 @@ type deviceOptions struct {
 	Token      func() (string, error) // called before each connection
 	Name       string                 // shown by the relay; "": none
 	Version    string
-	InstanceID string        // identifies this installation, so that the relay detects copied tokens
-	Source     prober.Source // nil: the machine
-	Interval   time.Duration // base cadence
-	DiskPath   string        // "": /
-	DialSlots  chan struct{} // its capacity bounds how many devices dial at a time; nil: no bound
+	InstanceID string                                              // identifies this installation, so that the relay detects copied tokens
+	Source     prober.Source                                       // nil: the machine
+	Interval   time.Duration                                       // base cadence
+	DiskPath   string                                              // "": /
+	DialSlots  chan struct{}                                       // its capacity bounds how many devices dial at a time; nil: no bound
+	Joined     bool                                                // by a credential, which the hints for a link that is down depend on
+	Sign       func(nonce, token string) (proof string, err error) // see link.ClientOptions; nil: none
 	OnReady    func(link.AuthOK)
+	OnState    func(link.Status) // nil: none
 	Log        *zap.Logger
 }
 
@@ -76,6 +79,11 @@ func (d *device) newClient(o deviceOptions) *link.Client {
 		o.TLS = o.TLS.Clone()
 		o.TLS.Time = d.clock.TLSTime
 	}
+	onState := logStates(o.Log, o.Joined)
+	if o.OnState != nil {
+		log := onState
+		onState = func(s link.Status) { log(s); o.OnState(s) }
+	}
 	return link.NewClient(link.ClientOptions{
 		Dial: func(ctx context.Context) (link.Conn, error) {
 			// The slot is held for the dial only: a fleet of mock boards would otherwise start
@@ -91,7 +99,7 @@ func (d *device) newClient(o deviceOptions) *link.Client {
 			return link.Dial(ctx, o.Relay, link.DialOptions{TLS: o.TLS})
 		},
 		Token: o.Token, Version: o.Version, InstanceID: o.InstanceID, Name: o.Name,
-		Handler: d.mux, Clock: d.clock, OnReady: o.OnReady, OnCall: logCalls(o.Log), OnState: logStates(o.Log), IsUntrusted: link.IsUntrustedCertificate,
+		Handler: d.mux, Clock: d.clock, OnReady: o.OnReady, OnCall: logCalls(o.Log), Sign: o.Sign, OnState: onState, IsUntrusted: link.IsUntrustedCertificate,
 	})
 }
 

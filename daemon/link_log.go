@@ -39,7 +39,7 @@ func logCalls(log *zap.Logger) func(tool, traceID string, took time.Duration, er
 //
 // last needs no lock: a client calls OnState in its own goroutine only, and each client
 // gets a function of its own.
-func logStates(log *zap.Logger) func(link.Status) {
+func logStates(log *zap.Logger, joined bool) func(link.Status) {
 	var last link.State
 	return func(s link.Status) {
 		if s.State == last {
@@ -48,7 +48,7 @@ func logStates(log *zap.Logger) func(link.Status) {
 		last = s.State
 		fields := []zap.Field{zap.String("state", string(s.State))}
 		if s.State != link.StateReady && s.State != link.StateConnecting {
-			fields = append(fields, zap.String("error", s.LastErr), zap.Int("close", s.LastCode), zap.String("hint", linkHint(s)))
+			fields = append(fields, zap.String("error", s.LastErr), zap.Int("close", s.LastCode), zap.String("hint", linkHint(s, joined)))
 		}
 		log.Info("link", fields...)
 	}
@@ -58,8 +58,16 @@ func logStates(log *zap.Logger) func(link.Status) {
 //
 // The errors of a link have no codes for a missing token or a wrong server, so that their
 // texts are compared. A text that changes costs the hint and nothing else.
-func linkHint(s link.Status) string {
+//
+// A board that joined has a key and a pin in place of a token file and a ca_file.
+func linkHint(s link.Status, joined bool) string {
 	switch {
+	case joined && s.CloneSuspected:
+		return "another installation runs with a copy of this state directory: on one of the two type agentctl leave, then join with a new invite"
+	case joined && s.State == link.StateTLSUntrusted:
+		return "this is not the relay that was joined, or it has a new authority: ask its operator; if it is right: agentctl leave, then join with a new invite"
+	case joined && (s.LastCode == link.CloseAuthFailed || s.LastCode == link.CloseForbidden):
+		return "the relay does not accept the token, and a new one is asked for with the board's key; if this lasts: agentctl leave, then join with a new invite"
 	case s.State == link.StateTLSUntrusted:
 		return "the relay's certificate is not trusted: set ca_file to the certificate of its authority"
 	case s.LastCode == link.CloseAuthFailed, s.LastCode == link.CloseForbidden:

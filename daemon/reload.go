@@ -31,6 +31,7 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 	defer ticker.Stop()
 	update := newUpdateCheck(os.Executable, d.build)
 	fingerprint := d.source.Fingerprint(d.config())
+	credential := d.credentialFingerprint()
 	identitySaved := d.id.RetrySave()
 	for polls := 0; ; {
 		select {
@@ -44,6 +45,7 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 				status = "the new configuration is invalid, the previous one stays in force; see: agentctl config validate"
 			}
 			NotifySystemd("READY=1", "STATUS="+status)
+			d.restartMembership()
 			continue
 		case <-ticker.C:
 		}
@@ -51,6 +53,10 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 			// The fingerprint is from before the reload: a change during it is found by the next poll.
 			fingerprint = now
 			_ = d.reloadConfig() // logged, and shown by status
+		}
+		if now := d.credentialFingerprint(); now != credential {
+			credential = now
+			_ = d.updateMembership() // logged, and shown by status
 		}
 		// The first poll checks for an update, too, so that a staged binary is reported soon after
 		// the start.
@@ -117,7 +123,11 @@ func (d *Daemon) apply(old, c *config.Config) error {
 			replaceLink = true
 		}
 	}
-	o, err := d.deviceOptions(c)
+	m, err := d.newMembership(c)
+	if err != nil {
+		return err
+	}
+	o, err := d.deviceOptions(c, m)
 	if err != nil {
 		return err
 	}
@@ -139,6 +149,9 @@ func (d *Daemon) apply(old, c *config.Config) error {
 		return err
 	}
 	if replaceLink {
+		d.warnOfConflict(m)
+		d.adoptNode(m)
+		d.setMembership(m)
 		d.device.replaceLink(o)
 	}
 	d.setConfig(c, changed, restart)

@@ -30,6 +30,7 @@ type Status struct {
 	CloneSuspected bool           `json:"clone_suspected"`
 	Drops          uint64         `json:"drops"` // messages to the relay that did not fit the send queue
 	Config         *ConfigStatus  `json:"config,omitempty"`
+	Join           *JoinStatus    `json:"join,omitempty"`
 	Alerts         []alert.Event  `json:"alerts,omitempty"` // raised and not cleared
 }
 
@@ -55,7 +56,7 @@ func (s *Status) LinkHint() string {
 	if e := s.Link.LastError; e != nil {
 		l.LastCode, l.LastErr = e.Code, e.Message
 	}
-	return linkHint(l)
+	return linkHint(l, s.Join != nil && s.Join.State != JoinOverridden)
 }
 
 // LinkError is why a link ended or could not be opened.
@@ -122,11 +123,15 @@ func (d *Daemon) status() *Status {
 	c, view := d.config(), d.configView()
 	s := &Status{
 		NodeID: d.id.NodeID(), Name: c.Text("name"), Version: d.build.Version, UptimeS: int64(time.Since(d.start).Seconds()),
-		Link:     LinkStatus{State: link.StateDisabled, Relay: c.Text("relay"), SinceMS: d.start.UnixMilli()},
+		Link:     LinkStatus{State: link.StateDisabled, Relay: d.relay(), SinceMS: d.start.UnixMilli()},
 		Storage:  d.storageStatus(c),
 		Sampling: SamplingStatus{Sampling: d.control.Sampling(), ModuleStates: d.device.prober.ModuleStates()},
 		Config:   &ConfigStatus{Files: view.Files, Error: view.Error, RestartNeeded: view.Restart},
+		Join:     d.joinStatus(),
 		Alerts:   d.alerts.Active(),
+	}
+	if m := d.membership(); s.Name == "" && m.keeper != nil {
+		s.Name = m.cred.Name
 	}
 	if client := d.device.link(); client != nil {
 		l := client.Status()

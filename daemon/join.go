@@ -1,0 +1,397 @@
+package daemon
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"agentctl/config"
+	"agentctl/transport/enroll"
+	"agentctl/transport/link"
+)
+
+// membership is how this board belongs to a relay by a credential. It is replaced as a whole
+// and not changed, apart from the two fields at its end.
+type membership struct {
+	cred     *enroll.Credential // nil: the board has not joined
+	keeper   *enroll.Keeper     // of cred; nil: no credential is in use
+	conflict string             // where the configuration names another relay; "": nowhere
+	err      error              // why the credential cannot be read
+
+	stop context.CancelFunc // ends what runMembership runs; nil before it
+	join JoinStatus         // of a join by file; zero: none was tried
+}
+
+// newMembership derives a membership from the credential on the disk. It fails when the
+// configuration's authority cannot be read.
+//
+// A credential that is damaged is not an error: the board still answers on its socket.
+func (d *Daemon) newMembership(c *config.Config) (m membership, err error) {
+	stateDir := c.Text("state_dir")
+	if m.cred, err = enroll.LoadCredential(stateDir); err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			m.err = err
+		}
+		return m, nil
+	}
+	if m.conflict = otherRelay(c, m.cred); m.conflict != "" {
+		return m, nil
+	}
+	o := enroll.KeeperOptions{
+		StateDir: stateDir, Credential: m.cred,
+		SessionID: func() string {
+			if l := d.device.link(); l != nil {
+				return l.SessionID()
+			}
+			return ""
+		},
+		OnToken: func() { d.log.Debug("the token was refreshed") },
+		OnError: func(err error) {
+			d.log.Warn("the token was not refreshed or not stored", zap.Error(err), zap.String("hint", JoinHint(err)))
+		},
+	}
+	if o.TLS, err = config.ClientTLS(c.Text("ca_file")); err != nil {
+		return m, err
+	}
+	o.TLS.Time = d.tlsTime
+	if m.keeper, err = enroll.NewKeeper(o); err != nil {
+		m.err = err
+	}
+	return m, nil
+}
+
+// tlsTime is the time at which certificates are checked: a board whose clock starts in 1970
+// must check them too.
+func (d *Daemon) tlsTime() time.Time { return d.device.clock.TLSTime() }
+
+// otherRelay returns where the configuration names another relay than a credential, "" where
+// it does not. What a person configured takes precedence over what the board stored.
+func otherRelay(c *config.Config, cred *enroll.Credential) string {
+	relay := c.Text("relay")
+	if relay == "" {
+		return ""
+	}
+	if base, err := enroll.BaseURL(relay); err == nil && base == cred.Relay {
+		return ""
+	}
+	return c.Settings["relay"].Origin
+}
+
+// setMembership makes m the membership in force and ends what was done for the one before.
+func (d *Daemon) setMembership(m membership) {
+	d.mu.Lock()
+	stop := d.member.stop
+	m.join = d.member.join
+	if m.cred != nil {
+		m.join = JoinStatus{}
+	}
+	d.member = m
+	d.mu.Unlock()
+	if stop != nil {
+		stop()
+	}
+}
+
+func (d *Daemon) membership() membership {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.member
+}
+
+// credentialFingerprint changes when the credential's file is replaced, made or removed.
+func (d *Daemon) credentialFingerprint() string {
+	var st unix.Stat_t
+	err := unix.Stat(filepath.Join(d.config().Text("state_dir"), enroll.CredentialFile), &st)
+	return fmt.Sprintln(err, st.Ino, st.Size, st.Mtim, st.Ctim)
+}
+
+// updateMembership reads the credential again: `agentctl join` or `leave` may have changed it,
+// or the keeper stored a new token, for which there is nothing to do.
+//
+// A credential that cannot be read leaves the one before in force, because the link may be
+// the only way to repair the board.
+func (d *Daemon) updateMembership() error {
+	d.reloadMu.Lock()
+	defer d.reloadMu.Unlock()
+	c, old := d.config(), d.membership()
+	m, err := d.newMembership(c)
+	if err = cmp.Or(err, m.err); err != nil {
+		d.log.Error("the credential cannot be used", zap.Error(err), zap.String("hint", JoinHint(err)))
+		d.mu.Lock()
+		d.member.err = err
+		d.mu.Unlock()
+		return err
+	}
+	if old.cred == nil && m.cred == nil || old.cred != nil && m.cred != nil && old.cred.NodeID == m.cred.NodeID &&
+		old.cred.Relay == m.cred.Relay && old.cred.CASHA256 == m.cred.CASHA256 && old.cred.Key.Equal(m.cred.Key) {
+		return nil
+	}
+	o, err := d.deviceOptions(c, m)
+	if err != nil {
+		return err
+	}
+	if m.cred == nil {
+		if err := d.id.Reload(); err != nil {
+			d.log.Warn("the identity could not be read again", zap.Error(err))
+		}
+		d.log.Info("this board has left its relay", zap.String("relay", old.cred.Relay), zap.String("node_id", d.id.NodeID()))
+	} else {
+		d.log.Info("this board has joined a relay", zap.String("relay", m.cred.Relay), zap.String("node_id", m.cred.NodeID))
+	}
+	o.InstanceID = d.id.InstanceID()
+	d.adoptNode(m)
+	d.setMembership(m)
+	d.device.replaceLink(o)
+	return nil
+}
+
+// adoptNode makes the node of a credential that is in use the one of this board.
+func (d *Daemon) adoptNode(m membership) {
+	if m.keeper == nil {
+		return
+	}
+	if _, err := d.id.SetNode(m.cred.NodeID, m.cred.TenantID); err != nil {
+		d.log.Warn("the node id could not be saved", zap.Error(err))
+	}
+}
+
+// warnOfConflict logs that a credential is not used, since a person may wonder why.
+func (d *Daemon) warnOfConflict(m membership) {
+	if m.conflict != "" {
+		d.log.Warn("this board has joined a relay, and the configuration names another one, which is used",
+			zap.String("joined", m.cred.Relay), zap.String("configured", m.conflict),
+			zap.String("hint", "remove relay there to use the one that was joined, or undo the join: agentctl leave"))
+	}
+}
+
+// runMembership runs what the present membership needs, until ctx ends: the keeper of its
+// token, or the join by a file that an image brought.
+func (d *Daemon) runMembership(ctx context.Context) error {
+	for ctx.Err() == nil {
+		memberCtx, stop := context.WithCancel(ctx)
+		d.mu.Lock()
+		m := d.member
+		d.member.stop = stop
+		d.mu.Unlock()
+		switch {
+		case m.keeper != nil:
+			_ = m.keeper.Run(memberCtx) // ends with its context only
+		case m.cred == nil && m.err == nil:
+			d.joinByFile(memberCtx)
+		}
+		<-memberCtx.Done()
+		stop()
+	}
+	return ctx.Err()
+}
+
+// restartMembership makes runMembership start anew: a join that waits is tried at once.
+func (d *Daemon) restartMembership() {
+	if stop := d.membership().stop; stop != nil {
+		stop()
+	}
+}
+
+// Files that make a board without a credential join: JoinFile beside config.yaml, or the
+// systemd credential of the same name.
+const JoinFile = "join"
+
+// maxJoinFile bounds the size of a join file, bytes.
+const maxJoinFile = 4096
+
+// Pauses between attempts of a join by file.
+const (
+	minJoinPause   = time.Second
+	maxJoinPause   = time.Minute
+	finalJoinPause = time.Hour // after what only a person can change
+)
+
+// joinByFile joins with the line that an image brought. It returns when the board has joined,
+// when there is no such line, or when ctx ends.
+//
+// The file is read again for each attempt. A line that cannot work is tried once an hour, so
+// that a relay which was wrong about it has a second chance.
+func (d *Daemon) joinByFile(ctx context.Context) {
+	for attempt := 0; ; attempt++ {
+		path, text, err := d.readJoinFile()
+		if path == "" {
+			return
+		}
+		var line enroll.JoinLine
+		if err == nil {
+			line, err = enroll.ParseJoinLine(text)
+		}
+		if err == nil && enroll.HasLeft(d.config().Text("state_dir"), line.Code) {
+			d.log.Info("the join file is not used: this board has left with its code", zap.String("file", path))
+			return
+		}
+		if err == nil {
+			err = d.joinWith(ctx, line)
+		}
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		pause := joinPause(err, attempt)
+		d.setJoinStatus(err, path, line.Relay, pause)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// joinWith makes one attempt.
+func (d *Daemon) joinWith(ctx context.Context, line enroll.JoinLine) error {
+	c := d.config()
+	if relay := c.Text("relay"); relay != "" {
+		return &ConfiguredRelayError{Relay: relay, Origin: c.Settings["relay"].Origin}
+	}
+	tls, err := config.ClientTLS(c.Text("ca_file"))
+	if err != nil {
+		return err
+	}
+	tls.Time = d.tlsTime
+	_, _, err = enroll.Join(ctx, enroll.JoinOptions{
+		StateDir: c.Text("state_dir"), Relay: line.Relay, CASHA256: line.CASHA256, Code: line.Code,
+		Name: c.Text("name"), Version: d.build.Version, TLS: tls,
+	})
+	if err == nil {
+		err = d.updateMembership()
+	}
+	return err
+}
+
+// ConfiguredRelayError reports a join while the configuration names a relay.
+type ConfiguredRelayError struct{ Relay, Origin string }
+
+func (e *ConfiguredRelayError) Error() string {
+	return fmt.Sprintf("the configuration names the relay %s (%s), which takes precedence over a join", e.Relay, e.Origin)
+}
+
+// joinPause is the time until the next attempt. Full jitter spreads the boards of one image.
+func joinPause(err error, attempt int) time.Duration {
+	var e *enroll.Error
+	if !errors.As(err, &e) || !e.Temporary() {
+		return finalJoinPause + rand.N(finalJoinPause/10)
+	}
+	d := min(minJoinPause<<min(attempt, 6), maxJoinPause)
+	return max(e.RetryAfter, minJoinPause/2+rand.N(d))
+}
+
+// setJoinStatus shows and logs a failed attempt.
+func (d *Daemon) setJoinStatus(err error, path, relay string, pause time.Duration) {
+	s := JoinStatus{State: JoinJoining, Relay: relay, Error: err.Error(), Hint: JoinHint(err), File: path, NextTryMS: time.Now().Add(pause).UnixMilli()}
+	if pause >= finalJoinPause {
+		s.State = JoinRefused
+	}
+	d.mu.Lock()
+	isNew := d.member.join.Error != s.Error
+	d.member.join = s
+	d.mu.Unlock()
+	if isNew {
+		d.log.Warn("this board could not join", zap.String("file", path), zap.Error(err), zap.String("hint", s.Hint), zap.Duration("next_try_in", pause.Round(time.Second)))
+	}
+}
+
+// readJoinFile reads the join line of this machine. path is "" where there is none.
+func (d *Daemon) readJoinFile() (path, text string, err error) {
+	for _, path := range []string{config.Credential(JoinFile), filepath.Join(filepath.Dir(d.source.Path), JoinFile)} {
+		if path == "" {
+			continue
+		}
+		f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.ENOTDIR) {
+			continue // the service reads the file as a credential only
+		}
+		if err != nil {
+			return path, "", err
+		}
+		defer func() { _ = f.Close() }()
+		b, err := io.ReadAll(io.LimitReader(f, maxJoinFile+1))
+		if err == nil && len(b) > maxJoinFile {
+			err = fmt.Errorf("%s is larger than %d bytes", path, maxJoinFile)
+		}
+		if err == nil && len(bytes.TrimSpace(b)) == 0 {
+			continue
+		}
+		return path, string(b), err
+	}
+	return "", "", nil
+}
+
+// States of JoinStatus.
+const (
+	JoinJoined     = "joined"
+	JoinJoining    = "joining"    // by a file, and it will be tried again soon
+	JoinRefused    = "refused"    // only a person can change it
+	JoinOverridden = "overridden" // the configuration names another relay, which is used
+	JoinDamaged    = "damaged"    // the credential cannot be read
+)
+
+// JoinStatus is how this board belongs to a relay that it joined. Absent for a board that did
+// not join, and has no file that tells it to.
+type JoinStatus struct {
+	State            string `json:"state"`
+	Relay            string `json:"relay,omitempty"`
+	TenantID         string `json:"tenant_id,omitempty"`
+	TokenExpiresAtMS int64  `json:"token_expires_at_ms,omitempty"` // by the relay's clock
+	Error            string `json:"error,omitempty"`
+	Hint             string `json:"hint,omitempty"`        // what to do
+	File             string `json:"file,omitempty"`        // of a join by file
+	NextTryMS        int64  `json:"next_try_ms,omitempty"` // of the join, or of the refresh after an error
+}
+
+// joinStatus returns the state of the membership, nil when there is none.
+func (d *Daemon) joinStatus() *JoinStatus {
+	m := d.membership()
+	if m.cred == nil {
+		switch {
+		case m.err != nil:
+			return &JoinStatus{State: JoinDamaged, Error: m.err.Error(), Hint: JoinHint(m.err)}
+		case m.join.State != "":
+			return &m.join
+		}
+		return nil
+	}
+	s := &JoinStatus{State: JoinJoined, Relay: m.cred.Relay, TenantID: m.cred.TenantID, TokenExpiresAtMS: m.cred.ExpiresAtMS}
+	err := m.err
+	if m.keeper != nil {
+		k := m.keeper.Status()
+		s.TokenExpiresAtMS = k.ExpiresAtMS
+		if err == nil && k.LastErr != nil {
+			err, s.NextTryMS = k.LastErr, k.NextTry.UnixMilli()
+		}
+		err = cmp.Or(err, k.NotStored)
+		if enroll.IsFinal(k.LastErr) {
+			s.State = JoinRefused
+		}
+	}
+	if err != nil {
+		s.Error, s.Hint = err.Error(), JoinHint(err)
+	}
+	if m.conflict != "" {
+		s.State, s.Hint = JoinOverridden, "the configuration names another relay ("+m.conflict+"), which is used: remove it there, or undo the join: agentctl leave"
+	}
+	return s
+}
+
+// onLinkState passes a refused token to the keeper, which gets another one.
+func onLinkState(k *enroll.Keeper) func(link.Status) {
+	return func(s link.Status) {
+		if s.State == link.StateRefused && (s.LastCode == link.CloseAuthFailed || s.LastCode == link.CloseForbidden) {
+			k.Refused()
+		}
+	}
+}
