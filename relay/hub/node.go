@@ -197,6 +197,8 @@ func (n *Node) OnAck(inReplyTo string, a link.CmdAck) (known bool) {
 	p, verdict := n.calls.Ack(inReplyTo)
 	n.mu.Unlock()
 	switch verdict {
+	case link.AckRepeated:
+		return true
 	case link.AckLate:
 		n.hub.lateAcks.Add(1)
 		n.audit(AuditEvent{Kind: "late_ack"})

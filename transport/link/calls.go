@@ -42,6 +42,7 @@ const (
 	AckAccepted  AckVerdict = iota
 	AckLate                 // the first one for a command that had expired or failed
 	AckDuplicate            // a further one
+	AckRepeated             // a further one, which a resumed device sends without knowing of the first
 	AckForeign              // no command of this node, or one that ended long ago
 )
 
@@ -79,10 +80,11 @@ type endedCall struct {
 	trace       [16]byte // zero: none
 	id          [manifest.ULIDLen]byte
 	awaitingAck bool // no ack has come yet
+	mayRepeat   bool // the device has reported it as done in Resume
 }
 
-// maxRecent bounds Calls.recent.
-const maxRecent = MaxInflight
+// maxRecent bounds Calls.recent. It is more than a device reports in Resume.
+const maxRecent = 2 * MaxInflight
 
 // Add adds a command in state Queued.
 func (c *Calls[V]) Add(id string, deadline time.Time, info CallInfo, v V) error {
@@ -101,7 +103,8 @@ func (c *Calls[V]) MarkSent(id string) {
 }
 
 // Ack ends the command that a cmd_ack answers. v is its value when the verdict is
-// AckAccepted; otherwise the ack is to be dropped and audited, see Ended.
+// AckAccepted; otherwise the ack is to be dropped and, unless it is AckRepeated, audited, see
+// Ended.
 func (c *Calls[V]) Ack(id string) (v V, verdict AckVerdict) {
 	if i := c.find(id); i >= 0 {
 		v = c.live[i].value
@@ -109,10 +112,15 @@ func (c *Calls[V]) Ack(id string) (v V, verdict AckVerdict) {
 		return v, AckAccepted
 	}
 	if e := c.findEnded(id); e != nil {
-		verdict = AckDuplicate
-		if e.awaitingAck {
-			e.awaitingAck, verdict = false, AckLate
+		switch {
+		case e.awaitingAck:
+			verdict = AckLate
+		case e.mayRepeat:
+			verdict = AckRepeated
+		default:
+			verdict = AckDuplicate
 		}
+		e.awaitingAck, e.mayRepeat = false, false
 		return v, verdict
 	}
 	return v, AckForeign
@@ -162,6 +170,11 @@ func (c *Calls[V]) Lost() {
 // full the device may have left some out; those stay InDoubt, since they may have run. The
 // device recognizes the id when such a command is written again.
 func (c *Calls[V]) Resume(seen []ResumedCommand, now time.Time) (write []string) {
+	for _, r := range seen {
+		if e := c.findEnded(r.MsgID); e != nil {
+			e.mayRepeat = r.State == SeenDone
+		}
+	}
 	for i := range c.live {
 		e := &c.live[i]
 		if e.state == InDoubt {

@@ -102,7 +102,7 @@ func (m *model) key() string {
 		fmt.Fprint(&b, "L", m.calls.live[i].value, m.calls.live[i].state)
 	}
 	for i := range m.calls.recent {
-		fmt.Fprint(&b, "R", string(m.calls.recent[i].id[20:]), m.calls.recent[i].awaitingAck)
+		fmt.Fprint(&b, "R", string(m.calls.recent[i].id[20:]), m.calls.recent[i].awaitingAck, m.calls.recent[i].mayRepeat)
 	}
 	for _, id := range m.dedup.order {
 		e := m.dedup.byID[id]
