@@ -32,6 +32,13 @@ const (
 	PluginDirectory = "directory"
 )
 
+// Values of Options.TLS.
+const (
+	TLSOwn   = "own"   // a certificate of an authority that the relay makes and keeps
+	TLSFiles = "files" // Options.TLSCert and TLSKey
+	TLSOff   = "off"   // plain HTTP
+)
+
 // PluginConformance is the built-in plugin of test tools for conformance suites, which
 // Options.Conformance loads.
 const PluginConformance = "conformance"
@@ -47,9 +54,11 @@ type Options struct {
 	Public        string       // URL that clients use; default: the listener's
 	Audience      string       // see auth.Options
 
-	TLSCert  string // PEM files, both or none; read again when they change
-	TLSKey   string
-	Insecure bool // allow plain HTTP beyond loopback, behind a TLS proxy
+	TLS       string    // TLSOwn, TLSFiles or TLSOff; "": see checkTLS
+	TLSCert   string    // PEM files, both or none; read again when they change
+	TLSKey    string    // of TLSCert
+	BuildTime time.Time // of this binary: when certificates of TLSOwn begin to be valid
+	Insecure  bool      // allow plain HTTP beyond loopback, behind a TLS proxy
 
 	AllowOrigin    []string  // origins of pages that may call; default none
 	Anonymous      bool      // on loopback only: a caller without a token may read
@@ -120,18 +129,19 @@ func (r *Relay) checkOptions() error {
 		return badOption("Listen", "not HOST:PORT: %q", o.Listen)
 	}
 	r.loopback = edge.IsLoopback(host)
-	switch {
-	case (o.TLSCert == "") != (o.TLSKey == ""):
-		return badOption("TLSCert", "the certificate and its key go together")
-	case !r.loopback && o.TLSCert == "" && !o.Insecure:
-		return badOption("Listen", "%s: %w", o.Listen, ErrPlainHTTP)
-	case o.Anonymous && !r.loopback:
+	if err := r.checkTLS(); err != nil {
+		return err
+	}
+	if o.Anonymous && !r.loopback {
 		return badOption("Anonymous", "for loopback only, not for %s", o.Listen)
 	}
 	if o.Public != "" {
 		u, err := url.Parse(o.Public)
 		if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 			return badOption("Public", "not an http or https URL: %q", o.Public)
+		}
+		if u.Scheme == "http" && o.TLS == TLSOwn {
+			return badOption("Public", "%q is plain HTTP, but this relay serves TLS; use https://", o.Public)
 		}
 		r.public = u
 	}
@@ -140,6 +150,39 @@ func (r *Relay) checkOptions() error {
 		if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
 			return badOption("AllowOrigin", "not of the form https://HOST[:PORT]: %q", a)
 		}
+	}
+	return nil
+}
+
+// checkTLS decides where certificates come from, if Options.TLS leaves it open: from the files
+// if there are any; from nowhere on loopback, where nobody listens in, and behind a proxy;
+// else from the relay's own authority.
+func (r *Relay) checkTLS() error {
+	o := &r.opt
+	hasFiles := o.TLSCert != "" || o.TLSKey != ""
+	if o.TLS == "" {
+		switch {
+		case hasFiles:
+			o.TLS = TLSFiles
+		case r.loopback || o.Insecure:
+			o.TLS = TLSOff
+		default:
+			o.TLS = TLSOwn
+		}
+	}
+	switch {
+	case (o.TLSCert == "") != (o.TLSKey == ""):
+		return badOption("TLSCert", "the certificate and its key go together")
+	case !slices.Contains([]string{TLSOwn, TLSFiles, TLSOff}, o.TLS):
+		return badOption("TLS", "no such mode: %q (use %s, %s or %s)", o.TLS, TLSOwn, TLSFiles, TLSOff)
+	case o.TLS == TLSFiles && !hasFiles:
+		return badOption("TLS", "%s needs a certificate and its key; %s needs none", TLSFiles, TLSOwn)
+	case o.TLS != TLSFiles && hasFiles:
+		return badOption("TLS", "%s has no use for a certificate file; use %s, or give no file", o.TLS, TLSFiles)
+	case o.TLS == TLSOwn && o.Insecure:
+		return badOption("TLS", "%s serves TLS, and Insecure plain HTTP; choose one", TLSOwn)
+	case o.TLS == TLSOff && !r.loopback && !o.Insecure:
+		return badOption("Listen", "%s: %w", o.Listen, ErrPlainHTTP)
 	}
 	return nil
 }

@@ -87,11 +87,13 @@ type Relay struct {
 
 	listener, metricsListener, gatewayListener net.Listener // nil: not served
 
-	tls      *tls.Config // nil: plain HTTP
-	public   *url.URL    // nil: clients use the listener's address
-	loopback bool        // Options.Listen is a loopback address
-	ready    atomic.Bool
-	onReady  func()
+	tls       *tls.Config     // nil: plain HTTP
+	authority *auth.Authority // nil: not TLSOwn
+	listenURL string          // of listener; "" without one
+	public    *url.URL        // nil: clients use the listener's address
+	loopback  bool            // Options.Listen is a loopback address
+	ready     atomic.Bool
+	onReady   func()
 }
 
 // Open prepares a relay: state directory, keys, listeners, plugins. The steps are in the
@@ -113,6 +115,7 @@ func Open(opt Options) (r *Relay, err error) {
 		r.checkOptions, // before anything is created
 		r.listen,
 		r.openState,
+		r.openAuthority,
 		r.newKernel,
 		r.newFrontEnd,
 		r.openGateway,
@@ -128,7 +131,7 @@ func Open(opt Options) (r *Relay, err error) {
 
 // listen takes the ports early, so that a taken one is reported before state is touched.
 func (r *Relay) listen() (err error) {
-	if r.opt.TLSCert != "" {
+	if r.opt.TLS == TLSFiles {
 		if r.tls, err = ServerTLS(r.opt.TLSCert, r.opt.TLSKey); err != nil {
 			return err
 		}
@@ -147,15 +150,13 @@ func (r *Relay) listen() (err error) {
 }
 
 // URL is the base URL that clients use, without a trailing slash: Options.Public, or the
-// listener's.
+// listener's. A relay that listens on every address names the one that other machines are most
+// likely to reach.
 func (r *Relay) URL() string {
-	switch {
-	case r.public != nil:
+	if r.public != nil {
 		return strings.TrimRight(r.public.String(), "/")
-	case r.listener == nil:
-		return ""
 	}
-	return baseURL(r.listener.Addr().String(), r.tls != nil)
+	return r.listenURL
 }
 
 // OnReady sets what Run calls once, when it serves. It is called before Run.

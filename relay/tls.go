@@ -3,9 +3,14 @@ package relay
 import (
 	"crypto/tls"
 	"fmt"
+	"net"
 	"os"
+	"regexp"
+	"strings"
 	"sync"
 	"time"
+
+	"agentctl/relay/auth"
 )
 
 // certificate is a PEM pair that is read again when its files change, so that a renewal needs
@@ -32,7 +37,99 @@ func ServerTLS(certFile, keyFile string) (*tls.Config, error) {
 	if err := c.load(); err != nil {
 		return nil, err
 	}
-	return &tls.Config{GetCertificate: c.getCertificate, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}, nil
+	return serverConfig(c.getCertificate), nil
+}
+
+func serverConfig(get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) *tls.Config {
+	return &tls.Config{GetCertificate: get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
+}
+
+// openAuthority opens the relay's own authority if it is to serve one of its certificates, and
+// stores where clients find the relay.
+func (r *Relay) openAuthority() (err error) {
+	if r.opt.TLS == TLSOwn {
+		if r.authority, err = r.store.Authority(auth.AuthorityOptions{Names: r.serverNames, BuildTime: r.opt.BuildTime}); err != nil {
+			return err
+		}
+		r.tls = serverConfig(r.authority.GetCertificate)
+	}
+	if r.listener == nil {
+		return nil
+	}
+	r.listenURL = listenURL(r.listener.Addr().String(), r.tls != nil)
+	return r.store.SaveEndpoint(auth.Endpoint{URL: r.URL(), CASHA256: r.CASHA256()})
+}
+
+// CASHA256 is the hash by which clients know the relay's own authority (package transport/pin);
+// "" without one.
+func (r *Relay) CASHA256() string {
+	if r.authority == nil {
+		return ""
+	}
+	return r.authority.SHA256()
+}
+
+// authorityPEM is the certificate of the relay's own authority; "" without one.
+func (r *Relay) authorityPEM() string {
+	if r.authority == nil {
+		return ""
+	}
+	return r.authority.PEM()
+}
+
+// serverNames are the names and addresses by which clients may know the relay: those of
+// Options.Public and Options.Listen, and this machine's when it listens on every address. A
+// client with a pin checks none of them; one that trusts the authority by a file does.
+func (r *Relay) serverNames() []string {
+	names := []string{"localhost", "127.0.0.1", "::1"}
+	if r.public != nil {
+		names = append(names, r.public.Hostname())
+	}
+	host, _, _ := net.SplitHostPort(r.opt.Listen)
+	if host, _, _ = strings.Cut(host, "%"); !isUnspecified(host) { // without the zone of an IPv6 address
+		return append(names, host)
+	}
+	if name, err := os.Hostname(); err == nil && hostNameRE.MatchString(name) {
+		names = append(names, name)
+	}
+	addrs, _ := net.InterfaceAddrs() // what cannot be read is not in the certificate
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+			names = append(names, n.IP.String())
+		}
+	}
+	return names
+}
+
+// hostNameRE are the names that a certificate may have (RFC 5280 §4.2.1.6). The name of a
+// machine may be anything.
+var hostNameRE = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9][A-Za-z0-9-]{0,62}){0,8}$`)
+
+// isUnspecified reports whether a host means every address.
+func isUnspecified(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "" || ip != nil && ip.IsUnspecified()
+}
+
+// listenURL is the URL of a listener for other machines.
+func listenURL(addr string, isTLS bool) string {
+	if host, _, _ := net.SplitHostPort(addr); isUnspecified(host) {
+		addr = reachableAddr(addr, outboundAddress())
+	}
+	return baseURL(addr, isTLS)
+}
+
+// outboundAddress is the address of this machine from which it would reach others: the one of
+// the default route. It is loopback without a route. Connecting a UDP socket sends nothing, and
+// both addresses belong to nobody (RFC 5737, RFC 3849).
+func outboundAddress() string {
+	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
+		if c, err := net.Dial("udp", to); err == nil {
+			defer func() { _ = c.Close() }()
+			return c.LocalAddr().(*net.UDPAddr).IP.String()
+		}
+	}
+	return "127.0.0.1"
 }
 
 // load reads the pair, and changes nothing if that fails. The caller holds mu, except before

@@ -194,6 +194,9 @@ func (r *Relay) loadPlugins() error {
 func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { _ = r.kernel.Run(ctx) })
 	wg.Go(func() { _ = r.store.Run(ctx) })
+	if r.authority != nil {
+		wg.Go(func() { r.authority.Run(ctx) })
+	}
 	wg.Go(func() { _ = r.processes.Run(ctx, r.opt.ExternalPlugins...) })
 	wg.Go(func() { r.audit.run(ctx) })
 	wg.Go(func() { r.expireOffline(ctx) })

@@ -36,12 +36,15 @@ func newRelay() *cobra.Command {
 		Long: `Run the relay. Boards connect to /v1/device/ws, MCP clients use /mcp, and programs call
 POST /mcp/tools/call. When the relay is ready, it prints one line of JSON with its URL on stdout.
 
-Plain HTTP is served on loopback only, unless --insecure is given for a relay behind a TLS proxy.
-Create tokens with 'agentctl token create'.
+Beyond loopback the relay serves TLS. Without a certificate of yours it makes an authority of its
+own in the state directory (--tls own): 'agentctl invite' prints a line with its hash, by which
+boards and clients know this relay, whatever its name and address are. --insecure serves plain
+HTTP, for a relay behind a TLS proxy.
 
 Tickets, the directory of boards and agents, and the control plane are built in. Your own plugins
 are folders in --plugin-dir.`,
 		Example: `  agentctl relay
+  agentctl relay --listen :8460
   agentctl relay --listen :8460 --tls-cert cert.pem --tls-key key.pem --public https://relay.example:8460
   agentctl relay --plugin notes`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -51,7 +54,7 @@ are folders in --plugin-dir.`,
 			}
 			log := newLoggerAt(lv)
 			defer func() { _ = log.Sync() }()
-			o.Logger, o.Level, o.Version = log, &lv, version
+			o.Logger, o.Level, o.Version, o.BuildTime = log, &lv, version, build().Time
 			if err := setGateway(&o, sseListen, cmd.Flags().Changed("sse-listen")); err != nil {
 				return err
 			}
@@ -92,6 +95,7 @@ are folders in --plugin-dir.`,
 	f.StringVar(&o.Listen, "listen", env("AGENTCTL_LISTEN", relay.DefaultListen), "`HOST:PORT` to serve [AGENTCTL_LISTEN]")
 	f.StringVar(&o.StateDir, "state-dir", env("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
 	f.StringVar(&o.Public, "public", env("AGENTCTL_PUBLIC", ""), "`URL` that clients use, if it differs from the listener's [AGENTCTL_PUBLIC]")
+	f.StringVar(&o.TLS, "tls", env("AGENTCTL_TLS", ""), "`MODE`: own (an authority of this relay), files (--tls-cert, --tls-key) or off; default: files if given, else off on loopback or with --insecure, else own [AGENTCTL_TLS]")
 	f.StringVar(&o.TLSCert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
 	f.StringVar(&o.TLSKey, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
 	f.StringVar(&o.MetricsListen, "metrics-listen", env("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
@@ -115,7 +119,7 @@ are folders in --plugin-dir.`,
 // optionFlags are the flags of the options that relay.Open may refuse.
 var optionFlags = map[string]string{
 	"AllowOrigin": "--allow-origin", "Anonymous": "--anonymous", "DisabledPlugins": "--without", "ExternalPlugins": "--plugin",
-	"Listen": "--listen", "MaxRestarts": "--max-restarts", "Parts": "--only", "Public": "--public", "SSE": "--sse-listen", "TLSCert": "--tls-cert, --tls-key",
+	"Listen": "--listen", "MaxRestarts": "--max-restarts", "Parts": "--only", "Public": "--public", "SSE": "--sse-listen", "TLS": "--tls", "TLSCert": "--tls-cert, --tls-key",
 }
 
 // relayOpenError gives an error of relay.Open its exit code, flag and next step.
@@ -123,7 +127,7 @@ func relayOpenError(err error) error {
 	var bad *relay.OptionError
 	switch {
 	case errors.Is(err, relay.ErrPlainHTTP):
-		return exit(exitUsage, "%w; give --tls-cert and --tls-key, or --insecure behind a TLS proxy", err)
+		return exit(exitUsage, "%w; use --tls own, give --tls-cert and --tls-key, or --insecure behind a TLS proxy", err)
 	case errors.As(err, &bad):
 		return exit(exitUsage, "%s: %w", optionFlags[bad.Option], bad.Err)
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -169,6 +173,6 @@ func readyLine(r *relay.Relay) []byte {
 	if r.URL() != "" {
 		mcpURL = r.URL() + "/mcp"
 	}
-	line, _ := json.Marshal(map[string]any{"ready": true, "url": or(r.URL()), "mcp_url": or(mcpURL), "sse_url": or(r.SSEURL()), "metrics_url": or(r.MetricsURL())})
+	line, _ := json.Marshal(map[string]any{"ready": true, "url": or(r.URL()), "mcp_url": or(mcpURL), "sse_url": or(r.SSEURL()), "metrics_url": or(r.MetricsURL()), "ca_sha256": or(r.CASHA256())})
 	return line
 }
