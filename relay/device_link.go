@@ -52,11 +52,11 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 		r.log.Warn("node registry", zap.String("node_id", id.NodeID), zap.Error(err))
 		return nil, &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
 	}
-	g := &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, ExpiresAt: id.ValidUntil(), CheckActive: func() error { return r.store.Active(id) }}
-	if g.Proved = id.KeyThumbprint != ""; g.Proved {
-		// Its end is not that of this token: a refresh extends the grant (renewToken).
-		g.CheckActive = func() error { return r.store.Revoked(id) }
-	}
+	g := &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, ExpiresAt: id.ValidUntil()}
+	// CheckActive is not asked for the end of the token: the session measures that by the
+	// monotonic clock, and a refresh extends it (renewToken).
+	g.CheckActive = func() error { return r.store.Revoked(id) }
+	g.Proved = id.KeyThumbprint != ""
 	return g, nil
 }
 
