@@ -12,10 +12,10 @@ import (
 
 // Node is a board as the relay lists it: GET /v1/nodes.
 type Node struct {
-	NodeID     string `json:"node_id"`
-	Name       string `json:"name"`
-	Online     bool   `json:"online"`
-	LastSeenMS int64  `json:"last_seen_ms"`
+	NodeID string `json:"node_id"`
+	NodeAttributes
+	Online     bool  `json:"online"`
+	LastSeenMS int64 `json:"last_seen_ms"`
 	// Capabilities are those of the board's last manifest; none: it has never connected.
 	Capabilities []manifest.Capability `json:"capabilities"`
 }
@@ -49,6 +49,14 @@ func (n *Node) CallVerbs() []string {
 // Label is what a person would type for the node: its name, or its id when it has none.
 func (n *Node) Label() string { return cmp.Or(n.Name, n.NodeID) }
 
+// errorLabel names the node in an error: a name that its board proposed is no text of ours.
+func (n *Node) errorLabel() string {
+	if n.NameSet {
+		return n.Name
+	}
+	return n.NodeID
+}
+
 // State is online or offline.
 func (n *Node) State() string {
 	if n.Online {
@@ -57,16 +65,19 @@ func (n *Node) State() string {
 	return "offline"
 }
 
-// Nodes lists the boards of the token's tenant, offline ones included, ordered by id. It reads
-// all pages: a fleet has thousands of boards at most.
-func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
+// Nodes lists the boards of the token's tenant, offline ones included, ordered by id. With
+// tags it lists those that have all of them. It reads all pages: a fleet has thousands of
+// boards at most.
+func (c *Client) Nodes(ctx context.Context, tags ...string) ([]Node, error) {
 	all := []Node{}
+	query := url.Values{"tag": tags}
 	for after := ""; ; {
+		query.Set("after", after)
 		var page struct {
 			Nodes []Node `json:"nodes"`
 			Next  string `json:"next"`
 		}
-		if err := c.getJSON(ctx, "/v1/nodes?after="+url.QueryEscape(after), &page); err != nil {
+		if err := c.getJSON(ctx, "/v1/nodes?"+query.Encode(), &page); err != nil {
 			return nil, err
 		}
 		all = append(all, page.Nodes...)
@@ -139,7 +150,7 @@ func (c *Client) ResolveTool(ctx context.Context, s string) (string, error) {
 		}
 	}
 	if len(n.Capabilities) == 0 {
-		return "", fmt.Errorf("node %s %w", n.Name, ErrNeverLinked)
+		return "", fmt.Errorf("node %s %w", n.errorLabel(), ErrNeverLinked)
 	}
-	return "", refError(ErrNotFound, "tool", "node %s has no verb %q; it has: %s", n.Name, given, strings.Join(n.Verbs(), " "))
+	return "", refError(ErrNotFound, "tool", "node %s has no verb %q; it has: %s", n.errorLabel(), given, strings.Join(n.Verbs(), " "))
 }

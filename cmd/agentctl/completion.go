@@ -36,6 +36,8 @@ func addCompletion(c *cobra.Command) {
 			c.ValidArgsFunction = completeTools
 		case c.Name() == "start":
 			c.ValidArgsFunction = completeModuleArgs
+		case strings.Contains(c.Use, " NODE TAG"):
+			c.ValidArgsFunction = completeNodeTags
 		case strings.Contains(c.Use, " NODE"):
 			c.ValidArgsFunction = completeNodes
 		default:
@@ -60,6 +62,10 @@ func completeFlag(f *pflag.Flag) cobra.CompletionFunc {
 	case name == "node":
 		return func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 			return completeNodes(cmd, nil, word)
+		}
+	case name == "tag":
+		return func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+			return completeTags(cmd, nil, word)
 		}
 	case name == "log-level":
 		return words("debug", "info", "warn", "error")
@@ -134,6 +140,28 @@ func completeNodes(cmd *cobra.Command, args []string, word string) ([]string, co
 			out = append(out, n.Label()+"\t"+n.State())
 		}
 	}
+	return withPrefix(out, word), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeNodeTags completes NODE and then tags.
+func completeNodeTags(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return completeNodes(cmd, args, word)
+	}
+	return completeTags(cmd, args[1:], word)
+}
+
+// completeTags completes a tag that some board has, except those given already.
+func completeTags(cmd *cobra.Command, given []string, word string) ([]string, cobra.ShellCompDirective) {
+	var out []string
+	for _, n := range completionNodes(cmd) {
+		for _, t := range n.Tags {
+			if !slices.Contains(out, t) && !slices.Contains(given, t) {
+				out = append(out, t)
+			}
+		}
+	}
+	slices.Sort(out)
 	return withPrefix(out, word), cobra.ShellCompDirectiveNoFileComp
 }
 

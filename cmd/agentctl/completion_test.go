@@ -30,7 +30,7 @@ func complete(t *testing.T, words ...string) string {
 
 func TestCompletion(t *testing.T) {
 	relay := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write([]byte(`{"nodes":[{"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","name":"attic","online":true,
+		_, _ = w.Write([]byte(`{"nodes":[{"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","name":"attic","online":true,"tags":["north","roof"],
 			"capabilities":[{"cap_id":"echo","kind":"system.echo","verbs":["invoke"]},{"cap_id":"metrics","kind":"system.metrics","verbs":["snapshot","subscribe"]}]},
 			{"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xz","name":"","online":false}]}`))
 	}))
@@ -54,6 +54,8 @@ func TestCompletion(t *testing.T) {
 		{[]string{"call", "attic:"}, "attic:echo attic:snapshot attic:subscribe"},
 		{[]string{"call", "attic:e"}, "attic:echo"},
 		{[]string{"burst", "--for", ""}, ""},
+		{[]string{"describe", "a"}, "attic\tonline"},
+		{[]string{"ls", "--tag", ""}, "north roof"},
 	}
 	for _, tt := range tests {
 		if got := complete(t, tt.words...); got != tt.want {

@@ -129,6 +129,8 @@ func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) 
 func explainRelayAnswer(e *client.Error) (code int, next string) {
 	ofToken := strings.Contains(e.Message, "token") && !strings.Contains(e.Message, "node")
 	switch {
+	case e.Code == manifest.SafetyDenied && isAdminScope(e.Message):
+		return exitUnauthorized, "; mint one that has it with: agentctl token create --class tenant-admin, and pass it with --token-file"
 	case e.Status == http.StatusUnauthorized, e.Code == manifest.SafetyDenied && ofToken:
 		if strings.Contains(e.Message, "agentctl token create") { // the relay says how to get one
 			return exitUnauthorized, "; pass it with --token-file"
@@ -144,6 +146,12 @@ func explainRelayAnswer(e *client.Error) (code int, next string) {
 		return exitFailure, "; see the tools with: agentctl ls -o json"
 	}
 	return exitFailure, explainOutcome(e)
+}
+
+// isAdminScope reports whether a refusal is for lack of a scope of tenant administrators.
+func isAdminScope(message string) bool {
+	_, scope, _ := strings.Cut(message, "lacks the scope ")
+	return scope == manifest.ScopeNodesWrite || scope == manifest.ScopeTokensWrite || scope == manifest.ScopeInvitesWrite
 }
 
 // explainOutcome says whether a failed call may have run; nothing if the relay does not say.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 
@@ -14,22 +15,82 @@ import (
 func newLs() *cobra.Command {
 	var rf relayFlags
 	var out output
+	var tags []string
 	c := &cobra.Command{
 		Use:     "ls",
 		Short:   "List the boards of your tenant, including offline ones",
-		Example: "  agentctl ls --token-file agent.token\n  agentctl ls -o json",
+		Example: "  agentctl ls --token-file agent.token\n  agentctl ls --tag roof --tag north\n  agentctl ls -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rc, err := rf.client()
 			if err != nil {
 				return err
 			}
-			nodes, err := rc.Nodes(cmd.Context())
+			nodes, err := rc.Nodes(cmd.Context(), tags...)
 			if err != nil {
 				return err
 			}
 			// Not slices.SortFunc: one more instance of it is 20 KB of a board's binary.
 			sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
-			return printList(&out, cmd, nodes, func() error { return printNodes(cmd, nodes) })
+			return printList(&out, cmd, nodes, func() error { return printNodes(cmd, nodes, tags) })
+		},
+	}
+	rf.flags(c)
+	out.flags(c)
+	c.Flags().StringArrayVar(&tags, "tag", nil, "only boards with this `TAG` (repeatable: with all of them)")
+	return c
+}
+
+func printNodes(cmd *cobra.Command, nodes []client.Node, tags []string) error {
+	switch {
+	case len(nodes) == 0 && len(tags) > 0:
+		_, err := fmt.Fprintf(cmd.ErrOrStderr(), "no board has the tags %s; see all with: agentctl ls\n", strings.Join(tags, " "))
+		return err
+	case len(nodes) == 0:
+		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no boards yet; mint a token for one with: agentctl token create --class device")
+		return err
+	}
+	tagged := slices.ContainsFunc(nodes, func(n client.Node) bool { return len(n.Tags) > 0 })
+	columns := []any{"NAME", "NODE", "STATE", "LAST SEEN"}
+	if tagged {
+		columns = append(columns, "TAGS")
+	}
+	t := term.NewTable(cmd.OutOrStdout(), append(columns, "TOOLS")...)
+	for _, n := range nodes {
+		cells := []any{n.Name, n.NodeID, n.State(), lastSeen(&n)}
+		if tagged {
+			cells = append(cells, strings.Join(n.Tags, " "))
+		}
+		t.Row(append(cells, strings.Join(n.Verbs(), " "))...)
+	}
+	return t.Flush()
+}
+
+func lastSeen(n *client.Node) string {
+	if n.Online {
+		return "now"
+	}
+	return term.Ago(n.LastSeenMS)
+}
+
+func newDescribe() *cobra.Command {
+	var rf relayFlags
+	var out output
+	c := &cobra.Command{
+		Use:     "describe NODE",
+		Short:   "Print what the relay knows about a board",
+		Long:    "Print what the relay knows about a board. NODE is its id, its name or a unique prefix of its id.\nTo set a description: agentctl node describe.",
+		Example: "  agentctl describe attic\n  agentctl describe 01hzx9 -o json",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			rc, err := rf.client()
+			if err != nil {
+				return err
+			}
+			n, err := rc.Node(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return out.print(cmd, n, func() error { return describeNode(cmd, n) })
 		},
 	}
 	rf.flags(c)
@@ -37,18 +98,18 @@ func newLs() *cobra.Command {
 	return c
 }
 
-func printNodes(cmd *cobra.Command, nodes []client.Node) error {
-	if len(nodes) == 0 {
-		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no boards yet; mint a token for one with: agentctl token create --class device")
-		return err
+func describeNode(cmd *cobra.Command, n *client.Node) error {
+	name := n.Name
+	if !n.NameSet {
+		name += " (proposed by the board; set one with: agentctl node rename)"
 	}
-	t := term.NewTable(cmd.OutOrStdout(), "NAME", "NODE", "STATE", "LAST SEEN", "TOOLS")
-	for _, n := range nodes {
-		seen := term.Ago(n.LastSeenMS)
-		if n.Online {
-			seen = "now"
+	for _, row := range [][2]string{
+		{"Name", name}, {"Node", n.NodeID}, {"State", n.State()}, {"Last seen", lastSeen(n)}, {"Tags", strings.Join(n.Tags, " ")},
+		{"Description", n.Description}, {"Tools", strings.Join(n.Verbs(), " ")},
+	} {
+		if row[1] != "" {
+			fmt.Fprintf(cmd.OutOrStdout(), "%-12s %s\n", row[0], term.SafeLine(row[1]))
 		}
-		t.Row(n.Name, n.NodeID, n.State(), seen, strings.Join(n.Verbs(), " "))
 	}
-	return t.Flush()
+	return nil
 }

@@ -22,7 +22,7 @@ a manifest, plugin.json, and an executable, run, that speaks MCP over stdin and 
 docs/kernel.md shows one.
 
 ls, load and unload need a token with the scope kernel:admin:
-  agentctl token create --class admin`,
+  agentctl token create --class operator`,
 	}
 	c.AddCommand(newPluginValidate(), newPluginLs(), newPluginLoad(), newPluginUnload())
 	return c

@@ -21,7 +21,7 @@ import (
 )
 
 func addRelayCommands(root *cobra.Command) {
-	root.AddCommand(newRelay(), newToken(), newEvents(), newMCP(), newPlugin(), newDemo())
+	root.AddCommand(newRelay(), newToken(), newNode(), newEvents(), newMCP(), newPlugin(), newDemo())
 }
 
 // defaultMetricsListen is where /metrics is served unless told otherwise.

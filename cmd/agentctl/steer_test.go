@@ -23,9 +23,9 @@ func TestSteering(t *testing.T) {
 	cmd := &cobra.Command{}
 	cmd.SetOut(&out)
 	cmd.SetErr(&out)
-	n := client.Node{NodeID: steering, Name: steering, Capabilities: []manifest.Capability{{CapID: steering, Verbs: []string{steering}}}}
+	n := client.Node{NodeID: steering, NodeAttributes: client.NodeAttributes{Name: steering, Tags: []string{steering}, Description: steering}, Capabilities: []manifest.Capability{{CapID: steering, Verbs: []string{steering}}}}
 	k := client.Ticket{ID: steering, Title: steering, Body: steering, Status: steering, Priority: steering, NodeID: steering, AgentID: steering, CreatedBy: steering, Allowed: []string{steering}}
-	if printNodes(cmd, []client.Node{n}) != nil || printTickets(cmd, []client.Ticket{k}) != nil || printTicket(&out, &k) != nil {
+	if printNodes(cmd, []client.Node{n}, []string{steering}) != nil || describeNode(cmd, &n) != nil || printTickets(cmd, []client.Ticket{k}) != nil || printTicket(&out, &k) != nil {
 		t.Error("not printed")
 	}
 	for _, s := range []string{out.String(), term.SafeLine(steering), term.SafeText("a\n" + steering)} {

@@ -296,15 +296,31 @@ func (s *Store) Nodes(ctx context.Context, q NodeQuery) (list []Node, more bool,
 }
 
 // Node finds one node of a tenant by its id, its name, or a prefix of its id that no
-// other node of the tenant has. ErrNoNode also when it is another tenant's.
+// other node of the tenant has, in this order. ErrNoNode also when it is another tenant's.
 func (s *Store) Node(ctx context.Context, tenant, ref string) (Node, error) {
-	ref = strings.ToLower(ref)
-	if ref == "" || len(ref) > manifest.MaxNameLen {
+	if tenant == "" {
 		return Node{}, ErrNoNode
 	}
-	n, err := s.oneNode(ctx, "n.tenant = ?1 AND (n.node_id = ?2 OR n.name = ?2) ORDER BY n.node_id = ?2 DESC LIMIT 1", tenant, ref)
+	return s.FindNode(ctx, tenant, ref)
+}
+
+// FindNode is Node for the operator of the machine: an empty tenant searches all of them,
+// and a name that several tenants use is ErrAmbiguous. Never pass a caller's text as tenant.
+func (s *Store) FindNode(ctx context.Context, tenant, ref string) (Node, error) {
+	ref = strings.ToLower(ref)
+	if !manifest.ValidNodeName(ref) { // which every id and every prefix of one is
+		return Node{}, ErrNoNode
+	}
+	where, args := "", []any(nil)
+	if tenant != "" {
+		where, args = "n.tenant = ? AND ", []any{tenant}
+	}
+	n, err := s.oneNode(ctx, where+"n.node_id = ?", append(args, ref)...)
 	if errors.Is(err, ErrNoNode) {
-		n, err = s.oneNode(ctx, "n.tenant = ? AND n.node_id >= ? AND n.node_id < ? LIMIT 2", tenant, ref, ref+"~")
+		n, err = s.oneNode(ctx, where+"n.name = ? LIMIT 2", append(args, ref)...)
+	}
+	if errors.Is(err, ErrNoNode) {
+		n, err = s.oneNode(ctx, where+"n.node_id >= ? AND n.node_id < ? LIMIT 2", append(args, ref, ref+"~")...)
 	}
 	return n, err
 }
@@ -348,12 +364,12 @@ func (s *Store) nodeByIDOrName(ctx context.Context, ref string) (string, error) 
 	if manifest.ValidNodeID(ref) {
 		return ref, nil
 	}
-	n, err := s.oneNode(ctx, "n.name = ? LIMIT 2", ref)
+	n, err := s.FindNode(ctx, "", ref)
 	switch {
 	case errors.Is(err, ErrNoNode):
-		return "", fmt.Errorf("no node has this id or name: %q; see: agentctl token ls", ref)
+		return "", fmt.Errorf("no node has this id, name or id prefix: %q; see: agentctl token ls", ref)
 	case errors.Is(err, ErrAmbiguous):
-		return "", fmt.Errorf("node %q: %w (in several tenants); give the node id", ref, err)
+		return "", fmt.Errorf("node %q: %w; give the node id", ref, err)
 	}
 	return n.NodeID, err
 }

@@ -1,0 +1,85 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/url"
+
+	"agentctl/manifest"
+)
+
+// NodeAttributes are what people know a node by.
+type NodeAttributes struct {
+	Name        string   `json:"name"`
+	NameSet     bool     `json:"name_set"` // by an operator or an invite; false: the board proposed it
+	Tags        []string `json:"tags"`     // sorted
+	Description string   `json:"description"`
+}
+
+// NodePatch is a change of a node's attributes. What is nil or empty stays as it is.
+type NodePatch struct {
+	Name        *string  `json:"name,omitempty"` // "" returns to the name that the board proposes
+	AddTags     []string `json:"add_tags,omitempty"`
+	RemoveTags  []string `json:"remove_tags,omitempty"`
+	Description *string  `json:"description,omitempty"` // "" removes it
+}
+
+// NodeChange is what a NodePatch did.
+type NodeChange struct {
+	NodeID string         `json:"node_id"`
+	Before NodeAttributes `json:"before"`
+	After  NodeAttributes `json:"after"`
+	// Displaced is the node that had proposed the name, and DisplacedName what it is called
+	// now; both are empty if there was none.
+	Displaced     string `json:"displaced,omitempty"`
+	DisplacedName string `json:"displaced_name,omitempty"`
+}
+
+// NodeStopped is a node whose tokens were revoked, or that was removed.
+type NodeStopped struct {
+	NodeID        string `json:"node_id"`
+	Name          string `json:"name"`
+	NameSet       bool   `json:"name_set"`
+	RevokedTokens int    `json:"revoked_tokens"`
+}
+
+// PatchNode changes the attributes of a node. ref is its id, its name or a unique prefix of
+// its id. With dryRun the relay checks and answers, and changes nothing. It needs the scope
+// nodes:write.
+func (c *Client) PatchNode(ctx context.Context, ref string, p NodePatch, dryRun bool) (*NodeChange, error) {
+	return nodeRequest[NodeChange](ctx, c, http.MethodPatch, ref, "", p, dryRun)
+}
+
+// RevokeNode revokes the tokens of a node, which stays registered. See PatchNode.
+func (c *Client) RevokeNode(ctx context.Context, ref string, dryRun bool) (*NodeStopped, error) {
+	return nodeRequest[NodeStopped](ctx, c, http.MethodPost, ref, "/revoke", nil, dryRun)
+}
+
+// RemoveNode makes the relay forget a node and revokes its tokens. See PatchNode.
+func (c *Client) RemoveNode(ctx context.Context, ref string, dryRun bool) (*NodeStopped, error) {
+	return nodeRequest[NodeStopped](ctx, c, http.MethodDelete, ref, "", nil, dryRun)
+}
+
+// nodeRequest sends a request about one node. A text that cannot name a node is not sent: it
+// could be a path of its own.
+func nodeRequest[T any](ctx context.Context, c *Client, method, ref, suffix string, body any, dryRun bool) (*T, error) {
+	if !manifest.ValidNodeName(ref) {
+		return nil, refError(ErrNotFound, "node", "no node has the id, the name or the id prefix %q", ref)
+	}
+	path := "/v1/nodes/" + url.PathEscape(ref) + suffix
+	if dryRun {
+		path += "?dry_run=true"
+	}
+	resp, err := c.do(ctx, method, c.URL()+path, "application/json", body)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	v := new(T)
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(v); err != nil {
+		return nil, &ProtocolError{"unexpected answer to " + path, err}
+	}
+	return v, nil
+}

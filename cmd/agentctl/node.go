@@ -1,0 +1,261 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/term"
+)
+
+// nodeAdmin changes what a relay knows about its nodes: over HTTP, or in its state directory.
+type nodeAdmin interface {
+	PatchNode(ctx context.Context, ref string, p client.NodePatch, dryRun bool) (*client.NodeChange, error)
+	RevokeNode(ctx context.Context, ref string, dryRun bool) (*client.NodeStopped, error)
+	RemoveNode(ctx context.Context, ref string, dryRun bool) (*client.NodeStopped, error)
+}
+
+var _ nodeAdmin = (*client.Client)(nil)
+
+// nodeFlags are the flags that all commands of the group have.
+type nodeFlags struct {
+	relay    relayFlags
+	stateDir string
+	tenant   string
+	dryRun   bool
+	out      output
+}
+
+func (f *nodeFlags) flags(c *cobra.Command) {
+	f.relay.flags(c)
+	c.Flags().StringVar(&f.stateDir, "state-dir", "", "change this relay's state `DIR` instead of calling a relay; no token is needed")
+	c.Flags().StringVar(&f.tenant, "tenant", "", "with --state-dir: the node's `TENANT` (default: any)")
+	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "print what would change, and change nothing")
+	f.out.flags(c)
+}
+
+// run calls fn with what the flags select.
+func (f *nodeFlags) run(cmd *cobra.Command, fn func(nodeAdmin) error) error {
+	if f.stateDir == "" {
+		if f.tenant != "" {
+			return exit(exitUsage, "--tenant goes with --state-dir; over HTTP the token decides the tenant")
+		}
+		rc, err := f.relay.client()
+		if err != nil {
+			return err
+		}
+		return fn(rc)
+	}
+	s, err := tokenStore(cmd, f.stateDir, true)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	return fn(&localNodes{s, f.tenant})
+}
+
+// again is the beginning of a command that finds the same relay.
+func (f *nodeFlags) again(verb, nodeID string) string {
+	where := ""
+	if f.stateDir != "" {
+		where = " --state-dir " + shellQuote(f.stateDir)
+	}
+	return "agentctl node " + verb + where + " " + nodeID
+}
+
+// did is how a sentence about a change begins.
+func (f *nodeFlags) did(done, planned string) string {
+	if f.dryRun {
+		return planned
+	}
+	return done
+}
+
+func newNode() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "node",
+		Short: "Name, tag and describe boards; revoke or remove them",
+		Long: `Name, tag and describe boards of your tenant, revoke their tokens or remove them. NODE is a
+board's id, its name or a unique prefix of its id. The commands call the relay with a token that
+has the scope nodes:write (agentctl token create --class tenant-admin), or change the state
+directory of a relay on this machine (--state-dir), whether it runs or not.`,
+	}
+	c.AddCommand(newNodeRename(), newNodeTag("tag"), newNodeTag("untag"), newNodeDescribe(), newNodeStop("revoke"), newNodeStop("remove"))
+	return c
+}
+
+func newNodeRename() *cobra.Command {
+	var f nodeFlags
+	var unset bool
+	c := &cobra.Command{
+		Use:   "rename NODE NAME",
+		Short: "Give a board a name that it cannot change itself",
+		Long: `Give a board a name, unique in its tenant. Until then a board goes by the name that it proposes;
+a name that another board only proposed is taken from it. --unset returns to the proposed name.`,
+		Example: "  agentctl node rename 01hzx9k3m4p7q8r9s0t1v2w3xy attic\n  agentctl node rename attic --unset",
+		Args: func(cmd *cobra.Command, args []string) error {
+			return cobra.ExactArgs(map[bool]int{false: 2, true: 1}[unset])(cmd, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name := ""
+			if !unset {
+				name = args[1]
+			}
+			return f.patch(cmd, args[0], client.NodePatch{Name: &name}, func(c *client.NodeChange) (did, undo string) {
+				if c.Displaced != "" {
+					fmt.Fprintf(cmd.ErrOrStderr(), "node %s had proposed this name; it %s %s\n", term.SafeLine(c.Displaced), f.did("is now called", "would be called"), term.SafeLine(c.DisplacedName))
+				}
+				undo = f.again("rename", c.NodeID) + " --unset"
+				if c.Before.NameSet {
+					undo = f.again("rename", c.NodeID) + " " + c.Before.Name
+				}
+				return fmt.Sprintf("node %s %s %s (was %s)", c.NodeID, f.did("is now called", "would be called"), c.After.Name, c.Before.Name), undo
+			})
+		},
+	}
+	f.flags(c)
+	c.Flags().BoolVar(&unset, "unset", false, "return to the name that the board proposes")
+	return c
+}
+
+// newNodeTag makes the commands tag and untag, which are the undo of each other.
+func newNodeTag(verb string) *cobra.Command {
+	var f nodeFlags
+	short, other := "Add tags to a board", "untag"
+	if verb == "untag" {
+		short, other = "Take tags from a board", "tag"
+	}
+	c := &cobra.Command{
+		Use:     verb + " NODE TAG...",
+		Short:   short,
+		Long:    short + ". A tag is 1 to 32 of a-z, 0-9 and -; a board has at most 16.",
+		Example: "  agentctl node " + verb + " attic roof north\n  agentctl ls --tag roof",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p := client.NodePatch{AddTags: args[1:]}
+			if verb == "untag" {
+				p = client.NodePatch{RemoveTags: args[1:]}
+			}
+			return f.patch(cmd, args[0], p, func(c *client.NodeChange) (did, undo string) {
+				changed := difference(c.After.Tags, c.Before.Tags)
+				if verb == "untag" {
+					changed = difference(c.Before.Tags, c.After.Tags)
+				}
+				now := "no tags"
+				if len(c.After.Tags) > 0 {
+					now = "the tags " + strings.Join(c.After.Tags, " ")
+				}
+				return fmt.Sprintf("node %s (%s) %s %s", c.After.Name, c.NodeID, f.did("now has", "would have"), now),
+					f.again(other, c.NodeID) + " " + strings.Join(changed, " ")
+			})
+		},
+	}
+	f.flags(c)
+	return c
+}
+
+// difference returns the words of a that b does not have.
+func difference(a, b []string) []string {
+	return slices.DeleteFunc(slices.Clone(a), func(s string) bool { return slices.Contains(b, s) })
+}
+
+func newNodeDescribe() *cobra.Command {
+	var f nodeFlags
+	c := &cobra.Command{
+		Use:   "describe NODE TEXT",
+		Short: "Describe a board in a sentence",
+		Long: `Describe a board in at most 200 printable characters on one line; an empty TEXT removes the
+description. To print what is known about a board: agentctl describe NODE.`,
+		Example: "  agentctl node describe attic \"Pi 4 under the ridge, camera and PT100\"\n  agentctl node describe attic \"\"",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.patch(cmd, args[0], client.NodePatch{Description: &args[1]}, func(c *client.NodeChange) (did, undo string) {
+				did = fmt.Sprintf("node %s (%s) %s described as %q", c.After.Name, c.NodeID, f.did("is now", "would be"), c.After.Description)
+				if c.After.Description == "" {
+					did = fmt.Sprintf("node %s (%s) %s no description", c.After.Name, c.NodeID, f.did("now has", "would have"))
+				}
+				return did, f.again("describe", c.NodeID) + " " + shellQuote(c.Before.Description)
+			})
+		},
+	}
+	f.flags(c)
+	return c
+}
+
+// patch changes attributes and prints what changed and how to undo it.
+func (f *nodeFlags) patch(cmd *cobra.Command, ref string, p client.NodePatch, say func(*client.NodeChange) (did, undo string)) error {
+	return f.run(cmd, func(admin nodeAdmin) error {
+		change, err := admin.PatchNode(cmd.Context(), ref, p, f.dryRun)
+		if err != nil {
+			return err
+		}
+		return f.out.print(cmd, change, func() error {
+			did, undo := say(change)
+			b, a := change.Before, change.After
+			switch {
+			case b.Name == a.Name && b.NameSet == a.NameSet && b.Description == a.Description && slices.Equal(b.Tags, a.Tags):
+				did = fmt.Sprintf("nothing to change: node %s (%s) is as asked for already", a.Name, change.NodeID)
+			case !f.dryRun:
+				did += "; undo with: " + undo
+			}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(did))
+			return err
+		})
+	})
+}
+
+// newNodeStop makes the commands revoke and remove.
+func newNodeStop(verb string) *cobra.Command {
+	var f nodeFlags
+	c := &cobra.Command{
+		Use:   "revoke NODE",
+		Short: "Revoke a board's tokens; its link ends within 5 s",
+		Long: `Revoke all tokens of a board. Its link ends within 5 s, and it cannot connect until it gets a
+new token. Its name, tags and history stay.`,
+		Example: "  agentctl node revoke attic\n  agentctl node revoke 01hzx9 --dry-run",
+		Args:    cobra.ExactArgs(1),
+	}
+	if verb == "remove" {
+		c.Use, c.Short = "remove NODE", "Forget a board and revoke its tokens"
+		c.Long = `Forget a board: its name, tags and description go, its tokens are revoked, and its link ends within
+5 s. Its events stay in the event log. This cannot be undone.`
+		c.Example = "  agentctl node remove attic\n  agentctl node remove 01hzx9 --dry-run"
+	}
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		return f.run(cmd, func(admin nodeAdmin) error {
+			stop, done, planned := admin.RevokeNode, "revoked", "would revoke"
+			if verb == "remove" {
+				stop, done, planned = admin.RemoveNode, "removed the node and revoked", "would remove the node and revoke"
+			}
+			n, err := stop(cmd.Context(), args[0], f.dryRun)
+			if err != nil {
+				return err
+			}
+			return f.out.print(cmd, n, func() error {
+				next := ""
+				if !f.dryRun {
+					next = "; this is not undone: make it join again with a new invite, or mint a token: agentctl token create --class device --node " + n.NodeID
+				}
+				line := fmt.Sprintf("%s %d token(s) of %s (%s)%s", f.did(done, planned), n.RevokedTokens, n.Name, n.NodeID, next)
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(line))
+				return err
+			})
+		})
+	}
+	f.flags(c)
+	return c
+}
+
+// shellQuote quotes a word for a POSIX shell.
+func shellQuote(s string) string {
+	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:@%+,") == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

@@ -1,0 +1,71 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"agentctl/client"
+	"agentctl/relay/auth"
+)
+
+// localNodes is nodeAdmin on a relay's state directory. A relay that runs there sees the
+// changes within a second.
+type localNodes struct {
+	store  *auth.Store
+	tenant string // "": any
+}
+
+// node finds a node for the operator of the machine.
+func (l *localNodes) node(ctx context.Context, ref string) (auth.Node, error) {
+	n, err := l.store.FindNode(ctx, l.tenant, ref)
+	switch {
+	case errors.Is(err, auth.ErrNoNode):
+		err = fmt.Errorf("no node has the id, the name or the id prefix %q; see: agentctl ls", ref)
+	case errors.Is(err, auth.ErrAmbiguous):
+		err = exit(exitUsage, "%q names more than one node; give more of the id, or the tenant with --tenant", ref)
+	}
+	return n, err
+}
+
+// PatchNode implements nodeAdmin.
+func (l *localNodes) PatchNode(ctx context.Context, ref string, p client.NodePatch, dryRun bool) (*client.NodeChange, error) {
+	n, err := l.node(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	c, err := l.store.SetNodeAttributes(ctx, n.Tenant, n.NodeID, auth.Attributes{Name: p.Name, AddTags: p.AddTags, RemoveTags: p.RemoveTags, Description: p.Description}, dryRun)
+	switch bad := (*auth.AttributeError)(nil); {
+	case errors.As(err, &bad):
+		return nil, exit(exitUsage, "%w", err)
+	case errors.Is(err, auth.ErrNameTaken):
+		return nil, errors.New("another node has this name; give that one another name first, or choose another")
+	case err != nil:
+		return nil, err
+	}
+	return &client.NodeChange{NodeID: c.NodeID, Before: client.NodeAttributes(c.Before), After: client.NodeAttributes(c.After),
+		Displaced: c.Displaced, DisplacedName: c.DisplacedName}, nil
+}
+
+// RevokeNode implements nodeAdmin.
+func (l *localNodes) RevokeNode(ctx context.Context, ref string, dryRun bool) (*client.NodeStopped, error) {
+	return l.stop(ctx, ref, func(n auth.Node) (int, error) {
+		return l.store.Revoke(ctx, auth.RevokeRequest{Node: n.NodeID, DryRun: dryRun})
+	})
+}
+
+// RemoveNode implements nodeAdmin.
+func (l *localNodes) RemoveNode(ctx context.Context, ref string, dryRun bool) (*client.NodeStopped, error) {
+	return l.stop(ctx, ref, func(n auth.Node) (int, error) { return l.store.RemoveNode(ctx, n.Tenant, n.NodeID, dryRun) })
+}
+
+func (l *localNodes) stop(ctx context.Context, ref string, fn func(auth.Node) (int, error)) (*client.NodeStopped, error) {
+	n, err := l.node(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	tokens, err := fn(n)
+	return &client.NodeStopped{NodeID: n.NodeID, Name: n.Name, NameSet: n.NameSet, RevokedTokens: tokens}, err
+}
