@@ -41,6 +41,10 @@ type LinkStatus struct {
 	Relay     string     `json:"relay"`
 	SinceMS   int64      `json:"since_ms"`
 	LastError *LinkError `json:"last_error"`
+	// Counters since the daemon started.
+	Reconnects uint64 `json:"reconnects"` // links that ended, and dials that failed
+	Resumed    uint64 `json:"resumed"`    // links that continued the session before
+	Expired    uint64 `json:"expired"`    // commands that arrived too late to be started
 }
 
 // States that a reader of a Status decides by.
@@ -136,6 +140,7 @@ func (d *Daemon) status() *Status {
 	if client := d.device.link(); client != nil {
 		l := client.Status()
 		s.Link.State, s.Link.SinceMS = l.State, l.Since.UnixMilli()
+		s.Link.Reconnects, s.Link.Resumed, s.Link.Expired = l.Reconnects, l.Resumed, l.Expired
 		s.CloneSuspected, s.Drops = l.CloneSuspected, l.Drops
 		if l.LastErr != "" {
 			s.Link.LastError = &LinkError{Code: l.LastCode, Message: l.LastErr, AtMS: l.LastErrAt.UnixMilli()}

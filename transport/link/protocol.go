@@ -31,7 +31,9 @@
 //	relay   handshake -> ready -> closed
 //
 // A close code says why a link ended; Backoff maps it to the time of the next attempt.
-// The states of a command are described in calls.go.
+// The states of a command are described in calls.go, session time and the expiry of commands
+// in sessiontime.go. On v2.1 a session may continue on the next link: the relay's owner decides
+// that in AcceptOptions.Admit, the device's side is Client.startSession.
 //
 // # Goroutines
 //

@@ -459,3 +459,102 @@ func TestProxy(t *testing.T) {
 		t.Errorf("the proxy was asked for %q", got)
 	}
 }
+
+// TestNegotiation: both ends speak v2.1 when both know it, whatever the order of the offer, and
+// v2 otherwise.
+func TestNegotiation(t *testing.T) {
+	relays := map[string][]string{"v2": {Subprotocol}, "v2.1": {Subprotocol21, Subprotocol}}
+	for _, tt := range []struct {
+		relay string
+		offer []string
+		want  string
+	}{
+		{"v2.1", nil, Subprotocol21},
+		{"v2.1", []string{Subprotocol}, Subprotocol},
+		{"v2.1", []string{Subprotocol, Subprotocol21}, Subprotocol21},
+		{"v2", nil, Subprotocol},
+		{"v2", []string{Subprotocol21}, ""},
+	} {
+		t.Run(fmt.Sprint(tt.relay, tt.offer), func(t *testing.T) {
+			chosen := make(chan string, 1)
+			up := NewUpgrader(nil)
+			up.Subprotocols = relays[tt.relay]
+			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				conn, err := Upgrade(up, w, r)
+				if err != nil {
+					chosen <- ""
+					return
+				}
+				chosen <- conn.Subprotocol()
+				_ = conn.Close(CloseNormal, "normal")
+			}))
+			defer srv.Close()
+			conn, err := Dial(t.Context(), srv.URL, DialOptions{Subprotocols: tt.offer})
+			got := ""
+			if err == nil {
+				got = conn.Subprotocol()
+				_ = conn.Close(CloseNormal, "normal")
+			}
+			if relay := <-chosen; got != tt.want || relay != tt.want {
+				t.Errorf("the device speaks %q (%v), the relay %q, want %q", got, err, relay, tt.want)
+			}
+		})
+	}
+}
+
+// TestSocketPings: over TCP and TLS, and through a Poller, the relay's pings carry the session
+// time, and the device's pongs repeat it.
+func TestSocketPings(t *testing.T) {
+	for _, secure := range []bool{false, true} {
+		t.Run(fmt.Sprintf("tls=%v", secure), func(t *testing.T) {
+			p, err := NewPoller()
+			if err != nil {
+				t.Skip(err)
+			}
+			pollCtx, stopPoller := context.WithCancel(t.Context())
+			polled := make(chan error, 1)
+			go func() { polled <- p.Run(pollCtx) }()
+			owner := &endRecorder{recorder: &recorder{known: true}, closed: make(chan error, 1)}
+			sessions := make(chan *Session, 1)
+			srv, roots := socketServer(t, secure, func(c Conn) {
+				s, _, err := Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, ReconnectSpreadMS: func() int64 { return 1000 }})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				s.Start(p, owner)
+				sessions <- s
+			})
+			c := NewClient(ClientOptions{Dial: func(ctx context.Context) (Conn, error) { return Dial(ctx, srv.URL, DialOptions{TLS: roots}) },
+				Token: func() (string, error) { return "good", nil }, InstanceID: testInstance,
+				Handler: &testHandler{caps: []manifest.Capability{manifest.Echo()}, call: echoArgs}})
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- c.Run(ctx) }()
+			s := <-sessions
+			answered := func() uint32 { s.mu.Lock(); defer s.mu.Unlock(); return s.pings.answered }
+			waitFor(t, func() bool { return answered() == 1 }) // the one after auth_ok
+			for range 3 {
+				n := answered()
+				s.CheckLiveness()
+				waitFor(t, func() bool { return answered() == n+1 })
+			}
+			if err := s.Probe(ctx); err != nil || answered() != 5 {
+				t.Errorf("Probe: %v, %d pongs", err, answered())
+			}
+			cancel()
+			<-done
+			<-owner.closed
+			stopPoller()
+			<-polled
+		})
+	}
+}
+
+// endRecorder is a SessionOwner that records its calls.
+type endRecorder struct {
+	*recorder
+	closed chan error
+}
+
+func (r *endRecorder) OnClosed(err error) { r.closed <- err }
