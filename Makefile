@@ -102,7 +102,7 @@ soak: build ## an hour of faults and load; SOAK=5m for a slice
 
 test-slow: ## what needs real minutes, or no race detector
 	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestRFC0009.*Real$$|TestSwapsLoseNothing|TestTicketsSurviveKill|TestKilledDaemon' ./test
-	$(GO) test -timeout 5m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost' ./prober/history
+	$(GO) test -timeout 5m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost|TestSeriesCost' ./prober/history
 	$(GO) test -timeout 5m -run 'TestHostileClient' ./control
 	$(GO) test -timeout 5m -run 'TestStalledReader|TestRegistryBytes|TestSameSeedSameTranscript|TestManifestSchemaAgrees' ./relay/mcp ./relay/kernel ./relay/plugins/process
 

@@ -60,6 +60,13 @@ func Metrics() Capability {
 		Verbs: []string{VerbSnapshot, VerbSubscribe}, SafetyClass: ReadOnly, Constraints: DefaultConstraints}
 }
 
+// History is the capability object of what a device has recorded. A page costs the device up
+// to two seconds of reading its disk, so few may run at a time.
+func History() Capability {
+	return Capability{CapID: "history", Kind: KindHistory, SchemaRef: "mcp://schemas/system.history.query.input@1.0.0",
+		Verbs: []string{VerbQuery}, SafetyClass: ReadOnly, Constraints: Constraints{RateLimitRPS: 5, MaxConcurrency: 2, DeadlineMSDefault: 2000}}
+}
+
 // Check reports whether c is a capability of this release: known kind and verbs, the kind's
 // safety class, the right schema reference, constraints in range. The error is always
 // E_MANIFEST_INVALID and quotes nothing of c, which a device has sent.

@@ -87,9 +87,9 @@ func TestCapabilityRefusals(t *testing.T) {
 // Whatever Check admits fits the announced schema too, so that the two cannot drift.
 func TestCheckAndSchemaAgree(t *testing.T) {
 	classes := []SafetyClass{ReadOnly, Mutating, Destructive, "x"}
-	verbs := [][]string{{}, {"invoke"}, {"snapshot"}, {"subscribe"}, {"snapshot", "subscribe"}, {"subscribe", "snapshot"}, {"invoke", "invoke"}, {"call"}}
+	verbs := [][]string{{}, {"invoke"}, {"snapshot"}, {"subscribe"}, {"snapshot", "subscribe"}, {"subscribe", "snapshot"}, {"invoke", "invoke"}, {"call"}, {"query"}}
 	admitted := 0
-	for _, kind := range []string{KindEcho, KindMetrics, "system.foo"} {
+	for _, kind := range []string{KindEcho, KindMetrics, KindHistory, "system.foo"} {
 		for _, class := range classes {
 			for _, v := range verbs {
 				for _, n := range []int{0, 1, 64, 65, 100, 101, 5000, 5001} {
@@ -109,8 +109,8 @@ func TestCheckAndSchemaAgree(t *testing.T) {
 			}
 		}
 	}
-	if admitted != 10 { // (1 echo + 4 metrics verb lists) x 2 of the numbers
-		t.Errorf("%d of the combinations were admitted, want 10", admitted)
+	if admitted != 12 { // (1 echo + 4 metrics + 1 history verb lists) x 2 of the numbers
+		t.Errorf("%d of the combinations were admitted, want 12", admitted)
 	}
 }
 

@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -63,9 +64,29 @@ func (p *property) explain(v any) string {
 	case nil:
 		return p.typeMismatch("null")
 	case []any:
-		return p.typeMismatch("array")
+		return p.explainArray(v)
 	}
 	return p.typeMismatch("object")
+}
+
+// explainArray words what is wrong with an array of words, the only kind of array in arguments.
+func (p *property) explainArray(v []any) string {
+	if p.typ != "array" || len(p.words) == 0 {
+		return p.typeMismatch("array")
+	}
+	n := int64(len(v))
+	isWrong := (p.hasMin && n < p.min) || (p.hasMax && n > p.max)
+	seen := make(map[string]bool, len(v))
+	for _, e := range v {
+		word, ok := e.(string)
+		isWrong = isWrong || !ok || seen[word] || !slices.Contains(p.words, word)
+		seen[word] = true
+	}
+	if !isWrong {
+		return ""
+	}
+	// A message has at most 200 characters, which is too few for the names themselves.
+	return "must be " + strconv.FormatInt(p.min, 10) + " to " + strconv.FormatInt(p.max, 10) + " different names that the tool's schema lists"
 }
 
 // typeMismatch returns what is wrong if a value of type got is not of the property's type,
@@ -110,6 +131,8 @@ func (p *property) explainString(v string) string {
 		return "longer than " + strconv.FormatInt(p.max, 10) + " characters"
 	case p.hasMin && n < p.min:
 		return "shorter than " + strconv.FormatInt(p.min, 10) + " characters"
+	case len(p.words) > 0 && !slices.Contains(p.words, v):
+		return "must be one of " + strings.Join(p.words, ", ")
 	case p.pattern != nil && !p.pattern.match(v):
 		return "has characters or a form that the schema does not allow"
 	}

@@ -48,12 +48,14 @@ const (
 	VerbInvoke    = "invoke"
 	VerbSnapshot  = "snapshot"
 	VerbSubscribe = "subscribe"
+	VerbQuery     = "query"
 )
 
 // Kind names, a closed set.
 const (
 	KindEcho    = "system.echo"
 	KindMetrics = "system.metrics"
+	KindHistory = "system.history"
 )
 
 // Kind is one row of the kind registry. The registry is data and closed in each release; a
@@ -63,6 +65,9 @@ type Kind struct {
 	Short  string      // first segment of its tools, at most 8 characters
 	Safety SafetyClass // the only class the kind admits (RFC-0001 allOf clamp)
 	Verbs  []Verb
+	// SinceV21 is set for kinds that came with version v2.1 of the device link. A link of
+	// version v2 neither announces nor accepts them, so that its bytes stay as they were.
+	SinceV21 bool
 }
 
 // Verb is one thing that a kind can do, with the schemas of its tool. The device checks
@@ -119,6 +124,17 @@ var Kinds = []Kind{
 				Description: "Watch this device's CPU, memory, disk and load figures at a cadence of 1 to 60 seconds (interval_ms). Frames arrive as progress notifications for a bounded time; the result is the last frame. Changes nothing.",
 			},
 		},
+	},
+	{
+		Name: KindHistory, Short: "syshist", Safety: ReadOnly, SinceV21: true,
+		Verbs: []Verb{{
+			Name:        VerbQuery,
+			Input:       "mcp://schemas/system.history.query.input@1.0.0",
+			Ack:         "mcp://schemas/system.history.query.output@1.0.0",
+			Output:      "mcp://schemas/system.history.query.output@1.0.0",
+			Title:       "Metrics history",
+			Description: "Read what this device recorded of its own metrics: one value for each step_ms from from_ms on, null where it recorded nothing. Times are milliseconds since 1970 by the device's clock, as ts_ms of a metrics snapshot; to_ms 0 means now. A result with next_cursor has more: call again with the same arguments and that cursor. Changes nothing.",
+		}},
 	},
 }
 

@@ -38,6 +38,7 @@ type property struct {
 	hasMin, hasMax bool
 	pattern        *pattern
 	object         *objectSchema // of an object
+	words          []string      // the values of a string, or of the elements of an array
 }
 
 // schemaJSON is the part of JSON Schema that an objectSchema covers. Every other keyword makes
@@ -52,6 +53,12 @@ type schemaJSON struct {
 	MinLength            *int64                     `json:"minLength"`
 	MaxLength            *int64                     `json:"maxLength"`
 	Pattern              *string                    `json:"pattern"`
+	MinItems             *int64                     `json:"minItems"`
+	MaxItems             *int64                     `json:"maxItems"`
+	Enum                 []string                   `json:"enum"`
+	Items                struct {
+		Enum []string `json:"enum"`
+	} `json:"items"`
 }
 
 // Keywords that keep a schema or property exact: understood, or without effect on validity.
@@ -107,7 +114,7 @@ func newObjectSchema(ref string, raw []byte) *objectSchema {
 func newProperty(name string, raw []byte) (p property, exact bool) {
 	var s schemaJSON
 	_ = s.parse(raw, nil) // the type decides which keywords are known
-	p = property{name: name, typ: s.Type}
+	p = property{name: name, typ: s.Type, words: append(s.Enum, s.Items.Enum...)}
 	low, high := s.Minimum, s.Maximum
 	switch s.Type {
 	case "integer", "number":
@@ -116,6 +123,8 @@ func newProperty(name string, raw []byte) (p property, exact bool) {
 		exact = s.parse(raw, stringKeywords)
 		low, high = s.MinLength, s.MaxLength
 		p.pattern, exact = newPattern(s.Pattern, exact)
+	case "array":
+		low, high = s.MinItems, s.MaxItems
 	case "object":
 		p.object = newObjectSchema("", raw)
 	}

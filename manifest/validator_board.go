@@ -26,10 +26,13 @@ var errInvalid = errors.New("the value does not fit")
 // keywords are the keywords of JSON Schema 2020-12 that the registry uses. A nil pointer is a
 // keyword that is absent.
 type keywords struct {
-	Type       string               `json:"type"`
+	Type       oneOrMore            `json:"type"`
 	Properties map[string]*keywords `json:"properties"`
+	Names      *keywords            `json:"propertyNames"`
+	MinProps   *int                 `json:"minProperties"`
+	MaxProps   *int                 `json:"maxProperties"`
 	Required   []string             `json:"required"`
-	Additional *bool                `json:"additionalProperties"`
+	Additional *keywords            `json:"additionalProperties"`
 	Minimum    *float64             `json:"minimum"`
 	Maximum    *float64             `json:"maximum"`
 	MinLength  *int                 `json:"minLength"`
@@ -47,8 +50,20 @@ type keywords struct {
 	Ref        *string              `json:"$ref"`
 
 	present map[string]json.RawMessage // until prepare has checked the names
+	never   bool                       // the schema false: no value fits
 	pattern *regexp.Regexp
 	ref     validator
+}
+
+// oneOrMore is a list that may be written as its only element.
+type oneOrMore []string
+
+// UnmarshalJSON decodes either form.
+func (l *oneOrMore) UnmarshalJSON(b []byte) error {
+	if b[0] == '"' {
+		b = append(append([]byte{'['}, b...), ']')
+	}
+	return json.Unmarshal(b, (*[]string)(l))
 }
 
 // annotations are keywords that constrain no value.
@@ -76,7 +91,14 @@ func compile(all map[string]*schema, ref string) (validator, error) {
 }
 
 // UnmarshalJSON decodes the keywords and keeps the names of all that are present, for prepare.
+// The schemas true and false have none.
 func (r *keywords) UnmarshalJSON(b []byte) error {
+	if b[0] != '{' {
+		var any bool
+		err := json.Unmarshal(b, &any)
+		r.never = !any
+		return err
+	}
 	type plain keywords
 	if err := json.Unmarshal(b, (*plain)(r)); err != nil {
 		return err
@@ -110,7 +132,7 @@ func (r *keywords) prepare(all map[string]*schema) (err error) {
 		}
 		r.ref = func(tree any) error { return s.validator()(tree) }
 	}
-	for _, inner := range slices.Concat(slices.Collect(maps.Values(r.Properties)), r.AllOf, []*keywords{r.Items, r.If, r.Then}) {
+	for _, inner := range slices.Concat(slices.Collect(maps.Values(r.Properties)), r.AllOf, []*keywords{r.Items, r.If, r.Then, r.Names, r.Additional}) {
 		if inner != nil {
 			if err := inner.prepare(all); err != nil {
 				return err
@@ -122,7 +144,7 @@ func (r *keywords) prepare(all map[string]*schema) (err error) {
 
 // valid reports whether a value of strictjson.Decode fits.
 func (r *keywords) valid(tree any) bool {
-	if !r.hasType(tree) || (r.ref != nil && r.ref(tree) != nil) {
+	if r.never || !r.hasType(tree) || (r.ref != nil && r.ref(tree) != nil) {
 		return false
 	}
 	if s, ok := tree.(string); (r.Const != nil && (!ok || s != *r.Const)) || (r.Enum != nil && (!ok || !slices.Contains(r.Enum, s))) {
@@ -173,7 +195,7 @@ func (r *keywords) hasType(tree any) bool {
 			types = types[:1]
 		}
 	}
-	return r.Type == "" || slices.Contains(types, r.Type)
+	return len(r.Type) == 0 || slices.ContainsFunc(types, func(t string) bool { return slices.Contains(r.Type, t) })
 }
 
 // inRange checks the bounds of a number. strictjson.Decode refuses numbers whose float64
@@ -191,12 +213,15 @@ func (r *keywords) validObject(o map[string]any) bool {
 		}
 	}
 	for name, v := range o {
-		p, ok := r.Properties[name]
-		if (!ok && r.Additional != nil && !*r.Additional) || (ok && !p.valid(v)) {
+		p := r.Properties[name]
+		if p == nil {
+			p = r.Additional
+		}
+		if (r.Names != nil && !r.Names.valid(name)) || (p != nil && !p.valid(v)) {
 			return false
 		}
 	}
-	return true
+	return (r.MinProps == nil || len(o) >= *r.MinProps) && (r.MaxProps == nil || len(o) <= *r.MaxProps)
 }
 
 // validArray checks length, elements and uniqueness. Comparing all pairs is fast enough for

@@ -111,6 +111,30 @@ func TestQueryCost(t *testing.T) {
 	}
 }
 
+// TestSeriesCost: a day at one sample a second, in steps of a minute, of two metrics takes at
+// most 25 ms of CPU for each aggregate. In a run that is not slow two hours stand for the day.
+func TestSeriesCost(t *testing.T) {
+	n := often(24, 2)
+	s := hours(t, n)
+	runtime.LockOSThread() // cpu is that of this thread
+	defer runtime.UnlockOSThread()
+	for _, aggregate := range []string{AggregateLast, AggregateMean, AggregateMin, AggregateMax} {
+		least := time.Hour
+		for range 5 {
+			before := cpu()
+			got := series(t, s, SeriesQuery{FromMS: epoch + 1, EndMS: epoch + int64(n)*3_600_000, StepMS: 60_000, Metrics: []string{"cpu_pct", "mem_bytes"}, Aggregate: aggregate})
+			least = min(least, cpu()-before)
+			if len(got) != 60*n {
+				t.Fatalf("%s: %d steps, want %d", aggregate, len(got), 60*n)
+			}
+		}
+		t.Logf("%d hours by minutes, %s: %v of CPU", n, aggregate, least)
+		if bar := 25 * time.Millisecond * time.Duration(n) / 24; least > bar && !raceDetector && strconv.IntSize == 64 {
+			t.Errorf("%d hours by minutes, %s: %v of CPU, want at most %v", n, aggregate, least, bar)
+		}
+	}
+}
+
 // memoryEnv makes the test binary measure what an open Store takes.
 const memoryEnv = "HISTORY_TEST_MEMORY"
 

@@ -220,6 +220,16 @@ func (d *db) prepare(query string, args []driver.Value) (*stmt, error) {
 	return st, nil
 }
 
+// forget closes prepared statements that are not used again.
+func (d *db) forget(queries ...string) {
+	for _, query := range queries {
+		if st := d.stmts[query]; st != nil {
+			_ = st.s.Close() // it only reads
+			delete(d.stmts, query)
+		}
+	}
+}
+
 // exec runs a prepared statement and returns how many rows it changed. It takes no context:
 // a commit must not be interrupted half-way. busy_timeout bounds the wait for other programs.
 func (d *db) exec(query string, args ...driver.Value) (int64, error) {
