@@ -8,6 +8,7 @@ import (
 
 	"agentctl/config"
 	"agentctl/control"
+	"agentctl/handlers"
 	"agentctl/manifest"
 	"agentctl/prober"
 	"agentctl/prober/history"
@@ -98,6 +99,20 @@ func (d *Daemon) call(ctx context.Context, tool string, args json.RawMessage) (j
 	}
 	return result, err
 }
+
+// historySeries answers system.history from the store. The store is opened after the device,
+// whose clock it uses, and before the device serves.
+type historySeries struct{ *Daemon }
+
+var _ handlers.Recorded = historySeries{}
+
+// Series implements handlers.Recorded.
+func (s historySeries) Series(ctx context.Context, q handlers.HistoryQuery, fn func(int64, []float64) error) error {
+	return s.history.Series(ctx, history.SeriesQuery(q), fn)
+}
+
+// Oldest implements handlers.Recorded.
+func (s historySeries) Oldest() int64 { return s.history.Oldest() }
 
 // historyReader answers history queries of the control socket from the store.
 //

@@ -146,6 +146,9 @@ func (d *Daemon) open() (err error) {
 	if err != nil {
 		return err
 	}
+	if d.cfg.HistoryEnabled() {
+		o.History = historySeries{d}
+	}
 	if d.device, err = newDevice(o, clockFloor(d.build, filepath.Join(stateDir, enroll.FileName))); err != nil {
 		return err
 	}

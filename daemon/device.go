@@ -25,6 +25,7 @@ type deviceOptions struct {
 	Source     prober.Source                                       // nil: the machine
 	Interval   time.Duration                                       // base cadence
 	DiskPath   string                                              // "": /
+	History    handlers.Recorded                                   // what the device records; nil: it has no history to query
 	DialSlots  chan struct{}                                       // its capacity bounds how many devices dial at a time; nil: no bound
 	Joined     bool                                                // by a credential, which the hints for a link that is down depend on
 	Sign       func(nonce, token string) (proof string, err error) // see link.ClientOptions; nil: none
@@ -62,7 +63,11 @@ func newDevice(o deviceOptions, floor time.Time) (*device, error) {
 		},
 	})
 	var err error
-	d.mux, err = handlers.New(handlers.Options{}, handlers.NewEcho(d.clock.NowMS), handlers.NewMetrics(d.prober, d.clock.NowMS))
+	served := []handlers.Handler{handlers.NewEcho(d.clock.NowMS), handlers.NewMetrics(d.prober, d.clock.NowMS)}
+	if o.History != nil {
+		served = append(served, handlers.NewHistory(o.History, d.clock.NowMS))
+	}
+	d.mux, err = handlers.New(handlers.Options{}, served...)
 	if err != nil {
 		return nil, err
 	}

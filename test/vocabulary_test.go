@@ -39,8 +39,8 @@ func TestVocabulary(t *testing.T) {
 		name      string
 		got, want []string
 	}{
-		{"kinds", kinds, []string{"system.echo sysecho read_only", "system.metrics sys read_only"}},
-		{"verbs", verbs, []string{"invoke", "snapshot", "subscribe"}},
+		{"kinds", kinds, []string{"system.echo sysecho read_only", "system.history syshist read_only", "system.metrics sys read_only"}},
+		{"verbs", verbs, []string{"invoke", "query", "snapshot", "subscribe"}},
 		{"error codes", codes, []string{"E_BAD_REQUEST", "E_DEADLINE_EXCEEDED", "E_INTERNAL", "E_MANIFEST_INVALID", "E_NODE_OFFLINE", "E_RATE_LIMITED", "E_SAFETY_DENIED"}},
 		{"scopes", manifest.Scopes, []string{"device:connect", "device:enroll", "events:ingest", "events:subscribe", "invites:write", "kernel:admin",
 			"nodes:write", "tickets:read", "tickets:write", "tokens:write", "tools:call:read_only", "tools:list"}},

@@ -292,8 +292,18 @@ func (s *Session) checkCapability(raw []byte) (*manifest.Capability, []manifest.
 	if err := strictjson.Unmarshal(raw, c); err != nil {
 		return nil, nil, err
 	}
+	if !servedOn(s.V21, c.Kind) {
+		return nil, nil, manifest.E(manifest.ManifestInvalid, "the kind needs "+Subprotocol21)
+	}
 	tools, err := manifest.Project(s.NodeID, c)
 	return c, tools, err
+}
+
+// servedOn reports whether a link of a version may carry a kind of capability. What came with
+// v2.1 is neither announced nor accepted on v2.
+func servedOn(v21 bool, kind string) bool {
+	k, known := manifest.LookupKind(kind)
+	return v21 || !known || !k.SinceV21
 }
 
 // rejectedCapID is the cap_id of a rejected capability, so that a developer knows which

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,7 +15,8 @@ import (
 
 // Handler answers a device's commands. It announces exactly what it answers.
 type Handler interface {
-	// Capabilities is called once per link, for its announce.
+	// Capabilities is called once per link, for its announce. Kinds that came with v2.1 are
+	// left out of an announce on v2.
 	Capabilities() []manifest.Capability
 	// Call checks and answers one command within ctx, which also ends when the relay
 	// cancels the command. For a subscription stream is not nil: it runs after the result
@@ -90,9 +92,10 @@ type Client struct {
 
 	wg       sync.WaitGroup // commands, handlers and streams, those of earlier links included
 	handlers chan struct{}  // a slot for each handler that has not returned, abandoned ones included
-	events   chan []byte    // frames that wait for a ready link, whose writer takes them
+	newEvent chan struct{}  // buffers one: events is not empty
 
 	mu          sync.Mutex // protects the fields below
+	events      [][]byte   // frames that wait for a ready link, oldest first
 	dedup       dedupTable
 	cancels     map[string]context.CancelCauseFunc // running commands and open streams, by msg_id
 	sessionID   string                             // of the last session
@@ -110,7 +113,7 @@ func NewClient(opt ClientOptions) *Client {
 	if opt.Clock == nil {
 		opt.Clock = clock.New(time.Time{})
 	}
-	return &Client{opt: opt, bootID: NewID(), handlers: make(chan struct{}, MaxInflight), events: make(chan []byte, maxPendingEvents), cancels: make(map[string]context.CancelCauseFunc),
+	return &Client{opt: opt, bootID: NewID(), handlers: make(chan struct{}, MaxInflight), newEvent: make(chan struct{}, 1), cancels: make(map[string]context.CancelCauseFunc),
 		endSession: func(error) {}, status: Status{State: StateConnecting, Since: time.Now()}}
 }
 
@@ -145,20 +148,54 @@ func (c *Client) SendEvent(topic string, data []byte) bool {
 		return false
 	}
 	frame := Encode(TypeEvent, NewID(), "", Event{Topic: topic, Data: line.Bytes()})
-	c.mu.Lock() // of several senders, none takes the room that another one made
+	c.mu.Lock()
 	defer c.mu.Unlock()
-	for {
-		select {
-		case c.events <- frame:
-			return true
-		default:
-		}
-		select {
-		case <-c.events:
-			c.status.Drops++
-		default: // the link has taken one meanwhile
-		}
+	if len(c.events) == maxPendingEvents {
+		c.events = slices.Delete(c.events, 0, 1)
+		c.status.Drops++
 	}
+	c.events = append(c.events, frame)
+	c.signalEventLocked()
+	return true
+}
+
+// signalEventLocked wakes the writer of a ready link if an event waits.
+func (c *Client) signalEventLocked() {
+	if len(c.events) == 0 {
+		return
+	}
+	select {
+	case c.newEvent <- struct{}{}:
+	default:
+	}
+}
+
+// takeEvent removes the oldest event, nil if none waits.
+func (c *Client) takeEvent() (frame []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.events) == 0 {
+		return nil
+	}
+	frame = c.events[0]
+	if c.events = slices.Delete(c.events, 0, 1); len(c.events) == 0 {
+		c.events = nil // an outage may have made it long
+	}
+	c.signalEventLocked()
+	return frame
+}
+
+// returnEvent puts an event that could not be written back for the next link, unless the
+// queue is full.
+func (c *Client) returnEvent(frame []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.events) == maxPendingEvents {
+		c.status.Drops++
+		return
+	}
+	c.events = slices.Insert(c.events, 0, frame)
+	c.signalEventLocked()
 }
 
 // Run dials, serves and dials again until ctx ends. It returns ctx's cause when the

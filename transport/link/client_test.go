@@ -266,8 +266,8 @@ func TestClientAnswers(t *testing.T) {
 	})
 }
 
-// TestClientSendsEvents: events are sent at once while there is a link; without one, the
-// newest maxPendingEvents wait for it.
+// TestClientSendsEvents: an event is sent at once while there is a link; without one, the
+// newest maxPendingEvents wait for it and then go out in order, 20 a second.
 func TestClientSendsEvents(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := startDevice(t, echoArgs)
@@ -281,21 +281,50 @@ func TestClientSendsEvents(t *testing.T) {
 				t.Errorf("event %d was refused", i)
 			}
 		}
+		if drops := d.client.Status().Drops; drops != 3 {
+			t.Errorf("%d drops are counted, want 3", drops)
+		}
 		p := d.admit()
+		start := time.Now()
 		for i := range maxPendingEvents {
 			var e Event
 			if p.read(TypeEvent, &e); e.Topic != TopicAlert || string(e.Data) != fmt.Sprintf(`{"n":%d}`, i+3) {
 				t.Errorf("event %d: %+v", i, e)
 			}
+			if took := time.Since(start); took != time.Duration(i)*eventInterval {
+				t.Fatalf("event %d after %v", i, took)
+			}
 		}
+		time.Sleep(time.Second)
+		start = time.Now()
 		d.client.SendEvent(TopicAlert, []byte(`{"live":true}`))
 		var e Event
-		if p.read(TypeEvent, &e); string(e.Data) != `{"live":true}` {
-			t.Errorf("%+v", e)
+		if p.read(TypeEvent, &e); string(e.Data) != `{"live":true}` || time.Since(start) > 0 {
+			t.Errorf("%+v after %v", e, time.Since(start))
 		}
 		p.expectSilence(time.Second)
 		d.end()
 	})
+}
+
+// TestEventsPassTheFloodLimit: a relay takes the events of an outage at the pace of a client,
+// beside frames of as many streams as a device may have.
+func TestEventsPassTheFloodLimit(t *testing.T) {
+	s := &Session{}
+	now := int64(1)
+	for i := range maxPendingEvents {
+		now += int64(eventInterval)
+		if cost := frameCost(MaxEvent + 200); !s.takeTokens(now, cost) || !s.takeTokens(now, eventCost) {
+			t.Fatalf("event %d is too much", i)
+		}
+		if i%20 == 0 { // each second
+			for range MaxStreams {
+				if !s.takeTokens(now, 1) {
+					t.Fatalf("a frame beside event %d is too much", i)
+				}
+			}
+		}
+	}
 }
 
 // TestClientRefusesBadFrames: errors of a relay, and the close code that it gets.

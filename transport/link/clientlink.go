@@ -151,6 +151,9 @@ func (l *clientLink) handshake() (*AuthOK, error) {
 	}
 	l.c.opt.Clock.Sync(ok.ServerTimeMS)
 	l.caps = l.c.opt.Handler.Capabilities()
+	if !l.v21 {
+		l.caps = slices.DeleteFunc(slices.Clone(l.caps), func(c manifest.Capability) bool { return !servedOn(false, c.Kind) })
+	}
 	raw := encodeJSON(l.caps)
 	announce := Announce{ManifestVersion: manifest.Version, ManifestSHA256: manifest.Hash(raw), Capabilities: raw}
 	if err := l.write(TypeAnnounce, announce); err != nil {
@@ -202,10 +205,13 @@ func (l *clientLink) serve() (err error) {
 	return err
 }
 
-// writer writes a ready link, and pings unless the relay pinged lately.
+// writer writes a ready link, and pings unless the relay pinged lately. Events are spaced by
+// eventInterval, so that those of an outage do not arrive as a flood.
 func (l *clientLink) writer() {
 	ping := time.NewTimer(nextPingDelay())
 	defer ping.Stop()
+	events := l.c.newEvent
+	var eventPause <-chan time.Time
 	for {
 		var err error
 		select {
@@ -213,8 +219,15 @@ func (l *clientLink) writer() {
 			return
 		case frame := <-l.sendQueue:
 			err = l.conn.Write(frame)
-		case frame := <-l.c.events:
-			err = l.conn.Write(frame)
+		case <-events:
+			if frame := l.c.takeEvent(); frame != nil {
+				if err = l.conn.Write(frame); err != nil {
+					l.c.returnEvent(frame)
+				}
+				events, eventPause = nil, time.After(eventInterval)
+			}
+		case <-eventPause:
+			events = l.c.newEvent
 		case <-ping.C:
 			l.mu.Lock()
 			pinged := time.Since(l.lastPing) < PingInterval

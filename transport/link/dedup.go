@@ -14,6 +14,7 @@ import (
 type dedupTable struct {
 	byID  map[string]*dedupEntry
 	order []string // oldest first
+	bytes int      // of the answers
 }
 
 type dedupEntry struct {
@@ -29,6 +30,10 @@ type dedupEntry struct {
 const (
 	dedupSize = 256
 	dedupTTL  = time.Minute
+	// maxDedupBytes bounds the stored answers: a page of history has 60 KiB. Beyond it the
+	// oldest large answers are given up; such a command is still not run again.
+	maxDedupBytes = 1 << 20
+	largeAnswer   = 1 << 10
 )
 
 // begin adds a command of a session. isNew: run it. Otherwise ack is the stored answer to send again,
@@ -46,6 +51,7 @@ func (t *dedupTable) begin(id string, session int, now time.Time) (isNew bool, a
 			}
 			return false, nil, false
 		}
+		t.bytes -= len(oldest.ack)
 		delete(t.byID, t.order[0])
 		t.order = t.order[1:]
 	}
@@ -64,8 +70,19 @@ func (t *dedupTable) finish(id string, ack []byte, isStream bool, now time.Time)
 	if !ok { // a running command is not forgotten
 		return 0
 	}
-	c.done, c.isStream, c.ack, c.at = true, isStream, ack, now
+	c.done, c.isStream, c.at = true, isStream, now
+	t.setAnswer(c, ack)
+	for i := 0; t.bytes > maxDedupBytes && i < len(t.order); i++ {
+		if old := t.byID[t.order[i]]; old != c && len(old.ack) > largeAnswer {
+			t.setAnswer(old, errorAck(t.order[i], errForgotten))
+		}
+	}
 	return c.session
+}
+
+func (t *dedupTable) setAnswer(c *dedupEntry, ack []byte) {
+	t.bytes += len(ack) - len(c.ack)
+	c.ack = ack
 }
 
 // seenWindow is how long a command that is done is reported in Resume. Callers wait 5 s at
@@ -92,7 +109,8 @@ func (t *dedupTable) seen(session int, now time.Time) []ResumedCommand {
 func (t *dedupTable) answers(commands []ResumedCommand) (acks [][]byte) {
 	for id, c := range t.byID {
 		if c.isStream {
-			c.isStream, c.ack = false, errorAck(id, errLinkEnded)
+			c.isStream = false
+			t.setAnswer(c, errorAck(id, errLinkEnded))
 		}
 	}
 	for _, r := range commands {
@@ -102,6 +120,9 @@ func (t *dedupTable) answers(commands []ResumedCommand) (acks [][]byte) {
 	}
 	return acks
 }
+
+// errForgotten answers a repeated command whose answer was given up.
+var errForgotten = manifest.E(manifest.Internal, "the answer is no longer kept")
 
 // errLinkEnded answers a subscription whose link has ended: streams are not resumed.
 var errLinkEnded = manifest.E(manifest.Internal, "the link ended")

@@ -100,6 +100,9 @@ const (
 	IdleTimeout     = 60 * time.Second // without a message, ping or pong received
 	writeTimeout    = 10 * time.Second
 	tcpUserTimeout  = 30 * time.Second
+	// eventInterval spaces the events of a device: 20 a second, which the relay's flood limit
+	// admits beside everything else that a device sends.
+	eventInterval = 50 * time.Millisecond
 	// AdmitTimeout bounds AcceptOptions.Admit: the 5 s in which the older link of a node may
 	// answer a ping, and a second for the rest.
 	AdmitTimeout = 6 * time.Second
@@ -113,7 +116,7 @@ const (
 	MaxStreams       = 32      // streams of a node
 	MaxEvent         = 4 << 10 // the data of an event, bytes
 	maxQueuedFrames  = 256     // frames that wait for one device; more end the link with 4413
-	maxPendingEvents = 32      // events that wait on the device for a link; the oldest is dropped
+	maxPendingEvents = 256     // events that wait on the device for a link; the oldest is dropped
 	clientQueueSize  = 64      // frames that wait on the device; acks wait for room, metrics are dropped
 )
 
