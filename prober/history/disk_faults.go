@@ -93,6 +93,10 @@ func (s *Store) open() error {
 		d.close()
 		return err
 	}
+	if err := s.loadSpan(d); err != nil {
+		d.close()
+		return err
+	}
 	s.db = d
 	s.mu.Lock()
 	s.hasUndated = s.hasUndated || d.slot != 0

@@ -80,8 +80,11 @@ func (s *Store) save(d *db) error {
 	if err != nil || len(samples)+len(readings) == 0 && before == minTS {
 		return err
 	}
-	slot, used := d.slot, d.used
+	slot, used, keepSpan := d.slot, d.used, func() {}
 	err = d.tx(func() (err error) {
+		if keepSpan, err = s.saveSpan(d); err != nil {
+			return err
+		}
 		if _, err := d.remove(before, int64(2*max(len(samples), len(readings), 100))); err != nil {
 			return err
 		}
@@ -97,6 +100,7 @@ func (s *Store) save(d *db) error {
 		return err
 	}
 	d.slot = slot
+	keepSpan()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.samples.removeSaved(upto)

@@ -93,7 +93,8 @@ type Options struct {
 	Path string // the database file; its directory is made when missing
 	// Flush is how often samples are committed, MinFlush..MaxFlush; default DefaultFlush.
 	Flush time.Duration
-	// MaxAge hides and removes older samples; default DefaultMaxAge.
+	// MaxAge hides and removes older samples, by the uptime that was recorded since (uptime.go);
+	// default DefaultMaxAge.
 	MaxAge time.Duration
 	// MaxBytes bounds the file: beyond it the oldest samples are removed; default
 	// DefaultMaxBytes.
@@ -121,11 +122,13 @@ type Store struct {
 	log    *zap.Logger
 	wake   chan struct{} // buffers one: the flusher has something to do
 
-	// diskToken holds one token while the file is free. The holder may use db and fatalErr.
+	// diskToken holds one token while the file is free. The holder may use db, fatalErr and spanAt.
 	diskToken chan struct{}
 	db        *db // nil when not open
 	// fatalErr is set when this process must not touch the file again.
 	fatalErr error
+	// spanAt is until when the file's last span reaches, by mono, in milliseconds.
+	spanAt int64
 
 	mu       sync.Mutex // protects the fields below
 	closed   bool
@@ -191,6 +194,7 @@ func Open(o Options) (*Store, error) {
 	if s.mono == nil {
 		s.mono = kernelClock
 	}
+	s.spanAt = s.mono().Milliseconds()
 	if s.now == nil {
 		s.now = func() (int64, bool) {
 			ms := time.Now().UnixMilli()

@@ -171,7 +171,7 @@ func TestFormat(t *testing.T) {
 		{"SELECT * FROM metrics", fmt.Sprintf("%d|12.34|8192|1025", epoch+500)},
 		{"SELECT ts, cpu, mem_total, mem_used FROM metrics", fmt.Sprintf("%d|12.34|8192|1025", epoch+500)},
 		{"SELECT * FROM modules", fmt.Sprintf("%d|temperature.hottest_c|48.312", epoch+500)},
-		{"SELECT count(*) FROM pragma_table_list WHERE strict AND type = 'table' AND name NOT LIKE 'sqlite%'", "4"},
+		{"SELECT count(*) FROM pragma_table_list WHERE strict AND type = 'table' AND name NOT LIKE 'sqlite%'", "5"},
 		{"PRAGMA journal_mode", "wal"},
 		{"PRAGMA integrity_check", "ok"},
 	}

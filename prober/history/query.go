@@ -103,6 +103,10 @@ type queryReader struct {
 	memoryOnly bool
 	done       bool
 
+	// hidesOld is set when the cursor is past what is older than ageMS.
+	ageMS    int64
+	hidesOld bool
+
 	// rows are ready for fn; with a step their readings are in bucketReadings.
 	rows           []group
 	bucketReadings []item[int64]
@@ -122,7 +126,7 @@ type group struct {
 	readings  []item[int64]
 }
 
-// newQueryReader checks a query. The window begins no earlier than the retention allows.
+// newQueryReader checks a query.
 func (s *Store) newQueryReader(q Query) (*queryReader, error) {
 	now, known := s.now()
 	s.mu.Lock()
@@ -143,10 +147,7 @@ func (s *Store) newQueryReader(q Query) (*queryReader, error) {
 	if q.FromMS > to && q.ToMS != 0 { // a window until now may begin in the future: the caller's clock may be ahead
 		return nil, fmt.Errorf("%w: from %d to %d", ErrRange, q.FromMS, to)
 	}
-	r := &queryReader{cursor: max(q.FromMS, 1), to: to, step: min(q.StepMS, maxTS), limit: q.Limit}
-	if known {
-		r.cursor = max(r.cursor, now-age.Milliseconds())
-	}
+	r := &queryReader{cursor: max(q.FromMS, 1), to: to, step: min(q.StepMS, maxTS), limit: q.Limit, ageMS: age.Milliseconds()}
 	r.wantsSamples = len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(name string) bool {
 		m, ok := prober.ModuleByName(name)
 		return ok && !m.IsOptional()

@@ -13,6 +13,13 @@ import (
 // fetch reads the next rows and moves the cursor behind them. d is nil for memory only. An
 // error leaves the reader unchanged, so that the call can be repeated.
 func (s *Store) fetch(d *db, r *queryReader) error {
+	if d != nil && !r.hidesOld { // the rows in memory are young
+		before, err := s.ageCutoff(d, r.ageMS)
+		if err != nil {
+			return err
+		}
+		r.hidesOld, r.cursor = true, max(r.cursor, before)
+	}
 	isDense, err := r.isDense(d)
 	if err != nil {
 		return err

@@ -2,10 +2,9 @@ package history
 
 import "go.uber.org/zap"
 
-// Retention. Rows go when they are older than MaxAge, and the oldest ones when the file is
+// Retention. Rows go when they are older than MaxAge (uptime.go), and the oldest ones when the file is
 // full (MaxBytes). Each flush removes about twice as many rows as it adds, so that the work
-// is spread, and a clock that is far ahead for an hour does not empty the history; what is
-// too old is hidden from queries meanwhile. After SetRetention a flush removes everything
+// is spread; what is too old is hidden from queries meanwhile. After SetRetention a flush removes everything
 // beyond the new bounds and shrinks the file (applyRetention).
 //
 // The pages of removed rows are reused: the file grows to its bound and stays there.
@@ -35,11 +34,10 @@ func (s *Store) retentionCutoff(d *db) (before int64, err error) {
 	if isFull {
 		return maxTS, nil
 	}
-	now, ok := s.now()
-	if !ok {
-		return minTS, nil
+	before, err = s.ageCutoff(d, age.Milliseconds())
+	if err != nil || before == minTS {
+		return minTS, err
 	}
-	before = now - age.Milliseconds()
 	for _, t := range tables {
 		if first, err := d.nthTime(t, 1, maxTS, 0); err != nil || first != 0 && first < before {
 			return before, err

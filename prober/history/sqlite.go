@@ -79,6 +79,9 @@ type db struct {
 	file os.FileInfo
 	// slot is that of this boot's undated rows, 0 for none.
 	slot int64
+	// span is the last one, to the last flush; the file has it with savedLength.
+	span        span
+	savedLength int64
 	// rows is the number of samples, stored as user_version.
 	rows int64
 	// used are the keys that the file has, or had, readings of. A seek does not look for
