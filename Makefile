@@ -104,6 +104,7 @@ test-slow: ## what needs real minutes, or no race detector
 	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestRFC0009.*Real$$|TestSwapsLoseNothing|TestTicketsSurviveKill|TestKilledDaemon' ./test
 	$(GO) test -timeout 5m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost|TestSeriesCost' ./prober/history
 	$(GO) test -timeout 5m -run 'TestHostileClient' ./control
+	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestChaos|TestResumeModel' ./transport/link
 	$(GO) test -timeout 5m -run 'TestStalledReader|TestRegistryBytes|TestSameSeedSameTranscript|TestManifestSchemaAgrees' ./relay/mcp ./relay/kernel ./relay/plugins/process
 
 test-qemu: ## board binaries of other platforms in an emulator (skips without qemu-user-static)

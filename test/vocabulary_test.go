@@ -56,7 +56,7 @@ func TestVocabulary(t *testing.T) {
 		t.Fatal(err)
 	}
 	page := string(b)
-	for _, list := range [][]string{verbs, codes, manifest.Scopes, types, {link.Subprotocol, link.Path}} {
+	for _, list := range [][]string{verbs, codes, manifest.Scopes, types, {link.Subprotocol, link.Subprotocol21, link.Path}} {
 		for _, word := range list {
 			if !strings.Contains(page, "`"+word+"`") && !strings.Contains(page, "`GET "+word+"`") {
 				t.Errorf("docs/protocol.md does not state `%s`", word)

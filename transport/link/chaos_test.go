@@ -334,9 +334,17 @@ func (r *chaosRig) sleep(most time.Duration) { time.Sleep(time.Duration(r.random
 
 // TestChaos: with links that break, hold what passes and come back, with a board that restarts
 // and a relay that forgets the session, each call ends once and in time, runs at most once, is
-// not started after its caller was answered, and its outcome is true.
+// not started after its caller was answered, and its outcome is true. Each seed is a simulated
+// minute.
 func TestChaos(t *testing.T) {
-	for seed := range uint64(chaosSeeds) {
+	seeds := uint64(40)
+	switch {
+	case slow():
+		seeds = 3000
+	case raceDetector:
+		seeds = 10
+	}
+	for seed := range seeds {
 		bubble(t, func(t *testing.T) {
 			r := newChaos(t, seed, Pipe21, 1500*time.Millisecond)
 			stop := r.start()
@@ -380,9 +388,6 @@ func TestChaos(t *testing.T) {
 		}
 	}
 }
-
-// chaosSeeds is how many runs of a simulated minute TestChaos makes.
-const chaosSeeds = 40
 
 // TestNothingIsLost: when each link breaks soon and the board is back within 300 ms, all calls
 // end with their result.

@@ -72,10 +72,11 @@ func TestSignFails(t *testing.T) {
 		if code, frames := p.readUntilClose(); code != CloseNormal || len(frames) != 0 {
 			t.Errorf("closed with %d after %v", code, frames)
 		}
-		d.end()
+		synctest.Wait()
 		if s := d.client.Status(); !strings.Contains(s.LastErr, "permission denied") {
 			t.Errorf("status %+v", s)
 		}
+		d.end()
 	})
 }
 
@@ -363,4 +364,25 @@ func TestSeenIsBounded(t *testing.T) {
 	if len(got) != MaxInflight || got[0].MsgID != running || got[1] != (ResumedCommand{last, SeenDone}) {
 		t.Errorf("%d seen, %+v", len(got), got[:2])
 	}
+}
+
+// TestReplacedLinkIsSuperseded: a 4409 for a link that the client has replaced by dialing again
+// means nothing: no clone is suspected, and the newer link stays.
+func TestReplacedLinkIsSuperseded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := startDeviceOn(t, echoArgs, Pipe21)
+		ok := testAuthOK()
+		old, _ := d.admit21(ok)
+		time.Sleep(IdleTimeout) // the relay is silent: the client gives the link up
+		p, _ := d.admit21(resumedOK(ok))
+		_ = old.conn.Close(CloseSuperseded, "superseded")
+		synctest.Wait()
+		if s := d.client.Status(); s.State != StateReady || s.CloneSuspected || s.LastCode != 0 {
+			t.Errorf("status %+v", s)
+		}
+		if a := p.ack(p.cmd(echoTool, "{}")); !a.OK {
+			t.Errorf("answer %+v", a)
+		}
+		d.end()
+	})
 }

@@ -28,6 +28,12 @@ func bubble(t *testing.T, fn func(t *testing.T)) {
 	})
 }
 
+// raceDetector: tests take ten times as long, so some are smaller.
+var raceDetector bool
+
+// slow reports whether AGENTCTL_SLOW requests the full tests.
+func slow() bool { return os.Getenv("AGENTCTL_SLOW") != "" }
+
 // peer is one end of a link, driven by the test frame by frame.
 type peer struct {
 	t    *testing.T

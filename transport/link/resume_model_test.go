@@ -411,8 +411,15 @@ func TestResumeModel(t *testing.T) {
 	configs := []modelConfig{
 		{name: "two calls, two breaks", calls: 2, breaks: 2, ticks: 2, deadline: 2},
 		{name: "one call, all faults", calls: 1, breaks: 2, restarts: 1, duplicates: 1, leaves: 1, ticks: 3, deadline: 2},
-		{name: "two calls, all faults", calls: 2, breaks: 1, restarts: 1, duplicates: 1, ticks: 2, deadline: 1},
 		{name: "seen is full", calls: 2, breaks: 1, ticks: 2, deadline: 1, seenFull: true},
+	}
+	if !raceDetector { // one goroutine
+		configs = append(configs, modelConfig{name: "two calls, all faults", calls: 2, breaks: 1, restarts: 1, duplicates: 1, ticks: 2, deadline: 1})
+	}
+	if slow() {
+		configs = append(configs,
+			modelConfig{name: "two calls, more faults", calls: 2, breaks: 2, restarts: 1, duplicates: 1, leaves: 1, ticks: 2, deadline: 1},
+			modelConfig{name: "three calls", calls: 3, breaks: 1, ticks: 1, deadline: 1})
 	}
 	for _, cfg := range configs {
 		t.Run(cfg.name, func(t *testing.T) {
