@@ -50,6 +50,7 @@ func newRoot() *cobra.Command {
 		Long: `agentctl watches and operates small Linux boards, with a person's finger on the trigger.
 
 On a board     agentctl run          the daemon: samples, records, dials out to a relay if there is one
+               agentctl join         makes this board a node of a relay, with one pasted line
                agentctl status       how the board does; then watch, history, doctor
 On a server    agentctl relay        boards in, MCP tools and metric streams out
 Anywhere       agentctl demo         the whole loop on this machine, in one process`,
@@ -59,7 +60,7 @@ Anywhere       agentctl demo         the whole loop on this machine, in one proc
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
 	}
 	root.SetFlagErrorFunc(wrongFlag)
-	root.AddCommand(newRun(), newStatus(), newSnapshot(), newWatch(), newHistory(), newBurst(), newStart(), newStop(), newDoctor(), newLs(), newDescribe(), newCall(), newTickets(), newVersion(), newConfig())
+	root.AddCommand(newRun(), newJoin(), newLeave(), newStatus(), newSnapshot(), newWatch(), newHistory(), newBurst(), newStart(), newStop(), newDoctor(), newLs(), newDescribe(), newCall(), newTickets(), newVersion(), newConfig())
 	addRelayCommands(root)
 	addHelp(root)
 	if completing(os.Args) {

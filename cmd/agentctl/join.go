@@ -1,0 +1,316 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/config"
+	"agentctl/control"
+	"agentctl/daemon"
+	"agentctl/enrollment"
+	"agentctl/joinctl"
+	"agentctl/term"
+	"agentctl/transport/enroll"
+	"agentctl/transport/pin"
+)
+
+// joinOptions are the flags of join and leave, which name the same board.
+type joinOptions struct {
+	out      output
+	socket   socketFlag
+	stateDir string
+	config   string
+
+	codeFile, caSHA256, name, tokenFile string
+	noWait                              bool
+}
+
+// Times of join and leave.
+const (
+	joinTimeout  = 60 * time.Second // of the exchange with the relay
+	readyTimeout = 30 * time.Second // of the daemon, which notices the join within 3 s
+)
+
+func newJoin() *cobra.Command {
+	var o joinOptions
+	c := &cobra.Command{
+		Use:   "join URL CODE",
+		Short: "Join this board to a relay, with the line that its operator pasted",
+		Long: `Join this board to a relay. Get the line to paste on the relay's machine: agentctl invite
+
+The board makes a key, which is its identity from then on, and stores it with a token in the
+daemon's state directory. A daemon that runs switches to the relay without a restart. It is
+harmless to repeat: a code is not used twice for one board.
+
+CODE may be - for standard input, which keeps it out of the list of processes.`,
+		Example: `  sudo agentctl join https://relay.example:8460 7K3M-9QTR-2HXW-DB5N --ca-sha256 HEX
+  agentctl join https://relay.example:8460 --code-file code.txt      the daemon of this user
+  sudo agentctl join URL CODE --token-file /etc/agentctl/token       keeps the node of that token`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error { return o.join(cmd, args) },
+	}
+	f := c.Flags()
+	o.targetFlags(c)
+	f.StringVar(&o.codeFile, "code-file", "", "`FILE` with the code, in place of CODE")
+	f.StringVar(&o.caSHA256, "ca-sha256", "", "SHA-256 of the relay's own authority, as the invite has it: trust this relay and no other `HEX`")
+	f.StringVar(&o.name, "name", "", "`NAME` for the relay to show; an invite with a name takes precedence")
+	f.StringVar(&o.tokenFile, "token-file", "", "`FILE` with the device token of today, whose node, name and history are kept")
+	f.BoolVar(&o.noWait, "no-wait", false, "do not wait until the board is online")
+	o.out.flags(c)
+	return c
+}
+
+func newLeave() *cobra.Command {
+	var o joinOptions
+	c := &cobra.Command{
+		Use:   "leave",
+		Short: "Undo join: this board works alone again",
+		Long: `Undo join: the board's key and token are removed, and a daemon that runs works alone again,
+without a restart. The history stays. The relay keeps the node until its operator removes it.`,
+		Example: "  sudo agentctl leave\n  agentctl leave -o json",
+		RunE:    func(cmd *cobra.Command, _ []string) error { return o.leave(cmd) },
+	}
+	o.targetFlags(c)
+	o.out.flags(c)
+	return c
+}
+
+func (o *joinOptions) targetFlags(c *cobra.Command) {
+	o.socket.flags(c)
+	c.Flags().StringVar(&o.stateDir, "state-dir", "", "`DIR` with the identity (default: that of the daemon)")
+	c.Flags().StringVar(&o.config, "config", "", "configuration `FILE` of the daemon")
+}
+
+// target finds the board. Without flags it is the user's own daemon, else the service.
+func (o *joinOptions) target(cmd *cobra.Command) (*joinctl.Target, error) {
+	source := config.ClientSource(o.config)
+	if _, err := os.Lstat(config.DefaultSocket()); err == nil {
+		source = config.NewSource(o.config)
+	}
+	t, err := joinctl.Find(cmd.Context(), joinctl.Options{Socket: o.socket.path, StateDir: o.stateDir, Source: source})
+	if err != nil {
+		return nil, err
+	}
+	if uid := os.Getenv("SUDO_UID"); t.Daemon == nil && os.Geteuid() == 0 && uid != "" && uid != "0" &&
+		!cmd.Flags().Changed("socket") && o.stateDir == "" && o.config == "" && joinctl.OtherUsersDaemon(cmd.Context(), uid) {
+		return nil, exit(exitFailure, "the daemon that runs here belongs to %s and not to root; type the same without sudo", os.Getenv("SUDO_USER"))
+	}
+	return t, nil
+}
+
+func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
+	jo := enroll.JoinOptions{Relay: args[0], CASHA256: o.caSHA256, Name: o.name, Version: version}
+	if _, err := enroll.BaseURL(jo.Relay); err != nil {
+		return exit(exitUsage, "%w", err)
+	}
+	if o.caSHA256 != "" {
+		if _, err := pin.Parse(strings.ToLower(o.caSHA256)); err != nil {
+			return exit(exitUsage, "--ca-sha256: %w", err)
+		}
+	}
+	if k := config.FindKey("name"); o.name != "" {
+		if _, err := k.Parse(o.name); err != nil {
+			return exit(exitUsage, "--name: %w", err)
+		}
+	}
+	var err error
+	if jo.Code, err = o.code(cmd, args[1:]); err != nil {
+		return err
+	}
+	if o.tokenFile != "" {
+		if jo.Token, err = readToken(o.tokenFile); err != nil {
+			return err
+		}
+	}
+	t, err := o.target(cmd)
+	if err != nil {
+		return err
+	}
+	if t.Daemon != nil {
+		defer t.Daemon.Close()
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), joinTimeout)
+	defer cancel()
+	j, err := t.Join(ctx, jo)
+	if err != nil {
+		return explainJoin(err)
+	}
+	w := cmd.ErrOrStderr()
+	if j.Already {
+		fmt.Fprintf(w, "This board has joined %s before, and keeps its node; the code was not used.\n", j.Relay)
+	} else {
+		fmt.Fprintf(w, "Joined %s. Undo it with: agentctl leave\n", j.Relay)
+	}
+	if j.Unused != "" {
+		fmt.Fprintf(w, "The settings %s are no longer used; you may remove them.\n", j.Unused)
+	}
+	online, problem := o.wait(cmd, t, j)
+	err = o.out.print(cmd, joinOutput{j.NodeID, j.Name, j.TenantID, j.Relay, online}, func() error {
+		return printJoined(cmd.OutOrStdout(), t, j, online)
+	})
+	return errors.Join(err, problem)
+}
+
+// joinOutput is the answer of join in JSON; scripts read it.
+type joinOutput struct {
+	NodeID   string `json:"node_id"`
+	Name     string `json:"name"`
+	TenantID string `json:"tenant_id"`
+	Relay    string `json:"relay"`
+	Online   bool   `json:"online"`
+}
+
+// wait waits until the board is online, unless there is no daemon or nobody wants to.
+func (o *joinOptions) wait(cmd *cobra.Command, t *joinctl.Target, j *joinctl.Joined) (online bool, problem error) {
+	if t.Daemon == nil || o.noWait {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), readyTimeout)
+	defer cancel()
+	s, err := t.WaitReady(ctx, j.NodeID)
+	switch {
+	case err == nil:
+		return true, nil
+	case cmd.Context().Err() != nil:
+		return false, errors.New("interrupted; the board has joined, and the daemon goes on: agentctl status")
+	case s == nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, joinctl.ErrRefused):
+		return false, fmt.Errorf("the board has joined, and its daemon does not answer: %w; see: agentctl status", err)
+	}
+	why, next := "no link to the relay yet", "the daemon goes on trying; see: agentctl status"
+	if s.Join != nil && s.Join.Error != "" {
+		why, next = s.Join.Error, s.Join.Hint
+	} else if e := s.Link.LastError; e != nil {
+		why, next = e.Message, s.LinkHint()
+	}
+	return false, fmt.Errorf("the board has joined, but is not online: %s; %s", why, next)
+}
+
+func printJoined(w io.Writer, t *joinctl.Target, j *joinctl.Joined, online bool) error {
+	row := func(k, v string) { fmt.Fprintf(w, "%-8s%s\n", k, term.SafeText(v)) }
+	if j.Name != "" {
+		row("Name", j.Name)
+	}
+	row("Node", j.NodeID)
+	row("Tenant", j.TenantID)
+	row("Relay", j.Relay)
+	switch {
+	case online:
+		row("Online", "yes; see this board there: agentctl ls, and here: agentctl status")
+	case t.Daemon != nil:
+		row("Online", "not yet; see: agentctl status")
+	case t.StateDir == config.SystemStateDir:
+		row("Online", "no, the daemon does not run; start it: sudo systemctl enable --now agentctl.socket agentctl")
+	default:
+		row("Online", "no, no daemon runs with "+t.StateDir+"; start one: agentctl run --state-dir "+t.StateDir)
+	}
+	return nil
+}
+
+func (o *joinOptions) leave(cmd *cobra.Command) error {
+	t, err := o.target(cmd)
+	if err != nil {
+		return err
+	}
+	if t.Daemon != nil {
+		defer t.Daemon.Close()
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), joinTimeout)
+	defer cancel()
+	cred, err := t.Leave(ctx)
+	answer := struct {
+		Left   bool   `json:"left"`
+		NodeID string `json:"node_id,omitempty"`
+		Relay  string `json:"relay,omitempty"`
+	}{Left: err == nil}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		fmt.Fprintf(cmd.ErrOrStderr(), "This board has not joined a relay by a code (in %s): nothing to do.\n", t.StateDir)
+		return o.out.print(cmd, answer, func() error { return nil })
+	case err != nil:
+		return explainJoin(err)
+	case cred != nil:
+		answer.NodeID, answer.Relay = cred.NodeID, cred.Relay
+	}
+	return o.out.print(cmd, answer, func() error {
+		w := cmd.OutOrStdout()
+		fmt.Fprintln(w, "This board works alone again; its history stays.")
+		if cred != nil {
+			fmt.Fprintf(w, "%s keeps the node; remove it there with: agentctl node remove %s\n", cred.Relay, cred.NodeID)
+		}
+		fmt.Fprintln(w, "Join again with a new line of: agentctl invite")
+		return nil
+	})
+}
+
+// maxCode bounds what is read for a code, bytes.
+const maxCode = 1024
+
+// code returns the code: the argument, standard input or a file.
+func (o *joinOptions) code(cmd *cobra.Command, args []string) (string, error) {
+	var in io.Reader
+	switch {
+	case len(args) > 0 && o.codeFile != "":
+		return "", exit(exitUsage, "give CODE or --code-file, not both")
+	case o.codeFile != "":
+		f, err := os.Open(o.codeFile)
+		if err != nil {
+			return "", exit(exitFailure, "read the code: %w", err)
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	case len(args) == 0:
+		return "", exit(exitUsage, "CODE is missing; get one on the relay's machine: agentctl invite")
+	case args[0] == "-":
+		if term.IsTerminal(os.Stdin) {
+			fmt.Fprint(cmd.ErrOrStderr(), "Code: ")
+			in = oneLine{cmd.InOrStdin()}
+		} else {
+			in = cmd.InOrStdin()
+		}
+	default:
+		in = strings.NewReader(args[0])
+	}
+	b, err := io.ReadAll(io.LimitReader(in, maxCode))
+	if err != nil {
+		return "", exit(exitFailure, "read the code: %w", err)
+	}
+	code, err := enrollment.ParseCode(string(b))
+	if err != nil {
+		return "", exit(exitUsage, "%w", err)
+	}
+	return code, nil
+}
+
+// oneLine ends with the first read: a terminal gives a line at a time, and no end of file.
+type oneLine struct{ io.Reader }
+
+func (r oneLine) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
+	if err == nil {
+		err = io.EOF
+	}
+	return n, err
+}
+
+// explainJoin gives an error of join or leave its exit code and the next step.
+func explainJoin(err error) error {
+	var e *enroll.Error
+	code, next := exitFailure, daemon.JoinHint(err)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		next = "use sudo, or name the state directory of your own daemon with --state-dir"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, control.ErrNotRunning):
+		next = "do the same again: the code is not lost"
+	case errors.As(err, &e) && (e.Kind == enroll.Refused && e.Reason != enrollment.ReasonNonce || e.Kind == enroll.ForAgent):
+		code = exitUnauthorized
+	}
+	return exit(code, "%w\n%s", err, next)
+}
