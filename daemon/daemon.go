@@ -18,9 +18,9 @@
 //
 // # Goroutines
 //
-// Run starts seven goroutines and waits for them: the prober and the link (the device), and the
-// control socket, the recorder, the watcher of the configuration, the membership in a relay and
-// the watchdog (the services).
+// Run starts eight goroutines and waits for them: the prober and the link (the device), and the
+// control socket, the recorder, the watchers of the configuration and of the network, the
+// membership in a relay and the watchdog (the services).
 // The first one that returns ends the others; the device ends last. The parts start more
 // goroutines, which they own.
 //
@@ -264,6 +264,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	services.start(ctx, d.recordSamples)
 	services.start(ctx, d.watchConfig)
 	services.start(ctx, d.runMembership)
+	services.start(ctx, d.watchNetwork)
 	services.start(ctx, d.runWatchdog)
 	err := services.wait()
 	stopDevice()

@@ -159,6 +159,13 @@ func (d *device) replaceLink(o deviceOptions) {
 	}
 }
 
+// wakeLink ends a wait for the next dial, because something changed that may let it succeed.
+func (d *device) wakeLink() {
+	if c := d.link(); c != nil {
+		c.Wake()
+	}
+}
+
 // link returns the device's end of the link, nil without a relay.
 //
 // A reload may replace it, so that callers ask again for each use.

@@ -46,6 +46,7 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 			}
 			NotifySystemd("READY=1", "STATUS="+status)
 			d.restartMembership()
+			d.device.wakeLink() // an operator who reloads does not want to wait for the back-off
 			continue
 		case <-ticker.C:
 		}
@@ -53,6 +54,7 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 			// The fingerprint is from before the reload: a change during it is found by the next poll.
 			fingerprint = now
 			_ = d.reloadConfig() // logged, and shown by status
+			d.device.wakeLink()
 		}
 		if now := d.credentialFingerprint(); now != credential {
 			credential = now

@@ -40,6 +40,7 @@ type LinkStatus struct {
 	State     link.State `json:"state"`
 	Relay     string     `json:"relay"`
 	SinceMS   int64      `json:"since_ms"`
+	NextTryMS int64      `json:"next_try_ms,omitempty"` // of the next dial; absent unless the daemon waits for it
 	LastError *LinkError `json:"last_error"`
 	// Counters since the daemon started.
 	Reconnects uint64 `json:"reconnects"` // links that ended, and dials that failed
@@ -141,6 +142,9 @@ func (d *Daemon) status() *Status {
 		l := client.Status()
 		s.Link.State, s.Link.SinceMS = l.State, l.Since.UnixMilli()
 		s.Link.Reconnects, s.Link.Resumed, s.Link.Expired = l.Reconnects, l.Resumed, l.Expired
+		if !l.NextTry.IsZero() { // by the monotonic clock: the wall clock may have jumped since
+			s.Link.NextTryMS = time.Now().Add(max(time.Until(l.NextTry), 0)).UnixMilli()
+		}
 		s.CloneSuspected, s.Drops = l.CloneSuspected, l.Drops
 		if l.LastErr != "" {
 			s.Link.LastError = &LinkError{Code: l.LastCode, Message: l.LastErr, AtMS: l.LastErrAt.UnixMilli()}

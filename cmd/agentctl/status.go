@@ -63,7 +63,7 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	case daemon.LinkReady:
 		row("Link", "ready, %s, since %s", s.Link.Relay, term.Ago(s.Link.SinceMS))
 	default:
-		row("Link", "%s, %s, since %s", s.Link.State, s.Link.Relay, term.Ago(s.Link.SinceMS))
+		row("Link", "%s, %s, since %s%s", s.Link.State, s.Link.Relay, term.Ago(s.Link.SinceMS), nextTry(s.Link.NextTryMS))
 	}
 	if e := s.Link.LastError; e != nil && s.Link.State != daemon.LinkReady {
 		row("", "last error: %s", e.Message)
@@ -98,6 +98,18 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 		row("Alert", "%s: %s (%s)", a.Level, a.Message, term.Ago(a.TS))
 	}
 	return nil
+}
+
+// nextTry says when the daemon dials again; nothing if it does not wait for that.
+func nextTry(atMS int64) string {
+	if atMS == 0 {
+		return ""
+	}
+	wait := time.Until(time.UnixMilli(atMS)).Round(time.Second)
+	if wait <= 0 {
+		return ", next try now"
+	}
+	return ", next try in " + wait.String()
 }
 
 // clockText reports whether the time is to be trusted, and against what it was held.

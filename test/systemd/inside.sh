@@ -49,8 +49,8 @@ leftovers() {
 
 exposure() { # UNIT
   say "      $(systemd-analyze security --no-pager --offline=true "/usr/lib/systemd/system/$1.service" | sed -n 's/^.*Overall/Overall/p')"
-  check "exposure at most 1.2, of the file" systemd-analyze security --offline=true --threshold=12 "/usr/lib/systemd/system/$1.service"
-  check "and of the unit as it is loaded" systemd-analyze security --threshold=12 "$1.service"
+  check "exposure at most 1.6, of the file" systemd-analyze security --offline=true --threshold=16 "/usr/lib/systemd/system/$1.service"
+  check "and of the unit as it is loaded" systemd-analyze security --threshold=16 "$1.service"
 }
 rows() { agentctl history --since 1h -o json | sed -n 's/^ *{"ts":\([0-9]*\),.*/\1/p' | sort; }
 runnable() { # UNIT: of the places where it may write, those where it may run programs

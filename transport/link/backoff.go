@@ -10,7 +10,8 @@ import (
 // ready.
 //
 //	close code            wait
-//	1001, 1012, 4503      within the spread: the relay restarts, all devices come back
+//	1001, 1012, 4503      within the spread: the relay restarts, all devices come back;
+//	                      repeated ones not faster than after any other failure
 //	4401, 4403            5 min + 10 %; a new token ends the wait early
 //	4409                  1 min, doubled each time, at most 1 h: another installation
 //	                      uses this identity
@@ -18,12 +19,19 @@ import (
 //	4429                  30 to 60 s
 //	4400, three in 10 min 30 to 60 s
 //	other, first failure  within the spread
-//	other, then           full jitter below 1, 2, 4 ... 60 s
+//	other, then           full jitter: below max(1 s, spread/8), doubled each time, at most the
+//	                      spread or 4 s; below 60 s after five minutes of failures
+//
+// The spread grows with the number of devices of the relay. It bounds the waits as well, so that
+// a few devices are back in seconds, and many do not dial more often than the relay can answer.
 type Backoff struct {
 	spread       time.Duration
 	failures     int             // since the link was last ready for stableAfter
+	failingSince time.Duration   // time of the first of these
 	badFrames    []time.Duration // times of the last three 4400 closes
 	takeoverWait time.Duration   // last wait after 4409
+	wakes        int             // wakes without a pause of wakeMemory
+	lastWake     time.Duration   // when the last wake let the device dial
 }
 
 // Bounds of reconnecting.
@@ -32,7 +40,9 @@ const (
 	maxSpread       = 10 * time.Minute
 	maxBackoff      = time.Minute
 	minBackoff      = time.Second
-	stableAfter     = time.Minute // a link that was ready this long resets the failures
+	minCap          = 4 * time.Second // smallest bound of the growing waits
+	longOutage      = 5 * time.Minute // failures for this long raise the bound to maxBackoff
+	stableAfter     = time.Minute     // a link that was ready this long resets the failures
 	refusedWait     = 5 * time.Minute
 	minTakeoverWait = time.Minute
 	maxTakeoverWait = time.Hour
@@ -42,6 +52,10 @@ const (
 	takeoverMemory = 2 * time.Hour
 	maxBadFrames   = 3
 	badFrameWindow = 10 * time.Minute
+	// Wakes may come in any number, from interfaces that come and go. A device dials for the
+	// first one at once and then at growing distances, from minWakeGap.
+	minWakeGap = time.Second
+	wakeMemory = 2 * maxBackoff // after this long without a wake the next one counts as the first
 )
 
 // SetSpread sets the spread to reconnect_spread_ms of the last auth_ok. The relay chooses
@@ -58,9 +72,12 @@ func (b *Backoff) Next(code int, ready, now time.Duration) time.Duration {
 		b.takeoverWait = 0
 	}
 	b.failures++
+	if b.failures == 1 {
+		b.failingSince = now
+	}
 	switch code {
 	case CloseGoingAway, CloseServiceRestart, CloseDraining:
-		return b.spreadWait()
+		return jitter(max(b.spreadOrDefault(), b.ceiling(now)))
 	case CloseAuthFailed, CloseForbidden:
 		return refusedWait + jitter(refusedWait/10)
 	case CloseSuperseded:
@@ -76,10 +93,41 @@ func (b *Backoff) Next(code int, ready, now time.Duration) time.Duration {
 		}
 	}
 	if b.failures == 1 {
-		return b.spreadWait()
+		return jitter(b.spreadOrDefault())
 	}
+	return jitter(b.ceiling(now))
+}
+
+// ceiling is the longest wait after the second and later failures; 0 after the first.
+func (b *Backoff) ceiling(now time.Duration) time.Duration {
+	if b.failures == 1 {
+		return 0
+	}
+	if now-b.failingSince >= longOutage {
+		return maxBackoff
+	}
+	spread := b.spreadOrDefault()
 	doublings := min(b.failures-2, 6)
-	return jitter(min(minBackoff<<doublings, maxBackoff))
+	return min(max(minBackoff, spread/8)<<doublings, max(spread, minCap), maxBackoff)
+}
+
+// Wake is the wait before the next dial when the network or the configuration changed at the
+// time now: none, unless such changes are frequent. The waits start over, since what failed
+// before the change says nothing about the time after it.
+func (b *Backoff) Wake(now time.Duration) time.Duration {
+	gap := time.Duration(0)
+	switch {
+	case b.wakes == 0, now-b.lastWake >= wakeMemory:
+		b.wakes = 0
+	default:
+		gap = min(minWakeGap<<min(b.wakes-1, 6), maxBackoff)
+	}
+	b.wakes++
+	wait := max(b.lastWake+gap-now, 0)
+	b.lastWake = now + wait
+	b.failures = min(b.failures, 1)
+	b.failingSince = now
+	return wait
 }
 
 // tooManyBadFrames counts a 4400 close: a peer with a defect is not dialed at full speed.
@@ -91,11 +139,11 @@ func (b *Backoff) tooManyBadFrames(now time.Duration) bool {
 	return len(b.badFrames) == maxBadFrames && now-b.badFrames[0] < badFrameWindow
 }
 
-func (b *Backoff) spreadWait() time.Duration {
+func (b *Backoff) spreadOrDefault() time.Duration {
 	if b.spread <= 0 {
-		return jitter(defaultSpread)
+		return defaultSpread
 	}
-	return jitter(b.spread)
+	return b.spread
 }
 
 // jitter is uniform in [0, d].

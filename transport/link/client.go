@@ -51,6 +51,7 @@ type Status struct {
 	LastErr   string // for the operator of the board
 	LastCode  int    // close code, 0 if none
 	LastErrAt time.Time
+	NextTry   time.Time // of the next dial; zero unless the client waits for it
 	// CloneSuspected: in the last two hours another installation took this node's link over.
 	CloneSuspected bool
 	Drops          uint64 // metric frames and events dropped because a queue was full
@@ -93,6 +94,7 @@ type Client struct {
 	wg       sync.WaitGroup // commands, handlers and streams, those of earlier links included
 	handlers chan struct{}  // a slot for each handler that has not returned, abandoned ones included
 	newEvent chan struct{}  // buffers one: events is not empty
+	wakes    chan struct{}  // holds one element after Wake
 
 	mu          sync.Mutex // protects the fields below
 	events      [][]byte   // frames that wait for a ready link, oldest first
@@ -114,7 +116,7 @@ func NewClient(opt ClientOptions) *Client {
 		opt.Clock = clock.New(time.Time{})
 	}
 	return &Client{opt: opt, bootID: NewID(), handlers: make(chan struct{}, MaxInflight), newEvent: make(chan struct{}, 1), cancels: make(map[string]context.CancelCauseFunc),
-		endSession: func(error) {}, status: Status{State: StateConnecting, Since: time.Now()}}
+		wakes: make(chan struct{}, 1), endSession: func(error) {}, status: Status{State: StateConnecting, Since: time.Now()}}
 }
 
 // Status is a snapshot.
@@ -206,28 +208,100 @@ func (c *Client) Run(ctx context.Context) error {
 	var backoff Backoff
 	start := time.Now()
 	for ctx.Err() == nil {
-		c.updateStatus(func(s *Status) { s.State = StateConnecting })
+		c.updateStatus(func(s *Status) { s.State, s.NextTry = StateConnecting, time.Time{} })
 		ready, err := c.runLink(ctx, &backoff)
 		if ctx.Err() != nil {
 			break
+		}
+		if ready > 0 {
+			select {
+			case <-c.wakes: // of the dial that led to this link
+			default:
+			}
 		}
 		code := CloseCode(err)
 		wait := backoff.Next(code, ready, time.Since(start))
 		c.updateStatus(func(s *Status) {
 			s.State = c.stateFor(code, err)
 			s.LastErr, s.LastCode, s.LastErrAt = err.Error(), code, time.Now()
+			s.NextTry = time.Now().Add(wait)
 			if code == CloseSuperseded {
 				c.takenOverAt = time.Now()
 			}
 			s.Reconnects++
 		})
-		if code == CloseAuthFailed || code == CloseForbidden {
-			c.waitForNewToken(ctx, wait)
-		} else {
+		if c.wait(ctx, code, wait) {
+			wait = backoff.Wake(time.Since(start))
+			c.updateStatus(func(s *Status) { s.NextTry = time.Now().Add(wait) })
 			sleep(ctx, wait)
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// Wake ends the present wait for the next dial, or that after a dial in progress: the network or
+// the configuration changed, or an operator asks for it. It does nothing while the link is ready,
+// so that no board skips the spread after the relay's next restart. A wait after the relay refused
+// this device ends only if the token changed.
+//
+// It may be called at any time and any number of times (see Backoff.Wake).
+func (c *Client) Wake() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.status.State == StateReady {
+		return
+	}
+	select {
+	case c.wakes <- struct{}{}:
+	default: // it has not seen the last one
+	}
+}
+
+// tokenPollInterval is how often a client whose token was refused checks for a new one.
+const tokenPollInterval = 5 * time.Second
+
+// wait waits at most d for the next dial after a link ended with a close code. woken reports that
+// Wake ended it, or a new token after the old one was refused.
+func (c *Client) wait(ctx context.Context, code int, d time.Duration) (woken bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	var poll <-chan time.Time
+	if code == CloseAuthFailed || code == CloseForbidden {
+		ticker := time.NewTicker(tokenPollInterval)
+		defer ticker.Stop()
+		poll = ticker.C
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-timer.C:
+			return false
+		case <-poll:
+			if c.hasNewToken() {
+				return true
+			}
+		case <-c.wakes:
+			if !isRefusal(code) || c.hasNewToken() {
+				return true
+			}
+		}
+	}
+}
+
+// isRefusal reports whether a close code says that this device, as it is, is not wanted now.
+func isRefusal(code int) bool {
+	switch code {
+	case CloseAuthFailed, CloseForbidden, CloseSuperseded, CloseManifestInvalid, CloseUpgradeRequired, CloseRateLimited:
+		return true
+	}
+	return false
+}
+
+// hasNewToken reports whether the token is another one than that of the last auth.
+func (c *Client) hasNewToken() bool {
+	t, err := c.opt.Token()
+	return err == nil && t != c.token
 }
 
 // sleep waits for d or the end of ctx.
@@ -235,19 +309,6 @@ func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(d):
-	}
-}
-
-// tokenPollInterval is how often a client whose token was refused checks for a new one.
-const tokenPollInterval = 5 * time.Second
-
-// waitForNewToken waits at most d before the refused token is tried again.
-func (c *Client) waitForNewToken(ctx context.Context, d time.Duration) {
-	for end := time.Now().Add(d); ctx.Err() == nil && time.Now().Before(end); {
-		sleep(ctx, min(tokenPollInterval, time.Until(end)))
-		if t, err := c.opt.Token(); err == nil && t != c.token {
-			return
-		}
 	}
 }
 

@@ -217,7 +217,7 @@ func TestReconnectKeepsTrying(t *testing.T) {
 			if s := d.client.Status(); s.State != StateWaiting || s.LastErr != "connection refused" {
 				t.Errorf("status %+v", s)
 			}
-			if n := d.dialCount(); n < 10 || n > 80 {
+			if n := d.dialCount(); n < 60 || n > 300 { // 5 min below the spread of 5 s, then below 60 s
 				t.Errorf("%d dials in 10 min", n)
 			}
 			d.fail(nil)
@@ -229,6 +229,96 @@ func TestReconnectKeepsTrying(t *testing.T) {
 			d.end()
 		})
 	}
+}
+
+// TestWake: what may let a dial succeed ends the wait for it, but not that after a refusal, and
+// changes without end cause no dials without end.
+func TestWake(t *testing.T) {
+	refuse := func(d *device, code int) {
+		p := d.greet()
+		_ = p.conn.Close(code, "no")
+	}
+	for _, tt := range []struct {
+		name  string
+		code  int
+		token string // before the wake; "": the same
+		wakes bool
+	}{
+		{"no network", 0, "", true},
+		{"draining", CloseDraining, "", true},
+		{"superseded", CloseSuperseded, "", false},
+		{"superseded, and a new token", CloseSuperseded, "new", true},
+		{"manifest", CloseManifestInvalid, "", false},
+		{"rate", CloseRateLimited, "", false},
+	} {
+		bubble(t, func(t *testing.T) {
+			d := startDevice(t, echoArgs)
+			if tt.code == 0 {
+				d.fail(errors.New("no route to host"))
+				time.Sleep(10 * time.Minute) // waits of up to 60 s
+				for s := d.client.Status(); s.State != StateWaiting || time.Until(s.NextTry) < 5*time.Second; s = d.client.Status() {
+					time.Sleep(time.Second)
+				}
+				d.fail(nil)
+			} else {
+				refuse(d, tt.code)
+			}
+			synctest.Wait()
+			next := d.client.Status().NextTry
+			if next.IsZero() {
+				t.Fatalf("%s: status %+v", tt.name, d.client.Status())
+			}
+			if tt.token != "" {
+				d.mu.Lock()
+				d.token = tt.token
+				d.mu.Unlock()
+			}
+			before, start := d.dialCount(), time.Now()
+			d.client.Wake()
+			synctest.Wait()
+			if dialed := d.dialCount() > before; dialed != tt.wakes {
+				t.Errorf("%s: dialed %v", tt.name, dialed)
+			}
+			if !tt.wakes && !d.client.Status().NextTry.Equal(next) {
+				t.Errorf("%s: the wake moved the next try", tt.name)
+			}
+			if tt.wakes {
+				p := d.greet()
+				_ = p.conn.Close(CloseBadFrame, "again")
+				n := d.dialCount()
+				d.fail(errors.New("no route to host"))
+				for time.Since(start) < 10*time.Minute { // an interface that comes and goes
+					d.client.Wake()
+					time.Sleep(100 * time.Millisecond)
+				}
+				if n = d.dialCount() - n; n > 200 {
+					t.Errorf("%s: %d dials in 10 min of wakes", tt.name, n)
+				}
+				d.fail(nil)
+				d.admit()
+			}
+			d.end()
+		})
+	}
+}
+
+// TestWakeWhileReady: a wake of a ready link leaves nothing behind that would let the device skip
+// the spread after the relay's next restart.
+func TestWakeWhileReady(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := startDevice(t, echoArgs)
+		p := d.admit()
+		synctest.Wait()
+		for range 3 {
+			d.client.Wake()
+		}
+		if len(d.client.wakes) != 0 {
+			t.Error("a wake of a ready link is kept")
+		}
+		go p.readUntilClose()
+		p.close()
+		d.end()
+	})
 }
 
 func TestHungDial(t *testing.T) {
