@@ -21,7 +21,7 @@ const (
 	eventAlertCleared = "alert.cleared"
 )
 
-// alert is an alert as a board sends it (docs/control.md, event alert).
+// alert is an alert as a board sends it, or one of the relay about a board (docs/control.md, event alert).
 type alert struct {
 	NodeID    string   `json:"node_id,omitempty"` // set by the relay
 	Level     string   `json:"level"`
@@ -63,7 +63,12 @@ func (r *Relay) onDeviceEvent(n *hub.Node, topic string, data []byte) {
 		return
 	}
 	a.NodeID = n.ID()
-	payload, err := json.Marshal(&a)
+	r.offerAlert(n.Tenant(), &a)
+}
+
+// offerAlert offers an alert to the event log.
+func (r *Relay) offerAlert(tenant string, a *alert) {
+	payload, err := json.Marshal(a)
 	if err != nil {
 		return // cannot happen: numbers are finite
 	}
@@ -71,7 +76,7 @@ func (r *Relay) onDeviceEvent(n *hub.Node, topic string, data []byte) {
 	if a.Cleared {
 		typ = eventAlertCleared
 	}
-	if !r.events.Offer(kernel.Event{Tenant: n.Tenant(), Type: typ, Aggregate: n.ID(), Payload: payload}) {
-		r.log.Warn("alert dropped: the queue of the event log is full", zap.String("node_id", n.ID()))
+	if !r.events.Offer(kernel.Event{Tenant: tenant, Type: typ, Aggregate: a.NodeID, Payload: payload}) {
+		r.log.Warn("alert dropped: the queue of the event log is full", zap.String("node_id", a.NodeID))
 	}
 }

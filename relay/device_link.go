@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strconv"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -24,6 +25,7 @@ import (
 //	ping      onDevicePing         refresh its presence
 //	event     onDeviceEvent        an alert goes into the event log (device_alert.go)
 //	end       onDeviceGone         the offline plugin takes over (offline.go)
+//	clone     onCloneSuspected     presence, an alert, and the registry
 
 // authenticateDevice verifies a device's auth message and returns its grant. Node id and
 // tenant come from the token only, not from the message. A refusal names no detail, so that
@@ -55,7 +57,7 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 	g := &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, ExpiresAt: id.ValidUntil()}
 	// CheckActive is not asked for the end of the token: the session measures that by the
 	// monotonic clock, and a refresh extends it (renewToken).
-	g.CheckActive = func() error { return r.store.Revoked(id) }
+	g.CheckActive = func() error { return r.store.CheckRevoked(id) }
 	g.Proved = id.KeyThumbprint != ""
 	return g, nil
 }
@@ -139,6 +141,7 @@ func (r *Relay) onDeviceReady(n *hub.Node) {
 	}
 	r.devices.Store(n, d)
 	r.onDevicePing(n)
+	r.kernel.FlagPresence(n.Tenant(), kernel.PresenceDevice, n.ID(), kernel.FlagCloneSuspected, r.hub.CloneSuspected(n.ID()))
 }
 
 // onDevicePing keeps a device present, under the name that it has now: an operator may have
@@ -162,9 +165,38 @@ func (r *Relay) onDeviceGone(n *hub.Node) {
 	r.store.MarkSeen(n.ID())
 }
 
+// saveBoot and saveCloneTime write to the registry. A relay whose disk is full goes on
+// serving; it may then fail to recognize a clone after its next restart.
+func (r *Relay) saveBoot(nodeID, bootID string) {
+	if err := r.store.SaveBoot(context.Background(), nodeID, bootID); err != nil {
+		r.log.Warn("node registry", zap.String("node_id", nodeID), zap.Error(err))
+	}
+}
+
+func (r *Relay) saveCloneTime(nodeID string, ms int64) {
+	if err := r.store.SaveCloneTime(context.Background(), nodeID, ms); err != nil {
+		r.log.Warn("node registry", zap.String("node_id", nodeID), zap.Error(err))
+	}
+}
+
+// onCloneSuspected publishes that two installations use the identity of a node, or that none
+// has done so for a day.
+func (r *Relay) onCloneSuspected(nodeID string, suspected bool) {
+	tenant, ok := r.store.NodeTenant(nodeID)
+	if !ok {
+		return
+	}
+	r.kernel.FlagPresence(tenant, kernel.PresenceDevice, nodeID, kernel.FlagCloneSuspected, suspected)
+	r.offerAlert(tenant, &alert{NodeID: nodeID, Level: "warn", Metric: "clone_suspected", Value: 1, Cleared: !suspected, TS: time.Now().UnixMilli(),
+		Message: "two installations use the identity of this board; the first one goes on being served; run agentctl leave on the copy, then agentctl join"})
+}
+
 // auditDevice writes what happened to a device into the audit log, the metrics and the log.
 // A kind that the switch does not name is a device that broke the protocol: failed.
 func (r *Relay) auditDevice(e hub.AuditEvent) {
+	if e.Tenant == "" {
+		e.Tenant, _ = r.store.NodeTenant(e.NodeID)
+	}
 	decision, reason := kernel.Failed, e.Kind
 	switch e.Kind {
 	case "device_connect":

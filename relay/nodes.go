@@ -30,6 +30,8 @@ type nodeRow struct {
 	Online       bool            `json:"online"`
 	LastSeenMS   int64           `json:"last_seen_ms"`
 	Capabilities json.RawMessage `json:"capabilities"`
+	// CloneSuspected: two installations use this identity.
+	CloneSuspected bool `json:"clone_suspected"`
 }
 
 // nodes lists the boards of the caller's tenant by node id, offline ones included.
@@ -66,7 +68,8 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 		body.Next = nodes[len(nodes)-1].NodeID
 	}
 	for _, n := range nodes {
-		row := nodeRow{NodeID: n.NodeID, NodeAttributes: n.NodeAttributes, Online: r.hub.IsReady(n.NodeID), LastSeenMS: n.LastSeenMS, Capabilities: n.Manifest}
+		row := nodeRow{NodeID: n.NodeID, NodeAttributes: n.NodeAttributes, Online: r.hub.IsReady(n.NodeID), LastSeenMS: n.LastSeenMS, Capabilities: n.Manifest,
+			CloneSuspected: r.hub.CloneSuspected(n.NodeID)}
 		if len(row.Capabilities) == 0 {
 			row.Capabilities = json.RawMessage("[]")
 		}

@@ -112,9 +112,14 @@ func (r *Relay) newFrontEnd() error {
 		OnPing:             r.onDevicePing,
 		GrantRevision:      r.store.Revision,
 		OnDeviceEvent:      r.onDeviceEvent,
+		SaveBoot:           r.saveBoot,
+		LastBoot:           func(nodeID string) string { return r.store.Served(nodeID).BootID },
+		SaveCloneTime:      r.saveCloneTime,
+		CloneTimes:         r.store.CloneTimes(),
+		OnCloneSuspected:   r.onCloneSuspected,
 		Audit:              r.auditDevice,
 	})
-	r.sessions = sessionsOf(r.hub)
+	r.sessions = r.hub
 	var hosts []string
 	if r.public != nil { // a proxy on this machine may pass the public name on
 		hosts = append(hosts, r.public.Hostname())

@@ -87,6 +87,11 @@ var migrations = []string{
 	) STRICT, WITHOUT ROWID;
 	CREATE INDEX removed_change ON removed (change);`,
 	joinSchema,
+	`CREATE TABLE served (
+		id       INTEGER PRIMARY KEY,
+		boot_id  TEXT NOT NULL,
+		clone_ms INTEGER NOT NULL
+	) STRICT;`,
 }
 
 // joinSchema holds what joining needs. An invite is kept after its end for a while, so that a

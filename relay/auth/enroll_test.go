@@ -638,7 +638,7 @@ func TestRevokedKeys(t *testing.T) {
 		if err := s.Refresh(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if s.Revoked(id) == nil {
+		if s.CheckRevoked(id) == nil {
 			t.Errorf("%s: the link goes on", name)
 		}
 		proof := enrollment.Sign(b.key, enrollment.LinkMessage("n", id.NodeID, first.Token))

@@ -44,7 +44,7 @@ type Node struct {
 }
 
 // node is the part of a node's record that stays in memory: the fields that calls and
-// reconnects need. Manifests stay on disk. All fields but the last two are immutable.
+// reconnects need. Manifests stay on disk. All fields but the last three are immutable.
 type node struct {
 	rowID       int64
 	nodeID      string
@@ -56,7 +56,8 @@ type node struct {
 	change      int64 // value of changes.nodes that wrote the row
 
 	seenMS  atomic.Int64
-	savedMS int64 // seenMS as the database has it; registry.mu protects it
+	savedMS int64  // seenMS as the database has it; registry.mu protects it
+	served  Served // registry.mu protects it
 }
 
 // registry holds the nodes in memory: all of them, since a refused call and a reconnect
@@ -87,6 +88,7 @@ func (r *registry) put(list []*node) {
 			}
 			n.seenMS.Store(max(n.seenMS.Load(), old.seenMS.Load()))
 			n.savedMS = max(n.savedMS, old.savedMS)
+			n.served = old.served // of what this process has saved, the row may be older
 			n.tenant = old.tenant // share the string
 		}
 		r.byID[n.nodeID] = n
@@ -174,14 +176,15 @@ func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string,
 // selectNodeSQL is completed by a condition; scanNode reads its columns. want and sum are
 // those of the last UpsertNode: they decide whether the next one changes anything.
 const selectNodeSQL = `SELECT n.id, n.node_id, n.tenant, n.name, n.want, n.sum, n.change, coalesce(s.ms, 0),
-	coalesce(a.name_set, 0), coalesce(a.tags, ''), coalesce(a.description, '')
-	FROM nodes n LEFT JOIN seen s ON s.id = n.id LEFT JOIN attributes a ON a.id = n.id WHERE `
+	coalesce(a.name_set, 0), coalesce(a.tags, ''), coalesce(a.description, ''), coalesce(b.boot_id, ''), coalesce(b.clone_ms, 0)
+	FROM nodes n LEFT JOIN seen s ON s.id = n.id LEFT JOIN attributes a ON a.id = n.id LEFT JOIN served b ON b.id = n.id WHERE `
 
 func scanNode(scan func(...any) error) (*node, error) {
 	n := new(node)
 	var sum []byte
 	var a attributes
-	err := scan(&n.rowID, &n.nodeID, &n.tenant, &n.name, &n.wantedName, &sum, &n.change, &n.savedMS, &a.nameSet, &a.tags, &a.description)
+	err := scan(&n.rowID, &n.nodeID, &n.tenant, &n.name, &n.wantedName, &sum, &n.change, &n.savedMS, &a.nameSet, &a.tags, &a.description,
+		&n.served.BootID, &n.served.CloneMS)
 	copy(n.manifestSum[:], sum)
 	n.attributes = unique.Make(a)
 	n.seenMS.Store(n.savedMS)

@@ -53,7 +53,7 @@ func removeNodeTx(tx *sql.Tx, tenant, nodeID string, now int64) (live int, chang
 	if err != nil {
 		return 0, 0, err
 	}
-	for _, table := range []string{"seen", "attributes"} {
+	for _, table := range []string{"seen", "attributes", "served"} {
 		if _, err := tx.Exec("DELETE FROM "+table+" WHERE id = ?", rowID); err != nil {
 			return 0, 0, err
 		}

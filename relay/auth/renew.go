@@ -200,16 +200,6 @@ func (s *Store) VerifyLinkProof(ctx context.Context, id *Identity, token, nonce,
 	return err
 }
 
-// Revoked returns the error of a verified identity whose token was revoked. Unlike Active it
-// ignores the token's end: the link of a joined board lives on the token that was refreshed
-// last, whose end its owner knows.
-func (s *Store) Revoked(id *Identity) error {
-	if s.deny.Load().revokes(id) {
-		return errRevoked
-	}
-	return nil
-}
-
 // revokeHolderTx revokes the key whose newest token is jti: it would otherwise get another
 // token at once.
 func revokeHolderTx(tx *sql.Tx, jti string, now int64) (live int, err error) {

@@ -98,6 +98,12 @@ func (s *Store) Active(id *Identity) error {
 	if err := id.expiryError(s.now().Unix()); err != nil {
 		return err
 	}
+	return s.CheckRevoked(id)
+}
+
+// CheckRevoked is Active without the expiry, for a link whose grant may outlive the token with
+// which it began.
+func (s *Store) CheckRevoked(id *Identity) error {
 	if s.deny.Load().revokes(id) {
 		return errRevoked
 	}

@@ -85,6 +85,18 @@ type Options struct {
 	// goroutine. data, a JSON object of at most link.MaxEvent bytes, is the callee's only
 	// until it returns. It must not block.
 	OnDeviceEvent func(n *Node, topic string, data []byte)
+	// SaveBoot saves the boot_id of a node's link that is served now, LastBoot returns it. It
+	// survives a restart of the relay. SaveBoot may write to disk; LastBoot must be quick.
+	SaveBoot func(nodeID, bootID string)
+	LastBoot func(nodeID string) string
+	// SaveCloneTime saves when a second installation last claimed a node, Unix ms; 0: it is not
+	// suspected to have a clone any more. It may write to disk. CloneTimes are the times that
+	// an earlier run has saved.
+	SaveCloneTime func(nodeID string, ms int64)
+	CloneTimes    map[string]int64
+	// OnCloneSuspected is called when a node is suspected to have a clone, and when it no
+	// longer is. It must not block.
+	OnCloneSuspected func(nodeID string, suspected bool)
 	// Audit is called with each entry for the audit log. It must not block.
 	Audit func(e AuditEvent)
 }
@@ -136,6 +148,7 @@ type Hub struct {
 	wheel             [wheelSize]map[*Node]struct{} // timer wheel of the nodes, see sweep.go
 	second            int                           // of the sweep
 	takeoverHistories map[string]*takeoverHistory   // by node id
+	clones            map[string]*cloneMark         // by node id
 	sharedManifests   map[string]*link.Manifest     // by raw bytes, see shareManifest
 	closing           bool
 
@@ -149,10 +162,12 @@ type Hub struct {
 // New makes a hub without devices.
 func New(opt Options) *Hub {
 	h := &Hub{opt: opt, nodeLimit: MaxNodes, handshakeLimit: maxHandshakes, nodes: make(map[string]*Node),
-		takeoverHistories: make(map[string]*takeoverHistory), sharedManifests: make(map[string]*link.Manifest)}
+		takeoverHistories: make(map[string]*takeoverHistory), clones: make(map[string]*cloneMark), sharedManifests: make(map[string]*link.Manifest)}
 	for i := range h.wheel {
 		h.wheel[i] = make(map[*Node]struct{})
 	}
+	h.loadCloneMarks(opt.CloneTimes)
+	h.opt.CloneTimes = nil
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.poller, _ = link.NewPoller() // without one, each link has a goroutine
 	h.callPool.New = func() any { return newCall(nil) }
@@ -207,6 +222,9 @@ func (h *Hub) handshake(conn link.Conn) {
 		return
 	}
 	h.accepted.Add(1)
+	if h.opt.SaveBoot != nil {
+		h.opt.SaveBoot(s.NodeID, s.BootID)
+	}
 	n.audit(AuditEvent{Kind: "device_connect"})
 	n.OnAnnounce(m)
 	if old != nil { // after OnAnnounce, so that the node's tools stay available

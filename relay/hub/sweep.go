@@ -51,6 +51,9 @@ func (h *Hub) sweep() {
 	}
 	h.mu.Unlock()
 
+	if h.second%60 == 0 {
+		h.expireCloneMarks()
+	}
 	for _, n := range all {
 		h.checkGrant(n)
 	}

@@ -15,6 +15,7 @@ import (
 //
 //	Heartbeat    offline or unknown -> online, reported; online -> later timeout
 //	MarkOffline  online -> offline, reported
+//	FlagPresence sets a flag of a known one, reported
 //	sweep        online without a heartbeat for the timeout -> offline, reported;
 //	             offline for presenceRetention -> forgotten
 //
@@ -31,6 +32,10 @@ type Presence struct {
 	Name      string `json:"name,omitempty"`
 	Status    string `json:"status"` // Online or Offline; Heartbeat sets it
 	Transport string `json:"transport,omitempty"`
+	// Suspect: an online device has not answered for some seconds. CloneSuspected: two
+	// installations use its identity. FlagPresence sets both.
+	Suspect        bool `json:"suspect,omitempty"`
+	CloneSuspected bool `json:"clone_suspected,omitempty"`
 	// LastPingMS is the time of the last heartbeat, wall clock, milliseconds since 1970.
 	// Heartbeat sets it.
 	LastPingMS int64 `json:"last_ping_at"`
@@ -73,7 +78,8 @@ type presenceEntry struct {
 	beat   atomic.Int64
 	online atomic.Bool
 	// protected by presence.mu
-	name, transport string
+	name, transport         string
+	suspect, cloneSuspected bool
 }
 
 type presence struct {
@@ -165,6 +171,9 @@ func (p *presence) setOnline(key presenceKey, s Presence, now int64) {
 		p.entries[key] = e
 	}
 	e.describeLocked(&s)
+	if !e.online.Load() {
+		e.suspect = false // of the link that ended
+	}
 	e.beat.Store(now)
 	e.lastMS.Store(time.Now().UnixMilli())
 	isNew := e.online.CompareAndSwap(false, true)
@@ -220,11 +229,47 @@ func (p *presence) setOffline(key presenceKey, condition func(*presenceEntry) bo
 	}
 }
 
+// Flag is one of the flags of Presence.
+type Flag uint8
+
+// The flags.
+const (
+	FlagSuspect Flag = iota
+	FlagCloneSuspected
+)
+
+// FlagPresence sets or clears a flag of a device or agent, and reports a change like one of
+// status. An unknown one is not recorded.
+func (k *Kernel) FlagPresence(tenant, kind, id string, flag Flag, on bool) {
+	p := &k.presence
+	key := presenceKey{tenant, kind, id}
+	p.order.Lock()
+	defer p.order.Unlock()
+	p.mu.Lock()
+	e := p.entries[key]
+	if e == nil {
+		p.mu.Unlock()
+		return
+	}
+	field := &e.suspect
+	if flag == FlagCloneSuspected {
+		field = &e.cloneSuspected
+	}
+	changed := *field != on
+	*field = on
+	current := e.presence(key)
+	p.mu.Unlock()
+	if changed {
+		p.report(current)
+	}
+}
+
 // presence is the entry as others see it. presence.mu is held.
 func (e *presenceEntry) presence(key presenceKey) Presence {
-	s := Presence{Tenant: key.tenant, ID: key.id, Kind: key.kind, Name: e.name, Transport: e.transport, Status: Offline, LastPingMS: e.lastMS.Load()}
+	s := Presence{Tenant: key.tenant, ID: key.id, Kind: key.kind, Name: e.name, Transport: e.transport, Status: Offline, LastPingMS: e.lastMS.Load(),
+		CloneSuspected: e.cloneSuspected}
 	if e.online.Load() {
-		s.Status = Online
+		s.Status, s.Suspect = Online, e.suspect
 	}
 	return s
 }
@@ -247,7 +292,7 @@ func (s *Presence) event() Event {
 	return Event{Tenant: s.Tenant, Type: "presence." + s.Status, Aggregate: s.ID, Payload: payload}
 }
 
-// OnPresence calls fn after each change of status, one at a time and in their order. fn
+// OnPresence calls fn after each change of status or of a flag, one at a time and in their order. fn
 // must be quick and may call ListPresence, but not Heartbeat, MarkOffline or remove. At
 // most 64 functions are registered; further ones are never called.
 func (k *Kernel) OnPresence(fn func(Presence)) (remove func()) {

@@ -65,6 +65,8 @@ type Entry struct {
 const output = `{"type":"object","properties":{"agents":{"type":"array","items":{"type":"object","properties":{` +
 	`"id":{"type":"string"},"kind":{"type":"string","enum":["device","agent"]},"name":{"type":"string"},` +
 	`"status":{"type":"string","enum":["online","offline"]},"transport":{"type":"string"},` +
+	`"suspect":{"type":"boolean","description":"online, but has not answered for 5 s or more; calls fail at once"},` +
+	`"clone_suspected":{"type":"boolean","description":"two installations use this identity"},` +
 	`"last_ping_at":{"type":"integer","description":"the last sign of life, milliseconds since 1970"},` +
 	`"name_set":{"type":"boolean","description":"devices: an operator chose the name; if false, the device proposed it"},` +
 	`"tags":{"type":"array","items":{"type":"string"},"description":"devices: set by an operator"},` +
