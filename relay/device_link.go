@@ -24,7 +24,9 @@ import (
 //	ready     onDeviceReady        load the device as a plugin
 //	ping      onDevicePing         refresh its presence
 //	event     onDeviceEvent        an alert goes into the event log (device_alert.go)
+//	loss      onDeviceLost         calls wait; a moment later its tools are unlisted (offline.go)
 //	end       onDeviceGone         the offline plugin takes over (offline.go)
+//	suspect   onDeviceSuspect      presence
 //	clone     onCloneSuspected     presence, an alert, and the registry
 
 // authenticateDevice verifies a device's auth message and returns its grant. Node id and
@@ -134,14 +136,22 @@ func (r *Relay) onDeviceAnnounce(n *hub.Node) {
 // onDeviceReady loads a device as a plugin. It replaces the plugin of an earlier link, or
 // the offline plugin, in one step: clients see no moment without the device's tools.
 func (r *Relay) onDeviceReady(n *hub.Node) {
-	d := newDevice(n)
+	before, _ := r.devices.Load(n)
+	resumed, _ := before.(*device)
+	d := newDevice(n, resumed)
 	if err := r.kernel.Load(d, true); err != nil {
 		r.log.Error("load device", zap.String("node_id", n.ID()), zap.Error(err))
 		return
 	}
 	r.devices.Store(n, d)
 	r.onDevicePing(n)
+	r.onDeviceSuspect(n, false)
 	r.kernel.FlagPresence(n.Tenant(), kernel.PresenceDevice, n.ID(), kernel.FlagCloneSuspected, r.hub.CloneSuspected(n.ID()))
+}
+
+// onDeviceSuspect publishes that a linked device does not answer, or that it does again.
+func (r *Relay) onDeviceSuspect(n *hub.Node, suspect bool) {
+	r.kernel.FlagPresence(n.Tenant(), kernel.PresenceDevice, n.ID(), kernel.FlagSuspect, suspect)
 }
 
 // onDevicePing keeps a device present, under the name that it has now: an operator may have
@@ -151,15 +161,42 @@ func (r *Relay) onDevicePing(n *hub.Node) {
 	r.kernel.Heartbeat(kernel.Presence{Tenant: n.Tenant(), Kind: kernel.PresenceDevice, ID: n.ID(), Name: a.Name, Transport: "link"})
 }
 
+// onDeviceLost is called when a device may resume its session: its plugin stays, so that
+// calls wait for it. If it is not back within offlineGrace, unlistDevice follows.
+func (r *Relay) onDeviceLost(n *hub.Node) {
+	r.offline.add(&waitingDevice{node: n, expiresAt: time.Now().Add(offlineGrace)})
+	r.store.MarkSeen(n.ID())
+}
+
+// unlistDevice marks a lost device as offline and takes its tools out of the lists. Calls
+// still reach it by name, and wait (hub.Node.Call).
+func (r *Relay) unlistDevice(n *hub.Node) {
+	r.hub.WhileLost(n, func() {
+		v, ok := r.devices.Load(n)
+		if !ok {
+			return
+		}
+		d := v.(*device).unlisted()
+		if err := r.kernel.Load(d, true); err != nil {
+			r.log.Error("unlist device", zap.String("node_id", n.ID()), zap.Error(err))
+			return
+		}
+		r.devices.Store(n, d)
+		r.kernel.MarkOffline(n.Tenant(), kernel.PresenceDevice, n.ID())
+	})
+}
+
 // onDeviceGone replaces the plugin of an ended link by an offline plugin, unless another
-// link of the node has taken its place already.
+// link of the node has taken its place already. A plugin that is unlisted is unloaded: its
+// grace is over.
 func (r *Relay) onDeviceGone(n *hub.Node) {
-	if d, ok := r.devices.LoadAndDelete(n); ok && !r.hub.IsOnline(n.ID()) {
-		p := newOfflinePlugin(d.(*device))
-		if err := r.kernel.Load(p, true); err != nil {
-			r.kernel.Unload(d.(*device))
+	if v, ok := r.devices.LoadAndDelete(n); ok && !r.hub.IsOnline(n.ID()) {
+		d := v.(*device)
+		p := newOfflinePlugin(d)
+		if d.manifest.Unlisted || r.kernel.Load(p, true) != nil {
+			r.kernel.Unload(d)
 		} else {
-			r.offline.add(p)
+			r.offline.add(&waitingDevice{node: n, plugin: p, expiresAt: time.Now().Add(offlineGrace)})
 		}
 	}
 	r.store.MarkSeen(n.ID())
@@ -209,7 +246,7 @@ func (r *Relay) auditDevice(e hub.AuditEvent) {
 	if e.Close != 0 {
 		reason += " close=" + strconv.Itoa(e.Close)
 	}
-	r.audit.write(&kernel.Record{Tenant: e.Tenant, Actor: e.NodeID, NodeID: e.NodeID, Tool: e.Tool, Decision: decision, Code: e.Code, Reason: reason})
+	r.audit.write(&kernel.Record{Tenant: e.Tenant, Actor: e.NodeID, NodeID: e.NodeID, Tool: e.Tool, Decision: decision, Code: e.Code, Reason: reason, TraceID: e.TraceID})
 	r.metrics.countDeviceEvent(e.Kind)
 	r.log.Info(e.Kind, zap.String("node_id", e.NodeID), zap.Int("close", e.Close))
 }

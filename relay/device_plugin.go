@@ -42,13 +42,17 @@ var argumentChecks = func() map[*manifest.Verb]func([]byte) ([]byte, error) {
 }()
 
 // newDevice makes the plugin of a node that is ready. Tools of one capability share its limit;
-// the kernel acquires it for calls, subscribe for streams.
-func newDevice(n *hub.Node) *device {
+// the kernel acquires it for calls, subscribe for streams. before is the plugin of the same
+// session on an earlier link, or nil: its limits stay, since its calls may be in flight.
+func newDevice(n *hub.Node, before *device) *device {
 	d := &device{node: n, tools: n.Tools()}
 	m := &kernel.Manifest{Name: "device:" + n.ID(), Version: "1.0.0", Tenant: n.Tenant(), Tools: make([]*kernel.Tool, 0, len(d.tools)), Inline: true}
 	limits := make(map[*manifest.Capability]*manifest.Limit, 2)
 	for i := range d.tools {
 		t := &d.tools[i]
+		if limits[t.Capability] == nil {
+			limits[t.Capability] = before.limit(t)
+		}
 		if limits[t.Capability] == nil {
 			limits[t.Capability] = manifest.NewLimit(t.Capability.Constraints, manifest.RelayWindow)
 		}
@@ -59,6 +63,27 @@ func newDevice(n *hub.Node) *device {
 	}
 	d.manifest = m
 	return d
+}
+
+// limit returns the limit of the capability of a tool that d has with the same constraints;
+// nil if it has none, or d is nil.
+func (d *device) limit(t *manifest.Tool) *manifest.Limit {
+	if d == nil {
+		return nil
+	}
+	for i := range d.tools {
+		if old := &d.tools[i]; old.Canonical == t.Canonical && old.Capability.Constraints == t.Capability.Constraints {
+			return d.manifest.Tools[i].Limit
+		}
+	}
+	return nil
+}
+
+// unlisted returns the same plugin, which is in no list any more.
+func (d *device) unlisted() *device {
+	m := *d.manifest
+	m.Unlisted = true
+	return &device{node: d.node, tools: d.tools, manifest: &m}
 }
 
 // deviceTool returns one verb of a device as a tool of the kernel. All its texts come from the
@@ -94,10 +119,7 @@ func (d *device) Manifest() *kernel.Manifest { return d.manifest }
 // streams. The kernel has checked the arguments, and for a command acquired the limit.
 func (d *device) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 	t := d.tool(r.Target().Name)
-	opt := hub.CallOptions{}
-	if r.Traced {
-		opt.TraceID = r.TraceID
-	}
+	opt := hub.CallOptions{TraceID: r.TraceID, Traced: r.Traced}
 	if !t.Verb.Stream() {
 		result, err := d.node.Call(ctx, t, r.Arguments, opt)
 		if err != nil {

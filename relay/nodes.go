@@ -30,6 +30,8 @@ type nodeRow struct {
 	Online       bool            `json:"online"`
 	LastSeenMS   int64           `json:"last_seen_ms"`
 	Capabilities json.RawMessage `json:"capabilities"`
+	// Suspect: online, but silent for 5 s or more after something was sent to it.
+	Suspect bool `json:"suspect"`
 	// CloneSuspected: two installations use this identity.
 	CloneSuspected bool `json:"clone_suspected"`
 }
@@ -69,7 +71,7 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 	}
 	for _, n := range nodes {
 		row := nodeRow{NodeID: n.NodeID, NodeAttributes: n.NodeAttributes, Online: r.hub.IsReady(n.NodeID), LastSeenMS: n.LastSeenMS, Capabilities: n.Manifest,
-			CloneSuspected: r.hub.CloneSuspected(n.NodeID)}
+			Suspect: r.hub.IsSuspect(n.NodeID), CloneSuspected: r.hub.CloneSuspected(n.NodeID)}
 		if len(row.Capabilities) == 0 {
 			row.Capabilities = json.RawMessage("[]")
 		}

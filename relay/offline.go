@@ -10,10 +10,14 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// A device that lost its link stays loaded for offlineGrace as an offlinePlugin, so that a
-// quick reconnect does not change the lists of clients. Its calls fail as those of any
-// device that is offline.
+// A device that lost its link stays listed for offlineGrace, so that a quick reconnect does
+// not change the lists of clients. If it may resume its session, its plugin stays and calls
+// wait for it; after the grace its tools are unlisted, and calls by name may still wait.
+// Otherwise an offlinePlugin takes its place, whose calls fail as those of any device that is
+// offline.
 //
+//	onDeviceLost → queued ──→ reconnect: the tools were never gone
+//	                      └─→ offlineGrace over: unlistDevice; later onDeviceGone unloads it
 //	onDeviceGone → offlinePlugin loaded, queued ──→ reconnect replaces it
 //	                                            └─→ offlineGrace over: expireOffline unloads it
 
@@ -24,8 +28,13 @@ const offlineGrace = 900 * time.Millisecond
 // offlinePlugin takes the place of a device plugin: it offers the same tools and refuses
 // every call.
 type offlinePlugin struct {
-	manifest  *kernel.Manifest
+	manifest *kernel.Manifest
+}
+
+// waitingDevice is a device that has lost its link and whose grace runs.
+type waitingDevice struct {
 	node      *hub.Node
+	plugin    *offlinePlugin // in its place; nil: it may resume its session
 	expiresAt time.Time
 }
 
@@ -46,7 +55,7 @@ func newOfflinePlugin(d *device) *offlinePlugin {
 		c.CheckArguments = func([]byte) ([]byte, error) { return nil, errOffline() }
 		m.Tools[i] = &c
 	}
-	return &offlinePlugin{manifest: &m, node: d.node, expiresAt: time.Now().Add(offlineGrace)}
+	return &offlinePlugin{manifest: &m}
 }
 
 // errOffline is the answer for a device of the caller's that is not connected.
@@ -70,19 +79,19 @@ func (p *offlinePlugin) Read(context.Context, *kernel.Caller, string) ([]byte, e
 // Watch implements kernel.Watcher. The kernel retries it.
 func (p *offlinePlugin) Watch(context.Context, string, func()) error { return errOffline() }
 
-// offlineQueue holds the offline plugins in the order in which they expire. That is the order
-// of arrival, since all have the same grace, so no heap is needed. A plugin that its device
-// has replaced meanwhile stays until it expires; Unload then finds it gone.
+// offlineQueue holds the devices without a link in the order in which they expire. That is the
+// order of arrival, since all have the same grace, so no heap is needed. One that has come
+// back stays until it expires; Unload then finds its plugin gone.
 type offlineQueue struct {
 	mu      sync.Mutex // protects waiting
-	waiting []*offlinePlugin
+	waiting []*waitingDevice
 	added   chan struct{} // holds one element after an add
 }
 
 func newOfflineQueue() *offlineQueue { return &offlineQueue{added: make(chan struct{}, 1)} }
 
 // add never blocks; expireOffline wakes up once for any number of adds.
-func (q *offlineQueue) add(p *offlinePlugin) {
+func (q *offlineQueue) add(p *waitingDevice) {
 	q.mu.Lock()
 	q.waiting = append(q.waiting, p)
 	q.mu.Unlock()
@@ -92,9 +101,9 @@ func (q *offlineQueue) add(p *offlinePlugin) {
 	}
 }
 
-// next removes and returns the first plugin if it has expired. Otherwise wait is the time
+// next removes and returns the first device if it has expired. Otherwise wait is the time
 // until it does, or 0 when the queue is empty.
-func (q *offlineQueue) next(now time.Time) (expired *offlinePlugin, wait time.Duration) {
+func (q *offlineQueue) next(now time.Time) (expired *waitingDevice, wait time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.waiting) == 0 {
@@ -110,12 +119,14 @@ func (q *offlineQueue) next(now time.Time) (expired *offlinePlugin, wait time.Du
 	return expired, 0
 }
 
-// expireOffline unloads the devices that did not reconnect, until ctx ends.
+// expireOffline unloads or unlists the devices that did not reconnect, until ctx ends.
 func (r *Relay) expireOffline(ctx context.Context) {
 	for {
 		p, wait := r.offline.next(time.Now())
 		if p != nil {
-			if r.kernel.Unload(p) { // false: it has reconnected
+			if p.plugin == nil {
+				r.unlistDevice(p.node)
+			} else if r.kernel.Unload(p.plugin) { // false: it has reconnected
 				r.kernel.MarkOffline(p.node.Tenant(), kernel.PresenceDevice, p.node.ID())
 			}
 			continue

@@ -13,7 +13,7 @@ import (
 // node then has a cloneMark, which survives a restart of the relay:
 //
 //	SuspectClone   raises the mark, or renews it; Options.OnCloneSuspected(true)
-//	awaitingTurn   while it stands, another boot_id than the last served one is admitted only
+//	contest        while it stands, another boot_id than the last served one is admitted only
 //	               after that one has had no link for cloneQuiet
 //	sweep          clears it after cloneMemory without another claim; OnCloneSuspected(false)
 
@@ -60,7 +60,7 @@ func (h *Hub) SuspectClone(nodeID string) {
 		}
 		m = &cloneMark{servedID: bootID, quietFrom: now}
 		if n := h.nodes[nodeID]; n != nil {
-			m.servedID, m.quietFrom = n.session.BootID, time.Time{}
+			m.servedID, m.quietFrom = n.session.Load().BootID, time.Time{}
 		}
 		h.clones[nodeID] = m
 	}
@@ -130,7 +130,8 @@ func (h *Hub) LiveSession(ctx context.Context, nodeID string) (sessionID string,
 	if n == nil {
 		return "", false
 	}
-	return n.session.ID, isAlive(ctx, n.session)
+	s := n.session.Load()
+	return s.ID, isAlive(ctx, s)
 }
 
 // isAlive pings a link and waits for the pong, at most probeTimeout. Concurrent callers share
@@ -144,7 +145,9 @@ func isAlive(ctx context.Context, s *link.Session) bool {
 // ExtendGrant moves the end of a linked node's grant to a later time, because its token was
 // refreshed. It does nothing when the node has another session by now.
 func (h *Hub) ExtendGrant(nodeID, sessionID string, expiresAt time.Time) {
-	if n := h.node(nodeID); n != nil && n.session.ID == sessionID {
-		n.session.ExtendGrant(expiresAt)
+	if n := h.node(nodeID); n != nil {
+		if s := n.session.Load(); s.ID == sessionID {
+			s.ExtendGrant(expiresAt)
+		}
 	}
 }

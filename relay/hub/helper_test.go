@@ -84,13 +84,16 @@ func newRig(t *testing.T) *rig {
 			r.mu.Lock()
 			r.nodes[n.ID()] = n
 			r.mu.Unlock()
-			r.note(&r.lifecycle, "ready %s", n.session.InstanceID[:1])
+			r.note(&r.lifecycle, "ready %s", n.session.Load().InstanceID[:1])
 		},
-		OnGone:       func(n *Node) { r.note(&r.lifecycle, "gone %s", n.session.InstanceID[:1]) },
+		OnGone:       func(n *Node) { r.note(&r.lifecycle, "gone %s", n.session.Load().InstanceID[:1]) },
 		SaveLastSeen: func(ids []string) { r.mu.Lock(); r.lastSeen = append(r.lastSeen, ids...); r.mu.Unlock() },
 		Audit: func(e AuditEvent) {
 			s := e.Kind
-			for _, f := range []string{e.Tenant, strings.TrimPrefix(e.NodeID, nodeA[:25]), string(e.Code)} {
+			if i := strings.Index(e.Tool, nodeA[:25]); i >= 0 {
+				e.Tool = e.Tool[i+len(nodeA)+1:]
+			}
+			for _, f := range []string{e.Tenant, strings.TrimPrefix(e.NodeID, nodeA[:25]), string(e.Code), e.Tool, strings.TrimLeft(e.TraceID, "0")} {
 				if f != "" {
 					s += " " + f
 				}
@@ -201,11 +204,22 @@ func (r *rig) call(n *Node, message string) chan callReturn {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		start := time.Now()
-		result, err := n.Call(ctx, r.tool(n, "echo.invoke"), []byte(`{"message":"`+message+`"}`), CallOptions{})
+		result, err := n.Call(ctx, r.tool(n, "echo.invoke"), []byte(`{"message":"`+message+`"}`), CallOptions{TraceID: testTrace})
 		done <- callReturn{string(result), err, time.Since(start)}
 	}()
 	synctest.Wait()
 	return done
+}
+
+// testTrace is the trace id of the calls of rig.call.
+const testTrace = "00000000000000000000000000000001"
+
+func (r *rig) wantOutcome(err error, code manifest.Code, outcome manifest.Outcome) {
+	r.t.Helper()
+	var e *manifest.Error
+	if !errors.As(err, &e) || e.Code != code || e.Outcome != outcome {
+		r.t.Errorf("got %#v, want %s, %s", err, code, outcome)
+	}
 }
 
 func (r *rig) wantError(err error, code manifest.Code) {

@@ -13,28 +13,33 @@
 //	Attach -> handshake -> refused                      device_refused
 //	                    -> registered -> ready -> gone  OnAnnounce, OnReady, OnGone
 //	                                  -> superseded     by a newer link of the same node id
+//	                                  -> lost           OnLost; resumed or gone, see lost.go
 //
 // # Goroutines
 //
-// Attach starts one goroutine for the handshake, which ends when the session has started.
-// An idle session has none after that (see transport/link). Run is the sweep: one
-// goroutine for all nodes; a second one runs the poller. Callers of Call and Subscribe
-// wait in their own goroutines. Run waits for all of them, at most DrainTimeout.
+// Each handshake has one goroutine, which ends when the session has started. An idle session
+// has none after that (see transport/link). Run is the sweep: one goroutine for all nodes; a
+// second one runs the poller, a third one starts handshakes that wait. Callers of Call and
+// Subscribe wait in their own goroutines. Run waits for all of them, at most DrainTimeout.
 //
 // # Lock order
 //
 // callbackMu, then Node.mu or Hub.mu, then link.Session's lock. Node.mu and Hub.mu are
-// never held together, nor two Node.mu. Of the callbacks, OnReady and OnGone run under
+// never held together, nor two Node.mu. Of the callbacks, OnReady, OnLost and OnGone run under
 // callbackMu, GrantRevision under Hub.mu, and so does CheckActive of a grant when its node
 // is registered. The others run under no lock.
 package hub
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"agentctl/manifest"
 	"agentctl/transport/link"
@@ -48,8 +53,6 @@ const (
 	maxHandshakes = 2048
 	// DrainTimeout bounds the wait for sessions at the end of Run.
 	DrainTimeout = 5 * time.Second
-	// devicesPerSecond is the rate at which devices should come back after a restart.
-	devicesPerSecond = 200
 )
 
 // Options connect the hub with the packages around it. Callbacks may be nil unless their
@@ -73,6 +76,15 @@ type Options struct {
 	// again. They must be quick.
 	OnReady func(n *Node)
 	OnGone  func(n *Node)
+	// OnLost is called, like OnReady and OnGone, when the link of a ready node was lost but
+	// its session may be resumed. OnReady follows, or OnGone after some seconds.
+	OnLost func(n *Node)
+	// OnSuspect is called when a linked node has not answered for 5 s, and when it has
+	// answered after that. It must be quick.
+	OnSuspect func(n *Node, suspect bool)
+	// RecentNodes counts the nodes that were linked within RecentWindow, by this run or an
+	// earlier one. It is called once a minute; nil: only those that are linked count.
+	RecentNodes func() int
 	// SaveLastSeen is called every five minutes with the nodes that are linked.
 	SaveLastSeen func(nodeIDs []string)
 	// OnPing is called with a node that has just been pinged and is not silent, more often
@@ -105,18 +117,21 @@ type Options struct {
 // device_refused, revoked, clone_suspected, late_ack, dup_ack, foreign_ack, bad_result,
 // bad_sample.
 type AuditEvent struct {
-	Kind   string
-	Tenant string
-	NodeID string
-	Tool   string
-	Code   manifest.Code
-	Close  int // close code, for device_disconnect and device_refused
+	Kind    string
+	Tenant  string
+	NodeID  string
+	Tool    string
+	TraceID string // of a command
+	Code    manifest.Code
+	Close   int // close code, for device_disconnect and device_refused
 }
 
 // Stats are counters since the start, and gauges.
 type Stats struct {
-	Nodes           int // gauge
-	Handshaking     int // gauge
+	Nodes           int // gauge: nodes with a link
+	Lost            int // gauge: nodes whose link has ended within link.ResumeTTL
+	Resumed         uint64
+	Handshaking     int // gauge: links before auth
 	Accepted        uint64
 	Refused         uint64
 	Commands        uint64
@@ -133,6 +148,7 @@ type Stats struct {
 type Hub struct {
 	opt            Options
 	nodeLimit      int   // MaxNodes; tests lower it
+	lostLimit      int   // maxLost; tests lower it
 	handshakeLimit int64 // maxHandshakes; tests lower it
 	handshaking    atomic.Int64
 	wg             sync.WaitGroup  // handshakes and sessions
@@ -140,11 +156,16 @@ type Hub struct {
 	cancel         context.CancelFunc
 	poller         *link.Poller // nil where there is none
 
-	callbackMu sync.Mutex // one OnReady or OnGone at a time
+	callbackMu sync.Mutex // one OnReady, OnLost or OnGone at a time
 	callPool   sync.Pool  // of *pendingCall
 
-	mu                sync.Mutex // protects the fields below
-	nodes             map[string]*Node
+	mu                sync.Mutex                    // protects the fields below
+	nodes             map[string]*Node              // that have a link
+	lost              map[string]*Node              // that had one a moment ago, see lost.go
+	admitted          map[string]int                // links between auth and ready, by node id
+	waiting           []link.Conn                   // for their handshake
+	recentNodes       int                           // of the last hour
+	searchedAt        time.Time                     // see findCommand
 	wheel             [wheelSize]map[*Node]struct{} // timer wheel of the nodes, see sweep.go
 	second            int                           // of the sweep
 	takeoverHistories map[string]*takeoverHistory   // by node id
@@ -152,48 +173,42 @@ type Hub struct {
 	sharedManifests   map[string]*link.Manifest     // by raw bytes, see shareManifest
 	closing           bool
 
+	pace       *rate.Limiter // of handshakes
+	hasWaiting chan struct{} // holds one element after waiting has grown
+
+	watchMu sync.Mutex // protects watched and Node.isWatched; taken alone
+	watched []*Node    // from which an answer is due, see suspect.go
+
 	grantRevision int64 // Options.GrantRevision at the last sweep; owned by Run
 
-	accepted, refused, commands, lateAcks, unsolicitedAcks atomic.Uint64
-	badResults, frames, badFrames, takeovers               atomic.Uint64
-	streams                                                atomic.Int64
+	accepted, resumed, refused, commands, lateAcks, unsolicitedAcks atomic.Uint64
+	badResults, frames, badFrames, takeovers                        atomic.Uint64
+	streams                                                         atomic.Int64
 }
 
 // New makes a hub without devices.
 func New(opt Options) *Hub {
-	h := &Hub{opt: opt, nodeLimit: MaxNodes, handshakeLimit: maxHandshakes, nodes: make(map[string]*Node),
+	h := &Hub{opt: opt, nodeLimit: MaxNodes, lostLimit: maxLost, handshakeLimit: maxHandshakes,
+		nodes: make(map[string]*Node), lost: make(map[string]*Node), admitted: make(map[string]int),
+		pace: rate.NewLimiter(handshakeRate, handshakeBurst), hasWaiting: make(chan struct{}, 1),
 		takeoverHistories: make(map[string]*takeoverHistory), clones: make(map[string]*cloneMark), sharedManifests: make(map[string]*link.Manifest)}
 	for i := range h.wheel {
 		h.wheel[i] = make(map[*Node]struct{})
 	}
 	h.loadCloneMarks(opt.CloneTimes)
 	h.opt.CloneTimes = nil
+	h.countRecent()
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.poller, _ = link.NewPoller() // without one, each link has a goroutine
 	h.callPool.New = func() any { return newCall(nil) }
 	return h
 }
 
-// Attach takes one upgraded link and serves it until it ends. It returns at once, so that
-// the HTTP server's buffers are freed; Run waits for the session. A link over the limits is
-// closed with 4503, in the caller's goroutine.
-func (h *Hub) Attach(conn link.Conn) {
-	h.mu.Lock()
-	full := h.closing || len(h.nodes) >= h.nodeLimit || h.handshaking.Load() >= h.handshakeLimit
-	if !full {
-		h.handshaking.Add(1)
-		h.wg.Go(func() { h.handshake(conn) })
-	}
-	h.mu.Unlock()
-	if full {
-		h.refused.Add(1)
-		_ = conn.Close(link.CloseDraining, "overloaded")
-	}
-}
-
 // handshake runs a link's handshake and starts its session.
 func (h *Hub) handshake(conn link.Conn) {
 	var granted link.Grant // for the audit log, if the handshake fails after auth
+	var adm admission
+	unfinished := true // counts in h.handshaking
 	s, m, err := link.Accept(h.ctx, conn, link.AcceptOptions{
 		Authenticate: func(ctx context.Context, a *link.Auth) (*link.Grant, error) {
 			g, err := h.opt.Authenticate(ctx, a)
@@ -201,37 +216,74 @@ func (h *Hub) handshake(conn link.Conn) {
 				return nil, err
 			}
 			granted = *g
-			if h.inPenalty(g.NodeID) {
-				return nil, &link.Refusal{Code: link.CloseSuperseded, Reason: "superseded"}
-			}
 			return g, nil
+		},
+		Admit: func(ctx context.Context, s *link.Session, a *link.Auth) (link.Admission, error) {
+			unfinished = false
+			h.handshaking.Add(-1)
+			return h.admit(ctx, s, a, &adm)
 		},
 		ReconnectSpreadMS: h.reconnectSpreadMS, ValidateCapability: h.opt.ValidateCapability,
 	})
-	h.handshaking.Add(-1)
+	if unfinished {
+		h.handshaking.Add(-1)
+	}
+	defer h.release(granted.NodeID, &adm)
 	if err != nil {
+		if adm.node != nil {
+			h.cancelResumption(adm.node, adm.session)
+		}
 		h.refuse(granted, link.CloseCode(err))
 		return
 	}
-	n := &Node{hub: h, session: s}
-	old, rejectBoth, refusal := h.register(n)
+	if err := h.serve(s, m, &adm); err != nil {
+		h.refuse(s.Grant, err.Code)
+		s.Close(err.Code, err.Reason)
+		refused := &Node{hub: h} // handles what the device has sent already
+		refused.newLink(s)
+		_ = s.Run(h.ctx, &nodeLink{refused, s})
+	}
+}
+
+// serve registers a link that has finished its handshake and starts its session.
+func (h *Hub) serve(s *link.Session, m *link.Manifest, adm *admission) *link.Refusal {
+	n := adm.node
+	var t takeover
+	var refusal *link.Refusal
+	if n != nil {
+		refusal = h.resume(n, s)
+	} else {
+		n = &Node{hub: h}
+		n.newLink(s)
+		t, refusal = h.takeOver(n, s, adm.rival)
+	}
 	if refusal != nil {
-		h.refuse(s.Grant, refusal.Code)
-		s.Close(refusal.Code, refusal.Reason)
-		_ = s.Run(h.ctx, n)
-		return
+		return refusal
 	}
 	h.accepted.Add(1)
 	if h.opt.SaveBoot != nil {
 		h.opt.SaveBoot(s.NodeID, s.BootID)
 	}
 	n.audit(AuditEvent{Kind: "device_connect"})
+	for _, before := range []*Node{t.lost, t.old} {
+		if before != nil {
+			n.inherit(before)
+		}
+	}
 	n.OnAnnounce(m)
-	if old != nil { // after OnAnnounce, so that the node's tools stay available
-		n.closeSuperseded(old, rejectBoth)
+	if adm.node != nil {
+		n.settle(adm.seen)
+	}
+	// After OnAnnounce, so that the node's tools stay available.
+	if t.lost != nil {
+		h.gone(t.lost)
+	}
+	if t.old != nil {
+		n.closeSuperseded(t)
 	}
 	h.wg.Add(1)
-	s.Start(h.poller, n)
+	s.Start(h.poller, &nodeLink{n, s})
+	return nil
 }
 
 func (h *Hub) refuse(g link.Grant, code int) {
@@ -239,57 +291,92 @@ func (h *Hub) refuse(g link.Grant, code int) {
 	h.audit(AuditEvent{Kind: "device_refused", Tenant: g.Tenant, NodeID: g.NodeID, Close: code})
 }
 
-// OnClosed ends a node whose link has ended.
-func (n *Node) OnClosed(err error) {
-	h := n.hub
-	defer h.wg.Done()
-	h.unregister(n)
-	n.failAll()
-	if h.opt.OnGone != nil {
-		h.callbackMu.Lock()
-		h.opt.OnGone(n)
-		h.callbackMu.Unlock()
-	}
-	n.audit(AuditEvent{Kind: "device_disconnect", Close: link.CloseCode(err)})
-}
-
-// reconnectSpreadMS spreads the devices' reconnects after a restart of the relay.
-func (h *Hub) reconnectSpreadMS() int64 {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return max(1000, int64(len(h.nodes))*1000/devicesPerSecond)
-}
-
-// register makes n the node of its id. old is the node that it takes over, or nil. The
-// refusal is not nil when n cannot be served.
-func (h *Hub) register(n *Node) (old *Node, rejectBoth bool, refusal *link.Refusal) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	old = h.nodes[n.ID()]
-	if h.closing || (old == nil && len(h.nodes) >= h.nodeLimit) {
-		return nil, false, &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
+// mayServeLocked says why no link can be served now; nil: it can.
+func (h *Hub) mayServeLocked(s *link.Session) *link.Refusal {
+	if h.closing || (h.nodes[s.NodeID] == nil && len(h.nodes) >= h.nodeLimit) {
+		return &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
 	}
 	// A sweep during the handshake may have seen the revocation; the next one will not ask.
-	if n.session.CheckGrant() != nil {
-		return nil, false, &link.Refusal{Code: link.CloseAuthFailed, Reason: "auth_failed"}
+	if s.CheckGrant() != nil {
+		return &link.Refusal{Code: link.CloseAuthFailed, Reason: "auth_failed"}
 	}
-	h.nodes[n.ID()] = n
-	h.scheduleLocked(n, min(firstPingDelay, n.nextCheck()))
+	return nil
+}
+
+// resume makes s the link of a session that was lost.
+func (h *Hub) resume(n *Node, s *link.Session) *link.Refusal {
+	h.mu.Lock()
+	refusal := h.mayServeLocked(s)
+	if n.resumption != s || h.lost[s.NodeID] != n {
+		refusal = &link.Refusal{Code: link.CloseSuperseded, Reason: "superseded"}
+	}
+	if refusal != nil {
+		h.mu.Unlock()
+		h.cancelResumption(n, s)
+		return refusal
+	}
+	defer h.mu.Unlock()
+	n.resumption, n.isGone = nil, false
+	delete(h.lost, s.NodeID)
+	n.newLink(s)
+	h.linkLocked(n)
+	h.resumed.Add(1)
+	return nil
+}
+
+// takeover is the registration of a fresh session.
+type takeover struct {
+	old        *Node // that it superseded; nil: none
+	lost       *Node // that had no link any more; nil: none
+	isClone    bool  // old is of another installation, and both are of v2
+	rejectBoth bool  // see takeover.go
+}
+
+// takeOver makes n the node of its id. rival is the node that contest has let it replace; if
+// another one was faster, that one is contested as well.
+func (h *Hub) takeOver(n *Node, s *link.Session, rival *Node) (takeover, *link.Refusal) {
+	for {
+		h.mu.Lock()
+		old := h.nodes[s.NodeID]
+		if old == nil || old == rival {
+			t, refusal := h.takeOverLocked(n, s, old)
+			h.mu.Unlock()
+			return t, refusal
+		}
+		h.mu.Unlock()
+		rival = old
+		var refusal *link.Refusal
+		if err := h.contest(h.ctx, s, rival); errors.As(err, &refusal) {
+			return takeover{}, refusal
+		}
+	}
+}
+
+func (h *Hub) takeOverLocked(n *Node, s *link.Session, old *Node) (t takeover, _ *link.Refusal) {
+	if refusal := h.mayServeLocked(s); refusal != nil {
+		return t, refusal
+	}
+	t.lost = h.lost[s.NodeID]
+	delete(h.lost, s.NodeID)
+	h.linkLocked(n)
 	if old != nil {
 		n.isReady.Store(old.isReady.Load()) // the old link's tools are still in place
 		delete(h.wheel[old.wheelSlot], old)
 		h.takeovers.Add(1)
-		rejectBoth = n.isClone(old) && h.recordTakeoverLocked(n.ID())
+		t.old = old
+		t.isClone = n.isClone(old)
+		t.rejectBoth = t.isClone && h.recordTakeoverLocked(s.NodeID)
 	}
-	return old, rejectBoth, nil
+	return t, nil
 }
 
-func (h *Hub) unregister(n *Node) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.nodes[n.ID()] == n {
-		delete(h.nodes, n.ID())
-		delete(h.wheel[n.wheelSlot], n)
+// linkLocked enters a node with a link.
+func (h *Hub) linkLocked(n *Node) {
+	s := n.session.Load()
+	h.nodes[s.NodeID] = n
+	h.scheduleLocked(n, min(firstPingDelay, n.nextCheck()))
+	if m := h.clones[s.NodeID]; m != nil {
+		m.servedID, m.quietFrom = s.BootID, time.Time{}
 	}
 }
 
@@ -362,6 +449,10 @@ func (h *Hub) Run(ctx context.Context) error {
 		wg.Go(func() { pollerEnded <- h.poller.Run(pollCtx) })
 		defer func() { stop(); wg.Wait() }()
 	}
+	paceCtx, stopPace := context.WithCancel(ctx)
+	var pacer sync.WaitGroup
+	pacer.Go(func() { h.startWaiting(paceCtx) })
+	defer func() { stopPace(); pacer.Wait() }()
 	for {
 		select {
 		case <-ctx.Done():
@@ -381,10 +472,17 @@ func (h *Hub) drain() {
 	h.mu.Lock()
 	h.closing = true
 	for _, n := range h.nodes {
-		n.session.Close(link.CloseDraining, "draining")
+		n.session.Load().Close(link.CloseDraining, "draining")
 	}
+	lost := slices.Collect(maps.Values(h.lost))
+	clear(h.lost)
 	h.mu.Unlock()
+	for _, n := range lost {
+		n.end()
+		h.gone(n)
+	}
 	h.cancel() // ends the handshakes
+	h.refuseWaiting()
 	done := make(chan struct{})
 	go func() { h.wg.Wait(); close(done) }()
 	select {
@@ -396,10 +494,10 @@ func (h *Hub) drain() {
 // Stats is a snapshot of the counters.
 func (h *Hub) Stats() Stats {
 	h.mu.Lock()
-	nodes := len(h.nodes)
+	nodes, lost := len(h.nodes), len(h.lost)
 	h.mu.Unlock()
 	return Stats{
-		Nodes: nodes, Handshaking: int(h.handshaking.Load()), Streams: int(h.streams.Load()),
+		Nodes: nodes, Lost: lost, Resumed: h.resumed.Load(), Handshaking: int(h.handshaking.Load()), Streams: int(h.streams.Load()),
 		Accepted: h.accepted.Load(), Refused: h.refused.Load(), Takeovers: h.takeovers.Load(),
 		Commands: h.commands.Load(), LateAcks: h.lateAcks.Load(), UnsolicitedAcks: h.unsolicitedAcks.Load(),
 		BadResults: h.badResults.Load(), Frames: h.frames.Load(), BadFrames: h.badFrames.Load(),

@@ -118,7 +118,7 @@ func TestSupersededBeforeReady(t *testing.T) {
 		r := newRig(t)
 		release := make(chan bool)
 		r.onAnnounce = func(n *Node) {
-			if n.session.InstanceID == instance1 {
+			if n.session.Load().InstanceID == instance1 {
 				<-release // a slow disk
 			}
 		}

@@ -3,6 +3,7 @@ package hub
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,32 +13,67 @@ import (
 	"agentctl/transport/link"
 )
 
-// Node is one linked device, from the end of its handshake until the link has ended. As
-// link.SessionOwner it handles the device's messages, in the goroutine that reads them.
+// Node is one device, from the end of its first handshake until its session is over. On v2.1
+// the session survives its link for a while (lost.go), and a link that resumes it gets the
+// same Node; every other link gets a new one.
 type Node struct {
-	hub       *Hub
-	session   *link.Session
-	revoked   bool                          // checkGrant has closed the link; owned by the sweep
-	wheelSlot int                           // in Hub.wheel; protected by Hub.mu
-	isReady   atomic.Bool                   // OnReady has returned, or had for the superseded link
-	announced atomic.Pointer[link.Manifest] // stored under mu, together with the streams that it ends
+	hub     *Hub
+	session atomic.Pointer[link.Session] // of the newest link, which may have ended
+	isReady atomic.Bool                  // OnReady has returned, or had for the superseded link
+	// announced is stored under mu, together with the streams that it ends.
+	announced    atomic.Pointer[link.Manifest]
+	unansweredAt atomic.Int64 // see suspect.go
+
+	// Owned by the sweep.
+	revoked           *link.Session // whose link checkGrant has closed
+	isReportedSuspect bool          // OnSuspect has been called
+	hasProbed         bool          // a ping was sent because a command was not answered
+
+	// Protected by Hub.mu.
+	wheelSlot   int
+	lostSince   time.Time     // when the link ended; meaningful in Hub.lost
+	isResumable bool          // meaningful in Hub.lost
+	isGone      bool          // OnGone was called
+	resumption  *link.Session // of the handshake that is about to resume the session; nil: none
+	isWatched   bool          // in Hub.watched, protected by Hub.watchMu
 
 	mu          sync.Mutex // protects the fields below
+	state       nodeState
+	lostAt      time.Time // when state became isLost
 	calls       link.Calls[*pendingCall]
 	streams     map[streamKey]*stream
 	streamsByID map[string]*stream // by the device's stream_id
-	closed      bool
 }
 
-var _ link.SessionOwner = (*Node)(nil)
+// nodeState says what becomes of a new command.
+type nodeState uint8
+
+const (
+	isLinked   nodeState = iota // it is written
+	isLost                      // it waits for a resumed link, but only for queueTime after lostAt
+	isResuming                  // it waits: the handshake of a resumed link is under way
+	isEnded                     // it fails
+)
+
+// nodeLink is one link of a node. As link.SessionOwner it handles the device's messages, in
+// the goroutine that reads them.
+type nodeLink struct {
+	*Node
+	own *link.Session
+}
+
+var _ link.SessionOwner = (*nodeLink)(nil)
 
 // pendingCall is one command that a caller waits for. Whoever takes it out of Node.calls
-// ends it: the session's goroutine with finish, or the caller itself on a timeout.
+// ends it: with finish, or the caller itself on a timeout.
 type pendingCall struct {
-	id      string
-	tool    *manifest.Tool
-	done    chan struct{} // of capacity 1; receives one value when outcome is set
-	outcome callOutcome
+	id       string
+	tool     *manifest.Tool
+	args     []byte // the caller's, until the command has ended
+	opt      CallOptions
+	deadline time.Time
+	done     chan struct{} // of capacity 1; receives one value when outcome is set
+	outcome  callOutcome
 	// onResult, for a subscription, runs in the session's goroutine, before it can read a
 	// frame of the stream.
 	onResult func(result []byte) error
@@ -59,16 +95,16 @@ func (p *pendingCall) finish(o callOutcome) {
 }
 
 // ID is the node id.
-func (n *Node) ID() string { return n.session.NodeID }
+func (n *Node) ID() string { return n.session.Load().NodeID }
 
 // Name is the node's name within its tenant, "" if it has none.
-func (n *Node) Name() string { return n.session.Name }
+func (n *Node) Name() string { return n.session.Load().Name }
 
 // Tenant is the tenant that owns the device.
-func (n *Node) Tenant() string { return n.session.Tenant }
+func (n *Node) Tenant() string { return n.session.Load().Tenant }
 
 // Proved reports whether the device has proved the key that its token is bound to.
-func (n *Node) Proved() bool { return n.session.Proved }
+func (n *Node) Proved() bool { return n.session.Load().Proved }
 
 // Tools are the tools of the last announce; the slice is read-only.
 func (n *Node) Tools() []manifest.Tool { return n.announced.Load().Tools }
@@ -78,12 +114,15 @@ func (n *Node) Manifest() []byte { return n.announced.Load().Raw }
 
 // CallOptions are options of one command.
 type CallOptions struct {
-	TraceID string // passed to the device; "" if the caller sent none
+	TraceID string // of the call, for the audit log; 32 hex digits, or ""
+	Traced  bool   // the device gets it too: the caller has sent one
 }
 
 // Call sends one command and waits for its end: the device's result, checked against the
-// verb's schema and this node's id, a *manifest.Error, or ctx's cause. ctx carries the
-// caller's deadline. The command runs at most once and is never sent again.
+// verb's schema and this node's id, a *manifest.Error, or ctx's cause if the caller has
+// canceled it. ctx carries the caller's deadline. The command runs at most once. On v2.1 it
+// survives a short break of the link: it is written again, under the same id, if the device
+// resumes the session and has not received it.
 func (n *Node) Call(ctx context.Context, t *manifest.Tool, args []byte, opt CallOptions) ([]byte, error) {
 	p := n.hub.callPool.Get().(*pendingCall)
 	p.tool = t
@@ -93,14 +132,20 @@ func (n *Node) Call(ctx context.Context, t *manifest.Tool, args []byte, opt Call
 	return result, err
 }
 
+// defaultBudget is the gateway's budget (RFC-0005 §7), for a ctx without a deadline.
+const defaultBudget = 5 * time.Second
+
 // roundTrip sends p and waits. Nothing refers to p when it returns.
 func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt CallOptions) (result []byte, err error) {
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		return nil, endOfWait(ctx, link.Queued)
 	}
-	p.id = link.NewID()
-	frame := link.AppendCmd(make([]byte, 0, len(args)+192), p.id, p.tool.Canonical, args, 0, opt.TraceID, link.Expiry{})
-	if err := n.sendCommand(ctx, p, frame, opt); err != nil {
+	p.id, p.args, p.opt = link.NewID(), args, opt
+	var ok bool
+	if p.deadline, ok = ctx.Deadline(); !ok {
+		p.deadline = time.Now().Add(defaultBudget)
+	}
+	if err := n.start(p); err != nil {
 		return nil, err
 	}
 	select {
@@ -115,42 +160,65 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 	}
 	n.mu.Unlock()
 	if ended {
-		return nil, context.Cause(ctx)
+		return nil, endOfWait(ctx, was)
 	}
-	<-p.done // the session's goroutine was first and is about to call finish
+	<-p.done // another goroutine was first and is about to call finish
 	return p.outcome.result, p.outcome.err
 }
 
-// sendCommand adds a command to the table and sends its frame under one lock, so that the
-// device gets commands and their cancellation in the table's order.
-func (n *Node) sendCommand(ctx context.Context, p *pendingCall, frame []byte, opt CallOptions) error {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		deadline = time.Now().Add(defaultBudget)
-	}
+// start adds a command to the table and writes it, or lets it wait for a resumed link. It does
+// so under one lock, so that the device gets commands and their cancellation in the table's
+// order.
+func (n *Node) start(p *pendingCall) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closed {
+	switch {
+	case n.state == isEnded, n.state == isLost && time.Since(n.lostAt) >= queueTime:
 		return offlineError()
+	case n.state == isLinked && n.isSuspect():
+		return suspectError()
 	}
-	if n.calls.Add(p.id, deadline, link.CallInfo{Tool: p.tool.Canonical, TraceID: opt.TraceID}, p) != nil {
+	if n.calls.Add(p.id, p.deadline, link.CallInfo{Tool: p.tool.Canonical, TraceID: p.opt.TraceID}, p) != nil {
 		return rateLimited("too many commands wait for this device; retry later", "queue")
 	}
-	if n.session.Send(frame) != nil { // the link is ending
+	if n.state != isLinked {
+		return nil
+	}
+	if err := n.writeLocked(p); err != nil {
 		n.calls.Expire(p.id)
+		return err
+	}
+	return nil
+}
+
+// writeLocked writes a command of the table. An error is the caller's: the command was not
+// written and will not be.
+func (n *Node) writeLocked(p *pendingCall) error {
+	s := n.session.Load()
+	expiry, err := s.Stamp(p.deadline)
+	if err != nil {
+		return expiredError()
+	}
+	traceID := ""
+	if p.opt.Traced {
+		traceID = p.opt.TraceID
+	}
+	frame := link.AppendCmd(make([]byte, 0, len(p.args)+256), p.id, p.tool.Canonical, p.args, 0, traceID, expiry)
+	if s.Send(frame) != nil { // the link is ending
+		if s.V21 {
+			return nil // it stays queued; OnClosed decides what becomes of it
+		}
 		return offlineError()
 	}
 	n.calls.MarkSent(p.id)
 	n.hub.commands.Add(1)
+	n.expectAnswer()
 	return nil
 }
 
-// defaultBudget is the gateway's budget (RFC-0005 §7), for a ctx without a deadline.
-const defaultBudget = 5 * time.Second
-
 // sendCancel tells the device to end a command, or the stream that it opened.
 func (n *Node) sendCancel(cmdID string) {
-	_ = n.session.Send(link.Encode(link.TypeCmdCancel, link.NewID(), cmdID, nil))
+	_ = n.session.Load().Send(link.Encode(link.TypeCmdCancel, link.NewID(), cmdID, nil))
 }
 
 // offlineError is the answer to a call that was not written to the link.
@@ -158,9 +226,32 @@ func offlineError() *manifest.Error {
 	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is not connected", Reason: "offline", Outcome: manifest.NotSent}
 }
 
+// suspectError is the answer to a call to a device that has not answered for suspectTime.
+func suspectError() *manifest.Error {
+	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is connected but does not answer", Reason: "suspect", Outcome: manifest.NotSent}
+}
+
 // inDoubtError is the answer to a call that was written to a link that then ended.
 func inDoubtError() *manifest.Error {
 	return &manifest.Error{Code: manifest.NodeOffline, Message: "the link was lost before the device answered", Reason: "in_doubt", Outcome: manifest.OutcomeUnknown}
+}
+
+// expiredError is the answer to a call whose deadline came before it was written.
+func expiredError() *manifest.Error {
+	return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the device could not be reached before the deadline", Reason: "expired", Outcome: manifest.NotSent}
+}
+
+// endOfWait is the error of a call whose ctx has ended while the command was in a state: a
+// *manifest.Error for a deadline, and ctx's cause for a caller that left.
+func endOfWait(ctx context.Context, was link.CallState) error {
+	cause := context.Cause(ctx)
+	switch {
+	case !errors.Is(cause, context.DeadlineExceeded):
+		return cause
+	case was == link.Queued:
+		return expiredError()
+	}
+	return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the device did not answer within 5 s", Reason: "gateway_deadline", Outcome: manifest.OutcomeUnknown}
 }
 
 func rateLimited(message, reason string) *manifest.Error {
@@ -195,21 +286,28 @@ func (n *Node) OnAnnounce(m *link.Manifest) {
 func (n *Node) OnAck(inReplyTo string, a link.CmdAck) (known bool) {
 	n.mu.Lock()
 	p, verdict := n.calls.Ack(inReplyTo)
+	var ended link.CallInfo
+	if verdict != link.AckAccepted {
+		ended, _ = n.calls.Ended(inReplyTo)
+	}
 	n.mu.Unlock()
+	e := AuditEvent{Tool: ended.Tool, TraceID: ended.TraceID, Code: ended.Code}
 	switch verdict {
 	case link.AckRepeated:
 		return true
 	case link.AckLate:
 		n.hub.lateAcks.Add(1)
-		n.audit(AuditEvent{Kind: "late_ack"})
+		e.Kind = "late_ack"
+		n.audit(e)
 		return true
 	case link.AckDuplicate, link.AckForeign:
 		n.hub.unsolicitedAcks.Add(1)
-		kind := "dup_ack"
+		e.Kind, e.Code = "dup_ack", manifest.BadRequest
 		if verdict == link.AckForeign {
-			kind = "foreign_ack"
+			other := n.hub.findCommand(n, inReplyTo)
+			e.Kind, e.Tool, e.TraceID = "foreign_ack", other.Tool, other.TraceID
 		}
-		n.audit(AuditEvent{Kind: kind})
+		n.audit(e)
 		return false
 	}
 	o := n.checkAck(p, a)
@@ -218,6 +316,42 @@ func (n *Node) OnAck(inReplyTo string, a link.CmdAck) (known bool) {
 	}
 	p.finish(o)
 	return true
+}
+
+// findCommandEvery is the least time between two searches of findCommand, which look at all
+// nodes: a device that sends acks for nothing must not keep the relay busy.
+const findCommandEvery = 100 * time.Millisecond
+
+// findCommand returns whose command a foreign ack answers, for the audit log: that of another
+// node of the same tenant. It is the zero value when there is none, and when it was called a
+// moment ago.
+func (h *Hub) findCommand(acker *Node, id string) link.CallInfo {
+	tenant, now := acker.Tenant(), time.Now()
+	h.mu.Lock()
+	if now.Sub(h.searchedAt) < findCommandEvery {
+		h.mu.Unlock()
+		return link.CallInfo{}
+	}
+	h.searchedAt = now
+	var nodes []*Node
+	for _, n := range h.nodes {
+		if n != acker && n.Tenant() == tenant {
+			nodes = append(nodes, n)
+		}
+	}
+	h.mu.Unlock()
+	for _, n := range nodes {
+		n.mu.Lock()
+		info, found := n.calls.Ended(id)
+		if p, ok := n.calls.Value(id); ok {
+			info, found = link.CallInfo{Tool: p.tool.Canonical, TraceID: p.opt.TraceID}, true
+		}
+		n.mu.Unlock()
+		if found {
+			return info
+		}
+	}
+	return link.CallInfo{}
 }
 
 // checkAck turns an ack into the caller's outcome. An error contains no text of the device
@@ -232,7 +366,7 @@ func (n *Node) checkAck(p *pendingCall, a link.CmdAck) callOutcome {
 	}
 	if err != nil {
 		n.hub.badResults.Add(1)
-		n.audit(AuditEvent{Kind: "bad_result", Tool: p.tool.Canonical, Code: manifest.Internal})
+		n.audit(AuditEvent{Kind: "bad_result", Tool: p.tool.Canonical, TraceID: p.opt.TraceID, Code: manifest.Internal})
 		return callOutcome{err: &manifest.Error{Code: manifest.Internal, Message: "the device's result violates its contract", Reason: "bad_result"}}
 	}
 	return callOutcome{result: append([]byte(nil), a.Result...)} // the bytes belong to the reader's buffer
@@ -263,20 +397,49 @@ func deviceError(code manifest.Code) *manifest.Error {
 	return e
 }
 
-// failAll ends the commands and streams of this device.
-func (n *Node) failAll() {
-	n.mu.Lock()
-	n.closed = true
-	calls, streams := n.calls.Fail(), n.streams
+// endStreamsLocked empties the tables of streams; the caller closes the topics.
+func (n *Node) endStreamsLocked() (streams map[streamKey]*stream) {
+	streams = n.streams
 	n.hub.streams.Add(-int64(len(n.streamsByID)))
 	n.streams, n.streamsByID = nil, nil
+	return streams
+}
+
+// end ends the session, with its commands and streams. Each command that was written may have
+// run; the others have not.
+func (n *Node) end() {
+	n.mu.Lock()
+	n.state = isEnded
+	calls, streams := n.calls.Fail(), n.endStreamsLocked()
 	n.mu.Unlock()
+	endAll(calls, streams)
+}
+
+// endAll gives failed calls and ended streams their errors.
+func endAll(calls []link.FailedCall[*pendingCall], streams map[streamKey]*stream) {
 	for _, c := range calls {
-		c.Value.finish(callOutcome{err: inDoubtError()})
+		err := inDoubtError()
+		if c.State == link.Queued {
+			err = offlineError()
+		}
+		c.Value.finish(callOutcome{err: err})
 	}
 	for _, s := range streams {
 		s.topic.Close(ErrOffline)
 	}
+}
+
+// inherit takes the table of commands of a node whose session is over, so that an ack of that
+// session is recognized as late.
+func (n *Node) inherit(old *Node) {
+	old.end()
+	old.mu.Lock()
+	calls := old.calls
+	old.calls = link.Calls[*pendingCall]{}
+	old.mu.Unlock()
+	n.mu.Lock()
+	n.calls = calls
+	n.mu.Unlock()
 }
 
 // audit reports e as an event of this node.
@@ -292,3 +455,13 @@ var (
 		&manifest.Error{Code: manifest.NodeOffline, Message: "the device went offline during the stream", Reason: "stream_end"})
 	ErrTooSlow = errors.Join(fanout.ErrOverflow, rateLimited("this reader was too slow for the stream; use a longer interval_ms", "behind"))
 )
+
+// resumableCodes are the close codes after which a device may resume its session: its link
+// broke (0), was silent or congested, or ended inside the WebSocket protocol. Others are
+// final: the device says goodbye, was refused, or the relay is shutting down.
+var resumableCodes = []int{0, link.CloseTimeout, link.CloseTooLarge, 1002, 1006, 1011}
+
+// isResumable reports whether a link that ended with err leaves a session to resume.
+func isResumable(s *link.Session, err error) bool {
+	return s.V21 && slices.Contains(resumableCodes, link.CloseCode(err)) && s.CheckGrant() == nil
+}

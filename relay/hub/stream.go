@@ -91,12 +91,13 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 		}
 		if isOpener {
 			n.openStream(ctx, s, t, args, acquire, opt)
-		}
-		select {
-		case <-s.opened:
-		case <-ctx.Done():
-			s.release()
-			return nil, context.Cause(ctx)
+		} else {
+			select {
+			case <-s.opened:
+			case <-ctx.Done():
+				s.release()
+				return nil, endOfWait(ctx, link.Sent)
+			}
 		}
 		if s.err == nil {
 			return s.subscribe()
@@ -115,7 +116,7 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 func (n *Node) join(key streamKey) (s *stream, isOpener bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closed {
+	if n.state == isEnded {
 		return nil, false, offlineError()
 	}
 	s = n.streams[key]

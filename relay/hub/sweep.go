@@ -24,6 +24,7 @@ const (
 
 // scheduleLocked schedules the next check of n after a delay, rounded up to seconds.
 func (h *Hub) scheduleLocked(n *Node, delay time.Duration) {
+	delete(h.wheel[n.wheelSlot], n) // it may have been resumed during a sweep
 	seconds := int((delay + time.Second - 1) / time.Second)
 	n.wheelSlot = (h.second + min(max(seconds, 1), wheelSize-1)) % wheelSize
 	h.wheel[n.wheelSlot][n] = struct{}{}
@@ -51,15 +52,24 @@ func (h *Hub) sweep() {
 	}
 	h.mu.Unlock()
 
+	h.checkWatched()
+	h.checkLost()
 	if h.second%60 == 0 {
 		h.expireCloneMarks()
+		h.countRecent()
 	}
 	for _, n := range all {
 		h.checkGrant(n)
 	}
 	for _, n := range due {
-		n.session.CheckLiveness()
-		if n.session.IdleTime() < link.IdleTimeout && h.opt.OnPing != nil {
+		s := n.session.Load()
+		if s.CheckLiveness() {
+			n.expectAnswer()
+		}
+		n.mu.Lock()
+		n.calls.Age()
+		n.mu.Unlock()
+		if s.IdleTime() < link.IdleTimeout && h.opt.OnPing != nil {
 			h.opt.OnPing(n)
 		}
 		h.checkGrant(n)
@@ -88,19 +98,21 @@ func (h *Hub) grantsChanged() bool {
 
 // checkGrant closes the link of a node whose grant was revoked or has expired.
 func (h *Hub) checkGrant(n *Node) {
-	if n.revoked || n.session.CheckGrant() == nil {
+	s := n.session.Load()
+	if n.revoked == s || s.CheckGrant() == nil {
 		return
 	}
-	n.revoked = true
+	n.revoked = s
 	n.audit(AuditEvent{Kind: "revoked"})
-	n.session.Close(link.CloseAuthFailed, "auth_failed")
+	s.Close(link.CloseAuthFailed, "auth_failed")
 }
 
 // nextCheck is the delay until n has to be checked again: for a ping, for the idle timeout
 // or for the end of its grant.
 func (n *Node) nextCheck() time.Duration {
-	delay := min(pingDelay, link.IdleTimeout-n.session.IdleTime())
-	if remaining, ok := n.session.GrantRemaining(); ok {
+	s := n.session.Load()
+	delay := min(pingDelay, link.IdleTimeout-s.IdleTime())
+	if remaining, ok := s.GrantRemaining(); ok {
 		delay = min(delay, remaining)
 	}
 	return delay

@@ -6,8 +6,8 @@ import (
 	"agentctl/transport/link"
 )
 
-// A second link of the same node id takes the node over: the first one is closed with
-// 4409. There are two cases, told apart by the instance id of the installation:
+// When both are of v2, a second link of the same node id takes the node over: the first one is
+// closed with 4409. There are two cases, told apart by the instance id of the installation:
 //
 //   - The same installation: the first link is half-open, left over from a broken network.
 //   - Another installation: a clone, for instance a copied SD card. It is audited as
@@ -15,18 +15,21 @@ import (
 //     takeoverWindow, both are refused for a penalty, which doubles from one minute up to
 //     maxPenalty, so that neither flaps between them.
 
-// isClone reports whether old, which n takes over, is of another installation.
-func (n *Node) isClone(old *Node) bool { return old.session.InstanceID != n.session.InstanceID }
+// isClone reports whether old, which n takes over, is of another installation. On v2.1 the
+// takeover was decided by a ping instead, see contest.
+func (n *Node) isClone(old *Node) bool {
+	a, b := old.session.Load(), n.session.Load()
+	return !a.V21 && !b.V21 && a.InstanceID != b.InstanceID
+}
 
 // closeSuperseded closes the link that n took over, and n itself when both are rejected.
-func (n *Node) closeSuperseded(old *Node, rejectBoth bool) {
-	old.session.Close(link.CloseSuperseded, "superseded")
-	old.failAll() // now: a half-open link will not answer
-	if n.isClone(old) {
+func (n *Node) closeSuperseded(t takeover) {
+	t.old.session.Load().Close(link.CloseSuperseded, "superseded")
+	if t.isClone {
 		n.audit(AuditEvent{Kind: "clone_suspected"})
 	}
-	if rejectBoth {
-		n.session.Close(link.CloseSuperseded, "superseded")
+	if t.rejectBoth {
+		n.session.Load().Close(link.CloseSuperseded, "superseded")
 	}
 }
 

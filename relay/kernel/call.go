@@ -141,8 +141,9 @@ var errBudget = fmt.Errorf("kernel: the call's budget is spent: %w", context.Dea
 // keeps it. It uses a timer and not context.WithTimeout, which would end an open stream.
 func (k *Kernel) callInBudget(ctx context.Context, r *Request) (*Result, error) {
 	callCtx, cancel := context.WithCancelCause(ctx)
-	timer := time.AfterFunc(r.budget(), func() { cancel(errBudget) })
-	res, err := k.pipe.Handle(callCtx, r)
+	budget := r.budget()
+	timer := time.AfterFunc(budget, func() { cancel(errBudget) })
+	res, err := k.pipe.Handle(deadlineContext{callCtx, time.Now().Add(budget)}, r)
 	inTime := timer.Stop()
 	if err == nil && res != nil && res.Stream != nil {
 		if inTime {
@@ -158,6 +159,21 @@ func (k *Kernel) callInBudget(ctx context.Context, r *Request) (*Result, error) 
 	}
 	cancel(nil)
 	return res, err
+}
+
+// deadlineContext says when the budget of a call is spent, for a plugin that has to know it in
+// advance: a device must not start a command whose caller has been answered.
+type deadlineContext struct {
+	context.Context
+	deadline time.Time
+}
+
+// Deadline is the end of the call's budget, or that of the caller's context if it is earlier.
+func (c deadlineContext) Deadline() (time.Time, bool) {
+	if d, ok := c.Context.Deadline(); ok && d.Before(c.deadline) {
+		return d, true
+	}
+	return c.deadline, true
 }
 
 // saysOutcome reports whether a plugin knows what became of the call that it could not answer,

@@ -31,6 +31,9 @@ type Manifest struct {
 	// its context cannot block its caller; MaxConcurrency bounds the goroutines that such a
 	// plugin leaks.
 	Inline bool
+	// Unlisted tools and resources can be used by who knows their names, but are in no list:
+	// those of a device that may be back in a moment.
+	Unlisted bool
 }
 
 // DefaultConcurrency is MaxConcurrency of a plugin that sets none.
@@ -191,11 +194,15 @@ func (k *Kernel) insertLocked(l *loaded, methods []string) {
 	v := k.viewLocked(m.Tenant)
 	for _, t := range m.Tools {
 		k.tools[t.Name] = toolEntry{tool: t, plugin: l}
-		v.tools.insert(t)
+		if !m.Unlisted {
+			v.tools.insert(t)
+		}
 	}
 	for _, r := range m.Resources {
 		k.resources[r.URI] = resourceEntry{resource: r, plugin: l}
-		v.resources.insert(r)
+		if !m.Unlisted {
+			v.resources.insert(r)
+		}
 	}
 }
 
@@ -310,7 +317,7 @@ func checkManifest(m *Manifest) error {
 // sameSurface reports whether clients see no difference between a plugin and its
 // replacement.
 func sameSurface(a, b *Manifest) bool {
-	return a.Tenant == b.Tenant &&
+	return a.Tenant == b.Tenant && a.Unlisted == b.Unlisted &&
 		slices.EqualFunc(a.Tools, b.Tools, func(x, y *Tool) bool {
 			return x.Name == y.Name && x.Title == y.Title && x.Description == y.Description &&
 				x.SafetyClass == y.SafetyClass && x.Scope == y.Scope && string(x.InputSchema) == string(y.InputSchema) &&

@@ -49,7 +49,8 @@ const (
 // CallInfo describes a command in the audit log.
 type CallInfo struct {
 	Tool    string
-	TraceID string // 32 hex digits, or ""
+	TraceID string        // 32 hex digits, or ""
+	Code    manifest.Code // with which Expire or Fail ended it; set by Ended
 }
 
 // ErrQueueFull is returned by Add when MaxInflight commands are live.
@@ -81,6 +82,8 @@ type endedCall struct {
 	id          [manifest.ULIDLen]byte
 	awaitingAck bool // no ack has come yet
 	mayRepeat   bool // the device has reported it as done in Resume
+	expired     bool // ended by Expire
+	hasFailed   bool // ended by Fail
 }
 
 // maxRecent bounds Calls.recent. It is more than a device reports in Resume.
@@ -108,7 +111,7 @@ func (c *Calls[V]) MarkSent(id string) {
 func (c *Calls[V]) Ack(id string) (v V, verdict AckVerdict) {
 	if i := c.find(id); i >= 0 {
 		v = c.live[i].value
-		c.finish(i, false)
+		c.finish(i)
 		return v, AckAccepted
 	}
 	if e := c.findEnded(id); e != nil {
@@ -133,6 +136,12 @@ func (c *Calls[V]) Ended(id string) (info CallInfo, ok bool) {
 		return info, false
 	}
 	info.Tool = e.tool
+	switch {
+	case e.hasFailed:
+		info.Code = manifest.NodeOffline
+	case e.expired:
+		info.Code = manifest.DeadlineExceeded
+	}
 	if e.trace != [16]byte{} {
 		info.TraceID = hex.EncodeToString(e.trace[:])
 	}
@@ -148,7 +157,8 @@ func (c *Calls[V]) Expire(id string) (was CallState, ended bool) {
 		return 0, false
 	}
 	was = c.live[i].state
-	c.finish(i, true)
+	e := c.finish(i)
+	e.awaitingAck, e.expired = true, true
 	return was, true
 }
 
@@ -201,12 +211,31 @@ type FailedCall[V any] struct {
 // Fail ends all commands: the session is over. It returns them, so that each caller gets one
 // error.
 func (c *Calls[V]) Fail() []FailedCall[V] {
-	failed := make([]FailedCall[V], 0, len(c.live))
-	for len(c.live) > 0 {
-		failed = append(failed, FailedCall[V]{c.live[0].value, c.live[0].state})
-		c.finish(0, true)
+	return c.FailIf(func(V) bool { return true })
+}
+
+// FailIf ends the commands whose value matches, such as those that cannot be resumed.
+func (c *Calls[V]) FailIf(match func(v V) bool) []FailedCall[V] {
+	var failed []FailedCall[V]
+	for i := 0; i < len(c.live); {
+		if !match(c.live[i].value) {
+			i++
+			continue
+		}
+		failed = append(failed, FailedCall[V]{c.live[i].value, c.live[i].state})
+		e := c.finish(i)
+		e.awaitingAck, e.hasFailed = true, true
 	}
 	return failed
+}
+
+// Value is the value of a live command.
+func (c *Calls[V]) Value(id string) (v V, ok bool) {
+	i := c.find(id)
+	if i < 0 {
+		return v, false
+	}
+	return c.live[i].value, true
 }
 
 // maxAges is how many times Age is called before ended commands are forgotten.
@@ -244,9 +273,10 @@ func (c *Calls[V]) findEnded(id string) *endedCall {
 	return nil
 }
 
-// finish moves the command at index i from live to recent.
-func (c *Calls[V]) finish(i int, awaitingAck bool) {
-	e := endedCall{tool: c.live[i].info.Tool, awaitingAck: awaitingAck}
+// finish moves the command at index i from live to recent, and returns it for the caller to
+// say how it ended.
+func (c *Calls[V]) finish(i int) *endedCall {
+	e := endedCall{tool: c.live[i].info.Tool}
 	copy(e.id[:], c.live[i].id)
 	if trace := c.live[i].info.TraceID; len(trace) == 2*len(e.trace) {
 		_, _ = hex.Decode(e.trace[:], []byte(trace))
@@ -258,8 +288,10 @@ func (c *Calls[V]) finish(i int, awaitingAck bool) {
 	c.ages = 0
 	if len(c.recent) < maxRecent {
 		c.recent = append(c.recent, e)
-		return
+		return &c.recent[len(c.recent)-1]
 	}
-	c.recent[c.next] = e
+	ended := &c.recent[c.next]
+	*ended = e
 	c.next = (c.next + 1) % maxRecent
+	return ended
 }

@@ -339,19 +339,20 @@ func (s *Session) closeLocked(code int, reason string) {
 
 // CheckLiveness is called by the owner about once in PingInterval. It closes a link that
 // has been silent for IdleTimeout and pings. On v2 it leaves out the ping when the device has
-// pinged lately; on v2.1 the device needs the session time.
-func (s *Session) CheckLiveness() {
+// pinged lately; on v2.1 the device needs the session time. It reports whether it pinged.
+func (s *Session) CheckLiveness() (pinged bool) {
 	now := monotonicNow()
 	if time.Duration(now-s.lastReadAt.Load()) >= IdleTimeout {
 		s.Close(CloseTimeout, "idle_timeout")
-		return
+		return false
 	}
 	if p := s.peerPingedAt.Load(); !s.V21 && p != 0 && time.Duration(now-p) < PingInterval {
-		return
+		return false
 	}
 	if c, ok := s.conn.(pollable); !ok || s.readerState.Load()&polled == 0 || !s.tryPing(c) {
-		_ = s.Send(nil)
+		return s.Send(nil) == nil
 	}
+	return true
 }
 
 // tryPing writes a ping in the caller's goroutine, which saves starting a writer for each

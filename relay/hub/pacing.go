@@ -1,0 +1,120 @@
+package hub
+
+import (
+	"context"
+	"time"
+
+	"agentctl/transport/link"
+)
+
+// After a restart of the relay, or a failure of its network, all its devices come back. Two
+// measures spread them:
+//
+//   - reconnect_spread_ms tells each device at auth over which time to spread its first
+//     attempt. It follows the devices of the last hour and not those that are linked now:
+//     the first ones that return would otherwise be told that the relay is small.
+//   - Handshakes start at handshakeRate. Links above it wait in a queue, in the order in
+//     which they came, before the relay has sent anything: such a link is a socket without a
+//     goroutine or a buffer, and its deadline for auth has not begun. A device waits for
+//     hello for 10 s at least; maxHandshakes links take 8 s.
+const (
+	devicesPerSecond = 200 // at which devices should come back
+	handshakeRate    = 250 // handshakes a second, at most handshakeBurst more at once
+	handshakeBurst   = 40
+	// recentInterval is how often the devices of the last hour are counted.
+	recentInterval = 60 // seconds
+)
+
+// RecentWindow is the time that Options.RecentNodes looks back.
+const RecentWindow = time.Hour
+
+// reconnectSpreadMS is the reconnect_spread_ms of auth_ok.
+func (h *Hub) reconnectSpreadMS() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return max(1000, int64(max(len(h.nodes), h.recentNodes))*1000/devicesPerSecond)
+}
+
+// countRecent updates the number of devices of the last hour.
+func (h *Hub) countRecent() {
+	if h.opt.RecentNodes == nil {
+		return
+	}
+	recent := h.opt.RecentNodes()
+	h.mu.Lock()
+	h.recentNodes = recent
+	h.mu.Unlock()
+}
+
+// Attach takes one upgraded link and serves it until it ends. It returns at once, so that
+// the HTTP server's buffers are freed; Run waits for the session. A link over the limits is
+// closed with 4503, in the caller's goroutine.
+func (h *Hub) Attach(conn link.Conn) {
+	h.mu.Lock()
+	full := h.closing || len(h.nodes) >= h.nodeLimit || h.handshaking.Load() >= h.handshakeLimit
+	if !full {
+		h.handshaking.Add(1)
+		if len(h.waiting) == 0 && h.pace.Allow() {
+			h.startHandshakeLocked(conn)
+		} else {
+			h.waiting = append(h.waiting, conn)
+		}
+	}
+	h.mu.Unlock()
+	if full {
+		h.refused.Add(1)
+		_ = conn.Close(link.CloseDraining, "overloaded")
+		return
+	}
+	select {
+	case h.hasWaiting <- struct{}{}:
+	default:
+	}
+}
+
+func (h *Hub) startHandshakeLocked(conn link.Conn) {
+	h.wg.Go(func() { h.handshake(conn) })
+}
+
+// startWaiting starts the handshakes of the links that wait, at handshakeRate, until ctx ends.
+func (h *Hub) startWaiting(ctx context.Context) {
+	for {
+		h.mu.Lock()
+		idle := len(h.waiting) == 0
+		h.mu.Unlock()
+		if idle {
+			select {
+			case <-ctx.Done():
+				return
+			case <-h.hasWaiting:
+				continue
+			}
+		}
+		if h.pace.Wait(ctx) != nil {
+			return
+		}
+		h.mu.Lock()
+		if len(h.waiting) > 0 && !h.closing {
+			conn := h.waiting[0]
+			h.waiting[0] = nil
+			if h.waiting = h.waiting[1:]; len(h.waiting) == 0 {
+				h.waiting = nil // frees the array
+			}
+			h.startHandshakeLocked(conn)
+		}
+		h.mu.Unlock()
+	}
+}
+
+// refuseWaiting closes the links that wait. The hub is closing.
+func (h *Hub) refuseWaiting() {
+	h.mu.Lock()
+	waiting := h.waiting
+	h.waiting = nil
+	h.mu.Unlock()
+	for _, conn := range waiting {
+		h.handshaking.Add(-1)
+		h.refused.Add(1)
+		h.wg.Go(func() { _ = conn.Close(link.CloseDraining, "draining") })
+	}
+}

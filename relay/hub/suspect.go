@@ -1,0 +1,112 @@
+package hub
+
+import (
+	"time"
+
+	"agentctl/transport/link"
+)
+
+// A device is suspect while something that it has to answer, a ping or a command, was sent
+// suspectTime ago and nothing was received since: no message, no ping, no pong. Calls to it
+// fail at once instead of waiting for their deadline; whatever is received clears it.
+//
+// The state is computed when it is asked for, from unansweredAt and the session's time of the
+// last read. The sweep looks at the few nodes from which an answer is due, to report changes,
+// and pings those that have not answered a command: a handler that hangs is no reason to
+// suspect a device whose link is alive.
+const (
+	suspectTime = 5 * time.Second
+	probeAfter  = 2 * time.Second // of an unanswered command; leaves time for the pong
+)
+
+// started is the zero of sinceStart.
+var started = time.Now()
+
+// sinceStart is the monotonic clock as a number that fits an atomic; it is never 0.
+func sinceStart() int64 { return int64(time.Since(started)) + 1 }
+
+// unanswered is how long the oldest unanswered message has been waiting; false: there is none.
+func (n *Node) unanswered() (waiting time.Duration, ok bool) {
+	at := n.unansweredAt.Load()
+	if at == 0 {
+		return 0, false
+	}
+	waiting = time.Duration(sinceStart() - at)
+	return waiting, n.session.Load().IdleTime() > waiting
+}
+
+// isSuspect reports whether a linked device is suspect.
+func (n *Node) isSuspect() bool {
+	waiting, ok := n.unanswered()
+	return ok && waiting >= suspectTime
+}
+
+// IsSuspect reports whether a node has a link on which it does not answer.
+func (h *Hub) IsSuspect(nodeID string) bool {
+	n := h.node(nodeID)
+	return n != nil && n.isSuspect()
+}
+
+// expectAnswer records that a ping or a command was sent just now.
+func (n *Node) expectAnswer() {
+	if _, waiting := n.unanswered(); waiting {
+		return // for an earlier one
+	}
+	n.unansweredAt.Store(sinceStart())
+	h := n.hub
+	h.watchMu.Lock()
+	if !n.isWatched {
+		n.isWatched = true
+		h.watched = append(h.watched, n)
+	}
+	h.watchMu.Unlock()
+}
+
+// checkWatched looks at the nodes from which an answer is due. The sweep calls it each second.
+func (h *Hub) checkWatched() {
+	h.watchMu.Lock()
+	watched := h.watched
+	h.watched = nil
+	h.watchMu.Unlock()
+	kept := watched[:0]
+	for _, n := range watched {
+		waiting, ok := n.unanswered()
+		linked := h.isCurrent(n)
+		suspect := ok && linked && waiting >= suspectTime
+		if suspect != n.isReportedSuspect {
+			n.isReportedSuspect = suspect
+			if h.opt.OnSuspect != nil && linked {
+				h.opt.OnSuspect(n, suspect)
+			}
+		}
+		if ok && linked {
+			if waiting >= probeAfter && !n.hasProbed {
+				n.hasProbed = true
+				_ = n.session.Load().Send(nil)
+			}
+			kept = append(kept, n)
+			continue
+		}
+		n.hasProbed = false
+		h.watchMu.Lock()
+		// A message that was sent since is watched by this list: expectAnswer left it out.
+		if _, ok := n.unanswered(); ok && linked {
+			kept = append(kept, n)
+		} else {
+			n.isWatched = false
+		}
+		h.watchMu.Unlock()
+	}
+	clear(watched[len(kept):])
+	h.watchMu.Lock()
+	if h.watched = append(kept, h.watched...); len(h.watched) == 0 {
+		h.watched = nil
+	}
+	h.watchMu.Unlock()
+}
+
+// newLink forgets what was sent on an earlier link of the node.
+func (n *Node) newLink(s *link.Session) {
+	n.session.Store(s)
+	n.unansweredAt.Store(0)
+}
