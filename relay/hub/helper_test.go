@@ -86,6 +86,7 @@ func newRig(t *testing.T) *rig {
 			r.mu.Unlock()
 			r.note(&r.lifecycle, "ready %s", n.session.Load().InstanceID[:1])
 		},
+		OnLost:       func(n *Node) { r.note(&r.lifecycle, "lost %s", n.session.Load().InstanceID[:1]) },
 		OnGone:       func(n *Node) { r.note(&r.lifecycle, "gone %s", n.session.Load().InstanceID[:1]) },
 		SaveLastSeen: func(ids []string) { r.mu.Lock(); r.lastSeen = append(r.lastSeen, ids...); r.mu.Unlock() },
 		Audit: func(e AuditEvent) {
@@ -257,9 +258,41 @@ func (r *rig) join(node, instance string) *board {
 	return b
 }
 
+// attachOn is attach with a subprotocol; auth gives the rest of the message.
+func (r *rig) attachOn(subprotocol, node, instance string, auth link.Auth) *board {
+	r.t.Helper()
+	b := r.dialOn(subprotocol)
+	auth.Token, auth.InstanceID = node, instance
+	if auth.BootID == "" {
+		auth.BootID = link.NewID()
+	}
+	b.authenticateWith(auth)
+	b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo(), manifest.Metrics()))
+	b.next(link.TypeAnnounceAck)
+	synctest.Wait()
+	return b
+}
+
+// authenticateWith sends an auth and returns the answer.
+func (b *board) authenticateWith(a link.Auth) (ok link.AuthOK) {
+	b.t.Helper()
+	b.next(link.TypeHello)
+	b.sendAs(link.TypeAuth, "", a)
+	e := b.next(link.TypeAuthOK)
+	if err := e.Decode(&ok); err != nil {
+		b.t.Fatal(err)
+	}
+	return ok
+}
+
 // dial links a board that has not sent anything yet.
-func (r *rig) dial() *board {
+func (r *rig) dial() *board { return r.dialOn(link.Subprotocol) }
+
+func (r *rig) dialOn(subprotocol string) *board {
 	dev, rel := link.Pipe()
+	if subprotocol == link.Subprotocol21 {
+		dev, rel = link.Pipe21()
+	}
 	b := &board{t: r.t, conn: dev, wire: &wire{Conn: rel}, in: make(chan link.Envelope, 1024)}
 	r.hub.Attach(b.wire)
 	go func() {
