@@ -51,11 +51,13 @@ type rig struct {
 	lastSeen   []string
 	result     func(ref string, raw []byte) error // before CheckResult
 	onAnnounce func(n *Node)                      // in OnAnnounce
+	boots      map[string]string                  // SaveBoot
+	cloneMS    int64                              // the last SaveCloneTime
 }
 
 // newRig starts a hub that accepts a node id as token.
 func newRig(t *testing.T) *rig {
-	r := &rig{t: t, done: make(chan error, 1), nodes: make(map[string]*Node), revoked: make(map[string]bool)}
+	r := &rig{t: t, done: make(chan error, 1), nodes: make(map[string]*Node), revoked: make(map[string]bool), boots: make(map[string]string)}
 	r.hub = New(Options{
 		Authenticate: func(_ context.Context, a *link.Auth) (*link.Grant, error) {
 			if !manifest.ValidNodeID(a.Token) {
@@ -86,9 +88,14 @@ func newRig(t *testing.T) *rig {
 			r.mu.Unlock()
 			r.note(&r.lifecycle, "ready %s", n.session.Load().InstanceID[:1])
 		},
-		OnLost:       func(n *Node) { r.note(&r.lifecycle, "lost %s", n.session.Load().InstanceID[:1]) },
-		OnGone:       func(n *Node) { r.note(&r.lifecycle, "gone %s", n.session.Load().InstanceID[:1]) },
-		SaveLastSeen: func(ids []string) { r.mu.Lock(); r.lastSeen = append(r.lastSeen, ids...); r.mu.Unlock() },
+		SaveBoot:         func(id, boot string) { r.mu.Lock(); r.boots[id] = boot; r.mu.Unlock() },
+		LastBoot:         func(id string) string { r.mu.Lock(); defer r.mu.Unlock(); return r.boots[id] },
+		SaveCloneTime:    func(_ string, ms int64) { r.mu.Lock(); r.cloneMS = ms; r.mu.Unlock() },
+		OnCloneSuspected: func(_ string, suspected bool) { r.note(&r.lifecycle, "clone %v", suspected) },
+		OnSuspect:        func(_ *Node, suspect bool) { r.note(&r.lifecycle, "suspect %v", suspect) },
+		OnLost:           func(n *Node) { r.note(&r.lifecycle, "lost %s", n.session.Load().InstanceID[:1]) },
+		OnGone:           func(n *Node) { r.note(&r.lifecycle, "gone %s", n.session.Load().InstanceID[:1]) },
+		SaveLastSeen:     func(ids []string) { r.mu.Lock(); r.lastSeen = append(r.lastSeen, ids...); r.mu.Unlock() },
 		Audit: func(e AuditEvent) {
 			s := e.Kind
 			if i := strings.Index(e.Tool, nodeA[:25]); i >= 0 {
@@ -283,6 +290,20 @@ func (b *board) authenticateWith(a link.Auth) (ok link.AuthOK) {
 		b.t.Fatal(err)
 	}
 	return ok
+}
+
+// dropAll ends all links as a network would.
+func (r *rig) dropAll() {
+	var nodes []*Node
+	r.hub.mu.Lock()
+	for _, n := range r.hub.nodes {
+		nodes = append(nodes, n)
+	}
+	r.hub.mu.Unlock()
+	for _, n := range nodes {
+		n.session.Load().Close(link.CloseTimeout, "timeout")
+	}
+	synctest.Wait()
 }
 
 // dial links a board that has not sent anything yet.

@@ -1,0 +1,379 @@
+package hub
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/transport/link"
+)
+
+const v21 = link.Subprotocol21
+
+// freeze makes the board answer nothing, pings included, and not notice that its link is gone.
+func (b *board) freeze() { b.wire.cut.Store(true) }
+
+// newcomer dials with an auth and returns the close code, or 0 when it is admitted.
+func (r *rig) newcomer(subprotocol string, a link.Auth) (*board, int) {
+	b := r.dialOn(subprotocol)
+	b.next(link.TypeHello)
+	b.sendAs(link.TypeAuth, "", a)
+	e, ok := <-b.in
+	if !ok {
+		return b, b.code
+	}
+	if e.Type != link.TypeAuthOK {
+		r.t.Fatalf("the newcomer got %s", e.Type)
+	}
+	b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo(), manifest.Metrics()))
+	if e, ok = <-b.in; !ok { // another newcomer was faster
+		return b, b.code
+	}
+	if e.Type != link.TypeAnnounceAck {
+		r.t.Fatalf("the newcomer got %s", e.Type)
+	}
+	return b, 0
+}
+
+func authOf(instance string) link.Auth {
+	return link.Auth{Token: nodeA, BootID: link.NewID(), InstanceID: instance}
+}
+
+// TestHalfOpenLink: a board that restarts while its old link is half-open is ready within 5 s,
+// and no clone is suspected. Several newcomers of one boot share the ping.
+func TestHalfOpenLink(t *testing.T) {
+	for _, versions := range [][2]string{{v21, v21}, {v21, link.Subprotocol}, {link.Subprotocol, v21}} {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t)
+			old := r.attachOn(versions[0], nodeA, instance1, link.Auth{})
+			waiting := r.call(r.node(nodeA), "ping")
+			old.freeze()
+			start := time.Now()
+			_, code := r.newcomer(versions[1], authOf(instance1))
+			if took := time.Since(start); code != 0 || took > probeTimeout {
+				t.Errorf("%v: closed with %d after %v", versions, code, took)
+			}
+			if code := old.waitClosed(); code != link.CloseSuperseded {
+				t.Errorf("the old link got %d", code)
+			}
+			a := <-waiting
+			if a.err == nil {
+				t.Errorf("got %+v", a)
+			}
+			if r.hub.CloneSuspected(nodeA) || strings.Contains(r.takeLines(&r.events), "clone") {
+				t.Error("a clone is suspected")
+			}
+			r.end()
+		})
+	}
+}
+
+// TestSameBootTakesOver: the same process takes its node over at once.
+func TestSameBootTakesOver(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		a := authOf(instance1)
+		old := r.attachOn(v21, nodeA, instance1, a)
+		old.freeze()
+		start := time.Now()
+		if _, code := r.newcomer(v21, a); code != 0 || time.Since(start) != 0 {
+			t.Errorf("closed with %d after %v", code, time.Since(start))
+		}
+		if r.hub.CloneSuspected(nodeA) {
+			t.Error("a clone is suspected")
+		}
+		r.end()
+	})
+}
+
+// TestTwoLiveInstallations: the incumbent is served without interruption; the newcomer gets
+// 4409, and the clone is reported once. While the mark stands another boot is admitted only
+// after the incumbent has had no link for a minute; after a quiet day the mark is gone.
+func TestTwoLiveInstallations(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		first := authOf(instance1)
+		b := r.attachOn(v21, nodeA, instance1, first)
+		n := r.node(nodeA)
+		r.takeLines(&r.events)
+		copied := func(want int) {
+			t.Helper()
+			if _, code := r.newcomer(v21, authOf(instance1)); code != want {
+				t.Errorf("the copy was closed with %d, want %d", code, want)
+			}
+		}
+		copied(link.CloseSuperseded)
+		copied(link.CloseSuperseded)
+		if got := r.takeLines(&r.events); got != "clone_suspected y, device_refused acme y 4409, device_refused acme y 4409" {
+			t.Errorf("events %s", got)
+		}
+		if got := r.takeLines(&r.lifecycle); !strings.HasSuffix(got, "clone true") || strings.Contains(got, "gone") {
+			t.Errorf("surface: %s", got)
+		}
+		call := r.call(n, "ping")
+		id, c := b.cmd()
+		b.echo(nodeA, id, c)
+		if a := <-call; a.err != nil {
+			t.Errorf("the incumbent: %+v", a)
+		}
+
+		_ = b.conn.Close(1006, "")
+		synctest.Wait()
+		copied(link.CloseSuperseded)
+		time.Sleep(30 * time.Second)
+		if _, code := r.newcomer(v21, first); code != 0 { // the incumbent is back
+			t.Errorf("the incumbent was closed with %d", code)
+		}
+		time.Sleep(2 * time.Minute)
+		copied(link.CloseSuperseded)
+
+		r.dropAll()
+		time.Sleep(cloneQuiet)
+		if _, code := r.newcomer(v21, authOf(instance1)); code != 0 {
+			t.Errorf("after a minute without the incumbent: closed with %d", code)
+		}
+		if !r.hub.CloneSuspected(nodeA) {
+			t.Error("the mark is gone")
+		}
+		time.Sleep(cloneMemory + time.Minute)
+		if r.hub.CloneSuspected(nodeA) || !strings.Contains(r.takeLines(&r.lifecycle), "clone false") {
+			t.Error("the mark stands after a quiet day")
+		}
+		if r.cloneMS != 0 {
+			t.Errorf("the registry has %d", r.cloneMS)
+		}
+		r.end()
+	})
+}
+
+// TestCloneMarkSurvivesRestart: after a restart of the relay the copy does not get in before
+// the incumbent.
+func TestCloneMarkSurvivesRestart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		first := authOf(instance1)
+		r.attachOn(v21, nodeA, instance1, first)
+		r.newcomer(v21, authOf(instance1))
+		r.end()
+		time.Sleep(time.Hour)
+
+		again := newRig(t)
+		again.boots = r.boots
+		again.hub.loadCloneMarks(map[string]int64{nodeA: r.cloneMS})
+		if _, code := again.newcomer(v21, authOf(instance1)); code != link.CloseSuperseded {
+			t.Errorf("the copy was closed with %d", code)
+		}
+		if _, code := again.newcomer(v21, first); code != 0 {
+			t.Errorf("the incumbent was closed with %d", code)
+		}
+		again.end()
+
+		late := newRig(t)
+		late.hub.loadCloneMarks(map[string]int64{nodeA: time.Now().Add(-23 * time.Hour).UnixMilli()})
+		time.Sleep(2 * time.Hour)
+		if late.hub.CloneSuspected(nodeA) {
+			t.Error("the mark outlives a day with a restart")
+		}
+		late.end()
+	})
+}
+
+// TestNewcomersShareOnePing: many newcomers wait for one pong and are bounded.
+func TestNewcomersShareOnePing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		old := r.attachOn(v21, nodeA, instance1, link.Auth{})
+		old.freeze()
+		before := old.wire.pings.Load()
+		codes := make(chan int, 10)
+		for range 10 {
+			go func() {
+				_, code := r.newcomer(v21, authOf(instance1))
+				codes <- code
+			}()
+		}
+		count := map[int]int{}
+		for range 10 {
+			count[<-codes]++
+		}
+		// Four were admitted; the first one took over and the others found it alive.
+		if count[0] != 1 || count[link.CloseSuperseded] != maxAdmitted-1 || count[link.CloseRateLimited] != 10-maxAdmitted {
+			t.Errorf("close codes %v", count)
+		}
+		if pings := old.wire.pings.Load() - before; pings != 1 {
+			t.Errorf("%d pings", pings)
+		}
+		synctest.Wait()
+		if len(r.hub.admitted) != 0 {
+			t.Errorf("still admitted: %v", r.hub.admitted)
+		}
+		r.end()
+	})
+}
+
+// TestSuspectClone: a refresh with a used generation marks a node that has a link, and one
+// that has none.
+func TestSuspectClone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		a := authOf(instance1)
+		r.attachOn(v21, nodeA, instance1, a)
+		r.hub.SuspectClone(nodeA)
+		r.hub.SuspectClone(nodeB)
+		if got := r.takeLines(&r.lifecycle); strings.Count(got, "clone true") != 2 {
+			t.Errorf("surface: %s", got)
+		}
+		if _, code := r.newcomer(v21, a); code != 0 { // the same boot
+			t.Errorf("the board was closed with %d", code)
+		}
+		session, alive := r.hub.LiveSession(t.Context(), nodeA)
+		if !alive || session != r.node(nodeA).session.Load().ID {
+			t.Errorf("session %s, alive %v", session, alive)
+		}
+		if session, alive := r.hub.LiveSession(t.Context(), nodeB); alive || session != "" {
+			t.Errorf("node B: session %s, alive %v", session, alive)
+		}
+		r.end()
+	})
+}
+
+// TestExtendGrant: a link outlives the token with which it began when the grant is extended,
+// and only by the session that the refresh names.
+func TestExtendGrant(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		r.until = time.Now().Add(time.Minute)
+		r.attachOn(v21, nodeA, instance1, link.Auth{})
+		b := r.attachOn(v21, nodeB, instance2, link.Auth{})
+		r.until = time.Time{}
+		r.hub.ExtendGrant(nodeA, r.node(nodeA).session.Load().ID, time.Now().Add(time.Hour))
+		r.hub.ExtendGrant(nodeB, link.NewID(), time.Now().Add(time.Hour))
+		time.Sleep(2 * time.Minute)
+		if !r.hub.IsOnline(nodeA) || r.hub.IsOnline(nodeB) || b.waitClosed() != link.CloseAuthFailed {
+			t.Errorf("online: %v, %v", r.hub.IsOnline(nodeA), r.hub.IsOnline(nodeB))
+		}
+		r.end()
+	})
+}
+
+// TestSuspect: a board that answers neither ping nor command for 5 s is suspect; calls fail at
+// once until anything is received.
+func TestSuspect(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attachOn(v21, nodeA, instance1, link.Auth{})
+		n := r.node(nodeA)
+		time.Sleep(10 * time.Minute)
+		if r.hub.IsSuspect(nodeA) || strings.Contains(r.takeLines(&r.lifecycle), "suspect") {
+			t.Error("an idle board is suspect")
+		}
+		b.freeze()
+		a := <-r.call(n, "no answer")
+		r.wantOutcome(a.err, manifest.DeadlineExceeded, manifest.OutcomeUnknown)
+		if !r.hub.IsSuspect(nodeA) {
+			t.Error("not suspect after 5 s without an answer")
+		}
+		start := time.Now()
+		a = <-r.call(n, "refused")
+		r.wantOutcome(a.err, manifest.NodeOffline, manifest.NotSent)
+		if e := manifest.AsError(a.err); e.Reason != "suspect" || time.Since(start) != 0 {
+			t.Errorf("got %v after %v", a.err, time.Since(start))
+		}
+		time.Sleep(2 * time.Second)
+		if got := r.takeLines(&r.lifecycle); got != "suspect true" {
+			t.Errorf("surface: %s", got)
+		}
+		_ = b.conn.Ping(nil)
+		synctest.Wait()
+		if r.hub.IsSuspect(nodeA) {
+			t.Error("suspect after a ping of the board")
+		}
+		b.wire.cut.Store(false)
+		time.Sleep(2 * time.Second)
+		if got := r.takeLines(&r.lifecycle); got != "suspect false" {
+			t.Errorf("surface: %s", got)
+		}
+		if len(r.hub.watched) != 0 {
+			t.Errorf("%d nodes are watched", len(r.hub.watched))
+		}
+
+		// A handler that hangs on a link that is alive is not suspect.
+		b.cmd() // the first call's, unanswered
+		b.next(link.TypeCmdCancel)
+		a = <-r.call(n, "hangs")
+		r.wantOutcome(a.err, manifest.DeadlineExceeded, manifest.OutcomeUnknown)
+		if r.hub.IsSuspect(nodeA) {
+			t.Error("a board that answers pings is suspect")
+		}
+
+		// An idle board that is dead is suspect 5 s after the next ping, and then gone.
+		b.freeze()
+		time.Sleep(31 * time.Second)
+		if !r.hub.IsSuspect(nodeA) {
+			t.Error("a dead idle board is not suspect")
+		}
+		time.Sleep(40 * time.Second)
+		if r.hub.IsSuspect(nodeA) || r.hub.IsOnline(nodeA) {
+			t.Error("a silent board is online")
+		}
+		r.end()
+	})
+}
+
+// TestPacing: a herd is taken at 250 handshakes a second and none is refused; a small relay's
+// boards do not wait.
+func TestPacing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		const boards = 1500
+		start := time.Now()
+		ready := make(chan time.Duration, boards)
+		for range boards {
+			go func() {
+				b := r.dial()
+				b.next(link.TypeHello)
+				b.sendAs(link.TypeAuth, "", link.Auth{Token: manifest.NewNodeID(), BootID: link.NewID(), InstanceID: instance1})
+				b.next(link.TypeAuthOK)
+				b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
+				b.next(link.TypeAnnounceAck)
+				ready <- time.Since(start)
+			}()
+		}
+		perSecond := make(map[int]int)
+		var last time.Duration
+		for range boards {
+			at := <-ready
+			perSecond[int(at/time.Second)]++
+			last = max(last, at)
+		}
+		for second, n := range perSecond {
+			if n > 300 {
+				t.Errorf("%d boards in second %d", n, second)
+			}
+		}
+		if last > boards*time.Second/handshakeRate || r.hub.Stats().Refused != 0 {
+			t.Errorf("the last one after %v, %d refused", last, r.hub.Stats().Refused)
+		}
+		waits := r.dial() // alone again
+		waits.next(link.TypeHello)
+		r.end()
+	})
+}
+
+// TestReconnectSpread: the spread follows the boards of the last hour.
+func TestReconnectSpread(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		recent := 5000
+		r.hub.mu.Lock()
+		r.hub.opt.RecentNodes = func() int { return recent }
+		r.hub.mu.Unlock()
+		time.Sleep(time.Minute + time.Second)
+		if s := r.hub.reconnectSpreadMS(); s != 25000 {
+			t.Errorf("spread %d ms with 5,000 boards in the last hour", s)
+		}
+		r.end()
+	})
+}
