@@ -62,8 +62,8 @@ func refusalHint(e *enroll.Error) string {
 		return "check the address and the port, that the relay runs there, and that no firewall is between"
 	case enroll.Untrusted:
 		return "if the relay has its own authority, paste the whole line of its invite, with --ca-sha256; else set ca_file; a captive portal causes this too"
-	case enroll.WrongAuthority:
-		return "do not go on unless the operator confirms that the relay has a new authority; then " + newInvite
+	case enroll.WrongAuthority: // the error says why that matters
+		return "on a board that joined before: agentctl leave, then join with the new line"
 	case enroll.WrongName:
 		return "call the relay by a name of its certificate, or paste the whole line of its invite, with --ca-sha256"
 	case enroll.CertificateDate:

@@ -59,7 +59,7 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	row("Version", "%s, up %s", s.Version, (time.Duration(s.UptimeS) * time.Second).String())
 	switch s.Link.State {
 	case daemon.LinkDisabled:
-		row("Link", "none: this board works alone; for a relay: agentctl config set token_file FILE, then agentctl config set relay URL")
+		row("Link", "none: this board works alone; for a relay, type there: agentctl invite, and paste the line here")
 	case daemon.LinkReady:
 		row("Link", "ready, %s, since %s", s.Link.Relay, term.Ago(s.Link.SinceMS))
 	default:
@@ -68,6 +68,10 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	if e := s.Link.LastError; e != nil && s.Link.State != daemon.LinkReady {
 		row("", "last error: %s", e.Message)
 		row("", "%s", s.LinkHint())
+	}
+	if j := s.Join; j != nil && j.Hint != "" {
+		row("Join", "%s", joinText(j))
+		row("", "%s", j.Hint)
 	}
 	row("Clock", "%s", clockText(s))
 	printStorage(row, &s.Storage)
@@ -110,6 +114,21 @@ func nextTry(atMS int64) string {
 		return ", next try now"
 	}
 	return ", next try in " + wait.String()
+}
+
+// joinText says what is wrong with the join of this board.
+func joinText(j *daemon.JoinStatus) string {
+	text := j.State
+	if j.Relay != "" {
+		text += ", " + j.Relay
+	}
+	if j.Error != "" {
+		text += ": " + j.Error
+	}
+	if j.File != "" {
+		text += " (by " + j.File + ")"
+	}
+	return text
 }
 
 // clockText reports whether the time is to be trusted, and against what it was held.

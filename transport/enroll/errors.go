@@ -2,6 +2,7 @@ package enroll
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -13,6 +14,7 @@ import (
 	"strconv"
 	"time"
 
+	"agentctl/enrollment"
 	"agentctl/transport/pin"
 )
 
@@ -68,6 +70,20 @@ func (e *Error) Temporary() bool {
 
 func (c *Client) fail(k Kind, err error) *Error { return &Error{Kind: k, URL: c.origin(), Err: err} }
 
+// reasons are our words for refusals. A relay's own message may name a next step that does not
+// fit the caller; it is used for reasons that are not known here.
+var reasons = map[string]string{
+	enrollment.ReasonUsed:           "the code has no uses left",
+	enrollment.ReasonExpired:        "the code has expired",
+	enrollment.ReasonRevoked:        "the invite or the identity that was made with it has been revoked",
+	enrollment.ReasonCodeUnknown:    "this relay does not know the code",
+	enrollment.ReasonKeyInUse:       "the key is registered under another code",
+	enrollment.ReasonGenerationUsed: "the credential was used elsewhere, or is an old copy",
+	enrollment.ReasonProof:          "the key does not fit the identity",
+	enrollment.ReasonTokenInvalid:   "the token to be replaced is not valid there, or of another tenant",
+	enrollment.ReasonSession:        "this identity is linked elsewhere",
+}
+
 // maxRetryAfter bounds the wait that a relay may ask for.
 const maxRetryAfter = time.Hour
 
@@ -97,7 +113,7 @@ func (c *Client) answerError(resp *http.Response, body []byte) error {
 	case isEnvelope && resp.StatusCode == http.StatusNotFound && env.Error.Reason == "":
 		e.Kind, e.Err = NoEnrollment, errors.New("this relay does not know invite codes")
 	case isEnvelope:
-		e.Kind, e.Reason, e.Err = Refused, env.Error.Reason, errors.New(env.Error.Message)
+		e.Kind, e.Reason, e.Err = Refused, env.Error.Reason, errors.New(cmp.Or(reasons[env.Error.Reason], env.Error.Message))
 	}
 	if isEnvelope {
 		e.RetryAfter = time.Duration(env.Error.RetryAfterMS) * time.Millisecond

@@ -115,6 +115,10 @@ func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err 
 		},
 	})
 	if err != nil {
+		var e *Error
+		if errors.As(err, &e) && e.Kind == Refused && e.Reason != enrollment.ReasonNonce {
+			_ = atomicfile.Remove(filepath.Join(o.StateDir, pendingFile)) // the key was not accepted
+		}
 		return nil, false, err
 	}
 	if answer.NodeID == "" {

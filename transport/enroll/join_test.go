@@ -120,6 +120,9 @@ func TestLostAnswer(t *testing.T) {
 	if last.PublicKey == f.enrolls[0].PublicKey {
 		t.Error("another code was sent with the key of the first one")
 	}
+	if exists(dir, pendingFile) {
+		t.Error("the key of a refused code is kept")
+	}
 	if err := os.WriteFile(filepath.Join(dir, pendingFile), saved, 0o600); err != nil {
 		t.Fatal(err)
 	}
