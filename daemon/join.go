@@ -56,7 +56,12 @@ func (d *Daemon) newMembership(c *config.Config) (m membership, err error) {
 			}
 			return ""
 		},
-		OnToken: func() { d.log.Debug("the token was refreshed") },
+		OnToken: func() {
+			d.log.Debug("the token was refreshed")
+			if l := d.device.link(); l != nil {
+				l.Wake()
+			}
+		},
 		OnError: func(err error) {
 			d.log.Warn("the token was not refreshed or not stored", zap.Error(err), zap.String("hint", JoinHint(err)))
 		},
@@ -345,6 +350,7 @@ const (
 type JoinStatus struct {
 	State            string `json:"state"`
 	Relay            string `json:"relay,omitempty"`
+	CASHA256         string `json:"ca_sha256,omitempty"` // pin of the relay's own authority
 	TenantID         string `json:"tenant_id,omitempty"`
 	TokenExpiresAtMS int64  `json:"token_expires_at_ms,omitempty"` // by the relay's clock
 	Error            string `json:"error,omitempty"`
@@ -365,7 +371,7 @@ func (d *Daemon) joinStatus() *JoinStatus {
 		}
 		return nil
 	}
-	s := &JoinStatus{State: JoinJoined, Relay: m.cred.Relay, TenantID: m.cred.TenantID, TokenExpiresAtMS: m.cred.ExpiresAtMS}
+	s := &JoinStatus{State: JoinJoined, Relay: m.cred.Relay, CASHA256: m.cred.CASHA256, TenantID: m.cred.TenantID, TokenExpiresAtMS: m.cred.ExpiresAtMS}
 	err := m.err
 	if m.keeper != nil {
 		k := m.keeper.Status()

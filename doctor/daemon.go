@@ -115,6 +115,8 @@ func linkFinding(s *daemon.Status) Finding {
 		text += ": " + e.Message
 	}
 	switch {
+	case s.CloneSuspected && s.Join != nil:
+		return fail(name, text+"; another installation runs with a copy of this state directory", "on one of the two: agentctl leave, then join with a new invite")
 	case s.CloneSuspected:
 		return fail(name, text+"; another board uses the same token", "mint a token for each board: agentctl token create --class device")
 	case s.Link.State == link.StateDisabled:
@@ -124,7 +126,7 @@ func linkFinding(s *daemon.Status) Finding {
 	case s.Link.State == link.StateConnecting:
 		return warn(name, text, "check again in a minute: agentctl status")
 	}
-	return fail(name, text, "see the lines relay and token")
+	return fail(name, text, "see the lines relay, join and token")
 }
 
 // storageFinding reports the history. Older daemons also answer disabled and memory.

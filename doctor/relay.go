@@ -20,6 +20,7 @@ import (
 	"agentctl/config"
 	"agentctl/daemon"
 	"agentctl/transport/link"
+	"agentctl/transport/pin"
 )
 
 // certificateWarning and tokenWarning are the numbers of days before expiry from which a
@@ -43,6 +44,9 @@ func (t *target) checkRelay(ctx context.Context, st *daemon.Status) []Finding {
 	relay, origin := t.relay, t.relayOrigin
 	if relay == "" && st != nil && st.Link.Relay != "" {
 		relay, origin = st.Link.Relay, "the running daemon"
+	}
+	if c := t.credential(); relay == "" && c != nil {
+		relay, origin = c.Relay, "the join of this board"
 	}
 	if relay == "" {
 		return []Finding{skip("relay", "no relay configured; this board works alone", "")}
@@ -78,7 +82,7 @@ func (t *target) checkRelay(ctx context.Context, st *daemon.Status) []Finding {
 	if u.Scheme != "wss" {
 		return append(out, skip("relay_tls", "in the clear, on this machine only", ""))
 	}
-	return append(out, t.checkTLS(ctx, conn, host))
+	return append(out, t.checkTLS(ctx, conn, host, t.authorityPin(st)))
 }
 
 // proxyOf returns the proxy that the environment names for a relay, nil for none.
@@ -132,7 +136,9 @@ func dialRelay(ctx context.Context, host, port string) (net.Conn, Finding) {
 // The standard verification stops at its first error, which for a board with a wrong clock is
 // often not the cause. Nothing is sent on this connection, so that the missing verification
 // during the handshake reveals nothing.
-func (t *target) checkTLS(ctx context.Context, conn net.Conn, host string) Finding {
+//
+// For a board that joined with the hash of the relay's own authority, that is all that counts.
+func (t *target) checkTLS(ctx context.Context, conn net.Conn, host, authority string) Finding {
 	const name = "relay_tls"
 	cfg, err := config.ClientTLS(t.caFile)
 	if err != nil {
@@ -145,7 +151,18 @@ func (t *target) checkTLS(ctx context.Context, conn net.Conn, host string) Findi
 	if err := client.HandshakeContext(ctx); err != nil {
 		return fail(name, "TLS: "+err.Error(), "is this a relay with TLS? try: openssl s_client -connect "+conn.RemoteAddr().String())
 	}
-	return certificateFinding(client.ConnectionState().PeerCertificates, roots, host, time.Now())
+	chain := client.ConnectionState().PeerCertificates
+	if authority == "" {
+		return certificateFinding(chain, roots, host, time.Now())
+	}
+	p, err := pin.Parse(authority)
+	if err == nil {
+		err = p.Verify(chain)
+	}
+	if err != nil {
+		return fail(name, err.Error(), "agentctl leave, then join with the new line")
+	}
+	return ok(name, "the relay's own authority is the one of the invite")
 }
 
 // certificateFinding verifies a chain whose first certificate is the relay's. The dates come
@@ -190,6 +207,9 @@ func certificateFinding(chain []*x509.Certificate, roots *x509.CertPool, host st
 // a failure: the daemon may well be able to.
 func (t *target) checkToken(known *daemon.Status, now time.Time) Finding {
 	const name = "token"
+	if t.isJoined(known) {
+		return skip(name, "the board has joined; see the line join", "")
+	}
 	if t.tokenFile == "" {
 		switch {
 		case t.relay == "" && known != nil && known.Link.Relay != "":
@@ -197,7 +217,7 @@ func (t *target) checkToken(known *daemon.Status, now time.Time) Finding {
 		case t.relay == "":
 			return skip(name, "none is needed without a relay", "")
 		}
-		return fail(name, "no token_file is set", mintToken+", put it into a file and set token_file")
+		return fail(name, "no token_file is set", "join with a line of: agentctl invite, and leave relay out; or "+mintToken+", put it into a file and set token_file")
 	}
 	st, err := os.Stat(t.tokenFile)
 	switch {

@@ -45,6 +45,7 @@ func (t *target) checks() []check {
 		{[]string{"daemon"}, func(ctx context.Context) []Finding { return t.checkDaemon(ctx, daemon) }},
 		{[]string{"clock"}, one(t.checkClock)},
 		{[]string{"relay"}, func(ctx context.Context) []Finding { return t.checkRelay(ctx, daemon.wait(ctx)) }},
+		{[]string{"join"}, one(func(ctx context.Context) Finding { return t.checkJoin(daemon.wait(ctx)) })},
 		{[]string{"token"}, one(func(ctx context.Context) Finding { return t.checkToken(daemon.wait(ctx), time.Now()) })},
 		{[]string{"service"}, one(t.checkService)},
 	}

@@ -73,7 +73,7 @@ var allowed = map[string]string{
 	"config":                    "atomicfile duration manifest prober prober/alert prober/history suggest transport/enroll transport/link",
 	"configctl":                 "config control",
 	"daemon":                    "config control enrollment handlers manifest prober prober/alert prober/history transport/clock transport/enroll transport/link transport/pin",
-	"doctor":                    "config control daemon duration prober term transport/link",
+	"doctor":                    "config control daemon duration prober term transport/enroll transport/link transport/pin",
 	"demo":                      "client config daemon manifest relay relay/auth relay/gateway transport/edge",
 	"duration":                  "",
 	"enrollment":                "",

@@ -94,7 +94,7 @@ func TestCommands(t *testing.T) {
 		}
 		for _, m := range regexp.MustCompile(`(?m)^\s*(?:sudo )?`+c.CommandPath()+` .*$`).FindAllString(c.Example, -1) {
 			m, _, _ = strings.Cut(m, "|")
-			for _, name := range regexp.MustCompile(`--([a-z-]+)`).FindAllStringSubmatch(m, -1) {
+			for _, name := range regexp.MustCompile(`--([a-z0-9-]+)`).FindAllStringSubmatch(m, -1) {
 				if c.Flags().Lookup(name[1]) == nil && !c.HasSubCommands() {
 					t.Errorf("%s: the example %q has a flag that does not exist", c.CommandPath(), m)
 				}

@@ -21,7 +21,7 @@ func TestStatusText(t *testing.T) {
 		want []string
 	}{
 		{"alone", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Clock: daemon.ClockStatus{State: clock.Local}, Sampling: sampling(true), Sample: &daemon.StatusSample{}},
-			[]string{"Clock     this machine's own", "Sampling  every 1s; pushed to local clients: cpu, mem", "config set relay URL"}},
+			[]string{"Clock     this machine's own", "Sampling  every 1s; pushed to local clients: cpu, mem", "agentctl invite"}},
 		{"stopped", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Clock: daemon.ClockStatus{State: clock.Local}, Sampling: sampling(false), Sample: &daemon.StatusSample{}},
 			[]string{"stopped", "agentctl start"}},
 		{"linked", daemon.Status{Link: daemon.LinkStatus{State: link.StateReady}, Clock: daemon.ClockStatus{State: clock.Relay, OffsetMS: 70}, Sampling: sampling(true), Sample: &daemon.StatusSample{}},
