@@ -77,10 +77,14 @@ var (
 	dateRE  = regexp.MustCompile(`Date: [^\r\n]*`)
 	padRE   = regexp.MustCompile(` {100,}`)
 	hostRE  = regexp.MustCompile(`127\.0\.0\.1:[0-9]+`)
+	proofRE = regexp.MustCompile(`"proof":"[A-Za-z0-9_-]{86}"`)
+	leftRE  = regexp.MustCompile(`"expires_in_ms":[1-4][0-9]{3}\b`)
 )
 
 func (n *idNames) normal(s string) string {
 	s = tokenRE.ReplaceAllString(s, "TOKEN")
+	s = proofRE.ReplaceAllString(s, `"proof":"PROOF"`)
+	s = leftRE.ReplaceAllString(s, `"expires_in_ms":MS`)
 	s = nonceRE.ReplaceAllString(s, `"nonce":"NONCE"`)
 	s = hexRE.ReplaceAllString(s, "SHA256")
 	s = traceRE.ReplaceAllString(s, "HEX32")
@@ -109,11 +113,15 @@ type recorder struct {
 }
 
 func (r recorder) keep(side string, b []byte) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	_, typ, _ := strings.Cut(string(b), `"type":"`)
 	typ, _, _ = strings.Cut(typ, `"`)
-	*r.parts = append(*r.parts, traceEntry{side + " " + typ, string(b)})
+	r.add(side+" "+typ, string(b))
+}
+
+func (r recorder) add(name, data string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	*r.parts = append(*r.parts, traceEntry{name, data})
 }
 
 func (r recorder) Read(fn func([]byte) error) error {
