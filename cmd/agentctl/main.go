@@ -76,8 +76,10 @@ func usageArgs(c *cobra.Command) {
 	if check == nil {
 		check = cobra.NoArgs
 	}
-	if c.HasSubCommands() { // a command that is only a group: cobra would print help and exit 0
+	if c.HasSubCommands() {
 		check = unknownSubcommand
+	}
+	if c.HasSubCommands() && c.RunE == nil { // only a group: cobra would print help and exit 0
 		c.DisableFlagsInUseLine = true
 		c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}

@@ -21,7 +21,7 @@ import (
 )
 
 func addRelayCommands(root *cobra.Command) {
-	root.AddCommand(newRelay(), newToken(), newNode(), newEvents(), newMCP(), newPlugin(), newDemo())
+	root.AddCommand(newRelay(), newToken(), newInvite(), newNode(), newEvents(), newMCP(), newPlugin(), newDemo())
 }
 
 // defaultMetricsListen is where /metrics is served unless told otherwise.
@@ -102,6 +102,7 @@ are folders in --plugin-dir.`,
 	f.StringVar(&o.Audience, "audience", env("AGENTCTL_AUDIENCE", ""), "`NAME` for which tokens are issued; stored in the state directory [AGENTCTL_AUDIENCE]")
 	f.StringArrayVar(&o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
 	f.BoolVar(&o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
+	f.BoolVar(&o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
 	f.BoolVar(&o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
 	f.StringArrayVar(&o.ExternalPlugins, "plugin", nil, "load the plugin `NAME` from the plugin directory (repeatable)")
 	f.StringVar(&o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")

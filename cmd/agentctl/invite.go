@@ -1,0 +1,235 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/duration"
+	"agentctl/relay/auth"
+	"agentctl/transport/edge"
+)
+
+// inviteAdmin makes, lists and revokes invites: over HTTP, or in a relay's state directory.
+type inviteAdmin interface {
+	CreateInvite(ctx context.Context, req client.InviteRequest, dryRun bool) (*client.NewInvite, error)
+	Invites(ctx context.Context) ([]client.Invite, error)
+	RevokeInvite(ctx context.Context, prefix string, dryRun bool) (*client.Invite, error)
+}
+
+var _ inviteAdmin = (*client.Client)(nil)
+
+// inviteFlags are the flags that all commands of the group have.
+type inviteFlags struct {
+	relay    relayFlags
+	stateDir string
+	tenant   string
+	out      output
+}
+
+func (f *inviteFlags) flags(c *cobra.Command) {
+	f.relay.flags(c)
+	stateDirFlag(c, &f.stateDir)
+	c.Flags().StringVar(&f.tenant, "tenant", "", "with a state directory: the `TENANT` (default: \""+auth.DefaultTenant+"\" for a new invite, else any)")
+	f.out.flags(c)
+}
+
+// isRemote reports whether the flags name a relay to call. Without any, the commands use the
+// state directory: they are typed on the relay's machine.
+func (f *inviteFlags) isRemote(cmd *cobra.Command) bool {
+	changed := cmd.Flags().Changed
+	return changed("relay") || changed("token-file") || f.relay.tokenFile != "" && !changed("state-dir")
+}
+
+// run calls fn with what the flags select.
+func (f *inviteFlags) run(cmd *cobra.Command, fn func(inviteAdmin) error) error {
+	if f.isRemote(cmd) {
+		switch {
+		case cmd.Flags().Changed("state-dir"):
+			return exit(exitUsage, "give either --state-dir, or --relay and --token-file")
+		case f.tenant != "":
+			return exit(exitUsage, "--tenant goes with --state-dir; over HTTP the token decides the tenant")
+		}
+		rc, err := f.relay.client()
+		if err != nil {
+			return err
+		}
+		return fn(rc)
+	}
+	s, err := tokenStore(cmd, f.stateDir, true)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	return fn(&localInvites{s, f.tenant})
+}
+
+// where is what the next command needs to find the same relay.
+func (f *inviteFlags) where(cmd *cobra.Command) string {
+	words := ""
+	for _, name := range []string{"state-dir", "relay", "token-file", "ca-file"} {
+		if fl := cmd.Flags().Lookup(name); fl != nil && fl.Changed {
+			words += " --" + name + " " + shellQuote(fl.Value.String())
+		}
+	}
+	return words
+}
+
+func newInvite() *cobra.Command {
+	var f inviteFlags
+	var req client.InviteRequest
+	var agent, relayURL string
+	var ttl time.Duration
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "invite",
+		Short: "Print a line to paste on a board or an agent's machine, which then joins this relay",
+		Long: `Make an invite code and print the command that joins with it. On the relay's machine the
+command uses the state directory, whether the relay runs or not; elsewhere give --relay and the
+--token-file of a token that has the scope invites:write (agentctl token create --class
+tenant-admin).
+
+A code is for one board, unless --uses says more: then every board that has it joins as a board
+of its own, which is how a golden image with one code works (docs/install.md). Whoever has the
+code can join: send it as you would send a password.`,
+		Example: `  agentctl invite --name attic --tag roof
+  agentctl invite --uses 20 --ttl 30d --tag greenhouse
+  agentctl invite --agent claude
+  agentctl invite ls
+  agentctl invite revoke 7K3M`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			req.Class, req.Tenant, req.TTLMS = auth.InviteBoard, f.tenant, ttl.Milliseconds()
+			if cmd.Flags().Changed("agent") {
+				if req.Name != "" {
+					return exit(exitUsage, "--agent gives the name of an agent, --name that of a board; give one of them")
+				}
+				req.Class, req.Name = auth.InviteAgent, agent
+			}
+			if req.Uses < 1 {
+				return exit(exitUsage, "--uses %d is out of range 1..%d", req.Uses, auth.MaxInviteUses)
+			}
+			return f.run(cmd, func(admin inviteAdmin) error {
+				// The line cannot be printed without a URL: find out before a code is made.
+				plan, err := admin.CreateInvite(cmd.Context(), req, true)
+				if err != nil {
+					return err
+				}
+				base, err := joinURL(relayURL, plan.URL, f.relay.relay, f.isRemote(cmd))
+				if err != nil || dryRun {
+					if err == nil {
+						fmt.Fprintf(cmd.OutOrStdout(), "would make an invite for %s to %s\n", describeInvite(&plan.Invite), base)
+					}
+					return err
+				}
+				inv, err := admin.CreateInvite(cmd.Context(), req, false)
+				if err != nil {
+					return err
+				}
+				inv.URL = base
+				return f.printInvite(cmd, inv)
+			})
+		},
+	}
+	f.flags(c)
+	fl := c.Flags()
+	fl.StringVar(&agent, "agent", "", "invite an agent or a person, by `NAME`, instead of a board")
+	fl.StringVar(&req.Name, "name", "", "`NAME` of the board (default: the one that it proposes)")
+	fl.StringArrayVar(&req.Tags, "tag", nil, "`TAG` of the board (repeatable)")
+	fl.StringArrayVar(&req.Scopes, "scope", nil, "with --agent: `SCOPE` in place of the default scopes (repeatable)")
+	fl.IntVar(&req.Uses, "uses", 1, "`N` boards may join with the code")
+	fl.Var(duration.NewValue(&ttl, auth.DefaultInviteTTL), "ttl", "`DURATION` for which the code is good")
+	fl.StringVar(&relayURL, "url", "", "`URL` of the relay in the line to paste (default: the relay's own, see relay --public)")
+	fl.BoolVar(&dryRun, "dry-run", false, "print what would be made, and make nothing")
+	c.AddCommand(newInviteLs(), newInviteRevoke())
+	return c
+}
+
+// joinURL is the URL that a board is given: flag, the relay's own, or that of the caller, if
+// the relay's own is of its machine only and the caller is elsewhere.
+func joinURL(flag, own, called string, remote bool) (string, error) {
+	if flag != "" {
+		u, err := url.Parse(flag)
+		if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
+			return "", exit(exitUsage, "--url is not of the form https://HOST[:PORT]: %q", flag)
+		}
+		return strings.TrimRight(flag, "/"), nil
+	}
+	if remote && (own == "" || isLoopbackURL(own) && !isLoopbackURL(called)) {
+		own = called
+	}
+	if own == "" {
+		return "", exit(exitFailure, "it is not known where this relay is reached, because it has not run yet; start it (agentctl relay), or give its address with --url https://HOST:PORT")
+	}
+	return own, nil
+}
+
+func isLoopbackURL(s string) bool {
+	u, err := url.Parse(s)
+	return err == nil && edge.IsLoopback(u.Hostname())
+}
+
+// printedInvite is what -o json prints.
+type printedInvite struct {
+	*client.NewInvite
+	Command string `json:"command"`
+}
+
+// printInvite prints the line to paste on stdout, and everything else on stderr.
+func (f *inviteFlags) printInvite(cmd *cobra.Command, inv *client.NewInvite) error {
+	p := printedInvite{inv, joinCommand(inv)}
+	err := f.out.print(cmd, p, func() error {
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), p.Command)
+		return err
+	})
+	fmt.Fprintf(cmd.ErrOrStderr(), "good for %s, until %s; take back with: agentctl invite revoke%s %s\n",
+		describeInvite(&inv.Invite), until(time.UnixMilli(inv.ExpiresAtMS)), f.where(cmd), inv.Prefix)
+	switch u, _ := url.Parse(inv.URL); {
+	case isLoopbackURL(inv.URL):
+		fmt.Fprintln(cmd.ErrOrStderr(), "this address reaches the relay from its own machine only; for others start it with --listen :8460, or give its address with --url")
+	case u != nil && u.Scheme == "http":
+		fmt.Fprintln(cmd.ErrOrStderr(), "boards refuse http:// beyond their own machine; give the address of the TLS proxy with --url, or start the relay with --public")
+	}
+	return err
+}
+
+// joinCommand is the command to paste. A code for many is not an argument, which other users
+// of a machine could read while it runs.
+func joinCommand(inv *client.NewInvite) string {
+	verb := "sudo agentctl join "
+	if inv.Class == auth.InviteAgent {
+		verb = "agentctl login "
+	}
+	before, code := "", inv.Code
+	if inv.Uses > 1 {
+		before, code = "printf %s "+inv.Code+" | ", "-"
+	}
+	line := before + verb + shellQuote(inv.URL) + " " + code
+	if inv.CASHA256 != nil {
+		line += " --ca-sha256 " + *inv.CASHA256
+	}
+	return line
+}
+
+// describeInvite says whom an invite is for.
+func describeInvite(i *client.Invite) string {
+	s := "1 " + i.Class
+	if i.Uses > 1 {
+		s = strconv.Itoa(i.Uses) + " " + i.Class + "s"
+	}
+	if i.Name != "" {
+		s += " named " + i.Name
+	}
+	if len(i.Tags) > 0 {
+		s += " with the tags " + strings.Join(i.Tags, " ")
+	}
+	return s + " of tenant " + i.Tenant
+}

@@ -1,0 +1,69 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"agentctl/client"
+	"agentctl/relay/auth"
+)
+
+// localInvites is inviteAdmin on a relay's state directory. A relay that runs there sees the
+// changes at once.
+type localInvites struct {
+	store  *auth.Store
+	tenant string // "": any
+}
+
+// CreateInvite implements inviteAdmin.
+func (l *localInvites) CreateInvite(ctx context.Context, req client.InviteRequest, dryRun bool) (*client.NewInvite, error) {
+	at, err := l.store.Endpoint()
+	if err != nil {
+		return nil, err
+	}
+	inv, code, err := l.store.CreateInvite(ctx, auth.InviteRequest{Class: req.Class, Tenant: req.Tenant, Name: req.Name, Tags: req.Tags,
+		Scopes: req.Scopes, Uses: req.Uses, TTL: time.Duration(req.TTLMS) * time.Millisecond, DryRun: dryRun})
+	if bad, ok := errors.AsType[*auth.Error](err); ok {
+		return nil, exit(exitUsage, "%s", bad.Message)
+	}
+	if err != nil {
+		return nil, err
+	}
+	v := &client.NewInvite{Code: code, URL: at.URL, Invite: printable(inv)}
+	if at.CASHA256 != "" {
+		v.CASHA256 = &at.CASHA256
+	}
+	return v, nil
+}
+
+// Invites implements inviteAdmin.
+func (l *localInvites) Invites(ctx context.Context) ([]client.Invite, error) {
+	list, err := l.store.Invites(ctx, l.tenant)
+	rows := make([]client.Invite, 0, len(list)) // in JSON an empty list is [] and not null
+	for i := range list {
+		rows = append(rows, printable(&list[i]))
+	}
+	return rows, err
+}
+
+// RevokeInvite implements inviteAdmin.
+func (l *localInvites) RevokeInvite(ctx context.Context, prefix string, dryRun bool) (*client.Invite, error) {
+	inv, err := l.store.RevokeInvite(ctx, l.tenant, prefix, dryRun)
+	if bad, ok := errors.AsType[*auth.Error](err); ok {
+		return nil, exit(exitFailure, "%s", bad.Message)
+	}
+	if err != nil {
+		return nil, err
+	}
+	v := printable(inv)
+	return &v, nil
+}
+
+// printable is an invite as commands print it, which is as the relay's API has it.
+func printable(i *auth.Invite) client.Invite {
+	return client.Invite{Prefix: i.Prefix, Class: i.Class, Tenant: i.Tenant, Name: i.Name, Tags: i.Tags, Scopes: i.Scopes.String(), Uses: i.Uses, Used: i.Used,
+		Creator: i.Creator, CreatedAtMS: i.CreatedAtMS, ExpiresAtMS: i.ExpiresAtMS, State: i.State}
+}

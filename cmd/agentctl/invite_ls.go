@@ -1,0 +1,86 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/enrollment"
+	"agentctl/term"
+)
+
+func newInviteLs() *cobra.Command {
+	var f inviteFlags
+	c := &cobra.Command{
+		Use:     "ls",
+		Short:   "List invites, without their codes",
+		Example: "  agentctl invite ls\n  agentctl invite ls -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd, func(admin inviteAdmin) error {
+				list, err := admin.Invites(cmd.Context())
+				if err != nil {
+					return err
+				}
+				return printList(&f.out, cmd, list, func() error { return printInvites(cmd, list) })
+			})
+		},
+	}
+	f.flags(c)
+	return c
+}
+
+func printInvites(cmd *cobra.Command, list []client.Invite) error {
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no invites; make one with: agentctl invite")
+		return err
+	}
+	t := term.NewTable(cmd.OutOrStdout(), "PREFIX", "CLASS", "TENANT", "USED", "STATE", "EXPIRES", "NAME", "TAGS")
+	for _, i := range list {
+		t.Row(i.Prefix, i.Class, i.Tenant, fmt.Sprintf("%d/%d", i.Used, i.Uses), i.State, until(time.UnixMilli(i.ExpiresAtMS)), i.Name, strings.Join(i.Tags, " "))
+	}
+	return t.Flush()
+}
+
+func newInviteRevoke() *cobra.Command {
+	var f inviteFlags
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "revoke PREFIX",
+		Short: "Revoke an invite; what has joined with it stays",
+		Long: `Revoke an invite: nothing joins with it any more. PREFIX is the first four characters of its
+code, as 'agentctl invite ls' shows them, or the whole code. Boards that have joined stay; revoke
+those with 'agentctl node revoke'.`,
+		Example: "  agentctl invite revoke 7K3M",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			prefix, err := enrollment.CodePrefix(args[0])
+			if err != nil {
+				return exit(exitUsage, "%w; see: agentctl invite ls", err)
+			}
+			return f.run(cmd, func(admin inviteAdmin) error {
+				inv, err := admin.RevokeInvite(cmd.Context(), prefix, dryRun)
+				if err != nil {
+					return err
+				}
+				return f.out.print(cmd, inv, func() error {
+					did := "revoked"
+					if dryRun {
+						did = "would revoke"
+					}
+					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s the invite %s for %s, of which %d joined; a revocation is not undone: make a new one with: agentctl invite%s\n",
+						did, inv.Prefix, describeInvite(inv), inv.Used, f.where(cmd))
+					return err
+				})
+			})
+		},
+	}
+	f.flags(c)
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be revoked, and revoke nothing")
+	return c
+}
