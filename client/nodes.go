@@ -16,6 +16,10 @@ type Node struct {
 	NodeAttributes
 	Online     bool  `json:"online"`
 	LastSeenMS int64 `json:"last_seen_ms"`
+	// Suspect: it is online but does not answer. CloneSuspected: two installations use its
+	// identity. An older relay sends neither.
+	Suspect        bool `json:"suspect"`
+	CloneSuspected bool `json:"clone_suspected"`
 	// Capabilities are those of the board's last manifest; none: it has never connected.
 	Capabilities []manifest.Capability `json:"capabilities"`
 }
@@ -57,12 +61,19 @@ func (n *Node) errorLabel() string {
 	return n.NodeID
 }
 
-// State is online or offline.
+// State is online, suspect or offline, and says when a clone is suspected.
 func (n *Node) State() string {
-	if n.Online {
-		return "online"
+	state := "offline"
+	switch {
+	case n.Suspect:
+		state = "suspect"
+	case n.Online:
+		state = "online"
 	}
-	return "offline"
+	if n.CloneSuspected {
+		state += ", clone suspected"
+	}
+	return state
 }
 
 // Nodes lists the boards of the token's tenant, offline ones included, ordered by id. With

@@ -19,6 +19,7 @@ func newLs() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "ls",
 		Short:   "List the boards of your tenant, including offline ones",
+		Long:    "List the boards of your tenant, including offline ones. STATE is online, suspect (linked, but\nsilent for 5 s or more; calls to it fail at once) or offline. \"clone suspected\" means that two\ninstallations use the identity of this board, such as a copied SD card: run agentctl leave on\nthe copy, then agentctl join.",
 		Example: "  agentctl ls --token-file agent.token\n  agentctl ls --tag roof --tag north\n  agentctl ls -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rc, err := rf.client()
@@ -66,7 +67,7 @@ func printNodes(cmd *cobra.Command, nodes []client.Node, tags []string) error {
 }
 
 func lastSeen(n *client.Node) string {
-	if n.Online {
+	if n.Online && !n.Suspect {
 		return "now"
 	}
 	return term.Ago(n.LastSeenMS)

@@ -24,7 +24,7 @@
 //
 // # Lock order
 //
-// callbackMu, then Node.mu or Hub.mu, then link.Session's lock. Node.mu and Hub.mu are
+// callbackMu, then Node.mu or Hub.mu, then watchMu or link.Session's lock. Node.mu and Hub.mu are
 // never held together, nor two Node.mu. Of the callbacks, OnReady, OnLost and OnGone run under
 // callbackMu, GrantRevision under Hub.mu, and so does CheckActive of a grant when its node
 // is registered. The others run under no lock.
@@ -176,7 +176,7 @@ type Hub struct {
 	pace       *rate.Limiter // of handshakes
 	hasWaiting chan struct{} // holds one element after waiting has grown
 
-	watchMu sync.Mutex // protects watched and Node.isWatched; taken alone
+	watchMu sync.Mutex // protects watched and Node.isWatched; a leaf
 	watched []*Node    // from which an answer is due, see suspect.go
 
 	grantRevision int64 // Options.GrantRevision at the last sweep; owned by Run
