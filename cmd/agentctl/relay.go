@@ -21,7 +21,7 @@ import (
 )
 
 func addRelayCommands(root *cobra.Command) {
-	root.AddCommand(newRelay(), newToken(), newInvite(), newNode(), newEvents(), newMCP(), newPlugin(), newDemo())
+	root.AddCommand(newRelay(), newToken(), newInvite(), newNode(), newKeys(), newEvents(), newMCP(), newPlugin(), newDemo())
 }
 
 // defaultMetricsListen is where /metrics is served unless told otherwise.

@@ -29,7 +29,8 @@ import (
 //	             process, does not register them again; a new token does
 //	invites      codes that boards and agents join with, as hashes
 //	enrollments  the keys of boards and agents that have joined
-//	changes      counters that move with revocations and nodes (not with seen)
+//	keys         the signing keys: which one signs, and which still verify
+//	changes      counters that move with revocations, nodes (not with seen) and keys
 var migrations = []string{
 	`CREATE TABLE tokens (
 		jti    TEXT PRIMARY KEY,
@@ -92,6 +93,7 @@ var migrations = []string{
 		boot_id  TEXT NOT NULL,
 		clone_ms INTEGER NOT NULL
 	) STRICT;`,
+	keysSchema,
 }
 
 // joinSchema holds what joining needs. An invite is kept after its end for a while, so that a
@@ -142,6 +144,18 @@ const joinSchema = `
 	CREATE INDEX enrollments_sub ON enrollments (sub);
 	CREATE INDEX enrollments_jti ON enrollments (jti);
 	CREATE INDEX enrollments_migrating ON enrollments (sub) WHERE migrating;`
+
+// keysSchema records which files in keys/ are keys of this relay, see keyring.go. until is 0
+// for the one that signs.
+const keysSchema = `
+	CREATE TABLE keys (
+		kid     TEXT PRIMARY KEY,
+		public  BLOB NOT NULL,
+		created INTEGER NOT NULL,
+		until   INTEGER NOT NULL
+	) STRICT, WITHOUT ROWID;
+	CREATE UNIQUE INDEX keys_signing ON keys (until) WHERE until = 0;
+	ALTER TABLE changes ADD COLUMN keys INTEGER NOT NULL DEFAULT 0;`
 
 const (
 	busyTimeout = 5 * time.Second // for the write lock of another process
@@ -218,7 +232,7 @@ func (db *database) close() error { return errors.Join(db.readDB.Close(), db.wri
 
 // setUp migrates the schema and runs fn, in one transaction: two processes that open a
 // new directory at once agree on one relay id and one key.
-func (db *database) setUp(fn func() error) error {
+func (db *database) setUp(fn func(*sql.Tx) error) error {
 	deadline := time.Now().Add(busyTimeout)
 	for {
 		err := db.migrate(fn)
@@ -232,7 +246,7 @@ func (db *database) setUp(fn func() error) error {
 }
 
 // migrate is one try of setUp. A database of a newer agentctl is refused and not changed.
-func (db *database) migrate(fn func() error) error {
+func (db *database) migrate(fn func(*sql.Tx) error) error {
 	tx, err := db.writeDB.Begin()
 	if err != nil {
 		return err
@@ -251,7 +265,7 @@ func (db *database) migrate(fn func() error) error {
 			return err
 		}
 	}
-	if err := fn(); err != nil {
+	if err := fn(tx); err != nil {
 		return err
 	}
 	if err := tx.Commit(); err != nil {

@@ -24,7 +24,7 @@
 //
 // # Claims and bounds
 //
-//	header  {"alg":"EdDSA","typ":"at+jwt","kid":K}   K is looked up in a local table
+//	header  {"alg":"EdDSA","typ":"at+jwt","kid":K}   K is looked up in the keyring
 //	iss aud   this relay's issuer and audience (relay.json), compared exactly
 //	sub tid   the agent or node id, and its tenant
 //	cls       the class: agent_runtime, device_runtime or enroll
@@ -43,8 +43,9 @@
 // `sudo agentctl token create` made:
 //
 //	STATE/relay.json      relay id, audience, issuer
-//	STATE/keys/<kid>.pem  signing keys; the greatest kid signs, all of them verify
-//	STATE/relay.db        minted tokens (never the tokens themselves), revocations, nodes
+//	STATE/keys/<kid>.pem  signing keys; relay.db records which files are keys, which of them
+//	                      signs and until when the others verify (keyring.go)
+//	STATE/relay.db        minted tokens (never the tokens themselves), revocations, nodes, keys
 //
 // # Concurrency
 //

@@ -49,7 +49,7 @@ func FuzzClaims(f *testing.F) {
 		f.Add(`{"alg":"EdDSA","kid":"x","typ":"at+jwt","jku":"http://127.0.0.1/"}`, text)
 	}
 	f.Fuzz(func(t *testing.T, header, text string) {
-		id, err := s.Verify(signRaw(header, text, s.keyring.signKey))
+		id, err := s.Verify(signRaw(header, text, s.keyring.Load().signKey))
 		if err != nil {
 			return
 		}
@@ -57,7 +57,7 @@ func FuzzClaims(f *testing.F) {
 		if json.Unmarshal([]byte(header), &h) != nil || json.Unmarshal([]byte(text), &c) != nil {
 			t.Fatalf("accepted what is not JSON: %q %q", header, text)
 		}
-		if len(h) != 3 || h["alg"] != "EdDSA" || h["typ"] != "at+jwt" || h["kid"] != s.keyring.signKID {
+		if len(h) != 3 || h["alg"] != "EdDSA" || h["typ"] != "at+jwt" || h["kid"] != s.keyring.Load().signKID {
 			t.Fatalf("accepted the header %q", header)
 		}
 		scope, _ := c["scope"].(string)

@@ -74,11 +74,11 @@ func forge(t testing.TB, s *Store, change map[string]any) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return signRaw(goodHeader(s), string(b), s.keyring.signKey)
+	return signRaw(goodHeader(s), string(b), s.keyring.Load().signKey)
 }
 
 func goodHeader(s *Store) string {
-	return `{"alg":"EdDSA","kid":"` + s.keyring.signKID + `","typ":"at+jwt"}`
+	return `{"alg":"EdDSA","kid":"` + s.keyring.Load().signKID + `","typ":"at+jwt"}`
 }
 
 // refused checks kind and reason of a refusal, and that nothing of the token is in it.

@@ -23,9 +23,10 @@ type Identity struct {
 	// that he holds this key. Empty for a token that an operator minted.
 	KeyThumbprint string
 
-	issuedAt        int64 // claim iat in Unix seconds: a revocation by subject, node or tenant compares it
-	validUntil      int64 // Unix seconds, leeway included; 0 is never, for an identity that no token made
-	hasNoScopeClaim bool  // validUntil is then the end of the tolerance, if that is earlier
+	key             *verifyKey // that signed the token; nil for an identity that no token made
+	issuedAt        int64      // claim iat in Unix seconds: a revocation by subject, node or tenant compares it
+	validUntil      int64      // Unix seconds, leeway included; 0 is never, for an identity that no token made
+	hasNoScopeClaim bool       // validUntil is then the end of the tolerance, if that is earlier
 }
 
 // Has reports whether the identity holds a scope. It does not allocate. A nil identity

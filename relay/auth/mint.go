@@ -53,6 +53,7 @@ type Minted struct {
 
 	issuedAt, notBefore int64  // Unix seconds
 	keyThumbprint       string // claim cnf.jkt; "": none
+	keysRevision        int64  // value of changes.keys when the token was recorded
 }
 
 // Mint makes tokens. It registers the node of a device token, so that a call to a board
@@ -199,11 +200,11 @@ func (s *Store) recordToken(tx *sql.Tx, m *Minted, deny *denyList) (n *node, err
 	return n, insertToken(tx, m)
 }
 
-// insertToken inserts the row of a token.
+// insertToken inserts the row of a token, and notes which key may sign it (signingKey).
 func insertToken(tx *sql.Tx, m *Minted) error {
-	_, err := tx.Exec("INSERT INTO tokens (jti, class, tenant, sub, node, scopes, iat, exp) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-		m.JTI, m.Class, m.Tenant, m.Subject, m.NodeID, m.Scopes.String(), m.issuedAt, m.Expires.Unix())
-	return err
+	return tx.QueryRow(`INSERT INTO tokens (jti, class, tenant, sub, node, scopes, iat, exp) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+		RETURNING (SELECT keys FROM changes)`,
+		m.JTI, m.Class, m.Tenant, m.Subject, m.NodeID, m.Scopes.String(), m.issuedAt, m.Expires.Unix()).Scan(&m.keysRevision)
 }
 
 // sign makes the token itself, after its row was committed: a token that exists can be
@@ -222,9 +223,13 @@ func (s *Store) sign(m *Minted, req MintRequest) (err error) {
 	if m.keyThumbprint != "" {
 		c["cnf"] = map[string]string{"jkt": m.keyThumbprint}
 	}
+	kid, key, err := s.signingKey(m.keysRevision)
+	if err != nil {
+		return err
+	}
 	t := jwt.NewWithClaims(jwt.SigningMethodEdDSA, c)
-	t.Header["typ"], t.Header["kid"] = tokenType, s.keyring.signKID
-	m.Token, err = t.SignedString(s.keyring.signKey)
+	t.Header["typ"], t.Header["kid"] = tokenType, kid
+	m.Token, err = t.SignedString(key)
 	return err
 }
 

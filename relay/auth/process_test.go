@@ -46,6 +46,11 @@ func runJob(job string) int {
 			}
 			fmt.Printf("%s\n%s\n", list[0].Token, list[1].Token)
 			os.Exit(0) // nothing is closed, as after kill -9
+		case "rotate":
+			if _, err := s.RotateKeys(context.Background(), RotateRequest{DropOld: i%8 == 0}); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return 1
+			}
 		case "revoke":
 			if _, err := s.Revoke(context.Background(), RevokeRequest{Subject: os.Getenv("AUTH_TEST_SUB")}); err != nil {
 				fmt.Fprintln(os.Stderr, err)

@@ -95,8 +95,12 @@ func (s *Store) installDenyList(d *denyList) {
 // and was not revoked. It costs about 0.1 us, so call it each second on everything that
 // lives long (streams, device links). The error is an *Error as of Verify.
 func (s *Store) Active(id *Identity) error {
-	if err := id.expiryError(s.now().Unix()); err != nil {
+	now := s.now().Unix()
+	if err := id.expiryError(now); err != nil {
 		return err
+	}
+	if id.key.expired(now) {
+		return errKey
 	}
 	return s.CheckRevoked(id)
 }
@@ -104,15 +108,19 @@ func (s *Store) Active(id *Identity) error {
 // CheckRevoked is Active without the expiry, for a link whose grant may outlive the token with
 // which it began.
 func (s *Store) CheckRevoked(id *Identity) error {
-	if s.deny.Load().revokes(id) {
+	switch {
+	case id.key.dropped():
+		return errKey
+	case s.deny.Load().revokes(id):
 		return errRevoked
 	}
 	return nil
 }
 
-// Revision changes with each revocation. A holder of thousands of identities calls Active on
-// them only when it has changed, or when ValidUntil has passed.
-func (s *Store) Revision() int64 { return s.deny.Load().revision }
+// Revision changes with each revocation, and when a signing key is taken out of use. A holder
+// of thousands of identities calls Active on them only when it has changed, or when
+// ValidUntil has passed.
+func (s *Store) Revision() int64 { return s.deny.Load().revision + s.keyDrops.Load() }
 
 // RevokeRequest selects what to revoke: exactly one of the first four fields is set.
 type RevokeRequest struct {

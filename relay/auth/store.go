@@ -3,6 +3,7 @@ package auth
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"io/fs"
 	"os"
@@ -46,8 +47,13 @@ type Store struct {
 	dir       *stateDir
 	db        *database
 	relay     relayInfo
-	keyring   *keyring
 	validator *jwt.Validator // of aud, iss, exp and nbf
+
+	keyring   atomic.Pointer[keyring]
+	keysMu    sync.Mutex   // held while the keyring is replaced; a leaf
+	keyDrops  atomic.Int64 // keys that were taken out of use; part of Revision
+	keyLookup atomic.Int64 // when lookupKey last looked at the database: ns since opened
+	opened    time.Time
 
 	keyValidator *jwt.Validator // of tokens bound to a key: without nbf
 	nonces       *nonceMaker
@@ -69,7 +75,7 @@ func Open(o Options) (store *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}, nonces: newNonceMaker()}
+	s := &Store{opened: time.Now(), now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}, nonces: newNonceMaker()}
 	if s.now == nil {
 		s.now = time.Now
 	}
@@ -96,21 +102,21 @@ func Open(o Options) (store *Store, err error) {
 
 // load reads the state directory into memory, and sets it up if it is new.
 func (s *Store) load(audience string) error {
-	err := s.db.setUp(func() error {
+	err := s.db.setUp(func(tx *sql.Tx) error {
 		relay, before, err := loadRelayInfo(s.dir, audience, s.now())
 		if err != nil {
 			return err
 		}
-		keys, made, err := loadKeys(s.dir, relay.Issuer)
+		made, err := recordKeys(s.dir, tx, s.now())
 		if err != nil {
 			return err
 		}
-		s.relay, s.keyring = relay, keys
+		s.relay = relay
 		switch {
 		case before == "":
 			s.log.Info("state directory set up", zap.String("dir", s.dir.path), zap.String("audience", s.relay.Audience))
 		case made:
-			s.log.Warn("there was no signing key, a new one was made: every token minted before is void", zap.String("dir", s.dir.path))
+			s.log.Warn("the signing key was missing, and a new one was made: tokens that the old one signed are void", zap.String("dir", s.dir.path))
 		case before != s.relay.Audience:
 			s.log.Warn("the audience changed: tokens minted for the old one are refused",
 				zap.String("old", before), zap.String("new", s.relay.Audience))
@@ -120,6 +126,10 @@ func (s *Store) load(audience string) error {
 	if err != nil {
 		return err
 	}
+	if err := s.loadKeyring(context.Background()); err != nil {
+		return err
+	}
+	s.warnOfUnrecordedKeys()
 	s.validator = jwt.NewValidator(jwt.WithAudience(s.relay.Audience), jwt.WithIssuer(s.relay.Issuer),
 		jwt.WithExpirationRequired(), jwt.WithNotBeforeRequired(), jwt.WithLeeway(Leeway), jwt.WithTimeFunc(s.now))
 	s.keyValidator = jwt.NewValidator(jwt.WithAudience(s.relay.Audience), jwt.WithIssuer(s.relay.Issuer),
@@ -191,13 +201,16 @@ func (s *Store) runEvery(ctx context.Context, interval time.Duration, task strin
 	}
 }
 
-// Refresh reads what another process changed since the last time: revocations and
-// nodes. Run calls it each PollInterval.
+// Refresh reads what another process changed since the last time: revocations, signing keys
+// and nodes. Run calls it each PollInterval.
 func (s *Store) Refresh(ctx context.Context) error {
-	var revision int64
-	err := s.db.readDB.QueryRowContext(ctx, "SELECT revocations FROM changes").Scan(&revision)
-	if err == nil && revision != s.Revision() {
+	var revocations, keys int64
+	err := s.db.readDB.QueryRowContext(ctx, "SELECT revocations, keys FROM changes").Scan(&revocations, &keys)
+	if err == nil && revocations != s.deny.Load().revision {
 		err = s.loadRevocations(ctx)
+	}
+	if err == nil {
+		err = s.refreshKeys(ctx, keys)
 	}
 	if err == nil {
 		err = s.loadNodes(ctx) // an index lookup when nothing has changed

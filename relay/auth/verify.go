@@ -64,13 +64,13 @@ func (s *Store) checkToken(token string) (*Identity, error) {
 	if err != nil || !decodePart(claimsPart, &c) {
 		return nil, errMalformed
 	}
-	key, ok := s.keyring.public[keyID{c.Iss.value, head.Kid.value}]
+	key := s.lookupKey(c.Iss.value, head.Kid.value)
 	switch {
-	case !ok && c.Iss.value != s.relay.Issuer:
+	case key == nil && c.Iss.value != s.relay.Issuer:
 		return nil, errIssuer
-	case !ok:
+	case key == nil || key.expired(s.now().Unix()):
 		return nil, errKey
-	case jwt.SigningMethodEdDSA.Verify(signed, signature, key) != nil:
+	case jwt.SigningMethodEdDSA.Verify(signed, signature, key.public) != nil:
 		return nil, errSignature
 	}
 	validator := s.validator
@@ -84,6 +84,7 @@ func (s *Store) checkToken(token string) (*Identity, error) {
 	if !ok {
 		return nil, errClaims
 	}
+	id.key = key
 	return id, s.checkScope(id)
 }
 

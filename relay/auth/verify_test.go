@@ -94,19 +94,19 @@ func TestVerifyRefuses(t *testing.T) {
 	parts := strings.Split(good, ".")
 	claimsText := func() string { return string(unb64(t, parts[1])) }
 	now := testTime.Unix()
-	kid := s.keyring.signKID
-	pub := s.keyring.signKey.Public().(ed25519.PublicKey)
+	kid := s.keyring.Load().signKID
+	pub := s.keyring.Load().signKey.Public().(ed25519.PublicKey)
 	hs := func(header string) string {
 		text := b64([]byte(header)) + "." + parts[1]
 		mac := hmac.New(sha256.New, pub)
 		mac.Write([]byte(text))
 		return text + "." + b64(mac.Sum(nil))
 	}
-	withHeader := func(h string) string { return signRaw(h, claimsText(), s.keyring.signKey) }
+	withHeader := func(h string) string { return signRaw(h, claimsText(), s.keyring.Load().signKey) }
 	extra := func(name, value string) string {
 		return withHeader(`{"alg":"EdDSA","kid":"` + kid + `","typ":"at+jwt","` + name + `":` + value + `}`)
 	}
-	withClaims := func(c string) string { return signRaw(goodHeader(s), c, s.keyring.signKey) }
+	withClaims := func(c string) string { return signRaw(goodHeader(s), c, s.keyring.Load().signKey) }
 	f := func(kv ...any) string {
 		m := map[string]any{}
 		for i := 0; i < len(kv); i += 2 {
@@ -252,7 +252,7 @@ func f2(t *testing.T, s *Store, old, now string) string {
 	if !strings.Contains(text, old) {
 		t.Fatalf("no %s in %s", old, text)
 	}
-	return signRaw(goodHeader(s), strings.Replace(text, old, now, 1), s.keyring.signKey)
+	return signRaw(goodHeader(s), strings.Replace(text, old, now, 1), s.keyring.Load().signKey)
 }
 
 func unb64(t testing.TB, s string) []byte {

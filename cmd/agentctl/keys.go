@@ -1,0 +1,133 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/relay/auth"
+	"agentctl/term"
+)
+
+func newKeys() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "keys",
+		Short: "List and rotate the keys with which a relay signs tokens",
+		Long: `List and rotate the keys in a relay's state directory, whether the relay runs or not. One key
+signs; a key that was replaced verifies tokens until the last one that it signed has expired. Which
+files in keys/ are keys is recorded in relay.db: a file that somebody puts there is not used.`,
+	}
+	c.AddCommand(newKeysRotate(), newKeysLs())
+	return c
+}
+
+func newKeysLs() *cobra.Command {
+	var dir string
+	var out output
+	c := &cobra.Command{
+		Use:   "ls",
+		Short: "List the signing keys",
+		Long: `List the signing keys, the oldest first. States: signs; verifies, until its last token has expired;
+expired; missing, the file was taken away and its tokens do not work; unrecorded, a file that is not
+a key of this relay and is not used.`,
+		Example: "  agentctl keys ls\n  agentctl keys ls -o json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := tokenStore(cmd, dir, true)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = s.Close() }()
+			keys, err := s.Keys(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return printList(&out, cmd, keys, func() error { return printKeys(cmd, keys) })
+		},
+	}
+	stateDirFlag(c, &dir)
+	out.flags(c)
+	return c
+}
+
+func printKeys(cmd *cobra.Command, keys []auth.KeyInfo) error {
+	date := func(t *time.Time) string {
+		if t == nil {
+			return "-"
+		}
+		return t.Format(time.DateOnly)
+	}
+	table := term.NewTable(cmd.OutOrStdout(), "KEY", "STATE", "CREATED", "VERIFIES UNTIL")
+	for _, k := range keys {
+		table.Row(k.KID, k.State, date(k.Created), date(k.VerifiesUntil))
+	}
+	return table.Flush()
+}
+
+func newKeysRotate() *cobra.Command {
+	var dir string
+	var out output
+	var req auth.RotateRequest
+	c := &cobra.Command{
+		Use:   "rotate",
+		Short: "Make a new signing key",
+		Long: `Make a new signing key, which a relay that runs uses within 5 s. No token stops working: the old
+key verifies until the last token that it signed has expired, and a rotation 30 days after that
+deletes its file.
+
+--drop-old is for a key that has leaked. It deletes all older keys at once, so every token that they
+signed stops working: boards and agents that have joined get new ones by themselves, and the tokens
+that were made with 'agentctl token create' must be made again.`,
+		Example: "  agentctl keys rotate\n  agentctl keys rotate --drop-old --dry-run",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := tokenStore(cmd, dir, true)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = s.Close() }()
+			keys, err := s.RotateKeys(cmd.Context(), req)
+			if errors.Is(err, auth.ErrFull) {
+				return fmt.Errorf("%w with: agentctl keys rotate --drop-old%s", err, stateDirHint(cmd))
+			}
+			if err != nil {
+				return err
+			}
+			return printList(&out, cmd, keys, func() error { return printRotation(cmd, keys, req) })
+		},
+	}
+	stateDirFlag(c, &dir)
+	c.Flags().BoolVar(&req.DropOld, "drop-old", false, "delete all older keys at once: the tokens that they signed stop working")
+	c.Flags().BoolVar(&req.DryRun, "dry-run", false, "print what would change, and change nothing")
+	out.flags(c)
+	return c
+}
+
+// printRotation says what a rotation did, or would do. keys are the keys as they are now.
+func printRotation(cmd *cobra.Command, keys []auth.KeyInfo, req auth.RotateRequest) error {
+	var signs, verify []string
+	for _, k := range keys {
+		switch k.State {
+		case auth.KeySigns:
+			signs = append(signs, k.KID)
+		case auth.KeyVerifies:
+			verify = append(verify, k.KID+" until "+k.VerifiesUntil.Format(time.DateOnly))
+		}
+	}
+	current, next := strings.Join(signs, " "), ""
+	switch {
+	case req.DryRun && req.DropOld:
+		next = fmt.Sprintf("would make a new signing key and delete %s and all older keys; every token made so far would stop working", current)
+	case req.DryRun:
+		next = fmt.Sprintf("would make a new signing key; %s would verify until its last token has expired", current)
+	case req.DropOld:
+		next = fmt.Sprintf("key %s signs now, and no other key is left; this is not undone: create new tokens with: agentctl token create%s", current, stateDirHint(cmd))
+	default:
+		next = fmt.Sprintf("key %s signs now; still verifying: %s; a rotation is not undone, and no token has to be replaced", current, strings.Join(verify, ", "))
+	}
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), next)
+	return err
+}
