@@ -22,12 +22,13 @@ import (
 )
 
 // membership is how this board belongs to a relay by a credential. It is replaced as a whole
-// and not changed, apart from the two fields at its end.
+// when the relay changes.
 type membership struct {
 	cred     *enroll.Credential // nil: the board has not joined
 	keeper   *enroll.Keeper     // of cred; nil: no credential is in use
 	conflict string             // where the configuration names another relay; "": nowhere
 	err      error              // why the credential cannot be read
+	file     string             // identifies the version of the file that cred was read from
 
 	stop context.CancelFunc // ends what runMembership runs; nil before it
 	join JoinStatus         // of a join by file; zero: none was tried
@@ -39,6 +40,7 @@ type membership struct {
 // A credential that is damaged is not an error: the board still answers on its socket.
 func (d *Daemon) newMembership(c *config.Config) (m membership, err error) {
 	stateDir := c.Text("state_dir")
+	m.file = credentialVersion(stateDir) // before the read: a change in between is seen later
 	if m.cred, err = enroll.LoadCredential(stateDir); err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
 			m.err = err
@@ -114,11 +116,16 @@ func (d *Daemon) membership() membership {
 	return d.member
 }
 
-// credentialFingerprint changes when the credential's file is replaced, made or removed.
-func (d *Daemon) credentialFingerprint() string {
+// credentialVersion changes when the credential's file is replaced, made or removed.
+func credentialVersion(stateDir string) string {
 	var st unix.Stat_t
-	err := unix.Stat(filepath.Join(d.config().Text("state_dir"), enroll.CredentialFile), &st)
+	err := unix.Stat(filepath.Join(stateDir, enroll.CredentialFile), &st)
 	return fmt.Sprintln(err, st.Ino, st.Size, st.Mtim, st.Ctim)
+}
+
+// credentialChanged reports whether the file is another one than the membership was read from.
+func (d *Daemon) credentialChanged() bool {
+	return credentialVersion(d.config().Text("state_dir")) != d.membership().file
 }
 
 // updateMembership reads the credential again: `agentctl join` or `leave` may have changed it,
@@ -134,12 +141,15 @@ func (d *Daemon) updateMembership() error {
 	if err = cmp.Or(err, m.err); err != nil {
 		d.log.Error("the credential cannot be used", zap.Error(err), zap.String("hint", JoinHint(err)))
 		d.mu.Lock()
-		d.member.err = err
+		d.member.err, d.member.file = err, m.file
 		d.mu.Unlock()
 		return err
 	}
 	if old.cred == nil && m.cred == nil || old.cred != nil && m.cred != nil && old.cred.NodeID == m.cred.NodeID &&
 		old.cred.Relay == m.cred.Relay && old.cred.CASHA256 == m.cred.CASHA256 && old.cred.Key.Equal(m.cred.Key) {
+		d.mu.Lock()
+		d.member.err, d.member.file = nil, m.file
+		d.mu.Unlock()
 		return nil
 	}
 	o, err := d.deviceOptions(c, m)

@@ -31,7 +31,6 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 	defer ticker.Stop()
 	update := newUpdateCheck(os.Executable, d.build)
 	fingerprint := d.source.Fingerprint(d.config())
-	credential := d.credentialFingerprint()
 	identitySaved := d.id.RetrySave()
 	for polls := 0; ; {
 		select {
@@ -56,8 +55,7 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 			_ = d.reloadConfig() // logged, and shown by status
 			d.device.wakeLink()
 		}
-		if now := d.credentialFingerprint(); now != credential {
-			credential = now
+		if d.credentialChanged() {
 			_ = d.updateMembership() // logged, and shown by status
 		}
 		// The first poll checks for an update, too, so that a staged binary is reported soon after
