@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -26,8 +27,12 @@ const (
 // connections open for the next request.
 type Options struct {
 	URL   string
-	Token string      // bearer token; "" for none
-	TLS   *tls.Config // nil: the system's certificate authorities
+	Token string // bearer token; "" for none
+	// NewToken, unless nil, returns the token of each request in place of Token. refused is
+	// the token that the server has just answered with 401, "" at first; the request is sent
+	// once more if another one is returned. It may be called concurrently.
+	NewToken func(ctx context.Context, refused string) (string, error)
+	TLS      *tls.Config // nil: the system's certificate authorities
 }
 
 // Client calls one relay. It may be used concurrently.
@@ -77,9 +82,10 @@ func (c *Client) getJSON(ctx context.Context, path string, v any) error {
 
 // conn sends requests to one server, with its token. Client and Gateway are built on it.
 type conn struct {
-	url   *url.URL
-	token string
-	http  *http.Client
+	url      *url.URL
+	token    string
+	newToken func(ctx context.Context, refused string) (string, error) // nil: always token
+	http     *http.Client
 }
 
 // newConn checks the address before anything is sent: a token must not cross a network in
@@ -89,14 +95,14 @@ func newConn(o Options) (*conn, error) {
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return nil, fmt.Errorf("%q is %w", o.URL, ErrURL)
 	}
-	if u.Scheme == "http" && o.Token != "" && !edge.IsLoopback(u.Hostname()) {
+	if u.Scheme == "http" && (o.Token != "" || o.NewToken != nil) && !edge.IsLoopback(u.Hostname()) {
 		return nil, fmt.Errorf("%s: %w", origin(u), ErrCleartext)
 	}
 	tr := http.DefaultTransport.(*http.Transport).Clone()
 	tr.TLSClientConfig = o.TLS
 	tr.ResponseHeaderTimeout = headerTimeout
 	tr.ForceAttemptHTTP2 = false // the board build has no HTTP/2
-	return &conn{u, o.Token, &http.Client{Transport: tr}}, nil
+	return &conn{u, o.Token, o.NewToken, &http.Client{Transport: tr}}, nil
 }
 
 // do sends a request, with body as JSON unless it is nil, and returns a response with status
@@ -121,11 +127,39 @@ func (c *conn) do(ctx context.Context, method, to, accept string, body any) (*ht
 	return c.send(req)
 }
 
-// send adds the token to a request and sends it; see do. net/http drops the header when it
-// follows a redirect to another host.
+// send adds the token to a request and sends it; see do. A request that is refused with 401
+// had no effect, so it is sent again if there is a newer token.
 func (c *conn) send(req *http.Request) (*http.Response, error) {
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
+	if c.newToken == nil {
+		return c.sendWith(req, c.token)
+	}
+	token, err := c.newToken(req.Context(), "")
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.sendWith(req, token)
+	var refused *Error
+	if !errors.As(err, &refused) || refused.Status != http.StatusUnauthorized {
+		return resp, err
+	}
+	newer, tokenErr := c.newToken(req.Context(), token)
+	switch {
+	case tokenErr != nil:
+		return nil, tokenErr
+	case newer == token || req.GetBody == nil:
+		return nil, err
+	}
+	if req.Body, err = req.GetBody(); err != nil {
+		return nil, err
+	}
+	return c.sendWith(req, newer)
+}
+
+// sendWith is send with one token. net/http drops the header when it follows a redirect to
+// another host.
+func (c *conn) sendWith(req *http.Request, token string) (*http.Response, error) {
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
@@ -135,5 +169,5 @@ func (c *conn) send(req *http.Request) (*http.Response, error) {
 		return resp, nil
 	}
 	defer func() { _ = resp.Body.Close() }()
-	return nil, answerError(resp, c.token != "")
+	return nil, answerError(resp, token != "")
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/transport/pin"
 	"agentctl/transport/sse"
 )
 
@@ -127,6 +128,7 @@ const (
 	TimedOut                         // the server did not answer in time
 	UntrustedCertificate             // signed by an authority that is not trusted
 	WrongCertificateName             // the certificate is for another host
+	WrongAuthority                   // not the relay whose authority was pinned; a *pin.MismatchError
 	NotTLS                           // https:// to a server that speaks plain HTTP
 	NeedsTLS                         // http:// to a server that speaks TLS
 )
@@ -158,7 +160,10 @@ func transportError(ctx context.Context, to *url.URL, err error) error {
 	var op *net.OpError
 	var authority x509.UnknownAuthorityError
 	var name x509.HostnameError
+	var mismatch *pin.MismatchError
 	switch {
+	case errors.As(err, &mismatch):
+		e.Kind, e.Err = WrongAuthority, mismatch
 	case errors.As(err, &op) && op.Op == "dial":
 		e.Kind, e.Err = Unreachable, op.Err
 	case request != nil && request.Timeout():
@@ -171,6 +176,13 @@ func transportError(ctx context.Context, to *url.URL, err error) error {
 		e.Kind = NotTLS
 	}
 	return e
+}
+
+// isTemporaryRefresh reports whether err is a failure of Options.NewToken that may pass. Such
+// errors say so by a method, as this package does not know how tokens are made.
+func isTemporaryRefresh(err error) bool {
+	var t interface{ Temporary() bool }
+	return errors.As(err, &t) && t.Temporary()
 }
 
 // origin returns a URL without path, query and user.

@@ -269,6 +269,8 @@ func (t *tail) open(ctx context.Context) (*http.Response, error) {
 	switch {
 	case errors.As(err, &answer) && answer.isTemporary(), errors.As(err, &transport) && t.connected:
 		return nil, interruption{err}
+	case transport == nil && t.connected && isTemporaryRefresh(err):
+		return nil, interruption{err}
 	case err != nil:
 		return nil, err
 	}

@@ -52,7 +52,7 @@ func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn fun
 			}
 		case "ping":
 		case "close":
-			return closeError(ev.Data)
+			return c.closeError(ev.Data)
 		default:
 			return &ProtocolError{What: "protocol error: the stream sent an event that RFC-0009 does not know; closed"}
 		}
@@ -101,7 +101,7 @@ func isTemporary(err error) bool {
 	case errors.As(err, &transport):
 		return transport.Kind <= TimedOut
 	}
-	return false
+	return isTemporaryRefresh(err)
 }
 
 // wantEventStream refuses an answer that is not an event stream.
@@ -113,13 +113,14 @@ func wantEventStream(resp *http.Response) error {
 }
 
 // closeError returns the end that a close event announces, {"code", "reason"}; nil for a
-// normal one.
-func closeError(data []byte) error {
+// normal one. The relay closes a stream normally when its token expires. A client that gets
+// new tokens can go on, so that this end is an error for it, which FollowMetrics handles.
+func (c *conn) closeError(data []byte) error {
 	var e StreamClosedError
 	if err := json.Unmarshal(data, &e); err != nil {
 		return &ProtocolError{What: "protocol error: a malformed close event"}
 	}
-	if e.Code == sse.Normal {
+	if e.Code == sse.Normal && c.newToken == nil {
 		return nil
 	}
 	return &e

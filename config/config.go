@@ -33,6 +33,7 @@
 package config
 
 import (
+	"crypto/tls"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -132,6 +133,11 @@ func (c *Config) AlertRules() []alert.Rule {
 
 // SettingsPath returns the file of saved settings.
 func (c *Config) SettingsPath() string { return filepath.Join(c.Text("state_dir"), SettingsFile) }
+
+// TLS returns the configuration of a connection to the relay; see ClientTLS.
+func (c *Config) TLS() (*tls.Config, error) {
+	return ClientTLS(c.Text("ca_file"), c.Text("ca_sha256"))
+}
 
 // Changed returns the keys whose value differs from that of an earlier configuration.
 //

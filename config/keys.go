@@ -16,6 +16,7 @@ import (
 	"agentctl/prober/history"
 	"agentctl/suggest"
 	"agentctl/transport/link"
+	"agentctl/transport/pin"
 )
 
 // Kind is the type of a key's values.
@@ -118,6 +119,8 @@ func newKeys() []Key {
 			doc: "File with the device token. Default: the systemd credential token. The file is read again before each connection."},
 		{Name: "ca_file", Kind: KindPath, Applied: ApplyLink, def: text(""),
 			doc: "PEM file of the authority that signed the relay's certificate. Default: the system's."},
+		{Name: "ca_sha256", Kind: KindText, Applied: ApplyLink, def: text(""), check: checkPin,
+			doc: "SHA-256 of the key of the relay's own authority, 64 hex digits; instead of ca_file. A board that joined has its own."},
 		{Name: "socket", Kind: KindPath, Applied: ApplyRestart, def: func() any { return DefaultSocket() },
 			doc: "Path of the control socket."},
 		{Name: "state_dir", Kind: KindPath, Applied: ApplyRestart, def: func() any { return DefaultStateDir("") },
@@ -208,6 +211,15 @@ func checkRelayURL(s string) error {
 		return nil
 	}
 	_, err := link.NormalizeRelayURL(s)
+	return err
+}
+
+// checkPin checks the hash of an authority. None is valid: ca_file or the system decides then.
+func checkPin(s string) error {
+	if s == "" {
+		return nil
+	}
+	_, err := pin.Parse(s)
 	return err
 }
 

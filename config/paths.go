@@ -43,6 +43,12 @@ func DefaultStateDir(sub string) string {
 	return filepath.Join(userDir("XDG_STATE_HOME", ".local/state"), "agentctl", sub)
 }
 
+// ContextDir returns the directory of this user's contexts, see package login. Root has a home
+// directory too: a context belongs to a person.
+func ContextDir() string {
+	return filepath.Join(userDir("XDG_CONFIG_HOME", ".config"), "agentctl", "contexts")
+}
+
 // DefaultSocket returns the path of the control socket that a daemon of this user opens.
 //
 // The order is: systemd's RUNTIME_DIRECTORY, /run/agentctl for root, XDG_RUNTIME_DIR, and the

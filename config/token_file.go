@@ -3,10 +3,13 @@ package config
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+
+	"agentctl/transport/pin"
 )
 
 // maxToken is the longest token of any relay, bytes (docs/protocol.md, Tokens).
@@ -57,13 +60,19 @@ func ReadTokens(path string, n int) ([]string, error) {
 	return tokens[:n], nil
 }
 
-// ClientTLS trusts the system's certificate authorities, or only those of caFile.
+// ClientTLS trusts the system's certificate authorities, or only those of caFile, or only the
+// relay's own authority with the hash caSHA256 (package pin).
 //
 // A given authority replaces those of the system: an operator with a private authority does
 // not want a public one to vouch for the relay.
-func ClientTLS(caFile string) (*tls.Config, error) {
+func ClientTLS(caFile, caSHA256 string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
-	if caFile == "" {
+	switch {
+	case caFile != "" && caSHA256 != "":
+		return nil, errors.New("both ca_file and ca_sha256 are given; give one, as each of them decides alone whom to trust")
+	case caSHA256 != "":
+		return pin.ClientConfig(caSHA256)
+	case caFile == "":
 		return c, nil
 	}
 	pem, err := os.ReadFile(caFile)

@@ -221,7 +221,7 @@ func (d *Daemon) deviceOptions(c *config.Config, m membership) (deviceOptions, e
 		}
 	}
 	if o.Relay != "" {
-		o.TLS, err = config.ClientTLS(c.Text("ca_file"))
+		o.TLS, err = c.TLS()
 	}
 	return o, err
 }

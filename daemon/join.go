@@ -68,7 +68,7 @@ func (d *Daemon) newMembership(c *config.Config) (m membership, err error) {
 			d.log.Warn("the token was not refreshed or not stored", zap.Error(err), zap.String("hint", JoinHint(err)))
 		},
 	}
-	if o.TLS, err = config.ClientTLS(c.Text("ca_file")); err != nil {
+	if o.TLS, err = c.TLS(); err != nil {
 		return m, err
 	}
 	o.TLS.Time = d.tlsTime
@@ -273,7 +273,7 @@ func (d *Daemon) joinWith(ctx context.Context, line enroll.JoinLine) error {
 	if relay := c.Text("relay"); relay != "" {
 		return &ConfiguredRelayError{Relay: relay, Origin: c.Settings["relay"].Origin}
 	}
-	tls, err := config.ClientTLS(c.Text("ca_file"))
+	tls, err := c.TLS()
 	if err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func linkHint(s link.Status, joined bool) string {
 	case joined && (s.LastCode == link.CloseAuthFailed || s.LastCode == link.CloseForbidden):
 		return "the relay does not accept the token, and a new one is asked for with the board's key; if this lasts: agentctl leave, then join with a new invite"
 	case s.State == link.StateTLSUntrusted:
-		return "the relay's certificate is not trusted: set ca_file to the certificate of its authority"
+		return "the relay's certificate is not trusted: set ca_file to the certificate of its authority, or ca_sha256 to the hash that the relay and its invites print"
 	case s.LastCode == link.CloseAuthFailed, s.LastCode == link.CloseForbidden:
 		return "the relay does not accept the token: mint one with `agentctl token create --class device` and put it into token_file"
 	case strings.HasPrefix(s.LastErr, "read the token"), strings.HasPrefix(s.LastErr, "token file"):

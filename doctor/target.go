@@ -31,8 +31,8 @@ type target struct {
 	configErr  error
 	configPath string // of the file, whether it exists or not
 
-	relay, relayOrigin          string
-	tokenFile, caFile, stateDir string
+	relay, relayOrigin                    string
+	tokenFile, caFile, caSHA256, stateDir string
 }
 
 // checks are all checks, in the order of the report.
@@ -115,7 +115,7 @@ func resolve(o Options) *target {
 		return s
 	}
 	t.relay, t.relayOrigin = text("relay"), settings["relay"].Origin
-	t.tokenFile, t.caFile = text("token_file"), text("ca_file")
+	t.tokenFile, t.caFile, t.caSHA256 = text("token_file"), text("ca_file"), text("ca_sha256")
 	t.stateDir = cmp.Or(text("state_dir"), config.DefaultStateDir(""))
 	// The unit passes this file as a credential, so that no key names it.
 	if _, err := os.Lstat(serviceToken); t.isService() && t.tokenFile == "" && err == nil {

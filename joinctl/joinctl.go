@@ -122,7 +122,7 @@ func (t *Target) Join(ctx context.Context, o enroll.JoinOptions) (*Joined, error
 		o.Name = t.name
 	}
 	if o.CASHA256 == "" {
-		if o.TLS, err = config.ClientTLS(t.caFile); err != nil {
+		if o.TLS, err = config.ClientTLS(t.caFile, ""); err != nil {
 			return nil, err
 		}
 	}

@@ -118,7 +118,7 @@ func TestStalledEventClients(t *testing.T) {
 	inR, inW := io.Pipe()
 	outR, outW := io.Pipe()
 	wg.Go(func() {
-		_ = stdio.Serve(context.Background(), inR, outW, stdio.Options{URL: r.url + "/mcp", Client: r.http, Token: func() (string, error) { return r.agent, nil }})
+		_ = stdio.Serve(context.Background(), inR, outW, stdio.Options{URL: r.url + "/mcp", Client: r.http, Token: func(context.Context, string) (string, error) { return r.agent, nil }})
 		outW.Close()
 	})
 	defer inW.Close()

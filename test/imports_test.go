@@ -42,6 +42,7 @@ var rules = []struct {
 	{"handlers/...", []string{"relay/...", "control/...", "transport/link", "cmd/..."}, nil, "handlers do not depend on the transport of a request"},
 	{"control/...", []string{"relay/...", "handlers/...", "prober/history", "transport/link", "cmd/..."}, nil, "configuration and history reach the control socket as small interfaces"},
 	{"client", []string{"control/...", "prober/...", "handlers/...", "relay/...", "transport/link", "cmd/..."}, nil, "a client of a relay runs without either wing"},
+	{"login", []string{"daemon", "control/...", "prober/...", "handlers/...", "relay/...", "client", "cmd/..."}, nil, "a context is used by clients and knows none of them"},
 	{"monitor", []string{"relay/...", "handlers/...", "client", "transport/...", "cmd/..."}, nil, "it sees a daemon through the control socket only"},
 	{"term", []string{"agentctl/..."}, nil, "drawing does not depend on what is drawn"},
 	{"relay/pipeline", []string{"agentctl/..."}, nil, "middleware is generic over requests"},
@@ -70,7 +71,7 @@ var rules = []struct {
 // needs a line here, and so does a new import of ours. cmd and test are exempt.
 var allowed = map[string]string{
 	"atomicfile":                "",
-	"config":                    "atomicfile duration manifest prober prober/alert prober/history suggest transport/enroll transport/link",
+	"config":                    "atomicfile duration manifest prober prober/alert prober/history suggest transport/enroll transport/link transport/pin",
 	"configctl":                 "config control",
 	"daemon":                    "config control enrollment handlers manifest prober prober/alert prober/history transport/clock transport/enroll transport/link transport/pin",
 	"doctor":                    "config control daemon duration prober term transport/enroll transport/link transport/pin",
@@ -78,6 +79,7 @@ var allowed = map[string]string{
 	"duration":                  "",
 	"enrollment":                "",
 	"joinctl":                   "config control daemon enrollment transport/enroll",
+	"login":                     "atomicfile config enrollment strictjson transport/enroll transport/link transport/pin",
 	"manifest":                  "strictjson",
 	"mcplocal":                  "control manifest relay/auth relay/kernel relay/mcp transport/edge",
 	"suggest":                   "",
@@ -96,7 +98,7 @@ var allowed = map[string]string{
 	"handlers":                  "manifest prober",
 	"term":                      "",
 	"monitor":                   "control duration prober prober/alert term",
-	"client":                    "manifest transport/edge transport/sse",
+	"client":                    "manifest transport/edge transport/sse transport/pin",
 	"control":                   "manifest prober transport/clock transport/fanout strictjson",
 	"relay/auth":                "enrollment manifest",
 	"relay/pipeline":            "",

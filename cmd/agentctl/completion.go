@@ -67,6 +67,10 @@ func completeFlag(f *pflag.Flag) cobra.CompletionFunc {
 		return func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 			return completeTags(cmd, nil, word)
 		}
+	case name == "context":
+		return completeContexts
+	case name == "tls":
+		return words("own", "files", "off")
 	case name == "log-level":
 		return words("debug", "info", "warn", "error")
 	case name == "class":
@@ -122,7 +126,7 @@ func completionNodes(cmd *cobra.Command) []client.Node {
 		}
 		return ""
 	}
-	rf := relayFlags{flag("relay"), flag("token-file"), flag("ca-file")}
+	rf := relayFlags{relay: flag("relay"), tokenFile: flag("token-file"), caFile: flag("ca-file"), caSHA256: flag("ca-sha256"), set: cmd.Flags()}
 	rc, err := rf.client()
 	if err != nil {
 		return nil

@@ -2,44 +2,114 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
+	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"agentctl/client"
 	"agentctl/config"
 	"agentctl/control"
+	"agentctl/login"
 )
+
+// defaultRelay is the relay of a command that names none, without a context.
+const defaultRelay = "http://127.0.0.1:8460"
 
 // relayFlags name a relay and who calls it.
 //
-// Precedence: flag, environment, default. The token is named by its file, because arguments
-// and most environments are visible to other processes.
+// Precedence: flag, environment, context of 'agentctl login', default. The token is named by
+// its file, because arguments and most environments are visible to other processes.
 type relayFlags struct {
-	relay, tokenFile, caFile string
+	relay, tokenFile, caFile, caSHA256 string
+	forMCP                             bool // MCP_TOKEN counts as a token too
+	set                                *pflag.FlagSet
 }
 
 func (f *relayFlags) flags(c *cobra.Command) {
-	c.Flags().StringVar(&f.relay, "relay", env("AGENTCTL_RELAY", "http://127.0.0.1:8460"), "`URL` of the relay [AGENTCTL_RELAY]")
-	c.Flags().StringVar(&f.tokenFile, "token-file", env("AGENTCTL_TOKEN_FILE", ""), "`FILE` with an agent token [AGENTCTL_TOKEN_FILE]")
-	c.Flags().StringVar(&f.caFile, "ca-file", env("AGENTCTL_CA_FILE", ""), "PEM `FILE` with the authority that signed the relay's certificate [AGENTCTL_CA_FILE]")
+	f.set = c.Flags()
+	f.set.StringVar(&f.relay, "relay", env("AGENTCTL_RELAY", defaultRelay), "`URL` of the relay; before the default comes the context of 'agentctl login' [AGENTCTL_RELAY]")
+	f.set.StringVar(&f.tokenFile, "token-file", env("AGENTCTL_TOKEN_FILE", ""), "`FILE` with an agent token [AGENTCTL_TOKEN_FILE]")
+	f.set.StringVar(&f.caFile, "ca-file", env("AGENTCTL_CA_FILE", ""), "PEM `FILE` with the authority that signed the relay's certificate [AGENTCTL_CA_FILE]")
+	f.set.StringVar(&f.caSHA256, "ca-sha256", env("AGENTCTL_CA_SHA256", ""), "SHA-256 of the relay's own authority, as invites have it, in `HEX` [AGENTCTL_CA_SHA256]")
 }
 
-// client makes the client of the relay that the flags name.
-func (f *relayFlags) client() (c *client.Client, err error) {
-	o := client.Options{URL: f.relay}
-	if f.tokenFile != "" {
-		if o.Token, err = readToken(f.tokenFile); err != nil {
-			return nil, err
+// context opens the context that the command uses; nil for none. A relay or a token that is
+// named, by a flag or in the environment, rules it out: a token must not be sent to the relay
+// of a context that somebody has forgotten about.
+func (f *relayFlags) context() (*login.Context, error) {
+	for _, name := range []string{"relay", "token-file"} {
+		if f.set.Changed(name) {
+			return nil, nil
 		}
 	}
-	if o.TLS, err = config.ClientTLS(f.caFile); err != nil {
+	if os.Getenv("AGENTCTL_RELAY")+os.Getenv("AGENTCTL_TOKEN_FILE") != "" || f.forMCP && os.Getenv("MCP_TOKEN") != "" {
+		return nil, nil
+	}
+	name := os.Getenv("AGENTCTL_CONTEXT")
+	c, err := contextStore().Open(name)
+	switch {
+	case name == "" && errors.Is(err, login.ErrNoContext):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case f.set.Changed("ca-file"), f.set.Changed("ca-sha256"):
+		return nil, exit(exitUsage, "--ca-file and --ca-sha256 go with --relay; context %s has its own", c.Name())
+	}
+	return c, nil
+}
+
+// contextStore is where this user's contexts are.
+func contextStore() login.Store { return login.Store{Dir: config.ContextDir()} }
+
+// client makes the client of the relay that the flags or the context name.
+func (f *relayFlags) client() (c *client.Client, err error) {
+	o, err := f.options()
+	if err != nil {
 		return nil, err
 	}
 	if c, err = client.New(o); err != nil {
 		return nil, fmt.Errorf("--relay %w", err)
 	}
 	return c, nil
+}
+
+// options are those of a client.
+func (f *relayFlags) options() (o client.Options, err error) {
+	saved, err := f.context()
+	if err != nil {
+		return o, err
+	}
+	if saved != nil {
+		return client.Options{URL: saved.Relay(), TLS: saved.TLS(), NewToken: saved.Token}, nil
+	}
+	o.URL = f.relay
+	if f.tokenFile != "" {
+		if o.Token, err = readToken(f.tokenFile); err != nil {
+			return o, err
+		}
+	}
+	o.TLS, err = clientTLS(f.caFile, f.caSHA256, f.relay)
+	return o, err
+}
+
+// clientTLS is config.ClientTLS in terms of flags. A pin without TLS would check nothing.
+func clientTLS(caFile, caSHA256, address string) (*tls.Config, error) {
+	if caSHA256 != "" && !strings.HasPrefix(address, "https:") {
+		return nil, exit(exitUsage, "--ca-sha256 needs https:// in the address, not %s: without TLS there is no authority to check", address)
+	}
+	cfg, err := config.ClientTLS(caFile, caSHA256)
+	switch {
+	case err != nil && caSHA256 != "":
+		return nil, exit(exitUsage, "--ca-sha256: %w", err)
+	case err != nil:
+		return nil, err
+	}
+	return cfg, nil
 }
 
 // socketFlag names the control socket of the daemon on this machine.

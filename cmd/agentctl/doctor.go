@@ -57,6 +57,7 @@ no check fails (warnings are allowed), otherwise 1.`,
 		{"relay", "`URL` of the relay"},
 		{"token_file", "`FILE` with the device token"},
 		{"ca_file", "PEM `FILE` with the authority that signed the relay's certificate"},
+		{"ca_sha256", "SHA-256 of the relay's own authority in `HEX`, in place of --ca-file"},
 	} {
 		values[setting.key] = f.String(flagName(setting.key), "", setting.usage+" ["+config.FindKey(setting.key).Env()+"]")
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -59,13 +60,14 @@ MCP_SSE_AUTH_TOKEN (or from the file named by NAME_FILE), in this order.`,
 	f.StringVar(&to.address, "url", env("MCP_SSE_INGEST_URL", "http://127.0.0.1:"+env("MCP_SSE_PORT", client.GatewayPort)), "`URL` of the gateway, with or without the path of its ingest endpoint [MCP_SSE_INGEST_URL]")
 	f.StringVar(&to.tokenFile, "token-file", "", "`FILE` with the ingest token")
 	f.StringVar(&to.caFile, "ca-file", env("AGENTCTL_CA_FILE", ""), "PEM `FILE` with the authority that signed the gateway's certificate [AGENTCTL_CA_FILE]")
+	f.StringVar(&to.caSHA256, "ca-sha256", env("AGENTCTL_CA_SHA256", ""), "SHA-256 of the relay's own authority, if the gateway is a relay's, in `HEX` [AGENTCTL_CA_SHA256]")
 	f.BoolVar(&strict, "strict", false, "exit with an error if the event was not accepted: 1, 2 (JSON, address), 3 (no gateway), 4 (token), 7 (timeout)")
 	out.flags(c)
 	return c
 }
 
 // emitTarget is the gateway that an event goes to.
-type emitTarget struct{ address, tokenFile, caFile string }
+type emitTarget struct{ address, tokenFile, caFile, caSHA256 string }
 
 // emit publishes one event and returns its id. data "-" is read from stdin.
 func (to *emitTarget) emit(cmd *cobra.Command, topic, data string) (json.Number, error) {
@@ -83,7 +85,14 @@ func (to *emitTarget) emit(cmd *cobra.Command, topic, data string) (json.Number,
 	if err != nil {
 		return "", err
 	}
-	g, err := newGateway("--url", to.address, token, to.caFile, client.IngestPath)
+	if !cmd.Flags().Changed("ca-sha256") && !strings.HasPrefix(to.address, "https:") {
+		to.caSHA256 = "" // of a relay elsewhere; the gateway of this machine is on loopback
+	}
+	tlsConfig, err := clientTLS(to.caFile, to.caSHA256, to.address)
+	if err != nil {
+		return "", err
+	}
+	g, err := newGateway("--url", client.Options{URL: to.address, Token: token, TLS: tlsConfig}, client.IngestPath)
 	if err != nil {
 		return "", err
 	}

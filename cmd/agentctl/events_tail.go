@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
-	"agentctl/config"
 	"agentctl/term"
 )
 
@@ -91,42 +90,59 @@ invalid token; 7 if --for ends before --count is reached.`,
 	return c
 }
 
-// tailGateway makes the client of the gateway that the flags and the environment name.
+// tailGateway makes the client of the gateway that the flags, the environment and the context
+// name.
 //
 // An explicit flag comes before every variable. Of the rest --url comes before --relay, and the
-// gateway's token before the relay's.
+// gateway's token before the relay's. The context serves the gateway of its relay only.
 func tailGateway(cmd *cobra.Command, rf *relayFlags, address string) (*client.Gateway, error) {
 	byRelay := cmd.Flags().Changed("relay")
 	if byRelay && cmd.Flags().Changed("url") {
 		return nil, exit(exitUsage, "give either --url or --relay")
 	}
-	flag := "--url"
-	if address == "" || byRelay {
-		flag, address = "--relay", rf.relay
-		if u, err := url.Parse(rf.relay); err == nil && u.Host != "" {
-			address = u.Scheme + "://" + net.JoinHostPort(u.Hostname(), env("MCP_SSE_PORT", client.GatewayPort))
+	saved, err := rf.context()
+	if err != nil {
+		return nil, err
+	}
+	relay := rf.relay
+	if saved != nil {
+		relay = saved.Relay()
+	}
+	flag, host := "--url", ""
+	if u, err := url.Parse(relay); err == nil && u.Host != "" {
+		host = u.Hostname()
+		if address == "" || byRelay {
+			address = u.Scheme + "://" + net.JoinHostPort(host, env("MCP_SSE_PORT", client.GatewayPort))
+			flag = "--relay"
 		}
+	} else if address == "" || byRelay {
+		flag, address = "--relay", rf.relay
 	}
-	token, err := "", error(nil)
+	o := client.Options{URL: address}
 	if !cmd.Flags().Changed("token-file") {
-		token, err = envToken("MCP_SSE_AUTH_TOKEN")
+		o.Token, err = envToken("MCP_SSE_AUTH_TOKEN")
 	}
-	if token == "" && err == nil && rf.tokenFile != "" {
-		token, err = readToken(rf.tokenFile)
+	if o.Token == "" && err == nil && rf.tokenFile != "" {
+		o.Token, err = readToken(rf.tokenFile)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return newGateway(flag, address, token, rf.caFile, client.StreamPath)
+	if u, err := url.Parse(address); saved != nil && err == nil && u.Hostname() == host {
+		if o.TLS = saved.TLS(); o.Token == "" {
+			o.NewToken = saved.Token
+		}
+		return newGateway(flag, o, client.StreamPath)
+	}
+	if o.TLS, err = clientTLS(rf.caFile, rf.caSHA256, address); err != nil {
+		return nil, err
+	}
+	return newGateway(flag, o, client.StreamPath)
 }
 
 // newGateway makes the client of a gateway; flag is where a person gave its address.
-func newGateway(flag, address, token, caFile, path string) (*client.Gateway, error) {
-	tlsConfig, err := config.ClientTLS(caFile)
-	if err != nil {
-		return nil, err
-	}
-	g, err := client.NewGateway(client.Options{URL: address, Token: token, TLS: tlsConfig}, path)
+func newGateway(flag string, o client.Options, path string) (*client.Gateway, error) {
+	g, err := client.NewGateway(o, path)
 	if err != nil {
 		return nil, fmt.Errorf("%s %w", flag, err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"agentctl/client"
 	"agentctl/control"
+	"agentctl/login"
 	"agentctl/manifest"
 	"agentctl/monitor"
 )
@@ -58,6 +59,9 @@ func explain(cmd *cobra.Command, err error) *exitError {
 	code, next := exitFailure, ""
 	switch {
 	case errors.As(err, &known):
+		return known
+	case errors.As(err, new(*login.RefreshError)), errors.As(err, new(*login.FileError)), errors.Is(err, login.ErrNoContext):
+		errors.As(explainContext(err), &known)
 		return known
 	case errors.As(err, &answer):
 		code, next = explainAnswer(cmd, answer)
@@ -231,7 +235,7 @@ func explainTransport(cmd *cobra.Command, e *client.TransportError) *exitError {
 	case client.NeedsTLS:
 		return explained(exitFailure, "%w; use https:// in %s", e.Err, flag)
 	case client.UntrustedCertificate:
-		next = fmt.Sprintf("; if the %s's certificate is your own, pass its authority with --ca-file FILE", server)
+		next = fmt.Sprintf("; if the %s's certificate is your own, pass its authority with --ca-file FILE or --ca-sha256 HEX", server)
 	case client.WrongCertificateName:
 		next = fmt.Sprintf("; call the %s by a name of its certificate, with %s", server, flag)
 	case client.NotTLS:

@@ -75,7 +75,7 @@ func (f *inviteFlags) run(cmd *cobra.Command, fn func(inviteAdmin) error) error 
 // where is what the next command needs to find the same relay.
 func (f *inviteFlags) where(cmd *cobra.Command) string {
 	words := ""
-	for _, name := range []string{"state-dir", "relay", "token-file", "ca-file"} {
+	for _, name := range []string{"state-dir", "relay", "token-file", "ca-file", "ca-sha256"} {
 		if fl := cmd.Flags().Lookup(name); fl != nil && fl.Changed {
 			words += " --" + name + " " + shellQuote(fl.Value.String())
 		}

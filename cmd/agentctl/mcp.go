@@ -15,7 +15,7 @@ import (
 )
 
 func newMCP() *cobra.Command {
-	var rf relayFlags
+	rf := relayFlags{forMCP: true}
 	var local bool
 	var socket, names, logLevel string
 	c := &cobra.Command{
@@ -24,7 +24,8 @@ func newMCP() *cobra.Command {
 		Long: `Run an MCP server on stdin and stdout, for clients that can only start programs.
 
 It is a bridge to the relay's /mcp: the client sees what the relay offers to the token.
-The token comes from --token-file, else from the environment variable MCP_TOKEN.
+The token comes from --token-file, else from the environment variable MCP_TOKEN, else from the
+context of 'agentctl login', which is refreshed as long as the bridge runs.
 
 With --local it needs no relay and serves this board through the daemon's control socket.
 MCP_AGENT_ID then names the agent.
@@ -66,7 +67,12 @@ dots.`,
 					return err
 				}
 				o.URL, o.Client = rc.URL()+"/mcp"+query, rc.HTTP()
-				o.Token = rf.token
+				o.Token = rf.newToken
+				if saved, err := rf.context(); err != nil {
+					return err
+				} else if saved != nil {
+					o.Token, o.TokenHint = saved.Token, "log in again with a new invite: agentctl login"
+				}
 			}
 			// A read of stdin cannot be interrupted: closing it is what ends one.
 			defer context.AfterFunc(ctx, func() { _ = os.Stdin.Close() })()
@@ -86,9 +92,9 @@ dots.`,
 	return c
 }
 
-// token is what a request carries: that of the file, read anew since it may be renewed,
+// newToken is what a request carries: the token of the file, read anew since it may be renewed,
 // else that of the environment.
-func (f *relayFlags) token() (string, error) {
+func (f *relayFlags) newToken(context.Context, string) (string, error) {
 	if f.tokenFile == "" {
 		return os.Getenv("MCP_TOKEN"), nil
 	}

@@ -67,6 +67,7 @@ The token is read from --token-file, otherwise from the systemd credential "toke
 	text("socket", "`PATH` of the control socket")
 	text("token_file", "`FILE` with the device token; with --mock, one token a line")
 	text("ca_file", "PEM `FILE` with the authority that signed the relay's certificate")
+	text("ca_sha256", "SHA-256 of the relay's own authority in `HEX`, in place of --ca-file")
 	text("name", "`NAME` of this board for the relay to show")
 	text("history.flush", "how often samples are written to disk, 1s to 1h; 0: no history")
 	text("modules", "`MODULES` to sample in addition to cpu, memory, disk and load")
@@ -187,7 +188,7 @@ func (o *runOptions) runMocks(ctx context.Context, log *zap.Logger) error {
 	if err != nil {
 		return fmt.Errorf("%w; mint them with: agentctl token create --class device --count %d", err, o.mock)
 	}
-	tlsConfig, err := config.ClientTLS(o.cfg.Text("ca_file"))
+	tlsConfig, err := o.cfg.TLS()
 	if err != nil {
 		return err
 	}

@@ -105,7 +105,7 @@ func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err 
 		return nil, false, err
 	}
 	var key ed25519.PrivateKey
-	answer, err := client.enrollRepeatedly(ctx, EnrollOptions{
+	answer, err := client.EnrollRepeatedly(ctx, EnrollOptions{
 		Code: code, InstanceID: id.InstanceID(), Name: o.Name, Version: o.Version, Token: o.Token,
 		Key: func() (_ ed25519.PrivateKey, err error) {
 			if key == nil {
@@ -144,7 +144,9 @@ const (
 	enrollPause    = time.Second
 )
 
-func (c *Client) enrollRepeatedly(ctx context.Context, o EnrollOptions) (a *enrollment.EnrollAnswer, err error) {
+// EnrollRepeatedly is Enroll with a few attempts when the connection breaks. A repeat costs no use
+// of the code.
+func (c *Client) EnrollRepeatedly(ctx context.Context, o EnrollOptions) (a *enrollment.EnrollAnswer, err error) {
 	for attempt := 1; ; attempt++ {
 		var e *Error
 		if a, err = c.Enroll(ctx, o); attempt == enrollAttempts || !errors.As(err, &e) || e.Kind != Broken {

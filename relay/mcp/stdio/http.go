@@ -59,20 +59,42 @@ func (b *bridge) send(ctx context.Context, method string, m *message, s sessionR
 			}
 		}
 	}
-	if b.opts.Token != nil { // each time: the token may have been refreshed
-		token, err := b.opts.Token()
-		if err != nil {
-			return nil, err
-		}
-		if token != "" {
-			set("Authorization", "Bearer "+token)
-		}
-	}
-	resp, err := b.opts.Client.Do(req)
+	resp, err := b.sendWithToken(ctx, req)
 	if err != nil || resp.StatusCode >= 200 && resp.StatusCode < 300 {
 		return resp, err
 	}
 	return b.parseRefusal(resp, m, s)
+}
+
+// sendWithToken sends a request with the newest token. One that is refused with 401 had no
+// effect, and is sent again if there is a newer token.
+func (b *bridge) sendWithToken(ctx context.Context, req *http.Request) (*http.Response, error) {
+	if b.opts.Token == nil {
+		return b.opts.Client.Do(req)
+	}
+	token, err := b.opts.Token(ctx, "") // each time: it may have been refreshed
+	if err != nil {
+		return nil, err
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	resp, err := b.opts.Client.Do(req)
+	if err != nil || resp.StatusCode != http.StatusUnauthorized {
+		return resp, err
+	}
+	newer, err := b.opts.Token(ctx, token)
+	if err != nil || newer == token {
+		return resp, nil // which has the server's own words
+	}
+	if req.GetBody != nil {
+		if req.Body, err = req.GetBody(); err != nil {
+			return resp, nil
+		}
+	}
+	_ = resp.Body.Close()
+	req.Header.Set("Authorization", "Bearer "+newer)
+	return b.opts.Client.Do(req)
 }
 
 // isHeaderSafe reports whether a name can be in a header as it is. Without the header the

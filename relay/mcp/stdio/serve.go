@@ -26,11 +26,14 @@ const (
 
 // Options configure Serve. Only URL is required.
 type Options struct {
-	URL       string                 // of the MCP endpoint, query included
-	Client    *http.Client           // default http.DefaultClient
-	Token     func() (string, error) // called before each request; nil: no token is sent
-	TokenHint string                 // the source of the token; appended to the message of a 401
-	Logger    *zap.Logger            // default none; must not write to stdout, which is the client's
+	URL    string       // of the MCP endpoint, query included
+	Client *http.Client // default http.DefaultClient
+	// Token, unless nil, returns the token of each request. refused is the token that the server
+	// has just answered with 401, "" at first; the request is sent once more if another one is
+	// returned. It is called concurrently.
+	Token     func(ctx context.Context, refused string) (string, error)
+	TokenHint string      // the source of the token; appended to the message of a 401
+	Logger    *zap.Logger // default none; must not write to stdout, which is the client's
 }
 
 // bridge is one Serve. The locks are leaves: no HTTP request is made while one is held, and

@@ -134,7 +134,7 @@ func newClient(t *testing.T, o Options) *client {
 	outR, outW := io.Pipe()
 	c := &client{t: t, in: inW, lines: make(chan string, 1024), ended: make(chan error, 1)}
 	if o.Token == nil {
-		o.Token = func() (string, error) { return "good", nil }
+		o.Token = func(context.Context, string) (string, error) { return "good", nil }
 	}
 	o.Client = &http.Client{Transport: &http.Transport{}}
 	var wg sync.WaitGroup
@@ -307,7 +307,7 @@ func TestErrors(t *testing.T) {
 	c.until(`"id":1`, `-32600`, "in progress")
 	c.until(`"id":1`, `"result"`)
 
-	bad := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func() (string, error) { return "bad", nil }, TokenHint: "read from --token-file"})
+	bad := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func(context.Context, string) (string, error) { return "bad", nil }, TokenHint: "read from --token-file"})
 	bad.send(initialize)
 	bad.until(`"id":"i"`, `-31401`, "--token-file")
 	lost := newClient(t, Options{URL: "http://127.0.0.1:1/mcp"})
@@ -354,7 +354,7 @@ func TestClientStopsReading(t *testing.T) {
 	web := &http.Client{Transport: &http.Transport{}}
 	defer web.CloseIdleConnections()
 	go func() {
-		ended <- Serve(ctx, inR, outW, Options{URL: s.http.URL + "/mcp", Client: web, Token: func() (string, error) { return "good", nil }})
+		ended <- Serve(ctx, inR, outW, Options{URL: s.http.URL + "/mcp", Client: web, Token: func(context.Context, string) (string, error) { return "good", nil }})
 	}()
 	for range 2 { // the second one waits for the first one's answer to be read
 		_, _ = io.WriteString(inW, initialize+"\n")

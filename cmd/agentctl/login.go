@@ -1,0 +1,332 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/config"
+	"agentctl/daemon"
+	"agentctl/enrollment"
+	"agentctl/login"
+	"agentctl/term"
+	"agentctl/transport/enroll"
+)
+
+// loginTimeout bounds the exchange with the relay, repeats included.
+const loginTimeout = time.Minute
+
+// maxCodeFile bounds what is read for a code, bytes.
+const maxCodeFile = 4096
+
+func newLogin() *cobra.Command {
+	var o login.Options
+	var codeFile, caFile string
+	var out output
+	c := &cobra.Command{
+		Use:   "login URL CODE",
+		Short: "Log in to a relay as an agent or a person, with an invite",
+		Long: `Log in to a relay. Get the line to paste on the relay's machine: agentctl invite --agent NAME
+
+It makes a key, which is your identity at the relay, and stores it as a context with a token that
+lasts an hour. Every command that talks to a relay then uses the context and refreshes the token
+by itself, 'agentctl mcp' too. --relay or --token-file, and their variables, take precedence.
+
+CODE may be - for standard input, which keeps it out of the list of processes.`,
+		Example: `  agentctl login https://relay.example:8460 7K3M-9QTR-2HXW-DB5N --ca-sha256 HEX
+  agentctl login https://relay.example:8460 - --context lab < code.txt
+  agentctl context ls`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			o.Relay, o.Version = args[0], version
+			if _, err := enroll.BaseURL(o.Relay); err != nil {
+				return exit(exitUsage, "%w", err)
+			}
+			if err := login.CheckName(o.Context); err != nil {
+				return exit(exitUsage, "--context: %w", err)
+			}
+			if o.Code, err = loginCode(cmd, args[1:], codeFile); err != nil {
+				return err
+			}
+			if o.CASHA256 == "" {
+				if o.CAFile, err = absolutePath(caFile); err != nil {
+					return err
+				}
+			} else if _, err := config.ClientTLS(caFile, o.CASHA256); err != nil {
+				return exit(exitUsage, "--ca-sha256: %w", err)
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), loginTimeout)
+			defer cancel()
+			i, before, err := contextStore().Login(ctx, o)
+			if err != nil {
+				return explainLogin(err, o.Context)
+			}
+			undo := "agentctl context rm " + i.Name
+			if before != "" && before != i.Name {
+				undo = "agentctl context use " + before
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "Logged in to %s; context %s is now the current one. Undo it with: %s\nNext: agentctl ls\n", i.Relay, i.Name, undo)
+			return out.print(cmd, i, func() error { return printContexts(cmd, []login.Info{*i}) })
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.CASHA256, "ca-sha256", "", "SHA-256 of the relay's own authority, as the invite has it: trust this relay and no other `HEX`")
+	f.StringVar(&caFile, "ca-file", "", "PEM `FILE` with the authority that signed the relay's certificate")
+	f.StringVar(&o.Context, "context", env("AGENTCTL_CONTEXT", login.DefaultName), "`NAME` of the context [AGENTCTL_CONTEXT]")
+	f.StringVar(&codeFile, "code-file", "", "`FILE` with the code, in place of CODE")
+	out.flags(c)
+	return c
+}
+
+// absolutePath makes a path of a flag absolute: a context is used in other directories too.
+func absolutePath(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	v, err := config.FindKey("ca_file").Parse(path)
+	if err != nil {
+		return "", exit(exitUsage, "--ca-file %w", err)
+	}
+	return v.(string), nil
+}
+
+// loginCode reads the code from the argument, from standard input or from a file.
+func loginCode(cmd *cobra.Command, args []string, file string) (string, error) {
+	var in io.Reader
+	switch {
+	case len(args) > 0 && file != "":
+		return "", exit(exitUsage, "give CODE or --code-file, not both")
+	case file != "":
+		f, err := os.Open(file)
+		if err != nil {
+			return "", fmt.Errorf("read the code: %w", err)
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	case len(args) == 0:
+		return "", exit(exitUsage, "CODE is missing; get one on the relay's machine: agentctl invite --agent NAME")
+	case args[0] == "-":
+		in = cmd.InOrStdin()
+	default:
+		in = strings.NewReader(args[0])
+	}
+	b, err := io.ReadAll(io.LimitReader(in, maxCodeFile))
+	if err != nil {
+		return "", fmt.Errorf("read the code: %w", err)
+	}
+	code, err := enrollment.ParseCode(string(b))
+	if err != nil {
+		return "", exit(exitUsage, "%w", err)
+	}
+	return code, nil
+}
+
+// explainLogin adds the next step to an error of a login.
+func explainLogin(err error, name string) error {
+	var other *login.OtherRelayError
+	var file *login.FileError
+	var e *enroll.Error
+	switch {
+	case errors.As(err, &other):
+		return exit(exitFailure, "%w; log in under another name with --context NAME, or remove it with: agentctl context rm %s", err, other.Name)
+	case errors.As(err, &file):
+		return explainContextFile(file, "do the same again: the code is not lost")
+	case errors.Is(err, login.ErrForBoard):
+		return exit(exitUnauthorized, "%w; get another with: agentctl invite --agent NAME", err)
+	case errors.Is(err, login.ErrCleartextPin):
+		return exit(exitUsage, "%w", err)
+	case errors.As(err, &e):
+		return explainEnroll(err, e, name)
+	}
+	return err
+}
+
+// explainEnroll is what to do after an exchange with a relay failed, for an agent; package
+// daemon says it for boards, with the same words for failures of the network.
+func explainEnroll(err error, e *enroll.Error, name string) error {
+	const newInvite = "get a new line to paste on the relay's machine: agentctl invite --agent NAME"
+	again := newInvite + ", then: agentctl login URL CODE --context " + name
+	code, next := exitFailure, daemon.JoinHint(err)
+	switch e.Kind {
+	case enroll.Refused:
+		code, next = exitUnauthorized, newInvite
+		switch e.Reason {
+		case enrollment.ReasonGenerationUsed:
+			next = "this context was copied to another machine, or restored from an old backup, and used there; " + again
+		case enrollment.ReasonRevoked, enrollment.ReasonProof:
+			next = "the relay's operator has revoked it; " + again
+		case enrollment.ReasonCodeUnknown:
+			next = "check the code and the relay's address, or " + newInvite
+		case enrollment.ReasonNonce:
+			code, next = exitFailure, "do the same again"
+		}
+	case enroll.NoEnrollment:
+		next = "update agentctl on the relay"
+	case enroll.Unreachable, enroll.NoDNS:
+		code = exitNotRunning
+	case enroll.TimedOut:
+		code = exitTimeout
+	case enroll.WrongAuthority:
+		return exit(code, "%w", err) // its text has the next step
+	}
+	return exit(code, "%w\n%s", err, next)
+}
+
+// explainContextFile is what to do about a file of a context.
+func explainContextFile(e *login.FileError, again string) error {
+	next := again
+	switch {
+	case errors.Is(e, login.ErrOpen):
+		next = "if nobody else has read it: chmod 600 " + e.Path + "; else revoke the agent on the relay and log in again with a new invite"
+	case errors.Is(e, login.ErrDamaged):
+		next = "remove the context with: agentctl context rm NAME, and log in again with a new invite"
+	case errors.Is(e, syscall.ENOSPC):
+		next = "free some space, then " + again
+	case errors.Is(e, fs.ErrPermission), errors.Is(e, syscall.EROFS):
+		next = "give the directory to this user, or set XDG_CONFIG_HOME to another one, then " + again
+	}
+	return exit(exitFailure, "%w; %s", e, next)
+}
+
+func newContext() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "context",
+		Short: "List, choose and remove the relays that you are logged in to",
+		Long: `A context is a relay and your identity there, made by 'agentctl login'. Commands use the current one,
+or that of AGENTCTL_CONTEXT.`,
+	}
+	c.AddCommand(newContextLs(), newContextUse(), newContextRm())
+	return c
+}
+
+func newContextLs() *cobra.Command {
+	var out output
+	c := &cobra.Command{
+		Use:     "ls",
+		Short:   "List the contexts",
+		Example: "  agentctl context ls -o json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			list, err := contextStore().List()
+			if err != nil {
+				return err
+			}
+			return printList(&out, cmd, list, func() error {
+				if len(list) == 0 {
+					_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no contexts yet; on the relay's machine type: agentctl invite --agent NAME, and paste its line here")
+					return err
+				}
+				return printContexts(cmd, list)
+			})
+		},
+	}
+	out.flags(c)
+	return c
+}
+
+func printContexts(cmd *cobra.Command, list []login.Info) error {
+	t := term.NewTable(cmd.OutOrStdout(), "CONTEXT", "CURRENT", "RELAY", "AGENT", "TENANT")
+	for _, i := range list {
+		current := ""
+		if i.Current {
+			current = "yes"
+		}
+		if i.Error != "" {
+			i.Relay = i.Error
+		}
+		t.Row(i.Name, current, i.Relay, i.AgentID, i.TenantID)
+	}
+	return t.Flush()
+}
+
+func newContextUse() *cobra.Command {
+	return &cobra.Command{
+		Use:               "use NAME",
+		Short:             "Make a context the current one",
+		Example:           "  agentctl context use lab",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeContexts,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s := contextStore()
+			before, _ := s.Current()
+			if err := s.Use(args[0]); err != nil {
+				return explainContext(err)
+			}
+			undo := ""
+			if before != "" && before != args[0] {
+				undo = "; undo it with: agentctl context use " + before
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "context %s is now the current one%s\n", args[0], undo)
+			return err
+		},
+	}
+}
+
+func newContextRm() *cobra.Command {
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "rm NAME",
+		Short: "Remove a context and its key",
+		Long: `Remove a context and its key from this machine. The relay keeps the identity until its operator
+revokes it; the way back is a new invite.`,
+		Example:           "  agentctl context rm lab",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeContexts,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s := contextStore()
+			agent := ""
+			if list, err := s.List(); err == nil {
+				for _, i := range list {
+					if i.Name == args[0] {
+						agent = i.AgentID
+					}
+				}
+			}
+			if dryRun {
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "would remove context %s\n", args[0])
+				return err
+			}
+			if err := s.Remove(args[0]); err != nil {
+				return explainContext(err)
+			}
+			hint := ""
+			if agent != "" {
+				hint = "; on the relay its identity can be revoked with: agentctl token revoke --sub " + agent
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "removed context %s%s\n", args[0], hint)
+			return err
+		},
+	}
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
+	return c
+}
+
+// explainContext adds the next step to an error of a context.
+func explainContext(err error) error {
+	var file *login.FileError
+	var refresh *login.RefreshError
+	var e *enroll.Error
+	switch {
+	case errors.Is(err, login.ErrNoContext):
+		return exit(exitFailure, "%w; see: agentctl context ls", err)
+	case errors.As(err, &refresh) && errors.As(err, &e):
+		return explainEnroll(err, e, refresh.Context)
+	case errors.As(err, &file):
+		return explainContextFile(file, "do the same again")
+	}
+	return err
+}
+
+func completeContexts(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return contextStore().Complete(word), cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,236 @@
+package login
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"agentctl/config"
+	"agentctl/enrollment"
+	"agentctl/transport/enroll"
+	"agentctl/transport/link"
+)
+
+// Times of refreshes.
+const (
+	refreshAt    = 0.6              // of a token's life, by this machine's clock
+	defaultLife  = time.Hour        // of a token that does not say it
+	retryRefresh = 10 * time.Second // after a failure that may pass, while the token still serves
+	lockPoll     = 50 * time.Millisecond
+	maxLockWait  = 45 * time.Second // longer than one refresh may take
+)
+
+// Context is an opened context. It may be used concurrently.
+type Context struct {
+	store Store
+	name  string
+	tls   *tls.Config
+	relay string
+
+	refresh func(context.Context, enroll.RefreshOptions) (*enrollment.TokenAnswer, error)
+
+	mu       sync.Mutex // protects the fields below; held during a refresh, so that there is one at a time
+	cred     credential // its token may be newer than the one on the disk
+	nextTry  time.Time  // of a refresh that failed
+	notSaved error      // why the newest token is in memory only; nil: it was stored
+}
+
+// RefreshError reports a context whose token cannot be refreshed. Temporary reports whether a
+// repeat may help; a new invite is needed if not.
+type RefreshError struct {
+	Context string
+	Err     error // *enroll.Error, *FileError or an error of the lock
+}
+
+func (e *RefreshError) Error() string {
+	return fmt.Sprintf("context %s: refresh the token: %v", e.Context, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *RefreshError) Unwrap() error { return e.Err }
+
+// Temporary implements the interface that package client looks for.
+func (e *RefreshError) Temporary() bool {
+	return !enroll.IsFinal(e.Err) && !errors.Is(e.Err, ErrDamaged)
+}
+
+// Open opens a context; name "" is the current one. Its errors are ErrNoContext and FileError.
+func (s Store) Open(name string) (*Context, error) {
+	if name == "" {
+		current, err := s.Current()
+		if err != nil {
+			return nil, &FileError{s.Dir, err}
+		}
+		if current == "" {
+			return nil, ErrNoContext
+		}
+		name = current
+	}
+	if err := CheckName(name); err != nil {
+		return nil, err
+	}
+	cred, err := s.load(name)
+	if err != nil {
+		return nil, err
+	}
+	c := &Context{store: s, name: name, relay: cred.Relay, cred: *cred}
+	client := enroll.Client{URL: cred.Relay}
+	if client.TLS, err = config.ClientTLS(cred.CAFile, cred.CASHA256); err != nil {
+		return nil, fmt.Errorf("context %s: %w", name, err)
+	}
+	c.tls, c.refresh = client.TLS, client.Refresh
+	return c, nil
+}
+
+// Name returns the context's name.
+func (c *Context) Name() string { return c.name }
+
+// Relay returns the relay's base URL.
+func (c *Context) Relay() string { return c.relay }
+
+// TLS returns the configuration of connections to the relay, with its pin if it has one.
+func (c *Context) TLS() *tls.Config { return c.tls.Clone() }
+
+// Token returns a token, and refreshes it first when much of its life is over. refused is a
+// token that the relay has just refused, "" for none: another one is made if there is none yet.
+// The signature is that of client.Options.NewToken.
+//
+// Whether a token is due is judged by how long this machine has had it, and not by its expiry:
+// the clocks of the two may differ by any amount. While a refresh fails for a passing reason
+// the present token is returned, since it may still be valid; so a relay that is away is
+// reported by the request itself.
+func (c *Context) Token(ctx context.Context, refused string) (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	isRefused := refused != "" && refused == c.cred.Token
+	if !isRefused && (!c.cred.isDue(time.Now()) || time.Now().Before(c.nextTry)) {
+		return c.cred.Token, nil
+	}
+	err := c.refreshStored(ctx, isRefused)
+	switch {
+	case err == nil:
+		c.nextTry = time.Time{}
+		return c.cred.Token, nil
+	case ctx.Err() != nil:
+		return "", ctx.Err()
+	}
+	refreshErr := &RefreshError{c.name, err}
+	if isRefused || !refreshErr.Temporary() {
+		return "", refreshErr
+	}
+	c.nextTry = time.Now().Add(retryRefresh)
+	return c.cred.Token, nil
+}
+
+// isDue reports whether a token should be refreshed. A clock that was set back makes it due.
+func (c *credential) isDue(now time.Time) bool {
+	age := now.UnixMilli() - c.ReceivedMS
+	return age < 0 || age > int64(refreshAt*float64(c.life().Milliseconds()))
+}
+
+// life is how long the token is valid from its issue on, by its own claims: both are of the
+// relay's clock.
+func (c *credential) life() time.Duration {
+	var claims struct {
+		IssuedAt int64 `json:"iat"` // Unix seconds
+		Expires  int64 `json:"exp"`
+	}
+	parts := strings.Split(c.Token, ".")
+	if len(parts) == 3 {
+		if b, err := base64.RawURLEncoding.DecodeString(parts[1]); err == nil && json.Unmarshal(b, &claims) == nil && claims.Expires > claims.IssuedAt {
+			return time.Duration(claims.Expires-claims.IssuedAt) * time.Second
+		}
+	}
+	return defaultLife
+}
+
+// refreshStored refreshes the token under the lock of the credential's file, or takes the one
+// that another process has stored meanwhile.
+//
+// What is sent is always what the disk has. A token that could not be stored, on a full disk, is
+// asked for again by the next process with the same generation and request id, which the relay
+// answers with the same generation.
+func (c *Context) refreshStored(ctx context.Context, isRefused bool) error {
+	path := c.store.path(c.name)
+	release, err := lockFile(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer release()
+	disk, err := c.store.load(c.name)
+	if err != nil {
+		return err
+	}
+	key, err := decodeKey(disk.PrivateKey)
+	if err != nil {
+		return err
+	}
+	switch {
+	case disk.Relay != c.relay || disk.CASHA256 != c.cred.CASHA256:
+		return fmt.Errorf("the context was changed to another relay meanwhile")
+	case disk.Token != c.cred.Token && disk.Gen >= c.cred.Gen && !disk.isDue(time.Now()):
+		c.cred = *disk // another process refreshed it
+		return nil
+	}
+	a, err := c.refresh(ctx, enroll.RefreshOptions{AgentID: disk.AgentID, Gen: disk.Gen, RequestID: disk.RequestID, Key: key})
+	if err != nil {
+		return err
+	}
+	disk.Token, disk.Gen, disk.ExpiresAtMS, disk.ReceivedMS, disk.RequestID = a.Token, a.Gen, a.ExpiresAtMS, nowMS(), link.NewID()
+	c.cred = *disk
+	c.notSaved = save(path, disk)
+	return nil
+}
+
+// NotSaved returns why the newest token could not be stored, nil if it was.
+func (c *Context) NotSaved() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.notSaved
+}
+
+func nowMS() int64 { return time.Now().UnixMilli() }
+
+// lockFile takes the lock of a file that others replace: it belongs to the file that has the
+// name now, not to one that was replaced while this process waited. The wait is polled, because
+// flock does not end with a context.
+func lockFile(ctx context.Context, path string) (release func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, maxLockWait)
+	defer cancel()
+	for {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, &FileError{path, errors.Unwrap(err)}
+		}
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		switch {
+		case err == nil && isCurrent(f, path):
+			return func() { _ = f.Close() }, nil // which releases the lock
+		}
+		_ = f.Close()
+		if err != nil && !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			return nil, &FileError{path, fmt.Errorf("lock: %w", err)}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, &FileError{path, errors.New("another process has kept it locked")}
+		case <-time.After(lockPoll):
+		}
+	}
+}
+
+// isCurrent reports whether path still names the open file.
+func isCurrent(f *os.File, path string) bool {
+	a, errA := f.Stat()
+	b, errB := os.Stat(path)
+	return errA == nil && errB == nil && os.SameFile(a, b) || errors.Is(errB, fs.ErrNotExist)
+}

@@ -1,0 +1,403 @@
+// Package login keeps the credentials of an agent or a person: one context for each relay that
+// was logged in to.
+//
+//	store := login.Store{Dir: dir}
+//	err := store.Login(ctx, login.Options{Context: "lab", Relay: url, Code: code})
+//	c, err := store.Open("") // the current context
+//	token, err := c.Token(ctx, "")
+//
+// A context is a file of mode 0600 with the relay's URL and pin, an Ed25519 key and the token
+// that was made with it last. The key is the identity. Tokens live for an hour; Token refreshes
+// them with the key, under a lock, because several processes share a context.
+package login
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"agentctl/atomicfile"
+	"agentctl/config"
+	"agentctl/enrollment"
+	"agentctl/strictjson"
+	"agentctl/transport/enroll"
+	"agentctl/transport/link"
+	"agentctl/transport/pin"
+)
+
+// DefaultName is the name of a context that was not given one.
+const DefaultName = "default"
+
+// Names of files in Store.Dir.
+const (
+	suffix        = ".json"
+	pendingSuffix = ".pending" // the key of a Login whose answer has not been stored
+	currentFile   = "current"  // the name of the current context
+)
+
+// maxFile bounds a file of this package, bytes. A token has at most 4 KiB.
+const maxFile = 16 << 10
+
+// Errors that callers test with errors.Is.
+var (
+	// ErrNoContext reports a context that does not exist, or that none is current.
+	ErrNoContext = errors.New("no such context")
+	// ErrForBoard reports a code of an invite for boards. It is used up.
+	ErrForBoard = errors.New("the code was for a board and not for an agent, and is used up now")
+	// ErrCleartextPin reports a pin with a URL that does not use TLS.
+	ErrCleartextPin = errors.New("a pin (--ca-sha256) needs https://, because without TLS there is no authority to check")
+)
+
+// OtherRelayError refuses to replace a context of another relay.
+type OtherRelayError struct{ Name, Relay string }
+
+func (e *OtherRelayError) Error() string {
+	return fmt.Sprintf("context %s is for another relay, %s", e.Name, e.Relay)
+}
+
+// FileError reports a file that cannot be used or stored. Nothing is half written.
+type FileError struct {
+	Path string
+	Err  error // fs.ErrPermission, syscall.ENOSPC …; ErrDamaged or ErrOpen
+}
+
+func (e *FileError) Error() string { return e.Path + ": " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *FileError) Unwrap() error { return e.Err }
+
+// Reasons of a FileError beyond those of the file system.
+var (
+	ErrDamaged = errors.New("the file is damaged")
+	ErrOpen    = errors.New("other users can read this file, which holds a key")
+)
+
+// credential is the content of a context's file.
+//
+// RequestID is that of the next refresh. It is stored together with the token, and so before
+// the refresh is sent: a repeat after a lost answer is recognized by the relay.
+type credential struct {
+	Relay       string `json:"relay"` // base URL
+	CASHA256    string `json:"ca_sha256,omitempty"`
+	CAFile      string `json:"ca_file,omitempty"` // absolute; in place of a pin
+	AgentID     string `json:"agent_id"`
+	TenantID    string `json:"tenant_id"`
+	PrivateKey  string `json:"private_key"` // seed of the Ed25519 key, base64url
+	Token       string `json:"token"`
+	Gen         int    `json:"gen"`
+	ExpiresAtMS int64  `json:"expires_at_ms"`  // of the token, by the relay's clock
+	ReceivedMS  int64  `json:"received_at_ms"` // of the token, by this machine's clock
+	RequestID   string `json:"request_id"`
+}
+
+// pending is the content of a pending file.
+type pending struct {
+	Relay      string `json:"relay"`
+	CodeSHA256 string `json:"code_sha256"`
+	PrivateKey string `json:"private_key"`
+}
+
+// Store is a directory of contexts. Its methods may be called by several processes at once.
+type Store struct{ Dir string }
+
+// Info describes a context to a person. It holds no secret.
+type Info struct {
+	Name        string `json:"name"`
+	Current     bool   `json:"current"`
+	Relay       string `json:"relay"`
+	CASHA256    string `json:"ca_sha256,omitempty"`
+	AgentID     string `json:"agent_id"`
+	TenantID    string `json:"tenant_id"`
+	ExpiresAtMS int64  `json:"expires_at_ms"` // of the present token, by the relay's clock
+	Error       string `json:"error,omitempty"`
+}
+
+var nameRE = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
+
+// CheckName checks the name of a context, which becomes a file name.
+func CheckName(name string) error {
+	if !nameRE.MatchString(name) {
+		return fmt.Errorf("not a name of a context: %.70q (1 to 64 lower case letters, digits, hyphens, dots and underscores)", name)
+	}
+	return nil
+}
+
+func (s Store) path(name string) string { return filepath.Join(s.Dir, name+suffix) }
+
+// Names returns the contexts, sorted.
+func (s Store) Names() ([]string, error) {
+	entries, err := os.ReadDir(s.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var names []string
+	for _, e := range entries {
+		if name, ok := strings.CutSuffix(e.Name(), suffix); ok && nameRE.MatchString(name) {
+			names = append(names, name)
+		}
+	}
+	return names, err
+}
+
+// Current returns the name of the current context, "" for none.
+func (s Store) Current() (string, error) {
+	b, err := os.ReadFile(filepath.Join(s.Dir, currentFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	name := strings.TrimSpace(string(b))
+	if err != nil || !nameRE.MatchString(name) {
+		return "", err // a damaged file is none: `use` writes it anew
+	}
+	if _, err := os.Lstat(s.path(name)); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return name, nil
+}
+
+// Use makes a context the current one.
+func (s Store) Use(name string) error {
+	if err := s.check(name); err != nil {
+		return err
+	}
+	path := filepath.Join(s.Dir, currentFile)
+	if err := atomicfile.Replace(path, []byte(name+"\n")); err != nil {
+		return &FileError{path, err}
+	}
+	return nil
+}
+
+// check reports whether a context exists.
+func (s Store) check(name string) error {
+	if err := CheckName(name); err != nil {
+		return err
+	}
+	if _, err := os.Lstat(s.path(name)); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s", ErrNoContext, name)
+	}
+	return nil
+}
+
+// Remove removes a context and its key. The identity at the relay remains until it is revoked
+// there.
+func (s Store) Remove(name string) error {
+	if err := s.check(name); err != nil {
+		return err
+	}
+	current, err := s.Current()
+	if err == nil && current == name {
+		err = atomicfile.Remove(filepath.Join(s.Dir, currentFile))
+	}
+	if err == nil {
+		err = atomicfile.Remove(s.path(name))
+	}
+	if err != nil {
+		return &FileError{s.path(name), err}
+	}
+	return nil
+}
+
+// List describes all contexts, also those that cannot be used.
+func (s Store) List() ([]Info, error) {
+	names, err := s.Names()
+	if err != nil {
+		return nil, err
+	}
+	current, err := s.Current()
+	list := make([]Info, 0, len(names))
+	for _, name := range names {
+		i := Info{Name: name, Current: name == current}
+		if c, err := s.load(name); err != nil {
+			i.Error = err.Error()
+		} else {
+			i.Relay, i.CASHA256, i.AgentID, i.TenantID, i.ExpiresAtMS = c.Relay, c.CASHA256, c.AgentID, c.TenantID, c.ExpiresAtMS
+		}
+		list = append(list, i)
+	}
+	return list, err
+}
+
+// load reads and checks the file of a context.
+func (s Store) load(name string) (*credential, error) {
+	path := s.path(name)
+	b, err := readPrivate(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s", ErrNoContext, name)
+	}
+	if err != nil {
+		return nil, &FileError{path, err}
+	}
+	var c credential
+	if strictjson.Unmarshal(b, &c) != nil {
+		return nil, &FileError{path, ErrDamaged}
+	}
+	_, keyErr := decodeKey(c.PrivateKey)
+	_, urlErr := enroll.BaseURL(c.Relay)
+	if keyErr != nil || urlErr != nil || c.AgentID == "" || c.Token == "" || c.Gen < 1 || c.RequestID == "" {
+		return nil, &FileError{path, ErrDamaged}
+	}
+	if c.CASHA256 != "" {
+		if _, err := pin.Parse(c.CASHA256); err != nil {
+			return nil, &FileError{path, ErrDamaged}
+		}
+	}
+	return &c, nil
+}
+
+// readPrivate reads a file that only its owner may read.
+func readPrivate(path string) ([]byte, error) {
+	info, err := os.Lstat(path)
+	switch {
+	case err != nil:
+		return nil, errors.Unwrap(err) // without the path, which callers add
+	case !info.Mode().IsRegular() || info.Size() > maxFile:
+		return nil, ErrDamaged
+	case info.Mode().Perm()&0o077 != 0:
+		return nil, ErrOpen
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	return b, nil
+}
+
+// save writes a file of this package.
+func save(path string, v any) error {
+	b, _ := json.MarshalIndent(v, "", "  ") // strings and numbers always encode
+	if err := atomicfile.Replace(path, append(b, '\n')); err != nil {
+		return &FileError{path, err}
+	}
+	return nil
+}
+
+func encodeKey(key ed25519.PrivateKey) string {
+	return base64.RawURLEncoding.EncodeToString(key.Seed())
+}
+
+func decodeKey(s string) (ed25519.PrivateKey, error) {
+	seed, err := base64.RawURLEncoding.Strict().DecodeString(s)
+	if err != nil || len(seed) != ed25519.SeedSize {
+		return nil, ErrDamaged
+	}
+	return ed25519.NewKeyFromSeed(seed), nil
+}
+
+// Options of a login.
+type Options struct {
+	Context  string // name; "": DefaultName
+	Relay    string // URL, as people write it
+	CASHA256 string // pin of the relay's own authority; "": none
+	Code     string // as people write it
+	Version  string // of this binary
+	CAFile   string // absolute path of the authority's certificate, in place of a pin; "": none
+}
+
+// Login exchanges a code for an identity, stores it as a context and makes that the current
+// one. before is the context that was current, "" for none. Login may be repeated after any
+// error: the same code gives the same identity as long as its key, which is stored first, is
+// there. Its errors are OtherRelayError, FileError, *enroll.Error, ErrForBoard, those of the
+// URL, the pin and the code, and ctx's.
+func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, err error) {
+	name := o.Context
+	if name == "" {
+		name = DefaultName
+	}
+	if err := CheckName(name); err != nil {
+		return nil, "", err
+	}
+	code, err := enrollment.ParseCode(o.Code)
+	if err != nil {
+		return nil, "", err
+	}
+	base, err := enroll.BaseURL(o.Relay)
+	if err != nil {
+		return nil, "", err
+	}
+	o.CASHA256 = strings.ToLower(o.CASHA256)
+	if o.CASHA256 != "" && !strings.HasPrefix(base, "https:") {
+		return nil, "", ErrCleartextPin
+	}
+	client := enroll.Client{URL: base}
+	if client.TLS, err = config.ClientTLS(o.CAFile, o.CASHA256); err != nil {
+		return nil, "", err
+	}
+	if old, err := s.load(name); err == nil && old.Relay != base {
+		return nil, "", &OtherRelayError{name, old.Relay}
+	}
+	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
+		return nil, "", &FileError{s.Dir, err}
+	}
+	if before, err = s.Current(); err != nil {
+		return nil, "", &FileError{filepath.Join(s.Dir, currentFile), err}
+	}
+	// The key is stored before anything is sent: a full disk is noticed before the code is used,
+	// and the answer to a code whose answer was lost can be asked for again.
+	key, err := s.keyFor(name, base, enrollment.HashCode(code))
+	if err != nil {
+		return nil, before, err
+	}
+	answer, err := client.EnrollRepeatedly(ctx, enroll.EnrollOptions{
+		Code: code, InstanceID: instanceID(key), Version: o.Version,
+		Key: func() (ed25519.PrivateKey, error) { return key, nil },
+	})
+	if err != nil {
+		return nil, before, err
+	}
+	if answer.AgentID == "" {
+		_ = atomicfile.Remove(filepath.Join(s.Dir, name+pendingSuffix))
+		return nil, before, ErrForBoard
+	}
+	c := &credential{
+		Relay: base, CASHA256: o.CASHA256, CAFile: o.CAFile, AgentID: answer.AgentID, TenantID: answer.TenantID, PrivateKey: encodeKey(key),
+		Token: answer.Token, Gen: answer.Gen, ExpiresAtMS: answer.ExpiresAtMS, ReceivedMS: nowMS(), RequestID: link.NewID(),
+	}
+	if err := save(s.path(name), c); err != nil {
+		return nil, before, err
+	}
+	_ = atomicfile.Remove(filepath.Join(s.Dir, name+pendingSuffix)) // a leftover is replaced by the next login
+	i := &Info{name, true, c.Relay, c.CASHA256, c.AgentID, c.TenantID, c.ExpiresAtMS, ""}
+	return i, before, s.Use(name)
+}
+
+// keyFor returns the key of a login: that of an earlier attempt with the same code, or a new
+// one, which it stores.
+func (s Store) keyFor(name, relay, codeSHA256 string) (ed25519.PrivateKey, error) {
+	path := filepath.Join(s.Dir, name+pendingSuffix)
+	var p pending
+	if b, err := readPrivate(path); err == nil && strictjson.Unmarshal(b, &p) == nil && p.Relay == relay && p.CodeSHA256 == codeSHA256 {
+		if key, err := decodeKey(p.PrivateKey); err == nil {
+			return key, nil
+		}
+	} // of another code, or damaged: no answer to it is of use
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	return key, save(path, &pending{relay, codeSHA256, encodeKey(key)})
+}
+
+// instanceID identifies this login in the enrollment. It follows from the key, so that a repeat
+// has the same one.
+func instanceID(key ed25519.PrivateKey) string {
+	sum := sha256.Sum256(key.Public().(ed25519.PublicKey))
+	return hex.EncodeToString(sum[:16])
+}
+
+// Complete returns the names that begin with a word, for shells.
+func (s Store) Complete(word string) []string {
+	names, _ := s.Names()
+	return slices.DeleteFunc(names, func(n string) bool { return !strings.HasPrefix(n, word) })
+}
