@@ -158,8 +158,12 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 	if ended && was == link.Sent {
 		n.sendCancel(p.id)
 	}
+	linked := n.state == isLinked
 	n.mu.Unlock()
-	if ended {
+	switch {
+	case ended && was == link.Queued && !linked && isDeadline(ctx):
+		return nil, offlineError()
+	case ended:
 		return nil, endOfWait(ctx, was)
 	}
 	<-p.done // another goroutine was first and is about to call finish
@@ -244,14 +248,20 @@ func expiredError() *manifest.Error {
 // endOfWait is the error of a call whose ctx has ended while the command was in a state: a
 // *manifest.Error for a deadline, and ctx's cause for a caller that left.
 func endOfWait(ctx context.Context, was link.CallState) error {
-	cause := context.Cause(ctx)
 	switch {
-	case !errors.Is(cause, context.DeadlineExceeded):
-		return cause
+	case !isDeadline(ctx):
+		return context.Cause(ctx)
 	case was == link.Queued:
 		return expiredError()
+	case was == link.InDoubt: // the board did not come back in time
+		return inDoubtError()
 	}
 	return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the device did not answer within 5 s", Reason: "gateway_deadline", Outcome: manifest.OutcomeUnknown}
+}
+
+// isDeadline reports whether ctx has ended because its time was over.
+func isDeadline(ctx context.Context) bool {
+	return errors.Is(context.Cause(ctx), context.DeadlineExceeded)
 }
 
 func rateLimited(message, reason string) *manifest.Error {

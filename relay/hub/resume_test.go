@@ -195,7 +195,7 @@ func TestQueueDuringBreak(t *testing.T) {
 			t.Errorf("it took %v", a.took)
 		}
 		a = <-waiting
-		r.wantOutcome(a.err, manifest.DeadlineExceeded, manifest.NotSent)
+		r.wantOutcome(a.err, manifest.NodeOffline, manifest.NotSent)
 		if got := r.takeLines(&r.lifecycle); got != "lost 1, gone 1" {
 			t.Errorf("surface: %s", got)
 		}
