@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
 	"agentctl/strictjson"
 	"agentctl/transport/edge"
@@ -45,6 +46,15 @@ func (r *Relay) adminRoutes(mux *http.ServeMux) {
 	mux.Handle("PATCH "+nodesPath+"{node}", r.adminRoute("nodes.update", manifest.ScopeNodesWrite, r.patchNode))
 	mux.Handle("DELETE "+nodesPath+"{node}", r.adminRoute("nodes.remove", manifest.ScopeNodesWrite, r.removeNode))
 	mux.Handle("POST "+nodesPath+"{node}/revoke", r.adminRoute("nodes.revoke", manifest.ScopeNodesWrite, r.revokeNode))
+	mux.Handle("POST /v1/tokens", r.adminRoute("tokens.create", manifest.ScopeTokensWrite, r.createToken))
+	mux.Handle("GET /v1/tokens", r.adminRoute("tokens.list", manifest.ScopeTokensWrite, r.listTokens))
+	mux.Handle("DELETE "+tokensPath+"{jti}", r.adminRoute("tokens.revoke", manifest.ScopeTokensWrite, r.revokeToken))
+}
+
+// creator is the identity of the caller, for what it gives away.
+func (a *adminCall) creator() *auth.Identity {
+	scopes, _ := a.caller.Scopes.(auth.Scopes)
+	return &auth.Identity{Tenant: a.caller.Tenant, Subject: a.caller.Actor, JTI: a.caller.JTI, Scopes: scopes}
 }
 
 // badRequest is an error of the request, with a short stable reason.

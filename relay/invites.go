@@ -47,11 +47,10 @@ func (r *Relay) createInvite(a *adminCall) (any, error) {
 	if body.TTLMS < 0 || body.TTLMS > auth.MaxInviteTTL.Milliseconds() {
 		return nil, badRequest("body", "ttl_ms is at most 365 days")
 	}
-	scopes, _ := a.caller.Scopes.(auth.Scopes)
 	inv, code, err := r.store.CreateInvite(a.req.Context(), auth.InviteRequest{
 		Class: body.Class, Tenant: body.Tenant, Name: body.Name, Tags: body.Tags, Scopes: body.Scopes, Uses: body.Uses,
 		TTL: time.Duration(body.TTLMS) * time.Millisecond, DryRun: a.dryRun,
-		Creator: &auth.Identity{Tenant: a.caller.Tenant, Subject: a.caller.Actor, JTI: a.caller.JTI, Scopes: scopes},
+		Creator: a.creator(),
 	})
 	if err != nil {
 		return nil, inviteError(err)

@@ -23,7 +23,7 @@ var (
 	ErrJoin = errors.New("auth: enrollment refused")
 	// ErrRequest is a request that cannot be served as it is: a field is malformed.
 	ErrRequest = errors.New("auth: malformed request")
-	// ErrGrant refuses to give away what the creator of an invite does not have.
+	// ErrGrant refuses to give away what the creator of an invite or a token does not have.
 	ErrGrant = errors.New("auth: more than the creator has")
 	// ErrNoInvite is an invite that does not exist in this tenant.
 	ErrNoInvite = errors.New("auth: no such invite")
@@ -33,6 +33,7 @@ var (
 var (
 	ErrNoNode      = errors.New("auth: no such node in this tenant")
 	ErrAmbiguous   = errors.New("auth: more than one node matches")
+	ErrNoToken     = errors.New("auth: no such token in this tenant")
 	ErrForeignNode = errors.New("auth: the node belongs to another tenant")
 	ErrRemoved     = errors.New("auth: an operator removed the node; mint a token for it to register it again")
 	ErrNameTaken   = errors.New("auth: an operator has given this name to another node")

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -38,6 +37,10 @@ type MintRequest struct {
 	Instance string        // devices: hex SHA-256 of the instance_id that the token is bound to; default none
 	Gen      int           // devices: generation; default 1
 	DryRun   bool          // check only: nothing is recorded, and the results have no Token
+	// Creator is who asks; nil is the operator, who has access to the state directory. A token
+	// holds no scope that its creator lacks, except device:connect, and is for the creator's
+	// tenant and a node that is registered there, or a new one.
+	Creator *Identity
 }
 
 // Minted is one new token. Token is a secret: print it once, do not log it.
@@ -106,19 +109,26 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) (_ []Minted, err erro
 func (s *Store) planTokens(ctx context.Context, req MintRequest) ([]Minted, error) {
 	class, scopes, err := resolveScopes(req.Class, req.Scopes)
 	if err != nil {
-		return nil, err
+		return nil, requestError{err}
 	}
 	ttl, longest := cmp.Or(req.TTL, classes[class].ttl), classes[class].maxTTL
 	if ttl < minTTL || ttl > longest {
-		return nil, fmt.Errorf("a lifetime of %s is out of range %s..%s for class %s", ttl, minTTL, longest, class)
+		return nil, badMint("a lifetime of %s is out of range %s..%s for class %s", ttl, minTTL, longest, class)
 	}
-	tenant := cmp.Or(req.Tenant, DefaultTenant)
+	own := DefaultTenant
+	if req.Creator != nil {
+		own = req.Creator.Tenant
+	}
+	tenant := cmp.Or(req.Tenant, own)
 	if !manifest.ValidTenant(tenant) {
-		return nil, fmt.Errorf("not a tenant: %q (use 1 to 32 of a-z, 0-9 and -, not starting with -)", tenant)
+		return nil, badMint("not a tenant: %q (use 1 to 32 of a-z, 0-9 and -, not starting with -)", tenant)
 	}
 	count := max(req.Count, 1)
 	if req.Count < 0 || count > MaxMintCount {
-		return nil, fmt.Errorf("count %d is out of range 1..%d", req.Count, MaxMintCount)
+		return nil, badMint("count %d is out of range 1..%d", req.Count, MaxMintCount)
+	}
+	if scopes, err = grantedScopes(req, tenant, scopes); err != nil {
+		return nil, err
 	}
 	nodeID, err := s.resolveNode(ctx, req, class, tenant, count)
 	if err != nil {
@@ -144,24 +154,51 @@ func (s *Store) planTokens(ctx context.Context, req MintRequest) ([]Minted, erro
 	return plan, nil
 }
 
+// requestError marks an error of the request itself, for a caller who asks over HTTP.
+type requestError struct{ error }
+
+// Is makes the error ErrRequest.
+func (e requestError) Is(target error) bool { return target == ErrRequest }
+
+func badMint(format string, args ...any) error { return requestError{fmt.Errorf(format, args...)} }
+
+// grantedScopes returns the scopes that a token gets from its creator. Scopes and presets that
+// are asked for by name are refused if the creator lacks one; the defaults of an agent are
+// cut down to the creator's.
+func grantedScopes(req MintRequest, tenant string, want Scopes) (Scopes, error) {
+	c := req.Creator
+	if c == nil {
+		return want, nil
+	}
+	if tenant != c.Tenant {
+		return 0, &Error{ErrGrant, "tenant", "a token is for the tenant of the token that makes it"}
+	}
+	granted := want & (c.Scopes | bitDeviceConnect)
+	isDefault := len(req.Scopes) == 0 && classWords[req.Class] == classWords[ClassAgent]
+	if granted == want || isDefault && granted != 0 {
+		return granted, nil
+	}
+	return 0, &Error{ErrGrant, "scope", "a token cannot hold scopes that the token that makes it lacks: " + (want &^ granted).String()}
+}
+
 // resolveNode returns the node id that a request names, or "" for new ones. It refuses
 // fields that do not fit the class.
 func (s *Store) resolveNode(ctx context.Context, req MintRequest, class, tenant string, count int) (string, error) {
 	switch {
 	case class != ClassDevice && (req.NodeID != "" || req.Instance != "" || req.Gen != 0):
-		return "", errors.New("only a token of class device names a node")
+		return "", badMint("only a token of class device names a node")
 	case class != ClassDevice && req.Subject != "" && !subjectRE.MatchString(req.Subject):
-		return "", fmt.Errorf("not a subject: %q (use 1 to 64 letters, digits and ._:@-, starting with a letter or digit)", req.Subject)
+		return "", badMint("not a subject: %q (use 1 to 64 letters, digits and ._:@-, starting with a letter or digit)", req.Subject)
 	case class != ClassDevice:
 		return "", nil
 	case req.Subject != "" && req.Subject != req.NodeID:
-		return "", errors.New("the subject of a device token is its node; set the node instead")
+		return "", badMint("the subject of a device token is its node; set the node instead")
 	case req.Instance != "" && !instanceRE.MatchString(req.Instance), req.Gen < 0 || req.Gen > maxTokenGen:
-		return "", errors.New("the instance hash or the generation is malformed")
-	case req.NodeID == "" || manifest.ValidNodeID(req.NodeID) && count == 1:
+		return "", badMint("the instance hash or the generation is malformed")
+	case req.NodeID == "" || req.Creator == nil && manifest.ValidNodeID(req.NodeID) && count == 1:
 		return req.NodeID, nil
 	case count > 1:
-		return "", errors.New("several device tokens are for one new node each; leave out the node")
+		return "", badMint("several device tokens are for one new node each; leave out the node")
 	}
 	n, err := s.Node(ctx, tenant, req.NodeID)
 	if err != nil {
@@ -250,6 +287,21 @@ type TokenInfo struct {
 // Tokens lists the minted tokens, newest first. Tokens that expired more than 30 days
 // ago may be missing.
 func (s *Store) Tokens(ctx context.Context) ([]TokenInfo, error) {
+	return s.listTokens(ctx, "true ORDER BY iat DESC, jti DESC")
+}
+
+// TenantTokens lists the tokens of one tenant, by jti and so roughly the newest first: at most
+// limit of them, those whose jti comes before the given one, or all for "".
+func (s *Store) TenantTokens(ctx context.Context, tenant, before string, limit int) (list []TokenInfo, more bool, err error) {
+	list, err = s.listTokens(ctx, "t.tenant = ? AND t.jti < ? ORDER BY t.jti DESC LIMIT ?", tenant, cmp.Or(before, "~"), limit+1)
+	if more = len(list) > limit; more {
+		list = list[:limit]
+	}
+	return list, more, err
+}
+
+// listTokens lists the tokens that a condition selects.
+func (s *Store) listTokens(ctx context.Context, where string, args ...any) ([]TokenInfo, error) {
 	now := s.now()
 	list := []TokenInfo{} // in JSON an empty list is [] and not null
 	err := s.query(ctx, func(scan func(...any) error) error {
@@ -262,6 +314,6 @@ func (s *Store) Tokens(ctx context.Context) ([]TokenInfo, error) {
 		t.Expired = !now.Before(t.Expires.Add(Leeway))
 		list = append(list, t)
 		return nil
-	}, "SELECT jti, class, tenant, sub, node, scopes, iat, exp, "+isRevokedSQL+" FROM tokens t ORDER BY iat DESC, jti DESC")
+	}, "SELECT jti, class, tenant, sub, node, scopes, iat, exp, "+isRevokedSQL+" FROM tokens t WHERE "+where, args...)
 	return list, err
 }

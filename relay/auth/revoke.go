@@ -129,6 +129,9 @@ type RevokeRequest struct {
 	Node    string // every token issued to this node so far: its id, or its name if only one node has it
 	Tenant  string // every token issued in this tenant so far
 	DryRun  bool   // only count
+	// InTenant is the tenant of who asks over HTTP: with JTI, a token that was not minted for
+	// it is ErrNoToken. Empty is the operator, who may revoke everything.
+	InTenant string
 }
 
 // errDryRun rolls back a transaction that was only to count.
@@ -145,6 +148,15 @@ func (s *Store) Revoke(ctx context.Context, req RevokeRequest) (n int, err error
 	}
 	var deny *denyList
 	err = s.db.write(ctx, func(tx *sql.Tx) (err error) {
+		if req.InTenant != "" {
+			var own bool
+			if err := tx.QueryRow("SELECT EXISTS (SELECT 1 FROM tokens WHERE jti = ? AND tenant = ?)", req.JTI, req.InTenant).Scan(&own); err != nil {
+				return err
+			}
+			if !own {
+				return ErrNoToken
+			}
+		}
 		if n, err = addRevocation(tx, kind, value, s.now().Unix(), maxRevocations); err != nil {
 			return err
 		}

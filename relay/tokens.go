@@ -1,0 +1,138 @@
+package relay
+
+import (
+	"errors"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
+	"agentctl/strictjson"
+)
+
+// Tokens over HTTP, with a token that has tokens:write. All of them are the tenant's.
+//
+//	POST   /v1/tokens        createToken
+//	GET    /v1/tokens        listTokens
+//	DELETE /v1/tokens/JTI    revokeToken
+
+// Rows of one page of GET /v1/tokens.
+const (
+	defaultTokensPage = 1000
+	maxTokensPage     = 5000
+)
+
+// tokenBody is the body of POST /v1/tokens; every member is optional.
+type tokenBody struct {
+	Class   string   `json:"class"` // default agent
+	Tenant  string   `json:"tenant"`
+	Subject string   `json:"subject"`
+	Scopes  []string `json:"scopes"`
+	Node    string   `json:"node"` // devices: id, name or id prefix of a registered board; default: a new one
+	TTLMS   int64    `json:"ttl_ms"`
+}
+
+// createToken serves POST /v1/tokens. The answer has the token, which is in no other answer
+// and is not stored.
+func (r *Relay) createToken(a *adminCall) (any, error) {
+	var b tokenBody
+	if len(a.body) > 0 && strictjson.Unmarshal(a.body, &b) != nil {
+		return nil, badRequest("body", "the body is one strict JSON object with class, tenant, subject, scopes, node and ttl_ms, all optional")
+	}
+	if b.Class == "" {
+		b.Class = "agent"
+	}
+	if b.TTLMS < 0 || b.TTLMS > auth.MaxTTL.Milliseconds() {
+		return nil, badRequest("body", "ttl_ms is at most 10 years")
+	}
+	minted, err := r.store.Mint(a.req.Context(), auth.MintRequest{
+		Class: b.Class, Tenant: b.Tenant, Subject: b.Subject, Scopes: b.Scopes, NodeID: b.Node,
+		TTL: time.Duration(b.TTLMS) * time.Millisecond, DryRun: a.dryRun, Creator: a.creator(),
+	})
+	if err != nil {
+		return nil, mintError(err)
+	}
+	a.record.NodeID = minted[0].NodeID
+	return minted[0], nil
+}
+
+// mintError is the answer to a failed Mint, in constant words.
+func mintError(err error) error {
+	switch {
+	case errors.Is(err, auth.ErrNoNode), errors.Is(err, auth.ErrForeignNode):
+		return kernel.NodeDenied()
+	case errors.Is(err, auth.ErrAmbiguous):
+		return badRequest("ambiguous", "more than one node id begins with this; give more of it")
+	case errors.Is(err, auth.ErrFull):
+		return &manifest.Error{Code: manifest.Internal, Reason: "storage", Message: "the relay has recorded as many tokens as it can"}
+	case errors.Is(err, auth.ErrRequest):
+		return badRequest("token", "class is agent, tenant-admin, operator, admin or device; scopes are those of the class; "+
+			"subject, for agents, is 1 to 64 letters, digits and ._:@-; node is for class device; ttl_ms is 1000 to 315360000000")
+	}
+	return err // an *auth.Error, or one that AsError makes neutral
+}
+
+// listTokens serves GET /v1/tokens?before=JTI&limit=N. `next` is the before of the next page,
+// absent on the last one.
+func (r *Relay) listTokens(a *adminCall) (any, error) {
+	if err := a.checkNoBody(); err != nil {
+		return nil, err
+	}
+	before, limit, err := tokenPage(a.req.URL.Query())
+	if err != nil {
+		return nil, err
+	}
+	list, more, err := r.store.TenantTokens(a.req.Context(), a.caller.Tenant, before, limit)
+	if err != nil {
+		return nil, err
+	}
+	body := struct {
+		Tokens []auth.TokenInfo `json:"tokens"`
+		Next   string           `json:"next,omitempty"`
+	}{Tokens: list}
+	if more {
+		body.Next = list[len(list)-1].JTI
+	}
+	return body, nil
+}
+
+// tokenPage reads the parameters of GET /v1/tokens.
+func tokenPage(v url.Values) (before string, limit int, err error) {
+	limit = defaultTokensPage
+	if s := v.Get("limit"); s != "" {
+		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxTokensPage {
+			return "", 0, badRequest("limit", "limit is a number from 1 to 5000")
+		}
+	}
+	if s := v.Get("before"); s != "" {
+		var ok bool
+		if before, ok = manifest.ParseULID(s); !ok {
+			return "", 0, badRequest("before", "before is a jti")
+		}
+	}
+	return before, limit, nil
+}
+
+// revokeToken serves DELETE /v1/tokens/JTI. A token of another tenant gets the answer of one
+// that does not exist.
+func (r *Relay) revokeToken(a *adminCall) (any, error) {
+	if err := a.checkNoBody(); err != nil {
+		return nil, err
+	}
+	jti, ok := manifest.ParseULID(strings.TrimPrefix(a.req.URL.Path, tokensPath))
+	noToken := badRequest("token", "your tenant has no token with this jti; GET /v1/tokens lists them")
+	if !ok {
+		return nil, noToken
+	}
+	count, err := r.store.Revoke(a.req.Context(), auth.RevokeRequest{JTI: jti, InTenant: a.caller.Tenant, DryRun: a.dryRun})
+	if errors.Is(err, auth.ErrNoToken) {
+		return nil, noToken
+	}
+	return struct {
+		JTI           string `json:"jti"`
+		RevokedTokens int    `json:"revoked_tokens"`
+	}{jti, count}, err
+}
