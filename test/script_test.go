@@ -105,7 +105,7 @@ func command(ts *testscript.TestScript, args []string) *exec.Cmd {
 	cmd := exec.Command(path, args[1:]...)
 	cmd.Dir = ts.MkAbs(".")
 	for _, k := range []string{"PATH", "HOME", "TMPDIR", "NO_COLOR", "AGENTCTL_SOCKET", "AGENTCTL_METRICS_LISTEN", "AGENTCTL_RELAY",
-		"AGENTCTL_TOKEN_FILE", "AGENTCTL_CA_FILE", "AGENTCTL_STATE_DIR"} {
+		"AGENTCTL_TOKEN_FILE", "AGENTCTL_CA_FILE", "AGENTCTL_STATE_DIR", "AGENTCTL_CONTEXT", "AGENTCTL_CA_SHA256"} {
 		if v := ts.Getenv(k); v != "" {
 			cmd.Env = append(cmd.Env, k+"="+v)
 		}
