@@ -112,7 +112,7 @@ func (l *clientLink) handshake() (*AuthOK, error) {
 	if err := l.read(TypeHello, &hello); err != nil {
 		return nil, err
 	}
-	if hello.Protocol != Protocol {
+	if hello.Protocol != Protocol && !(l.v21 && hello.Protocol == "v2.1") { // a relay may name the minor version
 		return nil, &CloseError{Code: CloseUpgradeRequired, Reason: "upgrade_required", Err: errors.New("the relay speaks protocol " + printableASCII(hello.Protocol))}
 	}
 	token, err := l.c.opt.Token()
@@ -422,8 +422,12 @@ func (l *clientLink) callHandler(ctx context.Context, cmd *Cmd) answer {
 			_ = recover() // a handler that panics must not end the daemon
 			done <- a
 		}()
-		if l.isExpired(cmd) {
+		switch {
+		case l.isExpired(cmd):
 			a.err = manifest.E(manifest.DeadlineExceeded, "the command arrived too late")
+			return
+		case ctx.Err() != nil: // a cmd_cancel arrived with it
+			a.err = manifest.E(manifest.DeadlineExceeded, "the command was canceled before it began")
 			return
 		}
 		result, stream, err := l.c.opt.Handler.Call(ctx, name, cmd.Arguments)
