@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -85,9 +86,10 @@ func TestJoinAndLeave(t *testing.T) {
 // so that the relay gives the same node. Another code gets another key.
 func TestLostAnswer(t *testing.T) {
 	f, _ := newFakeRelay(t)
-	lose := true
+	var lose atomic.Bool
+	lose.Store(true)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPost && lose {
+		if r.Method == http.MethodPost && lose.Load() {
 			f.ServeHTTP(httptest.NewRecorder(), r)
 			panic(http.ErrAbortHandler)
 		}
@@ -107,7 +109,7 @@ func TestLostAnswer(t *testing.T) {
 	}
 	another := o
 	another.Code = enrollment.NewCode()
-	lose = false
+	lose.Store(false)
 	saved, err := os.ReadFile(filepath.Join(dir, pendingFile))
 	if err != nil {
 		t.Fatal(err)

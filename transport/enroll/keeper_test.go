@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,11 +19,13 @@ import (
 // keeperTest is a Keeper with a scripted relay, in virtual time.
 type keeperTest struct {
 	*Keeper
+	guard  sync.Mutex // held by the test, and by the Keeper in its callbacks
 	dir    string
 	cred   *Credential
 	asked  []RefreshOptions
-	err    error // that the relay answers; nil: the next token
-	tokens int   // OnToken
+	answer func(context.Context, RefreshOptions) (*enrollment.TokenAnswer, error) // the relay
+	err    error                                                                  // that the relay answers; nil: the next token
+	tokens int                                                                    // OnToken
 	failed []error
 }
 
@@ -44,11 +47,18 @@ func newKeeperTest(t *testing.T) *keeperTest {
 		t.Fatal(err)
 	}
 	k.Keeper, err = NewKeeper(KeeperOptions{StateDir: k.dir, Credential: k.cred, SessionID: func() string { return "s" },
-		OnToken: func() { k.tokens++ }, OnError: func(err error) { k.failed = append(k.failed, err) }})
+
+		OnToken: func() { k.guard.Lock(); k.tokens++; k.guard.Unlock() },
+		OnError: func(err error) { k.guard.Lock(); k.failed = append(k.failed, err); k.guard.Unlock() }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.refresh = func(_ context.Context, o RefreshOptions) (*enrollment.TokenAnswer, error) {
+	k.refresh = func(ctx context.Context, o RefreshOptions) (*enrollment.TokenAnswer, error) {
+		k.guard.Lock()
+		defer k.guard.Unlock()
+		return k.answer(ctx, o)
+	}
+	k.answer = func(_ context.Context, o RefreshOptions) (*enrollment.TokenAnswer, error) {
 		k.asked = append(k.asked, o)
 		if k.err != nil {
 			return nil, k.err
@@ -56,6 +66,14 @@ func newKeeperTest(t *testing.T) *keeperTest {
 		return &enrollment.TokenAnswer{Token: tokenOf(o.Gen+1, 24*time.Hour), Gen: o.Gen + 1, ExpiresAtMS: time.Now().Add(24 * time.Hour).UnixMilli()}, nil
 	}
 	return k
+}
+
+// sleep lets the Keeper run for d, until it waits again. The test holds guard otherwise.
+func (k *keeperTest) sleep(d time.Duration) {
+	k.guard.Unlock()
+	time.Sleep(d)
+	synctest.Wait()
+	k.guard.Lock()
 }
 
 // run runs the test in virtual time, with the Keeper running.
@@ -66,7 +84,9 @@ func run(t *testing.T, fn func(t *testing.T, k *keeperTest)) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- k.Run(ctx) }()
+		k.guard.Lock()
 		fn(t, k)
+		k.guard.Unlock()
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("Run: %v", err)
@@ -81,12 +101,12 @@ func TestRefreshIsEarlyAndSpread(t *testing.T) {
 		relayMS := int64(40 * 24 * time.Hour / time.Millisecond) // the relay's clock is far from ours
 		k.Keeper.cred.ExpiresAtMS = relayMS + (24 * time.Hour).Milliseconds()
 		k.Ready(relayMS)
-		time.Sleep(12*time.Hour - time.Second)
+		k.sleep(12*time.Hour - time.Second)
 		if len(k.asked) != 0 {
 			t.Fatal("refreshed before half of the life")
 		}
-		time.Sleep(6*time.Hour + 2*time.Second)
-		synctest.Wait()
+		k.sleep(6*time.Hour + 2*time.Second)
+		k.sleep(0)
 		if len(k.asked) != 1 || k.tokens != 1 || k.asked[0].Gen != 1 || k.asked[0].RequestID != "r1" || k.asked[0].SessionID != "s" {
 			t.Fatalf("asked %+v, %d tokens", k.asked, k.tokens)
 		}
@@ -94,8 +114,8 @@ func TestRefreshIsEarlyAndSpread(t *testing.T) {
 		if err != nil || disk.Gen != 2 || disk.Token != k.Token() || disk.RequestID == "r1" {
 			t.Fatalf("stored %+v, %v", disk, err)
 		}
-		time.Sleep(18*time.Hour + time.Second)
-		synctest.Wait()
+		k.sleep(18*time.Hour + time.Second)
+		k.sleep(0)
 		if len(k.asked) != 2 || k.asked[1].Gen != 2 || k.asked[1].RequestID != disk.RequestID {
 			t.Errorf("asked %+v", k.asked)
 		}
@@ -108,7 +128,7 @@ func TestOldTokenIsRefreshedAtOnce(t *testing.T) {
 	run(t, func(t *testing.T, k *keeperTest) {
 		k.Keeper.cred.ExpiresAtMS = 10 * time.Hour.Milliseconds()
 		k.Ready(9 * time.Hour.Milliseconds())
-		synctest.Wait()
+		k.sleep(0)
 		if len(k.asked) != 1 {
 			t.Errorf("asked %d times", len(k.asked))
 		}
@@ -120,11 +140,11 @@ func TestOldTokenIsRefreshedAtOnce(t *testing.T) {
 func TestRefused(t *testing.T) {
 	run(t, func(t *testing.T, k *keeperTest) {
 		k.Refused()
-		synctest.Wait()
+		k.sleep(0)
 		if len(k.asked) != 1 || k.tokens != 1 {
 			t.Fatalf("asked %d times, %d tokens", len(k.asked), k.tokens)
 		}
-		for end := time.Now().Add(time.Hour); time.Now().Before(end); time.Sleep(5 * time.Second) {
+		for end := time.Now().Add(time.Hour); time.Now().Before(end); k.sleep(5 * time.Second) {
 			k.Refused()
 		}
 		if n := len(k.asked); n > 100 {
@@ -138,25 +158,25 @@ func TestRefreshFails(t *testing.T) {
 	run(t, func(t *testing.T, k *keeperTest) {
 		k.err = &Error{Kind: Unreachable, Err: errors.New("nobody")}
 		k.Refused()
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
+		k.sleep(10 * time.Second)
+		k.sleep(0)
 		if n := len(k.asked); n < 2 || n > 6 {
 			t.Errorf("%d attempts in 10 s", n)
 		}
 		if s := k.Status(); s.LastErr == nil || s.NextTry.IsZero() {
 			t.Errorf("status %+v", s)
 		}
-		time.Sleep(time.Hour)
+		k.sleep(time.Hour)
 		k.err = &Error{Kind: Refused, Reason: enrollment.ReasonGenerationUsed, Err: errors.New("copied")}
-		time.Sleep(5 * time.Minute)
+		k.sleep(5 * time.Minute)
 		k.asked = nil
-		time.Sleep(24 * time.Hour)
+		k.sleep(24 * time.Hour)
 		if n := len(k.asked); n < 20 || n > 24 || !IsFinal(k.Status().LastErr) {
 			t.Errorf("%d attempts in a day after a final refusal: %v", n, k.Status().LastErr)
 		}
 		k.err = nil
-		time.Sleep(2 * time.Hour)
-		synctest.Wait()
+		k.sleep(2 * time.Hour)
+		k.sleep(0)
 		if s := k.Status(); s.LastErr != nil || k.tokens != 1 {
 			t.Errorf("status %+v, %d tokens", s, k.tokens)
 		}
@@ -172,8 +192,8 @@ func TestFullDisk(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		answer := k.refresh
-		k.refresh = func(ctx context.Context, o RefreshOptions) (*enrollment.TokenAnswer, error) {
+		answer := k.answer
+		k.answer = func(ctx context.Context, o RefreshOptions) (*enrollment.TokenAnswer, error) {
 			// A directory in the way makes the write fail; loading has succeeded by now.
 			_ = os.Remove(path)
 			_ = os.MkdirAll(filepath.Join(path, "full"), 0o700)
@@ -181,7 +201,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		for i := range 3 {
 			k.Refused()
-			synctest.Wait()
+			k.sleep(0)
 			_ = os.RemoveAll(path)
 			if err := os.WriteFile(path, good, 0o600); err != nil {
 				t.Fatal(err)
@@ -189,11 +209,11 @@ func TestFullDisk(t *testing.T) {
 			if len(k.asked) != i+1 || k.asked[i].Gen != 1 || k.asked[i].RequestID != "r1" || k.Token() == k.cred.Token || k.Status().NotStored == nil {
 				t.Fatalf("asked %+v, status %+v", k.asked, k.Status())
 			}
-			time.Sleep(time.Hour)
+			k.sleep(time.Hour)
 		}
-		k.refresh = answer
+		k.answer = answer
 		k.Refused()
-		synctest.Wait()
+		k.sleep(0)
 		if disk, err := LoadCredential(k.dir); err != nil || disk.Gen != 2 || k.Status().NotStored != nil {
 			t.Errorf("after the disk is back: %+v, %v", disk, err)
 		}
@@ -210,16 +230,16 @@ func TestOtherProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		k.Refused()
-		synctest.Wait()
+		k.sleep(0)
 		if len(k.asked) != 0 || k.Token() != newer.Token || k.tokens != 1 {
 			t.Errorf("asked %+v, token %s", k.asked, k.Token())
 		}
 		if err := os.Remove(filepath.Join(k.dir, CredentialFile)); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Hour)
+		k.sleep(time.Hour)
 		k.Refused()
-		synctest.Wait()
+		k.sleep(0)
 		if len(k.asked) != 0 || len(k.failed) != 0 {
 			t.Errorf("asked %+v, errors %v", k.asked, k.failed)
 		}
