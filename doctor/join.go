@@ -45,7 +45,8 @@ func (t *target) authorityPin(known *daemon.Status) string {
 // join. What the daemon says comes first: it knows whether the relay accepts the key.
 func (t *target) checkJoin(known *daemon.Status) Finding {
 	const name = "join"
-	path := filepath.Join(t.stateDir, enroll.CredentialFile)
+	stateDir := t.dirInUse(known)
+	path := filepath.Join(stateDir, enroll.CredentialFile)
 	st, err := os.Lstat(path)
 	if known != nil && known.Join != nil && known.Join.Hint != "" {
 		j := known.Join
@@ -66,7 +67,7 @@ func (t *target) checkJoin(known *daemon.Status) Finding {
 	case err != nil:
 		return fail(name, err.Error(), "repair the disk, or start anew: agentctl leave, then join with a new invite")
 	}
-	cred, err := enroll.LoadCredential(t.stateDir)
+	cred, err := enroll.LoadCredential(stateDir)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return skip(name, path+" is not readable by this user", "sudo agentctl doctor")
@@ -74,9 +75,9 @@ func (t *target) checkJoin(known *daemon.Status) Finding {
 		return fail(name, err.Error(), daemon.JoinHint(err))
 	}
 	text := fmt.Sprintf("node %s of %s; its token is refreshed by itself", cred.NodeID, cred.Relay)
-	if dir, err := os.Stat(t.stateDir); err == nil && owner(dir) != owner(st) {
+	if dir, err := os.Stat(stateDir); err == nil && owner(dir) != owner(st) {
 		return fail(name, path+" belongs to another user than its directory, so that the daemon cannot read or replace it",
-			"sudo chown --reference="+t.stateDir+" "+path)
+			"sudo chown --reference="+stateDir+" "+path)
 	}
 	if st.Mode().Perm()&groupOtherBits != 0 {
 		return warn(name, fmt.Sprintf("%s; %s has mode %04o: others may read the board's key", text, path, st.Mode().Perm()), "chmod 0600 "+path)

@@ -35,22 +35,29 @@ const (
 	groupOtherBits = 0o077
 )
 
-// checkStateDir examines the directory that the daemon uses, else the configured one.
+// dirInUse is the state directory that the daemon uses, else the configured one. known is nil
+// when the daemon did not answer.
 //
 // The path of the history tells which one that is, since a daemon may run with other flags than
-// the configuration of this command. known is nil when the daemon did not answer.
+// the configuration of this command.
+func (t *target) dirInUse(known *daemon.Status) string {
+	if known == nil || known.Storage.Path == "" {
+		return t.stateDir
+	}
+	dir := known.Storage.Path
+	if st, err := os.Stat(dir); err == nil && !st.IsDir() { // the path of the history file
+		dir = filepath.Dir(dir)
+	}
+	return dir
+}
+
+// checkStateDir examines the state directory.
 //
 // The worst comes first: a read-only disk explains a full one, and either matters more than
 // the mode.
 func (t *target) checkStateDir(known *daemon.Status) Finding {
 	const name, another = "state_dir", "set state_dir to another directory"
-	dir := t.stateDir
-	if known != nil && known.Storage.Path != "" {
-		dir = known.Storage.Path
-		if st, err := os.Stat(dir); err == nil && !st.IsDir() { // the path of the history file
-			dir = filepath.Dir(dir)
-		}
-	}
+	dir := t.dirInUse(known)
 	st, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

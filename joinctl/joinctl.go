@@ -40,6 +40,7 @@ type Target struct {
 	name          string // as configured
 	tokenFile     string // as configured
 	caFile        string // as configured
+	caSHA256      string // as configured
 }
 
 // Find finds the board. A daemon that runs is the authority about its settings; the files are
@@ -59,7 +60,7 @@ func Find(ctx context.Context, o Options) (*Target, error) {
 	}
 	text := func(key string) string { s, _ := v.Values[key].(string); return s }
 	t := &Target{StateDir: text("state_dir"), Daemon: cl, relay: text("relay"), origin: v.Origins["relay"],
-		name: text("name"), tokenFile: text("token_file"), caFile: text("ca_file")}
+		name: text("name"), tokenFile: text("token_file"), caFile: text("ca_file"), caSHA256: text("ca_sha256")}
 	if o.StateDir != "" && !isSameDir(o.StateDir, t.StateDir) { // the daemon of another board
 		cl.Close()
 		return fromFiles(o)
@@ -76,7 +77,7 @@ func fromFiles(o Options) (*Target, error) {
 		return nil, err
 	}
 	return &Target{StateDir: c.Text("state_dir"), relay: c.Text("relay"), origin: c.Settings["relay"].Origin,
-		name: c.Text("name"), tokenFile: c.Text("token_file"), caFile: c.Text("ca_file")}, nil
+		name: c.Text("name"), tokenFile: c.Text("token_file"), caFile: c.Text("ca_file"), caSHA256: c.Text("ca_sha256")}, nil
 }
 
 // isSameDir also compares the files themselves: /var/lib/agentctl is a symbolic link where the
@@ -122,7 +123,7 @@ func (t *Target) Join(ctx context.Context, o enroll.JoinOptions) (*Joined, error
 		o.Name = t.name
 	}
 	if o.CASHA256 == "" {
-		if o.TLS, err = config.ClientTLS(t.caFile, ""); err != nil {
+		if o.TLS, err = config.ClientTLS(t.caFile, t.caSHA256); err != nil {
 			return nil, err
 		}
 	}
@@ -152,10 +153,12 @@ const pollInterval = 200 * time.Millisecond
 // ErrRefused reports a node whose key the relay refuses: waiting does not help.
 var ErrRefused = errors.New("the relay refuses this board")
 
-// WaitReady waits until the daemon's link of a node is ready. The error is ErrRefused, or ctx's
+// WaitReady waits until the daemon's link of a node that joined is ready. The error is ErrRefused, or ctx's
 // when that ends first; the status is the last one.
 func (t *Target) WaitReady(ctx context.Context, nodeID string) (*daemon.Status, error) {
-	ready := func(s *daemon.Status) bool { return s.NodeID == nodeID && s.Link.State == daemon.LinkReady }
+	ready := func(s *daemon.Status) bool { // a board that keeps its node may have the old link for a moment
+		return s.NodeID == nodeID && s.Link.State == daemon.LinkReady && s.Join != nil && s.Join.State == daemon.JoinJoined
+	}
 	s, err := t.poll(ctx, func(s *daemon.Status) bool {
 		return ready(s) || s.Join != nil && s.Join.State == daemon.JoinRefused
 	})
