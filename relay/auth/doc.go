@@ -19,8 +19,20 @@
 //	Revoke  adds a row to the deny list; this process applies it at once, other
 //	        processes on the same directory within PollInterval
 //
-// Tokens cannot be refreshed here: a holder gets a new one from Mint before the old one
+// A token of Mint cannot be refreshed: a holder gets a new one from Mint before the old one
 // expires.
+//
+// # Joining
+//
+// Boards and agents that join hold a key, and get tokens that are bound to it:
+//
+//	CreateInvite     makes a code; the database has its hash
+//	Enroll           exchanges a code and a public key for an identity and its first token
+//	RenewToken       exchanges a proof of the key for the next token (refreshState)
+//	VerifyLinkProof  checks that whoever presents such a token on a link holds the key
+//
+// What joined is stopped as tokens are: the key counts as issued when it joined, so every
+// revocation of its node, subject or tenant since then stops it.
 //
 // # Claims and bounds
 //
@@ -32,6 +44,7 @@
 //	jti       the token's ULID: the key of `token ls` and of a revocation by token
 //	iat nbf exp   Unix seconds; 60 s of leeway, at most MaxTTL between iat and exp
 //	gen iid   device tokens: generation, and hash of the instance the token is bound to
+//	cnf       thumbprint of the key the token is bound to; tokens of Enroll and RenewToken
 //
 // A token has at most 4 KiB and the base64url characters of three parts. Unknown
 // headers and claims are refused (see claims).
@@ -45,7 +58,7 @@
 //	STATE/relay.json      relay id, audience, issuer
 //	STATE/keys/<kid>.pem  signing keys; relay.db records which files are keys, which of them
 //	                      signs and until when the others verify (keyring.go)
-//	STATE/relay.db        minted tokens (never the tokens themselves), revocations, nodes, keys
+//	STATE/relay.db        minted tokens (never the tokens themselves), revocations, nodes, invites, keys that joined, keys
 //
 // # Concurrency
 //
