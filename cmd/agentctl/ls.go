@@ -47,7 +47,7 @@ func printNodes(cmd *cobra.Command, nodes []client.Node, tags []string) error {
 		_, err := fmt.Fprintf(cmd.ErrOrStderr(), "no board has the tags %s; see all with: agentctl ls\n", strings.Join(tags, " "))
 		return err
 	case len(nodes) == 0:
-		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no boards yet; mint a token for one with: agentctl token create --class device")
+		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no boards yet; on the relay's machine type: agentctl invite, and paste its line on the board")
 		return err
 	}
 	tagged := slices.ContainsFunc(nodes, func(n client.Node) bool { return len(n.Tags) > 0 })
