@@ -386,3 +386,24 @@ func TestReplacedLinkIsSuperseded(t *testing.T) {
 		d.end()
 	})
 }
+
+// TestGivenUpLinkCanBeResumed: a silent link is closed with 4408, which leaves the session; on
+// v2 with 1000, as ever.
+func TestGivenUpLinkCanBeResumed(t *testing.T) {
+	for name, tt := range map[string]struct {
+		pipe func() (Conn, Conn)
+		code int
+	}{"v2": {Pipe, CloseNormal}, "v2.1": {Pipe21, CloseTimeout}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := startDeviceOn(t, echoArgs, tt.pipe)
+				p, _ := d.admit21(testAuthOK())
+				time.Sleep(IdleTimeout)
+				if code, _ := p.readUntilClose(); code != tt.code {
+					t.Errorf("closed with %d, want %d", code, tt.code)
+				}
+				d.end()
+			})
+		})
+	}
+}

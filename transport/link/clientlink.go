@@ -55,6 +55,9 @@ func newClientLink(ctx context.Context, c *Client, conn Conn) *clientLink {
 	l.ctx, l.cancel = context.WithCancelCause(ctx)
 	l.wg.Go(func() {
 		<-l.ctx.Done()
+		if l.v21 && ctx.Err() == nil { // failWrite
+			_ = conn.Close(CloseTimeout, "timeout")
+		}
 		_ = conn.Close(CloseNormal, "normal")
 	})
 	conn.OnPing(l.onPing)
@@ -77,6 +80,9 @@ func (l *clientLink) close(err error) error {
 		code, reason = own.code, own.reason
 	case errors.As(err, &ne) && ne.Timeout():
 		err = fmt.Errorf("the relay sent nothing for too long: %w", err)
+		if l.v21 { // 1000 would end the session, which the next link is to resume
+			code, reason = CloseTimeout, "timeout"
+		}
 	}
 	_ = l.conn.Close(code, reason)
 	l.cancel(err)
