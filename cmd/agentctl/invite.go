@@ -4,8 +4,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -43,10 +46,21 @@ func (f *inviteFlags) flags(c *cobra.Command) {
 }
 
 // isRemote reports whether the flags name a relay to call. Without any, the commands use the
-// state directory: they are typed on the relay's machine.
+// state directory: they are typed on the relay's machine. Where there is none, they use the
+// context of 'agentctl login'.
 func (f *inviteFlags) isRemote(cmd *cobra.Command) bool {
 	changed := cmd.Flags().Changed
-	return changed("relay") || changed("token-file") || f.relay.tokenFile != "" && !changed("state-dir")
+	if changed("relay") || changed("token-file") || f.relay.tokenFile != "" && !changed("state-dir") {
+		return true
+	}
+	if changed("state-dir") || os.Getenv("AGENTCTL_STATE_DIR") != "" {
+		return false
+	}
+	if _, err := os.Stat(f.stateDir); !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	saved, err := f.relay.context()
+	return saved != nil || err != nil
 }
 
 // run calls fn with what the flags select.
@@ -93,9 +107,9 @@ func newInvite() *cobra.Command {
 		Use:   "invite",
 		Short: "Print a line to paste on a board or an agent's machine, which then joins this relay",
 		Long: `Make an invite code and print the command that joins with it. On the relay's machine the
-command uses the state directory, whether the relay runs or not; elsewhere give --relay and the
---token-file of a token that has the scope invites:write (agentctl token create --class
-tenant-admin).
+command uses the state directory, whether the relay runs or not; elsewhere it calls the relay of
+'agentctl login', or of --relay and --token-file, with a token that has the scope invites:write
+(agentctl token create --class tenant-admin).
 
 A code is for one board, unless --uses says more: then every board that has it joins as a board
 of its own, which is how a golden image with one code works (docs/install.md). Whoever has the
@@ -123,7 +137,7 @@ code can join: send it as you would send a password.`,
 				if err != nil {
 					return err
 				}
-				base, err := joinURL(relayURL, plan.URL, f.relay.relay, f.isRemote(cmd))
+				base, err := joinURL(relayURL, plan.URL, admin)
 				if err != nil || dryRun {
 					if err == nil {
 						fmt.Fprintf(cmd.OutOrStdout(), "would make an invite for %s to %s\n", describeInvite(&plan.Invite), base)
@@ -153,9 +167,9 @@ code can join: send it as you would send a password.`,
 	return c
 }
 
-// joinURL is the URL that a board is given: flag, the relay's own, or that of the caller, if
-// the relay's own is of its machine only and the caller is elsewhere.
-func joinURL(flag, own, called string, remote bool) (string, error) {
+// joinURL is the URL that a board is given: the flag's, the relay's own, or the one by which
+// this command reached the relay, if the relay's own is good on its machine only.
+func joinURL(flag, own string, admin inviteAdmin) (string, error) {
 	if flag != "" {
 		u, err := url.Parse(flag)
 		if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
@@ -163,8 +177,8 @@ func joinURL(flag, own, called string, remote bool) (string, error) {
 		}
 		return strings.TrimRight(flag, "/"), nil
 	}
-	if remote && (own == "" || isLoopbackURL(own) && !isLoopbackURL(called)) {
-		own = called
+	if c, ok := admin.(*client.Client); ok && (own == "" || isLoopbackURL(own) && !isLoopbackURL(c.URL())) {
+		own = c.URL()
 	}
 	if own == "" {
 		return "", exit(exitFailure, "it is not known where this relay is reached, because it has not run yet; start it (agentctl relay), or give its address with --url https://HOST:PORT")
