@@ -58,11 +58,25 @@
 //	STATE/relay.json      relay id, audience, issuer
 //	STATE/keys/<kid>.pem  signing keys; relay.db records which files are keys, which of them
 //	                      signs and until when the others verify (keyring.go)
-//	STATE/relay.db        minted tokens (never the tokens themselves), revocations, nodes, invites, keys that joined, keys
+//	STATE/relay.db        minted tokens (never the tokens themselves), revocations, nodes, invites,
+//	                      keys that joined, signing keys
+//
+// # Where to look
+//
+//	opening a directory      store, statedir, file_owner, relay_info, endpoint
+//	the database             database (connections, group commit), schema
+//	signing keys             keyring, rotate
+//	the relay's own CA       authority
+//	tokens                   scope, claims, identity, mint, token_list, verify, token_cache, revoke
+//	invites and joining      invite, enroll, renew, nonce
+//	the node registry        node_registry (in memory), node_register (connecting), node_query
+//	                         (lists and lookups), node_attributes, node_remove, node_seen,
+//	                         node_served (boots and clone marks)
 //
 // # Concurrency
 //
 // Verify, Active and NodeTenant read memory only. Writes after Open go through one group
-// commit (database.write). Store.flushMu is taken first; the locks of the cache, the
-// registry and the database's queue are leaves. The deny list is swapped atomically.
+// commit (database.write). Store.flushMu and Store.keysMu are taken first; the locks of the
+// cache, the registry, joining and the database's queue are leaves. The deny list and the
+// keyring are swapped atomically.
 package auth

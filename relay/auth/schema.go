@@ -1,0 +1,144 @@
+package auth
+
+// migrations hold the schema: entry i takes user_version i to i+1. Two processes may
+// have the database open, so every write is one IMMEDIATE transaction, and `changes`
+// tells the other process which table to read again (Refresh):
+//
+//	tokens       what was minted: jti and claims, never a token
+//	revocations  the deny list; a row by subject, node or tenant stops the tokens issued
+//	             up to `at`, so that a new one can be minted
+//	nodes, seen  the node registry; last-seen times apart, as they are written each minute
+//	attributes   what operators set on nodes: a row for each node that has anything; apart,
+//	             as a row of nodes is large
+//	served       the boot and the clone mark of a node's links
+//	removed      nodes that an operator removed, so that a link which is still open, or another
+//	             process, does not register them again; a new token does
+//	invites      codes that boards and agents join with, as hashes
+//	enrollments  the keys of boards and agents that have joined
+//	keys         the signing keys: which one signs, and which still verify
+//	changes      counters that move with revocations, nodes (not with seen) and keys
+var migrations = []string{
+	`CREATE TABLE tokens (
+		jti    TEXT PRIMARY KEY,
+		class  TEXT NOT NULL,
+		tenant TEXT NOT NULL,
+		sub    TEXT NOT NULL,
+		node   TEXT NOT NULL,
+		scopes TEXT NOT NULL,
+		iat    INTEGER NOT NULL,
+		exp    INTEGER NOT NULL
+	) STRICT, WITHOUT ROWID;
+	CREATE INDEX tokens_sub ON tokens (sub);
+	CREATE INDEX tokens_node ON tokens (node) WHERE node <> '';
+	CREATE INDEX tokens_tenant ON tokens (tenant);
+	CREATE INDEX tokens_exp ON tokens (exp);
+	CREATE TABLE revocations (
+		kind  TEXT NOT NULL CHECK (kind IN ('jti', 'sub', 'node', 'tenant')),
+		value TEXT NOT NULL,
+		at    INTEGER NOT NULL,
+		until INTEGER NOT NULL,
+		PRIMARY KEY (kind, value)
+	) STRICT, WITHOUT ROWID;
+	CREATE TABLE nodes (
+		id         INTEGER PRIMARY KEY,
+		node_id    TEXT NOT NULL UNIQUE,
+		tenant     TEXT NOT NULL,
+		name       TEXT NOT NULL,
+		want       TEXT NOT NULL,
+		manifest   TEXT NOT NULL,
+		sum        BLOB NOT NULL,
+		created_ms INTEGER NOT NULL,
+		change     INTEGER NOT NULL,
+		UNIQUE (tenant, name)
+	) STRICT;
+	CREATE INDEX nodes_change ON nodes (change);
+	CREATE TABLE seen (
+		id INTEGER PRIMARY KEY,
+		ms INTEGER NOT NULL
+	) STRICT;
+	CREATE TABLE changes (
+		id          INTEGER PRIMARY KEY CHECK (id = 1),
+		revocations INTEGER NOT NULL,
+		nodes       INTEGER NOT NULL
+	) STRICT;
+	INSERT INTO changes VALUES (1, 0, 0);`,
+	`CREATE TABLE attributes (
+		id          INTEGER PRIMARY KEY,
+		name_set    INTEGER NOT NULL,
+		tags        TEXT NOT NULL,
+		description TEXT NOT NULL
+	) STRICT;`,
+	`CREATE TABLE removed (
+		node_id TEXT PRIMARY KEY,
+		change  INTEGER NOT NULL
+	) STRICT, WITHOUT ROWID;
+	CREATE INDEX removed_change ON removed (change);`,
+	joinSchema,
+	`CREATE TABLE served (
+		id       INTEGER PRIMARY KEY,
+		boot_id  TEXT NOT NULL,
+		clone_ms INTEGER NOT NULL
+	) STRICT;`,
+	keysSchema,
+}
+
+// joinSchema holds what joining needs. An invite is kept after its end for a while, so that a
+// late board is told why it is refused. An enrollment is a key and what it stands for: the
+// row decides what a refresh may get (RenewToken). Codes are stored as their SHA-256.
+const joinSchema = `
+	CREATE TABLE invites (
+		id          INTEGER PRIMARY KEY,
+		code        TEXT NOT NULL UNIQUE,
+		prefix      TEXT NOT NULL UNIQUE,
+		class       TEXT NOT NULL,
+		tenant      TEXT NOT NULL,
+		name        TEXT NOT NULL,
+		tags        TEXT NOT NULL,
+		scopes      TEXT NOT NULL,
+		uses        INTEGER NOT NULL,
+		used        INTEGER NOT NULL,
+		creator     TEXT NOT NULL,
+		creator_jti TEXT NOT NULL,
+		created     INTEGER NOT NULL,
+		expires     INTEGER NOT NULL,
+		revoked     INTEGER NOT NULL
+	) STRICT;
+	CREATE INDEX invites_tenant ON invites (tenant);
+	CREATE TABLE enrollments (
+		id         INTEGER PRIMARY KEY,
+		jkt        TEXT NOT NULL UNIQUE,
+		public_key BLOB NOT NULL,
+		code       TEXT NOT NULL,
+		class      TEXT NOT NULL,
+		tenant     TEXT NOT NULL,
+		sub        TEXT NOT NULL,
+		scopes     TEXT NOT NULL,
+		instance   TEXT NOT NULL,
+		created    INTEGER NOT NULL,
+		jti        TEXT NOT NULL,
+		gen        INTEGER NOT NULL,
+		base_gen   INTEGER NOT NULL,
+		request_id TEXT NOT NULL,
+		nonce      TEXT NOT NULL,
+		used_gen   INTEGER NOT NULL,
+		prev_spent INTEGER NOT NULL,
+		migrating  INTEGER NOT NULL,
+		revoked    INTEGER NOT NULL,
+		code_revoked INTEGER NOT NULL
+	) STRICT;
+	CREATE INDEX enrollments_code ON enrollments (code);
+	CREATE INDEX enrollments_sub ON enrollments (sub);
+	CREATE INDEX enrollments_jti ON enrollments (jti);
+	CREATE INDEX enrollments_migrating ON enrollments (sub) WHERE migrating;`
+
+// keysSchema records which files in keys/ are keys of this relay, see keyring.go. until is 0
+// for the one that signs.
+const keysSchema = `
+	CREATE TABLE keys (
+		kid     TEXT PRIMARY KEY,
+		public  BLOB NOT NULL,
+		created INTEGER NOT NULL,
+		until   INTEGER NOT NULL
+	) STRICT, WITHOUT ROWID;
+	CREATE UNIQUE INDEX keys_signing ON keys (until) WHERE until = 0;
+	ALTER TABLE changes ADD COLUMN keys INTEGER NOT NULL DEFAULT 0;`
