@@ -100,6 +100,8 @@ var families = []metric{
 	{"agentctl_device_links_total", "counter", "Device links that became ready.", func(s *snapshot) float64 { return float64(s.hub.Accepted) }},
 	{"agentctl_device_links_refused_total", "counter", "Device links that were refused.", func(s *snapshot) float64 { return float64(s.hub.Refused) }},
 	{"agentctl_device_takeovers_total", "counter", "Links that superseded an older one of the same node.", func(s *snapshot) float64 { return float64(s.hub.Takeovers) }},
+	{"agentctl_device_sessions_resumed_total", "counter", "Links that resumed the session of an earlier one.", func(s *snapshot) float64 { return float64(s.hub.Resumed) }},
+	{"agentctl_device_sessions_lost", "gauge", "Sessions without a link, of the last 30 s.", func(s *snapshot) float64 { return float64(s.hub.Lost) }},
 	{"agentctl_commands_total", "counter", "Commands sent to devices.", func(s *snapshot) float64 { return float64(s.hub.Commands) }},
 	{"agentctl_late_acks_total", "counter", "Answers that arrived after the deadline and were dropped.", func(s *snapshot) float64 { return float64(s.hub.LateAcks) }},
 	{"agentctl_stray_acks_total", "counter", "Answers that match no command in flight: duplicate, or of another node.", func(s *snapshot) float64 { return float64(s.hub.UnsolicitedAcks) }},

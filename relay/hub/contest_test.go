@@ -161,7 +161,7 @@ func TestCloneMarkSurvivesRestart(t *testing.T) {
 
 		again := newRig(t)
 		again.boots = r.boots
-		again.hub.loadCloneMarks(map[string]int64{nodeA: r.cloneMS})
+		again.loadCloneMark(r.cloneMS)
 		if _, code := again.newcomer(v21, authOf(instance1)); code != link.CloseSuperseded {
 			t.Errorf("the copy was closed with %d", code)
 		}
@@ -171,13 +171,19 @@ func TestCloneMarkSurvivesRestart(t *testing.T) {
 		again.end()
 
 		late := newRig(t)
-		late.hub.loadCloneMarks(map[string]int64{nodeA: time.Now().Add(-23 * time.Hour).UnixMilli()})
+		late.loadCloneMark(time.Now().Add(-23 * time.Hour).UnixMilli())
 		time.Sleep(2 * time.Hour)
 		if late.hub.CloneSuspected(nodeA) {
 			t.Error("the mark outlives a day with a restart")
 		}
 		late.end()
 	})
+}
+
+func (r *rig) loadCloneMark(ms int64) {
+	r.hub.mu.Lock()
+	defer r.hub.mu.Unlock()
+	r.hub.loadCloneMarks(map[string]int64{nodeA: ms})
 }
 
 // TestNewcomersShareOnePing: many newcomers wait for one pong and are bounded.
