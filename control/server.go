@@ -149,7 +149,7 @@ func NewServer(o Options) (*Server, error) {
 		return nil, errors.New("control: no prober")
 	}
 	if s.clock == nil {
-		s.clock = clock.New(time.Time{})
+		s.clock = clock.New(time.Time{}, nil)
 	}
 	s.o.Version = cmp.Or(s.o.Version, "dev")
 	if s.o.Allow == nil {

@@ -47,6 +47,7 @@ import (
 	"agentctl/enrollment"
 	"agentctl/prober/alert"
 	"agentctl/prober/history"
+	"agentctl/transport/clock"
 	"agentctl/transport/enroll"
 	"agentctl/transport/link"
 	"agentctl/transport/pin"
@@ -199,7 +200,7 @@ func (d *Daemon) deviceOptions(c *config.Config, m membership) (deviceOptions, e
 	tokenFile := c.Text("token_file")
 	o := deviceOptions{
 		Relay: c.Text("relay"), Name: c.Text("name"), Version: d.build.Version, InstanceID: d.id.InstanceID(),
-		Interval: c.Interval(), DiskPath: c.Text("disk_path"), Log: d.log,
+		Interval: c.Interval(), DiskPath: c.Text("disk_path"), Synchronized: clock.NTPSynchronized, Log: d.log,
 		Token:   func() (string, error) { return config.ReadToken(tokenFile) },
 		OnReady: d.saveNodeID,
 	}

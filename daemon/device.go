@@ -21,17 +21,19 @@ type deviceOptions struct {
 	Token      func() (string, error) // called before each connection
 	Name       string                 // shown by the relay; "": none
 	Version    string
-	InstanceID string                                              // identifies this installation, so that the relay detects copied tokens
-	Source     prober.Source                                       // nil: the machine
-	Interval   time.Duration                                       // base cadence
-	DiskPath   string                                              // "": /
-	History    handlers.Recorded                                   // what the device records; nil: it has no history to query
-	DialSlots  chan struct{}                                       // its capacity bounds how many devices dial at a time; nil: no bound
-	Joined     bool                                                // by a credential, which the hints for a link that is down depend on
-	Sign       func(nonce, token string) (proof string, err error) // see link.ClientOptions; nil: none
-	OnReady    func(link.AuthOK)
-	OnState    func(link.Status) // nil: none
-	Log        *zap.Logger
+	InstanceID string        // identifies this installation, so that the relay detects copied tokens
+	Source     prober.Source // nil: the machine
+	Interval   time.Duration // base cadence
+	DiskPath   string        // "": /
+	// Synchronized reports whether the system clock is right; nil: nobody knows.
+	Synchronized func() bool
+	History      handlers.Recorded                                   // what the device records; nil: it has no history to query
+	DialSlots    chan struct{}                                       // its capacity bounds how many devices dial at a time; nil: no bound
+	Joined       bool                                                // by a credential, which the hints for a link that is down depend on
+	Sign         func(nonce, token string) (proof string, err error) // see link.ClientOptions; nil: none
+	OnReady      func(link.AuthOK)
+	OnState      func(link.Status) // nil: none
+	Log          *zap.Logger
 }
 
 // device is a prober, the handlers of its tools and the link to the relay.
@@ -51,7 +53,7 @@ type device struct {
 // newDevice builds a device. floor is a time that has certainly passed; the clock of a
 // board without a battery may start before it.
 func newDevice(o deviceOptions, floor time.Time) (*device, error) {
-	d := &device{clock: clock.New(floor)}
+	d := &device{clock: clock.New(floor, o.Synchronized)}
 	d.prober = prober.New(prober.Options{
 		Interval: o.Interval, Source: o.Source, Logger: o.Log, DiskPath: o.DiskPath,
 		Now: func() int64 {

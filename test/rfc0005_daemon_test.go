@@ -53,7 +53,7 @@ func withBoard(t *testing.T, f func(t *testing.T, b *board), more ...handlers.Ha
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)))
-		c := clock.New(time.Time{})
+		c := clock.New(time.Time{}, nil)
 		p := prober.New(prober.Options{Source: fixedSource{}, Interval: time.Second, Now: func() int64 { ms, _ := c.NowMS(); return ms }})
 		if more == nil {
 			more = []handlers.Handler{handlers.NewEcho(c.NowMS), handlers.NewMetrics(p, c.NowMS)}

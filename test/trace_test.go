@@ -143,7 +143,7 @@ func (r *testRelay) recorded(subprotocols ...string) (node string, client *link.
 	var mu sync.Mutex
 	var parts []traceEntry
 	minted := r.mint(auth.MintRequest{Class: "device"})
-	c := clock.New(time.Time{})
+	c := clock.New(time.Time{}, nil)
 	p := prober.New(prober.Options{Source: fixedSource{}, Interval: time.Second, Now: func() int64 { ms, _ := c.NowMS(); return ms }})
 	mux, err := handlers.New(handlers.Options{}, handlers.NewEcho(c.NowMS), handlers.NewMetrics(p, c.NowMS))
 	if err != nil {

@@ -1,10 +1,10 @@
 // Package clock keeps trusted time on boards that may boot in 1970.
 //
 // Three sources are compared: the local clock, a floor (a time that has certainly passed)
-// and the relay's time from the last handshake. A local clock below the floor is not
-// trusted. A local clock that differs from the relay by more than MaxSkew is replaced by
-// the relay's time, advanced by the monotonic clock. The package never sets the system
-// clock.
+// and the relay's time from the last handshake. A local clock that NTP keeps right is trusted
+// whatever the others say. Any other one is not trusted below the floor, and is replaced by the
+// relay's time, advanced by the monotonic clock, when the two differ by more than MaxSkew. The
+// package never sets the system clock.
 package clock
 
 import (
@@ -32,7 +32,8 @@ const (
 
 // Clock tells trusted time. Make one with New; it is safe for concurrent use.
 type Clock struct {
-	floor time.Time
+	floor        time.Time
+	synchronized func() bool
 
 	mu       sync.Mutex // protects the fields below
 	relayMS  int64      // the relay's time at syncedAt, Unix milliseconds
@@ -41,11 +42,17 @@ type Clock struct {
 
 // New makes a clock with a floor: the newest time that has certainly passed, such as the
 // build time or the time of a state file. A floor below MinMS is raised to MinMS.
-func New(floor time.Time) *Clock {
+// synchronized reports whether the local clock is right, as NTPSynchronized does; nil: nobody
+// knows. It is asked whenever the local clock would not be trusted otherwise, so that a change
+// counts at once.
+func New(floor time.Time, synchronized func() bool) *Clock {
 	if lowest := time.UnixMilli(MinMS); floor.Before(lowest) {
 		floor = lowest
 	}
-	return &Clock{floor: floor}
+	if synchronized == nil {
+		synchronized = func() bool { return false }
+	}
+	return &Clock{floor: floor, synchronized: synchronized}
 }
 
 // Sync sets the relay's time, which auth_ok carries in server_time_ms. A time below MinMS
@@ -80,25 +87,28 @@ func (c *Clock) now() (ms int64, s State, offsetMS int64) {
 	relayMS, syncedAt := c.relayMS, c.syncedAt
 	c.mu.Unlock()
 	ms, s = local.UnixMilli(), Local
-	belowFloor := local.Before(c.floor)
-	if syncedAt.IsZero() {
-		if belowFloor {
-			s = Unsynced
-		}
-		return ms, s, 0
+	trusted := !local.Before(c.floor)
+	if !syncedAt.IsZero() {
+		relayMS += local.Sub(syncedAt).Milliseconds()
+		offsetMS = relayMS - ms
+		trusted = trusted && max(offsetMS, -offsetMS) <= MaxSkew.Milliseconds()
 	}
-	relayMS += local.Sub(syncedAt).Milliseconds()
-	offsetMS = relayMS - ms
-	if belowFloor || max(offsetMS, -offsetMS) > MaxSkew.Milliseconds() {
+	switch {
+	case trusted, ms >= MinMS && c.synchronized():
+	case syncedAt.IsZero():
+		s = Unsynced
+	default:
 		ms, s = relayMS, Relay
 	}
 	return ms, s, offsetMS
 }
 
-// TLSTime returns the time for certificate checks: the local time, raised to the floor. The
-// relay's time is not used, since certificates are checked before the relay is trusted.
+// TLSTime returns the time for certificate checks: the local time, raised to the floor unless NTP
+// keeps it right. The relay's time is not used, since certificates are checked before the relay is
+// trusted.
 func (c *Clock) TLSTime() time.Time {
-	if now := time.Now(); now.After(c.floor) {
+	now := time.Now()
+	if now.After(c.floor) || now.UnixMilli() >= MinMS && c.synchronized() {
 		return now
 	}
 	return c.floor

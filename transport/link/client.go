@@ -113,7 +113,7 @@ type Client struct {
 // NewClient makes a client; Run does the work.
 func NewClient(opt ClientOptions) *Client {
 	if opt.Clock == nil {
-		opt.Clock = clock.New(time.Time{})
+		opt.Clock = clock.New(time.Time{}, nil)
 	}
 	return &Client{opt: opt, bootID: NewID(), handlers: make(chan struct{}, MaxInflight), newEvent: make(chan struct{}, 1), cancels: make(map[string]context.CancelCauseFunc),
 		wakes: make(chan struct{}, 1), endSession: func(error) {}, status: Status{State: StateConnecting, Since: time.Now()}}
