@@ -76,6 +76,8 @@ func linkHint(s link.Status, joined bool) string {
 		return "put the board's token there; it is read again before each attempt"
 	case strings.Contains(s.LastErr, "answered HTTP 4"), strings.Contains(s.LastErr, "does not look like a TLS handshake"):
 		return "the server at this address is not an agentctl relay, or only one side uses TLS: check the relay's URL, wss:// or ws://"
+	case s.LastCode == link.CloseDraining && strings.HasSuffix(s.LastErr, " clock"):
+		return "the relay's clock is wrong: set it there, best by NTP; its log says more, and this board retries by itself"
 	case s.LastCode == link.CloseManifestInvalid, s.LastCode == link.CloseUpgradeRequired:
 		return "the relay speaks another version: update agentctl on both sides"
 	case s.CloneSuspected:

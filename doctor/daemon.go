@@ -125,6 +125,8 @@ func linkFinding(s *daemon.Status) Finding {
 		return ok(name, text)
 	case s.Link.State == link.StateConnecting:
 		return warn(name, text, "check again in a minute: agentctl status")
+	case s.Link.LastError != nil && s.Link.LastError.Code == link.CloseDraining && strings.HasSuffix(s.Link.LastError.Message, " clock"):
+		return fail(name, text+"; the clock of the relay's machine is wrong", "set it there, best by NTP: timedatectl set-ntp true; the relay's log says what is wrong with it")
 	}
 	return fail(name, text, "see the lines relay, join and token")
 }

@@ -243,6 +243,9 @@ func TestDaemonFindings(t *testing.T) {
 		expect(t, string(state), linkFinding(&s), want, "")
 	}
 	s.CloneSuspected = true
+	s = daemon.Status{Link: daemon.LinkStatus{State: link.StateWaiting, LastError: &daemon.LinkError{Code: 4503, Message: "link closed: 4503 clock"}}}
+	expect(t, "relay's clock", linkFinding(&s), Fail, "relay's log")
+	s = daemon.Status{CloneSuspected: true}
 	expect(t, "clone", linkFinding(&s), Fail, "token for each board")
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"agentctl/daemon"
 	"agentctl/term"
+	"agentctl/transport/clock"
 )
 
 // Bounds of free space on the disk of the state directory, bytes.
@@ -151,11 +152,10 @@ func (t *target) checkSocket(context.Context) Finding {
 // checkClock examines this machine's clock, on which certificates and tokens depend.
 //
 // The kernel's clock discipline says whether NTP keeps it right, whatever program does so:
-// systemd-timesyncd, chrony or ntpd. A container that may not ask counts as not synchronized.
+// systemd-timesyncd, chrony or ntpd. A container that may not ask counts as not synchronized. The
+// daemon asks in the same way (transport/clock).
 func (t *target) checkClock(context.Context) Finding {
-	var tx unix.Timex
-	state, err := unix.Adjtimex(&tx)
-	return clockFinding(time.Now(), t.BuiltAt, err == nil && state != unix.TIME_ERROR && tx.Status&unix.STA_UNSYNC == 0)
+	return clockFinding(time.Now(), t.BuiltAt, clock.NTPSynchronized())
 }
 
 // firstRelease is a Unix time before every release, for a binary without its build time.

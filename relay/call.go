@@ -205,7 +205,7 @@ func (r *Relay) authenticate(req *http.Request, transport string) (*kernel.Calle
 		return nil, err
 	}
 	return &kernel.Caller{Tenant: id.Tenant, Actor: id.Subject, JTI: id.JTI, Transport: transport, Scopes: id.Scopes,
-		Active: func() error { return r.store.Active(id) }}, nil
+		Active: r.store.ActiveFromNow(id)}, nil
 }
 
 // callerOf authenticates a request and keeps its caller present: an agent has no connection

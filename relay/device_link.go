@@ -33,6 +33,9 @@ import (
 // tenant come from the token only, not from the message. A refusal names no detail, so that
 // somebody who tries tokens learns nothing from it.
 func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Grant, error) {
+	if r.clock.check() != "" { // before the token, which such a clock may call not valid yet
+		return nil, &link.Refusal{Code: link.CloseDraining, Reason: "clock"}
+	}
 	id, err := r.store.Verify(a.Token, auth.ClassDevice)
 	switch {
 	case errors.Is(err, auth.ErrClass), errors.Is(err, auth.ErrScope):

@@ -57,8 +57,15 @@ type Options struct {
 	TLS       string    // TLSOwn, TLSFiles or TLSOff; "": see checkTLS
 	TLSCert   string    // PEM files, both or none; read again when they change
 	TLSKey    string    // of TLSCert
-	BuildTime time.Time // of this binary: when certificates of TLSOwn begin to be valid
+	BuildTime time.Time // of this binary: when certificates of TLSOwn begin to be valid; see clockGuard too
 	Insecure  bool      // allow plain HTTP beyond loopback, behind a TLS proxy
+
+	// AcceptClock lets boards link although the clock is before the build or before the newest
+	// event (clockGuard). Now is the wall clock, default time.Now, and Synchronized reports
+	// whether NTP keeps it right; default clock.NTPSynchronized.
+	AcceptClock  bool
+	Now          func() time.Time
+	Synchronized func() bool
 
 	AllowOrigin    []string  // origins of pages that may call; default none
 	Anonymous      bool      // on loopback only: a caller without a token may read

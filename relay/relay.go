@@ -34,6 +34,7 @@ import (
 	"agentctl/relay/plugins/process"
 	"agentctl/relay/plugins/tickets"
 	"agentctl/relay/stages"
+	"agentctl/transport/clock"
 	"agentctl/transport/edge"
 	"agentctl/transport/link"
 	"agentctl/transport/sse"
@@ -65,6 +66,7 @@ type Relay struct {
 	tickets   *tickets.Plugin // nil: disabled
 	builtins  map[string]builtinPlugin
 	processes *process.Host
+	clock     *clockGuard
 
 	// Devices as plugins of the kernel.
 	upgrader     *link.Upgrader
@@ -108,6 +110,12 @@ func Open(opt Options) (r *Relay, err error) {
 	}
 	if opt.Logger == nil {
 		opt.Logger = zap.NewNop()
+	}
+	if opt.Now == nil {
+		opt.Now = time.Now
+	}
+	if opt.Synchronized == nil {
+		opt.Synchronized = clock.NTPSynchronized
 	}
 	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener,
 		adminLimits: edge.NewLimiter(maxAdminCallers, true)}
@@ -228,6 +236,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	if r.metricsListener != nil {
 		serving.Go(func() { failed <- metricsSrv.Serve(r.metricsListener) })
 	}
+	r.clock.check() // for the log
 	r.ready.Store(true)
 	if r.onReady != nil {
 		r.onReady()

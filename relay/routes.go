@@ -122,10 +122,15 @@ func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
 	r.hub.Attach(conn)
 }
 
-// readyz is for load balancers: 503 as soon as the relay drains. /healthz stays 200.
+// readyz is for load balancers: 503 as soon as the relay drains, and while its clock cannot be
+// right, with the reason. /healthz stays 200.
 func (r *Relay) readyz(w http.ResponseWriter, _ *http.Request) {
 	if !r.ready.Load() {
 		edge.WriteText(w, http.StatusServiceUnavailable, "draining\n")
+		return
+	}
+	if problem := r.clock.check(); problem != "" {
+		edge.WriteText(w, http.StatusServiceUnavailable, "clock: "+problem+"\n")
 		return
 	}
 	edge.WriteText(w, http.StatusOK, "ready\n")

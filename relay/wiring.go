@@ -41,7 +41,7 @@ const _ uint = kernel.MaxPlugins - hub.MaxNodes - 128
 // openState opens the files of the state directory.
 func (r *Relay) openState() (err error) {
 	r.store, err = auth.Open(auth.Options{
-		StateDir: r.opt.StateDir, Audience: r.opt.Audience, ScopelessUntil: r.opt.ScopelessUntil, Logger: r.log,
+		StateDir: r.opt.StateDir, Audience: r.opt.Audience, ScopelessUntil: r.opt.ScopelessUntil, Logger: r.log, Now: r.opt.Now,
 	})
 	if err != nil {
 		return err
@@ -50,9 +50,13 @@ func (r *Relay) openState() (err error) {
 		return err
 	}
 	r.events, err = eventlog.Open(eventlog.Options{
-		Path: filepath.Join(r.opt.StateDir, eventlog.FileName), Logger: r.log.Named("events"), Snapshot: r.snapshotForRetention,
+		Path: filepath.Join(r.opt.StateDir, eventlog.FileName), Logger: r.log.Named("events"), Snapshot: r.snapshotForRetention, Now: r.opt.Now,
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	r.clock = r.newClockGuard()
+	return nil
 }
 
 // snapshotForRetention returns events that stand for those which retention is about to
@@ -101,6 +105,7 @@ func (r *Relay) newKernel() (err error) {
 func (r *Relay) newFrontEnd() error {
 	r.hub = hub.New(hub.Options{
 		Authenticate:       r.authenticateDevice,
+		Now:                r.opt.Now,
 		ValidateCapability: r.capabilities.validate,
 		CheckResult:        manifest.CheckResult,
 		CheckSample:        manifest.CheckFrame,

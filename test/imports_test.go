@@ -74,7 +74,7 @@ var allowed = map[string]string{
 	"config":                    "atomicfile duration manifest prober prober/alert prober/history suggest transport/enroll transport/link transport/pin",
 	"configctl":                 "config control",
 	"daemon":                    "config control enrollment handlers manifest prober prober/alert prober/history transport/clock transport/enroll transport/link transport/pin",
-	"doctor":                    "config control daemon duration prober term transport/enroll transport/link transport/pin",
+	"doctor":                    "config control daemon duration prober term transport/clock transport/enroll transport/link transport/pin",
 	"demo":                      "client config daemon manifest relay relay/auth relay/gateway transport/edge",
 	"duration":                  "",
 	"enrollment":                "",
@@ -115,7 +115,7 @@ var allowed = map[string]string{
 	"relay/plugins/directory":   "manifest relay/kernel relay/plugins/arguments",
 	"relay/plugins/process":     "manifest relay/kernel strictjson",
 	"relay/plugins/tickets":     "manifest relay/kernel relay/plugins/arguments",
-	"relay":                     "enrollment manifest relay/... strictjson transport/edge transport/fanout transport/link transport/sse",
+	"relay":                     "enrollment manifest relay/... strictjson transport/clock transport/edge transport/fanout transport/link transport/sse",
 }
 
 func TestImportsAllowed(t *testing.T) {

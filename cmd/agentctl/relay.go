@@ -103,6 +103,7 @@ are folders in --plugin-dir.`,
 	f.StringArrayVar(&o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
 	f.BoolVar(&o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
 	f.BoolVar(&o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
+	f.BoolVar(&o.AcceptClock, "accept-clock", false, "let boards link although this machine's clock is before the build or the newest event")
 	f.BoolVar(&o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
 	f.StringArrayVar(&o.ExternalPlugins, "plugin", nil, "load the plugin `NAME` from the plugin directory (repeatable)")
 	f.StringVar(&o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")

@@ -105,6 +105,23 @@ func (s *Store) Active(id *Identity) error {
 	return s.CheckRevoked(id)
 }
 
+// ActiveFromNow returns Active for what begins now and lasts: a stream, an MCP session. It measures
+// the rest of the token's time by the monotonic clock, so that a step of the wall clock ends
+// nothing early and extends nothing.
+func (s *Store) ActiveFromNow(id *Identity) func() error {
+	end := id.ValidUntil()
+	if end.IsZero() {
+		return func() error { return s.CheckRevoked(id) }
+	}
+	began, remaining := time.Now(), end.Sub(s.now())
+	return func() error {
+		if time.Since(began) >= remaining {
+			return id.expiryError(id.validUntil)
+		}
+		return s.CheckRevoked(id)
+	}
+}
+
 // CheckRevoked is Active without the expiry, for a link whose grant may outlive the token with
 // which it began.
 func (s *Store) CheckRevoked(id *Identity) error {

@@ -197,7 +197,9 @@ func (s *Store) publish(events []kernel.Event) {
 	for _, e := range events {
 		_ = s.topic.PublishAt(e.Seq, e) // cannot fail: in order, and open while Run runs
 	}
-	s.last.Store(events[len(events)-1].Seq)
+	last := events[len(events)-1]
+	s.last.Store(last.Seq)
+	s.newestMS.Store(max(s.newestMS.Load(), last.CreatedMS)) // one goroutine commits
 	if s.opts.OnCommit != nil {
 		s.opts.OnCommit(events)
 	}

@@ -41,6 +41,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -137,6 +138,7 @@ type Store struct {
 	insertMany *sql.Stmt // inserts insertRows rows: a statement costs as much as a few rows
 	topic      *fanout.Topic[kernel.Event]
 	last       atomic.Uint64
+	newestMS   atomic.Int64 // the latest CreatedMS of the last events, 0 without any
 
 	appendReady chan struct{} // holds one signal: an Append is queued
 	offerReady  chan struct{} // holds one signal: an Offer is queued
@@ -219,6 +221,12 @@ func (s *Store) load() error {
 	s.last.Store(last)
 	s.startSeq = firstSeq(last, s.opts.Now())
 	s.nextSeq = s.startSeq
+	var newest int64
+	err = s.queryRow("SELECT coalesce(max(created_at), 0) FROM (SELECT created_at FROM events ORDER BY seq DESC LIMIT " + strconv.Itoa(newestWindow) + ")").Scan(&newest)
+	if err != nil {
+		return err
+	}
+	s.newestMS.Store(newest)
 	return s.queryRow("SELECT count(*), coalesce(min(seq), 0), (SELECT mark FROM retention) FROM events").
 		Scan(&s.stats.Events, &s.stats.First, &s.stats.Mark)
 }
@@ -237,6 +245,20 @@ func firstSeq(last uint64, now time.Time) uint64 {
 func (s *Store) readLast() (last uint64, err error) {
 	err = s.queryRow("SELECT max(mark - 1, coalesce((SELECT max(seq) FROM events), 0), 0) FROM retention").Scan(&last)
 	return last, err
+}
+
+// newestWindow is how many of the last events are searched for the newest time. Their times are in
+// order unless the clock was wrong.
+const newestWindow = 10_000
+
+// Newest is the latest time of the last events, those of earlier runs included; the zero time if
+// there are none. A wall clock that is before it has been set back, or was ahead when they were
+// written.
+func (s *Store) Newest() time.Time {
+	if ms := s.newestMS.Load(); ms != 0 {
+		return time.UnixMilli(ms)
+	}
+	return time.Time{}
 }
 
 // Last implements kernel.Log: it returns the newest seq that is durable.

@@ -60,6 +60,8 @@ const (
 type Options struct {
 	// Authenticate checks a device's token, see link.AcceptOptions. Required.
 	Authenticate func(ctx context.Context, a *link.Auth) (*link.Grant, error)
+	// Now is the wall clock that devices get, see link.AcceptOptions; nil: time.Now.
+	Now func() time.Time
 	// ValidateCapability checks one announced capability against its schema.
 	ValidateCapability func(raw []byte) error
 	// CheckResult checks a cmd_ack's result against the verb's schema and the node id.
@@ -210,6 +212,7 @@ func (h *Hub) handshake(conn link.Conn) {
 	var adm admission
 	unfinished := true // counts in h.handshaking
 	s, m, err := link.Accept(h.ctx, conn, link.AcceptOptions{
+		Now: h.opt.Now,
 		Authenticate: func(ctx context.Context, a *link.Auth) (*link.Grant, error) {
 			g, err := h.opt.Authenticate(ctx, a)
 			if err != nil {

@@ -48,6 +48,8 @@ type AcceptOptions struct {
 	// which is that of a fresh session. It may block for AdmitTimeout. A *Refusal carries the
 	// close code. nil: each link is a fresh session.
 	Admit func(ctx context.Context, s *Session, a *Auth) (Admission, error)
+	// Now is the wall clock, for server_time_ms; nil: time.Now.
+	Now func() time.Time
 	// ReconnectSpreadMS is the reconnect_spread_ms of auth_ok, see Backoff.
 	ReconnectSpreadMS func() int64
 	// ValidateCapability checks one announced capability against its schema; nil: no check.
@@ -92,13 +94,21 @@ func Accept(ctx context.Context, conn Conn, opt AcceptOptions) (*Session, *Manif
 	return s, m, nil
 }
 
+// wallClock is the time that the device gets as server_time_ms.
+func (s *Session) wallClock() time.Time {
+	if s.opt.Now == nil {
+		return time.Now()
+	}
+	return s.opt.Now()
+}
+
 // handshake reads and writes the messages in the order of the protocol. Before auth the
 // read limit is MaxFrame, so that a stranger cannot make the relay buffer more.
 func (s *Session) handshake(ctx context.Context, timeout *time.Timer) (*Manifest, error) {
 	_ = s.conn.SetReadDeadline(time.Now().Add(AuthTimeout))
 	nonce := make([]byte, 32)
 	_, _ = rand.Read(nonce)
-	hello := Hello{Protocol: Protocol, Nonce: base64.RawURLEncoding.EncodeToString(nonce), ServerTimeMS: time.Now().UnixMilli()}
+	hello := Hello{Protocol: Protocol, Nonce: base64.RawURLEncoding.EncodeToString(nonce), ServerTimeMS: s.wallClock().UnixMilli()}
 	if err := s.conn.Write(Encode(TypeHello, NewID(), "", hello)); err != nil {
 		return nil, err
 	}
@@ -121,7 +131,7 @@ func (s *Session) handshake(ctx context.Context, timeout *time.Timer) (*Manifest
 		return nil, err
 	}
 	timeout.Reset(maxHandshakeTime)
-	ok := AuthOK{NodeID: g.NodeID, TenantID: g.Tenant, SessionID: s.ID, Resumed: resumed, ServerTimeMS: time.Now().UnixMilli(),
+	ok := AuthOK{NodeID: g.NodeID, TenantID: g.Tenant, SessionID: s.ID, Resumed: resumed, ServerTimeMS: s.wallClock().UnixMilli(),
 		ReconnectSpreadMS: s.opt.ReconnectSpreadMS(), Limits: Limits{MaxInflight: MaxInflight, MaxStreams: MaxStreams}}
 	s.startTime(ok.ServerTimeMS)
 	if err := s.conn.Write(Encode(TypeAuthOK, NewID(), "", ok)); err != nil {
