@@ -114,7 +114,7 @@ func TestRequireProof(t *testing.T) {
 func (b *joinedBoard) run(t *testing.T, r *testRelay) <-chan string {
 	t.Helper()
 	sessions := make(chan string, 8)
-	cl := clock.New(time.Time{})
+	cl := clock.New(time.Time{}, nil)
 	mux, err := handlers.New(handlers.Options{}, handlers.NewEcho(cl.NowMS))
 	if err != nil {
 		t.Fatal(err)

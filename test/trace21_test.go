@@ -71,7 +71,7 @@ func traceClient(t testing.TB, opt link.ClientOptions, dial func(ctx context.Con
 	t.Helper()
 	var mu sync.Mutex
 	var parts []traceEntry
-	opt.Clock = clock.New(time.Time{})
+	opt.Clock = clock.New(time.Time{}, nil)
 	mux, err := handlers.New(handlers.Options{}, handlers.NewEcho(opt.Clock.NowMS))
 	if err != nil {
 		t.Fatal(err)
