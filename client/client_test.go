@@ -10,12 +10,14 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"agentctl/client"
 	"agentctl/manifest"
+	"agentctl/transport/pin"
 	"agentctl/transport/sse"
 )
 
@@ -332,5 +334,76 @@ func TestFollowMetrics(t *testing.T) {
 	}
 	if err := newClient(t, client.Options{URL: "http://127.0.0.1:1"}).FollowMetrics(t.Context(), "x", nil, nil, nil); err == nil {
 		t.Error("the first subscription failed without an error")
+	}
+}
+
+// TestNewToken: a 401 is answered with one newer token, and a stream whose token expired is
+// followed with the next one.
+func TestNewToken(t *testing.T) {
+	var got []string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		got = append(got, r.Header.Get("Authorization")+" "+string(body[:min(len(body), 8)]))
+		if r.Header.Get("Authorization") != "Bearer t3" {
+			answer(401, `{"error":{"code":"E_SAFETY_DENIED","message":"expired"}}`)(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "event: metric\ndata: {}\n\nevent: close\ndata: {\"code\":1000,\"reason\":\"normal\"}\n\n")
+	}))
+	defer srv.Close()
+	tokens, failure := []string{"t1", "t2", "t2", "t3"}, error(nil)
+	newToken := func(_ context.Context, refused string) (string, error) {
+		next := tokens[0]
+		if len(tokens) > 1 {
+			tokens = tokens[1:]
+		}
+		return next, failure
+	}
+	c := newClient(t, client.Options{URL: srv.URL, NewToken: newToken})
+	frames := 0
+	frame := func([]byte) error { frames++; return nil }
+	var refused *client.Error
+	if err := c.Metrics(t.Context(), "x", nil, frame); !errors.As(err, &refused) || refused.Status != 401 || len(got) != 2 {
+		t.Errorf("both refused: %v, %q", err, got)
+	}
+	got = nil
+	// The relay closes normally when a token expires: the end is not that of the reader.
+	var closed *client.StreamClosedError
+	if err := c.Metrics(t.Context(), "x", nil, frame); !errors.As(err, &closed) || closed.Code != sse.Normal || frames != 1 {
+		t.Errorf("normal close: %v, %d frames", err, frames)
+	}
+	if want := []string{`Bearer t2 {"tool":`, `Bearer t3 {"tool":`}; !slices.Equal(got, want) {
+		t.Errorf("sent %q, want %q", got, want)
+	}
+	if err := newClient(t, client.Options{URL: srv.URL, Token: "t3"}).Metrics(t.Context(), "x", nil, frame); err != nil {
+		t.Errorf("with one token the normal end is no error: %v", err)
+	}
+	got, failure = nil, errors.New("no")
+	if err := c.Metrics(t.Context(), "x", nil, frame); !errors.Is(err, failure) || len(got) > 0 {
+		t.Errorf("without a token: %v, %q", err, got)
+	}
+	if _, err := client.New(client.Options{URL: "http://relay.example", NewToken: newToken}); !errors.Is(err, client.ErrCleartext) {
+		t.Errorf("in the clear: %v", err)
+	}
+}
+
+// TestPin: a client with a pin sends nothing to another server, and does not connect again and
+// again.
+func TestPin(t *testing.T) {
+	requests := 0
+	srv := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests++ }))
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	defer srv.Close()
+	cfg, err := pin.ClientConfig(strings.Repeat("ab", 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, client.Options{URL: srv.URL, TLS: cfg, NewToken: func(context.Context, string) (string, error) { return "s3cret", nil }})
+	err = c.Ready(t.Context())
+	var transport *client.TransportError
+	var mismatch *pin.MismatchError
+	if !errors.As(err, &transport) || transport.Kind != client.WrongAuthority || !errors.As(err, &mismatch) || requests != 0 {
+		t.Errorf("got %v, %d requests", err, requests)
 	}
 }

@@ -310,6 +310,13 @@ func TestErrors(t *testing.T) {
 	bad := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func(context.Context, string) (string, error) { return "bad", nil }, TokenHint: "read from --token-file"})
 	bad.send(initialize)
 	bad.until(`"id":"i"`, `-31401`, "--token-file")
+	refreshed := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func(_ context.Context, refused string) (string, error) {
+		if refused == "bad" {
+			return "good", nil
+		}
+		return "bad", nil // each request begins with an expired token
+	}})
+	refreshed.hello()
 	lost := newClient(t, Options{URL: "http://127.0.0.1:1/mcp"})
 	lost.send(initialize)
 	lost.until(`"id":"i"`, fmt.Sprint(codeUnreachable), "no relay answers at", "refused")
