@@ -63,7 +63,7 @@ func scanEnrolled(scan func(...any) error) (*enrolled, error) {
 
 // identity is what revocations are compared with.
 func (e *enrolled) identity() *Identity {
-	id := &Identity{Tenant: e.tenant, Subject: e.subject, JTI: e.jti, issuedAt: e.created}
+	id := &Identity{Tenant: e.tenant, Subject: e.subject, JTI: e.jti, KeyThumbprint: enrollment.Thumbprint(e.publicKey), issuedAt: e.created}
 	if e.class == ClassDevice {
 		id.NodeID = e.subject
 	}
@@ -76,9 +76,9 @@ func (e *enrolled) identity() *Identity {
 func stopTx(tx *sql.Tx, id *Identity) (stop int64, revoked bool, err error) {
 	var byJTI bool
 	err = tx.QueryRow(`SELECT coalesce(max(at) FILTER (WHERE kind <> 'jti'), 0), coalesce(max(kind = 'jti'), 0) FROM revocations WHERE
-		(kind = 'jti' AND value = ?1 AND ?1 <> '') OR (kind = 'sub' AND value = ?2 AND ?2 <> '') OR
+		(kind = 'jti' AND value IN (?1, ?5) AND value <> '') OR (kind = 'sub' AND value = ?2 AND ?2 <> '') OR
 		(kind = 'node' AND value = ?3 AND ?3 <> '') OR (kind = 'tenant' AND value = ?4)`,
-		id.JTI, id.Subject, id.NodeID, id.Tenant).Scan(&stop, &byJTI)
+		id.JTI, id.Subject, id.NodeID, id.Tenant, id.KeyThumbprint).Scan(&stop, &byJTI)
 	return stop, byJTI || id.issuedAt <= stop && stop > 0, err
 }
 

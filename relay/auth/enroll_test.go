@@ -3,6 +3,7 @@ package auth
 import (
 	"context"
 	"crypto/ed25519"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -651,6 +652,50 @@ func TestRevokedKeys(t *testing.T) {
 	}
 }
 
+// TestRevokedHolder: revoking the present token of an agent stops its key, the tokens that it
+// had before and the invites that it made, and nobody else of that name.
+func TestRevokedHolder(t *testing.T) {
+	s := openStore(t, Options{})
+	namesake := mint(t, s, MintRequest{Class: "agent", Tenant: "other", Subject: "ann"})
+	_, code := invite(t, s, InviteRequest{Class: InviteAgent, Name: "ann", Tenant: "acme", Scopes: []string{manifest.ScopeInvitesWrite}})
+	ann := newHolder(t, s, code)
+	first := ann.mustEnroll()
+	id, err := s.Verify(first.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, made := invite(t, s, InviteRequest{Creator: id, Uses: 2})
+	board := newHolder(t, s, made)
+	board.mustEnroll()
+	second, err := ann.refresh(1, manifest.NewULID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := s.Verify(second.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Revoke(t.Context(), RevokeRequest{JTI: now.JTI}); err != nil {
+		t.Fatal(err)
+	}
+	for _, token := range []string{first.Token, second.Token} {
+		_, err := s.Verify(token)
+		refused(t, err, token, ErrRevoked, "revoked")
+	}
+	_, err = ann.refresh(2, manifest.NewULID())
+	wantReason(t, err, enrollment.ReasonRevoked)
+	for _, b := range []*holder{board, newHolder(t, s, made)} {
+		_, err := b.enroll()
+		wantReason(t, err, enrollment.ReasonRevoked)
+	}
+	if _, err := board.refresh(1, manifest.NewULID()); err != nil {
+		t.Errorf("what has joined stays: %v", err)
+	}
+	if _, err := s.Verify(namesake.Token); err != nil {
+		t.Errorf("a namesake in another tenant: %v", err)
+	}
+}
+
 func TestLinkProof(t *testing.T) {
 	s := openStore(t, Options{})
 	_, code := invite(t, s, InviteRequest{Uses: 2})
@@ -775,8 +820,16 @@ func TestInviteBounds(t *testing.T) {
 	}
 	_, err := newHolder(t, s, code).enroll()
 	wantReason(t, err, enrollment.ReasonCodeUnknown)
-	for range maxTenantInvites - 1 {
-		invite(t, s, InviteRequest{})
+	err = s.db.write(t.Context(), func(tx *sql.Tx) error { // one transaction, not a thousand
+		for i := range maxTenantInvites - 1 {
+			if _, err := tx.Exec("INSERT INTO invites SELECT NULL, ?1, ?1, class, tenant, '', '', scopes, 1, 0, '', '', created, expires, 0 FROM invites LIMIT 1", fmt.Sprint(i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
 	if _, _, err := s.CreateInvite(t.Context(), InviteRequest{}); !errors.Is(err, ErrFull) {
 		t.Errorf("one too many: %v", err)

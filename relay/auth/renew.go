@@ -201,19 +201,27 @@ func (s *Store) VerifyLinkProof(ctx context.Context, id *Identity, token, nonce,
 }
 
 // revokeHolderTx revokes the key whose newest token is jti: it would otherwise get another
-// token at once.
-func revokeHolderTx(tx *sql.Tx, jti string, now int64) (live int, err error) {
-	var class, subject string
-	err = tx.QueryRow("SELECT class, sub FROM enrollments WHERE jti = ?", jti).Scan(&class, &subject)
-	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return 0, nil
-	case err != nil:
-		return 0, err
+// token at once. Every token that is bound to the key stops, and so do invites that its holder
+// made. It does not revoke by subject, which other tenants may use, too.
+func revokeHolderTx(tx *sql.Tx, jti string, now int64) error {
+	var jkt, tenant, subject string
+	err := tx.QueryRow("SELECT jkt, tenant, sub FROM enrollments WHERE jti = ?", jti).Scan(&jkt, &tenant, &subject)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
 	}
-	kind := "sub"
-	if class == ClassDevice {
-		kind = "node"
+	if err != nil {
+		return err
 	}
-	return addRevocation(tx, kind, subject, now, maxRevocations)
+	if _, err := addRevocation(tx, "jti", jkt, now, maxRevocations); err != nil {
+		return err
+	}
+	for _, stmt := range []string{
+		"UPDATE enrollments SET code_revoked = 1 WHERE code IN (SELECT code FROM invites WHERE tenant = ?2 AND creator = ?3)",
+		"UPDATE invites SET revoked = max(?1, 1) WHERE tenant = ?2 AND creator = ?3 AND revoked = 0",
+	} {
+		if _, err := tx.Exec(stmt, now, tenant, subject); err != nil {
+			return err
+		}
+	}
+	return nil
 }

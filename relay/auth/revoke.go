@@ -23,7 +23,8 @@ const maxRevocations = 100_000
 // A revocation by subject, node or tenant is a point in time: it stops every token that was
 // issued up to that second, seen by this relay or not, and none that is minted later
 // (earliestIssue). A revocation by jti stops that token whenever it was issued. Both stay
-// in the list until every token they can stop has expired, at most MaxTTL.
+// in the list until every token they can stop has expired, at most MaxTTL. Among those by jti
+// are thumbprints of keys, which stop every token that is bound to the key.
 type denyList struct {
 	revision               int64 // value of changes.revocations when it was read
 	jti, sub, node, tenant map[string]int64
@@ -32,7 +33,7 @@ type denyList struct {
 // revokes reports whether the identity's token is revoked. Most relays have no
 // revocation, so empty maps are skipped before anything is hashed.
 func (d *denyList) revokes(id *Identity) bool {
-	return issuedBefore(d.jti, id.JTI, id.issuedAt) || issuedBefore(d.tenant, id.Tenant, id.issuedAt) ||
+	return issuedBefore(d.jti, id.JTI, id.issuedAt) || issuedBefore(d.jti, id.KeyThumbprint, id.issuedAt) || issuedBefore(d.tenant, id.Tenant, id.issuedAt) ||
 		issuedBefore(d.sub, id.Subject, id.issuedAt) || issuedBefore(d.node, id.NodeID, id.issuedAt)
 }
 
@@ -178,11 +179,9 @@ func (s *Store) Revoke(ctx context.Context, req RevokeRequest) (n int, err error
 			return err
 		}
 		if kind == "jti" {
-			others, err := revokeHolderTx(tx, value, s.now().Unix())
-			if err != nil {
+			if err := revokeHolderTx(tx, value, s.now().Unix()); err != nil {
 				return err
 			}
-			n += others
 		}
 		if req.DryRun {
 			return errDryRun
