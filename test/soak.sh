@@ -4,6 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${SOAK:=1h}"
+: "${SEEDS:=1000}" # of the simulation of 20 boards and their links, ten minutes of virtual time each
+AGENTCTL_SEEDS=$SEEDS CGO_ENABLED=0 go test -count=1 -timeout 1h -run 'TestSimulation' ./relay/hub
 AGENTCTL_SLOW=1 CGO_ENABLED=0 go test -count=1 -timeout 15m -run 'Stall|Slow|Backpressure|Idle|SurviveKill' ./test
 mkdir -p bin
 CGO_ENABLED=0 go build -C test/bench -o ../../bin/bench .
