@@ -4,11 +4,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -31,70 +28,16 @@ type inviteAdmin interface {
 var _ inviteAdmin = (*client.Client)(nil)
 
 // inviteFlags are the flags that all commands of the group have.
-type inviteFlags struct {
-	relay    relayFlags
-	stateDir string
-	tenant   string
-	out      output
-}
+type inviteFlags struct{ adminFlags }
 
 func (f *inviteFlags) flags(c *cobra.Command) {
-	f.relay.flags(c)
-	stateDirFlag(c, &f.stateDir)
-	c.Flags().StringVar(&f.tenant, "tenant", "", "with a state directory: the `TENANT` (default: \""+auth.DefaultTenant+"\" for a new invite, else any)")
-	f.out.flags(c)
-}
-
-// isRemote reports whether the flags name a relay to call. Without any, the commands use the
-// state directory: they are typed on the relay's machine. Where there is none, they use the
-// context of 'agentctl login'.
-func (f *inviteFlags) isRemote(cmd *cobra.Command) bool {
-	changed := cmd.Flags().Changed
-	if changed("relay") || changed("token-file") || f.relay.tokenFile != "" && !changed("state-dir") {
-		return true
-	}
-	if changed("state-dir") || os.Getenv("AGENTCTL_STATE_DIR") != "" {
-		return false
-	}
-	if _, err := os.Stat(f.stateDir); !errors.Is(err, fs.ErrNotExist) {
-		return false
-	}
-	saved, err := f.relay.context()
-	return saved != nil || err != nil
+	f.adminFlags.flags(c, "\""+auth.DefaultTenant+"\" for a new invite, else any")
 }
 
 // run calls fn with what the flags select.
 func (f *inviteFlags) run(cmd *cobra.Command, fn func(inviteAdmin) error) error {
-	if f.isRemote(cmd) {
-		switch {
-		case cmd.Flags().Changed("state-dir"):
-			return exit(exitUsage, "give either --state-dir, or --relay and --token-file")
-		case f.tenant != "":
-			return exit(exitUsage, "--tenant goes with --state-dir; over HTTP the token decides the tenant")
-		}
-		rc, err := f.relay.client()
-		if err != nil {
-			return err
-		}
-		return fn(rc)
-	}
-	s, err := tokenStore(cmd, f.stateDir, true)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = s.Close() }()
-	return fn(&localInvites{s, f.tenant})
-}
-
-// where is what the next command needs to find the same relay.
-func (f *inviteFlags) where(cmd *cobra.Command) string {
-	words := ""
-	for _, name := range []string{"state-dir", "relay", "token-file", "ca-file", "ca-sha256"} {
-		if fl := cmd.Flags().Lookup(name); fl != nil && fl.Changed {
-			words += " --" + name + " " + shellQuote(fl.Value.String())
-		}
-	}
-	return words
+	return f.adminFlags.run(cmd, func(rc *client.Client) error { return fn(rc) },
+		func(s *auth.Store) error { return fn(&localInvites{s, f.tenant}) })
 }
 
 func newInvite() *cobra.Command {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/relay/auth"
 	"agentctl/term"
 )
 
@@ -25,48 +26,24 @@ var _ nodeAdmin = (*client.Client)(nil)
 
 // nodeFlags are the flags that all commands of the group have.
 type nodeFlags struct {
-	relay    relayFlags
-	stateDir string
-	tenant   string
-	dryRun   bool
-	out      output
+	adminFlags
+	dryRun bool
 }
 
 func (f *nodeFlags) flags(c *cobra.Command) {
-	f.relay.flags(c)
-	c.Flags().StringVar(&f.stateDir, "state-dir", "", "change this relay's state `DIR` instead of calling a relay; no token is needed")
-	c.Flags().StringVar(&f.tenant, "tenant", "", "with --state-dir: the node's `TENANT` (default: any)")
+	f.adminFlags.flags(c, "any")
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "print what would change, and change nothing")
-	f.out.flags(c)
 }
 
 // run calls fn with what the flags select.
 func (f *nodeFlags) run(cmd *cobra.Command, fn func(nodeAdmin) error) error {
-	if f.stateDir == "" {
-		if f.tenant != "" {
-			return exit(exitUsage, "--tenant goes with --state-dir; over HTTP the token decides the tenant")
-		}
-		rc, err := f.relay.client()
-		if err != nil {
-			return err
-		}
-		return fn(rc)
-	}
-	s, err := tokenStore(cmd, f.stateDir, true)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = s.Close() }()
-	return fn(&localNodes{s, f.tenant})
+	return f.adminFlags.run(cmd, func(rc *client.Client) error { return fn(rc) },
+		func(s *auth.Store) error { return fn(&localNodes{s, f.tenant}) })
 }
 
-// again is the beginning of a command that finds the same relay.
-func (f *nodeFlags) again(verb, nodeID string) string {
-	where := ""
-	if f.stateDir != "" {
-		where = " --state-dir " + shellQuote(f.stateDir)
-	}
-	return "agentctl node " + verb + where + " " + nodeID
+// again is the beginning of a command that finds the same relay and node.
+func (f *nodeFlags) again(cmd *cobra.Command, verb, nodeID string) string {
+	return "agentctl node " + verb + f.where(cmd) + " " + nodeID
 }
 
 // did is how a sentence about a change begins.
@@ -82,9 +59,10 @@ func newNode() *cobra.Command {
 		Use:   "node",
 		Short: "Name, tag and describe boards; revoke or remove them",
 		Long: `Name, tag and describe boards of your tenant, revoke their tokens or remove them. NODE is a
-board's id, its name or a unique prefix of its id. The commands call the relay with a token that
-has the scope nodes:write (agentctl token create --class tenant-admin), or change the state
-directory of a relay on this machine (--state-dir), whether it runs or not.`,
+board's id, its name or a unique prefix of its id. On the relay's machine the commands use the state
+directory, whether the relay runs or not; elsewhere they call the relay of 'agentctl login', or of
+--relay and --token-file, with a token that has the scope nodes:write (agentctl token create --class
+tenant-admin).`,
 	}
 	c.AddCommand(newNodeRename(), newNodeTag("tag"), newNodeTag("untag"), newNodeDescribe(), newNodeStop("revoke"), newNodeStop("remove"))
 	return c
@@ -111,9 +89,9 @@ a name that another board only proposed is taken from it. --unset returns to the
 				if c.Displaced != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "node %s had proposed this name; it %s %s\n", term.SafeLine(c.Displaced), f.did("is now called", "would be called"), term.SafeLine(c.DisplacedName))
 				}
-				undo = f.again("rename", c.NodeID) + " --unset"
+				undo = f.again(cmd, "rename", c.NodeID) + " --unset"
 				if c.Before.NameSet {
-					undo = f.again("rename", c.NodeID) + " " + c.Before.Name
+					undo = f.again(cmd, "rename", c.NodeID) + " " + c.Before.Name
 				}
 				return fmt.Sprintf("node %s %s %s (was %s)", c.NodeID, f.did("is now called", "would be called"), c.After.Name, c.Before.Name), undo
 			})
@@ -152,7 +130,7 @@ func newNodeTag(verb string) *cobra.Command {
 					now = "the tags " + strings.Join(c.After.Tags, " ")
 				}
 				return fmt.Sprintf("node %s (%s) %s %s", c.After.Name, c.NodeID, f.did("now has", "would have"), now),
-					f.again(other, c.NodeID) + " " + strings.Join(changed, " ")
+					f.again(cmd, other, c.NodeID) + " " + strings.Join(changed, " ")
 			})
 		},
 	}
@@ -180,7 +158,7 @@ description. To print what is known about a board: agentctl describe NODE.`,
 				if c.After.Description == "" {
 					did = fmt.Sprintf("node %s (%s) %s no description", c.After.Name, c.NodeID, f.did("now has", "would have"))
 				}
-				return did, f.again("describe", c.NodeID) + " " + shellQuote(c.Before.Description)
+				return did, f.again(cmd, "describe", c.NodeID) + " " + shellQuote(c.Before.Description)
 			})
 		},
 	}
@@ -250,12 +228,4 @@ new token. Its name, tags and history stay.`,
 	}
 	f.flags(c)
 	return c
-}
-
-// shellQuote quotes a word for a POSIX shell.
-func shellQuote(s string) string {
-	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:@%+,") == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

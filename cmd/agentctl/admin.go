@@ -1,0 +1,92 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/relay/auth"
+)
+
+// adminFlags are the flags of commands that administer a tenant: over HTTP, or in the state
+// directory of a relay on this machine.
+type adminFlags struct {
+	relay    relayFlags
+	stateDir string
+	tenant   string
+	out      output
+}
+
+// flags adds the flags; byDefault says which tenant a command in a state directory works on.
+func (f *adminFlags) flags(c *cobra.Command, byDefault string) {
+	f.relay.flags(c)
+	stateDirFlag(c, &f.stateDir)
+	c.Flags().StringVar(&f.tenant, "tenant", "", "with a state directory: the `TENANT` (default: "+byDefault+")")
+	f.out.flags(c)
+}
+
+// isRemote reports whether the flags name a relay to call. Without any, the commands use the
+// state directory: they are typed on the relay's machine. Where there is none, they use the
+// context of 'agentctl login'.
+func (f *adminFlags) isRemote(cmd *cobra.Command) bool {
+	changed := cmd.Flags().Changed
+	if changed("relay") || changed("token-file") || f.relay.tokenFile != "" && !changed("state-dir") {
+		return true
+	}
+	if changed("state-dir") || os.Getenv("AGENTCTL_STATE_DIR") != "" {
+		return false
+	}
+	if _, err := os.Stat(f.stateDir); !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	saved, err := f.relay.context()
+	return saved != nil || err != nil
+}
+
+// run calls one of the functions with what the flags select.
+func (f *adminFlags) run(cmd *cobra.Command, remote func(*client.Client) error, local func(*auth.Store) error) error {
+	if f.isRemote(cmd) {
+		switch {
+		case cmd.Flags().Changed("state-dir"):
+			return exit(exitUsage, "give either --state-dir, or --relay and --token-file")
+		case f.tenant != "":
+			return exit(exitUsage, "--tenant goes with --state-dir; over HTTP the token decides the tenant")
+		}
+		rc, err := f.relay.client()
+		if err != nil {
+			return err
+		}
+		return remote(rc)
+	}
+	s, err := tokenStore(cmd, f.stateDir, true)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	return local(s)
+}
+
+// where is what the next command needs to find the same relay.
+func (f *adminFlags) where(cmd *cobra.Command) string {
+	words := ""
+	for _, name := range []string{"state-dir", "relay", "token-file", "ca-file", "ca-sha256"} {
+		if fl := cmd.Flags().Lookup(name); fl != nil && fl.Changed {
+			words += " --" + name + " " + shellQuote(fl.Value.String())
+		}
+	}
+	return words
+}
+
+// shellQuote quotes a word for a POSIX shell.
+func shellQuote(s string) string {
+	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:@%+,") == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
