@@ -50,7 +50,7 @@ func (d *Daemon) listen() error {
 
 // saveClientConfig saves the settings of a client's set_config with persist in the state
 // directory, then reloads. A request without settings therefore causes a reload and waits for
-// it.
+// it; a credential that a join or a leave has changed is read as well.
 //
 // reloadMu is held over both, so that a reload by the ticker cannot read the file in between
 // and report a change twice.
@@ -66,14 +66,20 @@ func (d *Daemon) saveClientConfig(_ context.Context, c control.Config) error {
 		}
 		change[k.Name] = config.Setting{Value: ms}
 	}
-	d.reloadMu.Lock()
-	defer d.reloadMu.Unlock()
-	if len(change) > 0 {
-		if err := config.SaveSettings(d.config().SettingsPath(), change); err != nil {
-			return err
+	err := func() error {
+		d.reloadMu.Lock()
+		defer d.reloadMu.Unlock()
+		if len(change) > 0 {
+			if err := config.SaveSettings(d.config().SettingsPath(), change); err != nil {
+				return err
+			}
 		}
+		return d.reloadLocked()
+	}()
+	if d.credentialChanged() {
+		_ = d.updateMembership() // logged, and shown by status
 	}
-	return d.reloadLocked()
+	return err
 }
 
 // capabilities returns what the device announces to a relay, for local clients.

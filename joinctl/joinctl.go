@@ -131,7 +131,16 @@ func (t *Target) Join(ctx context.Context, o enroll.JoinOptions) (*Joined, error
 	if err != nil {
 		return nil, err
 	}
+	t.reload(ctx)
 	return j, nil
+}
+
+// reload makes the daemon read the credential now, with a set_config that saves nothing. A
+// daemon that does not answer, or has other errors, notices the file by itself.
+func (t *Target) reload(ctx context.Context) {
+	if t.Daemon != nil {
+		_, _ = t.Daemon.SetConfig(ctx, control.Config{Persist: true})
+	}
 }
 
 // Leave undoes Join; see enroll.Leave. With a daemon it returns when that one works alone, or
@@ -141,6 +150,7 @@ func (t *Target) Leave(ctx context.Context) (*enroll.Credential, error) {
 	if err != nil || t.Daemon == nil {
 		return cred, err
 	}
+	t.reload(ctx)
 	_, err = t.poll(ctx, func(s *daemon.Status) bool {
 		return s.Join == nil || s.Join.State != daemon.JoinJoined && s.Join.State != daemon.JoinOverridden
 	})
