@@ -27,7 +27,7 @@ func TestReadme(t *testing.T) {
 		t.Fatal(err)
 	}
 	help := make(map[string]string)
-	groups := map[string]bool{"token": true, "config": true, "tickets": true, "events": true, "plugin": true} // of commands
+	groups := map[string]bool{"token": true, "config": true, "tickets": true, "events": true, "plugin": true, "node": true, "keys": true, "context": true} // of commands
 	commands := 0
 	for _, page := range pages {
 		b, err := os.ReadFile(page)
@@ -64,7 +64,7 @@ func TestReadme(t *testing.T) {
 				help[name] = string(out)
 			}
 			commands++
-			for _, flag := range regexp.MustCompile(`--[a-z-]+`).FindAllString(line, -1) {
+			for _, flag := range regexp.MustCompile(`--[a-z0-9-]+`).FindAllString(line, -1) {
 				if !strings.Contains(help[name], flag+" ") {
 					t.Errorf("%s shows %q: there is no %s", page, strings.TrimSpace(line), flag)
 				}
