@@ -175,8 +175,8 @@ type Hub struct {
 	sharedManifests   map[string]*link.Manifest     // by raw bytes, see shareManifest
 	closing           bool
 
-	pace       *rate.Limiter // of handshakes
-	hasWaiting chan struct{} // holds one element after waiting has grown
+	startPace, readyPace *rate.Limiter // of handshakes: their start and their end
+	hasWaiting           chan struct{} // holds one element after waiting has grown
 
 	watchMu sync.Mutex // protects watched and Node.isWatched; a leaf
 	watched []*Node    // from which an answer is due, see suspect.go
@@ -192,7 +192,7 @@ type Hub struct {
 func New(opt Options) *Hub {
 	h := &Hub{opt: opt, nodeLimit: MaxNodes, lostLimit: maxLost, handshakeLimit: maxHandshakes,
 		nodes: make(map[string]*Node), lost: make(map[string]*Node), admitted: make(map[string]int),
-		pace: rate.NewLimiter(handshakeRate, handshakeBurst), hasWaiting: make(chan struct{}, 1),
+		startPace: rate.NewLimiter(handshakeRate, handshakeBurst), readyPace: rate.NewLimiter(handshakeRate, handshakeBurst), hasWaiting: make(chan struct{}, 1),
 		takeoverHistories: make(map[string]*takeoverHistory), clones: make(map[string]*cloneMark), sharedManifests: make(map[string]*link.Manifest)}
 	for i := range h.wheel {
 		h.wheel[i] = make(map[*Node]struct{})
@@ -239,6 +239,7 @@ func (h *Hub) handshake(conn link.Conn) {
 		h.refuse(granted, link.CloseCode(err))
 		return
 	}
+	_ = h.readyPace.Wait(h.ctx) // it fails when the hub is closing, which serve finds out
 	if err := h.serve(s, m, &adm); err != nil {
 		h.refuse(s.Grant, err.Code)
 		s.Close(err.Code, err.Reason)

@@ -16,10 +16,11 @@ import (
 //   - Handshakes start at handshakeRate. Links above it wait in a queue, in the order in
 //     which they came, before the relay has sent anything: such a link is a socket without a
 //     goroutine or a buffer, and its deadline for auth has not begun. A device waits for
-//     hello for 10 s at least; maxHandshakes links take 8 s.
+//     hello for 10 s at least; maxHandshakes links take 8 s. Links become ready at the same
+//     rate: when the machine was busy, handshakes that started one by one end together.
 const (
 	devicesPerSecond = 200 // at which devices should come back
-	handshakeRate    = 250 // handshakes a second, at most handshakeBurst more at once
+	handshakeRate    = 250 // handshakes a second, and at most handshakeBurst more in one
 	handshakeBurst   = 40
 	// recentInterval is how often the devices of the last hour are counted.
 	recentInterval = 60 // seconds
@@ -54,7 +55,7 @@ func (h *Hub) Attach(conn link.Conn) {
 	full := h.closing || len(h.nodes) >= h.nodeLimit || h.handshaking.Load() >= h.handshakeLimit
 	if !full {
 		h.handshaking.Add(1)
-		if len(h.waiting) == 0 && h.pace.Allow() {
+		if len(h.waiting) == 0 && h.startPace.Allow() {
 			h.startHandshakeLocked(conn)
 		} else {
 			h.waiting = append(h.waiting, conn)
@@ -90,7 +91,7 @@ func (h *Hub) startWaiting(ctx context.Context) {
 				continue
 			}
 		}
-		if h.pace.Wait(ctx) != nil {
+		if h.startPace.Wait(ctx) != nil {
 			return
 		}
 		h.mu.Lock()
