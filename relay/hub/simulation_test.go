@@ -24,7 +24,7 @@ import (
 const (
 	simBoards  = 20
 	simMinutes = 10
-	simSeeds   = 2 // without AGENTCTL_SEEDS
+	simSeeds   = 1 // without AGENTCTL_SEEDS
 )
 
 // fleet is the state of one run.
