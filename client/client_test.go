@@ -309,34 +309,6 @@ func isProtocolError(err error) bool {
 	return errors.As(err, &e)
 }
 
-// FollowMetrics comes back after a failure that may pass, and gives up after another one.
-func TestFollowMetrics(t *testing.T) {
-	visits := 0
-	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		switch visits++; visits {
-		case 1:
-			frames("", "1")(w, r)
-		case 2:
-			answer(503, "")(w, r)
-		case 3:
-			frames("event: close\ndata: {\"code\":4503}\n\n", "2")(w, r)
-		default:
-			answer(401, `{"error":{"code":"E_SAFETY_DENIED","message":"revoked"}}`)(w, r)
-		}
-	})
-	got, retries := "", 0
-	err := c.FollowMetrics(t.Context(), "x", nil,
-		func(frame []byte) error { got += string(frame); return nil },
-		func(error, time.Duration) { retries++ })
-	var denied *client.Error
-	if got != "12" || retries != 3 || visits != 4 || !errors.As(err, &denied) || denied.Status != 401 {
-		t.Errorf("frames %q, %d retries, %d visits, %v", got, retries, visits, err)
-	}
-	if err := newClient(t, client.Options{URL: "http://127.0.0.1:1"}).FollowMetrics(t.Context(), "x", nil, nil, nil); err == nil {
-		t.Error("the first subscription failed without an error")
-	}
-}
-
 // TestNewToken: a 401 is answered with one newer token, and a stream whose token expired is
 // followed with the next one.
 func TestNewToken(t *testing.T) {

@@ -30,6 +30,6 @@
 //
 // Metrics and Tail run in the goroutine that calls them, and so do their callbacks. A slow
 // callback is back-pressure: the relay then closes a metric stream, and the gateway drops
-// events. A callback ends its stream by returning ErrStop. FollowMetrics and Tail reconnect
+// events. A callback ends its stream by returning ErrStop. Follow and Tail reconnect
 // automatically.
 package client

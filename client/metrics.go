@@ -59,34 +59,6 @@ func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn fun
 	}
 }
 
-// FollowMetrics is Metrics with reconnection: when the stream ends for a temporary reason (a
-// broken connection, a board that went offline, a relay that restarts), it waits and
-// subscribes again. onRetry, unless nil, is called before each wait. The first subscription
-// must succeed.
-//
-// The back-off starts over with each frame. It returns nil when ctx ends during a wait.
-func (c *Client) FollowMetrics(ctx context.Context, tool string, arguments any, fn func(frame []byte) error, onRetry func(error, time.Duration)) error {
-	var retry backoff
-	began := false
-	for {
-		err := c.Metrics(ctx, tool, arguments, func(frame []byte) error {
-			began = true
-			retry.reset()
-			return fn(frame)
-		})
-		if err == nil || !began || !isTemporary(err) {
-			return err
-		}
-		wait := retry.next(err)
-		if onRetry != nil {
-			onRetry(err, wait)
-		}
-		if !sleep(ctx, wait) {
-			return nil
-		}
-	}
-}
-
 // isTemporary reports whether a new attempt may succeed after err. It cannot after a refused
 // token, an untrusted certificate, a protocol violation or an error of the caller's callback.
 func isTemporary(err error) bool {

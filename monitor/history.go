@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,13 +54,20 @@ func Clock(ctx context.Context, cl *control.Client) (now time.Time, isSet bool) 
 	return time.UnixMilli(s.TS), true
 }
 
+// HistorySource is where records come from: a daemon of this machine, which is a
+// *control.Client, or a board behind a relay, which is a SeriesSource.
+type HistorySource interface {
+	HistoryEach(ctx context.Context, q control.HistoryQuery, fn func(control.HistoryItem) error) error
+}
+
 // Window is a part of a daemon's history.
 type Window struct {
-	Client       *control.Client
+	Source       HistorySource
 	FromMS, ToMS int64    // milliseconds since 1970, both included
 	StepMS       int64    // keep the last record of each step; 0: every record
 	Modules      []string // none: cpu and memory in a chart, all in an export
 	ClockUnset   bool     // the daemon does not know the time yet; see Clock
+	Hint         string   // what to do when the window is empty; "": what helps on this machine
 }
 
 // Trim shortens the default window of a chart, most of which would be empty on a new board:
@@ -77,7 +85,7 @@ func (h *Window) Trim(ctx context.Context) error {
 // returns the error of fn or of the daemon, and ErrNoHistory when the daemon keeps none.
 func (h *Window) each(ctx context.Context, q control.HistoryQuery, fn func(control.HistoryItem) error) error {
 	q.FromMS, q.ToMS = h.FromMS, h.ToMS
-	err := h.Client.HistoryEach(ctx, q, func(item control.HistoryItem) error {
+	err := h.Source.HistoryEach(ctx, q, func(item control.HistoryItem) error {
 		if item.TS < h.FromMS || item.TS > h.ToMS {
 			return nil // an empty window is answered with the newest record
 		}
@@ -113,6 +121,9 @@ func (h *Window) Draw(ctx context.Context, w io.Writer, zone *time.Location) err
 			dots *= 2 // of a braille character
 		}
 		h.StepMS = term.NiceStep(time.Duration((h.ToMS-h.FromMS)/dots) * time.Millisecond).Milliseconds()
+		if _, ok := h.Source.(SeriesSource); ok {
+			h.StepMS = max(h.StepMS, minSeriesStep)
+		}
 	}
 	points := map[string][]term.Point{}
 	highest := map[string]float64{}
@@ -158,7 +169,7 @@ func (h *Window) Draw(ctx context.Context, w io.Writer, zone *time.Location) err
 // exit code of a chart without points is 0.
 func (h *Window) drawNothing(w io.Writer, zone *time.Location) error {
 	text := h.text(zone) + ": nothing was recorded.\n" +
-		"A longer window may have something: agentctl history --since 7d; whether anything is recorded: agentctl status\n"
+		cmp.Or(h.Hint, "A longer window may have something: agentctl history --since 7d; whether anything is recorded: agentctl status") + "\n"
 	if h.ClockUnset {
 		text += "The clock is not set yet: what is recorded now gets its time, and a place here, when it is known.\n"
 	}

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -75,7 +77,7 @@ func newWindow(t *testing.T, modules ...string) *Window {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cl.Close() })
-	return &Window{Client: cl, FromMS: from, ToMS: from + 3_600_000, Modules: modules}
+	return &Window{Source: cl, FromMS: from, ToMS: from + 3_600_000, Modules: modules}
 }
 
 func TestHistoryDraw(t *testing.T) {
@@ -187,5 +189,40 @@ func TestParseTime(t *testing.T) {
 		if (err != nil) != tt.want.IsZero() || (err == nil && !got.Equal(tt.want)) {
 			t.Errorf("%q is %v, %v; want %v", tt.in, got, err, tt.want)
 		}
+	}
+}
+
+// A SeriesSource makes the records that a daemon would, with the begin of each step as time.
+func TestSeriesSource(t *testing.T) {
+	from := historyStart.UnixMilli()
+	var asked []int64
+	var keys []string
+	source := SeriesSource(func(_ context.Context, from, to, step int64, k []string, fn func(int64, map[string]float64) error) error {
+		asked, keys = []int64{from, to, step}, k
+		for ts := from; ts < to; ts += step {
+			if err := fn(ts, map[string]float64{"cpu.usage_percent": 5, "power.throttled": 1}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	h := &Window{Source: source, FromMS: from + 30_000, ToMS: from + 180_000, StepMS: 60_000, Modules: []string{"cpu", "power"}}
+	var b bytes.Buffer
+	if err := h.Export(t.Context(), &b, "ndjson"); err != nil {
+		t.Fatal(err)
+	}
+	want := ""
+	for _, ts := range []int64{from + 30_000, from + 60_000, from + 120_000, from + 180_000} {
+		want += fmt.Sprintf("{\"ts\":%d,\"cpu\":{\"usage_percent\":5},\"power\":{\"throttled\":true}}\n", ts)
+	}
+	if b.String() != want {
+		t.Errorf("got\n%swant\n%s", b.String(), want)
+	}
+	if !slices.Equal(asked, []int64{from, from + 180_001, 60_000}) || len(keys) != 5 || keys[0] != "cpu.usage_percent" {
+		t.Errorf("asked %v for %v", asked, keys)
+	}
+	h = &Window{Source: source, FromMS: from, ToMS: from + 86_400_000}
+	if err := h.Trim(t.Context()); err != nil || h.FromMS != from || asked[2] < 6000 {
+		t.Errorf("trimmed to %d, asked %v, %v", h.FromMS-from, asked, err)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,7 @@ func newCall() *cobra.Command {
 	var rf relayFlags
 	var out output
 	var limit limits
+	var stream streamFlags
 	var args string
 	c := &cobra.Command{
 		Use:   "call TOOL [key=value...]",
@@ -23,16 +25,23 @@ func newCall() *cobra.Command {
 
 TOOL is a tool's full name (see 'agentctl ls -o json' or MCP tools/list), or NODE:VERB,
 where NODE is a node's id, a unique prefix of it or its name, and VERB is one of echo,
-snapshot and subscribe. A value that is valid JSON is passed as JSON, anything else as a
-string. The result is JSON on stdout. A stream prints one JSON frame per line until its close
-event (with -o yaml, one document per frame).`,
+snapshot, subscribe and query. A value that is valid JSON is passed as JSON, anything else as a
+string. The result is JSON on stdout.
+
+A stream prints one JSON frame per line (with -o yaml, one document per frame), until Ctrl-C or
+the relay closes it normally. Once a frame has arrived, an interrupted stream is opened again; what
+was missed is said on stderr. --backfill prints the missed frames from the board's history, in
+order, each with "backfilled":true. With --no-reconnect an interrupted stream ends: with exit code
+5 when the board went offline, 1 when the connection broke.`,
 		Example: `  agentctl call attic:echo message=hello
   agentctl call attic:snapshot
   agentctl call attic:subscribe interval_ms=1000 --count 5
+  agentctl call attic:subscribe --backfill >> frames.ndjson
+  agentctl call attic:query from_ms=1795132800000 to_ms=0 step_ms=60000 'metrics=["cpu_pct"]'
   agentctl call sysecho.01hzx9k3m4p7q8r9s0t1v2w3xy.echo.invoke --args '{"message":"hi"}'`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, argv []string) error {
-			if err := limit.check(); err != nil {
+			if err := errors.Join(limit.check(), stream.check()); err != nil {
 				return err
 			}
 			arguments, err := toolArguments(args, argv[1:])
@@ -51,7 +60,7 @@ event (with -o yaml, one document per frame).`,
 			defer cancel()
 			if name, ok := manifest.ParseToolName(tool); ok && name.Verb == manifest.VerbSubscribe {
 				frames := 0
-				return rc.Metrics(ctx, tool, arguments, func(frame []byte) error {
+				return stream.run(ctx, cmd, &rf, rc, tool, arguments, func(frame []byte) error {
 					if err := printFrame(cmd, &out, frame); err != nil {
 						return err
 					}
@@ -72,6 +81,7 @@ event (with -o yaml, one document per frame).`,
 	out.flags(c)
 	c.Flags().StringVar(&args, "args", "", "the arguments as one `JSON` object")
 	limit.flags(c, "end a stream", "frames")
+	stream.flags(c)
 	return c
 }
 

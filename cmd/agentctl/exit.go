@@ -89,7 +89,7 @@ func explain(cmd *cobra.Command, err error) *exitError {
 		return &exitError{exitUsage, fmt.Errorf("--modules %w", err)}
 	case errors.As(err, &column):
 		next = "; ask for its module: --modules " + column.Module
-	case errors.Is(err, context.DeadlineExceeded) && cmd.Flags().Lookup("relay") == nil:
+	case errors.Is(err, context.DeadlineExceeded) && !callsRelay(cmd):
 		code, next = exitTimeout, ": the daemon does not answer; see its log, as with: journalctl -u agentctl -n 20"
 	case errors.Is(err, context.DeadlineExceeded):
 		code, err = exitTimeout, errors.New("no answer within the time of --for")
@@ -97,6 +97,12 @@ func explain(cmd *cobra.Command, err error) *exitError {
 		err = errors.New("interrupted")
 	}
 	return &exitError{code, fmt.Errorf("%w%s", err, next)}
+}
+
+// callsRelay reports whether a command was run for a relay; history is only with --board.
+func callsRelay(cmd *cobra.Command) bool {
+	board := cmd.Flags().Lookup("board")
+	return cmd.Flags().Lookup("relay") != nil && (board == nil || board.Changed)
 }
 
 // group is the name of the command that root has and cmd belongs to: tickets of
