@@ -118,7 +118,7 @@ func (s historySeries) Series(ctx context.Context, q handlers.HistoryQuery, fn f
 }
 
 // Oldest implements handlers.Recorded.
-func (s historySeries) Oldest() int64 { return s.history.Oldest() }
+func (s historySeries) Oldest(ctx context.Context) int64 { return s.history.Oldest(ctx) }
 
 // historyReader answers history queries of the control socket from the store.
 //

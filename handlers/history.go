@@ -37,8 +37,8 @@ type Recorded interface {
 	// for each metric a value or NaN. When ctx ends it returns ctx's error after it has
 	// called fn with the steps that were complete.
 	Series(ctx context.Context, q HistoryQuery, fn func(start int64, values []float64) error) error
-	// Oldest is the time before which nothing is shown.
-	Oldest() int64
+	// Oldest is the time of the first record; beyond every clock when there is none.
+	Oldest(ctx context.Context) int64
 }
 
 // History answers system.history: query with one page of recorded values. Use NewHistory.
@@ -66,11 +66,17 @@ func (h *History) Call(ctx context.Context, _ manifest.ToolName, args []byte) ([
 	if err := json.Unmarshal(args, &in); err != nil {
 		return nil, nil, err
 	}
-	p, end, err := h.newPage(&in, now)
+	limit := time.Now().Add(pageTime)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-pageReserve).Before(limit) {
+		limit = deadline.Add(-pageReserve)
+	}
+	timed, cancel := context.WithDeadline(ctx, limit)
+	defer cancel()
+	p, end, err := h.newPage(timed, &in, now)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := h.fill(ctx, p, &in, end); err != nil {
+	if err := h.fill(ctx, timed, p, &in, end); err != nil {
 		return nil, nil, err
 	}
 	return p.encode(in.Metrics, end), nil, nil
@@ -86,11 +92,12 @@ type historyInput struct {
 	Cursor    string   `json:"cursor"`
 }
 
-// newPage returns an empty page and the end of the window. The page begins at the cursor, or
-// with the first step that can have a record; the window ends with the present time at most.
+// newPage returns an empty page and the end of the window, which is the present time at most. The
+// page begins at the cursor. If more than a page of empty steps would follow, it begins with the
+// first step that has a record.
 // All pages of one window have the same steps, because each begins a whole number of steps
 // after from_ms.
-func (h *History) newPage(in *historyInput, now int64) (p *page, end int64, err error) {
+func (h *History) newPage(ctx context.Context, in *historyInput, now int64) (p *page, end int64, err error) {
 	end = now + 1
 	if in.ToMS != 0 {
 		if in.ToMS <= in.FromMS {
@@ -105,8 +112,8 @@ func (h *History) newPage(in *historyInput, now int64) (p *page, end int64, err 
 			return nil, 0, manifest.E(manifest.ManifestInvalid, "argument cursor: not of a page with these arguments")
 		}
 	}
-	if oldest := h.recorded.Oldest(); start < oldest {
-		start += (oldest - start) / in.StepMS * in.StepMS
+	if empty := (min(h.recorded.Oldest(ctx), end) - start) / in.StepMS; empty > maxPoints {
+		start += empty * in.StepMS
 	}
 	return &page{start: start, step: in.StepMS, columns: make([][]byte, len(in.Metrics)), size: pageOverhead(in.Metrics)}, end, nil
 }
@@ -114,14 +121,9 @@ func (h *History) newPage(in *historyInput, now int64) (p *page, end int64, err 
 // errPageFull ends the reading of a page that is full.
 var errPageFull = errors.New("handlers: the page is full")
 
-// fill reads the values of a page: as many as it may have, and as were read in time.
-func (h *History) fill(ctx context.Context, p *page, in *historyInput, end int64) error {
-	limit := time.Now().Add(pageTime)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-pageReserve).Before(limit) {
-		limit = deadline.Add(-pageReserve)
-	}
-	timed, cancel := context.WithDeadline(ctx, limit)
-	defer cancel()
+// fill reads the values of a page: as many as it may have, and as were read in time. timed is ctx
+// with the time of the page.
+func (h *History) fill(ctx, timed context.Context, p *page, in *historyInput, end int64) error {
 	pageEnd := min(end, p.start+maxPoints*p.step)
 	q := HistoryQuery{FromMS: p.start, EndMS: pageEnd, StepMS: p.step, Metrics: in.Metrics, Aggregate: in.Aggregate}
 	err := error(nil)

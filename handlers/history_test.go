@@ -28,7 +28,7 @@ type recorded struct {
 	asked  handlers.HistoryQuery
 }
 
-func (r *recorded) Oldest() int64 { return r.oldest }
+func (r *recorded) Oldest(context.Context) int64 { return r.oldest }
 
 func (r *recorded) Series(ctx context.Context, q handlers.HistoryQuery, fn func(int64, []float64) error) error {
 	r.asked = q
@@ -98,12 +98,17 @@ func TestHistoryOnTheWire(t *testing.T) {
 	if r.asked.Aggregate != "last" || r.asked.EndMS != now+1 {
 		t.Errorf("asked %+v", r.asked)
 	}
-	// The window ends with the present, and begins with what may be shown.
+	// The window ends with the present, and begins with the first record after many empty steps.
 	r.oldest = now - 2500
-	args = fmt.Sprintf(`{"from_ms":%d,"to_ms":%d,"step_ms":2000,"metrics":["cpu_pct","load_1m"],"aggregate":"mean"}`, now-6000, int64(now)*2)
+	args = fmt.Sprintf(`{"from_ms":%d,"to_ms":%d,"step_ms":2000,"metrics":["cpu_pct","load_1m"],"aggregate":"mean"}`, now-4_000_000, int64(now)*2)
 	want = fmt.Sprintf(`{"from_ms":%d,"step_ms":2000,"metrics":{"cpu_pct":[null,2.5,2.5],"load_1m":[null,null,null]}}`, now-4000)
 	if got := out(args); got != want || r.asked.Aggregate != "mean" {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	r.oldest = 1 << 53 // nothing was recorded
+	r.has = func(int64) bool { return false }
+	if got := out(args); got != fmt.Sprintf(`{"from_ms":%d,"step_ms":2000,"metrics":{"cpu_pct":[null],"load_1m":[null]}}`, now) {
+		t.Errorf("got  %s", got)
 	}
 	future := fmt.Sprintf(`{"from_ms":%d,"to_ms":0,"step_ms":1000,"metrics":["cpu_pct","load_1m"]}`, now+5)
 	if got := out(future); got != fmt.Sprintf(`{"from_ms":%d,"step_ms":1000,"metrics":{"cpu_pct":[],"load_1m":[]}}`, now+5) {

@@ -110,16 +110,46 @@ func MetricNames() []string {
 	return names
 }
 
-// Oldest returns the time before which nothing is shown, because it is older than the
-// retention; 1 while the time is not known. Milliseconds since 1970.
-func (s *Store) Oldest() int64 {
-	now, known := s.now()
-	if !known {
-		return 1
+// Oldest returns the time of the first record that is young enough to be kept, in milliseconds
+// since 1970, and a time beyond every clock when there is none. What cannot be read counts as
+// not recorded.
+func (s *Store) Oldest(ctx context.Context) int64 {
+	s.mu.Lock()
+	age := s.maxAge.Milliseconds()
+	s.mu.Unlock()
+	first := int64(maxTS)
+	if s.lock(ctx) == nil {
+		err := s.withDB(func(d *db) error {
+			first = maxTS // it may be the second file; see withDB
+			if err := s.rebase(d); err != nil {
+				return err
+			}
+			before, err := s.ageCutoff(d, age)
+			for _, t := range tables {
+				if err != nil {
+					break
+				}
+				var ts int64
+				if ts, err = d.nthTime(t, max(before, 1), maxTS, 0); ts != 0 {
+					first = min(first, ts)
+				}
+			}
+			return err
+		})
+		s.unlock()
+		if err != nil && !errors.Is(err, ErrClosed) {
+			s.setFault(err)
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return max(1, now-s.maxAge.Milliseconds())
+	if unsaved := s.samples.between(1, maxTS); len(unsaved) > 0 {
+		first = min(first, unsaved[0].id)
+	}
+	if unsaved := s.readings.between(1, readingsTable.last(maxTS)); len(unsaved) > 0 {
+		first = min(first, readingTS(unsaved[0].id))
+	}
+	return first
 }
 
 // Series calls fn with each step that has a record, in ascending order, and returns fn's error

@@ -191,10 +191,13 @@ func TestSeriesUndated(t *testing.T) {
 	flush(t, s)
 	record(s, c, 10)
 	q := SeriesQuery{FromMS: epoch, EndMS: epoch + 60_000, StepMS: 20_000, Metrics: []string{"cpu_pct"}, Aggregate: AggregateMax}
-	if got := series(t, s, q); len(got) != 0 {
-		t.Errorf("before: %v", got)
+	if got := series(t, s, q); len(got) != 0 || s.Oldest(context.Background()) != maxTS {
+		t.Errorf("before: %v, from %d", got, s.Oldest(context.Background()))
 	}
 	c.set(epoch + 20_000) // the first sample was taken 19 s ago
+	if got := s.Oldest(context.Background()); got != epoch+1000 {
+		t.Errorf("the oldest is %d", got-epoch)
+	}
 	wantPoints(t, series(t, s, q), point{epoch, []float64{0.09}}, point{epoch + 20_000, []float64{0.09}})
 }
 
