@@ -86,7 +86,7 @@ func wantEventStream(resp *http.Response) error {
 
 // closeError returns the end that a close event announces, {"code", "reason"}; nil for a
 // normal one. The relay closes a stream normally when its token expires. A client that gets
-// new tokens can go on, so that this end is an error for it, which FollowMetrics handles.
+// new tokens can go on, so that this end is an error for it, which Follow handles.
 func (c *conn) closeError(data []byte) error {
 	var e StreamClosedError
 	if err := json.Unmarshal(data, &e); err != nil {

@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/transport/sse"
 )
 
 // streamFlags are those of a stream that is interrupted.
@@ -32,7 +34,12 @@ func (f *streamFlags) check() error {
 // connection is said on stderr.
 func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *relayFlags, rc *client.Client, tool string, arguments json.RawMessage, fn func([]byte) error) error {
 	if f.once {
-		return rc.Metrics(ctx, tool, arguments, fn)
+		err := rc.Metrics(ctx, tool, arguments, fn)
+		var closed *client.StreamClosedError
+		if errors.As(err, &closed) && closed.Code == sse.Normal {
+			return nil // with the token of a context the client says so
+		}
+		return err
 	}
 	said := "" // each reason once
 	follow := client.Follow{

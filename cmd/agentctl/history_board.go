@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,7 +28,8 @@ func (f *boardFlags) flags(c *cobra.Command) {
 // isSet reports whether a board is named. Flags of a relay without one are an error: their
 // user would take the history of this machine for a board's.
 func (f *boardFlags) isSet(cmd *cobra.Command) (bool, error) {
-	if f.board == "" && (cmd.Flags().Changed("board") || cmd.Flags().Changed("relay") || cmd.Flags().Changed("token-file") || cmd.Flags().Changed("ca-file")) {
+	isRelayNamed := slices.ContainsFunc([]string{"board", "relay", "token-file", "ca-file", "ca-sha256"}, cmd.Flags().Changed)
+	if f.board == "" && isRelayNamed {
 		return false, exit(exitUsage, "name a board of the relay: --board NODE; see: agentctl ls")
 	}
 	if f.board != "" && cmd.Flags().Changed("socket") {
