@@ -97,6 +97,19 @@ func (f *fakeRelay) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// set changes the relay while a request may still be ending.
+func (f *fakeRelay) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *fakeRelay) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.refreshes
+}
+
 func (f *fakeRelay) answer(w http.ResponseWriter, v any) {
 	if f.lose > 0 {
 		f.lose--
@@ -156,8 +169,8 @@ func TestLogin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := c.Token(t.Context(), ""); got != token(1) || err != nil || f.refreshes != 0 {
-		t.Errorf("token %q, %v, %d refreshes", got, err, f.refreshes)
+	if got, err := c.Token(t.Context(), ""); got != token(1) || err != nil || f.count() != 0 {
+		t.Errorf("token %q, %v, %d refreshes", got, err, f.count())
 	}
 	// A used code does not replace the context.
 	if _, _, err := s.Login(t.Context(), Options{Relay: f.URL, Code: testCode}); err == nil {
@@ -171,18 +184,20 @@ func TestLogin(t *testing.T) {
 // TestLostAnswer: a login whose answer is lost gets the same identity when it is repeated.
 func TestLostAnswer(t *testing.T) {
 	s, f := newStore(t), newFakeRelay(t)
-	f.lose = 10
+	f.set(func() { f.lose = 10 })
 	if _, _, err := s.Login(t.Context(), Options{Relay: f.URL, Code: testCode}); err == nil {
 		t.Fatal("no error")
 	}
 	if names, _ := s.Names(); len(names) > 0 {
 		t.Errorf("half written: %v", names)
 	}
-	f.lose = 0
+	f.set(func() { f.lose = 0 })
 	login(t, s, f, "")
-	if len(f.keys) != 1 {
-		t.Errorf("%d keys", len(f.keys))
-	}
+	f.set(func() {
+		if len(f.keys) != 1 {
+			t.Errorf("%d keys", len(f.keys))
+		}
+	})
 }
 
 func TestLoginRefused(t *testing.T) {
@@ -208,7 +223,7 @@ func TestLoginRefused(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
-	f.board, f.keys = true, map[string]bool{}
+	f.set(func() { f.board, f.keys = true, map[string]bool{} })
 	if _, _, err := s.Login(t.Context(), Options{Context: "b", Relay: f.URL, Code: testCode}); !errors.Is(err, ErrForBoard) {
 		t.Errorf("a board's code: %v", err)
 	}
@@ -270,7 +285,7 @@ func TestFiles(t *testing.T) {
 	f := newFakeRelay(t)
 	for _, tt := range tests {
 		s := newStore(t)
-		f.keys = map[string]bool{}
+		f.set(func() { f.keys = map[string]bool{} })
 		login(t, s, f, "lab")
 		c, err := s.Open("lab")
 		if err != nil {
@@ -310,8 +325,8 @@ func TestRefresh(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if f.refreshes != 1 {
-		t.Errorf("%d refreshes", f.refreshes)
+	if f.count() != 1 {
+		t.Errorf("%d refreshes", f.count())
 	}
 	// A refused token is replaced at once, and by one refresh only.
 	a, _ := s.Open("lab")
@@ -321,8 +336,8 @@ func TestRefresh(t *testing.T) {
 			t.Errorf("token %q, %v", got, err)
 		}
 	}
-	if f.refreshes != 2 {
-		t.Errorf("%d refreshes", f.refreshes)
+	if f.count() != 2 {
+		t.Errorf("%d refreshes", f.count())
 	}
 }
 
@@ -331,7 +346,7 @@ func TestRefreshLost(t *testing.T) {
 	s, f := newStore(t), newFakeRelay(t)
 	login(t, s, f, "lab")
 	age(t, s, "lab", 50*time.Minute)
-	f.lose = 1
+	f.set(func() { f.lose = 1 })
 	c, _ := s.Open("lab")
 	if got, err := c.Token(t.Context(), ""); got != token(1) || err != nil {
 		t.Errorf("while the relay is away: %q, %v", got, err)
@@ -342,8 +357,8 @@ func TestRefreshLost(t *testing.T) {
 	}
 	// The first one finds the token on the disk.
 	c.nextTry = time.Time{}
-	if got, err := c.Token(t.Context(), ""); got != token(2) || err != nil || f.refreshes != 2 {
-		t.Errorf("token %q, %v, %d refreshes", got, err, f.refreshes)
+	if got, err := c.Token(t.Context(), ""); got != token(2) || err != nil || f.count() != 2 {
+		t.Errorf("token %q, %v, %d refreshes", got, err, f.count())
 	}
 }
 
@@ -352,7 +367,7 @@ func TestRefreshRefused(t *testing.T) {
 	login(t, s, f, "lab")
 	age(t, s, "lab", 50*time.Minute)
 	for _, reason := range []string{enrollment.ReasonGenerationUsed, enrollment.ReasonRevoked, enrollment.ReasonProof} {
-		f.refuse = reason
+		f.set(func() { f.refuse = reason })
 		c, _ := s.Open("lab")
 		_, err := c.Token(t.Context(), "")
 		var refresh *RefreshError
