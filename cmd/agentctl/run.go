@@ -22,6 +22,7 @@ import (
 	"agentctl/daemon"
 	"agentctl/duration"
 	"agentctl/term"
+	"agentctl/transport/enroll"
 )
 
 // runOptions are the flags of agentctl run. The settings among them are in cfg after load.
@@ -169,7 +170,10 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 		}
 	}
 	var pathErr *control.PathError
+	var used *enroll.InUseError
 	switch {
+	case errors.As(err, &used):
+		err = fmt.Errorf("%w; ask it with: agentctl status, stop it, or give this one another --state-dir", err)
 	case errors.As(err, &pathErr):
 		err = fmt.Errorf("%w; or give another path with --socket", err)
 	case errors.Is(err, daemon.ErrStateDir):

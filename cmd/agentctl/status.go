@@ -119,7 +119,7 @@ func nextTry(atMS int64) string {
 // joinText says what is wrong with the join of this board.
 func joinText(j *daemon.JoinStatus) string {
 	text := j.State
-	if j.Relay != "" {
+	if j.Relay != "" && !strings.Contains(j.Error, j.Relay) {
 		text += ", " + j.Relay
 	}
 	if j.Error != "" {

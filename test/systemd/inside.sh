@@ -69,6 +69,7 @@ check "dpkg -i" dpkg -i agentctl_0.0.1_*.deb
 usermod -aG agentctl member
 check "the service is up" until_true 5 systemctl is-active agentctl
 check "both units start at boot" systemctl is-enabled agentctl.service agentctl.socket
+check "and wait for a join" systemctl is-active agentctl-joined.path
 us() { echo $(($(prop ActiveEnterTimestampMonotonic) - $(prop "$1"))); }
 systemctl restart agentctl
 say "      ready $(($(us InactiveExitTimestampMonotonic) / 1000)) ms after the start, $(($(us ExecMainStartTimestampMonotonic) / 1000)) ms after exec"
@@ -319,6 +320,60 @@ check "so is the relay" test /usr/bin/agentctl -ef "/proc/$(main_pid agentctl-re
 check "which serves" until_true 10 call
 check "purge of the board's package, which is gone, takes nothing from it" dpkg --purge agentctl
 check "the board still links" until_true 20 linked
+
+say "# Joining with one pasted line"
+exposure agentctl-joined
+check "verify" systemd-analyze verify agentctl-joined.service agentctl-joined.path
+# The authority stays: this relay has a certificate of its own making.
+sed -i '/^AGENTCTL_RELAY/d; /^AGENTCTL_NAME/d' /etc/default/agentctl
+rm /etc/agentctl/token
+systemctl restart agentctl
+url=https://127.0.0.1:8460
+state=/var/lib/private/agentctl
+invite() { agentctl invite --url $url "$@" 2> /dev/null; }
+pasted() { sed 's/^sudo //; s/| sudo /| /' "$1" | sh; }
+invite --name roof > /tmp/line
+pid=$(main_pid)
+check "a stranger may not, exit 4" exits 4 as stranger agentctl join $url 7K3M-9QTR-2HXW-DB5N
+check "the board joins" sh -c "$(declare -f pasted); pasted /tmp/line | grep -q '^Online  yes'"
+check "with its name" is roof "$(status_of name)"
+check "without a restart" is "$pid" "$(main_pid)"
+check "the credential is the daemon's alone" is "600 $(proc Uid | cut -f 1)" "$(stat -c '%a %u' $state/credential.json)"
+node=$(status_of node_id)
+check "to repeat it is harmless" pasted /tmp/line
+systemctl restart agentctl
+check "the same node after a restart" until_true 10 sh -c "agentctl status --json | grep -q '\"state\": \"ready\"' && agentctl status | grep -q $node"
+agentctl leave > /tmp/left
+check "it leaves" sh -c "grep -q 'works alone again' /tmp/left && agentctl status | grep -q 'none: this board works alone'"
+check "a used code gives exit 4" exits 4 pasted /tmp/line
+check "and leaves nothing" is "" "$(find $state -name 'joining*' -o -name 'credential*')"
+systemctl stop agentctl.socket agentctl
+invite > /tmp/line
+check "it joins while the daemon is stopped" sh -c "$(declare -f pasted); pasted /tmp/line | grep -q 'no, the daemon does not run'"
+systemctl start agentctl.socket agentctl
+check "and is online when it starts" until_true 10 linked
+
+say "# An image with a join file"
+systemctl stop agentctl.socket agentctl
+rm -rf /var/lib/agentctl $state
+code=$(invite --uses 2 --tag image -o json | sed -n 's/^ *"code": "\(.*\)",$/\1/p')
+(umask 077; echo "$url $code" > /etc/agentctl/join)
+systemctl start agentctl.socket agentctl
+check "the first boot joins" until_true 15 linked
+check "as another node" test "$node" != "$(status_of node_id)"
+check "and the file is removed" until_true 5 test ! -e /etc/agentctl/join
+node=$(status_of node_id)
+(umask 077; echo "$url 7K3M-9QTR-2HXW-DB5N" > /etc/agentctl/join)
+systemctl restart agentctl
+check "a stored identity wins over a file that comes later" until_true 10 sh -c "agentctl status | grep -q $node"
+check "which is removed" until_true 5 test ! -e /etc/agentctl/join
+agentctl leave > /dev/null
+(umask 077; echo "$url $code" > /etc/agentctl/join)
+systemctl restart agentctl
+sleep 1
+check "a leave is not undone by the code that the board had" sh -c "agentctl status | grep -q 'none: this board works alone'"
+rm /etc/agentctl/join
+
 pid=$(main_pid agentctl-relay)
 rm -r $plugins/notes
 check "dpkg -P" dpkg -P agentctl-relay

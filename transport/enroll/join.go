@@ -88,6 +88,9 @@ func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err 
 		}
 	}
 	id, err := Load(o.StateDir) // creates the directory
+	if errors.Is(err, ErrNotSaved) {
+		err = id.save() // an identity in memory is of no use here: the plain error
+	}
 	if err != nil {
 		return nil, false, &StorageError{o.StateDir, err}
 	}
