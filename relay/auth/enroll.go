@@ -114,6 +114,9 @@ func (s *Store) Enroll(ctx context.Context, req *enrollment.EnrollRequest) (*Enr
 	if err != nil {
 		return nil, err
 	}
+	if known, err := s.knowsCode(ctx, e.code); err != nil || !known {
+		return nil, cmp.Or(err, error(errCodeUnknown))
+	}
 	// Verified before the transaction, which must be short; used only if the key is new.
 	var kept *Identity
 	var keptErr error
@@ -157,6 +160,14 @@ func (s *Store) Enroll(ctx context.Context, req *enrollment.EnrollRequest) (*Enr
 	}
 	s.fill(out, e, m)
 	return out, nil
+}
+
+// knowsCode reports whether a code is that of an invite, or was when something joined with
+// it. It reads only: somebody who guesses codes must not queue for the write lock.
+func (s *Store) knowsCode(ctx context.Context, hash string) (known bool, err error) {
+	err = s.query(ctx, func(scan func(...any) error) error { return scan(&known) },
+		"SELECT EXISTS (SELECT 1 FROM invites WHERE code = ?1) OR EXISTS (SELECT 1 FROM enrollments WHERE code = ?1)", hash)
+	return known, err
 }
 
 // fill copies what an answer needs.
