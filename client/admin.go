@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"time"
 
 	"agentctl/manifest"
 )
@@ -68,18 +69,64 @@ func nodeRequest[T any](ctx context.Context, c *Client, method, ref, suffix stri
 	if !manifest.ValidNodeName(ref) {
 		return nil, refError(ErrNotFound, "node", "no node has the id, the name or the id prefix %q", ref)
 	}
-	path := "/v1/nodes/" + url.PathEscape(ref) + suffix
+	v := new(T)
+	return v, c.adminRequest(ctx, method, "/v1/nodes/"+url.PathEscape(ref)+suffix, body, dryRun, v)
+}
+
+// adminRequest sends an administrative request and decodes its answer into v.
+func (c *Client) adminRequest(ctx context.Context, method, path string, body any, dryRun bool, v any) error {
 	if dryRun {
 		path += "?dry_run=true"
 	}
 	resp, err := c.do(ctx, method, c.URL()+path, "application/json", body)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	v := new(T)
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(v); err != nil {
-		return nil, &ProtocolError{"unexpected answer to " + path, err}
+		return &ProtocolError{"unexpected answer to " + path, err}
 	}
-	return v, nil
+	return nil
+}
+
+// TokenRequest describes a token to make. Empty fields have the relay's defaults.
+type TokenRequest struct {
+	Class   string   `json:"class,omitempty"`
+	Tenant  string   `json:"tenant,omitempty"`
+	Subject string   `json:"subject,omitempty"`
+	Scopes  []string `json:"scopes,omitempty"`
+	Node    string   `json:"node,omitempty"` // devices: a registered node; default: a new one
+	TTLMS   int64    `json:"ttl_ms,omitempty"`
+}
+
+// NewToken is a token that the relay has made. Token is a secret, and is in no other answer.
+type NewToken struct {
+	Token   string    `json:"token,omitempty"` // "" in a dry run
+	JTI     string    `json:"jti"`
+	Class   string    `json:"class"`
+	Tenant  string    `json:"tenant"`
+	Subject string    `json:"subject"`
+	NodeID  string    `json:"node_id,omitempty"`
+	Scopes  string    `json:"scopes"` // separated by spaces
+	Expires time.Time `json:"expires"`
+}
+
+// CreateToken makes a token in the caller's tenant. It needs the scope tokens:write; the new
+// token holds no scope that the caller's lacks, except device:connect.
+func (c *Client) CreateToken(ctx context.Context, req TokenRequest, dryRun bool) (*NewToken, error) {
+	v := new(NewToken)
+	return v, c.adminRequest(ctx, http.MethodPost, "/v1/tokens", req, dryRun, v)
+}
+
+// RevokeToken revokes a token of the caller's tenant, and returns how many live ones that
+// stopped. It needs the scope tokens:write.
+func (c *Client) RevokeToken(ctx context.Context, jti string, dryRun bool) (revoked int, err error) {
+	if _, ok := manifest.ParseULID(jti); !ok {
+		return 0, refError(ErrMalformed, "token", "not the jti of a token: %q", jti)
+	}
+	var v struct {
+		RevokedTokens int `json:"revoked_tokens"`
+	}
+	err = c.adminRequest(ctx, http.MethodDelete, "/v1/tokens/"+url.PathEscape(jti), nil, dryRun, &v)
+	return v.RevokedTokens, err
 }

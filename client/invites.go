@@ -2,8 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/json"
-	"io"
 	"net/http"
 	"net/url"
 )
@@ -67,17 +65,5 @@ func (c *Client) RevokeInvite(ctx context.Context, prefix string, dryRun bool) (
 }
 
 func (c *Client) inviteRequest(ctx context.Context, method, suffix string, body any, dryRun bool, v any) error {
-	path := "/v1/invites" + suffix
-	if dryRun {
-		path += "?dry_run=true"
-	}
-	resp, err := c.do(ctx, method, c.URL()+path, "application/json", body)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(v); err != nil {
-		return &ProtocolError{"unexpected answer to " + path, err}
-	}
-	return nil
+	return c.adminRequest(ctx, method, "/v1/invites"+suffix, body, dryRun, v)
 }

@@ -1,0 +1,92 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/duration"
+	"agentctl/relay/auth"
+)
+
+// newTokenCreate prints tokens to stdout, once, and everything else to stderr, so that a
+// redirection keeps a token alone. The relay stores no token, only its description.
+func newTokenCreate() *cobra.Command {
+	var f tokenFlags
+	var req auth.MintRequest
+	var out output
+	var ttl string
+	c := &cobra.Command{
+		Use:   "create",
+		Short: "Create a token and print it on stdout, once",
+		Long: `Create a token. Classes:
+
+  device        for one board (agentctl run --token-file); a new node, or --node
+  agent         for people, programs and LLM agents; read-only tools unless --scope says more
+  tenant-admin  an agent token that also changes nodes, tokens, invites and tickets of its tenant
+  operator      an agent token for the control plane and its events (kernel:admin); it applies to
+                the whole relay, not to a tenant: give it to the relay's operators only
+  admin         an agent token with every scope, those of tenant-admin and operator together
+  enroll        for a board without an identity
+
+With --relay and --token-file the relay creates the token, in the tenant of a token that has
+tokens:write (class tenant-admin). It cannot hold a scope that this token lacks.`,
+		Example: `  agentctl token create --class device > board.token
+  agentctl token create --class agent --tenant greenhouse --ttl 720h > agent.token
+  agentctl token create --class tenant-admin --tenant greenhouse > ann.token
+  agentctl token create --class device --count 100 > mock.tokens
+  agentctl token create --class device --relay https://relay.example:8460 --token-file ann.token > board.token`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("ttl") {
+				var err error
+				if req.TTL, err = duration.Parse(ttl); err != nil || req.TTL <= 0 {
+					return exit(exitUsage, "--ttl: %w", &duration.Error{Text: ttl})
+				}
+			}
+			if req.Count < 1 {
+				return exit(exitUsage, "--count %d is out of range 1..%d", req.Count, auth.MaxMintCount)
+			}
+			if req.Class == auth.PresetAdmin && len(req.Scopes) == 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), "warning: class admin can do everything in its tenant and on the whole relay; use --class tenant-admin or --class operator where one role is enough")
+			}
+			minted, err := f.mint(cmd, req)
+			if err != nil {
+				return err
+			}
+			if req.DryRun {
+				m := minted[0]
+				fmt.Fprintf(cmd.OutOrStdout(), "would mint %d %s token(s) of tenant %s, until %s, with the scopes %s\n", len(minted), m.Class, m.Tenant, until(m.Expires), m.Scopes)
+				return nil
+			}
+			if out.format != "" {
+				return printList(&out, cmd, minted, nil)
+			}
+			for _, m := range minted {
+				fmt.Fprintln(cmd.OutOrStdout(), m.Token)
+			}
+			m, hint := minted[0], f.where(cmd)
+			if len(minted) == 1 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "1 %s token for %s of tenant %s, until %s; take back with: agentctl token revoke --jti %s%s\n",
+					m.Class, m.Subject, m.Tenant, until(m.Expires), m.JTI, hint)
+			} else {
+				fmt.Fprintf(cmd.ErrOrStderr(), "%d %s tokens of tenant %s, until %s; see them with: agentctl token ls%s; take one back with: agentctl token revoke --jti JTI%s\n",
+					len(minted), m.Class, m.Tenant, until(m.Expires), hint, hint)
+			}
+			return nil
+		},
+	}
+	f.flags(c)
+	set := c.Flags()
+	set.StringVar(&req.Class, "class", "agent", "`CLASS`: agent, device, enroll, tenant-admin, operator or admin")
+	set.StringVar(&req.Tenant, "tenant", auth.DefaultTenant, "`TENANT` of the token; over HTTP the caller's")
+	set.StringArrayVar(&req.Scopes, "scope", nil, "`SCOPE` in place of the class's default scopes (repeatable)")
+	set.StringVar(&ttl, "ttl", "", "lifetime as a `DURATION`, such as 12h or 30d (default: agent 90d, device 365d, enroll 1h)")
+	set.StringVar(&req.NodeID, "node", "", "the `NODE` of a device token (default: a new one)")
+	set.StringVar(&req.Subject, "subject", "", "`NAME` of the agent, shown in the audit log (default: a new one)")
+	set.IntVar(&req.Count, "count", 1, "create `N` tokens, one per line")
+	set.BoolVar(&req.DryRun, "dry-run", false, "print what would be created, and create nothing")
+	out.flags(c)
+	return c
+}

@@ -1,0 +1,90 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+)
+
+// tokenFlags select where tokens are created and revoked: in a state directory, or by a relay
+// where --relay or --token-file is given. The environment and a context do not select a
+// relay here: a token of the machine's own relay is what these commands have always made.
+type tokenFlags struct{ adminFlags }
+
+func (f *tokenFlags) flags(c *cobra.Command) {
+	f.relay.flags(c)
+	stateDirFlag(c, &f.stateDir)
+}
+
+// isRemote reports whether a relay is to be asked.
+func (f *tokenFlags) isRemote(cmd *cobra.Command) bool {
+	return cmd.Flags().Changed("relay") || cmd.Flags().Changed("token-file")
+}
+
+// mint creates tokens.
+func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
+	if f.isRemote(cmd) {
+		return f.mintRemote(cmd, req)
+	}
+	s, err := tokenStore(cmd, f.stateDir, req.DryRun)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = s.Close() }()
+	minted, err := s.Mint(cmd.Context(), req)
+	if err != nil {
+		return nil, exit(exitUsage, "%w", err)
+	}
+	return minted, nil
+}
+
+func (f *tokenFlags) mintRemote(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
+	switch {
+	case cmd.Flags().Changed("state-dir"):
+		return nil, exit(exitUsage, "give either --state-dir, or --relay and --token-file")
+	case req.Count > 1:
+		return nil, exit(exitUsage, "--count goes with --state-dir; a relay makes one token at a time")
+	case !cmd.Flags().Changed("tenant"):
+		req.Tenant = "" // of the caller's token
+	}
+	rc, err := f.relay.client()
+	if err != nil {
+		return nil, err
+	}
+	t, err := rc.CreateToken(cmd.Context(), client.TokenRequest{Class: req.Class, Tenant: req.Tenant, Subject: req.Subject,
+		Scopes: req.Scopes, Node: req.NodeID, TTLMS: req.TTL.Milliseconds()}, req.DryRun)
+	if err != nil {
+		return nil, err
+	}
+	scopes, _ := auth.ParseScopes(strings.Fields(t.Scopes)...) // for people: none if a newer relay has others
+	return []auth.Minted{{Token: t.Token, JTI: t.JTI, Class: t.Class, Tenant: t.Tenant, Subject: t.Subject, NodeID: t.NodeID, Scopes: scopes, Expires: t.Expires}}, nil
+}
+
+// revoke revokes tokens. A relay revokes one at a time, by its jti.
+func (f *tokenFlags) revoke(cmd *cobra.Command, req auth.RevokeRequest) (int, error) {
+	if !f.isRemote(cmd) {
+		s, err := tokenStore(cmd, f.stateDir, true)
+		if err != nil {
+			return 0, err
+		}
+		defer func() { _ = s.Close() }()
+		return s.Revoke(cmd.Context(), req)
+	}
+	switch _, ok := manifest.ParseULID(req.JTI); {
+	case cmd.Flags().Changed("state-dir"):
+		return 0, exit(exitUsage, "give either --state-dir, or --relay and --token-file")
+	case !ok:
+		return 0, exit(exitUsage, "a relay revokes a token by its --jti; for a board: agentctl node revoke NODE")
+	}
+	rc, err := f.relay.client()
+	if err != nil {
+		return 0, err
+	}
+	return rc.RevokeToken(cmd.Context(), req.JTI, req.DryRun)
+}

@@ -1,0 +1,49 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/relay/auth"
+)
+
+func newTokenRevoke() *cobra.Command {
+	var f tokenFlags
+	var req auth.RevokeRequest
+	c := &cobra.Command{
+		Use:     "revoke",
+		Short:   "Revoke tokens; open links and streams end within 5 s",
+		Example: "  agentctl token revoke --jti 01HZX9K3M4P7Q8R9S0T1V2W3XY\n  agentctl token revoke --node attic",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			selectors := []string{req.JTI, req.Subject, req.Node, req.Tenant}
+			if given := slices.DeleteFunc(selectors, func(s string) bool { return s == "" }); len(given) != 1 {
+				return exit(exitUsage, "give one of --jti, --sub, --node and --tenant")
+			}
+			n, err := f.revoke(cmd, req)
+			if err != nil {
+				return err
+			}
+			switch {
+			case req.DryRun:
+				fmt.Fprintf(cmd.OutOrStdout(), "would revoke %d token(s)\n", n)
+			case n == 0:
+				fmt.Fprintf(cmd.OutOrStdout(), "revoked 0 token(s): none that is good was minted here for it; see: agentctl token ls%s\n", f.where(cmd))
+			default:
+				fmt.Fprintf(cmd.OutOrStdout(), "revoked %d token(s); a revocation is not undone: mint a new token with: agentctl token create%s\n", n, f.where(cmd))
+			}
+			return nil
+		},
+	}
+	f.flags(c)
+	set := c.Flags()
+	set.StringVar(&req.JTI, "jti", "", "one token, by its `JTI`")
+	set.StringVar(&req.Subject, "sub", "", "all tokens of a `SUBJECT`")
+	set.StringVar(&req.Node, "node", "", "all tokens of a `NODE`, by id or name")
+	set.StringVar(&req.Tenant, "tenant", "", "all tokens of a `TENANT`")
+	set.BoolVar(&req.DryRun, "dry-run", false, "print how many tokens would be revoked, and revoke none")
+	return c
+}
