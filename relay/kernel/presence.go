@@ -354,7 +354,7 @@ func (k *Kernel) RestorePresence(ctx context.Context, log Log) error {
 			s.ID == "" || now-s.LastPingMS > presenceRetention.Milliseconds() {
 			return nil
 		}
-		e := &presenceEntry{name: s.Name, transport: s.Transport}
+		e := &presenceEntry{name: s.Name, transport: s.Transport, cloneSuspected: s.CloneSuspected}
 		e.beat.Store(p.now())
 		e.lastMS.Store(s.LastPingMS)
 		e.online.Store(ev.Type == eventOnline)
