@@ -51,14 +51,24 @@ type rig struct {
 	lastSeen   []string
 	result     func(ref string, raw []byte) error // before CheckResult
 	onAnnounce func(n *Node)                      // in OnAnnounce
+	onEvent    func(n *Node, data []byte)         // in OnDeviceEvent
+	listed     map[string]*Node                   // between OnReady and OnGone
+	readies    map[string]int                     // calls of OnReady
+	clockError time.Duration                      // of the wall clock that devices get
 	boots      map[string]string                  // SaveBoot
 	cloneMS    int64                              // the last SaveCloneTime
 }
 
 // newRig starts a hub that accepts a node id as token.
 func newRig(t *testing.T) *rig {
-	r := &rig{t: t, done: make(chan error, 1), nodes: make(map[string]*Node), revoked: make(map[string]bool), boots: make(map[string]string)}
+	r := &rig{t: t, done: make(chan error, 1), nodes: make(map[string]*Node), revoked: make(map[string]bool), boots: make(map[string]string), listed: make(map[string]*Node), readies: make(map[string]int)}
 	r.hub = New(Options{
+		Now: func() time.Time { r.mu.Lock(); defer r.mu.Unlock(); return time.Now().Add(r.clockError) },
+		OnDeviceEvent: func(n *Node, _ string, data []byte) {
+			if r.onEvent != nil {
+				r.onEvent(n, data)
+			}
+		},
 		Authenticate: func(_ context.Context, a *link.Auth) (*link.Grant, error) {
 			if !manifest.ValidNodeID(a.Token) {
 				return nil, errors.New("no such token")
@@ -84,7 +94,8 @@ func newRig(t *testing.T) *rig {
 		},
 		OnReady: func(n *Node) {
 			r.mu.Lock()
-			r.nodes[n.ID()] = n
+			r.nodes[n.ID()], r.listed[n.ID()] = n, n
+			r.readies[n.ID()]++
 			r.mu.Unlock()
 			r.note(&r.lifecycle, "ready %s", n.session.Load().InstanceID[:1])
 		},
@@ -94,8 +105,15 @@ func newRig(t *testing.T) *rig {
 		OnCloneSuspected: func(_ string, suspected bool) { r.note(&r.lifecycle, "clone %v", suspected) },
 		OnSuspect:        func(_ *Node, suspect bool) { r.note(&r.lifecycle, "suspect %v", suspect) },
 		OnLost:           func(n *Node) { r.note(&r.lifecycle, "lost %s", n.session.Load().InstanceID[:1]) },
-		OnGone:           func(n *Node) { r.note(&r.lifecycle, "gone %s", n.session.Load().InstanceID[:1]) },
-		SaveLastSeen:     func(ids []string) { r.mu.Lock(); r.lastSeen = append(r.lastSeen, ids...); r.mu.Unlock() },
+		OnGone: func(n *Node) {
+			r.mu.Lock()
+			if r.listed[n.ID()] == n {
+				delete(r.listed, n.ID())
+			}
+			r.mu.Unlock()
+			r.note(&r.lifecycle, "gone %s", n.session.Load().InstanceID[:1])
+		},
+		SaveLastSeen: func(ids []string) { r.mu.Lock(); r.lastSeen = append(r.lastSeen, ids...); r.mu.Unlock() },
 		Audit: func(e AuditEvent) {
 			s := e.Kind
 			if i := strings.Index(e.Tool, nodeA[:25]); i >= 0 {

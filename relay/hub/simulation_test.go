@@ -1,7 +1,9 @@
 package hub
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -19,8 +21,8 @@ import (
 )
 
 // The simulation runs the real hub and real link.Clients in virtual time, with faults from a
-// seed: links that break, hold what passes for up to 40 s, refuse to open; boards and relays
-// that restart. AGENTCTL_SEED runs one seed, AGENTCTL_SEEDS that many.
+// seed: links that break, hold what passes for up to 40 s, repeat messages, refuse to open;
+// boards and relays that restart; a relay whose wall clock jumps. AGENTCTL_SEED runs one seed, AGENTCTL_SEEDS that many.
 const (
 	simBoards  = 20
 	simMinutes = 10
@@ -38,6 +40,10 @@ type fleet struct {
 	runs   map[string][]time.Time // starts by message
 	counts map[string]int         // calls by outcome
 	audit  map[string]int         // of relays that have ended
+	alerts map[string]int         // the last one that arrived, by board and process
+	sent   int                    // alerts
+	got    int                    // alerts
+	copies int                    // messages that a link repeated
 }
 
 // simBoard is one board, whose process may be restarted.
@@ -46,6 +52,8 @@ type simBoard struct {
 	index  int
 	random *rand.Rand
 	stop   func()
+	client *link.Client
+	starts int // of its process
 
 	mu      sync.Mutex
 	newest  *simConn
@@ -57,10 +65,12 @@ func (b *simBoard) node() string { return fmt.Sprintf("01hzx9k3m4p7q8r9s0t1v2w3%
 // simConn is the device's end of a link.
 type simConn struct {
 	link.Conn
+	f     *fleet
 	end   sync.Once
 	ended chan bool
 
 	mu        sync.Mutex
+	random    *rand.Rand
 	heldUntil time.Time
 	lost      bool
 	silent    bool // the relay does not learn that this end has closed
@@ -93,8 +103,27 @@ func (c *simConn) Read(fn func(msg []byte) error) error {
 		if c.wait(time.Hour) != nil {
 			return nil // lost; the next read finds the end
 		}
+		if c.repeats(msg, link.TypeCmd) {
+			if err := fn(bytes.Clone(msg)); err != nil {
+				return err
+			}
+		}
 		return fn(msg)
 	})
+}
+
+// repeats reports whether the link repeats a message of a type: one of fifty. No link repeats
+// messages by itself; a relay that resends a command and a board that resends an answer do.
+func (c *simConn) repeats(msg []byte, typ string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !bytes.Contains(msg, []byte(`"type":"`+typ+`"`)) || c.random.IntN(50) > 0 {
+		return false
+	}
+	c.f.mu.Lock()
+	c.f.copies++
+	c.f.mu.Unlock()
+	return true
 }
 
 func (c *simConn) OnPing(fn func(ping bool, payload []byte)) {
@@ -108,6 +137,11 @@ func (c *simConn) OnPing(fn func(ping bool, payload []byte)) {
 func (c *simConn) Write(msg []byte) error {
 	if err := c.wait(10 * time.Second); err != nil {
 		return err
+	}
+	if c.repeats(msg, link.TypeCmdAck) {
+		if err := c.Conn.Write(msg); err != nil {
+			return err
+		}
 	}
 	return c.Conn.Write(msg)
 }
@@ -172,7 +206,7 @@ func (b *simBoard) dial(context.Context) (link.Conn, error) {
 		return nil, errors.New("connection refused")
 	}
 	dev, rel := link.Pipe21()
-	b.newest = &simConn{Conn: dev, ended: make(chan bool)}
+	b.newest = &simConn{Conn: dev, f: b.f, random: rand.New(rand.NewPCG(b.random.Uint64(), 0)), ended: make(chan bool)}
 	r.hub.Attach(rel)
 	return b.newest, nil
 }
@@ -182,8 +216,67 @@ func (b *simBoard) start() {
 	c := link.NewClient(link.ClientOptions{Dial: b.dial, Token: func() (string, error) { return b.node(), nil }, InstanceID: instance1, Handler: b})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
+	b.client, b.starts = c, b.starts+1
 	go func() { done <- c.Run(ctx) }()
 	b.stop = func() { cancel(); <-done }
+}
+
+// alert sends the next alert of the board's process.
+func (b *simBoard) alert(number int) {
+	b.f.mu.Lock()
+	b.f.sent++
+	b.f.mu.Unlock()
+	b.client.SendEvent(link.TopicAlert, fmt.Appendf(nil, `{"start":%d,"n":%d}`, b.starts, number))
+}
+
+// onAlert checks that the alerts of a process arrive in order and once.
+func (f *fleet) onAlert(n *Node, data []byte) {
+	var a struct{ Start, N int }
+	if err := json.Unmarshal(data, &a); err != nil {
+		f.t.Errorf("seed %d: alert %s: %v", f.seed, data, err)
+	}
+	key := fmt.Sprint(n.ID(), " ", a.Start)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if last, ok := f.alerts[key]; ok && a.N <= last {
+		f.t.Errorf("seed %d: alert %d of %s after %d", f.seed, a.N, key, last)
+	}
+	f.alerts[key] = a.N
+	f.got++
+}
+
+// watchTools checks each second that the tools of every ready board are listed, and that those
+// of a board that is gone are not: a second later, or for a lost link when it can no longer be
+// resumed.
+func (f *fleet) watchTools(end time.Time) {
+	const lostFor = 7 * time.Second
+	wrong, readies := map[string]time.Duration{}, map[string]int{}
+	for ; time.Now().Before(end); time.Sleep(time.Second) {
+		r := f.relay()
+		for _, b := range f.boards {
+			id := b.node()
+			if r == nil || r != f.relay() {
+				clear(wrong)
+				break
+			}
+			r.mu.Lock()
+			isListed := r.listed[id] != nil
+			if r.readies[id] != readies[id] { // it was ready since, if only for a moment
+				readies[id] = r.readies[id]
+				delete(wrong, id)
+			}
+			r.mu.Unlock()
+			isReady, limit := r.hub.IsReady(id), lostFor
+			if isReady {
+				limit = time.Second
+			}
+			if isListed == isReady {
+				delete(wrong, id)
+			} else if wrong[id] += time.Second; wrong[id] > limit+time.Second {
+				f.t.Errorf("seed %d: for %v board %d is ready: %v, its tools are listed: %v", f.seed, wrong[id], b.index, isReady, isListed)
+			}
+		}
+	}
 }
 
 // fault injects one fault.
@@ -221,6 +314,9 @@ func (f *fleet) relay() *rig {
 
 func (f *fleet) startRelay() {
 	r := newRig(f.t)
+	r.mu.Lock()
+	r.onEvent = f.onAlert
+	r.mu.Unlock()
 	f.mu.Lock()
 	f.rig = r
 	f.mu.Unlock()
@@ -287,7 +383,7 @@ func (f *fleet) call(b *simBoard, number int) {
 
 // simulate runs one seed.
 func simulate(t *testing.T, seed uint64) {
-	f := &fleet{t: t, seed: seed, runs: make(map[string][]time.Time), counts: make(map[string]int), audit: make(map[string]int)}
+	f := &fleet{t: t, seed: seed, runs: make(map[string][]time.Time), counts: make(map[string]int), audit: make(map[string]int), alerts: make(map[string]int)}
 	f.startRelay()
 	for i := range f.boards {
 		f.boards[i] = &simBoard{f: f, index: i, random: rand.New(rand.NewPCG(seed, uint64(i)))}
@@ -304,13 +400,22 @@ func simulate(t *testing.T, seed uint64) {
 					nextFault = time.Now().Add(time.Duration(b.random.Int64N(int64(90 * time.Second))))
 				}
 				calls.Go(func() { f.call(b, number) })
+				if number%20 == 0 {
+					b.alert(number)
+				}
 				time.Sleep(time.Duration(b.random.Int64N(int64(2 * time.Second))))
 			}
 		})
 	}
+	calls.Go(func() { f.watchTools(end) })
 	random := rand.New(rand.NewPCG(seed, simBoards))
 	for time.Now().Before(end) {
-		time.Sleep(time.Duration(random.Int64N(int64(8 * time.Minute))))
+		time.Sleep(time.Duration(random.Int64N(int64(4 * time.Minute))))
+		r := f.relay()
+		r.mu.Lock() // forwards or back by up to a day
+		r.clockError = time.Duration(random.Int64N(int64(48*time.Hour))) - 24*time.Hour
+		r.mu.Unlock()
+		time.Sleep(time.Duration(random.Int64N(int64(4 * time.Minute))))
 		f.stopRelay()
 		time.Sleep(time.Duration(random.Int64N(int64(30 * time.Second))))
 		f.startRelay()
@@ -327,7 +432,13 @@ func simulate(t *testing.T, seed uint64) {
 		b.stop()
 	}
 	f.stopRelay()
-	for _, kind := range []string{"foreign_ack", "dup_ack", "clone_suspected", "bad_result"} {
+	if f.audit["dup_ack"] > f.copies {
+		t.Errorf("seed %d: %d times dup_ack, with %d repeated messages", seed, f.audit["dup_ack"], f.copies)
+	}
+	if f.got*2 < f.sent {
+		t.Errorf("seed %d: of %d alerts %d arrived", seed, f.sent, f.got)
+	}
+	for _, kind := range []string{"foreign_ack", "clone_suspected", "bad_result"} {
 		if n := f.audit[kind]; n != 0 {
 			t.Errorf("seed %d: %d times %s", seed, n, kind)
 		}
@@ -335,12 +446,13 @@ func simulate(t *testing.T, seed uint64) {
 	if f.counts["ok"] < f.counts["E_NODE_OFFLINE not_sent"] {
 		t.Errorf("seed %d: calls %v: the simulation tests little", seed, f.counts)
 	}
-	t.Logf("seed %d: calls %v, audit %v", seed, f.counts, f.audit)
+	t.Logf("seed %d: calls %v, audit %v, %d repeated messages, %d of %d alerts", seed, f.counts, f.audit, f.copies, f.got, f.sent)
 }
 
 // TestSimulation checks, for each seed, that every call ends once and in time, that its outcome
 // is true, that no command runs twice or is started after its caller's deadline, that no
-// board's own answer or restart is taken for another's, and that all boards come back.
+// board's own answer or restart is taken for another's, that alerts arrive in order, that the
+// tools that are listed are those of the boards that are ready, and that all boards come back.
 func TestSimulation(t *testing.T) {
 	var seeds []uint64
 	number := func(name string) uint64 {
