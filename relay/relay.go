@@ -89,11 +89,11 @@ type Relay struct {
 
 	listener, metricsListener, gatewayListener net.Listener // nil: not served
 
-	tls       *tls.Config     // nil: plain HTTP
-	authority *auth.Authority // nil: not TLSOwn
-	listenURL string          // of listener; "" without one
-	public    *url.URL        // nil: clients use the listener's address
-	loopback  bool            // Options.Listen is a loopback address
+	tls       *tls.Config            // nil: plain HTTP
+	authority *auth.Authority        // nil: not TLSOwn
+	listenURL atomic.Pointer[string] // of listener, see updateListenURL; nil without one
+	public    *url.URL               // nil: clients use the listener's address
+	loopback  bool                   // Options.Listen is a loopback address
 	ready     atomic.Bool
 	onReady   func()
 }
@@ -164,7 +164,10 @@ func (r *Relay) URL() string {
 	if r.public != nil {
 		return strings.TrimRight(r.public.String(), "/")
 	}
-	return r.listenURL
+	if u := r.listenURL.Load(); u != nil {
+		return *u
+	}
+	return ""
 }
 
 // OnReady sets what Run calls once, when it serves. It is called before Run.

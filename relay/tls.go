@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"go.uber.org/zap"
 
 	"agentctl/relay/auth"
 )
@@ -56,9 +59,34 @@ func (r *Relay) openAuthority() (err error) {
 	if r.listener == nil {
 		return nil
 	}
-	r.listenURL = listenURL(r.listener.Addr().String(), r.tls != nil)
+	return r.updateListenURL()
+}
+
+// updateListenURL finds out where other machines reach the listener, and stores it for invites.
+func (r *Relay) updateListenURL() error {
+	u := listenURL(r.listener.Addr().String(), r.tls != nil)
+	r.listenURL.Store(&u)
 	return r.store.SaveEndpoint(auth.Endpoint{URL: r.URL(), CASHA256: r.CASHA256()})
 }
+
+// followAddresses updates the URL of a relay that listens on every address, until ctx ends: it
+// may start before the network does, and addresses change.
+func (r *Relay) followAddresses(ctx context.Context) {
+	if host, _, _ := net.SplitHostPort(r.listener.Addr().String()); !isUnspecified(host) {
+		return
+	}
+	every(ctx, addressInterval, func() {
+		if len(outboundAddresses()) == 0 {
+			return // the network is away: the last address is the best guess
+		}
+		if err := r.updateListenURL(); err != nil {
+			r.log.Warn("the relay's URL is not stored for invites", zap.Error(err))
+		}
+	})
+}
+
+// addressInterval is how often followAddresses looks. A look is two sockets that send nothing.
+const addressInterval = 15 * time.Second
 
 // CASHA256 is the hash by which clients know the relay's own authority (package transport/pin);
 // "" without one.
@@ -82,17 +110,24 @@ func (r *Relay) authorityPEM() string {
 // client with a pin checks none of them; one that trusts the authority by a file does.
 func (r *Relay) serverNames() []string {
 	names := []string{"localhost", "127.0.0.1", "::1"}
+	add := func(name string) {
+		if net.ParseIP(name) != nil || hostNameRE.MatchString(name) {
+			names = append(names, name)
+		}
+	}
 	if r.public != nil {
-		names = append(names, r.public.Hostname())
+		add(r.public.Hostname())
 	}
 	host, _, _ := net.SplitHostPort(r.opt.Listen)
 	if host, _, _ = strings.Cut(host, "%"); !isUnspecified(host) { // without the zone of an IPv6 address
-		return append(names, host)
+		add(host)
+		return names
 	}
-	if name, err := os.Hostname(); err == nil && hostNameRE.MatchString(name) {
-		names = append(names, name)
+	if name, err := os.Hostname(); err == nil {
+		add(name)
 	}
-	addrs, _ := net.InterfaceAddrs() // what cannot be read is not in the certificate
+	names = append(names, outboundAddresses()...)
+	addrs, _ := net.InterfaceAddrs() // fails in the packaged service, which may not use netlink
 	for _, a := range addrs {
 		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
 			names = append(names, n.IP.String())
@@ -101,9 +136,9 @@ func (r *Relay) serverNames() []string {
 	return names
 }
 
-// hostNameRE are the names that a certificate may have (RFC 5280 §4.2.1.6). The name of a
-// machine may be anything.
-var hostNameRE = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9][A-Za-z0-9-]{0,62}){0,8}$`)
+// hostNameRE are the names that a certificate can have (RFC 5280 §4.2.1.6). The name of a
+// machine, or in a URL, may be anything; one that is left out works with a pin all the same.
+var hostNameRE = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62}){0,8}$`)
 
 // isUnspecified reports whether a host means every address.
 func isUnspecified(host string) bool {
@@ -114,22 +149,22 @@ func isUnspecified(host string) bool {
 // listenURL is the URL of a listener for other machines.
 func listenURL(addr string, isTLS bool) string {
 	if host, _, _ := net.SplitHostPort(addr); isUnspecified(host) {
-		addr = reachableAddr(addr, outboundAddress())
+		addr = reachableAddr(addr, append(outboundAddresses(), "127.0.0.1")[0])
 	}
 	return baseURL(addr, isTLS)
 }
 
-// outboundAddress is the address of this machine from which it would reach others: the one of
-// the default route. It is loopback without a route. Connecting a UDP socket sends nothing, and
-// both addresses belong to nobody (RFC 5737, RFC 3849).
-func outboundAddress() string {
+// outboundAddresses are the addresses of this machine from which it would reach others: those
+// of the default routes, IPv4 first. There are none without a route. Connecting a UDP socket
+// sends nothing, and the addresses belong to nobody (RFC 5737, RFC 3849).
+func outboundAddresses() (list []string) {
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
 		if c, err := net.Dial("udp", to); err == nil {
-			defer func() { _ = c.Close() }()
-			return c.LocalAddr().(*net.UDPAddr).IP.String()
+			list = append(list, c.LocalAddr().(*net.UDPAddr).IP.String())
+			_ = c.Close()
 		}
 	}
-	return "127.0.0.1"
+	return list
 }
 
 // load reads the pair, and changes nothing if that fails. The caller holds mu, except before

@@ -210,6 +210,9 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	if r.authority != nil {
 		wg.Go(func() { r.authority.Run(ctx) })
 	}
+	if r.listener != nil {
+		wg.Go(func() { r.followAddresses(ctx) })
+	}
 	wg.Go(func() { _ = r.processes.Run(ctx, r.opt.ExternalPlugins...) })
 	wg.Go(func() { r.audit.run(ctx) })
 	wg.Go(func() { r.expireOffline(ctx) })
