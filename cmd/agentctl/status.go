@@ -109,11 +109,14 @@ func nextTry(atMS int64) string {
 	if atMS == 0 {
 		return ""
 	}
-	wait := time.Until(time.UnixMilli(atMS)).Round(time.Second)
-	if wait <= 0 {
+	switch wait := time.Until(time.UnixMilli(atMS)); {
+	case wait < time.Second:
 		return ", next try now"
+	case wait < 2*time.Minute:
+		return fmt.Sprintf(", next try in %.0f s", wait.Seconds())
+	default:
+		return fmt.Sprintf(", next try in %.0f min", wait.Minutes())
 	}
-	return ", next try in " + wait.String()
 }
 
 // joinText says what is wrong with the join of this board.

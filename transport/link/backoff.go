@@ -53,8 +53,10 @@ const (
 	maxBadFrames   = 3
 	badFrameWindow = 10 * time.Minute
 	// Wakes may come in any number, from interfaces that come and go. A device dials for the
-	// first one at once and then at growing distances, from minWakeGap.
+	// first one at once, for freeWakes of them once in minWakeGap, and for more at growing
+	// distances beside its back-off.
 	minWakeGap = time.Second
+	freeWakes  = 8
 	wakeMemory = 2 * maxBackoff // after this long without a wake the next one counts as the first
 )
 
@@ -111,22 +113,23 @@ func (b *Backoff) ceiling(now time.Duration) time.Duration {
 	return min(max(minBackoff, spread/8)<<doublings, max(spread, minCap), maxBackoff)
 }
 
-// Wake is the wait before the next dial when the network or the configuration changed at the
-// time now: none, unless such changes are frequent. The waits start over, since what failed
-// before the change says nothing about the time after it.
-func (b *Backoff) Wake(now time.Duration) time.Duration {
-	gap := time.Duration(0)
-	switch {
-	case b.wakes == 0, now-b.lastWake >= wakeMemory:
+// Wake is the wait before the next dial when the network or the configuration changed at the time
+// now, and remaining is left of the present wait: none, unless such changes are frequent. The
+// waits start over, since what failed before the change says nothing about the time after it.
+func (b *Backoff) Wake(remaining, now time.Duration) time.Duration {
+	if now-b.lastWake >= wakeMemory {
 		b.wakes = 0
-	default:
-		gap = min(minWakeGap<<min(b.wakes-1, 6), maxBackoff)
 	}
 	b.wakes++
-	wait := max(b.lastWake+gap-now, 0)
+	wait := time.Duration(0)
+	if b.wakes > 1 {
+		gap := min(minWakeGap<<min(max(b.wakes-freeWakes, 0), 6), maxBackoff)
+		wait = min(max(b.lastWake+gap-now, 0), remaining)
+	}
+	if b.wakes <= freeWakes {
+		b.failures, b.failingSince = min(b.failures, 1), now
+	}
 	b.lastWake = now + wait
-	b.failures = min(b.failures, 1)
-	b.failingSince = now
 	return wait
 }
 

@@ -98,7 +98,7 @@ func TestBackoffWake(t *testing.T) {
 	}
 	const s = time.Second
 	now := 10 * time.Minute // a long outage
-	if wait := b.Wake(now); wait != 0 {
+	if wait := b.Wake(time.Minute, now); wait != 0 {
 		t.Fatalf("the first wake waits %v", wait)
 	}
 	for range 100 { // the waits start over
@@ -108,15 +108,25 @@ func TestBackoffWake(t *testing.T) {
 		}
 	}
 	last := now
-	for i, want := range []time.Duration{s, 2 * s, 4 * s, 8 * s, 16 * s, 32 * s, 60 * s, 60 * s, 60 * s} {
+	for i, want := range []time.Duration{s, s, s, s, s, s, s, 2 * s, 4 * s, 8 * s, 16 * s, 32 * s, 60 * s, 60 * s, 60 * s} {
 		now += 10 * time.Millisecond // changes all the time
-		wait := b.Wake(now)
+		wait := b.Wake(time.Hour, now)
 		if now += wait; now-last != want {
 			t.Fatalf("wake %d: dials after %v, want %v", i, now-last, want)
 		}
 		last = now
 	}
-	if wait := b.Wake(now + wakeMemory); wait != 0 {
+	for range 10 { // changes that never end do not undo the back-off
+		b.Next(0, 0, now)
+		b.Wake(time.Hour, now)
+	}
+	if b.failures < 10 {
+		t.Errorf("%d failures are remembered", b.failures)
+	}
+	if wait := b.Wake(100*time.Millisecond, now); wait != 100*time.Millisecond {
+		t.Errorf("a wake makes a wait of 100 ms one of %v", wait)
+	}
+	if wait := b.Wake(time.Hour, now+wakeMemory+time.Hour); wait != 0 {
 		t.Errorf("a wake after a pause waits %v", wait)
 	}
 }

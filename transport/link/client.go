@@ -231,8 +231,10 @@ func (c *Client) Run(ctx context.Context) error {
 			s.Reconnects++
 		})
 		if c.wait(ctx, code, wait) {
-			wait = backoff.Wake(time.Since(start))
-			c.updateStatus(func(s *Status) { s.NextTry = time.Now().Add(wait) })
+			c.updateStatus(func(s *Status) {
+				wait = backoff.Wake(time.Until(s.NextTry), time.Since(start))
+				s.NextTry = time.Now().Add(wait)
+			})
 			sleep(ctx, wait)
 		}
 	}
