@@ -56,6 +56,10 @@ func TestCompletion(t *testing.T) {
 		{[]string{"burst", "--for", ""}, ""},
 		{[]string{"describe", "a"}, "attic\tonline"},
 		{[]string{"ls", "--tag", ""}, "north roof"},
+		{[]string{"node", "tag", "att"}, "attic\tonline"},
+		{[]string{"node", "untag", "attic", "north", ""}, "roof"},
+		{[]string{"node", "rename", "att"}, "attic\tonline"},
+		{[]string{"node", "rename", "attic", ""}, ""},
 	}
 	for _, tt := range tests {
 		if got := complete(t, tt.words...); got != tt.want {

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"agentctl/enrollment"
 	"agentctl/manifest"
 )
 
@@ -94,5 +95,27 @@ func TestRemoveNodeBeforeFlush(t *testing.T) {
 	mint(t, s, MintRequest{Class: "device", Tenant: "acme", NodeID: b})
 	if got, err := s.Node(t.Context(), "acme", b); err != nil || got.LastSeenMS != 0 {
 		t.Errorf("a new node was seen at %d, %v", got.LastSeenMS, err)
+	}
+}
+
+// A board that has joined does not come back by its key after its node was removed: neither
+// by a refresh nor by a repeat of its enrollment. A new invite gives it a new node.
+func TestRemoveJoinedNode(t *testing.T) {
+	s := openStore(t, Options{})
+	_, code := invite(t, s, InviteRequest{Uses: 2})
+	b := newHolder(t, s, code)
+	out := b.mustEnroll()
+	if n, err := s.RemoveNode(t.Context(), "default", out.Subject, false); n != 1 || err != nil {
+		t.Fatalf("got %d, %v", n, err)
+	}
+	_, err := b.refresh(1, manifest.NewULID())
+	wantReason(t, err, enrollment.ReasonRevoked)
+	_, err = b.enroll()
+	wantReason(t, err, enrollment.ReasonRevoked)
+	if _, ok := s.NodeTenant(out.Subject); ok {
+		t.Error("the node is back")
+	}
+	if again := newHolder(t, s, code).mustEnroll(); again.Subject == out.Subject {
+		t.Error("the same node")
 	}
 }
