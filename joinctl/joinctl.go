@@ -2,7 +2,7 @@
 // daemon's:
 //
 //	t, err := joinctl.Find(ctx, joinctl.Options{Socket: path, Source: config.ClientSource("")})
-//	joined, err := t.Join(ctx, enroll.JoinOptions{Relay: url, Code: code})
+//	joined, err := t.Join(ctx, enroll.JoinOptions{Relay: url, Code: code}, built)
 //	status, err := t.WaitReady(ctx, joined.NodeID)
 //
 // The daemon needs not run: what is stored in its state directory counts, and a daemon that
@@ -21,6 +21,7 @@ import (
 	"agentctl/config"
 	"agentctl/control"
 	"agentctl/daemon"
+	"agentctl/transport/clock"
 	"agentctl/transport/enroll"
 )
 
@@ -102,8 +103,9 @@ type Joined struct {
 
 // Join makes the board a node of a relay. It fills in the state directory and, where o has
 // none, the configured name and authority. A configuration that names another relay is a
-// *daemon.ConfiguredRelayError: it would take precedence.
-func (t *Target) Join(ctx context.Context, o enroll.JoinOptions) (*Joined, error) {
+// *daemon.ConfiguredRelayError: it would take precedence. built is the time of the build, before
+// which no certificate is checked.
+func (t *Target) Join(ctx context.Context, o enroll.JoinOptions, built time.Time) (*Joined, error) {
 	base, err := enroll.BaseURL(o.Relay)
 	if err != nil {
 		return nil, err
@@ -126,6 +128,7 @@ func (t *Target) Join(ctx context.Context, o enroll.JoinOptions) (*Joined, error
 		if o.TLS, err = config.ClientTLS(t.caFile, t.caSHA256); err != nil {
 			return nil, err
 		}
+		o.TLS.Time = clock.New(built, nil).TLSTime // a clock without a battery starts in 1970
 	}
 	j.Credential, j.Already, err = enroll.Join(ctx, o)
 	if err != nil {

@@ -78,7 +78,7 @@ var allowed = map[string]string{
 	"demo":                      "client config daemon manifest relay relay/auth relay/gateway transport/edge",
 	"duration":                  "",
 	"enrollment":                "",
-	"joinctl":                   "config control daemon enrollment transport/enroll",
+	"joinctl":                   "config control daemon transport/clock transport/enroll",
 	"login":                     "atomicfile config enrollment strictjson transport/enroll transport/link transport/pin",
 	"manifest":                  "strictjson",
 	"mcplocal":                  "control manifest relay/auth relay/kernel relay/mcp transport/edge",

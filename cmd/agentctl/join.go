@@ -139,7 +139,7 @@ func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), joinTimeout)
 	defer cancel()
-	j, err := t.Join(ctx, jo)
+	j, err := t.Join(ctx, jo, build().Time)
 	if err != nil {
 		return explainJoin(err)
 	}
