@@ -140,12 +140,22 @@ func (r recorder) Write(b []byte) error {
 // link. subprotocols are those that the device offers.
 func (r *testRelay) recorded(subprotocols ...string) (node string, client *link.Client, frames func() []traceEntry) {
 	r.t.Helper()
+	return r.recordedWith(nil, subprotocols...)
+}
+
+// recordedWith is recorded for a device with a history.
+func (r *testRelay) recordedWith(history handlers.Recorded, subprotocols ...string) (node string, client *link.Client, frames func() []traceEntry) {
+	r.t.Helper()
 	var mu sync.Mutex
 	var parts []traceEntry
 	minted := r.mint(auth.MintRequest{Class: "device"})
 	c := clock.New(time.Time{}, nil)
 	p := prober.New(prober.Options{Source: fixedSource{}, Interval: time.Second, Now: func() int64 { ms, _ := c.NowMS(); return ms }})
-	mux, err := handlers.New(handlers.Options{}, handlers.NewEcho(c.NowMS), handlers.NewMetrics(p, c.NowMS))
+	served := []handlers.Handler{handlers.NewEcho(c.NowMS), handlers.NewMetrics(p, c.NowMS)}
+	if history != nil {
+		served = append(served, handlers.NewHistory(history, c.NowMS))
+	}
+	mux, err := handlers.New(handlers.Options{}, served...)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -316,4 +326,51 @@ func TestRFC0009Fixture3(t *testing.T) {
 		compareGolden(t, "fixture3", append(parts, timedEvents(s, start, 20*time.Second)...))
 		s.checkEnd(sse.Event{}, sse.DeviceOffline)
 	})
+}
+
+// fixedHistory has a value for each step but the third.
+type fixedHistory struct{}
+
+func (fixedHistory) Oldest(context.Context) int64 { return 1 }
+
+func (fixedHistory) Series(_ context.Context, q handlers.HistoryQuery, fn func(int64, []float64) error) error {
+	for start := q.FromMS; start < q.EndMS; start += q.StepMS {
+		i := float64((start - q.FromMS) / q.StepMS)
+		if i == 2 {
+			continue
+		}
+		if err := fn(start, []float64{12.5 + i, 1 << 30}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A query of a board's history on v2.1: what the board announces, the request, the command, its
+// answer and the response. On v2 the same board announces no history.
+func TestTraceHistory(t *testing.T) {
+	r := newTestRelay(t)
+	node, _, frames := r.recordedWith(fixedHistory{}, link.Subprotocol21)
+	var parts []traceEntry
+	for _, f := range frames() {
+		if strings.HasSuffix(f.name, "announce") || strings.HasSuffix(f.name, "announce_ack") {
+			parts = append(parts, f)
+		}
+	}
+	request, response, s := r.exchange("syshist."+node+".history.query",
+		`{"from_ms":1700000000000,"to_ms":1700000300000,"step_ms":60000,"metrics":["cpu_pct","mem_bytes"],"aggregate":"mean"}`, "application/json")
+	body, err := io.ReadAll(io.LimitReader(s.resp.Body, s.resp.ContentLength))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts = append(append(parts, traceEntry{"agent request", request}), frames()...)
+	compareGolden(t, "history21", append(parts, traceEntry{"relay response", response + "\n" + string(body)}))
+
+	old := newTestRelay(t)
+	_, _, frames = old.recordedWith(fixedHistory{}, link.Subprotocol)
+	for _, f := range frames() {
+		if strings.Contains(f.data, "system.history") {
+			t.Errorf("on v2: %s", f.data)
+		}
+	}
 }
