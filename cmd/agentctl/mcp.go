@@ -34,7 +34,7 @@ Tool names have _ in place of dots, because some clients reject dots; --names do
 dots.`,
 		Example: `  agentctl mcp --relay https://relay.example:8460 --token-file ~/agent.token
   agentctl mcp --local
-  claude mcp add agentctl -- agentctl mcp --relay http://127.0.0.1:8460 --token-file ~/agent.token`,
+  claude mcp add agentctl -- agentctl mcp        after agentctl login`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := newLogger(logLevel)
 			if err != nil {
