@@ -39,6 +39,7 @@ type Error struct {
 	RetryAfterMS int64   // if > 0, the earliest useful retry
 	Reason       string  // short word for the audit log; PublicReason says whether the caller gets it
 	ShowReason   bool    // the caller gets the Reason of an E_SAFETY_DENIED too: enrollment only
+	Repeat       bool    // the caller may repeat the request, whatever the code says: enrollment only
 	Outcome      Outcome // "" where the question does not arise
 	ReadOnly     bool    // the tool changes nothing, so that a retry after OutcomeUnknown is safe
 }
@@ -61,7 +62,7 @@ func (e *Error) Retryable() bool {
 	case OutcomeUnknown:
 		return e.ReadOnly
 	}
-	return e.Code.Retryable()
+	return e.Code.Retryable() || e.Repeat
 }
 
 // publicReasons are the reasons that callers get, by code (docs/protocol.md, "Errors"). The

@@ -96,6 +96,7 @@ type refusal struct {
 		Code         manifest.Code `json:"code"`
 		Message      string        `json:"message"`
 		Reason       string        `json:"reason"`
+		Retryable    bool          `json:"retryable"`
 		RetryAfterMS int64         `json:"retry_after_ms"`
 		TraceID      string        `json:"trace_id"`
 	} `json:"error"`
@@ -132,6 +133,9 @@ func (j *joinTest) refresh(nodeID string, gen int, session string) (a enrollment
 		Proof: enrollment.Sign(j.key, enrollment.TokenMessage(nonce, nodeID, gen, request))}, &v)
 	if status != 200 {
 		refused = fmt.Sprint(status, " ", v.Error.Reason)
+		if v.Error.Retryable != (v.Error.Reason == enrollment.ReasonSession) {
+			j.Errorf("%s: retryable is %t", refused, v.Error.Retryable)
+		}
 	}
 	return v.TokenAnswer, refused
 }
