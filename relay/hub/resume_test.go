@@ -177,6 +177,7 @@ func TestQueueDuringBreak(t *testing.T) {
 		waiting := r.call(n, "waits")
 		time.Sleep(time.Second)
 		b.set(func() { b.down = false })
+		b.Wake() // its back-off is random
 		if a := <-waiting; a.err != nil || a.took < time.Second {
 			t.Errorf("got %+v", a)
 		}
@@ -279,6 +280,7 @@ func TestResumeByHand(t *testing.T) {
 				session := n.session.Load().ID
 				if tt.code != 0 {
 					_ = b.conn.Close(tt.code, "")
+					synctest.Wait() // the relay has noticed
 				}
 				time.Sleep(tt.after)
 				auth := link.Auth{BootID: boot, Resume: &link.Resume{SessionID: session}}
