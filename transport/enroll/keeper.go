@@ -35,13 +35,14 @@ type Keeper struct {
 	refresh func(context.Context, RefreshOptions) (*enrollment.TokenAnswer, error)
 	wake    chan struct{} // capacity 1
 
-	mu        sync.Mutex // protects the fields below
-	cred      Credential // its token and gen may be newer than those on the disk
-	due       time.Time  // of the next refresh; zero: not known
-	refused   bool       // the relay refused the token since the last refresh
-	failures  int        // refreshes that failed in a row
-	rejected  int        // new tokens that the relay refused in a row
-	refreshed time.Time  // last success; zero: none
+	mu        sync.Mutex    // protects the fields below
+	cred      Credential    // its token and gen may be newer than those on the disk
+	after     time.Duration // from the issue of the token to its refresh
+	due       time.Time     // of the next refresh; zero: not known
+	refused   bool          // the relay refused the token since the last refresh
+	failures  int           // refreshes that failed in a row
+	rejected  int           // new tokens that the relay refused in a row
+	refreshed time.Time     // last success; zero: none
 	status    KeeperStatus
 }
 
@@ -59,6 +60,7 @@ const (
 	refreshEarliest = 0.5  // of a token's life
 	refreshLatest   = 0.75 // the rest is for retries
 	defaultLife     = 24 * time.Hour
+	maxOverdueWait  = time.Minute
 	minRefreshPause = 30 * time.Second // between failures, while the token is accepted
 	maxRefreshPause = 15 * time.Minute
 	minRefusedPause = 2 * time.Second // between failures, while there is no link
@@ -80,6 +82,7 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 	}
 	k := &Keeper{opt: o, refresh: c.Refresh, wake: make(chan struct{}, 1), cred: *o.Credential}
 	k.status.ExpiresAtMS = k.cred.ExpiresAtMS
+	k.after = refreshAfter(k.lifeLocked())
 	return k, nil
 }
 
@@ -117,14 +120,19 @@ func (k *Keeper) Refused() {
 }
 
 // Ready says that the relay accepted the token at relayMS by its clock. A refresh that waits
-// after a failure is not moved.
+// after a failure is not moved. One that is overdue is spread, since many boards may come back at
+// the same time.
 func (k *Keeper) Ready(relayMS int64) {
 	k.mu.Lock()
 	k.refused, k.rejected = false, 0
 	if k.failures == 0 {
 		life := k.lifeLocked()
 		left := min(max(time.Duration(k.cred.ExpiresAtMS-relayMS)*time.Millisecond, 0), life)
-		k.due = time.Now().Add(max(left-life+refreshAfter(life), 0))
+		wait := left - life + k.after
+		if wait <= 0 {
+			wait = rand.N(min(maxOverdueWait, left/2) + 1)
+		}
+		k.due = time.Now().Add(wait)
 		k.status.NextTry = k.due
 	}
 	k.mu.Unlock()
@@ -204,7 +212,8 @@ func (k *Keeper) refreshNow(ctx context.Context) {
 	if err == nil {
 		k.failures, k.refused, k.refreshed = 0, false, time.Now()
 		k.status.LastErr = nil
-		k.due = time.Now().Add(refreshAfter(k.lifeLocked()))
+		k.after = refreshAfter(k.lifeLocked())
+		k.due = time.Now().Add(k.after)
 	} else {
 		k.failures++
 		pause := k.pauseLocked()
