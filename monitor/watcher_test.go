@@ -119,14 +119,13 @@ func TestWatchRestart(t *testing.T) {
 func TestWatchBurst(t *testing.T) {
 	path := socketPath(t)
 	defer fakeDaemon(t, path, nil)()
-	w := &Watcher{Socket: path}
+	w := &Watcher{Socket: path, Interval: 100 * time.Millisecond}
 	cl, err := w.dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = cl.Close() }()
 	w.release()
-	w.Interval = 100 * time.Millisecond
 	if err := w.burst(t.Context(), cl); err != nil {
 		t.Fatal(err)
 	}

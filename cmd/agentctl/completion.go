@@ -59,7 +59,7 @@ func completeFlag(f *pflag.Flag) cobra.CompletionFunc {
 		return words(outputFormats(f.Usage)...)
 	case name == "modules":
 		return completeModules
-	case name == "node":
+	case name == "node", name == "board":
 		return func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 			return completeNodes(cmd, nil, word)
 		}
