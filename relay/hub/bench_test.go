@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
+	"golang.org/x/time/rate"
 
 	"agentctl/manifest"
 	"agentctl/transport/link"
@@ -103,6 +104,8 @@ func startBench(b *testing.B, links int, secure, bare bool) *benchRig {
 		CheckResult:        manifest.CheckResult, CheckSample: manifest.CheckFrame,
 		OnReady: func(n *Node) { r.ready <- n },
 	})
+	r.hub.startPace.SetLimit(rate.Inf) // the benchmarks are not about herds
+	r.hub.readyPace.SetLimit(rate.Inf)
 	ctx, cancel := context.WithCancel(context.Background())
 	r.stop = cancel
 	go func() { r.done <- r.hub.Run(ctx) }()

@@ -65,6 +65,7 @@ func (h *Hub) SuspectClone(nodeID string) {
 		h.clones[nodeID] = m
 	}
 	m.lastClaim = now
+	// Each claim renews the mark in memory; the disk may lag behind by cloneSaveEvery.
 	save := isNew || now.Sub(m.savedAt) >= cloneSaveEvery
 	if save {
 		m.savedAt = now

@@ -33,6 +33,8 @@ func (l *nodeLink) OnClosed(err error) {
 	resumable := isResumable(l.own, err)
 	h.mu.Lock()
 	linked := h.nodes[n.ID()] == n && n.session.Load() == l.own
+	// A fresh session of the node has taken its place. If neither is true, this link's own
+	// session was resumed on a newer link, and there is nothing to end.
 	superseded := !linked && h.nodes[n.ID()] != n && h.lost[n.ID()] != n
 	if linked {
 		resumable = h.unlinkLocked(n, resumable)
@@ -55,6 +57,7 @@ func (h *Hub) unlinkLocked(n *Node, resumable bool) (kept bool) {
 	id, now := n.ID(), time.Now()
 	delete(h.nodes, id)
 	delete(h.wheel[n.wheelSlot], n)
+	// Nodes that cannot be resumed are kept as well, for their table of ended commands.
 	n.lostSince, n.isGone = now, false
 	if len(h.lost) < h.lostLimit && !h.closing {
 		h.lost[id] = n
@@ -136,6 +139,8 @@ func (h *Hub) reserveSession(s *link.Session, r *link.Resume) *Node {
 		h.mu.Unlock()
 		return nil
 	}
+	// The device has given up a link that still looks alive here. Its session is lost first,
+	// so that no command is written to that link any more.
 	if linked && !h.unlinkLocked(n, true) { // there are too many
 		h.mu.Unlock()
 		n.end()
@@ -192,6 +197,8 @@ func (n *Node) settle(seen []link.ResumedCommand) {
 	if n.state != isEnded { // superseded in this moment
 		n.state = isLinked
 	}
+	// The frames follow the announce_ack in the session's queue. Commands of callers that
+	// come meanwhile wait for mu, so the order of the table is the order on the link.
 	for _, id := range n.calls.Resume(seen, time.Now()) {
 		p, ok := n.calls.Value(id)
 		if !ok {
@@ -219,6 +226,7 @@ func (h *Hub) checkLost() {
 	h.mu.Lock()
 	for id, n := range h.lost {
 		age := now.Sub(n.lostSince)
+		// A handshake that is about to resume the session decides what becomes of it.
 		if age >= queueTime && n.resumption == nil && !n.isGone {
 			gone = append(gone, n)
 		}

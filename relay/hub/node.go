@@ -140,6 +140,7 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 	if ctx.Err() != nil {
 		return nil, endOfWait(ctx, link.Queued)
 	}
+	// p keeps what is needed to write the command again, after a break of the link.
 	p.id, p.args, p.opt = link.NewID(), args, opt
 	var ok bool
 	if p.deadline, ok = ctx.Deadline(); !ok {
@@ -153,11 +154,13 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 		return p.outcome.result, p.outcome.err
 	case <-ctx.Done():
 	}
+	// The table decides who ends the call: this goroutine, or one that has taken p out.
 	n.mu.Lock()
 	was, ended := n.calls.Expire(p.id)
 	if ended && was == link.Sent {
 		n.sendCancel(p.id)
 	}
+	// Without a link the board was simply not there, whatever the deadline was.
 	linked := n.state == isLinked
 	n.mu.Unlock()
 	switch {

@@ -72,6 +72,7 @@ func (h *Hub) checkWatched() {
 	for _, n := range watched {
 		waiting, ok := n.unanswered()
 		linked := h.isCurrent(n)
+		// Without a link a node is offline, which says more than suspect.
 		suspect := ok && linked && waiting >= suspectTime
 		if suspect != n.isReportedSuspect {
 			n.isReportedSuspect = suspect

@@ -52,6 +52,7 @@ func (h *Hub) sweep() {
 	}
 	h.mu.Unlock()
 
+	// Each of these looks at few nodes: those that owe an answer, and those without a link.
 	h.checkWatched()
 	h.checkLost()
 	if h.second%60 == 0 {
@@ -63,9 +64,11 @@ func (h *Hub) sweep() {
 	}
 	for _, n := range due {
 		s := n.session.Load()
-		if s.CheckLiveness() {
+		if s.CheckLiveness() { // it pinged
 			n.expectAnswer()
 		}
+		// The table forgets ended commands about three pings after the last one, so that an
+		// idle node holds little.
 		n.mu.Lock()
 		n.calls.Age()
 		n.mu.Unlock()
