@@ -50,14 +50,15 @@ type fleet struct {
 type simBoard struct {
 	f      *fleet
 	index  int
-	random *rand.Rand
+	random *rand.Rand // of the board's faults; dial runs in another goroutine and has its own
 	stop   func()
 	client *link.Client
 	starts int // of its process
 
 	mu      sync.Mutex
 	newest  *simConn
-	refused time.Time // dials fail until then
+	refused time.Time  // dials fail until then
+	links   *rand.Rand // seeds the faults of each link
 }
 
 func (b *simBoard) node() string { return fmt.Sprintf("01hzx9k3m4p7q8r9s0t1v2w3%02d", b.index) }
@@ -206,7 +207,7 @@ func (b *simBoard) dial(context.Context) (link.Conn, error) {
 		return nil, errors.New("connection refused")
 	}
 	dev, rel := link.Pipe21()
-	b.newest = &simConn{Conn: dev, f: b.f, random: rand.New(rand.NewPCG(b.random.Uint64(), 0)), ended: make(chan bool)}
+	b.newest = &simConn{Conn: dev, f: b.f, random: rand.New(rand.NewPCG(b.links.Uint64(), 0)), ended: make(chan bool)}
 	r.hub.Attach(rel)
 	return b.newest, nil
 }
@@ -386,7 +387,7 @@ func simulate(t *testing.T, seed uint64) {
 	f := &fleet{t: t, seed: seed, runs: make(map[string][]time.Time), counts: make(map[string]int), audit: make(map[string]int), alerts: make(map[string]int)}
 	f.startRelay()
 	for i := range f.boards {
-		f.boards[i] = &simBoard{f: f, index: i, random: rand.New(rand.NewPCG(seed, uint64(i)))}
+		f.boards[i] = &simBoard{f: f, index: i, random: rand.New(rand.NewPCG(seed, uint64(i))), links: rand.New(rand.NewPCG(seed, uint64(i)+1<<32))}
 		f.boards[i].start()
 	}
 	end := time.Now().Add(simMinutes * time.Minute)
