@@ -18,8 +18,16 @@ import (
 const (
 	busyTimeout = 5 * time.Second // for the write lock of another process
 	maxBatch    = 512             // operations of one transaction
-	maxQueued   = 16384           // operations that wait for their transaction; more are refused
+
+	// maxTransaction bounds a transaction, the wait for the write lock included. Another process
+	// waits busyTimeout for the lock, so a transaction should take much less.
+	maxTransaction = 2 * busyTimeout
+
+	maxQueued = 16384 // operations that wait for their transaction; more are refused
 )
+
+// errSlowTransaction reports a transaction that was rolled back because its time was over.
+var errSlowTransaction = fmt.Errorf("a write to %s took longer than %s and was undone; see whether this machine or its disk is overloaded, and do it again", dbFile, maxTransaction)
 
 // createMu serializes creation of the file by two Stores of one process: POSIX drops all
 // of a process's locks on a file when any of its descriptors is closed, so closing the
@@ -196,7 +204,7 @@ func (db *database) commitBatch(batch []*writeOp) {
 	for _, op := range batch {
 		op.done = true
 		switch {
-		case op.err == nil:
+		case op.err == nil, errors.Is(op.err, sql.ErrTxDone): // by the end of the transaction's time
 			op.err = err
 		case sqliteCode(op.err) != 0:
 			op.err = explain(db.dir.path, op.err)
@@ -209,10 +217,15 @@ func (db *database) commitBatch(batch []*writeOp) {
 
 // runBatch runs each operation behind a savepoint: one that fails rolls back its own
 // changes only. An error is one of the whole transaction.
-func (db *database) runBatch(batch []*writeOp) error {
+func (db *database) runBatch(batch []*writeOp) (err error) {
 	// Not the context of one caller: its end must not fail the others' writes.
-	ctx, cancel := context.WithTimeout(context.Background(), 2*busyTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), maxTransaction)
 	defer cancel()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = errSlowTransaction
+		}
+	}()
 	tx, err := db.writeDB.BeginTx(ctx, nil)
 	if err != nil {
 		return err

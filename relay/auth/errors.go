@@ -37,7 +37,7 @@ var (
 	ErrForeignNode = errors.New("auth: the node belongs to another tenant")
 	ErrRemoved     = errors.New("auth: an operator removed the node; mint a token for it to register it again")
 	ErrNameTaken   = errors.New("auth: an operator has given this name to another node")
-	ErrFull        = errors.New("auth: the state directory is full")
+	ErrFull        = errors.New("auth: too many records")
 	ErrNoState     = errors.New("no relay has its state there") // with Options.Existing
 )
 

@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -242,32 +243,45 @@ func (s *Store) refreshKeys(ctx context.Context, revision int64) error {
 	return nil
 }
 
-// keyLookupInterval bounds how often a token with an unknown kid makes the relay look at the
-// table of keys.
-const keyLookupInterval = 200 * time.Millisecond
-
 // lookupKey returns the key that a token names, nil for none. Right after a rotation by
-// another process a token may have a key that Refresh has not read yet.
+// another process a token may have a key that Refresh has not read yet, so a kid that is not
+// known is looked up in the database.
+//
+// Anybody can send tokens with a kid that does not exist. Lookups run one at a time, and one
+// serves every caller that came before it began: a flood of such tokens costs one query of a
+// single row after the other, and does not keep a new token from being accepted.
 func (s *Store) lookupKey(issuer, kid string) *verifyKey {
-	if k := s.keyring.Load().public[keyID{issuer, kid}]; k != nil || issuer != s.relay.Issuer {
+	id := keyID{issuer, kid}
+	if k := s.keyring.Load().public[id]; k != nil || issuer != s.relay.Issuer {
 		return k
 	}
-	now := int64(time.Since(s.opened))
-	last := s.keyLookup.Load()
-	if now-last < int64(keyLookupInterval) || !s.keyLookup.CompareAndSwap(last, now) {
-		return nil
+	came := time.Now()
+	s.keyLookup.mu.Lock()
+	defer s.keyLookup.mu.Unlock()
+	if !s.keyLookup.began.After(came) {
+		s.keyLookup.began = time.Now()
+		if err := s.reloadKeyring(); err != nil {
+			s.log.Warn("look for a new signing key", zap.Error(err))
+		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	return s.keyring.Load().public[id]
+}
+
+// keyLookup is the state of lookupKey.
+type keyLookup struct {
+	mu    sync.Mutex // held during a lookup; taken before Store.keysMu
+	began time.Time  // when the last lookup began
+}
+
+// reloadKeyring reads the keys if they have changed, within busyTimeout.
+func (s *Store) reloadKeyring() error {
+	ctx, cancel := context.WithTimeout(context.Background(), busyTimeout)
 	defer cancel()
 	var revision int64
-	err := s.db.readDB.QueryRowContext(ctx, "SELECT keys FROM changes").Scan(&revision)
-	if err == nil {
-		err = s.refreshKeys(ctx, revision)
+	if err := s.db.readDB.QueryRowContext(ctx, "SELECT keys FROM changes").Scan(&revision); err != nil {
+		return err
 	}
-	if err != nil {
-		s.log.Warn("look for a new signing key", zap.Error(err))
-	}
-	return s.keyring.Load().public[keyID{issuer, kid}]
+	return s.refreshKeys(ctx, revision)
 }
 
 // signingKey returns the key that signs. revision is the value of changes.keys when the row

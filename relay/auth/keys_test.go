@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -56,7 +57,6 @@ func TestRotateKeys(t *testing.T) {
 	ck := &clock{testTime}
 	s := openStore(t, Options{Now: ck.now})
 	relay := openStore(t, Options{StateDir: s.dir.path, Now: ck.now}) // another process
-	relay.opened = relay.opened.Add(-time.Minute)
 	before := mint(t, s, MintRequest{Class: "agent", TTL: 10 * day})
 	verifies(t, relay, before.Token)
 	oldKID := s.keyring.Load().signKID
@@ -104,6 +104,31 @@ func TestRotateKeys(t *testing.T) {
 	}
 	if files, _ := os.ReadDir(filepath.Join(s.dir.path, keysDir)); len(files) != 2 {
 		t.Errorf("%d files", len(files))
+	}
+}
+
+// Tokens with a kid that does not exist do not delay tokens of a new key, which another process
+// made: each is accepted at once, and by all callers that come together.
+func TestNewKeyAmongUnknownKIDs(t *testing.T) {
+	s := openStore(t, Options{})
+	relay := openStore(t, Options{StateDir: s.dir.path})
+	for range 5 {
+		unknown := s.lookupKey(s.Issuer(), "01unknown")
+		if unknown != nil || relay.lookupKey(s.Issuer(), "01unknown") != nil {
+			t.Fatal("an unknown kid has a key")
+		}
+		rotate(t, s, RotateRequest{})
+		token := mint(t, s, MintRequest{Class: "agent"}).Token
+		var wg sync.WaitGroup
+		for i := range 32 {
+			wg.Go(func() {
+				if i%2 == 0 {
+					relay.lookupKey(s.Issuer(), "01unknown")
+				}
+				verifies(t, relay, token)
+			})
+		}
+		wg.Wait()
 	}
 }
 

@@ -20,6 +20,7 @@ const DefaultTenant = "default"
 // Bounds of minting.
 const (
 	MaxMintCount          = 10_000  // tokens of one Mint
+	mintBatch             = 250     // tokens of one transaction
 	maxTokens             = 500_000 // rows in the table of minted tokens
 	minTTL                = time.Second
 	expiredTokenRetention = 30 * day // an expired token stays in `token ls` this long
@@ -61,6 +62,9 @@ type Minted struct {
 
 // Mint makes tokens. It registers the node of a device token, so that a call to a board
 // that never connected fails with "offline" and not with "denied".
+//
+// Many tokens are recorded in several transactions, between which a relay that runs can write.
+// When one of them fails, no token was made; nodes that were recorded before it remain.
 func (s *Store) Mint(ctx context.Context, req MintRequest) (_ []Minted, err error) {
 	defer func() {
 		if err != nil {
@@ -71,14 +75,31 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) (_ []Minted, err erro
 	if err != nil || req.DryRun {
 		return plan, err
 	}
+	for first := 0; first < len(plan); first += mintBatch {
+		if err := s.recordTokens(ctx, plan[first:min(first+mintBatch, len(plan))], len(plan)-first); err != nil {
+			return nil, err
+		}
+	}
+	for i := range plan {
+		if err := s.sign(&plan[i], req); err != nil {
+			return nil, err
+		}
+	}
+	s.log.Info("tokens minted", zap.String("class", plan[0].Class), zap.String("tenant", plan[0].Tenant), zap.Int("count", len(plan)))
+	return plan, nil
+}
+
+// recordTokens records tokens in one transaction, and registers their nodes. It fails if there
+// is no space for as many as are left.
+func (s *Store) recordTokens(ctx context.Context, plan []Minted, left int) error {
 	var added []*node
-	err = s.db.write(ctx, func(tx *sql.Tx) error {
+	return s.db.write(ctx, func(tx *sql.Tx) error {
 		added = added[:0]
 		deny, err := loadDenyList(context.Background(), tx)
 		if err != nil {
 			return err
 		}
-		if err := pruneTokens(tx, s.now(), len(plan)); err != nil {
+		if err := pruneTokens(tx, s.now(), left); err != nil {
 			return err
 		}
 		for i := range plan {
@@ -92,16 +113,6 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) (_ []Minted, err erro
 		}
 		return nil
 	}, func() { s.registry.put(added) })
-	if err != nil {
-		return nil, err
-	}
-	for i := range plan {
-		if err := s.sign(&plan[i], req); err != nil {
-			return nil, err
-		}
-	}
-	s.log.Info("tokens minted", zap.String("class", plan[0].Class), zap.String("tenant", plan[0].Tenant), zap.Int("count", len(plan)))
-	return plan, nil
 }
 
 // planTokens checks a request and fills in everything that needs no transaction. The

@@ -52,8 +52,7 @@ type Store struct {
 	keyring   atomic.Pointer[keyring]
 	keysMu    sync.Mutex   // held while the keyring is replaced; a leaf
 	keyDrops  atomic.Int64 // keys that were taken out of use; part of Revision
-	keyLookup atomic.Int64 // when lookupKey last looked at the database: ns since opened
-	opened    time.Time
+	keyLookup keyLookup
 
 	keyValidator *jwt.Validator // of tokens bound to a key: without nbf
 	nonces       *nonceMaker
@@ -75,7 +74,7 @@ func Open(o Options) (store *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{opened: time.Now(), now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}, nonces: newNonceMaker()}
+	s := &Store{now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}, nonces: newNonceMaker()}
 	if s.now == nil {
 		s.now = time.Now
 	}
