@@ -157,7 +157,7 @@ func (s *Session) handshake(ctx context.Context, timeout *time.Timer) (*Manifest
 		return nil, err
 	}
 	s.mu.Lock()
-	s.pings.handshakeRTT = milliseconds(s.NowMS() - ok.ServerTimeMS)
+	s.pings.onAnnounce(s.NowMS() - ok.ServerTimeMS)
 	s.mu.Unlock()
 	// Run sends the announce_ack, ahead of any cmd: a device that reads it can rely on its
 	// tools being available.

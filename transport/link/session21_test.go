@@ -266,18 +266,18 @@ func TestStamp(t *testing.T) {
 		if got, err := s.Stamp(time.Now().Add(800 * time.Millisecond)); !errors.Is(err, ErrExpired) {
 			t.Errorf("a deadline within the round trip: %+v, %v", got, err)
 		}
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(6 * time.Second)
 		p.read(TypeAnnounceAck, nil) // and the ping before it
 		synctest.Wait()
-		want(900) // the first pong
+		want(700) // the first pong was late, for instance because the relay was busy
 		go p.readUntilClose()
 		for range rttWindow {
 			s.CheckLiveness()
 			synctest.Wait()
 		}
 		want(0)
-		if s.NowMS() != ok.ServerTimeMS+900 {
-			t.Errorf("session time %d after 900 ms from %d", s.NowMS(), ok.ServerTimeMS)
+		if s.NowMS() != ok.ServerTimeMS+6700 {
+			t.Errorf("session time %d after 6.7 s from %d", s.NowMS(), ok.ServerTimeMS)
 		}
 		p.close()
 		<-done
@@ -324,7 +324,7 @@ func TestGrantEnds(t *testing.T) {
 
 // TestEstimateBound: with any delays, the device's estimate is never ahead of session time, and
 // behind it by the round trip that the relay deducts at most; rounding, and a second ping in
-// one millisecond, add 2 ms.
+// one millisecond, add 2 ms. Pings may stay unanswered, and a pong may answer several.
 func TestEstimateBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var log pingLog
@@ -337,17 +337,19 @@ func TestEstimateBound(t *testing.T) {
 		now := delay.Draw(t, "auth_ok") + micros.Draw(t, "us")
 		estimate.observe(base, start.Add(now))
 		now += delay.Draw(t, "announce")
-		log.handshakeRTT = milliseconds(session(now) - base)
-		for range rapid.IntRange(0, 30).Draw(t, "pings") {
+		log.onAnnounce(session(now) - base)
+		for range rapid.IntRange(0, 40).Draw(t, "pings") {
 			now += 2*time.Millisecond + delay.Draw(t, "pause") + micros.Draw(t, "us")
-			if rapid.Bool().Draw(t, "two at once") {
-				log.next(session(now))
-			}
 			payload := log.next(session(now))
+			if rapid.Bool().Draw(t, "two at once") {
+				now += delay.Draw(t, "down of the first")
+				estimate.observe(payload, start.Add(now))
+				payload = log.next(session(now))
+			}
 			now += delay.Draw(t, "down")
 			estimate.observe(payload, start.Add(now))
 			now += delay.Draw(t, "up")
-			if !log.onPong(payload, session(now)) || log.onPong(payload, session(now)) {
+			if rapid.Bool().Draw(t, "answered") && (!log.onPong(payload, session(now)) || log.onPong(payload, session(now))) {
 				t.Fatal("a pong is to count once")
 			}
 			got, _ := estimate.nowMS(start.Add(now))

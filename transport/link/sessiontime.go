@@ -2,6 +2,8 @@ package link
 
 import (
 	"errors"
+	"math"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -25,6 +27,8 @@ import (
 
 // Sizes of the two windows. The device remembers more pings than the relay measures, so that
 // the fastest one that the relay counts is among them; the excess is what may be in flight.
+// auth_ok, with the announce that answers it, is the first ping in both windows: a link whose
+// first pong is late, or was read late, would otherwise count as slow until the second ping.
 const (
 	estimateWindow = 10
 	rttWindow      = 8
@@ -42,18 +46,20 @@ var ErrExpired = errors.New("link: the deadline is too near for the command to r
 // pingLog is the relay's record of its pings: which are unanswered, and how long the last
 // answers took. The zero value is ready; Session.mu protects it.
 type pingLog struct {
-	last         int64 // payload of the last ping: payloads increase, so each is unique
-	unanswered   [maxUnansweredPings]int64
-	rtts         [rttWindow]int32 // milliseconds; a ring
-	answered     uint32           // pings
-	handshakeRTT int32            // auth_ok to announce, milliseconds
+	last       int64                     // payload of the last ping: payloads increase, so each is unique
+	unanswered [maxUnansweredPings]int64 // newest first
+	rtts       [rttWindow]int32          // milliseconds; a ring
+	measured   uint32                    // round trips that were put into rtts
 }
 
 // next is the payload of a ping that is about to be written: the session time, or a little
 // more when another ping has it.
 func (p *pingLog) next(nowMS int64) (payload int64) {
 	p.last = max(nowMS, p.last+1)
-	copy(p.unanswered[1:], p.unanswered[:]) // the oldest is given up
+	if oldest := p.unanswered[maxUnansweredPings-1]; oldest != 0 {
+		p.measure(nowMS - oldest) // it is given up, but the device may remember it
+	}
+	copy(p.unanswered[1:], p.unanswered[:])
 	p.unanswered[0] = p.last
 	return p.last
 }
@@ -61,25 +67,44 @@ func (p *pingLog) next(nowMS int64) (payload int64) {
 // onPong measures the round trip of the ping that a pong answers; false: it answers none. A
 // pong also answers the pings before, as RFC 6455 §5.5.3 allows.
 func (p *pingLog) onPong(payload, nowMS int64) bool {
-	for i, sent := range p.unanswered {
-		if sent != 0 && sent == payload {
-			clear(p.unanswered[i:])
-			p.rtts[p.answered%rttWindow] = milliseconds(nowMS - payload)
-			p.answered++
-			return true
+	first := slices.Index(p.unanswered[:], payload)
+	if first < 0 || payload == 0 {
+		return false
+	}
+	for i := maxUnansweredPings - 1; i >= first; i-- {
+		if sent := p.unanswered[i]; sent != 0 {
+			p.measure(nowMS - sent)
 		}
 	}
-	return false
+	clear(p.unanswered[first:])
+	return true
 }
 
-// minRTT is the smallest round trip that is known, milliseconds.
+func (p *pingLog) measure(rttMS int64) {
+	p.rtts[p.measured%rttWindow] = milliseconds(rttMS)
+	p.measured++
+}
+
+// onAnnounce measures the round trip of auth_ok. It comes before that of the first ping, which
+// may have been answered already.
+func (p *pingLog) onAnnounce(rttMS int64) {
+	copy(p.rtts[1:], p.rtts[:])
+	p.rtts[0] = milliseconds(rttMS)
+	p.measured++
+}
+
+// minRTT is the smallest round trip, in milliseconds, of those that the device remembers for
+// certain: it may have received the unanswered pings as well.
 func (p *pingLog) minRTT() int64 {
-	if p.answered == 0 {
-		return int64(p.handshakeRTT)
+	window := uint32(estimateWindow)
+	for _, sent := range p.unanswered {
+		if sent != 0 {
+			window--
+		}
 	}
-	least := p.rtts[0]
-	for _, rtt := range p.rtts[:min(p.answered, rttWindow)] {
-		least = min(least, rtt)
+	least := int32(math.MaxInt32)
+	for n := range min(window, rttWindow, p.measured) {
+		least = min(least, p.rtts[(p.measured-1-n)%rttWindow])
 	}
 	return int64(least)
 }

@@ -532,15 +532,15 @@ func TestSocketPings(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- c.Run(ctx) }()
 			s := <-sessions
-			answered := func() uint32 { s.mu.Lock(); defer s.mu.Unlock(); return s.pings.answered }
-			waitFor(t, func() bool { return answered() == 1 }) // the one after auth_ok
+			measured := func() uint32 { s.mu.Lock(); defer s.mu.Unlock(); return s.pings.measured }
+			waitFor(t, func() bool { return measured() == 2 }) // auth_ok, and the ping after it
 			for range 3 {
-				n := answered()
+				n := measured()
 				s.CheckLiveness()
-				waitFor(t, func() bool { return answered() == n+1 })
+				waitFor(t, func() bool { return measured() == n+1 })
 			}
-			if err := s.Probe(ctx); err != nil || answered() != 5 {
-				t.Errorf("Probe: %v, %d pongs", err, answered())
+			if err := s.Probe(ctx); err != nil || measured() != 6 {
+				t.Errorf("Probe: %v, %d round trips", err, measured())
 			}
 			cancel()
 			<-done
