@@ -212,8 +212,7 @@ func lockFile(ctx context.Context, path string) (release func(), err error) {
 			return nil, &FileError{path, errors.Unwrap(err)}
 		}
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		switch {
-		case err == nil && isCurrent(f, path):
+		if err == nil && !isReplaced(f, path) {
 			return func() { _ = f.Close() }, nil // which releases the lock
 		}
 		_ = f.Close()
@@ -228,9 +227,10 @@ func lockFile(ctx context.Context, path string) (release func(), err error) {
 	}
 }
 
-// isCurrent reports whether path still names the open file.
-func isCurrent(f *os.File, path string) bool {
+// isReplaced reports whether path names another file than the open one by now. A path that was
+// removed does not: whoever takes the lock then finds no context.
+func isReplaced(f *os.File, path string) bool {
 	a, errA := f.Stat()
 	b, errB := os.Stat(path)
-	return errA == nil && errB == nil && os.SameFile(a, b) || errors.Is(errB, fs.ErrNotExist)
+	return !errors.Is(errB, fs.ErrNotExist) && (errA != nil || errB != nil || !os.SameFile(a, b))
 }

@@ -196,6 +196,11 @@ func (s Store) Remove(name string) error {
 	if err := s.check(name); err != nil {
 		return err
 	}
+	release, err := lockFile(context.Background(), s.path(name))
+	if err != nil {
+		return err
+	}
+	defer release()
 	current, err := s.Current()
 	if err == nil && current == name {
 		err = atomicfile.Remove(filepath.Join(s.Dir, currentFile))
@@ -364,12 +369,24 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 		Relay: base, CASHA256: o.CASHA256, CAFile: o.CAFile, AgentID: answer.AgentID, TenantID: answer.TenantID, PrivateKey: encodeKey(key),
 		Token: answer.Token, Gen: answer.Gen, ExpiresAtMS: answer.ExpiresAtMS, ReceivedMS: nowMS(), RequestID: link.NewID(),
 	}
-	if err := save(s.path(name), c); err != nil {
+	if err := s.replace(ctx, name, c); err != nil {
 		return nil, before, err
 	}
 	_ = atomicfile.Remove(filepath.Join(s.Dir, name+pendingSuffix)) // a leftover is replaced by the next login
 	i := &Info{name, true, c.Relay, c.CASHA256, c.AgentID, c.TenantID, c.ExpiresAtMS, ""}
 	return i, before, s.Use(name)
+}
+
+// replace stores a context, perhaps in place of another one. It takes the lock of that one:
+// a refresh by another process must not put the old identity back.
+func (s Store) replace(ctx context.Context, name string, c *credential) error {
+	release, err := lockFile(ctx, s.path(name))
+	if err == nil {
+		defer release()
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return save(s.path(name), c)
 }
 
 // keyFor returns the key of a login: that of an earlier attempt with the same code, or a new

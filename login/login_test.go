@@ -1,6 +1,7 @@
 package login
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"encoding/base64"
@@ -338,6 +339,43 @@ func TestRefresh(t *testing.T) {
 	}
 	if f.count() != 2 {
 		t.Errorf("%d refreshes", f.count())
+	}
+}
+
+// TestReplacedDuringRefresh: a login and a removal wait for a refresh that another process has
+// sent, so that its answer cannot put the old identity back.
+func TestReplacedDuringRefresh(t *testing.T) {
+	s, f := newStore(t), newFakeRelay(t)
+	login(t, s, f, "lab")
+	for _, tt := range []struct {
+		name   string
+		change func() error
+	}{
+		{"login", func() error { return s.replace(t.Context(), "lab", &credential{AgentID: "new"}) }},
+		{"remove", func() error { return s.Remove("lab") }},
+	} {
+		release, err := lockFile(t.Context(), s.path("lab"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, _ := os.ReadFile(s.path("lab"))
+		done := make(chan error, 1)
+		go func() { done <- tt.change() }()
+		select {
+		case err := <-done:
+			t.Errorf("%s did not wait for the refresh: %v", tt.name, err)
+		case <-time.After(2 * lockPoll):
+		}
+		if during, _ := os.ReadFile(s.path("lab")); !bytes.Equal(before, during) {
+			t.Errorf("%s changed the file during the refresh", tt.name)
+		}
+		release()
+		if err := <-done; err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if after, _ := os.ReadFile(s.path("lab")); bytes.Equal(before, after) {
+			t.Errorf("%s did nothing", tt.name)
+		}
 	}
 }
 

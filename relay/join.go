@@ -139,7 +139,6 @@ func (r *Relay) renewToken(w http.ResponseWriter, req *http.Request) {
 	if !x.read(&body) {
 		return
 	}
-	x.rec.Actor, x.rec.NodeID = body.NodeID+body.AgentID, body.NodeID
 	ctx, cancel := context.WithTimeout(req.Context(), joinTimeout)
 	defer cancel()
 	liveSession := ""
@@ -150,6 +149,9 @@ func (r *Relay) renewToken(w http.ResponseWriter, req *http.Request) {
 		}
 		return !alive || session == body.SessionID
 	})
+	if !errors.Is(err, auth.ErrRequest) { // else the ids may be anything, of any length
+		x.rec.Actor, x.rec.NodeID = body.NodeID+body.AgentID, body.NodeID
+	}
 	if err != nil {
 		var e *auth.Error
 		if errors.As(err, &e) && body.NodeID != "" && (e.Reason == enrollment.ReasonGenerationUsed || e.Reason == enrollment.ReasonSession) {

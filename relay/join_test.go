@@ -347,6 +347,14 @@ func TestJoinBodies(t *testing.T) {
 			t.Errorf("%s from a page: %d", path, w.Code)
 		}
 	}
+	// Ids that are none are not written to the audit log.
+	j.from = "192.0.3.1:1"
+	j.send("POST", enrollment.TokenPath, nil, &enrollment.TokenRequest{NodeID: strings.Repeat("A", 1000), Gen: 1, RequestID: manifest.NewULID()}, &v)
+	j.send("POST", enrollment.TokenPath, nil, &enrollment.TokenRequest{AgentID: strings.Repeat("A", 1000), Gen: 1, RequestID: manifest.NewULID()}, &v)
+	j.r.audit.flush()
+	if log, err := os.ReadFile(filepath.Join(j.r.opt.StateDir, "audit.jsonl")); err != nil || bytes.Contains(log, []byte("AAAA")) {
+		t.Errorf("audit log (%v):\n%s", err, log)
+	}
 	w := httptest.NewRecorder()
 	j.r.routes().ServeHTTP(w, httptest.NewRequest("DELETE", "http://127.0.0.1"+enrollment.EnrollPath, nil))
 	if w.Code != http.StatusMethodNotAllowed || !strings.Contains(w.Header().Get("Allow"), "POST") {

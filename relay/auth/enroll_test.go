@@ -588,6 +588,12 @@ func TestRefreshRefusals(t *testing.T) {
 	r := b.tokenRequest(1, manifest.NewULID())
 	_, err := s.RenewToken(t.Context(), r, func(_ context.Context, id string) bool { return id != b.subject })
 	wantReason(t, err, enrollment.ReasonSession)
+	// A copy that hangs up during the ping, so that the link seems not to answer.
+	ctx, hangUp := context.WithCancel(t.Context())
+	_, err = s.RenewToken(ctx, b.tokenRequest(1, manifest.NewULID()), func(context.Context, string) bool { hangUp(); return true })
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("a caller that left: %v", err)
+	}
 	if out, err := b.refresh(1, manifest.NewULID()); err != nil || out.CloneSuspected {
 		t.Errorf("after all the refusals: %+v, %v", out, err)
 	}

@@ -69,8 +69,15 @@ func (s *Store) RenewToken(ctx context.Context, req *enrollment.TokenRequest, ad
 	if s.deny.Load().revokes(e.identity()) {
 		return nil, errJoinRevoked
 	}
-	if e.class == ClassDevice && !admit(ctx, e.subject) {
-		return nil, errLinkedElsewhere
+	if e.class == ClassDevice {
+		if !admit(ctx, e.subject) {
+			return nil, errLinkedElsewhere
+		}
+		// A caller that left while the link was pinged has cut the ping short: that the link did
+		// not answer means nothing, and a copy must not spend a generation that way.
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("refresh: %w", err)
+		}
 	}
 	var m *Minted
 	out := new(Enrolled)

@@ -314,6 +314,16 @@ func TestSuspect(t *testing.T) {
 			t.Error("a board that answers pings is suspect")
 		}
 
+		// Nor are handlers that hang one after the other: each command is followed by a ping.
+		for range 48 {
+			time.Sleep(250 * time.Millisecond)
+			r.call(n, "hangs")
+			if r.hub.IsSuspect(nodeA) {
+				t.Fatal("a board that answers pings is suspect")
+			}
+		}
+		time.Sleep(6 * time.Second)
+
 		// An idle board that is dead is suspect 5 s after the next ping, and then gone.
 		b.freeze()
 		time.Sleep(31 * time.Second)

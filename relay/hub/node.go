@@ -27,7 +27,7 @@ type Node struct {
 	// Owned by the sweep.
 	revoked           *link.Session // whose link checkGrant has closed
 	isReportedSuspect bool          // OnSuspect has been called
-	hasProbed         bool          // a ping was sent because a command was not answered
+	probedAt          int64         // the unansweredAt for which a ping was sent
 
 	// Protected by Hub.mu.
 	wheelSlot   int

@@ -81,14 +81,13 @@ func (h *Hub) checkWatched() {
 			}
 		}
 		if ok && linked {
-			if waiting >= probeAfter && !n.hasProbed {
-				n.hasProbed = true
+			if at := n.unansweredAt.Load(); waiting >= probeAfter && at != n.probedAt {
+				n.probedAt = at
 				_ = n.session.Load().Send(nil)
 			}
 			kept = append(kept, n)
 			continue
 		}
-		n.hasProbed = false
 		h.watchMu.Lock()
 		// A message that was sent since is watched by this list: expectAnswer left it out.
 		if _, ok := n.unanswered(); ok && linked {
