@@ -28,7 +28,15 @@ func complete(t *testing.T, words ...string) string {
 	return strings.Join(lines[:len(lines)-1], " ") // without the directive
 }
 
-func TestCompletion(t *testing.T) {
+// completionTest is a command line and the candidates for its last word.
+type completionTest struct {
+	words []string
+	want  string
+}
+
+// checkCompletion completes against a relay with two boards.
+func checkCompletion(t *testing.T, tests []completionTest) {
+	t.Helper()
 	relay := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`{"nodes":[{"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","name":"attic","online":true,"tags":["north","roof"],
 			"capabilities":[{"cap_id":"echo","kind":"system.echo","verbs":["invoke"]},{"cap_id":"metrics","kind":"system.metrics","verbs":["snapshot","subscribe"]}]},
@@ -36,10 +44,15 @@ func TestCompletion(t *testing.T) {
 	}))
 	defer relay.Close()
 	t.Setenv("AGENTCTL_RELAY", relay.URL)
-	tests := []struct {
-		words []string
-		want  string
-	}{
+	for _, tt := range tests {
+		if got := complete(t, tt.words...); got != tt.want {
+			t.Errorf("%q: got %q, want %q", tt.words, got, tt.want)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	checkCompletion(t, []completionTest{
 		{[]string{"history", "-o", ""}, "csv json ndjson yaml"},
 		{[]string{"status", "-o", ""}, "json yaml ndjson"},
 		{[]string{"watch", "-o", ""}, "ndjson"},
@@ -56,16 +69,7 @@ func TestCompletion(t *testing.T) {
 		{[]string{"burst", "--for", ""}, ""},
 		{[]string{"describe", "a"}, "attic\tonline"},
 		{[]string{"ls", "--tag", ""}, "north roof"},
-		{[]string{"node", "tag", "att"}, "attic\tonline"},
-		{[]string{"node", "untag", "attic", "north", ""}, "roof"},
-		{[]string{"node", "rename", "att"}, "attic\tonline"},
-		{[]string{"node", "rename", "attic", ""}, ""},
-	}
-	for _, tt := range tests {
-		if got := complete(t, tt.words...); got != tt.want {
-			t.Errorf("%q: got %q, want %q", tt.words, got, tt.want)
-		}
-	}
+	})
 }
 
 // A relay that is slow, or not there, is left out without a word, and soon.

@@ -47,12 +47,14 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "agentctl",
 		Short: "Expose Linux boards to AI agents as MCP tools",
-		Long: `agentctl watches and operates small Linux boards, with a person's finger on the trigger.
+		Long: `agentctl lets AI agents and people watch and operate small Linux boards. A person approves every
+risky step.
 
 On a board     agentctl run          the daemon: samples, records, dials out to a relay if there is one
                agentctl join         makes this board a node of a relay, with one pasted line
                agentctl status       how the board does; then watch, history, doctor
 On a server    agentctl relay        boards in, MCP tools and metric streams out
+               agentctl invite       prints the line that a board or an agent joins with
 Anywhere       agentctl demo         the whole loop on this machine, in one process`,
 		Version:           version, // --version, as most programs have it
 		SilenceErrors:     true,

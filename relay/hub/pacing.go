@@ -22,8 +22,6 @@ const (
 	devicesPerSecond = 200 // at which devices should come back
 	handshakeRate    = 250 // handshakes a second, and at most handshakeBurst more in one
 	handshakeBurst   = 40
-	// recentInterval is how often the devices of the last hour are counted.
-	recentInterval = 60 // seconds
 )
 
 // RecentWindow is the time that Options.RecentNodes looks back.

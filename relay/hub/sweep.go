@@ -33,6 +33,10 @@ func (h *Hub) scheduleLocked(n *Node, delay time.Duration) {
 // saveLastSeenEvery is the number of seconds between two calls of Options.SaveLastSeen.
 const saveLastSeenEvery = 300
 
+// minute is in ticks of the sweep. Clone marks and the devices of the last hour are looked
+// at that often.
+const minute = 60
+
 // sweep is one tick. Sessions and callbacks are called without Hub.mu.
 func (h *Hub) sweep() {
 	now := time.Now()
@@ -55,7 +59,7 @@ func (h *Hub) sweep() {
 	// Each of these looks at few nodes: those that owe an answer, and those without a link.
 	h.checkWatched()
 	h.checkLost()
-	if h.second%60 == 0 {
+	if h.second%minute == 0 {
 		h.expireCloneMarks()
 		h.countRecent()
 	}
