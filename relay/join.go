@@ -38,8 +38,8 @@ const (
 // linkedSessions is what joining needs of the hub.
 type linkedSessions interface {
 	// LiveSession returns the session of the node's link. alive reports that the board
-	// answered a ping just now.
-	LiveSession(ctx context.Context, nodeID string) (sessionID string, alive bool)
+	// answered a ping just now; age is that of the link.
+	LiveSession(ctx context.Context, nodeID string) (sessionID string, age time.Duration, alive bool)
 	// ExtendGrant moves the end of a session's grant; a session that is gone is ignored.
 	ExtendGrant(nodeID, sessionID string, expiresAt time.Time)
 	// SuspectClone raises clone_suspected on a node.
@@ -141,21 +141,24 @@ func (r *Relay) renewToken(w http.ResponseWriter, req *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), joinTimeout)
 	defer cancel()
-	liveSession := ""
+	liveSession, overtaken := "", false
 	out, err := r.store.RenewToken(ctx, &body, func(ctx context.Context, nodeID string) bool {
-		session, alive := r.sessions.LiveSession(ctx, nodeID)
+		session, age, alive := r.sessions.LiveSession(ctx, nodeID)
 		if alive {
 			liveSession = session
 		}
+		overtaken = body.SessionID != "" && age < auth.NonceLifetime
 		return !alive || session == body.SessionID
 	})
 	if !errors.Is(err, auth.ErrRequest) { // else the ids may be anything, of any length
 		x.rec.Actor, x.rec.NodeID = body.NodeID+body.AgentID, body.NodeID
 	}
 	if err != nil {
+		// Whoever asked holds the node's key. But a request that names a session may have been
+		// made before the present link was opened, by the board that has it; it asks again.
 		var e *auth.Error
-		if errors.As(err, &e) && body.NodeID != "" && (e.Reason == enrollment.ReasonGenerationUsed || e.Reason == enrollment.ReasonSession) {
-			r.sessions.SuspectClone(body.NodeID) // whoever asked holds the node's key
+		if errors.As(err, &e) && body.NodeID != "" && (e.Reason == enrollment.ReasonGenerationUsed || e.Reason == enrollment.ReasonSession && !overtaken) {
+			r.sessions.SuspectClone(body.NodeID)
 		}
 		x.refuse(err)
 		return

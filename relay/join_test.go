@@ -23,13 +23,14 @@ const testInstanceID = "00112233445566778899aabbccddeeff"
 
 // fakeSessions stands for the hub.
 type fakeSessions struct {
-	live      string // session of the node's link; "": none that answers
+	live      string        // session of the node's link; "": none that answers
+	age       time.Duration // of the link
 	extended  []string
 	suspected []string
 }
 
-func (f *fakeSessions) LiveSession(context.Context, string) (string, bool) {
-	return f.live, f.live != ""
+func (f *fakeSessions) LiveSession(context.Context, string) (string, time.Duration, bool) {
+	return f.live, f.age, f.live != ""
 }
 func (f *fakeSessions) ExtendGrant(node, session string, _ time.Time) {
 	f.extended = append(f.extended, node+" "+session)
@@ -237,7 +238,7 @@ func TestJoinAgentOverHTTP(t *testing.T) {
 func TestRefreshAndLink(t *testing.T) {
 	j := newJoinTest(t)
 	a, _ := j.enroll(j.invite(auth.InviteRequest{}))
-	j.sessions.live = manifest.NewULID()
+	j.sessions.live, j.sessions.age = manifest.NewULID(), time.Hour
 	for _, session := range []string{"", manifest.NewULID()} {
 		if _, refused := j.refresh(a.NodeID, 1, session); refused != "409 session" {
 			t.Errorf("session %q: %q", session, refused)
@@ -245,6 +246,15 @@ func TestRefreshAndLink(t *testing.T) {
 	}
 	if len(j.sessions.suspected) != 2 || len(j.sessions.extended) != 0 {
 		t.Errorf("%+v", j.sessions)
+	}
+	// A request that was on its way while the board's link was replaced is no clone; one that
+	// names no session is, since only a board with a link refreshes before the relay refuses it.
+	j.sessions.age, j.sessions.suspected = time.Second, nil
+	for session, want := range map[string]int{manifest.NewULID(): 0, "": 1} {
+		if _, refused := j.refresh(a.NodeID, 1, session); refused != "409 session" || len(j.sessions.suspected) != want {
+			t.Errorf("a link of a second, session %q: %q, %+v", session, refused, j.sessions)
+		}
+		j.sessions.suspected = nil
 	}
 	if b, refused := j.refresh(a.NodeID, 1, j.sessions.live); refused != "" || b.Gen != 2 {
 		t.Fatalf("%+v, %s", b, refused)

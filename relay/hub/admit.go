@@ -71,7 +71,8 @@ func (h *Hub) contest(ctx context.Context, s *link.Session, rival *Node) error {
 			h.SuspectClone(s.NodeID)
 			return superseded
 		case !h.mayReplace(s):
-			old.Close(link.CloseTimeout, "timeout") // cloneQuiet begins
+			h.beginQuiet(s.NodeID)
+			old.Close(link.CloseTimeout, "timeout")
 			return superseded
 		}
 	} else if !h.mayReplace(s) {
@@ -82,6 +83,17 @@ func (h *Hub) contest(ctx context.Context, s *link.Session, rival *Node) error {
 		return superseded
 	}
 	return nil
+}
+
+// beginQuiet begins cloneQuiet for a rival that did not answer. The end of its link would do so
+// too, but may be noticed a second later; the newcomer, which waits exactly cloneQuiet after its
+// refusal, would then be too early and have to wait twice as long again.
+func (h *Hub) beginQuiet(nodeID string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m := h.clones[nodeID]; m != nil && m.quietFrom.IsZero() {
+		m.quietFrom = time.Now()
+	}
 }
 
 // mayReplace reports whether a clone mark lets a link of another boot_id in.

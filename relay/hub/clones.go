@@ -125,14 +125,15 @@ func (h *Hub) reportClone(nodeID string, suspected bool) {
 }
 
 // LiveSession pings the link of a node, within 5 s. alive: the device has answered that very
-// ping, and sessionID is its session.
-func (h *Hub) LiveSession(ctx context.Context, nodeID string) (sessionID string, alive bool) {
+// ping, and sessionID is its session, on a link of this age.
+func (h *Hub) LiveSession(ctx context.Context, nodeID string) (sessionID string, age time.Duration, alive bool) {
 	n := h.node(nodeID)
 	if n == nil {
-		return "", false
+		return "", 0, false
 	}
 	s := n.session.Load()
-	return s.ID, isAlive(ctx, s)
+	age = s.Age()
+	return s.ID, age, isAlive(ctx, s)
 }
 
 // isAlive pings a link and waits for the pong, at most probeTimeout. Concurrent callers share

@@ -148,6 +148,27 @@ func TestTwoLiveInstallations(t *testing.T) {
 	})
 }
 
+// TestHalfOpenLinkWithMark: while a clone is suspected, a board that restarts while its old link is
+// half-open is refused once. It is admitted when it comes back cloneQuiet later, although closing
+// the old link took time.
+func TestHalfOpenLinkWithMark(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		old := r.attachOn(v21, nodeA, instance1, link.Auth{})
+		r.hub.SuspectClone(nodeA)
+		old.freeze()
+		restarted := authOf(instance1)
+		if _, code := r.newcomer(v21, restarted); code != link.CloseSuperseded {
+			t.Errorf("first: closed with %d", code)
+		}
+		time.Sleep(cloneQuiet)
+		if _, code := r.newcomer(v21, restarted); code != 0 {
+			t.Errorf("after cloneQuiet: closed with %d", code)
+		}
+		r.end()
+	})
+}
+
 // TestCloneMarkSurvivesRestart: after a restart of the relay the copy does not get in before
 // the incumbent.
 func TestCloneMarkSurvivesRestart(t *testing.T) {
@@ -234,11 +255,12 @@ func TestSuspectClone(t *testing.T) {
 		if _, code := r.newcomer(v21, a); code != 0 { // the same boot
 			t.Errorf("the board was closed with %d", code)
 		}
-		session, alive := r.hub.LiveSession(t.Context(), nodeA)
-		if !alive || session != r.node(nodeA).session.Load().ID {
-			t.Errorf("session %s, alive %v", session, alive)
+		time.Sleep(time.Second)
+		session, age, alive := r.hub.LiveSession(t.Context(), nodeA)
+		if !alive || age != time.Second || session != r.node(nodeA).session.Load().ID {
+			t.Errorf("session %s, age %v, alive %v", session, age, alive)
 		}
-		if session, alive := r.hub.LiveSession(t.Context(), nodeB); alive || session != "" {
+		if session, _, alive := r.hub.LiveSession(t.Context(), nodeB); alive || session != "" {
 			t.Errorf("node B: session %s, alive %v", session, alive)
 		}
 		r.end()

@@ -360,6 +360,14 @@ type wire struct {
 	cut   atomic.Bool // the network is down
 }
 
+// Close of a half-open link waits for the peer, in vain.
+func (w *wire) Close(code int, reason string) error {
+	if w.cut.Load() {
+		time.Sleep(time.Second)
+	}
+	return w.Conn.Close(code, reason)
+}
+
 func (w *wire) Ping(payload []byte) error {
 	w.pings.Add(1)
 	if w.cut.Load() {

@@ -64,7 +64,7 @@ func (h *Hub) unlinkLocked(n *Node, resumable bool) (kept bool) {
 		kept = resumable
 	}
 	n.isResumable = kept
-	if m := h.clones[id]; m != nil && m.servedID == n.session.Load().BootID {
+	if m := h.clones[id]; m != nil && m.servedID == n.session.Load().BootID && m.quietFrom.IsZero() {
 		m.quietFrom = now
 	}
 	return kept

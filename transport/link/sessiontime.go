@@ -167,6 +167,9 @@ func (s *Session) NowMS() int64 {
 	return s.timeBaseMS + (monotonicNow()-s.timeBaseAt)/int64(time.Millisecond)
 }
 
+// Age is the time since auth_ok. It is valid after Accept.
+func (s *Session) Age() time.Duration { return time.Duration(monotonicNow() - s.timeBaseAt) }
+
 // Stamp is the expiry of a command whose caller waits until deadline, to be written now. It is
 // zero on v2, whose commands have none. The error is ErrExpired.
 func (s *Session) Stamp(deadline time.Time) (Expiry, error) {
