@@ -289,7 +289,7 @@ func TestAtMostOnce(t *testing.T) {
 			"time":       func(t *rapid.T) { w.pass(t, time.Duration(rapid.IntRange(1, 250).Draw(t, "ms"))*time.Millisecond) },
 			"much later": func(t *rapid.T) { w.pass(t, 10*time.Minute) },
 			"": func(t *rapid.T) {
-				if len(w.calls.live) > MaxInflight || len(w.calls.recent) > maxRecent || len(w.seen.order) > 4*dedupSize || len(w.seen.byID) != len(w.seen.order) {
+				if len(w.calls.live) > MaxInflight || len(w.calls.recent) > maxRecent || len(w.seen.order) > maxDedup || len(w.seen.byID) != len(w.seen.order) {
 					t.Fatalf("bounds: %d calls, %d recent, %d and %d seen", len(w.calls.live), len(w.calls.recent), len(w.seen.order), len(w.seen.byID)) // I4
 				}
 			},
@@ -327,7 +327,7 @@ func TestDedupBounds(t *testing.T) {
 		s.finish(id, []byte("ack"), false, now)
 		return fresh, ok
 	}
-	for i := range 4 * dedupSize {
+	for i := range maxDedup {
 		id := NewID()
 		if i == 0 {
 			id = first
@@ -357,7 +357,7 @@ func TestDedupKeepsRunningCommands(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	hung := NewID()
 	s.begin(hung, 0, now)
-	for range 4*dedupSize - 1 {
+	for range maxDedup - 1 {
 		now = now.Add(time.Second)
 		id := NewID()
 		s.begin(id, 0, now)

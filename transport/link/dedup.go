@@ -25,10 +25,12 @@ type dedupEntry struct {
 	at       time.Time // when it began, or was done
 }
 
-// Bounds of dedupTable: dedupSize commands, and up to four times as many while they are
-// running or younger than dedupTTL.
+// Bounds of dedupTable: dedupSize commands, and up to maxDedup while they are running or
+// younger than dedupTTL. maxDedup is more than a board that is called at the rates that it
+// announces, 25 a second, receives in that time: it would refuse what it has promised.
 const (
 	dedupSize = 256
+	maxDedup  = 2048
 	dedupTTL  = time.Minute
 	// maxDedupBytes bounds the stored answers: a page of history has 60 KiB. Beyond it the
 	// oldest large answers are given up; such a command is still not run again.
@@ -46,7 +48,7 @@ func (t *dedupTable) begin(id string, session int, now time.Time) (isNew bool, a
 	for len(t.order) >= dedupSize {
 		oldest := t.byID[t.order[0]]
 		if !oldest.done || now.Sub(oldest.at) < dedupTTL {
-			if len(t.order) < 4*dedupSize {
+			if len(t.order) < maxDedup {
 				break
 			}
 			return false, nil, false
