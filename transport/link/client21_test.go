@@ -110,6 +110,8 @@ func TestExpiry(t *testing.T) {
 		{"held for long", func(ms int64) Expiry { return Expiry{ms, 5 * second} }, 17 * time.Second, false},
 		{"no time at all", func(ms int64) Expiry { return Expiry{ms + 60*second, 0} }, 0, false},
 		{"negative", func(ms int64) Expiry { return Expiry{ms + 60*second, -1} }, 0, false},
+		{"negative, not issued", func(int64) Expiry { return Expiry{0, -1} }, 0, false},
+		{"not issued", func(int64) Expiry { return Expiry{0, 5 * second} }, 0, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -154,7 +154,7 @@ func (e *timeEstimate) nowMS(now time.Time) (sessionMS int64, ok bool) {
 // the relay has sent its time before any command.
 func (e *timeEstimate) isExpired(x Expiry, now time.Time) bool {
 	sessionMS, ok := e.nowMS(now)
-	return x.IssuedAtMS != 0 && (x.ExpiresInMS <= 0 || ok && sessionMS >= x.IssuedAtMS+x.ExpiresInMS)
+	return x != (Expiry{}) && (x.ExpiresInMS <= 0 || ok && sessionMS >= x.IssuedAtMS+x.ExpiresInMS)
 }
 
 // startTime begins the session time: it is serverTimeMS, the value in auth_ok, now.
