@@ -38,10 +38,9 @@ type Context struct {
 
 	refresh func(context.Context, enroll.RefreshOptions) (*enrollment.TokenAnswer, error)
 
-	mu       sync.Mutex // protects the fields below; held during a refresh, so that there is one at a time
-	cred     credential // its token may be newer than the one on the disk
-	nextTry  time.Time  // of a refresh that failed
-	notSaved error      // why the newest token is in memory only; nil: it was stored
+	mu      sync.Mutex // protects the fields below; held during a refresh, so that there is one at a time
+	cred    credential // its token may be newer than the one on the disk
+	nextTry time.Time  // of a refresh that failed
 }
 
 // RefreshError reports a context whose token cannot be refreshed. Temporary reports whether a
@@ -104,7 +103,7 @@ func (c *Context) TLS() *tls.Config { return c.tls.Clone() }
 // token that the relay has just refused, "" for none: another one is made if there is none yet.
 // The signature is that of client.Options.NewToken.
 //
-// Whether a token is due is judged by how long this machine has had it, and not by its expiry:
+// Whether a token is due follows from how long this machine has had it, and not by its expiry:
 // the clocks of the two may differ by any amount. While a refresh fails for a passing reason
 // the present token is returned, since it may still be valid; so a relay that is away is
 // reported by the request itself.
@@ -156,9 +155,9 @@ func (c *credential) life() time.Duration {
 // refreshStored refreshes the token under the lock of the credential's file, or takes the one
 // that another process has stored meanwhile.
 //
-// What is sent is always what the disk has. A token that could not be stored, on a full disk, is
-// asked for again by the next process with the same generation and request id, which the relay
-// answers with the same generation.
+// What is sent is always what the disk has. That a token cannot be stored, on a full disk, is
+// therefore no error: the next refresh has the same generation and request id, and the relay
+// answers it with the same generation.
 func (c *Context) refreshStored(ctx context.Context, isRefused bool) error {
 	path := c.store.path(c.name)
 	release, err := lockFile(ctx, path)
@@ -187,15 +186,8 @@ func (c *Context) refreshStored(ctx context.Context, isRefused bool) error {
 	}
 	disk.Token, disk.Gen, disk.ExpiresAtMS, disk.ReceivedMS, disk.RequestID = a.Token, a.Gen, a.ExpiresAtMS, nowMS(), link.NewID()
 	c.cred = *disk
-	c.notSaved = save(path, disk)
+	_ = save(path, disk) // see above
 	return nil
-}
-
-// NotSaved returns why the newest token could not be stored, nil if it was.
-func (c *Context) NotSaved() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.notSaved
 }
 
 func nowMS() int64 { return time.Now().UnixMilli() }

@@ -227,8 +227,11 @@ func (r *Relay) onCloneSuspected(nodeID string, suspected bool) {
 		return
 	}
 	r.kernel.FlagPresence(tenant, kernel.PresenceDevice, nodeID, kernel.FlagCloneSuspected, suspected)
-	r.offerAlert(tenant, &alert{NodeID: nodeID, Level: "warn", Metric: "clone_suspected", Value: 1, Cleared: !suspected, TS: time.Now().UnixMilli(),
-		Message: "two installations use the identity of this board; the first one goes on being served; run agentctl leave on the copy, then agentctl join"})
+	message := "two installations use the identity of this board; the first one is still served; run agentctl leave on the copy, then agentctl join"
+	if !suspected {
+		message = "no second installation has used the identity of this board for 24 h"
+	}
+	r.offerAlert(tenant, &alert{NodeID: nodeID, Level: "warn", Metric: "clone_suspected", Value: 1, Cleared: !suspected, TS: time.Now().UnixMilli(), Message: message})
 }
 
 // auditDevice writes what happened to a device into the audit log, the metrics and the log.

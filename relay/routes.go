@@ -19,8 +19,9 @@ const metadataPath = "/.well-known/oauth-protected-resource"
 // routes is the whole HTTP surface of the relay's main listener. /metrics and the event
 // gateway have separate listeners, so that they can be bound to another network.
 //
-// Who authenticates: the two /mcp routes, /v1/nodes and /v1/tokens take a bearer token in the header,
-// the device link takes one in its first message, and the others are public.
+// Who authenticates: the two /mcp routes, /v1/nodes, /v1/tokens and /v1/invites take a bearer
+// token in the header, the device link takes one in its first message, /v1/enroll and /v1/token
+// check an invite code and the proof of a key, and the others are public.
 func (r *Relay) routes() http.Handler {
 	mux := http.NewServeMux()
 	e := &r.endpoints

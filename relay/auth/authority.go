@@ -106,19 +106,6 @@ func (s *Store) Authority(o AuthorityOptions) (*Authority, error) {
 	return a, nil
 }
 
-// AuthoritySHA256 returns the hash by which clients know the relay's own authority, "" if the
-// state directory has none.
-func (s *Store) AuthoritySHA256() (string, error) {
-	p, err := s.readAuthority()
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	if err != nil {
-		return "", explain(s.dir.path, err)
-	}
-	return p.sha256(), nil
-}
-
 // withFiles runs fn while no other process changes files of the state directory: the write
 // lock of the database protects them. How long it waits is bounded by the database.
 func (s *Store) withFiles(fn func() error) error {

@@ -41,7 +41,7 @@ var (
 	ErrNoState     = errors.New("no relay has its state there") // with Options.Existing
 )
 
-// Error is why a token is refused. Nothing of the token is in it: errors are logged and
+// Error is why a token or a request of joining is refused. Nothing of the token is in it: errors are logged and
 // sent to clients. Its three parts have three readers: code tests Kind, operators search
 // the audit log for Reason, and people read Message.
 type Error struct {

@@ -65,9 +65,9 @@ const (
 
 const day = 24 * time.Hour
 
-// classes holds the rules of each class. Default lifetimes are long because tokens
-// cannot be refreshed yet; every token can be revoked. An enrollment token is not
-// single-use yet, so its life is short.
+// classes holds the rules of each class. Default lifetimes are long because a token of Mint
+// cannot be refreshed; every token can be revoked. Tokens of those that have joined live
+// shorter (BoardTokenTTL, AgentTokenTTL).
 var classes = map[string]struct {
 	allowed     Scopes // what Verify grants at most, whatever the claim says
 	ttl, maxTTL time.Duration

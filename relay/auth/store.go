@@ -50,7 +50,7 @@ type Store struct {
 	validator *jwt.Validator // of aud, iss, exp and nbf
 
 	keyring   atomic.Pointer[keyring]
-	keysMu    sync.Mutex   // held while the keyring is replaced; a leaf
+	keysMu    sync.Mutex   // held while the keyring is read from disk and replaced
 	keyDrops  atomic.Int64 // keys that were taken out of use; part of Revision
 	keyLookup keyLookup
 

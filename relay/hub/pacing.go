@@ -12,7 +12,7 @@ import (
 //
 //   - reconnect_spread_ms tells each device at auth over which time to spread its first
 //     attempt. It follows the devices of the last hour and not those that are linked now:
-//     the first ones that return would otherwise be told that the relay is small.
+//     the first ones that return would otherwise learn that the relay is small.
 //   - Handshakes start at handshakeRate. Links above it wait in a queue, in the order in
 //     which they came, before the relay has sent anything: such a link is a socket without a
 //     goroutine or a buffer, and its deadline for auth has not begun. A device waits for

@@ -149,7 +149,7 @@ func (c *Calls[V]) Ended(id string) (info CallInfo, ok bool) {
 }
 
 // Expire ends a command whose caller no longer waits, and returns the state that it was in.
-// In Queued it cannot have run; in Sent the device has it and should be told to cancel it.
+// In Queued it cannot have run; in Sent the device has it, and should cancel it.
 // ended is false when it has ended already: Ack or Fail returned its value.
 func (c *Calls[V]) Expire(id string) (was CallState, ended bool) {
 	i := c.find(id)

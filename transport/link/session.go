@@ -383,9 +383,6 @@ func (s *Session) tryPing(c pollable) bool {
 	return written || err != nil
 }
 
-// LastReadAt is when the last message, ping or pong was received.
-func (s *Session) LastReadAt() time.Time { return time.Now().Add(-s.IdleTime()) }
-
 // IdleTime is how long the link has been silent.
 func (s *Session) IdleTime() time.Duration {
 	return time.Duration(monotonicNow() - s.lastReadAt.Load())
