@@ -100,6 +100,7 @@ type credential struct {
 	ExpiresAtMS int64  `json:"expires_at_ms"`  // of the token, by the relay's clock
 	ReceivedMS  int64  `json:"received_at_ms"` // of the token, by this machine's clock
 	RequestID   string `json:"request_id"`
+	CodeSHA256  string `json:"code_sha256,omitempty"` // of the login: the same line again is a repeat
 }
 
 // pending is the content of a pending file.
@@ -169,7 +170,7 @@ func (s Store) Current() (string, error) {
 
 // Use makes a context the current one.
 func (s Store) Use(name string) error {
-	if err := s.check(name); err != nil {
+	if err := s.Check(name); err != nil {
 		return err
 	}
 	path := filepath.Join(s.Dir, currentFile)
@@ -179,8 +180,8 @@ func (s Store) Use(name string) error {
 	return nil
 }
 
-// check reports whether a context exists.
-func (s Store) check(name string) error {
+// Check returns an error for a name that is not one of a context; ErrNoContext if it could be.
+func (s Store) Check(name string) error {
 	if err := CheckName(name); err != nil {
 		return err
 	}
@@ -193,7 +194,7 @@ func (s Store) check(name string) error {
 // Remove removes a context and its key. The identity at the relay remains until it is revoked
 // there.
 func (s Store) Remove(name string) error {
-	if err := s.check(name); err != nil {
+	if err := s.Check(name); err != nil {
 		return err
 	}
 	release, err := lockFile(context.Background(), s.path(name))
@@ -312,8 +313,8 @@ type Options struct {
 
 // Login exchanges a code for an identity, stores it as a context and makes that the current
 // one. before is the context that was current, "" for none. Login may be repeated after any
-// error: the same code gives the same identity as long as its key, which is stored first, is
-// there. Its errors are OtherRelayError, FileError, *enroll.Error, ErrForBoard, those of the
+// error, and after a success: the same code gives the same identity as long as its key, which is
+// stored first, is there. Its errors are OtherRelayError, FileError, *enroll.Error, ErrForBoard, those of the
 // URL, the pin and the code, and ctx's.
 func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, err error) {
 	name := o.Context
@@ -339,7 +340,16 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 	if client.TLS, err = config.ClientTLS(o.CAFile, o.CASHA256); err != nil {
 		return nil, "", err
 	}
-	if old, err := s.load(name); err == nil && old.Relay != base {
+	// A refresh by another process must not put the old identity back.
+	release, err := lockFile(ctx, s.path(name))
+	switch {
+	case err == nil:
+		defer release()
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, "", err
+	}
+	old, err := s.load(name)
+	if err == nil && old.Relay != base {
 		return nil, "", &OtherRelayError{name, old.Relay}
 	}
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
@@ -350,7 +360,8 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 	}
 	// The key is stored before anything is sent: a full disk is noticed before the code is used,
 	// and the answer to a code whose answer was lost can be asked for again.
-	key, err := s.keyFor(name, base, enrollment.HashCode(code))
+	codeSHA256 := enrollment.HashCode(code)
+	key, err := s.keyFor(name, base, codeSHA256, old)
 	if err != nil {
 		return nil, before, err
 	}
@@ -368,8 +379,9 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 	c := &credential{
 		Relay: base, CASHA256: o.CASHA256, CAFile: o.CAFile, AgentID: answer.AgentID, TenantID: answer.TenantID, PrivateKey: encodeKey(key),
 		Token: answer.Token, Gen: answer.Gen, ExpiresAtMS: answer.ExpiresAtMS, ReceivedMS: nowMS(), RequestID: link.NewID(),
+		CodeSHA256: codeSHA256,
 	}
-	if err := s.replace(ctx, name, c); err != nil {
+	if err := save(s.path(name), c); err != nil {
 		return nil, before, err
 	}
 	_ = atomicfile.Remove(filepath.Join(s.Dir, name+pendingSuffix)) // a leftover is replaced by the next login
@@ -377,21 +389,12 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 	return i, before, s.Use(name)
 }
 
-// replace stores a context, perhaps in place of another one. It takes the lock of that one:
-// a refresh by another process must not put the old identity back.
-func (s Store) replace(ctx context.Context, name string, c *credential) error {
-	release, err := lockFile(ctx, s.path(name))
-	if err == nil {
-		defer release()
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return err
+// keyFor returns the key of a login: that of the context or of an earlier attempt with the same
+// code, or a new one, which it stores. old is the context as it is, nil if it cannot be used.
+func (s Store) keyFor(name, relay, codeSHA256 string, old *credential) (ed25519.PrivateKey, error) {
+	if old != nil && old.CodeSHA256 == codeSHA256 {
+		return decodeKey(old.PrivateKey)
 	}
-	return save(s.path(name), c)
-}
-
-// keyFor returns the key of a login: that of an earlier attempt with the same code, or a new
-// one, which it stores.
-func (s Store) keyFor(name, relay, codeSHA256 string) (ed25519.PrivateKey, error) {
 	path := filepath.Join(s.Dir, name+pendingSuffix)
 	var p pending
 	if b, err := readPrivate(path); err == nil && strictjson.Unmarshal(b, &p) == nil && p.Relay == relay && p.CodeSHA256 == codeSHA256 {

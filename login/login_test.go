@@ -173,7 +173,8 @@ func TestLogin(t *testing.T) {
 	if got, err := c.Token(t.Context(), ""); got != token(1) || err != nil || f.count() != 0 {
 		t.Errorf("token %q, %v, %d refreshes", got, err, f.count())
 	}
-	// A used code does not replace the context.
+	// A code that another key has used does not replace the context.
+	f.set(func() { f.keys = map[string]bool{"another": true} })
 	if _, _, err := s.Login(t.Context(), Options{Relay: f.URL, Code: testCode}); err == nil {
 		t.Error("a used code was accepted")
 	}
@@ -199,6 +200,25 @@ func TestLostAnswer(t *testing.T) {
 			t.Errorf("%d keys", len(f.keys))
 		}
 	})
+}
+
+// TestLoginTwice: the same line again gives the same identity, with the newest token.
+func TestLoginTwice(t *testing.T) {
+	s, f := newStore(t), newFakeRelay(t)
+	first := login(t, s, f, "")
+	before, err := s.load(first.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := login(t, s, f, "")
+	after, err := s.load(first.Name)
+	if err != nil || again.AgentID != first.AgentID || after.PrivateKey != before.PrivateKey {
+		t.Errorf("another identity: %+v, %v", again, err)
+	}
+	f.set(func() { f.keys = map[string]bool{"another": true} })
+	if _, _, err := s.Login(t.Context(), Options{Context: "other", Relay: f.URL, Code: testCode}); err == nil {
+		t.Error("another context took the identity")
+	}
 }
 
 func TestLoginRefused(t *testing.T) {

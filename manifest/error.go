@@ -38,7 +38,7 @@ type Error struct {
 	Message      string
 	RetryAfterMS int64   // if > 0, the earliest useful retry
 	Reason       string  // short word for the audit log; PublicReason says whether the caller gets it
-	ShowReason   bool    // the caller gets the Reason of an E_SAFETY_DENIED too: enrollment only
+	ShowReason   bool    // the caller gets a Reason that its code does not show otherwise: enrollment, administration
 	Repeat       bool    // the caller may repeat the request, whatever the code says: enrollment only
 	Outcome      Outcome // "" where the question does not arise
 	ReadOnly     bool    // the tool changes nothing, so that a retry after OutcomeUnknown is safe

@@ -59,7 +59,7 @@ func (a *adminCall) creator() *auth.Identity {
 
 // badRequest is an error of the request, with a short stable reason.
 func badRequest(reason, message string) *manifest.Error {
-	return &manifest.Error{Code: manifest.BadRequest, Message: message, Reason: reason}
+	return &manifest.Error{Code: manifest.BadRequest, Message: message, Reason: reason, ShowReason: true}
 }
 
 // checkNoBody refuses a body where none is read: a key in it would be ignored.

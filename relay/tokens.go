@@ -123,7 +123,7 @@ func (r *Relay) revokeToken(a *adminCall) (any, error) {
 		return nil, err
 	}
 	jti, ok := manifest.ParseULID(strings.TrimPrefix(a.req.URL.Path, tokensPath))
-	noToken := badRequest("token", "your tenant has no token with this jti; GET /v1/tokens lists them")
+	noToken := badRequest("unknown_token", "your tenant has no token with this jti; GET /v1/tokens lists them")
 	if !ok {
 		return nil, noToken
 	}

@@ -102,6 +102,9 @@ revokes it; the way back is a new invite.`,
 					}
 				}
 			}
+			if err := s.Check(args[0]); err != nil {
+				return explainContext(err)
+			}
 			if dryRun {
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "would remove context %s\n", args[0])
 				return err

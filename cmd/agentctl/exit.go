@@ -76,7 +76,7 @@ func explain(cmd *cobra.Command, err error) *exitError {
 	case errors.Is(err, client.ErrURL), errors.Is(err, client.ErrCleartext):
 		code = exitUsage
 	case errors.Is(err, client.ErrNeverLinked):
-		code, next = exitOffline, "; on the board: agentctl run --relay URL --token-file FILE"
+		code, next = exitOffline, "; on the board: agentctl status, or if nothing runs there: agentctl run --relay URL --token-file FILE"
 	case errors.Is(err, control.ErrNotRunning):
 		code = exitNotRunning
 	case errors.Is(err, control.ErrPermission):
@@ -127,11 +127,20 @@ func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) 
 		code, next = explainTicketAnswer(e)
 	default:
 		code, next = explainRelayAnswer(e)
+		if e.Code == manifest.BadRequest && isAdministration(cmd) && !strings.HasPrefix(e.Reason, "unknown_") && e.Reason != "name_taken" {
+			code = exitUsage // as where the same command works on a state directory
+		}
 	}
 	if e.TraceID != "" {
 		next += fmt.Sprintf(" (trace %s)", e.TraceID)
 	}
 	return code, next
+}
+
+// isAdministration reports whether a command changes what a relay has of boards, invites or tokens.
+func isAdministration(cmd *cobra.Command) bool {
+	g := group(cmd)
+	return g == "node" || g == "invite" || g == "token"
 }
 
 // The relay has one code for every refusal (safety_denied), so that its message tells whether

@@ -74,6 +74,9 @@ code can join: send it as you would send a password.`,
 			if req.Uses < 1 {
 				return exit(exitUsage, "--uses %d is out of range 1..%d", req.Uses, auth.MaxInviteUses)
 			}
+			if ttl <= 0 { // 0 asks the relay for its default
+				return exit(exitUsage, "--ttl: an invite is good for 1 minute to 365 days")
+			}
 			return f.run(cmd, func(admin inviteAdmin) error {
 				// The line cannot be printed without a URL: find out before a code is made.
 				plan, err := admin.CreateInvite(cmd.Context(), req, true)
@@ -81,11 +84,14 @@ code can join: send it as you would send a password.`,
 					return err
 				}
 				base, err := joinURL(relayURL, plan.URL, admin)
-				if err != nil || dryRun {
-					if err == nil {
-						fmt.Fprintf(cmd.OutOrStdout(), "would make an invite for %s to %s\n", describeInvite(&plan.Invite), base)
-					}
+				if err != nil {
 					return err
+				}
+				if plan.URL = base; dryRun {
+					return f.out.print(cmd, plan, func() error {
+						_, err := fmt.Fprintf(cmd.OutOrStdout(), "would make an invite for %s to %s\n", describeInvite(&plan.Invite), base)
+						return err
+					})
 				}
 				inv, err := admin.CreateInvite(cmd.Context(), req, false)
 				if err != nil {

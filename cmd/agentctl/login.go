@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -186,7 +187,7 @@ func explainContextFile(e *login.FileError, again string) error {
 	case errors.Is(e, login.ErrOpen):
 		next = "if nobody else has read it: chmod 600 " + e.Path + "; else revoke the agent on the relay and log in again with a new invite"
 	case errors.Is(e, login.ErrDamaged):
-		next = "remove the context with: agentctl context rm NAME, and log in again with a new invite"
+		next = "remove the context with: agentctl context rm " + strings.TrimSuffix(filepath.Base(e.Path), ".json") + ", and log in again with a new invite"
 	case errors.Is(e, syscall.ENOSPC):
 		next = "free some space, then " + again
 	case errors.Is(e, fs.ErrPermission), errors.Is(e, syscall.EROFS):

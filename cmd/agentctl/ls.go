@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/manifest"
 	"agentctl/term"
 )
 
@@ -22,6 +23,11 @@ func newLs() *cobra.Command {
 		Long:    "List the boards of your tenant, including offline ones. STATE is online, suspect (linked, but\nsilent for 5 s or more; calls to it fail at once) or offline. \"clone suspected\" means that two\ninstallations use the identity of this board, such as a copied SD card: run agentctl leave on\nthe copy, then agentctl join.",
 		Example: "  agentctl ls --token-file agent.token\n  agentctl ls --tag roof --tag north\n  agentctl ls -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, t := range tags {
+				if !manifest.ValidNodeName(t) { // which has the form of a tag
+					return exit(exitUsage, "--tag: not a tag: %q (1 to 32 of a-z, 0-9 and -, not starting with -)", t)
+				}
+			}
 			rc, err := rf.client()
 			if err != nil {
 				return err

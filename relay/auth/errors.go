@@ -64,7 +64,7 @@ func (e *Error) As(target any) bool {
 		if e.Kind == ErrRequest || e.Kind == ErrNoInvite {
 			code = manifest.BadRequest
 		}
-		*t = &manifest.Error{Code: code, Message: e.Message, Reason: e.Reason, ShowReason: e.Kind == ErrJoin,
+		*t = &manifest.Error{Code: code, Message: e.Message, Reason: e.Reason, ShowReason: e.Kind == ErrJoin || code == manifest.BadRequest,
 			Repeat: e == errNonce || e == errLinkedElsewhere}
 	}
 	return ok

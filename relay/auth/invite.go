@@ -277,7 +277,7 @@ func (s *Store) RevokeInvite(ctx context.Context, tenant, prefix string, dryRun 
 	err = s.db.write(ctx, func(tx *sql.Tx) error {
 		inv, err = scanInvite(tx.QueryRow("SELECT "+inviteColumns+" FROM invites WHERE prefix = ?1 AND (?2 = '' OR tenant = ?2)", prefix, tenant).Scan)
 		if errors.Is(err, sql.ErrNoRows) {
-			return &Error{ErrNoInvite, "invite", "no invite begins with this; see: agentctl invite ls"}
+			return &Error{ErrNoInvite, "unknown_invite", "no invite begins with this; see: agentctl invite ls"}
 		}
 		if err != nil || inv.revoked {
 			return err
