@@ -371,7 +371,10 @@ func TestReplacedDuringRefresh(t *testing.T) {
 		name   string
 		change func() error
 	}{
-		{"login", func() error { return s.replace(t.Context(), "lab", &credential{AgentID: "new"}) }},
+		{"login", func() error {
+			_, _, err := s.Login(t.Context(), Options{Context: "lab", Relay: f.URL, Code: testCode})
+			return err
+		}},
 		{"remove", func() error { return s.Remove("lab") }},
 	} {
 		release, err := lockFile(t.Context(), s.path("lab"))
