@@ -68,7 +68,7 @@
 //	signing keys             keyring, rotate
 //	the relay's own CA       authority
 //	tokens                   scope, claims, identity, mint, token_list, verify, token_cache, revoke
-//	invites and joining      invite, enroll, renew, nonce
+//	invites and joining      invite, enroll, migrate, renew, nonce
 //	the node registry        node_registry (in memory), node_register (connecting), node_query
 //	                         (lists and lookups), node_attributes, node_remove, node_seen,
 //	                         node_served (boots and clone marks)

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"agentctl/enrollment"
@@ -97,14 +96,6 @@ type Enrolled struct {
 
 // ValidUntil is until when the relay accepts the token, leeway included.
 func (e *Enrolled) ValidUntil() time.Time { return e.Expires.Add(Leeway) }
-
-// joining remembers, so that a link need not ask the database, which nodes have enrolled with
-// a token of before and not linked with their key since. It is as large as the number of
-// boards that are in the middle of that.
-type joining struct {
-	mu        sync.Mutex // protects the field below
-	migrating map[string]struct{}
-}
 
 // Enroll registers a key under an invite code and issues its first token. The same code and
 // key again give the same identity and count no use. The error is an *Error of kind ErrJoin
@@ -200,16 +191,6 @@ func (s *Store) checkEnroll(req *enrollment.EnrollRequest) (*enrolled, error) {
 	}
 	sum := sha256.Sum256([]byte(req.InstanceID))
 	return &enrolled{publicKey: key, code: enrollment.HashCode(code), instance: hex.EncodeToString(sum[:])}, nil
-}
-
-// tokenToMigrate verifies the token of a board whose node is to be kept. A token that is
-// bound to a key is refused: without that key it is worth nothing, here as on a link.
-func (s *Store) tokenToMigrate(req *enrollment.EnrollRequest) (*Identity, error) {
-	id, err := s.Verify(req.Token, ClassDevice)
-	if err != nil || !id.Has(manifest.ScopeDeviceConnect) || id.KeyThumbprint != "" || !id.BoundTo(req.InstanceID) {
-		return nil, errTokenToMigrate
-	}
-	return id, nil
 }
 
 // checkRepeatTx refuses the repeat of an enrollment whose identity or invite was revoked.
@@ -392,61 +373,4 @@ func (s *Store) issueTx(tx *sql.Tx, e *enrolled) (*Minted, error) {
 	_, err = tx.Exec("UPDATE enrollments SET jti = ?, instance = ?, gen = ?, base_gen = ?, request_id = ?, nonce = ?, prev_spent = ? WHERE id = ?",
 		e.jti, e.instance, r.gen, r.baseGen, r.requestID, e.nonce, r.prevSpent, e.rowID)
 	return m, err
-}
-
-// loadMigrating reads which nodes are migrating. Open calls it.
-func (s *Store) loadMigrating(ctx context.Context) error {
-	s.joining.migrating = make(map[string]struct{})
-	return forEachRow(ctx, s.db.readDB, func(scan func(...any) error) error {
-		var id string
-		err := scan(&id)
-		s.joining.migrating[id] = struct{}{}
-		return err
-	}, "SELECT sub FROM enrollments WHERE migrating")
-}
-
-// IsMigrating reports whether a node has enrolled with a token of before that still works. It
-// reads memory.
-func (s *Store) IsMigrating(nodeID string) bool {
-	s.joining.mu.Lock()
-	defer s.joining.mu.Unlock()
-	_, ok := s.joining.migrating[nodeID]
-	return ok
-}
-
-// FinishMigration revokes the tokens of a node that are not bound to a key. The caller knows
-// that the node is linked with its key: it does not need them any more.
-func (s *Store) FinishMigration(ctx context.Context, nodeID string) error {
-	var deny *denyList
-	err := s.db.write(ctx, func(tx *sql.Tx) error {
-		var jtis []string
-		err := forEachRow(context.Background(), tx, func(scan func(...any) error) error {
-			var jti string
-			err := scan(&jti)
-			jtis = append(jtis, jti)
-			return err
-		}, "SELECT jti FROM tokens WHERE node = ?1 AND exp > ?2 AND jti NOT IN (SELECT jti FROM enrollments WHERE sub = ?1)", nodeID, s.now().Unix()-leewaySeconds)
-		if err != nil {
-			return err
-		}
-		for _, jti := range jtis {
-			if _, err := addRevocation(tx, "jti", jti, s.now().Unix(), maxRevocations); err != nil {
-				return err
-			}
-		}
-		if _, err := tx.Exec("UPDATE enrollments SET migrating = 0 WHERE sub = ?", nodeID); err != nil {
-			return err
-		}
-		deny, err = loadDenyList(context.Background(), tx)
-		return err
-	}, func() {
-		s.installDenyList(deny)
-		s.joining.mu.Lock()
-		defer s.joining.mu.Unlock()
-		delete(s.joining.migrating, nodeID)
-	})
-	if err != nil {
-		return fmt.Errorf("revoke the tokens that a node had before it joined: %w", err)
-	}
-	return nil
 }

@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"slices"
 	"time"
 
 	"agentctl/transport/link"
@@ -25,6 +26,16 @@ const (
 	maxLost   = MaxNodes
 	queueTime = 5 * time.Second // in which a command waits for a lost link
 )
+
+// resumableCodes are the close codes after which a device may resume its session: its link
+// broke (0), was silent or congested, or ended inside the WebSocket protocol. Others are
+// final: the device says goodbye, was refused, or the relay is shutting down.
+var resumableCodes = []int{0, link.CloseTimeout, link.CloseTooLarge, 1002, 1006, 1011}
+
+// isResumable reports whether a link that ended with err leaves a session to resume.
+func isResumable(s *link.Session, err error) bool {
+	return s.V21 && slices.Contains(resumableCodes, link.CloseCode(err)) && s.CheckGrant() == nil
+}
 
 // OnClosed handles the end of a link.
 func (l *nodeLink) OnClosed(err error) {
