@@ -156,8 +156,8 @@ func (c *Config) Changed(from *Config) []*Key {
 // checkTogether makes the checks that depend on several keys.
 //
 // A relay without a token is an error for the daemon only: a person writes and validates a
-// file before the token exists. A board that joined needs none. The number of rules is checked here and not with the key,
-// because the built-in rules count and depend on alerts.defaults.
+// file before the token exists. A board that joined needs none. The number of rules is checked
+// here and not with the key, because the built-in rules count and depend on alerts.defaults.
 func (c *Config) checkTogether(forDaemon bool) (errs Errors) {
 	if forDaemon && c.Text("relay") != "" && c.Text("token_file") == "" && !exists(filepath.Join(c.Text("state_dir"), enroll.CredentialFile)) {
 		errs = append(errs, &Error{c.Settings["relay"].Origin, "relay",

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -124,6 +125,9 @@ func (d *Daemon) apply(old, c *config.Config) error {
 		}
 	}
 	m, err := d.newMembership(c)
+	if m.err != nil && d.membership().cred != nil {
+		err = cmp.Or(err, m.err) // the link of the credential before stays, as in updateMembership
+	}
 	if err != nil {
 		return err
 	}
@@ -150,9 +154,7 @@ func (d *Daemon) apply(old, c *config.Config) error {
 	}
 	if replaceLink {
 		d.warnOfConflict(m)
-		d.adoptNode(m)
-		d.setMembership(m)
-		d.device.replaceLink(o)
+		d.replaceMembership(m, o)
 	}
 	d.setConfig(c, changed, restart)
 	return nil

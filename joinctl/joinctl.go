@@ -5,9 +5,9 @@
 //	joined, err := t.Join(ctx, enroll.JoinOptions{Relay: url, Code: code}, built)
 //	status, err := t.WaitReady(ctx, joined.NodeID)
 //
-// The daemon needs not run: what is stored in its state directory counts, and a daemon that
-// runs notices it. As root the stored files belong to the owner of that directory, so that the
-// daemon of a service can read them.
+// The daemon need not run: what is stored in its state directory counts, and a daemon that runs
+// notices it. Files that root stores belong to the owner of that directory, so that the daemon
+// of a service can read them.
 package joinctl
 
 import (
@@ -166,8 +166,8 @@ const pollInterval = 200 * time.Millisecond
 // ErrRefused reports a node whose key the relay refuses: waiting does not help.
 var ErrRefused = errors.New("the relay refuses this board")
 
-// WaitReady waits until the daemon's link of a node that joined is ready. The error is ErrRefused, or ctx's
-// when that ends first; the status is the last one.
+// WaitReady waits until the daemon's link of a node that joined is ready. The error is
+// ErrRefused, or ctx's when that ends first; the status is the last one.
 func (t *Target) WaitReady(ctx context.Context, nodeID string) (*daemon.Status, error) {
 	ready := func(s *daemon.Status) bool { // a board that keeps its node may have the old link for a moment
 		return s.NodeID == nodeID && s.Link.State == daemon.LinkReady && s.Join != nil && s.Join.State == daemon.JoinJoined

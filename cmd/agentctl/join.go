@@ -68,21 +68,6 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 	return c
 }
 
-func newLeave() *cobra.Command {
-	var o joinOptions
-	c := &cobra.Command{
-		Use:   "leave",
-		Short: "Undo join: this board works alone again",
-		Long: `Undo join: the board's key and token are removed, and a daemon that runs works alone again,
-without a restart. The history stays. The relay keeps the node until its operator removes it.`,
-		Example: "  sudo agentctl leave\n  agentctl leave -o json",
-		RunE:    func(cmd *cobra.Command, _ []string) error { return o.leave(cmd) },
-	}
-	o.targetFlags(c)
-	o.out.flags(c)
-	return c
-}
-
 func (o *joinOptions) targetFlags(c *cobra.Command) {
 	o.socket.flags(c)
 	c.Flags().StringVar(&o.stateDir, "state-dir", "", "`DIR` with the identity (default: that of the daemon)")
@@ -212,42 +197,6 @@ func printJoined(w io.Writer, t *joinctl.Target, j *joinctl.Joined, online bool)
 		row("Online", "no, no daemon runs with "+t.StateDir+"; start one: agentctl run --state-dir "+t.StateDir)
 	}
 	return nil
-}
-
-func (o *joinOptions) leave(cmd *cobra.Command) error {
-	t, err := o.target(cmd)
-	if err != nil {
-		return err
-	}
-	if t.Daemon != nil {
-		defer t.Daemon.Close()
-	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), joinTimeout)
-	defer cancel()
-	cred, err := t.Leave(ctx)
-	answer := struct {
-		Left   bool   `json:"left"`
-		NodeID string `json:"node_id,omitempty"`
-		Relay  string `json:"relay,omitempty"`
-	}{Left: err == nil}
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		fmt.Fprintf(cmd.ErrOrStderr(), "This board has not joined a relay by a code (in %s): nothing to do.\n", t.StateDir)
-		return o.out.print(cmd, answer, func() error { return nil })
-	case err != nil:
-		return explainJoin(err)
-	case cred != nil:
-		answer.NodeID, answer.Relay = cred.NodeID, cred.Relay
-	}
-	return o.out.print(cmd, answer, func() error {
-		w := cmd.OutOrStdout()
-		fmt.Fprintln(w, "This board works alone again; its history stays.")
-		if cred != nil {
-			fmt.Fprintf(w, "%s keeps the node; remove it there with: agentctl node remove %s\n", cred.Relay, cred.NodeID)
-		}
-		fmt.Fprintln(w, "Join again with a new line of: agentctl invite")
-		return nil
-	})
 }
 
 // maxCode bounds what is read for a code, bytes.

@@ -134,7 +134,7 @@ func joinText(j *daemon.JoinStatus) string {
 	return text
 }
 
-// clockText reports whether the time is to be trusted, and against what it was held.
+// clockText reports whether the time is trusted, and how it compares with the relay's.
 func clockText(s *daemon.Status) string {
 	switch {
 	case s.Clock.State == daemon.ClockUnsynced:

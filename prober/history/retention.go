@@ -2,10 +2,10 @@ package history
 
 import "go.uber.org/zap"
 
-// Retention. Rows go when they are older than MaxAge (uptime.go), and the oldest ones when the file is
-// full (MaxBytes). Each flush removes about twice as many rows as it adds, so that the work
-// is spread; what is too old is hidden from queries meanwhile. After SetRetention a flush removes everything
-// beyond the new bounds and shrinks the file (applyRetention).
+// Retention. Rows go when they are older than MaxAge (uptime.go), and the oldest ones when the
+// file is full (MaxBytes). Each flush removes about twice as many rows as it adds, so that the
+// work is spread; what is too old is hidden from queries meanwhile. After SetRetention a flush
+// removes everything beyond the new bounds and shrinks the file (applyRetention).
 //
 // The pages of removed rows are reused: the file grows to its bound and stays there.
 

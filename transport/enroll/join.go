@@ -147,8 +147,7 @@ const (
 	enrollPause    = time.Second
 )
 
-// EnrollRepeatedly is Enroll with a few attempts when the connection breaks. A repeat costs no use
-// of the code.
+// EnrollRepeatedly is Enroll with a few attempts when the connection breaks.
 func (c *Client) EnrollRepeatedly(ctx context.Context, o EnrollOptions) (a *enrollment.EnrollAnswer, err error) {
 	for attempt := 1; ; attempt++ {
 		var e *Error
