@@ -27,14 +27,15 @@ const (
 	queueTime = 5 * time.Second // in which a command waits for a lost link
 )
 
-// resumableCodes are the close codes after which a device may resume its session: its link
-// broke (0), was silent or congested, or ended inside the WebSocket protocol. Others are
-// final: the device says goodbye, was refused, or the relay is shutting down.
-var resumableCodes = []int{0, link.CloseTimeout, link.CloseTooLarge, 1002, 1006, 1011}
+// finalCodes are the close codes after which no session can be resumed: the device says goodbye,
+// was refused or violated the protocol, or the relay is shutting down. After all others it may
+// come back: its link broke (0), was silent or congested, or was closed by a proxy.
+var finalCodes = []int{link.CloseNormal, link.CloseBadFrame, link.CloseAuthFailed, link.CloseForbidden, link.CloseSuperseded,
+	link.CloseManifestInvalid, link.CloseUpgradeRequired, link.CloseRateLimited, link.CloseDraining}
 
 // isResumable reports whether a link that ended with err leaves a session to resume.
 func isResumable(s *link.Session, err error) bool {
-	return s.V21 && slices.Contains(resumableCodes, link.CloseCode(err)) && s.CheckGrant() == nil
+	return s.V21 && !slices.Contains(finalCodes, link.CloseCode(err)) && s.CheckGrant() == nil
 }
 
 // OnClosed handles the end of a link.

@@ -267,6 +267,9 @@ func TestResumeByHand(t *testing.T) {
 		{name: "other instance", code: 1006, change: func(a *link.Auth) { a.InstanceID = instance2 }},
 		{name: "other session", code: 1006, change: func(a *link.Auth) { a.Resume.SessionID = link.NewID() }},
 		{name: "other node", code: 1006, change: func(a *link.Auth) { a.Token = nodeB }},
+		{name: "a proxy goes away", code: link.CloseGoingAway, resumed: true},
+		{name: "a proxy restarts", code: link.CloseServiceRestart, resumed: true},
+		{name: "closed without a code", code: 1005, resumed: true},
 		{name: "said goodbye", code: link.CloseNormal},
 	}
 	for _, tt := range tests {
