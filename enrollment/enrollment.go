@@ -44,7 +44,7 @@ type EnrollRequest struct {
 	Name         string `json:"name,omitempty"`
 	AgentVersion string `json:"agent_version"`
 	Proof        string `json:"proof"`           // of EnrollMessage
-	Token        string `json:"token,omitempty"` // a device token of today, to keep its node
+	Token        string `json:"token,omitempty"` // an existing device token, whose node is kept
 }
 
 // EnrollAnswer is the identity of a new board or agent: NodeID and DeviceToken for a board,

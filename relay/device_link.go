@@ -129,7 +129,7 @@ func (r *Relay) onDeviceAnnounce(n *hub.Node) {
 		r.log.Warn("node registry", zap.String("node_id", n.ID()), zap.Error(err))
 	}
 	if n.Proved() && r.store.IsMigrating(n.ID()) {
-		// It is linked with its key, and does not need its tokens of before any more.
+		// It is linked with its key, and does not need its earlier tokens any more.
 		if err := r.store.FinishMigration(context.Background(), n.ID()); err != nil {
 			r.log.Warn("the next link tries again", zap.String("node_id", n.ID()), zap.Error(err))
 		}

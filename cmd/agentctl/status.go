@@ -157,6 +157,6 @@ func printStorage(row func(k, format string, args ...any), s *daemon.StorageStat
 		row("History", "%d samples in %s, %s written today", s.Rows+int64(s.Unsaved), term.Bytes(uint64(s.Bytes)), term.Bytes(uint64(s.WrittenTodayBytes)))
 	default:
 		row("History", "%s, in memory only: %s", s.State, s.Detail)
-		row("", "free or mend the disk of %s; recording goes on by itself then", s.Path)
+		row("", "free or repair the disk of %s; recording then continues by itself", s.Path)
 	}
 }

@@ -43,7 +43,7 @@ type enrolled struct {
 	jti         string // of the token issued last
 	refresh     refreshState
 	nonce       string // of the refresh served last
-	migrating   bool   // the node's tokens of before are revoked when it links with proof
+	migrating   bool   // the node's earlier tokens are revoked when it links with proof
 	revoked     bool   // replaced by another key of the node
 	codeRevoked bool   // the invite was revoked: no repeat
 }
@@ -274,7 +274,7 @@ func (s *Store) enrollTx(tx *sql.Tx, e *enrolled, req *enrollment.EnrollRequest,
 	return nodes, err
 }
 
-// newBoardTx gives a board its node: a new one, or that of its token of before. A name and
+// newBoardTx gives a board its node: a new one, or that of its earlier token. A name and
 // tags of the invite are set as an operator would; a name that the board proposes is only
 // what it would propose on its link. The nodes that changed are for the registry.
 func (s *Store) newBoardTx(tx *sql.Tx, e *enrolled, inv *Invite, req *enrollment.EnrollRequest, kept *Identity, keptErr error) ([]*node, error) {

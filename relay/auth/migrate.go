@@ -10,7 +10,7 @@ import (
 	"agentctl/manifest"
 )
 
-// A board that has a token of today may join and keep its node. Its old tokens work until its
+// A board that has a device token may join and keep its node. Its earlier tokens work until its
 // first link with its key is ready:
 //
 //	tokenToMigrate   verifies the token that the enrollment names
@@ -18,7 +18,7 @@ import (
 //	FinishMigration  revokes the node's tokens that are not bound to a key
 
 // joining remembers, so that a link need not ask the database, which nodes have enrolled with
-// a token of before and not linked with their key since. It is as large as the number of
+// an earlier token and not linked with their key since. It is as large as the number of
 // boards that are in the middle of that.
 type joining struct {
 	mu        sync.Mutex // protects the field below
@@ -46,7 +46,7 @@ func (s *Store) loadMigrating(ctx context.Context) error {
 	}, "SELECT sub FROM enrollments WHERE migrating")
 }
 
-// IsMigrating reports whether a node has enrolled with a token of before that still works. It
+// IsMigrating reports whether a node has enrolled with an earlier token that still works. It
 // reads memory.
 func (s *Store) IsMigrating(nodeID string) bool {
 	s.joining.mu.Lock()

@@ -50,7 +50,7 @@ type EnrollOptions struct {
 	InstanceID string // 32 hex digits
 	Name       string // wanted name; "": none
 	Version    string // of this binary
-	Token      string // a device token of today, whose node is kept; "": a new node
+	Token      string // an existing device token, whose node is kept; "": a new node
 	// Key returns the key to enroll. It is called once, when the relay has answered the
 	// nonce: an image that is booted before it is copied must not make a key that all copies
 	// share while no relay is in reach. The key must be stored when it returns, so that the

@@ -29,7 +29,7 @@ type JoinOptions struct {
 	Code     string      // as people write it
 	Name     string      // wanted name; "": none
 	Version  string      // of this binary
-	Token    string      // a device token of today, whose node is kept; "": a new node
+	Token    string      // an existing device token, whose node is kept; "": a new node
 	TLS      *tls.Config // used without a pin; nil: the system's authorities
 }
 

@@ -54,7 +54,7 @@ func (s *Session) endProbeLocked(err error) {
 	}
 }
 
-// appendPingLocked appends the payload of the next ping. It is empty on v2, as ever, unless
+// appendPingLocked appends the payload of the next ping. It is empty on v2, unless
 // the ping is a probe. forQueue: the ping comes from the queue and is therefore certain to be
 // written, so a probe may wait for its pong.
 func (s *Session) appendPingLocked(b []byte, forQueue bool) []byte {
