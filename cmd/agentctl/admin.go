@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -74,19 +73,5 @@ func (f *adminFlags) run(cmd *cobra.Command, remote func(*client.Client) error, 
 
 // where is what the next command needs to find the same relay.
 func (f *adminFlags) where(cmd *cobra.Command) string {
-	words := ""
-	for _, name := range []string{"state-dir", "relay", "token-file", "ca-file", "ca-sha256"} {
-		if fl := cmd.Flags().Lookup(name); fl != nil && fl.Changed {
-			words += " --" + name + " " + shellQuote(fl.Value.String())
-		}
-	}
-	return words
-}
-
-// shellQuote quotes a word for a POSIX shell.
-func shellQuote(s string) string {
-	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:@%+,") == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	return flagsAgain(cmd, "state-dir", "relay", "token-file", "ca-file", "ca-sha256")
 }

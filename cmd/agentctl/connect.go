@@ -63,6 +63,18 @@ func (f *relayFlags) context() (*login.Context, error) {
 	return c, nil
 }
 
+// contextOf is the name of the context that a command used, "" for none.
+func contextOf(cmd *cobra.Command) string {
+	if cmd.Flags().Lookup("relay") == nil {
+		return ""
+	}
+	c, err := (&relayFlags{set: cmd.Flags()}).context()
+	if err != nil || c == nil {
+		return ""
+	}
+	return c.Name()
+}
+
 // contextStore is where this user's contexts are.
 func contextStore() login.Store { return login.Store{Dir: config.ContextDir()} }
 

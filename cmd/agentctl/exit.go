@@ -127,6 +127,9 @@ func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) 
 		code, next = explainTicketAnswer(e)
 	default:
 		code, next = explainRelayAnswer(e)
+		if name := contextOf(cmd); name != "" && e.Code == manifest.SafetyDenied && strings.Contains(e.Message, "token was revoked") {
+			next = "; that is the token of context " + name + ": get a new line to paste on the relay's machine: agentctl invite --agent NAME, then: agentctl login URL CODE --context " + name
+		}
 		if e.Code == manifest.BadRequest && isAdministration(cmd) && !strings.HasPrefix(e.Reason, "unknown_") && e.Reason != "name_taken" {
 			code = exitUsage // as where the same command works on a state directory
 		}

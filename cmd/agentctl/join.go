@@ -132,7 +132,7 @@ func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
 	if j.Already {
 		fmt.Fprintf(w, "This board has joined %s before, and keeps its node; the code was not used.\n", j.Relay)
 	} else {
-		fmt.Fprintf(w, "Joined %s. Undo it with: agentctl leave\n", j.Relay)
+		fmt.Fprintf(w, "Joined %s. Undo it with: agentctl leave%s\n", j.Relay, flagsAgain(cmd, "socket", "state-dir", "config"))
 	}
 	if j.Unused != "" {
 		fmt.Fprintf(w, "The settings %s are no longer used; you may remove them.\n", j.Unused)

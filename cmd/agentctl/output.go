@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -115,4 +116,24 @@ func env(name, def string) string {
 		return v
 	}
 	return def
+}
+
+// flagsAgain is those of some flags that a command was given, as they are typed. The command
+// that is printed as the next step needs them too.
+func flagsAgain(cmd *cobra.Command, names ...string) string {
+	words := ""
+	for _, name := range names {
+		if fl := cmd.Flags().Lookup(name); fl != nil && fl.Changed {
+			words += " --" + name + " " + shellQuote(fl.Value.String())
+		}
+	}
+	return words
+}
+
+// shellQuote quotes a word for a POSIX shell.
+func shellQuote(s string) string {
+	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:@%+,") == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
