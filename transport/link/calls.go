@@ -82,8 +82,8 @@ type endedCall struct {
 	id          [manifest.ULIDLen]byte
 	awaitingAck bool // no ack has come yet
 	mayRepeat   bool // the device has reported it as done in Resume
-	expired     bool // ended by Expire
-	hasFailed   bool // ended by Fail
+	expired     bool // ended by Expire, unless it was in doubt
+	hasFailed   bool // ended by Fail, or by Expire in doubt
 }
 
 // maxRecent bounds Calls.recent. It is more than a device reports in Resume.
@@ -158,7 +158,8 @@ func (c *Calls[V]) Expire(id string) (was CallState, ended bool) {
 	}
 	was = c.live[i].state
 	e := c.finish(i)
-	e.awaitingAck, e.expired = true, true
+	e.awaitingAck = true
+	e.expired, e.hasFailed = was != InDoubt, was == InDoubt // as its caller is told
 	return was, true
 }
 

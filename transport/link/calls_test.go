@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"agentctl/manifest"
+
 	"pgregory.net/rapid"
 )
 
@@ -87,6 +89,13 @@ func TestCallsModel(t *testing.T) {
 				}
 				if alive {
 					end(id, false)
+					want := manifest.DeadlineExceeded
+					if was == InDoubt {
+						want = manifest.NodeOffline
+					}
+					if info, ok := c.Ended(id); !ok || info.Code != want {
+						t.Fatalf("Ended(%s) = %+v, %v after Expire in %d", id, info, ok, was)
+					}
 				}
 			},
 			"lost": func(*rapid.T) {
