@@ -142,7 +142,7 @@ func explainLogin(err error, name string) error {
 	case errors.Is(err, login.ErrForBoard):
 		return exit(exitUnauthorized, "%w; get another with: agentctl invite --agent NAME", err)
 	case errors.Is(err, login.ErrCleartextPin):
-		return exit(exitUsage, "%w", err)
+		return exit(exitUsage, "--ca-sha256: %w", err)
 	case errors.As(err, &e):
 		return explainEnroll(err, e, name)
 	}
