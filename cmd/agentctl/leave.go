@@ -53,7 +53,7 @@ func (o *joinOptions) leave(cmd *cobra.Command) error {
 		w := cmd.OutOrStdout()
 		fmt.Fprintln(w, "This board works alone again; its history stays.")
 		if cred != nil {
-			fmt.Fprintf(w, "%s keeps the node; remove it there with: agentctl node remove %s\n", cred.Relay, cred.NodeID)
+			fmt.Fprintf(w, "%s keeps the node. Unless another board uses it (this one may be a copied card), remove it there with: agentctl node remove %s\n", cred.Relay, cred.NodeID)
 		}
 		fmt.Fprintln(w, "Join again with a new line of: agentctl invite")
 		return nil

@@ -70,7 +70,7 @@ const (
 type Options struct {
 	Path      string           // the database file; made with mode 0600, its directory with 0700
 	Logger    *zap.Logger      // default none
-	MaxAge    time.Duration    // older events are removed; default 90 days, below 0: never
+	MaxAge    time.Duration    // older events are removed, see ageNow; default 90 days, below 0: never
 	MaxBytes  int64            // above it the oldest events are removed; default 256 MiB, at least 1 MiB
 	MaxQueued int              // events that wait for the disk, offered ones at most half; default 8,192
 	Now       func() time.Time // the wall clock; default time.Now
@@ -144,10 +144,12 @@ type Store struct {
 	offerReady  chan struct{} // holds one signal: an Offer is queued
 	started     chan struct{} // closed when Run has begun for the first time
 	startOnce   sync.Once
-	retainNow   chan struct{} // nil except in tests: check retention now
-	startSeq    uint64        // the first seq of this Open
-	nextSeq     uint64        // Run's
-	retention   retention     // Run's
+	retainNow   chan struct{}        // nil except in tests: check retention now
+	ageBase     time.Time            // the newest event of earlier runs, or when there was none the time of Open
+	uptime      func() time.Duration // since Open, by the monotonic clock
+	startSeq    uint64               // the first seq of this Open
+	nextSeq     uint64               // Run's
+	retention   retention            // Run's
 
 	mu           sync.Mutex // protects the fields below
 	state        state
@@ -227,6 +229,11 @@ func (s *Store) load() error {
 		return err
 	}
 	s.newestMS.Store(newest)
+	opened := time.Now()
+	s.uptime = func() time.Duration { return time.Since(opened) }
+	if s.ageBase = s.opts.Now(); newest != 0 {
+		s.ageBase = time.UnixMilli(newest)
+	}
 	return s.queryRow("SELECT count(*), coalesce(min(seq), 0), (SELECT mark FROM retention) FROM events").
 		Scan(&s.stats.Events, &s.stats.First, &s.stats.Mark)
 }

@@ -120,7 +120,19 @@ func (s *Store) retentionDue() (bool, error) {
 		return false, nil
 	}
 	limit := s.opts.MaxAge + s.opts.MaxAge/ageSlackDivisor
-	return err == nil && oldest < s.opts.Now().Add(-limit).UnixMilli(), err
+	return err == nil && oldest < s.ageNow().Add(-limit).UnixMilli(), err
+}
+
+// ageNow is the time from which the age of events is counted: the wall clock, but not later than the
+// newest event of earlier runs and the uptime since then. A wall clock that is wrong by a year for an
+// hour therefore removes nothing. After a time without the relay, events are kept longer by that time,
+// until it is started again; MaxBytes bounds the log all the same.
+func (s *Store) ageNow() time.Time {
+	now := s.opts.Now()
+	if latest := s.ageBase.Add(s.uptime()); latest.Before(now) {
+		return latest
+	}
+	return now
 }
 
 // usedBytes returns the size of the log's rows: the pages in use, without the free ones. The
@@ -294,7 +306,7 @@ func (s *Store) nextMark() (mark uint64, err error) {
 	case used > s.opts.MaxBytes/4*3:
 		cutoff = math.MaxInt64
 	case s.opts.MaxAge >= 0:
-		cutoff = s.opts.Now().Add(-s.opts.MaxAge).UnixMilli()
+		cutoff = s.ageNow().Add(-s.opts.MaxAge).UnixMilli()
 	}
 	err = s.conn.QueryRowContext(context.Background(), `WITH step AS (SELECT seq, created_at FROM events WHERE seq <= ? ORDER BY seq LIMIT ?)
 		SELECT coalesce(max(seq) + 1, 0) FROM step WHERE seq < coalesce((SELECT min(seq) FROM step WHERE created_at >= ?), 1 << 62)`,

@@ -69,6 +69,36 @@ func TestRetainAge(t *testing.T) {
 	})
 }
 
+// A wall clock that is ahead removes nothing: not when it jumps, nor when the log is opened with it.
+// With the uptime the events become old all the same.
+func TestRetainWithWrongClock(t *testing.T) {
+	path, ck := logPath(t), newClock()
+	check := func(jump, uptime time.Duration, want bool) {
+		t.Helper()
+		s, err := Open(Options{Path: path, Now: ck.now, MaxAge: 24 * time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.uptime = func() time.Duration { return uptime }
+		stop := run(t, s)
+		if s.Stats().Events == 0 {
+			mustAppend(t, s, event("call", "t", 0))
+		}
+		ck.move(jump)
+		if due, err := s.retentionDue(); due != want || err != nil {
+			t.Errorf("after %v: due %v, %v", uptime, due, err)
+		}
+		stop()
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(365*24*time.Hour, time.Hour, false)
+	check(0, time.Hour, false) // the clock is still ahead
+	check(0, 26*time.Hour, true)
+	check(-365*24*time.Hour, 26*time.Hour, false) // NTP has set it: the event is new
+}
+
 // Everything may go; the numbers go on above.
 func TestRetainAll(t *testing.T) {
 	withStore(t, Options{MaxAge: time.Hour}, func(s *Store) {
@@ -186,6 +216,7 @@ func TestSnapshotRebuilds(t *testing.T) {
 	s := open(t, Options{Path: path, Now: ck.now, MaxAge: time.Second, Snapshot: c.snapshot})
 	checkNow := make(chan struct{})
 	c.log, s.retainNow = s, checkNow
+	s.uptime = func() time.Duration { return ck.now().Sub(time.UnixMilli(epoch)) }
 	run(t, s)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
