@@ -60,7 +60,7 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 	f := c.Flags()
 	o.targetFlags(c)
 	f.StringVar(&o.codeFile, "code-file", "", "`FILE` with the code, in place of CODE")
-	f.StringVar(&o.caSHA256, "ca-sha256", "", "SHA-256 of the relay's own authority, as the invite has it: trust this relay and no other `HEX`")
+	f.StringVar(&o.caSHA256, "ca-sha256", "", "SHA-256 of the relay's own authority in `HEX`, as the invite has it: trust this relay and no other")
 	f.StringVar(&o.name, "name", "", "`NAME` for the relay to show; an invite with a name takes precedence")
 	f.StringVar(&o.tokenFile, "token-file", "", "`FILE` with the device token that the board has, whose node, name and history are kept")
 	f.BoolVar(&o.noWait, "no-wait", false, "do not wait until the board is online")

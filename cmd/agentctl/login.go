@@ -78,7 +78,7 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.CASHA256, "ca-sha256", "", "SHA-256 of the relay's own authority, as the invite has it: trust this relay and no other `HEX`")
+	f.StringVar(&o.CASHA256, "ca-sha256", "", "SHA-256 of the relay's own authority in `HEX`, as the invite has it: trust this relay and no other")
 	f.StringVar(&caFile, "ca-file", "", "PEM `FILE` with the authority that signed the relay's certificate")
 	f.StringVar(&o.Context, "context", env("AGENTCTL_CONTEXT", login.DefaultName), "`NAME` of the context [AGENTCTL_CONTEXT]")
 	f.StringVar(&codeFile, "code-file", "", "`FILE` with the code, in place of CODE")
