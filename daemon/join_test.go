@@ -154,6 +154,41 @@ func TestConfiguredRelayWins(t *testing.T) {
 	}
 }
 
+// TestReloadWithChangedCredential: a reload that replaces the link keeps the credential in force
+// when the file has become unreadable, and takes the new identity of a board that has left.
+func TestReloadWithChangedCredential(t *testing.T) {
+	relay := newJoinRelay(t)
+	b := newTestDaemon(t, "")
+	if _, _, err := enroll.Join(t.Context(), enroll.JoinOptions{StateDir: b.stateDir(), Relay: relay.URL, Code: relay.code}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.updateMembership(); err != nil {
+		t.Fatal(err)
+	}
+	before, instance := b.device.link(), b.id.InstanceID()
+	path := filepath.Join(b.stateDir(), enroll.CredentialFile)
+	if err := os.Rename(path, path+".good"); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, path, "{")
+	var damaged *enroll.DamagedError
+	if err := b.reloadWith("name: roof\n"); !errors.As(err, &damaged) || b.device.link() != before || b.relay() != relay.URL {
+		t.Errorf("a damaged credential: %v, relay %q", err, b.relay())
+	}
+	if err := os.Rename(path+".good", path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := enroll.Leave(t.Context(), b.stateDir()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.reloadWith("name: attic\n"); err != nil || b.device.link() != nil || b.credentialChanged() {
+		t.Fatalf("after the leave: %v", err)
+	}
+	if b.id.InstanceID() == instance || b.id.NodeID() == relay.node {
+		t.Error("the board keeps the identity that it had before the leave")
+	}
+}
+
 // TestDamagedCredential: the board works alone, says so, and joins again after a leave.
 func TestDamagedCredential(t *testing.T) {
 	b := newTestDaemon(t, "")
