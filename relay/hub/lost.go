@@ -54,7 +54,7 @@ func (l *nodeLink) OnClosed(err error) {
 	h.mu.Unlock()
 	switch {
 	case linked && resumable:
-		n.lose()
+		n.lose(l.own)
 		h.callback(h.opt.OnLost, n)
 	case linked || superseded:
 		n.end()
@@ -82,10 +82,16 @@ func (h *Hub) unlinkLocked(n *Node, resumable bool) (kept bool) {
 	return kept
 }
 
-// lose puts the commands that were written in doubt. Subscriptions among them end: their
-// stream ended with the link.
-func (n *Node) lose() {
+// lose puts the commands that were written to a link in doubt. Subscriptions among them end:
+// their stream ended with the link. It does nothing when that was done, or when the session has
+// another link by now: the goroutine that saw the end of the link, and the handshake that
+// resumes its session, both call it.
+func (n *Node) lose(own *link.Session) {
 	n.mu.Lock()
+	if n.state != isLinked || n.session.Load() != own {
+		n.mu.Unlock()
+		return
+	}
 	n.state, n.lostAt = isLost, time.Now()
 	n.calls.Lost()
 	calls := n.calls.FailIf(func(p *pendingCall) bool { return p.onResult != nil })
@@ -94,14 +100,17 @@ func (n *Node) lose() {
 	endAll(calls, streams)
 }
 
-// gone reports once that a node has no link.
+// gone reports once that a node has no link. It decides under callbackMu: a node that was
+// resumed meanwhile, while the callbacks of others ran, must not be reported after its OnReady.
 func (h *Hub) gone(n *Node) {
+	h.callbackMu.Lock()
+	defer h.callbackMu.Unlock()
 	h.mu.Lock()
-	first := !n.isGone
-	n.isGone = true
+	report := !n.isGone && h.nodes[n.ID()] != n
+	n.isGone = n.isGone || report
 	h.mu.Unlock()
-	if first {
-		h.callback(h.opt.OnGone, n)
+	if report && h.opt.OnGone != nil {
+		h.opt.OnGone(n)
 	}
 }
 
@@ -163,8 +172,8 @@ func (h *Hub) reserveSession(s *link.Session, r *link.Resume) *Node {
 	previous := n.resumption
 	n.resumption = s
 	h.mu.Unlock()
+	n.lose(old)
 	if linked {
-		n.lose()
 		old.Close(link.CloseSuperseded, "superseded")
 		h.callback(h.opt.OnLost, n)
 	}

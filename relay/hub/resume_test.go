@@ -426,3 +426,71 @@ func TestLostIsBounded(t *testing.T) {
 		r.end()
 	})
 }
+
+// TestGoneAfterResume: many boards are lost at once, and one resumes its session while others are
+// being reported as gone. It is not reported after that.
+func TestGoneAfterResume(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		auths, sessions := map[string]link.Auth{}, map[string]string{}
+		for _, node := range []string{nodeA, nodeB} {
+			auths[node] = authOf(instance1)
+			r.attachOn(v21, node, instance1, auths[node])
+			sessions[node] = r.node(node).session.Load().ID
+		}
+		reported, release := make(chan string, 2), make(chan struct{})
+		note := r.hub.opt.OnGone
+		r.hub.opt.OnGone = func(n *Node) {
+			note(n)
+			reported <- n.ID()
+			<-release
+		}
+		r.dropAll()
+		other := map[string]string{nodeA: nodeB, nodeB: nodeA}[<-reported]
+		b, a := r.dialOn(v21), auths[other]
+		a.Token, a.InstanceID, a.Resume = other, instance1, &link.Resume{SessionID: sessions[other]}
+		if ok := b.authenticateWith(a); !ok.Resumed {
+			t.Fatal("not resumed")
+		}
+		b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
+		for !r.hub.IsOnline(other) {
+			time.Sleep(0) // not synctest.Wait: the handshake waits for a mutex
+		}
+		close(release)
+		b.next(link.TypeAnnounceAck)
+		synctest.Wait()
+		if len(reported) != 0 || r.listed[other] == nil {
+			t.Errorf("%d more nodes are gone; listed: %v", len(reported), r.listed[other])
+		}
+		r.end()
+	})
+}
+
+// TestLateEndOfLink: the session is resumed before the goroutine that reads the old link has
+// handled its end.
+func TestLateEndOfLink(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		a := authOf(instance1)
+		r.attachOn(v21, nodeA, instance1, a)
+		n := r.node(nodeA)
+		old := n.session.Load()
+		call := r.call(n, "in doubt")
+		r.hub.mu.Lock()
+		r.hub.unlinkLocked(n, true)
+		r.hub.mu.Unlock()
+		a.Resume = &link.Resume{SessionID: old.ID}
+		b := r.attachOn(v21, nodeA, instance1, a)
+		n.lose(old)
+		old.Close(link.CloseGoingAway, "gone")
+		for range 2 {
+			id, c := b.cmd()
+			b.echo(nodeA, id, c)
+			if res := <-call; res.err != nil || res.took != 0 {
+				t.Errorf("%v after %v", res.err, res.took)
+			}
+			call = r.call(n, "on the new link")
+		}
+		r.end()
+	})
+}
