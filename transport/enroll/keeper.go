@@ -159,10 +159,15 @@ func refreshAfter(life time.Duration) time.Duration {
 	return time.Duration((refreshEarliest + (refreshLatest-refreshEarliest)*rand.Float64()) * float64(life))
 }
 
-// pauseLocked is the time to wait after the failures so far.
+// pauseLocked is the time to wait after the failures so far. It grows longest while the relay
+// issues tokens and then refuses them: each of those is written to the disk, and the link tries
+// the newest one again by its own back-off.
 func (k *Keeper) pauseLocked() time.Duration {
 	lo, hi := minRefreshPause, maxRefreshPause
-	if k.refused {
+	switch {
+	case k.rejected > 0 && k.failures == 0:
+		lo, hi = minRefusedPause, finalPause
+	case k.refused:
 		lo, hi = minRefusedPause, maxRefusedPause
 	}
 	d := min(lo<<min(max(k.failures+k.rejected-1, 0), 10), hi)

@@ -136,7 +136,7 @@ func TestOldTokenIsRefreshedSoon(t *testing.T) {
 }
 
 // TestRefused: a refused token is refreshed at once; when the new one is refused, too, the
-// attempts become rare.
+// attempts become rare, since each one that works writes to the disk.
 func TestRefused(t *testing.T) {
 	run(t, func(t *testing.T, k *keeperTest) {
 		k.Refused()
@@ -144,11 +144,11 @@ func TestRefused(t *testing.T) {
 		if len(k.asked) != 1 || k.tokens != 1 {
 			t.Fatalf("asked %d times, %d tokens", len(k.asked), k.tokens)
 		}
-		for end := time.Now().Add(time.Hour); time.Now().Before(end); k.sleep(5 * time.Second) {
+		for end := time.Now().Add(24 * time.Hour); time.Now().Before(end); k.sleep(5 * time.Second) {
 			k.Refused()
 		}
-		if n := len(k.asked); n > 100 {
-			t.Errorf("%d refreshes in an hour of refusals", n)
+		if n := len(k.asked); n < 40 || n > 100 {
+			t.Errorf("%d refreshes in a day of refusals", n)
 		}
 	})
 }
