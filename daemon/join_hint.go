@@ -43,7 +43,7 @@ func refusalHint(e *enroll.Error) string {
 		case enrollment.ReasonRevoked:
 			return "the invite or the node was revoked on the relay: agentctl leave, then join with a new invite"
 		case enrollment.ReasonProof:
-			return "the key does not fit the node: agentctl leave, then join with a new invite"
+			return "the node was removed there, or the relay was restored from a backup that is older: agentctl leave, then join with a new invite"
 		case enrollment.ReasonTokenInvalid:
 			return "the token of --token-file is not valid at this relay, or of another tenant than the invite: leave the flag out to become a new node"
 		case enrollment.ReasonCodeUnknown:

@@ -16,6 +16,7 @@ import (
 	"agentctl/duration"
 	"agentctl/relay/auth"
 	"agentctl/transport/edge"
+	"agentctl/transport/enroll"
 )
 
 // inviteAdmin makes, lists and revokes invites: over HTTP, or in a relay's state directory.
@@ -123,6 +124,12 @@ func joinURL(flag, own string, admin inviteAdmin) (string, error) {
 		u, err := url.Parse(flag)
 		if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
 			return "", exit(exitUsage, "--url is not of the form https://HOST[:PORT]: %q", flag)
+		}
+		if u.Scheme == "http" && !isLoopbackURL(flag) {
+			return "", exit(exitUsage, "--url: boards and agents refuse http:// beyond their own machine; use https://")
+		}
+		if _, err := enroll.BaseURL(flag); err != nil { // nothing could join with the line
+			return "", exit(exitUsage, "--url: %w", err)
 		}
 		return strings.TrimRight(flag, "/"), nil
 	}

@@ -161,8 +161,10 @@ func explainEnroll(err error, e *enroll.Error, name string) error {
 		switch e.Reason {
 		case enrollment.ReasonGenerationUsed:
 			next = "this context was copied to another machine, or restored from an old backup, and used there; " + again
-		case enrollment.ReasonRevoked, enrollment.ReasonProof:
+		case enrollment.ReasonRevoked:
 			next = "the relay's operator has revoked it; " + again
+		case enrollment.ReasonProof:
+			next = "the relay was restored from a backup that is older than this login; " + again
 		case enrollment.ReasonCodeUnknown:
 			next = "check the code and the relay's address, or " + newInvite
 		case enrollment.ReasonNonce:

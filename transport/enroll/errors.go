@@ -79,7 +79,7 @@ var reasons = map[string]string{
 	enrollment.ReasonCodeUnknown:    "this relay does not know the code",
 	enrollment.ReasonKeyInUse:       "the key is registered under another code",
 	enrollment.ReasonGenerationUsed: "the credential was used elsewhere, or is an old copy",
-	enrollment.ReasonProof:          "the key does not fit the identity",
+	enrollment.ReasonProof:          "the relay does not know this identity, or knows another key of it",
 	enrollment.ReasonTokenInvalid:   "the token to be replaced is not valid there, or of another tenant",
 	enrollment.ReasonSession:        "this identity is linked elsewhere",
 }
