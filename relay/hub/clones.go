@@ -118,8 +118,11 @@ func (h *Hub) saveClone(nodeID string, ms int64) {
 	}
 }
 
+// reportClone reports a change of a mark, in order with OnReady, which asks for the mark.
 func (h *Hub) reportClone(nodeID string, suspected bool) {
-	if h.opt.OnCloneSuspected != nil {
+	h.callbackMu.Lock()
+	defer h.callbackMu.Unlock()
+	if h.opt.OnCloneSuspected != nil && h.CloneSuspected(nodeID) == suspected {
 		h.opt.OnCloneSuspected(nodeID, suspected)
 	}
 }

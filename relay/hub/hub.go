@@ -25,9 +25,10 @@
 // # Lock order
 //
 // callbackMu, then Node.mu or Hub.mu, then watchMu or link.Session's lock. Node.mu and Hub.mu are
-// never held together, nor two Node.mu. Of the callbacks, OnReady, OnLost and OnGone run under
-// callbackMu, GrantRevision under Hub.mu, and so does CheckActive of a grant when its node
-// is registered. The others run under no lock.
+// never held together, nor two Node.mu. Of the callbacks, OnReady, OnLost, OnGone, OnSuspect and
+// OnCloneSuspected run under callbackMu, so that they come in the order of what they report.
+// GrantRevision runs under Hub.mu, and so does CheckActive of a grant when its node is
+// registered. The others run under no lock.
 package hub
 
 import (
@@ -157,7 +158,7 @@ type Hub struct {
 	cancel         context.CancelFunc
 	poller         *link.Poller // nil where there is none
 
-	callbackMu sync.Mutex // one OnReady, OnLost or OnGone at a time
+	callbackMu sync.Mutex // one callback about the state of a node at a time
 	callPool   sync.Pool  // of *pendingCall
 
 	mu                sync.Mutex                    // protects the fields below

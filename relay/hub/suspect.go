@@ -76,9 +76,7 @@ func (h *Hub) checkWatched() {
 		suspect := ok && linked && waiting >= suspectTime
 		if suspect != n.isReportedSuspect {
 			n.isReportedSuspect = suspect
-			if h.opt.OnSuspect != nil && linked {
-				h.opt.OnSuspect(n, suspect)
-			}
+			h.reportSuspect(n, suspect)
 		}
 		if ok && linked {
 			if at := n.unansweredAt.Load(); waiting >= probeAfter && at != n.probedAt {
@@ -103,6 +101,15 @@ func (h *Hub) checkWatched() {
 		h.watched = nil
 	}
 	h.watchMu.Unlock()
+}
+
+// reportSuspect reports a change of a node that has a link, in order with its OnReady.
+func (h *Hub) reportSuspect(n *Node, suspect bool) {
+	h.callbackMu.Lock()
+	defer h.callbackMu.Unlock()
+	if h.opt.OnSuspect != nil && h.isCurrent(n) {
+		h.opt.OnSuspect(n, suspect)
+	}
 }
 
 // newLink forgets what was sent on an earlier link of the node.
