@@ -22,6 +22,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"agentctl/atomicfile"
@@ -152,6 +153,9 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 		Key: func() (ed25519.PrivateKey, error) { return key, nil },
 	})
 	if err != nil {
+		if isCodeRefused(err) {
+			_ = atomicfile.Remove(filepath.Join(s.Dir, name+pendingSuffix))
+		}
 		return nil, before, err
 	}
 	if answer.AgentID == "" {
@@ -169,6 +173,14 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 	_ = atomicfile.Remove(filepath.Join(s.Dir, name+pendingSuffix)) // a leftover is replaced by the next login
 	i := &Info{name, true, c.Relay, c.CASHA256, c.AgentID, c.TenantID, c.ExpiresAtMS, ""}
 	return i, before, s.Use(name)
+}
+
+// isCodeRefused reports a refusal that says that the key of the login has no identity: a key that
+// has one gets it again. Another error may be that of an answer that was lost.
+func isCodeRefused(err error) bool {
+	var e *enroll.Error
+	return errors.As(err, &e) && e.Kind == enroll.Refused && slices.Contains([]string{
+		enrollment.ReasonCodeUnknown, enrollment.ReasonUsed, enrollment.ReasonExpired, enrollment.ReasonRevoked}, e.Reason)
 }
 
 // keyFor returns the key of a login: that of the context or of an earlier attempt with the same

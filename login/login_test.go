@@ -219,6 +219,9 @@ func TestLoginTwice(t *testing.T) {
 	if _, _, err := s.Login(t.Context(), Options{Context: "other", Relay: f.URL, Code: testCode}); err == nil {
 		t.Error("another context took the identity")
 	}
+	if left, _ := filepath.Glob(filepath.Join(s.Dir, "*"+pendingSuffix)); len(left) > 0 {
+		t.Errorf("keys of a refused login are left: %s", left)
+	}
 }
 
 func TestLoginRefused(t *testing.T) {
