@@ -75,6 +75,7 @@ func (r *testRelay) clockBoard(ntp bool, token auth.Minted) *clockBoard {
 // lose no history. The relay refuses them, with the reason, when its clock cannot be right, and
 // serves them by itself when it is.
 func TestRelayWithWrongClock(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name    string
 		by      time.Duration

@@ -11,6 +11,7 @@ import (
 // Every agentctl command that the README and docs show exists, with the flags shown, and
 // every make target and document that the README names is there.
 func TestReadme(t *testing.T) {
+	t.Parallel()
 	bin := binary(t, "agentctl", "")
 	pages := []string{"../README.md"}
 	docs, err := os.ReadDir("../docs")
