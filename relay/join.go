@@ -244,7 +244,8 @@ func (x *exchange) wait() time.Duration {
 }
 
 // refuse answers with an error, counts it against the address and audits it. A nonce that
-// has become too old is nobody's fault and does not count.
+// has become too old is nobody's fault and does not count. It is not audited either: a stranger
+// could send any number of them, and the audit log keeps its newest lines only.
 func (x *exchange) refuse(err error) {
 	e := manifest.AsError(err)
 	result, status := e.Reason, edge.Status(e.Code)
@@ -264,7 +265,11 @@ func (x *exchange) refuse(err error) {
 		result = "failed"
 	}
 	x.counts[result].Add(1)
-	if e.Reason != enrollment.ReasonNonce && e.Code != manifest.Internal {
+	if e.Reason == enrollment.ReasonNonce {
+		x.answer(status, e)
+		return
+	}
+	if e.Code != manifest.Internal {
 		x.failures.Charge(x.source, 1, time.Now())
 	}
 	x.rec.Decision, x.rec.Code, x.rec.Reason = kernel.Denied, e.Code, e.Reason

@@ -321,6 +321,10 @@ func TestJoinRateLimit(t *testing.T) {
 			t.Fatalf("status %d", status)
 		}
 	}
+	j.r.audit.flush()
+	if log, err := os.ReadFile(filepath.Join(j.r.opt.StateDir, "audit.jsonl")); err != nil || bytes.Contains(log, []byte(`"reason":"nonce"`)) {
+		t.Errorf("audit log (%v):\n%s", err, log)
+	}
 }
 
 func TestJoinBodies(t *testing.T) {
