@@ -48,7 +48,9 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 	if err := r.checkProof(ctx, id, a); err != nil {
 		return nil, err
 	}
-	name, err := r.store.UpsertNode(ctx, id.Tenant, id.NodeID, a.Name, nil)
+	// The name that it proposes counts once it is admitted (onDeviceAnnounce): a copy that is
+	// refused does not rename the board.
+	_, err = r.store.UpsertNode(ctx, id.Tenant, id.NodeID, "", nil)
 	if errors.Is(err, auth.ErrForeignNode) {
 		return nil, &link.Refusal{Code: link.CloseForbidden, Reason: "forbidden"}
 	}
@@ -59,7 +61,7 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 		r.log.Warn("node registry", zap.String("node_id", id.NodeID), zap.Error(err))
 		return nil, &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
 	}
-	g := &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, Name: name, ExpiresAt: id.ValidUntil()}
+	g := &link.Grant{NodeID: id.NodeID, Tenant: id.Tenant, ProposedName: a.Name, ExpiresAt: id.ValidUntil()}
 	// CheckActive is not asked for the end of the token: the session measures that by the
 	// monotonic clock, and a refresh extends it (renewToken).
 	g.CheckActive = func() error { return r.store.CheckRevoked(id) }
@@ -125,7 +127,7 @@ func (c *capabilityCache) validate(raw []byte) error {
 // still distinguish an unknown tool from a tool that is unavailable. It writes to disk, which
 // OnAnnounce allows and OnReady does not.
 func (r *Relay) onDeviceAnnounce(n *hub.Node) {
-	if _, err := r.store.UpsertNode(context.Background(), n.Tenant(), n.ID(), "", n.Manifest()); err != nil {
+	if _, err := r.store.UpsertNode(context.Background(), n.Tenant(), n.ID(), n.ProposedName(), n.Manifest()); err != nil {
 		r.log.Warn("node registry", zap.String("node_id", n.ID()), zap.Error(err))
 	}
 	if n.Proved() && r.store.IsMigrating(n.ID()) {

@@ -65,8 +65,8 @@ var _ link.SessionOwner = (*nodeLink)(nil)
 // ID is the node id.
 func (n *Node) ID() string { return n.session.Load().NodeID }
 
-// Name is the node's name within its tenant, "" if it has none.
-func (n *Node) Name() string { return n.session.Load().Name }
+// ProposedName is the name that the device proposed when its link was opened, "" if it did not.
+func (n *Node) ProposedName() string { return n.session.Load().ProposedName }
 
 // Tenant is the tenant that owns the device.
 func (n *Node) Tenant() string { return n.session.Load().Tenant }

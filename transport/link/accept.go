@@ -17,7 +17,8 @@ import (
 type Grant struct {
 	NodeID string
 	Tenant string
-	Name   string
+	// ProposedName is Auth.Name. It counts only once the device is admitted.
+	ProposedName string
 	// CheckActive returns an error when the grant has been revoked. It must be quick; nil:
 	// the grant cannot be revoked.
 	CheckActive func() error
