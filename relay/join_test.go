@@ -239,6 +239,11 @@ func TestRefreshAndLink(t *testing.T) {
 	j := newJoinTest(t)
 	a, _ := j.enroll(j.invite(auth.InviteRequest{}))
 	j.sessions.live, j.sessions.age = manifest.NewULID(), time.Hour
+	j.sessions.age = newSessionGrace / 2
+	if _, refused := j.refresh(a.NodeID, 1, ""); refused != "409 session" || len(j.sessions.suspected) != 0 {
+		t.Errorf("on the way while the link was opened: %q, %+v", refused, j.sessions)
+	}
+	j.sessions.age = time.Hour
 	for _, session := range []string{"", manifest.NewULID()} {
 		if _, refused := j.refresh(a.NodeID, 1, session); refused != "409 session" {
 			t.Errorf("session %q: %q", session, refused)

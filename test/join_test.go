@@ -137,7 +137,7 @@ func (b *joinedBoard) run(t *testing.T, r *testRelay) <-chan string {
 // refresh names a generation and a session, from outside.
 func (b *joinedBoard) refresh(t *testing.T, r *testRelay, gen int, session string) (*enrollment.TokenAnswer, string) {
 	t.Helper()
-	a, err := (&enroll.Client{URL: r.url}).Refresh(t.Context(), enroll.RefreshOptions{NodeID: b.node, Gen: gen, RequestID: manifest.NewULID(), SessionID: session, Key: b.key})
+	a, err := (&enroll.Client{URL: r.url}).Refresh(t.Context(), enroll.RefreshOptions{NodeID: b.node, Gen: gen, RequestID: manifest.NewULID(), SessionID: func() string { return session }, Key: b.key})
 	var refused *enroll.Error
 	if errors.As(err, &refused) {
 		return nil, refused.Reason

@@ -89,20 +89,27 @@ func (c *Client) Enroll(ctx context.Context, o EnrollOptions) (*enrollment.Enrol
 // RefreshOptions identify what is refreshed: NodeID for a board, AgentID for an agent.
 type RefreshOptions struct {
 	NodeID, AgentID string
-	Gen             int                // of the token that is stored
-	RequestID       string             // stored before the call, and the same in a repeat
-	SessionID       string             // of the board's link; "": none
-	Key             ed25519.PrivateKey // the one that was enrolled
+	Gen             int    // of the token that is stored
+	RequestID       string // stored before the call, and the same in a repeat
+	// SessionID returns the session of the board's link, "" for none; nil: none. It is called
+	// when the request is made, after the nonce has come: the link may have come back meanwhile,
+	// and the relay serves the present session only.
+	SessionID func() string
+	Key       ed25519.PrivateKey // the one that was enrolled
 }
 
 // Refresh exchanges the proof of a key for the next token. Its errors are ctx's and *Error.
 func (c *Client) Refresh(ctx context.Context, o RefreshOptions) (*enrollment.TokenAnswer, error) {
 	var answer enrollment.TokenAnswer
 	err := c.exchange(ctx, enrollment.TokenPath, &answer, func(nonce string) (any, error) {
-		return &enrollment.TokenRequest{
-			NodeID: o.NodeID, AgentID: o.AgentID, Gen: o.Gen, RequestID: o.RequestID, Nonce: nonce, SessionID: o.SessionID,
+		r := &enrollment.TokenRequest{
+			NodeID: o.NodeID, AgentID: o.AgentID, Gen: o.Gen, RequestID: o.RequestID, Nonce: nonce,
 			Proof: enrollment.Sign(o.Key, enrollment.TokenMessage(nonce, o.NodeID+o.AgentID, o.Gen, o.RequestID)),
-		}, nil
+		}
+		if o.SessionID != nil {
+			r.SessionID = o.SessionID()
+		}
+		return r, nil
 	})
 	if err != nil {
 		return nil, err

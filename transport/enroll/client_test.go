@@ -34,6 +34,7 @@ type fakeRelay struct {
 	request  string // request id of the last refresh
 	enrolls  []enrollment.EnrollRequest
 	refusals []string // reasons to answer first, in turn
+	asAgent  bool     // the code is of an invite for agents
 	onEnroll func()   // called before an enroll is answered; may be nil
 }
 
@@ -89,6 +90,10 @@ func (f *fakeRelay) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			if f.onEnroll != nil {
 				f.onEnroll()
 			}
+			if f.asAgent {
+				answer(enrollment.EnrollAnswer{AgentID: "ann", TenantID: "default", Token: "a.b.c", Gen: 1, ExpiresAtMS: 1})
+				return
+			}
 			answer(enrollment.EnrollAnswer{NodeID: f.nodeID, TenantID: "default", Name: "attic", DeviceToken: "a.b.c", Gen: 1, ExpiresAtMS: 1})
 		}
 	case enrollment.TokenPath:
@@ -136,6 +141,22 @@ func TestEnrollAndRefresh(t *testing.T) {
 		if b, err := c.Refresh(t.Context(), r); err != nil || b.Gen != 2 || b.Token != "d.e.f" {
 			t.Errorf("Refresh: %+v, %v", b, err)
 		}
+	}
+	// The session is that of the moment in which the request is made: the link may have come back
+	// since the refresh began.
+	f.mu.Lock()
+	nonces := f.nonces
+	f.mu.Unlock()
+	r.SessionID = func() string {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.nonces == nonces {
+			t.Error("the session is asked for before the nonce has come")
+		}
+		return "s1"
+	}
+	if _, err := c.Refresh(t.Context(), r); err != nil {
+		t.Error(err)
 	}
 	r.RequestID = "r2"
 	var e *Error

@@ -280,7 +280,7 @@ func (k *Keeper) refreshStored(ctx context.Context) error {
 	if isNewer {
 		return nil
 	}
-	a, err := k.refresh(ctx, RefreshOptions{NodeID: disk.NodeID, Gen: disk.Gen, RequestID: disk.RequestID, SessionID: k.opt.SessionID(), Key: disk.Key})
+	a, err := k.refresh(ctx, RefreshOptions{NodeID: disk.NodeID, Gen: disk.Gen, RequestID: disk.RequestID, SessionID: k.opt.SessionID, Key: disk.Key})
 	if err != nil {
 		return err
 	}

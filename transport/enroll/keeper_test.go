@@ -107,7 +107,7 @@ func TestRefreshIsEarlyAndSpread(t *testing.T) {
 		}
 		k.sleep(6*time.Hour + 2*time.Second)
 		k.sleep(0)
-		if len(k.asked) != 1 || k.tokens != 1 || k.asked[0].Gen != 1 || k.asked[0].RequestID != "r1" || k.asked[0].SessionID != "s" {
+		if len(k.asked) != 1 || k.tokens != 1 || k.asked[0].Gen != 1 || k.asked[0].RequestID != "r1" || k.asked[0].SessionID() != "s" {
 			t.Fatalf("asked %+v, %d tokens", k.asked, k.tokens)
 		}
 		disk, err := LoadCredential(k.dir)
