@@ -142,6 +142,8 @@ func (d *device) runLink(ctx context.Context) error {
 		} else if err := client.Run(clientCtx); clientCtx.Err() == nil {
 			stop()
 			return err
+		} else if next := d.link(); next != nil && next != client {
+			next.TakeEvents(client) // that the link could not write before it ended
 		}
 		stop()
 	}
@@ -150,11 +152,15 @@ func (d *device) runLink(ctx context.Context) error {
 
 // replaceLink ends the present link and opens another, or none.
 //
-// It does not wait for the old link to close: the relay resolves two links of one board.
+// It does not wait for the old link to close: the relay resolves two links of one board. Alerts
+// that wait for a link go out on the new one.
 func (d *device) replaceLink(o deviceOptions) {
 	client := d.newClient(o)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if client != nil && d.client != nil {
+		client.Continue(d.client)
+	}
 	d.client = client
 	if d.stopLink != nil {
 		d.stopLink()

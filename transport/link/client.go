@@ -119,6 +119,37 @@ func NewClient(opt ClientOptions) *Client {
 		wakes: make(chan struct{}, 1), endSession: func(error) {}, status: Status{State: StateConnecting, Since: time.Now()}}
 }
 
+// Continue makes c, which does not run yet, the successor of a client of this process: it has the
+// same boot_id, since the device was not restarted, and takes the events that wait.
+func (c *Client) Continue(from *Client) {
+	c.bootID = from.bootID
+	c.TakeEvents(from)
+}
+
+// TakeEvents moves the events that wait in another client to c. They are older than those of c.
+// Like SendEvent it drops the oldest beyond maxPendingEvents.
+func (c *Client) TakeEvents(from *Client) {
+	from.mu.Lock()
+	events := from.events
+	from.events = nil
+	from.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.events = slices.Concat(events, c.events)
+	if over := len(c.events) - maxPendingEvents; over > 0 {
+		c.events = slices.Delete(c.events, 0, over)
+		c.status.Drops += uint64(over)
+	}
+	c.signalEventLocked()
+}
+
+// Pending is how many events wait for a link.
+func (c *Client) Pending() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.events)
+}
+
 // Status is a snapshot.
 func (c *Client) Status() Status {
 	c.mu.Lock()

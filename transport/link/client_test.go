@@ -1,6 +1,7 @@
 package link
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -304,6 +305,25 @@ func TestClientSendsEvents(t *testing.T) {
 		}
 		p.expectSilence(time.Second)
 		d.end()
+	})
+}
+
+// TestSuccessorSendsEvents: the client that takes the place of another one has its boot_id, and
+// sends its events first; the newest maxPendingEvents stay.
+func TestSuccessorSendsEvents(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		before, after := NewClient(ClientOptions{}), NewClient(ClientOptions{})
+		for i := range maxPendingEvents {
+			before.SendEvent(TopicAlert, fmt.Appendf(nil, `{"n":%d}`, i))
+		}
+		after.SendEvent(TopicAlert, []byte(`{"n":"new"}`))
+		after.Continue(before)
+		if after.bootID != before.bootID || before.Pending() != 0 || after.Pending() != maxPendingEvents || after.Status().Drops != 1 {
+			t.Errorf("%d events wait, %d in the one before, %d dropped", after.Pending(), before.Pending(), after.Status().Drops)
+		}
+		if first, last := after.events[0], after.events[maxPendingEvents-1]; !bytes.Contains(first, []byte(`{"n":1}`)) || !bytes.Contains(last, []byte("new")) {
+			t.Errorf("the first is %s, the last %s", first, last)
+		}
 	})
 }
 
