@@ -70,6 +70,9 @@ type Build struct {
 	Time    time.Time // of the commit; zero when not known
 }
 
+// HistoryFile is the name of the history in the state directory.
+const HistoryFile = "history.db"
+
 // ErrStateDir reports a state directory that cannot be made.
 var ErrStateDir = enroll.ErrStateDir
 
@@ -161,7 +164,7 @@ func (d *Daemon) open() (err error) {
 	}
 	if d.cfg.HistoryEnabled() {
 		d.history, err = history.Open(history.Options{
-			Path: filepath.Join(stateDir, "history.db"), Flush: d.cfg.Duration("history.flush"),
+			Path: filepath.Join(stateDir, HistoryFile), Flush: d.cfg.Duration("history.flush"),
 			MaxAge: d.cfg.Duration("history.max_age"), MaxBytes: d.cfg.Int("history.max_bytes"),
 			Now: d.device.clock.NowMS, Logger: d.log,
 		})

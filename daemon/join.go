@@ -61,7 +61,7 @@ func (d *Daemon) newMembership(c *config.Config) (m membership, err error) {
 			}
 		},
 		OnError: func(err error) {
-			d.log.Warn("the token was not refreshed or not stored", zap.Error(err), zap.String("hint", JoinHint(err)))
+			d.log.Warn("the token was not refreshed or not stored", zap.Error(err), zap.String("hint", retryHint(err)))
 		},
 	}
 	if o.TLS, err = c.TLS(); err != nil {
@@ -141,7 +141,7 @@ func (d *Daemon) updateMembership() error {
 		d.mu.Unlock()
 		return err
 	}
-	if old.cred == nil && m.cred == nil || old.cred != nil && m.cred != nil && old.cred.NodeID == m.cred.NodeID &&
+	if old.cred == nil && m.cred == nil && old.err == nil || old.cred != nil && m.cred != nil && old.cred.NodeID == m.cred.NodeID &&
 		old.cred.Relay == m.cred.Relay && old.cred.CASHA256 == m.cred.CASHA256 && old.cred.Key.Equal(m.cred.Key) {
 		d.mu.Lock()
 		d.member.err, d.member.file = nil, m.file
@@ -154,7 +154,11 @@ func (d *Daemon) updateMembership() error {
 	}
 	d.replaceMembership(m, o)
 	if m.cred == nil {
-		d.log.Info("this board has left its relay", zap.String("relay", old.cred.Relay), zap.String("node_id", d.id.NodeID()))
+		relay := "unknown, its credential was damaged"
+		if old.cred != nil {
+			relay = old.cred.Relay
+		}
+		d.log.Info("this board has left its relay", zap.String("relay", relay), zap.String("node_id", d.id.NodeID()))
 	} else {
 		d.log.Info("this board has joined a relay", zap.String("relay", m.cred.Relay), zap.String("node_id", m.cred.NodeID))
 	}
@@ -162,10 +166,13 @@ func (d *Daemon) updateMembership() error {
 }
 
 // replaceMembership makes m the membership in force, and replaces the link by one with the
-// options o. A board that has left gets the identity that the leave has made. The caller holds
-// reloadMu.
+// options o. The caller holds reloadMu.
+//
+// With a credential, and after a leave, the identity is read from the disk: the one in memory is
+// another where the disk could not be written when the daemon started, and the relay knows the
+// one with which the board has joined.
 func (d *Daemon) replaceMembership(m membership, o deviceOptions) {
-	if m.cred == nil && d.membership().cred != nil {
+	if old := d.membership(); m.cred != nil || old.cred != nil || old.err != nil {
 		if err := d.id.Reload(); err != nil {
 			d.log.Warn("the identity could not be read again", zap.Error(err))
 		}
@@ -272,7 +279,7 @@ func (d *Daemon) joinStatus() *JoinStatus {
 		}
 	}
 	if err != nil {
-		s.Error, s.Hint = err.Error(), JoinHint(err)
+		s.Error, s.Hint = err.Error(), retryHint(err)
 	}
 	if m.conflict != "" {
 		s.State, s.Hint = JoinOverridden, "the configuration names another relay ("+m.conflict+"), which is used: remove it there, or undo the join: agentctl leave"

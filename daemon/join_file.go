@@ -99,16 +99,21 @@ func (e *ConfiguredRelayError) Error() string {
 // joinPause is the time until the next attempt. Full jitter spreads the boards of one image.
 func joinPause(err error, attempt int) time.Duration {
 	var e *enroll.Error
-	if !errors.As(err, &e) || !e.Temporary() {
+	var storage *enroll.StorageError
+	var retryAfter time.Duration
+	switch {
+	case errors.As(err, &e) && e.Kind != enroll.Refused && e.Kind != enroll.ForAgent:
+		retryAfter = e.RetryAfter // a wrong certificate, too: a captive portal is before the relay
+	case !errors.As(err, &storage):
 		return finalJoinPause + rand.N(finalJoinPause/10)
 	}
 	d := min(minJoinPause<<min(attempt, 6), maxJoinPause)
-	return max(e.RetryAfter, minJoinPause/2+rand.N(d))
+	return max(retryAfter, minJoinPause/2+rand.N(d))
 }
 
 // setJoinStatus shows and logs a failed attempt.
 func (d *Daemon) setJoinStatus(err error, path, relay string, pause time.Duration) {
-	s := JoinStatus{State: JoinJoining, Relay: relay, Error: err.Error(), Hint: JoinHint(err), File: path, NextTryMS: time.Now().Add(pause).UnixMilli()}
+	s := JoinStatus{State: JoinJoining, Relay: relay, Error: err.Error(), Hint: retryHint(err), File: path, NextTryMS: time.Now().Add(pause).UnixMilli()}
 	if pause >= finalJoinPause {
 		s.State = JoinRefused
 	}

@@ -8,7 +8,24 @@ import (
 )
 
 // newInvite is the next step of most refusals.
-const newInvite = "get a new line to paste on the relay's machine: agentctl invite"
+const newInvite = "get a new line on the relay's machine, and paste it here: agentctl invite"
+
+// sameAgain is the next step after a failure that passes.
+const sameAgain = "do the same again: the code is not lost"
+
+// retryHint is JoinHint for what the daemon does, which it repeats by itself.
+func retryHint(err error) string {
+	const byItself = "the daemon tries again by itself"
+	var e *enroll.Error
+	var storage *enroll.StorageError
+	switch {
+	case errors.As(err, &storage):
+		return "free or repair the disk, or give the state directory to the daemon's user; " + byItself
+	case errors.As(err, &e) && (e.Kind == enroll.RateLimited || e.Reason == enrollment.ReasonNonce), JoinHint(err) == sameAgain:
+		return byItself
+	}
+	return JoinHint(err)
+}
 
 // JoinHint returns the next step for an error of package enroll, or of a join by file. The
 // commands `join` and `doctor` and the daemon's status and log share it.
@@ -20,7 +37,7 @@ func JoinHint(err error) string {
 	var configured *ConfiguredRelayError
 	switch {
 	case errors.As(err, &storage):
-		return "free or repair the disk, or give the state directory to this user, then do the same again: the code is not lost"
+		return "free or repair the disk, or give the state directory to this user, then do the same again: nothing is lost"
 	case errors.As(err, &joined):
 		return "leave it first: agentctl leave, then do the same again"
 	case errors.As(err, &damaged):
@@ -41,7 +58,7 @@ func refusalHint(e *enroll.Error) string {
 		case enrollment.ReasonGenerationUsed:
 			return "this board's identity was used elsewhere, or restored from an old backup: agentctl leave, then join with a new invite"
 		case enrollment.ReasonRevoked:
-			return "the invite or the node was revoked on the relay: agentctl leave, then join with a new invite"
+			return "join with a new invite; a board that joined before leaves first: agentctl leave"
 		case enrollment.ReasonProof:
 			return "the node was removed there, or the relay was restored from a backup that is older: agentctl leave, then join with a new invite"
 		case enrollment.ReasonTokenInvalid:
@@ -79,7 +96,7 @@ func refusalHint(e *enroll.Error) string {
 	case enroll.NoEnrollment:
 		return "update the relay, or use a token: agentctl token create --class device"
 	case enroll.ForAgent:
-		return "use agentctl login for an agent; for a board " + newInvite
+		return newInvite + "; for an agent: agentctl invite --agent NAME, and agentctl login"
 	}
-	return "do the same again: the code is not lost"
+	return sameAgain
 }

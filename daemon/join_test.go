@@ -200,11 +200,51 @@ func TestDamagedCredential(t *testing.T) {
 	if s := b.status(); s.Join == nil || s.Join.State != JoinDamaged || !strings.Contains(s.Join.Hint, "agentctl leave") {
 		t.Errorf("join %+v", s.Join)
 	}
-	if err := os.Remove(path); err != nil {
+	if _, err := enroll.Leave(t.Context(), b.stateDir()); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.updateMembership(); err != nil || b.status().Join != nil {
-		t.Errorf("after the file is gone: %v, %+v", err, b.status().Join)
+	instance := b.id.InstanceID()
+	if err := b.updateMembership(); err != nil || b.status().Join != nil || b.id.InstanceID() == instance {
+		t.Errorf("after the leave: %v, %+v", err, b.status().Join)
+	}
+}
+
+// TestJoinWithAnotherIdentity: a join may make the identity anew, because the daemon could not
+// store its own. The relay knows the one on the disk.
+func TestJoinWithAnotherIdentity(t *testing.T) {
+	relay := newJoinRelay(t)
+	b := newTestDaemon(t, "")
+	if err := os.Remove(filepath.Join(b.stateDir(), enroll.FileName)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := enroll.Join(t.Context(), enroll.JoinOptions{StateDir: b.stateDir(), Relay: relay.URL, Code: relay.code}); err != nil {
+		t.Fatal(err)
+	}
+	disk, err := enroll.Load(b.stateDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	joined := disk.InstanceID()
+	if err := b.updateMembership(); err != nil {
+		t.Fatal(err)
+	}
+	if disk, err = enroll.Load(b.stateDir()); err != nil || b.id.InstanceID() != joined || disk.InstanceID() != joined || disk.NodeID() != relay.node {
+		t.Errorf("joined with %s; the daemon has %s, the disk %s of node %s, %v", joined, b.id.InstanceID(), disk.InstanceID(), disk.NodeID(), err)
+	}
+}
+
+// TestAlertsSurviveReload: a reload that replaces the link loses no alert that waits, and is not
+// a restart of the device.
+func TestAlertsSurviveReload(t *testing.T) {
+	b := newTestDaemon(t, "relay: ws://127.0.0.1:1\ntoken_file: /t\n")
+	before := b.device.link()
+	before.SendEvent(link.TopicAlert, []byte(`{"n":1}`))
+	if err := b.reloadWith("relay: ws://127.0.0.1:1\ntoken_file: /t\nname: attic\n"); err != nil {
+		t.Fatal(err)
+	}
+	after := b.device.link()
+	if after == before || before.Pending() != 0 || after.Pending() != 1 {
+		t.Errorf("replaced %v; alerts that wait: %d before, %d after", after != before, before.Pending(), after.Pending())
 	}
 }
 
@@ -255,8 +295,15 @@ func TestJoinPause(t *testing.T) {
 		if d := joinPause(&enroll.Error{Kind: enroll.NoDNS}, attempt); d < minJoinPause/2 || d > maxJoinPause+minJoinPause {
 			t.Errorf("attempt %d: %v", attempt, d)
 		}
-		if d := joinPause(errors.New("bad line"), attempt); d < finalJoinPause {
-			t.Errorf("final, attempt %d: %v", attempt, d)
+		for _, err := range []error{errors.New("bad line"), &enroll.Error{Kind: enroll.Refused}, &enroll.Error{Kind: enroll.ForAgent}} {
+			if d := joinPause(err, attempt); d < finalJoinPause {
+				t.Errorf("%v, attempt %d: %v", err, attempt, d)
+			}
+		}
+		for _, err := range []error{&enroll.StorageError{Err: errors.New("full")}, &enroll.Error{Kind: enroll.Untrusted}, &enroll.Error{Kind: enroll.WrongAuthority}} {
+			if d := joinPause(err, attempt); d > maxJoinPause+minJoinPause {
+				t.Errorf("%T, attempt %d: %v", err, attempt, d)
+			}
 		}
 	}
 	if d := joinPause(&enroll.Error{Kind: enroll.RateLimited, RetryAfter: 5 * time.Minute}, 0); d != 5*time.Minute {
@@ -277,7 +324,7 @@ func TestRefusedToken(t *testing.T) {
 	b.follow()
 	onLinkState(b.membership().keeper)(link.Status{State: link.StateRefused, LastCode: link.CloseAuthFailed})
 	waitFor(t, "a refresh is tried", func() bool { return b.membership().keeper.Status().LastErr != nil })
-	if j := b.status().Join; j.State != JoinJoined || j.Error == "" || j.Hint == "" || j.NextTryMS == 0 {
+	if j := b.status().Join; j.State != JoinJoined || j.Error == "" || !strings.Contains(j.Hint, "by itself") || j.NextTryMS == 0 {
 		t.Errorf("join %+v", j)
 	}
 }

@@ -12,6 +12,16 @@ import (
 	"agentctl/transport/enroll"
 )
 
+// TestDirInUse: the daemon names its history's file, also before it has written it.
+func TestDirInUse(t *testing.T) {
+	d := &target{stateDir: "/configured"}
+	for path, want := range map[string]string{"": "/configured", "/state/history.db": "/state", "/state": "/state"} {
+		if got := d.dirInUse(&daemon.Status{Storage: daemon.StorageStatus{Path: path}}); got != want {
+			t.Errorf("%q: %s, want %s", path, got, want)
+		}
+	}
+}
+
 func TestJoin(t *testing.T) {
 	dir := t.TempDir()
 	d := &target{stateDir: dir, configPath: filepath.Join(dir, "config.yaml")}

@@ -46,7 +46,8 @@ func (t *target) dirInUse(known *daemon.Status) string {
 		return t.stateDir
 	}
 	dir := known.Storage.Path
-	if st, err := os.Stat(dir); err == nil && !st.IsDir() { // the path of the history file
+	// It is the path of the history file, which may not be written yet, or of the directory.
+	if filepath.Base(dir) == daemon.HistoryFile {
 		dir = filepath.Dir(dir)
 	}
 	return dir

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -132,6 +133,9 @@ func (c *Client) transportError(err error) error {
 	var request *url.Error
 	if errors.As(err, &request) {
 		e.Err = request.Err // without the request's URL, which is in the text already
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		e.Err = fmt.Errorf("the connection was lost before the answer: %w", e.Err)
 	}
 	var dns *net.DNSError
 	var op *net.OpError

@@ -54,7 +54,14 @@ type StorageError struct {
 	Err error
 }
 
-func (e *StorageError) Error() string { return "store the identity in " + e.Dir + ": " + e.Err.Error() }
+// Error leaves out the path of the temporary file, which nobody can look for.
+func (e *StorageError) Error() string {
+	err := e.Err
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		err = path.Err
+	}
+	return "store the identity in " + e.Dir + ": " + err.Error()
+}
 
 // Unwrap returns the cause.
 func (e *StorageError) Unwrap() error { return e.Err }
@@ -125,7 +132,8 @@ func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err 
 		return nil, false, err
 	}
 	if answer.NodeID == "" {
-		return nil, false, client.fail(ForAgent, errors.New("the code is for an agent and not for a board"))
+		_ = atomicfile.Remove(filepath.Join(o.StateDir, pendingFile)) // the key is an agent's now
+		return nil, false, client.fail(ForAgent, errors.New("the code was for an agent and not for a board, and is used up now"))
 	}
 	c := &Credential{
 		Relay: base, CASHA256: o.CASHA256, NodeID: answer.NodeID, TenantID: answer.TenantID, Name: answer.Name,

@@ -3,6 +3,7 @@ package enroll
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -135,6 +136,28 @@ func TestLostAnswer(t *testing.T) {
 
 // TestJoinStoresNothingHalf: a directory that does not take the key stops Join before the code
 // is sent; one that does not take the credential leaves the key for a repeat.
+// TestCodeForAgent: the code is used up by then, and its key is of no use for a board.
+func TestCodeForAgent(t *testing.T) {
+	f, srv := newFakeRelay(t)
+	f.asAgent = true
+	dir := t.TempDir()
+	var e *Error
+	if _, _, err := Join(t.Context(), JoinOptions{StateDir: dir, Relay: srv.URL, Code: f.code}); !errors.As(err, &e) || e.Kind != ForAgent || !strings.Contains(err.Error(), "used up") {
+		t.Errorf("a code for an agent: %v", err)
+	}
+	if got := names(t, dir); !slices.Equal(got, []string{FileName}) {
+		t.Errorf("files %v", got)
+	}
+}
+
+// TestStorageError: the message names the directory, and not a file that is gone.
+func TestStorageError(t *testing.T) {
+	_, err := os.Create(filepath.Join(t.TempDir(), "none", "temporary"))
+	if got := (&StorageError{"/state", fmt.Errorf("write: %w", err)}).Error(); got != "store the identity in /state: no such file or directory" {
+		t.Error(got)
+	}
+}
+
 func TestJoinStoresNothingHalf(t *testing.T) {
 	f, srv := newFakeRelay(t)
 	dir := t.TempDir()

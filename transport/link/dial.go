@@ -25,7 +25,7 @@ type DialOptions struct {
 }
 
 // ErrInsecure is returned for a relay URL without TLS that is not on a loopback address.
-var ErrInsecure = errors.New("ws:// is allowed for loopback addresses only; use wss://")
+var ErrInsecure = errors.New("http:// and ws:// are allowed for loopback addresses only; use https:// or wss://")
 
 // NormalizeRelayURL turns a URL as people write it (http, https, ws or wss, with or without
 // the link's path) into the link's URL. Schemes without TLS are accepted for loopback
@@ -34,11 +34,11 @@ func NormalizeRelayURL(raw string) (string, error) {
 	u, err := url.Parse(raw)
 	switch {
 	case err != nil:
-		return "", errors.New("the relay URL is malformed; write wss://HOST[:PORT]")
+		return "", errors.New("the relay URL is malformed; write https://HOST[:PORT] or wss://HOST[:PORT]")
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
 		return "", errors.New("the relay URL contains a user, a query or a fragment; remove it (the token is configured separately)")
 	case u.Hostname() == "":
-		return "", fmt.Errorf("relay URL %q is not of the form wss://HOST[:PORT]", raw)
+		return "", fmt.Errorf("relay URL %q is not of the form https://HOST[:PORT] or wss://HOST[:PORT]", raw)
 	}
 	switch u.Scheme {
 	case "https", "wss":
@@ -49,7 +49,7 @@ func NormalizeRelayURL(raw string) (string, error) {
 			return "", fmt.Errorf("relay URL %q: %w", raw, ErrInsecure)
 		}
 	default:
-		return "", fmt.Errorf("relay URL %q: scheme %q is not wss or https", raw, u.Scheme)
+		return "", fmt.Errorf("relay URL %q: scheme %q is not https or wss", raw, u.Scheme)
 	}
 	if !strings.HasSuffix(u.Path, Path) {
 		u.Path = strings.TrimSuffix(u.Path, "/") + Path
