@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -57,8 +58,12 @@ type StorageError struct {
 // Error leaves out the path of the temporary file, which nobody can look for.
 func (e *StorageError) Error() string {
 	err := e.Err
-	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+	path, rename := (*fs.PathError)(nil), (*os.LinkError)(nil)
+	switch {
+	case errors.As(err, &path):
 		err = path.Err
+	case errors.As(err, &rename):
+		err = rename.Err
 	}
 	return "store the identity in " + e.Dir + ": " + err.Error()
 }
