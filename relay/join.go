@@ -33,10 +33,6 @@ const (
 
 	maxEnrollFailures  = 10 // of an address in a minute; then 429
 	maxRefreshFailures = 60 // the same; higher, as a refresh guesses nothing
-
-	// newSessionGrace is how long after a link is opened a request without a session may arrive
-	// that the same board sent before.
-	newSessionGrace = 3 * time.Second
 )
 
 // linkedSessions is what joining needs of the hub.
@@ -151,15 +147,15 @@ func (r *Relay) renewToken(w http.ResponseWriter, req *http.Request) {
 		if alive {
 			liveSession = session
 		}
-		overtaken = age < newSessionGrace || body.SessionID != "" && age < auth.NonceLifetime
+		overtaken = body.SessionID != "" && age < auth.NonceLifetime
 		return !alive || session == body.SessionID
 	})
 	if !errors.Is(err, auth.ErrRequest) { // else the ids may be anything, of any length
 		x.rec.Actor, x.rec.NodeID = body.NodeID+body.AgentID, body.NodeID
 	}
 	if err != nil {
-		// Whoever asked holds the node's key. But the board that has the present link may have
-		// made the request before that was opened; it asks again.
+		// Whoever asked holds the node's key. But a request that names a session may have been
+		// made before the present link was opened, by the board that has it; it asks again.
 		var e *auth.Error
 		if errors.As(err, &e) && body.NodeID != "" && (e.Reason == enrollment.ReasonGenerationUsed || e.Reason == enrollment.ReasonSession && !overtaken) {
 			r.sessions.SuspectClone(body.NodeID)

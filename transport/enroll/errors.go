@@ -59,16 +59,6 @@ func (e *Error) Error() string { return e.URL + ": " + e.Err.Error() }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Temporary reports whether the same request may succeed without a change of code, address
-// or authority. A wrong date is temporary: a board's clock is set some time after its start.
-func (e *Error) Temporary() bool {
-	switch e.Kind {
-	case Broken, RateLimited, Unavailable, NoDNS, Unreachable, TimedOut, CertificateDate, Portal:
-		return true
-	}
-	return false
-}
-
 func (c *Client) fail(k Kind, err error) *Error { return &Error{Kind: k, URL: c.origin(), Err: err} }
 
 // reasons are our words for refusals. A relay's own message may name a next step that does not

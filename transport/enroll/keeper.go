@@ -66,6 +66,8 @@ const (
 	minRefusedPause = 2 * time.Second // between failures, while there is no link
 	maxRefusedPause = 5 * time.Minute
 	finalPause      = time.Hour // after a refusal that only a person can end
+	// linkPollInterval is how often a refresh that is due looks whether the link is up.
+	linkPollInterval = 5 * time.Second
 	// A token that is refused this soon after it was refreshed counts as a failure: to refresh
 	// it again at once would be a loop.
 	refusedTooSoon = time.Minute
@@ -184,12 +186,16 @@ func (k *Keeper) Run(ctx context.Context) error {
 		k.mu.Unlock()
 		wait := time.Duration(-1) // not known
 		if !due.IsZero() {
-			if wait = time.Until(due); wait <= 0 {
+			wait = time.Until(due)
+			if wait <= 0 && k.mayRefresh() {
 				k.refreshNow(ctx)
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
 				continue
+			}
+			if wait <= 0 {
+				wait = linkPollInterval
 			}
 		}
 		if wait >= 0 {
@@ -204,6 +210,16 @@ func (k *Keeper) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 	}
+}
+
+// mayRefresh reports whether the relay can tell a refresh from that of a copy: it names the session
+// of the link, or the token was refused, so that no link can be opened meanwhile. Otherwise a link
+// that is opened while the request is on its way would look like another installation.
+func (k *Keeper) mayRefresh() bool {
+	k.mu.Lock()
+	refused := k.refused
+	k.mu.Unlock()
+	return refused || k.opt.SessionID() != ""
 }
 
 // errGone reports a credential that another process removed or replaced. The daemon notices

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,6 +27,7 @@ type keeperTest struct {
 	answer func(context.Context, RefreshOptions) (*enrollment.TokenAnswer, error) // the relay
 	err    error                                                                  // that the relay answers; nil: the next token
 	tokens int                                                                    // OnToken
+	isDown atomic.Bool                                                            // the link
 	failed []error
 }
 
@@ -46,8 +48,13 @@ func newKeeperTest(t *testing.T) *keeperTest {
 	if err := k.cred.save(k.dir); err != nil {
 		t.Fatal(err)
 	}
-	k.Keeper, err = NewKeeper(KeeperOptions{StateDir: k.dir, Credential: k.cred, SessionID: func() string { return "s" },
-
+	k.Keeper, err = NewKeeper(KeeperOptions{StateDir: k.dir, Credential: k.cred,
+		SessionID: func() string {
+			if k.isDown.Load() {
+				return ""
+			}
+			return "s"
+		},
 		OnToken: func() { k.guard.Lock(); k.tokens++; k.guard.Unlock() },
 		OnError: func(err error) { k.guard.Lock(); k.failed = append(k.failed, err); k.guard.Unlock() }})
 	if err != nil {
@@ -92,6 +99,30 @@ func run(t *testing.T, fn func(t *testing.T, k *keeperTest)) {
 			t.Errorf("Run: %v", err)
 		}
 	})
+}
+
+// TestNoRefreshWithoutLink: a refresh that could cross the link's return waits for it, or for the
+// relay's refusal of the token.
+func TestNoRefreshWithoutLink(t *testing.T) {
+	for _, isRefused := range []bool{false, true} {
+		run(t, func(t *testing.T, k *keeperTest) {
+			k.Ready(0)
+			k.isDown.Store(true)
+			k.sleep(48 * time.Hour)
+			if len(k.asked) != 0 {
+				t.Fatalf("refreshed without a link: %+v", k.asked)
+			}
+			if isRefused {
+				k.Refused()
+			} else {
+				k.isDown.Store(false)
+			}
+			k.sleep(linkPollInterval)
+			if len(k.asked) != 1 || k.tokens != 1 {
+				t.Errorf("refused %v: asked %+v", isRefused, k.asked)
+			}
+		})
+	}
 }
 
 // TestRefreshIsEarlyAndSpread: a token is refreshed between a half and three quarters of its
