@@ -107,7 +107,7 @@ func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
 		}
 	}
 	var err error
-	if jo.Code, err = o.code(cmd, args[1:]); err != nil {
+	if jo.Code, err = readCode(cmd, args[1:], o.codeFile, "agentctl invite"); err != nil {
 		return err
 	}
 	if o.tokenFile != "" {
@@ -197,56 +197,6 @@ func printJoined(w io.Writer, t *joinctl.Target, j *joinctl.Joined, online bool)
 		row("Online", "no, no daemon runs with "+t.StateDir+"; start one: agentctl run --state-dir "+t.StateDir)
 	}
 	return nil
-}
-
-// maxCode bounds what is read for a code, bytes.
-const maxCode = 1024
-
-// code returns the code: the argument, standard input or a file.
-func (o *joinOptions) code(cmd *cobra.Command, args []string) (string, error) {
-	var in io.Reader
-	switch {
-	case len(args) > 0 && o.codeFile != "":
-		return "", exit(exitUsage, "give CODE or --code-file, not both")
-	case o.codeFile != "":
-		f, err := os.Open(o.codeFile)
-		if err != nil {
-			return "", exit(exitFailure, "read the code: %w", err)
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	case len(args) == 0:
-		return "", exit(exitUsage, "CODE is missing; get one on the relay's machine: agentctl invite")
-	case args[0] == "-":
-		if term.IsTerminal(os.Stdin) {
-			fmt.Fprint(cmd.ErrOrStderr(), "Code: ")
-			in = oneLine{cmd.InOrStdin()}
-		} else {
-			in = cmd.InOrStdin()
-		}
-	default:
-		in = strings.NewReader(args[0])
-	}
-	b, err := io.ReadAll(io.LimitReader(in, maxCode))
-	if err != nil {
-		return "", exit(exitFailure, "read the code: %w", err)
-	}
-	code, err := enrollment.ParseCode(string(b))
-	if err != nil {
-		return "", exit(exitUsage, "%w", err)
-	}
-	return code, nil
-}
-
-// oneLine ends with the first read: a terminal gives a line at a time, and no end of file.
-type oneLine struct{ io.Reader }
-
-func (r oneLine) Read(b []byte) (int, error) {
-	n, err := r.Reader.Read(b)
-	if err == nil {
-		err = io.EOF
-	}
-	return n, err
 }
 
 // explainJoin gives an error of join or leave its exit code and the next step.

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -23,9 +21,6 @@ import (
 
 // loginTimeout bounds the exchange with the relay, repeats included.
 const loginTimeout = time.Minute
-
-// maxCodeFile bounds what is read for a code, bytes.
-const maxCodeFile = 4096
 
 func newLogin() *cobra.Command {
 	var o login.Options
@@ -53,7 +48,7 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 			if err := login.CheckName(o.Context); err != nil {
 				return exit(exitUsage, "--context: %w", err)
 			}
-			if o.Code, err = loginCode(cmd, args[1:], codeFile); err != nil {
+			if o.Code, err = readCode(cmd, args[1:], codeFile, "agentctl invite --agent NAME"); err != nil {
 				return err
 			}
 			if o.CASHA256 == "" {
@@ -96,37 +91,6 @@ func absolutePath(path string) (string, error) {
 		return "", exit(exitUsage, "--ca-file %w", err)
 	}
 	return v.(string), nil
-}
-
-// loginCode reads the code from the argument, from standard input or from a file.
-func loginCode(cmd *cobra.Command, args []string, file string) (string, error) {
-	var in io.Reader
-	switch {
-	case len(args) > 0 && file != "":
-		return "", exit(exitUsage, "give CODE or --code-file, not both")
-	case file != "":
-		f, err := os.Open(file)
-		if err != nil {
-			return "", fmt.Errorf("read the code: %w", err)
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	case len(args) == 0:
-		return "", exit(exitUsage, "CODE is missing; get one on the relay's machine: agentctl invite --agent NAME")
-	case args[0] == "-":
-		in = cmd.InOrStdin()
-	default:
-		in = strings.NewReader(args[0])
-	}
-	b, err := io.ReadAll(io.LimitReader(in, maxCodeFile))
-	if err != nil {
-		return "", fmt.Errorf("read the code: %w", err)
-	}
-	code, err := enrollment.ParseCode(string(b))
-	if err != nil {
-		return "", exit(exitUsage, "%w", err)
-	}
-	return code, nil
 }
 
 // explainLogin adds the next step to an error of a login.

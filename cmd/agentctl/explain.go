@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/control"
+	"agentctl/login"
+	"agentctl/manifest"
+	"agentctl/monitor"
+)
+
+// explain gives an error of a command its exit code, and adds the next step to its text.
+// The packages below know no flags and no commands: what a person can do about their
+// errors is said here. An *exitError is passed on as it is; nil stays nil.
+func explain(cmd *cobra.Command, err error) *exitError {
+	if err == nil {
+		return nil
+	}
+	var known *exitError
+	var answer *client.Error
+	var transport *client.TransportError
+	var closed *client.StreamClosedError
+	var ref *client.RefError
+	var protocol *client.ProtocolError
+	var module *monitor.ModuleError
+	var column *monitor.ColumnError
+	code, next := exitFailure, ""
+	switch {
+	case errors.As(err, &known):
+		return known
+	case errors.As(err, new(*login.RefreshError)), errors.As(err, new(*login.FileError)), errors.Is(err, login.ErrNoContext):
+		errors.As(explainContext(err), &known)
+		return known
+	case errors.As(err, &answer):
+		code, next = explainAnswer(cmd, answer)
+	case errors.As(err, &transport):
+		return explainTransport(cmd, transport)
+	case errors.As(err, &closed):
+		code, next = explainClose(closed)
+	case errors.As(err, &ref):
+		code, next = explainRef(ref)
+	case errors.As(err, &protocol) && group(cmd) == "events":
+		next = "; is this the event gateway?"
+	case errors.Is(err, client.ErrURL), errors.Is(err, client.ErrCleartext):
+		code = exitUsage
+	case errors.Is(err, client.ErrNeverLinked):
+		code, next = exitOffline, "; on the board: agentctl status, or if nothing runs there: agentctl run --relay URL --token-file FILE"
+	case errors.Is(err, control.ErrNotRunning):
+		code = exitNotRunning
+	case errors.Is(err, control.ErrPermission):
+		code = exitUnauthorized
+	case errors.Is(err, monitor.ErrModules):
+		code = exitUsage
+	case errors.Is(err, monitor.ErrNoHistory):
+		next = "; see whether it records with: agentctl status"
+	case errors.As(err, &module):
+		return &exitError{exitUsage, fmt.Errorf("--modules %w", err)}
+	case errors.As(err, &column):
+		next = "; ask for its module: --modules " + column.Module
+	case errors.Is(err, context.DeadlineExceeded) && !callsRelay(cmd):
+		code, next = exitTimeout, ": the daemon does not answer; see its log, as with: journalctl -u agentctl -n 20"
+	case errors.Is(err, context.DeadlineExceeded):
+		code, err = exitTimeout, errors.New("no answer within the time of --for")
+	case errors.Is(err, context.Canceled):
+		err = errors.New("interrupted")
+	}
+	return &exitError{code, fmt.Errorf("%w%s", err, next)}
+}
+
+// callsRelay reports whether a command was run for a relay; history is only with --board.
+func callsRelay(cmd *cobra.Command) bool {
+	board := cmd.Flags().Lookup("board")
+	return cmd.Flags().Lookup("relay") != nil && (board == nil || board.Changed)
+}
+
+// group is the name of the command that root has and cmd belongs to: tickets of
+// "agentctl tickets ls".
+func group(cmd *cobra.Command) string {
+	for cmd.HasParent() && cmd.Parent().HasParent() {
+		cmd = cmd.Parent()
+	}
+	return cmd.Name()
+}
+
+// explainAnswer is what to do about an error answer of the relay or the event gateway.
+// The group of the command decides first, because the same code means different things: an
+// unknown tool is a wrong name for call, and a relay without the plugin for tickets.
+func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) {
+	switch {
+	case group(cmd) == "events":
+		code, next = explainGatewayAnswer(cmd, e)
+	case e.Code == "":
+		code, next = exitFailure, "; is this an agentctl relay?"
+	case group(cmd) == "tickets":
+		code, next = explainTicketAnswer(e)
+	default:
+		code, next = explainRelayAnswer(e)
+		if name := contextOf(cmd); name != "" && e.Code == manifest.SafetyDenied && strings.Contains(e.Message, "token was revoked") {
+			next = "; that is the token of context " + name + ": get a new line to paste on the relay's machine: agentctl invite --agent NAME, then: agentctl login URL CODE --context " + name
+		}
+		if e.Code == manifest.BadRequest && isAdministration(cmd) && !strings.HasPrefix(e.Reason, "unknown_") && e.Reason != "name_taken" {
+			code = exitUsage // as where the same command works on a state directory
+		}
+	}
+	if e.TraceID != "" {
+		next += fmt.Sprintf(" (trace %s)", e.TraceID)
+	}
+	return code, next
+}
+
+// isAdministration reports whether a command changes what a relay has of boards, invites or tokens.
+func isAdministration(cmd *cobra.Command) bool {
+	g := group(cmd)
+	return g == "node" || g == "invite" || g == "token"
+}
+
+// The relay has one code for every refusal (safety_denied), so that its message tells whether
+// the token or the node is refused.
+func explainRelayAnswer(e *client.Error) (code int, next string) {
+	ofToken := strings.Contains(e.Message, "token") && !strings.Contains(e.Message, "node")
+	switch {
+	case e.Code == manifest.SafetyDenied && isAdminScope(e.Message):
+		return exitUnauthorized, "; mint one that has it with: agentctl token create --class tenant-admin, and pass it with --token-file"
+	case e.Status == http.StatusUnauthorized, e.Code == manifest.SafetyDenied && ofToken:
+		if strings.Contains(e.Message, "agentctl token create") { // the relay says how to get one
+			return exitUnauthorized, "; pass it with --token-file, or log in with a line of: agentctl invite --agent NAME"
+		}
+		return exitUnauthorized, "; mint one that may with: agentctl token create, and pass it with --token-file"
+	case e.Code == manifest.SafetyDenied:
+		return exitUnauthorized, "; see your nodes with: agentctl ls"
+	case e.Code == manifest.NodeOffline:
+		return exitOffline, explainOutcome(e) + "; see when it was last there with: agentctl ls"
+	case e.Code == manifest.DeadlineExceeded:
+		return exitTimeout, explainOutcome(e) + "; see how the board does, there: agentctl status"
+	case (e.Code == manifest.BadRequest || e.Code == manifest.ManifestInvalid) && strings.Contains(e.Message, "tool"):
+		return exitFailure, "; see the tools with: agentctl ls -o json"
+	}
+	return exitFailure, explainOutcome(e)
+}
+
+// isAdminScope reports whether a refusal is for lack of a scope of tenant administrators.
+func isAdminScope(message string) bool {
+	_, scope, _ := strings.Cut(message, "lacks the scope ")
+	return scope == manifest.ScopeNodesWrite || scope == manifest.ScopeTokensWrite || scope == manifest.ScopeInvitesWrite
+}
+
+// explainOutcome says whether a failed call may have run; nothing if the relay does not say.
+func explainOutcome(e *client.Error) string {
+	switch {
+	case e.Outcome == manifest.NotSent:
+		return "; it did not run"
+	case e.Outcome == manifest.OutcomeUnknown && e.Retryable:
+		return "; it may have run, and calling again is safe"
+	case e.Outcome == manifest.OutcomeUnknown:
+		return "; it may have run"
+	}
+	return ""
+}
+
+// explainTicketAnswer leaves an error of the tickets plugin, which has a Reason, as it is:
+// its message says what to do. A deadline is the relay's.
+func explainTicketAnswer(e *client.Error) (code int, next string) {
+	switch {
+	case e.Status == http.StatusUnauthorized:
+		return exitUnauthorized, "; mint a token with: agentctl token create, and pass it with --token-file"
+	case e.Code == manifest.DeadlineExceeded:
+		return exitTimeout, explainOutcome(e) + "; see whether it was done with: agentctl tickets ls"
+	case e.Reason != "" && e.Code == manifest.SafetyDenied:
+		return exitUnauthorized, ""
+	case e.Reason != "":
+		return exitFailure, ""
+	case e.Code == manifest.SafetyDenied:
+		return exitUnauthorized, "; mint one with: agentctl token create --scope tickets:read --scope tickets:write"
+	case e.Code == manifest.BadRequest && strings.HasPrefix(e.Message, "no tool"):
+		return exitFailure, "; this relay has no tickets: it runs with --without tickets, or the plugin was unloaded"
+	case e.Code == manifest.BadRequest:
+		return exitFailure, "; see: agentctl tickets ls"
+	}
+	return exitFailure, ""
+}
+
+// The gateway's own token and a token of the relay are both accepted; the scope to ask for
+// depends on the direction of the command.
+func explainGatewayAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) {
+	scope := "subscribe"
+	if cmd.Name() == "emit" {
+		scope = "ingest"
+	}
+	switch {
+	case e.Status == http.StatusUnauthorized && !e.HadToken:
+		return exitUnauthorized, "; pass a token with --token-file, or set MCP_SSE_AUTH_TOKEN"
+	case e.Status == http.StatusUnauthorized:
+		return exitUnauthorized, "; use the gateway's token, or mint one on the relay with: agentctl token create --scope events:" + scope
+	case e.Status == http.StatusForbidden:
+		return exitUnauthorized, ""
+	case e.Code == "":
+		return exitFailure, "; is this the event gateway?"
+	}
+	return exitFailure, ""
+}
