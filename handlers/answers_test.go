@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	now     = 1_790_000_000_000
-	echoOut = "mcp://schemas/system.echo.invoke.output@1.0.0"
-	snapOut = "mcp://schemas/system.metrics.snapshot.output@1.0.0"
+	now     int64 = 1_790_000_000_000
+	echoOut       = "mcp://schemas/system.echo.invoke.output@1.0.0"
+	snapOut       = "mcp://schemas/system.metrics.snapshot.output@1.0.0"
 )
 
 func fixed(ms int64, ok bool) handlers.Clock { return func() (int64, bool) { return ms, ok } }
