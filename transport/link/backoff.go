@@ -20,14 +20,14 @@ import (
 //	4400, three in 10 min 30 to 60 s
 //	other, first failure  within the spread
 //	other, then           full jitter: below max(1 s, spread/8), doubled each time, at most the
-//	                      spread or 4 s; below 60 s after five minutes of failures
+//	                      spread or 4 s; below 60 s after five minutes without a link
 //
 // The spread grows with the number of devices of the relay. It bounds the waits as well, so that
 // a few devices are back in seconds, and many do not dial more often than the relay can answer.
 type Backoff struct {
 	spread       time.Duration
 	failures     int             // since the link was last ready for stableAfter
-	failingSince time.Duration   // time of the first of these
+	failingSince time.Duration   // when the last ready link ended, or the first dial failed
 	badFrames    []time.Duration // times of the last three 4400 closes
 	takeoverWait time.Duration   // last wait after 4409
 	wakes        int             // wakes without a pause of wakeMemory
@@ -41,7 +41,7 @@ const (
 	maxBackoff      = time.Minute
 	minBackoff      = time.Second
 	minCap          = 4 * time.Second // smallest bound of the growing waits
-	longOutage      = 5 * time.Minute // failures for this long raise the bound to maxBackoff
+	longOutage      = 5 * time.Minute // so long without a link raises the bound to maxBackoff
 	stableAfter     = time.Minute     // a link that was ready this long resets the failures
 	refusedWait     = 5 * time.Minute
 	minTakeoverWait = time.Minute
@@ -74,7 +74,7 @@ func (b *Backoff) Next(code int, ready, now time.Duration) time.Duration {
 		b.takeoverWait = 0
 	}
 	b.failures++
-	if b.failures == 1 {
+	if b.failures == 1 || ready > 0 { // a relay that restarts often is not one that is away
 		b.failingSince = now
 	}
 	switch code {

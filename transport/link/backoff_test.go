@@ -23,6 +23,8 @@ func TestBackoff(t *testing.T) {
 			{0, 0, 0, 0, 5 * s}, {0, 0, s, 0, 1 * s}, {0, 0, s, 0, 2 * s}, {0, 0, s, 0, 4 * s}, {0, 0, s, 0, 5 * s},
 			{0, 0, 5*m - 5*s, 0, 5 * s}, {0, 0, s, 0, m}, {0, 0, h, 0, m}, {0, 0, 0, 0, m}}},
 		{"few boards: the cap is 4 s", s, []step{{0, 0, 0, 0, s}, {0, 0, 0, 0, s}, {0, 0, 0, 0, 2 * s}, {0, 0, 0, 0, 4 * s}, {0, 0, 0, 0, 4 * s}}},
+		{"short links in between: each begins the five minutes anew", s, []step{
+			{0, 0, 0, 0, s}, {0, 0, s, 0, s}, {0, 5 * s, 5 * m, 0, 2 * s}, {0, 0, s, 0, 4 * s}, {0, 0, 5 * m, 0, m}}},
 		{"many boards: from spread/8 to the spread", 32 * s, []step{
 			{0, 0, 0, 0, 32 * s}, {0, 0, 0, 0, 4 * s}, {0, 0, 0, 0, 8 * s}, {0, 0, 0, 0, 16 * s}, {0, 0, 0, 0, 32 * s}, {0, 0, 0, 0, 32 * s}}},
 		{"very many: the cap is 60 s", 10 * m, []step{{0, 0, 0, 0, 10 * m}, {0, 0, 0, 0, m}, {0, 0, 0, 0, m}}},
