@@ -115,6 +115,7 @@ are folders in --plugin-dir.`,
 	f.StringSliceVar(&o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
 	f.IntVar(&o.MaxRestarts, "max-restarts", 5, "restart a crashed component at most `N` consecutive times, then exit with an error")
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	c.AddCommand(relayCommands()...)
 	return c
 }
 
