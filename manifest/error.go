@@ -39,6 +39,7 @@ type Error struct {
 	RetryAfterMS int64   // if > 0, the earliest useful retry
 	Reason       string  // short word for the audit log; PublicReason says whether the caller gets it
 	ShowReason   bool    // the caller gets a Reason that its code does not show otherwise: enrollment, administration
+	NoRetry      bool    // a repeat cannot help, whatever the code says: damaged or read-only storage
 	Repeat       bool    // the caller may repeat the request, whatever the code says: enrollment only
 	Outcome      Outcome // "" where the question does not arise
 	ReadOnly     bool    // the tool changes nothing, so that a retry after OutcomeUnknown is safe
@@ -56,6 +57,9 @@ const (
 // Retryable reports whether the caller may send the same request again: yes if it cannot have
 // run, only for a read-only tool if it may have run, and as the code says otherwise.
 func (e *Error) Retryable() bool {
+	if e.NoRetry {
+		return false
+	}
 	switch e.Outcome {
 	case NotSent:
 		return e.Code.Retryable() || e.Code == DeadlineExceeded

@@ -1,0 +1,100 @@
+package storage
+
+import (
+	"context"
+	"errors"
+
+	"agentctl/manifest"
+)
+
+// Reason is the stable word of answers that a fault of the disk caused.
+const Reason = "storage"
+
+// Error is a fault of a store. Wrap makes one of an error of the disk.
+type Error struct {
+	Store string // "events.db" or the like
+	Kind  Kind
+	Err   error // the cause; may be nil
+}
+
+// Wrap returns err as an *Error if it is a fault of the disk, so that every caller up to the
+// endpoints sees it as such. Other errors and nil are returned as they are.
+func Wrap(store string, err error) error {
+	kind := Classify(err)
+	if kind == "" {
+		return err
+	}
+	if _, ok := errors.AsType[*Error](err); ok {
+		return err
+	}
+	return &Error{store, kind, err}
+}
+
+// TimedOut wraps the end of a request's context while it waited for a store, so that its
+// caller learns what it waited for. Other errors and nil are returned as they are.
+func TimedOut(store string, err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return &Error{store, Hung, err}
+	}
+	return err
+}
+
+// Error is the text of the cause, which has the path and the next step.
+func (e *Error) Error() string {
+	if e.Err != nil {
+		return e.Err.Error()
+	}
+	return e.Store + " is " + string(e.Kind)
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// As turns the fault into the answer of its caller, for manifest.AsError.
+func (e *Error) As(target any) bool {
+	t, ok := target.(**manifest.Error)
+	if ok {
+		*t = answer(e.Kind)
+	}
+	return ok
+}
+
+// Answer returns the answer for a request that failed because of the disk, nil for an error
+// of another kind. It is E_INTERNAL with reason "storage", and retryable if waiting can help.
+func Answer(err error) *manifest.Error {
+	if kind := Classify(err); kind != "" {
+		return answer(kind)
+	}
+	return nil
+}
+
+// retryAfterMS is what an answer suggests: about as long as Monitor needs to see that a fault
+// has ended.
+const retryAfterMS = 5000
+
+func answer(kind Kind) *manifest.Error {
+	e := &manifest.Error{Code: manifest.Internal, Reason: Reason, ShowReason: true, Message: messages[kind]}
+	if e.Message == "" {
+		e.Message = messages[Failing]
+	}
+	if kind.Retryable() {
+		e.RetryAfterMS = retryAfterMS
+	} else {
+		e.NoRetry = true
+	}
+	return e
+}
+
+// messages are for callers, who cannot repair the disk; operators have the log and
+// `agentctl relay status`.
+var messages = map[Kind]string{
+	Slow:     "the relay's disk is slow; try again in some seconds",
+	Hung:     "the relay's disk does not answer; try again in some seconds",
+	Full:     "the relay's disk is full, nothing was changed; try again later, and tell the relay's operator",
+	ReadOnly: "the relay cannot write to its disk, nothing was changed; tell the relay's operator",
+	Failing:  "the relay's disk reports errors; try again in some seconds, and tell the relay's operator",
+	Locked:   "the relay's database is in use by another program; try again in some seconds",
+	Damaged:  "the relay's stored data is damaged; tell the relay's operator (agentctl relay check)",
+	Missing:  "the relay runs without its event log; tell the relay's operator (agentctl relay status)",
+	Lost:     "the relay lost data; tell the relay's operator (agentctl relay status)",
+}
