@@ -36,6 +36,7 @@ func (r *Relay) openGateway() (err error) {
 	}
 	o.RelayTopics = relayTopics
 	o.Insecure = o.Insecure || r.opt.Insecure
+	o.TrustedProxies = append(o.TrustedProxies, r.opt.TrustedProxies...)
 	if r.tls != nil && o.TLS == nil {
 		o.TLS = r.tls
 	}

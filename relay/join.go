@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -197,7 +196,7 @@ type exchange struct {
 }
 
 func (r *Relay) newExchange(w http.ResponseWriter, req *http.Request, name string, failures *edge.Limiter, maxFailures int, counts map[string]*atomic.Uint64) *exchange {
-	x := &exchange{r: r, w: w, req: req, failures: failures, max: maxFailures, source: addressKey(req.RemoteAddr), counts: counts}
+	x := &exchange{r: r, w: w, req: req, failures: failures, max: maxFailures, source: edge.AddressKey(r.opt.TrustedProxies.ClientAddr(req)).String(), counts: counts}
 	x.rec.Tool = name
 	x.rec.TraceID, _ = edge.TraceID(req)
 	return x
@@ -301,19 +300,4 @@ func (x *exchange) served(out *auth.Enrolled) {
 		x.rec.NodeID = out.Subject
 	}
 	x.r.audit.write(&x.rec)
-}
-
-// addressKey is what requests of one client have in common: the address, or the /64 of an
-// IPv6 address, which is what one subscriber gets.
-func addressKey(remote string) string {
-	p, err := netip.ParseAddrPort(remote)
-	if err != nil {
-		return remote
-	}
-	a := p.Addr().Unmap().WithZone("")
-	if a.Is4() {
-		return a.String()
-	}
-	prefix, _ := a.Prefix(64) // cannot fail: an IPv6 address without a zone
-	return prefix.String()
 }

@@ -60,6 +60,10 @@ type Options struct {
 	BuildTime time.Time // of this binary: when certificates of TLSOwn begin to be valid; see clockGuard too
 	Insecure  bool      // allow plain HTTP beyond loopback, behind a TLS proxy
 
+	// TrustedProxies are the proxies whose X-Forwarded-For is believed: limits by address then
+	// count a proxy's clients, and not the proxy. The gateway (SSE) has them too.
+	TrustedProxies edge.TrustedProxies
+
 	// AcceptClock lets boards link although the clock is before the build or before the newest
 	// event (clockGuard). Now is the wall clock, default time.Now, and Synchronized reports
 	// whether NTP keeps it right; default clock.NTPSynchronized.

@@ -244,6 +244,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	if r.onReady != nil {
 		r.onReady()
 	}
+	if r.opt.Insecure && !r.loopback && len(r.opt.TrustedProxies) == 0 {
+		r.log.Warn("plain HTTP beyond loopback without a trusted proxy: limits by address count all clients of a proxy as one")
+	}
 	r.log.Info("relay ready", zap.String("url", r.URL()), zap.String("state_dir", r.opt.StateDir))
 
 	var err error

@@ -37,7 +37,7 @@ func gatewayEnv() (gateway.Env, error) {
 
 func newEventsServe() *cobra.Command {
 	var listen, dir, cert, key, logLevel string
-	var origins []string
+	var origins, proxies []string
 	var insecure bool
 	c := &cobra.Command{
 		Use:   "serve",
@@ -65,6 +65,9 @@ only.`,
 			}
 			o := e.Options
 			o.Logger, o.Insecure = log, insecure
+			if o.TrustedProxies, err = trustedProxies(proxies); err != nil {
+				return err
+			}
 			if cmd.Flags().Changed("listen") {
 				o.Listen = listen
 			}
@@ -102,6 +105,7 @@ only.`,
 	f.StringVar(&key, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
 	f.StringArrayVar(&origins, "allow-origin", nil, "`ORIGIN` of a web page that may connect (repeatable; default MCP_SSE_ALLOW_ORIGINS)")
 	f.BoolVar(&insecure, "insecure", false, "serve beyond loopback without a token; only for networks that nobody else can reach")
+	addTrustedProxyFlag(f, &proxies)
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	return c
 }

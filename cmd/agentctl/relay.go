@@ -13,11 +13,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
 	"agentctl/config"
 	"agentctl/daemon"
 	"agentctl/relay"
+	"agentctl/transport/edge"
 )
 
 func addRelayCommands(root *cobra.Command) {
@@ -30,6 +32,7 @@ const defaultMetricsListen = "127.0.0.1:8461"
 func newRelay() *cobra.Command {
 	var o relay.Options
 	var logLevel, scopeless, sseListen string
+	var proxies []string
 	c := &cobra.Command{
 		Use:   "relay",
 		Short: "Run the relay: boards connect, clients get MCP tools and metric streams",
@@ -39,13 +42,15 @@ POST /mcp/tools/call. When the relay is ready, it prints one line of JSON with i
 Beyond loopback the relay serves TLS. Without a certificate of yours it makes an authority of its
 own in the state directory (--tls own): 'agentctl invite' prints a line with its hash, by which
 boards and clients know this relay, whatever its name and address are. --insecure serves plain
-HTTP, for a relay behind a TLS proxy.
+HTTP, for a relay behind a TLS proxy, whose address --trusted-proxy names: limits by address then
+count the proxy's clients.
 
 Tickets, the directory of boards and agents, and the control plane are built in. Your own plugins
 are folders in --plugin-dir.`,
 		Example: `  agentctl relay
   agentctl relay --listen :8460
   agentctl relay --listen :8460 --tls-cert cert.pem --tls-key key.pem --public https://relay.example:8460
+  agentctl relay --listen :8460 --insecure --trusted-proxy 10.0.0.7
   agentctl relay --plugin notes`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			lv, err := zap.ParseAtomicLevel(logLevel)
@@ -56,6 +61,9 @@ are folders in --plugin-dir.`,
 			defer func() { _ = log.Sync() }()
 			o.Logger, o.Level, o.Version, o.BuildTime = log, &lv, version, build().Time
 			if err := setGateway(&o, sseListen, cmd.Flags().Changed("sse-listen")); err != nil {
+				return err
+			}
+			if o.TrustedProxies, err = trustedProxies(proxies); err != nil {
 				return err
 			}
 			if scopeless != "" {
@@ -102,6 +110,7 @@ are folders in --plugin-dir.`,
 	f.StringVar(&o.Audience, "audience", env("AGENTCTL_AUDIENCE", ""), "`NAME` for which tokens are issued; stored in the state directory [AGENTCTL_AUDIENCE]")
 	f.StringArrayVar(&o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
 	f.BoolVar(&o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
+	addTrustedProxyFlag(f, &proxies)
 	f.BoolVar(&o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
 	f.BoolVar(&o.AcceptClock, "accept-clock", false, "let boards link although this machine's clock is before the build or the newest event")
 	f.BoolVar(&o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
@@ -117,6 +126,19 @@ are folders in --plugin-dir.`,
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	c.AddCommand(relayCommands()...)
 	return c
+}
+
+// addTrustedProxyFlag adds --trusted-proxy to a server's flags; trustedProxies parses it.
+func addTrustedProxyFlag(f *pflag.FlagSet, networks *[]string) {
+	f.StringArrayVar(networks, "trusted-proxy", nil, "`CIDR` of proxies whose X-Forwarded-For names the client (repeatable; default: none is believed)")
+}
+
+func trustedProxies(networks []string) (edge.TrustedProxies, error) {
+	t, err := edge.ParseTrustedProxies(networks)
+	if err != nil {
+		return nil, exit(exitUsage, "--trusted-proxy: %w", err)
+	}
+	return t, nil
 }
 
 // optionFlags are the flags of the options that relay.Open may refuse.

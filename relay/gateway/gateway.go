@@ -93,11 +93,13 @@ var (
 
 // Options of a Gateway. The zero value is an open gateway on loopback: it needs no token.
 type Options struct {
-	Listen    string        // host:port; default port 39300 of loopback, or of every address when subscribers need a token
-	Insecure  bool          // may be open on addresses that others reach
-	TLS       *tls.Config   // nil: plain HTTP
-	Heartbeat time.Duration // default 15 s; 10 ms to 1 h
-	Ring      int           // events kept for resume; default 500, at most 100,000 (and 64 MiB)
+	Listen   string      // host:port; default port 39300 of loopback, or of every address when subscribers need a token
+	Insecure bool        // may be open on addresses that others reach
+	TLS      *tls.Config // nil: plain HTTP
+	// TrustedProxies are the proxies whose X-Forwarded-For is believed.
+	TrustedProxies edge.TrustedProxies
+	Heartbeat      time.Duration // default 15 s; 10 ms to 1 h
+	Ring           int           // events kept for resume; default 500, at most 100,000 (and 64 MiB)
 
 	SubscribeToken string        // bearer token of subscribers, tenant "default"
 	IngestToken    string        // bearer token of ingest; default SubscribeToken
