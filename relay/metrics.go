@@ -18,6 +18,7 @@ import (
 	"agentctl/relay/kernel"
 	"agentctl/relay/mcp"
 	"agentctl/relay/stages"
+	"agentctl/relay/storage"
 	"agentctl/transport/sse"
 )
 
@@ -167,6 +168,33 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 		b = appendHeader(b, f.name, "counter", f.help)
 		for _, result := range joinResults {
 			b = appendSample(b, f.name, `result="`+result+`"`, float64(f.counts[result].Load()))
+		}
+	}
+	stores := r.storage.Health()
+	for _, f := range []struct {
+		name, typ, help string
+		value           func(*storage.Health) float64
+	}{
+		{"agentctl_storage_healthy", "gauge", "1 if the store works, 0 while it does not.", func(h *storage.Health) float64 {
+			if h.OK() {
+				return 1
+			}
+			return 0
+		}},
+		{"agentctl_storage_problem_since_seconds", "gauge", "Unix time since when the store has its worst problem, 0 without one.", func(h *storage.Health) float64 {
+			if len(h.Problems) == 0 {
+				return 0
+			}
+			return float64(h.Problems[0].Since.UnixMilli()) / 1000
+		}},
+		{"agentctl_storage_oldest_operation_seconds", "gauge", "Age of the oldest disk operation that has not returned.", func(h *storage.Health) float64 { return h.Stats.Oldest.Seconds() }},
+		{"agentctl_storage_operations_total", "counter", "Disk operations.", func(h *storage.Health) float64 { return float64(h.Stats.Operations) }},
+		{"agentctl_storage_failed_total", "counter", "Disk operations that failed.", func(h *storage.Health) float64 { return float64(h.Stats.Failed) }},
+		{"agentctl_storage_slow_total", "counter", "Disk operations that took longer than a second.", func(h *storage.Health) float64 { return float64(h.Stats.Slow) }},
+	} {
+		b = appendHeader(b, f.name, f.typ, f.help)
+		for i := range stores {
+			b = appendSample(b, f.name, `store="`+stores[i].Store+`"`, f.value(&stores[i]))
 		}
 	}
 	b = appendHeader(b, "agentctl_device_events_total", "counter", "Events of device links, by kind.")

@@ -34,6 +34,7 @@ import (
 	"agentctl/relay/plugins/process"
 	"agentctl/relay/plugins/tickets"
 	"agentctl/relay/stages"
+	"agentctl/relay/storage"
 	"agentctl/transport/clock"
 	"agentctl/transport/edge"
 	"agentctl/transport/link"
@@ -51,10 +52,11 @@ type Relay struct {
 	opt Options
 	log *zap.Logger
 
-	// State on disk.
-	store  *auth.Store
-	audit  *auditLog
-	events *eventlog.Store
+	// State on disk, and what watches it.
+	storage *storage.Monitor
+	store   *auth.Store
+	audit   *auditLog
+	events  *eventlog.Store
 
 	// The packages that it composes.
 	kernel    *kernel.Kernel
@@ -118,6 +120,7 @@ func Open(opt Options) (r *Relay, err error) {
 		opt.Synchronized = clock.NTPSynchronized
 	}
 	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener,
+		storage:     storage.New(storage.Options{Logger: opt.Logger}),
 		adminLimits: edge.NewLimiter(maxAdminCallers, true)}
 	for _, step := range []func() error{
 		r.checkOptions, // before anything is created

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/relay/storage"
 	"agentctl/transport/edge"
 	"agentctl/transport/link"
 )
@@ -123,18 +124,30 @@ func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
 	r.hub.Attach(conn)
 }
 
-// readyz is for load balancers: 503 as soon as the relay drains, and while its clock cannot be
-// right, with the reason. /healthz stays 200.
+// readyz is for load balancers: 503 as soon as the relay drains, while its clock cannot be
+// right and while a store does not work, with the reasons. /healthz stays 200.
 func (r *Relay) readyz(w http.ResponseWriter, _ *http.Request) {
 	if !r.ready.Load() {
 		edge.WriteText(w, http.StatusServiceUnavailable, "draining\n")
 		return
 	}
+	status, text := http.StatusOK, ""
 	if problem := r.clock.check(); problem != "" {
-		edge.WriteText(w, http.StatusServiceUnavailable, "clock: "+problem+"\n")
-		return
+		status, text = http.StatusServiceUnavailable, "clock: "+problem+"\n"
 	}
-	edge.WriteText(w, http.StatusOK, "ready\n")
+	now := time.Now()
+	for _, h := range r.storage.Health() {
+		if !h.OK() {
+			status = http.StatusServiceUnavailable
+		}
+		for _, p := range h.Problems {
+			text += "storage: " + storage.Describe(h.Store, p, now) + "\n"
+		}
+	}
+	if status == http.StatusOK {
+		text = "ready\n" + text // then warnings
+	}
+	edge.WriteText(w, status, text)
 }
 
 // schemas serves the registry: an index at /schemas/, and one schema at

@@ -34,6 +34,13 @@ const (
 	keyDir    = "keys"    // of the stage sign
 )
 
+// Names of the stores, as storage.Monitor and everything that shows it has them.
+const (
+	storeIdentities = "relay.db"
+	storeEvents     = eventlog.FileName
+	storeAudit      = "audit"
+)
+
 // Each device is a plugin of the kernel. A hub that is full of devices leaves room for 128
 // other plugins; otherwise this does not compile.
 const _ uint = kernel.MaxPlugins - hub.MaxNodes - 128
@@ -42,6 +49,7 @@ const _ uint = kernel.MaxPlugins - hub.MaxNodes - 128
 func (r *Relay) openState() (err error) {
 	r.store, err = auth.Open(auth.Options{
 		StateDir: r.opt.StateDir, Audience: r.opt.Audience, ScopelessUntil: r.opt.ScopelessUntil, Logger: r.log, Now: r.opt.Now,
+		Watch: r.storage.Watch(storeIdentities),
 	})
 	if err != nil {
 		return err
@@ -51,6 +59,7 @@ func (r *Relay) openState() (err error) {
 	}
 	r.events, err = eventlog.Open(eventlog.Options{
 		Path: filepath.Join(r.opt.StateDir, eventlog.FileName), Logger: r.log.Named("events"), Snapshot: r.snapshotForRetention, Now: r.opt.Now,
+		Watch: r.storage.Watch(storeEvents),
 	})
 	if err != nil {
 		return err
@@ -199,6 +208,7 @@ func (r *Relay) loadPlugins() error {
 //	store        changes of the state directory by other processes, last-seen times
 //	processes    external plugins
 //	audit        flushes
+//	storage      faults of the disk: probes and log lines
 //	offline      expiry of offline plugins
 //	openStreams  end of streams whose token was revoked
 //	memory       size of the heap
@@ -215,6 +225,7 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	}
 	wg.Go(func() { _ = r.processes.Run(ctx, r.opt.ExternalPlugins...) })
 	wg.Go(func() { r.audit.run(ctx) })
+	wg.Go(func() { _ = r.storage.Run(ctx) })
 	wg.Go(func() { r.expireOffline(ctx) })
 	wg.Go(func() { r.openStreams.closeRevoked(ctx) })
 	wg.Go(func() { newMemoryTuner(func() uint64 { return r.hub.Stats().Accepted }).run(ctx) })

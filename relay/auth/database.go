@@ -13,6 +13,8 @@ import (
 	"time"
 
 	sqlite3 "modernc.org/sqlite/lib"
+
+	"agentctl/relay/storage"
 )
 
 const (
@@ -45,6 +47,7 @@ type database struct {
 	dir             *stateDir
 	writeDB, readDB *sql.DB
 	writeSlot       chan struct{} // holds one: the holder runs the next transaction
+	watch           *storage.Watch
 
 	mu    sync.Mutex // protects queue
 	queue []*writeOp
@@ -200,7 +203,10 @@ func (db *database) takeBatch() []*writeOp {
 
 // commitBatch runs a batch in one transaction and gives each operation its result.
 func (db *database) commitBatch(batch []*writeOp) {
-	err := explain(db.dir.path, db.runBatch(batch))
+	op := db.watch.Begin("commit")
+	err := db.runBatch(batch)
+	op.End(err)
+	err = explain(db.dir.path, err)
 	for _, op := range batch {
 		op.done = true
 		switch {

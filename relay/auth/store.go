@@ -14,6 +14,8 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 	"go.uber.org/zap"
+
+	"agentctl/relay/storage"
 )
 
 // PollInterval is how often Run looks for revocations and nodes that another process
@@ -34,6 +36,7 @@ type Options struct {
 	ScopelessUntil time.Time
 	Now            func() time.Time // default time.Now
 	Logger         *zap.Logger      // default none
+	Watch          *storage.Watch   // sees the disk operations of relay.db; default none
 }
 
 // Store is the state directory of a relay. All methods may be called at any time, from
@@ -96,6 +99,7 @@ func Open(o Options) (store *Store, err error) {
 	if s.db, err = openDatabase(s.dir); err != nil {
 		return nil, err
 	}
+	s.db.watch = o.Watch
 	return s, s.load(o.Audience)
 }
 
@@ -204,6 +208,7 @@ func (s *Store) runEvery(ctx context.Context, interval time.Duration, task strin
 // and nodes. Run calls it each PollInterval.
 func (s *Store) Refresh(ctx context.Context) error {
 	var revocations, keys int64
+	op := s.db.watch.Begin("read")
 	err := s.db.readDB.QueryRowContext(ctx, "SELECT revocations, keys FROM changes").Scan(&revocations, &keys)
 	if err == nil && revocations != s.deny.Load().revision {
 		err = s.loadRevocations(ctx)
@@ -214,6 +219,7 @@ func (s *Store) Refresh(ctx context.Context) error {
 	if err == nil {
 		err = s.loadNodes(ctx) // an index lookup when nothing has changed
 	}
+	op.End(err)
 	return explain(s.dir.path, err)
 }
 

@@ -153,7 +153,10 @@ func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
 			seq++
 		}
 	}
-	if err := s.tx(func() error { return s.insertEvents(events) }); err != nil {
+	op := s.opts.Watch.Begin("commit")
+	err := s.tx(func() error { return s.insertEvents(events) })
+	op.End(err)
+	if err != nil {
 		// A commit can succeed and still return an error. The rows then exist, and reusing
 		// their numbers would fail forever.
 		last, lastErr := s.readLast()

@@ -49,6 +49,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/relay/kernel"
+	"agentctl/relay/storage"
 	"agentctl/transport/fanout"
 )
 
@@ -74,6 +75,7 @@ type Options struct {
 	MaxBytes  int64            // above it the oldest events are removed; default 256 MiB, at least 1 MiB
 	MaxQueued int              // events that wait for the disk, offered ones at most half; default 8,192
 	Now       func() time.Time // the wall clock; default time.Now
+	Watch     *storage.Watch   // sees the disk operations; default none
 
 	// Snapshot returns events that each contain the complete state of one Tenant and
 	// Aggregate (an open ticket, a present agent), before retention removes the events
