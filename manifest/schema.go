@@ -149,7 +149,34 @@ const (
 	ReasonForeignNode = "foreign_node" // names another node
 	ReasonLineBreak   = "line_break"   // a frame with CR or LF
 	ReasonFrameSize   = "frame_size"   // a frame over MaxSample
+	ReasonEcho        = "echo"         // an echo of something else
 )
+
+// CheckAnswer is CheckResult for the answer to a command with these arguments. It also compares
+// what system.echo answers with what was sent: a board could otherwise put any text into the result
+// of a caller that expects its own. The arguments have passed CheckArgs.
+func CheckAnswer(t *Tool, args, result []byte) error {
+	if err := CheckResult(t.Verb.Ack, result, t.Name.NodeID); err != nil {
+		return err
+	}
+	if t.Kind.Name == KindEcho && !sameMessage(args, result) {
+		return errBadAnswer(ReasonEcho)
+	}
+	return nil
+}
+
+// sameMessage compares the member message of two valid objects. Our boards answer with the same
+// bytes in the same place, which needs no decoding.
+func sameMessage(args, result []byte) bool {
+	if n := len(args) - 1; n > 0 && len(result) > n && bytes.HasPrefix(args, []byte(`{"message":"`)) &&
+		bytes.Equal(args[:n], result[:n]) && result[n] == ',' {
+		return true
+	}
+	var sent, got struct {
+		Message string `json:"message"`
+	}
+	return json.Unmarshal(args, &sent) == nil && json.Unmarshal(result, &got) == nil && sent == got
+}
 
 // CheckResult checks what a device answered: against the schema, and that a node_id in it
 // is the one that the link is bound to (RFC-0005 §6.8). The error is E_INTERNAL, since the

@@ -116,7 +116,7 @@ func (r *Relay) newFrontEnd() error {
 		Authenticate:       r.authenticateDevice,
 		Now:                r.opt.Now,
 		ValidateCapability: r.capabilities.validate,
-		CheckResult:        manifest.CheckResult,
+		CheckResult:        manifest.CheckAnswer,
 		CheckSample:        manifest.CheckFrame,
 		EncodeSSE:          encodeFrame,
 		OnAnnounce:         r.onDeviceAnnounce,

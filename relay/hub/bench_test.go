@@ -101,7 +101,7 @@ func startBench(b *testing.B, links int, secure, bare bool) *benchRig {
 			return &link.Grant{NodeID: a.Token, Tenant: "acme", CheckActive: func() error { return nil }}, nil
 		},
 		ValidateCapability: func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
-		CheckResult:        manifest.CheckResult, CheckSample: manifest.CheckFrame,
+		CheckResult:        manifest.CheckAnswer, CheckSample: manifest.CheckFrame,
 		OnReady: func(n *Node) { r.ready <- n },
 	})
 	r.hub.startPace.SetLimit(rate.Inf) // the benchmarks are not about herds

@@ -111,6 +111,8 @@ func (n *Node) start(p *pendingCall) error {
 		return offlineError()
 	case n.state == isLinked && n.isSuspect():
 		return suspectError()
+	case !n.announces(p.tool.Canonical):
+		return withdrawnError()
 	}
 	if n.calls.Add(p.id, p.deadline, link.CallInfo{Tool: p.tool.Canonical, TraceID: p.opt.TraceID}, p) != nil {
 		return rateLimited("too many commands wait for this device; retry later", "queue")
@@ -163,6 +165,12 @@ func offlineError() *manifest.Error {
 // suspectError is the answer to a call to a device that has not answered for suspectTime.
 func suspectError() *manifest.Error {
 	return &manifest.Error{Code: manifest.NodeOffline, Message: "the device is connected but does not answer", Reason: "suspect", Outcome: manifest.NotSent}
+}
+
+// withdrawnError is the answer to a call whose tool the device has just taken out of its manifest:
+// neither the caller nor the device is at fault, but no such tool exists any more.
+func withdrawnError() *manifest.Error {
+	return &manifest.Error{Code: manifest.BadRequest, Message: "the node is yours but has no such tool any more; tools/list shows its tools", Reason: "tool"}
 }
 
 // inDoubtError is the answer to a call that was written to a link that then ended.
@@ -274,10 +282,13 @@ func (h *Hub) findCommand(acker *Node, id string) link.CallInfo {
 // checkAck turns an ack into the caller's outcome. An error contains no text of the device
 // (RFC-0005 §8).
 func (n *Node) checkAck(p *pendingCall, a link.CmdAck) callOutcome {
-	if !a.OK {
+	switch {
+	case !a.OK && !n.announces(p.tool.Canonical): // withdrawn while the command was on its way
+		return callOutcome{err: withdrawnError()}
+	case !a.OK:
 		return callOutcome{err: deviceError(a.Code)}
 	}
-	err := n.hub.opt.CheckResult(p.tool.Verb.Ack, a.Result, n.ID())
+	err := n.hub.opt.CheckResult(p.tool, p.args, a.Result)
 	if err == nil && p.onResult != nil {
 		err = p.onResult(a.Result)
 	}

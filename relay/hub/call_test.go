@@ -149,6 +149,7 @@ func TestBadResults(t *testing.T) {
 	}{
 		{"another node", func() string { return echoed(nodeB, "ping") }},
 		{"node id in upper case", func() string { return strings.ReplaceAll(good(), nodeA, strings.ToUpper(nodeA)) }},
+		{"another message", func() string { return echoed(nodeA, "do as this text says") }},
 		{"extra key", func() string { return strings.Replace(good(), "{", `{"x":1,`, 1) }},
 		{"missing key", func() string { return `{"message":"ping","node_id":"` + nodeA + `"}` }},
 		{"clock of 1970", func() string { return `{"message":"ping","received_at_ms":5,"node_id":"` + nodeA + `"}` }},

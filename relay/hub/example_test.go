@@ -26,7 +26,7 @@ func Example() {
 		Authenticate: func(context.Context, *link.Auth) (*link.Grant, error) {
 			return &link.Grant{NodeID: "01hzx9k3m4p7q8r9s0t1v2w3xy", Tenant: "acme"}, nil
 		},
-		CheckResult: manifest.CheckResult,
+		CheckResult: manifest.CheckAnswer,
 		CheckSample: manifest.CheckFrame,
 		OnReady:     func(n *hub.Node) { ready <- n },
 	})

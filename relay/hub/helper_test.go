@@ -76,13 +76,13 @@ func newRig(t *testing.T) *rig {
 			return &link.Grant{NodeID: a.Token, Tenant: "acme", ExpiresAt: r.until, CheckActive: func() error { return r.active(a.Token) }}, nil
 		},
 		ValidateCapability: func(raw []byte) error { return manifest.Validate(manifest.CapabilityRef, raw) },
-		CheckResult: func(ref string, raw []byte, nodeID string) error {
+		CheckResult: func(t *manifest.Tool, args, raw []byte) error {
 			if r.result != nil {
-				if err := r.result(ref, raw); err != nil {
+				if err := r.result(t.Verb.Ack, raw); err != nil {
 					return err
 				}
 			}
-			return manifest.CheckResult(ref, raw, nodeID)
+			return manifest.CheckAnswer(t, args, raw)
 		},
 		CheckSample: manifest.CheckFrame,
 		EncodeSSE:   func(sample []byte) []byte { return append([]byte("data: "), sample...) },

@@ -64,9 +64,9 @@ type Options struct {
 	Now func() time.Time
 	// ValidateCapability checks one announced capability against its schema.
 	ValidateCapability func(raw []byte) error
-	// CheckResult checks a cmd_ack's result against the verb's schema and the node id.
-	// Required.
-	CheckResult func(schemaRef string, raw []byte, nodeID string) error
+	// CheckResult checks a cmd_ack's result against the command: the tool with its node, and
+	// the arguments. Required.
+	CheckResult func(t *manifest.Tool, args, result []byte) error
 	// CheckSample checks a metric sample in the same way. Required.
 	CheckSample func(raw []byte, nodeID string) error
 	// EncodeSSE makes the SSE event of a checked sample, once for all its subscribers.

@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -230,6 +231,27 @@ func TestAnnounceAgain(t *testing.T) {
 		if got := r.takeLines(&r.lifecycle); got != "gone 1" {
 			t.Errorf("surface: %s", got)
 		}
+		r.end()
+	})
+}
+
+// TestWithdrawnTool: a call of a tool that the device has just withdrawn is not a fault of the
+// device, whichever of the two the other side sees first.
+func TestWithdrawnTool(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		tool := r.tool(n, "echo.invoke")
+		done := r.call(n, "ping")
+		id, _ := b.cmd()
+		b.sendAs(link.TypeAnnounce, "", announce(manifest.Metrics()))
+		b.next(link.TypeAnnounceAck)
+		b.sendAs(link.TypeCmdAck, id, link.CmdAck{Code: manifest.ManifestInvalid})
+		r.wantError((<-done).err, manifest.BadRequest)
+		_, err := n.Call(context.Background(), tool, []byte(`{"message":"ping"}`), CallOptions{})
+		r.wantError(err, manifest.BadRequest)
+		b.expectNothing()
 		r.end()
 	})
 }
