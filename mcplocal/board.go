@@ -39,7 +39,7 @@ func (b *board) loadManifest(ctx context.Context) error {
 	if err := c.Capabilities(ctx, &answer); err != nil {
 		return err
 	}
-	b.manifest = &kernel.Manifest{Name: "device:" + answer.NodeID, Version: "1.0.0", Inline: true}
+	b.manifest = &kernel.Manifest{Name: "device:" + answer.NodeID, Version: "1.0.0", Inline: true, Untrusted: true}
 	b.streams = map[string]string{}
 	for i := range answer.Capabilities {
 		tools, err := manifest.Project(answer.NodeID, &answer.Capabilities[i])

@@ -46,7 +46,7 @@ var argumentChecks = func() map[*manifest.Verb]func([]byte) ([]byte, error) {
 // session on an earlier link, or nil: its limits stay, since its calls may be in flight.
 func newDevice(n *hub.Node, before *device) *device {
 	d := &device{node: n, tools: n.Tools()}
-	m := &kernel.Manifest{Name: "device:" + n.ID(), Version: "1.0.0", Tenant: n.Tenant(), Tools: make([]*kernel.Tool, 0, len(d.tools)), Inline: true}
+	m := &kernel.Manifest{Name: "device:" + n.ID(), Version: "1.0.0", Tenant: n.Tenant(), Tools: make([]*kernel.Tool, 0, len(d.tools)), Inline: true, Untrusted: true}
 	limits := make(map[*manifest.Capability]*manifest.Limit, 2)
 	for i := range d.tools {
 		t := &d.tools[i]
@@ -57,7 +57,8 @@ func newDevice(n *hub.Node, before *device) *device {
 			limits[t.Capability] = manifest.NewLimit(t.Capability.Constraints, manifest.RelayWindow)
 		}
 		m.Tools = append(m.Tools, deviceTool(t, n.ID(), limits[t.Capability]))
-		if t.Kind.Name == manifest.KindMetrics && t.Verb.Name == manifest.VerbSnapshot {
+		// Of several capabilities of that kind the first one serves the resource, as in metricsTool.
+		if t.Kind.Name == manifest.KindMetrics && t.Verb.Name == manifest.VerbSnapshot && m.Resources == nil {
 			m.Resources = append(m.Resources, metricsResource(n.ID()))
 		}
 	}

@@ -55,6 +55,7 @@ func TestRFC0005Announce(t *testing.T) {
 		"subscribe alone":   {metrics(`["snapshot","subscribe"]`, `["subscribe"]`, "mcp://schemas/system.metrics.snapshot.input@1.0.0", subscribeOnly), "sys metrics subscribe"},
 		"another cap_id":    {echo(`"cap_id":"echo"`, `"cap_id":"echo_2"`), "sysecho echo_2 invoke"},
 		"two of a kind":     {echo() + "," + echo(`"cap_id":"echo"`, `"cap_id":"b"`), "sysecho echo invoke, sysecho b invoke"},
+		"two metrics":       {metrics() + "," + metrics(`"cap_id":"metrics"`, `"cap_id":"more"`), "sys metrics snapshot, sys metrics subscribe, sys more snapshot, sys more subscribe"},
 		"other limits":      {echo(`"rate_limit_rps":10`, `"rate_limit_rps":1`), "sysecho echo invoke"},
 		"keys in any order": {`{"verbs":["invoke"],` + strings.Replace(echo()[1:], `"verbs":["invoke"],`, "", 1), "sysecho echo invoke"},
 	}
@@ -68,6 +69,18 @@ func TestRFC0005Announce(t *testing.T) {
 				}
 				if !slices.Equal(m.ack.Tools, want) || len(m.ack.Rejected) != 0 {
 					t.Errorf("got %v, want %v", m.ack, want)
+				}
+				for _, tool := range want { // what is announced can be called
+					args := `{}`
+					switch {
+					case strings.HasSuffix(tool, ".subscribe"):
+						continue
+					case strings.HasSuffix(tool, ".invoke"):
+						args = `{"message":"ping"}`
+					}
+					if a := r.call(tool, args); a.status != http.StatusOK {
+						t.Errorf("%s: %d %s", tool, a.status, a.body)
+					}
 				}
 			})
 		})

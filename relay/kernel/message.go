@@ -49,6 +49,9 @@ type Request struct {
 	Traced  bool
 	Stream  bool    // the caller accepts a stream
 	Session Session // the client's side of the conversation; may be nil
+	// MarkUntrusted makes invisible characters visible in answers of plugins with
+	// Manifest.Untrusted, and adds MetaUntrusted to their Meta: a model will read them.
+	MarkUntrusted bool
 
 	// InputResponses and RequestState answer an earlier Result that asked for input (MCP
 	// multi round trip, SEP-2322): a JSON object by input name, and the state as it was

@@ -34,6 +34,9 @@ type Manifest struct {
 	// Unlisted tools and resources can be used by who knows their names, but are in no list:
 	// those of a device that may be back in a moment.
 	Unlisted bool
+	// Untrusted plugins answer with text that boards or callers wrote, see
+	// Request.MarkUntrusted.
+	Untrusted bool
 }
 
 // DefaultConcurrency is MaxConcurrency of a plugin that sets none.

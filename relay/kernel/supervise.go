@@ -130,14 +130,14 @@ func (l *loaded) call(ctx context.Context, r *Request) (res *Result, err error) 
 		if err != nil {
 			return nil, err
 		}
-		return &Result{Resource: r.resource, Data: data}, nil
+		return l.markUntrusted(r, &Result{Resource: r.resource, Data: data}), nil
 	}
 	if h, ok := l.plugin.(MethodHandler); ok && r.tool == nil {
 		data, err := h.HandleMethod(ctx, r.Caller, r.Session, r.Method, r.Arguments)
 		if err != nil {
 			return nil, err
 		}
-		return &Result{Data: data}, nil
+		return l.markUntrusted(r, &Result{Data: data}), nil
 	}
 	if res, err = l.plugin.Call(ctx, r); err != nil {
 		return nil, err
@@ -149,7 +149,7 @@ func (l *loaded) call(ctx context.Context, r *Request) (res *Result, err error) 
 	if check := r.tool.CheckResult; check != nil && hasStructured && check(res.Structured) != nil {
 		return nil, errBadResult
 	}
-	return res, nil
+	return l.markUntrusted(r, res), nil
 }
 
 // detachedCall is a call in its own goroutine. Exactly one side finishes it: the
@@ -227,10 +227,11 @@ type supervisedHandler struct {
 
 func (s supervisedHandler) Methods() []string { return s.l.plugin.(MethodHandler).Methods() }
 
-// HandleMethod calls the plugin, for at most its CallTimeout or CallBudget. The error is a
-// *RPCError, ErrNoResource or a *manifest.Error.
+// HandleMethod calls the plugin, for at most its CallTimeout or CallBudget. Invisible characters in
+// untrusted text are shown, as for Request.MarkUntrusted. The error is a *RPCError, ErrNoResource or
+// a *manifest.Error.
 func (s supervisedHandler) HandleMethod(ctx context.Context, c *Caller, session Session, method string, params json.RawMessage) (json.RawMessage, error) {
-	r := &Request{Caller: c, Method: method, Session: session, Arguments: params, plugin: s.l}
+	r := &Request{Caller: c, Method: method, Session: session, Arguments: params, MarkUntrusted: true, plugin: s.l}
 	callCtx, cancel := context.WithTimeoutCause(ctx, r.budget(), errBudget)
 	defer cancel()
 	res, err := s.k.callPlugin(callCtx, s.l, r)

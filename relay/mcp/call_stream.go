@@ -74,7 +74,7 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 		if e != nil {
 			return t.renderError(x, e, kr.TraceID), nil
 		}
-		return t.renderResult(x, &kernel.Result{Structured: last})
+		return t.renderResult(x, &kernel.Result{Structured: last, Meta: kernel.UntrustedMeta})
 	}
 	for n := 0; n < lim.maxFrames; {
 		if f, ok := s.Next(); ok {

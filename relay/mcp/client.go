@@ -204,6 +204,6 @@ func (c *client) collectInput(r *kernel.Request, res *kernel.Result) (*kernel.Re
 	}
 	return &kernel.Request{
 		Caller: r.Caller, ConnID: r.ConnID, Tool: r.Tool, Arguments: r.Arguments, TraceID: r.TraceID, Traced: r.Traced,
-		Session: r.Session, Meta: r.Meta, InputResponses: data, RequestState: res.RequestState,
+		Session: r.Session, Meta: r.Meta, MarkUntrusted: r.MarkUntrusted, InputResponses: data, RequestState: res.RequestState,
 	}, nil
 }

@@ -46,7 +46,7 @@ func (t *tenant) readResource(ctx context.Context, x *exchange, req *sdk.ReadRes
 	}
 	ctx, cancel := x.join(ctx)
 	defer cancel()
-	kr := &kernel.Request{Method: kernel.MethodRead, Caller: x.caller, URI: uri, ConnID: x.sessionID(), Meta: metaOf(req.Params.Meta), TraceID: x.traceID}
+	kr := &kernel.Request{Method: kernel.MethodRead, Caller: x.caller, URI: uri, ConnID: x.sessionID(), Meta: metaOf(req.Params.Meta), MarkUntrusted: true, TraceID: x.traceID}
 	res, err := t.h.opts.Kernel.Call(ctx, kr)
 	switch {
 	case errors.Is(err, kernel.ErrNoResource):

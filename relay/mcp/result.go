@@ -1,11 +1,14 @@
 package mcp
 
 import (
+	"bytes"
 	"encoding/json"
 	"strconv"
 
 	"github.com/go-json-experiment/json/jsontext"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"agentctl/relay/kernel"
 )
 
 // rawJSON is JSON that is encoded as it is.
@@ -79,7 +82,7 @@ const (
 
 // finishResult ends an object. The modern era wants a result type and the server's name
 // in every result, and cache fields in those of lists and reads (cacheMS, below 0: none).
-// meta, if any, is a JSON object with the plugin's own _meta.
+// meta, if any, is the _meta that the kernel and the plugin gave.
 func (t *tenant) finishResult(b *objectBuilder, x *exchange, resultType string, cacheMS int64, meta []byte) *result {
 	if x.modern {
 		b.str("resultType", resultType)
@@ -88,8 +91,8 @@ func (t *tenant) finishResult(b *objectBuilder, x *exchange, resultType string, 
 			b.b = strconv.AppendInt(b.b, cacheMS, 10)
 			b.str("cacheScope", "private")
 		}
-		if len(meta) == 0 {
-			meta = t.h.serverMeta
+		if !bytes.Contains(meta, []byte(sdk.MetaKeyServerInfo)) { // a plugin that is a server names itself
+			meta = kernel.JoinMeta(t.h.serverMeta, meta)
 		}
 	}
 	if len(meta) > 0 {

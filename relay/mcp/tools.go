@@ -211,7 +211,7 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolReq
 	name, tool := t.resolveTool(x.caller, p.Name)
 	cl := &client{x: x, req: req, ctx: ctx}
 	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl, ConnID: x.sessionID(),
-		Meta: metaOf(p.Meta), TraceID: x.traceID, RequestState: p.RequestState}
+		Meta: metaOf(p.Meta), MarkUntrusted: true, TraceID: x.traceID, RequestState: p.RequestState}
 	if tp, ok := p.Meta["traceparent"].(string); ok {
 		if id, ok := edge.ParseTraceparent(tp); ok {
 			kr.TraceID = id

@@ -81,7 +81,7 @@ var noArguments arguments.Object
 // Manifest implements kernel.Plugin.
 func (p *Plugin) Manifest() *kernel.Manifest {
 	return &kernel.Manifest{
-		Name: "directory", Version: "1.0.0", Inline: true,
+		Name: "directory", Version: "1.0.0", Inline: true, Untrusted: true,
 		Tools: []*kernel.Tool{{
 			Name: Tool, Title: "List devices and agents", Description: "The devices and agents of your tenant: who is online and when each gave its last sign of life.",
 			InputSchema: noArguments.Schema(), OutputSchema: json.RawMessage(output), CheckArguments: noArguments.Check,

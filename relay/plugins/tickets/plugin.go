@@ -65,7 +65,7 @@ var (
 
 // Manifest implements kernel.Plugin.
 func (p *Plugin) Manifest() *kernel.Manifest {
-	m := &kernel.Manifest{Name: "tickets", Version: "1.0.0", Resources: resources, MaxConcurrency: maxConcurrency}
+	m := &kernel.Manifest{Name: "tickets", Version: "1.0.0", Resources: resources, MaxConcurrency: maxConcurrency, Untrusted: true}
 	for i := range tools {
 		m.Tools = append(m.Tools, tools[i].tool)
 	}
