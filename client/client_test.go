@@ -256,6 +256,9 @@ func TestPlugins(t *testing.T) {
 	}
 }
 
+// metricsTool is the stream whose frames follow_test.go makes.
+const metricsTool = "sys." + node + ".metrics.subscribe"
+
 // frames is a metric stream with a frame for each number, ended by end.
 func frames(end string, values ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
@@ -275,29 +278,36 @@ func TestMetrics(t *testing.T) {
 		frames int
 		check  func(error) bool
 	}{
-		{"normal close", frames(normal, "1", "2"), 2, func(err error) bool { return err == nil }},
-		{"offline", frames("event: close\ndata: {\"code\":4503,\"reason\":\"device_offline\"}\n\n", "1"), 1, func(err error) bool {
+		{"normal close", frames(normal, at(1, 2)...), 2, func(err error) bool { return err == nil }},
+		{"offline", frames("event: close\ndata: {\"code\":4503,\"reason\":\"device_offline\"}\n\n", at(1)...), 1, func(err error) bool {
 			var e *client.StreamClosedError
 			return errors.As(err, &e) && e.Code == sse.DeviceOffline
 		}},
-		{"broken", frames("", "1"), 1, func(err error) bool {
+		{"broken", frames("", at(1)...), 1, func(err error) bool {
 			var e *client.TransportError
 			return errors.As(err, &e) && e.Kind == client.Broken
 		}},
 		{"not JSON", frames(normal, "{"), 0, isProtocolError},
-		{"unknown event", frames("event: other\ndata: 1\n\n", "1"), 1, isProtocolError},
+		{"no object", frames(normal, "1"), 0, isProtocolError},
+		{"empty object", frames(normal, "{}"), 0, isProtocolError},
+		{"extra key", frames(normal, strings.Replace(at(1)[0], "{", `{"x":1,`, 1)), 0, isProtocolError},
+		{"impossible figure", frames(normal, strings.Replace(at(1)[0], `"cpu_pct":1`, `"cpu_pct":400`, 1)), 0, isProtocolError},
+		{"foreign node", frames(normal, strings.Replace(at(1)[0], node, strings.Repeat("0", 26), 1)), 0, isProtocolError},
+		{"two data lines", frames(normal, strings.Replace(at(1)[0], ",", ",\ndata: ", 1)), 0, isProtocolError},
+		{"a bad one after a good one", frames(normal, at(1)[0], "{}"), 1, isProtocolError},
+		{"unknown event", frames("event: other\ndata: 1\n\n", at(1)...), 1, isProtocolError},
 		{"no stream", answer(200, "hello"), 0, isProtocolError},
 	}
 	for _, tt := range tests {
 		n := 0
-		err := serve(t, tt.h).Metrics(t.Context(), "x", nil, func([]byte) error { n++; return nil })
+		err := serve(t, tt.h).Metrics(t.Context(), metricsTool, nil, func([]byte) error { n++; return nil })
 		if n != tt.frames || !tt.check(err) {
 			t.Errorf("%s: %d frames, %v", tt.name, n, err)
 		}
 	}
 	stop := errors.New("stop")
 	for _, want := range []error{client.ErrStop, stop} {
-		err := serve(t, frames(normal, "1", "2")).Metrics(t.Context(), "x", nil, func([]byte) error { return want })
+		err := serve(t, frames(normal, at(1, 2)...)).Metrics(t.Context(), metricsTool, nil, func([]byte) error { return want })
 		if (want == stop && err != stop) || (want == client.ErrStop && err != nil) {
 			t.Errorf("%v became %v", want, err)
 		}
@@ -321,7 +331,7 @@ func TestNewToken(t *testing.T) {
 			return
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
-		_, _ = io.WriteString(w, "event: metric\ndata: {}\n\nevent: close\ndata: {\"code\":1000,\"reason\":\"normal\"}\n\n")
+		_, _ = io.WriteString(w, "event: metric\ndata: "+at(1)[0]+"\n\nevent: close\ndata: {\"code\":1000,\"reason\":\"normal\"}\n\n")
 	}))
 	defer srv.Close()
 	tokens, failure := []string{"t1", "t2", "t2", "t3"}, error(nil)
@@ -336,23 +346,23 @@ func TestNewToken(t *testing.T) {
 	frames := 0
 	frame := func([]byte) error { frames++; return nil }
 	var refused *client.Error
-	if err := c.Metrics(t.Context(), "x", nil, frame); !errors.As(err, &refused) || refused.Status != 401 || len(got) != 2 {
+	if err := c.Metrics(t.Context(), metricsTool, nil, frame); !errors.As(err, &refused) || refused.Status != 401 || len(got) != 2 {
 		t.Errorf("both refused: %v, %q", err, got)
 	}
 	got = nil
 	// The relay closes normally when a token expires: the end is not that of the reader.
 	var closed *client.StreamClosedError
-	if err := c.Metrics(t.Context(), "x", nil, frame); !errors.As(err, &closed) || closed.Code != sse.Normal || frames != 1 {
+	if err := c.Metrics(t.Context(), metricsTool, nil, frame); !errors.As(err, &closed) || closed.Code != sse.Normal || frames != 1 {
 		t.Errorf("normal close: %v, %d frames", err, frames)
 	}
 	if want := []string{`Bearer t2 {"tool":`, `Bearer t3 {"tool":`}; !slices.Equal(got, want) {
 		t.Errorf("sent %q, want %q", got, want)
 	}
-	if err := newClient(t, client.Options{URL: srv.URL, Token: "t3"}).Metrics(t.Context(), "x", nil, frame); err != nil {
+	if err := newClient(t, client.Options{URL: srv.URL, Token: "t3"}).Metrics(t.Context(), metricsTool, nil, frame); err != nil {
 		t.Errorf("with one token the normal end is no error: %v", err)
 	}
 	got, failure = nil, errors.New("no")
-	if err := c.Metrics(t.Context(), "x", nil, frame); !errors.Is(err, failure) || len(got) > 0 {
+	if err := c.Metrics(t.Context(), metricsTool, nil, frame); !errors.Is(err, failure) || len(got) > 0 {
 		t.Errorf("without a token: %v, %q", err, got)
 	}
 	if _, err := client.New(client.Options{URL: "http://relay.example", NewToken: newToken}); !errors.Is(err, client.ErrCleartext) {

@@ -63,6 +63,7 @@ func follow(t *testing.T, s *script, open func() (*client.Client, error), f clie
 		if err := json.Unmarshal(frame, &v); err != nil {
 			t.Errorf("%s: %v", frame, err)
 		}
+		v.TS -= base
 		frames += fmt.Sprint(v.TS)
 		if v.Backfilled {
 			frames += "b"
@@ -77,10 +78,13 @@ func follow(t *testing.T, s *script, open func() (*client.Client, error), f clie
 	return frames, gaps, err
 }
 
+// base is time 0 of these tests: no frame may be older.
+const base = 1_700_000_000_000
+
 func at(seconds ...int) []string {
 	var out []string
 	for _, s := range seconds {
-		out = append(out, fmt.Sprintf(`{"ts_ms":%d}`, s*1000))
+		out = append(out, fmt.Sprintf(`{"ts_ms":%d,"node_id":%q,"cpu_pct":1,"mem_bytes":1,"mem_total_bytes":2,"disk_pct":3,"load_1m":1,"load_5m":1,"load_15m":1}`, base+s*1000, node))
 	}
 	return out
 }
@@ -101,7 +105,7 @@ func TestFollow(t *testing.T) {
 	if got != "1000 2000 3000 10000 " || retries != 4 || !errors.As(err, &denied) || denied.Status != 401 {
 		t.Errorf("frames %s, %d retries, %v", got, retries, err)
 	}
-	if len(gaps) != 1 || gaps[0] != (client.Gap{FromMS: 3000, ToMS: 10_000, Missed: 6}) {
+	if len(gaps) != 1 || gaps[0] != (client.Gap{FromMS: base + 3000, ToMS: base + 10_000, Missed: 6}) {
 		t.Errorf("gaps %+v", gaps)
 	}
 
@@ -140,8 +144,8 @@ func TestFollowNewToken(t *testing.T) {
 // The gap is filled in order and before the live frame; steps that lack a value stay out.
 func TestFollowBackfill(t *testing.T) {
 	pages := []string{
-		`{"from_ms":2500,"step_ms":1000,"metrics":{"cpu_pct":[1,2],"mem_bytes":[1,1],"mem_total_bytes":[1,1],"disk_pct":[1,1],"load_1m":[1,1],"load_5m":[1,1],"load_15m":[1,1]},"next_cursor":"4500"}`,
-		`{"from_ms":4500,"step_ms":1000,"metrics":{"cpu_pct":[3,null],"mem_bytes":[1,1],"mem_total_bytes":[1,1],"disk_pct":[null,1],"load_1m":[1,1],"load_5m":[1,1],"load_15m":[1.25,1]}}`,
+		`{"from_ms":1700000002500,"step_ms":1000,"metrics":{"cpu_pct":[1,2],"mem_bytes":[1,1],"mem_total_bytes":[1,1],"disk_pct":[1,1],"load_1m":[1,1],"load_5m":[1,1],"load_15m":[1,1]},"next_cursor":"1700000004500"}`,
+		`{"from_ms":1700000004500,"step_ms":1000,"metrics":{"cpu_pct":[3,null],"mem_bytes":[1,1],"mem_total_bytes":[1,1],"disk_pct":[null,1],"load_1m":[1,1],"load_5m":[1,1],"load_15m":[1.25,1]}}`,
 	}
 	s := &script{streams: []http.HandlerFunc{frames("", at(1, 2)...), frames("", at(7, 99)...)}}
 	s.other = func(w http.ResponseWriter, r *http.Request) { answer(200, pages[len(s.history)-1])(w, r) }
@@ -149,11 +153,11 @@ func TestFollowBackfill(t *testing.T) {
 	if got != "1000 2000 3000b 4000b 7000 99000 " || err != nil {
 		t.Errorf("frames %s, %v", got, err)
 	}
-	if len(gaps) != 1 || gaps[0] != (client.Gap{FromMS: 2000, ToMS: 7000, Missed: 4, Filled: 2}) {
+	if len(gaps) != 1 || gaps[0] != (client.Gap{FromMS: base + 2000, ToMS: base + 7000, Missed: 4, Filled: 2}) {
 		t.Errorf("gaps %+v", gaps)
 	}
-	want := `{"from_ms":2500,"to_ms":6500,"step_ms":1000,"metrics":["cpu_pct","mem_bytes","mem_total_bytes","disk_pct","load_1m","load_5m","load_15m"]}`
-	if len(s.history) != 2 || s.history[0] != want || !strings.HasSuffix(s.history[1], `,"cursor":"4500"}`) {
+	want := `{"from_ms":1700000002500,"to_ms":1700000006500,"step_ms":1000,"metrics":["cpu_pct","mem_bytes","mem_total_bytes","disk_pct","load_1m","load_5m","load_15m"]}`
+	if len(s.history) != 2 || s.history[0] != want || !strings.HasSuffix(s.history[1], `,"cursor":"1700000004500"}`) {
 		t.Errorf("asked %q", s.history)
 	}
 

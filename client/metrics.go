@@ -18,8 +18,9 @@ import (
 // object. It returns nil when the stream is closed normally, when ctx ends after the
 // stream began, or when fn returns ErrStop; another error of fn is returned as it is.
 //
-// The events of a stream are a closed set (RFC-0009 §5): metric, ping and close. Any other
-// one is a *ProtocolError.
+// The events of a stream are a closed set (RFC-0009 §5): metric, ping and close. Any other one is
+// a *ProtocolError, and so is a frame that is not exactly what the schema of frames says of the node
+// of the tool: a program that reads frames needs no checks of its own.
 func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn func(frame []byte) error) error {
 	resp, err := c.do(ctx, http.MethodPost, c.URL()+toolsPath, "text/event-stream", newToolCall(tool, arguments))
 	if err != nil {
@@ -29,6 +30,7 @@ func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn fun
 	if err := wantEventStream(resp); err != nil {
 		return err
 	}
+	name, _ := manifest.ParseToolName(manifest.Canonical(tool)) // the relay has accepted it
 	reader := sse.NewReader(resp.Body, sse.ReaderOptions{})
 	for {
 		ev, err := reader.Next()
@@ -42,8 +44,8 @@ func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn fun
 		}
 		switch ev.Type {
 		case "metric":
-			if !json.Valid(ev.Data) {
-				return &ProtocolError{What: "protocol error: the stream sent a frame that is not JSON; closed"}
+			if manifest.CheckFrame(ev.Data, name.NodeID) != nil { // its message is for the relay's operator
+				return &ProtocolError{What: "protocol error: the stream sent a frame that violates its schema, or that is of another node; closed"}
 			}
 			if err := fn(ev.Data); errors.Is(err, ErrStop) {
 				return nil
