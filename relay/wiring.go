@@ -57,6 +57,9 @@ func (r *Relay) openState() (err error) {
 	if r.audit, err = openAudit(r.opt.StateDir); err != nil {
 		return err
 	}
+	if err := r.checkEventLogFile(); err != nil {
+		return err
+	}
 	r.events, err = eventlog.Open(eventlog.Options{
 		Path: filepath.Join(r.opt.StateDir, eventlog.FileName), Logger: r.log.Named("events"), Snapshot: r.snapshotForRetention, Now: r.opt.Now,
 		Watch: r.storage.Watch(storeEvents),
@@ -64,8 +67,11 @@ func (r *Relay) openState() (err error) {
 	if err != nil {
 		return err
 	}
+	if err := r.checkEventLog(); err != nil {
+		return err
+	}
 	r.clock = r.newClockGuard()
-	return nil
+	return r.store.FollowEventLog(r.eventLogRecord)
 }
 
 // snapshotForRetention returns events that stand for those which retention is about to

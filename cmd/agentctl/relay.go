@@ -84,7 +84,7 @@ are folders in --plugin-dir.`,
 				r, err = relay.Open(o)
 			}
 			if err != nil {
-				return relayOpenError(err)
+				return relayOpenError(explainState(cmd, err))
 			}
 			line := readyLine(r)
 			r.OnReady(func() {

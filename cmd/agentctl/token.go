@@ -38,7 +38,7 @@ func tokenStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, err
 	if errors.Is(err, auth.ErrNoState) {
 		err = fmt.Errorf("%w; name the relay's with --state-dir", err)
 	}
-	return s, err
+	return s, explainState(cmd, err)
 }
 
 // stateDirHint is what the next command needs to find the same relay.

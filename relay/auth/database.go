@@ -49,6 +49,13 @@ type database struct {
 	writeSlot       chan struct{} // holds one: the holder runs the next transaction
 	watch           *storage.Watch
 
+	// onRevoke is called with the write slot held after a transaction that has changed
+	// revocations or keys; nil before load has set it.
+	onRevoke func()
+	// revoked is the sum of the counters of revocations and keys after the last transaction,
+	// noted that of the last call. They belong to the holder of the write slot.
+	revoked, noted int64
+
 	mu    sync.Mutex // protects queue
 	queue []*writeOp
 }
@@ -63,8 +70,12 @@ type writeOp struct {
 }
 
 // openDatabase opens both connections. It makes the file itself, because SQLite would make
-// it readable by everyone.
-func openDatabase(d *stateDir) (*database, error) {
+// it readable by everyone; not if it is missing where a relay was set up, unless startOver.
+func openDatabase(d *stateDir, startOver bool) (*database, error) {
+	setUp := d.checkSetUp(StoreMissing)
+	if _, err := d.root.Lstat(dbFile); errors.Is(err, fs.ErrNotExist) && setUp != nil && !startOver {
+		return nil, setUp
+	}
 	createMu.Lock()
 	err := d.create(dbFile)
 	createMu.Unlock()
@@ -100,8 +111,9 @@ func (d *stateDir) openSQL(options string) (*sql.DB, error) {
 func (db *database) close() error { return errors.Join(db.readDB.Close(), db.writeDB.Close()) }
 
 // setUp migrates the schema and runs fn, in one transaction: two processes that open a
-// new directory at once agree on one relay id and one key.
-func (db *database) setUp(fn func(*sql.Tx) error) error {
+// new directory at once agree on one relay id and one key. fn is told whether the database was
+// empty before.
+func (db *database) setUp(fn func(tx *sql.Tx, isNew bool) error) error {
 	deadline := time.Now().Add(busyTimeout)
 	for {
 		err := db.migrate(fn)
@@ -115,7 +127,7 @@ func (db *database) setUp(fn func(*sql.Tx) error) error {
 }
 
 // migrate is one try of setUp. A database of a newer agentctl is refused and not changed.
-func (db *database) migrate(fn func(*sql.Tx) error) error {
+func (db *database) migrate(fn func(*sql.Tx, bool) error) error {
 	tx, err := db.writeDB.Begin()
 	if err != nil {
 		return err
@@ -129,12 +141,13 @@ func (db *database) migrate(fn func(*sql.Tx) error) error {
 		return fmt.Errorf("%s has schema %d, this agentctl knows up to %d: a newer agentctl wrote it; run that one (agentctl version)",
 			dbFile, version, len(migrations))
 	}
+	isNew := version == 0
 	for ; version < len(migrations); version++ {
 		if _, err := tx.Exec(migrations[version] + fmt.Sprintf("PRAGMA user_version = %d", version+1)); err != nil {
 			return err
 		}
 	}
-	if err := fn(tx); err != nil {
+	if err := fn(tx, isNew); err != nil {
 		return err
 	}
 	if err := tx.Commit(); err != nil {
@@ -219,6 +232,10 @@ func (db *database) commitBatch(batch []*writeOp) {
 			op.onCommit()
 		}
 	}
+	if err == nil && db.revoked != db.noted && db.onRevoke != nil {
+		db.noted = db.revoked
+		db.onRevoke()
+	}
 }
 
 // runBatch runs each operation behind a savepoint: one that fails rolls back its own
@@ -248,6 +265,9 @@ func (db *database) runBatch(batch []*writeOp) (err error) {
 		if _, err := tx.Exec(end); err != nil {
 			return err
 		}
+	}
+	if err := tx.QueryRow("SELECT revocations + keys FROM changes").Scan(&db.revoked); err != nil {
+		return err
 	}
 	return tx.Commit()
 }

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"agentctl/manifest"
 )
 
 // A job runs in a process of its own, started from this test binary. It prints one
@@ -46,6 +49,13 @@ func runJob(job string) int {
 			}
 			fmt.Printf("%s\n%s\n", list[0].Token, list[1].Token)
 			os.Exit(0) // nothing is closed, as after kill -9
+		case "revoke-many":
+			jti := manifest.NewULID()
+			if _, err := s.Revoke(context.Background(), RevokeRequest{JTI: jti}); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return 1
+			}
+			os.Stdout.WriteString(jti + "\n")
 		case "rotate":
 			if _, err := s.RotateKeys(context.Background(), RotateRequest{DropOld: i%8 == 0}); err != nil {
 				fmt.Fprintln(os.Stderr, err)
@@ -76,6 +86,27 @@ func job(t *testing.T, name, dir string, n int, env ...string) string {
 		t.Errorf("job %s: %v: %s", name, err, stderr.String())
 	}
 	return string(out)
+}
+
+// killedJob runs a job without an end, kills it after some time and returns what it has printed.
+func killedJob(t *testing.T, name, dir string, after time.Duration) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), "AUTH_TEST_JOB="+name, "AUTH_TEST_DIR="+dir, "AUTH_TEST_N=1000000")
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(after) // the moment of the kill is what the test varies
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	text := out.String()
+	return text[:strings.LastIndexByte(text, '\n')+1]
 }
 
 // Several processes set up one fresh directory at once and mint in it: they agree on

@@ -1,6 +1,8 @@
 package auth
 
 import (
+	"bytes"
+	"database/sql"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +15,17 @@ import (
 	"agentctl/manifest"
 )
 
+// relay.json and the table relay of relay.db hold the same values, so that each of the two can
+// show that the other was lost or exchanged:
+//
+//	relay.json lost or damaged       made anew from the table, nothing is lost
+//	relay.db lost, emptied, foreign  refused (StateError): relay.json knows its id
+//	relay.db older                   refused: relay.json knows how many revocations there were
+//
+// A change is committed to relay.db first and written to relay.json afterwards. A process that
+// ends in between leaves a relay.json that is behind relay.db, which is no error; the reverse
+// cannot come about.
+
 // maxRelayFile bounds relay.json, in bytes.
 const maxRelayFile = 4 << 10
 
@@ -22,43 +35,164 @@ type relayInfo struct {
 	Audience string    `json:"audience"` // claim aud of every token, compared exactly
 	Issuer   string    `json:"issuer"`   // claim iss; equals the audience, as the relay mints its own tokens
 	Created  time.Time `json:"created"`
+	// Stores is the zero value in a file of an agentctl that recorded no stores.
+	Stores storeRecords `json:"stores,omitzero"`
+}
+
+// storeRecords says which stores belong to the relay, and how far they were.
+type storeRecords struct {
+	RelayDB  databaseRecord `json:"relay_db"`
+	EventsDB EventLogRecord `json:"events_db,omitzero"`
+}
+
+// databaseRecord describes relay.db.
+type databaseRecord struct {
+	ID string `json:"id"` // upper case ULID, made with the database
+	// Epoch counts what takes rights away: revocations, changes of keys, used and revoked
+	// invites. It only grows.
+	Epoch int64 `json:"epoch"`
+}
+
+// EventLogRecord describes the event log of a relay. The zero value is none.
+type EventLogRecord struct {
+	ID      string `json:"id"`       // eventlog.Store.ID
+	LastSeq uint64 `json:"last_seq"` // a sequence number that was durable
 }
 
 // audienceRE keeps the audience to printable characters that need no escape in JSON, in
 // an HTTP header or in a shell's double quotes.
 var audienceRE = regexp.MustCompile(`^[!#-\[\]-~]{1,256}$`)
 
-// loadRelayInfo reads relay.json, or makes it. A wanted audience that differs from the
-// file's is written back. before is the audience that the file had, empty when there was
-// no file. The caller holds the database's write lock.
-func loadRelayInfo(d *stateDir, audience string, now time.Time) (info relayInfo, before string, err error) {
-	if audience != "" && !audienceRE.MatchString(audience) {
-		return info, "", fmt.Errorf("not a usable audience: %q (give 1 to 256 printable ASCII characters without spaces, quotes or backslashes)", audience)
-	}
+// errNoRelayFile is relay.json missing, empty or cut off.
+var errNoRelayFile = errors.New("it is missing or damaged")
+
+// readRelayInfo reads relay.json. What is not JSON at all is errNoRelayFile, as a file that is
+// missing: it can be made anew. JSON of another form is of a newer agentctl or of a person.
+func readRelayInfo(d *stateDir) (info relayInfo, err error) {
 	b, err := d.read(relayFile, maxRelayFile)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !jsontext.Value(b).IsValid() {
+		return info, errNoRelayFile
+	}
+	if err != nil {
+		return info, err
+	}
+	err = json.Unmarshal(b, &info, json.RejectUnknownMembers(true))
+	if _, ok := manifest.ParseULID(info.RelayID); err != nil || !ok || !audienceRE.MatchString(info.Audience) {
+		return info, fmt.Errorf("%s is not the JSON object that this agentctl writes; if a newer agentctl wrote it, run that one (agentctl version), else move the file away: it is made anew from %s", relayFile, dbFile)
+	}
+	info.Issuer = info.Audience
+	return info, nil
+}
+
+// readRelayRow returns what relay.db has of relay.json, with the present epoch. ok is false for
+// a database that was not set up as far, or by an agentctl that recorded nothing.
+func readRelayRow(tx *sql.Tx) (info relayInfo, ok bool, err error) {
+	var created int64
+	r := &info.Stores
+	err = tx.QueryRow("SELECT db_id, relay_id, audience, created, events_id, events_seq, (SELECT epoch FROM changes) FROM relay").
+		Scan(&r.RelayDB.ID, &info.RelayID, &info.Audience, &created, &r.EventsDB.ID, &r.EventsDB.LastSeq, &r.RelayDB.Epoch)
+	if errors.Is(err, sql.ErrNoRows) {
+		return info, false, nil
+	}
+	info.Issuer, info.Created = info.Audience, time.Unix(created, 0).UTC()
+	return info, err == nil, err
+}
+
+// setUpInfo compares relay.json with relay.db and returns what holds, which the table relay has
+// afterwards; saveRecord writes it to relay.json. before is the audience that relay.json had, empty
+// for a new or repaired file. isNew reports a database without tables, in which migrate has just
+// made them. The caller holds the write lock.
+func (s *Store) setUpInfo(tx *sql.Tx, o *Options, isNew bool) (info relayInfo, before string, err error) {
+	if o.Audience != "" && !audienceRE.MatchString(o.Audience) {
+		return info, "", fmt.Errorf("not a usable audience: %q (give 1 to 256 printable ASCII characters without spaces, quotes or backslashes)", o.Audience)
+	}
+	row, hasRow, err := readRelayRow(tx)
+	if err != nil {
+		return info, "", err
+	}
+	file, err := readRelayInfo(s.dir)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		info = relayInfo{RelayID: manifest.NewULID(), Created: now.UTC().Truncate(time.Second)}
-		info.Audience = "agentctl:" + info.RelayID
+	case errors.Is(err, errNoRelayFile):
+		info = row
+		if !hasRow {
+			if !isNew && !o.StartOver {
+				return info, "", &StateError{s.dir.path, relayFile, StoreMissing, "or damaged, and " + dbFile + " has no copy of it"}
+			}
+			info = relayInfo{RelayID: manifest.NewULID(), Created: s.now().UTC().Truncate(time.Second)}
+			info.Audience = "agentctl:" + info.RelayID
+		}
 	case err != nil:
 		return info, "", err
 	default:
-		err := json.Unmarshal(b, &info, json.RejectUnknownMembers(true))
-		if _, ok := manifest.ParseULID(info.RelayID); err != nil || !ok || !audienceRE.MatchString(info.Audience) {
-			return info, "", fmt.Errorf("%s is not the JSON object that agentctl writes; restore it from a backup, or remove it and mint every token again", relayFile)
+		if err := s.checkRecord(&file, &row, hasRow, isNew); err != nil && !o.StartOver {
+			return info, "", err
 		}
-		before = info.Audience
+		info, before = file, file.Audience
+		info.Stores = row.Stores
+		if isNew { // o.StartOver: the events of the relay are still its own
+			info.Stores.EventsDB = file.Stores.EventsDB
+		}
 	}
-	if audience != "" {
-		info.Audience = audience
+	if o.Audience != "" {
+		info.Audience = o.Audience
 	}
 	info.Issuer = info.Audience
-	if info.Audience == before {
-		return info, before, nil
+	if info.Stores.RelayDB.ID == "" {
+		info.Stores.RelayDB.ID = manifest.NewULID()
+	}
+	if isNew { // continues to count where a lost database ended
+		info.Stores.RelayDB.Epoch = file.Stores.RelayDB.Epoch + 1
+		if _, err := tx.Exec("UPDATE changes SET epoch = ?", info.Stores.RelayDB.Epoch); err != nil {
+			return info, before, err
+		}
+	}
+	_, err = tx.Exec("INSERT OR REPLACE INTO relay (id, db_id, relay_id, audience, created, events_id, events_seq) VALUES (1, ?, ?, ?, ?, ?, ?)",
+		info.Stores.RelayDB.ID, info.RelayID, info.Audience, info.Created.Unix(), info.Stores.EventsDB.ID, info.Stores.EventsDB.LastSeq)
+	return info, before, err
+}
+
+// checkRecord compares what relay.json records of relay.db with what relay.db has.
+func (s *Store) checkRecord(file, row *relayInfo, hasRow, isNew bool) error {
+	record, is := file.Stores.RelayDB, row.Stores.RelayDB
+	problem := func(what, detail string) error { return &StateError{s.dir.path, dbFile, what, detail} }
+	switch {
+	case isNew: // checkSetUp has refused it, or StartOver wants it
+		return nil
+	case !hasRow && record.ID != "":
+		return problem(StoreOlder, "it is a copy from before an upgrade of agentctl")
+	case hasRow && (file.RelayID != row.RelayID || record.ID != "" && record.ID != is.ID):
+		return problem(StoreForeign, fmt.Sprintf("%s is of the database %s of relay %s, this is %s of relay %s", relayFile, record.ID, file.RelayID, is.ID, row.RelayID))
+	case record.Epoch > is.Epoch:
+		return problem(StoreOlder, fmt.Sprintf("it lacks %d revocations, key changes or uses of invites that %s counts", record.Epoch-is.Epoch, relayFile))
+	}
+	return nil
+}
+
+// saveRecordTx writes relay.json if it is behind relay.db or the event log. It compares the file,
+// so that nothing is written while nothing happens.
+func (s *Store) saveRecordTx(tx *sql.Tx) error {
+	if s.eventLog != nil {
+		r := s.eventLog()
+		if _, err := tx.Exec("UPDATE relay SET events_id = ?1, events_seq = ?2 WHERE events_id <> ?1 OR events_seq < ?2", r.ID, int64(r.LastSeq)); err != nil {
+			return err
+		}
+	}
+	info, _, err := readRelayRow(tx)
+	if err != nil {
+		return err
 	}
 	out, err := json.Marshal(info, jsontext.WithIndent("  "))
 	if err != nil {
-		return info, before, err
+		return err
 	}
-	return info, before, d.replace(relayFile, append(out, '\n'))
+	out = append(out, '\n')
+	switch b, err := s.dir.read(relayFile, maxRelayFile); {
+	case err == nil && bytes.Equal(b, out):
+		return nil
+	case err == nil && len(b) > 0 && !jsontext.Value(b).IsValid():
+		if err := s.dir.root.Rename(relayFile, relayFile+".damaged"); err != nil {
+			return err
+		}
+	}
+	return s.dir.replace(relayFile, out)
 }

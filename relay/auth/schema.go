@@ -16,7 +16,9 @@ package auth
 //	invites      codes that boards and agents join with, as hashes
 //	enrollments  the keys of boards and agents that have joined
 //	keys         the signing keys: which one signs, and which still verify
-//	changes      counters that move with revocations, nodes (not with seen) and keys
+//	changes      counters that move with revocations, nodes (not with seen) and keys; epoch
+//	             moves with everything that takes rights away
+//	relay        one row: a copy of relay.json
 var migrations = []string{
 	`CREATE TABLE tokens (
 		jti    TEXT PRIMARY KEY,
@@ -80,6 +82,7 @@ var migrations = []string{
 		clone_ms INTEGER NOT NULL
 	) STRICT;`,
 	keysSchema,
+	recordSchema,
 }
 
 // joinSchema holds what joining needs. An invite is kept after its end for a while, so that a
@@ -142,3 +145,23 @@ const keysSchema = `
 	) STRICT, WITHOUT ROWID;
 	CREATE UNIQUE INDEX keys_signing ON keys (until) WHERE until = 0;
 	ALTER TABLE changes ADD COLUMN keys INTEGER NOT NULL DEFAULT 0;`
+
+// recordSchema holds the copy of relay.json (relay_info.go). Triggers count the epoch, so that no
+// statement that takes rights away can forget to.
+const recordSchema = `
+	CREATE TABLE relay (
+		id         INTEGER PRIMARY KEY CHECK (id = 1),
+		db_id      TEXT NOT NULL,
+		relay_id   TEXT NOT NULL,
+		audience   TEXT NOT NULL,
+		created    INTEGER NOT NULL,
+		events_id  TEXT NOT NULL,
+		events_seq INTEGER NOT NULL
+	) STRICT;
+	ALTER TABLE changes ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
+	CREATE TRIGGER epoch_changes AFTER UPDATE OF revocations, keys ON changes
+	BEGIN UPDATE changes SET epoch = epoch + 1; END;
+	CREATE TRIGGER epoch_invites AFTER UPDATE OF used, revoked ON invites
+	BEGIN UPDATE changes SET epoch = epoch + 1; END;
+	CREATE TRIGGER epoch_enrollments AFTER UPDATE OF revoked, code_revoked ON enrollments
+	BEGIN UPDATE changes SET epoch = epoch + 1; END;`

@@ -28,8 +28,9 @@ const (
 type stateDir struct {
 	path       string // absolute
 	root       *os.Root
-	uid, gid   int  // the directory's owner
-	chownFiles bool // this process is root and the owner is not: new files are given to the owner
+	lock       *os.File // shared by all who have the directory open, see lockStateDir
+	uid, gid   int      // the directory's owner
+	chownFiles bool     // this process is root and the owner is not: new files are given to the owner
 }
 
 // openStateDir opens a state directory, or makes it with mode 0700. It narrows the mode
@@ -44,8 +45,12 @@ func openStateDir(path string) (*stateDir, error) {
 		return nil, err
 	}
 	d := &stateDir{path: path, root: root}
-	if err := d.checkOwnerAndMode(); err != nil {
-		root.Close()
+	err = d.checkOwnerAndMode()
+	if err == nil {
+		err = d.acquireShared()
+	}
+	if err != nil {
+		d.close()
 		return nil, err
 	}
 	return d, nil
@@ -81,7 +86,12 @@ func (d *stateDir) isRelayDirOrEmpty() bool {
 	return err == nil && len(entries) == 0
 }
 
-func (d *stateDir) close() error { return d.root.Close() }
+func (d *stateDir) close() (err error) {
+	if d.lock != nil {
+		err = d.lock.Close() // which releases it
+	}
+	return errors.Join(err, d.root.Close())
+}
 
 // chownToOwner gives a file that root made to the owner of the directory.
 func (d *stateDir) chownToOwner(name string) error {
@@ -192,6 +202,8 @@ func explain(path string, err error) error {
 	}
 	db, code := filepath.Join(path, dbFile), sqliteCode(err)
 	switch {
+	case errors.As(err, new(*StateError)):
+		return err // names the directory
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), code == sqlite3.SQLITE_READONLY, code == sqlite3.SQLITE_CANTOPEN:
 		return fmt.Errorf("state directory %s cannot be written by this user (uid %d)%s: %w; run this as its owner (sudo), or choose another directory",
 			path, os.Geteuid(), ownerHint(path), err)

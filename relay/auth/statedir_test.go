@@ -14,7 +14,7 @@ func TestFileModes(t *testing.T) {
 	s := openStore(t, Options{StateDir: dir})
 	mint(t, s, MintRequest{Class: "device"})
 	want := map[string]os.FileMode{
-		".": 0o700, relayFile: 0o600, keysDir: 0o700, filepath.Join(keysDir, s.keyring.Load().signKID+".pem"): 0o600,
+		".": 0o700, relayFile: 0o600, lockFile: 0o600, keysDir: 0o700, filepath.Join(keysDir, s.keyring.Load().signKID+".pem"): 0o600,
 		dbFile: 0o600, dbFile + "-wal": 0o600, dbFile + "-shm": 0o600,
 	}
 	found := 0
@@ -92,9 +92,8 @@ func TestOpenRefuses(t *testing.T) {
 		want  []string
 	}{
 		{"everyone may write", func(t *testing.T, dir string) { os.Chmod(dir, 0o777) }, []string{"chmod 0700", "another directory"}},
-		{"relay.json is cut", put(relayFile, `{"relay_id":`), []string{relayFile, "backup"}},
-		{"relay.json has an unknown member", put(relayFile, `{"relay_id":"01ARZ3NDEKTSV4RRFFQ69G5FAV","audience":"a","issuer":"a","created":"2026-01-01T00:00:00Z","x":1}`), []string{relayFile, "backup"}},
-		{"relay.json without audience", put(relayFile, `{"relay_id":"01ARZ3NDEKTSV4RRFFQ69G5FAV"}`), []string{relayFile, "backup"}},
+		{"relay.json has an unknown member", put(relayFile, `{"relay_id":"01ARZ3NDEKTSV4RRFFQ69G5FAV","audience":"a","issuer":"a","created":"2026-01-01T00:00:00Z","x":1}`), []string{relayFile, "newer agentctl", "move the file away"}},
+		{"relay.json without audience", put(relayFile, `{"relay_id":"01ARZ3NDEKTSV4RRFFQ69G5FAV"}`), []string{relayFile, "move the file away"}},
 		{"relay.json is huge", put(relayFile, strings.Repeat(" ", maxRelayFile+1)), []string{relayFile, "move it away"}},
 		{"relay.json is a link", func(t *testing.T, dir string) {
 			os.Remove(filepath.Join(dir, relayFile))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -27,6 +28,9 @@ type Options struct {
 	StateDir string // made with mode 0700 when missing
 	// Existing refuses, with ErrNoState, a directory that no relay has set up yet.
 	Existing bool
+	// StartOver makes a database, or a relay id, that was lost anew instead of refusing the
+	// directory with a StateError.
+	StartOver bool
 	// Audience is claim aud and iss of every token. Empty keeps what relay.json has,
 	// which is "agentctl:<relay id>" at first. Another value is saved, and tokens made
 	// for the old one stop working.
@@ -64,7 +68,8 @@ type Store struct {
 	cache    tokenCache
 	deny     atomic.Pointer[denyList]
 	registry registry
-	flushMu  sync.Mutex // held by flushSeen; taken before registry.mu and database.mu
+	eventLog func() EventLogRecord // nil: no event log is followed
+	flushMu  sync.Mutex            // held by flushSeen; taken before registry.mu and database.mu
 	closed   atomic.Bool
 }
 
@@ -87,47 +92,79 @@ func Open(o Options) (store *Store, err error) {
 		}
 	}()
 	if o.Existing {
-		if _, err := os.Lstat(filepath.Join(path, relayFile)); errors.Is(err, fs.ErrNotExist) {
-			return nil, ErrNoState
-		} else if err != nil {
+		if err := hasState(path); err != nil {
 			return nil, err
 		}
 	}
 	if s.dir, err = openStateDir(path); err != nil {
 		return nil, err
 	}
-	if s.db, err = openDatabase(s.dir); err != nil {
+	if s.db, err = openDatabase(s.dir, o.StartOver); err != nil {
 		return nil, err
 	}
 	s.db.watch = o.Watch
-	return s, s.load(o.Audience)
+	return s, s.load(&o)
+}
+
+// hasState returns ErrNoState for a directory in which no relay was set up. It changes nothing.
+func hasState(path string) error {
+	for _, name := range []string{relayFile, dbFile, keysDir, authorityFile, serverFile, swapFile} {
+		if _, err := os.Lstat(filepath.Join(path, name)); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return ErrNoState
 }
 
 // load reads the state directory into memory, and sets it up if it is new.
-func (s *Store) load(audience string) error {
-	err := s.db.setUp(func(tx *sql.Tx) error {
-		relay, before, err := loadRelayInfo(s.dir, audience, s.now())
-		if err != nil {
+//
+// A process may end after any step. The tables with the relay's id come first, then the first
+// key, then relay.json: each of these shows that the one before was there (checkSetUp).
+func (s *Store) load(o *Options) error {
+	var made bool
+	var before string
+	var isNew bool
+	err := s.db.setUp(func(tx *sql.Tx, isEmpty bool) (err error) {
+		isNew = isEmpty
+		switch err := s.dir.checkSetUp(StoreEmpty); {
+		case isNew && err != nil && !o.StartOver:
+			return err
+		case isNew && err == nil && o.Existing:
+			return ErrNoState
+		}
+		if kids, err := listKIDs(s.dir); isNew && len(kids) > 0 { // they would be adopted, and tokens that were revoked with them
+			return errors.Join(fmt.Errorf("%s has keys of the database that was lost; move it away", keysDir), err)
+		}
+		if s.relay, before, err = s.setUpInfo(tx, o, isNew); err != nil || isNew {
 			return err
 		}
-		made, err := recordKeys(s.dir, tx, s.now())
-		if err != nil {
-			return err
-		}
-		s.relay = relay
-		switch {
-		case before == "":
-			s.log.Info("state directory set up", zap.String("dir", s.dir.path), zap.String("audience", s.relay.Audience))
-		case made:
-			s.log.Warn("the signing key was missing, and a new one was made: tokens that the old one signed are void", zap.String("dir", s.dir.path))
-		case before != s.relay.Audience:
-			s.log.Warn("the audience changed: tokens minted for the old one are refused",
-				zap.String("old", before), zap.String("new", s.relay.Audience))
-		}
-		return nil
+		made, err = recordKeys(s.dir, tx, s.now())
+		return err
 	})
+	if err == nil && isNew {
+		err = s.db.write(context.Background(), func(tx *sql.Tx) (err error) {
+			_, err = recordKeys(s.dir, tx, s.now())
+			return err
+		}, nil)
+	}
+	if err == nil {
+		err = s.saveRecord(context.Background())
+	}
 	if err != nil {
 		return err
+	}
+	s.db.noted, s.db.onRevoke = s.db.revoked, s.saveRecordAfter
+	switch {
+	case isNew:
+		s.log.Info("state directory set up", zap.String("dir", s.dir.path), zap.String("audience", s.relay.Audience))
+	case before == "":
+		s.log.Warn(relayFile+" was missing or damaged, and was made anew from "+dbFile+"; nothing is lost", zap.String("dir", s.dir.path), zap.String("relay_id", s.relay.RelayID))
+	case before != s.relay.Audience:
+		s.log.Warn("the audience changed: tokens minted for the old one are refused",
+			zap.String("old", before), zap.String("new", s.relay.Audience))
+	}
+	if made {
+		s.log.Warn("the signing key was missing, and a new one was made: tokens that the old one signed are void", zap.String("dir", s.dir.path))
 	}
 	if err := s.loadKeyring(context.Background()); err != nil {
 		return err
@@ -153,7 +190,7 @@ func (s *Store) Close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*busyTimeout)
 	defer cancel()
-	return errors.Join(s.flushSeen(ctx), s.closeFiles())
+	return errors.Join(s.flushSeen(ctx), s.saveRecord(ctx), s.closeFiles())
 }
 
 // closeFiles closes what Open has opened, which may be a part.
@@ -168,12 +205,14 @@ func (s *Store) closeFiles() (err error) {
 }
 
 // Run follows what other processes do to the state directory and writes last-seen
-// times, until ctx ends. It then waits for both its goroutines and returns nil.
+// times and the record of the event log, until ctx ends. It then waits for its goroutines and
+// returns nil.
 func (s *Store) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	// Two goroutines: a write may wait for another process's lock, a revocation must not.
+	// A write may wait for another process's lock, a revocation must not.
 	wg.Go(func() { s.runEvery(ctx, PollInterval, "read revocations", s.Refresh) })
 	wg.Go(func() { s.runEvery(ctx, SeenInterval, "save last-seen times", s.flushSeen) })
+	wg.Go(func() { s.runEvery(ctx, RecordInterval, "save the record of the stores", s.saveRecord) })
 	wg.Wait()
 	return nil
 }

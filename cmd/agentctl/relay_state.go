@@ -1,0 +1,22 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/relay/auth"
+)
+
+// explainState adds what to type next to a refused state directory.
+func explainState(cmd *cobra.Command, err error) error {
+	var bad *auth.StateError
+	if !errors.As(err, &bad) {
+		return err
+	}
+	again := stateDirHint(cmd)
+	return exit(exitFailure, "%w\nput the right file back, or restore a backup with: agentctl relay restore BACKUP%s\nor go on without it, which prints what is lost, with: agentctl relay restore --accept-loss %s%s",
+		err, again, bad.Store, again)
+}

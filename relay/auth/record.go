@@ -1,0 +1,114 @@
+package auth
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// RecordInterval is how often Run writes to relay.json how far the event log is. A change of
+// the epoch by a revocation or a key is written at once, and takes the rest along.
+//
+// A write costs a flash disk about 20 KiB, so that a busy relay writes 6 MB a day. What is not
+// noticed is an event log that is put back by less than this.
+const RecordInterval = 5 * time.Minute
+
+// Problems of a store.
+const (
+	StoreMissing = "missing"
+	StoreEmpty   = "empty"
+	StoreOlder   = "older"   // than relay.json says: a copy or a backup was put in its place
+	StoreForeign = "foreign" // of another relay, or made anew
+)
+
+// StateError refuses a state directory in which a store is not the one that the relay had. To
+// go on would bring revoked tokens back to life or drop tickets.
+type StateError struct {
+	Dir     string // the state directory
+	Store   string // relay.db, events.db or relay.json
+	Problem string // StoreMissing, StoreEmpty, StoreOlder or StoreForeign
+	Detail  string // what shows it
+}
+
+// loss says why a store is needed.
+var loss = map[string]string{
+	dbFile:      "without it every revoked token works again, and nobody that has joined is known",
+	relayFile:   "without it every token is refused",
+	"events.db": "without it all tickets and the history are gone",
+}
+
+func (e *StateError) Error() string {
+	text := map[string]string{
+		StoreMissing: "%s is missing in %s (%s); %s",
+		StoreEmpty:   "%s in %s is empty (%s); %s",
+		StoreOlder:   "%s in %s is older than relay.json says (%s); with the right one missing: %s",
+		StoreForeign: "%s in %s is not the one that relay.json names (%s); with the right one missing: %s",
+	}[e.Problem]
+	return fmt.Sprintf(text, e.Store, e.Dir, e.Detail, loss[e.Store])
+}
+
+// EventLog returns what relay.json records of the event log, the zero value for none.
+func (s *Store) EventLog() EventLogRecord { return s.relay.Stores.EventsDB }
+
+// FollowEventLog records the event log that record describes, now, every RecordInterval while
+// Run runs and at Close. What record returns must be durable already: a record ahead of the log
+// would refuse the next start. It is called before Run.
+func (s *Store) FollowEventLog(record func() EventLogRecord) error {
+	s.eventLog = record
+	return s.saveRecord(context.Background())
+}
+
+// ForgetEventLog removes the record of the event log: the next one is taken as it is.
+func (s *Store) ForgetEventLog(ctx context.Context) error {
+	s.eventLog = nil
+	err := s.db.write(ctx, func(tx *sql.Tx) error {
+		_, err := tx.Exec("UPDATE relay SET events_id = '', events_seq = 0")
+		return err
+	}, nil)
+	if err == nil {
+		err = s.saveRecord(ctx)
+	}
+	return err
+}
+
+// saveRecord writes relay.json, see saveRecordTx.
+func (s *Store) saveRecord(ctx context.Context) error {
+	return s.db.write(ctx, s.saveRecordTx, nil)
+}
+
+// saveRecordAfter writes relay.json after a transaction that has changed revocations or keys. The
+// caller holds the write slot. A failure is logged: the change itself is durable in relay.db.
+func (s *Store) saveRecordAfter() {
+	disk, op := s.db.watch.Begin("save "+relayFile), &writeOp{exec: s.saveRecordTx}
+	err := errors.Join(s.db.runBatch([]*writeOp{op}), op.err)
+	disk.End(err)
+	if err != nil {
+		s.log.Warn("a revocation is stored, but not noted in "+relayFile+", where it guards against an older "+dbFile, zap.Error(explain(s.dir.path, err)))
+	}
+}
+
+// checkSetUp refuses to make a new database in a directory where a relay was set up before.
+// With it the keys would be there and the revocations not.
+//
+// The order of the first start makes this safe: relay.db has its tables before any of these
+// files exists. The caller looks at relay.db afterwards, or holds its write lock.
+func (d *stateDir) checkSetUp(problem string) error {
+	found := ""
+	for _, name := range []string{relayFile, authorityFile, serverFile} {
+		if _, err := d.root.Lstat(name); err == nil {
+			found = name
+			break
+		}
+	}
+	if kids, _ := listKIDs(d); found == "" && len(kids) > 0 {
+		found = keyFile(kids[0])
+	}
+	if found == "" {
+		return nil
+	}
+	return &StateError{d.path, dbFile, problem, found + " shows that a relay was set up here"}
+}
