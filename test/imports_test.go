@@ -22,6 +22,7 @@ var rules = []struct {
 	{"manifest", []string{"prober/...", "handlers/...", "control/...", "transport/...", "relay/...", "cmd/..."}, nil, "every package uses the vocabulary, so it may depend on none of them but the JSON decoder"},
 	{"duration", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"atomicfile", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
+	{"sqlitefile", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"suggest", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"enrollment", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"mcplocal", []string{"daemon", "relay", "relay/hub", "transport/link", "cmd/..."}, nil, "it reaches the daemon through the control socket only"},
@@ -64,7 +65,7 @@ var rules = []struct {
 	{"...", []string{"github.com/creachadair/jrpc2/..."}, []string{"control", "relay/plugins/process"}, "JSON-RPC is spoken on the control socket and to external plugins"},
 	{"...", []string{"github.com/santhosh-tekuri/jsonschema/..."}, []string{"manifest", "relay/plugins/process"}, "product schemas belong to manifest, those of external plugins to process"},
 	{"...", []string{"github.com/golang-jwt/..."}, []string{"relay/auth"}, "tokens are issued and verified in one package"},
-	{"...", []string{"modernc.org/..."}, []string{"relay/auth", "relay/eventlog", "relay/storage", "prober/history"}, "a package that stores data owns its database; relay/storage knows SQLite's error codes"},
+	{"...", []string{"modernc.org/..."}, []string{"sqlitefile", "relay/auth", "relay/eventlog", "relay/storage", "prober/history"}, "a package that stores data owns its database; sqlitefile has what their files have in common; relay/storage knows SQLite's error codes"},
 	{"...", []string{"github.com/prometheus/..."}, []string{"relay"}, "packages return Stats; package relay turns them into metrics"},
 }
 
@@ -83,6 +84,7 @@ var allowed = map[string]string{
 	"login":                     "atomicfile config enrollment strictjson transport/enroll transport/link transport/pin",
 	"manifest":                  "strictjson",
 	"mcplocal":                  "control manifest relay/auth relay/kernel relay/mcp transport/edge",
+	"sqlitefile":                "",
 	"suggest":                   "",
 	"transport/clock":           "",
 	"transport/fanout":          "",
