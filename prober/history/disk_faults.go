@@ -15,6 +15,8 @@ import (
 	"go.uber.org/zap"
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
+
+	"agentctl/sqlitefile"
 )
 
 // Faults of the disk. While there is one, its reason is in Stats.State, samples stay in
@@ -85,6 +87,7 @@ func (s *Store) open() error {
 			s.log.Warn("history file did not close", zap.Error(err))
 		}
 	}
+	walErr := lostCommits(s.path)
 	d, err := openDB(s.path)
 	if err != nil {
 		return err
@@ -101,8 +104,24 @@ func (s *Store) open() error {
 	s.mu.Lock()
 	s.hasUndated = s.hasUndated || d.slot != 0
 	s.stats.Rows = d.rows
+	if walErr != nil {
+		s.setErrorLocked(walErr)
+	}
 	s.mu.Unlock()
+	if walErr != nil {
+		s.log.Error("the newest samples of the history are lost", zap.String("path", s.path), zap.Error(walErr))
+	}
 	return nil
+}
+
+// lostCommits reports damage of the write-ahead log, which SQLite takes for its end. The samples
+// behind it are lost, but those before are worth more than a file that is set aside for them.
+func lostCommits(path string) error {
+	err := sqlitefile.ScanWAL(path)
+	if d, ok := errors.AsType[*sqlitefile.WALDamage](err); ok && !d.NoDatabase { // else somebody removed the file
+		return err
+	}
+	return nil // SQLite will report that it cannot read the log
 }
 
 // closeDB closes the file, if it is open. The next use opens it again.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"agentctl/relay/storage"
+	"agentctl/sqlitefile"
 )
 
 const (
@@ -85,6 +85,9 @@ func openDatabase(d *stateDir, startOver bool) (*database, error) {
 	if info, err := d.root.Lstat(dbFile); err != nil || !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file; move it away", dbFile)
 	}
+	if err := sqlitefile.ScanWAL(filepath.Join(d.path, dbFile)); err != nil {
+		return nil, err // SQLite would ignore the transactions behind the damage: revoked tokens would work again
+	}
 	db := &database{dir: d, writeSlot: make(chan struct{}, 1)}
 	if db.writeDB, err = d.openSQL("_journal_mode=WAL&_synchronous=FULL&_txlock=immediate&_defensive=1"); err != nil {
 		return nil, err
@@ -98,9 +101,7 @@ func openDatabase(d *stateDir, startOver bool) (*database, error) {
 
 // openSQL opens one connection to relay.db.
 func (d *stateDir) openSQL(options string) (*sql.DB, error) {
-	dsn := url.URL{Scheme: "file", OmitHost: true, Path: filepath.ToSlash(filepath.Join(d.path, dbFile)),
-		RawQuery: fmt.Sprintf("_busy_timeout=%d&%s", busyTimeout.Milliseconds(), options)}
-	db, err := sql.Open("sqlite", dsn.String())
+	db, err := sql.Open("sqlite", sqlitefile.DSN(filepath.Join(d.path, dbFile), fmt.Sprintf("_busy_timeout=%d&%s", busyTimeout.Milliseconds(), options)))
 	if err == nil {
 		db.SetMaxOpenConns(1)
 	}
@@ -119,7 +120,7 @@ func (db *database) setUp(fn func(tx *sql.Tx, isNew bool) error) error {
 		err := db.migrate(fn)
 		// Switching a new file to WAL fails at once when the file is locked, whatever the
 		// busy timeout says.
-		if sqliteCode(err) != sqlite3.SQLITE_BUSY || time.Now().After(deadline) {
+		if sqlitefile.Code(err) != sqlite3.SQLITE_BUSY || time.Now().After(deadline) {
 			return err
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -225,7 +226,7 @@ func (db *database) commitBatch(batch []*writeOp) {
 		switch {
 		case op.err == nil, errors.Is(op.err, sql.ErrTxDone): // by the end of the transaction's time
 			op.err = err
-		case sqliteCode(op.err) != 0:
+		case sqlitefile.Code(op.err) != 0:
 			op.err = explain(db.dir.path, op.err)
 		}
 		if op.err == nil && op.onCommit != nil {

@@ -8,8 +8,9 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
+
+	"agentctl/sqlitefile"
 )
 
 // Names inside the state directory.
@@ -187,20 +188,13 @@ func (d *stateDir) syncDir(dir string) error {
 	return nil
 }
 
-// sqliteCode returns the primary result code of an SQLite error, 0 for another error.
-func sqliteCode(err error) int {
-	if e, ok := errors.AsType[*sqlite.Error](err); ok {
-		return e.Code() & 0xff
-	}
-	return 0
-}
-
 // explain adds the path and the next step to an error of the state directory.
 func explain(path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	db, code := filepath.Join(path, dbFile), sqliteCode(err)
+	db, code := filepath.Join(path, dbFile), sqlitefile.Code(err)
+	_, walDamaged := errors.AsType[*sqlitefile.WALDamage](err)
 	switch {
 	case errors.As(err, new(*StateError)):
 		return err // names the directory
@@ -209,7 +203,7 @@ func explain(path string, err error) error {
 			path, os.Geteuid(), ownerHint(path), err)
 	case errors.Is(err, syscall.ENOSPC), code == sqlite3.SQLITE_FULL:
 		return fmt.Errorf("state directory %s is on a full disk: %w; free some space (df -h %s)", path, err, path)
-	case code == sqlite3.SQLITE_CORRUPT, code == sqlite3.SQLITE_NOTADB:
+	case code == sqlite3.SQLITE_CORRUPT, code == sqlite3.SQLITE_NOTADB, walDamaged:
 		return fmt.Errorf("%s is damaged: %w; restore it from a backup, or move it away together with %s and mint every token again (with the keys still there, revoked tokens would work again)",
 			db, err, filepath.Join(path, keysDir))
 	case code == sqlite3.SQLITE_BUSY:

@@ -6,15 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
 
-	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
+
+	"agentctl/sqlitefile"
 )
 
 // applicationID identifies the file format: "age" and the version of the schema.
@@ -115,11 +115,14 @@ func (s *Store) openWriter() (recovered bool, err error) {
 		return false, err
 	}
 	s.files = append(s.files, lock)
+	if err := sqlitefile.ScanWAL(path); err != nil {
+		return false, err // SQLite would ignore the events behind the damage
+	}
 	wal, err := os.Lstat(path + "-wal")
 	recovered = err == nil && wal.Size() > 0
 
 	ctx := context.Background()
-	db, err := sql.Open("sqlite", dsn(path, fmt.Sprintf("_busy_timeout=%d&_txlock=immediate&_defensive=1", busyTimeoutMS)))
+	db, err := sql.Open("sqlite", sqlitefile.DSN(path, fmt.Sprintf("_busy_timeout=%d&_txlock=immediate&_defensive=1", busyTimeoutMS)))
 	if err != nil {
 		return false, err
 	}
@@ -207,14 +210,6 @@ func (s *Store) tx(fn func() error) error {
 	return err
 }
 
-// dsn returns the URI of a database file; the driver reads its options from the query.
-func dsn(path, query string) string {
-	if abs, err := filepath.Abs(path); err == nil {
-		path = abs
-	}
-	return (&url.URL{Scheme: "file", OmitHost: true, Path: filepath.ToSlash(path), RawQuery: query}).String()
-}
-
 // createFile makes an empty file for the owner of its directory, if it does not exist.
 // SQLite would make it readable by everyone; its other files take mode and owner of this
 // one.
@@ -251,11 +246,9 @@ func explain(path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	code, dir := 0, filepath.Dir(path)
-	if e, ok := errors.AsType[*sqlite.Error](err); ok {
-		code = e.Code() & 0xff // the primary result code
-	}
-	if code == sqlite3.SQLITE_CORRUPT || code == sqlite3.SQLITE_NOTADB {
+	code, dir := sqlitefile.Code(err), filepath.Dir(path)
+	_, walDamaged := errors.AsType[*sqlitefile.WALDamage](err)
+	if walDamaged || code == sqlite3.SQLITE_CORRUPT || code == sqlite3.SQLITE_NOTADB {
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	switch {

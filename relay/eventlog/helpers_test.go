@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"agentctl/relay/kernel"
+	"agentctl/sqlitefile"
 )
 
 func TestMain(m *testing.M) {
@@ -130,7 +131,7 @@ func all(t testing.TB, r selector, q Query) (events []kernel.Event) {
 // openRaw is a connection of another program, without any of our settings.
 func openRaw(t testing.TB, path string) *sql.DB {
 	t.Helper()
-	db, err := sql.Open("sqlite", dsn(path, ""))
+	db, err := sql.Open("sqlite", sqlitefile.DSN(path, ""))
 	if err != nil {
 		t.Fatal(err)
 	}

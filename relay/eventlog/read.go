@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"agentctl/relay/kernel"
+	"agentctl/sqlitefile"
 )
 
 // A replay reads the log in pages, each in its own read transaction, and calls back between
@@ -115,7 +116,7 @@ func OpenReader(path string) (*Reader, error) {
 // newReader opens connections for reading, maxReaders at most; one stays open between queries. A
 // query beyond that waits for a connection. _query_only makes SQLite refuse writes.
 func newReader(path, options string) (*Reader, error) {
-	db, err := sql.Open("sqlite", dsn(path, fmt.Sprintf("%s&_busy_timeout=%d", options, busyTimeoutMS)))
+	db, err := sql.Open("sqlite", sqlitefile.DSN(path, fmt.Sprintf("%s&_busy_timeout=%d", options, busyTimeoutMS)))
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
+
+	"agentctl/sqlitefile"
 )
 
 // Kind is what is wrong with a store. The words are part of the interface of readyz, of the
@@ -66,6 +68,9 @@ func Classify(err error) Kind {
 	}
 	if e, ok := errors.AsType[*sqlite.Error](err); ok {
 		return classifySQLite(e.Code())
+	}
+	if _, ok := errors.AsType[*sqlitefile.WALDamage](err); ok {
+		return Damaged
 	}
 	var errno syscall.Errno
 	switch {
