@@ -26,6 +26,9 @@ RACE        := $(if $(CC_FOUND),-race -gcflags=modernc.org/sqlite/lib=-race=fals
 RACE_ENV    := $(if $(CC_FOUND),CGO_ENABLED=1 GORACE=atexit_sleep_ms=100,CGO_ENABLED=0)
 # The last nfpm whose dependencies the public module proxy serves.
 NFPM        := $(GO) run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
+# The last syft and govulncheck of which the same holds. They are built for a release only.
+SYFT        := github.com/anchore/syft/cmd/syft@v1.50.0
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # Platforms of a release: GOOS/GOARCH[/GOARM].
 PLATFORMS   := linux/amd64 linux/arm64 linux/arm/6 linux/arm/7 linux/riscv64
 # Of the packages; Debian's armhf is built for ARMv6, so that it runs on every Raspberry Pi.
@@ -34,7 +37,7 @@ FUZZTIME    ?= 60s
 DEMO        ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build board demo test test-slow test-qemu test-board test-32 lint ci cross reproducible deb test-systemd conformance fuzz bench soak clean help
+.PHONY: build board demo test test-slow test-qemu test-board test-32 lint ci cross reproducible deb release vulncheck test-systemd conformance fuzz bench soak clean help
 
 build: ## this machine's binary, full build: bin/agentctl
 	$(BUILD) -o $(BIN)/agentctl ./cmd/agentctl
@@ -84,6 +87,14 @@ deb: board ## Debian packages of both builds: dist/*.deb
 	@NFPM='$(NFPM)' DIST='$(DIST)' PLATFORMS='$(DEB_PLATFORMS)' VERSION='$(VERSION)' BUILT_AT='$(BUILT_AT)' \
 	  HOST_BINARY=$(BIN)/agentctl-board GO='$(GO)' systemd/deb.sh
 
+release: ## binaries, packages, an SPDX document of each binary, and SHA256SUMS: dist/ (some minutes more the first time)
+	rm -rf $(DIST)
+	$(MAKE) cross deb
+	@DIST='$(DIST)' VERSION='$(VERSION)' GO='$(GO)' SYFT='$(SYFT)' release/release.sh
+
+vulncheck: ## known vulnerabilities in what both builds call; says so if the database cannot be reached
+	@GO='$(GO)' GOVULNCHECK='$(GOVULNCHECK)' BOARD_TAG='$(BOARD_TAG)' release/vulncheck.sh
+
 test-systemd: ## units and packages under a real systemd, in a container (needs root; says so and skips)
 	test/systemd/run.sh
 
@@ -117,6 +128,7 @@ ci: build lint test test-slow test-board test-32 cross test-qemu reproducible ##
 	FUZZTIME=3s test/fuzz.sh
 	AGENTCTL=$(CURDIR)/$(BIN)/agentctl test/conformance.sh
 	test/systemd/run.sh
+	$(MAKE) vulncheck
 
 clean:
 	rm -rf $(BIN) $(DIST)
