@@ -2,8 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/json"
-	"io"
 	"net/http"
 	"net/url"
 	"time"
@@ -78,15 +76,7 @@ func (c *Client) adminRequest(ctx context.Context, method, path string, body any
 	if dryRun {
 		path += "?dry_run=true"
 	}
-	resp, err := c.do(ctx, method, c.URL()+path, "application/json", body)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(v); err != nil {
-		return &ProtocolError{"unexpected answer to " + path, err}
-	}
-	return nil
+	return c.request(ctx, method, path, body, v)
 }
 
 // TokenRequest describes a token to make. Empty fields have the relay's defaults.

@@ -65,11 +65,15 @@ func (c *Client) Ready(ctx context.Context) error {
 	return resp.Body.Close()
 }
 
-// getJSON decodes a response of the API.
-//
-// Unknown members are ignored, so that a newer relay can add some.
+// getJSON requests a path of the API and decodes the answer into v.
 func (c *Client) getJSON(ctx context.Context, path string, v any) error {
-	resp, err := c.do(ctx, http.MethodGet, c.URL()+path, "application/json", nil)
+	return c.request(ctx, http.MethodGet, path, nil, v)
+}
+
+// request sends a request to the API and decodes the answer into v. Unknown members are ignored,
+// so that a newer relay can add some.
+func (c *Client) request(ctx context.Context, method, path string, body, v any) error {
+	resp, err := c.do(ctx, method, c.URL()+path, "application/json", body)
 	if err != nil {
 		return err
 	}

@@ -150,7 +150,8 @@ const codeLen = 16
 // codeGroup is the number of characters of a group.
 const codeGroup = 4
 
-// NewCode makes a random code in its canonical form, XXXX-XXXX-XXXX-XXXX.
+// NewCode makes a random code in its canonical form: four groups of four characters, as in
+// 7K3M-9QTR-2HXW-DB5N.
 func NewCode() string {
 	b := make([]byte, codeLen)
 	_, _ = rand.Read(b)
