@@ -37,18 +37,22 @@ type adminCall struct {
 	caller *kernel.Caller
 	body   []byte
 	dryRun bool           // ?dry_run=true: check and answer, change nothing
-	record *kernel.Record // of the audit log; a handler adds the node
+	record *kernel.Record // of the audit log; a handler adds the node and the target
+	begun  bool           // the record of the beginning is on the disk: a change
 }
+
+// adminChange is a change that was checked, to be made. What it returns is the answer.
+type adminChange func() (any, error)
 
 // adminRoutes registers the routes of the administration. Their handlers read the path
 // themselves: checkRequests bypasses the mux's wildcards.
 func (r *Relay) adminRoutes(mux *http.ServeMux) {
-	mux.Handle("PATCH "+nodesPath+"{node}", r.adminRoute("nodes.update", manifest.ScopeNodesWrite, r.patchNode))
-	mux.Handle("DELETE "+nodesPath+"{node}", r.adminRoute("nodes.remove", manifest.ScopeNodesWrite, r.removeNode))
-	mux.Handle("POST "+nodesPath+"{node}/revoke", r.adminRoute("nodes.revoke", manifest.ScopeNodesWrite, r.revokeNode))
-	mux.Handle("POST /v1/tokens", r.adminRoute("tokens.create", manifest.ScopeTokensWrite, r.createToken))
+	mux.Handle("PATCH "+nodesPath+"{node}", r.changeRoute("nodes.update", manifest.ScopeNodesWrite, r.patchNode))
+	mux.Handle("DELETE "+nodesPath+"{node}", r.changeRoute("nodes.remove", manifest.ScopeNodesWrite, r.removeNode))
+	mux.Handle("POST "+nodesPath+"{node}/revoke", r.changeRoute("nodes.revoke", manifest.ScopeNodesWrite, r.revokeNode))
+	mux.Handle("POST /v1/tokens", r.changeRoute("tokens.create", manifest.ScopeTokensWrite, r.createToken))
 	mux.Handle("GET /v1/tokens", r.adminRoute("tokens.list", manifest.ScopeTokensWrite, r.listTokens))
-	mux.Handle("DELETE "+tokensPath+"{jti}", r.adminRoute("tokens.revoke", manifest.ScopeTokensWrite, r.revokeToken))
+	mux.Handle("DELETE "+tokensPath+"{jti}", r.changeRoute("tokens.revoke", manifest.ScopeTokensWrite, r.revokeToken))
 }
 
 // creator is the identity of the caller, for what it gives away.
@@ -70,12 +74,31 @@ func (a *adminCall) checkNoBody() error {
 	return nil
 }
 
+// changeRoute is adminRoute for a change. prepare checks the request, finds out what it is about
+// and changes nothing. The change that it returns is made after the audit log has it on the disk:
+// while that cannot be written, nobody changes anything.
+func (r *Relay) changeRoute(name, scope string, prepare func(*adminCall) (adminChange, error)) http.Handler {
+	return r.adminRoute(name, scope, func(a *adminCall) (any, error) {
+		change, err := prepare(a)
+		if err != nil {
+			return nil, err
+		}
+		if !a.dryRun {
+			if err := r.beginChange(a.req.Context(), *a.record); err != nil {
+				return nil, err
+			}
+			a.begun = true
+		}
+		return change()
+	})
+}
+
 // adminRoute makes a route: it authenticates, checks the scope and the caller's rate, reads
 // the body, and writes the answer and the audit record of what handle decided. name is the
 // name of the operation in the audit log.
 func (r *Relay) adminRoute(name, scope string, handle func(*adminCall) (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		a := &adminCall{req: req, record: &kernel.Record{Tool: name, Decision: kernel.Allowed}}
+		a := &adminCall{req: req, record: &kernel.Record{Tool: name, Decision: kernel.Allowed, Address: r.clientAddr(req)}}
 		a.record.TraceID, _ = edge.TraceID(req)
 		answer, status, err := r.adminAnswer(w, a, scope, handle)
 		if err != nil {
@@ -87,17 +110,28 @@ func (r *Relay) adminRoute(name, scope string, handle func(*adminCall) (any, err
 			if e.Code == manifest.Internal {
 				a.record.Decision = kernel.Failed
 			}
-			r.recordDecision(*a.record)
+			r.endAdmin(a)
+			r.metrics.countDecision(a.record)
+			r.publishRefusal(a.record)
 			r.writeError(w, status, e, a.record.TraceID)
 			return
 		}
 		if a.dryRun {
 			a.record.Reason = "dry_run"
 		}
-		r.audit.write(a.record) // not a call of a tool, so the counters of calls do not count it
+		r.endAdmin(a) // not a call of a tool, so the counters of calls do not count it
 		w.Header().Set("Cache-Control", "no-store")
 		writeJSON(w, answer)
 	})
+}
+
+// endAdmin audits what was decided.
+func (r *Relay) endAdmin(a *adminCall) {
+	if a.begun {
+		r.endChange(a.req.Context(), a.record)
+	} else {
+		r.audit.Write(a.record)
+	}
 }
 
 // adminAnswer makes the checks of adminRoute and calls handle. status is 0 where it follows

@@ -35,7 +35,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 	kr := &kernel.Request{}
 	kr.TraceID, kr.Traced = edge.TraceID(req)
 	if status, e := r.readCall(w, req, kr); e != nil {
-		rec := kernel.Record{Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: kr.TraceID}
+		rec := kernel.Record{Address: r.clientAddr(req), Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: kr.TraceID}
 		if kr.Caller != nil {
 			rec.Tenant, rec.Actor = kr.Caller.Tenant, kr.Caller.Actor
 		}
@@ -198,13 +198,13 @@ func isPluginTool(s string) bool {
 func (r *Relay) authenticate(req *http.Request, transport string) (*kernel.Caller, error) {
 	token, given := edge.Bearer(req)
 	if !given && r.opt.Anonymous {
-		return &kernel.Caller{Tenant: auth.DefaultTenant, Actor: "anonymous", Transport: transport, Scopes: anonymousScopes}, nil
+		return &kernel.Caller{Tenant: auth.DefaultTenant, Actor: "anonymous", Address: r.clientAddr(req), Transport: transport, Scopes: anonymousScopes}, nil
 	}
 	id, err := r.store.Verify(token, auth.ClassAgent)
 	if err != nil {
 		return nil, err
 	}
-	return &kernel.Caller{Tenant: id.Tenant, Actor: id.Subject, JTI: id.JTI, Transport: transport, Scopes: id.Scopes,
+	return &kernel.Caller{Tenant: id.Tenant, Actor: id.Subject, JTI: id.JTI, Address: r.clientAddr(req), Transport: transport, Scopes: id.Scopes,
 		Active: r.store.ActiveFromNow(id)}, nil
 }
 

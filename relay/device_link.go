@@ -254,7 +254,10 @@ func (r *Relay) auditDevice(e hub.AuditEvent) {
 	if e.Close != 0 {
 		reason += " close=" + strconv.Itoa(e.Close)
 	}
-	r.audit.write(&kernel.Record{Tenant: e.Tenant, Actor: e.NodeID, NodeID: e.NodeID, Tool: e.Tool, Decision: decision, Code: e.Code, Reason: reason, TraceID: e.TraceID})
+	r.audit.Write(&kernel.Record{Tenant: e.Tenant, Actor: e.NodeID, Address: e.Address, NodeID: e.NodeID, Tool: e.Tool, Decision: decision, Code: e.Code, Reason: reason, TraceID: e.TraceID})
 	r.metrics.countDeviceEvent(e.Kind)
-	r.log.Info(e.Kind, zap.String("node_id", e.NodeID), zap.Int("close", e.Close))
+	if e.Kind == "device_refused" && !r.mayLogStranger(e.Address) {
+		return // an address that tries again and again has one line a minute
+	}
+	r.log.Info(e.Kind, zap.String("node_id", e.NodeID), zap.Int("close", e.Close), zap.Stringer("address", e.Address))
 }

@@ -137,14 +137,13 @@ func (t transports) Configure(name string, raw json.RawMessage) error {
 func (r *Relay) healthProblems() []string {
 	var problems []string
 	s := r.events.Stats()
-	_, lost := r.audit.stats()
 	for _, p := range []struct {
 		found bool
 		text  string
 	}{
 		{s.LastError != "", "the event log cannot be written: see the relay's log and the disk of its state directory"},
 		{s.RetentionError != "", "retention of the event log fails: see the relay's log"},
-		{lost > 0, "audit lines were lost: see the disk of the state directory"},
+		{r.audit.Stats().Lost > 0, "audit lines were lost: see the disk of the state directory"},
 	} {
 		if p.found {
 			problems = append(problems, p.text)

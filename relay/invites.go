@@ -39,7 +39,7 @@ type createdInvite struct {
 }
 
 // createInvite serves POST /v1/invites.
-func (r *Relay) createInvite(a *adminCall) (any, error) {
+func (r *Relay) createInvite(a *adminCall) (adminChange, error) {
 	var body inviteBody
 	if len(a.body) > 0 && strictjson.Unmarshal(a.body, &body) != nil {
 		return nil, badRequest("body", "the body is one strict JSON object with class, name, tags, scopes, uses, ttl_ms and tenant_id, all optional")
@@ -47,20 +47,22 @@ func (r *Relay) createInvite(a *adminCall) (any, error) {
 	if body.TTLMS < 0 || body.TTLMS > auth.MaxInviteTTL.Milliseconds() {
 		return nil, badRequest("body", "ttl_ms is at most 365 days")
 	}
-	inv, code, err := r.store.CreateInvite(a.req.Context(), auth.InviteRequest{
-		Class: body.Class, Tenant: body.Tenant, Name: body.Name, Tags: body.Tags, Scopes: body.Scopes, Uses: body.Uses,
-		TTL: time.Duration(body.TTLMS) * time.Millisecond, DryRun: a.dryRun,
-		Creator: a.creator(),
-	})
-	if err != nil {
-		return nil, inviteError(err)
-	}
-	a.record.Reason = inv.Prefix // "" in a dry run
-	answer := createdInvite{Code: code, URL: r.URL(), Invite: inv}
-	if sum := r.CASHA256(); sum != "" {
-		answer.CASHA256 = &sum
-	}
-	return answer, nil
+	return func() (any, error) {
+		inv, code, err := r.store.CreateInvite(a.req.Context(), auth.InviteRequest{
+			Class: body.Class, Tenant: body.Tenant, Name: body.Name, Tags: body.Tags, Scopes: body.Scopes, Uses: body.Uses,
+			TTL: time.Duration(body.TTLMS) * time.Millisecond, DryRun: a.dryRun,
+			Creator: a.creator(),
+		})
+		if err != nil {
+			return nil, inviteError(err)
+		}
+		a.record.Reason = inv.Prefix // "" in a dry run
+		answer := createdInvite{Code: code, URL: r.URL(), Invite: inv}
+		if sum := r.CASHA256(); sum != "" {
+			answer.CASHA256 = &sum
+		}
+		return answer, nil
+	}, nil
 }
 
 // inviteError gives a full table its own message: the tenant can do something about it.
@@ -82,7 +84,7 @@ func (r *Relay) listInvites(a *adminCall) (any, error) {
 
 // revokeInvite serves DELETE /v1/invites/PREFIX. It refuses a whole code, which would end up
 // in the logs of proxies.
-func (r *Relay) revokeInvite(a *adminCall) (any, error) {
+func (r *Relay) revokeInvite(a *adminCall) (adminChange, error) {
 	if err := a.checkNoBody(); err != nil {
 		return nil, err
 	}
@@ -92,5 +94,5 @@ func (r *Relay) revokeInvite(a *adminCall) (any, error) {
 		return nil, badRequest("invite", "give the first four characters of the code, as GET /v1/invites lists them")
 	}
 	a.record.Reason = prefix
-	return r.store.RevokeInvite(a.req.Context(), a.caller.Tenant, prefix, a.dryRun)
+	return func() (any, error) { return r.store.RevokeInvite(a.req.Context(), a.caller.Tenant, prefix, a.dryRun) }, nil
 }

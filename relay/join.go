@@ -75,9 +75,9 @@ func (r *Relay) joinRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("GET "+enrollment.EnrollPath, r.enrollNonce)
 	mux.HandleFunc("POST "+enrollment.EnrollPath, r.enroll)
 	mux.HandleFunc("POST "+enrollment.TokenPath, r.renewToken)
-	mux.Handle("POST "+invitesPath, r.adminRoute("invites.create", manifest.ScopeInvitesWrite, r.createInvite))
+	mux.Handle("POST "+invitesPath, r.changeRoute("invites.create", manifest.ScopeInvitesWrite, r.createInvite))
 	mux.Handle("GET "+invitesPath, r.adminRoute("invites.list", manifest.ScopeInvitesWrite, r.listInvites))
-	mux.Handle("DELETE "+invitesPath+"/{prefix}", r.adminRoute("invites.revoke", manifest.ScopeInvitesWrite, r.revokeInvite))
+	mux.Handle("DELETE "+invitesPath+"/{prefix}", r.changeRoute("invites.revoke", manifest.ScopeInvitesWrite, r.revokeInvite))
 }
 
 // joinStatus gives a refusal its status: 401 where the caller must prove more, 410 where
@@ -158,6 +158,7 @@ func (r *Relay) renewToken(w http.ResponseWriter, req *http.Request) {
 		var e *auth.Error
 		if errors.As(err, &e) && body.NodeID != "" && (e.Reason == enrollment.ReasonGenerationUsed || e.Reason == enrollment.ReasonSession && !overtaken) {
 			r.sessions.SuspectClone(body.NodeID)
+			x.rec.Tenant, _ = r.store.NodeTenant(body.NodeID) // an identity that is known, since its key is
 		}
 		x.refuse(err)
 		return
@@ -197,7 +198,7 @@ type exchange struct {
 
 func (r *Relay) newExchange(w http.ResponseWriter, req *http.Request, name string, failures *edge.Limiter, maxFailures int, counts map[string]*atomic.Uint64) *exchange {
 	x := &exchange{r: r, w: w, req: req, failures: failures, max: maxFailures, source: edge.AddressKey(r.opt.TrustedProxies.ClientAddr(req)).String(), counts: counts}
-	x.rec.Tool = name
+	x.rec.Tool, x.rec.Address = name, r.clientAddr(req)
 	x.rec.TraceID, _ = edge.TraceID(req)
 	return x
 }
@@ -275,7 +276,7 @@ func (x *exchange) refuse(err error) {
 	if e.Code == manifest.Internal {
 		x.rec.Decision = kernel.Failed
 	}
-	x.r.audit.write(&x.rec)
+	x.r.audit.Write(&x.rec)
 	x.answer(status, e)
 }
 
@@ -299,5 +300,5 @@ func (x *exchange) served(out *auth.Enrolled) {
 	if out.Class == auth.ClassDevice {
 		x.rec.NodeID = out.Subject
 	}
-	x.r.audit.write(&x.rec)
+	x.r.audit.Write(&x.rec)
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/relay/audit"
 	"agentctl/relay/eventlog"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
@@ -70,20 +71,20 @@ func (c *counters) countDeviceEvent(kind string) {
 
 // snapshot holds the Stats of all packages for one scrape.
 type snapshot struct {
-	r                     *Relay
-	hub                   hub.Stats
-	sse                   sse.Stats
-	mcp                   mcp.Stats
-	kernel                kernel.Stats
-	events                eventlog.Stats
-	auditLines, auditLost uint64
+	r      *Relay
+	hub    hub.Stats
+	sse    sse.Stats
+	mcp    mcp.Stats
+	kernel kernel.Stats
+	events eventlog.Stats
+	audit  audit.Stats
 }
 
 // snapshot reads all Stats. They are not taken at one instant: a total may run ahead of its
 // parts by what happened in between.
 func (r *Relay) snapshot() *snapshot {
 	s := &snapshot{r: r, hub: r.hub.Stats(), sse: r.streams.Stats(), mcp: r.mcp.Stats(), kernel: r.kernel.Stats(), events: r.events.Stats()}
-	s.auditLines, s.auditLost = r.audit.stats()
+	s.audit = r.audit.Stats()
 	return s
 }
 
@@ -134,8 +135,9 @@ var families = []metric{
 	{"agentctl_eventlog_dropped_total", "counter", "Offered events that were not kept.", func(s *snapshot) float64 { return float64(s.events.Dropped) }},
 	{"agentctl_eventlog_commits_total", "counter", "Transactions of the event log.", func(s *snapshot) float64 { return float64(s.events.Commits) }},
 	{"agentctl_eventlog_failed_total", "counter", "Transactions that the disk refused.", func(s *snapshot) float64 { return float64(s.events.FailedCommits) }},
-	{"agentctl_audit_lines_total", "counter", "Audit lines written.", func(s *snapshot) float64 { return float64(s.auditLines) }},
-	{"agentctl_audit_lost_total", "counter", "Audit lines that could not be written.", func(s *snapshot) float64 { return float64(s.auditLost) }},
+	{"agentctl_audit_lines_total", "counter", "Audit lines written.", func(s *snapshot) float64 { return float64(s.audit.Lines) }},
+	{"agentctl_audit_lost_total", "counter", "Audit lines that could not be written.", func(s *snapshot) float64 { return float64(s.audit.Lost) }},
+	{"agentctl_audit_refusals_total", "counter", "Refused requests without a valid identity.", func(s *snapshot) float64 { return float64(s.audit.Refusals) }},
 	{"go_goroutines", "gauge", "Goroutines that exist.", func(*snapshot) float64 { return float64(runtime.NumGoroutine()) }},
 	{"go_heap_bytes", "gauge", "Bytes of live heap objects and of dead ones that are not swept yet.", func(*snapshot) float64 { return heapBytes() }},
 	{"process_cpu_seconds_total", "counter", "User and system CPU time.", func(*snapshot) float64 { return cpuSeconds() }},
@@ -196,6 +198,10 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 		for i := range stores {
 			b = appendSample(b, f.name, `store="`+stores[i].Store+`"`, f.value(&stores[i]))
 		}
+	}
+	b = appendHeader(b, "agentctl_audit_losses_total", "counter", "Audit lines that could not be written, by reason and class of the identity.")
+	for _, l := range s.audit.Losses {
+		b = appendSample(b, "agentctl_audit_losses_total", `reason="`+l.Reason+`",class="`+l.Class+`"`, float64(l.Lines))
 	}
 	b = appendHeader(b, "agentctl_device_events_total", "counter", "Events of device links, by kind.")
 	for _, k := range deviceEventKinds {

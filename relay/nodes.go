@@ -114,7 +114,7 @@ type nodePatch struct {
 }
 
 // patchNode serves PATCH /v1/nodes/NODE: it changes the attributes of a node.
-func (r *Relay) patchNode(a *adminCall) (any, error) {
+func (r *Relay) patchNode(a *adminCall) (adminChange, error) {
 	var p nodePatch
 	if err := strictjson.Unmarshal(a.body, &p); err != nil || p.Name == nil && p.Description == nil && len(p.AddTags)+len(p.RemoveTags) == 0 {
 		return nil, badRequest("body", `the body must be strict JSON with one or more of "name", "add_tags", "remove_tags", "description", and no other keys`)
@@ -124,21 +124,23 @@ func (r *Relay) patchNode(a *adminCall) (any, error) {
 		return nil, err
 	}
 	change := auth.Attributes{Name: p.Name, AddTags: p.AddTags, RemoveTags: p.RemoveTags, Description: p.Description}
-	done, err := r.store.SetNodeAttributes(a.req.Context(), a.caller.Tenant, n.NodeID, change, a.dryRun)
-	switch bad := (*auth.AttributeError)(nil); {
-	case errors.As(err, &bad):
-		return nil, badRequest(bad.Field, bad.Error())
-	case errors.Is(err, auth.ErrNameTaken):
-		return nil, badRequest("name_taken", "another node has this name; give that one another name first, or choose another")
-	case errors.Is(err, auth.ErrNoNode): // removed meanwhile
-		return nil, kernel.NodeDenied()
-	case err != nil:
-		return nil, err
-	}
-	if !a.dryRun {
-		r.kernel.NotifyChange(a.caller.Tenant, kernel.Change{Updated: []string{directory.URI}})
-	}
-	return done, nil
+	return func() (any, error) {
+		done, err := r.store.SetNodeAttributes(a.req.Context(), a.caller.Tenant, n.NodeID, change, a.dryRun)
+		switch bad := (*auth.AttributeError)(nil); {
+		case errors.As(err, &bad):
+			return nil, badRequest(bad.Field, bad.Error())
+		case errors.Is(err, auth.ErrNameTaken):
+			return nil, badRequest("name_taken", "another node has this name; give that one another name first, or choose another")
+		case errors.Is(err, auth.ErrNoNode): // removed meanwhile
+			return nil, kernel.NodeDenied()
+		case err != nil:
+			return nil, err
+		}
+		if !a.dryRun {
+			r.kernel.NotifyChange(a.caller.Tenant, kernel.Change{Updated: []string{directory.URI}})
+		}
+		return done, nil
+	}, nil
 }
 
 // nodeStopped answers a revocation or a removal.
@@ -150,7 +152,7 @@ type nodeStopped struct {
 }
 
 // removeNode serves DELETE /v1/nodes/NODE: it forgets a node and revokes its tokens.
-func (r *Relay) removeNode(a *adminCall) (any, error) {
+func (r *Relay) removeNode(a *adminCall) (adminChange, error) {
 	if err := a.checkNoBody(); err != nil {
 		return nil, err
 	}
@@ -158,22 +160,24 @@ func (r *Relay) removeNode(a *adminCall) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	count, err := r.store.RemoveNode(a.req.Context(), a.caller.Tenant, n.NodeID, a.dryRun)
-	if errors.Is(err, auth.ErrNoNode) {
-		err = kernel.NodeDenied()
-	}
-	if err != nil {
-		return nil, err
-	}
-	if !a.dryRun {
-		r.kernel.NotifyChange(a.caller.Tenant, kernel.Change{Updated: []string{directory.URI}})
-	}
-	return nodeStopped{n.NodeID, n.Name, n.NameSet, count}, nil
+	return func() (any, error) {
+		count, err := r.store.RemoveNode(a.req.Context(), a.caller.Tenant, n.NodeID, a.dryRun)
+		if errors.Is(err, auth.ErrNoNode) {
+			err = kernel.NodeDenied()
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !a.dryRun {
+			r.kernel.NotifyChange(a.caller.Tenant, kernel.Change{Updated: []string{directory.URI}})
+		}
+		return nodeStopped{n.NodeID, n.Name, n.NameSet, count}, nil
+	}, nil
 }
 
 // revokeNode serves POST /v1/nodes/NODE/revoke: it revokes the tokens of a node, which stays
 // registered with its name and its history.
-func (r *Relay) revokeNode(a *adminCall) (any, error) {
+func (r *Relay) revokeNode(a *adminCall) (adminChange, error) {
 	if err := a.checkNoBody(); err != nil {
 		return nil, err
 	}
@@ -181,8 +185,10 @@ func (r *Relay) revokeNode(a *adminCall) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	count, err := r.store.Revoke(a.req.Context(), auth.RevokeRequest{Node: n.NodeID, DryRun: a.dryRun})
-	return nodeStopped{n.NodeID, n.Name, n.NameSet, count}, err
+	return func() (any, error) {
+		count, err := r.store.Revoke(a.req.Context(), auth.RevokeRequest{Node: n.NodeID, DryRun: a.dryRun})
+		return nodeStopped{n.NodeID, n.Name, n.NameSet, count}, err
+	}, nil
 }
 
 // ownNode finds a node of the caller's tenant by its id, its name or a unique prefix of its

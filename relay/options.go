@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/relay/audit"
 	"agentctl/relay/gateway"
 	"agentctl/relay/kernel"
 	"agentctl/transport/edge"
@@ -47,7 +48,10 @@ const PluginConformance = "conformance"
 // or changes anything; what it cannot serve is an *OptionError, from which the caller makes
 // a message in the words of its own flags.
 type Options struct {
-	StateDir      string       // keys, tokens, nodes, event log and audit log
+	StateDir string // keys, tokens, nodes, event log and audit log
+	// AuditMaxBytes and AuditMaxAge bound the audit log; 0 is the default of audit.Options.
+	AuditMaxBytes int64
+	AuditMaxAge   time.Duration
 	Listen        string       // HOST:PORT; default DefaultListen
 	Listener      net.Listener // served instead of Listen; Open takes it over
 	MetricsListen string       // HOST:PORT of /metrics; "" serves none
@@ -131,6 +135,9 @@ func (r *Relay) checkOptions() error {
 		if name != PluginTickets && name != PluginDirectory {
 			return badOption("DisabledPlugins", "plugin %q cannot be left out; %s and %s can", name, PluginTickets, PluginDirectory)
 		}
+	}
+	if o.AuditMaxBytes != 0 && (o.AuditMaxBytes < audit.MinBytes || o.AuditMaxBytes > audit.MaxBytes) {
+		return badOption("AuditMaxBytes", "must be 1 to 65536 MB")
 	}
 	if o.MaxRestarts < 0 {
 		return badOption("MaxRestarts", "%d is below 0", o.MaxRestarts)

@@ -24,6 +24,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/time/rate"
 
+	"agentctl/relay/audit"
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
 	"agentctl/relay/gateway"
@@ -55,7 +56,7 @@ type Relay struct {
 	// State on disk, and what watches it.
 	storage *storage.Monitor
 	store   *auth.Store
-	audit   *auditLog
+	audit   *audit.Log
 	events  *eventlog.Store
 
 	// The packages that it composes.
@@ -88,6 +89,7 @@ type Relay struct {
 	metrics     *counters
 	refusals    *rate.Limiter // of refused calls that are published
 	adminLimits *edge.Limiter // of administrators, see admin.go
+	strangers   *edge.Limiter // of log lines by address, see mayLogStranger
 
 	listener, metricsListener, gatewayListener net.Listener // nil: not served
 
@@ -121,7 +123,7 @@ func Open(opt Options) (r *Relay, err error) {
 	}
 	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener,
 		storage:     storage.New(storage.Options{Logger: opt.Logger}),
-		adminLimits: edge.NewLimiter(maxAdminCallers, true)}
+		adminLimits: edge.NewLimiter(maxAdminCallers, true), strangers: edge.NewLimiter(maxStrangerAddresses, false)}
 	for _, step := range []func() error{
 		r.checkOptions, // before anything is created
 		r.listen,
@@ -292,7 +294,7 @@ func (r *Relay) Close() error {
 		}
 	}
 	if r.audit != nil {
-		errs = append(errs, r.audit.close())
+		errs = append(errs, r.audit.Close())
 	}
 	if r.events != nil {
 		errs = append(errs, r.events.Close())

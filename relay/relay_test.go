@@ -1,13 +1,11 @@
 package relay
 
 import (
-	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"math/big"
@@ -18,7 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"agentctl/relay/kernel"
 	"agentctl/relay/stages"
 )
 
@@ -70,94 +67,6 @@ func TestOptions(t *testing.T) {
 		if _, err := os.Stat(tt.opt.StateDir); err == nil {
 			t.Errorf("%s: the state directory was made", tt.name)
 		}
-	}
-}
-
-// TestAuditWaitsForTheDisk checks that a full disk costs no line and cuts none in two, as
-// long as the buffer holds them; every line beyond is counted as lost.
-func TestAuditWaitsForTheDisk(t *testing.T) {
-	dir := t.TempDir()
-	a, err := openAudit(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	disk := a.file
-	a.file = full
-	rec := kernel.Record{Tenant: "default", Decision: kernel.Allowed, Reason: strings.Repeat("r", 1<<10), TraceID: "x"}
-	const written = 40
-	for range written { // more than maxAuditBuffer holds
-		a.write(&rec)
-	}
-	a.flush()
-	_, lost := a.stats()
-	if lost < 5 || lost > 15 {
-		t.Errorf("%d lines of 1 KiB lost of %d, with %d KiB of buffer", lost, written, maxAuditBuffer>>10)
-	}
-	if err := full.Close(); err != nil {
-		t.Fatal(err)
-	}
-	a.file = disk // it has space again
-	a.flush()
-	if err := a.close(); err != nil {
-		t.Fatal(err)
-	}
-	b, err := os.ReadFile(filepath.Join(dir, "audit.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	kept := bytes.Split(bytes.TrimSuffix(b, []byte("\n")), []byte("\n"))
-	for _, line := range kept {
-		if !json.Valid(line) {
-			t.Fatalf("a cut line: %.80s", line)
-		}
-	}
-	if lines, _ := a.stats(); uint64(len(kept)) != written-lost || lines != written-lost {
-		t.Errorf("%d lines on the disk, %d counted, want %d", len(kept), lines, written-lost)
-	}
-}
-
-// TestAuditRotates checks mode 0600, rotation by size and that four files are kept.
-func TestAuditRotates(t *testing.T) {
-	dir := t.TempDir()
-	a, err := openAudit(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec := kernel.Record{Tenant: "default", Actor: `a"b\c`, Tool: strings.Repeat("t", 60), NodeID: "n", Decision: kernel.Allowed, Reason: strings.Repeat("r", 4<<10), TraceID: "x"}
-	for range 5 * maxAuditFileSize / (4 << 10) {
-		a.write(&rec)
-	}
-	if err := a.close(); err != nil {
-		t.Fatal(err)
-	}
-	for i, name := range []string{"audit.jsonl", "audit.jsonl.1", "audit.jsonl.2", "audit.jsonl.3"} {
-		st, err := os.Stat(filepath.Join(dir, name))
-		if err != nil || st.Mode().Perm() != 0o600 || st.Size() > maxAuditFileSize || (i > 0 && st.Size() < maxAuditFileSize-(8<<10)) {
-			t.Errorf("%s: %v %v", name, st, err)
-		}
-	}
-	if _, err := os.Stat(filepath.Join(dir, "audit.jsonl.4")); err == nil {
-		t.Error("a fifth file")
-	}
-	b, err := os.ReadFile(filepath.Join(dir, "audit.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	line, _, _ := bytes.Cut(b, []byte("\n"))
-	var m map[string]string
-	if err := json.Unmarshal(line, &m); err != nil || m["actor"] != rec.Actor || m["decision"] != "allow" {
-		t.Errorf("%s: %v", line, err)
-	}
-	if lines, lost := a.stats(); lines == 0 || lost != 0 {
-		t.Errorf("%d lines, %d lost", lines, lost)
-	}
-	a.write(&rec) // after the end: counted, not written, no panic
-	if _, lost := a.stats(); lost != 1 {
-		t.Errorf("%d lost", lost)
 	}
 }
 

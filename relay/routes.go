@@ -121,7 +121,7 @@ func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
 	if err != nil {
 		return // answered by the upgrader
 	}
-	r.hub.Attach(conn)
+	r.hub.Attach(conn, r.clientAddr(req))
 }
 
 // readyz is for load balancers: 503 as soon as the relay drains, while its clock cannot be

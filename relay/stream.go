@@ -52,7 +52,7 @@ func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel
 		code = closeCode(sse.Run(ctx, wr, s, func(f *manifest.Frame) []byte { return f.Event }))
 	}
 	_ = wr.Close(code)
-	r.kernel.Audit(kernel.Record{Tenant: kr.Caller.Tenant, Actor: kr.Caller.Actor, Tool: kr.Tool, NodeID: kr.Target().NodeID,
+	r.kernel.Audit(kernel.Record{Tenant: kr.Caller.Tenant, Actor: kr.Caller.Actor, Address: kr.Caller.Address, Tool: kr.Tool, NodeID: kr.Target().NodeID,
 		Decision: kernel.Closed, Reason: "close=" + strconv.Itoa(int(code)), TraceID: kr.TraceID})
 }
 

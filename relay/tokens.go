@@ -37,7 +37,7 @@ type tokenBody struct {
 
 // createToken serves POST /v1/tokens. The answer has the token, which is in no other answer
 // and is not stored.
-func (r *Relay) createToken(a *adminCall) (any, error) {
+func (r *Relay) createToken(a *adminCall) (adminChange, error) {
 	var b tokenBody
 	if len(a.body) > 0 && strictjson.Unmarshal(a.body, &b) != nil {
 		return nil, badRequest("body", "the body is one strict JSON object with class, tenant, subject, scopes, node and ttl_ms, all optional")
@@ -48,15 +48,17 @@ func (r *Relay) createToken(a *adminCall) (any, error) {
 	if b.TTLMS < 0 || b.TTLMS > auth.MaxTTL.Milliseconds() {
 		return nil, badRequest("body", "ttl_ms is at most 10 years")
 	}
-	minted, err := r.store.Mint(a.req.Context(), auth.MintRequest{
-		Class: b.Class, Tenant: b.Tenant, Subject: b.Subject, Scopes: b.Scopes, NodeID: b.Node,
-		TTL: time.Duration(b.TTLMS) * time.Millisecond, DryRun: a.dryRun, Creator: a.creator(),
-	})
-	if err != nil {
-		return nil, mintError(err)
-	}
-	a.record.NodeID = minted[0].NodeID
-	return minted[0], nil
+	return func() (any, error) {
+		minted, err := r.store.Mint(a.req.Context(), auth.MintRequest{
+			Class: b.Class, Tenant: b.Tenant, Subject: b.Subject, Scopes: b.Scopes, NodeID: b.Node,
+			TTL: time.Duration(b.TTLMS) * time.Millisecond, DryRun: a.dryRun, Creator: a.creator(),
+		})
+		if err != nil {
+			return nil, mintError(err)
+		}
+		a.record.NodeID, a.record.Target = minted[0].NodeID, minted[0].JTI
+		return minted[0], nil
+	}, nil
 }
 
 // mintError is the answer to a failed Mint, in constant words.
@@ -118,7 +120,7 @@ func tokenPage(v url.Values) (before string, limit int, err error) {
 
 // revokeToken serves DELETE /v1/tokens/JTI. A token of another tenant gets the answer of one
 // that does not exist.
-func (r *Relay) revokeToken(a *adminCall) (any, error) {
+func (r *Relay) revokeToken(a *adminCall) (adminChange, error) {
 	if err := a.checkNoBody(); err != nil {
 		return nil, err
 	}
@@ -127,12 +129,15 @@ func (r *Relay) revokeToken(a *adminCall) (any, error) {
 	if !ok {
 		return nil, noToken
 	}
-	count, err := r.store.Revoke(a.req.Context(), auth.RevokeRequest{JTI: jti, InTenant: a.caller.Tenant, DryRun: a.dryRun})
-	if errors.Is(err, auth.ErrNoToken) {
-		return nil, noToken
-	}
-	return struct {
-		JTI           string `json:"jti"`
-		RevokedTokens int    `json:"revoked_tokens"`
-	}{jti, count}, err
+	a.record.Target = jti
+	return func() (any, error) {
+		count, err := r.store.Revoke(a.req.Context(), auth.RevokeRequest{JTI: jti, InTenant: a.caller.Tenant, DryRun: a.dryRun})
+		if errors.Is(err, auth.ErrNoToken) {
+			return nil, noToken
+		}
+		return struct {
+			JTI           string `json:"jti"`
+			RevokedTokens int    `json:"revoked_tokens"`
+		}{jti, count}, err
+	}, nil
 }

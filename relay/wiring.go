@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/manifest"
+	"agentctl/relay/audit"
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
 	"agentctl/relay/hub"
@@ -38,7 +39,7 @@ const (
 const (
 	storeIdentities = "relay.db"
 	storeEvents     = eventlog.FileName
-	storeAudit      = "audit"
+	storeAudit      = audit.Store
 )
 
 // Each device is a plugin of the kernel. A hub that is full of devices leaves room for 128
@@ -54,7 +55,11 @@ func (r *Relay) openState() (err error) {
 	if err != nil {
 		return err
 	}
-	if r.audit, err = openAudit(r.opt.StateDir); err != nil {
+	r.audit, err = audit.Open(audit.Options{
+		Dir: r.opt.StateDir, MaxBytes: r.opt.AuditMaxBytes, MaxAge: r.opt.AuditMaxAge, Logger: r.log.Named("audit"),
+		Watch: r.storage.Watch(storeAudit), OnLost: r.onAuditLost,
+	})
+	if err != nil {
 		return err
 	}
 	if err := r.checkEventLogFile(); err != nil {
@@ -108,6 +113,11 @@ func (r *Relay) newKernel() (err error) {
 	r.control = control.New(control.Options{
 		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: pluginLoader{r},
 		Health: r.healthProblems, Level: newLogLevel(r),
+		BeginChange: func(ctx context.Context, kr *kernel.Request, target string) error {
+			rec := kr.Record()
+			rec.Target = target
+			return r.beginChange(ctx, rec)
+		},
 		Metrics:      func() any { return r.stages.Metrics().Stats() },
 		ResetMetrics: func() { r.stages.Metrics().Reset() },
 	})
@@ -213,7 +223,7 @@ func (r *Relay) loadPlugins() error {
 //	kernel       watches of resources, offline devices and agents
 //	store        changes of the state directory by other processes, last-seen times
 //	processes    external plugins
-//	audit        flushes
+//	audit        writes what is queued
 //	storage      faults of the disk: probes and log lines
 //	offline      expiry of offline plugins
 //	openStreams  end of streams whose token was revoked
@@ -230,7 +240,11 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 		wg.Go(func() { r.followAddresses(ctx) })
 	}
 	wg.Go(func() { _ = r.processes.Run(ctx, r.opt.ExternalPlugins...) })
-	wg.Go(func() { r.audit.run(ctx) })
+	wg.Go(func() {
+		if err := r.audit.Run(ctx); err != nil {
+			r.log.Error("the last lines of the audit log are not written", zap.Error(err))
+		}
+	})
 	wg.Go(func() { _ = r.storage.Run(ctx) })
 	wg.Go(func() { r.expireOffline(ctx) })
 	wg.Go(func() { r.openStreams.closeRevoked(ctx) })
@@ -238,15 +252,6 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	for _, b := range r.builtins {
 		wg.Go(func() { _ = b.Run(ctx) })
 	}
-}
-
-// recordDecision receives the kernel's audit records: one for each call, read and opened
-// stream, and one for each closed stream. It runs in the caller's goroutine on every call,
-// so none of the three waits for a client that reads slowly.
-func (r *Relay) recordDecision(rec kernel.Record) {
-	r.audit.write(&rec)
-	r.metrics.countDecision(&rec)
-	r.publishRefusal(&rec)
 }
 
 // ReadPluginManifest reads and checks the plugin.json of an external plugin.

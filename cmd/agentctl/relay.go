@@ -18,7 +18,9 @@ import (
 
 	"agentctl/config"
 	"agentctl/daemon"
+	"agentctl/duration"
 	"agentctl/relay"
+	"agentctl/relay/audit"
 	"agentctl/transport/edge"
 )
 
@@ -32,6 +34,7 @@ const defaultMetricsListen = "127.0.0.1:8461"
 func newRelay() *cobra.Command {
 	var o relay.Options
 	var logLevel, scopeless, sseListen string
+	var auditMB int64
 	var proxies []string
 	c := &cobra.Command{
 		Use:   "relay",
@@ -71,6 +74,7 @@ are folders in --plugin-dir.`,
 					return exit(exitUsage, "--scopeless-until %s is no date of the form 2026-12-31", scopeless)
 				}
 			}
+			o.AuditMaxBytes = auditMB << 20
 			o.Conformance = slices.Contains(o.ExternalPlugins, relay.PluginConformance)
 			o.ExternalPlugins = slices.DeleteFunc(o.ExternalPlugins, func(name string) bool { return name == relay.PluginConformance })
 			if err := relay.RaiseMaxFiles(); err != nil {
@@ -119,6 +123,8 @@ are folders in --plugin-dir.`,
 	f.StringArrayVar(&o.DisabledPlugins, "without", nil, "do not load the built-in plugin `NAME` (repeatable): tickets, directory")
 	f.IntVar(&o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
 	f.BoolVar(&o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
+	f.Int64Var(&auditMB, "audit-max-mb", audit.DefaultMaxBytes>>20, "keep the newest `N` MB of the audit log")
+	f.Var(duration.NewValue(&o.AuditMaxAge, audit.DefaultMaxAge), "audit-max-age", "keep the audit log for `DURATION`, if --audit-max-mb allows it")
 	f.StringVar(&scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
 	f.StringVar(&sseListen, "sse-listen", "", "also run the event gateway, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
 	f.StringSliceVar(&o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
@@ -143,7 +149,7 @@ func trustedProxies(networks []string) (edge.TrustedProxies, error) {
 
 // optionFlags are the flags of the options that relay.Open may refuse.
 var optionFlags = map[string]string{
-	"AllowOrigin": "--allow-origin", "Anonymous": "--anonymous", "DisabledPlugins": "--without", "ExternalPlugins": "--plugin",
+	"AllowOrigin": "--allow-origin", "AuditMaxBytes": "--audit-max-mb", "AuditMaxAge": "--audit-max-age", "Anonymous": "--anonymous", "DisabledPlugins": "--without", "ExternalPlugins": "--plugin",
 	"Listen": "--listen", "MaxRestarts": "--max-restarts", "Parts": "--only", "Public": "--public", "SSE": "--sse-listen", "TLS": "--tls", "TLSCert": "--tls-cert, --tls-key",
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -119,7 +120,7 @@ func startBench(b *testing.B, links int, secure, bare bool) *benchRig {
 			return
 		}
 		if conn, err := link.Upgrade(up, w, req); err == nil {
-			r.hub.Attach(conn)
+			r.hub.Attach(conn, netip.Addr{})
 		}
 	}))
 	if secure {

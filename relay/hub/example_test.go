@@ -3,6 +3,7 @@ package hub_test
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync"
 
 	"agentctl/manifest"
@@ -33,7 +34,7 @@ func Example() {
 	client := link.NewClient(link.ClientOptions{
 		Dial: func(context.Context) (link.Conn, error) {
 			device, relay := link.Pipe()
-			h.Attach(relay)
+			h.Attach(relay, netip.Addr{})
 			return device, nil
 		},
 		Token:      func() (string, error) { return "secret", nil },

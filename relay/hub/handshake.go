@@ -3,6 +3,7 @@ package hub
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"time"
 
 	"agentctl/transport/link"
@@ -15,8 +16,8 @@ import (
 //	linkLocked enters the node into Hub.nodes and the timer wheel
 
 // handshake runs a link's handshake and starts its session.
-func (h *Hub) handshake(conn link.Conn) {
-	var granted link.Grant // for the audit log, if the handshake fails after auth
+func (h *Hub) handshake(conn link.Conn, client netip.Addr) {
+	granted := link.Grant{Address: client} // for the audit log, if the handshake fails
 	var adm admission
 	unfinished := true // counts in h.handshaking
 	s, m, err := link.Accept(h.ctx, conn, link.AcceptOptions{
@@ -26,6 +27,7 @@ func (h *Hub) handshake(conn link.Conn) {
 			if err != nil {
 				return nil, err
 			}
+			g.Address = client
 			granted = *g
 			return g, nil
 		},
@@ -100,7 +102,7 @@ func (h *Hub) serve(s *link.Session, m *link.Manifest, adm *admission) *link.Ref
 
 func (h *Hub) refuse(g link.Grant, code int) {
 	h.refused.Add(1)
-	h.audit(AuditEvent{Kind: "device_refused", Tenant: g.Tenant, NodeID: g.NodeID, Close: code})
+	h.audit(AuditEvent{Kind: "device_refused", Tenant: g.Tenant, NodeID: g.NodeID, Address: g.Address, Close: code})
 }
 
 // mayServeLocked says why no link can be served now; nil: it can.

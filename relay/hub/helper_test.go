@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -333,7 +334,7 @@ func (r *rig) dialOn(subprotocol string) *board {
 		dev, rel = link.Pipe21()
 	}
 	b := &board{t: r.t, conn: dev, wire: &wire{Conn: rel}, in: make(chan link.Envelope, 1024)}
-	r.hub.Attach(b.wire)
+	r.hub.Attach(b.wire, netip.MustParseAddr("192.0.2.1"))
 	go func() {
 		defer close(b.in)
 		for {

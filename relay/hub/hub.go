@@ -4,7 +4,7 @@
 //
 //	h := hub.New(hub.Options{...})
 //	go h.Run(ctx)        // liveness and revocation; waits for the sessions
-//	h.Attach(conn)       // one device link; Options.OnReady hands out its Node
+//	h.Attach(conn, addr) // one device link; Options.OnReady hands out its Node
 //	node.Call(...)       // one command, ended exactly once
 //	node.Subscribe(...)  // one device stream per interval, shared by its subscribers
 //
@@ -34,6 +34,7 @@ package hub
 import (
 	"context"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -122,6 +123,7 @@ type AuditEvent struct {
 	Kind    string
 	Tenant  string
 	NodeID  string
+	Address netip.Addr // of the device; invalid: unknown
 	Tool    string
 	TraceID string // of a command
 	Code    manifest.Code
@@ -165,7 +167,7 @@ type Hub struct {
 	nodes             map[string]*Node              // that have a link
 	lost              map[string]*Node              // that had one a moment ago, see lost.go
 	admitted          map[string]int                // links between auth and ready, by node id
-	waiting           []link.Conn                   // for their handshake
+	waiting           []waitingLink                 // for their handshake
 	recentNodes       int                           // of the last hour
 	searchedAt        time.Time                     // see findCommand
 	wheel             [wheelSize]map[*Node]struct{} // timer wheel of the nodes, see sweep.go

@@ -151,6 +151,9 @@ func (n *Node) inherit(old *Node) {
 // audit reports e as an event of this node.
 func (n *Node) audit(e AuditEvent) {
 	e.Tenant, e.NodeID = n.Tenant(), n.ID()
+	if s := n.session.Load(); s != nil {
+		e.Address = s.Address
+	}
 	n.hub.audit(e)
 }
 

@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"agentctl/transport/link"
@@ -47,16 +48,17 @@ func (h *Hub) countRecent() {
 
 // Attach takes one upgraded link and serves it until it ends. It returns at once, so that
 // the HTTP server's buffers are freed; Run waits for the session. A link over the limits is
-// closed with 4503, in the caller's goroutine.
-func (h *Hub) Attach(conn link.Conn) {
+// closed with 4503, in the caller's goroutine. client is the address of the device, for the audit
+// log; it may be invalid.
+func (h *Hub) Attach(conn link.Conn, client netip.Addr) {
 	h.mu.Lock()
 	full := h.closing || len(h.nodes) >= h.nodeLimit || h.handshaking.Load() >= h.handshakeLimit
 	if !full {
 		h.handshaking.Add(1)
 		if len(h.waiting) == 0 && h.startPace.Allow() {
-			h.startHandshakeLocked(conn)
+			h.startHandshakeLocked(waitingLink{conn, client})
 		} else {
-			h.waiting = append(h.waiting, conn)
+			h.waiting = append(h.waiting, waitingLink{conn, client})
 		}
 	}
 	h.mu.Unlock()
@@ -71,8 +73,14 @@ func (h *Hub) Attach(conn link.Conn) {
 	}
 }
 
-func (h *Hub) startHandshakeLocked(conn link.Conn) {
-	h.wg.Go(func() { h.handshake(conn) })
+// waitingLink is a link whose handshake has not begun.
+type waitingLink struct {
+	conn   link.Conn
+	client netip.Addr
+}
+
+func (h *Hub) startHandshakeLocked(w waitingLink) {
+	h.wg.Go(func() { h.handshake(w.conn, w.client) })
 }
 
 // startWaiting starts the handshakes of the links that wait, at handshakeRate, until ctx ends.
@@ -94,12 +102,12 @@ func (h *Hub) startWaiting(ctx context.Context) {
 		}
 		h.mu.Lock()
 		if len(h.waiting) > 0 && !h.closing {
-			conn := h.waiting[0]
-			h.waiting[0] = nil
+			next := h.waiting[0]
+			h.waiting[0] = waitingLink{}
 			if h.waiting = h.waiting[1:]; len(h.waiting) == 0 {
 				h.waiting = nil // frees the array
 			}
-			h.startHandshakeLocked(conn)
+			h.startHandshakeLocked(next)
 		}
 		h.mu.Unlock()
 	}
@@ -111,9 +119,9 @@ func (h *Hub) refuseWaiting() {
 	waiting := h.waiting
 	h.waiting = nil
 	h.mu.Unlock()
-	for _, conn := range waiting {
+	for _, w := range waiting {
 		h.handshaking.Add(-1)
 		h.refused.Add(1)
-		h.wg.Go(func() { _ = conn.Close(link.CloseDraining, "draining") })
+		h.wg.Go(func() { _ = w.conn.Close(link.CloseDraining, "draining") })
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -63,7 +64,7 @@ func startClient(node, instance string, hub *Hub) *client {
 				return nil, errors.New("connection refused")
 			}
 			dev, rel := link.Pipe()
-			c.hub.Attach(rel)
+			c.hub.Attach(rel, netip.Addr{})
 			return dev, nil
 		},
 		Token: func() (string, error) { return node, nil }, InstanceID: instance, Handler: handler{node},

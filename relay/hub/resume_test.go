@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -84,7 +85,7 @@ func (r *rig) startBoard(node, instance string) *boardSim {
 			}
 			dev, rel := link.Pipe21()
 			b.conns = []link.Conn{dev, rel}
-			b.hub.Attach(rel)
+			b.hub.Attach(rel, netip.Addr{})
 			return dropConn{dev, b}, nil
 		},
 		Token: func() (string, error) { return node, nil }, InstanceID: instance, Handler: simHandler{b},

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -208,7 +209,7 @@ func (b *simBoard) dial(context.Context) (link.Conn, error) {
 	}
 	dev, rel := link.Pipe21()
 	b.newest = &simConn{Conn: dev, f: b.f, random: rand.New(rand.NewPCG(b.links.Uint64(), 0)), ended: make(chan bool)}
-	r.hub.Attach(rel)
+	r.hub.Attach(rel, netip.Addr{})
 	return b.newest, nil
 }
 

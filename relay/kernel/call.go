@@ -30,7 +30,7 @@ func (k *Kernel) Call(ctx context.Context, r *Request) (*Result, error) {
 	k.resolve(r)
 	res, err := k.callInBudget(ctx, r)
 	k.total.calls.Add(1)
-	rec := r.record()
+	rec := r.Record()
 	if err != nil {
 		k.total.errors.Add(1)
 		return nil, k.fail(ctx, r, rec, err)
@@ -40,10 +40,10 @@ func (k *Kernel) Call(ctx context.Context, r *Request) (*Result, error) {
 	return res, nil
 }
 
-// record returns the audit record of a served request. It holds only names with the
+// Record returns the audit record of a served request. It holds only names with the
 // syntax of a tool name: others are text of the caller's choice.
-func (r *Request) record() Record {
-	rec := Record{Tenant: r.Caller.Tenant, Actor: r.Caller.Actor, TraceID: r.TraceID, Decision: Allowed}
+func (r *Request) Record() Record {
+	rec := Record{Tenant: r.Caller.Tenant, Actor: r.Caller.Actor, Address: r.Caller.Address, TraceID: r.TraceID, Decision: Allowed}
 	switch {
 	case r.Method == MethodRead:
 		rec.Reason = "read"

@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"encoding/json"
+	"net/netip"
 
 	"agentctl/manifest"
 )
@@ -14,9 +15,10 @@ type Scopes interface{ Has(scope string) bool }
 // token makes it, with the tenant of the token, and nobody changes it afterwards.
 type Caller struct {
 	Tenant    string
-	Actor     string // token subject
-	JTI       string // token id
-	Transport string // "http", "mcp", "stdio", "inproc"
+	Actor     string     // token subject
+	JTI       string     // token id
+	Address   netip.Addr // of its client, for the audit log; invalid: unknown
+	Transport string     // "http", "mcp", "stdio", "inproc"
 	Scopes    Scopes
 	// Active returns why the identity is no longer valid (expired, revoked), or nil. A nil
 	// function means that it cannot end. Long streams call it once a second.
@@ -154,14 +156,17 @@ const (
 	Denied  Decision = "deny"  // refused before dispatch
 	Failed  Decision = "fail"  // dispatched and failed
 	Closed  Decision = "close" // a stream ended
+	Begun   Decision = "begin" // an administrative change is about to be made; its outcome follows
 )
 
 // Record is one line of the audit log (RFC-0005 §12): never arguments, never results.
 type Record struct {
 	Tenant   string
 	Actor    string
-	Tool     string // only names that passed the name syntax
+	Address  netip.Addr // of the caller's client; invalid: unknown
+	Tool     string     // only names that passed the name syntax
 	NodeID   string
+	Target   string // what an administrative change is about: a jti, an invite's prefix, a plugin, a stage
 	Decision Decision
 	Code     manifest.Code
 	// Reason is a short word: scope, schema, rate, late_ack, a close code.

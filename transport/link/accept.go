@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"net"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -27,6 +28,8 @@ type Grant struct {
 	// it was extended.
 	ExpiresAt time.Time
 	Proved    bool // auth proved the key that the token is bound to
+	// Address is where the device connected from, for the audit log; invalid: unknown.
+	Address netip.Addr
 }
 
 // Refusal is an error that ends a handshake with a close code of the authenticator's

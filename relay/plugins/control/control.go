@@ -8,7 +8,8 @@
 // queue, limit or lock that calls of other plugins hold for long, so that it answers while
 // those are saturated.
 //
-// A change is made in this order: acquire the change slot, apply the change, notify the
+// A change is made in this order: record in the audit log that it begins, acquire the change
+// slot, apply the change, notify the
 // subscribers of its resource, append an event with the actor and the trace id, release the
 // slot, answer. So the event log has the order of the changes. Configurations are logged
 // as their digest, since they may hold secrets.
@@ -122,6 +123,10 @@ type Options struct {
 	ResetMetrics func()
 	// Level is the service log's; nil: it cannot be changed.
 	Level Level
+	// BeginChange records that a request is about to change target, and returns once the record
+	// is on the disk. After an error nothing is changed, and the caller gets the error. nil:
+	// changes are not recorded before they are made.
+	BeginChange func(ctx context.Context, r *kernel.Request, target string) error
 	// Health lists the current problems, a short sentence each; nil: none.
 	Health func() []string
 }
@@ -291,6 +296,22 @@ type Change struct {
 	Trace  string   `json:"trace_id"`
 }
 
+// target is what a change is about, for the audit log.
+func (c *Change) target() string {
+	if c.Scope != "" && c.Scope != "global" {
+		return c.Name + " " + c.Scope
+	}
+	return c.Name
+}
+
+// begin calls BeginChange.
+func (p *Plugin) begin(ctx context.Context, r *kernel.Request, target string) error {
+	if p.opt.BeginChange == nil {
+		return nil
+	}
+	return p.opt.BeginChange(ctx, r, target)
+}
+
 // appendTimeout bounds the append of the event of a change that has been made. It is below
 // kernel.CallBudget, so that the caller learns that the event is missing.
 const appendTimeout = 2 * time.Second
@@ -301,6 +322,14 @@ const appendTimeout = 2 * time.Second
 // A change whose event cannot be appended stays in force, and the error says so: undoing it
 // could fail as well. Subscribers are notified before the append, which may take long.
 func (p *Plugin) change(ctx context.Context, r *kernel.Request, typ, uri string, c Change, do func() error) error {
+	if err := p.begin(ctx, r, c.target()); err != nil {
+		return err
+	}
+	return p.apply(ctx, r, typ, uri, c, do)
+}
+
+// apply is change without the record in the audit log of its beginning.
+func (p *Plugin) apply(ctx context.Context, r *kernel.Request, typ, uri string, c Change, do func() error) error {
 	select {
 	case p.changeSlot <- struct{}{}:
 	case <-ctx.Done():

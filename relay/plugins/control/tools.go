@@ -314,10 +314,13 @@ func (p *Plugin) load(ctx context.Context, r *kernel.Request, a *args, action st
 		return nil, &manifest.Error{Code: manifest.RateLimited, Message: "other plugins are being loaded; retry in a moment", RetryAfterMS: 1000, Reason: "loading"}
 	}
 	defer func() { <-p.loadSlots }()
+	if err := p.begin(ctx, r, a.Name); err != nil {
+		return nil, err
+	}
 	if err := do(p.opt.Plugins, ctx, a.Name); err != nil {
 		return nil, err
 	}
-	err := p.change(context.WithoutCancel(ctx), r, EventPlugin, PluginsURI, Change{Action: action, Name: a.Name}, func() error { return nil })
+	err := p.apply(context.WithoutCancel(ctx), r, EventPlugin, PluginsURI, Change{Action: action, Name: a.Name}, func() error { return nil })
 	return map[string]string{"name": a.Name}, err
 }
 

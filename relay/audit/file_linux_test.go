@@ -1,4 +1,4 @@
-package relay
+package audit
 
 import (
 	"os"
@@ -17,9 +17,9 @@ func TestAuditFile(t *testing.T) {
 		if err := plant(filepath.Join(dir, "audit.jsonl")); err != nil {
 			t.Fatal(err)
 		}
-		a, err := openAudit(dir)
+		a, err := Open(Options{Dir: dir})
 		if err == nil {
-			_ = a.close()
+			_ = a.Close()
 			t.Errorf("a %s is opened", name)
 		}
 		if _, err := os.Lstat(filepath.Join(dir, "elsewhere")); err == nil {

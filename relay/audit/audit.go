@@ -1,0 +1,361 @@
+// Package audit is the audit log of a relay: who asked for what, and what was decided.
+//
+//	log, err := audit.Open(audit.Options{Dir: stateDir})
+//	go log.Run(ctx)
+//	log.Write(&record)                 // never waits for the disk
+//	err = log.Commit(ctx, &record)     // on the disk when it returns nil
+//
+// It writes two files of the state directory, both 0600, one JSON object a line:
+//
+//	audit.jsonl     decisions about known identities: one line each
+//	refusals.jsonl  refusals of callers without a valid token: one line for each address
+//	                and minute, so that strangers cannot push decisions out of the log
+//
+//	{"ts":"2026-01-02T03:04:05.678Z","tenant":"default","actor":"ci","address":"192.0.2.7",
+//	 "tool":"sys.….snapshot","node_id":"…","decision":"allow","trace_id":"…"}
+//	{"ts":"2026-01-02T03:04:05.678Z","until":"…","address":"192.0.2.9","count":935,
+//	 "reasons":{"no_token":935},"trace_id":"…"}
+//
+// Empty members are left out. Arguments and results are not in it, so that the files hold no
+// data of boards or callers.
+//
+// Records wait in a bounded queue, in which every identity has a share (queue.go), until one
+// goroutine writes them (writer.go). A record that finds no space is lost and counted. A line is
+// in the file within 200 ms and synced within about a second after that: a power cut loses at
+// most what is younger, and the death of the process what is younger than 200 ms. What was
+// committed is never lost.
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/relay/kernel"
+	"agentctl/relay/storage"
+)
+
+// Names of the files in the state directory. Older parts have a number: audit.jsonl.1 is the
+// newest of them.
+const (
+	Store            = "audit" // the name of the store in package storage
+	FileName         = "audit.jsonl"
+	RefusalsFileName = "refusals.jsonl"
+)
+
+// Defaults and bounds of Options.
+const (
+	DefaultMaxAge   = 90 * 24 * time.Hour
+	DefaultMaxBytes = 256 << 20
+	MinBytes        = 1 << 20
+	MaxBytes        = 64 << 30
+)
+
+// maxRefusalBytes bounds refusals.jsonl with its older parts.
+const maxRefusalBytes = 32 << 20
+
+// Times of the log.
+const (
+	writeInterval  = 200 * time.Millisecond // a record waits at most so long for a healthy disk
+	syncInterval   = time.Second
+	commitTimeout  = 2 * time.Second // of Commit
+	closeTimeout   = time.Second     // for the last writes at the end
+	reportInterval = time.Minute     // between two calls of Options.OnLost
+)
+
+var (
+	// ErrStorage is wrapped by the errors of Commit: the record is not on the disk.
+	ErrStorage = errors.New("the audit log cannot be written")
+	// ErrHung is returned by Run and Close when the disk does not answer. The writer's
+	// goroutine is left behind: a write that hangs cannot be canceled.
+	ErrHung = errors.New("audit: the disk does not answer; the writer is left behind")
+
+	errBusy    = errors.New("too many administrative changes wait for the disk")
+	errTimeout = errors.New("the disk did not answer in time")
+	errStopped = errors.New("the relay is stopping")
+)
+
+// Options configure a Log.
+type Options struct {
+	Dir string // the state directory
+	// MaxBytes bounds audit.jsonl with its older parts; 0: DefaultMaxBytes. At least MinBytes.
+	MaxBytes int64
+	// MaxAge is how long decisions are kept, if MaxBytes allows it; 0: DefaultMaxAge, below 0:
+	// for ever. Whole parts are removed, so that some lines stay an eighth longer. It is counted
+	// from the relay's uptime, not from a clock that may jump (aging.go).
+	MaxAge time.Duration
+	Logger *zap.Logger    // nil: none
+	Watch  *storage.Watch // sees the operations on the disk and losses; nil: none
+	// OnLost is called when records were lost, with their number since the last call, at most
+	// once a minute. It runs in the goroutine of Run and must not block.
+	OnLost func(lost []Loss)
+}
+
+// Log is an open audit log. Its methods may be called by several goroutines.
+type Log struct {
+	opt      Options
+	queue    queue
+	refusals refusals
+	wake     chan struct{} // capacity 1: the writer has something to do at once
+
+	// The writer's files are used by the goroutine that holds ioMu. Nothing else waits for it.
+	ioMu   sync.Mutex
+	writer writer
+	closed atomic.Bool
+	hung   atomic.Bool // Run gave the writer up
+
+	lines        atomic.Uint64
+	losses       losses
+	reportedLost uint64 // of Run
+}
+
+// Open opens the files for appending. Nothing is written before Run or Close.
+func Open(o Options) (*Log, error) {
+	if o.MaxBytes == 0 {
+		o.MaxBytes = DefaultMaxBytes
+	}
+	if o.MaxAge == 0 {
+		o.MaxAge = DefaultMaxAge
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	if o.MaxBytes < MinBytes {
+		return nil, fmt.Errorf("audit: at least %d bytes", MinBytes)
+	}
+	l := &Log{opt: o, wake: make(chan struct{}, 1)}
+	l.writer = writer{
+		log:       l,
+		decisions: newRotatingFile(filepath.Join(o.Dir, FileName), o.MaxBytes, o.MaxAge, o.Watch),
+		refusals:  newRotatingFile(filepath.Join(o.Dir, RefusalsFileName), maxRefusalBytes, o.MaxAge, o.Watch),
+		lastTaken: time.Now(),
+	}
+	l.refusals.reset()
+	if err := l.writer.decisions.open(); err != nil {
+		return nil, err
+	}
+	if err := l.writer.refusals.open(); err != nil {
+		_ = l.writer.decisions.close()
+		return nil, err
+	}
+	o.Watch.SetProbe(l.probe)
+	return l, nil
+}
+
+// Write appends a record. It does not wait for the disk, and allocates nothing in the common case.
+// A record without a tenant is about a caller without a valid identity, and is counted in
+// refusals.jsonl.
+func (l *Log) Write(r *kernel.Record) {
+	if r.Tenant == "" {
+		l.refusals.add(r)
+		return
+	}
+	reason, wake := l.queue.add(r)
+	if reason != noLoss {
+		l.losses.add(reason, classOf(r), 1)
+	}
+	if wake {
+		l.wakeWriter()
+	}
+}
+
+// Commit writes a record and returns once it is on the disk, or after at most 2 s with an error
+// that wraps ErrStorage, or with the error of ctx. A record that failed may be in the file all the
+// same, so commit what is about to be done, and what came of it afterwards.
+func (l *Log) Commit(ctx context.Context, r *kernel.Record) error {
+	c := &commit{entry: entry{record: *r, unixNano: time.Now().UnixNano()}, done: make(chan error, 1)}
+	if err := l.queue.addCommit(c); err != nil {
+		l.losses.add(lostFull, classAdmin, 1)
+		return storageError(err)
+	}
+	l.wakeWriter()
+	timer := time.NewTimer(commitTimeout)
+	defer timer.Stop()
+	var err error
+	select {
+	case err = <-c.done:
+		if err == nil {
+			return nil
+		}
+	case <-timer.C:
+		err = errTimeout
+	case <-ctx.Done():
+		c.abandoned.Store(true)
+		return ctx.Err()
+	}
+	c.abandoned.Store(true)
+	l.losses.add(lostStorage, classAdmin, 1)
+	return storageError(err)
+}
+
+// storageError is what the callers of Commit get: a fault of the store, which says so to clients.
+func storageError(err error) error {
+	kind := storage.Classify(err)
+	switch {
+	case errors.Is(err, errTimeout):
+		kind = storage.Hung
+	case errors.Is(err, errBusy), errors.Is(err, errStopped):
+		kind = storage.Slow
+	case errors.Is(err, errLarge):
+		kind = storage.Full
+	case kind == "":
+		kind = storage.Failing
+	}
+	return &storage.Error{Store: Store, Kind: kind, Err: fmt.Errorf("%w: %w", ErrStorage, err)}
+}
+
+// probe finds out whether the disk takes lines again, by a sync: nothing is written.
+func (l *Log) probe(ctx context.Context) error {
+	c := &commit{isProbe: true, done: make(chan error, 1)}
+	if err := l.queue.addCommit(c); err != nil {
+		return nil // others will find out
+	}
+	l.wakeWriter()
+	select {
+	case err := <-c.done:
+		return err
+	case <-ctx.Done():
+		c.abandoned.Store(true)
+		return ctx.Err()
+	}
+}
+
+func (l *Log) wakeWriter() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run writes what is queued until ctx ends, and then what is left. When the disk hangs at the
+// end it returns ErrHung after a second.
+func (l *Log) Run(ctx context.Context) error {
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() { // not waited for if the disk hangs
+		defer close(ended)
+		l.runWriter(stop)
+	}()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+			l.report()
+		}
+	}
+	close(stop)
+	err := waitClosed(ended)
+	l.hung.Store(err != nil)
+	return err
+}
+
+// waitClosed waits for the last writes.
+func waitClosed(ended <-chan struct{}) error {
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case <-ended:
+		return nil
+	case <-timer.C:
+		return ErrHung
+	}
+}
+
+// report reports lost records: to the monitor as they come, to OnLost once a minute. The problem
+// stays until a restart, because a lost line cannot be made up for.
+func (l *Log) report() {
+	if n := l.Stats().Lost; n != l.reportedLost {
+		l.reportedLost = n
+		l.opt.Watch.Report("lost", storage.Problem{Kind: storage.Lost, Warning: true,
+			Detail: fmt.Sprintf("%d lines since the relay was started", n)})
+	}
+	if l.opt.OnLost == nil {
+		return
+	}
+	if lost := l.losses.unreported(time.Now()); len(lost) > 0 {
+		l.opt.OnLost(lost)
+	}
+}
+
+// Close writes what is queued and closes the files. Records that come later are lost. It may be
+// called more than once, and is called after Run.
+func (l *Log) Close() error {
+	if l.closed.Swap(true) {
+		return nil
+	}
+	defer func() { l.losses.addQueued(l.queue.close()) }()
+	if l.hung.Load() {
+		return nil // Run has said so
+	}
+	var failed error // read only after ended
+	ended := make(chan struct{})
+	go func() { // not waited for if the disk hangs
+		defer close(ended)
+		l.ioMu.Lock()
+		defer l.ioMu.Unlock()
+		l.writer.pass(true)
+		l.writer.giveUp()
+		failed = errors.Join(l.writer.decisions.close(), l.writer.refusals.close())
+	}()
+	if err := waitClosed(ended); err != nil {
+		return err
+	}
+	return failed
+}
+
+// Flush writes and syncs what is queued, refusals included, and waits for the disk.
+func (l *Log) Flush() {
+	l.ioMu.Lock()
+	defer l.ioMu.Unlock()
+	l.writer.pass(true)
+}
+
+// Stats are counters since the start.
+type Stats struct {
+	Lines uint64 // that were written, to both files
+	Lost  uint64 // records that were not
+	// Losses says why records were lost, and whose: all combinations, in a fixed order.
+	Losses []Loss
+	// Refusals counts refused requests without a valid identity.
+	Refusals uint64
+}
+
+// Stats returns the counters. It waits for no disk.
+func (l *Log) Stats() Stats {
+	s := Stats{Lines: l.lines.Load(), Losses: l.losses.all(), Refusals: l.refusals.total.Load()}
+	for _, loss := range s.Losses {
+		s.Lost += loss.Lines
+	}
+	return s
+}
+
+// Append writes one record into the audit log of a state directory, whose relay may be running,
+// and syncs it. It is for commands that change the directory themselves.
+func Append(dir string, r *kernel.Record) (err error) {
+	f, err := openRegular(filepath.Join(dir, FileName))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	var b []byte
+	if torn, err := endsTorn(f); err != nil {
+		return err
+	} else if torn {
+		b = append(b, '\n')
+	}
+	e := entry{record: *r, unixNano: time.Now().UnixNano()}
+	if _, err = f.Write(appendLine(b, &e)); err != nil { // one write: lines of two processes do not mix
+		return fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	if err = f.Sync(); err != nil {
+		return fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	return nil
+}

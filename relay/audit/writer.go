@@ -1,0 +1,152 @@
+package audit
+
+import (
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// chunkSize is how many bytes are written at once, about.
+const chunkSize = 64 << 10
+
+// writer writes what is queued. It is used by one goroutine at a time, the holder of Log.ioMu,
+// which alone waits for the disk. What the disk does not take stays here and is tried again with
+// each pass: the batch in hand and at most one chunk of formatted lines.
+type writer struct {
+	log                 *Log
+	decisions, refusals *rotatingFile
+
+	batch     []entry // taken from the queue
+	next      int     // index of the first that is not formatted
+	lastTaken time.Time
+	lastSync  time.Time
+	lastPrune time.Time
+	failing   bool // the last pass failed, which was logged
+}
+
+// runWriter makes passes until stop is closed, and one more then.
+func (l *Log) runWriter(stop <-chan struct{}) {
+	tick := time.NewTicker(writeInterval)
+	defer tick.Stop()
+	for running := true; running; {
+		select {
+		case <-stop:
+			running = false
+		case <-tick.C:
+		case <-l.wake:
+		}
+		l.ioMu.Lock()
+		l.writer.pass(!running)
+		l.ioMu.Unlock()
+	}
+}
+
+// pass writes what is queued: records, then commits, and refusals once a minute. final makes it
+// write and sync everything that the disk takes.
+func (w *writer) pass(final bool) {
+	now := time.Now()
+	var commits []*commit
+	if w.next == len(w.batch) {
+		clear(w.batch) // frees the strings
+		w.batch, commits = w.log.queue.take(w.batch[:0])
+		w.next = 0
+	} else {
+		commits = w.log.queue.takeCommits()
+	}
+	err := w.writeRecords()
+	w.writeCommits(commits, err)
+	if final || now.Sub(w.lastTaken) >= time.Minute {
+		w.lastTaken = now
+		w.refusals.pending = append(w.refusals.pending, w.log.refusals.take(w.refusals.isIdle())...)
+	}
+	if e := w.flush(w.refusals); err == nil {
+		err = e
+	}
+	if final || now.Sub(w.lastSync) >= syncInterval {
+		w.lastSync = now
+		for _, f := range []*rotatingFile{w.decisions, w.refusals} {
+			if e := f.sync(); err == nil {
+				err = e
+			}
+		}
+	}
+	if now.Sub(w.lastPrune) >= time.Hour {
+		w.lastPrune = now
+		w.decisions.prune()
+		w.refusals.prune()
+	}
+	if errors.Is(err, errTorn) {
+		w.log.losses.add(lostStorage, classAgent, 1) // one at least; nothing says how many
+	}
+	w.logFailure(err)
+}
+
+// writeRecords writes the batch, a chunk at a time. After an error the rest stays.
+func (w *writer) writeRecords() error {
+	f := w.decisions
+	for {
+		if err := w.flush(f); err != nil {
+			return err
+		}
+		if w.next == len(w.batch) {
+			return nil
+		}
+		for ; w.next < len(w.batch) && len(f.pending) < f.chunk; w.next++ {
+			f.pending = appendLine(f.pending, &w.batch[w.next])
+		}
+	}
+}
+
+// writeCommits writes and syncs the records whose callers wait. err is what the disk said before.
+func (w *writer) writeCommits(commits []*commit, err error) {
+	if len(commits) == 0 {
+		return
+	}
+	f := w.decisions
+	for _, c := range commits {
+		if err == nil && !c.isProbe && !c.abandoned.Load() {
+			f.pending = appendLine(f.pending, &c.entry)
+		}
+	}
+	if err == nil {
+		err = w.flush(f)
+	}
+	if err == nil {
+		err = f.forceSync()
+	}
+	for _, c := range commits {
+		if c.isProbe && err == nil {
+			c.done <- f.rotateErr
+			continue
+		}
+		c.done <- err
+	}
+}
+
+// flush writes the pending lines of a file and counts them.
+func (w *writer) flush(f *rotatingFile) error {
+	n := f.pendingLines()
+	err := f.flush()
+	w.log.lines.Add(uint64(n - f.pendingLines()))
+	return err
+}
+
+// giveUp counts what is lost with the end of the relay.
+func (w *writer) giveUp() {
+	w.log.losses.add(lostStorage, classAgent, uint64(w.decisions.pendingLines()))
+	w.log.losses.addQueued(w.batch[w.next:])
+	w.batch, w.next = nil, 0
+	w.decisions.pending, w.decisions.off = nil, 0
+}
+
+// logFailure logs the first failure and the end of failures.
+func (w *writer) logFailure(err error) {
+	switch {
+	case err != nil && !w.failing:
+		w.log.opt.Logger.Error("the audit log cannot be written; lines wait, and are lost when the queue is full: see the disk of the state directory", zap.Error(err))
+	case err == nil && w.failing:
+		w.log.opt.Logger.Info("the audit log is written again", zap.Uint64("lost", w.log.Stats().Lost))
+	}
+	w.failing = err != nil
+}
