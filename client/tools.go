@@ -80,6 +80,7 @@ type Plugin struct {
 	Timeouts  int64  `json:"timeouts"`
 	Tools     int    `json:"tools"`
 	Resources int    `json:"resources"`
+	Sandbox   string `json:"sandbox,omitempty"` // of a program that is a plugin
 }
 
 // Plugins lists the loaded plugins, connected boards included: every board is a plugin. It

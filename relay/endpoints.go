@@ -8,6 +8,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/plugins/control"
+	"agentctl/relay/plugins/process"
 	"agentctl/strictjson"
 )
 
@@ -152,6 +153,9 @@ func (r *Relay) healthProblems() []string {
 	for _, p := range r.processes.List() {
 		if p.State != "up" {
 			problems = append(problems, "the process of plugin "+p.Name+" is down: see the relay's log")
+		}
+		if p.Sandbox == process.SandboxOff {
+			problems = append(problems, "plugin "+p.Name+" runs without a sandbox and can read the relay's keys (--plugin-sandbox off)")
 		}
 	}
 	return problems

@@ -13,6 +13,7 @@ import (
 	"agentctl/relay/audit"
 	"agentctl/relay/gateway"
 	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/process"
 	"agentctl/transport/edge"
 )
 
@@ -38,6 +39,12 @@ const (
 	TLSOwn   = "own"   // a certificate of an authority that the relay makes and keeps
 	TLSFiles = "files" // Options.TLSCert and TLSKey
 	TLSOff   = "off"   // plain HTTP
+)
+
+// Values of Options.PluginSandbox: how the programs of plugins are kept from the state directory.
+const (
+	SandboxLandlock = process.SandboxLandlock // by Landlock; where it is not available they are not started
+	SandboxOff      = process.SandboxOff      // not at all: they can read the relay's keys
 )
 
 // PluginConformance is the built-in plugin of test tools for conformance suites, which
@@ -85,6 +92,8 @@ type Options struct {
 	Conformance     bool                                 // load PluginConformance
 	PluginDir       string                               // of external plugins; default STATE/plugins
 	ExternalPlugins []string                             // names in PluginDir that Run starts
+	PluginSockets   string                               // directory of the sockets of plugins that are services; "" for none
+	PluginSandbox   string                               // SandboxLandlock, SandboxOff; default SandboxLandlock
 
 	Parts       []string         // parts to run; default PartMCP, and PartSSE if SSE is set
 	SSE         *gateway.Options // of the event gateway
@@ -130,6 +139,12 @@ func (r *Relay) checkOptions() error {
 		if part != PartMCP && part != PartSSE {
 			return badOption("Parts", "no such part: %q (use %s and %s)", part, PartMCP, PartSSE)
 		}
+	}
+	if o.PluginSandbox == "" {
+		o.PluginSandbox = SandboxLandlock
+	}
+	if o.PluginSandbox != SandboxLandlock && o.PluginSandbox != SandboxOff {
+		return badOption("PluginSandbox", "no such sandbox: %q (use %s or %s)", o.PluginSandbox, SandboxLandlock, SandboxOff)
 	}
 	for _, name := range o.DisabledPlugins {
 		if name != PluginTickets && name != PluginDirectory {

@@ -31,8 +31,9 @@ import (
 
 // Directories below the state directory.
 const (
-	pluginDir = "plugins" // default of Options.PluginDir
-	keyDir    = "keys"    // of the stage sign
+	pluginDir     = "plugins"     // default of Options.PluginDir
+	pluginDataDir = "plugin-data" // a folder for each plugin that the relay starts
+	keyDir        = "keys"        // of the stage sign
 )
 
 // Names of the stores, as storage.Monitor and everything that shows it has them.
@@ -108,7 +109,14 @@ func (r *Relay) newKernel() (err error) {
 	if r.opt.PluginDir == "" {
 		r.opt.PluginDir = filepath.Join(r.opt.StateDir, pluginDir)
 	}
-	r.processes = process.New(process.Options{Dir: r.opt.PluginDir, Kernel: r.kernel, Version: r.opt.Version, Logger: r.log})
+	private := []string{r.opt.StateDir}
+	if r.opt.TLSKey != "" {
+		private = append(private, r.opt.TLSKey)
+	}
+	r.processes = process.New(process.Options{
+		Dir: r.opt.PluginDir, Kernel: r.kernel, Version: r.opt.Version, Logger: r.log, SocketDir: r.opt.PluginSockets,
+		DataDir: filepath.Join(r.opt.StateDir, pluginDataDir), Private: private, NoSandbox: r.opt.PluginSandbox == SandboxOff,
+	})
 	r.endpoints.init(&r.opt)
 	r.control = control.New(control.Options{
 		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: pluginLoader{r},

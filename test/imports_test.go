@@ -119,7 +119,8 @@ var allowed = map[string]string{
 	"relay/plugins/conformance": "relay/kernel",
 	"relay/plugins/control":     "manifest relay/kernel relay/plugins/arguments",
 	"relay/plugins/directory":   "manifest relay/kernel relay/plugins/arguments",
-	"relay/plugins/process":     "manifest relay/kernel strictjson",
+	"relay/plugins/process":     "manifest relay/kernel relay/plugins/sandbox strictjson",
+	"relay/plugins/sandbox":     "",
 	"relay/plugins/tickets":     "manifest relay/kernel relay/plugins/arguments",
 	"relay":                     "enrollment manifest relay/... strictjson transport/clock transport/edge transport/fanout transport/link transport/sse",
 }

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -27,6 +28,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"agentctl/relay/plugins/sandbox"
 )
 
 // TestScript types what a user types. The commands beside testscript's own:
@@ -65,7 +68,16 @@ func TestScript(t *testing.T) {
 				"RUN": run, "HOME": e.WorkDir, "NO_COLOR": "1", "TMPDIR": run, "AGENTCTL_METRICS_LISTEN": "127.0.0.1:0"} {
 				e.Setenv(k, v)
 			}
+			if sandbox.Available() != nil {
+				e.Setenv("AGENTCTL_PLUGIN_SANDBOX", "off") // plugins start all the same
+			}
 			return nil
+		},
+		Condition: func(name string) (bool, error) {
+			if name != "landlock" {
+				return false, fmt.Errorf("no such condition: %q", name)
+			}
+			return sandbox.Available() == nil, nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": cmdExits, "daemon": cmdDaemon, "halt": cmdHalt, "until": cmdUntil, "ca": cmdCA, "fakerelay": cmdFakeRelay, "build": cmdBuild,

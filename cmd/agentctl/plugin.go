@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -62,9 +63,9 @@ func newPluginLs() *cobra.Command {
 				return err
 			}
 			return out.print(cmd, plugins, func() error {
-				t := term.NewTable(cmd.OutOrStdout(), "PLUGIN", "VERSION", "STATE", "TOOLS", "RESOURCES", "CALLS", "ERRORS")
+				t := term.NewTable(cmd.OutOrStdout(), "PLUGIN", "VERSION", "STATE", "TOOLS", "RESOURCES", "CALLS", "ERRORS", "SANDBOX")
 				for _, p := range plugins {
-					t.Row(p.Name, p.Version, p.State, p.Tools, p.Resources, p.Calls, p.Errors)
+					t.Row(p.Name, p.Version, p.State, p.Tools, p.Resources, p.Calls, p.Errors, cmp.Or(p.Sandbox, "-"))
 				}
 				return t.Flush()
 			})

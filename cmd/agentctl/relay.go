@@ -120,6 +120,8 @@ are folders in --plugin-dir.`,
 	f.BoolVar(&o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
 	f.StringArrayVar(&o.ExternalPlugins, "plugin", nil, "load the plugin `NAME` from the plugin directory (repeatable)")
 	f.StringVar(&o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
+	f.StringVar(&o.PluginSockets, "plugin-sockets", env("AGENTCTL_PLUGIN_SOCKETS", ""), "`DIR` with the sockets of plugins that are services of their own, NAME.sock [AGENTCTL_PLUGIN_SOCKETS]")
+	f.StringVar(&o.PluginSandbox, "plugin-sandbox", env("AGENTCTL_PLUGIN_SANDBOX", relay.SandboxLandlock), "`KIND`: landlock, or off: plugins that the relay starts can then read its keys [AGENTCTL_PLUGIN_SANDBOX]")
 	f.StringArrayVar(&o.DisabledPlugins, "without", nil, "do not load the built-in plugin `NAME` (repeatable): tickets, directory")
 	f.IntVar(&o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
 	f.BoolVar(&o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
@@ -150,7 +152,7 @@ func trustedProxies(networks []string) (edge.TrustedProxies, error) {
 // optionFlags are the flags of the options that relay.Open may refuse.
 var optionFlags = map[string]string{
 	"AllowOrigin": "--allow-origin", "AuditMaxBytes": "--audit-max-mb", "AuditMaxAge": "--audit-max-age", "Anonymous": "--anonymous", "DisabledPlugins": "--without", "ExternalPlugins": "--plugin",
-	"Listen": "--listen", "MaxRestarts": "--max-restarts", "Parts": "--only", "Public": "--public", "SSE": "--sse-listen", "TLS": "--tls", "TLSCert": "--tls-cert, --tls-key",
+	"Listen": "--listen", "MaxRestarts": "--max-restarts", "PluginSandbox": "--plugin-sandbox", "Parts": "--only", "Public": "--public", "SSE": "--sse-listen", "TLS": "--tls", "TLSCert": "--tls-cert, --tls-key",
 }
 
 // relayOpenError gives an error of relay.Open its exit code, flag and next step.

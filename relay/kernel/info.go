@@ -47,7 +47,8 @@ type PluginInfo struct {
 	Timeouts  int64     `json:"timeouts"`
 	Tools     int       `json:"tools"`
 	Resources int       `json:"resources"`
-	Manifest  *Manifest `json:"-"` // read only
+	Sandbox   string    `json:"sandbox,omitempty"` // of Manifest
+	Manifest  *Manifest `json:"-"`                 // read only
 }
 
 // Info lists the loaded plugins and the stages in force.
@@ -73,7 +74,7 @@ func (l *loaded) info() PluginInfo {
 	m, c := l.manifest, &l.counts
 	return PluginInfo{Name: m.Name, Version: m.Version, Tenant: m.Tenant, State: l.state(), InFlight: c.inFlight.Load(),
 		Calls: c.calls.Load(), Errors: c.errors.Load(), Panics: c.panics.Load(), Timeouts: c.timeouts.Load(),
-		Tools: len(m.Tools), Resources: len(m.Resources), Manifest: m}
+		Tools: len(m.Tools), Resources: len(m.Resources), Sandbox: m.Sandbox, Manifest: m}
 }
 
 // TenantSubscriptions are the subscriptions of one tenant.

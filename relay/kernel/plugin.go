@@ -37,6 +37,9 @@ type Manifest struct {
 	// Untrusted plugins answer with text that boards or callers wrote, see
 	// Request.MarkUntrusted.
 	Untrusted bool
+	// Sandbox says what keeps the program of an external plugin from the relay's files, for
+	// operators (package process). Empty for what is no program of its own.
+	Sandbox string
 }
 
 // DefaultConcurrency is MaxConcurrency of a plugin that sets none.

@@ -82,7 +82,7 @@ const (
 	namesSchema     = `{"type":"array","items":{"type":"string"}}`
 	pluginSchema    = `{"type":"object","properties":{"name":{"type":"string"},"version":{"type":"string"},"tenant":{"type":"string"},"state":{"type":"string","enum":["loaded","open","half_open"]},` +
 		`"in_flight":{"type":"integer"},"calls":{"type":"integer"},"errors":{"type":"integer"},"panics":{"type":"integer"},"timeouts":{"type":"integer"},` +
-		`"tools":{"type":"integer"},"resources":{"type":"integer"},"tool_names":` + namesSchema + `,"resource_uris":` + namesSchema + `},` +
+		`"tools":{"type":"integer"},"resources":{"type":"integer"},"sandbox":{"type":"string","description":"of a program that is a plugin: what keeps it from the relay's files"},"tool_names":` + namesSchema + `,"resource_uris":` + namesSchema + `},` +
 		`"required":["name","version","state","in_flight","calls","errors","tool_names","resource_uris"],"additionalProperties":false}`
 	pluginsOutput = `"total":{"type":"integer"},"next":{"type":"string","description":"give it as after for the next rows"},"plugins":{"type":"array","items":` + pluginSchema + `}`
 	tenantSchema  = `{"type":"object","properties":{"tenant":{"type":"string"},"subscribers":{"type":"integer"},"waiting":{"type":"integer"}},"required":["tenant","subscribers","waiting"],"additionalProperties":false}`

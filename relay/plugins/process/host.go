@@ -17,9 +17,11 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/sandbox"
 )
 
-// The plugin directory decides which programs run as the relay's user. Therefore open
+// The plugin directory decides which programs run on the relay's machine, and its manifests
+// what of that machine they may use. Therefore open
 // checks the directory, the plugin's folder, its manifest and its executable: none may be a
 // link, writable by group or others, or owned by a user other than root and the relay's.
 // Paths are resolved below an os.Root, so that a link inside of the directory cannot lead
@@ -57,7 +59,27 @@ type Options struct {
 	Kernel  *kernel.Kernel
 	Version string // of the relay, sent to plugins by initialize
 	Logger  *zap.Logger
+
+	// SocketDir has a socket NAME.sock for each plugin that a service manager starts; the relay
+	// then does not start its executable. "" for none.
+	SocketDir string
+	// DataDir gets a folder NAME for the data of each plugin that the relay starts, its HOME.
+	// "": HOME is the plugin's own folder.
+	DataDir string
+	// Private are the files and folders that plugins must not reach: the relay's state directory
+	// and keys. Dir and DataDir may lie in them.
+	Private []string
+	// NoSandbox starts executables without a sandbox: they may do what the relay may.
+	NoSandbox bool
 }
+
+// How a plugin is kept from the relay's files: State.Sandbox.
+const (
+	SandboxLandlock = "landlock" // the relay starts it in a sandbox
+	SandboxService  = "service"  // a service manager starts it, with the restrictions of its unit
+	SandboxExternal = "external" // somebody else starts it; only its socket is known
+	SandboxOff      = "off"      // nothing keeps it (Options.NoSandbox)
+)
 
 // Host runs the plugins of a directory, each supervised by a goroutine of Run. Its methods
 // may be called from any goroutine.
@@ -201,6 +223,14 @@ func (h *Host) start(p *Plugin) (*process, error) {
 	case len(h.loaded) >= MaxProcesses:
 		return nil, fmt.Errorf("%d plugins are loaded, which is the maximum; unload one", MaxProcesses)
 	}
+	switch p.manifest.Sandbox {
+	case SandboxLandlock:
+		if err := sandbox.Available(); err != nil {
+			return nil, fmt.Errorf("plugin %s is not started, since it could read the relay's keys: %w; run it as a service of its own (docs/kernel.md, Sandbox), or start the relay with --plugin-sandbox off if you trust it with them", name, err)
+		}
+	case SandboxOff:
+		h.log.Warn("a plugin runs without a sandbox: it can read the relay's keys (--plugin-sandbox off)", zap.String("plugin", name))
+	}
 	ctx, cancel := context.WithCancel(h.ctx)
 	pr := &process{plugin: p, cancel: cancel, done: make(chan struct{})}
 	h.loaded[name] = pr
@@ -222,7 +252,7 @@ func (h *Host) start(p *Plugin) (*process, error) {
 }
 
 // open reads and checks the folder of a plugin. A user who can write to it can run
-// programs as the relay's user, so only that user and root may.
+// programs on the relay's machine, so only the relay's user and root may.
 //
 // A folder with neither an executable nor a socket is refused. Of a socket only its existence
 // is checked: the relay runs nothing of it, and the folder's owner decides which one it is.
@@ -250,28 +280,105 @@ func (h *Host) open(name string) (*Plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := Manifest(raw)
+	m, wants, err := parse(raw)
 	if err != nil {
 		return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
 	}
 	if m.Name != name {
 		return nil, fmt.Errorf("%s of plugin %s names the plugin %s: rename the folder or the plugin", manifestFile, name, m.Name)
 	}
+	dial, err := h.dialer(root, m, wants)
+	if err != nil {
+		return nil, err
+	}
+	return newPlugin(m, dial, h.o.Version, h.log), nil
+}
+
+// dialer decides how a plugin is reached: at the socket of its service, by starting its
+// executable, or at the socket in its folder, the first of these that is there. It sets
+// the manifest's Sandbox.
+func (h *Host) dialer(root *os.Root, m *kernel.Manifest, wants DeclaredSandbox) (func(context.Context) (*lineChannel, error), error) {
+	name := m.Name
 	dir, err := filepath.Abs(filepath.Join(h.o.Dir, name))
 	if err != nil {
 		return nil, err
 	}
-	log := h.log.With(zap.String("plugin", name))
-	dial := processDialer(dir, name, log)
+	if path, err := h.serviceSocket(name); err != nil || path != "" {
+		m.Sandbox = SandboxService
+		return socketDialer(path), err
+	}
 	if err := checkOwner(root, filepath.Join(name, runFile), 0); errors.Is(err, fs.ErrNotExist) {
 		if _, err := root.Lstat(filepath.Join(name, socketFile)); err != nil {
 			return nil, fmt.Errorf("plugin %s has neither an executable %q nor a socket %q in its folder", name, runFile, socketFile)
 		}
-		dial = socketDialer(filepath.Join(dir, socketFile))
+		m.Sandbox = SandboxExternal
+		return socketDialer(filepath.Join(dir, socketFile)), nil
 	} else if err != nil {
 		return nil, err
 	}
-	return newPlugin(m, dial, h.o.Version, h.log), nil
+	c := &child{name: name, path: filepath.Join(dir, runFile), sandbox: !h.o.NoSandbox}
+	if h.o.DataDir != "" {
+		if c.data, err = filepath.Abs(filepath.Join(h.o.DataDir, name)); err != nil {
+			return nil, err
+		}
+	}
+	m.Sandbox = SandboxOff
+	if c.sandbox {
+		m.Sandbox = SandboxLandlock
+		if c.policy, err = h.policy(dir, c.data, wants); err != nil {
+			return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
+		}
+	}
+	return c.dial(h.log.With(zap.String("plugin", name))), nil
+}
+
+// policy is what a plugin in dir may use, with what its manifest asks for. The sandbox checks
+// when it starts that none of it is private.
+func (h *Host) policy(dir, data string, wants DeclaredSandbox) (sandbox.Policy, error) {
+	p := sandbox.Policy{Folder: dir, Data: data, NoNetwork: wants.Network != nil && !*wants.Network}
+	for _, f := range []struct {
+		to    *[]string
+		paths []string
+	}{{&p.Read, wants.Read}, {&p.Write, wants.Write}} {
+		for _, path := range f.paths {
+			if rest, ok := strings.CutPrefix(path, "~/"); ok {
+				home, err := os.UserHomeDir()
+				if err != nil {
+					return p, fmt.Errorf("sandbox: %s: the relay has no home directory: %w", path, err)
+				}
+				path = filepath.Join(home, rest)
+			}
+			*f.to = append(*f.to, path)
+		}
+	}
+	for _, path := range h.o.Private {
+		path, err := filepath.Abs(path)
+		if err != nil {
+			return p, err
+		}
+		p.Private = append(p.Private, path)
+	}
+	return p, nil
+}
+
+// serviceSocket returns the path of the socket of a plugin's service, or "" if it has none. A
+// user who could replace it would be given calls, so that only root and the relay's user may.
+func (h *Host) serviceSocket(name string) (string, error) {
+	if h.o.SocketDir == "" {
+		return "", nil
+	}
+	root, err := os.OpenRoot(h.o.SocketDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	} else if err != nil {
+		return "", fmt.Errorf("open the directory of the plugins' sockets: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	file := name + ".sock"
+	if _, err := root.Lstat(file); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return filepath.Join(h.o.SocketDir, file), checkOwner(root, ".", fs.ModeDir)
 }
 
 // readManifest reads a manifest, and no more than MaxManifest of a larger file.

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/sandbox"
 )
 
 // TestPluginThatNeverAnswers: one that stops reading holds up neither its unloading nor the end of
@@ -167,12 +168,14 @@ func TestFolderOwnership(t *testing.T) {
 // TestKilledRelay: a plugin that cares for nothing does not outlive a relay that was killed.
 func TestKilledRelay(t *testing.T) {
 	if dir := os.Getenv("TEST_KILLED_RELAY"); dir != "" { // the relay
-		if _, err := processDialer(dir, "odd", zap.NewNop())(t.Context()); err != nil {
+		c := &child{name: "odd", path: filepath.Join(dir, "run"), data: dir + "-data", sandbox: sandbox.Available() == nil}
+		c.policy = sandbox.Policy{Folder: dir, Data: c.data}
+		if _, err := c.dial(zap.NewNop())(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
 	}
-	dir := newHarness(t).folder("odd", odd, "#!/bin/sh\necho $$ >pid.tmp; mv pid.tmp pid\nexec sleep 60\n")
+	dir := newHarness(t).folder("odd", odd, "#!/bin/sh\ncd; echo $$ >pid.tmp; mv pid.tmp pid\nexec sleep 60\n")
 	relay := exec.Command(os.Args[0], "-test.run=^TestKilledRelay$")
 	relay.Env = append(os.Environ(), "TEST_KILLED_RELAY="+dir)
 	if err := relay.Start(); err != nil {
@@ -181,7 +184,7 @@ func TestKilledRelay(t *testing.T) {
 	deadline := time.Now().Add(10 * time.Second)
 	pid := 0
 	for pid == 0 && time.Now().Before(deadline) {
-		if b, err := os.ReadFile(filepath.Join(dir, "pid")); err == nil {
+		if b, err := os.ReadFile(filepath.Join(dir+"-data", "pid")); err == nil {
 			_, _ = fmt.Sscan(string(b), &pid)
 		}
 		time.Sleep(time.Millisecond)

@@ -21,7 +21,8 @@ import (
 // 	    "description": "Adds a note.",
 // 	    "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}
 // 	  }],
-// 	  "resources": [{"uri": "mcp://notes/all.json", "description": "All notes.", "subscribable": true}]
+// 	  "resources": [{"uri": "mcp://notes/all.json", "description": "All notes.", "subscribable": true}],
+// 	  "sandbox": {"read": ["/srv/notes"], "network": false}
 // 	}
 //
 // The relay shows clients the declarations of the manifest, never the server's lists: a plugin
@@ -37,6 +38,17 @@ type PluginManifest struct {
 	// Capabilities are the scopes that callers need, spelled "tickets.read" or
 	// "tickets:read".
 	Capabilities []string `json:"capabilities,omitempty"`
+	// Sandbox is what the program needs beyond what the sandbox allows to all.
+	Sandbox DeclaredSandbox `json:"sandbox,omitzero"`
+}
+
+// DeclaredSandbox extends or narrows the sandbox of a plugin that the relay starts. Paths are
+// absolute, or begin with "~/" for the home of the relay's user. What the relay keeps to itself is
+// refused.
+type DeclaredSandbox struct {
+	Read    []string `json:"read,omitempty"`    // files and folders to read and run
+	Write   []string `json:"write,omitempty"`   // files and folders to read and write
+	Network *bool    `json:"network,omitempty"` // false: no network; default true
 }
 
 // DeclaredTool is a tool of a PluginManifest. Its name begins with the plugin's name.
@@ -121,20 +133,26 @@ func ParseManifest(data []byte) (*PluginManifest, error) {
 // Manifest reads a plugin.json as the manifest that the kernel loads. Each tool gets the
 // checks that its schemas ask for.
 func Manifest(data []byte) (*kernel.Manifest, error) {
+	m, _, err := parse(data)
+	return m, err
+}
+
+// parse is Manifest, with what the program needs of the sandbox.
+func parse(data []byte) (*kernel.Manifest, DeclaredSandbox, error) {
 	pm, err := ParseManifest(data)
 	if err != nil {
-		return nil, err
+		return nil, DeclaredSandbox{}, err
 	}
 	m := pm.Manifest("")
 	for _, t := range m.Tools {
 		if t.CheckArguments, err = argumentCheck(t.InputSchema); err != nil {
-			return nil, fmt.Errorf("inputSchema of %s: %w", t.Name, err)
+			return nil, DeclaredSandbox{}, fmt.Errorf("inputSchema of %s: %w", t.Name, err)
 		}
 		if t.CheckResult, err = resultCheck(t.OutputSchema); err != nil {
-			return nil, fmt.Errorf("outputSchema of %s: %w", t.Name, err)
+			return nil, DeclaredSandbox{}, fmt.Errorf("outputSchema of %s: %w", t.Name, err)
 		}
 	}
-	return m, nil
+	return m, pm.Sandbox, nil
 }
 
 // Manifest converts the declaration to the form that the kernel loads; tenant "" offers it to

@@ -381,13 +381,14 @@ type State struct {
 	// Failures counts how often the plugin ended or did not start.
 	Failures  int    `json:"failures"`
 	LastError string `json:"last_error,omitempty"`
+	Sandbox   string `json:"sandbox"` // SandboxLandlock and the like
 }
 
 // state returns a copy of the current state.
 func (p *Plugin) state() State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := State{Name: p.manifest.Name, Version: p.manifest.Version, State: "up", Failures: p.failures, LastError: p.lastErr}
+	s := State{Name: p.manifest.Name, Version: p.manifest.Version, State: "up", Failures: p.failures, LastError: p.lastErr, Sandbox: p.manifest.Sandbox}
 	if p.conn == nil {
 		s.State = "down"
 	}

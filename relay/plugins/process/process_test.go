@@ -21,6 +21,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/sandbox"
 )
 
 // notes is the example plugin of docs/examples, built once.
@@ -73,10 +74,17 @@ type harness struct {
 
 func newHarness(t *testing.T, names ...string) *harness {
 	t.Helper()
-	r := &harness{t: t, k: kernel.New(kernel.Options{}), dir: t.TempDir()}
+	state := t.TempDir() // the plugins are below what they must not see, as by default
+	r := &harness{t: t, k: kernel.New(kernel.Options{}), dir: filepath.Join(state, "plugins")}
+	if err := os.Mkdir(r.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	core, logs := observer.New(zap.DebugLevel)
 	r.logs = logs
-	r.h = New(Options{Dir: r.dir, Kernel: r.k, Version: "test", Logger: zap.New(core)})
+	r.h = New(Options{
+		Dir: r.dir, Kernel: r.k, Version: "test", Logger: zap.New(core),
+		DataDir: filepath.Join(state, "plugin-data"), Private: []string{state}, NoSandbox: sandbox.Available() != nil,
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = r.k.Run(ctx) })

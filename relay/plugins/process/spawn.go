@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -14,11 +15,13 @@ import (
 	"unicode"
 
 	"go.uber.org/zap"
+
+	"agentctl/relay/plugins/sandbox"
 )
 
 // The life of a plugin's process:
 //
-// 	start  dir/run in a new process group, with a minimal environment
+// 	start  dir/run in a sandbox and a new process group, with a minimal environment
 // 	run    JSON-RPC over stdin and stdout, log lines over stderr
 // 	stop   close stdin; after stopGrace kill the process group
 // 	end    wait for the process, then kill the rest of its group
@@ -42,17 +45,39 @@ func socketDialer(path string) func(context.Context) (*lineChannel, error) {
 	}
 }
 
-// processDialer starts the executable dir/run and connects to its stdio. The process gets
-// none of the relay's environment, which may hold secrets, except PATH. It leads a new process
-// group, so that a kill also reaches its children.
+// child is how the executable of a plugin is started.
+type child struct {
+	name    string // of the plugin
+	path    string // of the executable, in its folder
+	data    string // its folder for data, made at each start; "" for none
+	policy  sandbox.Policy
+	sandbox bool // false: the process may do what the relay may
+}
+
+// dial starts the executable and connects to its stdio. The process gets none of the relay's
+// environment, which may hold secrets, except PATH. It leads a new process group, so that a kill
+// also reaches its children.
 //
 // The process does not end with the context of the dial, which bounds the handshake only. The
 // returned channel's Close stops it and waits for it.
-func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*lineChannel, error) {
+func (c *child) dial(log *zap.Logger) func(context.Context) (*lineChannel, error) {
 	return func(context.Context) (*lineChannel, error) {
-		cmd := exec.Command(filepath.Join(dir, runFile))
-		cmd.Dir = dir
-		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LANG=C.UTF-8", "MCP_AGENT_ID=plugin:" + name}
+		dir := filepath.Dir(c.path)
+		env := pluginEnv(c.name, dir)
+		if c.data != "" {
+			if err := makeDataDir(c.data); err != nil {
+				return nil, err
+			}
+			env = pluginEnv(c.name, c.data)
+			if c.sandbox {
+				env = append(env, "TMPDIR="+filepath.Join(c.data, "tmp")) // made by the sandbox
+			}
+		}
+		start, cmd := (*exec.Cmd).Start, exec.Command(c.path)
+		if c.sandbox {
+			start, cmd = sandbox.Start, sandbox.Command(c.policy, c.path)
+		}
+		cmd.Dir, cmd.Env = dir, env
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		killWithParent(cmd.SysProcAttr)
 		in, err := cmd.StdinPipe()
@@ -65,8 +90,8 @@ func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*li
 		}
 		cmd.Stderr = &lineLogger{log: log}
 		cmd.WaitDelay = stopGrace // a child of the plugin may hold stderr open
-		if err := cmd.Start(); err != nil {
-			return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+		if err := start(cmd); err != nil {
+			return nil, fmt.Errorf("start %s: %w", c.path, err)
 		}
 		log.Debug("plugin started", zap.Int("pid", cmd.Process.Pid))
 		killAll := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -83,6 +108,25 @@ func processDialer(dir, name string, log *zap.Logger) func(context.Context) (*li
 			return nil
 		}), nil
 	}
+}
+
+// pluginEnv is the environment of a plugin. home is where it can write.
+func pluginEnv(name, home string) []string {
+	return []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "LANG=C.UTF-8", "MCP_AGENT_ID=plugin:" + name}
+}
+
+// makeDataDir makes the folder for a plugin's data, and the one that has those of all plugins.
+// Only the relay's user can enter them.
+func makeDataDir(dir string) error {
+	for _, d := range []string{filepath.Dir(dir), dir} {
+		if err := os.Mkdir(d, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("make the plugin's folder for data: %w", err)
+		}
+		if st, err := os.Lstat(d); err != nil || !st.IsDir() {
+			return fmt.Errorf("the plugin's folder for data is not a folder: %s", d)
+		}
+	}
+	return nil
 }
 
 // Bounds of the log lines from a plugin's stderr.

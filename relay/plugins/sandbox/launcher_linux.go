@@ -1,0 +1,140 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// The launcher runs in init, before the packages of the relay are initialized, so that it is
+// ready in a few milliseconds and no other code runs in it.
+func init() {
+	if len(os.Args) == 3 && os.Args[0] == launcherName {
+		err := launch(os.Args[1], os.Args[2])
+		_, _ = syscall.Write(reportFD, []byte(err.Error()))
+		os.Exit(126) // a shell's status for a program that cannot be executed
+	}
+}
+
+// launch restricts this process and executes the program. It returns only with an error. Some
+// restrictions are those of a thread, and an exec keeps the ones of the thread that calls it.
+func launch(policy, path string) error {
+	runtime.LockOSThread()
+	var p Policy
+	if err := json.Unmarshal([]byte(policy), &p); err != nil {
+		return err
+	}
+	if err := unix.CloseRange(reportFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close inherited descriptors: %w", err)
+	}
+	syscall.Umask(0o077)
+	// Best effort: it fails only if the score is higher already.
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(oomScore)), 0)
+	if err := setLimits(); err != nil {
+		return fmt.Errorf("set limits: %w", err)
+	}
+	if err := dropCapabilities(); err != nil {
+		return fmt.Errorf("drop capabilities: %w", err)
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
+	}
+	abi, err := restrictFiles(&p)
+	if err != nil {
+		return err
+	}
+	if err := checkUnreachable(p.Private); err != nil {
+		return err
+	}
+	if p.Data != "" { // under the restrictions, since the program decides what is in there
+		tmp := filepath.Join(p.Data, "tmp")
+		if err := errors.Join(os.RemoveAll(tmp), os.Mkdir(tmp, 0o700)); err != nil {
+			return fmt.Errorf("empty the folder for temporary files: %w", err)
+		}
+	}
+	if err := filterCalls(callRules(abi, p.NoNetwork)); err != nil {
+		return fmt.Errorf("filter system calls (seccomp): %w", err)
+	}
+	err = syscall.Exec(path, []string{path}, os.Environ())
+	if errors.Is(err, syscall.EACCES) {
+		return fmt.Errorf("%w: the program or its interpreter is not executable, or lies outside of what the sandbox allows to read", err)
+	}
+	return err
+}
+
+// setLimits bounds what the program can take from the machine.
+func setLimits() error {
+	limits := map[int]syscall.Rlimit{
+		unix.RLIMIT_CORE:   {},
+		unix.RLIMIT_NOFILE: {Cur: softFiles, Max: hardFiles},
+	}
+	if tasks, err := countTasks(os.Getuid()); err == nil { // without /proc there is no number to add to
+		limits[unix.RLIMIT_NPROC] = syscall.Rlimit{Cur: tasks + maxTasks, Max: tasks + maxTasks}
+	}
+	for resource, l := range limits {
+		var now syscall.Rlimit
+		if err := syscall.Getrlimit(resource, &now); err != nil {
+			return err
+		}
+		l.Max = min(l.Max, now.Max)
+		l.Cur = min(l.Cur, l.Max)
+		if err := syscall.Setrlimit(resource, &l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// countTasks counts the processes and threads of a user. The number of links of a process's
+// task folder is two more than its threads.
+func countTasks(uid int) (n uint64, err error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	for _, name := range names {
+		var st unix.Stat_t
+		if name[0] < '0' || name[0] > '9' || unix.Stat("/proc/"+name+"/task", &st) != nil || int(st.Uid) != uid {
+			continue
+		}
+		n += uint64(st.Nlink) - 2
+	}
+	return n, err
+}
+
+// dropCapabilities gives up the capabilities of root. With no_new_privs no program that is
+// executed later gets them back.
+func dropCapabilities() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var now, none [2]unix.CapUserData
+	if err := unix.Capget(&header, &now[0]); err != nil {
+		return err
+	}
+	if now == none { // a service manager's filter may forbid capset
+		return nil
+	}
+	return unix.Capset(&header, &none[0]) // clears the ambient set, too
+}
+
+// checkUnreachable tries to open what must be out of reach. It finds what the comparison of
+// paths in openRule cannot, such as a bind mount.
+func checkUnreachable(private []string) error {
+	for _, path := range private {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err == nil {
+			_ = unix.Close(fd)
+			return fmt.Errorf("%s is still readable under the restrictions; is it mounted below a path that plugins can read?", path)
+		}
+	}
+	return nil
+}
