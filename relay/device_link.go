@@ -13,6 +13,7 @@ import (
 	"agentctl/relay/auth"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
+	"agentctl/relay/storage"
 	"agentctl/transport/link"
 )
 
@@ -50,7 +51,7 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 	}
 	// The name that it proposes counts once it is admitted (onDeviceAnnounce): a copy that is
 	// refused does not rename the board.
-	_, err = r.store.UpsertNode(ctx, id.Tenant, id.NodeID, "", nil)
+	err = r.registerNode(ctx, id)
 	if errors.Is(err, auth.ErrForeignNode) {
 		return nil, &link.Refusal{Code: link.CloseForbidden, Reason: "forbidden"}
 	}
@@ -67,6 +68,23 @@ func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Gra
 	g.CheckActive = func() error { return r.store.CheckRevoked(id) }
 	g.Proved = id.KeyThumbprint != ""
 	return g, nil
+}
+
+// registerNode registers a board that has proved its identity. A board that the registry knows
+// costs no disk. While relay.db fails, a new one is served without an entry, and gets it later:
+// its token says which tenant it belongs to, and the token of a node that was removed is
+// revoked, which memory knows.
+func (r *Relay) registerNode(ctx context.Context, id *auth.Identity) error {
+	if tenant, known := r.store.NodeTenant(id.NodeID); known && tenant != id.Tenant {
+		return auth.ErrForeignNode
+	}
+	ctx, cancel := r.registryContext(ctx)
+	defer cancel()
+	_, err := r.store.UpsertNode(ctx, id.Tenant, id.NodeID, "", nil)
+	if storage.Classify(err) != "" {
+		return nil // onDeviceAnnounce tries again
+	}
+	return err
 }
 
 // checkProof checks that a board whose token is bound to a key holds the key. A stolen token
@@ -125,14 +143,17 @@ func (c *capabilityCache) validate(raw []byte) error {
 
 // onDeviceAnnounce stores what a node has announced, so that a call to an offline node can
 // still distinguish an unknown tool from a tool that is unavailable. It writes to disk, which
-// OnAnnounce allows and OnReady does not.
+// OnAnnounce allows and OnReady does not. A disk that fails does not keep the board from
+// becoming ready (registry_retry.go).
 func (r *Relay) onDeviceAnnounce(n *hub.Node) {
-	if _, err := r.store.UpsertNode(context.Background(), n.Tenant(), n.ID(), n.ProposedName(), n.Manifest()); err != nil {
-		r.log.Warn("node registry", zap.String("node_id", n.ID()), zap.Error(err))
+	ctx, cancel := r.registryContext(context.Background())
+	defer cancel()
+	if err := r.saveAnnounce(ctx, n); err != nil {
+		r.registryFailed(n.ID(), registryWrite{node: n}, err)
 	}
 	if n.Proved() && r.store.IsMigrating(n.ID()) {
 		// It is linked with its key, and does not need its earlier tokens any more.
-		if err := r.store.FinishMigration(context.Background(), n.ID()); err != nil {
+		if err := r.store.FinishMigration(ctx, n.ID()); err != nil {
 			r.log.Warn("the next link tries again", zap.String("node_id", n.ID()), zap.Error(err))
 		}
 	}
@@ -210,13 +231,17 @@ func (r *Relay) onDeviceGone(n *hub.Node) {
 // saveBoot and saveCloneTime write to the registry. A relay whose disk is full goes on
 // serving; it may then fail to recognize a clone after its next restart.
 func (r *Relay) saveBoot(nodeID, bootID string) {
-	if err := r.store.SaveBoot(context.Background(), nodeID, bootID); err != nil {
-		r.log.Warn("node registry", zap.String("node_id", nodeID), zap.Error(err))
+	ctx, cancel := r.registryContext(context.Background())
+	defer cancel()
+	if err := r.store.SaveBoot(ctx, nodeID, bootID); err != nil {
+		r.registryFailed(nodeID, registryWrite{boot: bootID}, err)
 	}
 }
 
 func (r *Relay) saveCloneTime(nodeID string, ms int64) {
-	if err := r.store.SaveCloneTime(context.Background(), nodeID, ms); err != nil {
+	ctx, cancel := r.registryContext(context.Background())
+	defer cancel()
+	if err := r.store.SaveCloneTime(ctx, nodeID, ms); err != nil && storage.Classify(err) == "" {
 		r.log.Warn("node registry", zap.String("node_id", nodeID), zap.Error(err))
 	}
 }

@@ -30,7 +30,7 @@ func (r *Relay) openGateway() (err error) {
 	if r.opt.SSE != nil {
 		o = *r.opt.SSE
 	}
-	o.Log, o.Identities, o.Logger = NewGatewayLog(r.events), gatewayAuth{r}, r.log.Named("sse")
+	o.Log, o.Identities, o.Logger = gatewayLog{r.events, r.queue.Append}, gatewayAuth{r}, r.log.Named("sse")
 	if o.MaxData == 0 || o.MaxData > MaxTopicData {
 		o.MaxData = MaxTopicData
 	}

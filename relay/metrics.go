@@ -15,6 +15,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/audit"
 	"agentctl/relay/eventlog"
+	"agentctl/relay/eventqueue"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
 	"agentctl/relay/mcp"
@@ -77,6 +78,7 @@ type snapshot struct {
 	mcp    mcp.Stats
 	kernel kernel.Stats
 	events eventlog.Stats
+	queue  eventqueue.Stats
 	audit  audit.Stats
 }
 
@@ -84,7 +86,7 @@ type snapshot struct {
 // parts by what happened in between.
 func (r *Relay) snapshot() *snapshot {
 	s := &snapshot{r: r, hub: r.hub.Stats(), sse: r.streams.Stats(), mcp: r.mcp.Stats(), kernel: r.kernel.Stats(), events: r.events.Stats()}
-	s.audit = r.audit.Stats()
+	s.queue, s.audit = r.queue.Stats(), r.audit.Stats()
 	return s
 }
 
@@ -135,6 +137,8 @@ var families = []metric{
 	{"agentctl_eventlog_dropped_total", "counter", "Offered events that were not kept.", func(s *snapshot) float64 { return float64(s.events.Dropped) }},
 	{"agentctl_eventlog_commits_total", "counter", "Transactions of the event log.", func(s *snapshot) float64 { return float64(s.events.Commits) }},
 	{"agentctl_eventlog_failed_total", "counter", "Transactions that the disk refused.", func(s *snapshot) float64 { return float64(s.events.FailedCommits) }},
+	{"agentctl_events_waiting", "gauge", "Alerts and changes of presence that wait in memory for the event log.", func(s *snapshot) float64 { return float64(s.queue.Waiting) }},
+	{"agentctl_events_lost_total", "counter", "Events that were not kept and are reported as a gap.", func(s *snapshot) float64 { return float64(s.queue.Lost) }},
 	{"agentctl_audit_lines_total", "counter", "Audit lines written.", func(s *snapshot) float64 { return float64(s.audit.Lines) }},
 	{"agentctl_audit_lost_total", "counter", "Audit lines that could not be written.", func(s *snapshot) float64 { return float64(s.audit.Lost) }},
 	{"agentctl_audit_refusals_total", "counter", "Refused requests without a valid identity.", func(s *snapshot) float64 { return float64(s.audit.Refusals) }},

@@ -27,6 +27,7 @@ import (
 	"agentctl/relay/audit"
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
+	"agentctl/relay/eventqueue"
 	"agentctl/relay/gateway"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
@@ -58,6 +59,7 @@ type Relay struct {
 	store   *auth.Store
 	audit   *audit.Log
 	events  *eventlog.Store
+	queue   *eventqueue.Queue // of events; what writes events writes here
 
 	// The packages that it composes.
 	kernel    *kernel.Kernel
@@ -76,6 +78,7 @@ type Relay struct {
 	capabilities capabilityCache
 	devices      sync.Map // *hub.Node to *device
 	offline      *offlineQueue
+	registry     registryRetries
 	sessions     linkedSessions // r.hub
 
 	join *joinEndpoints
@@ -99,6 +102,7 @@ type Relay struct {
 	public    *url.URL               // nil: clients use the listener's address
 	loopback  bool                   // Options.Listen is a loopback address
 	ready     atomic.Bool
+	abandoned atomic.Bool // the disk hung when Run ended: files are not closed
 	onReady   func()
 }
 
@@ -192,6 +196,40 @@ func (r *Relay) Store() *auth.Store { return r.store }
 // drainTimeout bounds an orderly shutdown; what is still open then is cut.
 const drainTimeout = 5 * time.Second
 
+// diskGrace is how long goroutines that use the disk may take to end once the drain's time is
+// over and a store does not answer; maxDiskWait bounds their time in any case.
+const (
+	diskGrace   = 500 * time.Millisecond
+	maxDiskWait = 30 * time.Second
+)
+
+// waitForDisk waits for a group of goroutines that use the disk: until drain ends, and then
+// for as long as the stores answer. It returns false when the group has not ended; the
+// goroutine that waits for it is then left behind with it.
+func (r *Relay) waitForDisk(drain context.Context, wg *sync.WaitGroup) bool {
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return true
+	case <-drain.Done():
+	}
+	for range maxDiskWait / diskGrace {
+		select {
+		case <-done:
+			return true
+		case <-time.After(diskGrace):
+		}
+		if r.storage.Stuck(storage.SlowAfter) != nil {
+			return false
+		}
+	}
+	return false
+}
+
 // Run serves until ctx ends or a part fails, and waits for the goroutines that it has
 // started. It returns nil when ctx has ended, else the error of the part. It may be called
 // once, since it closes the Relay at the end.
@@ -202,23 +240,26 @@ const drainTimeout = 5 * time.Second
 //  2. device links, which get a close code (4503) and may still end their streams
 //  3. HTTP requests in progress
 //  4. components around the kernel, whose last events go into the log
-//  5. the event log, which makes them durable
+//  5. the queue of events, and the event log, which makes them durable
 func (r *Relay) Run(ctx context.Context) error {
 	defer func() { _ = r.Close() }()
 	tuneGC()
 	logCtx, stopLog := context.WithCancel(context.WithoutCancel(ctx))
-	components, stopComponents := context.WithCancel(logCtx)
+	queueCtx, stopQueue := context.WithCancel(logCtx)
+	components, stopComponents := context.WithCancel(queueCtx)
 	streams, stopStreams := context.WithCancel(components)
 	links, stopLinks := context.WithCancel(components)
 	defer stopLog()
+	defer stopQueue()
 	defer stopComponents()
 	defer stopStreams()
 	defer stopLinks()
 	r.openStreams.ctx = streams
 
 	// One group for each context above: what a context ends, its group waits for.
-	var logging, background, linked, serving sync.WaitGroup
+	var logging, queueing, background, linked, serving sync.WaitGroup
 	logging.Go(func() { _ = r.events.Run(logCtx) })
+	queueing.Go(func() { _ = r.queue.Run(queueCtx) })
 	<-r.events.Started() // no request is served before the log takes events
 	r.runComponents(components, &background)
 	background.Go(func() { _ = r.mcp.Run(streams) })
@@ -263,7 +304,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	// streams end. The whole drain has one budget, not one for each step.
 	r.ready.Store(false)
 	stopStreams()
-	drain, cancel := context.WithTimeout(components, drainTimeout)
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 	defer cancel()
 	_ = r.streams.Drain(drain)
 	// The hub bounds its wait itself (hub.DrainTimeout): a device may be slow to close.
@@ -274,10 +315,17 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	_ = metricsSrv.Close()
 	serving.Wait()
+	// What is left uses the disk. One that hangs holds its goroutines for ever: they are left
+	// behind, and the process ends.
 	stopComponents()
-	background.Wait()
+	stuck := !r.waitForDisk(drain, &background)
+	stopQueue()
+	stuck = !r.waitForDisk(drain, &queueing) || stuck
 	stopLog()
-	logging.Wait()
+	if stuck = !r.waitForDisk(drain, &logging) || stuck; stuck {
+		r.abandoned.Store(true)
+		r.log.Error("the disk does not answer: what was not stored yet is lost", zap.Duration("waited", drainTimeout), zap.Int("events", r.queue.Stats().Waiting))
+	}
 	r.log.Info("relay stopped")
 	return err
 }
@@ -292,6 +340,9 @@ func (r *Relay) Close() error {
 				errs = append(errs, err)
 			}
 		}
+	}
+	if r.abandoned.Load() {
+		return errors.Join(errs...)
 	}
 	if r.audit != nil {
 		errs = append(errs, r.audit.Close())

@@ -10,6 +10,7 @@ import (
 	"agentctl/relay/eventlog"
 	"agentctl/relay/gateway"
 	"agentctl/relay/kernel"
+	"agentctl/relay/storage"
 )
 
 // The gateway publishes the kernel's event log. Both share one id space, and every event of
@@ -20,6 +21,7 @@ import (
 //	call.*            audit                 the whole event (eventData)
 //	ticket.*          ticket                the whole event, and so on for presence,
 //	                                        alert and kernel
+//	log.gap           log/gap               the whole event
 //	*.snapshot        none: retention has written old state again
 
 // topicEventType is the type of events that were sent to a topic. The topic is their
@@ -39,13 +41,15 @@ func topicName(e *kernel.Event) string {
 		return "audit"
 	case "ticket", "presence", "alert", "kernel":
 		return group
+	case "log": // eventqueue.GapType
+		return "log/gap"
 	}
 	return ""
 }
 
 // relayTopics are topics that a token for ingest may not publish to: an alert is a board's,
 // a ticket was made here. The gateway itself protects audit and kernel.
-var relayTopics = []string{"ticket", "presence", "alert"}
+var relayTopics = []string{"ticket", "presence", "alert", "log/gap"}
 
 // topicPayload is the payload of a topicEventType event: the log takes objects only.
 type topicPayload struct {
@@ -94,15 +98,25 @@ func toLogEvent(e *gateway.Event) kernel.Event {
 
 // gatewayLog is the event log as the gateway sees it: events without a topic are skipped, so
 // the ids that subscribers see have gaps.
-type gatewayLog struct{ store *eventlog.Store }
+type gatewayLog struct {
+	store  *eventlog.Store
+	append func(context.Context, ...kernel.Event) (uint64, error)
+}
 
 // NewGatewayLog returns an event log for a gateway, which publishes its events and appends
 // what clients send.
-func NewGatewayLog(store *eventlog.Store) gateway.Log { return gatewayLog{store} }
+func NewGatewayLog(store *eventlog.Store) gateway.Log {
+	return gatewayLog{store, func(ctx context.Context, events ...kernel.Event) (uint64, error) {
+		last, err := store.Append(ctx, events...)
+		return last, storage.TimedOut(storeEvents, err)
+	}}
+}
 
 // Append implements gateway.Log.
 func (l gatewayLog) Append(ctx context.Context, e gateway.Event) (uint64, error) {
-	id, err := l.store.Append(ctx, toLogEvent(&e))
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	id, err := l.append(ctx, toLogEvent(&e))
 	if errors.Is(err, kernel.ErrLogFull) {
 		err = gateway.ErrBusy
 	}

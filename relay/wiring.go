@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -15,6 +16,7 @@ import (
 	"agentctl/relay/audit"
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
+	"agentctl/relay/eventqueue"
 	"agentctl/relay/hub"
 	"agentctl/relay/kernel"
 	"agentctl/relay/mcp"
@@ -51,7 +53,7 @@ const _ uint = kernel.MaxPlugins - hub.MaxNodes - 128
 func (r *Relay) openState() (err error) {
 	r.store, err = auth.Open(auth.Options{
 		StateDir: r.opt.StateDir, Audience: r.opt.Audience, ScopelessUntil: r.opt.ScopelessUntil, Logger: r.log, Now: r.opt.Now,
-		Watch: r.storage.Watch(storeIdentities),
+		Watch: r.storage.Watch(storeIdentities), WriteTimeout: storeTimeout,
 	})
 	if err != nil {
 		return err
@@ -76,8 +78,25 @@ func (r *Relay) openState() (err error) {
 	if err := r.checkEventLog(); err != nil {
 		return err
 	}
+	r.queue = eventqueue.New(eventqueue.Options{Log: r.events, Store: storeEvents, Watch: r.storage.Watch(storeEvents), Logger: r.log.Named("events")})
 	r.clock = r.newClockGuard()
 	return r.store.FollowEventLog(r.eventLogRecord)
+}
+
+// storeTimeout bounds how long a request waits for a store. It is below kernel.CallBudget, so
+// that the caller learns that the disk was the reason.
+const storeTimeout = kernel.CallBudget - 500*time.Millisecond
+
+// explainTimeout tells the caller of a built-in plugin that did not answer in time when the
+// event log was the reason.
+func (r *Relay) explainTimeout(plugin string) *manifest.Error {
+	if plugin != control.Name && r.builtins[plugin] == nil {
+		return nil
+	}
+	if err := r.queue.Fault(); err != nil {
+		return manifest.AsError(err)
+	}
+	return nil
 }
 
 // snapshotForRetention returns events that stand for those which retention is about to
@@ -95,7 +114,7 @@ func (r *Relay) snapshotForRetention(context.Context) ([]kernel.Event, error) {
 // that look up a field of Relay when they are called, after Open has set it.
 func (r *Relay) newKernel() (err error) {
 	r.metrics = newCounters()
-	r.kernel = kernel.New(kernel.Options{ExplainMissing: r.explainMissing, Audit: r.recordDecision, Log: r.events})
+	r.kernel = kernel.New(kernel.Options{ExplainMissing: r.explainMissing, ExplainTimeout: r.explainTimeout, Audit: r.recordDecision, Log: r.queue})
 	r.stages, err = stages.New(r.kernel.Pipeline(), stages.Options{
 		Log: r.log, KeyDir: filepath.Join(r.opt.StateDir, keyDir), OnChange: func() {
 			if r.control != nil { // nil while the stages are made
@@ -119,7 +138,7 @@ func (r *Relay) newKernel() (err error) {
 	})
 	r.endpoints.init(&r.opt)
 	r.control = control.New(control.Options{
-		Kernel: r.kernel, Log: r.events, Middleware: r.stages, Transports: transports{r}, Plugins: pluginLoader{r},
+		Kernel: r.kernel, Log: r.queue, Middleware: r.stages, Transports: transports{r}, Plugins: pluginLoader{r},
 		Health: r.healthProblems, Level: newLogLevel(r),
 		BeginChange: func(ctx context.Context, kr *kernel.Request, target string) error {
 			rec := kr.Record()
@@ -189,15 +208,15 @@ func (r *Relay) loadPlugins() error {
 		}
 	}
 	ctx := context.Background() // a local file; Open has no caller to wait for
-	if err := r.kernel.RestorePresence(ctx, r.events); err != nil {
+	if err := r.kernel.RestorePresence(ctx, r.queue); err != nil {
 		return fmt.Errorf("rebuild presence from the event log: %w", err)
 	}
 	r.log.Info("presence rebuilt from the event log", zap.Int("known", r.kernel.Stats().Presences))
 	plugins := []kernel.Plugin{r.control}
 	r.builtins = make(map[string]builtinPlugin)
 	if r.pluginEnabled(PluginTickets) {
-		r.tickets = tickets.New(r.kernel, r.events)
-		restored, err := r.tickets.Restore(ctx, r.events)
+		r.tickets = tickets.New(r.kernel, r.queue)
+		restored, err := r.tickets.Restore(ctx, r.queue)
 		if err != nil {
 			return fmt.Errorf("rebuild the tickets from the event log: %w", err)
 		}
@@ -234,6 +253,7 @@ func (r *Relay) loadPlugins() error {
 //	audit        writes what is queued
 //	storage      faults of the disk: probes and log lines
 //	offline      expiry of offline plugins
+//	registry     entries of boards that relay.db could not store
 //	openStreams  end of streams whose token was revoked
 //	memory       size of the heap
 //	tickets      expiry of approvals
@@ -255,6 +275,7 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	})
 	wg.Go(func() { _ = r.storage.Run(ctx) })
 	wg.Go(func() { r.expireOffline(ctx) })
+	wg.Go(func() { r.retryRegistry(ctx) })
 	wg.Go(func() { r.openStreams.closeRevoked(ctx) })
 	wg.Go(func() { newMemoryTuner(func() uint64 { return r.hub.Stats().Accepted }).run(ctx) })
 	for _, b := range r.builtins {

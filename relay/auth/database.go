@@ -29,7 +29,8 @@ const (
 )
 
 // errSlowTransaction reports a transaction that was rolled back because its time was over.
-var errSlowTransaction = fmt.Errorf("a write to %s took longer than %s and was undone; see whether this machine or its disk is overloaded, and do it again", dbFile, maxTransaction)
+var errSlowTransaction = &storage.Error{Store: dbFile, Kind: storage.Slow,
+	Err: fmt.Errorf("a write to %s took longer than %s and was undone; see whether this machine or its disk is overloaded, and do it again", dbFile, maxTransaction)}
 
 // createMu serializes creation of the file by two Stores of one process: POSIX drops all
 // of a process's locks on a file when any of its descriptors is closed, so closing the
@@ -39,15 +40,15 @@ var createMu sync.Mutex
 // database holds the two connections to relay.db. In WAL mode the reader does not wait
 // for a writer.
 //
-// Writes use group commit. A writer appends its operation to the queue and acquires the
-// write slot. Whoever holds the slot commits batches from the front of the queue until
-// its own operation is done; writers that queued during an fsync find theirs done when
-// they get the slot. No goroutine of its own is needed.
+// Writes use group commit. A caller appends its operation to the queue and waits; a writer,
+// which runs while there is something to write, commits batches from the front of the queue.
+// It is a goroutine of its own, so that callers can give up on a disk that hangs.
 type database struct {
 	dir             *stateDir
 	writeDB, readDB *sql.DB
 	writeSlot       chan struct{} // holds one: the holder runs the next transaction
 	watch           *storage.Watch
+	writeTimeout    time.Duration // Options.WriteTimeout
 
 	// onRevoke is called with the write slot held after a transaction that has changed
 	// revocations or keys; nil before load has set it.
@@ -56,17 +57,18 @@ type database struct {
 	// noted that of the last call. They belong to the holder of the write slot.
 	revoked, noted int64
 
-	mu    sync.Mutex // protects queue
-	queue []*writeOp
+	mu      sync.Mutex // protects the fields below
+	queue   []*writeOp
+	writing bool // runWriter runs
 }
 
-// writeOp is one write that shares a transaction, and so an fsync, with others. err and
-// done belong to the holder of the write slot.
+// writeOp is one write that shares a transaction, and so an fsync, with others. err belongs
+// to the holder of the write slot until done is closed.
 type writeOp struct {
 	exec     func(*sql.Tx) error
 	onCommit func() // called in the order of the operations; may be nil
 	err      error
-	done     bool
+	done     chan struct{}
 }
 
 // openDatabase opens both connections. It makes the file itself, because SQLite would make
@@ -108,8 +110,19 @@ func (d *stateDir) openSQL(options string) (*sql.DB, error) {
 	return db, err
 }
 
-// close closes the reader first: the last connection to close removes the write-ahead log.
-func (db *database) close() error { return errors.Join(db.readDB.Close(), db.writeDB.Close()) }
+// closeTimeout bounds how long close waits for a transaction.
+const closeTimeout = 3 * time.Second
+
+// close closes the reader first: the last connection to close removes the write-ahead log. If
+// a transaction hangs on the disk, the connections stay open until the process ends.
+func (db *database) close() error {
+	select {
+	case db.writeSlot <- struct{}{}:
+		return errors.Join(db.readDB.Close(), db.writeDB.Close())
+	case <-time.After(closeTimeout):
+		return storage.TimedOut(dbFile, fmt.Errorf("close %s: a write has not ended: %w", dbFile, context.DeadlineExceeded))
+	}
+}
 
 // setUp migrates the schema and runs fn, in one transaction: two processes that open a
 // new directory at once agree on one relay id and one key. fn is told whether the database was
@@ -166,31 +179,74 @@ func (db *database) migrate(fn func(*sql.Tx, bool) error) error {
 
 // write runs exec in a transaction and onCommit after its commit. It shares the
 // transaction with concurrent writers: a thousand boards that announce themselves at
-// once cost a few fsyncs. When ctx ends before the transaction began, exec does not run;
-// after that, write returns its result.
+// once cost a few fsyncs.
+//
+// When ctx ends before the transaction began, exec does not run; after that, a caller whose
+// ctx was canceled gets the result, and one whose time is over gets an error although the
+// write may be stored. What exec has captured is then still in use: after an error the caller
+// reads none of it.
 func (db *database) write(ctx context.Context, exec func(*sql.Tx) error, onCommit func()) error {
-	op := &writeOp{exec: exec, onCommit: onCommit}
+	if err := db.watch.Stuck(storage.HungAfter); err != nil {
+		return err // the queue does not move
+	}
+	op := &writeOp{exec: exec, onCommit: onCommit, done: make(chan struct{})}
 	db.mu.Lock()
 	if len(db.queue) >= maxQueued {
 		db.mu.Unlock()
-		return errors.New("too many writes wait for the relay's database; check its disk")
+		return &storage.Error{Store: dbFile, Kind: storage.Slow, Err: errors.New("too many writes wait for the relay's database; check its disk")}
 	}
 	db.queue = append(db.queue, op)
+	if !db.writing {
+		db.writing = true
+		go db.runWriter()
+	}
 	db.mu.Unlock()
 
+	var timeout <-chan time.Time // never, without a timeout
+	if db.writeTimeout > 0 {
+		timer := time.NewTimer(db.writeTimeout)
+		defer timer.Stop()
+		timeout = timer.C
+	}
+	var err error
 	select {
-	case db.writeSlot <- struct{}{}:
+	case <-op.done:
+		return op.err
 	case <-ctx.Done():
-		if db.cancelQueued(op) {
-			return ctx.Err()
+		err = ctx.Err()
+	case <-timeout:
+		err = context.DeadlineExceeded
+	}
+	if db.cancelQueued(op) {
+		return storage.TimedOut(dbFile, err)
+	}
+	if db.writeTimeout == 0 { // a transaction's time is bounded, unless the disk hangs
+		<-op.done
+		return op.err
+	}
+	if errors.Is(err, context.Canceled) {
+		select {
+		case <-op.done:
+			return op.err
+		case <-timeout:
+			err = context.DeadlineExceeded
 		}
-		db.writeSlot <- struct{}{} // the transaction runs already, and its time is bounded
 	}
+	return storage.TimedOut(dbFile, fmt.Errorf("the write to %s has begun, and may be stored later: %w", dbFile, err))
+}
+
+// runWriter commits the queue in batches until it is empty. One goroutine runs it at a time,
+// while there is something to write: on a disk that hangs, it is the one that is stuck.
+func (db *database) runWriter() {
+	db.writeSlot <- struct{}{}
 	defer func() { <-db.writeSlot }()
-	for !op.done {
-		db.commitBatch(db.takeBatch())
+	for {
+		batch := db.takeBatch()
+		if len(batch) == 0 {
+			return
+		}
+		db.commitBatch(batch)
 	}
-	return op.err
 }
 
 // cancelQueued removes an operation whose transaction has not begun, and reports whether it
@@ -205,11 +261,13 @@ func (db *database) cancelQueued(op *writeOp) bool {
 	return i >= 0
 }
 
-// takeBatch removes the oldest operations from the queue. The caller holds the write slot.
+// takeBatch removes the oldest operations from the queue; none ends the writer. The caller
+// holds the write slot.
 func (db *database) takeBatch() []*writeOp {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	n := min(len(db.queue), maxBatch)
+	db.writing = n > 0
 	batch := slices.Clone(db.queue[:n])
 	db.queue = slices.Delete(db.queue, 0, n)
 	return batch
@@ -222,7 +280,6 @@ func (db *database) commitBatch(batch []*writeOp) {
 	op.End(err)
 	err = explain(db.dir.path, err)
 	for _, op := range batch {
-		op.done = true
 		switch {
 		case op.err == nil, errors.Is(op.err, sql.ErrTxDone): // by the end of the transaction's time
 			op.err = err
@@ -235,7 +292,10 @@ func (db *database) commitBatch(batch []*writeOp) {
 	}
 	if err == nil && db.revoked != db.noted && db.onRevoke != nil {
 		db.noted = db.revoked
-		db.onRevoke()
+		db.onRevoke() // before the answers
+	}
+	for _, op := range batch {
+		close(op.done)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/manifest"
+	"agentctl/relay/storage"
 )
 
 // A signing key is a file keys/<kid>.pem and a row of the table keys. Both are needed: a file
@@ -255,12 +256,18 @@ func (s *Store) lookupKey(issuer, kid string) *verifyKey {
 	if k := s.keyring.Load().public[id]; k != nil || issuer != s.relay.Issuer {
 		return k
 	}
+	if s.db.watch.Stuck(storage.SlowAfter) != nil {
+		return nil // whoever waits for the disk here cannot be canceled
+	}
 	came := time.Now()
 	s.keyLookup.mu.Lock()
 	defer s.keyLookup.mu.Unlock()
 	if !s.keyLookup.began.After(came) {
 		s.keyLookup.began = time.Now()
-		if err := s.reloadKeyring(); err != nil {
+		op := s.db.watch.Begin("read")
+		err := s.reloadKeyring()
+		op.End(err)
+		if err != nil && storage.Classify(err) == "" { // faults of the disk are logged by their monitor
 			s.log.Warn("look for a new signing key", zap.Error(err))
 		}
 	}

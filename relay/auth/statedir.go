@@ -10,6 +10,7 @@ import (
 
 	sqlite3 "modernc.org/sqlite/lib"
 
+	"agentctl/relay/storage"
 	"agentctl/sqlitefile"
 )
 
@@ -193,6 +194,11 @@ func explain(path string, err error) error {
 	if err == nil {
 		return nil
 	}
+	return storage.Wrap(dbFile, explainText(path, err))
+}
+
+// explainText adds what to do next to an error of the disk.
+func explainText(path string, err error) error {
 	db, code := filepath.Join(path, dbFile), sqlitefile.Code(err)
 	_, walDamaged := errors.AsType[*sqlitefile.WALDamage](err)
 	switch {

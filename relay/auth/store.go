@@ -41,6 +41,9 @@ type Options struct {
 	Now            func() time.Time // default time.Now
 	Logger         *zap.Logger      // default none
 	Watch          *storage.Watch   // sees the disk operations of relay.db; default none
+	// WriteTimeout bounds how long a change waits for the disk; then its error has reason
+	// "storage". Zero, for commands: as long as it takes.
+	WriteTimeout time.Duration
 }
 
 // Store is the state directory of a relay. All methods may be called at any time, from
@@ -102,7 +105,7 @@ func Open(o Options) (store *Store, err error) {
 	if s.db, err = openDatabase(s.dir, o.StartOver); err != nil {
 		return nil, err
 	}
-	s.db.watch = o.Watch
+	s.db.watch, s.db.writeTimeout = o.Watch, o.WriteTimeout
 	return s, s.load(&o)
 }
 
@@ -272,8 +275,21 @@ func (s *Store) loadRevocations(ctx context.Context) error {
 }
 
 // query is forEachRow on the read connection, with errors explained.
+//
+// One query runs at a time. On a disk that hangs it is stuck, and those behind it give up.
 func (s *Store) query(ctx context.Context, fn func(scan func(...any) error) error, query string, args ...any) error {
-	return explain(s.dir.path, forEachRow(ctx, s.db.readDB, fn, query, args...))
+	if err := s.db.watch.Stuck(storage.HungAfter); err != nil {
+		return err
+	}
+	if s.db.writeTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.db.writeTimeout)
+		defer cancel()
+	}
+	op := s.db.watch.Begin("read")
+	err := forEachRow(ctx, s.db.readDB, fn, query, args...)
+	op.End(err)
+	return explain(s.dir.path, storage.TimedOut(dbFile, err))
 }
 
 // Audience returns claim aud of tokens for this relay.

@@ -14,6 +14,7 @@ import (
 
 	sqlite3 "modernc.org/sqlite/lib"
 
+	"agentctl/relay/storage"
 	"agentctl/sqlitefile"
 )
 
@@ -241,11 +242,16 @@ func fileBytes(path string) (n int64) {
 	return n
 }
 
-// explain adds the path and the next step to an error of the log.
+// explain adds the path and the next step to an error of the log, and makes a fault of the
+// disk a *storage.Error.
 func explain(path string, err error) error {
 	if err == nil {
 		return nil
 	}
+	return storage.Wrap(FileName, explainText(path, err))
+}
+
+func explainText(path string, err error) error {
 	code, dir := sqlitefile.Code(err), filepath.Dir(path)
 	_, walDamaged := errors.AsType[*sqlitefile.WALDamage](err)
 	if walDamaged || code == sqlite3.SQLITE_CORRUPT || code == sqlite3.SQLITE_NOTADB {

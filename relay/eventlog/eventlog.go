@@ -95,7 +95,9 @@ var (
 	ErrNotRunning = errors.New("eventlog: not running, so nothing was stored; Run must be running")
 	ErrClosed     = errors.New("eventlog: closed")
 	ErrRemoved    = errors.New("eventlog: retention removed events during the replay; begin it again")
-	ErrDamaged    = errors.New("eventlog: the event log is damaged")
+
+	// ErrDamaged is a fault of the disk that waiting does not end.
+	ErrDamaged error = &storage.Error{Store: FileName, Kind: storage.Damaged, Err: errors.New("eventlog: the event log is damaged")}
 )
 
 // Stats are present sizes of a Store and counters since Open.

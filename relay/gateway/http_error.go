@@ -53,12 +53,12 @@ func unauthorized(err error) error {
 	return &httpError{status: http.StatusUnauthorized, body: manifest.E(manifest.SafetyDenied, err.Error()), cause: err}
 }
 
-// writeError answers with the envelope of err, which is an internal error unless a handler
-// said otherwise.
+// writeError answers with the envelope of err: that of a handler, or for a fault of the disk
+// one with reason "storage", or an internal error.
 func writeError(w http.ResponseWriter, r *http.Request, err error) {
 	var e *httpError
 	if !errors.As(err, &e) {
-		e = &httpError{status: http.StatusInternalServerError, body: manifest.E(manifest.Internal, err.Error())}
+		e = &httpError{status: http.StatusInternalServerError, body: manifest.AsError(err)}
 	}
 	if e.status == http.StatusUnauthorized {
 		edge.SetChallenge(w.Header(), "agentctl events", !errors.Is(e.cause, ErrNoToken), "")

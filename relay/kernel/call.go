@@ -76,6 +76,11 @@ func (k *Kernel) fail(ctx context.Context, r *Request, rec Record, err error) er
 		return ErrNoResource
 	}
 	e := asError(ctx, r, err)
+	if r.dispatched && e.Reason == reasonDeadline {
+		if why := k.explainTimeout(r.plugin); why != nil {
+			e = why
+		}
+	}
 	rec.Code, rec.Reason = e.Code, e.Reason
 	k.Audit(rec)
 	return e
@@ -209,6 +214,17 @@ func (r *Request) readsOnly() bool {
 	return r.Method == MethodRead || (r.tool != nil && r.tool.SafetyClass == manifest.ReadOnly)
 }
 
+// reasonDeadline is the reason of an answer to a call whose budget was spent.
+const reasonDeadline = "gateway_deadline"
+
+// explainTimeout is Options.ExplainTimeout for a plugin that is not a device.
+func (k *Kernel) explainTimeout(l *loaded) *manifest.Error {
+	if k.opt.ExplainTimeout == nil || l == nil || l.isDevice() {
+		return nil
+	}
+	return k.opt.ExplainTimeout(l.manifest.Name)
+}
+
 // endOfCall is asError without what the tool's safety class adds. A call that ended before its
 // plugin got it was not sent; the end of its context says nothing about a later one.
 func endOfCall(ctx context.Context, r *Request, err error) *manifest.Error {
@@ -222,7 +238,7 @@ func endOfCall(ctx context.Context, r *Request, err error) *manifest.Error {
 		if r.plugin != nil && !r.plugin.isDevice() {
 			message = "the plugin did not answer in time"
 		}
-		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: message, Reason: "gateway_deadline", Outcome: outcome}
+		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: message, Reason: reasonDeadline, Outcome: outcome}
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		return &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the caller canceled the call", Reason: "cancelled", Outcome: outcome}
 	}

@@ -44,6 +44,7 @@ import (
 	"sync"
 	"time"
 
+	"agentctl/manifest"
 	"agentctl/relay/pipeline"
 )
 
@@ -62,6 +63,10 @@ type Options struct {
 	// ExplainMissing says why no loaded plugin has a tool: another tenant's, offline, or
 	// no such tool. It returns a *manifest.Error. nil: the answer is E_BAD_REQUEST.
 	ExplainMissing func(c *Caller, tool string) error
+	// ExplainTimeout says why a plugin that is not a device did not answer in time, when the
+	// relay knows: its disk hangs. nil, or a nil result: the answer is E_DEADLINE_EXCEEDED, and
+	// the timeout is a fault of the plugin.
+	ExplainTimeout func(plugin string) *manifest.Error
 	// Audit receives one record a decision. It must not block.
 	Audit func(Record)
 	// Stages are in force from the start, outermost first.

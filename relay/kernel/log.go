@@ -52,6 +52,18 @@ type Log interface {
 	Last() uint64
 }
 
+// FaultReporter is a Log that knows why it takes no events: its disk hangs, is full or is
+// damaged. nil while it works.
+type FaultReporter interface{ Fault() error }
+
+// LogFault returns why a log takes no events, as far as it says; nil for a log that works.
+func LogFault(l Log) error {
+	if f, ok := l.(FaultReporter); ok {
+		return f.Fault()
+	}
+	return nil
+}
+
 // Check returns an error for an event of the wrong form.
 func (e *Event) Check() error {
 	switch {

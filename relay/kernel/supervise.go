@@ -87,6 +87,10 @@ func (k *Kernel) callPlugin(ctx context.Context, l *loaded, r *Request) (*Result
 	return res, err
 }
 
+// reasonStorage is the reason of an E_INTERNAL that the relay's disk caused. It is no fault of
+// the plugin: its breaker would refuse reads as well, which need no disk.
+const reasonStorage = "storage"
+
 // count counts the outcome of a call and returns the fault of the plugin that it shows:
 // nil for an answer or a refusal, context.Canceled when the caller left, which the breaker
 // ignores.
@@ -102,6 +106,10 @@ func (k *Kernel) count(ctx context.Context, l *loaded, err error) (fault error) 
 	case isLate:
 		k.total.timeouts.Add(1)
 		l.counts.timeouts.Add(1)
+		if k.explainTimeout(l) != nil {
+			l.counts.errors.Add(1)
+			return context.Canceled // not the plugin's fault
+		}
 		err = errBudget
 	case err == nil:
 		return nil
@@ -111,7 +119,11 @@ func (k *Kernel) count(ctx context.Context, l *loaded, err error) (fault error) 
 	}
 	l.counts.errors.Add(1)
 	var rpc *RPCError
-	if !isLate && (errors.As(err, &rpc) || errors.Is(err, ErrNoResource) || manifest.AsError(err).Code != manifest.Internal) {
+	if isLate {
+		return err
+	}
+	e := manifest.AsError(err)
+	if errors.As(err, &rpc) || errors.Is(err, ErrNoResource) || e.Code != manifest.Internal || e.Reason == reasonStorage {
 		return nil
 	}
 	return err

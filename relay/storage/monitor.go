@@ -90,6 +90,19 @@ func (m *Monitor) Health() []Health {
 	return list
 }
 
+// Stuck returns the error of the first store of which an operation has been in flight for
+// longer than d, nil for none.
+func (m *Monitor) Stuck(d time.Duration) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, w := range m.watches {
+		if err := w.Stuck(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Run logs changes and probes stores with a fault, until ctx ends. It then waits for probes,
 // except for one that hangs: its goroutine is left behind, since nothing can end it.
 func (m *Monitor) Run(ctx context.Context) error {

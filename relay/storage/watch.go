@@ -270,6 +270,23 @@ func (w *Watch) oldestLocked(now time.Time) (Problem, bool) {
 	return p, true
 }
 
+// Stuck returns an *Error while an operation has been in flight for longer than d: whatever
+// needs the store now waits behind it. nil otherwise, and for a nil Watch.
+func (w *Watch) Stuck(d time.Duration) error {
+	if w == nil {
+		return nil
+	}
+	now := w.now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, f := range w.inFlight {
+		if !f.start.IsZero() && now.Sub(f.start) > d {
+			return &Error{Store: w.name, Kind: Hung}
+		}
+	}
+	return nil
+}
+
 // Err returns why a request that waited for the store got no answer: the worst problem that
 // is not a warning, as an *Error, or nil for a store that works.
 func (w *Watch) Err() error {

@@ -354,7 +354,11 @@ func (p *Plugin) record(ctx context.Context, r *kernel.Request, typ string, c Ch
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), appendTimeout)
 	defer cancel()
 	if _, err := p.opt.Log.Append(ctx, kernel.Event{Tenant: r.Caller.Tenant, Type: typ, Aggregate: cmp.Or(c.Name, c.Action), Payload: payload}); err != nil {
-		return &manifest.Error{Code: manifest.Internal, Message: "the change is made, but the event log did not keep it; see the relay's log", Reason: "log"}
+		e := &manifest.Error{Code: manifest.Internal, Message: "the change is made, but the event log did not keep it; see the relay's log", Reason: "log"}
+		if why := manifest.AsError(err); why.Reason == "storage" { // NoRetry: a repeat would make the change twice
+			e.Reason, e.NoRetry = why.Reason, true
+		}
+		return e
 	}
 	return nil
 }

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/relay/storage"
 )
 
 type scopes []string
@@ -151,6 +153,15 @@ type slowLog struct {
 	mu   sync.Mutex
 	err  error
 	hold chan struct{}
+
+	fault atomic.Pointer[storage.Error]
+}
+
+func (l *slowLog) Fault() error {
+	if e := l.fault.Load(); e != nil {
+		return e
+	}
+	return nil
 }
 
 func (l *slowLog) Append(ctx context.Context, events ...kernel.Event) (uint64, error) {

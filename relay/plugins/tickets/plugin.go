@@ -125,13 +125,10 @@ func (p *Plugin) commit(ctx context.Context, t *tenant, changes ...change) error
 		events[i] = newEvent(t.name, c.typ, c.id, now, c.payload)
 	}
 	if _, err := p.log.Append(context.WithoutCancel(ctx), events...); err != nil {
-		// Not E_INTERNAL: the kernel counts that as a fault of the plugin, and the breaker
-		// would soon refuse reads as well.
-		e := &manifest.Error{Code: manifest.RateLimited, Message: "the event log did not take the change; nothing was changed", RetryAfterMS: 10_000, Reason: "storage"}
 		if errors.Is(err, kernel.ErrLogFull) {
-			e.RetryAfterMS = 1000
+			return p.explainBusy(&manifest.Error{Code: manifest.RateLimited, Message: "the event log is behind; nothing was changed", RetryAfterMS: 1000, Reason: reasonQueue})
 		}
-		return e
+		return manifest.AsError(err) // reason "storage" for a fault of the disk
 	}
 	touched := make(map[string]bool)
 	for i := range events {
@@ -144,6 +141,20 @@ func (p *Plugin) commit(ctx context.Context, t *tenant, changes ...change) error
 		p.k.NotifyChange(t.name, kernel.Change{Updated: slices.Sorted(maps.Keys(touched))})
 	}
 	return nil
+}
+
+// acquire acquires a tenant's change slot. The caller must call release after a nil error.
+func (p *Plugin) acquire(ctx context.Context, t *tenant) error { return p.explainBusy(t.acquire(ctx)) }
+
+// explainBusy replaces the refusal of a change that waited for others by the fault of the log
+// that holds them up, if there is one.
+func (p *Plugin) explainBusy(err error) error {
+	if e, ok := errors.AsType[*manifest.Error](err); ok && e.Reason == reasonQueue {
+		if fault := kernel.LogFault(p.log); fault != nil {
+			return manifest.AsError(fault)
+		}
+	}
+	return err
 }
 
 // apply applies an event and updates the totals. The change slot is held.
@@ -225,7 +236,7 @@ func (p *Plugin) expire(ctx context.Context) time.Duration {
 // expireOne expires one approval. It checks again after it has the change slot, since the
 // approval may have been decided meanwhile.
 func (p *Plugin) expireOne(ctx context.Context, t *tenant, id string) error {
-	if err := t.acquire(ctx); err != nil {
+	if err := p.acquire(ctx, t); err != nil {
 		return err
 	}
 	defer t.release()

@@ -16,6 +16,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/relay/storage"
 )
 
 var ann, bob = caller("a", "ann"), caller("a", "bob")
@@ -334,7 +335,7 @@ func TestLogFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sub.Close()
-	log.err = errors.New("no space left on device")
+	log.err = fmt.Errorf("append: %w", &storage.Error{Store: "events.db", Kind: storage.Full, Err: errors.New("no space left on device")})
 	for i := range 40 { // more than a breaker would bear
 		tool := []string{"create", "comment", "assign", "transition"}[i%4]
 		args := map[string]object{"create": {"title": "y"}, "comment": {"id": id, "text": "y"}, "assign": {"id": id, "agent_id": "r"}, "transition": {"id": id, "to": Closed}}[tool]
@@ -370,14 +371,14 @@ func TestReadsDoNotWait(t *testing.T) {
 		if s := d.do(ann, "get", object{"id": id}).Ticket.Status; s != Open || time.Since(start) > 0 {
 			t.Errorf("read %s after %v, before the log had it", s, time.Since(start))
 		}
-		if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); reason(err) != "storage" || time.Since(start) != maxAcquireWait {
+		if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); reason(err) != "queue" || time.Since(start) != maxAcquireWait {
 			t.Errorf("behind a log that hangs: %v after %v", err, time.Since(start))
 		}
 		var refused atomic.Int32
 		for range 200 { // more than the plugin's calls in flight
 			wg.Go(func() {
 				begun := time.Now()
-				if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); reason(err) == "storage" && time.Since(begun) == 0 {
+				if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); reason(err) == "queue" && time.Since(begun) == 0 {
 					refused.Add(1)
 				}
 			})
@@ -386,6 +387,11 @@ func TestReadsDoNotWait(t *testing.T) {
 		if refused.Load() != 200-maxWaiting {
 			t.Errorf("%d changes were refused at once, want %d", refused.Load(), 200-maxWaiting)
 		}
+		log.fault.Store(&storage.Error{Store: "events.db", Kind: storage.Hung})
+		if _, err := d.try(bob, "comment", object{"id": id, "text": "y"}); reason(err) != "storage" || !manifest.AsError(err).Retryable() {
+			t.Errorf("behind a log that says that it hangs: %v", err)
+		}
+		log.fault.Store(nil)
 		close(hold)
 		wg.Wait()
 		synctest.Wait()

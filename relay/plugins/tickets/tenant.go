@@ -65,7 +65,7 @@ func (t *tenant) acquire(ctx context.Context) error {
 		return nil
 	default:
 	}
-	busy := &manifest.Error{Code: manifest.RateLimited, Message: "earlier changes wait for the event log; nothing was changed", RetryAfterMS: 1000, Reason: "storage"}
+	busy := &manifest.Error{Code: manifest.RateLimited, Message: "earlier changes wait for the event log; nothing was changed", RetryAfterMS: 1000, Reason: reasonQueue}
 	defer t.waiting.Add(-1)
 	if t.waiting.Add(1) > maxWaiting {
 		return busy
@@ -81,6 +81,9 @@ func (t *tenant) acquire(ctx context.Context) error {
 		return busy
 	}
 }
+
+// reasonQueue is the reason of a refusal because earlier changes wait.
+const reasonQueue = "queue"
 
 // release gives the change slot back, to the change that has waited longest: goroutines that
 // block on a channel are served in their order.

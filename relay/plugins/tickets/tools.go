@@ -257,7 +257,7 @@ func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 		return nil, errFull("this relay keeps tickets of as many tenants as it can")
 	}
 	pl := a.payload(r)
-	if err := t.acquire(ctx); err != nil {
+	if err := p.acquire(ctx, t); err != nil {
 		return nil, err
 	}
 	defer t.release()
@@ -359,7 +359,7 @@ func changeTicket(ctx context.Context, p *Plugin, r *kernel.Request, id string, 
 	if _, err := t.get(id); err != nil { // before waiting for the slot
 		return nil, err
 	}
-	if err := t.acquire(ctx); err != nil {
+	if err := p.acquire(ctx, t); err != nil {
 		return nil, err
 	}
 	defer t.release()

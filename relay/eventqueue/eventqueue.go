@@ -1,0 +1,373 @@
+// Package eventqueue keeps events while the event log cannot take them, so that a fault of the
+// disk loses none: alerts and changes of presence wait in memory, in their order, and are
+// written afterwards. What does not fit is counted, and an event "log.gap" says how many of
+// which type are missing, and from when until when.
+//
+//	q := eventqueue.New(eventqueue.Options{Log: log, Watch: watch})
+//	q.Offer(event)   // never waits
+//	go q.Run(ctx)    // writes what waits; at the end one last attempt
+//
+// A Queue is a kernel.Log itself. Append, Replay and Last are those of the log below, and
+// Append says why the log takes nothing. Events about calls, and those that the gateway
+// publishes, do not wait here: a busy relay has thousands a second. They are offered to the log
+// below, and counted as a gap if it refuses them.
+package eventqueue
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/relay/kernel"
+	"agentctl/relay/storage"
+)
+
+// GapType is the type of the event that says what the log lacks. Its payload is a Gap.
+const GapType = "log.gap"
+
+// Bounds of a Queue. A tenant holds at most half of each.
+const (
+	maxEvents = 32_768
+	maxBytes  = 16 << 20 // payloads and eventOverhead
+	maxGaps   = 1024     // tenants with a gap at once; the others share the gap of no tenant
+	maxTypes  = 32       // types of one gap that are counted apart; then "other"
+
+	eventOverhead = 256 // bytes that an event counts in addition to its payload
+	batchEvents   = 256 // of one Append
+	batchBytes    = 1 << 20
+)
+
+// Times of Run.
+const (
+	gatherInterval = 100 * time.Millisecond // so that events share a transaction
+	retryInterval  = time.Second            // after an Append that failed
+	finalTimeout   = time.Second            // of the last attempt, when Run ends
+)
+
+// Gap is the payload of a GapType event.
+type Gap struct {
+	Counts map[string]uint64 `json:"counts"` // events that are missing, by type
+	FromMS int64             `json:"from_ms"`
+	ToMS   int64             `json:"to_ms"`
+}
+
+// Options configure a Queue.
+type Options struct {
+	Log    kernel.Log     // nil: the relay runs without its event log; nothing is kept
+	Store  string         // name of the log's store, for errors
+	Watch  *storage.Watch // of the log's store; may be nil
+	Logger *zap.Logger    // default none
+}
+
+// Stats are present sizes and counters since New.
+type Stats struct {
+	Waiting int    // events
+	Bytes   int    // of them
+	Lost    uint64 // events that a gap reports
+}
+
+// Queue is a kernel.Log that never loses a change of state without a word. Its methods may be
+// called from any goroutine.
+type Queue struct {
+	opt    Options
+	log    *zap.Logger
+	queued chan struct{} // holds one signal: something waits
+
+	singles int // batches that have one event; of Run
+
+	mu      sync.Mutex // a leaf lock; protects the fields below
+	waiting []kernel.Event
+	bytes   int
+	tenants map[string]share // with waiting events
+	gaps    map[string]*Gap  // by tenant, of events that were refused since the last that was queued
+	lost    uint64
+}
+
+// share is what waits of one tenant.
+type share struct{ events, bytes int }
+
+var (
+	_ kernel.Log           = (*Queue)(nil)
+	_ kernel.FaultReporter = (*Queue)(nil)
+)
+
+// New makes a Queue. It starts no goroutine.
+func New(o Options) *Queue {
+	return &Queue{opt: o, log: cmp.Or(o.Logger, zap.NewNop()), queued: make(chan struct{}, 1),
+		tenants: make(map[string]share), gaps: make(map[string]*Gap)}
+}
+
+// Fault implements kernel.FaultReporter.
+func (q *Queue) Fault() error {
+	if q.opt.Log == nil {
+		return &storage.Error{Store: q.opt.Store, Kind: storage.Missing}
+	}
+	return q.opt.Watch.Err()
+}
+
+// Append implements kernel.Log. It appends to the log below and does not wait behind what is
+// queued here: its events are of other aggregates. While the disk has hung for some seconds it
+// fails at once; a wait that ends with ctx says that the disk was the reason.
+func (q *Queue) Append(ctx context.Context, events ...kernel.Event) (uint64, error) {
+	if q.opt.Log == nil {
+		return 0, q.Fault()
+	}
+	if err := q.opt.Watch.Stuck(storage.HungAfter); err != nil {
+		return 0, err
+	}
+	last, err := q.opt.Log.Append(ctx, events...)
+	if errors.Is(err, kernel.ErrLogFull) {
+		if fault := q.Fault(); fault != nil {
+			return 0, fault
+		}
+	}
+	return last, storage.TimedOut(q.opt.Store, err)
+}
+
+// Replay implements kernel.Log. Without a log there is nothing to replay.
+func (q *Queue) Replay(ctx context.Context, after uint64, fn func(kernel.Event) error) error {
+	if q.opt.Log == nil {
+		return nil
+	}
+	return q.opt.Log.Replay(ctx, after, fn)
+}
+
+// Last implements kernel.Log.
+func (q *Queue) Last() uint64 {
+	if q.opt.Log == nil {
+		return 0
+	}
+	return q.opt.Log.Last()
+}
+
+// Offer implements kernel.Log: it never waits. false: the event is not kept, and a gap will
+// say so.
+func (q *Queue) Offer(e kernel.Event) bool {
+	if q.opt.Log == nil {
+		return false
+	}
+	if e.CreatedMS == 0 {
+		e.CreatedMS = time.Now().UnixMilli() // and not the time at which the disk takes it
+	}
+	if passesThrough(e.Type) {
+		if q.opt.Log.Offer(e) {
+			return true
+		}
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.addGapLocked(&e)
+		return false
+	}
+	if e.Check() != nil {
+		return false
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	size, s := len(e.Payload)+eventOverhead, q.tenants[e.Tenant]
+	if len(q.waiting) >= maxEvents || q.bytes+size > maxBytes || s.events >= maxEvents/2 || s.bytes+size > maxBytes/2 {
+		q.addGapLocked(&e)
+		return false
+	}
+	q.flushGapLocked(e.Tenant)
+	q.pushLocked(e)
+	q.signal()
+	return true
+}
+
+// passesThrough reports whether an event is one of those that do not wait here.
+func passesThrough(typ string) bool {
+	group, _, _ := strings.Cut(typ, ".")
+	return group == "call" || group == "event"
+}
+
+func (q *Queue) pushLocked(e kernel.Event) {
+	size := len(e.Payload) + eventOverhead
+	s := q.tenants[e.Tenant]
+	q.tenants[e.Tenant] = share{s.events + 1, s.bytes + size}
+	q.waiting = append(q.waiting, e)
+	q.bytes += size
+}
+
+// addGapLocked counts an event that is not kept.
+func (q *Queue) addGapLocked(e *kernel.Event) {
+	q.lost++
+	tenant := e.Tenant
+	g := q.gaps[tenant]
+	if g == nil && len(q.gaps) >= maxGaps {
+		tenant = ""
+		g = q.gaps[""]
+	}
+	if g == nil {
+		g = &Gap{Counts: make(map[string]uint64), FromMS: e.CreatedMS}
+		q.gaps[strings.Clone(tenant)] = g
+	}
+	typ := e.Type
+	if _, known := g.Counts[typ]; !known && len(g.Counts) >= maxTypes {
+		typ = "other"
+	}
+	g.Counts[typ]++
+	g.ToMS = e.CreatedMS
+	q.signal()
+}
+
+// flushGapLocked queues the gap of a tenant, before an event that comes after it. It may exceed
+// the bounds by one event for each gap.
+func (q *Queue) flushGapLocked(tenant string) {
+	g := q.gaps[tenant]
+	if g == nil {
+		return
+	}
+	delete(q.gaps, tenant)
+	payload, _ := json.Marshal(g) // a map and numbers: cannot fail
+	q.pushLocked(kernel.Event{Tenant: tenant, Type: GapType, Aggregate: q.opt.Store, Payload: payload, CreatedMS: g.ToMS})
+}
+
+func (q *Queue) signal() {
+	select {
+	case q.queued <- struct{}{}:
+	default:
+	}
+}
+
+// Run writes what waits until ctx ends, and then tries once more. What the disk does not take
+// then is lost, and logged.
+func (q *Queue) Run(ctx context.Context) error {
+	if q.opt.Log == nil {
+		<-ctx.Done()
+		return nil
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	<-timer.C
+	for {
+		select {
+		case <-ctx.Done():
+			q.finish()
+			return nil
+		case <-q.queued:
+		}
+		pause := gatherInterval
+		for {
+			timer.Reset(pause)
+			select {
+			case <-ctx.Done():
+				q.finish()
+				return nil
+			case <-timer.C:
+			}
+			more, err := q.writeBatch(ctx)
+			if err == nil && !more {
+				break
+			}
+			switch pause = gatherInterval; {
+			case err != nil:
+				pause = retryInterval
+			case q.Stats().Waiting >= batchEvents:
+				pause = 0
+			}
+		}
+	}
+}
+
+// finish makes one last attempt.
+func (q *Queue) finish() {
+	ctx, cancel := context.WithTimeout(context.Background(), finalTimeout)
+	defer cancel()
+	for more := true; more; {
+		var err error
+		if more, err = q.writeBatch(ctx); err != nil {
+			break
+		}
+	}
+	if n := q.Stats().Waiting; n > 0 {
+		q.log.Error("events are lost: the event log did not take them before the relay stopped", zap.Int("events", n))
+	}
+}
+
+// writeBatch writes the oldest events that wait, and reports whether there are more. They stay
+// in the queue until they are durable. Only Run calls it, so nobody else removes events.
+func (q *Queue) writeBatch(ctx context.Context) (more bool, err error) {
+	limit := batchEvents
+	if q.singles > 0 {
+		q.singles--
+		limit = 1
+	}
+	batch := q.nextBatch(limit)
+	if len(batch) == 0 {
+		return false, nil
+	}
+	// Without a deadline while the relay runs: an Append that was given up may be stored all
+	// the same, and be written twice.
+	if _, err = q.opt.Log.Append(ctx, batch...); err != nil {
+		if ctx.Err() == nil && storage.Classify(err) == "" && !errors.Is(err, kernel.ErrLogFull) {
+			// The log refuses one of these events, and not the disk. The others must not wait
+			// for it: they are written one by one, and it is left out.
+			if len(batch) > 1 {
+				q.singles = len(batch)
+				return true, nil
+			}
+			q.log.Error("the event log refuses an event", zap.String("type", batch[0].Type), zap.Error(err))
+			q.remove(1, true)
+			return true, nil
+		}
+		return true, fmt.Errorf("write events that waited: %w", err)
+	}
+	return q.remove(len(batch), false), nil
+}
+
+// nextBatch returns the oldest events, and with them the gaps once nothing else waits.
+func (q *Queue) nextBatch(limit int) []kernel.Event {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.waiting) == 0 {
+		for tenant := range maps.Clone(q.gaps) {
+			q.flushGapLocked(tenant)
+		}
+	}
+	n, size := 0, 0
+	for n < min(len(q.waiting), limit) && (n == 0 || size < batchBytes) {
+		size += len(q.waiting[n].Payload) + eventOverhead
+		n++
+	}
+	return q.waiting[:n:n] // only Run removes, and nobody writes to these
+}
+
+// remove removes the oldest n events and reports whether more wait. lost: they are not kept.
+func (q *Queue) remove(n int, lost bool) (more bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range q.waiting[:n] {
+		e := &q.waiting[i]
+		size := len(e.Payload) + eventOverhead
+		q.bytes -= size
+		s := q.tenants[e.Tenant]
+		if s.events--; s.events == 0 {
+			delete(q.tenants, e.Tenant)
+		} else {
+			q.tenants[e.Tenant] = share{s.events, s.bytes - size}
+		}
+		if lost {
+			q.lost++
+		}
+	}
+	clear(q.waiting[:n])
+	if q.waiting = q.waiting[n:]; len(q.waiting) == 0 {
+		q.waiting = nil // free the array
+	}
+	return len(q.waiting) > 0 || len(q.gaps) > 0
+}
+
+// Stats returns present sizes and counters.
+func (q *Queue) Stats() Stats {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return Stats{Waiting: len(q.waiting), Bytes: q.bytes, Lost: q.lost}
+}
