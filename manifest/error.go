@@ -76,7 +76,7 @@ func (e *Error) Retryable() bool {
 var publicReasons = map[Code][]string{
 	NodeOffline:      {"offline", "suspect", "in_doubt", "stream_end", "stopping"},
 	DeadlineExceeded: {"gateway_deadline", "device", "expired", "cancelled"},
-	RateLimited:      {"rate", "concurrency", "queue", "streams", "device", "storage"},
+	RateLimited:      {"rate", "concurrency", "queue", "streams", "device", "share", "storage"},
 	Internal:         {"bad_result", "device", "breaker", "plugin_down", "plugin_died", "storage"},
 }
 

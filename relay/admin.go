@@ -159,10 +159,15 @@ func (r *Relay) adminAnswer(w http.ResponseWriter, a *adminCall, scope string, h
 	default:
 		return nil, 0, badRequest("dry_run", "dry_run is true or false")
 	}
-	if a.body, err = edge.ReadBody(w, a.req, maxAdminBody); errors.As(err, new(*http.MaxBytesError)) {
-		return nil, http.StatusRequestEntityTooLarge, tooLarge
-	}
+	var held int64
+	a.body, held, err = r.bodies.Read(w, a.req, identityOf(a.caller), maxAdminBody)
+	defer r.bodies.Release(identityOf(a.caller), held)
+	share := (*manifest.Error)(nil)
 	switch {
+	case errors.As(err, new(*http.MaxBytesError)):
+		return nil, http.StatusRequestEntityTooLarge, tooLarge
+	case errors.As(err, &share):
+		return nil, 0, share
 	case err != nil:
 		return nil, 0, badRequest("body", "the body did not arrive whole and in time")
 	case len(a.body) > 0 && !edge.IsJSON(a.req.Header.Get("Content-Type")):

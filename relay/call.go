@@ -34,7 +34,11 @@ type callBody struct {
 func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 	kr := &kernel.Request{}
 	kr.TraceID, kr.Traced = edge.TraceID(req)
-	if status, e := r.readCall(w, req, kr); e != nil {
+	held, status, e := r.readCall(w, req, kr)
+	if held > 0 {
+		defer r.bodies.Release(identityOf(kr.Caller), held)
+	}
+	if e != nil {
 		rec := kernel.Record{Address: r.clientAddr(req), Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: kr.TraceID}
 		if kr.Caller != nil {
 			rec.Tenant, rec.Actor = kr.Caller.Tenant, kr.Caller.Actor
@@ -56,16 +60,17 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 	r.answerCall(w, kr, res)
 }
 
-// readCall fills kr from a request, or returns the error and its status. The order of the
+// readCall fills kr from a request, or returns the error and its status. held is what the body
+// holds of r.bodies. The order of the
 // checks decides which error a request with two faults gets (docs/protocol.md, "Errors"):
 // size, token, Content-Type, body, Accept, name, and then those of the kernel.
-func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Request) (status int, e *manifest.Error) {
-	bad := func(message string) (int, *manifest.Error) {
-		return http.StatusBadRequest, &manifest.Error{Code: manifest.BadRequest, Message: message, Reason: "request"}
+func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Request) (held int64, status int, e *manifest.Error) {
+	bad := func(message string) (int64, int, *manifest.Error) {
+		return held, http.StatusBadRequest, &manifest.Error{Code: manifest.BadRequest, Message: message, Reason: "request"}
 	}
-	tooLarge := func() (int, *manifest.Error) {
-		_, e := bad("the body is larger than 1 MiB")
-		return http.StatusRequestEntityTooLarge, e
+	tooLarge := func() (int64, int, *manifest.Error) {
+		_, _, e := bad("the body is larger than 1 MiB")
+		return held, http.StatusRequestEntityTooLarge, e
 	}
 	if req.ContentLength > MaxBody {
 		return tooLarge()
@@ -73,13 +78,16 @@ func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Re
 	var err error
 	if kr.Caller, err = r.httpCaller(req); err != nil {
 		e, status := denial(err)
-		return status, e
+		return held, status, e
 	}
 	if !edge.IsJSON(req.Header.Get("Content-Type")) {
 		return bad("send Content-Type: application/json")
 	}
-	body, err := edge.ReadBody(w, req, MaxBody)
+	body, held, err := r.bodies.Read(w, req, identityOf(kr.Caller), MaxBody)
 	if err != nil {
+		if share := (*manifest.Error)(nil); errors.As(err, &share) {
+			return held, http.StatusTooManyRequests, share
+		}
 		if errors.As(err, new(*http.MaxBytesError)) {
 			return tooLarge()
 		}
@@ -104,7 +112,7 @@ func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Re
 	if kr.Meta, ok = requestMeta(req); !ok {
 		return bad("the header " + metaHeader + " must be one strict JSON object of at most 4 KiB")
 	}
-	return 0, nil
+	return held, 0, nil
 }
 
 // answerCall writes the result of a unary call: structured content as it is, else the
@@ -198,9 +206,13 @@ func isPluginTool(s string) bool {
 func (r *Relay) authenticate(req *http.Request, transport string) (*kernel.Caller, error) {
 	token, given := edge.Bearer(req)
 	if !given && r.opt.Anonymous {
+		edge.ConnOf(req).MarkKnown() // whoever reaches loopback may use it
 		return &kernel.Caller{Tenant: auth.DefaultTenant, Actor: "anonymous", Address: r.clientAddr(req), Transport: transport, Scopes: anonymousScopes}, nil
 	}
 	id, err := r.store.Verify(token, auth.ClassAgent)
+	if err == nil {
+		err = edge.ConnOf(req).Authenticate(edge.Identity{Tenant: id.Tenant, Subject: id.Subject})
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -223,6 +235,11 @@ func (r *Relay) httpCaller(req *http.Request) (*kernel.Caller, error) { return r
 
 // mcpCaller returns the caller of /mcp.
 func (r *Relay) mcpCaller(req *http.Request) (*kernel.Caller, error) { return r.callerOf(req, "mcp") }
+
+// identityOf returns the holder of a caller's shares.
+func identityOf(c *kernel.Caller) edge.Identity {
+	return edge.Identity{Tenant: c.Tenant, Subject: c.Actor}
+}
 
 // anonymousScopes are those of a caller without a token, where Options.Anonymous allows it.
 var anonymousScopes = func() auth.Scopes {

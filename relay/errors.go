@@ -40,5 +40,8 @@ func denial(err error) (e *manifest.Error, status int) {
 	if errors.Is(err, auth.ErrMissing) || errors.Is(err, auth.ErrInvalid) {
 		return manifest.AsError(err), http.StatusUnauthorized
 	}
-	return manifest.AsError(err), http.StatusForbidden
+	if e = manifest.AsError(err); e.Code == manifest.RateLimited { // it has too many connections
+		return e, http.StatusTooManyRequests
+	}
+	return e, http.StatusForbidden
 }

@@ -34,7 +34,7 @@ func (r *Relay) openGateway() (err error) {
 	if o.MaxData == 0 || o.MaxData > MaxTopicData {
 		o.MaxData = MaxTopicData
 	}
-	o.RelayTopics = relayTopics
+	o.RelayTopics, o.Bodies, o.Conns = relayTopics, r.bodies, r.conns
 	o.Insecure = o.Insecure || r.opt.Insecure
 	o.TrustedProxies = append(o.TrustedProxies, r.opt.TrustedProxies...)
 	if r.tls != nil && o.TLS == nil {

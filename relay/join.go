@@ -219,8 +219,14 @@ func (x *exchange) read(body any) bool {
 		x.refuse(&manifest.Error{Code: manifest.BadRequest, Reason: "request", Message: "send Content-Type: application/json"})
 		return false
 	}
-	b, err := edge.ReadBody(x.w, x.req, maxJoinBody)
+	b, held, err := x.r.bodies.Read(x.w, x.req, edge.Identity{Subject: x.source}, maxJoinBody)
+	defer x.r.bodies.Release(edge.Identity{Subject: x.source}, held) // decoded by then
+	share := (*manifest.Error)(nil)
 	switch {
+	case errors.As(err, &share):
+		x.counts["rate_limited"].Add(1)
+		x.answer(http.StatusTooManyRequests, share)
+		return false
 	case errors.As(err, new(*http.MaxBytesError)):
 		x.refuse(&manifest.Error{Code: manifest.BadRequest, Reason: "size", Message: "the body is larger than 16 KiB"})
 		return false
@@ -286,8 +292,9 @@ func (x *exchange) answer(status int, e *manifest.Error) {
 	edge.WriteError(x.w, status, e, x.rec.TraceID)
 }
 
-// served counts and audits a success.
+// served counts and audits a success. The client has proved who it is.
 func (x *exchange) served(out *auth.Enrolled) {
+	edge.ConnOf(x.req).MarkKnown()
 	result := "new"
 	if out.Repeat {
 		result = "repeat"

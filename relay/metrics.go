@@ -21,6 +21,7 @@ import (
 	"agentctl/relay/mcp"
 	"agentctl/relay/stages"
 	"agentctl/relay/storage"
+	"agentctl/transport/edge"
 	"agentctl/transport/sse"
 )
 
@@ -207,6 +208,7 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 	for _, l := range s.audit.Losses {
 		b = appendSample(b, "agentctl_audit_losses_total", `reason="`+l.Reason+`",class="`+l.Class+`"`, float64(l.Lines))
 	}
+	b = r.appendPools(b, s)
 	b = appendHeader(b, "agentctl_device_events_total", "counter", "Events of device links, by kind.")
 	for _, k := range deviceEventKinds {
 		b = appendSample(b, "agentctl_device_events_total", `kind="`+k+`"`, float64(r.metrics.events[k].Load()))
@@ -236,6 +238,42 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 		func(c *stages.ClassStats) *stages.Histogram { return &c.RequestBytes })
 	return appendHistograms(b, "agentctl_response_bytes", "Size of the results, excluding streams, by class of tool.", classes,
 		func(c *stages.ClassStats) *stages.Histogram { return &c.ResponseBytes })
+}
+
+// appendPools appends the figures of what clients share (docs/operations.md, "Limits").
+func (r *Relay) appendPools(b []byte, s *snapshot) []byte {
+	pools := []struct {
+		name string
+		edge.PoolStats
+	}{
+		{"bodies", r.bodies.Stats()},
+		{"connections_agents", r.conns.Agents()},
+		{"connections_strangers", r.conns.Strangers()},
+		{"handshakes", edge.PoolStats{InUse: int64(s.hub.Handshaking), Limit: int64(s.hub.MaxHandshaking), Refused: s.hub.RefusedSlots}},
+		{"mcp_sessions", s.mcp.SessionPool},
+		{"mcp_streams", s.mcp.StreamPool},
+		{"streams", r.streamPool.Stats()},
+	}
+	if r.gateway != nil {
+		pools = append(pools, struct {
+			name string
+			edge.PoolStats
+		}{"subscribers", r.gateway.SubscriberPool()})
+	}
+	for _, f := range []struct {
+		name, typ, help string
+		value           func(edge.PoolStats) float64
+	}{
+		{"agentctl_pool_in_use", "gauge", "Units of a pool that clients hold (bodies: bytes).", func(p edge.PoolStats) float64 { return float64(p.InUse) }},
+		{"agentctl_pool_limit", "gauge", "Units that a pool has.", func(p edge.PoolStats) float64 { return float64(p.Limit) }},
+		{"agentctl_pool_refused_total", "counter", "Requests, connections and links refused because a pool, or the client's share of it, was used up.", func(p edge.PoolStats) float64 { return float64(p.Refused) }},
+	} {
+		b = appendHeader(b, f.name, f.typ, f.help)
+		for _, p := range pools {
+			b = appendSample(b, f.name, `pool="`+p.name+`"`, f.value(p.PoolStats))
+		}
+	}
+	return b
 }
 
 // appendHistograms appends a family of histograms with a series for each class of request.

@@ -86,6 +86,9 @@ type Relay struct {
 	// The path of an HTTP request: guard checks Host and Origin, endpoints whether the
 	// route is enabled, and streams owns the answer of a stream.
 	guard       *edge.Guard
+	conns       *edge.Conns
+	bodies      *edge.Bodies
+	streamPool  *edge.Pool // of metric streams
 	endpoints   endpoints
 	streams     sse.Streams
 	openStreams openStreams
@@ -125,9 +128,10 @@ func Open(opt Options) (r *Relay, err error) {
 	if opt.Synchronized == nil {
 		opt.Synchronized = clock.NTPSynchronized
 	}
-	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener,
+	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener, bodies: edge.NewBodies(), streamPool: edge.NewPool(maxStreams),
 		storage:     storage.New(storage.Options{Logger: opt.Logger}),
 		adminLimits: edge.NewLimiter(maxAdminCallers, true), strangers: edge.NewLimiter(maxStrangerAddresses, false)}
+	r.conns = edge.NewConns(edge.ConnOptions{MaxOpen: edge.MaxOpenConns(), Proxies: opt.TrustedProxies})
 	for _, step := range []func() error{
 		r.checkOptions, // before anything is created
 		r.listen,
@@ -192,6 +196,9 @@ func (r *Relay) MetricsURL() string {
 
 // Store returns the relay's identities.
 func (r *Relay) Store() *auth.Store { return r.store }
+
+// maxMetricsConns bounds the connections of the metrics listener, which needs no token.
+const maxMetricsConns = 1024
 
 // drainTimeout bounds an orderly shutdown; what is still open then is cut.
 const drainTimeout = 5 * time.Second
@@ -274,7 +281,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	errorLog := zap.NewStdLog(r.log.Named("http"))
 	srv := edge.NewServer(r.routes(), errorLog)
 	if r.listener != nil {
-		var ln net.Listener = sse.NewListener(r.listener)
+		var ln net.Listener = sse.NewListener(r.conns.Listener(r.listener, r.tls == nil))
 		if r.tls != nil {
 			ln = tls.NewListener(ln, r.tls)
 		}
@@ -283,7 +290,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	metricsSrv := edge.NewServer(r.metricsRoutes(), errorLog)
 	metricsSrv.ReadTimeout, metricsSrv.WriteTimeout = edge.BodyTimeout, writeTimeout
 	if r.metricsListener != nil {
-		serving.Go(func() { failed <- metricsSrv.Serve(r.metricsListener) })
+		// Its connections are counted apart: a flood elsewhere does not keep a monitor out.
+		ln := edge.NewConns(edge.ConnOptions{MaxOpen: maxMetricsConns}).Listener(r.metricsListener, true)
+		serving.Go(func() { failed <- metricsSrv.Serve(ln) })
 	}
 	r.clock.check() // for the log
 	r.ready.Store(true)

@@ -117,11 +117,20 @@ func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, "draining", http.StatusServiceUnavailable)
 		return
 	}
+	client := r.clientAddr(req)
+	slot, err := r.hub.Reserve(req.Context(), client, edge.AddressKey(client), edge.ConnOf(req).MarkKnown)
+	if err != nil {
+		trace, _ := edge.TraceID(req)
+		w.Header().Set("Connection", "close")
+		r.writeError(w, http.StatusTooManyRequests, edge.Exhausted("too many links of this address are in their handshake; try again", time.Second), trace)
+		return
+	}
 	conn, err := link.Upgrade(r.upgrader, w, req)
 	if err != nil {
+		slot.Release()
 		return // answered by the upgrader
 	}
-	r.hub.Attach(conn, r.clientAddr(req))
+	r.hub.AttachReserved(conn, slot)
 }
 
 // readyz is for load balancers: 503 as soon as the relay drains, while its clock cannot be

@@ -33,6 +33,15 @@ func encodeFrame(sample []byte) []byte {
 // It runs in the request's goroutine, in which sse.Run writes the frames as they come.
 func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel.Request, s kernel.Stream) {
 	defer s.Close()
+	id := identityOf(kr.Caller)
+	if !r.streamPool.TryAcquire(id, 1) {
+		e := edge.Exhausted("too many metric streams of this identity are open; close some", time.Second)
+		r.kernel.Audit(kernel.Record{Tenant: kr.Caller.Tenant, Actor: kr.Caller.Actor, Tool: kr.Tool, NodeID: kr.Target().NodeID,
+			Decision: kernel.Closed, Code: e.Code, Reason: e.Reason, TraceID: kr.TraceID})
+		r.writeError(w, http.StatusTooManyRequests, e, kr.TraceID)
+		return
+	}
+	defer r.streamPool.Release(id, 1)
 	ctx, done, overQuota := r.openStreams.add(req.Context(), kr.Caller, int(r.endpoints.streamQuota.Load()))
 	defer done()
 	wr, err := r.streams.Open(w, req, sse.Options{})
@@ -67,6 +76,9 @@ func closeCode(err error) sse.Code {
 	}
 	return sse.CodeOf(err)
 }
+
+// maxStreams bounds the metric streams of all clients, an edge.Pool.
+const maxStreams = 16384
 
 // openStreams counts the open streams of each tenant, and ends those whose token ended. The
 // quota is per tenant rather than per token, since a tenant may have any number of tokens.

@@ -187,7 +187,7 @@ func (r *Relay) newFrontEnd() error {
 	r.guard = edge.NewGuard(edge.GuardOptions{CheckHost: r.loopback, Hosts: hosts, Origins: r.opt.AllowOrigin})
 	r.upgrader = link.NewUpgrader(r.guard.OriginAllowed)
 	r.mcp = mcp.New(mcp.Options{
-		Kernel: r.kernel, Authenticate: r.mcpCaller, OnDenied: r.writeDenied, Guard: r.guard, Version: r.opt.Version, Logger: r.log,
+		Kernel: r.kernel, Authenticate: r.mcpCaller, Bodies: r.bodies, OnDenied: r.writeDenied, Guard: r.guard, Version: r.opt.Version, Logger: r.log,
 		OnSessionClosed: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
 	})
 	return nil

@@ -64,10 +64,24 @@ func sharedIdentity(subject string) Identity {
 	return Identity{Tenant: DefaultTenant, Subject: subject, Scopes: sharedScopes{}, isShared: true}
 }
 
-// identify returns the identity of a request, which must have the scope. It accepts, in this
+// identify returns the identity of a request, which must have the scope, and counts the
+// connection as the identity's.
+func (g *Gateway) identify(r *http.Request, scope string) (Identity, error) {
+	id, err := g.checkToken(r, scope)
+	switch {
+	case err != nil:
+		return Identity{}, err
+	case id.isShared:
+		edge.ConnOf(r).MarkKnown() // its users would block each other
+		return id, nil
+	}
+	return id, edge.ConnOf(r).Authenticate(edge.Identity{Tenant: id.Tenant, Subject: id.Subject})
+}
+
+// checkToken returns the identity of a request, which must have the scope. It accepts, in this
 // order: a ticket, no token if none is configured, the configured token, a token that the
 // Authenticator knows.
-func (g *Gateway) identify(r *http.Request, scope string) (Identity, error) {
+func (g *Gateway) checkToken(r *http.Request, scope string) (Identity, error) {
 	configured := g.opts.SubscribeToken
 	if scope == ScopeIngest {
 		configured = g.opts.IngestToken

@@ -113,12 +113,16 @@ type Options struct {
 	// token, or of all requests of an open gateway; default 10,000.
 	IngestRate, OpenIngestRate float64
 
-	MaxSubscribers int           // of which one identity may have a quarter; default 20,000
+	MaxSubscribers int           // of which one identity may have half; default 16,384
 	TicketTTL      time.Duration // lifetime of a ticket; default 60 s
 	MaxData        int           // bytes of data; less than the constant when the log wraps them
 	Shards         int           // delivering goroutines; default one per core, at most 4
-	Log            Log           // where events are durable; nil: in the ring alone
-	Logger         *zap.Logger   // default none
+	// Bodies bounds the memory of request bodies, and Conns the connections; a relay's gateway
+	// shares the relay's. Default: its own.
+	Bodies *edge.Bodies
+	Conns  *edge.Conns
+	Log    Log         // where events are durable; nil: in the ring alone
+	Logger *zap.Logger // default none
 }
 
 func (o *Options) setDefaults() error {
@@ -133,11 +137,17 @@ func (o *Options) setDefaults() error {
 	}
 	o.IngestRate = cmp.Or(o.IngestRate, 1000)
 	o.OpenIngestRate = cmp.Or(o.OpenIngestRate, 10_000)
-	o.MaxSubscribers = cmp.Or(o.MaxSubscribers, 20_000)
+	o.MaxSubscribers = cmp.Or(o.MaxSubscribers, 16_384)
 	o.TicketTTL = cmp.Or(o.TicketTTL, time.Minute)
 	o.MaxData = cmp.Or(o.MaxData, MaxData)
 	o.Shards = cmp.Or(o.Shards, min(runtime.GOMAXPROCS(0), 4))
 	o.Logger = cmp.Or(o.Logger, zap.NewNop())
+	if o.Bodies == nil {
+		o.Bodies = edge.NewBodies()
+	}
+	if o.Conns == nil {
+		o.Conns = edge.NewConns(edge.ConnOptions{MaxOpen: edge.MaxOpenConns(), Proxies: o.TrustedProxies})
+	}
 	return o.checkListen()
 }
 
@@ -155,7 +165,7 @@ type Gateway struct {
 	subscribers atomic.Int64
 	shards      []*shard
 
-	ingested, emitted, emitLost, rateLimited atomic.Uint64
+	ingested, emitted, emitLost, rateLimited, refusedStreams atomic.Uint64
 
 	mu           sync.Mutex // protects the fields below, and the lists of the shards
 	ring         ring
@@ -209,6 +219,11 @@ type Stats struct {
 	RateLimited uint64 // ingest requests refused with 429
 	RingEvents  int
 	LastID      uint64
+}
+
+// SubscriberPool returns the figures of the streams.
+func (g *Gateway) SubscriberPool() edge.PoolStats {
+	return edge.PoolStats{InUse: g.subscribers.Load(), Limit: int64(g.opts.MaxSubscribers), Refused: g.refusedStreams.Load()}
 }
 
 // Stats returns the counters. While nothing is being delivered, Delivered + Dropped is

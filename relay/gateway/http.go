@@ -100,7 +100,7 @@ func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) error {
 		g.rateLimited.Add(1)
 		return rateLimited("too many events of this identity", wait)
 	}
-	e, err := g.readEvent(w, r)
+	e, err := g.readEvent(w, r, id)
 	if err != nil {
 		return err
 	}
@@ -130,10 +130,15 @@ func (g *Gateway) ingest(w http.ResponseWriter, r *http.Request) error {
 
 // readEvent reads the body of an ingest request. It sets Topic and Data, and leaves the
 // rest to the gateway, so that a client cannot choose its tenant or id.
-func (g *Gateway) readEvent(w http.ResponseWriter, r *http.Request) (e Event, err error) {
-	body, err := edge.ReadBody(w, r, maxBody)
+func (g *Gateway) readEvent(w http.ResponseWriter, r *http.Request, id Identity) (e Event, err error) {
+	holder := edge.Identity{Tenant: id.Tenant, Subject: id.Subject}
+	body, held, err := g.opts.Bodies.Read(w, r, holder, maxBody)
+	defer g.opts.Bodies.Release(holder, held) // decoded by then
 	if large := (*http.MaxBytesError)(nil); errors.As(err, &large) {
 		return e, g.eventTooLarge()
+	}
+	if share := (*manifest.Error)(nil); errors.As(err, &share) {
+		return e, &httpError{status: http.StatusTooManyRequests, body: share}
 	}
 	if err != nil {
 		return e, badRequest("the body could not be read")

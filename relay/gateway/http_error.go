@@ -47,6 +47,9 @@ func unavailable(message string) error {
 // unauthorized returns the answer to an error of identify: 403 for a valid token that may
 // not do this, else 401.
 func unauthorized(err error) error {
+	if share := (*manifest.Error)(nil); errors.As(err, &share) && share.Code == manifest.RateLimited {
+		return &httpError{status: http.StatusTooManyRequests, body: share}
+	}
 	if errors.Is(err, ErrForbidden) {
 		return denied(err.Error())
 	}

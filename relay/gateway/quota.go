@@ -13,7 +13,7 @@ import (
 // from using up the total bound, so that other identities can still subscribe.
 const (
 	maxTotalQueued = 128 << 20 // bytes that are queued for all subscribers together
-	identityShare  = 4         // one identity gets at most a quarter of the streams and of the bytes
+	identityShare  = 2         // one identity gets at most half of the streams and of the bytes
 )
 
 // quotas bounds for each identity its open streams, the bytes that are queued for them, and

@@ -18,7 +18,7 @@ var tokenAsSubject = authFunc(func(r *http.Request) (Identity, error) {
 
 // TestStreamsPerIdentity: one identity cannot open all streams.
 func TestStreamsPerIdentity(t *testing.T) {
-	g := start(t, Options{Identities: tokenAsSubject, MaxSubscribers: 8})
+	g := start(t, Options{Identities: tokenAsSubject, MaxSubscribers: 4})
 	a := g.open("", "Authorization", "Bearer a")
 	g.open("", "Authorization", "Bearer a")
 	status, h, body := g.request("GET", StreamPath, "", "Authorization", "Bearer a")

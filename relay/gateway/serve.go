@@ -192,7 +192,7 @@ func (g *Gateway) stop() {
 // wrap puts TLS above the counting listener. It offers HTTP/1.1 alone, since a stream takes
 // its connection over.
 func (g *Gateway) wrap(ln net.Listener) net.Listener {
-	ln = sse.NewListener(ln)
+	ln = sse.NewListener(g.opts.Conns.Listener(ln, g.opts.TLS == nil))
 	if g.opts.TLS == nil {
 		return ln
 	}

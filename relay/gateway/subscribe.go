@@ -70,11 +70,13 @@ func (g *Gateway) openStream(w http.ResponseWriter, r *http.Request, c *subscrib
 func (g *Gateway) acquireStream(id Identity) (*quota, error) {
 	if n := g.subscribers.Add(1); n > int64(g.opts.MaxSubscribers) {
 		g.subscribers.Add(-1)
+		g.refusedStreams.Add(1)
 		return nil, unavailable("the gateway has as many subscribers as it may have")
 	}
 	q := g.quotas.acquireStream(id.key(), id.isShared, max(1, g.opts.MaxSubscribers/identityShare))
 	if q == nil {
 		g.subscribers.Add(-1)
+		g.refusedStreams.Add(1)
 		return nil, rateLimited("too many streams of this identity are open", 10*time.Second)
 	}
 	return q, nil

@@ -3,7 +3,6 @@ package hub
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"time"
 
 	"agentctl/transport/link"
@@ -16,10 +15,9 @@ import (
 //	linkLocked enters the node into Hub.nodes and the timer wheel
 
 // handshake runs a link's handshake and starts its session.
-func (h *Hub) handshake(conn link.Conn, client netip.Addr) {
-	granted := link.Grant{Address: client} // for the audit log, if the handshake fails
+func (h *Hub) handshake(conn link.Conn, slot *Slot) {
+	granted := link.Grant{Address: slot.client} // for the audit log, if the handshake fails
 	var adm admission
-	unfinished := true // counts in h.handshaking
 	s, m, err := link.Accept(h.ctx, conn, link.AcceptOptions{
 		Now: h.opt.Now,
 		Authenticate: func(ctx context.Context, a *link.Auth) (*link.Grant, error) {
@@ -27,20 +25,20 @@ func (h *Hub) handshake(conn link.Conn, client netip.Addr) {
 			if err != nil {
 				return nil, err
 			}
-			g.Address = client
+			g.Address = slot.client
 			granted = *g
 			return g, nil
 		},
 		Admit: func(ctx context.Context, s *link.Session, a *link.Auth) (link.Admission, error) {
-			unfinished = false
-			h.handshaking.Add(-1)
+			slot.Release()
+			if slot.onAuth != nil {
+				slot.onAuth()
+			}
 			return h.admit(ctx, s, a, &adm)
 		},
 		ReconnectSpreadMS: h.reconnectSpreadMS, ValidateCapability: h.opt.ValidateCapability,
 	})
-	if unfinished {
-		h.handshaking.Add(-1)
-	}
+	slot.Release()
 	defer h.release(granted.NodeID, &adm)
 	if err != nil {
 		if adm.node != nil {

@@ -50,8 +50,10 @@ import (
 const (
 	// MaxNodes is how many devices may be linked at a time.
 	MaxNodes = 20000
-	// maxHandshakes is how many links may be in their handshake at a time.
-	maxHandshakes = 2048
+	// maxHandshakes is how many links may be in their handshake at a time, and
+	// maxHandshakesPerAddress how many of one address: it ends with a valid auth.
+	maxHandshakes           = 2048
+	maxHandshakesPerAddress = 128
 	// DrainTimeout bounds the wait for sessions at the end of Run.
 	DrainTimeout = 5 * time.Second
 )
@@ -136,6 +138,8 @@ type Stats struct {
 	Lost            int // gauge: nodes whose link has ended within link.ResumeTTL
 	Resumed         uint64
 	Handshaking     int // gauge: links before auth
+	MaxHandshaking  int
+	RefusedSlots    uint64 // links whose address had too many handshakes
 	Accepted        uint64
 	Refused         uint64
 	Commands        uint64
@@ -163,18 +167,19 @@ type Hub struct {
 	callbackMu sync.Mutex // one callback about the state of a node at a time
 	callPool   sync.Pool  // of *pendingCall
 
-	mu                sync.Mutex                    // protects the fields below
-	nodes             map[string]*Node              // that have a link
-	lost              map[string]*Node              // that had one a moment ago, see lost.go
-	admitted          map[string]int                // links between auth and ready, by node id
-	waiting           []waitingLink                 // for their handshake
-	recentNodes       int                           // of the last hour
-	searchedAt        time.Time                     // see findCommand
-	wheel             [wheelSize]map[*Node]struct{} // timer wheel of the nodes, see sweep.go
-	second            int                           // of the sweep
-	takeoverHistories map[string]*takeoverHistory   // by node id
-	clones            map[string]*cloneMark         // by node id
-	sharedManifests   map[string]*link.Manifest     // by raw bytes, see shareManifest
+	mu                sync.Mutex                     // protects the fields below
+	nodes             map[string]*Node               // that have a link
+	lost              map[string]*Node               // that had one a moment ago, see lost.go
+	admitted          map[string]int                 // links between auth and ready, by node id
+	waiting           waitingLinks                   // for their handshake
+	slots             map[netip.Prefix]*addressSlots // of handshakes, by address
+	recentNodes       int                            // of the last hour
+	searchedAt        time.Time                      // see findCommand
+	wheel             [wheelSize]map[*Node]struct{}  // timer wheel of the nodes, see sweep.go
+	second            int                            // of the sweep
+	takeoverHistories map[string]*takeoverHistory    // by node id
+	clones            map[string]*cloneMark          // by node id
+	sharedManifests   map[string]*link.Manifest      // by raw bytes, see shareManifest
 	closing           bool
 
 	startPace, readyPace *rate.Limiter // of handshakes: their start and their end
@@ -185,15 +190,15 @@ type Hub struct {
 
 	grantRevision int64 // Options.GrantRevision at the last sweep; owned by Run
 
-	accepted, resumed, refused, commands, lateAcks, unsolicitedAcks atomic.Uint64
-	badResults, frames, badFrames, takeovers                        atomic.Uint64
-	streams                                                         atomic.Int64
+	accepted, resumed, refused, refusedSlots, commands, lateAcks, unsolicitedAcks atomic.Uint64
+	badResults, frames, badFrames, takeovers                                      atomic.Uint64
+	streams                                                                       atomic.Int64
 }
 
 // New makes a hub without devices.
 func New(opt Options) *Hub {
 	h := &Hub{opt: opt, nodeLimit: MaxNodes, lostLimit: maxLost, handshakeLimit: maxHandshakes,
-		nodes: make(map[string]*Node), lost: make(map[string]*Node), admitted: make(map[string]int),
+		nodes: make(map[string]*Node), lost: make(map[string]*Node), admitted: make(map[string]int), slots: make(map[netip.Prefix]*addressSlots),
 		startPace: rate.NewLimiter(handshakeRate, handshakeBurst), readyPace: rate.NewLimiter(handshakeRate, handshakeBurst), hasWaiting: make(chan struct{}, 1),
 		takeoverHistories: make(map[string]*takeoverHistory), clones: make(map[string]*cloneMark), sharedManifests: make(map[string]*link.Manifest)}
 	for i := range h.wheel {
@@ -325,7 +330,7 @@ func (h *Hub) Stats() Stats {
 	nodes, lost := len(h.nodes), len(h.lost)
 	h.mu.Unlock()
 	return Stats{
-		Nodes: nodes, Lost: lost, Resumed: h.resumed.Load(), Handshaking: int(h.handshaking.Load()), Streams: int(h.streams.Load()),
+		Nodes: nodes, Lost: lost, Resumed: h.resumed.Load(), Handshaking: int(h.handshaking.Load()), MaxHandshaking: int(h.handshakeLimit), RefusedSlots: h.refusedSlots.Load(), Streams: int(h.streams.Load()),
 		Accepted: h.accepted.Load(), Refused: h.refused.Load(), Takeovers: h.takeovers.Load(),
 		Commands: h.commands.Load(), LateAcks: h.lateAcks.Load(), UnsolicitedAcks: h.unsolicitedAcks.Load(),
 		BadResults: h.badResults.Load(), Frames: h.frames.Load(), BadFrames: h.badFrames.Load(),

@@ -14,8 +14,8 @@ import (
 //   - reconnect_spread_ms tells each device at auth over which time to spread its first
 //     attempt. It follows the devices of the last hour and not those that are linked now:
 //     the first ones that return would otherwise learn that the relay is small.
-//   - Handshakes start at handshakeRate. Links above it wait in a queue, in the order in
-//     which they came, before the relay has sent anything: such a link is a socket without a
+//   - Handshakes start at handshakeRate. Links above it wait in a queue, their addresses in
+//     turns, before the relay has sent anything: such a link is a socket without a
 //     goroutine or a buffer, and its deadline for auth has not begun. A device waits for
 //     hello for 10 s at least; maxHandshakes links take 8 s. Links become ready at the same
 //     rate: when the machine was busy, handshakes that started one by one end together.
@@ -46,23 +46,36 @@ func (h *Hub) countRecent() {
 	h.mu.Unlock()
 }
 
-// Attach takes one upgraded link and serves it until it ends. It returns at once, so that
-// the HTTP server's buffers are freed; Run waits for the session. A link over the limits is
-// closed with 4503, in the caller's goroutine. client is the address of the device, for the audit
-// log; it may be invalid.
+// Attach serves a link, as AttachReserved does, that is not counted by address, such as one in
+// memory. client is the address of the device, for the audit log; it may be invalid.
 func (h *Hub) Attach(conn link.Conn, client netip.Addr) {
 	h.mu.Lock()
-	full := h.closing || len(h.nodes) >= h.nodeLimit || h.handshaking.Load() >= h.handshakeLimit
+	slot := h.newSlotLocked(client, netip.Prefix{}, nil, nil)
+	h.mu.Unlock()
+	if slot == nil {
+		h.refused.Add(1)
+		_ = conn.Close(link.CloseDraining, "overloaded")
+		return
+	}
+	h.AttachReserved(conn, slot)
+}
+
+// AttachReserved takes one upgraded link and serves it until it ends. It returns at once, so that
+// the HTTP server's buffers are freed; Run waits for the session. A link over the limits is
+// closed with 4503, in the caller's goroutine. slot is what Reserve returned for it.
+func (h *Hub) AttachReserved(conn link.Conn, slot *Slot) {
+	h.mu.Lock()
+	full := h.closing || len(h.nodes) >= h.nodeLimit
 	if !full {
-		h.handshaking.Add(1)
-		if len(h.waiting) == 0 && h.startPace.Allow() {
-			h.startHandshakeLocked(waitingLink{conn, client})
+		if h.waiting.len == 0 && h.startPace.Allow() {
+			h.startHandshakeLocked(conn, slot)
 		} else {
-			h.waiting = append(h.waiting, waitingLink{conn, client})
+			h.waiting.push(conn, slot)
 		}
 	}
 	h.mu.Unlock()
 	if full {
+		slot.Release()
 		h.refused.Add(1)
 		_ = conn.Close(link.CloseDraining, "overloaded")
 		return
@@ -73,21 +86,15 @@ func (h *Hub) Attach(conn link.Conn, client netip.Addr) {
 	}
 }
 
-// waitingLink is a link whose handshake has not begun.
-type waitingLink struct {
-	conn   link.Conn
-	client netip.Addr
-}
-
-func (h *Hub) startHandshakeLocked(w waitingLink) {
-	h.wg.Go(func() { h.handshake(w.conn, w.client) })
+func (h *Hub) startHandshakeLocked(conn link.Conn, slot *Slot) {
+	h.wg.Go(func() { h.handshake(conn, slot) })
 }
 
 // startWaiting starts the handshakes of the links that wait, at handshakeRate, until ctx ends.
 func (h *Hub) startWaiting(ctx context.Context) {
 	for {
 		h.mu.Lock()
-		idle := len(h.waiting) == 0
+		idle := h.waiting.len == 0
 		h.mu.Unlock()
 		if idle {
 			select {
@@ -101,13 +108,9 @@ func (h *Hub) startWaiting(ctx context.Context) {
 			return
 		}
 		h.mu.Lock()
-		if len(h.waiting) > 0 && !h.closing {
-			next := h.waiting[0]
-			h.waiting[0] = waitingLink{}
-			if h.waiting = h.waiting[1:]; len(h.waiting) == 0 {
-				h.waiting = nil // frees the array
-			}
-			h.startHandshakeLocked(next)
+		if h.waiting.len > 0 && !h.closing {
+			w := h.waiting.pop()
+			h.startHandshakeLocked(w.conn, w.slot)
 		}
 		h.mu.Unlock()
 	}
@@ -117,11 +120,56 @@ func (h *Hub) startWaiting(ctx context.Context) {
 func (h *Hub) refuseWaiting() {
 	h.mu.Lock()
 	waiting := h.waiting
-	h.waiting = nil
+	h.waiting = waitingLinks{}
 	h.mu.Unlock()
-	for _, w := range waiting {
-		h.handshaking.Add(-1)
+	for waiting.len > 0 {
+		w := waiting.pop()
+		w.slot.Release()
 		h.refused.Add(1)
 		h.wg.Go(func() { _ = w.conn.Close(link.CloseDraining, "draining") })
 	}
+}
+
+// waitingLinks are links that wait for their handshake: those of one address in the order in
+// which they came, and the addresses in turns, so that many links of one do not delay another.
+// The zero value is empty.
+type waitingLinks struct {
+	len    int
+	queues map[netip.Prefix][]waitingLink
+	order  []netip.Prefix // addresses with a queue; the first is the next
+}
+
+type waitingLink struct {
+	conn link.Conn
+	slot *Slot
+}
+
+func (q *waitingLinks) push(conn link.Conn, slot *Slot) {
+	if q.queues == nil {
+		q.queues = make(map[netip.Prefix][]waitingLink)
+	}
+	if len(q.queues[slot.address]) == 0 {
+		q.order = append(q.order, slot.address)
+	}
+	q.queues[slot.address] = append(q.queues[slot.address], waitingLink{conn, slot})
+	q.len++
+}
+
+// pop removes the next link. There must be one.
+func (q *waitingLinks) pop() waitingLink {
+	address := q.order[0]
+	q.order = q.order[1:]
+	queue := q.queues[address]
+	next := queue[0]
+	queue[0] = waitingLink{}
+	if len(queue) > 1 {
+		q.queues[address] = queue[1:]
+		q.order = append(q.order, address)
+	} else {
+		delete(q.queues, address)
+	}
+	if q.len--; q.len == 0 {
+		*q = waitingLinks{} // frees what has grown
+	}
+	return next
 }

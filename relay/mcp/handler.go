@@ -38,13 +38,16 @@ type Options struct {
 	// another origin.
 	Guard *edge.Guard
 
-	MaxBody              int64         // bytes of a request; default 1 MiB
-	MaxTenants           int           // served at once; default 1024
-	MaxSessions          int           // legacy sessions; default 4096
-	MaxSessionsPerTenant int           // and as many streams; default 1024
-	MaxStreams           int           // open GET and listen streams; default 8192
-	MaxInFlight          int           // requests in progress of one tenant, streams apart; default 1024
-	SessionIdleTimeout   time.Duration // a session without requests and streams ends; default 30 min
+	// Bodies bounds the memory of request bodies; the server may have other handlers that share
+	// it. Default: the handler has its own.
+	Bodies *edge.Bodies
+
+	MaxBody            int64         // bytes of a request; default 1 MiB
+	MaxTenants         int           // served at once; default 1024
+	MaxSessions        int           // legacy sessions, an edge.Pool; default 2048
+	MaxStreams         int           // open GET and listen streams, an edge.Pool; default 2048
+	MaxInFlight        int           // requests in progress of one tenant, streams apart; default 1024
+	SessionIdleTimeout time.Duration // a session without requests and streams ends; default 30 min
 }
 
 // Fixed bounds.
@@ -79,6 +82,8 @@ type Handler struct {
 	modern           http.Handler      // the SDK's stateless handler: listen, and what is not plain
 	sendNotification sdk.MethodHandler // the SDK's sending chain
 
+	sessionPool, streamPool *edge.Pool // shares of both tables, by identity
+
 	bodyTimeout time.Duration
 	serverMeta  []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
 	schemas     schemaCache
@@ -102,6 +107,7 @@ type counters struct {
 // Stats are present sizes of a Handler and counters since New.
 type Stats struct {
 	Tenants, Sessions, Streams int
+	SessionPool, StreamPool    edge.PoolStats
 	Refused                    uint64 // requests refused before a message of theirs was handled
 	StalledStreams             uint64 // streams cut because their reader stalled
 }
@@ -110,13 +116,15 @@ type Stats struct {
 func New(opts Options) *Handler {
 	setDefault(&opts.MaxBody, 1<<20)
 	setDefault(&opts.MaxTenants, 1024)
-	setDefault(&opts.MaxSessions, 4096)
-	setDefault(&opts.MaxSessionsPerTenant, 1024)
-	setDefault(&opts.MaxStreams, 8192)
+	setDefault(&opts.MaxSessions, 2048)
+	setDefault(&opts.MaxStreams, 2048)
 	setDefault(&opts.MaxInFlight, 1024)
 	setDefault(&opts.SessionIdleTimeout, 30*time.Minute)
 	setDefault(&opts.Version, "dev")
 	opts.Logger = cmp.Or(opts.Logger, zap.NewNop())
+	if opts.Bodies == nil {
+		opts.Bodies = edge.NewBodies()
+	}
 	if opts.Guard == nil {
 		opts.Guard = edge.NewGuard(edge.GuardOptions{CheckHost: true})
 	}
@@ -133,6 +141,8 @@ func New(opts Options) *Handler {
 		sessions:    make(map[string]*session),
 		streams:     make(map[*exchange]*sse.QueuedWriter),
 		bodyTimeout: 10 * time.Second,
+		sessionPool: edge.NewPool(int64(opts.MaxSessions)),
+		streamPool:  edge.NewPool(int64(opts.MaxStreams)),
 	}
 	h.serverMeta = serverMeta(h.impl)
 	h.bindSDK()
@@ -226,6 +236,7 @@ func (h *Handler) Stats() Stats {
 	defer h.mu.RUnlock()
 	return Stats{
 		Tenants: len(h.tenants), Sessions: len(h.sessions), Streams: len(h.streams),
+		SessionPool: h.sessionPool.Stats(), StreamPool: h.streamPool.Stats(),
 		Refused: h.count.refused.Load(), StalledStreams: h.count.cut.Load(),
 	}
 }
@@ -240,6 +251,7 @@ type exchange struct {
 	flatNames bool   // ?names=flat
 	traceID   string // from the traceparent header, or ""
 	id        []byte // of a single message, as it was sent
+	bodyHeld  int64  // what its body holds of Options.Bodies
 
 	// ctx ends when the client goes away; cancel ends it from here (nil on short
 	// requests). It is in a struct because the SDK runs the handler under another one.
@@ -304,6 +316,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method == http.MethodPost:
 		h.servePost(w, r, x)
+		h.opts.Bodies.Release(identityOf(caller), x.bodyHeld)
 	case r.Header.Get(headerVersion) >= modernVersion:
 		w.Header().Set("Allow", "POST")
 		h.refuse(w, r, http.StatusMethodNotAllowed, manifest.E(manifest.BadRequest, "this protocol version knows POST only"))

@@ -25,7 +25,7 @@ var errBodyTooLarge = manifest.E(manifest.BadRequest, "the request body is too l
 // refuses it, since modern versions have no batches. tools/list without a scope for it is
 // refused here with 403 and audited, whatever else the body holds.
 func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange) {
-	msgs, isBatch, body, ok := h.readMessages(w, r)
+	msgs, isBatch, body, ok := h.readMessages(w, r, x)
 	if !ok {
 		return
 	}
@@ -71,15 +71,18 @@ func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange)
 // readMessages reads the body and scans its messages. It answers a body that is not
 // acceptable itself, and then returns ok false. JSON that is not a message is answered
 // under the id that it has, if there is one message.
-func (h *Handler) readMessages(w http.ResponseWriter, r *http.Request) (msgs []envelope, isBatch bool, body []byte, ok bool) {
+func (h *Handler) readMessages(w http.ResponseWriter, r *http.Request, x *exchange) (msgs []envelope, isBatch bool, body []byte, ok bool) {
 	if !edge.IsJSON(r.Header.Get("Content-Type")) {
 		h.refuse(w, r, http.StatusBadRequest, manifest.E(manifest.BadRequest, "the Content-Type must be application/json"))
 		return nil, false, nil, false
 	}
-	body, err := edge.ReadBody(w, r, h.opts.MaxBody)
+	body, held, err := h.opts.Bodies.Read(w, r, identityOf(x.caller), h.opts.MaxBody)
+	x.bodyHeld = held
 	if err != nil {
 		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 			h.refuse(w, r, http.StatusRequestEntityTooLarge, errBodyTooLarge)
+		} else if share, ok := errors.AsType[*manifest.Error](err); ok {
+			h.refuse(w, r, http.StatusTooManyRequests, share)
 		} else {
 			h.refuse(w, r, http.StatusBadRequest, manifest.E(manifest.BadRequest, "the request body ended early"))
 		}

@@ -81,7 +81,7 @@ func TestUnknownNotification(t *testing.T) {
 // TestInitializeTwice: a client that initializes its session again keeps it, and the
 // tenant has no session more than before.
 func TestInitializeTwice(t *testing.T) {
-	e := newEnv(t, Options{MaxSessionsPerTenant: 1})
+	e := newEnv(t, Options{MaxSessions: 2})
 	id := e.initialize("")
 	again := `{"jsonrpc":"2.0","id":2,"method":"initialize","params":{"protocolVersion":"2025-03-26","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
 	for _, body := range []string{again, again, "[" + again + "]"} {

@@ -18,6 +18,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/transport/edge"
 )
 
 // session is the relay's record of a legacy session: its owner, the time of its last use and its
@@ -36,7 +37,8 @@ import (
 // SDK no longer knows it, and by the end of Run. The relay keeps no session over a restart.
 type session struct {
 	id     string
-	owner  string // ownerKey of who opened it
+	owner  string        // ownerKey of who opened it
+	holder edge.Identity // of its share of Handler.sessionPool
 	tenant *tenant
 	ss     *sdk.ServerSession
 
@@ -52,6 +54,11 @@ type session struct {
 // ownerKey is the identity that a session is bound to. A refreshed token of the same
 // subject keeps its session.
 func ownerKey(c *kernel.Caller) string { return c.Tenant + "\x00" + c.Actor }
+
+// identityOf returns the holder of a caller's shares.
+func identityOf(c *kernel.Caller) edge.Identity {
+	return edge.Identity{Tenant: c.Tenant, Subject: c.Actor}
+}
 
 // usage counts the requests in progress of a session or a tenant, and remembers when the
 // last one ended. The zero value was last used when the process started: see markUsed.
@@ -178,7 +185,7 @@ func (h *Handler) serveSessionPost(w http.ResponseWriter, r *http.Request, x *ex
 		refuseRPC(w, http.StatusNotFound, msgs[0].id, codeInvalidRequest, "no such session; initialize again")
 	case isBatch || msgs[0].method != "initialize":
 		refuseRPC(w, http.StatusBadRequest, msgs[0].id, codeInvalidRequest, "this request needs an Mcp-Session-Id; send initialize first")
-	case !h.hasSessionCapacity(x.tenant):
+	case !h.hasSessionCapacity(x):
 		h.refuse(w, r, http.StatusTooManyRequests,
 			tooMany("too many sessions are open; end some with DELETE or use protocol version "+modernVersion, "sessions", 60_000))
 	default:
@@ -286,47 +293,51 @@ func (h *Handler) Sessions(limit int) []Session {
 	return list
 }
 
-// hasSessionCapacity reports whether a tenant may open another session. If not, it closes
-// the tenant's session that has been idle longest, when that is at least a minute.
-func (h *Handler) hasSessionCapacity(t *tenant) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.sessionFitsLocked(t) {
+// hasSessionCapacity reports whether a caller may open another session. If not, it closes the
+// session of the caller that has been idle longest, when that is at least a minute, else the
+// one of the tenant.
+func (h *Handler) hasSessionCapacity(x *exchange) bool {
+	holder := identityOf(x.caller)
+	if h.sessionPool.TryAcquire(holder, 1) { // nothing is reserved: registerSession asks again
+		h.sessionPool.Release(holder, 1)
 		return true
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	now := time.Now()
-	var oldest *session
-	longest := time.Minute
+	var own, other *session // idle longest
+	ownIdle, otherIdle := time.Minute, time.Minute
 	for _, s := range h.sessions {
-		if idle := s.idleFor(now); s.tenant == t && idle > longest {
-			oldest, longest = s, idle
+		idle := s.idleFor(now)
+		switch {
+		case s.tenant != x.tenant:
+		case s.holder == holder && idle > ownIdle:
+			own, ownIdle = s, idle
+		case s.holder != holder && idle > otherIdle:
+			other, otherIdle = s, idle
 		}
 	}
-	if oldest == nil {
+	if own == nil {
+		own = other
+	}
+	if own == nil {
 		return false
 	}
-	h.closeSessionLocked(oldest)
+	h.closeSessionLocked(own)
 	return true
-}
-
-// sessionFitsLocked reports whether both bounds admit another session. h.mu is held.
-func (h *Handler) sessionFitsLocked(t *tenant) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(h.sessions) < h.opts.MaxSessions && len(t.sessions) < h.opts.MaxSessionsPerTenant
 }
 
 // registerSession registers the session that an initialize is about to open. It checks the
 // bounds again: hasSessionCapacity reserved nothing, and others may have come first.
 func (h *Handler) registerSession(ss *sdk.ServerSession, x *exchange) (*session, error) {
 	s := &session{
-		id: ss.ID(), owner: ownerKey(x.caller), tenant: x.tenant, ss: ss,
+		id: ss.ID(), owner: ownerKey(x.caller), holder: identityOf(x.caller), tenant: x.tenant, ss: ss,
 		exchanges: make(map[*exchange]struct{}), subscriptions: make(map[string]func()),
 	}
 	s.markUsed()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.stopped || s.id == "" || !h.sessionFitsLocked(x.tenant) {
+	if h.stopped || s.id == "" || !h.sessionPool.TryAcquire(s.holder, 1) {
 		return nil, errTooManySessions
 	}
 	h.sessions[s.id] = s
@@ -349,6 +360,7 @@ func (h *Handler) removeSessionLocked(s *session) bool {
 		return false
 	}
 	delete(h.sessions, s.id)
+	h.sessionPool.Release(s.holder, 1)
 	s.tenant.mu.Lock()
 	delete(s.tenant.sessions, s)
 	s.tenant.mu.Unlock()

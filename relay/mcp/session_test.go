@@ -127,18 +127,26 @@ func newRequest(t *testing.T, e *env, head map[string]string, body string) *http
 }
 
 func TestSessionBounds(t *testing.T) {
-	e := newEnv(t, Options{MaxSessionsPerTenant: 2, MaxSessions: 3})
-	first := e.initialize("a/x")
-	e.initialize("a/x")
+	e := newEnv(t, Options{MaxSessions: 8}) // 4 of an identity, 6 of a tenant
 	init := `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"raw","version":"1"}}}`
-	res := e.do("POST", map[string]string{"Authorization": "Bearer a/y"}, init)
-	if res.StatusCode != 429 || res.Header.Get("Retry-After") == "" || !strings.Contains(readAll(t, res), "E_RATE_LIMITED") {
-		t.Errorf("third session of a tenant: %d, want 429", res.StatusCode)
+	wantRefused := func(token, what string) {
+		t.Helper()
+		res := e.do("POST", map[string]string{"Authorization": "Bearer " + token}, init)
+		if res.StatusCode != 429 || res.Header.Get("Retry-After") == "" || !strings.Contains(readAll(t, res), "E_RATE_LIMITED") {
+			t.Errorf("%s: %d, want 429", what, res.StatusCode)
+		}
 	}
+	first := e.initialize("a/x")
+	for range 3 {
+		e.initialize("a/x")
+	}
+	wantRefused("a/x", "fifth session of an identity")
+	e.initialize("a/y")
+	e.initialize("a/y")
+	wantRefused("a/y", "seventh session of a tenant")
 	e.initialize("b/x")
-	if res := e.do("POST", map[string]string{"Authorization": "Bearer c/x"}, init); res.StatusCode != 429 {
-		t.Errorf("fourth session: %d, want 429", res.StatusCode)
-	}
+	e.initialize("b/x")
+	wantRefused("c/x", "ninth session")
 	// One that nobody has used for a while gives way.
 	e.h.mu.RLock()
 	e.h.sessions[first].lastUsed.Store(monotonicNanos(time.Now().Add(-2 * time.Minute)))
@@ -147,8 +155,8 @@ func TestSessionBounds(t *testing.T) {
 	if res := e.do("POST", sessionHead("a/x", first), listBody); res.StatusCode != 404 {
 		t.Errorf("the idle session: %d, want 404", res.StatusCode)
 	}
-	if s := e.h.Stats(); s.Sessions != 3 {
-		t.Errorf("stats %+v, want 3 sessions", s)
+	if s := e.h.Stats(); s.Sessions != 8 || s.SessionPool.InUse != 8 || s.SessionPool.Refused == 0 {
+		t.Errorf("stats %+v, want 8 sessions", s)
 	}
 	// A malformed initialize leaves nothing behind.
 	e2 := newEnv(t, Options{MaxSessions: 1})

@@ -30,7 +30,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, x *exchange, se
 		OnCut: func() { h.count.cut.Add(1); x.cancel() },
 	})
 	h.mu.Lock()
-	ok := !h.stopped && len(h.streams) < h.opts.MaxStreams && x.tenant.openStreams.Load() < int64(h.opts.MaxSessionsPerTenant)
+	ok := !h.stopped && h.streamPool.TryAcquire(identityOf(x.caller), 1)
 	if ok {
 		h.streams[x] = q
 		x.tenant.openStreams.Add(1)
@@ -44,6 +44,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, x *exchange, se
 		h.mu.Lock()
 		delete(h.streams, x)
 		h.mu.Unlock()
+		h.streamPool.Release(identityOf(x.caller), 1)
 		x.tenant.openStreams.Add(-1)
 	}()
 	defer q.Close() // after serve: it writes what is queued

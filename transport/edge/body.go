@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"context"
 	"io"
 	"mime"
 	"net/http"
@@ -10,34 +11,100 @@ import (
 
 // SetBodyDeadline bounds the time to read r's body. Call it before anything is written:
 // before it sends a response, net/http reads the rest of the body, and waits for it without
-// a limit. ReadBody removes the deadline.
+// a limit. Bodies.Read removes the deadline.
 func SetBodyDeadline(w http.ResponseWriter, r *http.Request, timeout time.Duration) {
 	if r.ContentLength != 0 {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(timeout))
 	}
 }
 
-// maxPreallocated bounds the memory that a Content-Length header alone can claim, in bytes;
-// for a larger body, memory is allocated as it arrives.
-const maxPreallocated = 16 << 10
+// Bodies bounds the memory of the request bodies of a server, by identity (Pool). A body counts
+// from before it is read until Release.
+type Bodies struct{ pool *Pool }
 
-// ReadBody reads a body of at most limit bytes. The error wraps *http.MaxBytesError when
-// there are more. After any error the connection is closed and the deadline of
-// SetBodyDeadline stays in force, so the server does not wait for the rest.
-func ReadBody(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, err error) {
+// Bounds of Bodies, in bytes.
+const (
+	maxBodies = 64 << 20
+	// uncountedBody is the size up to which a body counts as part of its connection: the reader
+	// of the connection has such a buffer anyway.
+	uncountedBody = 4 << 10
+)
+
+// bodyWait is how long a request waits for the memory of its body.
+const bodyWait = 2 * time.Second
+
+// NewBodies makes Bodies.
+func NewBodies() *Bodies { return &Bodies{NewPool(maxBodies)} }
+
+// Stats returns the figures, in bytes.
+func (b *Bodies) Stats() PoolStats { return b.pool.Stats() }
+
+// Read reads the body of an identity's request, of at most limit bytes. It first waits up to 2 s
+// for the memory that Content-Length announces; without that header it takes memory as the body
+// arrives. The caller passes held to Release when it no longer uses the body.
+//
+// The error wraps *http.MaxBytesError when there are more than limit bytes, and is a
+// *manifest.Error, to be answered with 429, when the identity holds its share already. After any
+// error the connection is closed and the deadline of SetBodyDeadline stays in force, so the
+// server does not wait for the rest.
+func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, id Identity, limit int64) (body []byte, held int64, err error) {
+	grow := func(size int64) error {
+		if size <= max(held, uncountedBody) {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), bodyWait)
+		defer cancel()
+		if !b.pool.Acquire(ctx, id, size-held) {
+			return Exhausted("too many large requests of this identity are in progress; send fewer at a time", time.Second)
+		}
+		held = size
+		return nil
+	}
 	in := http.MaxBytesReader(w, r.Body, limit)
-	if n := r.ContentLength; n >= 0 && n <= min(limit, maxPreallocated) {
-		body = make([]byte, n)
-		_, err = io.ReadFull(in, body)
+	if n := r.ContentLength; n >= 0 && n <= limit {
+		if err = grow(n); err == nil {
+			body = make([]byte, n)
+			_, err = io.ReadFull(in, body)
+		}
 	} else {
-		body, err = io.ReadAll(in)
+		body, err = readGrowing(in, limit, grow)
 	}
 	if err != nil {
 		w.Header().Set("Connection", "close")
-		return nil, err
+		b.Release(id, held)
+		return nil, 0, err
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
-	return body, nil
+	return body, held, nil
+}
+
+// readGrowing is io.ReadAll that asks before it allocates. in ends with an error after limit bytes.
+func readGrowing(in io.Reader, limit int64, grow func(size int64) error) ([]byte, error) {
+	b := make([]byte, 0, 512)
+	for {
+		n, err := in.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		switch {
+		case err == io.EOF:
+			return b, nil
+		case err != nil:
+			return nil, err
+		}
+		if len(b) == cap(b) {
+			size := int(min(2*int64(cap(b)), limit+1))
+			if err := grow(int64(size)); err != nil {
+				return nil, err
+			}
+			b = append(make([]byte, 0, size), b...)
+		}
+	}
+}
+
+// Release ends what Read holds for an identity.
+func (b *Bodies) Release(id Identity, held int64) {
+	if held > 0 {
+		b.pool.Release(id, held)
+	}
 }
 
 // IsJSON reports whether a Content-Type is JSON in UTF-8. A web page cannot send this type to

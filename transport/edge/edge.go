@@ -7,7 +7,7 @@
 //	edge.SetBodyDeadline(w, r, edge.BodyTimeout) // before anything is written
 //	err := guard.Check(r)                        // Host and Origin: 403
 //	token, given := edge.Bearer(r)               // identity: 401
-//	body, err := edge.ReadBody(w, r, maxBody)    // 413, or 400
+//	body, held, err := bodies.Read(w, r, id, maxBody) // 413, 429 or 400
 //	trace, given := edge.TraceID(r)
 //	edge.WriteError(w, edge.Status(e.Code), e, trace)
 //
@@ -42,6 +42,7 @@ func NewServer(h http.Handler, errorLog *log.Logger) *http.Server {
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          errorLog,
 		Protocols:         new(http.Protocols),
+		ConnContext:       WithConn,
 	}
 	s.Protocols.SetHTTP1(true)
 	return s

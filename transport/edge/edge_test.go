@@ -161,7 +161,7 @@ func TestIsJSON(t *testing.T) {
 	}
 }
 
-func TestReadBody(t *testing.T) {
+func TestBodiesRead(t *testing.T) {
 	const limit = 64 << 10
 	tests := []struct {
 		name     string
@@ -181,7 +181,7 @@ func TestReadBody(t *testing.T) {
 	for _, tt := range tests {
 		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/", tt.body)
 		r.ContentLength = tt.length
-		body, err := ReadBody(w, r, limit)
+		body, _, err := NewBodies().Read(w, r, Identity{"acme", "x"}, limit)
 		if (err == nil) != (tt.want >= 0) || (err == nil && len(body) != tt.want) {
 			t.Errorf("%s: %d bytes, %v", tt.name, len(body), err)
 		}

@@ -16,9 +16,15 @@ import (
 // allocates.
 type Socket struct{ raw syscall.RawConn }
 
+// tcpConn is a TCP connection: a *net.TCPConn, or a type that embeds one.
+type tcpConn interface {
+	syscall.Conn
+	SetLinger(sec int) error // which only TCP has
+}
+
 // NewSocket returns nil unless c is a TCP connection.
 func NewSocket(c net.Conn) *Socket {
-	t, ok := c.(*net.TCPConn)
+	t, ok := c.(tcpConn)
 	if !ok {
 		return nil
 	}

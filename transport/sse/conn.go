@@ -211,7 +211,7 @@ func (c *Conn) closeGracefully(d time.Duration) {
 
 // reset closes c with RST and discards what the peer has not read.
 func (c *Conn) reset() {
-	if t, ok := c.Conn.(*net.TCPConn); ok {
+	if t, ok := c.Conn.(interface{ SetLinger(int) error }); ok {
 		t.SetLinger(0)
 	}
 	c.Conn.Close()

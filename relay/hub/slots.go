@@ -1,0 +1,109 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// slotWait is how long a link waits for a handshake of its address: less than the 10 s in which
+// a board gives its dial up.
+const slotWait = 5 * time.Second
+
+// ErrTooManyHandshakes refuses a link whose address has as many unfinished handshakes as it may
+// have, or for which all others leave no room.
+var ErrTooManyHandshakes = errors.New("hub: too many handshakes of this address are unfinished")
+
+// Slot is the right to one unfinished handshake.
+type Slot struct {
+	hub      *Hub
+	client   netip.Addr    // may be invalid
+	address  netip.Prefix  // that shares are counted by
+	of       *addressSlots // nil: it has no address
+	onAuth   func()
+	released atomic.Bool
+}
+
+// addressSlots are the slots of one address.
+type addressSlots struct {
+	*semaphore.Weighted
+	users int // slots and calls of Reserve; protected by Hub.mu
+	held  int // slots; protected by Hub.mu
+}
+
+// Reserve takes a slot for a link of a client, whose share is counted by address
+// (edge.AddressKey), for which it waits up to
+// slotWait while the address has its share. It is called before the upgrade, when a refusal
+// costs little, and ErrTooManyHandshakes is its only error. The caller passes the slot to
+// AttachReserved, or calls Release. onAuth, which may be nil, is called when the board has proved its identity.
+//
+// An address gets a quarter of what is free at most: as handshakes end, many addresses that take
+// all they may come to leave room for another one.
+func (h *Hub) Reserve(ctx context.Context, client netip.Addr, address netip.Prefix, onAuth func()) (*Slot, error) {
+	h.mu.Lock()
+	of := h.slots[address]
+	if of == nil {
+		of = &addressSlots{Weighted: semaphore.NewWeighted(maxHandshakesPerAddress)}
+		h.slots[address] = of
+	}
+	of.users++
+	h.mu.Unlock()
+	ok := of.TryAcquire(1)
+	if !ok {
+		ctx, cancel := context.WithTimeout(ctx, slotWait)
+		defer cancel()
+		ok = of.Acquire(ctx, 1) == nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var slot *Slot
+	if room := int(h.handshakeLimit - h.handshaking.Load()); ok && of.held < max(1, room/4) {
+		slot = h.newSlotLocked(client, address, of, onAuth)
+	}
+	if slot == nil {
+		if ok {
+			of.Weighted.Release(1)
+		}
+		h.dropSlotUserLocked(address, of)
+		h.refusedSlots.Add(1)
+		return nil, ErrTooManyHandshakes
+	}
+	of.held++
+	return slot, nil
+}
+
+// newSlotLocked makes a slot, or returns nil when there are as many as there may be. of is nil
+// for a link without an address. h.mu is held.
+func (h *Hub) newSlotLocked(client netip.Addr, address netip.Prefix, of *addressSlots, onAuth func()) *Slot {
+	if h.handshaking.Load() >= h.handshakeLimit {
+		return nil
+	}
+	h.handshaking.Add(1)
+	return &Slot{hub: h, client: client, address: address, of: of, onAuth: onAuth}
+}
+
+// Release ends the handshake's claim to the slot; later calls do nothing.
+func (s *Slot) Release() {
+	if s.released.Swap(true) {
+		return
+	}
+	h := s.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.handshaking.Add(-1)
+	if s.of != nil {
+		s.of.held--
+		s.of.Weighted.Release(1)
+		h.dropSlotUserLocked(s.address, s.of)
+	}
+}
+
+func (h *Hub) dropSlotUserLocked(address netip.Prefix, of *addressSlots) {
+	if of.users--; of.users == 0 {
+		delete(h.slots, address)
+	}
+}

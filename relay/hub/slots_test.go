@@ -1,0 +1,114 @@
+package hub
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/transport/link"
+)
+
+func address(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+// TestSlots: an address has a bounded number of unfinished handshakes. More wait, and are refused
+// after slotWait; another address is not affected.
+func TestSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := New(Options{})
+		defer h.cancel()
+		a, b := address("192.0.2.1/32"), address("2001:db8::/64")
+		var slots []*Slot
+		for range maxHandshakesPerAddress {
+			s, err := h.Reserve(t.Context(), netip.Addr{}, a, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			slots = append(slots, s)
+		}
+		start := time.Now()
+		if _, err := h.Reserve(t.Context(), netip.Addr{}, a, nil); !errors.Is(err, ErrTooManyHandshakes) || time.Since(start) != slotWait {
+			t.Errorf("one more: %v after %s", err, time.Since(start))
+		}
+		time.AfterFunc(time.Second, slots[0].Release)
+		start = time.Now()
+		s, err := h.Reserve(t.Context(), netip.Addr{}, a, nil)
+		if err != nil || time.Since(start) != time.Second {
+			t.Fatalf("one that waits: %v after %s", err, time.Since(start))
+		}
+		slots[0].Release() // a second time: nothing
+		other, err := h.Reserve(t.Context(), netip.Addr{}, b, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := h.Stats(); st.Handshaking != maxHandshakesPerAddress+1 || st.RefusedSlots != 1 {
+			t.Errorf("stats %+v", st)
+		}
+		for _, s := range append(slots, s, other) {
+			s.Release()
+		}
+		if st := h.Stats(); st.Handshaking != 0 || len(h.slots) != 0 {
+			t.Errorf("stats %+v, %d addresses are kept", st, len(h.slots))
+		}
+	})
+}
+
+// TestSlotsOfManyAddresses: addresses that always take what they may come to leave room for
+// another one, however many they are.
+func TestSlotsOfManyAddresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := New(Options{})
+		defer h.cancel()
+		var slots []*Slot
+		mayTake := func(a netip.Prefix) bool {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			of, room := h.slots[a], int(h.handshakeLimit-h.handshaking.Load())
+			return room > 0 && (of == nil || of.held < min(maxHandshakesPerAddress, max(1, room/4)))
+		}
+		for range 10 { // each ends a third of the handshakes, as those that time out
+			for i := range 200 {
+				a := netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 32)
+				for mayTake(a) {
+					s, err := h.Reserve(t.Context(), netip.Addr{}, a, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					slots = append(slots, s)
+				}
+			}
+			rand.Shuffle(len(slots), func(i, j int) { slots[i], slots[j] = slots[j], slots[i] })
+			for _, s := range slots[:len(slots)/3] {
+				s.Release()
+			}
+			slots = slots[len(slots)/3:]
+		}
+		if _, err := h.Reserve(t.Context(), netip.Addr{}, address("198.51.100.1/32"), nil); err != nil || len(slots) < maxHandshakes/4 {
+			t.Errorf("a new address beside %d slots: %v", len(slots), err)
+		}
+	})
+}
+
+// TestWaitingInTurns: addresses take turns, and links of one keep their order.
+func TestWaitingInTurns(t *testing.T) {
+	var q waitingLinks
+	var conns []link.Conn
+	for _, from := range []string{"192.0.2.1/32", "192.0.2.1/32", "192.0.2.1/32", "192.0.2.2/32", "192.0.2.2/32", "192.0.2.3/32"} {
+		_, c := link.Pipe()
+		conns = append(conns, c)
+		q.push(c, &Slot{address: address(from)})
+	}
+	for i, want := range []int{0, 3, 5, 1, 4, 2} {
+		if q.len != len(conns)-i {
+			t.Errorf("%d wait, want %d", q.len, len(conns)-i)
+		}
+		if got := q.pop(); got.conn != conns[want] {
+			t.Errorf("number %d is another link", i)
+		}
+	}
+	if q.len != 0 || q.queues != nil {
+		t.Errorf("what is left: %+v", q)
+	}
+}

@@ -1,0 +1,280 @@
+package edge
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Bounds of connections on which no valid token was shown yet: strangers.
+const (
+	maxStrangersPerAddress = 256  // TCP, TLS and HTTP connections of one address
+	maxStrangers           = 3072 // of all addresses, and at most a quarter of MaxOpen
+
+	// An address may open this many connections a second that end without a token, after a burst.
+	// One that opens more is refused before TLS and HTTP cost anything. The rate is what health
+	// checks and the boards of a laboratory with wrong tokens stay far below.
+	strangerRate      = 200
+	strangerBurst     = 1000
+	maxStrangerRates  = 4096 // addresses whose rate is tracked; the one used last is dropped first
+	maxRefusing       = 256  // refused connections that may read their refusal
+	refusalTimeout    = 500 * time.Millisecond
+	maxAgentConns     = 16384 // connections on which agents showed a token
+	agentConnsDivisor = 2     // of MaxOpen, at most
+)
+
+// ConnOptions configure Conns.
+type ConnOptions struct {
+	// MaxOpen bounds all connections: what the limit of open files leaves.
+	MaxOpen int
+	// Proxies are not counted by address: their connections are those of many clients.
+	Proxies TrustedProxies
+}
+
+// Conns counts the connections of a server's listeners:
+//
+//	accepted ── stranger ── Authenticate ──> identity's share of the pool of agents
+//	         │          └── MarkKnown ──> counts for MaxOpen only
+//	         └─ over a bound of the address or of all: refused with 429, or closed where TLS is
+//
+// A stranger's connection that ends as one costs its address a token of a rate.
+type Conns struct {
+	o      ConnOptions
+	rates  *Limiter
+	agents *Pool
+
+	refused  atomic.Uint64
+	refusing atomic.Int64 // see refuse
+
+	mu        sync.Mutex // protects the fields below, and Conn.state
+	open      int
+	strangers int
+	addresses map[netip.Prefix]int // strangers by AddressKey
+}
+
+// NewConns makes Conns. It starts nothing.
+func NewConns(o ConnOptions) *Conns {
+	return &Conns{o: o, rates: NewLimiter(maxStrangerRates, true), addresses: make(map[netip.Prefix]int),
+		agents: NewPool(int64(min(maxAgentConns, o.MaxOpen/agentConnsDivisor)))}
+}
+
+// MaxOpenConns is how many connections the limit of open files leaves room for, beside the files
+// of the stores and of plugins.
+func MaxOpenConns() int {
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
+		limit.Cur = 1024
+	}
+	n := int(min(limit.Cur, 1<<20))
+	return n - min(max(n/8, 128), n/2)
+}
+
+// Agents returns the figures of connections on which agents showed a token.
+func (c *Conns) Agents() PoolStats { return c.agents.Stats() }
+
+// Strangers returns the figures of connections without a token.
+func (c *Conns) Strangers() PoolStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return PoolStats{int64(c.strangers), int64(c.maxStrangers()), c.refused.Load()}
+}
+
+func (c *Conns) maxStrangers() int { return min(maxStrangers, c.o.MaxOpen/4) }
+
+// Listener returns a listener whose TCP connections are counted; others pass uncounted. plain
+// reports that HTTP without TLS follows, so that a refusal can be written.
+func (c *Conns) Listener(ln net.Listener, plain bool) net.Listener {
+	return &connListener{ln, c, plain}
+}
+
+type connListener struct {
+	net.Listener
+	conns *Conns
+	plain bool
+}
+
+// Accept waits for the next connection within the bounds, and refuses those beyond.
+func (l *connListener) Accept() (net.Conn, error) {
+	for {
+		nc, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		tcp, ok := nc.(*net.TCPConn)
+		if !ok {
+			return nc, nil
+		}
+		if conn := l.conns.admit(tcp); conn != nil {
+			return conn, nil
+		}
+		l.conns.refused.Add(1)
+		l.conns.refuse(tcp, l.plain)
+	}
+}
+
+// admit counts a new connection in, or returns nil. An address gets a quarter of what is free at
+// most, so that some is left for the next one however many addresses there are.
+func (c *Conns) admit(tcp *net.TCPConn) *Conn {
+	peer, _ := tcp.RemoteAddr().(*net.TCPAddr)
+	var addr netip.Addr
+	if peer != nil {
+		addr = peer.AddrPort().Addr().Unmap().WithZone("")
+	}
+	key, isProxy := AddressKey(addr), c.o.Proxies.Contains(addr)
+	if !isProxy {
+		now := time.Now()
+		if b := c.rates.Bucket(key.String(), strangerRate, strangerBurst, now); b.TokensAt(now) < 1 {
+			return nil
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.open >= c.o.MaxOpen {
+		return nil
+	}
+	conn := &Conn{TCPConn: tcp, conns: c}
+	if !isProxy {
+		if c.addresses[key] >= min(maxStrangersPerAddress, max(1, (c.maxStrangers()-c.strangers)/4)) || c.strangers >= c.maxStrangers() {
+			return nil
+		}
+		c.addresses[key]++
+		c.strangers++
+		conn.stranger = &key
+	}
+	c.open++
+	return conn
+}
+
+// refusal is the answer to a connection over the bounds, sent before its request is read.
+var refusal = func() []byte {
+	body := string(AppendError(nil, Exhausted("too many connections of this address without a token; try again", time.Second), "")) + "\n"
+	return []byte("HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: " +
+		strconv.Itoa(len(body)) + "\r\n\r\n" + body)
+}()
+
+// refuse closes a connection that was not admitted. It does not block: the send buffer of a new
+// connection takes the answer. The close comes a moment later, because one with unread input
+// would reset the connection before the peer has read the answer.
+func (c *Conns) refuse(tcp *net.TCPConn, plain bool) {
+	if !plain || c.refusing.Add(1) > maxRefusing {
+		if plain {
+			c.refusing.Add(-1)
+		}
+		_ = tcp.SetLinger(0) // no state is left behind for a flood
+		_ = tcp.Close()
+		return
+	}
+	_, _ = tcp.Write(refusal)
+	_ = tcp.CloseWrite()
+	time.AfterFunc(refusalTimeout, func() {
+		_ = tcp.Close()
+		c.refusing.Add(-1)
+	})
+}
+
+// Conn is a counted connection.
+type Conn struct {
+	*net.TCPConn
+	conns *Conns
+	agent atomic.Pointer[Identity] // whose share it belongs to; set once
+
+	// Protected by Conns.mu.
+	stranger *netip.Prefix // the address by which it counts as a stranger; nil: it does not
+	closed   bool
+}
+
+// Close closes the connection and counts it out.
+func (c *Conn) Close() error {
+	c.conns.mu.Lock()
+	again := c.closed
+	key := c.stranger
+	if !again {
+		c.closed = true
+		c.conns.open--
+		c.forgetStrangerLocked()
+	}
+	c.conns.mu.Unlock()
+	if !again {
+		if key != nil {
+			c.conns.rates.Charge(key.String(), 1, time.Now())
+		}
+		if id := c.agent.Load(); id != nil {
+			c.conns.agents.Release(*id, 1)
+		}
+	}
+	return c.TCPConn.Close()
+}
+
+// forgetStrangerLocked makes the connection count as one with a token. Conns.mu is held.
+func (c *Conn) forgetStrangerLocked() {
+	if c.stranger == nil {
+		return
+	}
+	c.conns.strangers--
+	if c.conns.addresses[*c.stranger]--; c.conns.addresses[*c.stranger] == 0 {
+		delete(c.conns.addresses, *c.stranger)
+	}
+	c.stranger = nil
+}
+
+// Authenticate notes that a valid token of id was shown on the connection. It returns an error,
+// which is to be the answer (429), when the identity has its share of connections already. The
+// connection belongs to the first identity that was shown on it. A nil Conn belongs to nobody.
+func (c *Conn) Authenticate(id Identity) error {
+	if c == nil || c.agent.Load() != nil {
+		return nil
+	}
+	if !c.conns.agents.TryAcquire(id, 1) {
+		return Exhausted("too many connections of this identity are open; use fewer", time.Second)
+	}
+	c.conns.mu.Lock()
+	defer c.conns.mu.Unlock()
+	if c.closed || !c.agent.CompareAndSwap(nil, &id) {
+		c.conns.agents.Release(id, 1)
+		return nil
+	}
+	c.forgetStrangerLocked()
+	return nil
+}
+
+// MarkKnown notes that the peer is no stranger, and belongs to no identity that has a share: a
+// board, whose links the hub bounds, a client that has just proved its key or its invite, or any
+// client of a server that needs no token.
+func (c *Conn) MarkKnown() {
+	if c == nil {
+		return
+	}
+	c.conns.mu.Lock()
+	defer c.conns.mu.Unlock()
+	c.forgetStrangerLocked()
+}
+
+// connKey carries a *Conn in the context of its requests.
+type connKey struct{}
+
+// WithConn is for http.Server.ConnContext: it lets ConnOf find the counted connection below TLS
+// and other wrappers.
+func WithConn(ctx context.Context, nc net.Conn) context.Context {
+	for {
+		if c, ok := nc.(*Conn); ok {
+			return context.WithValue(ctx, connKey{}, c)
+		}
+		wrapper, ok := nc.(interface{ NetConn() net.Conn })
+		if !ok {
+			return ctx
+		}
+		nc = wrapper.NetConn()
+	}
+}
+
+// ConnOf returns the counted connection of a request; nil if it is not counted.
+func ConnOf(r *http.Request) *Conn {
+	c, _ := r.Context().Value(connKey{}).(*Conn)
+	return c
+}

@@ -1,0 +1,207 @@
+package edge
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// connServer serves requests on a counted listener. A request to /known marks its connection, and
+// one to /as/NAME authenticates as NAME.
+func connServer(t *testing.T, conns *Conns) (addr string) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if name, ok := strings.CutPrefix(r.URL.Path, "/as/"); ok {
+			if err := ConnOf(r).Authenticate(Identity{"t", name}); err != nil {
+				w.WriteHeader(http.StatusTooManyRequests)
+			}
+		}
+		if r.URL.Path == "/known" {
+			ConnOf(r).MarkKnown()
+		}
+	}), nil)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = srv.Serve(conns.Listener(ln, true)) }()
+	t.Cleanup(func() { _ = srv.Close(); <-done })
+	return ln.Addr().String()
+}
+
+// from dials from a loopback address and sends a request, if path is given.
+func from(t *testing.T, addr, local, path string) (*bufio.Reader, net.Conn) {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(local)}, Timeout: 5 * time.Second}
+	c, err := d.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	if path != "" {
+		_, _ = io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: x\r\n\r\n")
+	}
+	return bufio.NewReader(c), c
+}
+
+func statusOf(t *testing.T, in *bufio.Reader) (int, http.Header) {
+	t.Helper()
+	resp, err := http.ReadResponse(in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	if resp.Close {
+		resp.Header.Set("Connection", "close") // ReadResponse has removed it
+	}
+	return resp.StatusCode, resp.Header
+}
+
+func waitFor(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("not so: " + what)
+		}
+	}
+}
+
+// TestConnsStrangers: an address holds a bounded number of connections without a token, idle
+// ones included; others are not affected, and a token frees the place.
+func TestConnsStrangers(t *testing.T) {
+	conns := NewConns(ConnOptions{MaxOpen: 48}) // 12 strangers: an address gets a quarter of what is free
+	addr := connServer(t, conns)
+	in, first := from(t, addr, "127.0.0.2", "/")
+	if status, _ := statusOf(t, in); status != 200 {
+		t.Fatalf("the first connection: %d", status)
+	}
+	from(t, addr, "127.0.0.2", "")
+	waitFor(t, "two strangers", func() bool { return conns.Strangers().InUse == 2 })
+	in, _ = from(t, addr, "127.0.0.2", "/")
+	if status, h := statusOf(t, in); status != http.StatusTooManyRequests || h.Get("Retry-After") != "1" || h.Get("Connection") != "close" {
+		t.Errorf("the third: %d %v", status, h)
+	}
+	in, _ = from(t, addr, "127.0.0.3", "/as/a")
+	if status, _ := statusOf(t, in); status != 200 || conns.Strangers().InUse != 2 || conns.Agents().InUse != 1 {
+		t.Errorf("another address: %d, %+v, %+v", status, conns.Strangers(), conns.Agents())
+	}
+	_, _ = io.WriteString(first, "GET /known HTTP/1.1\r\nHost: x\r\n\r\n")
+	waitFor(t, "a stranger is known", func() bool { return conns.Strangers().InUse == 1 })
+	in, _ = from(t, addr, "127.0.0.2", "/")
+	if status, _ := statusOf(t, in); status != 200 {
+		t.Errorf("the place of a connection that showed a token: %d", status)
+	}
+	if st := conns.Strangers(); st.Limit != 12 || st.Refused != 1 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
+// TestConnsOfIdentity: an identity holds at most half of the agents' connections, keeps those
+// that it has, and a closed one makes room.
+func TestConnsOfIdentity(t *testing.T) {
+	conns := NewConns(ConnOptions{MaxOpen: 64}) // 32 agents' connections
+	addr := connServer(t, conns)
+	var open []net.Conn
+	for i := range 16 {
+		in, c := from(t, addr, "127.0.0.2", "/as/a")
+		if status, _ := statusOf(t, in); status != 200 {
+			t.Fatalf("connection %d: %d", i, status)
+		}
+		open = append(open, c)
+	}
+	in, _ := from(t, addr, "127.0.0.2", "/as/a")
+	if status, _ := statusOf(t, in); status != http.StatusTooManyRequests {
+		t.Errorf("one more: %d", status)
+	}
+	in, _ = from(t, addr, "127.0.0.2", "/as/b")
+	if status, _ := statusOf(t, in); status != 200 {
+		t.Errorf("another identity: %d", status)
+	}
+	_ = open[0].Close()
+	waitFor(t, "a place is free", func() bool { return conns.Agents().InUse == 16 })
+	in, _ = from(t, addr, "127.0.0.2", "/as/a")
+	if status, _ := statusOf(t, in); status != 200 {
+		t.Errorf("after one has closed: %d", status)
+	}
+}
+
+// TestConnsMaxOpen: known connections leave files for the rest of the process.
+func TestConnsMaxOpen(t *testing.T) {
+	conns := NewConns(ConnOptions{MaxOpen: 8})
+	addr := connServer(t, conns)
+	for range 8 {
+		in, _ := from(t, addr, "127.0.0.2", "/known")
+		if status, _ := statusOf(t, in); status != 200 {
+			t.Fatalf("status %d", status)
+		}
+	}
+	in, _ := from(t, addr, "127.0.0.3", "/known")
+	if status, _ := statusOf(t, in); status != http.StatusTooManyRequests {
+		t.Errorf("one more than may be open: %d", status)
+	}
+}
+
+// TestConnsRate: an address whose connections end without a token is refused at the door when
+// there were too many; connections that showed one cost nothing.
+func TestConnsRate(t *testing.T) {
+	conns := NewConns(ConnOptions{MaxOpen: 1024})
+	addr := connServer(t, conns)
+	for range 10 {
+		in, c := from(t, addr, "127.0.0.2", "/known")
+		statusOf(t, in)
+		_ = c.Close()
+	}
+	key := AddressKey(parseAddr("127.0.0.2")).String()
+	bucket := conns.rates.Bucket(key, strangerRate, strangerBurst, time.Now())
+	if n := bucket.Tokens(); n < strangerBurst {
+		t.Errorf("known connections cost %v", strangerBurst-n)
+	}
+	_, c := from(t, addr, "127.0.0.2", "")
+	_ = c.Close()
+	waitFor(t, "a stranger's connection has cost", func() bool { return conns.Strangers().InUse == 0 })
+	conns.rates.Charge(key, strangerBurst+strangerRate, time.Now())
+	in, _ := from(t, addr, "127.0.0.2", "/")
+	if status, _ := statusOf(t, in); status != http.StatusTooManyRequests {
+		t.Errorf("above the rate: %d", status)
+	}
+	in, _ = from(t, addr, "127.0.0.3", "/")
+	if status, _ := statusOf(t, in); status != 200 {
+		t.Errorf("another address: %d", status)
+	}
+}
+
+// TestConnsOfProxy: the connections of a trusted proxy are not counted by address.
+func TestConnsOfProxy(t *testing.T) {
+	proxies, _ := ParseTrustedProxies([]string{"127.0.0.2"})
+	conns := NewConns(ConnOptions{MaxOpen: 32, Proxies: proxies})
+	addr := connServer(t, conns)
+	for i := range 16 {
+		in, _ := from(t, addr, "127.0.0.2", "/")
+		if status, _ := statusOf(t, in); status != 200 {
+			t.Fatalf("connection %d of the proxy: %d", i, status)
+		}
+	}
+	if st := conns.Strangers(); st.InUse != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// TestUncounted: connections of other kinds pass, and a request on one belongs to nobody.
+func TestUncounted(t *testing.T) {
+	a, b := net.Pipe()
+	defer a.Close()
+	defer b.Close()
+	r, _ := http.NewRequestWithContext(WithConn(context.Background(), a), "GET", "/", nil)
+	c := ConnOf(r)
+	c.MarkKnown()
+	if err := c.Authenticate(Identity{"t", "a"}); err != nil || c != nil {
+		t.Errorf("%v, %v", c, err)
+	}
+}
