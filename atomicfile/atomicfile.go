@@ -1,18 +1,18 @@
-// Package atomicfile replaces files so that a power cut leaves the old or the new content.
+// Package atomicfile replaces files so that a power cut leaves the old or the new content. What
+// root writes into another user's directory gets that owner, so that a service can read what
+// root's command saved for it. Files that are damaged all the same are set aside.
 package atomicfile
 
 import (
 	"os"
 	"path/filepath"
-	"syscall"
 )
 
 // Replace writes a file of mode 0600. A reader, and a machine that lost its power, find either
 // the old or the new content. Its directory must exist.
 //
-// When root writes, the file gets the owner of its directory, so that a service can read what
-// root's command saved for it. The owner is set before the rename: a reader must not find a
-// file that it cannot open.
+// When root writes, the file gets the owner of its directory. The owner is set before the
+// rename: a reader must not find a file that it cannot open.
 //
 // The steps are those of a durable rename: write and sync a temporary file in the same
 // directory, rename it, sync the directory. Before the rename a failure, for instance of a full
@@ -29,11 +29,8 @@ func Replace(path string, data []byte) (err error) {
 		}
 	}()
 	_, err = f.Write(data)
-	if err == nil && os.Geteuid() == 0 {
-		if st, serr := os.Stat(dir); serr == nil {
-			owner := st.Sys().(*syscall.Stat_t)
-			err = f.Chown(int(owner.Uid), int(owner.Gid))
-		}
+	if err == nil {
+		err = ownLike(f, dir)
 	}
 	if err == nil {
 		err = f.Sync()

@@ -41,6 +41,7 @@ import (
 	"strings"
 	"time"
 
+	"agentctl/atomicfile"
 	"agentctl/prober/alert"
 	"agentctl/transport/enroll"
 )
@@ -63,6 +64,8 @@ type Config struct {
 	Settings Settings // of every key
 	Files    []string // that were read
 	Notes    []string // hints for a person that are not errors
+	// Damage reports saved settings that could not be used, with Source.SetAside; nil: none.
+	Damage *atomicfile.Damage
 }
 
 // Text returns the value of a key of KindText or KindPath. These accessors panic for a key

@@ -3,6 +3,8 @@ package config
 import (
 	"errors"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -40,6 +42,47 @@ func (e Errors) Error() string {
 		lines[i] = err.Error()
 	}
 	return strings.Join(lines, "\n")
+}
+
+// PublicText is the text of an error of Load for readers who may not have the right to read the
+// files: it quotes nothing of a file that is not readable by everybody.
+//
+// A wrong value, and even a wrong key, may be a secret that was written into the wrong file, or the
+// file itself may be the wrong one.
+func PublicText(err error) string {
+	var errs Errors
+	if !errors.As(err, &errs) {
+		return err.Error()
+	}
+	lines := make([]string, len(errs))
+	for i, err := range errs {
+		lines[i] = err.Error()
+		var e *Error
+		if !errors.As(err, &e) || !strings.HasPrefix(e.Where, "/") {
+			continue
+		}
+		if path, _, _ := strings.Cut(e.Where, ":"); isPublic(path) {
+			continue
+		}
+		lines[i] = e.Where + ": is not valid; for more, as its owner: agentctl config validate"
+	}
+	return strings.Join(lines, "\n")
+}
+
+// isPublic reports whether everybody may read a file.
+func isPublic(path string) bool {
+	st, err := os.Stat(path)
+	if err != nil || st.Mode().Perm()&0o004 == 0 {
+		return false
+	}
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		if st, err := os.Stat(dir); err != nil || st.Mode().Perm()&0o001 == 0 {
+			return false
+		}
+		if dir == "/" || dir == "." {
+			return true
+		}
+	}
 }
 
 // InFile reports whether err is about a file, and not about the environment or a flag.

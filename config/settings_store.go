@@ -1,8 +1,8 @@
 package config
 
 import (
+	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,11 +12,65 @@ import (
 	"agentctl/atomicfile"
 )
 
-// settingsHeader begins the file of saved settings.
+// settingsHeader begins the file of saved settings, and settingsEnd ends it.
 //
-// It warns a person who opens the file: saving rewrites all of it, without comments.
-const settingsHeader = "# Saved by `agentctl config set` and by clients of the control socket. Takes precedence over\n" +
-	"# config.yaml and conf.d; `agentctl config unset KEY` removes a line.\n"
+// The header warns a person who opens the file: saving rewrites all of it, without comments. A
+// file that begins so and does not end so was cut by a fault of the disk, which YAML alone does
+// not show: every line of it that is left is valid.
+const (
+	settingsHeader = "# Saved by `agentctl config set` and by clients of the control socket. Takes precedence over\n" +
+		"# config.yaml and conf.d; `agentctl config unset KEY` removes a line. Keep the last line.\n"
+	settingsEnd = "# end\n"
+)
+
+// maxProblem bounds what is said about a damaged file, bytes.
+const maxProblem = 512
+
+// Reasons why a file of saved settings cannot be whole.
+var (
+	errSettingsEmpty = errors.New("the file is empty; remove it, or restore it from a backup")
+	errSettingsCut   = errors.New("the file was cut: its last line, # end, is missing; check the settings in it, then add the line")
+)
+
+// readSaved is ReadFile for the file of saved settings, which it also checks to be whole. The
+// settings that are valid are returned beside the errors.
+func readSaved(path string) (Settings, Errors) {
+	b, err := readRegular(path)
+	if err != nil {
+		return nil, Errors{err}
+	}
+	saved, errs := parseFile(path, b)
+	text := string(b)
+	switch {
+	case text == "":
+		errs = append(errs, &Error{path, "", errSettingsEmpty.Error()})
+	case strings.HasPrefix(text, settingsHeader) && !strings.HasSuffix(strings.TrimSpace(text), strings.TrimSpace(settingsEnd)),
+		strings.HasPrefix(settingsHeader, text):
+		errs = append(errs, &Error{path, "", errSettingsCut.Error()})
+	}
+	return saved, errs
+}
+
+// setAsideSaved makes room for new settings: it sets a damaged file aside, and saves what was
+// valid in it. A file that only could not be read is left where it is.
+func setAsideSaved(path string, valid Settings, errs Errors) *atomicfile.Damage {
+	d := &atomicfile.Damage{Path: path, Problem: strings.ReplaceAll(PublicText(errs), "\n", "; ")}
+	d.Problem = d.Problem[:min(len(d.Problem), maxProblem)]
+	for _, err := range errs {
+		var e *Error
+		if !errors.As(err, &e) { // an error of the disk, or a lack of permission
+			return d
+		}
+	}
+	var err error
+	if d.Aside, err = atomicfile.SetAside(path); err == nil && len(valid) > 0 {
+		err = writeSettings(path, valid)
+	}
+	if err != nil {
+		d.Problem += "; " + err.Error()
+	}
+	return d
+}
 
 // SaveSettings changes the file of saved settings; a nil value removes a key. A file that
 // is not valid is left as it is, which is an error.
@@ -25,7 +79,7 @@ const settingsHeader = "# Saved by `agentctl config set` and by clients of the c
 // same time both succeed, and the later one may undo the earlier: the file is changed by hand
 // or by a person's command, rarely enough for that.
 func SaveSettings(path string, change Settings) error {
-	saved, errs := ReadFile(path)
+	saved, errs := readSaved(path)
 	if IsMissing(errs) {
 		saved, errs = Settings{}, nil
 	}
@@ -39,11 +93,16 @@ func SaveSettings(path string, change Settings) error {
 			saved[name] = s
 		}
 	}
-	text, err := settingsText(saved)
+	return writeSettings(path, saved)
+}
+
+// writeSettings replaces the file of saved settings.
+func writeSettings(path string, s Settings) error {
+	text, err := settingsText(s)
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	if err := atomicfile.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("save the settings: %w", err)
 	}
 	if err := atomicfile.Replace(path, text); err != nil {
@@ -57,14 +116,14 @@ func SaveSettings(path string, change Settings) error {
 // The keys are sorted by the YAML library, so that equal settings give equal bytes.
 func settingsText(s Settings) ([]byte, error) {
 	if len(s) == 0 {
-		return []byte(settingsHeader), nil
+		return []byte(settingsHeader + settingsEnd), nil
 	}
 	values := map[string]any{}
 	for name, v := range s {
 		values[name] = Plain(v.Value)
 	}
 	b, err := yaml.Marshal(Nest(values))
-	return append([]byte(settingsHeader), b...), err
+	return slices.Concat([]byte(settingsHeader), b, []byte(settingsEnd)), err
 }
 
 // Nest moves the values of keys with a dot into maps, as a file has them.

@@ -30,6 +30,9 @@ type Source struct {
 	ForDaemon bool   // this process uses the configuration: a relay needs a token, and saved settings must be readable
 	LookupEnv func(string) (string, bool)
 	Flags     Settings // take precedence over everything else
+	// SetAside makes Load set a damaged file of saved settings aside, and go on with those in it that
+	// are valid: it is the program that writes the file, and a board must start without a person.
+	SetAside bool
 }
 
 // NewSource returns the source of this user, or of the service. path names another file, which
@@ -118,7 +121,7 @@ func (c *Config) addFile(path string, required bool) Errors {
 // state_dir and socket are refused there: the path of the file itself depends on state_dir.
 func (s Source) addSaved(c *Config) Errors {
 	path := c.SettingsPath()
-	saved, errs := ReadFile(path)
+	saved, errs := readSaved(path)
 	switch {
 	case IsMissing(errs):
 		return nil
@@ -130,7 +133,14 @@ func (s Source) addSaved(c *Config) Errors {
 	for _, name := range []string{"state_dir", "socket"} {
 		if v, found := saved[name]; found {
 			errs = append(errs, &Error{v.Origin, name, "cannot be set here, where it decides what is read; write it into " + s.Path})
+			if s.SetAside {
+				delete(saved, name)
+			}
 		}
+	}
+	if s.SetAside && len(errs) > 0 {
+		c.Damage = setAsideSaved(path, saved, errs)
+		errs = nil
 	}
 	maps.Copy(c.Settings, saved)
 	return errs

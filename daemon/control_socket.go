@@ -12,6 +12,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/prober"
 	"agentctl/prober/history"
+	"agentctl/statedir"
 )
 
 // listen opens the control socket. agentctl.socket holds it open over restarts of the
@@ -70,13 +71,14 @@ func (d *Daemon) saveClientConfig(_ context.Context, c control.Config) error {
 		d.reloadMu.Lock()
 		defer d.reloadMu.Unlock()
 		if len(change) > 0 {
-			if err := config.SaveSettings(d.config().SettingsPath(), change); err != nil {
+			path := d.config().SettingsPath()
+			if _, err := statedir.Do(d.disk, func() (struct{}, error) { return struct{}{}, config.SaveSettings(path, change) }); err != nil {
 				return err
 			}
 		}
 		return d.reloadLocked()
 	}()
-	if d.credentialChanged() {
+	if _, credential, diskErr := d.filesOnDisk(); diskErr == nil && credential != d.membership().file {
 		_ = d.updateMembership() // logged, and shown by status
 	}
 	return err

@@ -26,8 +26,10 @@
 //
 // # Failures
 //
-// A board must stay reachable. A relay that is away, a disk that does not take the identity and
-// an invalid new configuration are logged and do not end the daemon.
+// A board must stay reachable. A relay that is away, a disk that fails or hangs, a damaged file in
+// the state directory and an invalid new configuration are logged and do not end the daemon. What
+// the daemon reads and writes in the state directory goes through statedir.Do, except the history,
+// which bounds its waits itself.
 package daemon
 
 import (
@@ -42,11 +44,13 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/atomicfile"
 	"agentctl/config"
 	"agentctl/control"
 	"agentctl/enrollment"
 	"agentctl/prober/alert"
 	"agentctl/prober/history"
+	"agentctl/statedir"
 	"agentctl/transport/clock"
 	"agentctl/transport/enroll"
 	"agentctl/transport/link"
@@ -84,6 +88,8 @@ type Daemon struct {
 	build  Build
 	id     *enroll.Identity
 	unlock func() // the state directory; nil: it could not be locked
+	disk   *statedir.Monitor
+	damage []*atomicfile.Damage // files that could not be used at the start
 	log    *zap.Logger
 	level  zap.AtomicLevel
 	reload <-chan os.Signal
@@ -113,6 +119,7 @@ func New(o Options) (*Daemon, error) {
 	d := &Daemon{source: o.Source, build: o.Build, log: o.Log, level: o.Level, reload: o.Reload, cfg: o.Config, start: time.Now()}
 	d.pushEnabled.Store(true)
 	d.historyEnabled.Store(o.Config.HistoryEnabled())
+	d.disk = statedir.New(o.Config.Text("state_dir"))
 	if err := d.open(); err != nil {
 		d.closeHistory()
 		d.unlockState()
@@ -126,17 +133,8 @@ func New(o Options) (*Daemon, error) {
 // that cannot be written is no error: a board with a full card still has to be reachable.
 func (d *Daemon) open() (err error) {
 	stateDir := d.cfg.Text("state_dir")
-	d.id, err = enroll.Load(stateDir)
-	if errors.Is(err, enroll.ErrNotSaved) {
-		d.log.Error("state directory: running from memory, will retry the disk", zap.Error(err), zap.String("hint", "agentctl doctor"))
-	} else if err != nil {
+	if err := d.openStateDir(stateDir); err != nil {
 		return err
-	}
-	var used *enroll.InUseError
-	if d.unlock, err = enroll.Lock(stateDir); errors.As(err, &used) {
-		return err
-	} else if err != nil {
-		d.log.Warn("a second daemon with this state directory would not be noticed", zap.Error(err))
 	}
 	if d.member, err = d.newMembership(d.cfg); err != nil {
 		return err
@@ -153,7 +151,11 @@ func (d *Daemon) open() (err error) {
 	if d.cfg.HistoryEnabled() {
 		o.History = historySeries{d}
 	}
-	if d.device, err = newDevice(o, clockFloor(d.build, filepath.Join(stateDir, enroll.FileName))); err != nil {
+	floor, err := statedir.Do(d.disk, func() (time.Time, error) { return clockFloor(d.build, filepath.Join(stateDir, enroll.FileName)), nil })
+	if err != nil {
+		floor = d.build.Time
+	}
+	if d.device, err = newDevice(o, floor); err != nil {
 		return err
 	}
 	if d.alerts, err = alert.New(d.cfg.AlertRules()); err != nil {
@@ -234,11 +236,7 @@ func (d *Daemon) deviceOptions(c *config.Config, m membership) (deviceOptions, e
 //
 // A board whose disk does not take it gets the same id again with the next link.
 func (d *Daemon) saveNodeID(ok link.AuthOK) {
-	changed, err := d.id.SetNode(ok.NodeID, ok.TenantID)
-	switch {
-	case err != nil:
-		d.log.Warn("the node id could not be saved", zap.Error(err))
-	case changed:
+	if d.setNode(ok.NodeID, ok.TenantID) {
 		d.log.Info("node id assigned by the relay", zap.String("node_id", ok.NodeID))
 	}
 }

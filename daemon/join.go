@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"agentctl/config"
+	"agentctl/statedir"
 	"agentctl/transport/enroll"
 	"agentctl/transport/link"
 )
@@ -36,8 +37,10 @@ type membership struct {
 // A credential that is damaged is not an error: the board still answers on its socket.
 func (d *Daemon) newMembership(c *config.Config) (m membership, err error) {
 	stateDir := c.Text("state_dir")
-	m.file = credentialVersion(stateDir) // before the read: a change in between is seen later
-	if m.cred, err = enroll.LoadCredential(stateDir); err != nil {
+	// The version comes before the read: a change in between is seen later.
+	m.file, _ = statedir.Do(d.disk, func() (string, error) { return credentialVersion(stateDir), nil })
+	m.cred, err = statedir.Do(d.disk, func() (*enroll.Credential, error) { return enroll.LoadCredential(stateDir) })
+	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
 			m.err = err
 		}
@@ -119,11 +122,6 @@ func credentialVersion(stateDir string) string {
 	return fmt.Sprintln(err, st.Ino, st.Size, st.Mtim, st.Ctim)
 }
 
-// credentialChanged reports whether the file is another one than the membership was read from.
-func (d *Daemon) credentialChanged() bool {
-	return credentialVersion(d.config().Text("state_dir")) != d.membership().file
-}
-
 // updateMembership reads the credential again: `agentctl join` or `leave` may have changed it,
 // or the keeper stored a new token, for which there is nothing to do.
 //
@@ -173,7 +171,7 @@ func (d *Daemon) updateMembership() error {
 // one with which the board has joined.
 func (d *Daemon) replaceMembership(m membership, o deviceOptions) {
 	if old := d.membership(); m.cred != nil || old.cred != nil || old.err != nil {
-		if err := d.id.Reload(); err != nil {
+		if _, err := statedir.Do(d.disk, func() (struct{}, error) { return struct{}{}, d.id.Reload() }); err != nil {
 			d.log.Warn("the identity could not be read again", zap.Error(err))
 		}
 		o.InstanceID = d.id.InstanceID()
@@ -185,11 +183,8 @@ func (d *Daemon) replaceMembership(m membership, o deviceOptions) {
 
 // adoptNode makes the node of a credential that is in use the one of this board.
 func (d *Daemon) adoptNode(m membership) {
-	if m.keeper == nil {
-		return
-	}
-	if _, err := d.id.SetNode(m.cred.NodeID, m.cred.TenantID); err != nil {
-		d.log.Warn("the node id could not be saved", zap.Error(err))
+	if m.keeper != nil {
+		d.setNode(m.cred.NodeID, m.cred.TenantID)
 	}
 }
 
@@ -214,7 +209,7 @@ func (d *Daemon) runMembership(ctx context.Context) error {
 		switch {
 		case m.keeper != nil:
 			_ = m.keeper.Run(memberCtx) // ends with its context only
-		case m.cred == nil && m.err == nil:
+		case m.cred == nil && (m.err == nil || errors.As(m.err, new(*enroll.DamagedError))):
 			d.joinByFile(memberCtx)
 		}
 		<-memberCtx.Done()
@@ -237,6 +232,7 @@ const (
 	JoinRefused    = "refused"    // only a person can change it
 	JoinOverridden = "overridden" // the configuration names another relay, which is used
 	JoinDamaged    = "damaged"    // the credential cannot be read
+	JoinLost       = "lost"       // the board was a relay's, and has neither a credential nor a configured relay
 )
 
 // JoinStatus is how this board belongs to a relay that it joined. Absent for a board that did
@@ -262,6 +258,10 @@ func (d *Daemon) joinStatus() *JoinStatus {
 			return &JoinStatus{State: JoinDamaged, Error: m.err.Error(), Hint: JoinHint(m.err)}
 		case m.join.State != "":
 			return &m.join
+		case d.id.TenantID() != "" && d.config().Text("relay") == "":
+			// A leave makes a new identity, which has no tenant.
+			return &JoinStatus{State: JoinLost, TenantID: d.id.TenantID(), Hint: "to link it again, " + newInvite,
+				Error: "this board was node " + d.id.NodeID() + ", and has neither its key (" + enroll.CredentialFile + ") nor a configured relay"}
 		}
 		return nil
 	}

@@ -41,7 +41,7 @@ func JoinHint(err error) string {
 	case errors.As(err, &joined):
 		return "leave it first: agentctl leave, then do the same again"
 	case errors.As(err, &damaged):
-		return "restore the file, or start anew: agentctl leave, then join with a new invite"
+		return "restore the file, or join again, which keeps the damaged one under another name: " + newInvite
 	case errors.As(err, &configured):
 		return "remove relay there, then do the same again"
 	case errors.As(err, &e):

@@ -101,10 +101,10 @@ func TestJoinAndLeaveWhileRunning(t *testing.T) {
 	if _, _, err := enroll.Join(t.Context(), enroll.JoinOptions{StateDir: b.stateDir(), Relay: relay.URL, Code: relay.code}); err != nil {
 		t.Fatal(err)
 	}
-	if !b.credentialChanged() {
+	if !b.credentialChanged(t) {
 		t.Error("the credential is not noticed")
 	}
-	if err := b.updateMembership(); err != nil || b.credentialChanged() {
+	if err := b.updateMembership(); err != nil || b.credentialChanged(t) {
 		t.Fatal(err)
 	}
 	s := b.status()
@@ -181,7 +181,7 @@ func TestReloadWithChangedCredential(t *testing.T) {
 	if _, err := enroll.Leave(t.Context(), b.stateDir()); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.reloadWith("name: attic\n"); err != nil || b.device.link() != nil || b.credentialChanged() {
+	if err := b.reloadWith("name: attic\n"); err != nil || b.device.link() != nil || b.credentialChanged(t) {
 		t.Fatalf("after the leave: %v", err)
 	}
 	if b.id.InstanceID() == instance || b.id.NodeID() == relay.node {
@@ -194,10 +194,10 @@ func TestDamagedCredential(t *testing.T) {
 	b := newTestDaemon(t, "")
 	path := filepath.Join(b.stateDir(), enroll.CredentialFile)
 	writeFile(t, path, "{")
-	if b.updateMembership() == nil || b.credentialChanged() {
+	if b.updateMembership() == nil || b.credentialChanged(t) {
 		t.Error("the damage is not reported, or reported again and again")
 	}
-	if s := b.status(); s.Join == nil || s.Join.State != JoinDamaged || !strings.Contains(s.Join.Hint, "agentctl leave") {
+	if s := b.status(); s.Join == nil || s.Join.State != JoinDamaged || !strings.Contains(s.Join.Hint, "agentctl invite") {
 		t.Errorf("join %+v", s.Join)
 	}
 	if _, err := enroll.Leave(t.Context(), b.stateDir()); err != nil {
@@ -351,4 +351,14 @@ func TestJoinHints(t *testing.T) {
 			t.Errorf("%T has no next step", err)
 		}
 	}
+}
+
+// credentialChanged reports whether the daemon would read the credential again.
+func (b *testDaemon) credentialChanged(t *testing.T) bool {
+	t.Helper()
+	_, credential, err := b.filesOnDisk()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return credential != b.membership().file
 }

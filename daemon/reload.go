@@ -13,10 +13,12 @@ import (
 
 	"agentctl/config"
 	"agentctl/control"
+	"agentctl/statedir"
 )
 
 const (
 	configPollInterval = 3 * time.Second // between two checks of the configuration files
+	diskPolls          = 2               // polls per probe of the state directory
 	updateCheckPolls   = 20              // polls per update check: one check a minute
 )
 
@@ -25,21 +27,22 @@ const (
 //
 // Files are compared by polling their metadata and not with inotify: it works on every file
 // system, sees a directory that is replaced, and costs a few system calls each three seconds.
-// The same ticker drives the update check and the retry of an identity that could not be saved,
-// so that an idle daemon has one timer for all of it.
+// The same ticker drives the update check, the probe of the state directory and the retry of an
+// identity that could not be saved, so that an idle daemon has one timer for all of it.
 func (d *Daemon) watchConfig(ctx context.Context) error {
 	ticker := time.NewTicker(configPollInterval)
 	defer ticker.Stop()
 	update := newUpdateCheck(os.Executable, d.build)
-	fingerprint := d.source.Fingerprint(d.config())
-	identitySaved := d.id.RetrySave()
+	fingerprint, _, _ := d.filesOnDisk()
+	identitySaved := d.retryIdentity()
+	diskState := d.pollStateDir(statedir.OK)
 	for polls := 0; ; {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-d.reload:
 			notifyReloading()
-			fingerprint = d.source.Fingerprint(d.config())
+			fingerprint, _, _ = d.filesOnDisk()
 			status := d.systemdStatus()
 			if d.reloadConfig() != nil { // reloadConfig logs it
 				status = "the new configuration is invalid, the previous one stays in force; see: agentctl config validate"
@@ -50,28 +53,50 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 			continue
 		case <-ticker.C:
 		}
-		if now := d.source.Fingerprint(d.config()); now != fingerprint {
+		if polls++; polls%diskPolls == 0 {
+			diskState = d.pollStateDir(diskState)
+		}
+		now, credential, err := d.filesOnDisk()
+		if err != nil {
+			continue // status shows that the disk does not answer
+		}
+		if now != fingerprint {
 			// The fingerprint is from before the reload: a change during it is found by the next poll.
 			fingerprint = now
 			_ = d.reloadConfig() // logged, and shown by status
 			d.device.wakeLink()
 		}
-		if d.credentialChanged() {
+		if credential != d.membership().file {
 			_ = d.updateMembership() // logged, and shown by status
 		}
 		// The first poll checks for an update, too, so that a staged binary is reported soon after
 		// the start.
-		if polls++; polls%updateCheckPolls != 1 {
+		if polls%updateCheckPolls != 1 {
 			continue
 		}
 		if !identitySaved {
-			identitySaved = d.id.RetrySave()
+			identitySaved = d.retryIdentity()
 		}
 		if v := update.newVersion(); v != "" {
 			d.log.Info("a newer version is staged; the next start uses it", zap.String("version", v), zap.String("file", update.path))
 			d.control.PublishUpdateReady("agentctl", v)
 		}
 	}
+}
+
+// filesOnDisk returns what identifies the present versions of the configuration and the credential.
+func (d *Daemon) filesOnDisk() (configuration, credential string, err error) {
+	c := d.config()
+	versions, err := statedir.Do(d.disk, func() ([2]string, error) {
+		return [2]string{d.source.Fingerprint(c), credentialVersion(c.Text("state_dir"))}, nil
+	})
+	return versions[0], versions[1], err
+}
+
+// retryIdentity saves an identity that could not be saved, and reports whether that is done.
+func (d *Daemon) retryIdentity() bool {
+	done, _ := statedir.Do(d.disk, func() (bool, error) { return d.id.RetrySave(), nil })
+	return done
 }
 
 // reloadConfig reads the configuration again and applies it. When any of it is invalid,
@@ -88,7 +113,7 @@ func (d *Daemon) reloadConfig() error {
 // somebody broke must keep its link: it may be the only way to repair the file.
 func (d *Daemon) reloadLocked() error {
 	old := d.config()
-	c, err := d.source.Load()
+	c, err := statedir.Do(d.disk, d.source.Load)
 	if err == nil {
 		err = d.apply(old, c)
 	}
@@ -96,8 +121,8 @@ func (d *Daemon) reloadLocked() error {
 	defer d.mu.Unlock()
 	d.configError = ""
 	if err != nil {
-		d.configError = err.Error()
-		d.log.Error("the new configuration is invalid; the previous one stays in force", zap.Strings("errors", strings.Split(d.configError, "\n")),
+		d.configError = config.PublicText(err) // clients of the socket may not read the files
+		d.log.Error("the new configuration is invalid; the previous one stays in force", zap.Strings("errors", strings.Split(err.Error(), "\n")),
 			zap.String("hint", "fix it, and check it with: agentctl config validate"))
 	}
 	return err

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -25,6 +26,7 @@ type Status struct {
 	Link           LinkStatus     `json:"link"`
 	Clock          ClockStatus    `json:"clock"`
 	Storage        StorageStatus  `json:"storage"`
+	StateDir       StateDirStatus `json:"state_dir"`
 	Sampling       SamplingStatus `json:"sampling"`
 	Sample         *StatusSample  `json:"sample"` // null before the first one
 	CloneSuspected bool           `json:"clone_suspected"`
@@ -75,13 +77,17 @@ type LinkError struct {
 type ClockStatus struct {
 	State    clock.State `json:"state"`
 	OffsetMS int64       `json:"offset_ms"` // between this machine and the relay
+	NowMS    int64       `json:"now_ms"`    // the trusted time of this answer; 0: not known
 }
 
 // Values of StorageStatus.State.
 const (
 	storageOff      = "off"
 	storageOK       = "ok"
-	storageDegraded = "degraded:storage" // new samples are in memory only
+	storageDegraded = "degraded:storage" // the disk fails, and new samples are in memory only
+	// storageUnusable is a file that is not this program's, or of a newer version of it, or a fault
+	// that a restart ends. The disk is fine, and new samples are in memory only.
+	storageUnusable = "degraded:history"
 )
 
 // StorageStatus is the state of the history.
@@ -98,6 +104,14 @@ type StorageStatus struct {
 	Unsaved           int    `json:"unsaved"` // samples in memory only
 	LastFlushMS       int64  `json:"last_flush_ms"`
 	Dropped           uint64 `json:"dropped"`
+}
+
+// Hint is the next step for a history that is not recorded.
+func (s *StorageStatus) Hint() string {
+	if s.State == storageUnusable {
+		return "the disk is not at fault, and the file stays as it is: move " + s.Path + " away, or update agentctl if a newer one wrote it; recording then continues by itself"
+	}
+	return "free or repair the disk of " + s.Path + "; recording then continues by itself"
 }
 
 // SamplingStatus lists the modules that are sampled for local clients, and their errors.
@@ -128,8 +142,9 @@ func (d *Daemon) status() *Status {
 	c, view := d.config(), d.configView()
 	s := &Status{
 		NodeID: d.id.NodeID(), Name: c.Text("name"), Version: d.build.Version, UptimeS: int64(time.Since(d.start).Seconds()),
-		Link:     LinkStatus{State: link.StateDisabled, Relay: d.relay(), SinceMS: d.start.UnixMilli()},
+		Link:     LinkStatus{State: link.StateDisabled, Relay: d.relay(), SinceMS: wallMS(d.start)},
 		Storage:  d.storageStatus(c),
+		StateDir: d.stateDirStatus(),
 		Sampling: SamplingStatus{Sampling: d.control.Sampling(), ModuleStates: d.device.prober.ModuleStates()},
 		Config:   &ConfigStatus{Files: view.Files, Error: view.Error, RestartNeeded: view.Restart},
 		Join:     d.joinStatus(),
@@ -140,17 +155,20 @@ func (d *Daemon) status() *Status {
 	}
 	if client := d.device.link(); client != nil {
 		l := client.Status()
-		s.Link.State, s.Link.SinceMS = l.State, l.Since.UnixMilli()
+		s.Link.State, s.Link.SinceMS = l.State, wallMS(l.Since)
 		s.Link.Reconnects, s.Link.Resumed, s.Link.Expired = l.Reconnects, l.Resumed, l.Expired
 		if !l.NextTry.IsZero() { // by the monotonic clock: the wall clock may have jumped since
 			s.Link.NextTryMS = time.Now().Add(max(time.Until(l.NextTry), 0)).UnixMilli()
 		}
 		s.CloneSuspected, s.Drops = l.CloneSuspected, l.Drops
 		if l.LastErr != "" {
-			s.Link.LastError = &LinkError{Code: l.LastCode, Message: l.LastErr, AtMS: l.LastErrAt.UnixMilli()}
+			s.Link.LastError = &LinkError{Code: l.LastCode, Message: l.LastErr, AtMS: wallMS(l.LastErrAt)}
 		}
 	}
 	s.Clock.State, s.Clock.OffsetMS = d.device.clock.State()
+	if ms, ok := d.device.clock.NowMS(); ok {
+		s.Clock.NowMS = ms
+	}
 	sample, err := d.device.prober.Latest()
 	if err != nil {
 		s.Sampling.LastError = err.Error()
@@ -177,6 +195,9 @@ func (d *Daemon) storageStatus(c *config.Config) StorageStatus {
 	case h.State != "ok":
 		s.State = storageDegraded
 		s.Detail = strings.TrimPrefix(h.State, "degraded:")
+		if slices.Contains([]string{"newer", "foreign", "fault"}, s.Detail) {
+			s.State = storageUnusable
+		}
 		if h.LastError != "" {
 			s.Detail += ": " + h.LastError
 		}

@@ -151,7 +151,10 @@ func storageFinding(s *daemon.Status) Finding {
 	if s.Storage.Detail != "" {
 		text += ": " + s.Storage.Detail
 	}
-	return fail(name, text, "see the line state_dir, and its log: journalctl -u agentctl; it resumes by itself")
+	if s.StateDir.IsOK() {
+		return fail(name, text, s.Storage.Hint())
+	}
+	return fail(name, text, "see the line state_dir; recording resumes by itself")
 }
 
 // powerFinding reports the warnings of the firmware about supply and heat.

@@ -47,6 +47,9 @@ func (t *target) checkJoin(known *daemon.Status) Finding {
 	const name = "join"
 	stateDir := t.dirInUse(known)
 	path := filepath.Join(stateDir, enroll.CredentialFile)
+	if known != nil && !known.StateDir.IsOK() {
+		return skip(name, "the disk of "+stateDir+" is "+string(known.StateDir.State), "see the line state_dir")
+	}
 	st, err := os.Lstat(path)
 	if known != nil && known.Join != nil && known.Join.Hint != "" {
 		j := known.Join
@@ -65,7 +68,7 @@ func (t *target) checkJoin(known *daemon.Status) Finding {
 	case errors.Is(err, fs.ErrNotExist):
 		return skip(name, "this board has not joined a relay by a code", "")
 	case err != nil:
-		return fail(name, err.Error(), "repair the disk, or start anew: agentctl leave, then join with a new invite")
+		return fail(name, err.Error(), "repair the disk, or join again with a new invite")
 	}
 	cred, err := enroll.LoadCredential(stateDir)
 	switch {

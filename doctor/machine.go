@@ -60,6 +60,9 @@ func (t *target) dirInUse(known *daemon.Status) string {
 func (t *target) checkStateDir(known *daemon.Status) Finding {
 	const name, another = "state_dir", "set state_dir to another directory"
 	dir := t.dirInUse(known)
+	if known != nil && !known.StateDir.IsOK() { // first: a disk that hangs would hang this check
+		return fail(name, fmt.Sprintf("%s is %s: %s", dir, known.StateDir.State, known.StateDir.Detail), known.StateDir.Hint())
+	}
 	st, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -87,6 +90,11 @@ func (t *target) checkStateDir(known *daemon.Status) Finding {
 		return warn(name, text, "free some space before it is full: journalctl --vacuum-size=50M, apt-get clean")
 	case st.Mode().Perm()&otherBits != 0:
 		return warn(name, fmt.Sprintf("%s, mode %04o: everybody may read it", text, st.Mode().Perm()), "chmod 0700 "+dir)
+	case known != nil && len(known.StateDir.SetAside) > 0:
+		for _, f := range known.StateDir.SetAside {
+			text += "; " + f.Text()
+		}
+		return warn(name, text, known.StateDir.SetAsideHint())
 	}
 	return ok(name, text)
 }

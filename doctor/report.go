@@ -27,6 +27,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -88,7 +89,23 @@ type check struct {
 // Examine runs all checks. A check that hangs in the kernel, such as on a dead network
 // mount, keeps its goroutine: the process is expected to end soon.
 func Examine(ctx context.Context, o Options) *Report {
-	return runChecks(ctx, resolve(o).checks(), checkTimeout)
+	return runChecks(ctx, resolveUntil(o, resolveTimeout).checks(), checkTimeout)
+}
+
+// resolveTimeout bounds the time to read the configuration.
+const resolveTimeout = 2 * time.Second
+
+// resolveUntil is resolve with a bound: the saved settings are on the disk that may be the trouble.
+// What the flags say is better than no report.
+func resolveUntil(o Options, limit time.Duration) *target {
+	done := make(chan *target, 1)
+	go func() { done <- resolve(o) }()
+	select {
+	case t := <-done:
+		return t
+	case <-time.After(limit):
+		return fallback(o, errors.New("the files of the configuration cannot be read: no answer in time"))
+	}
 }
 
 // runChecks runs the checks at the same time and reports their findings in the given order.

@@ -124,6 +124,22 @@ func resolve(o Options) *target {
 	return t
 }
 
+// fallback is the target as far as it is known without the files of the configuration.
+func fallback(o Options, err error) *target {
+	t := &target{Options: o, configErr: err, configPath: o.ConfigFile}
+	text := func(key string) string {
+		s, _ := o.Settings[key].Value.(string)
+		return s
+	}
+	t.relay, t.relayOrigin = text("relay"), o.Settings["relay"].Origin
+	t.tokenFile, t.caFile, t.caSHA256 = text("token_file"), text("ca_file"), text("ca_sha256")
+	t.stateDir = cmp.Or(text("state_dir"), config.DefaultStateDir(""))
+	if t.isService() && text("state_dir") == "" {
+		t.stateDir = config.SystemStateDir
+	}
+	return t
+}
+
 // readEnvFile reads the VARIABLE=VALUE lines of an EnvironmentFile (systemd.exec(5)),
 // without continued lines and escapes.
 //

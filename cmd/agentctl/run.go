@@ -124,7 +124,9 @@ func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 	if err != nil {
 		return source, err
 	}
-	if o.cfg, err = source.Load(); config.InFile(err) {
+	first := source
+	first.SetAside = o.mock == 0
+	if o.cfg, err = first.Load(); config.InFile(err) {
 		if errors.Is(err, fs.ErrPermission) {
 			return source, exit(exitFailure, "%w\nrun this as its owner, or choose another with --state-dir or --config", err)
 		}

@@ -74,6 +74,7 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 		row("", "%s", j.Hint)
 	}
 	row("Clock", "%s", clockText(s))
+	printStateDir(row, &s.StateDir)
 	printStorage(row, &s.Storage)
 	if c := s.Config; c != nil && c.Error != "" {
 		row("Config", "the files have errors, the previous settings stay in force; see: agentctl config validate")
@@ -99,9 +100,32 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 		row("Disk", "%s", s.Sampling.DiskError)
 	}
 	for _, a := range s.Alerts {
-		row("Alert", "%s: %s (%s)", a.Level, a.Message, term.Ago(a.TS))
+		row("Alert", "%s: %s%s", a.Level, a.Message, alertAge(a.TS, s.Clock.NowMS))
 	}
 	return nil
+}
+
+// alertAge says when an alert was raised, by the clock that its time is of; nothing if the time was
+// not known then.
+func alertAge(ts, nowMS int64) string {
+	if ts == 0 || nowMS == 0 {
+		return ""
+	}
+	return " (" + term.Ago(time.Now().UnixMilli()-max(nowMS-ts, 0)) + ")"
+}
+
+// printStateDir reports what is wrong with the state directory; nothing when all is well.
+func printStateDir(row func(k, format string, args ...any), s *daemon.StateDirStatus) {
+	if !s.IsOK() {
+		row("State", "the disk of %s: %s since %s: %s", s.Path, s.State, term.Ago(s.SinceMS), s.Detail)
+		row("", "%s", s.Hint())
+	}
+	for _, f := range s.SetAside {
+		row("State", "%s", f.Text())
+	}
+	if len(s.SetAside) > 0 {
+		row("", "%s", s.SetAsideHint())
+	}
 }
 
 // nextTry says when the daemon dials again; nothing if it does not wait for that.
@@ -157,6 +181,6 @@ func printStorage(row func(k, format string, args ...any), s *daemon.StorageStat
 		row("History", "%d samples in %s, %s written today", s.Rows+int64(s.Unsaved), term.Bytes(uint64(s.Bytes)), term.Bytes(uint64(s.WrittenTodayBytes)))
 	default:
 		row("History", "%s, in memory only: %s", s.State, s.Detail)
-		row("", "free or repair the disk of %s; recording then continues by itself", s.Path)
+		row("", "%s", s.Hint())
 	}
 }

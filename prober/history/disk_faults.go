@@ -30,6 +30,9 @@ import (
 // maxQuarantined is how many corrupt files are kept.
 const maxQuarantined = 2
 
+// AsideMark separates the name of the file from the time at which it was set aside.
+const AsideMark = ".corrupt-"
+
 // errCrash is a crash inside the database code, after which its memory is not trusted.
 var errCrash = errors.New("the database code failed; restart agentctl to record again")
 
@@ -142,7 +145,7 @@ func (s *Store) quarantine() (string, error) {
 	if ms, ok := s.now(); ok {
 		at = time.UnixMilli(ms)
 	}
-	name := s.path + ".corrupt-" + at.UTC().Format("20060102T150405.000")
+	name := s.path + AsideMark + at.UTC().Format("20060102T150405.000")
 	if err := os.Rename(s.path, name); err != nil {
 		return "", err
 	}
@@ -155,7 +158,7 @@ func (s *Store) quarantine() (string, error) {
 	if err := os.Remove(s.path + "-shm"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	old, _ := filepath.Glob(globEscaper.Replace(s.path) + ".corrupt-*[0-9]") // fails only for a bad pattern
+	old, _ := filepath.Glob(globEscaper.Replace(s.path) + AsideMark + "*[0-9]") // fails only for a bad pattern
 	slices.Sort(old)
 	for _, o := range old[:max(0, len(old)-maxQuarantined)] {
 		os.Remove(o)
@@ -197,6 +200,16 @@ func faultReason(err error) string {
 		return "busy"
 	}
 	return "io"
+}
+
+// Retry makes the flusher try a disk again that failed, because the caller knows that it works.
+func (s *Store) Retry() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fault != "" {
+		s.flushRequested = true
+		s.wakeFlusher()
+	}
 }
 
 // setFault sets the fault that err means, none for nil, and logs when it changes.

@@ -39,7 +39,7 @@ func (s *Store) retentionCutoff(d *db) (before int64, err error) {
 		return minTS, err
 	}
 	for _, t := range tables {
-		if first, err := d.nthTime(t, 1, maxTS, 0); err != nil || first != 0 && first < before {
+		if first, err := d.nthTime(t, 1, maxTS, 0); err != nil || first != 0 && first < before-min(age.Milliseconds()/64, 900_000) {
 			return before, err
 		}
 	}

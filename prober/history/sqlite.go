@@ -9,8 +9,11 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"modernc.org/sqlite"
+
+	"agentctl/atomicfile"
 )
 
 // applicationID marks the file as ours: "agh" and the version of the schema.
@@ -91,11 +94,14 @@ type db struct {
 
 // openDB opens the file, or creates it with its directory.
 func openDB(path string) (_ *db, err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+	if err := atomicfile.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return nil, err
 	}
 	// SQLite would create it readable by all; its WAL and index take the mode of this file.
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o640)
+	f, err := atomicfile.Open(path, 0o640)
+	if errors.Is(err, syscall.ELOOP) { // a link to another disk, whose target is there
+		f, err = os.OpenFile(path, os.O_RDWR, 0)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -120,6 +120,9 @@ func decodeKey(s string) (ed25519.PrivateKey, error) {
 // loadJSON reads a file that saveJSON wrote.
 func loadJSON(path string, v any) error {
 	b, err := readFile(path)
+	if errors.Is(err, errNotRegular) {
+		return &DamagedError{path}
+	}
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,9 @@ import (
 	"sync"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
+	"agentctl/atomicfile"
 	"agentctl/manifest"
 	"agentctl/strictjson"
 )
@@ -40,9 +43,14 @@ const maxFileBytes = 64 << 10
 type Identity struct {
 	path string
 
-	mu      sync.Mutex // protects the fields below, and the file
+	// file is held by whoever uses the file, which may take long on a disk that hangs. It comes
+	// before mu, which is held for memory work only.
+	file sync.Mutex
+
+	mu      sync.Mutex // protects the fields below
 	d       data
-	unsaved bool // created by Load, and the first write failed
+	unsaved bool               // created by Load, and the first write failed
+	damage  *atomicfile.Damage // of the file that Load found; nil: there was none
 }
 
 // ErrNotSaved reports a new identity that could not be written because the disk is full,
@@ -61,29 +69,81 @@ type data struct {
 	TenantID   string `json:"tenant_id,omitempty"`
 }
 
-// Load reads the identity from stateDir, or creates it (mode 0600, the directory 0700)
-// with a new instance id and a random node id. A damaged file is an error: a board must
-// not change its identity by accident. Where only the disk fails, Load returns a new
-// identity together with ErrNotSaved.
+// Load reads the identity from stateDir, or creates it (mode 0600, the directory 0700) with a new
+// instance id, and the node of the credential or else a random one.
+//
+// A file that cannot be used does not keep a board from starting: it is set aside, see Damage, and
+// a new identity takes its place. One that cannot be read, because of its owner or of the disk, is
+// left where it is, and the new identity is not saved. Where only the disk fails, Load returns a
+// new identity together with ErrNotSaved. Other errors need the operator.
 func Load(stateDir string) (*Identity, error) {
 	id := &Identity{path: filepath.Join(stateDir, FileName)}
-	if err := os.MkdirAll(stateDir, 0o700); err != nil && !isDiskFault(err) {
+	if err := atomicfile.MkdirAll(stateDir, 0o700); err != nil && !isDiskFault(err) {
 		return nil, fmt.Errorf("%w %s: %w", ErrStateDir, stateDir, err)
 	}
-	var err error
-	id.d, err = read(id.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		id.d = data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}
-		if err = id.save(); isDiskFault(err) {
-			id.unsaved, err = true, fmt.Errorf("%w: %w", ErrNotSaved, err)
-		}
-		return id, err
+	d, err := read(id.path)
+	if err == nil {
+		id.d = d
+		return id, nil
 	}
-	if err != nil {
+	if err := id.makeRoom(err); err != nil {
 		return nil, err
 	}
-	return id, nil
+	id.d = data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}
+	if c, err := LoadCredential(stateDir); err == nil {
+		id.d.NodeID, id.d.TenantID = c.NodeID, c.TenantID
+	}
+	if err = id.Save(); err != nil && (id.damage != nil || isDiskFault(err)) {
+		id.unsaved, err = true, fmt.Errorf("%w: %w", ErrNotSaved, err)
+	}
+	return id, err
 }
+
+// Unread returns a new identity for a directory whose disk does not answer. Reload reads the right
+// one later; this one is not saved.
+func Unread(stateDir string, err error) *Identity {
+	path := filepath.Join(stateDir, FileName)
+	return &Identity{path: path, d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}, unsaved: true,
+		damage: &atomicfile.Damage{Path: path, Problem: err.Error()}}
+}
+
+// makeRoom sets the file aside that read returned err for, unless it must stay where it is.
+func (id *Identity) makeRoom(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.Is(err, fs.ErrPermission):
+		if unix.Access(filepath.Dir(id.path), unix.W_OK|unix.X_OK) != nil {
+			return err // the whole directory is not this user's
+		}
+		id.damage = &atomicfile.Damage{Path: id.path, Problem: "permission denied"}
+		return nil
+	case isDiskFault(err):
+		id.damage = &atomicfile.Damage{Path: id.path, Problem: reasonOf(err)}
+		return nil
+	}
+	aside, asideErr := atomicfile.SetAside(id.path)
+	id.damage = &atomicfile.Damage{Path: id.path, Aside: aside, Problem: reasonOf(err)}
+	if aside == "" {
+		id.damage.Problem += "; it could not be set aside: " + reasonOf(asideErr)
+	}
+	return nil
+}
+
+// reasonOf is the text of an error without the path, which the reader knows.
+func reasonOf(err error) string {
+	path, link := (*fs.PathError)(nil), (*os.LinkError)(nil)
+	switch {
+	case errors.As(err, &path):
+		err = path.Err
+	case errors.As(err, &link):
+		err = link.Err
+	}
+	return err.Error()
+}
+
+// Damage reports the file that Load could not use, nil when it could or there was none.
+func (id *Identity) Damage() *atomicfile.Damage { return id.damage }
 
 // read reads and checks an identity file.
 func read(path string) (d data, err error) {
@@ -91,22 +151,35 @@ func read(path string) (d data, err error) {
 	if err != nil {
 		return d, fmt.Errorf("read the identity: %w", err)
 	}
-	if len(b) > maxFileBytes || strictjson.Unmarshal(b, &d) != nil || len(d.InstanceID) != 32 || !manifest.ValidNodeID(d.NodeID) {
-		return data{}, fmt.Errorf("identity file %s is damaged; restore it, or remove it to become a new node", path)
+	switch {
+	case len(b) == 0:
+		return d, errEmpty
+	case len(b) > maxFileBytes || strictjson.Unmarshal(b, &d) != nil || len(d.InstanceID) != 32 || !manifest.ValidNodeID(d.NodeID):
+		return data{}, errDamaged
 	}
 	return d, nil
 }
+
+// Reasons of a Damage whose file can be read.
+var (
+	errDamaged    = errors.New("it is damaged")
+	errEmpty      = errors.New("it is empty")
+	errNotRegular = errors.New("it is not a regular file")
+)
 
 // readFile reads a regular file, at most one byte over maxFileBytes. It opens without
 // blocking: to open a named pipe would block the daemon where no signal can end it.
 func readFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
+		if errors.Is(err, syscall.ENXIO) || errors.Is(err, syscall.ELOOP) { // a socket, a circle of links
+			err = errNotRegular
+		}
 		return nil, err
 	}
 	defer f.Close()
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file; move it away", path)
+		return nil, errors.Join(err, errNotRegular)
 	}
 	return io.ReadAll(io.LimitReader(f, maxFileBytes+1))
 }
@@ -116,20 +189,25 @@ func readFile(path string) ([]byte, error) {
 // was mounted late. done reports that no more attempts are needed.
 func (id *Identity) RetrySave() (done bool) {
 	id.mu.Lock()
-	defer id.mu.Unlock()
-	if !id.unsaved {
+	unsaved := id.unsaved
+	id.mu.Unlock()
+	if !unsaved {
 		return true
 	}
 	if _, err := os.Lstat(id.path); err != nil {
-		if os.MkdirAll(filepath.Dir(id.path), 0o700) != nil || id.save() != nil {
+		if atomicfile.MkdirAll(filepath.Dir(id.path), 0o700) != nil || id.Save() != nil {
 			return false
 		}
+	} else if id.damage != nil {
+		return true // it stays until a person has seen to it
 	}
+	id.mu.Lock()
 	id.unsaved = false
+	id.mu.Unlock()
 	return true
 }
 
-// isDiskFault reports whether a write failed for a reason that can pass while the daemon
+// isDiskFault reports whether an access failed for a reason that can pass while the daemon
 // runs. A wrong path and a missing permission need the operator and are not among them.
 func isDiskFault(err error) bool {
 	transient := []error{syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO}
@@ -144,47 +222,65 @@ func NewInstanceID() string {
 }
 
 // InstanceID is 32 hex digits, the same for the life of the installation. Leave makes another.
-func (id *Identity) InstanceID() string {
-	id.mu.Lock()
-	defer id.mu.Unlock()
-	return id.d.InstanceID
-}
+func (id *Identity) InstanceID() string { return id.data().InstanceID }
 
 // NodeID returns the current node id.
-func (id *Identity) NodeID() string {
+func (id *Identity) NodeID() string { return id.data().NodeID }
+
+// TenantID returns the tenant of the relay that this board was linked to last, "" for none.
+func (id *Identity) TenantID() string { return id.data().TenantID }
+
+func (id *Identity) data() data {
 	id.mu.Lock()
 	defer id.mu.Unlock()
-	return id.d.NodeID
+	return id.d
 }
 
 // SetNode stores the node and the tenant that the relay assigned. changed reports whether
 // the node id differs from the one before. On an error the new values are in force until
 // the daemon restarts.
 func (id *Identity) SetNode(nodeID, tenant string) (changed bool, err error) {
+	changed, isSame := id.Assign(nodeID, tenant)
+	if isSame {
+		return false, nil
+	}
+	return changed, id.Save()
+}
+
+// Assign is SetNode without Save: it does not wait for the disk. isSame reports that there is
+// nothing to save.
+func (id *Identity) Assign(nodeID, tenant string) (changed, isSame bool) {
 	id.mu.Lock()
 	defer id.mu.Unlock()
 	changed = id.d.NodeID != nodeID
-	if !changed && id.d.TenantID == tenant {
-		return false, nil
-	}
+	isSame = !changed && id.d.TenantID == tenant
 	id.d.NodeID, id.d.TenantID = nodeID, tenant
-	return changed, id.save()
+	return changed, isSame
 }
 
 // Reload reads the file again, which Leave replaced. An error leaves the identity as it was.
 func (id *Identity) Reload() error {
+	id.file.Lock()
+	defer id.file.Unlock()
+	d, err := read(id.path)
+	if err != nil {
+		return err
+	}
 	id.mu.Lock()
 	defer id.mu.Unlock()
-	d, err := read(id.path)
-	if err == nil {
-		id.d, id.unsaved = d, false
-	}
-	return err
+	id.d, id.unsaved = d, false
+	return nil
 }
 
-// save replaces the file atomically, so that a power cut leaves the old or the new one.
-func (id *Identity) save() error {
-	if err := saveJSON(id.path, id.d); err != nil {
+// Save replaces the file atomically, so that a power cut leaves the old or the new one. A file
+// that Load could neither use nor set aside is not replaced.
+func (id *Identity) Save() error {
+	id.file.Lock()
+	defer id.file.Unlock()
+	if id.damage != nil && id.damage.Aside == "" && exists(filepath.Dir(id.path), FileName) {
+		return id.damage
+	}
+	if err := saveJSON(id.path, id.data()); err != nil {
 		return fmt.Errorf("write the identity %s: %w", id.path, err)
 	}
 	return nil

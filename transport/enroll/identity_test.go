@@ -1,12 +1,15 @@
 package enroll
 
 import (
+	"crypto/ed25519"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
+	"agentctl/atomicfile"
 	"agentctl/manifest"
 )
 
@@ -43,28 +46,77 @@ func TestIdentitySurvivesRestart(t *testing.T) {
 	}
 }
 
-func TestDamagedIdentityIsRefused(t *testing.T) {
-	for name, content := range map[string]string{
+// TestDamagedIdentity: whatever has the place of the identity, the board gets one, and the old file
+// is kept. The node is the credential's, where there is one.
+func TestDamagedIdentity(t *testing.T) {
+	good := `{"instance_id":"00112233445566778899aabbccddeeff","node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy"}`
+	contents := map[string]string{
 		"empty":        "",
-		"cut":          `{"instance_id":"00112233445566778899aabbccddeeff","no`,
-		"unknown key":  `{"instance_id":"00112233445566778899aabbccddeeff","node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","x":1}`,
+		"unknown key":  strings.TrimSuffix(good, "}") + `,"x":1}`,
 		"bad node id":  `{"instance_id":"00112233445566778899aabbccddeeff","node_id":"zzzz"}`,
 		"huge":         strings.Repeat(" ", maxFileBytes+1),
 		"wrong length": `{"instance_id":"0011","node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy"}`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			p := filepath.Join(dir, FileName)
-			if err := os.WriteFile(p, []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "damaged") {
-				t.Errorf("Load: %v, want an error with the word damaged", err)
-			}
-			if after, _ := os.ReadFile(p); string(after) != content {
-				t.Error("the damaged file was overwritten")
-			}
-		})
+		"noise":        "\x00\xff\xfe",
+	}
+	for n := 1; n < len(good); n += 13 {
+		contents[fmt.Sprint("cut at ", n)] = good[:n]
+	}
+	for name, content := range contents {
+		for _, joined := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, " joined ", joined), func(t *testing.T) {
+				dir := t.TempDir()
+				p := filepath.Join(dir, FileName)
+				if err := os.WriteFile(p, []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				cred := testCredential(t)
+				if joined {
+					if err := cred.save(dir); err != nil {
+						t.Fatal(err)
+					}
+				}
+				id, err := Load(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				d := id.Damage()
+				if d == nil || d.Aside == "" || d.Problem == "" {
+					t.Fatalf("damage %+v", d)
+				}
+				if kept, _ := os.ReadFile(d.Aside); string(kept) != content {
+					t.Error("the damaged file was not kept")
+				}
+				if joined != (id.NodeID() == cred.NodeID) || !manifest.ValidNodeID(id.NodeID()) {
+					t.Errorf("node %s, that of the credential is %s", id.NodeID(), cred.NodeID)
+				}
+				again, err := Load(dir)
+				if err != nil || again.Damage() != nil || again.data() != id.data() {
+					t.Errorf("after a restart %+v, %v, %v; want %+v", again.data(), err, again.Damage(), id.data())
+				}
+			})
+		}
+	}
+}
+
+// TestIdentityUnreadable: a file of another owner, and one on a disk that fails, stay as they are.
+func TestIdentityUnreadable(t *testing.T) {
+	for _, fault := range []error{syscall.EACCES, syscall.EIO} {
+		id := &Identity{path: filepath.Join(t.TempDir(), FileName), d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}, unsaved: true}
+		if err := os.WriteFile(id.path, []byte("precious"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := id.makeRoom(&os.PathError{Err: fault}); err != nil || id.Damage() == nil || id.Damage().Aside != "" {
+			t.Fatalf("%v: %v, %+v", fault, err, id.Damage())
+		}
+		if _, err := id.SetNode(manifest.NewNodeID(), "home"); err == nil {
+			t.Errorf("%v: the new identity was saved", fault)
+		}
+		if !id.RetrySave() {
+			t.Errorf("%v: RetrySave wants another attempt", fault)
+		}
+		if b, _ := os.ReadFile(id.path); string(b) != "precious" {
+			t.Errorf("%v: the file was replaced", fault)
+		}
 	}
 }
 
@@ -100,5 +152,59 @@ func TestIdentityOnFullDisk(t *testing.T) {
 		if isDiskFault(err) != want {
 			t.Errorf("isDiskFault(%v) is %v", err, !want)
 		}
+	}
+}
+
+// testCredential is a credential that is not from a relay.
+func testCredential(t *testing.T) *Credential {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Credential{Relay: "https://relay.example", NodeID: manifest.NewNodeID(), TenantID: "default",
+		CodeSHA256: "00", Key: key, Token: "x.y.z", Gen: 1, RequestID: "01HZX9K3M4P7Q8R9S0T1V2W3XY"}
+}
+
+// TestJoinOverDamage: a code that is joined with replaces a damaged credential, which is kept.
+func TestJoinOverDamage(t *testing.T) {
+	for name, content := range map[string]string{"empty": "", "cut": `{"relay":"https://rel`, "noise": "\x00\xff", "of a newer version": `{"relay":"x","new":1}`} {
+		t.Run(name, func(t *testing.T) {
+			f, srv := newFakeRelay(t)
+			dir := t.TempDir()
+			for _, file := range []string{CredentialFile, pendingFile} {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c, already, err := Join(t.Context(), JoinOptions{StateDir: dir, Relay: srv.URL, Code: f.code})
+			if err != nil || already || c.NodeID != f.nodeID {
+				t.Fatalf("Join: %+v %v %v", c, already, err)
+			}
+			aside, err := atomicfile.Aside(dir)
+			if err != nil || len(aside) != 2 {
+				t.Fatalf("set aside are %q, %v; want both", aside, err)
+			}
+			for _, file := range aside {
+				if b, _ := os.ReadFile(filepath.Join(dir, file)); string(b) != content {
+					t.Errorf("%s holds %q", file, b)
+				}
+			}
+		})
+	}
+}
+
+// TestDamagedLeft: a board that has left does not join again by a file when the record of it is
+// damaged.
+func TestDamagedLeft(t *testing.T) {
+	dir := t.TempDir()
+	if HasLeft(dir, "AAAA") {
+		t.Error("a board that never left has left")
+	}
+	if err := os.WriteFile(filepath.Join(dir, leftFile), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !HasLeft(dir, "AAAA") {
+		t.Error("an empty record counts as none")
 	}
 }

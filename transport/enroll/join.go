@@ -101,7 +101,7 @@ func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err 
 	}
 	id, err := Load(o.StateDir) // creates the directory
 	if errors.Is(err, ErrNotSaved) {
-		err = id.save() // an identity in memory is of no use here: the plain error
+		err = id.Save() // an identity in memory is of no use here: the plain error
 	}
 	if err != nil {
 		return nil, false, &StorageError{o.StateDir, err}
@@ -111,11 +111,13 @@ func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err 
 		return nil, false, &StorageError{o.StateDir, err}
 	}
 	defer release()
+	var damaged *DamagedError
 	switch c, err := LoadCredential(o.StateDir); {
 	case err == nil && c.Relay == base && (o.CASHA256 == "" || o.CASHA256 == c.CASHA256):
 		return c, true, nil
 	case err == nil:
 		return nil, false, &JoinedError{c, c.Relay == base}
+	case errors.As(err, &damaged): // its key is lost: what the code gives takes its place
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, false, err
 	}
@@ -145,7 +147,13 @@ func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err 
 		CodeSHA256: enrollment.HashCode(code), Key: key, Token: answer.DeviceToken, Gen: answer.Gen,
 		ExpiresAtMS: answer.ExpiresAtMS, RequestID: link.NewID(),
 	}
-	if err := c.save(o.StateDir); err != nil {
+	if damaged != nil {
+		_, err = atomicfile.SetAside(damaged.Path)
+	}
+	if err == nil {
+		err = c.save(o.StateDir)
+	}
+	if err != nil {
 		return nil, false, &StorageError{o.StateDir, err} // the key is stored: a repeat gets the same node
 	}
 	// The board has joined whatever becomes of these: a leftover is replaced or ignored.
@@ -180,11 +188,18 @@ func (c *Client) EnrollRepeatedly(ctx context.Context, o EnrollOptions) (a *enro
 func keyFor(stateDir, relay, codeSHA256 string) (ed25519.PrivateKey, error) {
 	path := filepath.Join(stateDir, pendingFile)
 	var p pending
-	if err := loadJSON(path, &p); err == nil && p.Relay == relay && p.CodeSHA256 == codeSHA256 {
+	var damaged *DamagedError
+	err := loadJSON(path, &p)
+	if err == nil && p.Relay == relay && p.CodeSHA256 == codeSHA256 {
 		if key, err := decodeKey(p.PrivateKey); err == nil {
 			return key, nil
 		}
 	} // another code, or a damaged file: no answer to it can be used any more
+	if errors.As(err, &damaged) {
+		if _, err := atomicfile.SetAside(path); err != nil {
+			return nil, &StorageError{stateDir, err}
+		}
+	}
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, err
@@ -224,7 +239,7 @@ func Leave(ctx context.Context, stateDir string) (*Credential, error) {
 	id := &Identity{path: filepath.Join(stateDir, FileName), d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}}
 	// The identity comes first: without a credential the daemon reads it.
 	for _, step := range []func() error{
-		id.save,
+		id.Save,
 		func() error { return atomicfile.Remove(filepath.Join(stateDir, pendingFile)) },
 		func() error { return atomicfile.Remove(filepath.Join(stateDir, CredentialFile)) },
 	} {

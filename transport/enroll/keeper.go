@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"agentctl/atomicfile"
 	"agentctl/enrollment"
 	"agentctl/transport/link"
 	"agentctl/transport/pin"
@@ -34,9 +35,11 @@ type Keeper struct {
 	opt     KeeperOptions
 	refresh func(context.Context, RefreshOptions) (*enrollment.TokenAnswer, error)
 	wake    chan struct{} // capacity 1
+	running chan error    // of the attempt that hangs; nil: none does. The goroutine of Run uses it.
 
 	mu        sync.Mutex    // protects the fields below
 	cred      Credential    // its token and gen may be newer than those on the disk
+	disk      Credential    // what the disk has, as far as it is known
 	after     time.Duration // from the issue of the token to its refresh
 	due       time.Time     // of the next refresh; zero: not known
 	refused   bool          // the relay refused the token since the last refresh
@@ -66,6 +69,9 @@ const (
 	minRefusedPause = 2 * time.Second // between failures, while there is no link
 	maxRefusedPause = 5 * time.Minute
 	finalPause      = time.Hour // after a refusal that only a person can end
+	// attemptTimeout is longer than the timeouts of a refresh's requests together.
+	attemptTimeout = 2 * time.Minute
+	endGrace       = time.Second
 	// linkPollInterval is how often a refresh that is due looks whether the link is up.
 	linkPollInterval = 5 * time.Second
 	// A token that is refused this soon after it was refreshed counts as a failure: to refresh
@@ -82,7 +88,7 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 			return nil, err
 		}
 	}
-	k := &Keeper{opt: o, refresh: c.Refresh, wake: make(chan struct{}, 1), cred: *o.Credential}
+	k := &Keeper{opt: o, refresh: c.Refresh, wake: make(chan struct{}, 1), cred: *o.Credential, disk: *o.Credential}
 	k.status.ExpiresAtMS = k.cred.ExpiresAtMS
 	k.after = refreshAfter(k.lifeLocked())
 	return k, nil
@@ -228,7 +234,7 @@ var errGone = errors.New("the credential on the disk is another one")
 
 // refreshNow makes one attempt and plans the next one.
 func (k *Keeper) refreshNow(ctx context.Context) {
-	err := k.refreshStored(ctx)
+	err := k.attempt(ctx)
 	k.mu.Lock()
 	if err == nil {
 		k.failures, k.refused, k.refreshed = 0, false, time.Now()
@@ -262,6 +268,35 @@ func (k *Keeper) refreshNow(ctx context.Context) {
 	}
 }
 
+// errHung reports a refresh that waits for the disk.
+var errHung = errors.New("the disk of the state directory does not answer")
+
+// attempt is refreshStored with a bound: an access to a disk that hangs cannot be ended, so that
+// its goroutine is left behind. Until that one returns no other is started.
+func (k *Keeper) attempt(ctx context.Context) error {
+	if k.running == nil {
+		k.running = make(chan error, 1)
+		go func(done chan<- error) { done <- k.refreshStored(ctx) }(k.running)
+	}
+	timeout := time.NewTimer(attemptTimeout)
+	defer timeout.Stop()
+	select {
+	case err := <-k.running:
+		k.running = nil
+		return err
+	case <-timeout.C:
+	case <-ctx.Done(): // everything but the disk ends at once
+		timeout.Reset(endGrace)
+		select {
+		case <-k.running:
+			k.running = nil
+		case <-timeout.C:
+		}
+		return ctx.Err()
+	}
+	return errHung
+}
+
 // IsFinal reports whether err is a refusal that no repeat changes: only a new invite helps.
 func IsFinal(err error) bool {
 	var e *Error
@@ -281,13 +316,19 @@ func (k *Keeper) refreshStored(ctx context.Context) error {
 	}
 	defer release()
 	disk, err := LoadCredential(k.opt.StateDir)
+	var damaged *DamagedError
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && disk.NodeID != k.opt.Credential.NodeID:
 		return errGone
-	case err != nil:
-		return err
+	case err != nil: // what the disk had is known: a card that fails must not cost the board its token
+		k.mu.Lock()
+		known := k.disk
+		k.mu.Unlock()
+		disk = &known
 	}
+	isDamaged := errors.As(err, &damaged)
 	k.mu.Lock()
+	k.disk = *disk
 	isNewer := disk.Gen > k.cred.Gen
 	if isNewer { // another process refreshed it
 		k.cred = *disk
@@ -301,12 +342,20 @@ func (k *Keeper) refreshStored(ctx context.Context) error {
 		return err
 	}
 	disk.Token, disk.Gen, disk.ExpiresAtMS, disk.RequestID = a.Token, a.Gen, a.ExpiresAtMS, link.NewID()
-	err = disk.save(k.opt.StateDir)
-	if err != nil {
-		err = &StorageError{k.opt.StateDir, err}
+	err = nil
+	if isDamaged {
+		_, err = atomicfile.SetAside(damaged.Path)
+	}
+	if err == nil {
+		err = disk.save(k.opt.StateDir)
 	}
 	k.mu.Lock()
-	k.cred, k.status.NotStored = *disk, err
+	k.cred, k.status.NotStored = *disk, nil
+	if err == nil {
+		k.disk = *disk
+	} else {
+		k.status.NotStored = &StorageError{k.opt.StateDir, err}
+	}
 	k.mu.Unlock()
 	return nil
 }

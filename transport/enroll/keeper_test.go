@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"agentctl/atomicfile"
 	"agentctl/enrollment"
 	"agentctl/manifest"
 )
@@ -247,6 +248,50 @@ func TestFullDisk(t *testing.T) {
 		k.sleep(0)
 		if disk, err := LoadCredential(k.dir); err != nil || disk.Gen != 2 || k.Status().NotStored != nil {
 			t.Errorf("after the disk is back: %+v, %v", disk, err)
+		}
+	})
+}
+
+// TestRefreshWithoutCredential: a credential that was damaged, or cannot be read, while the daemon
+// runs does not end the refreshes. The damaged file is kept, and replaced.
+func TestRefreshWithoutCredential(t *testing.T) {
+	run(t, func(t *testing.T, k *keeperTest) {
+		path := filepath.Join(k.dir, CredentialFile)
+		if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		k.Refused()
+		k.sleep(0)
+		if len(k.asked) != 1 || k.asked[0].Gen != 1 || k.asked[0].RequestID != "r1" || k.Status().NotStored != nil {
+			t.Fatalf("asked %+v, status %+v", k.asked, k.Status())
+		}
+		if disk, err := LoadCredential(k.dir); err != nil || disk.Gen != 2 || disk.Token != k.Token() {
+			t.Errorf("stored %+v, %v", disk, err)
+		}
+		if aside, err := atomicfile.Aside(k.dir); err != nil || len(aside) != 1 {
+			t.Errorf("set aside %q, %v", aside, err)
+		}
+	})
+}
+
+// TestHungDisk: a refresh that waits for the disk is the only one, and does not keep Run from
+// its end.
+func TestHungDisk(t *testing.T) {
+	run(t, func(t *testing.T, k *keeperTest) {
+		hang := make(chan struct{})
+		defer close(hang)
+		asked := 0
+		k.answer = func(context.Context, RefreshOptions) (*enrollment.TokenAnswer, error) {
+			asked++
+			k.guard.Unlock()
+			defer k.guard.Lock()
+			<-hang // unlike a request, a write to the disk does not end with its context
+			return nil, errors.New("end")
+		}
+		k.Refused()
+		k.sleep(time.Hour)
+		if !errors.Is(k.Status().LastErr, errHung) || asked != 1 {
+			t.Errorf("%v after %d attempts, want one that hangs", k.Status().LastErr, asked)
 		}
 	})
 }

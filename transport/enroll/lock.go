@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"agentctl/atomicfile"
 )
 
 // lockFile is the file that a daemon locks for as long as it runs.
@@ -37,9 +39,9 @@ func (e *InUseError) Error() string {
 // error, with which a daemon may go on.
 func Lock(stateDir string) (release func(), err error) {
 	path := filepath.Join(stateDir, lockFile)
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := atomicfile.Open(path, 0o600)
 	if err != nil {
-		if f, err = os.Open(path); err != nil { // a read-only disk: there may be a file already
+		if f, err = os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0); err != nil { // a read-only disk: there may be a file already
 			return nil, fmt.Errorf("lock the state directory: %w", err)
 		}
 	}

@@ -1,0 +1,106 @@
+package atomicfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxAside is how many damaged versions of one file are kept. The oldest are removed first.
+const maxAside = 3
+
+// AsideMark separates the name of a file from the time at which it was set aside.
+const AsideMark = ".damaged-"
+
+// Damage reports a file that could not be used.
+type Damage struct {
+	Path    string // of the file
+	Aside   string // where it is now; "": it is still at Path
+	Problem string // why it could not be used
+}
+
+func (d *Damage) Error() string {
+	if d.Aside == "" {
+		return fmt.Sprintf("%s is not used: %s", d.Path, d.Problem)
+	}
+	return fmt.Sprintf("%s was set aside as %s: %s", d.Path, filepath.Base(d.Aside), d.Problem)
+}
+
+// SetAside renames a damaged file, or whatever has its place, so that a new one can be written
+// and a person can still look at the old one. At most maxAside of one name are kept.
+func SetAside(path string) (aside string, err error) {
+	prefix := path + AsideMark
+	for at := time.Now().UTC(); aside == ""; at = at.Add(time.Millisecond) {
+		if name := prefix + at.Format("20060102T150405.000"); !exists(name) {
+			aside = name
+		}
+	}
+	if err := os.Rename(path, aside); err != nil {
+		return "", err
+	}
+	old, err := Aside(filepath.Dir(path))
+	if err != nil {
+		return aside, nil // the renamed file counts; the bound holds again the next time
+	}
+	old = slices.DeleteFunc(old, func(name string) bool {
+		return !strings.HasPrefix(name, filepath.Base(prefix)) || name == filepath.Base(aside)
+	})
+	slices.Sort(old)
+	for _, name := range old[:max(0, len(old)-maxAside+1)] {
+		_ = os.Remove(filepath.Join(filepath.Dir(path), name))
+	}
+	return aside, SyncDir(filepath.Dir(path))
+}
+
+// Aside returns the names of the files in a directory that SetAside renamed.
+func Aside(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	var names []string
+	for _, e := range entries {
+		if strings.Contains(e.Name(), AsideMark) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
+}
+
+// staleAfter is the age from which a temporary file is not one that another process is writing.
+const staleAfter = 10 * time.Minute
+
+// RemoveStale removes temporary files that Replace left behind in a directory when the power was
+// cut, and returns how many. Those of the last minutes stay: another process may be writing them.
+// So a clock that starts in 1970 removes them all, since their times are in its future.
+func RemoveStale(dir string) (removed int, err error) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if !isTemporary(e.Name()) {
+			continue
+		}
+		info, ierr := e.Info()
+		if ierr != nil || !info.Mode().IsRegular() || time.Since(info.ModTime()).Abs() < staleAfter {
+			continue
+		}
+		if rerr := os.Remove(filepath.Join(dir, e.Name())); rerr == nil {
+			removed++
+		} else if !errors.Is(rerr, fs.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+	}
+	return removed, err
+}
+
+// isTemporary reports whether a name is one that Replace gives: .NAME-DIGITS.
+func isTemporary(name string) bool {
+	i := strings.LastIndexByte(name, '-')
+	return i > 1 && name[0] == '.' && i < len(name)-1 && strings.Trim(name[i+1:], "0123456789") == ""
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}

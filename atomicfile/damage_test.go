@@ -1,0 +1,136 @@
+package atomicfile
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestSetAside(t *testing.T) {
+	dir := t.TempDir()
+	path, other := filepath.Join(dir, "identity.json"), filepath.Join(dir, "settings.yaml")
+	if err := os.Mkdir(other, 0o700); err != nil { // whatever is in the place of the file
+		t.Fatal(err)
+	}
+	if _, err := SetAside(other); err != nil {
+		t.Fatal(err)
+	}
+	var last string
+	for i := range maxAside + 2 {
+		if err := os.WriteFile(path, []byte(fmt.Sprint(i)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		aside, err := SetAside(path)
+		if err != nil || aside == last {
+			t.Fatalf("set aside as %s after %s: %v", aside, last, err)
+		}
+		last = aside
+	}
+	if b, err := os.ReadFile(last); err != nil || string(b) != fmt.Sprint(maxAside+1) {
+		t.Errorf("the newest holds %q, %v", b, err)
+	}
+	if names, err := Aside(dir); err != nil || len(names) != maxAside+1 {
+		t.Errorf("set aside are %q, %v; want %d of the one and the other", names, err, maxAside)
+	}
+	if exists(path) || exists(other) {
+		t.Error("a file is still in its place")
+	}
+	if _, err := SetAside(path); err == nil {
+		t.Error("a file that does not exist was set aside")
+	}
+}
+
+func TestRemoveStale(t *testing.T) {
+	dir := t.TempDir()
+	now := time.Now()
+	for name, age := range map[string]time.Duration{
+		".identity.json-123":  time.Hour,
+		".identity.json-1970": -20000 * 24 * time.Hour, // written before a clock was lost
+		".settings.yaml-99":   time.Second,             // perhaps of another process
+		".hidden":             time.Hour,
+		".x-y":                time.Hour,
+		"identity.json-123":   time.Hour,
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, now.Add(-age), now.Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n, err := RemoveStale(dir)
+	var left []string
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	if err != nil || n != 2 || !slices.Equal(left, []string{".hidden", ".settings.yaml-99", ".x-y", "identity.json-123"}) {
+		t.Errorf("removed %d, %v; left %q", n, err, left)
+	}
+}
+
+// TestOpen: a file that root makes belongs to the owner of its directory, one that exists keeps
+// its owner, and a link is not followed.
+func TestOpen(t *testing.T) {
+	dir := t.TempDir()
+	outside := filepath.Join(t.TempDir(), "outside")
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(outside, link); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := Open(link, 0o600); err == nil || exists(outside) {
+		t.Errorf("a link was followed: %v", f.Name())
+	}
+	isRoot := os.Geteuid() == 0
+	if isRoot {
+		if err := os.Chown(dir, 65534, 65534); err != nil {
+			t.Skip(err)
+		}
+	}
+	path, sub := filepath.Join(dir, "file"), filepath.Join(dir, "a", "b")
+	for range 2 {
+		f, err := Open(path, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		if err := MkdirAll(sub, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, made := range []string{path, filepath.Dir(sub), sub} {
+		st, err := os.Stat(made)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if uid := st.Sys().(*syscall.Stat_t).Uid; isRoot && uid != 65534 {
+			t.Errorf("%s belongs to %d, want 65534", made, uid)
+		}
+	}
+	if err := MkdirAll(filepath.Join(path, "below a file"), 0o700); err == nil {
+		t.Error("a directory was made below a file")
+	}
+	if err := MkdirAll(path, 0o700); err == nil {
+		t.Error("a file counts as a directory")
+	}
+	if !isRoot {
+		return
+	}
+	owned := filepath.Join(dir, "root's")
+	if err := os.WriteFile(owned, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Open(owned, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if st, _ := f.Stat(); st.Sys().(*syscall.Stat_t).Uid != 0 {
+		t.Error("the owner of an existing file was changed")
+	}
+}
