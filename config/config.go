@@ -163,12 +163,12 @@ func (c *Config) Changed(from *Config) []*Key {
 // here and not with the key, because the built-in rules count and depend on alerts.defaults.
 func (c *Config) checkTogether(forDaemon bool) (errs Errors) {
 	if forDaemon && c.Text("relay") != "" && c.Text("token_file") == "" && !exists(filepath.Join(c.Text("state_dir"), enroll.CredentialFile)) {
-		errs = append(errs, &Error{c.Settings["relay"].Origin, "relay",
-			"a relay needs a token: leave relay out and paste the line of `agentctl invite`, or set token_file (the service reads /etc/agentctl/token) to a token of `agentctl token create --class device`"})
+		errs = append(errs, &Error{Where: c.Settings["relay"].Origin, Key: "relay",
+			Problem: "a relay needs a token: leave relay out and paste the line of `agentctl invite`, or set token_file (the service reads /etc/agentctl/token) to a token of `agentctl token create --class device`"})
 	}
 	if n := len(c.AlertRules()); n > alert.MaxRules {
-		errs = append(errs, &Error{c.Settings["alerts.rules"].Origin, "alerts.rules",
-			fmt.Sprintf("%d rules with the built-in ones; write at most %d, or alerts.defaults: false", n, alert.MaxRules)})
+		errs = append(errs, &Error{Where: c.Settings["alerts.rules"].Origin, Key: "alerts.rules",
+			Problem: fmt.Sprintf("%d rules with the built-in ones; write at most %d, or alerts.defaults: false", n, alert.MaxRules)})
 	}
 	return errs
 }

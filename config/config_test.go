@@ -275,3 +275,95 @@ func TestConfigRules(t *testing.T) {
 		t.Errorf("%d rules without the built-in ones, want 2", got)
 	}
 }
+
+// TestPublicText: what the daemon says of a file to clients quotes it only if everybody may read it.
+func TestPublicText(t *testing.T) {
+	dir := t.TempDir()
+	for d := dir; d != "/"; d = filepath.Dir(d) { // as /etc/agentctl is
+		if st, err := os.Stat(d); err != nil || st.Mode().Perm()&1 == 0 && os.Chmod(d, st.Mode().Perm()|1) != nil {
+			t.Skip("the temporary directory is closed: ", d)
+		}
+	}
+	path := filepath.Join(dir, "config.yaml")
+	for name, text := range map[string]string{"key": "hunter2secret: x\n", "value": "base_interval_ms: hunter2secret\n", "rule": "alerts: {rules: [{id: hunter2secret}]}\n",
+		"syntax": "a: *hunter2secret\n", "duration": "history: {flush: hunter2secret}\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Source{Path: path, Required: true, LookupEnv: noEnv, Flags: Settings{"state_dir": {Value: dir}}}.Load()
+		if err == nil || !strings.Contains(err.Error(), "hunter2secret") && name != "rule" {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got := PublicText(err); strings.Contains(got, "hunter2") || !strings.Contains(got, path) || !strings.Contains(got, "config validate") {
+			t.Errorf("%s: %q", name, got)
+		} else if got = WithQuotes(got); got != err.Error() {
+			t.Errorf("%s, for a reader of the file: %q", name, got)
+		}
+		if err := os.Chmod(path, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got := PublicText(err); got != err.Error() {
+			t.Errorf("%s, readable by everybody: %q", name, got)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestDamagedSettings: whatever has the place of the saved settings, a daemon starts, keeps what is
+// valid, and keeps the file.
+func TestDamagedSettings(t *testing.T) {
+	dir := t.TempDir()
+	whole := filepath.Join(dir, "whole.yaml")
+	err := SaveSettings(whole, Settings{"base_interval_ms": {Value: int64(5000)}, "log_level": {Value: "debug"}, "modules": {Value: []string{"wear"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.ReadFile(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	contents := map[string]string{"empty": "", "noise": "\x00\xff\x01", "yaml": "a: [", "newer": "base_interval_ms: 5000\nsomething_new: 1\n",
+		"misplaced": "state_dir: /x\nbase_interval_ms: 5000\n", "huge": strings.Repeat("#", maxConfigFile+1)}
+	for n := 1; n < len(good)-2; n += 16 {
+		contents[fmt.Sprint("cut at ", n)] = string(good[:n])
+	}
+	for name, text := range contents {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, SettingsFile)
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s := Source{Path: filepath.Join(dir, "config.yaml"), ForDaemon: true, LookupEnv: noEnv, Flags: Settings{"state_dir": {Value: dir}}}
+			if _, err := s.Load(); err == nil {
+				t.Error("a reload accepts it")
+			}
+			s.SetAside = true
+			c, err := s.Load()
+			if err != nil || c.Damage == nil || c.Damage.Aside == "" {
+				t.Fatalf("%v, %+v", err, c)
+			}
+			if b, _ := os.ReadFile(c.Damage.Aside); string(b) != text {
+				t.Error("the file was not kept")
+			}
+			if strings.Contains(text, "base_interval_ms: 5000\n") != (c.Int("base_interval_ms") == 5000) {
+				t.Errorf("the interval is %d", c.Int("base_interval_ms"))
+			}
+			again, err := s.Load()
+			if err != nil || again.Damage != nil || again.Int("base_interval_ms") != c.Int("base_interval_ms") || again.Text("log_level") != c.Text("log_level") {
+				t.Errorf("after a restart: %v, %+v", err, again)
+			}
+		})
+	}
+	s := Source{Path: filepath.Join(dir, "config.yaml"), ForDaemon: true, LookupEnv: noEnv, SetAside: true, Flags: Settings{"state_dir": {Value: dir}}}
+	if err := os.Mkdir(filepath.Join(dir, SettingsFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := s.Load(); err != nil || c.Damage == nil || c.Damage.Aside == "" {
+		t.Errorf("a directory: %v, %+v", err, c)
+	}
+}
+
+func noEnv(string) (string, bool) { return "", false }

@@ -18,6 +18,8 @@ type Error struct {
 	Where   string // FILE:LINE, a directory, a variable, or the origin of a flag
 	Key     string // "" when it is about no key
 	Problem string // what is wrong, and what to write instead
+
+	quotes bool // Key or Problem holds text of a file
 }
 
 func (e *Error) Error() string {
@@ -58,13 +60,37 @@ func PublicText(err error) string {
 	for i, err := range errs {
 		lines[i] = err.Error()
 		var e *Error
-		if !errors.As(err, &e) || !strings.HasPrefix(e.Where, "/") {
+		if !errors.As(err, &e) || !e.quotes {
 			continue
 		}
 		if path, _, _ := strings.Cut(e.Where, ":"); isPublic(path) {
 			continue
 		}
-		lines[i] = e.Where + ": is not valid; for more, as its owner: agentctl config validate"
+		lines[i] = e.Where + notQuoted
+	}
+	return strings.Join(lines, "\n")
+}
+
+// notQuoted ends a line of PublicText that stands for one with a quote.
+const notQuoted = ": is not valid; for more, as its owner: agentctl config validate"
+
+// WithQuotes completes a PublicText with what this user may read of the files.
+func WithQuotes(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		where, isHidden := strings.CutSuffix(line, notQuoted)
+		if !isHidden {
+			continue
+		}
+		path, _, _ := strings.Cut(where, ":")
+		_, errs := ReadFile(path)
+		for _, err := range errs {
+			var e *Error
+			if errors.As(err, &e) && e.Where == where && !slices.Contains(lines, err.Error()) {
+				lines[i] = err.Error()
+				break
+			}
+		}
 	}
 	return strings.Join(lines, "\n")
 }

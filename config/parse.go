@@ -59,14 +59,14 @@ func readRegular(path string) ([]byte, error) {
 	}
 	defer func() { _ = f.Close() }()
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil, &Error{path, "", "is not a regular file; write the settings into a YAML file"}
+		return nil, &Error{Where: path, Problem: "is not a regular file; write the settings into a YAML file"}
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
 	if len(b) > maxConfigFile {
-		return nil, &Error{path, "", "is larger than 256 KiB; a configuration is a few lines"}
+		return nil, &Error{Where: path, Problem: "is larger than 256 KiB; a configuration is a few lines"}
 	}
 	return b, nil
 }
@@ -107,7 +107,7 @@ func (p *fileParser) syntax(err error) {
 		line, text, _ := strings.Cut(rest, ": ")
 		where, what = p.path+":"+line, text
 	}
-	p.errs = append(p.errs, &Error{where, "", "is not YAML: " + what})
+	p.errs = append(p.errs, &Error{Where: where, Problem: "is not YAML: " + what, quotes: true})
 }
 
 // at returns the origin of a value: FILE:LINE.
@@ -115,7 +115,7 @@ func (p *fileParser) at(n *yaml.Node) string { return fmt.Sprintf("%s:%d", p.pat
 
 // fail adds an error about the value n of a key; its text ends with what to write instead.
 func (p *fileParser) fail(n *yaml.Node, key, format string, args ...any) {
-	p.errs = append(p.errs, &Error{p.at(n), key, fmt.Sprintf(format, args...)})
+	p.errs = append(p.errs, &Error{Where: p.at(n), Key: key, Problem: fmt.Sprintf(format, args...), quotes: true})
 }
 
 // pairs calls fn for each known key of a mapping. Unknown and repeated keys, and anchors,

@@ -27,9 +27,9 @@ const (
 const maxProblem = 512
 
 // Reasons why a file of saved settings cannot be whole.
-var (
-	errSettingsEmpty = errors.New("the file is empty; remove it, or restore it from a backup")
-	errSettingsCut   = errors.New("the file was cut: its last line, # end, is missing; check the settings in it, then add the line")
+const (
+	errSettingsEmpty = "the file is empty; remove it, or restore it from a backup"
+	errSettingsCut   = "the file was cut: its last line, # end, is missing; check the settings in it, then add the line"
 )
 
 // readSaved is ReadFile for the file of saved settings, which it also checks to be whole. The
@@ -39,14 +39,18 @@ func readSaved(path string) (Settings, Errors) {
 	if err != nil {
 		return nil, Errors{err}
 	}
-	saved, errs := parseFile(path, b)
 	text := string(b)
+	isCut := strings.HasPrefix(text, settingsHeader) && !strings.HasSuffix(strings.TrimSpace(text), strings.TrimSpace(settingsEnd)) ||
+		strings.HasPrefix(settingsHeader, text)
+	if isCut { // the last line may be half of one: 50 of 5000
+		b = b[:strings.LastIndexByte(text, '\n')+1]
+	}
+	saved, errs := parseFile(path, b)
 	switch {
 	case text == "":
-		errs = append(errs, &Error{path, "", errSettingsEmpty.Error()})
-	case strings.HasPrefix(text, settingsHeader) && !strings.HasSuffix(strings.TrimSpace(text), strings.TrimSpace(settingsEnd)),
-		strings.HasPrefix(settingsHeader, text):
-		errs = append(errs, &Error{path, "", errSettingsCut.Error()})
+		errs = append(errs, &Error{Where: path, Problem: errSettingsEmpty})
+	case isCut:
+		errs = append(errs, &Error{Where: path, Problem: errSettingsCut})
 	}
 	return saved, errs
 }

@@ -132,7 +132,7 @@ func (s Source) addSaved(c *Config) Errors {
 	c.Files = append(c.Files, path)
 	for _, name := range []string{"state_dir", "socket"} {
 		if v, found := saved[name]; found {
-			errs = append(errs, &Error{v.Origin, name, "cannot be set here, where it decides what is read; write it into " + s.Path})
+			errs = append(errs, &Error{Where: v.Origin, Key: name, Problem: "cannot be set here, where it decides what is read; write it into " + s.Path})
 			if s.SetAside {
 				delete(saved, name)
 			}
@@ -163,7 +163,7 @@ func (s Source) environment() (Settings, Errors) {
 		}
 		v, err := k.Parse(text)
 		if err != nil {
-			errs = append(errs, &Error{k.Env(), k.Name, err.Error()})
+			errs = append(errs, &Error{Where: k.Env(), Key: k.Name, Problem: err.Error()})
 			continue
 		}
 		out[k.Name] = Setting{v, k.Env()}
@@ -189,7 +189,7 @@ func (s Source) confD() ([]string, error) {
 		}
 	}
 	if len(paths) > maxConfD {
-		return nil, &Error{dir, "", fmt.Sprintf("%d files, at most %d are read; join some", len(paths), maxConfD)}
+		return nil, &Error{Where: dir, Problem: fmt.Sprintf("%d files, at most %d are read; join some", len(paths), maxConfD)}
 	}
 	return paths, nil
 }

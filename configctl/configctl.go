@@ -57,6 +57,7 @@ func (s *Session) view(ctx context.Context) (v config.View, path string, err err
 	if err := s.Daemon.Call(ctx, control.MethodGetConfig, nil, &v); err != nil {
 		return v, "", err
 	}
+	v.Error = config.WithQuotes(v.Error)
 	stateDir, _ := v.Values["state_dir"].(string)
 	return v, filepath.Join(stateDir, config.SettingsFile), nil
 }

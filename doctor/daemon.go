@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"agentctl/config"
 	"agentctl/control"
 	"agentctl/daemon"
 	"agentctl/duration"
@@ -64,7 +65,7 @@ func daemonFinding(s *daemon.Status, version string) Finding {
 	text := fmt.Sprintf("version %s, up %s", s.Version, time.Duration(s.UptimeS)*time.Second)
 	switch c := s.Config; {
 	case c != nil && c.Error != "":
-		return fail(name, text+"; it uses an older configuration: "+c.Error, "agentctl config validate")
+		return fail(name, text+"; it uses an older configuration: "+config.WithQuotes(c.Error), "agentctl config validate")
 	case s.Version != version:
 		return warn(name, text+"; this command is "+version, restart)
 	case c != nil && len(c.RestartNeeded) > 0:
