@@ -110,7 +110,7 @@ var allowed = map[string]string{
 	"relay/pipeline":            "",
 	"relay/kernel":              "manifest relay/pipeline",
 	"relay/audit":               "relay/kernel relay/storage",
-	"relay/eventlog":            "relay/kernel relay/storage sqlitefile transport/fanout",
+	"relay/eventlog":            "atomicfile relay/kernel relay/storage sqlitefile transport/fanout",
 	"relay/eventqueue":          "relay/kernel relay/storage",
 	"relay/hub":                 "manifest transport/fanout transport/link strictjson",
 	"relay/gateway":             "manifest strictjson transport/edge transport/sse",

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"agentctl/relay/kernel"
@@ -23,6 +24,12 @@ type appendRequest struct {
 	last    uint64
 	err     error
 }
+
+// tenant is whose share of the queue the request takes. The events of a caller are of one tenant.
+func (r *appendRequest) tenant() string { return r.events[0].Tenant }
+
+// queueShare is what waits for one tenant.
+type queueShare struct{ events, bytes int }
 
 // newAppendRequest checks events and copies them: a caller may reuse its slices.
 func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
@@ -58,7 +65,7 @@ func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
 func isText(s string) bool { return utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 }
 
 // Append implements kernel.Log. It keeps at most MaxAppend events in one transaction, with
-// compact payloads, and returns the last seq. Errors: ErrNotRunning, kernel.ErrLogFull,
+// compact payloads, and returns the last seq. Errors: ErrNotRunning, kernel.ErrLogFull, ErrStalled
 // or an error of the disk (nothing was kept; a later Append may succeed). When ctx ends
 // before the transaction began, nothing is kept; when it ends later, the error says that
 // the events may have been.
@@ -85,7 +92,7 @@ func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64
 		return r.last, r.err
 	case <-ctx.Done():
 		if s.cancelQueued(r) {
-			return 0, ctx.Err()
+			return 0, fmt.Errorf("eventlog: the disk did not take the events in time, nothing was kept: %w", ctx.Err())
 		}
 		return 0, fmt.Errorf("eventlog: canceled during the commit, the events may have been kept: %w", ctx.Err())
 	}
@@ -111,18 +118,24 @@ func (s *Store) Offer(e kernel.Event) bool {
 
 // enqueue adds a request to the queue, or fails when it is full: back-pressure is an error
 // that the caller sees at once (kernel.ErrLogFull), and not a wait of unknown length. An
-// Append larger than the bounds is accepted by an empty queue. Offers get at most half of
-// the queue, so that they cannot crowd out callers that wait.
+// Append larger than the bounds is accepted by an empty queue. A tenant gets at most half of the
+// queue, and its offers a quarter, so that it cannot crowd out the others; all offers together get
+// half, so that they cannot crowd out callers that wait.
 func (s *Store) enqueue(r *appendRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	share := s.queuedBy[r.tenant()]
+	events, size := share.events+len(r.events), share.bytes+r.bytes
 	switch {
 	case s.state == stateClosed:
 		return ErrClosed
 	case s.state == stateEnded, s.state == stateIdle && !r.offered:
 		return ErrNotRunning
+	case s.stalled && !r.offered:
+		return ErrStalled
 	case s.queuedEvents > 0 && (s.queuedEvents+len(r.events) > s.opts.MaxQueued || s.queuedBytes+r.bytes > maxQueuedBytes),
-		r.offered && s.queuedOffers >= max(s.opts.MaxQueued/2, 1):
+		share.events > 0 && (events > s.opts.MaxQueued/2 || size > maxQueuedBytes/2),
+		r.offered && (s.queuedOffers >= max(s.opts.MaxQueued/2, 1) || share.events > 0 && events > s.opts.MaxQueued/4):
 		return kernel.ErrLogFull
 	}
 	s.addQueuedLocked(r, 1)
@@ -151,6 +164,14 @@ func (s *Store) addQueuedLocked(r *appendRequest, sign int) {
 	if r.offered {
 		s.queuedOffers += sign
 	}
+	share := s.queuedBy[r.tenant()]
+	share.events += sign * len(r.events)
+	share.bytes += sign * r.bytes
+	if share.events == 0 {
+		delete(s.queuedBy, r.tenant())
+	} else {
+		s.queuedBy[r.tenant()] = share
+	}
 }
 
 // cancelQueued removes a request whose transaction has not begun. It returns false when Run has
@@ -175,7 +196,7 @@ func (s *Store) takeBatch() []*appendRequest {
 	n, events, size := 0, 0, 0
 	for _, r := range s.queue {
 		events, size = events+len(r.events), size+r.bytes
-		if n > 0 && (events > maxBatchEvents || size > maxBatchBytes) {
+		if n > 0 && (events > maxBatchEvents || size > s.room.maxBatch) {
 			break
 		}
 		n++
@@ -189,14 +210,54 @@ func (s *Store) takeBatch() []*appendRequest {
 // dropQueueLocked refuses all queued requests: appends get ErrNotRunning, offers are counted
 // as dropped.
 func (s *Store) dropQueueLocked() {
+	s.failQueuedLocked(ErrNotRunning)
 	for _, r := range s.queue {
 		s.addQueuedLocked(r, -1)
-		if r.offered {
-			s.stats.Dropped++
-			continue
-		}
-		r.err = ErrNotRunning
-		close(r.done)
+		s.stats.Dropped++
 	}
 	s.queue = nil
+}
+
+// failQueuedLocked answers the appends of the queue with an error; offers stay in it.
+func (s *Store) failQueuedLocked(err error) {
+	s.queue = slices.DeleteFunc(s.queue, func(r *appendRequest) bool {
+		if r.offered {
+			return false
+		}
+		s.addQueuedLocked(r, -1)
+		r.err = err
+		close(r.done)
+		return true
+	})
+}
+
+// stallTimeout is how long a write may take before callers of Append are no longer kept waiting for
+// it. It does not end the write, which the kernel does not allow.
+const stallTimeout = 10 * time.Second
+
+// stall is called when a write has taken stallTimeout: the appends that wait behind it fail, and so do
+// new ones until it is over. Offers go on waiting in the queue.
+func (s *Store) stall() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.writingSince.IsZero() || time.Since(s.writingSince) < stallTimeout {
+		return // the write is over, or the next one has begun
+	}
+	s.stalled = true
+	s.failQueuedLocked(ErrStalled)
+}
+
+// beginWrite and endWrite enclose what the goroutine of Run does on the disk.
+func (s *Store) beginWrite() {
+	s.mu.Lock()
+	s.writingSince = time.Now()
+	s.mu.Unlock()
+	s.stallTimer.Reset(stallTimeout)
+}
+
+func (s *Store) endWrite() {
+	s.stallTimer.Stop()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writingSince, s.stalled = time.Time{}, false
 }

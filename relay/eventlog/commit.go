@@ -22,12 +22,13 @@ func (s *Store) Run(ctx context.Context) error {
 	if err := s.start(); err != nil {
 		return err
 	}
-	var wg sync.WaitGroup // the goroutine of a snapshot
+	var wg sync.WaitGroup // the goroutines of a snapshot and of the check of the chains
 	snapshotCtx, cancel := context.WithCancel(ctx)
+	wg.Go(func() { s.verifyLoop(snapshotCtx) })
 	defer func() {
 		cancel()
 		wg.Wait()
-		s.retention.reset()
+		s.retention.resetState()
 	}()
 	var offersDue <-chan time.Time
 	var resume time.Time
@@ -50,9 +51,9 @@ func (s *Store) Run(ctx context.Context) error {
 		case <-s.appendReady:
 		case <-check.C:
 			check.Reset(retentionInterval)
-			s.startRetention(snapshotCtx, &wg)
+			s.room.checkNow = true
 		case <-s.retainNow:
-			s.startRetention(snapshotCtx, &wg)
+			s.room.checkNow = true
 		case snap := <-s.retention.results:
 			s.handleSnapshot(snapshotCtx, &wg, snap)
 		case <-step.C:
@@ -60,7 +61,11 @@ func (s *Store) Run(ctx context.Context) error {
 		if s.commitBatch() {
 			signal(s.appendReady)
 		}
-		if s.retention.removing && !time.Now().Before(resume) {
+		if s.room.checkNow {
+			s.room.checkNow = false
+			s.startRetention(snapshotCtx, &wg)
+		}
+		if s.removing() && !time.Now().Before(resume) {
 			pause, again := s.removeStep()
 			if resume = time.Now().Add(pause); again {
 				step.Reset(pause)
@@ -113,17 +118,26 @@ func (s *Store) commitBatch() (more bool) {
 	return len(s.queue) > 0
 }
 
-// commit stores a batch of requests, all or none of them, and answers them. Callers rely on
-// the order: followers and Last first, then OnCommit, then the statistics, and the callers of
-// Append at the end. A caller that has its seq can therefore read it back.
+// commit stores a batch of requests as commitAll does. If there is no place for a new tenant, the
+// requests of the others are stored without it.
 func (s *Store) commit(batch []*appendRequest) {
-	events, err := s.insert(batch)
-	if err == nil {
-		s.retention.noteChanges(events)
-		s.publish(events)
+	s.beginWrite()
+	defer s.endWrite()
+	batch, err := s.makeRoom(batch)
+	if err == nil && len(batch) > 0 {
+		err = s.commitAll(batch)
 	}
-	err = explain(s.opts.Path, err)
-	s.recordCommit(batch, events, err)
+	if errors.Is(err, errTooManyChains) && len(batch) > 1 {
+		for _, r := range batch {
+			s.answer([]*appendRequest{r}, s.commitAll([]*appendRequest{r}))
+		}
+		return
+	}
+	s.answer(batch, err)
+}
+
+// answer tells the callers of a batch what became of it.
+func (s *Store) answer(batch []*appendRequest, err error) {
 	for _, r := range batch {
 		if r.err = err; err != nil {
 			r.last = 0
@@ -134,8 +148,20 @@ func (s *Store) commit(batch []*appendRequest) {
 	}
 }
 
-// insertRows is how many rows insertMany inserts.
-const insertRows = 16
+// commitAll stores a batch of requests, all or none of them. Callers rely on the order:
+// followers and Last first, then OnCommit, then the statistics, and the callers of Append at the
+// end (answer). A caller that has its seq can therefore read it back.
+func (s *Store) commitAll(batch []*appendRequest) error {
+	events, err := s.insert(batch)
+	if err == nil {
+		s.retention.noteChanges(events)
+		s.publish(events)
+	}
+	err = explain(s.opts.Path, err)
+	s.recordCommit(batch, events, err)
+	s.checkpoint()
+	return err
+}
 
 // insert numbers the events of a batch and commits them in one transaction. The next batch
 // reuses the numbers of a batch that failed, so the log has no gap.
@@ -154,7 +180,7 @@ func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
 		}
 	}
 	op := s.opts.Watch.Begin("commit")
-	err := s.tx(func() error { return s.insertEvents(events) })
+	err := s.tx(func() error { return s.w.insert(context.Background(), events) })
 	op.End(err)
 	if err != nil {
 		// A commit can succeed and still return an error. The rows then exist, and reusing
@@ -170,27 +196,6 @@ func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
 	}
 	s.nextSeq = seq
 	return events, nil
-}
-
-// insertEvents inserts rows, insertRows at a time where there are as many.
-func (s *Store) insertEvents(events []kernel.Event) error {
-	args := make([]any, 0, 6*insertRows)
-	for len(events) > 0 {
-		stmt, n := s.insertOne, 1
-		if len(events) >= insertRows {
-			stmt, n = s.insertMany, insertRows
-		}
-		args = args[:0]
-		for i := range events[:n] {
-			e := &events[i]
-			args = append(args, int64(e.Seq), e.Tenant, e.Type, e.Aggregate, string(e.Payload), e.CreatedMS)
-		}
-		if _, err := stmt.ExecContext(context.Background(), args...); err != nil {
-			return err
-		}
-		events = events[n:]
-	}
-	return nil
 }
 
 // publish delivers durable events to followers. The ring comes before Last: a follower that
@@ -226,6 +231,11 @@ func (s *Store) recordCommit(batch []*appendRequest, events []kernel.Event, err 
 			s.stats.First = events[0].Seq
 		}
 		s.stats.Events += int64(len(events))
+		for i := range events {
+			if classOf(events[i].Type) == ClassCalls {
+				s.stats.Calls++
+			}
+		}
 		s.stats.Appended += uint64(len(events))
 		s.stats.Commits++
 		if len(batch) > 1 {

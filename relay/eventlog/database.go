@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -18,76 +17,15 @@ import (
 	"agentctl/sqlitefile"
 )
 
-// applicationID identifies the file format: "age" and the version of the schema.
-const applicationID = 'a'<<24 | 'g'<<16 | 'e'<<8 | 1
-
-// schema of the file. It has two tables:
-//
-//	events     one row for each event, in the order of seq; created_at is Unix ms
-//	retention  one row: every event below mark has been removed
-//
-// The columns are INTEGER (Postgres: BIGINT) and TEXT only. STRICT makes SQLite enforce
-// the types, as Postgres does. The payload is TEXT and not JSONB: a replay returns its
-// bytes unchanged.
-//
-// The triggers make the log append-only for every program that opens the file:
-//
-//	events_insert     seq only grows; also stops INSERT OR REPLACE, which would remove
-//	                  a row without its delete trigger
-//	events_update     no row changes
-//	events_delete     only rows below the mark can be deleted
-//	retention_*       the row cannot be deleted, and its mark only grows
-//
-// A tool with write access could drop the triggers; they guard against mistakes and not
-// against an attacker.
-const schema = `
-CREATE TABLE events (
-  seq          INTEGER PRIMARY KEY,
-  tenant       TEXT    NOT NULL,
-  type         TEXT    NOT NULL,
-  aggregate_id TEXT    NOT NULL,
-  payload      TEXT    NOT NULL,
-  created_at   INTEGER NOT NULL
-) STRICT;
-CREATE TABLE retention (
-  id   INTEGER PRIMARY KEY CHECK (id = 1),
-  mark INTEGER NOT NULL
-) STRICT;
-INSERT INTO retention (id, mark) VALUES (1, 0);
-
-CREATE TRIGGER events_insert BEFORE INSERT ON events
-WHEN NEW.seq <= (SELECT coalesce(max(seq), 0) FROM events)
-  OR NEW.seq < (SELECT coalesce(max(mark), 0) FROM retention)
-BEGIN SELECT RAISE(ABORT, 'events is append-only: seq must be above the last'); END;
-
-CREATE TRIGGER events_update BEFORE UPDATE ON events
-BEGIN SELECT RAISE(ABORT, 'events is append-only: no UPDATE'); END;
-
-CREATE TRIGGER events_delete BEFORE DELETE ON events
-WHEN OLD.seq >= (SELECT coalesce(max(mark), 0) FROM retention)
-BEGIN SELECT RAISE(ABORT, 'events is append-only: no DELETE at or above the retention mark'); END;
-
-CREATE TRIGGER retention_insert BEFORE INSERT ON retention
-WHEN EXISTS (SELECT 1 FROM retention)
-BEGIN SELECT RAISE(ABORT, 'retention has one row'); END;
-
-CREATE TRIGGER retention_update BEFORE UPDATE ON retention
-WHEN NEW.id <> OLD.id OR NEW.mark < OLD.mark
-  OR NEW.mark > (SELECT coalesce(max(seq), OLD.mark - 1) + 1 FROM events)
-BEGIN SELECT RAISE(ABORT, 'the retention mark only grows, up to one above the last event'); END;
-
-CREATE TRIGGER retention_delete BEFORE DELETE ON retention
-BEGIN SELECT RAISE(ABORT, 'retention has one row'); END;
-`
-
 const (
 	busyTimeoutMS = 5000 // for a lock of another process: a backup tool, say
 	maxReaders    = 4    // connections of a Reader
 
 	// writerPragmas: FULL syncs the write-ahead log at each commit, which is what makes
 	// an event durable. The page cache is small (KiB) because the writer only appends.
+	// Checkpoints are the writer's (room.go).
 	writerPragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cell_size_check = ON; " +
-		"PRAGMA trusted_schema = OFF; PRAGMA journal_size_limit = 8388608; PRAGMA cache_size = -256"
+		"PRAGMA trusted_schema = OFF; PRAGMA wal_autocheckpoint = 0; PRAGMA cache_size = -512"
 )
 
 // createMu serializes creation of the file by two Stores of one process: POSIX drops all
@@ -95,8 +33,9 @@ const (
 // new file would take the locks of the other Store's connection.
 var createMu sync.Mutex
 
-// openWriter opens the file for writing, or makes it. recovered reports that it was not
-// closed the last time: SQLite removes the write-ahead log at a clean close.
+// openWriter opens the file for writing, makes it, or converts it to the present format.
+// recovered reports that it was not closed the last time: SQLite removes the write-ahead log at a
+// clean close.
 //
 // The lock is acquired before SQLite opens the file, so a second relay changes nothing in it.
 // Everything that was opened is in s.files, which Open closes after an error.
@@ -104,6 +43,9 @@ func (s *Store) openWriter() (recovered bool, err error) {
 	path := s.opts.Path
 	if path == "" {
 		return false, errors.New("no path given")
+	}
+	if err := s.opts.Expect.checkFile(path); err != nil {
+		return false, err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return false, err
@@ -123,64 +65,81 @@ func (s *Store) openWriter() (recovered bool, err error) {
 	recovered = err == nil && wal.Size() > 0
 
 	ctx := context.Background()
-	db, err := sql.Open("sqlite", sqlitefile.DSN(path, fmt.Sprintf("_busy_timeout=%d&_txlock=immediate&_defensive=1", busyTimeoutMS)))
+	format, err := s.openConn(ctx)
+	if err == nil && format == 1 {
+		if s.opts.Expect.ID != "" {
+			return false, fmt.Errorf("%w: it has the format of an older agentctl, and log %s was recorded", ErrForeign, s.opts.Expect.ID)
+		}
+		if err = s.closeConn(); err == nil {
+			err = migrate(ctx, path, s.log)
+		}
+		if err == nil {
+			format, err = s.openConn(ctx)
+		}
+	}
 	if err != nil {
 		return false, err
 	}
-	s.files = append(s.files, db)
-	if s.conn, err = db.Conn(ctx); err != nil {
-		return false, err
-	}
-	s.files = append(s.files, s.conn)
-	isNew, err := checkFormat(ctx, s.conn)
-	if err != nil {
-		return false, err
+	if format == 0 {
+		if err := s.exec(newFilePragmas); err != nil {
+			return false, err
+		}
 	}
 	if err := s.exec(writerPragmas); err != nil {
 		return false, err
 	}
-	if isNew {
-		if err := s.tx(func() error { return s.exec(schema + fmt.Sprintf("PRAGMA application_id = %d", applicationID)) }); err != nil {
+	if format == 0 {
+		if err := s.tx(func() error { return createTables(ctx, s.conn, 0) }); err != nil {
 			return false, err
 		}
 	}
-	if recovered {
-		var result string
-		if err := s.queryRow("PRAGMA quick_check(1)").Scan(&result); err != nil {
-			return false, err
-		}
-		if result != "ok" {
-			return false, fmt.Errorf("%w: %s", ErrDamaged, result)
-		}
-	}
-	const insert, row = "INSERT INTO events (seq, tenant, type, aggregate_id, payload, created_at) VALUES ", "(?, ?, ?, ?, ?, ?)"
-	if s.insertMany, err = s.conn.PrepareContext(ctx, insert+row+strings.Repeat(", "+row, insertRows-1)); err != nil {
+	if s.w, err = newWriter(ctx, s.conn); err != nil {
 		return recovered, err
 	}
-	s.insertOne, err = s.conn.PrepareContext(ctx, insert+row)
-	s.files = append(s.files, s.insertMany)
-	if err == nil {
-		s.files = append(s.files, s.insertOne)
-	}
-	return recovered, err
+	s.files = append(s.files, s.w)
+	return recovered, nil
 }
 
-// checkFormat refuses a file of another program or of a newer agentctl. It writes
-// nothing. isNew reports an empty file.
-func checkFormat(ctx context.Context, db interface {
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-}) (isNew bool, err error) {
+// openConn opens the write connection, and returns the format of the file.
+func (s *Store) openConn(ctx context.Context) (format int, err error) {
+	db, err := sql.Open("sqlite", sqlitefile.DSN(s.opts.Path, fmt.Sprintf("_busy_timeout=%d&_txlock=immediate&_defensive=1", busyTimeoutMS)))
+	if err != nil {
+		return 0, err
+	}
+	s.files = append(s.files, db)
+	if s.conn, err = db.Conn(ctx); err != nil {
+		return 0, err
+	}
+	s.files = append(s.files, s.conn)
+	return checkFormat(ctx, s.conn)
+}
+
+// closeConn closes what openConn has opened.
+func (s *Store) closeConn() (err error) {
+	for range 2 {
+		n := len(s.files) - 1
+		err = errors.Join(err, s.files[n].Close())
+		s.files = s.files[:n]
+	}
+	return err
+}
+
+// checkFormat refuses a file of another program or of a newer agentctl. It writes nothing.
+// format is 0 for an empty file.
+func checkFormat(ctx context.Context, db queryer) (format int, err error) {
 	var id, objects int64
 	err = db.QueryRowContext(ctx, "SELECT (SELECT application_id FROM pragma_application_id), (SELECT count(*) FROM sqlite_schema)").Scan(&id, &objects)
 	switch {
-	case err != nil || id == applicationID:
-		return false, err
+	case err != nil:
+		return 0, err
+	case id == applicationID1 || id == applicationID:
+		return int(id & 0xff), nil
 	case id>>8 == applicationID>>8:
-		return false, errors.New("it was written by a newer agentctl; run that version or a newer one (see: agentctl version)")
+		return 0, errors.New("it was written by a newer agentctl; run that version or a newer one (see: agentctl version)")
 	case id != 0 || objects != 0:
-		return false, errors.New("it belongs to another program; name another file or directory")
+		return 0, errors.New("it belongs to another program; name another file or directory")
 	}
-	return true, nil
+	return 0, nil
 }
 
 // exec runs statements without parameters on the write connection.
@@ -207,6 +166,9 @@ func (s *Store) tx(fn func() error) error {
 	}
 	if err != nil {
 		_ = s.exec("ROLLBACK") // fails if SQLite has rolled back itself, as on a full disk
+		if s.w != nil {
+			s.w.forget()
+		}
 	}
 	return err
 }
@@ -231,15 +193,26 @@ func createFile(path string) error {
 	return errors.Join(chownToOwner(f, filepath.Dir(path)), f.Close())
 }
 
-// fileBytes returns the size of the database and its write-ahead log. It does not open
-// them: the close would drop SQLite's locks.
-func fileBytes(path string) (n int64) {
-	for _, p := range []string{path, path + "-wal"} {
-		if info, err := os.Stat(p); err == nil {
-			n += info.Size()
-		}
+// fileBytes returns the size of the database, its write-ahead log and the index of that. It does
+// not open them: the close would drop SQLite's locks.
+func fileBytes(path string) int64 {
+	return fileSize(path) + fileSize(path+"-wal") + fileSize(path+"-shm")
+}
+
+// fileSize returns the size of a file, 0 if there is none.
+func fileSize(path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
 	}
-	return n
+	return info.Size()
+}
+
+// isDamage reports whether an error says that the file is damaged.
+func isDamage(err error) bool {
+	code := sqlitefile.Code(err)
+	_, isWAL := errors.AsType[*sqlitefile.WALDamage](err)
+	return isWAL || code == sqlite3.SQLITE_CORRUPT || code == sqlite3.SQLITE_NOTADB || errors.Is(err, ErrDamaged)
 }
 
 // explain adds the path and the next step to an error of the log, and makes a fault of the
@@ -253,13 +226,14 @@ func explain(path string, err error) error {
 
 func explainText(path string, err error) error {
 	code, dir := sqlitefile.Code(err), filepath.Dir(path)
-	_, walDamaged := errors.AsType[*sqlitefile.WALDamage](err)
-	if walDamaged || code == sqlite3.SQLITE_CORRUPT || code == sqlite3.SQLITE_NOTADB {
+	if isDamage(err) && !errors.Is(err, ErrDamaged) {
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	switch {
+	case errors.Is(err, ErrMissing), errors.Is(err, ErrEmpty), errors.Is(err, ErrOlder), errors.Is(err, ErrForeign):
+		return fmt.Errorf("%w: %s", err, path) // its owner knows what to do
 	case errors.Is(err, ErrDamaged):
-		return fmt.Errorf("event log %s: %w; restore it from a backup, or move it away together with its -wal file and begin a new one", path, err)
+		return fmt.Errorf("event log %s: %w; see what can be read with: agentctl relay check, and restore a backup or rescue it with: agentctl relay salvage", path, err)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), code == sqlite3.SQLITE_READONLY, code == sqlite3.SQLITE_CANTOPEN:
 		return fmt.Errorf("event log %s cannot be used by this user (uid %d): %w; run this as the owner of %s (sudo), or choose another directory", path, os.Geteuid(), err, dir)
 	case errors.Is(err, syscall.ENOSPC), code == sqlite3.SQLITE_FULL:

@@ -40,8 +40,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,7 +61,6 @@ const FileName = "events.db"
 const (
 	MaxAppend      = 256      // events of one Append
 	maxBatchEvents = 256      // events of one transaction, unless one Append has more
-	maxBatchBytes  = 4 << 20  // payload bytes of one transaction, as above
 	maxQueuedBytes = 32 << 20 // payload bytes that wait for their transaction
 	ringSize       = 512      // newest events in memory, for followers
 	offerInterval  = 100 * time.Millisecond
@@ -71,15 +71,22 @@ const (
 type Options struct {
 	Path      string           // the database file; made with mode 0600, its directory with 0700
 	Logger    *zap.Logger      // default none
+	Expect    Expect           // what the file must be; the zero value accepts any log, and none
 	MaxAge    time.Duration    // older events are removed, see ageNow; default 90 days, below 0: never
-	MaxBytes  int64            // above it the oldest events are removed; default 256 MiB, at least 1 MiB
-	MaxQueued int              // events that wait for the disk, offered ones at most half; default 8,192
+	MaxBytes  int64            // of all files of the log together; default 256 MiB, at least 1 MiB
+	MaxQueued int              // events that wait for the disk, see enqueue; default 16,384
 	Now       func() time.Time // the wall clock; default time.Now
 	Watch     *storage.Watch   // sees the disk operations; default none
 
+	// Quotas of each tenant. MaxTenantBytes bounds all events of one tenant, unless it is the
+	// only one that has any; default half of MaxBytes. State and Calls are narrower bounds of
+	// one class; their zero values add none.
+	MaxTenantBytes int64
+	State, Calls   Quota
+
 	// Snapshot returns events that each contain the complete state of one Tenant and
-	// Aggregate (an open ticket, a present agent), before retention removes the events
-	// that led to it: at most 100,000, within 30 s. It runs in its own goroutine while
+	// Aggregate (an open ticket, a present agent), before retention removes events of
+	// ClassState that led to it: at most 100,000, within 30 s. It runs in its own goroutine while
 	// appends continue, so it may take locks that are held around Append; it must obey its
 	// context, and must not append. Nil: old events are removed without a snapshot.
 	Snapshot func(context.Context) ([]kernel.Event, error)
@@ -90,11 +97,61 @@ type Options struct {
 	OnCommit func([]kernel.Event)
 }
 
+// Quota bounds the events of one class of one tenant.
+type Quota struct {
+	MaxAge   time.Duration // 0: Options.MaxAge
+	MaxBytes int64         // 0: no bound of its own
+}
+
+// Expect is what the owner of a log has recorded about it.
+type Expect struct {
+	Exists bool   // there is a log: a missing or empty file is an error
+	ID     string // of the log (Store.ID); "" for any
+	Last   uint64 // the log has reached this seq
+}
+
+// checkFile refuses a missing or empty file.
+func (x *Expect) checkFile(path string) error {
+	if !x.Exists && x.ID == "" && x.Last == 0 {
+		return nil
+	}
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return ErrMissing
+	case err == nil && info.Size() == 0:
+		return ErrEmpty
+	}
+	return err
+}
+
+// check refuses another log, and one that lacks events.
+func (x *Expect) check(id string, last uint64) error {
+	switch {
+	case x.ID != "" && x.ID != id:
+		return fmt.Errorf("%w: it is log %s, and log %s was recorded", ErrForeign, id, x.ID)
+	case last < x.Last:
+		return fmt.Errorf("%w: its last event is %d, and %d was recorded", ErrOlder, last, x.Last)
+	}
+	return nil
+}
+
+// Errors of Open if the file is not what Options.Expect says.
+var (
+	ErrMissing = errors.New("the event log is missing")
+	ErrEmpty   = errors.New("the event log is empty")
+	ErrOlder   = errors.New("the event log is older than it was")
+	ErrForeign = errors.New("it is another event log")
+)
+
 // Errors that callers test with errors.Is.
 var (
 	ErrNotRunning = errors.New("eventlog: not running, so nothing was stored; Run must be running")
 	ErrClosed     = errors.New("eventlog: closed")
 	ErrRemoved    = errors.New("eventlog: retention removed events during the replay; begin it again")
+
+	// ErrStalled is a fault of the disk that may end.
+	ErrStalled error = &storage.Error{Store: FileName, Kind: storage.Hung, Err: errors.New("eventlog: the disk has not finished a write for 10 s, nothing was kept; see dmesg, and: agentctl relay status")}
 
 	// ErrDamaged is a fault of the disk that waiting does not end.
 	ErrDamaged error = &storage.Error{Store: FileName, Kind: storage.Damaged, Err: errors.New("eventlog: the event log is damaged")}
@@ -105,8 +162,12 @@ type Stats struct {
 	Events        int64  // rows
 	First         uint64 // the oldest seq that is kept, 0 for none
 	Last          uint64 // the newest seq ever given, 0 for none
-	Mark          uint64 // the retention mark: rows below it are gone
-	Bytes         int64  // of the database file and its write-ahead log
+	Mark          uint64 // no event from it on was removed
+	Bytes         int64  // of the files, as of the newest commit
+	Calls         int64  // of Events, those of ClassCalls
+	CallBytes     int64  // that they use, about
+	StateBytes    int64  // that the others use, about
+	Tenants       int    // that have had events
 	Queued        int    // events that wait for their transaction
 	Appended      uint64 // events kept, the offered ones and snapshots included
 	Offered       uint64 // events given to Offer
@@ -120,6 +181,14 @@ type Stats struct {
 	LastError     string // why the newest transaction failed; "" when it did not
 
 	RetentionError string // why the newest retention failed; "" when it did not
+
+	// Pinned: a reader of another program has kept the write-ahead log from being reused since
+	// then, so that it grows; the zero time if none does. Offered calls are dropped meanwhile.
+	Pinned time.Time
+	// OverBound: the files are larger than Options.MaxBytes.
+	OverBound bool
+
+	Verification Verification // of the newest check of the chains
 }
 
 var _ kernel.Log = (*Store)(nil)
@@ -134,15 +203,15 @@ type Event = kernel.Event
 // lock: nothing blocks while it is held.
 type Store struct {
 	*Reader
-	opts       Options
-	log        *zap.Logger
-	files      []io.Closer // closed in reverse
-	conn       *sql.Conn   // the write connection; used by Open, then by Run alone
-	insertOne  *sql.Stmt
-	insertMany *sql.Stmt // inserts insertRows rows: a statement costs as much as a few rows
-	topic      *fanout.Topic[kernel.Event]
-	last       atomic.Uint64
-	newestMS   atomic.Int64 // the latest CreatedMS of the last events, 0 without any
+	opts     Options
+	log      *zap.Logger
+	files    []io.Closer // closed in reverse
+	conn     *sql.Conn   // the write connection; used by Open, then by Run alone
+	w        *writer     // as conn
+	topic    *fanout.Topic[kernel.Event]
+	last     atomic.Uint64
+	newestMS atomic.Int64 // the latest CreatedMS of the last events, 0 without any
+	bytes    atomic.Int64 // of the files
 
 	appendReady chan struct{} // holds one signal: an Append is queued
 	offerReady  chan struct{} // holds one signal: an Offer is queued
@@ -154,14 +223,21 @@ type Store struct {
 	startSeq    uint64               // the first seq of this Open
 	nextSeq     uint64               // Run's
 	retention   retention            // Run's
+	room        room                 // Run's
+	stallTimer  *time.Timer          // calls stall
 
 	mu           sync.Mutex // protects the fields below
 	state        state
+	marks        map[chainKey]uint64 // of chains that have lost rows
+	droppedLast  uint64              // the newest seq of chains that are gone
 	queue        []*appendRequest
+	queuedBy     map[string]queueShare // what waits, by tenant
 	queuedEvents int
 	queuedOffers int // of queuedEvents, offered
 	queuedBytes  int // payload bytes and overhead
 	stats        Stats
+	writingSince time.Time // when the present write began, zero between writes
+	stalled      bool      // the present write has taken stallTimeout
 }
 
 // state of a Store. Run moves idle or ended to running and back to ended; Close moves
@@ -179,7 +255,10 @@ const (
 // starts no goroutine; it logs how many events it found, and the last seq.
 func Open(o Options) (_ *Store, err error) {
 	o.setDefaults()
-	s := &Store{opts: o, log: o.Logger, appendReady: make(chan struct{}, 1), offerReady: make(chan struct{}, 1), started: make(chan struct{})}
+	s := &Store{opts: o, log: o.Logger, appendReady: make(chan struct{}, 1), offerReady: make(chan struct{}, 1), started: make(chan struct{}),
+		queuedBy: make(map[string]queueShare)}
+	s.stallTimer = time.AfterFunc(stallTimeout, s.stall)
+	s.stallTimer.Stop()
 	s.retention.results = make(chan snapshot, 1)
 	defer func() {
 		if err != nil {
@@ -190,16 +269,22 @@ func Open(o Options) (_ *Store, err error) {
 	if s.stats.Recovered, err = s.openWriter(); err != nil {
 		return nil, err
 	}
-	if s.Reader, err = newReader(o.Path, "_query_only=1"); err != nil {
+	if s.Reader, err = newReader(o.Path, "_query_only=1", 2); err != nil {
 		return nil, err
 	}
 	s.files = append(s.files, s.Reader)
 	if err := s.load(); err != nil {
 		return nil, err
 	}
+	if err := o.Expect.check(s.w.logID, s.Last()); err != nil {
+		return nil, err
+	}
+	if err := s.verifyState(); err != nil {
+		return nil, err
+	}
 	s.topic = fanout.New[kernel.Event](fanout.Options{Ring: ringSize, FirstSeq: s.Last() + 1})
 	s.log.Info("event log open", zap.String("path", o.Path), zap.Int64("events", s.stats.Events),
-		zap.Uint64("first", s.stats.First), zap.Uint64("last", s.Last()), zap.Int64("bytes", fileBytes(o.Path)),
+		zap.Uint64("first", s.stats.First), zap.Uint64("last", s.Last()), zap.Int64("bytes", s.bytes.Load()), zap.String("id", s.ID()),
 		zap.Bool("recovered", s.stats.Recovered), zap.Duration("after", time.Since(began)))
 	return s, nil
 }
@@ -208,9 +293,10 @@ func Open(o Options) (_ *Store, err error) {
 func (o *Options) setDefaults() {
 	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	o.MaxAge = cmp.Or(o.MaxAge, 90*24*time.Hour)
-	o.MaxBytes = max(cmp.Or(o.MaxBytes, 256<<20), 1<<20)
+	o.MaxBytes = max(cmp.Or(o.MaxBytes, 256<<20), minBytes)
+	o.MaxTenantBytes = cmp.Or(o.MaxTenantBytes, o.MaxBytes/2)
 	if o.MaxQueued <= 0 {
-		o.MaxQueued = 8192
+		o.MaxQueued = 16_384
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -228,9 +314,13 @@ func (s *Store) load() error {
 	s.startSeq = firstSeq(last, s.opts.Now())
 	s.nextSeq = s.startSeq
 	var newest int64
-	err = s.queryRow("SELECT coalesce(max(created_at), 0) FROM (SELECT created_at FROM events ORDER BY seq DESC LIMIT " + strconv.Itoa(newestWindow) + ")").Scan(&newest)
-	if err != nil {
-		return err
+	for _, table := range []Class{ClassState, ClassCalls} {
+		var ms int64
+		err := s.queryRow(fmt.Sprintf("SELECT coalesce(max(created_at), 0) FROM (SELECT created_at FROM %s ORDER BY seq DESC LIMIT %d)", table, newestWindow)).Scan(&ms)
+		if err != nil {
+			return err
+		}
+		newest = max(newest, ms)
 	}
 	s.newestMS.Store(newest)
 	opened := time.Now()
@@ -238,9 +328,47 @@ func (s *Store) load() error {
 	if s.ageBase = s.opts.Now(); newest != 0 {
 		s.ageBase = time.UnixMilli(newest)
 	}
-	return s.queryRow("SELECT count(*), coalesce(min(seq), 0), (SELECT mark FROM retention) FROM events").
-		Scan(&s.stats.Events, &s.stats.First, &s.stats.Mark)
+	if err := s.openRoom(); err != nil {
+		return err
+	}
+	return s.refreshStats()
 }
+
+// refreshStats takes the sizes of the log and its marks from the writer, after Open and after rows
+// were removed.
+func (s *Store) refreshStats() error {
+	var first, dropped uint64
+	err := s.queryRow("SELECT coalesce(min(seq), 0), (SELECT last FROM log) FROM (SELECT min(seq) AS seq FROM state UNION ALL SELECT min(seq) FROM calls)").Scan(&first, &dropped)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := &s.stats
+	st.First, st.Events, st.Calls, st.StateBytes, st.CallBytes = first, 0, 0, 0, 0
+	s.droppedLast, st.Mark = dropped, dropped+1
+	s.marks = make(map[chainKey]uint64)
+	tenants := make(map[string]bool)
+	for key, c := range s.w.chains {
+		tenants[c.tenant] = true
+		st.Events += c.rows
+		if c.class == ClassCalls {
+			st.Calls, st.CallBytes = st.Calls+c.rows, st.CallBytes+c.bytes
+		} else {
+			st.StateBytes += c.bytes
+		}
+		if c.mark > 0 {
+			s.marks[key] = c.mark
+			st.Mark = max(st.Mark, c.mark)
+		}
+	}
+	st.Tenants = len(tenants)
+	return nil
+}
+
+// ID returns the id of this log: 32 hexadecimal digits, chosen at random when it was made. A copy
+// of the file has the same one.
+func (s *Store) ID() string { return s.w.logID }
 
 // firstSeq returns the first number after last. A clock beyond 2039 would yield numbers above
 // 2^53, which JavaScript cannot represent; then, as with a clock that was set back, the
@@ -252,9 +380,12 @@ func firstSeq(last uint64, now time.Time) uint64 {
 	return last + 1
 }
 
+// lastQuery selects the newest seq ever given, also when its row is gone.
+const lastQuery = `SELECT max(last, (SELECT coalesce(max(last), 0) FROM chains), (SELECT coalesce(max(seq), 0) FROM state), (SELECT coalesce(max(seq), 0) FROM calls)) FROM log`
+
 // readLast returns the newest seq ever given, also when its row is gone.
 func (s *Store) readLast() (last uint64, err error) {
-	err = s.queryRow("SELECT max(mark - 1, coalesce((SELECT max(seq) FROM events), 0), 0) FROM retention").Scan(&last)
+	err = s.queryRow(lastQuery).Scan(&last)
 	return last, err
 }
 
@@ -290,14 +421,35 @@ func (s *Store) CanResume(after uint64) bool {
 	return after+1 >= s.stats.Mark && after <= s.Last()
 }
 
-// Stats returns the counters. It reads the sizes of the files, so it is not for hot paths.
+// canResume is CanResume for the events of a query. A tenant whose events were removed concerns
+// its own readers only.
+func (s *Store) canResume(q *Query, after uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if after > s.Last() || after < s.droppedLast {
+		return false
+	}
+	if after+1 >= s.stats.Mark {
+		return true
+	}
+	state, calls := classesOf(q.Types)
+	for key, mark := range s.marks {
+		if mark > after+1 && (q.Tenant == "" || q.Tenant == key.tenant) && (state && key.class == ClassState || calls && key.class == ClassCalls) {
+			return false
+		}
+	}
+	return true
+}
+
+// Stats returns the counters. It does not touch the disk.
 func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	st := s.stats
 	st.Queued = s.queuedEvents
 	s.mu.Unlock()
 	st.Last = s.Last()
-	st.Bytes = fileBytes(s.opts.Path)
+	st.Bytes = s.bytes.Load()
+	st.OverBound = st.Bytes > s.opts.MaxBytes
 	return st
 }
 

@@ -21,6 +21,10 @@ func TestMain(m *testing.M) {
 		fmt.Println("error:", appendUntilKilled(path))
 		os.Exit(1)
 	}
+	if path := os.Getenv(migrateEnv); path != "" {
+		fmt.Println("error:", migrateUntilKilled(path))
+		os.Exit(1)
+	}
 	checks := "20"
 	if slow() {
 		checks = "200"

@@ -47,15 +47,7 @@ func (q *Query) check() error {
 
 // matches reports whether the query selects e, its seq aside.
 func (q *Query) matches(e kernel.Event) bool {
-	return (q.Tenant == "" || q.Tenant == e.Tenant) && anyMatches(q.Types, e.Type) && anyMatches(q.Aggregates, e.Aggregate)
-}
-
-// anyMatches reports whether a name matches one of the patterns; no patterns match all.
-func anyMatches(patterns []string, name string) bool {
-	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool {
-		prefix, isPrefix := strings.CutSuffix(p, "*")
-		return p == name || isPrefix && strings.HasPrefix(name, prefix)
-	})
+	return (q.Tenant == "" || q.Tenant == e.Tenant) && kernel.MatchesType(q.Types, e.Type) && kernel.MatchesType(q.Aggregates, e.Aggregate)
 }
 
 // where is matches in SQL. Values are parameters, never parts of the text. It compares prefixes
@@ -86,8 +78,9 @@ func (q *Query) where() (clause string, args []any) {
 
 // Reader reads an event log. A Store is one; OpenReader makes one for another process.
 type Reader struct {
-	path string
-	db   *sql.DB
+	path   string
+	db     *sql.DB
+	format int // of the file, 1 or 2
 }
 
 // OpenReader opens the log read-only. A relay may write it at the same time: in WAL mode
@@ -98,12 +91,12 @@ func OpenReader(path string) (*Reader, error) {
 	} else if err != nil {
 		return nil, explain(path, err)
 	}
-	r, err := newReader(path, "mode=ro&_query_only=1")
+	r, err := newReader(path, "mode=ro&_query_only=1", 0)
 	if err != nil {
 		return nil, explain(path, err)
 	}
-	isNew, err := checkFormat(context.Background(), r.db)
-	if err == nil && isNew {
+	r.format, err = checkFormat(context.Background(), r.db)
+	if err == nil && r.format == 0 {
 		err = errors.New("it is empty; a relay must have run first: agentctl relay")
 	}
 	if err != nil {
@@ -115,29 +108,76 @@ func OpenReader(path string) (*Reader, error) {
 
 // newReader opens connections for reading, maxReaders at most; one stays open between queries. A
 // query beyond that waits for a connection. _query_only makes SQLite refuse writes.
-func newReader(path, options string) (*Reader, error) {
+func newReader(path, options string, format int) (*Reader, error) {
 	db, err := sql.Open("sqlite", sqlitefile.DSN(path, fmt.Sprintf("%s&_busy_timeout=%d", options, busyTimeoutMS)))
 	if err != nil {
 		return nil, err
 	}
 	db.SetMaxOpenConns(maxReaders)
 	db.SetMaxIdleConns(1)
-	return &Reader{path: path, db: db}, nil
+	return &Reader{path: path, db: db, format: format}, nil
 }
 
 // Close closes the reader.
 func (r *Reader) Close() error { return r.db.Close() }
 
+// ID returns the id of the log, "" for a log that an older agentctl wrote.
+func (r *Reader) ID(ctx context.Context) (id string, err error) {
+	if r.format == 1 {
+		return "", nil
+	}
+	err = r.db.QueryRowContext(ctx, "SELECT name FROM log").Scan(&id)
+	return id, explain(r.path, err)
+}
+
 // Bounds returns the oldest and the newest seq that are kept, 0 for none.
 func (r *Reader) Bounds(ctx context.Context) (first, last uint64, err error) {
-	err = r.db.QueryRowContext(ctx, "SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM events").Scan(&first, &last)
-	return first, last, explain(r.path, err)
+	return r.bounds(ctx, r.tables(&Query{}))
+}
+
+func (r *Reader) bounds(ctx context.Context, tables []string) (first, last uint64, err error) {
+	for _, t := range tables {
+		var low, high uint64
+		if err := r.db.QueryRowContext(ctx, "SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM "+t).Scan(&low, &high); err != nil {
+			return 0, 0, explain(r.path, err)
+		}
+		if first == 0 || low > 0 && low < first {
+			first = low
+		}
+		last = max(last, high)
+	}
+	return first, last, nil
+}
+
+// LastGiven returns the newest seq that the log has given, also when its event was removed.
+func (r *Reader) LastGiven(ctx context.Context) (last uint64, err error) {
+	query := lastQuery
+	if r.format == 1 {
+		query = "SELECT max(mark - 1, coalesce((SELECT max(seq) FROM events), 0), 0) FROM retention"
+	}
+	err = r.db.QueryRowContext(ctx, query).Scan(&last)
+	return last, explain(r.path, err)
+}
+
+// tables returns the tables that can have rows of the query.
+func (r *Reader) tables(q *Query) (tables []string) {
+	if r.format == 1 {
+		return []string{"events"}
+	}
+	state, calls := classesOf(q.Types)
+	if state {
+		tables = append(tables, string(ClassState))
+	}
+	if calls {
+		tables = append(tables, string(ClassCalls))
+	}
+	return tables
 }
 
 // Replay implements kernel.Log. It does not return events that are appended meanwhile;
 // Follow does. ErrRemoved: retention removed events that were not read yet.
-func (r *Reader) Replay(ctx context.Context, after uint64, fn func(kernel.Event) error) error {
-	return r.Select(ctx, Query{After: after}, fn)
+func (r *Reader) Replay(ctx context.Context, after uint64, fn func(kernel.Event) error, types ...string) error {
+	return r.Select(ctx, Query{After: after, Types: types}, fn)
 }
 
 // Select calls fn with the events of q in the order of seq, and returns its error. Like
@@ -147,23 +187,11 @@ func (r *Reader) Select(ctx context.Context, q Query, fn func(kernel.Event) erro
 	if err := q.check(); err != nil {
 		return err
 	}
-	_, last, err := r.Bounds(ctx)
+	p, err := r.newPager(ctx, q)
 	if err != nil {
 		return err
 	}
-	mark, err := r.mark(ctx)
-	if err != nil {
-		return err
-	}
-	if q.To == 0 || q.To > last {
-		q.To = last
-	}
-	p := pager{r: r, q: q, pos: q.After}
-	if mark > p.pos {
-		p.pos = mark - 1
-	}
-	p.clause, p.args = q.where()
-	for p.pos < q.To {
+	for p.pos < p.q.To {
 		page, err := p.next(ctx)
 		if err != nil {
 			return err
@@ -180,19 +208,69 @@ func (r *Reader) Select(ctx context.Context, q Query, fn func(kernel.Event) erro
 	return nil
 }
 
-// mark returns the retention mark.
-func (r *Reader) mark(ctx context.Context) (mark uint64, err error) {
-	err = r.db.QueryRowContext(ctx, "SELECT mark FROM retention").Scan(&mark)
-	return mark, explain(r.path, err)
-}
-
 // pager is one replay.
 type pager struct {
 	r      *Reader
 	q      Query
-	pos    uint64 // every event up to here has been read
-	clause string // q.where
-	args   []any
+	pos    uint64           // every event up to here has been read
+	tables []string         // that have the rows
+	clause string           // q.where
+	args   []any            // of clause
+	marks  map[int64]uint64 // the retention marks when the replay began, by chain
+}
+
+// newPager begins a replay, whose end it fixes.
+func (r *Reader) newPager(ctx context.Context, q Query) (*pager, error) {
+	p := &pager{r: r, q: q, pos: q.After, tables: r.tables(&q)}
+	p.clause, p.args = q.where()
+	_, last, err := r.bounds(ctx, p.tables)
+	if err != nil {
+		return nil, err
+	}
+	if p.q.To == 0 || p.q.To > last {
+		p.q.To = last
+	}
+	p.marks, err = p.readMarks(ctx, 0)
+	return p, explain(r.path, err)
+}
+
+// readMarks returns the retention marks above a seq, of the chains that the query may select.
+func (p *pager) readMarks(ctx context.Context, above uint64) (map[int64]uint64, error) {
+	query := "SELECT id, tenant, class, mark FROM chains WHERE mark > ?"
+	if p.r.format == 1 {
+		query = "SELECT id, '', '', mark FROM retention WHERE mark > ?"
+	}
+	rows, err := p.r.db.QueryContext(ctx, query, int64(above))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	marks := make(map[int64]uint64)
+	for rows.Next() {
+		var id int64
+		var tenant, class string
+		var mark uint64
+		if err := rows.Scan(&id, &tenant, &class, &mark); err != nil {
+			return nil, err
+		}
+		if p.r.format == 1 || (p.q.Tenant == "" || p.q.Tenant == tenant) && slices.Contains(p.tables, class) {
+			marks[id] = mark
+		}
+	}
+	return marks, rows.Err()
+}
+
+// union repeats a query for each table, and orders the rows by seq. SQLite merges the tables row
+// by row, since each is in that order.
+func (p *pager) union(query string, args []any) (string, []any) {
+	var parts []string
+	var all []any
+	for _, t := range p.tables {
+		view := map[string]string{"events": "events", string(ClassState): "state_events", string(ClassCalls): "call_events"}[t]
+		parts = append(parts, strings.NewReplacer("TABLE", t, "VIEW", view).Replace(query))
+		all = append(all, args...)
+	}
+	return strings.Join(parts, " UNION ALL ") + " ORDER BY seq", all
 }
 
 // next reads the next page, and moves pos to its end.
@@ -200,7 +278,8 @@ func (p *pager) next(ctx context.Context) ([]kernel.Event, error) {
 	from, to := p.pos, p.q.To
 	// A page is bounded by the rows it scans, not by those it finds: a query with few
 	// matches must not hold its read transaction for the whole log.
-	err := p.r.db.QueryRowContext(ctx, "SELECT seq FROM events WHERE seq > ? AND seq < ? ORDER BY seq LIMIT 1 OFFSET ?", from, to, maxPageRows-1).Scan(&to)
+	query, args := p.union("SELECT seq FROM TABLE WHERE seq > ? AND seq < ?", []any{int64(from), int64(to)})
+	err := p.r.db.QueryRowContext(ctx, query+" LIMIT 1 OFFSET ?", append(args, maxPageRows-1)...).Scan(&to)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return nil, explain(p.r.path, err)
 	}
@@ -208,20 +287,26 @@ func (p *pager) next(ctx context.Context) ([]kernel.Event, error) {
 	if err != nil {
 		return nil, explain(p.r.path, err)
 	}
-	// The mark moves in the transaction that deletes the rows below it. If the mark,
-	// read after the page, is not beyond where the page began, the page is complete.
-	mark, err := p.r.mark(ctx)
-	if err == nil && mark > from+1 {
-		err = ErrRemoved
+	// A mark moves in the transaction that deletes the rows below it. If no mark that has
+	// moved, read after the page, is beyond where the page began, the page is complete.
+	marks, err := p.readMarks(ctx, from+1)
+	if err != nil {
+		return nil, explain(p.r.path, err)
 	}
-	return page, err
+	for id, mark := range marks {
+		if p.marks[id] != mark {
+			return page, ErrRemoved
+		}
+	}
+	return page, nil
 }
 
 // read reads the rows above from and up to to that the query selects. It stops early when
 // the page is full, and moves pos to what it has read.
 func (p *pager) read(ctx context.Context, from, to uint64) (page []kernel.Event, err error) {
-	args := append([]any{from, to}, p.args...)
-	rows, err := p.r.db.QueryContext(ctx, "SELECT seq, tenant, type, aggregate_id, payload, created_at FROM events WHERE seq > ? AND seq <= ?"+p.clause+" ORDER BY seq", args...)
+	query, args := p.union("SELECT seq, tenant, type, aggregate_id, payload, created_at FROM VIEW WHERE seq > ? AND seq <= ?"+p.clause,
+		append([]any{int64(from), int64(to)}, p.args...))
+	rows, err := p.r.db.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -100,7 +100,7 @@ func TestReplayDuringAppends(t *testing.T) {
 	db, n := openRaw(t, s.path), 0
 	err = s.Replay(context.Background(), 0, func(e kernel.Event) error {
 		if n++; n == 1 {
-			for _, q := range []string{"UPDATE retention SET mark = (SELECT min(seq) FROM events) + 2000", "DELETE FROM events WHERE seq < (SELECT mark FROM retention)"} {
+			for _, q := range []string{"UPDATE chains SET mark = (SELECT min(seq) FROM events) + 2000 WHERE class = 'calls'", "DELETE FROM calls WHERE seq < (SELECT mark FROM chains WHERE class = 'calls')"} {
 				if _, err := db.Exec(q); err != nil {
 					t.Fatal(err)
 				}
@@ -235,7 +235,7 @@ func TestReader(t *testing.T) {
 		if _, last, err := r.Bounds(context.Background()); last != want || err != nil {
 			t.Errorf("%s: last %d, %v", when, last, err)
 		}
-		if _, err := r.db.Exec("UPDATE retention SET mark = mark"); err == nil {
+		if _, err := r.db.Exec("UPDATE chains SET mark = mark"); err == nil {
 			t.Errorf("%s: a reader wrote", when)
 		}
 	}

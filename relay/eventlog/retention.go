@@ -1,6 +1,7 @@
 package eventlog
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -14,20 +15,31 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Retention runs in three phases, on the goroutine of Run except for the snapshot itself:
+// Each class has its retention, both on the goroutine of Run. Calls are removed as they are. Events
+// of state are removed in rounds of three phases:
 //
-//	idle          checked each minute: is the oldest event older than MaxAge, or the log
-//	              larger than MaxBytes? Then limitSeq = the last seq now; nothing above it
-//	              is removed in this round.
+//	idle          checked each minute and when the log is nearly full: is there a victim?
+//	              Then limitSeq = the last seq now; nothing above it is removed in this round.
 //	snapshotting  Options.Snapshot returns the state of each aggregate. A snapshot is
 //	              stored if no event of its aggregate was committed since it was
 //	              requested; the others are requested again, maxSnapshotTries times at
 //	              most. A stored snapshot therefore replaces all events before it.
-//	removing      in steps of a few ms the mark moves up, and the rows below it are
-//	              deleted in the same transaction, until MaxAge and 3/4 of MaxBytes hold
-//	              or limitSeq is reached.
+//	removing      in steps of a few ms the mark of a chain moves up, and its rows below it
+//	              are deleted in the same transaction, until there is no victim or
+//	              limitSeq is reached.
 //
 // A failure in any phase ends the round; the next check begins a new one.
+//
+// The victim is, in this order (victim):
+//
+//  1. every chain whose oldest rows are older than the MaxAge of its class
+//  2. a chain larger than the MaxBytes of its class
+//  3. of a tenant larger than MaxTenantBytes that is not the only one: its calls or its state
+//     (pays)
+//  4. if the log is nearly full: the largest chain of calls, or of state (pays)
+//
+// So a tenant that floods the log loses its own oldest rows, and calls never replace state. Removing
+// begins at a bound and ends at 7/8 of it, so that it is rare.
 const (
 	firstRetention    = 5 * time.Second // after Run began
 	retentionInterval = time.Minute
@@ -48,19 +60,25 @@ type aggregateKey struct{ tenant, aggregate string }
 // keyOf returns the aggregate of an event.
 func keyOf(e *kernel.Event) aggregateKey { return aggregateKey{e.Tenant, e.Aggregate} }
 
-// retention is the state of one round. It belongs to the goroutine of Run; the snapshot's
+// retention is the state of both classes. It belongs to the goroutine of Run; the snapshot's
 // goroutine uses results alone.
 type retention struct {
+	calls        removal
+	state        removal
 	snapshotting bool
-	removing     bool
-	limitSeq     uint64
+	tenant       *string // whose state is removed in this round; nil: everyone's, by age
 	tries        int
 	changed      map[aggregateKey]bool // committed since the snapshot was asked for; nil: none runs, or too many
 	wanted       map[aggregateKey]bool // aggregates still without a snapshot; nil: all
-	stepRows     int                   // of the next step
-	removed      int64
-	usedBytes    int64         // at the last step
-	results      chan snapshot // holds one
+	results      chan snapshot         // holds one
+}
+
+// removal is the removal of rows of one class.
+type removal struct {
+	active   bool
+	limitSeq uint64 // rows above it stay in this round
+	stepRows int    // of the next step
+	removed  int64
 }
 
 // snapshot is the result of Options.Snapshot.
@@ -69,13 +87,13 @@ type snapshot struct {
 	err    error
 }
 
-// reset ends a round. It drops a result that came too late.
-func (k *retention) reset() {
+// resetState ends a round of state. It drops a result that came too late.
+func (k *retention) resetState() {
 	select {
 	case <-k.results:
 	default:
 	}
-	*k = retention{results: k.results}
+	*k = retention{calls: k.calls, results: k.results}
 }
 
 // noteChanges records which aggregates changed while a snapshot is taken.
@@ -91,36 +109,159 @@ func (k *retention) noteChanges(events []kernel.Event) {
 	}
 }
 
-// startRetention begins a round if one is due.
+// startRetention begins to remove rows of a class that has a victim.
 func (s *Store) startRetention(ctx context.Context, wg *sync.WaitGroup) {
-	if s.retention.snapshotting || s.retention.removing {
+	k := &s.retention
+	if err := s.readRoom(); err != nil {
+		s.recordRetention(ClassState, err)
 		return
 	}
-	isDue, err := s.retentionDue()
+	if s.room.filePages > s.room.maxPages {
+		if err := s.shrink(); err != nil {
+			s.recordRetention(ClassState, err)
+		}
+	}
+	if !k.calls.active {
+		if v, err := s.victim(ClassCalls, false); err != nil {
+			s.recordRetention(ClassCalls, err)
+		} else if v != nil {
+			k.calls = removal{active: true, limitSeq: s.Last(), stepRows: minStepRows}
+		}
+	}
+	if k.snapshotting || k.state.active {
+		return
+	}
+	v, err := s.victim(ClassState, false)
 	switch {
 	case err != nil:
-		s.recordRetention(err)
-	case isDue:
-		s.retention.limitSeq, s.retention.stepRows = s.Last(), minStepRows
-		if s.retention.removing = s.opts.Snapshot == nil; !s.retention.removing {
+		s.recordRetention(ClassState, err)
+	case v != nil:
+		if v.chain != nil {
+			k.tenant = &v.chain.tenant
+		}
+		k.state = removal{limitSeq: s.Last(), stepRows: minStepRows}
+		if k.state.active = s.opts.Snapshot == nil; !k.state.active {
 			s.requestSnapshot(ctx, wg)
 		}
 	}
 }
 
-// retentionDue reports whether the log is too large or its oldest event too old.
-func (s *Store) retentionDue() (bool, error) {
-	used, err := s.usedBytes()
-	if err != nil || used > s.opts.MaxBytes || s.opts.MaxAge < 0 {
-		return err == nil && used > s.opts.MaxBytes, err
+// removing reports whether rows are being removed. A write-ahead log that cannot be emptied would
+// grow by it.
+func (s *Store) removing() bool {
+	return (s.retention.calls.active || s.retention.state.active) && s.room.pinned.IsZero()
+}
+
+// victim is what loses its oldest rows: one chain, or with nil all rows created before cutoff.
+type victim struct {
+	chain  *chain
+	cutoff int64
+}
+
+// victim returns the victim of a class, nil for none. While rows are being removed, the bounds are
+// lower than those at which that begins.
+func (s *Store) victim(class Class, active bool) (*victim, error) {
+	if s.w.chains == nil {
+		if err := s.w.load(context.Background()); err != nil {
+			return nil, err
+		}
+	}
+	quota := s.opts.State
+	if class == ClassCalls {
+		quota = s.opts.Calls
+	}
+	if v, err := s.tooOld(class, cmp.Or(quota.MaxAge, s.opts.MaxAge), active); v != nil || err != nil {
+		return v, err
+	}
+	exceeds := func(bytes, bound int64) bool {
+		if active {
+			bound = bound / 8 * 7
+		}
+		return bytes > bound
+	}
+	var largest *chain // of the class
+	var stateBytes, callBytes int64
+	tenants := 0
+	for _, c := range s.w.chains {
+		if c.isEmpty() {
+			continue
+		}
+		if c.tenant != "" { // the relay itself is no tenant
+			tenants++ // twice if it has both classes
+		}
+		if c.class == ClassCalls {
+			callBytes += c.bytes
+		} else {
+			stateBytes += c.bytes
+		}
+		if c.class == class && (largest == nil || c.bytes > largest.bytes) {
+			largest = c
+		}
+	}
+	if largest == nil {
+		return nil, nil
+	}
+	if quota.MaxBytes > 0 && exceeds(largest.bytes, quota.MaxBytes) {
+		return &victim{largest, math.MaxInt64}, nil
+	}
+	// The largest chain may be of a tenant within its bound, and a smaller one of one beyond.
+	for _, c := range s.w.chains {
+		other := s.w.chains[chainKey{c.tenant, ClassState}]
+		if class == ClassState {
+			other = s.w.chains[chainKey{c.tenant, ClassCalls}]
+		}
+		sum, isAlone := c.bytes, tenants == 1
+		if other != nil && !other.isEmpty() {
+			sum, isAlone = sum+other.bytes, tenants == 2
+		}
+		if c.class == class && !c.isEmpty() && !isAlone && exceeds(sum, s.opts.MaxTenantBytes) && pays(class, c.bytes, sum-c.bytes, s.opts.MaxTenantBytes) {
+			return &victim{c, math.MaxInt64}, nil
+		}
+	}
+	bound, own, others := s.room.maxPages/8*highLevelEighths, stateBytes, callBytes
+	if active {
+		bound = s.room.maxPages / 8 * lowLevelEighths
+	}
+	if class == ClassCalls {
+		own, others = callBytes, stateBytes
+	}
+	if s.room.usedPages > bound && pays(class, own, others, s.room.maxPages*pageSize) {
+		return &victim{largest, math.MaxInt64}, nil
+	}
+	return nil, nil
+}
+
+// pays reports whether a class loses rows when both together exceed a bound: calls if they have more
+// than 3/8 of it or more than state, else state. So state keeps half of it, however many calls there
+// are, and calls keep 3/8.
+func pays(class Class, own, others, bound int64) bool {
+	calls, state := own, others
+	if class == ClassState {
+		calls, state = others, own
+	}
+	return (calls > bound/8*3 || calls >= state) == (class == ClassCalls)
+}
+
+// tooOld returns the victim by age. Rows are looked at in the order of seq.
+func (s *Store) tooOld(class Class, maxAge time.Duration, active bool) (*victim, error) {
+	if maxAge < 0 {
+		return nil, nil
 	}
 	var oldest int64
-	err = s.queryRow("SELECT created_at FROM events ORDER BY seq LIMIT 1").Scan(&oldest)
+	err := s.queryRow("SELECT created_at FROM " + string(class) + " ORDER BY seq LIMIT 1").Scan(&oldest)
 	if errors.Is(err, sql.ErrNoRows) {
-		return false, nil
+		return nil, nil
+	} else if err != nil {
+		return nil, err
 	}
-	limit := s.opts.MaxAge + s.opts.MaxAge/ageSlackDivisor
-	return err == nil && oldest < s.ageNow().Add(-limit).UnixMilli(), err
+	now, limit := s.ageNow(), maxAge
+	if !active {
+		limit += maxAge / ageSlackDivisor
+	}
+	if oldest >= now.Add(-limit).UnixMilli() {
+		return nil, nil
+	}
+	return &victim{nil, now.Add(-maxAge).UnixMilli()}, nil
 }
 
 // ageNow is the time from which the age of events is counted: the wall clock, but not later than the
@@ -133,13 +274,6 @@ func (s *Store) ageNow() time.Time {
 		return latest
 	}
 	return now
-}
-
-// usedBytes returns the size of the log's rows: the pages in use, without the free ones. The
-// file does not shrink; SQLite uses its free pages again.
-func (s *Store) usedBytes() (bytes int64, err error) {
-	err = s.queryRow("SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size").Scan(&bytes)
-	return bytes, err
 }
 
 // requestSnapshot calls Options.Snapshot in a separate goroutine, which may block on locks
@@ -170,6 +304,7 @@ func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap sna
 	stale := map[aggregateKey]bool{}
 	for i := range snap.events {
 		switch key := keyOf(&snap.events[i]); {
+		case k.tenant != nil && *k.tenant != key.tenant: // nothing of theirs is removed
 		case k.wanted != nil && !k.wanted[key]: // kept in an earlier try
 		case k.changed[key]:
 			stale[key] = true
@@ -182,7 +317,8 @@ func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap sna
 	}
 	switch {
 	case err == nil && len(stale) == 0:
-		*k = retention{removing: true, limitSeq: k.limitSeq, stepRows: k.stepRows, results: k.results}
+		k.state.active = true
+		k.snapshotting, k.tries, k.changed, k.wanted = false, 0, nil, nil
 		return
 	case err == nil && k.tries < maxSnapshotTries:
 		k.wanted = stale
@@ -191,9 +327,9 @@ func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap sna
 	case err == nil:
 		err = fmt.Errorf("eventlog: %d aggregates change faster than they can be snapshotted", len(stale))
 	}
-	k.reset()
+	k.resetState()
 	if ctx.Err() == nil {
-		s.recordRetention(fmt.Errorf("no snapshot, so no old events were removed: %w", err))
+		s.recordRetention(ClassState, fmt.Errorf("no snapshot, so no old events were removed: %w", err))
 	}
 }
 
@@ -201,11 +337,16 @@ func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap sna
 // event is committed between the check of changed and the snapshot.
 func (s *Store) appendSnapshot(events []kernel.Event) error {
 	for len(events) > 0 {
-		r, err := newAppendRequest(events[:min(len(events), maxBatchEvents)])
+		n, size := 0, 0
+		for n < min(len(events), maxBatchEvents) && (n == 0 || size < s.room.maxBatch) {
+			size += len(events[n].Payload) + eventOverhead
+			n++
+		}
+		r, err := newAppendRequest(events[:n])
 		if err != nil {
 			return err
 		}
-		events = events[len(r.events):]
+		events = events[n:]
 		if s.commit([]*appendRequest{r}); r.err != nil {
 			return r.err
 		}
@@ -216,35 +357,64 @@ func (s *Store) appendSnapshot(events []kernel.Event) error {
 	return nil
 }
 
-// removeStep removes some of the oldest rows. The number of rows adapts to the disk, so
-// that a step takes about maxStepTime and appenders wait for no longer. more reports that
+// removeStep removes some of the oldest rows, of calls first. The number of rows adapts to the disk,
+// so that a step takes about maxStepTime and appenders wait for no longer. more reports that
 // there are others, to be removed after the pause. There is no pause when the log grows
 // faster than it shrinks.
 func (s *Store) removeStep() (pause time.Duration, more bool) {
-	began := time.Now()
-	n, err := s.removeOldest()
 	k := &s.retention
-	k.removed += n
-	if n == 0 || err != nil {
-		s.recordRetention(err)
-		k.reset()
-		return 0, false
+	class, r := ClassCalls, &k.calls
+	if !r.active {
+		class, r = ClassState, &k.state
 	}
+	s.beginWrite()
+	began := time.Now()
+	n, err := s.removeOldest(class, r)
 	took := time.Since(began)
-	if took > maxStepTime {
-		k.stepRows = max(k.stepRows/2, minStepRows)
-	} else {
-		k.stepRows = min(k.stepRows*2, maxStepRows)
+	s.endWrite()
+	if n == 0 || err != nil {
+		s.recordRetention(class, err)
+		if *r = (removal{}); class == ClassState {
+			k.resetState()
+		}
+		return 0, s.removing()
 	}
-	if k.usedBytes > s.opts.MaxBytes/4*5 {
+	if took > maxStepTime {
+		r.stepRows = max(r.stepRows/2, minStepRows)
+	} else {
+		r.stepRows = min(r.stepRows*2, maxStepRows)
+	}
+	if s.room.usedPages > s.room.maxPages/8*highLevelEighths {
 		return 0, true
 	}
 	return pauseFactor * took, true
 }
 
+// removeNow removes rows to make room for a transaction that does not fit: calls, and state
+// whose snapshots are stored.
+func (s *Store) removeNow() (removed int64, err error) {
+	k := &s.retention
+	if !k.calls.active {
+		if v, err := s.victim(ClassCalls, true); err != nil {
+			return 0, err
+		} else if v != nil {
+			k.calls = removal{active: true, limitSeq: s.Last(), stepRows: maxStepRows / 4}
+		}
+	}
+	if k.calls.active {
+		if removed, err = s.removeOldest(ClassCalls, &k.calls); removed > 0 || err != nil {
+			return removed, err
+		}
+	}
+	if k.state.active {
+		removed, err = s.removeOldest(ClassState, &k.state)
+	}
+	return removed, err
+}
+
 // recordRetention records how a round ended. An error does not stop the writer: the log grows
 // until a later round succeeds.
-func (s *Store) recordRetention(err error) {
+func (s *Store) recordRetention(class Class, err error) {
 	text := ""
 	if err = explain(s.opts.Path, err); err != nil {
 		text = err.Error()
@@ -257,59 +427,132 @@ func (s *Store) recordRetention(err error) {
 		s.log.Warn("event log: retention failed, will retry", zap.Error(err))
 		return
 	}
-	s.log.Info("event log: old events removed", zap.Int64("events", s.retention.removed), zap.Uint64("mark", mark))
+	removed := s.retention.state.removed
+	if class == ClassCalls {
+		removed = s.retention.calls.removed
+	}
+	s.log.Info("event log: old events removed", zap.String("class", string(class)), zap.Int64("events", removed), zap.Uint64("mark", mark))
 }
 
-// removeOldest moves the mark and deletes the rows below it, in one transaction: a reader
-// that sees the old mark sees all rows from it on.
-func (s *Store) removeOldest() (removed int64, err error) {
-	mark, err := s.nextMark()
-	if err != nil || mark == 0 {
-		return 0, err
+// removeOldest removes one step of the victim's rows, and returns how many. A step may pass rows of
+// other chains only; it then moves the mark, and the next one continues there.
+func (s *Store) removeOldest(class Class, r *removal) (removed int64, err error) {
+	for range maxEmptySteps {
+		v, err := s.victim(class, true)
+		if err != nil || v == nil {
+			return 0, err
+		}
+		if t := s.retention.tenant; class == ClassState && t != nil && (v.chain == nil || v.chain.tenant != *t) {
+			s.room.checkNow = true // the next round is for another tenant
+			return 0, nil
+		}
+		n, more, err := s.removeRows(class, r, v)
+		if r.removed += n; n > 0 || !more || err != nil {
+			return n, err
+		}
 	}
-	ctx := context.Background()
-	var first uint64
-	err = s.tx(func() error {
-		if _, err := s.conn.ExecContext(ctx, "UPDATE retention SET mark = ?", int64(mark)); err != nil {
-			return err
-		}
-		r, err := s.conn.ExecContext(ctx, "DELETE FROM events WHERE seq < ?", int64(mark))
-		if err != nil {
-			return err
-		}
-		if removed, err = r.RowsAffected(); err != nil {
-			return err
-		}
-		return s.queryRow("SELECT coalesce(min(seq), 0) FROM events").Scan(&first)
-	})
+	return 0, nil
+}
+
+// maxEmptySteps bounds how far removeOldest searches for rows of a chain at once.
+const maxEmptySteps = 16
+
+// removeRows moves marks and deletes the rows below them, in one transaction: a reader that sees the
+// old mark sees all rows from it on. more is false when there was no row up to limitSeq.
+func (s *Store) removeRows(class Class, r *removal, v *victim) (removed int64, more bool, err error) {
+	ctx, table := context.Background(), string(class)
+	from, limit := uint64(0), r.limitSeq
+	if v.chain != nil {
+		from, limit = v.chain.mark, min(limit, v.chain.last)
+	}
+	size := fmt.Sprintf("%d + octet_length(type) + octet_length(aggregate_id) + octet_length(payload)", rowOverhead)
+	if class == ClassCalls {
+		size = fmt.Sprintf("%d + length(trace) + octet_length(rest)", rowOverhead)
+	}
+	rows, err := s.conn.QueryContext(ctx, "SELECT seq, chain, created_at, hash, "+size+" FROM "+table+" WHERE seq >= ? AND seq <= ? ORDER BY seq LIMIT ?",
+		int64(from), int64(limit), r.stepRows)
 	if err != nil {
-		return 0, err
+		return 0, false, err
+	}
+	gone := make(map[*chain]*chain) // to what it becomes
+	upTo, bytes := uint64(0), int64(0)
+	err = func() error {
+		defer func() { _ = rows.Close() }()
+		for rows.Next() && bytes < s.room.maxWAL/8 {
+			var seq uint64
+			var id, created, rowBytes int64
+			var hash sql.RawBytes
+			if err := rows.Scan(&seq, &id, &created, &hash, &rowBytes); err != nil {
+				return err
+			}
+			if created >= v.cutoff {
+				break
+			}
+			c := s.w.byID[id]
+			if c == nil || len(hash) != hashSize {
+				return fmt.Errorf("%w: event %d has no chain", ErrDamaged, seq)
+			}
+			upTo, more = seq, true
+			if v.chain != nil && c != v.chain {
+				continue
+			}
+			g := gone[c]
+			if g == nil {
+				g = &chain{rows: c.rows, bytes: c.bytes}
+				gone[c] = g
+			}
+			g.mark, g.anchor, g.rows, g.bytes = seq+1, rowHash(hash), g.rows-1, g.bytes-rowBytes
+			removed++
+			bytes += rowBytes
+		}
+		return rows.Err()
+	}()
+	if err != nil || !more {
+		return 0, false, err
+	}
+	if v.chain != nil && removed == 0 && upTo >= v.chain.last {
+		return 0, false, fmt.Errorf("%w: the %s of tenant %q have no event %d", ErrDamaged, table, v.chain.tenant, v.chain.last)
+	}
+	op := s.opts.Watch.Begin("remove")
+	err = s.tx(func() error {
+		for c, g := range gone {
+			c.mark, c.anchor, c.rows, c.bytes = g.mark, g.anchor, g.rows, g.bytes
+			s.w.markChanged(c)
+		}
+		if v.chain != nil {
+			v.chain.mark = max(v.chain.mark, min(upTo, v.chain.last)+1)
+			s.w.markChanged(v.chain)
+		}
+		if err := s.w.updateChains(ctx); err != nil {
+			return err
+		}
+		if removed == 0 {
+			return nil
+		}
+		query, args := "DELETE FROM "+table+" WHERE seq >= ? AND seq <= ?", []any{int64(from), int64(upTo)}
+		if v.chain != nil {
+			query, args = query+" AND chain = ?", append(args, v.chain.id)
+		}
+		if _, err := s.conn.ExecContext(ctx, query, args...); err != nil {
+			return err
+		}
+		for c := range gone {
+			if err := s.w.removeWords(ctx, c); err != nil {
+				return err
+			}
+		}
+		return s.w.updateChains(ctx)
+	})
+	op.End(err)
+	if err != nil {
+		return 0, false, err
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stats.Mark, s.stats.First = mark, first
-	s.stats.Events -= removed
 	s.stats.Removed += uint64(removed)
-	return removed, nil
-}
-
-// nextMark returns the mark of the next step, 0 when there is nothing to remove. While the
-// log is too large, all rows up to limitSeq may be removed, else only rows that are too old.
-func (s *Store) nextMark() (mark uint64, err error) {
-	used, err := s.usedBytes()
-	if err != nil {
-		return 0, err
+	s.mu.Unlock()
+	s.checkpoint()
+	if err := s.readRoom(); err != nil {
+		return removed, true, err
 	}
-	s.retention.usedBytes = used
-	cutoff := int64(math.MinInt64) // rows created before it are removed
-	switch {
-	case used > s.opts.MaxBytes/4*3:
-		cutoff = math.MaxInt64
-	case s.opts.MaxAge >= 0:
-		cutoff = s.ageNow().Add(-s.opts.MaxAge).UnixMilli()
-	}
-	err = s.conn.QueryRowContext(context.Background(), `WITH step AS (SELECT seq, created_at FROM events WHERE seq <= ? ORDER BY seq LIMIT ?)
-		SELECT coalesce(max(seq) + 1, 0) FROM step WHERE seq < coalesce((SELECT min(seq) FROM step WHERE created_at >= ?), 1 << 62)`,
-		int64(s.retention.limitSeq), s.retention.stepRows, cutoff).Scan(&mark)
-	return mark, err
+	return removed, true, s.refreshStats()
 }

@@ -133,11 +133,11 @@ func (q *Queue) Append(ctx context.Context, events ...kernel.Event) (uint64, err
 }
 
 // Replay implements kernel.Log. Without a log there is nothing to replay.
-func (q *Queue) Replay(ctx context.Context, after uint64, fn func(kernel.Event) error) error {
+func (q *Queue) Replay(ctx context.Context, after uint64, fn func(kernel.Event) error, types ...string) error {
 	if q.opt.Log == nil {
 		return nil
 	}
-	return q.opt.Log.Replay(ctx, after, fn)
+	return q.opt.Log.Replay(ctx, after, fn, types...)
 }
 
 // Last implements kernel.Log.

@@ -46,8 +46,9 @@ type Log interface {
 	// Offer queues an event without waiting; false when the queue is full.
 	Offer(e Event) bool
 	// Replay calls fn with the events above seq after, ascending, and returns its error.
-	// fn must not append.
-	Replay(ctx context.Context, after uint64, fn func(Event) error) error
+	// fn must not append. With types it selects events that MatchesType: a log then need
+	// not read the others.
+	Replay(ctx context.Context, after uint64, fn func(Event) error, types ...string) error
 	// Last is the seq of the newest event, 0 for none.
 	Last() uint64
 }
@@ -81,6 +82,15 @@ func (e *Event) Check() error {
 
 func notInEventType(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '.' && r != '_'
+}
+
+// MatchesType reports whether a type of events is one of types, or begins with one that ends in *
+// ("ticket.*"). No types match all.
+func MatchesType(types []string, eventType string) bool {
+	return len(types) == 0 || slices.ContainsFunc(types, func(t string) bool {
+		prefix, isPrefix := strings.CutSuffix(t, "*")
+		return t == eventType || isPrefix && strings.HasPrefix(eventType, prefix)
+	})
 }
 
 // MemoryLog is a Log in memory, of the newest Max events, for tests and for a kernel
@@ -126,12 +136,12 @@ func (l *MemoryLog) Offer(e Event) bool {
 }
 
 // Replay implements Log.
-func (l *MemoryLog) Replay(ctx context.Context, after uint64, fn func(Event) error) error {
+func (l *MemoryLog) Replay(ctx context.Context, after uint64, fn func(Event) error, types ...string) error {
 	l.mu.Lock()
 	events := slices.Clone(l.events)
 	l.mu.Unlock()
 	for _, e := range events {
-		if e.Seq <= after {
+		if e.Seq <= after || !MatchesType(types, e.Type) {
 			continue
 		}
 		if err := ctx.Err(); err != nil {

@@ -59,10 +59,13 @@ const (
 	maxPresenceHooks       = 64
 )
 
-// Types of the events about presence; the payload is a Presence.
+// Types of the events about presence; the payload is a Presence. A snapshot is not a change: the log
+// appends it before it deletes older events, and nobody is notified of it. Older releases wrote
+// snapshots as eventOnline and eventOffline.
 const (
-	eventOnline  = "presence.online"
-	eventOffline = "presence.offline"
+	eventOnline           = "presence.online"
+	eventOffline          = "presence.offline"
+	eventPresenceSnapshot = "presence.snapshot"
 )
 
 type presenceKey struct{ tenant, kind, id string }
@@ -288,6 +291,7 @@ func (k *Kernel) PresenceSnapshot() []Event {
 	events := make([]Event, len(all))
 	for i := range all {
 		events[i] = all[i].event()
+		events[i].Type = eventPresenceSnapshot
 	}
 	return events
 }
@@ -315,14 +319,13 @@ func (k *Kernel) RestorePresence(ctx context.Context, log Log) error {
 	now := time.Now().UnixMilli()
 	return log.Replay(ctx, 0, func(ev Event) error {
 		var s Presence
-		if (ev.Type != eventOnline && ev.Type != eventOffline) || json.Unmarshal(ev.Payload, &s) != nil ||
-			s.ID == "" || now-s.LastPingMS > presenceRetention.Milliseconds() {
+		if json.Unmarshal(ev.Payload, &s) != nil || s.ID == "" || now-s.LastPingMS > presenceRetention.Milliseconds() {
 			return nil
 		}
 		e := &presenceEntry{name: s.Name, transport: s.Transport, cloneSuspected: s.CloneSuspected}
 		e.beat.Store(p.now())
 		e.lastMS.Store(s.LastPingMS)
-		e.online.Store(ev.Type == eventOnline)
+		e.online.Store(ev.Type == eventOnline || ev.Type == eventPresenceSnapshot && s.Status == Online)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		key := presenceKey{ev.Tenant, s.Kind, s.ID}
@@ -330,7 +333,7 @@ func (k *Kernel) RestorePresence(ctx context.Context, log Log) error {
 			p.entries[key] = e
 		}
 		return nil
-	})
+	}, eventOnline, eventOffline, eventPresenceSnapshot)
 }
 
 // run sweeps until ctx ends.

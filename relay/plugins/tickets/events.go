@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
@@ -220,9 +219,6 @@ func (p *Plugin) Restore(ctx context.Context, log kernel.Log) (RestoreStats, err
 		return nil
 	}
 	err := log.Replay(ctx, 0, func(ev kernel.Event) error {
-		if !strings.HasPrefix(ev.Type, "ticket.") {
-			return nil
-		}
 		if ev.Type == eventDropped && len(dropped) < maxParked {
 			dropped[ev.Aggregate] = true
 		}
@@ -230,7 +226,7 @@ func (p *Plugin) Restore(ctx context.Context, log kernel.Log) (RestoreStats, err
 			return nil // from a snapshot that is older than the drop
 		}
 		return apply(ev, true)
-	})
+	}, "ticket.*")
 	for _, ev := range parked { // in the order of the log, which is that of the versions
 		if err == nil {
 			err = apply(ev, false)

@@ -1,0 +1,217 @@
+package eventlog
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/relay/kernel"
+	"agentctl/relay/storage"
+)
+
+// The files of a log stay within Options.MaxBytes together:
+//
+//	database         at most maxPages: SQLite refuses a page beyond (max_page_count). makeRoom
+//	                 deletes old calls before a transaction that would not fit.
+//	write-ahead log  at most maxWAL: checkpoint empties it at a quarter, and a transaction adds
+//	                 no more than about a quarter. While a reader of another program keeps its
+//	                 snapshot, it cannot be emptied; offered calls are dropped then, and only
+//	                 what is appended lets it grow.
+//	its index        (-shm) 32 KiB for each 16 MiB of that
+const (
+	minBytes        = 1 << 20
+	minWAL          = 256 << 10
+	maxWAL          = 16 << 20
+	shmBytes        = 64 << 10
+	pinnedRetry     = 50 * time.Millisecond // between two tries to empty the write-ahead log
+	overBoundFactor = 5                     // Append is refused when the files have 5/4 of MaxBytes
+)
+
+// Fill levels of the database at which retention by size begins and ends.
+const (
+	highLevelEighths = 7
+	lowLevelEighths  = 6
+)
+
+// room is what the goroutine of Run knows of the files.
+type room struct {
+	maxPages  int64 // of the database
+	maxWAL    int64 // bytes
+	maxBatch  int   // bytes of the events of one transaction, unless one Append has more
+	usedPages int64 // without free ones
+	freePages int64 // an estimate: what is left of maxPages
+	filePages int64 // of the database file
+
+	pinned   time.Time // Stats.Pinned
+	retryAt  time.Time // of a checkpoint that a reader prevented
+	checkNow bool      // retention is to be checked before the next interval is over
+}
+
+// openRoom divides MaxBytes.
+func (s *Store) openRoom() error {
+	r := &s.room
+	r.maxWAL = min(max(s.opts.MaxBytes/16, minWAL), maxWAL)
+	r.maxBatch = int(r.maxWAL / 4)
+	r.maxPages = (s.opts.MaxBytes - r.maxWAL - shmBytes) / pageSize
+	if err := s.exec(fmt.Sprintf("PRAGMA max_page_count = %d; PRAGMA journal_size_limit = %d", r.maxPages, r.maxWAL/4)); err != nil {
+		return err
+	}
+	s.checkpoint()
+	return s.readRoom()
+}
+
+// readRoom reads how full the database is. The file is larger than maxPages after MaxBytes was
+// made smaller, until retention has removed enough.
+func (s *Store) readRoom() error {
+	r := &s.room
+	var free int64
+	err := s.queryRow("SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count").Scan(&r.filePages, &free)
+	r.usedPages = r.filePages - free
+	r.freePages = r.maxPages - r.usedPages
+	return err
+}
+
+// needPages estimates the pages that a transaction may add: of its rows, words and chains.
+func needPages(bytes int) int64 { return int64(bytes)*5/4/pageSize + 16 }
+
+// makeRoom prepares the files for a batch. It returns the requests that are to be stored: offered
+// calls are dropped while the write-ahead log cannot be emptied. kernel.ErrLogFull: there is no
+// room, and none can be made now.
+func (s *Store) makeRoom(batch []*appendRequest) ([]*appendRequest, error) {
+	r := &s.room
+	if !r.pinned.IsZero() {
+		if batch = s.dropCalls(batch); len(batch) == 0 {
+			s.checkpoint()
+			return nil, nil
+		}
+		if s.bytes.Load() > s.opts.MaxBytes/4*overBoundFactor {
+			s.checkpoint()
+			return batch, fmt.Errorf("%w: its files have %d MiB, more than the %d allowed, because a program that reads them has not finished (fuser -v %s)",
+				kernel.ErrLogFull, s.bytes.Load()>>20, s.opts.MaxBytes>>20, s.opts.Path)
+		}
+	}
+	size := 0
+	for _, req := range batch {
+		size += req.bytes
+	}
+	if size > int(r.maxWAL/2) {
+		return batch, fmt.Errorf("eventlog: %d bytes at once; append at most %d", size, r.maxWAL/2)
+	}
+	need := needPages(size)
+	if r.freePages-need > r.maxPages/4 {
+		r.freePages -= need
+		return batch, nil
+	}
+	for {
+		if err := s.readRoom(); err != nil {
+			return batch, explain(s.opts.Path, err)
+		}
+		if r.usedPages > r.maxPages/8*highLevelEighths {
+			r.checkNow = true
+		}
+		if r.freePages >= need {
+			r.freePages -= need
+			return batch, nil
+		}
+		if n, err := s.removeNow(); err != nil {
+			return batch, explain(s.opts.Path, err)
+		} else if n == 0 {
+			return batch, fmt.Errorf("%w: its files have the %d MiB allowed, and old events are still being removed", kernel.ErrLogFull, s.opts.MaxBytes>>20)
+		}
+	}
+}
+
+// dropCalls removes offered calls from a batch.
+func (s *Store) dropCalls(batch []*appendRequest) (rest []*appendRequest) {
+	dropped := uint64(0)
+	for _, req := range batch {
+		if req.offered && classOf(req.events[0].Type) == ClassCalls {
+			dropped++
+			continue
+		}
+		rest = append(rest, req)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stats.Dropped += dropped
+	return rest
+}
+
+// checkpoint copies the write-ahead log into the database and empties it, if it has grown to a
+// quarter of its bound. It does not wait for readers: a transaction would wait for them as well.
+func (s *Store) checkpoint() {
+	r := &s.room
+	wal := fileSize(s.opts.Path + "-wal")
+	s.bytes.Store(wal + fileSize(s.opts.Path) + fileSize(s.opts.Path+"-shm"))
+	if wal < r.maxWAL/4 || time.Now().Before(r.retryAt) {
+		return
+	}
+	busy, err := s.truncateWAL()
+	if err == nil && !busy {
+		s.setPinned(time.Time{})
+		s.bytes.Store(fileBytes(s.opts.Path))
+		return
+	}
+	r.retryAt = time.Now().Add(pinnedRetry)
+	if wal >= r.maxWAL/2 && r.pinned.IsZero() {
+		s.setPinned(time.Now())
+	}
+}
+
+// truncateWAL runs a checkpoint; busy reports that a reader prevented it.
+func (s *Store) truncateWAL() (busy bool, err error) {
+	if err := s.exec("PRAGMA busy_timeout = 0"); err != nil {
+		return false, err
+	}
+	var state, frames, copied int
+	op := s.opts.Watch.Begin("checkpoint")
+	err = s.queryRow("PRAGMA wal_checkpoint(TRUNCATE)").Scan(&state, &frames, &copied)
+	op.End(err)
+	if err == nil {
+		busy = state != 0
+	}
+	_, err2 := s.conn.ExecContext(context.Background(), fmt.Sprintf("PRAGMA busy_timeout = %d", busyTimeoutMS))
+	if err == nil {
+		err = err2
+	}
+	return busy, err
+}
+
+// setPinned records since when the write-ahead log cannot be emptied, and logs changes.
+func (s *Store) setPinned(since time.Time) {
+	was := s.room.pinned
+	if was.Equal(since) {
+		return
+	}
+	s.room.pinned = since
+	s.mu.Lock()
+	s.stats.Pinned = since
+	s.mu.Unlock()
+	if since.IsZero() {
+		s.opts.Watch.Resolve("pinned")
+		s.log.Info("event log: its write-ahead log could be emptied again", zap.Duration("after", time.Since(was)))
+	} else {
+		s.opts.Watch.Report("pinned", storage.Problem{Kind: storage.Lost, Warning: true,
+			Detail: "a program that reads the event log has not finished, so its write-ahead log grows and events about calls are dropped; find it with: fuser -v " + s.opts.Path})
+		s.log.Warn("event log: a program that reads it has not finished, so its write-ahead log grows; events about calls are dropped",
+			zap.Int64("bytes", s.bytes.Load()), zap.String("find it with", "fuser -v "+s.opts.Path))
+	}
+}
+
+// shrink gives free pages at the end of the database file back, after MaxBytes was made smaller:
+// some at a time, since each page that moves passes through the write-ahead log.
+func (s *Store) shrink() error {
+	r := &s.room
+	free := r.filePages - r.usedPages
+	n := min(r.filePages-r.maxPages, free, r.maxWAL/8/pageSize)
+	if n <= 0 {
+		return nil
+	}
+	if err := s.exec(fmt.Sprintf("PRAGMA incremental_vacuum(%d)", n)); err != nil {
+		return err
+	}
+	s.checkpoint()
+	return s.exec(fmt.Sprintf("PRAGMA max_page_count = %d", r.maxPages))
+}

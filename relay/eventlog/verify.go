@@ -1,0 +1,280 @@
+package eventlog
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/relay/kernel"
+	"agentctl/relay/storage"
+)
+
+// Bounds of the check that a Store makes in the background.
+const (
+	verifyInterval = 24 * time.Hour
+	verifyRate     = 8 << 20 // bytes of rows a second
+	maxFaults      = 64      // that a Verification lists
+)
+
+// Verification is the result of a check of the chains (docs/eventlog.md).
+type Verification struct {
+	Began, Ended time.Time // Ended is zero while it runs; both are zero before the first one
+	Rows         int64     // that were read
+	Faults       []Fault   // at most 64, the first of each chain
+	Err          string    // why the check could not be finished; "" when it was
+}
+
+// Fault is the first place at which a chain is broken.
+type Fault struct {
+	Tenant  string `json:"tenant"`
+	Class   Class  `json:"class"`
+	Seq     uint64 `json:"seq"`     // of the first event that does not fit; events before it do
+	Problem string `json:"problem"` // one line
+}
+
+// Error is the fault as an error.
+func (f *Fault) Error() string {
+	return fmt.Sprintf("%s of tenant %q, event %d: %s", f.Class, f.Tenant, f.Seq, f.Problem)
+}
+
+// Unwrap makes a Fault an ErrDamaged.
+func (f *Fault) Unwrap() error { return ErrDamaged }
+
+// VerifyOptions select what Verify reads.
+type VerifyOptions struct {
+	Class Class // one class only; "" for both
+	Rate  int   // bytes of rows a second; 0: no limit
+}
+
+// Verify checks the log in a file, which may be in use: all rows against the hashes of their
+// chains. The faults are not an error: the error says that the check could not be made.
+func Verify(ctx context.Context, path string, o VerifyOptions) (Verification, error) {
+	r, err := OpenReader(path)
+	if err != nil {
+		return Verification{}, err
+	}
+	defer func() { _ = r.Close() }()
+	return r.Verify(ctx, o)
+}
+
+// Verify is the function Verify for an open log. A log of an older agentctl has no hashes: it is
+// only read.
+func (r *Reader) Verify(ctx context.Context, o VerifyOptions) (Verification, error) {
+	v := verifier{r: r, opts: o, result: Verification{Began: time.Now()}, chains: make(map[int64]*chain), bad: make(map[int64]bool)}
+	err := v.run(ctx)
+	v.result.Ended = time.Now()
+	if err != nil {
+		v.result.Err = err.Error()
+	}
+	return v.result, err
+}
+
+// verifier is one check.
+type verifier struct {
+	r      *Reader
+	opts   VerifyOptions
+	result Verification
+	hash   hasher
+	chains map[int64]*chain // last and head are those of the rows so far
+	bad    map[int64]bool   // chains with a fault: the rest of them is not checked
+}
+
+func (v *verifier) run(ctx context.Context) error {
+	if v.r.format == 1 {
+		return v.r.Select(ctx, Query{}, func(kernel.Event) error { v.result.Rows++; return nil })
+	}
+	if err := v.r.db.QueryRowContext(ctx, "SELECT name FROM log").Scan(new(string)); err != nil {
+		return explain(v.r.path, err)
+	}
+	for _, class := range []Class{ClassState, ClassCalls} {
+		if v.opts.Class != "" && v.opts.Class != class {
+			continue
+		}
+		for pos, atEnd := uint64(0), false; !atEnd; {
+			began, next, size := time.Now(), pos, 0
+			var err error
+			next, size, atEnd, err = v.page(ctx, class, pos)
+			if err != nil && ctx.Err() != nil {
+				return ctx.Err()
+			} else if isDamage(err) {
+				v.fault("", class, next+1, "cannot be read: "+err.Error())
+				break
+			} else if err != nil {
+				return explain(v.r.path, err)
+			}
+			pos = next
+			if v.opts.Rate > 0 && !atEnd {
+				pause := time.Duration(size)*time.Second/time.Duration(v.opts.Rate) - time.Since(began)
+				if err := sleep(ctx, pause); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// sleep waits, or returns why ctx ended.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(max(d, 0))
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.C:
+		return nil
+	}
+}
+
+// verifyRows select all rows, also those without chain or words, which the views leave out.
+var verifyRows = map[Class]string{
+	ClassState: "SELECT seq, chain, type, aggregate_id, payload, created_at, hash FROM state WHERE seq > ? ORDER BY seq LIMIT ?",
+	ClassCalls: "SELECT k.seq, k.chain, w.type, w.aggregate_id, w.text || a.text || lower(hex(k.trace)) || k.rest, k.created_at, k.hash " +
+		"FROM calls k LEFT JOIN words w ON w.id = k.kind LEFT JOIN words a ON a.id = k.actor WHERE k.seq > ? ORDER BY k.seq LIMIT ?",
+}
+
+// page checks the rows of a class after pos, and returns the seq of the last one. It reads the chains
+// and the rows in one transaction, since retention moves the marks. At the end of the class it checks that
+// no chain lacks its newest rows.
+func (v *verifier) page(ctx context.Context, class Class, pos uint64) (next uint64, size int, atEnd bool, err error) {
+	next = pos
+	tx, err := v.r.db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return next, 0, false, err
+	}
+	defer func() { _ = tx.Rollback() }()
+	now, err := readChains(ctx, tx)
+	if err != nil {
+		return next, 0, false, err
+	}
+	for _, c := range now {
+		if c.class != class {
+			continue
+		}
+		if old := v.chains[c.id]; old == nil || c.mark > old.last+1 {
+			v.chains[c.id] = &chain{id: c.id, tenant: c.tenant, class: c.class, last: max(c.mark, 1) - 1, head: c.anchor}
+		}
+	}
+	rows, err := tx.QueryContext(ctx, verifyRows[class], int64(pos), maxPageRows)
+	if err != nil {
+		return next, 0, false, err
+	}
+	defer func() { _ = rows.Close() }()
+	n := 0
+	for atEnd = true; rows.Next(); {
+		var e kernel.Event
+		var id int64
+		var eventType, aggregate sql.NullString
+		var hash []byte
+		if err := rows.Scan(&e.Seq, &id, &eventType, &aggregate, (*[]byte)(&e.Payload), &e.CreatedMS, &hash); err != nil {
+			return next, size, false, err
+		}
+		e.Type, e.Aggregate = eventType.String, aggregate.String
+		v.row(class, id, &e, hash)
+		v.result.Rows++
+		next, size = e.Seq, size+len(e.Payload)+rowOverhead
+		if n++; n == maxPageRows || size >= maxPageBytes {
+			atEnd = false
+			break
+		}
+	}
+	if err := rows.Err(); err != nil || !atEnd {
+		return next, size, false, err
+	}
+	for _, c := range now {
+		if c.class != class || v.bad[c.id] {
+			continue
+		}
+		if got := v.chains[c.id]; c.last != 0 && (c.mark <= c.last && got.last != c.last || got.head != c.head) {
+			v.chainFault(c, got.last+1, fmt.Sprintf("the newest events up to %d are missing", c.last))
+		}
+	}
+	return next, size, true, nil
+}
+
+// row checks the next row of a class.
+func (v *verifier) row(class Class, id int64, e *kernel.Event, hash []byte) {
+	c := v.chains[id]
+	switch {
+	case c == nil:
+		v.fault("", class, e.Seq, "it belongs to no chain")
+	case v.bad[id]:
+	case len(hash) != hashSize || e.Seq <= c.last:
+		v.chainFault(c, e.Seq, "the row is not of this chain")
+	default:
+		e.Tenant = c.tenant
+		want := v.hash.next(c.head, e)
+		if want != rowHash(hash) {
+			v.chainFault(c, e.Seq, "its hash does not fit: it was changed, or events before it are missing")
+		}
+		c.last, c.head = e.Seq, want
+	}
+}
+
+// chainFault records the first fault of a chain.
+func (v *verifier) chainFault(c *chain, seq uint64, problem string) {
+	v.bad[c.id] = true
+	v.fault(c.tenant, c.class, seq, problem)
+}
+
+func (v *verifier) fault(tenant string, class Class, seq uint64, problem string) {
+	if len(v.result.Faults) < maxFaults {
+		v.result.Faults = append(v.result.Faults, Fault{tenant, class, seq, problem})
+	}
+}
+
+// verifyState checks the events that a start replays, before they are replayed.
+func (s *Store) verifyState() error {
+	result, err := s.Verify(context.Background(), VerifyOptions{Class: ClassState})
+	if err != nil {
+		return err
+	}
+	if len(result.Faults) > 0 {
+		return &result.Faults[0]
+	}
+	return nil
+}
+
+// verifyLoop checks the whole log at each start and once a day, until ctx ends. A fault does not
+// stop the log: Stats shows it.
+func (s *Store) verifyLoop(ctx context.Context) {
+	for {
+		s.mu.Lock()
+		s.stats.Verification = Verification{Began: time.Now(), Faults: s.stats.Verification.Faults}
+		s.mu.Unlock()
+		result, err := s.Verify(ctx, VerifyOptions{Rate: verifyRate})
+		if ctx.Err() != nil {
+			return
+		}
+		s.mu.Lock()
+		s.stats.Verification = result
+		s.mu.Unlock()
+		switch {
+		case err != nil:
+			s.log.Error("event log: it could not be checked", zap.Error(err))
+		case len(result.Faults) > 0:
+			s.opts.Watch.Report("chain", storage.Problem{Kind: storage.Damaged, Warning: true,
+				Detail: result.Faults[0].Error() + "; see all with: agentctl relay check"})
+			s.log.Error("event log: damaged or changed", zap.Error(explain(s.opts.Path, errors.Join(faultErrors(result.Faults)...))))
+		default:
+			s.opts.Watch.Resolve("chain")
+			s.log.Info("event log: checked", zap.Int64("events", result.Rows), zap.Duration("after", result.Ended.Sub(result.Began)))
+		}
+		if sleep(ctx, verifyInterval) != nil {
+			return
+		}
+	}
+}
+
+// faultErrors are the first faults as errors.
+func faultErrors(faults []Fault) (errs []error) {
+	for _, f := range faults[:min(len(faults), 4)] {
+		errs = append(errs, &f)
+	}
+	return slices.Clip(errs)
+}
