@@ -94,8 +94,16 @@ const (
 
 // Bounds of what a client may use. A request beyond one is refused, never queued.
 const (
-	// MaxClients bounds the connections at a time.
+	// MaxClients bounds the clients at a time: connections whose hello was valid.
 	MaxClients = 16
+	// Of these, users other than root and the daemon's own get at most maxOtherClients together,
+	// and each at most maxUserClients: the operator can always ask, and one user leaves places
+	// to the others of the group.
+	maxOtherClients = 12
+	maxUserClients  = 8
+	// maxNewConns bounds the connections before their hello. A new one replaces the oldest of
+	// the user that has the most.
+	maxNewConns = 8
 	// MaxMessage bounds a message from a client, in bytes. A longer one closes its
 	// connection.
 	MaxMessage = 1 << 20

@@ -104,8 +104,8 @@ type Server struct {
 
 	mu          sync.Mutex // protects the fields below
 	listener    net.Listener
-	file        *socketFile // nil when the listener was given
-	conns       map[*serverChannel]struct{}
+	file        *socketFile                 // nil when the listener was given
+	conns       map[*serverChannel]struct{} // clients, and connections before their hello
 	sampling    sampling
 	update      event     // update_ready, for clients that connect later
 	lastWarning time.Time // when allowWarning last returned true
@@ -114,10 +114,11 @@ type Server struct {
 // Stats counts since NewServer.
 type Stats struct {
 	Clients  int    // connections now
-	Accepted uint64 // connections that were served
+	Accepted uint64 // connections that became clients
 	// Denied are connections that Options.Allow refused.
 	Denied uint64
-	// Busy are connections that were refused because there were MaxClients.
+	// Busy are refused hellos, because there were as many clients as there may be, and
+	// connections that a newer one replaced before their hello.
 	Busy     uint64
 	Requests uint64 // methods called
 	Events   uint64 // events published, each counted once for all clients
@@ -226,8 +227,7 @@ func (s *Server) forEachConn(f func(*serverChannel)) {
 	}
 }
 
-// accept accepts connections until ctx ends, and serves each in a goroutine of wg. A
-// connection over MaxClients gets an error at once, so that its user learns the reason.
+// accept accepts connections until ctx ends, and serves each in a goroutine of wg.
 func (s *Server) accept(ctx, requestCtx context.Context, wg *sync.WaitGroup) error {
 	for {
 		nc, err := s.listener.Accept()
@@ -242,29 +242,78 @@ func (s *Server) accept(ctx, requestCtx context.Context, wg *sync.WaitGroup) err
 			continue
 		}
 		c := newServerChannel(newWire(nc, MaxMessage), s.messageBuffer)
-		if !s.register(ctx, c) {
-			s.stats.busy.Add(1)
-			c.write(frame(newError(CodeRateLimited, "16 clients are connected already: close one, or try again").answer(nil)))
-			c.Close()
-			continue
-		}
+		c.uid, c.gid, c.peerErr = s.o.peerOf(nc)
+		s.register(ctx, c)
 		wg.Go(func() { s.serve(requestCtx, c) })
 	}
 }
 
-// register adds a connection, unless there are MaxClients.
-func (s *Server) register(ctx context.Context, c *serverChannel) bool {
+// register adds a connection, which is no client before its hello. If there are maxNewConns, it
+// closes the oldest of the user that has the most, so that silent connections keep nobody out.
+func (s *Server) register(ctx context.Context, c *serverChannel) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.conns) >= MaxClients {
-		return false
+	byUser, total := make(map[uint32]int), 0
+	for other := range s.conns {
+		if !other.isClient {
+			byUser[other.uid]++
+			total++
+		}
+	}
+	if total >= maxNewConns {
+		var oldest *serverChannel
+		for other := range s.conns {
+			if !other.isClient && (oldest == nil || byUser[other.uid] > byUser[oldest.uid] ||
+				byUser[other.uid] == byUser[oldest.uid] && other.connectedAt.Before(oldest.connectedAt)) {
+				oldest = other
+			}
+		}
+		delete(s.conns, oldest)
+		oldest.nc.Close() // its goroutine notices
+		s.stats.busy.Add(1)
 	}
 	s.conns[c] = struct{}{}
 	if ctx.Err() != nil { // Serve drained the others already
 		c.drain()
 	}
-	return true
 }
+
+// admitClient gives a connection one of the places of clients, for its first valid hello. The
+// error says why there is none.
+func (s *Server) admitClient(c *serverChannel) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.conns[c]; !ok || c.isClient { // !ok: it was replaced, and is closed
+		return nil
+	}
+	clients, others, ofUser := 0, 0, 0
+	for other := range s.conns {
+		if !other.isClient {
+			continue
+		}
+		clients++
+		if !isOperator(other.uid) {
+			others++
+		}
+		if other.uid == c.uid {
+			ofUser++
+		}
+	}
+	switch {
+	case clients >= MaxClients, !isOperator(c.uid) && others >= maxOtherClients:
+		s.stats.busy.Add(1)
+		return newError(CodeRateLimited, fmt.Sprintf("%d clients are connected already: close one, or try again", clients))
+	case !isOperator(c.uid) && ofUser >= maxUserClients:
+		s.stats.busy.Add(1)
+		return newError(CodeRateLimited, fmt.Sprintf("%d clients of this user are connected already: close one, or try again", ofUser))
+	}
+	c.isClient = true
+	s.stats.accepted.Add(1)
+	return nil
+}
+
+// isOperator reports whether a user is root or the daemon's own.
+func isOperator(uid uint32) bool { return uid == 0 || int64(uid) == int64(os.Geteuid()) }
 
 // serve handles a connection from the check of the peer to the end of its goroutines. This
 // one writes the events.
@@ -275,12 +324,11 @@ func (s *Server) serve(ctx context.Context, c *serverChannel) {
 		defer s.mu.Unlock()
 		delete(s.conns, c)
 	}()
-	if err := s.checkPeer(c.nc); err != nil {
+	if err := s.checkPeer(c); err != nil {
 		s.stats.denied.Add(1)
 		c.write(frame(newError(CodeUnauthorized, err.Error()).answer(nil)))
 		return
 	}
-	s.stats.accepted.Add(1)
 	sess := &session{srv: s, c: c, subscribed: make(chan *subscription, 1)}
 	rpc := jrpc2.NewServer(sess, &jrpc2.ServerOptions{
 		Concurrency:    1,
@@ -296,15 +344,14 @@ func (s *Server) serve(ctx context.Context, c *serverChannel) {
 
 // checkPeer passes the peer's credentials to Options.Allow. They are those of connect(2), which
 // the peer cannot forge; a process that inherits the connection later keeps its rights.
-func (s *Server) checkPeer(nc net.Conn) error {
-	uid, gid, err := s.o.peerOf(nc)
-	if err != nil {
-		s.log.Warn("control socket: peer unknown", zap.Error(err))
+func (s *Server) checkPeer(c *serverChannel) error {
+	if c.peerErr != nil {
+		s.log.Warn("control socket: peer unknown", zap.Error(c.peerErr))
 		return errors.New("the kernel does not say who you are")
 	}
-	if err := s.o.Allow(uid, gid); err != nil {
+	if err := s.o.Allow(c.uid, c.gid); err != nil {
 		if s.allowWarning() {
-			s.log.Warn("control socket: peer refused", zap.Uint32("uid", uid), zap.Uint32("gid", gid), zap.Error(err))
+			s.log.Warn("control socket: peer refused", zap.Uint32("uid", c.uid), zap.Uint32("gid", c.gid), zap.Error(err))
 		}
 		return err
 	}

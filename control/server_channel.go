@@ -33,6 +33,11 @@ type serverChannel struct {
 	buffer chan []byte
 	// connectedAt starts the time for hello, and the grace of a new client in drain.
 	connectedAt time.Time
+	// uid is the user who connected, and peerErr why it is not known.
+	uid, gid uint32
+	peerErr  error
+	// isClient is set when the connection has one of MaxClients places; Server.mu protects it.
+	isClient bool
 
 	idle chan struct{}
 	// helloDone is set when a valid hello was handled: helloTimeout no longer applies.

@@ -180,6 +180,9 @@ func (ss *session) hello(p *params) (any, error) {
 		return nil, err
 	}
 
+	if err := ss.srv.admitClient(ss.c); err != nil {
+		return nil, err
+	}
 	if slices.Contains(requested, CapMetricsStream) {
 		if err := ss.joinEvents(); err != nil {
 			return nil, err
