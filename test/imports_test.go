@@ -54,6 +54,7 @@ var rules = []struct {
 	{"relay/mcp/stdio", []string{"manifest", "relay/...", "transport/link"}, nil, "the bridge carries messages without interpreting them"},
 	{"relay/audit", []string{"relay/hub", "relay/mcp/...", "relay/auth", "relay/gateway", "relay/eventlog", "relay/plugins/...", "relay", "transport/..."}, nil, "the audit log stores records and does not depend on their senders"},
 	{"relay/eventlog", []string{"relay/hub", "relay/mcp/...", "relay/auth", "relay/gateway", "relay/plugins/...", "relay"}, nil, "the event log stores events and does not depend on their senders"},
+	{"relay/backup", []string{"relay/hub", "relay/mcp/...", "relay/gateway", "relay/stages", "relay/plugins/...", "relay", "transport/..."}, nil, "it copies files of stores, while the relay runs or not"},
 	{"relay/storage", []string{"relay/..."}, nil, "every store reports to the monitor, which knows none of them"},
 	{"relay/stages", []string{"relay/hub", "relay/mcp/...", "relay/auth", "relay/gateway", "relay/plugins/...", "relay"}, nil, "stages see requests, not endpoints or plugins"},
 	{"relay/gateway", []string{"transport/link", "relay/kernel", "relay/pipeline", "relay/stages", "relay/hub", "relay/mcp/...", "relay/auth", "relay/eventlog", "relay/plugins/...", "relay"}, nil, "topics, tokens and the log reach the gateway as small interfaces"},
@@ -66,7 +67,7 @@ var rules = []struct {
 	{"...", []string{"github.com/creachadair/jrpc2/..."}, []string{"control", "relay/plugins/process"}, "JSON-RPC is spoken on the control socket and to external plugins"},
 	{"...", []string{"github.com/santhosh-tekuri/jsonschema/..."}, []string{"manifest", "relay/plugins/process"}, "product schemas belong to manifest, those of external plugins to process"},
 	{"...", []string{"github.com/golang-jwt/..."}, []string{"relay/auth"}, "tokens are issued and verified in one package"},
-	{"...", []string{"modernc.org/..."}, []string{"sqlitefile", "relay/auth", "relay/eventlog", "relay/storage", "prober/history"}, "a package that stores data owns its database; sqlitefile has what their files have in common; relay/storage knows SQLite's error codes"},
+	{"...", []string{"modernc.org/..."}, []string{"sqlitefile", "relay/auth", "relay/eventlog", "relay/backup", "relay/storage", "prober/history"}, "a package that stores data owns its database; relay/backup copies them through SQLite; sqlitefile has what their files have in common; relay/storage knows SQLite's error codes"},
 	{"...", []string{"github.com/prometheus/..."}, []string{"relay"}, "packages return Stats; package relay turns them into metrics"},
 }
 
@@ -107,6 +108,7 @@ var allowed = map[string]string{
 	"control":                   "manifest prober transport/clock transport/fanout strictjson",
 	"relay/storage":             "manifest sqlitefile",
 	"relay/auth":                "enrollment manifest relay/storage sqlitefile",
+	"relay/backup":              "atomicfile manifest relay/auth relay/eventlog sqlitefile strictjson",
 	"relay/pipeline":            "",
 	"relay/kernel":              "manifest relay/pipeline",
 	"relay/audit":               "relay/kernel relay/storage",

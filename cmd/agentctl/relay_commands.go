@@ -7,5 +7,8 @@ import "github.com/spf13/cobra"
 // relayCommands returns the subcommands of 'agentctl relay': what an operator does with a relay's
 // state directory. 'agentctl relay' alone runs the relay; usageArgs refuses unknown subcommands.
 func relayCommands() []*cobra.Command {
-	return []*cobra.Command{}
+	return []*cobra.Command{
+		newRelayBackup(),
+		newRelayRestore(),
+	}
 }

@@ -58,6 +58,20 @@ func openStateDir(path string) (*stateDir, error) {
 	return d, nil
 }
 
+// readOnlyDir opens a directory in which nothing is made, without its lock: to look at it, or at
+// a copy of a state directory that nobody else knows.
+func readOnlyDir(path string) (*stateDir, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return nil, err
+	}
+	return &stateDir{path: path, root: root}, nil
+}
+
 // checkOwnerAndMode looks at the directory through the open root, so that it cannot be
 // exchanged between the check and the use.
 func (d *stateDir) checkOwnerAndMode() error {

@@ -1,0 +1,184 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/relay/auth"
+	"agentctl/relay/backup"
+	"agentctl/term"
+)
+
+func newRelayBackup() *cobra.Command {
+	o := backup.Options{Version: version}
+	var out output
+	c := &cobra.Command{
+		Use:   "backup DIR",
+		Short: "Back up a relay's state directory, while the relay runs or not",
+		Long: `Back up a relay's state directory into a new directory DIR/agentctl-TIME. The relay may run and
+write: the copy is one moment of all its stores. It holds the signing keys, so DIR must be readable
+by nobody else; it is made with mode 0700 if it is missing.
+
+In it: relay.json, relay.db, keys/, the relay's own TLS authority, events.db, the audit log, and a
+manifest with the hash of each file. Not in it: plugins, the configuration in /etc, and
+certificates given with --tls-cert.`,
+		Example: `  sudo agentctl relay backup /var/backups/agentctl
+  sudo agentctl relay backup /var/backups/agentctl --keep 14 -o json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.Keep < 0 {
+				return exit(exitUsage, "--keep %d is below 0", o.Keep)
+			}
+			o.Dir = args[0]
+			r, err := backup.Create(cmd.Context(), o)
+			if errors.Is(err, auth.ErrNoState) {
+				err = fmt.Errorf("%w; name the relay's with --state-dir", err)
+			}
+			if err != nil {
+				return explainState(cmd, err)
+			}
+			return out.print(cmd, r, func() error {
+				fmt.Fprintln(cmd.OutOrStdout(), r.Path)
+				fmt.Fprintf(cmd.ErrOrStderr(), "%d files, %s of relay %s; put it back with: agentctl relay restore %s%s\n",
+					len(r.Files), term.Bytes(uint64(r.Bytes)), r.RelayID, r.Path, stateDirHint(cmd))
+				for _, path := range r.Deleted {
+					fmt.Fprintln(cmd.ErrOrStderr(), "deleted", path)
+				}
+				return nil
+			})
+		},
+	}
+	stateDirFlag(c, &o.StateDir)
+	c.Flags().IntVar(&o.Keep, "keep", 0, "delete this relay's oldest backups in DIR beyond `N` (0: delete none)")
+	out.flags(c)
+	return c
+}
+
+func newRelayRestore() *cobra.Command {
+	var o backup.RestoreOptions
+	var out output
+	var loss string
+	c := &cobra.Command{
+		Use:   "restore BACKUP",
+		Short: "Put a backup in the place of a relay's state, or go on without a store that was lost",
+		Long: `Put a backup in the place of a relay's state. The relay must not run. The backup is checked first,
+and a damaged one changes nothing. What is in the state directory is moved aside, not deleted.
+
+What was revoked after the backup stays revoked: tokens, removed nodes, dropped keys and used
+invites are taken from the state that is there. If that cannot be read, the command asks, because
+tokens that were revoked since would work again; --yes answers yes. To make all of them void
+afterwards: agentctl keys rotate --drop-old.
+
+--accept-loss is for a relay that does not start because a store is lost and there is no backup.
+It prints what is lost: STORE is relay.db, events.db or relay.json.`,
+		Example: `  sudo agentctl relay restore /var/backups/agentctl/agentctl-20261122T030000Z
+  sudo agentctl relay restore --accept-loss events.db`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case loss != "" && len(args) > 0:
+				return exit(exitUsage, "give BACKUP or --accept-loss, not both")
+			case loss != "":
+				return acceptLoss(cmd, &out, o.StateDir, loss, o.AcceptUnknown)
+			case len(args) == 0:
+				return exit(exitUsage, "BACKUP is missing: the directory that 'agentctl relay backup' has printed")
+			}
+			o.Backup = args[0]
+			r, err := backup.Restore(cmd.Context(), o)
+			var unknown *backup.UnknownError
+			if errors.As(err, &unknown) {
+				if err = confirm(cmd, fmt.Sprintf("%v.\nTokens that were revoked since would work again. Restore all the same?", err)); err != nil {
+					return err
+				}
+				o.AcceptUnknown = true
+				r, err = backup.Restore(cmd.Context(), o)
+			}
+			if err != nil {
+				return explainRestore(cmd, err)
+			}
+			return out.print(cmd, r, func() error { return printRestored(cmd, r) })
+		},
+	}
+	stateDirFlag(c, &o.StateDir)
+	c.Flags().BoolVar(&o.AcceptUnknown, "yes", false, "restore, or start over, without asking, also when it is not known what was revoked after the backup")
+	c.Flags().BoolVar(&o.OtherRelay, "other-relay", false, "replace the state of another relay")
+	c.Flags().StringVar(&loss, "accept-loss", "", "go on without `STORE`: relay.db, events.db or relay.json")
+	out.flags(c)
+	return c
+}
+
+// confirm asks on a terminal. Elsewhere it refuses, and names the flag.
+func confirm(cmd *cobra.Command, question string) error {
+	if !term.IsTerminal(os.Stdin) {
+		return exit(exitFailure, "%s\nThere is nobody to ask here; to say yes, add --yes", question)
+	}
+	fmt.Fprint(cmd.ErrOrStderr(), question+" [y/N] ")
+	line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+	if answer := strings.ToLower(strings.TrimSpace(line)); err == nil && (answer == "y" || answer == "yes") {
+		return nil
+	}
+	return exit(exitFailure, "nothing was changed")
+}
+
+// explainRestore adds the next step to an error of a restore.
+func explainRestore(cmd *cobra.Command, err error) error {
+	switch {
+	case errors.Is(err, auth.ErrInUse):
+		return exit(exitFailure, "%w; stop the relay first, as with: sudo systemctl stop agentctl-relay", err)
+	case errors.As(err, new(*backup.OtherRelayError)):
+		return exit(exitFailure, "%w; name that relay's state directory with --state-dir, or replace this one with --other-relay", err)
+	case errors.Is(err, backup.ErrSound):
+		return exit(exitFailure, "%w; start the relay: agentctl relay%s", err, stateDirHint(cmd))
+	}
+	return explainState(cmd, err)
+}
+
+func printRestored(cmd *cobra.Command, r *backup.Restored) error {
+	w := cmd.OutOrStdout()
+	fmt.Fprintf(w, "restored relay %s as of %s\n", r.RelayID, time.UnixMilli(r.Created).UTC().Format(time.RFC3339))
+	if r.Carried != nil {
+		fmt.Fprintf(w, "kept from the state before: %d revocation(s), %d used or revoked invite(s), %d removed node(s), %d dropped key(s)\n",
+			r.Carried.Revocations, r.Carried.Invites, len(r.Carried.NodesRemoved), len(r.Carried.KeysDropped))
+	}
+	if r.Unknown != "" {
+		fmt.Fprintf(w, "not known is what was revoked since (%s); to void all tokens made before: agentctl keys rotate --drop-old%s\n", r.Unknown, stateDirHint(cmd))
+	}
+	if r.LostEvents {
+		fmt.Fprintln(w, "lost: events after the backup, and with them what happened to tickets")
+	}
+	if r.Aside != "" {
+		fmt.Fprintf(w, "the state before is in %s; delete it when you do not need it\n", r.Aside)
+	}
+	_, err := fmt.Fprintln(w, "start the relay: sudo systemctl start agentctl-relay, or agentctl relay"+stateDirHint(cmd))
+	return err
+}
+
+// acceptLoss asks before it gives a store up.
+func acceptLoss(cmd *cobra.Command, out *output, dir, store string, yes bool) error {
+	if !yes {
+		if err := confirm(cmd, fmt.Sprintf("Start over without %s in %s? What is left of it is moved aside.\nWhat is lost:\n  %s\n", store, dir, strings.Join(backup.LostWith(store), "\n  "))); err != nil {
+			return err
+		}
+	}
+	l, err := backup.AcceptLoss(cmd.Context(), dir, store, time.Now())
+	if err != nil {
+		return explainRestore(cmd, err)
+	}
+	return out.print(cmd, l, func() error {
+		w := cmd.OutOrStdout()
+		fmt.Fprintf(w, "%s is given up:\n  %s\n", store, strings.Join(l.Lost, "\n  "))
+		if l.Aside != "" {
+			fmt.Fprintf(w, "what was left of it is in %s\n", l.Aside)
+		}
+		_, err := fmt.Fprintln(w, "start the relay: sudo systemctl start agentctl-relay, or agentctl relay"+stateDirHint(cmd))
+		return err
+	})
+}

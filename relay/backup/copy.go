@@ -1,0 +1,213 @@
+package backup
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/time/rate"
+	"modernc.org/sqlite"
+
+	"agentctl/sqlitefile"
+)
+
+// Sizes of copying.
+const (
+	copyChunk = 256 << 10 // bytes read or written at a time
+	syncEvery = 8 << 20   // bytes after which they are synced: one large sync would hold up the relay's
+)
+
+// copier copies files at a bounded speed.
+type copier struct{ limit *rate.Limiter }
+
+// newCopier returns a copier of bytesPerSecond.
+func newCopier(bytesPerSecond int) *copier {
+	return &copier{rate.NewLimiter(rate.Limit(bytesPerSecond), 4*copyChunk)}
+}
+
+// wait delays until n more bytes may be read or written.
+func (c *copier) wait(ctx context.Context, n int) error {
+	return c.limit.WaitN(ctx, min(n, 4*copyChunk))
+}
+
+// file copies a regular file to a new one of mode 0600, syncs it and describes it. A file that
+// grows is copied up to its present size.
+func (c *copier) file(ctx context.Context, from, to string) (f File, err error) {
+	in, err := openRegular(from)
+	if err != nil {
+		return f, err
+	}
+	defer func() { _ = in.Close() }()
+	info, err := in.Stat()
+	if err != nil {
+		return f, err
+	}
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	sum := sha256.New()
+	n, err := c.copy(ctx, io.MultiWriter(out, sum), io.LimitReader(in, info.Size()), out.Sync)
+	if err != nil {
+		return f, fmt.Errorf("copy %s: %w", from, err)
+	}
+	return File{Bytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, out.Sync()
+}
+
+// describe reads a file and returns its size and hash.
+func (c *copier) describe(ctx context.Context, path string) (f File, err error) {
+	in, err := openRegular(path)
+	if err != nil {
+		return f, err
+	}
+	defer func() { _ = in.Close() }()
+	sum := sha256.New()
+	n, err := c.copy(ctx, sum, in, func() error { return nil })
+	return File{Bytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, err
+}
+
+// copy copies in chunks and calls sync now and then.
+func (c *copier) copy(ctx context.Context, to io.Writer, from io.Reader, sync func() error) (n int64, err error) {
+	for {
+		if err := c.wait(ctx, copyChunk); err != nil {
+			return n, err
+		}
+		m, err := io.CopyN(to, from, copyChunk)
+		n += m
+		if errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if err == nil && n%syncEvery == 0 {
+			err = sync()
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+}
+
+// openRegular opens a regular file and nothing else: a link would lead root elsewhere, and a pipe
+// would block.
+func openRegular(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|openFlags, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		_ = f.Close()
+		return nil, errors.Join(err, fmt.Errorf("%s is not a regular file; move it away", path))
+	}
+	return f, nil
+}
+
+// snapshot is a database as it was at one moment. The pages that it refers to stay in the
+// database's write-ahead log until it is closed.
+type snapshot struct {
+	path string
+	db   *sql.DB
+	conn *sql.Conn
+}
+
+// openSnapshot begins a snapshot. It does not write to the database; other processes may meanwhile.
+func openSnapshot(ctx context.Context, path string) (s *snapshot, err error) {
+	db, err := sql.Open("sqlite", sqlitefile.DSN(path, "mode=ro&_busy_timeout=5000"))
+	if err != nil {
+		return nil, err
+	}
+	s = &snapshot{path: path, db: db}
+	if s.conn, err = db.Conn(ctx); err == nil {
+		// The first read of a transaction is its moment.
+		if _, err = s.conn.ExecContext(ctx, "BEGIN"); err == nil {
+			var n int
+			err = s.conn.QueryRowContext(ctx, "SELECT count(*) FROM sqlite_schema").Scan(&n)
+		}
+	}
+	if err != nil {
+		s.close()
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return s, nil
+}
+
+func (s *snapshot) close() {
+	if s.conn != nil {
+		_ = s.conn.Close()
+	}
+	_ = s.db.Close()
+}
+
+// copyTo copies the snapshot to a new file of mode 0600 at the copier's speed, and checks the
+// copy. Writers of the database go on meanwhile.
+func (s *snapshot) copyTo(ctx context.Context, c *copier, to string) error {
+	out, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = out.Close() }()
+	err = s.conn.Raw(func(driverConn any) error {
+		source, ok := driverConn.(interface {
+			NewBackup(uri string) (*sqlite.Backup, error)
+		})
+		if !ok {
+			return errors.New("the SQLite driver has no online backup")
+		}
+		// Nothing of the copy is kept after a failure, so that it needs no journal.
+		b, err := source.NewBackup(sqlitefile.DSN(to, "_pragma=journal_mode(OFF)&_pragma=synchronous(OFF)"))
+		if err != nil {
+			return err
+		}
+		return errors.Join(s.steps(ctx, c, b, out), b.Finish())
+	})
+	if err == nil {
+		err = out.Sync()
+	}
+	if err == nil {
+		err = checkDatabase(ctx, to)
+	}
+	if err != nil {
+		return fmt.Errorf("copy %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// steps copies all pages.
+func (s *snapshot) steps(ctx context.Context, c *copier, b *sqlite.Backup, out *os.File) error {
+	const pageSize = 4096 // larger pages only make the copy faster
+	for written := 0; ; written += copyChunk {
+		if err := c.wait(ctx, copyChunk); err != nil {
+			return err
+		}
+		more, err := b.Step(copyChunk / pageSize)
+		if err != nil || !more {
+			return err
+		}
+		if written%syncEvery == 0 {
+			if err := out.Sync(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// checkDatabase makes sure that a copy is sound and is one file. Only this process has it open.
+func checkDatabase(ctx context.Context, path string) error {
+	db, err := sql.Open("sqlite", sqlitefile.DSN(path, "_pragma=journal_mode(DELETE)"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close() }()
+	var result string
+	if err := db.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&result); err != nil {
+		return err
+	}
+	if result != "ok" {
+		return fmt.Errorf("it is damaged: %s", result)
+	}
+	return nil
+}
