@@ -65,18 +65,12 @@ func (r *Relay) openState() (err error) {
 	if err != nil {
 		return err
 	}
-	if err := r.checkEventLogFile(); err != nil {
-		return err
-	}
 	r.events, err = eventlog.Open(eventlog.Options{
 		Path: filepath.Join(r.opt.StateDir, eventlog.FileName), Logger: r.log.Named("events"), Snapshot: r.snapshotForRetention, Now: r.opt.Now,
-		Watch: r.storage.Watch(storeEvents),
+		Watch: r.storage.Watch(storeEvents), Expect: r.expectedEventLog(),
 	})
 	if err != nil {
-		return err
-	}
-	if err := r.checkEventLog(); err != nil {
-		return err
+		return r.eventLogError(err)
 	}
 	r.queue = eventqueue.New(eventqueue.Options{Log: r.events, Store: storeEvents, Watch: r.storage.Watch(storeEvents), Logger: r.log.Named("events")})
 	r.clock = r.newClockGuard()

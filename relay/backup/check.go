@@ -2,7 +2,6 @@ package backup
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,28 +10,19 @@ import (
 
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
-	"agentctl/sqlitefile"
 )
 
 // readEventLog returns id and last sequence number of an event log. It changes nothing.
-func readEventLog(ctx context.Context, path string) (r auth.EventLogRecord, err error) {
-	db, err := sql.Open("sqlite", sqlitefile.DSN(path, "mode=ro&_busy_timeout=5000"))
+func readEventLog(ctx context.Context, path string) (log auth.EventLogRecord, err error) {
+	r, err := eventlog.OpenReader(path)
 	if err != nil {
-		return r, err
+		return log, err
 	}
-	defer func() { _ = db.Close() }()
-	var isV2 bool
-	if err := db.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'log')").Scan(&isV2); err != nil {
-		return r, fmt.Errorf("event log %s: %w", path, err)
+	defer func() { err = errors.Join(err, r.Close()) }()
+	if log.ID, err = r.ID(ctx); err == nil {
+		log.LastSeq, err = r.LastGiven(ctx)
 	}
-	query := "SELECT '', max(mark - 1, coalesce((SELECT max(seq) FROM events), 0), 0) FROM retention"
-	if isV2 {
-		query = "SELECT name, max(last, coalesce((SELECT max(last) FROM chains), 0)) FROM log"
-	}
-	if err := db.QueryRowContext(ctx, query).Scan(&r.ID, &r.LastSeq); err != nil {
-		return r, fmt.Errorf("event log %s: %w", path, err)
-	}
-	return r, nil
+	return log, err
 }
 
 // CheckRecords compares what relay.json records with the stores of a state directory, while the
