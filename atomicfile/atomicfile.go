@@ -4,8 +4,11 @@
 package atomicfile
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // Replace writes a file of mode 0600. A reader, and a machine that lost its power, find either
@@ -17,7 +20,26 @@ import (
 // The steps are those of a durable rename: write and sync a temporary file in the same
 // directory, rename it, sync the directory. Before the rename a failure, for instance of a full
 // disk, leaves the directory as it was.
-func Replace(path string, data []byte) (err error) {
+func Replace(path string, data []byte) error { return write(path, data, os.Rename) }
+
+// Create is Replace for a file that must not exist: the error is fs.ErrExist where it does.
+func Create(path string, data []byte) error {
+	return write(path, data, func(temporary, path string) error {
+		err := os.Link(temporary, path)
+		if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) || errors.Is(err, syscall.ENOSYS) {
+			// A filesystem without hard links, such as that of a memory stick.
+			if exists(path) {
+				return &fs.PathError{Op: "create", Path: path, Err: fs.ErrExist}
+			}
+			return os.Rename(temporary, path)
+		}
+		_ = os.Remove(temporary)
+		return err
+	})
+}
+
+// write writes a temporary file and calls place to give it its name.
+func write(path string, data []byte, place func(temporary, path string) error) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
 	if err != nil {
@@ -39,7 +61,7 @@ func Replace(path string, data []byte) (err error) {
 		err = cerr
 	}
 	if err == nil {
-		err = os.Rename(f.Name(), path)
+		err = place(f.Name(), path)
 	}
 	if err != nil {
 		return err

@@ -33,6 +33,27 @@ func TestReplaceAndRemove(t *testing.T) {
 	}
 }
 
+func TestCreate(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "token")
+	if err := Create(path, []byte("one")); err != nil {
+		t.Fatal(err)
+	}
+	if err := Create(path, []byte("two")); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a second time: %v", err)
+	}
+	st, err := os.Stat(path)
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v; want 0600", st, err)
+	}
+	if b, _ := os.ReadFile(path); string(b) != "one" {
+		t.Errorf("content %q", b)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 1 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
 // TestReplaceFails: a rename that fails leaves no temporary file.
 func TestReplaceFails(t *testing.T) {
 	dir := t.TempDir()

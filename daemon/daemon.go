@@ -101,6 +101,7 @@ type Daemon struct {
 	alerts          *alert.Engine
 	socketInherited bool // systemd opened the control socket
 
+	warnExposed    sync.Once   // of a token file that others may read
 	pushEnabled    atomic.Bool // by start and stop on the control socket
 	historyEnabled atomic.Bool // by the configuration
 
@@ -206,7 +207,7 @@ func (d *Daemon) deviceOptions(c *config.Config, m membership) (deviceOptions, e
 	o := deviceOptions{
 		Relay: c.Text("relay"), Name: c.Text("name"), Version: d.build.Version, InstanceID: d.id.InstanceID(),
 		Interval: c.Interval(), DiskPath: c.Text("disk_path"), Synchronized: clock.NTPSynchronized, Log: d.log,
-		Token:   func() (string, error) { return config.ReadToken(tokenFile) },
+		Token:   func() (string, error) { return d.readToken(tokenFile) },
 		OnReady: d.saveNodeID,
 	}
 	var err error
@@ -230,6 +231,20 @@ func (d *Daemon) deviceOptions(c *config.Config, m membership) (deviceOptions, e
 		o.TLS, err = c.TLS()
 	}
 	return o, err
+}
+
+// readToken reads the token of this board. One that other users may read is used all the same, since
+// a board must stay reachable; the log says so once.
+func (d *Daemon) readToken(path string) (string, error) {
+	token, err := config.ReadToken(path)
+	var exposed *config.ExposedError
+	if !errors.As(err, &exposed) {
+		return token, err
+	}
+	d.warnExposed.Do(func() {
+		d.log.Warn("the token is used all the same", zap.Error(err), zap.String("hint", "chmod 600 "+path))
+	})
+	return token, nil
 }
 
 // saveNodeID saves the node id that the relay assigned to this board.

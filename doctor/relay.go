@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -224,15 +223,10 @@ func (t *target) checkToken(known *daemon.Status, now time.Time) Finding {
 		}
 		return fail(name, "no token_file is set", "join with a line of: agentctl invite, and leave relay out; or "+mintToken+", put it into a file and set token_file")
 	}
-	st, err := os.Stat(t.tokenFile)
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return skip(name, t.tokenFile+" is not readable by this user", "sudo agentctl doctor")
-	case err != nil:
-		return fail(name, err.Error(), mintToken)
-	}
 	token, err := config.ReadToken(t.tokenFile)
+	var exposed *config.ExposedError
 	switch {
+	case errors.As(err, &exposed):
 	case errors.Is(err, fs.ErrPermission):
 		return skip(name, t.tokenFile+" is not readable by this user", "sudo agentctl doctor")
 	case err != nil:
@@ -241,8 +235,8 @@ func (t *target) checkToken(known *daemon.Status, now time.Time) Finding {
 	// The mode of the file is mentioned only when the token itself is good: a bad token is replaced
 	// anyway.
 	f := tokenFinding(token, now)
-	if f.Status == OK && st.Mode().Perm()&groupOtherBits != 0 {
-		return warn(name, fmt.Sprintf("%s; %s has mode %04o: others may read it", f.Message, t.tokenFile, st.Mode().Perm()), "chmod 0600 "+t.tokenFile)
+	if f.Status == OK && exposed != nil {
+		return warn(name, f.Message+"; "+exposed.Error(), "chmod 0600 "+t.tokenFile)
 	}
 	return f
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -17,6 +18,7 @@ var update = flag.Bool("update", false, "rewrite the golden files in testdata")
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	syscall.Umask(0o077) // commands refuse token files that others may read, and scripts make many
 	code := m.Run()
 	if built.dir != "" {
 		_ = os.RemoveAll(built.dir)

@@ -11,16 +11,17 @@ import (
 	"agentctl/relay/auth"
 )
 
-// newTokenCreate prints tokens to stdout, once, and everything else to stderr, so that a
-// redirection keeps a token alone. The relay stores no token, only its description.
+// newTokenCreate writes tokens to a file or to stdout, once, and everything else to stderr, so that
+// a redirection keeps a token alone. The relay stores no token, only its description.
 func newTokenCreate() *cobra.Command {
 	var f tokenFlags
 	var req auth.MintRequest
 	var out output
+	var file tokenOut
 	var ttl string
 	c := &cobra.Command{
 		Use:   "create",
-		Short: "Create a token and print it on stdout, once",
+		Short: "Create a token, once, into a file or on stdout",
 		Long: `Create a token. Classes:
 
   device        for one board (agentctl run --token-file); a new node, or --node
@@ -32,12 +33,15 @@ func newTokenCreate() *cobra.Command {
   enroll        for a board without an identity
 
 With --relay and --token-file the relay creates the token, in the tenant of a token that has
-tokens:write (class tenant-admin). It cannot hold a scope that this token lacks.`,
-		Example: `  agentctl token create --class device > board.token
-  agentctl token create --class agent --tenant greenhouse --ttl 720h > agent.token
-  agentctl token create --class tenant-admin --tenant greenhouse > ann.token
-  agentctl token create --class device --count 100 > mock.tokens
-  agentctl token create --class device --relay https://relay.example:8460 --token-file ann.token > board.token`,
+tokens:write (class tenant-admin). It cannot hold a scope that this token lacks.
+
+--out writes a file that only its owner can read. A redirection of the shell makes one that others
+can often read too, which commands refuse to use.`,
+		Example: `  agentctl token create --class device --out board.token
+  agentctl token create --class agent --tenant greenhouse --ttl 720h --out agent.token
+  agentctl token create --class tenant-admin --tenant greenhouse --out ann.token
+  agentctl token create --class device --count 100 --out mock.tokens
+  agentctl token create --class device --relay https://relay.example:8460 --token-file ann.token --out board.token`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("ttl") {
 				var err error
@@ -51,6 +55,9 @@ tokens:write (class tenant-admin). It cannot hold a scope that this token lacks.
 			if req.Class == auth.PresetAdmin && len(req.Scopes) == 0 {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning: class admin can do everything in its tenant and on the whole relay; use --class tenant-admin or --class operator where one role is enough")
 			}
+			if err := file.check(); err != nil {
+				return err
+			}
 			minted, err := f.mint(cmd, req)
 			if err != nil {
 				return err
@@ -60,13 +67,13 @@ tokens:write (class tenant-admin). It cannot hold a scope that this token lacks.
 				fmt.Fprintf(cmd.OutOrStdout(), "would mint %d %s token(s) of tenant %s, until %s, with the scopes %s\n", len(minted), m.Class, m.Tenant, until(m.Expires), m.Scopes)
 				return nil
 			}
-			if out.format != "" {
-				return printList(&out, cmd, minted, nil)
-			}
-			for _, m := range minted {
-				fmt.Fprintln(cmd.OutOrStdout(), m.Token)
-			}
 			m, hint := minted[0], f.where(cmd)
+			if err := file.write(cmd, minted); err != nil {
+				return fmt.Errorf("%w; nobody has what was made: take it back with: agentctl token revoke --jti %s%s", err, m.JTI, hint)
+			}
+			if out.format != "" {
+				return printList(&out, cmd, file.described(minted), nil)
+			}
 			if len(minted) == 1 {
 				fmt.Fprintf(cmd.ErrOrStderr(), "1 %s token for %s of tenant %s, until %s; take back with: agentctl token revoke --jti %s%s\n",
 					m.Class, m.Subject, m.Tenant, until(m.Expires), m.JTI, hint)
@@ -87,6 +94,7 @@ tokens:write (class tenant-admin). It cannot hold a scope that this token lacks.
 	set.StringVar(&req.Subject, "subject", "", "`NAME` of the agent, shown in the audit log (default: a new one)")
 	set.IntVar(&req.Count, "count", 1, "create `N` tokens, one per line")
 	set.BoolVar(&req.DryRun, "dry-run", false, "print what would be created, and create nothing")
+	file.flags(c)
 	out.flags(c)
 	return c
 }

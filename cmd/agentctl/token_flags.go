@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -38,10 +39,10 @@ func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mint
 	}
 	defer func() { _ = s.Close() }()
 	minted, err := s.Mint(cmd.Context(), req)
-	if err != nil {
-		return nil, exit(exitUsage, "%w", err)
+	if errors.Is(err, auth.ErrRequest) || errors.Is(err, auth.ErrNoNode) {
+		err = exit(exitUsage, "%w", err)
 	}
-	return minted, nil
+	return minted, err
 }
 
 func (f *tokenFlags) mintRemote(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {

@@ -8,10 +8,14 @@ import (
 	"agentctl/config"
 )
 
-// readToken reads the token file of a command, and adds the next step to an error.
+// readToken reads the token file of a command, and adds the next step to an error. A file that
+// other users may read is refused: a person is there to repair it.
 func readToken(path string) (string, error) {
 	token, err := config.ReadToken(path)
+	var exposed *config.ExposedError
 	switch {
+	case errors.As(err, &exposed):
+		return "", fmt.Errorf("%w, and use it in your place; make it yours: chmod 600 %s", err, path)
 	case errors.Is(err, fs.ErrPermission):
 		return "", fmt.Errorf("%w; run this as the file's owner, or name a file of your own", err)
 	case err != nil:

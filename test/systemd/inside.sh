@@ -228,7 +228,7 @@ install -m 0644 /tmp/tls.crt /etc/agentctl/ca.pem
 echo AGENTCTL_LISTEN=:8460 >> /etc/default/agentctl-relay
 systemctl restart agentctl-relay
 umask 077
-agentctl token create --class device 2> /dev/null > /etc/agentctl/token
+agentctl token create --class device --out /etc/agentctl/token --force 2> /dev/null
 agentctl token create --class agent 2> /dev/null > /tmp/agent.token
 check "what root minted belongs to the relay" is "" "$(find /var/lib/private/agentctl-relay -uid 0)"
 sed -i '/^AGENTCTL_RELAY/d' /etc/default/agentctl

@@ -1,0 +1,86 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/atomicfile"
+	"agentctl/relay/auth"
+)
+
+// tokenOut is where token create writes tokens: a file, or stdout.
+type tokenOut struct {
+	path  string // "": stdout
+	force bool
+}
+
+func (o *tokenOut) flags(c *cobra.Command) {
+	c.Flags().StringVar(&o.path, "out", "", "write to `FILE`, which must not exist, with mode 0600")
+	c.Flags().BoolVar(&o.force, "force", false, "replace the file of --out")
+}
+
+// check refuses a file that exists, before a token is made.
+func (o *tokenOut) check() error {
+	switch _, err := os.Lstat(o.path); {
+	case o.path == "" && o.force:
+		return exit(exitUsage, "--force goes with --out")
+	case o.path != "" && err == nil && !o.force:
+		return o.exists()
+	}
+	return nil
+}
+
+func (o *tokenOut) exists() error {
+	return exit(exitFailure, "%s exists; name another file, or replace it with --force", o.path)
+}
+
+// write writes the tokens, one a line, unless -o prints them on stdout. It reports a stdout that
+// takes nothing, such as a file on a full disk.
+func (o *tokenOut) write(cmd *cobra.Command, minted []auth.Minted) error {
+	var text strings.Builder
+	for _, m := range minted {
+		fmt.Fprintln(&text, m.Token)
+	}
+	if o.path == "" {
+		if cmd.Flags().Changed("output") || cmd.Flags().Changed("json") {
+			return nil
+		}
+		if _, err := fmt.Fprint(cmd.OutOrStdout(), text.String()); err != nil {
+			return fmt.Errorf("write the token: %w", err)
+		}
+		return nil
+	}
+	write := atomicfile.Create
+	if o.force {
+		write = atomicfile.Replace
+	}
+	err := write(o.path, []byte(text.String()))
+	if errors.Is(err, fs.ErrExist) {
+		return o.exists()
+	}
+	if err != nil {
+		return fmt.Errorf("write the token: %w", err)
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "written to %s, which only its owner can read\n", o.path)
+	return nil
+}
+
+// described returns what -o prints of the tokens: without those that are in a file.
+func (o *tokenOut) described(minted []auth.Minted) []auth.Minted {
+	if o.path == "" {
+		return minted
+	}
+	minted = slices.Clone(minted)
+	for i := range minted {
+		minted[i].Token = ""
+	}
+	return minted
+}
