@@ -36,7 +36,7 @@ type StateError struct {
 
 // loss says why a store is needed.
 var loss = map[string]string{
-	dbFile:      "without it every revoked token works again, and nobody that has joined is known",
+	dbFile:      "without it every revoked token would work again, and nobody that has joined is known",
 	relayFile:   "without it every token is refused",
 	"events.db": "without it all tickets and the history are gone",
 }

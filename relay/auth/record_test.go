@@ -81,7 +81,7 @@ func TestOpenRefusesAnotherDatabase(t *testing.T) {
 				if err == nil {
 					s.Close()
 				}
-				if !errors.As(err, &bad) || bad.Store != dbFile || bad.Problem != tt.problem || !strings.Contains(err.Error(), "revoked token works again") {
+				if !errors.As(err, &bad) || bad.Store != dbFile || bad.Problem != tt.problem || !strings.Contains(err.Error(), "revoked token would work again") {
 					t.Fatalf("got %v, want %s", err, tt.problem)
 				}
 			}

@@ -220,6 +220,8 @@ check "the relay is up" until_true 5 systemctl is-active agentctl-relay
 check "the device runs on, as it was enabled" until_true 5 sh -c "agentctl status | grep -q $node"
 check "verify" systemd-analyze verify agentctl-relay.service
 exposure agentctl-relay
+check "verify the backup's units" systemd-analyze verify agentctl-relay-backup.service agentctl-relay-backup.timer
+check "the backup's timer is off" exits 1 systemctl is-enabled agentctl-relay-backup.timer
 check "seccomp is on" is 2 "$(proc Seccomp agentctl-relay)"
 check "what it can write it cannot run" is "" "$(runnable agentctl-relay)"
 ./client cert /tmp
@@ -307,6 +309,20 @@ check "notes is back" until_true 10 relay call notes.search word=hello
 check "no other process of a plugin is left" is "$(plugin_pid)" "$(pgrep -x run)"
 say "      memory: relay RSS $(proc VmRSS agentctl-relay), plugin $(proc VmRSS - "$(plugin_pid)")"
 check "the board links again" until_true 20 linked
+
+say "# A backup of the relay"
+exposure agentctl-relay-backup
+check "it is made while the relay runs" systemctl start agentctl-relay-backup.service
+backup=$(echo /var/backups/agentctl-relay/agentctl-*)
+check "for root alone" is "700 0 600 0" "$(stat -c '%a %u' "$backup") $(stat -c '%a %u' "$backup/relay.db")"
+check "and leaves nothing of root's in the state directory" is "" "$(find /var/lib/private/agentctl-relay -uid 0)"
+check "a restore is refused while the relay runs" exits 1 agentctl relay restore --yes "$backup"
+systemctl stop agentctl-relay
+check "and works when it is stopped" agentctl relay restore "$backup"
+systemctl start agentctl-relay
+check "what was restored belongs to the relay" is "" "$(find /var/lib/private/agentctl-relay -uid 0)"
+check "which serves" until_true 10 call
+check "the timer can be enabled" systemctl enable --now agentctl-relay-backup.timer
 
 say "# Upgrade and removal of the relay"
 journalctl -u agentctl-relay --cursor-file=/tmp/cursor -n 1 > /dev/null
