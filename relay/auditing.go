@@ -65,7 +65,7 @@ func (r *Relay) onAuditLost(lost []audit.Loss) {
 		By     []audit.Loss `json:"by"`
 	}{"lost", n, lost})
 	if err == nil {
-		r.events.Offer(kernel.Event{Type: eventAuditLost, Aggregate: audit.FileName, Payload: payload})
+		r.queue.Offer(kernel.Event{Type: eventAuditLost, Aggregate: audit.FileName, Payload: payload})
 	}
 }
 

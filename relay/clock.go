@@ -37,7 +37,7 @@ const clockTolerance = time.Minute
 // newClockGuard is made when the event log is open.
 func (r *Relay) newClockGuard() *clockGuard {
 	g := &clockGuard{accept: r.opt.AcceptClock, build: r.opt.BuildTime, now: r.opt.Now, synchronized: r.opt.Synchronized,
-		newestEvent: r.events.Newest, log: r.log}
+		newestEvent: r.newestEvent, log: r.log}
 	if first := time.UnixMilli(clock.MinMS); g.build.Before(first) { // a build without its time
 		g.build = first
 	}

@@ -41,12 +41,15 @@ var argumentChecks = func() map[*manifest.Verb]func([]byte) ([]byte, error) {
 	return m
 }()
 
+// devicePlugin begins the names of the kernel's plugins that are devices.
+const devicePlugin = "device:"
+
 // newDevice makes the plugin of a node that is ready. Tools of one capability share its limit;
 // the kernel acquires it for calls, subscribe for streams. before is the plugin of the same
 // session on an earlier link, or nil: its limits stay, since its calls may be in flight.
 func newDevice(n *hub.Node, before *device) *device {
 	d := &device{node: n, tools: n.Tools()}
-	m := &kernel.Manifest{Name: "device:" + n.ID(), Version: "1.0.0", Tenant: n.Tenant(), Tools: make([]*kernel.Tool, 0, len(d.tools)), Inline: true, Untrusted: true}
+	m := &kernel.Manifest{Name: devicePlugin + n.ID(), Version: "1.0.0", Tenant: n.Tenant(), Tools: make([]*kernel.Tool, 0, len(d.tools)), Inline: true, Untrusted: true}
 	limits := make(map[*manifest.Capability]*manifest.Limit, 2)
 	for i := range d.tools {
 		t := &d.tools[i]

@@ -5,10 +5,12 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"agentctl/manifest"
 	"agentctl/relay/plugins/control"
 	"agentctl/relay/plugins/process"
+	"agentctl/relay/storage"
 	"agentctl/strictjson"
 )
 
@@ -137,7 +139,12 @@ func (t transports) Configure(name string, raw json.RawMessage) error {
 // line stays in it until a restart, because it cannot be made up for.
 func (r *Relay) healthProblems() []string {
 	var problems []string
-	s := r.events.Stats()
+	s := r.eventStats()
+	for _, h := range r.storage.Health() {
+		for _, p := range h.Problems {
+			problems = append(problems, storage.Describe(h.Store, p, time.Now()))
+		}
+	}
 	for _, p := range []struct {
 		found bool
 		text  string

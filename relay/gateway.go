@@ -26,6 +26,10 @@ func (r *Relay) openGateway() (err error) {
 	if !r.partEnabled(PartSSE) {
 		return nil
 	}
+	if r.events == nil {
+		r.log.Warn("the event gateway is not served: there is no event log")
+		return nil
+	}
 	var o gateway.Options
 	if r.opt.SSE != nil {
 		o = *r.opt.SSE

@@ -86,7 +86,7 @@ type snapshot struct {
 // snapshot reads all Stats. They are not taken at one instant: a total may run ahead of its
 // parts by what happened in between.
 func (r *Relay) snapshot() *snapshot {
-	s := &snapshot{r: r, hub: r.hub.Stats(), sse: r.streams.Stats(), mcp: r.mcp.Stats(), kernel: r.kernel.Stats(), events: r.events.Stats()}
+	s := &snapshot{r: r, hub: r.hub.Stats(), sse: r.streams.Stats(), mcp: r.mcp.Stats(), kernel: r.kernel.Stats(), events: r.eventStats()}
 	s.queue, s.audit = r.queue.Stats(), r.audit.Stats()
 	return s
 }
@@ -138,6 +138,12 @@ var families = []metric{
 	{"agentctl_eventlog_dropped_total", "counter", "Offered events that were not kept.", func(s *snapshot) float64 { return float64(s.events.Dropped) }},
 	{"agentctl_eventlog_commits_total", "counter", "Transactions of the event log.", func(s *snapshot) float64 { return float64(s.events.Commits) }},
 	{"agentctl_eventlog_failed_total", "counter", "Transactions that the disk refused.", func(s *snapshot) float64 { return float64(s.events.FailedCommits) }},
+	{"agentctl_relay_degraded", "gauge", "1 if the relay runs without its event log (--start-degraded).", func(s *snapshot) float64 {
+		if s.r.degraded != nil {
+			return 1
+		}
+		return 0
+	}},
 	{"agentctl_events_waiting", "gauge", "Alerts and changes of presence that wait in memory for the event log.", func(s *snapshot) float64 { return float64(s.queue.Waiting) }},
 	{"agentctl_events_lost_total", "counter", "Events that were not kept and are reported as a gap.", func(s *snapshot) float64 { return float64(s.queue.Lost) }},
 	{"agentctl_audit_lines_total", "counter", "Audit lines written.", func(s *snapshot) float64 { return float64(s.audit.Lines) }},
@@ -240,12 +246,15 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 		func(c *stages.ClassStats) *stages.Histogram { return &c.ResponseBytes })
 }
 
-// appendPools appends the figures of what clients share (docs/operations.md, "Limits").
-func (r *Relay) appendPools(b []byte, s *snapshot) []byte {
-	pools := []struct {
-		name string
-		edge.PoolStats
-	}{
+// pool is what clients share, with its name in the metrics.
+type pool struct {
+	name string
+	edge.PoolStats
+}
+
+// pools lists what clients share.
+func (r *Relay) pools(s *snapshot) []pool {
+	list := []pool{
 		{"bodies", r.bodies.Stats()},
 		{"connections_agents", r.conns.Agents()},
 		{"connections_strangers", r.conns.Strangers()},
@@ -255,11 +264,14 @@ func (r *Relay) appendPools(b []byte, s *snapshot) []byte {
 		{"streams", r.streamPool.Stats()},
 	}
 	if r.gateway != nil {
-		pools = append(pools, struct {
-			name string
-			edge.PoolStats
-		}{"subscribers", r.gateway.SubscriberPool()})
+		list = append(list, pool{"subscribers", r.gateway.SubscriberPool()})
 	}
+	return list
+}
+
+// appendPools appends the figures of what clients share (docs/operations.md, "Limits").
+func (r *Relay) appendPools(b []byte, s *snapshot) []byte {
+	pools := r.pools(s)
 	for _, f := range []struct {
 		name, typ, help string
 		value           func(edge.PoolStats) float64

@@ -75,6 +75,10 @@ type Options struct {
 	// count a proxy's clients, and not the proxy. The gateway (SSE) has them too.
 	TrustedProxies edge.TrustedProxies
 
+	// StartDegraded serves boards without the event log if that is damaged, missing or not
+	// the relay's (degraded.go). A log that can be opened is used.
+	StartDegraded bool
+
 	// AcceptClock lets boards link although the clock is before the build or before the newest
 	// event (clockGuard). Now is the wall clock, default time.Now, and Synchronized reports
 	// whether NTP keeps it right; default clock.NTPSynchronized.

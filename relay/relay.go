@@ -61,6 +61,11 @@ type Relay struct {
 	events  *eventlog.Store
 	queue   *eventqueue.Queue // of events; what writes events writes here
 
+	started time.Time
+	sizes   atomic.Pointer[map[string]int64] // of the stores, by name; nil before they were read
+
+	degraded error // why events is nil; nil: it is not
+
 	// The packages that it composes.
 	kernel    *kernel.Kernel
 	stages    *stages.Manager
@@ -113,7 +118,16 @@ type Relay struct {
 // order of what they need: each uses only what an earlier one made. It starts no goroutine
 // and serves nothing before Run. The caller calls Close if it does not call Run. An error
 // of the options themselves is an *OptionError.
-func Open(opt Options) (r *Relay, err error) {
+func Open(opt Options) (*Relay, error) {
+	r, err := open(opt, nil)
+	if opt.StartDegraded && opt.Listener == nil && CanStartDegraded(err) { // damage that only the replay found
+		return open(opt, err)
+	}
+	return r, err
+}
+
+// open is Open; damage, if it is not nil, is why the event log is not opened.
+func open(opt Options, damage error) (r *Relay, err error) {
 	if opt.Listener != nil {
 		opt.Listen = opt.Listener.Addr().String()
 	} else if opt.Listen == "" {
@@ -129,7 +143,7 @@ func Open(opt Options) (r *Relay, err error) {
 		opt.Synchronized = clock.NTPSynchronized
 	}
 	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener, bodies: edge.NewBodies(), streamPool: edge.NewPool(maxStreams),
-		storage:     storage.New(storage.Options{Logger: opt.Logger}),
+		started: time.Now(), degraded: damage, storage: storage.New(storage.Options{Logger: opt.Logger}),
 		adminLimits: edge.NewLimiter(maxAdminCallers, true), strangers: edge.NewLimiter(maxStrangerAddresses, false)}
 	r.conns = edge.NewConns(edge.ConnOptions{MaxOpen: edge.MaxOpenConns(), Proxies: opt.TrustedProxies})
 	for _, step := range []func() error{
@@ -265,9 +279,11 @@ func (r *Relay) Run(ctx context.Context) error {
 
 	// One group for each context above: what a context ends, its group waits for.
 	var logging, queueing, background, linked, serving sync.WaitGroup
-	logging.Go(func() { _ = r.events.Run(logCtx) })
+	if r.events != nil {
+		logging.Go(func() { _ = r.events.Run(logCtx) })
+		<-r.events.Started() // no request is served before the log takes events
+	}
 	queueing.Go(func() { _ = r.queue.Run(queueCtx) })
-	<-r.events.Started() // no request is served before the log takes events
 	r.runComponents(components, &background)
 	background.Go(func() { _ = r.mcp.Run(streams) })
 	failed := make(chan error, 4) // one for each goroutine that sends to it

@@ -134,7 +134,8 @@ func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
 }
 
 // readyz is for load balancers: 503 as soon as the relay drains, while its clock cannot be
-// right and while a store does not work, with the reasons. /healthz stays 200.
+// right and while a store does not work, with the reasons. /healthz stays 200. A degraded relay
+// is ready, and says that it is degraded: an operator wants it to serve boards.
 func (r *Relay) readyz(w http.ResponseWriter, _ *http.Request) {
 	if !r.ready.Load() {
 		edge.WriteText(w, http.StatusServiceUnavailable, "draining\n")

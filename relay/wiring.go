@@ -65,6 +65,28 @@ func (r *Relay) openState() (err error) {
 	if err != nil {
 		return err
 	}
+	if err := r.openEventLog(); err != nil && (!r.opt.StartDegraded || errors.Is(err, eventlog.ErrInUse)) {
+		return err
+	} else if err != nil {
+		r.startDegraded(err)
+	}
+	queue := eventqueue.Options{Store: storeEvents, Watch: r.storage.Watch(storeEvents), Logger: r.log.Named("events")}
+	if r.events != nil { // an interface with a nil pointer is not nil
+		queue.Log = r.events
+	}
+	r.queue = eventqueue.New(queue)
+	r.clock = r.newClockGuard()
+	if r.events == nil {
+		return nil // relay.json keeps what it recorded of the log
+	}
+	return r.store.FollowEventLog(r.eventLogRecord)
+}
+
+// openEventLog opens the event log, if it is the one that relay.json records.
+func (r *Relay) openEventLog() (err error) {
+	if r.degraded != nil {
+		return r.degraded
+	}
 	r.events, err = eventlog.Open(eventlog.Options{
 		Path: filepath.Join(r.opt.StateDir, eventlog.FileName), Logger: r.log.Named("events"), Snapshot: r.snapshotForRetention, Now: r.opt.Now,
 		Watch: r.storage.Watch(storeEvents), Expect: r.expectedEventLog(),
@@ -72,9 +94,7 @@ func (r *Relay) openState() (err error) {
 	if err != nil {
 		return r.eventLogError(err)
 	}
-	r.queue = eventqueue.New(eventqueue.Options{Log: r.events, Store: storeEvents, Watch: r.storage.Watch(storeEvents), Logger: r.log.Named("events")})
-	r.clock = r.newClockGuard()
-	return r.store.FollowEventLog(r.eventLogRecord)
+	return nil
 }
 
 // storeTimeout bounds how long a request waits for a store. It is below kernel.CallBudget, so
@@ -181,6 +201,7 @@ func (r *Relay) newFrontEnd() error {
 	r.guard = edge.NewGuard(edge.GuardOptions{CheckHost: r.loopback, Hosts: hosts, Origins: r.opt.AllowOrigin})
 	r.upgrader = link.NewUpgrader(r.guard.OriginAllowed)
 	r.mcp = mcp.New(mcp.Options{
+		Notice: r.notice(),
 		Kernel: r.kernel, Authenticate: r.mcpCaller, Bodies: r.bodies, OnDenied: r.writeDenied, Guard: r.guard, Version: r.opt.Version, Logger: r.log,
 		OnSessionClosed: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
 	})
@@ -215,13 +236,17 @@ func (r *Relay) loadPlugins() error {
 			return fmt.Errorf("rebuild the tickets from the event log: %w", err)
 		}
 		r.log.Info("tickets rebuilt from the event log", zap.Any("restored", restored))
-		plugins, r.builtins[PluginTickets] = append(plugins, r.tickets), r.tickets
+		var p builtinPlugin = r.tickets
+		if r.degraded != nil {
+			p = unavailableTickets{r.tickets}
+		}
+		plugins, r.builtins[PluginTickets] = append(plugins, p), p
 	}
 	if r.pluginEnabled(PluginDirectory) {
-		d := directory.New(r.kernel, func(nodeID string) (directory.Node, bool) {
+		d := directory.New(directory.Options{Kernel: r.kernel, Lookup: func(nodeID string) (directory.Node, bool) {
 			a, ok := r.store.NodeAttributes(nodeID)
 			return directory.Node(a), ok
-		})
+		}, Seen: r.store.SeenNodes})
 		plugins, r.builtins[PluginDirectory] = append(plugins, d), d
 	}
 	if r.opt.Conformance {
@@ -246,6 +271,7 @@ func (r *Relay) loadPlugins() error {
 //	processes    external plugins
 //	audit        writes what is queued
 //	storage      faults of the disk: probes and log lines
+//	status       the socket of agentctl relay status, and the sizes of the stores
 //	offline      expiry of offline plugins
 //	registry     entries of boards that relay.db could not store
 //	openStreams  end of streams whose token was revoked
@@ -268,6 +294,11 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 		}
 	})
 	wg.Go(func() { _ = r.storage.Run(ctx) })
+	wg.Go(func() { r.serveStatus(ctx) })
+	wg.Go(func() { r.measure(ctx) })
+	if r.degraded != nil {
+		wg.Go(func() { r.remindDegraded(ctx) })
+	}
 	wg.Go(func() { r.expireOffline(ctx) })
 	wg.Go(func() { r.retryRegistry(ctx) })
 	wg.Go(func() { r.openStreams.closeRevoked(ctx) })

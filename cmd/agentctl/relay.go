@@ -117,6 +117,7 @@ are folders in --plugin-dir.`,
 	addTrustedProxyFlag(f, &proxies)
 	f.BoolVar(&o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
 	f.BoolVar(&o.AcceptClock, "accept-clock", false, "let boards link although this machine's clock is before the build or the newest event")
+	f.BoolVar(&o.StartDegraded, "start-degraded", false, "serve boards without the event log if it is damaged, missing or another relay's; tickets answer with an error")
 	f.BoolVar(&o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
 	f.StringArrayVar(&o.ExternalPlugins, "plugin", nil, "load the plugin `NAME` from the plugin directory (repeatable)")
 	f.StringVar(&o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
@@ -163,6 +164,8 @@ func relayOpenError(err error) error {
 		return exit(exitUsage, "%w; use --tls own, give --tls-cert and --tls-key, or --insecure behind a TLS proxy", err)
 	case errors.As(err, &bad):
 		return exit(exitUsage, "%s: %w", optionFlags[bad.Option], bad.Err)
+	case relay.CanStartDegraded(err):
+		return exit(exitFailure, "%w\nsee what is damaged with: agentctl relay check\nsave what can be read with: agentctl relay salvage DIR\nor return to a backup with: agentctl relay restore BACKUP\nto serve boards meanwhile, without tickets and without a record: agentctl relay --start-degraded", err)
 	case errors.Is(err, syscall.EADDRINUSE):
 		return exit(exitFailure, "%w; choose another address with --listen or --metrics-listen", err)
 	}

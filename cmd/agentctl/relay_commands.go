@@ -10,5 +10,6 @@ func relayCommands() []*cobra.Command {
 	return []*cobra.Command{
 		newRelayBackup(),
 		newRelayRestore(),
+		newRelayStatus(),
 	}
 }

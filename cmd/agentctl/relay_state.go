@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/relay/auth"
+	"agentctl/relay/eventlog"
 )
 
 // explainState adds what to type next to a refused state directory.
@@ -17,6 +18,10 @@ func explainState(cmd *cobra.Command, err error) error {
 		return err
 	}
 	again := stateDirHint(cmd)
-	return exit(exitFailure, "%w\nput the right file back, or restore a backup with: agentctl relay restore BACKUP%s\nor go on without it, which prints what is lost, with: agentctl relay restore --accept-loss %s%s",
-		err, again, bad.Store, again)
+	degraded := ""
+	if bad.Store == eventlog.FileName {
+		degraded = "\nto serve boards meanwhile, without tickets and without a record: agentctl relay --start-degraded" + again
+	}
+	return exit(exitFailure, "%w\nput the right file back, or restore a backup with: agentctl relay restore BACKUP%s\nor go on without it, which prints what is lost, with: agentctl relay restore --accept-loss %s%s%s",
+		err, again, bad.Store, again, degraded)
 }

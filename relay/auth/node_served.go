@@ -82,6 +82,26 @@ func (s *Store) CloneTimes() map[string]int64 {
 	return suspects
 }
 
+// NodeCount is the number of registered nodes.
+func (s *Store) NodeCount() int {
+	s.registry.mu.RLock()
+	defer s.registry.mu.RUnlock()
+	return len(s.registry.byID)
+}
+
+// SeenNodes calls fn with the nodes of a tenant that were ever seen, and when they were seen
+// last, Unix ms. It reads memory, about 1 ms for each 20,000 nodes of all tenants. fn must be
+// quick and not use the Store.
+func (s *Store) SeenNodes(tenant string, fn func(nodeID string, lastSeenMS int64)) {
+	s.registry.mu.RLock()
+	defer s.registry.mu.RUnlock()
+	for id, n := range s.registry.byID {
+		if ms := n.seenMS.Load(); ms != 0 && n.tenant == tenant {
+			fn(id, ms)
+		}
+	}
+}
+
 // SeenWithin counts the nodes that were seen within a time before now. It looks at every
 // node, about 1 ms for each 20,000: call it once a minute.
 func (s *Store) SeenWithin(d time.Duration) (nodes int) {

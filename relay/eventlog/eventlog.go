@@ -148,6 +148,7 @@ var (
 var (
 	ErrNotRunning = errors.New("eventlog: not running, so nothing was stored; Run must be running")
 	ErrClosed     = errors.New("eventlog: closed")
+	ErrInUse      = errors.New("another relay is using it") // from Open
 	ErrRemoved    = errors.New("eventlog: retention removed events during the replay; begin it again")
 
 	// ErrStalled is a fault of the disk that may end.

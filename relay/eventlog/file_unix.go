@@ -21,7 +21,7 @@ func lockFile(path string) (*os.File, error) {
 	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		f.Close()
-		return nil, fmt.Errorf("another relay is using it; stop that relay, or choose another directory (find it with: fuser -v %s)", path)
+		return nil, fmt.Errorf("%w; stop that relay, or choose another directory (find it with: fuser -v %s)", ErrInUse, path)
 	case err != nil && !errors.Is(err, unix.ENOTSUP) && !errors.Is(err, unix.ENOLCK): // some network file systems have no locks
 		f.Close()
 		return nil, err

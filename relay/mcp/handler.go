@@ -32,6 +32,7 @@ type Options struct {
 	OnDenied func(w http.ResponseWriter, r *http.Request, err error)
 	// OnSessionClosed, when set, is called with the id of each session that has ended.
 	OnSessionClosed func(session string)
+	Notice          string      // a sentence about the relay's state that precedes the instructions; default none
 	Version         string      // of the relay, sent to clients; default "dev"
 	Logger          *zap.Logger // default: none; arguments and results are not logged
 	// Guard checks Host and Origin. Default: the Host is a loopback name, and no page of

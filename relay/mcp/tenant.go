@@ -79,7 +79,7 @@ func newTenant(h *Handler, name string) (*tenant, error) {
 // the middleware answers.
 func (t *tenant) server() *sdk.Server {
 	s := sdk.NewServer(t.h.impl, &sdk.ServerOptions{
-		Instructions: instructions,
+		Instructions: t.h.opts.Notice + instructions,
 		Capabilities: &sdk.ServerCapabilities{
 			Tools:       &sdk.ToolCapabilities{ListChanged: true},
 			Resources:   &sdk.ResourceCapabilities{ListChanged: true, Subscribe: true},

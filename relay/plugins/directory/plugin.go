@@ -1,14 +1,16 @@
 // Package directory is the plugin that lists presence: the devices and agents of the
 // caller's tenant, as mcp://agents/directory.json and as the tool agents.list.
 //
-//	p := directory.New(k, lookup)
+//	p := directory.New(directory.Options{Kernel: k, Lookup: lookup, Seen: seen})
 //	err := k.Load(p, false)
 //	err = p.Run(ctx) // notifies subscribers of changes
 package directory
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"slices"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
@@ -30,17 +32,22 @@ type Node struct {
 }
 
 // Plugin serves the directory. Make one with New.
-type Plugin struct {
-	k      *kernel.Kernel
-	lookup func(nodeID string) (Node, bool)
+type Plugin struct{ opt Options }
+
+// Options configure a Plugin. Only Kernel, whose presence is listed, must be given.
+type Options struct {
+	Kernel *kernel.Kernel
+	// Lookup finds a device in the registry, in memory; a device that it does not know is not
+	// listed, because an operator removed it. nil lists devices as their presence describes them.
+	Lookup func(nodeID string) (Node, bool)
+	// Seen calls fn with the devices of a tenant that were ever linked, from memory, in any
+	// order. One without presence is listed as offline: its events are older than the event log
+	// reaches, or the log is not the one of then. nil: there are none.
+	Seen func(tenant string, fn func(nodeID string, lastSeenMS int64))
 }
 
-// New makes the plugin, for the presence of k. lookup finds a device in the registry, in
-// memory; a device that it does not know is not listed, because an operator removed it. nil
-// lists devices as their presence describes them.
-func New(k *kernel.Kernel, lookup func(nodeID string) (Node, bool)) *Plugin {
-	return &Plugin{k: k, lookup: lookup}
-}
+// New makes the plugin.
+func New(o Options) *Plugin { return &Plugin{o} }
 
 var (
 	_ kernel.Plugin  = (*Plugin)(nil)
@@ -109,12 +116,12 @@ func (p *Plugin) Read(_ context.Context, c *kernel.Caller, uri string) ([]byte, 
 }
 
 func (p *Plugin) list(c *kernel.Caller) ([]byte, error) {
-	present := p.k.ListPresence(c.Tenant)
+	present := p.known(c.Tenant)
 	d := Directory{Agents: make([]Entry, 0, len(present))}
 	for _, s := range present {
 		e := Entry{Presence: s}
-		if s.Kind == kernel.PresenceDevice && p.lookup != nil {
-			n, ok := p.lookup(s.ID)
+		if s.Kind == kernel.PresenceDevice && p.opt.Lookup != nil {
+			n, ok := p.opt.Lookup(s.ID)
 			if !ok {
 				continue
 			}
@@ -123,6 +130,30 @@ func (p *Plugin) list(c *kernel.Caller) ([]byte, error) {
 		d.Agents = append(d.Agents, e)
 	}
 	return json.Marshal(d)
+}
+
+// known returns the presence of a tenant, and the devices of the registry that have none.
+func (p *Plugin) known(tenant string) []kernel.Presence {
+	present := p.opt.Kernel.ListPresence(tenant)
+	if p.opt.Seen == nil {
+		return present
+	}
+	has := make(map[string]bool, len(present))
+	for i := range present {
+		if present[i].Kind == kernel.PresenceDevice {
+			has[present[i].ID] = true
+		}
+	}
+	listed := len(present)
+	p.opt.Seen(tenant, func(nodeID string, lastSeenMS int64) {
+		if !has[nodeID] && len(present) < kernel.MaxPresences {
+			present = append(present, kernel.Presence{Tenant: tenant, ID: nodeID, Kind: kernel.PresenceDevice, Status: kernel.Offline, LastPingMS: lastSeenMS})
+		}
+	})
+	if len(present) > listed {
+		slices.SortFunc(present, func(a, b kernel.Presence) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID)) })
+	}
+	return present
 }
 
 // Watch implements kernel.Watcher. Run notifies the subscribers of the tenant concerned,
@@ -135,8 +166,8 @@ func (p *Plugin) Watch(ctx context.Context, _ string, _ func()) error {
 // Run notifies the subscribers of a tenant when one of its devices or agents goes online or
 // offline, until ctx ends.
 func (p *Plugin) Run(ctx context.Context) error {
-	remove := p.k.OnPresence(func(s kernel.Presence) {
-		p.k.NotifyChange(s.Tenant, kernel.Change{Updated: []string{URI}})
+	remove := p.opt.Kernel.OnPresence(func(s kernel.Presence) {
+		p.opt.Kernel.NotifyChange(s.Tenant, kernel.Change{Updated: []string{URI}})
 	})
 	defer remove()
 	<-ctx.Done()

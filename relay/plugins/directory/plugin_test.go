@@ -31,7 +31,7 @@ const node = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 func TestDirectory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := kernel.New(kernel.Options{PresenceTimeout: 30 * time.Second})
-		p := New(k, nil)
+		p := New(Options{Kernel: k})
 		if err := k.Load(p, false); err != nil {
 			t.Fatal(err)
 		}
@@ -112,9 +112,9 @@ func read(t *testing.T, k *kernel.Kernel, tenant string) []kernel.Presence {
 func TestAttributes(t *testing.T) {
 	const removed = "01hzx9k3m4p7q8r9s0t1v2w3xz"
 	k := kernel.New(kernel.Options{})
-	p := New(k, func(id string) (Node, bool) {
+	p := New(Options{Kernel: k, Lookup: func(id string) (Node, bool) {
 		return Node{Name: "attic", NameSet: true, Tags: []string{"north", "roof"}, Description: "under the ridge"}, id == node
-	})
+	}})
 	if err := k.Load(p, false); err != nil {
 		t.Fatal(err)
 	}
@@ -164,9 +164,33 @@ func entries(t *testing.T, k *kernel.Kernel, tenant string) []Entry {
 	return d.Agents
 }
 
+// Devices that the registry has seen are listed although the event log does not know them.
+func TestSeenDevices(t *testing.T) {
+	const gone = "01hzx9k3m4p7q8r9s0t1v2w3xz"
+	k := kernel.New(kernel.Options{})
+	p := New(Options{Kernel: k, Lookup: func(id string) (Node, bool) { return Node{Name: "n" + id[24:]}, true },
+		Seen: func(tenant string, fn func(string, int64)) {
+			if tenant == "a" {
+				fn(gone, 1234)
+				fn(node, 5)
+			}
+		}})
+	if err := k.Load(p, false); err != nil {
+		t.Fatal(err)
+	}
+	k.Heartbeat(kernel.Presence{Tenant: "a", Kind: kernel.PresenceDevice, ID: node})
+	got := entries(t, k, "a")
+	if len(got) != 2 || got[0].ID != node || got[0].Status != kernel.Online || got[1].ID != gone || got[1].Status != kernel.Offline || got[1].LastPingMS != 1234 || got[1].Name != "nxz" {
+		t.Errorf("listed: %+v", got)
+	}
+	if got := entries(t, k, "b"); len(got) != 0 {
+		t.Errorf("another tenant: %+v", got)
+	}
+}
+
 func TestRefused(t *testing.T) {
 	k := kernel.New(kernel.Options{})
-	if err := k.Load(New(k, nil), false); err != nil {
+	if err := k.Load(New(Options{Kernel: k}), false); err != nil {
 		t.Fatal(err)
 	}
 	stranger := &kernel.Caller{Tenant: "a", Scopes: scope(manifest.ScopeTicketsRead)}

@@ -1,0 +1,140 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/relay"
+	"agentctl/relay/storage"
+	"agentctl/term"
+)
+
+// relayStatusTimeout bounds the question: the relay answers from memory.
+const relayStatusTimeout = 5 * time.Second
+
+func newRelayStatus() *cobra.Command {
+	var out output
+	var dir string
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show the state of the running relay: stores, boards, events, clock, plugins",
+		Long: `Show the state of the relay that runs on the state directory. It answers while its disk hangs.
+
+The exit code is 1 while something keeps the relay from working fully: a store that fails, a clock
+that cannot be right, or --start-degraded. It is 3 if no relay runs there.`,
+		Example: "  agentctl relay status\n  agentctl relay status -o json | jq '.stores[] | select(.ok | not)'",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), relayStatusTimeout)
+			defer cancel()
+			s, err := relay.ReadStatus(ctx, dir)
+			switch {
+			case errors.Is(err, relay.ErrNotRunning):
+				return exit(exitNotRunning, "%w: %s\nstart it with: agentctl relay%s", err, dir, stateDirHint(cmd))
+			case errors.Is(err, fs.ErrNotExist):
+				return exit(exitNotRunning, "%w: there is no directory %s; name the relay's with --state-dir", relay.ErrNotRunning, dir)
+			case errors.Is(err, fs.ErrPermission):
+				return exit(exitUnauthorized, "ask the relay: %w; run this as the owner of %s (sudo)", err, dir)
+			case errors.Is(err, context.DeadlineExceeded):
+				return exit(exitTimeout, "no answer in %s: the disk of %s may hang; ask the relay over HTTP: GET /readyz", relayStatusTimeout, dir)
+			case err != nil:
+				return exit(exitFailure, "ask the relay: %w", err)
+			}
+			if err := out.print(cmd, s, func() error { return printRelayStatus(cmd.OutOrStdout(), s) }); err != nil {
+				return err
+			}
+			if !s.Healthy() {
+				return exit(exitFailure, "the relay is not healthy; what to do: docs/operations.md, or agentctl relay check%s", stateDirHint(cmd))
+			}
+			return nil
+		},
+	}
+	out.flags(c)
+	stateDirFlag(c, &dir)
+	return c
+}
+
+func printRelayStatus(w io.Writer, s *relay.Status) error {
+	row := func(key, format string, args ...any) {
+		fmt.Fprintf(w, "%-10s%s\n", key, term.SafeLine(fmt.Sprintf(format, args...)))
+	}
+	row("Relay", "%s, up %s, process %d", s.Version, (time.Duration(s.UptimeS) * time.Second).String(), s.PID)
+	row("State", "%s", s.StateDir)
+	for i, l := range s.Listeners {
+		key := ""
+		if i == 0 {
+			key = "Serves"
+		}
+		row(key, "%-8s %s", l.Name, l.URL)
+	}
+	row("Boards", "%d linked of %d registered, %d metric streams", s.Boards.Linked, s.Boards.Registered, s.Boards.Streams)
+	row("Agents", "%d MCP sessions, %d metric streams", s.Agents.MCPSessions, s.Agents.Streams)
+	printStores(row, s)
+	if s.Degraded != "" {
+		row("Events", "NONE: this relay runs without its event log (--start-degraded)")
+	} else {
+		row("Events", "%d, the last is %d; %d wait for the disk, %d lost since the start", s.Events.Count, s.Events.Last, s.Events.Waiting, s.Events.Lost)
+	}
+	for _, c := range s.Events.Classes {
+		row("", "%-8s %d events, %s", c.Class, c.Count, term.Bytes(uint64(max(c.Bytes, 0))))
+	}
+	row("Audit", "%d lines, %d lost, %d refusals of strangers, since the start", s.Audit.Lines, s.Audit.Lost, s.Audit.Refusals)
+	if s.Clock.OK {
+		row("Clock", "%s", time.UnixMilli(s.Clock.NowMS).UTC().Format(time.RFC3339))
+	} else {
+		row("Clock", "WRONG: %s", s.Clock.Problem)
+	}
+	var plugins []string
+	for _, p := range s.Plugins {
+		name := p.Name + " " + p.Version
+		if p.State != "up" {
+			name += " (" + p.State + ")"
+		}
+		plugins = append(plugins, name)
+	}
+	row("Plugins", "%s", strings.Join(plugins, ", "))
+	fmt.Fprintln(w)
+	t := term.NewTable(w, "SHARED", "IN USE", "LIMIT", "REFUSED")
+	for _, p := range s.Pools {
+		t.Row(p.Name, p.InUse, p.Limit, p.Refused)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if len(s.Problems) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, p := range s.Problems {
+		fmt.Fprintf(w, "- %s\n", term.SafeLine(p))
+	}
+	return nil
+}
+
+// printStores prints a line for each store, and one for each of its problems.
+func printStores(row func(key, format string, args ...any), s *relay.Status) {
+	key := "Stores"
+	for i := range s.Stores {
+		st := &s.Stores[i]
+		state := "ok"
+		if len(st.Problems) > 0 {
+			state = string(st.Problems[0].Kind)
+		}
+		row(key, "%-10s %-10s %s", st.Store, state, term.Bytes(uint64(max(st.Bytes, 0))))
+		key = ""
+		for _, p := range st.Problems {
+			row("", "  %s", storage.Describe(st.Store, p, time.Now()))
+			if p.Detail != "" {
+				row("", "  %s", p.Detail)
+			}
+		}
+	}
+}

@@ -1,0 +1,181 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// The relay answers `agentctl relay status` on a unix socket in its state directory: whoever may
+// read the directory may ask, no token is needed, and it answers while the stores hang. A
+// connection gets one JSON document, Status, and is closed.
+
+// statusSocket is the socket's name in the state directory, with mode 0600.
+const statusSocket = "relay.sock"
+
+// Bounds of the socket.
+const (
+	maxStatusConns = 8       // at once; more wait in the kernel
+	maxStatusBytes = 4 << 20 // of a document that ReadStatus takes
+	statusTimeout  = 5 * time.Second
+)
+
+// ErrNotRunning is returned by ReadStatus when no relay serves the state directory.
+var ErrNotRunning = errors.New("no relay is running on this state directory")
+
+// maxSocketPath is the length of a path that every unix takes in an address.
+const maxSocketPath = 103
+
+// socketPath returns a path of the status socket that fits an address. A longer one is reached
+// through an open directory, on Linux; release closes it after use.
+func socketPath(stateDir string) (path string, release func(), err error) {
+	path = filepath.Join(stateDir, statusSocket)
+	if len(path) <= maxSocketPath || runtime.GOOS != "linux" {
+		return path, func() {}, nil
+	}
+	dir, err := os.Open(stateDir)
+	if err != nil {
+		return "", nil, err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), statusSocket), func() { _ = dir.Close() }, nil
+}
+
+// listenStatus makes the socket, in place of one that a relay has left behind.
+func listenStatus(stateDir string) (net.Listener, error) {
+	path, release, err := socketPath(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if info, err := os.Lstat(path); err == nil {
+		if info.Mode().Type() != fs.ModeSocket {
+			return nil, fmt.Errorf("%s is not a socket; move it away", path)
+		}
+		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+			_ = c.Close()
+			return nil, fmt.Errorf("another relay serves %s", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	ln.(*net.UnixListener).SetUnlinkOnClose(false) // the path may be of a directory that is closed by then
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	return ln, nil
+}
+
+// serveStatus answers on the socket until ctx ends, and then removes it. A state directory that
+// takes no socket costs the command only.
+func (r *Relay) serveStatus(ctx context.Context) {
+	ln, err := listenStatus(r.opt.StateDir)
+	if err != nil {
+		r.log.Warn("agentctl relay status will not find this relay", zap.Error(err))
+		return
+	}
+	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
+	defer stop()
+	slots := make(chan struct{}, maxStatusConns)
+	var conns sync.WaitGroup
+	for {
+		slots <- struct{}{}
+		c, err := ln.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				break
+			}
+			<-slots
+			select { // no more open files, say
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+			continue
+		}
+		conns.Go(func() {
+			defer func() { <-slots }()
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(statusTimeout))
+			_ = json.NewEncoder(c).Encode(r.Status())
+		})
+	}
+	conns.Wait()
+	_ = os.Remove(filepath.Join(r.opt.StateDir, statusSocket))
+}
+
+// measure keeps the sizes of the stores up to date, until ctx ends. On a disk that hangs it
+// hangs too, and the last sizes stay.
+func (r *Relay) measure(ctx context.Context) {
+	measure := func() {
+		sizes := r.measureStores()
+		r.sizes.Store(&sizes)
+	}
+	measure()
+	every(ctx, sizesInterval, measure)
+}
+
+// ReadStatus asks the relay that runs on a state directory. ErrNotRunning if there is none;
+// context.DeadlineExceeded also if the directory itself does not answer.
+func ReadStatus(ctx context.Context, stateDir string) (*Status, error) {
+	type result struct {
+		status *Status
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() { // the lookup of the path may hang with the disk, whatever ctx says
+		s, err := readStatus(ctx, stateDir)
+		done <- result{s, err}
+	}()
+	select {
+	case r := <-done:
+		return r.status, r.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func readStatus(ctx context.Context, stateDir string) (*Status, error) {
+	path, release, err := socketPath(stateDir)
+	if err == nil {
+		defer release()
+		if _, err = os.Stat(stateDir); err != nil {
+			return nil, err
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, ErrNotRunning
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
+	var s Status
+	if err := json.NewDecoder(io.LimitReader(c, maxStatusBytes)).Decode(&s); err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, fmt.Errorf("read the status of the relay: %w", err)
+	}
+	return &s, nil
+}
