@@ -25,7 +25,7 @@ docs/kernel.md shows one.
 ls, load and unload need a token with the scope kernel:admin:
   agentctl token create --class operator`,
 	}
-	c.AddCommand(newPluginValidate(), newPluginLs(), newPluginLoad(), newPluginUnload())
+	c.AddCommand(newPluginValidate(), newPluginLs(), newPluginLoad(), newPluginUnload(), newPluginServe())
 	return c
 }
 
@@ -83,7 +83,10 @@ func newPluginLoad() *cobra.Command {
 			Use:   "load NAME",
 			Short: "Start a plugin from the relay's plugin directory",
 			Long: `Start a plugin from the relay's plugin directory and offer its tools until it is unloaded or the
-relay stops. 'agentctl relay --plugin NAME' loads it whenever the relay starts.`,
+relay stops. 'agentctl relay --plugin NAME' loads it whenever the relay starts.
+
+The plugin cannot reach the relay's files: it runs in a sandbox, or as a service of its own if it has
+a socket (systemctl enable --now agentctl-relay-plugin@NAME.socket). 'agentctl plugin ls' shows which.`,
 			Example: "  agentctl plugin load notes --token-file admin.token",
 		},
 		call: (*client.Client).LoadPlugin,

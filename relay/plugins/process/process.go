@@ -8,6 +8,9 @@
 //	NAME/run           an executable, started with its folder as working directory; or
 //	NAME/run.sock      a unix socket of a server that the relay does not start
 //
+// The relay starts the executable in a sandbox (package sandbox). If there is a socket
+// NAME.sock in Options.SocketDir, a service manager starts it instead, by Serve.
+//
 //	h := process.New(process.Options{Dir: dir, Kernel: k})
 //	go h.Run(ctx)                  // owns every process
 //	err = h.Load(ctx, "weather")   // started, checked against its manifest, offered

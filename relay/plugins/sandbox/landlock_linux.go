@@ -52,6 +52,8 @@ func Available() error {
 		return fmt.Errorf("%w: this kernel has no Landlock (Linux 5.13 or later, built with CONFIG_SECURITY_LANDLOCK)", ErrUnavailable)
 	case errors.Is(err, syscall.EOPNOTSUPP):
 		return fmt.Errorf("%w: Landlock is disabled in this kernel; add it to the boot parameter lsm=", ErrUnavailable)
+	case errors.Is(err, syscall.EPERM):
+		return fmt.Errorf("%w: Landlock is forbidden to this process, by the filter of system calls of a container or a service", ErrUnavailable)
 	case err != nil:
 		return fmt.Errorf("%w: Landlock cannot be used: %w", ErrUnavailable, err)
 	}

@@ -1,0 +1,44 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/control"
+	"agentctl/relay/plugins/process"
+)
+
+// newPluginServe is what agentctl-relay-plugin@.service runs. It is hidden: it needs the socket of a
+// service manager.
+func newPluginServe() *cobra.Command {
+	return &cobra.Command{
+		Use:    "serve DIR",
+		Short:  "Run a plugin as a service, for one connection of the socket that systemd passes",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ln, err := control.InheritedListener(os.Getenv)
+			if err != nil {
+				return err
+			}
+			if ln == nil {
+				return exit(exitUsage, "%w", errNoSocket)
+			}
+			home := os.Getenv("STATE_DIRECTORY") // systemd.exec(5)
+			if home == "" {
+				home = args[0]
+			}
+			if err := process.Serve(cmd.Context(), ln, args[0], home); err != nil {
+				return fmt.Errorf("serve the plugin in %s: %w", args[0], err)
+			}
+			return nil
+		},
+	}
+}
+
+var errNoSocket = errors.New("plugin serve is started by systemd with a socket: systemctl enable --now agentctl-relay-plugin@NAME.socket")

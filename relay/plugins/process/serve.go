@@ -1,0 +1,95 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Serve runs the executable of the plugin in dir for the next connection of a Unix socket, which
+// becomes its stdin and stdout. It is the main process of a plugin that is a service: a service
+// manager owns the socket, and starts the service again when the relay connects again. home
+// is where the plugin can write.
+//
+// Serve returns when the plugin has ended. stopGrace after the end of the connection or of ctx
+// it kills the plugin, so that the next connection finds a new one.
+func Serve(ctx context.Context, ln net.Listener, dir, home string) error {
+	closeListener := context.AfterFunc(ctx, func() { _ = ln.Close() })
+	defer closeListener()
+	nc, err := ln.Accept()
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	uc, ok := nc.(*net.UnixConn)
+	if !ok {
+		_ = nc.Close()
+		return fmt.Errorf("not a Unix socket: %s", ln.Addr())
+	}
+	f, err := uc.File() // blocking, as a program expects of its stdin
+	_ = uc.Close()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	cmd := exec.Command(filepath.Join(dir, runFile))
+	cmd.Dir, cmd.Env = dir, pluginEnv(filepath.Base(dir), home)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = f, f, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	killWithParent(cmd.SysProcAttr)
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+
+	fd := int(f.Fd())
+	hangup := make(chan struct{})
+	go func() {
+		defer close(hangup)
+		waitHangup(fd)
+	}()
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	isStopping := false
+	select {
+	case err = <-exited:
+	case <-hangup:
+		isStopping = true
+	case <-ctx.Done():
+		isStopping = true
+	}
+	if isStopping {
+		kill := time.AfterFunc(stopGrace, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+		<-exited
+		kill.Stop()
+		err = nil
+	}
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // processes that it left behind
+	_ = unix.Shutdown(fd, unix.SHUT_RDWR)               // ends waitHangup
+	<-hangup
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return fmt.Errorf("the plugin ended: %s", exit)
+	}
+	return err
+}
+
+// waitHangup waits until the connection of a socket has ended in both directions. It reads
+// nothing.
+func waitHangup(fd int) {
+	for {
+		fds := []unix.PollFd{{Fd: int32(fd)}} // POLLHUP needs no request
+		if _, err := unix.Poll(fds, -1); err == nil || !errors.Is(err, syscall.EINTR) {
+			return
+		}
+	}
+}
