@@ -96,7 +96,7 @@ func printRelayStatus(w io.Writer, s *relay.Status) error {
 	var plugins []string
 	for _, p := range s.Plugins {
 		name := p.Name + " " + p.Version
-		if p.State != "up" {
+		if p.State != "loaded" {
 			name += " (" + p.State + ")"
 		}
 		plugins = append(plugins, name)

@@ -106,6 +106,7 @@ func Open(o Options) (store *Store, err error) {
 		return nil, err
 	}
 	s.db.watch, s.db.writeTimeout = o.Watch, o.WriteTimeout
+	o.Watch.SetProbe(s.probe)
 	return s, s.load(&o)
 }
 
@@ -244,6 +245,15 @@ func (s *Store) runEvery(ctx context.Context, interval time.Duration, task strin
 		}
 		failing = err != nil
 	}
+}
+
+// probe does a durable write that changes nothing: SQLite writes the page of the header and
+// syncs it. The monitor of the disk calls it while a fault stands.
+func (s *Store) probe(ctx context.Context) error {
+	return s.db.write(ctx, func(tx *sql.Tx) error {
+		_, err := tx.Exec(fmt.Sprintf("PRAGMA user_version = %d", len(migrations)))
+		return err
+	}, nil)
 }
 
 // Refresh reads what another process changed since the last time: revocations, signing keys

@@ -57,6 +57,8 @@ func (s *Store) Run(ctx context.Context) error {
 		case snap := <-s.retention.results:
 			s.handleSnapshot(snapshotCtx, &wg, snap)
 		case <-step.C:
+		case done := <-s.probes:
+			done <- s.writeProbe()
 		}
 		if s.commitBatch() {
 			signal(s.appendReady)

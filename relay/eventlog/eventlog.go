@@ -219,6 +219,7 @@ type Store struct {
 	started     chan struct{} // closed when Run has begun for the first time
 	startOnce   sync.Once
 	retainNow   chan struct{}        // nil except in tests: check retention now
+	probes      chan chan error      // see probe
 	ageBase     time.Time            // the newest event of earlier runs, or when there was none the time of Open
 	uptime      func() time.Duration // since Open, by the monotonic clock
 	startSeq    uint64               // the first seq of this Open
@@ -256,7 +257,7 @@ const (
 // starts no goroutine; it logs how many events it found, and the last seq.
 func Open(o Options) (_ *Store, err error) {
 	o.setDefaults()
-	s := &Store{opts: o, log: o.Logger, appendReady: make(chan struct{}, 1), offerReady: make(chan struct{}, 1), started: make(chan struct{}),
+	s := &Store{opts: o, log: o.Logger, appendReady: make(chan struct{}, 1), probes: make(chan chan error), offerReady: make(chan struct{}, 1), started: make(chan struct{}),
 		queuedBy: make(map[string]queueShare)}
 	s.stallTimer = time.AfterFunc(stallTimeout, s.stall)
 	s.stallTimer.Stop()
@@ -284,6 +285,7 @@ func Open(o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	s.topic = fanout.New[kernel.Event](fanout.Options{Ring: ringSize, FirstSeq: s.Last() + 1})
+	o.Watch.SetProbe(s.probe)
 	s.log.Info("event log open", zap.String("path", o.Path), zap.Int64("events", s.stats.Events),
 		zap.Uint64("first", s.stats.First), zap.Uint64("last", s.Last()), zap.Int64("bytes", s.bytes.Load()), zap.String("id", s.ID()),
 		zap.Bool("recovered", s.stats.Recovered), zap.Duration("after", time.Since(began)))
