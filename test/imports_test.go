@@ -108,7 +108,7 @@ var allowed = map[string]string{
 	"control":                   "manifest prober transport/clock transport/fanout strictjson",
 	"relay/storage":             "manifest sqlitefile",
 	"relay/auth":                "enrollment manifest relay/storage sqlitefile",
-	"relay/backup":              "atomicfile manifest relay/auth relay/eventlog sqlitefile strictjson",
+	"relay/backup":              "atomicfile manifest relay/auth relay/eventlog relay/storage sqlitefile strictjson",
 	"relay/pipeline":            "",
 	"relay/kernel":              "manifest relay/pipeline",
 	"relay/audit":               "relay/kernel relay/storage",

@@ -12,10 +12,13 @@ import (
 	"strings"
 	"time"
 
+	sqlite3 "modernc.org/sqlite/lib"
+
 	"agentctl/atomicfile"
 	"agentctl/manifest"
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
+	"agentctl/relay/storage"
 	"agentctl/sqlitefile"
 )
 
@@ -91,6 +94,9 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 	b := &creation{Options: &o, copier: newCopier(cmp.Or(o.Rate, DefaultRate)), dir: partial,
 		manifest: &Manifest{Format: Format, Version: o.Version, CreatedAtMS: began.UnixMilli(), Files: []File{}}}
 	if err := b.run(ctx); err != nil {
+		if storage.Classify(err) == storage.Full || sqlitefile.Code(err) == sqlite3.SQLITE_IOERR { // of the copy's index, on a full disk
+			err = fmt.Errorf("%w; see whether there is room: df -h %s", err, o.Dir)
+		}
 		return nil, fmt.Errorf("back up %s: %w", o.StateDir, err)
 	}
 	path, err := publish(partial, filepath.Join(o.Dir, namePrefix+began.Format(nameTime)))
