@@ -151,3 +151,32 @@ func TestSamePreflight(t *testing.T) {
 		}
 	}
 }
+
+// TestMetricsGuard checks that /metrics refuses pages of other sites, also those whose name leads
+// to loopback.
+func TestMetricsGuard(t *testing.T) {
+	r, err := Open(Options{StateDir: t.TempDir(), Listen: "127.0.0.1:0", MetricsListen: "127.0.0.1:0", AllowOrigin: []string{"https://app.example"},
+		Public: "https://relay.example"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	for _, tt := range []struct {
+		host, origin string
+		want         int
+	}{
+		{"127.0.0.1:8461", "", 200}, {"localhost", "", 200}, {"relay.example", "", 200}, {"127.0.0.1:8461", "https://app.example", 200},
+		{"evil.example", "", 403}, {"evil.example:8461", "http://evil.example:8461", 403}, {"127.0.0.1:8461", "https://evil.example", 403}, {"127.0.0.1:8461", "null", 403},
+	} {
+		req := httptest.NewRequest("GET", "/metrics", nil)
+		req.Host = tt.host
+		if tt.origin != "" {
+			req.Header.Set("Origin", tt.origin)
+		}
+		w := httptest.NewRecorder()
+		r.metricsRoutes().ServeHTTP(w, req)
+		if w.Code != tt.want || (tt.want == 200) != strings.Contains(w.Body.String(), "agentctl_devices_connected") {
+			t.Errorf("Host %s, Origin %s: %d %.100s", tt.host, tt.origin, w.Code, w.Body)
+		}
+	}
+}

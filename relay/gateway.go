@@ -39,6 +39,9 @@ func (r *Relay) openGateway() (err error) {
 		o.MaxData = MaxTopicData
 	}
 	o.RelayTopics, o.Bodies, o.Conns = relayTopics, r.bodies, r.conns
+	if r.public != nil {
+		o.Hosts = append(o.Hosts, r.public.Hostname())
+	}
 	o.Insecure = o.Insecure || r.opt.Insecure
 	o.TrustedProxies = append(o.TrustedProxies, r.opt.TrustedProxies...)
 	if r.tls != nil && o.TLS == nil {

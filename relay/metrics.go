@@ -3,6 +3,7 @@ package relay
 import (
 	"fmt"
 	"math"
+	"net"
 	"net/http"
 	"os"
 	"runtime"
@@ -355,12 +356,23 @@ func heapBytes() float64 {
 }
 
 // metricsRoutes is the surface of the metrics listener. It needs no token, so the listener
-// should be bound to loopback or to a monitoring network; no figure names a tenant or a node.
+// should be bound to loopback or to a monitoring network; no figure names a tenant or a node. Pages
+// of other sites read it no more than anything else here: Host and Origin are checked.
 func (r *Relay) metricsRoutes() http.Handler {
 	mux := http.NewServeMux()
+	host, _, _ := net.SplitHostPort(r.opt.MetricsListen)
+	guard := r.newGuard(edge.IsLoopback(host))
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		_, _ = w.Write(r.writeMetrics(make([]byte, 0, 8<<10)))
 	})
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if err := guard.Check(req); err != nil {
+			r.fail(w, req, http.StatusForbidden, manifest.SafetyDenied, err.Error())
+			return
+		}
+		cors.SetHeaders(w.Header(), req)
+		mux.ServeHTTP(w, req)
+	})
 }

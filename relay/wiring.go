@@ -165,6 +165,15 @@ func (r *Relay) newKernel() (err error) {
 	return nil
 }
 
+// newGuard makes the check of Host and Origin for a listener.
+func (r *Relay) newGuard(isLoopback bool) *edge.Guard {
+	var hosts []string
+	if r.public != nil { // a proxy on this machine may pass the public name on
+		hosts = append(hosts, r.public.Hostname())
+	}
+	return edge.NewGuard(edge.GuardOptions{CheckHost: isLoopback, Hosts: hosts, Origins: r.opt.AllowOrigin})
+}
+
 // newFrontEnd makes what talks to devices and clients: the hub with its upgrader, and the
 // MCP handler behind the guard. The callbacks of the hub are in device_link.go and
 // device_alert.go; package hub says which locks are held when they run.
@@ -194,11 +203,7 @@ func (r *Relay) newFrontEnd() error {
 		Audit:              r.auditDevice,
 	})
 	r.sessions = r.hub
-	var hosts []string
-	if r.public != nil { // a proxy on this machine may pass the public name on
-		hosts = append(hosts, r.public.Hostname())
-	}
-	r.guard = edge.NewGuard(edge.GuardOptions{CheckHost: r.loopback, Hosts: hosts, Origins: r.opt.AllowOrigin})
+	r.guard = r.newGuard(r.loopback)
 	r.upgrader = link.NewUpgrader(r.guard.OriginAllowed)
 	r.mcp = mcp.New(mcp.Options{
 		Notice: r.notice(),

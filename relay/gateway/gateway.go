@@ -107,6 +107,7 @@ type Options struct {
 	HMACSecret     []byte        // signs each event; nil: unsigned
 	RelayTopics    []string      // published by Emit and the log; ingest into them needs kernel:admin
 	AllowOrigins   []string      // web origins that may subscribe and publish, as https://host:port
+	Hosts          []string      // names without port that a proxy on this machine may pass on as Host
 
 	// IngestRate is the events per second that one identity may publish, with a burst of two
 	// seconds; default 1,000. OpenIngestRate is that of all requests with a configured

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -38,10 +39,12 @@ func (g *Gateway) routes() http.Handler {
 		"/healthz":  {"GET, HEAD", healthz},
 		"/readyz":   {"GET, HEAD", g.readyz},
 	}
-	guard := edge.NewGuard(edge.GuardOptions{
-		CheckHost: !g.opts.needsToken() && !g.opts.Insecure, // without tokens, Host is all that stops DNS rebinding
-		Origins:   g.opts.AllowOrigins,
-	})
+	// Without tokens, Host is all that stops DNS rebinding: on an open gateway, and for the metrics
+	// of one on loopback.
+	isOpen := !g.opts.needsToken() && !g.opts.Insecure
+	host, _, _ := net.SplitHostPort(g.opts.Listen)
+	guard := edge.NewGuard(edge.GuardOptions{CheckHost: isOpen, Hosts: g.opts.Hosts, Origins: g.opts.AllowOrigins})
+	metricsGuard := edge.NewGuard(edge.GuardOptions{CheckHost: isOpen || edge.IsLoopback(host), Hosts: g.opts.Hosts, Origins: g.opts.AllowOrigins})
 	serve := func(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		edge.SetBodyDeadline(w, r, edge.BodyTimeout)
@@ -53,6 +56,10 @@ func (g *Gateway) routes() http.Handler {
 		if !isPreflight && !slices.Contains(strings.Split(route.methods, ", "), r.Method) {
 			w.Header().Set("Allow", route.methods)
 			return refuse(http.StatusMethodNotAllowed, manifest.BadRequest, "this path takes "+route.methods)
+		}
+		guard := guard
+		if r.URL.Path == MetricsPath {
+			guard = metricsGuard
 		}
 		if err := guard.Check(r); err != nil {
 			return denied(err.Error())

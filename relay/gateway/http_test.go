@@ -153,6 +153,26 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
+// TestMetricsGuard: the metrics of a gateway with tokens take none, so that Host is checked on
+// loopback, as Origin is.
+func TestMetricsGuard(t *testing.T) {
+	g := start(t, Options{SubscribeToken: "secret", Hosts: []string{"events.example"}})
+	for _, tt := range []struct {
+		path, header, value string
+		want                int
+	}{
+		{MetricsPath, "Host", "evil.example", 403},
+		{MetricsPath, "Origin", "https://evil.example", 403},
+		{MetricsPath, "Host", "events.example", 200},
+		{"/healthz", "Host", "evil.example", 200}, // says nothing
+		{StreamPath, "Host", "evil.example", 401}, // the token protects it
+	} {
+		if status, _, body := g.request("GET", tt.path, "", tt.header, tt.value); status != tt.want {
+			t.Errorf("%s %s: %s: %d %s, want %d", tt.path, tt.header, tt.value, status, body, tt.want)
+		}
+	}
+}
+
 // TestMetrics: the six names, their types and help, as a Prometheus reads them.
 func TestMetrics(t *testing.T) {
 	g := start(t, Options{})

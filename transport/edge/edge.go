@@ -34,7 +34,7 @@ const (
 // NewServer returns a server with these bounds. It has no write timeout, which would cut
 // event streams, and speaks HTTP/1.1 only: each stream needs its own connection, whose
 // unacknowledged bytes reveal a stalled reader.
-func NewServer(h http.Handler, errorLog *log.Logger) *http.Server {
+func NewServer(h http.Handler, errorLog *log.Logger) *Server {
 	s := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: headerTimeout,
@@ -45,7 +45,7 @@ func NewServer(h http.Handler, errorLog *log.Logger) *http.Server {
 		ConnContext:       WithConn,
 	}
 	s.Protocols.SetHTTP1(true)
-	return s
+	return &Server{s}
 }
 
 // IsLoopback reports whether a host name without a port is localhost, in upper or lower case,

@@ -40,7 +40,11 @@ func Upgrade(u *Upgrader, w http.ResponseWriter, r *http.Request) (Conn, error) 
 	if err != nil {
 		return nil, err
 	}
-	c := newRelayConn(ws.NetConn())
+	conn := ws.NetConn()
+	if h, ok := conn.(interface{ Handover() net.Conn }); ok { // of package edge
+		conn = h.Handover()
+	}
+	c := newRelayConn(conn)
 	c.v21 = ws.Subprotocol() == Subprotocol21
 	if ws.Subprotocol() == "" {
 		_ = c.Close(CloseUpgradeRequired, "upgrade_required")

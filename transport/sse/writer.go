@@ -132,6 +132,9 @@ func takeOver(w http.ResponseWriter) (net.Conn, *Conn, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("sse: take over the connection: %w", err)
 	}
+	if c, ok := conn.(interface{ Handover() net.Conn }); ok { // of package edge
+		conn = c.Handover()
+	}
 	if raw := rawConn(conn); raw != nil {
 		return conn, raw, nil
 	}
