@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,6 +38,10 @@ type world struct {
 }
 
 func TestMain(m *testing.M) {
+	if path := os.Getenv(oldKernelEnv); path != "" {
+		runOnOldKernel(path)
+		return
+	}
 	if text := os.Getenv(hostileEnv); text != "" {
 		var w world
 		if err := json.Unmarshal([]byte(text), &w); err != nil {
@@ -375,6 +380,37 @@ func run(t *testing.T, w *world, p Policy) map[string]string {
 		t.Fatalf("%v: %q", err, out.String())
 	}
 	return report
+}
+
+// oldKernelEnv has the path of a program, for a run of this binary without Landlock.
+const oldKernelEnv = "TEST_OLD_KERNEL"
+
+// runOnOldKernel prints what Available and Start say where landlock_create_ruleset does not exist.
+func runOnOldKernel(path string) {
+	runtime.LockOSThread()
+	err := errors.Join(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+		filterCalls([]callRule{{number: unix.SYS_LANDLOCK_CREATE_RULESET, errno: syscall.ENOSYS}}))
+	if err == nil {
+		cmd := Command(Policy{Folder: filepath.Dir(path)}, path)
+		cmd.Stdout = os.Stdout
+		err = errors.Join(Available(), Start(cmd)) // in this thread: its children inherit the filter
+	}
+	fmt.Println(err)
+}
+
+// TestOldKernel: without Landlock the program does not run, even if nobody asks Available.
+func TestOldKernel(t *testing.T) {
+	sandboxed(t)
+	path := filepath.Join(t.TempDir(), "run")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\necho it runs\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{oldKernelEnv + "=" + path}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "no sandbox: this kernel has no Landlock") || !strings.Contains(string(out), "\nlandlock: function not implemented") || strings.Contains(string(out), "it runs") {
+		t.Errorf("%v: %s", err, out)
+	}
 }
 
 // sandboxed skips a test where there is no sandbox. CI runs on Linux with Landlock.
