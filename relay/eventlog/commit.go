@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/relay/kernel"
+	"agentctl/relay/storage"
 )
 
 // Run writes appended and offered events and applies retention until ctx ends. It then
@@ -62,6 +63,10 @@ func (s *Store) Run(ctx context.Context) error {
 		}
 		if s.commitBatch() {
 			signal(s.appendReady)
+		}
+		if !s.room.busySince.IsZero() { // also without a commit
+			s.checkpoint()
+			step.Reset(pinnedRetry)
 		}
 		if s.room.checkNow {
 			s.room.checkNow = false
@@ -129,6 +134,15 @@ func (s *Store) commit(batch []*appendRequest) {
 	if err == nil && len(batch) > 0 {
 		err = s.commitAll(batch)
 	}
+	if isDamage(err) { // the table of calls may be damaged, and that of state sound
+		if rest, dropped := dropCalls(batch); dropped > 0 && len(rest) > 0 {
+			s.countDropped(dropped)
+			batch, err = rest, s.commitAll(rest)
+			if s.room.callsDamaged = err == nil; err == nil {
+				s.opts.Watch.Report("calls", storage.Problem{Kind: storage.Damaged, Detail: "events about calls cannot be stored, other events can; see: agentctl relay check"})
+			}
+		}
+	}
 	if errors.Is(err, errTooManyChains) && len(batch) > 1 {
 		for _, r := range batch {
 			s.answer([]*appendRequest{r}, s.commitAll([]*appendRequest{r}))
@@ -138,9 +152,19 @@ func (s *Store) commit(batch []*appendRequest) {
 	s.answer(batch, err)
 }
 
-// answer tells the callers of a batch what became of it.
+// countDropped counts offers that were not stored.
+func (s *Store) countDropped(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stats.Dropped += uint64(n)
+}
+
+// answer tells the callers of a batch what became of it, and counts offers that were not stored.
 func (s *Store) answer(batch []*appendRequest, err error) {
 	for _, r := range batch {
+		if err != nil && r.offered {
+			s.countDropped(1)
+		}
 		if r.err = err; err != nil {
 			r.last = 0
 		}
@@ -223,11 +247,6 @@ func (s *Store) recordCommit(batch []*appendRequest, events []kernel.Event, err 
 	if err != nil {
 		s.stats.FailedCommits++
 		s.stats.LastError = err.Error()
-		for _, r := range batch {
-			if r.offered {
-				s.stats.Dropped++
-			}
-		}
 	} else {
 		if s.stats.Events == 0 {
 			s.stats.First = events[0].Seq
@@ -238,6 +257,8 @@ func (s *Store) recordCommit(batch []*appendRequest, events []kernel.Event, err 
 				s.stats.Calls++
 			}
 		}
+		s.stats.StateBytes += s.w.grown[0]
+		s.stats.CallBytes += s.w.grown[1]
 		s.stats.Appended += uint64(len(events))
 		s.stats.Commits++
 		if len(batch) > 1 {

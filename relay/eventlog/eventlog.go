@@ -320,7 +320,7 @@ func (s *Store) load() error {
 	for _, table := range []Class{ClassState, ClassCalls} {
 		var ms int64
 		err := s.queryRow(fmt.Sprintf("SELECT coalesce(max(created_at), 0) FROM (SELECT created_at FROM %s ORDER BY seq DESC LIMIT %d)", table, newestWindow)).Scan(&ms)
-		if err != nil {
+		if err != nil && !isDamagedCalls(table, err) {
 			return err
 		}
 		newest = max(newest, ms)
@@ -341,9 +341,17 @@ func (s *Store) load() error {
 // were removed.
 func (s *Store) refreshStats() error {
 	var first, dropped uint64
-	err := s.queryRow("SELECT coalesce(min(seq), 0), (SELECT last FROM log) FROM (SELECT min(seq) AS seq FROM state UNION ALL SELECT min(seq) FROM calls)").Scan(&first, &dropped)
-	if err != nil {
+	if err := s.queryRow("SELECT last FROM log").Scan(&dropped); err != nil {
 		return err
+	}
+	for _, table := range []Class{ClassState, ClassCalls} {
+		var seq uint64
+		if err := s.queryRow("SELECT coalesce(min(seq), 0) FROM " + string(table)).Scan(&seq); err != nil && !isDamagedCalls(table, err) {
+			return err
+		}
+		if first == 0 || seq > 0 && seq < first {
+			first = seq
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -369,6 +377,10 @@ func (s *Store) refreshStats() error {
 	return nil
 }
 
+// isDamagedCalls reports whether an error is damage that keeps no relay from starting: what it replays
+// is state. The check in the background reports it.
+func isDamagedCalls(table Class, err error) bool { return table == ClassCalls && isDamage(err) }
+
 // ID returns the id of this log: 32 hexadecimal digits, chosen at random when it was made. A copy
 // of the file has the same one.
 func (s *Store) ID() string { return s.w.logID }
@@ -384,7 +396,7 @@ func firstSeq(last uint64, now time.Time) uint64 {
 }
 
 // lastQuery selects the newest seq ever given, also when its row is gone.
-const lastQuery = `SELECT max(last, (SELECT coalesce(max(last), 0) FROM chains), (SELECT coalesce(max(seq), 0) FROM state), (SELECT coalesce(max(seq), 0) FROM calls)) FROM log`
+const lastQuery = `SELECT max(last, (SELECT coalesce(max(last), 0) FROM chains)) FROM log`
 
 // readLast returns the newest seq ever given, also when its row is gone.
 func (s *Store) readLast() (last uint64, err error) {

@@ -25,7 +25,8 @@ const (
 	minWAL          = 256 << 10
 	maxWAL          = 16 << 20
 	shmBytes        = 64 << 10
-	pinnedRetry     = 50 * time.Millisecond // between two tries to empty the write-ahead log
+	pinnedAfter     = time.Second           // the write-ahead log could not be emptied for so long
+	pinnedRetry     = 50 * time.Millisecond // between two tries to empty it
 	overBoundFactor = 5                     // Append is refused when the files have 5/4 of MaxBytes
 )
 
@@ -44,9 +45,11 @@ type room struct {
 	freePages int64 // an estimate: what is left of maxPages
 	filePages int64 // of the database file
 
-	pinned   time.Time // Stats.Pinned
-	retryAt  time.Time // of a checkpoint that a reader prevented
-	checkNow bool      // retention is to be checked before the next interval is over
+	pinned       time.Time // Stats.Pinned
+	busySince    time.Time // readers have prevented checkpoints since then; zero: not the last one
+	retryAt      time.Time // of a checkpoint that a reader prevented
+	checkNow     bool      // retention is to be checked before the next interval is over
+	callsDamaged bool      // the table of calls cannot be written, that of state can
 }
 
 // openRoom divides MaxBytes.
@@ -55,7 +58,7 @@ func (s *Store) openRoom() error {
 	r.maxWAL = min(max(s.opts.MaxBytes/16, minWAL), maxWAL)
 	r.maxBatch = int(r.maxWAL / 4)
 	r.maxPages = (s.opts.MaxBytes - r.maxWAL - shmBytes) / pageSize
-	if err := s.exec(fmt.Sprintf("PRAGMA max_page_count = %d; PRAGMA journal_size_limit = %d", r.maxPages, r.maxWAL/4)); err != nil {
+	if err := s.exec(fmt.Sprintf("PRAGMA max_page_count = %d; PRAGMA journal_size_limit = %d", r.maxPages, r.maxWAL/8)); err != nil {
 		return err
 	}
 	s.checkpoint()
@@ -81,12 +84,14 @@ func needPages(bytes int) int64 { return int64(bytes)*5/4/pageSize + 16 }
 // room, and none can be made now.
 func (s *Store) makeRoom(batch []*appendRequest) ([]*appendRequest, error) {
 	r := &s.room
-	if !r.pinned.IsZero() {
-		if batch = s.dropCalls(batch); len(batch) == 0 {
+	if !r.pinned.IsZero() || r.callsDamaged {
+		rest, dropped := dropCalls(batch)
+		s.countDropped(dropped)
+		if batch = rest; len(batch) == 0 {
 			s.checkpoint()
 			return nil, nil
 		}
-		if s.bytes.Load() > s.opts.MaxBytes/4*overBoundFactor {
+		if !r.pinned.IsZero() && s.bytes.Load() > s.opts.MaxBytes/4*overBoundFactor {
 			s.checkpoint()
 			return batch, fmt.Errorf("%w: its files have %d MiB, more than the %d allowed, because a program that reads them has not finished (fuser -v %s)",
 				kernel.ErrLogFull, s.bytes.Load()>>20, s.opts.MaxBytes>>20, s.opts.Path)
@@ -123,20 +128,14 @@ func (s *Store) makeRoom(batch []*appendRequest) ([]*appendRequest, error) {
 	}
 }
 
-// dropCalls removes offered calls from a batch.
-func (s *Store) dropCalls(batch []*appendRequest) (rest []*appendRequest) {
-	dropped := uint64(0)
+// dropCalls removes offered calls from a batch, and returns how many.
+func dropCalls(batch []*appendRequest) (rest []*appendRequest, dropped int) {
 	for _, req := range batch {
-		if req.offered && classOf(req.events[0].Type) == ClassCalls {
-			dropped++
-			continue
+		if !req.offered || classOf(req.events[0].Type) != ClassCalls {
+			rest = append(rest, req)
 		}
-		rest = append(rest, req)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stats.Dropped += dropped
-	return rest
+	return rest, len(batch) - len(rest)
 }
 
 // checkpoint copies the write-ahead log into the database and empties it, if it has grown to a
@@ -150,13 +149,17 @@ func (s *Store) checkpoint() {
 	}
 	busy, err := s.truncateWAL()
 	if err == nil && !busy {
+		r.busySince = time.Time{}
 		s.setPinned(time.Time{})
 		s.bytes.Store(fileBytes(s.opts.Path))
 		return
 	}
-	r.retryAt = time.Now().Add(pinnedRetry)
-	if wal >= r.maxWAL/2 && r.pinned.IsZero() {
-		s.setPinned(time.Now())
+	now := time.Now()
+	if r.retryAt = now.Add(pinnedRetry); r.busySince.IsZero() {
+		r.busySince = now
+	}
+	if wal >= r.maxWAL/4*3 || wal >= r.maxWAL/2 && now.Sub(r.busySince) >= pinnedAfter {
+		s.setPinned(r.busySince)
 	}
 }
 
@@ -182,7 +185,7 @@ func (s *Store) truncateWAL() (busy bool, err error) {
 // setPinned records since when the write-ahead log cannot be emptied, and logs changes.
 func (s *Store) setPinned(since time.Time) {
 	was := s.room.pinned
-	if was.Equal(since) {
+	if was.IsZero() == since.IsZero() {
 		return
 	}
 	s.room.pinned = since

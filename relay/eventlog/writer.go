@@ -39,6 +39,7 @@ type writer struct {
 	chains    map[chainKey]*chain // nil: to be read again
 	byID      map[int64]*chain
 	changed   []*chain // to be written by updateChains
+	grown     [2]int64 // bytes of state and of calls of the newest insert
 	words     int      // in memory, of all chains
 	newMark   uint64   // the mark of chains that are made: rows below it are gone
 	nextChain int64
@@ -167,7 +168,7 @@ func (w *writer) insert(ctx context.Context, events []kernel.Event) error {
 	if need := len(events) * 2 * hashSize; cap(w.blobs) < need {
 		w.blobs = make([]byte, 0, need)
 	}
-	w.stateArgs, w.callArgs, w.blobs = w.stateArgs[:0], w.callArgs[:0], w.blobs[:0]
+	w.stateArgs, w.callArgs, w.blobs, w.grown = w.stateArgs[:0], w.callArgs[:0], w.blobs[:0], [2]int64{}
 	for i := range events {
 		if err := w.add(ctx, &events[i]); err != nil {
 			return err
@@ -189,9 +190,10 @@ func (w *writer) add(ctx context.Context, e *kernel.Event) error {
 	if err != nil {
 		return err
 	}
-	payload := string(e.Payload)
+	payload, before := string(e.Payload), c.bytes
 	if class == ClassState {
 		c.bytes += stateBytes(e)
+		w.grown[0] += c.bytes - before
 	} else {
 		r := splitCall(payload)
 		kind, err := w.word(ctx, c, e.Seq, word{e.Type, e.Aggregate, r.kind})
@@ -207,6 +209,7 @@ func (w *writer) add(ctx context.Context, e *kernel.Event) error {
 			trace = w.blob(r.trace)
 		}
 		c.bytes += r.bytes()
+		w.grown[1] += c.bytes - before
 		w.callArgs = append(w.callArgs, int64(e.Seq), c.id, kind, actor, trace, r.rest, e.CreatedMS, nil)
 	}
 	c.head = w.hash.next(c.head, e)

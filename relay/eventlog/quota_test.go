@@ -1,0 +1,483 @@
+package eventlog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"agentctl/relay/kernel"
+)
+
+// call is an event about a call as the kernel writes it.
+func call(tenant string, i int) kernel.Event {
+	return kernel.Event{Tenant: tenant, Type: "call", Aggregate: "sysecho.01m81db3frzmy9qmn6ptx9583c.echo.invoke", Payload: json.RawMessage(fmt.Sprintf(
+		`{"tool":"sysecho.01m81db3frzmy9qmn6ptx9583c.echo.invoke","node_id":"01m81db3frzmy9qmn6ptx9583c","decision":"allow","code":"","actor":"agent-%d","trace_id":"%032x"}`, i%5, i))}
+}
+
+// stateEvent is an event of state with a payload of some size.
+func stateEvent(tenant, about string, size int) kernel.Event {
+	return kernel.Event{Tenant: tenant, Type: "ticket.created", Aggregate: about, Payload: json.RawMessage(`{"x":"` + strings.Repeat("x", size) + `"}`)}
+}
+
+// appendAll appends events until they are kept, 128 at a time, and checks the size of the files after each.
+func appendAll(t *testing.T, s *Store, n int, make func(i int) kernel.Event) {
+	t.Helper()
+	for i := 0; i < n; i += 128 {
+		var group []kernel.Event
+		for j := range 128 {
+			group = append(group, make(i+j))
+		}
+		_, err := s.Append(context.Background(), group...)
+		for tries := 0; errors.Is(err, kernel.ErrLogFull) && tries < 100; tries++ {
+			time.Sleep(time.Second)
+			_, err = s.Append(context.Background(), group...)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := fileBytes(s.path); n > s.opts.MaxBytes {
+			t.Fatalf("the files have %d of %d bytes; stats %+v", n, s.opts.MaxBytes, s.Stats())
+		}
+	}
+}
+
+// kept counts the events of a tenant and class.
+func kept(t *testing.T, s *Store, tenant string, class Class) (n int) {
+	t.Helper()
+	for _, e := range all(t, s, Query{Tenant: tenant}) {
+		if classOf(e.Type) == class {
+			n++
+		}
+	}
+	return n
+}
+
+func checkChains(t *testing.T, s *Store) {
+	t.Helper()
+	if v, err := s.Verify(context.Background(), VerifyOptions{}); err != nil || len(v.Faults) > 0 || v.Rows != s.Stats().Events {
+		t.Errorf("verification %+v, %v; stats %+v", v, err, s.Stats())
+	}
+}
+
+// A tenant that floods the log with calls loses its own oldest calls: not its state, and nothing of
+// other tenants. The files stay within the bound at each moment.
+func TestFloodOfCalls(t *testing.T) {
+	withStore(t, Options{MaxBytes: 2 << 20}, func(s *Store) {
+		for i := range 40 {
+			mustAppend(t, s, call("small", i), stateEvent("small", fmt.Sprint(i), 500), stateEvent("flood", fmt.Sprint(i), 500))
+		}
+		const flood = 128 * 300
+		appendAll(t, s, flood, func(i int) kernel.Event { return call("flood", i) })
+		time.Sleep(2 * time.Minute)
+		if a, b, c := kept(t, s, "small", ClassCalls), kept(t, s, "small", ClassState), kept(t, s, "flood", ClassState); a != 40 || b != 40 || c != 40 {
+			t.Errorf("kept %d calls and %d of state of the small tenant, %d of state of the other", a, b, c)
+		}
+		st := s.Stats()
+		if n := kept(t, s, "flood", ClassCalls); n < 5_000 || n > flood-5_000 || st.Removed != uint64(flood-n) || st.Dropped > 0 || st.OverBound {
+			t.Errorf("%d of %d calls kept; stats %+v", n, flood, st)
+		}
+		tail := all(t, s, Query{Tenant: "flood", Types: []string{"call"}})
+		if last := tail[len(tail)-1]; string(last.Payload) != string(call("flood", flood-1).Payload) || tail[0].Seq+uint64(len(tail))-1 != last.Seq {
+			t.Errorf("not the newest are kept: %d from %d to %d", len(tail), tail[0].Seq, last.Seq)
+		}
+		// What was removed concerns the readers of its tenant and class only.
+		first := st.First - 1
+		for _, q := range []Query{{Tenant: "small"}, {Types: []string{"ticket.*"}}} {
+			if !s.canResume(&q, first) {
+				t.Errorf("%+v cannot resume", q)
+			}
+		}
+		if s.canResume(&Query{Tenant: "flood"}, first) || s.CanResume(first) {
+			t.Error("a gap is not noticed")
+		}
+		t.Logf("%.1f bytes a call", float64(st.CallBytes)/float64(st.Calls))
+		checkChains(t, s)
+	})
+}
+
+// A tenant that floods the log with state loses its own oldest events, once its snapshots are stored.
+// The snapshots of other tenants are not.
+func TestFloodOfState(t *testing.T) {
+	o := Options{MaxBytes: 2 << 20, Snapshot: func(context.Context) ([]kernel.Event, error) {
+		return []kernel.Event{stateEvent("flood", "open", 100), stateEvent("small", "open", 100)}, nil
+	}}
+	withStore(t, o, func(s *Store) {
+		for i := range 40 {
+			mustAppend(t, s, call("small", i), stateEvent("small", fmt.Sprint(i), 500), call("flood", i))
+		}
+		appendAll(t, s, 128*60, func(i int) kernel.Event { return stateEvent("flood", fmt.Sprint(i), 500) })
+		time.Sleep(2 * time.Minute)
+		if a, b, c := kept(t, s, "small", ClassCalls), kept(t, s, "small", ClassState), kept(t, s, "flood", ClassCalls); a != 40 || b != 40 || c != 40 {
+			t.Errorf("kept %d calls and %d of state of the small tenant, %d calls of the other", a, b, c)
+		}
+		st := s.Stats()
+		if n := kept(t, s, "flood", ClassState); n < 500 || n > 3000 || st.Snapshots == 0 || st.Dropped > 0 {
+			t.Errorf("%d kept; stats %+v", n, st)
+		}
+		if got := all(t, s, Query{Tenant: "flood", Aggregates: []string{"open"}}); len(got) == 0 {
+			t.Error("no snapshot")
+		}
+		checkChains(t, s)
+	})
+}
+
+// Quotas of a tenant and of a class, and the bound of a tenant that is not alone.
+func TestQuotas(t *testing.T) {
+	for name, tt := range map[string]struct {
+		o        Options
+		tenants  []string
+		min, max int64 // bytes of calls of the first tenant
+	}{
+		"alone":    {Options{}, []string{"a"}, 1 << 20, 2 << 20},
+		"not":      {Options{}, []string{"a", "b"}, 1 << 20 / 8 * 5, 1 << 20},
+		"tenant":   {Options{MaxTenantBytes: 1 << 19}, []string{"a", "b"}, 1 << 19 / 8 * 5, 1 << 19},
+		"class":    {Options{Calls: Quota{MaxBytes: 1 << 19}}, []string{"a"}, 1 << 19 / 8 * 5, 1 << 19},
+		"otherage": {Options{State: Quota{MaxAge: time.Minute}}, []string{"a"}, 1 << 20, 2 << 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tt.o.MaxBytes = 5 << 19
+			if tt.o.MaxTenantBytes == 0 {
+				tt.o.MaxTenantBytes = 1 << 20
+			}
+			withStore(t, tt.o, func(s *Store) {
+				for _, tenant := range tt.tenants[1:] {
+					mustAppend(t, s, stateEvent(tenant, "x", 10))
+				}
+				appendAll(t, s, 128*200, func(i int) kernel.Event { return call(tt.tenants[0], i) })
+				time.Sleep(3 * time.Minute)
+				if st := s.Stats(); st.CallBytes < tt.min || st.CallBytes > tt.max {
+					t.Errorf("%d bytes, want %d to %d", st.CallBytes, tt.min, tt.max)
+				}
+				if st := s.Stats(); name == "not" && st.Events-st.Calls != 1 {
+					t.Errorf("stats %+v", st)
+				}
+			})
+		})
+	}
+}
+
+// Ages of the classes differ; a chain that is empty goes on with its hashes.
+func TestClassAge(t *testing.T) {
+	withStore(t, Options{MaxAge: 30 * 24 * time.Hour, Calls: Quota{MaxAge: time.Hour}}, func(s *Store) {
+		mustAppend(t, s, call("a", 1), stateEvent("a", "x", 10))
+		time.Sleep(2 * time.Hour)
+		if st := s.Stats(); st.Calls != 0 || st.Events != 1 {
+			t.Errorf("stats %+v", st)
+		}
+		mustAppend(t, s, call("a", 2), call("b", 3))
+		checkChains(t, s)
+		var words int
+		if err := s.Reader.db.QueryRow("SELECT count(*) FROM words").Scan(&words); err != nil || words != 4 {
+			t.Errorf("%d words, %v: those of removed calls stay", words, err)
+		}
+	})
+}
+
+// While another program keeps a snapshot, the write-ahead log cannot be emptied. It is said, and
+// calls are dropped; state is stored.
+func TestPinned(t *testing.T) {
+	s := start(t, Options{Path: logPath(t), MaxBytes: 4 << 20})
+	mustAppend(t, s, stateEvent("a", "first", 10))
+	db := openRaw(t, s.path)
+	db.SetMaxOpenConns(1)
+	tx, err := db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.QueryRow("SELECT count(*) FROM events").Scan(new(int)); err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; s.Stats().Pinned.IsZero(); i++ {
+		if mustAppend(t, s, stateEvent("a", fmt.Sprint(i), 1000)); i > 4096 {
+			t.Fatalf("stats %+v", s.Stats())
+		}
+	}
+	grown := fileBytes(s.path)
+	for i := range 2000 {
+		s.Offer(call("a", i))
+		if i%200 == 0 {
+			mustAppend(t, s, stateEvent("a", "still", 10))
+		}
+	}
+	seq := mustAppend(t, s, stateEvent("a", "last", 10))
+	for st := s.Stats(); st.Dropped < 2000; st = s.Stats() {
+		time.Sleep(time.Millisecond)
+	}
+	if n := fileBytes(s.path); n > grown+200_000 {
+		t.Errorf("the files grew from %d to %d", grown, n)
+	}
+	tx.Rollback()
+	for i := 0; !s.Stats().Pinned.IsZero(); i++ {
+		mustAppend(t, s, stateEvent("a", "again", 10))
+		time.Sleep(time.Millisecond)
+	}
+	if n := fileBytes(s.path); n > s.opts.MaxBytes {
+		t.Errorf("the files have %d bytes", n)
+	}
+	if !s.Offer(call("a", 1)) {
+		t.Error("an offer was refused")
+	}
+	for s.Stats().Calls == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if got := all(t, s, Query{After: seq - 1, To: seq}); len(got) != 1 || got[0].Aggregate != "last" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A log whose bound was made smaller shrinks to it.
+func TestSmallerBound(t *testing.T) {
+	path := logPath(t)
+	for _, bound := range []int64{8 << 20, 2 << 20} {
+		s, err := Open(Options{Path: path, MaxBytes: bound})
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkNow := make(chan struct{})
+		s.retainNow = checkNow
+		stop := run(t, s)
+		if bound > 2<<20 {
+			appendAll(t, s, 128*350, func(i int) kernel.Event { return call("a", i) })
+		}
+		for deadline := time.Now().Add(20 * time.Second); fileBytes(path) > bound && time.Now().Before(deadline); {
+			checkNow <- struct{}{}
+		}
+		if n := fileBytes(path); n > bound {
+			t.Errorf("%d of %d bytes; stats %+v", n, bound, s.Stats())
+		}
+		stop()
+		checkChains(t, s)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	integrity(t, path)
+}
+
+// Thousands of tenants have a chain each, up to a bound; what a new tenant appends beyond it is refused and
+// fails no one else. Tenants without events make place.
+func TestManyTenants(t *testing.T) {
+	withStore(t, Options{MaxAge: time.Hour}, func(s *Store) {
+		for i := 0; i < maxChains; i += MaxAppend {
+			var group []kernel.Event
+			for j := range MaxAppend {
+				group = append(group, kernel.Event{Tenant: fmt.Sprintf("tenant-%d", i+j), Type: "ticket.created"})
+			}
+			mustAppend(t, s, group...)
+		}
+		errs := make(chan error, 2)
+		for _, tenant := range []string{"tenant-7", "new"} {
+			go func() {
+				_, err := s.Append(context.Background(), kernel.Event{Tenant: tenant, Type: "ticket.created"})
+				if tenant == "new" {
+					err = map[bool]error{true: nil, false: fmt.Errorf("new: %w", err)}[errors.Is(err, errTooManyChains)]
+				}
+				errs <- err
+			}()
+		}
+		for range 2 {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+		time.Sleep(2 * time.Hour)
+		last := s.Last()
+		mustAppend(t, s, kernel.Event{Tenant: "new", Type: "ticket.created"})
+		if st := s.Stats(); st.Events != 1 || s.Last() != last+1 {
+			t.Errorf("stats %+v", st)
+		}
+		if got, err := s.LastGiven(context.Background()); err != nil || got != last+1 {
+			t.Errorf("last %d, %v; want %d", got, err, last+1)
+		}
+		checkChains(t, s)
+	})
+}
+
+// More different texts than a chain keeps in memory begin a new epoch, and go with its rows.
+func TestWords(t *testing.T) {
+	withStore(t, Options{MaxAge: time.Hour}, func(s *Store) {
+		n := 0
+		add := func(count int) {
+			t.Helper()
+			for i := 0; i < count; i += 128 {
+				var group []kernel.Event
+				for range 128 {
+					e := call("a", n)
+					e.Aggregate = fmt.Sprintf("tool-%d", n)
+					n++
+					group = append(group, e)
+				}
+				mustAppend(t, s, group...)
+			}
+		}
+		words := func() (count, epochs int) {
+			t.Helper()
+			if err := s.Reader.db.QueryRow("SELECT count(*), count(DISTINCT epoch) FROM words").Scan(&count, &epochs); err != nil {
+				t.Fatal(err)
+			}
+			return count, epochs
+		}
+		add(3 * maxChainWords)
+		if _, epochs := words(); epochs < 3 {
+			t.Errorf("%d epochs", epochs)
+		}
+		time.Sleep(50 * time.Minute)
+		add(maxChainWords)
+		time.Sleep(30 * time.Minute)
+		if count, _ := words(); count > 2*maxChainWords+10 || int64(count) < s.Stats().Events {
+			t.Errorf("%d words for %d events", count, s.Stats().Events)
+		}
+		for i, e := range all(t, s, Query{}) {
+			if want := fmt.Sprintf("tool-%d", i+n-int(s.Stats().Events)); e.Aggregate != want {
+				t.Fatalf("%s, want %s", e.Aggregate, want)
+			}
+		}
+		checkChains(t, s)
+	})
+}
+
+// One tenant cannot take the whole queue, neither with offers nor with appends.
+func TestQueueShares(t *testing.T) {
+	s := open(t, Options{Path: logPath(t), MaxQueued: 64})
+	offered := 0
+	for i := range 64 {
+		if s.Offer(call("flood", i)) {
+			offered++
+		}
+	}
+	if offered != 16 {
+		t.Errorf("%d offers of one tenant were queued", offered)
+	}
+	for i := range 8 {
+		if !s.Offer(call("other", i)) {
+			t.Error("an offer of another tenant was refused")
+		}
+	}
+	if st := s.Stats(); st.Dropped != 48 {
+		t.Errorf("stats %+v", st)
+	}
+	run(t, s)
+	mustAppend(t, s, call("flood", 1))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.queuedBy) != 0 {
+		t.Errorf("left over: %v", s.queuedBy)
+	}
+}
+
+// A write that does not end: callers get an error, with their context or after a while; offers wait. Afterwards
+// the log goes on.
+func TestStalled(t *testing.T) {
+	path := logPath(t)
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		s, err := Open(Options{Path: path, OnCommit: func(events []kernel.Event) {
+			if events[0].Aggregate == "hang" {
+				<-hang
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- s.Run(ctx) }()
+		synctest.Wait()
+		type result struct {
+			name string
+			err  error
+		}
+		results := make(chan result, 3)
+		try := func(name, about string, timeout time.Duration) {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			defer cancel()
+			_, err := s.Append(ctx, event("ticket.created", about, 1))
+			results <- result{name, err}
+		}
+		go try("writing", "hang", 5*time.Second)
+		synctest.Wait()
+		go try("deadline", "x", 5*time.Second)
+		go try("patient", "x", time.Hour)
+		for range 2 {
+			r := <-results
+			if want := map[string]string{"writing": "may have been kept", "deadline": "nothing was kept"}[r.name]; !errors.Is(r.err, context.DeadlineExceeded) || !strings.Contains(r.err.Error(), want) {
+				t.Errorf("%s: %v", r.name, r.err)
+			}
+		}
+		if r := <-results; r.name != "patient" || !errors.Is(r.err, ErrStalled) {
+			t.Errorf("%s: %v", r.name, r.err)
+		}
+		began := time.Now()
+		if _, err := s.Append(t.Context(), event("ticket.created", "x", 1)); !errors.Is(err, ErrStalled) || time.Since(began) > 0 {
+			t.Errorf("while it hangs: %v", err)
+		}
+		if !s.Offer(call("a", 1)) {
+			t.Error("an offer was refused")
+		}
+		_ = s.Stats()
+		close(hang)
+		synctest.Wait()
+		if _, err := s.Append(t.Context(), event("ticket.created", "x", 1)); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Second)
+		if st := s.Stats(); st.Calls != 1 || st.Events != 3 {
+			t.Errorf("stats %+v", st)
+		}
+		cancel()
+		<-done
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Open refuses a log that is not what was recorded.
+func TestExpect(t *testing.T) {
+	path := logPath(t)
+	s := open(t, Options{Path: path})
+	stop := run(t, s)
+	last := mustAppend(t, s, event("ticket.created", "x", 1))
+	stop()
+	id := s.ID()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	empty := filepath.Join(t.TempDir(), FileName)
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	missing := filepath.Join(t.TempDir(), FileName)
+	for _, tt := range []struct {
+		path string
+		x    Expect
+		want error
+	}{
+		{missing, Expect{Exists: true}, ErrMissing},
+		{missing, Expect{ID: id}, ErrMissing},
+		{missing, Expect{Last: 1}, ErrMissing},
+		{empty, Expect{Exists: true}, ErrEmpty},
+		{path, Expect{Exists: true, ID: strings.Repeat("0", 32)}, ErrForeign},
+		{path, Expect{Exists: true, ID: id, Last: last + 1}, ErrOlder},
+		{path, Expect{Exists: true, ID: id, Last: last}, nil},
+		{missing, Expect{}, nil},
+	} {
+		s, err := Open(Options{Path: tt.path, Expect: tt.x})
+		if !errors.Is(err, tt.want) || err != nil && !strings.Contains(err.Error(), tt.path) {
+			t.Errorf("%+v: %v, want %v", tt.x, err, tt.want)
+		}
+		if err == nil {
+			if got, err := s.Reader.ID(t.Context()); got != s.ID() || err != nil {
+				t.Errorf("id %q, %v", got, err)
+			}
+			s.Close()
+		}
+	}
+}
