@@ -51,6 +51,36 @@ const (
 // Options.Conformance loads.
 const PluginConformance = "conformance"
 
+// EventLogOptions bound the event log; 0 is the default of eventlog.Options.
+type EventLogOptions struct {
+	MaxBytes            int64         // of all its files
+	MaxAge              time.Duration // of events
+	CallsMaxAge         time.Duration // of events about calls
+	TenantMaxBytes      int64         // of events of one tenant, unless it is the only one
+	TenantCallsMaxBytes int64         // of events about calls of one tenant
+}
+
+// Bounds of the sizes in EventLogOptions.
+const (
+	minEventBytes = 1 << 20
+	maxEventBytes = 64 << 30
+)
+
+// check refuses sizes that make no sense together.
+func (o *EventLogOptions) check() error {
+	for name, n := range map[string]int64{"EventsMaxBytes": o.MaxBytes, "EventsTenantMaxBytes": o.TenantMaxBytes, "EventsTenantCallsMaxBytes": o.TenantCallsMaxBytes} {
+		if n != 0 && (n < minEventBytes || n > maxEventBytes) {
+			return badOption(name, "must be 1 to %d MB", maxEventBytes>>20)
+		}
+	}
+	for name, d := range map[string]time.Duration{"EventsMaxAge": o.MaxAge, "EventsCallsMaxAge": o.CallsMaxAge} {
+		if d != 0 && d < time.Minute {
+			return badOption(name, "must be at least a minute")
+		}
+	}
+	return nil
+}
+
 // Options configure a relay. Only StateDir is required. Open checks them before it creates
 // or changes anything; what it cannot serve is an *OptionError, from which the caller makes
 // a message in the words of its own flags.
@@ -59,6 +89,8 @@ type Options struct {
 	// AuditMaxBytes and AuditMaxAge bound the audit log; 0 is the default of audit.Options.
 	AuditMaxBytes int64
 	AuditMaxAge   time.Duration
+	// Events bounds the event log.
+	Events        EventLogOptions
 	Listen        string       // HOST:PORT; default DefaultListen
 	Listener      net.Listener // served instead of Listen; Open takes it over
 	MetricsListen string       // HOST:PORT of /metrics; "" serves none
@@ -157,6 +189,9 @@ func (r *Relay) checkOptions() error {
 	}
 	if o.AuditMaxBytes != 0 && (o.AuditMaxBytes < audit.MinBytes || o.AuditMaxBytes > audit.MaxBytes) {
 		return badOption("AuditMaxBytes", "must be 1 to 65536 MB")
+	}
+	if err := o.Events.check(); err != nil {
+		return err
 	}
 	if o.MaxRestarts < 0 {
 		return badOption("MaxRestarts", "%d is below 0", o.MaxRestarts)

@@ -21,6 +21,7 @@ import (
 	"agentctl/duration"
 	"agentctl/relay"
 	"agentctl/relay/audit"
+	"agentctl/relay/eventlog"
 	"agentctl/transport/edge"
 )
 
@@ -34,7 +35,7 @@ const defaultMetricsListen = "127.0.0.1:8461"
 func newRelay() *cobra.Command {
 	var o relay.Options
 	var logLevel, scopeless, sseListen string
-	var auditMB int64
+	var auditMB, eventsMB, tenantMB, tenantCallsMB int64
 	var proxies []string
 	c := &cobra.Command{
 		Use:   "relay",
@@ -75,6 +76,7 @@ are folders in --plugin-dir.`,
 				}
 			}
 			o.AuditMaxBytes = auditMB << 20
+			o.Events.MaxBytes, o.Events.TenantMaxBytes, o.Events.TenantCallsMaxBytes = eventsMB<<20, tenantMB<<20, tenantCallsMB<<20
 			o.Conformance = slices.Contains(o.ExternalPlugins, relay.PluginConformance)
 			o.ExternalPlugins = slices.DeleteFunc(o.ExternalPlugins, func(name string) bool { return name == relay.PluginConformance })
 			if err := relay.RaiseMaxFiles(); err != nil {
@@ -128,6 +130,11 @@ are folders in --plugin-dir.`,
 	f.BoolVar(&o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
 	f.Int64Var(&auditMB, "audit-max-mb", audit.DefaultMaxBytes>>20, "keep the newest `N` MB of the audit log")
 	f.Var(duration.NewValue(&o.AuditMaxAge, audit.DefaultMaxAge), "audit-max-age", "keep the audit log for `DURATION`, if --audit-max-mb allows it")
+	f.Int64Var(&eventsMB, "events-max-mb", eventlog.DefaultMaxBytes>>20, "keep the files of the event log within `N` MB")
+	f.Var(duration.NewValue(&o.Events.MaxAge, eventlog.DefaultMaxAge), "events-max-age", "keep events for `DURATION`, if there is room")
+	f.Var(duration.NewValue(&o.Events.CallsMaxAge, 0), "events-calls-max-age", "keep events about calls for `DURATION`; default: --events-max-age")
+	f.Int64Var(&tenantMB, "events-tenant-max-mb", 0, "keep `N` MB of events of each tenant, unless it is the only one; default: half of --events-max-mb")
+	f.Int64Var(&tenantCallsMB, "events-tenant-calls-max-mb", 0, "keep `N` MB of events about calls of each tenant; default: no bound of its own")
 	f.StringVar(&scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
 	f.StringVar(&sseListen, "sse-listen", "", "also run the event gateway, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
 	f.StringSliceVar(&o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
@@ -152,7 +159,10 @@ func trustedProxies(networks []string) (edge.TrustedProxies, error) {
 
 // optionFlags are the flags of the options that relay.Open may refuse.
 var optionFlags = map[string]string{
-	"AllowOrigin": "--allow-origin", "AuditMaxBytes": "--audit-max-mb", "AuditMaxAge": "--audit-max-age", "Anonymous": "--anonymous", "DisabledPlugins": "--without", "ExternalPlugins": "--plugin",
+	"AllowOrigin": "--allow-origin", "AuditMaxBytes": "--audit-max-mb", "AuditMaxAge": "--audit-max-age",
+	"EventsMaxBytes": "--events-max-mb", "EventsMaxAge": "--events-max-age", "EventsCallsMaxAge": "--events-calls-max-age",
+	"EventsTenantMaxBytes": "--events-tenant-max-mb", "EventsTenantCallsMaxBytes": "--events-tenant-calls-max-mb",
+	"Anonymous": "--anonymous", "DisabledPlugins": "--without", "ExternalPlugins": "--plugin",
 	"Listen": "--listen", "MaxRestarts": "--max-restarts", "PluginSandbox": "--plugin-sandbox", "Parts": "--only", "Public": "--public", "SSE": "--sse-listen", "TLS": "--tls", "TLSCert": "--tls-cert, --tls-key",
 }
 

@@ -57,6 +57,12 @@ import (
 // FileName is the log's name in a relay's state directory.
 const FileName = "events.db"
 
+// Defaults of Options.
+const (
+	DefaultMaxAge   = 90 * 24 * time.Hour
+	DefaultMaxBytes = 256 << 20
+)
+
 // Bounds of a Store.
 const (
 	MaxAppend      = 256      // events of one Append
@@ -295,8 +301,8 @@ func Open(o Options) (_ *Store, err error) {
 // setDefaults replaces zero values.
 func (o *Options) setDefaults() {
 	o.Logger = cmp.Or(o.Logger, zap.NewNop())
-	o.MaxAge = cmp.Or(o.MaxAge, 90*24*time.Hour)
-	o.MaxBytes = max(cmp.Or(o.MaxBytes, 256<<20), minBytes)
+	o.MaxAge = cmp.Or(o.MaxAge, DefaultMaxAge)
+	o.MaxBytes = max(cmp.Or(o.MaxBytes, DefaultMaxBytes), minBytes)
 	o.MaxTenantBytes = cmp.Or(o.MaxTenantBytes, o.MaxBytes/2)
 	if o.MaxQueued <= 0 {
 		o.MaxQueued = 16_384
