@@ -31,6 +31,10 @@ const (
 	minCalmSeconds     = 5       // before memory is returned
 	minTrimSize        = 16 << 20
 	minTrimInterval    = time.Minute // a collection with 5,000 devices takes 50 ms of CPU
+	// After a load, such as a flood, less is worth returning, and sooner.
+	minTrimSizeAfterLoad     = 2 << 20
+	minTrimIntervalAfterLoad = 10 * time.Second
+	loadAllocation           = 8 << 20 // bytes a second
 )
 
 // tuneGC sets what does not change. GOGC and GOMEMLIMIT in the environment win.
@@ -69,6 +73,7 @@ type memoryTuner struct {
 	percent     int    // GC percent in force; 0: GOGC decides
 	allocated   uint64 // bytes since the start, at the last adjust
 	calmSeconds int    // in a row
+	hadLoad     bool   // since the last trim
 	trimmedAt   time.Time
 }
 
@@ -93,7 +98,7 @@ func (m *memoryTuner) run(ctx context.Context) {
 //
 // It returns memory to the system when all three hold: no more than maxCalmAllocation was
 // allocated in each of the last minCalmSeconds, at least minTrimSize can be returned, and
-// the last time was minTrimInterval ago.
+// the last time was minTrimInterval ago. After a load both bounds are lower.
 func (m *memoryTuner) adjust(now time.Time) {
 	metrics.Read(m.samples)
 	live, allocs, objects, free := uint64Of(&m.samples[0]), uint64Of(&m.samples[1]), uint64Of(&m.samples[2]), uint64Of(&m.samples[3])
@@ -109,10 +114,15 @@ func (m *memoryTuner) adjust(now time.Time) {
 	if m.calmSeconds++; allocs-m.allocated > maxCalmAllocation {
 		m.calmSeconds = 0
 	}
+	m.hadLoad = m.hadLoad || allocs-m.allocated > loadAllocation
 	m.allocated = allocs
 	garbage := objects - min(live, objects)
-	if m.calmSeconds >= minCalmSeconds && garbage+free >= minTrimSize && now.Sub(m.trimmedAt) >= minTrimInterval {
-		m.trimmedAt = now
+	size, interval := uint64(minTrimSize), minTrimInterval
+	if m.hadLoad {
+		size, interval = minTrimSizeAfterLoad, minTrimIntervalAfterLoad
+	}
+	if m.calmSeconds >= minCalmSeconds && garbage+free >= size && now.Sub(m.trimmedAt) >= interval {
+		m.trimmedAt, m.hadLoad = now, false
 		debug.FreeOSMemory()
 	}
 }
