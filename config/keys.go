@@ -151,9 +151,10 @@ func newKeys() []Key {
 			doc: "Rules for the event alert. A list in a later file replaces one in an earlier file."},
 	}
 	for _, m := range moduleWords {
-		k := Key{Name: "module_intervals." + m, Kind: KindInt, min: 100, max: 60_000, unit: "ms", Applied: ApplyLive, def: func() any { return int64(0) },
+		module, _ := prober.ModuleByName(m)
+		k := Key{Name: "module_intervals." + m, Kind: KindInt, min: 100, max: module.MaxInterval().Milliseconds(), unit: "ms", Applied: ApplyLive, def: func() any { return int64(0) },
 			doc: "How often module " + m + " is sent to clients. Default: with each sample."}
-		if module, _ := prober.ModuleByName(m); module.IsOptional() {
+		if module.IsOptional() {
 			k.doc = "How often module " + m + " is read and sent to clients. Default: " + defaultCadence(module) + "."
 		}
 		keys = append(keys, k)
@@ -173,18 +174,28 @@ func defaultCadence(m prober.Module) string {
 	}
 }
 
-// FindKey finds a key by its name, nil when there is none. The module mem may be called
-// memory.
+// FindKey finds a key by its name, nil when there is none. A module may have another of its names:
+// memory for mem, net for network.
 //
 // The keys do not change, so that callers may keep the pointer and must not write to it.
 func FindKey(name string) *Key {
-	if name == "module_intervals.memory" {
-		name = "module_intervals.mem"
+	if module, found := strings.CutPrefix(name, "module_intervals."); found {
+		if m, ok := prober.ModuleByName(module); ok {
+			name = "module_intervals." + m.String()
+		}
 	}
 	if i := slices.IndexFunc(keys, func(k Key) bool { return k.Name == name }); i >= 0 {
 		return &keys[i]
 	}
 	return nil
+}
+
+// word returns an item of a list by its usual name: modules have several.
+func (k *Key) word(w string) string {
+	if m, ok := prober.ModuleByName(w); ok && k.Name == "modules" {
+		return m.String()
+	}
+	return w
 }
 
 // keyGroups returns the first parts of names with a dot: the maps of a file.
@@ -344,7 +355,11 @@ func (k *Key) parseText(s string) (any, error) {
 		}
 		return d, nil
 	case KindWords:
-		return append([]string{}, strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })...), nil
+		words := []string{}
+		for _, w := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' }) {
+			words = append(words, k.word(w))
+		}
+		return words, nil
 	case KindRules:
 		return nil, fmt.Errorf("rules are written in a file; see docs/config.md, then: agentctl config validate")
 	}

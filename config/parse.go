@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"agentctl/duration"
+	"agentctl/prober"
 	"agentctl/prober/alert"
 	"agentctl/suggest"
 )
@@ -206,7 +207,11 @@ func (p *fileParser) group(name string, n *yaml.Node) {
 		}
 	}
 	if name == "module_intervals" {
-		known = append(known, "memory")
+		for m := range prober.NumModules {
+			if other := m.OtherName(); other != "" {
+				known = append(known, other)
+			}
+		}
 	}
 	if n.Kind != yaml.MappingNode {
 		p.fail(n, name, "must be a map with %s", strings.Join(known, ", "))
@@ -214,7 +219,7 @@ func (p *fileParser) group(name string, n *yaml.Node) {
 	}
 	p.pairs(n, name, known, func(key string, v *yaml.Node) {
 		k := FindKey(name + "." + key)
-		if first, twice := p.out[k.Name]; twice { // memory and mem
+		if first, twice := p.out[k.Name]; twice { // by two names of a module
 			p.fail(v, name+"."+key, "%s is set in %s already; keep one", k.Name, first.Origin)
 			return
 		}
@@ -331,7 +336,7 @@ func (p *fileParser) list(n *yaml.Node, k *Key) ([]string, bool) {
 	words, before := []string{}, len(p.errs)
 	for _, item := range n.Content {
 		if w, ok := p.text(item, k.Name, k.expected()); ok {
-			words = append(words, w)
+			words = append(words, k.word(w))
 		}
 	}
 	return words, len(p.errs) == before
@@ -391,7 +396,7 @@ func (p *fileParser) rule(n *yaml.Node, name string) alert.Rule {
 		case "id":
 			r.ID = text("a short name")
 		case "metric":
-			r.Metric = text("the name of a figure")
+			r.Metric = alert.MetricName(text("the name of a figure"))
 		case "op":
 			r.Op = alert.Op(text("one of >, >=, <, <="))
 		case "level":

@@ -2,10 +2,12 @@ package config
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"time"
 
 	"agentctl/duration"
+	"agentctl/prober"
 	"agentctl/prober/alert"
 )
 
@@ -33,12 +35,17 @@ func configSchema() object {
 		}
 		properties := top[group].(object)["properties"].(object)
 		properties[leaf] = k.schema()
-		if k.Name == "module_intervals.mem" {
-			properties["memory"] = k.schema()
+		if m, ok := prober.ModuleByName(leaf); ok && group == "module_intervals" && m.OtherName() != "" {
+			properties[m.OtherName()] = k.schema()
 		}
 	}
-	// memory and mem are one module
-	top["module_intervals"].(object)["not"] = object{"required": []string{"mem", "memory"}}
+	var twice []any // by two names of a module
+	for m := range prober.NumModules {
+		if other := m.OtherName(); other != "" {
+			twice = append(twice, object{"required": []string{m.String(), other}})
+		}
+	}
+	top["module_intervals"].(object)["not"] = object{"anyOf": twice}
 	return object{"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": schemaURL,
 		"title": "agentctl configuration", "type": []string{"object", "null"}, "additionalProperties": false, "properties": top}
 }
@@ -77,7 +84,15 @@ func (k *Key) schema() object {
 		}
 	case KindWords:
 		s["type"], s["uniqueItems"] = "array", true
-		s["items"] = object{"enum": k.Words}
+		words := slices.Clone(k.Words)
+		if k.Name == "modules" {
+			for _, w := range k.Words {
+				if m, _ := prober.ModuleByName(w); m.OtherName() != "" {
+					words = append(words, m.OtherName())
+				}
+			}
+		}
+		s["items"] = object{"enum": words}
 	case KindRules:
 		s["type"], s["maxItems"], s["items"] = "array", alert.MaxRules, ruleSchema()
 	}
@@ -116,7 +131,7 @@ func ruleSchema() object {
 		"required": []string{"id", "metric", "op", "threshold", "level"},
 		"properties": object{
 			"id":         object{"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,63}$", "description": "Name of the rule; no two alike."},
-			"metric":     text("The figure to watch.", alert.MetricNames()...),
+			"metric":     text("The figure to watch.", slices.Concat(alert.MetricNames(), alert.OtherMetricNames())...),
 			"op":         text("How it is compared.", string(alert.Above), string(alert.AtLeast), string(alert.Below), string(alert.AtMost)),
 			"threshold":  object{"type": "number", "description": "In the metric's unit; flags are 0 and 1."},
 			"hysteresis": object{"type": "number", "minimum": 0, "description": "How far back past the threshold clears it. Default 0."},

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// View is a configuration as get_config on the control socket returns it. Its values are
-// those of Plain, or what JSON makes of them.
+// View is a configuration by the names of its keys, such as history.flush. Its values are those of
+// Plain, or what JSON makes of them.
 type View struct {
 	Files   []string          `json:"files"`
 	Values  map[string]any    `json:"values"` // as Plain returns them
@@ -27,6 +27,51 @@ func (c *Config) View() View {
 		v.Values[name], v.Origins[name] = Plain(s.Value), s.Origin
 	}
 	return v
+}
+
+// NestedView is a View whose keys are those of a file: history.flush is flush in the object history.
+// It is the answer to get_config on the control socket, where each key is snake_case.
+type NestedView struct {
+	Files   []string       `json:"files"`
+	Values  map[string]any `json:"values"`
+	Origins map[string]any `json:"origins"`
+	Error   string         `json:"error,omitempty"`
+	Restart []string       `json:"restart_needed,omitempty"`
+	Notes   []string       `json:"notes,omitempty"`
+}
+
+// Nested returns the view as get_config answers it.
+func (v View) Nested() NestedView {
+	origins := map[string]any{}
+	for name, origin := range v.Origins {
+		origins[name] = origin
+	}
+	return NestedView{v.Files, Nest(v.Values), Nest(origins), v.Error, v.Restart, v.Notes}
+}
+
+// View returns the view with the names of keys. A daemon of an older version nests nothing, which
+// this accepts too.
+func (n *NestedView) View() View {
+	v := View{Files: n.Files, Values: flatten(n.Values), Origins: map[string]string{}, Error: n.Error, Restart: n.Restart, Notes: n.Notes}
+	for name, origin := range flatten(n.Origins) {
+		v.Origins[name], _ = origin.(string)
+	}
+	return v
+}
+
+// flatten is the inverse of Nest.
+func flatten(nested map[string]any) map[string]any {
+	out := map[string]any{}
+	for name, v := range nested {
+		group, ok := v.(map[string]any)
+		if !ok {
+			out[name] = v
+		}
+		for leaf, v := range group {
+			out[name+"."+leaf] = v
+		}
+	}
+	return out
 }
 
 // Text is the value of a key on one line, "-" for one that is left to its default.

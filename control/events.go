@@ -40,6 +40,7 @@ var pingEvent, _ = newEvent(EventPing, EventPing, struct{}{})
 type subscription struct {
 	events     *fanout.Subscriber[event] // metrics and states; newer metrics replace older ones
 	notices    *fanout.Subscriber[event] // alerts and updates; dropped and counted when full
+	standing   []event                   // alerts that were raised before the subscription
 	lastUpdate event                     // update_ready from before the subscription; may be empty
 }
 
@@ -55,6 +56,14 @@ func (s *Server) subscribe() (*subscription, prober.ModuleSet, error) {
 		events:     s.events.Subscribe(fanout.SubscribeOptions[event]{Buffer: maxQueue, Overflow: fanout.Coalesce, Key: eventKey}),
 		notices:    s.notices.Subscribe(fanout.SubscribeOptions[event]{Buffer: maxNotices, Overflow: fanout.DropAndCount}),
 		lastUpdate: s.update,
+	}
+	// After the subscription: an alert that is raised in between comes twice and not never.
+	if s.o.Alerts != nil {
+		for _, a := range s.o.Alerts() {
+			if e, ok := s.alertEvent(a); ok {
+				sub.standing = append(sub.standing, e)
+			}
+		}
 	}
 	s.sampling.subscribers++
 	s.sampling.pushEnabled = true
@@ -92,12 +101,18 @@ func (s *Server) publishState(phase, reason string, extra any) {
 // PublishAlert sends an alert to all clients that take events. A client that reads too
 // slowly misses those beyond maxNotices, which Stats counts. It does not wait for clients.
 func (s *Server) PublishAlert(a Alert) {
-	e, err := newEvent(EventAlert, "", a)
-	if err != nil { // a value that is not a number
-		s.log.Error("event alert", zap.String("rule", a.RuleID), zap.Error(err))
-		return
+	if e, ok := s.alertEvent(a); ok {
+		s.notices.Publish(e)
 	}
-	s.notices.Publish(e)
+}
+
+// alertEvent encodes an alert, unless its value is not a number.
+func (s *Server) alertEvent(a Alert) (e event, ok bool) {
+	e, err := newEvent(EventAlert, "", a)
+	if err != nil {
+		s.log.Error("event alert", zap.String("rule", a.RuleID), zap.Error(err))
+	}
+	return e, err == nil
 }
 
 // PublishUpdateReady announces a newer version of a component to all clients that take

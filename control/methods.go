@@ -104,10 +104,10 @@ func parseIntervals(byName map[string]integer) (every intervals, err *Error) {
 		switch {
 		case !ok:
 			return every, errParams(param, "knows only %s", moduleChoice)
-		case every[m] != 0: // by its name and by its JSON member
+		case every[m] != 0: // by two of its names
 			return every, errParams(param, "names module %s twice", m)
 		}
-		if every[m], err = ms.millis(param, prober.MinInterval, prober.MaxInterval); err != nil {
+		if every[m], err = ms.millis(param, prober.MinInterval, m.MaxInterval()); err != nil {
 			return every, err
 		}
 	}

@@ -154,6 +154,34 @@ func TestSnapshot(t *testing.T) {
 	})
 }
 
+// TestParamsAllowed: an empty array is no params, modules have several names, and each interval may
+// be set to its default.
+func TestParamsAllowed(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, r *rig) {
+		p := r.peer().hello("")
+		for _, params := range []string{`[]`, `[ ]`, `null`} {
+			p.ok("stop", params)
+		}
+		for params, want := range map[string]string{
+			`{"module_intervals":{"wear":3600000}}`:           "map[wear:3.6e+06]",
+			`{"module_intervals":{"net":1000,"memory":2000}}`: "map[mem:2000 network:1000]",
+		} {
+			if got := fmt.Sprint(p.ok("set_config", params)["effective_intervals"]); got != want {
+				t.Errorf("%s gives %s, want %s", params, got, want)
+			}
+		}
+		if got := fmt.Sprint(p.ok("start", `{"modules":["net"]}`)["started_modules"]); got != "[network]" {
+			t.Errorf("started are %s, want network", got)
+		}
+		for method, params := range map[string]string{"set_config": `{"base_interval_ms":1e300}`, "query_history": `{"from_ts":9007199254740994,"to_ts":0}`,
+			"burst_subscribe": `{"interval_ms":100,"ttl_ms":1e17}`} {
+			if m := p.call(method, params); m.code() != CodeInvalidParams || !strings.Contains(fmt.Sprint(m), "too large") {
+				t.Errorf("%s %s gives %v, want that it is too large", method, params, m)
+			}
+		}
+	})
+}
+
 func TestBadParams(t *testing.T) {
 	tests := []struct{ method, params, field string }{
 		{"snapshot", `{"modules":["gpu"]}`, "modules"},

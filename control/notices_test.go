@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -306,6 +307,38 @@ func TestToolThatHangs(t *testing.T) {
 		m := r.peer().hello("").call("call", `{"tool":"x"}`)
 		if m.code() != CodeInternal || !strings.Contains(fmt.Sprint(m), "code:E_DEADLINE_EXCEEDED") {
 			t.Errorf("got %v", m)
+		}
+	})
+}
+
+// TestStandingAlerts: a client that connects late, or asks for events late, is told what stands,
+// once and after the answer to its hello.
+func TestStandingAlerts(t *testing.T) {
+	var standing []Alert
+	inBubble(t, Options{Alerts: func() []Alert { return standing }}, func(t *testing.T, r *rig) {
+		alerts := func(p *peer) (rules []string) {
+			synctest.Wait()
+			for _, m := range p.take(EventAlert) {
+				rules = append(rules, fmt.Sprint(m.params()["rule_id"]))
+			}
+			return rules
+		}
+		if got := alerts(r.peer().hello(bridge)); got != nil {
+			t.Errorf("nothing stands, and it got %q", got)
+		}
+		standing = []Alert{{Level: "warn", RuleID: "hot", Metric: "temperature_c", Value: 80, Threshold: 75}, {RuleID: "broken", Value: math.NaN()}, {RuleID: "full", Level: "error"}}
+		late, plain := r.peer().hello(bridge), r.peer().hello("")
+		if got := alerts(late); fmt.Sprint(got) != "[hot full]" {
+			t.Errorf("a late client got %q", got)
+		}
+		late.hello(bridge) // again, on the same connection
+		if got := append(alerts(late), alerts(plain)...); got != nil {
+			t.Errorf("it was told twice, or without asking: %q", got)
+		}
+		plain.hello(bridge)
+		r.srv.PublishAlert(Alert{RuleID: "new"})
+		if got := alerts(plain); fmt.Sprint(got) != "[hot full new]" {
+			t.Errorf("a client that asked late got %q", got)
 		}
 	})
 }

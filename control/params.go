@@ -1,6 +1,7 @@
 package control
 
 import (
+	"bytes"
 	"errors"
 	"maps"
 	"math"
@@ -20,13 +21,20 @@ type params struct {
 	err     *Error
 }
 
-// parseParams takes the params of a request, which may be missing or null.
+// parseParams takes the params of a request, which may be missing, null or an empty array.
 func parseParams(raw []byte) *params {
 	p := &params{}
-	if len(raw) > 0 && strictjson.Unmarshal(raw, &p.members) != nil {
+	if len(raw) > 0 && !isEmptyArray(raw) && strictjson.Unmarshal(raw, &p.members) != nil {
 		p.fail(errParams("params", "must be an object"))
 	}
 	return p
+}
+
+// isEmptyArray reports whether params are by position and there are none, as clients of JSON-RPC
+// libraries send for a method without params.
+func isEmptyArray(raw []byte) bool {
+	inner, ok := bytes.CutPrefix(raw, []byte{'['})
+	return ok && bytes.Equal(bytes.TrimLeft(inner, " \t\r\n"), []byte{']'})
 }
 
 // fail keeps the first error.
@@ -94,7 +102,10 @@ func (p *params) requireMillis(name string, min, max time.Duration) time.Duratio
 func (p *params) integer(name string) int64 {
 	var n integer
 	p.take(name, &n)
-	if n < 0 {
+	switch {
+	case n.isTooLarge():
+		p.fail(errParams(name, "is too large: a whole number is at most 2^53"))
+	case n < 0:
 		p.fail(errParams(name, "is negative"))
 	}
 	return int64(n)
@@ -157,18 +168,33 @@ func (p *params) finish() error {
 // equal.
 type integer int64
 
-// UnmarshalJSON decodes a number without a fraction, within ±2^53.
+// UnmarshalJSON decodes a number without a fraction. One beyond ±2^53, from where on not every whole
+// number is a float64, becomes one that isTooLarge: the decoder does not pass an error on.
 func (n *integer) UnmarshalJSON(b []byte) error {
 	v, err := strconv.ParseFloat(string(b), 64)
-	if err != nil || v != math.Trunc(v) || math.Abs(v) > 1<<53 {
+	switch {
+	case errors.Is(err, strconv.ErrRange), err == nil && math.Abs(v) > maxInteger:
+		*n = maxInteger + 1
+		if v < 0 {
+			*n = -*n
+		}
+		return nil
+	case err != nil || v != math.Trunc(v):
 		return errors.New("not a whole number")
 	}
 	*n = integer(v)
 	return nil
 }
 
+const maxInteger = 1 << 53
+
+func (n integer) isTooLarge() bool { return n > maxInteger || n < -maxInteger }
+
 // millis is n milliseconds, which must be within min..max.
 func (n integer) millis(name string, min, max time.Duration) (time.Duration, *Error) {
+	if n.isTooLarge() {
+		return 0, errParams(name, "is too large: must be %d..%d", min.Milliseconds(), max.Milliseconds())
+	}
 	if int64(n) < min.Milliseconds() || int64(n) > max.Milliseconds() {
 		return 0, errParams(name, "must be %d..%d", min.Milliseconds(), max.Milliseconds())
 	}

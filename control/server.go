@@ -33,6 +33,10 @@ type Options struct {
 	// Token is what hello must contain; default any that is not empty.
 	Token string
 
+	// Alerts returns the alerts that are raised and not cleared, for clients that connect later.
+	// It must not call the server. Default: none.
+	Alerts func() []Alert
+
 	// Status returns the answer of the method status: a value whose JSON has snake_case
 	// keys. Default: the method is not supported.
 	Status func(context.Context) any

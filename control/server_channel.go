@@ -320,7 +320,7 @@ func checkRequest(m map[string]member) *Error {
 	switch params := m["params"]; {
 	case params.tooLong:
 		return errParams("params", "is longer than %d bytes", MaxParams)
-	case params.raw != nil && params.raw[0] != '{' && string(params.raw) != "null":
+	case params.raw != nil && params.raw[0] != '{' && string(params.raw) != "null" && !isEmptyArray(params.raw):
 		return errParams("params", "must be an object")
 	}
 	return nil

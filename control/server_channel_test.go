@@ -53,10 +53,11 @@ func TestCheckMessage(t *testing.T) {
 		{"object id", `{"jsonrpc":"2.0","id":{},"method":"stop"}`, CodeInvalidRequest, "null"},
 		{"long id", `{"jsonrpc":"2.0","id":"` + strings.Repeat("i", maxID) + `","method":"stop"}`, CodeInvalidRequest, "null"},
 
-		{"array params", `{"jsonrpc":"2.0","id":1,"method":"stop","params":[]}`, CodeInvalidParams, "1"},
+		{"array params", `{"jsonrpc":"2.0","id":1,"method":"stop","params":[1]}`, CodeInvalidParams, "1"},
+		{"no array params", `{"jsonrpc":"2.0","id":1,"method":"stop","params":[ ]}`, pass, ""},
 		{"string params", `{"jsonrpc":"2.0","id":1,"method":"stop","params":"x"}`, CodeInvalidParams, "1"},
 		{"long params", `{"jsonrpc":"2.0","id":1,"method":"stop","params":{"a":"` + strings.Repeat("x", MaxParams) + `"}}`, CodeInvalidParams, "1"},
-		{"array params, notification", `{"jsonrpc":"2.0","method":"stop","params":[]}`, silent, ""},
+		{"array params, notification", `{"jsonrpc":"2.0","method":"stop","params":[1]}`, silent, ""},
 
 		{"answer", `{"jsonrpc":"2.0","id":1,"result":{}}`, silent, ""},
 		{"error answer", `{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}`, silent, ""},

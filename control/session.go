@@ -76,6 +76,12 @@ func (ss *session) writeEvents() {
 		case sub = <-ss.subscribed:
 			events, notices = sub.events.Ready(), sub.notices.Ready()
 			ping = time.Tick(pingInterval)
+			for _, alert := range sub.standing {
+				if ss.c.write(alert.frame) != nil {
+					break // the write of the next event fails as well
+				}
+			}
+			sub.standing = nil
 			e = sub.lastUpdate
 		case <-events:
 			e, _ = sub.events.Next()

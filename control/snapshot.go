@@ -11,13 +11,13 @@ import (
 const defaultModules = prober.ModuleSet(1<<prober.ModuleCPU | 1<<prober.ModuleMemory)
 
 // moduleChoice lists the names of modules that a client may use, for error texts. The frozen
-// protocol knows mem by its JSON member memory as well.
+// protocol knows mem by its JSON member memory, and network as net, as well.
 var moduleChoice = func() string {
 	var names []string
 	for m := range prober.NumModules {
 		name := m.String()
-		if m.Member() != name {
-			name += " (or " + m.Member() + ")"
+		if other := m.OtherName(); other != "" {
+			name += " (or " + other + ")"
 		}
 		names = append(names, name)
 	}

@@ -33,7 +33,8 @@ func (d *Daemon) listen() error {
 		Persist:       d.saveClientConfig,
 		OnRecording:   d.pushEnabled.Store,
 		EnableModules: d.enableModules,
-		GetConfig:     func(context.Context) any { return d.configView() },
+		GetConfig:     func(context.Context) any { return d.configView().Nested() },
+		Alerts:        d.standingAlerts,
 		Capabilities:  d.capabilities,
 		Call:          d.call,
 	}

@@ -70,7 +70,7 @@ type Options struct {
 // Build identifies the running binary.
 type Build struct {
 	Version string    // shown to the relay and to local clients
-	Stamp   string    // the version in the form of stampPrefix, "" when the linker set none
+	Stamp   string    // of the linker, for daemons that find this binary staged; here so that the linker keeps it
 	Time    time.Time // of the commit; zero when not known
 }
 

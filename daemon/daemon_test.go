@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -157,6 +158,15 @@ func TestSaveClientConfig(t *testing.T) {
 	for range 2 {
 		if err := b.saveClientConfig(t.Context(), control.Config{BaseIntervalMS: 5000, ModuleIntervals: map[string]int64{"mem": 700}, Persist: true}); err != nil {
 			t.Fatal(err)
+		}
+	}
+	answer, err := json.Marshal(b.configView().Nested())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`"([^"]*)":`).FindAllSubmatch(answer, -1) {
+		if !regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`).Match(m[1]) {
+			t.Errorf("get_config has the key %s", m[1])
 		}
 	}
 	v := b.configView()

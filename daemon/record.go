@@ -76,8 +76,7 @@ var logLevels = map[alert.Level]func(*zap.Logger, string, ...zap.Field){
 // number of events while it is down, and drops the oldest for a new one.
 func (d *Daemon) publishAlerts(events []alert.Event) {
 	for _, e := range events {
-		d.control.PublishAlert(control.Alert{Level: string(e.Level), Metric: e.Metric, Value: e.Value, Threshold: e.Threshold,
-			RuleID: e.RuleID, Message: e.Message, TS: e.TS})
+		d.control.PublishAlert(controlAlert(e))
 		if client := d.device.link(); client != nil {
 			data, _ := json.Marshal(struct { // strings and finite numbers: it cannot fail
 				alert.Event
@@ -88,6 +87,20 @@ func (d *Daemon) publishAlerts(events []alert.Event) {
 		logLevels[e.Level](d.log, "alert", zap.String("rule", e.RuleID), zap.Float64("value", e.Value),
 			zap.Float64("threshold", e.Threshold), zap.String("message", e.Message))
 	}
+}
+
+// controlAlert is an alert as local clients get it.
+func controlAlert(e alert.Event) control.Alert {
+	return control.Alert{Level: string(e.Level), Metric: e.Metric, Value: e.Value, Threshold: e.Threshold, RuleID: e.RuleID, Message: e.Message, TS: e.TS}
+}
+
+// standingAlerts returns the alerts that are raised, for clients that connect later.
+func (d *Daemon) standingAlerts() []control.Alert {
+	var alerts []control.Alert
+	for _, e := range d.alerts.Active() {
+		alerts = append(alerts, controlAlert(e))
+	}
+	return alerts
 }
 
 // enableModules enables the modules that clients of the control socket have started, in

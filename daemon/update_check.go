@@ -6,14 +6,17 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // A newer binary is staged beside the running one, as agentctl.new, and used from the next
 // start. Its version is read from its bytes, without running it, from one of two places:
 //
-//   - a stamp, which the linker sets in main (make build): agentctl-version=VERSION;
+//   - a stamp, which the linker sets in main (make build): agentctl-version=VERSION;agentctl-built=UNIX;
+//     where older builds lack the second part, the time of the commit;
 //   - Go's build information, as debug/buildinfo describes it: the version of the module
 //     for a binary of `go install`, and the path of the main package.
 //
@@ -46,8 +49,8 @@ func newUpdateCheck(executable func() (string, error), running Build) *updateChe
 	return &updateCheck{path: exe + ".new", running: running}
 }
 
-// newVersion returns the version of a staged binary that was not examined before and differs
-// from the running one; "" otherwise.
+// newVersion returns the version of a staged binary that was not examined before and is newer
+// than the running one; "" otherwise.
 func (u *updateCheck) newVersion() string {
 	st, err := os.Lstat(u.path)
 	if err != nil || !st.Mode().IsRegular() || st.Size() > maxBinary {
@@ -59,42 +62,51 @@ func (u *updateCheck) newVersion() string {
 	}
 	u.seen = file
 	staged, err := stagedVersion(u.path)
-	if err != nil || staged == u.running.Version || u.running.Stamp == string(stampPrefix())+staged+";" {
+	if err != nil || !isNewer(staged, u.running) {
 		return "" // a partly written file is examined again when it changes
 	}
-	return staged
+	return staged.Version
 }
 
-// stagedVersion reads the version out of a binary of this program for this machine.
+// stagedVersion reads the version, and where it is known the time, out of a binary of this program
+// for this machine.
 //
 // The file may be anything that somebody could write into the directory of the binary, so that
 // it is opened without following links and without blocking on a FIFO, and all sizes in it
 // are checked.
-func stagedVersion(path string) (string, error) {
+func stagedVersion(path string) (b Build, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return "", err
+		return b, err
 	}
 	defer func() { _ = f.Close() }()
 	if err := sameMachine(f); err != nil {
-		return "", err
+		return b, err
 	}
 	var s binaryScan
 	if err := s.read(f); err != nil {
-		return "", err
+		return b, err
 	}
-	switch {
-	case !strings.Contains(s.info, "path\t"+mainPath+"\n"):
-		return "", fmt.Errorf("%s is not agentctl", path)
-	case s.stamp != "":
-		return s.stamp, nil
+	if !strings.Contains(s.info, "path\t"+mainPath+"\n") {
+		return b, fmt.Errorf("%s is not agentctl", path)
+	}
+	b.Version = s.stamp
+	if s.built > 0 {
+		b.Time = time.Unix(s.built, 0)
 	}
 	for line := range strings.SplitSeq(s.info, "\n") { // built by go install
-		if f := strings.Split(line, "\t"); len(f) >= 3 && f[0] == "mod" && f[2] != "(devel)" {
-			return f[2], nil
+		f := strings.Split(line, "\t")
+		if len(f) >= 3 && f[0] == "mod" && f[2] != "(devel)" && b.Version == "" {
+			b.Version = f[2]
+		}
+		if text, ok := strings.CutPrefix(line, "build\tvcs.time="); ok && b.Time.IsZero() {
+			b.Time, _ = time.Parse(time.RFC3339, text) // zero when it is not one
 		}
 	}
-	return "", fmt.Errorf("%s does not contain its version", path)
+	if b.Version == "" {
+		return b, fmt.Errorf("%s does not contain its version", path)
+	}
+	return b, nil
 }
 
 // sameMachine compares the head of an ELF file with this process's own: magic, class and
@@ -121,7 +133,13 @@ func sameMachine(f *os.File) error {
 
 // binaryScan finds the stamp and the build information in one pass through a file, in
 // little memory.
-type binaryScan struct{ stamp, info string }
+type binaryScan struct {
+	stamp, info string
+	built       int64 // Unix time of the stamp; 0: none
+}
+
+// builtPrefix begins the second part of a stamp, the Unix time of the commit.
+var builtPrefix = []byte("agentctl-built=")
 
 const (
 	buildInfoMagic  = "\xff Go buildinf:"
@@ -166,6 +184,10 @@ func (s *binaryScan) search(b []byte) {
 		rest = rest[i+len(mark):]
 		if v, _, ok := bytes.Cut(rest[:min(len(rest), 129)], []byte(";")); ok && isVersion(v) {
 			s.stamp = string(v)
+			if t, ok := bytes.CutPrefix(rest[len(v)+1:], builtPrefix); ok {
+				t, _, _ := bytes.Cut(t[:min(len(t), 20)], []byte(";"))
+				s.built, _ = strconv.ParseInt(string(t), 10, 64) // 0 when it is not one
+			}
 		}
 	}
 	for rest := b; s.info == ""; {

@@ -44,6 +44,8 @@ func TestStagedVersion(t *testing.T) {
 		name, info, stamp, want string
 	}{
 		{"a release", ours, mark + "v1.2.3-4-gabc;", "v1.2.3-4-gabc"},
+		{"with its time", ours, mark + "v1.2.3;agentctl-built=1767225600;", "v1.2.3"},
+		{"with a time that is none", ours, mark + "v1.2.3;agentctl-built=soon;", "v1.2.3"},
 		{"go install", strings.Replace(ours, "(devel)", "v1.3.0", 1), "", "v1.3.0"},
 		{"a stamp that is not one", ours, mark + "\x00\x01;" + mark + "v1.2.3;", "v1.2.3"},
 		{"no version", ours, "", ""},
@@ -57,8 +59,8 @@ func TestStagedVersion(t *testing.T) {
 			if err := os.WriteFile(path, binaryWith(t, at, tt.info, tt.stamp), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if got, err := stagedVersion(path); got != tt.want || (err == nil) != (tt.want != "") {
-				t.Errorf("%s at %d: %q, %v; want %q", tt.name, at, got, err, tt.want)
+			if got, err := stagedVersion(path); got.Version != tt.want || (err == nil) != (tt.want != "") || got.Time.IsZero() != (tt.name != "with its time") {
+				t.Errorf("%s at %d: %+v, %v; want %q", tt.name, at, got, err, tt.want)
 			}
 		}
 	}
@@ -124,6 +126,8 @@ func TestUpdateCheck(t *testing.T) {
 	expect("")
 	stage(string(stampPrefix()) + "v1.0.0;")
 	expect("") // what runs already
+	stage(string(stampPrefix()) + "v0.9.9;")
+	expect("") // older
 	stage(string(stampPrefix()) + "v2.0.1;")
 	expect("v2.0.1")
 	if err := os.Remove(exe + ".new"); err != nil {

@@ -37,6 +37,8 @@ type moduleInfo struct {
 	name string
 	// member is used in JSON, and before the dot of a sensor's key.
 	member string
+	// alias is a third name that requests and configurations may use; "" for none.
+	alias string
 	// interval is how often an optional module is read, unless SetModuleInterval changes it.
 	interval time.Duration
 	memberAccess
@@ -49,13 +51,13 @@ var moduleTable = [NumModules]moduleInfo{
 	ModuleMemory: {name: "mem", member: "memory"},
 	ModuleDisk:   {name: "disk", member: "disk"},
 	ModuleLoad:   {name: "load", member: "load"},
-	ModuleNetwork: {"network", "network", MinInterval,
+	ModuleNetwork: {"network", "network", "net", MinInterval,
 		accessTo(func(r *ModuleReadings) **Network { return &r.Network }, (*Network).check)},
-	ModuleTemperature: {"temperature", "temperature", 5 * time.Second,
+	ModuleTemperature: {"temperature", "temperature", "", 5 * time.Second,
 		accessTo(func(r *ModuleReadings) **Temperature { return &r.Temperature }, (*Temperature).check)},
-	ModulePower: {"power", "power", 2 * time.Second,
+	ModulePower: {"power", "power", "", 2 * time.Second,
 		accessTo(func(r *ModuleReadings) **Power { return &r.Power }, (*Power).check)},
-	ModuleWear: {"wear", "wear", time.Hour,
+	ModuleWear: {"wear", "wear", "", time.Hour,
 		accessTo(func(r *ModuleReadings) **Wear { return &r.Wear }, (*Wear).check)},
 }
 
@@ -72,9 +74,23 @@ func (m Module) IsOptional() bool { return m >= firstOptional }
 // DefaultInterval is how often an optional module is read by default, at most.
 func (m Module) DefaultInterval() time.Duration { return moduleTable[m].interval }
 
-// ModuleByName finds a module by its name or its JSON member.
+// MaxInterval is the longest interval that a client or a configuration may set for m. The default
+// is always within it.
+func (m Module) MaxInterval() time.Duration { return max(MaxInterval, m.DefaultInterval()) }
+
+// OtherName is the name of m that is not String, "" for none. ModuleByName knows both.
+func (m Module) OtherName() string {
+	if t := moduleTable[m]; t.member != t.name {
+		return t.member
+	}
+	return moduleTable[m].alias
+}
+
+// ModuleByName finds a module by its name, its JSON member or its alias.
 func ModuleByName(name string) (m Module, ok bool) {
-	i := slices.IndexFunc(moduleTable[:], func(t moduleInfo) bool { return t.name == name || t.member == name })
+	i := slices.IndexFunc(moduleTable[:], func(t moduleInfo) bool {
+		return t.name == name || t.member == name || t.alias == name && name != ""
+	})
 	return Module(max(i, 0)), i >= 0
 }
 

@@ -218,8 +218,8 @@ func (o *runOptions) runMocks(ctx context.Context, log *zap.Logger) error {
 // builtAt is the commit's Unix time, set by the linker (make build).
 var builtAt = "0"
 
-// stamp is the version in a form that can be found in a binary, set by the linker (make
-// build): a running daemon reads it from a staged binary.
+// stamp is the version and the commit's time in a form that can be found in a binary, set by the
+// linker (make build): a running daemon reads it from a staged binary.
 var stamp = ""
 
 // build is this binary, as the linker described it.

@@ -2,6 +2,7 @@ package alert
 
 import (
 	"slices"
+	"strings"
 
 	"agentctl/prober"
 )
@@ -28,6 +29,27 @@ func MetricNames() []string {
 	names := make([]string, len(metrics))
 	for i, s := range metrics {
 		names[i] = s.Metric.Name
+	}
+	return names
+}
+
+// netPrefix begins the metrics of the module network, which may also begin with the module's name.
+const netPrefix = "net_"
+
+// MetricName returns the usual name of a metric: net_bytes_in_per_s for network_bytes_in_per_s.
+func MetricName(name string) string {
+	if rest, ok := strings.CutPrefix(name, "network_"); ok && sensorOf(netPrefix+rest) != nil {
+		return netPrefix + rest
+	}
+	return name
+}
+
+// OtherMetricNames returns the names that MetricName gives usual ones for.
+func OtherMetricNames() (names []string) {
+	for _, s := range metrics {
+		if rest, ok := strings.CutPrefix(s.Metric.Name, netPrefix); ok {
+			names = append(names, "network_"+rest)
+		}
 	}
 	return names
 }

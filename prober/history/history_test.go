@@ -268,8 +268,11 @@ func TestModules(t *testing.T) {
 			t.Errorf("step %d: %v", step, got)
 		}
 	}
-	if got := query(t, s, Query{Modules: []string{"net"}}); len(got) != 0 {
-		t.Errorf("net is no part of network, but: %v", got)
+	if got := query(t, s, Query{Modules: []string{"net"}}); len(got) != 20 {
+		t.Errorf("net is network, but: %v", got)
+	}
+	if got := query(t, s, Query{Modules: []string{"netw"}}); len(got) != 0 {
+		t.Errorf("netw is no module, but: %v", got)
 	}
 	if got := query(t, s, Query{Modules: []string{"network.bytes_in_per_s"}}); len(got) != 20 || got[0].HasSample {
 		t.Errorf("by its full name: %v", got)

@@ -48,7 +48,9 @@ func (m *model) query(q Query, now int64) []Row {
 	if !core {
 		core = slices.ContainsFunc(q.Modules, func(n string) bool { return slices.Contains([]string{"cpu", "mem", "memory", "disk", "load"}, n) })
 		wants = func(key string) bool {
-			return slices.ContainsFunc(q.Modules, func(n string) bool { return key == n || strings.HasPrefix(key, n+".") })
+			return slices.ContainsFunc(q.Modules, func(n string) bool {
+				return key == n || strings.HasPrefix(key, n+".") || n == "net" && strings.HasPrefix(key, "network.")
+			})
 		}
 	}
 	at := map[int64]bool{}

@@ -153,7 +153,10 @@ func (s *Store) newQueryReader(q Query) (*queryReader, error) {
 		return ok && !m.IsOptional()
 	})
 	for _, s := range recordable {
-		if len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(m string) bool { return s.Key == m || strings.HasPrefix(s.Key, m+".") }) {
+		if len(q.Modules) == 0 || slices.ContainsFunc(q.Modules, func(name string) bool {
+			m, ok := prober.ModuleByName(name)
+			return ok && m == s.Module || s.Key == name
+		}) {
 			r.wanted[s.Record.ID] = true
 			r.wantedCount++
 		}
