@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
@@ -367,3 +368,31 @@ func TestDamagedSettings(t *testing.T) {
 }
 
 func noEnv(string) (string, bool) { return "", false }
+
+// TestNestedView: a view survives its way through get_config, and the answer of an older daemon,
+// which nests nothing, is read too.
+func TestNestedView(t *testing.T) {
+	c, err := Source{Path: filepath.Join(t.TempDir(), "config.yaml"), LookupEnv: noEnv, Flags: Settings{"history.flush": {Value: time.Minute, Origin: "--history-flush"}}}.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := c.View()
+	for name, answer := range map[string]any{"nested": v.Nested(), "flat": struct {
+		Values  map[string]any    `json:"values"`
+		Origins map[string]string `json:"origins"`
+	}{v.Values, v.Origins}} {
+		b, err := json.Marshal(answer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got View
+		if err := json.Unmarshal(b, &got); err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range KeyNames() {
+			if got.Text(key) != v.Text(key) || got.Origins[key] != v.Origins[key] {
+				t.Errorf("%s: %s is %s (%s), want %s (%s)", name, key, got.Text(key), got.Origins[key], v.Text(key), v.Origins[key])
+			}
+		}
+	}
+}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"strings"
@@ -49,14 +50,18 @@ func (v View) Nested() NestedView {
 	return NestedView{v.Files, Nest(v.Values), Nest(origins), v.Error, v.Restart, v.Notes}
 }
 
-// View returns the view with the names of keys. A daemon of an older version nests nothing, which
-// this accepts too.
-func (n *NestedView) View() View {
-	v := View{Files: n.Files, Values: flatten(n.Values), Origins: map[string]string{}, Error: n.Error, Restart: n.Restart, Notes: n.Notes}
+// UnmarshalJSON decodes a NestedView. A daemon of an older version nests nothing, which this
+// accepts too.
+func (v *View) UnmarshalJSON(b []byte) error {
+	var n NestedView
+	if err := json.Unmarshal(b, &n); err != nil {
+		return err
+	}
+	*v = View{Files: n.Files, Values: flatten(n.Values), Origins: map[string]string{}, Error: n.Error, Restart: n.Restart, Notes: n.Notes}
 	for name, origin := range flatten(n.Origins) {
 		v.Origins[name], _ = origin.(string)
 	}
-	return v
+	return nil
 }
 
 // flatten is the inverse of Nest.

@@ -54,11 +54,9 @@ func (s *Session) view(ctx context.Context) (v config.View, path string, err err
 		}
 		return c.View(), c.SettingsPath(), nil
 	}
-	var answer config.NestedView
-	if err := s.Daemon.Call(ctx, control.MethodGetConfig, nil, &answer); err != nil {
+	if err := s.Daemon.Call(ctx, control.MethodGetConfig, nil, &v); err != nil {
 		return v, "", err
 	}
-	v = answer.View()
 	v.Error = config.WithQuotes(v.Error)
 	stateDir, _ := v.Values["state_dir"].(string)
 	return v, filepath.Join(stateDir, config.SettingsFile), nil
