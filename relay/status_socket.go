@@ -152,17 +152,15 @@ func ReadStatus(ctx context.Context, stateDir string) (*Status, error) {
 
 func readStatus(ctx context.Context, stateDir string) (*Status, error) {
 	path, release, err := socketPath(stateDir)
-	if err == nil {
-		defer release()
-		if _, err = os.Stat(stateDir); err != nil {
-			return nil, err
-		}
-	}
 	if err != nil {
 		return nil, err
 	}
+	defer release()
 	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		if _, err := os.Stat(stateDir); err != nil { // not before: it may hang where the socket does not
+			return nil, err
+		}
 		return nil, ErrNotRunning
 	}
 	if err != nil {

@@ -140,9 +140,10 @@ func (w *writer) giveUp() {
 	w.decisions.pending, w.decisions.off = nil, 0
 }
 
-// logFailure logs the first failure and the end of failures.
+// logFailure logs the first failure and the end of failures, unless a monitor of the disk does.
 func (w *writer) logFailure(err error) {
 	switch {
+	case w.log.opt.Watch != nil:
 	case err != nil && !w.failing:
 		w.log.opt.Logger.Error("the audit log cannot be written; lines wait, and are lost when the queue is full: see the disk of the state directory", zap.Error(err))
 	case err == nil && w.failing:

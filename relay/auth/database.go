@@ -275,21 +275,24 @@ func (db *database) takeBatch() []*writeOp {
 
 // commitBatch runs a batch in one transaction and gives each operation its result.
 func (db *database) commitBatch(batch []*writeOp) {
-	op := db.watch.Begin("commit")
-	err := db.runBatch(batch)
-	op.End(err)
-	err = explain(db.dir.path, err)
+	commit := db.watch.Begin("commit")
+	err := explain(db.dir.path, db.runBatch(batch))
+	fault := err
 	for _, op := range batch {
 		switch {
 		case op.err == nil, errors.Is(op.err, sql.ErrTxDone): // by the end of the transaction's time
 			op.err = err
 		case sqlitefile.Code(op.err) != 0:
 			op.err = explain(db.dir.path, op.err)
+			if fault == nil && storage.Classify(op.err) != "" {
+				fault = op.err // damage that only this operation has met
+			}
 		}
 		if op.err == nil && op.onCommit != nil {
 			op.onCommit()
 		}
 	}
+	commit.End(fault)
 	if err == nil && db.revoked != db.noted && db.onRevoke != nil {
 		db.noted = db.revoked
 		db.onRevoke() // before the answers

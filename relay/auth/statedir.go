@@ -208,7 +208,7 @@ func explain(path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return storage.Wrap(dbFile, explainText(path, err))
+	return storage.Wrap(path, dbFile, explainText(path, err))
 }
 
 // explainText adds what to do next to an error of the disk.

@@ -237,13 +237,15 @@ func (s *Store) runEvery(ctx context.Context, interval time.Duration, task strin
 		if ctx.Err() != nil {
 			return
 		}
+		isWatched := func(err error) bool { return s.db.watch != nil && storage.Classify(err) != "" }
 		switch {
+		case isWatched(err): // its monitor logs it
 		case err != nil && !failing:
 			s.log.Error("state directory cannot be used; what is known so far stays in force", zap.String("task", task), zap.Error(err))
 		case err == nil && failing:
 			s.log.Info("state directory works again", zap.String("task", task))
 		}
-		failing = err != nil
+		failing = err != nil && !isWatched(err)
 	}
 }
 

@@ -207,7 +207,7 @@ func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
 	}
 	op := s.opts.Watch.Begin("commit")
 	err := s.tx(func() error { return s.w.insert(context.Background(), events) })
-	op.End(err)
+	op.End(explain(s.opts.Path, err))
 	if err != nil {
 		// A commit can succeed and still return an error. The rows then exist, and reusing
 		// their numbers would fail forever.
@@ -267,10 +267,13 @@ func (s *Store) recordCommit(batch []*appendRequest, events []kernel.Event, err 
 		s.stats.LastError = ""
 	}
 	s.mu.Unlock()
+	if s.opts.Watch != nil && storage.Classify(err) != "" { // whose monitor logs it
+		return
+	}
 	switch {
 	case err != nil && !wasFailing:
 		s.log.Error("event log: events were not kept", zap.Error(err))
-	case err == nil && wasFailing:
+	case err == nil && wasFailing && s.opts.Watch == nil:
 		s.log.Info("event log: writing again", zap.Uint64("seq", s.Last()))
 	}
 }

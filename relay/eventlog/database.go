@@ -221,7 +221,7 @@ func explain(path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return storage.Wrap(FileName, explainText(path, err))
+	return storage.Wrap(filepath.Dir(path), FileName, explainText(path, err))
 }
 
 func explainText(path string, err error) error {

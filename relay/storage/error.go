@@ -3,6 +3,10 @@ package storage
 import (
 	"context"
 	"errors"
+	"os"
+	"sync"
+	"syscall"
+	"time"
 
 	"agentctl/manifest"
 )
@@ -18,8 +22,9 @@ type Error struct {
 }
 
 // Wrap returns err as an *Error if it is a fault of the disk, so that every caller up to the
-// endpoints sees it as such. Other errors and nil are returned as they are.
-func Wrap(store string, err error) error {
+// endpoints sees it as such. Other errors and nil are returned as they are. dir is the store's
+// directory: SQLite calls a filesystem that became read-only an I/O error, so Wrap looks.
+func Wrap(dir, store string, err error) error {
 	kind := Classify(err)
 	if kind == "" {
 		return err
@@ -27,7 +32,39 @@ func Wrap(store string, err error) error {
 	if _, ok := errors.AsType[*Error](err); ok {
 		return err
 	}
+	if kind == Failing && dir != "" && readOnly.check(dir) {
+		kind = ReadOnly
+	}
 	return &Error{store, kind, err}
+}
+
+// readOnlyCache remembers whether a directory could be written: the check is a write itself.
+type readOnlyCache struct {
+	mu     sync.Mutex
+	dir    string
+	at     time.Time
+	result bool
+}
+
+var readOnly readOnlyCache
+
+// readOnlyInterval is how long a result is used.
+const readOnlyInterval = 3 * time.Second
+
+// check reports whether the filesystem of a directory refuses every change (EROFS).
+func (c *readOnlyCache) check(dir string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.dir == dir && time.Since(c.at) < readOnlyInterval {
+		return c.result
+	}
+	f, err := os.CreateTemp(dir, ".storage-*")
+	if err == nil {
+		_ = f.Close()
+		_ = os.Remove(f.Name())
+	}
+	c.dir, c.at, c.result = dir, time.Now(), errors.Is(err, syscall.EROFS)
+	return c.result
 }
 
 // TimedOut wraps the end of a request's context while it waited for a store, so that its

@@ -208,7 +208,7 @@ func TestAnswers(t *testing.T) {
 		{&Error{"events.db", Missing, nil}, Missing, false},
 		{TimedOut("events.db", context.DeadlineExceeded), Hung, true},
 	} {
-		err := fmt.Errorf("append: %w", Wrap("events.db", c.err))
+		err := fmt.Errorf("append: %w", Wrap(t.TempDir(), "events.db", c.err))
 		if k := Classify(err); k != c.kind {
 			t.Errorf("Classify(%v) = %q, not %q", err, k, c.kind)
 		}
@@ -223,7 +223,7 @@ func TestAnswers(t *testing.T) {
 		}
 	}
 	for _, err := range []error{nil, context.Canceled, context.DeadlineExceeded, errors.New("constraint")} {
-		if Wrap("x", err) != err || Answer(err) != nil {
+		if Wrap("", "x", err) != err || Answer(err) != nil {
 			t.Errorf("%v counts as a fault of the disk", err)
 		}
 	}

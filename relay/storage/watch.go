@@ -237,7 +237,10 @@ func (w *Watch) Problems() []Problem {
 	if oldest, ok := w.oldestLocked(now); ok {
 		list = append(list, oldest)
 	}
-	for _, f := range w.faults {
+	for i, f := range w.faults {
+		if f.Operation == probeName && slices.ContainsFunc(w.faults[:i], func(g fault) bool { return g.Kind == f.Kind }) {
+			continue // says nothing new
+		}
 		if f.Kind == Slow {
 			f.Detail = fmt.Sprintf("the last one took %s", f.lasted.Round(100*time.Millisecond))
 		}
