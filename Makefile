@@ -119,6 +119,7 @@ test-slow: ## what needs real minutes, or no race detector
 	$(GO) test -timeout 5m -run 'TestHostileClient' ./control
 	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestChaos|TestResumeModel' ./transport/link
 	AGENTCTL_SEEDS=30 $(GO) test -timeout 10m -run 'TestSimulation' ./relay/hub
+	AGENTCTL_SEEDS=30 $(GO) test -timeout 10m -run 'TestKilledWhileRevoking' ./relay/auth
 	$(GO) test -timeout 5m -run 'TestStalledReader|TestRegistryBytes|TestSameSeedSameTranscript|TestManifestSchemaAgrees' ./relay/mcp ./relay/kernel ./relay/plugins/process
 
 test-qemu: ## board binaries of other platforms in an emulator (skips without qemu-user-static)

@@ -211,6 +211,9 @@ func TestPresence(t *testing.T) {
 
 // The relay is killed while tickets are written: whatever was acknowledged is there after
 // the restart.
+//
+// Meanwhile tokens are revoked. relay.json records both stores, and never gets ahead of them: each
+// start would otherwise be refused.
 func TestTicketsSurviveKill(t *testing.T) {
 	t.Parallel()
 	rounds := 3
@@ -257,6 +260,7 @@ func TestTicketsSurviveKill(t *testing.T) {
 	}
 	var mu sync.Mutex
 	acked := make(map[string]answer) // the newest acknowledged state
+	var revoked []string             // jti
 	up()
 	for round := range rounds {
 		var wg sync.WaitGroup
@@ -279,11 +283,20 @@ func TestTicketsSurviveKill(t *testing.T) {
 				}
 			})
 		}
+		wg.Go(func() { // as agentctl token revoke beside the relay
+			jti := mintAndRevoke(t, dir)
+			mu.Lock()
+			defer mu.Unlock()
+			revoked = append(revoked, jti)
+		})
 		time.Sleep(time.Duration(10+rand.IntN(120)) * time.Millisecond)
 		_ = p.cmd.Process.Kill()
 		<-p.ended
 		wg.Wait()
 		up()
+		if missing := notRevoked(t, dir, revoked); len(missing) > 0 {
+			t.Fatalf("round %d: revocations are lost: %v", round, missing)
+		}
 		for id, want := range acked {
 			var got answer
 			if !call("tickets.get", `{"id":"`+id+`"}`, &got) || got.Ticket.Version < want.Ticket.Version || got.Ticket.Title != want.Ticket.Title {
@@ -315,4 +328,47 @@ func TestBoardNamesThePackage(t *testing.T) {
 			t.Errorf("%v: %d, %q, %q", args, code, p.out, p.err)
 		}
 	}
+}
+
+// mintAndRevoke makes a token in a state directory that a relay has open, and revokes it.
+func mintAndRevoke(t *testing.T, dir string) (jti string) {
+	s, err := auth.Open(auth.Options{StateDir: dir, Existing: true})
+	if err != nil {
+		t.Error(err)
+		return ""
+	}
+	defer func() { _ = s.Close() }()
+	list, err := s.Mint(context.Background(), auth.MintRequest{Class: "agent"})
+	if err == nil {
+		_, err = s.Revoke(context.Background(), auth.RevokeRequest{JTI: list[0].JTI})
+	}
+	if err != nil {
+		t.Error(err)
+		return ""
+	}
+	return list[0].JTI
+}
+
+// notRevoked returns those of the tokens that are not revoked in a state directory.
+func notRevoked(t *testing.T, dir string, jtis []string) (missing []string) {
+	t.Helper()
+	s, err := auth.Open(auth.Options{StateDir: dir, Existing: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	list, err := s.Tokens(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	isRevoked := map[string]bool{}
+	for _, row := range list {
+		isRevoked[row.JTI] = row.Revoked
+	}
+	for _, jti := range jtis {
+		if !isRevoked[jti] {
+			missing = append(missing, jti)
+		}
+	}
+	return missing
 }

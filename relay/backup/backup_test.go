@@ -3,6 +3,7 @@ package backup
 import (
 	"context"
 	"crypto/sha256"
+	"database/sql"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,6 +17,7 @@ import (
 
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
+	"agentctl/sqlitefile"
 )
 
 // relayState is a state directory as a relay has it, with both stores open.
@@ -203,6 +205,10 @@ func TestRestoreCarriesOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := s.backup(backups)
+	made, err := s.store.Authority(auth.AuthorityOptions{Names: func() []string { return []string{"localhost"} }})
+	if err != nil {
+		t.Fatal(err)
+	}
 	s.ticket("2")
 	if _, err := s.store.Revoke(ctx, auth.RevokeRequest{JTI: token.JTI}); err != nil {
 		t.Fatal(err)
@@ -243,6 +249,11 @@ func TestRestoreCarriesOver(t *testing.T) {
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "audit.jsonl")); err != nil {
 		t.Error("the audit log was moved away:", err)
+	}
+
+	// Boards know the relay by its authority, which the backup does not have.
+	if a, err := s.store.Authority(auth.AuthorityOptions{Names: func() []string { return []string{"localhost"} }}); err != nil || a.SHA256() != made.SHA256() {
+		t.Errorf("the authority is another one, %v", err)
 	}
 
 	// An older copy of the database is another one from now on.
@@ -555,6 +566,32 @@ func TestAcceptLoss(t *testing.T) {
 			}
 			s.stop()
 		}
+	}
+	// A database of an earlier agentctl has no copy of relay.json.
+	s, dir, _ := newState(t)
+	m := s.mint(auth.MintRequest{Class: "agent"})
+	s.stop()
+	if _, err := accept(dir, auth.RelayFile); !errors.Is(err, ErrSound) {
+		t.Fatalf("got %v", err)
+	}
+	os.Remove(filepath.Join(dir, auth.RelayFile))
+	db, err := sql.Open("sqlite", sqlitefile.DSN(filepath.Join(dir, auth.DatabaseFile), ""))
+	if err == nil {
+		_, err = db.Exec("DELETE FROM relay")
+		err = errors.Join(err, db.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bad *auth.StateError
+	if _, err := auth.Open(auth.Options{StateDir: dir}); !errors.As(err, &bad) || bad.Store != auth.RelayFile {
+		t.Fatalf("got %v", err)
+	}
+	if _, err := accept(dir, auth.RelayFile); err != nil {
+		t.Fatal(err)
+	}
+	if openRelay(t, dir).accepted(m) {
+		t.Error("a token of the lost relay id is accepted")
 	}
 	if _, err := accept(t.TempDir(), "keys"); err == nil {
 		t.Error("an unknown store")

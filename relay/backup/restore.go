@@ -330,7 +330,8 @@ func (r *restoration) carryKeys(ctx context.Context) error {
 }
 
 // replaced lists what is moved aside: everything of the old state that the new one has, or must
-// not have beside it.
+// not have beside it. What the backup does not have stays, such as an authority that was made
+// since: boards that joined know the relay by it.
 func (r *restoration) replaced() ([]string, error) {
 	names := append(databaseFiles(auth.DatabaseFile), databaseFiles(eventlog.FileName)...)
 	names = append(names, auth.RelayFile, auth.KeysDir)
@@ -339,7 +340,7 @@ func (r *restoration) replaced() ([]string, error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		if isPlain(e.Name()) && !(r.keepLogs && audits.MatchString(e.Name())) {
+		if isPlain(e.Name()) && r.has(e.Name()) && !(r.keepLogs && audits.MatchString(e.Name())) {
 			names = append(names, e.Name())
 		}
 	}
