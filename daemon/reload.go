@@ -41,7 +41,7 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-d.reload:
-			notifyReloading()
+			NotifyReloading()
 			fingerprint, _, _ = d.filesOnDisk()
 			status := d.systemdStatus()
 			if d.reloadConfig() != nil { // reloadConfig logs it

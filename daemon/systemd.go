@@ -34,9 +34,9 @@ func NotifyStopping() {
 	NotifySystemd(sd.SdNotifyStopping, "EXTEND_TIMEOUT_USEC="+strconv.FormatInt(stopTimeout.Microseconds(), 10))
 }
 
-// notifyReloading announces a reload; READY=1 ends it. systemd compares the time with its
+// NotifyReloading announces a reload; READY=1 ends it. systemd compares the time with its
 // own monotonic clock, which Go does not expose.
-func notifyReloading() {
+func NotifyReloading() {
 	var ts unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) == nil {
 		NotifySystemd("RELOADING=1", "MONOTONIC_USEC="+strconv.FormatInt(ts.Nano()/1000, 10))

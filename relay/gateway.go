@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 
 	"go.uber.org/zap/zapcore"
@@ -39,6 +40,7 @@ func (r *Relay) openGateway() (err error) {
 		o.MaxData = MaxTopicData
 	}
 	o.RelayTopics, o.Bodies, o.Conns = relayTopics, r.bodies, r.conns
+	o.AllowOrigins = append(slices.Clone(o.AllowOrigins), r.origins()...)
 	if r.public != nil {
 		o.Hosts = append(o.Hosts, r.public.Hostname())
 	}

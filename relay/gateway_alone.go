@@ -13,13 +13,13 @@ import (
 
 // ServeGateway runs an event gateway without a relay until ctx ends. With a directory it
 // keeps events there, so that they are on the disk before they are accepted; without, they
-// are in memory only. onReady is called with the gateway's URL for a client on this machine.
+// are in memory only. onReady is called with the gateway's URL for a client on this machine, and the gateway.
 // An error of the options is an *OptionError.
 //
 // The log outlives the gateway, since what was accepted must still get to the disk: deferred
 // calls stop it after Run has returned, and then close its file. When the log fails, the
 // gateway ends with the log's error.
-func ServeGateway(ctx context.Context, o gateway.Options, dir string, onReady func(baseURL string)) (err error) {
+func ServeGateway(ctx context.Context, o gateway.Options, dir string, onReady func(baseURL string, g *gateway.Gateway)) (err error) {
 	gatewayCtx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	if dir != "" {
@@ -35,7 +35,7 @@ func ServeGateway(ctx context.Context, o gateway.Options, dir string, onReady fu
 	if err != nil {
 		return &OptionError{"SSE", err}
 	}
-	g.OnReady(func(addr string) { onReady(baseURL(reachableAddr(addr, "127.0.0.1"), o.TLS != nil)) })
+	g.OnReady(func(addr string) { onReady(baseURL(reachableAddr(addr, "127.0.0.1"), o.TLS != nil), g) })
 	if err = g.Run(gatewayCtx); err == nil && ctx.Err() == nil {
 		err = context.Cause(gatewayCtx)
 	}

@@ -118,10 +118,12 @@ type Options struct {
 	Now          func() time.Time
 	Synchronized func() bool
 
-	AllowOrigin    []string  // origins of pages that may call; default none
-	Anonymous      bool      // on loopback only: a caller without a token may read
-	ScopelessUntil time.Time // see auth.Options
-	RequireProof   bool      // refuse boards whose token is not bound to a key
+	AllowOrigin []string // origins of pages that may call; default none
+	// AllowOriginFile has more of them, one a line; # begins a comment. Reload reads it again.
+	AllowOriginFile string
+	Anonymous       bool      // on loopback only: a caller without a token may read
+	ScopelessUntil  time.Time // see auth.Options
+	RequireProof    bool      // refuse boards whose token is not bound to a key
 
 	Plugins         []func(*kernel.Kernel) kernel.Plugin // loaded by Open
 	DisabledPlugins []string                             // built-in plugins that are not loaded
@@ -131,9 +133,12 @@ type Options struct {
 	PluginSockets   string                               // directory of the sockets of plugins that are services; "" for none
 	PluginSandbox   string                               // SandboxLandlock, SandboxOff; default SandboxLandlock
 
-	Parts       []string         // parts to run; default PartMCP, and PartSSE if SSE is set
-	SSE         *gateway.Options // of the event gateway
-	MaxRestarts int              // of a part that crashes, in a row; then the relay ends
+	Parts []string         // parts to run; default PartMCP, and PartSSE if SSE is set
+	SSE   *gateway.Options // of the event gateway
+	// ReadSSE reads the gateway's tokens and origins again, for Reload, without those of
+	// AllowOrigin; nil: they do not change.
+	ReadSSE     func() (gateway.Access, error)
+	MaxRestarts int // of a part that crashes, in a row; then the relay ends
 
 	// StreamQuota is the number of a tenant's metric streams above which a counter
 	// grows; 0 is no quota. With EnforceQuota further streams are closed with 4429.
@@ -218,9 +223,8 @@ func (r *Relay) checkOptions() error {
 		r.public = u
 	}
 	for _, a := range o.AllowOrigin {
-		u, err := url.Parse(a)
-		if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
-			return badOption("AllowOrigin", "not of the form https://HOST[:PORT]: %q", a)
+		if err := checkOrigin(a); err != nil {
+			return &OptionError{"AllowOrigin", err}
 		}
 	}
 	return nil

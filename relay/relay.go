@@ -91,6 +91,7 @@ type Relay struct {
 	// The path of an HTTP request: guard checks Host and Origin, endpoints whether the
 	// route is enabled, and streams owns the answer of a stream.
 	guard       *edge.Guard
+	guards      []*edge.Guard // guard and that of /metrics
 	conns       *edge.Conns
 	bodies      *edge.Bodies
 	streamPool  *edge.Pool // of metric streams
@@ -104,14 +105,16 @@ type Relay struct {
 
 	listener, metricsListener, gatewayListener net.Listener // nil: not served
 
-	tls       *tls.Config            // nil: plain HTTP
-	authority *auth.Authority        // nil: not TLSOwn
-	listenURL atomic.Pointer[string] // of listener, see updateListenURL; nil without one
-	public    *url.URL               // nil: clients use the listener's address
-	loopback  bool                   // Options.Listen is a loopback address
-	ready     atomic.Bool
-	abandoned atomic.Bool // the disk hung when Run ended: files are not closed
-	onReady   func()
+	tls         *tls.Config            // nil: plain HTTP
+	certificate *Certificate           // nil: not TLSFiles
+	fileOrigins []string               // of Options.AllowOriginFile; of Open and Reload
+	authority   *auth.Authority        // nil: not TLSOwn
+	listenURL   atomic.Pointer[string] // of listener, see updateListenURL; nil without one
+	public      *url.URL               // nil: clients use the listener's address
+	loopback    bool                   // Options.Listen is a loopback address
+	ready       atomic.Bool
+	abandoned   atomic.Bool // the disk hung when Run ended: files are not closed
+	onReady     func()
 }
 
 // Open prepares a relay: state directory, keys, listeners, plugins. The steps are in the
@@ -148,6 +151,7 @@ func open(opt Options, damage error) (r *Relay, err error) {
 	r.conns = edge.NewConns(edge.ConnOptions{MaxOpen: edge.MaxOpenConns(), Proxies: opt.TrustedProxies})
 	for _, step := range []func() error{
 		r.checkOptions, // before anything is created
+		r.readOrigins,
 		r.listen,
 		r.openState,
 		r.openAuthority,
@@ -167,9 +171,10 @@ func open(opt Options, damage error) (r *Relay, err error) {
 // listen takes the ports early, so that a taken one is reported before state is touched.
 func (r *Relay) listen() (err error) {
 	if r.opt.TLS == TLSFiles {
-		if r.tls, err = ServerTLS(r.opt.TLSCert, r.opt.TLSKey); err != nil {
+		if r.certificate, err = LoadCertificate(r.opt.TLSCert, r.opt.TLSKey); err != nil {
 			return err
 		}
+		r.tls = r.certificate.ServerTLS()
 	}
 	if r.listener == nil && r.partEnabled(PartMCP) {
 		if r.listener, err = net.Listen("tcp", r.opt.Listen); err != nil {

@@ -99,10 +99,11 @@ func TestCertificateReloads(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		write(1, time.Now())
-		c, err := ServerTLS(certFile, keyFile)
+		pair, err := LoadCertificate(certFile, keyFile)
 		if err != nil {
 			t.Fatal(err)
 		}
+		c := pair.ServerTLS()
 		serves := func(want int64) {
 			t.Helper()
 			got, err := c.GetCertificate(nil)
@@ -117,20 +118,30 @@ func TestCertificateReloads(t *testing.T) {
 		time.Sleep(time.Second)
 		write(3, time.Now())
 		serves(2) // checked a second ago
-		time.Sleep(certificateCheckInterval)
+		if err := pair.Reload(); err != nil {
+			t.Error(err)
+		}
 		serves(3)
+		time.Sleep(time.Second)
+		write(4, time.Now())
+		time.Sleep(certificateCheckInterval + time.Second)
+		serves(4)
 		if err := os.WriteFile(certFile, []byte("-----BEGIN CERT"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		serves(3)
+		serves(4)
+		if err := pair.Reload(); err == nil {
+			t.Error("a half-written certificate was loaded")
+		}
+		serves(4)
 		if err := os.Remove(keyFile); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		serves(3)
+		serves(4)
 	})
-	if _, err := ServerTLS(certFile, keyFile); err == nil {
+	if _, err := LoadCertificate(certFile, keyFile); err == nil {
 		t.Error("a missing key was loaded")
 	}
 }

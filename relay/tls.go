@@ -16,9 +16,9 @@ import (
 	"agentctl/relay/auth"
 )
 
-// certificate is a PEM pair that is read again when its files change, so that a renewal needs
+// Certificate is a PEM pair that is read again when its files change, so that a renewal needs
 // no restart.
-type certificate struct {
+type Certificate struct {
 	certFile, keyFile string
 
 	mu        sync.Mutex // protects the fields below
@@ -31,16 +31,26 @@ type certificate struct {
 // stats in the goroutine of a handshake; without handshakes there are none.
 const certificateCheckInterval = 10 * time.Second
 
-// ServerTLS returns a configuration that serves the certificate of two PEM files, and a
-// renewed one within certificateCheckInterval. It offers HTTP/1.1 only, since a stream
-// needs a separate connection: HTTP/2 would multiplex it, and the unacknowledged bytes by
-// which a stalled reader is found are those of a connection (docs/adr/0003).
-func ServerTLS(certFile, keyFile string) (*tls.Config, error) {
-	c := &certificate{certFile: certFile, keyFile: keyFile}
+// LoadCertificate reads the certificate of two PEM files.
+func LoadCertificate(certFile, keyFile string) (*Certificate, error) {
+	c := &Certificate{certFile: certFile, keyFile: keyFile}
 	if err := c.load(); err != nil {
 		return nil, err
 	}
-	return serverConfig(c.getCertificate), nil
+	return c, nil
+}
+
+// ServerTLS returns a configuration that serves the certificate, and a renewed one within
+// certificateCheckInterval. It offers HTTP/1.1 only, since a stream needs a separate connection:
+// HTTP/2 would multiplex it, and the unacknowledged bytes by which a stalled reader is found are
+// those of a connection (docs/adr/0003).
+func (c *Certificate) ServerTLS() *tls.Config { return serverConfig(c.getCertificate) }
+
+// Reload reads the files now. If that fails, the pair of before stays.
+func (c *Certificate) Reload() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.load()
 }
 
 func serverConfig(get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) *tls.Config {
@@ -169,7 +179,7 @@ func outboundAddresses() (list []string) {
 
 // load reads the pair, and changes nothing if that fails. The caller holds mu, except before
 // the certificate is shared.
-func (c *certificate) load() error {
+func (c *Certificate) load() error {
 	modTime, err := c.newestModTime()
 	if err != nil {
 		return err
@@ -183,7 +193,7 @@ func (c *certificate) load() error {
 }
 
 // newestModTime changes when a file was replaced, and costs two stats.
-func (c *certificate) newestModTime() (newest time.Time, err error) {
+func (c *Certificate) newestModTime() (newest time.Time, err error) {
 	for _, f := range []string{c.certFile, c.keyFile} {
 		st, err := os.Stat(f)
 		if err != nil {
@@ -197,7 +207,7 @@ func (c *certificate) newestModTime() (newest time.Time, err error) {
 }
 
 // getCertificate implements tls.Config.GetCertificate: it runs in each handshake.
-func (c *certificate) getCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+func (c *Certificate) getCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if now := time.Now(); now.Sub(c.checkedAt) > certificateCheckInterval {

@@ -167,13 +167,16 @@ func (r *Relay) newKernel() (err error) {
 	return nil
 }
 
-// newGuard makes the check of Host and Origin for a listener.
+// newGuard makes the check of Host and Origin for a listener, before the relay serves. Reload changes
+// its origins.
 func (r *Relay) newGuard(isLoopback bool) *edge.Guard {
 	var hosts []string
 	if r.public != nil { // a proxy on this machine may pass the public name on
 		hosts = append(hosts, r.public.Hostname())
 	}
-	return edge.NewGuard(edge.GuardOptions{CheckHost: isLoopback, Hosts: hosts, Origins: r.opt.AllowOrigin})
+	g := edge.NewGuard(edge.GuardOptions{CheckHost: isLoopback, Hosts: hosts, Origins: r.origins()})
+	r.guards = append(r.guards, g)
+	return g
 }
 
 // newFrontEnd makes what talks to devices and clients: the hub with its upgrader, and the

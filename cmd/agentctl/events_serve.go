@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
@@ -36,7 +35,7 @@ func gatewayEnv() (gateway.Env, error) {
 }
 
 func newEventsServe() *cobra.Command {
-	var listen, dir, cert, key, logLevel string
+	var listen, dir, cert, key, originFile, logLevel string
 	var origins, proxies []string
 	var insecure bool
 	c := &cobra.Command{
@@ -49,11 +48,18 @@ with its URLs on stdout.
 Its settings are the variables MCP_SSE_*; flags take precedence. Without MCP_SSE_AUTH_TOKEN it is
 open and serves loopback only. With --state-dir, events are on disk before they are accepted, and
 subscribers can resume beyond the ring and across restarts; without it, events are kept in memory
-only.`,
+only.
+
+On SIGHUP it reads the certificate, --allow-origin-file and the files of its tokens again; what is
+bad stays as it was.`,
 		Example: `  agentctl events serve
   MCP_SSE_PORT=40000 MCP_SSE_HEARTBEAT_MS=2000 agentctl events serve
   MCP_SSE_AUTH_TOKEN_FILE=events.token agentctl events serve --listen :39300 --tls-cert cert.pem --tls-key key.pem --state-dir events`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, hup, stopHangups := hangups(cmd.Context())
+			defer stopHangups()
+			ctx, stop := context.WithCancel(ctx) // ends the reloads after the gateway
+			defer stop()
 			log, err := newLogger(logLevel)
 			if err != nil {
 				return err
@@ -71,22 +77,56 @@ only.`,
 			if cmd.Flags().Changed("listen") {
 				o.Listen = listen
 			}
-			if cmd.Flags().Changed("allow-origin") {
-				if o.AllowOrigins, err = checkOrigins(origins); err != nil {
-					return err
+			// The flag replaces the variable, the file adds to either.
+			allowOrigins := func(list []string) (_ []string, err error) {
+				if cmd.Flags().Changed("allow-origin") {
+					if list, err = checkOrigins(origins); err != nil {
+						return nil, err
+					}
 				}
+				if originFile != "" {
+					more, err := relay.ReadOrigins(originFile)
+					if err != nil {
+						return nil, exit(exitUsage, "--allow-origin-file: %w", err)
+					}
+					list = append(list, more...)
+				}
+				return list, nil
 			}
-			if o.TLS, err = serverTLS(cert, key); err != nil {
+			if o.AllowOrigins, err = allowOrigins(o.AllowOrigins); err != nil {
 				return err
+			}
+			certificate, err := serverCertificate(cert, key)
+			if err != nil {
+				return err
+			}
+			if certificate != nil {
+				o.TLS = certificate.ServerTLS()
 			}
 			if err := relay.RaiseMaxFiles(); err != nil {
 				log.Warn("the limit of open files stays low", zap.Error(err))
 			}
-			defer context.AfterFunc(cmd.Context(), daemon.NotifyStopping)()
-			err = relay.ServeGateway(cmd.Context(), o, dir, func(base string) {
+			defer context.AfterFunc(ctx, daemon.NotifyStopping)()
+			waitReloads := func() {}
+			err = relay.ServeGateway(ctx, o, dir, func(base string, g *gateway.Gateway) {
 				fmt.Fprintf(cmd.OutOrStdout(), "{\"ready\":true,\"sse_url\":%q,\"ingest_url\":%q}\n", base+gateway.StreamPath, base+gateway.IngestPath)
 				daemon.NotifySystemd("READY=1", "STATUS=serving "+base)
+				waitReloads = serveReloads(ctx, hup, log, "serving "+base, func() (list []relay.Reloaded) {
+					if certificate != nil {
+						list = append(list, relay.Reloaded{Source: cert, Err: certificate.Reload()})
+					}
+					access, err := readAccess()
+					if err == nil {
+						access.AllowOrigins, err = allowOrigins(access.AllowOrigins)
+					}
+					if err == nil {
+						err = g.SetAccess(access)
+					}
+					return append(list, relay.Reloaded{Source: "tokens and origins", Err: err})
+				})
 			})
+			stop()
+			waitReloads()
 			var bad *relay.OptionError
 			switch {
 			case !errors.As(err, &bad):
@@ -104,6 +144,7 @@ only.`,
 	f.StringVar(&cert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
 	f.StringVar(&key, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
 	f.StringArrayVar(&origins, "allow-origin", nil, "`ORIGIN` of a web page that may connect (repeatable; default MCP_SSE_ALLOW_ORIGINS)")
+	f.StringVar(&originFile, "allow-origin-file", env("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
 	f.BoolVar(&insecure, "insecure", false, "serve beyond loopback without a token; only for networks that nobody else can reach")
 	addTrustedProxyFlag(f, &proxies)
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
@@ -124,14 +165,13 @@ func checkOrigins(origins []string) ([]string, error) {
 	return e.AllowOrigins, nil
 }
 
-// serverTLS serves the certificate of two files, and a renewed one soon after it is there;
-// nil without files.
-func serverTLS(certFile, keyFile string) (*tls.Config, error) {
+// serverCertificate reads the certificate of two files; nil without files.
+func serverCertificate(certFile, keyFile string) (*relay.Certificate, error) {
 	if certFile == "" && keyFile == "" {
 		return nil, nil
 	}
 	if certFile == "" || keyFile == "" {
 		return nil, exit(exitUsage, "--tls-cert and --tls-key go together")
 	}
-	return relay.ServerTLS(certFile, keyFile)
+	return relay.LoadCertificate(certFile, keyFile)
 }

@@ -49,6 +49,9 @@ boards and clients know this relay, whatever its name and address are. --insecur
 HTTP, for a relay behind a TLS proxy, whose address --trusted-proxy names: limits by address then
 count the proxy's clients.
 
+On SIGHUP (systemctl reload) it reads the certificate, --allow-origin-file and the files of the
+event gateway's tokens again; what is bad stays as it was.
+
 Tickets, the directory of boards and agents, and the control plane are built in. Your own plugins
 are folders in --plugin-dir.`,
 		Example: `  agentctl relay
@@ -57,6 +60,10 @@ are folders in --plugin-dir.`,
   agentctl relay --listen :8460 --insecure --trusted-proxy 10.0.0.7
   agentctl relay --plugin notes`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, hup, stopHangups := hangups(cmd.Context())
+			defer stopHangups()
+			ctx, stop := context.WithCancel(ctx) // ends the reloads after the relay
+			defer stop()
 			lv, err := zap.ParseAtomicLevel(logLevel)
 			if err != nil {
 				return exit(exitUsage, "--log-level %s: the levels are debug, info, warn and error", logLevel)
@@ -93,12 +100,17 @@ are folders in --plugin-dir.`,
 				return relayOpenError(explainState(cmd, err))
 			}
 			line := readyLine(r)
+			waitReloads := func() {}
 			r.OnReady(func() {
 				fmt.Fprintf(cmd.OutOrStdout(), "%s\n", line)
 				daemon.NotifySystemd("READY=1", "STATUS=serving "+r.URL())
+				waitReloads = serveReloads(ctx, hup, log, "serving "+r.URL(), r.Reload)
 			})
-			defer context.AfterFunc(cmd.Context(), daemon.NotifyStopping)()
-			if err := r.Run(cmd.Context()); errors.Is(err, relay.ErrGivenUp) {
+			defer context.AfterFunc(ctx, daemon.NotifyStopping)()
+			err = r.Run(ctx)
+			stop()
+			waitReloads()
+			if errors.Is(err, relay.ErrGivenUp) {
 				return exit(exitFailure, "%w; --max-restarts allows more", err)
 			} else {
 				return err
@@ -115,6 +127,7 @@ are folders in --plugin-dir.`,
 	f.StringVar(&o.MetricsListen, "metrics-listen", env("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
 	f.StringVar(&o.Audience, "audience", env("AGENTCTL_AUDIENCE", ""), "`NAME` for which tokens are issued; stored in the state directory [AGENTCTL_AUDIENCE]")
 	f.StringArrayVar(&o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
+	f.StringVar(&o.AllowOriginFile, "allow-origin-file", env("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
 	f.BoolVar(&o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
 	addTrustedProxyFlag(f, &proxies)
 	f.BoolVar(&o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
@@ -159,7 +172,7 @@ func trustedProxies(networks []string) (edge.TrustedProxies, error) {
 
 // optionFlags are the flags of the options that relay.Open may refuse.
 var optionFlags = map[string]string{
-	"AllowOrigin": "--allow-origin", "AuditMaxBytes": "--audit-max-mb", "AuditMaxAge": "--audit-max-age",
+	"AllowOrigin": "--allow-origin", "AllowOriginFile": "--allow-origin-file", "AuditMaxBytes": "--audit-max-mb", "AuditMaxAge": "--audit-max-age",
 	"EventsMaxBytes": "--events-max-mb", "EventsMaxAge": "--events-max-age", "EventsCallsMaxAge": "--events-calls-max-age",
 	"EventsTenantMaxBytes": "--events-tenant-max-mb", "EventsTenantCallsMaxBytes": "--events-tenant-calls-max-mb",
 	"Anonymous": "--anonymous", "DisabledPlugins": "--without", "ExternalPlugins": "--plugin",
@@ -198,8 +211,7 @@ func setGateway(o *relay.Options, listen string, given bool) error {
 		o.Parts = append(o.Parts, relay.PartSSE)
 	}
 	if given || e.Include || slices.Contains(o.Parts, relay.PartSSE) {
-		e.AllowOrigins = append(e.AllowOrigins, o.AllowOrigin...)
-		o.SSE = &e.Options
+		o.SSE, o.ReadSSE = &e.Options, readAccess
 	}
 	return nil
 }

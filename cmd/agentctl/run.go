@@ -6,11 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"os/signal"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,7 +18,6 @@ import (
 	"agentctl/control"
 	"agentctl/daemon"
 	"agentctl/duration"
-	"agentctl/term"
 	"agentctl/transport/enroll"
 )
 
@@ -143,16 +139,8 @@ func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 // run runs the daemon or the mock boards until a signal. SIGHUP reloads a service, and ends a
 // daemon whose terminal goes away.
 func (o *runOptions) run(cmd *cobra.Command) error {
-	ctx := cmd.Context()
-	hup := make(chan os.Signal, 1)
-	if term.IsTerminal(os.Stderr) { // a daemon of a terminal ends with it
-		var stop context.CancelFunc
-		ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
-		defer stop()
-	} else {
-		signal.Notify(hup, syscall.SIGHUP)
-		defer signal.Stop(hup)
-	}
+	ctx, hup, stop := hangups(cmd.Context())
+	defer stop()
 	source, err := o.load(cmd.Flags())
 	if err != nil {
 		return err

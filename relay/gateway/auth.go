@@ -82,9 +82,10 @@ func (g *Gateway) identify(r *http.Request, scope string) (Identity, error) {
 // order: a ticket, no token if none is configured, the configured token, a token that the
 // Authenticator knows.
 func (g *Gateway) checkToken(r *http.Request, scope string) (Identity, error) {
-	configured := g.opts.SubscribeToken
+	access := g.access.Load()
+	configured := access.SubscribeToken
 	if scope == ScopeIngest {
-		configured = g.opts.IngestToken
+		configured = access.IngestToken
 	}
 	if ticket := r.URL.Query().Get("ticket"); ticket != "" && scope == ScopeSubscribe {
 		return g.tickets.identity(ticket, time.Now())
@@ -97,7 +98,9 @@ func (g *Gateway) checkToken(r *http.Request, scope string) (Identity, error) {
 	case token == "":
 		return Identity{}, ErrNoToken
 	case configured != "" && equalTokens(token, configured):
-		return sharedIdentity("token"), nil
+		id := sharedIdentity("token")
+		id.Active = func() error { return g.checkShared(scope, configured) }
+		return id, nil
 	case g.opts.Identities == nil:
 		return Identity{}, errInvalidToken
 	}

@@ -203,3 +203,44 @@ func TestRate(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 }
+
+// TestSetAccess: tokens and origins change while the gateway serves. Streams of the old token end,
+// those of other identities stay.
+func TestSetAccess(t *testing.T) {
+	g := start(t, Options{SubscribeToken: "old", Identities: testIdentities})
+	before, alice := g.open("", "Authorization", "Bearer old"), g.open("", "Authorization", "Bearer alice")
+	if err := g.SetAccess(Access{SubscribeToken: "new", AllowOrigins: []string{"https://app.example"}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		token, origin string
+		want          int
+	}{{"old", "", 401}, {"new", "", 200}, {"new", "https://app.example", 200}, {"new", "https://evil.example", 403}} {
+		header := []string{"Authorization", "Bearer " + tt.token}
+		if tt.origin != "" {
+			header = append(header, "Origin", tt.origin)
+		}
+		if status, _, body := g.request("HEAD", StreamPath, "", header...); status != tt.want {
+			t.Errorf("%+v: %d %s", tt, status, body)
+		}
+	}
+	if status, _, _ := g.request("POST", IngestPath, `{"topic":"x","data":1}`, "Authorization", "Bearer new"); status != 202 {
+		t.Errorf("ingest with the new token: %d", status)
+	}
+	for deadline := time.Now().Add(testTimeout); g.Stats().Subscribers > 1; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the stream of the old token stays open")
+		}
+	}
+	_ = before
+	g.Emit("a", "x", "end")
+	alice.want("x", `"end"`)
+	// What decides where a gateway listens does not change.
+	open := start(t, Options{})
+	if err := open.SetAccess(Access{SubscribeToken: "s"}); err == nil {
+		t.Error("an open gateway took a token")
+	}
+	if err := start(t, Options{SubscribeToken: "s"}).SetAccess(Access{}); err == nil {
+		t.Error("a gateway became open")
+	}
+}

@@ -157,6 +157,8 @@ type Gateway struct {
 	opts    Options
 	handler http.Handler
 	signer  *signer
+	access  atomic.Pointer[Access] // see SetAccess
+	guards  []*edge.Guard
 	tickets *tickets
 	limits  *edge.Limiter
 	onReady func(addr string)
@@ -197,6 +199,7 @@ func New(o Options) (*Gateway, error) {
 		g.shards = append(g.shards, newShard(g))
 	}
 	g.handler = g.routes()
+	g.access.Store(&Access{o.SubscribeToken, o.IngestToken, o.AllowOrigins})
 	return g, nil
 }
 

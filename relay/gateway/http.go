@@ -45,6 +45,7 @@ func (g *Gateway) routes() http.Handler {
 	host, _, _ := net.SplitHostPort(g.opts.Listen)
 	guard := edge.NewGuard(edge.GuardOptions{CheckHost: isOpen, Hosts: g.opts.Hosts, Origins: g.opts.AllowOrigins})
 	metricsGuard := edge.NewGuard(edge.GuardOptions{CheckHost: isOpen || edge.IsLoopback(host), Hosts: g.opts.Hosts, Origins: g.opts.AllowOrigins})
+	g.guards = []*edge.Guard{guard, metricsGuard}
 	serve := func(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		edge.SetBodyDeadline(w, r, edge.BodyTimeout)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 
 	"agentctl/manifest"
 )
@@ -36,15 +37,24 @@ type GuardOptions struct {
 }
 
 // Guard decides which Host and Origin headers a listener accepts. Both compare
-// case-insensitively. It is immutable.
+// case-insensitively. SetOrigins may be called while it is in use.
 type Guard struct {
-	checkHost      bool
-	hosts, origins map[string]bool // lower case
+	checkHost bool
+	hosts     map[string]bool                 // lower case
+	origins   atomic.Pointer[map[string]bool] // the same
 }
 
 // NewGuard makes a Guard.
 func NewGuard(o GuardOptions) *Guard {
-	return &Guard{checkHost: o.CheckHost, hosts: lowerSet(o.Hosts), origins: lowerSet(o.Origins)}
+	g := &Guard{checkHost: o.CheckHost, hosts: lowerSet(o.Hosts)}
+	g.SetOrigins(o.Origins)
+	return g
+}
+
+// SetOrigins replaces GuardOptions.Origins.
+func (g *Guard) SetOrigins(origins []string) {
+	set := lowerSet(origins)
+	g.origins.Store(&set)
 }
 
 func lowerSet(list []string) map[string]bool {
@@ -82,7 +92,7 @@ func (g *Guard) OriginAllowed(r *http.Request) bool {
 	if len(origins) != 1 {
 		return len(origins) == 0
 	}
-	if g.origins[strings.ToLower(origins[0])] {
+	if (*g.origins.Load())[strings.ToLower(origins[0])] {
 		return true
 	}
 	u, err := url.Parse(origins[0])
