@@ -103,6 +103,18 @@ func (f *File) Close() error {
 // Damage returns the damage of the write-ahead log, nil if it has none.
 func (f *File) Damage() *WALDamage { return f.damage }
 
+// ApplicationID returns the application id in the header of the database, 0 if that is damaged.
+func (f *File) ApplicationID() uint32 {
+	valid := 0
+	if f.wal != nil {
+		valid = f.wal.valid
+	}
+	if n, _ := f.readPage(f.page, 1, valid); n < fileHeaderSize || string(f.page[:16]) != headerMagic {
+		return 0
+	}
+	return binary.BigEndian.Uint32(f.page[68:])
+}
+
 func (f *File) load(path string) (err error) {
 	var header [fileHeaderSize]byte
 	if _, err := f.db.ReadAt(header[:], 0); err != nil && !errors.Is(err, io.EOF) {

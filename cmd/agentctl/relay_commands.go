@@ -11,5 +11,7 @@ func relayCommands() []*cobra.Command {
 		newRelayBackup(),
 		newRelayRestore(),
 		newRelayStatus(),
+		newRelayCheck(),
+		newRelaySalvage(),
 	}
 }

@@ -89,7 +89,7 @@ func (s *Store) openWriter() (recovered bool, err error) {
 		return false, err
 	}
 	if format == 0 {
-		if err := s.tx(func() error { return createTables(ctx, s.conn, 0) }); err != nil {
+		if err := s.tx(func() error { return createTables(ctx, s.conn, newLogID(), 0) }); err != nil {
 			return false, err
 		}
 	}

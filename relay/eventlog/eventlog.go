@@ -51,6 +51,7 @@ import (
 
 	"agentctl/relay/kernel"
 	"agentctl/relay/storage"
+	"agentctl/sqlitefile"
 	"agentctl/transport/fanout"
 )
 
@@ -277,7 +278,7 @@ func Open(o Options) (_ *Store, err error) {
 	if s.stats.Recovered, err = s.openWriter(); err != nil {
 		return nil, err
 	}
-	if s.Reader, err = newReader(o.Path, "_query_only=1", 2); err != nil {
+	if s.Reader, err = newReader(o.Path, sqlitefile.DSN(o.Path, fmt.Sprintf("_query_only=1&_busy_timeout=%d", busyTimeoutMS)), 2); err != nil {
 		return nil, err
 	}
 	s.files = append(s.files, s.Reader)

@@ -94,7 +94,7 @@ func copyEvents(ctx context.Context, old *sql.DB, path string, log *zap.Logger) 
 	if err := old.QueryRowContext(ctx, "SELECT max(mark, 0), (SELECT count(*) FROM events) FROM retention").Scan(&mark, &total); err != nil {
 		return 0, err
 	}
-	if err := createTables(ctx, conn, max(mark, 1)-1); err != nil {
+	if err := createTables(ctx, conn, newLogID(), max(mark, 1)-1); err != nil {
 		return 0, err
 	}
 	w, err := newWriter(ctx, conn)

@@ -1,11 +1,13 @@
 package eventlog
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -80,21 +82,33 @@ func (q *Query) where() (clause string, args []any) {
 type Reader struct {
 	path   string
 	db     *sql.DB
-	format int // of the file, 1 or 2
+	format int          // of the file, 1 or 2
+	damage error        // of the write-ahead log: events are missing at the end
+	done   func() error // called by Close, after the database is closed
 }
 
-// OpenReader opens the log read-only. A relay may write it at the same time: in WAL mode
-// neither waits for the other. The error is fs.ErrNotExist when there is no log.
+// OpenReader opens the log read-only, and changes nothing on disk. A relay may write it at the same
+// time: in WAL mode neither waits for the other. The error is fs.ErrNotExist when there is no log.
+// The events before damage can be read: Select returns the error after them.
 func OpenReader(path string) (*Reader, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("there is no event log %s: %w; a relay makes it in its state directory", path, err)
 	} else if err != nil {
 		return nil, explain(path, err)
 	}
-	r, err := newReader(path, "mode=ro&_query_only=1", 0)
+	damage := sqlitefile.ScanWAL(path)
+	if damage != nil && !isDamage(damage) {
+		return nil, explain(path, damage)
+	}
+	dsn, done, err := sqlitefile.ReadOnly(path, fmt.Sprintf("_busy_timeout=%d", busyTimeoutMS))
 	if err != nil {
 		return nil, explain(path, err)
 	}
+	r, err := newReader(path, dsn, 0)
+	if err != nil {
+		return nil, explain(path, errors.Join(err, done()))
+	}
+	r.damage, r.done = damage, done
 	r.format, err = checkFormat(context.Background(), r.db)
 	if err == nil && r.format == 0 {
 		err = errors.New("it is empty; a relay must have run first: agentctl relay")
@@ -107,19 +121,19 @@ func OpenReader(path string) (*Reader, error) {
 }
 
 // newReader opens connections for reading, maxReaders at most; one stays open between queries. A
-// query beyond that waits for a connection. _query_only makes SQLite refuse writes.
-func newReader(path, options string, format int) (*Reader, error) {
-	db, err := sql.Open("sqlite", sqlitefile.DSN(path, fmt.Sprintf("%s&_busy_timeout=%d", options, busyTimeoutMS)))
+// query beyond that waits for a connection.
+func newReader(path, dsn string, format int) (*Reader, error) {
+	db, err := sql.Open("sqlite", dsn)
 	if err != nil {
 		return nil, err
 	}
 	db.SetMaxOpenConns(maxReaders)
 	db.SetMaxIdleConns(1)
-	return &Reader{path: path, db: db, format: format}, nil
+	return &Reader{path: path, db: db, format: format, done: func() error { return nil }}, nil
 }
 
 // Close closes the reader.
-func (r *Reader) Close() error { return r.db.Close() }
+func (r *Reader) Close() error { return errors.Join(r.db.Close(), r.done()) }
 
 // ID returns the id of the log, "" for a log that an older agentctl wrote.
 func (r *Reader) ID(ctx context.Context) (id string, err error) {
@@ -182,7 +196,8 @@ func (r *Reader) Replay(ctx context.Context, after uint64, fn func(kernel.Event)
 
 // Select calls fn with the events of q in the order of seq, and returns its error. Like
 // Replay it has a stable end. Events that were removed before it began are no error: call
-// CanResume first to detect them.
+// CanResume first to detect them. Of a damaged log it calls fn with the events before the damage, as
+// far as SQLite finds them, and returns an ErrDamaged; Salvage finds the others.
 func (r *Reader) Select(ctx context.Context, q Query, fn func(kernel.Event) error) error {
 	if err := q.check(); err != nil {
 		return err
@@ -192,9 +207,9 @@ func (r *Reader) Select(ctx context.Context, q Query, fn func(kernel.Event) erro
 		return err
 	}
 	for p.pos < p.q.To {
-		page, err := p.next(ctx)
-		if err != nil {
-			return err
+		page, damage := p.next(ctx)
+		if damage != nil && !isDamage(damage) {
+			return damage
 		}
 		for _, e := range page {
 			if err := ctx.Err(); err != nil {
@@ -204,8 +219,11 @@ func (r *Reader) Select(ctx context.Context, q Query, fn func(kernel.Event) erro
 				return err
 			}
 		}
+		if damage != nil {
+			return damage
+		}
 	}
-	return nil
+	return explain(r.path, cmp.Or(p.damage, r.damage))
 }
 
 // pager is one replay.
@@ -217,6 +235,7 @@ type pager struct {
 	clause string           // q.where
 	args   []any            // of clause
 	marks  map[int64]uint64 // the retention marks when the replay began, by chain
+	damage error            // why the end is not known; the replay ends at it
 }
 
 // newPager begins a replay, whose end it fixes.
@@ -224,7 +243,9 @@ func (r *Reader) newPager(ctx context.Context, q Query) (*pager, error) {
 	p := &pager{r: r, q: q, pos: q.After, tables: r.tables(&q)}
 	p.clause, p.args = q.where()
 	_, last, err := r.bounds(ctx, p.tables)
-	if err != nil {
+	if isDamage(err) {
+		last, p.damage = math.MaxInt64, err
+	} else if err != nil {
 		return nil, err
 	}
 	if p.q.To == 0 || p.q.To > last {
@@ -280,12 +301,12 @@ func (p *pager) next(ctx context.Context) ([]kernel.Event, error) {
 	// matches must not hold its read transaction for the whole log.
 	query, args := p.union("SELECT seq FROM TABLE WHERE seq > ? AND seq < ?", []any{int64(from), int64(to)})
 	err := p.r.db.QueryRowContext(ctx, query+" LIMIT 1 OFFSET ?", append(args, maxPageRows-1)...).Scan(&to)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+	if err != nil && !errors.Is(err, sql.ErrNoRows) && !isDamage(err) { // read finds what is before damage
 		return nil, explain(p.r.path, err)
 	}
 	page, err := p.read(ctx, from, to)
 	if err != nil {
-		return nil, explain(p.r.path, err)
+		return page, explain(p.r.path, err)
 	}
 	// A mark moves in the transaction that deletes the rows below it. If no mark that has
 	// moved, read after the page, is beyond where the page began, the page is complete.

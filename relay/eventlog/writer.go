@@ -52,13 +52,23 @@ type writer struct {
 	blobs                                []byte // hashes and trace ids of one batch
 }
 
-// create makes the tables of a new log, which gets a random id. oldLast is the last seq of the
-// log that it continues, 0 without one.
-func createTables(ctx context.Context, conn *sql.Conn, oldLast uint64) error {
+// newLogID returns a random id for a new log.
+func newLogID() string {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // does not fail
-	_, err := conn.ExecContext(ctx, schema+fmt.Sprintf("INSERT INTO log (id, name, last) VALUES (1, '%s', %d); PRAGMA application_id = %d",
-		hex.EncodeToString(id[:]), oldLast, applicationID))
+	return hex.EncodeToString(id[:])
+}
+
+// isLogID reports whether s can be the id of a log.
+func isLogID(s string) bool {
+	b, err := hex.DecodeString(s)
+	return err == nil && len(b) == 16
+}
+
+// createTables makes the tables of a new log. oldLast is the last seq of the log that it
+// continues, 0 without one.
+func createTables(ctx context.Context, conn *sql.Conn, id string, oldLast uint64) error {
+	_, err := conn.ExecContext(ctx, schema+fmt.Sprintf("INSERT INTO log (id, name, last) VALUES (1, '%s', %d); PRAGMA application_id = %d", id, oldLast, applicationID))
 	return err
 }
 

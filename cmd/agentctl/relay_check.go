@@ -1,0 +1,98 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"fmt"
+	"io/fs"
+
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/relay/checkup"
+	"agentctl/term"
+)
+
+func newRelayCheck() *cobra.Command {
+	var dir string
+	var out output
+	c := &cobra.Command{
+		Use:   "check",
+		Short: "Check a relay's state directory for damage",
+		Long: `Check that everything in a relay's state directory is what the relay wrote: permissions, both
+databases with their write-ahead logs, the hashes of all events, the signing keys, the relay's own
+authority, the audit files, and that all of them belong together.
+
+It writes nothing, and works whether the relay runs or not. It reads every byte of the databases;
+of a large log that takes a minute. Exit code 0: sound, perhaps with warnings; 1: not sound, with
+what, where and the next command.`,
+		Example: "  agentctl relay check\n  agentctl relay check --state-dir /var/lib/agentctl-relay -o json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			report, err := checkup.Run(cmd.Context(), dir)
+			if errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("%w; name the relay's with --state-dir DIR", err)
+			} else if err != nil {
+				return err
+			}
+			for i := range report.Problems {
+				report.Problems[i].Next = repairCommand(&report.Problems[i], stateDirHint(cmd))
+			}
+			if err := out.print(cmd, report, func() error { return printCheckup(cmd, report) }); err != nil {
+				return err
+			}
+			if !report.Sound {
+				return exit(exitFailure, "the state directory %s is not sound", report.StateDir)
+			}
+			return nil
+		},
+	}
+	stateDirFlag(c, &dir)
+	out.flags(c)
+	return c
+}
+
+// repairCommand is what to type about a problem.
+func repairCommand(p *checkup.Problem, stateDir string) string {
+	switch p.Repair {
+	case checkup.RepairPermission:
+		if p.Mode != 0 {
+			return fmt.Sprintf("chmod %04o %s", p.Mode, p.Path)
+		}
+		return fmt.Sprintf("sudo chown %d:%d %s", p.UID, p.GID, p.Path)
+	case checkup.RepairRestore:
+		return "agentctl relay restore BACKUP" + stateDir
+	case checkup.RepairSalvage:
+		return "agentctl relay salvage DIR" + stateDir
+	case checkup.RepairRestart:
+		return "start the relay, which makes it anew: agentctl relay" + stateDir
+	case checkup.RepairUser:
+		return "run this as the owner of the directory, or with sudo"
+	}
+	return ""
+}
+
+func printCheckup(cmd *cobra.Command, r *checkup.Report) error {
+	table := term.NewTable(cmd.OutOrStdout(), "STORE", "STATE", "BYTES", "CHECKED")
+	for _, s := range r.Stores {
+		table.Row(s.Name, s.State, s.Bytes, s.Detail)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, p := range r.Problems {
+		kind := "problem"
+		if p.Warning {
+			kind = "warning"
+		}
+		where := p.Path
+		if p.Where != "" {
+			where += ", " + p.Where
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "\n%s: %s: %s\n", kind, where, p.What)
+		if p.Next != "" {
+			fmt.Fprintf(cmd.OutOrStdout(), "  %s\n", p.Next)
+		}
+	}
+	return nil
+}

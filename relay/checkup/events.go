@@ -1,0 +1,53 @@
+package checkup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"agentctl/relay/eventlog"
+)
+
+// checkEventLog checks events.db with the hashes of its events, and that it is the one of
+// relay.json.
+func (c *checker) checkEventLog(ctx context.Context) (state, detail string) {
+	want := c.record.Stores.EventsDB
+	if !c.checkFile(ctx, eventlog.FileName, want.ID != "", RepairSalvage) {
+		if c.count[eventlog.FileName] == 0 {
+			return Absent, ""
+		}
+		return "", ""
+	}
+	path := c.path(eventlog.FileName)
+	r, err := eventlog.OpenReader(path)
+	if err != nil {
+		c.fail(eventlog.FileName, path, err, RepairSalvage)
+		return "", ""
+	}
+	defer func() { _ = r.Close() }()
+	id, err := r.ID(ctx)
+	if err != nil {
+		c.fail(eventlog.FileName, path, err, RepairSalvage)
+		return "", ""
+	}
+	_, last, err := r.Bounds(ctx)
+	switch {
+	case err != nil:
+		c.fail(eventlog.FileName, path, err, RepairSalvage)
+	case want.ID != "" && id != "" && id != want.ID:
+		c.add(Problem{Store: eventlog.FileName, Path: path, What: fmt.Sprintf("it is log %s, and relay.json names %s", id, want.ID), Repair: RepairRestore})
+	case want.ID != "" && last < want.LastSeq:
+		c.add(Problem{Store: eventlog.FileName, Path: path, What: fmt.Sprintf("its newest event is %d, and relay.json knows of %d: it is older, or its end is lost", last, want.LastSeq), Repair: RepairRestore})
+	}
+	result, err := r.Verify(ctx, eventlog.VerifyOptions{})
+	if err != nil && !errors.Is(err, ctx.Err()) {
+		c.fail(eventlog.FileName, path, err, RepairSalvage)
+	}
+	for _, f := range result.Faults {
+		c.add(Problem{Store: eventlog.FileName, Path: path, Where: fmt.Sprintf("event %d, %s of tenant %q", f.Seq, f.Class, f.Tenant), What: f.Problem, Repair: RepairSalvage})
+	}
+	if id == "" {
+		return "", fmt.Sprintf("pages, write-ahead log, %d events; an older agentctl wrote it without hashes: the relay adds them when it starts", result.Rows)
+	}
+	return "", fmt.Sprintf("pages, write-ahead log, and the hashes of %d events", result.Rows)
+}

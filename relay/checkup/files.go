@@ -1,0 +1,240 @@
+package checkup
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/ed25519"
+	"crypto/x509"
+	"database/sql"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+const (
+	maxKeyFile   = 16 << 10 // bytes
+	maxAuditLine = 64 << 10 // bytes; longer ones are counted as damaged
+)
+
+// checkKeys compares the files in keys/ with the table keys of relay.db.
+func (c *checker) checkKeys(ctx context.Context) (state, detail string) {
+	files := c.list("keys/*.pem")
+	if len(files) == 0 && !exists(c.path("relay.db")) {
+		return Absent, ""
+	}
+	public := map[string]ed25519.PublicKey{}
+	for _, name := range files {
+		key, err := readKey(name)
+		if err != nil {
+			c.fail("keys", name, err, RepairRestore)
+			continue
+		}
+		public[strings.TrimSuffix(filepath.Base(name), ".pem")] = key
+	}
+	rows, err := c.readKeys(ctx)
+	if err != nil {
+		return "", fmt.Sprintf("%d files; relay.db could not be read", len(files)) // a problem of relay.db
+	}
+	for _, r := range rows {
+		name := filepath.Join("keys", r.kid+".pem")
+		switch key, ok := public[r.kid]; {
+		case !exists(c.path(name)):
+			c.add(Problem{Store: "keys", Path: name, What: "a signing key of relay.db has no file: its tokens do not work", Repair: RepairRestore, Warning: !r.signs})
+		case ok && !key.Equal(r.public):
+			c.add(Problem{Store: "keys", Path: name, What: "it is not the key that relay.db has under this name", Repair: RepairRestore})
+		}
+		delete(public, r.kid)
+	}
+	for kid := range public {
+		if rows != nil {
+			c.add(Problem{Store: "keys", Path: filepath.Join("keys", kid+".pem"), What: "it is not a key of this relay, and is not used; remove it", Warning: true})
+		}
+	}
+	return "", fmt.Sprintf("%d files, as relay.db has them", len(files))
+}
+
+// readKey reads the public part of a signing key.
+func readKey(path string) (ed25519.PublicKey, error) {
+	b, err := readSmall(path, maxKeyFile)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(b)
+	if block == nil {
+		return nil, errors.New("it is not a PEM file")
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	private, ok := key.(ed25519.PrivateKey)
+	if err != nil || !ok {
+		return nil, errors.New("it is not an Ed25519 key")
+	}
+	// PKCS #8 has the seed alone: every seed is a key, so damage shows by the public key only.
+	return private.Public().(ed25519.PublicKey), nil
+}
+
+type keyRow struct {
+	kid    string
+	public ed25519.PublicKey
+	signs  bool
+}
+
+// readKeys returns the rows of the table keys; nil without an error for a database that has none.
+func (c *checker) readKeys(ctx context.Context) (list []keyRow, err error) {
+	if c.count["relay.db"] > 0 && !exists(c.path("relay.db")) {
+		return nil, fs.ErrNotExist
+	}
+	db, done, err := openReadOnly(c.path("relay.db"))
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if hasNoTable(ctx, db, "keys") {
+		return nil, nil
+	}
+	rows, err := db.QueryContext(ctx, "SELECT kid, public, until = 0 FROM keys")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	list = []keyRow{}
+	for rows.Next() {
+		var r keyRow
+		var public sql.RawBytes
+		if err := rows.Scan(&r.kid, &public, &r.signs); err != nil {
+			return nil, err
+		}
+		r.public = bytes.Clone(public)
+		list = append(list, r)
+	}
+	return list, rows.Err()
+}
+
+// checkAuthority checks the relay's own authority and its server certificate.
+func (c *checker) checkAuthority(context.Context) (state, detail string) {
+	authority, err := readPair(c.path("authority.pem"))
+	if errors.Is(err, fs.ErrNotExist) {
+		if exists(c.path("server.pem")) {
+			c.add(Problem{Store: "authority", Path: "authority.pem", What: "it is missing, and server.pem was signed by it: boards that know this relay by its authority would refuse a new one", Repair: RepairRestore})
+			return "", ""
+		}
+		return Absent, ""
+	} else if err != nil {
+		c.fail("authority", "authority.pem", err, RepairRestore)
+		return "", ""
+	}
+	if err := authority.CheckSignatureFrom(authority); err != nil {
+		c.fail("authority", "authority.pem", fmt.Errorf("its certificate is not that of an authority: %w", err), RepairRestore)
+		return "", ""
+	}
+	server, err := readPair(c.path("server.pem"))
+	if err == nil {
+		err = server.CheckSignatureFrom(authority)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		c.fail("authority", "server.pem", err, RepairRestart)
+	}
+	return "", "authority and server certificate, with their keys"
+}
+
+// readPair reads a file with a private key and its certificate.
+func readPair(path string) (*x509.Certificate, error) {
+	b, err := readSmall(path, maxKeyFile)
+	if err != nil {
+		return nil, err
+	}
+	var key any
+	var cert *x509.Certificate
+	for block, rest := pem.Decode(b); block != nil; block, rest = pem.Decode(rest) {
+		switch block.Type {
+		case "CERTIFICATE":
+			if cert == nil {
+				if cert, err = x509.ParseCertificate(block.Bytes); err != nil {
+					return nil, err
+				}
+			}
+		case "PRIVATE KEY":
+			if key, err = x509.ParsePKCS8PrivateKey(block.Bytes); err != nil {
+				return nil, err
+			}
+		case "EC PRIVATE KEY":
+			if key, err = x509.ParseECPrivateKey(block.Bytes); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if cert == nil || key == nil {
+		return nil, errors.New("it lacks a private key or a certificate")
+	}
+	signer, ok := key.(interface{ Public() crypto.PublicKey })
+	if !ok {
+		return nil, errors.New("it has no key that signs")
+	}
+	if public, ok := signer.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(cert.PublicKey) {
+		return nil, errors.New("its key is not that of its certificate")
+	}
+	return cert, nil
+}
+
+// checkAudit checks that each line of the audit files is a JSON object. A power cut may leave one
+// torn line at the end of what was written.
+func (c *checker) checkAudit(ctx context.Context) (state, detail string) {
+	files := c.list("*.jsonl*")
+	if len(files) == 0 {
+		return Absent, ""
+	}
+	lines := 0
+	for _, name := range files {
+		n, err := c.checkLines(ctx, name)
+		if lines += n; err != nil {
+			c.fail("audit", name, err, RepairNone)
+		}
+	}
+	return "", fmt.Sprintf("%d lines in %d files are JSON", lines, len(files))
+}
+
+func (c *checker) checkLines(ctx context.Context, path string) (n int, err error) {
+	info, err := os.Lstat(path)
+	if err != nil || !info.Mode().IsRegular() {
+		return 0, err // checkPermissions reports it
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = f.Close() }()
+	r := bufio.NewReaderSize(f, maxAuditLine)
+	for {
+		line, err := r.ReadSlice('\n')
+		switch {
+		case errors.Is(err, io.EOF):
+			if len(line) > 0 && line[0] == '{' && isText(line) { // a live relay may be writing it
+				c.add(Problem{Store: "audit", Path: path, Where: fmt.Sprintf("line %d", n+1), What: "the last line is incomplete", Warning: true})
+			} else if len(line) > 0 {
+				c.add(Problem{Store: "audit", Path: path, Where: fmt.Sprintf("line %d", n+1), What: "the end of the file is damaged; the other lines are sound"})
+			}
+			return n, ctx.Err()
+		case errors.Is(err, bufio.ErrBufferFull):
+			for errors.Is(err, bufio.ErrBufferFull) {
+				_, err = r.ReadSlice('\n')
+			}
+			line = nil
+		case err != nil:
+			return n, err
+		}
+		if n++; n%1000 == 0 && ctx.Err() != nil {
+			return n, ctx.Err()
+		}
+		if v := jsontext.Value(bytes.TrimSuffix(line, []byte("\n"))); len(v) == 0 || v[0] != '{' || !v.IsValid() {
+			c.add(Problem{Store: "audit", Path: path, Where: fmt.Sprintf("line %d", n), What: "the line is not JSON: it was damaged or cut off by a power cut; the other lines are sound"})
+		}
+	}
+}

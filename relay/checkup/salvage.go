@@ -1,0 +1,77 @@
+package checkup
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"agentctl/relay/auth"
+	"agentctl/relay/eventlog"
+)
+
+// SalvageResult is what Salvage did.
+type SalvageResult struct {
+	*eventlog.SalvageReport
+	Replaced string `json:"replaced"` // the directory with the old files, "" if the log was not replaced
+}
+
+// Salvage makes a new event log in dir of what can be read of the one in a state directory
+// (eventlog.Salvage). With replace it takes the place of the old one, whose files are moved into a
+// directory beside it; all of that happens, or nothing. No relay may run.
+func Salvage(ctx context.Context, stateDir, dir string, replace bool, now time.Time) (_ *SalvageResult, err error) {
+	o := eventlog.SalvageOptions{From: filepath.Join(stateDir, eventlog.FileName), To: filepath.Join(dir, eventlog.FileName)}
+	if _, err := os.Stat(o.From); err != nil {
+		return nil, err
+	}
+	if record, err := auth.ReadRelayFile(stateDir); err == nil { // else the log has to say itself which one it is
+		o.ID, o.Last = record.EventLog.ID, record.EventLog.LastSeq
+	}
+	var x *auth.Exclusive
+	if replace {
+		if x, err = auth.LockStateDir(stateDir); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, x.Close()) }()
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	result := &SalvageResult{}
+	if result.SalvageReport, err = eventlog.Salvage(ctx, o); err != nil || !replace {
+		return result, err
+	}
+	staging, err := x.Staging()
+	if err != nil {
+		return nil, err
+	}
+	if err := copyDurably(o.To, filepath.Join(staging, eventlog.FileName)); err != nil {
+		return nil, err
+	}
+	aside := auth.AsideName(now)
+	if err := x.Swap(aside, []string{eventlog.FileName, eventlog.FileName + "-wal", eventlog.FileName + "-shm"}); err != nil {
+		return nil, err
+	}
+	result.Replaced = filepath.Join(stateDir, aside)
+	return result, nil
+}
+
+// copyDurably copies a file to a new one.
+func copyDurably(from, to string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	if _, err := io.Copy(out, in); err != nil {
+		return err
+	}
+	return out.Sync()
+}

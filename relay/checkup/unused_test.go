@@ -1,0 +1,69 @@
+package checkup
+
+import (
+	"database/sql"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"agentctl/sqlitefile"
+)
+
+// isUnused reports whether two versions of a file have the same content: every table of a database
+// has the same rows.
+func isUnused(t testing.TB, path string, a, b []byte) bool {
+	t.Helper()
+	if !strings.HasSuffix(path, ".db") {
+		return false
+	}
+	dir := t.TempDir()
+	return dump(t, filepath.Join(dir, "a.db"), a) == dump(t, filepath.Join(dir, "b.db"), b)
+}
+
+func dump(t testing.TB, path string, content []byte) string {
+	t.Helper()
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	db, err := sql.Open("sqlite", sqlitefile.DSN(path, "mode=ro&immutable=1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	var out strings.Builder
+	var query func(q string) [][]string
+	query = func(q string) (list [][]string) {
+		rows, err := db.Query(q)
+		if err != nil {
+			return [][]string{{err.Error()}}
+		}
+		defer rows.Close()
+		columns, _ := rows.Columns()
+		for rows.Next() {
+			values, to := make([]sql.NullString, len(columns)), make([]any, len(columns))
+			for i := range values {
+				to[i] = &values[i]
+			}
+			if err := rows.Scan(to...); err != nil {
+				return append(list, []string{err.Error()})
+			}
+			var row []string
+			for _, v := range values {
+				row = append(row, v.String)
+			}
+			list = append(list, row)
+		}
+		return list
+	}
+	out.WriteString(strings.Join(query("PRAGMA user_version")[0], " ") + strings.Join(query("PRAGMA application_id")[0], " "))
+	for _, table := range query("SELECT name, sql FROM sqlite_schema ORDER BY name") {
+		out.WriteString(strings.Join(table, " "))
+		if strings.HasPrefix(table[1], "CREATE TABLE") {
+			for _, row := range query("SELECT * FROM " + table[0]) {
+				out.WriteString(strings.Join(row, "|") + "\n")
+			}
+		}
+	}
+	return out.String()
+}
