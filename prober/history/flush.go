@@ -85,7 +85,7 @@ func (s *Store) save(d *db) error {
 		if keepSpan, err = s.saveSpan(d); err != nil {
 			return err
 		}
-		if _, err := d.remove(before, int64(max(2*len(samples), 2*len(readings), 1000))); err != nil {
+		if _, err := d.remove(before, int64(max(2*len(samples), 2*len(readings), minRemoved))); err != nil {
 			return err
 		}
 		if slot == 0 && (hasUndated(samples) || hasUndated(readings)) {

@@ -1,10 +1,14 @@
 package history
 
-import "go.uber.org/zap"
+import (
+	"time"
+
+	"go.uber.org/zap"
+)
 
 // Retention. Rows go when they are older than MaxAge (uptime.go), and the oldest ones when the
-// file is full (MaxBytes). Each flush removes about twice as many rows as it adds, so that the
-// work is spread; what is too old is hidden from queries meanwhile. After SetRetention a flush
+// file is full (MaxBytes). A quarter of an hour of rows is removed at a time, so that few flushes
+// write pages for it; what is too old is hidden from queries meanwhile. After SetRetention a flush
 // removes everything beyond the new bounds and shrinks the file (applyRetention).
 //
 // The pages of removed rows are reused: the file grows to its bound and stays there.
@@ -16,6 +20,11 @@ const (
 	maxUndated = 100_000
 	// maxRemoved bounds the rows of each table that one transaction of applyRetention removes.
 	maxRemoved = 4096
+
+	// removeAfter is how long rows beyond the age stay, at most, and minRemoved how many are removed
+	// at a time at least: removing a few with each flush would write the oldest pages, too, each time.
+	removeAfter = 15 * time.Minute
+	minRemoved  = 1000
 
 	minTS = -1 << 62 >> keyBits // below every time, undated ones included
 )
@@ -39,7 +48,7 @@ func (s *Store) retentionCutoff(d *db) (before int64, err error) {
 		return minTS, err
 	}
 	for _, t := range tables {
-		if first, err := d.nthTime(t, 1, maxTS, 0); err != nil || first != 0 && first < before-min(age.Milliseconds()/64, 900_000) {
+		if first, err := d.nthTime(t, 1, maxTS, 0); err != nil || first != 0 && first < before-min(age/64, removeAfter).Milliseconds() {
 			return before, err
 		}
 	}
