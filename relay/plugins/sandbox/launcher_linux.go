@@ -38,7 +38,7 @@ func launch(policy, path string) error {
 	syscall.Umask(0o077)
 	// Best effort: it fails only if the score is higher already.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(oomScore)), 0)
-	if err := setLimits(); err != nil {
+	if err := setLimits(p.MaxTasks); err != nil {
 		return fmt.Errorf("set limits: %w", err)
 	}
 	if err := dropCapabilities(); err != nil {
@@ -71,13 +71,11 @@ func launch(policy, path string) error {
 }
 
 // setLimits bounds what the program can take from the machine.
-func setLimits() error {
+func setLimits(tasks uint64) error {
 	limits := map[int]syscall.Rlimit{
 		unix.RLIMIT_CORE:   {},
 		unix.RLIMIT_NOFILE: {Cur: softFiles, Max: hardFiles},
-	}
-	if tasks, err := countTasks(os.Getuid()); err == nil { // without /proc there is no number to add to
-		limits[unix.RLIMIT_NPROC] = syscall.Rlimit{Cur: tasks + maxTasks, Max: tasks + maxTasks}
+		unix.RLIMIT_NPROC:  {Cur: tasks, Max: tasks},
 	}
 	for resource, l := range limits {
 		var now syscall.Rlimit
@@ -91,25 +89,6 @@ func setLimits() error {
 		}
 	}
 	return nil
-}
-
-// countTasks counts the processes and threads of a user. The number of links of a process's
-// task folder is two more than its threads.
-func countTasks(uid int) (n uint64, err error) {
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return 0, err
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	for _, name := range names {
-		var st unix.Stat_t
-		if name[0] < '0' || name[0] > '9' || unix.Stat("/proc/"+name+"/task", &st) != nil || int(st.Uid) != uid {
-			continue
-		}
-		n += uint64(st.Nlink) - 2
-	}
-	return n, err
 }
 
 // dropCapabilities gives up the capabilities of root. With no_new_privs no program that is

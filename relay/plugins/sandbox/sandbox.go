@@ -13,7 +13,7 @@
 //	Landlock   files outside of the policy can be neither read, written nor listed; other
 //	           processes can be neither traced (ABI 1) nor signaled (ABI 6)
 //	seccomp    what Landlock does not cover: Unix sockets, io_uring, modes and owners of files
-//	           by path, limits and priorities of other processes
+//	           by path, limits and priorities of other processes, children of others
 //	the rest   no_new_privs, no capabilities, limits, no inherited descriptors, umask 077
 //
 // Whatever cannot be applied is an error, and the program does not run.
@@ -35,6 +35,8 @@ type Policy struct {
 	Private []string `json:"private"`
 	// NoNetwork refuses every socket. Otherwise those of IP are allowed.
 	NoNetwork bool `json:"no_network,omitempty"`
+	// MaxTasks replaces the limit of processes and threads (maxTasks), for tests.
+	MaxTasks uint64 `json:"max_tasks,omitempty"`
 	// MaxABI is the newest version of Landlock to use, for tests; 0: the kernel's.
 	MaxABI int `json:"max_abi,omitempty"`
 }
@@ -44,9 +46,10 @@ var ErrUnavailable = errors.New("no sandbox")
 
 // Limits of a program.
 const (
-	// maxTasks bounds its processes and threads. The kernel counts all those of a user, so this
-	// is added to what the user has when the program starts. It does not bind root.
-	maxTasks = 256
+	// maxTasks bounds the processes and threads of all programs together. The kernel counts
+	// those of a user, so this is added to what the user had at the first Command: what
+	// programs leave behind counts for the next ones. It does not bind root.
+	maxTasks = 1024
 	// softFiles and hardFiles bound its open files. The first is what select(2) can handle.
 	softFiles, hardFiles = 1024, 4096
 	// oomScore makes the kernel choose the program before the relay when memory runs out; from

@@ -223,11 +223,20 @@ func (w *world) attacks() map[string]func() error {
 			}
 			return nil
 		},
+		"make a child of the relay": func() error {
+			pid, _, n := syscall.RawSyscall6(unix.SYS_CLONE, unix.CLONE_PARENT|uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
+			if n == 0 && pid == 0 {
+				for {
+					_, _, _ = syscall.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
+				}
+			}
+			return errno(n)
+		},
 		"start processes without end": func() error {
 			if !w.Tasks {
 				return errors.New("not tried: the limit does not bind root")
 			}
-			for range 2 * maxTasks {
+			for range 2 * testTasks {
 				cmd := exec.Command("/bin/sleep", "60")
 				if err := cmd.Start(); err != nil {
 					return err
@@ -356,8 +365,11 @@ func build(t *testing.T) (*world, Policy) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Close(w.HeldFD) })
-	return w, Policy{Folder: w.Folder, Data: w.Data, Private: []string{state}}
+	return w, Policy{Folder: w.Folder, Data: w.Data, Private: []string{state}, MaxTasks: testTasks}
 }
+
+// testTasks is above the threads of a Go program with its children.
+const testTasks = 100
 
 // run runs the plugin and returns its report: the error of each try, "" for success.
 func run(t *testing.T, w *world, p Policy) map[string]string {

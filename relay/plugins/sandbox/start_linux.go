@@ -1,13 +1,17 @@
 package sandbox
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // launcherName is the name (argv[0]) of a process that restricts itself and executes a
@@ -24,8 +28,35 @@ const reportFD = 3
 // Command returns a command that runs the executable path under the policy. The caller may set
 // everything but ExtraFiles, and starts it with Start.
 func Command(p Policy, path string) *exec.Cmd {
+	p.MaxTasks = ownTasks() + cmp.Or(p.MaxTasks, maxTasks)
 	policy, _ := json.Marshal(p) // strings, booleans and numbers
 	return &exec.Cmd{Path: "/proc/self/exe", Args: []string{launcherName, string(policy), path}}
+}
+
+// ownTasks is the number of processes and threads of this user at the first call. Without /proc
+// it is none.
+var ownTasks = sync.OnceValue(func() uint64 {
+	n, _ := countTasks(os.Getuid())
+	return n
+})
+
+// countTasks counts the processes and threads of a user. The number of links of a process's
+// task folder is two more than its threads.
+func countTasks(uid int) (n uint64, err error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = dir.Close() }()
+	names, err := dir.Readdirnames(-1)
+	for _, name := range names {
+		var st unix.Stat_t
+		if name[0] < '0' || name[0] > '9' || unix.Stat("/proc/"+name+"/task", &st) != nil || int(st.Uid) != uid {
+			continue
+		}
+		n += max(uint64(st.Nlink), 2) - 2
+	}
+	return n, err
 }
 
 // Start starts a Command and returns when the program runs under its restrictions, or could
