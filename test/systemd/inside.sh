@@ -359,7 +359,7 @@ check "after kill -9 of its service it is started again" until_true 10 relay cal
 check "in another process" test "$pid" != "$(main_pid agentctl-relay-plugin@shell)"
 relay call hostile.hello x=bomb > /dev/null 2>&1 || true
 check "while it starts processes without end, others are served" relay call shell.hello
-check "and the relay, too" call
+check "and boards, too" until_true 20 call
 check "plugin unload ends it" sh -c "agentctl plugin unload hostile --relay https://127.0.0.1:8460 --token-file /tmp/admin.token"
 check "with all that it started" until_true 10 sh -c "! systemctl -q is-active agentctl-relay-plugin@hostile"
 check "and it can be loaded again" relay plugin load hostile
