@@ -79,7 +79,10 @@ func (r *Relay) openState() (err error) {
 	if r.events == nil {
 		return nil // relay.json keeps what it recorded of the log
 	}
-	return r.store.FollowEventLog(r.eventLogRecord)
+	if err := r.store.FollowEventLog(r.eventLogRecord); err != nil {
+		r.log.Warn("relay.json is behind: it guards less well against an older event log", zap.Error(err))
+	}
+	return nil
 }
 
 // openEventLog opens the event log, if it is the one that relay.json records.

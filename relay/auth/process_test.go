@@ -1,8 +1,11 @@
 package auth
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -88,7 +91,8 @@ func job(t *testing.T, name, dir string, n int, env ...string) string {
 	return string(out)
 }
 
-// killedJob runs a job without an end, kills it after some time and returns what it has printed.
+// killedJob runs a job without an end, kills it some time after its first line of output, and
+// returns what it has printed.
 func killedJob(t *testing.T, name, dir string, after time.Duration) string {
 	t.Helper()
 	exe, err := os.Executable()
@@ -97,16 +101,27 @@ func killedJob(t *testing.T, name, dir string, after time.Duration) string {
 	}
 	cmd := exec.Command(exe)
 	cmd.Env = append(os.Environ(), "AUTH_TEST_JOB="+name, "AUTH_TEST_DIR="+dir, "AUTH_TEST_N=1000000")
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, os.Stderr
-	if err := cmd.Start(); err != nil {
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(after) // the moment of the kill is what the test varies
-	_ = cmd.Process.Kill()
+	r := bufio.NewReader(out)
+	first, err := r.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(after, func() { _ = cmd.Process.Kill() })
+	defer timer.Stop()
+	rest, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
 	_ = cmd.Wait()
-	text := out.String()
-	return text[:strings.LastIndexByte(text, '\n')+1]
+	return first + string(rest[:bytes.LastIndexByte(rest, '\n')+1])
 }
 
 // Several processes set up one fresh directory at once and mint in it: they agree on

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	"go.uber.org/zap"
@@ -56,10 +57,15 @@ func (s *Store) EventLog() EventLogRecord { return s.relay.Stores.EventsDB }
 
 // FollowEventLog records the event log that record describes, now, every RecordInterval while
 // Run runs and at Close. What record returns must be durable already: a record ahead of the log
-// would refuse the next start. It is called before Run.
+// would refuse the next start. It is called before Run. An error is of the first record; the
+// later ones go on, and a record that is behind is no reason not to start.
 func (s *Store) FollowEventLog(record func() EventLogRecord) error {
 	s.eventLog = record
 	return s.saveRecord(context.Background())
+}
+
+func (s *Store) warnNotRecorded(err error) {
+	s.log.Warn(relayFile+" is behind: it guards less well against an older "+dbFile+" or event log", zap.Error(explain(s.dir.path, err)))
 }
 
 // ForgetEventLog removes the record of the event log: the next one is taken as it is.
@@ -87,7 +93,7 @@ func (s *Store) saveRecordAfter() {
 	err := errors.Join(s.db.runBatch([]*writeOp{op}), op.err)
 	disk.End(err)
 	if err != nil {
-		s.log.Warn("a revocation is stored, but not noted in "+relayFile+", where it guards against an older "+dbFile, zap.Error(explain(s.dir.path, err)))
+		s.warnNotRecorded(err)
 	}
 }
 
@@ -102,13 +108,20 @@ func (d *stateDir) checkSetUp(problem string) error {
 		if _, err := d.root.Lstat(name); err == nil {
 			found = name
 			break
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
 	}
-	if kids, _ := listKIDs(d); found == "" && len(kids) > 0 {
-		found = keyFile(kids[0])
-	}
 	if found == "" {
-		return nil
+		kids, err := listKIDs(d)
+		switch {
+		case len(kids) > 0:
+			found = keyFile(kids[0])
+		case err == nil || errors.Is(err, fs.ErrNotExist):
+			return nil
+		default:
+			return err
+		}
 	}
 	return &StateError{d.path, dbFile, problem, found + " shows that a relay was set up here"}
 }

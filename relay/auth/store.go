@@ -151,11 +151,13 @@ func (s *Store) load(o *Options) error {
 			return err
 		}, nil)
 	}
-	if err == nil {
-		err = s.saveRecord(context.Background())
-	}
 	if err != nil {
 		return err
+	}
+	if err := s.saveRecord(context.Background()); err != nil && before == "" {
+		return err
+	} else if err != nil {
+		s.warnNotRecorded(err)
 	}
 	s.db.noted, s.db.onRevoke = s.db.revoked, s.saveRecordAfter
 	switch {
