@@ -60,10 +60,10 @@ func TestGatewayLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []gateway.Event
-	if err := log.Select(ctx, 0, log.Last(), func(e gateway.Event) error { got = append(got, e); return nil }); err != nil {
+	if err := log.Select(ctx, 0, log.Last(), gateway.Visible{}, func(e gateway.Event) error { got = append(got, e); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != 1 || got[0].ID != id || got[0].Topic != in.Topic || string(got[0].Data) != string(in.Data) || got[0].TimeMS != in.TimeMS || !log.CanResume(id) {
+	if len(got) != 1 || got[0].ID != id || got[0].Topic != in.Topic || string(got[0].Data) != string(in.Data) || got[0].TimeMS != in.TimeMS || !log.CanResume(id, gateway.Visible{}) {
 		t.Errorf("%+v", got)
 	}
 }

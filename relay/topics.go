@@ -132,8 +132,19 @@ func (l gatewayLog) Follow(ctx context.Context, after uint64, fn func(gateway.Ev
 }
 
 // Select implements gateway.Log.
-func (l gatewayLog) Select(ctx context.Context, after, to uint64, fn func(gateway.Event) error) error {
-	return l.store.Select(ctx, eventlog.Query{After: after, To: to}, topicEventsOnly(fn))
+func (l gatewayLog) Select(ctx context.Context, after, to uint64, v gateway.Visible, fn func(gateway.Event) error) error {
+	q := visibleEvents(v)
+	q.After, q.To = after, to
+	return l.store.Select(ctx, q, topicEventsOnly(fn))
+}
+
+// visibleEvents selects what a subscriber may get. Calls are the topic audit (topicName).
+func visibleEvents(v gateway.Visible) eventlog.Query {
+	q := eventlog.Query{Tenants: v.Tenants}
+	if v.NoAudit {
+		q.Class = eventlog.ClassState
+	}
+	return q
 }
 
 // topicEventsOnly adapts fn to the event log's callback: it is called with the events that
@@ -148,7 +159,9 @@ func topicEventsOnly(fn func(gateway.Event) error) func(kernel.Event) error {
 }
 
 // CanResume implements gateway.Log.
-func (l gatewayLog) CanResume(after uint64) bool { return l.store.CanResume(after) }
+func (l gatewayLog) CanResume(after uint64, v gateway.Visible) bool {
+	return l.store.CanResume(after, visibleEvents(v))
+}
 
 // Last implements gateway.Log. An empty log continues the numbering of an earlier one.
 func (l gatewayLog) Last() uint64 { return max(l.store.Last(), l.store.StartSeq()-1) }

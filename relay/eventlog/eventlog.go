@@ -435,17 +435,9 @@ func (s *Store) Started() <-chan struct{} { return s.started }
 // restarts can distinguish its events from old ones.
 func (s *Store) StartSeq() uint64 { return s.startSeq }
 
-// CanResume reports whether a reader that has seen seq after can continue without a gap:
-// no event behind it was removed, and it is not above Last.
-func (s *Store) CanResume(after uint64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return after+1 >= s.stats.Mark && after <= s.Last()
-}
-
-// canResume is CanResume for the events of a query. A tenant whose events were removed concerns
-// its own readers only.
-func (s *Store) canResume(q *Query, after uint64) bool {
+// CanResume reports whether a reader of q that has seen seq after can continue without a gap: no
+// event of its tenants and classes behind it was removed, and it is not above Last.
+func (s *Store) CanResume(after uint64, q Query) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if after > s.Last() || after < s.droppedLast {
@@ -454,9 +446,8 @@ func (s *Store) canResume(q *Query, after uint64) bool {
 	if after+1 >= s.stats.Mark {
 		return true
 	}
-	state, calls := classesOf(q.Types)
 	for key, mark := range s.marks {
-		if mark > after+1 && (q.Tenant == "" || q.Tenant == key.tenant) && (state && key.class == ClassState || calls && key.class == ClassCalls) {
+		if mark > after+1 && q.selectsChain(key.tenant, key.class) {
 			return false
 		}
 	}

@@ -58,7 +58,7 @@ func (f *follower) replay(ctx context.Context) error {
 	if to <= f.pos {
 		return ctx.Err()
 	}
-	if f.hasDelivered && !f.s.canResume(&f.q, f.pos) {
+	if f.hasDelivered && !f.s.CanResume(f.pos, f.q) {
 		return ErrRemoved
 	}
 	q := f.q

@@ -92,7 +92,7 @@ func TestMigrate(t *testing.T) {
 		t.Errorf("the new log reads as\n%s", got)
 	}
 	const mark = 7353728531128323 // of the old log
-	if st := s.Stats(); st.Events != 46 || st.Calls != 11 || st.Mark != mark || st.Last != last || s.CanResume(mark-2) || !s.CanResume(mark-1) {
+	if st := s.Stats(); st.Events != 46 || st.Calls != 11 || st.Mark != mark || st.Last != last || s.CanResume(mark-2, Query{}) || !s.CanResume(mark-1, Query{}) {
 		t.Errorf("stats %+v", st)
 	}
 	if len(s.ID()) != 32 {

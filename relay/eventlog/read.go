@@ -32,6 +32,9 @@ type Query struct {
 	To     uint64 // up to this one; 0: up to the newest when the query begins
 	Tenant string // of this tenant; "" of all
 
+	Tenants []string // of one of these tenants, "" being the relay itself; empty: of all. At most 64
+	Class   Class    // of this class; "" of both
+
 	// Types and Aggregates select events of one of these types, and of one of these
 	// aggregates; empty selects all. A name that ends in * matches every name with that
 	// prefix: "ticket.*". At most 64 each.
@@ -41,15 +44,25 @@ type Query struct {
 
 // check bounds the lists, which become terms of an SQL statement.
 func (q *Query) check() error {
-	if len(q.Types) > maxPatterns || len(q.Aggregates) > maxPatterns {
-		return fmt.Errorf("eventlog: a query has at most %d types and %d aggregates", maxPatterns, maxPatterns)
+	if len(q.Types) > maxPatterns || len(q.Aggregates) > maxPatterns || len(q.Tenants) > maxPatterns {
+		return fmt.Errorf("eventlog: a query has at most %d types, aggregates and tenants", maxPatterns)
 	}
 	return nil
 }
 
 // matches reports whether the query selects e, its seq aside.
 func (q *Query) matches(e kernel.Event) bool {
-	return (q.Tenant == "" || q.Tenant == e.Tenant) && kernel.MatchesType(q.Types, e.Type) && kernel.MatchesType(q.Aggregates, e.Aggregate)
+	return q.selectsChain(e.Tenant, classOf(e.Type)) && kernel.MatchesType(q.Types, e.Type) && kernel.MatchesType(q.Aggregates, e.Aggregate)
+}
+
+// selectsChain reports whether the query can select events of a class of a tenant.
+func (q *Query) selectsChain(tenant string, class Class) bool {
+	return (q.Tenant == "" || q.Tenant == tenant) && (len(q.Tenants) == 0 || slices.Contains(q.Tenants, tenant)) && q.selectsClass(class)
+}
+
+func (q *Query) selectsClass(class Class) bool {
+	state, calls := classesOf(q.Types)
+	return (q.Class == "" || q.Class == class) && (state && class == ClassState || calls && class == ClassCalls)
 }
 
 // where is matches in SQL. Values are parameters, never parts of the text. It compares prefixes
@@ -57,6 +70,12 @@ func (q *Query) matches(e kernel.Event) bool {
 func (q *Query) where() (clause string, args []any) {
 	if q.Tenant != "" {
 		clause, args = " AND tenant = ?", []any{q.Tenant}
+	}
+	if len(q.Tenants) > 0 {
+		clause += " AND tenant IN (?" + strings.Repeat(", ?", len(q.Tenants)-1) + ")"
+		for _, tenant := range q.Tenants {
+			args = append(args, tenant)
+		}
 	}
 	for _, f := range []struct {
 		column   string
@@ -178,12 +197,10 @@ func (r *Reader) tables(q *Query) (tables []string) {
 	if r.format == 1 {
 		return []string{"events"}
 	}
-	state, calls := classesOf(q.Types)
-	if state {
-		tables = append(tables, string(ClassState))
-	}
-	if calls {
-		tables = append(tables, string(ClassCalls))
+	for _, class := range []Class{ClassState, ClassCalls} {
+		if q.selectsClass(class) {
+			tables = append(tables, string(class))
+		}
 	}
 	return tables
 }
@@ -274,7 +291,7 @@ func (p *pager) readMarks(ctx context.Context, above uint64) (map[int64]uint64, 
 		if err := rows.Scan(&id, &tenant, &class, &mark); err != nil {
 			return nil, err
 		}
-		if p.r.format == 1 || (p.q.Tenant == "" || p.q.Tenant == tenant) && slices.Contains(p.tables, class) {
+		if p.r.format == 1 || p.q.selectsChain(tenant, Class(class)) {
 			marks[id] = mark
 		}
 	}

@@ -52,6 +52,9 @@ func TestSelect(t *testing.T) {
 		{After: s.Last()},
 		{After: 1 << 63},
 		{Types: []string{"big"}, Aggregates: []string{"T-1"}},
+		{Tenants: []string{"greenhouse", ""}, Class: ClassState},
+		{Tenants: []string{"greenhouse", "default"}, Class: ClassCalls, After: mid},
+		{Tenants: []string{"nobody"}},
 	}
 	for _, q := range tests {
 		var want []kernel.Event

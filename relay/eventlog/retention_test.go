@@ -57,7 +57,7 @@ func TestRetainAge(t *testing.T) {
 		if snapshots != 1 || st.Snapshots != uint64(snapshots) || st.RetentionError != "" {
 			t.Errorf("%d snapshots, %+v", snapshots, st)
 		}
-		if st.Events < 16*20 || st.Events > 17*20+5 || st.Removed == 0 || s.Stats().First != st.Mark || s.Stats().First <= first || s.CanResume(first) || !s.CanResume(st.Mark-1) || s.CanResume(s.Last()+1) {
+		if st.Events < 16*20 || st.Events > 17*20+5 || st.Removed == 0 || s.Stats().First != st.Mark || s.Stats().First <= first || s.CanResume(first, Query{}) || !s.CanResume(st.Mark-1, Query{}) || s.CanResume(s.Last()+1, Query{}) {
 			t.Errorf("stats %+v", st)
 		}
 		got := all(t, s, Query{})

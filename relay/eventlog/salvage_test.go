@@ -306,7 +306,7 @@ func TestSalvageKeepsMarks(t *testing.T) {
 		t.Errorf("%d events; %+v", len(got), report)
 	}
 	s := open(t, Options{Path: report.To})
-	if s.CanResume(stored[50].Seq) || !s.CanResume(stored[120].Seq) {
+	if s.CanResume(stored[50].Seq, Query{}) || !s.CanResume(stored[120].Seq, Query{}) {
 		t.Error("the marks are not those of the old log")
 	}
 }

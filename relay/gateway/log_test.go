@@ -39,7 +39,11 @@ func (l storeLog) Offer(e Event) bool { return l.Store.Offer(fromEvent(e)) }
 func (l storeLog) Follow(ctx context.Context, after uint64, fn func(Event) error) error {
 	return l.Store.Follow(ctx, eventlog.Query{After: after}, each(fn))
 }
-func (l storeLog) Select(ctx context.Context, after, to uint64, fn func(Event) error) error {
+func (l storeLog) CanResume(after uint64, v Visible) bool {
+	return l.Store.CanResume(after, eventlog.Query{Tenants: v.Tenants})
+}
+
+func (l storeLog) Select(ctx context.Context, after, to uint64, _ Visible, fn func(Event) error) error {
 	return l.Store.Select(ctx, eventlog.Query{After: after, To: to}, each(fn))
 }
 func each(fn func(Event) error) func(kernel.Event) error {
@@ -124,9 +128,11 @@ type retentionLog struct {
 	first atomic.Uint64 // the oldest event
 }
 
-func (l *retentionLog) Last() uint64                { return 100 }
-func (l *retentionLog) CanResume(after uint64) bool { return after+1 >= l.first.Load() && after <= 100 }
-func (l *retentionLog) Select(_ context.Context, after, to uint64, fn func(Event) error) error {
+func (l *retentionLog) Last() uint64 { return 100 }
+func (l *retentionLog) CanResume(after uint64, _ Visible) bool {
+	return after+1 >= l.first.Load() && after <= 100
+}
+func (l *retentionLog) Select(_ context.Context, after, to uint64, _ Visible, fn func(Event) error) error {
 	for id := after + 1; id <= to; id++ {
 		if id == 50 {
 			l.first.Store(80)

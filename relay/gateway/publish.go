@@ -13,6 +13,13 @@ import (
 	"agentctl/strictjson"
 )
 
+// Visible is what a subscriber may get: a log may remove the events of one tenant, or those of the topic
+// audit, before others, and that concerns only who could have got them. The zero value is everything.
+type Visible struct {
+	Tenants []string // "" is the relay itself; empty: all
+	NoAudit bool     // without the topic audit
+}
+
 // Log stores events durably; its sequence numbers are the events' ids. The relay's event
 // log implements it. All methods may be called from any goroutine.
 type Log interface {
@@ -24,10 +31,11 @@ type Log interface {
 	// Follow calls fn with the events above after, ordered by id: those kept first, then
 	// each one as it becomes durable, until ctx ends or fn fails.
 	Follow(ctx context.Context, after uint64, fn func(Event) error) error
-	// Select calls fn with the events above after and up to to, ordered by id.
-	Select(ctx context.Context, after, to uint64, fn func(Event) error) error
-	// CanResume reports whether nothing above after was removed, and after is at most Last.
-	CanResume(after uint64) bool
+	// Select calls fn with the events above after and up to to that v selects, ordered by id.
+	Select(ctx context.Context, after, to uint64, v Visible, fn func(Event) error) error
+	// CanResume reports whether nothing above after that v selects was removed, and after is
+	// at most Last.
+	CanResume(after uint64, v Visible) bool
 	// Last is the newest durable id.
 	Last() uint64
 }

@@ -12,13 +12,13 @@ import (
 // longLog has 100 large events, and those of the tenant b among them.
 type longLog struct{ failingLog }
 
-func (longLog) Last() uint64          { return 100 }
-func (longLog) CanResume(uint64) bool { return true }
+func (longLog) Last() uint64                   { return 100 }
+func (longLog) CanResume(uint64, Visible) bool { return true }
 func (longLog) Follow(ctx context.Context, _ uint64, _ func(Event) error) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
-func (longLog) Select(_ context.Context, after, to uint64, fn func(Event) error) error {
+func (longLog) Select(_ context.Context, after, to uint64, _ Visible, fn func(Event) error) error {
 	for id := after + 1; id <= to; id++ {
 		e := Event{ID: id, Tenant: "a", Topic: "t", Data: []byte(`"` + strings.Repeat("x", 30<<10) + `"`)}
 		if id == 50 {

@@ -46,7 +46,7 @@ type streamStart struct {
 // openStart finds the position that the request asks for. For an id that this gateway did
 // not issue, or that neither ring nor log has, the stream starts with a reset and the whole
 // ring. If ok is true, the caller must call replays.Done.
-func (g *Gateway) openStart(r *http.Request) (st streamStart, ok bool) {
+func (g *Gateway) openStart(r *http.Request, visible Visible) (st streamStart, ok bool) {
 	asked := r.Header.Get("Last-Event-ID")
 	if asked == "" {
 		asked = r.URL.Query().Get("lastEventId") // a new EventSource cannot set headers
@@ -68,7 +68,7 @@ func (g *Gateway) openStart(r *http.Request) (st streamStart, ok bool) {
 	requested := "null" // not an id of this gateway
 	if n, err := strconv.ParseUint(asked, 10, 63); err == nil {
 		requested = strconv.FormatUint(n, 10)
-		if n <= g.ring.last && (n >= g.ring.floor || (g.opts.Log != nil && g.opts.Log.CanResume(n))) {
+		if n <= g.ring.last && (n >= g.ring.floor || (g.opts.Log != nil && g.opts.Log.CanResume(n, visible))) {
 			st.position = n
 			return st, true
 		}
@@ -187,7 +187,7 @@ func (g *Gateway) replay(ctx context.Context, c *subscriber, position, end uint6
 	var buf []byte
 	n, last := 0, position
 	flush := func() error {
-		if !g.opts.Log.CanResume(position) { // checked after reading: what was read has no gap
+		if !g.opts.Log.CanResume(position, c.filter.visible()) { // checked after reading: what was read has no gap
 			return errRetention
 		}
 		if err := c.checkActive(); err != nil {
@@ -201,7 +201,7 @@ func (g *Gateway) replay(ctx context.Context, c *subscriber, position, end uint6
 		buf, n, position = buf[:0], 0, last
 		return nil
 	}
-	err = g.opts.Log.Select(ctx, position, end, func(e Event) error {
+	err = g.opts.Log.Select(ctx, position, end, c.filter.visible(), func(e Event) error {
 		last = e.ID
 		if !c.filter.matches(e.Tenant, e.Topic) {
 			return nil

@@ -45,7 +45,7 @@ func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) error {
 // openStream opens the stream of c and hands c to its shard. After an error the caller
 // releases c.quota.
 func (g *Gateway) openStream(w http.ResponseWriter, r *http.Request, c *subscriber) error {
-	st, ok := g.openStart(r)
+	st, ok := g.openStart(r, c.filter.visible())
 	if !ok {
 		return unavailable("the gateway is stopping; connect again")
 	}

@@ -104,3 +104,12 @@ func (f *eventFilter) matches(tenant, topic string) bool {
 	}
 	return f.topics.match(topic) && f.granted.match(topic) && (f.isAdmin || !isAdminTopic(topic))
 }
+
+// visible is what matches can be true for.
+func (f *eventFilter) visible() Visible {
+	v := Visible{Tenants: []string{f.tenant}, NoAudit: !f.matches(f.tenant, "audit")}
+	if f.tenant != "" && (f.tenant == DefaultTenant || f.isAdmin) {
+		v.Tenants = append(v.Tenants, "")
+	}
+	return v
+}
