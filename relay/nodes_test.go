@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -259,5 +260,62 @@ func TestNodesByTagAmongMany(t *testing.T) {
 	}
 	if len(found) != 30 || !slices.IsSorted(found) {
 		t.Errorf("found %d nodes: %s", len(found), found)
+	}
+}
+
+// TestAuditFault: while the audit log cannot be written, changes are refused before they are made, and
+// everything else is served.
+func TestAuditFault(t *testing.T) {
+	a := newAdminTest(t)
+	admin := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin}).Token
+	device := a.mint(auth.MintRequest{Class: "device"})
+	if err := a.r.audit.Close(); err != nil {
+		t.Fatal(err)
+	}
+	before := a.want(admin, "GET", "/v1/tokens", "", 200, "tokens")
+	path := nodesPath + device.NodeID
+	for _, c := range []struct{ method, path, body string }{
+		{"POST", "/v1/tokens", ""}, {"DELETE", tokensPath + device.JTI, ""}, {"POST", invitesPath, ""}, {"DELETE", invitesPath + "/ABCD", ""},
+		{"PATCH", path, `{"name":"attic"}`}, {"POST", path + "/revoke", ""}, {"DELETE", path, ""},
+	} {
+		a.want(admin, c.method, c.path, c.body, 500, `"reason":"storage"`)
+		if got, _ := a.do(admin, c.method, c.path+"?dry_run=true", c.body); got == 500 {
+			t.Errorf("a dry run of %s %s needs the audit log", c.method, c.path)
+		}
+	}
+	if after := a.want(admin, "GET", "/v1/tokens", "", 200, "tokens"); after != before {
+		t.Errorf("before %s\nafter %s", before, after)
+	}
+	a.want(admin, "GET", "/v1/nodes", "", 200, `"name_set":false`)
+	a.want(admin, "GET", invitesPath, "", 200, `"invites":[]`)
+}
+
+// TestStrangers: any number of requests without a token leave the decisions alone, and one line.
+func TestStrangers(t *testing.T) {
+	a := newAdminTest(t)
+	reader := a.mint(auth.MintRequest{Class: "agent", Subject: "ci"}).Token
+	a.want(reader, "POST", "/mcp/tools/call", `{"tool":"no.such"}`, 400, "E_BAD_REQUEST")
+	for _, token := range []string{"", "x.y.z"} {
+		for range 500 {
+			a.want(token, "POST", "/mcp/tools/call", `{"tool":"no.such"}`, 401, "E_SAFETY_DENIED")
+			a.want(token, "GET", "/v1/nodes", "", 401, "E_SAFETY_DENIED")
+		}
+	}
+	if log := a.auditFile(audit.FileName); strings.Count(log, "\n") != 1 || !strings.Contains(log, `"actor":"ci","address":"192.0.2.1"`) {
+		t.Errorf("decisions:\n%.500s", log)
+	}
+	if log := a.auditFile(audit.RefusalsFileName); strings.Count(log, "\n") != 1 || !strings.Contains(log, `"address":"192.0.2.1","count":2000,"reasons":{`) {
+		t.Errorf("refusals:\n%.500s", log)
+	}
+	var lines int
+	for range 100 {
+		for i := range byte(3) {
+			if a.r.mayLogStranger(netip.AddrFrom4([4]byte{192, 0, 2, i})) {
+				lines++
+			}
+		}
+	}
+	if lines != 3 {
+		t.Errorf("%d log lines about 3 addresses", lines)
 	}
 }

@@ -335,27 +335,3 @@ func (l *Log) Stats() Stats {
 	}
 	return s
 }
-
-// Append writes one record into the audit log of a state directory, whose relay may be running,
-// and syncs it. It is for commands that change the directory themselves.
-func Append(dir string, r *kernel.Record) (err error) {
-	f, err := openRegular(filepath.Join(dir, FileName))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	var b []byte
-	if torn, err := endsTorn(f); err != nil {
-		return err
-	} else if torn {
-		b = append(b, '\n')
-	}
-	e := entry{record: *r, unixNano: time.Now().UnixNano()}
-	if _, err = f.Write(appendLine(b, &e)); err != nil { // one write: lines of two processes do not mix
-		return fmt.Errorf("%w: %w", ErrStorage, err)
-	}
-	if err = f.Sync(); err != nil {
-		return fmt.Errorf("%w: %w", ErrStorage, err)
-	}
-	return nil
-}

@@ -356,6 +356,15 @@ func (k *Kernel) resource(c *Caller, uri string) (resourceEntry, error) {
 	return e, nil
 }
 
+// MayRead reports whether a caller may read a resource. A resource that is gone, as a device's may
+// be for a while, tells nothing and may be read by everybody who could name it.
+func (k *Kernel) MayRead(c *Caller, uri string) bool {
+	k.mu.RLock()
+	e, ok := k.resources[uri]
+	k.mu.RUnlock()
+	return !ok || c.Has(e.resource.Scope) && e.plugin.visibleTo(c)
+}
+
 // MethodHandler finds the plugin that serves an MCP method beyond tools and resources; the
 // first by name, when there are several. It is called within the plugin's bounds.
 func (k *Kernel) MethodHandler(c *Caller, method string) (MethodHandler, bool) {

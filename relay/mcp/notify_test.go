@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -9,6 +10,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"agentctl/manifest"
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/conformance"
 )
@@ -89,9 +91,68 @@ func (e *env) listeners(tenant string) int {
 	defer t.mu.Unlock()
 	n := len(t.listeners)
 	for s := range t.sessions {
-		n += int(s.openStreams.Load())
+		n += len(s.streamCallers())
 	}
 	return n
+}
+
+// TestNotifyScopes: what a session has subscribed to with one token is not announced on a stream of
+// another token of the same subject, which may not read it; nor is it on a listen stream.
+func TestNotifyScopes(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	b := newBoard("default", nodeA)
+	uri := b.m.Resources[0].URI
+	b.m.Resources[0].Scope = manifest.ScopeKernelAdmin
+	if err := k.Load(b, false); err != nil {
+		t.Fatal(err)
+	}
+	h := New(Options{Kernel: k})
+	var sent []string
+	h.sendNotification = func(_ context.Context, method string, _ sdk.Request) (sdk.Result, error) {
+		sent = append(sent, method)
+		return nil, nil
+	}
+	h.ctx = t.Context()
+	ten, e := h.acquireTenant("default")
+	if e != nil {
+		t.Fatal(e)
+	}
+	admin := &exchange{caller: &kernel.Caller{Tenant: "default", Actor: "ann", Scopes: scopes{manifest.ScopeKernelAdmin, manifest.ScopeToolsList}}}
+	reader := &exchange{caller: &kernel.Caller{Tenant: "default", Actor: "ann", Scopes: scopes{manifest.ScopeCallReadOnly}}}
+	subscriber := &exchange{caller: &kernel.Caller{Tenant: "default", Actor: "ann", Scopes: scopes{"events:subscribe"}}}
+	for _, tt := range []struct {
+		name    string
+		streams []*exchange
+		want    []string
+	}{
+		{"none", nil, nil},
+		{"the token that subscribed", []*exchange{admin}, []string{"notifications/tools/list_changed", "notifications/resources/updated"}},
+		{"another of the same subject", []*exchange{reader}, []string{"notifications/tools/list_changed"}},
+		{"both", []*exchange{admin, reader}, []string{"notifications/tools/list_changed"}},
+		{"one that may list no tools", []*exchange{subscriber}, nil},
+	} {
+		s := &session{subscriptions: map[string]func(){uri: func() {}}}
+		ten.sessions = map[*session]struct{}{s: {}}
+		for _, x := range tt.streams {
+			s.addStream(x)
+		}
+		sent = nil
+		ten.notify(t.Context(), kernel.Change{Tools: true}, map[string]bool{uri: true})
+		if !slices.Equal(sent, tt.want) {
+			t.Errorf("session, %s: %q, want %q", tt.name, sent, tt.want)
+		}
+		for _, x := range tt.streams {
+			s.removeStream(x)
+		}
+	}
+	ten.sessions = nil
+	for x, want := range map[*exchange]int{admin: 1, reader: 0} {
+		ten.listeners = map[*listener]struct{}{{x: x, uris: map[string]bool{uri: true}}: {}}
+		sent = nil
+		if ten.notify(t.Context(), kernel.Change{}, map[string]bool{uri: true}); len(sent) != want {
+			t.Errorf("listen stream of %v: %q", x.caller.Scopes, sent)
+		}
+	}
 }
 
 // TestNotifyRate lets devices come and go all the time: clients are notified once a second,
@@ -117,7 +178,7 @@ func TestNotifyRate(t *testing.T) {
 			t.Fatal(e)
 		}
 		s := &session{subscriptions: map[string]func(){"u:1": func() {}}}
-		s.openStreams.Add(1)
+		s.addStream(&exchange{caller: &kernel.Caller{Tenant: "default", Scopes: scopes{manifest.ScopeToolsList}}})
 		ten.mu.Lock()
 		ten.sessions[s] = struct{}{}
 		ten.mu.Unlock()

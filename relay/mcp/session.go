@@ -42,12 +42,12 @@ type session struct {
 	tenant *tenant
 	ss     *sdk.ServerSession
 
-	usage                    // by its requests, streams included
-	openStreams atomic.Int64 // open GET streams
+	usage // by its requests, streams included
 
 	mu            sync.Mutex // protects the fields below
 	closed        bool
 	exchanges     map[*exchange]struct{} // in progress; canceled at the end
+	streams       map[*exchange]struct{} // open GET streams
 	subscriptions map[string]func()      // release by URI
 }
 
@@ -90,6 +90,34 @@ func (s *session) isSubscribed(uri string) bool {
 	defer s.mu.Unlock()
 	_, ok := s.subscriptions[uri]
 	return ok
+}
+
+// addStream and removeStream count an open GET stream.
+func (s *session) addStream(x *exchange) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.streams == nil {
+		s.streams = make(map[*exchange]struct{})
+	}
+	s.streams[x] = struct{}{}
+}
+
+func (s *session) removeStream(x *exchange) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.streams, x)
+}
+
+// streamCallers are the callers of the open GET streams, which get the notifications. They are one
+// identity, but their tokens may differ in scopes from the one that subscribed.
+func (s *session) streamCallers() []*kernel.Caller {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*kernel.Caller, 0, len(s.streams))
+	for x := range s.streams {
+		list = append(list, x.caller)
+	}
+	return list
 }
 
 // attach counts a request in; false when the session has been closed.
@@ -271,8 +299,8 @@ func (h *Handler) serveSessionMethod(w http.ResponseWriter, r *http.Request, x *
 			return
 		}
 		defer s.detach(x)
-		s.openStreams.Add(1)
-		defer s.openStreams.Add(-1)
+		s.addStream(x)
+		defer s.removeStream(x)
 		serveSDK(h.legacy, w, r, x, nil)
 	})
 }

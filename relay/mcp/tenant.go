@@ -172,7 +172,8 @@ func (t *tenant) run(ctx context.Context) {
 
 // notify sends one round of notifications. A session with an open GET stream gets every changed
 // list and the resources that it subscribed to; a listen stream gets the kinds of changes that
-// it asked for. A client without a stream gets none, and lists again when its cache has expired
+// it asked for. Both get what the token of the stream may list and read now: a session may have
+// subscribed with another token of the same subject. A client without a stream gets none, and lists again when its cache has expired
 // (listTTLMS).
 //
 // The writers of streams do not block (sse.QueuedWriter), so a stalled reader delays no other.
@@ -182,19 +183,26 @@ func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string
 	sessions := slices.Collect(maps.Keys(t.sessions))
 	listeners := slices.Collect(maps.Keys(t.listeners))
 	t.mu.Unlock()
-	sessions = slices.DeleteFunc(sessions, func(s *session) bool { return s.openStreams.Load() == 0 })
 	if len(sessions)+len(listeners) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
 	for _, s := range sessions {
-		t.sendChanges(ctx, s.ss, func() sdk.Meta { return nil }, c, updated, s.isSubscribed)
+		callers := s.streamCallers()
+		if len(callers) == 0 {
+			continue
+		}
+		c := c
+		c.Tools = c.Tools && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !mayListTools(caller) })
+		t.sendChanges(ctx, s.ss, func() sdk.Meta { return nil }, c, updated, func(uri string) bool {
+			return s.isSubscribed(uri) && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !t.h.opts.Kernel.MayRead(caller, uri) })
+		})
 	}
 	for _, l := range listeners {
 		c := kernel.Change{Tools: c.Tools && l.want.ToolsListChanged, Resources: c.Resources && l.want.ResourcesListChanged,
 			Prompts: c.Prompts && l.want.PromptsListChanged}
-		t.sendChanges(ctx, l.ss, l.meta, c, updated, func(uri string) bool { return l.uris[uri] })
+		t.sendChanges(ctx, l.ss, l.meta, c, updated, func(uri string) bool { return l.uris[uri] && t.h.opts.Kernel.MayRead(l.x.caller, uri) })
 	}
 }
 
