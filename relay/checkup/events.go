@@ -30,7 +30,7 @@ func (c *checker) checkEventLog(ctx context.Context) (state, detail string) {
 		c.fail(eventlog.FileName, path, err, RepairSalvage)
 		return "", ""
 	}
-	_, last, err := r.Bounds(ctx)
+	last, err := r.LastGiven(ctx)
 	switch {
 	case err != nil:
 		c.fail(eventlog.FileName, path, err, RepairSalvage)

@@ -355,7 +355,7 @@ func TestQueryPlans(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		query, args := p.union("SELECT seq, payload FROM VIEW WHERE seq > ? AND seq <= ?"+p.clause, append([]any{1, 1 << 60}, p.args...))
+		query, args := p.union("SELECT seq, payload FROM VIEW WHERE seq > ? AND seq <= ?"+p.clause, append([]any{1, int64(1 << 60)}, p.args...))
 		rows, err := s.db.Query("EXPLAIN QUERY PLAN "+query, args...)
 		if err != nil {
 			t.Fatal(err)
