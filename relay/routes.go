@@ -154,6 +154,9 @@ func (r *Relay) readyz(w http.ResponseWriter, _ *http.Request) {
 			text += "storage: " + storage.Describe(h.Store, p, now) + "\n"
 		}
 	}
+	if r.degraded != nil {
+		text = "degraded: this relay runs without its event log\n" + text
+	}
 	if status == http.StatusOK {
 		text = "ready\n" + text // then warnings
 	}

@@ -187,8 +187,6 @@ func relayOpenError(err error) error {
 		return exit(exitUsage, "%w; use --tls own, give --tls-cert and --tls-key, or --insecure behind a TLS proxy", err)
 	case errors.As(err, &bad):
 		return exit(exitUsage, "%s: %w", optionFlags[bad.Option], bad.Err)
-	case relay.CanStartDegraded(err):
-		return exit(exitFailure, "%w\nsee what is damaged with: agentctl relay check\nsave what can be read with: agentctl relay salvage DIR\nor return to a backup with: agentctl relay restore BACKUP\nto serve boards meanwhile, without tickets and without a record: agentctl relay --start-degraded", err)
 	case errors.Is(err, syscall.EADDRINUSE):
 		return exit(exitFailure, "%w; choose another address with --listen or --metrics-listen", err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/relay"
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
 )
@@ -14,10 +15,14 @@ import (
 // explainState adds what to type next to a refused state directory.
 func explainState(cmd *cobra.Command, err error) error {
 	var bad *auth.StateError
+	again := stateDirHint(cmd)
+	if relay.CanStartDegraded(err) {
+		return exit(exitFailure, "%w\nsee what is damaged with: agentctl relay check%s\nsave what can be read with: agentctl relay salvage DIR%s\nor return to a backup with: agentctl relay restore BACKUP%s\n"+
+			"to serve boards meanwhile, without tickets and without a record: agentctl relay --start-degraded%s", err, again, again, again, again)
+	}
 	if !errors.As(err, &bad) {
 		return err
 	}
-	again := stateDirHint(cmd)
 	degraded := ""
 	if bad.Store == eventlog.FileName {
 		degraded = "\nto serve boards meanwhile, without tickets and without a record: agentctl relay --start-degraded" + again
