@@ -221,14 +221,18 @@ func TestDiskBoardsLinkReal(t *testing.T) {
 		if err := os.WriteFile(path, []byte(tokens), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		linked := func() int { return strings.Count(d.tool("agents.list", "{}").body, `"status":"online","transport":"link"`) }
+		linked := func() int {
+			return strings.Count(d.tool("agents.list", "{}").body, `"status":"online","transport":"link"`)
+		}
 		before := linked()
 		d.disk.Fault("hang", "fsync", store)
 		mocks := startProcess(t, nil, binary(t, "agentctl", ""), "run", "--mock", "3", "--relay", d.url, "--token-file", path)
 		d.await("boards that link", func() bool { return linked() == before+3 })
 		d.disk.Clear()
 		d.await("the end of the fault", func() bool { return d.ready().status == 200 })
-		d.await("the boards in the registry", func() bool { return strings.Count(d.request("GET", d.url+"/v1/nodes", "").body, `"cap_id":"echo"`) >= before+3 })
+		d.await("the boards in the registry", func() bool {
+			return strings.Count(d.request("GET", d.url+"/v1/nodes", "").body, `"cap_id":"echo"`) >= before+3
+		})
 		d.await("their presence in the event log", func() bool {
 			out, _, _ := d.command("events", "replay", "--state-dir", d.dir)
 			return strings.Count(out, "presence.online") >= before+3
