@@ -27,6 +27,7 @@ func TestTopics(t *testing.T) {
 		{"kernel.middleware", `{}`, "kernel", `{"type":"kernel.middleware","aggregate_id":"garden/Bed-1","created_at":7,"payload":{}}`},
 		{"call", `{}`, "audit", `{"type":"call","aggregate_id":"garden/Bed-1","created_at":7,"payload":{}}`},
 		{"ticket.snapshot", `{}`, "", ""},
+		{"presence.snapshot", `{}`, "", ""},
 		{"other.thing", `{}`, "", ""},
 		{"event", `7`, "", ""},
 	} {

@@ -133,6 +133,15 @@ var families = []metric{
 	{"agentctl_kernel_changes_coalesced_total", "counter", "Changes merged into others before a subscriber received them.", func(s *snapshot) float64 { return float64(s.kernel.Coalesced) }},
 	{"agentctl_kernel_changes_dropped_total", "counter", "Notifications to subscribers that changes were dropped.", func(s *snapshot) float64 { return float64(s.kernel.Dropped) }},
 	{"agentctl_eventlog_events", "gauge", "Events kept.", func(s *snapshot) float64 { return float64(s.events.Events) }},
+	{"agentctl_eventlog_calls", "gauge", "Events about calls that are kept.", func(s *snapshot) float64 { return float64(s.events.Calls) }},
+	{"agentctl_eventlog_removed_total", "counter", "Events that retention removed.", func(s *snapshot) float64 { return float64(s.events.Removed) }},
+	{"agentctl_eventlog_faults", "gauge", "Places at which a chain of the event log is broken, of the newest check; at most 64.", func(s *snapshot) float64 { return float64(len(s.events.Verification.Faults)) }},
+	{"agentctl_eventlog_over_bound", "gauge", "1 while the files of the event log are larger than allowed.", func(s *snapshot) float64 {
+		if s.events.OverBound {
+			return 1
+		}
+		return 0
+	}},
 	{"agentctl_eventlog_bytes", "gauge", "Size of the event log on disk.", func(s *snapshot) float64 { return float64(s.events.Bytes) }},
 	{"agentctl_eventlog_waiting", "gauge", "Events that wait to be written.", func(s *snapshot) float64 { return float64(s.events.Queued) }},
 	{"agentctl_eventlog_appended_total", "counter", "Events made durable.", func(s *snapshot) float64 { return float64(s.events.Appended) }},
