@@ -23,9 +23,9 @@ const (
 
 	// writerPragmas: FULL syncs the write-ahead log at each commit, which is what makes
 	// an event durable. The page cache is small (KiB) because the writer only appends.
-	// Checkpoints are the writer's (room.go).
+	// openRoom sets the size of the write-ahead log.
 	writerPragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cell_size_check = ON; " +
-		"PRAGMA trusted_schema = OFF; PRAGMA wal_autocheckpoint = 0; PRAGMA cache_size = -512"
+		"PRAGMA trusted_schema = OFF; PRAGMA cache_size = -512"
 )
 
 // createMu serializes creation of the file by two Stores of one process: POSIX drops all

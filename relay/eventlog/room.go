@@ -15,10 +15,11 @@ import (
 //
 //	database         at most maxPages: SQLite refuses a page beyond (max_page_count). makeRoom
 //	                 deletes old calls before a transaction that would not fit.
-//	write-ahead log  at most maxWAL: checkpoint empties it at a quarter, and a transaction adds
-//	                 no more than about a quarter. While a reader of another program keeps its
-//	                 snapshot, it cannot be emptied; offered calls are dropped then, and only
-//	                 what is appended lets it grow.
+//	write-ahead log  at most maxWAL: SQLite begins it again at a quarter, without giving its
+//	                 blocks back, since a commit into a file that grows takes longer. A
+//	                 transaction adds no more than about a quarter. While a reader of another
+//	                 program keeps its snapshot, it cannot begin again; offered calls are
+//	                 dropped then, and only what is appended lets it grow.
 //	its index        (-shm) 32 KiB for each 16 MiB of that
 const (
 	minBytes        = 1 << 20
@@ -58,7 +59,7 @@ func (s *Store) openRoom() error {
 	r.maxWAL = min(max(s.opts.MaxBytes/16, minWAL), maxWAL)
 	r.maxBatch = int(r.maxWAL / 4)
 	r.maxPages = (s.opts.MaxBytes - r.maxWAL - shmBytes) / pageSize
-	if err := s.exec(fmt.Sprintf("PRAGMA max_page_count = %d; PRAGMA journal_size_limit = %d", r.maxPages, r.maxWAL/8)); err != nil {
+	if err := s.exec(fmt.Sprintf("PRAGMA max_page_count = %d; PRAGMA journal_size_limit = %d; PRAGMA wal_autocheckpoint = %d", r.maxPages, r.maxWAL/2, r.maxWAL/4/pageSize)); err != nil {
 		return err
 	}
 	s.checkpoint()
@@ -138,13 +139,19 @@ func dropCalls(batch []*appendRequest) (rest []*appendRequest, dropped int) {
 	return rest, len(batch) - len(rest)
 }
 
-// checkpoint copies the write-ahead log into the database and empties it, if it has grown to a
-// quarter of its bound. It does not wait for readers: a transaction would wait for them as well.
+// checkpoint copies the write-ahead log into the database and empties it, if it has grown to half of
+// its bound although SQLite begins it again at a quarter: after a large transaction, or because of a
+// reader. It does not wait for readers: a transaction would wait for them as well.
 func (s *Store) checkpoint() {
 	r := &s.room
 	wal := fileSize(s.opts.Path + "-wal")
 	s.bytes.Store(wal + fileSize(s.opts.Path) + fileSize(s.opts.Path+"-shm"))
-	if wal < r.maxWAL/4 || time.Now().Before(r.retryAt) {
+	if wal < r.maxWAL/2 {
+		r.busySince = time.Time{}
+		s.setPinned(time.Time{})
+		return
+	}
+	if time.Now().Before(r.retryAt) {
 		return
 	}
 	busy, err := s.truncateWAL()
@@ -158,7 +165,7 @@ func (s *Store) checkpoint() {
 	if r.retryAt = now.Add(pinnedRetry); r.busySince.IsZero() {
 		r.busySince = now
 	}
-	if wal >= r.maxWAL/4*3 || wal >= r.maxWAL/2 && now.Sub(r.busySince) >= pinnedAfter {
+	if wal >= r.maxWAL/4*3 || now.Sub(r.busySince) >= pinnedAfter {
 		s.setPinned(r.busySince)
 	}
 }
