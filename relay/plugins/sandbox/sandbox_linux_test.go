@@ -315,7 +315,7 @@ func (w *world) needs() map[string]func() error {
 			l.Cur--
 			return syscall.Setrlimit(syscall.RLIMIT_NOFILE, &l)
 		},
-		"+set its own priority": func() error { return syscall.Setpriority(syscall.PRIO_PROCESS, 0, 5) },
+		"+set its own priority": func() error { return syscall.Setpriority(syscall.PRIO_PROCESS, 0, 19) },
 		"+no capability, no way to get one": func() error {
 			b, err := os.ReadFile("/proc/self/status")
 			for _, line := range []string{"CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
@@ -468,8 +468,6 @@ func checkReport(t *testing.T, report map[string]string, abi int) {
 			t.Errorf("a plugin can not %s: %s", name[1:], err)
 		} else if !isNeed && err == "" {
 			t.Errorf("a plugin can %s", name)
-		} else {
-			t.Logf("%s: %s", name, err)
 		}
 	}
 	if len(report) < 70 {
