@@ -364,7 +364,7 @@ check "plugin unload ends it" sh -c "agentctl plugin unload hostile --relay http
 check "with all that it started" until_true 10 sh -c "! systemctl -q is-active agentctl-relay-plugin@hostile"
 check "and it can be loaded again" relay plugin load hostile
 relay plugin unload hostile > /dev/null; relay plugin unload shell > /dev/null
-check "unloaded, nothing of them runs" until_true 10 sh -c "! pgrep -f 'agentctl plugin serve'"
+check "unloaded, nothing of them runs" until_true 10 sh -c "! pgrep -f '[a]gentctl plugin serve'"
 systemctl disable --now agentctl-relay-plugin@hostile.socket agentctl-relay-plugin@shell.socket 2> /dev/null
 check "without its socket the relay would start it itself" test ! -e /run/agentctl-relay-plugins/shell.sock
 rm -r $plugins/shell $plugins/hostile
