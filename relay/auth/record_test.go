@@ -430,3 +430,40 @@ func TestExclusive(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A revocation holds although relay.json cannot be written, and the next write catches up. The
+// relay and the commands start with a relay.json that is behind.
+func TestRevocationWithoutRecord(t *testing.T) {
+	t.Parallel()
+	dir, good, _ := closedState(t)
+	obstacle := filepath.Join(dir, relayFile+".new", "x") // replace cannot remove it
+	if err := os.MkdirAll(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := openStore(t, Options{StateDir: dir})
+	before, err := readRelayInfo(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Revoke(t.Context(), RevokeRequest{JTI: good.JTI}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Verify(good.Token)
+	refused(t, err, good.Token, ErrRevoked, "revoked")
+	if after, err := readRelayInfo(s.dir); err != nil || after != before {
+		t.Fatalf("the obstacle is none: %+v, %v", after, err)
+	}
+	other, err := Open(Options{StateDir: dir, Existing: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Dir(obstacle)); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := readRelayInfo(s.dir); err != nil || after.Stores.RelayDB.Epoch <= before.Stores.RelayDB.Epoch {
+		t.Errorf("got %+v, %v", after, err)
+	}
+}
