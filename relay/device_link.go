@@ -102,6 +102,8 @@ func (r *Relay) checkProof(ctx context.Context, id *auth.Identity, a *link.Auth)
 	switch {
 	case errors.As(err, new(*auth.Error)):
 		return &link.Refusal{Code: link.CloseAuthFailed, Reason: "auth_failed"}
+	case storage.Classify(err) != "":
+		return &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
 	case err != nil:
 		r.log.Warn("check a board's key", zap.String("node_id", id.NodeID), zap.Error(err))
 		return &link.Refusal{Code: link.CloseDraining, Reason: "overloaded"}
@@ -153,7 +155,7 @@ func (r *Relay) onDeviceAnnounce(n *hub.Node) {
 	}
 	if n.Proved() && r.store.IsMigrating(n.ID()) {
 		// It is linked with its key, and does not need its earlier tokens any more.
-		if err := r.store.FinishMigration(ctx, n.ID()); err != nil {
+		if err := r.store.FinishMigration(ctx, n.ID()); err != nil && storage.Classify(err) == "" {
 			r.log.Warn("the next link tries again", zap.String("node_id", n.ID()), zap.Error(err))
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
+	"agentctl/relay/storage"
 	"agentctl/strictjson"
 	"agentctl/transport/edge"
 )
@@ -262,7 +263,9 @@ func (x *exchange) refuse(err error) {
 		e = &manifest.Error{Code: manifest.Internal, Reason: "storage", Message: "the relay has no room for another identity; its operator can say more"}
 		result, status = "failed", http.StatusInsufficientStorage
 	case e.Code == manifest.Internal:
-		x.r.log.Error("joining", zap.String("endpoint", x.rec.Tool), zap.Error(err))
+		if e.Reason != storage.Reason { // faults of the disk are logged by their monitor
+			x.r.log.Error("joining", zap.String("endpoint", x.rec.Tool), zap.Error(err))
+		}
 		result = "failed"
 	case e.Reason == "size":
 		result, status = "request", http.StatusRequestEntityTooLarge

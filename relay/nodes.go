@@ -13,6 +13,7 @@ import (
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/directory"
 	"agentctl/strictjson"
+	"agentctl/transport/edge"
 )
 
 // Rows of one page of GET /v1/nodes. A row has the board's capabilities, typically some 600
@@ -58,8 +59,8 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 	q.Tenant = c.Tenant
 	nodes, more, err := r.store.Nodes(req.Context(), q)
 	if err != nil {
-		e := manifest.AsError(err)
-		r.fail(w, req, http.StatusInternalServerError, e.Code, e.Message)
+		trace, _ := edge.TraceID(req)
+		r.writeError(w, http.StatusInternalServerError, manifest.AsError(err), trace)
 		return
 	}
 	body := struct {

@@ -119,12 +119,13 @@ func (r *Relay) serveStatus(ctx context.Context) {
 	_ = os.Remove(filepath.Join(r.opt.StateDir, statusSocket))
 }
 
-// measure keeps the sizes of the stores up to date, until ctx ends. On a disk that hangs it
+// measure keeps the sizes of the stores and the space of the disk up to date, until ctx ends. On a disk that hangs it
 // hangs too, and the last sizes stay.
 func (r *Relay) measure(ctx context.Context) {
 	measure := func() {
 		sizes := r.measureStores()
 		r.sizes.Store(&sizes)
+		r.checkSpace()
 	}
 	measure()
 	every(ctx, sizesInterval, measure)

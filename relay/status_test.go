@@ -134,6 +134,11 @@ func TestFaultShows(t *testing.T) {
 		t.Errorf("readyz with a warning: %d %s", code, body)
 	}
 	watch.Resolve("test")
+	r.reportSpace(63<<20, 100<<20)
+	if code, body := get(r, "/readyz"); code != 200 || !strings.Contains(body, "events.db is nearly full") {
+		t.Errorf("readyz of a disk that is nearly full: %d %s", code, body)
+	}
+	r.reportSpace(2<<30, 1<<40)
 	if code, body := get(r, "/readyz"); code != 200 || body != "ready\n" {
 		t.Errorf("readyz afterwards: %d %s", code, body)
 	}
