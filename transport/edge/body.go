@@ -55,6 +55,8 @@ func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, id Identity, limit
 		ctx, cancel := context.WithTimeout(r.Context(), bodyWait)
 		defer cancel()
 		if !b.pool.Acquire(ctx, id, size-held) {
+			// net/http would read 256 KiB of the body before it answers.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 			return Exhausted("too many large requests of this identity are in progress; send fewer at a time", time.Second)
 		}
 		held = size

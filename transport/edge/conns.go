@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"container/list"
 	"context"
 	"net"
 	"net/http"
@@ -16,6 +17,9 @@ import (
 const (
 	maxStrangersPerAddress = 256  // TCP, TLS and HTTP connections of one address
 	maxStrangers           = 3072 // of all addresses, and at most a quarter of MaxOpen
+	// A new one replaces the oldest of all when there are maxStrangers and it is this old: a good
+	// client shows its token sooner.
+	minStrangerAge = 250 * time.Millisecond
 
 	// An address may open this many connections a second that end without a token, after a burst.
 	// One that opens more is refused before TLS and HTTP cost anything. The rate is what health
@@ -56,6 +60,7 @@ type Conns struct {
 	open      int
 	strangers int
 	addresses map[netip.Prefix]int // strangers by AddressKey
+	order     list.List            // of *Conn, the strangers, the oldest first
 }
 
 // NewConns makes Conns. It starts nothing.
@@ -133,6 +138,10 @@ func (c *Conns) admit(tcp *net.TCPConn) *Conn {
 			return nil
 		}
 	}
+	if victim := c.victim(); victim != nil && !isProxy {
+		_ = victim.Close()
+		c.refused.Add(1)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.open >= c.o.MaxOpen {
@@ -145,10 +154,24 @@ func (c *Conns) admit(tcp *net.TCPConn) *Conn {
 		}
 		c.addresses[key]++
 		c.strangers++
-		conn.stranger = &key
+		conn.stranger = &stranger{key: key, since: time.Now(), element: c.order.PushBack(conn)}
 	}
 	c.open++
 	return conn
+}
+
+// victim returns the stranger that a new one replaces; nil if there is room, or nobody to replace.
+func (c *Conns) victim() *Conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.strangers < c.maxStrangers() || c.order.Len() == 0 {
+		return nil
+	}
+	oldest := c.order.Front().Value.(*Conn)
+	if time.Since(oldest.stranger.since) < minStrangerAge {
+		return nil
+	}
+	return oldest
 }
 
 // refusal is the answer to a connection over the bounds, sent before its request is read.
@@ -185,15 +208,22 @@ type Conn struct {
 	agent atomic.Pointer[Identity] // whose share it belongs to; set once
 
 	// Protected by Conns.mu.
-	stranger *netip.Prefix // the address by which it counts as a stranger; nil: it does not
+	stranger *stranger // nil: it has shown a token, or is a proxy's
 	closed   bool
+}
+
+// stranger is what a connection has until it shows a token.
+type stranger struct {
+	key     netip.Prefix // of its address
+	since   time.Time
+	element *list.Element // in Conns.order
 }
 
 // Close closes the connection and counts it out.
 func (c *Conn) Close() error {
 	c.conns.mu.Lock()
 	again := c.closed
-	key := c.stranger
+	was := c.stranger
 	if !again {
 		c.closed = true
 		c.conns.open--
@@ -201,8 +231,8 @@ func (c *Conn) Close() error {
 	}
 	c.conns.mu.Unlock()
 	if !again {
-		if key != nil {
-			c.conns.rates.Charge(key.String(), 1, time.Now())
+		if was != nil {
+			c.conns.rates.Charge(was.key.String(), 1, time.Now())
 		}
 		if id := c.agent.Load(); id != nil {
 			c.conns.agents.Release(*id, 1)
@@ -217,8 +247,10 @@ func (c *Conn) forgetStrangerLocked() {
 		return
 	}
 	c.conns.strangers--
-	if c.conns.addresses[*c.stranger]--; c.conns.addresses[*c.stranger] == 0 {
-		delete(c.conns.addresses, *c.stranger)
+	c.conns.order.Remove(c.stranger.element)
+	key := c.stranger.key
+	if c.conns.addresses[key]--; c.conns.addresses[key] == 0 {
+		delete(c.conns.addresses, key)
 	}
 	c.stranger = nil
 }

@@ -3,6 +3,7 @@ package edge
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -100,6 +101,37 @@ func TestConnsStrangers(t *testing.T) {
 	}
 	if st := conns.Strangers(); st.Limit != 12 || st.Refused != 1 {
 		t.Errorf("stats %+v", st)
+	}
+}
+
+// TestConnsReplaceOldest: when silent connections of many addresses have taken all places, a new
+// one takes that of the oldest.
+func TestConnsReplaceOldest(t *testing.T) {
+	conns := NewConns(ConnOptions{MaxOpen: 32}) // 8 strangers
+	addr := connServer(t, conns)
+	silent := make([]net.Conn, 8)
+	for i := range silent {
+		_, silent[i] = from(t, addr, fmt.Sprintf("127.0.0.%d", 10+i), "")
+	}
+	waitFor(t, "all places are taken", func() bool { return conns.Strangers().InUse == 8 })
+	in, _ := from(t, addr, "127.0.0.2", "/known")
+	if status, _ := statusOf(t, in); status != http.StatusTooManyRequests {
+		t.Errorf("while all are new: %d", status)
+	}
+	conns.mu.Lock()
+	for e := conns.order.Front(); e != nil; e = e.Next() {
+		e.Value.(*Conn).stranger.since = time.Now().Add(-2 * minStrangerAge)
+	}
+	conns.mu.Unlock()
+	in, _ = from(t, addr, "127.0.0.2", "/known")
+	if status, _ := statusOf(t, in); status != 200 {
+		t.Errorf("when they are old: %d", status)
+	}
+	if _, err := silent[0].Read(make([]byte, 1)); err == nil {
+		t.Error("the oldest is still open")
+	}
+	if st := conns.Strangers(); st.InUse != 7 || conns.order.Len() != 7 {
+		t.Errorf("%+v, %d in order", st, conns.order.Len())
 	}
 }
 
