@@ -70,6 +70,10 @@ func (e *WALDamage) Error() string {
 //     frames or more behind it is lost unless the database has the newest version of all of its pages: a power cut during
 //     the first write of a new header leaves frames of the log before, which the database has.
 //
+// A store that opens the log of a process that was killed should checkpoint it before it writes. The
+// last transaction may be complete and not synced, and then a power cut that tears it together with
+// the next one looks like damage.
+//
 // Not decided, and taken for the end of the log as SQLite does: damage to the last transaction,
 // or to the last two if the commit frame of the first of them is destroyed with its header (it then
 // looks like one interrupted transaction); a log that was cut off at its end, removed, or replaced

@@ -15,7 +15,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -25,41 +24,36 @@ const (
 	maxAuditLine = 64 << 10 // bytes; longer ones are counted as damaged
 )
 
-// checkKeys compares the files in keys/ with the table keys of relay.db.
+// checkKeys compares the files in keys/ with the table keys of relay.db. Other files there are
+// those of the stage sign.
 func (c *checker) checkKeys(ctx context.Context) (state, detail string) {
 	files := c.list("keys/*.pem")
 	if len(files) == 0 && !exists(c.path("relay.db")) {
 		return Absent, ""
 	}
-	public := map[string]ed25519.PublicKey{}
-	for _, name := range files {
-		key, err := readKey(name)
-		if err != nil {
-			c.fail("keys", name, err, RepairRestore)
-			continue
-		}
-		public[strings.TrimSuffix(filepath.Base(name), ".pem")] = key
-	}
 	rows, err := c.readKeys(ctx)
 	if err != nil {
-		return "", fmt.Sprintf("%d files; relay.db could not be read", len(files)) // a problem of relay.db
+		return "", fmt.Sprintf("%d files; not compared, as relay.db could not be read", len(files)) // a problem of relay.db
 	}
+	recorded := map[string]bool{}
 	for _, r := range rows {
 		name := filepath.Join("keys", r.kid+".pem")
-		switch key, ok := public[r.kid]; {
-		case !exists(c.path(name)):
+		recorded[c.path(name)] = true
+		switch key, err := readKey(c.path(name)); {
+		case errors.Is(err, fs.ErrNotExist):
 			c.add(Problem{Store: "keys", Path: name, What: "a signing key of relay.db has no file: its tokens do not work", Repair: RepairRestore, Warning: !r.signs})
-		case ok && !key.Equal(r.public):
+		case err != nil:
+			c.fail("keys", name, err, RepairRestore)
+		case !key.Equal(r.public):
 			c.add(Problem{Store: "keys", Path: name, What: "it is not the key that relay.db has under this name", Repair: RepairRestore})
 		}
-		delete(public, r.kid)
 	}
-	for kid := range public {
-		if rows != nil {
-			c.add(Problem{Store: "keys", Path: filepath.Join("keys", kid+".pem"), What: "it is not a key of this relay, and is not used; remove it", Warning: true})
+	for _, name := range files {
+		if _, err := readKey(name); err == nil && rows != nil && !recorded[name] {
+			c.add(Problem{Store: "keys", Path: name, What: "relay.db does not know this key, so no token is verified with it; remove it, unless a stage uses it", Warning: true})
 		}
 	}
-	return "", fmt.Sprintf("%d files, as relay.db has them", len(files))
+	return "", fmt.Sprintf("%d files, as relay.db has them", len(recorded))
 }
 
 // readKey reads the public part of a signing key.

@@ -88,6 +88,13 @@ func (s *Store) openWriter() (recovered bool, err error) {
 	if err := s.exec(writerPragmas); err != nil {
 		return false, err
 	}
+	if recovered {
+		// What a process wrote before it was killed counts from now on, but may not be synced: a
+		// power cut during the next transaction could tear both, and look like damage.
+		if err := s.exec("PRAGMA wal_checkpoint(PASSIVE)"); err != nil {
+			return false, err
+		}
+	}
 	if format == 0 {
 		if err := s.tx(func() error { return createTables(ctx, s.conn, newLogID(), 0) }); err != nil {
 			return false, err

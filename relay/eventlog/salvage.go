@@ -70,7 +70,7 @@ const (
 
 	// SalvagedType is the type of the event that ends a salvaged log. Its payload has the counts of
 	// the SalvageReport and up to 32 lost ranges.
-	SalvagedType = "eventlog.salvaged"
+	SalvagedType = "log.salvaged"
 )
 
 // Salvage makes a new log of every event that can be read of a damaged one, of either format. The
