@@ -17,12 +17,13 @@ import (
 // is in the queue, Store.mu protects the queue's reference to it; once taken it belongs to
 // the goroutine of Run until done is closed.
 type appendRequest struct {
-	events  []kernel.Event
-	bytes   int
-	offered bool
-	done    chan struct{} // closed when last and err are set; nil when offered
-	last    uint64
-	err     error
+	events     []kernel.Event
+	bytes      int
+	offered    bool
+	isSnapshot bool          // of retention: it may use the reserve (makeRoom)
+	done       chan struct{} // closed when last and err are set; nil when offered
+	last       uint64
+	err        error
 }
 
 // tenant is whose share of the queue the request takes. The events of a caller are of one tenant.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -480,4 +481,48 @@ func TestExpect(t *testing.T) {
 			s.Close()
 		}
 	}
+}
+
+// While snapshots cannot be had, nothing of state can be removed: the tenant that fills the log is refused, and
+// the others go on. Snapshots are not asked for again at once.
+func TestReserve(t *testing.T) {
+	var asked atomic.Int64
+	o := Options{MaxBytes: 2 << 20, Snapshot: func(context.Context) ([]kernel.Event, error) {
+		asked.Add(1)
+		return nil, errors.New("the tickets are busy")
+	}}
+	withStore(t, o, func(s *Store) {
+		var err error
+		for i := 0; err == nil; i++ {
+			if i == 100_000 {
+				t.Fatal("the log has no bound")
+			}
+			_, err = s.Append(context.Background(), stateEvent("flood", "x", 4000))
+		}
+		if !errors.Is(err, kernel.ErrLogFull) {
+			t.Fatal(err)
+		}
+		for i := range 20 {
+			mustAppend(t, s, stateEvent("small", fmt.Sprint(i), 1000))
+			if _, err := s.Append(context.Background(), stateEvent("flood", "x", 1000)); !errors.Is(err, kernel.ErrLogFull) {
+				t.Errorf("flood: %v", err)
+			}
+		}
+		if n := asked.Load(); n > 2 {
+			t.Errorf("%d snapshots were asked for", n)
+		}
+		if n := fileBytes(s.path); n > s.opts.MaxBytes {
+			t.Errorf("%d bytes", n)
+		}
+		if _, err := s.Append(context.Background(), make([]kernel.Event, 0)...); err != nil {
+			t.Error(err)
+		}
+		var large []kernel.Event
+		for range 64 {
+			large = append(large, stateEvent("small", "large", 30_000))
+		}
+		if _, err := s.Append(context.Background(), large...); err == nil || !strings.Contains(err.Error(), "append at most") {
+			t.Errorf("a transaction larger than the write-ahead log: %v", err)
+		}
+	})
 }

@@ -122,7 +122,7 @@ func (s *Store) startRetention(ctx context.Context, wg *sync.WaitGroup) {
 		}
 	}
 	if !k.calls.active {
-		if v, err := s.victim(ClassCalls, false); err != nil {
+		if v, err := s.victim(ClassCalls, nil, false); err != nil {
 			s.recordRetention(ClassCalls, err)
 		} else if v != nil {
 			k.calls = removal{active: true, limitSeq: s.Last(), stepRows: minStepRows}
@@ -131,7 +131,7 @@ func (s *Store) startRetention(ctx context.Context, wg *sync.WaitGroup) {
 	if k.snapshotting || k.state.active {
 		return
 	}
-	v, err := s.victim(ClassState, false)
+	v, err := s.victim(ClassState, nil, false)
 	switch {
 	case err != nil:
 		s.recordRetention(ClassState, err)
@@ -146,6 +146,20 @@ func (s *Store) startRetention(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
+// requestRound asks for a check before the next interval is over. A round that cannot remove enough
+// must not be followed by the next one at once: each one stores snapshots.
+func (s *Store) requestRound() {
+	if now := time.Now(); !now.Before(s.room.nextRound) {
+		s.room.checkNow, s.room.nextRound = true, now.Add(roundDelay)
+	}
+}
+
+// Least times between rounds that are not begun by the interval.
+const (
+	roundDelay       = time.Second
+	failedRoundDelay = 30 * time.Second
+)
+
 // removing reports whether rows are being removed. A write-ahead log that cannot be emptied would
 // grow by it.
 func (s *Store) removing() bool {
@@ -158,9 +172,9 @@ type victim struct {
 	cutoff int64
 }
 
-// victim returns the victim of a class, nil for none. While rows are being removed, the bounds are
-// lower than those at which that begins.
-func (s *Store) victim(class Class, active bool) (*victim, error) {
+// victim returns the victim of a class, nil for none; with a tenant it is a chain of that one. While
+// rows are being removed, the bounds are lower than those at which that begins.
+func (s *Store) victim(class Class, tenant *string, active bool) (*victim, error) {
 	if s.w.chains == nil {
 		if err := s.w.load(context.Background()); err != nil {
 			return nil, err
@@ -170,9 +184,12 @@ func (s *Store) victim(class Class, active bool) (*victim, error) {
 	if class == ClassCalls {
 		quota = s.opts.Calls
 	}
-	if v, err := s.tooOld(class, cmp.Or(quota.MaxAge, s.opts.MaxAge), active); v != nil || err != nil {
-		return v, err
+	if tenant == nil {
+		if v, err := s.tooOld(class, cmp.Or(quota.MaxAge, s.opts.MaxAge), active); v != nil || err != nil {
+			return v, err
+		}
 	}
+	isWanted := func(c *chain) bool { return c.class == class && !c.isEmpty() && (tenant == nil || c.tenant == *tenant) }
 	exceeds := func(bytes, bound int64) bool {
 		if active {
 			bound = bound / 8 * 7
@@ -201,11 +218,14 @@ func (s *Store) victim(class Class, active bool) (*victim, error) {
 	if largest == nil {
 		return nil, nil
 	}
-	if quota.MaxBytes > 0 && exceeds(largest.bytes, quota.MaxBytes) {
-		return &victim{largest, math.MaxInt64}, nil
-	}
 	// The largest chain may be of a tenant within its bound, and a smaller one of one beyond.
 	for _, c := range s.w.chains {
+		if !isWanted(c) {
+			continue
+		}
+		if quota.MaxBytes > 0 && exceeds(c.bytes, quota.MaxBytes) {
+			return &victim{c, math.MaxInt64}, nil
+		}
 		other := s.w.chains[chainKey{c.tenant, ClassState}]
 		if class == ClassState {
 			other = s.w.chains[chainKey{c.tenant, ClassCalls}]
@@ -214,7 +234,7 @@ func (s *Store) victim(class Class, active bool) (*victim, error) {
 		if other != nil && !other.isEmpty() {
 			sum, isAlone = sum+other.bytes, tenants == 2
 		}
-		if c.class == class && !c.isEmpty() && !isAlone && exceeds(sum, s.opts.MaxTenantBytes) && pays(class, c.bytes, sum-c.bytes, s.opts.MaxTenantBytes) {
+		if !isAlone && exceeds(sum, s.opts.MaxTenantBytes) && pays(class, c.bytes, sum-c.bytes, s.opts.MaxTenantBytes) {
 			return &victim{c, math.MaxInt64}, nil
 		}
 	}
@@ -226,6 +246,10 @@ func (s *Store) victim(class Class, active bool) (*victim, error) {
 		own, others = callBytes, stateBytes
 	}
 	if s.room.usedPages > bound && pays(class, own, others, s.room.maxPages*pageSize) {
+		if !isWanted(largest) { // the next round is for its tenant
+			s.requestRound()
+			return nil, nil
+		}
 		return &victim{largest, math.MaxInt64}, nil
 	}
 	return nil, nil
@@ -328,6 +352,7 @@ func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap sna
 		err = fmt.Errorf("eventlog: %d aggregates change faster than they can be snapshotted", len(stale))
 	}
 	k.resetState()
+	s.room.nextRound = time.Now().Add(failedRoundDelay)
 	if ctx.Err() == nil {
 		s.recordRetention(ClassState, fmt.Errorf("no snapshot, so no old events were removed: %w", err))
 	}
@@ -343,6 +368,9 @@ func (s *Store) appendSnapshot(events []kernel.Event) error {
 			n++
 		}
 		r, err := newAppendRequest(events[:n])
+		if err == nil {
+			r.isSnapshot = true
+		}
 		if err != nil {
 			return err
 		}
@@ -374,6 +402,9 @@ func (s *Store) removeStep() (pause time.Duration, more bool) {
 	s.endWrite()
 	if n == 0 || err != nil {
 		s.recordRetention(class, err)
+		if class == ClassState && r.removed == 0 {
+			s.room.nextRound = time.Now().Add(failedRoundDelay)
+		}
 		if *r = (removal{}); class == ClassState {
 			k.resetState()
 		}
@@ -395,7 +426,7 @@ func (s *Store) removeStep() (pause time.Duration, more bool) {
 func (s *Store) removeNow() (removed int64, err error) {
 	k := &s.retention
 	if !k.calls.active {
-		if v, err := s.victim(ClassCalls, true); err != nil {
+		if v, err := s.victim(ClassCalls, nil, true); err != nil {
 			return 0, err
 		} else if v != nil {
 			k.calls = removal{active: true, limitSeq: s.Last(), stepRows: maxStepRows / 4}
@@ -438,13 +469,13 @@ func (s *Store) recordRetention(class Class, err error) {
 // other chains only; it then moves the mark, and the next one continues there.
 func (s *Store) removeOldest(class Class, r *removal) (removed int64, err error) {
 	for range maxEmptySteps {
-		v, err := s.victim(class, true)
+		var tenant *string
+		if class == ClassState {
+			tenant = s.retention.tenant
+		}
+		v, err := s.victim(class, tenant, true)
 		if err != nil || v == nil {
 			return 0, err
-		}
-		if t := s.retention.tenant; class == ClassState && t != nil && (v.chain == nil || v.chain.tenant != *t) {
-			s.room.checkNow = true // the next round is for another tenant
-			return 0, nil
 		}
 		n, more, err := s.removeRows(class, r, v)
 		if r.removed += n; n > 0 || !more || err != nil {

@@ -28,6 +28,7 @@ const (
 	shmBytes        = 64 << 10
 	pinnedAfter     = time.Second           // the write-ahead log could not be emptied for so long
 	pinnedRetry     = 50 * time.Millisecond // between two tries to empty it
+	reserveDivisor  = 16                    // of the database, 1/16 is not for the tenant that has most events
 	overBoundFactor = 5                     // Append is refused when the files have 5/4 of MaxBytes
 )
 
@@ -50,6 +51,7 @@ type room struct {
 	busySince    time.Time // readers have prevented checkpoints since then; zero: not the last one
 	retryAt      time.Time // of a checkpoint that a reader prevented
 	checkNow     bool      // retention is to be checked before the next interval is over
+	nextRound    time.Time // requestRound does nothing before
 	callsDamaged bool      // the table of calls cannot be written, that of state can
 }
 
@@ -110,23 +112,52 @@ func (s *Store) makeRoom(batch []*appendRequest) ([]*appendRequest, error) {
 		r.freePages -= need
 		return batch, nil
 	}
+	reserve := r.maxPages / reserveDivisor
 	for {
 		if err := s.readRoom(); err != nil {
 			return batch, explain(s.opts.Path, err)
 		}
 		if r.usedPages > r.maxPages/8*highLevelEighths {
-			r.checkNow = true
+			s.requestRound()
 		}
-		if r.freePages >= need {
+		if r.freePages >= need+reserve {
 			r.freePages -= need
 			return batch, nil
 		}
 		if n, err := s.removeNow(); err != nil {
 			return batch, explain(s.opts.Path, err)
-		} else if n == 0 {
-			return batch, fmt.Errorf("%w: its files have the %d MiB allowed, and old events are still being removed", kernel.ErrLogFull, s.opts.MaxBytes>>20)
+		} else if n > 0 {
+			continue
+		}
+		full := fmt.Errorf("%w: its files have the %d MiB allowed, and old events are still being removed", kernel.ErrLogFull, s.opts.MaxBytes>>20)
+		batch = s.refuseLargest(batch, full)
+		if r.freePages < need {
+			return batch, full
+		}
+		r.freePages -= need
+		return batch, nil
+	}
+}
+
+// refuseLargest refuses the requests of the tenant that has most events, and returns the others: what
+// is left of the log is for those who have not filled it.
+func (s *Store) refuseLargest(batch []*appendRequest, err error) (rest []*appendRequest) {
+	sizes := make(map[string]int64)
+	largest := ""
+	for _, c := range s.w.chains {
+		sizes[c.tenant] += c.bytes
+		if sizes[c.tenant] > sizes[largest] {
+			largest = c.tenant
 		}
 	}
+	for _, req := range batch {
+		if req.tenant() == largest && !req.isSnapshot {
+			s.answer([]*appendRequest{req}, err)
+			continue
+		}
+		rest = append(rest, req)
+	}
+	return rest
 }
 
 // dropCalls removes offered calls from a batch, and returns how many.
