@@ -302,7 +302,8 @@ func checkEnvelope(t testing.TB, a *answer) {
 	}
 }
 
-// audit reads the audit log; every line is JSON with the fields of RFC-0005 §12 only.
+// audit reads the audit log; every line is JSON with the fields of RFC-0005 §12, the address of the client
+// and the target of a change only.
 func (r *testRelay) audit() []map[string]string {
 	r.t.Helper()
 	b, err := os.ReadFile(filepath.Join(r.dir, "audit.jsonl"))
@@ -316,7 +317,7 @@ func (r *testRelay) audit() []map[string]string {
 			r.t.Fatalf("audit line %q: %v", line, err)
 		}
 		for k := range m {
-			if !strings.Contains(" ts tenant actor tool node_id decision code reason trace_id ", " "+k+" ") {
+			if !strings.Contains(" ts tenant actor address tool node_id target decision code reason trace_id ", " "+k+" ") {
 				r.t.Errorf("audit line has a field %s", k)
 			}
 		}

@@ -104,6 +104,11 @@ func (f *testFile) Sync() error {
 	return f.d.syncErr
 }
 
+func (d *disk) synced() (n int) {
+	d.set(func() { n = d.syncs })
+	return n
+}
+
 // open makes a log on a disk of its own.
 func open(t *testing.T, o Options) (*Log, *disk) {
 	t.Helper()
@@ -316,12 +321,12 @@ func TestFailingDisk(t *testing.T) {
 			t.Errorf("problems: %+v", p)
 		}
 		time.Sleep(2 * time.Minute)
-		if len(events) != 2 || events[0][0] != (Loss{"storage", "admin", 1}) { // a minute apart
-			t.Errorf("reported: %+v", events)
-		}
 		cancel()
 		if err := errors.Join(<-done, l.Close()); err != nil {
 			t.Fatal(err)
+		}
+		if len(events) != 2 || events[0][0] != (Loss{"storage", "admin", 1}) { // a minute apart
+			t.Errorf("reported: %+v", events)
 		}
 		lines := readLines(t, l.decisionsPath())
 		for i := range 100 {
@@ -621,20 +626,20 @@ func TestCommitIsDurable(t *testing.T) {
 		go func() { done <- l.Run(ctx) }()
 		l.Write(record("ci", 0))
 		started := time.Now()
-		if err := l.Commit(ctx, record("admin", 1)); err != nil || time.Since(started) > 0 || d.syncs != 1 {
-			t.Errorf("%v after %s and %d syncs", err, time.Since(started), d.syncs)
+		if err := l.Commit(ctx, record("admin", 1)); err != nil || time.Since(started) > 0 || d.synced() != 1 {
+			t.Errorf("%v after %s and %d syncs", err, time.Since(started), d.synced())
 		}
 		if lines := readLines(t, l.decisionsPath()); len(lines) != 2 || lines[1]["actor"] != "admin" {
 			t.Errorf("%v", lines)
 		}
 		// Once a second when something was written, and not otherwise.
 		time.Sleep(10 * time.Second)
-		before := d.syncs
+		before := d.synced()
 		for range 50 {
 			l.Write(record("ci", 1))
 			time.Sleep(100 * time.Millisecond)
 		}
-		if n := d.syncs - before; n < 4 || n > 6 {
+		if n := d.synced() - before; n < 4 || n > 6 {
 			t.Errorf("%d syncs in 5 s", n)
 		}
 		cancel()
