@@ -271,7 +271,7 @@ func (d *Daemon) joinStatus() *JoinStatus {
 		k := m.keeper.Status()
 		s.TokenExpiresAtMS = k.ExpiresAtMS
 		if err == nil && k.LastErr != nil {
-			err, s.NextTryMS = k.LastErr, k.NextTry.UnixMilli()
+			err, s.NextTryMS = k.LastErr, wallMS(k.NextTry)
 		}
 		err = cmp.Or(err, k.NotStored)
 		if enroll.IsFinal(k.LastErr) {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -84,7 +85,7 @@ func TestStateDirDamage(t *testing.T) {
 					t.Fatal(err)
 				}
 				before := contentsOf(t, state)
-				s := startDaemon(t, dir, state)
+				s := startDaemon(t, dir, state).status()
 				if s.NodeID == "" || s.NodeID != node && name != enroll.CredentialFile {
 					t.Errorf("the board is %s, want %s", s.NodeID, node)
 				}
@@ -115,8 +116,8 @@ func TestStateDirDamage(t *testing.T) {
 	}
 }
 
-// startDaemon makes a daemon as the command does, and returns its status after a probe.
-func startDaemon(t *testing.T, dir, state string) *Status {
+// startDaemon makes a daemon as the command does, and waits for a probe.
+func startDaemon(t *testing.T, dir, state string) *Daemon {
 	t.Helper()
 	source := config.Source{Path: writeFile(t, filepath.Join(dir, "config.yaml"), ""), Required: true, ForDaemon: true, SetAside: true,
 		LookupEnv: func(string) (string, bool) { return "", false },
@@ -139,7 +140,7 @@ func startDaemon(t *testing.T, dir, state string) *Status {
 	for end := time.Now().Add(5 * time.Second); d.disk.Status().FreeBytes == 0 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond) // for the probe, a few system calls
 	}
-	return d.status()
+	return d
 }
 
 // TestHungStateDir: while an access to the state directory hangs, status and reload answer.
@@ -190,4 +191,53 @@ func canceled(t *testing.T) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	return ctx
+}
+
+// TestOwner: whatever a daemon of root makes in another user's directory belongs to that user.
+func TestOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir, err := os.MkdirTemp("", "ac")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	state := filepath.Join(dir, "s")
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(state, 65534, 65534); err != nil {
+		t.Skip(err)
+	}
+	b := startDaemon(t, dir, state)
+	if err := b.history.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := config.SaveSettings(b.config().SettingsPath(), config.Settings{"log_level": {Value: "debug"}}); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	err = filepath.WalkDir(state, func(path string, e os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		names = append(names, e.Name())
+		if owner := info.Sys().(*syscall.Stat_t); owner.Uid != 65534 || owner.Gid != 65534 {
+			t.Errorf("%s belongs to %d:%d", path, owner.Uid, owner.Gid)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{enroll.FileName, config.SettingsFile, HistoryFile, HistoryFile + "-wal", HistoryFile + "-shm", "daemon.lock", ".disk-probe"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("the directory holds %q, and not %s", names, want)
+		}
+	}
 }

@@ -104,6 +104,8 @@ type StorageStatus struct {
 	Unsaved           int    `json:"unsaved"` // samples in memory only
 	LastFlushMS       int64  `json:"last_flush_ms"`
 	Dropped           uint64 `json:"dropped"`
+	LastError         string `json:"last_error,omitempty"` // stays after the fault has ended
+	LastErrorMS       int64  `json:"last_error_ms,omitempty"`
 }
 
 // Hint is the next step for a history that is not recorded.
@@ -188,7 +190,7 @@ func (d *Daemon) storageStatus(c *config.Config) StorageStatus {
 	}
 	h := d.history.Stats()
 	s := StorageStatus{State: storageOK, Path: h.Path, Bytes: h.Bytes, WrittenTodayBytes: h.WrittenToday, Rows: h.Rows,
-		Unsaved: h.Unsaved, LastFlushMS: h.LastFlushMS, Dropped: h.Dropped}
+		Unsaved: h.Unsaved, LastFlushMS: h.LastFlushMS, Dropped: h.Dropped, LastError: h.LastError, LastErrorMS: h.LastErrorMS}
 	switch {
 	case !d.historyEnabled.Load():
 		s.State = storageOff

@@ -20,7 +20,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -135,7 +134,7 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 	if err == nil && old.Relay != base {
 		return nil, "", &OtherRelayError{name, old.Relay}
 	}
-	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
+	if err := atomicfile.MkdirAll(s.Dir, 0o700); err != nil {
 		return nil, "", &FileError{s.Dir, err}
 	}
 	if before, err = s.Current(); err != nil {

@@ -75,7 +75,7 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	}
 	row("Clock", "%s", clockText(s))
 	printStateDir(row, &s.StateDir)
-	printStorage(row, &s.Storage)
+	printStorage(row, s)
 	if c := s.Config; c != nil && c.Error != "" {
 		row("Config", "the files have errors, the previous settings stay in force; see: agentctl config validate")
 	} else if c != nil && len(c.RestartNeeded) > 0 {
@@ -169,7 +169,8 @@ func clockText(s *daemon.Status) string {
 	return fmt.Sprintf("%s, %d ms off the relay's", s.Clock.State, s.Clock.OffsetMS)
 }
 
-func printStorage(row func(k, format string, args ...any), s *daemon.StorageStatus) {
+func printStorage(row func(k, format string, args ...any), status *daemon.Status) {
+	s := &status.Storage
 	switch s.State {
 	case "off":
 		row("History", "off; turn it on with: agentctl config set history.enabled true")
@@ -179,6 +180,9 @@ func printStorage(row func(k, format string, args ...any), s *daemon.StorageStat
 			break
 		}
 		row("History", "%d samples in %s, %s written today", s.Rows+int64(s.Unsaved), term.Bytes(uint64(s.Bytes)), term.Bytes(uint64(s.WrittenTodayBytes)))
+		if s.LastError != "" {
+			row("", "last error%s: %s", alertAge(s.LastErrorMS, status.Clock.NowMS), s.LastError)
+		}
 	default:
 		row("History", "%s, in memory only: %s", s.State, s.Detail)
 		row("", "%s", s.Hint())

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"time"
 
 	"agentctl/control"
 	"agentctl/daemon"
+	"agentctl/prober/alert"
+	"agentctl/statedir"
 	"agentctl/transport/clock"
 	"agentctl/transport/link"
 )
@@ -34,6 +37,19 @@ func TestStatusText(t *testing.T) {
 			[]string{"last error: read the token: open t", "put the board's token there"}},
 		{"TLS there", daemon.Status{Link: daemon.LinkStatus{State: link.StateWaiting, LastError: &daemon.LinkError{Message: "the relay at ws://127.0.0.1:1/v1/device/ws answered HTTP 400 to the device link"}}},
 			[]string{"wss:// or ws://"}},
+		{"alert of a board without a clock", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Sampling: sampling(true), Sample: &daemon.StatusSample{},
+			Clock: daemon.ClockStatus{State: clock.Relay, NowMS: 1_795_000_000_000}, Alerts: []alert.Event{{Level: "warn", Message: "early"}, {Level: "warn", Message: "late", TS: 1_794_999_940_000}}},
+			[]string{"Alert     warn: early\n", "Alert     warn: late (60 s ago)\n"}},
+		{"a disk that fails", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, StateDir: daemon.StateDirStatus{Path: "/s", State: statedir.Failing, Detail: "read: input/output error", SinceMS: time.Now().UnixMilli() - 60_500}},
+			[]string{"State     the disk of /s: failing since 60 s ago: read: input/output error", "see dmesg"}},
+		{"files set aside", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, StateDir: daemon.StateDirStatus{Path: "/s", State: statedir.OK,
+			SetAside: []daemon.SetAsideFile{{File: "history.db", Aside: "history.db.corrupt-1"}}}},
+			[]string{"State     history.db was damaged, and set aside as history.db.corrupt-1", "sudo rm /s/history.db.corrupt-1"}},
+		{"a file of root", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, StateDir: daemon.StateDirStatus{Path: "/s", State: statedir.OK,
+			SetAside: []daemon.SetAsideFile{{File: "identity.json", Problem: "permission denied"}}}},
+			[]string{"State     identity.json is not used, and stays as it is: permission denied", "sudo chown --reference=/s /s/identity.json"}},
+		{"a newer history", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Storage: daemon.StorageStatus{State: "degraded:history", Detail: "newer", Path: "/s/history.db"}},
+			[]string{"History   degraded:history, in memory only: newer", "the disk is not at fault, and the file stays as it is"}},
 		{"dead mount", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Sample: &daemon.StatusSample{},
 			Sampling: daemon.SamplingStatus{Sampling: control.Sampling{Running: true, IntervalMS: 1000}, DiskError: "statfs /mnt: no answer"}},
 			[]string{"Disk      statfs /mnt: no answer", "CPU "}},
