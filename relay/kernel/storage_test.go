@@ -2,6 +2,7 @@ package kernel_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -20,9 +21,11 @@ func TestDiskIsNoFaultOfThePlugin(t *testing.T) {
 			}
 			return nil
 		}})
-		p, slow := faultyPlugin(), true
+		p := faultyPlugin()
+		var slow atomic.Bool
+		slow.Store(true)
 		p.call = func(ctx context.Context, _ *kernel.Request) (*kernel.Result, error) {
-			if slow {
+			if slow.Load() {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
@@ -32,7 +35,7 @@ func TestDiskIsNoFaultOfThePlugin(t *testing.T) {
 		for range 10 { // more than a breaker would bear
 			wantCode(t, "a call that waits for the disk", callFaulty(k), manifest.Internal, "storage")
 		}
-		slow = false
+		slow.Store(false)
 		for range 10 {
 			wantCode(t, "a call that the disk refuses", callFaulty(k), manifest.Internal, "storage")
 		}
