@@ -18,9 +18,10 @@ import (
 
 // record is what relay.json says about the stores.
 type record struct {
-	found   bool
-	RelayID string `json:"relay_id"`
-	Stores  struct {
+	found    bool
+	RelayID  string `json:"relay_id"`
+	Audience string `json:"audience"`
+	Stores   struct {
 		RelayDB struct {
 			ID    string `json:"id"`
 			Epoch int64  `json:"epoch"`
@@ -158,9 +159,9 @@ func (c *checker) checkDatabase(ctx context.Context) (state, detail string) {
 // checkOwnRecord compares relay.db with relay.json. A relay.json that is behind is no problem: it is
 // written after relay.db.
 func (c *checker) checkOwnRecord(ctx context.Context, db *sql.DB) error {
-	var id, relayID string
+	var id, relayID, audience string
 	var epoch int64
-	err := db.QueryRowContext(ctx, "SELECT db_id, relay_id, (SELECT epoch FROM changes) FROM relay").Scan(&id, &relayID, &epoch)
+	err := db.QueryRowContext(ctx, "SELECT db_id, relay_id, audience, (SELECT epoch FROM changes) FROM relay").Scan(&id, &relayID, &audience, &epoch)
 	if errors.Is(err, sql.ErrNoRows) || hasNoTable(ctx, db, "relay") {
 		if c.record.Stores.RelayDB.ID != "" {
 			c.add(Problem{Store: "relay.db", Path: "relay.db", What: "it is older than relay.json says: it was written by an agentctl before an upgrade", Repair: RepairRestore})
@@ -174,6 +175,8 @@ func (c *checker) checkOwnRecord(ctx context.Context, db *sql.DB) error {
 	switch {
 	case relayID != c.record.RelayID, want.ID != "" && id != want.ID:
 		c.add(Problem{Store: "relay.db", Path: "relay.db", What: fmt.Sprintf("it is database %s of relay %s, and relay.json names %s of relay %s", id, relayID, want.ID, c.record.RelayID), Repair: RepairRestore})
+	case audience != c.record.Audience:
+		c.add(Problem{Store: "relay.db", Path: "relay.json", Where: "audience", What: fmt.Sprintf("it is %q, and relay.db has %q: tokens would be refused; move relay.json away, it is made anew from relay.db", c.record.Audience, audience)})
 	case epoch < want.Epoch:
 		c.add(Problem{Store: "relay.db", Path: "relay.db", What: fmt.Sprintf("it is older than relay.json says: %d revocations, key changes or uses of invites are missing", want.Epoch-epoch), Repair: RepairRestore})
 	}

@@ -39,6 +39,9 @@ func (c *checker) checkEventLog(ctx context.Context) (state, detail string) {
 	case want.ID != "" && last < want.LastSeq:
 		c.add(Problem{Store: eventlog.FileName, Path: path, What: fmt.Sprintf("its newest event is %d, and relay.json knows of %d: it is older, or its end is lost", last, want.LastSeq), Repair: RepairRestore})
 	}
+	if err := r.CheckSchema(ctx); err != nil {
+		c.fail(eventlog.FileName, path, err, RepairSalvage)
+	}
 	result, err := r.Verify(ctx, eventlog.VerifyOptions{})
 	if err != nil && !errors.Is(err, ctx.Err()) {
 		c.fail(eventlog.FileName, path, err, RepairSalvage)

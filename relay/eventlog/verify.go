@@ -278,3 +278,55 @@ func faultErrors(faults []Fault) (errs []error) {
 	}
 	return slices.Clip(errs)
 }
+
+// CheckSchema compares the tables, views and triggers with those that a new log gets. A damaged view
+// hides events, and without its triggers a log is not append-only.
+func (r *Reader) CheckSchema(ctx context.Context) error {
+	if r.format == 1 {
+		return nil
+	}
+	fresh, err := sql.Open("sqlite", ":memory:")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = fresh.Close() }()
+	fresh.SetMaxOpenConns(1)
+	if _, err := fresh.ExecContext(ctx, schema); err != nil {
+		return err
+	}
+	want, err := readSchema(ctx, fresh)
+	if err != nil {
+		return err
+	}
+	got, err := readSchema(ctx, r.db)
+	if err != nil {
+		return explain(r.path, err)
+	}
+	for name, text := range want {
+		if got[name] != text {
+			return fmt.Errorf("%w: %s is not as a new log has it", ErrDamaged, name)
+		}
+	}
+	if len(got) != len(want) {
+		return fmt.Errorf("%w: it has %d tables, views and triggers, and a new log has %d", ErrDamaged, len(got), len(want))
+	}
+	return nil
+}
+
+// readSchema returns the text of each object of a database.
+func readSchema(ctx context.Context, db queryer) (map[string]string, error) {
+	rows, err := db.QueryContext(ctx, "SELECT type || ' ' || name, tbl_name || ' ' || coalesce(sql, '') FROM sqlite_schema")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	objects := make(map[string]string)
+	for rows.Next() {
+		var name, text string
+		if err := rows.Scan(&name, &text); err != nil {
+			return nil, err
+		}
+		objects[name] = text
+	}
+	return objects, rows.Err()
+}
