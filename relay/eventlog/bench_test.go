@@ -15,8 +15,7 @@ func BenchmarkAppend(b *testing.B) {
 	for _, appenders := range []int{1, 16, 64, 512} {
 		b.Run(fmt.Sprint(appenders), func(b *testing.B) {
 			s := start(b, Options{Path: logPath(b)})
-			e := event("call", "01HZX9K3M4P7Q8R9S0T1V2W3XY", 1)
-			e.Payload = []byte(`{"tool":"metrics.read","node_id":"01HZX9K3M4P7Q8R9S0T1V2W3XY","decision":"allow","code":"ok","agent_id":"agent-7"}`)
+			e := call("default", 7) // as the kernel writes it
 			b.SetParallelism(max(1, appenders/runtime.GOMAXPROCS(0)))
 			if appenders == 1 {
 				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
