@@ -458,5 +458,7 @@ rm -r $plugins/notes
 check "dpkg -P" dpkg -P agentctl-relay
 check "no process is left" test ! -e "/proc/$pid" -a -z "$(pgrep -x agentctl)"
 check "no group is left" sh -c "! getent group agentctl && ! getent group agentctl-relay-plugins"
+check "backups stay" test -d /var/backups/agentctl-relay
+rm -r /var/backups/agentctl-relay
 check "no file is left" is "" "$(leftovers)"
 say "all passed"
