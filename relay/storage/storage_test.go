@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -115,38 +116,57 @@ func TestProbe(t *testing.T) {
 		if m.Watch("events.db") != w {
 			t.Fatal("a second Watch of the same store")
 		}
+		var mu sync.Mutex // protects the variables below
 		var broken error = syscall.EIO
 		probes, atOnce := 0, 0
 		hang := make(chan struct{})
 		close(hang)
+		set := func(err error, wait chan struct{}) {
+			mu.Lock()
+			defer mu.Unlock()
+			broken, hang = err, wait
+		}
+		count := func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return probes
+		}
 		w.SetProbe(func(context.Context) error {
+			mu.Lock()
 			if atOnce++; atOnce > 1 {
 				t.Error("two probes at once")
 			}
 			probes++
-			<-hang
+			err, wait := broken, hang
+			mu.Unlock()
+			<-wait
+			mu.Lock()
+			defer mu.Unlock()
 			atOnce--
-			return broken
+			return err
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- m.Run(ctx) }()
 		time.Sleep(time.Hour)
-		if probes != 0 {
-			t.Fatalf("%d probes of an idle store", probes)
+		if n := count(); n != 0 {
+			t.Fatalf("%d probes of an idle store", n)
 		}
 		do(w, "commit", 0, syscall.EIO)
 		time.Sleep(time.Minute)
-		if h := m.Health(); h[0].OK() || probes < 6 || probes > 25 {
-			t.Fatalf("%d probes in a minute, health %+v", probes, h)
+		if h := m.Health(); h[0].OK() || count() < 6 || count() > 25 {
+			t.Fatalf("%d probes in a minute, health %+v", count(), h)
 		}
-		broken = nil
+		released := make(chan struct{})
+		close(released)
+		set(nil, released)
 		time.Sleep(10 * time.Second)
 		if h := m.Health(); !h[0].OK() {
 			t.Fatalf("10 s after the end: %+v", h)
 		}
 		// A probe that hangs is the only one, and Run does not wait for it.
-		hang = make(chan struct{})
+		stuck := make(chan struct{})
+		set(nil, stuck)
 		do(w, "commit", 0, syscall.EIO)
 		time.Sleep(time.Minute)
 		if p := worst(w); p != Hung {
@@ -158,7 +178,7 @@ func TestProbe(t *testing.T) {
 		if d := time.Since(began); d > 2*time.Second {
 			t.Fatalf("Run ended after %v", d)
 		}
-		close(hang)
+		close(stuck)
 	})
 }
 
