@@ -130,8 +130,11 @@ func TestConnsReplaceOldest(t *testing.T) {
 	if _, err := silent[0].Read(make([]byte, 1)); err == nil {
 		t.Error("the oldest is still open")
 	}
-	if st := conns.Strangers(); st.InUse != 7 || conns.order.Len() != 7 {
-		t.Errorf("%+v, %d in order", st, conns.order.Len())
+	conns.mu.Lock()
+	strangers, inOrder := conns.strangers, conns.order.Len()
+	conns.mu.Unlock()
+	if strangers != 7 || inOrder != 7 {
+		t.Errorf("%d strangers, %d in order", strangers, inOrder)
 	}
 }
 
