@@ -48,6 +48,20 @@ func (b *Bodies) Stats() PoolStats { return b.pool.Stats() }
 // error the connection is closed and the deadline of SetBodyDeadline stays in force, so the
 // server does not wait for the rest.
 func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, id Identity, limit int64) (body []byte, held int64, err error) {
+	if n := r.ContentLength; n >= 0 && n <= min(limit, uncountedBody) { // nearly all of them
+		body = make([]byte, n)
+		if _, err = io.ReadFull(r.Body, body); err != nil {
+			w.Header().Set("Connection", "close")
+			return nil, 0, err
+		}
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+		return body, 0, nil
+	}
+	return b.readCounted(w, r, id, limit)
+}
+
+// readCounted is Read for a body that may be large.
+func (b *Bodies) readCounted(w http.ResponseWriter, r *http.Request, id Identity, limit int64) (body []byte, held int64, err error) {
 	grow := func(size int64) error {
 		if size <= max(held, uncountedBody) {
 			return nil
