@@ -92,10 +92,15 @@ func JSONWriter(w io.Writer) io.Writer {
 type jsonEscaper struct{ w io.Writer }
 
 func (e jsonEscaper) Write(b []byte) (int, error) {
-	var out []byte
+	_, err := e.w.Write(appendEscaped(nil, b, unicode.MaxRune))
+	return len(b), err
+}
+
+// appendEscaped appends JSON to out with those characters escaped that are not graphic, up to last.
+func appendEscaped(out, b []byte, last rune) []byte {
 	for _, r := range string(b) {
 		switch {
-		case r < 0x7f || unicode.IsGraphic(r): // a raw C0 control is white space between values
+		case r < 0x7f || unicode.IsGraphic(r) || r > last: // a raw C0 control is white space between values
 			out = utf8.AppendRune(out, r)
 		case r > 0xffff:
 			high, low := utf16.EncodeRune(r)
@@ -104,6 +109,5 @@ func (e jsonEscaper) Write(b []byte) (int, error) {
 			out = fmt.Appendf(out, "\\u%04x", r)
 		}
 	}
-	_, err := e.w.Write(out)
-	return len(b), err
+	return out
 }

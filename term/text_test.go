@@ -3,9 +3,13 @@ package term
 import (
 	"bytes"
 	"encoding/json"
+	"io"
+	"maps"
 	"strings"
 	"testing"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // hostile holds what a terminal would act on: C0 and C1 controls and bidirectional
@@ -47,6 +51,24 @@ func TestJSONEscaper(t *testing.T) {
 	var a, b any
 	if err := json.Unmarshal(out.Bytes(), &b); err != nil || json.Unmarshal(in, &a) != nil || a.(map[string]any)["k"] != b.(map[string]any)["k"] {
 		t.Errorf("%q is not the same as %q (%v)", out.String(), in, err)
+	}
+}
+
+// YAML has the same text as JSON, whatever characters that has, and on a terminal nothing that it acts on.
+func TestYAMLEscapes(t *testing.T) {
+	in := map[string]string{"k": hostile + "\U000E0041\u2028\u0085\ufeff\uffff\U0001F600 \x7f", "plain": "a: b"}
+	var raw, shown bytes.Buffer
+	for w, out := range map[io.Writer]*bytes.Buffer{&raw: &raw, jsonEscaper{&shown}: &shown} {
+		if err := WriteYAML(w, in); err != nil {
+			t.Fatal(err)
+		}
+		var got map[string]string
+		if err := yaml.Unmarshal(out.Bytes(), &got); err != nil || !maps.Equal(got, in) {
+			t.Errorf("got %q (%v) of %q, want %q", got, err, out, in)
+		}
+	}
+	if isHostile(shown.String()) || !strings.Contains(shown.String(), "plain: 'a: b'") {
+		t.Errorf("got %q", shown.String())
 	}
 }
 

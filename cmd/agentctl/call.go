@@ -108,7 +108,7 @@ func toolArguments(raw string, words []string) (json.RawMessage, error) {
 func printFrame(cmd *cobra.Command, out *output, frame []byte) error {
 	if out.format == "yaml" {
 		fmt.Fprintln(cmd.OutOrStdout(), "---")
-		return term.WriteYAML(cmd.OutOrStdout(), json.RawMessage(frame))
+		return term.WriteYAML(term.JSONWriter(cmd.OutOrStdout()), json.RawMessage(frame))
 	}
 	return printLine(cmd, frame)
 }

@@ -86,7 +86,7 @@ func newConfigGet() *cobra.Command {
 			}
 			return out.print(cmd, v.Values[k.Name], func() error {
 				if k.Kind == config.KindRules {
-					return term.WriteYAML(cmd.OutOrStdout(), v.Values[k.Name])
+					return term.WriteYAML(term.JSONWriter(cmd.OutOrStdout()), v.Values[k.Name])
 				}
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), strings.TrimPrefix(v.Text(k.Name), "-"))
 				return err

@@ -57,6 +57,9 @@ ticket.comments events and in the latest presence events.`,
 			defer func() { _ = r.Close() }()
 			w := bufio.NewWriter(cmd.OutOrStdout())
 			p := eventPrinter{w: w, format: out.format}
+			if term.AsTerminal(cmd.OutOrStdout()) != nil { // escape whole values, before they are cut for the buffer
+				p.w = term.JSONWriter(cmd.OutOrStdout())
+			}
 			err = r.Select(cmd.Context(), q, p.event)
 			if damaged := errors.Is(err, eventlog.ErrDamaged); err == nil || damaged && (p.n > 0 || p.format == "json") {
 				err = errors.Join(err, p.end(cmd.ErrOrStderr())) // the events before the damage

@@ -22,11 +22,12 @@ type tool struct {
 
 // Patterns of arguments. A title begins with a visible character and is one line. Ids of
 // tickets are ULIDs in upper case, ids of nodes ULIDs in lower case. An agent id may be empty.
+// Controls are written as escapes, since tools/list shows the patterns.
 var (
 	ulidPattern  = regexp.MustCompile(`^[0-7][0-9A-HJKMNP-TV-Z]{25}$`)
 	nodePattern  = regexp.MustCompile(`^[0-7][0-9a-hjkmnp-tv-z]{25}$`)
 	agentPattern = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._:@-]*)?$`)
-	linePattern  = regexp.MustCompile("^[^\x00-\x20\x7f][^\x00-\x1f\x7f]*$")
+	linePattern  = regexp.MustCompile(`^[^\x00-\x20\x7f][^\x00-\x1f\x7f]*$`)
 	keyPattern   = regexp.MustCompile(`^[\x21-\x7e]+$`)
 )
 
