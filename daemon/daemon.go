@@ -213,6 +213,7 @@ func (d *Daemon) deviceOptions(c *config.Config, m membership) (deviceOptions, e
 	var err error
 	if k := m.keeper; k != nil {
 		o.Relay, o.Joined = m.cred.Relay, true
+		o.InstanceID = cmp.Or(m.cred.InstanceID, o.InstanceID) // to which the token is bound
 		o.Token = func() (string, error) { return k.Token(), nil }
 		o.Sign = func(nonce, token string) (string, error) {
 			return k.Sign(enrollment.LinkMessage(nonce, m.cred.NodeID, token)), nil

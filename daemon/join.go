@@ -50,7 +50,7 @@ func (d *Daemon) newMembership(c *config.Config) (m membership, err error) {
 		return m, nil
 	}
 	o := enroll.KeeperOptions{
-		StateDir: stateDir, Credential: m.cred,
+		StateDir: stateDir, Credential: m.cred, InstanceID: d.id.InstanceID(),
 		SessionID: func() string {
 			if l := d.device.link(); l != nil {
 				return l.SessionID()
@@ -175,6 +175,9 @@ func (d *Daemon) replaceMembership(m membership, o deviceOptions) {
 			d.log.Warn("the identity could not be read again", zap.Error(err))
 		}
 		o.InstanceID = d.id.InstanceID()
+		if m.keeper != nil {
+			o.InstanceID = cmp.Or(m.cred.InstanceID, o.InstanceID)
+		}
 	}
 	d.adoptNode(m)
 	d.setMembership(m)

@@ -96,10 +96,11 @@ func stateOf(err error) State {
 // read reads a page of a file that is there, from the disk: what the page cache has would hide a
 // card that cannot be read any more.
 func (p *prober) read() error {
-	f, err := os.OpenFile(filepath.Join(p.dir, probeFile), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if errors.Is(err, syscall.ENOENT) {
+	path := filepath.Join(p.dir, probeFile)
+	if st, err := os.Lstat(path); errors.Is(err, syscall.ENOENT) || err == nil && !st.Mode().IsRegular() {
 		return p.write() // once
 	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
@@ -113,17 +114,16 @@ func (p *prober) read() error {
 	return err
 }
 
-// write writes a page and waits until it is on the disk.
+// write replaces the file, as everything that the daemon saves is replaced, and waits until it is
+// on the disk. What else has its name, such as a directory, is set aside: it is no fault of the disk.
 func (p *prober) write() error {
-	f, err := atomicfile.Open(filepath.Join(p.dir, probeFile), 0o600)
-	if err != nil {
-		return err
+	path := filepath.Join(p.dir, probeFile)
+	if st, err := os.Lstat(path); err == nil && !st.Mode().IsRegular() {
+		if _, err := atomicfile.SetAside(path); err != nil {
+			return err
+		}
 	}
-	defer func() { _ = f.Close() }()
-	if _, err := f.WriteAt([]byte("written now and then by agentctl, to see whether the disk works\n"), 0); err != nil {
-		return err
-	}
-	return f.Sync()
+	return atomicfile.Replace(path, []byte("written now and then by agentctl, to see whether the disk works\n"))
 }
 
 // isStuck reports whether the block device under the directory had requests in flight at the last

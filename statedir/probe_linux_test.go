@@ -39,6 +39,22 @@ func TestProbe(t *testing.T) {
 	if r := p.run(false); len(r.damaged) != 2 || !slices.IsSorted(r.damaged) {
 		t.Errorf("damaged %q", r.damaged)
 	}
+	for name, put := range map[string]func(path string) error{
+		"a directory": func(path string) error { return os.MkdirAll(filepath.Join(path, "x"), 0o700) },
+		"a link":      func(path string) error { return os.Symlink("/etc/passwd", path) },
+		"a pipe":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
+	} {
+		dir := t.TempDir()
+		if err := put(filepath.Join(dir, probeFile)); err != nil {
+			t.Fatal(err)
+		}
+		if r := newProber(dir).run(false); r.state != OK {
+			t.Errorf("%s in place of the probe's file: %+v", name, r)
+		}
+		if r := newProber(dir).run(false); len(r.damaged) != 1 {
+			t.Errorf("%s: set aside are %q", name, r.damaged)
+		}
+	}
 	if r := newProber(filepath.Join(dir, "none")).run(false); r.state != Failing || !strings.Contains(r.detail, "no such file") {
 		t.Errorf("no directory: %+v", r)
 	}

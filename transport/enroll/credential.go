@@ -3,7 +3,9 @@ package enroll
 import (
 	"context"
 	"crypto/ed25519"
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,6 +41,7 @@ type Credential struct {
 	Gen         int    // of the token
 	ExpiresAtMS int64  // of the token, by the relay's clock
 	RequestID   string // of the refresh that follows
+	InstanceID  string // of this installation, to which the token is bound; "": the file is an older one
 }
 
 // credentialFile is the JSON of a Credential.
@@ -58,6 +61,7 @@ type credentialFile struct {
 	Gen         int    `json:"gen"`
 	ExpiresAtMS int64  `json:"expires_at_ms"`
 	RequestID   string `json:"request_id"`
+	InstanceID  string `json:"instance_id,omitempty"` // also in the identity, which may be lost
 }
 
 // DamagedError reports a file of the state directory that cannot be used.
@@ -75,12 +79,13 @@ func LoadCredential(stateDir string) (*Credential, error) {
 	}
 	key, err := decodeKey(f.PrivateKey)
 	base, urlErr := BaseURL(f.Relay)
-	if err != nil || urlErr != nil || !manifest.ValidNodeID(f.NodeID) || !validToken(f.Token) || f.Gen < 1 || f.RequestID == "" {
+	if err != nil || urlErr != nil || !manifest.ValidNodeID(f.NodeID) || !validToken(f.Token) || f.Gen < 1 || f.RequestID == "" ||
+		f.InstanceID != "" && !validInstanceID(f.InstanceID) {
 		return nil, &DamagedError{path}
 	}
 	return &Credential{
 		Relay: base, CASHA256: f.CASHA256, NodeID: f.NodeID, TenantID: f.TenantID, Name: f.Name, CodeSHA256: f.CodeSHA256,
-		Key: key, Token: f.Token, Gen: f.Gen, ExpiresAtMS: f.ExpiresAtMS, RequestID: f.RequestID,
+		Key: key, Token: f.Token, Gen: f.Gen, ExpiresAtMS: f.ExpiresAtMS, RequestID: f.RequestID, InstanceID: f.InstanceID,
 	}, nil
 }
 
@@ -88,7 +93,7 @@ func LoadCredential(stateDir string) (*Credential, error) {
 func (c *Credential) save(stateDir string) error {
 	return saveJSON(filepath.Join(stateDir, CredentialFile), &credentialFile{
 		Relay: c.Relay, CASHA256: c.CASHA256, NodeID: c.NodeID, TenantID: c.TenantID, Name: c.Name, CodeSHA256: c.CodeSHA256,
-		PrivateKey: encodeKey(c.Key), Token: c.Token, Gen: c.Gen, ExpiresAtMS: c.ExpiresAtMS, RequestID: c.RequestID,
+		PrivateKey: encodeKey(c.Key), Token: c.Token, Gen: c.Gen, ExpiresAtMS: c.ExpiresAtMS, RequestID: c.RequestID, InstanceID: c.InstanceID,
 	})
 }
 
@@ -103,6 +108,18 @@ func (c *Credential) lifetime() time.Duration {
 		return 0
 	}
 	return time.Duration(claims.Expires-claims.IssuedAt) * time.Second
+}
+
+// keepInstance stores the instance id in the credential of an older version, if its token is bound
+// to it. One that is not bound is of an identity that replaced a lost one.
+func (c *Credential) keepInstance(id string) {
+	var claims struct {
+		Instance string `json:"iid"` // hex SHA-256
+	}
+	sum := sha256.Sum256([]byte(id))
+	if c.InstanceID == "" && decodeClaims(c.Token, &claims) && claims.Instance == hex.EncodeToString(sum[:]) {
+		c.InstanceID = id
+	}
 }
 
 func encodeKey(key ed25519.PrivateKey) string {

@@ -13,6 +13,7 @@
 package enroll
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -69,8 +70,8 @@ type data struct {
 	TenantID   string `json:"tenant_id,omitempty"`
 }
 
-// Load reads the identity from stateDir, or creates it (mode 0600, the directory 0700) with a new
-// instance id, and the node of the credential or else a random one.
+// Load reads the identity from stateDir, or creates it (mode 0600, the directory 0700) with the
+// instance id and the node of the credential, or else random ones.
 //
 // A file that cannot be used does not keep a board from starting: it is set aside, see Damage, and
 // a new identity takes its place. One that cannot be read, because of its owner or of the disk, is
@@ -92,6 +93,7 @@ func Load(stateDir string) (*Identity, error) {
 	id.d = data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}
 	if c, err := LoadCredential(stateDir); err == nil {
 		id.d.NodeID, id.d.TenantID = c.NodeID, c.TenantID
+		id.d.InstanceID = cmp.Or(c.InstanceID, id.d.InstanceID)
 	}
 	if err = id.Save(); err != nil && (id.damage != nil || isDiskFault(err)) {
 		id.unsaved, err = true, fmt.Errorf("%w: %w", ErrNotSaved, err)
@@ -154,7 +156,7 @@ func read(path string) (d data, err error) {
 	switch {
 	case len(b) == 0:
 		return d, errEmpty
-	case len(b) > maxFileBytes || strictjson.Unmarshal(b, &d) != nil || len(d.InstanceID) != 32 || !manifest.ValidNodeID(d.NodeID):
+	case len(b) > maxFileBytes || strictjson.Unmarshal(b, &d) != nil || !validInstanceID(d.InstanceID) || !manifest.ValidNodeID(d.NodeID):
 		return data{}, errDamaged
 	}
 	return d, nil
@@ -219,6 +221,11 @@ func NewInstanceID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:])
 	return hex.EncodeToString(b[:])
+}
+
+func validInstanceID(s string) bool {
+	b, err := hex.DecodeString(s)
+	return err == nil && len(b) == 16
 }
 
 // InstanceID is 32 hex digits, the same for the life of the installation. Leave makes another.

@@ -2,6 +2,9 @@ package enroll
 
 import (
 	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -164,6 +167,48 @@ func testCredential(t *testing.T) *Credential {
 	}
 	return &Credential{Relay: "https://relay.example", NodeID: manifest.NewNodeID(), TenantID: "default",
 		CodeSHA256: "00", Key: key, Token: "x.y.z", Gen: 1, RequestID: "01HZX9K3M4P7Q8R9S0T1V2W3XY"}
+}
+
+// TestLostIdentity: the credential brings the identity back to which its token is bound.
+func TestLostIdentity(t *testing.T) {
+	for _, content := range []string{"", "{", "missing"} {
+		f, srv := newFakeRelay(t)
+		dir := t.TempDir()
+		if _, _, err := Join(t.Context(), JoinOptions{StateDir: dir, Relay: srv.URL, Code: f.code}); err != nil {
+			t.Fatal(err)
+		}
+		before, err := Load(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, FileName)
+		if err = os.WriteFile(path, []byte(content), 0o600); content == "missing" {
+			err = os.Remove(path)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := Load(dir)
+		if err != nil || after.InstanceID() != before.InstanceID() || after.NodeID() != f.nodeID {
+			t.Errorf("%q: instance %s, was %s; %v", content, after.InstanceID(), before.InstanceID(), err)
+		}
+	}
+}
+
+// TestKeepInstance: a credential of an older version gets the instance of its token, and no other.
+func TestKeepInstance(t *testing.T) {
+	id := NewInstanceID()
+	sum := sha256.Sum256([]byte(id))
+	c := testCredential(t)
+	c.Token = "x." + base64.RawURLEncoding.EncodeToString([]byte(`{"iid":"`+hex.EncodeToString(sum[:])+`"}`)) + ".z"
+	c.keepInstance(NewInstanceID())
+	if c.InstanceID != "" {
+		t.Error("the instance of another installation is kept")
+	}
+	c.keepInstance(id)
+	if c.InstanceID != id {
+		t.Errorf("instance %q, want %q", c.InstanceID, id)
+	}
 }
 
 // TestJoinOverDamage: a code that is joined with replaces a damaged credential, which is kept.

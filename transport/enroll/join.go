@@ -145,7 +145,7 @@ func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err 
 	c := &Credential{
 		Relay: base, CASHA256: o.CASHA256, NodeID: answer.NodeID, TenantID: answer.TenantID, Name: answer.Name,
 		CodeSHA256: enrollment.HashCode(code), Key: key, Token: answer.DeviceToken, Gen: answer.Gen,
-		ExpiresAtMS: answer.ExpiresAtMS, RequestID: link.NewID(),
+		ExpiresAtMS: answer.ExpiresAtMS, RequestID: link.NewID(), InstanceID: id.InstanceID(),
 	}
 	if damaged != nil {
 		_, err = atomicfile.SetAside(damaged.Path)

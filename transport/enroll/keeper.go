@@ -19,6 +19,7 @@ import (
 type KeeperOptions struct {
 	StateDir   string
 	Credential *Credential   // that is in StateDir
+	InstanceID string        // of the identity, for a credential that does not know it
 	TLS        *tls.Config   // used when the credential has no pin; nil: the system's authorities
 	SessionID  func() string // of the board's link while it is ready, else ""
 	OnToken    func()        // a new token is there: a link that waits may dial
@@ -342,6 +343,7 @@ func (k *Keeper) refreshStored(ctx context.Context) error {
 		return err
 	}
 	disk.Token, disk.Gen, disk.ExpiresAtMS, disk.RequestID = a.Token, a.Gen, a.ExpiresAtMS, link.NewID()
+	disk.keepInstance(k.opt.InstanceID)
 	err = nil
 	if isDamaged {
 		_, err = atomicfile.SetAside(damaged.Path)
