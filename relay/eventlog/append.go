@@ -48,7 +48,7 @@ func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
 		switch { // event streams and ndjson need a payload on one line
 		case len(e.Payload) == 0:
 			e.Payload = json.RawMessage("{}")
-		case !bytes.ContainsAny(e.Payload, " \t\r\n"): // most are compact
+		case isOneLine(e.Payload): // most are compact
 			e.Payload = bytes.Clone(e.Payload)
 		default:
 			var b bytes.Buffer
@@ -60,6 +60,13 @@ func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
 		r.bytes += len(e.Payload) + eventOverhead
 	}
 	return r, nil
+}
+
+// isOneLine reports whether a payload has no white space. It searches one byte at a time, as that
+// is a vector instruction, and bytes.ContainsAny is not.
+func isOneLine(payload []byte) bool {
+	return bytes.IndexByte(payload, ' ') < 0 && bytes.IndexByte(payload, '\n') < 0 &&
+		bytes.IndexByte(payload, '\t') < 0 && bytes.IndexByte(payload, '\r') < 0
 }
 
 // isText reports whether SQLite and Postgres store a string unchanged as TEXT.
@@ -85,7 +92,10 @@ func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64
 		return 0, err
 	}
 	r.done = make(chan struct{})
-	if err := s.enqueue(r); err != nil {
+	s.mu.Lock()
+	err = s.enqueueLocked(r)
+	s.mu.Unlock()
+	if err != nil {
 		return 0, err
 	}
 	select {
@@ -104,27 +114,25 @@ func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64
 // Stats.Dropped. Offers may be made before Run begins.
 func (s *Store) Offer(e kernel.Event) bool {
 	r, err := newAppendRequest([]kernel.Event{e})
-	if err == nil {
-		r.offered = true
-		err = s.enqueue(r)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stats.Offered++
+	if err == nil {
+		r.offered = true
+		err = s.enqueueLocked(r)
+	}
 	if err != nil {
 		s.stats.Dropped++
 	}
 	return err == nil
 }
 
-// enqueue adds a request to the queue, or fails when it is full: back-pressure is an error
+// enqueueLocked adds a request to the queue, or fails when it is full: back-pressure is an error
 // that the caller sees at once (kernel.ErrLogFull), and not a wait of unknown length. An
 // Append larger than the bounds is accepted by an empty queue. A tenant gets at most half of the
 // queue, and its offers a quarter, so that it cannot crowd out the others; all offers together get
 // half, so that they cannot crowd out callers that wait.
-func (s *Store) enqueue(r *appendRequest) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *Store) enqueueLocked(r *appendRequest) error {
 	share := s.queuedBy[r.tenant()]
 	events, size := share.events+len(r.events), share.bytes+r.bytes
 	switch {
@@ -139,7 +147,12 @@ func (s *Store) enqueue(r *appendRequest) error {
 		r.offered && (s.queuedOffers >= max(s.opts.MaxQueued/2, 1) || share.events > 0 && events > s.opts.MaxQueued/4):
 		return kernel.ErrLogFull
 	}
-	s.addQueuedLocked(r, 1)
+	s.queuedEvents += len(r.events)
+	s.queuedBytes += r.bytes
+	if r.offered {
+		s.queuedOffers++
+	}
+	s.queuedBy[r.tenant()] = queueShare{events, size}
 	s.queue = append(s.queue, r)
 	if r.offered {
 		signal(s.offerReady)
@@ -158,16 +171,16 @@ func signal(c chan struct{}) {
 	}
 }
 
-// addQueuedLocked adds a request to the sizes of the queue, or with sign -1 takes it off.
-func (s *Store) addQueuedLocked(r *appendRequest, sign int) {
-	s.queuedEvents += sign * len(r.events)
-	s.queuedBytes += sign * r.bytes
+// subtractQueuedLocked takes a request off the sizes of the queue.
+func (s *Store) subtractQueuedLocked(r *appendRequest) {
+	s.queuedEvents -= len(r.events)
+	s.queuedBytes -= r.bytes
 	if r.offered {
-		s.queuedOffers += sign
+		s.queuedOffers--
 	}
 	share := s.queuedBy[r.tenant()]
-	share.events += sign * len(r.events)
-	share.bytes += sign * r.bytes
+	share.events -= len(r.events)
+	share.bytes -= r.bytes
 	if share.events == 0 {
 		delete(s.queuedBy, r.tenant())
 	} else {
@@ -183,7 +196,7 @@ func (s *Store) cancelQueued(r *appendRequest) bool {
 	i := slices.Index(s.queue, r)
 	if i >= 0 {
 		s.queue = slices.Delete(s.queue, i, i+1)
-		s.addQueuedLocked(r, -1)
+		s.subtractQueuedLocked(r)
 	}
 	return i >= 0
 }
@@ -201,7 +214,7 @@ func (s *Store) takeBatch() []*appendRequest {
 			break
 		}
 		n++
-		s.addQueuedLocked(r, -1)
+		s.subtractQueuedLocked(r)
 	}
 	batch := slices.Clone(s.queue[:n])
 	s.queue = slices.Delete(s.queue, 0, n)
@@ -213,7 +226,7 @@ func (s *Store) takeBatch() []*appendRequest {
 func (s *Store) dropQueueLocked() {
 	s.failQueuedLocked(ErrNotRunning)
 	for _, r := range s.queue {
-		s.addQueuedLocked(r, -1)
+		s.subtractQueuedLocked(r)
 		s.stats.Dropped++
 	}
 	s.queue = nil
@@ -225,7 +238,7 @@ func (s *Store) failQueuedLocked(err error) {
 		if r.offered {
 			return false
 		}
-		s.addQueuedLocked(r, -1)
+		s.subtractQueuedLocked(r)
 		r.err = err
 		close(r.done)
 		return true

@@ -174,11 +174,12 @@ func (s *Store) answer(batch []*appendRequest, err error) {
 	}
 }
 
-// commitAll stores a batch of requests, all or none of them. Callers rely on the order:
-// followers and Last first, then OnCommit, then the statistics, and the callers of Append at the
-// end (answer). A caller that has its seq can therefore read it back.
+// commitAll stores a batch of requests, all or none of them. Callers rely on the order: followers
+// and Last first, then the statistics, and the callers of Append at the end (answer). A caller that
+// has its seq can therefore read it back.
 func (s *Store) commitAll(batch []*appendRequest) error {
 	events, err := s.insert(batch)
+	defer func() { clear(s.events) }() // keep the memory, and not the payloads
 	if err == nil {
 		s.retention.noteChanges(events)
 		s.publish(events)
@@ -192,7 +193,7 @@ func (s *Store) commitAll(batch []*appendRequest) error {
 // insert numbers the events of a batch and commits them in one transaction. The next batch
 // reuses the numbers of a batch that failed, so the log has no gap.
 func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
-	var events []kernel.Event
+	events := s.events[:0]
 	now, seq := s.opts.Now().UnixMilli(), s.nextSeq
 	for _, r := range batch {
 		for _, e := range r.events {
@@ -205,6 +206,7 @@ func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
 			seq++
 		}
 	}
+	s.events = events
 	op := s.opts.Watch.Begin("commit")
 	err := s.tx(func() error { return s.w.insert(context.Background(), events) })
 	op.End(explain(s.opts.Path, err))
@@ -234,8 +236,8 @@ func (s *Store) publish(events []kernel.Event) {
 	last := events[len(events)-1]
 	s.last.Store(last.Seq)
 	s.newestMS.Store(max(s.newestMS.Load(), last.CreatedMS)) // one goroutine commits
-	if s.opts.OnCommit != nil {
-		s.opts.OnCommit(events)
+	if s.opts.onCommit != nil {
+		s.opts.onCommit(events)
 	}
 }
 

@@ -33,7 +33,7 @@ const (
 func appendUntilKilled(path string) error {
 	at, commits := 0, 0
 	fmt.Sscan(os.Getenv(atEnv), &at)
-	s, err := Open(Options{Path: path, OnCommit: func([]kernel.Event) {
+	s, err := Open(Options{Path: path, onCommit: func([]kernel.Event) {
 		if commits++; commits == at {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		}

@@ -11,8 +11,7 @@
 // Append and Offer put requests into one bounded queue; Run takes them in batches and
 // commits each batch in one transaction, so that a thousand callers share an fsync (group
 // commit). Append returns when its batch is durable, Offer returns at once. After a commit
-// the events go to the in-memory ring, then Last moves, then OnCommit runs, then Append
-// returns.
+// the events go to the in-memory ring, then Last moves, then Append returns.
 //
 // # Sequence numbers
 //
@@ -81,7 +80,7 @@ type Options struct {
 	Expect    Expect           // what the file must be; the zero value accepts any log, and none
 	MaxAge    time.Duration    // older events are removed, see ageNow; default 90 days, below 0: never
 	MaxBytes  int64            // of all files of the log together; default 256 MiB, at least 1 MiB
-	MaxQueued int              // events that wait for the disk, see enqueue; default 16,384
+	MaxQueued int              // events that wait for the disk, see enqueueLocked; default 16,384
 	Now       func() time.Time // the wall clock; default time.Now
 	Watch     *storage.Watch   // sees the disk operations; default none
 
@@ -98,10 +97,8 @@ type Options struct {
 	// context, and must not append. Nil: old events are removed without a snapshot.
 	Snapshot func(context.Context) ([]kernel.Event, error)
 
-	// OnCommit is called with each batch of events once it is durable, in the order of
-	// seq and before their Append returns. It runs on the writer's goroutine: it must be
-	// quick, must not append, and must not change or keep the slice.
-	OnCommit func([]kernel.Event)
+	// onCommit is called by the goroutine of Run after each batch, before its Append returns: in tests.
+	onCommit func([]kernel.Event)
 }
 
 // Quota bounds the events of one class of one tenant.
@@ -231,6 +228,7 @@ type Store struct {
 	uptime      func() time.Duration // since Open, by the monotonic clock
 	startSeq    uint64               // the first seq of this Open
 	nextSeq     uint64               // Run's
+	events      []kernel.Event       // Run's: memory of a batch
 	retention   retention            // Run's
 	room        room                 // Run's
 	stallTimer  *time.Timer          // calls stall

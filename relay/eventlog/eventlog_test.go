@@ -161,7 +161,7 @@ func TestAppend(t *testing.T) {
 func TestAppendContext(t *testing.T) {
 	var s *Store
 	inside, leave := make(chan bool), make(chan bool)
-	s = open(t, Options{Path: logPath(t), OnCommit: func([]kernel.Event) { inside <- true; <-leave }})
+	s = open(t, Options{Path: logPath(t), onCommit: func([]kernel.Event) { inside <- true; <-leave }})
 	run(t, s)
 	first, cancelFirst := context.WithCancel(context.Background())
 	second, cancelSecond := context.WithCancel(context.Background())
@@ -226,7 +226,7 @@ func TestOffer(t *testing.T) {
 
 func TestQueueFull(t *testing.T) {
 	inside, leave := make(chan bool), make(chan bool)
-	s := start(t, Options{Path: logPath(t), MaxQueued: 6, OnCommit: func([]kernel.Event) { inside <- true; <-leave }})
+	s := start(t, Options{Path: logPath(t), MaxQueued: 6, onCommit: func([]kernel.Event) { inside <- true; <-leave }})
 	errs := make(chan error, 4)
 	try := func() { _, err := s.Append(context.Background(), event("call", "t", 1)); errs <- err }
 	go try()

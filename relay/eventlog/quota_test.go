@@ -379,7 +379,7 @@ func TestStalled(t *testing.T) {
 	path := logPath(t)
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
-		s, err := Open(Options{Path: path, OnCommit: func(events []kernel.Event) {
+		s, err := Open(Options{Path: path, onCommit: func(events []kernel.Event) {
 			if events[0].Aggregate == "hang" {
 				<-hang
 			}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math"
 	"strings"
+	"unsafe"
 
 	"agentctl/relay/kernel"
 )
@@ -200,7 +201,8 @@ func (w *writer) add(ctx context.Context, e *kernel.Event) error {
 	if err != nil {
 		return err
 	}
-	payload, before := string(e.Payload), c.bytes
+	// The bytes are not changed until the next insert, and the driver copies them.
+	payload, before := unsafe.String(unsafe.SliceData(e.Payload), len(e.Payload)), c.bytes
 	if class == ClassState {
 		c.bytes += stateBytes(e)
 		w.grown[0] += c.bytes - before
