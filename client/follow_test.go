@@ -79,12 +79,12 @@ func follow(t *testing.T, s *script, open func() (*client.Client, error), f clie
 }
 
 // base is time 0 of these tests: no frame may be older.
-const base = 1_700_000_000_000
+const base int64 = 1_700_000_000_000
 
 func at(seconds ...int) []string {
 	var out []string
 	for _, s := range seconds {
-		out = append(out, fmt.Sprintf(`{"ts_ms":%d,"node_id":%q,"cpu_pct":1,"mem_bytes":1,"mem_total_bytes":2,"disk_pct":3,"load_1m":1,"load_5m":1,"load_15m":1}`, base+s*1000, node))
+		out = append(out, fmt.Sprintf(`{"ts_ms":%d,"node_id":%q,"cpu_pct":1,"mem_bytes":1,"mem_total_bytes":2,"disk_pct":3,"load_1m":1,"load_5m":1,"load_15m":1}`, base+int64(s)*1000, node))
 	}
 	return out
 }
