@@ -164,7 +164,7 @@ func printRestored(cmd *cobra.Command, r *backup.Restored) error {
 // acceptLoss asks before it gives a store up.
 func acceptLoss(cmd *cobra.Command, out *output, dir, store string, yes bool) error {
 	if !yes {
-		if err := confirm(cmd, fmt.Sprintf("Start over without %s in %s? What is left of it is moved aside.\nWhat is lost:\n  %s\n", store, dir, strings.Join(backup.LostWith(store), "\n  "))); err != nil {
+		if err := confirm(cmd, fmt.Sprintf("Start over without %s in %s? What is left of it is moved aside.\nWhat is lost:\n  %s\n", store, dir, strings.Join(backup.LostWith(cmd.Context(), dir, store), "\n  "))); err != nil {
 			return err
 		}
 	}

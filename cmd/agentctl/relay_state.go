@@ -10,6 +10,7 @@ import (
 	"agentctl/relay"
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
+	"agentctl/relay/storage"
 )
 
 // explainState adds what to type next to a refused state directory.
@@ -20,8 +21,15 @@ func explainState(cmd *cobra.Command, err error) error {
 		return exit(exitFailure, "%w\nsee what is damaged with: agentctl relay check%s\nsave what can be read with: agentctl relay salvage DIR%s\nor return to a backup with: agentctl relay restore BACKUP%s\n"+
 			"to serve boards meanwhile, without tickets and without a record: agentctl relay --start-degraded%s", err, again, again, again, again)
 	}
+	if fault, ok := errors.AsType[*storage.Error](err); ok && fault.Store == auth.DatabaseFile && fault.Kind == storage.Damaged {
+		return exit(exitFailure, "%w\nsee what is damaged with: agentctl relay check%s\nreturn to a backup with: agentctl relay restore BACKUP%s\n"+
+			"or go on without it, which prints what is lost, with: agentctl relay restore --accept-loss %s%s", err, again, again, auth.DatabaseFile, again)
+	}
 	if !errors.As(err, &bad) {
 		return err
+	}
+	if bad.Store == auth.RelayFile && bad.Problem == auth.StoreForeign {
+		return exit(exitFailure, "%w\nput the right file back, or make it anew with: agentctl relay restore --accept-loss %s%s", err, bad.Store, again)
 	}
 	degraded := ""
 	if bad.Store == eventlog.FileName {

@@ -165,7 +165,7 @@ func (s *Store) readAuthority() (pair, error) {
 // makeAuthority makes the authority and its file. The caller holds the write lock.
 func (s *Store) makeAuthority(notBefore time.Time) (pair, error) {
 	tmpl := &x509.Certificate{
-		Subject:   pkix.Name{CommonName: "agentctl relay " + s.relay.RelayID},
+		Subject:   pkix.Name{CommonName: authorityName(s.relay.RelayID)},
 		NotBefore: notBefore, NotAfter: s.latest(notBefore).Add(authorityLifetime),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
@@ -178,6 +178,9 @@ func (s *Store) makeAuthority(notBefore time.Time) (pair, error) {
 	}
 	return p, err
 }
+
+// authorityName is the name in the certificate of a relay's authority.
+func authorityName(relayID string) string { return "agentctl relay " + relayID }
 
 // latest is the present time, or floor when the clock is behind it.
 func (s *Store) latest(floor time.Time) time.Time {
@@ -194,6 +197,10 @@ func (a *Authority) loadServer() error {
 	if err == nil && a.fits(p) {
 		a.serve(p)
 		return nil
+	}
+	if err == nil && p.cert.CheckSignatureFrom(a.cert) != nil && a.cert.Subject.CommonName != authorityName(a.store.relay.RelayID) {
+		return fmt.Errorf("%s did not sign %s and is that of another relay (%s), so that no board that knows this relay by its authority would link; put the right file back, or restore a backup; "+
+			"or move both away: the relay then makes a new authority, and every board and client that joined with the old one has to join again", authorityFile, serverFile, a.cert.Subject.CommonName)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		a.store.log.Warn("the server certificate is made anew", zap.String("file", serverFile), zap.Error(err))

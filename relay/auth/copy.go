@@ -49,14 +49,48 @@ func ReadRelayFile(dir string) (Record, error) {
 		return Record{}, err
 	}
 	defer func() { _ = d.close() }()
-	info, err := readRelayInfo(d)
+	info, err := readRelayInfo(d, relayFile)
 	if err != nil {
 		return Record{}, fmt.Errorf("%s in %s: %w", relayFile, dir, err)
 	}
 	return info.record(), nil
 }
 
-// ReadDatabase returns what relay.db of a directory records. It changes nothing.
+// ReadRecord is ReadRelayFile with the copy of relay.json in keys/: the greater epoch counts, and the
+// copy alone if relay.json cannot be read. It then knows nothing of the event log.
+func ReadRecord(dir string) (Record, error) {
+	r, err := ReadRelayFile(dir)
+	d, dirErr := readOnlyDir(dir)
+	if dirErr != nil {
+		return r, err
+	}
+	defer func() { _ = d.close() }()
+	switch kept, keptErr := readRelayInfo(d, recordCopy); {
+	case keptErr != nil:
+	case err != nil:
+		return kept.record(), nil
+	case kept.RelayID == r.RelayID:
+		r.Epoch = max(r.Epoch, kept.Stores.RelayDB.Epoch)
+	}
+	return r, err
+}
+
+// CheckRecord compares what relay.db has with what is recorded of it in a directory; db is of
+// ReadDatabase. The error is a *StateError.
+func CheckRecord(dir string, db Record) error {
+	d, err := readOnlyDir(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.close() }()
+	if db.DatabaseID == "" {
+		return checkRecord(d, nil)
+	}
+	return checkRecord(d, &relayInfo{RelayID: db.RelayID, Stores: storeRecords{RelayDB: databaseRecord{db.DatabaseID, db.Epoch}}})
+}
+
+// ReadDatabase returns what relay.db of a directory records, which is nothing in one of an earlier
+// agentctl. One without tables, where a relay was set up, is a *StateError. It changes nothing.
 func ReadDatabase(ctx context.Context, dir string) (r Record, err error) {
 	d, err := readOnlyDir(dir)
 	if err != nil {
@@ -77,8 +111,13 @@ func ReadDatabase(ctx context.Context, dir string) (r Record, err error) {
 	}
 	defer func() { _ = tx.Rollback() }()
 	var version int
-	if err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil || version < recordVersion {
-		return r, explain(dir, err) // without a record
+	switch err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); {
+	case err != nil:
+		return r, explain(dir, err)
+	case version == 0:
+		return r, d.checkSetUp(StoreEmpty)
+	case version < recordVersion:
+		return r, nil
 	}
 	info, _, err := readRelayRow(tx)
 	return info.record(), explain(dir, err)

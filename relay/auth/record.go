@@ -22,7 +22,7 @@ const RecordInterval = 5 * time.Minute
 const (
 	StoreMissing = "missing"
 	StoreEmpty   = "empty"
-	StoreOlder   = "older"   // than relay.json says: a copy or a backup was put in its place
+	StoreOlder   = "older"   // than what is recorded: a copy or a backup was put in its place
 	StoreForeign = "foreign" // of another relay, or made anew
 )
 
@@ -46,9 +46,12 @@ func (e *StateError) Error() string {
 	text := map[string]string{
 		StoreMissing: "%s is missing in %s (%s); %s",
 		StoreEmpty:   "%s in %s is empty (%s); %s",
-		StoreOlder:   "%s in %s is older than relay.json says (%s); with the right one missing: %s",
-		StoreForeign: "%s in %s is not the one that relay.json names (%s); with the right one missing: %s",
+		StoreOlder:   "%s in %s is older than the record of it (%s); with the right one missing: %s",
+		StoreForeign: "%s in %s is not the one that is recorded (%s); with the right one missing: %s",
 	}[e.Problem]
+	if e.Store == relayFile && e.Problem == StoreForeign {
+		return fmt.Sprintf("%s in %s is another relay's (%s); it can be made anew from %s, and nothing is lost", e.Store, e.Dir, e.Detail, dbFile)
+	}
 	return fmt.Sprintf(text, e.Store, e.Dir, e.Detail, loss[e.Store])
 }
 

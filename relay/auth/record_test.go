@@ -136,14 +136,14 @@ func TestOpenRefusesAnOlderDatabase(t *testing.T) {
 func TestRevocationIsRecordedAtOnce(t *testing.T) {
 	s := openStore(t, Options{})
 	m := mint(t, s, MintRequest{Class: "agent"})
-	before, err := readRelayInfo(s.dir)
+	before, err := readRelayInfo(s.dir, relayFile)
 	if err == nil {
 		_, err = s.Revoke(t.Context(), RevokeRequest{JTI: m.JTI})
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	after, err := readRelayInfo(s.dir)
+	after, err := readRelayInfo(s.dir, relayFile)
 	if err != nil || after.Stores.RelayDB.Epoch <= before.Stores.RelayDB.Epoch {
 		t.Errorf("epoch %d, before %d, %v", after.Stores.RelayDB.Epoch, before.Stores.RelayDB.Epoch, err)
 	}
@@ -258,7 +258,7 @@ func TestStartOver(t *testing.T) {
 	}
 	before := relayInfo{}
 	if d, err := openStateDir(dir); err == nil {
-		before, _ = readRelayInfo(d)
+		before, _ = readRelayInfo(d, relayFile)
 		d.close()
 	}
 	s := openStore(t, Options{StateDir: dir, StartOver: true})
@@ -267,7 +267,7 @@ func TestStartOver(t *testing.T) {
 	if s.relay.RelayID != before.RelayID || s.relay.Audience != before.Audience || s.EventLog() != before.Stores.EventsDB {
 		t.Errorf("got %+v, before %+v", s.relay, before)
 	}
-	after, err := readRelayInfo(s.dir)
+	after, err := readRelayInfo(s.dir, relayFile)
 	if err != nil || after.Stores.RelayDB.Epoch <= before.Stores.RelayDB.Epoch || after.Stores.RelayDB.ID == before.Stores.RelayDB.ID {
 		t.Errorf("got %+v, before %+v, %v", after.Stores, before.Stores, err)
 	}
@@ -297,13 +297,13 @@ func TestRecordIsWrittenSeldom(t *testing.T) {
 	if err := s.saveRecord(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := readRelayInfo(s.dir); err != nil || info.Stores.EventsDB != (EventLogRecord{"log", 9}) {
+	if info, err := readRelayInfo(s.dir, relayFile); err != nil || info.Stores.EventsDB != (EventLogRecord{"log", 9}) {
 		t.Errorf("got %+v, %v", info, err)
 	}
 	if err := s.ForgetEventLog(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := readRelayInfo(s.dir); err != nil || info.Stores.EventsDB != (EventLogRecord{}) {
+	if info, err := readRelayInfo(s.dir, relayFile); err != nil || info.Stores.EventsDB != (EventLogRecord{}) {
 		t.Errorf("got %+v, %v", info, err)
 	}
 }
@@ -441,7 +441,7 @@ func TestRevocationWithoutRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := openStore(t, Options{StateDir: dir})
-	before, err := readRelayInfo(s.dir)
+	before, err := readRelayInfo(s.dir, relayFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -450,7 +450,7 @@ func TestRevocationWithoutRecord(t *testing.T) {
 	}
 	_, err = s.Verify(good.Token)
 	refused(t, err, good.Token, ErrRevoked, "revoked")
-	if after, err := readRelayInfo(s.dir); err != nil || after != before {
+	if after, err := readRelayInfo(s.dir, relayFile); err != nil || after != before {
 		t.Fatalf("the obstacle is none: %+v, %v", after, err)
 	}
 	other, err := Open(Options{StateDir: dir, Existing: true})
@@ -463,7 +463,77 @@ func TestRevocationWithoutRecord(t *testing.T) {
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if after, err := readRelayInfo(s.dir); err != nil || after.Stores.RelayDB.Epoch <= before.Stores.RelayDB.Epoch {
+	if after, err := readRelayInfo(s.dir, relayFile); err != nil || after.Stores.RelayDB.Epoch <= before.Stores.RelayDB.Epoch {
 		t.Errorf("got %+v, %v", after, err)
+	}
+}
+
+// relay.json and relay.db put back together, or relay.db while relay.json is lost, are noticed by the
+// copy of relay.json beside the keys. One of three that is another relay's is outvoted.
+func TestCopyOfRelayFile(t *testing.T) {
+	t.Parallel()
+	other, _, _ := closedState(t)
+	for _, tt := range []struct {
+		name, store, problem string // store "": it opens
+		spoil                func(dir, old string)
+	}{
+		{"both older", dbFile, StoreOlder, func(dir, old string) {
+			copyFile(t, filepath.Join(old, dbFile), filepath.Join(dir, dbFile))
+			copyFile(t, filepath.Join(old, relayFile), filepath.Join(dir, relayFile))
+		}},
+		{"older, and relay.json lost", dbFile, StoreOlder, func(dir, old string) {
+			copyFile(t, filepath.Join(old, dbFile), filepath.Join(dir, dbFile))
+			os.Remove(filepath.Join(dir, relayFile))
+		}},
+		{"of another relay, and relay.json cut off", dbFile, StoreForeign, func(dir, _ string) {
+			copyFile(t, filepath.Join(other, dbFile), filepath.Join(dir, dbFile))
+			os.Truncate(filepath.Join(dir, relayFile), 9)
+		}},
+		{"relay.json of another relay", relayFile, StoreForeign, func(dir, _ string) {
+			copyFile(t, filepath.Join(other, relayFile), filepath.Join(dir, relayFile))
+		}},
+		{"an older copy", "", "", func(dir, old string) {
+			copyFile(t, filepath.Join(old, recordCopy), filepath.Join(dir, recordCopy))
+		}},
+		{"the copy of another relay", "", "", func(dir, _ string) {
+			copyFile(t, filepath.Join(other, recordCopy), filepath.Join(dir, recordCopy))
+		}},
+		{"a damaged copy", "", "", func(dir, _ string) { os.Truncate(filepath.Join(dir, recordCopy), 9) }},
+		{"no copy", "", "", func(dir, _ string) { os.Remove(filepath.Join(dir, recordCopy)) }},
+		{"relay.json lost", "", "", func(dir, _ string) { os.Remove(filepath.Join(dir, relayFile)) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir, _, _ := closedState(t)
+			old := t.TempDir()
+			if err := os.CopyFS(old, os.DirFS(dir)); err != nil {
+				t.Fatal(err)
+			}
+			s, err := Open(Options{StateDir: dir})
+			if err == nil {
+				_, err = s.Revoke(t.Context(), RevokeRequest{Tenant: "acme"})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Close()
+			tt.spoil(dir, old)
+			s, err = Open(Options{StateDir: dir})
+			if err == nil {
+				defer s.Close()
+			}
+			var bad *StateError
+			switch {
+			case tt.store == "" && err != nil:
+				t.Fatal(err)
+			case tt.store == "":
+				file, fileErr := readRelayInfo(s.dir, relayFile)
+				kept, err := readRelayInfo(s.dir, recordCopy)
+				if file.Stores.EventsDB = kept.Stores.EventsDB; fileErr != nil || err != nil || file != kept {
+					t.Errorf("relay.json %+v, %v; its copy %+v, %v", file, fileErr, kept, err)
+				}
+			case !errors.As(err, &bad) || bad.Store != tt.store || bad.Problem != tt.problem:
+				t.Errorf("got %v, want %s %s", err, tt.store, tt.problem)
+			}
+		})
 	}
 }

@@ -21,10 +21,17 @@ import (
 //	relay.json lost or damaged       made anew from the table, nothing is lost
 //	relay.db lost, emptied, foreign  refused (StateError): relay.json knows its id
 //	relay.db older                   refused: relay.json knows how many revocations there were
+//	relay.json foreign               refused: its copy in keys/ and relay.db agree
+//	both older, or relay.json lost   refused: the copy in keys/ knows how many revocations there were
+//	and relay.db older
 //
-// A change is committed to relay.db first and written to relay.json afterwards. A process that
-// ends in between leaves a relay.json that is behind relay.db, which is no error; the reverse
-// cannot come about.
+// A change is committed to relay.db first and written to relay.json and its copy afterwards. A
+// process that ends in between leaves files that are behind relay.db, which is no error; the
+// reverse cannot come about.
+
+// recordCopy is a copy of relay.json, but for the event log, beside the keys that make tokens
+// good. An agentctl that did not write it leaves none, or one that is behind.
+const recordCopy = keysDir + "/" + relayFile
 
 // maxRelayFile bounds relay.json, in bytes.
 const maxRelayFile = 4 << 10
@@ -66,10 +73,10 @@ var audienceRE = regexp.MustCompile(`^[!#-\[\]-~]{1,256}$`)
 // errNoRelayFile is relay.json missing, empty or cut off.
 var errNoRelayFile = errors.New("it is missing or damaged")
 
-// readRelayInfo reads relay.json. What is not JSON at all is errNoRelayFile, as a file that is
-// missing: it can be made anew. JSON of another form is of a newer agentctl or of a person.
-func readRelayInfo(d *stateDir) (info relayInfo, err error) {
-	b, err := d.read(relayFile, maxRelayFile)
+// readRelayInfo reads relay.json or its copy. What is not JSON at all is errNoRelayFile, as a file that
+// is missing: it can be made anew. JSON of another form is of a newer agentctl or of a person.
+func readRelayInfo(d *stateDir, name string) (info relayInfo, err error) {
+	b, err := d.read(name, maxRelayFile)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !jsontext.Value(b).IsValid() {
 		return info, errNoRelayFile
 	}
@@ -78,7 +85,7 @@ func readRelayInfo(d *stateDir) (info relayInfo, err error) {
 	}
 	err = json.Unmarshal(b, &info, json.RejectUnknownMembers(true))
 	if _, ok := manifest.ParseULID(info.RelayID); err != nil || !ok || !audienceRE.MatchString(info.Audience) {
-		return info, fmt.Errorf("%s is not the JSON object that this agentctl writes; if a newer agentctl wrote it, run that one (agentctl version), else move the file away: it is made anew from %s", relayFile, dbFile)
+		return info, fmt.Errorf("%s is not the JSON object that this agentctl writes; if a newer agentctl wrote it, run that one (agentctl version), else move the file away: it is made anew from %s", name, dbFile)
 	}
 	info.Issuer = info.Audience
 	return info, nil
@@ -110,28 +117,33 @@ func (s *Store) setUpInfo(tx *sql.Tx, o *Options, isNew bool) (info relayInfo, b
 	if err != nil {
 		return info, "", err
 	}
-	file, err := readRelayInfo(s.dir)
-	switch {
-	case errors.Is(err, errNoRelayFile):
-		info = row
-		if !hasRow {
-			if !isNew && !o.StartOver {
-				return info, "", &StateError{s.dir.path, relayFile, StoreMissing, "or damaged, and " + dbFile + " has no copy of it"}
-			}
-			info = relayInfo{RelayID: manifest.NewULID(), Created: s.now().UTC().Truncate(time.Second)}
-			info.Audience = "agentctl:" + info.RelayID
-		}
-	case err != nil:
+	file, err := readRelayInfo(s.dir, relayFile)
+	if err != nil && !errors.Is(err, errNoRelayFile) {
 		return info, "", err
-	default:
-		if err := s.checkRecord(&file, &row, hasRow, isNew); err != nil && !o.StartOver {
+	}
+	if !isNew { // checkSetUp has refused it, or StartOver wants it
+		known := &row
+		if !hasRow {
+			known = nil
+		}
+		if err := checkRecord(s.dir, known); err != nil {
 			return info, "", err
 		}
+	}
+	switch {
+	case err == nil:
 		info, before = file, file.Audience
 		info.Stores = row.Stores
 		if isNew { // o.StartOver: the events of the relay are still its own
 			info.Stores.EventsDB = file.Stores.EventsDB
 		}
+	case hasRow:
+		info = row
+	case isNew || o.StartOver:
+		info = relayInfo{RelayID: manifest.NewULID(), Created: s.now().UTC().Truncate(time.Second)}
+		info.Audience = "agentctl:" + info.RelayID
+	default:
+		return info, "", &StateError{s.dir.path, relayFile, StoreMissing, "or damaged, and " + dbFile + " has no copy of it"}
 	}
 	if o.Audience != "" {
 		info.Audience = o.Audience
@@ -151,25 +163,43 @@ func (s *Store) setUpInfo(tx *sql.Tx, o *Options, isNew bool) (info relayInfo, b
 	return info, before, err
 }
 
-// checkRecord compares what relay.json records of relay.db with what relay.db has.
-func (s *Store) checkRecord(file, row *relayInfo, hasRow, isNew bool) error {
-	record, is := file.Stores.RelayDB, row.Stores.RelayDB
-	problem := func(what, detail string) error { return &StateError{s.dir.path, dbFile, what, detail} }
+// checkRecord compares relay.db with relay.json and its copy in keys/, as far as these can be
+// read. row is nil for a database without a record: one of an agentctl that wrote none.
+func checkRecord(d *stateDir, row *relayInfo) error {
+	file, fileErr := readRelayInfo(d, relayFile)
+	kept, keptErr := readRelayInfo(d, recordCopy)
+	problem := func(store, what, format string, args ...any) error {
+		return &StateError{d.path, store, what, fmt.Sprintf(format, args...)}
+	}
+	const lacks = "it lacks %d revocations, key changes or uses of invites that %s counts"
+	if fileErr == nil {
+		switch record := file.Stores.RelayDB; {
+		case row == nil && record.ID != "":
+			return problem(dbFile, StoreOlder, "it is a copy from before an upgrade of agentctl")
+		case row == nil:
+		case file.RelayID != row.RelayID && keptErr == nil && kept.RelayID == row.RelayID: // two against one
+			return problem(relayFile, StoreForeign, "it is of relay %s, and %s and %s are of relay %s", file.RelayID, dbFile, recordCopy, row.RelayID)
+		case file.RelayID != row.RelayID || record.ID != "" && record.ID != row.Stores.RelayDB.ID:
+			return problem(dbFile, StoreForeign, "%s is of the database %s of relay %s, this is %s of relay %s", relayFile, record.ID, file.RelayID, row.Stores.RelayDB.ID, row.RelayID)
+		case record.Epoch > row.Stores.RelayDB.Epoch:
+			return problem(dbFile, StoreOlder, lacks, record.Epoch-row.Stores.RelayDB.Epoch, relayFile)
+		}
+	}
+	// A copy that is behind is one that an older keys/ has brought, or an agentctl that wrote none.
 	switch {
-	case isNew: // checkSetUp has refused it, or StartOver wants it
-		return nil
-	case !hasRow && record.ID != "":
-		return problem(StoreOlder, "it is a copy from before an upgrade of agentctl")
-	case hasRow && (file.RelayID != row.RelayID || record.ID != "" && record.ID != is.ID):
-		return problem(StoreForeign, fmt.Sprintf("%s is of the database %s of relay %s, this is %s of relay %s", relayFile, record.ID, file.RelayID, is.ID, row.RelayID))
-	case record.Epoch > is.Epoch:
-		return problem(StoreOlder, fmt.Sprintf("it lacks %d revocations, key changes or uses of invites that %s counts", record.Epoch-is.Epoch, relayFile))
+	case keptErr != nil, fileErr == nil && kept.RelayID != file.RelayID: // of another relay, and so are the keys
+	case row == nil:
+		return problem(dbFile, StoreOlder, "it is a copy from before an upgrade of agentctl")
+	case kept.RelayID != row.RelayID:
+		return problem(dbFile, StoreForeign, "%s is of relay %s, this is of relay %s", recordCopy, kept.RelayID, row.RelayID)
+	case kept.Stores.RelayDB.Epoch > row.Stores.RelayDB.Epoch:
+		return problem(dbFile, StoreOlder, lacks, kept.Stores.RelayDB.Epoch-row.Stores.RelayDB.Epoch, recordCopy)
 	}
 	return nil
 }
 
-// saveRecordTx writes relay.json if it is behind relay.db or the event log. It compares the file,
-// so that nothing is written while nothing happens.
+// saveRecordTx writes relay.json and its copy if they are behind relay.db or the event log. It
+// compares the files, so that nothing is written while nothing happens.
 func (s *Store) saveRecordTx(tx *sql.Tx) error {
 	if s.eventLog != nil {
 		r := s.eventLog()
@@ -181,18 +211,27 @@ func (s *Store) saveRecordTx(tx *sql.Tx) error {
 	if err != nil {
 		return err
 	}
+	if err := s.saveInfo(relayFile, info); err != nil {
+		return err
+	}
+	info.Stores.EventsDB = EventLogRecord{} // would change each time
+	return s.saveInfo(recordCopy, info)
+}
+
+// saveInfo writes a file unless it has this content. What is no JSON is kept beside it.
+func (s *Store) saveInfo(name string, info relayInfo) error {
 	out, err := json.Marshal(info, jsontext.WithIndent("  "))
 	if err != nil {
 		return err
 	}
 	out = append(out, '\n')
-	switch b, err := s.dir.read(relayFile, maxRelayFile); {
+	switch b, err := s.dir.read(name, maxRelayFile); {
 	case err == nil && bytes.Equal(b, out):
 		return nil
 	case err == nil && len(b) > 0 && !jsontext.Value(b).IsValid():
-		if err := s.dir.root.Rename(relayFile, relayFile+".damaged"); err != nil {
+		if err := s.dir.root.Rename(name, name+".damaged"); err != nil {
 			return err
 		}
 	}
-	return s.dir.replace(relayFile, out)
+	return s.dir.replace(name, out)
 }

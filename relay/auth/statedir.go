@@ -224,8 +224,7 @@ func explainText(path string, err error) error {
 	case errors.Is(err, syscall.ENOSPC), code == sqlite3.SQLITE_FULL:
 		return fmt.Errorf("state directory %s is on a full disk: %w; free some space (df -h %s)", path, err, path)
 	case code == sqlite3.SQLITE_CORRUPT, code == sqlite3.SQLITE_NOTADB, walDamaged:
-		return fmt.Errorf("%s is damaged: %w; restore it from a backup, or move it away together with %s and mint every token again (with the keys still there, revoked tokens would work again)",
-			db, err, filepath.Join(path, keysDir))
+		return fmt.Errorf("%s is damaged: %w", db, err)
 	case code == sqlite3.SQLITE_BUSY:
 		return fmt.Errorf("%s is locked by another process: %w; find it with: fuser -v %s", db, err, db)
 	}

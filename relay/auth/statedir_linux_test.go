@@ -43,7 +43,7 @@ func TestRootChownsFilesToOwner(t *testing.T) {
 		n++
 		return nil
 	})
-	if err != nil || n != 8 {
+	if err != nil || n != 9 {
 		t.Errorf("got %d files, %v", n, err)
 	}
 }

@@ -15,7 +15,7 @@ func TestFileModes(t *testing.T) {
 	mint(t, s, MintRequest{Class: "device"})
 	want := map[string]os.FileMode{
 		".": 0o700, relayFile: 0o600, lockFile: 0o600, keysDir: 0o700, filepath.Join(keysDir, s.keyring.Load().signKID+".pem"): 0o600,
-		dbFile: 0o600, dbFile + "-wal": 0o600, dbFile + "-shm": 0o600,
+		recordCopy: 0o600, dbFile: 0o600, dbFile + "-wal": 0o600, dbFile + "-shm": 0o600,
 	}
 	found := 0
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
@@ -113,7 +113,7 @@ func TestOpenRefuses(t *testing.T) {
 			os.RemoveAll(filepath.Join(dir, keysDir))
 			put(keysDir, "")(t, dir)
 		}, []string{"state directory"}},
-		{"the database is none", put(dbFile, strings.Repeat("no database ", 1000)), []string{dbFile, "damaged", "keys"}},
+		{"the database is none", put(dbFile, strings.Repeat("no database ", 1000)), []string{dbFile, "damaged"}},
 		{"the database is a directory", func(t *testing.T, dir string) {
 			os.Remove(filepath.Join(dir, dbFile))
 			os.Mkdir(filepath.Join(dir, dbFile), 0o700)

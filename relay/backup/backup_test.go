@@ -575,6 +575,7 @@ func TestAcceptLoss(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	os.Remove(filepath.Join(dir, auth.RelayFile))
+	os.Remove(filepath.Join(dir, auth.KeysDir, auth.RelayFile))
 	db, err := sql.Open("sqlite", sqlitefile.DSN(filepath.Join(dir, auth.DatabaseFile), ""))
 	if err == nil {
 		_, err = db.Exec("DELETE FROM relay")

@@ -25,46 +25,35 @@ func readEventLog(ctx context.Context, path string) (log auth.EventLogRecord, er
 	return log, err
 }
 
-// CheckRecords compares what relay.json records with the stores of a state directory, while the
+// CheckRecords compares what is recorded of the stores of a state directory with them, while the
 // relay runs or not, and changes nothing. The errors are *auth.StateError, or say why a
-// store cannot be read. A directory in which no relay was set up has none.
+// store cannot be read.
 func CheckRecords(ctx context.Context, stateDir string) (problems []error) {
-	want, err := auth.ReadRelayFile(stateDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		problems = append(problems, err)
-	}
 	problem := func(store, what, detail string) {
 		problems = append(problems, &auth.StateError{Dir: stateDir, Store: store, Problem: what, Detail: detail})
 	}
-	path := filepath.Join(stateDir, auth.DatabaseFile)
-	info, statErr := os.Lstat(path)
+	want, err := auth.ReadRelayFile(stateDir)
+	if err != nil {
+		problems = append(problems, err)
+	}
+	is, err := auth.ReadDatabase(ctx, stateDir)
 	switch {
-	case errors.Is(statErr, fs.ErrNotExist):
-		problem(auth.DatabaseFile, auth.StoreMissing, "relay.json names one")
-	case statErr == nil && info.Size() == 0:
-		problem(auth.DatabaseFile, auth.StoreEmpty, "relay.json names one")
+	case errors.Is(err, fs.ErrNotExist):
+		problem(auth.DatabaseFile, auth.StoreMissing, "a relay was set up here")
+	case err != nil:
+		problems = append(problems, err)
 	default:
-		is, dbErr := auth.ReadDatabase(ctx, stateDir)
-		switch {
-		case dbErr != nil:
-			problems = append(problems, dbErr)
-		case err != nil || want.DatabaseID == "": // nothing to compare with
-		case is.DatabaseID != want.DatabaseID || is.RelayID != want.RelayID:
-			problem(auth.DatabaseFile, auth.StoreForeign, fmt.Sprintf("%s is recorded, this is %s", want.DatabaseID, is.DatabaseID))
-		case is.Epoch < want.Epoch:
-			problem(auth.DatabaseFile, auth.StoreOlder, fmt.Sprintf("it lacks %d revocations, key changes or uses of invites", want.Epoch-is.Epoch))
+		if err := auth.CheckRecord(stateDir, is); err != nil {
+			problems = append(problems, err)
 		}
-		if want.EventLog == (auth.EventLogRecord{}) {
-			want.EventLog = is.EventLog
-		}
+	}
+	if is.EventLog != (auth.EventLogRecord{}) && (want.EventLog == (auth.EventLogRecord{}) || want.RelayID != is.RelayID) {
+		want.EventLog = is.EventLog
 	}
 	if want.EventLog == (auth.EventLogRecord{}) {
 		return problems
 	}
-	path = filepath.Join(stateDir, eventlog.FileName)
+	path := filepath.Join(stateDir, eventlog.FileName)
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
 		problem(eventlog.FileName, auth.StoreMissing, "relay.json names one")

@@ -46,14 +46,13 @@ var lostStores = map[string][]string{
 // is missing, empty, damaged or of another relay is made anew, and what is left of it moved aside.
 // An older event log goes on as it is. A store that is sound is ErrSound. The relay must not run.
 func AcceptLoss(ctx context.Context, stateDir, store string, now time.Time) (*Loss, error) {
-	lost, ok := lostStores[store]
-	if !ok {
+	if lostStores[store] == nil {
 		return nil, fmt.Errorf("no such store: %q (%s, %s and %s can be lost)", store, auth.DatabaseFile, eventlog.FileName, auth.RelayFile)
 	}
 	if _, err := os.Stat(stateDir); err != nil {
 		return nil, err
 	}
-	l := &Loss{StateDir: stateDir, Store: store, Lost: lost}
+	l := &Loss{StateDir: stateDir, Store: store}
 	x, unlock, err := lockState(stateDir)
 	if err != nil {
 		return nil, err
@@ -81,10 +80,14 @@ func (l *Loss) moveAside(ctx context.Context, x *auth.Exclusive, now time.Time) 
 	}
 	exists := err == nil && info.Size() > 0
 	problem, damaged := l.problem(ctx)
+	l.Lost = l.lost(problem, damaged)
 	var names []string
 	switch l.Store {
 	case auth.RelayFile:
-		if record, err := auth.ReadDatabase(ctx, l.StateDir); problem == nil && !damaged || err == nil && record.RelayID != "" {
+		record, err := auth.ReadDatabase(ctx, l.StateDir)
+		switch {
+		case problem != nil && problem.Problem == auth.StoreForeign:
+		case problem == nil && !damaged, err == nil && record.RelayID != "":
 			return fmt.Errorf("%s in %s: %w, or is made anew from %s at the next start", l.Store, l.StateDir, ErrSound, auth.DatabaseFile)
 		}
 		names = []string{auth.RelayFile}
@@ -93,7 +96,6 @@ func (l *Loss) moveAside(ctx context.Context, x *auth.Exclusive, now time.Time) 
 	case eventlog.FileName:
 		if problem != nil && problem.Problem == auth.StoreOlder && !damaged {
 			l.Kept = true
-			l.Lost = []string{"the events after " + problem.Detail + " are gone, and with them what happened to tickets meanwhile"}
 			return nil
 		}
 		names = databaseFiles(eventlog.FileName)
@@ -108,7 +110,7 @@ func (l *Loss) moveAside(ctx context.Context, x *auth.Exclusive, now time.Time) 
 	return x.Swap(aside, names)
 }
 
-// problem returns what relay.json says about the store, and whether it cannot be read.
+// problem returns what the records say about the store, and whether it cannot be read.
 func (l *Loss) problem(ctx context.Context) (problem *auth.StateError, damaged bool) {
 	for _, err := range CheckRecords(ctx, l.StateDir) {
 		if e := (*auth.StateError)(nil); errors.As(err, &e) && e.Store == l.Store {
@@ -152,5 +154,21 @@ func inspectDatabase(ctx context.Context, path string) error {
 	return nil
 }
 
-// LostWith says what is lost with a store, nothing for one that AcceptLoss does not know.
-func LostWith(store string) []string { return lostStores[store] }
+// LostWith says what AcceptLoss would give up, in sentences; nothing for a store that it does not know.
+func LostWith(ctx context.Context, stateDir, store string) []string {
+	l := &Loss{StateDir: stateDir, Store: store}
+	problem, damaged := l.problem(ctx)
+	return l.lost(problem, damaged)
+}
+
+// lost says what is lost with a store that has this problem.
+func (l *Loss) lost(problem *auth.StateError, damaged bool) []string {
+	switch {
+	case problem == nil || damaged:
+	case l.Store == auth.RelayFile && problem.Problem == auth.StoreForeign:
+		return []string{"nothing: it is made anew from " + auth.DatabaseFile}
+	case l.Store == eventlog.FileName && problem.Problem == auth.StoreOlder:
+		return []string{"the events that it lacks, and with them what happened to tickets meanwhile: " + problem.Detail}
+	}
+	return lostStores[l.Store]
+}

@@ -236,7 +236,7 @@ func (r *restoration) copyFiles(ctx context.Context) error {
 // that.
 func (r *restoration) carryOver(ctx context.Context) (minEpoch int64, err error) {
 	dir := r.RestoreOptions.StateDir
-	file, fileErr := auth.ReadRelayFile(dir)
+	file, fileErr := auth.ReadRecord(dir)
 	db, dbErr := auth.ReadDatabase(ctx, dir)
 	known := file
 	if fileErr != nil {
@@ -249,7 +249,7 @@ func (r *restoration) carryOver(ctx context.Context) (minEpoch int64, err error)
 		return 0, r.unknown("the state directory is another relay's")
 	}
 	minEpoch = max(file.Epoch, db.Epoch) + 1
-	if known.EventLog.LastSeq > r.manifest.LastSeq {
+	if max(file.EventLog.LastSeq, db.EventLog.LastSeq) > r.manifest.LastSeq {
 		r.LostEvents = true
 	}
 	switch _, err := os.Lstat(filepath.Join(dir, auth.DatabaseFile)); {

@@ -13,6 +13,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"agentctl/manifest"
+	"agentctl/relay/auth"
 	"agentctl/sqlitefile"
 )
 
@@ -21,6 +22,8 @@ type record struct {
 	found    bool
 	RelayID  string `json:"relay_id"`
 	Audience string `json:"audience"`
+	Issuer   string `json:"issuer"`
+	Created  string `json:"created"`
 	Stores   struct {
 		RelayDB struct {
 			ID    string `json:"id"`
@@ -153,32 +156,28 @@ func (c *checker) checkDatabase(ctx context.Context) (state, detail string) {
 	if err != nil {
 		c.fail("relay.db", "relay.db", err, RepairRestore)
 	}
-	return "", fmt.Sprintf("pages, write-ahead log, %d rows, and that relay.json names it", rows)
+	return "", fmt.Sprintf("pages, write-ahead log, %d rows, and that relay.json and its copy name it", rows)
 }
 
-// checkOwnRecord compares relay.db with relay.json. A relay.json that is behind is no problem: it is
+// checkOwnRecord compares relay.db with relay.json and its copy in keys/. A relay.json that is behind is no problem: it is
 // written after relay.db.
 func (c *checker) checkOwnRecord(ctx context.Context, db *sql.DB) error {
 	var id, relayID, audience string
 	var epoch int64
 	err := db.QueryRowContext(ctx, "SELECT db_id, relay_id, audience, (SELECT epoch FROM changes) FROM relay").Scan(&id, &relayID, &audience, &epoch)
 	if errors.Is(err, sql.ErrNoRows) || hasNoTable(ctx, db, "relay") {
-		if c.record.Stores.RelayDB.ID != "" {
-			c.add(Problem{Store: "relay.db", Path: "relay.db", What: "it is older than relay.json says: it was written by an agentctl before an upgrade", Repair: RepairRestore})
+		if err := auth.CheckRecord(c.dir, auth.Record{}); err != nil {
+			c.add(Problem{Store: "relay.db", Path: "relay.db", What: err.Error(), Repair: RepairRestore})
 		}
 		return nil
 	}
-	if err != nil || !c.record.found {
+	if err != nil {
 		return err
 	}
-	want := c.record.Stores.RelayDB
-	switch {
-	case relayID != c.record.RelayID, want.ID != "" && id != want.ID:
-		c.add(Problem{Store: "relay.db", Path: "relay.db", What: fmt.Sprintf("it is database %s of relay %s, and relay.json names %s of relay %s", id, relayID, want.ID, c.record.RelayID), Repair: RepairRestore})
-	case audience != c.record.Audience:
+	if err := auth.CheckRecord(c.dir, auth.Record{RelayID: relayID, DatabaseID: id, Epoch: epoch}); err != nil {
+		c.add(Problem{Store: "relay.db", Path: "relay.db", What: err.Error(), Repair: RepairRestore})
+	} else if c.record.found && audience != c.record.Audience {
 		c.add(Problem{Store: "relay.db", Path: "relay.json", Where: "audience", What: fmt.Sprintf("it is %q, and relay.db has %q: tokens would be refused; move relay.json away, it is made anew from relay.db", c.record.Audience, audience)})
-	case epoch < want.Epoch:
-		c.add(Problem{Store: "relay.db", Path: "relay.db", What: fmt.Sprintf("it is older than relay.json says: %d revocations, key changes or uses of invites are missing", want.Epoch-epoch), Repair: RepairRestore})
 	}
 	return nil
 }

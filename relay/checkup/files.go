@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 )
 
@@ -53,7 +54,39 @@ func (c *checker) checkKeys(ctx context.Context) (state, detail string) {
 			c.add(Problem{Store: "keys", Path: name, What: "relay.db does not know this key, so no token is verified with it; remove it, unless a stage uses it", Warning: true})
 		}
 	}
+	c.checkRecordCopy()
 	return "", fmt.Sprintf("%d files, as relay.db has them", len(recorded))
+}
+
+// checkRecordCopy compares the copy of relay.json in keys/ with relay.json. An older agentctl makes
+// none, and a kill may leave one that is behind.
+func (c *checker) checkRecordCopy() {
+	name := filepath.Join("keys", "relay.json")
+	problem := func(what string, warning bool) {
+		c.add(Problem{Store: "keys", Path: name, What: what, Repair: RepairRestart, Warning: warning})
+	}
+	var copied, own record
+	b, err := readSmall(c.path(name), maxRelayFile)
+	if errors.Is(err, fs.ErrNotExist) || !c.record.found {
+		return
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &copied)
+	}
+	if err != nil {
+		problem("it is not the copy of relay.json that the relay writes: "+err.Error(), false)
+		return
+	}
+	own, copied.found = c.record, true
+	own.Stores.EventsDB = copied.Stores.EventsDB
+	is, want := copied.Stores.RelayDB.Epoch, own.Stores.RelayDB.Epoch
+	copied.Stores.RelayDB.Epoch = want
+	switch {
+	case copied != own || is > want:
+		problem("it differs from relay.json", false)
+	case is < want:
+		problem("it is behind relay.json", true)
+	}
 }
 
 // readKey reads the public part of a signing key.
