@@ -58,7 +58,7 @@ func TestMetrics(t *testing.T) {
 			for _, m := range f.GetMetric() {
 				key := name
 				for _, l := range m.GetLabel() {
-					if !strings.Contains(" code kind class quantile result ", " "+l.GetName()+" ") {
+					if !strings.Contains(" code kind class pool quantile result store ", " "+l.GetName()+" ") {
 						t.Errorf("%s has a label %s", name, l.GetName())
 					}
 					key += fmt.Sprintf("{%s=%s}", l.GetName(), l.GetValue())
