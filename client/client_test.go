@@ -295,6 +295,12 @@ func TestMetrics(t *testing.T) {
 		{"foreign node", frames(normal, strings.Replace(at(1)[0], node, strings.Repeat("0", 26), 1)), 0, isProtocolError},
 		{"two data lines", frames(normal, strings.Replace(at(1)[0], ",", ",\ndata: ", 1)), 0, isProtocolError},
 		{"a bad one after a good one", frames(normal, at(1)[0], "{}"), 1, isProtocolError},
+		{"ping with data", frames("event: ping\ndata: {\"x\":1}\n\n"+normal, at(1)...), 1, isProtocolError},
+		{"close with a third key", frames("event: close\ndata: {\"code\":1000,\"reason\":\"normal\",\"x\":1}\n\n"), 0, isProtocolError},
+		{"close with two codes", frames("event: close\ndata: {\"code\":4503,\"code\":1000,\"reason\":\"normal\"}\n\n"), 0, isProtocolError},
+		{"close without a code", frames("event: close\ndata: {}\n\n"), 0, isProtocolError},
+		{"close with an unknown code", frames("event: close\ndata: {\"code\":4999,\"reason\":\"\\u001b[31m\"}\n\n"), 0, isProtocolError},
+		{"close with another code's reason", frames("event: close\ndata: {\"code\":1000,\"reason\":\"device_offline\"}\n\n"), 0, isProtocolError},
 		{"unknown event", frames("event: other\ndata: 1\n\n", at(1)...), 1, isProtocolError},
 		{"no stream", answer(200, "hello"), 0, isProtocolError},
 	}

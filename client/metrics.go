@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/strictjson"
 	"agentctl/transport/sse"
 )
 
@@ -19,8 +19,8 @@ import (
 // stream began, or when fn returns ErrStop; another error of fn is returned as it is.
 //
 // The events of a stream are a closed set (RFC-0009 §5): metric, ping and close. Any other one is
-// a *ProtocolError, and so is a frame that is not exactly what the schema of frames says of the node
-// of the tool: a program that reads frames needs no checks of its own.
+// a *ProtocolError, and so are a ping or close with other data than RFC-0009 has, and a frame that
+// is not exactly what the schema of frames says of the node of the tool: a program that reads frames needs no checks of its own.
 func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn func(frame []byte) error) error {
 	resp, err := c.do(ctx, http.MethodPost, c.URL()+toolsPath, "text/event-stream", newToolCall(tool, arguments))
 	if err != nil {
@@ -53,6 +53,9 @@ func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn fun
 				return err
 			}
 		case "ping":
+			if strictjson.Unmarshal(ev.Data, &struct{}{}) != nil {
+				return &ProtocolError{What: "protocol error: a malformed ping event"}
+			}
 		case "close":
 			return c.closeError(ev.Data)
 		default:
@@ -87,11 +90,11 @@ func wantEventStream(resp *http.Response) error {
 }
 
 // closeError returns the end that a close event announces, {"code", "reason"}; nil for a
-// normal one. The relay closes a stream normally when its token expires. A client that gets
+// normal one. Codes and their reasons are a closed set (RFC-0009 §7). The relay closes a stream normally when its token expires. A client that gets
 // new tokens can go on, so that this end is an error for it, which Follow handles.
 func (c *conn) closeError(data []byte) error {
 	var e StreamClosedError
-	if err := json.Unmarshal(data, &e); err != nil {
+	if strictjson.Unmarshal(data, &e) != nil || e.Reason == "" || e.Reason != e.Code.Reason() {
 		return &ProtocolError{What: "protocol error: a malformed close event"}
 	}
 	if e.Code == sse.Normal && c.newToken == nil {

@@ -105,7 +105,7 @@ var allowed = map[string]string{
 	"handlers":                  "manifest prober",
 	"term":                      "",
 	"monitor":                   "control duration prober prober/alert term",
-	"client":                    "manifest transport/edge transport/sse transport/pin",
+	"client":                    "manifest strictjson transport/edge transport/sse transport/pin",
 	"control":                   "manifest prober transport/clock transport/fanout strictjson",
 	"relay/storage":             "manifest sqlitefile",
 	"relay/auth":                "enrollment manifest relay/storage sqlitefile",

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/term"
 	"agentctl/transport/sse"
 )
 
@@ -47,12 +48,12 @@ func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *relayFlag
 		OnRetry: func(err error, _ time.Duration) {
 			if reason := err.Error(); reason != said {
 				said = reason
-				fmt.Fprintf(cmd.ErrOrStderr(), "%s; reconnecting\n", reason)
+				fmt.Fprintf(cmd.ErrOrStderr(), "%s; reconnecting\n", term.SafeLine(reason))
 			}
 		},
 		OnGap: func(g client.Gap) {
 			said = ""
-			fmt.Fprintln(cmd.ErrOrStderr(), gapText(&g, f.backfill))
+			fmt.Fprintln(cmd.ErrOrStderr(), term.SafeLine(gapText(&g, f.backfill)))
 		},
 	}
 	return follow.Run(ctx)

@@ -42,7 +42,7 @@ MCP_SSE_AUTH_TOKEN (or from the file named by NAME_FILE), in this order.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := to.emit(cmd, args[0], args[1])
 			if err != nil && !strict {
-				fmt.Fprintf(cmd.ErrOrStderr(), "agentctl: the event was not taken: %s\n", explain(cmd, err))
+				fmt.Fprintf(cmd.ErrOrStderr(), "agentctl: the event was not taken: %s\n", term.SafeText(explain(cmd, err).Error()))
 				return nil
 			}
 			if err != nil {

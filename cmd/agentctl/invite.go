@@ -15,6 +15,7 @@ import (
 	"agentctl/client"
 	"agentctl/duration"
 	"agentctl/relay/auth"
+	"agentctl/term"
 	"agentctl/transport/edge"
 	"agentctl/transport/enroll"
 )
@@ -157,11 +158,11 @@ type printedInvite struct {
 func (f *inviteFlags) printInvite(cmd *cobra.Command, inv *client.NewInvite) error {
 	p := printedInvite{inv, joinCommand(inv)}
 	err := f.out.print(cmd, p, func() error {
-		_, err := fmt.Fprintln(cmd.OutOrStdout(), p.Command)
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(p.Command))
 		return err
 	})
 	fmt.Fprintf(cmd.ErrOrStderr(), "good for %s, until %s; take back with: agentctl invite revoke%s %s\n",
-		describeInvite(&inv.Invite), until(time.UnixMilli(inv.ExpiresAtMS)), f.where(cmd), inv.Prefix)
+		term.SafeLine(describeInvite(&inv.Invite)), until(time.UnixMilli(inv.ExpiresAtMS)), f.where(cmd), term.SafeLine(inv.Prefix))
 	switch u, _ := url.Parse(inv.URL); {
 	case isLoopbackURL(inv.URL):
 		fmt.Fprintln(cmd.ErrOrStderr(), "this address reaches the relay from its own machine only; for others start it with --listen :8460, or give its address with --url")
