@@ -242,12 +242,7 @@ func (x *exchange) read(body any) bool {
 // takes nothing: only failures do (refuse). Requests that run at the same time may exceed
 // the limit by their number.
 func (x *exchange) wait() time.Duration {
-	now, perSecond := time.Now(), float64(x.max)/60
-	missing := 1 - x.failures.Bucket(x.source, perSecond, x.max, now).TokensAt(now)
-	if missing <= 0 {
-		return 0
-	}
-	return max(time.Millisecond, time.Duration(missing/perSecond*float64(time.Second)))
+	return x.failures.Wait(x.source, float64(x.max)/60, x.max, time.Now())
 }
 
 // refuse answers with an error, counts it against the address and audits it. A nonce that

@@ -70,15 +70,14 @@ const (
 )
 
 var (
-	// ErrStorage is wrapped by the errors of Commit: the record is not on the disk.
-	ErrStorage = errors.New("the audit log cannot be written")
 	// ErrHung is returned by Run and Close when the disk does not answer. The writer's
 	// goroutine is left behind: a write that hangs cannot be canceled.
 	ErrHung = errors.New("audit: the disk does not answer; the writer is left behind")
 
-	errBusy    = errors.New("too many administrative changes wait for the disk")
-	errTimeout = errors.New("the disk did not answer in time")
-	errStopped = errors.New("the relay is stopping")
+	errNotWritten = errors.New("the audit log cannot be written") // around the next, in the errors of Commit
+	errBusy       = errors.New("too many administrative changes wait for the disk")
+	errTimeout    = errors.New("the disk did not answer in time")
+	errStopped    = errors.New("the relay is stopping")
 )
 
 // Options configure a Log.
@@ -165,8 +164,8 @@ func (l *Log) Write(r *kernel.Record) {
 	}
 }
 
-// Commit writes a record and returns once it is on the disk, or after at most 2 s with an error
-// that wraps ErrStorage, or with the error of ctx. A record that failed may be in the file all the
+// Commit writes a record and returns once it is on the disk, or after at most 2 s with a
+// *storage.Error, or with the error of ctx. A record that failed may be in the file all the
 // same, so commit what is about to be done, and what came of it afterwards.
 func (l *Log) Commit(ctx context.Context, r *kernel.Record) error {
 	c := &commit{entry: entry{record: *r, unixNano: time.Now().UnixNano()}, done: make(chan error, 1)}
@@ -207,7 +206,7 @@ func storageError(err error) error {
 	case kind == "":
 		kind = storage.Failing
 	}
-	return &storage.Error{Store: Store, Kind: kind, Err: fmt.Errorf("%w: %w", ErrStorage, err)}
+	return &storage.Error{Store: Store, Kind: kind, Err: fmt.Errorf("%w: %w", errNotWritten, err)}
 }
 
 // probe finds out whether the disk takes lines again, by a sync: nothing is written.

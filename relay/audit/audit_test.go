@@ -208,7 +208,7 @@ func TestHangingDisk(t *testing.T) {
 		if time.Since(started) > 0 {
 			t.Error("a Write waited for the disk")
 		}
-		if err := l.Commit(ctx, record("admin", 1)); !errors.Is(err, ErrStorage) || time.Since(started) != commitTimeout {
+		if err := l.Commit(ctx, record("admin", 1)); !errors.Is(err, errNotWritten) || time.Since(started) != commitTimeout {
 			t.Errorf("Commit: %v after %s", err, time.Since(started))
 		}
 		var fault *storage.Error
@@ -381,7 +381,7 @@ func TestStop(t *testing.T) {
 			t.Errorf("Close: %v after %s", err, time.Since(started))
 		}
 		l.Write(record("ci", 2))
-		if err := l.Commit(t.Context(), record("ci", 3)); !errors.Is(err, ErrStorage) {
+		if err := l.Commit(t.Context(), record("ci", 3)); !errors.Is(err, errNotWritten) {
 			t.Errorf("Commit: %v", err)
 		}
 		if s := l.Stats(); s.Lost != 3 {

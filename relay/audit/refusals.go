@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"agentctl/relay/kernel"
+	"agentctl/transport/edge"
 )
 
 // Bounds of the table of refusals: addresses in one minute, and different reasons of one of them.
@@ -43,22 +44,10 @@ type reasonCount struct {
 // reset empties the table. mu is held, or the table is not shared yet.
 func (t *refusals) reset() { t.byAddress, t.others = make(map[netip.Prefix]*refusal), nil }
 
-// Network is what the addresses of one client have in common: the address itself, or the /64 of
-// an IPv6 address, which is what one subscriber gets. It is invalid for an invalid address.
-func Network(a netip.Addr) netip.Prefix {
-	a = a.Unmap().WithZone("")
-	bits := 64
-	if a.Is4() {
-		bits = 32
-	}
-	p, _ := a.Prefix(bits) // fails for the zero address only
-	return p
-}
-
 // add counts a refusal.
 func (t *refusals) add(r *kernel.Record) {
 	t.total.Add(1)
-	now, key := time.Now().UnixNano(), Network(r.Address)
+	now, key := time.Now().UnixNano(), edge.AddressKey(r.Address)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f := t.byAddress[key]

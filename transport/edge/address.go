@@ -82,12 +82,13 @@ func parseAddr(s string) netip.Addr {
 }
 
 // AddressKey is what limits by address count by: an IPv4 address itself, and the /64 of an IPv6
-// address, which is what one subscriber gets.
+// address, which is what one subscriber gets. It is the zero Prefix for an invalid address.
 func AddressKey(a netip.Addr) netip.Prefix {
+	a = a.Unmap().WithZone("")
 	bits := a.BitLen()
 	if a.Is6() {
 		bits = 64
 	}
-	p, _ := a.Prefix(bits) // the zero Prefix for an invalid address
+	p, _ := a.Prefix(bits) // fails for an invalid address only
 	return p
 }

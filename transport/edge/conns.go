@@ -132,11 +132,8 @@ func (c *Conns) admit(tcp *net.TCPConn) *Conn {
 		addr = peer.AddrPort().Addr().Unmap().WithZone("")
 	}
 	key, isProxy := AddressKey(addr), c.o.Proxies.Contains(addr)
-	if !isProxy {
-		now := time.Now()
-		if b := c.rates.Bucket(key.String(), strangerRate, strangerBurst, now); b.TokensAt(now) < 1 {
-			return nil
-		}
+	if !isProxy && c.rates.Wait(key.String(), strangerRate, strangerBurst, time.Now()) > 0 {
+		return nil
 	}
 	if victim := c.victim(); victim != nil && !isProxy {
 		_ = victim.Close()

@@ -79,8 +79,25 @@ func (l *Limiter) Take(key string, rps float64, burst int, now time.Time) (wait 
 	case b.AllowN(now, 1):
 		return 0
 	}
+	return untilToken(b, now)
+}
+
+// Wait returns what Take returns, and takes nothing: for callers that Charge only what failed.
+func (l *Limiter) Wait(key string, rps float64, burst int, now time.Time) (wait time.Duration) {
+	b := l.Bucket(key, rps, burst, now)
+	switch {
+	case b == nil:
+		return time.Second
+	case b.TokensAt(now) >= 1:
+		return 0
+	}
+	return untilToken(b, now)
+}
+
+// untilToken returns the time until a bucket has a token.
+func untilToken(b *rate.Limiter, now time.Time) time.Duration {
 	missing := 1 - b.TokensAt(now)
-	return max(time.Millisecond, time.Duration(missing/rps*float64(time.Second)))
+	return max(time.Millisecond, time.Duration(missing/float64(b.Limit())*float64(time.Second)))
 }
 
 // Charge takes n more tokens from key's bucket. The balance may become negative: Take then
