@@ -118,8 +118,8 @@ func (r *Relay) deviceLink(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	client := r.clientAddr(req)
-	slot, err := r.hub.Reserve(req.Context(), client, edge.AddressKey(client), edge.ConnOf(req).MarkKnown)
-	if err != nil {
+	slot := r.hub.Reserve(req.Context(), client, edge.AddressKey(client), edge.ConnOf(req).MarkKnown)
+	if slot == nil {
 		trace, _ := edge.TraceID(req)
 		w.Header().Set("Connection", "close")
 		r.writeError(w, http.StatusTooManyRequests, edge.Exhausted("too many links of this address are in their handshake; try again", time.Second), trace)

@@ -30,8 +30,8 @@ import (
 	"agentctl/relay/storage"
 )
 
-// GapType is the type of the event that says what the log lacks. Its payload is a Gap.
-const GapType = "log.gap"
+// gapType is the type of the event that says what the log lacks. Its payload is a Gap.
+const gapType = "log.gap"
 
 // Bounds of a Queue. A tenant holds at most half of each.
 const (
@@ -52,7 +52,7 @@ const (
 	finalTimeout   = time.Second            // of the last attempt, when Run ends
 )
 
-// Gap is the payload of a GapType event.
+// Gap is the payload of a gapType event.
 type Gap struct {
 	Counts map[string]uint64 `json:"counts"` // events that are missing, by type
 	FromMS int64             `json:"from_ms"`
@@ -227,7 +227,7 @@ func (q *Queue) flushGapLocked(tenant string) {
 	}
 	delete(q.gaps, tenant)
 	payload, _ := json.Marshal(g) // a map and numbers: cannot fail
-	q.pushLocked(kernel.Event{Tenant: tenant, Type: GapType, Aggregate: q.opt.Store, Payload: payload, CreatedMS: g.ToMS})
+	q.pushLocked(kernel.Event{Tenant: tenant, Type: gapType, Aggregate: q.opt.Store, Payload: payload, CreatedMS: g.ToMS})
 }
 
 func (q *Queue) signal() {

@@ -149,7 +149,7 @@ func TestGap(t *testing.T) {
 		time.Sleep(time.Minute)
 		var gap kernel.Event
 		_ = l.Replay(t.Context(), 0, func(e kernel.Event) error {
-			if e.Type == GapType {
+			if e.Type == gapType {
 				gap = e
 			}
 			return nil

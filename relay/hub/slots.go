@@ -2,7 +2,6 @@ package hub
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -13,10 +12,6 @@ import (
 // slotWait is how long a link waits for a handshake of its address: less than the 10 s in which
 // a board gives its dial up.
 const slotWait = 5 * time.Second
-
-// ErrTooManyHandshakes refuses a link whose address has as many unfinished handshakes as it may
-// have, or for which all others leave no room.
-var ErrTooManyHandshakes = errors.New("hub: too many handshakes of this address are unfinished")
 
 // Slot is the right to one unfinished handshake.
 type Slot struct {
@@ -36,14 +31,14 @@ type addressSlots struct {
 }
 
 // Reserve takes a slot for a link of a client, whose share is counted by address
-// (edge.AddressKey), for which it waits up to
-// slotWait while the address has its share. It is called before the upgrade, when a refusal
-// costs little, and ErrTooManyHandshakes is its only error. The caller passes the slot to
-// AttachReserved, or calls Release. onAuth, which may be nil, is called when the board has proved its identity.
+// (edge.AddressKey). It waits up to slotWait while the address has its share, and returns nil if
+// there is no slot after that. It is called before the upgrade, when a refusal costs little. The
+// caller passes the slot to AttachReserved, or calls Release. onAuth, which may be nil, is called
+// when the board has proved its identity.
 //
 // An address gets a quarter of what is free at most: as handshakes end, many addresses that take
 // all they may come to leave room for another one.
-func (h *Hub) Reserve(ctx context.Context, client netip.Addr, address netip.Prefix, onAuth func()) (*Slot, error) {
+func (h *Hub) Reserve(ctx context.Context, client netip.Addr, address netip.Prefix, onAuth func()) *Slot {
 	h.mu.Lock()
 	of := h.slots[address]
 	if of == nil {
@@ -70,10 +65,10 @@ func (h *Hub) Reserve(ctx context.Context, client netip.Addr, address netip.Pref
 		}
 		h.dropSlotUserLocked(address, of)
 		h.refusedSlots.Add(1)
-		return nil, ErrTooManyHandshakes
+		return nil
 	}
 	of.held++
-	return slot, nil
+	return slot
 }
 
 // newSlotLocked makes a slot, or returns nil when there are as many as there may be. of is nil

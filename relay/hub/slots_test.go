@@ -1,7 +1,6 @@
 package hub
 
 import (
-	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -22,26 +21,26 @@ func TestSlots(t *testing.T) {
 		a, b := address("192.0.2.1/32"), address("2001:db8::/64")
 		var slots []*Slot
 		for range maxHandshakesPerAddress {
-			s, err := h.Reserve(t.Context(), netip.Addr{}, a, nil)
-			if err != nil {
-				t.Fatal(err)
+			s := h.Reserve(t.Context(), netip.Addr{}, a, nil)
+			if s == nil {
+				t.Fatal("no slot")
 			}
 			slots = append(slots, s)
 		}
 		start := time.Now()
-		if _, err := h.Reserve(t.Context(), netip.Addr{}, a, nil); !errors.Is(err, ErrTooManyHandshakes) || time.Since(start) != slotWait {
-			t.Errorf("one more: %v after %s", err, time.Since(start))
+		if s := h.Reserve(t.Context(), netip.Addr{}, a, nil); s != nil || time.Since(start) != slotWait {
+			t.Errorf("one more: %v after %s", s, time.Since(start))
 		}
 		time.AfterFunc(time.Second, slots[0].Release)
 		start = time.Now()
-		s, err := h.Reserve(t.Context(), netip.Addr{}, a, nil)
-		if err != nil || time.Since(start) != time.Second {
-			t.Fatalf("one that waits: %v after %s", err, time.Since(start))
+		s := h.Reserve(t.Context(), netip.Addr{}, a, nil)
+		if s == nil || time.Since(start) != time.Second {
+			t.Fatalf("one that waits: %v after %s", s, time.Since(start))
 		}
 		slots[0].Release() // a second time: nothing
-		other, err := h.Reserve(t.Context(), netip.Addr{}, b, nil)
-		if err != nil {
-			t.Fatal(err)
+		other := h.Reserve(t.Context(), netip.Addr{}, b, nil)
+		if other == nil {
+			t.Fatal("no slot for another address")
 		}
 		if st := h.Stats(); st.Handshaking != maxHandshakesPerAddress+1 || st.RefusedSlots != 1 {
 			t.Errorf("stats %+v", st)
@@ -72,9 +71,9 @@ func TestSlotsOfManyAddresses(t *testing.T) {
 			for i := range 200 {
 				a := netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 32)
 				for mayTake(a) {
-					s, err := h.Reserve(t.Context(), netip.Addr{}, a, nil)
-					if err != nil {
-						t.Fatal(err)
+					s := h.Reserve(t.Context(), netip.Addr{}, a, nil)
+					if s == nil {
+						t.Fatal("no slot")
 					}
 					slots = append(slots, s)
 				}
@@ -85,8 +84,8 @@ func TestSlotsOfManyAddresses(t *testing.T) {
 			}
 			slots = slots[len(slots)/3:]
 		}
-		if _, err := h.Reserve(t.Context(), netip.Addr{}, address("198.51.100.1/32"), nil); err != nil || len(slots) < maxHandshakes/4 {
-			t.Errorf("a new address beside %d slots: %v", len(slots), err)
+		if s := h.Reserve(t.Context(), netip.Addr{}, address("198.51.100.1/32"), nil); s == nil || len(slots) < maxHandshakes/4 {
+			t.Errorf("a new address beside %d slots: %v", len(slots), s)
 		}
 	})
 }

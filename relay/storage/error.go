@@ -96,15 +96,6 @@ func (e *Error) As(target any) bool {
 	return ok
 }
 
-// Answer returns the answer for a request that failed because of the disk, nil for an error
-// of another kind. It is E_INTERNAL with reason "storage", and retryable if waiting can help.
-func Answer(err error) *manifest.Error {
-	if kind := Classify(err); kind != "" {
-		return answer(kind)
-	}
-	return nil
-}
-
 // retryAfterMS is what an answer suggests: about as long as Monitor needs to see that a fault
 // has ended.
 const retryAfterMS = 5000

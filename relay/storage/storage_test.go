@@ -243,7 +243,7 @@ func TestAnswers(t *testing.T) {
 		}
 	}
 	for _, err := range []error{nil, context.Canceled, context.DeadlineExceeded, errors.New("constraint")} {
-		if Wrap("", "x", err) != err || Answer(err) != nil {
+		if Wrap("", "x", err) != err {
 			t.Errorf("%v counts as a fault of the disk", err)
 		}
 	}
