@@ -135,8 +135,7 @@ func (t transports) Configure(name string, raw json.RawMessage) error {
 }
 
 // healthProblems lists what is wrong at the moment, for the control plane. Each is a
-// sentence for an operator, with where to look; an empty list means healthy. A lost audit
-// line stays in it until a restart, because it cannot be made up for.
+// sentence for an operator, with where to look; an empty list means healthy.
 func (r *Relay) healthProblems() []string {
 	var problems []string
 	s := r.eventStats()
@@ -151,7 +150,6 @@ func (r *Relay) healthProblems() []string {
 	}{
 		{s.LastError != "", "the event log cannot be written: see the relay's log and the disk of its state directory"},
 		{s.RetentionError != "", "retention of the event log fails: see the relay's log"},
-		{r.audit.Stats().Lost > 0, "audit lines were lost: see the disk of the state directory"},
 	} {
 		if p.found {
 			problems = append(problems, p.text)

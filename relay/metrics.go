@@ -193,33 +193,7 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 			b = appendSample(b, f.name, `result="`+result+`"`, float64(f.counts[result].Load()))
 		}
 	}
-	stores := r.storage.Health()
-	for _, f := range []struct {
-		name, typ, help string
-		value           func(*storage.Health) float64
-	}{
-		{"agentctl_storage_healthy", "gauge", "1 if the store works, 0 while it does not.", func(h *storage.Health) float64 {
-			if h.OK() {
-				return 1
-			}
-			return 0
-		}},
-		{"agentctl_storage_problem_since_seconds", "gauge", "Unix time since when the store has its worst problem, 0 without one.", func(h *storage.Health) float64 {
-			if len(h.Problems) == 0 {
-				return 0
-			}
-			return float64(h.Problems[0].Since.UnixMilli()) / 1000
-		}},
-		{"agentctl_storage_oldest_operation_seconds", "gauge", "Age of the oldest disk operation that has not returned.", func(h *storage.Health) float64 { return h.Stats.Oldest.Seconds() }},
-		{"agentctl_storage_operations_total", "counter", "Disk operations.", func(h *storage.Health) float64 { return float64(h.Stats.Operations) }},
-		{"agentctl_storage_failed_total", "counter", "Disk operations that failed.", func(h *storage.Health) float64 { return float64(h.Stats.Failed) }},
-		{"agentctl_storage_slow_total", "counter", "Disk operations that took longer than a second.", func(h *storage.Health) float64 { return float64(h.Stats.Slow) }},
-	} {
-		b = appendHeader(b, f.name, f.typ, f.help)
-		for i := range stores {
-			b = appendSample(b, f.name, `store="`+stores[i].Store+`"`, f.value(&stores[i]))
-		}
-	}
+	b = appendStores(b, r.storage.Health())
 	b = appendHeader(b, "agentctl_audit_losses_total", "counter", "Audit lines that could not be written, by reason and class of the identity.")
 	for _, l := range s.audit.Losses {
 		b = appendSample(b, "agentctl_audit_losses_total", `reason="`+l.Reason+`",class="`+l.Class+`"`, float64(l.Lines))
@@ -254,6 +228,37 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 		func(c *stages.ClassStats) *stages.Histogram { return &c.RequestBytes })
 	return appendHistograms(b, "agentctl_response_bytes", "Size of the results, excluding streams, by class of tool.", classes,
 		func(c *stages.ClassStats) *stages.Histogram { return &c.ResponseBytes })
+}
+
+// appendStores appends what the monitor of the disk knows of each store.
+func appendStores(b []byte, stores []storage.Health) []byte {
+	for _, f := range []struct {
+		name, typ, help string
+		value           func(*storage.Health) float64
+	}{
+		{"agentctl_storage_healthy", "gauge", "1 if the store works, 0 while it does not.", func(h *storage.Health) float64 {
+			if h.OK() {
+				return 1
+			}
+			return 0
+		}},
+		{"agentctl_storage_problem_since_seconds", "gauge", "Unix time since when the store has its worst problem, 0 without one.", func(h *storage.Health) float64 {
+			if len(h.Problems) == 0 {
+				return 0
+			}
+			return float64(h.Problems[0].Since.UnixMilli()) / 1000
+		}},
+		{"agentctl_storage_oldest_operation_seconds", "gauge", "Age of the oldest disk operation that has not returned.", func(h *storage.Health) float64 { return h.Stats.Oldest.Seconds() }},
+		{"agentctl_storage_operations_total", "counter", "Disk operations.", func(h *storage.Health) float64 { return float64(h.Stats.Operations) }},
+		{"agentctl_storage_failed_total", "counter", "Disk operations that failed.", func(h *storage.Health) float64 { return float64(h.Stats.Failed) }},
+		{"agentctl_storage_slow_total", "counter", "Disk operations that took longer than a second.", func(h *storage.Health) float64 { return float64(h.Stats.Slow) }},
+	} {
+		b = appendHeader(b, f.name, f.typ, f.help)
+		for i := range stores {
+			b = appendSample(b, f.name, `store="`+stores[i].Store+`"`, f.value(&stores[i]))
+		}
+	}
+	return b
 }
 
 // pool is what clients share, with its name in the metrics.

@@ -298,32 +298,8 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 	})
 	r.runGateway(streams, &background, failed)
-	// net/http writes errors of single connections here: failed TLS handshakes, panics.
-	errorLog := zap.NewStdLog(r.log.Named("http"))
-	srv := edge.NewServer(r.routes(), errorLog)
-	if r.listener != nil {
-		var ln net.Listener = sse.NewListener(r.conns.Listener(r.listener, r.tls == nil))
-		if r.tls != nil {
-			ln = tls.NewListener(ln, r.tls)
-		}
-		serving.Go(func() { failed <- srv.Serve(ln) })
-	}
-	metricsSrv := edge.NewServer(r.metricsRoutes(), errorLog)
-	metricsSrv.ReadTimeout, metricsSrv.WriteTimeout = edge.BodyTimeout, writeTimeout
-	if r.metricsListener != nil {
-		// Its connections are counted apart: a flood elsewhere does not keep a monitor out.
-		ln := edge.NewConns(edge.ConnOptions{MaxOpen: maxMetricsConns}).Listener(r.metricsListener, true)
-		serving.Go(func() { failed <- metricsSrv.Serve(ln) })
-	}
-	r.clock.check() // for the log
-	r.ready.Store(true)
-	if r.onReady != nil {
-		r.onReady()
-	}
-	if r.opt.Insecure && !r.loopback && len(r.opt.TrustedProxies) == 0 {
-		r.log.Warn("plain HTTP beyond loopback without a trusted proxy: limits by address count all clients of a proxy as one")
-	}
-	r.log.Info("relay ready", zap.String("url", r.URL()), zap.String("state_dir", r.opt.StateDir))
+	srv, metricsSrv := r.serveHTTP(&serving, failed)
+	r.setReady()
 
 	var err error
 	select {
@@ -358,6 +334,41 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	r.log.Info("relay stopped")
 	return err
+}
+
+// serveHTTP starts the HTTP servers, each of which sends to failed when it ends.
+func (r *Relay) serveHTTP(wg *sync.WaitGroup, failed chan<- error) (srv, metricsSrv *edge.Server) {
+	// net/http writes errors of single connections here: failed TLS handshakes, panics.
+	errorLog := zap.NewStdLog(r.log.Named("http"))
+	srv = edge.NewServer(r.routes(), errorLog)
+	if r.listener != nil {
+		var ln net.Listener = sse.NewListener(r.conns.Listener(r.listener, r.tls == nil))
+		if r.tls != nil {
+			ln = tls.NewListener(ln, r.tls)
+		}
+		wg.Go(func() { failed <- srv.Serve(ln) })
+	}
+	metricsSrv = edge.NewServer(r.metricsRoutes(), errorLog)
+	metricsSrv.ReadTimeout, metricsSrv.WriteTimeout = edge.BodyTimeout, writeTimeout
+	if r.metricsListener != nil {
+		// Its connections are counted apart: a flood elsewhere does not keep a monitor out.
+		ln := edge.NewConns(edge.ConnOptions{MaxOpen: maxMetricsConns}).Listener(r.metricsListener, true)
+		wg.Go(func() { failed <- metricsSrv.Serve(ln) })
+	}
+	return srv, metricsSrv
+}
+
+// setReady makes /readyz succeed, and says so.
+func (r *Relay) setReady() {
+	r.clock.check() // for the log
+	r.ready.Store(true)
+	if r.onReady != nil {
+		r.onReady()
+	}
+	if r.opt.Insecure && !r.loopback && len(r.opt.TrustedProxies) == 0 {
+		r.log.Warn("plain HTTP beyond loopback without a trusted proxy: limits by address count all clients of a proxy as one")
+	}
+	r.log.Info("relay ready", zap.String("url", r.URL()), zap.String("state_dir", r.opt.StateDir))
 }
 
 // Close releases listeners and state; after Run, or twice, it does nothing. It also cleans up
