@@ -21,7 +21,7 @@ func (b *bench) buildBars() error {
 		limit                float64
 	}{
 		{"board", "board", "agentctl-board", 14},
-		{"full", "build", "agentctl", 21},
+		{"full", "build", "agentctl", 24},
 	} {
 		cmd := exec.CommandContext(b.ctx, "make", "-s", kind.target, "BIN="+b.dir, "VERSION=bench", "BUILT_AT=0")
 		cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=", "GOOS=linux", "GOARCH=arm64")
