@@ -83,6 +83,9 @@ func CheckRecord(dir string, db Record) error {
 		return err
 	}
 	defer func() { _ = d.close() }()
+	if err := d.checkLog(); err != nil {
+		return err
+	}
 	if db.DatabaseID == "" {
 		return checkRecord(d, nil)
 	}

@@ -90,6 +90,9 @@ func openDatabase(d *stateDir, startOver bool) (*database, error) {
 	if err := sqlitefile.ScanWAL(filepath.Join(d.path, dbFile)); err != nil {
 		return nil, err // SQLite would ignore the transactions behind the damage: revoked tokens would work again
 	}
+	if err := d.checkLog(); err != nil && !startOver {
+		return nil, err
+	}
 	db := &database{dir: d, writeSlot: make(chan struct{}, 1)}
 	if db.writeDB, err = d.openSQL("_journal_mode=WAL&_synchronous=FULL&_txlock=immediate&_defensive=1"); err != nil {
 		return nil, err

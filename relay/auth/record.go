@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -98,6 +99,36 @@ func (s *Store) saveRecordAfter() {
 	if err != nil {
 		s.warnNotRecorded(err)
 	}
+}
+
+// checkLog refuses the write-ahead log of this relay beside the database of another: SQLite would
+// write the pages of the one into the other, which spoils both. It reads what relay.db is without
+// its log.
+func (d *stateDir) checkLog() error {
+	if info, err := d.root.Lstat(dbFile + "-wal"); err != nil || info.Size() == 0 {
+		return nil
+	}
+	db, err := d.openSQL("mode=ro&immutable=1")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close() }()
+	var id string
+	if db.QueryRow("SELECT db_id FROM relay").Scan(&id) != nil {
+		return nil // a new or an old one: its record is in the log, or nowhere
+	}
+	var want string
+	for _, name := range []string{relayFile, recordCopy} {
+		info, err := readRelayInfo(d, name)
+		if err == nil && info.Stores.RelayDB.ID == id {
+			return nil
+		}
+		want = cmp.Or(want, info.Stores.RelayDB.ID)
+	}
+	if want == "" {
+		return nil
+	}
+	return &StateError{d.path, dbFile, StoreForeign, fmt.Sprintf("it is %s, and %s-wal continues %s", id, dbFile, want)}
 }
 
 // checkSetUp refuses to make a new database in a directory where a relay was set up before.

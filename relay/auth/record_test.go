@@ -537,3 +537,36 @@ func TestCopyOfRelayFile(t *testing.T) {
 		})
 	}
 }
+
+// The log of a relay that was killed, beside the database of another: nothing is written into it.
+func TestOpenRefusesLogOfAnotherDatabase(t *testing.T) {
+	t.Parallel()
+	other, _, _ := closedState(t)
+	from, dir := openStore(t, Options{}), filepath.Join(t.TempDir(), "state")
+	mint(t, from, MintRequest{Class: "agent"})
+	if err := os.CopyFS(dir, os.DirFS(from.dir.path)); err != nil { // as a kill leaves it
+		t.Fatal(err)
+	}
+	right := filepath.Join(t.TempDir(), dbFile)
+	copyFile(t, filepath.Join(dir, dbFile), right)
+	copyFile(t, filepath.Join(other, dbFile), filepath.Join(dir, dbFile))
+	if s, err := Open(Options{StateDir: dir}); err == nil {
+		s.Close()
+		t.Fatal("opened")
+	} else if bad := (*StateError)(nil); !errors.As(err, &bad) || bad.Problem != StoreForeign {
+		t.Fatal(err)
+	}
+	is, err := ReadDatabase(t.Context(), dir)
+	if bad := (*StateError)(nil); err != nil || !errors.As(CheckRecord(dir, is), &bad) || bad.Problem != StoreForeign {
+		t.Errorf("got %+v, %v", is, err)
+	}
+	copyFile(t, right, filepath.Join(dir, dbFile))
+	s, err := Open(Options{StateDir: dir})
+	if err != nil {
+		t.Fatal("with the right one back:", err)
+	}
+	defer s.Close()
+	if list, err := s.Tokens(t.Context()); err != nil || len(list) != 1 {
+		t.Errorf("got %d tokens, %v", len(list), err)
+	}
+}
