@@ -570,3 +570,20 @@ func TestOpenRefusesLogOfAnotherDatabase(t *testing.T) {
 		t.Errorf("got %d tokens, %v", len(list), err)
 	}
 }
+
+// What a restore left that was killed before it counted has the keys, and goes at the next start.
+func TestStagingIsRemoved(t *testing.T) {
+	t.Parallel()
+	dir, _, _ := closedState(t)
+	if err := os.CopyFS(filepath.Join(dir, swapDir, keysDir), os.DirFS(filepath.Join(dir, keysDir))); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(Options{StateDir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := os.Lstat(filepath.Join(dir, swapDir)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}

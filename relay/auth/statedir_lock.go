@@ -45,6 +45,9 @@ func (d *stateDir) acquireShared() error {
 			return err
 		}
 		if _, err := d.root.Lstat(swapFile); errors.Is(err, fs.ErrNotExist) {
+			// Nobody restores now: what is there is of a restore that was killed before it counted, and
+			// has the signing keys. That it cannot be deleted is no reason not to start.
+			_ = d.root.RemoveAll(swapDir)
 			return nil
 		}
 		// Two processes may be here at once. Neither gets the exclusive lock while the other has
