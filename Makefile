@@ -117,6 +117,7 @@ test-slow: ## what needs real minutes, or no race detector
 	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestRFC0009.*Real$$|TestSwapsLoseNothing|TestTicketsSurviveKill|TestKilledDaemon|TestBombs|TestDisk.*Real$$' ./test
 	$(GO) test -timeout 5m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost|TestSeriesCost' ./prober/history
 	$(GO) test -timeout 5m -run 'TestHostileClient' ./control
+	AGENTCTL_SLOW=1 $(GO) test -timeout 10m ./sqlitefile ./relay/eventlog ./relay/checkup
 	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestChaos|TestResumeModel' ./transport/link
 	AGENTCTL_SEEDS=30 $(GO) test -timeout 10m -run 'TestSimulation' ./relay/hub
 	AGENTCTL_SEEDS=30 $(GO) test -timeout 10m -run 'TestKilledWhileRevoking' ./relay/auth

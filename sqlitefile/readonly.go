@@ -40,14 +40,15 @@ func ReadOnly(path, query string) (dsn string, done func() error, err error) {
 	done = func() error { return os.RemoveAll(dir) }
 	to := filepath.Join(dir, filepath.Base(path))
 	for _, suffix := range []string{"", "-wal"} {
-		if err := copyFile(path+suffix, to+suffix); err != nil {
+		if err := CopyFile(path+suffix, to+suffix); err != nil {
 			return "", done, errors.Join(fmt.Errorf("copy %s to read it: %w", path+suffix, err), done())
 		}
 	}
 	return DSN(to, "_query_only=1"+query), done, nil
 }
 
-func copyFile(from, to string) (err error) {
+// CopyFile copies a regular file to a new one of mode 0600, and syncs it.
+func CopyFile(from, to string) (err error) {
 	info, err := os.Lstat(from)
 	if err == nil && !info.Mode().IsRegular() {
 		err = &fs.PathError{Op: "open", Path: from, Err: errors.New("not a regular file")}
@@ -65,5 +66,5 @@ func copyFile(from, to string) (err error) {
 		return err
 	}
 	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
+	return errors.Join(err, out.Sync(), out.Close())
 }

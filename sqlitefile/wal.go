@@ -67,8 +67,9 @@ func (e *WALDamage) Error() string {
 //     it never leaves is a frame that continues that commit frame. Frames with other salts are
 //     of an earlier log, whose content is in the database.
 //   - The header is synced before the first frame. If it is damaged, then a transaction of two
-//     frames or more behind it is lost unless the database has the newest version of all of its pages: a power cut during
-//     the first write of a new header leaves frames of the log before, which the database has.
+//     frames or more behind it is lost unless the database has the newest version of all of its
+//     pages: a power cut during the first write of a new header leaves frames of the log before,
+//     which the database has.
 //
 // A store that opens the log of a process that was killed should checkpoint it before it writes. The
 // last transaction may be complete and not synced, and then a power cut that tears it together with

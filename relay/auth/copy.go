@@ -16,7 +16,6 @@ const (
 	DatabaseFile = dbFile
 	RelayFile    = relayFile
 	KeysDir      = keysDir
-	LockFile     = lockFile
 )
 
 // Record is what relay.json and relay.db each know about a relay's stores.

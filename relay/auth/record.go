@@ -12,12 +12,12 @@ import (
 	"go.uber.org/zap"
 )
 
-// RecordInterval is how often Run writes to relay.json how far the event log is. A change of
+// recordInterval is how often Run writes to relay.json how far the event log is. A change of
 // the epoch by a revocation or a key is written at once, and takes the rest along.
 //
 // A write costs a flash disk about 20 KiB, so that a busy relay writes 6 MB a day. What is not
 // noticed is an event log that is put back by less than this.
-const RecordInterval = 5 * time.Minute
+const recordInterval = 5 * time.Minute
 
 // Problems of a store.
 const (
@@ -59,7 +59,7 @@ func (e *StateError) Error() string {
 // EventLog returns what relay.json records of the event log, the zero value for none.
 func (s *Store) EventLog() EventLogRecord { return s.relay.Stores.EventsDB }
 
-// FollowEventLog records the event log that record describes, now, every RecordInterval while
+// FollowEventLog records the event log that record describes, now, every recordInterval while
 // Run runs and at Close. What record returns must be durable already: a record ahead of the log
 // would refuse the next start. It is called before Run. An error is of the first record; the
 // later ones go on, and a record that is behind is no reason not to start.

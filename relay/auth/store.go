@@ -218,7 +218,7 @@ func (s *Store) Run(ctx context.Context) error {
 	// A write may wait for another process's lock, a revocation must not.
 	wg.Go(func() { s.runEvery(ctx, PollInterval, "read revocations", s.Refresh) })
 	wg.Go(func() { s.runEvery(ctx, SeenInterval, "save last-seen times", s.flushSeen) })
-	wg.Go(func() { s.runEvery(ctx, RecordInterval, "save the record of the stores", s.saveRecord) })
+	wg.Go(func() { s.runEvery(ctx, recordInterval, "save the record of the stores", s.saveRecord) })
 	wg.Wait()
 	return nil
 }

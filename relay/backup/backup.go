@@ -29,8 +29,8 @@ import (
 	"agentctl/strictjson"
 )
 
-// ManifestFile is the name of the manifest in a backup.
-const ManifestFile = "manifest.json"
+// manifestFile is the name of the manifest in a backup.
+const manifestFile = "manifest.json"
 
 // Format is the version of a backup's layout.
 const Format = 1
@@ -83,7 +83,7 @@ var audits = regexp.MustCompile(`\.jsonl(\.[0-9]{1,5})?$`)
 
 // isPlain reports whether a file is copied as it is.
 func isPlain(name string) bool {
-	return plainFiles.MatchString(name) && name != auth.RelayFile && name != "restore.json" && name != ManifestFile
+	return plainFiles.MatchString(name) && name != auth.RelayFile && name != "restore.json" && name != manifestFile
 }
 
 // isPart reports whether a file may be in a backup: nothing else is put into a state directory.
@@ -106,7 +106,7 @@ func isKeyFile(base string) bool {
 // readManifest reads the manifest of a backup.
 func readManifest(dir string) (*Manifest, error) {
 	damaged := func(reason string) error { return &DamagedError{dir, reason} }
-	path := filepath.Join(dir, ManifestFile)
+	path := filepath.Join(dir, manifestFile)
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, os.ErrNotExist):
 		if _, err := os.Stat(dir); err != nil {
@@ -115,11 +115,11 @@ func readManifest(dir string) (*Manifest, error) {
 		if newest := newestIn(dir); newest != "" {
 			return nil, damaged("it is a directory of backups; the newest is " + newest)
 		}
-		return nil, damaged("it has no " + ManifestFile + ", which a backup that was cut short does not have")
+		return nil, damaged("it has no " + manifestFile + ", which a backup that was cut short does not have")
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular() || info.Size() > maxManifest:
-		return nil, damaged(ManifestFile + " is not a regular file of at most 4 MiB")
+		return nil, damaged(manifestFile + " is not a regular file of at most 4 MiB")
 	}
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -127,7 +127,7 @@ func readManifest(dir string) (*Manifest, error) {
 	}
 	m := new(Manifest)
 	if err := strictjson.Unmarshal(b, m); err != nil {
-		return nil, damaged(ManifestFile + " cannot be read, or is of a newer agentctl")
+		return nil, damaged(manifestFile + " cannot be read, or is of a newer agentctl")
 	}
 	switch {
 	case m.Format != Format:
@@ -138,7 +138,7 @@ func readManifest(dir string) (*Manifest, error) {
 	seen := map[string]bool{}
 	for _, f := range m.Files {
 		if !isPart(f.Name) || seen[f.Name] {
-			return nil, damaged(fmt.Sprintf("%s names a file that does not belong into a backup", ManifestFile))
+			return nil, damaged(fmt.Sprintf("%s names a file that does not belong into a backup", manifestFile))
 		}
 		seen[f.Name] = true
 	}
@@ -150,7 +150,7 @@ func readManifest(dir string) (*Manifest, error) {
 
 // newestIn returns the newest backup in a directory of backups, "" for none.
 func newestIn(dir string) string {
-	list, _ := filepath.Glob(filepath.Join(dir, namePrefix+"*", ManifestFile)) // sorted, as the names are by time
+	list, _ := filepath.Glob(filepath.Join(dir, namePrefix+"*", manifestFile)) // sorted, as the names are by time
 	if len(list) == 0 {
 		return ""
 	}

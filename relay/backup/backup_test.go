@@ -363,14 +363,14 @@ func TestRestoreRefusesDamagedBackups(t *testing.T) {
 	}
 	names := []string{auth.DatabaseFile, eventlog.FileName, auth.RelayFile, "audit.jsonl", filepath.Join(auth.KeysDir, list[0].Name())}
 	tests := map[string]func(b string) error{
-		"no manifest":      func(b string) error { return os.Remove(filepath.Join(b, ManifestFile)) },
-		"half a manifest":  func(b string) error { return os.Truncate(filepath.Join(b, ManifestFile), 100) },
-		"another epoch":    func(b string) error { return edit(filepath.Join(b, ManifestFile), `"epoch": `, `"epoch": 9`) },
-		"a newer format":   func(b string) error { return edit(filepath.Join(b, ManifestFile), `"format": 1`, `"format": 2`) },
-		"a file elsewhere": func(b string) error { return edit(filepath.Join(b, ManifestFile), `"audit.jsonl"`, `"../audit.jsonl"`) },
-		"a file twice":     func(b string) error { return edit(filepath.Join(b, ManifestFile), `"audit.jsonl"`, `"relay.db"`) },
+		"no manifest":      func(b string) error { return os.Remove(filepath.Join(b, manifestFile)) },
+		"half a manifest":  func(b string) error { return os.Truncate(filepath.Join(b, manifestFile), 100) },
+		"another epoch":    func(b string) error { return edit(filepath.Join(b, manifestFile), `"epoch": `, `"epoch": 9`) },
+		"a newer format":   func(b string) error { return edit(filepath.Join(b, manifestFile), `"format": 1`, `"format": 2`) },
+		"a file elsewhere": func(b string) error { return edit(filepath.Join(b, manifestFile), `"audit.jsonl"`, `"../audit.jsonl"`) },
+		"a file twice":     func(b string) error { return edit(filepath.Join(b, manifestFile), `"audit.jsonl"`, `"relay.db"`) },
 		"an unknown member": func(b string) error {
-			return edit(filepath.Join(b, ManifestFile), `"format": 1`, `"format": 1, "x": 1`)
+			return edit(filepath.Join(b, manifestFile), `"format": 1`, `"format": 1, "x": 1`)
 		},
 	}
 	for _, name := range names {
@@ -454,7 +454,7 @@ func TestBackupRefusesOpenDirectories(t *testing.T) {
 		to := filepath.Join(t.TempDir(), "open")
 		os.Mkdir(to, mode)
 		os.Chmod(to, mode)
-		if _, err := Create(t.Context(), Options{StateDir: dir, Dir: to}); !errors.Is(err, ErrOpenDir) || !strings.Contains(err.Error(), "chmod 0700") {
+		if _, err := Create(t.Context(), Options{StateDir: dir, Dir: to}); !errors.Is(err, errOpenDir) || !strings.Contains(err.Error(), "chmod 0700") {
 			t.Errorf("%v: got %v", mode, err)
 		}
 		if list, _ := os.ReadDir(to); len(list) > 0 {
@@ -482,7 +482,7 @@ func TestInterruptedBackup(t *testing.T) {
 	if err := os.CopyFS(killed, os.DirFS(good.Path)); err != nil {
 		t.Fatal(err)
 	}
-	os.Remove(filepath.Join(killed, ManifestFile))
+	os.Remove(filepath.Join(killed, manifestFile))
 	unlock, err := makePartial(running)
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package backup
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,8 +29,8 @@ const (
 	partialSuffix = ".partial"
 )
 
-// DefaultRate bounds the speed of a backup, bytes per second: half of what a cheap card reads.
-const DefaultRate = 16 << 20
+// backupRate bounds the speed of a backup, bytes per second: half of what a cheap card reads.
+const backupRate = 16 << 20
 
 // Options of Create. StateDir and Dir are required.
 type Options struct {
@@ -39,7 +38,6 @@ type Options struct {
 	Dir      string // the backup is made in a new directory in it
 	Keep     int    // delete the oldest complete backups of this relay beyond so many; 0: none
 	Version  string // of agentctl, for the manifest
-	Rate     int    // bytes per second; default DefaultRate
 	Now      func() time.Time
 }
 
@@ -50,8 +48,8 @@ type Result struct {
 	Deleted []string `json:"deleted"` // backups that Options.Keep has deleted
 }
 
-// ErrOpenDir refuses a directory in which others could read the keys.
-var ErrOpenDir = errors.New("others can read it, and a backup holds the relay's signing keys")
+// errOpenDir refuses a directory in which others could read the keys.
+var errOpenDir = errors.New("others can read it, and a backup holds the relay's signing keys")
 
 // Create makes a backup in a new directory below Options.Dir. The relay may run and write.
 // After a failure nothing is left that Restore takes for a backup.
@@ -91,7 +89,7 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 			_ = os.RemoveAll(partial)
 		}
 	}()
-	b := &creation{Options: &o, copier: newCopier(cmp.Or(o.Rate, DefaultRate)), dir: partial,
+	b := &creation{Options: &o, copier: newCopier(backupRate), dir: partial,
 		manifest: &Manifest{Format: Format, Version: o.Version, CreatedAtMS: began.UnixMilli(), Files: []File{}}}
 	if err := b.run(ctx); err != nil {
 		if storage.Classify(err) == storage.Full || sqlitefile.Code(err) == sqlite3.SQLITE_IOERR { // of the copy's index, on a full disk
@@ -134,9 +132,9 @@ func checkTarget(dir, stateDir string) (string, error) {
 	case !info.IsDir():
 		return "", fmt.Errorf("%s is not a directory", dir)
 	case info.Mode().Perm()&0o077 != 0:
-		return "", fmt.Errorf("%s has mode %04o: %w; run: chmod 0700 %s", dir, info.Mode().Perm(), ErrOpenDir, dir)
+		return "", fmt.Errorf("%s has mode %04o: %w; run: chmod 0700 %s", dir, info.Mode().Perm(), errOpenDir, dir)
 	case !ownedBySelfOrRoot(info):
-		return "", fmt.Errorf("%s belongs to another user: %w; choose a directory of this user", dir, ErrOpenDir)
+		return "", fmt.Errorf("%s belongs to another user: %w; choose a directory of this user", dir, errOpenDir)
 	}
 	return dir, nil
 }
@@ -210,7 +208,7 @@ func prune(dir, relayID string, keep int) (deleted []string, err error) {
 	}
 	for _, path := range own[:max(0, len(own)-keep)] {
 		// Without its manifest the rest is no backup.
-		if err := errors.Join(os.Remove(filepath.Join(path, ManifestFile)), os.RemoveAll(path)); err != nil {
+		if err := errors.Join(os.Remove(filepath.Join(path, manifestFile)), os.RemoveAll(path)); err != nil {
 			return deleted, err
 		}
 		deleted = append(deleted, path)
@@ -252,7 +250,7 @@ func (b *creation) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.Replace(filepath.Join(b.dir, ManifestFile), append(out, '\n'))
+	return atomicfile.Replace(filepath.Join(b.dir, manifestFile), append(out, '\n'))
 }
 
 // copyDatabases copies both databases as they are at one moment, and the keys that relay.db

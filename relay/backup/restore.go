@@ -187,7 +187,7 @@ func (r *restoration) prepare(ctx context.Context) error {
 		}
 	}
 	if record.RelayID != r.manifest.RelayID || record.Epoch != r.manifest.Epoch || log.ID != r.manifest.EventLogID || log.LastSeq != r.manifest.LastSeq {
-		return &DamagedError{r.RestoreOptions.Backup, ManifestFile + " does not describe its databases"}
+		return &DamagedError{r.RestoreOptions.Backup, manifestFile + " does not describe its databases"}
 	}
 	minEpoch, err := r.carryOver(ctx)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // Repair is what helps against a problem.
@@ -72,7 +73,6 @@ const maxProblems = 20
 type checker struct {
 	dir      string
 	uid, gid int // the owner of the directory
-	known    bool
 	report   *Report
 	count    map[string]int // problems of each store, also those that are not listed
 	record   record
@@ -92,7 +92,9 @@ func Run(ctx context.Context, dir string) (*Report, error) {
 		return nil, err
 	}
 	c := &checker{dir: dir, report: &Report{StateDir: dir, Stores: []Store{}, Problems: []Problem{}}, count: map[string]int{}}
-	c.uid, c.gid, c.known = ownerOf(info)
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		c.uid, c.gid = int(st.Uid), int(st.Gid)
+	}
 	for _, part := range []struct {
 		name  string
 		check func(context.Context) (state, detail string)

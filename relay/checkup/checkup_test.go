@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -155,7 +156,7 @@ func TestSound(t *testing.T) {
 		if err == nil && d.IsDir() {
 			return os.Chmod(path, 0o700)
 		}
-		return errorsJoin(err, os.Chmod(path, 0o600))
+		return errors.Join(err, os.Chmod(path, 0o600))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -165,13 +166,6 @@ func TestSound(t *testing.T) {
 	if r := run(t, dir); !r.Sound { // in use by this process, which shares its map of the index
 		t.Errorf("in use: %+v", r.Problems)
 	}
-}
-
-func errorsJoin(a, b error) error {
-	if a != nil {
-		return a
-	}
-	return b
 }
 
 // Each block of each file is damaged in turn, in several ways. What is not noticed must be in a place

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"syscall"
 )
 
 // checkPermissions looks at the directory and the files in it, and at the keys. Nobody but the
@@ -48,8 +49,8 @@ func (c *checker) checkMode(path string, most fs.FileMode) int {
 	if perm := info.Mode().Perm(); perm&^most&0o077 != 0 {
 		c.add(Problem{Store: "directory", Path: path, What: fmt.Sprintf("mode %04o: others can use it", perm), Repair: RepairPermission, Mode: perm & most})
 	}
-	if uid, _, known := ownerOf(info); known && c.known && uid != c.uid {
-		c.add(Problem{Store: "directory", Path: path, What: fmt.Sprintf("it belongs to user %d, and the directory to user %d", uid, c.uid), Repair: RepairPermission})
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != c.uid {
+		c.add(Problem{Store: "directory", Path: path, What: fmt.Sprintf("it belongs to user %d, and the directory to user %d", st.Uid, c.uid), Repair: RepairPermission})
 	}
 	return 1
 }

@@ -3,13 +3,13 @@ package checkup
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
 
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
+	"agentctl/sqlitefile"
 )
 
 // SalvageResult is what Salvage did.
@@ -47,7 +47,7 @@ func Salvage(ctx context.Context, stateDir, dir string, replace bool, now time.T
 	if err != nil {
 		return nil, err
 	}
-	if err := copyDurably(o.To, filepath.Join(staging, eventlog.FileName)); err != nil {
+	if err := sqlitefile.CopyFile(o.To, filepath.Join(staging, eventlog.FileName)); err != nil {
 		return nil, err
 	}
 	aside := auth.AsideName(now)
@@ -56,22 +56,4 @@ func Salvage(ctx context.Context, stateDir, dir string, replace bool, now time.T
 	}
 	result.Replaced = filepath.Join(stateDir, aside)
 	return result, nil
-}
-
-// copyDurably copies a file to a new one.
-func copyDurably(from, to string) (err error) {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	if _, err := io.Copy(out, in); err != nil {
-		return err
-	}
-	return out.Sync()
 }

@@ -21,7 +21,7 @@ import (
 //	events     seq, tenant, type, aggregate_id, payload, created_at
 //	retention  id = 1, mark
 //
-// migrate copies it into a new file beside it, which then takes its name (docs/adr/0015). The old
+// migrate copies it into a new file beside it, which then takes its name (docs/adr/0016). The old
 // file does not change until then, so a migration that is killed begins again at the next Open.
 const (
 	migrationSuffix   = ".new"
@@ -72,23 +72,11 @@ func migrate(ctx context.Context, path string, log *zap.Logger) (err error) {
 // copyEvents makes the new log at path from the events of old, and returns their number.
 func copyEvents(ctx context.Context, old *sql.DB, path string, log *zap.Logger) (n int64, err error) {
 	// Nobody needs the new file if this process ends, so it has no journal and is synced once.
-	db, err := sql.Open("sqlite", sqlitefile.DSN(path, ""))
+	conn, closeConn, err := openScratch(ctx, path, newFilePragmas+"; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -4096")
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	conn, err := db.Conn(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	exec := func(query string) error {
-		_, err := conn.ExecContext(ctx, query)
-		return err
-	}
-	if err := exec(newFilePragmas + "; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -4096"); err != nil {
-		return 0, err
-	}
+	defer func() { err = errors.Join(err, closeConn()) }()
 	var mark uint64
 	var total int64
 	if err := old.QueryRowContext(ctx, "SELECT max(mark, 0), (SELECT count(*) FROM events) FROM retention").Scan(&mark, &total); err != nil {

@@ -103,7 +103,7 @@ func TestMigrate(t *testing.T) {
 		t.Errorf("seq %d after %d", seq, last)
 	}
 	stop()
-	if v, err := Verify(t.Context(), path, VerifyOptions{}); err != nil || len(v.Faults) > 0 || v.Rows != 47 {
+	if v, err := verifyFile(t.Context(), path, VerifyOptions{}); err != nil || len(v.Faults) > 0 || v.Rows != 47 {
 		t.Errorf("%+v, %v", v, err)
 	}
 	if _, err := os.Stat(path + migrationSuffix); !os.IsNotExist(err) {

@@ -68,9 +68,9 @@ const (
 	salvageSuffix = ".salvage" // of the temporary database beside the new log
 	salvageBatch  = 256        // events of one transaction
 
-	// SalvagedType is the type of the event that ends a salvaged log. Its payload has the counts of
+	// salvagedType is the type of the event that ends a salvaged log. Its payload has the counts of
 	// the SalvageReport and up to 32 lost ranges.
-	SalvagedType = "log.salvaged"
+	salvagedType = "log.salvaged"
 )
 
 // Salvage makes a new log of every event that can be read of a damaged one, of either format. The
@@ -144,7 +144,7 @@ func (s *salvage) run(ctx context.Context) (err error) {
 	if err := s.write(ctx, temporary, target); err != nil {
 		return err
 	}
-	if v, err := Verify(ctx, target, VerifyOptions{}); err != nil {
+	if v, err := verifyFile(ctx, target, VerifyOptions{}); err != nil {
 		return err
 	} else if len(v.Faults) > 0 {
 		return fmt.Errorf("the new log is not sound: %w", &v.Faults[0])
@@ -314,5 +314,5 @@ func (s *salvage) salvagedEvent(seq uint64, createdMS int64) kernel.Event {
 		"events": r.Events, "verified": r.Verified, "unverified": r.Unverified, "unreadable": r.Unreadable,
 		"lost": r.Lost[:min(len(r.Lost), 32)], "lost_ranges": len(r.Lost) + r.LostMore, "from": filepath.Base(s.opts.From),
 	})
-	return kernel.Event{Seq: seq, Type: SalvagedType, Aggregate: "eventlog", Payload: payload, CreatedMS: createdMS}
+	return kernel.Event{Seq: seq, Type: salvagedType, Aggregate: "eventlog", Payload: payload, CreatedMS: createdMS}
 }

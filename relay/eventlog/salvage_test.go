@@ -88,7 +88,7 @@ func salvaged(t testing.TB, from string, o SalvageOptions) (*SalvageReport, []ke
 	defer r.Close()
 	events := all(t, r, Query{})
 	last := events[len(events)-1]
-	if last.Type != SalvagedType || int64(len(events)) != report.Events+1 || report.Verified+report.Unverified != report.Events {
+	if last.Type != salvagedType || int64(len(events)) != report.Events+1 || report.Verified+report.Unverified != report.Events {
 		t.Fatalf("%d events, the last is %s; report %+v", len(events), last.Type, report)
 	}
 	if entries, _ := os.ReadDir(filepath.Dir(o.To)); len(entries) != 1 {

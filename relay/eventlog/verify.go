@@ -51,9 +51,8 @@ type VerifyOptions struct {
 	Rate  int   // bytes of rows a second; 0: no limit
 }
 
-// Verify checks the log in a file, which may be in use: all rows against the hashes of their
-// chains. The faults are not an error: the error says that the check could not be made.
-func Verify(ctx context.Context, path string, o VerifyOptions) (Verification, error) {
+// verifyFile is Verify for the log in a file, which may be in use.
+func verifyFile(ctx context.Context, path string, o VerifyOptions) (Verification, error) {
 	r, err := OpenReader(path)
 	if err != nil {
 		return Verification{}, err
@@ -62,8 +61,8 @@ func Verify(ctx context.Context, path string, o VerifyOptions) (Verification, er
 	return r.Verify(ctx, o)
 }
 
-// Verify is the function Verify for an open log. A log of an older agentctl has no hashes: it is
-// only read.
+// Verify checks all rows against the hashes of their chains. The faults are not an error: the error
+// says that the check could not be made. A log of an older agentctl has no hashes: it is only read.
 func (r *Reader) Verify(ctx context.Context, o VerifyOptions) (Verification, error) {
 	v := verifier{r: r, opts: o, result: Verification{Began: time.Now()}, chains: make(map[int64]*chain), bad: make(map[int64]bool)}
 	err := v.run(ctx)

@@ -125,7 +125,7 @@ func TestTamperingIsNoticed(t *testing.T) {
 			case tt.name != "tenant":
 				want = find(tt.tenant, typ, tt.seen)
 			}
-			v, err := Verify(t.Context(), path, VerifyOptions{})
+			v, err := verifyFile(t.Context(), path, VerifyOptions{})
 			if err != nil || len(v.Faults) == 0 || v.Faults[0].Class != tt.class || v.Faults[0].Tenant != tt.tenant || v.Faults[0].Seq != uint64(want) {
 				t.Errorf("%+v, %v; want %s of %s at %d", v, err, tt.class, tt.tenant, want)
 			}
@@ -160,11 +160,11 @@ func TestTamperingIsNoticed(t *testing.T) {
 // A log that was not changed has no faults, and one in which a page cannot be read names the class.
 func TestVerify(t *testing.T) {
 	path, events := closedLog(t)
-	v, err := Verify(t.Context(), path, VerifyOptions{})
+	v, err := verifyFile(t.Context(), path, VerifyOptions{})
 	if err != nil || len(v.Faults) > 0 || v.Rows != int64(len(events)) || v.Ended.IsZero() {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if v, err := Verify(t.Context(), path, VerifyOptions{Class: ClassState}); err != nil || v.Rows != 300 {
+	if v, err := verifyFile(t.Context(), path, VerifyOptions{Class: ClassState}); err != nil || v.Rows != 300 {
 		t.Errorf("%+v, %v", v, err)
 	}
 	for _, class := range []Class{ClassState, ClassCalls} {
@@ -186,7 +186,7 @@ func TestVerify(t *testing.T) {
 		if err := os.WriteFile(damaged, b, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		v, err := Verify(t.Context(), damaged, VerifyOptions{})
+		v, err := verifyFile(t.Context(), damaged, VerifyOptions{})
 		if err != nil || len(v.Faults) == 0 || v.Faults[0].Class != class || v.Faults[0].Seq < events[0].Seq {
 			t.Errorf("%s: %+v, %v", class, v, err)
 		}
@@ -209,12 +209,12 @@ func TestVerify(t *testing.T) {
 		}
 		s.Close()
 	}
-	if _, err := Verify(t.Context(), path+"x", VerifyOptions{}); !errors.Is(err, os.ErrNotExist) {
+	if _, err := verifyFile(t.Context(), path+"x", VerifyOptions{}); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Verify(ctx, path, VerifyOptions{}); !errors.Is(err, context.Canceled) {
+	if _, err := verifyFile(ctx, path, VerifyOptions{}); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }

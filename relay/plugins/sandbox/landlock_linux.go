@@ -40,22 +40,22 @@ const (
 	erratumSignal = 1 << 1
 )
 
-// Available returns nil if programs can be restricted on this machine, or an error that wraps
-// ErrUnavailable and says why not.
+// Available returns nil if programs can be restricted on this machine, or an error that says why
+// not.
 func Available() error {
 	if nativeArch == 0 {
-		return fmt.Errorf("%w: it does not support this processor architecture", ErrUnavailable)
+		return fmt.Errorf("%w: it does not support this processor architecture", errUnavailable)
 	}
 	_, err := kernelABI()
 	switch {
 	case errors.Is(err, syscall.ENOSYS):
-		return fmt.Errorf("%w: this kernel has no Landlock (Linux 5.13 or later, built with CONFIG_SECURITY_LANDLOCK)", ErrUnavailable)
+		return fmt.Errorf("%w: this kernel has no Landlock (Linux 5.13 or later, built with CONFIG_SECURITY_LANDLOCK)", errUnavailable)
 	case errors.Is(err, syscall.EOPNOTSUPP):
-		return fmt.Errorf("%w: Landlock is disabled in this kernel; add it to the boot parameter lsm=", ErrUnavailable)
+		return fmt.Errorf("%w: Landlock is disabled in this kernel; add it to the boot parameter lsm=", errUnavailable)
 	case errors.Is(err, syscall.EPERM):
-		return fmt.Errorf("%w: Landlock is forbidden to this process, by the filter of system calls of a container or a service", ErrUnavailable)
+		return fmt.Errorf("%w: Landlock is forbidden to this process, by the filter of system calls of a container or a service", errUnavailable)
 	case err != nil:
-		return fmt.Errorf("%w: Landlock cannot be used: %w", ErrUnavailable, err)
+		return fmt.Errorf("%w: Landlock cannot be used: %w", errUnavailable, err)
 	}
 	return nil
 }

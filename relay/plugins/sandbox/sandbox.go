@@ -41,8 +41,8 @@ type Policy struct {
 	MaxABI int `json:"max_abi,omitempty"`
 }
 
-// ErrUnavailable is wrapped by the errors of Available.
-var ErrUnavailable = errors.New("no sandbox")
+// errUnavailable begins the errors of Available.
+var errUnavailable = errors.New("no sandbox")
 
 // Limits of a program.
 const (

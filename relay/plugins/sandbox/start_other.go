@@ -8,7 +8,7 @@ import (
 )
 
 // Available returns why programs cannot be restricted here.
-func Available() error { return fmt.Errorf("%w: only Linux has Landlock", ErrUnavailable) }
+func Available() error { return fmt.Errorf("%w: only Linux has Landlock", errUnavailable) }
 
 // Command returns a command that Start refuses.
 func Command(_ Policy, path string) *exec.Cmd { return exec.Command(path) }

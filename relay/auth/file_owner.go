@@ -1,13 +1,11 @@
-//go:build unix
-
-package checkup
+package auth
 
 import (
 	"io/fs"
 	"syscall"
 )
 
-// ownerOf returns the owner of a file, if the file system has owners.
+// ownerOf returns the owner of a file. known is false where the file system has no numeric owners.
 func ownerOf(info fs.FileInfo) (uid, gid int, known bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
