@@ -57,8 +57,7 @@ func dump(t testing.TB, path string, content []byte) string {
 	}
 	defer db.Close()
 	var out strings.Builder
-	var query func(q string) [][]string
-	query = func(q string) (list [][]string) {
+	query := func(q string) (list [][]string) {
 		rows, err := db.Query(q)
 		if err != nil {
 			return [][]string{{err.Error()}}
