@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -244,6 +245,7 @@ func (r *Relay) loadPlugins() error {
 	r.builtins = make(map[string]builtinPlugin)
 	if r.pluginEnabled(PluginTickets) {
 		r.tickets = tickets.New(r.kernel, r.queue)
+		r.tickets.FitLog(cmp.Or(r.opt.Events.MaxBytes, eventlog.DefaultMaxBytes))
 		restored, err := r.tickets.Restore(ctx, r.queue)
 		if err != nil {
 			return fmt.Errorf("rebuild the tickets from the event log: %w", err)

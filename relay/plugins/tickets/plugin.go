@@ -44,6 +44,8 @@ type Plugin struct {
 
 	tickets, text atomic.Int64 // number and bytes, of all tenants
 
+	maxText, maxAllText int // MaxText and MaxAllText, or less in a small log
+
 	mu      sync.RWMutex // protects tenants
 	tenants map[string]*tenant
 }
@@ -54,7 +56,14 @@ func New(k *kernel.Kernel, log kernel.Log) *Plugin {
 	if log == nil {
 		log = &kernel.MemoryLog{Max: 1}
 	}
-	return &Plugin{k: k, log: log, wakeup: make(chan struct{}, 1), tenants: make(map[string]*tenant)}
+	return &Plugin{k: k, log: log, maxText: MaxText, maxAllText: MaxAllText, wakeup: make(chan struct{}, 1), tenants: make(map[string]*tenant)}
+}
+
+// FitLog makes the bounds on text fit an event log of so many bytes. Before that removes old events of
+// a tenant, it stores what is known about each of its tickets again, in the part of the log that is
+// kept free for this; a tenant with more would stop it for good. Call it before Restore.
+func (p *Plugin) FitLog(bytes int64) {
+	p.maxText, p.maxAllText = int(min(MaxText, bytes/32)), int(min(MaxAllText, bytes/4))
 }
 
 var (
@@ -95,7 +104,7 @@ func (p *Plugin) tenant(name string, create bool) *tenant {
 	defer p.mu.Unlock()
 	if t = p.tenants[name]; t == nil && len(p.tenants) < MaxTenants {
 		name = strings.Clone(name) // it may be part of a request's buffer
-		t = newTenant(name)
+		t = newTenant(name, p.maxText)
 		p.tenants[name] = t
 	}
 	return t

@@ -208,6 +208,31 @@ func TestDropsForText(t *testing.T) {
 	}
 }
 
+// TestFitLog: whatever text fills a tenant, a snapshot of it fits into the part of the log that is
+// kept free for snapshots (1/16), also when that is small.
+func TestFitLog(t *testing.T) {
+	const log = 4 << 20
+	for name, text := range map[string]string{"plain": strings.Repeat("x", 1000), "controls": strings.Repeat("\x01", 1000), "markup": strings.Repeat("<", 1000), "short": "."} {
+		d := newHarness(t)
+		d.p.FitLog(log)
+		var err error
+		for n := 0; err == nil && n < MaxUnfinished; n++ {
+			var v view
+			v, err = d.try(ann, "create", object{"title": "t", "body": text})
+			for i := 0; err == nil && i < 20; i++ {
+				_, err = d.try(ann, "comment", object{"id": v.Ticket.ID, "text": text})
+			}
+		}
+		size := 0
+		for _, e := range d.p.Snapshot() {
+			size += len(e.Payload) + 100
+		}
+		if reason(err) != "full" || size > log/16 || size < log/128 {
+			t.Errorf("%s: a snapshot of %d bytes, %v", name, size, err)
+		}
+	}
+}
+
 // TestManyDrops: more small tickets than one append takes give way to a large one.
 func TestManyDrops(t *testing.T) {
 	d := newHarness(t)

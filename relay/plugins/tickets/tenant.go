@@ -21,6 +21,7 @@ import (
 // so readers never wait for a disk. Lock order: changeSlot, then mu.
 type tenant struct {
 	name       string
+	maxText    int
 	changeSlot chan struct{} // capacity 1: held while a change is made
 
 	waiting atomic.Int32 // changes that wait for the slot
@@ -30,7 +31,7 @@ type tenant struct {
 	order   []string          // ids, ascending
 	keys    map[string]string // idempotency key -> id
 	count   map[Status]int
-	text    int // bytes of titles, bodies and comments
+	text    int // size of the tickets
 }
 
 // entry is a ticket with the parts of it that are not shown.
@@ -40,8 +41,8 @@ type entry struct {
 }
 
 // newTenant makes a tenant without tickets.
-func newTenant(name string) *tenant {
-	return &tenant{name: name, changeSlot: make(chan struct{}, 1), tickets: make(map[string]*entry),
+func newTenant(name string, maxText int) *tenant {
+	return &tenant{name: name, maxText: maxText, changeSlot: make(chan struct{}, 1), tickets: make(map[string]*entry),
 		keys: make(map[string]string), count: make(map[Status]int)}
 }
 
@@ -186,7 +187,7 @@ func (t *tenant) dropsFor(text, more int, keep string) (drop []string, ok bool) 
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	surplus := len(t.tickets) - t.unfinishedLocked() + more - MaxFinished
-	excess := t.text + text - MaxText
+	excess := t.text + text - t.maxText
 	if surplus <= 0 && excess <= 0 {
 		return nil, true
 	}

@@ -102,7 +102,7 @@ type Comment struct {
 const (
 	MaxUnfinished = 2000    // tickets that are not finished
 	MaxFinished   = 500     // beyond it, the ticket finished longest ago is dropped
-	MaxText       = 8 << 20 // bytes of titles, bodies and comments; finished tickets are dropped
+	MaxText       = 8 << 20 // bytes of its tickets in the event log (size); finished tickets are dropped
 	MaxComments   = 100     // of one ticket
 	MaxTitle      = 200
 	MaxBody       = 8000
@@ -119,15 +119,35 @@ const (
 	minExpiry, maxExpiry, defaultExpiry = 10, 604800, 3600 // seconds
 )
 
-// size is the number of bytes that a ticket counts towards MaxText. It counts texts alone; the
-// bounds on tickets and comments cover the rest.
+// size is the number of bytes that a ticket counts towards MaxText: about what a snapshot of it has in
+// the event log, which needs room for those of a tenant before it can remove anything of it.
 func (t *Ticket) size() int {
-	n := len(t.Title) + len(t.Body)
+	n := ticketSize + jsonSize(t.Title) + jsonSize(t.Body)
 	if t.Approval != nil {
-		n += len(t.Approval.Action)
+		n += jsonSize(t.Approval.Action)
 	}
 	for i := range t.Comments {
-		n += len(t.Comments[i].Text)
+		n += commentSize + jsonSize(t.Comments[i].Text)
+	}
+	return n
+}
+
+// Sizes in the event log without the texts: ids, actors, times and the chain.
+const (
+	ticketSize  = 512
+	commentSize = 160
+)
+
+// jsonSize returns how many bytes a text has in JSON, where a control character takes six.
+func jsonSize(s string) int {
+	n := len(s)
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c == '"', c == '\\', c == '\n', c == '\t', c == '\r':
+			n++
+		case c < 0x20, c == '<', c == '>', c == '&':
+			n += 5
+		}
 	}
 	return n
 }

@@ -274,7 +274,7 @@ func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 	if p.tickets.Load() >= MaxAllTickets {
 		return nil, errFull("this relay keeps as many tickets as it can")
 	}
-	drop, err := p.dropsForText(t, len(pl.Title)+len(pl.Body)+len(pl.Action), "")
+	drop, err := p.dropsForText(t, ticketSize+jsonSize(pl.Title)+jsonSize(pl.Body)+jsonSize(pl.Action), "")
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +295,7 @@ func (p *Plugin) dropsForText(t *tenant, text int, keep string) (drop []string, 
 	switch {
 	case !ok:
 		return nil, errFull("the unfinished tickets hold as much text as they may; close some")
-	case p.text.Load()+int64(text) > MaxAllText:
+	case p.text.Load()+int64(text) > int64(p.maxAllText):
 		return nil, errFull("this relay keeps as much text of tickets as it can")
 	}
 	return drop, nil
@@ -386,7 +386,7 @@ func comment(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result,
 		if n > 0 {
 			n = k.Comments[n-1].N
 		}
-		drop, err := p.dropsForText(t, len(a.Text), k.ID)
+		drop, err := p.dropsForText(t, commentSize+jsonSize(a.Text), k.ID)
 		if err != nil {
 			return nil, err
 		}
