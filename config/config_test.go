@@ -365,6 +365,19 @@ func TestDamagedSettings(t *testing.T) {
 	if c, err := s.Load(); err != nil || c.Damage == nil || c.Damage.Aside == "" {
 		t.Errorf("a directory: %v, %+v", err, c)
 	}
+	if err := os.Symlink(SettingsFile, filepath.Join(dir, SettingsFile)); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := s.Load(); err != nil || c.Damage == nil || c.Damage.Aside == "" {
+		t.Errorf("a link to itself: %v, %+v", err, c)
+	}
+	if err := os.WriteFile(filepath.Join(dir, SettingsFile), good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.NoSaved = true
+	if c, err := s.Load(); err != nil || c.Damage != nil || slices.Contains(c.Files, c.SettingsPath()) {
+		t.Errorf("without the saved settings: %v, %+v", err, c)
+	}
 }
 
 func noEnv(string) (string, bool) { return "", false }

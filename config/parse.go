@@ -54,13 +54,17 @@ func ReadFile(path string) (Settings, Errors) {
 // readRegular reads a regular file of bounded size. O_NONBLOCK keeps the open of a FIFO
 // from waiting for a writer.
 func readRegular(path string) ([]byte, error) {
+	notRegular := &Error{Where: path, Problem: "is not a regular file; write the settings into a YAML file"}
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.ENXIO) || errors.Is(err, syscall.ELOOP) { // a socket, a circle of links
+		return nil, notRegular
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
 	defer func() { _ = f.Close() }()
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil, &Error{Where: path, Problem: "is not a regular file; write the settings into a YAML file"}
+		return nil, notRegular
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
 	if err != nil {

@@ -3,6 +3,8 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -106,11 +108,19 @@ func writeSettings(path string, s Settings) error {
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("save the settings: %w", err)
+	if err = atomicfile.MkdirAll(filepath.Dir(path), 0o700); err == nil {
+		err = atomicfile.Replace(path, text)
 	}
-	if err := atomicfile.Replace(path, text); err != nil {
-		return fmt.Errorf("save the settings: %w", err)
+	// The path of the error is that of a temporary file, which nobody can look for.
+	pathErr, link := (*fs.PathError)(nil), (*os.LinkError)(nil)
+	switch {
+	case errors.As(err, &pathErr):
+		err = pathErr.Err
+	case errors.As(err, &link):
+		err = link.Err
+	}
+	if err != nil {
+		return fmt.Errorf("save the settings in %s: %w", path, err)
 	}
 	return nil
 }

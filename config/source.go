@@ -33,6 +33,7 @@ type Source struct {
 	// SetAside makes Load set a damaged file of saved settings aside, and go on with those in it that
 	// are valid: it is the program that writes the file, and a board must start without a person.
 	SetAside bool
+	NoSaved  bool // leave the saved settings out: the disk that they are on does not answer
 }
 
 // NewSource returns the source of this user, or of the service. path names another file, which
@@ -120,6 +121,9 @@ func (c *Config) addFile(path string, required bool) Errors {
 //
 // state_dir and socket are refused there: the path of the file itself depends on state_dir.
 func (s Source) addSaved(c *Config) Errors {
+	if s.NoSaved {
+		return nil
+	}
 	path := c.SettingsPath()
 	saved, errs := readSaved(path)
 	switch {

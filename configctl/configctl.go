@@ -125,6 +125,11 @@ func (s *Session) Change(ctx context.Context, key *config.Key, value any, dryRun
 	if err != nil {
 		return nil, err
 	}
+	if s.Daemon != nil {
+		if err := s.Daemon.CheckDisk(ctx); err != nil {
+			return nil, err
+		}
+	}
 	viaSocket := s.Daemon != nil && value != nil && isInterval(key)
 	saved, errs := config.ReadFile(path)
 	if len(errs) > 0 && !config.IsMissing(errs) && !viaSocket {

@@ -62,6 +62,24 @@ type Client struct {
 	hello Hello
 }
 
+// ErrDiskHung reports a state directory whose disk does not answer. A process that used it could not
+// even be killed.
+var ErrDiskHung = errors.New("the disk of the daemon's state directory does not answer; see: agentctl doctor")
+
+// CheckDisk returns ErrDiskHung where the daemon says that its disk hangs. Commands that use files
+// of the state directory themselves call it first.
+func (c *Client) CheckDisk(ctx context.Context) error {
+	var s struct {
+		StateDir struct {
+			State string `json:"state"`
+		} `json:"state_dir"`
+	}
+	if err := c.Status(ctx, &s); err == nil && s.StateDir.State == "hung" {
+		return ErrDiskHung
+	}
+	return nil
+}
+
 // Dial connects to the daemon at path and says hello. Errors include ErrNotRunning,
 // ErrPermission and *Error.
 func Dial(ctx context.Context, path string) (*Client, error) {

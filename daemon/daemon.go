@@ -89,7 +89,6 @@ type Daemon struct {
 	id     *enroll.Identity
 	unlock func() // the state directory; nil: it could not be locked
 	disk   *statedir.Monitor
-	damage []*atomicfile.Damage // files that could not be used at the start
 	log    *zap.Logger
 	level  zap.AtomicLevel
 	reload <-chan os.Signal
@@ -108,8 +107,9 @@ type Daemon struct {
 	reloadMu      sync.Mutex // serializes changes of the configuration and of its files
 	mu            sync.Mutex // protects the fields below
 	cfg           *config.Config
-	configError   string   // why the present files are not in force, "" when they are
-	restartNeeded []string // keys whose change waits for a restart
+	damage        []*atomicfile.Damage // files that could not be used at the start
+	configError   string               // why the present files are not in force, "" when they are
+	restartNeeded []string             // keys whose change waits for a restart
 	member        membership
 	socketModules []string // modules of the prober that clients of the socket started
 }

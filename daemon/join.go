@@ -173,6 +173,8 @@ func (d *Daemon) replaceMembership(m membership, o deviceOptions) {
 	if old := d.membership(); m.cred != nil || old.cred != nil || old.err != nil {
 		if _, err := statedir.Do(d.disk, func() (struct{}, error) { return struct{}{}, d.id.Reload() }); err != nil {
 			d.log.Warn("the identity could not be read again", zap.Error(err))
+		} else {
+			d.forgetUnused(enroll.FileName)
 		}
 		o.InstanceID = d.id.InstanceID()
 		if m.keeper != nil {

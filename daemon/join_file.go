@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"agentctl/config"
+	"agentctl/statedir"
 	"agentctl/transport/enroll"
 )
 
@@ -47,6 +48,9 @@ func (d *Daemon) joinByFile(ctx context.Context) {
 		var line enroll.JoinLine
 		if err == nil {
 			line, err = enroll.ParseJoinLine(text)
+		}
+		if err == nil && d.disk.Status().State == statedir.Hung { // a join would wait for it, and could not be ended
+			err = &enroll.StorageError{Dir: d.disk.Dir(), Err: statedir.ErrHung}
 		}
 		if err == nil && enroll.HasLeft(d.config().Text("state_dir"), line.Code) {
 			d.log.Info("the join file is not used: this board has left with its code", zap.String("file", path))

@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"errors"
+	"io/fs"
+	"path/filepath"
 
 	"agentctl/enrollment"
 	"agentctl/transport/enroll"
@@ -34,12 +36,17 @@ func JoinHint(err error) string {
 	var storage *enroll.StorageError
 	var joined *enroll.JoinedError
 	var damaged *enroll.DamagedError
+	var file *fs.PathError
 	var configured *ConfiguredRelayError
 	switch {
 	case errors.As(err, &storage):
 		return "free or repair the disk, or give the state directory to this user, then do the same again: nothing is lost"
 	case errors.As(err, &joined):
 		return "leave it first: agentctl leave, then do the same again"
+	case errors.As(err, &file) && errors.Is(err, fs.ErrPermission):
+		return "give it to the daemon's user: sudo chown --reference=" + filepath.Dir(file.Path) + " " + file.Path
+	case errors.As(err, &file):
+		return "repair the disk: see dmesg; the daemon reads the file again when the disk works"
 	case errors.As(err, &damaged):
 		return "restore the file, or join again, which keeps the damaged one under another name: " + newInvite
 	case errors.As(err, &configured):

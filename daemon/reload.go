@@ -11,9 +11,11 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/atomicfile"
 	"agentctl/config"
 	"agentctl/control"
 	"agentctl/statedir"
+	"agentctl/transport/enroll"
 )
 
 const (
@@ -21,6 +23,20 @@ const (
 	diskPolls          = 2               // polls per probe of the state directory
 	updateCheckPolls   = 20              // polls per update check: one check a minute
 )
+
+// Load reads the configuration for New, and waits for the disk ten seconds at most. Saved settings
+// on a disk that does not answer are left out; the daemon reads them when it does.
+func Load(s config.Source) (*config.Config, error) {
+	c, err := statedir.Do(statedir.New(""), s.Load)
+	if !errors.Is(err, statedir.ErrHung) {
+		return c, err
+	}
+	s.NoSaved = true
+	if c, err = statedir.Do(statedir.New(""), s.Load); err == nil {
+		c.Damage = &atomicfile.Damage{Path: c.SettingsPath(), Problem: statedir.ErrHung.Error()}
+	}
+	return c, err
+}
 
 // watchConfig reloads the configuration when one of its files changed, or when the caller
 // of New asks for it, and checks for a staged binary, until ctx ends.
@@ -54,7 +70,17 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 		case <-ticker.C:
 		}
 		if polls++; polls%diskPolls == 0 {
-			diskState = d.pollStateDir(diskState)
+			before := diskState
+			diskState = d.pollStateDir(before)
+			if diskState == statedir.OK && before != statedir.OK { // what could not be read may be sound
+				identitySaved = d.retryIdentity()
+				if d.isUnused(config.SettingsFile) {
+					_ = d.reloadConfig() // logged, and shown by status
+				}
+				if d.membership().err != nil {
+					_ = d.updateMembership() // likewise
+				}
+			}
 		}
 		now, credential, err := d.filesOnDisk()
 		if err != nil {
@@ -96,6 +122,9 @@ func (d *Daemon) filesOnDisk() (configuration, credential string, err error) {
 // retryIdentity saves an identity that could not be saved, and reports whether that is done.
 func (d *Daemon) retryIdentity() bool {
 	done, _ := statedir.Do(d.disk, func() (bool, error) { return d.id.RetrySave(), nil })
+	if done && d.id.Damage() == nil {
+		d.forgetUnused(enroll.FileName)
+	}
 	return done
 }
 
@@ -116,6 +145,9 @@ func (d *Daemon) reloadLocked() error {
 	c, err := statedir.Do(d.disk, d.source.Load)
 	if err == nil {
 		err = d.apply(old, c)
+	}
+	if err == nil {
+		d.forgetUnused(config.SettingsFile)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

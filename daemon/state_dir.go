@@ -52,6 +52,29 @@ func (d *Daemon) openStateDir(stateDir string) error {
 	return nil
 }
 
+// isUnused reports whether a file of the state directory is not used and still in its place.
+func (d *Daemon) isUnused(name string) bool {
+	return slices.ContainsFunc(d.damages(), func(damage *atomicfile.Damage) bool {
+		return damage.Aside == "" && filepath.Base(damage.Path) == name
+	})
+}
+
+// forgetUnused ends the report of a file that was not used, because it is now.
+func (d *Daemon) forgetUnused(name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.damage = slices.DeleteFunc(slices.Clone(d.damage), func(damage *atomicfile.Damage) bool {
+		return damage.Aside == "" && filepath.Base(damage.Path) == name
+	})
+}
+
+// damages returns the files that could not be used. The caller does not change the slice.
+func (d *Daemon) damages() []*atomicfile.Damage {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.damage
+}
+
 // setNode stores the node that a relay assigned, and reports whether it is another one than before.
 func (d *Daemon) setNode(nodeID, tenant string) (changed bool) {
 	changed, isSame := d.id.Assign(nodeID, tenant)
@@ -145,20 +168,20 @@ func (s *StateDirStatus) SetAsideHint() string {
 
 // stateDirStatus collects StateDirStatus without access to the disk.
 func (d *Daemon) stateDirStatus() StateDirStatus {
-	disk := d.disk.Status()
+	disk, damages := d.disk.Status(), d.damages()
 	s := StateDirStatus{Path: d.disk.Dir(), State: disk.State, Detail: disk.Detail, FreeBytes: disk.FreeBytes, SinceMS: wallMS(disk.Since)}
 	for _, name := range disk.Damaged {
 		file := SetAsideFile{Aside: name}
 		file.File, _, _ = strings.Cut(name, atomicfile.AsideMark)
 		file.File, _, _ = strings.Cut(file.File, history.AsideMark)
-		for _, damage := range d.damage {
+		for _, damage := range damages {
 			if filepath.Base(damage.Aside) == name {
 				file.Problem = damage.Problem
 			}
 		}
 		s.SetAside = append(s.SetAside, file)
 	}
-	for _, damage := range d.damage {
+	for _, damage := range damages {
 		if damage.Aside == "" {
 			s.SetAside = append(s.SetAside, SetAsideFile{File: filepath.Base(damage.Path), Problem: damage.Problem})
 		}

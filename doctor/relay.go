@@ -44,8 +44,10 @@ func (t *target) checkRelay(ctx context.Context, st *daemon.Status) []Finding {
 	if relay == "" && st != nil && st.Link.Relay != "" {
 		relay, origin = st.Link.Relay, "the running daemon"
 	}
-	if c := t.credential(); relay == "" && c != nil {
-		relay, origin = c.Relay, "the join of this board"
+	if relay == "" && st == nil { // a daemon that answers knows it, and whether its disk can be read
+		if c := t.credential(); c != nil {
+			relay, origin = c.Relay, "the join of this board"
+		}
 	}
 	if relay == "" {
 		return []Finding{skip("relay", "no relay configured; this board works alone", "")}

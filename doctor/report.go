@@ -32,6 +32,7 @@ import (
 	"time"
 
 	"agentctl/config"
+	"agentctl/control"
 )
 
 // Status is the result of a check.
@@ -89,7 +90,7 @@ type check struct {
 // Examine runs all checks. A check that hangs in the kernel, such as on a dead network
 // mount, keeps its goroutine: the process is expected to end soon.
 func Examine(ctx context.Context, o Options) *Report {
-	return runChecks(ctx, resolveUntil(o, resolveTimeout).checks(), checkTimeout)
+	return runChecks(ctx, resolveUntil(ctx, o, resolveTimeout).checks(), checkTimeout)
 }
 
 // resolveTimeout bounds the time to read the configuration.
@@ -97,13 +98,22 @@ const resolveTimeout = 2 * time.Second
 
 // resolveUntil is resolve with a bound: the saved settings are on the disk that may be the trouble.
 // What the flags say is better than no report.
-func resolveUntil(o Options, limit time.Duration) *target {
+func resolveUntil(ctx context.Context, o Options, limit time.Duration) *target {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if cl, err := control.Dial(ctx, o.Socket); err == nil {
+		err = cl.CheckDisk(ctx)
+		_ = cl.Close()
+		if err != nil { // a process that reads there cannot end
+			return fallback(o, errors.New("not checked: the saved settings are on a disk that does not answer"))
+		}
+	}
 	done := make(chan *target, 1)
 	go func() { done <- resolve(o) }()
 	select {
 	case t := <-done:
 		return t
-	case <-time.After(limit):
+	case <-ctx.Done():
 		return fallback(o, errors.New("the files of the configuration cannot be read: no answer in time"))
 	}
 }

@@ -59,6 +59,10 @@ func Find(ctx context.Context, o Options) (*Target, error) {
 		cl.Close()
 		return nil, err
 	}
+	if err := cl.CheckDisk(ctx); err != nil {
+		cl.Close()
+		return nil, err
+	}
 	text := func(key string) string { s, _ := v.Values[key].(string); return s }
 	t := &Target{StateDir: text("state_dir"), Daemon: cl, relay: text("relay"), origin: v.Origins["relay"],
 		name: text("name"), tokenFile: text("token_file"), caFile: text("ca_file"), caSHA256: text("ca_sha256")}

@@ -101,6 +101,9 @@ func (p *prober) read() error {
 		return p.write() // once
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.EACCES) {
+		return p.write() // a daemon of another user made it
+	}
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"agentctl/control"
 	"agentctl/daemon"
 	"agentctl/duration"
+	"agentctl/statedir"
 	"agentctl/transport/enroll"
 )
 
@@ -122,11 +123,13 @@ func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 	}
 	first := source
 	first.SetAside = o.mock == 0
-	if o.cfg, err = first.Load(); config.InFile(err) {
+	if o.cfg, err = daemon.Load(first); config.InFile(err) {
 		if errors.Is(err, fs.ErrPermission) {
 			return source, exit(exitFailure, "%w\nrun this as its owner, or choose another with --state-dir or --config", err)
 		}
 		return source, exit(exitFailure, "%w\nfix it, and check it with: agentctl config validate", err)
+	} else if errors.Is(err, statedir.ErrHung) {
+		return source, exit(exitFailure, "read the configuration: %w; see dmesg", err)
 	} else if err != nil {
 		return source, exit(exitUsage, "%w", err)
 	}

@@ -73,7 +73,11 @@ func (s *Store) tryDB(fn func(*db) error) (err error) {
 		return fmt.Errorf("open history %s: %w", s.path, err)
 	}
 	if err := fn(s.db); err != nil {
-		return fmt.Errorf("history %s: %w", s.path, err)
+		err = fmt.Errorf("history %s: %w", s.path, err)
+		if e, ok := errors.AsType[*sqlite.Error](err); ok && e.Code()&0xff == sqlite3.SQLITE_IOERR { // a WAL index that was written in part stays wrong for as long as it is open
+			_ = s.closeDB() // it may fail for the same reason
+		}
+		return err
 	}
 	return nil
 }

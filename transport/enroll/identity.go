@@ -145,7 +145,11 @@ func reasonOf(err error) string {
 }
 
 // Damage reports the file that Load could not use, nil when it could or there was none.
-func (id *Identity) Damage() *atomicfile.Damage { return id.damage }
+func (id *Identity) Damage() *atomicfile.Damage {
+	id.mu.Lock()
+	defer id.mu.Unlock()
+	return id.damage
+}
 
 // read reads and checks an identity file.
 func read(path string) (d data, err error) {
@@ -200,8 +204,8 @@ func (id *Identity) RetrySave() (done bool) {
 		if atomicfile.MkdirAll(filepath.Dir(id.path), 0o700) != nil || id.Save() != nil {
 			return false
 		}
-	} else if id.damage != nil {
-		return true // it stays until a person has seen to it
+	} else if damage := id.Damage(); damage != nil && id.Reload() != nil {
+		return damage.Aside != "" // else the disk works again, or a person sees to it, later
 	}
 	id.mu.Lock()
 	id.unsaved = false
@@ -276,6 +280,9 @@ func (id *Identity) Reload() error {
 	id.mu.Lock()
 	defer id.mu.Unlock()
 	id.d, id.unsaved = d, false
+	if id.damage != nil && id.damage.Aside == "" {
+		id.damage = nil // it was the disk, or its owner
+	}
 	return nil
 }
 
@@ -284,8 +291,8 @@ func (id *Identity) Reload() error {
 func (id *Identity) Save() error {
 	id.file.Lock()
 	defer id.file.Unlock()
-	if id.damage != nil && id.damage.Aside == "" && exists(filepath.Dir(id.path), FileName) {
-		return id.damage
+	if damage := id.Damage(); damage != nil && damage.Aside == "" && exists(filepath.Dir(id.path), FileName) {
+		return damage
 	}
 	if err := saveJSON(id.path, id.data()); err != nil {
 		return fmt.Errorf("write the identity %s: %w", id.path, err)

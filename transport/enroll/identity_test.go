@@ -114,11 +114,18 @@ func TestIdentityUnreadable(t *testing.T) {
 		if _, err := id.SetNode(manifest.NewNodeID(), "home"); err == nil {
 			t.Errorf("%v: the new identity was saved", fault)
 		}
-		if !id.RetrySave() {
-			t.Errorf("%v: RetrySave wants another attempt", fault)
+		if id.RetrySave() {
+			t.Errorf("%v: RetrySave wants no other attempt", fault)
 		}
 		if b, _ := os.ReadFile(id.path); string(b) != "precious" {
 			t.Errorf("%v: the file was replaced", fault)
+		}
+		// The disk works again, or a person saw to the file.
+		if err := os.WriteFile(id.path, []byte(`{"instance_id":"4c1d0cb2a6cf4d8b9a1c3f0f5f2b7e61","node_id":"`+id.NodeID()+`"}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if !id.RetrySave() || id.Damage() != nil || id.InstanceID() != "4c1d0cb2a6cf4d8b9a1c3f0f5f2b7e61" {
+			t.Errorf("%v: the file is not read again: %v", fault, id.Damage())
 		}
 	}
 }
