@@ -69,7 +69,8 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 			continue
 		case <-ticker.C:
 		}
-		if polls++; polls%diskPolls == 0 {
+		// A fault is polled more often: its end shows two polls later, since a poll does not wait.
+		if polls++; polls%diskPolls == 0 || diskState != statedir.OK || d.disk.Status().State != statedir.OK {
 			before := diskState
 			diskState = d.pollStateDir(before)
 			if diskState == statedir.OK && before != statedir.OK { // what could not be read may be sound
