@@ -23,6 +23,12 @@ type callBody struct {
 	Arguments strictjson.Raw `json:"arguments"`
 }
 
+// parse decodes a body and reports whether it is one.
+func (b *callBody) parse(body []byte) bool {
+	defer strictjson.Turn(len(body))()
+	return strictjson.Unmarshal(body, b) == nil && b.Tool != "" && (len(b.Arguments) == 0 || b.Arguments[0] == '{')
+}
+
 // toolsCall serves POST /mcp/tools/call: a unary call, or a stream.
 //
 //	readCall ── refused ──────────────> audit, error envelope
@@ -94,7 +100,7 @@ func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Re
 		return bad("the body did not arrive whole and in time")
 	}
 	var b callBody
-	if err := strictjson.Unmarshal(body, &b); err != nil || b.Tool == "" || (len(b.Arguments) > 0 && b.Arguments[0] != '{') {
+	if !b.parse(body) {
 		return bad(`the body must be strict JSON of the form {"tool":"...","arguments":{...}} with no other keys`)
 	}
 	kr.Tool, kr.Arguments, kr.Stream = b.Tool, []byte(b.Arguments), isStreamTool(b.Tool)

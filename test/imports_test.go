@@ -111,7 +111,7 @@ var allowed = map[string]string{
 	"relay/auth":                "enrollment manifest relay/storage sqlitefile",
 	"relay/backup":              "atomicfile manifest relay/auth relay/eventlog relay/storage sqlitefile strictjson",
 	"relay/pipeline":            "",
-	"relay/kernel":              "manifest relay/pipeline",
+	"relay/kernel":              "manifest relay/pipeline strictjson",
 	"relay/audit":               "relay/kernel relay/storage transport/edge",
 	"relay/checkup":             "manifest relay/auth relay/eventlog sqlitefile",
 	"relay/eventlog":            "atomicfile relay/kernel relay/storage sqlitefile transport/fanout",

@@ -10,6 +10,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"agentctl/manifest"
+	"agentctl/strictjson"
 )
 
 // A call passes through these functions:
@@ -270,7 +271,7 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 		r.Arguments = []byte("{}")
 	}
 	if t.CheckArguments != nil {
-		args, err := t.CheckArguments(r.Arguments)
+		args, err := t.checkArguments(r.Arguments)
 		if err != nil {
 			return nil, err
 		}
@@ -283,6 +284,12 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 		defer t.Limit.Release()
 	}
 	return k.callPlugin(ctx, e.plugin, r)
+}
+
+// checkArguments is CheckArguments in its turn.
+func (t *Tool) checkArguments(args []byte) ([]byte, error) {
+	defer strictjson.Turn(len(args))()
+	return t.CheckArguments(args)
 }
 
 func (k *Kernel) dispatchRead(ctx context.Context, r *Request) (*Result, error) {
