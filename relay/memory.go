@@ -35,6 +35,8 @@ const (
 	minTrimSizeAfterLoad     = 2 << 20
 	minTrimIntervalAfterLoad = 10 * time.Second
 	loadAllocation           = 8 << 20 // bytes a second
+	// A relay that is never calm returns what is far more than it uses, once a load is over.
+	minTrimSizeBusy = 64 << 20
 )
 
 // tuneGC sets what does not change. GOGC and GOMEMLIMIT in the environment win.
@@ -73,6 +75,7 @@ type memoryTuner struct {
 	percent     int    // GC percent in force; 0: GOGC decides
 	allocated   uint64 // bytes since the start, at the last adjust
 	calmSeconds int    // in a row
+	lessSeconds int    // the same, without a load
 	hadLoad     bool   // since the last trim
 	trimmedAt   time.Time
 }
@@ -98,7 +101,8 @@ func (m *memoryTuner) run(ctx context.Context) {
 //
 // It returns memory to the system when all three hold: no more than maxCalmAllocation was
 // allocated in each of the last minCalmSeconds, at least minTrimSize can be returned, and
-// the last time was minTrimInterval ago. After a load both bounds are lower.
+// the last time was minTrimInterval ago. After a load both bounds are lower. A relay that is busy
+// but under no load returns minTrimSizeBusy and more.
 func (m *memoryTuner) adjust(now time.Time) {
 	metrics.Read(m.samples)
 	live, allocs, objects, free := uint64Of(&m.samples[0]), uint64Of(&m.samples[1]), uint64Of(&m.samples[2]), uint64Of(&m.samples[3])
@@ -111,20 +115,35 @@ func (m *memoryTuner) adjust(now time.Time) {
 		m.percent = p
 		debug.SetGCPercent(p)
 	}
-	if m.calmSeconds++; allocs-m.allocated > maxCalmAllocation {
+	if m.mayTrim(now, allocs, objects-min(live, objects)+free) {
+		debug.FreeOSMemory()
+	}
+}
+
+// mayTrim reports whether memory is to be returned now, and notes that it was. It is called each
+// second, with the bytes allocated since the start and those that can be returned.
+func (m *memoryTuner) mayTrim(now time.Time, allocs, unused uint64) bool {
+	rate := allocs - m.allocated
+	m.allocated = allocs
+	m.calmSeconds++
+	m.lessSeconds++
+	if rate > maxCalmAllocation {
 		m.calmSeconds = 0
 	}
-	m.hadLoad = m.hadLoad || allocs-m.allocated > loadAllocation
-	m.allocated = allocs
-	garbage := objects - min(live, objects)
+	if rate > loadAllocation {
+		m.lessSeconds, m.hadLoad = 0, true
+	}
 	size, interval := uint64(minTrimSize), minTrimInterval
 	if m.hadLoad {
 		size, interval = minTrimSizeAfterLoad, minTrimIntervalAfterLoad
 	}
-	if m.calmSeconds >= minCalmSeconds && garbage+free >= size && now.Sub(m.trimmedAt) >= interval {
-		m.trimmedAt, m.hadLoad = now, false
-		debug.FreeOSMemory()
+	isCalm := m.calmSeconds >= minCalmSeconds && unused >= size
+	isExcess := m.lessSeconds >= minCalmSeconds && unused >= minTrimSizeBusy
+	if !isCalm && !isExcess || now.Sub(m.trimmedAt) < interval {
+		return false
 	}
+	m.trimmedAt, m.hadLoad = now, false
+	return true
 }
 
 // uint64Of returns the value of a runtime metric, 0 if this runtime does not have it.

@@ -56,4 +56,30 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	}
 }
 
+// TestMemoryOfABusyRelay: after a load a relay returns what is far more than it uses, although
+// there is always some traffic.
+func TestMemoryOfABusyRelay(t *testing.T) {
+	var m memoryTuner
+	now, allocs := time.Now(), uint64(0)
+	second := func(rate, unused uint64) bool {
+		now = now.Add(time.Second)
+		allocs += rate
+		return m.mayTrim(now, allocs, unused)
+	}
+	const busy = 2 * maxCalmAllocation
+	if second(2*loadAllocation, 1<<30) {
+		t.Error("returned under load")
+	}
+	for after := 1; !second(busy, minTrimSizeBusy); after++ {
+		if after == minCalmSeconds {
+			t.Fatal("nothing was returned")
+		}
+	}
+	for range 3 * minCalmSeconds {
+		if second(busy, minTrimSizeBusy-1) {
+			t.Fatal("what a busy relay will need again was returned")
+		}
+	}
+}
+
 var sink []byte
