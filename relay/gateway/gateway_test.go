@@ -139,7 +139,7 @@ func TestMaxSubscribers(t *testing.T) {
 	g := start(t, Options{MaxSubscribers: 2})
 	a := g.open("")
 	g.open("")
-	if status, h, body := g.request("GET", StreamPath, ""); status != http.StatusServiceUnavailable || h.Get("Retry-After") == "" {
+	if status, h, body := g.request("GET", StreamPath, ""); status != http.StatusTooManyRequests || h.Get("Retry-After") == "" {
 		t.Errorf("the third: %d %s", status, body)
 	}
 	_ = a.conn.Close()

@@ -71,7 +71,7 @@ func (g *Gateway) acquireStream(id Identity) (*quota, error) {
 	if n := g.subscribers.Add(1); n > int64(g.opts.MaxSubscribers) {
 		g.subscribers.Add(-1)
 		g.refusedStreams.Add(1)
-		return nil, unavailable("the gateway has as many subscribers as it may have")
+		return nil, rateLimited("the gateway has as many subscribers as it may have; connect again later", 10*time.Second)
 	}
 	q := g.quotas.acquireStream(id.key(), id.isShared, max(1, g.opts.MaxSubscribers/identityShare))
 	if q == nil {
