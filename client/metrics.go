@@ -20,7 +20,8 @@ import (
 //
 // The events of a stream are a closed set (RFC-0009 §5): metric, ping and close. Any other one is
 // a *ProtocolError, and so are a ping or close with other data than RFC-0009 has, and a frame that
-// is not exactly what the schema of frames says of the node of the tool: a program that reads frames needs no checks of its own.
+// violates the schema of frames or is of another node than the tool's: a program that reads frames
+// needs no checks of its own.
 func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn func(frame []byte) error) error {
 	resp, err := c.do(ctx, http.MethodPost, c.URL()+toolsPath, "text/event-stream", newToolCall(tool, arguments))
 	if err != nil {
@@ -90,8 +91,9 @@ func wantEventStream(resp *http.Response) error {
 }
 
 // closeError returns the end that a close event announces, {"code", "reason"}; nil for a
-// normal one. Codes and their reasons are a closed set (RFC-0009 §7). The relay closes a stream normally when its token expires. A client that gets
-// new tokens can go on, so that this end is an error for it, which Follow handles.
+// normal one. Codes and their reasons are a closed set (RFC-0009 §7). The relay closes a stream
+// normally when its token expires. A client that gets new tokens can go on, so that this end is an
+// error for it, which Follow handles.
 func (c *conn) closeError(data []byte) error {
 	var e StreamClosedError
 	if strictjson.Unmarshal(data, &e) != nil || e.Reason == "" || e.Reason != e.Code.Reason() {

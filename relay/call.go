@@ -67,9 +67,9 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 }
 
 // readCall fills kr from a request, or returns the error and its status. held is what the body
-// holds of r.bodies. The order of the
-// checks decides which error a request with two faults gets (docs/protocol.md, "Errors"):
-// size, token, Content-Type, body, Accept, name, and then those of the kernel.
+// holds of r.bodies. The order of the checks decides which error a request with two faults gets
+// (docs/protocol.md, "Errors"): size, token, Content-Type, body, Accept, name, and then those of
+// the kernel.
 func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Request) (held int64, status int, e *manifest.Error) {
 	bad := func(message string) (int64, int, *manifest.Error) {
 		return held, http.StatusBadRequest, &manifest.Error{Code: manifest.BadRequest, Message: message, Reason: "request"}

@@ -34,10 +34,15 @@ func gatewayEnv() (gateway.Env, error) {
 	return e, nil
 }
 
+// eventsServe are the flags of events serve.
+type eventsServe struct {
+	listen, dir, cert, key, originFile, logLevel string
+	origins, proxies                             []string
+	insecure                                     bool
+}
+
 func newEventsServe() *cobra.Command {
-	var listen, dir, cert, key, originFile, logLevel string
-	var origins, proxies []string
-	var insecure bool
+	var s eventsServe
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the event gateway without a relay",
@@ -55,100 +60,108 @@ bad stays as it was.`,
 		Example: `  agentctl events serve
   MCP_SSE_PORT=40000 MCP_SSE_HEARTBEAT_MS=2000 agentctl events serve
   MCP_SSE_AUTH_TOKEN_FILE=events.token agentctl events serve --listen :39300 --tls-cert cert.pem --tls-key key.pem --state-dir events`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, hup, stopHangups := hangups(cmd.Context())
-			defer stopHangups()
-			ctx, stop := context.WithCancel(ctx) // ends the reloads after the gateway
-			defer stop()
-			log, err := newLogger(logLevel)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = log.Sync() }()
-			e, err := gatewayEnv()
-			if err != nil {
-				return err
-			}
-			o := e.Options
-			o.Logger, o.Insecure = log, insecure
-			if o.TrustedProxies, err = trustedProxies(proxies); err != nil {
-				return err
-			}
-			if cmd.Flags().Changed("listen") {
-				o.Listen = listen
-			}
-			// The flag replaces the variable, the file adds to either.
-			allowOrigins := func(list []string) (_ []string, err error) {
-				if cmd.Flags().Changed("allow-origin") {
-					if list, err = checkOrigins(origins); err != nil {
-						return nil, err
-					}
-				}
-				if originFile != "" {
-					more, err := relay.ReadOrigins(originFile)
-					if err != nil {
-						return nil, exit(exitUsage, "--allow-origin-file: %w", err)
-					}
-					list = append(list, more...)
-				}
-				return list, nil
-			}
-			if o.AllowOrigins, err = allowOrigins(o.AllowOrigins); err != nil {
-				return err
-			}
-			certificate, err := serverCertificate(cert, key)
-			if err != nil {
-				return err
-			}
-			if certificate != nil {
-				o.TLS = certificate.ServerTLS()
-			}
-			if err := relay.RaiseMaxFiles(); err != nil {
-				log.Warn("the limit of open files stays low", zap.Error(err))
-			}
-			defer context.AfterFunc(ctx, daemon.NotifyStopping)()
-			waitReloads := func() {}
-			err = relay.ServeGateway(ctx, o, dir, func(base string, g *gateway.Gateway) {
-				fmt.Fprintf(cmd.OutOrStdout(), "{\"ready\":true,\"sse_url\":%q,\"ingest_url\":%q}\n", base+gateway.StreamPath, base+gateway.IngestPath)
-				daemon.NotifySystemd("READY=1", "STATUS=serving "+base)
-				waitReloads = serveReloads(ctx, hup, log, "serving "+base, func() (list []relay.Reloaded) {
-					if certificate != nil {
-						list = append(list, relay.Reloaded{Source: cert, Err: certificate.Reload()})
-					}
-					access, err := readAccess()
-					if err == nil {
-						access.AllowOrigins, err = allowOrigins(access.AllowOrigins)
-					}
-					if err == nil {
-						err = g.SetAccess(access)
-					}
-					return append(list, relay.Reloaded{Source: "tokens and origins", Err: err})
-				})
-			})
-			stop()
-			waitReloads()
-			var bad *relay.OptionError
-			switch {
-			case !errors.As(err, &bad):
-				return err
-			case errors.Is(err, gateway.ErrOpenToOthers):
-				return exit(exitUsage, "%w, or pass --insecure", bad.Err)
-			default:
-				return exit(exitUsage, "%w", bad.Err)
-			}
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd) },
 	}
 	f := c.Flags()
-	f.StringVar(&listen, "listen", "", "`HOST:PORT` to serve (default from MCP_SSE_HOST and MCP_SSE_PORT: port 39300 of loopback, or of every address with a token)")
-	f.StringVar(&dir, "state-dir", "", "`DIR` for the events, not a relay's state directory (default: memory only)")
-	f.StringVar(&cert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
-	f.StringVar(&key, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
-	f.StringArrayVar(&origins, "allow-origin", nil, "`ORIGIN` of a web page that may connect (repeatable; default MCP_SSE_ALLOW_ORIGINS)")
-	f.StringVar(&originFile, "allow-origin-file", env("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
-	f.BoolVar(&insecure, "insecure", false, "serve beyond loopback without a token; only for networks that nobody else can reach")
-	addTrustedProxyFlag(f, &proxies)
-	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	f.StringVar(&s.listen, "listen", "", "`HOST:PORT` to serve (default from MCP_SSE_HOST and MCP_SSE_PORT: port 39300 of loopback, or of every address with a token)")
+	f.StringVar(&s.dir, "state-dir", "", "`DIR` for the events, not a relay's state directory (default: memory only)")
+	f.StringVar(&s.cert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
+	f.StringVar(&s.key, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
+	f.StringArrayVar(&s.origins, "allow-origin", nil, "`ORIGIN` of a web page that may connect (repeatable; default MCP_SSE_ALLOW_ORIGINS)")
+	f.StringVar(&s.originFile, "allow-origin-file", env("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
+	f.BoolVar(&s.insecure, "insecure", false, "serve beyond loopback without a token; only for networks that nobody else can reach")
+	addTrustedProxyFlag(f, &s.proxies)
+	f.StringVar(&s.logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	return c
+}
+
+// run serves until the command's context ends.
+func (s *eventsServe) run(cmd *cobra.Command) error {
+	ctx, hup, stopHangups := hangups(cmd.Context())
+	defer stopHangups()
+	ctx, stop := context.WithCancel(ctx) // ends the reloads after the gateway
+	defer stop()
+	log, err := newLogger(s.logLevel)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Sync() }()
+	e, err := gatewayEnv()
+	if err != nil {
+		return err
+	}
+	o := e.Options
+	o.Logger, o.Insecure = log, s.insecure
+	if o.TrustedProxies, err = trustedProxies(s.proxies); err != nil {
+		return err
+	}
+	if cmd.Flags().Changed("listen") {
+		o.Listen = s.listen
+	}
+	if o.AllowOrigins, err = s.allowOrigins(cmd, o.AllowOrigins); err != nil {
+		return err
+	}
+	certificate, err := serverCertificate(s.cert, s.key)
+	if err != nil {
+		return err
+	}
+	if certificate != nil {
+		o.TLS = certificate.ServerTLS()
+	}
+	if err := relay.RaiseMaxFiles(); err != nil {
+		log.Warn("the limit of open files stays low", zap.Error(err))
+	}
+	defer context.AfterFunc(ctx, daemon.NotifyStopping)()
+	waitReloads := func() {}
+	err = relay.ServeGateway(ctx, o, s.dir, func(base string, g *gateway.Gateway) {
+		fmt.Fprintf(cmd.OutOrStdout(), "{\"ready\":true,\"sse_url\":%q,\"ingest_url\":%q}\n", base+gateway.StreamPath, base+gateway.IngestPath)
+		daemon.NotifySystemd("READY=1", "STATUS=serving "+base)
+		waitReloads = serveReloads(ctx, hup, log, "serving "+base, func() []relay.Reloaded { return s.reload(cmd, g, certificate) })
+	})
+	stop()
+	waitReloads()
+	var bad *relay.OptionError
+	switch {
+	case !errors.As(err, &bad):
+		return err
+	case errors.Is(err, gateway.ErrOpenToOthers):
+		return exit(exitUsage, "%w, or pass --insecure", bad.Err)
+	default:
+		return exit(exitUsage, "%w", bad.Err)
+	}
+}
+
+// reload reads again what may change while the gateway serves. certificate may be nil.
+func (s *eventsServe) reload(cmd *cobra.Command, g *gateway.Gateway, certificate *relay.Certificate) (list []relay.Reloaded) {
+	if certificate != nil {
+		list = append(list, relay.Reloaded{Source: s.cert, Err: certificate.Reload()})
+	}
+	access, err := readAccess()
+	if err == nil {
+		access.AllowOrigins, err = s.allowOrigins(cmd, access.AllowOrigins)
+	}
+	if err == nil {
+		err = g.SetAccess(access)
+	}
+	return append(list, relay.Reloaded{Source: "tokens and origins", Err: err})
+}
+
+// allowOrigins returns the origins of pages: list has those of the variable, which the flag
+// replaces; the file adds to either.
+func (s *eventsServe) allowOrigins(cmd *cobra.Command, list []string) (_ []string, err error) {
+	if cmd.Flags().Changed("allow-origin") {
+		if list, err = checkOrigins(s.origins); err != nil {
+			return nil, err
+		}
+	}
+	if s.originFile != "" {
+		more, err := relay.ReadOrigins(s.originFile)
+		if err != nil {
+			return nil, exit(exitUsage, "--allow-origin-file: %w", err)
+		}
+		list = append(list, more...)
+	}
+	return list, nil
 }
 
 // checkOrigins judges --allow-origin as MCP_SSE_ALLOW_ORIGINS is judged.

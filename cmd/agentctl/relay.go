@@ -32,11 +32,16 @@ func addRelayCommands(root *cobra.Command) {
 // defaultMetricsListen is where /metrics is served unless told otherwise.
 const defaultMetricsListen = "127.0.0.1:8461"
 
+// relayServe are the flags of relay: its options, and what is parsed into them.
+type relayServe struct {
+	o                                          relay.Options
+	logLevel, scopeless, sseListen             string
+	auditMB, eventsMB, tenantMB, tenantCallsMB int64
+	proxies                                    []string
+}
+
 func newRelay() *cobra.Command {
-	var o relay.Options
-	var logLevel, scopeless, sseListen string
-	var auditMB, eventsMB, tenantMB, tenantCallsMB int64
-	var proxies []string
+	var s relayServe
 	c := &cobra.Command{
 		Use:   "relay",
 		Short: "Run the relay: boards connect, clients get MCP tools and metric streams",
@@ -59,102 +64,113 @@ are folders in --plugin-dir.`,
   agentctl relay --listen :8460 --tls-cert cert.pem --tls-key key.pem --public https://relay.example:8460
   agentctl relay --listen :8460 --insecure --trusted-proxy 10.0.0.7
   agentctl relay --plugin notes`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, hup, stopHangups := hangups(cmd.Context())
-			defer stopHangups()
-			ctx, stop := context.WithCancel(ctx) // ends the reloads after the relay
-			defer stop()
-			lv, err := zap.ParseAtomicLevel(logLevel)
-			if err != nil {
-				return exit(exitUsage, "--log-level %s: the levels are debug, info, warn and error", logLevel)
-			}
-			log := newLoggerAt(lv)
-			defer func() { _ = log.Sync() }()
-			o.Logger, o.Level, o.Version, o.BuildTime = log, &lv, version, build().Time
-			if err := setGateway(&o, sseListen, cmd.Flags().Changed("sse-listen")); err != nil {
-				return err
-			}
-			if o.TrustedProxies, err = trustedProxies(proxies); err != nil {
-				return err
-			}
-			if scopeless != "" {
-				if o.ScopelessUntil, err = time.Parse(time.DateOnly, scopeless); err != nil {
-					return exit(exitUsage, "--scopeless-until %s is no date of the form 2026-12-31", scopeless)
-				}
-			}
-			o.AuditMaxBytes = auditMB << 20
-			o.Events.MaxBytes, o.Events.TenantMaxBytes, o.Events.TenantCallsMaxBytes = eventsMB<<20, tenantMB<<20, tenantCallsMB<<20
-			o.Conformance = slices.Contains(o.ExternalPlugins, relay.PluginConformance)
-			o.ExternalPlugins = slices.DeleteFunc(o.ExternalPlugins, func(name string) bool { return name == relay.PluginConformance })
-			if err := relay.RaiseMaxFiles(); err != nil {
-				log.Warn("the limit of open files stays low", zap.Error(err))
-			}
-			r, err := relay.Open(o)
-			if errors.Is(err, syscall.EADDRINUSE) && !cmd.Flags().Changed("metrics-listen") && strings.Contains(err.Error(), o.MetricsListen) {
-				// Another relay on this machine has the default port: serve without.
-				log.Warn("no /metrics here: the default address is taken; choose one with --metrics-listen", zap.String("address", o.MetricsListen))
-				o.MetricsListen = ""
-				r, err = relay.Open(o)
-			}
-			if err != nil {
-				return relayOpenError(explainState(cmd, err))
-			}
-			line := readyLine(r)
-			waitReloads := func() {}
-			r.OnReady(func() {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s\n", line)
-				daemon.NotifySystemd("READY=1", "STATUS=serving "+r.URL())
-				waitReloads = serveReloads(ctx, hup, log, "serving "+r.URL(), r.Reload)
-			})
-			defer context.AfterFunc(ctx, daemon.NotifyStopping)()
-			err = r.Run(ctx)
-			stop()
-			waitReloads()
-			if errors.Is(err, relay.ErrGivenUp) {
-				return exit(exitFailure, "%w; --max-restarts allows more", err)
-			} else {
-				return err
-			}
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.Listen, "listen", env("AGENTCTL_LISTEN", relay.DefaultListen), "`HOST:PORT` to serve [AGENTCTL_LISTEN]")
-	f.StringVar(&o.StateDir, "state-dir", env("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
-	f.StringVar(&o.Public, "public", env("AGENTCTL_PUBLIC", ""), "`URL` that clients use, if it differs from the listener's [AGENTCTL_PUBLIC]")
-	f.StringVar(&o.TLS, "tls", env("AGENTCTL_TLS", ""), "`MODE`: own (an authority of this relay), files (--tls-cert, --tls-key) or off; default: files if given, else off on loopback or with --insecure, else own [AGENTCTL_TLS]")
-	f.StringVar(&o.TLSCert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
-	f.StringVar(&o.TLSKey, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
-	f.StringVar(&o.MetricsListen, "metrics-listen", env("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
-	f.StringVar(&o.Audience, "audience", env("AGENTCTL_AUDIENCE", ""), "`NAME` for which tokens are issued; stored in the state directory [AGENTCTL_AUDIENCE]")
-	f.StringArrayVar(&o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
-	f.StringVar(&o.AllowOriginFile, "allow-origin-file", env("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
-	f.BoolVar(&o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
-	addTrustedProxyFlag(f, &proxies)
-	f.BoolVar(&o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
-	f.BoolVar(&o.AcceptClock, "accept-clock", false, "let boards link although this machine's clock is before the build or the newest event")
-	f.BoolVar(&o.StartDegraded, "start-degraded", false, "serve boards without the event log if it is damaged, missing or another relay's; tickets answer with an error")
-	f.BoolVar(&o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
-	f.StringArrayVar(&o.ExternalPlugins, "plugin", nil, "load the plugin `NAME` from the plugin directory (repeatable)")
-	f.StringVar(&o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
-	f.StringVar(&o.PluginSockets, "plugin-sockets", env("AGENTCTL_PLUGIN_SOCKETS", ""), "`DIR` with the sockets of plugins that are services of their own, NAME.sock [AGENTCTL_PLUGIN_SOCKETS]")
-	f.StringVar(&o.PluginSandbox, "plugin-sandbox", env("AGENTCTL_PLUGIN_SANDBOX", relay.SandboxLandlock), "`KIND`: landlock, or off: plugins that the relay starts can then read its keys [AGENTCTL_PLUGIN_SANDBOX]")
-	f.StringArrayVar(&o.DisabledPlugins, "without", nil, "do not load the built-in plugin `NAME` (repeatable): tickets, directory")
-	f.IntVar(&o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
-	f.BoolVar(&o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
-	f.Int64Var(&auditMB, "audit-max-mb", audit.DefaultMaxBytes>>20, "keep the newest `N` MB of the audit log")
-	f.Var(duration.NewValue(&o.AuditMaxAge, audit.DefaultMaxAge), "audit-max-age", "keep the audit log for `DURATION`, if --audit-max-mb allows it")
-	f.Int64Var(&eventsMB, "events-max-mb", eventlog.DefaultMaxBytes>>20, "keep the files of the event log within `N` MB")
-	f.Var(duration.NewValue(&o.Events.MaxAge, eventlog.DefaultMaxAge), "events-max-age", "keep events for `DURATION`, if there is room")
-	f.Var(duration.NewValue(&o.Events.CallsMaxAge, 0), "events-calls-max-age", "keep events about calls for `DURATION`; default: --events-max-age")
-	f.Int64Var(&tenantMB, "events-tenant-max-mb", 0, "keep `N` MB of events of each tenant, unless it is the only one; default: half of --events-max-mb")
-	f.Int64Var(&tenantCallsMB, "events-tenant-calls-max-mb", 0, "keep `N` MB of events about calls of each tenant; default: no bound of its own")
-	f.StringVar(&scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
-	f.StringVar(&sseListen, "sse-listen", "", "also run the event gateway, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
-	f.StringSliceVar(&o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
-	f.IntVar(&o.MaxRestarts, "max-restarts", 5, "restart a crashed component at most `N` consecutive times, then exit with an error")
-	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	f.StringVar(&s.o.Listen, "listen", env("AGENTCTL_LISTEN", relay.DefaultListen), "`HOST:PORT` to serve [AGENTCTL_LISTEN]")
+	f.StringVar(&s.o.StateDir, "state-dir", env("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
+	f.StringVar(&s.o.Public, "public", env("AGENTCTL_PUBLIC", ""), "`URL` that clients use, if it differs from the listener's [AGENTCTL_PUBLIC]")
+	f.StringVar(&s.o.TLS, "tls", env("AGENTCTL_TLS", ""), "`MODE`: own (an authority of this relay), files (--tls-cert, --tls-key) or off; default: files if given, else off on loopback or with --insecure, else own [AGENTCTL_TLS]")
+	f.StringVar(&s.o.TLSCert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
+	f.StringVar(&s.o.TLSKey, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
+	f.StringVar(&s.o.MetricsListen, "metrics-listen", env("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
+	f.StringVar(&s.o.Audience, "audience", env("AGENTCTL_AUDIENCE", ""), "`NAME` for which tokens are issued; stored in the state directory [AGENTCTL_AUDIENCE]")
+	f.StringArrayVar(&s.o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
+	f.StringVar(&s.o.AllowOriginFile, "allow-origin-file", env("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
+	f.BoolVar(&s.o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
+	addTrustedProxyFlag(f, &s.proxies)
+	f.BoolVar(&s.o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
+	f.BoolVar(&s.o.AcceptClock, "accept-clock", false, "let boards link although this machine's clock is before the build or the newest event")
+	f.BoolVar(&s.o.StartDegraded, "start-degraded", false, "serve boards without the event log if it is damaged, missing or another relay's; tickets answer with an error")
+	f.BoolVar(&s.o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
+	f.StringArrayVar(&s.o.ExternalPlugins, "plugin", nil, "load the plugin `NAME` from the plugin directory (repeatable)")
+	f.StringVar(&s.o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
+	f.StringVar(&s.o.PluginSockets, "plugin-sockets", env("AGENTCTL_PLUGIN_SOCKETS", ""), "`DIR` with the sockets of plugins that are services of their own, NAME.sock [AGENTCTL_PLUGIN_SOCKETS]")
+	f.StringVar(&s.o.PluginSandbox, "plugin-sandbox", env("AGENTCTL_PLUGIN_SANDBOX", relay.SandboxLandlock), "`KIND`: landlock, or off: plugins that the relay starts can then read its keys [AGENTCTL_PLUGIN_SANDBOX]")
+	f.StringArrayVar(&s.o.DisabledPlugins, "without", nil, "do not load the built-in plugin `NAME` (repeatable): tickets, directory")
+	f.IntVar(&s.o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
+	f.BoolVar(&s.o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
+	f.Int64Var(&s.auditMB, "audit-max-mb", audit.DefaultMaxBytes>>20, "keep the newest `N` MB of the audit log")
+	f.Var(duration.NewValue(&s.o.AuditMaxAge, audit.DefaultMaxAge), "audit-max-age", "keep the audit log for `DURATION`, if --audit-max-mb allows it")
+	f.Int64Var(&s.eventsMB, "events-max-mb", eventlog.DefaultMaxBytes>>20, "keep the files of the event log within `N` MB")
+	f.Var(duration.NewValue(&s.o.Events.MaxAge, eventlog.DefaultMaxAge), "events-max-age", "keep events for `DURATION`, if there is room")
+	f.Var(duration.NewValue(&s.o.Events.CallsMaxAge, 0), "events-calls-max-age", "keep events about calls for `DURATION`; default: --events-max-age")
+	f.Int64Var(&s.tenantMB, "events-tenant-max-mb", 0, "keep `N` MB of events of each tenant, unless it is the only one; default: half of --events-max-mb")
+	f.Int64Var(&s.tenantCallsMB, "events-tenant-calls-max-mb", 0, "keep `N` MB of events about calls of each tenant; default: no bound of its own")
+	f.StringVar(&s.scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
+	f.StringVar(&s.sseListen, "sse-listen", "", "also run the event gateway, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
+	f.StringSliceVar(&s.o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
+	f.IntVar(&s.o.MaxRestarts, "max-restarts", 5, "restart a crashed component at most `N` consecutive times, then exit with an error")
+	f.StringVar(&s.logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	c.AddCommand(relayCommands()...)
 	return c
+}
+
+// run serves until the command's context ends.
+func (s *relayServe) run(cmd *cobra.Command) error {
+	ctx, hup, stopHangups := hangups(cmd.Context())
+	defer stopHangups()
+	ctx, stop := context.WithCancel(ctx) // ends the reloads after the relay
+	defer stop()
+	lv, err := zap.ParseAtomicLevel(s.logLevel)
+	if err != nil {
+		return exit(exitUsage, "--log-level %s: the levels are debug, info, warn and error", s.logLevel)
+	}
+	log := newLoggerAt(lv)
+	defer func() { _ = log.Sync() }()
+	s.o.Logger, s.o.Level, s.o.Version, s.o.BuildTime = log, &lv, version, build().Time
+	if err := s.setOptions(cmd); err != nil {
+		return err
+	}
+	if err := relay.RaiseMaxFiles(); err != nil {
+		log.Warn("the limit of open files stays low", zap.Error(err))
+	}
+	r, err := relay.Open(s.o)
+	if errors.Is(err, syscall.EADDRINUSE) && !cmd.Flags().Changed("metrics-listen") && strings.Contains(err.Error(), s.o.MetricsListen) {
+		// Another relay on this machine has the default port: serve without.
+		log.Warn("no /metrics here: the default address is taken; choose one with --metrics-listen", zap.String("address", s.o.MetricsListen))
+		s.o.MetricsListen = ""
+		r, err = relay.Open(s.o)
+	}
+	if err != nil {
+		return relayOpenError(explainState(cmd, err))
+	}
+	waitReloads, line := func() {}, readyLine(r)
+	r.OnReady(func() {
+		fmt.Fprintf(cmd.OutOrStdout(), "%s\n", line)
+		daemon.NotifySystemd("READY=1", "STATUS=serving "+r.URL())
+		waitReloads = serveReloads(ctx, hup, log, "serving "+r.URL(), r.Reload)
+	})
+	defer context.AfterFunc(ctx, daemon.NotifyStopping)()
+	err = r.Run(ctx)
+	stop()
+	waitReloads()
+	if errors.Is(err, relay.ErrGivenUp) {
+		return exit(exitFailure, "%w; --max-restarts allows more", err)
+	}
+	return err
+}
+
+// setOptions parses the flags that are not options themselves.
+func (s *relayServe) setOptions(cmd *cobra.Command) error {
+	o := &s.o
+	err := setGateway(o, s.sseListen, cmd.Flags().Changed("sse-listen"))
+	if err != nil {
+		return err
+	}
+	if o.TrustedProxies, err = trustedProxies(s.proxies); err != nil {
+		return err
+	}
+	if s.scopeless != "" {
+		if o.ScopelessUntil, err = time.Parse(time.DateOnly, s.scopeless); err != nil {
+			return exit(exitUsage, "--scopeless-until %s is no date of the form 2026-12-31", s.scopeless)
+		}
+	}
+	o.AuditMaxBytes = s.auditMB << 20
+	o.Events.MaxBytes, o.Events.TenantMaxBytes, o.Events.TenantCallsMaxBytes = s.eventsMB<<20, s.tenantMB<<20, s.tenantCallsMB<<20
+	o.Conformance = slices.Contains(o.ExternalPlugins, relay.PluginConformance)
+	o.ExternalPlugins = slices.DeleteFunc(o.ExternalPlugins, func(name string) bool { return name == relay.PluginConformance })
+	return nil
 }
 
 // addTrustedProxyFlag adds --trusted-proxy to a server's flags; trustedProxies parses it.

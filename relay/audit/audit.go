@@ -87,7 +87,7 @@ type Options struct {
 	MaxBytes int64
 	// MaxAge is how long decisions are kept, if MaxBytes allows it; 0: DefaultMaxAge, below 0:
 	// for ever. Whole parts are removed, so that some lines stay an eighth longer. It is counted
-	// from the relay's uptime, not from a clock that may jump (aging.go).
+	// from the relay's uptime, not from a clock that may jump (aging).
 	MaxAge time.Duration
 	Logger *zap.Logger    // nil: none
 	Watch  *storage.Watch // sees the operations on the disk and losses; nil: none

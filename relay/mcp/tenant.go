@@ -173,8 +173,8 @@ func (t *tenant) run(ctx context.Context) {
 // notify sends one round of notifications. A session with an open GET stream gets every changed
 // list and the resources that it subscribed to; a listen stream gets the kinds of changes that
 // it asked for. Both get what the token of the stream may list and read now: a session may have
-// subscribed with another token of the same subject. A client without a stream gets none, and lists again when its cache has expired
-// (listTTLMS).
+// subscribed with another token of the same subject. A client without a stream gets none, and
+// lists again when its cache has expired (listTTLMS).
 //
 // The writers of streams do not block (sse.QueuedWriter), so a stalled reader delays no other.
 // An error on one stream is dropped: that stream ends by itself.
