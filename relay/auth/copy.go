@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"slices"
 
 	"agentctl/manifest"
+	"agentctl/sqlitefile"
 )
 
 // Names of the files of this package in a state directory, for package backup.
@@ -91,6 +93,18 @@ func CheckRecord(dir string, db Record) error {
 	return checkRecord(d, &relayInfo{RelayID: db.RelayID, Stores: storeRecords{RelayDB: databaseRecord{db.DatabaseID, db.Epoch}}})
 }
 
+// Check compares the event log, is, with what is recorded of it. The error is a *StateError.
+func (r EventLogRecord) Check(dir string, is EventLogRecord) error {
+	const store = "events.db"
+	switch {
+	case r.ID != "" && is.ID != r.ID:
+		return &StateError{dir, store, StoreForeign, fmt.Sprintf("%s is recorded, this is %s", r.ID, cmp.Or(is.ID, "one of an older agentctl"))}
+	case is.LastSeq < r.LastSeq:
+		return &StateError{dir, store, StoreOlder, fmt.Sprintf("its last event is %d, it had %d", is.LastSeq, r.LastSeq)}
+	}
+	return nil
+}
+
 // ReadDatabase returns what relay.db of a directory records, which is nothing in one of an earlier
 // agentctl. One without tables, where a relay was set up, is a *StateError. It changes nothing.
 func ReadDatabase(ctx context.Context, dir string) (r Record, err error) {
@@ -102,7 +116,12 @@ func ReadDatabase(ctx context.Context, dir string) (r Record, err error) {
 	if _, err := d.root.Lstat(dbFile); err != nil {
 		return r, err
 	}
-	db, err := d.openSQL("mode=ro")
+	dsn, done, err := sqlitefile.ReadOnly(filepath.Join(d.path, dbFile), fmt.Sprintf("_busy_timeout=%d", busyTimeout.Milliseconds()))
+	if err != nil {
+		return r, explain(dir, err)
+	}
+	defer func() { err = errors.Join(err, done()) }()
+	db, err := sql.Open("sqlite", dsn)
 	if err != nil {
 		return r, err
 	}

@@ -169,7 +169,7 @@ func TestBackupOfRunningRelay(t *testing.T) {
 		if _, err := Restore(t.Context(), RestoreOptions{StateDir: to, Backup: r.Path, AcceptUnknown: true}); err != nil {
 			t.Fatal(err)
 		}
-		if problems := CheckRecords(t.Context(), to); len(problems) > 0 {
+		if problems := checkRecords(t.Context(), to); len(problems) > 0 {
 			t.Errorf("backup %d: %v", i, problems)
 		}
 		restored := openRelay(t, to)
@@ -557,7 +557,7 @@ func TestAcceptLoss(t *testing.T) {
 			if err != nil || len(l.Lost) == 0 {
 				t.Fatalf("%s %s: %+v, %v", store, name, l, err)
 			}
-			if problems := CheckRecords(t.Context(), dir); len(problems) > 0 {
+			if problems := checkRecords(t.Context(), dir); len(problems) > 0 {
 				t.Errorf("%s %s: %v", store, name, problems)
 			}
 			s = openRelay(t, dir)

@@ -3,7 +3,6 @@ package backup
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -25,10 +24,10 @@ func readEventLog(ctx context.Context, path string) (log auth.EventLogRecord, er
 	return log, err
 }
 
-// CheckRecords compares what is recorded of the stores of a state directory with them, while the
+// checkRecords compares what is recorded of the stores of a state directory with them, while the
 // relay runs or not, and changes nothing. The errors are *auth.StateError, or say why a
 // store cannot be read.
-func CheckRecords(ctx context.Context, stateDir string) (problems []error) {
+func checkRecords(ctx context.Context, stateDir string) (problems []error) {
 	problem := func(store, what, detail string) {
 		problems = append(problems, &auth.StateError{Dir: stateDir, Store: store, Problem: what, Detail: detail})
 	}
@@ -60,13 +59,12 @@ func CheckRecords(ctx context.Context, stateDir string) (problems []error) {
 	case err == nil && info.Size() == 0:
 		problem(eventlog.FileName, auth.StoreEmpty, "relay.json names one")
 	default:
-		switch is, err := readEventLog(ctx, path); {
-		case err != nil:
+		is, err := readEventLog(ctx, path)
+		if err == nil {
+			err = want.EventLog.Check(stateDir, is)
+		}
+		if err != nil {
 			problems = append(problems, err)
-		case want.EventLog.ID != "" && is.ID != want.EventLog.ID:
-			problem(eventlog.FileName, auth.StoreForeign, fmt.Sprintf("%s is recorded, this is %s", want.EventLog.ID, is.ID))
-		case is.LastSeq < want.EventLog.LastSeq:
-			problem(eventlog.FileName, auth.StoreOlder, fmt.Sprintf("its last event is %d, it had %d", is.LastSeq, want.EventLog.LastSeq))
 		}
 	}
 	return problems

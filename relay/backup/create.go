@@ -71,7 +71,7 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	if problems := CheckRecords(ctx, o.StateDir); len(problems) > 0 {
+	if problems := checkRecords(ctx, o.StateDir); len(problems) > 0 {
 		return nil, fmt.Errorf("a damaged state is not backed up: %w", errors.Join(problems...))
 	}
 	if err := removePartial(o.Dir); err != nil {

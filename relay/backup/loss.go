@@ -112,7 +112,7 @@ func (l *Loss) moveAside(ctx context.Context, x *auth.Exclusive, now time.Time) 
 
 // problem returns what the records say about the store, and whether it cannot be read.
 func (l *Loss) problem(ctx context.Context) (problem *auth.StateError, damaged bool) {
-	for _, err := range CheckRecords(ctx, l.StateDir) {
+	for _, err := range checkRecords(ctx, l.StateDir) {
 		if e := (*auth.StateError)(nil); errors.As(err, &e) && e.Store == l.Store {
 			problem = e
 		}

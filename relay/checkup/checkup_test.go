@@ -286,7 +286,7 @@ func TestProblems(t *testing.T) {
 				return err
 			}
 			return os.WriteFile(filepath.Join(dir, "events.db"), b, 0o600)
-		}, "events.db", RepairRestore, "relay.json names"},
+		}, "events.db", RepairRestore, "not the one that is recorded"},
 		{"a cut audit line", func(dir string) error {
 			b, err := os.ReadFile(filepath.Join(dir, "audit.jsonl"))
 			if err != nil {

@@ -61,7 +61,7 @@ func (c *checker) checkRelayFile(context.Context) (state, detail string) {
 	return "", "relay " + c.record.RelayID
 }
 
-// open returns a connection that changes nothing.
+// openReadOnly returns a connection that changes nothing.
 func openReadOnly(path string) (*sql.DB, func(), error) {
 	dsn, done, err := sqlitefile.ReadOnly(path, "_busy_timeout=5000")
 	if err != nil {
@@ -149,7 +149,7 @@ func (c *checker) checkDatabase(ctx context.Context) (state, detail string) {
 		return "", ""
 	}
 	defer done()
-	if err := c.checkOwnRecord(ctx, db); err != nil {
+	if err := c.checkOwnRecord(ctx); err != nil {
 		c.fail("relay.db", "relay.db", err, RepairRestore)
 	}
 	rows, err := c.checkRows(ctx, db)
@@ -159,27 +159,17 @@ func (c *checker) checkDatabase(ctx context.Context) (state, detail string) {
 	return "", fmt.Sprintf("pages, write-ahead log, %d rows, and that relay.json and its copy name it", rows)
 }
 
-// checkOwnRecord compares relay.db with relay.json and its copy in keys/. A relay.json that is behind is no problem: it is
-// written after relay.db.
-func (c *checker) checkOwnRecord(ctx context.Context, db *sql.DB) error {
-	var id, relayID, audience string
-	var epoch int64
-	err := db.QueryRowContext(ctx, "SELECT db_id, relay_id, audience, (SELECT epoch FROM changes) FROM relay").Scan(&id, &relayID, &audience, &epoch)
-	if errors.Is(err, sql.ErrNoRows) || hasNoTable(ctx, db, "relay") {
-		if err := auth.CheckRecord(c.dir, auth.Record{}); err != nil {
-			c.add(Problem{Store: "relay.db", Path: "relay.db", What: err.Error(), Repair: RepairRestore})
-		}
-		return nil
+// checkOwnRecord compares relay.db with relay.json and its copy in keys/. Files that are behind are no
+// problem: they are written after relay.db.
+func (c *checker) checkOwnRecord(ctx context.Context) error {
+	is, err := auth.ReadDatabase(ctx, c.dir)
+	if err == nil {
+		err = auth.CheckRecord(c.dir, is)
 	}
-	if err != nil {
-		return err
+	if err == nil && c.record.found && is.RelayID != "" && is.Audience != c.record.Audience {
+		c.add(Problem{Store: "relay.db", Path: "relay.json", Where: "audience", What: fmt.Sprintf("it is %q, and relay.db has %q: tokens would be refused; move relay.json away, it is made anew from relay.db", c.record.Audience, is.Audience)})
 	}
-	if err := auth.CheckRecord(c.dir, auth.Record{RelayID: relayID, DatabaseID: id, Epoch: epoch}); err != nil {
-		c.add(Problem{Store: "relay.db", Path: "relay.db", What: err.Error(), Repair: RepairRestore})
-	} else if c.record.found && audience != c.record.Audience {
-		c.add(Problem{Store: "relay.db", Path: "relay.json", Where: "audience", What: fmt.Sprintf("it is %q, and relay.db has %q: tokens would be refused; move relay.json away, it is made anew from relay.db", c.record.Audience, audience)})
-	}
-	return nil
+	return err
 }
 
 func hasNoTable(ctx context.Context, db *sql.DB, name string) bool {

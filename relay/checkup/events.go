@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 
+	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
 )
 
 // checkEventLog checks events.db with the hashes of its events, and that it is the one of
 // relay.json.
 func (c *checker) checkEventLog(ctx context.Context) (state, detail string) {
-	want := c.record.Stores.EventsDB
+	want := auth.EventLogRecord(c.record.Stores.EventsDB)
 	if !c.checkFile(ctx, eventlog.FileName, want.ID != "", RepairSalvage) {
 		if c.count[eventlog.FileName] == 0 {
 			return Absent, ""
@@ -31,13 +32,10 @@ func (c *checker) checkEventLog(ctx context.Context) (state, detail string) {
 		return "", ""
 	}
 	last, err := r.LastGiven(ctx)
-	switch {
-	case err != nil:
+	if err != nil {
 		c.fail(eventlog.FileName, path, err, RepairSalvage)
-	case want.ID != "" && id != "" && id != want.ID:
-		c.add(Problem{Store: eventlog.FileName, Path: path, What: fmt.Sprintf("it is log %s, and relay.json names %s", id, want.ID), Repair: RepairRestore})
-	case want.ID != "" && last < want.LastSeq:
-		c.add(Problem{Store: eventlog.FileName, Path: path, What: fmt.Sprintf("its newest event is %d, and relay.json knows of %d: it is older, or its end is lost", last, want.LastSeq), Repair: RepairRestore})
+	} else if err := want.Check(c.dir, auth.EventLogRecord{ID: id, LastSeq: last}); err != nil {
+		c.fail(eventlog.FileName, path, err, RepairRestore)
 	}
 	if err := r.CheckSchema(ctx); err != nil {
 		c.fail(eventlog.FileName, path, err, RepairSalvage)
