@@ -221,7 +221,7 @@ func explainText(path string, err error) error {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), code == sqlite3.SQLITE_READONLY, code == sqlite3.SQLITE_CANTOPEN:
 		return fmt.Errorf("state directory %s cannot be written by this user (uid %d)%s: %w; run this as its owner (sudo), or choose another directory",
 			path, os.Geteuid(), ownerHint(path), err)
-	case errors.Is(err, syscall.ENOSPC), code == sqlite3.SQLITE_FULL:
+	case storage.Classify(err) == storage.Full:
 		return fmt.Errorf("state directory %s is on a full disk: %w; free some space (df -h %s)", path, err, path)
 	case code == sqlite3.SQLITE_CORRUPT, code == sqlite3.SQLITE_NOTADB, walDamaged:
 		return fmt.Errorf("%s is damaged: %w", db, err)

@@ -243,7 +243,7 @@ func explainText(path string, err error) error {
 		return fmt.Errorf("event log %s: %w; see what can be read with: agentctl relay check, and restore a backup or rescue it with: agentctl relay salvage", path, err)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), code == sqlite3.SQLITE_READONLY, code == sqlite3.SQLITE_CANTOPEN:
 		return fmt.Errorf("event log %s cannot be used by this user (uid %d): %w; run this as the owner of %s (sudo), or choose another directory", path, os.Geteuid(), err, dir)
-	case errors.Is(err, syscall.ENOSPC), code == sqlite3.SQLITE_FULL:
+	case storage.Classify(err) == storage.Full:
 		return fmt.Errorf("event log %s is on a full disk, nothing was kept: %w; free some space (df -h %s)", path, err, dir)
 	case code == sqlite3.SQLITE_BUSY:
 		return fmt.Errorf("event log %s is locked by another process: %w; find it with: fuser -v %s", path, err, path)

@@ -106,8 +106,11 @@ func classifySQLite(code int) Kind {
 	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH:
 		return ReadOnly
 	case sqlite3.SQLITE_IOERR:
-		if code == sqlite3.SQLITE_IOERR_CORRUPTFS {
+		switch code {
+		case sqlite3.SQLITE_IOERR_CORRUPTFS:
 			return Damaged
+		case sqlite3.SQLITE_IOERR_SHMSIZE: // no room for the index of the write-ahead log
+			return Full
 		}
 		return Failing
 	case sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS:

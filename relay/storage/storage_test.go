@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"agentctl/manifest"
 )
@@ -240,6 +241,11 @@ func TestAnswers(t *testing.T) {
 			if r < ' ' || r > '~' {
 				t.Errorf("the message %q is not printable ASCII", e.Message)
 			}
+		}
+	}
+	for code, want := range map[int]Kind{sqlite3.SQLITE_FULL: Full, sqlite3.SQLITE_IOERR_SHMSIZE: Full, sqlite3.SQLITE_IOERR_WRITE: Failing, sqlite3.SQLITE_IOERR_CORRUPTFS: Damaged} {
+		if got := classifySQLite(code); got != want {
+			t.Errorf("SQLite's %d is %q, not %q", code, got, want)
 		}
 	}
 	for _, err := range []error{nil, context.Canceled, context.DeadlineExceeded, errors.New("constraint")} {
