@@ -32,7 +32,7 @@ what, where and the next command.`,
 			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%w; name the relay's with --state-dir DIR", err)
 			} else if err != nil {
-				return err
+				return explainState(cmd, err)
 			}
 			for i := range report.Problems {
 				report.Problems[i].Next = repairCommand(&report.Problems[i], stateDirHint(cmd))

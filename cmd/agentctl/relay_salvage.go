@@ -48,7 +48,7 @@ because a guess about who may do what is worse than none.`,
 			case errors.Is(err, auth.ErrInUse):
 				return fmt.Errorf("%w; stop the relay first", err)
 			case err != nil:
-				return err
+				return explainState(cmd, err)
 			}
 			return out.print(cmd, result, func() error { return printSalvage(cmd, dir, result) })
 		},

@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"io/fs"
 
 	"github.com/spf13/cobra"
 
@@ -24,6 +25,9 @@ func explainState(cmd *cobra.Command, err error) error {
 	if fault, ok := errors.AsType[*storage.Error](err); ok && fault.Store == auth.DatabaseFile && fault.Kind == storage.Damaged {
 		return exit(exitFailure, "%w\nsee what is damaged with: agentctl relay check%s\nreturn to a backup with: agentctl relay restore BACKUP%s\n"+
 			"or go on without it, which prints what is lost, with: agentctl relay restore --accept-loss %s%s", err, again, again, auth.DatabaseFile, again)
+	}
+	if _, plain := errors.AsType[*fs.PathError](err); plain && errors.Is(err, fs.ErrPermission) && !errors.As(err, new(*storage.Error)) {
+		return exit(exitFailure, "%w; run this as the owner of the state directory, or with sudo", err)
 	}
 	if !errors.As(err, &bad) {
 		return err

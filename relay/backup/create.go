@@ -62,7 +62,9 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 	}
 	// SQLite would drop what is behind a damaged frame, without a word.
 	for _, name := range []string{auth.DatabaseFile, eventlog.FileName} {
-		if err := sqlitefile.ScanWAL(filepath.Join(o.StateDir, name)); err != nil {
+		if err := sqlitefile.ScanWAL(filepath.Join(o.StateDir, name)); errors.Is(err, fs.ErrPermission) {
+			return nil, err
+		} else if err != nil {
 			return nil, fmt.Errorf("a damaged state is not backed up: %w; see: agentctl relay check", err)
 		}
 	}

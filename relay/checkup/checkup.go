@@ -88,6 +88,9 @@ func Run(ctx context.Context, dir string) (*Report, error) {
 	if err == nil && !info.IsDir() {
 		err = &fs.PathError{Op: "check", Path: dir, Err: errors.New("it is not a directory")}
 	}
+	if err == nil {
+		_, err = os.ReadDir(dir) // of another user: that nothing in it can be read is no damage
+	}
 	if err != nil {
 		return nil, err
 	}
