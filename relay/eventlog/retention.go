@@ -488,86 +488,95 @@ func (s *Store) removeOldest(class Class, r *removal) (removed int64, err error)
 // maxEmptySteps bounds how far removeOldest searches for rows of a chain at once.
 const maxEmptySteps = 16
 
-// removeRows moves marks and deletes the rows below them, in one transaction: a reader that sees the
-// old mark sees all rows from it on. more is false when there was no row up to limitSeq.
-func (s *Store) removeRows(class Class, r *removal, v *victim) (removed int64, more bool, err error) {
-	ctx, table := context.Background(), string(class)
-	from, limit := uint64(0), r.limitSeq
+// oldRows are the oldest rows of a victim, as many as one step removes.
+type oldRows struct {
+	from, upTo uint64            // seq; upTo is 0 if there is no row
+	removed    int64             // rows
+	gone       map[*chain]*chain // to what it becomes: mark, anchor, rows and bytes
+}
+
+// readOldRows selects what removeRows removes.
+func (s *Store) readOldRows(ctx context.Context, class Class, r *removal, v *victim) (old oldRows, err error) {
+	limit := r.limitSeq
 	if v.chain != nil {
-		from, limit = v.chain.mark, min(limit, v.chain.last)
+		old.from, limit = v.chain.mark, min(limit, v.chain.last)
 	}
 	size := fmt.Sprintf("%d + octet_length(type) + octet_length(aggregate_id) + octet_length(payload)", rowOverhead)
 	if class == ClassCalls {
 		size = fmt.Sprintf("%d + length(trace) + octet_length(rest)", rowOverhead)
 	}
-	rows, err := s.conn.QueryContext(ctx, "SELECT seq, chain, created_at, hash, "+size+" FROM "+table+" WHERE seq >= ? AND seq <= ? ORDER BY seq LIMIT ?",
-		int64(from), int64(limit), r.stepRows)
+	rows, err := s.conn.QueryContext(ctx, "SELECT seq, chain, created_at, hash, "+size+" FROM "+string(class)+" WHERE seq >= ? AND seq <= ? ORDER BY seq LIMIT ?",
+		int64(old.from), int64(limit), r.stepRows)
 	if err != nil {
-		return 0, false, err
+		return old, err
 	}
-	gone := make(map[*chain]*chain) // to what it becomes
-	upTo, bytes := uint64(0), int64(0)
-	err = func() error {
-		defer func() { _ = rows.Close() }()
-		for rows.Next() && bytes < s.room.maxWAL/8 {
-			var seq uint64
-			var id, created, rowBytes int64
-			var hash sql.RawBytes
-			if err := rows.Scan(&seq, &id, &created, &hash, &rowBytes); err != nil {
-				return err
-			}
-			if created >= v.cutoff {
-				break
-			}
-			c := s.w.byID[id]
-			if c == nil || len(hash) != hashSize {
-				return fmt.Errorf("%w: event %d has no chain", ErrDamaged, seq)
-			}
-			upTo, more = seq, true
-			if v.chain != nil && c != v.chain {
-				continue
-			}
-			g := gone[c]
-			if g == nil {
-				g = &chain{rows: c.rows, bytes: c.bytes}
-				gone[c] = g
-			}
-			g.mark, g.anchor, g.rows, g.bytes = seq+1, rowHash(hash), g.rows-1, g.bytes-rowBytes
-			removed++
-			bytes += rowBytes
+	defer func() { _ = rows.Close() }()
+	old.gone = make(map[*chain]*chain)
+	for bytes := int64(0); rows.Next() && bytes < s.room.maxWAL/8; {
+		var seq uint64
+		var id, created, rowBytes int64
+		var hash sql.RawBytes
+		if err := rows.Scan(&seq, &id, &created, &hash, &rowBytes); err != nil {
+			return old, err
 		}
-		return rows.Err()
-	}()
-	if err != nil || !more {
+		if created >= v.cutoff {
+			break
+		}
+		c := s.w.byID[id]
+		if c == nil || len(hash) != hashSize {
+			return old, fmt.Errorf("%w: event %d has no chain", ErrDamaged, seq)
+		}
+		old.upTo = seq
+		if v.chain != nil && c != v.chain {
+			continue
+		}
+		g := old.gone[c]
+		if g == nil {
+			g = &chain{rows: c.rows, bytes: c.bytes}
+			old.gone[c] = g
+		}
+		g.mark, g.anchor, g.rows, g.bytes = seq+1, rowHash(hash), g.rows-1, g.bytes-rowBytes
+		old.removed++
+		bytes += rowBytes
+	}
+	return old, rows.Err()
+}
+
+// removeRows moves marks and deletes the rows below them, in one transaction: a reader that sees the
+// old mark sees all rows from it on. more is false when there was no row up to limitSeq.
+func (s *Store) removeRows(class Class, r *removal, v *victim) (removed int64, more bool, err error) {
+	ctx, table := context.Background(), string(class)
+	old, err := s.readOldRows(ctx, class, r, v)
+	if err != nil || old.upTo == 0 {
 		return 0, false, err
 	}
-	if v.chain != nil && removed == 0 && upTo >= v.chain.last {
+	if v.chain != nil && old.removed == 0 && old.upTo >= v.chain.last {
 		return 0, false, fmt.Errorf("%w: the %s of tenant %q have no event %d", ErrDamaged, table, v.chain.tenant, v.chain.last)
 	}
 	op := s.opts.Watch.Begin("remove")
 	err = s.tx(func() error {
-		for c, g := range gone {
+		for c, g := range old.gone {
 			c.mark, c.anchor, c.rows, c.bytes = g.mark, g.anchor, g.rows, g.bytes
 			s.w.markChanged(c)
 		}
 		if v.chain != nil {
-			v.chain.mark = max(v.chain.mark, min(upTo, v.chain.last)+1)
+			v.chain.mark = max(v.chain.mark, min(old.upTo, v.chain.last)+1)
 			s.w.markChanged(v.chain)
 		}
 		if err := s.w.updateChains(ctx); err != nil {
 			return err
 		}
-		if removed == 0 {
+		if old.removed == 0 {
 			return nil
 		}
-		query, args := "DELETE FROM "+table+" WHERE seq >= ? AND seq <= ?", []any{int64(from), int64(upTo)}
+		query, args := "DELETE FROM "+table+" WHERE seq >= ? AND seq <= ?", []any{int64(old.from), int64(old.upTo)}
 		if v.chain != nil {
 			query, args = query+" AND chain = ?", append(args, v.chain.id)
 		}
 		if _, err := s.conn.ExecContext(ctx, query, args...); err != nil {
 			return err
 		}
-		for c := range gone {
+		for c := range old.gone {
 			if err := s.w.removeWords(ctx, c); err != nil {
 				return err
 			}
@@ -579,11 +588,11 @@ func (s *Store) removeRows(class Class, r *removal, v *victim) (removed int64, m
 		return 0, false, err
 	}
 	s.mu.Lock()
-	s.stats.Removed += uint64(removed)
+	s.stats.Removed += uint64(old.removed)
 	s.mu.Unlock()
 	s.checkpoint()
 	if err := s.readRoom(); err != nil {
-		return removed, true, err
+		return old.removed, true, err
 	}
-	return removed, true, s.refreshStats()
+	return old.removed, true, s.refreshStats()
 }
