@@ -11,6 +11,7 @@ import (
 
 	"agentctl/client"
 	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
 )
 
 // adminFlags are the flags of commands that administer a tenant: over HTTP, or in the state
@@ -69,6 +70,15 @@ func (f *adminFlags) run(cmd *cobra.Command, remote func(*client.Client) error, 
 	}
 	defer func() { _ = s.Close() }()
 	return local(s)
+}
+
+// localChanger makes a change in the state directory that the flags select (localChange).
+type localChanger func(r kernel.Record, dryRun bool, change func(*kernel.Record) error) error
+
+func (f *adminFlags) local(cmd *cobra.Command) localChanger {
+	return func(r kernel.Record, dryRun bool, change func(*kernel.Record) error) error {
+		return localChange(cmd, f.stateDir, r, dryRun, change)
+	}
 }
 
 // where is what the next command needs to find the same relay.

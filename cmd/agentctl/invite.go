@@ -39,7 +39,7 @@ func (f *inviteFlags) flags(c *cobra.Command) {
 // run calls fn with what the flags select.
 func (f *inviteFlags) run(cmd *cobra.Command, fn func(inviteAdmin) error) error {
 	return f.adminFlags.run(cmd, func(rc *client.Client) error { return fn(rc) },
-		func(s *auth.Store) error { return fn(&localInvites{s, f.tenant}) })
+		func(s *auth.Store) error { return fn(&localInvites{s, f.tenant, f.local(cmd)}) })
 }
 
 func newInvite() *cobra.Command {

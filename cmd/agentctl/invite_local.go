@@ -9,6 +9,7 @@ import (
 
 	"agentctl/client"
 	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
 )
 
 // localInvites is inviteAdmin on a relay's state directory. A relay that runs there sees the
@@ -16,6 +17,7 @@ import (
 type localInvites struct {
 	store  *auth.Store
 	tenant string // "": any
+	change localChanger
 }
 
 // CreateInvite implements inviteAdmin.
@@ -24,8 +26,16 @@ func (l *localInvites) CreateInvite(ctx context.Context, req client.InviteReques
 	if err != nil {
 		return nil, err
 	}
-	inv, code, err := l.store.CreateInvite(ctx, auth.InviteRequest{Class: req.Class, Tenant: req.Tenant, Name: req.Name, Tags: req.Tags,
-		Scopes: req.Scopes, Uses: req.Uses, TTL: time.Duration(req.TTLMS) * time.Millisecond, DryRun: dryRun})
+	var inv *auth.Invite
+	var code string
+	err = l.change(kernel.Record{Tenant: req.Tenant, Tool: "invites.create"}, dryRun, func(r *kernel.Record) (err error) {
+		inv, code, err = l.store.CreateInvite(ctx, auth.InviteRequest{Class: req.Class, Tenant: req.Tenant, Name: req.Name, Tags: req.Tags,
+			Scopes: req.Scopes, Uses: req.Uses, TTL: time.Duration(req.TTLMS) * time.Millisecond, DryRun: dryRun})
+		if err == nil {
+			r.Target = inv.Prefix
+		}
+		return err
+	})
 	if bad, ok := errors.AsType[*auth.Error](err); ok {
 		return nil, exit(exitUsage, "%s", bad.Message)
 	}
@@ -51,7 +61,11 @@ func (l *localInvites) Invites(ctx context.Context) ([]client.Invite, error) {
 
 // RevokeInvite implements inviteAdmin.
 func (l *localInvites) RevokeInvite(ctx context.Context, prefix string, dryRun bool) (*client.Invite, error) {
-	inv, err := l.store.RevokeInvite(ctx, l.tenant, prefix, dryRun)
+	var inv *auth.Invite
+	err := l.change(kernel.Record{Tenant: l.tenant, Tool: "invites.revoke", Target: prefix}, dryRun, func(*kernel.Record) (err error) {
+		inv, err = l.store.RevokeInvite(ctx, l.tenant, prefix, dryRun)
+		return err
+	})
 	if bad, ok := errors.AsType[*auth.Error](err); ok {
 		return nil, exit(exitFailure, "%s", bad.Message)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
 	"agentctl/term"
 )
 
@@ -89,7 +90,14 @@ that were made with 'agentctl token create' must be made again.`,
 				return err
 			}
 			defer func() { _ = s.Close() }()
-			keys, err := s.RotateKeys(cmd.Context(), req)
+			var keys []auth.KeyInfo
+			err = localChange(cmd, dir, kernel.Record{Tool: "keys.rotate"}, req.DryRun, func(r *kernel.Record) (err error) {
+				if req.DropOld {
+					r.Reason = "drop_old"
+				}
+				keys, err = s.RotateKeys(cmd.Context(), req)
+				return err
+			})
 			if errors.Is(err, auth.ErrFull) {
 				return fmt.Errorf("%w with: agentctl keys rotate --drop-old%s", err, stateDirHint(cmd))
 			}

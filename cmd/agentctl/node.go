@@ -38,7 +38,7 @@ func (f *nodeFlags) flags(c *cobra.Command) {
 // run calls fn with what the flags select.
 func (f *nodeFlags) run(cmd *cobra.Command, fn func(nodeAdmin) error) error {
 	return f.adminFlags.run(cmd, func(rc *client.Client) error { return fn(rc) },
-		func(s *auth.Store) error { return fn(&localNodes{s, f.tenant}) })
+		func(s *auth.Store) error { return fn(&localNodes{s, f.tenant, f.local(cmd)}) })
 }
 
 // again is the beginning of a command that finds the same relay and node.

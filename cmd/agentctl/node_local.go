@@ -9,6 +9,7 @@ import (
 
 	"agentctl/client"
 	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
 )
 
 // localNodes is nodeAdmin on a relay's state directory. A relay that runs there sees the
@@ -16,6 +17,7 @@ import (
 type localNodes struct {
 	store  *auth.Store
 	tenant string // "": any
+	change localChanger
 }
 
 // node finds a node for the operator of the machine.
@@ -36,7 +38,11 @@ func (l *localNodes) PatchNode(ctx context.Context, ref string, p client.NodePat
 	if err != nil {
 		return nil, err
 	}
-	c, err := l.store.SetNodeAttributes(ctx, n.Tenant, n.NodeID, auth.Attributes{Name: p.Name, AddTags: p.AddTags, RemoveTags: p.RemoveTags, Description: p.Description}, dryRun)
+	var c auth.AttributeChange
+	err = l.change(kernel.Record{Tenant: n.Tenant, Tool: "nodes.update", NodeID: n.NodeID}, dryRun, func(*kernel.Record) (err error) {
+		c, err = l.store.SetNodeAttributes(ctx, n.Tenant, n.NodeID, auth.Attributes{Name: p.Name, AddTags: p.AddTags, RemoveTags: p.RemoveTags, Description: p.Description}, dryRun)
+		return err
+	})
 	switch bad := (*auth.AttributeError)(nil); {
 	case errors.As(err, &bad):
 		return nil, exit(exitUsage, "%w", err)
@@ -51,21 +57,27 @@ func (l *localNodes) PatchNode(ctx context.Context, ref string, p client.NodePat
 
 // RevokeNode implements nodeAdmin.
 func (l *localNodes) RevokeNode(ctx context.Context, ref string, dryRun bool) (*client.NodeStopped, error) {
-	return l.stop(ctx, ref, func(n auth.Node) (int, error) {
+	return l.stop(ctx, ref, "nodes.revoke", dryRun, func(n auth.Node) (int, error) {
 		return l.store.Revoke(ctx, auth.RevokeRequest{Node: n.NodeID, DryRun: dryRun})
 	})
 }
 
 // RemoveNode implements nodeAdmin.
 func (l *localNodes) RemoveNode(ctx context.Context, ref string, dryRun bool) (*client.NodeStopped, error) {
-	return l.stop(ctx, ref, func(n auth.Node) (int, error) { return l.store.RemoveNode(ctx, n.Tenant, n.NodeID, dryRun) })
+	return l.stop(ctx, ref, "nodes.remove", dryRun, func(n auth.Node) (int, error) {
+		return l.store.RemoveNode(ctx, n.Tenant, n.NodeID, dryRun)
+	})
 }
 
-func (l *localNodes) stop(ctx context.Context, ref string, fn func(auth.Node) (int, error)) (*client.NodeStopped, error) {
+func (l *localNodes) stop(ctx context.Context, ref, name string, dryRun bool, fn func(auth.Node) (int, error)) (*client.NodeStopped, error) {
 	n, err := l.node(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	tokens, err := fn(n)
+	tokens := 0
+	err = l.change(kernel.Record{Tenant: n.Tenant, Tool: name, NodeID: n.NodeID}, dryRun, func(*kernel.Record) (err error) {
+		tokens, err = fn(n)
+		return err
+	})
 	return &client.NodeStopped{NodeID: n.NodeID, Name: n.Name, NameSet: n.NameSet, RevokedTokens: tokens}, err
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"agentctl/relay/auth"
 	"agentctl/relay/backup"
+	"agentctl/relay/kernel"
 	"agentctl/term"
 )
 
@@ -104,6 +106,7 @@ It prints what is lost: STORE is relay.db, events.db or relay.json.`,
 			if err != nil {
 				return explainRestore(cmd, err)
 			}
+			recordLocal(cmd, o.StateDir, kernel.Record{Tool: "relay.restore", Target: filepath.Base(o.Backup)})
 			return out.print(cmd, r, func() error { return printRestored(cmd, r) })
 		},
 	}
@@ -172,6 +175,7 @@ func acceptLoss(cmd *cobra.Command, out *output, dir, store string, yes bool) er
 	if err != nil {
 		return explainRestore(cmd, err)
 	}
+	recordLocal(cmd, dir, kernel.Record{Tool: "relay.accept_loss", Target: store})
 	return out.print(cmd, l, func() error {
 		w := cmd.OutOrStdout()
 		fmt.Fprintf(w, "%s is given up:\n  %s\n", store, strings.Join(l.Lost, "\n  "))

@@ -14,6 +14,7 @@ import (
 	"agentctl/relay/auth"
 	"agentctl/relay/checkup"
 	"agentctl/relay/eventlog"
+	"agentctl/relay/kernel"
 	"agentctl/term"
 )
 
@@ -49,6 +50,8 @@ because a guess about who may do what is worse than none.`,
 				return fmt.Errorf("%w; stop the relay first", err)
 			case err != nil:
 				return explainState(cmd, err)
+			case replace:
+				recordLocal(cmd, dir, kernel.Record{Tool: "relay.salvage", Target: filepath.Base(args[0])})
 			}
 			return out.print(cmd, result, func() error { return printSalvage(cmd, dir, result) })
 		},

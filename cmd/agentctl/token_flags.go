@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"strings"
 
@@ -11,6 +12,7 @@ import (
 	"agentctl/client"
 	"agentctl/manifest"
 	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
 )
 
 // tokenFlags select where tokens are created and revoked: in a state directory, or by a relay
@@ -38,7 +40,13 @@ func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mint
 		return nil, err
 	}
 	defer func() { _ = s.Close() }()
-	minted, err := s.Mint(cmd.Context(), req)
+	var minted []auth.Minted
+	err = localChange(cmd, f.stateDir, kernel.Record{Tenant: req.Tenant, Tool: "tokens.create"}, req.DryRun, func(r *kernel.Record) (err error) {
+		if minted, err = s.Mint(cmd.Context(), req); err == nil {
+			r.NodeID, r.Target = minted[0].NodeID, minted[0].JTI
+		}
+		return err
+	})
 	if errors.Is(err, auth.ErrRequest) || errors.Is(err, auth.ErrNoNode) {
 		err = exit(exitUsage, "%w", err)
 	}
@@ -75,7 +83,13 @@ func (f *tokenFlags) revoke(cmd *cobra.Command, req auth.RevokeRequest) (int, er
 			return 0, err
 		}
 		defer func() { _ = s.Close() }()
-		return s.Revoke(cmd.Context(), req)
+		n := 0
+		r := kernel.Record{Tenant: req.Tenant, Tool: "tokens.revoke", Target: cmp.Or(req.JTI, req.Subject, req.Node, req.Tenant)}
+		err = localChange(cmd, f.stateDir, r, req.DryRun, func(*kernel.Record) (err error) {
+			n, err = s.Revoke(cmd.Context(), req)
+			return err
+		})
+		return n, err
 	}
 	switch _, ok := manifest.ParseULID(req.JTI); {
 	case cmd.Flags().Changed("state-dir"):

@@ -1,0 +1,103 @@
+package audit
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"agentctl/relay/kernel"
+)
+
+// LocalChange makes a change that a command of the relay's machine makes in the state directory
+// itself, whether the relay runs or not. As for changes over HTTP, a line that says so is on the disk
+// before the change is made (decision begin), and another one with its outcome and the same trace id
+// afterwards. The actor is local:UID, of the user who typed the command.
+//
+// It returns the error of change. While the first line cannot be written, nothing is changed; the
+// error wraps ErrStorage. An outcome that cannot be written is reported to unrecorded, since the
+// change is made.
+func LocalChange(dir string, r kernel.Record, change func(*kernel.Record) error, unrecorded func(error)) error {
+	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Begun
+	if err := appendLocal(dir, &r); err != nil {
+		return fmt.Errorf("nothing was changed: %w: %w", ErrStorage, err)
+	}
+	err := change(&r)
+	if r.Decision = kernel.Allowed; err != nil {
+		r.Decision = kernel.Failed
+	}
+	if e := appendLocal(dir, &r); e != nil {
+		unrecorded(fmt.Errorf("%w: %w", ErrStorage, e))
+	}
+	return err
+}
+
+// RecordLocal writes the line of such a change after it was made: of one that replaces what is in the
+// state directory.
+func RecordLocal(dir string, r kernel.Record) error {
+	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Allowed
+	if err := appendLocal(dir, &r); err != nil {
+		return fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	return nil
+}
+
+func localActor() string { return "local:" + strconv.Itoa(os.Getuid()) }
+
+func newTraceID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// appendLocal appends a line and syncs it. A relay that runs appends to the same file: each writes
+// whole lines with one write, at the end (O_APPEND). One that rotates it between the opening and the
+// write has the line in the part before.
+func appendLocal(dir string, r *kernel.Record) (err error) {
+	path := filepath.Join(dir, FileName)
+	_, statErr := os.Lstat(path)
+	f, err := openRegular(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if errors.Is(statErr, fs.ErrNotExist) {
+		if err := chownToOwner(f, dir); err != nil {
+			return fmt.Errorf("give %s to the owner of %s: %w", path, dir, err)
+		}
+	}
+	torn, err := endsTorn(f)
+	if err != nil {
+		return err
+	}
+	var line []byte
+	if torn { // as after a power cut
+		line = append(line, '\n')
+	}
+	line = appendLine(line, &entry{record: *r, unixNano: time.Now().UnixNano()})
+	if _, err := f.Write(line); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// chownToOwner gives a file that root made to the user whose relay is going to append to it.
+func chownToOwner(f *os.File, dir string) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 {
+		return f.Chown(int(st.Uid), int(st.Gid))
+	}
+	return nil
+}
